@@ -11,7 +11,7 @@ use super::service::normalized;
 use super::stream_cache::StreamCache;
 use crate::error::{Error, Result};
 use crate::ids::Device;
-use crate::memory::pool::{self, ending};
+use crate::memory::pool::{self, Role, ending};
 use crate::runtime::Stream;
 use crate::sync::ThisThread;
 
@@ -21,7 +21,7 @@ pub(in crate::memory) struct CacheKey {
     pub(in crate::memory) device: Device,
     /// The pool's number.
     pub(in crate::memory) pool: u32,
-    pub(in crate::memory) is_captured: bool,
+    pub(in crate::memory) role: Role,
     /// The stream's address, as [`normalized`].
     pub(in crate::memory) stream: usize,
     /// As [`Service::stream_id`].

@@ -29,8 +29,7 @@ pub(in crate::memory) use device_caches::DeviceCaches;
 pub use event::{MemoryAction, MemoryEvent};
 pub(in crate::memory) use event::{Tell, events, is_recorded, note_oom, note_snapshot, observe, visit_events};
 pub(in crate::memory) use heap::{
-    ALL, Amount, Amounts, BLOCK_BYTES_MAX, Counts, Heap, HeapBlock, Invalid, Misfit, Piece, Restoration,
-    SMALL_BLOCK_BYTES,
+    ALL, Amount, Amounts, BLOCK_BYTES_MAX, Counts, Heap, HeapBlock, Misfit, Piece, Restoration, SMALL_BLOCK_BYTES,
 };
 pub(in crate::memory) use known::{
     CacheKey, Found, GivenKey, add, forget_last, forget_some, known, last, last_given, remember, remember_given,

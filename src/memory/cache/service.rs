@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::error::Result;
 use crate::ids::RawStream;
 use crate::memory::device::{EventPool, Until};
-use crate::memory::pool::Pool;
+use crate::memory::pool::{Pool, Role};
 use crate::runtime::Stream;
 use crate::sync::{ThisThread, ThreadNumber};
 
@@ -21,12 +21,7 @@ pub(in crate::memory) struct Service {
     pub(in crate::memory) stream_id: u64,
     /// The thread whose per-thread default stream this is; none for any other stream.
     pub(in crate::memory) per_thread_of: Option<ThreadNumber>,
-    /// Whether its blocks are parts of captured graphs.
-    pub(in crate::memory) is_captured: bool,
-    /// Whether its blocks are another allocator's, which cuts them further.
-    pub(in crate::memory) is_feed: bool,
-    /// Whether it is of no stream, and lends slabs to the pool's other caches. What is free here waits for nothing.
-    pub(in crate::memory) is_lender: bool,
+    pub(in crate::memory) role: Role,
 }
 
 /// Returns the stream by which a cache is found: the two names of the legacy stream are one.
@@ -39,23 +34,12 @@ impl Service {
     /// Returns what a pool's lender of slabs serves.
     pub(in crate::memory) fn of_lender(pool: &Arc<Pool>) -> Self {
         let stream = Stream::default_of(pool.memory.device);
-        let pool = Arc::clone(pool);
-        Self {
-            number: 0,
-            pool,
-            stream,
-            stream_id: 0,
-            per_thread_of: None,
-            is_captured: false,
-            is_feed: false,
-            is_lender: true,
-        }
+        Self { number: 0, pool: Arc::clone(pool), stream, stream_id: 0, per_thread_of: None, role: Role::Lender }
     }
 
     /// Returns whether it can borrow slabs: its stream can be asked at any time, and nothing replays its work.
     pub(in crate::memory) fn may_borrow(&self) -> bool {
-        let is_plain = !(self.is_captured || self.is_feed || self.is_lender);
-        is_plain && self.per_thread_of.is_none() && self.stream.is_lasting()
+        self.role == Role::Requests && self.per_thread_of.is_none() && self.stream.is_lasting()
     }
 
     /// Returns whether both are of one stream.
@@ -71,27 +55,26 @@ impl Service {
 
     /// Returns whether work of one is in order with work of the other: both are of one stream.
     pub(in crate::memory) fn is_in_order_with(&self, other: &Self) -> bool {
-        self.is_of_stream_of(other) && self.per_thread_of == other.per_thread_of && !(self.is_lender || other.is_lender)
+        self.is_of_stream_of(other)
+            && self.per_thread_of == other.per_thread_of
+            && ![self.role, other.role].contains(&Role::Lender)
     }
 
     /// Returns whether a cache that serves one can serve the other.
     pub(in crate::memory) fn is_as(&self, other: &Self) -> bool {
-        self.pool.number == other.pool.number
-            && self.is_in_order_with(other)
-            && self.is_captured == other.is_captured
-            && self.is_feed == other.is_feed
+        self.pool.number == other.pool.number && self.is_in_order_with(other) && self.role == other.role
     }
 
     /// Returns whether graphs that live may use what is free, at any time. Asked with the heap locked, that holds until it is
     /// unlocked: what a capture uses was taken out of the heap after it began.
     pub(in crate::memory) fn is_of_live_graph(&self) -> bool {
-        self.is_captured && self.pool.has_captures()
+        self.role.is_captured() && self.pool.has_captures()
     }
 
     /// Returns whether the stream can be asked and recorded on by this thread: it lasts, or is that of `alive`, which a
     /// caller has just given. That of a capture says nothing: its graph ran on whatever streams replayed it.
     pub(in crate::memory) fn is_stream_usable(&self, thread: ThisThread, alive: Option<&Self>) -> bool {
-        if self.is_captured {
+        if self.role.is_captured() {
             return false;
         }
         match self.per_thread_of {
@@ -108,7 +91,7 @@ impl Service {
         thread: ThisThread,
         alive: Option<&Self>,
     ) -> Result<Until> {
-        if self.is_lender {
+        if self.role == Role::Lender {
             Ok(Until::at_once())
         } else if self.is_stream_usable(thread, alive) {
             Until::work_on(events, vec![self.stream.clone()])

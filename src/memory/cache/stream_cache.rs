@@ -24,7 +24,7 @@ use super::recorded_blocks::CacheRecording;
 use super::service::{Service, normalized};
 use crate::ids::RawStream;
 use crate::memory::device::{DeviceMemory, LENT};
-use crate::memory::pool::Pool;
+use crate::memory::pool::{Pool, Role};
 use crate::memory::tuning::{A_FEW, LOOKS};
 use crate::runtime::Stream;
 use crate::sync::{
@@ -116,11 +116,11 @@ impl StreamCache {
         {
             let mut heap = self.heap.lock();
             service.number = heap.restart(service.pool.begin_cutting(), Some(ledger));
-            if service.is_lender {
+            if service.role == Role::Lender {
                 heap.begin_lending();
             }
             // With the heap locked, so that the former service is not closed meanwhile.
-            self.duties.store(if service.is_lender { LENDER } else { 0 }, Ordering::Relaxed);
+            self.duties.store(if service.role == Role::Lender { LENDER } else { 0 }, Ordering::Relaxed);
         }
         self.inbox.change(|inbox| {
             inbox.is_told = false;
@@ -249,7 +249,7 @@ impl StreamCache {
 
     /// Marks the work on its stream from now on, if that may be gone at any time.
     pub(in crate::memory) fn mark_work_if_foreign(&self) {
-        if self.service().is_some_and(|service| !service.stream.is_lasting() && !service.is_captured) {
+        if self.service().is_some_and(|service| !service.stream.is_lasting() && !service.role.is_captured()) {
             self.duties.fetch_or(MARKS_WORK, Ordering::Relaxed);
         }
     }

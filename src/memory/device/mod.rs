@@ -26,7 +26,7 @@ pub(in crate::memory) use device_memory::DeviceMemory;
 pub(in crate::memory) use elsewhere::set_end_idle;
 pub(in crate::memory) use event_pool::EventPool;
 pub(in crate::memory) use live_peak::LivePeak;
-pub(in crate::memory) use pages::{BLOCKS_MAX, Entry, LENT, Mapping, Pages};
+pub(in crate::memory) use pages::{BLOCKS_MAX, Entry, Invalid, LENT, Mapping, Pages};
 pub(in crate::memory) use pieces::Flow;
 pub(in crate::memory) use retired::Remains;
 pub(in crate::memory) use segments::overlapping;

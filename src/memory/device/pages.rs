@@ -6,7 +6,7 @@
 
 use std::sync::OnceLock;
 
-use super::small::Slabs;
+use super::small::{Slab, Slabs};
 use crate::memory::tuning::{ALIGNMENT, PAGE, SMALL_MAX};
 use crate::runtime::Extent;
 use crate::sync::Table;
@@ -61,15 +61,44 @@ impl Mapping {
 }
 
 /// What starts at an address.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::memory) enum Entry {
+#[derive(Clone, Copy, Debug)]
+pub(in crate::memory) enum Entry<'a> {
     Nothing,
     /// The block with this number in its cache.
     Block(u32),
     /// The same, freed by another thread or waiting for streams.
     Freed(u32),
-    /// A slot of the slab with this number.
-    Slab(u32),
+    /// A slot of a slab, which knows whether it is live.
+    Slot(&'a Slab, usize),
+}
+
+/// Why no block that is live starts at an address.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::memory) enum Invalid {
+    /// No block starts there.
+    NotABlock,
+    /// It was freed already.
+    Freed,
+}
+
+impl Entry<'_> {
+    /// Returns what one of these does with the block, or the slot, that is live there; none where it was freed meanwhile.
+    ///
+    /// # Errors
+    /// [`Invalid`] if there is none.
+    #[inline]
+    pub(in crate::memory) fn live<R>(
+        self,
+        block: impl FnOnce(u32) -> Option<R>,
+        slot: impl FnOnce(&Slab, usize) -> Option<R>,
+    ) -> Result<R, Invalid> {
+        match self {
+            Self::Block(number) => block(number).ok_or(Invalid::Freed),
+            Self::Slot(slab, at) => slot(slab, at).ok_or(Invalid::Freed),
+            Self::Freed(_) => Err(Invalid::Freed),
+            Self::Nothing => Err(Invalid::NotABlock),
+        }
+    }
 }
 
 const TAG: u32 = 0xc000_0000;
@@ -157,8 +186,13 @@ impl Pages {
 
     /// Returns the number of the cache that has borrowed the slab at the offset, if one has.
     pub(in crate::memory) fn borrower(&self, offset: u64) -> Option<u32> {
-        let Entry::Slab(number) = self.entry(offset) else { return None };
-        self.slabs.get(number)?.borrower()
+        self.slab(self.page(offset)?.value(unit_of(offset))?)?.borrower()
+    }
+
+    /// Returns the slab that a unit says is there.
+    #[inline]
+    fn slab(&self, value: u32) -> Option<&Slab> {
+        if value & TAG == SLAB { self.slabs.get(value & !TAG) } else { None }
     }
 
     /// Address minus offset.
@@ -212,10 +246,11 @@ impl Pages {
 
     /// Returns what starts at the offset.
     #[inline]
-    pub(in crate::memory) fn entry(&self, offset: u64) -> Entry {
+    pub(in crate::memory) fn entry(&self, offset: u64) -> Entry<'_> {
         let Some(value) = self.page(offset).and_then(|page| page.value(unit_of(offset))) else { return Entry::Nothing };
         if value & TAG == SLAB {
-            return Entry::Slab(value & !TAG);
+            let slot = self.slab(value).and_then(|slab| Some(Entry::Slot(slab, slab.slot_at(offset)?)));
+            return slot.unwrap_or(Entry::Nothing);
         }
         if value & !TAG & !NUMBER != place(offset) || !offset.is_multiple_of(ALIGNMENT) {
             return Entry::Nothing;
@@ -289,15 +324,17 @@ mod models {
             let Entry::Block(number) = pages.entry(freed) else { panic!("no block at {freed}") };
             let threads = [(); 2].map(|()| {
                 let pages = Arc::clone(&pages);
-                thread::spawn(move || pages.entry(freed) == Entry::Block(number) && pages.mark_freed(freed, number))
+                thread::spawn(move || {
+                    matches!(pages.entry(freed), Entry::Block(now) if now == number) && pages.mark_freed(freed, number)
+                })
             });
             pages.set_block(made, 3);
-            assert_eq!(pages.entry(made), Entry::Block(3));
+            assert!(matches!(pages.entry(made), Entry::Block(3)));
             pages.clear(made);
             let succeeded = threads.map(|thread| thread.join().unwrap());
             assert_ne!(succeeded[0], succeeded[1]);
-            assert_eq!(pages.entry(freed), Entry::Freed(number));
-            assert_eq!(pages.entry(made), Entry::Nothing);
+            assert!(matches!(pages.entry(freed), Entry::Freed(now) if now == number));
+            assert!(matches!(pages.entry(made), Entry::Nothing));
         });
     }
 

@@ -26,6 +26,13 @@ impl Until {
         Self::Events(Vec::new())
     }
 
+    /// Ends it where nothing needs to wait any more: its events serve others.
+    pub(in crate::memory) fn recycle(self, events: &EventPool) {
+        if let Self::Events(recorded) = self {
+            events.put_back(recorded);
+        }
+    }
+
     /// Waits for all work so far on the devices, which is recorded once this is looked at.
     pub(in crate::memory) fn recorded_later(devices: Vec<Device>) -> Self {
         Self::Devices(devices, Point::now())

@@ -7,6 +7,7 @@ mod context_scope;
 mod id;
 mod ledger;
 mod limit;
+mod role;
 mod route;
 mod scope;
 mod segment_list;
@@ -26,6 +27,7 @@ pub use limit::MemoryLimit;
 #[cfg(feature = "python")]
 pub(crate) use limit::no_fraction;
 pub(in crate::memory) use limit::{lock_limit, refuse_no_fraction, replace_limit};
+pub(in crate::memory) use role::Role;
 pub(in crate::memory) use route::{
     Destination, Given, Purpose, changes, destination, ending, enter_by_id, enter_by_ticket, leave_by_id,
     leave_by_ticket, next_ticket, only_in, supply,

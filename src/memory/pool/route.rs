@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex};
 #[cfg(feature = "python")]
 use super::context_scope::of_context;
 use super::id::PoolId;
+use super::role::Role;
 use super::shared_route::{AllThreads, of_all_threads};
 use super::state::Pool;
 use super::uses::PoolUse;
@@ -47,8 +48,16 @@ enum RouteKind {
 }
 
 impl RouteKind {
+    const fn role(self) -> Role {
+        match self {
+            Self::Scope => Role::Requests,
+            Self::Capture(_) => Role::Graphs,
+            Self::Feed { is_captured } => Role::Feed { is_captured },
+        }
+    }
+
     const fn is_captured(self) -> bool {
-        matches!(self, Self::Capture(_) | Self::Feed { is_captured: true })
+        self.role().is_captured()
     }
 }
 
@@ -56,17 +65,14 @@ impl RouteKind {
 #[derive(Debug)]
 pub(in crate::memory) struct Destination {
     pub(in crate::memory) pool: Arc<Pool>,
-    /// Whether the memory becomes part of a graph.
-    pub(in crate::memory) is_captured: bool,
-    /// Whether it is another allocator's, which cuts it further.
-    pub(in crate::memory) is_feed: bool,
+    pub(in crate::memory) role: Role,
 }
 
 impl Destination {
-    fn new(pool: Arc<Pool>, is_captured: bool, is_feed: bool) -> Self {
+    fn new(pool: Arc<Pool>, role: Role) -> Self {
         // All memory of a pool for graphs is part of graphs.
-        let is_captured = is_captured || pool.is_for_graphs();
-        Self { pool, is_captured, is_feed }
+        let role = if pool.is_for_graphs() { role.captured() } else { role };
+        Self { pool, role }
     }
 }
 
@@ -180,12 +186,14 @@ impl Routes {
                 None => {
                     // A pool's own allocator follows no route around it.
                     let shared = if is_rerouted && first == 0 { of_all_threads(device) } else { None };
-                    return Ok(shared.map(|pool| Destination::new(pool, false, false)));
+                    return Ok(shared.map(|pool| Destination::new(pool, Role::Requests)));
                 }
             },
         };
-        let is_feed = matches!(kind, RouteKind::Feed { .. });
-        let to = |is_captured| Ok(Some(Destination::new(Arc::clone(&pool), is_captured, is_feed)));
+        let to = |is_captured| {
+            let role = if is_captured { kind.role().captured() } else { kind.role() };
+            Ok(Some(Destination::new(Arc::clone(&pool), role)))
+        };
         if kind.is_captured() && !is_given {
             return to(true);
         }

@@ -81,7 +81,7 @@ impl PoolSummary {
             stats.asleep_bytes += asleep;
 
             let address = cache.stream_address();
-            let is_feed = cache.service().is_some_and(|service| service.is_feed);
+            let is_feed = cache.service().is_some_and(|service| service.role.is_feed());
             let new = StreamStats { stream: address, is_feed, ..StreamStats::default() };
             let stream = streams.entry(address).or_insert(new);
             let live = counts.now[ALL];

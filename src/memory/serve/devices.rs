@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Once};
 
+use super::make_room::make_room;
 use super::pools::end_pool;
-use super::trim::make_room;
 use crate::error::{MemoryUse, Result};
 use crate::ids::Device;
 use crate::memory::cache::{ALL, DeviceCaches};

@@ -7,7 +7,7 @@ use super::devices::device_caches;
 use crate::error::Result;
 use crate::ids::RawStream;
 use crate::memory::cache::{self, CacheKey, Counts, DeviceCaches, Found, GivenKey, Service, StreamCache, normalized};
-use crate::memory::pool::{self, Destination, Given};
+use crate::memory::pool::{self, Destination, Given, Role};
 use crate::memory::tuning::A_FEW;
 use crate::process;
 use crate::runtime::Stream;
@@ -67,14 +67,14 @@ pub(super) fn given_cache_for(given: &Given, stream: &Stream, is_rerouted: bool)
 fn find_now(stream: &Stream, given: Option<&Given>, is_rerouted: bool) -> Result<(CacheKey, Found)> {
     let (thread, device) = (ThisThread::get(), stream.device());
     let destination = pool::destination(stream, given, is_rerouted)?;
-    let (pool, is_captured) = destination.as_ref().map_or((0, false), |to| (to.pool.number, to.is_captured));
-    let stream_id = if is_captured { 0 } else { id_of(stream)? };
-    let key = CacheKey { device, pool, is_captured, stream: normalized(stream.raw()), stream_id };
+    let (pool, role) = destination.as_ref().map_or((0, Role::Requests), |to| (to.pool.number, to.role));
+    let stream_id = if role.is_captured() { 0 } else { id_of(stream)? };
+    let key = CacheKey { device, pool, role, stream: normalized(stream.raw()), stream_id };
     let (cache, service) = match cache::known(key)? {
         Some(known) => known,
         None => {
             let caches = device_caches(device)?;
-            if !is_captured {
+            if !role.is_captured() {
                 caches.note_stream(stream, stream_id);
             }
             forget_unused(caches, thread)?;
@@ -112,13 +112,13 @@ fn acquire(
     stream: &Stream,
     stream_id: u64,
 ) -> Result<(&'static StreamCache, u64)> {
-    let (pool, is_captured, is_feed) = match destination {
-        Some(Destination { pool, is_captured, is_feed }) => (pool, is_captured, is_feed),
-        None => (Arc::clone(caches.default_pool()?), false, false),
+    let (pool, role) = match destination {
+        Some(Destination { pool, role }) => (pool, role),
+        None => (Arc::clone(caches.default_pool()?), Role::Requests),
     };
     let per_thread_of = (stream.raw() == RawStream::PER_THREAD).then(|| thread.number());
     let stream = stream.kept();
-    let service = Service { number: 0, pool, stream, stream_id, per_thread_of, is_captured, is_feed, is_lender: false };
+    let service = Service { number: 0, pool, stream, stream_id, per_thread_of, role };
     loop {
         for cache in DeviceCaches::caches_on(&service.pool, service.stream.raw()) {
             if let Some(number) = cache.number_of(&service) {

@@ -9,15 +9,23 @@ use log::info;
 
 use super::allocate::Miss;
 use super::free::free;
-use super::grow::{Effort, grow, is_no_memory};
-use super::out_of_memory::{call, callbacks, no_memory_left, note};
+use super::grow::{
+    Grown, grow_by_pages, grow_by_segment, is_no_memory, serve_from_empty_slabs, serve_from_lent_slab,
+    serve_from_reserve, serve_in_place,
+};
+use super::make_room::make_room;
+use super::out_of_memory::{after_callbacks, no_memory_left, note};
+use super::reach::Reach;
 use super::request::{Allocation, Request};
 use super::settle::{Patience, settle};
-use super::trim::{leave_closed, make_room};
+use super::take::{FreeMemory, take_from};
+use super::trim::leave_closed;
 use crate::error::{Error, GPUPOOL, Result};
-use crate::memory::cache::{BLOCK_BYTES_MAX, BlockUser, DeviceCaches, Service, StreamCache, forget_last, is_recorded};
-use crate::memory::device::Moment;
-use crate::memory::pool::{self, Pool};
+use crate::memory::cache::{
+    BLOCK_BYTES_MAX, BlockUser, DeviceCaches, Heap, Service, StreamCache, forget_last, is_recorded,
+};
+use crate::memory::device::{Moment, Until};
+use crate::memory::pool::{self, Pool, Role};
 use crate::memory::tuning::{A_FEW, MANY};
 use crate::observe::Activity;
 use crate::observe::delivery::Delivery;
@@ -28,30 +36,54 @@ use crate::sync::ThisThread;
 /// A step of the ladder: a block, or none if the next step is to be tried.
 type Rung = fn(&mut Climb) -> Result<Option<Allocation>>;
 
-/// The way of a request that found no free block, from the first rung to the last.
+/// The way of a request that found no free block, from the first rung to where the driver or a limit has said no.
 #[rustfmt::skip] // the right column tells what the left one names
-const LADDER: [Rung; 10] = [
+const READY: [Rung; 7] = [
     Climb::blocks_of_other_streams, // blocks of this cache that waited for other streams, if those are done
-    Climb::ready_pages,             // free pages of this pool that are ready; new ones for the rest
-    Climb::blocks_of_pool,          // from here on the driver or a limit has said no: wait for this pool's streams
-    Climb::pages_of_pool,           // free pages of this pool, whatever they wait for
-    Climb::blocks_of_device,        // wait for the streams of pools that help others
-    Climb::pages_of_device,         // free pages of pools that help others
-    Climb::blocks_of_other_caches,  // free blocks of this pool's other streams, and of those pools, which stay theirs
-    Climb::given_back_pages,        // give free memory back to the driver, and ask it once more
-    Climb::what_was_under_way,      // wait for what other threads have in their hands, and search all of these again
-    Climb::called_back_pages,       // ask the user's callbacks to free something, each followed by another try
+    Climb::reserve,                 // free pages of the pool's reserve
+    Climb::lent_slab,               // a slab that the pool lends, for a small block of a stream without pages
+    Climb::empty_slabs,             // what this cache has free together with its empty slabs
+    Climb::pages_in_place,          // free pages of another stream of this pool, where they stand
+    Climb::pages,                   // free pages of this pool, moved to one place; new ones for the rest
+    Climb::segment,                 // new memory of the pool's own source, if it has one
 ];
 
-/// The rungs from where the driver or a limit has said no to where all that is free was looked for.
-const SEARCH: [Rung; 6] = [
-    Climb::blocks_of_pool,
-    Climb::pages_of_pool,
-    Climb::blocks_of_device,
-    Climb::pages_of_device,
-    Climb::blocks_of_other_caches,
-    Climb::given_back_pages,
+/// From there on: it waits for the GPU, and looks for all that is free.
+#[rustfmt::skip]
+const SEARCH: [Rung; 12] = [
+    Climb::blocks_of_pool,          // blocks of this pool, once its streams are done
+    Climb::reserve,                 // from here on pages are waited for
+    Climb::pages,
+    Climb::segment,
+    Climb::blocks_of_device,        // wait for the streams of pools that help others
+    Climb::pages,                   // from here on also those of pools that give way to others
+    Climb::segment,
+    Climb::blocks_of_other_caches,  // free blocks of this pool's other streams, and of those pools, which stay theirs
+    Climb::give_back,               // free memory goes back to the driver, which is asked once more
+    Climb::reserve,
+    Climb::pages,
+    Climb::segment,
 ];
+
+/// What is left then.
+#[rustfmt::skip]
+const LAST: [Rung; 2] = [
+    Climb::what_was_under_way,      // wait for what other threads have in their hands, and search all of these again
+    Climb::callbacks,               // ask the user's callbacks to free something, each followed by another search
+];
+
+/// A block that another cache had free.
+struct FreeBlock(Option<u64>);
+
+impl FreeMemory for FreeBlock {
+    fn is_nothing(&self) -> bool {
+        self.0.is_none()
+    }
+
+    fn put_back(self, cache: &'static StreamCache, _: &Service, _: ThisThread, _: Until) -> Result<()> {
+        self.0.map_or(Ok(()), |offset| free(Allocation { cache, offset }, None))
+    }
+}
 
 impl Miss {
     /// Goes on with the request on the thread that made it. Returns none if the cache serves another pool or stream by now: the
@@ -78,11 +110,6 @@ impl Miss {
     }
 }
 
-/// Returns whether what is free in a service is its own, and it takes none of others: that of a graph, a feed or a lender.
-fn is_apart(service: &Service) -> bool {
-    service.is_captured || service.is_feed || service.is_lender
-}
-
 /// What a search that finds nothing began with: it has missed nothing if this is the same after it.
 struct Beginning {
     under_way: Moment,
@@ -93,6 +120,8 @@ struct Beginning {
 /// A request on the ladder.
 struct Climb {
     request: Request,
+    /// Whose free pages it may take.
+    reach: Reach,
     /// The last refusal for want of memory.
     refused: Option<Error>,
     /// The part of the way that waits, once it has begun.
@@ -102,16 +131,16 @@ struct Climb {
 }
 
 impl Climb {
-    const fn new(request: Request) -> Self {
-        Self { request, refused: None, waiting: None, beginning: None }
+    fn new(request: Request) -> Self {
+        let reach = Reach::of_pool(&request.service.pool);
+        Self { request, reach, refused: None, waiting: None, beginning: None }
     }
 
     /// Returns a block; none if the cache has ended its service.
     fn climb(&mut self) -> Result<Option<Allocation>> {
         self.refuse_more_than_any_device_has()?;
-        for rung in LADDER {
-            self.refuse_out_of_service()?;
-            if let Some(found) = rung(self)? {
+        for rungs in [&READY[..], &SEARCH, &LAST] {
+            if let Some(found) = self.try_each(rungs)? {
                 self.log_end();
                 return Ok(Some(found));
             }
@@ -122,6 +151,18 @@ impl Climb {
         }
         let refused = self.last_refusal();
         Err(no_memory_left(self.request.pool(), self.request.bytes, refused))
+    }
+
+    /// Returns what the first of these rungs finds that finds anything; none once the cache has ended its service.
+    fn try_each(&mut self, rungs: &[Rung]) -> Result<Option<Allocation>> {
+        for rung in rungs {
+            self.refuse_out_of_service()?;
+            let found = rung(self)?;
+            if found.is_some() || self.has_ended() {
+                return Ok(found);
+            }
+        }
+        Ok(None)
     }
 
     fn has_ended(&self) -> bool {
@@ -160,11 +201,7 @@ impl Climb {
         if !self.request.pool().no_split() {
             return refused;
         }
-        refused.map_library(|refused| {
-            let advice = "the pool keeps its free segments, which may be registered, until its trim()";
-            let known = refused.advice.take().map_or(String::new(), |known| format!("{known}; "));
-            refused.advice = Some(format!("{known}{advice}"));
-        })
+        refused.advised("The pool keeps its free segments, which may be registered, until its trim()")
     }
 
     fn blocks_of_other_streams(&mut self) -> Result<Option<Allocation>> {
@@ -172,8 +209,53 @@ impl Climb {
         Ok(if has_settled { self.request.search() } else { None })
     }
 
-    fn ready_pages(&mut self) -> Result<Option<Allocation>> {
-        self.grow(Effort::Ready)
+    fn reserve(&mut self) -> Result<Option<Allocation>> {
+        self.grow(|request, reach| serve_from_reserve(request, reach).map(Grown::or_nothing))
+    }
+
+    fn lent_slab(&mut self) -> Result<Option<Allocation>> {
+        if !self.has_pages() {
+            return Ok(None);
+        }
+        self.grow(|request, _| serve_from_lent_slab(request).map(Grown::or_nothing))
+    }
+
+    fn empty_slabs(&mut self) -> Result<Option<Allocation>> {
+        if !self.has_pages() {
+            return Ok(None);
+        }
+        self.grow(|request, _| Ok(Grown::or_nothing(serve_from_empty_slabs(request))))
+    }
+
+    fn pages_in_place(&mut self) -> Result<Option<Allocation>> {
+        if !self.has_pages() || !self.request.may_move()? {
+            return Ok(None);
+        }
+        self.grow(|request, reach| serve_in_place(request, reach).map(Grown::or_nothing))
+    }
+
+    fn pages(&mut self) -> Result<Option<Allocation>> {
+        if !self.has_pages() {
+            return Ok(None);
+        }
+        let prefers_segment = self.refused.is_none() && self.request.pool().source().segments().is_some();
+        self.grow(|request, reach| grow_by_pages(request, reach, prefers_segment))
+    }
+
+    fn segment(&mut self) -> Result<Option<Allocation>> {
+        let Some(source) = self.request.pool().source().segments().cloned() else { return Ok(None) };
+        // Where pages were refused, too, that tells more than whatever this source says.
+        let of_pages = if self.has_pages() { self.refused.take() } else { None };
+        let grown = self.grow(|request, _| grow_by_segment(request, source.as_ref()));
+        if of_pages.is_none() {
+            return grown;
+        }
+        self.refused = of_pages;
+        grown.or(Ok(None))
+    }
+
+    fn has_pages(&self) -> bool {
+        self.request.pool().source().is_pages()
     }
 
     fn blocks_of_pool(&mut self) -> Result<Option<Allocation>> {
@@ -181,26 +263,20 @@ impl Climb {
             self.log_begin();
         }
         self.beginning = self.begin_search();
-        Ok(self.blocks_after_waiting(&[Arc::clone(&self.request.service.pool)]))
-    }
-
-    fn pages_of_pool(&mut self) -> Result<Option<Allocation>> {
-        self.grow(Effort::Pool)
+        self.reach = Reach { patience: Patience::Wait, ..Reach::of_pool(&self.request.service.pool) };
+        Ok(self.blocks_after_waiting(&self.reach.pools))
     }
 
     fn blocks_of_device(&mut self) -> Result<Option<Allocation>> {
+        self.reach.widen();
         Ok(self.blocks_after_waiting(&self.helpers()))
-    }
-
-    fn pages_of_device(&mut self) -> Result<Option<Allocation>> {
-        self.grow(Effort::Device)
     }
 
     /// Returns a block of another cache, which goes back there. None for a graph or a feed, whose memory is its own; and
     /// none of other pools for a pool whose limit it would pass by, or whose memory is to come from its own source.
     fn blocks_of_other_caches(&mut self) -> Result<Option<Allocation>> {
-        let Request { cache: own, service, .. } = &self.request;
-        if is_apart(service) {
+        let service = &self.request.service;
+        if service.role != Role::Requests {
             return Ok(None);
         }
         let mut pools = vec![Arc::clone(&service.pool)];
@@ -208,9 +284,8 @@ impl Climb {
             pools.extend(self.helpers());
         }
         for (cache, other) in pools.iter().flat_map(|pool| DeviceCaches::services_of(pool)) {
-            if !is_apart(&other)
-                && !std::ptr::eq(cache, *own)
-                && let Some(found) = self.block_of(cache, &other)?
+            if other.role == Role::Requests
+                && let Some(found) = self.block_of(cache, &other.pool)?
             {
                 return Ok(Some(found));
             }
@@ -225,65 +300,52 @@ impl Climb {
         pools.into_iter().filter(|pool| pool.number != own && pool.helps_others()).collect()
     }
 
-    /// Returns a free block of another cache; where that serves another stream, once its work so far is done. The
-    /// block is used there again once the request's stream is done with it.
-    fn block_of(&self, cache: &'static StreamCache, other: &Service) -> Result<Option<Allocation>> {
-        let Request { service, thread, .. } = &self.request;
+    /// Returns a free block of another cache, which is used there again once the request's stream is done with it.
+    fn block_of(&self, cache: &'static StreamCache, pool: &Pool) -> Result<Option<Allocation>> {
+        let Request { service, thread, bytes, .. } = &self.request;
         let _moving = cache.memory.under_way.begin();
-        let Some(block) = self.take_from(cache, other) else { return Ok(None) };
-        if other.is_in_order_with(service) {
-            return Ok(Some(block));
+        let select = |heap: &mut Heap, other: &Service| FreeBlock(self.take_block(cache, other, heap));
+        let Ok(taken) = take_from(&self.request, &self.reach, (cache, pool), *bytes, select)? else { return Ok(None) };
+        let found = taken.memory.0.map(|offset| Allocation { cache, offset });
+        if let Some(block) = found
+            && !taken.is_in_order_with(&self.request)
+        {
+            cache.add_use(block.offset, BlockUser::new(&service.stream, *thread).fleeting());
         }
-        // Asked after the block was taken, so that this is all the work that ever used it.
-        let events = &cache.memory.events;
-        let work = other.work_so_far(events, *thread, Some(service));
-        match work.and_then(|mut until| until.is_done(events, true)) {
-            Ok(true) => {
-                cache.add_use(block.offset, BlockUser::new(&service.stream, *thread).fleeting());
-                Ok(Some(block))
-            }
-            outcome => {
-                free(block, None)?;
-                outcome.map(|_| None)
-            }
-        }
+        taken.until.recycle(&cache.memory.events);
+        Ok(found)
     }
 
-    /// Takes a free block out of another cache, unless its pool is another one that is about to sleep.
-    fn take_from(&self, cache: &'static StreamCache, other: &Service) -> Option<Allocation> {
-        let Request { service, thread, bytes, .. } = &self.request;
-        let mut heap = cache.lock_in(other, *thread)?;
-        let serves_another = other.pool.number != service.pool.number;
+    /// Takes a free block out of another cache's heap, unless its pool is another one that is about to sleep.
+    fn take_block(&self, cache: &StreamCache, other: &Service, heap: &mut Heap) -> Option<u64> {
+        let serves_another = other.pool.number != self.request.pool().number;
         if serves_another && !other.pool.sleep.may_serve_others() {
             return None;
         }
-        let offset = cache.allocate_locked(&mut heap, *bytes, is_recorded())?;
+        let offset = cache.allocate_locked(heap, self.request.bytes, is_recorded())?;
         // The default pool falls asleep with the whole device alone, which no such block prevents.
         if serves_another && !other.pool.is_default() {
             // With the heap locked, as it is by who asks for these blocks before the pool falls asleep.
             cache.add_use(offset, BlockUser::OtherPool);
         }
-        Some(Allocation { cache, offset })
+        Some(offset)
     }
 
     /// Gives back to the driver what cannot be moved into this pool, so that the driver can give it here. With `no_split`
     /// the pool's own segments go by its trim alone.
-    fn given_back_pages(&mut self) -> Result<Option<Allocation>> {
+    fn give_back(&mut self) -> Result<Option<Allocation>> {
         self.give_memory_back();
         self.request.memory().retries.fetch_add(1, Ordering::Relaxed);
-        self.grow(Effort::Device)
+        Ok(None)
     }
 
     fn what_was_under_way(&mut self) -> Result<Option<Allocation>> {
         for _ in 0..A_FEW {
-            if self.has_missed_nothing() {
+            if self.has_missed_nothing() || self.has_ended() {
                 break;
             }
-            for rung in SEARCH {
-                self.refuse_out_of_service()?;
-                if let Some(found) = rung(self)? {
-                    return Ok(Some(found));
-                }
+            if let Some(found) = self.try_each(&SEARCH)? {
+                return Ok(Some(found));
             }
         }
         Ok(None)
@@ -311,27 +373,21 @@ impl Climb {
         caches.into_iter().map(traffic).sum()
     }
 
-    fn called_back_pages(&mut self) -> Result<Option<Allocation>> {
-        self.note();
-        for callback in callbacks() {
-            if !call(&callback, self.request.memory().device, self.request.bytes) {
-                continue;
-            }
+    fn callbacks(&mut self) -> Result<Option<Allocation>> {
+        let Request { cache, service, bytes, .. } = &self.request;
+        let (pool, stream, bytes) = (Arc::clone(&service.pool), cache.stream_address(), *bytes);
+        after_callbacks(&pool, stream, bytes, || {
             // What the callback has freed may be in the hands of another thread by now.
             self.beginning = self.begin_search();
             self.give_memory_back();
             if let Some(found) = self.request.search() {
                 return Ok(Some(found));
             }
-            let found = match self.grow(Effort::Device)? {
-                Some(found) => Some(found),
-                None => self.what_was_under_way()?,
-            };
-            if found.is_some() {
-                return Ok(found);
+            match self.try_each(&[Self::reserve, Self::pages, Self::segment])? {
+                None => self.what_was_under_way(),
+                found => Ok(found),
             }
-        }
-        Ok(None)
+        })
     }
 
     /// Waits for blocks, and for pages, that wait for streams of these pools; then searches once. What another pool is refused
@@ -355,19 +411,25 @@ impl Climb {
         }
     }
 
-    /// Grows the cache and takes a block; none for want of memory, which is kept as the last refusal.
-    fn grow(&mut self, effort: Effort) -> Result<Option<Allocation>> {
+    /// Takes a step that adds memory to the cache, again where another thread takes that; none for want of memory, which is kept
+    /// as the last refusal.
+    fn grow(&mut self, mut step: impl FnMut(&Request, &Reach) -> Result<Grown>) -> Result<Option<Allocation>> {
         for _ in 0..MANY {
-            match grow(&self.request, effort) {
-                Ok(Some(offset)) => return Ok(Some(self.request.allocation(offset))),
-                Ok(None) => {
+            let grown = {
+                let _moving = self.request.memory().under_way.begin();
+                step(&self.request, &self.reach)
+            };
+            match grown {
+                Ok(Grown::Block(offset)) => return Ok(Some(self.request.allocation(offset))),
+                Ok(Grown::Nothing) => return Ok(None),
+                Ok(Grown::TakenAway) => {
                     self.refuse_out_of_service()?;
                     if self.has_ended() {
                         return Ok(None);
                     }
                 }
                 // Whatever a pool's own allocator refuses is taken for a lack of memory.
-                Err(error) if is_no_memory(&error) || !self.request.pool().source().is_pages() => {
+                Err(error) if is_no_memory(&error) || !self.has_pages() => {
                     self.refused = Some(error);
                     return Ok(None);
                 }

@@ -7,12 +7,15 @@ mod devices;
 mod find_cache;
 mod free;
 mod grow;
+mod make_room;
 mod miss;
 mod out_of_memory;
 mod peers;
 mod pools;
+mod reach;
 mod request;
 mod settle;
+mod take;
 mod trim;
 mod work_marks;
 

@@ -5,9 +5,10 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use super::grow::is_no_memory;
-use crate::error::{Error, ErrorKind, OutOfMemory, Wanted};
+use crate::error::{Error, ErrorKind, OutOfMemory, Result, Wanted};
 use crate::ids::Device;
 use crate::memory::cache::{is_recorded, note_oom};
+use crate::memory::device::call_out;
 use crate::memory::pool::Pool;
 use crate::memory_users;
 use crate::observe::delivery::deliver;
@@ -68,13 +69,31 @@ thread_local! {
     static IS_CALLING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Returns the callbacks to ask, not while their lock is held; none inside a callback, so that one that allocates does
-/// not ask itself, nor in [`without_callbacks`].
-pub(super) fn callbacks() -> Vec<OomCallback> {
-    if IS_CALLING.try_with(Cell::get) != Ok(false) {
-        return Vec::new();
+/// Has the user's callbacks free something, one after the other, and tries again after each that has. None inside a callback, so
+/// that one that allocates does not ask itself, nor in [`without_callbacks`]; callbacks are of devices' memory.
+///
+/// # Errors
+/// Those of the try.
+pub(super) fn after_callbacks<R>(
+    pool: &Pool,
+    stream: usize,
+    bytes: u64,
+    mut try_again: impl FnMut() -> Result<Option<R>>,
+) -> Result<Option<R>> {
+    note(pool, stream, bytes);
+    let device = pool.memory.device;
+    if device.host_node().is_some() || IS_CALLING.try_with(Cell::get) != Ok(false) {
+        return Ok(None);
     }
-    lock(&CALLBACKS).iter().map(|registered| Arc::clone(&registered.callback)).collect()
+    // Their lock is not held while they are called.
+    let callbacks: Vec<_> = lock(&CALLBACKS).iter().map(|registered| Arc::clone(&registered.callback)).collect();
+    for callback in callbacks {
+        let has_freed = call_out(|| without_callbacks(|| callback(device, bytes)));
+        if has_freed && let Some(found) = try_again()? {
+            return Ok(Some(found));
+        }
+    }
+    Ok(None)
 }
 
 /// Runs what must not ask callbacks if it finds no memory.
@@ -90,11 +109,6 @@ pub(in crate::memory) fn without_callbacks<R>(run: impl FnOnce() -> R) -> R {
     // Set back also where it panics.
     let _calling = Calling { before: IS_CALLING.try_with(|is_calling| is_calling.replace(true)).unwrap_or(true) };
     run()
-}
-
-/// Calls a callback, and returns whether it freed anything. Callbacks are of devices' memory.
-pub(super) fn call(callback: &OomCallback, device: Device, bytes: u64) -> bool {
-    device.host_node().is_none() && without_callbacks(|| callback(device, bytes))
 }
 
 /// Returns what the driver says of a device's memory; zeros where it says nothing.

@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
 use super::devices::device_caches;
-use super::grow::{is_no_memory, make_reserve};
-use super::out_of_memory::{call, callbacks, no_memory_left, note};
+use super::grow::make_reserve;
+use super::make_room::with_room_made;
+use super::out_of_memory::no_memory_left;
 use super::settle::Patience;
-use super::trim::{make_room, mark_closed, trim};
+use super::trim::{mark_closed, trim};
 use crate::error::{Error, GPUPOOL, Result};
 use crate::ids::Device;
 use crate::memory::cache::DeviceCaches;
@@ -48,39 +49,21 @@ pub(in crate::memory) fn make_pool(device: Device, id: PoolId, options: PoolOpti
     let supply = Supply::new(source.unwrap_or_else(|| caches.memory.default_source()), limit);
     let pool = Arc::new(Pool::new(id, number, &caches.memory, rules, name, supply, end_pool));
     if reserve > 0 {
-        make_reserve_from_what_there_is(caches, &pool, reserve)?;
+        make_reserve_with_room(&pool, reserve)?;
     }
     caches.add_pool(&pool);
     Ok(pool)
 }
 
 /// Makes a new pool's reserve: from what the device has, else from what other pools and the user's callbacks give back.
-fn make_reserve_from_what_there_is(caches: &'static DeviceCaches, pool: &Pool, bytes: u64) -> Result<()> {
+fn make_reserve_with_room(pool: &Pool, bytes: u64) -> Result<()> {
     check_reserve(pool, bytes)?;
-    let has_room = bytes <= pool.memory.total;
-    let mut outcome = if has_room {
-        make_reserve(pool, bytes)
+    let made = if bytes <= pool.memory.total {
+        with_room_made(pool, bytes, || make_reserve(pool, bytes))
     } else {
         Err(Error::no_memory(GPUPOOL, "No device has that many bytes: request less"))
     };
-    let try_again = || {
-        make_room(caches, ThisThread::get(), Pool::gives_way);
-        caches.memory.retries.fetch_add(1, Ordering::Relaxed);
-        make_reserve(pool, bytes)
-    };
-    let lacks = |outcome: &Result<()>| has_room && outcome.as_ref().is_err_and(is_no_memory);
-    if lacks(&outcome) {
-        outcome = try_again();
-    }
-    if lacks(&outcome) {
-        note(pool, 0, bytes);
-        for callback in callbacks() {
-            if lacks(&outcome) && call(&callback, pool.memory.device, bytes) {
-                outcome = try_again();
-            }
-        }
-    }
-    outcome.map_err(|error| no_memory_left(pool, bytes, error))
+    made.map_err(|error| no_memory_left(pool, bytes, error))
 }
 
 /// Refuses a reserve that the pool cannot have.

@@ -1,5 +1,6 @@
 //! A request that its cache could not serve at once, and the block that it gets: what each step on its way needs.
 
+use crate::error::Result;
 use crate::memory::cache::{Service, StreamCache, is_recorded};
 use crate::memory::device::DeviceMemory;
 use crate::memory::pool::Pool;
@@ -36,6 +37,18 @@ impl Request {
 
     pub(super) fn pool(&self) -> &Pool {
         &self.service.pool
+    }
+
+    /// Returns how many bytes must be free in a row for it.
+    pub(super) fn needed(&self) -> u64 {
+        self.cache.lock(self.thread).needed_for(self.bytes)
+    }
+
+    /// Returns whether pages may move for it. Work on a captured stream runs whenever its graph does, so what it used is never
+    /// known to be done; and segments that may be registered stay where they are.
+    pub(super) fn may_move(&self) -> Result<bool> {
+        let service = &self.service;
+        Ok(!service.role.is_captured() && !service.pool.no_split() && !service.stream.is_captured()?)
     }
 
     /// Returns the block at an offset that the cache handed out for the request.

@@ -80,8 +80,8 @@ pub(super) fn retire_free(cache: &StreamCache, thread: ThisThread, service: &Ser
         // SAFETY: the segment was taken out of the cache, and `until` is all work on the stream that it serves.
         unsafe { retire_segment(pool, address, remains, until) };
     }
-    if let Some(Until::Events(events)) = until {
-        memory.events.put_back(events);
+    if let Some(until) = until {
+        until.recycle(&memory.events);
     }
     retire_reserve(cache, thread, service)
 }
@@ -143,16 +143,6 @@ pub(in crate::memory) fn trim_pools(
         }
     }
     outcome.map(|()| released)
-}
-
-/// Has the driver get as much back as can be had: what those pools have free for which `is_meant` is true, once the GPU is
-/// done with it, and what other processes still map of that, or this one of theirs. What cannot be given back leaves the rest
-/// to help. What other threads have in their hands is waited for, as it is in none of these places.
-pub(super) fn make_room(caches: &'static DeviceCaches, thread: ThisThread, is_meant: impl Fn(&Pool) -> bool) {
-    let _ = caches.memory.under_way.wait();
-    let _ = trim_pools(caches, thread, Patience::Wait, is_meant);
-    caches.memory.end_idle_attachments();
-    caches.memory.wait_for_processes();
 }
 
 /// Closes a pool without a driver call: no request is served, and what is free goes when memory is next given back.

@@ -161,7 +161,7 @@ fn take(pool: &Pool, record: &Record, missing: &[Range<u64>], taken: &mut Taken,
             let (Some(&(first, _)), Some(&(last, pages))) = (group.first(), group.last()) else { continue };
             let range = u64::from(first) * PAGE..u64::from(last + pages) * PAGE;
             for (first, pages) in group {
-                let extent = extent_for_waking(pool, pages, thread)?;
+                let extent = extent_for_waking(pool, pages)?;
                 taken.unmapped.push(Mapping { first, pages, extent });
             }
             // SAFETY: the pool keeps these pages, at which nothing is mapped, and alone has the extents.

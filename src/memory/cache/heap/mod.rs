@@ -18,7 +18,7 @@ mod tests;
 mod transfer;
 mod view;
 
-use crate::memory::device::{BLOCKS_MAX, CLASSES, Entry, Pages, SizeClass, Slab};
+use crate::memory::device::{BLOCKS_MAX, CLASSES, Entry, Invalid, Pages, SizeClass, Slab};
 use crate::memory::tuning::{ALIGNMENT, LOWEST_BELOW, PAGE, SMALL_MAX};
 pub(in crate::memory) use block::BLOCK_BYTES_MAX;
 use block::{Block, BlockState, EDGE, NONE};
@@ -30,15 +30,6 @@ pub(in crate::memory) use restore::{Misfit, Piece, Restoration};
 use span::Spans;
 pub(in crate::memory) use telling::HeapLedger;
 pub(in crate::memory) use view::HeapBlock;
-
-/// Why an address cannot be freed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::memory) enum Invalid {
-    /// No block starts there.
-    NotABlock,
-    /// It was freed already.
-    Freed,
-}
 
 /// How a heap serves requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -403,35 +394,19 @@ impl Heap {
     #[inline]
     pub(in crate::memory) fn free(&mut self, pages: &'static Pages, offset: u64) -> Result<(), Invalid> {
         match pages.entry(offset) {
-            Entry::Block(id) => {
-                self.free_block(pages, id);
-                Ok(())
-            }
-            Entry::Slab(number) => {
-                let slab = pages.slabs.get(number).ok_or(Invalid::NotABlock)?;
-                let slot = slab.slot_at(offset).ok_or(Invalid::NotABlock)?;
-                if !slab.is_live(slot) {
-                    return Err(Invalid::Freed);
-                }
-                self.free_slot(pages, slab, slot);
-                Ok(())
-            }
-            Entry::Freed(_) => Err(Invalid::Freed),
-            Entry::Nothing => Err(Invalid::NotABlock),
+            Entry::Block(id) => self.free_block(pages, id),
+            Entry::Slot(slab, slot) if slab.is_live(slot) => self.free_slot(pages, slab, slot),
+            Entry::Slot(..) | Entry::Freed(_) => return Err(Invalid::Freed),
+            Entry::Nothing => return Err(Invalid::NotABlock),
         }
+        Ok(())
     }
 
     /// Frees a block that was marked as freed, or a slot and those that were freed since.
     pub(in crate::memory) fn collect(&mut self, pages: &'static Pages, offset: u64) {
         match pages.entry(offset) {
             Entry::Freed(id) => self.free_block(pages, id),
-            Entry::Slab(number) => {
-                let Some(slab) = pages.slabs.get(number) else { return };
-                let Some(slot) = slab.slot_at(offset) else { return };
-                for slot in slab.collect(slot) {
-                    self.free_slot(pages, slab, slot);
-                }
-            }
+            Entry::Slot(slab, slot) => slab.collect(slot).for_each(|slot| self.free_slot(pages, slab, slot)),
             Entry::Block(_) | Entry::Nothing => {}
         }
     }
@@ -450,11 +425,7 @@ impl Heap {
                 let block = self.blocks.get(id as usize)?;
                 Some((block.size(), block.requested()))
             }
-            Entry::Slab(number) => {
-                let slab = pages.slabs.get(number)?;
-                let slot = slab.slot_at(offset)?;
-                Some((slab.class().bytes().into(), slab.requested(slot).into()))
-            }
+            Entry::Slot(slab, slot) => Some((slab.class().bytes().into(), slab.requested(slot).into())),
             Entry::Block(_) | Entry::Nothing => None,
         }
     }
@@ -464,9 +435,7 @@ impl Heap {
         let Some((bytes, requested)) = self.freed_block(pages, offset) else { return };
         match pages.entry(offset) {
             Entry::Freed(id) => self.free_block(pages, id),
-            Entry::Slab(number) => {
-                let Some(slab) = pages.slabs.get(number) else { return };
-                let Some(slot) = slab.slot_at(offset) else { return };
+            Entry::Slot(slab, slot) => {
                 slab.end_waiting(slot);
                 self.free_slot(pages, slab, slot);
             }

@@ -98,10 +98,7 @@ impl Heap {
         self.pieces(pages).iter().any(|piece| match piece {
             Piece::Block { start, .. } => matches!(pages.entry(*start), Entry::Freed(_)),
             Piece::Slab { start, slots, .. } => match pages.entry(*start) {
-                Entry::Slab(number) => {
-                    let slab = pages.slabs.get(number);
-                    slab.is_some_and(|slab| slots.iter().any(|&(slot, _)| !slab.is_live(slot)))
-                }
+                Entry::Slot(slab, _) => slots.iter().any(|&(slot, _)| !slab.is_live(slot)),
                 _ => false,
             },
         })

@@ -27,8 +27,7 @@ impl Heap {
                 let block = self.blocks.get(id as usize)?;
                 (held(block.start, block.size(), block.requested(), false), None)
             }
-            Entry::Slab(number) => {
-                let slab = pages.slabs.get(number)?;
+            Entry::Slot(slab, _) => {
                 let (start, size, requested, _) = slab.live_slots().find(|(start, ..)| *start == offset)?;
                 let bytes = slab.class().slab_bytes();
                 (held(start, size, requested, false), slab.borrower().map(|_| slab.start()..slab.start() + bytes))

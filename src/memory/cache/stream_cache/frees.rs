@@ -2,8 +2,8 @@
 //! the heap empties.
 
 use super::StreamCache;
-use crate::memory::cache::heap::{Heap, HeapLedger, Invalid};
-use crate::memory::device::Entry;
+use crate::memory::cache::heap::{Heap, HeapLedger};
+use crate::memory::device::{Invalid, Slab};
 use crate::sync::ThisThread;
 
 impl StreamCache {
@@ -56,16 +56,8 @@ impl StreamCache {
     /// were freed before it.
     pub(super) fn mark_freed(&self, offset: u64) -> Result<bool, Invalid> {
         let pages = &self.memory.pages;
-        match pages.entry(offset) {
-            Entry::Block(number) => pages.mark_freed(offset, number).then_some(true).ok_or(Invalid::Freed),
-            Entry::Slab(number) => {
-                let slab = pages.slabs.get(number).ok_or(Invalid::NotABlock)?;
-                let slot = slab.slot_at(offset).ok_or(Invalid::NotABlock)?;
-                slab.mark_freed(slot).ok_or(Invalid::Freed)
-            }
-            Entry::Freed(_) => Err(Invalid::Freed),
-            Entry::Nothing => Err(Invalid::NotABlock),
-        }
+        let block = |number| pages.mark_freed(offset, number).then_some(true);
+        pages.entry(offset).live(block, Slab::mark_freed)
     }
 
     /// Leaves a block in the inbox. The pages that it makes free are found by others also if nobody comes for the stream.
@@ -101,30 +93,13 @@ impl StreamCache {
     /// [`Invalid`] if there is none at the offset.
     pub(in crate::memory) fn mark_waiting(&self, offset: u64) -> Result<(), Invalid> {
         let pages = &self.memory.pages;
-        match pages.entry(offset) {
-            Entry::Block(number) => pages.mark_freed(offset, number).then_some(()).ok_or(Invalid::Freed),
-            Entry::Slab(number) => {
-                let slab = pages.slabs.get(number).ok_or(Invalid::NotABlock)?;
-                let slot = slab.slot_at(offset).ok_or(Invalid::NotABlock)?;
-                slab.mark_waiting(slot).then_some(()).ok_or(Invalid::Freed)
-            }
-            Entry::Freed(_) => Err(Invalid::Freed),
-            Entry::Nothing => Err(Invalid::NotABlock),
-        }
+        let block = |number| pages.mark_freed(offset, number).then_some(());
+        pages.entry(offset).live(block, |slab, slot| slab.mark_waiting(slot).then_some(()))
     }
 
-    /// Returns whether a caller holds a block that starts at the offset.
+    /// Refuses an offset at which no block starts that a caller holds.
     pub(in crate::memory) fn check_live(&self, offset: u64) -> Result<(), Invalid> {
-        let pages = &self.memory.pages;
-        match pages.entry(offset) {
-            Entry::Block(_) => Ok(()),
-            Entry::Slab(number) => {
-                let slab = pages.slabs.get(number).ok_or(Invalid::NotABlock)?;
-                let slot = slab.slot_at(offset).ok_or(Invalid::NotABlock)?;
-                if slab.is_live(slot) { Ok(()) } else { Err(Invalid::Freed) }
-            }
-            Entry::Freed(_) => Err(Invalid::Freed),
-            Entry::Nothing => Err(Invalid::NotABlock),
-        }
+        let is_live = |slab: &Slab, slot| slab.is_live(slot).then_some(());
+        self.memory.pages.entry(offset).live(|_| Some(()), is_live)
     }
 }

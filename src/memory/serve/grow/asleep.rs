@@ -3,16 +3,14 @@
 use std::mem;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
-use super::claim::{claimed, is_no_memory};
+use super::claim::claimed;
 use super::reserve::retire_extents;
 use crate::error::Result;
 use crate::memory::cache::{DeviceCaches, StreamCache};
-use crate::memory::device::{Reserve, Run, call_out};
+use crate::memory::device::{Reserve, Run};
 use crate::memory::pool::{Kept, Pool, Record};
-use crate::memory::serve::out_of_memory::{call, callbacks, note};
-use crate::memory::serve::trim::make_room;
+use crate::memory::serve::make_room::with_room_made;
 use crate::memory::tuning::PAGE;
 use crate::runtime::{self, Extent, RelaxedCapture};
 use crate::sync::ThisThread;
@@ -132,30 +130,8 @@ fn give_kept_back(pool: &Pool, record: &mut Record) -> Result<()> {
 /// give back. The thread has those before in hand.
 ///
 /// # Errors
-/// One for which [`is_no_memory`] holds if there is not enough; any other refusal of the driver.
-pub(in crate::memory) fn extent_for_waking(pool: &Pool, pages: u32, thread: ThisThread) -> Result<Extent> {
+/// One for which [`is_no_memory`](super::is_no_memory) holds if there is not enough; any other refusal of the driver.
+pub(in crate::memory) fn extent_for_waking(pool: &Pool, pages: u32) -> Result<Extent> {
     let (memory, bytes) = (pool.memory, u64::from(pages) * PAGE);
-    let create = || claimed(memory, pool, bytes, || memory.range.create(pages));
-    let mut outcome = create();
-    let lacks = |outcome: &Result<Extent>| outcome.as_ref().is_err_and(is_no_memory);
-    let try_again = || {
-        memory.under_way.wait_with_own();
-        if let Some(caches) = DeviceCaches::known(memory.device) {
-            make_room(caches, thread, Pool::gives_way);
-        }
-        memory.retries.fetch_add(1, Ordering::Relaxed);
-        create()
-    };
-    if lacks(&outcome) {
-        outcome = try_again();
-    }
-    if lacks(&outcome) {
-        note(pool, 0, bytes);
-        for callback in callbacks() {
-            if lacks(&outcome) && call_out(|| call(&callback, memory.device, bytes)) {
-                outcome = try_again();
-            }
-        }
-    }
-    outcome
+    with_room_made(pool, bytes, || claimed(memory, pool, bytes, || memory.range.create(pages)))
 }

@@ -7,41 +7,13 @@ use super::claim::{claimed, limit_reached};
 use super::place::{Place, extent_pages};
 use super::segment_events::{retire_mappings, tell_added};
 use crate::error::Result;
-use crate::memory::cache::{Service, StreamCache};
 use crate::memory::device::{DeviceMemory, Mapping, Remains, Until};
 use crate::memory::pool::Pool;
 use crate::memory::serve::request::Request;
+use crate::memory::serve::take::Taken;
 use crate::memory::tuning::PAGE;
 use crate::observe::Activity;
 use crate::runtime::Extent;
-use crate::sync::ThisThread;
-
-/// Pages taken from a cache to be moved.
-#[derive(Debug)]
-pub(super) struct Gathered {
-    pub(super) cache: &'static StreamCache,
-    /// What the cache served then.
-    pub(super) service: Service,
-    pub(super) mappings: Vec<Mapping>,
-    /// When the old mappings can go.
-    pub(super) until: Until,
-}
-
-impl Gathered {
-    /// Gives the pages back to the cache they came from, where they are still mapped; to the driver, later, if that cache
-    /// has ended its service meanwhile.
-    pub(super) fn put_back(self, memory: &DeviceMemory, thread: ThisThread) {
-        let Self { cache, service, mappings, until } = self;
-        let left = cache.put_back(&service, thread, mappings);
-        if left.is_empty() {
-            return;
-        }
-        let remains = Remains::Released { mapped: left, unmapped: Vec::new() };
-        // SAFETY: these mappings were taken out of the cache, and `until` is all work on the stream that it served, or
-        // on the device.
-        unsafe { memory.retire(remains, until, &service.pool.supply) };
-    }
-}
 
 /// The status 999, as CUDA, HIP and the simulated platform number it, by which a driver refuses an extent for ever: NVIDIA's driver
 /// 580.159 may do so with one that was mapped and unmapped often, by several threads, and leaves it usable where it is mapped
@@ -63,7 +35,7 @@ pub(super) struct Growth<'a> {
     pub(super) request: &'a Request,
     pub(super) memory: &'static DeviceMemory,
     pub(super) place: Place,
-    pub(super) gathered: Vec<Gathered>,
+    pub(super) gathered: Vec<Taken<Vec<Mapping>>>,
     /// New extents, with the bytes counted for each.
     created: Vec<Mapping>,
     /// What stands at the new place so far.
@@ -83,7 +55,7 @@ impl<'a> Growth<'a> {
     }
 
     pub(super) fn gathered_pages(&self) -> u32 {
-        self.gathered.iter().flat_map(|from| &from.mappings).map(|mapping| mapping.pages).sum()
+        self.gathered.iter().flat_map(|from| &from.memory).map(|mapping| mapping.pages).sum()
     }
 
     /// Returns how many pages are still to be found, or created.
@@ -99,19 +71,14 @@ impl<'a> Growth<'a> {
         self.created.iter().map(|mapping| mapping.bytes()).sum()
     }
 
-    /// Takes in free pages of a cache, whose work so far is recorded. If the driver refuses that, the growth is to be
-    /// undone, which gives them back.
-    pub(super) fn add(&mut self, cache: &'static StreamCache, service: &Service, mappings: Vec<Mapping>) -> Result<()> {
-        if mappings.is_empty() {
-            return Ok(());
-        }
-        // What stands for the work on the stream, should the driver not record that.
-        let until = Until::recorded_later(vec![self.memory.device]);
-        self.gathered.push(Gathered { cache, service: service.clone(), mappings, until });
-        let alive = Some(&self.request.service);
-        let until = service.work_so_far(&self.memory.events, self.request.thread, alive)?;
-        if let Some(last) = self.gathered.last_mut() {
-            last.until = until;
+    /// Takes in free pages of the request's own cache.
+    ///
+    /// # Errors
+    /// `ErrorKind::Library` if the driver does not record the work so far. The cache has them back.
+    pub(super) fn add_own(&mut self, mappings: Vec<Mapping>) -> Result<()> {
+        if !mappings.is_empty() {
+            let Request { cache, ref service, .. } = *self.request;
+            self.gathered.push(Taken::after_work_so_far(cache, service, mappings, self.request)?);
         }
         Ok(())
     }
@@ -154,7 +121,7 @@ impl<'a> Growth<'a> {
         let _activity =
             (self.moved_bytes() > 0).then(|| Activity::begin_of(self.moved_bytes(), format_args!("move pages")));
         let mut first = self.place.first;
-        let moved = self.gathered.iter().flat_map(|from| &from.mappings);
+        let moved = self.gathered.iter().flat_map(|from| &from.memory);
         for &mapping in moved.chain(&self.created) {
             self.mapped.push(Mapping { first, ..mapping });
             first += mapping.pages;
@@ -184,7 +151,7 @@ impl<'a> Growth<'a> {
     fn replace(&mut self, index: usize) -> bool {
         // None where all is mapped, and was not opened.
         let Some(&Mapping { pages, extent: old, .. }) = self.mapped.get(index) else { return false };
-        if !self.gathered.iter().flat_map(|from| &from.mappings).any(|mapping| mapping.extent == old) {
+        if !self.gathered.iter().flat_map(|from| &from.memory).any(|mapping| mapping.extent == old) {
             return false;
         }
         let Ok(new) = self.memory.range.create(pages) else { return false };
@@ -196,7 +163,7 @@ impl<'a> Growth<'a> {
     /// Bytes gathered from other pools.
     fn foreign(&self) -> impl Iterator<Item = (&Arc<Pool>, u64)> {
         let others = self.gathered.iter().filter(|from| from.service.pool.number != self.pool().number);
-        others.map(|from| (&from.service.pool, from.mappings.iter().map(|mapping| mapping.bytes()).sum()))
+        others.map(|from| (&from.service.pool, from.memory.iter().map(|mapping| mapping.bytes()).sum()))
     }
 
     /// Hands the new pages to the cache, and what is left at the old places to be unmapped later. Returns the offset of
@@ -228,7 +195,7 @@ impl<'a> Growth<'a> {
         memory.put_back_pages(self.place.first + pages, self.place.taken - pages);
         for from in self.gathered {
             let is_replaced = |mapping: &Mapping| self.replaced.iter().any(|(old, _)| *old == mapping.extent);
-            let (replaced, moved): (Vec<_>, Vec<_>) = from.mappings.into_iter().partition(is_replaced);
+            let (replaced, moved): (Vec<_>, Vec<_>) = from.memory.into_iter().partition(is_replaced);
             // SAFETY: the old mappings were taken out of their cache, and `until` is all work on the streams that used
             // them.
             unsafe { memory.retire(remains(moved, replaced, Vec::new()), from.until, &from.service.pool.supply) };
@@ -241,7 +208,7 @@ impl<'a> Growth<'a> {
         let memory = self.memory;
         let pages: u32 = self.mapped.iter().map(|mapping| mapping.pages).sum();
         // Created memory was mapped after what was gathered.
-        let moved = self.mapped.len().min(self.gathered.iter().map(|from| from.mappings.len()).sum());
+        let moved = self.mapped.len().min(self.gathered.iter().map(|from| from.memory.len()).sum());
         let created = self.mapped.split_off(moved);
         let unmapped = self.created.split_off(created.len());
         let is_new = |mapping: &Mapping| self.replaced.iter().any(|(_, new)| new == mapping);
@@ -255,7 +222,8 @@ impl<'a> Growth<'a> {
         // SAFETY: no cache has got the new extents, so no work uses them.
         unsafe { memory.retire(created, Until::at_once(), supply) };
         for from in self.gathered {
-            from.put_back(memory, self.request.thread);
+            // Pages that are given back are refused by no driver.
+            let _ = from.put_back(self.request.thread);
         }
         memory.put_back_pages(self.place.first + pages, self.place.taken - pages);
         let _ = memory.end_retired(false);

@@ -5,11 +5,12 @@
 //! Pools with few caches do without, and captures: what a graph uses is its own.
 
 use super::claim::is_no_memory;
-use super::effort::Effort;
+use super::in_place::serve_in_place;
 use super::pages::grow_by_pages;
 use crate::error::Result;
 use crate::memory::cache::{DeviceCaches, MemoryAction, Service, StreamCache, Waiting, is_recorded};
 use crate::memory::device::{Slab, Until};
+use crate::memory::serve::reach::Reach;
 use crate::memory::serve::request::Request;
 use crate::memory::serve::settle::{Patience, settle, wait};
 use crate::memory::serve::trim::retire_free;
@@ -21,7 +22,7 @@ use crate::sync::ThisThread;
 ///
 /// # Errors
 /// A refusal of the driver, but for want of memory.
-pub(super) fn serve_from_lent_slab(request: &Request) -> Result<Option<u64>> {
+pub(in crate::memory::serve) fn serve_from_lent_slab(request: &Request) -> Result<Option<u64>> {
     let Request { cache, ref service, thread, bytes } = *request;
     if !service.may_borrow() {
         return Ok(None);
@@ -48,8 +49,11 @@ pub(super) fn serve_from_lent_slab(request: &Request) -> Result<Option<u64>> {
     }
     if slab.is_none() {
         let request = Request { cache: lender, service: lending.clone(), thread, bytes: PAGE };
-        match grow_by_pages(&request, Effort::Ready) {
-            Ok(_) => slab = lend(),
+        let reach = Reach::of_pool(&service.pool);
+        let grown = serve_in_place(&request, &reach)
+            .and_then(|found| found.map_or_else(|| grow_by_pages(&request, &reach, false).map(drop), |_| Ok(())));
+        match grown {
+            Ok(()) => slab = lend(),
             Err(error) if is_no_memory(&error) => {}
             Err(error) => return Err(error),
         }

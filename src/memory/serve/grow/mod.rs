@@ -9,7 +9,6 @@
 
 mod asleep;
 mod claim;
-mod effort;
 mod empty_slabs;
 mod gather;
 mod growth;
@@ -24,48 +23,14 @@ mod segment_events;
 pub(super) use asleep::let_go_asleep;
 pub(in crate::memory) use asleep::{extent_for_waking, pages_asleep};
 pub(super) use claim::is_no_memory;
-pub(super) use effort::Effort;
-pub(super) use lent_slabs::return_slabs;
+pub(super) use empty_slabs::serve_from_empty_slabs;
+pub(super) use in_place::serve_in_place;
+pub(super) use lent_slabs::{return_slabs, serve_from_lent_slab};
+pub(super) use pages::{Grown, grow_by_pages};
 pub(in crate::memory) use reserve::retire_extents;
-pub(super) use reserve::{end_reserve, make_reserve, retire_reserve};
+pub(super) use reserve::{end_reserve, make_reserve, retire_reserve, serve_from_reserve};
+pub(super) use segment::grow_by_segment;
 pub(in crate::memory) use segment::warm_by_segments;
 pub use segment_events::SegmentGuard;
 pub(in crate::memory) use segment_events::on_segment;
 pub(super) use segment_events::{retire_mappings, retire_segment};
-
-use super::request::Request;
-use crate::error::Result;
-use crate::memory::device::Source;
-
-/// Adds memory to the request's cache and serves the request from it: the offset of the block. None if another thread
-/// took pages that the request was to use, so that it must be tried again.
-///
-/// # Errors
-/// One for which [`is_no_memory`] holds if there is not enough; any other refusal of the driver. Everything is then as
-/// it was.
-pub(super) fn grow(request: &Request, effort: Effort) -> Result<Option<u64>> {
-    let _moving = request.memory().under_way.begin();
-    if let Some(reserve) = request.pool().supply.reserve()
-        && let Some(offset) = reserve::grow_by_reserve(request, reserve, effort)?
-    {
-        return Ok(Some(offset));
-    }
-    match request.pool().source() {
-        Source::Pages => grow_by_own_pages(request, effort),
-        Source::PagesAndSegments(source) => match grow_by_own_pages(request, effort) {
-            // Extents are of one NUMA node of the host; a segment takes of others what that has not got.
-            Err(error) if is_no_memory(&error) => segment::grow_by_segment(request, source.as_ref()).or(Err(error)),
-            grown => grown,
-        },
-        Source::Segments(source) => segment::grow_by_segment(request, source.as_ref()),
-    }
-}
-
-fn grow_by_own_pages(request: &Request, effort: Effort) -> Result<Option<u64>> {
-    if effort == Effort::Ready
-        && let Some(offset) = lent_slabs::serve_from_lent_slab(request)?
-    {
-        return Ok(Some(offset));
-    }
-    pages::grow_by_pages(request, effort)
-}

@@ -4,13 +4,13 @@
 //! have free come back once the work that used them is done.
 
 use super::claim::{claimed, out_of_addresses};
-use super::effort::Effort;
-use super::gather::{Readiness, readiness};
 use crate::error::Result;
 use crate::memory::cache::{DeviceCaches, Service, StreamCache, is_recorded};
 use crate::memory::device::{Mapping, Remains, Reserve, Run, Until};
 use crate::memory::pool::Pool;
+use crate::memory::serve::reach::Reach;
 use crate::memory::serve::request::Request;
+use crate::memory::serve::take::{FreeMemory, take_from};
 use crate::memory::serve::trim::take_out;
 use crate::memory::tuning::{LARGE_EXTENT_PAGES, MANY, PAGE};
 use crate::observe::Activity;
@@ -68,132 +68,91 @@ pub(in crate::memory::serve) fn make_reserve(pool: &Pool, bytes: u64) -> Result<
     Ok(())
 }
 
+/// Pages of a reserve that a cache has free; where they are given back they stand as before.
+struct OfReserve(Vec<Run>);
+
+impl FreeMemory for OfReserve {
+    fn is_nothing(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn put_back(self, cache: &'static StreamCache, service: &Service, thread: ThisThread, until: Until) -> Result<()> {
+        let left = match cache.lock_in(service, thread) {
+            Some(mut heap) => cache.add_reserve(&mut heap, self.0),
+            None => self.0,
+        };
+        retire_runs(service, left, until);
+        Ok(())
+    }
+}
+
+/// Has pages that no cache can take be the reserve's again once `until` is done, which is all work that may have used them.
+fn retire_runs(service: &Service, runs: Vec<Run>, until: Until) {
+    if !runs.is_empty() {
+        // SAFETY: these pages were taken out of their cache, and `until` is all work that may have used them.
+        unsafe { service.pool.memory.retire(Remains::Reserve(runs), until, &service.pool.supply) };
+    }
+}
+
 /// Serves the request from pages of its pool's reserve: the offset of the block. None if there are not enough in a row.
 ///
 /// # Errors
 /// Any refusal of the driver. Everything is then as it was.
-pub(super) fn grow_by_reserve(request: &Request, reserve: &Reserve, effort: Effort) -> Result<Option<u64>> {
-    let needed = request.cache.lock(request.thread).needed_for(request.bytes);
+pub(in crate::memory::serve) fn serve_from_reserve(request: &Request, reach: &Reach) -> Result<Option<u64>> {
+    let Some(reserve) = request.pool().supply.reserve() else { return Ok(None) };
+    let needed = request.needed();
     if needed > reserve.bytes() {
         return Ok(None);
     }
     let pages = needed.div_ceil(PAGE) as u32;
-    if let Some(found) = take(request, reserve, effort, pages) {
+    if let Some(found) = take(request, reserve, reach, pages) {
         return Ok(Some(found));
     }
-    // Work on a captured stream runs whenever its graph does, and asking about other streams may wait.
-    let is_captured = request.service.is_captured || request.service.stream.is_captured()?;
-    if is_captured || !collect(request, reserve, effort)? {
+    if !request.may_move()? || !collect(request, reserve, reach)? {
         return Ok(None);
     }
-    Ok(take(request, reserve, effort, pages))
+    Ok(take(request, reserve, reach, pages))
 }
 
 /// Takes so many pages in a row for the request's cache, counting its own as free, and the block from them.
-fn take(request: &Request, reserve: &Reserve, effort: Effort, pages: u32) -> Option<u64> {
+fn take(request: &Request, reserve: &Reserve, reach: &Reach, pages: u32) -> Option<u64> {
     let Request { cache, ref service, thread, bytes } = *request;
     let mut heap = cache.lock_in(service, thread)?;
-    if effort > Effort::Ready {
+    if reach.waits() {
         heap.drop_empty_slabs(&cache.memory.pages);
     }
     let mut own = cache.take_reserve(&mut heap, reserve);
     let found = reserve.take(&mut own, pages);
     own.extend(found.map(|first| (first, pages)));
     let left = cache.add_reserve(&mut heap, own);
-    if !left.is_empty() {
-        retire_runs(cache, service, left);
-    }
+    retire_runs(service, left, Until::recorded_later(vec![cache.memory.device]));
     found.and_then(|_| cache.allocate_locked(&mut heap, bytes, is_recorded()))
 }
 
-/// Returns the caches of a pool that may have free pages: all of them once memory has run out, a few before.
-fn caches_to_look_at(pool: &Pool, effort: Effort) -> Vec<&'static StreamCache> {
-    if effort > Effort::Ready {
-        return DeviceCaches::caches_of(pool);
-    }
-    DeviceCaches::numbered(pool, &pool.ledger.with_pages(MANY))
-}
-
-/// Takes back what other caches of the pool have free of the reserve and no work uses any more. Returns whether there
-/// was any.
-fn collect(request: &Request, reserve: &Reserve, effort: Effort) -> Result<bool> {
+/// Takes back what other caches of the pool have free of the reserve and no work uses any more: of all of them once memory has
+/// run out, of a few before. Returns whether there was any.
+fn collect(request: &Request, reserve: &Reserve, reach: &Reach) -> Result<bool> {
+    let pool = request.pool();
+    let caches = if reach.waits() {
+        DeviceCaches::caches_of(pool)
+    } else {
+        DeviceCaches::numbered(pool, &pool.ledger.with_pages(MANY))
+    };
     let mut has_any = false;
-    for cache in caches_to_look_at(request.pool(), effort) {
-        let Some(other) = cache.service_of(request.pool()) else { continue };
-        if !std::ptr::eq(cache, request.cache) && collect_from(request, reserve, effort, cache, &other)? {
-            has_any = true;
+    for cache in caches {
+        let select = |heap: &mut _, _: &_| OfReserve(cache.take_reserve(heap, reserve));
+        let Ok(taken) = take_from(request, reach, (cache, pool), PAGE, select)? else { continue };
+        has_any = true;
+        if taken.is_in_order_with(request) {
+            let until = Until::recorded_later(vec![cache.memory.device]);
+            taken.memory.put_back(request.cache, &request.service, request.thread, until)?;
+        } else {
+            // Some are to go where the pool was closed meanwhile.
+            retire_extents(pool, reserve.put_back(taken.memory.0));
         }
+        taken.until.recycle(&cache.memory.events);
     }
     Ok(has_any)
-}
-
-fn collect_from(
-    request: &Request,
-    reserve: &Reserve,
-    effort: Effort,
-    cache: &'static StreamCache,
-    other: &Service,
-) -> Result<bool> {
-    let Request { cache: asker, ref service, thread, .. } = *request;
-    let readiness = readiness(cache, other, request, effort)?;
-    if matches!(readiness, Readiness::Never | Readiness::AtWork) {
-        return Ok(false);
-    }
-    let runs = {
-        let Some(mut heap) = cache.lock_to_take(other, thread) else { return Ok(false) };
-        if matches!(readiness, Readiness::Done { turnover } if turnover != heap.turnover()) {
-            return Ok(false);
-        }
-        if effort > Effort::Ready {
-            heap.drop_empty_slabs(&cache.memory.pages);
-        }
-        cache.take_reserve(&mut heap, reserve)
-    };
-    if runs.is_empty() {
-        return Ok(false);
-    }
-    // Before any thread can have them.
-    deliver();
-    if other.is_in_order_with(service) && !other.is_captured {
-        put_back(asker, service, thread, runs);
-        return Ok(true);
-    }
-    let is_done = match readiness {
-        Readiness::Done { .. } => Ok(true),
-        _ => is_work_done(cache, other, request, effort),
-    };
-    if matches!(is_done, Ok(true)) {
-        // Some are to go where the pool was closed meanwhile.
-        retire_extents(request.pool(), reserve.put_back(runs));
-    } else {
-        put_back(cache, other, thread, runs);
-    }
-    is_done
-}
-
-/// Gives free pages of the reserve to a cache, or to the reserve later if the cache has ended its service.
-fn put_back(cache: &StreamCache, service: &Service, thread: ThisThread, runs: Vec<Run>) {
-    let left = match cache.lock_in(service, thread) {
-        Some(mut heap) => cache.add_reserve(&mut heap, runs),
-        None => runs,
-    };
-    if !left.is_empty() {
-        retire_runs(cache, service, left);
-    }
-}
-
-/// Has pages that no cache can take be the reserve's again once all work on the device so far is done.
-fn retire_runs(cache: &StreamCache, service: &Service, runs: Vec<Run>) {
-    let until = Until::recorded_later(vec![cache.memory.device]);
-    // SAFETY: these pages were taken out of their cache, and `until` is all work that may have used them.
-    unsafe { cache.memory.retire(Remains::Reserve(runs), until, &service.pool.supply) };
-}
-
-/// Returns whether the work so far of a cache's stream is done, waiting for it if the effort says so.
-fn is_work_done(cache: &StreamCache, other: &Service, request: &Request, effort: Effort) -> Result<bool> {
-    let events = &cache.memory.events;
-    let mut until = other.work_so_far(events, request.thread, Some(&request.service))?;
-    until.is_done(events, effort >= Effort::Pool)
 }
 
 /// Takes what a cache has free of its pool's reserve, to be the reserve's again once the stream is done with it.
@@ -208,14 +167,11 @@ pub(in crate::memory::serve) fn retire_reserve(
     let taken = take_out(cache, thread, service, |heap| cache.take_reserve(heap, reserve))?;
     let Some((runs, until)) = taken else { return Ok(()) };
     if runs.is_empty() {
-        if let Until::Events(events) = until {
-            memory.events.put_back(events);
-        }
-        return Ok(());
+        until.recycle(&memory.events);
+    } else {
+        deliver();
+        retire_runs(service, runs, until);
     }
-    deliver();
-    // SAFETY: these pages were taken out of the cache, and `until` is all work on the stream that it serves.
-    unsafe { memory.retire(Remains::Reserve(runs), until, &service.pool.supply) };
     Ok(())
 }
 

@@ -3,6 +3,7 @@
 use log::Level;
 
 use super::claim::{claimed, out_of_addresses};
+use super::pages::Grown;
 use super::segment_events::{retire_segment, tell_added};
 use crate::error::{Bytes, Error, GPUPOOL, Result};
 use crate::memory::cache::{DeviceCaches, Service, StreamCache};
@@ -17,17 +18,19 @@ use crate::observe::recording::{Purpose, hold_stack};
 use crate::runtime::Stream;
 use crate::sync::ThisThread;
 
-/// Adds a segment of the pool's own source; see [`grow`](super::grow).
-pub(super) fn grow_by_segment(request: &Request, source: &dyn SegmentSource) -> Result<Option<u64>> {
+/// Adds a segment of the pool's own source to the request's cache, and serves the request from it.
+///
+/// # Errors
+/// What the source refuses, or the pool's limit, or the process's.
+pub(in crate::memory::serve) fn grow_by_segment(request: &Request, source: &dyn SegmentSource) -> Result<Grown> {
     let (cache, pool, stream) = (request.cache, request.pool(), &request.service.stream);
-    let needed = cache.lock(request.thread).needed_for(request.bytes);
     // Whole pages, so that small requests share one.
-    let wanted = needed.next_multiple_of(PAGE);
+    let wanted = request.needed().next_multiple_of(PAGE);
     let activity = Activity::begin_of(wanted, format_args!("grow memory pool"));
     let start = make_segment(cache, pool, source, stream, wanted)?;
     let Ok(offset) = cache.add_and_allocate(&request.service, request.thread, start, wanted, request.bytes) else {
         retire_unused(cache, &request.service, start, wanted);
-        return Ok(None);
+        return Ok(Grown::TakenAway);
     };
     let (id, device, took) = (pool.id, cache.memory.device, activity.took());
     let (segment, reserved) = (Bytes(wanted), Bytes(pool.budget().reserved()));
@@ -35,7 +38,7 @@ pub(super) fn grow_by_segment(request: &Request, source: &dyn SegmentSource) -> 
         Level::Debug,
         format_args!("pool {id} on {device}: grew by a segment of {segment} in {took}, {reserved} reserved"),
     );
-    Ok(offset)
+    Ok(offset.map_or(Grown::TakenAway, Grown::Block))
 }
 
 /// Makes a segment that no cache has yet, and returns its offset.

@@ -74,7 +74,7 @@ pub(in crate::memory::share) fn share(
     let service = block.cache.service();
     let of_pool = service.as_ref().map(|service| &service.pool);
     if let Some(pool) = of_pool {
-        if pool.is_for_graphs() || service.as_ref().is_some_and(|service| service.is_captured) {
+        if pool.is_for_graphs() || service.as_ref().is_some_and(|service| service.role.is_captured()) {
             return Err(Error::invalid_value(format!(
                 "the buffer is of pool {} on {}, which is a graph's: each replay uses its memory again, whatever another \
                  process does with it. Copy it to a buffer that was allocated outside of the capture, and share that one",
