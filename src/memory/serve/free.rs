@@ -1,7 +1,8 @@
 //! Freeing: the way from an address to its block, and what a freed block waits for.
 
 use super::request::Allocation;
-use super::{settle, trim, work_marks};
+use super::take::mark_work;
+use super::{settle, trim};
 use crate::error::{Error, Result};
 use crate::ids::Device;
 use crate::memory::cache::{BlockUser, DeviceCaches, Waiting};
@@ -62,7 +63,7 @@ fn free_slowly(block: Allocation, on: Option<&Stream>) -> Result<()> {
         cache.free(thread, offset).map_err(|reason| refuse(block, reason))?;
         if let Some((own, service)) = marked {
             // Without a mark the pages serve no other stream.
-            let _ = work_marks::mark_work(cache, &service, own, thread);
+            let _ = mark_work(cache, &service, own, thread);
         }
     } else {
         cache.mark_waiting(offset).map_err(|reason| refuse(block, reason))?;

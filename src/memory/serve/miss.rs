@@ -15,10 +15,9 @@ use super::grow::{
 };
 use super::make_room::make_room;
 use super::out_of_memory::{after_callbacks, no_memory_left, note};
-use super::reach::Reach;
 use super::request::{Allocation, Request};
 use super::settle::{Patience, settle};
-use super::take::{FreeMemory, take_from};
+use super::take::{FreeMemory, Reach, take_from};
 use super::trim::leave_closed;
 use crate::error::{Error, GPUPOOL, Result};
 use crate::memory::cache::{

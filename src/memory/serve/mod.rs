@@ -12,12 +12,10 @@ mod miss;
 mod out_of_memory;
 mod peers;
 mod pools;
-mod reach;
 mod request;
 mod settle;
 mod take;
 mod trim;
-mod work_marks;
 
 #[cfg(feature = "python")]
 pub(crate) use allocate::Miss;

@@ -7,8 +7,7 @@ use crate::error::Result;
 use crate::memory::cache::{DeviceCaches, Service, StreamCache};
 use crate::memory::device::{Mapping, Remains, Until};
 use crate::memory::pool::Pool;
-use crate::memory::serve::reach::Reach;
-use crate::memory::serve::take::{FreeMemory, NotTaken, take_from};
+use crate::memory::serve::take::{FreeMemory, NotTaken, Reach, take_from};
 use crate::memory::tuning::{A_FEW, MANY, PAGE};
 use crate::sync::ThisThread;
 

@@ -5,9 +5,8 @@
 use crate::error::Result;
 use crate::memory::cache::DeviceCaches;
 use crate::memory::device::Mapping;
-use crate::memory::serve::reach::Reach;
 use crate::memory::serve::request::Request;
-use crate::memory::serve::take::{NotTaken, Taken, take_from};
+use crate::memory::serve::take::{NotTaken, Reach, Taken, take_from};
 use crate::memory::tuning::{A_FEW, MANY, PAGE};
 
 /// Serves the request from free pages of another cache of its pool: the offset of the block. None if none has enough in a

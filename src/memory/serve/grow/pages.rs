@@ -9,8 +9,8 @@ use super::place::{Beside, find_place};
 use crate::error::{Bytes, Result};
 use crate::memory::cache::is_recorded;
 use crate::memory::device::log_out;
-use crate::memory::serve::reach::Reach;
 use crate::memory::serve::request::Request;
+use crate::memory::serve::take::Reach;
 use crate::memory::tuning::{LARGE_EXTENT_PAGES, PAGE};
 use crate::observe::Activity;
 

@@ -3,25 +3,25 @@
 
 use std::sync::Arc;
 
-use super::settle::Patience;
 use crate::memory::cache::DeviceCaches;
 use crate::memory::pool::Pool;
+use crate::memory::serve::settle::Patience;
 
 /// The pools whose free pages a request may take, its own first, and whether it waits for the work that used them.
 #[derive(Debug)]
-pub(super) struct Reach {
-    pub(super) pools: Vec<Arc<Pool>>,
-    pub(super) patience: Patience,
+pub(in crate::memory::serve) struct Reach {
+    pub(in crate::memory::serve) pools: Vec<Arc<Pool>>,
+    pub(in crate::memory::serve) patience: Patience,
 }
 
 impl Reach {
     /// Reaches for what is ready in a pool.
-    pub(super) fn of_pool(pool: &Arc<Pool>) -> Self {
+    pub(in crate::memory::serve) fn of_pool(pool: &Arc<Pool>) -> Self {
         Self { pools: vec![Arc::clone(pool)], patience: Patience::Ask }
     }
 
     /// Reaches for the pages of all pools of the device that give way to others, too.
-    pub(super) fn widen(&mut self) {
+    pub(in crate::memory::serve) fn widen(&mut self) {
         let Some(own) = self.pools.first().cloned() else { return };
         let others = DeviceCaches::known(own.memory.device).map(DeviceCaches::pools).unwrap_or_default();
         self.pools.truncate(1);
@@ -29,7 +29,7 @@ impl Reach {
     }
 
     /// Returns whether it waits for work.
-    pub(super) fn waits(&self) -> bool {
+    pub(in crate::memory::serve) fn waits(&self) -> bool {
         self.patience == Patience::Wait
     }
 }

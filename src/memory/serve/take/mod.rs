@@ -4,17 +4,20 @@
 //! that work still uses. The work is recorded after the memory was taken, so that it is all that ever used it, and no lock is
 //! held while the driver is asked.
 
-use super::reach::Reach;
+mod reach;
+mod readiness;
+mod work_marks;
+
+pub(super) use reach::Reach;
+pub(super) use work_marks::mark_work;
+
+use self::readiness::{Readiness, readiness};
 use super::request::Request;
-use super::work_marks;
 use crate::error::Result;
-use crate::ids::CaptureStatus;
 use crate::memory::cache::{Heap, Service, StreamCache};
 use crate::memory::device::Until;
-use crate::memory::pool::{Pool, Role};
-use crate::memory::tuning::PAGE;
+use crate::memory::pool::Pool;
 use crate::observe::delivery::deliver;
-use crate::runtime::{self, RelaxedCapture};
 use crate::sync::ThisThread;
 
 /// Free memory that can be taken out of a cache, and given back to it.
@@ -151,58 +154,4 @@ pub(super) fn take_from<T: FreeMemory>(
             outcome.map(|_| Err(NotTaken::AtWork))
         }
     }
-}
-
-/// Whether what a cache has free can be taken for another one.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Readiness {
-    Never,
-    /// Not now: its stream is at work.
-    AtWork,
-    /// With the work so far on its stream, or on the device.
-    AfterWork,
-    /// At once, if its heap's turnover is still this.
-    Done {
-        turnover: u64,
-    },
-}
-
-/// Returns whether a request can take what another cache has free.
-///
-/// # Errors
-/// `ErrorKind::Library` if the driver refuses, also for an error of earlier work.
-fn readiness(cache: &StreamCache, service: &Service, request: &Request, reach: &Reach) -> Result<Readiness> {
-    if service.role == Role::Lender {
-        return Ok(Readiness::AfterWork);
-    }
-    // A graph may use it at any time.
-    if service.is_of_live_graph() {
-        return Ok(Readiness::Never);
-    }
-    if !service.is_stream_usable(request.thread, Some(&request.service)) {
-        if reach.waits() {
-            return Ok(Readiness::AfterWork);
-        }
-        if service.role.is_captured() {
-            // No call names a stream there, so this one marks. Without a mark nothing is taken.
-            let _ = work_marks::mark_all_work(cache, request.thread);
-        } else if !service.pool.marks_work() && cache.lock(request.thread).unused() >= PAGE {
-            work_marks::begin(&service.pool);
-        }
-        let turnover = work_marks::finished_turnover(cache)?;
-        return Ok(turnover.map_or(Readiness::Never, |turnover| Readiness::Done { turnover }));
-    }
-    if service.is_of_stream_of(&request.service) {
-        return Ok(Readiness::AfterWork);
-    }
-    if service.stream.capture_status()? != CaptureStatus::None {
-        return Ok(Readiness::Never);
-    }
-    if reach.waits() {
-        return Ok(Readiness::AfterWork);
-    }
-    // The question spoils captures as an allocation does.
-    let _relaxed = RelaxedCapture::new(runtime::get()?)?;
-    let is_idle = service.stream.query()?;
-    Ok(if is_idle { Readiness::AfterWork } else { Readiness::AtWork })
 }

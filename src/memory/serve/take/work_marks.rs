@@ -16,7 +16,12 @@ use crate::sync::ThisThread;
 /// Marks the work so far on the stream of a cache's service, which the caller names and so keeps alive, if its free pages
 /// have changed since the last mark; nothing if the cache has ended that service. A refusal leaves the last mark, which
 /// counts for nothing then.
-pub(super) fn mark_work(cache: &StreamCache, service: &Service, stream: &Stream, thread: ThisThread) -> Result<()> {
+pub(in crate::memory::serve) fn mark_work(
+    cache: &StreamCache,
+    service: &Service,
+    stream: &Stream,
+    thread: ThisThread,
+) -> Result<()> {
     // Read first: what is freed after this is not in the mark.
     let turnover = {
         let mut heap = cache.lock(thread);

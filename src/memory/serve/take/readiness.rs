@@ -1,0 +1,65 @@
+//! Whether what a cache has free can be taken for a request: what is asked before its heap is locked.
+
+use super::reach::Reach;
+use super::work_marks;
+use crate::error::Result;
+use crate::ids::CaptureStatus;
+use crate::memory::cache::{Service, StreamCache};
+use crate::memory::pool::Role;
+use crate::memory::serve::request::Request;
+use crate::memory::tuning::PAGE;
+use crate::runtime::{self, RelaxedCapture};
+
+/// Whether what a cache has free can be taken for another one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Readiness {
+    Never,
+    /// Not now: its stream is at work.
+    AtWork,
+    /// With the work so far on its stream, or on the device.
+    AfterWork,
+    /// At once, if its heap's turnover is still this.
+    Done {
+        turnover: u64,
+    },
+}
+
+/// Returns whether a request can take what another cache has free.
+///
+/// # Errors
+/// `ErrorKind::Library` if the driver refuses, also for an error of earlier work.
+pub(super) fn readiness(cache: &StreamCache, service: &Service, request: &Request, reach: &Reach) -> Result<Readiness> {
+    if service.role == Role::Lender {
+        return Ok(Readiness::AfterWork);
+    }
+    // A graph may use it at any time.
+    if service.is_of_live_graph() {
+        return Ok(Readiness::Never);
+    }
+    if !service.is_stream_usable(request.thread, Some(&request.service)) {
+        if reach.waits() {
+            return Ok(Readiness::AfterWork);
+        }
+        if service.role.is_captured() {
+            // No call names a stream there, so this one marks. Without a mark nothing is taken.
+            let _ = work_marks::mark_all_work(cache, request.thread);
+        } else if !service.pool.marks_work() && cache.lock(request.thread).unused() >= PAGE {
+            work_marks::begin(&service.pool);
+        }
+        let turnover = work_marks::finished_turnover(cache)?;
+        return Ok(turnover.map_or(Readiness::Never, |turnover| Readiness::Done { turnover }));
+    }
+    if service.is_of_stream_of(&request.service) {
+        return Ok(Readiness::AfterWork);
+    }
+    if service.stream.capture_status()? != CaptureStatus::None {
+        return Ok(Readiness::Never);
+    }
+    if reach.waits() {
+        return Ok(Readiness::AfterWork);
+    }
+    // The question spoils captures as an allocation does.
+    let _relaxed = RelaxedCapture::new(runtime::get()?)?;
+    let is_idle = service.stream.query()?;
+    Ok(if is_idle { Readiness::AfterWork } else { Readiness::AtWork })
+}
