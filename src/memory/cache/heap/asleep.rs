@@ -48,18 +48,14 @@ impl Heap {
     /// Returns where blocks are live, by address: each large one, and each slot of a slab; of a slab that was lent all of it.
     pub(in crate::memory) fn live_ranges(&self, pages: &'static Pages) -> Vec<Range<u64>> {
         let mut live = Vec::new();
-        for (_, span) in self.spans.iter() {
-            let mut id = span.first;
-            while let Some(block) = self.blocks.get(id as usize) {
-                match block.state() {
-                    BlockState::Live => live.push(block.start..block.end()),
-                    BlockState::Slab => {
-                        let slots = pages.slabs.get(block.number()).into_iter().flat_map(Slab::live_slots);
-                        live.extend(slots.map(|(start, bytes, ..)| start..start + bytes));
-                    }
-                    BlockState::Free | BlockState::Vacant => {}
+        for block in self.spans.blocks(&self.blocks) {
+            match block.state() {
+                BlockState::Live => live.push(block.start..block.end()),
+                BlockState::Slab => {
+                    let slots = pages.slabs.get(block.number()).into_iter().flat_map(Slab::live_slots);
+                    live.extend(slots.map(|(start, bytes, ..)| start..start + bytes));
                 }
-                id = block.next;
+                BlockState::Free | BlockState::Vacant => {}
             }
         }
         live

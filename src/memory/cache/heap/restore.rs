@@ -73,24 +73,14 @@ impl Restoration {
 impl Heap {
     /// Returns what is live, by address. Blocks that wait for streams count as live.
     pub(in crate::memory) fn pieces(&self, pages: &'static Pages) -> Vec<Piece> {
-        let mut pieces = Vec::new();
-        for (_, span) in self.spans.iter() {
-            let mut id = span.first;
-            while let Some(block) = self.blocks.get(id as usize) {
-                match block.state() {
-                    BlockState::Live => pieces.push(Piece::Block {
-                        start: block.start,
-                        size: block.size(),
-                        requested: block.requested(),
-                    }),
-                    BlockState::Slab => pieces.extend(pages.slabs.get(block.number()).and_then(piece_of)),
-                    BlockState::Free | BlockState::Vacant => {}
-                }
-                id = block.next;
+        let piece = |block: &Block| match block.state() {
+            BlockState::Live => {
+                Some(Piece::Block { start: block.start, size: block.size(), requested: block.requested() })
             }
-        }
-        pieces.sort_unstable_by_key(Piece::start);
-        pieces
+            BlockState::Slab => pages.slabs.get(block.number()).and_then(piece_of),
+            BlockState::Free | BlockState::Vacant => None,
+        };
+        self.spans.blocks(&self.blocks).filter_map(piece).collect()
     }
 
     /// Returns whether a block was freed and is not free yet: it waits for streams, or another thread is just freeing it.
@@ -110,13 +100,11 @@ impl Heap {
         if 2 * pieces.len() + self.spans.count() >= BLOCKS_MAX as usize {
             return Err(Misfit::TooMany);
         }
-        let spans: Vec<_> = self.spans.iter().collect();
-        for piece in &pieces {
-            let place = spans.partition_point(|(_, span)| span.start <= piece.start());
-            let span = place.checked_sub(1).and_then(|place| spans.get(place));
-            if span.is_none_or(|(_, span)| span.end < piece.end()) {
-                return Err(Misfit::Gone(piece.start()));
-            }
+        let has_room = |piece: &&Piece| {
+            self.spans.with(piece.start()).is_some_and(|number| piece.end() <= self.spans.get(number).end)
+        };
+        if let Some(piece) = pieces.iter().find(|piece| !has_room(piece)) {
+            return Err(Misfit::Gone(piece.start()));
         }
         let mut restoration = Restoration { pieces, slabs: Vec::new() };
         let wanted = restoration.pieces.iter().filter(|piece| matches!(piece, Piece::Slab { .. })).count();
@@ -163,26 +151,22 @@ impl Heap {
 
     /// Frees every block and forgets that memory was cut.
     fn free_all(&mut self, pages: &'static Pages) {
-        for (_, span) in self.spans.iter() {
-            let mut id = span.first;
-            while let Some(block) = self.blocks.get(id as usize) {
-                match block.state() {
-                    BlockState::Live => {
-                        pages.clear(block.start);
-                        self.counts.free(kind_of(block.size()), block.size(), block.requested());
-                    }
-                    BlockState::Slab => {
-                        pages.set_slab(block.start, block.size(), None);
-                        if let Some(slab) = pages.slabs.get(block.number()) {
-                            for (_, size, requested, _) in slab.live_slots() {
-                                self.counts.free(SMALL, size, requested);
-                            }
-                            pages.slabs.release(slab);
-                        }
-                    }
-                    BlockState::Free | BlockState::Vacant => {}
+        for block in self.spans.blocks(&self.blocks) {
+            match block.state() {
+                BlockState::Live => {
+                    pages.clear(block.start);
+                    self.counts.free(kind_of(block.size()), block.size(), block.requested());
                 }
-                id = block.next;
+                BlockState::Slab => {
+                    pages.set_slab(block.start, block.size(), None);
+                    if let Some(slab) = pages.slabs.get(block.number()) {
+                        for (_, size, requested, _) in slab.live_slots() {
+                            self.counts.free(SMALL, size, requested);
+                        }
+                        pages.slabs.release(slab);
+                    }
+                }
+                BlockState::Free | BlockState::Vacant => {}
             }
         }
         self.blocks.clear();

@@ -1,6 +1,9 @@
 //! Spans: where a heap's memory goes on without a gap.
 
 use std::collections::BTreeMap;
+use std::iter::successors;
+
+use super::block::Block;
 
 /// One span, and the blocks at its ends.
 #[derive(Clone, Copy, Debug)]
@@ -9,6 +12,14 @@ pub(super) struct Span {
     pub(super) end: u64,
     pub(super) first: u32,
     pub(super) last: u32,
+}
+
+impl Span {
+    /// Returns its blocks, by address.
+    pub(super) fn blocks(self, all: &[Block]) -> impl Iterator<Item = &Block> {
+        // The number in the last one's place is a span's, and no block's.
+        successors(all.get(self.first as usize), |block| all.get(block.next as usize))
+    }
 }
 
 /// The spans of a heap, by number and by address.
@@ -74,8 +85,18 @@ impl Spans {
         self.by_start.values().map(|&number| (number, self.get(number)))
     }
 
+    /// Returns every block, span by span in the order of addresses.
+    pub(super) fn blocks<'a>(&'a self, all: &'a [Block]) -> impl Iterator<Item = &'a Block> {
+        self.iter().flat_map(|(_, span)| span.blocks(all))
+    }
+
+    /// Returns the last span that starts before an offset.
+    fn before(&self, offset: u64) -> Option<u32> {
+        self.by_start.range(..offset).next_back().map(|(_, &number)| number)
+    }
+
     pub(super) fn ending_at(&self, end: u64) -> Option<u32> {
-        self.by_start.range(..end).next_back().map(|(_, &number)| number).filter(|&number| self.get(number).end == end)
+        self.before(end).filter(|&number| self.get(number).end == end)
     }
 
     pub(super) fn starting_at(&self, start: u64) -> Option<u32> {
@@ -83,10 +104,6 @@ impl Spans {
     }
 
     pub(super) fn with(&self, offset: u64) -> Option<u32> {
-        self.by_start
-            .range(..=offset)
-            .next_back()
-            .map(|(_, &number)| number)
-            .filter(|&number| offset < self.get(number).end)
+        self.before(offset + 1).filter(|&number| offset < self.get(number).end)
     }
 }

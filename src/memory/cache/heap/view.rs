@@ -81,9 +81,9 @@ impl Heap {
     /// the spans: they are in the heap that has borrowed them.
     pub(in crate::memory) fn views(&self, pages: &'static Pages) -> Vec<Vec<HeapBlock>> {
         let mut spans = Vec::new();
-        for mut id in self.spans.iter().map(|(_, span)| span.first) {
+        for (_, of_span) in self.spans.iter() {
             let mut span = Vec::new();
-            while let Some(block) = self.blocks.get(id as usize) {
+            for block in of_span.blocks(&self.blocks) {
                 match block.state() {
                     BlockState::Live if self.is_lender => match pages.entry(block.start) {
                         Entry::Freed(_) => span.push(gap(block.start, block.end())),
@@ -100,7 +100,6 @@ impl Heap {
                         is_waiting: matches!(pages.entry(block.start), Entry::Freed(_)),
                     }),
                 }
-                id = block.next;
             }
             spans.push(span);
         }
