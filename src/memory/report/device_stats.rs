@@ -102,7 +102,7 @@ const fn requested_of(amount: Amount) -> u64 {
 pub(in crate::memory) fn device_stats(device: Device) -> Result<DeviceStats> {
     let caches = device_caches(device)?;
     let (_, _, counts) = summarize(caches);
-    let (out, back) = caches.report(counts.ever, counts.back());
+    let (out, back) = caches.reports.grow(counts.ever, counts.back());
     let held = counts.held();
     let stats = |of: fn(Amount) -> u64, now: Amounts, peak: Amounts, came: Amounts, went: Amounts| {
         std::array::from_fn(|kind| Stat {
@@ -117,7 +117,7 @@ pub(in crate::memory) fn device_stats(device: Device) -> Result<DeviceStats> {
     let active = |of| stats(of, counts.now, counts.peak, out, back);
     let held = |of| stats(of, held, counts.held_peak, out, freed);
     let pieces = caches.memory.pieces.get();
-    let beside = caches.find_free_beside_held(ThisThread::get());
+    let beside = caches.reports.find_free_beside_held(caches.pools.serving(), ThisThread::get());
     Ok(DeviceStats {
         held: held(blocks_of),
         held_bytes: held(bytes_of),

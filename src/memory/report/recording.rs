@@ -8,7 +8,7 @@ use crate::observe::recording::{self, Settings, Stack};
 use crate::process;
 
 fn caches() -> Vec<&'static StreamCache> {
-    DeviceCaches::all().flat_map(DeviceCaches::serving).collect()
+    DeviceCaches::all().flat_map(|caches| caches.pools.serving()).collect()
 }
 
 /// Has the blocks known that there are at one moment, that of `begin`.

@@ -113,7 +113,7 @@ pub(in crate::memory) fn segments_of_pool(pool: &Pool) -> Vec<SegmentView> {
 
 fn caches(device: Option<Device>) -> Vec<&'static StreamCache> {
     let wanted = DeviceCaches::all().filter(|caches| device.is_none_or(|device| device == caches.memory.device));
-    wanted.flat_map(DeviceCaches::serving).collect()
+    wanted.flat_map(|caches| caches.pools.serving()).collect()
 }
 
 /// Returns the memory of every pool on every device that was used.

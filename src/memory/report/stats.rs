@@ -151,9 +151,9 @@ pub fn reset_peak_memory_stats(device: Device) -> Result<()> {
 pub(in crate::memory) fn reset_peaks_of(caches: &DeviceCaches) {
     caches.memory.budget.reset_peak();
     caches.memory.pieces.reset_peaks();
-    caches.reset_free_beside_held();
-    caches.pools().iter().for_each(|pool| reset_pool_peaks(pool));
-    caches.reset_past_peaks();
+    caches.reports.reset_free_beside_held();
+    caches.pools.all().iter().for_each(|pool| reset_pool_peaks(pool));
+    caches.pools.reset_past_peaks();
     caches.memory.live.reset();
 }
 

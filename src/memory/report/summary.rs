@@ -127,7 +127,7 @@ pub(crate) fn pool_summaries(device: Device) -> Option<(MemoryStats, Vec<PoolSum
 /// Returns the statistics of a device's memory and of each of its pools, the default one first, with all that their caches
 /// have counted.
 pub(in crate::memory) fn summarize(caches: &DeviceCaches) -> (MemoryStats, Vec<PoolSummary>, Counts) {
-    let (pools, mut counts) = caches.pools_and_past();
+    let (pools, mut counts) = caches.pools.all_and_past();
     let mut total = PoolStats::default();
     let sum_up = |pool: &Arc<Pool>| {
         let (summary, of_pool) = PoolSummary::with_counts(pool);
@@ -141,7 +141,7 @@ pub(in crate::memory) fn summarize(caches: &DeviceCaches) -> (MemoryStats, Vec<P
     counts.bound_peaks(caches.memory.live.peak());
     total.set_counts(&counts);
     total.set_reserved(&caches.memory.budget);
-    let (out, back) = caches.report(counts.ever, counts.back());
+    let (out, back) = caches.reports.grow(counts.ever, counts.back());
     (total.allocations, total.frees) = (out[ALL].blocks, back[ALL].blocks);
     let stats = MemoryStats {
         total,

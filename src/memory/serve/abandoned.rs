@@ -14,7 +14,7 @@ pub(super) fn end_abandoned(caches: &DeviceCaches, thread: ThisThread) {
     loop {
         let ended = end_some(caches, thread);
         let count = ended.len();
-        caches.put_spare(ended);
+        caches.table.put_spare(ended);
         if count < A_FEW / 2 {
             break;
         }
@@ -23,13 +23,13 @@ pub(super) fn end_abandoned(caches: &DeviceCaches, thread: ThisThread) {
 
 /// Ends the abandoned caches among the next few.
 fn end_some(caches: &DeviceCaches, thread: ThisThread) -> Vec<&'static StreamCache> {
-    let mut ended = caches.next_serving(A_FEW);
+    let mut ended = caches.pools.next_serving(A_FEW);
     ended.retain(|cache| {
         let Some(service) = cache.service() else { return false };
         let is_abandoned = match service.stream.clones() {
             // Each cache holds one clone, and `service` another.
-            Some(clones) => clones == caches.count_on(&service.stream) + 1,
-            None => caches.is_stream_gone(&service) || cache.marks_work() && is_bare(cache, thread),
+            Some(clones) => clones == caches.pools.count_on(&service.stream) + 1,
+            None => caches.pools.is_stream_gone(&service) || cache.marks_work() && is_bare(cache, thread),
         };
         is_abandoned && end(caches, cache, &service, thread)
     });
@@ -58,7 +58,7 @@ fn end(caches: &DeviceCaches, cache: &'static StreamCache, service: &Service, th
         return false;
     }
     let Some(counts) = cache.end_idle(service, thread) else { return false };
-    if !caches.remove_cache(&service.pool, cache, counts) {
+    if !caches.pools.remove_cache(&service.pool, cache, counts) {
         return false;
     }
     cache.end_service();

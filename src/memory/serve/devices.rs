@@ -65,7 +65,7 @@ fn used(device: Device) -> Vec<MemoryUse> {
         let (bytes, live_bytes) = (pool.budget().reserved(), Some(live.bytes));
         MemoryUse { pool: name, count: live.blocks as usize, bytes, live_bytes }
     };
-    caches.pools().into_iter().map(describe).filter(|used| used.bytes > 0).collect()
+    caches.pools.all().into_iter().map(describe).filter(|used| used.bytes > 0).collect()
 }
 
 /// Gives back what pools that help others have free on the device, after waiting for work that uses it.

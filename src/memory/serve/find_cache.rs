@@ -75,7 +75,7 @@ fn find_now(stream: &Stream, given: Option<&Given>, is_rerouted: bool) -> Result
         None => {
             let caches = device_caches(device)?;
             if !role.is_captured() {
-                caches.note_stream(stream, stream_id);
+                caches.pools.note_stream(stream, stream_id);
             }
             forget_unused(caches, thread)?;
             let found = acquire(caches, thread, destination, stream, stream_id)?;
@@ -93,7 +93,7 @@ fn id_of(stream: &Stream) -> Result<u64> {
     if stream.raw().is_default() || stream.kept().is_lasting() {
         return Ok(0);
     }
-    let last = || DeviceCaches::known(stream.device()).map_or(0, |caches| caches.last_id(stream));
+    let last = || DeviceCaches::known(stream.device()).map_or(0, |caches| caches.pools.last_id(stream));
     Ok(stream.id()?.unwrap_or_else(last))
 }
 
@@ -139,10 +139,10 @@ fn make(
 ) -> Result<Option<(&'static StreamCache, u64)>> {
     let pool = &service.pool;
     let (cache, number) = caches.new_cache(service.clone())?;
-    let added = caches.add_cache(pool, cache);
+    let added = caches.pools.add_cache(pool, cache);
     if added.is_some_and(|first| !std::ptr::eq(first, cache)) {
         cache.end_service();
-        caches.put_spare([cache]);
+        caches.table.put_spare([cache]);
         return Ok(None);
     }
     if pool.marks_work() {
@@ -151,10 +151,10 @@ fn make(
     // Asked after the cache is known to the pool, so that the call that closes it sees the cache, or this one sees the end.
     if added.is_none() || pool.is_closed() {
         // Unless the end of the pool has done it, or is to: other threads may have added memory to it meanwhile.
-        let is_over = || cache.end_if_empty(pool, thread) && caches.remove_cache(pool, cache, Counts::default());
+        let is_over = || cache.end_if_empty(pool, thread) && caches.pools.remove_cache(pool, cache, Counts::default());
         if added.is_none() || is_over() {
             cache.end_service();
-            caches.put_spare([cache]);
+            caches.table.put_spare([cache]);
         }
         return Err(pool::closed(pool));
     }

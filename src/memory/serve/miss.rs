@@ -295,7 +295,8 @@ impl Climb {
     /// Returns the other pools of the device that help others.
     fn helpers(&self) -> Vec<Arc<Pool>> {
         let own = self.request.pool().number;
-        let pools = DeviceCaches::known(self.request.memory().device).map(DeviceCaches::pools).unwrap_or_default();
+        let pools =
+            DeviceCaches::known(self.request.memory().device).map(|caches| caches.pools.all()).unwrap_or_default();
         pools.into_iter().filter(|pool| pool.number != own && pool.helps_others()).collect()
     }
 
@@ -364,7 +365,8 @@ impl Climb {
 
     /// Returns how many blocks of the device were taken and freed so far.
     fn traffic(&self) -> u64 {
-        let caches = DeviceCaches::known(self.request.memory().device).map(DeviceCaches::serving).unwrap_or_default();
+        let caches =
+            DeviceCaches::known(self.request.memory().device).map(|caches| caches.pools.serving()).unwrap_or_default();
         let traffic = |cache: &StreamCache| {
             let counts = cache.lock(self.request.thread).counts();
             counts.allocations() + counts.frees()

@@ -51,7 +51,7 @@ pub(in crate::memory) fn make_pool(device: Device, id: PoolId, options: PoolOpti
     if reserve > 0 {
         make_reserve_with_room(&pool, reserve)?;
     }
-    caches.add_pool(&pool);
+    caches.pools.add(&pool);
     Ok(pool)
 }
 
@@ -96,7 +96,7 @@ pub(in crate::memory) fn pool_of_id(device: Device, id: PoolId) -> Result<Option
     let caches = device_caches(runtime::existing(device)?)?;
     // Asked first: an id is unused until its pool can be found.
     let is_unused = id.is_unused();
-    match caches.pool_in_use(id) {
+    match caches.pools.in_use(id) {
         None if !is_unused => Err(refuse_id(id, Some(device))),
         found => Ok(found),
     }
@@ -107,7 +107,7 @@ pub(in crate::memory) fn pool_of_id(device: Device, id: PoolId) -> Result<Option
 pub(in crate::memory) fn pool_anywhere(id: PoolId, device: Option<Device>) -> Result<Option<Arc<Pool>>> {
     process::refuse_forked()?;
     let is_unused = id.is_unused();
-    match DeviceCaches::all().find_map(|caches| caches.pool_in_use(id)) {
+    match DeviceCaches::all().find_map(|caches| caches.pools.in_use(id)) {
         Some(pool) if device.is_none_or(|device| device == pool.memory.device) => Ok(Some(pool)),
         None if is_unused => Ok(None),
         _ => Err(refuse_id(id, device)),
@@ -123,7 +123,7 @@ fn refuse_id(id: PoolId, device: Option<Device>) -> Error {
             "{id}{on} is not a pool's id; take one from graph_pool_handle() or a MemPool"
         ));
     }
-    let owner = DeviceCaches::all().find(|caches| caches.pool_in_use(id).is_some()).map(|caches| caches.memory.device);
+    let owner = DeviceCaches::all().find(|caches| caches.pools.in_use(id).is_some()).map(|caches| caches.memory.device);
     Error::invalid_value(match (owner, device) {
         (Some(owner), Some(device)) => {
             format!("pool {id} is of {owner}, not of {device}: name {owner}, or take a pool of {device}")

@@ -136,7 +136,7 @@ pub(in crate::memory) fn trim_pools(
 ) -> Result<u64> {
     let mut released = 0;
     let mut outcome = Ok(());
-    for pool in caches.pools().iter().filter(|pool| is_meant(pool)) {
+    for pool in caches.pools.all().iter().filter(|pool| is_meant(pool)) {
         match trim(caches, pool, thread, patience) {
             Ok(bytes) => released += bytes,
             Err(error) => outcome = outcome.and(Err(error)),

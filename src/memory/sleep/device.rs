@@ -75,7 +75,7 @@ pub fn wake(device: Device) -> Result<u64> {
 
 /// Returns the device's pools, if its memory was used.
 fn pools(device: Device) -> Vec<Arc<Pool>> {
-    DeviceCaches::known(device).map(DeviceCaches::pools).unwrap_or_default()
+    DeviceCaches::known(device).map(|caches| caches.pools.all()).unwrap_or_default()
 }
 
 /// Returns what gpupool has of the device's memory, in bytes.

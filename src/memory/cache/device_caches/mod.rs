@@ -1,0 +1,152 @@
+//! A device's memory with all that shares it: its pools, and the caches that serve them.
+//!
+//! Made when first needed and never dropped. What it knows of pools, of caches by number, and of what was reported, is apart.
+
+mod of_pool;
+mod pools;
+mod reports;
+mod table;
+
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, OnceLock};
+
+use self::pools::PoolList;
+use self::reports::Reports;
+use self::table::CacheTable;
+use super::heap::Counts;
+use super::service::Service;
+use super::stream_cache::StreamCache;
+use crate::error::{Error, Result};
+use crate::ids::Device;
+use crate::memory::device::{DeviceMemory, LENT};
+use crate::memory::pool::Pool;
+use crate::sync::Ordering;
+
+/// A device's memory, its pools and its caches.
+#[derive(Debug)]
+pub(in crate::memory) struct DeviceCaches {
+    pub(in crate::memory) memory: DeviceMemory,
+    default: OnceLock<Arc<Pool>>,
+    pub(in crate::memory) pools: PoolList,
+    pub(in crate::memory) table: CacheTable,
+    pub(in crate::memory) reports: Reports,
+}
+
+/// Devices that a process can use memory of.
+const DEVICES_MAX: usize = 0x100;
+static DEVICES: [OnceLock<&'static DeviceCaches>; DEVICES_MAX] = [const { OnceLock::new() }; DEVICES_MAX];
+/// One more than the highest ordinal among them.
+static DEVICES_END: AtomicUsize = AtomicUsize::new(0);
+/// NUMA nodes of the host that a process can have pinned memory on.
+const NODES_MAX: usize = 0x40;
+static NODES: [OnceLock<&'static DeviceCaches>; NODES_MAX] = [const { OnceLock::new() }; NODES_MAX];
+/// One more than the highest number among them.
+static NODES_END: AtomicUsize = AtomicUsize::new(0);
+
+#[cold]
+fn too_many(what: &str, most: usize) -> Error {
+    Error::unavailable(format!("a process can have {most} {what}, and there are as many"))
+}
+
+impl DeviceCaches {
+    /// Returns the caches of a device, or of a node of the host, if its memory was used.
+    #[inline]
+    pub(in crate::memory) fn known(device: Device) -> Option<&'static Self> {
+        match device.host_node() {
+            None => DEVICES.get(device.ordinal())?.get().copied(),
+            Some(node) => NODES.get(node as usize)?.get().copied(),
+        }
+    }
+
+    /// Returns the caches of every device whose memory was used, then those of the host's nodes.
+    #[inline]
+    pub(in crate::memory) fn all() -> impl Iterator<Item = &'static Self> {
+        Self::of_devices().chain(Self::of_nodes())
+    }
+
+    /// Returns the caches of every device whose memory was used.
+    #[inline]
+    pub(in crate::memory) fn of_devices() -> impl Iterator<Item = &'static Self> {
+        let used = DEVICES.iter().take(DEVICES_END.load(Ordering::Acquire));
+        used.filter_map(|caches| caches.get().copied())
+    }
+
+    /// Returns the caches of every NUMA node of the host whose pinned memory was used.
+    #[inline]
+    pub(in crate::memory) fn of_nodes() -> impl Iterator<Item = &'static Self> {
+        let used = NODES.iter().take(NODES_END.load(Ordering::Acquire));
+        used.filter_map(|caches| caches.get().copied())
+    }
+
+    /// Makes the caches of this memory, with no pools yet, for as long as the process lives.
+    pub(in crate::memory) fn new(memory: DeviceMemory) -> &'static Self {
+        Box::leak(Box::new(Self {
+            memory,
+            default: OnceLock::new(),
+            pools: PoolList::default(),
+            table: CacheTable::new(),
+            reports: Reports::default(),
+        }))
+    }
+
+    /// Makes this the device's, unless it has one already, which is returned.
+    ///
+    /// # Errors
+    /// `ErrorKind::Unavailable` for a device beyond the 256th, or a node beyond the 64th.
+    pub(in crate::memory) fn install(&'static self) -> Result<&'static Self> {
+        let (number, place, end) = match self.memory.device.host_node() {
+            None => {
+                let ordinal = self.memory.device.ordinal();
+                let place = DEVICES.get(ordinal).ok_or_else(|| too_many("devices", DEVICES_MAX))?;
+                (ordinal, place, &DEVICES_END)
+            }
+            Some(node) => {
+                let node = node as usize;
+                let place = NODES.get(node).ok_or_else(|| too_many("NUMA nodes of the host", NODES_MAX))?;
+                (node, place, &NODES_END)
+            }
+        };
+        let installed = *place.get_or_init(|| self);
+        end.fetch_max(number + 1, Ordering::AcqRel);
+        Ok(installed)
+    }
+
+    /// Adds the default pool, before any other.
+    pub(in crate::memory) fn set_default_pool(&self, pool: Arc<Pool>) {
+        self.pools.add(self.default.get_or_init(|| pool));
+    }
+
+    /// Returns the default pool, which is there from the start.
+    pub(in crate::memory) fn default_pool(&self) -> Result<&Arc<Pool>> {
+        self.default.get().ok_or_else(|| Error::internal(format!("{} has no default pool", self.memory.device)))
+    }
+
+    /// Forgets a pool in which nothing is live, but not what it has counted. Its caches serve others.
+    pub(in crate::memory) fn remove_pool(&self, pool: &Pool, counts: Counts) {
+        let Some(removed) = self.pools.remove(pool, counts) else { return };
+        // So that nothing keeps the pool.
+        removed.all().for_each(StreamCache::end_service);
+        self.table.put_spare(removed.all());
+    }
+
+    /// Returns the cache that holds the block at the offset.
+    #[inline]
+    pub(in crate::memory) fn cache_at(&self, offset: u64) -> Option<&StreamCache> {
+        let number = self.memory.pages.cache(offset)?;
+        self.table.get(number).or_else(|| self.lent_cache_at(offset, number))
+    }
+
+    /// Returns the cache that has borrowed the slab at the offset, of a page with this mark; else the page's.
+    #[cold]
+    fn lent_cache_at(&self, offset: u64, mark: u32) -> Option<&StreamCache> {
+        self.table.get(self.memory.pages.borrower(offset).unwrap_or(mark & !LENT))
+    }
+
+    /// Returns a cache that serves this from now on, and the number of the service.
+    ///
+    /// # Errors
+    /// `ErrorKind::Unavailable` if there are too many.
+    pub(in crate::memory) fn new_cache(&'static self, service: Service) -> Result<(&'static StreamCache, u64)> {
+        self.table.begin(&self.memory, service)
+    }
+}

@@ -1,0 +1,92 @@
+//! The caches that serve one pool, found on the pool's device.
+
+use std::sync::Arc;
+
+use super::DeviceCaches;
+use super::pools::PoolCaches;
+use crate::error::Result;
+use crate::ids::RawStream;
+use crate::memory::cache::heap::Counts;
+use crate::memory::cache::service::{Service, normalized};
+use crate::memory::cache::stream_cache::StreamCache;
+use crate::memory::pool::Pool;
+use crate::sync::ThisThread;
+
+impl DeviceCaches {
+    /// Returns what `f` does with the pool's caches; the default if the pool is gone.
+    fn of_pool<R: Default>(pool: &Pool, f: impl FnOnce(&mut PoolCaches) -> R) -> R {
+        let caches = Self::known(pool.memory.device);
+        caches.and_then(|caches| caches.pools.with(pool, f)).unwrap_or_default()
+    }
+
+    /// Returns the caches that serve the pool.
+    pub(in crate::memory) fn caches_of(pool: &Pool) -> Vec<&'static StreamCache> {
+        Self::caches_and_past_of(pool).0
+    }
+
+    /// Returns the caches that serve the pool, each with what it serves. A cache of the list may be another pool's by the time
+    /// it is locked, so it is locked in its service: [`StreamCache::lock_in`].
+    pub(in crate::memory) fn services_of(pool: &Pool) -> Vec<(&'static StreamCache, Service)> {
+        let of_pool = |cache: &'static StreamCache| Some((cache, cache.service_of(pool)?));
+        Self::caches_of(pool).into_iter().filter_map(of_pool).collect()
+    }
+
+    /// Returns the caches that serve the pool, and what those that are gone have counted.
+    pub(in crate::memory) fn caches_and_past_of(pool: &Pool) -> (Vec<&'static StreamCache>, Counts) {
+        Self::of_pool(pool, |entry| (entry.all().collect(), entry.past))
+    }
+
+    /// Returns the caches that serve the pool and the stream, whichever threads' they are.
+    pub(in crate::memory) fn caches_on(pool: &Pool, stream: RawStream) -> Vec<&'static StreamCache> {
+        Self::of_pool(pool, |entry| entry.by_stream.get(&normalized(stream)).cloned().unwrap_or_default())
+    }
+
+    /// Returns the pool's lender of slabs, if it has one.
+    pub(in crate::memory) fn lender_of(pool: &Pool) -> Option<&'static StreamCache> {
+        Self::of_pool(pool, |entry| entry.lender)
+    }
+
+    /// Returns the lender of a pool that has more than `many` other caches; made when it is first needed.
+    ///
+    /// # Errors
+    /// As [`DeviceCaches::new_cache`].
+    pub(in crate::memory) fn lender_for_many(pool: &Arc<Pool>, many: usize) -> Result<Option<&'static StreamCache>> {
+        let (count, lender) = Self::of_pool(pool, |entry| (entry.caches.len(), entry.lender));
+        if count <= many || lender.is_some() {
+            return Ok(lender.filter(|_| count > many));
+        }
+        let Some(caches) = Self::known(pool.memory.device) else { return Ok(None) };
+        let (made, _) = caches.new_cache(Service::of_lender(pool))?;
+        let lender = Self::of_pool(pool, |entry| Some(*entry.lender.get_or_insert(made)));
+        if lender.is_none_or(|lender| !std::ptr::eq(lender, made)) {
+            made.end_service();
+            caches.table.put_spare([made]);
+        }
+        Ok(lender)
+    }
+
+    /// Returns the caches with these numbers, as far as they serve the pool. Others are struck off its ledger.
+    pub(in crate::memory) fn numbered(pool: &Pool, numbers: &[u32]) -> Vec<&'static StreamCache> {
+        let of_number = |entry: &mut PoolCaches, number: u32| {
+            let lender = entry.lender.filter(|lender| lender.number == number);
+            let cache = entry.caches.get(&number).copied().or(lender);
+            if cache.is_none() {
+                pool.ledger.remove_with_pages(number);
+            }
+            cache
+        };
+        Self::of_pool(pool, |entry| numbers.iter().filter_map(|&number| of_number(entry, number)).collect())
+    }
+
+    /// Returns what all caches of the pool have counted, those that are gone too.
+    pub(in crate::memory) fn counts_of(pool: &Pool, thread: ThisThread) -> Counts {
+        let (caches, mut counts) = Self::caches_and_past_of(pool);
+        caches.iter().for_each(|cache| counts.add(cache.lock(thread).counts()));
+        counts
+    }
+
+    /// Starts the peak of the pool's caches that are gone anew.
+    pub(in crate::memory) fn reset_past_peak(pool: &Pool) {
+        Self::of_pool(pool, |entry| entry.past.forget_peaks());
+    }
+}

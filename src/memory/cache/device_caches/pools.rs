@@ -1,0 +1,207 @@
+//! The pools of a device and the caches that serve them, by all that a request, a report or a stream's end asks for.
+//!
+//! Each question is answered in a time that hardly grows with the number of pools and caches. The lock is held for that alone.
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::sync::{Arc, Mutex};
+
+use rustc_hash::FxHashMap;
+
+use crate::memory::cache::heap::Counts;
+use crate::memory::cache::service::{Service, normalized};
+use crate::memory::cache::stream_cache::StreamCache;
+use crate::memory::pool::{Pool, PoolId};
+use crate::runtime::Stream;
+use crate::sync::lock;
+
+/// A device's pools and their caches.
+#[derive(Debug, Default)]
+pub(in crate::memory) struct PoolList(Mutex<Pools>);
+
+/// What the lock is on: pools by number, the default one first, and what those that are gone have counted.
+#[derive(Debug, Default)]
+struct Pools {
+    all: BTreeMap<u32, PoolCaches>,
+    /// The number of the pool that was made last with an id.
+    by_id: FxHashMap<PoolId, u32>,
+    past: Counts,
+    /// Every cache that serves a pool, by number.
+    serving: BTreeMap<u32, &'static StreamCache>,
+    /// How many of them serve a stream, by the stream's address.
+    on_stream: FxHashMap<usize, usize>,
+    /// The number of the last stream that was seen at each address, as [`Service::stream_id`].
+    last_ids: FxHashMap<usize, u64>,
+    /// The number of the cache that [`PoolList::next_serving`] returned last.
+    last_seen: u32,
+}
+
+/// A pool, its caches, and what those that are gone have counted.
+#[derive(Debug)]
+pub(super) struct PoolCaches {
+    pool: Arc<Pool>,
+    /// By number.
+    pub(super) caches: BTreeMap<u32, &'static StreamCache>,
+    /// The same by the stream that they serve, as [`normalized`].
+    pub(super) by_stream: FxHashMap<usize, Vec<&'static StreamCache>>,
+    /// The one that lends slabs to the others, once there are many.
+    pub(super) lender: Option<&'static StreamCache>,
+    pub(super) past: Counts,
+}
+
+impl PoolCaches {
+    /// Returns every cache: the lender last, to which others return slabs.
+    pub(super) fn all(&self) -> impl Iterator<Item = &'static StreamCache> {
+        self.caches.values().copied().chain(self.lender)
+    }
+}
+
+impl Pools {
+    /// Notes that a cache of a pool ends its service, before its clone of the stream goes.
+    fn forget(&mut self, cache: &StreamCache) {
+        self.serving.remove(&cache.number);
+        let stream = cache.stream_address();
+        if let Some(count) = self.on_stream.get_mut(&stream) {
+            *count -= 1;
+            if *count == 0 {
+                self.on_stream.remove(&stream);
+            }
+        }
+    }
+}
+
+impl PoolList {
+    /// Returns every pool that has, or can have, memory. The default pool is the first.
+    pub(in crate::memory) fn all(&self) -> Vec<Arc<Pool>> {
+        lock(&self.0).all.values().map(|entry| Arc::clone(&entry.pool)).collect()
+    }
+
+    /// Returns the pool with this id, if it is in use.
+    pub(in crate::memory) fn in_use(&self, id: PoolId) -> Option<Arc<Pool>> {
+        let pools = lock(&self.0);
+        let pool = &pools.all.get(pools.by_id.get(&id)?)?.pool;
+        (!pool.is_default() && pool.use_count() > 0).then(|| Arc::clone(pool))
+    }
+
+    /// Returns the pools, and what those that are gone have counted.
+    pub(in crate::memory) fn all_and_past(&self) -> (Vec<Arc<Pool>>, Counts) {
+        let pools = lock(&self.0);
+        (pools.all.values().map(|entry| Arc::clone(&entry.pool)).collect(), pools.past)
+    }
+
+    pub(in crate::memory) fn add(&self, pool: &Arc<Pool>) {
+        let entry = PoolCaches {
+            pool: Arc::clone(pool),
+            caches: BTreeMap::new(),
+            by_stream: FxHashMap::default(),
+            lender: None,
+            past: Counts::default(),
+        };
+        let mut pools = lock(&self.0);
+        pools.all.insert(pool.number, entry);
+        pools.by_id.insert(pool.id, pool.number);
+    }
+
+    /// Forgets a pool in which nothing is live, but not what it has counted. Returns it with its caches, which serve it no more.
+    pub(super) fn remove(&self, pool: &Pool, counts: Counts) -> Option<PoolCaches> {
+        let mut pools = lock(&self.0);
+        // Not dropped with the lock held: nothing else may keep the pool, nor what its allocator holds.
+        let removed = pools.all.remove(&pool.number);
+        if let Some(removed) = &removed {
+            pools.past.add(counts);
+            removed.caches.values().for_each(|cache| pools.forget(cache));
+            if pools.by_id.get(&pool.id) == Some(&pool.number) {
+                pools.by_id.remove(&pool.id);
+            }
+        }
+        removed
+    }
+
+    /// Returns every cache, whichever pool it serves.
+    pub(in crate::memory) fn serving(&self) -> Vec<&'static StreamCache> {
+        lock(&self.0).all.values().flat_map(PoolCaches::all).collect()
+    }
+
+    /// Returns the next few caches, whichever pools they serve: those after the ones that were returned last.
+    pub(in crate::memory) fn next_serving(&self, most: usize) -> Vec<&'static StreamCache> {
+        let mut pools = lock(&self.0);
+        let last = pools.last_seen;
+        let (after, before) =
+            (pools.serving.range((Bound::Excluded(last), Bound::Unbounded)), pools.serving.range(..=last));
+        let next: Vec<_> = after.chain(before).take(most).map(|(_, cache)| *cache).collect();
+        pools.last_seen = next.last().map_or(0, |cache| cache.number);
+        next
+    }
+
+    /// Returns how many caches serve a stream.
+    pub(in crate::memory) fn count_on(&self, stream: &Stream) -> usize {
+        lock(&self.0).on_stream.get(&normalized(stream.raw())).copied().unwrap_or(0)
+    }
+
+    /// Notes that a stream that a request names is alive, so that others which had its address are known to be gone.
+    pub(in crate::memory) fn note_stream(&self, stream: &Stream, id: u64) {
+        if !stream.raw().is_default() {
+            lock(&self.0).last_ids.insert(normalized(stream.raw()), id);
+        }
+    }
+
+    /// Returns the number of the last stream that was seen at this one's address; 0 if none was.
+    pub(in crate::memory) fn last_id(&self, stream: &Stream) -> u64 {
+        lock(&self.0).last_ids.get(&normalized(stream.raw())).copied().unwrap_or(0)
+    }
+
+    /// Returns whether the stream that is served is known to be gone: another one has its address.
+    pub(in crate::memory) fn is_stream_gone(&self, service: &Service) -> bool {
+        service.stream_id != 0 && self.last_id(&service.stream) != service.stream_id
+    }
+
+    pub(super) fn with<R>(&self, pool: &Pool, f: impl FnOnce(&mut PoolCaches) -> R) -> Option<R> {
+        lock(&self.0).all.get_mut(&pool.number).map(f)
+    }
+
+    /// Adds a cache that serves the pool, and returns it, or another that serves the same if there is one already. None if
+    /// the pool is gone.
+    pub(in crate::memory) fn add_cache(
+        &self,
+        pool: &Pool,
+        cache: &'static StreamCache,
+    ) -> Option<&'static StreamCache> {
+        let mut pools = lock(&self.0);
+        let entry = pools.all.get_mut(&pool.number)?;
+        let stream = cache.stream_address();
+        if let Some(same) = entry.by_stream.get(&stream)
+            && let Some(first) = same.iter().find(|other| other.serves_as(cache))
+        {
+            return Some(first);
+        }
+        entry.caches.insert(cache.number, cache);
+        entry.by_stream.entry(stream).or_default().push(cache);
+        pools.serving.insert(cache.number, cache);
+        *pools.on_stream.entry(stream).or_default() += 1;
+        Some(cache)
+    }
+
+    /// Forgets a cache in which nothing is live, but not what it has counted; false if the pool has not got it.
+    pub(in crate::memory) fn remove_cache(&self, pool: &Pool, cache: &StreamCache, counts: Counts) -> bool {
+        let mut pools = lock(&self.0);
+        let Some(entry) = pools.all.get_mut(&pool.number) else { return false };
+        if entry.caches.remove(&cache.number).is_none() {
+            return false;
+        }
+        let stream = cache.stream_address();
+        if let Some(same) = entry.by_stream.get_mut(&stream) {
+            same.retain(|other| !std::ptr::eq(*other, cache));
+            if same.is_empty() {
+                entry.by_stream.remove(&stream);
+            }
+        }
+        entry.past.add(counts);
+        pools.forget(cache);
+        true
+    }
+
+    /// Starts the peak of the pools that are gone anew.
+    pub(in crate::memory) fn reset_past_peaks(&self) {
+        lock(&self.0).past.forget_peaks();
+    }
+}
