@@ -2157,12 +2157,6 @@ def enable_peer_access(device: SupportsIndex, peer: SupportsIndex) -> None:
         LibraryError: The driver refuses; the peer then gets no access to later memory, and the call may be repeated.
     """
 
-def torch_functions(address_of: Callable[[str], int]) -> dict[str, int]:
-    """Return addresses of C functions for PyTorch's pluggable allocator, by the names of the setters that take them.
-
-    ``address_of(symbol)`` returns the address of a symbol of PyTorch's own library; see :mod:`gpupool.torch`.
-    """
-
 @final
 class ReplayResult:
     """The memory and time that the replay of one trace took; :func:`replay` returns it."""

@@ -71,21 +71,15 @@ def mem_pool(
     Raises:
         gpupool.LibraryNotFound: PyTorch is missing or older than 2.11.
         gpupool.InvalidValue: The pool cannot supply PyTorch, or 64 others do.
-        gpupool.Error: PyTorch has no pools, because gpupool is its pluggable allocator.
 
     https://docs.pytorch.org/docs/stable/generated/torch.cuda.MemPool.html
     """
     torch = _torch()
-    if _place.way() == "pluggable":
-        raise gpupool.Error(
-            "PyTorch has no pools of its own, since gpupool is its pluggable allocator: enter "
-            "gpupool.torch.using(pool) instead"
-        )
     if pool is not None:
         if device not in (None, pool.device):
             raise gpupool.InvalidValue(f"the pool is of device {pool.device}, not of device {device}")
         device = pool.device
-    if _place.way() == "full":
+    if _place.is_taken():
         if pool is None:
             with torch.cuda.device(device):
                 return torch.cuda.MemPool(use_on_oom=use_on_oom, no_split=no_split)
@@ -118,11 +112,11 @@ def using(pool: gpupool.MemPool, *, all_threads: bool = False) -> Iterator[gpupo
 
     https://docs.pytorch.org/docs/stable/generated/torch.cuda.use_mem_pool.html
     """
-    if _place.way() is None:
-        with _pools.block(_torch(), pool, all_threads=all_threads):
+    if _place.is_taken():
+        with gpupool.use_mem_pool(pool, all_threads=all_threads):
             yield pool
     else:
-        with gpupool.use_mem_pool(pool, all_threads=all_threads):
+        with _pools.block(_torch(), pool, all_threads=all_threads):
             yield pool
 
 
@@ -153,9 +147,8 @@ def enable(*, allocator: bool = True, pinned: bool = False) -> None:
 
     This needs a small library built for the version of PyTorch: the wheel contains libraries for the versions that
     existed when it was built. For others it is compiled when it is first needed, which needs a C++ compiler and CUDA's
-    headers, and kept in ``~/.cache/gpupool`` (or below ``XDG_CACHE_HOME``). If that fails a warning says why, and
-    gpupool becomes PyTorch's pluggable allocator: only before the first tensor on a GPU, permanently, and without
-    PyTorch's statistics, snapshots, pools and graph trees.
+    headers, and kept in ``~/.cache/gpupool`` (or below ``XDG_CACHE_HOME``). If that fails, the error says what is
+    missing, and PyTorch's allocator stays as it is.
 
     With ``pinned``, PyTorch's pinned memory comes from gpupool too: ``tensor.pin_memory()``,
     ``torch.empty(..., pin_memory=True)``, ``DataLoader(pin_memory=True)``,
@@ -169,9 +162,9 @@ def enable(*, allocator: bool = True, pinned: bool = False) -> None:
 
     Raises:
         gpupool.Error: Another allocator was chosen, by ``PYTORCH_CUDA_ALLOC_CONF`` or
-            ``torch.cuda.memory.change_current_allocator``; or there is no library and PyTorch has used CUDA already.
-        gpupool.LibraryNotFound: PyTorch is missing, older than 2.11, or built without CUDA; or, with ``pinned``, there
-            is no library.
+            ``torch.cuda.memory.change_current_allocator``.
+        gpupool.LibraryNotFound: PyTorch is missing, older than 2.11, or built without CUDA; or there is no library for
+            it, and none could be made.
 
     https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management
     """
@@ -182,8 +175,7 @@ def enable(*, allocator: bool = True, pinned: bool = False) -> None:
         try:
             if allocator:
                 _place.take(torch)
-                if _place.way() == "full":
-                    _sent_tensors.watch(torch)
+                _sent_tensors.watch(torch)
         except Exception:
             if is_new:
                 _place.give_back_pinned()
@@ -198,8 +190,8 @@ def disable() -> None:
     """Restore PyTorch's own allocators, and stop using its current stream. A second call does nothing.
 
     Tensors created meanwhile keep their memory, which returns to gpupool when they die; graphs and pools also stay
-    valid. Only a pluggable allocator stays, because PyTorch cannot replace it. Call it while no graph is captured:
-    captures that have not ended by then are taken for failed ones, whose end PyTorch does not report.
+    valid. Call it while no graph is captured: captures that have not ended by then are taken for failed ones, whose
+    end PyTorch does not report.
 
     Raises:
         gpupool.Error: Other code has changed PyTorch's allocator meanwhile.

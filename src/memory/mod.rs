@@ -47,7 +47,7 @@ pub use mem_pool::{MemPool, MemPoolBuilder};
 pub(crate) use plug::LibraryMemory;
 pub use plug::{Api, C_API, DEVICE_MEM_HANDLER, PINNED_MEM_HANDLER, c_api, feed};
 #[cfg(feature = "python")]
-pub(crate) use plug::{TorchAllocator, fence, torch_functions};
+pub(crate) use plug::{TorchAllocator, fence};
 pub use pool::{
     CaptureScope, GraphMemory, MemoryLimit, PoolId, PoolScope, PoolToken, SegmentEvent, SegmentEventKind,
     graph_pool_handle,

@@ -151,31 +151,6 @@ pub(crate) fn end_expecting_captures(device: Device) -> bool {
     true
 }
 
-/// Captures on a device that are expected until this is dropped, as [`expect_captures`].
-#[cfg(feature = "python")]
-#[derive(Debug)]
-pub(crate) struct ExpectedCaptures {
-    device: Device,
-}
-
-#[cfg(feature = "python")]
-impl ExpectedCaptures {
-    pub(crate) fn new(device: Device) -> Self {
-        expect_captures(device);
-        Self { device }
-    }
-}
-
-#[cfg(feature = "python")]
-impl Drop for ExpectedCaptures {
-    fn drop(&mut self) {
-        // As for a note.
-        if !process::is_forked() {
-            end_expecting_captures(self.device);
-        }
-    }
-}
-
 /// Waits for all work of the device, on every stream.
 ///
 /// # Errors

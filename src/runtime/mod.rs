@@ -47,8 +47,6 @@ pub use guard::{BoundDevice, RelaxedCapture};
 #[cfg(feature = "python")]
 pub(crate) use host_memory::no_host_node;
 pub(crate) use host_memory::{host_node, locking_limits, nearest_host_node, only_host_node};
-#[cfg(feature = "python")]
-pub(crate) use known_captures::ExpectedCaptures;
 pub use known_captures::synchronize;
 pub(crate) use known_captures::{
     KnownCapture, WholeDevice, end_expecting_captures, expect_captures, is_known_stream_capturing, note_capture,

@@ -8,17 +8,17 @@
 #include <atomic>
 
 // Of PyTorch's libraries, so that it is linked to them.
-extern "C" int torch_filters_alive();
+extern "C" int torch_is_there();
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-static std::atomic<int> installations, uninstallations, pinned_installations, pinned_uninstallations, filters;
+static std::atomic<int> installations, uninstallations, pinned_installations, pinned_uninstallations, is_linked;
 
 EXPORT const char *gpupool_torch_version(void) { return PYTORCH; }
 EXPORT const char *gpupool_torch_install(const gpupool_api *api) {
   if (REFUSES) return "it is refused";
   if (api->version < 1 || api->malloc == nullptr) return "this is no table";
-  filters = torch_filters_alive();
+  is_linked = torch_is_there();
   installations++;
   return nullptr;
 }

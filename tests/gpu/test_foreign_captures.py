@@ -26,7 +26,6 @@ def test_a_capture_of_pytorchs_on_its_own_memory(way, mode, kind):
 # In the global mode the end of a graph on another thread spoils it on PyTorch's own allocator, too.
 @pytest.mark.parametrize("kind", ["own", "external"])
 @pytest.mark.parametrize("mode", TORCH_MODES[1:])
-@pytest.mark.parametrize("way", ["full", "pluggable"])
-def test_a_capture_of_pytorchs_that_begins_in_place(way, mode, kind):
+def test_a_capture_of_pytorchs_that_begins_in_place(mode, kind):
     import_or_skip("torch")
-    run_prepared_program("pytorch/in_place_captures.py", way, mode, kind)
+    run_prepared_program("pytorch/in_place_captures.py", mode, kind)

@@ -135,15 +135,14 @@ def test_the_library_is_compiled_at_first_use(tmp_path):
     print(run_program("pytorch/compiled.py", XDG_CACHE_HOME=str(tmp_path)))
 
 
-@pytest.mark.parametrize("what", ["works_as_far_as_it_goes", "is_too_late_after_the_first_tensor"])
-def test_without_a_library(what):
-    run_program("pytorch/pluggable.py", what)
+def test_without_a_library():
+    run_program("pytorch/left_alone.py", "without_a_library")
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("variable", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
 def test_another_backend_that_was_asked_for_is_left_in_its_place(variable):
-    run_loud_program("pytorch/pluggable.py", "leaves_another_in_its_place", **{variable: "backend:cudaMallocAsync"})
+    run_loud_program("pytorch/left_alone.py", "leaves_another_in_its_place", **{variable: "backend:cudaMallocAsync"})
 
 
 @pytest.mark.thorough

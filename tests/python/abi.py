@@ -60,7 +60,7 @@ def build_nvtx(file: Path) -> Path:
 
 
 def build_torch(file: Path) -> Path:
-    """Build PyTorch's library."""
+    """Build what the linker finds in place of PyTorch's library."""
     return compile_double("libc10_cuda.cpp", file, "-std=c++17", language="c++")
 
 

@@ -438,25 +438,23 @@ def fake_torch(monkeypatch, backend):
 )
 def test_pytorchs_allocator(monkeypatch, backend, said):
     fake_torch(monkeypatch, backend)
-    monkeypatch.setattr(place, "_way", None)
+    monkeypatch.setattr(place, "_is_taken", False)
     torch = framework("torch")
     assert (torch.imported, torch.allocator, torch.uses_gpupool) == (True, said, False)
 
 
 def test_gpupool_in_pytorch(monkeypatch):
-    fake_torch(monkeypatch, "pluggable")
-    for way, said in (("full", "gpupool"), ("pluggable", "gpupool, as PyTorch's pluggable allocator")):
-        monkeypatch.setattr(place, "_way", way)
-        assert (framework("torch").allocator, framework("torch").uses_gpupool) == (said, True)
     fake_torch(monkeypatch, "native")
-    monkeypatch.setattr(place, "_way", None)
+    monkeypatch.setattr(place, "_is_taken", True)
+    assert (framework("torch").allocator, framework("torch").uses_gpupool) == ("gpupool", True)
+    monkeypatch.setattr(place, "_is_taken", False)
     monkeypatch.setattr(pools, "_inside", 2)
     assert framework("torch").allocator == "PyTorch's own (native); gpupool in 2 block(s) of gpupool.torch.using"
 
 
 def test_a_framework_that_cannot_be_asked_spoils_nothing(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
-    monkeypatch.setattr(place, "_way", None)
+    monkeypatch.setattr(place, "_is_taken", False)
     torch = framework("torch")
     assert torch.allocator.startswith("cannot be told: AttributeError: ")
     assert torch.uses_gpupool is None

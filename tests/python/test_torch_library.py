@@ -28,8 +28,9 @@ def machine(tmp_path, monkeypatch, nothing_left):
     monkeypatch.setenv("CUDA_HOME", str(machine.cuda))
     monkeypatch.setenv("XDG_CACHE_HOME", str(machine.cache))
     monkeypatch.setitem(sys.modules, "torch", machine.torch_as_imported())
-    for module, name in ((gpupool.torch, "_source"), (place, "_way"), (place, "_library")):
+    for module, name in ((gpupool.torch, "_source"), (place, "_library")):
         monkeypatch.setattr(module, name, None)
+    monkeypatch.setattr(place, "_is_taken", False)
     monkeypatch.setattr(place, "_has_pinned", False)
     yield machine
     gpupool.torch.disable()
@@ -186,10 +187,9 @@ def test_what_keeps_it_from_being_made_is_told_with_what_mends_it(machine, monke
     monkeypatch.setattr(compiler, "_USUAL", ())
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with pytest.warns(RuntimeWarning, match=message):
+    with pytest.raises(gpupool.LibraryNotFound, match=message):
         gpupool.torch.enable()
-    assert place.way() == "pluggable"
-    assert torch().allocator is not None
+    assert not place.is_taken()
     assert not any(path.is_file() for path in files_of_the_cache(machine))
 
 
@@ -232,20 +232,18 @@ def test_a_pytorch_for_other_gpus_has_none(machine):
 
 
 def test_it_is_taken_at_any_time_and_given_back(machine):
-    torch().is_used = True
     gpupool.torch.disable()
     for round in range(1, 3):
         gpupool.torch.enable()
         gpupool.torch.enable()
-        assert place.way() == "full"
+        assert place.is_taken()
         assert len(plug._sources) == 1
         assert counted(place._library.path) == (round, round - 1)
         gpupool.torch.disable()
         gpupool.torch.disable()
-        assert place.way() is None
+        assert not place.is_taken()
         assert plug._sources == []
         assert counted(place._library.path) == (round, round)
-    assert torch().allocator is None, "it became the pluggable allocator"
 
 
 def test_threads_take_it_once(machine):
@@ -272,7 +270,7 @@ def test_a_refusal_is_an_error_and_changes_nothing(machine):
     for _ in range(2):
         with pytest.raises(gpupool.Error, match="could not become PyTorch's allocator: it is refused"):
             gpupool.torch.enable()
-    assert place.way() is None
+    assert not place.is_taken()
     assert plug._sources == []
 
 
@@ -311,7 +309,7 @@ def test_pinned_memory_is_taken_on_request_and_given_back(machine, torch_cpu):
         gpupool.torch.disable()
         assert (counted(path), counted_pinned(path)) == ((round, round), (round, round))
     gpupool.torch.enable(allocator=False, pinned=True)
-    assert place.way() is None
+    assert not place.is_taken()
     assert (counted(path), counted_pinned(path)) == ((2, 2), (3, 2))
 
 
@@ -319,7 +317,7 @@ def test_where_pytorch_cannot_set_its_pinned_memory_that_is_told_and_nothing_cha
     monkeypatch.setattr(library, "_TORCH_CPU", "libtorch_cpu_of_another.so")
     with pytest.raises(gpupool.LibraryNotFound, match=r"by at::setHostAllocator of libtorch_cpu_of_.*: .*pinned=True"):
         gpupool.torch.enable(pinned=True)
-    assert place.way() is None
+    assert not place.is_taken()
     assert plug._sources == []
     assert counted(place._library.path) == (0, 0)
 
@@ -328,8 +326,7 @@ def test_without_a_library_pinned_memory_is_refused_and_nothing_changes(machine,
     monkeypatch.setenv("CXX", "false")
     with pytest.raises(gpupool.LibraryNotFound, match=r"pinned memory cannot come from gpupool: .* no library"):
         gpupool.torch.enable(pinned=True)
-    assert place.way() is None
-    assert torch().allocator is None
+    assert not place.is_taken()
 
 
 def test_where_the_allocator_is_refused_pinned_memory_goes_back(machine, torch_cpu):
@@ -350,7 +347,7 @@ def test_a_place_that_cannot_be_given_back_is_kept(machine, monkeypatch):
         patch.setattr(place._library, "uninstall", refuse)
         with pytest.raises(gpupool.Error, match="another has it"):
             gpupool.torch.disable()
-    assert place.way() == "full"
+    assert place.is_taken()
     assert len(plug._sources) == 1
 
 

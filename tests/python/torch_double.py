@@ -1,4 +1,4 @@
-"""A stand-in for PyTorch, by the protocol of its allocators, over the double of its library."""
+"""A stand-in for PyTorch, by the protocol of its allocators, of which pools take segments."""
 
 import contextlib
 import ctypes
@@ -6,23 +6,7 @@ import itertools
 import threading
 from types import ModuleType, SimpleNamespace
 
-DEVICE, STREAM, SIZE, ADDRESS, NUMBER = (
-    ctypes.c_int,
-    ctypes.c_void_p,
-    ctypes.c_size_t,
-    ctypes.c_void_p,
-    ctypes.c_ulonglong,
-)
-FUNCTIONS = {
-    "malloc": [SIZE, DEVICE, STREAM, ctypes.POINTER(ADDRESS)],
-    "free": [ADDRESS, SIZE, DEVICE, STREAM],
-    "record_stream": [ADDRESS, STREAM],
-    "reset": [],
-    "memory_fraction": [ctypes.c_double, DEVICE],
-    "begin": [DEVICE, NUMBER, NUMBER],
-    "end": [DEVICE, NUMBER, NUMBER],
-    "release": [DEVICE, NUMBER, NUMBER],
-}
+DEVICE, STREAM, SIZE, ADDRESS = ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p
 
 
 class OutOfMemoryError(RuntimeError):
@@ -30,32 +14,15 @@ class OutOfMemoryError(RuntimeError):
 
 
 class Allocator:
-    """`torch._C._cuda_customAllocator`: calls the functions as PyTorch does."""
+    """`torch._C._cuda_customAllocator`: two functions, by their addresses."""
 
-    def __init__(self, library, malloc, free):
-        library.torch_make.restype = ADDRESS
-        library.torch_make.argtypes = [ADDRESS, ADDRESS]
-        library.torch_text.restype = ctypes.c_char_p
-        self._library, self._address = library, library.torch_make(malloc, free)
-
-    def __getattr__(self, name):
-        if name.startswith("set_"):
-            setter = self._library[f"torch_{name}"]
-            setter.argtypes = [ADDRESS, ADDRESS]
-            return lambda function: setter(self._address, function)
-        function = self._library[f"torch_{name}"]
-        function.argtypes = [ADDRESS, *FUNCTIONS[name]]
-        return lambda *arguments: self._check(function(self._address, *arguments))
-
-    def _check(self, answer):
-        if answer:
-            raise {1: OutOfMemoryError, 2: RuntimeError}[answer](self._library.torch_text().decode())
+    def __init__(self, malloc, free):
+        self._malloc = ctypes.CFUNCTYPE(ADDRESS, SIZE, DEVICE, STREAM)(malloc)
+        self.free = ctypes.CFUNCTYPE(None, ADDRESS, SIZE, DEVICE, STREAM)(free)
 
     def allocate(self, size, device=0, stream=None):
         """Return an address, or None."""
-        address = ADDRESS()
-        self.malloc(size, device, stream, ctypes.byref(address))
-        return address.value
+        return self._malloc(size, device, stream)
 
 
 TYPE = "N5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocatorE"
@@ -132,17 +99,18 @@ class Torch(ModuleType):
     def __init__(self, folder):
         super().__init__("torch")
         self.__version__, self.__file__ = "2.11.0+cu130", str(folder / "__init__.py")
-        self.library = ctypes.CDLL(str(folder / "lib" / "libc10_cuda.so"))
+        if (library := folder / "lib" / "libc10_cuda.so").exists():
+            # PyTorch's library is in memory once it is imported.
+            ctypes.CDLL(str(library))
         self.version = SimpleNamespace(cuda="13.0")
         self.OutOfMemoryError = OutOfMemoryError
         self.backend = "native"
-        self.allocator, self.is_used, self.streams, self.calls = None, False, {}, []
+        self.streams, self.calls = {}, []
         self.local = threading.local()
         self._C = SimpleNamespace(
             _GLIBCXX_USE_CXX11_ABI=True,
             _cuda_getAllocatorBackend=lambda: self.backend,
-            _cuda_customAllocator=lambda malloc, free: Allocator(self.library, malloc, free),
-            _cuda_changeCurrentAllocator=self._change,
+            _cuda_customAllocator=Allocator,
             _cuda_getCurrentRawStream=lambda device: self.streams.get(device, 0),
             _cuda_beginAllocateToPool=lambda *arguments: self.calls.append(("begin", *arguments)),
             _cuda_endAllocateToPool=lambda *arguments: self.calls.append(("end", *arguments)),
@@ -154,11 +122,6 @@ class Torch(ModuleType):
             use_mem_pool=self._use,
             empty_cache=lambda: self.calls.append("empty_cache"),
         )
-
-    def _change(self, allocator):
-        if self.is_used:
-            raise RuntimeError("Can't swap an already initialized allocator")
-        self.allocator, self.is_used = allocator, True
 
     @contextlib.contextmanager
     def _device(self, device):

@@ -49,15 +49,8 @@ def rebuild(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         gpupool.Error: gpupool is not PyTorch's allocator here.
     """
     if not place.was_taken():
-        pluggable = place.way() == "pluggable"
         raise _native.Error(
-            "the tensor is in gpupool's memory of another process, and gpupool "
-            + ("is only PyTorch's pluggable allocator" if pluggable else "is not PyTorch's allocator")
-            + " in this one: "
-            + (
-                "install a gpupool made for this PyTorch (the warning of gpupool.torch.enable() says what is missing)"
-                if pluggable
-                else "call gpupool.torch.enable() in the process that receives as well, before it receives"
-            )
+            "the tensor is in gpupool's memory of another process, and gpupool is not PyTorch's allocator in this one: "
+            "call gpupool.torch.enable() in the process that receives as well, before it receives"
         )
     return function(*arguments)

@@ -299,7 +299,7 @@ def _torch(device: int, fed: int) -> int:
     if not torch.cuda.is_initialized():
         return 0
     place = sys.modules.get("gpupool._torch.place")
-    if place is not None and place.way() is not None:
+    if place is not None and place.is_taken():
         # What PyTorch then tells is gpupool's.
         return 0
     # The memory that gpupool's pools feed PyTorch's is counted as gpupool's.

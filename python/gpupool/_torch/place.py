@@ -1,27 +1,26 @@
 """Who is PyTorch's allocator, of devices' memory and of pinned memory: gpupool takes a place, and gives it back."""
 
 import threading
-import warnings
 from typing import Any
 
 from gpupool import _native
-from gpupool._torch import library, pluggable
+from gpupool._torch import library
 
 # An RLock, since finalizers that the garbage collector runs meanwhile may enter it again.
 _lock = threading.RLock()
 # The library of this folder's C++, once it was loaded; it is loaded once, for it stays in the process.
 _library: library.Library | None = None
-# How gpupool is PyTorch's allocator: None, "full", or "pluggable", which is for good.
-_way: str | None = None
-# Whether it ever was "full".
+# Whether gpupool is PyTorch's allocator.
+_is_taken = False
+# Whether it ever was.
 _was_taken = False
 # Whether PyTorch's pinned memory comes from gpupool.
 _has_pinned = False
 
 
-def way() -> str | None:
-    """Return how gpupool is PyTorch's allocator: "full", "pluggable", or None where it is not."""
-    return _way
+def is_taken() -> bool:
+    """Return True if gpupool is PyTorch's allocator."""
+    return _is_taken
 
 
 def was_taken() -> bool:
@@ -33,23 +32,23 @@ def take(torch: Any) -> None:
     """Make gpupool PyTorch's allocator; a second call does nothing.
 
     Raises:
-        gpupool.Error: Another allocator has the place, or it is too late for the pluggable one.
-        gpupool.LibraryNotFound: PyTorch lacks what is needed.
+        gpupool.Error: Another allocator has the place.
+        gpupool.LibraryNotFound: There is no library for this PyTorch, and none could be made.
     """
-    global _way, _was_taken
+    global _is_taken, _was_taken
     with _lock:
-        if _way is not None:
+        if _is_taken:
             return
         _refuse_others(torch)
         try:
             loaded = _load(torch)
         except library.NoLibrary as reason:
-            lost = _take_pluggable(torch, reason)
-            _way = "pluggable"
-            warnings.warn(lost, RuntimeWarning, stacklevel=3)
-            return
+            raise _native.LibraryNotFound(
+                f"PyTorch's memory cannot come from gpupool: {_missing(torch, reason)}. Mend that, or use "
+                "gpupool.torch.using(pool), which needs no library"
+            ) from reason
         loaded.install()
-        _way, _was_taken = "full", True
+        _is_taken = _was_taken = True
 
 
 def take_pinned(torch: Any) -> bool:
@@ -76,16 +75,16 @@ def take_pinned(torch: Any) -> bool:
 
 
 def give_back() -> None:
-    """Give the place back to the allocator that was there. The pluggable allocator stays: PyTorch has no way back.
+    """Give the place back to the allocator that was there.
 
     Raises:
         gpupool.Error: The library refuses.
     """
-    global _way
+    global _is_taken
     with _lock:
-        if _way == "full" and _library is not None:
+        if _is_taken and _library is not None:
             _library.uninstall()
-            _way = None
+            _is_taken = False
 
 
 def give_back_pinned() -> None:
@@ -141,16 +140,3 @@ def _refuse_others(torch: Any) -> None:
             "PyTorch's allocator was changed already, by torch.cuda.memory.change_current_allocator or a library that "
             "calls it: leave that out, or use gpupool.torch.using(pool) beside it"
         )
-
-
-def _take_pluggable(torch: Any, reason: library.NoLibrary) -> str:
-    """Do with what every PyTorch has, and return what is lost by that and how to mend it."""
-    why = _missing(torch, reason)
-    try:
-        pluggable.install(torch)
-    except _native.Error as error:
-        raise type(error)(f"{error}. At any time it could be done by gpupool's own library, but {why}") from reason
-    return (
-        f"{why}. PyTorch takes its memory from gpupool as a pluggable allocator, so it has no memory statistics, "
-        "snapshots, torch.cuda.MemPool and graph trees; mend the above, or install a gpupool made for this PyTorch"
-    )

@@ -13,7 +13,7 @@ use super::c_api::{address_of, bytes_of, guard, stream_of};
 use crate::error::{Error, Result};
 use crate::ids::Device;
 use crate::memory::device::{AllocateFunction, FreeFunction};
-use crate::memory::pool::{Pool, PoolToken, Purpose, closed, gone, only_in};
+use crate::memory::pool::{Pool, PoolToken, closed, feed_from, gone};
 use crate::memory::serve::{self, Allocation, device_caches, find, free_after_all_work, without_callbacks};
 use crate::process;
 use crate::runtime::{self, RelaxedCapture, Stream};
@@ -100,7 +100,7 @@ fn allocate(pool: &Arc<Pool>, bytes: u64, stream: &Stream) -> Result<Allocation>
     let is_captured = stream.is_captured()?;
     let idle = idle_stream(device)?;
     // The caller may hold a lock that a callback, which may be Python's, would wait for.
-    without_callbacks(|| only_in(pool, Purpose::Feed { is_captured }, || serve::allocate(bytes, &idle)))
+    without_callbacks(|| feed_from(pool, is_captured, || serve::allocate(bytes, &idle)))
 }
 
 unsafe extern "C" fn malloc_of<const PLACE: usize>(size: isize, device: c_int, stream: *mut c_void) -> *mut c_void {

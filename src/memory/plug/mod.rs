@@ -8,7 +8,7 @@ mod feed;
 mod fence;
 mod library_memory;
 #[cfg(feature = "python")]
-mod torch;
+mod torch_allocator;
 
 pub use c_api::{Api, C_API, DEVICE_MEM_HANDLER, PINNED_MEM_HANDLER};
 pub use feed::feed;
@@ -16,4 +16,4 @@ pub use feed::feed;
 pub(crate) use fence::fence;
 pub(crate) use library_memory::LibraryMemory;
 #[cfg(feature = "python")]
-pub(crate) use torch::{TorchAllocator, torch_functions};
+pub(crate) use torch_allocator::TorchAllocator;

@@ -29,8 +29,8 @@ pub(crate) use limit::no_fraction;
 pub(in crate::memory) use limit::{lock_limit, refuse_no_fraction, replace_limit};
 pub(in crate::memory) use role::Role;
 pub(in crate::memory) use route::{
-    Destination, Given, Purpose, changes, destination, ending, enter_by_id, enter_by_ticket, leave_by_id,
-    leave_by_ticket, next_ticket, only_in, supply,
+    Destination, Given, changes, destination, ending, enter_by_id, enter_by_ticket, feed_from, leave_by_id,
+    leave_by_ticket, next_ticket, supply,
 };
 #[cfg(feature = "python")]
 pub(crate) use scope::EnteredScope;

@@ -396,23 +396,14 @@ pub(in crate::memory) fn supply<R>(pool: &Pool, allocator: impl FnOnce() -> Resu
     allocator()
 }
 
-/// What an allocation is for that one pool alone is to serve.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::memory) enum Purpose {
-    /// A graph's.
-    #[cfg(feature = "python")]
-    Graph,
-    /// Another allocator's, which cuts it further, for a graph or for any work.
-    Feed { is_captured: bool },
-}
-
-/// Runs an allocation from this pool, whatever scopes the thread is in.
+/// Runs another allocator's request for memory that it cuts further, for a graph or for any work: from this pool, whatever scopes
+/// the thread is in.
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` while the thread ends; what the allocation returns.
-pub(in crate::memory) fn only_in<R>(
+pub(in crate::memory) fn feed_from<R>(
     pool: &Arc<Pool>,
-    purpose: Purpose,
+    is_captured: bool,
     allocate: impl FnOnce() -> Result<R>,
 ) -> Result<R> {
     struct Left(u64);
@@ -422,11 +413,6 @@ pub(in crate::memory) fn only_in<R>(
         }
     }
     let _unfollowed = Unfollowed::new()?;
-    let kind = match purpose {
-        #[cfg(feature = "python")]
-        Purpose::Graph => RouteKind::Capture(None),
-        Purpose::Feed { is_captured } => RouteKind::Feed { is_captured },
-    };
-    let _left = Left(add_new(Arc::clone(pool), kind, Vec::new())?);
+    let _left = Left(add_new(Arc::clone(pool), RouteKind::Feed { is_captured }, Vec::new())?);
     allocate()
 }

@@ -23,4 +23,4 @@ pub(super) use cupy::{CurrentStream, Memories};
 pub(super) use immortal::make_immortal;
 pub(super) use pinned_buffer::{PyPinnedBuffer, empty_pinned};
 pub(super) use source::{Believed, Keeping, PythonSource};
-pub(super) use torch::{torch_allocator, torch_functions};
+pub(super) use torch::torch_allocator;

@@ -1,17 +1,6 @@
-//! PyTorch's symbols and objects, whose addresses Python looks up.
-
-use pyo3::prelude::*;
+//! PyTorch's objects, whose addresses and functions Python looks up.
 
 use crate::memory;
-
-/// Returns the addresses of the functions for PyTorch, by the names of the setters that take them.
-///
-/// # Errors
-/// What `address_of` raises; `ErrorKind::InvalidValue` if a symbol that is needed has no address.
-pub(in crate::python) fn torch_functions(address_of: &Bound<'_, PyAny>) -> PyResult<[(&'static str, usize); 8]> {
-    // SAFETY: `gpupool.torch` looks each symbol up, by its name, in PyTorch's libraries, which stay loaded.
-    unsafe { memory::torch_functions(|symbol| address_of.call1((symbol,))?.extract::<usize>()) }
-}
 
 /// Makes a supplier of memory of an allocator of PyTorch's, whose address and those of its functions Python looked up. The
 /// caller keeps the object as long as this.

@@ -1,11 +1,10 @@
 //! The C interface's addresses, for plugs that take them.
 
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
 
 use super::scope::token_of;
 use crate::memory::{self, C_API, DEVICE_MEM_HANDLER, PINNED_MEM_HANDLER};
-use crate::python::ffi::{self, dlpack};
+use crate::python::ffi::dlpack;
 
 #[doc = docstring!("CApi")]
 #[pyclass(name = "CApi", module = "gpupool", frozen, get_all)]
@@ -44,17 +43,6 @@ impl PyCApi {
     fn __repr__(&self) -> String {
         format!("<gpupool.CApi: addresses of C functions, malloc={:#x}, free={:#x}>", self.malloc, self.free)
     }
-}
-
-#[doc = docstring!("torch_functions")]
-#[pyfunction]
-pub(in crate::python) fn torch_functions<'py>(address_of: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyDict>> {
-    let functions = ffi::torch_functions(address_of)?;
-    let dict = PyDict::new(address_of.py());
-    for (name, address) in functions {
-        dict.set_item(name, address)?;
-    }
-    Ok(dict)
 }
 
 pub(in crate::python) fn c_api(py: Python<'_>) -> PyResult<PyCApi> {

@@ -21,7 +21,7 @@ pub(super) use buffer::{PyDeviceBuffer, empty, fence};
 pub(super) use capture::{PyCapture, PyGraphMemory};
 pub(super) use cuda_core::PyCudaCoreMemory;
 pub(super) use cupy::{PyCupyAllocator, PyCupyPinnedAllocator, PyCupyPinnedMemory};
-pub(super) use functions::{PyCApi, c_api, torch_functions};
+pub(super) use functions::{PyCApi, c_api};
 pub(super) use mem_pool::{
     PyMemPool, begin_allocate_to_pool, end_allocate_to_pool, graph_pool_handle, pool_use_count, release_pool,
 };

@@ -70,8 +70,8 @@ def _adapter(name: str) -> ModuleType | None:
 
 def _ask_torch(torch: Any, devices: range) -> _Allocator:
     place, pools = (_adapter(f"_torch.{name}") for name in ("place", "pools"))
-    if place is not None and (way := place.way()) is not None:
-        return _GPUPOOL if way == "full" else ("gpupool, as PyTorch's pluggable allocator", True)
+    if place is not None and place.is_taken():
+        return _GPUPOOL
     backend = getattr(torch._C, "_cuda_getAllocatorBackend", None)
     if backend is None:
         return ("none: PyTorch was built without CUDA", False)

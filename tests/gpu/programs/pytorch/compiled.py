@@ -24,7 +24,7 @@ def main(is_second):
     import gpupool
 
     gpupool.torch.enable()
-    assert place.way() == "full"
+    assert place.is_taken()
     tensor = torch.ones(1 << 20, device="cuda")
     assert float(tensor.sum()) == 1 << 20
     assert torch.cuda.memory_allocated() >= 4 << 20

@@ -2,34 +2,17 @@
 
 import gc
 import sys
-import warnings
 
 import cupy
 import gpupool
-from gpupool._torch import library, place
+import torch
 from waiting import in_thread
 
 MIB = 1 << 20
 
 
-def enable(way):
-    """Make gpupool PyTorch's allocator in this way, and return PyTorch."""
-    import torch
-
-    def no_library(_torch):
-        raise library.NoLibrary("it is left out for this test")
-
-    if way == "pluggable":
-        library.load = no_library
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        gpupool.torch.enable()
-    assert place.way() == way, f"gpupool is PyTorch's allocator as {place.way()}"
-    return torch
-
-
-def main(way, mode, kind):
-    torch = enable(way)
+def main(mode, kind):
+    gpupool.torch.enable()
     source, y = torch.ones(MIB, device="cuda"), torch.zeros(MIB, device="cuda")
     first = torch.cuda.Stream()
     with torch.cuda.stream(first):

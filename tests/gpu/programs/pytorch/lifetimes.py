@@ -40,7 +40,7 @@ def of_meanwhile_go_back():
     native = None
     for _ in range(3):
         gpupool.torch.disable()
-        assert place.way() is None
+        assert not place.is_taken()
         if native is None:
             native = torch.cuda.memory_allocated()
         own = filled(4)

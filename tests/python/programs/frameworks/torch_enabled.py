@@ -44,7 +44,7 @@ def at_any_time():
     for _ in range(3):
         gpupool.torch.enable()
         gpupool.torch.enable()
-        assert place.way() == "full"
+        assert place.is_taken()
         assert call("in_place"), "PyTorch has another allocator"
         blocks = [take(), take(5 * MIB)]
         assert live() == 2, f"gpupool has {live()} live blocks of 2"
@@ -153,7 +153,7 @@ def with_pinned_memory_of_another():
     call("pinned_replace", 0, 0)
     error = raised(gpupool.Error, gpupool.torch.enable, pinned=True)
     assert_says(error, "PyTorch's allocator of pinned memory", "was changed since")
-    assert place.way() is None, "the allocator of devices' memory was taken all the same"
+    assert not place.is_taken(), "the allocator of devices' memory was taken all the same"
 
 
 class Reduced:

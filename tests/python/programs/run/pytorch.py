@@ -26,7 +26,7 @@ def before_a_fork():
     assert hook.failed == set()
     from gpupool._torch import place
 
-    assert place.way() == "full"
+    assert place.is_taken()
     assert calls("cuInit") == calls("cuDevicePrimaryCtxRetain") == 0, "enabling it has started the driver"
     child = os.fork()
     if child == 0:
