@@ -3,48 +3,62 @@
 use crate::common::memory::{MIB, Random, assert_all_back};
 use crate::common::{device, stream};
 use gpupool::memory::memory_stats;
-use gpupool::{DeviceBuffer, Stream, empty, empty_cache};
+use gpupool::{DeviceBuffer, PinnedBuffer, Stream, empty, empty_cache, empty_pinned, pinned_stats};
 
 /// A program whose blocks have random sizes of up to 64 MiB, 1 GiB of which are live at most.
-struct Program {
+struct Program<B> {
     random: Random,
-    stream: Stream,
-    live: Vec<DeviceBuffer>,
+    live: Vec<(B, u64)>,
     bytes: u64,
 }
 
-impl Program {
+impl<B> Program<B> {
     const LIVE_MOST: u64 = 1024 * MIB;
 
     fn new() -> Self {
-        Self { random: Random(7), stream: stream(0), live: Vec::new(), bytes: 0 }
+        Self { random: Random(7), live: Vec::new(), bytes: 0 }
     }
 
-    /// Returns how many pages were moved in so many steps.
-    fn moved_in(&mut self, steps: usize) -> u64 {
-        let before = memory_stats(device(0)).unwrap().moved_pages;
+    fn run(&mut self, steps: usize, allocate: impl Fn(u64) -> B) {
         for _ in 0..steps {
             let bytes = 1 + self.random.below(64 * MIB as usize) as u64;
             while self.bytes + bytes > Self::LIVE_MOST {
                 let place = self.random.below(self.live.len());
-                self.bytes -= self.live.swap_remove(place).nbytes();
+                self.bytes -= self.live.swap_remove(place).1;
             }
             self.bytes += bytes;
-            self.live.push(empty(bytes, &self.stream).unwrap());
+            self.live.push((allocate(bytes), bytes));
         }
+    }
+}
+
+impl Program<DeviceBuffer> {
+    /// Returns how many pages were moved in so many steps.
+    fn moved_in(&mut self, steps: usize, stream: &Stream) -> u64 {
+        let before = memory_stats(device(0)).unwrap().moved_pages;
+        self.run(steps, |bytes| empty(bytes, stream).unwrap());
         memory_stats(device(0)).unwrap().moved_pages - before
+    }
+}
+
+impl Program<PinnedBuffer> {
+    /// Returns how many pages were moved in so many steps.
+    fn moved_in(&mut self, steps: usize) -> u64 {
+        let before = pinned_stats(None).unwrap().moved_pages;
+        self.run(steps, |bytes| empty_pinned(bytes, None).unwrap());
+        pinned_stats(None).unwrap().moved_pages - before
     }
 }
 
 #[test]
 fn blocks_of_random_sizes_get_new_pages_once_more_was_moved_than_there_is() {
     host!(1, 4096 * MIB);
-    let mut program = Program::new();
-    assert!(program.moved_in(1000) > 512);
-    assert_eq!(program.moved_in(1000), 0);
+    let (mut program, stream) = (Program::<DeviceBuffer>::new(), stream(0));
+    assert!(program.moved_in(1000, &stream) > 512);
+    assert_eq!(program.moved_in(1000, &stream), 0);
     // From then on it is as it was at first.
     empty_cache().unwrap();
-    assert!(program.moved_in(1000) > 512);
+    assert!(program.moved_in(1000, &stream) > 512);
     drop(program);
     assert_all_back();
 }
@@ -52,9 +66,22 @@ fn blocks_of_random_sizes_get_new_pages_once_more_was_moved_than_there_is() {
 #[test]
 fn pages_are_moved_where_no_new_ones_can_be_had() {
     host!(1, 1088 * MIB);
-    let mut program = Program::new();
-    program.moved_in(1000);
-    assert!(program.moved_in(1000) > 512);
+    let (mut program, stream) = (Program::<DeviceBuffer>::new(), stream(0));
+    program.moved_in(1000, &stream);
+    assert!(program.moved_in(1000, &stream) > 512);
+    drop(program);
+    assert_all_back();
+}
+
+#[test]
+fn pinned_memory_is_moved_however_often() {
+    host!(1, 4096 * MIB);
+    let mut program = Program::<PinnedBuffer>::new();
+    for _ in 0..3 {
+        assert!(program.moved_in(1000) > 512);
+    }
+    let stats = pinned_stats(None).unwrap();
+    assert!(stats.total.peak_reserved_bytes < 5 * stats.total.peak_live_bytes / 4, "{stats:?}");
     drop(program);
     assert_all_back();
 }

@@ -17,7 +17,7 @@ use super::make_room::make_room;
 use super::out_of_memory::{after_callbacks, no_memory_left, note};
 use super::request::{Allocation, Request};
 use super::settle::{Patience, settle};
-use super::take::{FreeMemory, Reach, take_from};
+use super::take::{FreeMemory, Giver, Reach, take_from};
 use super::trim::leave_closed;
 use crate::error::{Error, GPUPOOL, Result};
 use crate::memory::cache::{
@@ -305,7 +305,8 @@ impl Climb {
         let Request { service, thread, bytes, .. } = &self.request;
         let _moving = cache.memory.under_way.begin();
         let select = |heap: &mut Heap, other: &Service| FreeBlock(self.take_block(cache, other, heap));
-        let Ok(taken) = take_from(&self.request, &self.reach, (cache, pool), *bytes, select)? else { return Ok(None) };
+        let giver = Giver { cache, pool, least: *bytes, drops_slabs: false };
+        let Ok(taken) = take_from(&self.request, &self.reach, giver, select)? else { return Ok(None) };
         let found = taken.memory.0.map(|offset| Allocation { cache, offset });
         if let Some(block) = found
             && !taken.is_in_order_with(&self.request)

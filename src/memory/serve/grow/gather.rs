@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::memory::cache::{DeviceCaches, Service, StreamCache};
 use crate::memory::device::{Mapping, Remains, Until};
 use crate::memory::pool::Pool;
-use crate::memory::serve::take::{FreeMemory, NotTaken, Reach, take_from};
+use crate::memory::serve::take::{FreeMemory, Giver, NotTaken, Reach, take_from};
 use crate::memory::tuning::{A_FEW, MANY, PAGE};
 use crate::sync::ThisThread;
 
@@ -80,7 +80,7 @@ fn gather_from(
     let missing = growth.missing_pages();
     let slack = u64::from(growth.place.taken.saturating_sub(growth.gathered_pages() + missing)) * PAGE;
     let select = |heap: &mut _, _: &_| cache.take_mappings(heap, u64::from(missing) * PAGE, slack, u64::MAX);
-    Ok(match take_from(growth.request, reach, (cache, pool), 1, select)? {
+    Ok(match take_from(growth.request, reach, Giver { cache, pool, least: 1, drops_slabs: true }, select)? {
         Ok(taken) => {
             growth.gathered.push(taken);
             None

@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::memory::cache::DeviceCaches;
 use crate::memory::device::Mapping;
 use crate::memory::serve::request::Request;
-use crate::memory::serve::take::{NotTaken, Reach, Taken, take_from};
+use crate::memory::serve::take::{Giver, NotTaken, Reach, Taken, take_from};
 use crate::memory::tuning::{A_FEW, MANY, PAGE};
 
 /// Serves the request from free pages of another cache of its pool: the offset of the block. None if none has enough in a
@@ -18,7 +18,8 @@ pub(in crate::memory::serve) fn serve_in_place(request: &Request, reach: &Reach)
     let (pool, needed) = (request.pool(), request.needed().max(PAGE));
     let mut at_work = 0;
     for cache in DeviceCaches::numbered(pool, &pool.ledger.with_pages(MANY)) {
-        match take_from(request, reach, (cache, pool), needed, |heap, _| cache.take_row(heap, needed))? {
+        let giver = Giver { cache, pool, least: needed, drops_slabs: false };
+        match take_from(request, reach, giver, |heap, _| cache.take_row(heap, needed))? {
             Ok(row) => return Ok(hand_over(request, row)),
             Err(NotTaken::AtWork) => at_work += 1,
             Err(NotTaken::Bare | NotTaken::Kept) => {}

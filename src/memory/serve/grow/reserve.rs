@@ -9,7 +9,7 @@ use crate::memory::cache::{DeviceCaches, Service, StreamCache, is_recorded};
 use crate::memory::device::{Mapping, Remains, Reserve, Run, Until};
 use crate::memory::pool::Pool;
 use crate::memory::serve::request::Request;
-use crate::memory::serve::take::{FreeMemory, Reach, take_from};
+use crate::memory::serve::take::{FreeMemory, Giver, Reach, take_from};
 use crate::memory::serve::trim::take_out;
 use crate::memory::tuning::{LARGE_EXTENT_PAGES, MANY, PAGE};
 use crate::observe::Activity;
@@ -140,7 +140,8 @@ fn collect(request: &Request, reserve: &Reserve, reach: &Reach) -> Result<bool> 
     let mut has_any = false;
     for cache in caches {
         let select = |heap: &mut _, _: &_| OfReserve(cache.take_reserve(heap, reserve));
-        let Ok(taken) = take_from(request, reach, (cache, pool), PAGE, select)? else { continue };
+        let giver = Giver { cache, pool, least: PAGE, drops_slabs: false };
+        let Ok(taken) = take_from(request, reach, giver, select)? else { continue };
         has_any = true;
         if taken.is_in_order_with(request) {
             let until = Until::recorded_later(vec![cache.memory.device]);

@@ -81,6 +81,18 @@ impl<T: FreeMemory> Taken<T> {
     }
 }
 
+/// A cache that something may be taken from.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Giver<'a> {
+    pub(super) cache: &'static StreamCache,
+    /// The pool that it is to serve.
+    pub(super) pool: &'a Pool,
+    /// The bytes that it must have unused for its stream to be asked about.
+    pub(super) least: u64,
+    /// Whether its empty slabs are dropped now and then, also by a request that waits for nothing.
+    pub(super) drops_slabs: bool,
+}
+
 /// Why nothing was taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum NotTaken {
@@ -92,16 +104,14 @@ pub(super) enum NotTaken {
     Kept,
 }
 
-/// Takes what `select` takes out of the heap of another cache of a pool, if no work uses it that the request's stream does not
-/// come after. Of a cache that has less than `least` bytes unused the driver is not asked.
+/// Takes what `select` takes out of another cache's heap, if no work uses it that the request's stream does not come after.
 ///
 /// # Errors
 /// Any refusal of the driver. Everything is then as it was.
 pub(super) fn take_from<T: FreeMemory>(
     request: &Request,
     reach: &Reach,
-    (cache, pool): (&'static StreamCache, &Pool),
-    least: u64,
+    Giver { cache, pool, least, drops_slabs }: Giver<'_>,
     select: impl FnOnce(&mut Heap, &Service) -> T,
 ) -> Result<std::result::Result<Taken<T>, NotTaken>> {
     let Some(service) = cache.service_of(pool).filter(|_| !std::ptr::eq(cache, request.cache)) else {
@@ -128,7 +138,7 @@ pub(super) fn take_from<T: FreeMemory>(
         let Some(mut heap) = heap else { return Ok(Err(NotTaken::Kept)) };
         if reach.waits() {
             heap.drop_empty_slabs(&cache.memory.pages);
-        } else if readiness == Readiness::AfterWork {
+        } else if drops_slabs && readiness == Readiness::AfterWork {
             // Where the work was marked earlier, slots may have been freed since.
             heap.drop_empty_slabs_at_times(&cache.memory.pages);
         }
