@@ -142,8 +142,8 @@ def enable(*, allocator: bool = True, pinned: bool = False) -> None:
     All memory functions of PyTorch work and report gpupool's memory: ``torch.cuda.memory_stats`` and everything that
     reads it, ``torch.cuda.memory_snapshot`` and ``torch.cuda.memory._record_memory_history``, ``torch.cuda.MemPool``,
     ``torch.cuda.graph``, the graph trees of ``torch.compile``, and ``torch.OutOfMemoryError``, whose text says what
-    holds the memory. ``torch.multiprocessing`` shares tensors as before, with processes that have called this too.
-    ``PYTORCH_CUDA_ALLOC_CONF`` is not read.
+    holds the memory. ``torch.multiprocessing`` shares tensors as before, also with processes that do not call this, or
+    know of gpupool at all, if it is installed there. ``PYTORCH_CUDA_ALLOC_CONF`` is not read.
 
     This needs a small library built for the version of PyTorch: the wheel contains libraries for the versions that
     existed when it was built. For others it is compiled when it is first needed, which needs a C++ compiler and CUDA's

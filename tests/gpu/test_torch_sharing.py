@@ -26,15 +26,22 @@ def torch():
         "stay_until_they_are_let_go",
         "outlive_a_killed_receiver",
         "are_used_on_other_streams",
-        "are_refused_where_gpupool_is_not_enabled",
+        "are_not_sent_on",
         "of_before_go_as_pytorchs_own",
     ],
 )
-def test_shared_tensors(torch, what):
-    run_prepared_program("pytorch/sharing.py", what, is_loud=True)
+@pytest.mark.parametrize("receiver", ["enabled", "plain"])
+def test_shared_tensors(torch, what, receiver):
+    run_prepared_program("pytorch/sharing.py", what, receiver, is_loud=True)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("conf", ["backend:native", "expandable_segments:True", "backend:cudaMallocAsync"])
+def test_shared_tensors_reach_a_process_that_knows_nothing_of_gpupool(torch, conf):
+    run_loud_program("pytorch/sent_to_strangers.py", conf)
 
 
 def test_shared_tensors_of_another_device(torch):
     if torch.cuda.device_count() < 2:
         pytest.skip("needs 2 GPUs")
-    run_loud_program("pytorch/sharing.py", "go_to_another_device")
+    run_loud_program("pytorch/sharing.py", "go_to_another_device", "enabled")

@@ -1,14 +1,16 @@
-"""PyTorch's tensors on their way to another process, which is told by name what it needs to take up gpupool's memory.
+"""PyTorch's tensors on their way to another process.
 
 PyTorch sends a handle that its allocator makes, and the receiver's allocator opens it. PyTorch's own calls one of
-gpupool's "from a future version of torch". So such a tensor is sent with a function of gpupool's around PyTorch's.
+gpupool's "from a future version of torch". So such a tensor is sent with a function of gpupool's around PyTorch's,
+which finds gpupool in the receiver, and needs nothing else there.
 """
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
-from gpupool import _native
+from gpupool._frameworks import received_tensors
 from gpupool._torch import place
 
 # What the handle of gpupool's memory begins with; PyTorch's own begin with the number of their version.
@@ -28,6 +30,7 @@ def watch(torch: Any) -> None:
 
     @functools.wraps(reduce)
     def reduce_tensor(tensor: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        received_tensors.refuse_to_send_on(tensor)
         function, arguments = reduce(tensor)
         if any(isinstance(each, bytes) and each.startswith(_TOKEN) for each in arguments):
             return rebuild, (function, arguments)
@@ -46,11 +49,19 @@ def rebuild(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     """Return the tensor that PyTorch's function makes of its arguments.
 
     Raises:
-        gpupool.Error: gpupool is not PyTorch's allocator here.
+        gpupool.Error: The memory cannot be attached.
     """
-    if not place.was_taken():
-        raise _native.Error(
-            "the tensor is in gpupool's memory of another process, and gpupool is not PyTorch's allocator in this one: "
-            "call gpupool.torch.enable() in the process that receives as well, before it receives"
+    if place.was_taken():
+        return function(*arguments)
+    # What is rebuilt is PyTorch's, which is there.
+    torch: Any = sys.modules["torch"]
+    torch.cuda._lazy_init()
+    # What was received is not sent on.
+    watch(torch)
+    is_class = [isinstance(each, type) and hasattr(each, "_new_shared_cuda") for each in arguments]
+    return function(
+        *(
+            received_tensors.Storages(torch, each) if is_one else each
+            for each, is_one in zip(arguments, is_class, strict=True)
         )
-    return function(*arguments)
+    )

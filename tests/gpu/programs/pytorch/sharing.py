@@ -1,4 +1,4 @@
-"""Tensors in gpupool's memory that torch.multiprocessing sends to another process and back."""
+"""Tensors in gpupool's memory that torch.multiprocessing sends to another process, which enables gpupool or not."""
 
 import gc
 import os
@@ -43,10 +43,10 @@ def serve(received, sent, is_enabled):
 class Worker:
     """Another process."""
 
-    def __init__(self, is_enabled=True):
+    def __init__(self):
         context = torch.multiprocessing.get_context("spawn")
         self._asked, self._answers = context.Queue(), context.Queue()
-        self.process = context.Process(target=serve, args=(self._asked, self._answers, is_enabled))
+        self.process = context.Process(target=serve, args=(self._asked, self._answers, sys.argv[2] == "enabled"))
         self.process.start()
 
     def __enter__(self):
@@ -132,7 +132,7 @@ def go_through_a_queue_and_back():
             assert holds_words(None, tensor, count + 7)
         back = worker.call("make", 5)
         assert holds_words(None, back, 5)
-        assert gpupool.memory_stats(0).attached_bytes > 0
+        assert (gpupool.memory_stats(0).attached_bytes > 0) == (sys.argv[2] == "enabled")
         back.add_(1)
         torch.cuda.synchronize()
         assert worker.call("kept_holds_words", 0, 6) is True
@@ -221,21 +221,29 @@ def are_used_on_other_streams():
         assert worker.call("on_side_stream") == 1000 * 999 // 2
 
 
-def are_refused_where_gpupool_is_not_enabled():
-    tensor = words(0)
-    with Worker(is_enabled=False) as worker:
-        kind, why = worker.call("holds_words", tensor, 0)
-        assert kind == "Error", (kind, why)
-        assert "call gpupool.torch.enable() in the process that receives" in why, why
+def send_on(kept):
+    """Try to send what was received."""
+    queue = torch.multiprocessing.get_context("spawn").SimpleQueue()
+    try:
+        queue.put(kept[0])
+    except RuntimeError as error:
+        return str(error)
+    return "it was sent"
+
+
+def are_not_sent_on():
+    with Worker() as worker:
+        assert worker.call("keep", words(1)) == 1
+        answer = worker.call("send_on")
+        assert "Attempted to send CUDA tensor received from another process" in answer, answer
 
 
 def of_before_go_as_pytorchs_own():
     gpupool.torch.disable()
     own = words(4)
     gpupool.torch.enable()
-    for is_enabled in (True, False):
-        with Worker(is_enabled) as worker:
-            assert worker.call("holds_words", own, 4) is True
+    with Worker() as worker:
+        assert worker.call("holds_words", own, 4) is True
 
 
 def go_to_another_device():
