@@ -417,11 +417,7 @@ impl Climb {
     /// as the last refusal.
     fn grow(&mut self, mut step: impl FnMut(&Request, &Reach) -> Result<Grown>) -> Result<Option<Allocation>> {
         for _ in 0..MANY {
-            let grown = {
-                let _moving = self.request.memory().under_way.begin();
-                step(&self.request, &self.reach)
-            };
-            match grown {
+            match step(&self.request, &self.reach) {
                 Ok(Grown::Block(offset)) => return Ok(Some(self.request.allocation(offset))),
                 Ok(Grown::Nothing) => return Ok(None),
                 Ok(Grown::TakenAway) => {

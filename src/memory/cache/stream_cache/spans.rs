@@ -14,7 +14,8 @@ use crate::process;
 use crate::sync::{OwnerGuard, ThisThread, read};
 
 impl StreamCache {
-    /// Adds free memory and takes a block at once, before another thread takes the pages away. A lender only adds it.
+    /// Adds free memory, of which so much was moved here, and takes a block at once, before another thread takes the pages away. A
+    /// lender only adds it.
     ///
     /// # Errors
     /// [`NotAdded`] if the service has ended, or there are too many blocks.
@@ -23,7 +24,7 @@ impl StreamCache {
         service: &Service,
         thread: ThisThread,
         start: u64,
-        bytes: u64,
+        (bytes, moved): (u64, u64),
         request: u64,
     ) -> Result<Option<u64>, NotAdded> {
         // The observer is told before any thread can have the memory.
@@ -35,6 +36,9 @@ impl StreamCache {
                 return Err(not_added);
             }
         };
+        if moved > 0 {
+            heap.count_moved(moved);
+        }
         if self.is_lender() {
             return Ok(Some(start));
         }

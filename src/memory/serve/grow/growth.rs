@@ -173,21 +173,16 @@ impl<'a> Growth<'a> {
             pool.budget().release(bytes);
         }
         let Request { cache, ref service, thread, bytes: request } = *self.request;
-        let moved = self.gathered_pages();
+        let moved = self.moved_bytes();
         let pages: u32 = self.mapped.iter().map(|mapping| mapping.pages).sum();
         let bytes = u64::from(pages) * PAGE;
         let memory = self.memory;
-        memory.moved_pages.fetch_add(moved.into(), Ordering::Relaxed);
+        memory.moved_pages.fetch_add(moved / PAGE, Ordering::Relaxed);
         for &mapping in &self.mapped {
             memory.pages.set_mapping(mapping);
         }
         tell_added(&service.pool, memory.address(self.place.start()), bytes);
-        let added = cache.add_and_allocate(service, thread, self.place.start(), bytes, request);
-        if moved > 0
-            && let Some(mut heap) = cache.lock_in(service, thread)
-        {
-            heap.count_moved(u64::from(moved) * PAGE);
-        }
+        let added = cache.add_and_allocate(service, thread, self.place.start(), (bytes, moved), request);
         if added.is_err() {
             // SAFETY: no cache has got the new place, so no work uses it.
             unsafe { retire_mappings(&service.pool, self.mapped, Until::at_once()) };

@@ -16,8 +16,14 @@ use crate::memory::tuning::{A_FEW, MANY, PAGE};
 /// Any refusal of the driver. Everything is then as it was.
 pub(in crate::memory::serve) fn serve_in_place(request: &Request, reach: &Reach) -> Result<Option<u64>> {
     let (pool, needed) = (request.pool(), request.needed().max(PAGE));
+    let mut others = DeviceCaches::numbered(pool, &pool.ledger.with_pages(MANY));
+    others.retain(|cache| !std::ptr::eq(*cache, request.cache));
+    if others.is_empty() {
+        return Ok(None);
+    }
+    let _moving = request.memory().under_way.begin();
     let mut at_work = 0;
-    for cache in DeviceCaches::numbered(pool, &pool.ledger.with_pages(MANY)) {
+    for cache in others {
         let giver = Giver { cache, pool, least: needed, drops_slabs: false };
         match take_from(request, reach, giver, |heap, _| cache.take_row(heap, needed))? {
             Ok(row) => return Ok(hand_over(request, row)),
@@ -35,7 +41,7 @@ pub(in crate::memory::serve) fn serve_in_place(request: &Request, reach: &Reach)
 fn hand_over(request: &Request, row: Taken<Vec<Mapping>>) -> Option<u64> {
     let Request { cache, ref service, thread, bytes } = *request;
     let (start, end) = (row.memory.first()?.start(), row.memory.last()?.end());
-    let Ok(offset) = cache.add_and_allocate(service, thread, start, end - start, bytes) else {
+    let Ok(offset) = cache.add_and_allocate(service, thread, start, (end - start, 0), bytes) else {
         // Pages that are given back are refused by no driver.
         let _ = row.put_back(thread);
         return None;

@@ -30,6 +30,7 @@ pub(in crate::memory::serve) fn serve_from_lent_slab(request: &Request) -> Resul
     if !cache.lock_in(service, thread).is_some_and(|heap| heap.borrows_for(bytes)) {
         return Ok(None);
     }
+    let _moving = cache.memory.under_way.begin();
     let Some(lender) = DeviceCaches::lender_for_many(&service.pool, A_FEW)? else { return Ok(None) };
     // Asked once the lender is known to the pool, so that the call that ends the pool sees it, or this one sees the end.
     if service.pool.is_closed() {

@@ -42,6 +42,7 @@ pub(in crate::memory::serve) fn grow_by_pages(
     reach: &Reach,
     prefers_segment: bool,
 ) -> Result<Grown> {
+    let _moving = request.memory().under_way.begin();
     match grow_beside(request, reach, prefers_segment, Beside::Counts)? {
         // Another thread took what stood free beside the new pages, as often as it likes.
         Grown::TakenAway => grow_beside(request, reach, prefers_segment, Beside::CountsNot),

@@ -103,6 +103,7 @@ pub(in crate::memory::serve) fn serve_from_reserve(request: &Request, reach: &Re
     if needed > reserve.bytes() {
         return Ok(None);
     }
+    let _moving = request.memory().under_way.begin();
     let pages = needed.div_ceil(PAGE) as u32;
     if let Some(found) = take(request, reserve, reach, pages) {
         return Ok(Some(found));

@@ -24,11 +24,12 @@ use crate::sync::ThisThread;
 /// What the source refuses, or the pool's limit, or the process's.
 pub(in crate::memory::serve) fn grow_by_segment(request: &Request, source: &dyn SegmentSource) -> Result<Grown> {
     let (cache, pool, stream) = (request.cache, request.pool(), &request.service.stream);
+    let _moving = cache.memory.under_way.begin();
     // Whole pages, so that small requests share one.
     let wanted = request.needed().next_multiple_of(PAGE);
     let activity = Activity::begin_of(wanted, format_args!("grow memory pool"));
     let start = make_segment(cache, pool, source, stream, wanted)?;
-    let Ok(offset) = cache.add_and_allocate(&request.service, request.thread, start, wanted, request.bytes) else {
+    let Ok(offset) = cache.add_and_allocate(&request.service, request.thread, start, (wanted, 0), request.bytes) else {
         retire_unused(cache, &request.service, start, wanted);
         return Ok(Grown::TakenAway);
     };
