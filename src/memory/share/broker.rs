@@ -1,4 +1,4 @@
-//! The thread that serves the processes which attach this one's blocks, and that ends what this one has attached.
+//! The thread that serves the processes which attach this one's blocks, and that lets go of what this one has attached.
 //!
 //! It starts with the first block that is shared or attached and lives as long as the process. It waits for nothing but its
 //! descriptors: a process that stalls, sends rubbish or is another user's holds up no other.
@@ -9,13 +9,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use log::{debug, info};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::{Errno, read};
 
-use super::attached::{News, Soon, end_done, end_idle_on, hear, listening};
-use super::bell::{bell, hush};
-use super::secret::random;
-use super::sharing::{Connection, mappings, peers};
-use super::socket;
+use super::background::{Backoff, wakeup};
+use super::client::{self, Channel};
+use super::server::{self, Connection};
+use super::token::random;
+use super::{mapping_cache, regions, socket};
 use crate::error::{Error, Result};
 use crate::memory::device::{set_end_idle, set_on_release};
 use crate::memory::tuning::{A_FEW, RETRY, RETRY_MOST};
@@ -28,8 +29,8 @@ use crate::sync::lock;
 const THREAD: &str = "gpupool-share";
 /// The most processes that are connected at a time.
 const CONNECTIONS_MOST: usize = 0x1000;
-/// The most of them that have shown no token. What they want is said at once, so that who says nothing may go, and leaves the
-/// process its descriptors.
+/// The most of them that have shown no token. What they ask for is sent at once, so those that send nothing may go, and leave
+/// this process its descriptors.
 const STRANGERS_MOST: usize = 0x40;
 
 /// The name that the thread listens under.
@@ -56,13 +57,13 @@ pub(super) fn start() -> Result<[u8; 16]> {
         ))
     };
     let name = random()?;
-    let bell = bell().map_err(|error| refused("no descriptor to wake a thread by", &error))?;
+    let wakeup = wakeup().map_err(|error| refused("no descriptor to wake a thread by", &error))?;
     let listener = socket::listener(&name).map_err(|error| refused("no socket to listen on", &error))?;
-    set_on_release(mappings::end_with);
-    set_end_idle(end_idle_on);
+    set_on_release(regions::end_with);
+    set_end_idle(mapping_cache::end_idle_on);
     thread::Builder::new()
         .name(THREAD.to_owned())
-        .spawn(move || Loop { bell, listener, connections: Vec::new() }.run())
+        .spawn(move || Broker { wakeup, listener, connections: Vec::new(), ended: 0 }.run())
         .map_err(|error| refused("no thread could be started", &error))?;
     debug!(target: MEMORY, "shared memory: listening for processes that attach");
     Ok(*NAME.get_or_init(|| name))
@@ -70,104 +71,100 @@ pub(super) fn start() -> Result<[u8; 16]> {
 
 /// The thread's own.
 #[derive(Debug)]
-struct Loop {
-    bell: &'static OwnedFd,
+struct Broker {
+    wakeup: &'static OwnedFd,
     listener: OwnedFd,
     connections: Vec<Connection>,
+    /// As [`regions::ended`] was when the connections looked for mappings that are to end.
+    ended: u64,
 }
 
-/// Returns a duration as `poll` takes it.
-fn timespec(duration: Duration) -> Timespec {
-    Timespec { tv_sec: duration.as_secs() as i64, tv_nsec: i64::from(duration.subsec_nanos()) }
-}
-
-impl Loop {
+impl Broker {
     fn run(mut self) {
         nvtx::name_thread(THREAD);
-        let mut soon = Soon::default();
+        let mut backoff = Backoff::default();
         loop {
-            let owners = listening();
-            self.connections.iter_mut().for_each(Connection::tell);
-            owners.iter().for_each(|news| news.go_on());
-            let wait = self.wait(soon.next(), &owners);
-            let ready = match self.poll(wait, &owners) {
-                Ok(ready) => ready,
-                Err(error) => {
-                    // For want of memory; what is asked waits.
-                    debug!(target: MEMORY, "shared memory: poll: {error}");
-                    thread::sleep(RETRY);
-                    continue;
-                }
-            };
-            if ready.bell {
-                hush(self.bell);
-                soon.begin();
-            }
-            ready.ended.iter().copied().for_each(peers::end);
-            self.serve(&ready.connections);
-            self.connections.retain(|connection| !connection.is_of(&ready.ended));
-            for (news, has_ended) in ready.news {
-                hear(&news, has_ended);
-            }
-            if ready.listener {
-                self.accept();
-            }
-            if soon.is_due() {
-                soon.note(end_done());
+            if let Err(error) = self.turn(&mut backoff) {
+                // For want of memory; what is asked waits.
+                debug!(target: MEMORY, "shared memory: poll: {error}");
+                thread::sleep(RETRY);
             }
         }
     }
 
-    /// Returns how long to wait at most.
-    fn wait(&self, soon: Option<Duration>, owners: &[Arc<News>]) -> Option<Duration> {
-        let now = Instant::now();
-        let deadlines = self.connections.iter().filter_map(Connection::deadline);
-        let deadline = deadlines.min().map(|deadline| deadline.saturating_duration_since(now));
-        let retry = self.connections.iter().any(Connection::is_answering).then_some(RETRY);
-        let is_behind =
-            self.connections.iter().any(Connection::is_behind) || owners.iter().any(|news| news.is_behind());
-        let retry_news = is_behind.then_some(RETRY_MOST);
-        [soon, deadline, retry, retry_news].into_iter().flatten().min()
+    /// Waits until there is something to do, and does it.
+    fn turn(&mut self, backoff: &mut Backoff) -> rustix::io::Result<()> {
+        let (channels, processes) = (client::channels(), server::watched());
+        let is_behind = !self.notify(&channels);
+        let ready = self.poll(self.wait(backoff, is_behind), &channels, &processes)?;
+        let mut ready = ready.into_iter();
+        let mut is_ready = || ready.next().unwrap_or(false);
+        if is_ready() {
+            // Takes the count of wakeups so far.
+            let _ = read(self.wakeup, &mut [0; 8]);
+            backoff.restart();
+        }
+        let is_listener_ready = is_ready();
+        let ended: Vec<_> = processes.iter().filter(|_| is_ready()).map(|(process, _)| *process).collect();
+        ended.iter().copied().for_each(server::end_process);
+        self.connections.retain_mut(|connection| {
+            let goes_on = !(is_ready() || connection.is_answering()) || connection.go_on();
+            goes_on && !connection.is_late() && !connection.is_of(&ended)
+        });
+        for channel in &channels {
+            let (has_news, has_ended) = (is_ready(), is_ready());
+            if has_news || has_ended {
+                mapping_cache::follow(channel, has_ended);
+            }
+        }
+        if is_listener_ready {
+            self.accept();
+        }
+        backoff.try_tasks();
+        Ok(())
     }
 
-    fn poll(&self, wait: Option<Duration>, owners: &[Arc<News>]) -> rustix::io::Result<Ready> {
-        let watched = peers::watched();
-        let mut polled = vec![PollFd::new(self.bell, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
-        polled.extend(watched.iter().map(|(_, pidfd)| PollFd::from_borrowed_fd(pidfd.as_fd(), PollFlags::IN)));
+    /// Sends what other processes are to be notified of; false where some of them have no room.
+    fn notify(&mut self, channels: &[Arc<Channel>]) -> bool {
+        let ended = regions::ended();
+        if std::mem::replace(&mut self.ended, ended) != ended {
+            self.connections.iter_mut().for_each(Connection::look_for_ended);
+        }
+        let mut is_all_sent = true;
+        self.connections.iter_mut().for_each(|connection| is_all_sent &= connection.notify());
+        channels.iter().for_each(|channel| is_all_sent &= channel.go_on());
+        is_all_sent
+    }
+
+    /// Returns how long to wait at most.
+    fn wait(&self, backoff: &Backoff, is_behind: bool) -> Option<Duration> {
+        let deadline = self.connections.iter().filter_map(Connection::deadline).min();
+        let deadline = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let retry = self.connections.iter().any(Connection::is_answering).then_some(RETRY);
+        [backoff.wait(), deadline, retry, is_behind.then_some(RETRY_MOST)].into_iter().flatten().min()
+    }
+
+    /// Waits, and returns of each descriptor whether it is ready: the wakeup, the listener, those of the processes and of the
+    /// connections, and two of each channel.
+    fn poll(
+        &self,
+        wait: Option<Duration>,
+        channels: &[Arc<Channel>],
+        processes: &[(i32, Arc<OwnedFd>)],
+    ) -> rustix::io::Result<Vec<bool>> {
+        let mut polled = vec![PollFd::new(self.wakeup, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
+        polled.extend(processes.iter().map(|(_, pidfd)| PollFd::from_borrowed_fd(pidfd.as_fd(), PollFlags::IN)));
         polled.extend(self.connections.iter().map(|connection| {
             let wanted = if connection.is_answering() { PollFlags::empty() } else { PollFlags::IN };
             PollFd::from_borrowed_fd(connection.socket(), wanted)
         }));
-        polled.extend(owners.iter().flat_map(|news| {
-            [news.socket(), news.pidfd()].map(|descriptor| PollFd::from_borrowed_fd(descriptor, PollFlags::IN))
-        }));
-        match poll(&mut polled, wait.map(timespec).as_ref()) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+        let of_channels = channels.iter().flat_map(|channel| [channel.socket(), channel.pidfd()]);
+        polled.extend(of_channels.map(|descriptor| PollFd::from_borrowed_fd(descriptor, PollFlags::IN)));
+        match poll(&mut polled, wait.map(socket::timespec).as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error),
         }
-        let is_ready: Vec<_> = polled.iter().map(|polled| !polled.revents().is_empty()).collect();
-        let (processes, rest) = is_ready[2..].split_at(watched.len());
-        let (connections, news) = rest.split_at(self.connections.len());
-        let news = owners.iter().zip(news.as_chunks::<2>().0).filter(|(_, is_ready)| **is_ready != [false; 2]);
-        let ended = watched.iter().zip(processes).filter(|(_, is_ready)| **is_ready).map(|((process, _), _)| *process);
-        Ok(Ready {
-            bell: is_ready[0],
-            listener: is_ready[1],
-            ended: ended.collect(),
-            connections: connections.to_vec(),
-            news: news.map(|(news, [_, has_ended])| (Arc::clone(news), *has_ended)).collect(),
-        })
-    }
-
-    /// Goes on with those that are ready, and ends those that take too long.
-    fn serve(&mut self, is_ready: &[bool]) {
-        let now = Instant::now();
-        let mut is_ready = is_ready.iter();
-        self.connections.retain_mut(|connection| {
-            let is_ready = is_ready.next().is_some_and(|is_ready| *is_ready) || connection.is_answering();
-            let goes_on = !is_ready || connection.go_on();
-            goes_on && connection.deadline().is_none_or(|deadline| now < deadline)
-        });
+        Ok(polled.iter().map(|polled| !polled.revents().is_empty()).collect())
     }
 
     /// Accepts some of those that wait. Where there are too many strangers, the one goes that was accepted first.
@@ -201,15 +198,4 @@ impl Loop {
             !goes
         });
     }
-}
-
-/// What there is to do.
-#[derive(Debug)]
-struct Ready {
-    bell: bool,
-    listener: bool,
-    ended: Vec<i32>,
-    connections: Vec<bool>,
-    /// Owners that tell something, and whether they have ended.
-    news: Vec<(Arc<News>, bool)>,
 }

@@ -1,21 +1,23 @@
-//! Blocks that travel: a process shares one by a token, and others of the same user attach it.
+//! Blocks that other processes use: a process shares one by a token, and others of the same user attach it.
 //!
-//! The owner's side (`sharing/`): the books of what is shared (`shared.rs`) and of who holds it (`peers.rs`), and one thread
-//! (`broker.rs`) that listens under a random name, answers processes that show the token's secret (`connection.rs`), and learns
-//! from pidfds which of them have ended. A shared block that is freed waits until every process has let go, as one waits for
-//! streams.
-//! The other side (`attached/`) asks, maps what it gets, and has the stream wait for the owner's events. What is freed is let go
-//! by a thread of its own process once its work is done (`retired.rs`), so that the owner is told only of work that is over.
-//! A block lies in a region, the list of its extents, which the owner numbers (`regions.rs`). It is the region that is mapped
-//! (`mapping.rs`), by the blocks in it that are in use (`attachment.rs`), and that stays mapped for the next one (`books.rs`), until
-//! its owner says (`mappings.rs`, `hearing.rs`) that one of its extents goes back to the driver.
+//! The owner's side has the blocks that are shared (`shared.rs`), the regions that they lie in (`regions.rs`), and what each process
+//! holds, which `server.rs` answers. A shared block that is freed waits until every process has let go, as one waits for streams.
+//! The other side asks (`client.rs`), maps what it gets (`attach.rs`, `mapping.rs`), and lets it go once its work is done
+//! (`attached.rs`). Its region stays mapped for the next block there (`mapping_cache.rs`) until the owner notifies this process that
+//! one of its extents goes back to the driver.
+//! One thread, the broker (`broker.rs`), serves both sides, and does what was left to it (`background.rs`). It listens under a random
+//! name, answers processes that show the token's secret (`token.rs`), and learns from pidfds (`socket.rs`) which of them have ended.
 
+mod attach;
 mod attached;
-mod bell;
+mod background;
 mod broker;
-mod devices;
-mod secret;
-mod sharing;
+mod client;
+mod mapping;
+mod mapping_cache;
+mod regions;
+mod server;
+mod shared;
 mod socket;
 mod token;
 mod wire;
@@ -24,8 +26,8 @@ use std::sync::Arc;
 
 use rustix::process::geteuid;
 
-use self::sharing::{SharedBlock, parcels, peers, shared};
-use self::token::Told;
+use self::shared::SharedBlock;
+use self::token::TokenFields;
 use super::report;
 use super::serve::{self, Allocation};
 use crate::error::{Error, Result};
@@ -33,8 +35,9 @@ use crate::ids::Device;
 use crate::process;
 use crate::runtime::{self, Stream, get};
 
-pub(in crate::memory) use attached::{AttachedBuffer, attach};
-pub(in crate::memory) use sharing::shared::refuse_held;
+pub(in crate::memory) use attach::attach;
+pub(in crate::memory) use attached::AttachedBuffer;
+pub(in crate::memory) use shared::refuse_held;
 pub use token::ShareToken;
 pub(in crate::memory) use token::wrong_size;
 
@@ -53,14 +56,14 @@ pub(in crate::memory) fn share(
     let (memory, runtime) = (block.cache.memory, get()?);
     let name = broker::start()?;
     let boot = token::boot()?;
-    let uuid = devices::uuid_of(memory.device)?;
+    let device = token::uuid_of(memory.device)?;
     let shared = shared::share(block, bytes, stream)?;
-    let parcel = if is_sent {
-        parcels::hold(&shared).ok_or_else(|| Error::invalid_value("the buffer was freed while it was sent"))?
+    let in_flight = if is_sent {
+        shared.send().ok_or_else(|| Error::invalid_value("the buffer was freed while it was sent"))?
     } else {
         0
     };
-    Ok(ShareToken::new(&Told {
+    Ok(ShareToken::new(&TokenFields {
         kind: token::number_of(runtime.kind()),
         boot,
         user: geteuid().as_raw(),
@@ -68,9 +71,9 @@ pub(in crate::memory) fn share(
         name,
         secret: shared.secret,
         block: shared.number,
-        parcel,
+        in_flight,
         bytes,
-        device: uuid,
+        device,
     }))
 }
 
@@ -109,7 +112,7 @@ pub fn shared_blocks(device: Device) -> Result<Vec<SharedSummary>> {
         address: shared.block.address(),
         bytes: shared.bytes,
         is_freed: shared.sharing.is_freed(),
-        processes: peers::holders(shared.number),
+        processes: server::holders(shared.number),
     };
     Ok(shared::all().into_iter().filter(on_device).map(summarize).collect())
 }

@@ -1,15 +1,22 @@
-//! Packets over Unix sockets with names that are in no file system, and the descriptors that come along.
+//! What the system offers to processes that share memory: packets over Unix sockets, with descriptors that come along, and
+//! pidfds, which tell that a process has ended.
+//!
+//! The sockets have names that are in no file system, so nothing is left of a process that ends. Nothing here waits but
+//! [`is_ready`], as long as it is told to.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
     recvmsg, sendmsg, socket_with,
 };
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::wire::{DESCRIPTORS, PACKET};
 
@@ -98,10 +105,25 @@ pub(super) fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<Packet>> {
     Ok(Some(Packet { bytes, descriptors, is_cut: received.flags.contains(ReturnFlags::CTRUNC) }))
 }
 
+/// Returns a descriptor that is ready to be read once a process has ended; `ESRCH` if it has already, or cannot be seen.
+pub(super) fn pidfd(process: i32) -> rustix::io::Result<OwnedFd> {
+    pidfd_open(Pid::from_raw(process).ok_or(Errno::SRCH)?, PidfdFlags::empty())
+}
+
+/// Returns whether a descriptor is ready to be read, or becomes so within a time.
+pub(super) fn is_ready(descriptor: &OwnedFd, within: Duration) -> bool {
+    poll(&mut [PollFd::new(descriptor, PollFlags::IN)], Some(&timespec(within))).is_ok_and(|ready| ready > 0)
+}
+
+/// Returns a duration as `poll` takes it.
+pub(super) fn timespec(duration: Duration) -> Timespec {
+    Timespec { tv_sec: duration.as_secs() as i64, tv_nsec: i64::from(duration.subsec_nanos()) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::share::secret::random;
+    use crate::memory::share::token::random;
 
     #[test]
     #[cfg_attr(miri, ignore = "Miri passes no descriptors")]

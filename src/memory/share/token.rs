@@ -1,14 +1,18 @@
 //! The token of a shared block: the address of its owner, and a secret that proves that the holder was given the token.
 //!
 //! It consists of bytes that can be sent in any way. An error names what is wrong with one: it is another machine's,
-//! another user's, of another version of gpupool, or no token at all.
+//! another user's, of another version of gpupool, or no token at all. Devices stand in it by their UUIDs, as processes number them
+//! in different ways.
 
 use std::fmt;
+use std::hint::black_box;
 use std::sync::OnceLock;
 
-use super::secret::Secret;
+use rustix::rand::{GetRandomFlags, getrandom};
+
 use crate::error::{Error, Result};
-use crate::runtime::{DeviceUuid, Kind};
+use crate::ids::Device;
+use crate::runtime::{DeviceUuid, Kind, get};
 
 const MAGIC: [u8; 4] = *b"gpsh";
 /// Of this layout, and of what processes say to each other.
@@ -22,27 +26,54 @@ pub struct ShareToken([u8; BYTES]);
 
 /// What a token says.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Told {
+pub(super) struct TokenFields {
+    /// The platform, as [`number_of`] numbers it.
     pub(super) kind: u8,
     pub(super) boot: [u8; 16],
     pub(super) user: u32,
     pub(super) process: u32,
+    /// The name that the owner listens under.
     pub(super) name: [u8; 16],
     pub(super) secret: Secret,
     pub(super) block: u64,
-    /// The number of what is kept until this is attached; 0 for none.
-    pub(super) parcel: u64,
+    /// The number under which the block is in flight; 0 if it is not.
+    pub(super) in_flight: u64,
     pub(super) bytes: u64,
     pub(super) device: DeviceUuid,
 }
 
+/// 128 bits that no other process can guess.
+#[derive(Clone, Copy)]
+pub(super) struct Secret(pub(super) [u8; 16]);
+
+impl Secret {
+    /// Returns whether two are the same, in a time that does not depend on where they differ.
+    pub(super) fn is(&self, other: &[u8; 16]) -> bool {
+        let differing = self.0.iter().zip(other).fold(0, |differing, (one, other)| differing | (one ^ other));
+        black_box(differing) == 0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret")
+    }
+}
+
+/// Returns random bytes.
+pub(super) fn random() -> Result<[u8; 16]> {
+    let mut bytes = [0; 16];
+    match getrandom(&mut bytes, GetRandomFlags::empty()) {
+        Ok(16) => Ok(bytes),
+        Ok(_) => Err(Error::unavailable("the system gave too few random bytes for a share's secret")),
+        Err(error) => Err(Error::unavailable(format!("the system gave no random bytes for a share's secret: {error}"))),
+    }
+}
+
 /// The version of this crate, as numbers.
 fn version() -> [u8; 3] {
-    let mut parts = [0; 3];
-    for (place, part) in parts.iter_mut().zip(env!("CARGO_PKG_VERSION").split(['.', '-'])) {
-        *place = part.parse().unwrap_or(0);
-    }
-    parts
+    let parts = [env!("CARGO_PKG_VERSION_MAJOR"), env!("CARGO_PKG_VERSION_MINOR"), env!("CARGO_PKG_VERSION_PATCH")];
+    parts.map(|part| part.parse().unwrap_or(0))
 }
 
 pub(super) const fn number_of(kind: Kind) -> u8 {
@@ -50,15 +81,6 @@ pub(super) const fn number_of(kind: Kind) -> u8 {
         Kind::Cuda => 1,
         Kind::Hip => 2,
         Kind::Host => 3,
-    }
-}
-
-fn name_of(kind: u8) -> &'static str {
-    match kind {
-        1 => "cuda",
-        2 => "hip",
-        3 => "host",
-        _ => "unknown",
     }
 }
 
@@ -79,29 +101,52 @@ pub(super) fn boot() -> Result<[u8; 16]> {
     Ok(*BOOT.get_or_init(|| number.to_be_bytes()))
 }
 
-/// Puts fields one after the other.
-struct Writer {
-    bytes: [u8; BYTES],
-    at: usize,
-}
-
-impl Writer {
-    fn put(&mut self, field: &[u8]) {
-        self.bytes[self.at..self.at + field.len()].copy_from_slice(field);
-        self.at += field.len();
+/// Returns the UUIDs of this process's devices, in order: asked for once, as each block that is shared or attached needs one.
+fn uuids() -> Result<&'static [DeviceUuid]> {
+    static UUIDS: OnceLock<Vec<DeviceUuid>> = OnceLock::new();
+    if let Some(uuids) = UUIDS.get() {
+        return Ok(uuids);
     }
+    let runtime = get()?;
+    let all = (0..runtime.device_count()).map(|ordinal| runtime.device_uuid(Device::from_ordinal(ordinal)));
+    let all = all.collect::<Result<_>>()?;
+    Ok(UUIDS.get_or_init(|| all))
 }
 
-/// Takes fields one after the other.
-struct Reader<'a>(&'a [u8]);
+/// Returns a device's UUID.
+pub(super) fn uuid_of(device: Device) -> Result<DeviceUuid> {
+    let known = uuids()?.get(device.ordinal()).copied();
+    known.map_or_else(|| get()?.device_uuid(device), Ok)
+}
+
+/// Returns this process's device with a UUID.
+pub(super) fn device_with(uuid: &DeviceUuid) -> Result<Device> {
+    let ordinal = uuids()?.iter().position(|known| known == uuid);
+    ordinal.and_then(|ordinal| u32::try_from(ordinal).ok()).map(Device::from_ordinal).ok_or_else(|| {
+        let digits: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+        Error::invalid_value(format!(
+            "the shared buffer is on the device with the UUID {digits}, which this process does not see: make it visible here \
+             (CUDA_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES)"
+        ))
+    })
+}
+
+/// Takes fields one after the other from bytes that have all of them.
+pub(super) struct Reader<'a>(pub(super) &'a [u8]);
 
 impl Reader<'_> {
-    fn take<const N: usize>(&mut self) -> [u8; N] {
-        let mut field = [0; N];
-        let (first, rest) = self.0.split_at(N.min(self.0.len()));
-        field[..first.len()].copy_from_slice(first);
+    pub(super) fn take<const N: usize>(&mut self) -> [u8; N] {
+        let Some((field, rest)) = self.0.split_first_chunk() else { return [0; N] };
         self.0 = rest;
-        field
+        *field
+    }
+
+    pub(super) fn word(&mut self) -> u32 {
+        u32::from_le_bytes(self.take())
+    }
+
+    pub(super) fn long(&mut self) -> u64 {
+        u64::from_le_bytes(self.take())
     }
 }
 
@@ -109,22 +154,15 @@ impl ShareToken {
     /// The size of a token in bytes.
     pub const BYTES: usize = BYTES;
 
-    pub(super) fn new(told: &Told) -> Self {
-        let mut writer = Writer { bytes: [0; BYTES], at: 0 };
-        writer.put(&MAGIC);
-        writer.put(&FORMAT.to_le_bytes());
-        writer.put(&version());
-        writer.put(&[told.kind, 0, 0]);
-        writer.put(&told.boot);
-        writer.put(&told.user.to_le_bytes());
-        writer.put(&told.process.to_le_bytes());
-        writer.put(&told.name);
-        writer.put(&told.secret.0);
-        writer.put(&told.block.to_le_bytes());
-        writer.put(&told.parcel.to_le_bytes());
-        writer.put(&told.bytes.to_le_bytes());
-        writer.put(&told.device);
-        Self(writer.bytes)
+    pub(super) fn new(fields: &TokenFields) -> Self {
+        let TokenFields { kind, boot, user, process, name, secret, block, in_flight, bytes, device } = fields;
+        let [user, process] = [user, process].map(|number| number.to_le_bytes());
+        let [block, in_flight, bytes] = [block, in_flight, bytes].map(|number| number.to_le_bytes());
+        let start = [&MAGIC[..], &FORMAT.to_le_bytes(), &version(), &[*kind, 0, 0]].concat();
+        let whole = [&start[..], boot, &user, &process, name, &secret.0, &block, &in_flight, &bytes, device].concat();
+        let mut token = [0; BYTES];
+        token.copy_from_slice(&whole);
+        Self(token)
     }
 
     /// Creates a token from the bytes that [`ShareToken::as_bytes`] returned, in this process or another one.
@@ -159,33 +197,32 @@ impl ShareToken {
 
     /// Returns the size of the block in bytes.
     pub fn nbytes(&self) -> u64 {
-        self.told().bytes
+        self.fields().bytes
     }
 
     /// Returns the id of the process that shares it.
     pub fn process(&self) -> u32 {
-        self.told().process
+        self.fields().process
     }
 
-    pub(super) fn told(&self) -> Told {
+    pub(super) fn fields(&self) -> TokenFields {
         let mut reader = Reader(&self.0[12..]);
-        let kind = self.0[9];
-        Told {
-            kind,
+        TokenFields {
+            kind: self.0[9],
             boot: reader.take(),
-            user: u32::from_le_bytes(reader.take()),
-            process: u32::from_le_bytes(reader.take()),
+            user: reader.word(),
+            process: reader.word(),
             name: reader.take(),
             secret: Secret(reader.take()),
-            block: u64::from_le_bytes(reader.take()),
-            parcel: u64::from_le_bytes(reader.take()),
-            bytes: u64::from_le_bytes(reader.take()),
+            block: reader.long(),
+            in_flight: reader.long(),
+            bytes: reader.long(),
             device: reader.take(),
         }
     }
 }
 
-impl Told {
+impl TokenFields {
     /// Refuses a token of another machine, user or platform.
     pub(super) fn check(&self, kind: Kind, user: u32) -> Result<()> {
         let why = if self.boot != boot()? {
@@ -198,9 +235,10 @@ impl Told {
                 self.user
             )
         } else if self.kind != number_of(kind) {
+            let known = [Kind::Cuda, Kind::Hip, Kind::Host].into_iter().find(|known| number_of(*known) == self.kind);
+            let name = known.map_or("unknown", Kind::name);
             format!(
-                "is of memory of runtime {}, and this process uses runtime {kind}: set GPUPOOL_RUNTIME to the same in both",
-                name_of(self.kind)
+                "is of memory of runtime {name}, and this process uses runtime {kind}: set GPUPOOL_RUNTIME to the same in both"
             )
         } else {
             return Ok(());
@@ -211,10 +249,10 @@ impl Told {
 
 impl fmt::Debug for ShareToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let told = self.told();
+        let fields = self.fields();
         f.debug_struct("ShareToken")
-            .field("process", &told.process)
-            .field("nbytes", &told.bytes)
+            .field("process", &fields.process)
+            .field("nbytes", &fields.bytes)
             .finish_non_exhaustive()
     }
 }
@@ -230,8 +268,8 @@ pub(in crate::memory) fn wrong_size(bytes: u64) -> Error {
 mod tests {
     use super::*;
 
-    fn told() -> Result<Told> {
-        Ok(Told {
+    fn fields() -> Result<TokenFields> {
+        Ok(TokenFields {
             kind: number_of(Kind::Host),
             boot: boot()?,
             user: 1000,
@@ -239,7 +277,7 @@ mod tests {
             name: [1; 16],
             secret: Secret([2; 16]),
             block: 3,
-            parcel: 4,
+            in_flight: 4,
             bytes: 5,
             device: [6; 16],
         })
@@ -251,11 +289,11 @@ mod tests {
 
     #[test]
     fn what_a_token_says_travels_as_bytes() -> Result<()> {
-        let token = ShareToken::new(&told()?);
+        let token = ShareToken::new(&fields()?);
         let copy = ShareToken::from_bytes(token.as_bytes())?;
-        let read = copy.told();
+        let read = copy.fields();
         assert!(copy == token && read.secret.is(&[2; 16]) && read.name == [1; 16] && read.device == [6; 16]);
-        assert_eq!((read.user, read.process, read.block, read.parcel, read.bytes), (1000, 77, 3, 4, 5));
+        assert_eq!((read.user, read.process, read.block, read.in_flight, read.bytes), (1000, 77, 3, 4, 5));
         assert!(read.check(Kind::Host, 1000).is_ok());
         assert_eq!(format!("{token:?}"), "ShareToken { process: 77, nbytes: 5, .. }");
         Ok(())
@@ -263,16 +301,16 @@ mod tests {
 
     #[test]
     fn a_token_of_elsewhere_is_refused_by_name() -> Result<()> {
-        let refusal = |told: Told, kind, user| why(told.check(kind, user));
-        assert!(refusal(Told { boot: [9; 16], ..told()? }, Kind::Host, 1000).contains("another machine"));
-        assert!(refusal(told()?, Kind::Host, 1001).contains("user 1000, and this process is user 1001's"));
-        assert!(refusal(told()?, Kind::Cuda, 1000).contains("runtime host, and this process uses runtime cuda"));
+        let refusal = |fields: TokenFields, kind, user| why(fields.check(kind, user));
+        assert!(refusal(TokenFields { boot: [9; 16], ..fields()? }, Kind::Host, 1000).contains("another machine"));
+        assert!(refusal(fields()?, Kind::Host, 1001).contains("user 1000, and this process is user 1001's"));
+        assert!(refusal(fields()?, Kind::Cuda, 1000).contains("runtime host, and this process uses runtime cuda"));
         Ok(())
     }
 
     #[test]
     fn bytes_that_are_no_token_are_refused_by_name() -> Result<()> {
-        let bytes = ShareToken::new(&told()?).as_bytes().to_vec();
+        let bytes = ShareToken::new(&fields()?).as_bytes().to_vec();
         let refusal = |bytes: &[u8]| why(ShareToken::from_bytes(bytes));
         assert!(refusal(b"").contains("not a token"));
         assert!(refusal(&[0; BYTES]).contains("not a token"));
@@ -280,6 +318,17 @@ mod tests {
         let mut newer = bytes;
         (newer[4], newer[6], newer[7], newer[8]) = (3, 7, 8, 9);
         assert!(refusal(&newer).contains("made by gpupool 7.8.9"), "{}", refusal(&newer));
+        Ok(())
+    }
+
+    #[test]
+    fn a_secret_is_itself_alone() -> Result<()> {
+        let (one, other) = (Secret(random()?), Secret(random()?));
+        assert!(one.is(&one.0) && !one.is(&other.0));
+        let mut last = one.0;
+        last[15] ^= 1;
+        assert!(!one.is(&last));
+        assert_eq!(format!("{one:?}"), "Secret");
         Ok(())
     }
 }

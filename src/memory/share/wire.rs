@@ -1,6 +1,10 @@
-//! What processes say to each other of shared blocks: one packet each, of a bounded size.
+//! What processes that share blocks send each other: one packet for each message, of a bounded size.
+//!
+//! A process that attaches sends a [`Message`]; the owner answers with a [`Status`], and after [`Status::Given`] what was asked for.
+//! By the connection that is its channel, the owner also sends the numbers of mappings that are to end. Whatever does not read as
+//! one of these ends the connection: another process may send anything.
 
-use super::secret::Secret;
+use super::token::{Reader, Secret};
 use crate::runtime::{DeviceUuid, Extent};
 
 /// The largest packet.
@@ -10,17 +14,17 @@ pub(super) const PACKET: usize = 0x2000;
 pub(super) const DESCRIPTORS: usize = 0x8;
 /// The most names of events that come along with a hold.
 pub(super) const NAMES: usize = 0x40;
-/// The most mappings that one packet tells of.
-pub(super) const TOLD: usize = 0x200;
+/// The most mappings that one packet names.
+pub(super) const ENDED: usize = 0x200;
 /// The most extents that one packet describes.
 pub(super) const DESCRIBED: usize = 0x100;
 const MAGIC: u32 = 0x6873_7067;
 
-/// What is asked for.
+/// What a message asks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub(super) enum Ask {
-    /// To hold a block, and be told where it lies, and the names of events that need no descriptors.
+    /// To hold a block; the answer says where it lies, with the names of events that need no descriptors.
     Hold = 1,
     /// Numbers and sizes of extents, from one on.
     Describe,
@@ -30,10 +34,10 @@ pub(super) enum Ask {
     Events,
     /// Nothing: a hold is over, and the work is done.
     LetGo,
-    /// Nothing: what was sent by a queue has arrived.
+    /// Nothing: a block that was in flight has arrived.
     Arrived,
-    /// To be told, by this connection from now on, which of the mappings that stay are to end.
-    News,
+    /// To be notified, by this connection from now on, of the mappings that are to end.
+    Channel,
     /// Nothing: a mapping has ended that had stayed.
     Unmapped,
 }
@@ -46,49 +50,43 @@ impl Ask {
         Self::Events,
         Self::LetGo,
         Self::Arrived,
-        Self::News,
+        Self::Channel,
         Self::Unmapped,
     ];
 }
 
-/// A request.
+/// What a process sends to the owner of a block.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Request {
+pub(super) struct Message {
     pub(super) ask: Ask,
     pub(super) secret: Secret,
     pub(super) block: u64,
-    /// The first that is asked for; of [`Ask::Hold`] and [`Ask::Arrived`] the number of what was sent, or 0; of
-    /// [`Ask::LetGo`] and [`Ask::Unmapped`] that of the mapping, or 0 where none stays.
+    /// The first that is asked for; of [`Ask::Hold`] and [`Ask::Arrived`] the number in flight, or 0; of [`Ask::LetGo`] and
+    /// [`Ask::Unmapped`] that of the mapping, or 0 where none stays.
     pub(super) from: u64,
     pub(super) count: u32,
 }
 
-pub(super) const REQUEST: usize = 0x2c;
+const MESSAGE: usize = 0x2c;
 
-impl Request {
-    pub(super) fn to_bytes(self) -> [u8; REQUEST] {
-        let mut bytes = [0; REQUEST];
-        bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
-        bytes[4..8].copy_from_slice(&(self.ask as u32).to_le_bytes());
-        bytes[8..24].copy_from_slice(&self.secret.0);
-        bytes[24..32].copy_from_slice(&self.block.to_le_bytes());
-        bytes[32..40].copy_from_slice(&self.from.to_le_bytes());
-        bytes[40..].copy_from_slice(&self.count.to_le_bytes());
-        bytes
+impl Message {
+    pub(super) fn to_bytes(self) -> Vec<u8> {
+        let Self { ask, secret, block, from, count } = self;
+        let [magic, ask, count] = [MAGIC, ask as u32, count].map(u32::to_le_bytes);
+        let [block, from] = [block, from].map(u64::to_le_bytes);
+        [&magic[..], &ask, &secret.0, &block, &from, &count].concat()
     }
 
-    /// Reads a request; none if the bytes are none.
+    /// Reads a message; none if the bytes are none.
     pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let bytes: &[u8; REQUEST] = bytes.try_into().ok()?;
-        let word = |at: usize| bytes[at..at + 4].try_into().map(u32::from_le_bytes).ok();
-        let long = |at: usize| bytes[at..at + 8].try_into().map(u64::from_le_bytes).ok();
-        if word(0)? != MAGIC {
+        let mut reader = Reader(<&[u8; MESSAGE]>::try_from(bytes).ok()?);
+        if reader.word() != MAGIC {
             return None;
         }
-        let ask = word(4)?;
+        let ask = reader.word();
         let ask = Ask::ALL.into_iter().find(|known| *known as u32 == ask)?;
-        let secret = Secret(bytes[8..24].try_into().ok()?);
-        Some(Self { ask, secret, block: long(24)?, from: long(32)?, count: word(40)? })
+        let secret = Secret(reader.take());
+        Some(Self { ask, secret, block: reader.long(), from: reader.long(), count: reader.word() })
     }
 }
 
@@ -105,7 +103,7 @@ pub(super) enum Status {
 
 /// What [`Ask::Hold`] is answered with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Held {
+pub(super) struct HeldBlock {
     /// Where the block starts in its region, in bytes.
     pub(super) lead: u64,
     pub(super) bytes: u64,
@@ -117,32 +115,27 @@ pub(super) struct Held {
     pub(super) device: DeviceUuid,
 }
 
-impl Held {
+impl HeldBlock {
     /// Returns the packet with the names of the first events.
     pub(super) fn to_bytes(self, names: &[[u8; 64]]) -> Vec<u8> {
-        let mut bytes = vec![Status::Given as u8];
-        bytes.extend(self.lead.to_le_bytes());
-        bytes.extend(self.bytes.to_le_bytes());
-        bytes.extend(self.region.to_le_bytes());
-        bytes.extend(self.extents.to_le_bytes());
-        bytes.extend(self.events.to_le_bytes());
-        bytes.extend(self.device);
-        bytes.extend(names.as_flattened());
-        bytes
+        let Self { lead, bytes, region, extents, events, device } = self;
+        let [lead, bytes, region] = [lead, bytes, region].map(u64::to_le_bytes);
+        let [extents, events] = [extents, events].map(u32::to_le_bytes);
+        let status = [Status::Given as u8];
+        [&status[..], &lead, &bytes, &region, &extents, &events, &device, names.as_flattened()].concat()
     }
 
-    /// Reads what [`Held::to_bytes`] wrote, without its status.
+    /// Reads what [`HeldBlock::to_bytes`] wrote, without its status.
     pub(super) fn from_bytes(bytes: &[u8]) -> Option<(Self, &[[u8; 64]])> {
-        let (bytes, names) = bytes.split_first_chunk::<48>()?;
-        let word = |at: usize| bytes[at..at + 4].try_into().map(u32::from_le_bytes).ok();
-        let long = |at: usize| bytes[at..at + 8].try_into().map(u64::from_le_bytes).ok();
+        let (fields, names) = bytes.split_first_chunk::<48>()?;
+        let mut reader = Reader(fields);
         let held = Self {
-            lead: long(0)?,
-            bytes: long(8)?,
-            region: long(16)?,
-            extents: word(24)?,
-            events: word(28)?,
-            device: bytes[32..].try_into().ok()?,
+            lead: reader.long(),
+            bytes: reader.long(),
+            region: reader.long(),
+            extents: reader.word(),
+            events: reader.word(),
+            device: reader.take(),
         };
         let (names, rest) = names.as_chunks::<64>();
         (rest.is_empty() && names.len() <= held.events as usize).then_some((held, names))
@@ -151,39 +144,35 @@ impl Held {
 
 /// An extent as its owner describes it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Described {
+pub(super) struct DescribedExtent {
     /// As the owner's driver numbers it.
     pub(super) extent: Extent,
     pub(super) bytes: u64,
 }
 
-pub(super) fn describe(extents: &[Described]) -> Vec<u8> {
-    let mut bytes = vec![Status::Given as u8];
-    for Described { extent, bytes: size } in extents {
-        bytes.extend(extent.number().to_le_bytes());
-        bytes.extend(size.to_le_bytes());
-    }
-    bytes
+pub(super) fn describe(extents: &[DescribedExtent]) -> Vec<u8> {
+    numbers(extents.iter().flat_map(|each| [each.extent.number(), each.bytes]))
 }
 
 /// Reads what [`describe`] wrote, without its status.
-pub(super) fn described(bytes: &[u8]) -> Option<Vec<Described>> {
-    let long = |bytes: &[u8]| bytes.try_into().map(u64::from_le_bytes).ok();
-    let read = |each: &[u8]| {
-        Some(Described { extent: Extent::from_number(long(each.get(..8)?)?), bytes: long(each.get(8..)?)? })
+pub(super) fn described(bytes: &[u8]) -> Option<Vec<DescribedExtent>> {
+    let (extents, rest) = bytes.as_chunks::<16>();
+    let read = |each: &[u8; 16]| {
+        let mut reader = Reader(each);
+        DescribedExtent { extent: Extent::from_number(reader.long()), bytes: reader.long() }
     };
-    bytes.chunks(16).map(read).collect()
+    rest.is_empty().then(|| extents.iter().map(read).collect())
 }
 
-/// Returns the numbers of mappings that are to end as a packet.
-pub(super) fn gone(mappings: &[u64]) -> Vec<u8> {
+/// Returns a packet of numbers: those of mappings that are to end are sent so.
+pub(super) fn numbers(numbers: impl IntoIterator<Item = u64>) -> Vec<u8> {
     let mut bytes = vec![Status::Given as u8];
-    mappings.iter().for_each(|mapping| bytes.extend(mapping.to_le_bytes()));
+    numbers.into_iter().for_each(|number| bytes.extend(number.to_le_bytes()));
     bytes
 }
 
-/// Reads what [`gone`] wrote; none if it is something else.
-pub(super) fn read_gone(bytes: &[u8]) -> Option<Vec<u64>> {
+/// Reads what [`numbers`] wrote; none if it is something else.
+pub(super) fn read_numbers(bytes: &[u8]) -> Option<Vec<u64>> {
     let (status, numbers) = bytes.split_first()?;
     let (numbers, rest) = numbers.as_chunks::<8>();
     let is_known = *status == Status::Given as u8 && rest.is_empty();
@@ -206,38 +195,38 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_travel_and_rubbish_is_none() {
+    fn messages_travel_and_rubbish_is_none() {
         for ask in Ask::ALL {
-            let request = Request { ask, secret: Secret([7; 16]), block: 1 << 40, from: 1 << 50, count: 9 };
-            let bytes = request.to_bytes();
-            let read = Request::from_bytes(&bytes);
+            let message = Message { ask, secret: Secret([7; 16]), block: 1 << 40, from: 1 << 50, count: 9 };
+            let bytes = message.to_bytes();
+            let read = Message::from_bytes(&bytes);
             assert!(read.is_some_and(|read| read.secret.is(&[7; 16])));
             let read = read.map(|read| (read.ask, read.block, read.from, read.count));
             assert_eq!(read, Some((ask, 1 << 40, 1 << 50, 9)));
-            assert!(Request::from_bytes(&bytes[1..]).is_none());
+            assert!(Message::from_bytes(&bytes[1..]).is_none());
         }
-        assert!(Request::from_bytes(&[0; REQUEST]).is_none() && Request::from_bytes(b"").is_none());
-        let mut unknown = Request { ask: Ask::Hold, secret: Secret([0; 16]), block: 0, from: 0, count: 0 }.to_bytes();
+        assert!(Message::from_bytes(&[0; MESSAGE]).is_none() && Message::from_bytes(b"").is_none());
+        let mut unknown = Message { ask: Ask::Hold, secret: Secret([0; 16]), block: 0, from: 0, count: 0 }.to_bytes();
         unknown[4] = 77;
-        assert!(Request::from_bytes(&unknown).is_none());
+        assert!(Message::from_bytes(&unknown).is_none());
     }
 
     #[test]
     fn answers_travel_and_rubbish_is_none() {
-        let held = Held { lead: 1, bytes: 2, region: 5, extents: 3, events: 4, device: [6; 16] };
+        let held = HeldBlock { lead: 1, bytes: 2, region: 5, extents: 3, events: 4, device: [6; 16] };
         for names in [&[][..], &[[1; 64], [2; 64]]] {
-            assert_eq!(Held::from_bytes(&held.to_bytes(names)[1..]), Some((held, names)));
+            assert_eq!(HeldBlock::from_bytes(&held.to_bytes(names)[1..]), Some((held, names)));
         }
         assert!(held.to_bytes(&[[0; 64]; NAMES]).len() <= PACKET);
-        assert_eq!((Held::from_bytes(&[0; 31]), Held::from_bytes(&[0; 33])), (None, None));
-        assert_eq!(Held::from_bytes(&held.to_bytes(&[[1; 64]; 5])[1..]), None);
-        let extents = [1, 2].map(|number| Described { extent: Extent::from_number(number), bytes: number << 21 });
+        assert_eq!((HeldBlock::from_bytes(&[0; 31]), HeldBlock::from_bytes(&[0; 33])), (None, None));
+        assert_eq!(HeldBlock::from_bytes(&held.to_bytes(&[[1; 64]; 5])[1..]), None);
+        let extents = [1, 2].map(|number| DescribedExtent { extent: Extent::from_number(number), bytes: number << 21 });
         assert_eq!(described(&describe(&extents)[1..]).as_deref(), Some(&extents[..]));
         assert_eq!(described(&[0; 17]), None);
-        let numbers: Vec<_> = (0..TOLD as u64).map(|number| number << 40).collect();
-        assert_eq!(read_gone(&gone(&numbers)), Some(numbers));
-        assert!(gone(&[0; TOLD]).len() <= PACKET);
-        assert!(read_gone(b"").is_none() && read_gone(&[0; 10]).is_none() && read_gone(&[1; 9]).is_none());
+        let ended: Vec<_> = (0..ENDED as u64).map(|number| number << 40).collect();
+        assert_eq!(read_numbers(&numbers(ended.clone())), Some(ended));
+        assert!(numbers([0; ENDED]).len() <= PACKET);
+        assert!(read_numbers(b"").is_none() && read_numbers(&[0; 10]).is_none() && read_numbers(&[1; 9]).is_none());
         let long = "\u{e9}".repeat(PACKET);
         assert!(refusal(Status::Failed, &long).len() <= PACKET);
     }

@@ -32,7 +32,7 @@ from waiting import wait_until
 OF_MAPPING = ("AddressReserve", "ExtentImport", "MemoryMap", "MemorySetAccess")
 PIECES = 9
 MANY = 1100
-# As many regions stay mapped as src/memory/share/attached/books.rs says.
+# As many regions stay mapped as src/memory/share/mapping_cache.rs says.
 IDLE_MOST = 1024
 
 

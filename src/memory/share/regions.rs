@@ -1,18 +1,23 @@
 //! The regions that shared blocks lie in: lists of extents, by whose numbers other processes keep what they have mapped.
 //!
-//! A block that stands where another one stood lies in the same region, so who has mapped that maps nothing for it. A region ends
-//! as the first of its extents is given back to the driver, which may number another one like it then. Until then it is the same
-//! memory, wherever the owner has its pages.
+//! A block that stands where another one stood lies in the same region, so a process that has mapped that maps nothing for it. A
+//! region ends as the first of its extents is given back to the driver, which may number another one like it then. Until then it is
+//! the same memory, wherever the owner has its pages.
+//!
+//! A mapping that another process keeps, though it has let go of every block there, never delays this process: the pages are used
+//! again and moved as if it were not there. It only keeps physical memory from going back to the driver. So once the region has
+//! ended, the process is asked to end its mapping, and who gives memory back waits a while for that.
 
 use std::collections::HashMap;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
+use super::background::wake;
+use super::wire::DescribedExtent;
 use crate::ids::Device;
 use crate::memory::device::DeviceMemory;
-use crate::memory::share::wire::Described;
 use crate::runtime::Extent;
-use crate::sync::{AtomicBool, Ordering, lock};
+use crate::sync::lock;
 
 /// A list of extents. It is known as long as a block that was attached lies in it, or another process has it mapped.
 #[derive(Debug)]
@@ -20,8 +25,15 @@ pub(super) struct Region {
     /// No other region of this process ever has it.
     pub(super) number: u64,
     pub(super) memory: &'static DeviceMemory,
-    pub(super) extents: Vec<Described>,
-    is_ended: AtomicBool,
+    pub(super) extents: Vec<DescribedExtent>,
+    state: Mutex<RegionState>,
+}
+
+#[derive(Default, Debug)]
+struct RegionState {
+    has_ended: bool,
+    /// How many mappings of it other processes keep.
+    kept: u64,
 }
 
 /// The regions that an extent is part of.
@@ -29,8 +41,11 @@ type ByExtent = HashMap<(Device, Extent), Vec<Weak<Region>>>;
 
 static REGIONS: Mutex<Option<ByExtent>> = Mutex::new(None);
 
+/// How often regions have ended of which other processes keep mappings.
+static ENDED: AtomicU64 = AtomicU64::new(0);
+
 /// Returns the region that consists of these extents, which a block that is held has now.
-pub(super) fn find(memory: &'static DeviceMemory, extents: Vec<Described>) -> Arc<Region> {
+pub(super) fn find(memory: &'static DeviceMemory, extents: Vec<DescribedExtent>) -> Arc<Region> {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     // Dropped after the lock, which the end of a region takes.
     let mut others = Vec::new();
@@ -44,31 +59,47 @@ pub(super) fn find(memory: &'static DeviceMemory, extents: Vec<Described>) -> Ar
         others.push(region);
     }
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let region = Arc::new(Region { number, memory, extents, is_ended: AtomicBool::new(false) });
+    let region = Arc::new(Region { number, memory, extents, state: Mutex::default() });
     for each in &region.extents {
         regions.entry((memory.device, each.extent)).or_default().push(Arc::downgrade(&region));
     }
     region
 }
 
-/// Ends the regions that an extent is part of, which is about to go back to the driver, and returns them.
-pub(super) fn end(device: Device, extent: Extent) -> Vec<Arc<Region>> {
+/// Ends the regions that an extent is part of, which is about to go back to the driver, and has their mappings end.
+pub(super) fn end_with(device: Device, extent: Extent) {
+    if end(device, extent).iter().any(|region| lock(&region.state).kept > 0) {
+        ENDED.fetch_add(1, Ordering::SeqCst);
+        wake();
+    }
+}
+
+/// Ends the regions that an extent is part of, and returns them.
+fn end(device: Device, extent: Extent) -> Vec<Arc<Region>> {
     let mut regions = lock(&REGIONS);
     let Some(regions) = regions.as_mut() else { return Vec::new() };
-    let Some(gone) = regions.remove(&(device, extent)) else { return Vec::new() };
-    let gone: Vec<_> = gone.iter().filter_map(Weak::upgrade).collect();
+    let Some(ended) = regions.remove(&(device, extent)) else { return Vec::new() };
+    let ended: Vec<_> = ended.iter().filter_map(Weak::upgrade).collect();
     // None is found any more, by whichever extent it begins with.
-    for region in &gone {
-        region.is_ended.store(true, Ordering::SeqCst);
+    for region in &ended {
+        let mut state = lock(&region.state);
+        state.has_ended = true;
+        region.memory.elsewhere.ask(state.kept);
+        drop(state);
         region.leave(regions);
     }
-    gone
+    ended
+}
+
+/// Returns a number that is another one once regions have ended of which other processes keep mappings.
+pub(super) fn ended() -> u64 {
+    ENDED.load(Ordering::SeqCst)
 }
 
 impl Region {
     /// Returns whether one of its extents has gone back to the driver.
-    pub(super) fn is_ended(&self) -> bool {
-        self.is_ended.load(Ordering::SeqCst)
+    pub(super) fn has_ended(&self) -> bool {
+        lock(&self.state).has_ended
     }
 
     fn leave(&self, regions: &mut ByExtent) {
@@ -86,10 +117,48 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        if !self.is_ended()
+        if !self.has_ended()
             && let Some(regions) = lock(&REGIONS).as_mut()
         {
             self.leave(regions);
+        }
+    }
+}
+
+/// A mapping of a region that another process keeps, until this is dropped.
+#[derive(Debug)]
+pub(super) struct KeptMapping {
+    region: Arc<Region>,
+    /// Whether the process was asked to end it.
+    is_asked: bool,
+}
+
+impl KeptMapping {
+    pub(super) fn new(region: Arc<Region>) -> Self {
+        let mut state = lock(&region.state);
+        state.kept += 1;
+        if state.has_ended {
+            region.memory.elsewhere.ask(1);
+        }
+        drop(state);
+        Self { region, is_asked: false }
+    }
+
+    /// Returns whether the process is to be asked to end it now, which is so once.
+    pub(super) fn is_to_end(&mut self) -> bool {
+        !self.is_asked && {
+            self.is_asked = self.region.has_ended();
+            self.is_asked
+        }
+    }
+}
+
+impl Drop for KeptMapping {
+    fn drop(&mut self) {
+        let mut state = lock(&self.region.state);
+        state.kept -= 1;
+        if state.has_ended {
+            self.region.memory.elsewhere.end(1);
         }
     }
 }
@@ -103,19 +172,19 @@ mod tests {
 
     static MEMORY: LazyLock<DeviceMemory> = LazyLock::new(|| DeviceMemory::for_model(Device::from_ordinal(7)));
 
-    fn extents(numbers: &[u64]) -> Vec<Described> {
-        numbers.iter().map(|number| Described { extent: Extent::from_number(*number), bytes: PAGE }).collect()
+    fn extents(numbers: &[u64]) -> Vec<DescribedExtent> {
+        numbers.iter().map(|number| DescribedExtent { extent: Extent::from_number(*number), bytes: PAGE }).collect()
     }
 
     fn are_known(memory: &DeviceMemory, numbers: &[u64]) -> bool {
         let regions = lock(&REGIONS);
-        let is_known = |each: &Described| {
+        let is_known = |each: &DescribedExtent| {
             regions.as_ref().is_some_and(|regions| regions.contains_key(&(memory.device, each.extent)))
         };
         extents(numbers).iter().any(is_known)
     }
 
-    /// One test, for the books are the process's.
+    /// One test, for the regions are the process's.
     #[test]
     fn a_region_is_its_extents_and_ends_with_the_first_that_goes() {
         let memory = &*MEMORY;
@@ -125,14 +194,14 @@ mod tests {
 
         // The driver gives the number again, and it is other memory.
         assert!(end(memory.device, Extent::from_number(3)).iter().all(|region| Arc::ptr_eq(region, &two)));
-        assert!(two.is_ended() && !one.is_ended() && !turned.is_ended());
+        assert!(two.has_ended() && !one.has_ended() && !turned.has_ended());
         let again = find(memory, extents(&[1, 2, 3]));
-        assert!(again.number > turned.number && !again.is_ended());
+        assert!(again.number > turned.number && !again.has_ended());
         // What goes on another device is none of it.
         _ = end(Device::from_ordinal(6), Extent::from_number(1));
-        assert!(!one.is_ended());
+        assert!(!one.has_ended());
         _ = end(memory.device, Extent::from_number(2));
-        assert!(one.is_ended() && turned.is_ended() && again.is_ended());
+        assert!(one.has_ended() && turned.has_ended() && again.has_ended());
         assert!(!are_known(memory, &[1, 2, 3]));
 
         // What nothing needs is forgotten, with the others of its extents left.

@@ -1,0 +1,170 @@
+//! Attached memory: what a buffer of it has in place of a block of its own, and how it is let go.
+//!
+//! Memory that is freed is let go by the broker's thread once the work that used it is done, so no caller waits, and the owner
+//! hears only of work that is over. It stays mapped for the next time, or is unmapped.
+
+use std::sync::{Arc, Mutex};
+
+use super::background;
+use super::client::Owner;
+use super::mapping::AttachedMapping;
+use super::mapping_cache::{self, MappedBlock};
+use super::shared::SharedBlock;
+use super::wire::Message;
+use crate::error::{Error, Result};
+use crate::ids::Device;
+use crate::memory::cache::{BlockUser, Waiting};
+use crate::memory::device::{DeviceMemory, reaches};
+use crate::process;
+use crate::runtime::Stream;
+use crate::sync::{ThisThread, lock};
+
+/// Attached memory, let go by [`AttachedBuffer::free`].
+#[derive(Debug)]
+pub(in crate::memory) struct AttachedBuffer {
+    hold: BlockHold,
+    address: u64,
+    bytes: u64,
+    memory: &'static DeviceMemory,
+    users: Mutex<Vec<BlockUser>>,
+}
+
+/// What keeps the memory.
+#[derive(Debug)]
+pub(super) enum BlockHold {
+    /// A block of another process, which is held there.
+    Others(Attachment),
+    /// A block of this process, attached by itself.
+    Own(Arc<SharedBlock>),
+}
+
+/// A block of another process, in a region that is mapped here.
+#[derive(Debug)]
+pub(super) struct Attachment {
+    pub(super) block: MappedBlock,
+    /// The device that has it.
+    pub(super) home: Device,
+    pub(super) owner: Arc<Owner>,
+    /// Lets it go, with no mapping that stays.
+    pub(super) let_go: Message,
+    /// What is left of its mapping, which has to end before the block is let go.
+    pub(super) ending: Option<AttachedMapping>,
+}
+
+impl Attachment {
+    /// Lets the block go. Its region stays mapped if it may; otherwise it is unmapped before. Returns false where the owner has no
+    /// room for the message.
+    ///
+    /// # Errors
+    /// Those of the driver. It goes on from there the next time.
+    fn end(&mut self) -> Result<bool> {
+        if self.ending.is_none()
+            && let Some(channel) = self.owner.channel()
+            && mapping_cache::may_stay(&self.block)
+        {
+            match channel.send(&Message { from: self.block.mapping, ..self.let_go }) {
+                Ok(true) => {
+                    mapping_cache::settle(&self.block).into_iter().for_each(AttachedMapping::end_soon);
+                    return Ok(true);
+                }
+                Ok(false) => return Ok(false),
+                // The owner cannot be asked for the mapping any more, so it does not stay.
+                Err(_) => {}
+            }
+        }
+        if self.ending.is_none() {
+            self.ending = mapping_cache::take_last(&self.block);
+        }
+        if let Some(mapping) = &mut self.ending {
+            mapping.end()?;
+            self.ending = None;
+        }
+        let is_let_go = self.owner.notify(&self.let_go);
+        if is_let_go {
+            mapping_cache::forget(&self.block);
+        }
+        Ok(is_let_go)
+    }
+}
+
+impl BlockHold {
+    /// Lets the memory go, where all work with it is done; false where it is to be tried again.
+    fn end(&mut self) -> Result<bool> {
+        match self {
+            Self::Others(attachment) => attachment.end(),
+            Self::Own(block) => {
+                block.sharing.let_go();
+                Ok(true)
+            }
+        }
+    }
+}
+
+impl AttachedBuffer {
+    pub(super) fn new(hold: BlockHold, address: u64, bytes: u64, memory: &'static DeviceMemory) -> Self {
+        Self { hold, address, bytes, memory, users: Mutex::default() }
+    }
+
+    pub(in crate::memory) const fn address(&self) -> u64 {
+        self.address
+    }
+
+    pub(in crate::memory) const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Refuses a stream of a device that the memory was not attached for, and that is no peer which reaches it.
+    pub(in crate::memory) fn check_stream(&self, stream: &Stream) -> Result<()> {
+        process::refuse_forked()?;
+        let (own, other) = (self.memory.device, stream.device());
+        let home = match &self.hold {
+            BlockHold::Others(attachment) => attachment.home,
+            BlockHold::Own(_) => own,
+        };
+        if other == own || (self.memory.range.is_peer(other) && reaches(other, home)?) {
+            return Ok(());
+        }
+        Err(Error::invalid_value(format!(
+            "{:#x} was attached for {own}, and a stream of {other} cannot use it: give a stream of {own}, attach the token for \
+             {other} as well, or call enable_peer_access first",
+            self.address
+        )))
+    }
+
+    /// Keeps the memory, once freed, from being let go before the stream's work at that time is done.
+    pub(in crate::memory) fn record_stream(&self, stream: &Stream, is_fleeting: bool) -> Result<()> {
+        self.check_stream(stream)?;
+        let user = BlockUser::new(stream, ThisThread::get());
+        let user = if is_fleeting { user.fleeting() } else { user };
+        let mut users = lock(&self.users);
+        if users.iter().all(|known| !known.is(&user)) {
+            users.push(user);
+        }
+        Ok(())
+    }
+
+    /// Lets the memory go once the work so far on its streams is done: `own`, which need not be alive, and the one that is
+    /// named.
+    pub(in crate::memory) fn free(self, own: &Stream, on: Option<&Stream>) -> Result<()> {
+        process::refuse_forked()?;
+        let thread = ThisThread::get();
+        let mut users = self.users.into_inner().unwrap_or_default();
+        let own_user = BlockUser::new(own, thread);
+        match on {
+            // Of a stream that may be gone, another one may have the address.
+            Some(on) if on.raw() == own.raw() && (own.is_lasting() || own.raw().is_default()) => users.push(own_user),
+            Some(on) => users.extend([BlockUser::new(on, thread), own_user.fleeting()]),
+            None => users.push(own_user.fleeting()),
+        }
+        let (mut hold, memory) = (self.hold, self.memory);
+        let mut until = Waiting::for_users(0, &users, &memory.events, thread).until;
+        background::later(move || if until.is_done(&memory.events, false)? { hold.end() } else { Ok(false) });
+        Ok(())
+    }
+}
+
+/// A buffer is sent between threads.
+const _: fn() = || {
+    fn is_shared<T: Send + Sync>() {}
+    is_shared::<Arc<AttachedBuffer>>();
+};

@@ -1,0 +1,350 @@
+//! The owners of the blocks that this process attaches, and the connections to them.
+//!
+//! A connection that asks for a block is used by one thread at a time, which waits for the answers, and kept for the next one. The
+//! other kind is an owner's channel, one for each owner, open as long as anything of it is mapped here: the owner names the mappings
+//! that are to end, and this process says what it keeps mapped and what it has unmapped. Nothing waits there but the opening.
+
+use std::cell::Cell;
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::process::geteuid;
+
+use super::background::wake;
+use super::socket::{self, Packet};
+use super::token::TokenFields;
+use super::wire::{Message, Status, read_numbers};
+use crate::error::{Error, Result};
+use crate::memory::tuning::{PATIENCE, RETRY, RETRY_MOST};
+use crate::process::peer_of;
+use crate::sync::lock;
+
+const SILENT: &str = "did not answer within 10 s: it is stopped, or the machine has no time for it";
+
+/// A process that shares blocks.
+#[derive(Debug)]
+pub(super) struct Owner {
+    /// The name that it listens under.
+    pub(super) name: [u8; 16],
+    process: u32,
+    /// Connections that are not in use. One is kept as long as something is attached.
+    idle: Mutex<Vec<OwnedFd>>,
+    channel: Mutex<Option<Arc<Channel>>>,
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        // The broker's thread may be waiting for the channel, and has it open.
+        if lock(&self.channel).is_some() {
+            wake();
+        }
+    }
+}
+
+/// By name.
+static OWNERS: Mutex<Option<HashMap<[u8; 16], Weak<Owner>>>> = Mutex::new(None);
+
+/// Returns the channels of all owners.
+pub(super) fn channels() -> Vec<Arc<Channel>> {
+    // Dropped without the lock.
+    let owners: Vec<_> = lock(&OWNERS).iter().flat_map(HashMap::values).filter_map(Weak::upgrade).collect();
+    owners.iter().filter_map(|owner| owner.channel()).collect()
+}
+
+/// Gives up an owner's channel, which is over.
+pub(super) fn end_channel(channel: &Arc<Channel>) {
+    let owner = lock(&OWNERS).as_ref().and_then(|owners| owners.get(&channel.owner)?.upgrade());
+    if let Some(owner) = owner {
+        lock(&owner.channel).take_if(|known| Arc::ptr_eq(known, channel));
+    }
+}
+
+impl Owner {
+    /// Returns the process that a token names.
+    pub(super) fn of(token: &TokenFields) -> Arc<Self> {
+        let mut owners = lock(&OWNERS);
+        let owners = owners.get_or_insert_default();
+        if let Some(owner) = owners.get(&token.name).and_then(Weak::upgrade) {
+            return owner;
+        }
+        owners.retain(|_, owner| owner.strong_count() > 0);
+        let TokenFields { name, process, .. } = *token;
+        let owner = Arc::new(Self { name, process, idle: Mutex::default(), channel: Mutex::default() });
+        owners.insert(name, Arc::downgrade(&owner));
+        owner
+    }
+
+    /// Returns a connection that nothing else uses.
+    ///
+    /// # Errors
+    /// `ErrorKind::Unavailable` if the process has ended, or cannot be reached.
+    pub(super) fn connect(&self) -> Result<Link<'_>> {
+        let idle = lock(&self.idle).pop();
+        idle.map_or_else(|| self.connect_anew(), |socket| Ok(self.link(socket)))
+    }
+
+    fn connect_anew(&self) -> Result<Link<'_>> {
+        let begun = Instant::now();
+        let socket = loop {
+            match socket::connected(&self.name) {
+                Ok(socket) => break socket,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock && begun.elapsed() < PATIENCE => {
+                    thread::sleep(RETRY)
+                }
+                Err(error) => return Err(self.unreachable(&error)),
+            }
+        };
+        let peer = peer_of(socket.as_fd()).map_err(|error| self.unreachable(&error))?;
+        let own = geteuid().as_raw();
+        if peer.user != own {
+            return Err(Error::invalid_value(format!(
+                "the process that listens for this token is user {}'s, and this one is user {own}'s: memory is shared between \
+                 processes of one user",
+                peer.user
+            )));
+        }
+        Ok(self.link(socket))
+    }
+
+    const fn link(&self, socket: OwnedFd) -> Link<'_> {
+        Link { owner: self, socket, is_broken: Cell::new(false) }
+    }
+
+    /// Returns its channel, if there is one.
+    pub(super) fn channel(&self) -> Option<Arc<Channel>> {
+        lock(&self.channel).clone()
+    }
+
+    /// Opens its channel, if there is none yet. The message asks for that, and names a block that is held.
+    ///
+    /// # Errors
+    /// As [`Owner::connect`], and those of its answer.
+    pub(super) fn open_channel(&self, message: &Message) -> Result<()> {
+        if self.channel().is_some() {
+            return Ok(());
+        }
+        let link = self.connect_anew()?;
+        let pidfd = peer_of(link.socket.as_fd()).and_then(|peer| Ok(socket::pidfd(peer.process)?));
+        let pidfd = pidfd.map_err(|error| self.failed(&format!("cannot be watched (pidfd_open: {error})")))?;
+        link.send(message)?;
+        link.answer()?;
+        let new = || Arc::new(Channel { owner: self.name, socket: link.socket, pidfd, unsent: Mutex::default() });
+        lock(&self.channel).get_or_insert_with(new);
+        wake();
+        Ok(())
+    }
+
+    /// Sends a message that is not answered, and waits for nothing; false where it is to be sent again, as there is no room for it
+    /// now. Where the process has ended there is nothing to say.
+    pub(super) fn notify(&self, message: &Message) -> bool {
+        loop {
+            let idle = lock(&self.idle).pop();
+            let is_new = idle.is_none();
+            let socket = match idle.map_or_else(|| socket::connected(&self.name), Ok) {
+                Ok(socket) => socket,
+                Err(error) => return error.kind() == io::ErrorKind::ConnectionRefused || self.has_ended(),
+            };
+            match socket::send(socket.as_fd(), &message.to_bytes(), &[]) {
+                Ok(is_sent) => {
+                    lock(&self.idle).push(socket);
+                    return is_sent;
+                }
+                Err(_) if is_new => return self.has_ended(),
+                // It was closed since it was used: a new one says whether the process is there.
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Returns whether the process is gone, as far as this one can see.
+    fn has_ended(&self) -> bool {
+        match i32::try_from(self.process).map_err(|_| Errno::SRCH).and_then(socket::pidfd) {
+            Ok(pidfd) => socket::is_ready(&pidfd, Duration::ZERO),
+            Err(error) => error == Errno::SRCH,
+        }
+    }
+
+    #[cold]
+    fn unreachable(&self, error: &io::Error) -> Error {
+        if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) {
+            return Error::unavailable(format!(
+                "process {} cannot be asked for its memory: this process may open no more files ({error}); raise the limit \
+                 (ulimit -n)",
+                self.process
+            ));
+        }
+        if self.has_ended() {
+            return self.ended();
+        }
+        Error::unavailable(format!(
+            "process {} shares the buffer and cannot be reached ({error}): processes that share memory need the same network \
+             namespace; let their containers share it (docker run --network)",
+            self.process
+        ))
+    }
+
+    #[cold]
+    fn ended(&self) -> Error {
+        Error::unavailable(format!(
+            "process {}, which shared the buffer, has ended, or is in another PID namespace: attach buffers while the process \
+             that shares them lives; what is attached stays after",
+            self.process
+        ))
+    }
+
+    #[cold]
+    fn failed(&self, why: &str) -> Error {
+        Error::unavailable(format!("process {}, which shares the buffer, {why}", self.process))
+    }
+}
+
+/// A connection that is in use.
+#[derive(Debug)]
+pub(super) struct Link<'a> {
+    owner: &'a Owner,
+    socket: OwnedFd,
+    is_broken: Cell<bool>,
+}
+
+impl Link<'_> {
+    /// Returns whether an error came of the connection being over, though the owner lives: a new one may do.
+    pub(super) const fn is_broken(&self) -> bool {
+        self.is_broken.get()
+    }
+
+    /// Sends a message.
+    ///
+    /// # Errors
+    /// `ErrorKind::Unavailable` if the connection is over, or the owner does not take it.
+    pub(super) fn send(&self, message: &Message) -> Result<()> {
+        let begun = Instant::now();
+        loop {
+            match socket::send(self.socket.as_fd(), &message.to_bytes(), &[]) {
+                Ok(true) => return Ok(()),
+                Ok(false) if begun.elapsed() < PATIENCE => thread::sleep(RETRY),
+                Ok(false) => return Err(self.owner.failed(SILENT)),
+                Err(error) => return Err(self.broken(&error)),
+            }
+        }
+    }
+
+    /// Receives an answer: what was asked for, and the descriptors that come along.
+    ///
+    /// # Errors
+    /// `ErrorKind::InvalidValue` if the owner refuses; `ErrorKind::Unavailable` if the connection is over, the owner has ended, is
+    /// silent or cannot give it, or this process may open no more files.
+    pub(super) fn answer(&self) -> Result<(Vec<u8>, Vec<OwnedFd>)> {
+        let Packet { mut bytes, descriptors, .. } = self.receive()?;
+        let status = bytes.remove(0);
+        if status == Status::Given as u8 {
+            return Ok((bytes, descriptors));
+        }
+        let (process, why) = (self.owner.process, String::from_utf8_lossy(&bytes));
+        Err(if status == Status::Refused as u8 {
+            Error::invalid_value(format!("process {process} does not share the buffer: {why}"))
+        } else {
+            Error::unavailable(format!("process {process} could not share the buffer: {why}"))
+        })
+    }
+
+    /// Receives a packet, which has one byte at least.
+    fn receive(&self) -> Result<Packet> {
+        let begun = Instant::now();
+        loop {
+            match socket::receive(self.socket.as_fd()) {
+                Ok(Some(packet)) if packet.bytes.is_empty() => {
+                    return Err(self.broken(&io::ErrorKind::UnexpectedEof.into()));
+                }
+                Ok(Some(packet)) if packet.is_cut => {
+                    return Err(Error::unavailable(
+                        "memory cannot be attached: this process may open no more files; raise the limit (ulimit -n)",
+                    ));
+                }
+                Ok(Some(packet)) => return Ok(packet),
+                Ok(None) => {}
+                Err(error) => return Err(self.broken(&error)),
+            }
+            if !socket::is_ready(&self.socket, RETRY_MOST * 10) && self.owner.has_ended() {
+                return Err(self.owner.ended());
+            }
+            if begun.elapsed() >= PATIENCE {
+                return Err(self.owner.failed(SILENT));
+            }
+        }
+    }
+
+    #[cold]
+    fn broken(&self, error: &io::Error) -> Error {
+        if self.owner.has_ended() {
+            return self.owner.ended();
+        }
+        self.is_broken.set(true);
+        self.owner.failed(&format!("broke off ({error}): try again"))
+    }
+
+    /// Keeps the connection for the next one.
+    pub(super) fn put_back(self) {
+        lock(&self.owner.idle).push(self.socket);
+    }
+}
+
+/// The connection by which an owner says which mappings are to end.
+#[derive(Debug)]
+pub(super) struct Channel {
+    /// The owner's name.
+    pub(super) owner: [u8; 16],
+    socket: OwnedFd,
+    /// Says when the owner has ended, also where a child of it keeps the socket.
+    pidfd: OwnedFd,
+    /// What there was no room for yet.
+    unsent: Mutex<VecDeque<Message>>,
+}
+
+impl Channel {
+    pub(super) fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    pub(super) fn pidfd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+
+    /// Sends a message at once; false where there is no room, and an error once the connection is over.
+    pub(super) fn send(&self, message: &Message) -> io::Result<bool> {
+        socket::send(self.socket(), &message.to_bytes(), &[])
+    }
+
+    /// Sends a message as soon as there is room.
+    pub(super) fn send_in_time(&self, message: Message) {
+        lock(&self.unsent).push_back(message);
+        self.go_on();
+    }
+
+    /// Sends what there is room for of what is unsent; false where something is left.
+    pub(super) fn go_on(&self) -> bool {
+        let mut unsent = lock(&self.unsent);
+        while let Some(message) = unsent.front() {
+            // Where the connection is over there is nothing to say.
+            if !self.send(message).unwrap_or(true) {
+                return false;
+            }
+            unsent.pop_front();
+        }
+        true
+    }
+
+    /// Returns the numbers of mappings that are to end; none once the connection is over.
+    pub(super) fn receive(&self) -> Option<Vec<u64>> {
+        let mut all = Vec::new();
+        while let Some(packet) = socket::receive(self.socket()).ok()? {
+            // Its end and rubbish are no numbers.
+            all.extend(read_numbers(&packet.bytes)?);
+        }
+        Some(all)
+    }
+}

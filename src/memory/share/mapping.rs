@@ -1,0 +1,211 @@
+//! Regions of other processes that are mapped here, and the extents that were imported for that.
+//!
+//! Each has an end of its own, which the driver may refuse and which is then tried again later. An extent is imported once for all
+//! mappings that are in use, so that blocks whose regions overlap need no second descriptor.
+
+use std::collections::HashMap;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, Weak};
+
+use super::background;
+use super::client::Owner;
+use super::token::Secret;
+use super::wire::{Ask, Message};
+use crate::error::Result;
+use crate::ids::Device;
+use crate::memory::device::{DeviceMemory, Placed, with_device};
+use crate::runtime::{ExportedExtent, Extent};
+use crate::sync::{AtomicUsize, Ordering, lock};
+
+/// Which region of which process, for which device.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct RegionKey {
+    /// The owner's name.
+    pub(super) owner: [u8; 16],
+    /// The region's number, as its owner says.
+    pub(super) region: u64,
+    pub(super) device: Device,
+}
+
+/// A region that is mapped. It is ended by [`AttachedMapping::end_soon`]: dropped without, at the end of the process, nothing is undone.
+#[derive(Debug)]
+pub(super) struct AttachedMapping {
+    pub(super) memory: &'static DeviceMemory,
+    owner: Arc<Owner>,
+    pub(super) region: RegionKey,
+    /// The mapping's number in this process.
+    pub(super) number: u64,
+    /// The addresses that are reserved, and how many bytes of them are mapped.
+    pub(super) start: u64,
+    pub(super) reserved: u64,
+    mapped: u64,
+    imported: Vec<Arc<ImportedExtent>>,
+    /// Whether the imported extents count it as in use.
+    is_used: bool,
+    /// Whether its owner knows that it stays.
+    pub(super) is_known: bool,
+}
+
+impl AttachedMapping {
+    /// Maps a region's extents, which have these sizes and are `home`'s, for a device and its peers.
+    ///
+    /// # Errors
+    /// Those of the driver. What it refuses to undo is undone later.
+    pub(super) fn map(
+        memory: &'static DeviceMemory,
+        home: Device,
+        owner: &Arc<Owner>,
+        region: RegionKey,
+        extents: Vec<(Arc<ImportedExtent>, u64)>,
+    ) -> Result<Self> {
+        let mut mapping = Self::nothing(memory, owner, region);
+        match mapping.map_all(home, extents) {
+            Ok(()) => Ok(mapping),
+            Err(error) => {
+                mapping.end_soon();
+                Err(error)
+            }
+        }
+    }
+
+    /// Makes one that has nothing yet.
+    pub(super) fn nothing(memory: &'static DeviceMemory, owner: &Arc<Owner>, region: RegionKey) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Self {
+            memory,
+            owner: Arc::clone(owner),
+            region,
+            number: NEXT.fetch_add(1, Ordering::Relaxed),
+            start: 0,
+            reserved: 0,
+            mapped: 0,
+            imported: Vec::new(),
+            is_used: false,
+            is_known: false,
+        }
+    }
+
+    fn map_all(&mut self, home: Device, extents: Vec<(Arc<ImportedExtent>, u64)>) -> Result<()> {
+        let bytes = extents.iter().map(|(_, bytes)| bytes).sum();
+        self.start = with_device(self.memory.device, |runtime| runtime.address_reserve(bytes))?;
+        self.reserved = bytes;
+        let mut address = self.start;
+        let place = |(imported, bytes): &(Arc<ImportedExtent>, u64)| {
+            let placed = Placed { address, bytes: *bytes, extent: imported.extent, home };
+            address += bytes;
+            placed
+        };
+        let row: Vec<_> = extents.iter().map(place).collect();
+        // SAFETY: the addresses were just reserved, and the extents are alive and as long as their owner says.
+        let (count, outcome) = unsafe { self.memory.range.map(&row) };
+        self.mapped = row[..count].iter().map(|placed| placed.bytes).sum();
+        self.imported.extend(extents.into_iter().take(count).map(|(imported, _)| imported));
+        outcome
+    }
+
+    /// Returns how many extents are mapped.
+    pub(super) const fn extents(&self) -> usize {
+        self.imported.len()
+    }
+
+    /// Has the imported extents count it as in use, or no more: that before the last block in it is let go.
+    pub(super) fn set_used(&mut self, is_used: bool) {
+        if std::mem::replace(&mut self.is_used, is_used) == is_used {
+            return;
+        }
+        for imported in &self.imported {
+            if is_used {
+                imported.used.fetch_add(1, Ordering::SeqCst);
+            } else {
+                imported.used.fetch_sub(1, Ordering::SeqCst);
+            }
+        }
+    }
+
+    /// Unmaps it, and says so to its owner where that knows that it stays. What the driver refuses is left for the next time.
+    pub(super) fn end(&mut self) -> Result<()> {
+        if self.mapped > 0 {
+            let (start, mapped) = (self.start, self.mapped);
+            let extents = self.imported.iter().map(|imported| imported.extent);
+            // SAFETY: the range was mapped here, and all work that uses it is done.
+            unsafe { self.memory.range.unmap(start, mapped, extents) }?;
+            self.mapped = 0;
+        }
+        self.set_used(false);
+        self.imported.clear();
+        if self.reserved > 0 {
+            let (start, reserved) = (self.start, self.reserved);
+            // SAFETY: the reservation is whole, and nothing is mapped there any more.
+            with_device(self.memory.device, |runtime| unsafe { runtime.address_free(start, reserved) })?;
+            self.reserved = 0;
+        }
+        if std::mem::take(&mut self.is_known)
+            && let Some(channel) = self.owner.channel()
+        {
+            channel.send_in_time(unmapped(self.number));
+        }
+        Ok(())
+    }
+
+    /// Ends it, as nothing uses it, at once. What the driver refuses is ended later.
+    pub(super) fn end_soon(mut self) {
+        background::now_or_later(move || self.end().map(|()| true));
+    }
+}
+
+/// Returns the message to an owner that a mapping has ended.
+pub(super) const fn unmapped(number: u64) -> Message {
+    Message { ask: Ask::Unmapped, secret: Secret([0; 16]), block: 0, from: number, count: 0 }
+}
+
+/// An extent of another process, released with the last mapping that needs it.
+#[derive(Debug)]
+pub(super) struct ImportedExtent {
+    extent: Extent,
+    device: Device,
+    key: ExtentKey,
+    /// How many mappings have it that are in use. While there is one, this process holds a block in them, and the owner's number is
+    /// this extent's; after that it may be another one's.
+    used: AtomicUsize,
+}
+
+/// The owner's name, and the extent as the owner numbers it.
+type ExtentKey = ([u8; 16], Extent);
+
+static IMPORTED: Mutex<Option<HashMap<ExtentKey, Weak<ImportedExtent>>>> = Mutex::new(None);
+
+impl ImportedExtent {
+    /// Returns an extent that is here already, of a block of the owner's that this process holds.
+    pub(super) fn known(owner: &Owner, number: Extent) -> Option<Arc<Self>> {
+        let imported = lock(&IMPORTED).as_ref()?.get(&(owner.name, number))?.upgrade();
+        imported.filter(|imported| imported.used.load(Ordering::SeqCst) > 0)
+    }
+
+    /// Imports an extent that was exported.
+    pub(super) fn new(
+        owner: &Owner,
+        number: Extent,
+        device: Device,
+        exported: ExportedExtent<'_>,
+    ) -> Result<Arc<Self>> {
+        let extent = with_device(device, |runtime| runtime.extent_import(exported))?;
+        let key = (owner.name, number);
+        let imported = Arc::new(Self { extent, device, key, used: AtomicUsize::new(0) });
+        lock(&IMPORTED).get_or_insert_default().insert(key, Arc::downgrade(&imported));
+        Ok(imported)
+    }
+}
+
+impl Drop for ImportedExtent {
+    fn drop(&mut self) {
+        if let Some(imported) = lock(&IMPORTED).as_mut()
+            && imported.get(&self.key).is_some_and(|known| known.strong_count() == 0)
+        {
+            imported.remove(&self.key);
+        }
+        let (extent, device) = (self.extent, self.device);
+        // SAFETY: `extent_import` made the extent, and its only owner gives it up.
+        let release = move || with_device(device, |runtime| unsafe { runtime.extent_release(extent) });
+        background::now_or_later(move || release().map(|()| true));
+    }
+}

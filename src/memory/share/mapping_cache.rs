@@ -1,0 +1,401 @@
+//! The mapping cache: the regions of other processes that are mapped here, the blocks in them that are in use, and the idle
+//! mappings, which stay for the next time.
+//!
+//! An idle mapping holds nothing at its owner, who may do with the memory what it likes. It is used again only for a block that is
+//! held anew and lies in the same region, as its owner's answer says; so it does not matter when the owner's channel says that a
+//! region has ended.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+
+use super::client::{Channel, end_channel};
+use super::mapping::{AttachedMapping, RegionKey, unmapped};
+use super::wire::HeldBlock;
+use crate::ids::Device;
+use crate::memory::device::DeviceMemory;
+use crate::memory::tuning::IDLE_EXTENTS_MOST;
+use crate::sync::lock;
+
+/// The most idle mappings. A process keeps few regions of others at a time, and each takes addresses and the driver's tables.
+const IDLE_MOST: usize = 0x400;
+
+/// A block in a mapping, in use until [`settle`] or [`forget`] ends that.
+#[derive(Debug)]
+pub(super) struct MappedBlock {
+    memory: &'static DeviceMemory,
+    /// The number of the mapping.
+    pub(super) mapping: u64,
+    /// The block's number, as its owner says.
+    block: u64,
+    bytes: u64,
+    pub(super) address: u64,
+}
+
+impl MappedBlock {
+    fn uncount(&self) {
+        self.memory.attached.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// A mapping and what is known of it.
+#[derive(Debug)]
+struct CachedMapping {
+    mapping: AttachedMapping,
+    /// The blocks in it that are in use, and how often.
+    blocks: BTreeMap<u64, u64>,
+    /// Whether its owner has said that its region has ended.
+    has_ended: bool,
+    /// Of one that is idle.
+    age: Option<u64>,
+}
+
+impl CachedMapping {
+    /// Uses a block that is held.
+    fn attach(&mut self, block: u64, held: &HeldBlock) -> MappedBlock {
+        let (memory, bytes) = (self.mapping.memory, held.bytes);
+        let uses = self.blocks.entry(block).or_insert(0);
+        if *uses == 0 {
+            memory.attached.fetch_add(bytes, Ordering::Relaxed);
+        }
+        *uses += 1;
+        self.mapping.set_used(true);
+        let address = self.mapping.start + held.lead;
+        MappedBlock { memory, mapping: self.mapping.number, block, bytes, address }
+    }
+
+    /// Returns whether there is only one use of it.
+    fn is_last_use(&self) -> bool {
+        self.blocks.len() == 1 && self.blocks.values().all(|uses| *uses == 1)
+    }
+}
+
+#[derive(Debug)]
+struct MappingCache {
+    /// By their numbers.
+    mappings: BTreeMap<u64, CachedMapping>,
+    /// The numbers of those that can be used again.
+    by_region: BTreeMap<RegionKey, u64>,
+    /// The numbers of the idle ones by age: the oldest first.
+    idle: BTreeMap<u64, u64>,
+    idle_extents: usize,
+    next_age: u64,
+}
+
+static CACHE: Mutex<MappingCache> = Mutex::new(MappingCache {
+    mappings: BTreeMap::new(),
+    by_region: BTreeMap::new(),
+    idle: BTreeMap::new(),
+    idle_extents: 0,
+    next_age: 0,
+});
+
+impl MappingCache {
+    /// Has a mapping be idle no more.
+    fn use_again(&mut self, number: u64) {
+        if let Some(cached) = self.mappings.get_mut(&number)
+            && let Some(age) = cached.age.take()
+        {
+            self.idle.remove(&age);
+            self.idle_extents -= cached.mapping.extents();
+            cached.mapping.memory.elsewhere.count_idle(false);
+        }
+    }
+
+    /// Takes a mapping out.
+    fn take(&mut self, number: u64) -> Option<AttachedMapping> {
+        self.use_again(number);
+        let mapping = self.mappings.remove(&number)?.mapping;
+        if self.by_region.get(&mapping.region) == Some(&number) {
+            self.by_region.remove(&mapping.region);
+        }
+        Some(mapping)
+    }
+
+    /// Ends a use, and returns whether the block has no other one.
+    fn end_use(&mut self, used: &MappedBlock) -> bool {
+        let cached = self.mappings.get_mut(&used.mapping);
+        // A mapping is taken out before its last use ends.
+        let Some(Entry::Occupied(mut uses)) = cached.map(|cached| cached.blocks.entry(used.block)) else { return true };
+        *uses.get_mut() -= 1;
+        let is_last = *uses.get() == 0;
+        if is_last {
+            uses.remove();
+        }
+        is_last
+    }
+}
+
+/// Uses a block that is held, if its region is mapped.
+pub(super) fn find(region: &RegionKey, block: u64, held: &HeldBlock) -> Option<MappedBlock> {
+    let mut cache = lock(&CACHE);
+    let number = *cache.by_region.get(region)?;
+    // An owner that describes it in another way than before is not believed.
+    let end = held.lead.checked_add(held.bytes)?;
+    cache.mappings.get(&number).filter(|cached| end <= cached.mapping.reserved)?;
+    cache.use_again(number);
+    Some(cache.mappings.get_mut(&number)?.attach(block, held))
+}
+
+/// Adds a region that was just mapped, and uses the block in it that is held.
+pub(super) fn add(mapping: AttachedMapping, block: u64, held: &HeldBlock) -> MappedBlock {
+    let mut cache = lock(&CACHE);
+    let number = mapping.number;
+    // Where another thread was faster, this one is used once.
+    cache.by_region.entry(mapping.region).or_insert(number);
+    let new = CachedMapping { mapping, blocks: BTreeMap::new(), has_ended: false, age: None };
+    cache.mappings.entry(number).or_insert(new).attach(block, held)
+}
+
+/// Returns whether a mapping may stay as the use of a block ends, which then is to be let go: it is the last use.
+pub(super) fn may_stay(used: &MappedBlock) -> bool {
+    let mut cache = lock(&CACHE);
+    let MappingCache { mappings, by_region, .. } = &mut *cache;
+    let Some(cached) = mappings.get_mut(&used.mapping).filter(|cached| cached.is_last_use()) else { return false };
+    cached.mapping.set_used(false);
+    let is_found = by_region.get(&cached.mapping.region) == Some(&used.mapping);
+    is_found && !cached.has_ended && cached.mapping.extents() <= IDLE_EXTENTS_MOST
+}
+
+/// Takes a mapping out that does not stay, if this is its last use.
+pub(super) fn take_last(used: &MappedBlock) -> Option<AttachedMapping> {
+    let mut cache = lock(&CACHE);
+    cache.mappings.get(&used.mapping).filter(|cached| cached.is_last_use())?;
+    cache.take(used.mapping)
+}
+
+/// Ends the use of a block that was let go, whose mapping stays, as its owner knows; that is idle now, unless it is in use again.
+/// Returns those that are too many then, or it itself if its region has ended meanwhile.
+pub(super) fn settle(used: &MappedBlock) -> Vec<AttachedMapping> {
+    let mut cache = lock(&CACHE);
+    let cache = &mut *cache;
+    let is_over = cache.end_use(used);
+    let mut ending = Vec::new();
+    if let Some(cached) = cache.mappings.get_mut(&used.mapping) {
+        cached.mapping.is_known = true;
+        if cached.blocks.is_empty() && cached.has_ended {
+            ending.extend(cache.take(used.mapping));
+        } else if cached.blocks.is_empty() {
+            cached.age = Some(cache.next_age);
+            cached.mapping.memory.elsewhere.count_idle(true);
+            cache.idle_extents += cached.mapping.extents();
+            cache.idle.insert(cache.next_age, used.mapping);
+            cache.next_age += 1;
+        }
+    }
+    if is_over {
+        // Not sooner: a caller that sees that nothing is attached finds it idle.
+        used.uncount();
+    }
+    while cache.idle.len() > IDLE_MOST || cache.idle_extents > IDLE_EXTENTS_MOST {
+        let Some(oldest) = cache.idle.values().next().copied() else { break };
+        ending.extend(cache.take(oldest));
+    }
+    ending
+}
+
+/// Ends the use of a block that was let go.
+pub(super) fn forget(used: &MappedBlock) {
+    let is_over = lock(&CACHE).end_use(used);
+    if is_over {
+        used.uncount();
+    }
+}
+
+/// Does what an owner says by its channel, and ends all that is idle of its regions once that is over, or the owner is.
+pub(super) fn follow(channel: &Arc<Channel>, has_ended: bool) {
+    match channel.receive() {
+        Some(numbers) if !has_ended => numbers.into_iter().for_each(|number| match end(number) {
+            EndedMapping::Idle(mapping) => mapping.end_soon(),
+            EndedMapping::InUse => {}
+            // It has ended before, and its owner may not have heard of it.
+            EndedMapping::Unknown => channel.send_in_time(unmapped(number)),
+        }),
+        _ => {
+            end_channel(channel);
+            end_idle(|region| region.owner == channel.owner);
+        }
+    }
+}
+
+/// Ends what is idle of other processes' memory for a device.
+pub(super) fn end_idle_on(device: Device) {
+    end_idle(|region| region.device == device);
+}
+
+fn end_idle(is_meant: impl Fn(&RegionKey) -> bool) {
+    take_idle(is_meant).into_iter().for_each(AttachedMapping::end_soon);
+}
+
+fn take_idle(is_meant: impl Fn(&RegionKey) -> bool) -> Vec<AttachedMapping> {
+    let mut cache = lock(&CACHE);
+    let is_meant = |number: &u64| cache.mappings.get(number).is_some_and(|cached| is_meant(&cached.mapping.region));
+    let numbers: Vec<_> = cache.idle.values().copied().filter(is_meant).collect();
+    numbers.into_iter().filter_map(|number| cache.take(number)).collect()
+}
+
+/// What becomes of a mapping whose region has ended.
+#[derive(Debug)]
+enum EndedMapping {
+    /// It was idle, and is to be ended.
+    Idle(AttachedMapping),
+    /// It ends with its last use.
+    InUse,
+    /// There is none with this number.
+    Unknown,
+}
+
+/// Has a mapping end whose region has ended.
+fn end(number: u64) -> EndedMapping {
+    let mut cache = lock(&CACHE);
+    match cache.mappings.get_mut(&number) {
+        Some(cached) if cached.age.is_some() => cache.take(number).map_or(EndedMapping::Unknown, EndedMapping::Idle),
+        Some(cached) => {
+            cached.has_ended = true;
+            EndedMapping::InUse
+        }
+        None => EndedMapping::Unknown,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::share::client::Owner;
+    use crate::memory::share::token::{Secret, TokenFields, random};
+
+    type Outcome<T> = Result<T, &'static str>;
+
+    struct Test {
+        memory: &'static DeviceMemory,
+        owner: Arc<Owner>,
+    }
+
+    impl Test {
+        fn region(&self, region: u64) -> RegionKey {
+            RegionKey { owner: self.owner.name, region, device: self.memory.device }
+        }
+
+        fn find(&self, region: u64, block: u64) -> Option<MappedBlock> {
+            find(&self.region(region), block, &held(3))
+        }
+
+        fn add(&self, region: u64, block: u64) -> MappedBlock {
+            let mut mapping = AttachedMapping::nothing(self.memory, &self.owner, self.region(region));
+            mapping.reserved = 4;
+            add(mapping, block, &held(3))
+        }
+
+        fn attached(&self) -> u64 {
+            self.memory.attached.load(Ordering::Relaxed)
+        }
+
+        fn take_idle(&self) -> usize {
+            take_idle(|region| region.device == self.memory.device).len()
+        }
+    }
+
+    fn held(lead: u64) -> HeldBlock {
+        HeldBlock { lead, bytes: 1, region: 0, extents: 0, events: 0, device: [0; 16] }
+    }
+
+    /// Lets a block go, and returns what ends then.
+    fn end_use(used: &MappedBlock) -> Vec<u64> {
+        let ending = if may_stay(used) {
+            settle(used)
+        } else {
+            let mapping = take_last(used);
+            forget(used);
+            mapping.into_iter().collect()
+        };
+        ending.iter().map(|mapping| mapping.number).collect()
+    }
+
+    /// One test, for the cache is the process's.
+    #[test]
+    #[cfg_attr(miri, ignore = "thousands of mappings, and nothing unsafe")]
+    fn a_region_is_found_by_its_number_while_it_lasts_and_the_oldest_go_first() -> Outcome<()> {
+        let memory = Box::leak(Box::new(DeviceMemory::for_model(Device::from_ordinal(0))));
+        let name = random().unwrap_or_default();
+        let (secret, device) = (Secret(name), [0; 16]);
+        let token = TokenFields {
+            kind: 0,
+            boot: [0; 16],
+            user: 0,
+            process: 0,
+            name,
+            secret,
+            block: 0,
+            in_flight: 0,
+            bytes: 1,
+            device,
+        };
+        let test = Test { memory, owner: Owner::of(&token) };
+        let one = test.add(7, 1);
+        let number = one.mapping;
+        assert!(test.find(8, 1).is_none());
+        // The same block again is counted once.
+        let again = test.find(7, 1).ok_or("it is in use")?;
+        assert!((again.mapping, again.address) == (number, one.address) && test.attached() == 1);
+        assert_eq!((end_use(&again), test.attached()), (vec![], 1));
+        // Another block in the same region has the same mapping.
+        let two = test.find(7, 2).ok_or("its region is mapped")?;
+        assert!(two.mapping == number && test.attached() == 2);
+        assert_eq!((end_use(&one), test.attached()), (vec![], 1));
+        assert_eq!((end_use(&two), test.attached()), (vec![], 0));
+
+        // Idle it is found by any block there, and not by one that does not lie in it.
+        assert!(find(&test.region(7), 3, &held(4)).is_none());
+        let three = test.find(7, 3).ok_or("its region is idle")?;
+        assert!(three.mapping == number && test.attached() == 1);
+        // What has ended is used until its last use is over.
+        assert!(matches!(end(number), EndedMapping::InUse));
+        let four = test.find(7, 4).ok_or("its region is in use")?;
+        assert!(end_use(&three).is_empty());
+        assert_eq!(end_use(&four), [number]);
+        assert!(test.find(7, 1).is_none() && matches!(end(number), EndedMapping::Unknown));
+
+        // The channel says so before the owner knows that it stays.
+        let five = test.add(9, 5);
+        assert!(may_stay(&five));
+        assert!(matches!(end(five.mapping), EndedMapping::InUse));
+        assert_eq!(settle(&five).len(), 1);
+        // In use again before that.
+        let six = test.add(10, 6);
+        assert!(may_stay(&six));
+        let seven = test.find(10, 7).ok_or("its region is mapped")?;
+        assert!(settle(&six).is_empty() && test.take_idle() == 0);
+        assert!(end_use(&seven).is_empty());
+        assert_eq!(test.take_idle(), 1);
+        // In use again before it is taken, as it cannot stay after all.
+        let six = test.add(10, 6);
+        assert!(may_stay(&six));
+        let seven = test.find(10, 7).ok_or("its region is mapped")?;
+        assert!(take_last(&six).is_none());
+        forget(&six);
+        assert_eq!(take_last(&seven).map(|mapping| mapping.number), Some(seven.mapping));
+        assert_eq!(test.attached(), 1);
+        forget(&seven);
+        assert_eq!(test.attached(), 0);
+
+        // Of two that were mapped at a time one stays.
+        let (first, second) = (test.add(11, 8), test.add(11, 9));
+        let number = second.mapping;
+        assert!(first.mapping != number && test.find(11, 1).is_some_and(|found| found.mapping != number));
+        assert_eq!(end_use(&second), [number]);
+
+        let take_of = |name| take_idle(|region| region.owner == name).len();
+        assert_eq!(take_of(name), 0);
+        let numbers: Vec<_> = (0..=IDLE_MOST as u64)
+            .map(|region| {
+                let used = test.add(100 + region, 0);
+                (used.mapping, end_use(&used))
+            })
+            .collect();
+        assert_eq!(numbers.iter().flat_map(|(_, ended)| ended).collect::<Vec<_>>(), [&numbers[0].0]);
+        assert_eq!(take_of(name), IDLE_MOST);
+        assert_eq!(test.take_idle(), 0);
+        Ok(())
+    }
+}

@@ -1,0 +1,430 @@
+//! The processes that attach this one's blocks: what each holds, and the answers to what it asks.
+//!
+//! A process may have several connections. Its messages are answered one after the other, and one that takes too long is ended.
+//! What a process holds is counted for all its connections together: it is let go by a message, or by the end of the process. A
+//! process's GPU work is over when the process is, which its pidfd tells; a closed socket does not.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rustix::process::geteuid;
+
+use super::regions::{KeptMapping, Region};
+use super::shared::{self, InRegion, RecordedEvent, SharedBlock};
+use super::socket;
+use super::token::uuid_of;
+use super::wire::{Ask, DESCRIBED, DESCRIPTORS, ENDED, HeldBlock, Message, NAMES, Status, describe, numbers, refusal};
+use crate::error::{Error, Result};
+use crate::memory::device::with_device;
+use crate::memory::tuning::PATIENCE;
+use crate::process::{Peer, peer_of};
+use crate::sync::lock;
+
+/// The most mappings that one process may keep: more than any version of gpupool does, so that one that says more is put out.
+const KEPT_MOST: usize = 0x4000;
+
+const FREED: &str =
+    "the buffer was freed, or never shared: keep it in the process that shares it until it was attached";
+const MOVED: &str =
+    "the buffer was let go while it was attached, and lies in other memory since: attach it from the beginning";
+
+/// A process that holds something, or has a connection by which it has held something.
+#[derive(Debug)]
+struct HoldingProcess {
+    /// Its connections have it too.
+    pidfd: Arc<OwnedFd>,
+    /// What it holds, and how often, by number.
+    held: HashMap<u64, (Arc<SharedBlock>, u64)>,
+}
+
+/// All of them, by id.
+static PROCESSES: Mutex<Option<HashMap<i32, HoldingProcess>>> = Mutex::new(None);
+
+/// Notes that a process holds a block once more, and returns its pidfd, as its end must be seen.
+fn add_hold(process: i32, block: &Arc<SharedBlock>) -> Result<Arc<OwnedFd>> {
+    let pidfd = match pidfd_of(process).filter(|pidfd| !socket::is_ready(pidfd, Duration::ZERO)) {
+        Some(pidfd) => pidfd,
+        None => {
+            // One that has ended had the same id.
+            end_process(process);
+            Arc::new(watch(process)?)
+        }
+    };
+    let mut processes = lock(&PROCESSES);
+    let new = || HoldingProcess { pidfd: Arc::clone(&pidfd), held: HashMap::new() };
+    let holding = processes.get_or_insert_default().entry(process).or_insert_with(new);
+    holding.held.entry(block.number).or_insert_with(|| (Arc::clone(block), 0)).1 += 1;
+    Ok(pidfd)
+}
+
+fn watch(process: i32) -> Result<OwnedFd> {
+    if process == 0 {
+        return Err(Error::unavailable(
+            "the process that attaches cannot be seen by the one that shares, as it is in another PID namespace: run both in \
+             one (docker run --pid)",
+        ));
+    }
+    socket::pidfd(process).map_err(|error| {
+        Error::unavailable(format!(
+            "the process that attaches cannot be watched (pidfd_open: {error}); Linux 5.3 is needed"
+        ))
+    })
+}
+
+/// Returns the pidfd of a process that holds something.
+fn pidfd_of(process: i32) -> Option<Arc<OwnedFd>> {
+    lock(&PROCESSES).as_ref()?.get(&process).map(|holding| Arc::clone(&holding.pidfd))
+}
+
+/// Takes away one hold of a process.
+fn let_go(process: i32, block: u64) {
+    let gone = {
+        let mut processes = lock(&PROCESSES);
+        let Some(holding) = processes.as_mut().and_then(|all| all.get_mut(&process)) else { return };
+        let Some((held, count)) = holding.held.get_mut(&block) else { return };
+        held.sharing.let_go();
+        *count -= 1;
+        if *count == 0 { holding.held.remove(&block) } else { None }
+    };
+    // Outside of the lock: the last of a block's events go with it.
+    drop(gone);
+}
+
+/// Returns a block that a process holds.
+fn held_by(process: i32, block: u64) -> Option<Arc<SharedBlock>> {
+    let processes = lock(&PROCESSES);
+    processes.as_ref()?.get(&process)?.held.get(&block).map(|(block, _)| Arc::clone(block))
+}
+
+/// Returns the processes that hold a block.
+pub(super) fn holders(block: u64) -> Vec<i32> {
+    let processes = lock(&PROCESSES);
+    let holding = processes.iter().flatten().filter(|(_, holding)| holding.held.contains_key(&block));
+    let mut holders: Vec<_> = holding.map(|(process, _)| *process).collect();
+    holders.sort_unstable();
+    holders
+}
+
+/// Takes away all that a process holds, which has ended.
+pub(super) fn end_process(process: i32) {
+    let ended = lock(&PROCESSES).as_mut().and_then(|all| all.remove(&process));
+    for (block, count) in ended.iter().flat_map(|ended| ended.held.values()) {
+        (0..*count).for_each(|_| block.sharing.let_go());
+    }
+}
+
+/// Returns the pidfd of each process whose end is to be seen, and forgets those that neither hold anything nor are connected.
+pub(super) fn watched() -> Vec<(i32, Arc<OwnedFd>)> {
+    let mut processes = lock(&PROCESSES);
+    let Some(all) = processes.as_mut() else { return Vec::new() };
+    all.retain(|_, holding| !holding.held.is_empty() || Arc::strong_count(&holding.pidfd) > 1);
+    all.iter().map(|(&process, holding)| (process, Arc::clone(&holding.pidfd))).collect()
+}
+
+/// An answer that there was no room for yet.
+#[derive(Debug)]
+struct Answer {
+    packet: Vec<u8>,
+    descriptors: Vec<OwnedFd>,
+    /// The block that the process is told by it that it holds.
+    held: Option<u64>,
+}
+
+impl Answer {
+    const fn new(packet: Vec<u8>, descriptors: Vec<OwnedFd>) -> Self {
+        Self { packet, descriptors, held: None }
+    }
+}
+
+/// Why what was asked for is not given.
+#[derive(Debug)]
+struct Refusal(Status, String);
+
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Self {
+        Self(Status::Failed, error.to_string())
+    }
+}
+
+impl From<&str> for Refusal {
+    fn from(why: &str) -> Self {
+        Self(Status::Refused, why.to_owned())
+    }
+}
+
+/// The block that a process is just taking up.
+#[derive(Debug)]
+struct Current {
+    block: u64,
+    region: Arc<Region>,
+    events: Vec<Arc<RecordedEvent>>,
+}
+
+/// A connection of a process that attaches.
+#[derive(Debug)]
+pub(super) struct Connection {
+    socket: OwnedFd,
+    process: i32,
+    /// When it ends unless it goes on; none for one that has shown a token and has all that it asked for.
+    deadline: Option<Instant>,
+    answer: Option<Answer>,
+    current: Option<Current>,
+    /// Of a process that has held something by this connection: its end is seen also when it holds nothing more.
+    pidfd: Option<Arc<OwnedFd>>,
+    /// Of the process's channel: the mappings that it keeps, by its own numbers.
+    kept: Option<HashMap<u64, KeptMapping>>,
+    /// The numbers of those that are to end, which there was no room for yet.
+    unsent: Vec<u64>,
+}
+
+impl Connection {
+    /// Takes a process in, if it is this user's.
+    pub(super) fn new(socket: OwnedFd) -> Option<Self> {
+        let Peer { process, user } = peer_of(socket.as_fd()).ok()?;
+        is_welcome(user, geteuid().as_raw()).then(|| Self {
+            socket,
+            process,
+            deadline: Some(Instant::now() + PATIENCE / 2),
+            answer: None,
+            current: None,
+            pidfd: None,
+            kept: None,
+            unsent: Vec::new(),
+        })
+    }
+
+    pub(super) fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    pub(super) const fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    /// Returns whether it takes too long.
+    pub(super) fn is_late(&self) -> bool {
+        self.deadline.is_some_and(|deadline| deadline <= Instant::now())
+    }
+
+    /// Returns whether the process has not shown a token yet.
+    pub(super) const fn is_of_a_stranger(&self) -> bool {
+        self.pidfd.is_none()
+    }
+
+    /// Returns whether an answer waits for room.
+    pub(super) const fn is_answering(&self) -> bool {
+        self.answer.is_some()
+    }
+
+    /// Returns whether it is of one of these processes, whose ends were seen.
+    pub(super) fn is_of(&self, ended: &[i32]) -> bool {
+        self.pidfd.is_some() && ended.contains(&self.process)
+    }
+
+    /// Looks for mappings that are to end, as regions have ended.
+    pub(super) fn look_for_ended(&mut self) {
+        let kept = self.kept.iter_mut().flatten();
+        self.unsent.extend(kept.filter_map(|(number, mapping)| mapping.is_to_end().then_some(*number)));
+    }
+
+    /// Notifies the process of mappings that are to end; false where there was no room for all.
+    pub(super) fn notify(&mut self) -> bool {
+        while !self.unsent.is_empty() && self.answer.is_none() {
+            let count = self.unsent.len().min(ENDED);
+            let packet = numbers(self.unsent[..count].iter().copied());
+            // An error is seen again once all is read that the process sent before.
+            if socket::send(self.socket(), &packet, &[]).unwrap_or(true) {
+                self.unsent.drain(..count);
+            } else {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Does what can be done without waiting; false once the connection is over.
+    pub(super) fn go_on(&mut self) -> bool {
+        if self.answer.is_some() {
+            return self.send();
+        }
+        match socket::receive(self.socket()) {
+            Ok(None) => true,
+            // Its end and rubbish are no message.
+            Ok(Some(packet)) => Message::from_bytes(&packet.bytes).is_some_and(|message| self.take(&message)),
+            Err(_) => false,
+        }
+    }
+
+    /// Does what a message says; false once the connection is over.
+    fn take(&mut self, message: &Message) -> bool {
+        let block = match message.ask {
+            Ask::Hold => shared::find(message.block),
+            _ => held_by(self.process, message.block),
+        };
+        let block = block.filter(|block| block.secret.is(&message.secret.0));
+        if block.is_some() {
+            self.deadline = None;
+        }
+        let answer = match (message.ask, block) {
+            // The process may hold nothing in its region any more, so this connection says whose mapping it is.
+            (Ask::Unmapped, _) => return self.kept.as_mut().map(|kept| kept.remove(&message.from)).is_some(),
+            (Ask::LetGo | Ask::Arrived, None) => return true,
+            (Ask::LetGo, Some(block)) => return self.let_go(&block, message.from),
+            (Ask::Arrived, Some(block)) => {
+                block.arrived(message.from);
+                return true;
+            }
+            (_, None) => Err(FREED.into()),
+            (Ask::Hold, Some(block)) => self.hold(&block, message.from),
+            (Ask::Describe, Some(_)) => self.described(message),
+            (Ask::Extents, Some(_)) => self.extents(message),
+            (Ask::Events, Some(_)) => self.events(message),
+            (Ask::Channel, Some(_)) => {
+                self.pidfd = pidfd_of(self.process);
+                self.kept.get_or_insert_default();
+                Ok(Answer::new(numbers([]), Vec::new()))
+            }
+        };
+        let refused = |Refusal(status, why)| Answer::new(refusal(status, &why), Vec::new());
+        self.answer = Some(answer.unwrap_or_else(refused));
+        self.deadline = Some(Instant::now() + PATIENCE / 2);
+        self.send()
+    }
+
+    /// Lets a block go, whose region stays mapped by a mapping with this number, if it is none of 0.
+    fn let_go(&mut self, block: &SharedBlock, mapping: u64) -> bool {
+        self.current.take_if(|current| current.block == block.number);
+        // Before it has let go: its region cannot end sooner.
+        let is_noted = mapping == 0 || self.keep(block.known_place(), mapping);
+        let_go(self.process, block.number);
+        is_noted
+    }
+
+    /// Notes that a mapping stays; false where that is not this connection's, or there are too many.
+    fn keep(&mut self, place: Option<InRegion>, number: u64) -> bool {
+        let Some(kept) = &mut self.kept else { return false };
+        if let Some(InRegion { region, .. }) = place {
+            // It is known if it was used again meanwhile.
+            let mapping = kept.entry(number).or_insert_with(|| KeptMapping::new(region));
+            // Not while the block is held, by what this process knows; then the other one is notified here.
+            if mapping.is_to_end() {
+                self.unsent.push(number);
+            }
+        }
+        kept.len() <= KEPT_MOST
+    }
+
+    fn hold(&mut self, block: &Arc<SharedBlock>, in_flight: u64) -> Result<Answer, Refusal> {
+        if !block.hold(in_flight) {
+            return Err(FREED.into());
+        }
+        let held = self.held(block);
+        if held.is_err() {
+            block.sharing.let_go();
+        }
+        Ok(held?)
+    }
+
+    /// Returns where a block lies that was just held for the process, and notes that the process holds it.
+    fn held(&mut self, block: &Arc<SharedBlock>) -> Result<Answer> {
+        // A pool that falls asleep asks for holders after it says so, and this asks for that after it holds.
+        let InRegion { region, lead } = block.place()?;
+        let device = uuid_of(block.memory().device)?;
+        self.pidfd = Some(add_hold(self.process, block)?);
+        let events = block.events();
+        let held = HeldBlock {
+            lead,
+            bytes: block.bytes,
+            region: region.number,
+            extents: region.extents.len() as u32,
+            events: events.len() as u32,
+            device,
+        };
+        let names: Vec<_> = events.iter().take(NAMES).map_while(|event| event.name()).collect();
+        self.current = Some(Current { block: block.number, region, events });
+        Ok(Answer { held: Some(block.number), ..Answer::new(held.to_bytes(&names), Vec::new()) })
+    }
+
+    fn described(&self, message: &Message) -> Result<Answer, Refusal> {
+        let packet = describe(part(&self.current(message)?.region.extents, message, DESCRIBED));
+        Ok(Answer::new(packet, Vec::new()))
+    }
+
+    fn extents(&self, message: &Message) -> Result<Answer, Refusal> {
+        let region = &self.current(message)?.region;
+        let part = part(&region.extents, message, DESCRIPTORS);
+        let exported = with_device(region.memory.device, |runtime| {
+            // SAFETY: the process holds a block in the region, which has not ended, so its extents are alive.
+            part.iter().map(|each| unsafe { runtime.extent_export(each.extent) }).collect::<Result<_>>()
+        });
+        Ok(Answer::new(vec![Status::Given as u8], exported?))
+    }
+
+    fn events(&self, message: &Message) -> Result<Answer, Refusal> {
+        let (mut packet, mut descriptors) = (vec![Status::Given as u8], Vec::new());
+        for event in part(&self.current(message)?.events, message, DESCRIPTORS) {
+            let exported = event.export()?;
+            packet.extend(exported.name);
+            descriptors.extend(exported.descriptor);
+        }
+        Ok(Answer::new(packet, descriptors))
+    }
+
+    /// Returns the block that the process is taking up, which it holds: so its extents are alive, unless its region has ended.
+    /// That happens where the process has let it go by another connection, and holds it again since.
+    fn current(&self, message: &Message) -> Result<&Current, Refusal> {
+        let current = self.current.as_ref().filter(|current| current.block == message.block);
+        let current = current.ok_or("nothing is being attached by this connection")?;
+        if current.region.has_ended() { Err(MOVED.into()) } else { Ok(current) }
+    }
+
+    fn send(&mut self) -> bool {
+        let Some(Answer { packet, descriptors, .. }) = &self.answer else { return true };
+        match socket::send(self.socket(), packet, descriptors) {
+            Ok(true) => {
+                // The descriptors are closed here.
+                self.answer = None;
+                // A process that has shown no token is to do so in time.
+                let is_known = self.current.is_some() || self.kept.is_some();
+                self.deadline = (!is_known).then(|| Instant::now() + PATIENCE / 2);
+                true
+            }
+            Ok(false) => true,
+            Err(_) => false,
+        }
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        // A process that was never told of a hold does not let it go.
+        if let Some(block) = self.answer.take().and_then(|answer| answer.held) {
+            let_go(self.process, block);
+        }
+    }
+}
+
+/// Returns the part of a list that a message asks for.
+fn part<'a, T>(all: &'a [T], message: &Message, most: usize) -> &'a [T] {
+    let from = usize::try_from(message.from).unwrap_or(usize::MAX).min(all.len());
+    let count = (message.count as usize).min(most).min(all.len() - from);
+    &all[from..from + count]
+}
+
+/// Returns whether a process of a user may connect to one of `own`.
+const fn is_welcome(user: u32, own: u32) -> bool {
+    user == own
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_welcome;
+
+    #[test]
+    fn a_process_of_another_user_is_not_welcome() {
+        assert!(is_welcome(1000, 1000));
+        assert!(!is_welcome(1001, 1000) && !is_welcome(0, 1000) && !is_welcome(1000, 0));
+    }
+}

@@ -1,0 +1,350 @@
+//! The blocks that this process shares, by number, and the events that stand for the work before.
+//!
+//! A shared block that is freed waits until no process holds it, as one waits for streams. One that was sent is in flight, and held,
+//! until another process has attached it, so that the sender need not keep it.
+//! The events are used again and again: none is destroyed, as a process may be about to import one.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use super::regions::{self, Region};
+use super::token::{Secret, random};
+use super::wire::DescribedExtent;
+use crate::error::{Error, Result};
+use crate::memory::cache::Sharing;
+use crate::memory::device::DeviceMemory;
+use crate::memory::pool::{self, Pool};
+use crate::memory::serve::{Allocation, check_live};
+use crate::runtime::{Event, ExportedEvent, RelaxedCapture, Stream, get};
+use crate::sync::lock;
+
+/// A block that is shared.
+#[derive(Debug)]
+pub(super) struct SharedBlock {
+    pub(super) number: u64,
+    pub(super) secret: Secret,
+    pub(super) block: Allocation,
+    /// As asked for.
+    pub(super) bytes: u64,
+    pub(super) sharing: Arc<Sharing>,
+    /// What was submitted before it was shared, as far as it may not be done.
+    events: Mutex<Vec<Arc<RecordedEvent>>>,
+    /// Where it was when a process held it last.
+    place: Mutex<Option<InRegion>>,
+    /// The numbers under which it was sent and has not arrived.
+    in_flight: Mutex<BTreeSet<u64>>,
+}
+
+/// Where a block lies.
+#[derive(Clone, Debug)]
+pub(super) struct InRegion {
+    pub(super) region: Arc<Region>,
+    /// Where it starts in the region's first extent, in bytes.
+    pub(super) lead: u64,
+}
+
+/// Every shared block, and how many there are when those that are gone are looked for next.
+#[derive(Debug)]
+struct SharedBlocks {
+    by_number: BTreeMap<u64, Arc<SharedBlock>>,
+    next: u64,
+    look_at: usize,
+}
+
+/// The least blocks among which those that are gone are looked for.
+const LOOK_LEAST: usize = 0x40;
+
+static BLOCKS: Mutex<SharedBlocks> =
+    Mutex::new(SharedBlocks { by_number: BTreeMap::new(), next: 1, look_at: LOOK_LEAST });
+
+impl SharedBlocks {
+    /// Takes out the blocks that were freed and that no process holds.
+    fn take_gone(&mut self) -> Vec<Arc<SharedBlock>> {
+        let is_gone = |block: &SharedBlock| block.sharing.is_freed() && block.sharing.holders() == 0;
+        let gone = self.by_number.iter().filter(|(_, block)| is_gone(block)).map(|(number, _)| *number);
+        let gone: Vec<_> = gone.collect();
+        self.look_at = (2 * (self.by_number.len() - gone.len())).max(LOOK_LEAST);
+        gone.iter().filter_map(|number| self.by_number.remove(number)).collect()
+    }
+}
+
+/// Shares a live block, and notes the work so far on the stream, if one is given, for which processes that attach it will wait.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` for memory that cannot be shared, or a captured stream; `ErrorKind::Asleep`;
+/// `ErrorKind::Library` if the driver refuses.
+pub(super) fn share(block: Allocation, bytes: u64, stream: Option<&Stream>) -> Result<Arc<SharedBlock>> {
+    check_live(block)?;
+    let memory = block.cache.memory;
+    let service = block.cache.service();
+    let of_pool = service.as_ref().map(|service| &service.pool);
+    if let Some(pool) = of_pool {
+        if pool.is_for_graphs() || service.as_ref().is_some_and(|service| service.role.is_captured()) {
+            return Err(Error::invalid_value(format!(
+                "the buffer is of pool {} on {}, which is a graph's: each replay uses its memory again, whatever another \
+                 process does with it. Copy it to a buffer that was allocated outside of the capture, and share that one",
+                pool.label(),
+                memory.device
+            )));
+        }
+        if pool.sleep.is_asleep() {
+            return Err(pool::asleep(pool));
+        }
+    }
+    extents_of(block, bytes)?;
+    if !get()?.extent_use(memory.device)?.is_shareable {
+        return Err(Error::invalid_value(format!(
+            "memory of {} cannot be shared with other processes: its driver makes none that can be exported (gpupool info \
+             says what it makes); send the content through the host instead",
+            memory.device
+        )));
+    }
+    let event = stream.map_or(Ok(None), work_of)?;
+    let secret = Secret(random()?);
+    let sharing = block.cache.share_block(block.offset);
+    let (shared, gone) = {
+        let mut blocks = lock(&BLOCKS);
+        let gone = if blocks.by_number.len() >= blocks.look_at { blocks.take_gone() } else { Vec::new() };
+        let known = blocks.by_number.get(&sharing.number()).cloned();
+        let shared = known.unwrap_or_else(|| {
+            let number = blocks.next;
+            blocks.next += 1;
+            sharing.set_number(number);
+            let shared = Arc::new(SharedBlock {
+                number,
+                secret,
+                block,
+                bytes,
+                sharing,
+                events: Mutex::default(),
+                place: Mutex::default(),
+                in_flight: Mutex::default(),
+            });
+            blocks.by_number.insert(number, Arc::clone(&shared));
+            shared
+        });
+        (shared, gone)
+    };
+    drop(gone);
+    // Those before it are forgotten if they are done.
+    drop(shared.events());
+    lock(&shared.events).extend(event);
+    Ok(shared)
+}
+
+/// Returns what stands for the work so far on a stream, if there is any.
+fn work_of(stream: &Stream) -> Result<Option<Arc<RecordedEvent>>> {
+    if stream.is_captured()? {
+        return Err(Error::invalid_value(
+            "the stream is being captured, and another process cannot wait for work that a graph will do: share the buffer \
+             before the capture or after it",
+        ));
+    }
+    let is_idle = {
+        // The question spoils captures of this thread, and of others in global mode.
+        let _relaxed = RelaxedCapture::new(get()?)?;
+        stream.query()?
+    };
+    if is_idle { Ok(None) } else { RecordedEvent::on(stream).map(Some) }
+}
+
+/// Returns the block with this number, if it is known.
+pub(super) fn find(number: u64) -> Option<Arc<SharedBlock>> {
+    lock(&BLOCKS).by_number.get(&number).cloned()
+}
+
+/// Returns the blocks that are shared.
+pub(super) fn all() -> Vec<Arc<SharedBlock>> {
+    let (all, gone) = {
+        let mut blocks = lock(&BLOCKS);
+        let gone = blocks.take_gone();
+        (blocks.by_number.values().cloned().collect(), gone)
+    };
+    drop(gone);
+    all
+}
+
+/// Refuses where another process holds a block of the pool.
+pub(in crate::memory) fn refuse_held(pool: &Pool) -> Result<()> {
+    let is_held = |shared: &&Arc<SharedBlock>| {
+        shared.sharing.holders() > 0
+            && shared.block.cache.service().is_some_and(|service| std::ptr::eq(&*service.pool, pool))
+    };
+    let blocks = all();
+    let held: Vec<_> = blocks.iter().filter(is_held).collect();
+    let Some(first) = held.first() else { return Ok(()) };
+    Err(Error::unavailable(format!(
+        "pool {} on {} cannot fall asleep: other processes have attached {} of its blocks, or were sent them, the first at \
+         {:#x}, whose memory must stay. Free the attached buffers there first, or end those processes",
+        pool.label(),
+        pool.memory.device,
+        held.len(),
+        first.block.address()
+    )))
+}
+
+impl SharedBlock {
+    pub(super) fn memory(&self) -> &'static DeviceMemory {
+        self.block.cache.memory
+    }
+
+    /// Holds the block until the returned number has arrived; none if it was freed.
+    pub(super) fn send(&self) -> Option<u64> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        if !self.sharing.hold() {
+            return None;
+        }
+        self.memory().sent.fetch_add(self.bytes, Ordering::Relaxed);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        lock(&self.in_flight).insert(number);
+        Some(number)
+    }
+
+    /// Holds the block for a process that has its token; false if it was freed, unless the token's number is still in flight.
+    pub(super) fn hold(&self, in_flight: u64) -> bool {
+        let is_in_flight = lock(&self.in_flight).contains(&in_flight);
+        if is_in_flight { self.sharing.hold_again() } else { self.sharing.hold() }
+    }
+
+    /// Ends what was held of the block under a number, which has arrived.
+    pub(super) fn arrived(&self, in_flight: u64) {
+        if lock(&self.in_flight).remove(&in_flight) {
+            self.memory().sent.fetch_sub(self.bytes, Ordering::Relaxed);
+            self.sharing.let_go();
+        }
+    }
+
+    /// Forgets the events whose work is done, and returns the others, which are to be waited for.
+    pub(super) fn events(&self) -> Vec<Arc<RecordedEvent>> {
+        let events = lock(&self.events).clone();
+        // Asked with no lock held; one that cannot be asked stays.
+        let done: Vec<_> = events.into_iter().filter(|event| event.is_done().unwrap_or(false)).collect();
+        let mut events = lock(&self.events);
+        events.retain(|event| !done.iter().any(|done| Arc::ptr_eq(done, event)));
+        events.clone()
+    }
+
+    /// Returns where the block lies, while it is held.
+    pub(super) fn place(&self) -> Result<InRegion> {
+        if let Some(service) = self.block.cache.service()
+            && service.pool.sleep.is_asleep()
+        {
+            return Err(pool::asleep(&service.pool));
+        }
+        // A block stays where it is as long as its extents do.
+        if let Some(known) = self.known_place().filter(|place| !place.region.has_ended()) {
+            return Ok(known);
+        }
+        let (lead, extents) = extents_of(self.block, self.bytes)?;
+        let place = InRegion { region: regions::find(self.memory(), extents), lead };
+        let before = lock(&self.place).replace(place.clone());
+        drop(before);
+        Ok(place)
+    }
+
+    /// Returns where the block was found to lie.
+    pub(super) fn known_place(&self) -> Option<InRegion> {
+        lock(&self.place).clone()
+    }
+}
+
+/// An event for other processes, and the name by which one takes it up, once it was asked for.
+#[derive(Debug)]
+struct NamedEvent {
+    event: Event,
+    name: OnceLock<[u8; 64]>,
+}
+
+static IDLE: Mutex<Vec<Arc<NamedEvent>>> = Mutex::new(Vec::new());
+
+/// An event that was recorded, which is idle again when this is dropped.
+#[derive(Debug)]
+pub(super) struct RecordedEvent(Arc<NamedEvent>);
+
+impl RecordedEvent {
+    /// Records the work so far on a stream.
+    fn on(stream: &Stream) -> Result<Arc<Self>> {
+        let device = stream.device();
+        let idle = {
+            let mut idle = lock(&IDLE);
+            let place = idle.iter().rposition(|named| named.event.device() == device);
+            place.map(|place| idle.swap_remove(place))
+        };
+        let named = match idle {
+            Some(named) => named,
+            None => {
+                let _relaxed = RelaxedCapture::new(get()?)?;
+                Arc::new(NamedEvent { event: Event::interprocess(device)?, name: OnceLock::new() })
+            }
+        };
+        let recorded = Self(named);
+        recorded.0.event.record(stream)?;
+        Ok(Arc::new(recorded))
+    }
+
+    /// Returns what another process needs to wait for it.
+    pub(super) fn export(&self) -> Result<ExportedEvent> {
+        self.0.event.export()
+    }
+
+    /// Returns the event's name, if that is all that another process needs; none also where the driver refuses to tell it.
+    pub(super) fn name(&self) -> Option<[u8; 64]> {
+        let NamedEvent { event, name } = &*self.0;
+        if let Some(name) = name.get() {
+            return Some(*name);
+        }
+        match event.export() {
+            Ok(ExportedEvent { name: exported, descriptor: None }) => Some(*name.get_or_init(|| exported)),
+            _ => None,
+        }
+    }
+
+    /// Returns whether the work is done.
+    fn is_done(&self) -> Result<bool> {
+        // The question spoils captures of this thread, and of others in global mode.
+        let _relaxed = RelaxedCapture::new(get()?)?;
+        self.0.event.query()
+    }
+}
+
+impl Drop for RecordedEvent {
+    fn drop(&mut self) {
+        lock(&IDLE).push(Arc::clone(&self.0));
+    }
+}
+
+/// Returns where bytes of a live block start in their first extent, and the extents.
+fn extents_of(block: Allocation, bytes: u64) -> Result<(u64, Vec<DescribedExtent>)> {
+    let memory = block.cache.memory;
+    let reserve = block.cache.service().and_then(|service| {
+        let of_reserve = service.pool.supply.reserve().map(|reserve| (reserve.range(), reserve.extents()));
+        of_reserve.filter(|(range, _)| range.start < range.end)
+    });
+    let wanted: Range<u64> = block.offset..block.offset + bytes;
+    let (mut at, mut lead, mut extents) = (wanted.start, 0, Vec::new());
+    while at < wanted.end {
+        let in_reserve = reserve.as_ref().filter(|(range, _)| range.contains(&at)).and_then(|(_, extents)| {
+            extents.iter().find(|extent| (extent.start()..extent.end()).contains(&at)).copied()
+        });
+        let mapping = in_reserve.or_else(|| memory.pages.mapping(at).filter(|_| at < memory.range.bytes()));
+        let Some(mapping) = mapping else { return Err(no_extents(block)) };
+        if extents.is_empty() {
+            lead = at - mapping.start();
+        }
+        extents.push(DescribedExtent { extent: mapping.extent, bytes: mapping.bytes() });
+        at = mapping.end();
+    }
+    Ok((lead, extents))
+}
+
+#[cold]
+fn no_extents(block: Allocation) -> Error {
+    Error::invalid_value(format!(
+        "{:#x} on {} is memory that cannot be shared: its pool has an allocator of its own, or segments, or the device has no \
+         virtual memory management. Allocate it from a pool without those (MemPool() or the default one)",
+        block.address(),
+        block.cache.memory.device
+    ))
+}
