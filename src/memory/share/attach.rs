@@ -1,8 +1,8 @@
-//! Taking up a block that another process shares: it is held there, the stream waits for the owner's events, and the block's region
-//! is found in the mapping cache, or mapped.
+//! How a block that another process shares is attached: its owner notes that this process holds it, the stream waits for the
+//! owner's events, and the block's region is found in the mapping cache, or mapped.
 //!
-//! Whatever fails, all is as before: the block is let go, and what was mapped is unmapped. An owner is not trusted to describe its
-//! memory well: what it says is checked, as far as this process could come to harm.
+//! If any of this fails, all is as before: the block is let go, and what was mapped is unmapped. What the owner says of its memory
+//! is checked as far as this process could come to harm by it.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
@@ -30,7 +30,7 @@ use crate::runtime::{self, DeviceUuid, Event, ExportedEvent, Stream, get};
 /// The most extents of a block: each is a page at least, of the addresses that a GPU has.
 const EXTENTS_MOST: u32 = 0x100_0000;
 
-/// Takes a block up, for a stream's device or the one that is named, and has the stream wait for what was submitted before it
+/// Attaches a block for the given device or that of the stream, and has the stream wait for what was submitted before the block
 /// was shared.
 ///
 /// # Errors
@@ -72,7 +72,7 @@ pub(in crate::memory) fn attach(
     Ok((buffer, stream))
 }
 
-/// Takes up a block of this process itself: the same memory, kept until this use of it is freed as well.
+/// Attaches a block of this process itself: the same memory, kept until this use of it is freed as well.
 fn attach_own(token: &TokenFields, memory: &'static DeviceMemory) -> Result<AttachedBuffer> {
     let block = shared::find(token.block).filter(|block| block.secret.is(&token.secret.0));
     let block = block.filter(|block| block.hold(token.in_flight)).ok_or_else(|| {
@@ -100,7 +100,7 @@ fn attach_own(token: &TokenFields, memory: &'static DeviceMemory) -> Result<Atta
     Ok(AttachedBuffer::new(BlockHold::Own(block), address, token.bytes, memory))
 }
 
-/// Refuses a token that says anything else of its block than the block's owner does.
+/// Refuses a token that differs from what the block's owner says of the block.
 fn check(token: &TokenFields, bytes: u64, device: DeviceUuid) -> Result<()> {
     if (token.bytes, token.device) == (bytes, device) {
         return Ok(());
@@ -112,7 +112,7 @@ fn check(token: &TokenFields, bytes: u64, device: DeviceUuid) -> Result<()> {
     )))
 }
 
-/// Takes up a block of another process.
+/// Attaches a block of another process.
 fn attach_others(
     token: &TokenFields,
     home: Device,
@@ -131,7 +131,7 @@ fn attach_others(
     match attaching.find_or_map(&held, stream) {
         Ok(block) => {
             if token.in_flight > 0 {
-                // Where the owner has ended there is nothing to say.
+                // If the owner has ended, nothing is to be sent.
                 let _ = attaching.send(Ask::Arrived, token.in_flight, 0);
             }
             let (address, let_go) = (block.address, attaching.message(Ask::LetGo, 0, 0));
@@ -148,14 +148,15 @@ fn attach_others(
     }
 }
 
-/// A block of another process that is being taken up.
+/// A block of another process that is being attached.
 #[derive(Debug)]
 struct Attaching<'a> {
     owner: &'a Arc<Owner>,
     link: Link<'a>,
     token: &'a TokenFields,
-    /// The device that has the block, and the memory of the one that it is for.
+    /// The device that has the block.
     home: Device,
+    /// Of the device that it is attached for.
     memory: &'static DeviceMemory,
 }
 
@@ -173,7 +174,8 @@ impl Attaching<'_> {
         self.link.answer()
     }
 
-    /// Has the stream wait for the owner's events, and returns the block, which is held, in its region as that is mapped here.
+    /// Has the stream wait for the owner's events, and returns the block where its region is mapped here. `held` is the answer to
+    /// [`Ask::Hold`].
     fn find_or_map(&self, held: &[u8], stream: &Stream) -> Result<MappedBlock> {
         let (held, names) = HeldBlock::from_bytes(held)
             .filter(|(held, _)| held.extents <= EXTENTS_MOST)
@@ -185,8 +187,8 @@ impl Attaching<'_> {
             return Ok(block);
         }
         let mapping = self.map(&held, region)?;
-        // So that it can stay once the block is let go; where that fails it does not. Not before it is mapped, which may need the
-        // last descriptors.
+        // Without a channel the mapping cannot stay once the block is let go. It is opened last, as mapping may need the last
+        // descriptors that this process may open.
         if let Err(error) = self.owner.open_channel(&self.message(Ask::Channel, 0, 0)) {
             debug!(target: MEMORY, "attached memory will not stay mapped: {error}");
         }
@@ -243,9 +245,9 @@ impl Attaching<'_> {
         Ok(all)
     }
 
-    /// Imports those extents whose places in the list are given, which need descriptors.
+    /// Imports the extents at the given places of the list.
     fn import(&self, all: &[DescribedExtent], missing: &[usize]) -> Result<Vec<Arc<ImportedExtent>>> {
-        // One request asks for a run. The first is short, as nothing can be imported before it is answered.
+        // One message asks for a run. The first run is short, as nothing can be imported before it is here.
         let (first, rest) = missing.split_at(missing.len().min(SIDE_BY_SIDE));
         let runs = [first, rest].into_iter().flat_map(|part| part.chunk_by(|one, next| one + 1 == *next));
         let mut runs = runs.flat_map(|run| run.chunks(DESCRIPTORS));
@@ -259,14 +261,14 @@ impl Attaching<'_> {
             }
             let Some(run) = asked.pop_front() else { return Ok(imported) };
             if let Err(error) = self.import_run(all, run, &mut imported) {
-                // What is still on its way is not the next request's answer.
+                // The answers that are still on their way must not be read as those to later messages.
                 asked.iter().for_each(|_| drop(self.link.answer()));
                 return Err(error);
             }
         }
     }
 
-    /// Imports the extents of one answer. Their descriptors are closed then.
+    /// Imports the extents whose descriptors come with one answer, and closes these.
     fn import_run(
         &self,
         all: &[DescribedExtent],

@@ -1,7 +1,7 @@
 //! Attached memory: what a buffer of it has in place of a block of its own, and how it is let go.
 //!
-//! Memory that is freed is let go by the broker's thread once the work that used it is done, so no caller waits, and the owner
-//! hears only of work that is over. It stays mapped for the next time, or is unmapped.
+//! Once a buffer is freed, the broker's thread lets its memory go as soon as the work that used it is done: no caller waits, and
+//! the owner can use the memory again at once. The memory stays mapped for the next time, or is unmapped.
 
 use std::sync::{Arc, Mutex};
 
@@ -29,7 +29,7 @@ pub(in crate::memory) struct AttachedBuffer {
     users: Mutex<Vec<BlockUser>>,
 }
 
-/// What keeps the memory.
+/// What keeps the memory from being used again by its owner.
 #[derive(Debug)]
 pub(super) enum BlockHold {
     /// A block of another process, which is held there.
@@ -45,18 +45,18 @@ pub(super) struct Attachment {
     /// The device that has it.
     pub(super) home: Device,
     pub(super) owner: Arc<Owner>,
-    /// Lets it go, with no mapping that stays.
+    /// The message that lets it go, where no mapping stays.
     pub(super) let_go: Message,
-    /// What is left of its mapping, which has to end before the block is let go.
+    /// Its mapping, once that was taken out of the cache: it ends before the block is let go.
     pub(super) ending: Option<AttachedMapping>,
 }
 
 impl Attachment {
-    /// Lets the block go. Its region stays mapped if it may; otherwise it is unmapped before. Returns false where the owner has no
-    /// room for the message.
+    /// Lets the block go. Its region stays mapped if possible; otherwise it is unmapped before. Returns false where there is no
+    /// room for the message to the owner: it is to be called again.
     ///
     /// # Errors
-    /// Those of the driver. It goes on from there the next time.
+    /// Those of the driver. It is to be called again then, too.
     fn end(&mut self) -> Result<bool> {
         if self.ending.is_none()
             && let Some(channel) = self.owner.channel()
@@ -68,7 +68,7 @@ impl Attachment {
                     return Ok(true);
                 }
                 Ok(false) => return Ok(false),
-                // The owner cannot be asked for the mapping any more, so it does not stay.
+                // The owner could not ask for the end of the mapping any more, so it does not stay.
                 Err(_) => {}
             }
         }
@@ -88,7 +88,7 @@ impl Attachment {
 }
 
 impl BlockHold {
-    /// Lets the memory go, where all work with it is done; false where it is to be tried again.
+    /// Lets the memory go, all work with which is done; false where it is to be called again.
     fn end(&mut self) -> Result<bool> {
         match self {
             Self::Others(attachment) => attachment.end(),

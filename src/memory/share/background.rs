@@ -1,8 +1,8 @@
 //! What the broker's thread does besides talking to other processes: tasks that are tried until they are done.
 //!
-//! Whoever frees attached memory leaves a task here and goes on: the work that uses the memory may not be done, the driver may
-//! refuse, and the memory's owner may have no room for a message. So the owner has its memory back also where this process does
-//! nothing more with memory. An eventfd, the wakeup, ends the thread's wait.
+//! A caller that frees attached memory leaves a task here and goes on: the work that uses the memory may not be done, the driver
+//! may refuse, and there may be no room for a message to the memory's owner. So the owner has its memory back even if this process
+//! never calls gpupool again. An eventfd, the wakeup, ends the thread's wait.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Mutex, OnceLock};
@@ -18,7 +18,7 @@ use crate::memory::tuning::{RETRY, RETRY_MOST};
 use crate::process;
 use crate::sync::lock;
 
-/// Something to do; it returns whether it is done. If it is not, or fails, it is tried again.
+/// Something to do. It is tried until it returns true.
 type Task = Box<dyn FnMut() -> Result<bool> + Send>;
 
 static TASKS: Mutex<Vec<Task>> = Mutex::new(Vec::new());
@@ -33,7 +33,7 @@ pub(super) fn wakeup() -> rustix::io::Result<&'static OwnedFd> {
     Ok(WAKEUP.get_or_init(|| wakeup))
 }
 
-/// Has the broker's thread look at what there is to do.
+/// Ends the wait of the broker's thread.
 pub(super) fn wake() {
     if let Some(wakeup) = WAKEUP.get() {
         // It fails only where the count is at its limit, and the thread is being woken anyway.

@@ -1,7 +1,7 @@
 //! The thread that serves the processes which attach this one's blocks, and that lets go of what this one has attached.
 //!
-//! It starts with the first block that is shared or attached and lives as long as the process. It waits for nothing but its
-//! descriptors: a process that stalls, sends rubbish or is another user's holds up no other.
+//! It starts with the first block that is shared or attached and lives as long as the process. It waits only in one call of `poll`,
+//! for all descriptors: a process that stalls, sends garbage or is another user's delays no other.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -29,8 +29,8 @@ use crate::sync::lock;
 const THREAD: &str = "gpupool-share";
 /// The most processes that are connected at a time.
 const CONNECTIONS_MOST: usize = 0x1000;
-/// The most of them that have shown no token. What they ask for is sent at once, so those that send nothing may go, and leave
-/// this process its descriptors.
+/// The most of them that have shown no token, here called strangers. A process that attaches shows its token at once, so only
+/// others are disconnected, and this process keeps descriptors for itself.
 const STRANGERS_MOST: usize = 0x40;
 
 /// The name that the thread listens under.
@@ -69,7 +69,7 @@ pub(super) fn start() -> Result<[u8; 16]> {
     Ok(*NAME.get_or_init(|| name))
 }
 
-/// The thread's own.
+/// What only the thread uses.
 #[derive(Debug)]
 struct Broker {
     wakeup: &'static OwnedFd,
@@ -85,7 +85,7 @@ impl Broker {
         let mut backoff = Backoff::default();
         loop {
             if let Err(error) = self.turn(&mut backoff) {
-                // For want of memory; what is asked waits.
+                // The system has no memory left.
                 debug!(target: MEMORY, "shared memory: poll: {error}");
                 thread::sleep(RETRY);
             }
@@ -112,8 +112,8 @@ impl Broker {
             goes_on && !connection.is_late() && !connection.is_of(&ended)
         });
         for channel in &channels {
-            let (has_news, has_ended) = (is_ready(), is_ready());
-            if has_news || has_ended {
+            let (has_messages, has_ended) = (is_ready(), is_ready());
+            if has_messages || has_ended {
                 mapping_cache::follow(channel, has_ended);
             }
         }
@@ -124,7 +124,7 @@ impl Broker {
         Ok(())
     }
 
-    /// Sends what other processes are to be notified of; false where some of them have no room.
+    /// Sends the notifications to other processes; false where there is no room for some.
     fn notify(&mut self, channels: &[Arc<Channel>]) -> bool {
         let ended = regions::ended();
         if std::mem::replace(&mut self.ended, ended) != ended {
@@ -144,8 +144,8 @@ impl Broker {
         [backoff.wait(), deadline, retry, is_behind.then_some(RETRY_MOST)].into_iter().flatten().min()
     }
 
-    /// Waits, and returns of each descriptor whether it is ready: the wakeup, the listener, those of the processes and of the
-    /// connections, and two of each channel.
+    /// Waits, and returns for each descriptor whether it is ready: the wakeup, the listener, each process's, each connection's, and
+    /// two of each channel.
     fn poll(
         &self,
         wait: Option<Duration>,
@@ -167,7 +167,7 @@ impl Broker {
         Ok(polled.iter().map(|polled| !polled.revents().is_empty()).collect())
     }
 
-    /// Accepts some of those that wait. Where there are too many strangers, the one goes that was accepted first.
+    /// Accepts a few of the processes that connect. Where there are too many strangers, those accepted first are disconnected.
     fn accept(&mut self) {
         for _ in 0..A_FEW {
             match socket::accepted(&self.listener) {
@@ -179,7 +179,7 @@ impl Broker {
                 Ok(None) => return,
                 Err(error) => {
                     info!(target: MEMORY, "shared memory: a process that attaches could not be accepted: {error}");
-                    // Most likely no descriptor is left. It would be told of at once again.
+                    // Most likely no descriptor is left. The listener stays ready, so `poll` would return at once.
                     self.end_strangers(0);
                     thread::sleep(RETRY);
                     return;
@@ -188,7 +188,7 @@ impl Broker {
         }
     }
 
-    /// Ends the connections of strangers that were accepted first, but for so many.
+    /// Disconnects the strangers that were accepted first, so that at most so many are left.
     fn end_strangers(&mut self, most: usize) {
         let strangers = self.connections.iter().filter(|connection| connection.is_of_a_stranger()).count();
         let mut gone = strangers.saturating_sub(most);

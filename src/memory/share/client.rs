@@ -1,8 +1,9 @@
 //! The owners of the blocks that this process attaches, and the connections to them.
 //!
-//! A connection that asks for a block is used by one thread at a time, which waits for the answers, and kept for the next one. The
-//! other kind is an owner's channel, one for each owner, open as long as anything of it is mapped here: the owner names the mappings
-//! that are to end, and this process says what it keeps mapped and what it has unmapped. Nothing waits there but the opening.
+//! There are two kinds of connection. One asks for a block: a thread has it for itself and waits for the answers, and leaves it to
+//! the next one. The other is an owner's channel, one for each owner, open as long as anything of it is mapped here: by it the
+//! owner names the mappings that are to end, and this process sends which ones it keeps and has unmapped. Nothing waits for a
+//! channel once it is open.
 
 use std::cell::Cell;
 use std::collections::{HashMap, VecDeque};
@@ -39,7 +40,7 @@ pub(super) struct Owner {
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        // The broker's thread may be waiting for the channel, and has it open.
+        // The broker's thread waits for the channel, and keeps it open meanwhile.
         if lock(&self.channel).is_some() {
             wake();
         }
@@ -56,7 +57,7 @@ pub(super) fn channels() -> Vec<Arc<Channel>> {
     owners.iter().filter_map(|owner| owner.channel()).collect()
 }
 
-/// Gives up an owner's channel, which is over.
+/// Forgets an owner's channel, which is over.
 pub(super) fn end_channel(channel: &Arc<Channel>) {
     let owner = lock(&OWNERS).as_ref().and_then(|owners| owners.get(&channel.owner)?.upgrade());
     if let Some(owner) = owner {
@@ -140,7 +141,7 @@ impl Owner {
     }
 
     /// Sends a message that is not answered, and waits for nothing; false where it is to be sent again, as there is no room for it
-    /// now. Where the process has ended there is nothing to say.
+    /// now. If the process has ended, nothing is to be sent.
     pub(super) fn notify(&self, message: &Message) -> bool {
         loop {
             let idle = lock(&self.idle).pop();
@@ -155,7 +156,7 @@ impl Owner {
                     return is_sent;
                 }
                 Err(_) if is_new => return self.has_ended(),
-                // It was closed since it was used: a new one says whether the process is there.
+                // It was closed since it was used last. A new one shows whether the process is there.
                 Err(_) => {}
             }
         }
@@ -212,7 +213,7 @@ pub(super) struct Link<'a> {
 }
 
 impl Link<'_> {
-    /// Returns whether an error came of the connection being over, though the owner lives: a new one may do.
+    /// Returns whether an error means that the connection is over though the owner lives, so that a new one may work.
     pub(super) const fn is_broken(&self) -> bool {
         self.is_broken.get()
     }
@@ -287,19 +288,19 @@ impl Link<'_> {
         self.owner.failed(&format!("broke off ({error}): try again"))
     }
 
-    /// Keeps the connection for the next one.
+    /// Leaves the connection to the next one that attaches.
     pub(super) fn put_back(self) {
         lock(&self.owner.idle).push(self.socket);
     }
 }
 
-/// The connection by which an owner says which mappings are to end.
+/// The connection by which an owner names the mappings that are to end.
 #[derive(Debug)]
 pub(super) struct Channel {
     /// The owner's name.
     pub(super) owner: [u8; 16],
     socket: OwnedFd,
-    /// Says when the owner has ended, also where a child of it keeps the socket.
+    /// Ready once the owner has ended, even if a child of it keeps the socket open.
     pidfd: OwnedFd,
     /// What there was no room for yet.
     unsent: Mutex<VecDeque<Message>>,
@@ -329,7 +330,7 @@ impl Channel {
     pub(super) fn go_on(&self) -> bool {
         let mut unsent = lock(&self.unsent);
         while let Some(message) = unsent.front() {
-            // Where the connection is over there is nothing to say.
+            // If the connection is over, nothing is to be sent.
             if !self.send(message).unwrap_or(true) {
                 return false;
             }
@@ -342,7 +343,7 @@ impl Channel {
     pub(super) fn receive(&self) -> Option<Vec<u64>> {
         let mut all = Vec::new();
         while let Some(packet) = socket::receive(self.socket()).ok()? {
-            // Its end and rubbish are no numbers.
+            // Neither its end nor garbage reads as numbers.
             all.extend(read_numbers(&packet.bytes)?);
         }
         Some(all)

@@ -1,7 +1,7 @@
 //! Regions of other processes that are mapped here, and the extents that were imported for that.
 //!
-//! Each has an end of its own, which the driver may refuse and which is then tried again later. An extent is imported once for all
-//! mappings that are in use, so that blocks whose regions overlap need no second descriptor.
+//! The driver may refuse to unmap and to release; then it is tried again later. An extent is imported once for all mappings that
+//! are in use, so that blocks whose regions overlap need no second descriptor.
 
 use std::collections::HashMap;
 use std::sync::atomic::AtomicU64;
@@ -27,7 +27,7 @@ pub(super) struct RegionKey {
     pub(super) device: Device,
 }
 
-/// A region that is mapped. It is ended by [`AttachedMapping::end_soon`]: dropped without, at the end of the process, nothing is undone.
+/// A region of another process that is mapped here. It is unmapped by [`AttachedMapping::end`], not by being dropped.
 #[derive(Debug)]
 pub(super) struct AttachedMapping {
     pub(super) memory: &'static DeviceMemory,
@@ -42,12 +42,12 @@ pub(super) struct AttachedMapping {
     imported: Vec<Arc<ImportedExtent>>,
     /// Whether the imported extents count it as in use.
     is_used: bool,
-    /// Whether its owner knows that it stays.
+    /// Whether its owner knows of it, as it has stayed.
     pub(super) is_known: bool,
 }
 
 impl AttachedMapping {
-    /// Maps a region's extents, which have these sizes and are `home`'s, for a device and its peers.
+    /// Maps a region's extents, which have these sizes and are on `home`, for a device and its peers.
     ///
     /// # Errors
     /// Those of the driver. What it refuses to undo is undone later.
@@ -68,7 +68,7 @@ impl AttachedMapping {
         }
     }
 
-    /// Makes one that has nothing yet.
+    /// Makes one in which nothing is mapped yet.
     pub(super) fn nothing(memory: &'static DeviceMemory, owner: &Arc<Owner>, region: RegionKey) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Self {
@@ -108,7 +108,7 @@ impl AttachedMapping {
         self.imported.len()
     }
 
-    /// Has the imported extents count it as in use, or no more: that before the last block in it is let go.
+    /// Has the imported extents count it as in use, or no more; the latter before the last block in it is let go.
     pub(super) fn set_used(&mut self, is_used: bool) {
         if std::mem::replace(&mut self.is_used, is_used) == is_used {
             return;
@@ -122,7 +122,7 @@ impl AttachedMapping {
         }
     }
 
-    /// Unmaps it, and says so to its owner where that knows that it stays. What the driver refuses is left for the next time.
+    /// Unmaps it, and sends that to its owner if the owner knows of it. If the driver refuses, it is to be called again.
     pub(super) fn end(&mut self) -> Result<()> {
         if self.mapped > 0 {
             let (start, mapped) = (self.start, self.mapped);
@@ -147,13 +147,13 @@ impl AttachedMapping {
         Ok(())
     }
 
-    /// Ends it, as nothing uses it, at once. What the driver refuses is ended later.
+    /// Unmaps it at once, as nothing uses it, or if the driver refuses, later.
     pub(super) fn end_soon(mut self) {
         background::now_or_later(move || self.end().map(|()| true));
     }
 }
 
-/// Returns the message to an owner that a mapping has ended.
+/// Returns the message that a mapping has ended.
 pub(super) const fn unmapped(number: u64) -> Message {
     Message { ask: Ask::Unmapped, secret: Secret([0; 16]), block: 0, from: number, count: 0 }
 }
@@ -164,8 +164,8 @@ pub(super) struct ImportedExtent {
     extent: Extent,
     device: Device,
     key: ExtentKey,
-    /// How many mappings have it that are in use. While there is one, this process holds a block in them, and the owner's number is
-    /// this extent's; after that it may be another one's.
+    /// How many mappings in use have it. While there is one, this process holds a block there, and the owner's number is this
+    /// extent's; after that it may be another one's.
     used: AtomicUsize,
 }
 
@@ -175,7 +175,7 @@ type ExtentKey = ([u8; 16], Extent);
 static IMPORTED: Mutex<Option<HashMap<ExtentKey, Weak<ImportedExtent>>>> = Mutex::new(None);
 
 impl ImportedExtent {
-    /// Returns an extent that is here already, of a block of the owner's that this process holds.
+    /// Returns an extent that was imported before, of a block that this process holds.
     pub(super) fn known(owner: &Owner, number: Extent) -> Option<Arc<Self>> {
         let imported = lock(&IMPORTED).as_ref()?.get(&(owner.name, number))?.upgrade();
         imported.filter(|imported| imported.used.load(Ordering::SeqCst) > 0)

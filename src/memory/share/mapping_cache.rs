@@ -1,9 +1,8 @@
 //! The mapping cache: the regions of other processes that are mapped here, the blocks in them that are in use, and the idle
 //! mappings, which stay for the next time.
 //!
-//! An idle mapping holds nothing at its owner, who may do with the memory what it likes. It is used again only for a block that is
-//! held anew and lies in the same region, as its owner's answer says; so it does not matter when the owner's channel says that a
-//! region has ended.
+//! For an idle mapping the owner keeps nothing, and may do with the memory what it likes. It is used again only for a block that is
+//! held anew and that lies in the same region, as the owner's answer says; so a message that a region has ended may come late.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -92,7 +91,7 @@ static CACHE: Mutex<MappingCache> = Mutex::new(MappingCache {
 });
 
 impl MappingCache {
-    /// Has a mapping be idle no more.
+    /// Counts a mapping as idle no more.
     fn use_again(&mut self, number: u64) {
         if let Some(cached) = self.mappings.get_mut(&number)
             && let Some(age) = cached.age.take()
@@ -113,7 +112,7 @@ impl MappingCache {
         Some(mapping)
     }
 
-    /// Ends a use, and returns whether the block has no other one.
+    /// Ends a use, and returns whether it was the last one of its block.
     fn end_use(&mut self, used: &MappedBlock) -> bool {
         let cached = self.mappings.get_mut(&used.mapping);
         // A mapping is taken out before its last use ends.
@@ -131,7 +130,7 @@ impl MappingCache {
 pub(super) fn find(region: &RegionKey, block: u64, held: &HeldBlock) -> Option<MappedBlock> {
     let mut cache = lock(&CACHE);
     let number = *cache.by_region.get(region)?;
-    // An owner that describes it in another way than before is not believed.
+    // The owner may describe the region in another way than before; it is not to be believed.
     let end = held.lead.checked_add(held.bytes)?;
     cache.mappings.get(&number).filter(|cached| end <= cached.mapping.reserved)?;
     cache.use_again(number);
@@ -142,13 +141,13 @@ pub(super) fn find(region: &RegionKey, block: u64, held: &HeldBlock) -> Option<M
 pub(super) fn add(mapping: AttachedMapping, block: u64, held: &HeldBlock) -> MappedBlock {
     let mut cache = lock(&CACHE);
     let number = mapping.number;
-    // Where another thread was faster, this one is used once.
+    // If another thread has mapped the same region meanwhile, this mapping is used once.
     cache.by_region.entry(mapping.region).or_insert(number);
     let new = CachedMapping { mapping, blocks: BTreeMap::new(), has_ended: false, age: None };
     cache.mappings.entry(number).or_insert(new).attach(block, held)
 }
 
-/// Returns whether a mapping may stay as the use of a block ends, which then is to be let go: it is the last use.
+/// Returns whether a mapping may stay after a use, which is its last one.
 pub(super) fn may_stay(used: &MappedBlock) -> bool {
     let mut cache = lock(&CACHE);
     let MappingCache { mappings, by_region, .. } = &mut *cache;
@@ -158,15 +157,16 @@ pub(super) fn may_stay(used: &MappedBlock) -> bool {
     is_found && !cached.has_ended && cached.mapping.extents() <= IDLE_EXTENTS_MOST
 }
 
-/// Takes a mapping out that does not stay, if this is its last use.
+/// Takes a mapping out of the cache before its last use ends; none if it has others.
 pub(super) fn take_last(used: &MappedBlock) -> Option<AttachedMapping> {
     let mut cache = lock(&CACHE);
     cache.mappings.get(&used.mapping).filter(|cached| cached.is_last_use())?;
     cache.take(used.mapping)
 }
 
-/// Ends the use of a block that was let go, whose mapping stays, as its owner knows; that is idle now, unless it is in use again.
-/// Returns those that are too many then, or it itself if its region has ended meanwhile.
+/// Ends the use of a block that was let go, whose mapping stays, as its owner knows: it is idle now, unless another thread uses it
+/// again. Returns the mappings that are to end: it itself if its region has ended meanwhile, and the oldest idle ones if there are
+/// too many.
 pub(super) fn settle(used: &MappedBlock) -> Vec<AttachedMapping> {
     let mut cache = lock(&CACHE);
     let cache = &mut *cache;
@@ -185,7 +185,7 @@ pub(super) fn settle(used: &MappedBlock) -> Vec<AttachedMapping> {
         }
     }
     if is_over {
-        // Not sooner: a caller that sees that nothing is attached finds it idle.
+        // Not sooner: a thread that sees that nothing is attached is to find the mapping idle.
         used.uncount();
     }
     while cache.idle.len() > IDLE_MOST || cache.idle_extents > IDLE_EXTENTS_MOST {
@@ -203,13 +203,14 @@ pub(super) fn forget(used: &MappedBlock) {
     }
 }
 
-/// Does what an owner says by its channel, and ends all that is idle of its regions once that is over, or the owner is.
+/// Ends the mappings that an owner's channel names, and all idle ones of its regions if the channel is over, or the owner has
+/// ended.
 pub(super) fn follow(channel: &Arc<Channel>, has_ended: bool) {
     match channel.receive() {
         Some(numbers) if !has_ended => numbers.into_iter().for_each(|number| match end(number) {
             EndedMapping::Idle(mapping) => mapping.end_soon(),
             EndedMapping::InUse => {}
-            // It has ended before, and its owner may not have heard of it.
+            // It has ended before, which its owner may not know.
             EndedMapping::Unknown => channel.send_in_time(unmapped(number)),
         }),
         _ => {
@@ -219,7 +220,7 @@ pub(super) fn follow(channel: &Arc<Channel>, has_ended: bool) {
     }
 }
 
-/// Ends what is idle of other processes' memory for a device.
+/// Ends the idle mappings for a device.
 pub(super) fn end_idle_on(device: Device) {
     end_idle(|region| region.device == device);
 }
@@ -246,7 +247,7 @@ enum EndedMapping {
     Unknown,
 }
 
-/// Has a mapping end whose region has ended.
+/// Notes that a mapping's region has ended.
 fn end(number: u64) -> EndedMapping {
     let mut cache = lock(&CACHE);
     match cache.mappings.get_mut(&number) {

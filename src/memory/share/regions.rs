@@ -1,12 +1,12 @@
 //! The regions that shared blocks lie in: lists of extents, by whose numbers other processes keep what they have mapped.
 //!
-//! A block that stands where another one stood lies in the same region, so a process that has mapped that maps nothing for it. A
-//! region ends as the first of its extents is given back to the driver, which may number another one like it then. Until then it is
-//! the same memory, wherever the owner has its pages.
+//! A block in the same place as an earlier one lies in the same region, so a process that keeps the region mapped maps nothing for
+//! it. A region ends when the first of its extents is given back to the driver, which may give the extent's number to another one
+//! then. Until then it is the same memory, at whatever addresses the owner has its pages.
 //!
 //! A mapping that another process keeps, though it has let go of every block there, never delays this process: the pages are used
 //! again and moved as if it were not there. It only keeps physical memory from going back to the driver. So once the region has
-//! ended, the process is asked to end its mapping, and who gives memory back waits a while for that.
+//! ended, the process is asked to end its mapping, and the thread that gives memory back waits a while for that.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -41,10 +41,10 @@ type ByExtent = HashMap<(Device, Extent), Vec<Weak<Region>>>;
 
 static REGIONS: Mutex<Option<ByExtent>> = Mutex::new(None);
 
-/// How often regions have ended of which other processes keep mappings.
+/// Counts the times that a region has ended of which another process keeps a mapping.
 static ENDED: AtomicU64 = AtomicU64::new(0);
 
-/// Returns the region that consists of these extents, which a block that is held has now.
+/// Returns the region that consists of these extents, those of a block that is held.
 pub(super) fn find(memory: &'static DeviceMemory, extents: Vec<DescribedExtent>) -> Arc<Region> {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     // Dropped after the lock, which the end of a region takes.
@@ -66,7 +66,8 @@ pub(super) fn find(memory: &'static DeviceMemory, extents: Vec<DescribedExtent>)
     region
 }
 
-/// Ends the regions that an extent is part of, which is about to go back to the driver, and has their mappings end.
+/// Ends the regions that an extent is part of, which is about to go back to the driver, and has other processes asked to end their
+/// mappings.
 pub(super) fn end_with(device: Device, extent: Extent) {
     if end(device, extent).iter().any(|region| lock(&region.state).kept > 0) {
         ENDED.fetch_add(1, Ordering::SeqCst);
@@ -80,7 +81,7 @@ fn end(device: Device, extent: Extent) -> Vec<Arc<Region>> {
     let Some(regions) = regions.as_mut() else { return Vec::new() };
     let Some(ended) = regions.remove(&(device, extent)) else { return Vec::new() };
     let ended: Vec<_> = ended.iter().filter_map(Weak::upgrade).collect();
-    // None is found any more, by whichever extent it begins with.
+    // An ended region is found by none of its extents.
     for region in &ended {
         let mut state = lock(&region.state);
         state.has_ended = true;
@@ -91,7 +92,7 @@ fn end(device: Device, extent: Extent) -> Vec<Arc<Region>> {
     ended
 }
 
-/// Returns a number that is another one once regions have ended of which other processes keep mappings.
+/// Returns a number that changes whenever connections are to look for mappings that are to end.
 pub(super) fn ended() -> u64 {
     ENDED.load(Ordering::SeqCst)
 }
@@ -211,5 +212,26 @@ mod tests {
         assert!(Arc::ptr_eq(&find(memory, extents(&[4])), &short));
         drop(short);
         assert!(!are_known(memory, &[4]));
+    }
+
+    #[test]
+    fn what_is_kept_of_a_region_that_has_ended_is_asked_for_once_and_waited_for_until_it_ends() {
+        static APART: LazyLock<DeviceMemory> = LazyLock::new(|| DeviceMemory::for_model(Device::from_ordinal(5)));
+        let memory = &*APART;
+        let region = find(memory, extents(&[1]));
+        let (mut before, over) = (KeptMapping::new(Arc::clone(&region)), KeptMapping::new(Arc::clone(&region)));
+        drop(over);
+        assert!(!before.is_to_end() && !memory.elsewhere.is_awaited());
+        let ended_before = ended();
+        end_with(memory.device, Extent::from_number(1));
+        assert!(ended() > ended_before && memory.elsewhere.is_awaited());
+        assert!(before.is_to_end() && !before.is_to_end());
+        drop(before);
+        assert!(!memory.elsewhere.is_awaited());
+        // Also one that is kept only then.
+        let mut after = KeptMapping::new(region);
+        assert!(memory.elsewhere.is_awaited() && after.is_to_end());
+        drop(after);
+        assert!(!memory.elsewhere.is_awaited());
     }
 }

@@ -1,8 +1,8 @@
-//! The processes that attach this one's blocks: what each holds, and the answers to what it asks.
+//! The processes that attach this one's blocks: what each holds, and the answers to its messages.
 //!
-//! A process may have several connections. Its messages are answered one after the other, and one that takes too long is ended.
-//! What a process holds is counted for all its connections together: it is let go by a message, or by the end of the process. A
-//! process's GPU work is over when the process is, which its pidfd tells; a closed socket does not.
+//! A process may have several connections. Each is answered one message after the other, and closed if the process takes too long.
+//! What a process holds is counted for all its connections together, until a message lets it go, or the process ends. The end is
+//! seen by a pidfd: a socket may be closed while the process's GPU work goes on.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,7 +22,7 @@ use crate::memory::tuning::PATIENCE;
 use crate::process::{Peer, peer_of};
 use crate::sync::lock;
 
-/// The most mappings that one process may keep: more than any version of gpupool does, so that one that says more is put out.
+/// The most mappings that one process may keep: more than any version of gpupool does, so that one that keeps more is disconnected.
 const KEPT_MOST: usize = 0x4000;
 
 const FREED: &str =
@@ -33,7 +33,7 @@ const MOVED: &str =
 /// A process that holds something, or has a connection by which it has held something.
 #[derive(Debug)]
 struct HoldingProcess {
-    /// Its connections have it too.
+    /// Shared with its connections.
     pidfd: Arc<OwnedFd>,
     /// What it holds, and how often, by number.
     held: HashMap<u64, (Arc<SharedBlock>, u64)>,
@@ -47,7 +47,7 @@ fn add_hold(process: i32, block: &Arc<SharedBlock>) -> Result<Arc<OwnedFd>> {
     let pidfd = match pidfd_of(process).filter(|pidfd| !socket::is_ready(pidfd, Duration::ZERO)) {
         Some(pidfd) => pidfd,
         None => {
-            // One that has ended had the same id.
+            // A process that has ended may have had the same id.
             end_process(process);
             Arc::new(watch(process)?)
         }
@@ -80,16 +80,14 @@ fn pidfd_of(process: i32) -> Option<Arc<OwnedFd>> {
 
 /// Takes away one hold of a process.
 fn let_go(process: i32, block: u64) {
-    let gone = {
-        let mut processes = lock(&PROCESSES);
-        let Some(holding) = processes.as_mut().and_then(|all| all.get_mut(&process)) else { return };
-        let Some((held, count)) = holding.held.get_mut(&block) else { return };
-        held.sharing.let_go();
-        *count -= 1;
-        if *count == 0 { holding.held.remove(&block) } else { None }
-    };
-    // Outside of the lock: the last of a block's events go with it.
-    drop(gone);
+    let mut processes = lock(&PROCESSES);
+    let Some(holding) = processes.as_mut().and_then(|all| all.get_mut(&process)) else { return };
+    let Some((held, count)) = holding.held.get_mut(&block) else { return };
+    held.sharing.let_go();
+    *count -= 1;
+    if *count == 0 {
+        holding.held.remove(&block);
+    }
 }
 
 /// Returns a block that a process holds.
@@ -107,7 +105,7 @@ pub(super) fn holders(block: u64) -> Vec<i32> {
     holders
 }
 
-/// Takes away all that a process holds, which has ended.
+/// Takes away all holds of a process that has ended.
 pub(super) fn end_process(process: i32) {
     let ended = lock(&PROCESSES).as_mut().and_then(|all| all.remove(&process));
     for (block, count) in ended.iter().flat_map(|ended| ended.held.values()) {
@@ -128,13 +126,13 @@ pub(super) fn watched() -> Vec<(i32, Arc<OwnedFd>)> {
 struct Answer {
     packet: Vec<u8>,
     descriptors: Vec<OwnedFd>,
-    /// The block that the process is told by it that it holds.
+    /// The block that the process holds once it has this answer.
     held: Option<u64>,
 }
 
 impl Answer {
-    const fn new(packet: Vec<u8>, descriptors: Vec<OwnedFd>) -> Self {
-        Self { packet, descriptors, held: None }
+    const fn new(packet: Vec<u8>) -> Self {
+        Self { packet, descriptors: Vec::new(), held: None }
     }
 }
 
@@ -154,7 +152,7 @@ impl From<&str> for Refusal {
     }
 }
 
-/// The block that a process is just taking up.
+/// The block that a process is attaching.
 #[derive(Debug)]
 struct Current {
     block: u64,
@@ -167,20 +165,20 @@ struct Current {
 pub(super) struct Connection {
     socket: OwnedFd,
     process: i32,
-    /// When it ends unless it goes on; none for one that has shown a token and has all that it asked for.
+    /// When it is closed unless something happens; none once a token was shown, while nothing is to be sent.
     deadline: Option<Instant>,
     answer: Option<Answer>,
     current: Option<Current>,
-    /// Of a process that has held something by this connection: its end is seen also when it holds nothing more.
+    /// Of a process that has held something by this connection: its end is to be seen even if it holds nothing more.
     pidfd: Option<Arc<OwnedFd>>,
-    /// Of the process's channel: the mappings that it keeps, by its own numbers.
+    /// If this is the process's channel, the mappings that it keeps, by its own numbers.
     kept: Option<HashMap<u64, KeptMapping>>,
     /// The numbers of those that are to end, which there was no room for yet.
     unsent: Vec<u64>,
 }
 
 impl Connection {
-    /// Takes a process in, if it is this user's.
+    /// Makes one for a process that has connected, if it is this user's.
     pub(super) fn new(socket: OwnedFd) -> Option<Self> {
         let Peer { process, user } = peer_of(socket.as_fd()).ok()?;
         is_welcome(user, geteuid().as_raw()).then(|| Self {
@@ -203,7 +201,7 @@ impl Connection {
         self.deadline
     }
 
-    /// Returns whether it takes too long.
+    /// Returns whether the process has taken too long.
     pub(super) fn is_late(&self) -> bool {
         self.deadline.is_some_and(|deadline| deadline <= Instant::now())
     }
@@ -234,7 +232,7 @@ impl Connection {
         while !self.unsent.is_empty() && self.answer.is_none() {
             let count = self.unsent.len().min(ENDED);
             let packet = numbers(self.unsent[..count].iter().copied());
-            // An error is seen again once all is read that the process sent before.
+            // After an error the connection is closed once what the process sent before has been read.
             if socket::send(self.socket(), &packet, &[]).unwrap_or(true) {
                 self.unsent.drain(..count);
             } else {
@@ -251,14 +249,14 @@ impl Connection {
         }
         match socket::receive(self.socket()) {
             Ok(None) => true,
-            // Its end and rubbish are no message.
-            Ok(Some(packet)) => Message::from_bytes(&packet.bytes).is_some_and(|message| self.take(&message)),
+            // Neither its end nor garbage is a message.
+            Ok(Some(packet)) => Message::from_bytes(&packet.bytes).is_some_and(|message| self.handle(&message)),
             Err(_) => false,
         }
     }
 
-    /// Does what a message says; false once the connection is over.
-    fn take(&mut self, message: &Message) -> bool {
+    /// Handles a message; false if the connection is to be closed.
+    fn handle(&mut self, message: &Message) -> bool {
         let block = match message.ask {
             Ask::Hold => shared::find(message.block),
             _ => held_by(self.process, message.block),
@@ -268,7 +266,7 @@ impl Connection {
             self.deadline = None;
         }
         let answer = match (message.ask, block) {
-            // The process may hold nothing in its region any more, so this connection says whose mapping it is.
+            // The process may hold no block in the region any more, so it shows no secret.
             (Ask::Unmapped, _) => return self.kept.as_mut().map(|kept| kept.remove(&message.from)).is_some(),
             (Ask::LetGo | Ask::Arrived, None) => return true,
             (Ask::LetGo, Some(block)) => return self.let_go(&block, message.from),
@@ -284,31 +282,31 @@ impl Connection {
             (Ask::Channel, Some(_)) => {
                 self.pidfd = pidfd_of(self.process);
                 self.kept.get_or_insert_default();
-                Ok(Answer::new(numbers([]), Vec::new()))
+                Ok(Answer::new(numbers([])))
             }
         };
-        let refused = |Refusal(status, why)| Answer::new(refusal(status, &why), Vec::new());
+        let refused = |Refusal(status, why)| Answer::new(refusal(status, &why));
         self.answer = Some(answer.unwrap_or_else(refused));
         self.deadline = Some(Instant::now() + PATIENCE / 2);
         self.send()
     }
 
-    /// Lets a block go, whose region stays mapped by a mapping with this number, if it is none of 0.
+    /// Lets a block go; if the number of a mapping is not 0, that stays in the process.
     fn let_go(&mut self, block: &SharedBlock, mapping: u64) -> bool {
         self.current.take_if(|current| current.block == block.number);
-        // Before it has let go: its region cannot end sooner.
+        // First, as the region cannot end while the block is held.
         let is_noted = mapping == 0 || self.keep(block.known_place(), mapping);
         let_go(self.process, block.number);
         is_noted
     }
 
-    /// Notes that a mapping stays; false where that is not this connection's, or there are too many.
+    /// Notes that a mapping stays; false if this is not the channel, or there are too many.
     fn keep(&mut self, place: Option<InRegion>, number: u64) -> bool {
         let Some(kept) = &mut self.kept else { return false };
         if let Some(InRegion { region, .. }) = place {
-            // It is known if it was used again meanwhile.
+            // It is known already if it was used again since.
             let mapping = kept.entry(number).or_insert_with(|| KeptMapping::new(region));
-            // Not while the block is held, by what this process knows; then the other one is notified here.
+            // It may have ended since then.
             if mapping.is_to_end() {
                 self.unsent.push(number);
             }
@@ -327,9 +325,10 @@ impl Connection {
         Ok(held?)
     }
 
-    /// Returns where a block lies that was just held for the process, and notes that the process holds it.
+    /// Notes that the process holds a block, and returns where the block lies.
     fn held(&mut self, block: &Arc<SharedBlock>) -> Result<Answer> {
-        // A pool that falls asleep asks for holders after it says so, and this asks for that after it holds.
+        // Either a pool that falls asleep sees this hold, or this sees that the pool is asleep: each looks after it has set its
+        // own.
         let InRegion { region, lead } = block.place()?;
         let device = uuid_of(block.memory().device)?;
         self.pidfd = Some(add_hold(self.process, block)?);
@@ -344,12 +343,11 @@ impl Connection {
         };
         let names: Vec<_> = events.iter().take(NAMES).map_while(|event| event.name()).collect();
         self.current = Some(Current { block: block.number, region, events });
-        Ok(Answer { held: Some(block.number), ..Answer::new(held.to_bytes(&names), Vec::new()) })
+        Ok(Answer { held: Some(block.number), ..Answer::new(held.to_bytes(&names)) })
     }
 
     fn described(&self, message: &Message) -> Result<Answer, Refusal> {
-        let packet = describe(part(&self.current(message)?.region.extents, message, DESCRIBED));
-        Ok(Answer::new(packet, Vec::new()))
+        Ok(Answer::new(describe(part(&self.current(message)?.region.extents, message, DESCRIBED))))
     }
 
     fn extents(&self, message: &Message) -> Result<Answer, Refusal> {
@@ -359,21 +357,21 @@ impl Connection {
             // SAFETY: the process holds a block in the region, which has not ended, so its extents are alive.
             part.iter().map(|each| unsafe { runtime.extent_export(each.extent) }).collect::<Result<_>>()
         });
-        Ok(Answer::new(vec![Status::Given as u8], exported?))
+        Ok(Answer { descriptors: exported?, ..Answer::new(vec![Status::Given as u8]) })
     }
 
     fn events(&self, message: &Message) -> Result<Answer, Refusal> {
-        let (mut packet, mut descriptors) = (vec![Status::Given as u8], Vec::new());
+        let mut answer = Answer::new(vec![Status::Given as u8]);
         for event in part(&self.current(message)?.events, message, DESCRIPTORS) {
             let exported = event.export()?;
-            packet.extend(exported.name);
-            descriptors.extend(exported.descriptor);
+            answer.packet.extend(exported.name);
+            answer.descriptors.extend(exported.descriptor);
         }
-        Ok(Answer::new(packet, descriptors))
+        Ok(answer)
     }
 
-    /// Returns the block that the process is taking up, which it holds: so its extents are alive, unless its region has ended.
-    /// That happens where the process has let it go by another connection, and holds it again since.
+    /// Returns the block that the process is attaching. The process holds it, so its extents are alive unless its region has ended:
+    /// the process may have let it go by another connection, and hold it again since.
     fn current(&self, message: &Message) -> Result<&Current, Refusal> {
         let current = self.current.as_ref().filter(|current| current.block == message.block);
         let current = current.ok_or("nothing is being attached by this connection")?;
@@ -386,7 +384,7 @@ impl Connection {
             Ok(true) => {
                 // The descriptors are closed here.
                 self.answer = None;
-                // A process that has shown no token is to do so in time.
+                // A process that has shown no token has to do so in time.
                 let is_known = self.current.is_some() || self.kept.is_some();
                 self.deadline = (!is_known).then(|| Instant::now() + PATIENCE / 2);
                 true
@@ -399,7 +397,7 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // A process that was never told of a hold does not let it go.
+        // A process that never had the answer does not let the block go.
         if let Some(block) = self.answer.take().and_then(|answer| answer.held) {
             let_go(self.process, block);
         }
@@ -413,7 +411,7 @@ fn part<'a, T>(all: &'a [T], message: &Message, most: usize) -> &'a [T] {
     &all[from..from + count]
 }
 
-/// Returns whether a process of a user may connect to one of `own`.
+/// Returns whether a process of a user may connect to a process of the user `own`.
 const fn is_welcome(user: u32, own: u32) -> bool {
     user == own
 }

@@ -1,8 +1,8 @@
 //! The blocks that this process shares, by number, and the events that stand for the work before.
 //!
-//! A shared block that is freed waits until no process holds it, as one waits for streams. One that was sent is in flight, and held,
-//! until another process has attached it, so that the sender need not keep it.
-//! The events are used again and again: none is destroyed, as a process may be about to import one.
+//! A shared block that is freed is used again once no process holds it, as a block waits for streams. One that was sent is in
+//! flight until another process has attached it, and held so long, so that the sender need not keep it. The events are recorded
+//! again and again: none is destroyed, as another process may be about to import it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -29,7 +29,7 @@ pub(super) struct SharedBlock {
     /// As asked for.
     pub(super) bytes: u64,
     pub(super) sharing: Arc<Sharing>,
-    /// What was submitted before it was shared, as far as it may not be done.
+    /// The work before it was shared that may not be done.
     events: Mutex<Vec<Arc<RecordedEvent>>>,
     /// Where it was when a process held it last.
     place: Mutex<Option<InRegion>>,
@@ -53,24 +53,21 @@ struct SharedBlocks {
     look_at: usize,
 }
 
-/// The least blocks among which those that are gone are looked for.
+/// With fewer blocks it is not worth looking for those that are gone.
 const LOOK_LEAST: usize = 0x40;
 
 static BLOCKS: Mutex<SharedBlocks> =
     Mutex::new(SharedBlocks { by_number: BTreeMap::new(), next: 1, look_at: LOOK_LEAST });
 
 impl SharedBlocks {
-    /// Takes out the blocks that were freed and that no process holds.
-    fn take_gone(&mut self) -> Vec<Arc<SharedBlock>> {
-        let is_gone = |block: &SharedBlock| block.sharing.is_freed() && block.sharing.holders() == 0;
-        let gone = self.by_number.iter().filter(|(_, block)| is_gone(block)).map(|(number, _)| *number);
-        let gone: Vec<_> = gone.collect();
-        self.look_at = (2 * (self.by_number.len() - gone.len())).max(LOOK_LEAST);
-        gone.iter().filter_map(|number| self.by_number.remove(number)).collect()
+    /// Forgets the blocks that were freed and that no process holds.
+    fn forget_gone(&mut self) {
+        self.by_number.retain(|_, block| !block.sharing.is_freed() || block.sharing.holders() > 0);
+        self.look_at = (2 * self.by_number.len()).max(LOOK_LEAST);
     }
 }
 
-/// Shares a live block, and notes the work so far on the stream, if one is given, for which processes that attach it will wait.
+/// Shares a live block. Processes that attach it will wait for the work so far on the stream, if one is given.
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` for memory that cannot be shared, or a captured stream; `ErrorKind::Asleep`;
@@ -104,11 +101,13 @@ pub(super) fn share(block: Allocation, bytes: u64, stream: Option<&Stream>) -> R
     let event = stream.map_or(Ok(None), work_of)?;
     let secret = Secret(random()?);
     let sharing = block.cache.share_block(block.offset);
-    let (shared, gone) = {
+    let shared = {
         let mut blocks = lock(&BLOCKS);
-        let gone = if blocks.by_number.len() >= blocks.look_at { blocks.take_gone() } else { Vec::new() };
+        if blocks.by_number.len() >= blocks.look_at {
+            blocks.forget_gone();
+        }
         let known = blocks.by_number.get(&sharing.number()).cloned();
-        let shared = known.unwrap_or_else(|| {
+        known.unwrap_or_else(|| {
             let number = blocks.next;
             blocks.next += 1;
             sharing.set_number(number);
@@ -124,17 +123,15 @@ pub(super) fn share(block: Allocation, bytes: u64, stream: Option<&Stream>) -> R
             });
             blocks.by_number.insert(number, Arc::clone(&shared));
             shared
-        });
-        (shared, gone)
+        })
     };
-    drop(gone);
-    // Those before it are forgotten if they are done.
+    // Forgets the earlier ones that are done.
     drop(shared.events());
     lock(&shared.events).extend(event);
     Ok(shared)
 }
 
-/// Returns what stands for the work so far on a stream, if there is any.
+/// Returns an event for the work so far on a stream, if there is any.
 fn work_of(stream: &Stream) -> Result<Option<Arc<RecordedEvent>>> {
     if stream.is_captured()? {
         return Err(Error::invalid_value(
@@ -157,13 +154,9 @@ pub(super) fn find(number: u64) -> Option<Arc<SharedBlock>> {
 
 /// Returns the blocks that are shared.
 pub(super) fn all() -> Vec<Arc<SharedBlock>> {
-    let (all, gone) = {
-        let mut blocks = lock(&BLOCKS);
-        let gone = blocks.take_gone();
-        (blocks.by_number.values().cloned().collect(), gone)
-    };
-    drop(gone);
-    all
+    let mut blocks = lock(&BLOCKS);
+    blocks.forget_gone();
+    blocks.by_number.values().cloned().collect()
 }
 
 /// Refuses where another process holds a block of the pool.
@@ -190,7 +183,7 @@ impl SharedBlock {
         self.block.cache.memory
     }
 
-    /// Holds the block until the returned number has arrived; none if it was freed.
+    /// Holds the block until the returned number [`arrived`](SharedBlock::arrived); none if it was freed.
     pub(super) fn send(&self) -> Option<u64> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         if !self.sharing.hold() {
@@ -208,7 +201,7 @@ impl SharedBlock {
         if is_in_flight { self.sharing.hold_again() } else { self.sharing.hold() }
     }
 
-    /// Ends what was held of the block under a number, which has arrived.
+    /// Ends the hold of [`SharedBlock::send`] under a number.
     pub(super) fn arrived(&self, in_flight: u64) {
         if lock(&self.in_flight).remove(&in_flight) {
             self.memory().sent.fetch_sub(self.bytes, Ordering::Relaxed);
@@ -244,13 +237,13 @@ impl SharedBlock {
         Ok(place)
     }
 
-    /// Returns where the block was found to lie.
+    /// Returns where the block was when a process held it last.
     pub(super) fn known_place(&self) -> Option<InRegion> {
         lock(&self.place).clone()
     }
 }
 
-/// An event for other processes, and the name by which one takes it up, once it was asked for.
+/// An event for other processes, and the name by which they import it, once it was asked for.
 #[derive(Debug)]
 struct NamedEvent {
     event: Event,
@@ -289,7 +282,7 @@ impl RecordedEvent {
         self.0.event.export()
     }
 
-    /// Returns the event's name, if that is all that another process needs; none also where the driver refuses to tell it.
+    /// Returns the event's name, if that is all that another process needs to wait for it; none also if the driver refuses.
     pub(super) fn name(&self) -> Option<[u8; 64]> {
         let NamedEvent { event, name } = &*self.0;
         if let Some(name) = name.get() {

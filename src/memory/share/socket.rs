@@ -1,8 +1,8 @@
 //! What the system offers to processes that share memory: packets over Unix sockets, with descriptors that come along, and
-//! pidfds, which tell that a process has ended.
+//! pidfds, which become ready when a process ends.
 //!
-//! The sockets have names that are in no file system, so nothing is left of a process that ends. Nothing here waits but
-//! [`is_ready`], as long as it is told to.
+//! The sockets have names that are in no file system, so nothing is left of a process that ends. Nothing here waits except
+//! [`is_ready`].
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -38,7 +38,7 @@ pub(super) fn listener(name: &[u8; 16]) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Connects to who listens under a name; `WouldBlock` while too many others wait to be accepted.
+/// Connects to the process that listens under a name; `WouldBlock` while too many others wait to be accepted.
 pub(super) fn connected(name: &[u8; 16]) -> io::Result<OwnedFd> {
     let socket = new()?;
     connect(&socket, &address(name)?)?;
@@ -88,7 +88,7 @@ pub(super) fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<Packet>> {
     let received = recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut along, RecvFlags::CMSG_CLOEXEC);
     let received = match received {
         Ok(received) => received,
-        // The last one: the other end was closed and had not read all. What it said before is still to come, and then the end.
+        // The last one: the other end was closed and had not read all. What it sent before is still to come, and then the end.
         Err(Errno::AGAIN | Errno::INTR | Errno::CONNRESET) => return Ok(None),
         Err(error) => return Err(error.into()),
     };
@@ -142,7 +142,7 @@ mod tests {
         assert_eq!((second.bytes.as_slice(), second.descriptors.len()), (&b"second"[..], 0));
         drop(one);
         assert!(receive(other.as_fd())?.ok_or(io::ErrorKind::NotFound)?.bytes.is_empty());
-        // Closed with something unread: what was said before still comes.
+        // Closed with something unread: what was sent before still comes.
         let one = connected(&name)?;
         let other = accepted(&listener)?.ok_or(io::ErrorKind::NotFound)?;
         assert!(send(one.as_fd(), b"last", &[])? && send(other.as_fd(), b"unread", &[])?);

@@ -1,8 +1,8 @@
 //! The token of a shared block: the address of its owner, and a secret that proves that the holder was given the token.
 //!
 //! It consists of bytes that can be sent in any way. An error names what is wrong with one: it is another machine's,
-//! another user's, of another version of gpupool, or no token at all. Devices stand in it by their UUIDs, as processes number them
-//! in different ways.
+//! another user's, of another version of gpupool, or no token at all. It names a device by its UUID, as processes may number
+//! their devices differently.
 
 use std::fmt;
 use std::hint::black_box;
@@ -15,7 +15,7 @@ use crate::ids::Device;
 use crate::runtime::{DeviceUuid, Kind, get};
 
 const MAGIC: [u8; 4] = *b"gpsh";
-/// Of this layout, and of what processes say to each other.
+/// The version of this layout, and of the messages between processes.
 const FORMAT: u16 = 2;
 const BYTES: usize = 0x6c;
 
@@ -131,7 +131,7 @@ pub(super) fn device_with(uuid: &DeviceUuid) -> Result<Device> {
     })
 }
 
-/// Takes fields one after the other from bytes that have all of them.
+/// Reads fields one after the other from bytes that are as long as all of them.
 pub(super) struct Reader<'a>(pub(super) &'a [u8]);
 
 impl Reader<'_> {
@@ -141,11 +141,11 @@ impl Reader<'_> {
         *field
     }
 
-    pub(super) fn word(&mut self) -> u32 {
+    pub(super) fn u32(&mut self) -> u32 {
         u32::from_le_bytes(self.take())
     }
 
-    pub(super) fn long(&mut self) -> u64 {
+    pub(super) fn u64(&mut self) -> u64 {
         u64::from_le_bytes(self.take())
     }
 }
@@ -210,13 +210,13 @@ impl ShareToken {
         TokenFields {
             kind: self.0[9],
             boot: reader.take(),
-            user: reader.word(),
-            process: reader.word(),
+            user: reader.u32(),
+            process: reader.u32(),
             name: reader.take(),
             secret: Secret(reader.take()),
-            block: reader.long(),
-            in_flight: reader.long(),
-            bytes: reader.long(),
+            block: reader.u64(),
+            in_flight: reader.u64(),
+            bytes: reader.u64(),
             device: reader.take(),
         }
     }

@@ -1,8 +1,8 @@
 //! What processes that share blocks send each other: one packet for each message, of a bounded size.
 //!
-//! A process that attaches sends a [`Message`]; the owner answers with a [`Status`], and after [`Status::Given`] what was asked for.
-//! By the connection that is its channel, the owner also sends the numbers of mappings that are to end. Whatever does not read as
-//! one of these ends the connection: another process may send anything.
+//! A process that attaches sends a [`Message`]; the owner answers with a [`Status`], and after [`Status::Given`] what was asked
+//! for. By the connection that is its channel, the owner also sends the numbers of mappings that are to end. Whatever does not read
+//! as one of these ends the connection: another process may send anything.
 
 use super::token::{Reader, Secret};
 use crate::runtime::{DeviceUuid, Extent};
@@ -10,7 +10,7 @@ use crate::runtime::{DeviceUuid, Extent};
 /// The largest packet.
 pub(super) const PACKET: usize = 0x2000;
 /// The most descriptors of one packet: few, so that a process with a low limit has room for them, and so that one side makes
-/// them while the other takes them up.
+/// the next ones while the other imports these.
 pub(super) const DESCRIPTORS: usize = 0x8;
 /// The most names of events that come along with a hold.
 pub(super) const NAMES: usize = 0x40;
@@ -20,7 +20,7 @@ pub(super) const ENDED: usize = 0x200;
 pub(super) const DESCRIBED: usize = 0x100;
 const MAGIC: u32 = 0x6873_7067;
 
-/// What a message asks for.
+/// What a message asks for. Some ask for nothing, and are not answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub(super) enum Ask {
@@ -77,16 +77,16 @@ impl Message {
         [&magic[..], &ask, &secret.0, &block, &from, &count].concat()
     }
 
-    /// Reads a message; none if the bytes are none.
+    /// Reads a message; none if the bytes are something else.
     pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let mut reader = Reader(<&[u8; MESSAGE]>::try_from(bytes).ok()?);
-        if reader.word() != MAGIC {
+        if reader.u32() != MAGIC {
             return None;
         }
-        let ask = reader.word();
+        let ask = reader.u32();
         let ask = Ask::ALL.into_iter().find(|known| *known as u32 == ask)?;
         let secret = Secret(reader.take());
-        Some(Self { ask, secret, block: reader.long(), from: reader.long(), count: reader.word() })
+        Some(Self { ask, secret, block: reader.u64(), from: reader.u64(), count: reader.u32() })
     }
 }
 
@@ -130,11 +130,11 @@ impl HeldBlock {
         let (fields, names) = bytes.split_first_chunk::<48>()?;
         let mut reader = Reader(fields);
         let held = Self {
-            lead: reader.long(),
-            bytes: reader.long(),
-            region: reader.long(),
-            extents: reader.word(),
-            events: reader.word(),
+            lead: reader.u64(),
+            bytes: reader.u64(),
+            region: reader.u64(),
+            extents: reader.u32(),
+            events: reader.u32(),
             device: reader.take(),
         };
         let (names, rest) = names.as_chunks::<64>();
@@ -159,7 +159,7 @@ pub(super) fn described(bytes: &[u8]) -> Option<Vec<DescribedExtent>> {
     let (extents, rest) = bytes.as_chunks::<16>();
     let read = |each: &[u8; 16]| {
         let mut reader = Reader(each);
-        DescribedExtent { extent: Extent::from_number(reader.long()), bytes: reader.long() }
+        DescribedExtent { extent: Extent::from_number(reader.u64()), bytes: reader.u64() }
     };
     rest.is_empty().then(|| extents.iter().map(read).collect())
 }
