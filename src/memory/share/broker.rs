@@ -4,7 +4,7 @@
 //! for all descriptors: a process that stalls, sends garbage or is another user's delays no other.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -33,22 +33,18 @@ const CONNECTIONS_MOST: usize = 0x1000;
 /// others are disconnected, and this process keeps descriptors for itself.
 const STRANGERS_MOST: usize = 0x40;
 
-/// The name that the thread listens under.
-static NAME: OnceLock<[u8; 16]> = OnceLock::new();
+/// The name that the thread listens under, once it runs.
+static NAME: Mutex<Option<[u8; 16]>> = Mutex::new(None);
 
 /// Starts the thread, if it does not run yet, and returns the name that it listens under.
 ///
 /// # Errors
 /// `ErrorKind::Unavailable` if the system has no thread or descriptor left.
 pub(super) fn start() -> Result<[u8; 16]> {
-    static STARTING: Mutex<()> = Mutex::new(());
     process::refuse_forked()?;
-    if let Some(name) = NAME.get() {
-        return Ok(*name);
-    }
-    let _starting = lock(&STARTING);
-    if let Some(name) = NAME.get() {
-        return Ok(*name);
+    let mut started = lock(&NAME);
+    if let Some(name) = *started {
+        return Ok(name);
     }
     let refused = |what: &str, error: &dyn std::fmt::Display| {
         Error::unavailable(format!(
@@ -65,8 +61,11 @@ pub(super) fn start() -> Result<[u8; 16]> {
         .name(THREAD.to_owned())
         .spawn(move || Broker { wakeup, listener, connections: Vec::new(), ended: 0 }.run())
         .map_err(|error| refused("no thread could be started", &error))?;
+    *started = Some(name);
+    // A logger is code of others, which may wait for a thread that waits for the lock.
+    drop(started);
     debug!(target: MEMORY, "shared memory: listening for processes that attach");
-    Ok(*NAME.get_or_init(|| name))
+    Ok(name)
 }
 
 /// What only the thread uses.

@@ -214,7 +214,7 @@ pub(super) struct Link<'a> {
 
 impl Link<'_> {
     /// Returns whether an error means that the connection is over though the owner lives, so that a new one may work.
-    pub(super) const fn is_broken(&self) -> bool {
+    pub(super) fn is_broken(&self) -> bool {
         self.is_broken.get()
     }
 

@@ -147,10 +147,9 @@ impl KeptMapping {
 
     /// Returns whether the process is to be asked to end it now, which is so once.
     pub(super) fn is_to_end(&mut self) -> bool {
-        !self.is_asked && {
-            self.is_asked = self.region.has_ended();
-            self.is_asked
-        }
+        let is_to_end = !self.is_asked && self.region.has_ended();
+        self.is_asked |= is_to_end;
+        is_to_end
     }
 }
 
