@@ -119,12 +119,12 @@ fn attach_others(
     memory: &'static DeviceMemory,
     stream: &Stream,
 ) -> Result<AttachedBuffer> {
-    let owner = &Owner::of(token);
-    let mut attaching = Attaching { owner, link: owner.connect()?, token, home, memory };
+    let link = Owner::of(token).connect()?;
+    let mut attaching = Attaching { link, token, home, memory };
     let mut answer = attaching.ask(Ask::Hold, token.in_flight, 0);
     if answer.is_err() && attaching.link.is_broken() {
         // An idle connection may have been closed since it was used.
-        attaching.link = owner.connect()?;
+        attaching.link = attaching.link.owner.connect()?;
         answer = attaching.ask(Ask::Hold, token.in_flight, 0);
     }
     let (held, _) = answer?;
@@ -135,8 +135,8 @@ fn attach_others(
                 let _ = attaching.send(Ask::Arrived, token.in_flight, 0);
             }
             let (address, let_go) = (block.address, attaching.message(Ask::LetGo, 0, 0));
-            attaching.link.put_back();
-            let attachment = Attachment { block, home, owner: Arc::clone(owner), let_go, ending: None };
+            let owner = attaching.link.put_back();
+            let attachment = Attachment { block, home, owner, let_go, ending: None };
             Ok(AttachedBuffer::new(BlockHold::Others(attachment), address, token.bytes, memory))
         }
         Err(error) => {
@@ -151,8 +151,7 @@ fn attach_others(
 /// A block of another process that is being attached.
 #[derive(Debug)]
 struct Attaching<'a> {
-    owner: &'a Arc<Owner>,
-    link: Link<'a>,
+    link: Link,
     token: &'a TokenFields,
     /// The device that has the block.
     home: Device,
@@ -182,14 +181,14 @@ impl Attaching<'_> {
             .ok_or_else(|| Error::internal("a process that shares memory describes it in a way that is not known"))?;
         self.wait(&held, names, stream)?;
         check(self.token, held.bytes, held.device)?;
-        let region = RegionKey { owner: self.owner.name, region: held.region, device: self.memory.device };
+        let region = RegionKey { owner: self.link.owner.name, region: held.region, device: self.memory.device };
         if let Some(block) = mapping_cache::find(&region, self.token.block, &held) {
             return Ok(block);
         }
         let mapping = self.map(&held, region)?;
         // Without a channel the mapping cannot stay once the block is let go. It is opened last, as mapping may need the last
         // descriptors that this process may open.
-        if let Err(error) = self.owner.open_channel(&self.message(Ask::Channel, 0, 0)) {
+        if let Err(error) = self.link.owner.open_channel(&self.message(Ask::Channel, 0, 0)) {
             debug!(target: MEMORY, "attached memory will not stay mapped: {error}");
         }
         Ok(mapping_cache::add(mapping, self.token.block, &held))
@@ -222,13 +221,13 @@ impl Attaching<'_> {
         if !is_inside {
             return Err(Error::internal("a shared block does not lie in its region"));
         }
-        let known: Vec<_> = all.iter().map(|each| ImportedExtent::known(self.owner, each.extent)).collect();
+        let known: Vec<_> = all.iter().map(|each| ImportedExtent::known(&self.link.owner, each.extent)).collect();
         let missing: Vec<_> = (0..all.len()).filter(|at| known[*at].is_none()).collect();
         let mut imported = self.import(&all, &missing)?.into_iter();
         let extents = known.into_iter().zip(&all);
         let extents = extents.map(|(known, each)| Some((known.or_else(|| imported.next())?, each.bytes)));
         let extents = extents.collect::<Option<_>>().ok_or_else(|| Error::internal("an extent was not taken up"))?;
-        AttachedMapping::map(self.memory, self.home, self.owner, region, extents)
+        AttachedMapping::map(self.memory, self.home, &self.link.owner, region, extents)
     }
 
     /// Returns so many extents as their owner describes them.
@@ -281,7 +280,7 @@ impl Attaching<'_> {
         }
         for (at, descriptor) in run.iter().zip(descriptors) {
             let number = all[*at].extent;
-            imported.push(ImportedExtent::new(self.owner, number, self.memory.device, descriptor.as_fd())?);
+            imported.push(ImportedExtent::new(&self.link.owner, number, self.memory.device, descriptor.as_fd())?);
         }
         Ok(())
     }

@@ -84,12 +84,12 @@ impl Owner {
     ///
     /// # Errors
     /// `ErrorKind::Unavailable` if the process has ended, or cannot be reached.
-    pub(super) fn connect(&self) -> Result<Link<'_>> {
+    pub(super) fn connect(self: &Arc<Self>) -> Result<Link> {
         let idle = lock(&self.idle).pop();
         idle.map_or_else(|| self.connect_anew(), |socket| Ok(self.link(socket)))
     }
 
-    fn connect_anew(&self) -> Result<Link<'_>> {
+    fn connect_anew(self: &Arc<Self>) -> Result<Link> {
         let begun = Instant::now();
         let socket = loop {
             match socket::connected(&self.name) {
@@ -112,8 +112,8 @@ impl Owner {
         Ok(self.link(socket))
     }
 
-    const fn link(&self, socket: OwnedFd) -> Link<'_> {
-        Link { owner: self, socket, is_broken: Cell::new(false) }
+    fn link(self: &Arc<Self>, socket: OwnedFd) -> Link {
+        Link { owner: Arc::clone(self), socket, is_broken: Cell::new(false) }
     }
 
     /// Returns its channel, if there is one.
@@ -125,7 +125,7 @@ impl Owner {
     ///
     /// # Errors
     /// As [`Owner::connect`], and those of its answer.
-    pub(super) fn open_channel(&self, message: &Message) -> Result<()> {
+    pub(super) fn open_channel(self: &Arc<Self>, message: &Message) -> Result<()> {
         if self.channel().is_some() {
             return Ok(());
         }
@@ -206,13 +206,13 @@ impl Owner {
 
 /// A connection that is in use.
 #[derive(Debug)]
-pub(super) struct Link<'a> {
-    owner: &'a Owner,
+pub(super) struct Link {
+    pub(super) owner: Arc<Owner>,
     socket: OwnedFd,
     is_broken: Cell<bool>,
 }
 
-impl Link<'_> {
+impl Link {
     /// Returns whether an error means that the connection is over though the owner lives, so that a new one may work.
     pub(super) fn is_broken(&self) -> bool {
         self.is_broken.get()
@@ -288,9 +288,10 @@ impl Link<'_> {
         self.owner.failed(&format!("broke off ({error}): try again"))
     }
 
-    /// Leaves the connection to the next one that attaches.
-    pub(super) fn put_back(self) {
+    /// Leaves the connection to the next one that attaches, and returns its owner.
+    pub(super) fn put_back(self) -> Arc<Owner> {
         lock(&self.owner.idle).push(self.socket);
+        self.owner
     }
 }
 
