@@ -147,3 +147,10 @@ pub(crate) fn wait_until<'a, T>(
     let guard = condition.wait(guard).unwrap_or_else(PoisonError::into_inner);
     Ok(guard)
 }
+
+/// Takes the last that is meant out of a list. What comes out of a locked one is dropped outside the lock, for it may hold
+/// anything.
+pub(crate) fn take_last<T>(list: &mut Vec<T>, is_meant: impl FnMut(&T) -> bool) -> Option<T> {
+    let place = list.iter().rposition(is_meant)?;
+    Some(list.remove(place))
+}

@@ -35,7 +35,7 @@ pub(crate) use loom::sync::{
 };
 
 pub(crate) use door::{Door, Inside};
-pub(crate) use locks::{lock, read, try_lock, wait, wait_until, write};
+pub(crate) use locks::{lock, read, take_last, try_lock, wait, wait_until, write};
 pub(crate) use owner_lock::{OwnerGuard, OwnerLock};
 pub(crate) use requests::Requests;
 pub(crate) use shared_list::SharedList;

@@ -3,7 +3,7 @@
 use crate::error::Result;
 use crate::memory::cache::DeviceCaches;
 use crate::memory::device::{Durations, PINNED, PINNED_GONE, PINNED_MADE};
-use crate::memory::report::{self, DeviceStats, MemoryStats, PoolStats};
+use crate::memory::report::{self, DeviceStats, MemoryStats, PoolStats, Sum};
 use crate::memory::serve::{Patience, trim_pools};
 use crate::process;
 use crate::runtime;

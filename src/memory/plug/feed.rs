@@ -9,7 +9,7 @@
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, RwLock};
 
-use super::c_api::{address_of, bytes_of, guard, stream_of};
+use super::c_api::{guard, malloc_from};
 use crate::error::{Error, Result};
 use crate::ids::Device;
 use crate::memory::device::{AllocateFunction, FreeFunction};
@@ -45,29 +45,19 @@ pub fn feed(pool: Option<&PoolToken>) -> Result<(AllocateFunction, FreeFunction)
         return Err(if pool.use_count() > 0 { closed(pool) } else { gone(pool) });
     }
     let mut fed = write(&FED);
-    let place = match fed.iter().position(|other| Arc::ptr_eq(other, pool)) {
-        Some(place) => place,
-        None => match fed.iter().position(|other| other.use_count() == 0) {
-            Some(place) => {
-                fed[place] = Arc::clone(pool);
-                place
-            }
-            None => {
-                fed.push(Arc::clone(pool));
-                fed.len() - 1
-            }
-        },
+    let own = fed.iter().position(|other| Arc::ptr_eq(other, pool));
+    let place = own.or_else(|| fed.iter().position(|other| other.use_count() == 0)).unwrap_or(fed.len());
+    let Some(malloc) = MALLOCS.get(place) else {
+        return Err(Error::unavailable(format!(
+            "{} pools feed other allocators already; drop one that is not needed any more",
+            MALLOCS.len()
+        )));
     };
-    match MALLOCS.get(place) {
-        Some(malloc) => Ok((*malloc, free)),
-        None => {
-            fed.pop();
-            Err(Error::unavailable(format!(
-                "{} pools feed other allocators already; drop one that is not needed any more",
-                MALLOCS.len()
-            )))
-        }
+    match fed.get_mut(place) {
+        Some(other) => *other = Arc::clone(pool),
+        None => fed.push(Arc::clone(pool)),
     }
+    Ok((*malloc, free))
 }
 
 /// A stream of our own for each device, on which nothing ever runs: what is allocated on it waits for no stream.
@@ -104,37 +94,22 @@ fn allocate(pool: &Arc<Pool>, bytes: u64, stream: &Stream) -> Result<Allocation>
 }
 
 unsafe extern "C" fn malloc_of<const PLACE: usize>(size: isize, device: c_int, stream: *mut c_void) -> *mut c_void {
-    guard(std::ptr::null_mut(), || {
-        let size = bytes_of(size)?;
-        if size == 0 {
-            return Ok(std::ptr::null_mut());
-        }
+    let allocate = |bytes, stream: &Stream| {
         let pool = read(&FED).get(PLACE).cloned();
-        let pool = pool.ok_or_else(|| Error::invalid_value("no pool has this function"))?;
-        // SAFETY: the other allocator names a stream that is alive.
-        let stream = unsafe { stream_of(device, stream) }?;
-        address_of(allocate(&pool, size, &stream))
-    })
+        allocate(&pool.ok_or_else(|| Error::invalid_value("no pool has this function"))?, bytes, stream)
+    };
+    // SAFETY: the other allocator names a stream that is alive.
+    unsafe { malloc_from(size, device, stream, allocate) }
 }
 
 unsafe extern "C" fn malloc_default(size: isize, device: c_int, stream: *mut c_void) -> *mut c_void {
-    guard(std::ptr::null_mut(), || {
-        let size = bytes_of(size)?;
-        if size == 0 {
-            return Ok(std::ptr::null_mut());
-        }
-        // SAFETY: the other allocator names a stream that is alive.
-        let stream = unsafe { stream_of(device, stream) }?;
-        let pool = device_caches(runtime::existing(stream.device())?)?.default_pool()?;
-        address_of(allocate(pool, size, &stream))
-    })
+    let allocate = |bytes, stream: &Stream| {
+        allocate(device_caches(runtime::existing(stream.device())?)?.default_pool()?, bytes, stream)
+    };
+    // SAFETY: the other allocator names a stream that is alive.
+    unsafe { malloc_from(size, device, stream, allocate) }
 }
 
 unsafe extern "C" fn free(pointer: *mut c_void, _size: isize, _device: c_int, _stream: *mut c_void) {
-    guard((), || {
-        if pointer.is_null() {
-            return Ok(());
-        }
-        free_after_all_work(find(pointer.addr() as u64, None)?)
-    });
+    guard((), || if pointer.is_null() { Ok(()) } else { free_after_all_work(find(pointer.addr() as u64, None)?) });
 }

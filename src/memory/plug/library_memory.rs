@@ -4,9 +4,11 @@
 //! memory of a former pool, and plain memory that the library had from the driver before it was told of this. That one nothing
 //! here knows of, so an address that is not gpupool's is the driver's to free or to refuse.
 
+use std::ffi::{c_int, c_void};
+use std::ptr;
 use std::sync::{Mutex, MutexGuard};
 
-use super::c_api;
+use super::c_api::{handler_alloc_from, handler_free_to};
 use crate::error::{Error, Result};
 use crate::ids::Device;
 use crate::library::DeviceMemHandler;
@@ -18,7 +20,7 @@ use crate::sync::lock;
 /// Where a library's handles on one device take memory from: a pool, or the driver where there is none.
 #[derive(Debug)]
 pub(crate) struct LibraryMemory {
-    pub(super) device: Device,
+    device: Device,
     pool: Mutex<Option<PoolUse>>,
 }
 
@@ -30,7 +32,8 @@ impl LibraryMemory {
 
     /// Returns the functions that a library is given, with this as their context.
     pub(crate) fn handler(&'static self) -> DeviceMemHandler {
-        c_api::library_handler(self)
+        let context = ptr::from_ref(self).cast_mut().cast();
+        DeviceMemHandler::new(context, library_alloc, library_free, b"gpupool.MemPool")
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<PoolUse>> {
@@ -63,7 +66,7 @@ impl LibraryMemory {
     }
 
     /// Memory for the library, on whichever of its threads.
-    pub(super) fn allocate(&self, bytes: u64, stream: &Stream) -> Result<u64> {
+    fn allocate(&self, bytes: u64, stream: &Stream) -> Result<u64> {
         let in_use = self.lock().as_ref().map(PoolUse::again).transpose()?;
         if let Some(in_use) = in_use {
             let _scope = PoolScope::of_use(in_use)?;
@@ -79,7 +82,7 @@ impl LibraryMemory {
     ///
     /// # Safety
     /// The library owned the memory, ours or the driver's, and gives it up.
-    pub(super) unsafe fn free(&self, address: u64, stream: &Stream) -> Result<()> {
+    unsafe fn free(&self, address: u64, stream: &Stream) -> Result<()> {
         match find(address, None) {
             Ok(block) => return free(block, Some(stream)),
             // In gpupool's memory, but no library's.
@@ -91,11 +94,39 @@ impl LibraryMemory {
         let runtime = runtime::get()?;
         let _bound = BoundDevice::of(runtime, self.device)?;
         let _relaxed = RelaxedCapture::new(runtime)?;
-        // SAFETY: the caller's library gives the memory up.
-        unsafe { c_api::free_plain(runtime, address) }.map_err(|error| {
+        // SAFETY: the caller's library gives the memory up; what is no memory of the driver's, the driver refuses.
+        unsafe { runtime.memory_free(address) }.map_err(|error| {
             error.on(self.device).advised(format_args!(
                 "A library freed {address:#x}, which neither gpupool nor the driver gave it, or freed it twice"
             ))
         })
     }
+}
+
+unsafe extern "C" fn library_alloc(
+    context: *mut c_void,
+    place: *mut *mut c_void,
+    size: usize,
+    stream: *mut c_void,
+) -> c_int {
+    // SAFETY: the context is what `handler` put there, and lives as long as the process.
+    let memory = unsafe { &*context.cast::<LibraryMemory>() };
+    let device = memory.device.ordinal() as c_int;
+    // SAFETY: the library names a stream of its handle's device, which is alive, and passes a place for a pointer.
+    unsafe { handler_alloc_from(place, size, device, stream, |size, stream| memory.allocate(size, stream)) }
+}
+
+unsafe extern "C" fn library_free(
+    context: *mut c_void,
+    pointer: *mut c_void,
+    _size: usize,
+    stream: *mut c_void,
+) -> c_int {
+    // SAFETY: the context is what `handler` put there, and lives as long as the process.
+    let memory = unsafe { &*context.cast::<LibraryMemory>() };
+    let device = memory.device.ordinal() as c_int;
+    // SAFETY: the library owned the memory and gives it up.
+    let free = |address, stream: &Stream| unsafe { memory.free(address, stream) };
+    // SAFETY: the library names a stream of its handle's device, which is alive.
+    unsafe { handler_free_to(pointer, device, stream, free) }
 }

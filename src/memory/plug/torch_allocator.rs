@@ -4,9 +4,9 @@
 //! `torch/csrc/cuda/CUDAPluggableAllocator.h` of PyTorch.
 
 use std::ffi::c_void;
-use std::mem::transmute;
 use std::ptr;
 
+use super::function_at;
 use crate::error::{Error, OWN_ALLOCATOR, Result};
 use crate::memory::device::SegmentSource;
 use crate::runtime::Stream;
@@ -34,21 +34,9 @@ impl TorchAllocator {
         if [object, malloc, raw_delete].contains(&0) {
             return Err(Error::invalid_value("PyTorch's allocator, or a function of its class, has no address"));
         }
-        let [malloc, raw_delete] = [malloc, raw_delete].map(ptr::with_exposed_provenance::<c_void>);
         // SAFETY: the caller promises that these are the functions' addresses, none is null, and C++ calls members as C
         // does functions whose first argument is the object.
-        unsafe {
-            Ok(Self {
-                object,
-                malloc: transmute::<
-                    *const c_void,
-                    unsafe extern "C-unwind" fn(*mut c_void, usize, i8, *mut c_void) -> *mut c_void,
-                >(malloc),
-                raw_delete: transmute::<*const c_void, unsafe extern "C-unwind" fn(*mut c_void, *mut c_void)>(
-                    raw_delete,
-                ),
-            })
-        }
+        unsafe { Ok(Self { object, malloc: function_at(malloc), raw_delete: function_at(raw_delete) }) }
     }
 
     fn object(&self) -> *mut c_void {

@@ -2,10 +2,11 @@
 //!
 //! PyTorch's notion of a small segment is that of a piece of one page here, which says nothing of what stands in it. Free
 //! blocks beside ones that are held are counted when they are asked about, and their peaks and sums are those of what was
-//! found then.
+//! found then. The structs are those of `gpupool.h`, so that each counter is declared here alone.
 
 use std::sync::atomic::Ordering;
 
+use super::counters::counters;
 use super::summary::summarize;
 use crate::error::Result;
 use crate::ids::Device;
@@ -14,72 +15,69 @@ use crate::memory::device::Flow;
 use crate::memory::serve::device_caches;
 use crate::sync::ThisThread;
 
-/// A number that rises and falls.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub(in crate::memory) struct Stat {
-    pub(in crate::memory) current: u64,
-    pub(in crate::memory) peak: u64,
-    /// By how much it rose since the process began.
-    pub(in crate::memory) allocated: u64,
-    /// By how much it fell.
-    pub(in crate::memory) freed: u64,
+counters! {
+    /// `gpupool_stat`.
+    #[repr(C)]
+    pub struct Stat {
+        /// The current value.
+        pub current: i64,
+        /// The peak.
+        pub peak: i64,
+        /// The sum of all increases since the process started.
+        pub allocated: i64,
+        /// The sum of all decreases.
+        pub freed: i64,
+    }
+}
+
+impl Stat {
+    fn new([current, peak, allocated, freed]: [u64; 4]) -> Self {
+        let [current, peak, allocated, freed] = [current, peak, allocated, freed].map(u64::cast_signed);
+        Self { current, peak, allocated, freed }
+    }
 }
 
 impl From<Flow> for Stat {
     fn from(flow: Flow) -> Self {
-        Self { current: flow.now(), peak: flow.peak, allocated: flow.came, freed: flow.went }
+        Self::new([flow.now(), flow.peak, flow.came, flow.went])
     }
 }
 
-/// Of all; of small ones; of large ones.
-pub(in crate::memory) type Stats = [Stat; 3];
+/// For all requests; for those of at most 1 MiB; for larger ones.
+pub type Stats = [Stat; 3];
 
-/// What a device's memory holds and has done.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub(in crate::memory) struct DeviceStats {
-    /// Blocks that callers hold.
-    pub(in crate::memory) held: Stats,
-    pub(in crate::memory) held_bytes: Stats,
-    /// Blocks that callers hold, or that wait for streams.
-    pub(in crate::memory) active: Stats,
-    pub(in crate::memory) active_bytes: Stats,
-    /// The bytes that callers asked for, of the same blocks.
-    pub(in crate::memory) requested_bytes: Stats,
-    /// Free blocks beside ones that are held.
-    pub(in crate::memory) free_beside_held: Stats,
-    pub(in crate::memory) free_beside_held_bytes: Stats,
-    /// Pieces of physical memory.
-    pub(in crate::memory) pieces: Stats,
-    pub(in crate::memory) reserved_bytes: Stats,
-    /// Requests for which memory was given back, and that were tried again.
-    pub(in crate::memory) retries: u64,
-    /// Requests that failed for want of memory.
-    pub(in crate::memory) failures: u64,
-}
-
-impl DeviceStats {
-    /// Adds what another place has. Of the peaks too, so that they are bounds of what was at once.
-    pub(in crate::memory) fn add(&mut self, other: &Self) {
-        for (sum, more) in [
-            (&mut self.held, &other.held),
-            (&mut self.held_bytes, &other.held_bytes),
-            (&mut self.active, &other.active),
-            (&mut self.active_bytes, &other.active_bytes),
-            (&mut self.requested_bytes, &other.requested_bytes),
-            (&mut self.free_beside_held, &other.free_beside_held),
-            (&mut self.free_beside_held_bytes, &other.free_beside_held_bytes),
-            (&mut self.pieces, &other.pieces),
-            (&mut self.reserved_bytes, &other.reserved_bytes),
-        ] {
-            for (sum, more) in sum.iter_mut().zip(more) {
-                sum.current += more.current;
-                sum.peak += more.peak;
-                sum.allocated += more.allocated;
-                sum.freed += more.freed;
-            }
-        }
-        self.retries += other.retries;
-        self.failures += other.failures;
+counters! {
+    /// `gpupool_device_stats`: all pools of a device together.
+    #[repr(C)]
+    pub struct DeviceStats {
+        /// The size of this struct, in bytes, in a caller's; else 0.
+        pub size: u64,
+        /// Live blocks.
+        pub allocation: Stats,
+        /// Pieces of memory from the driver.
+        pub segment: Stats,
+        /// Live blocks, and freed ones that wait for streams.
+        pub active: Stats,
+        /// Free blocks next to live ones.
+        pub inactive_split: Stats,
+        /// Bytes of live blocks.
+        pub allocated_bytes: Stats,
+        /// Bytes from the driver.
+        pub reserved_bytes: Stats,
+        /// Bytes of live blocks, and of freed ones that wait for streams.
+        pub active_bytes: Stats,
+        /// Bytes of free blocks next to live ones.
+        pub inactive_split_bytes: Stats,
+        /// Requested bytes of the live blocks.
+        pub requested_bytes: Stats,
+        /// Requests that were tried again after memory was released to the driver.
+        pub alloc_retries: i64,
+        /// Requests that failed for lack of memory.
+        pub ooms: i64,
+        /// Driver calls that allocated memory.
+        pub device_allocs: i64,
+        /// Driver calls that freed memory.
+        pub device_frees: i64,
     }
 }
 
@@ -104,12 +102,9 @@ pub(in crate::memory) fn device_stats(device: Device) -> Result<DeviceStats> {
     let (_, _, counts) = summarize(caches);
     let (out, back) = caches.reports.grow(counts.ever, counts.back());
     let held = counts.held();
-    let stats = |of: fn(Amount) -> u64, now: Amounts, peak: Amounts, came: Amounts, went: Amounts| {
-        std::array::from_fn(|kind| Stat {
-            current: of(now[kind]),
-            peak: of(peak[kind]).max(of(now[kind])),
-            allocated: of(came[kind]),
-            freed: of(went[kind]),
+    let stats = |of: fn(Amount) -> u64, now: Amounts, peak: Amounts, came: Amounts, went: Amounts| -> Stats {
+        std::array::from_fn(|kind| {
+            Stat::new([of(now[kind]), of(peak[kind]).max(of(now[kind])), of(came[kind]), of(went[kind])])
         })
     };
     // What waits has been freed.
@@ -117,18 +112,22 @@ pub(in crate::memory) fn device_stats(device: Device) -> Result<DeviceStats> {
     let active = |of| stats(of, counts.now, counts.peak, out, back);
     let held = |of| stats(of, held, counts.held_peak, out, freed);
     let pieces = caches.memory.pieces.get();
+    let segment: Stats = pieces.map(|(pieces, _)| pieces.into());
     let beside = caches.reports.find_free_beside_held(caches.pools.serving(), ThisThread::get());
     Ok(DeviceStats {
-        held: held(blocks_of),
-        held_bytes: held(bytes_of),
+        size: 0,
+        allocation: held(blocks_of),
+        segment,
         active: active(blocks_of),
-        active_bytes: active(bytes_of),
-        requested_bytes: active(requested_of),
-        free_beside_held: beside.map(|(blocks, _)| blocks.into()),
-        free_beside_held_bytes: beside.map(|(_, bytes)| bytes.into()),
-        pieces: pieces.map(|(pieces, _)| pieces.into()),
+        inactive_split: beside.map(|(blocks, _)| blocks.into()),
+        allocated_bytes: held(bytes_of),
         reserved_bytes: pieces.map(|(_, bytes)| bytes.into()),
-        retries: caches.memory.retries.load(Ordering::Relaxed),
-        failures: caches.memory.failures.load(Ordering::Relaxed),
+        active_bytes: active(bytes_of),
+        inactive_split_bytes: beside.map(|(_, bytes)| bytes.into()),
+        requested_bytes: active(requested_of),
+        alloc_retries: caches.memory.retries.load(Ordering::Relaxed).cast_signed(),
+        ooms: caches.memory.failures.load(Ordering::Relaxed).cast_signed(),
+        device_allocs: segment[0].allocated,
+        device_frees: segment[0].freed,
     })
 }

@@ -1,5 +1,6 @@
 //! Reports on memory: statistics, summaries, snapshots, and the recording that leads to them.
 
+mod counters;
 mod device_stats;
 mod frozen;
 mod largest_block;
@@ -9,10 +10,12 @@ mod snapshot;
 mod stats;
 mod summary;
 
-pub(in crate::memory) use device_stats::{DeviceStats, Stat, Stats, device_stats};
+pub(in crate::memory) use counters::Sum;
+pub(in crate::memory) use device_stats::device_stats;
+pub use device_stats::{DeviceStats, Stat, Stats};
 pub(in crate::memory) use frozen::{Frozen, FrozenCache};
 pub(in crate::memory) use largest_block::largest_block;
-pub(in crate::memory) use live_block::{LiveBlock, block_around, live_block};
+pub(in crate::memory) use live_block::{block_around, live_block};
 pub(in crate::memory) use recording::{begin_observing, end_observing, end_recording_with_stacks};
 pub(crate) use recording::{begin_recording, end_recording, stacks_in_use};
 pub(in crate::memory) use snapshot::segments_of_pool;

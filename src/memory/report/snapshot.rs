@@ -1,13 +1,16 @@
 //! Snapshots: memory, block by block, at one moment, and the recorded events before it.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use super::frozen::{Frozen, FrozenCache};
 use crate::error::Result;
 use crate::ids::Device;
 use crate::memory::cache::{
-    DeviceCaches, HeapBlock, MemoryAction, MemoryEvent, StreamCache, events, is_recorded, note_snapshot,
+    DeviceCaches, Heap, HeapBlock, MemoryAction, MemoryEvent, RecordedGuard, StreamCache, events, is_recorded,
+    note_snapshot,
 };
+use crate::memory::device::DeviceMemory;
 use crate::memory::pool::{Pool, PoolId};
 use crate::observe::delivery::Delivery;
 use crate::observe::recording::{self, Stack};
@@ -72,38 +75,46 @@ fn segments(frozen: &Frozen) -> Vec<SegmentView> {
     frozen.caches.iter().flat_map(segments_of).collect()
 }
 
-fn segments_of(frozen: &FrozenCache) -> Vec<SegmentView> {
-    let FrozenCache { cache, recorded, heap } = frozen;
-    let (memory, stream) = (cache.memory, cache.stream_address());
-    let Some(pool) = cache.service().map(|service| service.pool) else { return Vec::new() };
-    // A segment for one block alone stays where it is.
-    let may_move = !pool.no_split();
-    let mut segments = Vec::new();
-    for span in heap.views(&memory.pages) {
-        let Some(start) = span.first().map(|block| block.start) else { continue };
-        let view = |HeapBlock { start, size, requested, is_live, is_waiting }| BlockView {
-            address: memory.address(start),
-            bytes: size,
-            requested,
-            is_live,
-            // Also where the free is written down and about to be done.
-            is_waiting: is_waiting || (is_live && recorded.is_freed(start)),
-            stack: if is_live { recorded.stack(start) } else { Stack::NONE },
-            is_known: recorded.knows(start),
-        };
-        segments.push(SegmentView {
-            device: memory.device,
-            address: memory.address(start),
-            bytes: span.iter().map(|block| block.size).sum(),
-            stream,
-            pool: pool.id,
-            is_movable: may_move && memory.pages.mapping(start).is_some(),
-            is_asleep: heap.is_asleep(),
-            stack: Stack::NONE,
-            blocks: span.into_iter().map(view).collect(),
-        });
+/// Returns what is told of memory without a gap, but for its blocks.
+pub(super) fn segment_view(cache: &StreamCache, heap: &Heap, pool: &Pool, range: Range<u64>) -> SegmentView {
+    let memory = cache.memory;
+    SegmentView {
+        device: memory.device,
+        address: memory.address(range.start),
+        bytes: range.end - range.start,
+        stream: cache.stream_address(),
+        pool: pool.id,
+        // A segment for one block alone stays where it is.
+        is_movable: !pool.no_split() && memory.pages.mapping(range.start).is_some(),
+        is_asleep: heap.is_asleep(),
+        stack: Stack::NONE,
+        blocks: Vec::new(),
     }
-    segments
+}
+
+pub(super) fn block_view(memory: &DeviceMemory, recorded: &RecordedGuard<'_>, block: HeapBlock) -> BlockView {
+    let HeapBlock { start, size, requested, is_live, is_waiting } = block;
+    BlockView {
+        address: memory.address(start),
+        bytes: size,
+        requested,
+        is_live,
+        // Also where the free is written down and about to be done.
+        is_waiting: is_waiting || (is_live && recorded.is_freed(start)),
+        stack: if is_live { recorded.stack(start) } else { Stack::NONE },
+        is_known: recorded.knows(start),
+    }
+}
+
+fn segments_of(FrozenCache { cache, recorded, heap }: &FrozenCache) -> Vec<SegmentView> {
+    let Some(service) = cache.service() else { return Vec::new() };
+    let view = |span: Vec<HeapBlock>| {
+        let start = span.first()?.start;
+        let range = start..start + span.iter().map(|block| block.size).sum::<u64>();
+        let blocks = span.into_iter().map(|block| block_view(cache.memory, recorded, block)).collect();
+        Some(SegmentView { blocks, ..segment_view(cache, heap, &service.pool, range) })
+    };
+    heap.views(&cache.memory.pages).into_iter().filter_map(view).collect()
 }
 
 /// Returns the memory of one pool.

@@ -1,5 +1,6 @@
 //! Statistics of pools and devices. Each stream is counted for itself; a query adds the counts up.
 
+use super::counters::counters;
 use super::summary::{self, PoolSummary};
 use crate::error::Result;
 use crate::ids::Device;
@@ -10,90 +11,63 @@ use crate::memory::serve::device_caches;
 use crate::runtime;
 use crate::sync::ThisThread;
 
-/// Statistics of a pool, in bytes and in numbers of blocks. Reserved memory is live, cached or being released; live
-/// memory may also be asleep.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct PoolStats {
-    /// Bytes of live blocks, with rounding: multiples of 512, small ones rounded up by at most an eighth.
-    pub live_bytes: u64,
-    /// The peak of `live_bytes`: exact for a pool that is used on one stream. With several streams
-    /// it is an upper bound: never less than the true peak, and never more than `peak_reserved_bytes`. It exceeds the
-    /// true peak by memory that was freed on one stream and not reported to the others yet, which it does when the
-    /// pages are used elsewhere, or after a thousand frees.
-    pub peak_live_bytes: u64,
-    /// The requested bytes of the same blocks.
-    pub requested_bytes: u64,
-    /// Free bytes, cached for the next requests.
-    pub cached_bytes: u64,
-    /// Bytes that no request can use any more and that are released to the driver once the GPU is done with them; also
-    /// those that a request in progress is adding or moving.
-    pub releasing_bytes: u64,
-    /// Live bytes that are asleep, without device memory: live, cached and releasing bytes add up to these and the
-    /// reserved bytes.
-    pub asleep_bytes: u64,
-    /// Bytes of pinned memory that hold the backup of what is asleep.
-    pub backup_bytes: u64,
-    /// Bytes of physical memory that the pool has.
-    pub reserved_bytes: u64,
-    /// The peak of `reserved_bytes`.
-    pub peak_reserved_bytes: u64,
-    /// Live blocks.
-    pub live_blocks: u64,
-    /// Blocks that were freed and wait for other streams; they count as live.
-    pub waiting_blocks: u64,
-    /// Allocations so far.
-    pub allocations: u64,
-    /// Frees so far.
-    pub frees: u64,
+counters! {
+    /// Statistics of a pool, in bytes and in numbers of blocks. Reserved memory is live, cached or being released; live
+    /// memory may also be asleep.
+    #[non_exhaustive]
+    pub struct PoolStats {
+        /// Bytes of live blocks, with rounding: multiples of 512, small ones rounded up by at most an eighth.
+        pub live_bytes: u64,
+        /// The peak of `live_bytes`: exact for a pool that is used on one stream. With several streams
+        /// it is an upper bound: never less than the true peak, and never more than `peak_reserved_bytes`. It exceeds the
+        /// true peak by memory that was freed on one stream and not reported to the others yet, which it does when the
+        /// pages are used elsewhere, or after a thousand frees.
+        pub peak_live_bytes: u64,
+        /// The requested bytes of the same blocks.
+        pub requested_bytes: u64,
+        /// Free bytes, cached for the next requests.
+        pub cached_bytes: u64,
+        /// Bytes that no request can use any more and that are released to the driver once the GPU is done with them; also
+        /// those that a request in progress is adding or moving.
+        pub releasing_bytes: u64,
+        /// Live bytes that are asleep, without device memory: live, cached and releasing bytes add up to these and the
+        /// reserved bytes.
+        pub asleep_bytes: u64,
+        /// Bytes of pinned memory that hold the backup of what is asleep.
+        pub backup_bytes: u64,
+        /// Bytes of physical memory that the pool has.
+        pub reserved_bytes: u64,
+        /// The peak of `reserved_bytes`.
+        pub peak_reserved_bytes: u64,
+        /// Live blocks.
+        pub live_blocks: u64,
+        /// Blocks that were freed and wait for other streams; they count as live.
+        pub waiting_blocks: u64,
+        /// Allocations so far.
+        pub allocations: u64,
+        /// Frees so far.
+        pub frees: u64,
+    }
 }
 
-/// Statistics of a device's memory, all pools together.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct MemoryStats {
-    /// All pools together; of pools that no longer exist, their allocations and frees and the memory being released.
-    pub total: PoolStats,
-    /// Calls of the driver's memory functions so far.
-    pub driver_calls: u64,
-    /// Pages of 2 MiB that were moved so far.
-    pub moved_pages: u64,
-    /// The number of pools, with the default one.
-    pub pools: u64,
-    /// Bytes of other processes' buffers that are attached on the device. The counts above do not include them, since
-    /// those are this process's own memory.
-    pub attached_bytes: u64,
-    /// Bytes of buffers that were sent to other processes by a queue or a pipe, and that none has attached yet. They
-    /// are live.
-    pub sent_bytes: u64,
-}
-
-impl MemoryStats {
-    /// Adds what another place has. Of the peaks too, so that they are bounds of what was at once.
-    pub(in crate::memory) fn add(&mut self, other: &Self) {
-        let (sum, more) = (&mut self.total, &other.total);
-        for (sum, more) in [
-            (&mut sum.live_bytes, more.live_bytes),
-            (&mut sum.peak_live_bytes, more.peak_live_bytes),
-            (&mut sum.requested_bytes, more.requested_bytes),
-            (&mut sum.cached_bytes, more.cached_bytes),
-            (&mut sum.releasing_bytes, more.releasing_bytes),
-            (&mut sum.asleep_bytes, more.asleep_bytes),
-            (&mut sum.backup_bytes, more.backup_bytes),
-            (&mut sum.reserved_bytes, more.reserved_bytes),
-            (&mut sum.peak_reserved_bytes, more.peak_reserved_bytes),
-            (&mut sum.live_blocks, more.live_blocks),
-            (&mut sum.waiting_blocks, more.waiting_blocks),
-            (&mut sum.allocations, more.allocations),
-            (&mut sum.frees, more.frees),
-            (&mut self.driver_calls, other.driver_calls),
-            (&mut self.moved_pages, other.moved_pages),
-            (&mut self.pools, other.pools),
-            (&mut self.attached_bytes, other.attached_bytes),
-            (&mut self.sent_bytes, other.sent_bytes),
-        ] {
-            *sum += more;
-        }
+counters! {
+    /// Statistics of a device's memory, all pools together.
+    #[non_exhaustive]
+    pub struct MemoryStats {
+        /// All pools together; of pools that no longer exist, their allocations and frees and the memory being released.
+        pub total: PoolStats,
+        /// Calls of the driver's memory functions so far.
+        pub driver_calls: u64,
+        /// Pages of 2 MiB that were moved so far.
+        pub moved_pages: u64,
+        /// The number of pools, with the default one.
+        pub pools: u64,
+        /// Bytes of other processes' buffers that are attached on the device. The counts above do not include them, since
+        /// those are this process's own memory.
+        pub attached_bytes: u64,
+        /// Bytes of buffers that were sent to other processes by a queue or a pipe, and that none has attached yet. They
+        /// are live.
+        pub sent_bytes: u64,
     }
 }
 

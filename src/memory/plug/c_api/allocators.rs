@@ -6,13 +6,13 @@
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-use super::call::{address_of, bytes_of, guard, null, pointer, stream_of};
-use crate::error::Result;
+use super::allocation::{free_behind, free_in_order};
+use super::call::{guard, null, pointer, stream_of};
+use crate::error::{Error, Result};
 use crate::library::DeviceMemHandler;
 use crate::memory::host;
-use crate::memory::plug::library_memory::LibraryMemory;
 use crate::memory::serve::{self, Allocation};
-use crate::runtime::{self, Runtime, Stream};
+use crate::runtime::{self, Stream};
 
 /// A memory handler that can be passed to a library: its memory comes from the pool whose scope the calling thread is
 /// in.
@@ -23,45 +23,38 @@ pub static DEVICE_MEM_HANDLER: DeviceMemHandler =
 pub static PINNED_MEM_HANDLER: DeviceMemHandler =
     DeviceMemHandler::new(ptr::null_mut(), pinned_handler_alloc, handler_free, b"gpupool");
 
-/// Returns a handler whose memory comes from where this says.
-pub(in crate::memory::plug) fn library_handler(memory: &'static LibraryMemory) -> DeviceMemHandler {
-    let context = ptr::from_ref(memory).cast_mut().cast();
-    DeviceMemHandler::new(context, library_alloc, library_free, b"gpupool.MemPool")
-}
-
-/// Gives the driver memory back that is not gpupool's.
+/// An allocation in PyTorch's form, from where `allocate` says: null for 0 bytes.
 ///
 /// # Safety
-/// A library owned the memory and gives it up.
-pub(in crate::memory::plug) unsafe fn free_plain(runtime: &dyn Runtime, address: u64) -> Result<()> {
-    // SAFETY: the caller's library gives the memory up; what is no memory of the driver's, the driver refuses.
-    unsafe { runtime.memory_free(address) }
-}
-
-pub(super) unsafe extern "C" fn malloc(size: isize, device: c_int, stream: *mut c_void) -> *mut c_void {
+/// The stream is alive.
+#[inline]
+pub(in crate::memory::plug) unsafe fn malloc_from(
+    size: isize,
+    device: c_int,
+    stream: *mut c_void,
+    allocate: impl FnOnce(u64, &Stream) -> Result<Allocation>,
+) -> *mut c_void {
     guard(ptr::null_mut(), || {
-        let size = bytes_of(size)?;
+        let size = u64::try_from(size)
+            .map_err(|_| Error::invalid_value(format!("there are no {size} bytes: a size is 0 or more")))?;
         if size == 0 {
             return Ok(ptr::null_mut());
         }
-        // SAFETY: the caller names a stream that is alive.
+        // SAFETY: the caller promises that the stream is alive.
         let stream = unsafe { stream_of(device, stream) }?;
-        address_of(serve::allocate(size, &stream))
+        allocate(size, &stream).map(Allocation::address).map(pointer)
     })
 }
 
+pub(super) unsafe extern "C" fn malloc(size: isize, device: c_int, stream: *mut c_void) -> *mut c_void {
+    // SAFETY: the caller names a stream that is alive.
+    unsafe { malloc_from(size, device, stream, serve::allocate) }
+}
+
 pub(super) unsafe extern "C" fn free(pointer: *mut c_void, _size: isize, device: c_int, stream: *mut c_void) {
-    guard((), || {
-        if pointer.is_null() {
-            return Ok(());
-        }
-        // SAFETY: the caller names a stream that is alive.
-        let stream = unsafe { stream_of(device, stream) }?;
-        let block = serve::find(pointer.addr() as u64, None)?;
-        // PyTorch names the stream that the memory was allocated on, which may be gone.
-        let on = Some(&stream).filter(|stream| !block.cache.is_of(stream));
-        serve::free(block, on)
-    });
+    // PyTorch names the stream that the memory was allocated on, which may be gone.
+    // SAFETY: if it is another stream, it is alive.
+    guard((), || free_behind(pointer, || unsafe { stream_of(device, stream) }));
 }
 
 pub(super) unsafe extern "C" fn cupy_malloc(_param: *mut c_void, size: usize, device: c_int) -> *mut c_void {
@@ -69,26 +62,54 @@ pub(super) unsafe extern "C" fn cupy_malloc(_param: *mut c_void, size: usize, de
         if size == 0 {
             return Ok(ptr::null_mut());
         }
-        address_of(serve::allocate(size as u64, &Stream::current_view(runtime::device(device.into())?)))
+        let stream = Stream::current_view(runtime::device(device.into())?);
+        serve::allocate(size as u64, &stream).map(Allocation::address).map(pointer)
     })
 }
 
 pub(super) unsafe extern "C" fn cupy_free(_param: *mut c_void, pointer: *mut c_void, _device: c_int) {
-    guard((), || if pointer.is_null() { Ok(()) } else { serve::free(serve::find(pointer.addr() as u64, None)?, None) });
+    guard((), || free_in_order(pointer));
 }
 
-/// Puts what is allocated in its place: null for 0 bytes. Returns 0.
+/// An allocation in a handler's form, from where `allocate` says: null for 0 bytes. Returns 0.
 ///
 /// # Safety
-/// The place is one for a pointer, or null, which is refused.
-unsafe fn put(place: *mut *mut c_void, size: usize, allocate: impl FnOnce(u64) -> Result<u64>) -> Result<c_int> {
-    if place.is_null() {
-        return Err(null("pointer"));
-    }
-    let address = if size == 0 { 0 } else { allocate(size as u64)? };
-    // SAFETY: the caller passes a place for a pointer, and it is not null.
-    unsafe { place.write(pointer(address)) };
-    Ok(0)
+/// The stream is alive. The place is one for a pointer, or null, which is refused.
+pub(in crate::memory::plug) unsafe fn handler_alloc_from(
+    place: *mut *mut c_void,
+    size: usize,
+    device: c_int,
+    stream: *mut c_void,
+    allocate: impl FnOnce(u64, &Stream) -> Result<u64>,
+) -> c_int {
+    guard(1, || {
+        // SAFETY: the caller promises that the stream is alive.
+        let stream = unsafe { stream_of(device, stream) }?;
+        // SAFETY: the caller passes a place for a pointer, or null.
+        let place = unsafe { place.as_mut() }.ok_or_else(|| null("pointer"))?;
+        *place = pointer(if size == 0 { 0 } else { allocate(size as u64, &stream)? });
+        Ok(0)
+    })
+}
+
+/// A free in a handler's form. A null pointer is none. Returns 0.
+///
+/// # Safety
+/// The stream is alive.
+pub(in crate::memory::plug) unsafe fn handler_free_to(
+    pointer: *mut c_void,
+    device: c_int,
+    stream: *mut c_void,
+    free: impl FnOnce(u64, &Stream) -> Result<()>,
+) -> c_int {
+    guard(1, || {
+        if !pointer.is_null() {
+            // SAFETY: the caller promises that the stream is alive.
+            let stream = unsafe { stream_of(device, stream) }?;
+            free(pointer.addr() as u64, &stream)?;
+        }
+        Ok(0)
+    })
 }
 
 pub(super) unsafe extern "C" fn handler_alloc(
@@ -97,28 +118,9 @@ pub(super) unsafe extern "C" fn handler_alloc(
     size: usize,
     stream: *mut c_void,
 ) -> c_int {
-    guard(1, || {
-        // SAFETY: the library names a stream that is alive.
-        let stream = unsafe { stream_of(-1, stream) }?;
-        // SAFETY: the library passes a place for a pointer.
-        unsafe { put(place, size, |size| serve::allocate(size, &stream).map(Allocation::address)) }
-    })
-}
-
-pub(super) unsafe extern "C" fn handler_free(
-    _context: *mut c_void,
-    pointer: *mut c_void,
-    _size: usize,
-    stream: *mut c_void,
-) -> c_int {
-    guard(1, || {
-        if !pointer.is_null() {
-            // SAFETY: the library names a stream that is alive.
-            let stream = unsafe { stream_of(-1, stream) }?;
-            serve::free(serve::find(pointer.addr() as u64, None)?, Some(&stream))?;
-        }
-        Ok(0)
-    })
+    let allocate = |size, stream: &Stream| serve::allocate(size, stream).map(Allocation::address);
+    // SAFETY: the library names a stream that is alive, and passes a place for a pointer.
+    unsafe { handler_alloc_from(place, size, -1, stream, allocate) }
 }
 
 unsafe extern "C" fn pinned_handler_alloc(
@@ -127,46 +129,19 @@ unsafe extern "C" fn pinned_handler_alloc(
     size: usize,
     stream: *mut c_void,
 ) -> c_int {
-    guard(1, || {
-        // SAFETY: the library names a stream that is alive.
-        let stream = unsafe { stream_of(-1, stream) }?;
-        let order = host::order_of(None, Some(&stream))?;
-        // SAFETY: the library passes a place for a pointer.
-        unsafe { put(place, size, |size| serve::allocate(size, &order).map(Allocation::address)) }
-    })
+    let allocate =
+        |size, stream: &Stream| serve::allocate(size, &host::order_of(None, Some(stream))?).map(Allocation::address);
+    // SAFETY: the library names a stream that is alive, and passes a place for a pointer.
+    unsafe { handler_alloc_from(place, size, -1, stream, allocate) }
 }
 
-pub(super) unsafe extern "C" fn library_alloc(
-    context: *mut c_void,
-    place: *mut *mut c_void,
-    size: usize,
-    stream: *mut c_void,
-) -> c_int {
-    guard(1, || {
-        // SAFETY: the context is what `library_handler` put there, and lives as long as the process.
-        let memory = unsafe { &*context.cast::<LibraryMemory>() };
-        // SAFETY: the library names a stream of its handle's device, which is alive.
-        let stream = unsafe { stream_of(memory.device.ordinal() as c_int, stream) }?;
-        // SAFETY: the library passes a place for a pointer.
-        unsafe { put(place, size, |size| memory.allocate(size, &stream)) }
-    })
-}
-
-pub(super) unsafe extern "C" fn library_free(
-    context: *mut c_void,
+pub(super) unsafe extern "C" fn handler_free(
+    _context: *mut c_void,
     pointer: *mut c_void,
     _size: usize,
     stream: *mut c_void,
 ) -> c_int {
-    guard(1, || {
-        // SAFETY: the context is what `library_handler` put there, and lives as long as the process.
-        let memory = unsafe { &*context.cast::<LibraryMemory>() };
-        if !pointer.is_null() {
-            // SAFETY: the library names a stream of its handle's device, which is alive.
-            let stream = unsafe { stream_of(memory.device.ordinal() as c_int, stream) }?;
-            // SAFETY: the library owned the memory and gives it up.
-            unsafe { memory.free(pointer.addr() as u64, &stream) }?;
-        }
-        Ok(0)
-    })
+    let free = |address, stream: &Stream| serve::free(serve::find(address, None)?, Some(stream));
+    // SAFETY: the library names a stream that is alive.
+    unsafe { handler_free_to(pointer, -1, stream, free) }
 }

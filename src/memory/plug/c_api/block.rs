@@ -2,12 +2,11 @@
 
 use std::ffi::{c_int, c_void};
 
-use super::call::{pointer, run};
-use super::recording::number_of;
+use super::call::run;
 use super::sized::{SizedStruct, write};
+use super::snapshot::{block_of, segment_of};
 use crate::memory::pool::PoolId;
-use crate::memory::report::{self, LiveBlock};
-use crate::memory::serve;
+use crate::memory::{report, serve};
 
 /// `gpupool_block`: a block, and the contiguous memory that it is part of.
 #[repr(C)]
@@ -52,23 +51,8 @@ pub(super) unsafe extern "C" fn owns(pointer: *const c_void) -> c_int {
 /// Says what the live block at an address is.
 pub(super) unsafe extern "C" fn find_block(address: *const c_void, block: *mut Block) -> c_int {
     run(|| {
-        let LiveBlock { address, bytes, requested, device, stream, pool, segment, segment_bytes, stack } =
-            report::live_block(address.addr() as u64)?;
-        let found = Block {
-            size: size_of::<Block>() as u64,
-            address: pointer(address),
-            bytes,
-            requested,
-            is_live: 1,
-            is_waiting: 0,
-            device: device.number() as c_int,
-            stream: pointer(stream as u64),
-            pool,
-            segment: pointer(segment),
-            segment_bytes,
-            stack: number_of(stack),
-        };
+        let (segment, found) = report::live_block(address.addr() as u64)?;
         // SAFETY: the caller passes a block of its version, whose size it has set, or null.
-        unsafe { write(block, found) }
+        unsafe { write(block, block_of(&segment_of(&segment), &found)) }
     })
 }

@@ -9,7 +9,6 @@ use std::ptr;
 
 use crate::error::{Error, ErrorKind, Result, StatusKind};
 use crate::ids::Device;
-use crate::memory::serve::Allocation;
 use crate::process;
 use crate::runtime::{self, Stream};
 
@@ -79,9 +78,9 @@ fn panicked() -> c_int {
     fail(&Error::internal("a call from C panicked"))
 }
 
-/// Runs a call, and returns its status.
+/// Runs a call, and returns its status. A forked child is left to what it calls.
 #[inline]
-pub(super) fn run(call: impl FnOnce() -> Result<()>) -> c_int {
+pub(super) fn status_of(call: impl FnOnce() -> Result<()>) -> c_int {
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(())) => SUCCESS,
         Ok(Err(error)) => fail(&error),
@@ -89,60 +88,64 @@ pub(super) fn run(call: impl FnOnce() -> Result<()>) -> c_int {
     }
 }
 
-/// Runs a call that hands out a block, and puts its address in its place: null where it fails.
+/// Runs a call, and returns its status. Every one is refused in a forked child.
+#[inline]
+pub(super) fn run(call: impl FnOnce() -> Result<()>) -> c_int {
+    status_of(|| process::refuse_forked().and_then(|()| call()))
+}
+
+/// Runs a call, and puts what it returns in its place, which is as it was where it fails. `name` is what the header calls it.
 ///
 /// # Safety
-/// The place is one for a pointer, or null, which is refused.
+/// The place may be written, or is null, which is refused.
 #[inline]
-pub(super) unsafe fn hand_out(place: *mut *mut c_void, call: impl FnOnce() -> Result<*mut c_void>) -> c_int {
-    let mut allocated = ptr::null_mut();
-    let status = run(|| {
-        if place.is_null() {
-            return Err(null("pointer"));
-        }
-        allocated = call()?;
+pub(super) unsafe fn answer<T: Copy>(place: *mut T, name: &str, call: impl FnOnce() -> Result<T>) -> c_int {
+    status_of(|| {
+        // SAFETY: the caller passes a place that may be written, or null.
+        let place = unsafe { self::place(place, name) }?;
+        *place = call()?;
         Ok(())
-    });
-    // SAFETY: the caller passes a place for a pointer, or null.
+    })
+}
+
+/// As [`answer`] for what its caller gives back later: where the call fails, the place says that there is `none`.
+///
+/// # Safety
+/// As [`answer`].
+#[inline]
+pub(super) unsafe fn hand_out<T: Copy>(place: *mut T, name: &str, none: T, call: impl FnOnce() -> Result<T>) -> c_int {
+    // SAFETY: the caller passes a place that may be written, or null.
     if let Some(place) = unsafe { place.as_mut() } {
-        *place = allocated;
+        *place = none;
     }
-    status
+    // SAFETY: as above.
+    unsafe { answer(place, name, call) }
+}
+
+/// Runs a call that returns bytes, for which the place may be null.
+///
+/// # Safety
+/// The place is one for a number, or null.
+pub(super) unsafe fn count(place: *mut u64, call: impl FnOnce() -> Result<u64>) -> c_int {
+    run(|| {
+        let bytes = call()?;
+        // SAFETY: the caller passes a place for a number, or null.
+        if let Some(place) = unsafe { place.as_mut() } {
+            *place = bytes;
+        }
+        Ok(())
+    })
 }
 
 /// Runs a call whose form has no place for a status: what fails returns `otherwise`, and [`last_error`] tells why.
 #[inline]
 pub(in crate::memory::plug) fn guard<R>(otherwise: R, call: impl FnOnce() -> Result<R>) -> R {
-    if process::is_forked() {
-        run(process::refuse_forked);
-        return otherwise;
-    }
-    match catch_unwind(AssertUnwindSafe(call)) {
-        Ok(Ok(result)) => result,
-        failed => {
-            keep(failed.map(Result::err));
-            otherwise
-        }
-    }
-}
-
-/// Keeps why a call failed for [`last_error`].
-#[cold]
-#[inline(never)]
-fn keep(failed: std::thread::Result<Option<Error>>) {
-    match failed {
-        Ok(error) => error.iter().for_each(|error| _ = fail(error)),
-        Err(_) => _ = panicked(),
-    }
-}
-
-/// Returns the bytes of a request whose form has a size with a sign.
-///
-/// # Errors
-/// `ErrorKind::InvalidValue` for a negative size.
-#[inline]
-pub(in crate::memory::plug) fn bytes_of(size: isize) -> Result<u64> {
-    u64::try_from(size).map_err(|_| Error::invalid_value(format!("there are no {size} bytes: a size is 0 or more")))
+    let mut result = otherwise;
+    run(|| {
+        result = call()?;
+        Ok(())
+    });
+    result
 }
 
 /// Returns the device with this number.
@@ -171,6 +174,19 @@ pub(super) unsafe fn stream_on(device: c_int, stream: *mut c_void) -> Result<Str
     Ok(unsafe { Stream::view_of(stream, device) })
 }
 
+/// As [`stream_on`], of a device that is looked up first.
+///
+/// # Safety
+/// As [`stream_on`].
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` if there is no such device; `ErrorKind::Forked`.
+pub(super) unsafe fn stream_on_existing(device: c_int, stream: *mut c_void) -> Result<Stream> {
+    device_of(device)?;
+    // SAFETY: as the caller promises.
+    unsafe { stream_on(device, stream) }
+}
+
 /// Returns the stream that a caller names; -1 for whichever device it belongs to.
 ///
 /// # Safety
@@ -180,32 +196,15 @@ pub(super) unsafe fn stream_on(device: c_int, stream: *mut c_void) -> Result<Str
 /// `ErrorKind::InvalidValue` for another negative number; for -1 as [`Stream::from_raw`].
 #[inline]
 pub(in crate::memory::plug) unsafe fn stream_of(device: c_int, stream: *mut c_void) -> Result<Stream> {
-    let device = match u32::try_from(device) {
-        Ok(ordinal) => Device::from_ordinal(ordinal),
+    if device == -1 {
         // SAFETY: the caller promises that the stream is alive.
-        Err(_) => unsafe { device_of_stream(device, stream) }?,
-    };
-    // SAFETY: the caller promises that the stream is alive and of the device.
-    Ok(unsafe { Stream::view_of(stream, device) })
-}
-
-/// Returns the device of a stream for -1, and refuses other negative numbers.
-///
-/// # Safety
-/// The stream is alive.
-///
-/// # Errors
-/// As [`stream_of`].
-#[cold]
-unsafe fn device_of_stream(device: c_int, stream: *mut c_void) -> Result<Device> {
-    if device != -1 {
-        return device_of(device);
+        return unsafe { Stream::from_raw(stream) };
     }
-    // SAFETY: the caller promises that the stream is alive.
-    Ok(unsafe { Stream::from_raw(stream) }?.device())
+    // SAFETY: the caller promises that the stream is alive and of the device.
+    unsafe { stream_on(device, stream) }
 }
 
-/// Returns a place that a caller passes for a result.
+/// Returns a place that a caller passes for one of several results.
 ///
 /// # Safety
 /// The place is null, or one that may be written.
@@ -221,11 +220,6 @@ pub(super) unsafe fn place<'a, T>(place: *mut T, name: &str) -> Result<&'a mut T
 #[cold]
 pub(super) fn null(name: &str) -> Error {
     Error::invalid_value(format!("{name} is a null pointer; give the address of one"))
-}
-
-/// Returns the address of a block as C takes it.
-pub(in crate::memory::plug) fn address_of(block: Result<Allocation>) -> Result<*mut c_void> {
-    block.map(|block| pointer(block.address()))
 }
 
 #[inline]

@@ -2,44 +2,36 @@
 
 use std::ffi::{c_int, c_void};
 
-use super::call::{device_of, place, run, stream_on};
-use crate::error::{Error, Result};
+use super::call::{answer, count, device_of, run, stream_on_existing};
+use super::sized::{self, SizedStruct};
+use crate::error::Error;
+use crate::memory::limits;
+use crate::memory::report::{self, DeviceStats};
 use crate::memory::serve::{self, Patience};
-use crate::memory::{limits, report};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::runtime;
 
-/// Gives back what is free, of one device, or of all for -1, once the GPU is done with it.
-pub(super) unsafe extern "C" fn empty_cache(device: c_int, bytes: *mut u64) -> c_int {
-    run(|| {
-        let device = if device == -1 { None } else { Some(device_of(device)?) };
-        let _stack = hold_stack(Purpose::Free);
-        let released = limits::empty_cache_of(device, Patience::Wait)?;
-        // SAFETY: the caller passes a place for a number, or null.
-        if let Some(bytes) = unsafe { bytes.as_mut() } {
-            *bytes = released;
-        }
-        Ok(())
-    })
+// SAFETY: numbers alone, the size first.
+unsafe impl SizedStruct for DeviceStats {
+    const NAME: &'static str = "gpupool_device_stats";
 }
 
-/// Puts the answer for a device in its place.
-///
-/// # Safety
-/// The place is one for the answer, or null.
-unsafe fn answer<T>(device: c_int, to: *mut T, name: &str, ask: impl FnOnce(crate::Device) -> Result<T>) -> c_int {
-    run(|| {
-        // SAFETY: the caller promises as much.
-        let to = unsafe { place(to, name) }?;
-        *to = ask(device_of(device)?)?;
-        Ok(())
-    })
+/// Gives back what is free, of one device, or of all for -1, once the GPU is done with it.
+pub(super) unsafe extern "C" fn empty_cache(device: c_int, bytes: *mut u64) -> c_int {
+    let release = || {
+        let device = if device == -1 { None } else { Some(device_of(device)?) };
+        let _stack = hold_stack(Purpose::Free);
+        limits::empty_cache_of(device, Patience::Wait)
+    };
+    // SAFETY: the caller passes a place for a number, or null.
+    unsafe { count(bytes, release) }
 }
 
 /// Says which part of the device's memory this process may reserve.
 pub(super) unsafe extern "C" fn get_memory_fraction(device: c_int, fraction: *mut f64) -> c_int {
+    let ask = || limits::get_per_process_memory_fraction(device_of(device)?);
     // SAFETY: the caller passes a place for a number, or null.
-    unsafe { answer(device, fraction, "fraction", limits::get_per_process_memory_fraction) }
+    unsafe { answer(fraction, "fraction", ask) }
 }
 
 /// Sets which part of the device's memory this process may reserve.
@@ -50,7 +42,18 @@ pub(super) unsafe extern "C" fn set_memory_fraction(device: c_int, fraction: f64
 /// Says how large a block could be had without anything given back.
 pub(super) unsafe extern "C" fn largest_block(device: c_int, bytes: *mut u64) -> c_int {
     // SAFETY: the caller passes a place for a number, or null.
-    unsafe { answer(device, bytes, "bytes", report::largest_block) }
+    unsafe { answer(bytes, "bytes", || report::largest_block(device_of(device)?)) }
+}
+
+/// Says what a device's memory holds and has done.
+pub(super) unsafe extern "C" fn device_stats(device: c_int, stats: *mut DeviceStats) -> c_int {
+    // SAFETY: the caller passes statistics of its version, whose size it has set, or null.
+    run(|| unsafe { sized::write(stats, report::device_stats(device_of(device)?)?) })
+}
+
+/// Starts the peaks of a device's memory anew, from what it holds now.
+pub(super) unsafe extern "C" fn reset_peak_stats(device: c_int) -> c_int {
+    run(|| report::reset_peak_memory_stats(device_of(device)?))
 }
 
 /// Lets one device use the memory of another.
@@ -61,29 +64,19 @@ pub(super) unsafe extern "C" fn enable_peer_access(device: c_int, peer: c_int) -
 
 /// Waits for the work of a stream.
 pub(super) unsafe extern "C" fn synchronize(device: c_int, stream: *mut c_void) -> c_int {
-    run(|| {
-        device_of(device)?;
-        // SAFETY: the caller names a stream that is alive, of this device.
-        unsafe { stream_on(device, stream) }?.synchronize()
-    })
+    // SAFETY: the caller names a stream that is alive, of this device.
+    run(|| unsafe { stream_on_existing(device, stream) }?.synchronize())
 }
 
 /// Says that a stream is never destroyed.
 pub(super) unsafe extern "C" fn declare_lasting(device: c_int, stream: *mut c_void) -> c_int {
-    run(|| {
-        device_of(device)?;
-        // SAFETY: the caller names a stream that is alive, of this device.
-        unsafe { stream_on(device, stream) }?.declare_lasting();
-        Ok(())
-    })
+    // SAFETY: the caller names a stream that is alive, of this device.
+    run(|| unsafe { stream_on_existing(device, stream) }.map(|stream| stream.declare_lasting()))
 }
 
 /// Says that streams of the device may be captured from now on.
 pub(super) unsafe extern "C" fn expect_captures(device: c_int) -> c_int {
-    run(|| {
-        runtime::expect_captures(device_of(device)?);
-        Ok(())
-    })
+    run(|| device_of(device).map(runtime::expect_captures))
 }
 
 /// Ends what one call of [`expect_captures`] said.

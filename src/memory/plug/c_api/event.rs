@@ -1,15 +1,16 @@
 //! Events: what the allocator did, as C sees it, and who is told of each while it happens.
 
 use std::ffi::{c_int, c_void};
+use std::ptr;
 use std::sync::RwLock;
 
 use super::call::{pointer, run};
+use super::callback::Callback;
 use super::recording::number_of;
-use crate::memory::cache::MemoryEvent;
-use crate::memory::pool::PoolId;
+use crate::memory::cache::{MemoryAction, MemoryEvent};
+use crate::memory::pool::{PoolId, SegmentEvent, SegmentEventKind};
 use crate::memory::report;
 use crate::observe::recording;
-use crate::process;
 use crate::sync::{read, write};
 
 /// `gpupool_event`: one thing that the allocator did.
@@ -55,19 +56,27 @@ impl From<&MemoryEvent> for Event {
     }
 }
 
-/// A function and what it is called with.
-#[derive(Clone, Copy, Debug)]
-struct Told {
-    observer: Observer,
-    context: *mut c_void,
+impl From<&SegmentEvent> for Event {
+    fn from(event: &SegmentEvent) -> Self {
+        let action = match event.kind {
+            SegmentEventKind::Added => MemoryAction::SegmentAlloc,
+            SegmentEventKind::Removed => MemoryAction::SegmentFree,
+        };
+        Self {
+            size: size_of::<Self>() as u64,
+            action: action as c_int,
+            device: event.device.number() as c_int,
+            address: event.address,
+            bytes: event.nbytes,
+            stream: ptr::null_mut(),
+            pool: event.pool,
+            unix_micros: recording::unix_micros(recording::now()),
+            stack: 0,
+        }
+    }
 }
 
-// SAFETY: the program that gives the two promises that the function may be called so from any thread.
-unsafe impl Send for Told {}
-// SAFETY: as above.
-unsafe impl Sync for Told {}
-
-static TOLD: RwLock<Option<Told>> = RwLock::new(None);
+static TOLD: RwLock<Option<Callback<Observer>>> = RwLock::new(None);
 
 /// Tells the observer of an event, with no lock held.
 fn tell(event: &MemoryEvent) {
@@ -76,19 +85,16 @@ fn tell(event: &MemoryEvent) {
         return;
     }
     let told = *read(&TOLD);
-    if let Some(Told { observer, context }) = told {
-        let event = Event::from(event);
-        // SAFETY: the program promises that the function may be called so until it has ended the observation.
-        unsafe { observer(context, &raw const event) };
+    if let Some(told) = told {
+        told.tell(&event.into());
     }
 }
 
 /// Tells the observer of every event from now on; none ends it.
 pub(super) unsafe extern "C" fn observe(observer: Option<Observer>, context: *mut c_void) -> c_int {
     run(|| {
-        process::refuse_forked()?;
         let _changes = recording::lock_changes();
-        let told = observer.map(|observer| Told { observer, context });
+        let told = observer.map(|function| Callback { function, context });
         *write(&TOLD) = told;
         if told.is_some() {
             report::begin_observing(tell);

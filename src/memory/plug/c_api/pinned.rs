@@ -3,14 +3,15 @@
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-use super::call::{hand_out, pointer, run};
-use super::device_stats::{DeviceStats, write_stats};
+use super::call::{count, hand_out, pointer, run};
 use super::sized::{SizedStruct, write};
 use crate::error::Result;
-use crate::memory::device;
-use crate::memory::host;
+use crate::ids::Device;
+use crate::memory::report::DeviceStats;
 use crate::memory::serve::{self, Allocation};
+use crate::memory::{device, host};
 use crate::observe::recording::{Purpose, hold_stack};
+use crate::runtime;
 
 /// `gpupool_durations`: how long calls of one kind took, in microseconds.
 #[repr(C)]
@@ -46,11 +47,10 @@ fn node_of(numa: c_int) -> Option<i64> {
     (numa != -1).then_some(numa.into())
 }
 
-/// As [`node_of`], where a node is a number.
+/// As [`node_of`], where a node is a number. Refuses one that there is not.
 fn number_of_node(numa: c_int) -> Result<Option<u32>> {
-    // Refuses one that there is not.
-    let order = node_of(numa).map(|number| host::order_of(Some(number), None)).transpose()?;
-    Ok(order.and_then(|order| order.device().host_node()))
+    let node = node_of(numa).map(runtime::host_node).transpose()?;
+    Ok(node.and_then(Device::host_node))
 }
 
 /// Allocates pinned memory. 0 bytes are a null pointer, and so is what is not to be had.
@@ -63,7 +63,7 @@ pub(super) unsafe extern "C" fn allocate_pinned(bytes: u64, numa: c_int, place: 
         serve::allocate(bytes, &order).map(Allocation::address).map(pointer)
     };
     // SAFETY: the caller passes a place for a pointer, or null.
-    unsafe { hand_out(place, allocate) }
+    unsafe { hand_out(place, "pointer", ptr::null_mut(), allocate) }
 }
 
 /// Has pinned memory ready ahead of need.
@@ -73,15 +73,12 @@ pub(super) unsafe extern "C" fn warm_pinned(bytes: u64, numa: c_int, background:
 
 /// Gives back the pinned memory that is free.
 pub(super) unsafe extern "C" fn empty_pinned_cache(bytes: *mut u64) -> c_int {
-    run(|| {
+    let release = || {
         let _stack = hold_stack(Purpose::Free);
-        let released = host::empty_pinned_cache()?;
-        // SAFETY: the caller passes a place for a number, or null.
-        if let Some(bytes) = unsafe { bytes.as_mut() } {
-            *bytes = released;
-        }
-        Ok(())
-    })
+        host::empty_pinned_cache()
+    };
+    // SAFETY: the caller passes a place for a number, or null.
+    unsafe { count(bytes, release) }
 }
 
 /// Sets the most pinned memory that this process may have.
@@ -91,11 +88,8 @@ pub(super) unsafe extern "C" fn set_pinned_limit(bytes: u64) -> c_int {
 
 /// Says what pinned memory holds and has done.
 pub(super) unsafe extern "C" fn pinned_stats(numa: c_int, stats: *mut DeviceStats) -> c_int {
-    run(|| {
-        let found = host::pinned_device_stats(number_of_node(numa)?)?;
-        // SAFETY: the caller passes statistics of its version, whose size it has set, or null.
-        unsafe { write_stats(stats, found) }
-    })
+    // SAFETY: the caller passes statistics of its version, whose size it has set, or null.
+    run(|| unsafe { write(stats, host::pinned_device_stats(number_of_node(numa)?)?) })
 }
 
 /// Starts the peaks of pinned memory anew, from what there is now.

@@ -8,7 +8,6 @@ use super::call::{null, run};
 use super::sized::{SizedStruct, read};
 use crate::memory::report;
 use crate::observe::recording::{self, Purpose, Settings, Stack};
-use crate::process;
 
 /// Returns the number of the calling thread's stack, whose highest bit is set; 0 for none. The argument says whether
 /// the stack is that of a free.
@@ -65,7 +64,6 @@ pub(super) const fn number_of(stack: Stack) -> u32 {
 /// Begins to record, or ends it and leaves live blocks their stacks.
 pub(super) unsafe extern "C" fn record(recording: *const Recording) -> c_int {
     run(|| {
-        process::refuse_forked()?;
         if recording.is_null() {
             let _changes = recording::lock_changes();
             report::end_recording_with_stacks();
@@ -100,7 +98,6 @@ pub(super) unsafe extern "C" fn visit_stacks(
     visit: Option<unsafe extern "C" fn(*mut c_void, u32)>,
 ) -> c_int {
     run(|| {
-        process::refuse_forked()?;
         let visit = visit.ok_or_else(|| null("visit"))?;
         for stack in report::stacks_in_use().into_iter().filter(|stack| stack.is_of_plug()) {
             // SAFETY: the caller passes a function that takes this context.

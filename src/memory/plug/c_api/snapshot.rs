@@ -11,7 +11,6 @@ use crate::ids::Device;
 use crate::memory::cache::SMALL_BLOCK_BYTES;
 use crate::memory::pool::PoolId;
 use crate::memory::report::{self, BlockView, MemorySnapshot, SegmentView};
-use crate::process;
 
 /// `gpupool_segment`: contiguous memory of one pool and one stream.
 #[repr(C)]
@@ -58,7 +57,20 @@ unsafe impl SizedStruct for SnapshotVisitor {
     const NAME: &'static str = "gpupool_snapshot_visitor";
 }
 
-fn segment_of(view: &SegmentView) -> Segment {
+impl SnapshotVisitor {
+    /// Calls one of the functions, if there is one.
+    ///
+    /// # Safety
+    /// It is the visitor's, and takes its context.
+    unsafe fn tell<T>(&self, function: Option<unsafe extern "C" fn(*mut c_void, *const T)>, of: &T) {
+        if let Some(function) = function {
+            // SAFETY: the caller promises that the function takes this context.
+            unsafe { function(self.context, of) };
+        }
+    }
+}
+
+pub(super) fn segment_of(view: &SegmentView) -> Segment {
     Segment {
         size: size_of::<Segment>() as u64,
         device: view.device.number() as c_int,
@@ -72,7 +84,7 @@ fn segment_of(view: &SegmentView) -> Segment {
     }
 }
 
-fn block_of(segment: &Segment, view: &BlockView) -> Block {
+pub(super) fn block_of(segment: &Segment, view: &BlockView) -> Block {
     Block {
         size: size_of::<Block>() as u64,
         address: pointer(view.address),
@@ -92,7 +104,6 @@ fn block_of(segment: &Segment, view: &BlockView) -> Block {
 /// Tells a visitor of the memory, and of what was recorded.
 pub(super) unsafe extern "C" fn snapshot(device: c_int, pool: *const PoolId, visitor: *const SnapshotVisitor) -> c_int {
     run(|| {
-        process::refuse_forked()?;
         // SAFETY: the caller passes a visitor of its version, whose size it has set, or null.
         let visitor = unsafe { read(visitor) }?;
         // SAFETY: the caller passes an id, or null.
@@ -110,7 +121,6 @@ pub(super) unsafe extern "C" fn snapshot(device: c_int, pool: *const PoolId, vis
 /// Tells a visitor of pinned memory, and of what was recorded of it.
 pub(super) unsafe extern "C" fn pinned_snapshot(visitor: *const SnapshotVisitor) -> c_int {
     run(|| {
-        process::refuse_forked()?;
         // SAFETY: the caller passes a visitor of its version, whose size it has set, or null.
         let visitor = unsafe { read(visitor) }?;
         // SAFETY: the caller's functions take the visitor's context.
@@ -129,22 +139,15 @@ unsafe fn visit(visitor: &SnapshotVisitor, taken: MemorySnapshot, is_wanted: imp
     segments.sort_by_key(|segment| (segment.device, segment.address));
     for view in &segments {
         let segment = segment_of(view);
-        if let Some(visit) = visitor.segment {
-            // SAFETY: the caller's function takes this context and a segment.
-            unsafe { visit(visitor.context, &raw const segment) };
-        }
+        // SAFETY: the caller's functions take the visitor's context.
+        unsafe { visitor.tell(visitor.segment, &segment) };
         for block in &view.blocks {
-            let block = block_of(&segment, block);
-            if let Some(visit) = visitor.block {
-                // SAFETY: the caller's function takes this context and a block.
-                unsafe { visit(visitor.context, &raw const block) };
-            }
+            // SAFETY: as above.
+            unsafe { visitor.tell(visitor.block, &block_of(&segment, block)) };
         }
     }
-    if let Some(visit) = visitor.event {
-        for event in events.iter().filter(|event| is_wanted(event.device)).map(Event::from) {
-            // SAFETY: the caller's function takes this context and an event.
-            unsafe { visit(visitor.context, &raw const event) };
-        }
+    for event in events.iter().filter(|event| is_wanted(event.device)) {
+        // SAFETY: as above.
+        unsafe { visitor.tell(visitor.event, &event.into()) };
     }
 }

@@ -8,7 +8,6 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 
-use super::ordinal;
 use crate::error::{Error, Result};
 use crate::memory::pool::{Pool, PoolUse};
 use crate::sync::{Table, lock};
@@ -149,7 +148,7 @@ pub(super) fn make(in_use: PoolUse) -> Result<*mut PoolHandle> {
     };
     let (number, device, is_for_graphs) = {
         let pool = in_use.pool();
-        (pool.number, ordinal(pool.memory.device), pool.is_for_graphs())
+        (pool.number, pool.memory.device.number() as c_int, pool.is_for_graphs())
     };
     let mut state = lock(&slot.state);
     state.times += 1;

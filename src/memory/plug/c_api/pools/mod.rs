@@ -1,5 +1,6 @@
 //! Pools, for C: made, changed, trimmed and ended, and the way of a request for one.
 
+mod checkpoint;
 mod handle;
 mod options;
 mod scope;
@@ -11,6 +12,8 @@ use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::Arc;
 
+pub use checkpoint::{AllocatedFunction, Checkpoint, FreedFunction};
+pub(super) use checkpoint::{checkpoint_release, pool_checkpoint, pool_restore};
 pub use handle::PoolHandle;
 use handle::{end, held, make, slot};
 pub use options::{PoolOptions, PoolSource};
@@ -18,9 +21,8 @@ pub(super) use scope::{pool_enter, scope_leave};
 pub(super) use segment_callbacks::{pool_add_segment_callback, pool_remove_segment_callback};
 pub(super) use sleep::{pool_is_asleep, pool_sleep, pool_wake, sleep_device, wake_device};
 
-use super::call::{device_of, hand_out, null, place, pointer, run, stream_on};
+use super::call::{answer, count, device_of, hand_out, null, pointer, run, stream_on};
 use crate::error::{Error, Result};
-use crate::ids::Device;
 use crate::memory::cache::GivenKey;
 use crate::memory::pool::{Given, Pool, PoolId, PoolUse, next_ticket};
 use crate::memory::serve::{self, Allocation, Patience, device_caches};
@@ -35,28 +37,23 @@ pub(super) unsafe extern "C" fn pool_create(
     options: *const PoolOptions,
     pool: *mut *mut PoolHandle,
 ) -> c_int {
-    run(|| {
-        // First, so that whatever fails releases the source.
-        // SAFETY: the caller passes options that begin with their size, whose name and source are null or alive.
-        let options = unsafe { options::read(options) };
-        // SAFETY: the caller passes a place for a pointer.
-        let place = unsafe { place(pool, "pool") }?;
-        *place = ptr::null_mut();
+    // First, so that whatever fails releases the source.
+    // SAFETY: the caller passes options that begin with their size, whose name and source are null or alive.
+    let options = unsafe { options::read(options) };
+    let create = || {
         let device = device_of(device)?;
         let options = options?;
         let is_for_graphs = options.rules.is_for_graphs;
         let pool = serve::make_pool(device, PoolId::next(!is_for_graphs), options)?;
-        *place = make(PoolUse::first(pool, is_for_graphs))?;
-        Ok(())
-    })
+        make(PoolUse::first(pool, is_for_graphs))
+    };
+    // SAFETY: the caller passes a place for a pointer, or null.
+    unsafe { hand_out(pool, "pool", ptr::null_mut(), create) }
 }
 
 /// Takes one more use of the pool with an id.
 pub(super) unsafe extern "C" fn pool_by_id(device: c_int, id: *const PoolId, pool: *mut *mut PoolHandle) -> c_int {
-    run(|| {
-        // SAFETY: the caller passes a place for a pointer.
-        let place = unsafe { place(pool, "pool") }?;
-        *place = ptr::null_mut();
+    let take = || {
         let device = device_of(device)?;
         // SAFETY: the caller passes an id, or null.
         let id = *unsafe { id.as_ref() }.ok_or_else(|| null("id"))?;
@@ -65,18 +62,16 @@ pub(super) unsafe extern "C" fn pool_by_id(device: c_int, id: *const PoolId, poo
                 "pool {id} on {device} is yet to be made: its id was handed out, and nothing has been allocated to it"
             ))
         })?;
-        *place = make(PoolUse::new(&pool, pool.is_for_graphs())?)?;
-        Ok(())
-    })
+        make(PoolUse::new(&pool, pool.is_for_graphs())?)
+    };
+    // SAFETY: the caller passes a place for a pointer, or null.
+    unsafe { hand_out(pool, "pool", ptr::null_mut(), take) }
 }
 
 /// Ends the use; with the last one the pool ends.
 pub(super) unsafe extern "C" fn pool_release(pool: *mut PoolHandle) -> c_int {
-    run(|| {
-        process::refuse_forked()?;
-        // Under no lock: with the last use of a pool its memory goes back to the driver.
-        end(pool).map(drop)
-    })
+    // Under no lock: with the last use of a pool its memory goes back to the driver.
+    run(|| end(pool).map(drop))
 }
 
 /// Returns the pool of a handle.
@@ -90,20 +85,13 @@ pub(super) fn pool_of(pool: *const PoolHandle) -> Result<Arc<Pool>> {
 
 /// Says which id the pool has.
 pub(super) unsafe extern "C" fn pool_id(pool: *const PoolHandle, id: *mut PoolId) -> c_int {
-    run(|| {
-        // SAFETY: the caller passes a place for an id.
-        let place = unsafe { place(id, "id") }?;
-        *place = pool_of(pool)?.id;
-        Ok(())
-    })
+    // SAFETY: the caller passes a place for an id, or null.
+    unsafe { answer(id, "id", || Ok(pool_of(pool)?.id)) }
 }
 
 /// Sets whether what the pool has free serves others when memory is short.
 pub(super) unsafe extern "C" fn pool_set_use_on_oom(pool: *mut PoolHandle, use_on_oom: c_int) -> c_int {
-    run(|| {
-        pool_of(pool)?.set_use_on_oom(use_on_oom != 0);
-        Ok(())
-    })
+    run(|| pool_of(pool).map(|pool| pool.set_use_on_oom(use_on_oom != 0)))
 }
 
 /// Has each segment serve one block at a time, from the first allocation on.
@@ -113,18 +101,15 @@ pub(super) unsafe extern "C" fn pool_set_no_split(pool: *mut PoolHandle) -> c_in
 
 /// Gives back what the pool has free and no graph uses. The place for the bytes may be null.
 pub(super) unsafe extern "C" fn pool_trim(pool: *mut PoolHandle, bytes: *mut u64) -> c_int {
-    run(|| {
+    let trim = || {
         let pool = pool_of(pool)?;
         let _stack = hold_stack(Purpose::Free);
         let caches = device_caches(pool.memory.device)?;
         let released = serve::trim(caches, &pool, ThisThread::get(), Patience::Wait)?;
-        let released = released + caches.memory.end_retired_by_all()?;
-        // SAFETY: the caller passes a place for a number, or null.
-        if let Some(bytes) = unsafe { bytes.as_mut() } {
-            *bytes = released;
-        }
-        Ok(())
-    })
+        Ok(released + caches.memory.end_retired_by_all()?)
+    };
+    // SAFETY: the caller passes a place for a number, or null.
+    unsafe { count(bytes, trim) }
 }
 
 /// Returns a number larger than that of every scope entered before.
@@ -158,7 +143,7 @@ pub(super) unsafe extern "C" fn pool_allocate(
         Ok(pointer(block.address()))
     };
     // SAFETY: the caller passes a place for a pointer, or null.
-    unsafe { hand_out(place, take) }
+    unsafe { hand_out(place, "pointer", ptr::null_mut(), take) }
 }
 
 /// Allocates from a pool that did not serve the thread last.
@@ -168,9 +153,4 @@ fn allocate(pool: *const PoolHandle, key: GivenKey, bytes: u64, stream: &Stream)
     let held = held(pool)?;
     let GivenKey { ticket, is_captured, .. } = key;
     serve::allocate_given(bytes, stream, &Given { pool: held.pool(), ticket, is_captured, further: &held.further })
-}
-
-/// Returns the number of a device as C has it.
-fn ordinal(device: Device) -> c_int {
-    c_int::try_from(device.ordinal()).unwrap_or(c_int::MAX)
 }

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::fmt;
 
 use super::super::call::{null, pointer};
-use super::{PoolSource, ordinal};
+use super::PoolSource;
 use crate::error::{Error, OWN_ALLOCATOR, Result};
 use crate::memory::device::SegmentSource;
 use crate::runtime::Stream;
@@ -55,8 +55,9 @@ impl fmt::Debug for CSource {
 unsafe impl SegmentSource for CSource {
     fn allocate(&self, bytes: u64, stream: &Stream) -> Result<u64> {
         // SAFETY: `new` requires that the function may be called so until the source is released.
-        let address =
-            unsafe { (self.allocate)(self.context.context, bytes, ordinal(stream.device()), stream.raw().as_ptr()) };
+        let address = unsafe {
+            (self.allocate)(self.context.context, bytes, stream.device().number() as c_int, stream.raw().as_ptr())
+        };
         if address.is_null() {
             return Err(Error::no_memory(OWN_ALLOCATOR, "allocate returned a null pointer"));
         }
@@ -64,7 +65,7 @@ unsafe impl SegmentSource for CSource {
     }
 
     unsafe fn free(&self, address: u64, bytes: u64, stream: &Stream) -> Result<()> {
-        let (device, stream) = (ordinal(stream.device()), stream.raw().as_ptr());
+        let (device, stream) = (stream.device().number() as c_int, stream.raw().as_ptr());
         // SAFETY: as above, and the function takes back what `allocate` returned.
         unsafe { (self.free)(self.context.context, pointer(address), bytes, device, stream) };
         Ok(())

@@ -1,48 +1,67 @@
-//! Attached memory, for C.
+//! Blocks that travel: a pointer becomes a token, and a token of another process attached memory.
 
 use std::ffi::{c_int, c_void};
-use std::slice;
+use std::{ptr, slice};
 
-use crate::error::Result;
+use super::call::{device_of, null, place, pointer, run, stream_of, stream_on_existing};
+use crate::error::{Error, Result};
 use crate::memory::device_buffer::{self, DeviceBuffer};
-use crate::memory::plug::c_api::call::{device_of, null, place, pointer, run, stream_of};
 use crate::memory::share::{self, ShareToken};
-use crate::process;
 use crate::runtime::Stream;
 
 /// `gpupool_attached`: attached memory, until `detach` ends it.
 #[derive(Debug)]
 pub struct Attached(DeviceBuffer);
 
-/// Returns the stream that a caller names; -1 for whichever device it belongs to.
+/// Returns the stream that a caller names; none for -1.
 ///
 /// # Safety
 /// The stream is alive and of the device.
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` if there is no such device.
-unsafe fn checked(device: c_int, stream: *mut c_void) -> Result<Stream> {
-    if device != -1 {
-        device_of(device)?;
-    }
+unsafe fn named(device: c_int, stream: *mut c_void) -> Result<Option<Stream>> {
     // SAFETY: as the caller promises.
-    unsafe { stream_of(device, stream) }
+    (device != -1).then(|| unsafe { stream_on_existing(device, stream) }).transpose()
 }
 
-/// As [`checked`], and none for -1.
-///
-/// # Safety
-/// As [`checked`].
-///
-/// # Errors
-/// As [`checked`].
-pub(super) unsafe fn named(device: c_int, stream: *mut c_void) -> Result<Option<Stream>> {
-    // SAFETY: as the caller promises.
-    (device != -1).then(|| unsafe { checked(device, stream) }).transpose()
+/// Shares the live block that a pointer lies in.
+pub(super) unsafe extern "C" fn share(
+    pointer: *const c_void,
+    device: c_int,
+    stream: *mut c_void,
+    is_sent: c_int,
+    token: *mut c_void,
+    bytes: *mut u64,
+    offset: *mut u64,
+) -> c_int {
+    run(|| {
+        // SAFETY: the caller passes a place for a number.
+        let bytes = unsafe { place(bytes, "bytes") }?;
+        // SAFETY: as above.
+        let offset = unsafe { place(offset, "offset") }?;
+        if token.is_null() {
+            return Err(null("token"));
+        }
+        // SAFETY: the caller promises that the stream is alive and of the device.
+        let stream = unsafe { named(device, stream) }?;
+        let room = std::mem::replace(bytes, ShareToken::BYTES as u64);
+        if room < ShareToken::BYTES as u64 {
+            return Err(Error::invalid_value(format!(
+                "a token has {} bytes, and there is room for {room}: give GPUPOOL_TOKEN_BYTES",
+                ShareToken::BYTES
+            )));
+        }
+        let (shared, lead) = share::share_at(pointer.addr() as u64, stream.as_ref(), is_sent != 0)?;
+        // SAFETY: the caller passes room for as many bytes as it says, which are enough.
+        unsafe { slice::from_raw_parts_mut(token.cast::<u8>(), ShareToken::BYTES) }.copy_from_slice(shared.as_bytes());
+        *offset = lead;
+        Ok(())
+    })
 }
 
 /// Takes a block up that another process shares.
-pub(in crate::memory::plug::c_api) unsafe extern "C" fn attach(
+pub(super) unsafe extern "C" fn attach(
     token: *const c_void,
     bytes: u64,
     device: c_int,
@@ -51,12 +70,11 @@ pub(in crate::memory::plug::c_api) unsafe extern "C" fn attach(
     address: *mut *mut c_void,
 ) -> c_int {
     run(|| {
-        process::refuse_forked()?;
         // SAFETY: the caller passes a place for a pointer.
         let attached = unsafe { place(attached, "attached") }?;
         // SAFETY: as above.
         let address = unsafe { place(address, "pointer") }?;
-        (*attached, *address) = (std::ptr::null_mut(), std::ptr::null_mut());
+        (*attached, *address) = (ptr::null_mut(), ptr::null_mut());
         if token.is_null() {
             return Err(null("token"));
         }
@@ -73,28 +91,25 @@ pub(in crate::memory::plug::c_api) unsafe extern "C" fn attach(
 }
 
 /// Keeps attached memory, once it is given up, until the stream's work at that time is done.
-pub(in crate::memory::plug::c_api) unsafe extern "C" fn attached_record_stream(
+pub(super) unsafe extern "C" fn attached_record_stream(
     attached: *const Attached,
     device: c_int,
     stream: *mut c_void,
 ) -> c_int {
     run(|| {
-        process::refuse_forked()?;
         // SAFETY: the caller passes what `attach` gave and `detach` has not ended.
         let attached = unsafe { attached.as_ref() }.ok_or_else(|| null("attached"))?;
+        if device != -1 {
+            device_of(device)?;
+        }
         // SAFETY: the caller promises that the stream is alive and of the device.
-        attached.0.record_stream(&unsafe { checked(device, stream) }?)
+        attached.0.record_stream(&unsafe { stream_of(device, stream) }?)
     })
 }
 
 /// Gives attached memory up.
-pub(in crate::memory::plug::c_api) unsafe extern "C" fn detach(
-    attached: *mut Attached,
-    device: c_int,
-    stream: *mut c_void,
-) -> c_int {
+pub(super) unsafe extern "C" fn detach(attached: *mut Attached, device: c_int, stream: *mut c_void) -> c_int {
     run(|| {
-        process::refuse_forked()?;
         if attached.is_null() {
             return Err(null("attached"));
         }

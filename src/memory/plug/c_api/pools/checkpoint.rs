@@ -3,8 +3,8 @@
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-use super::call::{null, place, pointer, run};
-use super::pools::{PoolHandle, pool_of};
+use super::super::call::{hand_out, null, pointer, run};
+use super::{PoolHandle, pool_of};
 use crate::memory::checkpoint::PoolCheckpoint;
 
 /// `gpupool_checkpoint`.
@@ -17,19 +17,14 @@ pub type FreedFunction = unsafe extern "C" fn(*mut c_void, *mut c_void);
 pub type AllocatedFunction = unsafe extern "C" fn(*mut c_void, *mut c_void, u64);
 
 /// Notes which blocks of the pool are live.
-pub(super) unsafe extern "C" fn pool_checkpoint(pool: *mut PoolHandle, checkpoint: *mut *mut Checkpoint) -> c_int {
-    run(|| {
-        // SAFETY: the caller passes a place for a pointer.
-        let place = unsafe { place(checkpoint, "checkpoint") }?;
-        *place = ptr::null_mut();
-        let taken = PoolCheckpoint::take(&*pool_of(pool)?)?;
-        *place = Box::into_raw(Box::new(Checkpoint(taken)));
-        Ok(())
-    })
+pub(in super::super) unsafe extern "C" fn pool_checkpoint(pool: *mut PoolHandle, place: *mut *mut Checkpoint) -> c_int {
+    let take = || Ok(Box::into_raw(Box::new(Checkpoint(PoolCheckpoint::take(&*pool_of(pool)?)?))));
+    // SAFETY: the caller passes a place for a pointer, or null.
+    unsafe { hand_out(place, "checkpoint", ptr::null_mut(), take) }
 }
 
 /// Makes exactly those live again. Either function may be null.
-pub(super) unsafe extern "C" fn pool_restore(
+pub(in super::super) unsafe extern "C" fn pool_restore(
     pool: *mut PoolHandle,
     checkpoint: *const Checkpoint,
     context: *mut c_void,
@@ -46,18 +41,17 @@ pub(super) unsafe extern "C" fn pool_restore(
             restored.freed.into_iter().for_each(|address| unsafe { freed(context, pointer(address)) });
         }
         if let Some(allocated) = allocated {
-            let tell = |(address, requested)| {
+            for (address, requested) in restored.allocated {
                 // SAFETY: as above.
                 unsafe { allocated(context, pointer(address), requested) };
-            };
-            restored.allocated.into_iter().for_each(tell);
+            }
         }
         Ok(())
     })
 }
 
 /// Ends a checkpoint.
-pub(super) unsafe extern "C" fn checkpoint_release(checkpoint: *mut Checkpoint) {
+pub(in super::super) unsafe extern "C" fn checkpoint_release(checkpoint: *mut Checkpoint) {
     if !checkpoint.is_null() {
         // SAFETY: `pool_checkpoint` made it by `Box::into_raw`, and the caller gives it up.
         drop(unsafe { Box::from_raw(checkpoint) });

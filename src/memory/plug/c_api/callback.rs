@@ -1,0 +1,33 @@
+//! Functions that C gives, and what they are called with.
+
+use std::ffi::{c_int, c_void};
+
+use super::event::{Event, Observer};
+use super::oom_callbacks::OomFunction;
+
+/// A function and the context that it is called with, by which both are known.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(super) struct Callback<F> {
+    pub(super) function: F,
+    pub(super) context: *mut c_void,
+}
+
+// SAFETY: the program that gives the two promises that the function may be called so from any thread.
+unsafe impl<F: Send> Send for Callback<F> {}
+// SAFETY: as above.
+unsafe impl<F: Sync> Sync for Callback<F> {}
+
+impl Callback<Observer> {
+    pub(super) fn tell(&self, event: &Event) {
+        // SAFETY: the program that gave the function promises that it may be called so until it is removed.
+        unsafe { (self.function)(self.context, event) };
+    }
+}
+
+impl Callback<OomFunction> {
+    /// Returns whether the function freed anything.
+    pub(super) fn ask(&self, device: c_int, bytes: u64) -> bool {
+        // SAFETY: the program that gave the function promises that it may be called so until it is removed.
+        unsafe { (self.function)(self.context, device, bytes) != 0 }
+    }
+}
