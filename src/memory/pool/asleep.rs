@@ -7,7 +7,7 @@
 use std::fmt::Debug;
 use std::mem;
 use std::ops::Range;
-use std::sync::{Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use super::state::Pool;
@@ -17,21 +17,21 @@ use crate::runtime::Stream;
 use crate::sync::{Door, Inside, ThisThread, ThreadNumber, lock, wait};
 
 /// Pinned memory of the host that holds a part of what is asleep. Free again when it is dropped.
-pub(in crate::memory) trait BackupPiece: Debug + Send + Sync {
-    /// Returns where it starts.
-    fn address(&self) -> u64;
-    /// Returns its bytes.
-    fn bytes(&self) -> u64;
+#[derive(Debug)]
+pub(in crate::memory) struct BackupPiece {
+    pub(in crate::memory) address: u64,
+    pub(in crate::memory) bytes: u64,
+    pub(in crate::memory) _memory: Box<dyn Debug + Send + Sync>,
 }
 
 /// A part of a pool's memory, and where it is backed up.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Debug)]
 pub(in crate::memory) struct BackedUp {
     /// The offset in the device's memory.
     pub(in crate::memory) start: u64,
     pub(in crate::memory) bytes: u64,
-    /// The place of the piece among the others, and the offset in it.
-    pub(in crate::memory) piece: usize,
+    pub(in crate::memory) piece: Arc<BackupPiece>,
+    /// The offset in the piece.
     pub(in crate::memory) at: u64,
 }
 
@@ -41,8 +41,8 @@ impl BackedUp {
     }
 }
 
-/// Extents in a row that a pool still has, though it is asleep: the driver refused to take them back. Their content is
-/// as it was.
+/// Extents in a row that a pool has when it falls asleep, and still has if the driver refuses to take them back. Their content
+/// is as it was.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(in crate::memory) struct Kept {
     pub(in crate::memory) extents: Vec<Mapping>,
@@ -52,23 +52,16 @@ pub(in crate::memory) struct Kept {
 }
 
 impl Kept {
-    /// Makes one of extents that are as they were.
-    pub(in crate::memory) fn mapped(extents: Vec<Mapping>) -> Self {
-        Self { extents, is_mapped: true, is_open: true }
-    }
-
-    /// Returns where it stands, unless there is nothing.
-    pub(in crate::memory) fn range(&self) -> Option<Range<u64>> {
-        Some(self.extents.first()?.start()..self.extents.last()?.end())
+    /// Returns where it stands.
+    pub(in crate::memory) fn range(&self) -> Range<u64> {
+        self.extents.first().map_or(0, |first| first.start())..self.extents.last().map_or(0, |last| last.end())
     }
 }
 
 /// What is kept of a pool that is asleep.
 #[derive(Debug, Default)]
 pub(in crate::memory) struct Record {
-    /// By number; none for one that nothing needs any more.
-    pub(in crate::memory) pieces: Vec<Option<Box<dyn BackupPiece>>>,
-    /// By start.
+    /// By start; those that have a piece in common follow one another.
     pub(in crate::memory) backed_up: Vec<BackedUp>,
     pub(in crate::memory) kept: Vec<Kept>,
     /// Of a sleep that was not finished, the stream on which copies of what is kept may be under way.
@@ -80,25 +73,19 @@ pub(in crate::memory) struct Record {
 impl Record {
     /// Returns the bytes of pinned memory that it has.
     pub(in crate::memory) fn backup_bytes(&self) -> u64 {
-        self.pieces.iter().flatten().map(|piece| piece.bytes()).sum()
+        let pieces = self.backed_up.chunk_by(|one, next| Arc::ptr_eq(&one.piece, &next.piece));
+        pieces.map(|parts| parts[0].piece.bytes).sum()
     }
 
-    /// Forgets what is backed up of all but these ranges, which are in order. Returns the pieces that nothing needs any more.
+    /// Forgets what is backed up of all but these ranges, which are in order. Returns it, with the pieces that nothing needs any
+    /// more, to be dropped with no lock held.
     #[must_use]
-    pub(in crate::memory) fn keep_only(&mut self, ranges: &[Range<u64>]) -> Vec<Box<dyn BackupPiece>> {
+    pub(in crate::memory) fn keep_only(&mut self, ranges: &[Range<u64>]) -> Vec<BackedUp> {
         let is_needed = |part: &BackedUp| {
             let place = ranges.partition_point(|range| range.end <= part.start);
             ranges.get(place).is_some_and(|range| range.start < part.end())
         };
-        self.backed_up.retain(is_needed);
-        let mut is_used = vec![false; self.pieces.len()];
-        self.backed_up.iter().for_each(|part| is_used[part.piece] = true);
-        self.pieces
-            .iter_mut()
-            .zip(is_used)
-            .filter(|(_, is_used)| !is_used)
-            .filter_map(|(piece, _)| piece.take())
-            .collect()
+        self.backed_up.extract_if(.., |part| !is_needed(part)).collect()
     }
 }
 

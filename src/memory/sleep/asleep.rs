@@ -1,6 +1,7 @@
 //! Falling asleep: streams are waited for, what is live is copied, and memory goes part by part.
 
 use std::iter;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -8,11 +9,11 @@ use log::{debug, info};
 
 use super::awake::{bring_back, trim_if_closed, wake_caches};
 use super::backup::{Backup, Copying, to_copy};
-use super::parts::{Part, Parts};
+use super::parts::parts_and_live;
 use super::refusal::{captured, refuse_captures, refuse_serving_others, why_not};
 use crate::error::{Bytes, Error, Result};
 use crate::memory::cache::DeviceCaches;
-use crate::memory::device::{DeviceMemory, Mapping};
+use crate::memory::device::DeviceMemory;
 use crate::memory::pool::{Change, Kept, Pool, Record, Wanted};
 use crate::memory::serve::{Patience, settle};
 use crate::memory::share::refuse_held;
@@ -103,15 +104,11 @@ fn end_serving_others(pool: &Pool, change: &Change<'_>, thread: ThisThread) -> R
 
 /// Puts a pool to sleep whose requests are refused by now. `kept` is what is kept of it; none if it is awake again.
 fn fall_asleep(pool: &Arc<Pool>, backup: Backup, thread: ThisThread, kept: &mut Option<Record>) -> Result<u64> {
-    let ready = (|| {
-        wait_for_work(pool, thread)?;
-        Parts::of(pool, thread)
-    })();
-    let parts = ready.inspect_err(|_| wake_caches(pool, thread))?;
-    let mut record = Record::default();
-    let mut released = 0;
-    match empty(pool, parts, backup, &mut record, &mut released) {
-        Ok(()) => {
+    let ready = wait_for_work(pool, thread).and_then(|()| parts_and_live(pool, thread));
+    let (parts, live) = ready.inspect_err(|_| wake_caches(pool, thread))?;
+    let mut record = Record { kept: parts, ..Record::default() };
+    match empty(pool, &live, backup, &mut record) {
+        Ok(released) => {
             // What waited for the work that was waited for; what is refused here goes later.
             let _ = pool.memory.end_retired(false);
             pool.memory.wait_for_processes_long();
@@ -121,35 +118,24 @@ fn fall_asleep(pool: &Arc<Pool>, backup: Backup, thread: ThisThread, kept: &mut 
         Err(error) if bring_back(pool, &mut record, thread).is_ok() => Err(error),
         Err(error) => {
             *kept = Some(record);
-            Err(error.map_library(|refused| {
-                let advice =
-                    "what went already could not be taken again, so the pool is asleep, with its backup complete: wake it";
-                let known = refused.advice.take().map_or(String::new(), |known| format!("{known}; "));
-                refused.advice = Some(format!("{known}{advice}"));
-            }))
+            Err(error.advised(
+                "What went already could not be taken again, so the pool is asleep, with its backup complete: wake it",
+            ))
         }
     }
 }
 
-/// Copies what is live and gives the parts back, and adds the bytes that went. If that fails, the record has all that is
-/// needed to bring them back.
-fn empty(pool: &Pool, parts: Parts, backup: Backup, record: &mut Record, released: &mut u64) -> Result<()> {
+/// Copies what is live and gives the parts back that the record has, and returns the bytes that went. If that fails, the
+/// record has all that is needed to bring them back.
+fn empty(pool: &Pool, live: &[Range<u64>], backup: Backup, record: &mut Record) -> Result<u64> {
     let _relaxed = runtime::get().and_then(RelaxedCapture::new);
     let done = match backup {
-        Backup::Host => back_up(pool.memory, &parts, record),
-        Backup::None => Ok(Vec::new()),
+        Backup::Host => back_up(pool.memory, live, record)?,
+        Backup::None => Vec::new(),
     };
-    match done {
-        Ok(done) => {
-            give_back(pool, parts.parts, done, record, released)?;
-            record.copies = None;
-            Ok(())
-        }
-        Err(error) => {
-            record.kept = parts.parts.into_iter().map(|part| Kept::mapped(part.extents)).collect();
-            Err(error)
-        }
-    }
+    let released = give_back(pool, done, record)?;
+    record.copies = None;
+    Ok(released)
 }
 
 /// Has the pool's caches hand out nothing more, and waits for all work that may use its memory: also of streams that cannot
@@ -185,8 +171,8 @@ fn wait_for_work(pool: &Pool, thread: ThisThread) -> Result<()> {
 }
 
 /// Begins to copy what is live. Returns for each part what tells that its copies are done; nothing where there are none.
-fn back_up(memory: &DeviceMemory, parts: &Parts, record: &mut Record) -> Result<Vec<Option<Event>>> {
-    let ranges = to_copy(&parts.parts, &parts.live);
+fn back_up(memory: &DeviceMemory, live: &[Range<u64>], record: &mut Record) -> Result<Vec<Option<Event>>> {
+    let ranges = to_copy(&record.kept, live);
     let bytes = ranges.iter().flatten().map(|range| range.end - range.start).sum();
     if bytes == 0 {
         return Ok(Vec::new());
@@ -202,54 +188,39 @@ fn back_up(memory: &DeviceMemory, parts: &Parts, record: &mut Record) -> Result<
     Ok(done)
 }
 
-/// Gives the parts back to the driver, each once its copies are done, and adds the bytes that went. What the driver refuses is
-/// noted in the record as kept, with all that is after it.
-fn give_back(
-    pool: &Pool,
-    parts: Vec<Part>,
-    done: Vec<Option<Event>>,
-    record: &mut Record,
-    released: &mut u64,
-) -> Result<()> {
-    let memory = pool.memory;
-    let mut parts = parts.into_iter().zip(done.into_iter().chain(iter::repeat_with(|| None)));
-    let mut outcome = Ok(());
-    for (part, event) in parts.by_ref() {
-        outcome = event.as_ref().map_or(Ok(()), Event::synchronize).and_then(|()| {
-            // SAFETY: all work on the device was waited for, as was this part's copy; the caches hand out nothing of it, and
-            // work of callers that hold blocks of it is not to come, as they were told.
-            unsafe { memory.range.unmap_row(&part.extents) }
-        });
-        memory.events.put_back(event);
-        if outcome.is_err() {
-            record.kept.push(Kept::mapped(part.extents));
-            break;
+/// Gives the parts back to the driver, each once its copies are done, and returns the bytes that went. What the driver refuses
+/// stays in the record, with all that is after it.
+fn give_back(pool: &Pool, done: Vec<Option<Event>>, record: &mut Record) -> Result<u64> {
+    let (mut released, mut outcome) = (0, Ok(()));
+    let done = done.into_iter().chain(iter::repeat_with(|| None));
+    for (part, event) in record.kept.iter_mut().zip(done) {
+        if outcome.is_ok() {
+            outcome = give_part_back(pool, part, event.as_ref(), &mut released);
         }
-        memory.pages.clear_mapping(part.start(), part.bytes());
-        let (left, refused) = release(pool, part.extents, released);
-        if let Some(error) = refused {
-            record.kept.push(Kept { extents: left, is_mapped: false, is_open: false });
-            outcome = Err(error);
-            break;
-        }
+        pool.memory.events.put_back(event);
     }
-    for (part, event) in parts {
-        memory.events.put_back(event);
-        record.kept.push(Kept::mapped(part.extents));
-    }
-    outcome
+    record.kept.retain(|part| !part.extents.is_empty());
+    outcome.map(|()| released)
 }
 
-/// Gives unmapped extents back to the driver. Returns those that are left where it refuses one.
-fn release(pool: &Pool, extents: Vec<Mapping>, released: &mut u64) -> (Vec<Mapping>, Option<Error>) {
-    let mut left = extents.into_iter();
-    while let Some(mapping) = left.as_slice().first() {
+/// Gives a part back to the driver, and adds the bytes that went. Where the driver refuses, the part has what is left.
+fn give_part_back(pool: &Pool, part: &mut Kept, event: Option<&Event>, released: &mut u64) -> Result<()> {
+    let memory = pool.memory;
+    event.map_or(Ok(()), Event::synchronize)?;
+    // SAFETY: all work on the device was waited for, as was this part's copy; the caches hand out nothing of it, and work of
+    // callers that hold blocks of it is not to come, as they were told.
+    unsafe { memory.range.unmap_row(&part.extents) }?;
+    (part.is_mapped, part.is_open) = (false, false);
+    let Range { start, end } = part.range();
+    memory.pages.clear_mapping(start, end - start);
+    let mut gone = 0;
+    let outcome = part.extents.iter().try_for_each(|mapping| {
         // SAFETY: the pool alone has the extent, which is unmapped and forgotten after this.
-        if let Err(error) = unsafe { pool.memory.range.release(mapping.extent) } {
-            return (left.collect(), Some(error));
-        }
-        pool.memory.uncount(mapping.bytes(), &pool.supply, released);
-        left.next();
-    }
-    (Vec::new(), None)
+        unsafe { memory.range.release(mapping.extent) }?;
+        memory.uncount(mapping.bytes(), &pool.supply, released);
+        gone += 1;
+        Ok(())
+    });
+    part.extents.drain(..gone);
+    outcome
 }

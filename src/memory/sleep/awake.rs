@@ -8,7 +8,7 @@ use log::info;
 
 use super::backup::copy_back;
 use super::extents::{LARGE_PAGES, groups, other_pages, without};
-use crate::error::{Bytes, Error, Result};
+use crate::error::{Bytes, Result};
 use crate::memory::cache::DeviceCaches;
 use crate::memory::device::{Mapping, Remains, Reserve, Until};
 use crate::memory::pool::{Kept, Pool, Record, Wanted};
@@ -77,7 +77,7 @@ pub(super) fn wake_caches(pool: &Pool, thread: ThisThread) {
 
 /// Extents that were made for a pool, as far as it came.
 #[derive(Debug, Default)]
-struct Taken {
+struct NewExtents {
     mapped: Vec<Mapping>,
     unmapped: Vec<Mapping>,
     /// Made when there is something to copy.
@@ -90,11 +90,11 @@ pub(super) fn bring_back(pool: &Arc<Pool>, record: &mut Record, thread: ThisThre
     // What could not go before may still be in the way.
     let _ = memory.end_retired(record.is_in_the_way);
     let needed = pages_asleep(pool, thread, record.kept.is_empty());
-    let mut kept: Vec<_> = record.kept.iter().filter_map(Kept::range).collect();
+    let mut kept: Vec<_> = record.kept.iter().map(Kept::range).collect();
     kept.sort_unstable_by_key(|range| range.start);
     let missing = without(needed, &kept);
     let wanted = missing.iter().map(|range| range.end - range.start).sum();
-    let mut taken = Taken::default();
+    let mut taken = NewExtents::default();
     // Until the pool has what is taken, or all of it went back.
     let _moving = memory.under_way.begin();
     let outcome = (|| {
@@ -107,7 +107,8 @@ pub(super) fn bring_back(pool: &Arc<Pool>, record: &mut Record, thread: ThisThre
     })();
     if let Err(error) = outcome {
         record.is_in_the_way = !give_up(pool, taken);
-        return Err(no_memory_left(pool, wanted, as_asleep(error)));
+        let error = error.advised("The pool stays asleep, with its backup complete: wake it again later");
+        return Err(no_memory_left(pool, wanted, error));
     }
     let kept = std::mem::take(&mut record.kept).into_iter().flat_map(|kept| kept.extents);
     let of_reserve = pool.supply.reserve().map_or(0..0, Reserve::range);
@@ -117,14 +118,6 @@ pub(super) fn bring_back(pool: &Arc<Pool>, record: &mut Record, thread: ThisThre
     wake_caches(pool, thread);
     give_reserve_back(pool, in_reserve);
     Ok(wanted)
-}
-
-/// Adds what became of the pool to a refusal.
-fn as_asleep(error: Error) -> Error {
-    error.map_library(|refused| {
-        let known = refused.advice.take().map_or(String::new(), |known| format!("{known}; "));
-        refused.advice = Some(format!("{known}the pool stays asleep, with its backup complete: wake it again later"));
-    })
 }
 
 /// Maps what the pool still has.
@@ -152,7 +145,13 @@ fn map_kept(pool: &Pool, record: &mut Record) -> Result<()> {
 }
 
 /// Makes and maps extents at all of these pages, and copies back what is backed up of them, which is done when this returns.
-fn take(pool: &Pool, record: &Record, missing: &[Range<u64>], taken: &mut Taken, thread: ThisThread) -> Result<()> {
+fn take(
+    pool: &Pool,
+    record: &Record,
+    missing: &[Range<u64>],
+    taken: &mut NewExtents,
+    thread: ThisThread,
+) -> Result<()> {
     let memory = pool.memory;
     let large = large_blocks(pool, thread);
     let other = other_pages(missing.iter().map(|run| run.end - run.start).sum());
@@ -193,9 +192,9 @@ fn large_blocks(pool: &Pool, thread: ThisThread) -> Vec<Range<u64>> {
 }
 
 /// Gives back what was taken. Returns whether the copies to it are done; else it goes once they are.
-fn give_up(pool: &Pool, taken: Taken) -> bool {
+fn give_up(pool: &Pool, taken: NewExtents) -> bool {
     let memory = pool.memory;
-    let Taken { mapped, unmapped, stream } = taken;
+    let NewExtents { mapped, unmapped, stream } = taken;
     // Waiting would spoil a capture under way.
     let wait = |stream: &Stream| {
         let _relaxed = RelaxedCapture::new(runtime::get()?)?;

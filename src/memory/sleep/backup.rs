@@ -1,13 +1,12 @@
 //! The backup: pinned memory of the host that holds what is live while the device's memory is away.
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use super::parts::Part;
 use super::pieces::Pieces;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::memory::device::DeviceMemory;
-use crate::memory::host::PinnedBuffer;
-use crate::memory::pool::{BackedUp, BackupPiece, Record};
+use crate::memory::pool::{BackedUp, BackupPiece, Kept, Record};
 use crate::memory::tuning::COPY_LEAST;
 use crate::runtime::{self, Stream};
 
@@ -22,21 +21,11 @@ pub enum Backup {
     None,
 }
 
-impl BackupPiece for PinnedBuffer {
-    fn address(&self) -> u64 {
-        Self::address(self)
-    }
-
-    fn bytes(&self) -> u64 {
-        self.nbytes()
-    }
-}
-
 /// Returns what is to be copied of each part, of live ranges in order.
-pub(super) fn to_copy(parts: &[Part], live: &[Range<u64>]) -> Vec<Vec<Range<u64>>> {
+pub(super) fn to_copy(parts: &[Kept], live: &[Range<u64>]) -> Vec<Vec<Range<u64>>> {
     let mut next = 0;
-    let mut of_part = |part: &Part| {
-        let (start, end) = (part.start(), part.end());
+    let of_part = |part: &Kept| {
+        let Range { start, end } = part.range();
         let mut ranges: Vec<Range<u64>> = Vec::new();
         while let Some(range) = live.get(next).filter(|range| range.start < end) {
             let (from, to) = (range.start.max(start), range.end.min(end));
@@ -52,7 +41,7 @@ pub(super) fn to_copy(parts: &[Part], live: &[Range<u64>]) -> Vec<Vec<Range<u64>
         }
         ranges
     };
-    parts.iter().map(&mut of_part).collect()
+    parts.iter().map(of_part).collect()
 }
 
 /// A backup being made: copies under way from the device to pieces of pinned memory.
@@ -61,50 +50,36 @@ pub(super) struct Copying {
     /// Its own, so that the copies wait for nothing else.
     pub(super) stream: Stream,
     pieces: Pieces,
-    /// The bytes used of the last piece.
-    used: u64,
+    /// The piece that is filled, and the bytes used of it.
+    piece: Option<(Arc<BackupPiece>, u64)>,
 }
 
 impl Copying {
     /// Begins a backup of so many bytes.
     pub(super) fn begin(memory: &DeviceMemory, bytes: u64) -> Result<Self> {
         let node = runtime::nearest_host_node(memory.device)?.host_node().unwrap_or(0);
-        Ok(Self { stream: Stream::new(memory.device)?, pieces: Pieces::begin(node, bytes), used: 0 })
+        Ok(Self { stream: Stream::new(memory.device)?, pieces: Pieces::begin(node, bytes), piece: None })
     }
 
     /// Begins to copy ranges of the device's memory, and notes where they will be.
     pub(super) fn copy(&mut self, memory: &DeviceMemory, ranges: &[Range<u64>], record: &mut Record) -> Result<()> {
         for range in ranges {
-            let mut at = range.start;
-            while at < range.end {
-                let (piece, room) = self.piece(record)?;
-                let bytes = room.min(range.end - at);
-                let Some(Some(to)) = record.pieces.get(piece) else {
-                    return Err(Error::internal("a backup has no room for what it was made for"));
+            let mut start = range.start;
+            while start < range.end {
+                let (piece, at) = match self.piece.take() {
+                    Some((piece, used)) if used < piece.bytes => (piece, used),
+                    _ => (Arc::new(self.pieces.next()?), 0),
                 };
+                let bytes = (piece.bytes - at).min(range.end - start);
                 // SAFETY: the device's range is mapped until its part is given back, which waits for the copy, and so is the
                 // piece, of which this range was given out once.
-                unsafe { self.stream.copy_to_host(to.address() + self.used, memory.address(at), bytes) }?;
-                record.backed_up.push(BackedUp { start: at, bytes, piece, at: self.used });
-                self.used += bytes;
-                at += bytes;
+                unsafe { self.stream.copy_to_host(piece.address + at, memory.address(start), bytes) }?;
+                self.piece = Some((Arc::clone(&piece), at + bytes));
+                record.backed_up.push(BackedUp { start, bytes, piece, at });
+                start += bytes;
             }
         }
         Ok(())
-    }
-
-    /// Returns the piece that is filled next, and the bytes of room in it.
-    fn piece(&mut self, record: &mut Record) -> Result<(usize, u64)> {
-        if let Some(Some(last)) = record.pieces.last()
-            && self.used < last.bytes()
-        {
-            return Ok((record.pieces.len() - 1, last.bytes() - self.used));
-        }
-        let piece = self.pieces.next()?;
-        let bytes = piece.nbytes();
-        record.pieces.push(Some(Box::new(piece)));
-        self.used = 0;
-        Ok((record.pieces.len() - 1, bytes))
     }
 }
 
@@ -121,10 +96,7 @@ pub(super) unsafe fn copy_back(
     let first = record.backed_up.partition_point(|part| part.end() <= range.start);
     for part in record.backed_up[first..].iter().take_while(|part| part.start < range.end) {
         let (start, end) = (part.start.max(range.start), part.end().min(range.end));
-        let Some(Some(piece)) = record.pieces.get(part.piece) else {
-            return Err(Error::internal("a part of a backup is gone"));
-        };
-        let from = piece.address() + part.at + (start - part.start);
+        let from = part.piece.address + part.at + (start - part.start);
         // SAFETY: the piece lives as long as the record, which outlives the copy, and the caller vouches for the device's.
         unsafe { stream.copy_to_device(memory.address(start), from, end - start) }?;
     }
@@ -138,8 +110,9 @@ mod tests {
     use crate::memory::tuning::PAGE;
     use crate::runtime::Extent;
 
-    fn part(first: u32, pages: u32) -> Part {
-        Part { extents: vec![Mapping { first, pages, extent: Extent::from_number(1) }] }
+    fn part(first: u32, pages: u32) -> Kept {
+        let extents = vec![Mapping { first, pages, extent: Extent::from_number(1) }];
+        Kept { extents, is_mapped: true, is_open: true }
     }
 
     #[test]

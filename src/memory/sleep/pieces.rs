@@ -7,7 +7,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
 use crate::error::{Error, Result};
-use crate::memory::host::{PinnedBuffer, pinned_for_gpupool};
+use crate::memory::host::pinned_for_gpupool;
+use crate::memory::pool::BackupPiece;
 use crate::memory::tuning::{BACKUP_MOST, SIDE_BY_SIDE};
 use crate::observe::nvtx;
 use crate::sync::{AtomicU64, Ordering};
@@ -22,7 +23,7 @@ pub(super) struct Pieces {
     /// The bytes that no piece was asked for yet.
     left: Arc<AtomicU64>,
     /// What the threads have made; none where the first piece is the last.
-    made: Option<Receiver<Result<PinnedBuffer>>>,
+    made: Option<Receiver<Result<BackupPiece>>>,
 }
 
 impl Pieces {
@@ -39,7 +40,7 @@ impl Pieces {
     ///
     /// # Errors
     /// As [`pinned_for_gpupool`].
-    pub(super) fn next(&self) -> Result<PinnedBuffer> {
+    pub(super) fn next(&self) -> Result<BackupPiece> {
         let gone = || Error::internal("a backup has no room for what it was made for");
         match &self.made {
             Some(made) => made.recv().map_err(|_| gone())?,
@@ -49,15 +50,20 @@ impl Pieces {
 }
 
 /// Makes one piece more; none where all are made.
-fn make(node: u32, left: &AtomicU64) -> Option<Result<PinnedBuffer>> {
+fn make(node: u32, left: &AtomicU64) -> Option<Result<BackupPiece>> {
     let take = |left: u64| (left > 0).then(|| left - left.min(BACKUP_MOST));
     let before = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).ok()?;
-    Some(pinned_for_gpupool(before.min(BACKUP_MOST), node))
+    let buffer = pinned_for_gpupool(before.min(BACKUP_MOST), node);
+    Some(buffer.map(|buffer| BackupPiece {
+        address: buffer.address(),
+        bytes: buffer.nbytes(),
+        _memory: Box::new(buffer),
+    }))
 }
 
 /// Starts a thread that makes pieces until there are enough, one fails, or they are wanted no more; false if the system
 /// starts none.
-fn start(node: u32, left: &Arc<AtomicU64>, made: &Sender<Result<PinnedBuffer>>) -> bool {
+fn start(node: u32, left: &Arc<AtomicU64>, made: &Sender<Result<BackupPiece>>) -> bool {
     let (left, made) = (Arc::clone(left), made.clone());
     let work = move || {
         nvtx::name_thread(THREAD);
