@@ -3,8 +3,6 @@
 use std::mem;
 
 use super::pool::PoolId;
-#[cfg(feature = "python")]
-use super::serve::Attempt;
 use super::serve::{self, Allocation};
 use super::share::{self, AttachedBuffer, ShareToken};
 use crate::error::{Error, Result};
@@ -71,64 +69,21 @@ impl Held {
 /// exist; `ErrorKind::Library` if the driver refuses.
 #[inline]
 pub fn empty(nbytes: u64, stream: &Stream) -> Result<DeviceBuffer> {
+    empty_by(nbytes, stream, serve::allocate)
+}
+
+/// As [`empty`], with a block that `allocate` returns.
+#[inline]
+pub(crate) fn empty_by(
+    nbytes: u64,
+    stream: &Stream,
+    allocate: impl FnOnce(u64, &Stream) -> Result<Allocation>,
+) -> Result<DeviceBuffer> {
     if nbytes == 0 {
         return Ok(DeviceBuffer::empty(stream));
     }
-    let held = Held::Block(serve::allocate(nbytes, stream)?);
+    let held = Held::Block(allocate(nbytes, stream)?);
     Ok(DeviceBuffer { held, bytes: nbytes, stream: stream.view() })
-}
-
-/// What became of a request for a buffer that was tried.
-#[cfg(feature = "python")]
-#[derive(Debug)]
-pub(crate) enum Empty {
-    /// It was served at once.
-    Ready(DeviceBuffer),
-    /// What is left to do may ask the driver, and may wait.
-    Miss(EmptyMiss),
-}
-
-/// A request for a buffer that found no free block. [`EmptyMiss::serve`] goes on with it, on the same thread.
-#[cfg(feature = "python")]
-#[derive(Debug)]
-#[must_use = "nothing is allocated before it is served"]
-pub(crate) struct EmptyMiss {
-    miss: serve::Miss,
-    nbytes: u64,
-    stream: Stream,
-}
-
-#[cfg(feature = "python")]
-impl EmptyMiss {
-    /// Goes on with the request.
-    ///
-    /// # Errors
-    /// As [`empty`].
-    pub(crate) fn serve(self) -> Result<DeviceBuffer> {
-        let Self { miss, nbytes, stream } = self;
-        let block = match miss.serve()? {
-            Some(block) => block,
-            None => serve::allocate(nbytes, &stream)?,
-        };
-        Ok(DeviceBuffer { held: Held::Block(block), bytes: nbytes, stream })
-    }
-}
-
-/// [`empty`] in two parts, so that a caller can let others work while the driver is asked.
-///
-/// # Errors
-/// `ErrorKind::InvalidValue` if the stream's device does not exist; `ErrorKind::Library` if the driver refuses.
-#[cfg(feature = "python")]
-#[inline]
-pub(crate) fn try_empty(nbytes: u64, stream: &Stream) -> Result<Empty> {
-    if nbytes == 0 {
-        return Ok(Empty::Ready(DeviceBuffer::empty(stream)));
-    }
-    let stream = stream.view();
-    Ok(match serve::try_allocate(nbytes, &stream)? {
-        Attempt::Ready(block) => Empty::Ready(DeviceBuffer { held: Held::Block(block), bytes: nbytes, stream }),
-        Attempt::Miss(miss) => Empty::Miss(EmptyMiss { miss, nbytes, stream }),
-    })
 }
 
 impl DeviceBuffer {

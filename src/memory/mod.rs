@@ -10,6 +10,8 @@ mod copies;
 mod device;
 mod device_buffer;
 mod host;
+#[cfg(feature = "python")]
+mod in_parts;
 mod limits;
 mod mem_pool;
 mod plug;
@@ -32,15 +34,17 @@ pub use cache::{MemoryAction, MemoryEvent};
 #[cfg(feature = "python")]
 pub(crate) use copies::HostBytes;
 pub use device::{AllocateFunction, FreeFunction, SegmentFunctions, SegmentSource};
+#[cfg(feature = "python")]
+pub(crate) use device_buffer::empty_by;
 pub use device_buffer::{DeviceBuffer, attach, empty};
-#[cfg(feature = "python")]
-pub(crate) use device_buffer::{Empty, try_empty};
-#[cfg(feature = "python")]
-pub(crate) use host::{EmptyPinned, order_of, pinned_stats_by_node, try_empty_pinned};
 pub use host::{
     PinnedBuffer, empty_pinned, empty_pinned_cache, empty_pinned_on_node, pinned_limit, pinned_stats,
     reset_peak_pinned_stats, set_pinned_limit, warm_pinned,
 };
+#[cfg(feature = "python")]
+pub(crate) use host::{empty_pinned_by, order_of, pinned_stats_by_node};
+#[cfg(feature = "python")]
+pub(crate) use in_parts::allocate_in_parts;
 pub(crate) use limits::devices_in_use;
 pub use limits::{empty_cache, get_per_process_memory_fraction, set_memory_limit, set_per_process_memory_fraction};
 pub use mem_pool::{MemPool, MemPoolBuilder};

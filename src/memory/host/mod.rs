@@ -18,9 +18,9 @@ mod stats;
 mod warm;
 
 pub use limit::{pinned_limit, set_pinned_limit};
-pub(in crate::memory) use pinned_buffer::pinned_for_gpupool;
 #[cfg(feature = "python")]
-pub(crate) use pinned_buffer::{EmptyPinned, try_empty_pinned};
+pub(crate) use pinned_buffer::empty_pinned_by;
+pub(in crate::memory) use pinned_buffer::pinned_for_gpupool;
 pub use pinned_buffer::{PinnedBuffer, empty_pinned, empty_pinned_on_node};
 pub(crate) use place::order_of;
 pub use stats::empty_pinned_cache;

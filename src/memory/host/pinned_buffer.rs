@@ -7,8 +7,6 @@ use super::place::{nearest_order, order_of};
 use crate::error::Result;
 use crate::ids::Device;
 use crate::memory::cache::BlockUser;
-#[cfg(feature = "python")]
-use crate::memory::serve::Attempt;
 use crate::memory::serve::{self, Allocation};
 use crate::process;
 use crate::runtime::Stream;
@@ -46,7 +44,7 @@ pub struct PinnedBuffer {
 /// if the stream's device does not exist; `ErrorKind::Library` if the driver refuses.
 #[inline]
 pub fn empty_pinned(nbytes: u64, stream: Option<&Stream>) -> Result<PinnedBuffer> {
-    allocate(nbytes, &nearest_order(stream)?, stream)
+    empty_pinned_by(nbytes, &nearest_order(stream)?, stream, serve::allocate)
 }
 
 /// As [`empty_pinned`], on the NUMA node with this number.
@@ -55,7 +53,7 @@ pub fn empty_pinned(nbytes: u64, stream: Option<&Stream>) -> Result<PinnedBuffer
 /// As [`empty_pinned`], and `ErrorKind::InvalidValue` if the host has no such node.
 #[inline]
 pub fn empty_pinned_on_node(nbytes: u64, node: u32, stream: Option<&Stream>) -> Result<PinnedBuffer> {
-    allocate(nbytes, &order_of(Some(node.into()), stream)?, stream)
+    empty_pinned_by(nbytes, &order_of(Some(node.into()), stream)?, stream, serve::allocate)
 }
 
 /// As [`empty_pinned_on_node`], for gpupool's own work: no address that a caller gives frees it.
@@ -70,81 +68,22 @@ pub(in crate::memory) fn pinned_for_gpupool(nbytes: u64, node: u32) -> Result<Pi
     Ok(buffer)
 }
 
+/// Returns a buffer with a block that `allocate` returns, in the order of the host on a node; recorded on the stream, if one is
+/// given.
 #[inline]
-fn allocate(nbytes: u64, order: &Stream, stream: Option<&Stream>) -> Result<PinnedBuffer> {
-    let block = if nbytes > 0 { Some(serve::allocate(nbytes, order)?) } else { None };
-    PinnedBuffer { block, bytes: nbytes, node: order.device() }.recorded(stream)
-}
-
-/// What became of a request for a buffer that was tried.
-#[cfg(feature = "python")]
-#[derive(Debug)]
-pub(crate) enum EmptyPinned {
-    /// It was served at once.
-    Ready(PinnedBuffer),
-    /// What is left to do may make memory. [`EmptyPinnedMiss::serve`] goes on with it, on the same thread.
-    Miss(EmptyPinnedMiss),
-}
-
-/// A request for a buffer that found no free block.
-#[cfg(feature = "python")]
-#[derive(Debug)]
-#[must_use = "nothing is allocated before it is served"]
-pub(crate) struct EmptyPinnedMiss {
-    miss: serve::Miss,
-    bytes: u64,
-    /// The order of the host on its node.
-    order: Stream,
-    stream: Option<Stream>,
-}
-
-#[cfg(feature = "python")]
-impl EmptyPinnedMiss {
-    /// Goes on with the request.
-    ///
-    /// # Errors
-    /// As [`empty_pinned`].
-    pub(crate) fn serve(self) -> Result<PinnedBuffer> {
-        let Self { miss, bytes, order, stream } = self;
-        let block = match miss.serve()? {
-            Some(block) => block,
-            None => serve::allocate(bytes, &order)?,
-        };
-        PinnedBuffer { block: Some(block), bytes, node: order.device() }.recorded(stream.as_ref())
-    }
-}
-
-/// [`empty_pinned`] in two parts, so that a caller can let others work while memory is made.
-///
-/// # Errors
-/// As [`empty_pinned_on_node`].
-#[cfg(feature = "python")]
-#[inline]
-pub(crate) fn try_empty_pinned(nbytes: u64, order: &Stream, stream: Option<&Stream>) -> Result<EmptyPinned> {
-    let node = order.device();
-    let block = match nbytes {
-        0 => None,
-        _ => match serve::try_allocate(nbytes, order)? {
-            Attempt::Ready(block) => Some(block),
-            Attempt::Miss(miss) => {
-                let (order, stream) = (order.view(), stream.map(Stream::view));
-                return Ok(EmptyPinned::Miss(EmptyPinnedMiss { miss, bytes: nbytes, order, stream }));
-            }
-        },
-    };
-    PinnedBuffer { block, bytes: nbytes, node }.recorded(stream).map(EmptyPinned::Ready)
+pub(crate) fn empty_pinned_by(
+    nbytes: u64,
+    order: &Stream,
+    stream: Option<&Stream>,
+    allocate: impl FnOnce(u64, &Stream) -> Result<Allocation>,
+) -> Result<PinnedBuffer> {
+    let block = if nbytes > 0 { Some(allocate(nbytes, order)?) } else { None };
+    let buffer = PinnedBuffer { block, bytes: nbytes, node: order.device() };
+    stream.map_or(Ok(()), |stream| buffer.record_stream(stream))?;
+    Ok(buffer)
 }
 
 impl PinnedBuffer {
-    /// Returns the same buffer, recorded on a stream if one is given.
-    #[inline]
-    fn recorded(self, stream: Option<&Stream>) -> Result<Self> {
-        if let Some(stream) = stream {
-            self.record_stream(stream)?;
-        }
-        Ok(self)
-    }
-
     /// Returns the address, for the host and for devices; 0 for an empty buffer.
     #[inline]
     pub fn address(&self) -> u64 {

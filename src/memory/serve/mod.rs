@@ -17,8 +17,6 @@ mod settle;
 mod take;
 mod trim;
 
-#[cfg(feature = "python")]
-pub(crate) use allocate::Miss;
 pub(crate) use allocate::allocate;
 #[cfg(feature = "python")]
 pub(in crate::memory) use allocate::{Attempt, try_allocate};

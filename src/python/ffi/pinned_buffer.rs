@@ -15,11 +15,11 @@ use pyo3::types::PyDict;
 use super::address::consumer;
 use super::dlpack::{self, Exported};
 use crate::error::Error;
-use crate::memory::{self, EmptyPinned, PinnedBuffer};
+use crate::memory::{self, PinnedBuffer};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
 use crate::python::held::Held;
-use crate::python::memory::numa_number;
+use crate::python::memory::{allocate_detached, numa_number};
 use crate::python::stream::Keepers;
 use crate::python::whole::Whole;
 use crate::python::{device, stream};
@@ -56,13 +56,8 @@ pub(in crate::python) fn empty_pinned(
         device::get(py)?;
     }
     let order = memory::order_of(numa_number(numa)?.map(i64::from), stream.as_ref())?;
-    let buffer = match memory::try_empty_pinned(nbytes.0, &order, stream.as_ref())? {
-        EmptyPinned::Ready(buffer) => buffer,
-        EmptyPinned::Miss(miss) => {
-            let _stack = hold_stack(Purpose::Allocation);
-            py.detach(|| miss.serve())?
-        }
-    };
+    let allocate = |nbytes, order: &Stream| allocate_detached(py, nbytes, order);
+    let buffer = memory::empty_pinned_by(nbytes.0, &order, stream.as_ref(), allocate)?;
     Ok(PyPinnedBuffer(Mutex::new(State { buffer: Held::Alone(buffer), exports: 0, keepers })))
 }
 

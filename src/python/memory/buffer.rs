@@ -8,7 +8,7 @@ use pyo3::types::{PyBytes, PyDict, PyTuple};
 
 use super::{Id, pair};
 use crate::error::Error;
-use crate::memory::{self, DeviceBuffer, Empty};
+use crate::memory::{self, Allocation, DeviceBuffer};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
 use crate::python::ffi::dlpack::{self, Exported};
@@ -50,16 +50,23 @@ pub(in crate::python) fn fence(py: Python<'_>, stream: &Bound<'_, PyAny>, delay:
     Ok(py.detach(|| memory::fence(&stream, delay))?)
 }
 
+/// Allocates a block; other threads run Python meanwhile, unless it is there at once.
+#[inline]
+pub(in crate::python) fn allocate_detached(
+    py: Python<'_>,
+    nbytes: u64,
+    stream: &Stream,
+) -> crate::error::Result<Allocation> {
+    memory::allocate_in_parts(nbytes, stream, |rest| {
+        let _stack = hold_stack(Purpose::Allocation);
+        py.detach(rest)
+    })
+}
+
 /// Allocates memory; other threads run Python meanwhile, unless it is there at once.
 #[inline]
 pub(super) fn allocate(py: Python<'_>, nbytes: u64, stream: &Stream) -> crate::error::Result<DeviceBuffer> {
-    match memory::try_empty(nbytes, stream)? {
-        Empty::Ready(buffer) => Ok(buffer),
-        Empty::Miss(miss) => {
-            let _stack = hold_stack(Purpose::Allocation);
-            py.detach(|| miss.serve())
-        }
-    }
+    memory::empty_by(nbytes, stream, |nbytes, stream| allocate_detached(py, nbytes, stream))
 }
 
 impl PyDeviceBuffer {

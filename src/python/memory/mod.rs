@@ -17,7 +17,7 @@ mod snapshot;
 mod stats;
 mod unpickling;
 
-pub(super) use buffer::{PyDeviceBuffer, empty, fence};
+pub(super) use buffer::{PyDeviceBuffer, allocate_detached, empty, fence};
 pub(super) use capture::{PyCapture, PyGraphMemory};
 pub(super) use cuda_core::PyCudaCoreMemory;
 pub(super) use cupy::{PyCupyAllocator, PyCupyPinnedAllocator, PyCupyPinnedMemory};

@@ -1,0 +1,27 @@
+//! Allocating in two parts, so that a caller can let others work while the driver is asked.
+
+use super::serve::{self, Allocation, Attempt};
+use crate::error::Result;
+use crate::runtime::Stream;
+
+/// What is left to do of a request that found no free block.
+pub(crate) type Rest<'a> = &'a mut (dyn FnMut() -> Result<Allocation> + Send);
+
+/// Allocates a block. What may ask the driver, and may wait, is left to `serve`, which runs it on the same thread.
+///
+/// # Errors
+/// As [`empty`](super::empty).
+#[inline]
+pub(crate) fn allocate_in_parts(
+    bytes: u64,
+    stream: &Stream,
+    serve: impl FnOnce(Rest<'_>) -> Result<Allocation>,
+) -> Result<Allocation> {
+    match serve::try_allocate(bytes, stream)? {
+        Attempt::Ready(block) => Ok(block),
+        Attempt::Miss(miss) => serve(&mut || match miss.serve()? {
+            Some(block) => Ok(block),
+            None => serve::allocate(bytes, stream),
+        }),
+    }
+}
