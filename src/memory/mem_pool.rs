@@ -191,7 +191,7 @@ impl MemPool {
     /// # Errors
     /// `ErrorKind::InvalidValue` while the thread ends, or if the pool is closed.
     pub fn enter(&self) -> Result<PoolScope> {
-        PoolScope::new(self.pool())
+        PoolScope::new(self.in_use.again()?, false)
     }
 
     /// As [`MemPool::enter`], and also for every other thread while it has no scope of its own on this device, until
@@ -201,7 +201,7 @@ impl MemPool {
     /// # Errors
     /// `ErrorKind::InvalidValue` while the thread ends, or if the pool is closed.
     pub fn enter_all_threads(&self) -> Result<PoolScope> {
-        PoolScope::of_all_threads(self.pool())
+        PoolScope::new(self.in_use.again()?, true)
     }
 
     /// Allocates from the pool, whatever scope the calling thread is in; otherwise as [`empty`](crate::empty).
@@ -231,7 +231,7 @@ impl MemPool {
     /// # Errors
     /// `ErrorKind::InvalidValue` if the stream is of another device.
     pub fn capture(&self, stream: &Stream) -> Result<CaptureScope> {
-        CaptureScope::new(self.pool(), stream)
+        CaptureScope::new(&self.token(), stream)
     }
 
     /// Returns the statistics of the pool.

@@ -57,7 +57,7 @@ pub use pool::{
     graph_pool_handle,
 };
 #[cfg(feature = "python")]
-pub(crate) use pool::{ContextScope, EnteredCapture, EnteredScope, no_fraction, set_find_context_scope};
+pub(crate) use pool::{ContextScope, EnteredCapture, EnteredRoute, no_fraction, set_find_context_scope};
 #[cfg(feature = "python")]
 pub(crate) use pool_by_id::device_of_pool;
 pub use pool_by_id::{begin_allocate_to_pool, end_allocate_to_pool, pool_use_count, release_pool};

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use super::pool::{PoolId, PoolUse, enter_by_id, leave_by_id};
+use super::pool::{EnteredRoute, PoolId, PoolUse, RouteKind, leave_by_id};
 use super::serve;
 use crate::error::{Error, Result};
 use crate::ids::Device;
@@ -35,7 +35,8 @@ pub fn begin_allocate_to_pool(device: Device, id: PoolId) -> Result<()> {
             }
         }
     };
-    enter_by_id(Arc::clone(in_use.pool()), is_captured)?;
+    let kind = if is_captured { RouteKind::Capture(None) } else { RouteKind::Scope };
+    EnteredRoute::without_use(Arc::clone(in_use.pool()), kind)?.stay();
     in_use.into_id();
     Ok(())
 }

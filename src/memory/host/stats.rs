@@ -27,7 +27,7 @@ pub fn pinned_stats(numa: Option<u32>) -> Result<MemoryStats> {
     let nodes = nodes(numa)?;
     let mut sum = MemoryStats::default();
     for caches in &nodes {
-        sum.add(&report::stats_of(caches));
+        sum.add(&report::summarize(caches).0);
     }
     if numa.is_none() && nodes.len() > 1 {
         let total: &mut PoolStats = &mut sum.total;
@@ -101,11 +101,6 @@ pub fn empty_pinned_cache() -> Result<u64> {
 /// `ErrorKind::Forked` in a forked child.
 #[cfg(feature = "python")]
 pub(crate) fn pinned_stats_by_node() -> Result<Vec<(u32, MemoryStats)>> {
-    let mut found = Vec::new();
-    for caches in nodes(None)? {
-        if let Some(number) = caches.memory.device.host_node() {
-            found.push((number, report::stats_of(caches)));
-        }
-    }
-    Ok(found)
+    let of_node = |caches: &DeviceCaches| Some((caches.memory.device.host_node()?, report::summarize(caches).0));
+    Ok(nodes(None)?.into_iter().filter_map(of_node).collect())
 }

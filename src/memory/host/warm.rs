@@ -23,9 +23,8 @@ const THREAD: &str = "gpupool-pin";
 /// `ErrorKind::OutOfMemory` if there is not enough memory, or this process can lock no more; `ErrorKind::InvalidValue`
 /// if the host has no such node; `ErrorKind::Unavailable` if the system cannot start a thread.
 pub fn warm_pinned(nbytes: u64, numa: Option<u32>, background: bool) -> Result<()> {
-    let order = order_of(numa.map(i64::from), None)?;
     // That of the calling thread, which is to have the memory.
-    let cache = serve::cache_on(&order)?;
+    let cache = serve::cache_on(&order_of(numa.map(i64::from), None)?)?;
     if !background {
         return serve::warm_by_segments(cache, nbytes, SEGMENT_MOST);
     }

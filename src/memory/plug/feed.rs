@@ -13,7 +13,7 @@ use super::c_api::{guard, malloc_from};
 use crate::error::{Error, Result};
 use crate::ids::Device;
 use crate::memory::device::{AllocateFunction, FreeFunction};
-use crate::memory::pool::{Pool, PoolToken, closed, feed_from, gone};
+use crate::memory::pool::{Pool, PoolToken, feed_from};
 use crate::memory::serve::{self, Allocation, device_caches, find, free_after_all_work, without_callbacks};
 use crate::process;
 use crate::runtime::{self, RelaxedCapture, Stream};
@@ -41,9 +41,8 @@ pub fn feed(pool: Option<&PoolToken>) -> Result<(AllocateFunction, FreeFunction)
     process::refuse_forked()?;
     let Some(token) = pool else { return Ok((malloc_default, free)) };
     let pool = token.pool();
-    if pool.is_closed() {
-        return Err(if pool.use_count() > 0 { closed(pool) } else { gone(pool) });
-    }
+    // Refuses a pool that is gone or closed.
+    token.hold()?;
     let mut fed = write(&FED);
     let own = fed.iter().position(|other| Arc::ptr_eq(other, pool));
     let place = own.or_else(|| fed.iter().position(|other| other.use_count() == 0)).unwrap_or(fed.len());
@@ -65,20 +64,15 @@ static STREAMS: Mutex<Vec<Stream>> = Mutex::new(Vec::new());
 
 /// Returns the device's stream on which nothing ever runs.
 fn idle_stream(device: Device) -> Result<Stream> {
-    let known = || lock(&STREAMS);
-    let find = |streams: &[Stream]| streams.iter().find(|stream| stream.device() == device).cloned();
-    if let Some(stream) = find(&known()) {
+    let find = || lock(&STREAMS).iter().find(|stream| stream.device() == device).cloned();
+    if let Some(stream) = find() {
         return Ok(stream);
     }
-    let made = {
-        let _relaxed = RelaxedCapture::new(runtime::get()?)?;
-        Stream::new(device)?
-    };
-    let mut streams = known();
-    Ok(find(&streams).unwrap_or_else(|| {
-        streams.push(made.clone());
-        made
-    }))
+    let _relaxed = RelaxedCapture::new(runtime::get()?)?;
+    let made = Stream::new(device)?;
+    lock(&STREAMS).push(made.clone());
+    // Where two threads made one, both use the first.
+    Ok(find().unwrap_or(made))
 }
 
 fn allocate(pool: &Arc<Pool>, bytes: u64, stream: &Stream) -> Result<Allocation> {

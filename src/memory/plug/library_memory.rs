@@ -6,7 +6,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::Mutex;
 
 use super::c_api::{handler_alloc_from, handler_free_to};
 use crate::error::{Error, Result};
@@ -36,13 +36,9 @@ impl LibraryMemory {
         DeviceMemHandler::new(context, library_alloc, library_free, b"gpupool.MemPool")
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<PoolUse>> {
-        lock(&self.pool)
-    }
-
     /// Returns whether there is a pool.
     pub(crate) fn has_pool(&self) -> bool {
-        self.lock().is_some()
+        lock(&self.pool).is_some()
     }
 
     /// Takes what is allocated from now on from this pool, and keeps it until another is set.
@@ -59,7 +55,7 @@ impl LibraryMemory {
             )));
         }
         let wanted = pool.map(PoolToken::hold).transpose()?;
-        let former = std::mem::replace(&mut *self.lock(), wanted);
+        let former = std::mem::replace(&mut *lock(&self.pool), wanted);
         // Outside the lock: with the last use of a pool its memory goes back to the driver.
         drop(former);
         Ok(())
@@ -67,9 +63,9 @@ impl LibraryMemory {
 
     /// Memory for the library, on whichever of its threads.
     fn allocate(&self, bytes: u64, stream: &Stream) -> Result<u64> {
-        let in_use = self.lock().as_ref().map(PoolUse::again).transpose()?;
+        let in_use = lock(&self.pool).as_ref().map(PoolUse::again).transpose()?;
         if let Some(in_use) = in_use {
-            let _scope = PoolScope::of_use(in_use)?;
+            let _scope = PoolScope::new(in_use, false)?;
             return allocate(bytes, stream).map(Allocation::address);
         }
         let runtime = runtime::get()?;

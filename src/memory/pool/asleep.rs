@@ -27,18 +27,11 @@ pub(in crate::memory) struct BackupPiece {
 /// A part of a pool's memory, and where it is backed up.
 #[derive(Debug)]
 pub(in crate::memory) struct BackedUp {
-    /// The offset in the device's memory.
-    pub(in crate::memory) start: u64,
-    pub(in crate::memory) bytes: u64,
+    /// The offsets in the device's memory.
+    pub(in crate::memory) range: Range<u64>,
     pub(in crate::memory) piece: Arc<BackupPiece>,
     /// The offset in the piece.
     pub(in crate::memory) at: u64,
-}
-
-impl BackedUp {
-    pub(in crate::memory) const fn end(&self) -> u64 {
-        self.start + self.bytes
-    }
 }
 
 /// Extents in a row that a pool has when it falls asleep, and still has if the driver refuses to take them back. Their content
@@ -82,8 +75,8 @@ impl Record {
     #[must_use]
     pub(in crate::memory) fn keep_only(&mut self, ranges: &[Range<u64>]) -> Vec<BackedUp> {
         let is_needed = |part: &BackedUp| {
-            let place = ranges.partition_point(|range| range.end <= part.start);
-            ranges.get(place).is_some_and(|range| range.start < part.end())
+            let place = ranges.partition_point(|range| range.end <= part.range.start);
+            ranges.get(place).is_some_and(|range| range.start < part.range.end)
         };
         self.backed_up.extract_if(.., |part| !is_needed(part)).collect()
     }
@@ -122,7 +115,7 @@ pub(in crate::memory) struct Sleep {
     phase: Mutex<Phase>,
     /// Told when a change is over.
     changed: Condvar,
-    times: Mutex<SleepTimes>,
+    pub(in crate::memory) times: Mutex<SleepTimes>,
 }
 
 /// Which change a thread wants to make.
@@ -183,24 +176,22 @@ impl Sleep {
                 Phase::Awake | Phase::Asleep(_) => break,
             }
         }
+        Ok(Some(self.change(&mut phase, wanted, thread)))
+    }
+
+    fn change(&self, phase: &mut Phase, wanted: Wanted, thread: ThisThread) -> Change<'_> {
         let changing = Phase::Changing { thread: thread.number(), may_serve_others: wanted == Wanted::Sleep };
-        let record = match mem::replace(&mut *phase, changing) {
+        let record = match mem::replace(phase, changing) {
             Phase::Asleep(record) => Some(record),
-            _ => None,
+            Phase::Awake | Phase::Changing { .. } => None,
         };
-        Ok(Some(Change { sleep: self, record }))
+        Change { sleep: self, record }
     }
 
     /// Takes what is kept of the pool, if it is asleep and not just changing.
     pub(in crate::memory) fn try_change(&self, thread: ThisThread) -> Option<Change<'_>> {
         let mut phase = lock(&self.phase);
-        match mem::replace(&mut *phase, Phase::Changing { thread: thread.number(), may_serve_others: false }) {
-            Phase::Asleep(record) => Some(Change { sleep: self, record: Some(record) }),
-            other => {
-                *phase = other;
-                None
-            }
-        }
+        matches!(*phase, Phase::Asleep(_)).then(|| self.change(&mut phase, Wanted::Wake, thread))
     }
 
     /// Returns the bytes of pinned memory that back the pool up; none while it changes.
@@ -218,14 +209,6 @@ impl Sleep {
             Phase::Changing { .. } => true,
             Phase::Awake => false,
         }
-    }
-
-    pub(in crate::memory) fn times(&self) -> SleepTimes {
-        *lock(&self.times)
-    }
-
-    pub(in crate::memory) fn note_times(&self, note: impl FnOnce(&mut SleepTimes)) {
-        note(&mut lock(&self.times));
     }
 }
 
@@ -264,12 +247,15 @@ impl Drop for Change<'_> {
 /// Returns the error of a request to a pool that is asleep.
 #[cold]
 pub(in crate::memory) fn asleep(pool: &Pool) -> Error {
-    let (label, device) = (pool.label(), pool.memory.device);
-    let wake = if pool.is_default() { "" } else { "the pool's wake(), or " };
+    let device = pool.memory.device;
+    let (name, wake) = if pool.is_default() {
+        ("the default memory pool".to_owned(), "")
+    } else {
+        (format!("memory pool {}", pool.label()), "the pool's wake(), or ")
+    };
+    let number = device.ordinal();
     ErrorKind::Asleep(format!(
-        "{} on {device} is asleep and serves no request: wake it first, by {wake}gpupool.wake({})",
-        if pool.is_default() { "the default memory pool".to_owned() } else { format!("memory pool {label}") },
-        device.ordinal(),
+        "{name} on {device} is asleep and serves no request: wake it first, by {wake}gpupool.wake({number})"
     ))
     .into()
 }

@@ -1,13 +1,10 @@
 //! Memory for stream capture: blocks that become parts of a graph, and of nothing else until the graph is reset.
 
 use std::marker::PhantomData;
-use std::sync::Arc;
 
 use super::id::PoolId;
-use super::route;
-#[cfg(feature = "python")]
+use super::route::{EnteredRoute, RouteKind};
 use super::scope::PoolToken;
-use super::state::Pool;
 use super::uses::PoolUse;
 use crate::error::{Error, Result};
 use crate::runtime::{KnownCapture, Stream, note_capture};
@@ -31,16 +28,19 @@ pub struct GraphMemory {
     _uses: Vec<PoolUse>,
 }
 
-/// A capture under way, for a caller that promises to end it on the same thread.
+/// A capture under way, for a caller that promises to end it on the same thread. Dropped without an end it releases
+/// everything; on another thread it ends with the one that began it.
 #[derive(Debug)]
 pub(crate) struct EnteredCapture {
     pool: PoolId,
-    ticket: u64,
+    route: EnteredRoute,
     _known: KnownCapture,
 }
 
 impl EnteredCapture {
-    fn new(pool: &Arc<Pool>, stream: &Stream) -> Result<Self> {
+    /// [`MemPool::capture`](crate::MemPool::capture) for a caller that cannot keep a guard on its thread.
+    pub(crate) fn new(token: &PoolToken, stream: &Stream) -> Result<Self> {
+        let pool = token.pool();
         if stream.device() != pool.memory.device {
             return Err(Error::invalid_value(format!(
                 "pool {} is of {} and cannot serve a capture on {}; make a pool there",
@@ -49,9 +49,9 @@ impl EnteredCapture {
                 stream.device()
             )));
         }
-        let in_use = PoolUse::new(pool, true)?;
-        let ticket = route::enter_capture(in_use, stream.raw())?;
-        Ok(Self { pool: pool.id, ticket, _known: note_capture(stream) })
+        let kind = RouteKind::Capture(Some(stream.raw()));
+        let route = EnteredRoute::new(PoolUse::new(pool, true)?, kind, false)?;
+        Ok(Self { pool: pool.id, route, _known: note_capture(stream) })
     }
 
     /// Ends the routing of the capture and returns its memory.
@@ -59,8 +59,7 @@ impl EnteredCapture {
     /// # Errors
     /// `ErrorKind::InvalidValue` on another thread than the one that began it.
     pub(crate) fn leave(&self) -> Result<GraphMemory> {
-        let left = route::leave(self.ticket);
-        left.map(|uses| GraphMemory { pool: self.pool, _uses: uses }).ok_or_else(|| {
+        self.route.leave().map(|uses| GraphMemory { pool: self.pool, _uses: uses }).ok_or_else(|| {
             Error::invalid_value(format!(
                 "the capture into pool {} began on another thread, or was ended before; end it once, where it began",
                 self.pool
@@ -69,24 +68,9 @@ impl EnteredCapture {
     }
 }
 
-impl Drop for EnteredCapture {
-    fn drop(&mut self) {
-        // Nothing once it was ended. On another thread it ends with the thread that began it.
-        drop(route::leave(self.ticket));
-    }
-}
-
-#[cfg(feature = "python")]
-impl PoolToken {
-    /// [`MemPool::capture`](crate::MemPool::capture) for a caller that cannot keep a guard on its thread.
-    pub(crate) fn enter_capture(&self, stream: &Stream) -> Result<EnteredCapture> {
-        EnteredCapture::new(self.pool(), stream)
-    }
-}
-
 impl CaptureScope {
-    pub(in crate::memory) fn new(pool: &Arc<Pool>, stream: &Stream) -> Result<Self> {
-        Ok(Self { entered: EnteredCapture::new(pool, stream)?, this_thread: PhantomData })
+    pub(in crate::memory) fn new(token: &PoolToken, stream: &Stream) -> Result<Self> {
+        Ok(Self { entered: EnteredCapture::new(token, stream)?, this_thread: PhantomData })
     }
 
     /// Ends the scope; the memory that it allocated belongs to the graph.

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use super::route::next_ticket;
 use super::scope::PoolToken;
-use super::shared_route::{AllThreads, Rerouted};
+use super::shared_route::{AllThreads, OF_CONTEXT, Rerouted};
 use super::state::Pool;
 use super::uses::PoolUse;
 use crate::error::Result;
@@ -38,12 +38,13 @@ static FIND: OnceLock<FindContextScope> = OnceLock::new();
 /// Sets what finds the scope that a request is in.
 pub(crate) fn set_find_context_scope(find: FindContextScope) {
     let _ = FIND.set(find);
+    let _ = OF_CONTEXT.set(of_context);
 }
 
 /// Returns the ticket and the pool of the innermost scope on the device in the calling thread's context.
-pub(super) fn of_context(device: Device, first: u64) -> Option<(u64, Arc<Pool>)> {
+fn of_context(device: Device, first: u64) -> Option<(u64, Arc<Pool>)> {
     let scope = FIND.get()?(device, first)?;
-    scope.pool().map(|pool| (scope.ticket, pool))
+    lock(&scope.open).as_ref().map(|open| (scope.ticket, Arc::clone(open.in_use.pool())))
 }
 
 impl ContextScope {
@@ -55,10 +56,6 @@ impl ContextScope {
     /// Returns whether it is open for requests on the device, and its ticket at least this.
     pub(crate) fn serves(&self, device: Device, first: u64) -> bool {
         self.device == device && self.ticket >= first && self.is_open()
-    }
-
-    fn pool(&self) -> Option<Arc<Pool>> {
-        lock(&self.open).as_ref().map(|open| Arc::clone(open.in_use.pool()))
     }
 
     /// Ends the scope for all contexts that have it.

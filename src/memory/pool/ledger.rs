@@ -12,7 +12,7 @@ use crate::sync::lock;
 #[derive(Debug)]
 pub(in crate::memory) struct Ledger {
     memory: &'static DeviceMemory,
-    live: LivePeak,
+    pub(in crate::memory) live: LivePeak,
     with_pages: Mutex<WithPages>,
 }
 
@@ -33,10 +33,6 @@ impl Ledger {
     pub(in crate::memory) fn change_live(&self, before: u64, now: u64) {
         self.live.change(before, now);
         self.memory.live.change(before, now);
-    }
-
-    pub(in crate::memory) fn live(&self) -> &LivePeak {
-        &self.live
     }
 
     /// Notes that a cache may have free pages.

@@ -44,10 +44,7 @@ pub(in crate::memory) fn replace_limit(limit: MemoryLimit, apply: impl FnOnce())
 }
 
 pub(in crate::memory) fn refuse_no_fraction(fraction: f64) -> Result<()> {
-    if (0.0..=1.0).contains(&fraction) {
-        return Ok(());
-    }
-    Err(no_fraction(fraction))
+    if (0.0..=1.0).contains(&fraction) { Ok(()) } else { Err(no_fraction(fraction)) }
 }
 
 #[cold]

@@ -28,14 +28,12 @@ pub use limit::MemoryLimit;
 pub(crate) use limit::no_fraction;
 pub(in crate::memory) use limit::{lock_limit, refuse_no_fraction, replace_limit};
 pub(in crate::memory) use role::Role;
+pub(crate) use route::EnteredRoute;
 pub(in crate::memory) use route::{
-    Destination, Given, changes, destination, ending, enter_by_id, enter_by_ticket, feed_from, leave_by_id,
-    leave_by_ticket, next_ticket, supply,
+    Destination, Given, changes, destination, ending, feed_from, leave_by_id, leave_by_ticket, next_ticket, supply,
 };
-#[cfg(feature = "python")]
-pub(crate) use scope::EnteredScope;
 pub use scope::{PoolScope, PoolToken};
 pub(in crate::memory) use segment_list::{Leaving, Listener, SegmentCallback};
 pub use segment_list::{SegmentEvent, SegmentEventKind};
 pub(in crate::memory) use state::{Ending, Pool, Rules};
-pub(in crate::memory) use uses::{PoolUse, closed, gone};
+pub(in crate::memory) use uses::{PoolUse, closed};

@@ -7,20 +7,19 @@
 //! [`changes`] says.
 
 use std::cell::{Cell, RefCell};
+use std::mem::ManuallyDrop;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
-#[cfg(feature = "python")]
-use super::context_scope::of_context;
 use super::id::PoolId;
 use super::role::Role;
-use super::shared_route::{AllThreads, of_all_threads};
+use super::shared_route::{AllThreads, OF_CONTEXT, of_all_threads};
 use super::state::Pool;
 use super::uses::PoolUse;
 use crate::error::{Error, Result};
 use crate::ids::{Device, RawStream};
 use crate::runtime::Stream;
-use crate::sync::{Ordering, lock};
+use crate::sync::{Ordering, lock, take_last};
 
 /// A pool that the thread's requests on its device go to.
 #[derive(Debug)]
@@ -30,7 +29,7 @@ struct Route {
     /// The pool's, and of a capture also those of pools in whose scopes it allocated, which its graph uses too. None
     /// for a route that is entered and left by the pool's id.
     uses: Vec<PoolUse>,
-    /// What [`leave`] finds the route by.
+    /// What the route is found by when it is left.
     ticket: u64,
     /// The same for all threads.
     _all_threads: Option<AllThreads>,
@@ -38,7 +37,7 @@ struct Route {
 
 /// What the memory of a route is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum RouteKind {
+pub(in crate::memory) enum RouteKind {
     /// Any work of the thread's.
     Scope,
     /// The graph of a capture, of this stream if it is known.
@@ -139,7 +138,6 @@ impl Routes {
     }
 
     /// Returns whether the thread allocates for another allocator, which may hold a lock, on the device.
-    #[cfg(feature = "python")]
     fn is_in_feed(&self, device: Device) -> bool {
         let routes = self.all.borrow();
         routes.last().is_some_and(|last| {
@@ -150,14 +148,9 @@ impl Routes {
     }
 
     /// Returns the ticket and the pool of the innermost scope of the thread's context.
-    #[cfg(feature = "python")]
     fn of_context(&self, device: Device) -> Option<(u64, Arc<Pool>)> {
-        if self.is_in_feed(device) { None } else { of_context(device, self.first_ticket.get()) }
-    }
-
-    #[cfg(not(feature = "python"))]
-    fn of_context(&self, _device: Device) -> Option<(u64, Arc<Pool>)> {
-        None
+        let find = OF_CONTEXT.get().filter(|_| !self.is_in_feed(device))?;
+        find(device, self.first_ticket.get())
     }
 
     fn destination(&self, stream: &Stream, given: Option<&Given>, is_rerouted: bool) -> Result<Option<Destination>> {
@@ -269,68 +262,68 @@ pub(in crate::memory) fn destination(
     ROUTES.try_with(|routes| routes.destination(stream, given, is_rerouted)).unwrap_or_else(|_| Err(ending()))
 }
 
-/// Routes this thread's requests on the pool's device into the pool, until [`leave`] with the ticket returned; with
-/// `all_threads` also those of every thread that has no route of its own there. The use is the thread's until then.
-pub(super) fn enter(in_use: PoolUse, all_threads: bool) -> Result<u64> {
-    let ticket = next_ticket();
-    let all_threads = all_threads.then(|| AllThreads::new(in_use.pool(), ticket));
-    let pool = Arc::clone(in_use.pool());
-    add(Route { pool, kind: RouteKind::Scope, uses: vec![in_use], ticket, _all_threads: all_threads })
+/// A route of the thread that entered it, until it is dropped there. Dropped on another one, it stays until the thread that
+/// entered it ends.
+#[must_use = "requests follow the route only while this lives"]
+#[derive(Debug)]
+pub(crate) struct EnteredRoute {
+    ticket: u64,
 }
 
-/// As [`enter`], until [`leave_by_ticket`], for callers that keep no guard.
-pub(in crate::memory) fn enter_by_ticket(in_use: PoolUse) -> Result<u64> {
-    enter(in_use, false)
+impl EnteredRoute {
+    /// Routes this thread's requests on the pool's device into the pool; with `all_threads` also those of every thread that
+    /// has no route of its own there. The use is the thread's until the route is left.
+    pub(in crate::memory) fn new(in_use: PoolUse, kind: RouteKind, all_threads: bool) -> Result<Self> {
+        let (pool, ticket) = (Arc::clone(in_use.pool()), next_ticket());
+        let all_threads = all_threads.then(|| AllThreads::new(&pool, ticket));
+        Self::add(Route { pool, kind, uses: vec![in_use], ticket, _all_threads: all_threads })
+    }
+
+    /// As [`EnteredRoute::new`], of a pool that the caller keeps, or ends by its id.
+    pub(in crate::memory) fn without_use(pool: Arc<Pool>, kind: RouteKind) -> Result<Self> {
+        Self::add(Route { pool, kind, uses: Vec::new(), ticket: next_ticket(), _all_threads: None })
+    }
+
+    fn add(route: Route) -> Result<Self> {
+        let ticket = route.ticket;
+        let entered = ROUTES.try_with(|routes| {
+            routes.all.borrow_mut().push(route);
+            routes.note_routes();
+        });
+        entered.map(|()| Self { ticket }).map_err(|_| ending())
+    }
+
+    /// Has the route stay until it is left by its ticket, or by its pool's id, or the thread ends.
+    pub(crate) fn stay(self) -> u64 {
+        ManuallyDrop::new(self).ticket
+    }
+
+    /// Ends the route, wherever it stands among the others, and returns its uses; none if this thread has no such route.
+    pub(super) fn leave(&self) -> Option<Vec<PoolUse>> {
+        take_route(|route| route.ticket == self.ticket).map(|route| route.uses)
+    }
 }
 
-fn add_new(pool: Arc<Pool>, kind: RouteKind, uses: Vec<PoolUse>) -> Result<u64> {
-    add(Route { pool, kind, uses, ticket: next_ticket(), _all_threads: None })
+impl Drop for EnteredRoute {
+    fn drop(&mut self) {
+        drop(self.leave());
+    }
 }
 
-/// As [`enter`], for a capture of the stream.
-pub(super) fn enter_capture(in_use: PoolUse, stream: RawStream) -> Result<u64> {
-    add_new(Arc::clone(in_use.pool()), RouteKind::Capture(Some(stream)), vec![in_use])
-}
-
-/// As [`enter`], until [`leave_by_id`].
-pub(in crate::memory) fn enter_by_id(pool: Arc<Pool>, is_captured: bool) -> Result<()> {
-    let kind = if is_captured { RouteKind::Capture(None) } else { RouteKind::Scope };
-    add_new(pool, kind, Vec::new()).map(drop)
-}
-
-fn add(route: Route) -> Result<u64> {
-    let ticket = route.ticket;
-    let entered = ROUTES.try_with(|routes| {
-        routes.all.borrow_mut().push(route);
-        routes.note_routes();
-    });
-    entered.map(|()| ticket).map_err(|_| ending())
-}
-
-/// Ends a route of this thread, wherever it stands among the others, and returns its uses; none if this thread has no
-/// such route.
-pub(super) fn leave(ticket: u64) -> Option<Vec<PoolUse>> {
-    take_last(|route| route.ticket == ticket).map(|route| route.uses)
-}
-
-/// Ends a scope of this thread that was entered by ticket, and returns its use; none if this thread has no such scope.
+/// Ends a scope of this thread by its ticket, and returns its use; none if this thread has no such scope.
 pub(in crate::memory) fn leave_by_ticket(ticket: u64) -> Option<Vec<PoolUse>> {
-    take_last(|route| route.ticket == ticket && route.kind == RouteKind::Scope).map(|route| route.uses)
+    take_route(|route| route.ticket == ticket && route.kind == RouteKind::Scope).map(|route| route.uses)
 }
 
 /// Ends this thread's innermost route that was entered by this id; false if there is none.
 pub(in crate::memory) fn leave_by_id(device: Device, id: PoolId) -> bool {
     let is_meant = |route: &Route| route.uses.is_empty() && route.pool.id == id && route.pool.memory.device == device;
-    take_last(is_meant).is_some()
+    take_route(is_meant).is_some()
 }
 
-fn take_last(is_meant: impl Fn(&Route) -> bool) -> Option<Route> {
+fn take_route(is_meant: impl Fn(&Route) -> bool) -> Option<Route> {
     let taken = ROUTES.try_with(|routes| {
-        let taken = {
-            let mut all = routes.all.borrow_mut();
-            let place = all.iter().rposition(is_meant)?;
-            all.remove(place)
-        };
+        let taken = take_last(&mut routes.all.borrow_mut(), is_meant)?;
         routes.note_routes();
         Some(taken)
     });
@@ -406,13 +399,7 @@ pub(in crate::memory) fn feed_from<R>(
     is_captured: bool,
     allocate: impl FnOnce() -> Result<R>,
 ) -> Result<R> {
-    struct Left(u64);
-    impl Drop for Left {
-        fn drop(&mut self) {
-            drop(leave(self.0));
-        }
-    }
     let _unfollowed = Unfollowed::new()?;
-    let _left = Left(add_new(Arc::clone(pool), RouteKind::Feed { is_captured }, Vec::new())?);
+    let _entered = EnteredRoute::without_use(Arc::clone(pool), RouteKind::Feed { is_captured })?;
     allocate()
 }

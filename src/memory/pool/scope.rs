@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use super::id::PoolId;
-use super::route;
+use super::route::{EnteredRoute, RouteKind};
 use super::state::Pool;
 use super::uses::PoolUse;
 use crate::error::Result;
@@ -14,49 +14,15 @@ use crate::ids::Device;
 #[must_use = "allocations go to the pool only while this lives"]
 #[derive(Debug)]
 pub struct PoolScope {
-    _entered: EnteredScope,
+    _entered: EnteredRoute,
     this_thread: PhantomData<*mut ()>,
 }
 
 impl PoolScope {
-    pub(in crate::memory) fn new(pool: &Arc<Pool>) -> Result<Self> {
-        Self::of_use(PoolUse::new(pool, false)?)
-    }
-
-    /// Makes a scope that is also that of every thread without one of its own.
-    pub(in crate::memory) fn of_all_threads(pool: &Arc<Pool>) -> Result<Self> {
-        let entered = EnteredScope::new(PoolUse::new(pool, false)?, true)?;
+    /// Makes a scope with a use of the pool; with `all_threads` also that of every thread without one of its own.
+    pub(in crate::memory) fn new(in_use: PoolUse, all_threads: bool) -> Result<Self> {
+        let entered = EnteredRoute::new(in_use, RouteKind::Scope, all_threads)?;
         Ok(Self { _entered: entered, this_thread: PhantomData })
-    }
-
-    /// Makes a scope with a use that the caller has.
-    pub(in crate::memory) fn of_use(in_use: PoolUse) -> Result<Self> {
-        Ok(Self { _entered: EnteredScope::new(in_use, false)?, this_thread: PhantomData })
-    }
-}
-
-/// A scope that was entered, for a caller that promises to drop it on the same thread. Dropped on another one, it stays
-/// until the thread that entered it ends.
-#[derive(Debug)]
-pub(crate) struct EnteredScope {
-    ticket: u64,
-}
-
-impl EnteredScope {
-    fn new(in_use: PoolUse, all_threads: bool) -> Result<Self> {
-        Ok(Self { ticket: route::enter(in_use, all_threads)? })
-    }
-
-    /// Stays until the thread ends.
-    #[cfg(feature = "python")]
-    pub(crate) fn stay(self) {
-        std::mem::forget(self);
-    }
-}
-
-impl Drop for EnteredScope {
-    fn drop(&mut self) {
-        drop(route::leave(self.ticket));
     }
 }
 
@@ -98,7 +64,7 @@ impl PoolToken {
     /// # Errors
     /// `ErrorKind::InvalidValue` if the pool was dropped.
     pub fn enter(&self) -> Result<PoolScope> {
-        PoolScope::new(&self.pool)
+        PoolScope::new(self.hold()?, false)
     }
 
     /// As [`MemPool::enter_all_threads`](crate::MemPool::enter_all_threads).
@@ -106,12 +72,12 @@ impl PoolToken {
     /// # Errors
     /// `ErrorKind::InvalidValue` if the pool was dropped or closed.
     pub fn enter_all_threads(&self) -> Result<PoolScope> {
-        PoolScope::of_all_threads(&self.pool)
+        PoolScope::new(self.hold()?, true)
     }
 
     /// [`PoolToken::enter`], or for all threads, for a caller that cannot keep a guard on its thread.
     #[cfg(feature = "python")]
-    pub(crate) fn enter_scope(&self, all_threads: bool) -> Result<EnteredScope> {
-        EnteredScope::new(self.hold()?, all_threads)
+    pub(crate) fn enter_scope(&self, all_threads: bool) -> Result<EnteredRoute> {
+        EnteredRoute::new(self.hold()?, RouteKind::Scope, all_threads)
     }
 }

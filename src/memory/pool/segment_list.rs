@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use super::id::PoolId;
 use crate::ids::Device;
 use crate::memory::device::Remains;
-use crate::sync::{AtomicBool, Ordering, lock};
+use crate::sync::{AtomicBool, Ordering, lock, take_last};
 
 /// What happened to the segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -78,7 +78,7 @@ struct Listed {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct Segments {
     /// By address.
     segments: BTreeMap<u64, Listed>,
     listeners: Vec<Arc<Listener>>,
@@ -93,9 +93,16 @@ pub(in crate::memory) struct Leaving {
     pub(in crate::memory) listeners: Vec<Arc<Listener>>,
 }
 
+impl Segments {
+    fn leave(&mut self, address: u64, remains: Remains) -> Leaving {
+        let bytes = self.segments.remove(&address).map_or(0, |listed| listed.bytes);
+        Leaving { address, bytes, remains, listeners: self.listeners.clone() }
+    }
+}
+
 /// The segments of one pool, and its callbacks.
 #[derive(Debug, Default)]
-pub(in crate::memory) struct SegmentList(Mutex<State>);
+pub(in crate::memory) struct SegmentList(Mutex<Segments>);
 
 impl SegmentList {
     /// Adds a segment that no cache has yet, and returns who is to be told of it.
@@ -113,8 +120,7 @@ impl SegmentList {
             listed.left = Some(remains);
             return None;
         }
-        let bytes = state.segments.remove(&address).map_or(0, |listed| listed.bytes);
-        Some(Leaving { address, bytes, remains, listeners: state.listeners.clone() })
+        Some(state.leave(address, remains))
     }
 
     /// Returns whether there are callbacks.
@@ -139,21 +145,15 @@ impl SegmentList {
         let mut state = lock(&self.0);
         let listed = state.segments.get_mut(&address)?;
         listed.to_tell -= 1;
-        let bytes = listed.bytes;
-        let remains = if listed.to_tell == 0 { listed.left.take() } else { None }?;
-        state.segments.remove(&address);
-        Some(Leaving { address, bytes, remains, listeners: state.listeners.clone() })
+        let remains = listed.left.take_if(|_| listed.to_tell == 0)?;
+        Some(state.leave(address, remains))
     }
 
     /// Removes a callback. It is called no more, but for calls that are under way on other threads.
     pub(in crate::memory) fn end(&self, listener: &Arc<Listener>) {
         listener.is_over.store(true, Ordering::Release);
-        let removed = {
-            let mut state = lock(&self.0);
-            let place = state.listeners.iter().position(|other| Arc::ptr_eq(other, listener));
-            place.map(|place| state.listeners.remove(place))
-        };
         // Dropped outside the lock: it may hold anything.
+        let removed = take_last(&mut lock(&self.0).listeners, |other| Arc::ptr_eq(other, listener));
         drop(removed);
     }
 }

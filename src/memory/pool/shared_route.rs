@@ -3,17 +3,24 @@
 //! While there is any, the process counts as rerouted, and every request looks for one. Where there is none, requests
 //! ask nothing more than they ask anyway.
 
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, RwLock};
 
 use super::state::Pool;
 use crate::ids::Device;
 use crate::process;
-use crate::sync::{lock, read, write};
+use crate::sync::{lock, read, take_last, write};
 
 /// How many such routes there are.
 static OPEN: Mutex<usize> = Mutex::new(0);
 /// The routes of all threads; the innermost is the last.
 static ALL_THREADS: RwLock<Vec<(u64, Arc<Pool>)>> = RwLock::new(Vec::new());
+
+/// Returns the ticket and the pool of the innermost scope on a device in the calling thread's context, if its ticket is at
+/// least this.
+type OfContext = fn(Device, u64) -> Option<(u64, Arc<Pool>)>;
+
+/// Unset where nothing has contexts.
+pub(super) static OF_CONTEXT: OnceLock<OfContext> = OnceLock::new();
 
 /// Makes requests look for routes that are not their thread's, until it is dropped.
 #[derive(Debug)]
@@ -59,12 +66,8 @@ impl Drop for AllThreads {
         if process::is_forked() {
             return;
         }
-        let ended = {
-            let mut routes = write(&ALL_THREADS);
-            let place = routes.iter().position(|(ticket, _)| *ticket == self.ticket);
-            place.map(|place| routes.remove(place))
-        };
-        // Outside the lock: it may be the last to know the pool.
+        // Dropped outside the lock: it may be the last to know the pool.
+        let ended = take_last(&mut write(&ALL_THREADS), |(ticket, _)| *ticket == self.ticket);
         drop(ended);
     }
 }

@@ -22,12 +22,10 @@ pub(in crate::memory) struct Rules {
     pub(in crate::memory) is_for_graphs: bool,
 }
 
-/// What it has free serves other pools when memory is short.
-const USE_ON_OOM: u8 = 0b001;
 /// Each segment serves one block at a time.
-const NO_SPLIT: u8 = 0b010;
+const NO_SPLIT: u8 = 0b01;
 /// A cache has begun to cut its memory, as [`NO_SPLIT`] said then.
-const CUT: u8 = 0b100;
+const CUT: u8 = 0b10;
 
 /// When the memory of a pool goes whose last use has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -52,15 +50,16 @@ pub(in crate::memory) struct Pool {
     pub(in crate::memory) supply: Arc<Supply>,
     has_own_source: bool,
     is_for_graphs: bool,
-    /// The rules that can change: [`USE_ON_OOM`], [`NO_SPLIT`] and, for the latter, [`CUT`].
-    rules: AtomicU8,
+    use_on_oom: AtomicBool,
+    /// How memory is cut: [`NO_SPLIT`] and [`CUT`].
+    cutting: AtomicU8,
     end: EndPool,
     /// How many use the pool: its owner, scopes, captures.
     uses: AtomicU32,
     /// Those among them that are ended by the pool's id.
-    uses_by_id: AtomicU32,
+    pub(super) uses_by_id: AtomicU32,
     /// Captures whose graphs were not reset.
-    captures: AtomicU32,
+    pub(super) captures: AtomicU32,
     is_closed: AtomicBool,
     pub(in crate::memory) sleep: Sleep,
     /// Whether the work on foreign streams is marked.
@@ -93,7 +92,6 @@ impl Pool {
         supply: Supply,
         end: EndPool,
     ) -> Self {
-        let bit = |is_set: bool, bit: u8| if is_set { bit } else { 0 };
         Self {
             id,
             number,
@@ -102,7 +100,8 @@ impl Pool {
             supply: Arc::new(supply),
             has_own_source: rules.has_own_source,
             is_for_graphs: rules.is_for_graphs,
-            rules: AtomicU8::new(bit(rules.use_on_oom, USE_ON_OOM) | bit(rules.no_split, NO_SPLIT)),
+            use_on_oom: AtomicBool::new(rules.use_on_oom),
+            cutting: AtomicU8::new(if rules.no_split { NO_SPLIT } else { 0 }),
             end,
             uses: AtomicU32::new(1),
             uses_by_id: AtomicU32::new(0),
@@ -137,27 +136,19 @@ impl Pool {
         self.is_for_graphs
     }
 
-    fn has_rule(&self, rule: u8) -> bool {
-        self.rules.load(Ordering::Acquire) & rule != 0
-    }
-
     /// Returns whether what it has free serves other pools when memory is short.
     pub(in crate::memory) fn use_on_oom(&self) -> bool {
-        self.has_rule(USE_ON_OOM)
+        self.use_on_oom.load(Ordering::Acquire)
     }
 
     /// Sets whether what it has free serves other pools when memory is short. Blocks that others hold stay theirs.
     pub(in crate::memory) fn set_use_on_oom(&self, use_on_oom: bool) {
-        if use_on_oom {
-            self.rules.fetch_or(USE_ON_OOM, Ordering::AcqRel);
-        } else {
-            self.rules.fetch_and(!USE_ON_OOM, Ordering::AcqRel);
-        }
+        self.use_on_oom.store(use_on_oom, Ordering::Release);
     }
 
     /// Returns whether each segment serves one block at a time.
     pub(in crate::memory) fn no_split(&self) -> bool {
-        self.has_rule(NO_SPLIT)
+        self.cutting.load(Ordering::Acquire) & NO_SPLIT != 0
     }
 
     /// Has each segment serve one block at a time.
@@ -171,19 +162,19 @@ impl Pool {
                 "pool {label} on {device} has a reserve, which many blocks share: make the pool without one for no_split"
             )));
         }
-        let is_open = |rules: u8| (rules & (CUT | NO_SPLIT) != CUT).then_some(rules | NO_SPLIT);
-        match self.rules.fetch_update(Ordering::AcqRel, Ordering::Acquire, is_open) {
-            Ok(_) => Ok(()),
-            Err(_) => Err(Error::invalid_value(format!(
+        let is_open = |cutting: u8| (cutting & (CUT | NO_SPLIT) != CUT).then_some(cutting | NO_SPLIT);
+        let outcome = self.cutting.fetch_update(Ordering::AcqRel, Ordering::Acquire, is_open);
+        outcome.map(drop).map_err(|_| {
+            Error::invalid_value(format!(
                 "pool {label} on {device} has cut segments into blocks already: set no_split before anything is \
                  allocated from it, or make another pool"
-            ))),
-        }
+            ))
+        })
     }
 
     /// Begins to cut memory, after which [`Pool::no_split`] stays as it is. Returns whether segments are split.
     pub(in crate::memory) fn begin_cutting(&self) -> bool {
-        self.rules.fetch_or(CUT, Ordering::AcqRel) & NO_SPLIT == 0
+        self.cutting.fetch_or(CUT, Ordering::AcqRel) & NO_SPLIT == 0
     }
 
     /// Returns whether what the pool has free serves other pools when memory is short: the default pool's, that of pools
@@ -225,24 +216,6 @@ impl Pool {
         }
     }
 
-    pub(super) fn begin_capture(&self) {
-        self.captures.fetch_add(1, Ordering::AcqRel);
-    }
-
-    pub(super) fn end_capture(&self) {
-        self.captures.fetch_sub(1, Ordering::AcqRel);
-    }
-
-    pub(super) fn begin_by_id(&self) {
-        self.uses_by_id.fetch_add(1, Ordering::AcqRel);
-    }
-
-    /// Takes a use that is ended by the pool's id; false if none is left.
-    pub(super) fn end_by_id(&self) -> bool {
-        let take = |uses: u32| uses.checked_sub(1);
-        self.uses_by_id.fetch_update(Ordering::AcqRel, Ordering::Acquire, take).is_ok()
-    }
-
     pub(in crate::memory) fn has_captures(&self) -> bool {
         self.captures.load(Ordering::Acquire) > 0
     }
@@ -264,11 +237,5 @@ impl Pool {
     /// Returns whether the work on foreign streams is marked when memory is freed there.
     pub(in crate::memory) fn marks_work(&self) -> bool {
         self.marks_work.load(Ordering::Acquire)
-    }
-
-    /// Starts the peaks of what is reserved and live anew.
-    pub(in crate::memory) fn reset_peaks(&self) {
-        self.budget().reset_peak();
-        self.ledger.live().reset();
     }
 }

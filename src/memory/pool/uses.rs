@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::state::{Ending, Pool};
 use crate::error::{Error, Result};
 use crate::process;
+use crate::sync::Ordering;
 
 /// One of a pool's uses, until it is dropped. With the last the pool ends.
 #[derive(Debug)]
@@ -20,7 +21,7 @@ impl PoolUse {
     /// Returns the use that a new pool begins with.
     pub(in crate::memory) fn first(pool: Arc<Pool>, is_captured: bool) -> Self {
         if is_captured {
-            pool.begin_capture();
+            pool.captures.fetch_add(1, Ordering::AcqRel);
         }
         Self { pool, is_captured, is_over: false }
     }
@@ -54,13 +55,15 @@ impl PoolUse {
 
     /// Leaves the use to be ended by the pool's id.
     pub(in crate::memory) fn into_id(mut self) {
-        self.pool.begin_by_id();
+        self.pool.uses_by_id.fetch_add(1, Ordering::AcqRel);
         self.is_over = true;
     }
 
     /// Takes up a use that was left by [`PoolUse::into_id`]; none if none is left.
     pub(in crate::memory) fn from_id(pool: Arc<Pool>, is_captured: bool) -> Option<Self> {
-        pool.end_by_id().then(|| Self { pool, is_captured, is_over: false })
+        let take = |uses: u32| uses.checked_sub(1);
+        pool.uses_by_id.fetch_update(Ordering::AcqRel, Ordering::Acquire, take).ok()?;
+        Some(Self { pool, is_captured, is_over: false })
     }
 
     /// Ends the use without a driver call, as a thread does that ends.
@@ -73,7 +76,7 @@ impl PoolUse {
             return;
         }
         if self.is_captured {
-            self.pool.end_capture();
+            self.pool.captures.fetch_sub(1, Ordering::AcqRel);
         }
         self.pool.release(ending);
     }
@@ -100,6 +103,6 @@ pub(in crate::memory) fn closed(pool: &Pool) -> Error {
 }
 
 /// Returns the error of a call for a pool whose last use has ended.
-pub(in crate::memory) fn gone(pool: &Pool) -> Error {
+fn gone(pool: &Pool) -> Error {
     Error::invalid_value(format!("pool {} was dropped; keep the MemPool as long as it is used", pool.label()))
 }

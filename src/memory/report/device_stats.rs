@@ -50,7 +50,7 @@ counters! {
     /// `gpupool_device_stats`: all pools of a device together.
     #[repr(C)]
     pub struct DeviceStats {
-        /// The size of this struct, in bytes, in a caller's; else 0.
+        /// The size of this struct, in bytes, as the caller sets it.
         pub size: u64,
         /// Live blocks.
         pub allocation: Stats,
@@ -81,18 +81,6 @@ counters! {
     }
 }
 
-const fn blocks_of(amount: Amount) -> u64 {
-    amount.blocks
-}
-
-const fn bytes_of(amount: Amount) -> u64 {
-    amount.bytes
-}
-
-const fn requested_of(amount: Amount) -> u64 {
-    amount.requested
-}
-
 /// Returns the statistics of a device's memory, as PyTorch has them.
 ///
 /// # Errors
@@ -115,16 +103,17 @@ pub(in crate::memory) fn device_stats(device: Device) -> Result<DeviceStats> {
     let segment: Stats = pieces.map(|(pieces, _)| pieces.into());
     let beside = caches.reports.find_free_beside_held(caches.pools.serving(), ThisThread::get());
     Ok(DeviceStats {
+        // The caller's own says how much of this it takes.
         size: 0,
-        allocation: held(blocks_of),
+        allocation: held(|amount| amount.blocks),
         segment,
-        active: active(blocks_of),
+        active: active(|amount| amount.blocks),
         inactive_split: beside.map(|(blocks, _)| blocks.into()),
-        allocated_bytes: held(bytes_of),
+        allocated_bytes: held(|amount| amount.bytes),
         reserved_bytes: pieces.map(|(_, bytes)| bytes.into()),
-        active_bytes: active(bytes_of),
+        active_bytes: active(|amount| amount.bytes),
         inactive_split_bytes: beside.map(|(_, bytes)| bytes.into()),
-        requested_bytes: active(requested_of),
+        requested_bytes: active(|amount| amount.requested),
         alloc_retries: caches.memory.retries.load(Ordering::Relaxed).cast_signed(),
         ooms: caches.memory.failures.load(Ordering::Relaxed).cast_signed(),
         device_allocs: segment[0].allocated,

@@ -2,7 +2,7 @@
 
 use super::snapshot::{BlockView, SegmentView, block_view, segment_view};
 use crate::error::{Error, Result};
-use crate::memory::serve;
+use crate::memory::serve::{self, Allocation};
 use crate::process;
 
 /// Returns the live block that starts at an address, and the memory without a gap that it is cut from.
@@ -33,8 +33,7 @@ pub(in crate::memory) fn live_block(address: u64) -> Result<(SegmentView, BlockV
 /// `ErrorKind::InvalidValue` if there is none; `ErrorKind::Forked` in a forked child.
 pub(in crate::memory) fn block_around(address: u64) -> Result<(u64, u64)> {
     process::refuse_forked()?;
-    let block = serve::find(address, None)?;
-    let (cache, offset) = (block.cache, block.offset);
+    let Allocation { cache, offset } = serve::find(address, None)?;
     let memory = cache.memory;
     let heap = cache.visit();
     if let Some((found, _)) = heap.live_block(&memory.pages, offset) {

@@ -22,6 +22,7 @@ pub(in crate::memory) use snapshot::segments_of_pool;
 pub(crate) use snapshot::take_snapshot;
 pub use snapshot::{BlockView, MemorySnapshot, SegmentView, memory_snapshot};
 pub use stats::{MemoryStats, PoolStats, memory_stats, reset_peak_memory_stats};
-pub(in crate::memory) use stats::{reset_peaks_of, reset_pool_peaks, stats_of};
+pub(in crate::memory) use stats::{reset_peaks_of, reset_pool_peaks};
 pub(crate) use summary::pool_summaries;
+pub(in crate::memory) use summary::summarize;
 pub use summary::{PoolSummary, StreamStats};

@@ -3,17 +3,14 @@
 use std::collections::HashSet;
 
 use super::frozen::{Frozen, FrozenCache};
-use crate::memory::cache::{DeviceCaches, StreamCache, Tell, observe, visit_events};
+use super::snapshot::caches;
+use crate::memory::cache::{Tell, observe, visit_events};
 use crate::observe::recording::{self, Settings, Stack};
 use crate::process;
 
-fn caches() -> Vec<&'static StreamCache> {
-    DeviceCaches::all().flat_map(|caches| caches.pools.serving()).collect()
-}
-
 /// Has the blocks known that there are at one moment, that of `begin`.
 fn begin_with_blocks(begin: impl FnOnce()) {
-    let mut frozen = Frozen::new(caches);
+    let mut frozen = Frozen::new(|| caches(None));
     begin();
     for FrozenCache { cache, recorded, heap } in &mut frozen.caches {
         recorded.begin(heap.views(&cache.memory.pages).into_iter().flatten());
@@ -29,7 +26,7 @@ pub(crate) fn begin_recording(settings: Settings, most: usize) {
 pub(crate) fn end_recording() {
     recording::stop();
     recording::forget_events();
-    for cache in caches() {
+    for cache in caches(None) {
         // An observer is told of what these blocks are when they are freed.
         if process::state().is_observed() {
             cache.recording.forget_stacks(|_| true);
@@ -51,7 +48,7 @@ pub(in crate::memory) fn begin_observing(tell: Tell) {
 pub(in crate::memory) fn end_recording_with_stacks() {
     if process::state().is_observed() {
         recording::stop();
-        caches().into_iter().for_each(|cache| cache.recording.forget_stacks(|stack| !stack.is_of_plug()));
+        caches(None).into_iter().for_each(|cache| cache.recording.forget_stacks(|stack| !stack.is_of_plug()));
     } else {
         end_but_for_stacks(recording::stop);
     }
@@ -60,7 +57,7 @@ pub(in crate::memory) fn end_recording_with_stacks() {
 
 /// Has nothing known of blocks any more, from the moment of `end` on, but for the stacks of plugs that live ones have.
 fn end_but_for_stacks(end: impl FnOnce()) {
-    let mut frozen = Frozen::new(caches);
+    let mut frozen = Frozen::new(|| caches(None));
     for FrozenCache { cache, recorded, .. } in &mut frozen.caches {
         cache.keep_stacks(recorded);
     }
@@ -79,10 +76,8 @@ pub(in crate::memory) fn end_observing() {
 /// Returns the stacks that events and live blocks name.
 pub(crate) fn stacks_in_use() -> HashSet<Stack> {
     let mut stacks = HashSet::new();
-    visit_events(|event| {
-        stacks.insert(event.stack);
-    });
-    for cache in caches() {
+    visit_events(|event| _ = stacks.insert(event.stack));
+    for cache in caches(None) {
         stacks.extend(cache.recording.lock().stacks());
     }
     stacks

@@ -122,7 +122,8 @@ pub(in crate::memory) fn segments_of_pool(pool: &Pool) -> Vec<SegmentView> {
     segments(&Frozen::of(pool))
 }
 
-fn caches(device: Option<Device>) -> Vec<&'static StreamCache> {
+/// Returns the caches of a device that serve requests, or of all.
+pub(super) fn caches(device: Option<Device>) -> Vec<&'static StreamCache> {
     let wanted = DeviceCaches::all().filter(|caches| device.is_none_or(|device| device == caches.memory.device));
     wanted.flat_map(|caches| caches.pools.serving()).collect()
 }

@@ -1,7 +1,7 @@
 //! Statistics of pools and devices. Each stream is counted for itself; a query adds the counts up.
 
 use super::counters::counters;
-use super::summary::{self, PoolSummary};
+use super::summary::{PoolSummary, summarize};
 use crate::error::Result;
 use crate::ids::Device;
 use crate::memory::cache::{ALL, Counts, DeviceCaches};
@@ -73,7 +73,7 @@ counters! {
 
 impl PoolStats {
     pub(in crate::memory) fn of(pool: &Pool) -> Self {
-        PoolSummary::of(pool).stats
+        PoolSummary::with_counts(pool).0.stats
     }
 
     /// Notes what caches have counted.
@@ -105,12 +105,7 @@ impl PoolStats {
 /// # Errors
 /// As [`device`](crate::device).
 pub fn memory_stats(device: Device) -> Result<MemoryStats> {
-    device_caches(runtime::existing(device)?).map(stats_of)
-}
-
-/// [`memory_stats`] of a device or of a NUMA node of the host.
-pub(in crate::memory) fn stats_of(caches: &DeviceCaches) -> MemoryStats {
-    summary::summarize(caches).0
+    Ok(summarize(device_caches(runtime::existing(device)?)?).0)
 }
 
 /// Resets the peaks of a device's memory to the current values.
@@ -138,5 +133,6 @@ pub(in crate::memory) fn reset_pool_peaks(pool: &Pool) {
         cache.lock(thread).reset_peak();
     }
     DeviceCaches::reset_past_peak(pool);
-    pool.reset_peaks();
+    pool.budget().reset_peak();
+    pool.ledger.live.reset();
 }

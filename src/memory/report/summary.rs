@@ -6,11 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use super::counters::Sum;
 use super::stats::{MemoryStats, PoolStats};
 use crate::ids::Device;
 use crate::memory::cache::{ALL, Counts, DeviceCaches};
 use crate::memory::pool::{Pool, PoolId};
-use crate::sync::ThisThread;
+use crate::sync::{ThisThread, lock};
 
 /// The memory of a pool that serves the requests of one stream, whichever threads they come from.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
@@ -59,13 +60,8 @@ pub struct PoolSummary {
 }
 
 impl PoolSummary {
-    /// Sums up a pool. Locks one cache at a time, each for a few additions.
-    pub(in crate::memory) fn of(pool: &Pool) -> Self {
-        Self::with_counts(pool).0
-    }
-
-    /// Sums up a pool, with all that its caches have counted.
-    fn with_counts(pool: &Pool) -> (Self, Counts) {
+    /// Sums up a pool, with all that its caches have counted. Locks one cache at a time, each for a few additions.
+    pub(super) fn with_counts(pool: &Pool) -> (Self, Counts) {
         let thread = ThisThread::get();
         let (caches, mut total) = DeviceCaches::caches_and_past_of(pool);
         let mut stats = PoolStats::default();
@@ -82,15 +78,15 @@ impl PoolSummary {
 
             let address = cache.stream_address();
             let is_feed = cache.service().is_some_and(|service| service.role.is_feed());
-            let new = StreamStats { stream: address, is_feed, ..StreamStats::default() };
-            let stream = streams.entry(address).or_insert(new);
+            let stream =
+                streams.entry(address).or_insert(StreamStats { stream: address, is_feed, ..Default::default() });
             let live = counts.now[ALL];
             stream.live_bytes += live.bytes;
             stream.requested_bytes += live.requested;
             stream.cached_bytes += cached;
             stream.live_blocks += live.blocks;
         }
-        total.bound_peaks(pool.ledger.live().peak());
+        total.bound_peaks(pool.ledger.live.peak());
         stats.set_counts(&total);
         // Within what is reserved also where pages came from there to a cache meanwhile.
         let free_in_reserve =
@@ -101,7 +97,7 @@ impl PoolSummary {
         let bytes = |stream: &StreamStats| stream.live_bytes + stream.cached_bytes;
         let mut streams: Vec<_> = streams.into_values().filter(|stream| bytes(stream) > 0).collect();
         streams.sort_unstable_by_key(|stream| (Reverse(bytes(stream)), stream.stream));
-        let times = pool.sleep.times();
+        let times = *lock(&pool.sleep.times);
         let summary = Self {
             id: pool.id,
             name: pool.name.clone(),
@@ -131,9 +127,8 @@ pub(in crate::memory) fn summarize(caches: &DeviceCaches) -> (MemoryStats, Vec<P
     let mut total = PoolStats::default();
     let sum_up = |pool: &Arc<Pool>| {
         let (summary, of_pool) = PoolSummary::with_counts(pool);
-        total.cached_bytes += summary.stats.cached_bytes;
-        total.asleep_bytes += summary.stats.asleep_bytes;
-        total.backup_bytes += summary.stats.backup_bytes;
+        // What is counted for the whole device is set below.
+        total.add(&summary.stats);
         counts.add(of_pool);
         summary
     };

@@ -22,34 +22,30 @@ use crate::observe::target::MEMORY;
 use crate::observe::{Activity, Took};
 use crate::process;
 use crate::runtime::{self, Event, RelaxedCapture};
-use crate::sync::ThisThread;
+use crate::sync::{ThisThread, lock};
 
-/// What its caller puts to sleep.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Asked {
-    Pool,
-    /// All pools of a device: also those whose blocks lie in others.
-    Device,
-}
-
-/// Puts a pool alone to sleep; see [`sleep_as_asked`].
+/// Puts a pool alone to sleep; see [`put_to_sleep`].
 ///
 /// # Errors
-/// As [`sleep_as_asked`].
+/// As [`put_to_sleep`]; `ErrorKind::Unavailable` also if other pools have blocks of it.
 pub(in crate::memory) fn sleep(pool: &Arc<Pool>, backup: Backup) -> Result<u64> {
-    sleep_as_asked(pool, backup, Asked::Pool)
+    put_to_sleep(pool, backup, end_serving_others)
 }
 
-/// Puts a pool to sleep, and returns the bytes that went back to the driver; 0 if it is asleep already. Other processes that keep
-/// its memory mapped are waited for, within bounds.
+/// Puts a pool to sleep, and returns the bytes that went back to the driver; 0 if it is asleep already. Before it refuses
+/// requests it is checked, which may prevent the sleep. Other processes that keep its memory mapped are waited for, within
+/// bounds.
 ///
 /// # Errors
-/// `ErrorKind::Unavailable` if memory of this kind cannot sleep, or other processes have attached some of it, or the pool was
-/// to sleep alone and other pools have blocks of it; `ErrorKind::InvalidValue` while a stream is captured;
-/// `ErrorKind::OutOfMemory` if there is not enough pinned memory for the backup; any other refusal of the driver. The pool is
-/// then awake with all that it had, unless the driver also refuses to give back what went already: then it is asleep, with all
-/// of its backup.
-pub(super) fn sleep_as_asked(pool: &Arc<Pool>, backup: Backup, asked: Asked) -> Result<u64> {
+/// What the check returns; `ErrorKind::Unavailable` if memory of this kind cannot sleep, or other processes have attached some
+/// of it; `ErrorKind::InvalidValue` while a stream is captured; `ErrorKind::OutOfMemory` if there is not enough pinned memory
+/// for the backup; any other refusal of the driver. The pool is then awake with all that it had, unless the driver also refuses
+/// to give back what went already: then it is asleep, with all of its backup.
+pub(super) fn put_to_sleep(
+    pool: &Arc<Pool>,
+    backup: Backup,
+    check: fn(&Pool, &Change<'_>, ThisThread) -> Result<()>,
+) -> Result<u64> {
     process::refuse_forked()?;
     if let Some(reason) = why_not(pool) {
         return Err(Error::unavailable(reason));
@@ -61,9 +57,7 @@ pub(super) fn sleep_as_asked(pool: &Arc<Pool>, backup: Backup, asked: Asked) -> 
         refuse_held(pool)?;
     }
     let Some(mut change) = pool.sleep.begin(Wanted::Sleep, thread)? else { return Ok(0) };
-    if asked == Asked::Pool
-        && let Err(error) = end_serving_others(pool, &change, thread)
-    {
+    if let Err(error) = check(pool, &change, thread) {
         drop(change);
         trim_if_closed(pool, thread);
         return Err(error);
@@ -76,10 +70,9 @@ pub(super) fn sleep_as_asked(pool: &Arc<Pool>, backup: Backup, asked: Asked) -> 
     let took = begun.elapsed();
     let backed_up = change.record.as_ref().map_or(0, Record::backup_bytes);
     if outcome.is_ok() {
-        pool.sleep.note_times(|times| {
-            times.count += 1;
-            times.asleep_in = took;
-        });
+        let mut times = lock(&pool.sleep.times);
+        times.count += 1;
+        times.asleep_in = took;
     }
     drop(change);
     trim_if_closed(pool, thread);

@@ -19,7 +19,7 @@ use crate::observe::target::MEMORY;
 use crate::observe::{Activity, Took};
 use crate::process;
 use crate::runtime::{self, RelaxedCapture, Stream};
-use crate::sync::ThisThread;
+use crate::sync::{ThisThread, lock};
 
 /// Wakes a pool, and returns the bytes that were taken from the driver; 0 if it is awake already. Its memory can then be used
 /// on any stream.
@@ -34,15 +34,12 @@ pub(in crate::memory) fn wake(pool: &Arc<Pool>) -> Result<u64> {
     let begun = Instant::now();
     let _activity = Activity::begin(format_args!("wake memory pool"));
     let _delivery = Delivery::at_end();
-    let outcome = match &mut change.record {
-        Some(record) => bring_back(pool, record, thread),
-        None => Ok(0),
-    };
+    let outcome = change.record.as_mut().map_or(Ok(0), |record| bring_back(pool, record, thread));
     let took = begun.elapsed();
     // Freed with no lock held.
     let record = if outcome.is_ok() { change.record.take() } else { None };
     if outcome.is_ok() {
-        pool.sleep.note_times(|times| times.awake_in = took);
+        lock(&pool.sleep.times).awake_in = took;
     }
     drop(change);
     drop(record);
@@ -116,26 +113,29 @@ pub(super) fn bring_back(pool: &Arc<Pool>, record: &mut Record, thread: ThisThre
     let (in_reserve, movable): (Vec<_>, Vec<_>) = extents.partition(|extent| of_reserve.contains(&extent.start()));
     movable.into_iter().for_each(|extent| memory.pages.set_mapping(extent));
     wake_caches(pool, thread);
-    give_reserve_back(pool, in_reserve);
+    if let Some(reserve) = pool.supply.reserve() {
+        // Those go that a pool which has ended needs no more.
+        retire_extents(pool, reserve.set_extents(in_reserve));
+    }
     Ok(wanted)
 }
 
 /// Maps what the pool still has.
 fn map_kept(pool: &Pool, record: &mut Record) -> Result<()> {
     let range = &pool.memory.range;
-    for index in 0..record.kept.len() {
-        if !record.kept[index].is_mapped {
-            let mut mapped = record.kept.swap_remove(index).extents;
+    let (mut mapped, mut outcome) = (Vec::new(), Ok(()));
+    for kept in &mut record.kept {
+        if !kept.is_mapped && outcome.is_ok() {
+            let count;
             // SAFETY: the pool keeps these pages, at which nothing is mapped, and the extents.
-            let (count, outcome) = unsafe { range.map_row(&mapped) };
-            let rest = mapped.split_off(count);
-            record.kept.push(Kept { extents: rest, is_mapped: false, is_open: false });
-            record.kept.push(Kept { extents: mapped, is_mapped: true, is_open: outcome.is_ok() });
-            record.kept.retain(|kept| !kept.extents.is_empty());
-            outcome?;
-            return map_kept(pool, record);
+            (count, outcome) = unsafe { range.map_row(&kept.extents) };
+            let extents = kept.extents.drain(..count).collect();
+            mapped.push(Kept { extents, is_mapped: true, is_open: outcome.is_ok() });
         }
     }
+    record.kept.extend(mapped);
+    record.kept.retain(|kept| !kept.extents.is_empty());
+    outcome?;
     for kept in record.kept.iter_mut().filter(|kept| !kept.is_open) {
         // SAFETY: all of it is mapped, and the pool's alone.
         unsafe { range.open_row(&kept.extents) }?;
@@ -208,10 +208,4 @@ fn give_up(pool: &Pool, taken: NewExtents) -> bool {
     // What the driver refuses to take back now is tried again whenever memory is given back.
     let _ = memory.end_retired(false);
     is_done
-}
-
-/// Gives a pool's reserve the extents that stand there now. Those go that a pool which has ended needs no more.
-fn give_reserve_back(pool: &Pool, extents: Vec<Mapping>) {
-    let Some(reserve) = pool.supply.reserve() else { return };
-    retire_extents(pool, reserve.set_extents(extents));
 }

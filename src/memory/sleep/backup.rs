@@ -75,7 +75,7 @@ impl Copying {
                 // piece, of which this range was given out once.
                 unsafe { self.stream.copy_to_host(piece.address + at, memory.address(start), bytes) }?;
                 self.piece = Some((Arc::clone(&piece), at + bytes));
-                record.backed_up.push(BackedUp { start, bytes, piece, at });
+                record.backed_up.push(BackedUp { range: start..start + bytes, piece, at });
                 start += bytes;
             }
         }
@@ -93,10 +93,10 @@ pub(super) unsafe fn copy_back(
     range: &Range<u64>,
     stream: &Stream,
 ) -> Result<()> {
-    let first = record.backed_up.partition_point(|part| part.end() <= range.start);
-    for part in record.backed_up[first..].iter().take_while(|part| part.start < range.end) {
-        let (start, end) = (part.start.max(range.start), part.end().min(range.end));
-        let from = part.piece.address + part.at + (start - part.start);
+    let first = record.backed_up.partition_point(|part| part.range.end <= range.start);
+    for part in record.backed_up[first..].iter().take_while(|part| part.range.start < range.end) {
+        let (start, end) = (part.range.start.max(range.start), part.range.end.min(range.end));
+        let from = part.piece.address + part.at + (start - part.range.start);
         // SAFETY: the piece lives as long as the record, which outlives the copy, and the caller vouches for the device's.
         unsafe { stream.copy_to_device(memory.address(start), from, end - start) }?;
     }

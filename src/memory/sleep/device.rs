@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use log::info;
 
-use super::asleep::{Asked, sleep_as_asked};
+use super::asleep::put_to_sleep;
 use super::awake;
 use super::backup::Backup;
 use super::refusal::why_not;
@@ -37,7 +37,8 @@ pub fn sleep(device: Device, backup: Backup) -> Result<u64> {
             continue;
         }
         let was_asleep = pool.sleep.is_asleep();
-        if let Err(error) = sleep_as_asked(&pool, backup, Asked::Device) {
+        // Other pools that have blocks of it sleep with it.
+        if let Err(error) = put_to_sleep(&pool, backup, |_, _, _| Ok(())) {
             for pool in fallen.iter().rev() {
                 // What finds no memory stays asleep, and says so to requests.
                 let _ = awake::wake(pool);

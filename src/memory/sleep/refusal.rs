@@ -11,25 +11,18 @@ use crate::sync::ThisThread;
 
 /// Returns why a pool can never sleep, if it cannot.
 pub(super) fn why_not(pool: &Pool) -> Option<String> {
-    let (label, device) = (pool.label(), pool.memory.device);
-    if pool.segments.has_listeners() {
-        return Some(format!(
-            "pool {label} on {device} cannot sleep: callbacks of on_segment were told of its segments, which may be registered \
-             where they are. Remove the callbacks, and use a pool without no_split, segments and allocator for what is to sleep"
-        ));
-    }
-    if pool.has_fixed_segments() {
-        return Some(format!(
-            "pool {label} on {device} cannot sleep: its segments stay where they are, for they may be registered elsewhere or \
-             came from its own allocator. Leave out allocator, segments and no_split for a pool that is to sleep"
-        ));
-    }
-    (!pool.source().is_pages() || pool.source().segments().is_some()).then(|| {
-        format!(
-            "pool {label} on {device} cannot sleep: that needs virtual memory management, which the device or its driver \
-             does not have"
-        )
-    })
+    let reason = if pool.segments.has_listeners() {
+        "callbacks of on_segment were told of its segments, which may be registered where they are. Remove the callbacks, and use \
+         a pool without no_split, segments and allocator for what is to sleep"
+    } else if pool.has_fixed_segments() {
+        "its segments stay where they are, for they may be registered elsewhere or came from its own allocator. Leave out \
+         allocator, segments and no_split for a pool that is to sleep"
+    } else if !pool.source().is_pages() || pool.source().segments().is_some() {
+        "that needs virtual memory management, which the device or its driver does not have"
+    } else {
+        return None;
+    };
+    Some(format!("pool {} on {} cannot sleep: {reason}", pool.label(), pool.memory.device))
 }
 
 /// Refuses while a stream of the device, or of one that may use its memory, is known to be captured: they are about to be

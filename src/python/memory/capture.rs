@@ -51,7 +51,7 @@ impl PyCapture {
         let memory = PyGraphMemory { pool_id: pair(self.token.id()), memory: Mutex::new(None) };
         let memory = Py::new(py, memory)?;
         // It waits for calls for the whole device, and they for work that may need Python.
-        let entered = py.detach(|| self.token.enter_capture(&self.stream))?;
+        let entered = py.detach(|| EnteredCapture::new(&self.token, &self.stream))?;
         let is_first = {
             let mut state = lock(&self.state);
             let is_first = state.is_none();

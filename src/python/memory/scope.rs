@@ -6,7 +6,7 @@ use super::context::{EnteredContext, current_task};
 use super::mem_pool::PyMemPool;
 use super::{Id, pair};
 use crate::error::Error;
-use crate::memory::{EnteredScope, PoolToken};
+use crate::memory::{EnteredRoute, PoolToken};
 use crate::process;
 use crate::python::device;
 use crate::python::with_blocks::WithBlocks;
@@ -50,7 +50,7 @@ impl PyPoolToken {
 /// What a `with` block entered: a scope of its thread, or of its asyncio task.
 #[derive(Debug)]
 enum Entered {
-    Thread(EnteredScope),
+    Thread(EnteredRoute),
     Context(EnteredContext),
 }
 

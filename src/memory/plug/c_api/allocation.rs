@@ -3,9 +3,9 @@
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-use super::call::{SUCCESS, hand_out, pointer, status_of, stream_on};
+use super::call::{SUCCESS, address_of, hand_out, status_of, stream_on};
 use crate::error::Result;
-use crate::memory::serve::{self, Allocation};
+use crate::memory::serve;
 use crate::runtime::Stream;
 
 /// Allocates on a stream, from the pool that the calling thread's scope says. 0 bytes are a null pointer, and so is what
@@ -17,16 +17,10 @@ pub(super) unsafe extern "C" fn allocate(
     stream: *mut c_void,
     place: *mut *mut c_void,
 ) -> c_int {
-    let allocate = || {
-        if bytes == 0 {
-            return Ok(ptr::null_mut());
-        }
-        // SAFETY: the caller names a stream of the device, which is alive.
-        let stream = unsafe { stream_on(device, stream) }?;
-        serve::allocate(bytes, &stream).map(Allocation::address).map(pointer)
-    };
+    // SAFETY: the caller names a stream of the device, which is alive.
+    let allocate = || serve::allocate(bytes, &unsafe { stream_on(device, stream) }?);
     // SAFETY: the caller passes a place for a pointer, or null.
-    unsafe { hand_out(place, "pointer", ptr::null_mut(), allocate) }
+    unsafe { hand_out(place, "pointer", ptr::null_mut(), || address_of(bytes, allocate)) }
 }
 
 /// Frees a block in the order of the stream that it was allocated on. A null pointer is none.

@@ -7,7 +7,7 @@ use std::ffi::{c_int, c_void};
 use std::ptr;
 
 use super::allocation::{free_behind, free_in_order};
-use super::call::{guard, null, pointer, stream_of};
+use super::call::{address_of, guard, pointer, put, stream_of};
 use crate::error::{Error, Result};
 use crate::library::DeviceMemHandler;
 use crate::memory::host;
@@ -37,12 +37,8 @@ pub(in crate::memory::plug) unsafe fn malloc_from(
     guard(ptr::null_mut(), || {
         let size = u64::try_from(size)
             .map_err(|_| Error::invalid_value(format!("there are no {size} bytes: a size is 0 or more")))?;
-        if size == 0 {
-            return Ok(ptr::null_mut());
-        }
         // SAFETY: the caller promises that the stream is alive.
-        let stream = unsafe { stream_of(device, stream) }?;
-        allocate(size, &stream).map(Allocation::address).map(pointer)
+        address_of(size, || allocate(size, &unsafe { stream_of(device, stream) }?))
     })
 }
 
@@ -52,19 +48,14 @@ pub(super) unsafe extern "C" fn malloc(size: isize, device: c_int, stream: *mut 
 }
 
 pub(super) unsafe extern "C" fn free(pointer: *mut c_void, _size: isize, device: c_int, stream: *mut c_void) {
-    // PyTorch names the stream that the memory was allocated on, which may be gone.
-    // SAFETY: if it is another stream, it is alive.
+    // SAFETY: the caller names a stream that is alive, or, as PyTorch does, the block's own, which may be gone and is not used.
     guard((), || free_behind(pointer, || unsafe { stream_of(device, stream) }));
 }
 
 pub(super) unsafe extern "C" fn cupy_malloc(_param: *mut c_void, size: usize, device: c_int) -> *mut c_void {
-    guard(ptr::null_mut(), || {
-        if size == 0 {
-            return Ok(ptr::null_mut());
-        }
-        let stream = Stream::current_view(runtime::device(device.into())?);
-        serve::allocate(size as u64, &stream).map(Allocation::address).map(pointer)
-    })
+    let size = size as u64;
+    let allocate = || serve::allocate(size, &Stream::current_view(runtime::device(device.into())?));
+    guard(ptr::null_mut(), || address_of(size, allocate))
 }
 
 pub(super) unsafe extern "C" fn cupy_free(_param: *mut c_void, pointer: *mut c_void, _device: c_int) {
@@ -85,10 +76,9 @@ pub(in crate::memory::plug) unsafe fn handler_alloc_from(
     guard(1, || {
         // SAFETY: the caller promises that the stream is alive.
         let stream = unsafe { stream_of(device, stream) }?;
+        let allocate = || if size == 0 { Ok(ptr::null_mut()) } else { allocate(size as u64, &stream).map(pointer) };
         // SAFETY: the caller passes a place for a pointer, or null.
-        let place = unsafe { place.as_mut() }.ok_or_else(|| null("pointer"))?;
-        *place = pointer(if size == 0 { 0 } else { allocate(size as u64, &stream)? });
-        Ok(0)
+        unsafe { put(place, "pointer", allocate) }.map(|()| 0)
     })
 }
 

@@ -9,6 +9,7 @@ use std::ptr;
 
 use crate::error::{Error, ErrorKind, Result, StatusKind};
 use crate::ids::Device;
+use crate::memory::serve::Allocation;
 use crate::process;
 use crate::runtime::{self, Stream};
 
@@ -73,18 +74,13 @@ fn fail(error: &Error) -> c_int {
     status(error)
 }
 
-#[cold]
-fn panicked() -> c_int {
-    fail(&Error::internal("a call from C panicked"))
-}
-
 /// Runs a call, and returns its status. A forked child is left to what it calls.
 #[inline]
 pub(super) fn status_of(call: impl FnOnce() -> Result<()>) -> c_int {
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(())) => SUCCESS,
         Ok(Err(error)) => fail(&error),
-        Err(_) => panicked(),
+        Err(_) => fail(&Error::internal("a call from C panicked")),
     }
 }
 
@@ -94,18 +90,29 @@ pub(super) fn run(call: impl FnOnce() -> Result<()>) -> c_int {
     status_of(|| process::refuse_forked().and_then(|()| call()))
 }
 
-/// Runs a call, and puts what it returns in its place, which is as it was where it fails. `name` is what the header calls it.
+/// Puts what a call returns in its place, which is as it was where it fails. `name` is what the header calls it.
 ///
 /// # Safety
 /// The place may be written, or is null, which is refused.
 #[inline]
+pub(super) unsafe fn put<T: Copy>(place: *mut T, name: &str, call: impl FnOnce() -> Result<T>) -> Result<()> {
+    if place.is_null() {
+        return Err(null(name));
+    }
+    let result = call()?;
+    // SAFETY: the caller passes a place that may be written, or null, which it is not.
+    unsafe { place.write(result) };
+    Ok(())
+}
+
+/// [`put`] as a whole call. Returns its status.
+///
+/// # Safety
+/// As [`put`].
+#[inline]
 pub(super) unsafe fn answer<T: Copy>(place: *mut T, name: &str, call: impl FnOnce() -> Result<T>) -> c_int {
-    status_of(|| {
-        // SAFETY: the caller passes a place that may be written, or null.
-        let place = unsafe { self::place(place, name) }?;
-        *place = call()?;
-        Ok(())
-    })
+    // SAFETY: as the caller promises.
+    status_of(|| unsafe { put(place, name, call) })
 }
 
 /// As [`answer`] for what its caller gives back later: where the call fails, the place says that there is `none`.
@@ -222,8 +229,17 @@ pub(super) fn null(name: &str) -> Error {
     Error::invalid_value(format!("{name} is a null pointer; give the address of one"))
 }
 
+/// Returns the address of what is allocated, as C takes it: null for 0 bytes.
 #[inline]
-pub(in crate::memory::plug) fn pointer(address: u64) -> *mut c_void {
+pub(in crate::memory::plug) fn address_of(
+    bytes: u64,
+    allocate: impl FnOnce() -> Result<Allocation>,
+) -> Result<*mut c_void> {
+    if bytes == 0 { Ok(ptr::null_mut()) } else { allocate().map(|block| pointer(block.address())) }
+}
+
+#[inline]
+pub(super) fn pointer(address: u64) -> *mut c_void {
     ptr::without_provenance_mut(address as usize)
 }
 

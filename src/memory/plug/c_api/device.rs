@@ -82,11 +82,10 @@ pub(super) unsafe extern "C" fn expect_captures(device: c_int) -> c_int {
 /// Ends what one call of [`expect_captures`] said.
 pub(super) unsafe extern "C" fn end_expecting_captures(device: c_int) -> c_int {
     run(|| {
-        if runtime::end_expecting_captures(device_of(device)?) {
-            return Ok(());
-        }
-        Err(Error::invalid_value(
-            "no captures are expected: end_expecting_captures goes with one call of expect_captures",
-        ))
+        runtime::end_expecting_captures(device_of(device)?).then_some(()).ok_or_else(|| {
+            Error::invalid_value(
+                "no captures are expected: end_expecting_captures goes with one call of expect_captures",
+            )
+        })
     })
 }

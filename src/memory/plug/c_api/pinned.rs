@@ -3,13 +3,12 @@
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-use super::call::{count, hand_out, pointer, run};
+use super::call::{address_of, count, hand_out, run};
 use super::sized::{SizedStruct, write};
 use crate::error::Result;
 use crate::ids::Device;
 use crate::memory::report::DeviceStats;
-use crate::memory::serve::{self, Allocation};
-use crate::memory::{device, host};
+use crate::memory::{device, host, serve};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::runtime;
 
@@ -42,28 +41,17 @@ impl From<device::Durations> for Durations {
     }
 }
 
-/// Returns the NUMA node that a caller names; none for -1.
-fn node_of(numa: c_int) -> Option<i64> {
-    (numa != -1).then_some(numa.into())
-}
-
-/// As [`node_of`], where a node is a number. Refuses one that there is not.
+/// Returns the number of the NUMA node that a caller names; none for -1. Refuses one that there is not.
 fn number_of_node(numa: c_int) -> Result<Option<u32>> {
-    let node = node_of(numa).map(runtime::host_node).transpose()?;
+    let node = (numa != -1).then(|| runtime::host_node(numa.into())).transpose()?;
     Ok(node.and_then(Device::host_node))
 }
 
 /// Allocates pinned memory. 0 bytes are a null pointer, and so is what is not to be had.
 pub(super) unsafe extern "C" fn allocate_pinned(bytes: u64, numa: c_int, place: *mut *mut c_void) -> c_int {
-    let allocate = || {
-        if bytes == 0 {
-            return Ok(ptr::null_mut());
-        }
-        let order = host::order_of(node_of(numa), None)?;
-        serve::allocate(bytes, &order).map(Allocation::address).map(pointer)
-    };
+    let allocate = || serve::allocate(bytes, &host::order_of((numa != -1).then_some(numa.into()), None)?);
     // SAFETY: the caller passes a place for a pointer, or null.
-    unsafe { hand_out(place, "pointer", ptr::null_mut(), allocate) }
+    unsafe { hand_out(place, "pointer", ptr::null_mut(), || address_of(bytes, allocate)) }
 }
 
 /// Has pinned memory ready ahead of need.

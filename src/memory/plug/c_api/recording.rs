@@ -1,13 +1,13 @@
 //! Recording for C: which events to keep, with stacks that the program takes.
 
 use std::ffi::{c_int, c_void};
-use std::ptr;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::RwLock;
 
 use super::call::{null, run};
 use super::sized::{SizedStruct, read};
 use crate::memory::report;
 use crate::observe::recording::{self, Purpose, Settings, Stack};
+use crate::sync;
 
 /// Returns the number of the calling thread's stack, whose highest bit is set; 0 for none. The argument says whether
 /// the stack is that of a free.
@@ -40,17 +40,13 @@ unsafe impl SizedStruct for Recording {
     const NAME: &'static str = "gpupool_recording";
 }
 
-/// The function that takes stacks; null for none.
-static TAKE_STACK: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+/// The function that takes stacks.
+static TAKE_STACK: RwLock<Option<TakeStack>> = RwLock::new(None);
 
 /// Returns the calling thread's stack, as the program numbers it.
 fn take_stack(purpose: Purpose) -> Stack {
-    let function = TAKE_STACK.load(Ordering::Acquire);
-    if function.is_null() {
-        return Stack::NONE;
-    }
-    // SAFETY: nothing but functions of this type is stored.
-    let function = unsafe { std::mem::transmute::<*mut c_void, TakeStack>(function) };
+    let function = *sync::read(&TAKE_STACK);
+    let Some(function) = function else { return Stack::NONE };
     // SAFETY: the program that gave it promises that any thread may call it.
     let stack = Stack(unsafe { function(c_int::from(purpose == Purpose::Free)) });
     if stack.is_of_plug() { stack } else { Stack::NONE }
@@ -80,10 +76,9 @@ pub(super) unsafe extern "C" fn record(recording: *const Recording) -> c_int {
             has_plug_stacks: true,
             skipped: wanted.skipped_actions as u16,
         };
-        let function = wanted.take_stack.map_or(ptr::null_mut(), |function| function as *mut c_void);
         let _changes = recording::lock_changes();
         recording::set_take_plug_stack(take_stack);
-        TAKE_STACK.store(function, Ordering::Release);
+        *sync::write(&TAKE_STACK) = wanted.take_stack;
         if wanted.forget != 0 {
             recording::forget_events();
         }

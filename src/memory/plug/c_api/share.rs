@@ -117,12 +117,7 @@ pub(super) unsafe extern "C" fn detach(attached: *mut Attached, device: c_int, s
         let stream = unsafe { named(device, stream) }?;
         // SAFETY: `attach` made it, and the caller gives it up.
         let Attached(buffer) = *unsafe { Box::from_raw(attached) };
-        match stream {
-            Some(stream) => buffer.free_on(&stream),
-            None => {
-                drop(buffer);
-                Ok(())
-            }
-        }
+        // Without a stream it is freed as dropping it does.
+        stream.map_or(Ok(()), |stream| buffer.free_on(&stream))
     })
 }

@@ -7,6 +7,7 @@ use super::call::{device_of, pointer, run};
 use super::event::Event;
 use super::recording::number_of;
 use super::sized::{SizedStruct, read};
+use crate::error::Result;
 use crate::ids::Device;
 use crate::memory::cache::SMALL_BLOCK_BYTES;
 use crate::memory::pool::PoolId;
@@ -103,51 +104,53 @@ pub(super) fn block_of(segment: &Segment, view: &BlockView) -> Block {
 
 /// Tells a visitor of the memory, and of what was recorded.
 pub(super) unsafe extern "C" fn snapshot(device: c_int, pool: *const PoolId, visitor: *const SnapshotVisitor) -> c_int {
-    run(|| {
-        // SAFETY: the caller passes a visitor of its version, whose size it has set, or null.
-        let visitor = unsafe { read(visitor) }?;
+    let take = || {
         // SAFETY: the caller passes an id, or null.
         let pool = unsafe { pool.as_ref() };
         let device = if device == -1 { None } else { Some(device_of(device)?) };
         let mut taken = report::take_snapshot(device)?;
-        // Pinned memory is of no device.
         taken.segments.retain(|segment| pool.is_none_or(|pool| *pool == segment.pool));
-        // SAFETY: the caller's functions take the visitor's context.
-        unsafe { visit(&visitor, taken, |device| device.host_node().is_none()) };
-        Ok(())
-    })
+        Ok(taken)
+    };
+    // Pinned memory is of no device.
+    // SAFETY: the caller passes a visitor of its version, whose functions take its context, or null.
+    unsafe { visit(visitor, take, |device| device.host_node().is_none()) }
 }
 
 /// Tells a visitor of pinned memory, and of what was recorded of it.
 pub(super) unsafe extern "C" fn pinned_snapshot(visitor: *const SnapshotVisitor) -> c_int {
-    run(|| {
-        // SAFETY: the caller passes a visitor of its version, whose size it has set, or null.
-        let visitor = unsafe { read(visitor) }?;
-        // SAFETY: the caller's functions take the visitor's context.
-        unsafe { visit(&visitor, report::take_snapshot(None)?, |device| device.host_node().is_some()) };
-        Ok(())
-    })
+    // SAFETY: the caller passes a visitor of its version, whose functions take its context, or null.
+    unsafe { visit(visitor, || report::take_snapshot(None), |device| device.host_node().is_some()) }
 }
 
 /// Tells a visitor of what a snapshot has of some places.
 ///
 /// # Safety
-/// The visitor's functions take its context.
-unsafe fn visit(visitor: &SnapshotVisitor, taken: MemorySnapshot, is_wanted: impl Fn(Device) -> bool) {
-    let MemorySnapshot { mut segments, events } = taken;
-    segments.retain(|segment| is_wanted(segment.device));
-    segments.sort_by_key(|segment| (segment.device, segment.address));
-    for view in &segments {
-        let segment = segment_of(view);
-        // SAFETY: the caller's functions take the visitor's context.
-        unsafe { visitor.tell(visitor.segment, &segment) };
-        for block in &view.blocks {
-            // SAFETY: as above.
-            unsafe { visitor.tell(visitor.block, &block_of(&segment, block)) };
+/// The visitor is null, or of the caller's version, which begins with its size. Its functions take its context.
+unsafe fn visit(
+    visitor: *const SnapshotVisitor,
+    take: impl FnOnce() -> Result<MemorySnapshot>,
+    is_wanted: impl Fn(Device) -> bool,
+) -> c_int {
+    run(|| {
+        // SAFETY: as the caller promises.
+        let visitor = unsafe { read(visitor) }?;
+        let MemorySnapshot { mut segments, events } = take()?;
+        segments.retain(|segment| is_wanted(segment.device));
+        segments.sort_by_key(|segment| (segment.device, segment.address));
+        for view in &segments {
+            let segment = segment_of(view);
+            // SAFETY: the caller's functions take the visitor's context.
+            unsafe { visitor.tell(visitor.segment, &segment) };
+            for block in &view.blocks {
+                // SAFETY: as above.
+                unsafe { visitor.tell(visitor.block, &block_of(&segment, block)) };
+            }
         }
-    }
-    for event in events.iter().filter(|event| is_wanted(event.device)) {
-        // SAFETY: as above.
-        unsafe { visitor.tell(visitor.event, &event.into()) };
-    }
+        for event in events.iter().filter(|event| is_wanted(event.device)) {
+            // SAFETY: as above.
+            unsafe { visitor.tell(visitor.event, &event.into()) };
+        }
+        Ok(())
+    })
 }

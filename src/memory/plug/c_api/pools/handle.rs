@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering}
 use std::sync::{Arc, LazyLock, Mutex};
 
 use crate::error::{Error, Result};
-use crate::memory::pool::{Pool, PoolUse};
+use crate::memory::pool::PoolUse;
 use crate::sync::{Table, lock};
 
 /// How many handles there can be at once: what the lower bits of one say.
@@ -24,16 +24,10 @@ pub struct PoolHandle {
 
 /// What a handle stands for.
 #[derive(Debug)]
-pub(super) struct Held {
-    in_use: PoolUse,
+pub(super) struct HeldPool {
+    pub(super) in_use: PoolUse,
     /// The uses of pools that are used by the graphs of this one.
     pub(super) further: Mutex<Vec<PoolUse>>,
-}
-
-impl Held {
-    pub(super) fn pool(&self) -> &Arc<Pool> {
-        self.in_use.pool()
-    }
 }
 
 /// A place of the table.
@@ -50,46 +44,30 @@ pub(super) struct Slot {
 /// What is changed under a place's lock.
 #[derive(Debug, Default)]
 struct SlotState {
-    held: Option<Arc<Held>>,
+    held: Option<Arc<HeldPool>>,
     /// How often the place was given.
     times: usize,
 }
 
 impl Slot {
-    /// Returns the pool's number.
+    /// Returns the pool's number, that of its device, and whether it is for graphs.
     #[inline]
-    pub(super) fn number(&self) -> u32 {
-        self.number.load(Ordering::Relaxed)
-    }
-
-    /// Returns the number of the pool's device.
-    #[inline]
-    pub(super) fn device(&self) -> c_int {
-        self.device.load(Ordering::Relaxed)
-    }
-
-    #[inline]
-    pub(super) fn is_for_graphs(&self) -> bool {
-        self.is_for_graphs.load(Ordering::Relaxed)
+    pub(super) fn pool(&self) -> (u32, c_int, bool) {
+        let (number, device) = (self.number.load(Ordering::Relaxed), self.device.load(Ordering::Relaxed));
+        (number, device, self.is_for_graphs.load(Ordering::Relaxed))
     }
 }
 
-/// The table, and the places in it that are free.
+/// The places in the table that are free.
 #[derive(Debug)]
-struct Handles {
-    slots: Table<Slot, 6>,
-    free: Mutex<Free>,
-}
-
-#[derive(Debug, Default)]
-struct Free {
+struct FreePlaces {
     /// The first that was never given.
     next: usize,
     returned: Vec<usize>,
 }
 
-static HANDLES: LazyLock<Handles> =
-    LazyLock::new(|| Handles { slots: Table::new(HANDLES_MAX), free: Mutex::default() });
+static SLOTS: LazyLock<Table<Slot, 6>> = LazyLock::new(|| Table::new(HANDLES_MAX));
+static FREE: Mutex<FreePlaces> = Mutex::new(FreePlaces { next: 0, returned: Vec::new() });
 
 fn place_of(handle: usize) -> usize {
     handle & (HANDLES_MAX - 1)
@@ -112,7 +90,7 @@ fn refuse(handle: *const PoolHandle) -> Error {
 /// `ErrorKind::InvalidValue` if it is null, or was released.
 #[inline]
 pub(super) fn slot(handle: *const PoolHandle) -> Result<&'static Slot> {
-    let slot = HANDLES.slots.get(place_of(handle.addr()));
+    let slot = SLOTS.get(place_of(handle.addr()));
     // Acquire: the rest is seen as it was when the handle was made.
     let is_known = |slot: &&Slot| !handle.is_null() && slot.handle.load(Ordering::Acquire) == handle.addr();
     slot.filter(is_known).ok_or_else(|| refuse(handle))
@@ -122,7 +100,7 @@ pub(super) fn slot(handle: *const PoolHandle) -> Result<&'static Slot> {
 ///
 /// # Errors
 /// As [`slot`].
-pub(super) fn held(handle: *const PoolHandle) -> Result<Arc<Held>> {
+pub(super) fn held(handle: *const PoolHandle) -> Result<Arc<HeldPool>> {
     let slot = slot(handle)?;
     let state = lock(&slot.state);
     let held = state.held.as_ref().filter(|_| slot.handle.load(Ordering::Relaxed) == handle.addr());
@@ -135,27 +113,23 @@ pub(super) fn held(handle: *const PoolHandle) -> Result<Arc<Held>> {
 /// `ErrorKind::Unavailable` if there are too many.
 pub(super) fn make(in_use: PoolUse) -> Result<*mut PoolHandle> {
     let place = {
-        let mut free = lock(&HANDLES.free);
-        let next = free.next;
-        let place = free.returned.pop().unwrap_or(next);
-        free.next = next.max(place + 1);
+        let mut free = lock(&FREE);
+        let place = free.returned.pop().unwrap_or(free.next);
+        free.next = free.next.max(place + 1);
         place
     };
-    let Some(slot) = HANDLES.slots.get_or_make(place) else {
+    let Some(slot) = SLOTS.get_or_make(place) else {
         return Err(Error::unavailable(format!(
             "a process can have {HANDLES_MAX} uses of pools that C took, and there are as many; release some"
         )));
     };
-    let (number, device, is_for_graphs) = {
-        let pool = in_use.pool();
-        (pool.number, pool.memory.device.number() as c_int, pool.is_for_graphs())
-    };
     let mut state = lock(&slot.state);
     state.times += 1;
-    state.held = Some(Arc::new(Held { in_use, further: Mutex::default() }));
-    slot.number.store(number, Ordering::Relaxed);
-    slot.device.store(device, Ordering::Relaxed);
-    slot.is_for_graphs.store(is_for_graphs, Ordering::Relaxed);
+    let pool = in_use.pool();
+    slot.number.store(pool.number, Ordering::Relaxed);
+    slot.device.store(pool.memory.device.number() as c_int, Ordering::Relaxed);
+    slot.is_for_graphs.store(pool.is_for_graphs(), Ordering::Relaxed);
+    state.held = Some(Arc::new(HeldPool { in_use, further: Mutex::default() }));
     let handle = state.times << PLACE_BITS | place;
     slot.handle.store(handle, Ordering::Release);
     Ok(ptr::without_provenance_mut(handle))
@@ -165,7 +139,7 @@ pub(super) fn make(in_use: PoolUse) -> Result<*mut PoolHandle> {
 ///
 /// # Errors
 /// As [`slot`].
-pub(super) fn end(handle: *const PoolHandle) -> Result<Arc<Held>> {
+pub(super) fn end(handle: *const PoolHandle) -> Result<Arc<HeldPool>> {
     let slot = slot(handle)?;
     let held = {
         let mut state = lock(&slot.state);
@@ -173,6 +147,6 @@ pub(super) fn end(handle: *const PoolHandle) -> Result<Arc<Held>> {
         state.held.take_if(|_| is_same)
     };
     let held = held.ok_or_else(|| refuse(handle))?;
-    lock(&HANDLES.free).returned.push(place_of(handle.addr()));
+    lock(&FREE).returned.push(place_of(handle.addr()));
     Ok(held)
 }

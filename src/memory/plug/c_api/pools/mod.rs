@@ -21,7 +21,7 @@ pub(super) use scope::{pool_enter, scope_leave};
 pub(super) use segment_callbacks::{pool_add_segment_callback, pool_remove_segment_callback};
 pub(super) use sleep::{pool_is_asleep, pool_sleep, pool_wake, sleep_device, wake_device};
 
-use super::call::{answer, count, device_of, hand_out, null, pointer, run, stream_on};
+use super::call::{address_of, answer, count, device_of, hand_out, null, run, stream_on};
 use crate::error::{Error, Result};
 use crate::memory::cache::GivenKey;
 use crate::memory::pool::{Given, Pool, PoolId, PoolUse, next_ticket};
@@ -80,7 +80,7 @@ pub(super) unsafe extern "C" fn pool_release(pool: *mut PoolHandle) -> c_int {
 /// `ErrorKind::InvalidValue` if it is null, or was released; `ErrorKind::Forked`.
 pub(super) fn pool_of(pool: *const PoolHandle) -> Result<Arc<Pool>> {
     process::refuse_forked()?;
-    held(pool).map(|held| Arc::clone(held.pool()))
+    held(pool).map(|held| Arc::clone(held.in_use.pool()))
 }
 
 /// Says which id the pool has.
@@ -127,20 +127,15 @@ pub(super) unsafe extern "C" fn pool_allocate(
     place: *mut *mut c_void,
 ) -> c_int {
     let take = || {
-        let slot = slot(pool)?;
-        if bytes == 0 {
-            return Ok(ptr::null_mut());
-        }
-        // SAFETY: the caller names a stream of the pool's device, which is alive.
-        let stream = unsafe { stream_on(slot.device(), stream) }?;
-        // What a captured stream gets becomes a part of its graph.
-        let is_captured = slot.is_for_graphs() || stream.is_captured()?;
-        let key = GivenKey { pool: slot.number(), ticket, is_captured };
-        let block = match serve::allocate_as_last(bytes, &stream, key) {
-            Some(block) => block?,
-            None => allocate(pool, key, bytes, &stream)?,
-        };
-        Ok(pointer(block.address()))
+        let (number, device, is_for_graphs) = slot(pool)?.pool();
+        address_of(bytes, || {
+            // SAFETY: the caller names a stream of the pool's device, which is alive.
+            let stream = unsafe { stream_on(device, stream) }?;
+            // What a captured stream gets becomes a part of its graph.
+            let is_captured = is_for_graphs || stream.is_captured()?;
+            let key = GivenKey { pool: number, ticket, is_captured };
+            serve::allocate_as_last(bytes, &stream, key).unwrap_or_else(|| allocate(pool, key, bytes, &stream))
+        })
     };
     // SAFETY: the caller passes a place for a pointer, or null.
     unsafe { hand_out(place, "pointer", ptr::null_mut(), take) }
@@ -152,5 +147,9 @@ fn allocate(pool: *const PoolHandle, key: GivenKey, bytes: u64, stream: &Stream)
     process::refuse_forked()?;
     let held = held(pool)?;
     let GivenKey { ticket, is_captured, .. } = key;
-    serve::allocate_given(bytes, stream, &Given { pool: held.pool(), ticket, is_captured, further: &held.further })
+    serve::allocate_given(
+        bytes,
+        stream,
+        &Given { pool: held.in_use.pool(), ticket, is_captured, further: &held.further },
+    )
 }

@@ -5,12 +5,13 @@ use std::ffi::c_int;
 use super::super::call::{hand_out, run};
 use super::{PoolHandle, pool_of};
 use crate::error::Error;
-use crate::memory::pool::{PoolUse, enter_by_ticket, leave_by_ticket};
+use crate::memory::pool::{EnteredRoute, PoolUse, RouteKind, leave_by_ticket};
 
 /// Sends what the calling thread allocates on the pool's device to the pool.
 pub(in super::super) unsafe extern "C" fn pool_enter(pool: *const PoolHandle, scope: *mut u64) -> c_int {
+    let enter = || EnteredRoute::new(PoolUse::new(&pool_of(pool)?, false)?, RouteKind::Scope, false);
     // SAFETY: the caller passes a place for a number, or null.
-    unsafe { hand_out(scope, "scope", 0, || enter_by_ticket(PoolUse::new(&pool_of(pool)?, false)?)) }
+    unsafe { hand_out(scope, "scope", 0, || enter().map(EnteredRoute::stay)) }
 }
 
 /// Ends a scope of the calling thread's.

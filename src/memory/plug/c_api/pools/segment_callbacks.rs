@@ -13,14 +13,10 @@ use crate::memory::pool::Pool;
 use crate::memory::serve::{SegmentGuard, on_segment};
 use crate::sync::{lock, take_last};
 
-/// A callback that is registered, and the pool that it is told of.
-struct SegmentCallbackOfC {
-    pool: Weak<Pool>,
-    callback: Callback<Observer>,
-    guard: SegmentGuard,
-}
+/// A callback that is registered, after the pool that it is told of.
+type PoolCallback = (Weak<Pool>, Callback<Observer>, SegmentGuard);
 
-static REGISTERED: Mutex<Vec<SegmentCallbackOfC>> = Mutex::new(Vec::new());
+static REGISTERED: Mutex<Vec<PoolCallback>> = Mutex::new(Vec::new());
 
 /// Tells the function of the pool's segments from now on, and of those that are there.
 pub(in super::super) unsafe extern "C" fn pool_add_segment_callback(
@@ -32,11 +28,11 @@ pub(in super::super) unsafe extern "C" fn pool_add_segment_callback(
         let pool = pool_of(pool)?;
         let callback = Callback { function: function.ok_or_else(|| null("callback"))?, context };
         let guard = on_segment(&pool, Box::new(move |event| callback.tell(&Event::from(event))))?;
-        let added = SegmentCallbackOfC { pool: Arc::downgrade(&pool), callback, guard };
+        let added = (Arc::downgrade(&pool), callback, guard);
         let gone: Vec<_> = {
             let mut registered = lock(&REGISTERED);
             registered.push(added);
-            registered.extract_if(.., |other| other.pool.strong_count() == 0).collect()
+            registered.extract_if(.., |(pool, ..)| pool.strong_count() == 0).collect()
         };
         // Outside the lock.
         drop(gone);
@@ -53,11 +49,11 @@ pub(in super::super) unsafe extern "C" fn pool_remove_segment_callback(
     run(|| {
         let pool = pool_of(pool)?;
         let meant = Callback { function: function.ok_or_else(|| null("callback"))?, context };
-        let is_meant =
-            |other: &SegmentCallbackOfC| other.callback == meant && other.pool.as_ptr() == Arc::as_ptr(&pool);
         // Its guard ends outside the lock.
-        let removed = take_last(&mut lock(&REGISTERED), is_meant);
-        removed.map(|removed| drop(removed.guard)).ok_or_else(|| {
+        let removed = take_last(&mut lock(&REGISTERED), |(of, callback, _)| {
+            *callback == meant && of.as_ptr() == Arc::as_ptr(&pool)
+        });
+        removed.map(drop).ok_or_else(|| {
             Error::invalid_value(format!(
                 "no such callback is told of the segments of pool {}; give the function and the context that were added",
                 pool.label()

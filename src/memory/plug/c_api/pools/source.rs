@@ -1,7 +1,6 @@
 //! A pool's memory from functions of C's.
 
 use std::ffi::{c_int, c_void};
-use std::fmt;
 
 use super::super::call::{null, pointer};
 use super::PoolSource;
@@ -10,14 +9,16 @@ use crate::memory::device::SegmentSource;
 use crate::runtime::Stream;
 
 /// `gpupool_source`, with what it must have. It is released when it is dropped.
+#[derive(Debug)]
 pub(super) struct CSource {
     allocate: unsafe extern "C" fn(*mut c_void, u64, c_int, *mut c_void) -> *mut c_void,
     free: unsafe extern "C" fn(*mut c_void, *mut c_void, u64, c_int, *mut c_void),
-    context: Context,
+    context: SourceContext,
 }
 
 /// The context of a source, which ends with its release.
-struct Context {
+#[derive(Debug)]
+struct SourceContext {
     context: *mut c_void,
     release: Option<unsafe extern "C" fn(*mut c_void)>,
 }
@@ -36,18 +37,12 @@ impl CSource {
     /// # Errors
     /// `ErrorKind::InvalidValue` if `allocate` or `free` is null; then it has been released.
     pub(super) unsafe fn new(source: &PoolSource) -> Result<Self> {
-        let context = Context { context: source.context, release: source.release };
+        let context = SourceContext { context: source.context, release: source.release };
         Ok(Self {
             allocate: source.allocate.ok_or_else(|| null("allocate of the gpupool_source"))?,
             free: source.free.ok_or_else(|| null("free of the gpupool_source"))?,
             context,
         })
-    }
-}
-
-impl fmt::Debug for CSource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CSource({:#x}, {:#x})", self.allocate as usize, self.free as usize)
     }
 }
 
@@ -72,7 +67,7 @@ unsafe impl SegmentSource for CSource {
     }
 }
 
-impl Drop for Context {
+impl Drop for SourceContext {
     fn drop(&mut self) {
         if let Some(release) = self.release {
             // SAFETY: nothing has the source any more, and all its memory was freed.
