@@ -1,6 +1,6 @@
 //! Statistics that can be added up over several places: each counter is declared once, where it is described.
 
-/// What other places have is added to. Peaks too, so that they are bounds of what was at once.
+/// Statistics to which those of other places are added. Peaks too, so that they are bounds of what was at once.
 pub(in crate::memory) trait Sum {
     fn add(&mut self, other: &Self);
 }
