@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import gpupool
 import pytest
-from gpupool._frameworks import received_tensors, sent_tensors
-from gpupool._torch import place
+from gpupool._frameworks import sent_tensors
+from gpupool._torch import place, received_tensors
 from own_memory import MIB
 from waiting import wait_until
 

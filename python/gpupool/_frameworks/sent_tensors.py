@@ -10,8 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from gpupool._frameworks import received_tensors
-from gpupool._torch import place
+from gpupool._torch import place, received_tensors
 
 # What the handle of gpupool's memory begins with; PyTorch's own begin with the number of their version.
 _TOKEN = b"gpsh"

@@ -4,9 +4,9 @@
 //! `torch/csrc/cuda/CUDAPluggableAllocator.h` of PyTorch.
 
 use std::ffi::c_void;
+use std::mem::transmute_copy;
 use std::ptr;
 
-use super::function_at;
 use crate::error::{Error, OWN_ALLOCATOR, Result};
 use crate::memory::device::SegmentSource;
 use crate::runtime::Stream;
@@ -19,6 +19,17 @@ pub(crate) struct TorchAllocator {
     malloc: unsafe extern "C-unwind" fn(*mut c_void, usize, i8, *mut c_void) -> *mut c_void,
     /// `void raw_delete(void *pointer)`, a member.
     raw_delete: unsafe extern "C-unwind" fn(*mut c_void, *mut c_void),
+}
+
+/// Returns the function at an address.
+///
+/// # Safety
+/// `F` is the type of a pointer to the function that is there.
+unsafe fn function_at<F: Copy>(address: usize) -> F {
+    const { assert!(size_of::<F>() == size_of::<*const c_void>()) };
+    let address = ptr::with_exposed_provenance::<c_void>(address);
+    // SAFETY: the caller promises the type, which is one of pointers.
+    unsafe { transmute_copy(&address) }
 }
 
 impl TorchAllocator {

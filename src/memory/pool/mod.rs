@@ -30,7 +30,8 @@ pub(in crate::memory) use limit::{lock_limit, refuse_no_fraction, replace_limit}
 pub(in crate::memory) use role::Role;
 pub(crate) use route::EnteredRoute;
 pub(in crate::memory) use route::{
-    Destination, Given, changes, destination, ending, feed_from, leave_by_id, leave_by_ticket, next_ticket, supply,
+    Destination, Given, RouteKind, changes, destination, ending, feed_from, leave_by_id, leave_by_ticket, next_ticket,
+    supply,
 };
 pub use scope::{PoolScope, PoolToken};
 pub(in crate::memory) use segment_list::{Leaving, Listener, SegmentCallback};

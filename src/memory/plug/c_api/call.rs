@@ -202,7 +202,7 @@ pub(super) unsafe fn stream_on_existing(device: c_int, stream: *mut c_void) -> R
 /// # Errors
 /// `ErrorKind::InvalidValue` for another negative number; for -1 as [`Stream::from_raw`].
 #[inline]
-pub(in crate::memory::plug) unsafe fn stream_of(device: c_int, stream: *mut c_void) -> Result<Stream> {
+pub(super) unsafe fn stream_of(device: c_int, stream: *mut c_void) -> Result<Stream> {
     if device == -1 {
         // SAFETY: the caller promises that the stream is alive.
         return unsafe { Stream::from_raw(stream) };
@@ -231,7 +231,7 @@ pub(super) fn null(name: &str) -> Error {
 
 /// Returns the address of what is allocated, as C takes it: null for 0 bytes.
 #[inline]
-pub(in crate::memory::plug) fn address_of(
+pub(super) fn address_of(
     bytes: u64,
     allocate: impl FnOnce() -> Result<Allocation>,
 ) -> Result<*mut c_void> {

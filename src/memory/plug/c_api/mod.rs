@@ -23,8 +23,6 @@ pub use allocators::{DEVICE_MEM_HANDLER, PINNED_MEM_HANDLER};
 pub(super) use allocators::{handler_alloc_from, handler_free_to, malloc_from};
 pub use block::Block;
 pub(super) use call::guard;
-#[cfg(feature = "python")]
-pub(super) use call::{address_of, stream_of};
 pub use event::{Event, Observer};
 pub use oom_callbacks::OomFunction;
 pub use pinned::Durations;
