@@ -1,6 +1,6 @@
 """How much is reserved over what is live, at most, on logs that the recorded programs could as well have left.
 
-    python benches/variants.py FOLDER [--seeds 16] > benches/results/one-heap/variants.txt
+    python benches/variants.py FOLDER [--seeds 16] [--first 0] > benches/results/one-heap/variants.txt
 
 A policy that rests on the sizes of the logs at hand shows here. In a variant of each log of FOLDER, `*.csv.gz`, every
 size of 1 MiB and more is scaled by its own factor within 3 %, so that equal sizes stay equal, and some neighbouring
@@ -10,6 +10,7 @@ PyTorch's expandable segments. Prints a line for each variant, and at last for e
 
 import argparse
 import csv
+import functools
 import gzip
 import json
 import os
@@ -18,7 +19,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 FIELDS = ["Thread", "Time", "Action", "Pointer", "Size", "Stream"]
@@ -60,21 +61,20 @@ def write_variant(log: Path, seed: str, path: Path) -> None:
         writer.writerows(rows)
 
 
-def figures(log: Path, seeds: int) -> Iterator[tuple[str, float, float, int]]:
-    """Yield each variant's name, what gpupool and expandable segments reserve over what is live, and driver calls."""
+def figure(log: Path, number: int) -> tuple[str, float, float, int]:
+    """Return a variant's name, what gpupool and expandable segments reserve over what is live, and driver calls."""
     from gpupool._traces import pytorch, trace
 
     host = {**os.environ, "GPUPOOL_RUNTIME": "host", "GPUPOOL_HOST_MEMORY": str(141 << 30)}
     name = log.name.removesuffix(".csv.gz")
     with tempfile.TemporaryDirectory() as folder:
-        for number in range(seeds):
-            path = Path(folder) / f"{name}-{number}.csv"
-            write_variant(log, f"{name} {number}", path)
-            command = [sys.executable, "-m", "gpupool", "replay", str(path), "--json"]
-            told = subprocess.run(command, env=host, check=True, capture_output=True, text=True).stdout
-            found = json.loads(told)
-            expandable = pytorch.simulate(trace.read(str(path)), expandable=True).peak_reserved / found["peak_live"]
-            yield path.stem, found["ratio"], expandable, found["driver_calls"]
+        path = Path(folder) / f"{name}-{number}.csv"
+        write_variant(log, f"{name} {number}", path)
+        command = [sys.executable, "-m", "gpupool", "replay", str(path), "--json"]
+        told = subprocess.run(command, env=host, check=True, capture_output=True, text=True).stdout
+        found = json.loads(told)
+        expandable = pytorch.simulate(trace.read(str(path)), expandable=True).peak_reserved / found["peak_live"]
+        return path.stem, found["ratio"], expandable, found["driver_calls"]
 
 
 def main() -> None:
@@ -82,14 +82,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="How much is reserved over what is live, on variants of logs.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seeds", type=int, default=16)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
     arguments = parser.parse_args()
     print("reserved over live: gpupool's, expandable segments', driver calls", flush=True)
     ends = []
+    numbers = range(arguments.first, arguments.first + arguments.seeds)
     for log in sorted(arguments.folder.glob("*.csv.gz")):
         found = []
-        for name, ratio, expandable, calls in figures(log, arguments.seeds):
-            print(f"{name} {ratio:.4f} {expandable:.4f} {calls}", flush=True)
-            found.append((ratio, ratio / expandable, calls))
+        with ProcessPoolExecutor() as processes:
+            for name, ratio, expandable, calls in processes.map(functools.partial(figure, log), numbers):
+                print(f"{name} {ratio:.4f} {expandable:.4f} {calls}", flush=True)
+                found.append((ratio, ratio / expandable, calls))
         ratios, parts, calls = zip(*found, strict=True)
         ends.append(
             f"{log.name.removesuffix('.csv.gz')}: {min(ratios):.4f} to {max(ratios):.4f}, of expandable's "

@@ -19,11 +19,11 @@ use super::under_way::UnderWay;
 use crate::environment;
 use crate::error::Result;
 use crate::ids::Device;
-use crate::memory::tuning::{EXTENT_PAGES, PAGE};
+use crate::memory::tuning::PAGE;
 use crate::runtime;
 use crate::sync::{AtomicU64, lock};
 
-/// How many pages of 2 MiB an extent has for a large request.
+/// How many pages of 2 MiB an extent has for a request of 16 MiB and more.
 const EXTENT_VARIABLE: &str = "GPUPOOL_EXTENT_PAGES";
 
 /// The memory of one device.
@@ -33,8 +33,8 @@ pub(in crate::memory) struct DeviceMemory {
     pub(in crate::memory) range: AddressRange,
     /// The device's memory, in bytes.
     pub(in crate::memory) total: u64,
-    /// The pages of an extent for a large request.
-    pub(in crate::memory) extent_pages: u32,
+    /// The pages of an extent, for requests of more than one, if the user has set them.
+    pub(in crate::memory) set_extent_pages: Option<u32>,
     pub(in crate::memory) pages: Pages,
     /// The unused pages of the range.
     pub(in crate::memory) space: Mutex<AddressSpace>,
@@ -71,16 +71,19 @@ impl DeviceMemory {
     /// Reserves addresses for the device's memory, none of which it takes yet.
     pub(in crate::memory) fn reserve(device: Device) -> Result<Self> {
         let total = runtime::get()?.total_memory(device)?;
-        let extent_pages = environment::number(EXTENT_VARIABLE, 1..=EXTENT_PAGES_MOST, EXTENT_PAGES)? as u32;
-        Ok(Self::new(AddressRange::reserve(device, total)?, device, total, extent_pages))
+        let set_extent_pages = match environment::number(EXTENT_VARIABLE, 1..=EXTENT_PAGES_MOST, 0)? {
+            0 => None,
+            pages => Some(pages as u32),
+        };
+        Ok(Self::new(AddressRange::reserve(device, total)?, device, total, set_extent_pages))
     }
 
-    fn new(range: AddressRange, device: Device, total: u64, extent_pages: u32) -> Self {
+    fn new(range: AddressRange, device: Device, total: u64, set_extent_pages: Option<u32>) -> Self {
         let pages = range.table_pages();
         Self {
             device,
             total,
-            extent_pages,
+            set_extent_pages,
             // The upper half is for segments.
             pages: Pages::new(u64::from(pages) * 2 * PAGE),
             space: Mutex::new(AddressSpace::new(0, (range.bytes() / PAGE) as u32)),
@@ -105,7 +108,7 @@ impl DeviceMemory {
     /// Makes a device without memory, as small as can be: models make one for each order of their threads, and tests that need none of it.
     #[cfg(test)]
     pub(in crate::memory) fn for_model(device: Device) -> Self {
-        Self::new(AddressRange::new(device, 0, PAGE), device, PAGE, EXTENT_PAGES as u32)
+        Self::new(AddressRange::new(device, 0, PAGE), device, PAGE, None)
     }
 
     /// Returns whether it is pinned memory of the host.

@@ -231,10 +231,7 @@ pub(super) fn null(name: &str) -> Error {
 
 /// Returns the address of what is allocated, as C takes it: null for 0 bytes.
 #[inline]
-pub(super) fn address_of(
-    bytes: u64,
-    allocate: impl FnOnce() -> Result<Allocation>,
-) -> Result<*mut c_void> {
+pub(super) fn address_of(bytes: u64, allocate: impl FnOnce() -> Result<Allocation>) -> Result<*mut c_void> {
     if bytes == 0 { Ok(ptr::null_mut()) } else { allocate().map(|block| pointer(block.address())) }
 }
 

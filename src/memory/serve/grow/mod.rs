@@ -2,11 +2,11 @@
 //!
 //! No new page is taken while free ones are ready: first those of another stream that stand in a row, where they are, then any,
 //! of this cache before others, mapped together where the fewest are missing. What is taken from the driver is what the request
-//! lacks, and nothing ahead. It comes in extents of one page for a request of less than 16 MiB, else of two at most, or of as
-//! many as the user sets. A heap of a device that has moved more than a small part of what it handed out, by as much as it has,
-//! takes new pages instead until none can be had, or it is trimmed; pinned memory, which the rest of the system lacks, moves
-//! always. Old mappings stay until their streams have passed, so nothing waits for the GPU unless memory has run out. No lock
-//! is held during a driver call.
+//! lacks, and nothing ahead. It comes in extents of one page for a request of less than 16 MiB, of four at most for one of less
+//! than 64 MiB, else of two, or of as many as the user sets. A heap of a device that has moved more than a small part of what
+//! it handed out, by as much as it has, takes new pages instead until none can be had, or it is trimmed; pinned memory, which
+//! the rest of the system lacks, moves always. Old mappings stay until their streams have passed, so nothing waits for the GPU
+//! unless memory has run out. No lock is held during a driver call.
 
 mod asleep;
 mod claim;

@@ -3,7 +3,7 @@
 
 use crate::memory::cache::Heap;
 use crate::memory::device::DeviceMemory;
-use crate::memory::tuning::{LOWEST_BELOW, PAGE};
+use crate::memory::tuning::{EXTENT_PAGES, LOWEST_BELOW, PAGE};
 use crate::sync::lock;
 
 /// Where new pages will stand.
@@ -60,11 +60,19 @@ pub(super) fn find_place(memory: &DeviceMemory, heap: &Heap, bytes: u64, beside:
             (whole, space.free_at(first), first)
         }
     };
-    let taken = (pages + memory.extent_pages).min(room);
+    let taken = (pages + memory.set_extent_pages.unwrap_or(EXTENT_PAGES)).min(room);
     space.take(first, taken).then_some(Place { first, pages, taken })
 }
 
+/// Bytes of the smallest large request. A smaller one, from [`LOWEST_BELOW`] on, is often a work area that goes again.
+const LARGE: u64 = LOWEST_BELOW << 2;
+
 /// Returns the most pages of an extent that is created for a request of so many bytes.
-pub(super) const fn extent_pages(memory: &DeviceMemory, bytes: u64) -> u32 {
-    if bytes < LOWEST_BELOW { 1 } else { memory.extent_pages }
+pub(super) fn extent_pages(memory: &DeviceMemory, bytes: u64) -> u32 {
+    match memory.set_extent_pages {
+        _ if bytes < LOWEST_BELOW => 1,
+        Some(pages) => pages,
+        None if bytes < LARGE => EXTENT_PAGES << 1,
+        None => EXTENT_PAGES,
+    }
 }
