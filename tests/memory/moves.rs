@@ -65,7 +65,8 @@ fn blocks_of_random_sizes_get_new_pages_once_more_was_moved_than_there_is() {
 
 #[test]
 fn pages_are_moved_where_no_new_ones_can_be_had() {
-    host!(1, 1088 * MIB);
+    // What is free beside live blocks in the same extents stays where it is.
+    host!(1, 1152 * MIB);
     let (mut program, stream) = (Program::<DeviceBuffer>::new(), stream(0));
     program.moved_in(1000, &stream);
     assert!(program.moved_in(1000, &stream) > 512);
