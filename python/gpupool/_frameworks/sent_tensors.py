@@ -57,10 +57,8 @@ def rebuild(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     torch.cuda._lazy_init()
     # What was received is not sent on.
     watch(torch)
-    is_class = [isinstance(each, type) and hasattr(each, "_new_shared_cuda") for each in arguments]
-    return function(
-        *(
-            received_tensors.Storages(torch, each) if is_one else each
-            for each, is_one in zip(arguments, is_class, strict=True)
-        )
+    own = (
+        received_tensors.Storages(torch, each) if isinstance(each, type) and hasattr(each, "_new_shared_cuda") else each
+        for each in arguments
     )
+    return function(*own)
