@@ -568,11 +568,14 @@ class Worker {
       if (worker->has_sleeping()) return;
     succeeded(api->set_memory_fraction(on, 1), "set_memory_fraction");
     if (api->sleep_device(on, GPUPOOL_BACKUP_HOST, nullptr)) return;
-    void *pointer = nullptr;
-    int status = api->allocate(MIB, on, nullptr, &pointer);
-    if (!status) succeeded(api->deallocate(pointer), "deallocate");
-    one_of(status, {0, GPUPOOL_ERROR_ASLEEP, GPUPOOL_ERROR_OUT_OF_MEMORY}, "allocate while the device sleeps");
-    status = api->wake_device(on, nullptr);
+    // Of the default pool, which gives way: a pool of a scope may stay awake, and keep what the others need to wake.
+    if (scopes_.empty()) {
+      void *pointer = nullptr;
+      int status = api->allocate(MIB, on, nullptr, &pointer);
+      if (!status) succeeded(api->deallocate(pointer), "deallocate");
+      one_of(status, {0, GPUPOOL_ERROR_ASLEEP, GPUPOOL_ERROR_OUT_OF_MEMORY}, "allocate while the device sleeps");
+    }
+    int status = api->wake_device(on, nullptr);
     if (status) fail("wake_device failed with %d", status);
     for (auto *worker : workers)
       for (auto &block : worker->blocks_) block.check();
@@ -758,7 +761,14 @@ void round(std::uint64_t round_seed, int threads) {
   for (int device = -1; device < DEVICES; ++device) {
     gpupool_device_stats stats{};
     stats.size = sizeof stats;
-    if (device < 0 ? api->pinned_stats(-1, &stats) : api->device_stats(device, &stats)) fail("there are no statistics");
+    auto ask = [&] {
+      if (device < 0 ? api->pinned_stats(-1, &stats) : api->device_stats(device, &stats)) fail("there are no statistics");
+      return stats.reserved_bytes[0].current;
+    };
+    // Pinned memory goes back on a thread of gpupool's own.
+    for (auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+         ask() && device < 0 && std::chrono::steady_clock::now() < end;)
+      std::this_thread::yield();
     auto live = stats.allocated_bytes[0].current, reserved = stats.reserved_bytes[0].current;
     if (live || reserved || stats.requested_bytes[0].current)
       fail("of device %d %lld bytes are live and %lld reserved at the end", device, static_cast<long long>(live),
