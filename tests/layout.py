@@ -20,11 +20,11 @@ CIRCLES = {"src": 6, "src/handle": 4}
 ARROWS = {
     "src": "python -> replay, summary, recording -> memory, handle -> library -> runtime -> process & observe "
     "-> sync & ids & error",
-    "src/memory": "plug -> sleep -> share -> host -> report -> serve -> cache -> pool -> device",
+    "src/memory": "plug -> sleep -> share -> host -> report -> route -> serve -> cache -> pool -> device",
 }
 # Uses against the arrows that are meant, by the beginnings of both files' names: a library may be told to take its
 # memory from a MemPool.
-MEANT = [("src/handle/", "src/memory/plug/library_memory.rs"), ("src/handle/", "src/memory/pool/scope.rs")]
+MEANT = [("src/handle/", "src/memory/plug/library_memory.rs"), ("src/handle/", "src/memory/route/scope.rs")]
 
 # Where the numbers stand that somebody chose, and the most of them. Elsewhere in its folder a constant is derived from
 # those (0, 1 and 2 may help), or its numbers are hexadecimal or binary: bits, codes, sizes of tables, bounds on others.
@@ -35,6 +35,8 @@ CONSTANT = re.compile(r"^[ \t]*(?:pub(?:\([^)]*\))? +)?const (\w+): [^;=]*(?:; *
 DECIMAL = re.compile(r"\b(?!0[xb])[0-9][0-9_]*(?=\b|[a-z])")
 USE = re.compile(r"^[ \t]*(pub(?:\([^)]*\))? +)?use\s+([^;]+);", re.MULTILINE)
 TESTS = re.compile(r"^( *)#\[cfg\((?:all\()?test\b.*\n(?: *#\[.*\n)*\1mod \w+ \{\n.*?^\1\}$", re.MULTILINE | re.DOTALL)
+# A type of Rust functions: what keeps one uses whoever gives it. Functions of C, and boxed ones, are a library's or a user's.
+FUNCTION = r"(?:unsafe )?fn\("
 Module = tuple[str, ...]
 
 
@@ -57,7 +59,7 @@ class Crate:
         self.passed_on: dict[Module, dict[str, list[str]]] = {}
         found: dict[Module, list[list[str]]] = {}
         for module, path in self.files.items():
-            text = TESTS.sub("", re.sub(r"//.*", "", path.read_text()))
+            text = self.text(module)
             uses = [(public, leaf) for public, tree in USE.findall(text) for leaf in spread(tree)]
             self.passed_on[module] = {leaf[-1]: leaf for public, leaf in uses if public}
             here = [name.split("::") for name in re.findall(r"\b(?:crate|self|super)(?:::\w+)+", USE.sub("", text))]
@@ -66,6 +68,36 @@ class Crate:
             module: {used for path in paths if (used := self.resolve(module, path)) not in (None, module)}
             for module, paths in found.items()
         }
+        for keeper, setters in self.setters().items():
+            # Who names such a function in a call gives it the function that is kept.
+            givers = [module for module in self.files if keeper in self.uses[module]]
+            call = re.compile(rf"\b(?:{'|'.join(setters)})\((?!\))")
+            self.uses[keeper] |= {module for module in givers if call.search(self.text(module))}
+
+    def text(self, module: Module) -> str:
+        """Return the code of a module, without comments and tests."""
+        return TESTS.sub("", re.sub(r"//.*", "", self.files[module].read_text()))
+
+    def setters(self) -> dict[Module, list[str]]:
+        """Return the functions by which a module is given functions that it keeps, in a static or a struct, to call later."""
+        code = {module: self.text(module) for module in self.files}
+        names = {FUNCTION}
+        for text in code.values():
+            names |= {rf"{name}\b" for name in re.findall(rf"\btype (\w+) = {FUNCTION}", text)}
+            names |= {
+                rf"{name}\b"
+                for name, fields in re.findall(r"\bstruct (\w+) \{(.*?)^\}", text, re.MULTILINE | re.DOTALL)
+                if re.search(rf": {FUNCTION}", fields)
+            }
+        kept = "|".join(sorted(names))
+        given = re.compile(rf"\bfn (\w+)(?:<[^(]*>)?\([^;{{]*?: [^;,{{]*?(?:{kept})")
+        static = re.compile(rf"\bstatic (\w+): [^=]*?(?:{kept})")
+        field = re.compile(rf"\bstruct \w+ \{{[^}}]*?: [^,]*?(?:{kept})")
+        found: dict[Module, list[str]] = {}
+        for module, text in code.items():
+            if (statics := static.findall(text)) or field.search(text):
+                found[module] = given.findall(text) + [rf"{name}\.set" for name in statics]
+        return {module: setters for module, setters in found.items() if setters}
 
     def resolve(self, module: Module, path: list[str], depth: int = 0) -> Module | None:
         """Return the module that defines what a path in a module means; None for another crate's."""

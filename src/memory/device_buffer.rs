@@ -3,6 +3,7 @@
 use std::mem;
 
 use super::pool::PoolId;
+use super::route;
 use super::serve::{self, Allocation};
 use super::share::{self, AttachedBuffer, ShareToken};
 use crate::error::{Error, Result};
@@ -69,7 +70,7 @@ impl Held {
 /// exist; `ErrorKind::Library` if the driver refuses.
 #[inline]
 pub fn empty(nbytes: u64, stream: &Stream) -> Result<DeviceBuffer> {
-    empty_by(nbytes, stream, serve::allocate)
+    empty_by(nbytes, stream, route::allocate)
 }
 
 /// As [`empty`], with a block that `allocate` returns.

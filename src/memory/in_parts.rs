@@ -1,6 +1,7 @@
 //! Allocating in two parts, so that a caller can let others work while the driver is asked.
 
-use super::serve::{self, Allocation, Attempt};
+use super::route::{Attempt, allocate, try_allocate};
+use super::serve::Allocation;
 use crate::error::Result;
 use crate::runtime::Stream;
 
@@ -17,11 +18,11 @@ pub(crate) fn allocate_in_parts(
     stream: &Stream,
     serve: impl FnOnce(Rest<'_>) -> Result<Allocation>,
 ) -> Result<Allocation> {
-    match serve::try_allocate(bytes, stream)? {
+    match try_allocate(bytes, stream)? {
         Attempt::Ready(block) => Ok(block),
         Attempt::Miss(miss) => serve(&mut || match miss.serve()? {
             Some(block) => Ok(block),
-            None => serve::allocate(bytes, stream),
+            None => allocate(bytes, stream),
         }),
     }
 }

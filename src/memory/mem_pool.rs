@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use super::device::{DriverSegments, Reserve, SegmentSource, Source};
 use super::device_buffer::{DeviceBuffer, empty};
-use super::pool::{CaptureScope, Pool, PoolId, PoolScope, PoolToken, PoolUse, Rules, SegmentEvent};
+use super::pool::{Pool, PoolId, Rules, SegmentEvent};
 use super::report::{self, PoolStats, SegmentView};
+use super::route::{CaptureScope, PoolScope, PoolToken, PoolUse};
 use super::serve::{self, Patience, PoolOptions, SegmentGuard, device_caches};
 use super::sleep::{Backup, sleep_pool, wake_pool};
 use crate::error::Result;

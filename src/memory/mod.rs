@@ -18,6 +18,7 @@ mod plug;
 mod pool;
 mod pool_by_id;
 mod report;
+mod route;
 mod serve;
 mod share;
 mod sleep;
@@ -52,12 +53,9 @@ pub(crate) use plug::LibraryMemory;
 pub use plug::{Api, C_API, DEVICE_MEM_HANDLER, PINNED_MEM_HANDLER, c_api, feed};
 #[cfg(feature = "python")]
 pub(crate) use plug::{TorchAllocator, fence};
-pub use pool::{
-    CaptureScope, GraphMemory, MemoryLimit, PoolId, PoolScope, PoolToken, SegmentEvent, SegmentEventKind,
-    graph_pool_handle,
-};
 #[cfg(feature = "python")]
-pub(crate) use pool::{ContextScope, EnteredCapture, EnteredRoute, no_fraction, set_find_context_scope};
+pub(crate) use pool::no_fraction;
+pub use pool::{MemoryLimit, PoolId, SegmentEvent, SegmentEventKind, graph_pool_handle};
 #[cfg(feature = "python")]
 pub(crate) use pool_by_id::device_of_pool;
 pub use pool_by_id::{begin_allocate_to_pool, end_allocate_to_pool, pool_use_count, release_pool};
@@ -68,9 +66,13 @@ pub use report::{
     memory_stats, reset_peak_memory_stats,
 };
 pub(crate) use report::{begin_recording, end_recording, pool_summaries, take_snapshot};
+pub(crate) use route::allocate as allocate_block;
+pub use route::{CaptureScope, GraphMemory, PoolScope, PoolToken};
+#[cfg(feature = "python")]
+pub(crate) use route::{ContextScope, EnteredCapture, EnteredRoute, set_find_context_scope};
 #[cfg(feature = "python")]
 pub(crate) use serve::owns;
-pub(crate) use serve::{Allocation, allocate as allocate_block, free as free_block};
+pub(crate) use serve::{Allocation, free as free_block};
 pub use serve::{OomCallback, OomGuard, SegmentGuard, on_oom};
 #[cfg(feature = "python")]
 pub(crate) use share::share_at;
@@ -84,7 +86,7 @@ pub use sleep::{Backup, sleep, wake};
 /// As [`empty`], and `ErrorKind::InvalidValue` for 0 bytes.
 #[inline]
 pub fn allocate(nbytes: u64, stream: &Stream) -> Result<u64> {
-    serve::allocate(nbytes, stream).map(Allocation::address)
+    route::allocate(nbytes, stream).map(Allocation::address)
 }
 
 /// Frees memory of [`allocate`], in the order of the stream it was allocated on, or after the work submitted so far to

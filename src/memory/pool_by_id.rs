@@ -2,7 +2,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use super::pool::{EnteredRoute, PoolId, PoolUse, RouteKind, leave_by_id};
+use super::pool::PoolId;
+use super::route::{EnteredRoute, PoolUse, RouteKind, leave_by_id};
 use super::serve;
 use crate::error::{Error, Result};
 use crate::ids::Device;

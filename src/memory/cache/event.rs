@@ -7,7 +7,7 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicU64;
-use std::sync::{LazyLock, OnceLock};
+use std::sync::{Arc, LazyLock, RwLock};
 
 use crate::ids::Device;
 use crate::memory::device::call_out;
@@ -15,7 +15,7 @@ use crate::memory::pool::PoolId;
 use crate::observe::recording::{self, Settings, Stack};
 use crate::observe::{Own, Ring, Timed, delivery};
 use crate::process;
-use crate::sync::{Ordering, ThisThread};
+use crate::sync::{Ordering, ThisThread, read, write};
 
 /// What the allocator did; numbered as PyTorch's actions are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -149,10 +149,10 @@ pub(super) fn note(event: MemoryEvent, to: To) -> Option<MemoryEvent> {
     Some(event)
 }
 
-/// Tells an observer of an event.
-pub(in crate::memory) type Tell = fn(&MemoryEvent);
+/// A user's function that is called with each event.
+pub(in crate::memory) type EventCallback = Arc<dyn Fn(&MemoryEvent) + Send + Sync>;
 
-static TELL: OnceLock<Tell> = OnceLock::new();
+static OBSERVER: RwLock<Option<EventCallback>> = RwLock::new(None);
 /// How many observations have begun: an event of an earlier one is not told in a later one.
 static OBSERVATION: AtomicU64 = AtomicU64::new(0);
 
@@ -172,20 +172,22 @@ fn keep(event: MemoryEvent) {
 fn tell_kept() {
     let next = || KEPT.try_with(|events| events.try_borrow_mut().ok()?.pop_front()).ok().flatten();
     while let Some((observation, event)) = next() {
-        if let Some(tell) = TELL.get()
-            && observation == OBSERVATION.load(Ordering::Relaxed)
-        {
-            call_out(|| tell(&event));
+        // A copy, for the observer may end the observation, and nothing is locked while it is called.
+        let observer = read(&OBSERVER).clone().filter(|_| observation == OBSERVATION.load(Ordering::Relaxed));
+        if let Some(observer) = observer {
+            call_out(|| observer(&event));
         }
     }
 }
 
-/// Has every event told from now on, once it is said that there is an observer.
-pub(in crate::memory) fn observe(tell: Tell) {
-    let _ = TELL.set(tell);
-    OBSERVATION.fetch_add(1, Ordering::Relaxed);
-    delivery::set_deliver(tell_kept);
-    recording::start_clock();
+/// Has an observer called with every event from now on, once it is said that there is one; none ends that.
+pub(in crate::memory) fn observe(observer: Option<EventCallback>) {
+    if observer.is_some() {
+        OBSERVATION.fetch_add(1, Ordering::Relaxed);
+        delivery::set_deliver(tell_kept);
+        recording::start_clock();
+    }
+    *write(&OBSERVER) = observer;
 }
 
 /// Records that memory ran out for a request on this stream of the device, whose driver has `free` bytes left.

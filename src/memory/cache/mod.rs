@@ -55,8 +55,8 @@ mod stream_cache;
 
 pub(in crate::memory) use block_user::{BlockUser, Waiting};
 pub(in crate::memory) use device_caches::DeviceCaches;
+pub(in crate::memory) use event::{EventCallback, events, is_recorded, note_oom, note_snapshot, observe, visit_events};
 pub use event::{MemoryAction, MemoryEvent};
-pub(in crate::memory) use event::{Tell, events, is_recorded, note_oom, note_snapshot, observe, visit_events};
 pub(in crate::memory) use heap::{
     ALL, Amount, Amounts, BLOCK_BYTES_MAX, Counts, Heap, HeapBlock, Misfit, Piece, Restoration, SMALL_BLOCK_BYTES,
 };

@@ -7,6 +7,7 @@ use super::place::{nearest_order, order_of};
 use crate::error::Result;
 use crate::ids::Device;
 use crate::memory::cache::BlockUser;
+use crate::memory::route;
 use crate::memory::serve::{self, Allocation};
 use crate::process;
 use crate::runtime::Stream;
@@ -44,7 +45,7 @@ pub struct PinnedBuffer {
 /// if the stream's device does not exist; `ErrorKind::Library` if the driver refuses.
 #[inline]
 pub fn empty_pinned(nbytes: u64, stream: Option<&Stream>) -> Result<PinnedBuffer> {
-    empty_pinned_by(nbytes, &nearest_order(stream)?, stream, serve::allocate)
+    empty_pinned_by(nbytes, &nearest_order(stream)?, stream, route::allocate)
 }
 
 /// As [`empty_pinned`], on the NUMA node with this number.
@@ -53,7 +54,7 @@ pub fn empty_pinned(nbytes: u64, stream: Option<&Stream>) -> Result<PinnedBuffer
 /// As [`empty_pinned`], and `ErrorKind::InvalidValue` if the host has no such node.
 #[inline]
 pub fn empty_pinned_on_node(nbytes: u64, node: u32, stream: Option<&Stream>) -> Result<PinnedBuffer> {
-    empty_pinned_by(nbytes, &order_of(Some(node.into()), stream)?, stream, serve::allocate)
+    empty_pinned_by(nbytes, &order_of(Some(node.into()), stream)?, stream, route::allocate)
 }
 
 /// As [`empty_pinned_on_node`], for gpupool's own work: no address that a caller gives frees it.

@@ -6,6 +6,7 @@ use log::info;
 
 use super::place::order_of;
 use crate::error::{Bytes, Error, Result};
+use crate::memory::route;
 use crate::memory::serve;
 use crate::observe::nvtx;
 use crate::observe::target::MEMORY;
@@ -24,7 +25,7 @@ const THREAD: &str = "gpupool-pin";
 /// if the host has no such node; `ErrorKind::Unavailable` if the system cannot start a thread.
 pub fn warm_pinned(nbytes: u64, numa: Option<u32>, background: bool) -> Result<()> {
     // That of the calling thread, which is to have the memory.
-    let cache = serve::cache_on(&order_of(numa.map(i64::from), None)?)?;
+    let cache = route::cache_on(&order_of(numa.map(i64::from), None)?)?;
     if !background {
         return serve::warm_by_segments(cache, nbytes, SEGMENT_MOST);
     }

@@ -13,8 +13,9 @@ use super::c_api::{guard, malloc_from};
 use crate::error::{Error, Result};
 use crate::ids::Device;
 use crate::memory::device::{AllocateFunction, FreeFunction};
-use crate::memory::pool::{Pool, PoolToken, feed_from};
-use crate::memory::serve::{self, Allocation, device_caches, find, free_after_all_work, without_callbacks};
+use crate::memory::pool::Pool;
+use crate::memory::route::{self, PoolToken, feed_from};
+use crate::memory::serve::{Allocation, device_caches, find, free_after_all_work, without_callbacks};
 use crate::process;
 use crate::runtime::{self, RelaxedCapture, Stream};
 use crate::sync::{lock, read, write};
@@ -84,7 +85,7 @@ fn allocate(pool: &Arc<Pool>, bytes: u64, stream: &Stream) -> Result<Allocation>
     let is_captured = stream.is_captured()?;
     let idle = idle_stream(device)?;
     // The caller may hold a lock that a callback, which may be Python's, would wait for.
-    without_callbacks(|| feed_from(pool, is_captured, || serve::allocate(bytes, &idle)))
+    without_callbacks(|| feed_from(pool, is_captured, || route::allocate(bytes, &idle)))
 }
 
 unsafe extern "C" fn malloc_of<const PLACE: usize>(size: isize, device: c_int, stream: *mut c_void) -> *mut c_void {

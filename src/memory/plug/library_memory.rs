@@ -12,8 +12,8 @@ use super::c_api::{handler_alloc_from, handler_free_to};
 use crate::error::{Error, Result};
 use crate::ids::Device;
 use crate::library::DeviceMemHandler;
-use crate::memory::pool::{PoolScope, PoolToken, PoolUse};
-use crate::memory::serve::{Allocation, allocate, find, free, owns};
+use crate::memory::route::{PoolScope, PoolToken, PoolUse, allocate};
+use crate::memory::serve::{Allocation, find, free, owns};
 use crate::runtime::{self, BoundDevice, RelaxedCapture, Stream};
 use crate::sync::lock;
 

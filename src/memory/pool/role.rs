@@ -25,7 +25,7 @@ impl Role {
     }
 
     /// Returns the same role, for memory that becomes part of a graph.
-    pub(super) const fn captured(self) -> Self {
+    pub(in crate::memory) const fn captured(self) -> Self {
         match self {
             Self::Requests | Self::Graphs => Self::Graphs,
             Self::Feed { .. } => Self::Feed { is_captured: true },

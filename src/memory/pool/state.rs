@@ -27,18 +27,6 @@ const NO_SPLIT: u8 = 0b01;
 /// A cache has begun to cut its memory, as [`NO_SPLIT`] said then.
 const CUT: u8 = 0b10;
 
-/// When the memory of a pool goes whose last use has ended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::memory) enum Ending {
-    /// Now, by driver calls.
-    Now,
-    /// When memory is next given back: the thread is ending, and calls no driver.
-    Later,
-}
-
-/// What is done when the last use of a pool has ended, or a use of a closed one.
-pub(in crate::memory) type EndPool = fn(&Arc<Pool>, Ending);
-
 /// A pool of device memory.
 pub(in crate::memory) struct Pool {
     pub(in crate::memory) id: PoolId,
@@ -53,13 +41,12 @@ pub(in crate::memory) struct Pool {
     use_on_oom: AtomicBool,
     /// How memory is cut: [`NO_SPLIT`] and [`CUT`].
     cutting: AtomicU8,
-    end: EndPool,
     /// How many use the pool: its owner, scopes, captures.
     uses: AtomicU32,
     /// Those among them that are ended by the pool's id.
-    pub(super) uses_by_id: AtomicU32,
+    pub(in crate::memory) uses_by_id: AtomicU32,
     /// Captures whose graphs were not reset.
-    pub(super) captures: AtomicU32,
+    pub(in crate::memory) captures: AtomicU32,
     is_closed: AtomicBool,
     pub(in crate::memory) sleep: Sleep,
     /// Whether the work on foreign streams is marked.
@@ -90,7 +77,6 @@ impl Pool {
         rules: Rules,
         name: Option<String>,
         supply: Supply,
-        end: EndPool,
     ) -> Self {
         Self {
             id,
@@ -102,7 +88,6 @@ impl Pool {
             is_for_graphs: rules.is_for_graphs,
             use_on_oom: AtomicBool::new(rules.use_on_oom),
             cutting: AtomicU8::new(if rules.no_split { NO_SPLIT } else { 0 }),
-            end,
             uses: AtomicU32::new(1),
             uses_by_id: AtomicU32::new(0),
             captures: AtomicU32::new(0),
@@ -204,16 +189,15 @@ impl Pool {
     }
 
     /// Adds a use; false if the last one has ended already.
-    pub(super) fn acquire(&self) -> bool {
+    pub(in crate::memory) fn acquire(&self) -> bool {
         self.uses.fetch_update(Ordering::AcqRel, Ordering::Acquire, |uses| (uses > 0).then(|| uses + 1)).is_ok()
     }
 
-    /// Ends a use; with the last one the pool ends. A closed pool gives back what the use kept.
-    pub(super) fn release(self: &Arc<Self>, ending: Ending) {
+    /// Ends a use. Returns whether memory is to go: the pool has ended with it, or was closed, and gives back what the use kept.
+    #[must_use]
+    pub(in crate::memory) fn release(&self) -> bool {
         let before = self.uses.fetch_update(Ordering::AcqRel, Ordering::Acquire, |uses| uses.checked_sub(1));
-        if before == Ok(1) || self.is_closed() {
-            (self.end)(self, ending);
-        }
+        before == Ok(1) || self.is_closed()
     }
 
     pub(in crate::memory) fn has_captures(&self) -> bool {
@@ -238,4 +222,18 @@ impl Pool {
     pub(in crate::memory) fn marks_work(&self) -> bool {
         self.marks_work.load(Ordering::Acquire)
     }
+}
+
+/// Returns the error of a request to a pool that serves none any more.
+#[cold]
+pub(in crate::memory) fn closed(pool: &Pool) -> Error {
+    let (id, device) = (pool.label(), pool.memory.device);
+    Error::invalid_value(if pool.use_count() > 0 {
+        format!("pool {id} on {device} is closed and serves no more requests; leave its scopes, or make another pool")
+    } else {
+        format!(
+            "pool {id} on {device} was released, and this thread still allocates to it; end that first, by \
+             end_allocate_to_pool"
+        )
+    })
 }

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use super::frozen::{Frozen, FrozenCache};
 use super::snapshot::caches;
-use crate::memory::cache::{Tell, observe, visit_events};
+use crate::memory::cache::{EventCallback, observe, visit_events};
 use crate::observe::recording::{self, Settings, Stack};
 use crate::process;
 
@@ -36,10 +36,10 @@ pub(crate) fn end_recording() {
     }
 }
 
-/// Has each event told from now on. Under [`recording::lock_changes`].
-pub(in crate::memory) fn begin_observing(tell: Tell) {
+/// Has an observer called with each event from now on. Under [`recording::lock_changes`].
+pub(in crate::memory) fn begin_observing(observer: EventCallback) {
     begin_with_blocks(|| {
-        observe(tell);
+        observe(Some(observer));
         process::set_observed(true);
     });
 }
@@ -66,6 +66,7 @@ fn end_but_for_stacks(end: impl FnOnce()) {
 
 /// Has no event told any more. Under [`recording::lock_changes`].
 pub(in crate::memory) fn end_observing() {
+    observe(None);
     if process::state().is_only_observed() {
         end_but_for_stacks(|| process::set_observed(false));
     } else {

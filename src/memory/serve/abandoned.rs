@@ -10,7 +10,7 @@ use crate::memory::tuning::A_FEW;
 use crate::sync::ThisThread;
 
 /// Ends the abandoned caches in which nothing is live among the next few, and goes on as long as half of them are abandoned.
-pub(super) fn end_abandoned(caches: &DeviceCaches, thread: ThisThread) {
+pub(in crate::memory) fn end_abandoned(caches: &DeviceCaches, thread: ThisThread) {
     loop {
         let ended = end_some(caches, thread);
         let count = ended.len();

@@ -3,7 +3,6 @@
 use std::sync::{Arc, Once};
 
 use super::make_room::make_room;
-use super::pools::end_pool;
 use crate::error::{MemoryUse, Result};
 use crate::ids::Device;
 use crate::memory::cache::{ALL, DeviceCaches};
@@ -39,7 +38,7 @@ fn make(device: Device) -> Result<&'static DeviceCaches> {
     let caches = DeviceCaches::new(DeviceMemory::reserve(device)?);
     let memory = &caches.memory;
     let supply = Supply::new(memory.default_source(), None);
-    caches.set_default_pool(Arc::new(Pool::new(PoolId::NONE, 0, memory, Rules::default(), None, supply, end_pool)));
+    caches.set_default_pool(Arc::new(Pool::new(PoolId::NONE, 0, memory, Rules::default(), None, supply)));
     // A call that sets the limit of all devices comes before, and the limit is set here, or after, and finds this device.
     let limit = lock_limit();
     if !memory.is_of_host() {

@@ -7,7 +7,6 @@ use std::sync::atomic::Ordering;
 
 use log::info;
 
-use super::allocate::Miss;
 use super::free::free;
 use super::grow::{
     Grown, grow_by_pages, grow_by_segment, is_no_memory, serve_from_empty_slabs, serve_from_lent_slab,
@@ -82,6 +81,16 @@ impl FreeMemory for FreeBlock {
     fn put_back(self, cache: &'static StreamCache, _: &Service, _: ThisThread, _: Until) -> Result<()> {
         self.0.map_or(Ok(()), |offset| free(Allocation { cache, offset }, None))
     }
+}
+
+/// A request that found no free block in its cache. [`Miss::serve`] goes on with it, on the same thread.
+#[derive(Clone, Copy, Debug)]
+#[must_use = "nothing is allocated before it is served"]
+pub(crate) struct Miss {
+    pub(in crate::memory) cache: &'static StreamCache,
+    /// The number of the service that the cache was in.
+    pub(in crate::memory) service: u64,
+    pub(in crate::memory) bytes: u64,
 }
 
 impl Miss {

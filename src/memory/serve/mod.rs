@@ -1,10 +1,8 @@
-//! A request's way: from a free block of the stream's cache to pages that move or grow, and to what is tried when
-//! memory runs out; and the way back.
+//! What a request does when its cache has no free block: from pages that move or grow to what is tried when memory runs
+//! out; and the way back.
 
 mod abandoned;
-mod allocate;
 mod devices;
-mod find_cache;
 mod free;
 mod grow;
 mod make_room;
@@ -17,12 +15,8 @@ mod settle;
 mod take;
 mod trim;
 
-pub(crate) use allocate::allocate;
-#[cfg(feature = "python")]
-pub(in crate::memory) use allocate::{Attempt, try_allocate};
-pub(in crate::memory) use allocate::{allocate_as_last, allocate_given};
+pub(in crate::memory) use abandoned::end_abandoned;
 pub(in crate::memory) use devices::device_caches;
-pub(in crate::memory) use find_cache::cache_on;
 #[cfg(feature = "python")]
 pub(in crate::memory) use free::check_stream;
 pub(crate) use free::free;
@@ -32,12 +26,13 @@ pub(crate) use free::owns;
 pub(in crate::memory) use free::{check_live, find, free_after_all_work, record_consumer, record_stream};
 pub use grow::SegmentGuard;
 pub(in crate::memory) use grow::{extent_for_waking, on_segment, pages_asleep, retire_extents, warm_by_segments};
+pub(in crate::memory) use miss::Miss;
 pub use out_of_memory::{OomCallback, OomGuard, on_oom};
 pub(in crate::memory) use out_of_memory::{no_memory_left, without_callbacks};
 pub(in crate::memory) use peers::enable_peer;
 #[cfg(feature = "python")]
 pub(in crate::memory) use pools::pool_anywhere;
-pub(in crate::memory) use pools::{PoolOptions, close_pool, make_pool, pool_of_id};
+pub(in crate::memory) use pools::{Ending, PoolOptions, close_pool, end_pool, make_pool, pool_of_id};
 pub(crate) use request::Allocation;
 pub(in crate::memory) use settle::{Patience, settle};
 pub(in crate::memory) use trim::{trim, trim_pools};

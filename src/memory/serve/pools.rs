@@ -13,7 +13,7 @@ use crate::error::{Error, GPUPOOL, Result};
 use crate::ids::Device;
 use crate::memory::cache::DeviceCaches;
 use crate::memory::device::{Source, Supply};
-use crate::memory::pool::{Ending, Pool, PoolId, Rules};
+use crate::memory::pool::{Pool, PoolId, Rules};
 use crate::memory::tuning::PAGE;
 #[cfg(feature = "python")]
 use crate::process;
@@ -47,7 +47,7 @@ pub(in crate::memory) fn make_pool(device: Device, id: PoolId, options: PoolOpti
     let caches = device_caches(device)?;
     let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
     let supply = Supply::new(source.unwrap_or_else(|| caches.memory.default_source()), limit);
-    let pool = Arc::new(Pool::new(id, number, &caches.memory, rules, name, supply, end_pool));
+    let pool = Arc::new(Pool::new(id, number, &caches.memory, rules, name, supply));
     if reserve > 0 {
         make_reserve_with_room(&pool, reserve)?;
     }
@@ -145,8 +145,17 @@ pub(in crate::memory) fn close_pool(pool: &Arc<Pool>) -> Result<u64> {
     trim(caches, pool, ThisThread::get(), Patience::Ask)
 }
 
+/// When the memory of a pool goes whose last use has ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::memory) enum Ending {
+    /// Now, by driver calls.
+    Now,
+    /// When memory is next given back: the thread is ending, and calls no driver.
+    Later,
+}
+
 /// Ends a pool whose last use has ended, and one use of a closed pool: what is free goes, the rest when it is freed.
-pub(super) fn end_pool(pool: &Arc<Pool>, ending: Ending) {
+pub(in crate::memory) fn end_pool(pool: &Arc<Pool>, ending: Ending) {
     mark_closed(pool);
     if ending == Ending::Now
         && let Some(caches) = DeviceCaches::known(pool.memory.device)

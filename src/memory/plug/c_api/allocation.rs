@@ -5,6 +5,7 @@ use std::ptr;
 
 use super::call::{SUCCESS, address_of, hand_out, status_of, stream_on};
 use crate::error::Result;
+use crate::memory::route;
 use crate::memory::serve;
 use crate::runtime::Stream;
 
@@ -18,7 +19,7 @@ pub(super) unsafe extern "C" fn allocate(
     place: *mut *mut c_void,
 ) -> c_int {
     // SAFETY: the caller names a stream of the device, which is alive.
-    let allocate = || serve::allocate(bytes, &unsafe { stream_on(device, stream) }?);
+    let allocate = || route::allocate(bytes, &unsafe { stream_on(device, stream) }?);
     // SAFETY: the caller passes a place for a pointer, or null.
     unsafe { hand_out(place, "pointer", ptr::null_mut(), || address_of(bytes, allocate)) }
 }

@@ -11,6 +11,7 @@ use super::call::{address_of, guard, pointer, put, stream_of};
 use crate::error::{Error, Result};
 use crate::library::DeviceMemHandler;
 use crate::memory::host;
+use crate::memory::route;
 use crate::memory::serve::{self, Allocation};
 use crate::runtime::{self, Stream};
 
@@ -44,7 +45,7 @@ pub(in crate::memory::plug) unsafe fn malloc_from(
 
 pub(super) unsafe extern "C" fn malloc(size: isize, device: c_int, stream: *mut c_void) -> *mut c_void {
     // SAFETY: the caller names a stream that is alive.
-    unsafe { malloc_from(size, device, stream, serve::allocate) }
+    unsafe { malloc_from(size, device, stream, route::allocate) }
 }
 
 pub(super) unsafe extern "C" fn free(pointer: *mut c_void, _size: isize, device: c_int, stream: *mut c_void) {
@@ -54,7 +55,7 @@ pub(super) unsafe extern "C" fn free(pointer: *mut c_void, _size: isize, device:
 
 pub(super) unsafe extern "C" fn cupy_malloc(_param: *mut c_void, size: usize, device: c_int) -> *mut c_void {
     let size = size as u64;
-    let allocate = || serve::allocate(size, &Stream::current_view(runtime::device(device.into())?));
+    let allocate = || route::allocate(size, &Stream::current_view(runtime::device(device.into())?));
     guard(ptr::null_mut(), || address_of(size, allocate))
 }
 
@@ -108,7 +109,7 @@ pub(super) unsafe extern "C" fn handler_alloc(
     size: usize,
     stream: *mut c_void,
 ) -> c_int {
-    let allocate = |size, stream: &Stream| serve::allocate(size, stream).map(Allocation::address);
+    let allocate = |size, stream: &Stream| route::allocate(size, stream).map(Allocation::address);
     // SAFETY: the library names a stream that is alive, and passes a place for a pointer.
     unsafe { handler_alloc_from(place, size, -1, stream, allocate) }
 }
@@ -120,7 +121,7 @@ unsafe extern "C" fn pinned_handler_alloc(
     stream: *mut c_void,
 ) -> c_int {
     let allocate =
-        |size, stream: &Stream| serve::allocate(size, &host::order_of(None, Some(stream))?).map(Allocation::address);
+        |size, stream: &Stream| route::allocate(size, &host::order_of(None, Some(stream))?).map(Allocation::address);
     // SAFETY: the library names a stream that is alive, and passes a place for a pointer.
     unsafe { handler_alloc_from(place, size, -1, stream, allocate) }
 }

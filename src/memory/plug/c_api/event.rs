@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
-use std::sync::RwLock;
+use std::sync::Arc;
 
 use super::call::{pointer, run};
 use super::callback::Callback;
@@ -11,7 +11,6 @@ use crate::memory::cache::{MemoryAction, MemoryEvent};
 use crate::memory::pool::{PoolId, SegmentEvent, SegmentEventKind};
 use crate::memory::report;
 use crate::observe::recording;
-use crate::sync::{read, write};
 
 /// `gpupool_event`: one thing that the allocator did.
 #[repr(C)]
@@ -76,30 +75,17 @@ impl From<&SegmentEvent> for Event {
     }
 }
 
-static TOLD: RwLock<Option<Callback<Observer>>> = RwLock::new(None);
-
-/// Tells the observer of an event, with no lock held.
-fn tell(event: &MemoryEvent) {
-    // Observers are told of devices' memory.
-    if event.device.host_node().is_some() {
-        return;
-    }
-    let told = *read(&TOLD);
-    if let Some(told) = told {
-        told.tell(&event.into());
-    }
-}
-
-/// Tells the observer of every event from now on; none ends it.
+/// Has the observer called with every event of devices' memory from now on; none ends it.
 pub(super) unsafe extern "C" fn observe(observer: Option<Observer>, context: *mut c_void) -> c_int {
     run(|| {
         let _changes = recording::lock_changes();
-        let told = observer.map(|function| Callback { function, context });
-        *write(&TOLD) = told;
-        if told.is_some() {
-            report::begin_observing(tell);
-        } else {
-            report::end_observing();
+        match observer.map(|function| Callback { function, context }) {
+            Some(observer) => report::begin_observing(Arc::new(move |event| {
+                if event.device.host_node().is_none() {
+                    observer.tell(&event.into());
+                }
+            })),
+            None => report::end_observing(),
         }
         Ok(())
     })

@@ -8,7 +8,8 @@ use super::sized::{SizedStruct, write};
 use crate::error::Result;
 use crate::ids::Device;
 use crate::memory::report::DeviceStats;
-use crate::memory::{device, host, serve};
+use crate::memory::route;
+use crate::memory::{device, host};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::runtime;
 
@@ -49,7 +50,7 @@ fn number_of_node(numa: c_int) -> Result<Option<u32>> {
 
 /// Allocates pinned memory. 0 bytes are a null pointer, and so is what is not to be had.
 pub(super) unsafe extern "C" fn allocate_pinned(bytes: u64, numa: c_int, place: *mut *mut c_void) -> c_int {
-    let allocate = || serve::allocate(bytes, &host::order_of((numa != -1).then_some(numa.into()), None)?);
+    let allocate = || route::allocate(bytes, &host::order_of((numa != -1).then_some(numa.into()), None)?);
     // SAFETY: the caller passes a place for a pointer, or null.
     unsafe { hand_out(place, "pointer", ptr::null_mut(), || address_of(bytes, allocate)) }
 }

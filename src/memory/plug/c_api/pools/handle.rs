@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering}
 use std::sync::{Arc, LazyLock, Mutex};
 
 use crate::error::{Error, Result};
-use crate::memory::pool::PoolUse;
+use crate::memory::route::PoolUse;
 use crate::sync::{Table, lock};
 
 /// How many handles there can be at once: what the lower bits of one say.

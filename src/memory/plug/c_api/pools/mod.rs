@@ -24,7 +24,8 @@ pub(super) use sleep::{pool_is_asleep, pool_sleep, pool_wake, sleep_device, wake
 use super::call::{address_of, answer, count, device_of, hand_out, null, run, stream_on};
 use crate::error::{Error, Result};
 use crate::memory::cache::GivenKey;
-use crate::memory::pool::{Given, Pool, PoolId, PoolUse, next_ticket};
+use crate::memory::pool::{Pool, PoolId, next_ticket};
+use crate::memory::route::{self, Given, PoolUse};
 use crate::memory::serve::{self, Allocation, Patience, device_caches};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
@@ -134,7 +135,7 @@ pub(super) unsafe extern "C" fn pool_allocate(
             // What a captured stream gets becomes a part of its graph.
             let is_captured = is_for_graphs || stream.is_captured()?;
             let key = GivenKey { pool: number, ticket, is_captured };
-            serve::allocate_as_last(bytes, &stream, key).unwrap_or_else(|| allocate(pool, key, bytes, &stream))
+            route::allocate_as_last(bytes, &stream, key).unwrap_or_else(|| allocate(pool, key, bytes, &stream))
         })
     };
     // SAFETY: the caller passes a place for a pointer, or null.
@@ -147,7 +148,7 @@ fn allocate(pool: *const PoolHandle, key: GivenKey, bytes: u64, stream: &Stream)
     process::refuse_forked()?;
     let held = held(pool)?;
     let GivenKey { ticket, is_captured, .. } = key;
-    serve::allocate_given(
+    route::allocate_given(
         bytes,
         stream,
         &Given { pool: held.in_use.pool(), ticket, is_captured, further: &held.further },

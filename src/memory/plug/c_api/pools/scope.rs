@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use super::super::call::{hand_out, run};
 use super::{PoolHandle, pool_of};
 use crate::error::Error;
-use crate::memory::pool::{EnteredRoute, PoolUse, RouteKind, leave_by_ticket};
+use crate::memory::route::{EnteredRoute, PoolUse, RouteKind, leave_by_ticket};
 
 /// Sends what the calling thread allocates on the pool's device to the pool.
 pub(in super::super) unsafe extern "C" fn pool_enter(pool: *const PoolHandle, scope: *mut u64) -> c_int {

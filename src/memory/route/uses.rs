@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use super::state::{Ending, Pool};
 use crate::error::{Error, Result};
+use crate::memory::pool::{Pool, closed};
+use crate::memory::serve::{Ending, end_pool};
 use crate::process;
 use crate::sync::Ordering;
 
@@ -78,7 +79,9 @@ impl PoolUse {
         if self.is_captured {
             self.pool.captures.fetch_sub(1, Ordering::AcqRel);
         }
-        self.pool.release(ending);
+        if self.pool.release() {
+            end_pool(&self.pool, ending);
+        }
     }
 }
 
@@ -86,20 +89,6 @@ impl Drop for PoolUse {
     fn drop(&mut self) {
         self.end(Ending::Now);
     }
-}
-
-/// Returns the error of a request to a pool that serves none any more.
-#[cold]
-pub(in crate::memory) fn closed(pool: &Pool) -> Error {
-    let (id, device) = (pool.label(), pool.memory.device);
-    Error::invalid_value(if pool.use_count() > 0 {
-        format!("pool {id} on {device} is closed and serves no more requests; leave its scopes, or make another pool")
-    } else {
-        format!(
-            "pool {id} on {device} was released, and this thread still allocates to it; end that first, by \
-             end_allocate_to_pool"
-        )
-    })
 }
 
 /// Returns the error of a call for a pool whose last use has ended.

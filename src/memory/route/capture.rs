@@ -2,11 +2,11 @@
 
 use std::marker::PhantomData;
 
-use super::id::PoolId;
-use super::route::{EnteredRoute, RouteKind};
+use super::routes::{EnteredRoute, RouteKind};
 use super::scope::PoolToken;
 use super::uses::PoolUse;
 use crate::error::{Error, Result};
+use crate::memory::pool::PoolId;
 use crate::runtime::{KnownCapture, Stream, note_capture};
 
 /// A scope in which the calling thread's allocations become parts of a graph, until it is ended or dropped.

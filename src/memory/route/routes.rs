@@ -4,22 +4,19 @@
 //! neither.
 //!
 //! The cache for a stream is found again at once as long as the thread's routes have not changed, which
-//! [`changes`] says.
+//! [`changes`](crate::memory::pool::changes) says.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::mem::ManuallyDrop;
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
-use super::id::PoolId;
-use super::role::Role;
 use super::shared_route::{AllThreads, OF_CONTEXT, of_all_threads};
-use super::state::Pool;
 use super::uses::PoolUse;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::ids::{Device, RawStream};
+use crate::memory::pool::{Pool, PoolId, Role, Unfollowed, ending, first_ticket, next_ticket, note_change};
 use crate::runtime::Stream;
-use crate::sync::{Ordering, lock, take_last};
+use crate::sync::{lock, take_last};
 
 /// A pool that the thread's requests on its device go to.
 #[derive(Debug)]
@@ -75,94 +72,54 @@ impl Destination {
     }
 }
 
+/// The thread's routes; the innermost is the last.
 #[derive(Debug)]
-struct Routes {
-    /// The innermost is the last.
-    all: RefCell<Vec<Route>>,
-    /// Routes with lower tickets are not followed for now.
-    first_ticket: Cell<u64>,
-    has_followed: Cell<bool>,
-    /// The pools whose own allocators this thread is in, by number.
-    supplied: RefCell<Vec<u32>>,
-}
-
-static TICKETS: AtomicU64 = AtomicU64::new(1);
+struct Routes(RefCell<Vec<Route>>);
 
 thread_local! {
-    // Apart, without a destructor, so that a hit reads one word.
-    static CHANGES: Cell<u32> = const { Cell::new(0) };
-    static ROUTES: Routes = const {
-        Routes {
-            all: RefCell::new(Vec::new()),
-            first_ticket: Cell::new(0),
-            has_followed: Cell::new(false),
-            supplied: RefCell::new(Vec::new()),
-        }
-    };
+    static ROUTES: Routes = const { Routes(RefCell::new(Vec::new())) };
 }
 
 impl Drop for Routes {
     fn drop(&mut self) {
         note_change();
         // Scopes that were never left end with their thread.
-        self.all.get_mut().drain(..).flat_map(|route| route.uses).for_each(PoolUse::abandon);
+        self.0.get_mut().drain(..).flat_map(|route| route.uses).for_each(PoolUse::abandon);
     }
 }
 
-/// Returns how often this thread's routes have changed.
-#[inline]
-pub(in crate::memory) fn changes() -> u32 {
-    CHANGES.get()
-}
-
-fn note_change() {
-    CHANGES.set(CHANGES.get().wrapping_add(1));
-}
-
-/// Returns a number for a new route, larger than those of all before.
-pub(in crate::memory) fn next_ticket() -> u64 {
-    TICKETS.fetch_add(1, Ordering::Relaxed)
-}
-
-/// Returns the error of a request on a thread whose thread-locals are destroyed.
-pub(in crate::memory) fn ending() -> Error {
-    Error::invalid_value("this thread is ending: allocate before its thread-locals are destroyed")
-}
-
 impl Routes {
-    /// Notes whether any route is followed; after each change of them.
-    fn note_routes(&self) {
-        note_change();
-        let first = self.first_ticket.get();
-        self.has_followed.set(self.all.borrow().last().is_some_and(|route| route.ticket >= first));
+    /// Returns whether any route of the thread's own is followed.
+    fn has_followed(&self) -> bool {
+        self.0.borrow().last().is_some_and(|route| route.ticket >= first_ticket())
     }
 
     /// Returns whether the thread allocates for another allocator, which may hold a lock, on the device.
     fn is_in_feed(&self, device: Device) -> bool {
-        let routes = self.all.borrow();
+        let routes = self.0.borrow();
         routes.last().is_some_and(|last| {
             last.pool.memory.device == device
                 && matches!(last.kind, RouteKind::Feed { .. })
-                && last.ticket >= self.first_ticket.get()
+                && last.ticket >= first_ticket()
         })
     }
 
     /// Returns the ticket and the pool of the innermost scope of the thread's context.
     fn of_context(&self, device: Device) -> Option<(u64, Arc<Pool>)> {
         let find = OF_CONTEXT.get().filter(|_| !self.is_in_feed(device))?;
-        find(device, self.first_ticket.get())
+        find(device, first_ticket())
     }
 
     fn destination(&self, stream: &Stream, given: Option<&Given>, is_rerouted: bool) -> Result<Option<Destination>> {
         // Pinned memory has no pools of users.
-        if stream.is_of_host() || (!self.has_followed.get() && !is_rerouted && given.is_none()) {
+        if stream.is_of_host() || (!self.has_followed() && !is_rerouted && given.is_none()) {
             return Ok(None);
         }
-        let (device, first) = (stream.device(), self.first_ticket.get());
+        let (device, first) = (stream.device(), first_ticket());
         let given = given.filter(|given| given.ticket >= first);
         // Before the routes are borrowed, for Python may come here again.
         let of_context = if is_rerouted { self.of_context(device) } else { None };
-        let mut routes = self.all.borrow_mut();
+        let mut routes = self.0.borrow_mut();
         let is_followed = |route: &&mut Route| route.ticket >= first && route.pool.memory.device == device;
         let mut followed = routes.iter_mut().rev().filter(is_followed).peekable();
         let own = followed.peek().map_or(0, |own| own.ticket);
@@ -287,8 +244,8 @@ impl EnteredRoute {
     fn add(route: Route) -> Result<Self> {
         let ticket = route.ticket;
         let entered = ROUTES.try_with(|routes| {
-            routes.all.borrow_mut().push(route);
-            routes.note_routes();
+            routes.0.borrow_mut().push(route);
+            note_change();
         });
         entered.map(|()| Self { ticket }).map_err(|_| ending())
     }
@@ -323,70 +280,12 @@ pub(in crate::memory) fn leave_by_id(device: Device, id: PoolId) -> bool {
 
 fn take_route(is_meant: impl Fn(&Route) -> bool) -> Option<Route> {
     let taken = ROUTES.try_with(|routes| {
-        let taken = take_last(&mut routes.all.borrow_mut(), is_meant)?;
-        routes.note_routes();
+        let taken = take_last(&mut routes.0.borrow_mut(), is_meant)?;
+        note_change();
         Some(taken)
     });
     // The pool may be dropped with the route, outside the borrow.
     taken.ok().flatten()
-}
-
-/// Follows the thread's routes again when dropped, also after a panic.
-struct Unfollowed {
-    first: u64,
-}
-
-impl Unfollowed {
-    /// Follows none of the routes that there are.
-    fn new() -> Result<Self> {
-        let first = ROUTES.try_with(|routes| {
-            let first = routes.first_ticket.replace(next_ticket());
-            routes.note_routes();
-            first
-        });
-        Ok(Self { first: first.map_err(|_| ending())? })
-    }
-}
-
-impl Drop for Unfollowed {
-    fn drop(&mut self) {
-        let _ = ROUTES.try_with(|routes| {
-            routes.first_ticket.set(self.first);
-            routes.note_routes();
-        });
-    }
-}
-
-/// Runs a pool's own allocator. What that allocates from gpupool itself does not follow this thread's routes, so that
-/// the pool is not asked to supply itself.
-///
-/// # Errors
-/// `ErrorKind::InvalidValue` if it is asked all the same; what the allocator returns.
-pub(in crate::memory) fn supply<R>(pool: &Pool, allocator: impl FnOnce() -> Result<R>) -> Result<R> {
-    /// Ends the pool's supply when dropped, also after a panic.
-    struct Supplying;
-    impl Drop for Supplying {
-        fn drop(&mut self) {
-            let _ = ROUTES.try_with(|routes| routes.supplied.borrow_mut().pop());
-        }
-    }
-    let is_first = ROUTES.try_with(|routes| {
-        let mut supplied = routes.supplied.borrow_mut();
-        let is_first = !supplied.contains(&pool.number);
-        if is_first {
-            supplied.push(pool.number);
-        }
-        is_first
-    });
-    if !is_first.map_err(|_| ending())? {
-        return Err(Error::invalid_value(format!(
-            "the allocator of pool {} asked for memory of pool {} itself; take it from elsewhere",
-            pool.id, pool.id
-        )));
-    }
-    let _supplying = Supplying;
-    let _unfollowed = Unfollowed::new()?;
-    allocator()
 }
 
 /// Runs another allocator's request for memory that it cuts further, for a graph or for any work: from this pool, whatever scopes
@@ -399,7 +298,7 @@ pub(in crate::memory) fn feed_from<R>(
     is_captured: bool,
     allocate: impl FnOnce() -> Result<R>,
 ) -> Result<R> {
-    let _unfollowed = Unfollowed::new()?;
+    let _unfollowed = Unfollowed::new();
     let _entered = EnteredRoute::without_use(Arc::clone(pool), RouteKind::Feed { is_captured })?;
     allocate()
 }

@@ -3,12 +3,11 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use super::id::PoolId;
-use super::route::{EnteredRoute, RouteKind};
-use super::state::Pool;
+use super::routes::{EnteredRoute, RouteKind};
 use super::uses::PoolUse;
 use crate::error::Result;
 use crate::ids::Device;
+use crate::memory::pool::{Pool, PoolId};
 
 /// A scope that routes the calling thread's allocations to a pool, until it is dropped.
 #[must_use = "allocations go to the pool only while this lives"]

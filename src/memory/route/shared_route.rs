@@ -5,8 +5,8 @@
 
 use std::sync::{Arc, Mutex, OnceLock, RwLock};
 
-use super::state::Pool;
 use crate::ids::Device;
+use crate::memory::pool::Pool;
 use crate::process;
 use crate::sync::{lock, read, take_last, write};
 

@@ -1,10 +1,10 @@
 //! Allocation: a free block of the stream's cache, or what is left to do to get one.
 
 use super::find_cache::{cache_for, given_cache_for, rerouted_cache_for};
-use super::request::Allocation;
+use super::routes::Given;
 use crate::error::Result;
-use crate::memory::cache::{self, Found, GivenKey, StreamCache};
-use crate::memory::pool::Given;
+use crate::memory::cache::{self, Found, GivenKey};
+use crate::memory::serve::{Allocation, Miss};
 use crate::observe::delivery::Delivery;
 use crate::observe::recording::{self, Purpose};
 use crate::process;
@@ -28,16 +28,6 @@ impl Attempt {
             Self::Miss(miss) => miss.serve(),
         }
     }
-}
-
-/// A request that found no free block in its cache. [`Miss::serve`] goes on with it, on the same thread.
-#[derive(Clone, Copy, Debug)]
-#[must_use = "nothing is allocated before it is served"]
-pub(crate) struct Miss {
-    pub(super) cache: &'static StreamCache,
-    /// The number of the service that the cache was in.
-    pub(super) service: u64,
-    pub(super) bytes: u64,
 }
 
 /// Allocates on the stream, from the pool that the calling thread's scope says.

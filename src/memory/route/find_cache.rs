@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use super::abandoned::end_abandoned;
-use super::devices::device_caches;
+use super::routes::{Destination, Given, destination};
 use crate::error::Result;
 use crate::ids::RawStream;
 use crate::memory::cache::{self, CacheKey, Counts, DeviceCaches, Found, GivenKey, Service, StreamCache, normalized};
-use crate::memory::pool::{self, Destination, Given, Role};
+use crate::memory::pool::{self, Role};
+use crate::memory::serve::{device_caches, end_abandoned};
 use crate::memory::tuning::A_FEW;
 use crate::process;
 use crate::runtime::Stream;
@@ -66,7 +66,7 @@ pub(super) fn given_cache_for(given: &Given, stream: &Stream, is_rerouted: bool)
 
 fn find_now(stream: &Stream, given: Option<&Given>, is_rerouted: bool) -> Result<(CacheKey, Found)> {
     let (thread, device) = (ThisThread::get(), stream.device());
-    let destination = pool::destination(stream, given, is_rerouted)?;
+    let destination = destination(stream, given, is_rerouted)?;
     let (pool, role) = destination.as_ref().map_or((0, Role::Requests), |to| (to.pool.number, to.role));
     let stream_id = if role.is_captured() { 0 } else { id_of(stream)? };
     let key = CacheKey { device, pool, role, stream: normalized(stream.raw()), stream_id };

@@ -4,13 +4,12 @@
 
 use std::sync::{Arc, Mutex, OnceLock};
 
-use super::route::next_ticket;
 use super::scope::PoolToken;
 use super::shared_route::{AllThreads, OF_CONTEXT, Rerouted};
-use super::state::Pool;
 use super::uses::PoolUse;
 use crate::error::Result;
 use crate::ids::Device;
+use crate::memory::pool::{Pool, next_ticket};
 use crate::process;
 use crate::sync::lock;
 

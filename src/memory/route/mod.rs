@@ -1,0 +1,29 @@
+//! Where a request goes: the pool that the thread's scopes and captures lead to, and there the cache of the stream.
+//!
+//! What the cache has ready is taken here; for the rest `serve` climbs its ladder. A use keeps a pool, and with its last use
+//! the pool ends.
+
+mod allocate;
+mod capture;
+#[cfg(feature = "python")]
+mod context_scope;
+mod find_cache;
+mod routes;
+mod scope;
+mod shared_route;
+mod uses;
+
+pub(crate) use allocate::allocate;
+#[cfg(feature = "python")]
+pub(in crate::memory) use allocate::{Attempt, try_allocate};
+pub(in crate::memory) use allocate::{allocate_as_last, allocate_given};
+#[cfg(feature = "python")]
+pub(crate) use capture::EnteredCapture;
+pub use capture::{CaptureScope, GraphMemory};
+#[cfg(feature = "python")]
+pub(crate) use context_scope::{ContextScope, set_find_context_scope};
+pub(in crate::memory) use find_cache::cache_on;
+pub(crate) use routes::EnteredRoute;
+pub(in crate::memory) use routes::{Given, RouteKind, feed_from, leave_by_id, leave_by_ticket};
+pub use scope::{PoolScope, PoolToken};
+pub(in crate::memory) use uses::PoolUse;
