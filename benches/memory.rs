@@ -11,7 +11,8 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::Instant;
 
-use gpupool::memory::{self, C_API, allocate};
+use gpupool::c_api::C_API;
+use gpupool::memory::{self, allocate};
 use gpupool::replay::{ReplayAllocator, ReplayEvent, replay};
 use gpupool::{Recording, Stream};
 

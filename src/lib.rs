@@ -58,13 +58,14 @@
 #[doc = include_str!("../README.md")]
 mod guide {}
 
+pub mod c_api;
+mod device_sleep;
 mod environment;
 mod error;
 mod handle;
 mod ids;
 pub mod library;
 pub mod memory;
-mod memory_users;
 mod observe;
 #[cfg(feature = "cudarc")]
 mod pooled_slice;
@@ -79,6 +80,7 @@ mod site_packages;
 mod summary;
 mod sync;
 
+pub use device_sleep::sleep;
 pub use error::{
     Cause, Error, ErrorKind, LibraryError, MemoryUse, OutOfMemory, PoolExhausted, Result, StatusKind, Wanted,
 };
@@ -87,7 +89,7 @@ pub use handle::{
     Hipblas, HipblasLt, Hipsolver, Hipsparse, HostHandles, Lease, Miopen, Pooled, handle, handle_stats, lease,
 };
 pub use ids::{CaptureMode, CaptureStatus, Device, RawStream};
-pub use memory::{Backup, sleep, wake};
+pub use memory::{Backup, wake};
 pub use memory::{
     CaptureScope, DeviceBuffer, GraphMemory, MemPool, MemPoolBuilder, MemoryStats, PoolId, PoolScope, PoolStats,
     PoolSummary, PoolToken, SegmentEvent, SegmentEventKind, StreamStats, empty, empty_cache, enable_peer_access,

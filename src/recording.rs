@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::handle::HandleEvent;
 use crate::ids::Device;
 use crate::memory::{MemoryAction, MemorySnapshot};
-use crate::observe::recording::{self, Settings};
+use crate::observe::recording::{self, Settings, StackCallback};
 use crate::{handle, memory, process, runtime};
 
 /// For which events call stacks are recorded, if the program has a language whose stacks can be recorded: Python.
@@ -95,6 +95,14 @@ impl Recording {
     /// # Errors
     /// `ErrorKind::InvalidValue` if events are kept and `max_entries` is 0; `ErrorKind::Forked` in a forked child.
     pub fn start(&self) -> Result<()> {
+        self.start_with_stacks(None)
+    }
+
+    /// As [`Recording::start`], with stacks that the program's language takes.
+    ///
+    /// # Errors
+    /// As [`Recording::start`].
+    pub(crate) fn start_with_stacks(&self, take_stack: Option<StackCallback>) -> Result<()> {
         process::refuse_forked()?;
         if self.has_events && self.max_entries == 0 {
             return Err(Error::invalid_value("max_entries must be at least 1: 0 events are no recording"));
@@ -108,9 +116,9 @@ impl Recording {
             has_live_stacks: self.context >= StackContext::State,
             has_alloc_stacks: self.context >= StackContext::Alloc,
             has_free_stacks: self.context >= StackContext::All,
-            has_plug_stacks: false,
             skipped: self.skipped,
         };
+        recording::set_stack_callback(take_stack);
         memory::begin_recording(settings, self.max_entries);
         Ok(())
     }

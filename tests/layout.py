@@ -14,17 +14,17 @@ from pathlib import Path
 MOST_FILES = 14
 COUNTED = ("src", "python/gpupool")
 # The most files of a folder that may use each other in one circle, directly or through others.
-CIRCLES = {"src": 6, "src/handle": 4}
+CIRCLES = {"src": 5, "src/handle": 4}
 # The rooms of a folder, which are files or folders, in columns. A room uses rooms of the columns to its right; those of
 # its own only where `&` joins them. Every folder needs a place; a file without one, such as lib.rs, may use all.
 ARROWS = {
-    "src": "python -> replay, summary, recording -> memory, handle -> library -> runtime -> process & observe "
+    "src": "python -> c_api -> replay, summary, recording -> handle -> memory -> library -> runtime -> process & observe "
     "-> sync & ids & error",
     "src/memory": "plug -> sleep -> share -> host -> report -> route -> serve -> cache -> pool -> device",
 }
-# Uses against the arrows that are meant, by the beginnings of both files' names: a library may be told to take its
-# memory from a MemPool.
-MEANT = [("src/handle/", "src/memory/plug/library_memory.rs"), ("src/handle/", "src/memory/route/scope.rs")]
+# The files that may keep a function which is given to them from above, and call it: what an event, a stack or a scope is only
+# those know who give it. In circles they count as uses.
+KEEPERS = ["src/memory/route/context_scope.rs", "src/observe/delivery.rs", "src/observe/recording.rs"]
 
 # Where the numbers stand that somebody chose, and the most of them. Elsewhere in its folder a constant is derived from
 # those (0, 1 and 2 may help), or its numbers are hexadecimal or binary: bits, codes, sizes of tables, bounds on others.
@@ -36,7 +36,8 @@ DECIMAL = re.compile(r"\b(?!0[xb])[0-9][0-9_]*(?=\b|[a-z])")
 USE = re.compile(r"^[ \t]*(pub(?:\([^)]*\))? +)?use\s+([^;]+);", re.MULTILINE)
 TESTS = re.compile(r"^( *)#\[cfg\((?:all\()?test\b.*\n(?: *#\[.*\n)*\1mod \w+ \{\n.*?^\1\}$", re.MULTILINE | re.DOTALL)
 # A type of Rust functions: what keeps one uses whoever gives it. Functions of C, and boxed ones, are a library's or a user's.
-FUNCTION = r"(?:unsafe )?fn\("
+FUNCTION = r"(?<!\" )(?:unsafe )?fn\("
+PATH = re.compile(r"\b[a-z_]\w*(?:::\w+)*\b")
 Module = tuple[str, ...]
 
 
@@ -62,17 +63,25 @@ class Crate:
             text = self.text(module)
             uses = [(public, leaf) for public, tree in USE.findall(text) for leaf in spread(tree)]
             self.passed_on[module] = {leaf[-1]: leaf for public, leaf in uses if public}
-            here = [name.split("::") for name in re.findall(r"\b(?:crate|self|super)(?:::\w+)+", USE.sub("", text))]
+            body = re.sub(r"\bpub\(in [\w:]+\)", "pub", USE.sub("", text))
+            here = [name.split("::") for name in re.findall(r"\b(?:crate|self|super)(?:::\w+)+", body)]
             found[module] = here + [leaf for public, leaf in uses if not (public and path.stem in ("lib", "mod"))]
         self.uses = {
             module: {used for path in paths if (used := self.resolve(module, path)) not in (None, module)}
             for module, paths in found.items()
         }
+        # Who keeps a function that it is given uses the module that has the function.
+        self.given: dict[Module, set[Module]] = {}
         for keeper, setters in self.setters().items():
-            # Who names such a function in a call gives it the function that is kept.
-            givers = [module for module in self.files if keeper in self.uses[module]]
-            call = re.compile(rf"\b(?:{'|'.join(setters)})\((?!\))")
-            self.uses[keeper] |= {module for module in givers if call.search(self.text(module))}
+            call = re.compile(rf"\b(?:{'|'.join(setters)})\(((?:[^()]|\([^()]*\))*)\)")
+            for giver in (module for module in self.files if module == keeper or keeper in self.uses[module]):
+                imported = {leaf[-1]: leaf for leaf in found[giver]}
+                for text in call.findall(self.text(giver)):
+                    paths = [path.split("::") for path in PATH.findall(text)]
+                    functions = {self.resolve(giver, imported.get(path[0], path[:1]) + path[1:]) for path in paths}
+                    self.given.setdefault(keeper, set()).update(functions - {None, keeper} or {giver} - {keeper})
+        for keeper, givers in self.given.items():
+            self.uses[keeper] |= givers
 
     def text(self, module: Module) -> str:
         """Return the code of a module, without comments and tests."""
@@ -150,9 +159,11 @@ def broken(root: Path) -> Iterator[str]:
             if one == other or not {one, other} <= {*places} or places[one] < places[other]:
                 continue
             is_joined = places[one] == places[other] and places[one][1]
-            is_meant = any(names[module].startswith(user) and names[used].startswith(to) for user, to in MEANT)
-            if not (is_joined or is_meant):
+            if not is_joined and used not in crate.given.get(module, ()):
                 yield f"{names[module]} uses {names[used]}: {one} may not use {other}"
+    for keeper in sorted(crate.given):
+        if names[keeper] not in KEEPERS:
+            yield f"{names[keeper]} keeps a function that is given to it from above: call what is below, or have it in KEEPERS"
     table = root / TUNING
     if len(constants := CONSTANT.findall(table.read_text())) > MOST_CHOSEN:
         yield f"{TUNING}: at most {MOST_CHOSEN} numbers may be chosen, and {len(constants)} are"

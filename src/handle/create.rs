@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, ErrorKind, OutOfMemory, Result, StatusKind, Wanted};
 use crate::ids::Device;
 use crate::library::{Library, RawHandle};
-use crate::memory_users;
+use crate::memory;
 use crate::observe::Activity;
 use crate::runtime::{self, BoundDevice, RelaxedCapture, Runtime, WholeDevice};
 
@@ -128,7 +128,7 @@ pub(super) fn explain(library: &dyn Library, device: Device, error: Error) -> Er
         other => return other.into(),
     };
     let (free, total) = runtime::memory_info(device).map_or((0, 0), |memory| (memory.free, memory.total));
-    let users = memory_users::all(device);
+    let users = memory::users(device);
     let wanted = Wanted::Handle(library.handle_bytes());
     ErrorKind::OutOfMemory(OutOfMemory { refused, device, wanted, free, total, users }).into()
 }

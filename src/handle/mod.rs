@@ -27,7 +27,7 @@ pub use events::{HandleAction, HandleEvent};
 pub use handle_pool::HandlePool;
 pub use lease::Lease;
 pub use pools::handle_stats;
-pub(crate) use pools::{devices_in_use, reset_peak_stats};
+pub(crate) use pools::{devices_in_use, release_idle, reset_peak_stats};
 #[cfg(feature = "python")]
 pub(crate) use request::{Attempt, Claim, Unfinished};
 pub use stats::HandleStats;

@@ -10,12 +10,13 @@ use log::{info, warn};
 use super::create;
 use super::device_pool::{DevicePool, PooledHandle};
 use super::events::{self, HandleAction};
+use super::pools;
 use super::stats::HandleStats;
 use crate::error::{Bytes, Error, Result};
 use crate::ids::Device;
+use crate::library::in_use::{count_destroyed, count_made};
 use crate::library::{Library, Named};
-use crate::memory::{LibraryMemory, PoolToken};
-use crate::memory_users;
+use crate::memory::{self, LibraryMemory, PoolToken};
 use crate::observe::{Activity, Took, target::HANDLE};
 use crate::process;
 use crate::runtime::{self, Runtime, Stream};
@@ -349,7 +350,8 @@ impl Pool {
             }
             let _activity = Activity::begin(format_args!("free memory for {} handle", self.library.name()));
             info!(target: HANDLE, "giving back what is not in use for a handle, as there was no memory for it: {error}");
-            memory_users::release(device);
+            pools::release_idle(device);
+            memory::release_unused(device);
             create::create(runtime, self.library, device).map_err(|error| create::explain(self.library, device, error))
         });
         let created = match created {
@@ -364,6 +366,7 @@ impl Pool {
         events::note(self.library, device, HandleAction::Create, &created.handle);
         let known_bytes = self.library.handle_bytes();
         let (pooled, number) = on_device.add(created.handle, created.time, created.bytes, known_bytes);
+        count_made(self.library, device, pooled.bytes);
         let (library, took) = (Named(self.library), Took(Some(created.time)));
         match created.bytes {
             Some(bytes) => {
@@ -387,8 +390,9 @@ impl Pool {
         };
         // Before any handle leaves the pool, so that a refusal loses none.
         let prepared = create::Prepared::new(runtime, device)?;
-        let handles = pool.remove_unused();
+        let (handles, bytes) = pool.remove_unused();
         let count = handles.len();
+        count_destroyed(self.library, device, count, bytes);
         handles.iter().for_each(|handle| events::note(self.library, device, HandleAction::Destroy, handle));
         let name = self.library.name();
         let activity = Activity::begin(format_args!("trim {name} handles"));

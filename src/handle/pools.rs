@@ -1,13 +1,12 @@
-//! Every pool that has been used: their counts together, and what they have of a device's memory.
+//! Every pool that has been used: their counts together, and the end of all that is idle.
 
-use std::sync::{Mutex, Once};
+use std::sync::Mutex;
 
 use super::device_pool::DevicePool;
 use super::pool::Pool;
 use super::stats::HandleStats;
-use crate::error::{MemoryUse, Result};
+use crate::error::Result;
 use crate::ids::Device;
-use crate::memory_users::{self, MemoryUser};
 use crate::process;
 use crate::runtime;
 use crate::sync::lock;
@@ -17,8 +16,6 @@ static POOLS: Mutex<Vec<&'static Pool>> = Mutex::new(Vec::new());
 
 /// Adds a pool, before its first handle is made.
 pub(super) fn add(pool: &'static Pool) {
-    static IS_MEMORY_USER: Once = Once::new();
-    IS_MEMORY_USER.call_once(|| memory_users::add(MemoryUser { used, release }));
     let mut pools = lock(&POOLS);
     let place = pools.partition_point(|other| other.id() < pool.id());
     pools.insert(place, pool);
@@ -67,23 +64,10 @@ pub fn handle_stats(device: Option<Device>) -> Result<Vec<(String, HandleStats)>
 }
 
 /// Destroys every pool's idle handles on a device.
-fn release(device: Device) {
+pub(crate) fn release_idle(device: Device) {
     let Ok(runtime) = runtime::get() else { return };
     for pool in all() {
         // A pool that cannot be trimmed leaves the rest to help.
         let _ = pool.trim(runtime, device);
     }
-}
-
-/// What the handles of every pool have of a device's memory.
-fn used(device: Device) -> Vec<MemoryUse> {
-    let used = all().into_iter().filter_map(|pool| {
-        let stats = pool.stats(device).ok()?;
-        let handles = stats.idle + stats.held + stats.leased + stats.retired;
-        let bytes = stats.device_bytes + stats.workspace_bytes;
-        let name = pool.library.name().to_owned();
-        let used = MemoryUse { pool: name, count: handles as usize, bytes, live_bytes: None };
-        (bytes > 0 || handles > 0).then_some(used)
-    });
-    used.collect()
 }

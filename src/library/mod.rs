@@ -8,6 +8,7 @@ mod device_mem_handler;
 mod find;
 #[cfg(feature = "python")]
 pub(crate) mod functions;
+pub(crate) mod in_use;
 mod named;
 mod reset;
 mod vendor;

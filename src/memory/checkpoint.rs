@@ -19,7 +19,7 @@ use crate::sync::ThisThread;
 
 /// Which blocks of a pool were live at a moment.
 #[derive(Debug)]
-pub(in crate::memory) struct PoolCheckpoint {
+pub(crate) struct PoolCheckpoint {
     /// The pool's number.
     pool: u32,
     label: String,
@@ -29,11 +29,11 @@ pub(in crate::memory) struct PoolCheckpoint {
 
 /// What restoring a checkpoint has changed.
 #[derive(Debug, Default)]
-pub(in crate::memory) struct Restored {
+pub(crate) struct Restored {
     /// The addresses of the blocks that were live before.
-    pub(in crate::memory) freed: Vec<u64>,
+    pub(crate) freed: Vec<u64>,
     /// Those of the blocks that are live after, with the bytes that were asked for.
-    pub(in crate::memory) allocated: Vec<(u64, u64)>,
+    pub(crate) allocated: Vec<(u64, u64)>,
 }
 
 impl PoolCheckpoint {
@@ -42,7 +42,7 @@ impl PoolCheckpoint {
     /// # Errors
     /// `ErrorKind::InvalidValue` if the pool was not made for graphs or is closed, or a block waits for a stream that is
     /// captured; `ErrorKind::Asleep`; `ErrorKind::Library` if the driver refuses.
-    pub(in crate::memory) fn take(pool: &Pool) -> Result<Self> {
+    pub(crate) fn take(pool: &Pool) -> Result<Self> {
         refuse_others(pool)?;
         settle_all(pool)?;
         let frozen = Frozen::of(pool);
@@ -59,7 +59,7 @@ impl PoolCheckpoint {
     /// # Errors
     /// As [`PoolCheckpoint::take`]; `ErrorKind::InvalidValue` if it is another pool's, or memory of it is the pool's no
     /// more. Nothing has changed then.
-    pub(in crate::memory) fn restore(&self, pool: &Arc<Pool>) -> Result<Restored> {
+    pub(crate) fn restore(&self, pool: &Arc<Pool>) -> Result<Restored> {
         refuse_others(pool)?;
         if pool.number != self.pool {
             return Err(Error::invalid_value(format!(

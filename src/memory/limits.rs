@@ -76,7 +76,7 @@ pub fn empty_cache() -> Result<u64> {
 ///
 /// # Errors
 /// As [`empty_cache`].
-pub(in crate::memory) fn empty_cache_of(device: Option<Device>, patience: Patience) -> Result<u64> {
+pub(crate) fn empty_cache_of(device: Option<Device>, patience: Patience) -> Result<u64> {
     process::refuse_forked()?;
     let mut released = 0;
     let mut outcome = Ok(());

@@ -4,24 +4,24 @@
 //! `serve/miss.rs`: pages move, the pool grows, and at last cached memory is released. Freed blocks are reused in
 //! stream order. Nothing here touches the memory itself.
 
-mod cache;
-mod checkpoint;
+pub(crate) mod cache;
+pub(crate) mod checkpoint;
 mod copies;
-mod device;
-mod device_buffer;
-mod host;
+pub(crate) mod device;
+pub(crate) mod device_buffer;
+pub(crate) mod host;
 #[cfg(feature = "python")]
 mod in_parts;
-mod limits;
+pub(crate) mod limits;
 mod mem_pool;
-mod plug;
-mod pool;
+pub(crate) mod plug;
+pub(crate) mod pool;
 mod pool_by_id;
-mod report;
-mod route;
-mod serve;
-mod share;
-mod sleep;
+pub(crate) mod report;
+pub(crate) mod route;
+pub(crate) mod serve;
+pub(crate) mod share;
+pub(crate) mod sleep;
 mod staging;
 mod tuning;
 
@@ -50,7 +50,7 @@ pub(crate) use limits::devices_in_use;
 pub use limits::{empty_cache, get_per_process_memory_fraction, set_memory_limit, set_per_process_memory_fraction};
 pub use mem_pool::{MemPool, MemPoolBuilder};
 pub(crate) use plug::LibraryMemory;
-pub use plug::{Api, C_API, DEVICE_MEM_HANDLER, PINNED_MEM_HANDLER, c_api, feed};
+pub use plug::{DEVICE_MEM_HANDLER, PINNED_MEM_HANDLER, feed};
 #[cfg(feature = "python")]
 pub(crate) use plug::{TorchAllocator, fence};
 #[cfg(feature = "python")]
@@ -74,10 +74,12 @@ pub(crate) use route::{ContextScope, EnteredCapture, EnteredRoute, set_find_cont
 pub(crate) use serve::owns;
 pub(crate) use serve::{Allocation, free as free_block};
 pub use serve::{OomCallback, OomGuard, SegmentGuard, on_oom};
+pub(crate) use serve::{release_unused, users};
 #[cfg(feature = "python")]
 pub(crate) use share::share_at;
 pub use share::{ShareToken, SharedSummary, shared_blocks};
-pub use sleep::{Backup, sleep, wake};
+pub(crate) use sleep::sleep_pools;
+pub use sleep::{Backup, wake};
 
 /// Allocates device memory and returns its address, for callers that free it with [`deallocate`], which is unsafe. Otherwise
 /// as [`empty`].
@@ -130,7 +132,7 @@ pub fn allocate(nbytes: u64, stream: &Stream) -> Result<u64> {
 ///
 /// # Safety
 /// The block at the address is the caller's: it came from [`allocate`], from a buffer's `into_address`, or from a function of
-/// [`C_API`], no other code frees it, and nothing uses it later but the work that its streams have by then. A block that was
+/// [`C_API`](crate::c_api::C_API), no other code frees it, and nothing uses it later but the work that its streams have by then. A block that was
 /// freed before may be another owner's by now, to which no error can tell.
 #[inline]
 pub unsafe fn deallocate(address: u64, on: Option<&Stream>) -> Result<()> {

@@ -6,11 +6,11 @@
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::{LazyLock, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, RwLock};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use crate::process;
-use crate::sync::lock;
+use crate::sync::{lock, read, write};
 
 /// A call stack that events and blocks name by its number; 0 is none. Those that a plug takes have the highest bit set.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Debug)]
@@ -38,8 +38,6 @@ pub(crate) struct Settings {
     /// That of each allocation, and that of each free.
     pub(crate) has_alloc_stacks: bool,
     pub(crate) has_free_stacks: bool,
-    /// Whether a plug takes the stacks, rather than the program's language.
-    pub(crate) has_plug_stacks: bool,
     /// A bit for each action of the allocator that is left out.
     pub(crate) skipped: u16,
 }
@@ -57,7 +55,6 @@ impl Settings {
             has_live_stacks: bits & 2 != 0,
             has_alloc_stacks: bits & 4 != 0,
             has_free_stacks: bits & 8 != 0,
-            has_plug_stacks: bits & 16 != 0,
             skipped: (bits >> 16) as u16,
         }
     }
@@ -68,7 +65,6 @@ impl Settings {
             | bit(self.has_live_stacks, 2)
             | bit(self.has_alloc_stacks, 4)
             | bit(self.has_free_stacks, 8)
-            | bit(self.has_plug_stacks, 16)
             | u32::from(self.skipped) << 16
     }
 }
@@ -90,6 +86,7 @@ pub(crate) fn start_clock() {
 pub(crate) fn stop() {
     process::set_recorded(false);
     SETTINGS.store(0, Ordering::Relaxed);
+    set_stack_callback(None);
 }
 
 /// One recording, or observation, starts or ends at a time.
@@ -147,24 +144,14 @@ thread_local! {
     static STACK: Cell<Option<Stack>> = const { Cell::new(None) };
 }
 
-/// Takes the calling thread's stack; none where it has none, or may not be asked now.
-pub(crate) type TakeStack = fn() -> Stack;
+/// A program's function that takes the calling thread's stack; none where it has none, or may not be asked now.
+pub(crate) type StackCallback = Arc<dyn Fn(Purpose) -> Stack + Send + Sync>;
 
-static TAKE_STACK: OnceLock<TakeStack> = OnceLock::new();
-/// As [`TakeStack`], of a plug, which is told what for.
-pub(crate) type TakePlugStack = fn(Purpose) -> Stack;
+static STACK_CALLBACK: RwLock<Option<StackCallback>> = RwLock::new(None);
 
-static TAKE_PLUG_STACK: OnceLock<TakePlugStack> = OnceLock::new();
-
-/// Says how stacks are taken: by the language that has them.
-#[cfg(feature = "python")]
-pub(crate) fn set_take_stack(take: TakeStack) {
-    let _ = TAKE_STACK.set(take);
-}
-
-/// Says how plugs take stacks.
-pub(crate) fn set_take_plug_stack(take: TakePlugStack) {
-    let _ = TAKE_PLUG_STACK.set(take);
+/// Has the program called for its stacks, until a recording ends.
+pub(crate) fn set_stack_callback(callback: Option<StackCallback>) {
+    *write(&STACK_CALLBACK) = callback;
 }
 
 /// What a stack is taken for.
@@ -202,13 +189,11 @@ fn take_stack(purpose: Purpose) -> Option<HeldStack> {
         return None;
     }
     let held = HeldStack { before: STACK.get(), this_thread: PhantomData };
-    let stack = if settings.has_plug_stacks {
-        // A plug's code may allocate, which takes no stack then, or it would never end.
-        STACK.set(Some(Stack::NONE));
-        TAKE_PLUG_STACK.get().map_or(Stack::NONE, |take| take(purpose))
-    } else {
-        TAKE_STACK.get().map_or(Stack::NONE, |take| take())
-    };
+    // The program's code may allocate, which takes no stack then, or it would never end.
+    STACK.set(Some(Stack::NONE));
+    // A copy, so that nothing is locked while the program is called.
+    let callback = read(&STACK_CALLBACK).clone();
+    let stack = callback.map_or(Stack::NONE, |take| take(purpose));
     STACK.set(Some(stack));
     Some(held)
 }

@@ -35,7 +35,7 @@ impl<'py> FromPyObject<'_, 'py> for PyBackup {
 pub(super) fn sleep(py: Python<'_>, device: Option<&Bound<'_, PyAny>>, backup: PyBackup) -> PyResult<u64> {
     let device = device::extract_or_current(py, device)?;
     let _stack = hold_stack(Purpose::Allocation);
-    Ok(py.detach(|| memory::sleep(device, backup.0))?)
+    Ok(py.detach(|| crate::sleep(device, backup.0))?)
 }
 
 #[doc = docstring!("wake")]

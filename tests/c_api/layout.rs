@@ -5,7 +5,7 @@ use std::mem::offset_of;
 use std::process::{Command, Stdio};
 
 use gpupool::PoolId;
-use gpupool::memory::c_api::{
+use gpupool::c_api::{
     Api, Block, DeviceStats, Durations, Event, PoolOptions, PoolSource, Recording, Segment, SnapshotVisitor, Stat,
 };
 

@@ -4,8 +4,8 @@ use std::ffi::c_void;
 use std::ptr;
 
 use crate::common::wait_until;
-use gpupool::memory::C_API;
-use gpupool::memory::c_api::{DeviceStats, Durations};
+use gpupool::c_api::C_API;
+use gpupool::c_api::{DeviceStats, Durations};
 
 const ALL: usize = 0;
 const MIB: u64 = 1 << 20;

@@ -11,8 +11,9 @@ use std::thread;
 use crate::common::c_pools::for_graphs;
 use crate::common::memory::deallocate;
 use crate::common::{MEMORY, device, stream};
-use gpupool::memory::c_api::{Block, DeviceStats, Event, Recording, Segment, SnapshotVisitor};
-use gpupool::memory::{C_API, MemoryAction, allocate, record_stream};
+use gpupool::c_api::C_API;
+use gpupool::c_api::{Block, DeviceStats, Event, Recording, Segment, SnapshotVisitor};
+use gpupool::memory::{MemoryAction, allocate, record_stream};
 use gpupool::runtime::host::{Call, Fault, accessible, clear_faults, complete_all, inject, submit};
 use gpupool::{MemPool, PoolId, StatusKind, Stream, empty_cache};
 

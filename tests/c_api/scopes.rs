@@ -6,7 +6,8 @@ use std::{ptr, thread};
 use crate::common::c_pools::{CPool, INVALID_VALUE, create, failed, options, succeeded};
 use crate::common::memory::{MIB, assert_all_back};
 use crate::common::stream;
-use gpupool::memory::{C_API, pool_use_count};
+use gpupool::c_api::C_API;
+use gpupool::memory::pool_use_count;
 use gpupool::{PoolId, Stream, device, empty};
 
 fn enter(pool: CPool) -> u64 {

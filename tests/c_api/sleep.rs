@@ -6,8 +6,8 @@ use std::ptr;
 use crate::common::c_pools::{CPool, INVALID_VALUE, create, failed, free, options, succeeded, ticket};
 use crate::common::memory::{MIB, PAGE, assert_all_back, used};
 use crate::common::stream;
+use gpupool::c_api::C_API;
 use gpupool::empty;
-use gpupool::memory::C_API;
 
 const NONE: c_int = 0;
 const HOST: c_int = 1;

@@ -5,9 +5,9 @@ use std::ptr::{self, NonNull};
 use std::sync::Mutex;
 
 use crate::common::{device, stream};
+use gpupool::c_api::C_API;
 use gpupool::library::host::HostLibrary;
 use gpupool::library::{DeviceMemHandler, Library, RawHandle};
-use gpupool::memory::C_API;
 use gpupool::runtime::{self, BoundDevice};
 use gpupool::{Device, ErrorKind, HandlePool, MemPool, Result, Stream};
 

@@ -11,7 +11,7 @@ use std::thread;
 
 use crate::common::memory::{MIB, assert_all_back, empty_in, out_of_memory};
 use crate::common::{device, stream};
-use gpupool::memory::C_API;
+use gpupool::c_api::C_API;
 use gpupool::runtime::host::{
     begin_capture, complete_all, create_blocking_stream, create_stream, destroy_stream, end_capture, submit,
 };

@@ -10,7 +10,8 @@ use log::{LevelFilter, Log, Metadata, Record};
 
 use crate::common::memory::{MIB, PAGE, assert_all_back, empty_in, out_of_memory, reserved};
 use crate::common::{device, stream};
-use gpupool::memory::{C_API, SegmentSource};
+use gpupool::c_api::C_API;
+use gpupool::memory::SegmentSource;
 use gpupool::runtime::host::{Call, before_call, submit};
 use gpupool::{Backup, DeviceBuffer, MemPool, Result, Stream, empty, empty_cache, on_oom};
 

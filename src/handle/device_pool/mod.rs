@@ -280,8 +280,8 @@ impl DevicePool {
         (pooled, books.created)
     }
 
-    /// Takes every idle and every retired handle out for good, to be destroyed.
-    pub(super) fn remove_unused(&self) -> Vec<RawHandle> {
+    /// Takes every idle and every retired handle out for good, to be destroyed. Returns them, and the bytes that they took.
+    pub(super) fn remove_unused(&self) -> (Vec<RawHandle>, u64) {
         let idle = self.idle.remove_idle();
         let mut books = self.books();
         books.all.retain(|pooled| !idle.iter().any(|gone| Arc::ptr_eq(gone, pooled)));
@@ -290,9 +290,10 @@ impl DevicePool {
         let unused: Vec<_> = idle.into_iter().chain(std::mem::take(&mut books.retired)).collect();
         books.destroyed += unused.len() as u64;
         books.past_hits += unused.iter().map(|pooled| pooled.hits()).sum::<u64>();
-        books.device_bytes -= unused.iter().map(|pooled| pooled.bytes).sum::<u64>();
+        let bytes = unused.iter().map(|pooled| pooled.bytes).sum();
+        books.device_bytes -= bytes;
         // Each is in no list any more, so this is its only owner.
-        unused.into_iter().filter_map(Arc::into_inner).map(|pooled| pooled.handle).collect()
+        (unused.into_iter().filter_map(Arc::into_inner).map(|pooled| pooled.handle).collect(), bytes)
     }
 
     pub(super) fn count_failure(&self) {

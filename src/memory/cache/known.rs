@@ -30,12 +30,12 @@ pub(in crate::memory) struct CacheKey {
 
 /// A request for one pool, by which a thread finds the cache that served the last one of the same kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::memory) struct GivenKey {
+pub(crate) struct GivenKey {
     /// The pool's number.
-    pub(in crate::memory) pool: u32,
+    pub(crate) pool: u32,
     /// Scopes entered later than this go before the pool.
-    pub(in crate::memory) ticket: u64,
-    pub(in crate::memory) is_captured: bool,
+    pub(crate) ticket: u64,
+    pub(crate) is_captured: bool,
 }
 
 /// A cache that was found for a request of the calling thread.

@@ -57,11 +57,13 @@ pub(in crate::memory) use block_user::{BlockUser, Waiting};
 pub(in crate::memory) use device_caches::DeviceCaches;
 pub(in crate::memory) use event::{EventCallback, events, is_recorded, note_oom, note_snapshot, observe, visit_events};
 pub use event::{MemoryAction, MemoryEvent};
+pub(crate) use heap::SMALL_BLOCK_BYTES;
 pub(in crate::memory) use heap::{
-    ALL, Amount, Amounts, BLOCK_BYTES_MAX, Counts, Heap, HeapBlock, Misfit, Piece, Restoration, SMALL_BLOCK_BYTES,
+    ALL, Amount, Amounts, BLOCK_BYTES_MAX, Counts, Heap, HeapBlock, Misfit, Piece, Restoration,
 };
+pub(crate) use known::GivenKey;
 pub(in crate::memory) use known::{
-    CacheKey, Found, GivenKey, add, forget_last, forget_some, known, last, last_given, remember, remember_given,
+    CacheKey, Found, add, forget_last, forget_some, known, last, last_given, remember, remember_given,
 };
 pub(in crate::memory) use last_work::WorkMark;
 pub(in crate::memory) use recorded_blocks::RecordedGuard;

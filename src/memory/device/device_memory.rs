@@ -28,8 +28,8 @@ const EXTENT_VARIABLE: &str = "GPUPOOL_EXTENT_PAGES";
 
 /// The memory of one device.
 #[derive(Debug)]
-pub(in crate::memory) struct DeviceMemory {
-    pub(in crate::memory) device: Device,
+pub(crate) struct DeviceMemory {
+    pub(crate) device: Device,
     pub(in crate::memory) range: AddressRange,
     /// The device's memory, in bytes.
     pub(in crate::memory) total: u64,

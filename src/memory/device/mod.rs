@@ -31,9 +31,9 @@ pub(in crate::memory) use pieces::Flow;
 pub(in crate::memory) use retired::Remains;
 pub(in crate::memory) use segments::overlapping;
 pub(in crate::memory) use small::{CLASSES, SizeClass, Slab};
+pub(crate) use supply::Durations;
+pub(crate) use supply::Source;
 pub use supply::{AllocateFunction, FreeFunction, SegmentFunctions, SegmentSource};
-pub(in crate::memory) use supply::{
-    Budget, DriverSegments, Durations, PINNED, PINNED_GONE, PINNED_MADE, Reserve, Run, Source, Supply,
-};
+pub(in crate::memory) use supply::{Budget, DriverSegments, PINNED, PINNED_GONE, PINNED_MADE, Reserve, Run, Supply};
 pub(in crate::memory) use under_way::{Moment, call_out, log_out};
 pub(in crate::memory) use until::{Until, devices};

@@ -86,7 +86,7 @@ impl DeviceMemory {
     ///
     /// # Errors
     /// As [`DeviceMemory::end_retired`].
-    pub(in crate::memory) fn end_retired_by_all(&self) -> Result<u64> {
+    pub(crate) fn end_retired_by_all(&self) -> Result<u64> {
         let _ = self.under_way.wait();
         self.end_retired(true)
     }

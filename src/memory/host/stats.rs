@@ -56,7 +56,7 @@ pub fn reset_peak_pinned_stats(numa: Option<u32>) -> Result<()> {
 ///
 /// # Errors
 /// As [`pinned_stats`].
-pub(in crate::memory) fn pinned_device_stats(numa: Option<u32>) -> Result<DeviceStats> {
+pub(crate) fn pinned_device_stats(numa: Option<u32>) -> Result<DeviceStats> {
     let mut sum = DeviceStats::default();
     for caches in nodes(numa)? {
         sum.add(&report::device_stats(caches.memory.device)?);
@@ -68,7 +68,7 @@ pub(in crate::memory) fn pinned_device_stats(numa: Option<u32>) -> Result<Device
 ///
 /// # Errors
 /// `ErrorKind::Forked` in a forked child.
-pub(in crate::memory) fn pinned_times() -> Result<[Durations; 2]> {
+pub(crate) fn pinned_times() -> Result<[Durations; 2]> {
     process::refuse_forked()?;
     Ok([&PINNED_MADE, &PINNED_GONE].map(|times| times.get()))
 }

@@ -9,7 +9,8 @@
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, RwLock};
 
-use super::c_api::{guard, malloc_from};
+use super::allocators::malloc_from;
+use super::call::guard;
 use crate::error::{Error, Result};
 use crate::ids::Device;
 use crate::memory::device::{AllocateFunction, FreeFunction};

@@ -8,7 +8,7 @@ use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::Mutex;
 
-use super::c_api::{handler_alloc_from, handler_free_to};
+use super::allocators::{handler_alloc_from, handler_free_to};
 use crate::error::{Error, Result};
 use crate::ids::Device;
 use crate::library::DeviceMemHandler;

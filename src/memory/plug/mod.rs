@@ -1,8 +1,7 @@
-//! How other programs take memory from here: C functions, feeds of other allocators, libraries' handles, PyTorch.
+//! How other allocators and libraries take memory from here: functions in their forms, feeds, libraries' handles, PyTorch.
 
-pub mod c_api;
-#[cfg(feature = "c-api")]
-mod exports;
+pub(crate) mod allocators;
+pub(crate) mod call;
 mod feed;
 #[cfg(feature = "python")]
 mod fence;
@@ -10,7 +9,8 @@ mod library_memory;
 #[cfg(feature = "python")]
 mod torch_allocator;
 
-pub use c_api::{Api, C_API, DEVICE_MEM_HANDLER, PINNED_MEM_HANDLER};
+pub use allocators::{DEVICE_MEM_HANDLER, PINNED_MEM_HANDLER};
+pub(crate) use allocators::{free_behind, free_in_order};
 pub use feed::feed;
 #[cfg(feature = "python")]
 pub(crate) use fence::fence;

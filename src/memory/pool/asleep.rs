@@ -98,7 +98,7 @@ enum Phase {
 
 /// What sleeping and waking took so far.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub(in crate::memory) struct SleepTimes {
+pub(crate) struct SleepTimes {
     /// How often it fell asleep.
     pub(in crate::memory) count: u64,
     /// How long that took the last time.
@@ -109,7 +109,7 @@ pub(in crate::memory) struct SleepTimes {
 
 /// A pool's sleep.
 #[derive(Debug, Default)]
-pub(in crate::memory) struct Sleep {
+pub(crate) struct Sleep {
     /// Closed from the beginning of a sleep to the end of the waking. Inside is who submits work with the pool's memory.
     door: Door,
     phase: Mutex<Phase>,
@@ -135,7 +135,7 @@ pub(in crate::memory) struct Change<'a> {
 
 impl Sleep {
     /// Returns whether the pool serves no request, for it is asleep, just falling asleep or just waking.
-    pub(in crate::memory) fn is_asleep(&self) -> bool {
+    pub(crate) fn is_asleep(&self) -> bool {
         self.door.is_closed()
     }
 

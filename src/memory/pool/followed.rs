@@ -33,7 +33,7 @@ pub(in crate::memory) fn note_change() {
 }
 
 /// Returns a number for a new route, larger than those of all before.
-pub(in crate::memory) fn next_ticket() -> u64 {
+pub(crate) fn next_ticket() -> u64 {
     TICKETS.fetch_add(1, Ordering::Relaxed)
 }
 

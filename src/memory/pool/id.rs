@@ -79,7 +79,7 @@ impl PoolId {
     }
 
     /// Returns the next id, for a pool made by a user or for graph capture.
-    pub(in crate::memory) fn next(is_user_created: bool) -> Self {
+    pub(crate) fn next(is_user_created: bool) -> Self {
         if is_user_created {
             Self(0, USER.fetch_add(1, Ordering::Relaxed))
         } else {

@@ -10,7 +10,8 @@ mod segment_list;
 mod state;
 
 pub(in crate::memory) use asleep::{BackedUp, BackupPiece, Change, Kept, Record, Wanted, asleep};
-pub(in crate::memory) use followed::{Unfollowed, changes, ending, first_ticket, next_ticket, note_change, supply};
+pub(crate) use followed::next_ticket;
+pub(in crate::memory) use followed::{Unfollowed, changes, ending, first_ticket, note_change, supply};
 pub use id::{PoolId, graph_pool_handle};
 pub(in crate::memory) use ledger::Ledger;
 pub use limit::MemoryLimit;
@@ -20,4 +21,6 @@ pub(in crate::memory) use limit::{lock_limit, refuse_no_fraction, replace_limit}
 pub(in crate::memory) use role::Role;
 pub(in crate::memory) use segment_list::{Leaving, Listener, SegmentCallback};
 pub use segment_list::{SegmentEvent, SegmentEventKind};
-pub(in crate::memory) use state::{Pool, Rules, closed};
+pub(crate) use state::Pool;
+pub(crate) use state::Rules;
+pub(in crate::memory) use state::closed;

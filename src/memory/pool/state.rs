@@ -13,13 +13,13 @@ use crate::sync::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 
 /// How a new pool behaves.
 #[derive(Clone, Copy, Debug, Default)]
-pub(in crate::memory) struct Rules {
-    pub(in crate::memory) use_on_oom: bool,
-    pub(in crate::memory) no_split: bool,
+pub(crate) struct Rules {
+    pub(crate) use_on_oom: bool,
+    pub(crate) no_split: bool,
     /// Whether its maker said where its memory comes from.
-    pub(in crate::memory) has_own_source: bool,
+    pub(crate) has_own_source: bool,
     /// Whether all its memory is part of graphs, whatever it was allocated for.
-    pub(in crate::memory) is_for_graphs: bool,
+    pub(crate) is_for_graphs: bool,
 }
 
 /// Each segment serves one block at a time.
@@ -28,11 +28,11 @@ const NO_SPLIT: u8 = 0b01;
 const CUT: u8 = 0b10;
 
 /// A pool of device memory.
-pub(in crate::memory) struct Pool {
-    pub(in crate::memory) id: PoolId,
+pub(crate) struct Pool {
+    pub(crate) id: PoolId,
     /// Its number in the process, by which threads find their caches; 0 for every default pool.
-    pub(in crate::memory) number: u32,
-    pub(in crate::memory) memory: &'static DeviceMemory,
+    pub(crate) number: u32,
+    pub(crate) memory: &'static DeviceMemory,
     /// What its maker calls it.
     pub(in crate::memory) name: Option<String>,
     pub(in crate::memory) supply: Arc<Supply>,
@@ -48,7 +48,7 @@ pub(in crate::memory) struct Pool {
     /// Captures whose graphs were not reset.
     pub(in crate::memory) captures: AtomicU32,
     is_closed: AtomicBool,
-    pub(in crate::memory) sleep: Sleep,
+    pub(crate) sleep: Sleep,
     /// Whether the work on foreign streams is marked.
     marks_work: AtomicBool,
     /// What its caches tell of themselves.
@@ -112,12 +112,12 @@ impl Pool {
     }
 
     /// Returns how messages name the pool: by its id, and by what its maker calls it.
-    pub(in crate::memory) fn label(&self) -> String {
+    pub(crate) fn label(&self) -> String {
         self.name.as_ref().map_or_else(|| self.id.to_string(), |name| format!("{} \"{name}\"", self.id))
     }
 
     /// Returns whether all its memory is part of graphs.
-    pub(in crate::memory) fn is_for_graphs(&self) -> bool {
+    pub(crate) fn is_for_graphs(&self) -> bool {
         self.is_for_graphs
     }
 
@@ -127,7 +127,7 @@ impl Pool {
     }
 
     /// Sets whether what it has free serves other pools when memory is short. Blocks that others hold stay theirs.
-    pub(in crate::memory) fn set_use_on_oom(&self, use_on_oom: bool) {
+    pub(crate) fn set_use_on_oom(&self, use_on_oom: bool) {
         self.use_on_oom.store(use_on_oom, Ordering::Release);
     }
 
@@ -140,7 +140,7 @@ impl Pool {
     ///
     /// # Errors
     /// `ErrorKind::InvalidValue` if memory of the pool was cut already, or it has a reserve.
-    pub(in crate::memory) fn set_no_split(&self) -> Result<()> {
+    pub(crate) fn set_no_split(&self) -> Result<()> {
         let (label, device) = (self.label(), self.memory.device);
         if self.supply.reserve().is_some() {
             return Err(Error::invalid_value(format!(

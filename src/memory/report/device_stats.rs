@@ -85,7 +85,7 @@ counters! {
 ///
 /// # Errors
 /// As [`device`](crate::device).
-pub(in crate::memory) fn device_stats(device: Device) -> Result<DeviceStats> {
+pub(crate) fn device_stats(device: Device) -> Result<DeviceStats> {
     let caches = device_caches(device)?;
     let (_, _, counts) = summarize(caches);
     let (out, back) = caches.reports.grow(counts.ever, counts.back());

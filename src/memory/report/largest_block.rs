@@ -13,7 +13,7 @@ use crate::runtime;
 ///
 /// # Errors
 /// As [`device`](crate::device); `ErrorKind::Library` if the driver refuses.
-pub(in crate::memory) fn largest_block(device: Device) -> Result<u64> {
+pub(crate) fn largest_block(device: Device) -> Result<u64> {
     let caches = device_caches(device)?;
     let pool = caches.default_pool()?;
     let (mut largest, mut pages) = (0, 0);

@@ -9,7 +9,7 @@ use crate::process;
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` if there is none; `ErrorKind::Forked` in a forked child.
-pub(in crate::memory) fn live_block(address: u64) -> Result<(SegmentView, BlockView)> {
+pub(crate) fn live_block(address: u64) -> Result<(SegmentView, BlockView)> {
     process::refuse_forked()?;
     let block = serve::find(address, None)?;
     serve::check_live(block)?;

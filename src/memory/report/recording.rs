@@ -37,7 +37,7 @@ pub(crate) fn end_recording() {
 }
 
 /// Has an observer called with each event from now on. Under [`recording::lock_changes`].
-pub(in crate::memory) fn begin_observing(observer: EventCallback) {
+pub(crate) fn begin_observing(observer: EventCallback) {
     begin_with_blocks(|| {
         observe(Some(observer));
         process::set_observed(true);
@@ -45,7 +45,7 @@ pub(in crate::memory) fn begin_observing(observer: EventCallback) {
 }
 
 /// As [`end_recording`], but live blocks keep the stacks that a plug has taken until they are freed.
-pub(in crate::memory) fn end_recording_with_stacks() {
+pub(crate) fn end_recording_with_stacks() {
     if process::state().is_observed() {
         recording::stop();
         caches(None).into_iter().for_each(|cache| cache.recording.forget_stacks(|stack| !stack.is_of_plug()));
@@ -65,7 +65,7 @@ fn end_but_for_stacks(end: impl FnOnce()) {
 }
 
 /// Has no event told any more. Under [`recording::lock_changes`].
-pub(in crate::memory) fn end_observing() {
+pub(crate) fn end_observing() {
     observe(None);
     if process::state().is_only_observed() {
         end_but_for_stacks(|| process::set_observed(false));

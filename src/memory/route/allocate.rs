@@ -47,7 +47,7 @@ pub(crate) fn allocate(bytes: u64, stream: &Stream) -> Result<Allocation> {
 /// Allocates on the stream from the cache that served the thread's last request for one pool, if that was of this kind
 /// and nothing is out of the ordinary, and that has not ended its service.
 #[inline]
-pub(in crate::memory) fn allocate_as_last(bytes: u64, stream: &Stream, given: GivenKey) -> Option<Result<Allocation>> {
+pub(crate) fn allocate_as_last(bytes: u64, stream: &Stream, given: GivenKey) -> Option<Result<Allocation>> {
     let found = cache::last_given(stream, given).filter(|_| process::state().is_plain())?;
     take(found, bytes, false).serve().transpose()
 }
@@ -57,7 +57,7 @@ pub(in crate::memory) fn allocate_as_last(bytes: u64, stream: &Stream, given: Gi
 /// # Errors
 /// As [`allocate`]; `ErrorKind::InvalidValue` if the pool is closed.
 #[cold]
-pub(in crate::memory) fn allocate_given(bytes: u64, stream: &Stream, given: &Given) -> Result<Allocation> {
+pub(crate) fn allocate_given(bytes: u64, stream: &Stream, given: &Given) -> Result<Allocation> {
     process::refuse_forked()?;
     let state = process::state();
     let _delivery = Delivery::at_end();

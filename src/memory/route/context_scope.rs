@@ -5,7 +5,7 @@
 use std::sync::{Arc, Mutex, OnceLock};
 
 use super::scope::PoolToken;
-use super::shared_route::{AllThreads, OF_CONTEXT, Rerouted};
+use super::shared_route::{AllThreads, Rerouted};
 use super::uses::PoolUse;
 use crate::error::Result;
 use crate::ids::Device;
@@ -37,11 +37,11 @@ static FIND: OnceLock<FindContextScope> = OnceLock::new();
 /// Sets what finds the scope that a request is in.
 pub(crate) fn set_find_context_scope(find: FindContextScope) {
     let _ = FIND.set(find);
-    let _ = OF_CONTEXT.set(of_context);
 }
 
-/// Returns the ticket and the pool of the innermost scope on the device in the calling thread's context.
-fn of_context(device: Device, first: u64) -> Option<(u64, Arc<Pool>)> {
+/// Returns the ticket and the pool of the innermost scope on the device in the calling thread's context, if its ticket is at
+/// least this.
+pub(super) fn of_context(device: Device, first: u64) -> Option<(u64, Arc<Pool>)> {
     let scope = FIND.get()?(device, first)?;
     lock(&scope.open).as_ref().map(|open| (scope.ticket, Arc::clone(open.in_use.pool())))
 }

@@ -14,9 +14,10 @@ mod shared_route;
 mod uses;
 
 pub(crate) use allocate::allocate;
+pub(crate) use allocate::allocate_as_last;
+pub(crate) use allocate::allocate_given;
 #[cfg(feature = "python")]
 pub(in crate::memory) use allocate::{Attempt, try_allocate};
-pub(in crate::memory) use allocate::{allocate_as_last, allocate_given};
 #[cfg(feature = "python")]
 pub(crate) use capture::EnteredCapture;
 pub use capture::{CaptureScope, GraphMemory};
@@ -24,6 +25,9 @@ pub use capture::{CaptureScope, GraphMemory};
 pub(crate) use context_scope::{ContextScope, set_find_context_scope};
 pub(in crate::memory) use find_cache::cache_on;
 pub(crate) use routes::EnteredRoute;
-pub(in crate::memory) use routes::{Given, RouteKind, feed_from, leave_by_id, leave_by_ticket};
+pub(crate) use routes::Given;
+pub(crate) use routes::RouteKind;
+pub(crate) use routes::leave_by_ticket;
+pub(in crate::memory) use routes::{feed_from, leave_by_id};
 pub use scope::{PoolScope, PoolToken};
-pub(in crate::memory) use uses::PoolUse;
+pub(crate) use uses::PoolUse;

@@ -10,7 +10,11 @@ use std::cell::RefCell;
 use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex};
 
-use super::shared_route::{AllThreads, OF_CONTEXT, of_all_threads};
+#[cfg(feature = "python")]
+use super::context_scope::of_context;
+#[cfg(not(feature = "python"))]
+use super::shared_route::of_context;
+use super::shared_route::{AllThreads, of_all_threads};
 use super::uses::PoolUse;
 use crate::error::Result;
 use crate::ids::{Device, RawStream};
@@ -34,7 +38,7 @@ struct Route {
 
 /// What the memory of a route is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::memory) enum RouteKind {
+pub(crate) enum RouteKind {
     /// Any work of the thread's.
     Scope,
     /// The graph of a capture, of this stream if it is known.
@@ -106,8 +110,7 @@ impl Routes {
 
     /// Returns the ticket and the pool of the innermost scope of the thread's context.
     fn of_context(&self, device: Device) -> Option<(u64, Arc<Pool>)> {
-        let find = OF_CONTEXT.get().filter(|_| !self.is_in_feed(device))?;
-        find(device, first_ticket())
+        if self.is_in_feed(device) { None } else { of_context(device, first_ticket()) }
     }
 
     fn destination(&self, stream: &Stream, given: Option<&Given>, is_rerouted: bool) -> Result<Option<Destination>> {
@@ -170,14 +173,14 @@ impl Routes {
 
 /// A pool that a caller gives for a request, unless the thread is in a scope that it entered later.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::memory) struct Given<'a> {
-    pub(in crate::memory) pool: &'a Arc<Pool>,
+pub(crate) struct Given<'a> {
+    pub(crate) pool: &'a Arc<Pool>,
     /// As [`next_ticket`] returned it.
-    pub(in crate::memory) ticket: u64,
+    pub(crate) ticket: u64,
     /// Whether the request is of a captured stream.
-    pub(in crate::memory) is_captured: bool,
+    pub(crate) is_captured: bool,
     /// The uses of further pools that the pool's graphs have.
-    pub(in crate::memory) further: &'a Mutex<Vec<PoolUse>>,
+    pub(crate) further: &'a Mutex<Vec<PoolUse>>,
 }
 
 impl Given<'_> {
@@ -230,7 +233,7 @@ pub(crate) struct EnteredRoute {
 impl EnteredRoute {
     /// Routes this thread's requests on the pool's device into the pool; with `all_threads` also those of every thread that
     /// has no route of its own there. The use is the thread's until the route is left.
-    pub(in crate::memory) fn new(in_use: PoolUse, kind: RouteKind, all_threads: bool) -> Result<Self> {
+    pub(crate) fn new(in_use: PoolUse, kind: RouteKind, all_threads: bool) -> Result<Self> {
         let (pool, ticket) = (Arc::clone(in_use.pool()), next_ticket());
         let all_threads = all_threads.then(|| AllThreads::new(&pool, ticket));
         Self::add(Route { pool, kind, uses: vec![in_use], ticket, _all_threads: all_threads })
@@ -268,7 +271,7 @@ impl Drop for EnteredRoute {
 }
 
 /// Ends a scope of this thread by its ticket, and returns its use; none if this thread has no such scope.
-pub(in crate::memory) fn leave_by_ticket(ticket: u64) -> Option<Vec<PoolUse>> {
+pub(crate) fn leave_by_ticket(ticket: u64) -> Option<Vec<PoolUse>> {
     take_route(|route| route.ticket == ticket && route.kind == RouteKind::Scope).map(|route| route.uses)
 }
 

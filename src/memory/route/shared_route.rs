@@ -3,7 +3,7 @@
 //! While there is any, the process counts as rerouted, and every request looks for one. Where there is none, requests
 //! ask nothing more than they ask anyway.
 
-use std::sync::{Arc, Mutex, OnceLock, RwLock};
+use std::sync::{Arc, Mutex, RwLock};
 
 use crate::ids::Device;
 use crate::memory::pool::Pool;
@@ -14,13 +14,6 @@ use crate::sync::{lock, read, take_last, write};
 static OPEN: Mutex<usize> = Mutex::new(0);
 /// The routes of all threads; the innermost is the last.
 static ALL_THREADS: RwLock<Vec<(u64, Arc<Pool>)>> = RwLock::new(Vec::new());
-
-/// Returns the ticket and the pool of the innermost scope on a device in the calling thread's context, if its ticket is at
-/// least this.
-type OfContext = fn(Device, u64) -> Option<(u64, Arc<Pool>)>;
-
-/// Unset where nothing has contexts.
-pub(super) static OF_CONTEXT: OnceLock<OfContext> = OnceLock::new();
 
 /// Makes requests look for routes that are not their thread's, until it is dropped.
 #[derive(Debug)]
@@ -76,4 +69,10 @@ impl Drop for AllThreads {
 pub(super) fn of_all_threads(device: Device) -> Option<Arc<Pool>> {
     let routes = read(&ALL_THREADS);
     routes.iter().rev().find(|(_, pool)| pool.memory.device == device).map(|(_, pool)| Arc::clone(pool))
+}
+
+/// Returns the pool of the context's innermost scope: none, as only Python has contexts.
+#[cfg(not(feature = "python"))]
+pub(super) const fn of_context(_device: Device, _first: u64) -> Option<(u64, Arc<Pool>)> {
+    None
 }

@@ -10,7 +10,7 @@ use crate::sync::Ordering;
 
 /// One of a pool's uses, until it is dropped. With the last the pool ends.
 #[derive(Debug)]
-pub(in crate::memory) struct PoolUse {
+pub(crate) struct PoolUse {
     pool: Arc<Pool>,
     /// Whether it is for a captured graph, which may use the memory at any time.
     is_captured: bool,
@@ -20,7 +20,7 @@ pub(in crate::memory) struct PoolUse {
 
 impl PoolUse {
     /// Returns the use that a new pool begins with.
-    pub(in crate::memory) fn first(pool: Arc<Pool>, is_captured: bool) -> Self {
+    pub(crate) fn first(pool: Arc<Pool>, is_captured: bool) -> Self {
         if is_captured {
             pool.captures.fetch_add(1, Ordering::AcqRel);
         }
@@ -31,7 +31,7 @@ impl PoolUse {
     ///
     /// # Errors
     /// `ErrorKind::InvalidValue` if the pool is gone or closed; `ErrorKind::Forked` in a forked child.
-    pub(in crate::memory) fn new(pool: &Arc<Pool>, is_captured: bool) -> Result<Self> {
+    pub(crate) fn new(pool: &Arc<Pool>, is_captured: bool) -> Result<Self> {
         process::refuse_forked()?;
         if pool.is_closed() && pool.use_count() > 0 {
             return Err(closed(pool));
@@ -50,7 +50,7 @@ impl PoolUse {
         Self::new(&self.pool, self.is_captured)
     }
 
-    pub(in crate::memory) fn pool(&self) -> &Arc<Pool> {
+    pub(crate) fn pool(&self) -> &Arc<Pool> {
         &self.pool
     }
 

@@ -1,24 +1,21 @@
 //! The devices in use: each one's memory is made when it is first needed, with the process's limit.
 
-use std::sync::{Arc, Once};
+use std::sync::Arc;
 
-use super::make_room::make_room;
-use crate::error::{MemoryUse, Result};
+use crate::error::Result;
 use crate::ids::Device;
-use crate::memory::cache::{ALL, DeviceCaches};
+use crate::memory::cache::DeviceCaches;
 use crate::memory::device::{DeviceMemory, Supply};
 use crate::memory::pool::{Pool, PoolId, Rules, lock_limit};
-use crate::memory_users::{self, MemoryUser};
 use crate::process;
 use crate::runtime;
-use crate::sync::ThisThread;
 
 /// Returns the memory, pools and caches of a device, or of a node of the host.
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` if there is no such device; `ErrorKind::Library` if the driver refuses;
 /// `ErrorKind::Forked` in a forked child, where its locks may be held for ever.
-pub(in crate::memory) fn device_caches(device: Device) -> Result<&'static DeviceCaches> {
+pub(crate) fn device_caches(device: Device) -> Result<&'static DeviceCaches> {
     process::refuse_forked()?;
     match DeviceCaches::known(device) {
         Some(caches) => Ok(caches),
@@ -28,8 +25,6 @@ pub(in crate::memory) fn device_caches(device: Device) -> Result<&'static Device
 
 #[cold]
 fn make(device: Device) -> Result<&'static DeviceCaches> {
-    static REGISTERED: Once = Once::new();
-    REGISTERED.call_once(|| memory_users::add(MemoryUser { used, release }));
     match device.host_node() {
         None => runtime::device(device.ordinal() as i64)?,
         Some(node) => runtime::host_node(node.into())?,
@@ -51,25 +46,4 @@ fn make(device: Device) -> Result<&'static DeviceCaches> {
         unsafe { memory.range.free() };
     }
     Ok(installed)
-}
-
-/// Returns what each pool has of the device's memory.
-fn used(device: Device) -> Vec<MemoryUse> {
-    let Some(caches) = DeviceCaches::known(device) else { return Vec::new() };
-    let describe = |pool: Arc<Pool>| {
-        let counts = DeviceCaches::counts_of(&pool, ThisThread::get());
-        let name =
-            if pool.is_default() { "default memory pool".to_owned() } else { format!("memory pool {}", pool.label()) };
-        let live = counts.now[ALL];
-        let (bytes, live_bytes) = (pool.budget().reserved(), Some(live.bytes));
-        MemoryUse { pool: name, count: live.blocks as usize, bytes, live_bytes }
-    };
-    caches.pools.all().into_iter().map(describe).filter(|used| used.bytes > 0).collect()
-}
-
-/// Gives back what pools that help others have free on the device, after waiting for work that uses it.
-fn release(device: Device) {
-    if let Some(caches) = DeviceCaches::known(device) {
-        make_room(caches, ThisThread::get(), Pool::gives_way);
-    }
 }

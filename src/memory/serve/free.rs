@@ -140,7 +140,7 @@ pub(in crate::memory) fn check_stream(block: Allocation, stream: &Stream) -> Res
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` if no live block starts there, or the stream is of a device that is no peer.
-pub(in crate::memory) fn record_stream(block: Allocation, stream: &Stream) -> Result<()> {
+pub(crate) fn record_stream(block: Allocation, stream: &Stream) -> Result<()> {
     add_user(block, stream, |user| user)
 }
 
@@ -170,7 +170,7 @@ fn add_user(block: Allocation, stream: &Stream, as_what: impl FnOnce(BlockUser) 
 /// # Errors
 /// `ErrorKind::InvalidValue` if the address is not in memory of gpupool's, or is that of a block which gpupool holds itself.
 #[inline]
-pub(in crate::memory) fn find(address: u64, device: Option<Device>) -> Result<Allocation> {
+pub(crate) fn find(address: u64, device: Option<Device>) -> Result<Allocation> {
     let paged = match device {
         Some(device) => DeviceCaches::known(device).and_then(|caches| block_in_pages(caches, address)),
         None => DeviceCaches::all().find_map(|caches| block_in_pages(caches, address)),

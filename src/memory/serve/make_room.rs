@@ -7,6 +7,7 @@ use super::out_of_memory::after_callbacks;
 use super::settle::Patience;
 use super::trim::trim_pools;
 use crate::error::{Error, Result};
+use crate::ids::Device;
 use crate::memory::cache::DeviceCaches;
 use crate::memory::pool::Pool;
 use crate::sync::ThisThread;
@@ -19,6 +20,13 @@ pub(super) fn make_room(caches: &'static DeviceCaches, thread: ThisThread, is_me
     let _ = trim_pools(caches, thread, Patience::Wait, is_meant);
     caches.memory.end_idle_attachments();
     caches.memory.wait_for_processes();
+}
+
+/// Gives back what pools that help others have free on the device, after waiting for work that uses it.
+pub(crate) fn release_unused(device: Device) {
+    if let Some(caches) = DeviceCaches::known(device) {
+        make_room(caches, ThisThread::get(), Pool::gives_way);
+    }
 }
 
 /// Tries what needs physical memory for a pool: from what the device has, else from what other pools give back, else from what

@@ -14,25 +14,36 @@ mod request;
 mod settle;
 mod take;
 mod trim;
+mod users;
 
 pub(in crate::memory) use abandoned::end_abandoned;
-pub(in crate::memory) use devices::device_caches;
+pub(crate) use devices::device_caches;
 #[cfg(feature = "python")]
 pub(in crate::memory) use free::check_stream;
+pub(crate) use free::find;
 pub(crate) use free::free;
 #[cfg(feature = "python")]
 pub(in crate::memory) use free::let_streams_end;
 pub(crate) use free::owns;
-pub(in crate::memory) use free::{check_live, find, free_after_all_work, record_consumer, record_stream};
+pub(crate) use free::record_stream;
+pub(in crate::memory) use free::{check_live, free_after_all_work, record_consumer};
 pub use grow::SegmentGuard;
-pub(in crate::memory) use grow::{extent_for_waking, on_segment, pages_asleep, retire_extents, warm_by_segments};
+pub(crate) use grow::on_segment;
+pub(in crate::memory) use grow::{extent_for_waking, pages_asleep, retire_extents, warm_by_segments};
+pub(crate) use make_room::release_unused;
 pub(in crate::memory) use miss::Miss;
 pub use out_of_memory::{OomCallback, OomGuard, on_oom};
 pub(in crate::memory) use out_of_memory::{no_memory_left, without_callbacks};
-pub(in crate::memory) use peers::enable_peer;
+pub(crate) use peers::enable_peer;
+pub(crate) use pools::PoolOptions;
+pub(crate) use pools::make_pool;
 #[cfg(feature = "python")]
 pub(in crate::memory) use pools::pool_anywhere;
-pub(in crate::memory) use pools::{Ending, PoolOptions, close_pool, end_pool, make_pool, pool_of_id};
+pub(crate) use pools::pool_of_id;
+pub(in crate::memory) use pools::{Ending, close_pool, end_pool};
 pub(crate) use request::Allocation;
-pub(in crate::memory) use settle::{Patience, settle};
-pub(in crate::memory) use trim::{trim, trim_pools};
+pub(crate) use settle::Patience;
+pub(in crate::memory) use settle::settle;
+pub(crate) use trim::trim;
+pub(in crate::memory) use trim::trim_pools;
+pub(crate) use users::users;

@@ -5,12 +5,12 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use super::grow::is_no_memory;
+use super::users::users;
 use crate::error::{Error, ErrorKind, OutOfMemory, Result, Wanted};
 use crate::ids::Device;
 use crate::memory::cache::{is_recorded, note_oom};
 use crate::memory::device::call_out;
 use crate::memory::pool::Pool;
-use crate::memory_users;
 use crate::observe::delivery::deliver;
 use crate::process;
 use crate::runtime::{self, MemoryInfo};
@@ -140,6 +140,6 @@ pub(in crate::memory) fn no_memory_left(pool: &Pool, bytes: u64, refused: Error)
         other => return other.into(),
     };
     let wanted = Wanted::Memory { bytes, pool: pool.label(), limit: pool.budget().limit() };
-    let users = memory_users::all(device);
+    let users = users(device);
     ErrorKind::OutOfMemory(OutOfMemory { refused, device, wanted, free, total, users }).into()
 }

@@ -10,7 +10,7 @@ use crate::memory::device::reaches;
 /// # Errors
 /// `ErrorKind::InvalidValue` if the two cannot reach each other; `ErrorKind::Library` if the driver refuses: then it is no
 /// peer, and may be asked for again.
-pub(in crate::memory) fn enable_peer(device: Device, peer: Device) -> Result<()> {
+pub(crate) fn enable_peer(device: Device, peer: Device) -> Result<()> {
     let caches = device_caches(device)?;
     if peer == device {
         return Ok(());

@@ -25,16 +25,16 @@ static NUMBERS: AtomicU32 = AtomicU32::new(1);
 
 /// What a new pool is like.
 #[derive(Debug, Default)]
-pub(in crate::memory) struct PoolOptions {
-    pub(in crate::memory) rules: Rules,
+pub(crate) struct PoolOptions {
+    pub(crate) rules: Rules,
     /// Where its memory comes from; where the device's does if there is none.
-    pub(in crate::memory) source: Option<Source>,
+    pub(crate) source: Option<Source>,
     /// The most bytes that it may reserve.
-    pub(in crate::memory) limit: Option<u64>,
+    pub(crate) limit: Option<u64>,
     /// The bytes that it keeps from its birth to its end.
-    pub(in crate::memory) reserve: u64,
+    pub(crate) reserve: u64,
     /// What messages call it beside its id.
-    pub(in crate::memory) name: Option<String>,
+    pub(crate) name: Option<String>,
 }
 
 /// Makes a pool, known to its device.
@@ -42,7 +42,7 @@ pub(in crate::memory) struct PoolOptions {
 /// # Errors
 /// As [`device_caches`]; `ErrorKind::OutOfMemory` if the device has not enough for the reserve, and
 /// `ErrorKind::InvalidValue` if the pool can have none.
-pub(in crate::memory) fn make_pool(device: Device, id: PoolId, options: PoolOptions) -> Result<Arc<Pool>> {
+pub(crate) fn make_pool(device: Device, id: PoolId, options: PoolOptions) -> Result<Arc<Pool>> {
     let PoolOptions { rules, source, limit, reserve, name } = options;
     let caches = device_caches(device)?;
     let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
@@ -92,7 +92,7 @@ fn check_reserve(pool: &Pool, bytes: u64) -> Result<()> {
 /// # Errors
 /// `ErrorKind::InvalidValue` if the id is no pool's, or of a pool that is gone or another device's; as
 /// [`device_caches`].
-pub(in crate::memory) fn pool_of_id(device: Device, id: PoolId) -> Result<Option<Arc<Pool>>> {
+pub(crate) fn pool_of_id(device: Device, id: PoolId) -> Result<Option<Arc<Pool>>> {
     let caches = device_caches(runtime::existing(device)?)?;
     // Asked first: an id is unused until its pool can be found.
     let is_unused = id.is_unused();

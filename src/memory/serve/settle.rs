@@ -10,7 +10,7 @@ use crate::sync::ThisThread;
 
 /// Whether a call waits for the GPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::memory) enum Patience {
+pub(crate) enum Patience {
     /// It only asks.
     Ask,
     /// It waits for what is recorded.

@@ -91,7 +91,7 @@ pub(super) fn retire_free(cache: &StreamCache, thread: ThisThread, service: &Ser
 ///
 /// # Errors
 /// `ErrorKind::Library` if the driver refuses; what it did not refuse has gone.
-pub(in crate::memory) fn trim(
+pub(crate) fn trim(
     caches: &'static DeviceCaches,
     pool: &Arc<Pool>,
     thread: ThisThread,

@@ -39,7 +39,7 @@ pub(in crate::memory) use attach::attach;
 pub(in crate::memory) use attached::AttachedBuffer;
 pub(in crate::memory) use shared::refuse_held;
 pub use token::ShareToken;
-pub(in crate::memory) use token::wrong_size;
+pub(crate) use token::wrong_size;
 
 /// Shares a block of so many bytes. A process that attaches it waits for what was submitted to the stream so far, if one is given.
 /// One that `is_sent` is held until another process has attached it.

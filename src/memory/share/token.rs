@@ -258,7 +258,7 @@ impl fmt::Debug for ShareToken {
 }
 
 /// Returns the error of a token that has another size than tokens have.
-pub(in crate::memory) fn wrong_size(bytes: u64) -> Error {
+pub(crate) fn wrong_size(bytes: u64) -> Error {
     Error::invalid_value(format!(
         "a token has {BYTES} bytes, and this one has {bytes}: give what share() returned, unchanged"
     ))

@@ -28,7 +28,7 @@ use crate::sync::{ThisThread, lock};
 ///
 /// # Errors
 /// As [`put_to_sleep`]; `ErrorKind::Unavailable` also if other pools have blocks of it.
-pub(in crate::memory) fn sleep(pool: &Arc<Pool>, backup: Backup) -> Result<u64> {
+pub(crate) fn sleep(pool: &Arc<Pool>, backup: Backup) -> Result<u64> {
     put_to_sleep(pool, backup, end_serving_others)
 }
 

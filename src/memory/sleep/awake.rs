@@ -27,7 +27,7 @@ use crate::sync::{ThisThread, lock};
 /// # Errors
 /// `ErrorKind::OutOfMemory` if there is not enough, also after other pools gave back what they may and callbacks were asked;
 /// any other refusal of the driver. The pool is then as asleep as before, with all of its backup.
-pub(in crate::memory) fn wake(pool: &Arc<Pool>) -> Result<u64> {
+pub(crate) fn wake(pool: &Arc<Pool>) -> Result<u64> {
     process::refuse_forked()?;
     let thread = ThisThread::get();
     let Some(mut change) = pool.sleep.begin(Wanted::Wake, thread)? else { return Ok(0) };

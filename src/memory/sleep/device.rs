@@ -1,4 +1,4 @@
-//! All memory of a device: every pool, those of graphs included, and the idle handles.
+//! All memory of a device: every pool, those of graphs included.
 
 use std::sync::Arc;
 
@@ -12,24 +12,15 @@ use crate::error::{Error, Result};
 use crate::ids::Device;
 use crate::memory::cache::DeviceCaches;
 use crate::memory::pool::Pool;
-use crate::memory_users;
 use crate::observe::target::MEMORY;
 use crate::process;
 use crate::runtime;
 
-/// Puts all memory of a device to sleep: the default pool, every [`MemPool`](crate::MemPool), and the pools of graphs.
-/// Idle handles are destroyed with their workspaces, as by [`trim`](crate::HandlePool::trim), and created again when
-/// they are needed. Blocks of one pool that serve another fall asleep with the rest. Returns the number of bytes released
-/// to the driver; 0 for what is asleep already. Pools that cannot sleep, those with their own allocator or `no_split`,
-/// stay awake, and a log line names each.
+/// Puts every pool of a device to sleep, as far as it can sleep.
 ///
 /// # Errors
-/// As [`MemPool::sleep`](crate::MemPool::sleep); then the pools that this call put to sleep are awake again, as far as
-/// there is memory for them.
-pub fn sleep(device: Device, backup: Backup) -> Result<u64> {
-    process::refuse_forked()?;
-    let device = runtime::existing(device)?;
-    let before = used(device);
+/// As [`sleep`](crate::sleep).
+pub(crate) fn sleep(device: Device, backup: Backup) -> Result<()> {
     let mut fallen: Vec<Arc<Pool>> = Vec::new();
     for pool in pools(device) {
         if let Some(reason) = why_not(&pool) {
@@ -49,8 +40,7 @@ pub fn sleep(device: Device, backup: Backup) -> Result<u64> {
             fallen.push(pool);
         }
     }
-    memory_users::release(device);
-    Ok(before.saturating_sub(used(device)))
+    Ok(())
 }
 
 /// Wakes all memory of a device that is asleep, and returns the number of bytes allocated from the driver.
@@ -77,9 +67,4 @@ pub fn wake(device: Device) -> Result<u64> {
 /// Returns the device's pools, if its memory was used.
 fn pools(device: Device) -> Vec<Arc<Pool>> {
     DeviceCaches::known(device).map(|caches| caches.pools.all()).unwrap_or_default()
-}
-
-/// Returns what gpupool has of the device's memory, in bytes.
-fn used(device: Device) -> u64 {
-    memory_users::all(device).iter().map(|used| used.bytes).sum()
 }

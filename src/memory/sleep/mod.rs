@@ -15,7 +15,8 @@ mod parts;
 mod pieces;
 mod refusal;
 
-pub(in crate::memory) use asleep::sleep as sleep_pool;
-pub(in crate::memory) use awake::wake as wake_pool;
+pub(crate) use asleep::sleep as sleep_pool;
+pub(crate) use awake::wake as wake_pool;
 pub use backup::Backup;
-pub use device::{sleep, wake};
+pub(crate) use device::sleep as sleep_pools;
+pub use device::wake;

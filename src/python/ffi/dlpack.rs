@@ -11,7 +11,8 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::memory::{C_API, DeviceBuffer, PinnedBuffer};
+use crate::c_api::C_API;
+use crate::memory::{DeviceBuffer, PinnedBuffer};
 use crate::runtime::{self, Kind};
 
 /// `kDLCPU`, `kDLCUDA`, `kDLCUDAHost`, `kDLROCM`, `kDLROCMHost`.

@@ -9,13 +9,14 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::c_int;
+use std::sync::Arc;
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use libloading::os::unix::Library;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::observe::recording::{self, Stack};
+use crate::observe::recording::{Stack, StackCallback};
 use crate::sync::lock;
 use rustc_hash::FxHashMap;
 
@@ -186,9 +187,9 @@ pub(in crate::python) fn places(py: Python<'_>, stack: Stack) -> Vec<Place> {
     places.into_iter().flatten().map(|(code, lasti)| (code.clone_ref(py), *lasti)).collect()
 }
 
-/// Takes stacks from now on, while there is a recording.
-pub(in crate::python) fn install() {
-    recording::set_take_stack(take);
+/// Returns what takes stacks for a recording.
+pub(in crate::python) fn stack_callback() -> StackCallback {
+    Arc::new(|_| take())
 }
 
 /// Forgets all stacks. With the GIL held, so that their code objects end here.

@@ -3,7 +3,8 @@
 use pyo3::prelude::*;
 
 use super::scope::token_of;
-use crate::memory::{self, C_API, DEVICE_MEM_HANDLER, PINNED_MEM_HANDLER};
+use crate::c_api::C_API;
+use crate::memory::{self, DEVICE_MEM_HANDLER, PINNED_MEM_HANDLER};
 use crate::python::ffi::dlpack;
 
 #[doc = docstring!("CApi")]

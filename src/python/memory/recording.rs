@@ -62,12 +62,11 @@ pub(in crate::python) fn record_memory_history(
         frames::clear(py);
         return Ok(());
     };
-    frames::install();
     let recording = Recording::new()
         .events(has_events)
         .context(context)
         .max_entries(usize::try_from(max_entries.0).unwrap_or(usize::MAX))
         .clear_history(clear_history)
         .skip(skipped);
-    Ok(py.detach(|| recording.start())?)
+    Ok(py.detach(|| recording.start_with_stacks(Some(frames::stack_callback())))?)
 }

@@ -24,8 +24,8 @@ use crate::sync::Ordering;
 
 /// A device's memory, its pools and its caches.
 #[derive(Debug)]
-pub(in crate::memory) struct DeviceCaches {
-    pub(in crate::memory) memory: DeviceMemory,
+pub(crate) struct DeviceCaches {
+    pub(crate) memory: DeviceMemory,
     default: OnceLock<Arc<Pool>>,
     pub(in crate::memory) pools: PoolList,
     pub(in crate::memory) table: CacheTable,

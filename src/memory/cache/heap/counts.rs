@@ -5,7 +5,7 @@
 //! counted apart.
 
 /// Blocks of at most so many bytes, as cut, are small, as PyTorch has it.
-pub(in crate::memory) const SMALL_BLOCK_BYTES: u64 = 0x10_0000;
+pub(crate) const SMALL_BLOCK_BYTES: u64 = 0x10_0000;
 
 /// Of all blocks; of small ones; of large ones.
 pub(in crate::memory) const ALL: usize = 0;

@@ -22,7 +22,8 @@ use crate::memory::device::{BLOCKS_MAX, CLASSES, Entry, Invalid, Pages, SizeClas
 use crate::memory::tuning::{ALIGNMENT, LOWEST_BELOW, PAGE, SMALL_MAX};
 pub(in crate::memory) use block::BLOCK_BYTES_MAX;
 use block::{Block, BlockState, EDGE, NONE};
-pub(in crate::memory) use counts::{ALL, Amount, Amounts, Counts, SMALL_BLOCK_BYTES, most};
+pub(crate) use counts::SMALL_BLOCK_BYTES;
+pub(in crate::memory) use counts::{ALL, Amount, Amounts, Counts, most};
 use counts::{RunningCounts, kind_of};
 use free_index::FreeIndex;
 use moves::Moves;

@@ -14,11 +14,12 @@ pub(super) use pinned_segments::with_limits;
 pub(in crate::memory) use reserve::{Reserve, Run};
 pub(in crate::memory) use segment_source::DriverSegments;
 pub use segment_source::{AllocateFunction, FreeFunction, SegmentFunctions, SegmentSource};
-pub(in crate::memory) use times::{Durations, PINNED_GONE, PINNED_MADE};
+pub(crate) use times::Durations;
+pub(in crate::memory) use times::{PINNED_GONE, PINNED_MADE};
 
 /// Where a pool's memory comes from.
 #[derive(Clone, Debug, Default)]
-pub(in crate::memory) enum Source {
+pub(crate) enum Source {
     /// Pages of the device's address range, moved where they are needed.
     #[default]
     Pages,

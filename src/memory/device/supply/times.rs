@@ -8,12 +8,12 @@ use crate::sync::lock;
 
 /// How long calls took that did what they should, in microseconds.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub(in crate::memory) struct Durations {
-    pub(in crate::memory) total: u64,
+pub(crate) struct Durations {
+    pub(crate) total: u64,
     /// Since peaks were last reset, as the least is; 0 for none.
-    pub(in crate::memory) most: u64,
-    pub(in crate::memory) least: u64,
-    pub(in crate::memory) count: u64,
+    pub(crate) most: u64,
+    pub(crate) least: u64,
+    pub(crate) count: u64,
 }
 
 /// The calls of one kind.

@@ -33,5 +33,5 @@ pub(super) use reserve::{end_reserve, make_reserve, retire_reserve, serve_from_r
 pub(super) use segment::grow_by_segment;
 pub(in crate::memory) use segment::warm_by_segments;
 pub use segment_events::SegmentGuard;
-pub(in crate::memory) use segment_events::on_segment;
+pub(crate) use segment_events::on_segment;
 pub(super) use segment_events::{retire_mappings, retire_segment};

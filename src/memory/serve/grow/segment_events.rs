@@ -44,7 +44,7 @@ impl Drop for SegmentGuard {
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` if the pool's memory moves, or the pool is closed; `ErrorKind::Forked` in a forked child.
-pub(in crate::memory) fn on_segment(pool: &Arc<Pool>, callback: SegmentCallback) -> Result<SegmentGuard> {
+pub(crate) fn on_segment(pool: &Arc<Pool>, callback: SegmentCallback) -> Result<SegmentGuard> {
     process::refuse_forked()?;
     if pool.is_closed() {
         return Err(closed(pool));

@@ -3,9 +3,9 @@
 use std::ffi::{c_int, c_void};
 use std::sync::Mutex;
 
-use super::call::{null, run};
 use super::callback::Callback;
 use crate::error::Error;
+use crate::memory::plug::call::{null, run};
 use crate::memory::serve::{OomGuard, on_oom};
 use crate::sync::{lock, take_last};
 

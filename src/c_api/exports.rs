@@ -6,7 +6,7 @@
 
 use std::ptr;
 
-use super::c_api::{Api, C_API, VERSION};
+use super::{Api, C_API, VERSION};
 
 /// Returns the table of functions that `gpupool.h` declares; null if this gpupool knows no such version of it.
 // SAFETY: the name begins with that of this library, and no other defines it.

@@ -2,9 +2,9 @@
 
 use std::ffi::c_int;
 
-use super::super::call::{answer, count, device_of};
 use super::{PoolHandle, pool_of};
 use crate::error::{Error, Result};
+use crate::memory::plug::call::{answer, count, device_of};
 use crate::memory::sleep::{self, Backup};
 
 /// `GPUPOOL_BACKUP_NONE` and `GPUPOOL_BACKUP_HOST`.
@@ -42,7 +42,7 @@ pub(in super::super) unsafe extern "C" fn pool_is_asleep(pool: *const PoolHandle
 /// Puts all memory of a device to sleep.
 pub(in super::super) unsafe extern "C" fn sleep_device(device: c_int, backup: c_int, bytes: *mut u64) -> c_int {
     // SAFETY: the caller passes a place for a number, or null.
-    unsafe { count(bytes, || sleep::sleep(device_of(device)?, backup_of(backup)?)) }
+    unsafe { count(bytes, || crate::sleep(device_of(device)?, backup_of(backup)?)) }
 }
 
 /// Wakes all memory of a device.

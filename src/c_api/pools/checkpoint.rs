@@ -3,9 +3,9 @@
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-use super::super::call::{hand_out, null, pointer, run};
 use super::{PoolHandle, pool_of};
 use crate::memory::checkpoint::PoolCheckpoint;
+use crate::memory::plug::call::{hand_out, null, pointer, run};
 
 /// `gpupool_checkpoint`.
 #[derive(Debug)]

@@ -2,10 +2,10 @@
 
 use std::ffi::{c_int, c_void};
 
-use super::super::call::{null, pointer};
 use super::PoolSource;
 use crate::error::{Error, OWN_ALLOCATOR, Result};
 use crate::memory::device::SegmentSource;
+use crate::memory::plug::call::{null, pointer};
 use crate::runtime::Stream;
 
 /// `gpupool_source`, with what it must have. It is released when it is dropped.

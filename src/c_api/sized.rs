@@ -4,8 +4,8 @@
 
 use std::ptr;
 
-use super::call::null;
 use crate::error::{Error, Result};
+use crate::memory::plug::call::null;
 
 /// A struct of the header that begins with its size.
 ///

@@ -6,7 +6,6 @@
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-use super::allocation::{free_behind, free_in_order};
 use super::call::{address_of, guard, pointer, put, stream_of};
 use crate::error::{Error, Result};
 use crate::library::DeviceMemHandler;
@@ -24,12 +23,29 @@ pub static DEVICE_MEM_HANDLER: DeviceMemHandler =
 pub static PINNED_MEM_HANDLER: DeviceMemHandler =
     DeviceMemHandler::new(ptr::null_mut(), pinned_handler_alloc, handler_free, b"gpupool");
 
+/// Frees a block in the order of the stream that it was allocated on. A null pointer is none.
+pub(crate) fn free_in_order(pointer: *mut c_void) -> Result<()> {
+    if pointer.is_null() { Ok(()) } else { serve::free(serve::find(pointer.addr() as u64, None)?, None) }
+}
+
+/// Frees a block in the order of a stream, which need not be the one that it was allocated on. A null pointer is none.
+pub(crate) fn free_behind(pointer: *mut c_void, stream: impl FnOnce() -> Result<Stream>) -> Result<()> {
+    if pointer.is_null() {
+        return Ok(());
+    }
+    let stream = stream()?;
+    let block = serve::find(pointer.addr() as u64, None)?;
+    // The order of its own stream, which may be gone, it has without being told.
+    let on = Some(&stream).filter(|stream| !block.cache.is_of(stream));
+    serve::free(block, on)
+}
+
 /// An allocation in PyTorch's form, from where `allocate` says: null for 0 bytes.
 ///
 /// # Safety
 /// The stream is alive.
 #[inline]
-pub(in crate::memory::plug) unsafe fn malloc_from(
+pub(super) unsafe fn malloc_from(
     size: isize,
     device: c_int,
     stream: *mut c_void,
@@ -43,23 +59,23 @@ pub(in crate::memory::plug) unsafe fn malloc_from(
     })
 }
 
-pub(super) unsafe extern "C" fn malloc(size: isize, device: c_int, stream: *mut c_void) -> *mut c_void {
+pub(crate) unsafe extern "C" fn malloc(size: isize, device: c_int, stream: *mut c_void) -> *mut c_void {
     // SAFETY: the caller names a stream that is alive.
     unsafe { malloc_from(size, device, stream, route::allocate) }
 }
 
-pub(super) unsafe extern "C" fn free(pointer: *mut c_void, _size: isize, device: c_int, stream: *mut c_void) {
+pub(crate) unsafe extern "C" fn free(pointer: *mut c_void, _size: isize, device: c_int, stream: *mut c_void) {
     // SAFETY: the caller names a stream that is alive, or, as PyTorch does, the block's own, which may be gone and is not used.
     guard((), || free_behind(pointer, || unsafe { stream_of(device, stream) }));
 }
 
-pub(super) unsafe extern "C" fn cupy_malloc(_param: *mut c_void, size: usize, device: c_int) -> *mut c_void {
+pub(crate) unsafe extern "C" fn cupy_malloc(_param: *mut c_void, size: usize, device: c_int) -> *mut c_void {
     let size = size as u64;
     let allocate = || route::allocate(size, &Stream::current_view(runtime::device(device.into())?));
     guard(ptr::null_mut(), || address_of(size, allocate))
 }
 
-pub(super) unsafe extern "C" fn cupy_free(_param: *mut c_void, pointer: *mut c_void, _device: c_int) {
+pub(crate) unsafe extern "C" fn cupy_free(_param: *mut c_void, pointer: *mut c_void, _device: c_int) {
     guard((), || free_in_order(pointer));
 }
 
@@ -67,7 +83,7 @@ pub(super) unsafe extern "C" fn cupy_free(_param: *mut c_void, pointer: *mut c_v
 ///
 /// # Safety
 /// The stream is alive. The place is one for a pointer, or null, which is refused.
-pub(in crate::memory::plug) unsafe fn handler_alloc_from(
+pub(super) unsafe fn handler_alloc_from(
     place: *mut *mut c_void,
     size: usize,
     device: c_int,
@@ -87,7 +103,7 @@ pub(in crate::memory::plug) unsafe fn handler_alloc_from(
 ///
 /// # Safety
 /// The stream is alive.
-pub(in crate::memory::plug) unsafe fn handler_free_to(
+pub(super) unsafe fn handler_free_to(
     pointer: *mut c_void,
     device: c_int,
     stream: *mut c_void,
@@ -103,7 +119,7 @@ pub(in crate::memory::plug) unsafe fn handler_free_to(
     })
 }
 
-pub(super) unsafe extern "C" fn handler_alloc(
+pub(crate) unsafe extern "C" fn handler_alloc(
     _context: *mut c_void,
     place: *mut *mut c_void,
     size: usize,
@@ -126,7 +142,7 @@ unsafe extern "C" fn pinned_handler_alloc(
     unsafe { handler_alloc_from(place, size, -1, stream, allocate) }
 }
 
-pub(super) unsafe extern "C" fn handler_free(
+pub(crate) unsafe extern "C" fn handler_free(
     _context: *mut c_void,
     pointer: *mut c_void,
     _size: usize,

@@ -2,10 +2,10 @@
 
 use std::ffi::{c_int, c_void};
 
-use super::call::{answer, count, device_of, run, stream_on_existing};
 use super::sized::{self, SizedStruct};
 use crate::error::Error;
 use crate::memory::limits;
+use crate::memory::plug::call::{answer, count, device_of, run, stream_on_existing};
 use crate::memory::report::{self, DeviceStats};
 use crate::memory::serve::{self, Patience};
 use crate::observe::recording::{Purpose, hold_stack};

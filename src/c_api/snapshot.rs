@@ -3,13 +3,13 @@
 use std::ffi::{c_int, c_void};
 
 use super::block::Block;
-use super::call::{device_of, pointer, run};
 use super::event::Event;
 use super::recording::number_of;
 use super::sized::{SizedStruct, read};
 use crate::error::Result;
 use crate::ids::Device;
 use crate::memory::cache::SMALL_BLOCK_BYTES;
+use crate::memory::plug::call::{device_of, pointer, run};
 use crate::memory::pool::PoolId;
 use crate::memory::report::{self, BlockView, MemorySnapshot, SegmentView};
 

@@ -4,10 +4,10 @@ use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::Arc;
 
-use super::call::{pointer, run};
 use super::callback::Callback;
 use super::recording::number_of;
 use crate::memory::cache::{MemoryAction, MemoryEvent};
+use crate::memory::plug::call::{pointer, run};
 use crate::memory::pool::{PoolId, SegmentEvent, SegmentEventKind};
 use crate::memory::report;
 use crate::observe::recording;

@@ -3,9 +3,9 @@
 use std::ffi::{c_int, c_void};
 use std::{ptr, slice};
 
-use super::call::{device_of, null, place, pointer, run, stream_of, stream_on_existing};
 use crate::error::{Error, Result};
 use crate::memory::device_buffer::{self, DeviceBuffer};
+use crate::memory::plug::call::{device_of, null, place, pointer, run, stream_of, stream_on_existing};
 use crate::memory::share::{self, ShareToken};
 use crate::runtime::Stream;
 

@@ -3,11 +3,9 @@
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-use super::call::{SUCCESS, address_of, hand_out, status_of, stream_on};
-use crate::error::Result;
-use crate::memory::route;
-use crate::memory::serve;
-use crate::runtime::Stream;
+use crate::memory::plug::call::{SUCCESS, address_of, hand_out, status_of, stream_on};
+use crate::memory::plug::{free_behind, free_in_order};
+use crate::memory::{route, serve};
 
 /// Allocates on a stream, from the pool that the calling thread's scope says. 0 bytes are a null pointer, and so is what
 /// is not to be had.
@@ -22,23 +20,6 @@ pub(super) unsafe extern "C" fn allocate(
     let allocate = || route::allocate(bytes, &unsafe { stream_on(device, stream) }?);
     // SAFETY: the caller passes a place for a pointer, or null.
     unsafe { hand_out(place, "pointer", ptr::null_mut(), || address_of(bytes, allocate)) }
-}
-
-/// Frees a block in the order of the stream that it was allocated on. A null pointer is none.
-pub(super) fn free_in_order(pointer: *mut c_void) -> Result<()> {
-    if pointer.is_null() { Ok(()) } else { serve::free(serve::find(pointer.addr() as u64, None)?, None) }
-}
-
-/// Frees a block in the order of a stream, which need not be the one that it was allocated on. A null pointer is none.
-pub(super) fn free_behind(pointer: *mut c_void, stream: impl FnOnce() -> Result<Stream>) -> Result<()> {
-    if pointer.is_null() {
-        return Ok(());
-    }
-    let stream = stream()?;
-    let block = serve::find(pointer.addr() as u64, None)?;
-    // The order of its own stream, which may be gone, it has without being told.
-    let on = Some(&stream).filter(|stream| !block.cache.is_of(stream));
-    serve::free(block, on)
 }
 
 /// Frees a block in the order of the stream that it was allocated on.

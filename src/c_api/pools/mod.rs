@@ -21,9 +21,9 @@ pub(super) use scope::{pool_enter, scope_leave};
 pub(super) use segment_callbacks::{pool_add_segment_callback, pool_remove_segment_callback};
 pub(super) use sleep::{pool_is_asleep, pool_sleep, pool_wake, sleep_device, wake_device};
 
-use super::call::{address_of, answer, count, device_of, hand_out, null, run, stream_on};
 use crate::error::{Error, Result};
 use crate::memory::cache::GivenKey;
+use crate::memory::plug::call::{address_of, answer, count, device_of, hand_out, null, run, stream_on};
 use crate::memory::pool::{Pool, PoolId, next_ticket};
 use crate::memory::route::{self, Given, PoolUse};
 use crate::memory::serve::{self, Allocation, Patience, device_caches};

@@ -3,10 +3,10 @@
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-use super::call::{address_of, count, hand_out, run};
 use super::sized::{SizedStruct, write};
 use crate::error::Result;
 use crate::ids::Device;
+use crate::memory::plug::call::{address_of, count, hand_out, run};
 use crate::memory::report::DeviceStats;
 use crate::memory::route;
 use crate::memory::{device, host};

@@ -1,13 +1,12 @@
 //! Recording for C: which events to keep, with stacks that the program takes.
 
 use std::ffi::{c_int, c_void};
-use std::sync::RwLock;
+use std::sync::Arc;
 
-use super::call::{null, run};
 use super::sized::{SizedStruct, read};
+use crate::memory::plug::call::{null, run};
 use crate::memory::report;
-use crate::observe::recording::{self, Purpose, Settings, Stack};
-use crate::sync;
+use crate::observe::recording::{self, Purpose, Settings, Stack, StackCallback};
 
 /// Returns the number of the calling thread's stack, whose highest bit is set; 0 for none. The argument says whether
 /// the stack is that of a free.
@@ -40,13 +39,8 @@ unsafe impl SizedStruct for Recording {
     const NAME: &'static str = "gpupool_recording";
 }
 
-/// The function that takes stacks.
-static TAKE_STACK: RwLock<Option<TakeStack>> = RwLock::new(None);
-
 /// Returns the calling thread's stack, as the program numbers it.
-fn take_stack(purpose: Purpose) -> Stack {
-    let function = *sync::read(&TAKE_STACK);
-    let Some(function) = function else { return Stack::NONE };
+fn take_stack(function: TakeStack, purpose: Purpose) -> Stack {
     // SAFETY: the program that gave it promises that any thread may call it.
     let stack = Stack(unsafe { function(c_int::from(purpose == Purpose::Free)) });
     if stack.is_of_plug() { stack } else { Stack::NONE }
@@ -73,12 +67,11 @@ pub(super) unsafe extern "C" fn record(recording: *const Recording) -> c_int {
             has_live_stacks: has_stacks && wanted.live_stacks != 0,
             has_alloc_stacks: has_stacks && wanted.alloc_stacks != 0,
             has_free_stacks: has_stacks && wanted.free_stacks != 0,
-            has_plug_stacks: true,
             skipped: wanted.skipped_actions as u16,
         };
         let _changes = recording::lock_changes();
-        recording::set_take_plug_stack(take_stack);
-        *sync::write(&TAKE_STACK) = wanted.take_stack;
+        let callback = |function| -> StackCallback { Arc::new(move |purpose| take_stack(function, purpose)) };
+        recording::set_stack_callback(wanted.take_stack.map(callback));
         if wanted.forget != 0 {
             recording::forget_events();
         }

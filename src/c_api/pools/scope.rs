@@ -2,9 +2,9 @@
 
 use std::ffi::c_int;
 
-use super::super::call::{hand_out, run};
 use super::{PoolHandle, pool_of};
 use crate::error::Error;
+use crate::memory::plug::call::{hand_out, run};
 use crate::memory::route::{EnteredRoute, PoolUse, RouteKind, leave_by_ticket};
 
 /// Sends what the calling thread allocates on the pool's device to the pool.

@@ -2,9 +2,9 @@
 
 use std::ffi::{c_int, c_void};
 
-use super::call::run;
 use super::sized::{SizedStruct, write};
 use super::snapshot::{block_of, segment_of};
+use crate::memory::plug::call::run;
 use crate::memory::pool::PoolId;
 use crate::memory::{report, serve};
 

@@ -14,7 +14,7 @@ use crate::process;
 use crate::runtime::{self, Stream};
 
 /// `GPUPOOL_SUCCESS`.
-pub(super) const SUCCESS: c_int = 0x0;
+pub(crate) const SUCCESS: c_int = 0x0;
 const OUT_OF_MEMORY: c_int = 0x1;
 const INVALID_VALUE: c_int = 0x2;
 const DRIVER: c_int = 0x3;
@@ -33,7 +33,7 @@ thread_local! {
 }
 
 /// Returns why the calling thread's last call failed.
-pub(super) unsafe extern "C" fn last_error() -> *const c_char {
+pub(crate) unsafe extern "C" fn last_error() -> *const c_char {
     let text = LAST.try_with(|last| {
         let has_text = last.try_borrow().is_ok_and(|text| text[0] != 0);
         has_text.then_some(last.as_ptr().cast::<c_char>().cast_const())
@@ -76,7 +76,7 @@ fn fail(error: &Error) -> c_int {
 
 /// Runs a call, and returns its status. A forked child is left to what it calls.
 #[inline]
-pub(super) fn status_of(call: impl FnOnce() -> Result<()>) -> c_int {
+pub(crate) fn status_of(call: impl FnOnce() -> Result<()>) -> c_int {
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(())) => SUCCESS,
         Ok(Err(error)) => fail(&error),
@@ -86,7 +86,7 @@ pub(super) fn status_of(call: impl FnOnce() -> Result<()>) -> c_int {
 
 /// Runs a call, and returns its status. Every one is refused in a forked child.
 #[inline]
-pub(super) fn run(call: impl FnOnce() -> Result<()>) -> c_int {
+pub(crate) fn run(call: impl FnOnce() -> Result<()>) -> c_int {
     status_of(|| process::refuse_forked().and_then(|()| call()))
 }
 
@@ -95,7 +95,7 @@ pub(super) fn run(call: impl FnOnce() -> Result<()>) -> c_int {
 /// # Safety
 /// The place may be written, or is null, which is refused.
 #[inline]
-pub(super) unsafe fn put<T: Copy>(place: *mut T, name: &str, call: impl FnOnce() -> Result<T>) -> Result<()> {
+pub(crate) unsafe fn put<T: Copy>(place: *mut T, name: &str, call: impl FnOnce() -> Result<T>) -> Result<()> {
     if place.is_null() {
         return Err(null(name));
     }
@@ -110,7 +110,7 @@ pub(super) unsafe fn put<T: Copy>(place: *mut T, name: &str, call: impl FnOnce()
 /// # Safety
 /// As [`put`].
 #[inline]
-pub(super) unsafe fn answer<T: Copy>(place: *mut T, name: &str, call: impl FnOnce() -> Result<T>) -> c_int {
+pub(crate) unsafe fn answer<T: Copy>(place: *mut T, name: &str, call: impl FnOnce() -> Result<T>) -> c_int {
     // SAFETY: as the caller promises.
     status_of(|| unsafe { put(place, name, call) })
 }
@@ -120,7 +120,7 @@ pub(super) unsafe fn answer<T: Copy>(place: *mut T, name: &str, call: impl FnOnc
 /// # Safety
 /// As [`answer`].
 #[inline]
-pub(super) unsafe fn hand_out<T: Copy>(place: *mut T, name: &str, none: T, call: impl FnOnce() -> Result<T>) -> c_int {
+pub(crate) unsafe fn hand_out<T: Copy>(place: *mut T, name: &str, none: T, call: impl FnOnce() -> Result<T>) -> c_int {
     // SAFETY: the caller passes a place that may be written, or null.
     if let Some(place) = unsafe { place.as_mut() } {
         *place = none;
@@ -133,7 +133,7 @@ pub(super) unsafe fn hand_out<T: Copy>(place: *mut T, name: &str, none: T, call:
 ///
 /// # Safety
 /// The place is one for a number, or null.
-pub(super) unsafe fn count(place: *mut u64, call: impl FnOnce() -> Result<u64>) -> c_int {
+pub(crate) unsafe fn count(place: *mut u64, call: impl FnOnce() -> Result<u64>) -> c_int {
     run(|| {
         let bytes = call()?;
         // SAFETY: the caller passes a place for a number, or null.
@@ -146,7 +146,7 @@ pub(super) unsafe fn count(place: *mut u64, call: impl FnOnce() -> Result<u64>) 
 
 /// Runs a call whose form has no place for a status: what fails returns `otherwise`, and [`last_error`] tells why.
 #[inline]
-pub(in crate::memory::plug) fn guard<R>(otherwise: R, call: impl FnOnce() -> Result<R>) -> R {
+pub(crate) fn guard<R>(otherwise: R, call: impl FnOnce() -> Result<R>) -> R {
     let mut result = otherwise;
     run(|| {
         result = call()?;
@@ -159,7 +159,7 @@ pub(in crate::memory::plug) fn guard<R>(otherwise: R, call: impl FnOnce() -> Res
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` if there is none.
-pub(super) fn device_of(ordinal: c_int) -> Result<Device> {
+pub(crate) fn device_of(ordinal: c_int) -> Result<Device> {
     process::refuse_forked()?;
     runtime::device(ordinal.into())
 }
@@ -172,7 +172,7 @@ pub(super) fn device_of(ordinal: c_int) -> Result<Device> {
 /// # Errors
 /// `ErrorKind::InvalidValue` for a negative number.
 #[inline]
-pub(super) unsafe fn stream_on(device: c_int, stream: *mut c_void) -> Result<Stream> {
+pub(crate) unsafe fn stream_on(device: c_int, stream: *mut c_void) -> Result<Stream> {
     let device = match u32::try_from(device) {
         Ok(ordinal) => Device::from_ordinal(ordinal),
         Err(_) => device_of(device)?,
@@ -188,7 +188,7 @@ pub(super) unsafe fn stream_on(device: c_int, stream: *mut c_void) -> Result<Str
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` if there is no such device; `ErrorKind::Forked`.
-pub(super) unsafe fn stream_on_existing(device: c_int, stream: *mut c_void) -> Result<Stream> {
+pub(crate) unsafe fn stream_on_existing(device: c_int, stream: *mut c_void) -> Result<Stream> {
     device_of(device)?;
     // SAFETY: as the caller promises.
     unsafe { stream_on(device, stream) }
@@ -202,7 +202,7 @@ pub(super) unsafe fn stream_on_existing(device: c_int, stream: *mut c_void) -> R
 /// # Errors
 /// `ErrorKind::InvalidValue` for another negative number; for -1 as [`Stream::from_raw`].
 #[inline]
-pub(super) unsafe fn stream_of(device: c_int, stream: *mut c_void) -> Result<Stream> {
+pub(crate) unsafe fn stream_of(device: c_int, stream: *mut c_void) -> Result<Stream> {
     if device == -1 {
         // SAFETY: the caller promises that the stream is alive.
         return unsafe { Stream::from_raw(stream) };
@@ -219,24 +219,24 @@ pub(super) unsafe fn stream_of(device: c_int, stream: *mut c_void) -> Result<Str
 /// # Errors
 /// `ErrorKind::InvalidValue` if it is null; `name` is what the header calls it.
 #[inline]
-pub(super) unsafe fn place<'a, T>(place: *mut T, name: &str) -> Result<&'a mut T> {
+pub(crate) unsafe fn place<'a, T>(place: *mut T, name: &str) -> Result<&'a mut T> {
     // SAFETY: the caller promises that it may be written unless it is null.
     unsafe { place.as_mut() }.ok_or_else(|| null(name))
 }
 
 #[cold]
-pub(super) fn null(name: &str) -> Error {
+pub(crate) fn null(name: &str) -> Error {
     Error::invalid_value(format!("{name} is a null pointer; give the address of one"))
 }
 
 /// Returns the address of what is allocated, as C takes it: null for 0 bytes.
 #[inline]
-pub(super) fn address_of(bytes: u64, allocate: impl FnOnce() -> Result<Allocation>) -> Result<*mut c_void> {
+pub(crate) fn address_of(bytes: u64, allocate: impl FnOnce() -> Result<Allocation>) -> Result<*mut c_void> {
     if bytes == 0 { Ok(ptr::null_mut()) } else { allocate().map(|block| pointer(block.address())) }
 }
 
 #[inline]
-pub(super) fn pointer(address: u64) -> *mut c_void {
+pub(crate) fn pointer(address: u64) -> *mut c_void {
     ptr::without_provenance_mut(address as usize)
 }
 

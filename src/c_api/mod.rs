@@ -3,12 +3,12 @@
 //! No panic leaves them, and a call that fails returns a status; see [`Api::last_error`]. [`C_API`] is the table.
 
 mod allocation;
-mod allocators;
 mod block;
-mod call;
 mod callback;
 mod device;
 mod event;
+#[cfg(feature = "c-api")]
+mod exports;
 mod oom_callbacks;
 mod pinned;
 mod pools;
@@ -19,10 +19,7 @@ mod snapshot;
 
 use std::ffi::{c_char, c_int, c_void};
 
-pub use allocators::{DEVICE_MEM_HANDLER, PINNED_MEM_HANDLER};
-pub(super) use allocators::{handler_alloc_from, handler_free_to, malloc_from};
 pub use block::Block;
-pub(super) use call::guard;
 pub use event::{Event, Observer};
 pub use oom_callbacks::OomFunction;
 pub use pinned::Durations;
@@ -31,11 +28,12 @@ pub use recording::{Recording, TakeStack};
 pub use share::Attached;
 pub use snapshot::{Segment, SnapshotVisitor};
 
+use crate::memory::plug::{allocators, call};
 use crate::memory::pool::PoolId;
 pub use crate::memory::report::{DeviceStats, Stat, Stats};
 
 /// `GPUPOOL_API_VERSION`.
-pub(super) const VERSION: u64 = 2;
+const VERSION: u64 = 2;
 
 /// Declares the table: each function once, by the module that has it, with its type.
 macro_rules! api {

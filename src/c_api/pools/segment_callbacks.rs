@@ -3,12 +3,12 @@
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, Weak};
 
-use super::super::call::{null, run};
 use super::super::callback::Callback;
 use super::super::event::{Event, Observer};
 use super::handle::PoolHandle;
 use super::pool_of;
 use crate::error::Error;
+use crate::memory::plug::call::{null, run};
 use crate::memory::pool::Pool;
 use crate::memory::serve::{SegmentGuard, on_segment};
 use crate::sync::{lock, take_last};
