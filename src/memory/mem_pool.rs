@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::device::{DriverSegments, Reserve, SegmentSource, Source};
+use super::device::{DriverSegments, SegmentSource, Source};
 use super::device_buffer::{DeviceBuffer, empty};
 use super::pool::{Pool, PoolId, Rules, SegmentEvent};
 use super::report::{self, PoolStats, SegmentView};
@@ -178,7 +178,7 @@ impl MemPool {
 
     /// Returns how many bytes of physical memory the pool keeps from its creation to its end.
     pub fn reserve(&self) -> u64 {
-        self.pool().supply.reserve().map_or(0, Reserve::bytes)
+        self.pool().supply.reserve().map_or(0, |reserve| reserve.run.bytes())
     }
 
     /// Sets or removes the limit. Memory reserved beyond it is kept until it is freed and trimmed.

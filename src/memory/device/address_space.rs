@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::run::Run;
+
 /// Unused pages, in runs that do not touch.
 #[derive(Debug)]
 pub(in crate::memory) struct AddressSpace {
@@ -31,24 +33,19 @@ impl AddressSpace {
         }
     }
 
-    /// Returns every run of unused pages: the first, and how many.
-    pub(in crate::memory) fn runs(&self) -> impl Iterator<Item = (u32, u32)> {
-        self.free.iter().map(|(&first, &pages)| (first, pages))
+    /// Returns every run of unused pages.
+    pub(in crate::memory) fn runs(&self) -> impl Iterator<Item = Run> {
+        self.free.iter().map(|(&first, &pages)| Run { first, pages })
     }
 
-    /// Returns the smallest run with room for so many pages, the first of equals: first page and length.
-    pub(in crate::memory) fn smallest(&self, pages: u32) -> Option<(u32, u32)> {
-        self.runs_from(pages).next().map(|(length, first)| (first, length))
+    /// Returns the runs with room for so many pages, the smallest first.
+    pub(in crate::memory) fn runs_from(&self, pages: u32) -> impl Iterator<Item = Run> {
+        self.by_length.range((pages, 0)..).map(|&(pages, first)| Run { first, pages })
     }
 
-    /// Returns the runs with room for so many pages, the smallest first: length and first page.
-    pub(in crate::memory) fn runs_from(&self, pages: u32) -> impl Iterator<Item = (u32, u32)> {
-        self.by_length.range((pages, 0)..).copied()
-    }
-
-    /// As [`AddressSpace::smallest`], if that is a hole: unused pages between used ones.
-    pub(in crate::memory) fn hole(&self, pages: u32) -> Option<(u32, u32)> {
-        self.smallest(pages).filter(|&(_, length)| length < self.wide)
+    /// Returns the smallest hole with room for so many pages, the first of equals: unused pages between used ones.
+    pub(in crate::memory) fn hole(&self, pages: u32) -> Option<Run> {
+        self.runs_from(pages).next().filter(|run| run.pages < self.wide)
     }
 
     /// Returns a place far from what others use, with room to grow.
@@ -58,21 +55,28 @@ impl AddressSpace {
         if length - middle >= pages { Some(first + middle) } else { (length >= pages).then_some(first) }
     }
 
+    /// Takes so many unused pages, of a hole where there is one; none if there are not so many in a row.
+    pub(in crate::memory) fn take_any(&mut self, pages: u32) -> Option<Run> {
+        let first = self.hole(pages).map(|hole| hole.first).or_else(|| self.far(pages))?;
+        let run = Run { first, pages };
+        self.take(run).then_some(run)
+    }
+
     /// Takes unused pages.
-    pub(in crate::memory) fn take(&mut self, page: u32, pages: u32) -> bool {
-        let Some((&first, &length)) = self.free.range(..=page).next_back() else { return false };
-        let (end, wanted_end) = (first + length, page + pages);
-        if wanted_end > end {
+    pub(in crate::memory) fn take(&mut self, run: Run) -> bool {
+        let Some((&first, &length)) = self.free.range(..=run.first).next_back() else { return false };
+        let end = first + length;
+        if run.next() > end {
             return false;
         }
         self.remove(first);
-        self.insert(first, page - first);
-        self.insert(wanted_end, end - wanted_end);
+        self.insert(first, run.first - first);
+        self.insert(run.next(), end - run.next());
         true
     }
 
-    /// Gives pages back.
-    pub(in crate::memory) fn put_back(&mut self, mut first: u32, mut pages: u32) {
+    /// Gives pages back, which may be none.
+    pub(in crate::memory) fn put_back(&mut self, Run { mut first, mut pages }: Run) {
         if pages == 0 {
             return;
         }
@@ -110,12 +114,16 @@ mod tests {
     #[test]
     fn what_is_taken_comes_back_in_one_piece() {
         let mut space = AddressSpace::new(10, 1000);
-        assert!(space.take(10, 5) && space.take(20, 5) && space.take(15, 5));
-        assert!(!space.take(24, 1) && !space.take(1009, 2));
+        assert!(
+            space.take(Run { first: 10, pages: 5 })
+                && space.take(Run { first: 20, pages: 5 })
+                && space.take(Run { first: 15, pages: 5 })
+        );
+        assert!(!space.take(Run { first: 24, pages: 1 }) && !space.take(Run { first: 1009, pages: 2 }));
         assert_eq!((space.free_at(12), space.free_at(25)), (0, 985));
-        space.put_back(10, 5);
-        space.put_back(20, 5);
-        space.put_back(15, 5);
+        space.put_back(Run { first: 10, pages: 5 });
+        space.put_back(Run { first: 20, pages: 5 });
+        space.put_back(Run { first: 15, pages: 5 });
         assert_eq!(space.free, BTreeMap::from([(10, 1000)]));
         assert_eq!(space.by_length, BTreeSet::from([(1000, 10)]));
     }
@@ -125,10 +133,10 @@ mod tests {
         let mut space = AddressSpace::new(0, 1024);
         // Holes of 3, 2 and 2 pages, then the wide rest.
         for used in [0, 4, 7, 10] {
-            assert!(space.take(used, 1));
+            assert!(space.take(Run { first: used, pages: 1 }));
         }
-        assert_eq!(space.hole(1), Some((5, 2)));
-        assert_eq!(space.hole(3), Some((1, 3)));
+        assert_eq!(space.hole(1), Some(Run { first: 5, pages: 2 }));
+        assert_eq!(space.hole(3), Some(Run { first: 1, pages: 3 }));
         assert_eq!(space.hole(4), None);
         assert_eq!(space.far(4), Some(11 + 1013 / 2));
     }

@@ -13,6 +13,7 @@ use super::pages::Pages;
 use super::pieces::Pieces;
 use super::retired::Retired;
 use super::retired_segments::RetiredSegments;
+use super::run::Run;
 use super::segments::Segments;
 use super::supply::{Budget, DriverSegments, PINNED, PinnedSegments, Source};
 use super::under_way::UnderWay;
@@ -143,9 +144,9 @@ impl DeviceMemory {
         }
     }
 
-    /// Gives unused pages back.
-    pub(in crate::memory) fn put_back_pages(&self, first: u32, pages: u32) {
-        lock(&self.space).put_back(first, pages);
+    /// Has others use addresses again at which nothing is mapped.
+    pub(in crate::memory) fn put_back_pages(&self, run: Run) {
+        lock(&self.space).put_back(run);
     }
 
     /// Returns whether the device's range or one of its segments has one of these addresses.

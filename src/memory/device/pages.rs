@@ -6,6 +6,7 @@
 
 use std::sync::OnceLock;
 
+use super::run::Run;
 use super::small::{Slab, Slabs};
 use crate::memory::tuning::{ALIGNMENT, PAGE, SMALL_MAX};
 use crate::runtime::Extent;
@@ -47,6 +48,10 @@ pub(in crate::memory) struct Mapping {
 }
 
 impl Mapping {
+    pub(in crate::memory) const fn run(self) -> Run {
+        Run { first: self.first, pages: self.pages }
+    }
+
     pub(in crate::memory) const fn start(self) -> u64 {
         self.first as u64 * PAGE
     }

@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex};
 use super::device_memory::DeviceMemory;
 use super::pages::Mapping;
 use super::retired_segments::RetiredSegment;
-use super::supply::{PINNED_GONE, Run, Supply};
+use super::run::Run;
+use super::supply::{PINNED_GONE, Supply};
 use super::under_way::call_out;
 use super::until::Until;
 use crate::error::Result;
@@ -235,7 +236,7 @@ impl DeviceMemory {
         unsafe { self.range.unmap_row(&mappings[from..]) }?;
         let row = mappings.split_off(from);
         if frees_pages && let Some(first) = row.first() {
-            self.put_back_pages(first.first, row.iter().map(|mapping| mapping.pages).sum());
+            self.put_back_pages(Run { first: first.first, pages: row.iter().map(|mapping| mapping.pages).sum() });
         }
         Ok(row)
     }

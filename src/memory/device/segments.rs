@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, RwLock};
 
 use super::address_space::AddressSpace;
+use super::run::Run;
 use crate::error::{Error, Result};
 use crate::memory::tuning::PAGE;
 use crate::sync::{lock, read, write};
@@ -38,18 +39,12 @@ impl Segments {
     pub(in crate::memory) fn add(&self, address: u64, bytes: u64) -> Result<Option<u64>> {
         // A page stays unused after each segment, so that segments never join.
         let Ok(pages) = u32::try_from(bytes.div_ceil(PAGE) + 1) else { return Ok(None) };
-        let first = {
-            let mut space = lock(&self.space);
-            let hole = space.hole(pages).map(|(first, _)| first);
-            let Some(first) = hole.or_else(|| space.far(pages)) else { return Ok(None) };
-            space.take(first, pages);
-            first
-        };
-        let offset = u64::from(first) * PAGE;
+        let Some(run) = lock(&self.space).take_any(pages) else { return Ok(None) };
+        let offset = run.start();
         let mut all = write(&self.all);
         if address.checked_add(bytes).is_none() || overlaps(&all, address, bytes) {
             drop(all);
-            lock(&self.space).put_back(first, pages);
+            lock(&self.space).put_back(run);
             return Err(overlapping(address, bytes));
         }
         all.insert(address, Segment { bytes, offset });
@@ -59,7 +54,8 @@ impl Segments {
     /// Forgets the segment at this address and offset.
     pub(in crate::memory) fn remove(&self, address: u64, offset: u64, bytes: u64) {
         write(&self.all).remove(&address);
-        lock(&self.space).put_back((offset / PAGE) as u32, bytes.div_ceil(PAGE) as u32 + 1);
+        let run = Run { first: (offset / PAGE) as u32, pages: bytes.div_ceil(PAGE) as u32 + 1 };
+        lock(&self.space).put_back(run);
     }
 
     /// Returns the offset of an address, if it lies in a segment.

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use super::state::Pool;
 use crate::error::{Error, ErrorKind, Result};
-use crate::memory::device::Mapping;
+use crate::memory::device::{Mapping, Run};
 use crate::runtime::Stream;
 use crate::sync::{Door, Inside, ThisThread, ThreadNumber, lock, wait};
 
@@ -46,8 +46,9 @@ pub(in crate::memory) struct Kept {
 
 impl Kept {
     /// Returns where it stands.
-    pub(in crate::memory) fn range(&self) -> Range<u64> {
-        self.extents.first().map_or(0, |first| first.start())..self.extents.last().map_or(0, |last| last.end())
+    pub(in crate::memory) fn run(&self) -> Run {
+        let first = self.extents.first().map_or(0, |extent| extent.first);
+        Run { first, pages: self.extents.iter().map(|extent| extent.pages).sum() }
     }
 }
 
@@ -70,13 +71,13 @@ impl Record {
         pieces.map(|parts| parts[0].piece.bytes).sum()
     }
 
-    /// Forgets what is backed up of all but these ranges, which are in order. Returns it, with the pieces that nothing needs any
+    /// Forgets what is backed up of all but these pages, which are in order. Returns it, with the pieces that nothing needs any
     /// more, to be dropped with no lock held.
     #[must_use]
-    pub(in crate::memory) fn keep_only(&mut self, ranges: &[Range<u64>]) -> Vec<BackedUp> {
+    pub(in crate::memory) fn keep_only(&mut self, runs: &[Run]) -> Vec<BackedUp> {
         let is_needed = |part: &BackedUp| {
-            let place = ranges.partition_point(|range| range.end <= part.range.start);
-            ranges.get(place).is_some_and(|range| range.start < part.range.end)
+            let place = runs.partition_point(|run| run.end() <= part.range.start);
+            runs.get(place).is_some_and(|run| run.start() < part.range.end)
         };
         self.backed_up.extract_if(.., |part| !is_needed(part)).collect()
     }

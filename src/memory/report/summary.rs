@@ -90,7 +90,7 @@ impl PoolSummary {
         stats.set_counts(&total);
         // Within what is reserved also where pages came from there to a cache meanwhile.
         let free_in_reserve =
-            pool.supply.reserve().map_or(0, |reserve| reserve.free().iter().map(|(_, bytes)| bytes).sum());
+            pool.supply.reserve().map_or(0, |reserve| reserve.free().iter().map(|run| run.bytes()).sum());
         stats.cached_bytes += free_in_reserve.min(pool.budget().reserved().saturating_sub(stats.in_use()));
         stats.backup_bytes = pool.sleep.backup_bytes();
         stats.set_reserved(pool.budget());

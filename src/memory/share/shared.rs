@@ -14,7 +14,7 @@ use super::token::{Secret, random};
 use super::wire::DescribedExtent;
 use crate::error::{Error, Result};
 use crate::memory::cache::Sharing;
-use crate::memory::device::DeviceMemory;
+use crate::memory::device::{DeviceMemory, Reserve};
 use crate::memory::pool::{self, Pool};
 use crate::memory::serve::{Allocation, check_live};
 use crate::runtime::{Event, ExportedEvent, RelaxedCapture, Stream, get};
@@ -311,16 +311,12 @@ impl Drop for RecordedEvent {
 /// Returns where bytes of a live block start in their first extent, and the extents.
 fn extents_of(block: Allocation, bytes: u64) -> Result<(u64, Vec<DescribedExtent>)> {
     let memory = block.cache.memory;
-    let reserve = block.cache.service().and_then(|service| {
-        let of_reserve = service.pool.supply.reserve().map(|reserve| (reserve.range(), reserve.extents()));
-        of_reserve.filter(|(range, _)| range.start < range.end)
-    });
+    let of_reserve = block.cache.service().and_then(|service| service.pool.supply.reserve().map(Reserve::extents));
+    let of_reserve = of_reserve.unwrap_or_default();
     let wanted: Range<u64> = block.offset..block.offset + bytes;
     let (mut at, mut lead, mut extents) = (wanted.start, 0, Vec::new());
     while at < wanted.end {
-        let in_reserve = reserve.as_ref().filter(|(range, _)| range.contains(&at)).and_then(|(_, extents)| {
-            extents.iter().find(|extent| (extent.start()..extent.end()).contains(&at)).copied()
-        });
+        let in_reserve = of_reserve.iter().find(|extent| (extent.start()..extent.end()).contains(&at)).copied();
         let mapping = in_reserve.or_else(|| memory.pages.mapping(at).filter(|_| at < memory.range.bytes()));
         let Some(mapping) = mapping else { return Err(no_extents(block)) };
         if extents.is_empty() {

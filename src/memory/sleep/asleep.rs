@@ -204,8 +204,7 @@ fn give_part_back(pool: &Pool, part: &mut Kept, event: Option<&Event>, released:
     // callers that hold blocks of it is not to come, as they were told.
     unsafe { memory.range.unmap_row(&part.extents) }?;
     (part.is_mapped, part.is_open) = (false, false);
-    let Range { start, end } = part.range();
-    memory.pages.clear_mapping(start, end - start);
+    memory.pages.clear_mapping(part.run().start(), part.run().bytes());
     let mut gone = 0;
     let outcome = part.extents.iter().try_for_each(|mapping| {
         // SAFETY: the pool alone has the extent, which is unmapped and forgotten after this.

@@ -1,19 +1,17 @@
 //! Waking: memory is taken again at the same addresses, and filled from the backup.
 
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
 use log::info;
 
 use super::backup::copy_back;
-use super::extents::{LARGE_PAGES, groups, other_pages, without};
+use super::extents::{LARGE_PAGES, groups, other_pages};
 use crate::error::{Bytes, Result};
 use crate::memory::cache::DeviceCaches;
-use crate::memory::device::{Mapping, Remains, Reserve, Until};
+use crate::memory::device::{Mapping, Remains, Run, Until, without_all};
 use crate::memory::pool::{Kept, Pool, Record, Wanted};
 use crate::memory::serve::{Patience, extent_for_waking, no_memory_left, pages_asleep, retire_extents, trim};
-use crate::memory::tuning::PAGE;
 use crate::observe::delivery::Delivery;
 use crate::observe::target::MEMORY;
 use crate::observe::{Activity, Took};
@@ -87,10 +85,9 @@ pub(super) fn bring_back(pool: &Arc<Pool>, record: &mut Record, thread: ThisThre
     // What could not go before may still be in the way.
     let _ = memory.end_retired(record.is_in_the_way);
     let needed = pages_asleep(pool, thread, record.kept.is_empty());
-    let mut kept: Vec<_> = record.kept.iter().map(Kept::range).collect();
-    kept.sort_unstable_by_key(|range| range.start);
-    let missing = without(needed, &kept);
-    let wanted = missing.iter().map(|range| range.end - range.start).sum();
+    let kept: Vec<_> = record.kept.iter().map(Kept::run).collect();
+    let missing = without_all(needed, &kept);
+    let wanted = missing.iter().map(|run| run.bytes()).sum();
     let mut taken = NewExtents::default();
     // Until the pool has what is taken, or all of it went back.
     let _moving = memory.under_way.begin();
@@ -108,9 +105,9 @@ pub(super) fn bring_back(pool: &Arc<Pool>, record: &mut Record, thread: ThisThre
         return Err(no_memory_left(pool, wanted, error));
     }
     let kept = std::mem::take(&mut record.kept).into_iter().flat_map(|kept| kept.extents);
-    let of_reserve = pool.supply.reserve().map_or(0..0, Reserve::range);
-    let extents = taken.mapped.into_iter().chain(kept);
-    let (in_reserve, movable): (Vec<_>, Vec<_>) = extents.partition(|extent| of_reserve.contains(&extent.start()));
+    let is_of_reserve =
+        |extent: &Mapping| pool.supply.reserve().is_some_and(|reserve| extent.run().common(reserve.run).is_some());
+    let (in_reserve, movable): (Vec<_>, Vec<_>) = taken.mapped.into_iter().chain(kept).partition(is_of_reserve);
     movable.into_iter().for_each(|extent| memory.pages.set_mapping(extent));
     wake_caches(pool, thread);
     if let Some(reserve) = pool.supply.reserve() {
@@ -145,21 +142,14 @@ fn map_kept(pool: &Pool, record: &mut Record) -> Result<()> {
 }
 
 /// Makes and maps extents at all of these pages, and copies back what is backed up of them, which is done when this returns.
-fn take(
-    pool: &Pool,
-    record: &Record,
-    missing: &[Range<u64>],
-    taken: &mut NewExtents,
-    thread: ThisThread,
-) -> Result<()> {
+fn take(pool: &Pool, record: &Record, missing: &[Run], taken: &mut NewExtents, thread: ThisThread) -> Result<()> {
     let memory = pool.memory;
     let large = large_blocks(pool, thread);
-    let other = other_pages(missing.iter().map(|run| run.end - run.start).sum());
-    for run in missing {
+    let other = other_pages(missing.iter().map(|run| run.bytes()).sum());
+    for &run in missing {
         for group in groups(run, &large, other) {
-            let (Some(&(first, _)), Some(&(last, pages))) = (group.first(), group.last()) else { continue };
-            let range = u64::from(first) * PAGE..u64::from(last + pages) * PAGE;
-            for (first, pages) in group {
+            let (first, next) = (group.first().map_or(0, |run| run.first), group.last().map_or(0, |run| run.next()));
+            for Run { first, pages } in group {
                 let extent = extent_for_waking(pool, pages)?;
                 taken.unmapped.push(Mapping { first, pages, extent });
             }
@@ -172,9 +162,10 @@ fn take(
                     Some(stream) => stream,
                     none => none.insert(Stream::new(memory.device)?),
                 };
-                // SAFETY: the range was just mapped, no request can have it before the pool is awake, and it is unmapped only
-                // once the stream is done.
-                unsafe { copy_back(memory, record, &range, stream) }?;
+                let run = Run { first, pages: next - first };
+                // SAFETY: the pages were just mapped, no request can have them before the pool is awake, and they are unmapped
+                // only once the stream is done.
+                unsafe { copy_back(memory, record, run, stream) }?;
             }
         }
     }
@@ -182,12 +173,12 @@ fn take(
 }
 
 /// Returns the whole pages inside of each large block of a pool that is asleep, in order.
-fn large_blocks(pool: &Pool, thread: ThisThread) -> Vec<Range<u64>> {
+fn large_blocks(pool: &Pool, thread: ThisThread) -> Vec<Run> {
     let mut large = Vec::new();
     for cache in DeviceCaches::caches_of(pool) {
         large.extend(cache.lock(thread).large_blocks(&pool.memory.pages, LARGE_PAGES));
     }
-    large.sort_unstable_by_key(|range: &Range<u64>| range.start);
+    large.sort_unstable();
     large
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::pieces::Pieces;
 use crate::error::Result;
-use crate::memory::device::DeviceMemory;
+use crate::memory::device::{DeviceMemory, Run};
 use crate::memory::pool::{BackedUp, BackupPiece, Kept, Record};
 use crate::memory::tuning::COPY_LEAST;
 use crate::runtime::{self, Stream};
@@ -25,7 +25,7 @@ pub enum Backup {
 pub(super) fn to_copy(parts: &[Kept], live: &[Range<u64>]) -> Vec<Vec<Range<u64>>> {
     let mut next = 0;
     let of_part = |part: &Kept| {
-        let Range { start, end } = part.range();
+        let (start, end) = (part.run().start(), part.run().end());
         let mut ranges: Vec<Range<u64>> = Vec::new();
         while let Some(range) = live.get(next).filter(|range| range.start < end) {
             let (from, to) = (range.start.max(start), range.end.min(end));
@@ -83,19 +83,14 @@ impl Copying {
     }
 }
 
-/// Begins to copy back what is backed up of a range of the device's memory.
+/// Begins to copy back what is backed up of pages.
 ///
 /// # Safety
-/// The range is mapped until the stream is done, and nothing else uses it.
-pub(super) unsafe fn copy_back(
-    memory: &DeviceMemory,
-    record: &Record,
-    range: &Range<u64>,
-    stream: &Stream,
-) -> Result<()> {
-    let first = record.backed_up.partition_point(|part| part.range.end <= range.start);
-    for part in record.backed_up[first..].iter().take_while(|part| part.range.start < range.end) {
-        let (start, end) = (part.range.start.max(range.start), part.range.end.min(range.end));
+/// They are mapped until the stream is done, and nothing else uses it.
+pub(super) unsafe fn copy_back(memory: &DeviceMemory, record: &Record, run: Run, stream: &Stream) -> Result<()> {
+    let first = record.backed_up.partition_point(|part| part.range.end <= run.start());
+    for part in record.backed_up[first..].iter().take_while(|part| part.range.start < run.end()) {
+        let (start, end) = (part.range.start.max(run.start()), part.range.end.min(run.end()));
         let from = part.piece.address + part.at + (start - part.range.start);
         // SAFETY: the piece lives as long as the record, which outlives the copy, and the caller vouches for the device's.
         unsafe { stream.copy_to_device(memory.address(start), from, end - start) }?;

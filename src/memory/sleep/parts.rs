@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::error::{Error, Result};
 use crate::memory::cache::DeviceCaches;
-use crate::memory::device::{Mapping, Reserve};
+use crate::memory::device::{Mapping, Reserve, without_all};
 use crate::memory::pool::{Kept, Pool};
 use crate::memory::tuning::{LARGE_EXTENT_PAGES, PAGE};
 use crate::sync::ThisThread;
@@ -18,7 +18,6 @@ pub(super) fn parts_and_live(pool: &Pool, thread: ThisThread) -> Result<(Vec<Kep
     let memory = pool.memory;
     let end = memory.range.bytes();
     let reserve = pool.supply.reserve();
-    let kept = reserve.map_or(0..0, Reserve::range);
     let (mut extents, mut live) = (Vec::new(), Vec::new());
     for (cache, service) in DeviceCaches::services_of(pool) {
         let mut heap = cache.lock(thread);
@@ -27,13 +26,13 @@ pub(super) fn parts_and_live(pool: &Pool, thread: ThisThread) -> Result<(Vec<Kep
         }
         heap.drop_empty_slabs(&memory.pages);
         live.extend(heap.live_ranges(&memory.pages));
-        for (start, bytes) in heap.spans_below(end) {
-            let mut at = start;
-            while at < start + bytes {
-                if kept.contains(&at) {
-                    at = kept.end;
-                    continue;
-                }
+        let mut spans = heap.spans_below(end);
+        if let Some(reserve) = reserve {
+            spans = without_all(spans, &[reserve.run]);
+        }
+        for span in spans {
+            let mut at = span.start();
+            while at < span.end() {
                 let Some(extent) = memory.pages.mapping(at) else {
                     return Err(Error::internal("a page of a pool that falls asleep has no memory of its own"));
                 };
@@ -53,8 +52,8 @@ fn parts(extents: Vec<Mapping>) -> Vec<Kept> {
     let mut parts: Vec<Kept> = Vec::new();
     for extent in extents {
         let has_room = |part: &&mut Kept| {
-            let range = part.range();
-            range.end == extent.start() && extent.end() - range.start <= LARGE_EXTENT_PAGES * PAGE
+            let run = part.run();
+            run.end() == extent.start() && extent.end() - run.start() <= LARGE_EXTENT_PAGES * PAGE
         };
         match parts.last_mut().filter(has_room) {
             Some(last) => last.extents.push(extent),

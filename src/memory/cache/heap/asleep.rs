@@ -7,8 +7,7 @@ use std::ops::Range;
 
 use super::block::BlockState;
 use super::{Cut, Heap};
-use crate::memory::device::{Pages, Slab};
-use crate::memory::tuning::PAGE;
+use crate::memory::device::{Pages, Run, Slab};
 
 impl Heap {
     /// Hands out nothing from now on, and takes no memory.
@@ -35,8 +34,8 @@ impl Heap {
         self.asleep.is_some()
     }
 
-    /// Takes whole free pages that stand below an offset out of the heap, which is asleep: start and bytes of each piece.
-    pub(in crate::memory) fn take_pages_asleep(&mut self, pages: &'static Pages, below: u64) -> Vec<(u64, u64)> {
+    /// Takes whole free pages that stand below an offset out of the heap, which is asleep.
+    pub(in crate::memory) fn take_pages_asleep(&mut self, pages: &'static Pages, below: u64) -> Vec<Run> {
         self.drop_empty_slabs(pages);
         let taken = self.take_pages(pages, 0..below);
         if !taken.is_empty() {
@@ -62,9 +61,8 @@ impl Heap {
     }
 
     /// Returns the whole pages inside of each live block of at least so many.
-    pub(in crate::memory) fn large_blocks(&self, pages: &'static Pages, least: u64) -> Vec<Range<u64>> {
-        let inside = |block: Range<u64>| block.start.next_multiple_of(PAGE)..block.end / PAGE * PAGE;
-        let blocks = self.live_ranges(pages).into_iter().map(inside);
-        blocks.filter(|block| block.end.saturating_sub(block.start) >= least * PAGE).collect()
+    pub(in crate::memory) fn large_blocks(&self, pages: &'static Pages, least: u32) -> Vec<Run> {
+        let inside = self.live_ranges(pages).into_iter().filter_map(|block| Run::between(block.start, block.end));
+        inside.filter(|run| run.pages >= least).collect()
     }
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::block::{Block, BlockState, EDGE, NONE};
 use super::span::Span;
 use super::{Cut, Heap};
-use crate::memory::device::{Mapping, Pages};
+use crate::memory::device::{Mapping, Pages, Run};
 use crate::memory::tuning::PAGE;
 
 impl Heap {
@@ -23,10 +23,10 @@ impl Heap {
         self.spans.ending_at(end).is_some()
     }
 
-    /// Each span that starts below an offset: start and bytes.
-    pub(in crate::memory) fn spans_below(&self, limit: u64) -> Vec<(u64, u64)> {
+    /// Returns the pages of each span that starts below an offset.
+    pub(in crate::memory) fn spans_below(&self, limit: u64) -> Vec<Run> {
         let spans = self.spans.iter().filter(|(_, span)| span.start < limit);
-        spans.map(|(_, span)| (span.start, span.end - span.start)).collect()
+        spans.filter_map(|(_, span)| Run::between(span.start, span.end)).collect()
     }
 
     /// Adds free memory, joined with what is free beside it. False if the service has ended, the heap is asleep, or there are
@@ -87,17 +87,15 @@ impl Heap {
         whole.into_iter().map(|(_, start, size)| (start, size)).collect()
     }
 
-    /// Takes whole free pages between two offsets out of the heap: start and bytes of each piece.
-    pub(in crate::memory) fn take_pages(&mut self, pages: &'static Pages, range: Range<u64>) -> Vec<(u64, u64)> {
+    /// Takes whole free pages between two offsets out of the heap.
+    pub(in crate::memory) fn take_pages(&mut self, pages: &'static Pages, range: Range<u64>) -> Vec<Run> {
         let mut taken = Vec::new();
         for id in self.free.at_least(&self.blocks, PAGE) {
             let block = &self.blocks[id as usize];
-            let start = block.start.max(range.start).next_multiple_of(PAGE);
-            let end = block.end().min(range.end) / PAGE * PAGE;
-            if start < end {
-                self.cut_out(id, start, end);
-                pages.set_cache(start, end, None);
-                taken.push((start, end - start));
+            if let Some(run) = Run::between(block.start.max(range.start), block.end().min(range.end)) {
+                self.cut_out(id, run.start(), run.end());
+                pages.set_cache(run.start(), run.end(), None);
+                taken.push(run);
             }
         }
         taken

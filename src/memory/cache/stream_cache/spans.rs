@@ -8,7 +8,6 @@ use crate::memory::cache::event::{MemoryAction, To, is_recorded};
 use crate::memory::cache::heap::Heap;
 use crate::memory::cache::service::Service;
 use crate::memory::device::{Mapping, Reserve, Run};
-use crate::memory::tuning::PAGE;
 use crate::observe::delivery;
 use crate::process;
 use crate::sync::{OwnerGuard, ThisThread, read};
@@ -174,18 +173,17 @@ impl StreamCache {
 
     /// Takes free pages of the pool's reserve out of this cache's heap.
     pub(in crate::memory) fn take_reserve(&self, heap: &mut Heap, reserve: &Reserve) -> Vec<Run> {
-        let taken = heap.take_pages(&self.memory.pages, reserve.range());
+        let taken = heap.take_pages(&self.memory.pages, reserve.run.start()..reserve.run.end());
         if is_recorded() {
-            taken.iter().for_each(|&(start, bytes)| self.record_segment(MemoryAction::SegmentUnmap, start, bytes));
+            taken.iter().for_each(|run| self.record_segment(MemoryAction::SegmentUnmap, run.start(), run.bytes()));
         }
-        taken.into_iter().map(|(start, bytes)| ((start / PAGE) as u32, (bytes / PAGE) as u32)).collect()
+        taken
     }
 
     /// Adds pages of the pool's reserve to this cache's heap. Returns those that could not be added.
     #[must_use]
     pub(in crate::memory) fn add_reserve(&self, heap: &mut Heap, runs: Vec<Run>) -> Vec<Run> {
-        let mut add = |&(first, pages): &Run| self.add_span(heap, u64::from(first) * PAGE, u64::from(pages) * PAGE);
-        runs.into_iter().filter_map(|run| add(&run).err().map(|NotAdded| run)).collect()
+        runs.into_iter().filter(|run| self.add_span(heap, run.start(), run.bytes()).is_err()).collect()
     }
 
     /// Takes free segments out of this cache's heap; see [`Heap::take_free_spans`].

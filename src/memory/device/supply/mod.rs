@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 pub(in crate::memory) use budget::{Budget, PINNED};
 pub(in crate::memory) use pinned_segments::PinnedSegments;
 pub(super) use pinned_segments::with_limits;
-pub(in crate::memory) use reserve::{Reserve, Run};
+pub(in crate::memory) use reserve::Reserve;
 pub(in crate::memory) use segment_source::DriverSegments;
 pub use segment_source::{AllocateFunction, FreeFunction, SegmentFunctions, SegmentSource};
 pub(crate) use times::Durations;

@@ -3,22 +3,18 @@
 //! Its extents are mapped once. The pool's caches take pages of it and give them back where they stand, without a driver
 //! call; what is here is free, and no work uses it. After the pool's end each extent goes once all of it is here.
 
-use std::ops::Range;
 use std::sync::Mutex;
 
 use super::super::address_space::AddressSpace;
 use super::super::pages::Mapping;
-use crate::memory::tuning::PAGE;
+use super::super::run::{Run, without_all};
 use crate::sync::lock;
-
-/// Pages in a row: the first, and how many.
-pub(in crate::memory) type Run = (u32, u32);
 
 /// Memory that a pool keeps.
 #[derive(Debug)]
 pub(in crate::memory) struct Reserve {
-    first: u32,
-    pages: u32,
+    /// Where it stands.
+    pub(in crate::memory) run: Run,
     state: Mutex<State>,
 }
 
@@ -37,7 +33,7 @@ impl State {
             return Vec::new();
         }
         let free = &mut self.free;
-        self.extents.extract_if(.., |extent| free.take(extent.first, extent.pages)).collect()
+        self.extents.extract_if(.., |extent| free.take(extent.run())).collect()
     }
 }
 
@@ -47,46 +43,28 @@ impl Reserve {
         let first = extents.first().map_or(0, |extent| extent.first);
         let pages = extents.iter().map(|extent| extent.pages).sum();
         let free = AddressSpace::new(first, pages);
-        Self { first, pages, state: Mutex::new(State { free, extents, has_ended: false }) }
-    }
-
-    /// Returns the offsets at which it stands.
-    pub(in crate::memory) fn range(&self) -> Range<u64> {
-        u64::from(self.first) * PAGE..u64::from(self.first + self.pages) * PAGE
-    }
-
-    /// Returns its size in bytes.
-    pub(in crate::memory) fn bytes(&self) -> u64 {
-        u64::from(self.pages) * PAGE
+        Self { run: Run { first, pages }, state: Mutex::new(State { free, extents, has_ended: false }) }
     }
 
     /// Takes the smallest run of so many free pages that there is. The asker's own free pages count as free, too; those
     /// of them that are not in what it gets stay in `own`.
-    pub(in crate::memory) fn take(&self, own: &mut Vec<Run>, pages: u32) -> Option<u32> {
+    pub(in crate::memory) fn take(&self, own: &mut Vec<Run>, pages: u32) -> Option<Run> {
         let mut state = lock(&self.state);
-        for &(first, pages) in own.iter() {
-            state.free.put_back(first, pages);
+        own.iter().for_each(|&run| state.free.put_back(run));
+        let taken = state.free.runs_from(pages).next().map(|run| Run { pages, ..run });
+        if let Some(taken) = taken {
+            state.free.take(taken);
+            *own = without_all(std::mem::take(own), &[taken]);
         }
-        let found = state.free.smallest(pages).map(|(first, _)| first);
-        let taken = found.map_or(0..0, |first| first..first + pages);
-        if !taken.is_empty() {
-            state.free.take(taken.start, pages);
-        }
-        let parts = own.iter().flat_map(|&(first, pages)| without(first..first + pages, &taken));
-        *own = parts.map(|part| (part.start, part.end - part.start)).collect();
-        for &(first, pages) in own.iter() {
-            state.free.take(first, pages);
-        }
-        found
+        own.iter().for_each(|&run| _ = state.free.take(run));
+        taken
     }
 
     /// Takes pages back that no work uses any more, and returns the extents that are to go, for the pool has ended.
     #[must_use]
     pub(in crate::memory) fn put_back(&self, runs: Vec<Run>) -> Vec<Mapping> {
         let mut state = lock(&self.state);
-        for (first, pages) in runs {
-            state.free.put_back(first, pages);
-        }
+        runs.into_iter().for_each(|run| state.free.put_back(run));
         state.take_free_extents()
     }
 
@@ -120,16 +98,13 @@ impl Reserve {
     pub(in crate::memory) fn take_free(&self) -> Vec<Run> {
         let mut state = lock(&self.state);
         let runs: Vec<_> = state.free.runs().collect();
-        for &(first, pages) in &runs {
-            state.free.take(first, pages);
-        }
+        runs.iter().for_each(|&run| _ = state.free.take(run));
         runs
     }
 
-    /// Returns what is free here: start and bytes of each piece.
-    pub(in crate::memory) fn free(&self) -> Vec<(u64, u64)> {
-        let in_bytes = |(first, pages)| (u64::from(first) * PAGE, u64::from(pages) * PAGE);
-        lock(&self.state).free.runs().map(in_bytes).collect()
+    /// Returns what is free here.
+    pub(in crate::memory) fn free(&self) -> Vec<Run> {
+        lock(&self.state).free.runs().collect()
     }
 
     /// Returns the extents that have not gone.
@@ -138,20 +113,14 @@ impl Reserve {
     }
 }
 
-/// Returns the parts of a range that another leaves of it.
-fn without(whole: Range<u32>, taken: &Range<u32>) -> impl Iterator<Item = Range<u32>> + use<> {
-    let parts = if taken.is_empty() {
-        [whole, 0..0]
-    } else {
-        [whole.start..whole.end.min(taken.start), whole.start.max(taken.end)..whole.end]
-    };
-    parts.into_iter().filter(|part| !part.is_empty())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::runtime::Extent;
+
+    const fn run(first: u32, pages: u32) -> Run {
+        Run { first, pages }
+    }
 
     /// Four extents of four pages from page 100 on.
     fn reserve() -> Reserve {
@@ -163,41 +132,42 @@ mod tests {
     #[test]
     fn what_was_taken_and_put_back_is_in_one_piece_again() {
         let reserve = reserve();
-        let taken: Vec<_> = [3, 5, 8].into_iter().map(|pages| reserve.take(&mut vec![], pages)).collect();
+        let taken: Vec<_> =
+            [3, 5, 8].into_iter().map(|pages| reserve.take(&mut vec![], pages).map(|run| run.first)).collect();
         assert_eq!(taken, [Some(100), Some(103), Some(108)]);
         assert_eq!(reserve.take(&mut vec![], 1), None);
-        for run in [(103, 5), (100, 3), (108, 8)] {
+        for run in [run(103, 5), run(100, 3), run(108, 8)] {
             assert!(reserve.put_back(vec![run]).is_empty());
         }
-        assert_eq!(reserve.take(&mut vec![], 16), Some(100));
-        assert_eq!(reserve.take(&mut vec![(100, 16)], 17), None);
+        assert_eq!(reserve.take(&mut vec![], 16), Some(run(100, 16)));
+        assert_eq!(reserve.take(&mut vec![run(100, 16)], 17), None);
     }
 
     #[test]
     fn pages_of_the_asker_join_what_is_free_and_what_is_left_of_them_stays_its() {
         let reserve = reserve();
-        assert_eq!(reserve.take(&mut vec![], 10), Some(100));
+        assert_eq!(reserve.take(&mut vec![], 10), Some(run(100, 10)));
         // Free: 110 to 116, and the asker's 100 to 102 and 104 to 110.
-        let mut own = vec![(100, 2), (104, 6)];
-        assert_eq!(reserve.take(&mut own, 12), Some(104));
-        assert!(own == [(100, 2)] && reserve.free().is_empty());
-        let mut own = vec![(100, 3)];
-        assert_eq!(reserve.take(&mut own, 2), Some(100));
-        assert!(own == [(102, 1)] && reserve.free().is_empty());
-        let mut own = vec![(102, 1)];
+        let mut own = vec![run(100, 2), run(104, 6)];
+        assert_eq!(reserve.take(&mut own, 12), Some(run(104, 12)));
+        assert!(own == [run(100, 2)] && reserve.free().is_empty());
+        let mut own = vec![run(100, 3)];
+        assert_eq!(reserve.take(&mut own, 2), Some(run(100, 2)));
+        assert!(own == [run(102, 1)] && reserve.free().is_empty());
+        let mut own = vec![run(102, 1)];
         assert_eq!(reserve.take(&mut own, 2), None);
-        assert!(own == [(102, 1)] && reserve.free().is_empty());
+        assert!(own == [run(102, 1)] && reserve.free().is_empty());
     }
 
     #[test]
     fn after_the_end_each_extent_goes_once_all_of_it_is_free() {
         let reserve = reserve();
         let firsts = |extents: Vec<Mapping>| extents.into_iter().map(|extent| extent.first).collect::<Vec<_>>();
-        assert_eq!(reserve.take(&mut vec![], 6), Some(100));
+        assert_eq!(reserve.take(&mut vec![], 6), Some(run(100, 6)));
         assert_eq!(firsts(reserve.end()), [108, 112]);
-        assert!(reserve.put_back(vec![(100, 3)]).is_empty());
-        assert_eq!(firsts(reserve.put_back(vec![(103, 2)])), [100]);
-        assert_eq!(firsts(reserve.put_back(vec![(105, 1)])), [104]);
+        assert!(reserve.put_back(vec![run(100, 3)]).is_empty());
+        assert_eq!(firsts(reserve.put_back(vec![run(103, 2)])), [100]);
+        assert_eq!(firsts(reserve.put_back(vec![run(105, 1)])), [104]);
         assert!(reserve.extents().is_empty() && reserve.free().is_empty());
         assert!(reserve.end().is_empty());
     }

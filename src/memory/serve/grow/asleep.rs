@@ -1,29 +1,26 @@
 //! Memory of pools that are asleep: which addresses they still need, and the extents that stand there once they wake.
 
 use std::mem;
-use std::ops::Range;
 use std::sync::Arc;
 
 use super::claim::claimed;
 use super::reserve::retire_extents;
 use crate::error::Result;
 use crate::memory::cache::{DeviceCaches, StreamCache};
-use crate::memory::device::{Reserve, Run};
+use crate::memory::device::{Run, without_all};
 use crate::memory::pool::{Kept, Pool, Record};
 use crate::memory::serve::make_room::with_room_made;
 use crate::memory::tuning::PAGE;
 use crate::runtime::{self, Extent, RelaxedCapture};
 use crate::sync::ThisThread;
 
-/// Returns the pages that a pool which is asleep needs once it wakes, as offsets, in order: each run is of one cache, or of
-/// the pool's reserve. With `may_let_go` whole free pages are taken out of its caches first, and their addresses serve others.
+/// Returns the pages that a pool which is asleep needs once it wakes, in order: each run is of one cache, or of the pool's
+/// reserve. With `may_let_go` whole free pages are taken out of its caches first, and their addresses serve others.
 /// A graph that is replayed may use all that its caches have.
-pub(in crate::memory) fn pages_asleep(pool: &Pool, thread: ThisThread, may_let_go: bool) -> Vec<Range<u64>> {
+pub(in crate::memory) fn pages_asleep(pool: &Pool, thread: ThisThread, may_let_go: bool) -> Vec<Run> {
     let memory = pool.memory;
     let end = memory.range.bytes();
-    let reserve = pool.supply.reserve();
-    let kept = reserve.map_or(0..0, Reserve::range);
-    let (mut free, mut spans) = (Vec::new(), Vec::new());
+    let (mut free, mut needed) = (Vec::new(), Vec::new());
     for (cache, service) in DeviceCaches::services_of(pool) {
         let mut heap = cache.lock(thread);
         if !heap.is_asleep_in(service.number) {
@@ -32,52 +29,25 @@ pub(in crate::memory) fn pages_asleep(pool: &Pool, thread: ThisThread, may_let_g
         if may_let_go && !service.is_of_live_graph() {
             free.extend(heap.take_pages_asleep(&memory.pages, end));
         }
-        spans.extend(heap.spans_below(end));
+        needed.extend(heap.spans_below(end));
     }
-    let (free, of_reserve) = parted(&free, &kept);
-    free.into_iter().for_each(|range| put_back(pool, run_of(&range)));
-    let (mut needed, in_reserve) = parted(&spans, &kept);
-    if let Some(reserve) = reserve {
+    if let Some(reserve) = pool.supply.reserve() {
+        let of_reserve = free.iter().filter_map(|run| run.common(reserve.run)).collect();
+        free = without_all(free, &[reserve.run]);
         // Those that go are none: it has no extents while the pool is asleep.
-        retire_extents(pool, reserve.put_back(of_reserve.iter().map(run_of).collect()));
+        retire_extents(pool, reserve.put_back(of_reserve));
         if !reserve.has_ended() {
-            needed.push(kept);
+            needed = without_all(needed, &[reserve.run]);
+            needed.push(reserve.run);
+        } else if may_let_go {
+            free.extend(reserve.take_free());
         } else {
-            needed.extend(in_reserve);
-            if may_let_go {
-                reserve.take_free().into_iter().for_each(|run| put_back(pool, run));
-            } else {
-                needed.extend(reserve.free().into_iter().map(|(start, bytes)| start..start + bytes));
-            }
+            needed.extend(reserve.free());
         }
     }
-    needed.sort_unstable_by_key(|range| range.start);
+    free.into_iter().for_each(|run| memory.put_back_pages(run));
+    needed.sort_unstable();
     needed
-}
-
-/// Returns the parts of memory outside of a range, and those inside.
-fn parted(memory: &[(u64, u64)], range: &Range<u64>) -> (Vec<Range<u64>>, Vec<Range<u64>>) {
-    let (mut outside, mut inside) = (Vec::new(), Vec::new());
-    for &(start, bytes) in memory {
-        let end = start + bytes;
-        let (from, to) = (range.start.clamp(start, end), range.end.clamp(start, end));
-        if from < to {
-            outside.extend([start..from, to..end].into_iter().filter(|part| !part.is_empty()));
-            inside.push(from..to);
-        } else {
-            outside.push(start..end);
-        }
-    }
-    (outside, inside)
-}
-
-fn run_of(range: &Range<u64>) -> Run {
-    ((range.start / PAGE) as u32, ((range.end - range.start) / PAGE) as u32)
-}
-
-/// Has others use addresses that the pool had.
-fn put_back(pool: &Pool, (first, pages): Run) {
-    pool.memory.put_back_pages(first, pages);
 }
 
 /// Lets go of what a pool that is asleep does not need any more: addresses, and pinned memory. Of one that nothing uses any more

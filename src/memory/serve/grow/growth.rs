@@ -187,7 +187,7 @@ impl<'a> Growth<'a> {
             // SAFETY: no cache has got the new place, so no work uses it.
             unsafe { retire_mappings(&service.pool, self.mapped, Until::at_once()) };
         }
-        memory.put_back_pages(self.place.first + pages, self.place.taken - pages);
+        memory.put_back_pages(self.place.left_of(pages));
         for from in self.gathered {
             let is_replaced = |mapping: &Mapping| self.replaced.iter().any(|(old, _)| *old == mapping.extent);
             let (replaced, moved): (Vec<_>, Vec<_>) = from.memory.into_iter().partition(is_replaced);
@@ -220,7 +220,7 @@ impl<'a> Growth<'a> {
             // Pages that are given back are refused by no driver.
             let _ = from.put_back(self.request.thread);
         }
-        memory.put_back_pages(self.place.first + pages, self.place.taken - pages);
+        memory.put_back_pages(self.place.left_of(pages));
         let _ = memory.end_retired(false);
     }
 }

@@ -2,7 +2,7 @@
 //! come in.
 
 use crate::memory::cache::Heap;
-use crate::memory::device::DeviceMemory;
+use crate::memory::device::{DeviceMemory, Run};
 use crate::memory::tuning::{EXTENT_PAGES, LOWEST_BELOW, PAGE};
 use crate::sync::lock;
 
@@ -18,6 +18,11 @@ pub(super) struct Place {
 impl Place {
     pub(super) const fn start(self) -> u64 {
         self.first as u64 * PAGE
+    }
+
+    /// Returns what is left of what was taken once so many pages are used.
+    pub(super) const fn left_of(self, pages: u32) -> Run {
+        Run { first: self.first + pages, pages: self.taken - pages }
     }
 }
 
@@ -36,7 +41,7 @@ pub(super) fn find_place(memory: &DeviceMemory, heap: &Heap, bytes: u64, beside:
     let pages_for = |bytes: u64| Some(u32::try_from(bytes.div_ceil(PAGE)).ok()?.max(1));
     let whole = pages_for(needed)?;
     let mut space = lock(&memory.space);
-    let mut best = space.hole(whole).map(|(first, room)| (whole, room, first));
+    let mut best = space.hole(whole).map(|hole| (whole, hole.pages, hole.first));
     if beside == Beside::Counts {
         // What saves no page does not count.
         let least = needed.saturating_sub(u64::from(whole - 1) * PAGE);
@@ -53,15 +58,14 @@ pub(super) fn find_place(memory: &DeviceMemory, heap: &Heap, bytes: u64, beside:
     let (pages, room, first) = match best {
         Some(best) => best,
         None => {
-            let is_beside =
-                |&(_, first): &(u32, u32)| beside == Beside::Counts && heap.ends_at(u64::from(first) * PAGE);
-            let beside = space.runs_from(whole).find(is_beside).map(|(_, first)| first);
+            let is_beside = |run: &Run| beside == Beside::Counts && heap.ends_at(run.start());
+            let beside = space.runs_from(whole).find(is_beside).map(|run| run.first);
             let first = beside.or_else(|| space.far(whole))?;
             (whole, space.free_at(first), first)
         }
     };
     let taken = (pages + memory.set_extent_pages.unwrap_or(EXTENT_PAGES)).min(room);
-    space.take(first, taken).then_some(Place { first, pages, taken })
+    space.take(Run { first, pages: taken }).then_some(Place { first, pages, taken })
 }
 
 /// Bytes of the smallest large request. A smaller one, from [`LOWEST_BELOW`] on, is often a work area that goes again.

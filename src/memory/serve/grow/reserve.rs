@@ -30,17 +30,13 @@ pub(in crate::memory::serve) fn make_reserve(pool: &Pool, bytes: u64) -> Result<
     let _moving = memory.under_way.begin();
     let _activity = Activity::begin_of(bytes, format_args!("reserve memory"));
     let pages = u32::try_from(bytes.div_ceil(PAGE)).map_err(|_| out_of_addresses(memory))?;
-    let first = {
-        let mut space = lock(&memory.space);
-        let place = space.hole(pages).map(|(first, _)| first).or_else(|| space.far(pages));
-        place.filter(|&first| space.take(first, pages)).ok_or_else(|| out_of_addresses(memory))?
-    };
+    let run = lock(&memory.space).take_any(pages).ok_or_else(|| out_of_addresses(memory))?;
     let mut extents = Vec::new();
     let mut mapped = 0;
     let outcome = (|| {
-        let mut at = first;
-        while at < first + pages {
-            let pages = EXTENT_PAGES.min(first + pages - at);
+        let mut at = run.first;
+        while at < run.next() {
+            let pages = EXTENT_PAGES.min(run.next() - at);
             let extent = claimed(memory, pool, u64::from(pages) * PAGE, || memory.range.create(pages))?;
             extents.push(Mapping { first: at, pages, extent });
             at += pages;
@@ -52,8 +48,8 @@ pub(in crate::memory::serve) fn make_reserve(pool: &Pool, bytes: u64) -> Result<
     })();
     if outcome.is_err() {
         let unmapped = extents.split_off(mapped);
-        let end = extents.last().map_or(first, |mapping| mapping.first + mapping.pages);
-        memory.put_back_pages(end, first + pages - end);
+        let first = extents.last().map_or(run.first, |mapping| mapping.run().next());
+        memory.put_back_pages(Run { first, pages: run.next() - first });
         // SAFETY: no cache has got any of it, so no work uses it.
         unsafe { memory.retire(Remains::Released { mapped: extents, unmapped }, Until::at_once(), &pool.supply) };
         // What the driver refuses to take back now is tried again whenever memory is given back.
@@ -61,8 +57,7 @@ pub(in crate::memory::serve) fn make_reserve(pool: &Pool, bytes: u64) -> Result<
         return outcome;
     }
     // Its pages are never moved.
-    let start = u64::from(first) * PAGE;
-    memory.pages.set_segment(start, u64::from(pages) * PAGE, start);
+    memory.pages.set_segment(run.start(), run.bytes(), run.start());
     pool.supply.set_reserve(Reserve::new(extents));
     Ok(())
 }
@@ -100,7 +95,7 @@ fn retire_runs(service: &Service, runs: Vec<Run>, until: Until) {
 pub(in crate::memory::serve) fn serve_from_reserve(request: &Request, reach: &Reach) -> Result<Option<u64>> {
     let Some(reserve) = request.pool().supply.reserve() else { return Ok(None) };
     let needed = request.needed();
-    if needed > reserve.bytes() {
+    if needed > reserve.run.bytes() {
         return Ok(None);
     }
     let _moving = request.memory().under_way.begin();
@@ -123,7 +118,7 @@ fn take(request: &Request, reserve: &Reserve, reach: &Reach, pages: u32) -> Opti
     }
     let mut own = cache.take_reserve(&mut heap, reserve);
     let found = reserve.take(&mut own, pages);
-    own.extend(found.map(|first| (first, pages)));
+    own.extend(found);
     let left = cache.add_reserve(&mut heap, own);
     retire_runs(service, left, Until::recorded_later(vec![cache.memory.device]));
     found.and_then(|_| cache.allocate_locked(&mut heap, bytes, is_recorded()))
