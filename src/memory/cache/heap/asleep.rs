@@ -12,26 +12,26 @@ use crate::memory::device::{Pages, Run, Slab};
 impl Heap {
     /// Hands out nothing from now on, and takes no memory.
     pub(in crate::memory) fn fall_asleep(&mut self) {
-        if self.asleep.is_none() && !self.has_ended {
-            self.asleep = Some(self.cut);
-            self.cut = Cut::Nothing;
+        if self.serving.asleep.is_none() && !self.serving.has_ended {
+            self.serving.asleep = Some(self.serving.cut);
+            self.serving.cut = Cut::Nothing;
         }
     }
 
     /// Goes on as before it fell asleep.
     pub(in crate::memory) fn wake(&mut self) {
-        if let Some(cut) = self.asleep.take() {
-            self.cut = cut;
+        if let Some(cut) = self.serving.asleep.take() {
+            self.serving.cut = cut;
         }
     }
 
     /// Returns whether it is asleep, in the service with this number.
     pub(in crate::memory) fn is_asleep_in(&self, service: u64) -> bool {
-        self.asleep.is_some() && self.is_in(service)
+        self.serving.asleep.is_some() && self.is_in(service)
     }
 
     pub(in crate::memory) fn is_asleep(&self) -> bool {
-        self.asleep.is_some()
+        self.serving.asleep.is_some()
     }
 
     /// Takes whole free pages that stand below an offset out of the heap, which is asleep.
@@ -47,7 +47,7 @@ impl Heap {
     /// Returns where blocks are live, by address: each large one, and each slot of a slab; of a slab that was lent all of it.
     pub(in crate::memory) fn live_ranges(&self, pages: &'static Pages) -> Vec<Range<u64>> {
         let mut live = Vec::new();
-        for block in self.spans.blocks(&self.blocks) {
+        for block in self.map.blocks() {
             match block.state() {
                 BlockState::Live => live.push(block.start..block.end()),
                 BlockState::Slab => {

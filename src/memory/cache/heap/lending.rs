@@ -17,8 +17,8 @@ impl Heap {
 
     /// Returns whether the heap is to borrow a slab for a request: it has no pages, and has borrowed little.
     pub(in crate::memory) fn borrows_for(&self, bytes: u64) -> bool {
-        let is_small = self.cut == Cut::ToSize && (1..=SMALL_MAX).contains(&bytes);
-        let borrowed: u64 = self.borrowed.iter().map(|slab| slab.class().slab_bytes()).sum();
+        let is_small = self.serving.cut == Cut::ToSize && (1..=SMALL_MAX).contains(&bytes);
+        let borrowed: u64 = self.slabs.borrowed.iter().map(|slab| slab.class().slab_bytes()).sum();
         is_small && self.mapped == borrowed && borrowed + SizeClass::of(bytes).slab_bytes() <= BORROWED_MAX
     }
 
@@ -33,14 +33,14 @@ impl Heap {
         self.service()?;
         let class = SizeClass::of(request);
         let bytes = class.slab_bytes();
-        let id = self.free.find(&self.blocks, bytes);
-        let start = self.blocks.get(id as usize)?.start;
+        let id = self.map.find(bytes);
+        let start = self.map.get(id)?.start;
         let slab = pages.slabs.acquire()?;
-        let Some(id) = self.cut(id, start, bytes) else {
+        let Some(id) = self.map.cut(id, start, bytes) else {
             pages.slabs.release(slab);
             return None;
         };
-        self.blocks[id as usize].set_state(BlockState::Live);
+        self.map.all[id as usize].set_state(BlockState::Live);
         self.mapped -= bytes;
         slab.reset(start, class, id);
         slab.set_borrower(borrower);
@@ -51,25 +51,25 @@ impl Heap {
     /// Takes in a slab that was lent.
     pub(in crate::memory) fn borrow(&mut self, slab: &'static Slab) {
         slab.set_listed(true);
-        self.slabs[slab.class().index()].push(slab);
-        self.borrowed.push(slab);
+        self.slabs.open[slab.class().index()].push(slab);
+        self.slabs.borrowed.push(slab);
         self.mapped += slab.class().slab_bytes();
     }
 
     /// Returns whether it has borrowed slabs.
     pub(in crate::memory) fn has_borrowed(&self) -> bool {
-        !self.borrowed.is_empty()
+        !self.slabs.borrowed.is_empty()
     }
 
     /// Takes the empty ones out of the slabs that it has borrowed.
     pub(in crate::memory) fn take_borrowed(&mut self) -> Vec<&'static Slab> {
-        let (empty, kept): (Vec<&'static Slab>, _) = self.borrowed.drain(..).partition(|slab| slab.is_empty());
-        self.borrowed = kept;
+        let (empty, kept): (Vec<&'static Slab>, _) = self.slabs.borrowed.drain(..).partition(|slab| slab.is_empty());
+        self.slabs.borrowed = kept;
         for slab in &empty {
-            self.slabs[slab.class().index()].retain(|other| !std::ptr::eq(*other, *slab));
+            self.slabs.open[slab.class().index()].retain(|other| !std::ptr::eq(*other, *slab));
             self.mapped -= slab.class().slab_bytes();
         }
-        self.turnover += 1;
+        self.map.turnover += 1;
         self.tell_live();
         empty
     }

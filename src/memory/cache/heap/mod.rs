@@ -5,6 +5,7 @@
 
 mod asleep;
 mod block;
+mod block_map;
 mod counts;
 mod free_index;
 mod lending;
@@ -18,18 +19,19 @@ mod tests;
 mod transfer;
 mod view;
 
-use crate::memory::device::{BLOCKS_MAX, CLASSES, Entry, Invalid, Pages, SizeClass, Slab};
-use crate::memory::tuning::{ALIGNMENT, LOWEST_BELOW, PAGE, SMALL_MAX};
+use crate::memory::device::{Entry, Invalid, Pages, SizeClass};
+use crate::memory::tuning::{ALIGNMENT, SMALL_MAX};
 pub(in crate::memory) use block::BLOCK_BYTES_MAX;
-use block::{Block, BlockState, EDGE, NONE};
+use block::{BlockState, NONE};
+use block_map::BlockMap;
 pub(crate) use counts::SMALL_BLOCK_BYTES;
 pub(in crate::memory) use counts::{ALL, Amount, Amounts, Counts, most};
 use counts::{RunningCounts, kind_of};
-use free_index::FreeIndex;
 use moves::Moves;
 pub(in crate::memory) use restore::{Misfit, Piece, Restoration};
-use span::Spans;
+use slots::HeapSlabs;
 pub(in crate::memory) use telling::HeapLedger;
+use telling::Telling;
 pub(in crate::memory) use view::HeapBlock;
 
 /// How a heap serves requests.
@@ -43,75 +45,49 @@ enum Cut {
     Nothing,
 }
 
+/// The service that a heap is in, and how it serves there.
+#[derive(Debug)]
+struct Serving {
+    /// How many services have begun.
+    number: u64,
+    cut: Cut,
+    /// How it cuts blocks once it is awake again; none if it is awake.
+    asleep: Option<Cut>,
+    /// Whether the service has ended, so that no memory is added.
+    has_ended: bool,
+}
+
 /// The blocks of one cache.
 #[derive(Debug)]
 pub(in crate::memory) struct Heap {
-    blocks: Vec<Block>,
-    /// The first vacant number.
-    vacant: u32,
-    free: FreeIndex,
+    map: BlockMap,
     /// The block that was freed last, as long as it is not joined with what is free beside it; [`NONE`] if there is none.
     /// A request of the same size takes it as it is.
     unjoined: u32,
-    /// The block for which [`Heap::is_best`] was true, and is as long as no memory becomes free; [`NONE`] if there is none.
-    best: u32,
-    /// For each small size the slabs with a free slot; the last is tried first.
-    slabs: [Vec<&'static Slab>; CLASSES],
-    /// The slabs among them, and full ones, that were borrowed.
-    borrowed: Vec<&'static Slab>,
-    spans: Spans,
+    slabs: HeapSlabs,
     /// Bytes of pages that are mapped here, and of borrowed slabs, less those of slabs that were lent.
     mapped: u64,
     /// Whether its blocks are slabs for other heaps.
     is_lender: bool,
-    cut: Cut,
+    serving: Serving,
     counts: RunningCounts,
-    /// How often memory was cut off what is free, or joined it.
-    turnover: u64,
-    /// How many services have begun.
-    services: u64,
-    /// Whether the last of them has ended, so that no memory is added.
-    has_ended: bool,
-    /// How it cuts blocks once it is awake again; none if it is awake.
-    asleep: Option<Cut>,
-    /// Who is told what is live here, and that there are free pages.
-    ledger: Option<HeapLedger>,
-    /// The least size of a free block that is told as free pages; none is while that is told already.
-    told_from: u64,
-    /// The turnover at which it is looked next whether much less is live than was told.
-    next_look: u64,
-    /// Whether the block under way is the one that memory was just added for.
-    is_growing: bool,
-    /// The allocations when empty slabs were last dropped for a large block.
-    slabs_dropped_at: u64,
+    telling: Telling,
     moves: Moves,
 }
 
 impl Heap {
     /// Makes a heap that cuts blocks to size, or hands out each span whole.
     pub(in crate::memory) fn new(is_split: bool) -> Self {
+        let cut = if is_split { Cut::ToSize } else { Cut::Whole };
         Self {
-            blocks: Vec::new(),
-            vacant: NONE,
-            free: FreeIndex::new(),
+            map: BlockMap::new(0),
             unjoined: NONE,
-            best: NONE,
-            slabs: [const { Vec::new() }; CLASSES],
-            borrowed: Vec::new(),
-            spans: Spans::default(),
+            slabs: HeapSlabs::default(),
             mapped: 0,
             is_lender: false,
-            cut: if is_split { Cut::ToSize } else { Cut::Whole },
+            serving: Serving { number: 0, cut, asleep: None, has_ended: false },
             counts: RunningCounts::new(),
-            turnover: 0,
-            services: 0,
-            has_ended: false,
-            asleep: None,
-            ledger: None,
-            told_from: PAGE,
-            next_look: 0,
-            is_growing: false,
-            slabs_dropped_at: 0,
+            telling: Telling::default(),
             moves: Moves::default(),
         }
     }
@@ -119,20 +95,21 @@ impl Heap {
     /// Makes it a new heap, but for the turnover, which is never the same twice. Returns the number of the service that
     /// begins.
     pub(in crate::memory) fn restart(&mut self, is_split: bool, ledger: Option<HeapLedger>) -> u64 {
-        let services = self.services + 1;
-        *self = Self { turnover: self.turnover + 1, services, ..Self::new(is_split) };
+        let number = self.serving.number + 1;
+        *self = Self { map: BlockMap::new(self.map.turnover + 1), ..Self::new(is_split) };
+        self.serving.number = number;
         self.begin_telling(ledger);
-        services
+        number
     }
 
     /// Returns the number of the service that it is in; none once that has ended, or while it is asleep.
     pub(in crate::memory) fn service(&self) -> Option<u64> {
-        (!self.has_ended && self.asleep.is_none()).then_some(self.services)
+        (!self.serving.has_ended && self.serving.asleep.is_none()).then_some(self.serving.number)
     }
 
     /// Returns whether it is in the service with this number, asleep or not.
     pub(in crate::memory) fn is_in(&self, service: u64) -> bool {
-        !self.has_ended && self.services == service
+        !self.serving.has_ended && self.serving.number == service
     }
 
     /// Ends its service if it has no memory, after which none is added; false if it has some.
@@ -140,19 +117,19 @@ impl Heap {
         if self.has_memory() {
             return false;
         }
-        self.has_ended = true;
+        self.serving.has_ended = true;
         true
     }
 
     /// Serves no more requests, whatever is free or becomes so.
     pub(in crate::memory) fn close(&mut self) {
-        self.cut = Cut::Nothing;
-        self.asleep = self.asleep.map(|_| Cut::Nothing);
+        self.serving.cut = Cut::Nothing;
+        self.serving.asleep = self.serving.asleep.map(|_| Cut::Nothing);
     }
 
     /// Returns a number that stays as long as free pages stay as they are, or are taken out.
     pub(in crate::memory) fn turnover(&self) -> u64 {
-        self.turnover
+        self.map.turnover
     }
 
     pub(in crate::memory) fn counts(&self) -> Counts {
@@ -180,7 +157,7 @@ impl Heap {
 
     /// Returns whether it has pages, lent ones too, or borrowed slabs.
     pub(in crate::memory) fn has_memory(&self) -> bool {
-        self.mapped > 0 || self.spans.count() > 0
+        self.mapped > 0 || self.map.spans.count() > 0
     }
 
     /// Bytes of pages in which nothing is live.
@@ -190,7 +167,7 @@ impl Heap {
 
     /// Returns what a request really takes: a multiple of 512 bytes, for small ones that of their class.
     pub(in crate::memory) fn round(&self, bytes: u64) -> u64 {
-        if self.cut == Cut::ToSize && bytes <= SMALL_MAX {
+        if self.serving.cut == Cut::ToSize && bytes <= SMALL_MAX {
             u64::from(SizeClass::of(bytes.max(1)).bytes())
         } else {
             bytes.max(1).div_ceil(ALIGNMENT) * ALIGNMENT
@@ -199,7 +176,7 @@ impl Heap {
 
     /// Returns what must be free in one piece for a request of this size to be served.
     pub(in crate::memory) fn needed_for(&self, bytes: u64) -> u64 {
-        if self.cut == Cut::ToSize && bytes <= SMALL_MAX {
+        if self.serving.cut == Cut::ToSize && bytes <= SMALL_MAX {
             // A slab starts at a multiple of 64 KiB.
             SizeClass::of(bytes.max(1)).slab_bytes() + SMALL_MAX
         } else {
@@ -211,7 +188,7 @@ impl Heap {
     #[inline]
     pub(in crate::memory) fn allocate(&mut self, pages: &'static Pages, bytes: u64) -> Option<u64> {
         // 0 is not small here: it wraps.
-        if bytes.wrapping_sub(1) < SMALL_MAX && self.cut == Cut::ToSize {
+        if bytes.wrapping_sub(1) < SMALL_MAX && self.serving.cut == Cut::ToSize {
             self.take_slot(pages, bytes)
         } else {
             self.take_block(pages, bytes)
@@ -220,9 +197,9 @@ impl Heap {
 
     /// [`Heap::allocate`], for the request that memory was just added for.
     pub(in crate::memory) fn allocate_grown(&mut self, pages: &'static Pages, bytes: u64) -> Option<u64> {
-        self.is_growing = true;
+        self.telling.is_growing = true;
         let offset = self.allocate(pages, bytes);
-        self.is_growing = false;
+        self.telling.is_growing = false;
         offset
     }
 
@@ -233,158 +210,39 @@ impl Heap {
         }
     }
 
-    /// Returns a free block with room for `bytes` at a multiple of 64 KiB.
-    fn find_aligned(&self, bytes: u64) -> Option<u32> {
-        let fits = |id: u32| {
-            let block = self.blocks.get(id as usize)?;
-            (block.start.next_multiple_of(SMALL_MAX) + bytes <= block.end()).then_some(id)
-        };
-        let exact = self.free.find(&self.blocks, bytes);
-        fits(exact).or_else(|| fits(self.free.find(&self.blocks, bytes + SMALL_MAX)))
-    }
-
     #[inline]
     fn take_block(&mut self, pages: &'static Pages, bytes: u64) -> Option<u64> {
         let size = bytes.checked_next_multiple_of(ALIGNMENT).filter(|&size| size > 0)?;
-        if let Some(block) = self.blocks.get(self.unjoined as usize) {
-            let is_best = || self.best == self.unjoined || self.is_best(block);
-            if block.size() == size && self.cut == Cut::ToSize && is_best() {
+        if let Some(block) = self.map.get(self.unjoined) {
+            let is_best = || self.map.best == self.unjoined || self.map.is_best(block);
+            if block.size() == size && self.serving.cut == Cut::ToSize && is_best() {
                 let (start, id) = (block.start, std::mem::replace(&mut self.unjoined, NONE));
-                self.best = id;
+                self.map.best = id;
                 return Some(self.hand_out(pages, id, start, size, bytes));
             }
             self.join_freed();
         }
-        let id = self.place_for(size);
-        let block = self.blocks.get(id as usize)?;
+        let id = self.map.place_for(size);
+        let block = self.map.get(id)?;
         let (start, whole) = (block.start, block.size());
-        let size = match self.cut {
+        let size = match self.serving.cut {
             Cut::ToSize => size,
             Cut::Whole => whole,
             Cut::Nothing => return None,
         };
-        let id = self.cut(id, start, size)?;
+        let id = self.map.cut(id, start, size)?;
         Some(self.hand_out(pages, id, start, size, bytes))
-    }
-
-    /// Returns the free block that a request of this size is cut from: one of less than [`LOWEST_BELOW`] goes where the lowest
-    /// is, so that pages further up become free as a whole; a larger one where it leaves the least.
-    #[inline]
-    fn place_for(&self, size: u64) -> u32 {
-        if size < LOWEST_BELOW { self.free.find_lowest(&self.blocks, size) } else { self.free.find(&self.blocks, size) }
-    }
-
-    /// Returns whether a request of its size would get the memory of the block that was freed last, were it joined.
-    #[inline]
-    fn is_best(&self, block: &Block) -> bool {
-        let free = |id: u32| self.blocks.get(id as usize).filter(|other| other.state() == BlockState::Free);
-        if free(block.previous).is_some() {
-            return false;
-        }
-        let best = self.place_for(block.size());
-        if block.size() < LOWEST_BELOW {
-            return self.blocks.get(best as usize).is_none_or(|best| best.start > block.start);
-        }
-        let joined = block.size() + free(block.next).map_or(0, Block::size);
-        best == block.next || self.blocks.get(best as usize).is_none_or(|best| best.size() >= joined)
     }
 
     /// Makes a block live, and returns where it starts.
     #[inline]
     fn hand_out(&mut self, pages: &'static Pages, id: u32, start: u64, size: u64, requested: u64) -> u64 {
-        let block = &mut self.blocks[id as usize];
+        let block = &mut self.map.all[id as usize];
         block.set_state(BlockState::Live);
         block.set_requested(requested);
         pages.set_block(start, id);
         self.count_allocation(kind_of(size), size, requested);
         start
-    }
-
-    /// Takes `size` bytes at `start` out of a free block; what is left before and after stays free.
-    #[inline]
-    fn cut(&mut self, id: u32, start: u64, size: u64) -> Option<u32> {
-        let whole = self.blocks[id as usize].clone();
-        let (before, after) = (start - whole.start, whole.end() - (start + size));
-        // So that running out of numbers leaves everything as it was.
-        let mut spare = [NONE; 2];
-        if before > 0 {
-            spare[0] = self.new_number()?;
-        }
-        if after > 0 {
-            spare[1] = match self.new_number() {
-                Some(number) => number,
-                None => {
-                    if before > 0 {
-                        self.drop_number(spare[0]);
-                    }
-                    return None;
-                }
-            };
-        }
-        self.turnover += 1;
-        self.free.remove(&mut self.blocks, id);
-        let block = &mut self.blocks[id as usize];
-        block.start = start;
-        block.set_size(size);
-        if before > 0 {
-            self.insert_beside(spare[0], Block::free(whole.start, before), whole.previous, id);
-        }
-        if after > 0 {
-            self.insert_beside(spare[1], Block::free(start + size, after), id, whole.next);
-        }
-        Some(id)
-    }
-
-    /// Puts a free block between two neighbours, or at the edge of a span.
-    #[inline]
-    fn insert_beside(&mut self, id: u32, mut block: Block, previous: u32, next: u32) {
-        block.previous = previous;
-        block.next = next;
-        self.set_next(previous, id);
-        self.set_previous(next, id);
-        self.blocks[id as usize] = block;
-        self.free.insert(&mut self.blocks, id);
-        self.best = NONE;
-    }
-
-    /// Tells a block, or a span, what comes after it, or first.
-    #[inline]
-    fn set_next(&mut self, id: u32, next: u32) {
-        match self.blocks.get_mut(id as usize) {
-            Some(block) => block.next = next,
-            None => self.spans.set_first(id & !EDGE, next),
-        }
-    }
-
-    /// Tells a block, or a span, what comes before it, or last.
-    #[inline]
-    fn set_previous(&mut self, id: u32, previous: u32) {
-        match self.blocks.get_mut(id as usize) {
-            Some(block) => block.previous = previous,
-            None => self.spans.set_last(id & !EDGE, previous),
-        }
-    }
-
-    #[inline]
-    fn new_number(&mut self) -> Option<u32> {
-        if let Some(block) = self.blocks.get(self.vacant as usize) {
-            return Some(std::mem::replace(&mut self.vacant, block.number()));
-        }
-        let id = u32::try_from(self.blocks.len()).ok().filter(|&id| id < BLOCKS_MAX)?;
-        if self.blocks.len() == self.blocks.capacity() {
-            // By a quarter rather than by half: there is a number for each live block.
-            self.blocks.reserve_exact(self.blocks.len() / 4 + 64);
-        }
-        self.blocks.push(Block::free(0, 0));
-        Some(id)
-    }
-
-    #[inline]
-    fn drop_number(&mut self, id: u32) {
-        let vacant = std::mem::replace(&mut self.vacant, id);
-        let block = &mut self.blocks[id as usize];
-        block.set_state(BlockState::Vacant);
-        block.set_number(vacant);
     }
 
     /// Frees the block that starts at the offset; one that was marked as freed is done with by [`Heap::release`]. It may
@@ -423,7 +281,7 @@ impl Heap {
     fn freed_block(&self, pages: &'static Pages, offset: u64) -> Option<(u64, u64)> {
         match pages.entry(offset) {
             Entry::Freed(id) => {
-                let block = self.blocks.get(id as usize)?;
+                let block = self.map.get(id)?;
                 Some((block.size(), block.requested()))
             }
             Entry::Slot(slab, slot) => Some((slab.class().bytes().into(), slab.requested(slot).into())),
@@ -447,7 +305,7 @@ impl Heap {
 
     #[inline]
     fn free_block(&mut self, pages: &'static Pages, id: u32) {
-        let block = &self.blocks[id as usize];
+        let block = &self.map.all[id as usize];
         pages.clear(block.start);
         let size = block.size();
         self.counts.free(kind_of(size), size, block.requested());
@@ -456,7 +314,7 @@ impl Heap {
         }
         self.unjoined = id;
         // What is told leads others here, who join it.
-        if size >= self.told_from {
+        if size >= self.telling.from {
             self.tell_pages();
         }
     }
@@ -474,35 +332,8 @@ impl Heap {
     /// Makes a block free and joins it with free neighbours.
     #[inline]
     fn join(&mut self, id: u32) {
-        self.turnover += 1;
-        let mut block = self.blocks[id as usize].clone();
-        let mut keep = id;
-        if let Some(next) = self.blocks.get(block.next as usize).filter(|next| next.state() == BlockState::Free) {
-            let (gone, size, beyond) = (block.next, next.size(), next.next);
-            self.free.remove(&mut self.blocks, gone);
-            self.drop_number(gone);
-            block.set_size(block.size() + size);
-            block.next = beyond;
-            self.set_previous(block.next, keep);
-        }
-        if let Some(previous) =
-            self.blocks.get(block.previous as usize).filter(|other| other.state() == BlockState::Free)
-        {
-            let (kept, start, size, before) = (block.previous, previous.start, previous.size(), previous.previous);
-            self.free.remove(&mut self.blocks, kept);
-            self.drop_number(keep);
-            block.start = start;
-            block.set_size(block.size() + size);
-            block.previous = before;
-            keep = kept;
-            self.set_previous(block.next, keep);
-        }
-        block.set_state(BlockState::Free);
-        let size = block.size();
-        self.blocks[keep as usize] = block;
-        self.free.insert(&mut self.blocks, keep);
-        self.best = NONE;
-        if size >= self.told_from || self.turnover >= self.next_look {
+        let size = self.map.join(id);
+        if size >= self.telling.from || self.map.turnover >= self.telling.next_look {
             self.tell_after_free(size);
         }
     }

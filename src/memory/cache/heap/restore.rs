@@ -4,9 +4,8 @@
 //! the spans that the heap has now, which hold all that they held then and more.
 
 use super::Heap;
-use super::block::{Block, BlockState, EDGE, NONE};
+use super::block::{Block, BlockState, EDGE};
 use super::counts::{SMALL, kind_of};
-use super::free_index::FreeIndex;
 use crate::memory::device::{BLOCKS_MAX, Entry, Pages, SizeClass, Slab};
 use crate::memory::tuning::{ALIGNMENT, PAGE};
 
@@ -80,7 +79,7 @@ impl Heap {
             BlockState::Slab => pages.slabs.get(block.number()).and_then(piece_of),
             BlockState::Free | BlockState::Vacant => None,
         };
-        self.spans.blocks(&self.blocks).filter_map(piece).collect()
+        self.map.blocks().filter_map(piece).collect()
     }
 
     /// Returns whether a block was freed and is not free yet: it waits for streams, or another thread is just freeing it.
@@ -97,11 +96,11 @@ impl Heap {
     /// Makes ready to have these pieces live, which are in the order of their addresses, and nothing else.
     pub(in crate::memory) fn prepare(&self, pages: &'static Pages, pieces: Vec<Piece>) -> Result<Restoration, Misfit> {
         // Each piece, a gap before each, and one at the end of each span.
-        if 2 * pieces.len() + self.spans.count() >= BLOCKS_MAX as usize {
+        if 2 * pieces.len() + self.map.spans.count() >= BLOCKS_MAX as usize {
             return Err(Misfit::TooMany);
         }
         let has_room = |piece: &&Piece| {
-            self.spans.with(piece.start()).is_some_and(|number| piece.end() <= self.spans.get(number).end)
+            self.map.spans.with(piece.start()).is_some_and(|number| piece.end() <= self.map.spans.get(number).end)
         };
         if let Some(piece) = pieces.iter().find(|piece| !has_room(piece)) {
             return Err(Misfit::Gone(piece.start()));
@@ -123,12 +122,12 @@ impl Heap {
         self.free_all(pages);
         let mut slabs = restoration.slabs.into_iter();
         let mut pieces = restoration.pieces.into_iter().peekable();
-        let spans: Vec<_> = self.spans.iter().collect();
+        let spans: Vec<_> = self.map.spans.iter().collect();
         for (number, span) in spans {
             let mut builder = SpanBuilder { number, at: span.start, last: EDGE | number };
             while let Some(piece) = pieces.next_if(|piece| piece.end() <= span.end) {
                 builder.add_gap(self, piece.start());
-                let id = builder.add(self, piece.end());
+                let id = builder.add(self, piece.end(), false);
                 match piece {
                     Piece::Block { start, requested, .. } => self.revive(pages, id, start, requested),
                     Piece::Slab { start, class, slots } => {
@@ -141,17 +140,15 @@ impl Heap {
             builder.add_gap(self, span.end);
             builder.end(self);
         }
-        self.turnover += 1;
-        self.best = NONE;
         self.tell_live();
-        if self.told_from <= PAGE && self.has_free_page() {
+        if self.telling.from <= PAGE && self.has_free_page() {
             self.tell_after_free(PAGE);
         }
     }
 
     /// Frees every block and forgets that memory was cut.
     fn free_all(&mut self, pages: &'static Pages) {
-        for block in self.spans.blocks(&self.blocks) {
+        for block in self.map.blocks() {
             match block.state() {
                 BlockState::Live => {
                     pages.clear(block.start);
@@ -169,14 +166,12 @@ impl Heap {
                 BlockState::Free | BlockState::Vacant => {}
             }
         }
-        self.blocks.clear();
-        self.vacant = NONE;
-        self.free = FreeIndex::new();
-        self.slabs.iter_mut().for_each(Vec::clear);
+        self.map.clear();
+        self.slabs.open.iter_mut().for_each(Vec::clear);
     }
 
     fn revive(&mut self, pages: &'static Pages, id: u32, start: u64, requested: u64) {
-        let block = &mut self.blocks[id as usize];
+        let block = &mut self.map.all[id as usize];
         block.set_state(BlockState::Live);
         block.set_requested(requested);
         let size = block.size();
@@ -192,7 +187,7 @@ impl Heap {
         (start, class): (u64, SizeClass),
         slots: &[(usize, u32)],
     ) {
-        let block = &mut self.blocks[id as usize];
+        let block = &mut self.map.all[id as usize];
         block.set_state(BlockState::Slab);
         block.set_number(slab.number());
         slab.reset(start, class, id);
@@ -203,7 +198,7 @@ impl Heap {
         pages.set_slab(start, class.slab_bytes(), Some(slab.number()));
         if !slab.is_full() {
             slab.set_listed(true);
-            self.slabs[class.index()].push(slab);
+            self.slabs.open[class.index()].push(slab);
         }
     }
 }
@@ -227,30 +222,26 @@ struct SpanBuilder {
 }
 
 impl SpanBuilder {
-    /// Adds a block that ends at an offset and is not free.
-    fn add(&mut self, heap: &mut Heap, end: u64) -> u32 {
-        let id = heap.blocks.len() as u32;
+    /// Adds a block that ends at an offset.
+    fn add(&mut self, heap: &mut Heap, end: u64, is_free: bool) -> u32 {
         let mut block = Block::free(self.at, end - self.at);
         block.previous = self.last;
-        heap.blocks.push(block);
-        heap.set_next(self.last, id);
-        self.last = id;
+        self.last = heap.map.push(block, is_free);
         self.at = end;
-        id
+        self.last
     }
 
     /// Adds a free block up to an offset, if that is not where it stands.
     fn add_gap(&mut self, heap: &mut Heap, end: u64) {
         debug_assert!(end.is_multiple_of(ALIGNMENT));
         if end > self.at {
-            let id = self.add(heap, end);
-            heap.free.insert(&mut heap.blocks, id);
+            self.add(heap, end, true);
         }
     }
 
     fn end(self, heap: &mut Heap) {
         let edge = EDGE | self.number;
-        heap.set_next(self.last, edge);
-        heap.set_previous(edge, self.last);
+        heap.map.set_next(self.last, edge);
+        heap.map.set_previous(edge, self.last);
     }
 }

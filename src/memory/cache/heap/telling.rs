@@ -19,10 +19,29 @@ pub(in crate::memory) struct HeapLedger {
     pub(in crate::memory) cache: u32,
 }
 
+/// What a heap has told, and to whom.
+#[derive(Debug)]
+pub(super) struct Telling {
+    /// Who is told what is live here, and that there are free pages.
+    ledger: Option<HeapLedger>,
+    /// The least size of a free block that is told as free pages; none is while that is told already.
+    pub(super) from: u64,
+    /// The turnover at which it is looked next whether much less is live than was told.
+    pub(super) next_look: u64,
+    /// Whether the block under way is the one that memory was just added for.
+    pub(super) is_growing: bool,
+}
+
+impl Default for Telling {
+    fn default() -> Self {
+        Self { ledger: None, from: PAGE, next_look: 0, is_growing: false }
+    }
+}
+
 impl Heap {
     /// Returns the ledger that it tells.
     pub(in crate::memory) fn ledger(&self) -> Option<HeapLedger> {
-        self.ledger.clone()
+        self.telling.ledger.clone()
     }
 
     /// Begins to tell a ledger that knows nothing of this heap, which is empty.
@@ -30,7 +49,7 @@ impl Heap {
         if ledger.is_some() {
             self.counts.tell(0);
         }
-        self.ledger = ledger;
+        self.telling.ledger = ledger;
     }
 
     /// Tells that more is live than was told.
@@ -38,7 +57,7 @@ impl Heap {
     #[inline(never)]
     pub(super) fn tell_rise(&mut self) {
         let is_soon = self.counts.allocations_since_told() < TOLD_PARTS;
-        let ahead = if is_soon && !self.is_growing { self.mapped / TOLD_PARTS } else { 0 };
+        let ahead = if is_soon && !self.telling.is_growing { self.mapped / TOLD_PARTS } else { 0 };
         self.tell_at_most(self.counts.live().saturating_add(ahead).min(self.mapped));
     }
 
@@ -47,13 +66,13 @@ impl Heap {
     #[cold]
     #[inline(never)]
     pub(super) fn tell_after_free(&mut self, size: u64) {
-        if size >= self.told_from {
+        if size >= self.telling.from {
             self.tell_pages();
         }
-        if self.turnover < self.next_look {
+        if self.map.turnover < self.telling.next_look {
             return;
         }
-        self.next_look = self.turnover + LOOK_EVERY;
+        self.telling.next_look = self.map.turnover + LOOK_EVERY;
         if self.counts.told().saturating_sub(self.counts.live()) > self.mapped / TOLD_PARTS {
             self.tell_live();
         }
@@ -65,7 +84,7 @@ impl Heap {
     }
 
     fn tell_at_most(&mut self, live: u64) {
-        if let Some(HeapLedger { ledger, .. }) = &self.ledger {
+        if let Some(HeapLedger { ledger, .. }) = &self.telling.ledger {
             let before = self.counts.tell(live);
             if before != live {
                 ledger.change_live(before, live);
@@ -76,19 +95,19 @@ impl Heap {
     /// Tells that there may be free pages.
     #[cold]
     pub(super) fn tell_pages(&mut self) {
-        self.told_from = u64::MAX;
-        if let Some(HeapLedger { ledger, cache }) = &self.ledger {
+        self.telling.from = u64::MAX;
+        if let Some(HeapLedger { ledger, cache }) = &self.telling.ledger {
             ledger.add_with_pages(*cache);
         }
     }
 
     /// Returns whether a free block is as large as a page.
     pub(in crate::memory) fn has_free_page(&self) -> bool {
-        self.free.find(&self.blocks, PAGE) != NONE
+        self.map.find(PAGE) != NONE
     }
 
     /// Notes that it is told of free pages no more, until there are some again.
     pub(in crate::memory) fn end_telling_of_pages(&mut self) {
-        self.told_from = PAGE;
+        self.telling.from = PAGE;
     }
 }

@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 
 use proptest::prelude::*;
 
-use super::block::BlockState;
+use super::block::{Block, BlockState};
 use super::{Heap, HeapBlock};
 use crate::memory::device::Pages;
 use crate::memory::tuning::{ALIGNMENT, PAGE};
@@ -22,8 +22,8 @@ fn no_pages() -> &'static Pages {
 }
 
 fn free(heap: &mut Heap, start: u64) {
-    let is_there = |block: &super::Block| block.start == start && block.state() == BlockState::Live;
-    let id = heap.blocks.iter().position(is_there);
+    let is_there = |block: &Block| block.start == start && block.state() == BlockState::Live;
+    let id = heap.map.all.iter().position(is_there);
     assert!(id.is_some(), "no block starts at {start:#x}");
     id.into_iter().for_each(|id| heap.free_block(no_pages(), id as u32));
 }

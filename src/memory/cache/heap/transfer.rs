@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::block::{Block, BlockState, EDGE, NONE};
+use super::block::{Block, BlockState, EDGE};
 use super::span::Span;
 use super::{Cut, Heap};
 use crate::memory::device::{Mapping, Pages, Run};
@@ -13,19 +13,19 @@ impl Heap {
     /// what is added there.
     pub(in crate::memory) fn tails(&self, least: u64) -> impl Iterator<Item = (u64, u64)> {
         // Memory handed out whole is not joined.
-        let free = if self.cut == Cut::ToSize { self.free.at_least(&self.blocks, least) } else { Vec::new() };
+        let free = if self.serving.cut == Cut::ToSize { self.map.at_least(least) } else { Vec::new() };
         let tail = |block: &Block| (block.next & EDGE != 0).then(|| (block.end(), block.size()));
-        free.into_iter().filter_map(move |id| tail(&self.blocks[id as usize]))
+        free.into_iter().filter_map(move |id| tail(&self.map.all[id as usize]))
     }
 
     /// Returns whether a span ends at an offset.
     pub(in crate::memory) fn ends_at(&self, end: u64) -> bool {
-        self.spans.ending_at(end).is_some()
+        self.map.spans.ending_at(end).is_some()
     }
 
     /// Returns the pages of each span that starts below an offset.
     pub(in crate::memory) fn spans_below(&self, limit: u64) -> Vec<Run> {
-        let spans = self.spans.iter().filter(|(_, span)| span.start < limit);
+        let spans = self.map.spans.iter().filter(|(_, span)| span.start < limit);
         spans.filter_map(|(_, span)| Run::between(span.start, span.end)).collect()
     }
 
@@ -36,36 +36,7 @@ impl Heap {
         if self.service().is_none() {
             return false;
         }
-        let Some(id) = self.new_number() else { return false };
-        let end = start + size;
-        // Memory handed out whole is not joined.
-        let left = self.spans.ending_at(start).filter(|_| self.cut == Cut::ToSize);
-        let right = self.spans.starting_at(end).filter(|_| self.cut == Cut::ToSize);
-        let (previous, next) = match (left, right) {
-            (None, None) => {
-                let edge = EDGE | self.spans.add(Span { start, end, first: id, last: id });
-                (edge, edge)
-            }
-            (Some(left), None) => {
-                self.spans.set_end(left, end);
-                (self.spans.get(left).last, EDGE | left)
-            }
-            (None, Some(right)) => {
-                self.spans.set_start(right, start);
-                (EDGE | right, self.spans.get(right).first)
-            }
-            (Some(left), Some(right)) => {
-                let gone = self.spans.get(right);
-                self.spans.remove(right);
-                let previous = self.spans.get(left).last;
-                self.spans.set_end(left, gone.end);
-                self.spans.set_last(left, gone.last);
-                self.set_next(gone.last, EDGE | left);
-                (previous, gone.first)
-            }
-        };
-        self.insert_beside(id, Block::free(start, size), previous, next);
-        self.free.remove(&mut self.blocks, id);
+        let Some(id) = self.map.add(start, size, self.serving.cut == Cut::ToSize) else { return false };
         self.join(id);
         self.mapped += size;
         true
@@ -74,14 +45,13 @@ impl Heap {
     /// Takes spans from this offset on that are wholly free out of the heap: start and bytes of each.
     pub(in crate::memory) fn take_free_spans(&mut self, pages: &'static Pages, from: u64) -> Vec<(u64, u64)> {
         let is_whole = |(_, span): (u32, Span)| {
-            let block = self.blocks.get(span.first as usize)?;
+            let block = self.map.get(span.first)?;
             let is_free = span.start >= from && block.state() == BlockState::Free && span.first == span.last;
             is_free.then_some((span.first, block.start, block.size()))
         };
-        let whole: Vec<_> = self.spans.iter().filter_map(is_whole).collect();
+        let whole: Vec<_> = self.map.spans.iter().filter_map(is_whole).collect();
         for &(id, start, size) in &whole {
-            self.cut_out(id, start, start + size);
-            pages.set_cache(start, start + size, None);
+            self.cut_out(pages, id, start, start + size);
         }
         self.tell_live();
         whole.into_iter().map(|(_, start, size)| (start, size)).collect()
@@ -90,11 +60,10 @@ impl Heap {
     /// Takes whole free pages between two offsets out of the heap.
     pub(in crate::memory) fn take_pages(&mut self, pages: &'static Pages, range: Range<u64>) -> Vec<Run> {
         let mut taken = Vec::new();
-        for id in self.free.at_least(&self.blocks, PAGE) {
-            let block = &self.blocks[id as usize];
+        for id in self.map.at_least(PAGE) {
+            let block = &self.map.all[id as usize];
             if let Some(run) = Run::between(block.start.max(range.start), block.end().min(range.end)) {
-                self.cut_out(id, run.start(), run.end());
-                pages.set_cache(run.start(), run.end(), None);
+                self.cut_out(pages, id, run.start(), run.end());
                 taken.push(run);
             }
         }
@@ -104,10 +73,10 @@ impl Heap {
     /// Takes mappings in a row out of one free block, the smallest that has enough: at least so many bytes of them, and all of
     /// the block's where that leaves out no more than it takes.
     pub(in crate::memory) fn take_row(&mut self, pages: &'static Pages, bytes: u64) -> Vec<Mapping> {
-        let mut candidates = self.free.at_least(&self.blocks, bytes);
-        candidates.sort_unstable_by_key(|&id| self.blocks[id as usize].size());
+        let mut candidates = self.map.at_least(bytes);
+        candidates.sort_unstable_by_key(|&id| self.map.all[id as usize].size());
         for id in candidates {
-            let block = &self.blocks[id as usize];
+            let block = &self.map.all[id as usize];
             let (start, end) = (block.start, block.end());
             let mut row: Vec<Mapping> = Vec::new();
             let mut at = start.next_multiple_of(PAGE);
@@ -129,8 +98,7 @@ impl Heap {
                 row.truncate(needed);
             }
             let end = row[row.len() - 1].end();
-            self.cut_out(id, first, end);
-            pages.set_cache(first, end, None);
+            self.cut_out(pages, id, first, end);
             self.tell_live();
             return row;
         }
@@ -149,11 +117,11 @@ impl Heap {
         let mut taken: Vec<(u32, Mapping)> = Vec::new();
         let mut spare: Vec<(u32, Mapping)> = Vec::new();
         let mut left = wanted;
-        let mut candidates = self.free.at_least(&self.blocks, PAGE);
+        let mut candidates = self.map.at_least(PAGE);
         // The lowest first, so that what is left stays together.
-        candidates.sort_unstable_by_key(|&id| self.blocks[id as usize].start);
+        candidates.sort_unstable_by_key(|&id| self.map.all[id as usize].start);
         for id in candidates {
-            let block = &self.blocks[id as usize];
+            let block = &self.map.all[id as usize];
             let mut at = if block.end() == kept { kept } else { block.start.next_multiple_of(PAGE) };
             while at < block.end() {
                 let Some(mapping) = pages.mapping(at) else {
@@ -192,70 +160,21 @@ impl Heap {
                 index += 1;
             }
             // What is left after the cut has a number of its own.
-            let rest = self.cut_out(id, first.start(), end);
+            let rest = self.cut_out(pages, id, first.start(), end);
             for (id_of_later, _) in &mut taken[index..] {
                 if *id_of_later == id {
                     *id_of_later = rest;
                 }
             }
-            pages.set_cache(first.start(), end, None);
         }
         self.tell_live();
         taken.into_iter().map(|(_, mapping)| mapping).collect()
     }
 
-    /// Takes `start..end` out of a free block, so that the span ends before and another begins after. Returns the
-    /// number of the free block after it.
-    fn cut_out(&mut self, id: u32, start: u64, end: u64) -> u32 {
-        let Some(number) = self.spans.with(start) else { return NONE };
-        let whole = self.blocks[id as usize].clone();
-        let old = self.spans.get(number);
-        self.free.remove(&mut self.blocks, id);
+    /// Takes `start..end` out of a free block, as [`BlockMap::cut_out`](super::block_map::BlockMap::cut_out), and out of the heap.
+    fn cut_out(&mut self, pages: &'static Pages, id: u32, start: u64, end: u64) -> u32 {
         self.mapped -= end - start;
-        // The part before keeps the span, if there is one.
-        let mut span = Some(number);
-        let mut unused = Some(id);
-        if start > old.start {
-            span = None;
-            self.spans.set_end(number, start);
-            self.spans.set_last(number, whole.previous);
-            if start > whole.start {
-                unused = None;
-                self.insert_beside(id, Block::free(whole.start, start - whole.start), whole.previous, EDGE | number);
-            } else {
-                self.set_next(whole.previous, EDGE | number);
-            }
-        }
-        let mut rest = NONE;
-        if end < old.end {
-            let after = Span { start: end, end: old.end, first: whole.next, last: old.last };
-            if let Some(number) = span.take() {
-                self.spans.remove(number);
-            }
-            let number = self.spans.add(after);
-            let edge = EDGE | number;
-            let next = if whole.next & EDGE == 0 { whole.next } else { edge };
-            if next != edge {
-                self.set_next(old.last, edge);
-                self.set_previous(next, edge);
-            }
-            if end < whole.end() {
-                match unused.take().or_else(|| self.new_number()) {
-                    Some(id) => {
-                        self.insert_beside(id, Block::free(end, whole.end() - end), edge, next);
-                        rest = id;
-                    }
-                    // Numbers run out at eight million blocks; what is left of the block is then lost to use.
-                    None => self.spans.set_start(number, whole.end()),
-                }
-            }
-        }
-        if let Some(number) = span {
-            self.spans.remove(number);
-        }
-        if let Some(id) = unused {
-            self.drop_number(id);
-        }
-        rest
+        pages.set_cache(start, end, None);
+        self.map.cut_out(id, start, end)
     }
 }

@@ -24,7 +24,7 @@ impl Heap {
     pub(in crate::memory) fn live_block(&self, pages: &'static Pages, offset: u64) -> Option<(HeapBlock, Range<u64>)> {
         let (block, borrowed) = match pages.entry(offset) {
             Entry::Block(id) => {
-                let block = self.blocks.get(id as usize)?;
+                let block = self.map.get(id)?;
                 (held(block.start, block.size(), block.requested(), false), None)
             }
             Entry::Slot(slab, _) => {
@@ -34,7 +34,7 @@ impl Heap {
             }
             Entry::Freed(_) | Entry::Nothing => return None,
         };
-        let span = || self.spans.with(offset).map(|number| self.spans.get(number));
+        let span = || self.map.spans.with(offset).map(|number| self.map.spans.get(number));
         Some((block, borrowed.or_else(|| span().map(|span| span.start..span.end))?))
     }
 
@@ -43,8 +43,8 @@ impl Heap {
     pub(in crate::memory) fn free_beside_held(&self, pages: &'static Pages) -> [(u64, u64); 2] {
         let mut found = [(0, 0); 2];
         let mut whole = 0;
-        for id in self.free.at_least(&self.blocks, ALIGNMENT) {
-            let block = &self.blocks[id as usize];
+        for id in self.map.at_least(ALIGNMENT) {
+            let block = &self.map.all[id as usize];
             let is_span = block.previous & EDGE != 0 && block.next & EDGE != 0;
             let in_pages = if is_span {
                 block.size()
@@ -61,7 +61,7 @@ impl Heap {
                 *bytes += beside;
             }
         }
-        let slabs = self.slabs.iter().flatten().filter(|slab| slab.unused_bytes() > 0);
+        let slabs = self.slabs.open.iter().flatten().filter(|slab| slab.unused_bytes() > 0);
         found[0].0 += slabs.count() as u64;
         found[0].1 = self.unused() - whole - found[LARGE - SMALL].1;
         found
@@ -69,9 +69,9 @@ impl Heap {
 
     /// Returns the largest free block, and all that is free in whole pages, in bytes.
     pub(in crate::memory) fn free_bytes(&self) -> (u64, u64) {
-        let largest = self.free.at_least(&self.blocks, ALIGNMENT).into_iter().map(|id| self.blocks[id as usize].size());
-        let pages = self.free.at_least(&self.blocks, PAGE).into_iter().map(|id| {
-            let block = &self.blocks[id as usize];
+        let largest = self.map.at_least(ALIGNMENT).into_iter().map(|id| self.map.all[id as usize].size());
+        let pages = self.map.at_least(PAGE).into_iter().map(|id| {
+            let block = &self.map.all[id as usize];
             (block.end() / PAGE * PAGE).saturating_sub(block.start.next_multiple_of(PAGE))
         });
         (largest.max().unwrap_or(0), pages.sum())
@@ -81,9 +81,9 @@ impl Heap {
     /// the spans: they are in the heap that has borrowed them.
     pub(in crate::memory) fn views(&self, pages: &'static Pages) -> Vec<Vec<HeapBlock>> {
         let mut spans = Vec::new();
-        for (_, of_span) in self.spans.iter() {
+        for (_, of_span) in self.map.spans.iter() {
             let mut span = Vec::new();
-            for block in of_span.blocks(&self.blocks) {
+            for block in of_span.blocks(&self.map.all) {
                 match block.state() {
                     BlockState::Live if self.is_lender => match pages.entry(block.start) {
                         Entry::Freed(_) => span.push(gap(block.start, block.end())),
@@ -103,7 +103,7 @@ impl Heap {
             }
             spans.push(span);
         }
-        for &slab in &self.borrowed {
+        for &slab in &self.slabs.borrowed {
             let mut span = Vec::new();
             push_slots(&mut span, slab.start(), slab.start() + slab.class().slab_bytes(), Some(slab));
             spans.push(span);

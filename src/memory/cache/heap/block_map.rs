@@ -1,0 +1,314 @@
+//! The blocks of a heap's memory: each with its neighbours by address, the free ones by size too, and the spans that they fill.
+//!
+//! It knows no pages and counts nothing: blocks are cut and joined here, and have numbers, by which others know them.
+
+use super::block::{Block, BlockState, EDGE, NONE};
+use super::free_index::FreeIndex;
+use super::span::{Span, Spans};
+use crate::memory::device::BLOCKS_MAX;
+use crate::memory::tuning::{LOWEST_BELOW, SMALL_MAX};
+
+/// Blocks by number, and the spans that they fill.
+#[derive(Debug)]
+pub(super) struct BlockMap {
+    pub(super) all: Vec<Block>,
+    /// The first vacant number.
+    vacant: u32,
+    free: FreeIndex,
+    /// The block for which [`BlockMap::is_best`] was true, and is as long as no memory becomes free; [`NONE`] if there is none.
+    pub(super) best: u32,
+    pub(super) spans: Spans,
+    /// How often memory was cut off what is free, or joined it.
+    pub(super) turnover: u64,
+}
+
+impl BlockMap {
+    /// Makes one without memory.
+    pub(super) fn new(turnover: u64) -> Self {
+        let (all, free, spans) = (Vec::new(), FreeIndex::new(), Spans::default());
+        Self { all, vacant: NONE, free, best: NONE, spans, turnover }
+    }
+
+    #[inline]
+    pub(super) fn get(&self, id: u32) -> Option<&Block> {
+        self.all.get(id as usize)
+    }
+
+    /// Returns every block, span by span in the order of addresses.
+    pub(super) fn blocks(&self) -> impl Iterator<Item = &Block> {
+        self.spans.blocks(&self.all)
+    }
+
+    /// Returns the best free block of at least this size; [`NONE`] if there is none.
+    #[inline]
+    pub(super) fn find(&self, size: u64) -> u32 {
+        self.free.find(&self.all, size)
+    }
+
+    /// Returns every free block of at least this size.
+    pub(super) fn at_least(&self, size: u64) -> Vec<u32> {
+        self.free.at_least(&self.all, size)
+    }
+
+    /// Adds a block behind all others that have numbers, free if it `is_free`.
+    pub(super) fn push(&mut self, block: Block, is_free: bool) -> u32 {
+        let id = self.all.len() as u32;
+        let previous = block.previous;
+        self.all.push(block);
+        self.set_next(previous, id);
+        if is_free {
+            self.free.insert(&mut self.all, id);
+        }
+        id
+    }
+
+    /// Forgets all blocks; the spans stay, and have none until each is filled anew.
+    pub(super) fn clear(&mut self) {
+        self.all.clear();
+        self.vacant = NONE;
+        self.free = FreeIndex::new();
+        self.best = NONE;
+        self.turnover += 1;
+    }
+
+    /// Returns a free block with room for `bytes` at a multiple of 64 KiB.
+    pub(super) fn find_aligned(&self, bytes: u64) -> Option<u32> {
+        let fits = |id: u32| {
+            let block = self.get(id)?;
+            (block.start.next_multiple_of(SMALL_MAX) + bytes <= block.end()).then_some(id)
+        };
+        let exact = self.find(bytes);
+        fits(exact).or_else(|| fits(self.find(bytes + SMALL_MAX)))
+    }
+
+    /// Returns the free block that a request of this size is cut from: one of less than [`LOWEST_BELOW`] goes where the lowest
+    /// is, so that pages further up become free as a whole; a larger one where it leaves the least.
+    #[inline]
+    pub(super) fn place_for(&self, size: u64) -> u32 {
+        if size < LOWEST_BELOW { self.free.find_lowest(&self.all, size) } else { self.find(size) }
+    }
+
+    /// Returns whether a request of its size would get the memory of the block that was freed last, were it joined.
+    #[inline]
+    pub(super) fn is_best(&self, block: &Block) -> bool {
+        let free = |id: u32| self.get(id).filter(|other| other.state() == BlockState::Free);
+        if free(block.previous).is_some() {
+            return false;
+        }
+        let best = self.place_for(block.size());
+        if block.size() < LOWEST_BELOW {
+            return self.get(best).is_none_or(|best| best.start > block.start);
+        }
+        let joined = block.size() + free(block.next).map_or(0, Block::size);
+        best == block.next || self.get(best).is_none_or(|best| best.size() >= joined)
+    }
+
+    /// Takes `size` bytes at `start` out of a free block; what is left before and after stays free.
+    #[inline]
+    pub(super) fn cut(&mut self, id: u32, start: u64, size: u64) -> Option<u32> {
+        let whole = self.all[id as usize].clone();
+        let (before, after) = (start - whole.start, whole.end() - (start + size));
+        // So that running out of numbers leaves everything as it was.
+        let mut spare = [NONE; 2];
+        if before > 0 {
+            spare[0] = self.new_number()?;
+        }
+        if after > 0 {
+            spare[1] = match self.new_number() {
+                Some(number) => number,
+                None => {
+                    if before > 0 {
+                        self.drop_number(spare[0]);
+                    }
+                    return None;
+                }
+            };
+        }
+        self.turnover += 1;
+        self.free.remove(&mut self.all, id);
+        let block = &mut self.all[id as usize];
+        block.start = start;
+        block.set_size(size);
+        if before > 0 {
+            self.insert_beside(spare[0], Block::free(whole.start, before), whole.previous, id);
+        }
+        if after > 0 {
+            self.insert_beside(spare[1], Block::free(start + size, after), id, whole.next);
+        }
+        Some(id)
+    }
+
+    /// Puts a free block between two neighbours, or at the edge of a span.
+    #[inline]
+    fn insert_beside(&mut self, id: u32, mut block: Block, previous: u32, next: u32) {
+        block.previous = previous;
+        block.next = next;
+        self.set_next(previous, id);
+        self.set_previous(next, id);
+        self.all[id as usize] = block;
+        self.free.insert(&mut self.all, id);
+        self.best = NONE;
+    }
+
+    /// Tells a block, or a span, what comes after it, or first.
+    #[inline]
+    pub(super) fn set_next(&mut self, id: u32, next: u32) {
+        match self.all.get_mut(id as usize) {
+            Some(block) => block.next = next,
+            None => self.spans.set_first(id & !EDGE, next),
+        }
+    }
+
+    /// Tells a block, or a span, what comes before it, or last.
+    #[inline]
+    pub(super) fn set_previous(&mut self, id: u32, previous: u32) {
+        match self.all.get_mut(id as usize) {
+            Some(block) => block.previous = previous,
+            None => self.spans.set_last(id & !EDGE, previous),
+        }
+    }
+
+    #[inline]
+    fn new_number(&mut self) -> Option<u32> {
+        if let Some(next) = self.get(self.vacant).map(Block::number) {
+            return Some(std::mem::replace(&mut self.vacant, next));
+        }
+        let id = u32::try_from(self.all.len()).ok().filter(|&id| id < BLOCKS_MAX)?;
+        if self.all.len() == self.all.capacity() {
+            // By a quarter rather than by half: there is a number for each live block.
+            self.all.reserve_exact(self.all.len() / 4 + 64);
+        }
+        self.all.push(Block::free(0, 0));
+        Some(id)
+    }
+
+    #[inline]
+    fn drop_number(&mut self, id: u32) {
+        let vacant = std::mem::replace(&mut self.vacant, id);
+        let block = &mut self.all[id as usize];
+        block.set_state(BlockState::Vacant);
+        block.set_number(vacant);
+    }
+
+    /// Makes a block free and joins it with free neighbours. Returns the bytes of what is one free block then.
+    #[inline]
+    pub(super) fn join(&mut self, id: u32) -> u64 {
+        self.turnover += 1;
+        let mut block = self.all[id as usize].clone();
+        let mut keep = id;
+        if let Some(next) = self.get(block.next).filter(|next| next.state() == BlockState::Free) {
+            let (gone, size, beyond) = (block.next, next.size(), next.next);
+            self.free.remove(&mut self.all, gone);
+            self.drop_number(gone);
+            block.set_size(block.size() + size);
+            block.next = beyond;
+            self.set_previous(block.next, keep);
+        }
+        if let Some(previous) = self.get(block.previous).filter(|other| other.state() == BlockState::Free) {
+            let (kept, start, size, before) = (block.previous, previous.start, previous.size(), previous.previous);
+            self.free.remove(&mut self.all, kept);
+            self.drop_number(keep);
+            block.start = start;
+            block.set_size(block.size() + size);
+            block.previous = before;
+            keep = kept;
+            self.set_previous(block.next, keep);
+        }
+        block.set_state(BlockState::Free);
+        let size = block.size();
+        self.all[keep as usize] = block;
+        self.free.insert(&mut self.all, keep);
+        self.best = NONE;
+        size
+    }
+
+    /// Adds memory as a block that is to be joined, by [`BlockMap::join`], with what is free beside it; with `joins` its span
+    /// becomes one with those beside it. None if numbers run out.
+    pub(super) fn add(&mut self, start: u64, size: u64, joins: bool) -> Option<u32> {
+        let id = self.new_number()?;
+        let end = start + size;
+        // Memory handed out whole is not joined.
+        let left = self.spans.ending_at(start).filter(|_| joins);
+        let right = self.spans.starting_at(end).filter(|_| joins);
+        let (previous, next) = match (left, right) {
+            (None, None) => {
+                let edge = EDGE | self.spans.add(Span { start, end, first: id, last: id });
+                (edge, edge)
+            }
+            (Some(left), None) => {
+                self.spans.set_end(left, end);
+                (self.spans.get(left).last, EDGE | left)
+            }
+            (None, Some(right)) => {
+                self.spans.set_start(right, start);
+                (EDGE | right, self.spans.get(right).first)
+            }
+            (Some(left), Some(right)) => {
+                let gone = self.spans.get(right);
+                self.spans.remove(right);
+                let previous = self.spans.get(left).last;
+                self.spans.set_end(left, gone.end);
+                self.spans.set_last(left, gone.last);
+                self.set_next(gone.last, EDGE | left);
+                (previous, gone.first)
+            }
+        };
+        self.insert_beside(id, Block::free(start, size), previous, next);
+        self.free.remove(&mut self.all, id);
+        Some(id)
+    }
+
+    /// Takes `start..end` out of a free block, so that the span ends before and another begins after. Returns the
+    /// number of the free block after it.
+    pub(super) fn cut_out(&mut self, id: u32, start: u64, end: u64) -> u32 {
+        let Some(number) = self.spans.with(start) else { return NONE };
+        let whole = self.all[id as usize].clone();
+        let old = self.spans.get(number);
+        self.free.remove(&mut self.all, id);
+        // The part before keeps the span, if there is one.
+        let mut span = Some(number);
+        let mut unused = Some(id);
+        if start > old.start {
+            span = None;
+            self.spans.set_end(number, start);
+            self.spans.set_last(number, whole.previous);
+            if start > whole.start {
+                unused = None;
+                self.insert_beside(id, Block::free(whole.start, start - whole.start), whole.previous, EDGE | number);
+            } else {
+                self.set_next(whole.previous, EDGE | number);
+            }
+        }
+        let mut rest = NONE;
+        if end < old.end {
+            let after = Span { start: end, end: old.end, first: whole.next, last: old.last };
+            if let Some(number) = span.take() {
+                self.spans.remove(number);
+            }
+            let number = self.spans.add(after);
+            let edge = EDGE | number;
+            let next = if whole.next & EDGE == 0 { whole.next } else { edge };
+            if next != edge {
+                self.set_next(old.last, edge);
+                self.set_previous(next, edge);
+            }
+            if end < whole.end() {
+                match unused.take().or_else(|| self.new_number()) {
+                    Some(id) => {
+                        self.insert_beside(id, Block::free(end, whole.end() - end), edge, next);
+                        rest = id;
+                    }
+                    // Numbers run out at eight million blocks; what is left of the block is then lost to use.
+                    None => self.spans.set_start(number, whole.end()),
+                }
+            }
+        }
+        if let Some(number) = span {
+            self.spans.remove(number);
+        }
+        if let Some(id) = unused {
+            self.drop_number(id);
+        }
+        rest
+    }
+}
