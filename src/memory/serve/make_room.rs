@@ -36,29 +36,28 @@ pub(crate) fn release_unused(device: Device) {
 /// Those of the last try.
 pub(super) fn with_room_made<R>(pool: &Pool, bytes: u64, mut attempt: impl FnMut() -> Result<R>) -> Result<R> {
     let memory = pool.memory;
-    let mut refused = Error::internal("an attempt was not made");
+    let mut refused = None;
     let mut attempt = || match attempt() {
         Err(error) if is_no_memory(&error) => {
-            refused = error;
+            refused = Some(error);
             Ok(None)
         }
         outcome => outcome.map(Some),
     };
-    let found = attempt()?;
-    let mut try_again = || {
-        memory.under_way.wait_with_own();
-        if let Some(caches) = DeviceCaches::known(memory.device) {
-            make_room(caches, ThisThread::get(), Pool::gives_way);
-        }
-        memory.retries.fetch_add(1, Ordering::Relaxed);
-        attempt()
-    };
-    let found = match found {
-        Some(found) => Some(found),
-        None => match try_again()? {
+    let mut found = attempt()?;
+    if found.is_none() {
+        let mut try_again = || {
+            memory.under_way.wait_with_own();
+            if let Some(caches) = DeviceCaches::known(memory.device) {
+                make_room(caches, ThisThread::get(), Pool::gives_way);
+            }
+            memory.retries.fetch_add(1, Ordering::Relaxed);
+            attempt()
+        };
+        found = match try_again()? {
             Some(found) => Some(found),
             None => after_callbacks(pool, 0, bytes, try_again)?,
-        },
-    };
-    found.ok_or(refused)
+        };
+    }
+    found.ok_or_else(|| refused.unwrap_or_else(|| Error::internal("memory that was found is gone")))
 }

@@ -62,12 +62,7 @@ pub(super) fn trim_if_closed(pool: &Arc<Pool>, thread: ThisThread) {
 
 /// Has the pool's caches hand out blocks again.
 pub(super) fn wake_caches(pool: &Pool, thread: ThisThread) {
-    for (cache, service) in DeviceCaches::services_of(pool) {
-        let mut heap = cache.lock(thread);
-        if heap.is_asleep_in(service.number) {
-            heap.wake();
-        }
-    }
+    DeviceCaches::each_asleep(pool, thread, |_, heap| heap.wake());
 }
 
 /// Extents that were made for a pool, as far as it came.

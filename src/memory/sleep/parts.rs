@@ -18,27 +18,23 @@ pub(super) fn parts_and_live(pool: &Pool, thread: ThisThread) -> Result<(Vec<Kep
     let memory = pool.memory;
     let end = memory.range.bytes();
     let reserve = pool.supply.reserve();
-    let (mut extents, mut live) = (Vec::new(), Vec::new());
-    for (cache, service) in DeviceCaches::services_of(pool) {
-        let mut heap = cache.lock(thread);
-        if !heap.is_asleep_in(service.number) {
-            continue;
-        }
+    let (mut extents, mut live, mut spans) = (Vec::new(), Vec::new(), Vec::new());
+    DeviceCaches::each_asleep(pool, thread, |_, heap| {
         heap.drop_empty_slabs(&memory.pages);
         live.extend(heap.live_ranges(&memory.pages));
-        let mut spans = heap.spans_below(end);
-        if let Some(reserve) = reserve {
-            spans = without_all(spans, &[reserve.run]);
-        }
-        for span in spans {
-            let mut at = span.start();
-            while at < span.end() {
-                let Some(extent) = memory.pages.mapping(at) else {
-                    return Err(Error::internal("a page of a pool that falls asleep has no memory of its own"));
-                };
-                at = extent.end();
-                extents.push(extent);
-            }
+        spans.extend(heap.spans_below(end));
+    });
+    if let Some(reserve) = reserve {
+        spans = without_all(spans, &[reserve.run]);
+    }
+    for span in spans {
+        let mut at = span.start();
+        while at < span.end() {
+            let Some(extent) = memory.pages.mapping(at) else {
+                return Err(Error::internal("a page of a pool that falls asleep has no memory of its own"));
+            };
+            at = extent.end();
+            extents.push(extent);
         }
     }
     extents.extend(reserve.map(Reserve::take_extents).unwrap_or_default());

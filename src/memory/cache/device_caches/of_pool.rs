@@ -6,7 +6,7 @@ use super::DeviceCaches;
 use super::pools::PoolCaches;
 use crate::error::Result;
 use crate::ids::RawStream;
-use crate::memory::cache::heap::Counts;
+use crate::memory::cache::heap::{Counts, Heap};
 use crate::memory::cache::service::{Service, normalized};
 use crate::memory::cache::stream_cache::StreamCache;
 use crate::memory::pool::Pool;
@@ -29,6 +29,16 @@ impl DeviceCaches {
     pub(in crate::memory) fn services_of(pool: &Pool) -> Vec<(&'static StreamCache, Service)> {
         let of_pool = |cache: &'static StreamCache| Some((cache, cache.service_of(pool)?));
         Self::caches_of(pool).into_iter().filter_map(of_pool).collect()
+    }
+
+    /// Visits the heap of each cache that is asleep in the pool's service.
+    pub(in crate::memory) fn each_asleep(pool: &Pool, thread: ThisThread, mut visit: impl FnMut(&Service, &mut Heap)) {
+        for (cache, service) in Self::services_of(pool) {
+            let mut heap = cache.lock(thread);
+            if heap.is_asleep_in(service.number) {
+                visit(&service, &mut heap);
+            }
+        }
     }
 
     /// Returns the caches that serve the pool, and what those that are gone have counted.

@@ -35,7 +35,8 @@ impl StreamCache {
                 return Err(not_added);
             }
         };
-        if moved > 0 {
+        // Pinned memory always moves, as making more of it costs far more.
+        if moved > 0 && !self.memory.is_of_host() {
             heap.count_moved(moved);
         }
         if self.is_lender() {

@@ -24,9 +24,7 @@ fn on_node<R>(stream: &Stream, call: impl FnOnce(&'static dyn Runtime, u32) -> R
 /// Adds to a refusal what limits the memory that this process can lock.
 pub(in crate::memory::device) fn with_limits(error: Error, place: Device) -> Error {
     match locking_limits().filter(|_| place.host_node().is_some()) {
-        Some(limits) => error.map_library(|refused| {
-            refused.advice = Some(refused.advice.take().map_or(limits.clone(), |known| format!("{known}; {limits}")));
-        }),
+        Some(limits) => error.advised(limits),
         None => error,
     }
 }

@@ -21,16 +21,12 @@ pub(in crate::memory) fn pages_asleep(pool: &Pool, thread: ThisThread, may_let_g
     let memory = pool.memory;
     let end = memory.range.bytes();
     let (mut free, mut needed) = (Vec::new(), Vec::new());
-    for (cache, service) in DeviceCaches::services_of(pool) {
-        let mut heap = cache.lock(thread);
-        if !heap.is_asleep_in(service.number) {
-            continue;
-        }
+    DeviceCaches::each_asleep(pool, thread, |service, heap| {
         if may_let_go && !service.is_of_live_graph() {
             free.extend(heap.take_pages_asleep(&memory.pages, end));
         }
         needed.extend(heap.spans_below(end));
-    }
+    });
     if let Some(reserve) = pool.supply.reserve() {
         let of_reserve = free.iter().filter_map(|run| run.common(reserve.run)).collect();
         free = without_all(free, &[reserve.run]);
