@@ -3,7 +3,27 @@
 //! The question takes no lock. A list that is being changed meanwhile may be said to be either; what was put in before the
 //! question, in the order that threads see things, is never missed.
 
+use std::collections::HashMap;
+
 use crate::sync::{AtomicUsize, Mutex, Ordering, lock};
+
+/// What has items.
+pub(crate) trait Items {
+    /// Returns how many there are.
+    fn count(&self) -> usize;
+}
+
+impl<T> Items for Vec<T> {
+    fn count(&self) -> usize {
+        self.len()
+    }
+}
+
+impl<K, V> Items for HashMap<K, V> {
+    fn count(&self) -> usize {
+        self.len()
+    }
+}
 
 /// Items, and how many there are.
 #[derive(Debug, Default)]
@@ -12,18 +32,18 @@ pub(crate) struct SharedList<T> {
     items: Mutex<T>,
 }
 
-impl<T> SharedList<T> {
+impl<T: Items> SharedList<T> {
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.len.load(Ordering::Acquire) == 0
     }
 
-    /// Changes the items; `f` returns how many there are then, and a result.
-    pub(crate) fn change<R>(&self, f: impl FnOnce(&mut T) -> (usize, R)) -> R {
+    /// Returns what `f` does with the items.
+    pub(crate) fn change<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
         let mut items = lock(&self.items);
-        let (len, result) = f(&mut items);
+        let result = f(&mut items);
         // Before the lock is let go, or a later change's count could be overwritten by this one.
-        self.len.store(len, Ordering::Release);
+        self.len.store(items.count(), Ordering::Release);
         result
     }
 }
@@ -37,14 +57,11 @@ mod models {
     use crate::sync::{AtomicBool, Ordering};
 
     fn push(list: &SharedList<Vec<u32>>, item: u32) {
-        list.change(|items| {
-            items.push(item);
-            (items.len(), ())
-        });
+        list.change(|items| items.push(item));
     }
 
     fn take(list: &SharedList<Vec<u32>>) -> Vec<u32> {
-        list.change(|items| (0, std::mem::take(items)))
+        list.change(std::mem::take)
     }
 
     #[test]

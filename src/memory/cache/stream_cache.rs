@@ -28,7 +28,8 @@ use crate::memory::pool::{Pool, Role};
 use crate::memory::tuning::{A_FEW, LOOKS};
 use crate::runtime::Stream;
 use crate::sync::{
-    AtomicU32, AtomicU64, AtomicUsize, Ordering, OwnerGuard, OwnerLock, Requests, SharedList, ThisThread, read, write,
+    AtomicU32, AtomicU64, AtomicUsize, Items, Ordering, OwnerGuard, OwnerLock, Requests, SharedList, ThisThread, read,
+    write,
 };
 
 /// The pool was closed or dropped, so what is freed leaves at once.
@@ -83,6 +84,12 @@ struct Inbox {
     is_told: bool,
 }
 
+impl Items for Inbox {
+    fn count(&self) -> usize {
+        self.freed.len()
+    }
+}
+
 /// Without what it holds, which would lead back to it.
 impl fmt::Debug for StreamCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -122,10 +129,7 @@ impl StreamCache {
             // With the heap locked, so that the former service is not closed meanwhile.
             self.duties.store(if service.role == Role::Lender { LENDER } else { 0 }, Ordering::Relaxed);
         }
-        self.inbox.change(|inbox| {
-            inbox.is_told = false;
-            (inbox.freed.len(), ())
-        });
+        self.inbox.change(|inbox| inbox.is_told = false);
         self.recording.set_pool(service.pool.id);
         self.stream.store(normalized(service.stream.raw()), Ordering::Relaxed);
         let number = service.number;

@@ -26,10 +26,7 @@ pub(super) fn wait_with_block(cache: &StreamCache, block: Waiting, thread: ThisT
 
 /// Keeps what is marked as waiting back until what it waits for is done.
 pub(super) fn wait(cache: &StreamCache, block: Waiting) {
-    cache.waiting.change(|waiting| {
-        waiting.push(block);
-        (waiting.len(), ())
-    });
+    cache.waiting.change(|waiting| waiting.push(block));
 }
 
 /// Makes those blocks of the cache free whose streams are done; returns whether there were any.
@@ -41,7 +38,7 @@ pub(in crate::memory) fn settle(cache: &StreamCache, thread: ThisThread, patienc
         return Ok(false);
     }
     let _moving = cache.memory.under_way.begin();
-    let mut asked = cache.waiting.change(|waiting| (0, std::mem::take(waiting)));
+    let mut asked = cache.waiting.change(std::mem::take);
     let mut done = Vec::new();
     let mut outcome = Ok(());
     asked.retain_mut(|block| match block.is_done(&cache.memory.events, patience == Patience::Wait) {
@@ -77,7 +74,6 @@ pub(in crate::memory) fn settle(cache: &StreamCache, thread: ThisThread, patienc
     cache.waiting.change(|waiting| {
         asked.append(waiting);
         *waiting = asked;
-        (waiting.len(), ())
     });
     outcome.map(|()| has_settled)
 }

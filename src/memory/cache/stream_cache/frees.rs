@@ -10,7 +10,7 @@ impl StreamCache {
     /// Takes in what other threads have freed.
     #[cold]
     pub(super) fn collect(&self, heap: &mut Heap) {
-        for offset in self.inbox.change(|inbox| (0, std::mem::take(&mut inbox.freed))) {
+        for offset in self.inbox.change(|inbox| std::mem::take(&mut inbox.freed)) {
             self.collect_block(heap, offset);
         }
     }
@@ -64,7 +64,7 @@ impl StreamCache {
     pub(super) fn leave(&self, offset: u64) {
         let was_told = self.inbox.change(|inbox| {
             inbox.freed.push(offset);
-            (inbox.freed.len(), std::mem::replace(&mut inbox.is_told, true))
+            std::mem::replace(&mut inbox.is_told, true)
         });
         if !was_told && let Some(service) = self.service() {
             service.pool.ledger.add_with_pages(self.number);
@@ -79,7 +79,7 @@ impl StreamCache {
         let had_told = ledger.remove_with_pages(self.number);
         let has_mail = self.inbox.change(|inbox| {
             inbox.is_told = !inbox.freed.is_empty();
-            (inbox.freed.len(), inbox.is_told)
+            inbox.is_told
         });
         if has_mail {
             ledger.add_with_pages(self.number);

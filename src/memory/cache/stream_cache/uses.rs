@@ -21,7 +21,6 @@ impl StreamCache {
             if users.iter().all(|known| !known.is(&user)) {
                 users.push(user);
             }
-            (uses.len(), ())
         });
     }
 
@@ -30,12 +29,11 @@ impl StreamCache {
         self.uses.change(|uses| {
             let users = uses.entry(offset).or_default();
             let known = users.iter().find_map(BlockUser::sharing);
-            let sharing = known.cloned().unwrap_or_else(|| {
+            known.cloned().unwrap_or_else(|| {
                 let sharing = Arc::<Sharing>::default();
                 users.push(BlockUser::Processes(Arc::clone(&sharing)));
                 sharing
-            });
-            (uses.len(), sharing)
+            })
         })
     }
 
@@ -49,21 +47,20 @@ impl StreamCache {
     pub(in crate::memory) fn used_by_other_pools(&self) -> Vec<u64> {
         self.uses.change(|uses| {
             let lent = uses.iter().filter(|(_, users)| has(users, &BlockUser::OtherPool));
-            let blocks = lent.map(|(offset, _)| *offset);
-            (uses.len(), blocks.collect())
+            lent.map(|(offset, _)| *offset).collect()
         })
     }
 
     /// Returns whether gpupool itself holds the block at the offset.
     pub(in crate::memory) fn is_gpupools(&self, offset: u64) -> bool {
         let is_own = |users: &Vec<BlockUser>| has(users, &BlockUser::Gpupool);
-        self.has_uses() && self.uses.change(|uses| (uses.len(), uses.get(&offset).is_some_and(is_own)))
+        self.has_uses() && self.uses.change(|uses| uses.get(&offset).is_some_and(is_own))
     }
 
     /// Returns the further streams that use each block.
     pub(in crate::memory) fn all_uses(&self) -> Vec<(u64, Vec<BlockUser>)> {
         let copy = |(offset, users): (&u64, &Vec<BlockUser>)| (*offset, users.clone());
-        self.uses.change(|uses| (uses.len(), uses.iter().map(copy).collect()))
+        self.uses.change(|uses| uses.iter().map(copy).collect())
     }
 
     /// Forgets the further streams that use blocks, but for those at the offsets that are kept, whose streams may be gone
@@ -75,24 +72,18 @@ impl StreamCache {
             let (kept, forgotten) = std::mem::take(uses).into_iter().partition(|(offset, _)| is_kept(*offset));
             *uses = kept;
             uses.values_mut().for_each(|users| users.iter_mut().for_each(BlockUser::become_fleeting));
-            (uses.len(), forgotten)
+            forgotten
         })
     }
 
     /// Notes that the further streams that use a block may be gone by the time it is freed.
     #[cfg(feature = "python")]
     pub(in crate::memory) fn let_streams_end(&self, offset: u64) {
-        self.uses.change(|uses| {
-            uses.get_mut(&offset).into_iter().flatten().for_each(BlockUser::become_fleeting);
-            (uses.len(), ())
-        });
+        self.uses.change(|uses| uses.get_mut(&offset).into_iter().flatten().for_each(BlockUser::become_fleeting));
     }
 
     /// Returns the further streams that use a block, which end with it.
     pub(in crate::memory) fn take_uses(&self, offset: u64) -> Vec<BlockUser> {
-        self.uses.change(|uses| {
-            let users = uses.remove(&offset).unwrap_or_default();
-            (uses.len(), users)
-        })
+        self.uses.change(|uses| uses.remove(&offset).unwrap_or_default())
     }
 }

@@ -319,10 +319,7 @@ mod models {
         fn free(&self, slot: usize) -> bool {
             let freed = self.slab.mark_freed(slot);
             if freed == Some(true) {
-                self.inbox.change(|inbox| {
-                    inbox.push(slot);
-                    (inbox.len(), ())
-                });
+                self.inbox.change(|inbox| inbox.push(slot));
             }
             freed.is_some()
         }
@@ -337,7 +334,7 @@ mod models {
             if self.inbox.is_empty() {
                 return Vec::new();
             }
-            let inbox = self.inbox.change(|inbox| (0, std::mem::take(inbox)));
+            let inbox = self.inbox.change(std::mem::take);
             let mut all = Vec::new();
             for slot in inbox {
                 let slots: Vec<_> = self.slab.collect(slot).collect();
@@ -451,7 +448,7 @@ mod models {
             let threads = [Cache::freeing(&cache, 0), Cache::freeing(&cache, 0)];
             let mut put_back = Vec::new();
             for _ in 0..2 {
-                for slot in cache.inbox.change(|inbox| (0, std::mem::take(inbox))) {
+                for slot in cache.inbox.change(std::mem::take) {
                     for slot in cache.slab.collect(slot) {
                         cache.slab.put_back(slot);
                         put_back.push(slot);
@@ -459,7 +456,7 @@ mod models {
                 }
             }
             assert!(threads.map(|thread| thread.join().unwrap()).contains(&true));
-            for slot in cache.inbox.change(|inbox| (0, std::mem::take(inbox))) {
+            for slot in cache.inbox.change(std::mem::take) {
                 put_back.extend(cache.slab.collect(slot));
             }
             assert_eq!(put_back, [0]);
