@@ -1,6 +1,6 @@
 //! Device memory, and pinned memory of the host: a caching allocator, and private pools on top of it.
 //!
-//! A request finds its stream's cache and takes a free block of its heap. If none fits, it climbs the ladder of
+//! A request is led to its stream's cache, and takes a free block of its heap. If none fits, it climbs the ladder of
 //! `serve/miss.rs`: pages move, the pool grows, and at last cached memory is released. Freed blocks are reused in
 //! stream order. Nothing here touches the memory itself.
 

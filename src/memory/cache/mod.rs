@@ -7,8 +7,8 @@
 //! extents of a few pages, which the device maps where a heap needs them; an extent leaves a heap only where all of it is free. A
 //! thread owns nothing: it knows caches, each with the number of the service in which it found it (`known`).
 //!
-//! **A request** looks at the cache that served its thread last, locks the heap and takes a free block: no driver call. If none
-//! fits, it climbs the ladder of `serve/miss.rs`, each step of which finds free memory elsewhere (`serve/take`) or adds some
+//! **A request** is led to a cache by the scopes and captures that its thread is in (`route`), most often to the one that served
+//! the thread last. There it locks the heap and takes a free block: no driver call. If none fits, it climbs the ladder of `serve/miss.rs`, each step of which finds free memory elsewhere (`serve/take`) or adds some
 //! (`serve/grow`).
 //!
 //! **A free** goes the same way back: from the address to its page, from the page to the cache and the block, two array loads
