@@ -1,18 +1,18 @@
-//! What uses a device's memory: pools of memory, and handles. Errors list them, and each gives back what it does not need.
+//! What uses memory: pools of memory, and handles. Errors list them, and each gives back what it does not need.
 //!
 //! Memory and handles know nothing of each other; each registers here when it is first used.
 
 use std::sync::Mutex;
 
 use crate::error::MemoryUse;
-use crate::ids::Device;
+use crate::ids::{Device, MemoryLocation};
 use crate::sync::lock;
 
 /// One kind of memory user.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MemoryUser {
-    /// What it has of the device's memory.
-    pub(crate) used: fn(Device) -> Vec<MemoryUse>,
+    /// What it has of the memory there.
+    pub(crate) used: fn(MemoryLocation) -> Vec<MemoryUse>,
     /// Gives back what it has and does not need, as far as that can be given back.
     pub(crate) release: fn(Device),
 }
@@ -29,9 +29,9 @@ fn users() -> Vec<MemoryUser> {
     lock(&USERS).clone()
 }
 
-/// Everything that gpupool has of the device's memory.
-pub(crate) fn all(device: Device) -> Vec<MemoryUse> {
-    users().iter().flat_map(|user| (user.used)(device)).collect()
+/// Everything that gpupool has of the memory there.
+pub(crate) fn all(location: MemoryLocation) -> Vec<MemoryUse> {
+    users().iter().flat_map(|user| (user.used)(location)).collect()
 }
 
 /// Gives back everything that is not needed.

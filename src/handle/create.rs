@@ -128,7 +128,8 @@ pub(super) fn explain(library: &dyn Library, device: Device, error: Error) -> Er
         other => return other.into(),
     };
     let (free, total) = runtime::memory_info(device).map_or((0, 0), |memory| (memory.free, memory.total));
-    let users = memory_users::all(device);
+    let location = device.into();
+    let users = memory_users::all(location);
     let wanted = Wanted::Handle(library.handle_bytes());
-    ErrorKind::OutOfMemory(OutOfMemory { refused, device, wanted, free, total, users }).into()
+    ErrorKind::OutOfMemory(OutOfMemory { refused, location, wanted, free, total, users }).into()
 }

@@ -6,7 +6,7 @@ use super::device_pool::DevicePool;
 use super::pool::Pool;
 use super::stats::HandleStats;
 use crate::error::{MemoryUse, Result};
-use crate::ids::Device;
+use crate::ids::{Device, MemoryLocation};
 use crate::memory_users::{self, MemoryUser};
 use crate::process;
 use crate::runtime;
@@ -75,10 +75,10 @@ fn release(device: Device) {
     }
 }
 
-/// What the handles of every pool have of a device's memory.
-fn used(device: Device) -> Vec<MemoryUse> {
+/// What the handles of every pool have of the memory there: none of the host's.
+fn used(location: MemoryLocation) -> Vec<MemoryUse> {
     let used = all().into_iter().filter_map(|pool| {
-        let stats = pool.stats(device).ok()?;
+        let stats = pool.stats(location.device()?).ok()?;
         let handles = stats.idle + stats.held + stats.leased + stats.retired;
         let bytes = stats.device_bytes + stats.workspace_bytes;
         let name = pool.library.name().to_owned();

@@ -1,8 +1,8 @@
 //! Allocating in two parts, so that a caller can let others work while the driver is asked.
 
+use super::cache::Order;
 use super::serve::{self, Allocation, Attempt};
 use crate::error::Result;
-use crate::runtime::Stream;
 
 /// What is left to do of a request that found no free block.
 pub(crate) type Rest<'a> = &'a mut (dyn FnMut() -> Result<Allocation> + Send);
@@ -14,14 +14,14 @@ pub(crate) type Rest<'a> = &'a mut (dyn FnMut() -> Result<Allocation> + Send);
 #[inline]
 pub(crate) fn allocate_in_parts(
     bytes: u64,
-    stream: &Stream,
+    order: &(impl Order + Sync),
     serve: impl FnOnce(Rest<'_>) -> Result<Allocation>,
 ) -> Result<Allocation> {
-    match serve::try_allocate(bytes, stream)? {
+    match serve::try_allocate(bytes, order)? {
         Attempt::Ready(block) => Ok(block),
         Attempt::Miss(miss) => serve(&mut || match miss.serve()? {
             Some(block) => Ok(block),
-            None => serve::allocate(bytes, stream),
+            None => serve::allocate(bytes, order),
         }),
     }
 }

@@ -18,7 +18,7 @@ use crate::sync::ThisThread;
 pub fn set_per_process_memory_fraction(fraction: f64, device: Device) -> Result<()> {
     refuse_no_fraction(fraction)?;
     let memory = &device_caches(runtime::existing(device)?)?.memory;
-    let total = runtime::get()?.total_memory(device)?;
+    let total = runtime::get()?.total_memory(device.into())?;
     memory.budget.set_limit((fraction < 1.0).then_some((total as f64 * fraction) as u64));
     Ok(())
 }
@@ -29,7 +29,7 @@ pub fn set_per_process_memory_fraction(fraction: f64, device: Device) -> Result<
 /// As [`set_per_process_memory_fraction`].
 pub fn get_per_process_memory_fraction(device: Device) -> Result<f64> {
     let limit = device_caches(runtime::existing(device)?)?.memory.budget.limit();
-    let total = runtime::get()?.total_memory(device)?;
+    let total = runtime::get()?.total_memory(device.into())?;
     Ok(limit.map_or(1.0, |limit| limit as f64 / total as f64))
 }
 
@@ -53,7 +53,7 @@ pub fn set_memory_limit(limit: MemoryLimit) -> Result<MemoryLimit> {
 /// `ErrorKind::Forked`.
 pub(crate) fn devices_in_use() -> Result<Vec<Device>> {
     process::refuse_forked()?;
-    Ok(DeviceCaches::of_devices().map(|caches| caches.memory.device).collect())
+    Ok(DeviceCaches::of_devices().filter_map(|caches| caches.memory.location.device()).collect())
 }
 
 /// Releases free memory of every pool to the driver, on every device that was used, also pinned memory of the host, and
@@ -80,7 +80,8 @@ pub(in crate::memory) fn empty_cache_of(device: Option<Device>, patience: Patien
     process::refuse_forked()?;
     let mut released = 0;
     let mut outcome = Ok(());
-    for caches in DeviceCaches::of_devices().filter(|caches| device.is_none_or(|device| device == caches.memory.device))
+    for caches in
+        DeviceCaches::of_devices().filter(|caches| device.is_none_or(|device| caches.memory.location == device))
     {
         caches.memory.end_idle_attachments();
         let may_go = |pool: &Pool| !pool.keeps_segments();

@@ -36,4 +36,4 @@ pub(in crate::memory) use supply::{
     Budget, DriverSegments, Durations, PINNED, PINNED_GONE, PINNED_MADE, Reserve, Run, Source, Supply,
 };
 pub(in crate::memory) use under_way::{Moment, call_out, log_out};
-pub(in crate::memory) use until::{Until, devices};
+pub(in crate::memory) use until::{Until, each_once};

@@ -75,7 +75,7 @@ impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Pool")
             .field("id", &self.id)
-            .field("device", &self.memory.device)
+            .field("device", &self.memory.location)
             .field("use_count", &self.use_count())
             .field("budget", &self.budget())
             .finish_non_exhaustive()
@@ -156,7 +156,7 @@ impl Pool {
     /// # Errors
     /// `ErrorKind::InvalidValue` if memory of the pool was cut already, or it has a reserve.
     pub(in crate::memory) fn set_no_split(&self) -> Result<()> {
-        let (label, device) = (self.label(), self.memory.device);
+        let (label, device) = (self.label(), self.memory.location);
         if self.supply.reserve().is_some() {
             return Err(Error::invalid_value(format!(
                 "pool {label} on {device} has a reserve, which many blocks share: make the pool without one for no_split"

@@ -91,7 +91,7 @@ impl Drop for PoolUse {
 /// Returns the error of a request to a pool that serves none any more.
 #[cold]
 pub(in crate::memory) fn closed(pool: &Pool) -> Error {
-    let (id, device) = (pool.label(), pool.memory.device);
+    let (id, device) = (pool.label(), pool.memory.location);
     Error::invalid_value(if pool.use_count() > 0 {
         format!("pool {id} on {device} is closed and serves no more requests; leave its scopes, or make another pool")
     } else {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Once};
 use super::make_room::make_room;
 use super::pools::end_pool;
 use crate::error::{MemoryUse, Result};
-use crate::ids::Device;
+use crate::ids::{Device, MemoryLocation};
 use crate::memory::cache::{ALL, DeviceCaches};
 use crate::memory::device::{DeviceMemory, Supply};
 use crate::memory::pool::{Pool, PoolId, Rules, lock_limit};
@@ -17,26 +17,27 @@ use crate::sync::ThisThread;
 /// Returns the memory, pools and caches of a device, or of a node of the host.
 ///
 /// # Errors
-/// `ErrorKind::InvalidValue` if there is no such device; `ErrorKind::Library` if the driver refuses;
+/// `ErrorKind::InvalidValue` if there is none; `ErrorKind::Library` if the driver refuses;
 /// `ErrorKind::Forked` in a forked child, where its locks may be held for ever.
-pub(in crate::memory) fn device_caches(device: Device) -> Result<&'static DeviceCaches> {
+pub(in crate::memory) fn device_caches(location: impl Into<MemoryLocation>) -> Result<&'static DeviceCaches> {
     process::refuse_forked()?;
-    match DeviceCaches::known(device) {
+    let location = location.into();
+    match DeviceCaches::known(location) {
         Some(caches) => Ok(caches),
-        None => make(device),
+        None => make(location),
     }
 }
 
 #[cold]
-fn make(device: Device) -> Result<&'static DeviceCaches> {
+fn make(location: MemoryLocation) -> Result<&'static DeviceCaches> {
     static REGISTERED: Once = Once::new();
     REGISTERED.call_once(|| memory_users::add(MemoryUser { used, release }));
-    match device.host_node() {
-        None => runtime::device(device.ordinal() as i64)?,
-        Some(node) => runtime::host_node(node.into())?,
-    };
+    match location {
+        MemoryLocation::Device(device) => drop(runtime::existing(device)?),
+        MemoryLocation::Host(node) => drop(runtime::host_node(node.number().into())?),
+    }
     // Whole, with its default pool, before any other thread sees it.
-    let caches = DeviceCaches::new(DeviceMemory::reserve(device)?);
+    let caches = DeviceCaches::new(DeviceMemory::reserve(location)?);
     let memory = &caches.memory;
     let supply = Supply::new(memory.default_source(), None);
     caches.set_default_pool(Arc::new(Pool::new(PoolId::NONE, 0, memory, Rules::default(), None, supply, end_pool)));
@@ -54,9 +55,9 @@ fn make(device: Device) -> Result<&'static DeviceCaches> {
     Ok(installed)
 }
 
-/// Returns what each pool has of the device's memory.
-fn used(device: Device) -> Vec<MemoryUse> {
-    let Some(caches) = DeviceCaches::known(device) else { return Vec::new() };
+/// Returns what each pool has of the memory.
+fn used(location: MemoryLocation) -> Vec<MemoryUse> {
+    let Some(caches) = DeviceCaches::known(location) else { return Vec::new() };
     let describe = |pool: Arc<Pool>| {
         let counts = DeviceCaches::counts_of(&pool, ThisThread::get());
         let name =

@@ -48,7 +48,7 @@ impl Request {
     /// known to be done; and segments that may be registered stay where they are.
     pub(super) fn may_move(&self) -> Result<bool> {
         let service = &self.service;
-        Ok(!service.role.is_captured() && !service.pool.no_split() && !service.stream.is_captured()?)
+        Ok(!service.role.is_captured() && !service.pool.no_split() && !service.is_captured_now()?)
     }
 
     /// Returns the block at an offset that the cache handed out for the request.

@@ -81,5 +81,5 @@ fn pools(device: Device) -> Vec<Arc<Pool>> {
 
 /// Returns what gpupool has of the device's memory, in bytes.
 fn used(device: Device) -> u64 {
-    memory_users::all(device).iter().map(|used| used.bytes).sum()
+    memory_users::all(device.into()).iter().map(|used| used.bytes).sum()
 }

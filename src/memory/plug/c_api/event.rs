@@ -45,7 +45,7 @@ impl From<&MemoryEvent> for Event {
         Self {
             size: size_of::<Self>() as u64,
             action: event.action as c_int,
-            device: event.device.number() as c_int,
+            device: event.location.number() as c_int,
             address: event.address,
             bytes: event.bytes,
             stream: pointer(event.stream as u64),
@@ -65,7 +65,7 @@ impl From<&SegmentEvent> for Event {
         Self {
             size: size_of::<Self>() as u64,
             action: action as c_int,
-            device: event.device.number() as c_int,
+            device: event.device.number(),
             address: event.address,
             bytes: event.nbytes,
             stream: ptr::null_mut(),
@@ -81,7 +81,7 @@ static TOLD: RwLock<Option<Callback<Observer>>> = RwLock::new(None);
 /// Tells the observer of an event, with no lock held.
 fn tell(event: &MemoryEvent) {
     // Observers are told of devices' memory.
-    if event.device.host_node().is_some() {
+    if event.location.device().is_none() {
         return;
     }
     let told = *read(&TOLD);

@@ -6,7 +6,7 @@ use std::ptr;
 use super::call::{address_of, count, hand_out, run};
 use super::sized::{SizedStruct, write};
 use crate::error::Result;
-use crate::ids::Device;
+use crate::ids::NumaNode;
 use crate::memory::report::DeviceStats;
 use crate::memory::{device, host, serve};
 use crate::observe::recording::{Purpose, hold_stack};
@@ -44,12 +44,12 @@ impl From<device::Durations> for Durations {
 /// Returns the number of the NUMA node that a caller names; none for -1. Refuses one that there is not.
 fn number_of_node(numa: c_int) -> Result<Option<u32>> {
     let node = (numa != -1).then(|| runtime::host_node(numa.into())).transpose()?;
-    Ok(node.and_then(Device::host_node))
+    Ok(node.map(NumaNode::number))
 }
 
 /// Allocates pinned memory. 0 bytes are a null pointer, and so is what is not to be had.
 pub(super) unsafe extern "C" fn allocate_pinned(bytes: u64, numa: c_int, place: *mut *mut c_void) -> c_int {
-    let allocate = || serve::allocate(bytes, &host::order_of((numa != -1).then_some(numa.into()), None)?);
+    let allocate = || serve::allocate(bytes, &host::node_of((numa != -1).then_some(numa.into()), None)?);
     // SAFETY: the caller passes a place for a pointer, or null.
     unsafe { hand_out(place, "pointer", ptr::null_mut(), || address_of(bytes, allocate)) }
 }
