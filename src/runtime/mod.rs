@@ -44,9 +44,7 @@ pub(crate) use device_waits::{Point, wait_for_work_before};
 pub(crate) use event::ContextRecord;
 pub use event::{Event, RawEvent};
 pub use guard::{BoundDevice, RelaxedCapture};
-#[cfg(feature = "python")]
-pub(crate) use host_memory::no_host_node;
-pub(crate) use host_memory::{host_node, locking_limits, nearest_host_node, only_host_node};
+pub(crate) use host_memory::{host_node, locking_limits, nearest_host_node, no_host_node, only_host_node};
 pub use known_captures::synchronize;
 pub(crate) use known_captures::{
     KnownCapture, WholeDevice, end_expecting_captures, expect_captures, is_known_stream_capturing, note_capture,
@@ -92,7 +90,7 @@ impl fmt::Display for Kind {
 }
 
 /// A device's memory, in bytes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct MemoryInfo {
     /// Free memory.
     pub free: u64,

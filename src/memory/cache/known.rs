@@ -130,10 +130,11 @@ impl Last {
     /// Returns the cache if it serves the order by the routes that the thread has now.
     #[inline]
     fn serving(self, order: &impl Order) -> Option<Found> {
+        let (location, stream) = order.named();
         let is_same = self.stream == order.address()
-            && self.location == order.location()
+            && self.location == location
             && self.changes == pool::changes()
-            && (self.stream_id == 0 || order.stream().is_none_or(|stream| is_still(stream, self.stream_id)));
+            && (self.stream_id == 0 || stream.is_none_or(|stream| is_still(stream, self.stream_id)));
         is_same.then_some(self.found)
     }
 }

@@ -28,44 +28,29 @@ pub(in crate::memory) struct Service {
 
 /// What a request names: the stream in whose order device memory is used, or the host's NUMA node that pinned memory is on.
 pub(crate) trait Order {
-    /// Returns where the memory is.
-    fn location(&self) -> MemoryLocation;
-
-    /// Returns the stream.
-    fn stream(&self) -> Option<&Stream>;
+    /// Returns where the memory is, and the stream.
+    fn named(&self) -> (MemoryLocation, Option<&Stream>);
 
     /// Returns the number by which a cache is found: the stream's address, where the two names of the legacy stream are one; 0
     /// for pinned memory.
     #[inline]
     fn address(&self) -> usize {
-        match self.stream().map_or(0, |stream| stream.raw().address()) {
-            1 => 0,
-            address => address,
-        }
+        let address = self.named().1.map_or(0, |stream| stream.raw().address());
+        if address == 1 { 0 } else { address }
     }
 }
 
 impl Order for Stream {
     #[inline]
-    fn location(&self) -> MemoryLocation {
-        self.device().into()
-    }
-
-    #[inline]
-    fn stream(&self) -> Option<&Stream> {
-        Some(self)
+    fn named(&self) -> (MemoryLocation, Option<&Stream>) {
+        (self.device().into(), Some(self))
     }
 }
 
 impl Order for NumaNode {
     #[inline]
-    fn location(&self) -> MemoryLocation {
-        MemoryLocation::Host(*self)
-    }
-
-    #[inline]
-    fn stream(&self) -> Option<&Stream> {
-        None
+    fn named(&self) -> (MemoryLocation, Option<&Stream>) {
+        ((*self).into(), None)
     }
 }
 
@@ -83,11 +68,6 @@ impl Service {
     /// Returns whether its stream can be asked at any time, if it has one.
     pub(in crate::memory) fn lasts(&self) -> bool {
         self.stream.as_ref().is_none_or(Stream::is_lasting)
-    }
-
-    /// Returns whether what is submitted to its stream goes to a graph now.
-    pub(in crate::memory) fn is_captured_now(&self) -> Result<bool> {
-        self.stream.as_ref().map_or(Ok(false), Stream::is_captured)
     }
 
     /// Returns whether it can borrow slabs: its stream can be asked at any time, and nothing replays its work.

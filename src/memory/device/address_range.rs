@@ -72,7 +72,7 @@ const INVALID_VALUE: i32 = 1;
 fn without_addresses(error: Error, location: MemoryLocation, bytes: u64) -> Error {
     match error.on(location).into_kind() {
         ErrorKind::Library(refused) if refused.kind == StatusKind::OutOfMemory => {
-            let MemoryInfo { free, total } = runtime::memory_info(location).unwrap_or(MemoryInfo { free: 0, total: 0 });
+            let MemoryInfo { free, total } = runtime::memory_info(location).unwrap_or_default();
             let wanted = Wanted::Addresses(bytes);
             ErrorKind::OutOfMemory(OutOfMemory { refused, location, wanted, free, total, users: Vec::new() }).into()
         }

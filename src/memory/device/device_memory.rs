@@ -107,8 +107,7 @@ impl DeviceMemory {
 
     /// Makes a device without memory, as small as can be: models make one for each order of their threads, and tests that need none of it.
     #[cfg(test)]
-    pub(in crate::memory) fn for_model(device: Device) -> Self {
-        let location = device.into();
+    pub(in crate::memory) fn for_model(location: MemoryLocation) -> Self {
         Self::new(AddressRange::new(location, 0, PAGE), location, PAGE, None)
     }
 

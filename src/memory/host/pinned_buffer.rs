@@ -3,7 +3,7 @@
 use std::ptr::{self, NonNull};
 use std::slice;
 
-use super::place::{nearest_node, node_of};
+use super::place::node_of;
 use crate::error::Result;
 use crate::ids::NumaNode;
 use crate::memory::cache::BlockUser;
@@ -44,7 +44,7 @@ pub struct PinnedBuffer {
 /// if the stream's device does not exist; `ErrorKind::Library` if the driver refuses.
 #[inline]
 pub fn empty_pinned(nbytes: u64, stream: Option<&Stream>) -> Result<PinnedBuffer> {
-    empty_pinned_by(nbytes, nearest_node(stream)?, stream, serve::allocate)
+    empty_pinned_by(nbytes, node_of(None, stream)?, stream, serve::allocate)
 }
 
 /// As [`empty_pinned`], on the NUMA node with this number.

@@ -196,8 +196,7 @@ fn name_stacks(segments: &mut [SegmentView], events: &[MemoryEvent]) {
         .rev()
         .filter(|event| matches!(event.action, MemoryAction::SegmentMap | MemoryAction::SegmentAlloc))
     {
-        let place =
-            |address| segments.partition_point(|other| (other.location, other.address) < (event.location, address));
+        let place = |address| segments.partition_point(|one| (one.location, one.address) < (event.location, address));
         for index in place(event.address)..place(event.address + event.bytes) {
             if !std::mem::replace(&mut is_named[index], true) {
                 segments[index].stack = event.stack;

@@ -11,7 +11,6 @@ use crate::memory::device::{DeviceMemory, Supply};
 use crate::memory::pool::{Pool, PoolId, Rules, lock_limit};
 use crate::memory_users::{self, MemoryUser};
 use crate::process;
-use crate::runtime;
 use crate::sync::ThisThread;
 
 /// Returns the memory, pools and caches of a device, or of a node of the host.
@@ -32,10 +31,6 @@ pub(in crate::memory) fn device_caches(location: impl Into<MemoryLocation>) -> R
 fn make(location: MemoryLocation) -> Result<&'static DeviceCaches> {
     static REGISTERED: Once = Once::new();
     REGISTERED.call_once(|| memory_users::add(MemoryUser { used, release }));
-    match location {
-        MemoryLocation::Device(device) => drop(runtime::existing(device)?),
-        MemoryLocation::Host(node) => drop(runtime::host_node(node.number().into())?),
-    }
     // Whole, with its default pool, before any other thread sees it.
     let caches = DeviceCaches::new(DeviceMemory::reserve(location)?);
     let memory = &caches.memory;

@@ -65,7 +65,7 @@ pub(super) fn given_cache_for(given: &Given, stream: &Stream, is_rerouted: bool)
 }
 
 fn find_now(order: &impl Order, given: Option<&Given>, is_rerouted: bool) -> Result<(CacheKey, Found)> {
-    let (thread, location, stream) = (ThisThread::get(), order.location(), order.stream());
+    let (thread, (location, stream)) = (ThisThread::get(), order.named());
     // Pinned memory has no pools of users.
     let destination = stream.map_or(Ok(None), |stream| pool::destination(stream, given, is_rerouted))?;
     let (pool, role) = destination.as_ref().map_or((0, Role::Requests), |to| (to.pool.number, to.role));
@@ -118,9 +118,8 @@ fn acquire(
         Some(Destination { pool, role }) => (pool, role),
         None => (Arc::clone(caches.default_pool()?), Role::Requests),
     };
-    let is_per_thread = stream.is_some_and(|stream| stream.raw() == RawStream::PER_THREAD);
-    let per_thread_of = is_per_thread.then(|| thread.number());
-    let stream = stream.map(Stream::kept);
+    let per_thread = stream.filter(|stream| stream.raw() == RawStream::PER_THREAD);
+    let (stream, per_thread_of) = (stream.map(Stream::kept), per_thread.map(|_| thread.number()));
     let service = Service { number: 0, pool, stream, stream_id, per_thread_of, role };
     loop {
         for cache in DeviceCaches::caches_on(&service.pool, service.address()) {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use super::grow::is_no_memory;
 use crate::error::{Error, ErrorKind, OutOfMemory, Result, Wanted};
-use crate::ids::{Device, MemoryLocation};
+use crate::ids::Device;
 use crate::memory::cache::{is_recorded, note_oom};
 use crate::memory::device::call_out;
 use crate::memory::pool::Pool;
@@ -111,16 +111,11 @@ pub(in crate::memory) fn without_callbacks<R>(run: impl FnOnce() -> R) -> R {
     run()
 }
 
-/// Returns what the driver says of the memory there; zeros where it says nothing.
-fn memory_info(location: MemoryLocation) -> MemoryInfo {
-    runtime::memory_info(location).unwrap_or(MemoryInfo { free: 0, total: 0 })
-}
-
 /// Records that memory ran out, where memory is recorded; before callbacks are asked, which may take a snapshot.
 pub(super) fn note(pool: &Pool, stream: usize, bytes: u64) {
     if is_recorded() {
         let location = pool.memory.location;
-        note_oom(location, stream, pool.id, bytes, memory_info(location).free);
+        note_oom(location, stream, pool.id, bytes, runtime::memory_info(location).unwrap_or_default().free);
         deliver();
     }
 }
@@ -134,7 +129,7 @@ pub(in crate::memory) fn no_memory_left(pool: &Pool, bytes: u64, refused: Error)
     }
     let location = pool.memory.location;
     pool.memory.failures.fetch_add(1, Ordering::Relaxed);
-    let MemoryInfo { free, total } = memory_info(location);
+    let MemoryInfo { free, total } = runtime::memory_info(location).unwrap_or_default();
     let refused = match refused.into_kind() {
         ErrorKind::Library(refused) => refused,
         other => return other.into(),

@@ -123,8 +123,7 @@ fn refuse_id(id: PoolId, device: Option<Device>) -> Error {
             "{id}{on} is not a pool's id; take one from graph_pool_handle() or a MemPool"
         ));
     }
-    let owner =
-        DeviceCaches::all().find(|caches| caches.pools.in_use(id).is_some()).map(|caches| caches.memory.location);
+    let owner = DeviceCaches::all().find(|all| all.pools.in_use(id).is_some()).map(|all| all.memory.location);
     Error::invalid_value(match (owner, device) {
         (Some(owner), Some(device)) => {
             format!("pool {id} is of {owner}, not of {device}: name {owner}, or take a pool of {device}")

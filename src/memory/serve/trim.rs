@@ -113,10 +113,8 @@ pub(in crate::memory) fn trim(
         let_go_asleep(pool, thread);
     }
     forget_if_empty(caches, pool, thread);
-    let mut released = caches.memory.end_retired(patience == Patience::Wait)?;
-    if caches.memory.is_of_host() {
-        released += caches.memory.begin_ending_segments()?;
-    }
+    let at_once = caches.memory.end_retired(patience == Patience::Wait)?;
+    let released = at_once + caches.memory.begin_ending_segments()?;
     if released > 0 {
         let (device, took) = (caches.memory.location, activity.took());
         log_out(

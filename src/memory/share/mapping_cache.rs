@@ -317,7 +317,7 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "thousands of mappings, and nothing unsafe")]
     fn a_region_is_found_by_its_number_while_it_lasts_and_the_oldest_go_first() -> Outcome<()> {
-        let memory = Box::leak(Box::new(DeviceMemory::for_model(Device::from_ordinal(0))));
+        let memory = Box::leak(Box::new(DeviceMemory::for_model(Device::from_ordinal(0).into())));
         let name = random().unwrap_or_default();
         let (secret, device) = (Secret(name), [0; 16]);
         let token = TokenFields {

@@ -171,7 +171,7 @@ mod tests {
     use crate::ids::Device;
     use crate::memory::tuning::PAGE;
 
-    static MEMORY: LazyLock<DeviceMemory> = LazyLock::new(|| DeviceMemory::for_model(Device::from_ordinal(7)));
+    static MEMORY: LazyLock<DeviceMemory> = LazyLock::new(|| DeviceMemory::for_model(Device::from_ordinal(7).into()));
 
     fn extents(numbers: &[u64]) -> Vec<DescribedExtent> {
         numbers.iter().map(|number| DescribedExtent { extent: Extent::from_number(*number), bytes: PAGE }).collect()
@@ -216,7 +216,8 @@ mod tests {
 
     #[test]
     fn what_is_kept_of_a_region_that_has_ended_is_asked_for_once_and_waited_for_until_it_ends() {
-        static APART: LazyLock<DeviceMemory> = LazyLock::new(|| DeviceMemory::for_model(Device::from_ordinal(5)));
+        static APART: LazyLock<DeviceMemory> =
+            LazyLock::new(|| DeviceMemory::for_model(Device::from_ordinal(5).into()));
         let memory = &*APART;
         let region = find(memory, extents(&[1]));
         let (mut before, over) = (KeptMapping::new(Arc::clone(&region)), KeptMapping::new(Arc::clone(&region)));

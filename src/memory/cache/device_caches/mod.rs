@@ -39,14 +39,10 @@ struct Places<const MOST: usize> {
     end: AtomicUsize,
 }
 
-static DEVICES: Places<0x100> = Places::new();
-static NODES: Places<0x40> = Places::new();
+static DEVICES: Places<0x100> = Places { all: [const { OnceLock::new() }; 0x100], end: AtomicUsize::new(0) };
+static NODES: Places<0x40> = Places { all: [const { OnceLock::new() }; 0x40], end: AtomicUsize::new(0) };
 
 impl<const MOST: usize> Places<MOST> {
-    const fn new() -> Self {
-        Self { all: [const { OnceLock::new() }; MOST], end: AtomicUsize::new(0) }
-    }
-
     #[inline]
     fn known(&self, number: usize) -> Option<&'static DeviceCaches> {
         self.all.get(number)?.get().copied()

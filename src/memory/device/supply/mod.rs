@@ -48,7 +48,7 @@ impl Source {
         match (self, stream) {
             (Self::Segments(source), Some(stream)) => source.allocate(bytes, stream),
             (Self::Pinned { node, .. }, _) => pinned_segments::allocate(*node, bytes),
-            _ => Err(no_segments()),
+            _ => Err(Error::internal(NO_SEGMENTS)),
         }
     }
 
@@ -65,7 +65,7 @@ impl Source {
             (Self::Segments(source), Some(stream)) => unsafe { source.free(address, bytes, stream) },
             // SAFETY: as the caller promises.
             (Self::Pinned { node, .. }, _) => unsafe { pinned_segments::free(*node, address, bytes) },
-            _ => Err(no_segments()),
+            _ => Err(Error::internal(NO_SEGMENTS)),
         }
     }
 
@@ -75,10 +75,7 @@ impl Source {
     }
 }
 
-#[cold]
-fn no_segments() -> Error {
-    Error::internal("a segment was asked for where there are none")
-}
+const NO_SEGMENTS: &str = "a segment was asked for where there are none";
 
 /// A pool's source and budget: what memory on its way back to the driver needs of the pool, which may be gone by then.
 #[derive(Debug)]

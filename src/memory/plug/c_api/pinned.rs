@@ -6,7 +6,6 @@ use std::ptr;
 use super::call::{address_of, count, hand_out, run};
 use super::sized::{SizedStruct, write};
 use crate::error::Result;
-use crate::ids::NumaNode;
 use crate::memory::report::DeviceStats;
 use crate::memory::{device, host, serve};
 use crate::observe::recording::{Purpose, hold_stack};
@@ -43,8 +42,7 @@ impl From<device::Durations> for Durations {
 
 /// Returns the number of the NUMA node that a caller names; none for -1. Refuses one that there is not.
 fn number_of_node(numa: c_int) -> Result<Option<u32>> {
-    let node = (numa != -1).then(|| runtime::host_node(numa.into())).transpose()?;
-    Ok(node.map(NumaNode::number))
+    (numa != -1).then(|| u32::try_from(numa).map_err(|_| runtime::no_host_node(numa))).transpose()
 }
 
 /// Allocates pinned memory. 0 bytes are a null pointer, and so is what is not to be had.

@@ -139,10 +139,9 @@ fn tell(pool: &Pool, listener: &Listener, kind: SegmentEventKind, address: u64, 
     let Some(device) = pool.memory.location.device() else { return };
     let event = SegmentEvent { kind, address, nbytes, device, pool: pool.id };
     if catch_unwind(AssertUnwindSafe(|| call_out(|| listener.tell(&event)))).is_err() {
-        let label = pool.label();
         log_out(
             Level::Error,
-            format_args!("pool {label} on {device}: a callback of on_segment panicked for {event:?}"),
+            format_args!("pool {} on {device}: a callback of on_segment panicked for {event:?}", pool.label()),
         );
     }
 }
