@@ -107,7 +107,7 @@ impl MemoryLocation {
 
     /// Returns all of it as one number, laid out as it is in memory, so that two are compared at once.
     #[inline]
-    const fn packed(self) -> u64 {
+    pub(crate) const fn packed(self) -> u64 {
         match self {
             Self::Device(device) => (device.0 as u64) << 32,
             Self::Host(node) => (node.0 as u64) << 32 | 1,
@@ -268,5 +268,21 @@ impl CaptureStatus {
     /// As [`CaptureStatus::known`]. A stream whose status is not known counts as captured: its memory may be part of a graph.
     pub(crate) fn of(number: c_int) -> Self {
         Self::known(number).unwrap_or(Self::Active)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_location_is_one_word_and_a_node_is_no_device() {
+        assert_eq!(size_of::<MemoryLocation>(), 8);
+        let (device, node) = (Device::from_ordinal(1), NumaNode::from_number(1));
+        let [on_device, on_node] = [MemoryLocation::from(device), node.into()];
+        assert!(on_device == device && on_node != device && on_device != on_node && on_device < on_node);
+        assert_eq!((on_device.device(), on_device.numa(), on_device.number()), (Some(device), None, 1));
+        assert_eq!((on_node.device(), on_node.numa(), on_node.number()), (None, Some(1), -2));
+        assert_eq!([on_device, on_node].map(|on| on.to_string()), ["device 1", "NUMA node 1 of the host"]);
     }
 }

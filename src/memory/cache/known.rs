@@ -50,7 +50,8 @@ pub(in crate::memory) struct Found {
 /// The cache that served last.
 #[derive(Clone, Copy, Debug)]
 struct Last {
-    location: MemoryLocation,
+    /// As [`MemoryLocation::packed`], which leaves the pointer to tell whether there is one: so a hit asks once.
+    location: u64,
     stream: usize,
     /// As in [`CacheKey`]: another stream may have the address by now.
     stream_id: u64,
@@ -124,7 +125,7 @@ impl Drop for KnownCaches {
 impl Last {
     fn new(key: CacheKey, changes: u32, found: Found) -> Self {
         let CacheKey { location, stream, stream_id, .. } = key;
-        Self { location, stream, stream_id, changes, found }
+        Self { location: location.packed(), stream, stream_id, changes, found }
     }
 
     /// Returns the cache if it serves the order by the routes that the thread has now.
@@ -132,7 +133,7 @@ impl Last {
     fn serving(self, order: &impl Order) -> Option<Found> {
         let (location, stream) = order.named();
         let is_same = self.stream == order.address()
-            && self.location == location
+            && self.location == location.packed()
             && self.changes == pool::changes()
             && (self.stream_id == 0 || stream.is_none_or(|stream| is_still(stream, self.stream_id)));
         is_same.then_some(self.found)
