@@ -135,8 +135,8 @@ pub struct Capture {
 
 /// What the pools need from a GPU platform. No method panics.
 ///
-/// Memory is of a [`MemoryLocation`]: of a device, or of a NUMA node of the host, whose memory every device reads and writes
-/// at the same address.
+/// Memory is of a [`MemoryLocation`]: of a device, or of a NUMA node of the host, whose memory every device reads and
+/// writes at the same address.
 ///
 /// Methods that take an address are unsafe: the stream, event or memory must be alive and belong to this runtime.
 /// [`Stream`] and [`Event`] guarantee that for their callers. Addresses of memory are numbers (`CUdeviceptr`).
@@ -535,7 +535,8 @@ pub fn device(ordinal: i64) -> Result<Device> {
     }
 }
 
-/// Returns a device that a caller named, if there is one. Every public function that takes a device passes it through here.
+/// Returns a device that a caller named, if there is one. Every public function that takes a device passes it through
+/// here.
 ///
 /// # Errors
 /// As [`device`].

@@ -15,8 +15,8 @@ pub(in crate::memory) struct Service {
     /// Which of its cache's services it is, as [`Heap::service`](super::heap::Heap::service); 0 before it begins.
     pub(in crate::memory) number: u64,
     pub(in crate::memory) pool: Arc<Pool>,
-    /// In whose order the memory is used; none where what is free waits for no stream: pinned memory of the host, whose next
-    /// writer is the host, and what a pool lends to its caches.
+    /// In whose order the memory is used; none where what is free waits for no stream: pinned memory of the host, whose
+    /// next writer is the host, and what a pool lends to its caches.
     pub(in crate::memory) stream: Option<Stream>,
     /// The [`Stream::id`] of a stream that may be gone one day, and leave its address to another one; 0 of one that lasts, and
     /// of graphs.
@@ -26,13 +26,14 @@ pub(in crate::memory) struct Service {
     pub(in crate::memory) role: Role,
 }
 
-/// What a request names: the stream in whose order device memory is used, or the host's NUMA node that pinned memory is on.
+/// What a request names: the stream in whose order device memory is used, or the host's NUMA node that pinned memory is
+/// on.
 pub(crate) trait Order {
     /// Returns where the memory is, and the stream.
     fn named(&self) -> (MemoryLocation, Option<&Stream>);
 
-    /// Returns the number by which a cache is found: the stream's address, where the two names of the legacy stream are one; 0
-    /// for pinned memory.
+    /// Returns the number by which a cache is found: the stream's address, where the two names of the legacy stream are
+    /// one; 0 for pinned memory.
     #[inline]
     fn address(&self) -> usize {
         let address = self.named().1.map_or(0, |stream| stream.raw().address());

@@ -4,12 +4,12 @@ use crate::error::Result;
 use crate::ids::NumaNode;
 use crate::runtime::{self, Stream};
 
-/// Returns the node with this number; without one that nearest to the device of this stream, else to the calling thread's
-/// current device.
+/// Returns the node with this number; without one that nearest to the device of this stream, else to the calling
+/// thread's current device.
 ///
 /// # Errors
-/// `ErrorKind::InvalidValue` if the host has no such node, or the stream's device does not exist; `ErrorKind::Library` if the
-/// driver refuses.
+/// `ErrorKind::InvalidValue` if the host has no such node, or the stream's device does not exist; `ErrorKind::Library`
+/// if the driver refuses.
 #[inline]
 pub(crate) fn node_of(numa: Option<i64>, stream: Option<&Stream>) -> Result<NumaNode> {
     if let Some(number) = numa {

@@ -40,7 +40,7 @@ impl From<device::Durations> for Durations {
     }
 }
 
-/// Returns the number of the NUMA node that a caller names; none for -1. Refuses one that there is not.
+/// Returns the number of the NUMA node that a caller names; none for -1. Which there are is known where it is used.
 fn number_of_node(numa: c_int) -> Result<Option<u32>> {
     (numa != -1).then(|| u32::try_from(numa).map_err(|_| runtime::no_host_node(numa))).transpose()
 }
