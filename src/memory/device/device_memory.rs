@@ -117,7 +117,7 @@ impl DeviceMemory {
     /// `ErrorKind::InvalidValue` for pinned memory of the host.
     pub(in crate::memory) fn device(&self) -> Result<Device> {
         let location = self.location;
-        location.device().ok_or_else(|| Error::invalid_value(format!("this is memory of {location}, and of no device")))
+        location.device().ok_or_else(|| Error::invalid_value(format!("{location} has this memory: give a device's")))
     }
 
     /// Returns whether it is pinned memory of the host.
