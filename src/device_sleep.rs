@@ -18,7 +18,7 @@ use crate::{process, runtime};
 pub fn sleep(device: Device, backup: Backup) -> Result<u64> {
     process::refuse_forked()?;
     let device = runtime::existing(device)?;
-    let used = || -> u64 { memory::users(device).iter().map(|used| used.bytes).sum() };
+    let used = || -> u64 { memory::users(device.into()).iter().map(|used| used.bytes).sum() };
     let before = used();
     memory::sleep_pools(device, backup)?;
     handle::release_idle(device);

@@ -7,7 +7,7 @@ use std::fmt::{self, Display};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::ids::Device;
+use crate::ids::{Device, MemoryLocation};
 
 /// The result of every fallible call of the crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -95,8 +95,8 @@ pub struct LibraryError {
     pub code: i32,
     /// What the status means for the caller.
     pub kind: StatusKind,
-    /// The device that the call was for.
-    pub device: Option<Device>,
+    /// Where the call was for: a device, or the host's memory on a NUMA node.
+    pub location: Option<MemoryLocation>,
     /// The file that the library was loaded from.
     pub path: Option<PathBuf>,
     /// Further details, and what to do.
@@ -128,8 +128,8 @@ pub enum Wanted {
 pub struct OutOfMemory {
     /// The refused call.
     pub refused: LibraryError,
-    /// The device; for pinned memory the NUMA node of the host ([`Device::host_node`]).
-    pub device: Device,
+    /// The device; for pinned memory the NUMA node of the host.
+    pub location: MemoryLocation,
     /// What was requested.
     pub wanted: Wanted,
     /// Free device memory at the last attempt, in bytes.
@@ -186,7 +186,7 @@ impl Error {
             status: status.into(),
             code,
             kind,
-            device: None,
+            location: None,
             path: None,
             advice: None,
             cause: None,
@@ -256,8 +256,8 @@ impl Error {
         matches!(self.kind(), ErrorKind::Library(refused) if refused.kind == kind)
     }
 
-    pub(crate) fn on(self, device: Device) -> Self {
-        self.map_library(|refused| refused.device = refused.device.or(Some(device)))
+    pub(crate) fn on(self, location: impl Into<MemoryLocation>) -> Self {
+        self.map_library(|refused| refused.location = refused.location.or(Some(location.into())))
     }
 }
 
@@ -303,8 +303,8 @@ impl fmt::Display for LibraryError {
             UNKNOWN_STATUS => write!(f, "{UNKNOWN_STATUS} {}", self.code)?,
             status => write!(f, "{status} ({})", self.code)?,
         }
-        if let Some(device) = self.device {
-            write!(f, " on {device}")?;
+        if let Some(location) = self.location {
+            write!(f, " on {location}")?;
         }
         if let Some(path) = &self.path {
             write!(f, ", library {}", path.display())?;
@@ -321,8 +321,11 @@ impl fmt::Display for LibraryError {
 
 impl fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let pinned = if self.device.host_node().is_some() { "pinned " } else { "" };
-        write!(f, "out of {pinned}memory on {}: ", self.device)?;
+        let (pinned, range) = match self.location {
+            MemoryLocation::Device(_) => ("", "the device's memory"),
+            MemoryLocation::Host(_) => ("pinned ", "pinned memory"),
+        };
+        write!(f, "out of {pinned}memory on {}: ", self.location)?;
         match &self.wanted {
             Wanted::Handle(0) => write!(f, "{}.", self.refused)?,
             Wanted::Handle(needed) => {
@@ -338,10 +341,9 @@ impl fmt::Display for OutOfMemory {
             Wanted::Addresses(bytes) => {
                 return write!(
                     f,
-                    "tried to reserve {} ({bytes} bytes) of addresses for {}; {}. It is the process that has too few \
+                    "tried to reserve {} ({bytes} bytes) of addresses for {range}; {}. It is the process that has too few \
                      addresses: raise its limit of address space (ulimit -v, RLIMIT_AS)",
                     Bytes(*bytes),
-                    if pinned.is_empty() { "the device's memory" } else { "pinned memory" },
                     self.refused
                 );
             }
@@ -361,7 +363,7 @@ impl fmt::Display for OutOfMemory {
         f.write_str(match self.wanted {
             // What gpupool refuses itself, for a limit, says what to do: memory that is freed elsewhere would not help.
             _ if self.refused.library == GPUPOOL => "",
-            _ if self.device.host_node().is_some() => {
+            _ if self.location.device().is_none() => {
                 ". Free memory was released before the last attempt; free pinned memory, or request less"
             }
             _ if self.refused.library == OWN_ALLOCATOR => {

@@ -88,7 +88,7 @@ pub use handle::{
     Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, Handle, HandleAction, HandleEvent, HandlePool, HandleStats,
     Hipblas, HipblasLt, Hipsolver, Hipsparse, HostHandles, Lease, Miopen, Pooled, handle, handle_stats, lease,
 };
-pub use ids::{CaptureMode, CaptureStatus, Device, RawStream};
+pub use ids::{CaptureMode, CaptureStatus, Device, MemoryLocation, NumaNode, RawStream};
 pub use memory::{Backup, wake};
 pub use memory::{
     CaptureScope, DeviceBuffer, GraphMemory, MemPool, MemPoolBuilder, MemoryStats, PoolId, PoolScope, PoolStats,

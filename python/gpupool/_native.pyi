@@ -2352,7 +2352,7 @@ def summarize(device: SupportsIndex | None = None) -> dict[str, Any]:
 def summarize_pinned() -> tuple[list[dict[str, Any]], int | None]:
     """Return the counts of pinned memory for each NUMA node that was used, and the limit of all together."""
 
-def nearest_numa_node(device: SupportsIndex) -> int | None:
+def nearest_numa_node(device: SupportsIndex) -> int:
     """Return the number of the host's NUMA node that is nearest to a device."""
 
 def add_site_packages(folders: Sequence[str | PathLike[str]]) -> None:

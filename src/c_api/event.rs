@@ -44,7 +44,7 @@ impl From<&MemoryEvent> for Event {
         Self {
             size: size_of::<Self>() as u64,
             action: event.action as c_int,
-            device: event.device.number() as c_int,
+            device: event.location.number() as c_int,
             address: event.address,
             bytes: event.bytes,
             stream: pointer(event.stream as u64),
@@ -64,7 +64,7 @@ impl From<&SegmentEvent> for Event {
         Self {
             size: size_of::<Self>() as u64,
             action: action as c_int,
-            device: event.device.number() as c_int,
+            device: event.device.number(),
             address: event.address,
             bytes: event.nbytes,
             stream: ptr::null_mut(),
@@ -81,7 +81,7 @@ pub(super) unsafe extern "C" fn observe(observer: Option<Observer>, context: *mu
         let _changes = recording::lock_changes();
         match observer.map(|function| Callback { function, context }) {
             Some(observer) => report::begin_observing(Arc::new(move |event| {
-                if event.device.host_node().is_none() {
+                if event.location.device().is_some() {
                     observer.tell(&event.into());
                 }
             })),

@@ -5,7 +5,6 @@ use std::ptr;
 
 use super::sized::{SizedStruct, write};
 use crate::error::Result;
-use crate::ids::Device;
 use crate::memory::plug::call::{address_of, count, hand_out, run};
 use crate::memory::report::DeviceStats;
 use crate::memory::route;
@@ -42,15 +41,14 @@ impl From<device::Durations> for Durations {
     }
 }
 
-/// Returns the number of the NUMA node that a caller names; none for -1. Refuses one that there is not.
+/// Returns the number of the NUMA node that a caller names; none for -1. Which there are is known where it is used.
 fn number_of_node(numa: c_int) -> Result<Option<u32>> {
-    let node = (numa != -1).then(|| runtime::host_node(numa.into())).transpose()?;
-    Ok(node.and_then(Device::host_node))
+    (numa != -1).then(|| u32::try_from(numa).map_err(|_| runtime::no_host_node(numa))).transpose()
 }
 
 /// Allocates pinned memory. 0 bytes are a null pointer, and so is what is not to be had.
 pub(super) unsafe extern "C" fn allocate_pinned(bytes: u64, numa: c_int, place: *mut *mut c_void) -> c_int {
-    let allocate = || route::allocate(bytes, &host::order_of((numa != -1).then_some(numa.into()), None)?);
+    let allocate = || route::allocate(bytes, &host::node_of((numa != -1).then_some(numa.into()), None)?);
     // SAFETY: the caller passes a place for a pointer, or null.
     unsafe { hand_out(place, "pointer", ptr::null_mut(), || address_of(bytes, allocate)) }
 }

@@ -7,7 +7,7 @@ use super::event::Event;
 use super::recording::number_of;
 use super::sized::{SizedStruct, read};
 use crate::error::Result;
-use crate::ids::Device;
+use crate::ids::MemoryLocation;
 use crate::memory::cache::SMALL_BLOCK_BYTES;
 use crate::memory::plug::call::{device_of, pointer, run};
 use crate::memory::pool::PoolId;
@@ -74,7 +74,7 @@ impl SnapshotVisitor {
 pub(super) fn segment_of(view: &SegmentView) -> Segment {
     Segment {
         size: size_of::<Segment>() as u64,
-        device: view.device.number() as c_int,
+        device: view.location.number() as c_int,
         address: pointer(view.address),
         bytes: view.bytes,
         stream: pointer(view.stream as u64),
@@ -114,13 +114,13 @@ pub(super) unsafe extern "C" fn snapshot(device: c_int, pool: *const PoolId, vis
     };
     // Pinned memory is of no device.
     // SAFETY: the caller passes a visitor of its version, whose functions take its context, or null.
-    unsafe { visit(visitor, take, |device| device.host_node().is_none()) }
+    unsafe { visit(visitor, take, |location| location.device().is_some()) }
 }
 
 /// Tells a visitor of pinned memory, and of what was recorded of it.
 pub(super) unsafe extern "C" fn pinned_snapshot(visitor: *const SnapshotVisitor) -> c_int {
     // SAFETY: the caller passes a visitor of its version, whose functions take its context, or null.
-    unsafe { visit(visitor, || report::take_snapshot(None), |device| device.host_node().is_some()) }
+    unsafe { visit(visitor, || report::take_snapshot(None), |location| location.device().is_none()) }
 }
 
 /// Tells a visitor of what a snapshot has of some places.
@@ -130,14 +130,14 @@ pub(super) unsafe extern "C" fn pinned_snapshot(visitor: *const SnapshotVisitor)
 unsafe fn visit(
     visitor: *const SnapshotVisitor,
     take: impl FnOnce() -> Result<MemorySnapshot>,
-    is_wanted: impl Fn(Device) -> bool,
+    is_wanted: impl Fn(MemoryLocation) -> bool,
 ) -> c_int {
     run(|| {
         // SAFETY: as the caller promises.
         let visitor = unsafe { read(visitor) }?;
         let MemorySnapshot { mut segments, events } = take()?;
-        segments.retain(|segment| is_wanted(segment.device));
-        segments.sort_by_key(|segment| (segment.device, segment.address));
+        segments.retain(|segment| is_wanted(segment.location));
+        segments.sort_by_key(|segment| (segment.location, segment.address));
         for view in &segments {
             let segment = segment_of(view);
             // SAFETY: the caller's functions take the visitor's context.
@@ -147,7 +147,7 @@ unsafe fn visit(
                 unsafe { visitor.tell(visitor.block, &block_of(&segment, block)) };
             }
         }
-        for event in events.iter().filter(|event| is_wanted(event.device)) {
+        for event in events.iter().filter(|event| is_wanted(event.location)) {
             // SAFETY: as above.
             unsafe { visitor.tell(visitor.event, &event.into()) };
         }

@@ -11,7 +11,7 @@ use crate::ids::Device;
 use crate::library::{Library, RawHandle};
 use crate::memory;
 use crate::observe::Activity;
-use crate::runtime::{self, BoundDevice, RelaxedCapture, Runtime, WholeDevice};
+use crate::runtime::{self, BoundDevice, MemoryInfo, RelaxedCapture, Runtime, WholeDevice};
 
 /// A handle just created.
 pub(super) struct Created {
@@ -127,8 +127,9 @@ pub(super) fn explain(library: &dyn Library, device: Device, error: Error) -> Er
         ErrorKind::Library(refused) => refused,
         other => return other.into(),
     };
-    let (free, total) = runtime::memory_info(device).map_or((0, 0), |memory| (memory.free, memory.total));
-    let users = memory::users(device);
+    let MemoryInfo { free, total } = runtime::memory_info(device).unwrap_or_default();
+    let location = device.into();
+    let users = memory::users(location);
     let wanted = Wanted::Handle(library.handle_bytes());
-    ErrorKind::OutOfMemory(OutOfMemory { refused, device, wanted, free, total, users }).into()
+    ErrorKind::OutOfMemory(OutOfMemory { refused, location, wanted, free, total, users }).into()
 }

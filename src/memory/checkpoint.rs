@@ -147,7 +147,7 @@ fn refuse_others(pool: &Pool) -> Result<()> {
         return Err(Error::invalid_value(format!(
             "pool {} on {} was not made for graphs, and only those have checkpoints: make it with for_graphs",
             pool.label(),
-            pool.memory.device
+            pool.memory.location
         )));
     }
     Ok(())
@@ -183,13 +183,13 @@ fn waiting(pool: &Pool) -> Error {
         "a block of pool {} on {} waits for work of a stream that is captured, or is just being freed: end the capture, \
          and let nothing else use the pool meanwhile",
         pool.label(),
-        pool.memory.device
+        pool.memory.location
     ))
 }
 
 #[cold]
 fn refuse(pool: &Pool, misfit: Misfit) -> Error {
-    let (label, device) = (pool.label(), pool.memory.device);
+    let (label, device) = (pool.label(), pool.memory.location);
     match misfit {
         Misfit::Gone(offset) => Error::invalid_value(format!(
             "{:#x}, which was live at the checkpoint, is memory of pool {label} on {device} no more",

@@ -1,9 +1,9 @@
 //! Allocating in two parts, so that a caller can let others work while the driver is asked.
 
+use super::cache::Order;
 use super::route::{Attempt, allocate, try_allocate};
 use super::serve::Allocation;
 use crate::error::Result;
-use crate::runtime::Stream;
 
 /// What is left to do of a request that found no free block.
 pub(crate) type Rest<'a> = &'a mut (dyn FnMut() -> Result<Allocation> + Send);
@@ -15,14 +15,14 @@ pub(crate) type Rest<'a> = &'a mut (dyn FnMut() -> Result<Allocation> + Send);
 #[inline]
 pub(crate) fn allocate_in_parts(
     bytes: u64,
-    stream: &Stream,
+    order: &(impl Order + Sync),
     serve: impl FnOnce(Rest<'_>) -> Result<Allocation>,
 ) -> Result<Allocation> {
-    match try_allocate(bytes, stream)? {
+    match try_allocate(bytes, order)? {
         Attempt::Ready(block) => Ok(block),
         Attempt::Miss(miss) => serve(&mut || match miss.serve()? {
             Some(block) => Ok(block),
-            None => allocate(bytes, stream),
+            None => allocate(bytes, order),
         }),
     }
 }

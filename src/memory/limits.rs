@@ -18,8 +18,7 @@ use crate::sync::ThisThread;
 pub fn set_per_process_memory_fraction(fraction: f64, device: Device) -> Result<()> {
     refuse_no_fraction(fraction)?;
     let memory = &device_caches(runtime::existing(device)?)?.memory;
-    let total = runtime::get()?.total_memory(device)?;
-    memory.budget.set_limit((fraction < 1.0).then_some((total as f64 * fraction) as u64));
+    memory.budget.set_limit((fraction < 1.0).then_some((memory.total as f64 * fraction) as u64));
     Ok(())
 }
 
@@ -28,9 +27,8 @@ pub fn set_per_process_memory_fraction(fraction: f64, device: Device) -> Result<
 /// # Errors
 /// As [`set_per_process_memory_fraction`].
 pub fn get_per_process_memory_fraction(device: Device) -> Result<f64> {
-    let limit = device_caches(runtime::existing(device)?)?.memory.budget.limit();
-    let total = runtime::get()?.total_memory(device)?;
-    Ok(limit.map_or(1.0, |limit| limit as f64 / total as f64))
+    let memory = &device_caches(runtime::existing(device)?)?.memory;
+    Ok(memory.budget.limit().map_or(1.0, |limit| limit as f64 / memory.total as f64))
 }
 
 /// Limits how much memory this process may reserve through gpupool on each device, and returns the former limit. It
@@ -53,7 +51,7 @@ pub fn set_memory_limit(limit: MemoryLimit) -> Result<MemoryLimit> {
 /// `ErrorKind::Forked`.
 pub(crate) fn devices_in_use() -> Result<Vec<Device>> {
     process::refuse_forked()?;
-    Ok(DeviceCaches::of_devices().map(|caches| caches.memory.device).collect())
+    Ok(DeviceCaches::of_devices().filter_map(|caches| caches.memory.location.device()).collect())
 }
 
 /// Releases free memory of every pool to the driver, on every device that was used, also pinned memory of the host, and
@@ -80,8 +78,7 @@ pub(crate) fn empty_cache_of(device: Option<Device>, patience: Patience) -> Resu
     process::refuse_forked()?;
     let mut released = 0;
     let mut outcome = Ok(());
-    for caches in DeviceCaches::of_devices().filter(|caches| device.is_none_or(|device| device == caches.memory.device))
-    {
+    for caches in DeviceCaches::of_devices().filter(|caches| device.is_none_or(|on| caches.memory.location == on)) {
         caches.memory.end_idle_attachments();
         let may_go = |pool: &Pool| !pool.keeps_segments();
         let trimmed = trim_pools(caches, ThisThread::get(), patience, may_go);

@@ -35,6 +35,7 @@ use crate::sync::ThisThread;
 #[derive(Debug)]
 pub struct MemPool {
     in_use: PoolUse,
+    device: Device,
     allocator: Option<Arc<dyn SegmentSource>>,
 }
 
@@ -126,7 +127,7 @@ impl MemPoolBuilder {
         let id = PoolId::next(!self.is_for_graphs);
         let options = PoolOptions { rules, source, limit: self.limit, reserve: self.reserve, name: None };
         let pool = serve::make_pool(device, id, options)?;
-        Ok(MemPool { in_use: PoolUse::first(pool, false), allocator: self.allocator })
+        Ok(MemPool { in_use: PoolUse::first(pool, false), device, allocator: self.allocator })
     }
 }
 
@@ -147,7 +148,7 @@ impl MemPool {
 
     /// Returns the device whose memory the pool allocates.
     pub fn device(&self) -> Device {
-        self.pool().memory.device
+        self.device
     }
 
     /// Returns the allocator that the pool's memory comes from, if it was created with one.
@@ -223,7 +224,7 @@ impl MemPool {
     /// Returns a token with which another thread can enter the pool: threads do not inherit the scopes of the thread
     /// that started them. A worker thread can keep the scope until it ends.
     pub fn token(&self) -> PoolToken {
-        PoolToken::new(self.pool())
+        PoolToken::new(self.pool(), self.device)
     }
 
     /// As [`MemPool::enter`], for allocations that become parts of a graph: while the stream is captured, and until the

@@ -31,6 +31,8 @@ use crate::process;
 use crate::runtime::{self, Stream};
 
 pub use crate::library::DeviceMemHandler;
+#[cfg(feature = "python")]
+pub(crate) use cache::Order;
 pub use cache::{MemoryAction, MemoryEvent};
 #[cfg(feature = "python")]
 pub(crate) use copies::HostBytes;
@@ -43,7 +45,7 @@ pub use host::{
     reset_peak_pinned_stats, set_pinned_limit, warm_pinned,
 };
 #[cfg(feature = "python")]
-pub(crate) use host::{empty_pinned_by, order_of, pinned_stats_by_node};
+pub(crate) use host::{empty_pinned_by, node_of, pinned_stats_by_node};
 #[cfg(feature = "python")]
 pub(crate) use in_parts::allocate_in_parts;
 pub(crate) use limits::devices_in_use;

@@ -85,5 +85,5 @@ pub fn pool_use_count(device: Device, id: PoolId) -> Result<Option<u32>> {
 /// `ErrorKind::InvalidValue` for the id of no pool, of one that is gone, or of one of another device than this.
 #[cfg(feature = "python")]
 pub(crate) fn device_of_pool(id: PoolId, device: Option<Device>) -> Result<Option<Device>> {
-    Ok(serve::pool_anywhere(id, device)?.map(|pool| pool.memory.device))
+    Ok(serve::pool_anywhere(id, device)?.and_then(|pool| pool.memory.location.device()))
 }

@@ -32,7 +32,7 @@ pub(super) unsafe fn copy(buffer: &DeviceBuffer, way: Way, host: u64, stream: &S
     }
     // Waits would be refused during a capture of another stream, and spoil it.
     let _relaxed = RelaxedCapture::new(runtime::get()?)?;
-    let node = runtime::nearest_host_node(stream.device())?.host_node().unwrap_or(0);
+    let node = runtime::nearest_host_node(stream.device())?.number();
     let mut under_way: VecDeque<Piece<'_>> = VecDeque::new();
     let (mut pieces, mut most) = (SIDE_BY_SIDE, bytes.min(STAGED_MOST));
     let mut at = 0;

@@ -6,7 +6,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple, PyType};
 
 use crate::error::{Error, ErrorKind, LibraryError, OutOfMemory, Wanted};
-use crate::ids::Device;
+use crate::ids::{Device, MemoryLocation};
 
 struct Exceptions {
     base: Py<PyType>,
@@ -73,8 +73,8 @@ pub(super) fn add_exceptions(module: &Bound<'_, PyModule>) -> PyResult<()> {
 }
 
 /// The number of a device; none for the host's memory.
-fn ordinal(device: Device) -> Option<usize> {
-    device.host_node().is_none().then(|| device.ordinal())
+fn ordinal(location: MemoryLocation) -> Option<usize> {
+    location.device().map(Device::ordinal)
 }
 
 fn set_attributes(exception: &PyErr, py: Python<'_>, refused: &LibraryError) -> PyResult<()> {
@@ -83,7 +83,7 @@ fn set_attributes(exception: &PyErr, py: Python<'_>, refused: &LibraryError) -> 
     value.setattr("function", &refused.function)?;
     value.setattr("status", &refused.status)?;
     value.setattr("code", refused.code)?;
-    value.setattr("device", refused.device.and_then(ordinal))?;
+    value.setattr("device", refused.location.and_then(ordinal))?;
     value.setattr("path", refused.path.as_ref().map(|path| path.to_string_lossy().into_owned()))
 }
 
@@ -93,7 +93,7 @@ fn set_amounts(exception: &PyErr, py: Python<'_>, out: &OutOfMemory) -> PyResult
         Wanted::Memory { bytes, .. } | Wanted::Addresses(bytes) => Some(bytes),
         Wanted::Handle(bytes) => (bytes > 0).then_some(bytes),
     };
-    value.setattr("device", ordinal(out.device))?;
+    value.setattr("device", ordinal(out.location))?;
     value.setattr("requested_bytes", requested)?;
     value.setattr("free_bytes", out.free)?;
     value.setattr("total_bytes", out.total)

@@ -2,7 +2,7 @@
 
 use super::{BoundDevice, MemoryInfo, RelaxedCapture, existing, get};
 use crate::error::Result;
-use crate::ids::Device;
+use crate::ids::{Device, MemoryLocation};
 
 /// What a platform reports about a device.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -41,18 +41,21 @@ pub fn device_info(device: Device) -> Result<DeviceInfo> {
     runtime.device_info(device).map_err(|error| error.on(device))
 }
 
-/// Returns how much of the device's memory is free, and how much there is, in a context that this makes if there is
+/// Returns how much memory is free there, and how much there is; of a device in a context that this makes if there is
 /// none.
 ///
 /// # Errors
 /// As [`device_info`].
-pub(crate) fn memory_info(device: Device) -> Result<MemoryInfo> {
-    let runtime = get()?;
-    if let Some(node) = device.host_node() {
-        return runtime.host_memory_info(node).map_err(|error| error.on(device));
-    }
-    let _bound = BoundDevice::of(runtime, device)?;
-    runtime.memory_info().map_err(|error| error.on(device))
+pub(crate) fn memory_info(location: impl Into<MemoryLocation>) -> Result<MemoryInfo> {
+    let (runtime, location) = (get()?, location.into());
+    let info = match location {
+        MemoryLocation::Device(device) => {
+            let _bound = BoundDevice::of(runtime, device)?;
+            runtime.memory_info()
+        }
+        MemoryLocation::Host(node) => runtime.host_memory_info(node),
+    };
+    info.map_err(|error| error.on(location))
 }
 
 /// Returns a string that a driver wrote into a buffer, up to its final zero.

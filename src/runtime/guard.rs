@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 use super::nesting::{Begun, Nesting};
 use super::{Context, Runtime, existing};
 use crate::error::Result;
-use crate::ids::{CaptureMode, Device};
+use crate::ids::{CaptureMode, Device, MemoryLocation};
 
 thread_local! {
     static CONTEXTS: RefCell<Nesting<Context>> = const { Nesting::new() };
@@ -33,10 +33,11 @@ impl BoundDevice {
         Self::of(runtime, existing(device)?)
     }
 
-    /// [`BoundDevice::new`] for a caller that knows the device, or for a NUMA node of the host, whose calls need no device's
+    /// [`BoundDevice::new`] for a caller that knows the device, or for memory of the host, whose calls need no device's
     /// context.
-    pub(crate) fn of(runtime: &'static dyn Runtime, device: Device) -> Result<Self> {
-        let previous = runtime.bind(device).map_err(|e| e.on(device))?;
+    pub(crate) fn of(runtime: &'static dyn Runtime, location: impl Into<MemoryLocation>) -> Result<Self> {
+        let location = location.into();
+        let previous = runtime.bind(location).map_err(|e| e.on(location))?;
         Ok(Self { runtime, previous: Begun::new(&CONTEXTS, previous), this_thread: PhantomData })
     }
 }

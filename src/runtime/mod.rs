@@ -32,7 +32,7 @@ use log::info;
 
 use crate::environment;
 use crate::error::{Error, ErrorKind, Result};
-use crate::ids::{CaptureMode, CaptureStatus, Device, RawStream};
+use crate::ids::{CaptureMode, CaptureStatus, Device, MemoryLocation, NumaNode, RawStream};
 use crate::observe::{nvtx, target::RUNTIME};
 use crate::process;
 
@@ -44,9 +44,7 @@ pub(crate) use device_waits::{Point, wait_for_work_before};
 pub(crate) use event::ContextRecord;
 pub use event::{Event, RawEvent};
 pub use guard::{BoundDevice, RelaxedCapture};
-#[cfg(feature = "python")]
-pub(crate) use host_memory::no_host_node;
-pub(crate) use host_memory::{host_node, locking_limits, nearest_host_node, only_host_node};
+pub(crate) use host_memory::{host_node, locking_limits, nearest_host_node, no_host_node, only_host_node};
 pub use known_captures::synchronize;
 pub(crate) use known_captures::{
     KnownCapture, WholeDevice, end_expecting_captures, expect_captures, is_known_stream_capturing, note_capture,
@@ -92,7 +90,7 @@ impl fmt::Display for Kind {
 }
 
 /// A device's memory, in bytes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct MemoryInfo {
     /// Free memory.
     pub free: u64,
@@ -137,8 +135,8 @@ pub struct Capture {
 
 /// What the pools need from a GPU platform. No method panics.
 ///
-/// If a method on memory takes a device, it also takes a NUMA node of the host ([`Device::host_node`]), whose memory
-/// every device reads and writes at the same address.
+/// Memory is of a [`MemoryLocation`]: of a device, or of a NUMA node of the host, whose memory every device reads and
+/// writes at the same address.
 ///
 /// Methods that take an address are unsafe: the stream, event or memory must be alive and belong to this runtime.
 /// [`Stream`] and [`Event`] guarantee that for their callers. Addresses of memory are numbers (`CUdeviceptr`).
@@ -159,10 +157,10 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// Returns the calling thread's current device: that of the current context, device 0 if there is none.
     fn current_device(&self) -> Result<Device>;
     /// Makes the device's primary context current for the calling thread and returns what was current before; none if
-    /// it was current already. HIP has no contexts, and makes the device current (`hipSetDevice`). For a node of the
+    /// it was current already. HIP has no contexts, and makes the device current (`hipSetDevice`). For memory of the
     /// host any context works: the thread's own, otherwise one that is active, so that none is created on a device that
     /// the program does not use.
-    fn bind(&self, device: Device) -> Result<Option<Context>>;
+    fn bind(&self, location: MemoryLocation) -> Result<Option<Context>>;
     /// Undoes [`Runtime::bind`].
     fn restore(&self, previous: Context);
     /// Returns the free and total memory of the current device.
@@ -300,14 +298,14 @@ pub trait Runtime: fmt::Debug + Send + Sync {
 
     /// Returns the device's total memory (`cuDeviceTotalMem`); for a node of the host that of the machine, since it can
     /// use other nodes' memory. Unlike [`Runtime::memory_info`] it needs no context.
-    fn total_memory(&self, device: Device) -> Result<u64>;
+    fn total_memory(&self, location: MemoryLocation) -> Result<u64>;
     /// Returns whether kernels on the device can access memory of the peer (`cuDeviceCanAccessPeer`).
     fn can_access_peer(&self, device: Device, peer: Device) -> Result<bool>;
     /// Returns whether addresses can be reserved and physical memory mapped there.
-    fn supports_virtual_memory(&self, device: Device) -> Result<bool>;
+    fn supports_virtual_memory(&self, location: MemoryLocation) -> Result<bool>;
     /// Returns the unit of physical memory and of mapping, in bytes: the minimum granularity
     /// (`cuMemGetAllocationGranularity`).
-    fn page_bytes(&self, device: Device) -> Result<u64>;
+    fn page_bytes(&self, location: MemoryLocation) -> Result<u64>;
 
     /// Reserves addresses, aligned to a page, without memory (`cuMemAddressReserve`).
     fn address_reserve(&self, bytes: u64) -> Result<u64>;
@@ -316,11 +314,11 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// # Safety
     /// This is a whole reservation of this runtime, and nothing uses it again.
     unsafe fn address_free(&self, address: u64, bytes: u64) -> Result<()>;
-    /// Creates an extent of the device's memory (`cuMemCreate`). It lives until it is released and no mapping of it is
+    /// Creates an extent of memory there (`cuMemCreate`). It lives until it is released and no mapping of it is
     /// left.
-    fn extent_create(&self, device: Device, bytes: u64) -> Result<Extent>;
-    /// Returns what extents of the device can be used for: what its driver announces, less what it then refused.
-    fn extent_use(&self, device: Device) -> Result<ExtentUse>;
+    fn extent_create(&self, location: MemoryLocation, bytes: u64) -> Result<Extent>;
+    /// Returns what extents there can be used for: what its driver announces, less what it then refused.
+    fn extent_use(&self, location: MemoryLocation) -> Result<ExtentUse>;
     /// Exports the extent to other processes as a file descriptor (`cuMemExportToShareableHandle`). The descriptor
     /// keeps the memory.
     ///
@@ -340,36 +338,36 @@ pub trait Runtime: fmt::Debug + Send + Sync {
     /// # Safety
     /// The addresses are reserved and free, and the extent is alive, of this size and of this runtime.
     unsafe fn memory_map(&self, address: u64, bytes: u64, extent: Extent) -> Result<()>;
-    /// Grants the devices read and write access to whole mappings (`cuMemSetAccess`); access of other devices does not
-    /// change.
+    /// Grants these devices, and the host on these nodes, read and write access to whole mappings (`cuMemSetAccess`);
+    /// access of others does not change.
     ///
     /// # Safety
     /// The range consists of mappings of this runtime.
-    unsafe fn memory_set_access(&self, address: u64, bytes: u64, devices: &[Device]) -> Result<()>;
+    unsafe fn memory_set_access(&self, address: u64, bytes: u64, by: &[MemoryLocation]) -> Result<()>;
     /// Unmaps one or more whole mappings (`cuMemUnmap`). CUDA's driver need not wait for the device; HIP waits.
     ///
     /// # Safety
     /// The range consists of mappings of this runtime, and no work in progress or to come uses it.
     unsafe fn memory_unmap(&self, address: u64, bytes: u64) -> Result<()>;
 
-    /// Returns the number of the host's NUMA node that is nearest to the device; 0 if unknown.
-    fn nearest_host_node(&self, device: Device) -> Result<u32>;
-    /// Returns whether the host has a NUMA node with this number.
-    fn has_host_node(&self, node: u32) -> bool {
+    /// Returns the host's NUMA node that is nearest to the device; node 0 if unknown.
+    fn nearest_host_node(&self, device: Device) -> Result<NumaNode>;
+    /// Returns whether the host has this NUMA node.
+    fn has_host_node(&self, node: NumaNode) -> bool {
         host_memory::has_node(node)
     }
     /// Returns the free and total memory of a NUMA node of the host.
-    fn host_memory_info(&self, node: u32) -> Result<MemoryInfo> {
+    fn host_memory_info(&self, node: NumaNode) -> Result<MemoryInfo> {
         Ok(host_memory::node_memory(node))
     }
     /// Allocates contiguous pinned memory of the host, on this node as far as there is room, that every device reads
     /// and writes at the same address. It does not wait for work of a device.
-    fn host_allocate(&self, node: u32, bytes: u64) -> Result<u64>;
+    fn host_allocate(&self, node: NumaNode, bytes: u64) -> Result<u64>;
     /// Frees memory of [`Runtime::host_allocate`]. CUDA and HIP wait for all running kernels, whatever memory they use.
     ///
     /// # Safety
     /// The memory is of this runtime and of this size, was not freed before and is not used again.
-    unsafe fn host_free(&self, node: u32, address: u64, bytes: u64) -> Result<()>;
+    unsafe fn host_free(&self, node: NumaNode, address: u64, bytes: u64) -> Result<()>;
 
     /// Memory of the current device (`cuMemAlloc`).
     fn memory_allocate(&self, bytes: u64) -> Result<u64>;
@@ -537,22 +535,14 @@ pub fn device(ordinal: i64) -> Result<Device> {
     }
 }
 
-/// Returns a device that a caller named, if it is one: not a NUMA node of the host, which reports on pinned memory name in
-/// a device's place. Every public function that takes a device passes it through here.
+/// Returns a device that a caller named, if there is one. Every public function that takes a device passes it through
+/// here.
 ///
 /// # Errors
 /// As [`device`].
 #[inline]
 pub(crate) fn existing(device: Device) -> Result<Device> {
-    if device.host_node().is_some() {
-        return Err(no_device(device));
-    }
     self::device(device.ordinal() as i64)
-}
-
-#[cold]
-fn no_device(node: Device) -> Error {
-    Error::invalid_value(format!("{node} is no device, though reports on pinned memory name it: give a device"))
 }
 
 #[cold]

@@ -110,8 +110,7 @@ impl Stream {
         Ok(Self { raw: RawStream::PER_THREAD, device: existing(device)?, owned: None })
     }
 
-    /// Makes the legacy default stream of a device that exists; of a NUMA node of the host the order of its memory, see
-    /// [`Stream::is_of_host`].
+    /// Makes the legacy default stream of a device that exists.
     #[inline]
     pub(crate) const fn default_of(device: Device) -> Self {
         Self { raw: RawStream::LEGACY, device, owned: None }
@@ -324,22 +323,12 @@ impl Stream {
         unsafe { get()?.stream_id(self.raw) }.map(Some).map_err(|e| e.on(self.device))
     }
 
-    /// Returns whether this is the order of the host: that of pinned memory which no stream was recorded on. It has no work,
-    /// and no driver knows it.
-    #[inline]
-    pub(crate) const fn is_of_host(&self) -> bool {
-        self.device.host_node().is_some()
-    }
-
     /// Returns whether all work on the stream is done.
     ///
     /// # Errors
     /// `ErrorKind::InvalidValue` for the legacy default stream while a blocking stream of its device is captured, which
     /// the call would invalidate; `ErrorKind::Library`, also for an error of earlier work.
     pub fn query(&self) -> Result<bool> {
-        if self.is_of_host() {
-            return Ok(true);
-        }
         let _bound = self.begin_use()?;
         // SAFETY: the stream is alive: ours until the last clone, a foreign one by `from_raw`'s contract.
         unsafe { get()?.stream_query(self.raw) }.map_err(|e| e.on(self.device))
@@ -350,9 +339,6 @@ impl Stream {
     /// # Errors
     /// As [`Stream::query`].
     pub fn synchronize(&self) -> Result<()> {
-        if self.is_of_host() {
-            return Ok(());
-        }
         let _bound = self.begin_use()?;
         // SAFETY: the stream is alive: ours until the last clone, a foreign one by `from_raw`'s contract.
         unsafe { get()?.stream_synchronize(self.raw) }.map_err(|e| e.on(self.device))
@@ -374,9 +360,6 @@ impl Stream {
     /// # Errors
     /// `ErrorKind::Library` if the driver refuses.
     pub fn capture_status(&self) -> Result<CaptureStatus> {
-        if self.is_of_host() {
-            return Ok(CaptureStatus::None);
-        }
         let _bound = self.bind_default()?;
         // SAFETY: the stream is alive: ours until the last clone, a foreign one by `from_raw`'s contract.
         unsafe { get()?.stream_capture_status(self.raw) }.map_err(|e| e.on(self.device))

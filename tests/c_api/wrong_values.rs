@@ -131,6 +131,20 @@ fn a_numa_node_that_is_none_is_refused_by_every_function_that_takes_one() {
 }
 
 #[test]
+fn pinned_memory_is_not_shared() {
+    host!();
+    let (mut pinned, mut token, mut bytes, mut offset) = (null_mut(), [0_u8; TOKEN], TOKEN as u64, 0);
+    // SAFETY: all places are alive, device -1 has no stream, and the block is not used after it is freed.
+    unsafe {
+        succeeded((C_API.allocate_pinned)(MIB, 1, &raw mut pinned));
+        let place = token.as_mut_ptr().cast();
+        let refused = (C_API.share)(pinned, -1, null_mut(), 0, place, &raw mut bytes, &raw mut offset);
+        failed(refused, INVALID_VALUE, &["NUMA node 1 of the host"]);
+        succeeded((C_API.deallocate)(pinned));
+    }
+}
+
+#[test]
 fn a_null_pointer_is_refused_by_its_name() {
     host!();
     let stream = stream(0);

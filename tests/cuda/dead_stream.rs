@@ -56,7 +56,7 @@ fn run(case: &str) {
         }
         // Memory is short, so the dead stream's pages are wanted.
         "taken" => {
-            let total = runtime::get().unwrap().total_memory(DEVICE).unwrap();
+            let total = runtime::get().unwrap().total_memory(DEVICE.into()).unwrap();
             set_per_process_memory_fraction((80 * MIB) as f64 / total as f64, DEVICE).unwrap();
             tell("taking its pages", empty(64 * MIB, &alive).map(|buffer| buffer.nbytes().to_string()));
             tell("again", empty(64 * MIB, &alive).map(|buffer| buffer.nbytes().to_string()));

@@ -164,16 +164,16 @@ fn streams_and_events_work_on_the_driver() {
 fn memory_moves_between_two_addresses_on_the_driver() {
     let (_guard, _) = pools();
     let driver = runtime::get().unwrap();
-    if !driver.supports_virtual_memory(DEVICE).unwrap() {
+    if !driver.supports_virtual_memory(DEVICE.into()).unwrap() {
         return;
     }
-    let total = driver.total_memory(DEVICE).unwrap();
+    let total = driver.total_memory(DEVICE.into()).unwrap();
     let _bound = BoundDevice::new(driver, DEVICE).unwrap();
     assert!(driver.memory_info().unwrap().free <= total);
-    let page = driver.page_bytes(DEVICE).unwrap();
+    let page = driver.page_bytes(DEVICE.into()).unwrap();
     let (from, to) = (driver.address_reserve(page).unwrap(), driver.address_reserve(2 * page).unwrap());
     assert_eq!((from % page, to % page), (0, 0));
-    let extent = driver.extent_create(DEVICE, page).unwrap();
+    let extent = driver.extent_create(DEVICE.into(), page).unwrap();
     let read = |address: u64| {
         let mut value = 0_u64;
         // SAFETY: `value` has eight bytes, and the address is mapped with access.
@@ -184,11 +184,11 @@ fn memory_moves_between_two_addresses_on_the_driver() {
     // SAFETY: the addresses are reserved, the memory is alive, and nothing is used after its end.
     unsafe {
         driver.memory_map(from, page, extent).unwrap();
-        driver.memory_set_access(from, page, &[DEVICE]).unwrap();
+        driver.memory_set_access(from, page, &[DEVICE.into()]).unwrap();
         assert_eq!(sys::cuMemsetD32_v2(from, 17, page as usize / 4), sys::CUresult::CUDA_SUCCESS);
         // Both addresses are the same bytes.
         driver.memory_map(to + page, page, extent).unwrap();
-        driver.memory_set_access(to + page, page, &[DEVICE]).unwrap();
+        driver.memory_set_access(to + page, page, &[DEVICE.into()]).unwrap();
         assert_eq!(read(to + page), 17 << 32 | 17);
         driver.memory_unmap(from, page).unwrap();
         driver.address_free(from, page).unwrap();
@@ -203,6 +203,6 @@ fn memory_moves_between_two_addresses_on_the_driver() {
         driver.stream_ordered_memory().free_async(address, stream.raw()).unwrap();
         stream.synchronize().unwrap();
     }
-    assert!(driver.extent_create(DEVICE, total * 2 / page * page).is_err());
+    assert!(driver.extent_create(DEVICE.into(), total * 2 / page * page).is_err());
     assert!(!driver.can_access_peer(DEVICE, DEVICE).unwrap());
 }

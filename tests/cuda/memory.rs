@@ -199,7 +199,7 @@ impl Worker<'_> {
 #[ignore = "needs a GPU"]
 fn every_word_is_right_while_threads_and_streams_share_the_memory() {
     let (kernels, _bound, _turn) = gpu!();
-    let total = runtime::get().unwrap().total_memory(DEVICE).unwrap();
+    let total = runtime::get().unwrap().total_memory(DEVICE.into()).unwrap();
     let operations = setting("GPUPOOL_SOAK_OPERATIONS", 20_000);
     // Half as much again as may be live at once, so that pages must move, also from thread to thread.
     let most = (total / 2 / THREADS as u64).min(1024 * MIB);
@@ -264,7 +264,7 @@ struct Most(f64);
 impl Most {
     fn new(bytes: u64) -> Self {
         let before = get_per_process_memory_fraction(DEVICE).unwrap();
-        let total = runtime::get().unwrap().total_memory(DEVICE).unwrap();
+        let total = runtime::get().unwrap().total_memory(DEVICE.into()).unwrap();
         set_per_process_memory_fraction((bytes + MIB) as f64 / total as f64, DEVICE).unwrap();
         Self(before)
     }
@@ -389,7 +389,7 @@ fn a_reserve_is_there_from_birth_to_end_in_one_piece() {
 #[ignore = "needs a GPU"]
 fn a_reserve_that_is_not_there_is_refused_at_once_and_leaves_nothing() {
     let (_kernels, _bound, _turn) = gpu!();
-    let total = runtime::get().unwrap().total_memory(DEVICE).unwrap();
+    let total = runtime::get().unwrap().total_memory(DEVICE.into()).unwrap();
     let start = Instant::now();
     let refused = MemPool::builder().device(DEVICE).reserve(total - 64 * MIB).build().map(drop).unwrap_err();
     println!("a reserve of all the device's memory is refused in {:?}: {refused}", start.elapsed());
@@ -734,7 +734,7 @@ fn memory_of_plain_allocations_and_uncut_segments_holds_data() {
 fn a_request_that_cannot_be_met_says_who_holds_the_memory() {
     let (_kernels, _bound, _turn) = gpu!();
     let stream = Stream::new(DEVICE).unwrap();
-    let total = runtime::get().unwrap().total_memory(DEVICE).unwrap();
+    let total = runtime::get().unwrap().total_memory(DEVICE.into()).unwrap();
     let held = empty(64 * MIB, &stream).unwrap();
     let error = empty(total, &stream).unwrap_err();
     println!("{error}");
@@ -782,15 +782,15 @@ fn another_gpu_reads_memory_once_it_may() {
 fn one_call_unmaps_adjacent_mappings() {
     let (_kernels, _bound, _turn) = gpu!();
     let driver = runtime::get().unwrap();
-    if !driver.supports_virtual_memory(DEVICE).unwrap() {
+    if !driver.supports_virtual_memory(DEVICE.into()).unwrap() {
         eprintln!("skipped: needs virtual memory");
         return;
     }
     let _bound = BoundDevice::new(driver, DEVICE).unwrap();
-    let page = driver.page_bytes(DEVICE).unwrap();
+    let page = driver.page_bytes(DEVICE.into()).unwrap();
     let base = driver.address_reserve(8 * page).unwrap();
     let handles: Vec<_> =
-        [1, 1, 4].map(|pages| (pages * page, driver.extent_create(DEVICE, pages * page).unwrap())).into();
+        [1, 1, 4].map(|pages| (pages * page, driver.extent_create(DEVICE.into(), pages * page).unwrap())).into();
     for round in 0..2 {
         let mut address = base + page;
         for &(bytes, extent) in &handles {
@@ -799,7 +799,7 @@ fn one_call_unmaps_adjacent_mappings() {
             address += bytes;
         }
         // SAFETY: the whole range is mapped.
-        unsafe { driver.memory_set_access(base + page, 6 * page, &[DEVICE]) }.unwrap();
+        unsafe { driver.memory_set_access(base + page, 6 * page, &[DEVICE.into()]) }.unwrap();
         let words = (6 * page / 4) as usize;
         if round == 0 {
             write(base + page, &(0..words).map(|index| word(index, 3)).collect::<Vec<_>>());

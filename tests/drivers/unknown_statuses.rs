@@ -13,13 +13,14 @@ use std::ptr;
 use std::sync::OnceLock;
 
 use gpupool::runtime::{self, Runtime};
-use gpupool::{CaptureMode, CaptureStatus, Device, Event, RawStream, Result, Stream};
+use gpupool::{CaptureMode, CaptureStatus, Device, Event, MemoryLocation, NumaNode, RawStream, Result, Stream};
 
 use crate::double::{CUDA, HIP, Platform, fail, function, mend, on_double, refusal, set};
 
 /// 925 is one that CUDA 13 has and older headers lack; 1000 and the rest are none.
 const UNKNOWN: [i32; 5] = [925, 1000, -1, i32::MIN, i32::MAX];
 const PAGE: u64 = 2 << 20;
+const NODE: NumaNode = NumaNode::from_number(0);
 
 type Act = fn(&'static dyn Runtime) -> Result<()>;
 
@@ -38,6 +39,10 @@ fn device(ordinal: u32) -> Device {
     Device::from_ordinal(ordinal)
 }
 
+fn location(ordinal: u32) -> MemoryLocation {
+    device(ordinal).into()
+}
+
 /// Returns a stream of device 0, which is bound already. It is never destroyed.
 fn stream(runtime: &dyn Runtime) -> Result<RawStream> {
     runtime.stream_create()
@@ -49,7 +54,7 @@ fn reserved(runtime: &dyn Runtime) -> Result<u64> {
 
 /// Returns the address of a page that is mapped.
 fn mapped(runtime: &dyn Runtime) -> Result<u64> {
-    let (address, extent) = (reserved(runtime)?, runtime.extent_create(device(0), PAGE)?);
+    let (address, extent) = (reserved(runtime)?, runtime.extent_create(location(0), PAGE)?);
     // SAFETY: the addresses were just reserved, and the extent is as long as they are.
     unsafe { runtime.memory_map(address, PAGE, extent) }.map(|()| address)
 }
@@ -66,9 +71,9 @@ const WITHOUT_CONTEXT: &[Call] = &[
     call("cuDeviceGetPCIBusId", "hipDeviceGetPCIBusId", |r| r.device_info(device(1)).map(drop)),
     call("cuDeviceGetUuid_v2", "hipDeviceGetUuid", |r| r.device_uuid(device(0)).map(drop)),
     call("cuDevicePrimaryCtxGetState", "", |r| r.device_info(device(1)).map(drop)),
-    call("cuDevicePrimaryCtxRetain", "", |r| r.bind(device(1)).map(drop)),
+    call("cuDevicePrimaryCtxRetain", "", |r| r.bind(location(1)).map(drop)),
     call("cuCtxGetCurrent", "hipGetDevice", |r| r.current_device().map(drop)),
-    call("cuCtxSetCurrent", "hipSetDevice", |r| r.bind(device(1)).map(drop)),
+    call("cuCtxSetCurrent", "hipSetDevice", |r| r.bind(location(1)).map(drop)),
 ];
 
 /// Calls with device 0 bound. What they make before the refusal stays.
@@ -78,8 +83,8 @@ const BOUND: &[Call] = &[
     call("cuThreadExchangeStreamCaptureMode", "hipThreadExchangeStreamCaptureMode", |r| {
         r.exchange_capture_mode(CaptureMode::Relaxed).map(drop)
     }),
-    call("cuDeviceGetAttribute", "hipDeviceGetAttribute", |r| r.supports_virtual_memory(device(0)).map(drop)),
-    call("cuDeviceTotalMem_v2", "hipDeviceTotalMem", |r| r.total_memory(device(0)).map(drop)),
+    call("cuDeviceGetAttribute", "hipDeviceGetAttribute", |r| r.supports_virtual_memory(location(0)).map(drop)),
+    call("cuDeviceTotalMem_v2", "hipDeviceTotalMem", |r| r.total_memory(location(0)).map(drop)),
     call("cuDeviceCanAccessPeer", "hipDeviceCanAccessPeer", |r| r.can_access_peer(device(0), device(1)).map(drop)),
     // Streams.
     call("cuStreamCreate", "hipStreamCreateWithFlags", |r| r.stream_create().map(drop)),
@@ -109,16 +114,16 @@ const BOUND: &[Call] = &[
         r.event_import(exported).map(drop)
     }),
     // Memory.
-    call("cuMemGetAllocationGranularity", "hipMemGetAllocationGranularity", |r| r.page_bytes(device(0)).map(drop)),
+    call("cuMemGetAllocationGranularity", "hipMemGetAllocationGranularity", |r| r.page_bytes(location(0)).map(drop)),
     call("cuMemAddressReserve", "hipMemAddressReserve", |r| reserved(r).map(drop)),
     call("cuMemAddressFree", "hipMemAddressFree", |r| unsafe { r.address_free(reserved(r)?, PAGE) }),
-    call("cuMemCreate", "hipMemCreate", |r| r.extent_create(device(0), PAGE).map(drop)),
-    call("cuMemRelease", "hipMemRelease", |r| unsafe { r.extent_release(r.extent_create(device(0), PAGE)?) }),
+    call("cuMemCreate", "hipMemCreate", |r| r.extent_create(location(0), PAGE).map(drop)),
+    call("cuMemRelease", "hipMemRelease", |r| unsafe { r.extent_release(r.extent_create(location(0), PAGE)?) }),
     call("cuMemMap", "hipMemMap", |r| mapped(r).map(drop)),
-    call("cuMemSetAccess", "hipMemSetAccess", |r| unsafe { r.memory_set_access(mapped(r)?, PAGE, &[device(0)]) }),
+    call("cuMemSetAccess", "hipMemSetAccess", |r| unsafe { r.memory_set_access(mapped(r)?, PAGE, &[location(0)]) }),
     call("cuMemUnmap", "hipMemUnmap", |r| unsafe { r.memory_unmap(mapped(r)?, PAGE) }),
     call("cuMemExportToShareableHandle", "hipMemExportToShareableHandle", |r| {
-        unsafe { r.extent_export(r.extent_create(device(0), PAGE)?) }.map(drop)
+        unsafe { r.extent_export(r.extent_create(location(0), PAGE)?) }.map(drop)
     }),
     call("cuMemImportFromShareableHandle", "hipMemImportFromShareableHandle", |r| {
         r.extent_import(std::io::stdin().as_fd()).map(drop)
@@ -134,11 +139,11 @@ const BOUND: &[Call] = &[
         let bytes = [0_u8; 64];
         unsafe { r.copy_to_device(r.memory_allocate(64)?, bytes.as_ptr().expose_provenance() as u64, 64, stream(r)?) }
     }),
-    call("cuMemHostRegister_v2", "", |r| r.host_allocate(0, PAGE).map(drop)),
-    call("cuMemHostUnregister", "", |r| unsafe { r.host_free(0, r.host_allocate(0, PAGE)?, PAGE) }),
-    call("cuMemHostAlloc", "hipHostMalloc", |r| in_one_piece(|| r.host_allocate(0, PAGE).map(drop))),
+    call("cuMemHostRegister_v2", "", |r| r.host_allocate(NODE, PAGE).map(drop)),
+    call("cuMemHostUnregister", "", |r| unsafe { r.host_free(NODE, r.host_allocate(NODE, PAGE)?, PAGE) }),
+    call("cuMemHostAlloc", "hipHostMalloc", |r| in_one_piece(|| r.host_allocate(NODE, PAGE).map(drop))),
     call("cuMemFreeHost", "hipHostFree", |r| {
-        in_one_piece(|| unsafe { r.host_free(0, r.host_allocate(0, PAGE)?, PAGE) })
+        in_one_piece(|| unsafe { r.host_free(NODE, r.host_allocate(NODE, PAGE)?, PAGE) })
     }),
     call("cuMemAllocAsync", "hipMallocAsync", |r| {
         unsafe { r.stream_ordered_memory().allocate_async(PAGE, stream(r)?) }.map(drop)
@@ -160,7 +165,7 @@ const BOUND: &[Call] = &[
         make_current(unsafe { own(0) });
         let outcome = r.current_device().map(drop);
         make_current(ptr::null_mut());
-        r.bind(device(0))?;
+        r.bind(location(0))?;
         outcome
     }),
     call("cuStreamGetCtx_v2", "", |r| {
@@ -240,7 +245,7 @@ fn every_status_is_an_error(platform: Platform) {
     for (function, act) in begun {
         assert_each_is_told(function, || act(runtime));
     }
-    runtime.bind(device(0)).expect("device 0");
+    runtime.bind(location(0)).expect("device 0");
     for (function, act) in named(BOUND, platform) {
         assert_each_is_told(function, || act(runtime));
     }
@@ -316,7 +321,7 @@ fn what_a_driver_writes_is_a_number(platform: Platform) {
         set("FAKE_CAPTURE_STATUS", written);
         assert_eq!(stream.capture_status().expect("a status"), CaptureStatus::Active, "{written}");
         if platform.name == "cuda" {
-            runtime.bind(device(0)).expect("device 0");
+            runtime.bind(location(0)).expect("device 0");
             let error = refusal(unsafe { runtime.stream_capture(stream.raw()) }, "the capture");
             assert!(
                 error.contains(&format!("cuStreamGetCaptureInfo returned the capture status {written}")),

@@ -131,7 +131,7 @@ fn out_of_memory_for_good_says_what_is_needed_and_who_holds_it() {
     holder.handle(&stream).unwrap();
     let error = needy.handle(&stream).unwrap_err();
     let ErrorKind::OutOfMemory(out) = error.kind() else { panic!("{error}") };
-    assert_eq!((out.device, out.total), (device(0), MEMORY));
+    assert_eq!((out.location, out.total), (device(0).into(), MEMORY));
     assert!(out.free <= MEMORY - bytes, "{}", out.free);
     assert_eq!(out.wanted, Wanted::Handle(bytes));
     let held = gpupool::MemoryUse { pool: "host".to_owned(), count: 1, bytes, live_bytes: None };
@@ -149,7 +149,10 @@ fn not_initialized_counts_as_out_of_memory_only_where_memory_is_short() {
     let (pool, stream) = (pool(), stream(0));
     inject(fault);
     let error = pool.handle(&stream).unwrap_err();
-    assert!(matches!(error.kind(), ErrorKind::Library(refused) if refused.device == Some(device(0))), "{error}");
+    assert!(
+        matches!(error.kind(), ErrorKind::Library(refused) if refused.location == Some(device(0).into())),
+        "{error}"
+    );
     set_handle_bytes(MEMORY + 1);
     inject(Fault { times: 2, ..fault });
     assert!(matches!(pool.handle(&stream).unwrap_err().kind(), ErrorKind::OutOfMemory(_)));

@@ -51,7 +51,7 @@ impl Library for Stubborn {
             status: "BUSY".into(),
             code: 4,
             kind: StatusKind::Other,
-            device: None,
+            location: None,
             path: None,
             advice: None,
             cause: None,

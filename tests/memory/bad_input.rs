@@ -408,14 +408,14 @@ fn a_device_that_does_not_exist_is_named() {
 }
 
 #[test]
-fn a_numa_node_that_a_snapshot_names_is_no_device() {
+fn pinned_memory_is_on_a_numa_node_and_no_device() {
     host!();
     let pinned = empty_pinned(4096, None).unwrap();
-    let nodes: Vec<_> = memory_snapshot().unwrap().iter().map(|segment| segment.device).collect();
-    assert_eq!(nodes.iter().filter_map(|node| node.host_node()).collect::<Vec<_>>(), [0]);
-    for node in nodes {
-        assert_refused_everywhere(node, &["NUMA node 0 of the host is no device"]);
-    }
+    let snapshot = memory_snapshot().unwrap();
+    let [segment] = snapshot.as_slice() else { panic!("{snapshot:?}") };
+    let location = segment.location;
+    assert_eq!((location.numa(), location.device(), location == device(0)), (Some(0), None, false));
+    assert_eq!(location.to_string(), "NUMA node 0 of the host");
     drop(pinned);
     assert_all_back();
 }

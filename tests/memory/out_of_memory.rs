@@ -434,7 +434,7 @@ fn the_error_says_what_was_asked_for_and_who_holds_what() {
     let error = out_of_memory(empty(700 * MIB, &stream));
     let ErrorKind::OutOfMemory(out) = error.kind() else { panic!("{error}") };
     assert_eq!(out.wanted, Wanted::Memory { bytes: 700 * MIB, pool: PoolId::NONE.to_string(), limit: None });
-    assert_eq!((out.device, out.total), (device(0), MEMORY));
+    assert_eq!((out.location, out.total), (device(0).into(), MEMORY));
     // A handle is 1 MiB here.
     assert_eq!(out.free, MEMORY - 601 * MIB);
     let mut users = out.users.clone();

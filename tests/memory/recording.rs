@@ -52,7 +52,7 @@ struct Undone {
 impl Undone {
     fn new(snapshot: &MemorySnapshot, ordinal: u32) -> Self {
         let mut state = Self::default();
-        for segment in snapshot.segments.iter().filter(|segment| segment.device == device(ordinal)) {
+        for segment in snapshot.segments.iter().filter(|segment| segment.location == device(ordinal)) {
             assert_eq!(segment.blocks.iter().map(|block| block.bytes).sum::<u64>(), segment.bytes);
             state.map(segment.address, segment.bytes);
             for block in segment.blocks.iter().filter(|block| block.is_live) {
@@ -118,7 +118,7 @@ impl Undone {
     /// Takes all events of a device back.
     fn all(snapshot: &MemorySnapshot, ordinal: u32) -> Self {
         let mut state = Self::new(snapshot, ordinal);
-        for event in snapshot.events.iter().filter(|event| event.device == device(ordinal)).rev() {
+        for event in snapshot.events.iter().filter(|event| event.location == device(ordinal)).rev() {
             state.undo(event);
         }
         state
@@ -145,7 +145,7 @@ fn a_block_s_life_is_three_events_with_the_bytes_asked_for() {
         ]
     );
     for event in &events[1..4] {
-        assert_eq!((event.address, event.bytes, event.device), (address, 100, device(0)));
+        assert_eq!((event.address, event.bytes, event.location), (address, 100, device(0).into()));
         assert_eq!(event.stream, stream.raw().address());
     }
     let times: Vec<_> = events.iter().map(MemoryEvent::unix_micros).collect();
@@ -248,7 +248,7 @@ fn only_the_newest_events_are_kept_and_they_are_whole() {
     }
     let snapshot = taken();
     assert_eq!(snapshot.events.len(), 1000);
-    assert!(snapshot.events.iter().all(|event| event.device == device(0) || event.action == MemoryAction::Snapshot));
+    assert!(snapshot.events.iter().all(|event| event.location == device(0) || event.action == MemoryAction::Snapshot));
     let at_first = Undone::all(&snapshot, 0).blocks.len();
     assert!(at_first.abs_diff(kept.len()) <= 1, "{at_first}: the newest begin anywhere in a block's life");
 }

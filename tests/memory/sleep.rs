@@ -428,7 +428,7 @@ fn all_of_a_device_sleeps_and_wakes() {
     assert!(summary.pools.iter().all(|pool| pool.is_asleep && pool.sleeps > 0), "{summary:?}");
     let total = summary.memory.total;
     assert_eq!((total.asleep_bytes, total.reserved_bytes), (total.live_bytes, 0));
-    assert!(memory_snapshot().unwrap().iter().all(|segment| segment.is_asleep || segment.device != device(0)));
+    assert!(memory_snapshot().unwrap().iter().all(|segment| segment.is_asleep || segment.location != device(0)));
     pools[0].wake().unwrap();
     gpupool::wake(device(0)).unwrap();
     assert_eq!(gpupool::wake(device(0)).unwrap(), 0);

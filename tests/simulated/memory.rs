@@ -12,12 +12,16 @@ use gpupool::runtime::host::{
     Call, Fault, accessible, begin_capture, clear_faults, complete_all, driver_calls, end_capture, inject, submit,
 };
 use gpupool::runtime::{self, BoundDevice, Extent, RelaxedCapture, Runtime};
-use gpupool::{CaptureMode, CaptureStatus, Device, ErrorKind, Event, Result, StatusKind, Stream};
+use gpupool::{CaptureMode, CaptureStatus, Device, ErrorKind, Event, MemoryLocation, Result, StatusKind, Stream};
 
 const PAGE: u64 = 2 << 20;
 
 fn driver() -> &'static dyn Runtime {
     runtime::get().unwrap()
+}
+
+fn location(ordinal: u32) -> MemoryLocation {
+    device(ordinal).into()
 }
 
 // The calls without `unsafe`, which the simulated platform does not need: it refuses what does not fit.
@@ -29,7 +33,7 @@ fn map(address: u64, bytes: u64, extent: Extent) -> Result<()> {
 
 fn set_access(address: u64, bytes: u64, devices: &[Device]) -> Result<()> {
     // SAFETY: the simulated platform checks that the range is mapped.
-    unsafe { driver().memory_set_access(address, bytes, devices) }
+    unsafe { driver().memory_set_access(address, bytes, &devices.iter().copied().map(Into::into).collect::<Vec<_>>()) }
 }
 
 fn unmap(address: u64, bytes: u64) -> Result<()> {
@@ -90,7 +94,7 @@ fn bytes_survive_a_move_between_two_addresses() {
     let driver = driver();
     let (from, to) = (driver.address_reserve(2 * PAGE).unwrap(), driver.address_reserve(4 * PAGE).unwrap());
     assert_eq!((from % PAGE, to % PAGE), (0, 0));
-    let extent = driver.extent_create(device(0), 2 * PAGE).unwrap();
+    let extent = driver.extent_create(location(0), 2 * PAGE).unwrap();
     map(from, 2 * PAGE, extent).unwrap();
     set_access(from, 2 * PAGE, &[device(0)]).unwrap();
     write(from, 17);
@@ -118,7 +122,7 @@ fn memory_that_was_freed_comes_back_empty() {
     let driver = driver();
     let address = driver.address_reserve(PAGE).unwrap();
     for round in 0..3 {
-        let extent = driver.extent_create(device(1), PAGE).unwrap();
+        let extent = driver.extent_create(location(1), PAGE).unwrap();
         map(address, PAGE, extent).unwrap();
         set_access(address, PAGE, &[device(1)]).unwrap();
         assert_eq!(read(address), 0);
@@ -137,7 +141,7 @@ fn devices_have_bytes_of_their_own() {
     let driver = driver();
     let address = driver.address_reserve(2 * PAGE).unwrap();
     for ordinal in 0..2 {
-        let extent = driver.extent_create(device(ordinal), PAGE).unwrap();
+        let extent = driver.extent_create(location(ordinal), PAGE).unwrap();
         map(address + u64::from(ordinal) * PAGE, PAGE, extent).unwrap();
         release(extent).unwrap();
     }
@@ -156,23 +160,23 @@ fn devices_have_bytes_of_their_own() {
 fn the_capacity_is_exact_and_never_scattered() {
     host!();
     let driver = driver();
-    let small: Vec<_> = (0..MEMORY / PAGE).map(|_| driver.extent_create(device(0), PAGE).unwrap()).collect();
-    assert_out_of_memory(driver.extent_create(device(0), PAGE));
+    let small: Vec<_> = (0..MEMORY / PAGE).map(|_| driver.extent_create(location(0), PAGE).unwrap()).collect();
+    assert_out_of_memory(driver.extent_create(location(0), PAGE));
     assert_out_of_memory(driver.memory_allocate(1));
     // The handles of a library take from the same memory.
     assert_out_of_memory(HostLibrary.create(device(0)));
     let info = driver.memory_info().unwrap();
     assert_eq!((info.free, info.total), (0, MEMORY));
-    assert_eq!(driver.total_memory(device(0)).unwrap(), MEMORY);
+    assert_eq!(driver.total_memory(location(0)).unwrap(), MEMORY);
     // Every second one goes, which leaves half the memory to one of any size.
     let (gone, kept): (Vec<_>, Vec<_>) = small.iter().enumerate().partition(|(index, _)| index % 2 == 0);
     gone.into_iter().for_each(|(_, &extent)| release(extent).unwrap());
-    let large = driver.extent_create(device(0), MEMORY / 2).unwrap();
-    assert_out_of_memory(driver.extent_create(device(0), PAGE));
+    let large = driver.extent_create(location(0), MEMORY / 2).unwrap();
+    assert_out_of_memory(driver.extent_create(location(0), PAGE));
     kept.into_iter().for_each(|(_, &extent)| release(extent).unwrap());
     release(large).unwrap();
-    release(driver.extent_create(device(0), MEMORY).unwrap()).unwrap();
-    assert_out_of_memory(driver.extent_create(device(0), MEMORY + PAGE));
+    release(driver.extent_create(location(0), MEMORY).unwrap()).unwrap();
+    assert_out_of_memory(driver.extent_create(location(0), MEMORY + PAGE));
     assert_eq!(used(0), 0);
 }
 
@@ -180,13 +184,14 @@ fn the_capacity_is_exact_and_never_scattered() {
 fn sizes_and_addresses_are_whole_pages() {
     host!();
     let driver = driver();
-    assert_eq!(driver.page_bytes(device(0)).unwrap(), PAGE);
+    assert_eq!(driver.page_bytes(location(0)).unwrap(), PAGE);
     for bytes in [0, 1, PAGE - 1, PAGE + 4096] {
         assert_code(driver.address_reserve(bytes), 1);
-        assert_code(driver.extent_create(device(0), bytes), 1);
+        assert_code(driver.extent_create(location(0), bytes), 1);
     }
     assert_out_of_memory(driver.address_reserve(u64::MAX - PAGE + 1));
-    let (address, extent) = (driver.address_reserve(2 * PAGE).unwrap(), driver.extent_create(device(0), PAGE).unwrap());
+    let (address, extent) =
+        (driver.address_reserve(2 * PAGE).unwrap(), driver.extent_create(location(0), PAGE).unwrap());
     assert_code(map(address + 4096, PAGE, extent), 1);
     assert_code(map(address, PAGE / 2, extent), 1);
     map(address, PAGE, extent).unwrap();
@@ -202,7 +207,7 @@ fn mapping_refuses_what_is_not_free_reserved_and_alive() {
     host!();
     let driver = driver();
     let address = driver.address_reserve(4 * PAGE).unwrap();
-    let [one, two] = [PAGE, 2 * PAGE].map(|bytes| driver.extent_create(device(0), bytes).unwrap());
+    let [one, two] = [PAGE, 2 * PAGE].map(|bytes| driver.extent_create(location(0), bytes).unwrap());
     // Outside of a reservation, or only partly in it.
     assert_code(map(PAGE, PAGE, one), 1);
     assert_code(map(address + 4 * PAGE, PAGE, one), 1);
@@ -233,7 +238,7 @@ fn unmapping_and_access_take_whole_mappings_only() {
     host!();
     let driver = driver();
     let address = driver.address_reserve(6 * PAGE).unwrap();
-    let [two, one] = [2 * PAGE, PAGE].map(|bytes| driver.extent_create(device(0), bytes).unwrap());
+    let [two, one] = [2 * PAGE, PAGE].map(|bytes| driver.extent_create(location(0), bytes).unwrap());
     // Pages: two, two, one, hole, one, hole. The same memory may be there twice.
     map(address, 2 * PAGE, two).unwrap();
     map(address + 2 * PAGE, PAGE, one).unwrap();
@@ -263,10 +268,10 @@ fn unmapping_and_access_take_whole_mappings_only() {
 fn access_is_given_to_devices_one_by_one() {
     host!();
     let driver = driver();
-    assert!(driver.supports_virtual_memory(device(0)).unwrap());
+    assert!(driver.supports_virtual_memory(location(0)).unwrap());
     assert!(driver.can_access_peer(device(0), device(1)).unwrap());
     assert!(!driver.can_access_peer(device(1), device(1)).unwrap());
-    let (address, extent) = (driver.address_reserve(PAGE).unwrap(), driver.extent_create(device(0), PAGE).unwrap());
+    let (address, extent) = (driver.address_reserve(PAGE).unwrap(), driver.extent_create(location(0), PAGE).unwrap());
     let who = || [0, 1].map(|ordinal| accessible(address + PAGE - 1, device(ordinal)));
     assert_eq!(who(), [false, false]);
     map(address, PAGE, extent).unwrap();
@@ -345,7 +350,7 @@ type Attempt = fn(&Prepared) -> Result<()>;
 
 /// Every call that a capture forbids.
 const ATTEMPTS: &[(&str, Attempt)] = &[
-    ("extent_create", |_| driver().extent_create(device(0), PAGE).and_then(release)),
+    ("extent_create", |_| driver().extent_create(location(0), PAGE).and_then(release)),
     ("memory_map", |p| map(p.address + PAGE, PAGE, p.loose)),
     ("memory_set_access", |p| set_access(p.address, PAGE, &[device(0)])),
     ("memory_unmap", |p| unmap(p.address, PAGE)),
@@ -369,7 +374,7 @@ const ATTEMPTS: &[(&str, Attempt)] = &[
 fn prepare() -> Prepared {
     let driver = driver();
     let address = driver.address_reserve(2 * PAGE).unwrap();
-    let [mapped, loose] = [0, 1].map(|_| driver.extent_create(device(0), PAGE).unwrap());
+    let [mapped, loose] = [0, 1].map(|_| driver.extent_create(location(0), PAGE).unwrap());
     map(address, PAGE, mapped).unwrap();
     let allocated = driver.memory_allocate(PAGE).unwrap();
     Prepared { address, mapped, loose, allocated, stream: stream(0), event: Event::new(device(0)).unwrap() }
@@ -415,8 +420,8 @@ fn reservations_and_questions_about_devices_spoil_no_capture() {
     begin_capture(&captured, CaptureMode::Global).unwrap();
     let address = driver().address_reserve(PAGE).unwrap();
     give_up(address, PAGE).unwrap();
-    driver().page_bytes(device(0)).unwrap();
-    driver().total_memory(device(0)).unwrap();
+    driver().page_bytes(location(0)).unwrap();
+    driver().total_memory(location(0)).unwrap();
     driver().can_access_peer(device(0), device(1)).unwrap();
     end_capture(&captured).unwrap();
 }
@@ -455,7 +460,7 @@ fn what_was_exported_is_the_same_memory_and_stays_without_its_descriptor() {
     let driver = driver();
     let before = used(0);
     let (address, other) = (driver.address_reserve(2 * PAGE).unwrap(), driver.address_reserve(2 * PAGE).unwrap());
-    let extents = [1, 2].map(|_| driver.extent_create(device(0), PAGE).unwrap());
+    let extents = [1, 2].map(|_| driver.extent_create(location(0), PAGE).unwrap());
     for (at, extent) in (0..).zip(extents) {
         map(address + at * PAGE, PAGE, extent).unwrap();
         let imported = import(&export(extent).unwrap()).unwrap();
@@ -486,7 +491,7 @@ fn every_memory_call_can_fail_and_then_does_nothing() {
     let attempts: [(Call, Attempt); 12] = [
         (Call::AddressReserve, |_| driver().address_reserve(PAGE).map(drop)),
         (Call::AddressFree, |p| give_up(p.address, 2 * PAGE)),
-        (Call::ExtentCreate, |_| driver().extent_create(device(0), PAGE).map(drop)),
+        (Call::ExtentCreate, |_| driver().extent_create(location(0), PAGE).map(drop)),
         (Call::ExtentRelease, |p| release(p.loose)),
         (Call::ExtentExport, |p| export(p.loose).map(drop)),
         (Call::ExtentImport, |p| import(&export(p.loose)?).map(drop)),
@@ -495,7 +500,7 @@ fn every_memory_call_can_fail_and_then_does_nothing() {
         (Call::MemoryUnmap, |p| unmap(p.address, PAGE)),
         (Call::MemoryAllocate, |_| driver().memory_allocate(1).map(drop)),
         (Call::MemoryFree, |p| free(p.allocated)),
-        (Call::PageBytes, |_| driver().page_bytes(device(0)).map(drop)),
+        (Call::PageBytes, |_| driver().page_bytes(location(0)).map(drop)),
     ];
     let (prepared, before) = (prepare(), used(0));
     for (call, attempt) in attempts {
@@ -524,10 +529,10 @@ fn memory_calls_are_counted() {
     let driver = driver();
     let before = driver_calls();
     let address = driver.address_reserve(PAGE).unwrap();
-    driver.page_bytes(device(0)).unwrap();
+    driver.page_bytes(location(0)).unwrap();
     driver.memory_info().unwrap();
     assert_eq!(driver_calls(), before);
-    let extent = driver.extent_create(device(0), PAGE).unwrap();
+    let extent = driver.extent_create(location(0), PAGE).unwrap();
     map(address, PAGE, extent).unwrap();
     set_access(address, PAGE, &[device(0)]).unwrap();
     unmap(address, PAGE).unwrap();
@@ -549,7 +554,7 @@ fn threads_map_and_unmap_at_once() {
                 let address = driver().address_reserve(8 * PAGE).unwrap();
                 for turn in 0..200 {
                     let at = address + turn % 8 * PAGE;
-                    let extent = driver().extent_create(device(0), PAGE).unwrap();
+                    let extent = driver().extent_create(location(0), PAGE).unwrap();
                     map(at, PAGE, extent).unwrap();
                     set_access(at, PAGE, &[device(0)]).unwrap();
                     write(at, number << 32 | turn);

@@ -105,7 +105,7 @@ pub(super) unsafe extern "C" fn pool_trim(pool: *mut PoolHandle, bytes: *mut u64
     let trim = || {
         let pool = pool_of(pool)?;
         let _stack = hold_stack(Purpose::Free);
-        let caches = device_caches(pool.memory.device)?;
+        let caches = device_caches(pool.memory.location)?;
         let released = serve::trim(caches, &pool, ThisThread::get(), Patience::Wait)?;
         Ok(released + caches.memory.end_retired_by_all()?)
     };

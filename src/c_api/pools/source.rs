@@ -50,9 +50,8 @@ impl CSource {
 unsafe impl SegmentSource for CSource {
     fn allocate(&self, bytes: u64, stream: &Stream) -> Result<u64> {
         // SAFETY: `new` requires that the function may be called so until the source is released.
-        let address = unsafe {
-            (self.allocate)(self.context.context, bytes, stream.device().number() as c_int, stream.raw().as_ptr())
-        };
+        let address =
+            unsafe { (self.allocate)(self.context.context, bytes, stream.device().number(), stream.raw().as_ptr()) };
         if address.is_null() {
             return Err(Error::no_memory(OWN_ALLOCATOR, "allocate returned a null pointer"));
         }
@@ -60,7 +59,7 @@ unsafe impl SegmentSource for CSource {
     }
 
     unsafe fn free(&self, address: u64, bytes: u64, stream: &Stream) -> Result<()> {
-        let (device, stream) = (stream.device().number() as c_int, stream.raw().as_ptr());
+        let (device, stream) = (stream.device().number(), stream.raw().as_ptr());
         // SAFETY: as above, and the function takes back what `allocate` returned.
         unsafe { (self.free)(self.context.context, pointer(address), bytes, device, stream) };
         Ok(())

@@ -6,7 +6,7 @@ use super::graph_use::GraphUse;
 use super::sharing::Sharing;
 use crate::error::Result;
 use crate::ids::RawStream;
-use crate::memory::device::{EventPool, Until, devices};
+use crate::memory::device::{EventPool, Until, each_once};
 use crate::runtime::Stream;
 use crate::sync::{ThisThread, ThreadNumber};
 
@@ -179,11 +179,11 @@ impl Waiting {
         let until = if users.iter().all(|user| user.can_be_named_by(thread)) {
             Until::work_on(events, streams.clone()).unwrap_or(Until::Unrecorded(streams))
         } else {
-            let devices = devices(&streams);
+            let devices = each_once(streams.iter().map(Stream::device));
             Until::all_work(events, &devices).unwrap_or_else(|_| Until::recorded_later(devices))
         };
         let mut graphs: Vec<_> = users.iter().filter_map(|user| user.graph.clone()).collect();
-        if events.device.host_node().is_some() {
+        if events.location.device().is_none() {
             // What was recorded before a capture began, and is used in it.
             let nameable = users.iter().filter(|user| user.can_be_named_by(thread));
             graphs.extend(nameable.filter_map(|user| GraphUse::of(&user.stream)));
@@ -195,8 +195,8 @@ impl Waiting {
     pub(in crate::memory) fn for_all_work(offset: u64, users: &[BlockUser], events: &EventPool) -> Self {
         let shared = end_sharing(users);
         let users: Vec<_> = users.iter().filter_map(BlockUser::stream).collect();
-        let streams = users.iter().map(|user| user.stream.clone());
-        let devices = devices(&streams.chain([Stream::default_of(events.device)]).collect::<Vec<_>>());
+        let streams = users.iter().map(|user| user.stream.device());
+        let devices = each_once(streams.chain(events.location.device()));
         let until = Until::all_work(events, &devices).unwrap_or_else(|_| Until::recorded_later(devices));
         let graphs = users.iter().filter_map(|user| user.graph.clone()).collect();
         Self { offset, until, graphs, shared }

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, LazyLock, RwLock};
 
-use crate::ids::Device;
+use crate::ids::MemoryLocation;
 use crate::memory::device::call_out;
 use crate::memory::pool::PoolId;
 use crate::observe::recording::{self, Settings, Stack};
@@ -85,8 +85,8 @@ pub struct MemoryEvent {
     pub(crate) stack: Stack,
     /// What happened.
     pub action: MemoryAction,
-    /// The device.
-    pub device: Device,
+    /// Where the memory is.
+    pub location: MemoryLocation,
     /// The start address of the block or the pages; for [`MemoryAction::Oom`] the bytes that the driver still had.
     pub address: u64,
     /// The requested bytes, those of the pages, or for [`MemoryAction::Snapshot`] all live bytes.
@@ -190,21 +190,21 @@ pub(in crate::memory) fn observe(observer: Option<EventCallback>) {
     *write(&OBSERVER) = observer;
 }
 
-/// Records that memory ran out for a request on this stream of the device, whose driver has `free` bytes left.
+/// Records that memory ran out for a request on this stream, where the driver has `free` bytes left.
 #[cold]
-pub(in crate::memory) fn note_oom(device: Device, stream: usize, pool: PoolId, requested: u64, free: u64) {
+pub(in crate::memory) fn note_oom(location: MemoryLocation, stream: usize, pool: PoolId, requested: u64, free: u64) {
     let (action, stack) = (MemoryAction::Oom, recording::stack_if(Settings::get().has_alloc_stacks));
     note(
-        MemoryEvent { time: 0, thread: 0, stack, action, device, address: free, bytes: requested, stream, pool },
+        MemoryEvent { time: 0, thread: 0, stack, action, location, address: free, bytes: requested, stream, pool },
         To::Both,
     );
 }
 
-/// Records that a snapshot is taken of a device of which so many bytes are live, and returns the event.
-pub(in crate::memory) fn note_snapshot(device: Device, active: u64) -> Option<MemoryEvent> {
+/// Records that a snapshot is taken of memory of which so many bytes are live, and returns the event.
+pub(in crate::memory) fn note_snapshot(location: MemoryLocation, active: u64) -> Option<MemoryEvent> {
     let (action, stack, pool) = (MemoryAction::Snapshot, Stack::NONE, PoolId::NONE);
     note(
-        MemoryEvent { time: 0, thread: 0, stack, action, device, address: 0, bytes: active, stream: 0, pool },
+        MemoryEvent { time: 0, thread: 0, stack, action, location, address: 0, bytes: active, stream: 0, pool },
         To::Both,
     )
 }

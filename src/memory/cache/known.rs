@@ -7,10 +7,10 @@ use std::cell::{Cell, RefCell};
 
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
-use super::service::normalized;
+use super::service::Order;
 use super::stream_cache::StreamCache;
 use crate::error::{Error, Result};
-use crate::ids::Device;
+use crate::ids::MemoryLocation;
 use crate::memory::pool::{self, Role, ending};
 use crate::runtime::Stream;
 use crate::sync::ThisThread;
@@ -18,11 +18,11 @@ use crate::sync::ThisThread;
 /// What a thread finds its cache by.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(in crate::memory) struct CacheKey {
-    pub(in crate::memory) device: Device,
+    pub(in crate::memory) location: MemoryLocation,
     /// The pool's number.
     pub(in crate::memory) pool: u32,
     pub(in crate::memory) role: Role,
-    /// The stream's address, as [`normalized`].
+    /// As [`Order::address`].
     pub(in crate::memory) stream: usize,
     /// As [`Service::stream_id`].
     pub(in crate::memory) stream_id: u64,
@@ -50,7 +50,8 @@ pub(in crate::memory) struct Found {
 /// The cache that served last.
 #[derive(Clone, Copy, Debug)]
 struct Last {
-    device: Device,
+    /// As [`MemoryLocation::packed`], which leaves the pointer to tell whether there is one: so a hit asks once.
+    location: u64,
     stream: usize,
     /// As in [`CacheKey`]: another stream may have the address by now.
     stream_id: u64,
@@ -123,17 +124,18 @@ impl Drop for KnownCaches {
 
 impl Last {
     fn new(key: CacheKey, changes: u32, found: Found) -> Self {
-        let CacheKey { device, stream, stream_id, .. } = key;
-        Self { device, stream, stream_id, changes, found }
+        let CacheKey { location, stream, stream_id, .. } = key;
+        Self { location: location.packed(), stream, stream_id, changes, found }
     }
 
-    /// Returns the cache if it serves the stream by the routes that the thread has now.
+    /// Returns the cache if it serves the order by the routes that the thread has now.
     #[inline]
-    fn serving(self, stream: &Stream) -> Option<Found> {
-        let is_same = self.stream == normalized(stream.raw())
-            && self.device == stream.device()
+    fn serving(self, order: &impl Order) -> Option<Found> {
+        let (location, stream) = order.named();
+        let is_same = self.stream == order.address()
+            && self.location == location.packed()
             && self.changes == pool::changes()
-            && (self.stream_id == 0 || is_still(stream, self.stream_id));
+            && (self.stream_id == 0 || stream.is_none_or(|stream| is_still(stream, self.stream_id)));
         is_same.then_some(self.found)
     }
 }
@@ -145,10 +147,10 @@ fn is_still(stream: &Stream, id: u64) -> bool {
     stream.id().is_ok_and(|now| now.is_none_or(|now| now == id))
 }
 
-/// Returns the cache that served this thread last, if it serves the stream by the routes that the thread has now.
+/// Returns the cache that served this thread last, if it serves the order by the routes that the thread has now.
 #[inline]
-pub(in crate::memory) fn last(stream: &Stream) -> Option<Found> {
-    LAST.get()?.serving(stream)
+pub(in crate::memory) fn last(order: &impl Order) -> Option<Found> {
+    LAST.get()?.serving(order)
 }
 
 /// Notes the cache that serves this thread, by routes that had changed so often.

@@ -67,6 +67,7 @@ pub(in crate::memory) use known::{
 };
 pub(in crate::memory) use last_work::WorkMark;
 pub(in crate::memory) use recorded_blocks::RecordedGuard;
-pub(in crate::memory) use service::{Service, normalized};
+pub(crate) use service::Order;
+pub(in crate::memory) use service::Service;
 pub(in crate::memory) use sharing::Sharing;
 pub(in crate::memory) use stream_cache::StreamCache;

@@ -77,8 +77,8 @@ impl RecordedBlocks {
     }
 
     fn note(&self, cache: &StreamCache, action: MemoryAction, offset: u64, bytes: u64, stack: Stack, to: To) {
-        let (device, address, stream) = (cache.memory.device, cache.memory.address(offset), cache.stream_address());
-        note(MemoryEvent { time: 0, thread: 0, stack, action, device, address, bytes, stream, pool: self.pool }, to);
+        let (location, address, stream) = (cache.memory.location, cache.memory.address(offset), cache.stream_address());
+        note(MemoryEvent { time: 0, thread: 0, stack, action, location, address, bytes, stream, pool: self.pool }, to);
     }
 }
 

@@ -1,9 +1,9 @@
-//! What a cache serves: one pool, one stream, and whether for graphs or for another allocator.
+//! What a cache serves: one pool, one stream or the host, and whether for graphs or for another allocator.
 
 use std::sync::Arc;
 
 use crate::error::Result;
-use crate::ids::RawStream;
+use crate::ids::{MemoryLocation, NumaNode};
 use crate::memory::device::{EventPool, Until};
 use crate::memory::pool::{Pool, Role};
 use crate::runtime::Stream;
@@ -15,7 +15,9 @@ pub(in crate::memory) struct Service {
     /// Which of its cache's services it is, as [`Heap::service`](super::heap::Heap::service); 0 before it begins.
     pub(in crate::memory) number: u64,
     pub(in crate::memory) pool: Arc<Pool>,
-    pub(in crate::memory) stream: Stream,
+    /// In whose order the memory is used; none where what is free waits for no stream: pinned memory of the host, whose
+    /// next writer is the host, and what a pool lends to its caches.
+    pub(in crate::memory) stream: Option<Stream>,
     /// The [`Stream::id`] of a stream that may be gone one day, and leave its address to another one; 0 of one that lasts, and
     /// of graphs.
     pub(in crate::memory) stream_id: u64,
@@ -24,32 +26,64 @@ pub(in crate::memory) struct Service {
     pub(in crate::memory) role: Role,
 }
 
-/// Returns the stream by which a cache is found: the two names of the legacy stream are one.
-#[inline]
-pub(in crate::memory) const fn normalized(stream: RawStream) -> usize {
-    if stream.address() == 1 { 0 } else { stream.address() }
+/// What a request names: the stream in whose order device memory is used, or the host's NUMA node that pinned memory is
+/// on.
+pub(crate) trait Order {
+    /// Returns where the memory is, and the stream.
+    fn named(&self) -> (MemoryLocation, Option<&Stream>);
+
+    /// Returns the number by which a cache is found: the stream's address, where the two names of the legacy stream are
+    /// one; 0 for pinned memory.
+    #[inline]
+    fn address(&self) -> usize {
+        let address = self.named().1.map_or(0, |stream| stream.raw().address());
+        if address == 1 { 0 } else { address }
+    }
+}
+
+impl Order for Stream {
+    #[inline]
+    fn named(&self) -> (MemoryLocation, Option<&Stream>) {
+        (self.device().into(), Some(self))
+    }
+}
+
+impl Order for NumaNode {
+    #[inline]
+    fn named(&self) -> (MemoryLocation, Option<&Stream>) {
+        ((*self).into(), None)
+    }
 }
 
 impl Service {
     /// Returns what a pool's lender of slabs serves.
     pub(in crate::memory) fn of_lender(pool: &Arc<Pool>) -> Self {
-        let stream = Stream::default_of(pool.memory.device);
-        Self { number: 0, pool: Arc::clone(pool), stream, stream_id: 0, per_thread_of: None, role: Role::Lender }
+        Self { number: 0, pool: Arc::clone(pool), stream: None, stream_id: 0, per_thread_of: None, role: Role::Lender }
+    }
+
+    /// Returns the number by which its cache is found, as [`Order::address`].
+    pub(in crate::memory) fn address(&self) -> usize {
+        self.stream.as_ref().map_or(0, Order::address)
+    }
+
+    /// Returns whether its stream can be asked at any time, if it has one.
+    pub(in crate::memory) fn lasts(&self) -> bool {
+        self.stream.as_ref().is_none_or(Stream::is_lasting)
     }
 
     /// Returns whether it can borrow slabs: its stream can be asked at any time, and nothing replays its work.
     pub(in crate::memory) fn may_borrow(&self) -> bool {
-        self.role == Role::Requests && self.per_thread_of.is_none() && self.stream.is_lasting()
+        self.role == Role::Requests && self.per_thread_of.is_none() && self.lasts()
     }
 
     /// Returns whether both are of one stream.
     pub(in crate::memory) fn is_of_stream_of(&self, other: &Self) -> bool {
-        normalized(self.stream.raw()) == normalized(other.stream.raw()) && self.stream_id == other.stream_id
+        self.address() == other.address() && self.stream_id == other.stream_id
     }
 
     /// Returns whether a stream that a caller names is the one that is served, not another one at its address.
     pub(in crate::memory) fn is_of(&self, named: &Stream) -> bool {
-        normalized(self.stream.raw()) == normalized(named.raw())
+        self.address() == named.address()
             && (self.stream_id == 0 || named.id().is_ok_and(|id| id == Some(self.stream_id)))
     }
 
@@ -79,7 +113,7 @@ impl Service {
         }
         match self.per_thread_of {
             Some(number) => number == thread.number(),
-            None => self.stream.is_lasting() || alive.is_some_and(|alive| self.is_of_stream_of(alive)),
+            None => self.lasts() || alive.is_some_and(|alive| self.is_of_stream_of(alive)),
         }
     }
 
@@ -91,12 +125,10 @@ impl Service {
         thread: ThisThread,
         alive: Option<&Self>,
     ) -> Result<Until> {
-        if self.role == Role::Lender {
-            Ok(Until::at_once())
-        } else if self.is_stream_usable(thread, alive) {
-            Until::work_on(events, vec![self.stream.clone()])
-        } else {
-            Until::all_work(events, &[events.device])
+        match &self.stream {
+            None => Ok(Until::at_once()),
+            Some(stream) if self.is_stream_usable(thread, alive) => Until::work_on(events, vec![stream.clone()]),
+            Some(_) => Until::all_work(events, events.location.device().as_slice()),
         }
     }
 }

@@ -21,7 +21,7 @@ use super::heap::{Counts, Heap, HeapLedger};
 use super::known::Found;
 use super::last_work::LastWork;
 use super::recorded_blocks::CacheRecording;
-use super::service::{Service, normalized};
+use super::service::{Order, Service};
 use crate::ids::RawStream;
 use crate::memory::device::{DeviceMemory, LENT};
 use crate::memory::pool::{Pool, Role};
@@ -131,7 +131,7 @@ impl StreamCache {
         }
         self.inbox.change(|inbox| inbox.is_told = false);
         self.recording.set_pool(service.pool.id);
-        self.stream.store(normalized(service.stream.raw()), Ordering::Relaxed);
+        self.stream.store(service.address(), Ordering::Relaxed);
         let number = service.number;
         *write(&self.service) = Some(service);
         self.serving.store(number, Ordering::Relaxed);
@@ -159,8 +159,8 @@ impl StreamCache {
     /// Returns whether its blocks are used in the order of this stream, as the calling thread names it.
     #[inline]
     pub(in crate::memory) fn is_of(&self, stream: &Stream) -> bool {
-        self.stream.load(Ordering::Relaxed) == normalized(stream.raw())
-            && self.memory.device == stream.device()
+        self.stream.load(Ordering::Relaxed) == stream.address()
+            && self.memory.location == stream.device()
             && (stream.raw() != RawStream::PER_THREAD || self.is_of_this_thread())
     }
 
@@ -253,7 +253,7 @@ impl StreamCache {
 
     /// Marks the work on its stream from now on, if that may be gone at any time.
     pub(in crate::memory) fn mark_work_if_foreign(&self) {
-        if self.service().is_some_and(|service| !service.stream.is_lasting() && !service.role.is_captured()) {
+        if self.service().is_some_and(|service| !service.lasts() && !service.role.is_captured()) {
             self.duties.fetch_or(MARKS_WORK, Ordering::Relaxed);
         }
     }

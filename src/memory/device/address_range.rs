@@ -12,7 +12,7 @@ use super::access::{BUSY_EXTENTS, Mapped, Peers, Placed, Turn, reaches};
 use super::pages::Mapping;
 use super::supply::with_limits;
 use crate::error::{Error, ErrorKind, OutOfMemory, Result, StatusKind, Wanted};
-use crate::ids::Device;
+use crate::ids::{Device, MemoryLocation};
 use crate::memory::tuning::{PAGE, ROOM};
 use crate::runtime::{self, BoundDevice, Extent, MemoryInfo, RelaxedCapture, Runtime};
 use crate::sync::{AtomicU64, Ordering};
@@ -29,18 +29,18 @@ const ROOM_LEAST: u64 = if cfg!(loom) {
 const ROOM_MOST: u64 = if cfg!(miri) { ROOM_LEAST } else { 0x1000_0000_0000 };
 
 /// Told of an extent that is about to go back to the driver; set by the room of shared blocks.
-static ON_RELEASE: OnceLock<fn(Device, Extent)> = OnceLock::new();
+static ON_RELEASE: OnceLock<fn(MemoryLocation, Extent)> = OnceLock::new();
 
 /// Sets what is told of an extent before it goes back to the driver, which may give its number to a new one then. No lock is held
 /// there.
-pub(in crate::memory) fn set_on_release(tell: fn(Device, Extent)) {
+pub(in crate::memory) fn set_on_release(tell: fn(MemoryLocation, Extent)) {
     let _ = ON_RELEASE.set(tell);
 }
 
 /// Addresses reserved for a device's pages, which stand at offsets in it.
 #[derive(Debug)]
 pub(in crate::memory) struct AddressRange {
-    device: Device,
+    location: MemoryLocation,
     base: u64,
     /// 0 where the device has no virtual memory.
     bytes: u64,
@@ -54,13 +54,13 @@ pub(in crate::memory) struct AddressRange {
 
 /// Runs a driver call with the device bound and no capture at risk.
 pub(in crate::memory) fn with_device<R>(
-    device: Device,
+    location: impl Into<MemoryLocation>,
     call: impl FnOnce(&'static dyn Runtime) -> Result<R>,
 ) -> Result<R> {
-    let runtime = runtime::get()?;
-    let _bound = BoundDevice::of(runtime, device)?;
-    let _relaxed = RelaxedCapture::new(runtime).map_err(|e| e.on(device))?;
-    call(runtime).map_err(|e| e.on(device))
+    let (runtime, location) = (runtime::get()?, location.into());
+    let _bound = BoundDevice::of(runtime, location)?;
+    let _relaxed = RelaxedCapture::new(runtime).map_err(|e| e.on(location))?;
+    call(runtime).map_err(|e| e.on(location))
 }
 
 /// As CUDA, HIP and the simulated platform number it.
@@ -69,12 +69,12 @@ const INVALID_VALUE: i32 = 1;
 /// Returns the error of a device whose memory has too few addresses to stand in: where the driver says that it ran out
 /// of memory, it is addresses that it ran out of.
 #[cold]
-fn without_addresses(error: Error, device: Device, bytes: u64) -> Error {
-    match error.on(device).into_kind() {
+fn without_addresses(error: Error, location: MemoryLocation, bytes: u64) -> Error {
+    match error.on(location).into_kind() {
         ErrorKind::Library(refused) if refused.kind == StatusKind::OutOfMemory => {
-            let MemoryInfo { free, total } = runtime::memory_info(device).unwrap_or(MemoryInfo { free: 0, total: 0 });
+            let MemoryInfo { free, total } = runtime::memory_info(location).unwrap_or_default();
             let wanted = Wanted::Addresses(bytes);
-            ErrorKind::OutOfMemory(OutOfMemory { refused, device, wanted, free, total, users: Vec::new() }).into()
+            ErrorKind::OutOfMemory(OutOfMemory { refused, location, wanted, free, total, users: Vec::new() }).into()
         }
         other => other.into(),
     }
@@ -87,18 +87,18 @@ fn are_left(runtime: &dyn Runtime, bytes: u64) -> bool {
 }
 
 impl AddressRange {
-    pub(super) fn new(device: Device, base: u64, bytes: u64) -> Self {
-        let (mapped, peers) = (Mapped::new(device), Peers::default());
-        Self { device, base, bytes, mapped, peers, driver_calls: AtomicU64::new(0) }
+    pub(super) fn new(location: MemoryLocation, base: u64, bytes: u64) -> Self {
+        let (mapped, peers) = (Mapped::default(), Peers::default());
+        Self { location, base, bytes, mapped, peers, driver_calls: AtomicU64::new(0) }
     }
 
     /// Reserves addresses for a device with so much memory: none where it has no virtual memory, or pages of another
     /// size than ours. Where the process has fewer addresses than are wanted, half as many, as long as all of the device's
     /// memory fits in them, so that at least as many are left for the rest of the program.
-    pub(super) fn reserve(device: Device, total: u64) -> Result<Self> {
+    pub(super) fn reserve(location: MemoryLocation, total: u64) -> Result<Self> {
         let wanted = total.saturating_mul(ROOM).clamp(ROOM_LEAST, ROOM_MOST).next_multiple_of(PAGE);
-        let (base, bytes) = with_device(device, |runtime| {
-            if !runtime.supports_virtual_memory(device)? || !PAGE.is_multiple_of(runtime.page_bytes(device)?) {
+        let (base, bytes) = with_device(location, |runtime| {
+            if !runtime.supports_virtual_memory(location)? || !PAGE.is_multiple_of(runtime.page_bytes(location)?) {
                 return Ok((0, 0));
             }
             // Miri cannot ask.
@@ -110,14 +110,14 @@ impl AddressRange {
                     Ok(base) if is_least || !is_limited || are_left(runtime, bytes) => return Ok((base, bytes)),
                     // SAFETY: it was just reserved, and nothing uses it.
                     Ok(base) => unsafe { runtime.address_free(base, bytes) }?,
-                    Err(error) if is_least => return Err(without_addresses(error, device, bytes)),
+                    Err(error) if is_least => return Err(without_addresses(error, location, bytes)),
                     Err(_) => {}
                 }
                 bytes = (bytes / 2).next_multiple_of(PAGE);
             }
         })?;
-        let mut range = Self::new(device, base, bytes);
-        if device.host_node().is_some() {
+        let mut range = Self::new(location, base, bytes);
+        if location.device().is_none() {
             // Every device uses the host's pinned memory.
             let devices = runtime::get()?.device_count();
             range.peers = Peers::of((0..devices).map(Device::from_ordinal));
@@ -159,7 +159,7 @@ impl AddressRange {
 
     fn driver<R>(&self, call: impl FnOnce(&'static dyn Runtime) -> Result<R>) -> Result<R> {
         self.count_driver_call();
-        with_device(self.device, call)
+        with_device(self.location, call)
     }
 
     /// Gives the addresses back.
@@ -168,13 +168,13 @@ impl AddressRange {
     /// Nothing is mapped in the range, and nothing will be.
     pub(in crate::memory) unsafe fn free(&self) {
         // SAFETY: `reserve` made the range, and the caller promises that it is unused.
-        let _ = with_device(self.device, |runtime| unsafe { runtime.address_free(self.base, self.bytes) });
+        let _ = with_device(self.location, |runtime| unsafe { runtime.address_free(self.base, self.bytes) });
     }
 
     /// Returns a new extent.
     pub(in crate::memory) fn create(&self, pages: u32) -> Result<Extent> {
-        let made = self.driver(|runtime| runtime.extent_create(self.device, u64::from(pages) * PAGE));
-        made.map_err(|error| with_limits(error, self.device))
+        let made = self.driver(|runtime| runtime.extent_create(self.location, u64::from(pages) * PAGE));
+        made.map_err(|error| with_limits(error, self.location))
     }
 
     /// Gives an extent back; its memory goes when its last mapping does.
@@ -183,7 +183,7 @@ impl AddressRange {
     /// [`AddressRange::create`] made the extent, and its only owner gives it up.
     pub(in crate::memory) unsafe fn release(&self, extent: Extent) -> Result<()> {
         if let Some(tell) = ON_RELEASE.get() {
-            tell(self.device, extent);
+            tell(self.location, extent);
         }
         let _turn = BUSY_EXTENTS.take([extent]);
         // SAFETY: the caller owns the extent and gives it up.
@@ -192,7 +192,7 @@ impl AddressRange {
 
     fn placed(&self, mapping: &Mapping) -> Placed {
         let address = self.base + mapping.start();
-        Placed { address, bytes: mapping.bytes(), extent: mapping.extent, home: self.device }
+        Placed { address, bytes: mapping.bytes(), extent: mapping.extent, home: None }
     }
 
     /// As [`AddressRange::map`], at the offsets that mappings say.
@@ -253,18 +253,18 @@ impl AddressRange {
     /// mapping at once NVIDIA's driver 580.159 refuses one, and the peer may have no access then (`benches/results/h100-peers`).
     unsafe fn open(&self, row: &[Placed], _turn: &Turn<'_>) -> Result<()> {
         let (Some(first), Some(last)) = (row.first(), row.last()) else { return Ok(()) };
-        let mut devices = vec![self.device];
+        let mut by = vec![self.location];
         for peer in self.peers.devices() {
-            if first.home == self.device || reaches(peer, first.home)? {
-                devices.push(peer);
+            if first.home.map_or(Ok(true), |home| reaches(peer, home))? {
+                by.push(peer.into());
             }
         }
         // SAFETY: the caller promises that the range is mapped.
-        let opened = unsafe { self.set_access(first.address, last.end() - first.address, &devices) };
+        let opened = unsafe { self.set_access(first.address, last.end() - first.address, &by) };
         match opened {
-            Err(error) if devices.len() > 1 && error.is_status(INVALID_VALUE) => {
+            Err(error) if by.len() > 1 && error.is_status(INVALID_VALUE) => {
                 // SAFETY: each is mapped, and its extent's turn is this caller's.
-                row.iter().try_for_each(|placed| unsafe { self.open_by_another_place(placed, &devices) })
+                row.iter().try_for_each(|placed| unsafe { self.open_by_another_place(placed, &by) })
             }
             opened => opened,
         }
@@ -276,10 +276,10 @@ impl AddressRange {
     ///
     /// # Safety
     /// It is mapped, and no other call works on its extent.
-    unsafe fn open_by_another_place(&self, placed: &Placed, devices: &[Device]) -> Result<()> {
+    unsafe fn open_by_another_place(&self, placed: &Placed, by: &[MemoryLocation]) -> Result<()> {
         let &Placed { address, bytes, extent, .. } = placed;
         // SAFETY: the caller promises that this is mapped.
-        let refused = match unsafe { self.set_access(address, bytes, devices) } {
+        let refused = match unsafe { self.set_access(address, bytes, by) } {
             Err(error) if error.is_status(INVALID_VALUE) => error,
             opened => return opened,
         };
@@ -289,8 +289,7 @@ impl AddressRange {
         let opened = mapped.and_then(|()| {
             // SAFETY: both are mapped, and nothing uses the other place.
             unsafe {
-                let opened =
-                    self.set_access(other, bytes, devices).and_then(|()| self.set_access(address, bytes, devices));
+                let opened = self.set_access(other, bytes, by).and_then(|()| self.set_access(address, bytes, by));
                 let unmapped = self.driver(|runtime| runtime.memory_unmap(other, bytes));
                 opened.and(unmapped)
             }
@@ -302,9 +301,9 @@ impl AddressRange {
 
     /// # Safety
     /// The range consists of whole mappings.
-    unsafe fn set_access(&self, address: u64, bytes: u64, devices: &[Device]) -> Result<()> {
+    unsafe fn set_access(&self, address: u64, bytes: u64, by: &[MemoryLocation]) -> Result<()> {
         // SAFETY: as the caller promises.
-        self.driver(|runtime| unsafe { runtime.memory_set_access(address, bytes, devices) })
+        self.driver(|runtime| unsafe { runtime.memory_set_access(address, bytes, by) })
     }
 
     /// Unmaps mappings that stand in a row, in the order of their addresses.

@@ -15,11 +15,11 @@ use super::retired::Retired;
 use super::retired_segments::RetiredSegments;
 use super::run::Run;
 use super::segments::Segments;
-use super::supply::{Budget, DriverSegments, PINNED, PinnedSegments, Source};
+use super::supply::{Budget, DriverSegments, PINNED, Source};
 use super::under_way::UnderWay;
 use crate::environment;
-use crate::error::Result;
-use crate::ids::Device;
+use crate::error::{Error, Result};
+use crate::ids::{Device, MemoryLocation};
 use crate::memory::tuning::PAGE;
 use crate::runtime;
 use crate::sync::{AtomicU64, lock};
@@ -27,12 +27,12 @@ use crate::sync::{AtomicU64, lock};
 /// How many pages of 2 MiB an extent has for a request of 16 MiB and more.
 const EXTENT_VARIABLE: &str = "GPUPOOL_EXTENT_PAGES";
 
-/// The memory of one device.
+/// The memory of one device, or of one NUMA node of the host.
 #[derive(Debug)]
 pub(crate) struct DeviceMemory {
-    pub(crate) device: Device,
+    pub(crate) location: MemoryLocation,
     pub(in crate::memory) range: AddressRange,
-    /// The device's memory, in bytes.
+    /// How many bytes of memory there are.
     pub(in crate::memory) total: u64,
     /// The pages of an extent, for requests of more than one, if the user has set them.
     pub(in crate::memory) set_extent_pages: Option<u32>,
@@ -69,32 +69,32 @@ pub(crate) struct DeviceMemory {
 const EXTENT_PAGES_MOST: u64 = 0x200;
 
 impl DeviceMemory {
-    /// Reserves addresses for the device's memory, none of which it takes yet.
-    pub(in crate::memory) fn reserve(device: Device) -> Result<Self> {
-        let total = runtime::get()?.total_memory(device)?;
+    /// Reserves addresses for the memory, none of which it takes yet.
+    pub(in crate::memory) fn reserve(location: MemoryLocation) -> Result<Self> {
+        let total = runtime::get()?.total_memory(location)?;
         let set_extent_pages = match environment::number(EXTENT_VARIABLE, 1..=EXTENT_PAGES_MOST, 0)? {
             0 => None,
             pages => Some(pages as u32),
         };
-        Ok(Self::new(AddressRange::reserve(device, total)?, device, total, set_extent_pages))
+        Ok(Self::new(AddressRange::reserve(location, total)?, location, total, set_extent_pages))
     }
 
-    fn new(range: AddressRange, device: Device, total: u64, set_extent_pages: Option<u32>) -> Self {
+    fn new(range: AddressRange, location: MemoryLocation, total: u64, set_extent_pages: Option<u32>) -> Self {
         let pages = range.table_pages();
         Self {
-            device,
+            location,
             total,
             set_extent_pages,
             // The upper half is for segments.
             pages: Pages::new(u64::from(pages) * 2 * PAGE),
             space: Mutex::new(AddressSpace::new(0, (range.bytes() / PAGE) as u32)),
             segments: Segments::new(pages, pages),
-            events: EventPool::new(device),
+            events: EventPool::new(location),
             retired: Retired::default(),
             retired_segments: RetiredSegments::default(),
             budget: Budget::new(None),
             live: LivePeak::default(),
-            under_way: UnderWay::new(device),
+            under_way: UnderWay::new(location),
             moved_pages: AtomicU64::new(0),
             pieces: Pieces::default(),
             retries: AtomicU64::new(0),
@@ -108,14 +108,23 @@ impl DeviceMemory {
 
     /// Makes a device without memory, as small as can be: models make one for each order of their threads, and tests that need none of it.
     #[cfg(test)]
-    pub(in crate::memory) fn for_model(device: Device) -> Self {
-        Self::new(AddressRange::new(device, 0, PAGE), device, PAGE, None)
+    pub(in crate::memory) fn for_model(location: MemoryLocation) -> Self {
+        Self::new(AddressRange::new(location, 0, PAGE), location, PAGE, None)
+    }
+
+    /// Returns the device, for what is done with memory of a device alone.
+    ///
+    /// # Errors
+    /// `ErrorKind::InvalidValue` for pinned memory of the host.
+    pub(in crate::memory) fn device(&self) -> Result<Device> {
+        let location = self.location;
+        location.device().ok_or_else(|| Error::invalid_value(format!("{location} has this memory: give a device's")))
     }
 
     /// Returns whether it is pinned memory of the host.
     #[inline]
     pub(in crate::memory) const fn is_of_host(&self) -> bool {
-        self.device.host_node().is_some()
+        self.location.device().is_none()
     }
 
     /// Returns the budget of the whole process, where there is one beside the device's.
@@ -126,11 +135,10 @@ impl DeviceMemory {
     /// Returns where a pool's memory comes from that has no source of its own.
     pub(in crate::memory) fn default_source(&self) -> Source {
         let has_pages = self.range.bytes() > 0;
-        match (self.is_of_host(), has_pages) {
-            (false, true) => Source::Pages,
-            (false, false) => Source::Segments(Arc::new(DriverSegments)),
-            (true, true) => Source::PagesAndSegments(Arc::new(PinnedSegments)),
-            (true, false) => Source::Segments(Arc::new(PinnedSegments)),
+        match self.location {
+            MemoryLocation::Device(_) if has_pages => Source::Pages,
+            MemoryLocation::Device(_) => Source::Segments(Arc::new(DriverSegments)),
+            MemoryLocation::Host(node) => Source::Pinned { node, has_pages },
         }
     }
 

@@ -10,12 +10,11 @@ use log::Level;
 
 use super::device_memory::DeviceMemory;
 use super::under_way::log_out;
-use crate::ids::Device;
 use crate::memory::tuning::{WAIT, WAIT_ASLEEP};
 use crate::sync::{AtomicU64, Ordering, lock};
 
 /// Ends what this process keeps mapped of others for a device; set by the room of shared blocks.
-static END_IDLE: OnceLock<fn(Device)> = OnceLock::new();
+static END_IDLE: OnceLock<fn(&DeviceMemory)> = OnceLock::new();
 
 #[derive(Debug, Default)]
 struct Counts {
@@ -90,7 +89,7 @@ impl Elsewhere {
 }
 
 /// Sets what ends the mappings that this process keeps and does not use.
-pub(in crate::memory) fn set_end_idle(end_idle: fn(Device)) {
+pub(in crate::memory) fn set_end_idle(end_idle: fn(&DeviceMemory)) {
     let _ = END_IDLE.set(end_idle);
 }
 
@@ -109,7 +108,7 @@ impl DeviceMemory {
         if self.elsewhere.is_awaited() {
             let late = self.elsewhere.wait(patience);
             if late > 0 {
-                let device = self.device;
+                let device = self.location;
                 log_out(
                     Level::Info,
                     format_args!(
@@ -126,7 +125,7 @@ impl DeviceMemory {
         if self.elsewhere.idle.load(Ordering::Relaxed) > 0
             && let Some(end_idle) = END_IDLE.get()
         {
-            end_idle(self.device);
+            end_idle(self);
         }
     }
 }

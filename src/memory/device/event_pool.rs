@@ -1,23 +1,23 @@
-//! Events of a device that are used again and again, for the driver takes a microsecond to make one.
+//! Events that are used again and again, for the driver takes a microsecond to make one.
 
 use std::sync::Mutex;
 
 use crate::error::Result;
-use crate::ids::Device;
+use crate::ids::{Device, MemoryLocation};
 use crate::runtime::{Event, Stream};
 use crate::sync::lock;
 
 /// Events that are not in use.
 #[derive(Debug)]
 pub(in crate::memory) struct EventPool {
-    /// The device whose memory the events guard; some may be of its peers.
-    pub(in crate::memory) device: Device,
+    /// Where the memory is that the events guard. They are of its device, and of others that use it.
+    pub(in crate::memory) location: MemoryLocation,
     idle: Mutex<Vec<Event>>,
 }
 
 impl EventPool {
-    pub(super) const fn new(device: Device) -> Self {
-        Self { device, idle: Mutex::new(Vec::new()) }
+    pub(super) const fn new(location: MemoryLocation) -> Self {
+        Self { location, idle: Mutex::new(Vec::new()) }
     }
 
     /// Returns an event that has recorded the stream's work so far.

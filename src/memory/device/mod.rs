@@ -38,4 +38,4 @@ pub(crate) use supply::Source;
 pub use supply::{AllocateFunction, FreeFunction, SegmentFunctions, SegmentSource};
 pub(in crate::memory) use supply::{Budget, DriverSegments, PINNED, PINNED_GONE, PINNED_MADE, Reserve, Supply};
 pub(in crate::memory) use under_way::{Moment, call_out, log_out};
-pub(in crate::memory) use until::{Until, devices};
+pub(in crate::memory) use until::{Until, each_once};

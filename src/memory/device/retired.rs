@@ -29,8 +29,8 @@ pub(in crate::memory) enum Remains {
     Asleep { mapped: Vec<Mapping>, unmapped: Vec<Mapping> },
     /// Pages of the pool's reserve, which stay where they are.
     Reserve(Vec<Run>),
-    /// A segment at an offset, to go back to its source.
-    Segment { address: u64, bytes: u64, stream: Stream },
+    /// A segment, to go back to its source, which gave it for this stream; pinned memory for none.
+    Segment { address: u64, bytes: u64, stream: Option<Stream> },
 }
 
 #[derive(Debug)]
@@ -60,11 +60,9 @@ impl DeviceMemory {
         if !matches!(remains, Remains::Reserve(_)) {
             deliver();
         }
-        if self.is_of_host()
-            && let Remains::Segment { address, bytes, stream } = remains
-        {
-            // What is free of pinned memory waits for nothing.
-            self.retire_segment(RetiredSegment { address, bytes, stream, supply: Arc::clone(supply) });
+        // What is free of pinned memory waits for nothing.
+        if let Remains::Segment { address, bytes, stream: None } = remains {
+            self.retire_segment(RetiredSegment { address, bytes, supply: Arc::clone(supply) });
             return;
         }
         let mut entries = lock(&self.retired.entries);
@@ -153,10 +151,10 @@ impl DeviceMemory {
                 return self.end(remains, supply, released);
             }
             Remains::Segment { address, bytes, stream } => {
-                let Some(source) = supply.source.segments() else { return Ok(()) };
+                let source = &supply.source;
                 self.range.count_driver_call();
                 // SAFETY: by the promise of `retire` the segment is of this pool's source, and no work uses it.
-                let outcome = call_out(|| unsafe { source.free(*address, *bytes, stream) });
+                let outcome = call_out(|| unsafe { source.free(*address, *bytes, stream.as_ref()) });
                 if outcome.is_ok() || !source.frees_again() {
                     self.uncount(std::mem::take(bytes), supply, released);
                 }

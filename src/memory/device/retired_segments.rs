@@ -7,9 +7,8 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 
 use super::device_memory::DeviceMemory;
-use super::supply::{PINNED_GONE, SegmentSource, Supply};
+use super::supply::{PINNED_GONE, Supply};
 use crate::error::Result;
-use crate::runtime::Stream;
 use crate::sync::{lock, wait};
 
 /// A segment that is to go.
@@ -17,7 +16,6 @@ use crate::sync::{lock, wait};
 pub(super) struct RetiredSegment {
     pub(super) address: u64,
     pub(super) bytes: u64,
-    pub(super) stream: Stream,
     /// The pool's, which may be gone by then.
     pub(super) supply: Arc<Supply>,
 }
@@ -61,12 +59,10 @@ impl DeviceMemory {
         let mut released = 0;
         let mut refused = Vec::new();
         for segment in segments {
-            let RetiredSegment { address, bytes, stream, supply } = &segment;
+            let RetiredSegment { address, bytes, supply } = &segment;
             self.range.count_driver_call();
-            let source = supply.source.segments();
             // SAFETY: as in `retire`, which the segment came by.
-            let free = |source: &Arc<dyn SegmentSource>| unsafe { source.free(*address, *bytes, stream) };
-            match PINNED_GONE.time(|| source.map_or(Ok(()), free)) {
+            match PINNED_GONE.time(|| unsafe { supply.source.free(*address, *bytes, None) }) {
                 Ok(()) => self.uncount(*bytes, supply, &mut released),
                 Err(error) => {
                     outcome = outcome.and(Err(error));

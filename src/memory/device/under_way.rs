@@ -10,7 +10,7 @@ use std::sync::{Condvar, Mutex, MutexGuard};
 
 use log::{Level, log, log_enabled};
 
-use crate::ids::Device;
+use crate::ids::MemoryLocation;
 use crate::observe::target::MEMORY;
 use crate::process;
 use crate::sync::{ThisThread, ThreadNumber, lock, wait};
@@ -36,7 +36,7 @@ struct Moves {
 struct Move {
     /// How many had begun with it.
     number: u64,
-    device: Device,
+    location: MemoryLocation,
     thread: ThreadNumber,
     /// How many callbacks its thread is in, one within the other.
     callbacks: u32,
@@ -47,7 +47,7 @@ struct Move {
 /// The moves of one device's memory.
 #[derive(Debug)]
 pub(in crate::memory) struct UnderWay {
-    device: Device,
+    location: MemoryLocation,
     begun: Mutex<Begun>,
 }
 
@@ -76,9 +76,9 @@ pub(in crate::memory) struct Moment {
 }
 
 impl UnderWay {
-    pub(in crate::memory) const fn new(device: Device) -> Self {
+    pub(in crate::memory) const fn new(location: MemoryLocation) -> Self {
         let begun = Begun { last: 0, thread: None, last_of_others: 0 };
-        Self { device, begun: Mutex::new(begun) }
+        Self { location, begun: Mutex::new(begun) }
     }
 
     /// Begins a move.
@@ -88,7 +88,7 @@ impl UnderWay {
         let mut moves = lock(&MOVES);
         moves.begun += 1;
         let number = moves.begun;
-        moves.under_way.push(Move { number, device: self.device, thread, callbacks: 0, waits: false });
+        moves.under_way.push(Move { number, location: self.location, thread, callbacks: 0, waits: false });
         let mut begun = lock(&self.begun);
         if begun.thread != Some(thread) {
             begun.last_of_others = begun.last;
@@ -104,7 +104,7 @@ impl UnderWay {
             return None;
         }
         let moves = self.wait_for(lock(&MOVES), |_| true);
-        let is_quiet = !moves.under_way.iter().any(|one| one.device == self.device);
+        let is_quiet = !moves.under_way.iter().any(|one| one.location == self.location);
         Some(Moment { last: self.last_of_others(), is_quiet })
     }
 
@@ -129,7 +129,7 @@ impl UnderWay {
     ) -> MutexGuard<'a, Moves> {
         let begun = moves.begun;
         let is_waited_for =
-            |one: &Move| one.device == self.device && one.number <= begun && one.callbacks == 0 && is_meant(one);
+            |one: &Move| one.location == self.location && one.number <= begun && one.callbacks == 0 && is_meant(one);
         while moves.under_way.iter().any(is_waited_for) {
             moves = wait(&CHANGED, &MOVES, moves);
         }

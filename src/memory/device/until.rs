@@ -34,14 +34,12 @@ impl Until {
     }
 
     /// Waits for all work so far on the devices, which is recorded once this is looked at.
-    pub(in crate::memory) fn recorded_later(devices: Vec<Device>) -> Self {
-        Self::Devices(devices, Point::now())
+    pub(in crate::memory) fn recorded_later(devices: impl IntoIterator<Item = Device>) -> Self {
+        Self::Devices(devices.into_iter().collect(), Point::now())
     }
 
     /// Waits for the streams' work so far.
-    pub(in crate::memory) fn work_on(events: &EventPool, mut streams: Vec<Stream>) -> Result<Self> {
-        // The host's order has no work.
-        streams.retain(|stream| !stream.is_of_host());
+    pub(in crate::memory) fn work_on(events: &EventPool, streams: Vec<Stream>) -> Result<Self> {
         for stream in &streams {
             if stream.capture_status()? != CaptureStatus::None {
                 return Ok(Self::Unrecorded(streams));
@@ -63,9 +61,8 @@ impl Until {
         devices: &[Device],
         mut waits: impl FnMut(Device) -> Result<bool>,
     ) -> Result<Self> {
-        let devices: Vec<_> = devices.iter().copied().filter(|device| device.host_node().is_none()).collect();
         let mut recorded = Vec::new();
-        for &device in &devices {
+        for &device in devices {
             let event = events.take(device)?;
             let is_covered = match event.record_context()? {
                 ContextRecord::Recorded => {
@@ -78,7 +75,7 @@ impl Until {
             events.put_back([event]);
             if !is_covered {
                 events.put_back(recorded);
-                return Ok(Self::Devices(devices, point));
+                return Ok(Self::Devices(devices.to_vec(), point));
             }
         }
         Ok(Self::Events(recorded))
@@ -92,7 +89,7 @@ impl Until {
             Self::Unrecorded(streams) if streams.iter().all(Stream::is_lasting) => {
                 *self = Self::work_on(pool, streams.clone())?
             }
-            Self::Unrecorded(streams) => *self = Self::all_work(pool, &devices(streams))?,
+            Self::Unrecorded(streams) => *self = Self::all_work(pool, &each_once(streams.iter().map(Stream::device)))?,
             Self::Devices(..) | Self::Events(_) => {}
         }
         if let Self::Devices(devices, point) = self {
@@ -122,9 +119,9 @@ impl Until {
     }
 }
 
-/// Returns the devices of streams, each once; the host's order is of none.
-pub(in crate::memory) fn devices(streams: &[Stream]) -> Vec<Device> {
-    let mut devices: Vec<_> = streams.iter().filter(|stream| !stream.is_of_host()).map(Stream::device).collect();
+/// Returns each of these devices once.
+pub(in crate::memory) fn each_once(devices: impl Iterator<Item = Device>) -> Vec<Device> {
+    let mut devices: Vec<_> = devices.collect();
     devices.sort_unstable();
     devices.dedup();
     devices

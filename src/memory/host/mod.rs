@@ -1,10 +1,10 @@
 //! Pinned memory of the host: page-locked, so that devices copy to and from it at full speed, read and written by the host
 //! and by every device at one address.
 //!
-//! A NUMA node of the host is a place like a device: the same caches, heaps, pages and ladder serve it. What differs is
-//! here and named by [`is_of_host`](super::device::DeviceMemory::is_of_host): a free block waits for no stream's order, since
-//! the host's next writer waits for none. So a block that streams use is free once their work is done, and a graph's once
-//! the graph is gone.
+//! A NUMA node is a [location of memory](crate::ids::MemoryLocation) as a device is, served by the same caches, heaps,
+//! pages and ladder. What differs is here and named by [`is_of_host`](super::device::DeviceMemory::is_of_host): a request
+//! names a node and no stream, and what is free waits for no stream's order, as the host's next writer does not. So a
+//! block that streams use is free once their work is done, and a graph's once the graph is gone.
 //!
 //! It is made in two ways. Ordinary growth makes extents of 2 to 32 MiB (`cuMemCreate` on the node), whose pages can be
 //! mapped elsewhere, and which neither come nor go with a wait for the GPU. Needs of 256 MiB and more are made as segments, whose
@@ -22,7 +22,7 @@ pub use limit::{pinned_limit, set_pinned_limit};
 pub(crate) use pinned_buffer::empty_pinned_by;
 pub(in crate::memory) use pinned_buffer::pinned_for_gpupool;
 pub use pinned_buffer::{PinnedBuffer, empty_pinned, empty_pinned_on_node};
-pub(crate) use place::order_of;
+pub(crate) use place::node_of;
 pub(crate) use stats::pinned_device_stats;
 #[cfg(feature = "python")]
 pub(crate) use stats::pinned_stats_by_node;

@@ -3,9 +3,9 @@
 use std::ptr::{self, NonNull};
 use std::slice;
 
-use super::place::{nearest_order, order_of};
+use super::place::node_of;
 use crate::error::Result;
-use crate::ids::Device;
+use crate::ids::NumaNode;
 use crate::memory::cache::BlockUser;
 use crate::memory::route;
 use crate::memory::serve::{self, Allocation};
@@ -33,7 +33,7 @@ pub struct PinnedBuffer {
     /// None for 0 bytes, and once freed.
     block: Option<Allocation>,
     bytes: u64,
-    node: Device,
+    node: NumaNode,
 }
 
 /// Allocates uninitialised pinned memory, on the NUMA node nearest to the stream's device, without a stream to the
@@ -45,7 +45,7 @@ pub struct PinnedBuffer {
 /// if the stream's device does not exist; `ErrorKind::Library` if the driver refuses.
 #[inline]
 pub fn empty_pinned(nbytes: u64, stream: Option<&Stream>) -> Result<PinnedBuffer> {
-    empty_pinned_by(nbytes, &nearest_order(stream)?, stream, route::allocate)
+    empty_pinned_by(nbytes, node_of(None, stream)?, stream, route::allocate)
 }
 
 /// As [`empty_pinned`], on the NUMA node with this number.
@@ -54,7 +54,7 @@ pub fn empty_pinned(nbytes: u64, stream: Option<&Stream>) -> Result<PinnedBuffer
 /// As [`empty_pinned`], and `ErrorKind::InvalidValue` if the host has no such node.
 #[inline]
 pub fn empty_pinned_on_node(nbytes: u64, node: u32, stream: Option<&Stream>) -> Result<PinnedBuffer> {
-    empty_pinned_by(nbytes, &order_of(Some(node.into()), stream)?, stream, route::allocate)
+    empty_pinned_by(nbytes, node_of(Some(node.into()), stream)?, stream, route::allocate)
 }
 
 /// As [`empty_pinned_on_node`], for gpupool's own work: no address that a caller gives frees it.
@@ -69,17 +69,16 @@ pub(in crate::memory) fn pinned_for_gpupool(nbytes: u64, node: u32) -> Result<Pi
     Ok(buffer)
 }
 
-/// Returns a buffer with a block that `allocate` returns, in the order of the host on a node; recorded on the stream, if one is
-/// given.
+/// Returns a buffer with a block that `allocate` returns, on a node; recorded on the stream, if one is given.
 #[inline]
 pub(crate) fn empty_pinned_by(
     nbytes: u64,
-    order: &Stream,
+    node: NumaNode,
     stream: Option<&Stream>,
-    allocate: impl FnOnce(u64, &Stream) -> Result<Allocation>,
+    allocate: impl FnOnce(u64, &NumaNode) -> Result<Allocation>,
 ) -> Result<PinnedBuffer> {
-    let block = if nbytes > 0 { Some(allocate(nbytes, order)?) } else { None };
-    let buffer = PinnedBuffer { block, bytes: nbytes, node: order.device() };
+    let block = if nbytes > 0 { Some(allocate(nbytes, &node)?) } else { None };
+    let buffer = PinnedBuffer { block, bytes: nbytes, node };
     stream.map_or(Ok(()), |stream| buffer.record_stream(stream))?;
     Ok(buffer)
 }
@@ -104,10 +103,7 @@ impl PinnedBuffer {
 
     /// Returns the number of the NUMA node that it is on.
     pub const fn numa(&self) -> u32 {
-        match self.node.host_node() {
-            Some(node) => node,
-            None => 0,
-        }
+        self.node.number()
     }
 
     fn start(&self) -> *mut u8 {

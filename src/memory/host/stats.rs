@@ -59,7 +59,7 @@ pub fn reset_peak_pinned_stats(numa: Option<u32>) -> Result<()> {
 pub(crate) fn pinned_device_stats(numa: Option<u32>) -> Result<DeviceStats> {
     let mut sum = DeviceStats::default();
     for caches in nodes(numa)? {
-        sum.add(&report::device_stats(caches.memory.device)?);
+        sum.add(&report::device_stats(caches.memory.location)?);
     }
     Ok(sum)
 }
@@ -101,6 +101,6 @@ pub fn empty_pinned_cache() -> Result<u64> {
 /// `ErrorKind::Forked` in a forked child.
 #[cfg(feature = "python")]
 pub(crate) fn pinned_stats_by_node() -> Result<Vec<(u32, MemoryStats)>> {
-    let of_node = |caches: &DeviceCaches| Some((caches.memory.device.host_node()?, report::summarize(caches).0));
+    let of_node = |caches: &DeviceCaches| Some((caches.memory.location.numa()?, report::summarize(caches).0));
     Ok(nodes(None)?.into_iter().filter_map(of_node).collect())
 }

@@ -4,7 +4,7 @@ use std::thread;
 
 use log::info;
 
-use super::place::order_of;
+use super::place::node_of;
 use crate::error::{Bytes, Error, Result};
 use crate::memory::route;
 use crate::memory::serve;
@@ -25,7 +25,7 @@ const THREAD: &str = "gpupool-pin";
 /// if the host has no such node; `ErrorKind::Unavailable` if the system cannot start a thread.
 pub fn warm_pinned(nbytes: u64, numa: Option<u32>, background: bool) -> Result<()> {
     // That of the calling thread, which is to have the memory.
-    let cache = route::cache_on(&order_of(numa.map(i64::from), None)?)?;
+    let cache = route::cache_on(&node_of(numa.map(i64::from), None)?)?;
     if !background {
         return serve::warm_by_segments(cache, nbytes, SEGMENT_MOST);
     }

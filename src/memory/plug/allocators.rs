@@ -137,7 +137,7 @@ unsafe extern "C" fn pinned_handler_alloc(
     stream: *mut c_void,
 ) -> c_int {
     let allocate =
-        |size, stream: &Stream| route::allocate(size, &host::order_of(None, Some(stream))?).map(Allocation::address);
+        |size, stream: &Stream| route::allocate(size, &host::node_of(None, Some(stream))?).map(Allocation::address);
     // SAFETY: the library names a stream that is alive, and passes a place for a pointer.
     unsafe { handler_alloc_from(place, size, -1, stream, allocate) }
 }

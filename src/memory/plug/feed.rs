@@ -79,7 +79,7 @@ fn idle_stream(device: Device) -> Result<Stream> {
 
 fn allocate(pool: &Arc<Pool>, bytes: u64, stream: &Stream) -> Result<Allocation> {
     let device = stream.device();
-    if pool.memory.device != device || pool.is_closed() {
+    if pool.memory.location != device || pool.is_closed() {
         return Err(Error::invalid_value(format!("pool {} has no memory for {device}", pool.id)));
     }
     // Pages that another stream used are not asked about while that could spoil the caller's capture.

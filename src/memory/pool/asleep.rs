@@ -248,13 +248,13 @@ impl Drop for Change<'_> {
 /// Returns the error of a request to a pool that is asleep.
 #[cold]
 pub(in crate::memory) fn asleep(pool: &Pool) -> Error {
-    let device = pool.memory.device;
+    let device = pool.memory.location;
     let (name, wake) = if pool.is_default() {
         ("the default memory pool".to_owned(), "")
     } else {
         (format!("memory pool {}", pool.label()), "the pool's wake(), or ")
     };
-    let number = device.ordinal();
+    let number = device.number();
     ErrorKind::Asleep(format!(
         "{name} on {device} is asleep and serves no request: wake it first, by {wake}gpupool.wake({number})"
     ))

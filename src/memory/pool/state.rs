@@ -62,7 +62,7 @@ impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Pool")
             .field("id", &self.id)
-            .field("device", &self.memory.device)
+            .field("device", &self.memory.location)
             .field("use_count", &self.use_count())
             .field("budget", &self.budget())
             .finish_non_exhaustive()
@@ -141,7 +141,7 @@ impl Pool {
     /// # Errors
     /// `ErrorKind::InvalidValue` if memory of the pool was cut already, or it has a reserve.
     pub(crate) fn set_no_split(&self) -> Result<()> {
-        let (label, device) = (self.label(), self.memory.device);
+        let (label, device) = (self.label(), self.memory.location);
         if self.supply.reserve().is_some() {
             return Err(Error::invalid_value(format!(
                 "pool {label} on {device} has a reserve, which many blocks share: make the pool without one for no_split"
@@ -227,7 +227,7 @@ impl Pool {
 /// Returns the error of a request to a pool that serves none any more.
 #[cold]
 pub(in crate::memory) fn closed(pool: &Pool) -> Error {
-    let (id, device) = (pool.label(), pool.memory.device);
+    let (id, device) = (pool.label(), pool.memory.location);
     Error::invalid_value(if pool.use_count() > 0 {
         format!("pool {id} on {device} is closed and serves no more requests; leave its scopes, or make another pool")
     } else {

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use super::counters::counters;
 use super::summary::summarize;
 use crate::error::Result;
-use crate::ids::Device;
+use crate::ids::MemoryLocation;
 use crate::memory::cache::{Amount, Amounts};
 use crate::memory::device::Flow;
 use crate::memory::serve::device_caches;
@@ -81,12 +81,12 @@ counters! {
     }
 }
 
-/// Returns the statistics of a device's memory, as PyTorch has them.
+/// Returns the statistics of memory there, as PyTorch has them.
 ///
 /// # Errors
 /// As [`device`](crate::device).
-pub(crate) fn device_stats(device: Device) -> Result<DeviceStats> {
-    let caches = device_caches(device)?;
+pub(crate) fn device_stats(location: impl Into<MemoryLocation>) -> Result<DeviceStats> {
+    let caches = device_caches(location)?;
     let (_, _, counts) = summarize(caches);
     let (out, back) = caches.reports.grow(counts.ever, counts.back());
     let held = counts.held();

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::frozen::{Frozen, FrozenCache};
 use crate::error::Result;
-use crate::ids::Device;
+use crate::ids::{Device, MemoryLocation};
 use crate::memory::cache::{
     DeviceCaches, Heap, HeapBlock, MemoryAction, MemoryEvent, RecordedGuard, StreamCache, events, is_recorded,
     note_snapshot,
@@ -20,8 +20,8 @@ use crate::process;
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct SegmentView {
-    /// The device.
-    pub device: Device,
+    /// Where it is.
+    pub location: MemoryLocation,
     /// The start address.
     pub address: u64,
     /// The size in bytes.
@@ -79,7 +79,7 @@ fn segments(frozen: &Frozen) -> Vec<SegmentView> {
 pub(super) fn segment_view(cache: &StreamCache, heap: &Heap, pool: &Pool, range: Range<u64>) -> SegmentView {
     let memory = cache.memory;
     SegmentView {
-        device: memory.device,
+        location: memory.location,
         address: memory.address(range.start),
         bytes: range.end - range.start,
         stream: cache.stream_address(),
@@ -124,7 +124,7 @@ pub(in crate::memory) fn segments_of_pool(pool: &Pool) -> Vec<SegmentView> {
 
 /// Returns the caches of a device that serve requests, or of all.
 pub(super) fn caches(device: Option<Device>) -> Vec<&'static StreamCache> {
-    let wanted = DeviceCaches::all().filter(|caches| device.is_none_or(|device| device == caches.memory.device));
+    let wanted = DeviceCaches::all().filter(|caches| device.is_none_or(|device| caches.memory.location == device));
     wanted.flat_map(|caches| caches.pools.serving()).collect()
 }
 
@@ -150,13 +150,13 @@ pub(crate) fn take_snapshot(device: Option<Device>) -> Result<MemorySnapshot> {
         return Ok(MemorySnapshot { segments, events: Vec::new() });
     }
     let mut events = events();
-    events.retain(|event| event.nanos() <= frozen.time && device.is_none_or(|device| device == event.device));
+    events.retain(|event| event.nanos() <= frozen.time && device.is_none_or(|device| event.location == device));
     end_frees(&mut segments, &events);
-    let used = DeviceCaches::all().map(|caches| caches.memory.device);
-    for device in used.filter(|&used| device.is_none_or(|device| device == used)) {
-        let blocks = segments.iter().filter(|segment| segment.device == device).flat_map(|segment| &segment.blocks);
+    let used = DeviceCaches::all().map(|caches| caches.memory.location);
+    for location in used.filter(|&used| device.is_none_or(|device| used == device)) {
+        let blocks = segments.iter().filter(|segment| segment.location == location).flat_map(|segment| &segment.blocks);
         let active = blocks.filter(|block| block.is_live).map(|block| block.bytes).sum();
-        events.extend(note_snapshot(device, active));
+        events.extend(note_snapshot(location, active));
     }
     drop(frozen);
     events.drain(..events.len().saturating_sub(recording::most()));
@@ -166,11 +166,11 @@ pub(crate) fn take_snapshot(device: Option<Device>) -> Result<MemorySnapshot> {
 
 /// Blocks whose free another thread has written down and not yet done are free.
 fn end_frees(segments: &mut [SegmentView], events: &[MemoryEvent]) {
-    let mut unknown: HashMap<(Device, u64), &mut BlockView> = HashMap::new();
+    let mut unknown: HashMap<(MemoryLocation, u64), &mut BlockView> = HashMap::new();
     for segment in segments {
-        let device = segment.device;
+        let location = segment.location;
         let blocks = segment.blocks.iter_mut().filter(|block| block.is_live && !block.is_known);
-        unknown.extend(blocks.map(|block| ((device, block.address), block)));
+        unknown.extend(blocks.map(|block| ((location, block.address), block)));
     }
     for event in events.iter().rev() {
         if unknown.is_empty() {
@@ -179,7 +179,7 @@ fn end_frees(segments: &mut [SegmentView], events: &[MemoryEvent]) {
         let is_of_block =
             matches!(event.action, MemoryAction::Alloc | MemoryAction::FreeRequested | MemoryAction::FreeCompleted);
         if is_of_block
-            && let Some(block) = unknown.remove(&(event.device, event.address))
+            && let Some(block) = unknown.remove(&(event.location, event.address))
             && event.action == MemoryAction::FreeCompleted
         {
             *block = BlockView { requested: 0, is_live: false, is_waiting: false, stack: Stack::NONE, ..*block };
@@ -189,14 +189,14 @@ fn end_frees(segments: &mut [SegmentView], events: &[MemoryEvent]) {
 
 /// Gives each segment the stack of the last request for which its start was mapped.
 fn name_stacks(segments: &mut [SegmentView], events: &[MemoryEvent]) {
-    segments.sort_by_key(|segment| (segment.device, segment.address));
+    segments.sort_by_key(|segment| (segment.location, segment.address));
     let mut is_named = vec![false; segments.len()];
     for event in events
         .iter()
         .rev()
         .filter(|event| matches!(event.action, MemoryAction::SegmentMap | MemoryAction::SegmentAlloc))
     {
-        let place = |address| segments.partition_point(|other| (other.device, other.address) < (event.device, address));
+        let place = |address| segments.partition_point(|one| (one.location, one.address) < (event.location, address));
         for index in place(event.address)..place(event.address + event.bytes) {
             if !std::mem::replace(&mut is_named[index], true) {
                 segments[index].stack = event.stack;

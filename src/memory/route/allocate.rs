@@ -3,7 +3,7 @@
 use super::find_cache::{cache_for, given_cache_for, rerouted_cache_for};
 use super::routes::Given;
 use crate::error::Result;
-use crate::memory::cache::{self, Found, GivenKey};
+use crate::memory::cache::{self, Found, GivenKey, Order};
 use crate::memory::serve::{Allocation, Miss};
 use crate::observe::delivery::Delivery;
 use crate::observe::recording::{self, Purpose};
@@ -30,15 +30,15 @@ impl Attempt {
     }
 }
 
-/// Allocates on the stream, from the pool that the calling thread's scope says.
+/// Allocates in the order of a stream, from the pool that the calling thread's scope says; or pinned memory.
 ///
 /// # Errors
 /// `ErrorKind::OutOfMemory` if there is not enough also after everything was tried; `ErrorKind::InvalidValue` for 0
 /// bytes or an unknown device; `ErrorKind::Library` if the driver refuses.
 #[inline]
-pub(crate) fn allocate(bytes: u64, stream: &Stream) -> Result<Allocation> {
+pub(crate) fn allocate(bytes: u64, order: &impl Order) -> Result<Allocation> {
     loop {
-        if let Some(block) = try_allocate(bytes, stream)?.serve()? {
+        if let Some(block) = try_allocate(bytes, order)?.serve()? {
             return Ok(block);
         }
     }
@@ -70,24 +70,24 @@ pub(crate) fn allocate_given(bytes: u64, stream: &Stream, given: &Given) -> Resu
     }
 }
 
-/// Takes a block that the stream's cache has ready.
+/// Takes a block that the order's cache has ready.
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` for an unknown device; `ErrorKind::Library` if the driver refuses.
 #[inline]
-pub(in crate::memory) fn try_allocate(bytes: u64, stream: &Stream) -> Result<Attempt> {
-    if process::state().is_plain() { Ok(take(cache_for(stream)?, bytes, false)) } else { take_slowly(bytes, stream) }
+pub(in crate::memory) fn try_allocate(bytes: u64, order: &impl Order) -> Result<Attempt> {
+    if process::state().is_plain() { Ok(take(cache_for(order)?, bytes, false)) } else { take_slowly(bytes, order) }
 }
 
 /// Takes a block while what is done is recorded, or requests may go where other threads or contexts have routed them.
 #[cold]
-fn take_slowly(bytes: u64, stream: &Stream) -> Result<Attempt> {
+fn take_slowly(bytes: u64, order: &impl Order) -> Result<Attempt> {
     process::refuse_forked()?;
     let state = process::state();
     let _delivery = Delivery::at_end();
     // No stack is held where nothing is recorded.
     let _stack = recording::hold_stack(Purpose::Allocation);
-    let found = if state.is_rerouted() { rerouted_cache_for(stream)? } else { cache_for(stream)? };
+    let found = if state.is_rerouted() { rerouted_cache_for(order)? } else { cache_for(order)? };
     Ok(take(found, bytes, state.is_recorded()))
 }
 

@@ -41,11 +41,11 @@ impl EnteredCapture {
     /// [`MemPool::capture`](crate::MemPool::capture) for a caller that cannot keep a guard on its thread.
     pub(crate) fn new(token: &PoolToken, stream: &Stream) -> Result<Self> {
         let pool = token.pool();
-        if stream.device() != pool.memory.device {
+        if stream.device() != token.device() {
             return Err(Error::invalid_value(format!(
                 "pool {} is of {} and cannot serve a capture on {}; make a pool there",
                 pool.id,
-                pool.memory.device,
+                token.device(),
                 stream.device()
             )));
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::routes::{Destination, Given, destination};
 use crate::error::Result;
 use crate::ids::RawStream;
-use crate::memory::cache::{self, CacheKey, Counts, DeviceCaches, Found, GivenKey, Service, StreamCache, normalized};
+use crate::memory::cache::{self, CacheKey, Counts, DeviceCaches, Found, GivenKey, Order, Service, StreamCache};
 use crate::memory::pool::{self, Role};
 use crate::memory::serve::{device_caches, end_abandoned};
 use crate::memory::tuning::A_FEW;
@@ -13,15 +13,15 @@ use crate::process;
 use crate::runtime::Stream;
 use crate::sync::ThisThread;
 
-/// Returns the cache for this thread's requests on the stream.
+/// Returns the cache for this thread's requests in this order.
 ///
 /// # Errors
 /// As [`device_caches`]; `ErrorKind::InvalidValue` while the thread ends.
 #[inline]
-pub(super) fn cache_for(stream: &Stream) -> Result<Found> {
-    match cache::last(stream) {
+pub(super) fn cache_for(order: &impl Order) -> Result<Found> {
+    match cache::last(order) {
         Some(last) => Ok(last),
-        None => find(stream),
+        None => find(order),
     }
 }
 
@@ -29,23 +29,23 @@ pub(super) fn cache_for(stream: &Stream) -> Result<Found> {
 ///
 /// # Errors
 /// As [`cache_for`].
-pub(in crate::memory) fn cache_on(stream: &Stream) -> Result<&'static StreamCache> {
+pub(in crate::memory) fn cache_on(order: &impl Order) -> Result<&'static StreamCache> {
     process::refuse_forked()?;
-    cache_for(stream).map(|found| found.cache)
+    cache_for(order).map(|found| found.cache)
 }
 
 #[cold]
-fn find(stream: &Stream) -> Result<Found> {
+fn find(order: &impl Order) -> Result<Found> {
     let changes = pool::changes();
-    let (key, found) = find_now(stream, None, false)?;
+    let (key, found) = find_now(order, None, false)?;
     cache::remember(key, changes, found);
     Ok(found)
 }
 
 /// As [`cache_for`], while the request may go where another thread or the context has routed it: what serves one request
 /// may not serve the next.
-pub(super) fn rerouted_cache_for(stream: &Stream) -> Result<Found> {
-    find_now(stream, None, true).map(|(_, found)| found)
+pub(super) fn rerouted_cache_for(order: &impl Order) -> Result<Found> {
+    find_now(order, None, true).map(|(_, found)| found)
 }
 
 /// Returns the cache for this thread's requests of one pool on the stream; `is_rerouted` as for [`rerouted_cache_for`].
@@ -64,17 +64,19 @@ pub(super) fn given_cache_for(given: &Given, stream: &Stream, is_rerouted: bool)
     Ok(found)
 }
 
-fn find_now(stream: &Stream, given: Option<&Given>, is_rerouted: bool) -> Result<(CacheKey, Found)> {
-    let (thread, device) = (ThisThread::get(), stream.device());
-    let destination = destination(stream, given, is_rerouted)?;
+fn find_now(order: &impl Order, given: Option<&Given>, is_rerouted: bool) -> Result<(CacheKey, Found)> {
+    let (thread, (location, stream)) = (ThisThread::get(), order.named());
+    // Pinned memory has no pools of users.
+    let destination = stream.map_or(Ok(None), |stream| destination(stream, given, is_rerouted))?;
     let (pool, role) = destination.as_ref().map_or((0, Role::Requests), |to| (to.pool.number, to.role));
-    let stream_id = if role.is_captured() { 0 } else { id_of(stream)? };
-    let key = CacheKey { device, pool, role, stream: normalized(stream.raw()), stream_id };
+    let named = stream.filter(|_| !role.is_captured());
+    let stream_id = named.map_or(Ok(0), id_of)?;
+    let key = CacheKey { location, pool, role, stream: order.address(), stream_id };
     let (cache, service) = match cache::known(key)? {
         Some(known) => known,
         None => {
-            let caches = device_caches(device)?;
-            if !role.is_captured() {
+            let caches = device_caches(location)?;
+            if let Some(stream) = named {
                 caches.pools.note_stream(stream, stream_id);
             }
             forget_unused(caches, thread)?;
@@ -93,7 +95,7 @@ fn id_of(stream: &Stream) -> Result<u64> {
     if stream.raw().is_default() || stream.kept().is_lasting() {
         return Ok(0);
     }
-    let last = || DeviceCaches::known(stream.device()).map_or(0, |caches| caches.pools.last_id(stream));
+    let last = || DeviceCaches::known(stream.device()).map_or(0, |caches| caches.pools.last_id(stream.address()));
     Ok(stream.id()?.unwrap_or_else(last))
 }
 
@@ -109,18 +111,18 @@ fn acquire(
     caches: &'static DeviceCaches,
     thread: ThisThread,
     destination: Option<Destination>,
-    stream: &Stream,
+    stream: Option<&Stream>,
     stream_id: u64,
 ) -> Result<(&'static StreamCache, u64)> {
     let (pool, role) = match destination {
         Some(Destination { pool, role }) => (pool, role),
         None => (Arc::clone(caches.default_pool()?), Role::Requests),
     };
-    let per_thread_of = (stream.raw() == RawStream::PER_THREAD).then(|| thread.number());
-    let stream = stream.kept();
+    let per_thread = stream.filter(|stream| stream.raw() == RawStream::PER_THREAD);
+    let (stream, per_thread_of) = (stream.map(Stream::kept), per_thread.map(|_| thread.number()));
     let service = Service { number: 0, pool, stream, stream_id, per_thread_of, role };
     loop {
-        for cache in DeviceCaches::caches_on(&service.pool, service.stream.raw()) {
+        for cache in DeviceCaches::caches_on(&service.pool, service.address()) {
             if let Some(number) = cache.number_of(&service) {
                 return Ok((cache, number));
             }

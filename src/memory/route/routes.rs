@@ -102,7 +102,7 @@ impl Routes {
     fn is_in_feed(&self, device: Device) -> bool {
         let routes = self.0.borrow();
         routes.last().is_some_and(|last| {
-            last.pool.memory.device == device
+            last.pool.memory.location == device
                 && matches!(last.kind, RouteKind::Feed { .. })
                 && last.ticket >= first_ticket()
         })
@@ -114,8 +114,7 @@ impl Routes {
     }
 
     fn destination(&self, stream: &Stream, given: Option<&Given>, is_rerouted: bool) -> Result<Option<Destination>> {
-        // Pinned memory has no pools of users.
-        if stream.is_of_host() || (!self.has_followed() && !is_rerouted && given.is_none()) {
+        if !self.has_followed() && !is_rerouted && given.is_none() {
             return Ok(None);
         }
         let (device, first) = (stream.device(), first_ticket());
@@ -123,7 +122,7 @@ impl Routes {
         // Before the routes are borrowed, for Python may come here again.
         let of_context = if is_rerouted { self.of_context(device) } else { None };
         let mut routes = self.0.borrow_mut();
-        let is_followed = |route: &&mut Route| route.ticket >= first && route.pool.memory.device == device;
+        let is_followed = |route: &&mut Route| route.ticket >= first && route.pool.memory.location == device;
         let mut followed = routes.iter_mut().rev().filter(is_followed).peekable();
         let own = followed.peek().map_or(0, |own| own.ticket);
         let of_context = of_context.filter(|(ticket, _)| *ticket > own);
@@ -277,7 +276,7 @@ pub(crate) fn leave_by_ticket(ticket: u64) -> Option<Vec<PoolUse>> {
 
 /// Ends this thread's innermost route that was entered by this id; false if there is none.
 pub(in crate::memory) fn leave_by_id(device: Device, id: PoolId) -> bool {
-    let is_meant = |route: &Route| route.uses.is_empty() && route.pool.id == id && route.pool.memory.device == device;
+    let is_meant = |route: &Route| route.uses.is_empty() && route.pool.id == id && route.pool.memory.location == device;
     take_route(is_meant).is_some()
 }
 

@@ -29,11 +29,12 @@ impl PoolScope {
 #[derive(Clone, Debug)]
 pub struct PoolToken {
     pool: Arc<Pool>,
+    device: Device,
 }
 
 impl PoolToken {
-    pub(in crate::memory) fn new(pool: &Arc<Pool>) -> Self {
-        Self { pool: Arc::clone(pool) }
+    pub(in crate::memory) fn new(pool: &Arc<Pool>, device: Device) -> Self {
+        Self { pool: Arc::clone(pool), device }
     }
 
     /// Returns a use of the pool, which keeps it.
@@ -55,7 +56,7 @@ impl PoolToken {
 
     /// Returns the pool's device.
     pub fn device(&self) -> Device {
-        self.pool.memory.device
+        self.device
     }
 
     /// As [`MemPool::enter`](crate::MemPool::enter), on the calling thread.

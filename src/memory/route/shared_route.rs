@@ -68,7 +68,7 @@ impl Drop for AllThreads {
 /// Returns the pool of the innermost route of all threads on the device.
 pub(super) fn of_all_threads(device: Device) -> Option<Arc<Pool>> {
     let routes = read(&ALL_THREADS);
-    routes.iter().rev().find(|(_, pool)| pool.memory.device == device).map(|(_, pool)| Arc::clone(pool))
+    routes.iter().rev().find(|(_, pool)| pool.memory.location == device).map(|(_, pool)| Arc::clone(pool))
 }
 
 /// Returns the pool of the context's innermost scope: none, as only Python has contexts.

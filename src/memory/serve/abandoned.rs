@@ -7,6 +7,7 @@ use super::trim::retire_free;
 use crate::error::Result;
 use crate::memory::cache::{DeviceCaches, Service, StreamCache};
 use crate::memory::tuning::A_FEW;
+use crate::runtime::Stream;
 use crate::sync::ThisThread;
 
 /// Ends the abandoned caches in which nothing is live among the next few, and goes on as long as half of them are abandoned.
@@ -26,9 +27,9 @@ fn end_some(caches: &DeviceCaches, thread: ThisThread) -> Vec<&'static StreamCac
     let mut ended = caches.pools.next_serving(A_FEW);
     ended.retain(|cache| {
         let Some(service) = cache.service() else { return false };
-        let is_abandoned = match service.stream.clones() {
+        let is_abandoned = match service.stream.as_ref().and_then(Stream::clones) {
             // Each cache holds one clone, and `service` another.
-            Some(clones) => clones == caches.pools.count_on(&service.stream) + 1,
+            Some(clones) => clones == caches.pools.count_on(&service) + 1,
             None => caches.pools.is_stream_gone(&service) || cache.marks_work() && is_bare(cache, thread),
         };
         is_abandoned && end(caches, cache, &service, thread)

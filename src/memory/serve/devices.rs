@@ -3,34 +3,30 @@
 use std::sync::Arc;
 
 use crate::error::Result;
-use crate::ids::Device;
+use crate::ids::MemoryLocation;
 use crate::memory::cache::DeviceCaches;
 use crate::memory::device::{DeviceMemory, Supply};
 use crate::memory::pool::{Pool, PoolId, Rules, lock_limit};
 use crate::process;
-use crate::runtime;
 
 /// Returns the memory, pools and caches of a device, or of a node of the host.
 ///
 /// # Errors
-/// `ErrorKind::InvalidValue` if there is no such device; `ErrorKind::Library` if the driver refuses;
+/// `ErrorKind::InvalidValue` if there is none; `ErrorKind::Library` if the driver refuses;
 /// `ErrorKind::Forked` in a forked child, where its locks may be held for ever.
-pub(crate) fn device_caches(device: Device) -> Result<&'static DeviceCaches> {
+pub(crate) fn device_caches(location: impl Into<MemoryLocation>) -> Result<&'static DeviceCaches> {
     process::refuse_forked()?;
-    match DeviceCaches::known(device) {
+    let location = location.into();
+    match DeviceCaches::known(location) {
         Some(caches) => Ok(caches),
-        None => make(device),
+        None => make(location),
     }
 }
 
 #[cold]
-fn make(device: Device) -> Result<&'static DeviceCaches> {
-    match device.host_node() {
-        None => runtime::device(device.ordinal() as i64)?,
-        Some(node) => runtime::host_node(node.into())?,
-    };
+fn make(location: MemoryLocation) -> Result<&'static DeviceCaches> {
     // Whole, with its default pool, before any other thread sees it.
-    let caches = DeviceCaches::new(DeviceMemory::reserve(device)?);
+    let caches = DeviceCaches::new(DeviceMemory::reserve(location)?);
     let memory = &caches.memory;
     let supply = Supply::new(memory.default_source(), None);
     caches.set_default_pool(Arc::new(Pool::new(PoolId::NONE, 0, memory, Rules::default(), None, supply)));

@@ -35,7 +35,7 @@ pub(crate) fn free(block: Allocation, on: Option<&Stream>) -> Result<()> {
 
 #[cold]
 fn refuse(block: Allocation, reason: Invalid) -> Error {
-    let (address, device) = (block.address(), block.cache.memory.device);
+    let (address, device) = (block.address(), block.cache.memory.location);
     Error::invalid_value(match reason {
         Invalid::NotABlock => format!(
             "{address:#x} is not the start of a block that gpupool handed out on {device}; free what was allocated, by \
@@ -110,16 +110,15 @@ pub(in crate::memory) fn check_live(block: Allocation) -> Result<()> {
 /// Returns a stream that uses a block, as the calling thread names it.
 fn user(block: Allocation, stream: &Stream) -> Result<BlockUser> {
     let memory = block.cache.memory;
-    // The order of the host is no stream that work could be on.
-    if (stream.device() != memory.device || memory.is_of_host()) && !memory.range.is_peer(stream.device()) {
+    if memory.location != stream.device() && !memory.range.is_peer(stream.device()) {
         // C names devices by numbers, which are looked up only here.
         runtime::existing(stream.device())?;
         return Err(Error::invalid_value(format!(
             "{:#x} is memory of {}, which a stream of {} cannot use: give a stream of {}, or call enable_peer_access first",
             block.address(),
-            memory.device,
+            memory.location,
             stream.device(),
-            memory.device
+            memory.location
         )));
     }
     let user = BlockUser::new(stream, ThisThread::get());
@@ -192,7 +191,7 @@ fn refuse_own(block: Allocation) -> Result<Allocation> {
     Err(Error::invalid_value(format!(
         "{:#x} on {} is memory that gpupool has for its own work: what a caller had there was freed before; free each block once",
         block.address(),
-        block.cache.memory.device
+        block.cache.memory.location
     )))
 }
 
@@ -214,7 +213,7 @@ fn block_in_pages(caches: &'static DeviceCaches, address: u64) -> Option<Allocat
 #[cold]
 fn find_in_segments(address: u64, device: Option<Device>) -> Result<Allocation> {
     process::refuse_forked()?;
-    for caches in DeviceCaches::all().filter(|caches| device.is_none_or(|device| device == caches.memory.device)) {
+    for caches in DeviceCaches::all().filter(|caches| device.is_none_or(|device| caches.memory.location == device)) {
         if let Some(offset) = caches.memory.segments.offset(address)
             && let Some(cache) = caches.cache_at(offset)
         {

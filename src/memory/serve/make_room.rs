@@ -48,7 +48,7 @@ pub(super) fn with_room_made<R>(pool: &Pool, bytes: u64, mut attempt: impl FnMut
     if found.is_none() {
         let mut try_again = || {
             memory.under_way.wait_with_own();
-            if let Some(caches) = DeviceCaches::known(memory.device) {
+            if let Some(caches) = DeviceCaches::known(memory.location) {
                 make_room(caches, ThisThread::get(), Pool::gives_way);
             }
             memory.retries.fetch_add(1, Ordering::Relaxed);

@@ -246,15 +246,17 @@ impl Climb {
         if !self.has_pages() {
             return Ok(None);
         }
-        let prefers_segment = self.refused.is_none() && self.request.pool().source().segments().is_some();
+        let prefers_segment = self.refused.is_none() && self.request.pool().source().has_segments();
         self.grow(|request, reach| grow_by_pages(request, reach, prefers_segment))
     }
 
     fn segment(&mut self) -> Result<Option<Allocation>> {
-        let Some(source) = self.request.pool().source().segments().cloned() else { return Ok(None) };
+        if !self.request.pool().source().has_segments() {
+            return Ok(None);
+        }
         // Where pages were refused, too, that tells more than whatever this source says.
         let of_pages = if self.has_pages() { self.refused.take() } else { None };
-        let grown = self.grow(|request, _| grow_by_segment(request, source.as_ref()));
+        let grown = self.grow(|request, _| grow_by_segment(request));
         if of_pages.is_none() {
             return grown;
         }
@@ -305,7 +307,7 @@ impl Climb {
     fn helpers(&self) -> Vec<Arc<Pool>> {
         let own = self.request.pool().number;
         let pools =
-            DeviceCaches::known(self.request.memory().device).map(|caches| caches.pools.all()).unwrap_or_default();
+            DeviceCaches::known(self.request.memory().location).map(|caches| caches.pools.all()).unwrap_or_default();
         pools.into_iter().filter(|pool| pool.number != own && pool.helps_others()).collect()
     }
 
@@ -317,10 +319,10 @@ impl Climb {
         let giver = Giver { cache, pool, least: *bytes, drops_slabs: false };
         let Ok(taken) = take_from(&self.request, &self.reach, giver, select)? else { return Ok(None) };
         let found = taken.memory.0.map(|offset| Allocation { cache, offset });
-        if let Some(block) = found
+        if let (Some(block), Some(stream)) = (found, &service.stream)
             && !taken.is_in_order_with(&self.request)
         {
-            cache.add_use(block.offset, BlockUser::new(&service.stream, *thread).fleeting());
+            cache.add_use(block.offset, BlockUser::new(stream, *thread).fleeting());
         }
         taken.until.recycle(&cache.memory.events);
         Ok(found)
@@ -375,8 +377,9 @@ impl Climb {
 
     /// Returns how many blocks of the device were taken and freed so far.
     fn traffic(&self) -> u64 {
-        let caches =
-            DeviceCaches::known(self.request.memory().device).map(|caches| caches.pools.serving()).unwrap_or_default();
+        let caches = DeviceCaches::known(self.request.memory().location)
+            .map(|caches| caches.pools.serving())
+            .unwrap_or_default();
         let traffic = |cache: &StreamCache| {
             let counts = cache.lock(self.request.thread).counts();
             counts.allocations() + counts.frees()
@@ -409,7 +412,7 @@ impl Climb {
     }
 
     fn give_memory_back(&self) {
-        if let Some(caches) = DeviceCaches::known(self.request.memory().device) {
+        if let Some(caches) = DeviceCaches::known(self.request.memory().location) {
             let own = self.request.pool().number;
             let is_meant = |pool: &Pool| (pool.number == own && !pool.no_split()) || pool.gives_way();
             make_room(caches, self.request.thread, is_meant);
@@ -452,14 +455,14 @@ impl Climb {
 
     fn log_begin(&mut self) {
         self.waiting = Some(Activity::begin_of(self.request.bytes, format_args!("free memory for a request")));
-        let (id, device) = (self.request.pool().id, self.request.memory().device);
+        let (id, device) = (self.request.pool().id, self.request.memory().location);
         let bytes = self.request.bytes;
         info!(target: MEMORY, "pool {id} on {device}: no memory for {bytes} bytes, waiting for streams and trimming");
     }
 
     fn log_end(&mut self) {
         if let Some(waiting) = self.waiting.take() {
-            let (id, device) = (self.request.pool().id, self.request.memory().device);
+            let (id, device) = (self.request.pool().id, self.request.memory().location);
             let bytes = self.request.bytes;
             info!(target: MEMORY, "pool {id} on {device}: found {bytes} bytes after {}", waiting.took());
         }

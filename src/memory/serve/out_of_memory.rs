@@ -81,8 +81,8 @@ pub(super) fn after_callbacks<R>(
     mut try_again: impl FnMut() -> Result<Option<R>>,
 ) -> Result<Option<R>> {
     note(pool, stream, bytes);
-    let device = pool.memory.device;
-    if device.host_node().is_some() || IS_CALLING.try_with(Cell::get) != Ok(false) {
+    let Some(device) = pool.memory.location.device() else { return Ok(None) };
+    if IS_CALLING.try_with(Cell::get) != Ok(false) {
         return Ok(None);
     }
     // Their lock is not held while they are called.
@@ -111,16 +111,11 @@ pub(in crate::memory) fn without_callbacks<R>(run: impl FnOnce() -> R) -> R {
     run()
 }
 
-/// Returns what the driver says of a device's memory; zeros where it says nothing.
-fn memory_info(device: Device) -> MemoryInfo {
-    runtime::memory_info(device).unwrap_or(MemoryInfo { free: 0, total: 0 })
-}
-
 /// Records that memory ran out, where memory is recorded; before callbacks are asked, which may take a snapshot.
 pub(super) fn note(pool: &Pool, stream: usize, bytes: u64) {
     if is_recorded() {
-        let device = pool.memory.device;
-        note_oom(device, stream, pool.id, bytes, memory_info(device).free);
+        let location = pool.memory.location;
+        note_oom(location, stream, pool.id, bytes, runtime::memory_info(location).unwrap_or_default().free);
         deliver();
     }
 }
@@ -132,14 +127,14 @@ pub(in crate::memory) fn no_memory_left(pool: &Pool, bytes: u64, refused: Error)
     if !is_no_memory(&refused) {
         return refused;
     }
-    let device = pool.memory.device;
+    let location = pool.memory.location;
     pool.memory.failures.fetch_add(1, Ordering::Relaxed);
-    let MemoryInfo { free, total } = memory_info(device);
+    let MemoryInfo { free, total } = runtime::memory_info(location).unwrap_or_default();
     let refused = match refused.into_kind() {
         ErrorKind::Library(refused) => refused,
         other => return other.into(),
     };
     let wanted = Wanted::Memory { bytes, pool: pool.label(), limit: pool.budget().limit() };
-    let users = users(device);
-    ErrorKind::OutOfMemory(OutOfMemory { refused, device, wanted, free, total, users }).into()
+    let users = users(location);
+    ErrorKind::OutOfMemory(OutOfMemory { refused, location, wanted, free, total, users }).into()
 }

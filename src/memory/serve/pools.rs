@@ -68,7 +68,7 @@ fn make_reserve_with_room(pool: &Pool, bytes: u64) -> Result<()> {
 
 /// Refuses a reserve that the pool cannot have.
 fn check_reserve(pool: &Pool, bytes: u64) -> Result<()> {
-    let device = pool.memory.device;
+    let device = pool.memory.location;
     if pool.keeps_segments() {
         return Err(Error::invalid_value(
             "a reserve is of gpupool's own pages, and stays where it is: leave out allocator, segments and no_split",
@@ -108,7 +108,7 @@ pub(in crate::memory) fn pool_anywhere(id: PoolId, device: Option<Device>) -> Re
     process::refuse_forked()?;
     let is_unused = id.is_unused();
     match DeviceCaches::all().find_map(|caches| caches.pools.in_use(id)) {
-        Some(pool) if device.is_none_or(|device| device == pool.memory.device) => Ok(Some(pool)),
+        Some(pool) if device.is_none_or(|device| pool.memory.location == device) => Ok(Some(pool)),
         None if is_unused => Ok(None),
         _ => Err(refuse_id(id, device)),
     }
@@ -123,7 +123,7 @@ fn refuse_id(id: PoolId, device: Option<Device>) -> Error {
             "{id}{on} is not a pool's id; take one from graph_pool_handle() or a MemPool"
         ));
     }
-    let owner = DeviceCaches::all().find(|caches| caches.pools.in_use(id).is_some()).map(|caches| caches.memory.device);
+    let owner = DeviceCaches::all().find(|all| all.pools.in_use(id).is_some()).map(|all| all.memory.location);
     Error::invalid_value(match (owner, device) {
         (Some(owner), Some(device)) => {
             format!("pool {id} is of {owner}, not of {device}: name {owner}, or take a pool of {device}")
@@ -140,7 +140,7 @@ fn refuse_id(id: PoolId, device: Option<Device>) -> Error {
 /// # Errors
 /// As [`device_caches`] and [`trim`]; the pool is closed all the same where the driver refuses.
 pub(in crate::memory) fn close_pool(pool: &Arc<Pool>) -> Result<u64> {
-    let caches = device_caches(pool.memory.device)?;
+    let caches = device_caches(pool.memory.location)?;
     mark_closed(pool);
     trim(caches, pool, ThisThread::get(), Patience::Ask)
 }
@@ -158,7 +158,7 @@ pub(in crate::memory) enum Ending {
 pub(in crate::memory) fn end_pool(pool: &Arc<Pool>, ending: Ending) {
     mark_closed(pool);
     if ending == Ending::Now
-        && let Some(caches) = DeviceCaches::known(pool.memory.device)
+        && let Some(caches) = DeviceCaches::known(pool.memory.location)
     {
         // What the driver refuses to take back now is tried again whenever memory is given back.
         let _ = trim(caches, pool, ThisThread::get(), Patience::Ask);

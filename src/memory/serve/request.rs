@@ -4,6 +4,7 @@ use crate::error::Result;
 use crate::memory::cache::{Service, StreamCache, is_recorded};
 use crate::memory::device::DeviceMemory;
 use crate::memory::pool::Pool;
+use crate::runtime::Stream;
 use crate::sync::ThisThread;
 
 /// A block that a caller holds.
@@ -48,7 +49,8 @@ impl Request {
     /// known to be done; and segments that may be registered stay where they are.
     pub(super) fn may_move(&self) -> Result<bool> {
         let service = &self.service;
-        Ok(!service.role.is_captured() && !service.pool.no_split() && !service.stream.is_captured()?)
+        let is_captured = || service.stream.as_ref().map_or(Ok(false), Stream::is_captured);
+        Ok(!service.role.is_captured() && !service.pool.no_split() && !is_captured()?)
     }
 
     /// Returns the block at an offset that the cache handed out for the request.

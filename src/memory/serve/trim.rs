@@ -35,7 +35,7 @@ pub(super) fn take_out<R>(
     let until = service.work_so_far(&memory.events, thread, None)?;
     let Some(mut heap) = cache.lock_to_take(service, thread) else { return Ok(None) };
     // What was freed since may have later work, which is recorded once this is looked at.
-    let until = if heap.turnover() == turnover { until } else { Until::recorded_later(vec![memory.device]) };
+    let until = if heap.turnover() == turnover { until } else { Until::recorded_later(memory.location.device()) };
     Ok(Some((take(&mut heap), until)))
 }
 
@@ -56,7 +56,7 @@ pub(super) fn retire_free(cache: &StreamCache, thread: ThisThread, service: &Ser
         heap.move_again();
         let source = service.pool.source();
         let mappings = if source.is_pages() { cache.take_mappings(heap, u64::MAX, 0, u64::MAX) } else { Vec::new() };
-        let spans = source.segments().map_or_else(Vec::new, |_| cache.take_free_spans(heap));
+        let spans = if source.has_segments() { cache.take_free_spans(heap) } else { Vec::new() };
         (mappings, spans)
     })?;
     let Some(((mappings, spans), until)) = taken else { return Ok(()) };
@@ -73,7 +73,7 @@ pub(super) fn retire_free(cache: &StreamCache, thread: ThisThread, service: &Ser
             Some(until) => until,
             None => {
                 let recorded = service.work_so_far(&memory.events, thread, None);
-                recorded.unwrap_or_else(|_| Until::recorded_later(vec![memory.device]))
+                recorded.unwrap_or_else(|_| Until::recorded_later(memory.location.device()))
             }
         };
         let remains = Remains::Segment { address, bytes, stream: service.stream.clone() };
@@ -113,12 +113,10 @@ pub(crate) fn trim(
         let_go_asleep(pool, thread);
     }
     forget_if_empty(caches, pool, thread);
-    let mut released = caches.memory.end_retired(patience == Patience::Wait)?;
-    if caches.memory.is_of_host() {
-        released += caches.memory.begin_ending_segments()?;
-    }
+    let at_once = caches.memory.end_retired(patience == Patience::Wait)?;
+    let released = at_once + caches.memory.begin_ending_segments()?;
     if released > 0 {
-        let (device, took) = (caches.memory.device, activity.took());
+        let (device, took) = (caches.memory.location, activity.took());
         log_out(
             Level::Debug,
             format_args!("pool {} on {device}: trimmed, {} given back in {took}", pool.id, Bytes(released)),
@@ -164,7 +162,7 @@ pub(super) fn leave_closed(cache: &StreamCache, thread: ThisThread) -> Result<()
         let_go_asleep(&service.pool, thread);
     }
     let outcome = cache.memory.end_retired(false).map(drop);
-    if let Some(caches) = DeviceCaches::known(cache.memory.device) {
+    if let Some(caches) = DeviceCaches::known(cache.memory.location) {
         forget_if_empty(caches, &service.pool, thread);
     }
     outcome

@@ -1,16 +1,16 @@
-//! Who has a device's memory: what errors list for one that had too little.
+//! Who has memory: what errors list for one that had too little.
 
 use std::sync::Arc;
 
 use crate::error::MemoryUse;
-use crate::ids::Device;
+use crate::ids::MemoryLocation;
 use crate::library::in_use::handles_in_use;
 use crate::memory::cache::{ALL, DeviceCaches};
 use crate::memory::pool::Pool;
 use crate::sync::ThisThread;
 
-/// Returns what each pool has of the device's memory, and each library's handles.
-pub(crate) fn users(device: Device) -> Vec<MemoryUse> {
+/// Returns what each pool has of the memory there, and each library's handles.
+pub(crate) fn users(location: MemoryLocation) -> Vec<MemoryUse> {
     let describe = |pool: Arc<Pool>| {
         let counts = DeviceCaches::counts_of(&pool, ThisThread::get());
         let name =
@@ -19,7 +19,7 @@ pub(crate) fn users(device: Device) -> Vec<MemoryUse> {
         let (bytes, live_bytes) = (pool.budget().reserved(), Some(live.bytes));
         MemoryUse { pool: name, count: live.blocks as usize, bytes, live_bytes }
     };
-    let pools = DeviceCaches::known(device).map(|caches| caches.pools.all()).unwrap_or_default();
+    let pools = DeviceCaches::known(location).map(|caches| caches.pools.all()).unwrap_or_default();
     let used = pools.into_iter().map(describe).filter(|used| used.bytes > 0);
-    used.chain(handles_in_use(device)).collect()
+    used.chain(location.device().into_iter().flat_map(handles_in_use)).collect()
 }

@@ -82,9 +82,9 @@ fn attach_own(token: &TokenFields, memory: &'static DeviceMemory) -> Result<Atta
         ))
     })?;
     let check_block = || {
-        let home = block.memory().device;
+        let home = block.memory().device()?;
         check(token, block.bytes, uuid_of(home)?)?;
-        if home != memory.device {
+        if memory.location != home {
             return Err(Error::invalid_value(format!(
                 "the buffer is this process's own, on {home}: use it on another device after enable_peer_access"
             )));
@@ -181,7 +181,7 @@ impl Attaching<'_> {
             .ok_or_else(|| Error::internal("a process that shares memory describes it in a way that is not known"))?;
         self.wait(&held, names, stream)?;
         check(self.token, held.bytes, held.device)?;
-        let region = RegionKey { owner: self.link.owner.name, region: held.region, device: self.memory.device };
+        let region = RegionKey { owner: self.link.owner.name, region: held.region, location: self.memory.location };
         if let Some(block) = mapping_cache::find(&region, self.token.block, &held) {
             return Ok(block);
         }
@@ -280,7 +280,7 @@ impl Attaching<'_> {
         }
         for (at, descriptor) in run.iter().zip(descriptors) {
             let number = all[*at].extent;
-            imported.push(ImportedExtent::new(&self.link.owner, number, self.memory.device, descriptor.as_fd())?);
+            imported.push(ImportedExtent::new(&self.link.owner, number, self.memory.location, descriptor.as_fd())?);
         }
         Ok(())
     }

@@ -116,12 +116,12 @@ impl AttachedBuffer {
     /// Refuses a stream of a device that the memory was not attached for, and that is no peer which reaches it.
     pub(in crate::memory) fn check_stream(&self, stream: &Stream) -> Result<()> {
         process::refuse_forked()?;
-        let (own, other) = (self.memory.device, stream.device());
-        let home = match &self.hold {
-            BlockHold::Others(attachment) => attachment.home,
-            BlockHold::Own(_) => own,
+        let (own, other) = (self.memory.location, stream.device());
+        let reaches_home = || match &self.hold {
+            BlockHold::Others(attachment) => reaches(other, attachment.home),
+            BlockHold::Own(_) => Ok(true),
         };
-        if other == own || (self.memory.range.is_peer(other) && reaches(other, home)?) {
+        if own == other || (self.memory.range.is_peer(other) && reaches_home()?) {
             return Ok(());
         }
         Err(Error::invalid_value(format!(

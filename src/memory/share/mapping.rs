@@ -12,19 +12,19 @@ use super::client::Owner;
 use super::token::Secret;
 use super::wire::{Ask, Message};
 use crate::error::Result;
-use crate::ids::Device;
+use crate::ids::{Device, MemoryLocation};
 use crate::memory::device::{DeviceMemory, Placed, with_device};
 use crate::runtime::{ExportedExtent, Extent};
 use crate::sync::{AtomicUsize, Ordering, lock};
 
-/// Which region of which process, for which device.
+/// Which region of which process, and for which device it is mapped.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct RegionKey {
     /// The owner's name.
     pub(super) owner: [u8; 16],
     /// The region's number, as its owner says.
     pub(super) region: u64,
-    pub(super) device: Device,
+    pub(super) location: MemoryLocation,
 }
 
 /// A region of another process that is mapped here. It is unmapped by [`AttachedMapping::end`], not by being dropped.
@@ -87,9 +87,10 @@ impl AttachedMapping {
 
     fn map_all(&mut self, home: Device, extents: Vec<(Arc<ImportedExtent>, u64)>) -> Result<()> {
         let bytes = extents.iter().map(|(_, bytes)| bytes).sum();
-        self.start = with_device(self.memory.device, |runtime| runtime.address_reserve(bytes))?;
+        self.start = with_device(self.memory.location, |runtime| runtime.address_reserve(bytes))?;
         self.reserved = bytes;
         let mut address = self.start;
+        let home = Some(home).filter(|home| self.memory.location != *home);
         let place = |(imported, bytes): &(Arc<ImportedExtent>, u64)| {
             let placed = Placed { address, bytes: *bytes, extent: imported.extent, home };
             address += bytes;
@@ -136,7 +137,7 @@ impl AttachedMapping {
         if self.reserved > 0 {
             let (start, reserved) = (self.start, self.reserved);
             // SAFETY: the reservation is whole, and nothing is mapped there any more.
-            with_device(self.memory.device, |runtime| unsafe { runtime.address_free(start, reserved) })?;
+            with_device(self.memory.location, |runtime| unsafe { runtime.address_free(start, reserved) })?;
             self.reserved = 0;
         }
         if std::mem::take(&mut self.is_known)
@@ -162,7 +163,7 @@ pub(super) const fn unmapped(number: u64) -> Message {
 #[derive(Debug)]
 pub(super) struct ImportedExtent {
     extent: Extent,
-    device: Device,
+    location: MemoryLocation,
     key: ExtentKey,
     /// How many mappings in use have it. While there is one, this process holds a block there, and the owner's number is this
     /// extent's; after that it may be another one's.
@@ -185,12 +186,12 @@ impl ImportedExtent {
     pub(super) fn new(
         owner: &Owner,
         number: Extent,
-        device: Device,
+        location: MemoryLocation,
         exported: ExportedExtent<'_>,
     ) -> Result<Arc<Self>> {
-        let extent = with_device(device, |runtime| runtime.extent_import(exported))?;
+        let extent = with_device(location, |runtime| runtime.extent_import(exported))?;
         let key = (owner.name, number);
-        let imported = Arc::new(Self { extent, device, key, used: AtomicUsize::new(0) });
+        let imported = Arc::new(Self { extent, location, key, used: AtomicUsize::new(0) });
         lock(&IMPORTED).get_or_insert_default().insert(key, Arc::downgrade(&imported));
         Ok(imported)
     }
@@ -203,9 +204,9 @@ impl Drop for ImportedExtent {
         {
             imported.remove(&self.key);
         }
-        let (extent, device) = (self.extent, self.device);
+        let (extent, location) = (self.extent, self.location);
         // SAFETY: `extent_import` made the extent, and its only owner gives it up.
-        let release = move || with_device(device, |runtime| unsafe { runtime.extent_release(extent) });
+        let release = move || with_device(location, |runtime| unsafe { runtime.extent_release(extent) });
         background::now_or_later(move || release().map(|()| true));
     }
 }

@@ -12,7 +12,6 @@ use std::sync::{Arc, Mutex};
 use super::client::{Channel, end_channel};
 use super::mapping::{AttachedMapping, RegionKey, unmapped};
 use super::wire::HeldBlock;
-use crate::ids::Device;
 use crate::memory::device::DeviceMemory;
 use crate::memory::tuning::IDLE_EXTENTS_MOST;
 use crate::sync::lock;
@@ -221,8 +220,8 @@ pub(super) fn follow(channel: &Arc<Channel>, has_ended: bool) {
 }
 
 /// Ends the idle mappings for a device.
-pub(super) fn end_idle_on(device: Device) {
-    end_idle(|region| region.device == device);
+pub(super) fn end_idle_on(memory: &DeviceMemory) {
+    end_idle(|region| region.location == memory.location);
 }
 
 fn end_idle(is_meant: impl Fn(&RegionKey) -> bool) {
@@ -263,6 +262,7 @@ fn end(number: u64) -> EndedMapping {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ids::Device;
     use crate::memory::share::client::Owner;
     use crate::memory::share::token::{Secret, TokenFields, random};
 
@@ -275,7 +275,7 @@ mod tests {
 
     impl Test {
         fn region(&self, region: u64) -> RegionKey {
-            RegionKey { owner: self.owner.name, region, device: self.memory.device }
+            RegionKey { owner: self.owner.name, region, location: self.memory.location }
         }
 
         fn find(&self, region: u64, block: u64) -> Option<MappedBlock> {
@@ -293,7 +293,7 @@ mod tests {
         }
 
         fn take_idle(&self) -> usize {
-            take_idle(|region| region.device == self.memory.device).len()
+            take_idle(|region| region.location == self.memory.location).len()
         }
     }
 
@@ -317,7 +317,7 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "thousands of mappings, and nothing unsafe")]
     fn a_region_is_found_by_its_number_while_it_lasts_and_the_oldest_go_first() -> Outcome<()> {
-        let memory = Box::leak(Box::new(DeviceMemory::for_model(Device::from_ordinal(0))));
+        let memory = Box::leak(Box::new(DeviceMemory::for_model(Device::from_ordinal(0).into())));
         let name = random().unwrap_or_default();
         let (secret, device) = (Secret(name), [0; 16]);
         let token = TokenFields {

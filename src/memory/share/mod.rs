@@ -56,7 +56,7 @@ pub(in crate::memory) fn share(
     let (memory, runtime) = (block.cache.memory, get()?);
     let name = broker::start()?;
     let boot = token::boot()?;
-    let device = token::uuid_of(memory.device)?;
+    let device = token::uuid_of(memory.device()?)?;
     let shared = shared::share(block, bytes, stream)?;
     let in_flight = if is_sent {
         shared.send().ok_or_else(|| Error::invalid_value("the buffer was freed while it was sent"))?
@@ -107,7 +107,7 @@ pub struct SharedSummary {
 pub fn shared_blocks(device: Device) -> Result<Vec<SharedSummary>> {
     let device = runtime::existing(device)?;
     let on_device =
-        |shared: &Arc<SharedBlock>| shared.block.cache.memory.device == device && shared.sharing.holders() > 0;
+        |shared: &Arc<SharedBlock>| shared.block.cache.memory.location == device && shared.sharing.holders() > 0;
     let summarize = |shared: Arc<SharedBlock>| SharedSummary {
         address: shared.block.address(),
         bytes: shared.bytes,

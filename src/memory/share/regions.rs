@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use super::background::wake;
 use super::wire::DescribedExtent;
-use crate::ids::Device;
+use crate::ids::MemoryLocation;
 use crate::memory::device::DeviceMemory;
 use crate::runtime::Extent;
 use crate::sync::lock;
@@ -37,7 +37,7 @@ struct RegionState {
 }
 
 /// The regions that an extent is part of.
-type ByExtent = HashMap<(Device, Extent), Vec<Weak<Region>>>;
+type ByExtent = HashMap<(MemoryLocation, Extent), Vec<Weak<Region>>>;
 
 static REGIONS: Mutex<Option<ByExtent>> = Mutex::new(None);
 
@@ -51,7 +51,7 @@ pub(super) fn find(memory: &'static DeviceMemory, extents: Vec<DescribedExtent>)
     let mut others = Vec::new();
     let mut regions = lock(&REGIONS);
     let regions = regions.get_or_insert_default();
-    let of_first = extents.first().and_then(|first| regions.get(&(memory.device, first.extent)));
+    let of_first = extents.first().and_then(|first| regions.get(&(memory.location, first.extent)));
     for region in of_first.into_iter().flatten().filter_map(Weak::upgrade) {
         if region.extents == extents {
             return region;
@@ -61,25 +61,25 @@ pub(super) fn find(memory: &'static DeviceMemory, extents: Vec<DescribedExtent>)
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let region = Arc::new(Region { number, memory, extents, state: Mutex::default() });
     for each in &region.extents {
-        regions.entry((memory.device, each.extent)).or_default().push(Arc::downgrade(&region));
+        regions.entry((memory.location, each.extent)).or_default().push(Arc::downgrade(&region));
     }
     region
 }
 
 /// Ends the regions that an extent is part of, which is about to go back to the driver, and has other processes asked to end their
 /// mappings.
-pub(super) fn end_with(device: Device, extent: Extent) {
-    if end(device, extent).iter().any(|region| lock(&region.state).kept > 0) {
+pub(super) fn end_with(location: MemoryLocation, extent: Extent) {
+    if end(location, extent).iter().any(|region| lock(&region.state).kept > 0) {
         ENDED.fetch_add(1, Ordering::SeqCst);
         wake();
     }
 }
 
 /// Ends the regions that an extent is part of, and returns them.
-fn end(device: Device, extent: Extent) -> Vec<Arc<Region>> {
+fn end(location: MemoryLocation, extent: Extent) -> Vec<Arc<Region>> {
     let mut regions = lock(&REGIONS);
     let Some(regions) = regions.as_mut() else { return Vec::new() };
-    let Some(ended) = regions.remove(&(device, extent)) else { return Vec::new() };
+    let Some(ended) = regions.remove(&(location, extent)) else { return Vec::new() };
     let ended: Vec<_> = ended.iter().filter_map(Weak::upgrade).collect();
     // An ended region is found by none of its extents.
     for region in &ended {
@@ -105,7 +105,7 @@ impl Region {
 
     fn leave(&self, regions: &mut ByExtent) {
         for each in &self.extents {
-            let key = (self.memory.device, each.extent);
+            let key = (self.memory.location, each.extent);
             if let Some(known) = regions.get_mut(&key) {
                 known.retain(|known| !std::ptr::eq(known.as_ptr(), self));
                 if known.is_empty() {
@@ -168,9 +168,10 @@ mod tests {
     use std::sync::LazyLock;
 
     use super::*;
+    use crate::ids::Device;
     use crate::memory::tuning::PAGE;
 
-    static MEMORY: LazyLock<DeviceMemory> = LazyLock::new(|| DeviceMemory::for_model(Device::from_ordinal(7)));
+    static MEMORY: LazyLock<DeviceMemory> = LazyLock::new(|| DeviceMemory::for_model(Device::from_ordinal(7).into()));
 
     fn extents(numbers: &[u64]) -> Vec<DescribedExtent> {
         numbers.iter().map(|number| DescribedExtent { extent: Extent::from_number(*number), bytes: PAGE }).collect()
@@ -179,7 +180,7 @@ mod tests {
     fn are_known(memory: &DeviceMemory, numbers: &[u64]) -> bool {
         let regions = lock(&REGIONS);
         let is_known = |each: &DescribedExtent| {
-            regions.as_ref().is_some_and(|regions| regions.contains_key(&(memory.device, each.extent)))
+            regions.as_ref().is_some_and(|regions| regions.contains_key(&(memory.location, each.extent)))
         };
         extents(numbers).iter().any(is_known)
     }
@@ -193,14 +194,14 @@ mod tests {
         assert!(Arc::ptr_eq(&find(memory, extents(&[1, 2])), &one));
 
         // The driver gives the number again, and it is other memory.
-        assert!(end(memory.device, Extent::from_number(3)).iter().all(|region| Arc::ptr_eq(region, &two)));
+        assert!(end(memory.location, Extent::from_number(3)).iter().all(|region| Arc::ptr_eq(region, &two)));
         assert!(two.has_ended() && !one.has_ended() && !turned.has_ended());
         let again = find(memory, extents(&[1, 2, 3]));
         assert!(again.number > turned.number && !again.has_ended());
         // What goes on another device is none of it.
-        _ = end(Device::from_ordinal(6), Extent::from_number(1));
+        _ = end(Device::from_ordinal(6).into(), Extent::from_number(1));
         assert!(!one.has_ended());
-        _ = end(memory.device, Extent::from_number(2));
+        _ = end(memory.location, Extent::from_number(2));
         assert!(one.has_ended() && turned.has_ended() && again.has_ended());
         assert!(!are_known(memory, &[1, 2, 3]));
 
@@ -215,14 +216,15 @@ mod tests {
 
     #[test]
     fn what_is_kept_of_a_region_that_has_ended_is_asked_for_once_and_waited_for_until_it_ends() {
-        static APART: LazyLock<DeviceMemory> = LazyLock::new(|| DeviceMemory::for_model(Device::from_ordinal(5)));
+        static APART: LazyLock<DeviceMemory> =
+            LazyLock::new(|| DeviceMemory::for_model(Device::from_ordinal(5).into()));
         let memory = &*APART;
         let region = find(memory, extents(&[1]));
         let (mut before, over) = (KeptMapping::new(Arc::clone(&region)), KeptMapping::new(Arc::clone(&region)));
         drop(over);
         assert!(!before.is_to_end() && !memory.elsewhere.is_awaited());
         let ended_before = ended();
-        end_with(memory.device, Extent::from_number(1));
+        end_with(memory.location, Extent::from_number(1));
         assert!(ended() > ended_before && memory.elsewhere.is_awaited());
         assert!(before.is_to_end() && !before.is_to_end());
         drop(before);

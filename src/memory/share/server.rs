@@ -330,7 +330,7 @@ impl Connection {
         // Either a pool that falls asleep sees this hold, or this sees that the pool is asleep: each looks after it has set its
         // own.
         let InRegion { region, lead } = block.place()?;
-        let device = uuid_of(block.memory().device)?;
+        let device = uuid_of(block.memory().device()?)?;
         self.pidfd = Some(add_hold(self.process, block)?);
         let events = block.events();
         let held = HeldBlock {
@@ -353,7 +353,7 @@ impl Connection {
     fn extents(&self, message: &Message) -> Result<Answer, Refusal> {
         let region = &self.current(message)?.region;
         let part = part(&region.extents, message, DESCRIPTORS);
-        let exported = with_device(region.memory.device, |runtime| {
+        let exported = with_device(region.memory.location, |runtime| {
             // SAFETY: the process holds a block in the region, which has not ended, so its extents are alive.
             part.iter().map(|each| unsafe { runtime.extent_export(each.extent) }).collect::<Result<_>>()
         });

@@ -83,7 +83,7 @@ pub(super) fn share(block: Allocation, bytes: u64, stream: Option<&Stream>) -> R
                 "the buffer is of pool {} on {}, which is a graph's: each replay uses its memory again, whatever another \
                  process does with it. Copy it to a buffer that was allocated outside of the capture, and share that one",
                 pool.label(),
-                memory.device
+                memory.location
             )));
         }
         if pool.sleep.is_asleep() {
@@ -91,11 +91,11 @@ pub(super) fn share(block: Allocation, bytes: u64, stream: Option<&Stream>) -> R
         }
     }
     extents_of(block, bytes)?;
-    if !get()?.extent_use(memory.device)?.is_shareable {
+    if !get()?.extent_use(memory.location)?.is_shareable {
         return Err(Error::invalid_value(format!(
             "memory of {} cannot be shared with other processes: its driver makes none that can be exported (gpupool info \
              says what it makes); send the content through the host instead",
-            memory.device
+            memory.location
         )));
     }
     let event = stream.map_or(Ok(None), work_of)?;
@@ -172,7 +172,7 @@ pub(in crate::memory) fn refuse_held(pool: &Pool) -> Result<()> {
         "pool {} on {} cannot fall asleep: other processes have attached {} of its blocks, or were sent them, the first at \
          {:#x}, whose memory must stay. Free the attached buffers there first, or end those processes",
         pool.label(),
-        pool.memory.device,
+        pool.memory.location,
         held.len(),
         first.block.address()
     )))
@@ -334,6 +334,6 @@ fn no_extents(block: Allocation) -> Error {
         "{:#x} on {} is memory that cannot be shared: its pool has an allocator of its own, or segments, or the device has no \
          virtual memory management. Allocate it from a pool without those (MemPool() or the default one)",
         block.address(),
-        block.cache.memory.device
+        block.cache.memory.location
     ))
 }

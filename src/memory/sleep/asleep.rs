@@ -76,7 +76,7 @@ pub(super) fn put_to_sleep(
     }
     drop(change);
     trim_if_closed(pool, thread);
-    let (label, device, took) = (pool.label(), pool.memory.device, Took(Some(took)));
+    let (label, device, took) = (pool.label(), pool.memory.location, Took(Some(took)));
     match &outcome {
         Ok(bytes) => {
             let (bytes, backed_up) = (Bytes(*bytes), Bytes(backed_up));
@@ -137,7 +137,7 @@ fn wait_for_work(pool: &Pool, thread: ThisThread) -> Result<()> {
     let memory = pool.memory;
     // First, so that what is submitted into a capture is seen below, and any other work is waited for.
     if pool.sleep.has_submissions() {
-        debug!(target: MEMORY, "pool {} on {}: falls asleep after work that is just being submitted", pool.label(), memory.device);
+        debug!(target: MEMORY, "pool {} on {}: falls asleep after work that is just being submitted", pool.label(), memory.location);
         pool.sleep.wait_for_submissions();
     }
     for (cache, service) in DeviceCaches::services_of(pool) {
@@ -149,7 +149,7 @@ fn wait_for_work(pool: &Pool, thread: ThisThread) -> Result<()> {
     refuse_held(pool)?;
     refuse_captures(pool, thread)?;
     let _relaxed = RelaxedCapture::new(runtime::get()?)?;
-    for device in iter::once(memory.device).chain(memory.range.peers()) {
+    for device in memory.location.device().into_iter().chain(memory.range.peers()) {
         // One may have begun since.
         if !runtime::synchronize_unless_captured(device)? {
             return Err(captured(pool, device));

@@ -42,7 +42,7 @@ pub(crate) fn wake(pool: &Arc<Pool>) -> Result<u64> {
     drop(change);
     drop(record);
     trim_if_closed(pool, thread);
-    let (label, device, took) = (pool.label(), pool.memory.device, Took(Some(took)));
+    let (label, device, took) = (pool.label(), pool.memory.location, Took(Some(took)));
     match &outcome {
         Ok(bytes) => info!(target: MEMORY, "pool {label} on {device}: awake in {took}, {} taken", Bytes(*bytes)),
         Err(error) => info!(target: MEMORY, "pool {label} on {device}: not woken: {error}"),
@@ -53,7 +53,7 @@ pub(crate) fn wake(pool: &Arc<Pool>) -> Result<u64> {
 /// Gives back what a pool has free that was closed while it changed.
 pub(super) fn trim_if_closed(pool: &Arc<Pool>, thread: ThisThread) {
     if pool.is_closed()
-        && let Some(caches) = DeviceCaches::known(pool.memory.device)
+        && let Some(caches) = DeviceCaches::known(pool.memory.location)
     {
         // What the driver refuses to take back now is tried again whenever memory is given back.
         let _ = trim(caches, pool, thread, Patience::Ask);
@@ -155,7 +155,7 @@ fn take(pool: &Pool, record: &Record, missing: &[Run], taken: &mut NewExtents, t
             if !record.backed_up.is_empty() {
                 let stream = match &mut taken.stream {
                     Some(stream) => stream,
-                    none => none.insert(Stream::new(memory.device)?),
+                    none => none.insert(Stream::new(memory.device()?)?),
                 };
                 let run = Run { first, pages: next - first };
                 // SAFETY: the pages were just mapped, no request can have them before the pool is awake, and they are unmapped

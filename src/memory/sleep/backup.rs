@@ -57,8 +57,8 @@ pub(super) struct Copying {
 impl Copying {
     /// Begins a backup of so many bytes.
     pub(super) fn begin(memory: &DeviceMemory, bytes: u64) -> Result<Self> {
-        let node = runtime::nearest_host_node(memory.device)?.host_node().unwrap_or(0);
-        Ok(Self { stream: Stream::new(memory.device)?, pieces: Pieces::begin(node, bytes), piece: None })
+        let node = runtime::nearest_host_node(memory.device()?)?.number();
+        Ok(Self { stream: Stream::new(memory.device()?)?, pieces: Pieces::begin(node, bytes), piece: None })
     }
 
     /// Begins to copy ranges of the device's memory, and notes where they will be.

@@ -1,7 +1,5 @@
 //! What cannot sleep, and when.
 
-use std::iter;
-
 use crate::error::{Error, Result};
 use crate::ids::{CaptureStatus, Device};
 use crate::memory::cache::DeviceCaches;
@@ -17,25 +15,28 @@ pub(super) fn why_not(pool: &Pool) -> Option<String> {
     } else if pool.has_fixed_segments() {
         "its segments stay where they are, for they may be registered elsewhere or came from its own allocator. Leave out \
          allocator, segments and no_split for a pool that is to sleep"
-    } else if !pool.source().is_pages() || pool.source().segments().is_some() {
+    } else if !pool.source().is_pages() || pool.source().has_segments() {
         "that needs virtual memory management, which the device or its driver does not have"
     } else {
         return None;
     };
-    Some(format!("pool {} on {} cannot sleep: {reason}", pool.label(), pool.memory.device))
+    Some(format!("pool {} on {} cannot sleep: {reason}", pool.label(), pool.memory.location))
 }
 
 /// Refuses while a stream of the device, or of one that may use its memory, is known to be captured: they are about to be
 /// waited for, which would spoil the capture, and its graph would use what is to go.
 pub(super) fn refuse_captures(pool: &Pool, thread: ThisThread) -> Result<()> {
-    for device in iter::once(pool.memory.device).chain(pool.memory.range.peers()) {
+    for device in pool.memory.location.device().into_iter().chain(pool.memory.range.peers()) {
         if runtime::is_known_stream_capturing(runtime::get()?, device)? {
             return Err(captured(pool, device));
         }
     }
     for (_, service) in DeviceCaches::services_of(pool) {
-        if service.is_stream_usable(thread, None) && service.stream.capture_status()? != CaptureStatus::None {
-            return Err(captured(pool, pool.memory.device));
+        if let Some(stream) = &service.stream
+            && service.is_stream_usable(thread, None)
+            && stream.capture_status()? != CaptureStatus::None
+        {
+            return Err(captured(pool, stream.device()));
         }
     }
     Ok(())
@@ -52,14 +53,14 @@ pub(super) fn refuse_serving_others(pool: &Pool, thread: ThisThread) -> Result<(
         }
     }
     let Some(first) = blocks.iter().min() else { return Ok(()) };
-    let device = pool.memory.device;
+    let device = pool.memory.location;
     Err(Error::unavailable(format!(
         "pool {} on {device} cannot fall asleep: other pools, which had no memory, have {} of its blocks, the first at {:#x}, and \
          still use them. Free those first, or put all memory of the device to sleep, by gpupool.sleep({})",
         pool.label(),
         blocks.len(),
         pool.memory.address(*first),
-        device.ordinal()
+        device.number()
     )))
 }
 

@@ -15,6 +15,7 @@ use pyo3::types::PyDict;
 use super::address::consumer;
 use super::dlpack::{self, Exported};
 use crate::error::Error;
+use crate::ids::NumaNode;
 use crate::memory::{self, PinnedBuffer};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
@@ -55,9 +56,9 @@ pub(in crate::python) fn empty_pinned(
     if stream.is_none() {
         device::get(py)?;
     }
-    let order = memory::order_of(numa_number(numa)?.map(i64::from), stream.as_ref())?;
-    let allocate = |nbytes, order: &Stream| allocate_detached(py, nbytes, order);
-    let buffer = memory::empty_pinned_by(nbytes.0, &order, stream.as_ref(), allocate)?;
+    let node = memory::node_of(numa_number(numa)?.map(i64::from), stream.as_ref())?;
+    let allocate = |nbytes, node: &NumaNode| allocate_detached(py, nbytes, node);
+    let buffer = memory::empty_pinned_by(nbytes.0, node, stream.as_ref(), allocate)?;
     Ok(PyPinnedBuffer(Mutex::new(State { buffer: Held::Alone(buffer), exports: 0, keepers })))
 }
 

@@ -76,7 +76,7 @@ impl Callbacks {
             status,
             code: -1,
             kind: StatusKind::Other,
-            device: None,
+            location: None,
             path: None,
             advice: None,
             cause: cause.map(|raised| Box::new(raised) as _),

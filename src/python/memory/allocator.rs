@@ -69,7 +69,7 @@ fn refused(function: &str, status: String, cause: Option<PyErr>) -> Error {
         status,
         code: -1,
         kind: StatusKind::OutOfMemory,
-        device: None,
+        location: None,
         path: None,
         advice: None,
         cause: cause.map(|raised| Box::new(raised) as _),

@@ -8,7 +8,7 @@ use pyo3::types::{PyBytes, PyDict, PyTuple};
 
 use super::{Id, pair};
 use crate::error::Error;
-use crate::memory::{self, Allocation, DeviceBuffer};
+use crate::memory::{self, Allocation, DeviceBuffer, Order};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
 use crate::python::ffi::dlpack::{self, Exported};
@@ -55,9 +55,9 @@ pub(in crate::python) fn fence(py: Python<'_>, stream: &Bound<'_, PyAny>, delay:
 pub(in crate::python) fn allocate_detached(
     py: Python<'_>,
     nbytes: u64,
-    stream: &Stream,
+    order: &(impl Order + Sync),
 ) -> crate::error::Result<Allocation> {
-    memory::allocate_in_parts(nbytes, stream, |rest| {
+    memory::allocate_in_parts(nbytes, order, |rest| {
         let _stack = hold_stack(Purpose::Allocation);
         py.detach(rest)
     })

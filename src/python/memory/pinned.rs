@@ -71,9 +71,9 @@ pub(in crate::python) fn summarize_pinned(py: Python<'_>) -> PyResult<(Vec<Bound
 
 #[doc = docstring!("nearest_numa_node")]
 #[pyfunction]
-pub(in crate::python) fn nearest_numa_node(py: Python<'_>, device: &Bound<'_, PyAny>) -> PyResult<Option<u32>> {
+pub(in crate::python) fn nearest_numa_node(py: Python<'_>, device: &Bound<'_, PyAny>) -> PyResult<u32> {
     let device = device::extract(py, device)?;
-    Ok(py.detach(|| nearest_host_node(device))?.host_node())
+    Ok(py.detach(|| nearest_host_node(device))?.number())
 }
 
 #[doc = docstring!("empty_pinned_cache")]

@@ -13,7 +13,7 @@ use pyo3::types::{PyDict, PyList};
 use super::{IdArgument, pair};
 use crate::error::Error;
 use crate::handle::HandleEvent;
-use crate::ids::Device;
+use crate::ids::{Device, MemoryLocation};
 use crate::memory::{BlockView, MemoryAction, MemoryEvent, PoolId, SegmentView, device_of_pool};
 use crate::observe::recording::Stack;
 use crate::python::device;
@@ -100,9 +100,9 @@ fn segment<'py>(frames: &mut Frames<'py>, view: &SegmentView) -> PyResult<Bound<
         }
     }
     let entry = PyDict::new(py);
-    match view.device.host_node() {
-        None => entry.set_item(intern!(py, "device"), view.device.ordinal())?,
-        Some(node) => entry.set_item(intern!(py, "numa"), node)?,
+    match view.location {
+        MemoryLocation::Device(device) => entry.set_item(intern!(py, "device"), device.ordinal())?,
+        MemoryLocation::Host(node) => entry.set_item(intern!(py, "numa"), node.number())?,
     }
     entry.set_item(intern!(py, "address"), view.address)?;
     entry.set_item(intern!(py, "total_size"), view.bytes)?;
@@ -167,7 +167,7 @@ fn device_traces<'py>(
 ) -> PyResult<Bound<'py, PyList>> {
     let traces: Vec<_> = (0..devices).map(|_| PyList::empty(frames.py)).collect();
     for event in events {
-        if let Some(trace) = traces.get(event.device.ordinal()) {
+        if let Some(trace) = event.location.device().and_then(|device| traces.get(device.ordinal())) {
             trace.append(trace_entry(frames, event)?)?;
         }
     }
@@ -178,7 +178,7 @@ fn device_traces<'py>(
 fn pinned_trace<'py>(frames: &mut Frames<'py>, events: &[MemoryEvent]) -> PyResult<Bound<'py, PyList>> {
     let trace = PyList::empty(frames.py);
     for event in events {
-        if let Some(node) = event.device.host_node() {
+        if let Some(node) = event.location.numa() {
             let entry = trace_entry(frames, event)?;
             entry.set_item(intern!(frames.py, "numa"), node)?;
             trace.append(entry)?;
@@ -265,7 +265,7 @@ pub(in crate::python) fn memory_snapshot<'py>(
     let devices = if is_chosen() { get()?.device_count() as usize } else { 0 };
     let frames = &mut Frames::new(py);
     let snapshot = PyDict::new(py);
-    let (pinned, of_devices): (Vec<_>, Vec<_>) = views.iter().partition(|view| view.device.host_node().is_some());
+    let (pinned, of_devices): (Vec<_>, Vec<_>) = views.iter().partition(|view| view.location.device().is_none());
     let has_expandable = of_devices.iter().all(|view| view.is_movable);
     snapshot.set_item("segments", list_of_segments(frames, of_devices)?)?;
     snapshot.set_item("device_traces", device_traces(frames, devices, events)?)?;

@@ -101,7 +101,7 @@ impl Cuda {
         if !self.has_context(self.slot(device)?)? {
             return Ok(None);
         }
-        let previous = self.bind(device)?;
+        let previous = self.bind(device.into())?;
         let memory = self.memory_info();
         if let Some(previous) = previous {
             self.restore(previous);
@@ -135,8 +135,8 @@ impl Cuda {
         // The driver's API has no other word of it: "NVIDIA A100-SXM4-40GB MIG 1g.5gb".
         let is_mig = name.contains(" MIG ");
         let uuid = uuid_text(self.uuid_of(device)?);
-        let has_virtual_memory = self.supports_virtual_memory(device)?;
-        let extents = if has_virtual_memory { self.use_of_extents(device)? } else { ExtentUse::PRIVATE };
+        let has_virtual_memory = self.supports_virtual_memory(device.into())?;
+        let extents = if has_virtual_memory { self.use_of_extents(device.into())? } else { ExtentUse::PRIVATE };
         let ExtentUse { is_shareable, is_rdma } = extents;
         Ok(DeviceInfo {
             uuid: Some(format!("{}-{uuid}", if is_mig { "MIG" } else { "GPU" })),
@@ -145,7 +145,7 @@ impl Cuda {
             is_mig,
             is_shareable,
             is_rdma,
-            total_bytes: self.total_memory(device)?,
+            total_bytes: self.total_memory(device.into())?,
             free_bytes: self.free_memory(device)?,
             name,
         })

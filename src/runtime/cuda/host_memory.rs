@@ -7,7 +7,7 @@ use cudarc::driver::sys;
 
 use super::Cuda;
 use crate::error::Result;
-use crate::ids::Device;
+use crate::ids::{Device, MemoryLocation, NumaNode};
 use crate::runtime::Runtime;
 use crate::runtime::host_memory::{Pages, map, node_of_pci_device, unmap};
 
@@ -25,32 +25,32 @@ impl Cuda {
     }
 
     /// As [`Runtime::nearest_host_node`].
-    pub(super) fn nearest_node(&self, device: Device) -> Result<u32> {
+    pub(super) fn nearest_node(&self, device: Device) -> Result<NumaNode> {
         let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID;
         // Drivers before CUDA 12.2 do not know the question, and -1 is their word for "unknown".
         let told: c_int = self.attribute(attribute, device).unwrap_or(-1);
         match u32::try_from(told) {
-            Ok(node) => Ok(node),
+            Ok(node) => Ok(NumaNode::from_number(node)),
             Err(_) => {
                 let info = self.info_of(device)?;
-                Ok(info.pci_bus_id.map_or(0, |place| node_of_pci_device(&place)))
+                Ok(info.pci_bus_id.map_or(NumaNode::FIRST, |place| node_of_pci_device(&place)))
             }
         }
     }
 
     /// Returns whether extents can be made on a node of the host and mapped for it and for every device. Drivers since CUDA
     /// 12.2 can, on machines that let them, which the attribute that says so has told only since CUDA 12.9: so it is tried.
-    pub(super) fn has_host_extents(&self, node: Device) -> bool {
-        self.rehearse(node).is_ok()
+    pub(super) fn has_host_extents(&self, node: NumaNode) -> bool {
+        self.rehearse(node.into()).is_ok()
     }
 
-    fn rehearse(&self, node: Device) -> Result<()> {
+    fn rehearse(&self, node: MemoryLocation) -> Result<()> {
         let bytes = self.granularity(node)?;
         let address = self.reserve(bytes)?;
         let outcome = self.create(node, bytes).and_then(|extent| {
             // SAFETY: the addresses were just reserved, and the extent is as long as said and alive.
             let mapped = unsafe { self.memory_map(address, bytes, extent) };
-            let places: Vec<_> = [node].into_iter().chain(self.all_devices()).collect();
+            let places: Vec<_> = [node].into_iter().chain(self.all_devices().map(MemoryLocation::from)).collect();
             let outcome = mapped.and_then(|()| {
                 // SAFETY: the range was just mapped.
                 let opened = unsafe { self.set_access(address, bytes, &places) };
@@ -72,7 +72,7 @@ impl Cuda {
 
     /// As [`Runtime::host_allocate`]. A copy must lie in one registration, so all of it is registered at once; its pages are
     /// brought in before, by several threads, which is what takes the time.
-    pub(super) fn allocate_on_host(&self, node: u32, bytes: u64) -> Result<u64> {
+    pub(super) fn allocate_on_host(&self, node: NumaNode, bytes: u64) -> Result<u64> {
         if !self.registers_in_place() {
             let mut address = ptr::null_mut();
             // SAFETY: `address` is a valid place for one.

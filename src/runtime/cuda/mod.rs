@@ -32,7 +32,7 @@ use super::{
     RawEvent, RawGraph, Runtime, StreamOrderedMemory,
 };
 use crate::error::{Error, Result, StatusKind, UNKNOWN_STATUS};
-use crate::ids::{CaptureMode, CaptureStatus, Device, RawStream};
+use crate::ids::{CaptureMode, CaptureStatus, Device, MemoryLocation, NumaNode, RawStream};
 
 /// The CUDA driver and its devices.
 pub(super) struct Cuda {
@@ -173,10 +173,10 @@ impl Runtime for Cuda {
         }
     }
 
-    fn bind(&self, device: Device) -> Result<Option<Context>> {
-        let wanted = match device.host_node() {
-            None => self.primary(device)?,
-            Some(_) => match self.context_for_host()? {
+    fn bind(&self, location: MemoryLocation) -> Result<Option<Context>> {
+        let wanted = match location {
+            MemoryLocation::Device(device) => self.primary(device)?,
+            MemoryLocation::Host(_) => match self.context_for_host()? {
                 Some(wanted) => wanted,
                 None => return Ok(None),
             },
@@ -371,10 +371,8 @@ impl Runtime for Cuda {
         self.check("cuMemcpyHtoDAsync", status)
     }
 
-    fn total_memory(&self, device: Device) -> Result<u64> {
-        if device.host_node().is_some() {
-            return Ok(most_memory());
-        }
+    fn total_memory(&self, location: MemoryLocation) -> Result<u64> {
+        let MemoryLocation::Device(device) = location else { return Ok(most_memory()) };
         let mut bytes = 0;
         // SAFETY: `bytes` is a valid place for a size, and the handle came from `cuDeviceGet`.
         self.check("cuDeviceTotalMem", unsafe {
@@ -393,16 +391,17 @@ impl Runtime for Cuda {
         Ok(can_access != 0)
     }
 
-    fn supports_virtual_memory(&self, device: Device) -> Result<bool> {
-        if device.host_node().is_some() {
-            return Ok(self.has_host_extents(device));
-        }
+    fn supports_virtual_memory(&self, location: MemoryLocation) -> Result<bool> {
+        let device = match location {
+            MemoryLocation::Device(device) => device,
+            MemoryLocation::Host(node) => return Ok(self.has_host_extents(node)),
+        };
         let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
         self.attribute(attribute, device).map(|value| value != 0)
     }
 
-    fn page_bytes(&self, device: Device) -> Result<u64> {
-        self.granularity(device)
+    fn page_bytes(&self, location: MemoryLocation) -> Result<u64> {
+        self.granularity(location)
     }
 
     fn address_reserve(&self, bytes: u64) -> Result<u64> {
@@ -414,12 +413,12 @@ impl Runtime for Cuda {
         self.check("cuMemAddressFree", unsafe { (self.symbols.address_free)(address, bytes as usize) })
     }
 
-    fn extent_create(&self, device: Device, bytes: u64) -> Result<Extent> {
-        self.create(device, bytes)
+    fn extent_create(&self, location: MemoryLocation, bytes: u64) -> Result<Extent> {
+        self.create(location, bytes)
     }
 
-    fn extent_use(&self, device: Device) -> Result<ExtentUse> {
-        self.use_of_extents(device)
+    fn extent_use(&self, location: MemoryLocation) -> Result<ExtentUse> {
+        self.use_of_extents(location)
     }
 
     unsafe fn extent_export(&self, extent: Extent) -> Result<OwnedFd> {
@@ -441,9 +440,9 @@ impl Runtime for Cuda {
         self.check("cuMemMap", unsafe { (self.symbols.memory_map)(address, bytes as usize, 0, extent.0, 0) })
     }
 
-    unsafe fn memory_set_access(&self, address: u64, bytes: u64, devices: &[Device]) -> Result<()> {
+    unsafe fn memory_set_access(&self, address: u64, bytes: u64, by: &[MemoryLocation]) -> Result<()> {
         // SAFETY: the caller promises that the range consists of mappings of this runtime.
-        unsafe { self.set_access(address, bytes, devices) }
+        unsafe { self.set_access(address, bytes, by) }
     }
 
     unsafe fn memory_unmap(&self, address: u64, bytes: u64) -> Result<()> {
@@ -451,15 +450,15 @@ impl Runtime for Cuda {
         self.check("cuMemUnmap", unsafe { (self.symbols.memory_unmap)(address, bytes as usize) })
     }
 
-    fn nearest_host_node(&self, device: Device) -> Result<u32> {
+    fn nearest_host_node(&self, device: Device) -> Result<NumaNode> {
         self.nearest_node(device)
     }
 
-    fn host_allocate(&self, node: u32, bytes: u64) -> Result<u64> {
+    fn host_allocate(&self, node: NumaNode, bytes: u64) -> Result<u64> {
         self.allocate_on_host(node, bytes)
     }
 
-    unsafe fn host_free(&self, _node: u32, address: u64, bytes: u64) -> Result<()> {
+    unsafe fn host_free(&self, _node: NumaNode, address: u64, bytes: u64) -> Result<()> {
         // SAFETY: the caller owns the memory and gives it up.
         unsafe { self.free_on_host(address, bytes) }
     }

@@ -10,7 +10,7 @@ use log::info;
 
 use super::{Cuda, as_event};
 use crate::error::{Result, StatusKind};
-use crate::ids::Device;
+use crate::ids::{Device, MemoryLocation};
 use crate::observe::target::RUNTIME;
 use crate::runtime::{DeviceUuid, ExportedEvent, Extent, ExtentUse, RawEvent};
 
@@ -43,11 +43,9 @@ fn lesser(wanted: ExtentUse) -> impl Iterator<Item = ExtentUse> {
 }
 
 impl Cuda {
-    /// Returns what the driver says that extents of the device can be used for, or what was found.
-    pub(super) fn use_of_extents(&self, device: Device) -> Result<ExtentUse> {
-        if device.host_node().is_some() {
-            return Ok(ExtentUse::PRIVATE);
-        }
+    /// Returns what the driver says that extents there can be used for, or what was found.
+    pub(super) fn use_of_extents(&self, location: MemoryLocation) -> Result<ExtentUse> {
+        let MemoryLocation::Device(device) = location else { return Ok(ExtentUse::PRIVATE) };
         if let Some(known) = self.slot(device)?.extent_use.get() {
             return Ok(known);
         }
@@ -59,10 +57,12 @@ impl Cuda {
     }
 
     /// Makes an extent for as many uses as the driver allows, which the first one of a device finds out.
-    pub(super) fn create(&self, device: Device, bytes: u64) -> Result<Extent> {
-        let wanted = self.use_of_extents(device)?;
-        let mut outcome = self.create_for(device, bytes, wanted);
-        if device.host_node().is_some() || self.slot(device)?.extent_use.get().is_some() {
+    pub(super) fn create(&self, location: MemoryLocation, bytes: u64) -> Result<Extent> {
+        let wanted = self.use_of_extents(location)?;
+        let mut outcome = self.create_for(location, bytes, wanted);
+        let MemoryLocation::Device(device) = location else { return outcome };
+        let known_use = &self.slot(device)?.extent_use;
+        if known_use.get().is_some() {
             return outcome;
         }
         let mut made_for = wanted;
@@ -71,11 +71,11 @@ impl Cuda {
                 Err(error) if !error.is_of(StatusKind::OutOfMemory) => {}
                 _ => break,
             }
-            outcome = self.create_for(device, bytes, less);
+            outcome = self.create_for(location, bytes, less);
             made_for = less;
         }
         if outcome.is_ok() {
-            self.slot(device)?.extent_use.set(made_for);
+            known_use.set(made_for);
             if made_for != wanted {
                 let ExtentUse { is_shareable, is_rdma } = made_for;
                 info!(
@@ -88,8 +88,8 @@ impl Cuda {
         outcome
     }
 
-    fn create_for(&self, device: Device, bytes: u64, extent_use: ExtentUse) -> Result<Extent> {
-        let mut properties = self.extent_properties(device)?;
+    fn create_for(&self, location: MemoryLocation, bytes: u64, extent_use: ExtentUse) -> Result<Extent> {
+        let mut properties = self.extent_properties(location)?;
         if extent_use.is_shareable {
             properties.requestedHandleTypes = POSIX_FD;
         }

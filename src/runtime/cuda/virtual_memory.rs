@@ -7,7 +7,7 @@ use cudarc::driver::sys;
 
 use super::Cuda;
 use crate::error::Result;
-use crate::ids::Device;
+use crate::ids::MemoryLocation;
 
 /// A location as each level of the bindings lays it out, though with other field names.
 #[repr(C)]
@@ -21,7 +21,7 @@ fn location_of(location: Location) -> sys::CUmemLocation {
     unsafe { mem::transmute::<Location, sys::CUmemLocation>(location) }
 }
 
-/// Plain memory of the place, not shared with other processes.
+/// Plain memory there, not shared with other processes.
 fn extent_properties(location: sys::CUmemLocation) -> sys::CUmemAllocationProp {
     sys::CUmemAllocationProp {
         type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -39,21 +39,20 @@ fn extent_properties(location: sys::CUmemLocation) -> sys::CUmemAllocationProp {
 
 impl Cuda {
     /// Returns a device, or a NUMA node of the host, as the driver names it.
-    fn location(&self, place: Device) -> Result<sys::CUmemLocation> {
-        let location = match place.host_node() {
-            Some(node) => {
-                Location { kind: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA, id: node.cast_signed() }
+    fn location(&self, location: MemoryLocation) -> Result<sys::CUmemLocation> {
+        let (kind, id) = match location {
+            MemoryLocation::Device(device) => {
+                (sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, self.slot(device)?.handle)
             }
-            None => {
-                let id = self.slot(place)?.handle;
-                Location { kind: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id }
+            MemoryLocation::Host(node) => {
+                (sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA, node.number().cast_signed())
             }
         };
-        Ok(location_of(location))
+        Ok(location_of(Location { kind, id }))
     }
 
-    pub(super) fn granularity(&self, device: Device) -> Result<u64> {
-        let properties = extent_properties(self.location(device)?);
+    pub(super) fn granularity(&self, location: MemoryLocation) -> Result<u64> {
+        let properties = self.extent_properties(location)?;
         let least = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
         let mut bytes = 0;
         // SAFETY: `bytes` is a valid place for a size, and the properties are whole.
@@ -71,19 +70,19 @@ impl Cuda {
         Ok(address)
     }
 
-    /// Returns what makes plain memory of the place, for this process alone.
-    pub(super) fn extent_properties(&self, place: Device) -> Result<sys::CUmemAllocationProp> {
-        self.location(place).map(extent_properties)
+    /// Returns what makes plain memory there, for this process alone.
+    pub(super) fn extent_properties(&self, location: MemoryLocation) -> Result<sys::CUmemAllocationProp> {
+        self.location(location).map(extent_properties)
     }
 
     /// As [`Runtime::memory_set_access`](crate::runtime::Runtime::memory_set_access).
     ///
     /// # Safety
     /// The range consists of mappings of this runtime.
-    pub(super) unsafe fn set_access(&self, address: u64, bytes: u64, devices: &[Device]) -> Result<()> {
+    pub(super) unsafe fn set_access(&self, address: u64, bytes: u64, by: &[MemoryLocation]) -> Result<()> {
         let flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-        let describe = |&device: &Device| Ok(sys::CUmemAccessDesc { location: self.location(device)?, flags });
-        let access = devices.iter().map(describe).collect::<Result<Vec<_>>>()?;
+        let describe = |&by: &MemoryLocation| Ok(sys::CUmemAccessDesc { location: self.location(by)?, flags });
+        let access = by.iter().map(describe).collect::<Result<Vec<_>>>()?;
         // SAFETY: the caller promises that the range is mapped, and `access` has as many entries as said.
         let status =
             unsafe { (self.symbols.memory_set_access)(address, bytes as usize, access.as_ptr(), access.len()) };

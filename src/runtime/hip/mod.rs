@@ -26,7 +26,7 @@ use super::{
     RawGraph, Runtime, StreamOrderedMemory, no_such_device,
 };
 use crate::error::{Error, Result, StatusKind, UNKNOWN_STATUS};
-use crate::ids::{CaptureMode, CaptureStatus, Device, RawStream};
+use crate::ids::{CaptureMode, CaptureStatus, Device, MemoryLocation, NumaNode, RawStream};
 
 /// `hipErrorOutOfMemory`, `hipErrorNotInitialized`, `hipErrorNotReady`, `hipErrorNotSupported`, `hipErrorStreamCaptureImplicit`
 /// and `hipErrorUnknown`.
@@ -133,6 +133,11 @@ impl Hip {
         }
     }
 
+    /// Returns the device whose memory this is. HIP makes no extents of the host's memory.
+    fn device_of(&self, location: MemoryLocation) -> Result<Device> {
+        location.device().ok_or_else(|| no_such_device(location.number(), self.devices as usize))
+    }
+
     fn pci_bus_id(&self, ordinal: c_int) -> Result<String> {
         let mut place = [0_u8; 32];
         let (buffer, length) = (place.as_mut_ptr().cast(), place.len() as c_int);
@@ -176,7 +181,7 @@ impl Runtime for Hip {
         let place = self.pci_bus_id(ordinal)?;
         // SAFETY: `uuid` is a valid place for a `hipUUID`, 16 bytes.
         self.check("hipDeviceGetUuid", unsafe { (self.symbols.device_uuid)(&mut uuid, ordinal) })?;
-        let previous = self.bind(device)?;
+        let previous = self.bind(device.into())?;
         let memory = self.memory_info();
         if let Some(previous) = previous {
             self.restore(previous);
@@ -203,11 +208,9 @@ impl Runtime for Hip {
         Ok(Device::from_ordinal(self.current_ordinal()?.unsigned_abs()))
     }
 
-    fn bind(&self, device: Device) -> Result<Option<Context>> {
+    fn bind(&self, location: MemoryLocation) -> Result<Option<Context>> {
         // Any device will do for the host's memory, and a thread always has one.
-        if device.host_node().is_some() {
-            return Ok(None);
-        }
+        let MemoryLocation::Device(device) = location else { return Ok(None) };
         let wanted = self.ordinal(device)?;
         let previous = self.current_ordinal()?;
         if previous == wanted {
@@ -385,10 +388,8 @@ impl Runtime for Hip {
         self.check("hipMemcpyHtoDAsync", status)
     }
 
-    fn total_memory(&self, device: Device) -> Result<u64> {
-        if device.host_node().is_some() {
-            return Ok(most_memory());
-        }
+    fn total_memory(&self, location: MemoryLocation) -> Result<u64> {
+        let MemoryLocation::Device(device) = location else { return Ok(most_memory()) };
         let mut bytes = 0;
         // SAFETY: `bytes` is a valid place for a size.
         let status = unsafe { (self.symbols.device_total_memory)(&mut bytes, self.ordinal(device)?) };
@@ -405,12 +406,12 @@ impl Runtime for Hip {
         Ok(can_access != 0)
     }
 
-    fn supports_virtual_memory(&self, device: Device) -> Result<bool> {
-        Ok(device.host_node().is_none() && self.has_virtual_memory(device)?)
+    fn supports_virtual_memory(&self, location: MemoryLocation) -> Result<bool> {
+        location.device().map_or(Ok(false), |device| self.has_virtual_memory(device))
     }
 
-    fn page_bytes(&self, device: Device) -> Result<u64> {
-        self.granularity(device)
+    fn page_bytes(&self, location: MemoryLocation) -> Result<u64> {
+        self.granularity(self.device_of(location)?)
     }
 
     fn address_reserve(&self, bytes: u64) -> Result<u64> {
@@ -423,12 +424,12 @@ impl Runtime for Hip {
         self.check("hipMemAddressFree", status)
     }
 
-    fn extent_create(&self, device: Device, bytes: u64) -> Result<Extent> {
-        self.create(device, bytes)
+    fn extent_create(&self, location: MemoryLocation, bytes: u64) -> Result<Extent> {
+        self.create(self.device_of(location)?, bytes)
     }
 
-    fn extent_use(&self, device: Device) -> Result<ExtentUse> {
-        self.use_of_extents(device)
+    fn extent_use(&self, location: MemoryLocation) -> Result<ExtentUse> {
+        self.use_of_extents(self.device_of(location)?)
     }
 
     unsafe fn extent_export(&self, extent: Extent) -> Result<OwnedFd> {
@@ -450,9 +451,9 @@ impl Runtime for Hip {
         unsafe { self.map(address, bytes, extent) }
     }
 
-    unsafe fn memory_set_access(&self, address: u64, bytes: u64, devices: &[Device]) -> Result<()> {
+    unsafe fn memory_set_access(&self, address: u64, bytes: u64, by: &[MemoryLocation]) -> Result<()> {
         // SAFETY: the caller promises that the range consists of mappings of this runtime.
-        unsafe { self.set_access(address, bytes, devices) }
+        unsafe { self.set_access(address, bytes, by) }
     }
 
     unsafe fn memory_unmap(&self, address: u64, bytes: u64) -> Result<()> {
@@ -460,11 +461,11 @@ impl Runtime for Hip {
         unsafe { self.unmap(address, bytes) }
     }
 
-    fn nearest_host_node(&self, device: Device) -> Result<u32> {
+    fn nearest_host_node(&self, device: Device) -> Result<NumaNode> {
         Ok(node_of_pci_device(&self.pci_bus_id(self.ordinal(device)?)?))
     }
 
-    fn host_allocate(&self, _node: u32, bytes: u64) -> Result<u64> {
+    fn host_allocate(&self, _node: NumaNode, bytes: u64) -> Result<u64> {
         let mut address = ptr::null_mut();
         // SAFETY: `address` is a valid place for one.
         let status = unsafe { (self.symbols.host_allocate)(&mut address, bytes as usize, PORTABLE_AND_MAPPED) };
@@ -472,7 +473,7 @@ impl Runtime for Hip {
         Ok(address.expose_provenance() as u64)
     }
 
-    unsafe fn host_free(&self, _node: u32, address: u64, _bytes: u64) -> Result<()> {
+    unsafe fn host_free(&self, _node: NumaNode, address: u64, _bytes: u64) -> Result<()> {
         // SAFETY: the caller owns the memory.
         self.check("hipHostFree", unsafe { (self.symbols.host_free)(as_pointer(address)) })
     }

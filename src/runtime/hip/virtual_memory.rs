@@ -14,7 +14,7 @@ use super::symbols::{AccessDescription, AllocationProperties};
 use super::{Hip, as_pointer};
 use crate::environment;
 use crate::error::Result;
-use crate::ids::Device;
+use crate::ids::{Device, MemoryLocation};
 use crate::runtime::{Extent, Runtime};
 use crate::sync::lock;
 
@@ -84,7 +84,7 @@ impl Hip {
 
     fn map_pieces(&self, device: Device, base: u64, pieces: &mut Vec<Extent>) -> Result<()> {
         for address in [base, base + LARGE_PAGE] {
-            let piece = self.extent_create(device, LARGE_PAGE)?;
+            let piece = self.create(device, LARGE_PAGE)?;
             pieces.push(piece);
             // SAFETY: the addresses were just reserved, and the extent is as long as said and alive.
             unsafe { self.memory_map(address, LARGE_PAGE, piece) }?;
@@ -92,7 +92,7 @@ impl Hip {
         // SAFETY: the addresses were just reserved, and the extent is as long as said and alive.
         unsafe { self.memory_map(base + 2 * LARGE_PAGE, LARGE_PAGE, pieces[0]) }?;
         // SAFETY: the whole range was just mapped.
-        unsafe { self.memory_set_access(base, 3 * LARGE_PAGE, &[device]) }
+        unsafe { self.set_access(base, 3 * LARGE_PAGE, &[device.into()]) }
     }
 
     pub(super) fn granularity(&self, device: Device) -> Result<u64> {
@@ -130,9 +130,9 @@ impl Hip {
     ///
     /// # Safety
     /// The range consists of mappings of this runtime.
-    pub(super) unsafe fn set_access(&self, address: u64, bytes: u64, devices: &[Device]) -> Result<()> {
-        let describe = |&device: &Device| Ok(AccessDescription::read_write(self.ordinal(device)?));
-        let access = devices.iter().map(describe).collect::<Result<Vec<_>>>()?;
+    pub(super) unsafe fn set_access(&self, address: u64, bytes: u64, by: &[MemoryLocation]) -> Result<()> {
+        let describe = |&by: &MemoryLocation| Ok(AccessDescription::read_write(self.ordinal(self.device_of(by)?)?));
+        let access = by.iter().map(describe).collect::<Result<Vec<_>>>()?;
         for (address, bytes) in self.mappings.within(address, bytes) {
             let place = as_pointer(address);
             // SAFETY: the caller promises that the range is mapped, and `access` has as many entries as said.

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::refusal::refused;
 use crate::error::{Error, Result, StatusKind};
-use crate::ids::Device;
+use crate::ids::MemoryLocation;
 use crate::runtime::no_such_device;
 
 /// How many bytes the devices have and use: simulated handles, which are numbers only, and physical memory.
@@ -32,31 +32,31 @@ impl Memory {
         self.used.len()
     }
 
-    fn slot(&self, device: Device) -> Result<&AtomicU64> {
-        let slot = match device.host_node() {
-            Some(node) => self.used_of_nodes.get(node as usize),
-            None => self.used.get(device.ordinal()),
+    fn slot(&self, location: MemoryLocation) -> Result<&AtomicU64> {
+        let slot = match location {
+            MemoryLocation::Device(device) => self.used.get(device.ordinal()),
+            MemoryLocation::Host(node) => self.used_of_nodes.get(node.index()),
         };
-        slot.ok_or_else(|| no_such_device(device.ordinal() as i64, self.used.len()))
+        slot.ok_or_else(|| no_such_device(location.number(), self.used.len()))
     }
 
     /// Refuses a device, or a node, that does not exist.
-    pub(super) fn check(&self, device: Device) -> Result<()> {
-        self.slot(device).map(drop)
+    pub(super) fn check(&self, location: impl Into<MemoryLocation>) -> Result<()> {
+        self.slot(location.into()).map(drop)
     }
 
-    pub(super) fn used(&self, device: Device) -> Result<u64> {
-        self.slot(device).map(|used| used.load(Ordering::Relaxed))
+    pub(super) fn used(&self, location: impl Into<MemoryLocation>) -> Result<u64> {
+        self.slot(location.into()).map(|used| used.load(Ordering::Relaxed))
     }
 
-    pub(super) fn take(&self, function: &str, device: Device, bytes: u64) -> Result<()> {
+    pub(super) fn take(&self, function: &str, location: MemoryLocation, bytes: u64) -> Result<()> {
         let fits = |used: u64| used.checked_add(bytes).filter(|&after| after <= self.capacity);
-        let taken = self.slot(device)?.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);
+        let taken = self.slot(location)?.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);
         taken.map(drop).map_err(|_| out_of_memory(function))
     }
 
-    pub(super) fn give_back(&self, device: Device, bytes: u64) -> Result<()> {
-        self.slot(device)?.fetch_sub(bytes, Ordering::Relaxed);
+    pub(super) fn give_back(&self, location: MemoryLocation, bytes: u64) -> Result<()> {
+        self.slot(location)?.fetch_sub(bytes, Ordering::Relaxed);
         Ok(())
     }
 }

@@ -33,7 +33,7 @@ use super::{
 };
 use crate::environment::number;
 use crate::error::{Error, Result, StatusKind};
-use crate::ids::{CaptureMode, CaptureStatus, Device, RawStream};
+use crate::ids::{CaptureMode, CaptureStatus, Device, MemoryLocation, NumaNode, RawStream};
 use crate::sync::lock;
 use extent_calls::ExtentCall;
 use memory::{Memory, NODES, system_error};
@@ -159,14 +159,14 @@ pub(crate) fn allocate(bytes: u64) -> Result<()> {
     capture::check_unsafe_call()?;
     check(Call::Allocate)?;
     let Some(memory) = MEMORY.get() else { return Err(not_chosen()) };
-    memory.take("allocate", Host::bound(), bytes)
+    memory.take("allocate", Host::bound().into(), bytes)
 }
 
 /// Gives memory of the device back, after waiting for the device, which spoils every capture on it in any mode.
 pub(crate) fn synchronize_and_free(device: Device, bytes: u64) -> Result<()> {
     timeline().spoil_captures_on(device);
     let Some(memory) = MEMORY.get() else { return Err(not_chosen()) };
-    memory.give_back(device, bytes)
+    memory.give_back(device.into(), bytes)
 }
 
 fn not_chosen() -> Error {
@@ -330,12 +330,10 @@ impl Runtime for Host {
         Ok(Self::bound())
     }
 
-    fn bind(&self, device: Device) -> Result<Option<Context>> {
-        self.memory.check(device)?;
+    fn bind(&self, location: MemoryLocation) -> Result<Option<Context>> {
+        self.memory.check(location)?;
         check(Call::Bind)?;
-        if device.host_node().is_some() {
-            return Ok(None);
-        }
+        let MemoryLocation::Device(device) = location else { return Ok(None) };
         let (wanted, previous) = (device.ordinal() + 1, BOUND.get());
         BOUND.set(wanted);
         Ok((previous != wanted).then_some(Context(previous)))
@@ -494,8 +492,8 @@ impl Runtime for Host {
         timeline.complete_all(Some(Self::bound()))
     }
 
-    fn total_memory(&self, device: Device) -> Result<u64> {
-        self.memory.check(device)?;
+    fn total_memory(&self, location: MemoryLocation) -> Result<u64> {
+        self.memory.check(location)?;
         Ok(self.memory.capacity)
     }
 
@@ -505,13 +503,13 @@ impl Runtime for Host {
         Ok(device != peer)
     }
 
-    fn supports_virtual_memory(&self, device: Device) -> Result<bool> {
-        self.memory.check(device)?;
+    fn supports_virtual_memory(&self, location: MemoryLocation) -> Result<bool> {
+        self.memory.check(location)?;
         Ok(true)
     }
 
-    fn page_bytes(&self, device: Device) -> Result<u64> {
-        self.memory.check(device)?;
+    fn page_bytes(&self, location: MemoryLocation) -> Result<u64> {
+        self.memory.check(location)?;
         check(Call::PageBytes)?;
         Ok(PAGE)
     }
@@ -527,13 +525,13 @@ impl Runtime for Host {
         unsafe { space().address_free(address, bytes) }
     }
 
-    fn extent_create(&self, device: Device, bytes: u64) -> Result<Extent> {
+    fn extent_create(&self, location: MemoryLocation, bytes: u64) -> Result<Extent> {
         enter_memory_call(Call::ExtentCreate)?;
-        space().extent_create(self.memory, device, bytes)
+        space().extent_create(self.memory, location, bytes)
     }
 
-    fn extent_use(&self, device: Device) -> Result<ExtentUse> {
-        self.memory.check(device)?;
+    fn extent_use(&self, location: MemoryLocation) -> Result<ExtentUse> {
+        self.memory.check(location)?;
         Ok(ExtentUse { is_shareable: true, is_rdma: false })
     }
 
@@ -560,12 +558,12 @@ impl Runtime for Host {
         space().memory_map(address, bytes, extent)
     }
 
-    unsafe fn memory_set_access(&self, address: u64, bytes: u64, devices: &[Device]) -> Result<()> {
+    unsafe fn memory_set_access(&self, address: u64, bytes: u64, by: &[MemoryLocation]) -> Result<()> {
         enter_memory_call(Call::MemorySetAccess)?;
-        devices.iter().try_for_each(|&device| self.memory.check(device))?;
+        by.iter().try_for_each(|&location| self.memory.check(location))?;
         let call = ExtentCall::begin(|| space().extents_in(address, bytes));
         call.check_alone("memory_set_access")?;
-        space().memory_set_access(address, bytes, devices)
+        space().memory_set_access(address, bytes, by)
     }
 
     unsafe fn memory_unmap(&self, address: u64, bytes: u64) -> Result<()> {
@@ -576,38 +574,37 @@ impl Runtime for Host {
         unsafe { space().memory_unmap(self.memory, address, bytes) }
     }
 
-    fn nearest_host_node(&self, device: Device) -> Result<u32> {
+    fn nearest_host_node(&self, device: Device) -> Result<NumaNode> {
         self.memory.check(device)?;
         check(Call::NearestHostNode)?;
-        Ok(device.ordinal() as u32 % NODES)
+        Ok(NumaNode::from_number(device.ordinal() as u32 % NODES))
     }
 
-    fn has_host_node(&self, node: u32) -> bool {
-        node < NODES
+    fn has_host_node(&self, node: NumaNode) -> bool {
+        node.number() < NODES
     }
 
-    fn host_memory_info(&self, node: u32) -> Result<MemoryInfo> {
+    fn host_memory_info(&self, node: NumaNode) -> Result<MemoryInfo> {
         check(Call::MemoryInfo)?;
-        let used = self.memory.used(Device::of_host_node(node))?;
+        let used = self.memory.used(node)?;
         Ok(MemoryInfo { free: self.memory.capacity - used, total: self.memory.capacity })
     }
 
-    fn host_allocate(&self, node: u32, bytes: u64) -> Result<u64> {
+    fn host_allocate(&self, node: NumaNode, bytes: u64) -> Result<u64> {
         enter_memory_call(Call::HostAllocate)?;
-        let place = Device::of_host_node(node);
-        self.memory.take("host_allocate", place, bytes)?;
+        self.memory.take("host_allocate", node.into(), bytes)?;
         let mapped = map(node, bytes, Pages::WhenWritten);
         if mapped.is_err() {
-            self.memory.give_back(place, bytes)?;
+            self.memory.give_back(node.into(), bytes)?;
         }
         mapped
     }
 
-    unsafe fn host_free(&self, node: u32, address: u64, bytes: u64) -> Result<()> {
+    unsafe fn host_free(&self, node: NumaNode, address: u64, bytes: u64) -> Result<()> {
         enter_memory_call(Call::HostFree)?;
         // SAFETY: the caller gives the memory up.
         unsafe { unmap(address, bytes) };
-        self.memory.give_back(Device::of_host_node(node), bytes)
+        self.memory.give_back(node.into(), bytes)
     }
 
     fn memory_allocate(&self, bytes: u64) -> Result<u64> {

@@ -24,7 +24,7 @@ use rustix::fs::{fstat, seek};
 use super::memory::{Memory, Store, out_of_memory, system_error};
 use super::refusal::refused;
 use crate::error::{Error, Result, StatusKind};
-use crate::ids::Device;
+use crate::ids::{Device, MemoryLocation};
 use crate::runtime::Extent;
 use crate::sync::lock;
 
@@ -34,7 +34,7 @@ pub(super) const PAGE: u64 = 2 << 20;
 /// All addresses of the simulated platform, and what is behind them.
 #[derive(Debug)]
 pub(super) struct Space {
-    stores: BTreeMap<Device, Store>,
+    stores: BTreeMap<MemoryLocation, Store>,
     /// Address and size.
     reservations: BTreeMap<u64, u64>,
     mappings: BTreeMap<u64, Mapping>,
@@ -73,10 +73,10 @@ pub(super) fn space() -> MutexGuard<'static, Space> {
     lock(&SPACE)
 }
 
-/// Where in a device's store some bytes are.
+/// Where in a store some bytes are.
 #[derive(Clone, Copy, Debug)]
 struct Place {
-    device: Device,
+    location: MemoryLocation,
     offset: u64,
     bytes: u64,
 }
@@ -121,8 +121,8 @@ struct Mapping {
     bytes: u64,
     /// The number of what is mapped.
     extent: u64,
-    /// The devices that were given access.
-    access: Vec<Device>,
+    /// Who was given access.
+    access: Vec<MemoryLocation>,
 }
 
 /// Returns the driver's refusal of arguments that do not fit what there is.
@@ -212,33 +212,33 @@ fn open(function: &str, address: u64, bytes: u64) -> Result<()> {
 }
 
 impl Space {
-    fn take(&mut self, function: &str, memory: &Memory, device: Device, bytes: u64) -> Result<Place> {
-        memory.take(function, device, bytes)?;
-        match self.take_place(device, bytes) {
-            Ok(offset) => Ok(Place { device, offset, bytes }),
+    fn take(&mut self, function: &str, memory: &Memory, location: MemoryLocation, bytes: u64) -> Result<Place> {
+        memory.take(function, location, bytes)?;
+        match self.take_place(location, bytes) {
+            Ok(offset) => Ok(Place { location, offset, bytes }),
             Err(error) => {
-                memory.give_back(device, bytes)?;
+                memory.give_back(location, bytes)?;
                 Err(error)
             }
         }
     }
 
-    fn take_place(&mut self, device: Device, bytes: u64) -> Result<u64> {
-        let store = match self.stores.entry(device) {
+    fn take_place(&mut self, location: MemoryLocation, bytes: u64) -> Result<u64> {
+        let store = match self.stores.entry(location) {
             Entry::Occupied(made) => made.into_mut(),
             Entry::Vacant(missing) => missing.insert(Store::new()?),
         };
         store.take(bytes)
     }
 
-    /// Returns the device's store, which every place of it was taken from.
-    fn store(&mut self, device: Device) -> Result<&mut Store> {
-        self.stores.get_mut(&device).ok_or_else(|| invalid("the device's look-up", "no memory of it was made"))
+    /// Returns the store that every place there was taken from.
+    fn store(&mut self, location: MemoryLocation) -> Result<&mut Store> {
+        self.stores.get_mut(&location).ok_or_else(|| invalid("the location's look-up", "no memory of it was made"))
     }
 
     fn give_back(&mut self, memory: &Memory, place: Place) -> Result<()> {
-        self.store(place.device)?.give_back(place.offset, place.bytes);
-        memory.give_back(place.device, place.bytes)
+        self.store(place.location)?.give_back(place.offset, place.bytes);
+        memory.give_back(place.location, place.bytes)
     }
 
     pub(super) fn address_reserve(&mut self, bytes: u64) -> Result<u64> {
@@ -275,10 +275,10 @@ impl Space {
         Ok(())
     }
 
-    pub(super) fn extent_create(&mut self, memory: &Memory, device: Device, bytes: u64) -> Result<Extent> {
+    pub(super) fn extent_create(&mut self, memory: &Memory, location: MemoryLocation, bytes: u64) -> Result<Extent> {
         const FUNCTION: &str = "extent_create";
         pages(FUNCTION, 0, bytes)?;
-        let place = self.take(FUNCTION, memory, device, bytes)?;
+        let place = self.take(FUNCTION, memory, location, bytes)?;
         let number = self.number();
         let extent = SimulatedExtent { place, imported: None, mappings: 0, first: None, is_released: false };
         self.extents.get_or_insert_default().insert(number, extent);
@@ -298,7 +298,7 @@ impl Space {
         let SimulatedExtent { place, ref imported, .. } = *self.extent(FUNCTION, extent.0)?;
         let descriptor = match imported {
             Some(file) => file.as_raw_fd(),
-            None => self.store(place.device)?.descriptor(),
+            None => self.store(place.location)?.descriptor(),
         };
         let path = format!("/proc/self/fd/{descriptor}");
         let opened = OpenOptions::new().read(true).write(true).open(path).and_then(|mut file| {
@@ -324,7 +324,7 @@ impl Space {
                 file
             }
         };
-        let place = Place { device: Device::from_ordinal(0), offset, bytes: 0 };
+        let place = Place { location: Device::from_ordinal(0).into(), offset, bytes: 0 };
         let number = self.number();
         let extent = SimulatedExtent { place, imported: Some(file), mappings: 0, first: None, is_released: false };
         self.extents.get_or_insert_default().insert(number, extent);
@@ -376,7 +376,7 @@ impl Space {
         }
         let descriptor = match imported {
             Some(file) => file.as_raw_fd(),
-            None => self.store(place.device)?.descriptor(),
+            None => self.store(place.location)?.descriptor(),
         };
         // SAFETY: the range is of a reservation, and nothing is mapped there.
         unsafe { map(FUNCTION, Some(address), bytes, &Behind::Closed(descriptor, place)) }?;
@@ -411,31 +411,31 @@ impl Space {
         if reached == range.end { Ok(()) } else { Err(invalid(function, "this range is not one of whole mappings")) }
     }
 
-    /// Refuses further devices of an extent whose first mapping is gone.
-    fn check_first_mappings(&self, function: &str, range: &Range<u64>, devices: &[Device]) -> Result<()> {
+    /// Refuses further access to an extent whose first mapping is gone.
+    fn check_first_mappings(&self, function: &str, range: &Range<u64>, by: &[MemoryLocation]) -> Result<()> {
         for (_, mapping) in self.mappings.range(range.clone()) {
             let extent = self.extents.as_ref().and_then(|extents| extents.get(&mapping.extent));
             let Some(SimulatedExtent { place, imported: None, first: None, .. }) = extent else { continue };
-            if devices.iter().any(|device| *device != place.device && !mapping.access.contains(device)) {
+            if by.iter().any(|by| *by != place.location && !mapping.access.contains(by)) {
                 return Err(invalid(function, "the first mapping of this extent is gone, and there is no new one"));
             }
         }
         Ok(())
     }
 
-    pub(super) fn memory_set_access(&mut self, address: u64, bytes: u64, devices: &[Device]) -> Result<()> {
+    pub(super) fn memory_set_access(&mut self, address: u64, bytes: u64, by: &[MemoryLocation]) -> Result<()> {
         const FUNCTION: &str = "memory_set_access";
         let range = pages(FUNCTION, address, bytes)?;
-        if devices.is_empty() {
+        if by.is_empty() {
             return Err(invalid(FUNCTION, "no device was given"));
         }
         self.check_mapped(FUNCTION, &range)?;
-        self.check_first_mappings(FUNCTION, &range, devices)?;
+        self.check_first_mappings(FUNCTION, &range, by)?;
         open(FUNCTION, address, bytes)?;
         for (_, mapping) in self.mappings.range_mut(range) {
-            for device in devices {
-                if !mapping.access.contains(device) {
-                    mapping.access.push(*device);
+            for by in by {
+                if !mapping.access.contains(by) {
+                    mapping.access.push(*by);
                 }
             }
         }
@@ -468,8 +468,8 @@ impl Space {
             return Err(invalid(FUNCTION, "an allocation has at least one byte"));
         }
         let bytes = bytes.checked_next_multiple_of(PAGE).ok_or_else(|| out_of_memory(FUNCTION))?;
-        let place = self.take(FUNCTION, memory, device, bytes)?;
-        let file = self.store(device)?.descriptor();
+        let place = self.take(FUNCTION, memory, device.into(), bytes)?;
+        let file = self.store(place.location)?.descriptor();
         // SAFETY: the system chooses the addresses.
         match unsafe { map(FUNCTION, None, bytes, &Behind::Open(file, place)) } {
             Ok(address) => {
@@ -486,7 +486,9 @@ impl Space {
     /// Returns the device that an allocation is on.
     pub(super) fn device_of(&self, address: u64) -> Result<Device> {
         let place = self.allocations.get(&address);
-        place.map(|place| place.device).ok_or_else(|| invalid("memory_free", "nothing was allocated there"))
+        place
+            .and_then(|place| place.location.device())
+            .ok_or_else(|| invalid("memory_free", "nothing was allocated there"))
     }
 
     /// # Safety
@@ -509,9 +511,9 @@ impl Space {
             let mapping = self.mappings.range(..=at).next_back();
             let Some((start, mapping)) = mapping.filter(|(start, mapping)| at < **start + mapping.bytes) else {
                 let allocation = self.allocations.range(..=at).next_back();
-                return allocation.is_some_and(|(start, place)| end <= start + place.bytes && place.device == device);
+                return allocation.is_some_and(|(start, place)| end <= start + place.bytes && place.location == device);
             };
-            if !mapping.access.contains(&device) {
+            if !mapping.access.contains(&device.into()) {
                 return false;
             }
             at = start + mapping.bytes;
@@ -540,9 +542,9 @@ impl Space {
         if let Some((start, mapping)) = self.mappings.range(..=address).next_back()
             && address - start < mapping.bytes
         {
-            return mapping.access.contains(&device);
+            return mapping.access.contains(&device.into());
         }
         let allocation = self.allocations.range(..=address).next_back();
-        allocation.is_some_and(|(start, place)| address - start < place.bytes && place.device == device)
+        allocation.is_some_and(|(start, place)| address - start < place.bytes && place.location == device)
     }
 }

@@ -10,6 +10,7 @@ use std::{io, ptr, thread};
 
 use super::available;
 use crate::error::{Bytes, Error, Result, StatusKind};
+use crate::ids::NumaNode;
 
 /// What mappings are aligned to: a huge page.
 const PAGE: u64 = 2 << 20;
@@ -44,7 +45,7 @@ fn pointer(address: u64) -> *mut c_void {
 ///
 /// # Errors
 /// `ErrorKind::Library` if the system refuses, or has less left.
-pub(in crate::runtime) fn map(node: u32, bytes: u64, pages: Pages) -> Result<u64> {
+pub(in crate::runtime) fn map(node: NumaNode, bytes: u64, pages: Pages) -> Result<u64> {
     // The system would not refuse pages that it has not got, but end a process.
     if pages == Pages::Now
         && let Some(left) = available().filter(|&left| left < bytes)
@@ -96,14 +97,14 @@ pub(in crate::runtime) unsafe fn unmap(address: u64, bytes: u64) {
 
 /// Asks the system for huge pages, and for pages of the node. A system without either, or that forbids it, gives others,
 /// which do as well but for their speed.
-fn prefer(node: u32, address: u64, bytes: u64) {
+fn prefer(node: NumaNode, address: u64, bytes: u64) {
     const MPOL_PREFERRED: libc::c_ulong = 1;
     const BITS: u32 = libc::c_ulong::BITS;
     // SAFETY: advice on a mapping of ours changes nothing of what is in it.
     unsafe { libc::madvise(pointer(address), bytes as usize, libc::MADV_HUGEPAGE) };
-    let mut mask = vec![0 as libc::c_ulong; (node / BITS) as usize + 1];
+    let mut mask = vec![0 as libc::c_ulong; (node.number() / BITS) as usize + 1];
     if let Some(word) = mask.last_mut() {
-        *word = 1 << (node % BITS);
+        *word = 1 << (node.number() % BITS);
     }
     let nodes = mask.len() as libc::c_ulong * libc::c_ulong::from(BITS) + 1;
     // SAFETY: the mask has as many bits as said, and the policy of a mapping changes nothing of what is in it.
@@ -168,7 +169,7 @@ mod tests {
     #[cfg_attr(miri, ignore = "Miri unmaps no part of a mapping")]
     fn a_mapping_is_aligned_writable_and_all_there() {
         let bytes = PART + 3 * PAGE;
-        let address = map(0, bytes, Pages::Now).unwrap_or_default();
+        let address = map(NumaNode::FIRST, bytes, Pages::Now).unwrap_or_default();
         assert!(address > 0 && address.is_multiple_of(PAGE));
         let mut resident = vec![0_u8; (bytes / 4096) as usize];
         // SAFETY: the range was just mapped, and `resident` has a byte for each of its pages.
@@ -182,7 +183,7 @@ mod tests {
 
     #[test]
     fn more_than_the_host_has_is_refused_before_any_page_comes() {
-        let error = map(0, 1 << 45, Pages::Now).err().map(|error| error.to_string()).unwrap_or_default();
+        let error = map(NumaNode::FIRST, 1 << 45, Pages::Now).err().map(|error| error.to_string()).unwrap_or_default();
         assert!(error.contains("left"), "{error}");
     }
 }

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::{MemoryInfo, get};
 use crate::error::{Error, Result};
-use crate::ids::Device;
+use crate::ids::{Device, NumaNode};
 pub(crate) use limits::locking_limits;
 pub(in crate::runtime) use mapping::{Pages, map, unmap};
 
@@ -21,9 +21,9 @@ pub(in crate::runtime) use mapping::{Pages, map, unmap};
 pub(crate) const NODES_MAX: usize = 1024;
 
 /// Returns whether the machine has a NUMA node with this number.
-pub(super) fn has_node(node: u32) -> bool {
+pub(super) fn has_node(node: NumaNode) -> bool {
     // A kernel without NUMA lists none.
-    node == 0 || Path::new(&folder(node)).exists()
+    node == NumaNode::FIRST || Path::new(&folder(node)).exists()
 }
 
 /// Returns whether the system lists several nodes, as "0-1" or "0,2"; a kernel without NUMA lists none.
@@ -32,15 +32,16 @@ fn has_many_nodes() -> bool {
     online.is_ok_and(|nodes| nodes.trim().parse::<u32>().is_err())
 }
 
-fn folder(node: u32) -> String {
-    format!("/sys/devices/system/node/node{node}")
+fn folder(node: NumaNode) -> String {
+    format!("/sys/devices/system/node/node{}", node.number())
 }
 
-/// Returns the NUMA node of a device on the PCI bus; 0 where the system knows none.
-pub(super) fn node_of_pci_device(bus_id: &str) -> u32 {
+/// Returns the NUMA node of a device on the PCI bus; node 0 where the system knows none.
+pub(super) fn node_of_pci_device(bus_id: &str) -> NumaNode {
     let file = format!("/sys/bus/pci/devices/{}/numa_node", bus_id.to_ascii_lowercase());
     // -1 where the machine has one node.
-    fs::read_to_string(file).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+    let number = fs::read_to_string(file).ok().and_then(|text| text.trim().parse().ok());
+    number.map_or(NumaNode::FIRST, NumaNode::from_number)
 }
 
 /// Returns the number of KiB that a line of `meminfo` says, in bytes.
@@ -65,7 +66,7 @@ fn limited(memory: MemoryInfo) -> MemoryInfo {
 }
 
 /// Returns the memory of a node, within the limit of the process's control group.
-pub(super) fn node_memory(node: u32) -> MemoryInfo {
+pub(super) fn node_memory(node: NumaNode) -> MemoryInfo {
     // A virtual machine that was given more memory while it ran counts it for the whole, and not for its one node.
     let of_node = has_many_nodes().then(|| fs::read_to_string(format!("{}/meminfo", folder(node))).ok()).flatten();
     let memory = of_node.and_then(|text| {
@@ -93,10 +94,10 @@ pub(super) fn available() -> Option<u64> {
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` if there is none; else as [`get`].
-pub(crate) fn host_node(number: i64) -> Result<Device> {
+pub(crate) fn host_node(number: i64) -> Result<NumaNode> {
     let runtime = get()?;
-    match u32::try_from(number) {
-        Ok(node) if (node as usize) < NODES_MAX && runtime.has_host_node(node) => Ok(Device::of_host_node(node)),
+    match u32::try_from(number).map(NumaNode::from_number) {
+        Ok(node) if node.index() < NODES_MAX && runtime.has_host_node(node) => Ok(node),
         _ => Err(no_host_node(number)),
     }
 }
@@ -113,10 +114,10 @@ pub(crate) fn no_host_node(number: impl Display) -> Error {
 /// # Errors
 /// `ErrorKind::InvalidValue` if there is no such device; `ErrorKind::Library` if the driver refuses.
 #[inline]
-pub(crate) fn nearest_host_node(device: Device) -> Result<Device> {
+pub(crate) fn nearest_host_node(device: Device) -> Result<NumaNode> {
     match NEAREST.get(device.ordinal()).map_or(0, |known| known.load(Ordering::Relaxed)) {
         0 => find_nearest(device),
-        known => Ok(Device::of_host_node(known - 1)),
+        known => Ok(NumaNode::from_number(known - 1)),
     }
 }
 
@@ -127,23 +128,24 @@ static ONLY: AtomicU32 = AtomicU32::new(0);
 
 /// Returns the host's NUMA node, if it is known that there is one: which device is current then need not be asked.
 #[inline]
-pub(crate) fn only_host_node() -> Option<Device> {
-    ONLY.load(Ordering::Relaxed).checked_sub(1).map(Device::of_host_node)
+pub(crate) fn only_host_node() -> Option<NumaNode> {
+    ONLY.load(Ordering::Relaxed).checked_sub(1).map(NumaNode::from_number)
 }
 
 #[cold]
-fn find_nearest(device: Device) -> Result<Device> {
+fn find_nearest(device: Device) -> Result<NumaNode> {
     let runtime = get()?;
     let device = super::device(device.ordinal() as i64)?;
     let node = runtime.nearest_host_node(device).map_err(|error| error.on(device))?;
-    let node = if runtime.has_host_node(node) { node } else { 0 };
+    let node = if runtime.has_host_node(node) { node } else { NumaNode::FIRST };
     if let Some(place) = NEAREST.get(device.ordinal()) {
-        place.store(node + 1, Ordering::Relaxed);
+        place.store(node.number() + 1, Ordering::Relaxed);
     }
-    if (0..NODES_MAX as u32).filter(|&node| runtime.has_host_node(node)).take(2).count() < 2 {
-        ONLY.store(node + 1, Ordering::Relaxed);
+    let nodes = (0..NODES_MAX as u32).map(NumaNode::from_number).filter(|&node| runtime.has_host_node(node));
+    if nodes.take(2).count() < 2 {
+        ONLY.store(node.number() + 1, Ordering::Relaxed);
     }
-    Ok(Device::of_host_node(node))
+    Ok(node)
 }
 
 #[cfg(test)]

@@ -144,9 +144,7 @@ def _pinned(count: int, smoke_test: bool) -> Pinned:
     for ordinal in range(count):
         # A device that does not start has its error told where it is listed.
         with contextlib.suppress(Error):
-            node = _native.nearest_numa_node(ordinal)
-            if node is not None:
-                nodes[ordinal] = node
+            nodes[ordinal] = _native.nearest_numa_node(ordinal)
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     lock_limit = None if limit == resource.RLIM_INFINITY else limit
     return Pinned(numa_nodes=nodes, lock_limit=lock_limit, allocation=_try_pinning() if smoke_test else None)

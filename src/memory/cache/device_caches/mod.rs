@@ -17,7 +17,7 @@ use super::heap::Counts;
 use super::service::Service;
 use super::stream_cache::StreamCache;
 use crate::error::{Error, Result};
-use crate::ids::Device;
+use crate::ids::MemoryLocation;
 use crate::memory::device::{DeviceMemory, LENT};
 use crate::memory::pool::Pool;
 use crate::sync::Ordering;
@@ -32,16 +32,34 @@ pub(crate) struct DeviceCaches {
     pub(in crate::memory) reports: Reports,
 }
 
-/// Devices that a process can use memory of.
-const DEVICES_MAX: usize = 0x100;
-static DEVICES: [OnceLock<&'static DeviceCaches>; DEVICES_MAX] = [const { OnceLock::new() }; DEVICES_MAX];
-/// One more than the highest ordinal among them.
-static DEVICES_END: AtomicUsize = AtomicUsize::new(0);
-/// NUMA nodes of the host that a process can have pinned memory on.
-const NODES_MAX: usize = 0x40;
-static NODES: [OnceLock<&'static DeviceCaches>; NODES_MAX] = [const { OnceLock::new() }; NODES_MAX];
-/// One more than the highest number among them.
-static NODES_END: AtomicUsize = AtomicUsize::new(0);
+/// The caches of so many devices, or NUMA nodes of the host, at most, by number.
+struct Places<const MOST: usize> {
+    all: [OnceLock<&'static DeviceCaches>; MOST],
+    /// One more than the highest number among those that are used.
+    end: AtomicUsize,
+}
+
+static DEVICES: Places<0x100> = Places { all: [const { OnceLock::new() }; 0x100], end: AtomicUsize::new(0) };
+static NODES: Places<0x40> = Places { all: [const { OnceLock::new() }; 0x40], end: AtomicUsize::new(0) };
+
+impl<const MOST: usize> Places<MOST> {
+    #[inline]
+    fn known(&self, number: usize) -> Option<&'static DeviceCaches> {
+        self.all.get(number)?.get().copied()
+    }
+
+    #[inline]
+    fn used(&self) -> impl Iterator<Item = &'static DeviceCaches> {
+        self.all.iter().take(self.end.load(Ordering::Acquire)).filter_map(|caches| caches.get().copied())
+    }
+
+    fn install(&self, number: usize, caches: &'static DeviceCaches, what: &str) -> Result<&'static DeviceCaches> {
+        let place = self.all.get(number).ok_or_else(|| too_many(what, MOST))?;
+        let installed = *place.get_or_init(|| caches);
+        self.end.fetch_max(number + 1, Ordering::AcqRel);
+        Ok(installed)
+    }
+}
 
 #[cold]
 fn too_many(what: &str, most: usize) -> Error {
@@ -49,12 +67,12 @@ fn too_many(what: &str, most: usize) -> Error {
 }
 
 impl DeviceCaches {
-    /// Returns the caches of a device, or of a node of the host, if its memory was used.
+    /// Returns the caches of memory that was used.
     #[inline]
-    pub(in crate::memory) fn known(device: Device) -> Option<&'static Self> {
-        match device.host_node() {
-            None => DEVICES.get(device.ordinal())?.get().copied(),
-            Some(node) => NODES.get(node as usize)?.get().copied(),
+    pub(in crate::memory) fn known(location: impl Into<MemoryLocation>) -> Option<&'static Self> {
+        match location.into() {
+            MemoryLocation::Device(device) => DEVICES.known(device.ordinal()),
+            MemoryLocation::Host(node) => NODES.known(node.index()),
         }
     }
 
@@ -67,15 +85,13 @@ impl DeviceCaches {
     /// Returns the caches of every device whose memory was used.
     #[inline]
     pub(in crate::memory) fn of_devices() -> impl Iterator<Item = &'static Self> {
-        let used = DEVICES.iter().take(DEVICES_END.load(Ordering::Acquire));
-        used.filter_map(|caches| caches.get().copied())
+        DEVICES.used()
     }
 
     /// Returns the caches of every NUMA node of the host whose pinned memory was used.
     #[inline]
     pub(in crate::memory) fn of_nodes() -> impl Iterator<Item = &'static Self> {
-        let used = NODES.iter().take(NODES_END.load(Ordering::Acquire));
-        used.filter_map(|caches| caches.get().copied())
+        NODES.used()
     }
 
     /// Makes the caches of this memory, with no pools yet, for as long as the process lives.
@@ -89,26 +105,15 @@ impl DeviceCaches {
         }))
     }
 
-    /// Makes this the device's, unless it has one already, which is returned.
+    /// Makes this the memory's, unless it has caches already, which are returned.
     ///
     /// # Errors
     /// `ErrorKind::Unavailable` for a device beyond the 256th, or a node beyond the 64th.
     pub(in crate::memory) fn install(&'static self) -> Result<&'static Self> {
-        let (number, place, end) = match self.memory.device.host_node() {
-            None => {
-                let ordinal = self.memory.device.ordinal();
-                let place = DEVICES.get(ordinal).ok_or_else(|| too_many("devices", DEVICES_MAX))?;
-                (ordinal, place, &DEVICES_END)
-            }
-            Some(node) => {
-                let node = node as usize;
-                let place = NODES.get(node).ok_or_else(|| too_many("NUMA nodes of the host", NODES_MAX))?;
-                (node, place, &NODES_END)
-            }
-        };
-        let installed = *place.get_or_init(|| self);
-        end.fetch_max(number + 1, Ordering::AcqRel);
-        Ok(installed)
+        match self.memory.location {
+            MemoryLocation::Device(device) => DEVICES.install(device.ordinal(), self, "devices"),
+            MemoryLocation::Host(node) => NODES.install(node.index(), self, "NUMA nodes of the host"),
+        }
     }
 
     /// Adds the default pool, before any other.
@@ -118,7 +123,7 @@ impl DeviceCaches {
 
     /// Returns the default pool, which is there from the start.
     pub(in crate::memory) fn default_pool(&self) -> Result<&Arc<Pool>> {
-        self.default.get().ok_or_else(|| Error::internal(format!("{} has no default pool", self.memory.device)))
+        self.default.get().ok_or_else(|| Error::internal(format!("{} has no default pool", self.memory.location)))
     }
 
     /// Forgets a pool in which nothing is live, but not what it has counted. Its caches serve others.

@@ -5,9 +5,8 @@ use std::sync::Arc;
 use super::DeviceCaches;
 use super::pools::PoolCaches;
 use crate::error::Result;
-use crate::ids::RawStream;
 use crate::memory::cache::heap::{Counts, Heap};
-use crate::memory::cache::service::{Service, normalized};
+use crate::memory::cache::service::Service;
 use crate::memory::cache::stream_cache::StreamCache;
 use crate::memory::pool::Pool;
 use crate::sync::ThisThread;
@@ -15,7 +14,7 @@ use crate::sync::ThisThread;
 impl DeviceCaches {
     /// Returns what `f` does with the pool's caches; the default if the pool is gone.
     fn of_pool<R: Default>(pool: &Pool, f: impl FnOnce(&mut PoolCaches) -> R) -> R {
-        let caches = Self::known(pool.memory.device);
+        let caches = Self::known(pool.memory.location);
         caches.and_then(|caches| caches.pools.with(pool, f)).unwrap_or_default()
     }
 
@@ -46,9 +45,9 @@ impl DeviceCaches {
         Self::of_pool(pool, |entry| (entry.all().collect(), entry.past))
     }
 
-    /// Returns the caches that serve the pool and the stream, whichever threads' they are.
-    pub(in crate::memory) fn caches_on(pool: &Pool, stream: RawStream) -> Vec<&'static StreamCache> {
-        Self::of_pool(pool, |entry| entry.by_stream.get(&normalized(stream)).cloned().unwrap_or_default())
+    /// Returns the caches that serve the pool and the streams of an address, whichever threads' they are.
+    pub(in crate::memory) fn caches_on(pool: &Pool, address: usize) -> Vec<&'static StreamCache> {
+        Self::of_pool(pool, |entry| entry.by_stream.get(&address).cloned().unwrap_or_default())
     }
 
     /// Returns the pool's lender of slabs, if it has one.
@@ -65,7 +64,7 @@ impl DeviceCaches {
         if count <= many || lender.is_some() {
             return Ok(lender.filter(|_| count > many));
         }
-        let Some(caches) = Self::known(pool.memory.device) else { return Ok(None) };
+        let Some(caches) = Self::known(pool.memory.location) else { return Ok(None) };
         let (made, _) = caches.new_cache(Service::of_lender(pool))?;
         let lender = Self::of_pool(pool, |entry| Some(*entry.lender.get_or_insert(made)));
         if lender.is_none_or(|lender| !std::ptr::eq(lender, made)) {

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use rustc_hash::FxHashMap;
 
 use crate::memory::cache::heap::Counts;
-use crate::memory::cache::service::{Service, normalized};
+use crate::memory::cache::service::{Order, Service};
 use crate::memory::cache::stream_cache::StreamCache;
 use crate::memory::pool::{Pool, PoolId};
 use crate::runtime::Stream;
@@ -42,7 +42,7 @@ pub(super) struct PoolCaches {
     pool: Arc<Pool>,
     /// By number.
     pub(super) caches: BTreeMap<u32, &'static StreamCache>,
-    /// The same by the stream that they serve, as [`normalized`].
+    /// The same by the stream that they serve, as [`Order::address`].
     pub(super) by_stream: FxHashMap<usize, Vec<&'static StreamCache>>,
     /// The one that lends slabs to the others, once there are many.
     pub(super) lender: Option<&'static StreamCache>,
@@ -133,26 +133,26 @@ impl PoolList {
         next
     }
 
-    /// Returns how many caches serve a stream.
-    pub(in crate::memory) fn count_on(&self, stream: &Stream) -> usize {
-        lock(&self.0).on_stream.get(&normalized(stream.raw())).copied().unwrap_or(0)
+    /// Returns how many caches serve a service's stream.
+    pub(in crate::memory) fn count_on(&self, service: &Service) -> usize {
+        lock(&self.0).on_stream.get(&service.address()).copied().unwrap_or(0)
     }
 
     /// Notes that a stream that a request names is alive, so that others which had its address are known to be gone.
     pub(in crate::memory) fn note_stream(&self, stream: &Stream, id: u64) {
         if !stream.raw().is_default() {
-            lock(&self.0).last_ids.insert(normalized(stream.raw()), id);
+            lock(&self.0).last_ids.insert(stream.address(), id);
         }
     }
 
-    /// Returns the number of the last stream that was seen at this one's address; 0 if none was.
-    pub(in crate::memory) fn last_id(&self, stream: &Stream) -> u64 {
-        lock(&self.0).last_ids.get(&normalized(stream.raw())).copied().unwrap_or(0)
+    /// Returns the number of the last stream that was seen at an address; 0 if none was.
+    pub(in crate::memory) fn last_id(&self, address: usize) -> u64 {
+        lock(&self.0).last_ids.get(&address).copied().unwrap_or(0)
     }
 
     /// Returns whether the stream that is served is known to be gone: another one has its address.
     pub(in crate::memory) fn is_stream_gone(&self, service: &Service) -> bool {
-        service.stream_id != 0 && self.last_id(&service.stream) != service.stream_id
+        service.stream_id != 0 && self.last_id(service.address()) != service.stream_id
     }
 
     pub(super) fn with<R>(&self, pool: &Pool, f: impl FnOnce(&mut PoolCaches) -> R) -> Option<R> {

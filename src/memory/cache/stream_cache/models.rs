@@ -49,7 +49,7 @@ unsafe impl Sync for Made {}
 
 impl Made {
     fn new() -> Arc<Self> {
-        let memory = Box::into_raw(Box::new(DeviceMemory::for_model(Device::from_ordinal(0))));
+        let memory = Box::into_raw(Box::new(DeviceMemory::for_model(Device::from_ordinal(0).into())));
         // SAFETY: freed by `drop`, after all that knows it.
         let cache = Box::new(StreamCache::new(0, unsafe { &*memory }));
         give_page(&cache);

@@ -17,8 +17,8 @@ pub(in crate::memory) struct Placed {
     pub(in crate::memory) address: u64,
     pub(in crate::memory) bytes: u64,
     pub(in crate::memory) extent: Extent,
-    /// The device that has the memory: another one where it was attached from there.
-    pub(in crate::memory) home: Device,
+    /// Another device that has the memory, where it was attached from there.
+    pub(in crate::memory) home: Option<Device>,
 }
 
 impl Placed {
@@ -38,7 +38,7 @@ struct Entry {
     extent: Extent,
     /// The size in units of [`UNIT`].
     units: u32,
-    /// The ordinal of the device that has the memory, or [`OWN`].
+    /// The ordinal of another device that has the memory, or [`OWN`].
     home: u32,
 }
 
@@ -48,34 +48,29 @@ const UNIT: u64 = 0x1000;
 const OWN: u32 = u32::MAX;
 
 /// All that is mapped for one device, by address.
-#[derive(Debug)]
-pub(in crate::memory::device) struct Mapped {
-    device: Device,
-    all: Mutex<BTreeMap<u64, Entry>>,
+#[derive(Default, Debug)]
+pub(in crate::memory::device) struct Mapped(Mutex<BTreeMap<u64, Entry>>);
+
+impl Entry {
+    fn of(placed: &Placed) -> Self {
+        let home = placed.home.map_or(OWN, |home| home.ordinal() as u32);
+        Self { extent: placed.extent, units: (placed.bytes / UNIT) as u32, home }
+    }
+
+    fn at(self, address: u64) -> Placed {
+        let home = (self.home != OWN).then_some(Device::from_ordinal(self.home));
+        Placed { address, bytes: u64::from(self.units) * UNIT, extent: self.extent, home }
+    }
 }
 
 impl Mapped {
-    pub(in crate::memory::device) const fn new(device: Device) -> Self {
-        Self { device, all: Mutex::new(BTreeMap::new()) }
-    }
-
-    fn entry(&self, placed: &Placed) -> Entry {
-        let home = if placed.home == self.device { OWN } else { placed.home.ordinal() as u32 };
-        Entry { extent: placed.extent, units: (placed.bytes / UNIT) as u32, home }
-    }
-
-    fn placed(&self, address: u64, Entry { extent, units, home }: Entry) -> Placed {
-        let home = if home == OWN { self.device } else { Device::from_ordinal(home) };
-        Placed { address, bytes: u64::from(units) * UNIT, extent, home }
-    }
-
     pub(in crate::memory::device) fn add(&self, placed: &Placed) {
-        lock(&self.all).insert(placed.address, self.entry(placed));
+        lock(&self.0).insert(placed.address, Entry::of(placed));
     }
 
     /// Forgets what was mapped between two addresses.
     pub(in crate::memory::device) fn remove(&self, address: u64, bytes: u64) {
-        let mut all = lock(&self.all);
+        let mut all = lock(&self.0);
         while let Some((&first, _)) = all.range(address..address + bytes).next() {
             all.remove(&first);
         }
@@ -83,14 +78,14 @@ impl Mapped {
 
     /// Returns all that is mapped now, in rows that one call can open.
     pub(in crate::memory::device) fn rows(&self) -> Vec<Vec<Placed>> {
-        let all: Vec<_> = lock(&self.all).iter().map(|(&address, &entry)| self.placed(address, entry)).collect();
+        let all: Vec<_> = lock(&self.0).iter().map(|(&address, entry)| entry.at(address)).collect();
         all.chunk_by(Placed::goes_on_in).flat_map(|row| row.chunks(2 * A_FEW)).map(<[_]>::to_vec).collect()
     }
 
     /// Returns those of a row that are still mapped, in rows again.
     pub(in crate::memory::device) fn still(&self, row: &[Placed]) -> Vec<Vec<Placed>> {
-        let all = lock(&self.all);
-        let is_still = |placed: &Placed| all.get(&placed.address) == Some(&self.entry(placed));
+        let all = lock(&self.0);
+        let is_still = |placed: &Placed| all.get(&placed.address) == Some(&Entry::of(placed));
         let still: Vec<_> = row.iter().copied().filter(is_still).collect();
         drop(all);
         still.chunk_by(Placed::goes_on_in).map(<[_]>::to_vec).collect()
@@ -103,7 +98,12 @@ mod tests {
 
     fn placed(address: u64, bytes: u64, home: u32) -> Placed {
         let (address, bytes) = (address * UNIT, bytes * UNIT);
-        Placed { address, bytes, extent: Extent::from_number(address), home: Device::from_ordinal(home) }
+        Placed {
+            address,
+            bytes,
+            extent: Extent::from_number(address),
+            home: (home > 0).then_some(Device::from_ordinal(home)),
+        }
     }
 
     fn addresses(rows: &[Vec<Placed>]) -> Vec<Vec<u64>> {
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn rows_go_on_without_a_gap_and_are_of_one_device() {
-        let mapped = Mapped::new(Device::from_ordinal(0));
+        let mapped = Mapped::default();
         for placed in [placed(10, 2, 0), placed(20, 5, 0), placed(12, 3, 0), placed(25, 5, 1)] {
             mapped.add(&placed);
         }
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn what_was_unmapped_since_is_left_out_and_parts_a_row() {
-        let mapped = Mapped::new(Device::from_ordinal(0));
+        let mapped = Mapped::default();
         (0..5).for_each(|number| mapped.add(&placed(number, 1, 0)));
         let rows = mapped.rows();
         mapped.remove(UNIT, UNIT);

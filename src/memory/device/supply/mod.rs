@@ -8,8 +8,11 @@ mod times;
 
 use std::sync::{Arc, OnceLock};
 
+use crate::error::{Error, Result};
+use crate::ids::NumaNode;
+use crate::runtime::Stream;
+
 pub(in crate::memory) use budget::{Budget, PINNED};
-pub(in crate::memory) use pinned_segments::PinnedSegments;
 pub(super) use pinned_segments::with_limits;
 pub(in crate::memory) use reserve::Reserve;
 pub(in crate::memory) use segment_source::DriverSegments;
@@ -23,25 +26,57 @@ pub(crate) enum Source {
     /// Pages of the device's address range, moved where they are needed.
     #[default]
     Pages,
-    /// The same, and segments that stay where they are for large needs.
-    PagesAndSegments(Arc<dyn SegmentSource>),
     /// Segments that stay where they are.
     Segments(Arc<dyn SegmentSource>),
+    /// Pinned memory of the host on this node: segments, and pages for smaller needs where the node has them.
+    Pinned { node: NumaNode, has_pages: bool },
 }
 
 impl Source {
     pub(in crate::memory) const fn is_pages(&self) -> bool {
-        matches!(self, Self::Pages | Self::PagesAndSegments(_))
+        matches!(self, Self::Pages | Self::Pinned { has_pages: true, .. })
     }
 
-    /// Returns where segments come from, if there are any.
-    pub(in crate::memory) fn segments(&self) -> Option<&Arc<dyn SegmentSource>> {
-        match self {
-            Self::Pages => None,
-            Self::PagesAndSegments(source) | Self::Segments(source) => Some(source),
+    pub(in crate::memory) const fn has_segments(&self) -> bool {
+        !matches!(self, Self::Pages)
+    }
+
+    /// Allocates a segment, to be used first on the stream; pinned memory has none.
+    ///
+    /// # Errors
+    /// As [`SegmentSource::allocate`].
+    pub(in crate::memory) fn allocate(&self, bytes: u64, stream: Option<&Stream>) -> Result<u64> {
+        match (self, stream) {
+            (Self::Segments(source), Some(stream)) => source.allocate(bytes, stream),
+            (Self::Pinned { node, .. }, _) => pinned_segments::allocate(*node, bytes),
+            _ => Err(Error::internal(NO_SEGMENTS)),
         }
     }
+
+    /// Frees a segment. All work that uses it is done.
+    ///
+    /// # Errors
+    /// As [`SegmentSource::free`].
+    ///
+    /// # Safety
+    /// [`Source::allocate`] gave it, so long and for that stream, and its owner gives it up.
+    pub(in crate::memory) unsafe fn free(&self, address: u64, bytes: u64, stream: Option<&Stream>) -> Result<()> {
+        match (self, stream) {
+            // SAFETY: as the caller promises.
+            (Self::Segments(source), Some(stream)) => unsafe { source.free(address, bytes, stream) },
+            // SAFETY: as the caller promises.
+            (Self::Pinned { node, .. }, _) => unsafe { pinned_segments::free(*node, address, bytes) },
+            _ => Err(Error::internal(NO_SEGMENTS)),
+        }
+    }
+
+    /// As [`SegmentSource::frees_again`].
+    pub(super) fn frees_again(&self) -> bool {
+        if let Self::Segments(source) = self { source.frees_again() } else { true }
+    }
 }
+
+const NO_SEGMENTS: &str = "a segment was asked for where there are none";
 
 /// A pool's source and budget: what memory on its way back to the driver needs of the pool, which may be gone by then.
 #[derive(Debug)]

@@ -5,43 +5,30 @@
 //! they are for large needs, and go only when they are asked to, by a thread of gpupool's own where the caller need not
 //! have the memory back.
 
-use super::SegmentSource;
 use crate::error::{Error, Result};
-use crate::ids::Device;
+use crate::ids::{MemoryLocation, NumaNode};
 use crate::memory::device::address_range::with_device;
-use crate::runtime::{Runtime, Stream, locking_limits};
-
-/// Makes segments on the NUMA node whose order the stream is.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::memory) struct PinnedSegments;
-
-/// Runs a call for the host's memory of the place that a stream is of.
-fn on_node<R>(stream: &Stream, call: impl FnOnce(&'static dyn Runtime, u32) -> Result<R>) -> Result<R> {
-    let place = stream.device();
-    with_device(place, |runtime| call(runtime, place.host_node().unwrap_or(0)))
-}
+use crate::runtime::locking_limits;
 
 /// Adds to a refusal what limits the memory that this process can lock.
-pub(in crate::memory::device) fn with_limits(error: Error, place: Device) -> Error {
-    match locking_limits().filter(|_| place.host_node().is_some()) {
+pub(in crate::memory::device) fn with_limits(error: Error, location: MemoryLocation) -> Error {
+    match locking_limits().filter(|_| location.device().is_none()) {
         Some(limits) => error.advised(limits),
         None => error,
     }
 }
 
-// SAFETY: the driver's memory is as long as was asked for, and this process's alone.
-unsafe impl SegmentSource for PinnedSegments {
-    fn allocate(&self, bytes: u64, stream: &Stream) -> Result<u64> {
-        let made = on_node(stream, |runtime, node| runtime.host_allocate(node, bytes));
-        made.map_err(|error| with_limits(error, stream.device()))
-    }
+/// Makes a segment on the node.
+pub(super) fn allocate(node: NumaNode, bytes: u64) -> Result<u64> {
+    let made = with_device(node, |runtime| runtime.host_allocate(node, bytes));
+    made.map_err(|error| with_limits(error, node.into()))
+}
 
-    unsafe fn free(&self, address: u64, bytes: u64, stream: &Stream) -> Result<()> {
-        // SAFETY: the memory came from `host_allocate`, and the caller gives it up.
-        on_node(stream, |runtime, node| unsafe { runtime.host_free(node, address, bytes) })
-    }
-
-    fn frees_again(&self) -> bool {
-        true
-    }
+/// Gives a segment back. Where the driver refuses it is still there, and can be given back later.
+///
+/// # Safety
+/// [`allocate`] made it there, so long, and its owner gives it up.
+pub(super) unsafe fn free(node: NumaNode, address: u64, bytes: u64) -> Result<()> {
+    // SAFETY: the memory came from `host_allocate`, and the caller gives it up.
+    with_device(node, |runtime| unsafe { runtime.host_free(node, address, bytes) })
 }

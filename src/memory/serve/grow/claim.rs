@@ -17,7 +17,7 @@ pub(super) fn out_of_addresses(memory: &DeviceMemory) -> Error {
         format!(
             "no addresses are left of the {} bytes reserved for {}: free blocks there, or request less",
             memory.range.bytes(),
-            memory.device
+            memory.location
         ),
     )
 }

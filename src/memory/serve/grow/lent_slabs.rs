@@ -105,7 +105,7 @@ pub(in crate::memory::serve) fn return_slabs(cache: &StreamCache, thread: ThisTh
         // After they were taken, so that all work on what was free in them is in it. A stream that cannot be recorded
         // on is waited for by all later work.
         let until = service.work_so_far(&cache.memory.events, thread, None);
-        let until = until.unwrap_or_else(|_| Until::recorded_later(vec![cache.memory.device]));
+        let until = until.unwrap_or_else(|_| Until::recorded_later(cache.memory.location.device()));
         take_back(lender, thread, slab, until);
     }
     if !service.pool.is_closed() {

@@ -93,7 +93,7 @@ fn grow_beside(request: &Request, reach: &Reach, prefers_segment: bool, beside: 
         Ok(true) => {
             let (created, moved) = (Bytes(growth.created_bytes()), Bytes(growth.moved_bytes()));
             let offset = growth.finish();
-            let (id, on, took) = (service.pool.id, memory.device, activity.took());
+            let (id, on, took) = (service.pool.id, memory.location, activity.took());
             let reserved = Bytes(service.pool.budget().reserved());
             log_out(
                 Level::Debug,

@@ -120,7 +120,7 @@ fn take(request: &Request, reserve: &Reserve, reach: &Reach, pages: u32) -> Opti
     let found = reserve.take(&mut own, pages);
     own.extend(found);
     let left = cache.add_reserve(&mut heap, own);
-    retire_runs(service, left, Until::recorded_later(vec![cache.memory.device]));
+    retire_runs(service, left, Until::recorded_later(cache.memory.location.device()));
     found.and_then(|_| cache.allocate_locked(&mut heap, bytes, is_recorded()))
 }
 
@@ -140,7 +140,7 @@ fn collect(request: &Request, reserve: &Reserve, reach: &Reach) -> Result<bool> 
         let Ok(taken) = take_from(request, reach, giver, select)? else { continue };
         has_any = true;
         if taken.is_in_order_with(request) {
-            let until = Until::recorded_later(vec![cache.memory.device]);
+            let until = Until::recorded_later(cache.memory.location.device());
             taken.memory.put_back(request.cache, &request.service, request.thread, until)?;
         } else {
             // Some are to go where the pool was closed meanwhile.

@@ -7,33 +7,32 @@ use super::pages::Grown;
 use super::segment_events::{retire_segment, tell_added};
 use crate::error::{Bytes, Error, GPUPOOL, Result};
 use crate::memory::cache::{DeviceCaches, Service, StreamCache};
-use crate::memory::device::{Remains, SegmentSource, Until, call_out, log_out, overlapping};
-use crate::memory::pool::{Pool, supply};
+use crate::memory::device::{Remains, Until, call_out, log_out, overlapping};
+use crate::memory::pool::supply;
 use crate::memory::serve::out_of_memory::no_memory_left;
 use crate::memory::serve::request::Request;
 use crate::memory::tuning::{ALIGNMENT, PAGE};
 use crate::observe::Activity;
 use crate::observe::delivery::Delivery;
 use crate::observe::recording::{Purpose, hold_stack};
-use crate::runtime::Stream;
 use crate::sync::ThisThread;
 
 /// Adds a segment of the pool's own source to the request's cache, and serves the request from it.
 ///
 /// # Errors
 /// What the source refuses, or the pool's limit, or the process's.
-pub(in crate::memory::serve) fn grow_by_segment(request: &Request, source: &dyn SegmentSource) -> Result<Grown> {
-    let (cache, pool, stream) = (request.cache, request.pool(), &request.service.stream);
+pub(in crate::memory::serve) fn grow_by_segment(request: &Request) -> Result<Grown> {
+    let (cache, service, pool) = (request.cache, &request.service, request.pool());
     let _moving = cache.memory.under_way.begin();
     // Whole pages, so that small requests share one.
     let wanted = request.needed().next_multiple_of(PAGE);
     let activity = Activity::begin_of(wanted, format_args!("grow memory pool"));
-    let start = make_segment(cache, pool, source, stream, wanted)?;
-    let Ok(offset) = cache.add_and_allocate(&request.service, request.thread, start, (wanted, 0), request.bytes) else {
-        retire_unused(cache, &request.service, start, wanted);
+    let start = make_segment(cache, service, wanted)?;
+    let Ok(offset) = cache.add_and_allocate(service, request.thread, start, (wanted, 0), request.bytes) else {
+        retire_unused(cache, service, start, wanted);
         return Ok(Grown::TakenAway);
     };
-    let (id, device, took) = (pool.id, cache.memory.device, activity.took());
+    let (id, device, took) = (pool.id, cache.memory.location, activity.took());
     let (segment, reserved) = (Bytes(wanted), Bytes(pool.budget().reserved()));
     log_out(
         Level::Debug,
@@ -43,13 +42,8 @@ pub(in crate::memory::serve) fn grow_by_segment(request: &Request, source: &dyn 
 }
 
 /// Makes a segment that no cache has yet, and returns its offset.
-fn make_segment(
-    cache: &StreamCache,
-    pool: &Pool,
-    source: &dyn SegmentSource,
-    stream: &Stream,
-    bytes: u64,
-) -> Result<u64> {
+fn make_segment(cache: &StreamCache, service: &Service, bytes: u64) -> Result<u64> {
+    let (pool, source, stream) = (&service.pool, service.pool.source(), service.stream.as_ref());
     let start = claimed(cache.memory, pool, bytes, || {
         cache.memory.range.count_driver_call();
         let address = supply(pool, || call_out(|| source.allocate(bytes, stream)))?;
@@ -82,7 +76,6 @@ fn retire_unused(cache: &StreamCache, service: &Service, start: u64, bytes: u64)
 pub(in crate::memory) fn warm_by_segments(cache: &StreamCache, bytes: u64, most: u64) -> Result<()> {
     let (largest, free) = cache.visit().free_bytes();
     let Some(service) = cache.service().filter(|_| largest < bytes.min(most) || free < bytes) else { return Ok(()) };
-    let Some(source) = service.pool.source().segments() else { return Ok(()) };
     let _delivery = Delivery::at_end();
     let _stack = hold_stack(Purpose::Allocation);
     let activity = Activity::begin_of(bytes, format_args!("warm memory pool"));
@@ -90,7 +83,7 @@ pub(in crate::memory) fn warm_by_segments(cache: &StreamCache, bytes: u64, most:
     while left > 0 {
         let piece = left.min(most).next_multiple_of(PAGE);
         let made = if bytes <= cache.memory.total {
-            make_segment(cache, &service.pool, source.as_ref(), &service.stream, piece)
+            make_segment(cache, &service, piece)
         } else {
             Err(Error::no_memory(GPUPOOL, "The host has not that many bytes: request less"))
         };
@@ -101,7 +94,7 @@ pub(in crate::memory) fn warm_by_segments(cache: &StreamCache, bytes: u64, most:
         }
         left = left.saturating_sub(piece);
     }
-    let (on, took) = (cache.memory.device, activity.took());
+    let (on, took) = (cache.memory.location, activity.took());
     log_out(Level::Debug, format_args!("made {} ahead on {on} in {took}", Bytes(bytes)));
     Ok(())
 }

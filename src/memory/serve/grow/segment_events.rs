@@ -50,7 +50,7 @@ pub(crate) fn on_segment(pool: &Arc<Pool>, callback: SegmentCallback) -> Result<
         return Err(closed(pool));
     }
     if !pool.has_fixed_segments() {
-        let (label, device) = (pool.label(), pool.memory.device);
+        let (label, device) = (pool.label(), pool.memory.location);
         return Err(Error::invalid_value(format!(
             "pool {label} on {device} moves its free pages to where they are needed, so it has no segments that could be \
              registered: make the pool with no_split, or with segments or an allocator"
@@ -61,7 +61,7 @@ pub(crate) fn on_segment(pool: &Arc<Pool>, callback: SegmentCallback) -> Result<
         tell(pool, &listener, SegmentEventKind::Added, address, bytes);
         if let Some(leaving) = pool.segments.end_telling(address) {
             tell_end(pool, &leaving);
-            let until = Until::recorded_later(vec![pool.memory.device]);
+            let until = Until::recorded_later(pool.memory.location.device());
             // SAFETY: the segment was taken out of its cache and off the list, and all work on the device is waited for.
             unsafe { pool.memory.retire(leaving.remains, until, &pool.supply) };
             // What the driver refuses here it refuses again later, where a call asked for it.
@@ -135,12 +135,13 @@ fn tell_end(pool: &Pool, leaving: &Leaving) {
 
 /// Calls a callback. Its panic is told to the log: the call that made or gave back memory is another's.
 fn tell(pool: &Pool, listener: &Listener, kind: SegmentEventKind, address: u64, nbytes: u64) {
-    let event = SegmentEvent { kind, address, nbytes, device: pool.memory.device, pool: pool.id };
+    // Pools of users are of devices.
+    let Some(device) = pool.memory.location.device() else { return };
+    let event = SegmentEvent { kind, address, nbytes, device, pool: pool.id };
     if catch_unwind(AssertUnwindSafe(|| call_out(|| listener.tell(&event)))).is_err() {
-        let (label, device) = (pool.label(), event.device);
         log_out(
             Level::Error,
-            format_args!("pool {label} on {device}: a callback of on_segment panicked for {event:?}"),
+            format_args!("pool {} on {device}: a callback of on_segment panicked for {event:?}", pool.label()),
         );
     }
 }

@@ -55,7 +55,7 @@ impl<T: FreeMemory> Taken<T> {
         request: &Request,
     ) -> Result<Self> {
         // What stands for the work on the stream, should the driver not record that.
-        let until = Until::recorded_later(vec![cache.memory.device]);
+        let until = Until::recorded_later(cache.memory.location.device());
         let taken = Self { cache, service: service.clone(), memory, until };
         match service.work_so_far(&cache.memory.events, request.thread, Some(&request.service)) {
             Ok(until) => Ok(Self { until, ..taken }),

@@ -23,7 +23,7 @@ impl Reach {
     /// Reaches for the pages of all pools of the device that give way to others, too.
     pub(in crate::memory::serve) fn widen(&mut self) {
         let Some(own) = self.pools.first().cloned() else { return };
-        let others = DeviceCaches::known(own.memory.device).map(|caches| caches.pools.all()).unwrap_or_default();
+        let others = DeviceCaches::known(own.memory.location).map(|caches| caches.pools.all()).unwrap_or_default();
         self.pools.truncate(1);
         self.pools.extend(others.into_iter().filter(|pool| pool.number != own.number && pool.gives_way()));
     }

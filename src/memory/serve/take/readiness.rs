@@ -5,7 +5,6 @@ use super::work_marks;
 use crate::error::Result;
 use crate::ids::CaptureStatus;
 use crate::memory::cache::{Service, StreamCache};
-use crate::memory::pool::Role;
 use crate::memory::serve::request::Request;
 use crate::memory::tuning::PAGE;
 use crate::runtime::{self, RelaxedCapture};
@@ -29,9 +28,7 @@ pub(super) enum Readiness {
 /// # Errors
 /// `ErrorKind::Library` if the driver refuses, also for an error of earlier work.
 pub(super) fn readiness(cache: &StreamCache, service: &Service, request: &Request, reach: &Reach) -> Result<Readiness> {
-    if service.role == Role::Lender {
-        return Ok(Readiness::AfterWork);
-    }
+    let Some(stream) = &service.stream else { return Ok(Readiness::AfterWork) };
     // A graph may use it at any time.
     if service.is_of_live_graph() {
         return Ok(Readiness::Never);
@@ -52,7 +49,7 @@ pub(super) fn readiness(cache: &StreamCache, service: &Service, request: &Reques
     if service.is_of_stream_of(&request.service) {
         return Ok(Readiness::AfterWork);
     }
-    if service.stream.capture_status()? != CaptureStatus::None {
+    if stream.capture_status()? != CaptureStatus::None {
         return Ok(Readiness::Never);
     }
     if reach.waits() {
@@ -60,6 +57,6 @@ pub(super) fn readiness(cache: &StreamCache, service: &Service, request: &Reques
     }
     // The question spoils captures as an allocation does.
     let _relaxed = RelaxedCapture::new(runtime::get()?)?;
-    let is_idle = service.stream.query()?;
+    let is_idle = stream.query()?;
     Ok(if is_idle { Readiness::AfterWork } else { Readiness::AtWork })
 }

@@ -56,7 +56,7 @@ pub(super) fn mark_all_work(cache: &StreamCache, thread: ThisThread) -> Result<(
     if cache.last_work.turnover() == Some(turnover) {
         return Ok(());
     }
-    let event = memory.events.take(memory.device)?;
+    let event = memory.events.take(memory.device()?)?;
     if event.record_or_await_context()? {
         put_mark(cache, WorkMark { event, is_done: false, turnover });
     } else {

@@ -6,13 +6,13 @@ use std::sync::Mutex;
 use pyo3::prelude::*;
 
 use crate::error::{Error, ErrorKind};
+use crate::ids::NumaNode;
 use crate::memory::{self, PinnedBuffer};
 use crate::process;
 use crate::python::memory::allocate_detached;
 use crate::python::stream::Keepers;
 use crate::python::whole::Whole;
 use crate::python::{device, stream};
-use crate::runtime::Stream;
 use crate::sync::lock;
 
 thread_local! {
@@ -37,9 +37,9 @@ pub(in crate::python) struct PyCupyPinnedMemory {
 
 impl PyCupyPinnedMemory {
     fn new(py: Python<'_>, nbytes: u64) -> crate::error::Result<Self> {
-        let order = memory::order_of(None, None)?;
-        let allocate = |nbytes, order: &Stream| allocate_detached(py, nbytes, order);
-        let buffer = memory::empty_pinned_by(nbytes, &order, None, allocate)?;
+        let node = memory::node_of(None, None)?;
+        let allocate = |nbytes, node: &NumaNode| allocate_detached(py, nbytes, node);
+        let buffer = memory::empty_pinned_by(nbytes, node, None, allocate)?;
         Ok(Self { ptr: buffer.address(), size: nbytes, buffer, keepers: Mutex::default() })
     }
 }
