@@ -82,7 +82,7 @@ pub(in crate::memory) fn empty_cache_of(device: Option<Device>, patience: Patien
     let mut outcome = Ok(());
     for caches in DeviceCaches::of_devices().filter(|caches| device.is_none_or(|device| device == caches.memory.device))
     {
-        caches.memory.end_idle_attachments();
+        caches.memory.elsewhere.end_idle();
         let may_go = |pool: &Pool| !pool.keeps_segments();
         let trimmed = trim_pools(caches, ThisThread::get(), patience, may_go);
         // What other threads have in hand may wait for the GPU, too.
@@ -93,7 +93,7 @@ pub(in crate::memory) fn empty_cache_of(device: Option<Device>, patience: Patien
                 Err(error) => outcome = outcome.and(Err(error)),
             }
         }
-        caches.memory.wait_for_processes();
+        caches.memory.elsewhere.wait_for_processes();
     }
     outcome.map(|()| released)
 }

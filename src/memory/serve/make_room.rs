@@ -17,8 +17,8 @@ use crate::sync::ThisThread;
 pub(super) fn make_room(caches: &'static DeviceCaches, thread: ThisThread, is_meant: impl Fn(&Pool) -> bool) {
     let _ = caches.memory.under_way.wait();
     let _ = trim_pools(caches, thread, Patience::Wait, is_meant);
-    caches.memory.end_idle_attachments();
-    caches.memory.wait_for_processes();
+    caches.memory.elsewhere.end_idle();
+    caches.memory.elsewhere.wait_for_processes();
 }
 
 /// Tries what needs physical memory for a pool: from what the device has, else from what other pools give back, else from what

@@ -2,18 +2,15 @@
 //!
 //! A caller that frees attached memory leaves a task here and goes on: the work that uses the memory may not be done, the driver
 //! may refuse, and there may be no room for a message to the memory's owner. So the owner has its memory back even if this process
-//! never calls gpupool again. An eventfd, the wakeup, ends the thread's wait.
+//! never calls gpupool again.
 
-use std::os::fd::OwnedFd;
-use std::sync::{Mutex, OnceLock};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use log::Level;
-use rustix::event::{EventfdFlags, eventfd};
-use rustix::io::write;
 
 use crate::error::Result;
-use crate::memory::device::log_out;
+use crate::memory::device::{log_out, wake};
 use crate::memory::tuning::{RETRY, RETRY_MOST};
 use crate::process;
 use crate::sync::lock;
@@ -22,24 +19,6 @@ use crate::sync::lock;
 type Task = Box<dyn FnMut() -> Result<bool> + Send>;
 
 static TASKS: Mutex<Vec<Task>> = Mutex::new(Vec::new());
-static WAKEUP: OnceLock<OwnedFd> = OnceLock::new();
-
-/// Returns the descriptor that is ready to be read after [`wake`], made by the first call.
-pub(super) fn wakeup() -> rustix::io::Result<&'static OwnedFd> {
-    if let Some(wakeup) = WAKEUP.get() {
-        return Ok(wakeup);
-    }
-    let wakeup = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-    Ok(WAKEUP.get_or_init(|| wakeup))
-}
-
-/// Ends the wait of the broker's thread.
-pub(super) fn wake() {
-    if let Some(wakeup) = WAKEUP.get() {
-        // It fails only where the count is at its limit, and the thread is being woken anyway.
-        let _ = write(wakeup, &1_u64.to_ne_bytes());
-    }
-}
 
 /// Leaves a task to the broker's thread.
 pub(super) fn later(task: impl FnMut() -> Result<bool> + Send + 'static) {

@@ -12,13 +12,13 @@ use log::{debug, info};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::{Errno, read};
 
-use super::background::{Backoff, wakeup};
+use super::background::Backoff;
 use super::client::{self, Channel};
 use super::server::{self, Connection};
 use super::token::random;
-use super::{mapping_cache, regions, socket};
+use super::{mapping_cache, socket};
 use crate::error::{Error, Result};
-use crate::memory::device::{set_end_idle, set_on_release};
+use crate::memory::device::{answer, regions_ended, wakeup};
 use crate::memory::tuning::{A_FEW, RETRY, RETRY_MOST};
 use crate::observe::nvtx;
 use crate::observe::target::MEMORY;
@@ -55,8 +55,6 @@ pub(super) fn start() -> Result<[u8; 16]> {
     let name = random()?;
     let wakeup = wakeup().map_err(|error| refused("no descriptor to wake a thread by", &error))?;
     let listener = socket::listener(&name).map_err(|error| refused("no socket to listen on", &error))?;
-    set_on_release(regions::end_with);
-    set_end_idle(mapping_cache::end_idle_on);
     thread::Builder::new()
         .name(THREAD.to_owned())
         .spawn(move || Broker { wakeup, listener, connections: Vec::new(), ended: 0 }.run())
@@ -74,7 +72,7 @@ struct Broker {
     wakeup: &'static OwnedFd,
     listener: OwnedFd,
     connections: Vec<Connection>,
-    /// As [`regions::ended`] was when the connections looked for mappings that are to end.
+    /// As [`regions_ended`] was when the connections looked for mappings that are to end.
     ended: u64,
 }
 
@@ -120,12 +118,14 @@ impl Broker {
             self.accept();
         }
         backoff.try_tasks();
+        // After the tasks, of which some leave an idle mapping.
+        answer(mapping_cache::end_idle_on);
         Ok(())
     }
 
     /// Sends the notifications to other processes; false where there is no room for some.
     fn notify(&mut self, channels: &[Arc<Channel>]) -> bool {
-        let ended = regions::ended();
+        let ended = regions_ended();
         if std::mem::replace(&mut self.ended, ended) != ended {
             self.connections.iter_mut().for_each(Connection::look_for_ended);
         }

@@ -16,11 +16,11 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
-use super::background::wake;
 use super::socket::{self, Packet};
 use super::token::TokenFields;
 use super::wire::{Message, Status, read_numbers};
 use crate::error::{Error, Result};
+use crate::memory::device::wake;
 use crate::memory::tuning::{PATIENCE, RETRY, RETRY_MOST};
 use crate::process::peer_of;
 use crate::sync::lock;

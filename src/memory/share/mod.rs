@@ -1,6 +1,6 @@
 //! Blocks that other processes use: a process shares one by a token, and others of the same user attach it.
 //!
-//! The owner knows the blocks that it shares (`shared.rs`), the regions that they lie in (`regions.rs`), and which processes hold
+//! The owner knows the blocks that it shares (`shared.rs`), and which processes hold
 //! them (`server.rs`). A shared block that is freed is used again once every process has let it go, as a block waits for streams.
 //! The other side asks for a block (`client.rs`, `attach.rs`), maps its region (`mapping.rs`), and lets it go once its work is done
 //! (`attached.rs`). The region stays mapped for the next block there (`mapping_cache.rs`), until the owner sends that one of its
@@ -15,7 +15,6 @@ mod broker;
 mod client;
 mod mapping;
 mod mapping_cache;
-mod regions;
 mod server;
 mod shared;
 mod socket;

@@ -11,13 +11,12 @@ use std::time::{Duration, Instant};
 
 use rustix::process::geteuid;
 
-use super::regions::{KeptMapping, Region};
 use super::shared::{self, InRegion, RecordedEvent, SharedBlock};
 use super::socket;
 use super::token::uuid_of;
 use super::wire::{Ask, DESCRIBED, DESCRIPTORS, ENDED, HeldBlock, Message, NAMES, Status, describe, numbers, refusal};
 use crate::error::{Error, Result};
-use crate::memory::device::with_device;
+use crate::memory::device::{KeptMapping, Region, with_device};
 use crate::memory::tuning::PATIENCE;
 use crate::process::{Peer, peer_of};
 use crate::sync::lock;
@@ -353,7 +352,7 @@ impl Connection {
     fn extents(&self, message: &Message) -> Result<Answer, Refusal> {
         let region = &self.current(message)?.region;
         let part = part(&region.extents, message, DESCRIPTORS);
-        let exported = with_device(region.memory.device, |runtime| {
+        let exported = with_device(region.elsewhere.device, |runtime| {
             // SAFETY: the process holds a block in the region, which has not ended, so its extents are alive.
             part.iter().map(|each| unsafe { runtime.extent_export(each.extent) }).collect::<Result<_>>()
         });

@@ -9,12 +9,10 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use super::regions::{self, Region};
 use super::token::{Secret, random};
-use super::wire::DescribedExtent;
 use crate::error::{Error, Result};
 use crate::memory::cache::Sharing;
-use crate::memory::device::DeviceMemory;
+use crate::memory::device::{DescribedExtent, DeviceMemory, Region};
 use crate::memory::pool::{self, Pool};
 use crate::memory::serve::{Allocation, check_live};
 use crate::runtime::{Event, ExportedEvent, RelaxedCapture, Stream, get};
@@ -231,7 +229,7 @@ impl SharedBlock {
             return Ok(known);
         }
         let (lead, extents) = extents_of(self.block, self.bytes)?;
-        let place = InRegion { region: regions::find(self.memory(), extents), lead };
+        let place = InRegion { region: Region::find(&self.memory().elsewhere, extents), lead };
         let before = lock(&self.place).replace(place.clone());
         drop(before);
         Ok(place)

@@ -5,6 +5,7 @@
 //! as one of these ends the connection: another process may send anything.
 
 use super::token::{Reader, Secret};
+use crate::memory::device::DescribedExtent;
 use crate::runtime::{DeviceUuid, Extent};
 
 /// The largest packet.
@@ -140,14 +141,6 @@ impl HeldBlock {
         let (names, rest) = names.as_chunks::<64>();
         (rest.is_empty() && names.len() <= held.events as usize).then_some((held, names))
     }
-}
-
-/// An extent as its owner describes it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct DescribedExtent {
-    /// As the owner's driver numbers it.
-    pub(super) extent: Extent,
-    pub(super) bytes: u64,
 }
 
 pub(super) fn describe(extents: &[DescribedExtent]) -> Vec<u8> {

@@ -104,7 +104,7 @@ fn fall_asleep(pool: &Arc<Pool>, backup: Backup, thread: ThisThread, kept: &mut 
         Ok(released) => {
             // What waited for the work that was waited for; what is refused here goes later.
             let _ = pool.memory.end_retired(false);
-            pool.memory.wait_for_processes_long();
+            pool.memory.elsewhere.wait_for_processes_long();
             *kept = Some(record);
             Ok(released)
         }

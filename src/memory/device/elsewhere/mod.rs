@@ -3,19 +3,22 @@
 //!
 //! The room of shared blocks counts; who gives memory back waits, which costs one load where nothing is shared.
 
-use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+mod regions;
+mod signal;
+
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
 
 use log::Level;
 
-use super::device_memory::DeviceMemory;
 use super::under_way::log_out;
 use crate::ids::Device;
 use crate::memory::tuning::{WAIT, WAIT_ASLEEP};
 use crate::sync::{AtomicU64, Ordering, lock};
 
-/// Ends what this process keeps mapped of others for a device; set by the room of shared blocks.
-static END_IDLE: OnceLock<fn(Device)> = OnceLock::new();
+pub(super) use regions::end_with;
+pub(in crate::memory) use regions::{DescribedExtent, KeptMapping, Region, regions_ended};
+pub(in crate::memory) use signal::{answer, wake, wakeup};
 
 #[derive(Debug, Default)]
 struct Counts {
@@ -26,8 +29,9 @@ struct Counts {
 }
 
 /// The memory of one device that stands in several processes.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(in crate::memory) struct Elsewhere {
+    pub(in crate::memory) device: Device,
     counts: Mutex<Counts>,
     /// How many mappings are waited for, to be read without the lock.
     awaited: AtomicU64,
@@ -38,13 +42,18 @@ pub(in crate::memory) struct Elsewhere {
 }
 
 impl Elsewhere {
+    pub(super) fn new(device: Device) -> Self {
+        let (counts, ended) = (Mutex::default(), Condvar::new());
+        Self { device, counts, awaited: AtomicU64::new(0), ended, idle: AtomicU64::new(0) }
+    }
+
     /// Notes that other processes were asked to end so many mappings.
-    pub(in crate::memory) fn ask(&self, mappings: u64) {
+    fn ask(&self, mappings: u64) {
         self.change(|counts| counts.asked += mappings);
     }
 
     /// Notes that so many of these have ended.
-    pub(in crate::memory) fn end(&self, mappings: u64) {
+    fn end(&self, mappings: u64) {
         self.change(|counts| counts.asked -= mappings.min(counts.asked));
         self.ended.notify_all();
     }
@@ -57,26 +66,20 @@ impl Elsewhere {
     }
 
     /// Returns whether there is anything to wait for.
-    pub(in crate::memory) fn is_awaited(&self) -> bool {
+    fn is_awaited(&self) -> bool {
         self.awaited.load(Ordering::SeqCst) > 0
     }
 
     /// Waits until those that were asked have ended their mappings, but not for ever; returns how many are left. What was waited
     /// for in vain is not waited for again, so that a process that is stopped delays this one once.
     fn wait(&self, patience: Duration) -> u64 {
-        let deadline = Instant::now() + patience;
-        let mut counts = lock(&self.counts);
-        while counts.asked > counts.given_up {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                let late = counts.asked - counts.given_up;
-                counts.given_up = counts.asked;
-                self.awaited.store(0, Ordering::SeqCst);
-                return late;
-            }
-            counts = self.ended.wait_timeout(counts, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
-        0
+        let is_open = |counts: &mut Counts| counts.asked > counts.given_up;
+        let waited = self.ended.wait_timeout_while(lock(&self.counts), patience, is_open);
+        let mut counts = waited.unwrap_or_else(PoisonError::into_inner).0;
+        let late = counts.asked - counts.given_up;
+        counts.given_up = counts.asked;
+        self.awaited.store(0, Ordering::SeqCst);
+        late
     }
 
     /// Notes that this process keeps one mapping more, or one fewer, that it does not use.
@@ -87,46 +90,38 @@ impl Elsewhere {
             self.idle.fetch_sub(1, Ordering::Relaxed)
         };
     }
-}
 
-/// Sets what ends the mappings that this process keeps and does not use.
-pub(in crate::memory) fn set_end_idle(end_idle: fn(Device)) {
-    let _ = END_IDLE.set(end_idle);
-}
-
-impl DeviceMemory {
     /// Waits a short while for other processes that still map what this one has given back.
     pub(in crate::memory) fn wait_for_processes(&self) {
         self.wait_for_mappings(WAIT);
     }
 
-    /// As [`DeviceMemory::wait_for_processes`], as long as a pool that falls asleep may take.
+    /// As [`Elsewhere::wait_for_processes`], as long as a pool that falls asleep may take.
     pub(in crate::memory) fn wait_for_processes_long(&self) {
         self.wait_for_mappings(WAIT_ASLEEP);
     }
 
     fn wait_for_mappings(&self, patience: Duration) {
-        if self.elsewhere.is_awaited() {
-            let late = self.elsewhere.wait(patience);
+        if self.is_awaited() {
+            let late = self.wait(patience);
             if late > 0 {
                 let device = self.device;
                 log_out(
                     Level::Info,
                     format_args!(
                         "shared memory on {device}: other processes still have {late} mappings of memory that was given back: the \
-                     driver has it when they go on, or end"
+                         driver has it when they go on, or end"
                     ),
                 );
             }
         }
     }
 
-    /// Ends what this process keeps mapped of others' blocks and does not use.
-    pub(in crate::memory) fn end_idle_attachments(&self) {
-        if self.elsewhere.idle.load(Ordering::Relaxed) > 0
-            && let Some(end_idle) = END_IDLE.get()
-        {
-            end_idle(self.device);
+    /// Ends what this process keeps mapped of others' blocks and does not use: the memory is the driver's then, unless it refuses.
+    pub(in crate::memory) fn end_idle(&self) {
+        if self.idle.load(Ordering::Relaxed) > 0 {
+            // As long as the most that is kept idle may take.
+            signal::end_idle(self.device, WAIT_ASLEEP);
         }
     }
 }
@@ -137,7 +132,7 @@ mod tests {
 
     #[test]
     fn what_was_waited_for_in_vain_is_not_waited_for_again() {
-        let elsewhere = Elsewhere::default();
+        let elsewhere = Elsewhere::new(Device::from_ordinal(0));
         assert_eq!((elsewhere.is_awaited(), elsewhere.wait(WAIT_ASLEEP)), (false, 0));
         elsewhere.ask(3);
         assert!(elsewhere.is_awaited());
@@ -155,7 +150,7 @@ mod tests {
 
     #[test]
     fn one_that_waits_goes_on_when_the_last_has_ended() {
-        let elsewhere = Elsewhere::default();
+        let elsewhere = Elsewhere::new(Device::from_ordinal(0));
         elsewhere.ask(2);
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| elsewhere.wait(Duration::from_secs(600)));
