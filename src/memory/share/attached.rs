@@ -9,7 +9,7 @@ use super::background;
 use super::client::Owner;
 use super::mapping::AttachedMapping;
 use super::mapping_cache::{self, MappedBlock};
-use super::shared::SharedBlock;
+use super::shared::Hold;
 use super::wire::Message;
 use crate::error::{Error, Result};
 use crate::ids::Device;
@@ -35,7 +35,7 @@ pub(super) enum BlockHold {
     /// A block of another process, which is held there.
     Others(Attachment),
     /// A block of this process, attached by itself.
-    Own(Arc<SharedBlock>),
+    Own(Hold),
 }
 
 /// A block of another process, in a region that is mapped here.
@@ -62,14 +62,12 @@ impl Attachment {
             && let Some(channel) = self.owner.channel()
             && mapping_cache::may_stay(&self.block)
         {
-            match channel.send(&Message { from: self.block.mapping, ..self.let_go }) {
-                Ok(true) => {
-                    mapping_cache::settle(&self.block).into_iter().for_each(AttachedMapping::end_soon);
-                    return Ok(true);
+            // If it cannot be sent, the owner could not ask for the end of the mapping any more, so that does not stay.
+            if let Ok(is_sent) = channel.send(&Message { from: self.block.mapping, ..self.let_go }) {
+                if is_sent {
+                    mapping_cache::end_use(&self.block, true);
                 }
-                Ok(false) => return Ok(false),
-                // The owner could not ask for the end of the mapping any more, so it does not stay.
-                Err(_) => {}
+                return Ok(is_sent);
             }
         }
         if self.ending.is_none() {
@@ -81,22 +79,9 @@ impl Attachment {
         }
         let is_let_go = self.owner.notify(&self.let_go);
         if is_let_go {
-            mapping_cache::forget(&self.block);
+            mapping_cache::end_use(&self.block, false);
         }
         Ok(is_let_go)
-    }
-}
-
-impl BlockHold {
-    /// Lets the memory go, all work with which is done; false where it is to be called again.
-    fn end(&mut self) -> Result<bool> {
-        match self {
-            Self::Others(attachment) => attachment.end(),
-            Self::Own(block) => {
-                block.sharing.let_go();
-                Ok(true)
-            }
-        }
     }
 }
 
@@ -158,7 +143,14 @@ impl AttachedBuffer {
         }
         let (mut hold, memory) = (self.hold, self.memory);
         let mut until = Waiting::for_users(0, &users, &memory.events, thread).until;
-        background::later(move || if until.is_done(&memory.events, false)? { hold.end() } else { Ok(false) });
+        background::later(move || {
+            Ok(until.is_done(&memory.events, false)?
+                && match &mut hold {
+                    BlockHold::Others(attachment) => attachment.end()?,
+                    // It goes with this.
+                    BlockHold::Own(_hold) => true,
+                })
+        });
         Ok(())
     }
 }

@@ -18,7 +18,7 @@ use super::server::{self, Connection};
 use super::token::random;
 use super::{mapping_cache, socket};
 use crate::error::{Error, Result};
-use crate::memory::device::{answer, regions_ended, wakeup};
+use crate::memory::device::{end_where_asked, regions_ended, wakeup};
 use crate::memory::tuning::{A_FEW, RETRY, RETRY_MOST};
 use crate::observe::nvtx;
 use crate::observe::target::MEMORY;
@@ -104,10 +104,7 @@ impl Broker {
         let is_listener_ready = is_ready();
         let ended: Vec<_> = processes.iter().filter(|_| is_ready()).map(|(process, _)| *process).collect();
         ended.iter().copied().for_each(server::end_process);
-        self.connections.retain_mut(|connection| {
-            let goes_on = !(is_ready() || connection.is_answering()) || connection.go_on();
-            goes_on && !connection.is_late() && !connection.is_of(&ended)
-        });
+        self.connections.retain_mut(|connection| connection.go_on(is_ready(), &ended));
         for channel in &channels {
             let (has_messages, has_ended) = (is_ready(), is_ready());
             if has_messages || has_ended {
@@ -119,7 +116,7 @@ impl Broker {
         }
         backoff.try_tasks();
         // After the tasks, of which some leave an idle mapping.
-        answer(mapping_cache::end_idle_on);
+        end_where_asked(mapping_cache::end_idle_on);
         Ok(())
     }
 
@@ -137,7 +134,7 @@ impl Broker {
 
     /// Returns how long to wait at most.
     fn wait(&self, backoff: &Backoff, is_behind: bool) -> Option<Duration> {
-        let deadline = self.connections.iter().filter_map(Connection::deadline).min();
+        let deadline = self.connections.iter().filter_map(|connection| connection.deadline).min();
         let deadline = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let retry = self.connections.iter().any(Connection::is_answering).then_some(RETRY);
         [backoff.wait(), deadline, retry, is_behind.then_some(RETRY_MOST)].into_iter().flatten().min()
@@ -151,14 +148,15 @@ impl Broker {
         channels: &[Arc<Channel>],
         processes: &[(i32, Arc<OwnedFd>)],
     ) -> rustix::io::Result<Vec<bool>> {
-        let mut polled = vec![PollFd::new(self.wakeup, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
-        polled.extend(processes.iter().map(|(_, pidfd)| PollFd::from_borrowed_fd(pidfd.as_fd(), PollFlags::IN)));
+        let readable = |descriptor| PollFd::from_borrowed_fd(descriptor, PollFlags::IN);
+        let mut polled = vec![readable(self.wakeup.as_fd()), readable(self.listener.as_fd())];
+        polled.extend(processes.iter().map(|(_, pidfd)| readable(pidfd.as_fd())));
         polled.extend(self.connections.iter().map(|connection| {
             let wanted = if connection.is_answering() { PollFlags::empty() } else { PollFlags::IN };
-            PollFd::from_borrowed_fd(connection.socket(), wanted)
+            PollFd::new(&connection.socket, wanted)
         }));
-        let of_channels = channels.iter().flat_map(|channel| [channel.socket(), channel.pidfd()]);
-        polled.extend(of_channels.map(|descriptor| PollFd::from_borrowed_fd(descriptor, PollFlags::IN)));
+        let of_channels = channels.iter().flat_map(|channel| [channel.socket.as_fd(), channel.pidfd.as_fd()]);
+        polled.extend(of_channels.map(readable));
         match poll(&mut polled, wait.map(socket::timespec).as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error),

@@ -3,7 +3,7 @@
 //! The driver may refuse to unmap and to release; then it is tried again later. An extent is imported once for all mappings that
 //! are in use, so that blocks whose regions overlap need no second descriptor.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, Weak};
 
@@ -47,29 +47,8 @@ pub(super) struct AttachedMapping {
 }
 
 impl AttachedMapping {
-    /// Maps a region's extents, which have these sizes and are on `home`, for a device and its peers.
-    ///
-    /// # Errors
-    /// Those of the driver. What it refuses to undo is undone later.
-    pub(super) fn map(
-        memory: &'static DeviceMemory,
-        home: Device,
-        owner: &Arc<Owner>,
-        region: RegionKey,
-        extents: Vec<(Arc<ImportedExtent>, u64)>,
-    ) -> Result<Self> {
-        let mut mapping = Self::nothing(memory, owner, region);
-        match mapping.map_all(home, extents) {
-            Ok(()) => Ok(mapping),
-            Err(error) => {
-                mapping.end_soon();
-                Err(error)
-            }
-        }
-    }
-
     /// Makes one in which nothing is mapped yet.
-    pub(super) fn nothing(memory: &'static DeviceMemory, owner: &Arc<Owner>, region: RegionKey) -> Self {
+    pub(super) fn new(memory: &'static DeviceMemory, owner: &Arc<Owner>, region: RegionKey) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Self {
             memory,
@@ -85,7 +64,11 @@ impl AttachedMapping {
         }
     }
 
-    fn map_all(&mut self, home: Device, extents: Vec<(Arc<ImportedExtent>, u64)>) -> Result<()> {
+    /// Maps the region's extents, which have these sizes and are on `home`, for its device and that device's peers.
+    ///
+    /// # Errors
+    /// Those of the driver; the mapping is to be ended then.
+    pub(super) fn map(&mut self, home: Device, extents: Vec<(Arc<ImportedExtent>, u64)>) -> Result<()> {
         let bytes = extents.iter().map(|(_, bytes)| bytes).sum();
         self.start = with_device(self.memory.device, |runtime| runtime.address_reserve(bytes))?;
         self.reserved = bytes;
@@ -169,15 +152,15 @@ pub(super) struct ImportedExtent {
     used: AtomicUsize,
 }
 
-/// The owner's name, and the extent as the owner numbers it.
-type ExtentKey = ([u8; 16], Extent);
+/// The owner's name, and the owner's number of the extent.
+type ExtentKey = ([u8; 16], u64);
 
-static IMPORTED: Mutex<Option<HashMap<ExtentKey, Weak<ImportedExtent>>>> = Mutex::new(None);
+static IMPORTED: Mutex<BTreeMap<ExtentKey, Weak<ImportedExtent>>> = Mutex::new(BTreeMap::new());
 
 impl ImportedExtent {
     /// Returns an extent that was imported before, of a block that this process holds.
     pub(super) fn known(owner: &Owner, number: Extent) -> Option<Arc<Self>> {
-        let imported = lock(&IMPORTED).as_ref()?.get(&(owner.name, number))?.upgrade();
+        let imported = lock(&IMPORTED).get(&(owner.name, number.number()))?.upgrade();
         imported.filter(|imported| imported.used.load(Ordering::SeqCst) > 0)
     }
 
@@ -189,20 +172,20 @@ impl ImportedExtent {
         exported: ExportedExtent<'_>,
     ) -> Result<Arc<Self>> {
         let extent = with_device(device, |runtime| runtime.extent_import(exported))?;
-        let key = (owner.name, number);
+        let key = (owner.name, number.number());
         let imported = Arc::new(Self { extent, device, key, used: AtomicUsize::new(0) });
-        lock(&IMPORTED).get_or_insert_default().insert(key, Arc::downgrade(&imported));
+        lock(&IMPORTED).insert(key, Arc::downgrade(&imported));
         Ok(imported)
     }
 }
 
 impl Drop for ImportedExtent {
     fn drop(&mut self) {
-        if let Some(imported) = lock(&IMPORTED).as_mut()
-            && imported.get(&self.key).is_some_and(|known| known.strong_count() == 0)
-        {
+        let mut imported = lock(&IMPORTED);
+        if imported.get(&self.key).is_some_and(|known| known.strong_count() == 0) {
             imported.remove(&self.key);
         }
+        drop(imported);
         let (extent, device) = (self.extent, self.device);
         // SAFETY: `extent_import` made the extent, and its only owner gives it up.
         let release = move || with_device(device, |runtime| unsafe { runtime.extent_release(extent) });

@@ -4,7 +4,7 @@
 //! flight until another process has attached it, and held so long, so that the sender need not keep it. The events are recorded
 //! again and again: none is destroyed, as another process may be about to import it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -32,7 +32,17 @@ pub(super) struct SharedBlock {
     /// Where it was when a process held it last.
     place: Mutex<Option<InRegion>>,
     /// The numbers under which it was sent and has not arrived.
-    in_flight: Mutex<BTreeSet<u64>>,
+    in_flight: Mutex<BTreeMap<u64, Hold>>,
+}
+
+/// Keeps a block from being used again until this is dropped.
+#[derive(Debug)]
+pub(super) struct Hold(Arc<Sharing>);
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.0.let_go();
+    }
 }
 
 /// Where a block lies.
@@ -184,26 +194,25 @@ impl SharedBlock {
     /// Holds the block until the returned number [`arrived`](SharedBlock::arrived); none if it was freed.
     pub(super) fn send(&self) -> Option<u64> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        if !self.sharing.hold() {
-            return None;
-        }
+        // No number in flight is 0.
+        let hold = self.hold(0)?;
         self.memory().sent.fetch_add(self.bytes, Ordering::Relaxed);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        lock(&self.in_flight).insert(number);
+        lock(&self.in_flight).insert(number, hold);
         Some(number)
     }
 
-    /// Holds the block for a process that has its token; false if it was freed, unless the token's number is still in flight.
-    pub(super) fn hold(&self, in_flight: u64) -> bool {
-        let is_in_flight = lock(&self.in_flight).contains(&in_flight);
-        if is_in_flight { self.sharing.hold_again() } else { self.sharing.hold() }
+    /// Holds the block for a process that has its token; none if it was freed, unless the token's number is still in flight.
+    pub(super) fn hold(&self, in_flight: u64) -> Option<Hold> {
+        let is_in_flight = lock(&self.in_flight).contains_key(&in_flight);
+        let is_held = if is_in_flight { self.sharing.hold_again() } else { self.sharing.hold() };
+        is_held.then(|| Hold(Arc::clone(&self.sharing)))
     }
 
     /// Ends the hold of [`SharedBlock::send`] under a number.
     pub(super) fn arrived(&self, in_flight: u64) {
-        if lock(&self.in_flight).remove(&in_flight) {
+        if lock(&self.in_flight).remove(&in_flight).is_some() {
             self.memory().sent.fetch_sub(self.bytes, Ordering::Relaxed);
-            self.sharing.let_go();
         }
     }
 
@@ -241,68 +250,55 @@ impl SharedBlock {
     }
 }
 
-/// An event for other processes, and the name by which they import it, once it was asked for.
+/// An event that was recorded for other processes. It is recorded again once only [`EVENTS`] has it.
 #[derive(Debug)]
-struct NamedEvent {
+pub(super) struct RecordedEvent {
     event: Event,
+    /// The name by which they import it, once it was asked for.
     name: OnceLock<[u8; 64]>,
 }
 
-static IDLE: Mutex<Vec<Arc<NamedEvent>>> = Mutex::new(Vec::new());
-
-/// An event that was recorded, which is idle again when this is dropped.
-#[derive(Debug)]
-pub(super) struct RecordedEvent(Arc<NamedEvent>);
+/// All events that were made.
+static EVENTS: Mutex<Vec<Arc<RecordedEvent>>> = Mutex::new(Vec::new());
 
 impl RecordedEvent {
     /// Records the work so far on a stream.
     fn on(stream: &Stream) -> Result<Arc<Self>> {
         let device = stream.device();
-        let idle = {
-            let mut idle = lock(&IDLE);
-            let place = idle.iter().rposition(|named| named.event.device() == device);
-            place.map(|place| idle.swap_remove(place))
-        };
-        let named = match idle {
-            Some(named) => named,
+        let is_idle = |known: &&Arc<Self>| known.event.device() == device && Arc::strong_count(known) == 1;
+        let idle = lock(&EVENTS).iter().find(is_idle).cloned();
+        let recorded = match idle {
+            Some(idle) => idle,
             None => {
                 let _relaxed = RelaxedCapture::new(get()?)?;
-                Arc::new(NamedEvent { event: Event::interprocess(device)?, name: OnceLock::new() })
+                let made = Arc::new(Self { event: Event::interprocess(device)?, name: OnceLock::new() });
+                lock(&EVENTS).push(Arc::clone(&made));
+                made
             }
         };
-        let recorded = Self(named);
-        recorded.0.event.record(stream)?;
-        Ok(Arc::new(recorded))
+        recorded.event.record(stream)?;
+        Ok(recorded)
     }
 
     /// Returns what another process needs to wait for it.
     pub(super) fn export(&self) -> Result<ExportedEvent> {
-        self.0.event.export()
+        self.event.export()
     }
 
     /// Returns the event's name, if that is all that another process needs to wait for it; none also if the driver refuses.
     pub(super) fn name(&self) -> Option<[u8; 64]> {
-        let NamedEvent { event, name } = &*self.0;
-        if let Some(name) = name.get() {
+        if let Some(name) = self.name.get() {
             return Some(*name);
         }
-        match event.export() {
-            Ok(ExportedEvent { name: exported, descriptor: None }) => Some(*name.get_or_init(|| exported)),
-            _ => None,
-        }
+        let exported = self.event.export().ok().filter(|exported| exported.descriptor.is_none())?;
+        Some(*self.name.get_or_init(|| exported.name))
     }
 
     /// Returns whether the work is done.
     fn is_done(&self) -> Result<bool> {
         // The question spoils captures of this thread, and of others in global mode.
         let _relaxed = RelaxedCapture::new(get()?)?;
-        self.0.event.query()
-    }
-}
-
-impl Drop for RecordedEvent {
-    fn drop(&mut self) {
-        lock(&IDLE).push(Arc::clone(&self.0));
+        self.event.query()
     }
 }
 

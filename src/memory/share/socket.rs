@@ -6,7 +6,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -55,7 +55,7 @@ pub(super) fn accepted(listener: &OwnedFd) -> io::Result<Option<OwnedFd>> {
 }
 
 /// Sends a packet, or returns false where there is no room for it now.
-pub(super) fn send(socket: BorrowedFd<'_>, packet: &[u8], descriptors: &[OwnedFd]) -> io::Result<bool> {
+pub(super) fn send(socket: impl AsFd, packet: &[u8], descriptors: &[OwnedFd]) -> io::Result<bool> {
     let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut along = SendAncillaryBuffer::new(&mut space);
@@ -81,7 +81,7 @@ pub(super) struct Packet {
 }
 
 /// Receives a packet; none where there is none yet. An empty one is the end.
-pub(super) fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<Packet>> {
+pub(super) fn receive(socket: impl AsFd) -> io::Result<Option<Packet>> {
     let mut bytes = vec![0; PACKET];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut along = RecvAncillaryBuffer::new(&mut space);
@@ -133,23 +133,23 @@ mod tests {
         assert!(accepted(&listener)?.is_none());
         let one = connected(&name)?;
         let other = accepted(&listener)?.ok_or(io::ErrorKind::NotFound)?;
-        assert!(receive(other.as_fd())?.is_none());
-        assert!(send(one.as_fd(), b"first", &[listener.try_clone()?])?);
-        assert!(send(one.as_fd(), b"second", &[])?);
-        let first = receive(other.as_fd())?.ok_or(io::ErrorKind::NotFound)?;
+        assert!(receive(&other)?.is_none());
+        assert!(send(&one, b"first", &[listener.try_clone()?])?);
+        assert!(send(&one, b"second", &[])?);
+        let first = receive(&other)?.ok_or(io::ErrorKind::NotFound)?;
         assert_eq!((first.bytes.as_slice(), first.descriptors.len(), first.is_cut), (&b"first"[..], 1, false));
-        let second = receive(other.as_fd())?.ok_or(io::ErrorKind::NotFound)?;
+        let second = receive(&other)?.ok_or(io::ErrorKind::NotFound)?;
         assert_eq!((second.bytes.as_slice(), second.descriptors.len()), (&b"second"[..], 0));
         drop(one);
-        assert!(receive(other.as_fd())?.ok_or(io::ErrorKind::NotFound)?.bytes.is_empty());
+        assert!(receive(&other)?.ok_or(io::ErrorKind::NotFound)?.bytes.is_empty());
         // Closed with something unread: what was sent before still comes.
         let one = connected(&name)?;
         let other = accepted(&listener)?.ok_or(io::ErrorKind::NotFound)?;
-        assert!(send(one.as_fd(), b"last", &[])? && send(other.as_fd(), b"unread", &[])?);
+        assert!(send(&one, b"last", &[])? && send(&other, b"unread", &[])?);
         drop(one);
-        assert!(receive(other.as_fd())?.is_none());
-        assert_eq!(receive(other.as_fd())?.ok_or(io::ErrorKind::NotFound)?.bytes, b"last");
-        assert!(receive(other.as_fd())?.ok_or(io::ErrorKind::NotFound)?.bytes.is_empty());
+        assert!(receive(&other)?.is_none());
+        assert_eq!(receive(&other)?.ok_or(io::ErrorKind::NotFound)?.bytes, b"last");
+        assert!(receive(&other)?.ok_or(io::ErrorKind::NotFound)?.bytes.is_empty());
         // The descriptor that came is of the same listener.
         drop((listener, first));
         assert!(connected(&name).is_err());
@@ -163,8 +163,8 @@ mod tests {
         let listener = listener(&name)?;
         let one = connected(&name)?;
         let other = accepted(&listener)?.ok_or(io::ErrorKind::NotFound)?;
-        assert!(send(one.as_fd(), &vec![1; PACKET + 1], &[])?);
-        assert!(receive(other.as_fd()).is_err());
+        assert!(send(&one, &vec![1; PACKET + 1], &[])?);
+        assert!(receive(&other).is_err());
         Ok(())
     }
 }

@@ -63,11 +63,11 @@ impl fmt::Debug for Secret {
 /// Returns random bytes.
 pub(super) fn random() -> Result<[u8; 16]> {
     let mut bytes = [0; 16];
-    match getrandom(&mut bytes, GetRandomFlags::empty()) {
-        Ok(16) => Ok(bytes),
-        Ok(_) => Err(Error::unavailable("the system gave too few random bytes for a share's secret")),
-        Err(error) => Err(Error::unavailable(format!("the system gave no random bytes for a share's secret: {error}"))),
-    }
+    // So few come whole, or not at all.
+    getrandom(&mut bytes, GetRandomFlags::empty()).map_err(|error| {
+        Error::unavailable(format!("the system gave no random bytes for a share's secret: {error}"))
+    })?;
+    Ok(bytes)
 }
 
 /// The version of this crate, as numbers.
@@ -77,11 +77,7 @@ fn version() -> [u8; 3] {
 }
 
 pub(super) const fn number_of(kind: Kind) -> u8 {
-    match kind {
-        Kind::Cuda => 1,
-        Kind::Hip => 2,
-        Kind::Host => 3,
-    }
+    kind as u8 + 1
 }
 
 /// Returns the id of the machine's present run, the same in all its containers.
@@ -91,13 +87,10 @@ pub(super) fn boot() -> Result<[u8; 16]> {
     if let Some(boot) = BOOT.get() {
         return Ok(*boot);
     }
-    let text = std::fs::read_to_string(PATH).map_err(|error| {
-        Error::unavailable(format!("{PATH}, by which machines are told apart, cannot be read: {error}"))
-    })?;
+    let refused = |why| Error::unavailable(format!("{PATH}, by which machines are told apart, {why}"));
+    let text = std::fs::read_to_string(PATH).map_err(|error| refused(format!("cannot be read: {error}")))?;
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
-    let number = u128::from_str_radix(&digits, 16).map_err(|error| {
-        Error::unavailable(format!("{PATH}, by which machines are told apart, holds no id: {error}"))
-    })?;
+    let number = u128::from_str_radix(&digits, 16).map_err(|error| refused(format!("holds no id: {error}")))?;
     Ok(*BOOT.get_or_init(|| number.to_be_bytes()))
 }
 

@@ -1,10 +1,10 @@
 //! What processes that share blocks send each other: one packet for each message, of a bounded size.
 //!
-//! A process that attaches sends a [`Message`]; the owner answers with a [`Status`], and after [`Status::Given`] what was asked
-//! for. By the connection that is its channel, the owner also sends the numbers of mappings that are to end. Whatever does not read
+//! A process that attaches sends a [`Message`]; the owner answers with a status, and after [`GIVEN`] what was asked for. By the connection that is its channel, the owner also sends the numbers of mappings that are to end. Whatever does not read
 //! as one of these ends the connection: another process may send anything.
 
-use super::token::{Reader, Secret};
+use super::token::{Reader, Secret, TokenFields};
+use crate::error::{Error, ErrorKind};
 use crate::memory::device::DescribedExtent;
 use crate::runtime::{DeviceUuid, Extent};
 
@@ -70,6 +70,13 @@ pub(super) struct Message {
 
 const MESSAGE: usize = 0x2c;
 
+impl TokenFields {
+    /// Returns a message that names the token's block.
+    pub(super) const fn message(&self, ask: Ask, from: u64, count: u32) -> Message {
+        Message { ask, secret: self.secret, block: self.block, from, count }
+    }
+}
+
 impl Message {
     pub(super) fn to_bytes(self) -> Vec<u8> {
         let Self { ask, secret, block, from, count } = self;
@@ -91,16 +98,12 @@ impl Message {
     }
 }
 
-/// Whether what was asked for is given.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u8)]
-pub(super) enum Status {
-    Given = 0,
-    /// There is no such block, or no more; the rest says why.
-    Refused,
-    /// The system or the driver refused; the rest says why.
-    Failed,
-}
+/// The first byte of an answer: what was asked for is given.
+pub(super) const GIVEN: u8 = 0;
+/// There is no such block, or no more; the rest says why.
+pub(super) const REFUSED: u8 = 1;
+/// The system or the driver refused; the rest says why.
+pub(super) const FAILED: u8 = 2;
 
 /// What [`Ask::Hold`] is answered with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -122,8 +125,7 @@ impl HeldBlock {
         let Self { lead, bytes, region, extents, events, device } = self;
         let [lead, bytes, region] = [lead, bytes, region].map(u64::to_le_bytes);
         let [extents, events] = [extents, events].map(u32::to_le_bytes);
-        let status = [Status::Given as u8];
-        [&status[..], &lead, &bytes, &region, &extents, &events, &device, names.as_flattened()].concat()
+        [&[GIVEN][..], &lead, &bytes, &region, &extents, &events, &device, names.as_flattened()].concat()
     }
 
     /// Reads what [`HeldBlock::to_bytes`] wrote, without its status.
@@ -159,7 +161,7 @@ pub(super) fn described(bytes: &[u8]) -> Option<Vec<DescribedExtent>> {
 
 /// Returns a packet of numbers: those of mappings that are to end are sent so.
 pub(super) fn numbers(numbers: impl IntoIterator<Item = u64>) -> Vec<u8> {
-    let mut bytes = vec![Status::Given as u8];
+    let mut bytes = vec![GIVEN];
     numbers.into_iter().for_each(|number| bytes.extend(number.to_le_bytes()));
     bytes
 }
@@ -168,13 +170,14 @@ pub(super) fn numbers(numbers: impl IntoIterator<Item = u64>) -> Vec<u8> {
 pub(super) fn read_numbers(bytes: &[u8]) -> Option<Vec<u64>> {
     let (status, numbers) = bytes.split_first()?;
     let (numbers, rest) = numbers.as_chunks::<8>();
-    let is_known = *status == Status::Given as u8 && rest.is_empty();
+    let is_known = *status == GIVEN && rest.is_empty();
     is_known.then(|| numbers.iter().map(|number| u64::from_le_bytes(*number)).collect())
 }
 
-/// Returns a refusal as a packet.
-pub(super) fn refusal(status: Status, why: &str) -> Vec<u8> {
-    let mut bytes = vec![status as u8];
+/// Returns an error as a packet.
+pub(super) fn refusal(error: &Error) -> Vec<u8> {
+    let mut bytes = vec![if matches!(error.kind(), ErrorKind::InvalidValue(_)) { REFUSED } else { FAILED }];
+    let why = error.to_string();
     let mut end = why.len().min(PACKET / 2);
     while !why.is_char_boundary(end) {
         end -= 1;
@@ -221,6 +224,6 @@ mod tests {
         assert!(numbers([0; ENDED]).len() <= PACKET);
         assert!(read_numbers(b"").is_none() && read_numbers(&[0; 10]).is_none() && read_numbers(&[1; 9]).is_none());
         let long = "\u{e9}".repeat(PACKET);
-        assert!(refusal(Status::Failed, &long).len() <= PACKET);
+        assert!(refusal(&Error::unavailable(long)).len() <= PACKET);
     }
 }

@@ -18,7 +18,7 @@ use crate::sync::{AtomicU64, Ordering, lock};
 
 pub(super) use regions::end_with;
 pub(in crate::memory) use regions::{DescribedExtent, KeptMapping, Region, regions_ended};
-pub(in crate::memory) use signal::{answer, wake, wakeup};
+pub(in crate::memory) use signal::{end_where_asked, wake, wakeup};
 
 #[derive(Debug, Default)]
 struct Counts {

@@ -56,7 +56,7 @@ pub(super) fn end_idle(device: Device, patience: Duration) {
 }
 
 /// Ends the idle mappings for each device that was asked for. The thread calls this whenever it was woken.
-pub(in crate::memory) fn answer(end_idle: impl Fn(Device)) {
+pub(in crate::memory) fn end_where_asked(end_idle: impl Fn(Device)) {
     let (devices, asked) = {
         let mut requests = lock(&REQUESTS);
         (std::mem::take(&mut requests.devices), requests.asked)
@@ -81,13 +81,13 @@ mod tests {
                 ended.load(Ordering::SeqCst)
             });
             while !asking.is_finished() {
-                answer(|asked| _ = ended.fetch_add(u64::from(asked == device), Ordering::SeqCst));
+                end_where_asked(|asked| _ = ended.fetch_add(u64::from(asked == device), Ordering::SeqCst));
                 std::thread::yield_now();
             }
             assert_eq!(asking.join().ok(), Some(1));
         });
         // Without an answer it goes on as well.
         end_idle(device, Duration::ZERO);
-        answer(|_| ());
+        end_where_asked(|_| ());
     }
 }
