@@ -4,6 +4,7 @@ use super::cache::DeviceCaches;
 use super::host::empty_pinned_cache;
 use super::pool::{MemoryLimit, Pool, refuse_no_fraction, replace_limit};
 use super::serve::{Patience, device_caches, trim_pools};
+use super::tuning::WAIT;
 use crate::error::Result;
 use crate::ids::Device;
 use crate::process;
@@ -93,7 +94,7 @@ pub(in crate::memory) fn empty_cache_of(device: Option<Device>, patience: Patien
                 Err(error) => outcome = outcome.and(Err(error)),
             }
         }
-        caches.memory.elsewhere.wait_for_processes();
+        caches.memory.elsewhere.wait_for_processes(WAIT);
     }
     outcome.map(|()| released)
 }

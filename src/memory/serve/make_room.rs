@@ -9,6 +9,7 @@ use super::trim::trim_pools;
 use crate::error::{Error, Result};
 use crate::memory::cache::DeviceCaches;
 use crate::memory::pool::Pool;
+use crate::memory::tuning::WAIT;
 use crate::sync::ThisThread;
 
 /// Has the driver get as much back as can be had: what those pools have free for which `is_meant` is true, once the GPU is
@@ -18,7 +19,7 @@ pub(super) fn make_room(caches: &'static DeviceCaches, thread: ThisThread, is_me
     let _ = caches.memory.under_way.wait();
     let _ = trim_pools(caches, thread, Patience::Wait, is_meant);
     caches.memory.elsewhere.end_idle();
-    caches.memory.elsewhere.wait_for_processes();
+    caches.memory.elsewhere.wait_for_processes(WAIT);
 }
 
 /// Tries what needs physical memory for a pool: from what the device has, else from what other pools give back, else from what

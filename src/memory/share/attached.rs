@@ -23,8 +23,8 @@ use crate::sync::{ThisThread, lock};
 #[derive(Debug)]
 pub(in crate::memory) struct AttachedBuffer {
     hold: BlockHold,
-    address: u64,
-    bytes: u64,
+    pub(in crate::memory) address: u64,
+    pub(in crate::memory) bytes: u64,
     memory: &'static DeviceMemory,
     users: Mutex<Vec<BlockUser>>,
 }
@@ -88,14 +88,6 @@ impl Attachment {
 impl AttachedBuffer {
     pub(super) fn new(hold: BlockHold, address: u64, bytes: u64, memory: &'static DeviceMemory) -> Self {
         Self { hold, address, bytes, memory, users: Mutex::default() }
-    }
-
-    pub(in crate::memory) const fn address(&self) -> u64 {
-        self.address
-    }
-
-    pub(in crate::memory) const fn bytes(&self) -> u64 {
-        self.bytes
     }
 
     /// Refuses a stream of a device that the memory was not attached for, and that is no peer which reaches it.

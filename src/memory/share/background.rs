@@ -5,13 +5,11 @@
 //! never calls gpupool again.
 
 use std::sync::Mutex;
-use std::time::{Duration, Instant};
 
 use log::Level;
 
 use crate::error::Result;
 use crate::memory::device::{log_out, wake};
-use crate::memory::tuning::{RETRY, RETRY_MOST};
 use crate::process;
 use crate::sync::lock;
 
@@ -40,34 +38,11 @@ fn is_done(task: &mut dyn FnMut() -> Result<bool>) -> bool {
     })
 }
 
-/// When the tasks are tried: at once after a wakeup, then ever less often until all are done.
-#[derive(Debug, Default)]
-pub(super) struct Backoff {
-    next: Option<Instant>,
-    pause: Duration,
-}
-
-impl Backoff {
-    /// Has the tasks be tried at once.
-    pub(super) fn restart(&mut self) {
-        self.next = Some(Instant::now());
-        self.pause = RETRY / 10;
-    }
-
-    /// Returns how long it is until they are to be tried.
-    pub(super) fn wait(&self) -> Option<Duration> {
-        self.next.map(|next| next.saturating_duration_since(Instant::now()))
-    }
-
-    /// Tries all tasks if it is time to.
-    pub(super) fn try_tasks(&mut self) {
-        if self.next.is_none_or(|next| next > Instant::now()) {
-            return;
-        }
-        let mut tasks = std::mem::take(&mut *lock(&TASKS));
-        tasks.retain_mut(|task| !is_done(task));
-        self.next = (!tasks.is_empty()).then(|| Instant::now() + self.pause);
-        self.pause = (self.pause * 2).min(RETRY_MOST);
-        lock(&TASKS).append(&mut tasks);
-    }
+/// Tries all tasks, and returns whether some are left.
+pub(super) fn try_tasks() -> bool {
+    let mut tasks = std::mem::take(&mut *lock(&TASKS));
+    tasks.retain_mut(|task| !is_done(task));
+    let mut new = lock(&TASKS);
+    new.append(&mut tasks);
+    !new.is_empty()
 }

@@ -12,11 +12,10 @@ use log::{debug, info};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::{Errno, read};
 
-use super::background::Backoff;
 use super::client::{self, Channel};
 use super::server::{self, Connection};
 use super::token::random;
-use super::{mapping_cache, socket};
+use super::{background, mapping_cache, socket};
 use crate::error::{Error, Result};
 use crate::memory::device::{end_where_asked, regions_ended, wakeup};
 use crate::memory::tuning::{A_FEW, RETRY, RETRY_MOST};
@@ -57,7 +56,7 @@ pub(super) fn start() -> Result<[u8; 16]> {
     let listener = socket::listener(&name).map_err(|error| refused("no socket to listen on", &error))?;
     thread::Builder::new()
         .name(THREAD.to_owned())
-        .spawn(move || Broker { wakeup, listener, connections: Vec::new(), ended: 0 }.run())
+        .spawn(move || Broker { wakeup, listener, connections: Vec::new(), ended: 0, pause: None }.run())
         .map_err(|error| refused("no thread could be started", &error))?;
     *started = Some(name);
     // A logger is code of others, which may wait for a thread that waits for the lock.
@@ -74,14 +73,15 @@ struct Broker {
     connections: Vec<Connection>,
     /// As [`regions_ended`] was when the connections looked for mappings that are to end.
     ended: u64,
+    /// How long until the tasks that are left are tried again, which they are ever less often after a wakeup.
+    pause: Option<Duration>,
 }
 
 impl Broker {
     fn run(mut self) {
         nvtx::name_thread(THREAD);
-        let mut backoff = Backoff::default();
         loop {
-            if let Err(error) = self.turn(&mut backoff) {
+            if let Err(error) = self.turn() {
                 // The system has no memory left.
                 debug!(target: MEMORY, "shared memory: poll: {error}");
                 thread::sleep(RETRY);
@@ -90,16 +90,16 @@ impl Broker {
     }
 
     /// Waits until there is something to do, and does it.
-    fn turn(&mut self, backoff: &mut Backoff) -> rustix::io::Result<()> {
+    fn turn(&mut self) -> rustix::io::Result<()> {
         let (channels, processes) = (client::channels(), server::watched());
         let is_behind = !self.notify(&channels);
-        let ready = self.poll(self.wait(backoff, is_behind), &channels, &processes)?;
+        let ready = self.poll(self.wait(is_behind), &channels, &processes)?;
         let mut ready = ready.into_iter();
         let mut is_ready = || ready.next().unwrap_or(false);
         if is_ready() {
             // Takes the count of wakeups so far.
             let _ = read(self.wakeup, &mut [0; 8]);
-            backoff.restart();
+            self.pause = None;
         }
         let is_listener_ready = is_ready();
         let ended: Vec<_> = processes.iter().filter(|_| is_ready()).map(|(process, _)| *process).collect();
@@ -114,7 +114,8 @@ impl Broker {
         if is_listener_ready {
             self.accept();
         }
-        backoff.try_tasks();
+        let pause = self.pause.map_or(RETRY / 10, |pause| (pause * 2).min(RETRY_MOST));
+        self.pause = background::try_tasks().then_some(pause);
         // After the tasks, of which some leave an idle mapping.
         end_where_asked(mapping_cache::end_idle_on);
         Ok(())
@@ -133,11 +134,11 @@ impl Broker {
     }
 
     /// Returns how long to wait at most.
-    fn wait(&self, backoff: &Backoff, is_behind: bool) -> Option<Duration> {
+    fn wait(&self, is_behind: bool) -> Option<Duration> {
         let deadline = self.connections.iter().filter_map(|connection| connection.deadline).min();
         let deadline = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let retry = self.connections.iter().any(Connection::is_answering).then_some(RETRY);
-        [backoff.wait(), deadline, retry, is_behind.then_some(RETRY_MOST)].into_iter().flatten().min()
+        [self.pause, deadline, retry, is_behind.then_some(RETRY_MOST)].into_iter().flatten().min()
     }
 
     /// Waits, and returns for each descriptor whether it is ready: the wakeup, the listener, each process's, each connection's, and

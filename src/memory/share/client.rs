@@ -322,7 +322,7 @@ impl Channel {
         let mut all = Vec::new();
         while let Some(packet) = socket::receive(&self.socket).ok()? {
             // Neither its end nor garbage reads as numbers.
-            all.extend(read_numbers(&packet.bytes)?);
+            all.extend(packet.bytes.strip_prefix(&[GIVEN]).and_then(read_numbers)?);
         }
         Some(all)
     }

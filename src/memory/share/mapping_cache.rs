@@ -87,7 +87,7 @@ impl MappingCache {
         {
             self.idle.remove(place);
             self.idle_extents -= cached.mapping.extents();
-            cached.mapping.memory.elsewhere.count_idle(false);
+            cached.mapping.memory.elsewhere.idle.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
@@ -164,7 +164,7 @@ fn take_used(used: &MappedBlock, stays: bool) -> Vec<AttachedMapping> {
         if cached.blocks.is_empty() && cached.has_ended {
             ending.extend(cache.take(used.mapping));
         } else if cached.blocks.is_empty() {
-            cached.mapping.memory.elsewhere.count_idle(true);
+            cached.mapping.memory.elsewhere.idle.fetch_add(1, Ordering::Relaxed);
             cache.idle_extents += cached.mapping.extents();
             cache.idle.push_back(used.mapping);
         }

@@ -151,12 +151,9 @@ pub(super) fn describe(extents: &[DescribedExtent]) -> Vec<u8> {
 
 /// Reads what [`describe`] wrote, without its status.
 pub(super) fn described(bytes: &[u8]) -> Option<Vec<DescribedExtent>> {
-    let (extents, rest) = bytes.as_chunks::<16>();
-    let read = |each: &[u8; 16]| {
-        let mut reader = Reader(each);
-        DescribedExtent { extent: Extent::from_number(reader.u64()), bytes: reader.u64() }
-    };
-    rest.is_empty().then(|| extents.iter().map(read).collect())
+    let numbers = read_numbers(bytes)?;
+    let read = |[number, bytes]: &[u64; 2]| DescribedExtent { extent: Extent::from_number(*number), bytes: *bytes };
+    Some(numbers.as_chunks().0.iter().map(read).collect())
 }
 
 /// Returns a packet of numbers: those of mappings that are to end are sent so.
@@ -166,12 +163,10 @@ pub(super) fn numbers(numbers: impl IntoIterator<Item = u64>) -> Vec<u8> {
     bytes
 }
 
-/// Reads what [`numbers`] wrote; none if it is something else.
+/// Reads what [`numbers`] wrote, without its status; none if it is something else.
 pub(super) fn read_numbers(bytes: &[u8]) -> Option<Vec<u64>> {
-    let (status, numbers) = bytes.split_first()?;
-    let (numbers, rest) = numbers.as_chunks::<8>();
-    let is_known = *status == GIVEN && rest.is_empty();
-    is_known.then(|| numbers.iter().map(|number| u64::from_le_bytes(*number)).collect())
+    let (numbers, rest) = bytes.as_chunks::<8>();
+    rest.is_empty().then(|| numbers.iter().map(|number| u64::from_le_bytes(*number)).collect())
 }
 
 /// Returns an error as a packet.
@@ -220,9 +215,9 @@ mod tests {
         assert_eq!(described(&describe(&extents)[1..]).as_deref(), Some(&extents[..]));
         assert_eq!(described(&[0; 17]), None);
         let ended: Vec<_> = (0..ENDED as u64).map(|number| number << 40).collect();
-        assert_eq!(read_numbers(&numbers(ended.clone())), Some(ended));
+        assert_eq!(read_numbers(&numbers(ended.clone())[1..]), Some(ended));
         assert!(numbers([0; ENDED]).len() <= PACKET);
-        assert!(read_numbers(b"").is_none() && read_numbers(&[0; 10]).is_none() && read_numbers(&[1; 9]).is_none());
+        assert!(read_numbers(&[0; 9]).is_none());
         let long = "\u{e9}".repeat(PACKET);
         assert!(refusal(&Error::unavailable(long)).len() <= PACKET);
     }

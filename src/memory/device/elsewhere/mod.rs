@@ -13,7 +13,7 @@ use log::Level;
 
 use super::under_way::log_out;
 use crate::ids::Device;
-use crate::memory::tuning::{WAIT, WAIT_ASLEEP};
+use crate::memory::tuning::WAIT_ASLEEP;
 use crate::sync::{AtomicU64, Ordering, lock};
 
 pub(super) use regions::end_with;
@@ -38,7 +38,7 @@ pub(in crate::memory) struct Elsewhere {
     /// Told when mappings have ended.
     ended: Condvar,
     /// The mappings of other processes' blocks that this process keeps and does not use.
-    idle: AtomicU64,
+    pub(in crate::memory) idle: AtomicU64,
 }
 
 impl Elsewhere {
@@ -82,38 +82,20 @@ impl Elsewhere {
         late
     }
 
-    /// Notes that this process keeps one mapping more, or one fewer, that it does not use.
-    pub(in crate::memory) fn count_idle(&self, is_more: bool) {
-        if is_more {
-            self.idle.fetch_add(1, Ordering::Relaxed)
-        } else {
-            self.idle.fetch_sub(1, Ordering::Relaxed)
-        };
-    }
-
-    /// Waits a short while for other processes that still map what this one has given back.
-    pub(in crate::memory) fn wait_for_processes(&self) {
-        self.wait_for_mappings(WAIT);
-    }
-
-    /// As [`Elsewhere::wait_for_processes`], as long as a pool that falls asleep may take.
-    pub(in crate::memory) fn wait_for_processes_long(&self) {
-        self.wait_for_mappings(WAIT_ASLEEP);
-    }
-
-    fn wait_for_mappings(&self, patience: Duration) {
-        if self.is_awaited() {
-            let late = self.wait(patience);
-            if late > 0 {
-                let device = self.device;
-                log_out(
-                    Level::Info,
-                    format_args!(
-                        "shared memory on {device}: other processes still have {late} mappings of memory that was given back: the \
-                         driver has it when they go on, or end"
-                    ),
-                );
-            }
+    /// Waits a while for other processes that still map what this one has given back.
+    pub(in crate::memory) fn wait_for_processes(&self, patience: Duration) {
+        if !self.is_awaited() {
+            return;
+        }
+        let (late, device) = (self.wait(patience), self.device);
+        if late > 0 {
+            log_out(
+                Level::Info,
+                format_args!(
+                    "shared memory on {device}: other processes still have {late} mappings of memory that was given back: the \
+                     driver has it when they go on, or end"
+                ),
+            );
         }
     }
 
