@@ -5,7 +5,7 @@
 //! is checked as far as this process could come to harm by it.
 
 use std::collections::VecDeque;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use log::debug;
@@ -114,10 +114,10 @@ fn attach_others(
     stream: &Stream,
 ) -> Result<AttachedBuffer> {
     let link = Owner::of(token).connect(token)?;
-    let (held, _) = link.ask(Ask::Hold, token.in_flight, 0)?;
+    let held = link.ask(Ask::Hold, token.in_flight, 0)?;
     let let_go = token.message(Ask::LetGo, 0, 0);
     let attaching = Attaching { link, home, memory };
-    match attaching.find_or_map(&held, stream) {
+    match attaching.find_or_map(held, stream) {
         Ok(block) => {
             if token.in_flight > 0 {
                 // If the owner has ended, nothing is to be sent.
@@ -149,11 +149,15 @@ struct Attaching {
 impl Attaching {
     /// Has the stream wait for the owner's events, and returns the block where its region is mapped here. `held` is the answer to
     /// [`Ask::Hold`].
-    fn find_or_map(&self, held: &[u8], stream: &Stream) -> Result<MappedBlock> {
-        let (held, names) = HeldBlock::from_bytes(held)
+    fn find_or_map(&self, (held, descriptors): (Vec<u8>, Vec<OwnedFd>), stream: &Stream) -> Result<MappedBlock> {
+        let (held, names) = HeldBlock::from_bytes(&held)
             .filter(|(held, _)| held.extents <= EXTENTS_MOST)
             .ok_or_else(|| Error::internal("a process that shares memory describes it in a way that is not known"))?;
-        self.wait(&held, names, stream)?;
+        self.wait_for(names, descriptors, stream)?;
+        for from in (names.len() as u32 / 64..held.events).step_by(DESCRIPTORS) {
+            let (names, descriptors) = self.link.ask(Ask::Events, from.into(), DESCRIPTORS as u32)?;
+            self.wait_for(&names, descriptors, stream)?;
+        }
         let Link { owner, token, .. } = &self.link;
         check(token, held.bytes, held.device)?;
         let region = RegionKey { owner: owner.name, region: held.region, device: self.memory.device };
@@ -169,20 +173,13 @@ impl Attaching {
         Ok(mapping_cache::add(mapping, token.block, &held))
     }
 
-    /// Has the stream wait for what was submitted before the block was shared: the events that came along, and the others.
-    fn wait(&self, held: &HeldBlock, names: &[[u8; 64]], stream: &Stream) -> Result<()> {
-        let wait_for = |exported| stream.wait(&Event::import(stream.device(), exported)?);
-        for name in names {
-            wait_for(ExportedEvent { name: *name, descriptor: None })?;
-        }
-        for from in (names.len() as u32..held.events).step_by(DESCRIPTORS) {
-            let (names, descriptors) = self.link.ask(Ask::Events, from.into(), DESCRIPTORS as u32)?;
-            let mut descriptors = descriptors.into_iter();
-            for name in names.as_chunks::<64>().0 {
-                wait_for(ExportedEvent { name: *name, descriptor: descriptors.next() })?;
-            }
-        }
-        Ok(())
+    /// Has the stream wait for events with these names and descriptors.
+    fn wait_for(&self, names: &[u8], descriptors: Vec<OwnedFd>, stream: &Stream) -> Result<()> {
+        let mut descriptors = descriptors.into_iter();
+        names.as_chunks().0.iter().try_for_each(|name| {
+            let exported = ExportedEvent { name: *name, descriptor: descriptors.next() };
+            stream.wait(&Event::import(stream.device(), exported)?)
+        })
     }
 
     /// Maps the region of the block.

@@ -11,14 +11,15 @@ use std::time::{Duration, Instant};
 
 use rustix::process::geteuid;
 
-use super::shared::{self, Hold, InRegion, RecordedEvent, SharedBlock};
+use super::shared::{self, Hold, InRegion, SharedBlock};
 use super::socket;
 use super::token::uuid_of;
-use super::wire::{Ask, DESCRIBED, DESCRIPTORS, ENDED, GIVEN, HeldBlock, Message, NAMES, describe, numbers, refusal};
+use super::wire::{Ask, DESCRIBED, DESCRIPTORS, ENDED, GIVEN, HeldBlock, Message, describe, numbers, refusal};
 use crate::error::{Error, Result};
 use crate::memory::device::{KeptMapping, Region, with_device};
 use crate::memory::tuning::PATIENCE;
 use crate::process::{Peer, peer_of};
+use crate::runtime::Event;
 use crate::sync::lock;
 
 /// The most mappings that one process may keep: more than any version of gpupool does, so that one that keeps more is disconnected.
@@ -125,6 +126,16 @@ impl Answer {
     const fn new(packet: Vec<u8>) -> Self {
         Self { packet, descriptors: Vec::new(), held: None }
     }
+
+    /// Adds events: their names, and their descriptors if they have any.
+    fn with_events(mut self, events: &[Arc<Event>]) -> Result<Self> {
+        for event in events {
+            let exported = event.export()?;
+            self.packet.extend(exported.name);
+            self.descriptors.extend(exported.descriptor);
+        }
+        Ok(self)
+    }
 }
 
 /// The block that a process is attaching.
@@ -132,7 +143,7 @@ impl Answer {
 struct Current {
     block: u64,
     region: Arc<Region>,
-    events: Vec<Arc<RecordedEvent>>,
+    events: Vec<Arc<Event>>,
 }
 
 /// A connection of a process that attaches.
@@ -278,7 +289,6 @@ impl Connection {
         // own.
         let InRegion { region, lead } = block.place()?;
         let device = uuid_of(block.memory().device)?;
-        self.pidfd = Some(add_hold(self.process, block.number, hold)?);
         let events = block.events();
         let held = HeldBlock {
             lead,
@@ -288,9 +298,11 @@ impl Connection {
             events: events.len() as u32,
             device,
         };
-        let names: Vec<_> = events.iter().take(NAMES).map_while(|event| event.name()).collect();
+        let answer = Answer { held: Some(block.number), ..Answer::new(held.to_bytes()) };
+        let answer = answer.with_events(&events[..events.len().min(DESCRIPTORS)])?;
+        self.pidfd = Some(add_hold(self.process, block.number, hold)?);
         self.current = Some(Current { block: block.number, region, events });
-        Ok(Answer { held: Some(block.number), ..Answer::new(held.to_bytes(&names)) })
+        Ok(answer)
     }
 
     fn described(&self, message: &Message) -> Result<Answer> {
@@ -308,13 +320,7 @@ impl Connection {
     }
 
     fn events(&self, message: &Message) -> Result<Answer> {
-        let mut answer = Answer::new(vec![GIVEN]);
-        for event in part(&self.current(message)?.events, message, DESCRIPTORS) {
-            let exported = event.export()?;
-            answer.packet.extend(exported.name);
-            answer.descriptors.extend(exported.descriptor);
-        }
-        Ok(answer)
+        Answer::new(vec![GIVEN]).with_events(part(&self.current(message)?.events, message, DESCRIPTORS))
     }
 
     /// Returns the block that the process is attaching. The process holds it, so its extents are alive unless its region has ended:

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 
 use super::token::{Secret, random};
 use crate::error::{Error, Result};
@@ -15,7 +15,7 @@ use crate::memory::cache::Sharing;
 use crate::memory::device::{DescribedExtent, DeviceMemory, Region};
 use crate::memory::pool::{self, Pool};
 use crate::memory::serve::{Allocation, check_live};
-use crate::runtime::{Event, ExportedEvent, RelaxedCapture, Stream, get};
+use crate::runtime::{Event, RelaxedCapture, Stream, get};
 use crate::sync::lock;
 
 /// A block that is shared.
@@ -28,7 +28,7 @@ pub(super) struct SharedBlock {
     pub(super) bytes: u64,
     pub(super) sharing: Arc<Sharing>,
     /// The work before it was shared that may not be done.
-    events: Mutex<Vec<Arc<RecordedEvent>>>,
+    events: Mutex<Vec<Arc<Event>>>,
     /// Where it was when a process held it last.
     place: Mutex<Option<InRegion>>,
     /// The numbers under which it was sent and has not arrived.
@@ -140,7 +140,7 @@ pub(super) fn share(block: Allocation, bytes: u64, stream: Option<&Stream>) -> R
 }
 
 /// Returns an event for the work so far on a stream, if there is any.
-fn work_of(stream: &Stream) -> Result<Option<Arc<RecordedEvent>>> {
+fn work_of(stream: &Stream) -> Result<Option<Arc<Event>>> {
     if stream.is_captured()? {
         return Err(Error::invalid_value(
             "the stream is being captured, and another process cannot wait for work that a graph will do: share the buffer \
@@ -152,7 +152,34 @@ fn work_of(stream: &Stream) -> Result<Option<Arc<RecordedEvent>>> {
         let _relaxed = RelaxedCapture::new(get()?)?;
         stream.query()?
     };
-    if is_idle { Ok(None) } else { RecordedEvent::on(stream).map(Some) }
+    if is_idle { Ok(None) } else { record_on(stream).map(Some) }
+}
+
+/// All events that were made for other processes. One that nothing else has is recorded again.
+static EVENTS: Mutex<Vec<Arc<Event>>> = Mutex::new(Vec::new());
+
+/// Records the work so far on a stream.
+fn record_on(stream: &Stream) -> Result<Arc<Event>> {
+    let is_idle = |known: &&Arc<Event>| known.device() == stream.device() && Arc::strong_count(known) == 1;
+    let idle = lock(&EVENTS).iter().find(is_idle).cloned();
+    let event = match idle {
+        Some(idle) => idle,
+        None => {
+            let _relaxed = RelaxedCapture::new(get()?)?;
+            let made = Arc::new(Event::interprocess(stream.device())?);
+            lock(&EVENTS).push(Arc::clone(&made));
+            made
+        }
+    };
+    event.record(stream)?;
+    Ok(event)
+}
+
+/// Returns whether the work is done before an event.
+fn is_done(event: &Event) -> Result<bool> {
+    // The question spoils captures of this thread, and of others in global mode.
+    let _relaxed = RelaxedCapture::new(get()?)?;
+    event.query()
 }
 
 /// Returns the block with this number, if it is known.
@@ -217,10 +244,10 @@ impl SharedBlock {
     }
 
     /// Forgets the events whose work is done, and returns the others, which are to be waited for.
-    pub(super) fn events(&self) -> Vec<Arc<RecordedEvent>> {
+    pub(super) fn events(&self) -> Vec<Arc<Event>> {
         let events = lock(&self.events).clone();
         // Asked with no lock held; one that cannot be asked stays.
-        let done: Vec<_> = events.into_iter().filter(|event| event.is_done().unwrap_or(false)).collect();
+        let done: Vec<_> = events.into_iter().filter(|event| is_done(event).unwrap_or(false)).collect();
         let mut events = lock(&self.events);
         events.retain(|event| !done.iter().any(|done| Arc::ptr_eq(done, event)));
         events.clone()
@@ -247,58 +274,6 @@ impl SharedBlock {
     /// Returns where the block was when a process held it last.
     pub(super) fn known_place(&self) -> Option<InRegion> {
         lock(&self.place).clone()
-    }
-}
-
-/// An event that was recorded for other processes. It is recorded again once only [`EVENTS`] has it.
-#[derive(Debug)]
-pub(super) struct RecordedEvent {
-    event: Event,
-    /// The name by which they import it, once it was asked for.
-    name: OnceLock<[u8; 64]>,
-}
-
-/// All events that were made.
-static EVENTS: Mutex<Vec<Arc<RecordedEvent>>> = Mutex::new(Vec::new());
-
-impl RecordedEvent {
-    /// Records the work so far on a stream.
-    fn on(stream: &Stream) -> Result<Arc<Self>> {
-        let device = stream.device();
-        let is_idle = |known: &&Arc<Self>| known.event.device() == device && Arc::strong_count(known) == 1;
-        let idle = lock(&EVENTS).iter().find(is_idle).cloned();
-        let recorded = match idle {
-            Some(idle) => idle,
-            None => {
-                let _relaxed = RelaxedCapture::new(get()?)?;
-                let made = Arc::new(Self { event: Event::interprocess(device)?, name: OnceLock::new() });
-                lock(&EVENTS).push(Arc::clone(&made));
-                made
-            }
-        };
-        recorded.event.record(stream)?;
-        Ok(recorded)
-    }
-
-    /// Returns what another process needs to wait for it.
-    pub(super) fn export(&self) -> Result<ExportedEvent> {
-        self.event.export()
-    }
-
-    /// Returns the event's name, if that is all that another process needs to wait for it; none also if the driver refuses.
-    pub(super) fn name(&self) -> Option<[u8; 64]> {
-        if let Some(name) = self.name.get() {
-            return Some(*name);
-        }
-        let exported = self.event.export().ok().filter(|exported| exported.descriptor.is_none())?;
-        Some(*self.name.get_or_init(|| exported.name))
-    }
-
-    /// Returns whether the work is done.
-    fn is_done(&self) -> Result<bool> {
-        // The question spoils captures of this thread, and of others in global mode.
-        let _relaxed = RelaxedCapture::new(get()?)?;
-        self.event.query()
     }
 }
 

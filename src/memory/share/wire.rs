@@ -13,8 +13,6 @@ pub(super) const PACKET: usize = 0x2000;
 /// The most descriptors of one packet: few, so that a process with a low limit has room for them, and so that one side makes
 /// the next ones while the other imports these.
 pub(super) const DESCRIPTORS: usize = 0x8;
-/// The most names of events that come along with a hold.
-pub(super) const NAMES: usize = 0x40;
 /// The most mappings that one packet names.
 pub(super) const ENDED: usize = 0x200;
 /// The most extents that one packet describes.
@@ -25,13 +23,13 @@ const MAGIC: u32 = 0x6873_7067;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub(super) enum Ask {
-    /// To hold a block; the answer says where it lies, with the names of events that need no descriptors.
+    /// To hold a block; the answer says where it lies, with as many events as one of [`Ask::Events`] has.
     Hold = 1,
     /// Numbers and sizes of extents, from one on.
     Describe,
     /// Descriptors of extents, from one on.
     Extents,
-    /// Names of events, from one on, which stand for what was submitted before the block was shared.
+    /// Names of events, and their descriptors if they have any, from one on, which stand for what was submitted before the block was shared.
     Events,
     /// Nothing: a hold is over, and the work is done.
     LetGo,
@@ -120,16 +118,16 @@ pub(super) struct HeldBlock {
 }
 
 impl HeldBlock {
-    /// Returns the packet with the names of the first events.
-    pub(super) fn to_bytes(self, names: &[[u8; 64]]) -> Vec<u8> {
+    /// Returns the packet, which goes on with the names of the first events.
+    pub(super) fn to_bytes(self) -> Vec<u8> {
         let Self { lead, bytes, region, extents, events, device } = self;
         let [lead, bytes, region] = [lead, bytes, region].map(u64::to_le_bytes);
         let [extents, events] = [extents, events].map(u32::to_le_bytes);
-        [&[GIVEN][..], &lead, &bytes, &region, &extents, &events, &device, names.as_flattened()].concat()
+        [&[GIVEN][..], &lead, &bytes, &region, &extents, &events, &device].concat()
     }
 
-    /// Reads what [`HeldBlock::to_bytes`] wrote, without its status.
-    pub(super) fn from_bytes(bytes: &[u8]) -> Option<(Self, &[[u8; 64]])> {
+    /// Reads what [`HeldBlock::to_bytes`] wrote, without its status, and returns also the names.
+    pub(super) fn from_bytes(bytes: &[u8]) -> Option<(Self, &[u8])> {
         let (fields, names) = bytes.split_first_chunk::<48>()?;
         let mut reader = Reader(fields);
         let held = Self {
@@ -140,8 +138,7 @@ impl HeldBlock {
             events: reader.u32(),
             device: reader.take(),
         };
-        let (names, rest) = names.as_chunks::<64>();
-        (rest.is_empty() && names.len() <= held.events as usize).then_some((held, names))
+        Some((held, names))
     }
 }
 
@@ -205,12 +202,11 @@ mod tests {
     #[test]
     fn answers_travel_and_rubbish_is_none() {
         let held = HeldBlock { lead: 1, bytes: 2, region: 5, extents: 3, events: 4, device: [6; 16] };
-        for names in [&[][..], &[[1; 64], [2; 64]]] {
-            assert_eq!(HeldBlock::from_bytes(&held.to_bytes(names)[1..]), Some((held, names)));
-        }
-        assert!(held.to_bytes(&[[0; 64]; NAMES]).len() <= PACKET);
+        let mut packet = held.to_bytes();
+        packet.extend([7; 64]);
+        assert_eq!(HeldBlock::from_bytes(&packet[1..]), Some((held, &[7; 64][..])));
+        assert!(held.to_bytes().len() + DESCRIPTORS * 64 <= PACKET);
         assert_eq!((HeldBlock::from_bytes(&[0; 31]), HeldBlock::from_bytes(&[0; 33])), (None, None));
-        assert_eq!(HeldBlock::from_bytes(&held.to_bytes(&[[1; 64]; 5])[1..]), None);
         let extents = [1, 2].map(|number| DescribedExtent { extent: Extent::from_number(number), bytes: number << 21 });
         assert_eq!(described(&describe(&extents)[1..]).as_deref(), Some(&extents[..]));
         assert_eq!(described(&[0; 17]), None);
