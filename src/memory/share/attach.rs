@@ -12,7 +12,7 @@ use log::debug;
 use rustix::process::geteuid;
 
 use super::attached::{AttachedBuffer, Attachment, BlockHold};
-use super::client::{Link, Owner};
+use super::client::{Answer, Link, Owner};
 use super::mapping::{AttachedMapping, ImportedExtent, RegionKey};
 use super::mapping_cache::{self, MappedBlock};
 use super::token::{ShareToken, TokenFields, device_with, uuid_of};
@@ -149,14 +149,14 @@ struct Attaching {
 impl Attaching {
     /// Has the stream wait for the owner's events, and returns the block where its region is mapped here. `held` is the answer to
     /// [`Ask::Hold`].
-    fn find_or_map(&self, (held, descriptors): (Vec<u8>, Vec<OwnedFd>), stream: &Stream) -> Result<MappedBlock> {
+    fn find_or_map(&self, (held, descriptors): Answer, stream: &Stream) -> Result<MappedBlock> {
         let (held, names) = HeldBlock::from_bytes(&held)
             .filter(|(held, _)| held.extents <= EXTENTS_MOST)
             .ok_or_else(|| Error::internal("a process that shares memory describes it in a way that is not known"))?;
-        self.wait_for(names, descriptors, stream)?;
+        self.wait_for(names, descriptors?, stream)?;
         for from in (names.len() as u32 / 64..held.events).step_by(DESCRIPTORS) {
             let (names, descriptors) = self.link.ask(Ask::Events, from.into(), DESCRIPTORS as u32)?;
-            self.wait_for(&names, descriptors, stream)?;
+            self.wait_for(&names, descriptors?, stream)?;
         }
         let Link { owner, token, .. } = &self.link;
         check(token, held.bytes, held.device)?;
@@ -232,7 +232,7 @@ impl Attaching {
                 asked.push_back(run);
             }
             let Some(run) = asked.pop_front() else { return Ok(()) };
-            let (_, descriptors) = self.link.answer()?;
+            let descriptors = self.link.answer()?.1?;
             if descriptors.len() != run.len() {
                 return Err(Error::internal("a process that shares memory sent fewer descriptors than it has extents"));
             }

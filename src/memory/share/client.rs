@@ -134,7 +134,7 @@ impl Owner {
         let link = self.connect_anew(token)?;
         let pidfd = peer_of(link.socket.as_fd()).and_then(|peer| Ok(socket::pidfd(peer.process)?));
         let pidfd = pidfd.map_err(|error| self.failed(&format!("cannot be watched (pidfd_open: {error})")))?;
-        link.ask(Ask::Channel, 0, 0)?;
+        let _ = link.ask(Ask::Channel, 0, 0)?;
         let new = || Arc::new(Channel { owner: self.name, socket: link.socket, pidfd, unsent: Mutex::default() });
         lock(&self.channel).get_or_insert_with(new);
         wake();
@@ -195,6 +195,9 @@ impl Owner {
     }
 }
 
+/// What was asked for, and the descriptors that come along, or why they do not.
+pub(super) type Answer = (Vec<u8>, Result<Vec<OwnedFd>>);
+
 /// A connection that is in use, to ask for the block of a token.
 #[derive(Debug)]
 pub(super) struct Link {
@@ -220,12 +223,12 @@ impl Link {
         }
     }
 
-    /// Receives an answer: what was asked for, and the descriptors that come along.
+    /// Receives an answer.
     ///
     /// # Errors
     /// `ErrorKind::InvalidValue` if the owner refuses; `ErrorKind::Unavailable` if the connection is over, the owner has ended, is
-    /// silent or cannot give it, or this process may open no more files.
-    pub(super) fn answer(&self) -> Result<(Vec<u8>, Vec<OwnedFd>)> {
+    /// silent or cannot give it.
+    pub(super) fn answer(&self) -> Result<Answer> {
         let begun = Instant::now();
         let Packet { bytes, descriptors, is_cut } = loop {
             match socket::receive(&self.socket) {
@@ -243,11 +246,13 @@ impl Link {
         let Some((status, rest)) = bytes.split_first() else {
             return Err(self.broken(&io::ErrorKind::UnexpectedEof.into()));
         };
-        if is_cut {
-            return Err(Error::unavailable(
+        let descriptors = if is_cut {
+            Err(Error::unavailable(
                 "memory cannot be attached: this process may open no more files; raise the limit (ulimit -n)",
-            ));
-        }
+            ))
+        } else {
+            Ok(descriptors)
+        };
         let (process, why) = (self.owner.process, String::from_utf8_lossy(rest));
         match *status {
             GIVEN => Ok((rest.to_vec(), descriptors)),
@@ -260,7 +265,7 @@ impl Link {
     ///
     /// # Errors
     /// Those of both.
-    pub(super) fn ask(&self, ask: Ask, from: u64, count: u32) -> Result<(Vec<u8>, Vec<OwnedFd>)> {
+    pub(super) fn ask(&self, ask: Ask, from: u64, count: u32) -> Result<Answer> {
         self.send(ask, from, count)?;
         self.answer()
     }

@@ -35,11 +35,11 @@ pub(super) struct AttachedMapping {
     pub(super) region: RegionKey,
     /// The mapping's number in this process.
     pub(super) number: u64,
-    /// The addresses that are reserved, and how many bytes of them are mapped.
+    /// The addresses that are reserved.
     pub(super) start: u64,
     pub(super) reserved: u64,
-    mapped: u64,
-    imported: Vec<Arc<ImportedExtent>>,
+    /// What is mapped there, and how large each is.
+    imported: Vec<(Arc<ImportedExtent>, u64)>,
     /// Whether the imported extents count it as in use.
     is_used: bool,
     /// Whether its owner knows of it, as it has stayed.
@@ -57,7 +57,6 @@ impl AttachedMapping {
             number: NEXT.fetch_add(1, Ordering::Relaxed),
             start: 0,
             reserved: 0,
-            mapped: 0,
             imported: Vec::new(),
             is_used: false,
             is_known: false,
@@ -81,8 +80,7 @@ impl AttachedMapping {
         let row: Vec<_> = extents.iter().map(place).collect();
         // SAFETY: the addresses were just reserved, and the extents are alive and as long as their owner says.
         let (count, outcome) = unsafe { self.memory.range.map(&row) };
-        self.mapped = row[..count].iter().map(|placed| placed.bytes).sum();
-        self.imported.extend(extents.into_iter().take(count).map(|(imported, _)| imported));
+        self.imported.extend(extents.into_iter().take(count));
         outcome
     }
 
@@ -96,7 +94,7 @@ impl AttachedMapping {
         if std::mem::replace(&mut self.is_used, is_used) == is_used {
             return;
         }
-        for imported in &self.imported {
+        for (imported, _) in &self.imported {
             if is_used {
                 imported.used.fetch_add(1, Ordering::SeqCst);
             } else {
@@ -107,15 +105,14 @@ impl AttachedMapping {
 
     /// Unmaps it, and sends that to its owner if the owner knows of it. If the driver refuses, it is to be called again.
     pub(super) fn end(&mut self) -> Result<()> {
-        if self.mapped > 0 {
-            let (start, mapped) = (self.start, self.mapped);
-            let extents = self.imported.iter().map(|imported| imported.extent);
+        if !self.imported.is_empty() {
+            let mapped = self.imported.iter().map(|(_, bytes)| bytes).sum();
+            let extents = self.imported.iter().map(|(imported, _)| imported.extent);
             // SAFETY: the range was mapped here, and all work that uses it is done.
-            unsafe { self.memory.range.unmap(start, mapped, extents) }?;
-            self.mapped = 0;
+            unsafe { self.memory.range.unmap(self.start, mapped, extents) }?;
+            self.set_used(false);
+            self.imported.clear();
         }
-        self.set_used(false);
-        self.imported.clear();
         if self.reserved > 0 {
             let (start, reserved) = (self.start, self.reserved);
             // SAFETY: the reservation is whole, and nothing is mapped there any more.

@@ -83,10 +83,9 @@ impl SharedBlocks {
 pub(super) fn share(block: Allocation, bytes: u64, stream: Option<&Stream>) -> Result<Arc<SharedBlock>> {
     check_live(block)?;
     let memory = block.cache.memory;
-    let service = block.cache.service();
-    let of_pool = service.as_ref().map(|service| &service.pool);
-    if let Some(pool) = of_pool {
-        if pool.is_for_graphs() || service.as_ref().is_some_and(|service| service.role.is_captured()) {
+    if let Some(service) = block.cache.service() {
+        let pool = &service.pool;
+        if pool.is_for_graphs() || service.role.is_captured() {
             return Err(Error::invalid_value(format!(
                 "the buffer is of pool {} on {}, which is a graph's: each replay uses its memory again, whatever another \
                  process does with it. Copy it to a buffer that was allocated outside of the capture, and share that one",

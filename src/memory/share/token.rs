@@ -114,8 +114,8 @@ pub(super) fn uuid_of(device: Device) -> Result<DeviceUuid> {
 
 /// Returns this process's device with a UUID.
 pub(super) fn device_with(uuid: &DeviceUuid) -> Result<Device> {
-    let ordinal = uuids()?.iter().position(|known| known == uuid);
-    ordinal.and_then(|ordinal| u32::try_from(ordinal).ok()).map(Device::from_ordinal).ok_or_else(|| {
+    let known = (0..).map(Device::from_ordinal).zip(uuids()?).find(|(_, known)| *known == uuid);
+    known.map(|(device, _)| device).ok_or_else(|| {
         let digits: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
         Error::invalid_value(format!(
             "the shared buffer is on the device with the UUID {digits}, which this process does not see: make it visible here \
