@@ -16,15 +16,9 @@ use crate::sync::lock;
 /// Ready to be read once the thread has been woken.
 static WAKEUP: OnceLock<OwnedFd> = OnceLock::new();
 
-/// The devices for which idle mappings are to end, how often that was asked for, and how many of these times it was done.
-#[derive(Debug)]
-struct Requests {
-    devices: Vec<Device>,
-    asked: u64,
-    answered: u64,
-}
-
-static REQUESTS: Mutex<Requests> = Mutex::new(Requests { devices: Vec::new(), asked: 0, answered: 0 });
+/// The devices for which idle mappings are to end, each until the thread has tried to.
+static ASKED: Mutex<Vec<Device>> = Mutex::new(Vec::new());
+/// Told when it has tried.
 static ANSWERED: Condvar = Condvar::new();
 
 /// Returns the descriptor that is ready to be read after [`wake`], made by the first call.
@@ -47,22 +41,17 @@ pub(in crate::memory) fn wake() {
 /// Has the thread end the idle mappings for a device, and waits until it has tried to: not for ever, as it may be in a logger
 /// that waits for the calling thread.
 pub(super) fn end_idle(device: Device, patience: Duration) {
-    let mut requests = lock(&REQUESTS);
-    requests.devices.push(device);
-    requests.asked += 1;
-    let number = requests.asked;
+    let mut asked = lock(&ASKED);
+    asked.push(device);
     wake();
-    drop(ANSWERED.wait_timeout_while(requests, patience, |requests| requests.answered < number));
+    drop(ANSWERED.wait_timeout_while(asked, patience, |asked| asked.contains(&device)));
 }
 
 /// Ends the idle mappings for each device that was asked for. The thread calls this whenever it was woken.
 pub(in crate::memory) fn end_where_asked(end_idle: impl Fn(Device)) {
-    let (devices, asked) = {
-        let mut requests = lock(&REQUESTS);
-        (std::mem::take(&mut requests.devices), requests.asked)
-    };
-    devices.into_iter().for_each(end_idle);
-    lock(&REQUESTS).answered = asked;
+    let devices = lock(&ASKED).clone();
+    devices.iter().copied().for_each(end_idle);
+    lock(&ASKED).drain(..devices.len());
     ANSWERED.notify_all();
 }
 
