@@ -12,7 +12,7 @@ use log::debug;
 use rustix::process::geteuid;
 
 use super::attached::{AttachedBuffer, Attachment, BlockHold};
-use super::client::{Answer, Link, Owner};
+use super::client::{Given, Link, Owner};
 use super::mapping::{AttachedMapping, ImportedExtent, RegionKey};
 use super::mapping_cache::{self, MappedBlock};
 use super::token::{ShareToken, TokenFields, device_with, uuid_of};
@@ -28,7 +28,7 @@ use crate::process;
 use crate::runtime::{self, DeviceUuid, Event, ExportedEvent, Stream, get};
 
 /// The most extents of a block: each is a page at least, of the addresses that a GPU has.
-const EXTENTS_MOST: u32 = 0x100_0000;
+const EXTENTS_MOST: u64 = 0x100_0000;
 
 /// Attaches a block for the given device or that of the stream, and has the stream wait for what was submitted before the block
 /// was shared.
@@ -149,13 +149,13 @@ struct Attaching {
 impl Attaching {
     /// Has the stream wait for the owner's events, and returns the block where its region is mapped here. `held` is the answer to
     /// [`Ask::Hold`].
-    fn find_or_map(&self, (held, descriptors): Answer, stream: &Stream) -> Result<MappedBlock> {
+    fn find_or_map(&self, (held, descriptors): Given, stream: &Stream) -> Result<MappedBlock> {
         let (held, names) = HeldBlock::from_bytes(&held)
             .filter(|(held, _)| held.extents <= EXTENTS_MOST)
             .ok_or_else(|| Error::internal("a process that shares memory describes it in a way that is not known"))?;
         self.wait_for(names, descriptors?, stream)?;
-        for from in (names.len() as u32 / 64..held.events).step_by(DESCRIPTORS) {
-            let (names, descriptors) = self.link.ask(Ask::Events, from.into(), DESCRIPTORS as u32)?;
+        for from in (names.len() as u64 / 64..held.events).step_by(DESCRIPTORS) {
+            let (names, descriptors) = self.link.ask(Ask::Events, from, DESCRIPTORS as u32)?;
             self.wait_for(&names, descriptors?, stream)?;
         }
         let Link { owner, token, .. } = &self.link;
@@ -184,7 +184,7 @@ impl Attaching {
 
     /// Maps the region of the block.
     fn map(&self, held: &HeldBlock, region: RegionKey) -> Result<AttachedMapping> {
-        let all = self.described(held.extents as usize)?;
+        let all = self.described(held.extents)?;
         let bytes = all.iter().try_fold(0_u64, |sum, each| sum.checked_add(each.bytes));
         let is_inside = held.lead.checked_add(held.bytes).is_some_and(|end| bytes.is_some_and(|bytes| end <= bytes));
         if !is_inside {
@@ -203,13 +203,13 @@ impl Attaching {
     }
 
     /// Returns so many extents as their owner describes them.
-    fn described(&self, extents: usize) -> Result<Vec<DescribedExtent>> {
+    fn described(&self, extents: u64) -> Result<Vec<DescribedExtent>> {
         let mut all = Vec::new();
         for from in (0..extents).step_by(DESCRIBED) {
-            let (packet, _) = self.link.ask(Ask::Describe, from as u64, DESCRIBED as u32)?;
+            let (packet, _) = self.link.ask(Ask::Describe, from, DESCRIBED as u32)?;
             all.extend(described(&packet).into_iter().flatten());
         }
-        if all.len() == extents {
+        if all.len() as u64 == extents {
             Ok(all)
         } else {
             Err(Error::internal("a process that shares memory describes other extents than it has"))

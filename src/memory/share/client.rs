@@ -196,7 +196,7 @@ impl Owner {
 }
 
 /// What was asked for, and the descriptors that come along, or why they do not.
-pub(super) type Answer = (Vec<u8>, Result<Vec<OwnedFd>>);
+pub(super) type Given = (Vec<u8>, Result<Vec<OwnedFd>>);
 
 /// A connection that is in use, to ask for the block of a token.
 #[derive(Debug)]
@@ -228,7 +228,7 @@ impl Link {
     /// # Errors
     /// `ErrorKind::InvalidValue` if the owner refuses; `ErrorKind::Unavailable` if the connection is over, the owner has ended, is
     /// silent or cannot give it.
-    pub(super) fn answer(&self) -> Result<Answer> {
+    pub(super) fn answer(&self) -> Result<Given> {
         let begun = Instant::now();
         let Packet { bytes, descriptors, is_cut } = loop {
             match socket::receive(&self.socket) {
@@ -265,7 +265,7 @@ impl Link {
     ///
     /// # Errors
     /// Those of both.
-    pub(super) fn ask(&self, ask: Ask, from: u64, count: u32) -> Result<Answer> {
+    pub(super) fn ask(&self, ask: Ask, from: u64, count: u32) -> Result<Given> {
         self.send(ask, from, count)?;
         self.answer()
     }

@@ -294,8 +294,8 @@ impl Connection {
             lead,
             bytes: block.bytes,
             region: region.number,
-            extents: region.extents.len() as u32,
-            events: events.len() as u32,
+            extents: region.extents.len() as u64,
+            events: events.len() as u64,
             device,
         };
         let answer = Answer { held: Some(block.number), ..Answer::new(held.to_bytes()) };

@@ -111,8 +111,8 @@ pub(super) struct HeldBlock {
     pub(super) bytes: u64,
     /// The number of the region: another number, other memory.
     pub(super) region: u64,
-    pub(super) extents: u32,
-    pub(super) events: u32,
+    pub(super) extents: u64,
+    pub(super) events: u64,
     /// The device that has the memory.
     pub(super) device: DeviceUuid,
 }
@@ -121,24 +121,17 @@ impl HeldBlock {
     /// Returns the packet, which goes on with the names of the first events.
     pub(super) fn to_bytes(self) -> Vec<u8> {
         let Self { lead, bytes, region, extents, events, device } = self;
-        let [lead, bytes, region] = [lead, bytes, region].map(u64::to_le_bytes);
-        let [extents, events] = [extents, events].map(u32::to_le_bytes);
-        [&[GIVEN][..], &lead, &bytes, &region, &extents, &events, &device].concat()
+        let mut packet = numbers([lead, bytes, region, extents, events]);
+        packet.extend(device);
+        packet
     }
 
     /// Reads what [`HeldBlock::to_bytes`] wrote, without its status, and returns also the names.
     pub(super) fn from_bytes(bytes: &[u8]) -> Option<(Self, &[u8])> {
-        let (fields, names) = bytes.split_first_chunk::<48>()?;
-        let mut reader = Reader(fields);
-        let held = Self {
-            lead: reader.u64(),
-            bytes: reader.u64(),
-            region: reader.u64(),
-            extents: reader.u32(),
-            events: reader.u32(),
-            device: reader.take(),
-        };
-        Some((held, names))
+        let (fields, rest) = bytes.split_first_chunk::<40>()?;
+        let [lead, bytes, region, extents, events] = read_numbers(fields)?.try_into().ok()?;
+        let (device, names) = rest.split_first_chunk()?;
+        Some((Self { lead, bytes, region, extents, events, device: *device }, names))
     }
 }
 
@@ -206,7 +199,7 @@ mod tests {
         packet.extend([7; 64]);
         assert_eq!(HeldBlock::from_bytes(&packet[1..]), Some((held, &[7; 64][..])));
         assert!(held.to_bytes().len() + DESCRIPTORS * 64 <= PACKET);
-        assert_eq!((HeldBlock::from_bytes(&[0; 31]), HeldBlock::from_bytes(&[0; 33])), (None, None));
+        assert_eq!((HeldBlock::from_bytes(&[0; 39]), HeldBlock::from_bytes(&[0; 55])), (None, None));
         let extents = [1, 2].map(|number| DescribedExtent { extent: Extent::from_number(number), bytes: number << 21 });
         assert_eq!(described(&describe(&extents)[1..]).as_deref(), Some(&extents[..]));
         assert_eq!(described(&[0; 17]), None);

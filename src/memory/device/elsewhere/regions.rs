@@ -86,14 +86,12 @@ impl Region {
     pub(in crate::memory) fn find(elsewhere: &'static Elsewhere, extents: Vec<DescribedExtent>) -> Arc<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         // Dropped after the lock, which the end of a region takes.
-        let mut others = Vec::new();
+        let mut known = Vec::new();
         let mut regions = lock(REGIONS.get_or_init(Mutex::default));
         let of_first = extents.first().and_then(|first| regions.get(&(elsewhere.device, first.extent)));
-        for region in of_first.into_iter().flatten().filter_map(Weak::upgrade) {
-            if region.extents == extents {
-                return region;
-            }
-            others.push(region);
+        known.extend(of_first.into_iter().flatten().filter_map(Weak::upgrade));
+        if let Some(region) = known.iter().find(|region: &&Arc<Self>| region.extents == extents) {
+            return Arc::clone(region);
         }
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let region = Arc::new(Self { number, elsewhere, extents, state: Mutex::default() });
