@@ -48,7 +48,7 @@ pub(super) struct Attachment {
     /// The message that lets it go, where no mapping stays.
     pub(super) let_go: Message,
     /// Its mapping, once that was taken out of the cache: it ends before the block is let go.
-    pub(super) ending: Option<AttachedMapping>,
+    pub(super) ending: Option<Box<AttachedMapping>>,
 }
 
 impl Attachment {
@@ -71,7 +71,7 @@ impl Attachment {
             }
         }
         if self.ending.is_none() {
-            self.ending = mapping_cache::take_last(&self.block);
+            self.ending = mapping_cache::take_last(&self.block).map(Box::new);
         }
         if let Some(mapping) = &mut self.ending {
             mapping.end()?;

@@ -39,11 +39,15 @@ pub(super) struct AttachedMapping {
     pub(super) start: u64,
     pub(super) reserved: u64,
     /// What is mapped there, and how large each is.
-    imported: Vec<(Arc<ImportedExtent>, u64)>,
+    pub(super) imported: Vec<(Arc<ImportedExtent>, u64)>,
     /// Whether the imported extents count it as in use.
     is_used: bool,
     /// Whether its owner knows of it, as it has stayed.
     pub(super) is_known: bool,
+    /// The blocks in it that are in use, and how often; none if it is idle.
+    pub(super) blocks: BTreeMap<u64, u64>,
+    /// Whether its owner has said that its region has ended.
+    pub(super) has_ended: bool,
 }
 
 impl AttachedMapping {
@@ -60,6 +64,8 @@ impl AttachedMapping {
             imported: Vec::new(),
             is_used: false,
             is_known: false,
+            blocks: BTreeMap::new(),
+            has_ended: false,
         }
     }
 
@@ -82,11 +88,6 @@ impl AttachedMapping {
         let (count, outcome) = unsafe { self.memory.range.map(&row) };
         self.imported.extend(extents.into_iter().take(count));
         outcome
-    }
-
-    /// Returns how many extents are mapped.
-    pub(super) const fn extents(&self) -> usize {
-        self.imported.len()
     }
 
     /// Has the imported extents count it as in use, or no more; the latter before the last block in it is let go.

@@ -31,28 +31,17 @@ pub(super) struct MappedBlock {
     pub(super) address: u64,
 }
 
-/// A mapping and what is known of it.
-#[derive(Debug)]
-struct CachedMapping {
-    mapping: AttachedMapping,
-    /// The blocks in it that are in use, and how often; none if it is idle.
-    blocks: BTreeMap<u64, u64>,
-    /// Whether its owner has said that its region has ended.
-    has_ended: bool,
-}
-
-impl CachedMapping {
+impl AttachedMapping {
     /// Uses a block that is held.
     fn attach(&mut self, block: u64, held: &HeldBlock) -> MappedBlock {
-        let (memory, bytes) = (self.mapping.memory, held.bytes);
+        let (memory, bytes) = (self.memory, held.bytes);
         let uses = self.blocks.entry(block).or_insert(0);
         if *uses == 0 {
             memory.attached.fetch_add(bytes, Ordering::Relaxed);
         }
         *uses += 1;
-        self.mapping.set_used(true);
-        let address = self.mapping.start + held.lead;
-        MappedBlock { memory, mapping: self.mapping.number, block, bytes, address }
+        self.set_used(true);
+        MappedBlock { memory, mapping: self.number, block, bytes, address: self.start + held.lead }
     }
 
     /// Returns whether there is only one use of it.
@@ -64,7 +53,7 @@ impl CachedMapping {
 #[derive(Debug)]
 struct MappingCache {
     /// By their numbers.
-    mappings: BTreeMap<u64, CachedMapping>,
+    mappings: BTreeMap<u64, AttachedMapping>,
     /// The numbers of those that can be used again.
     by_region: BTreeMap<RegionKey, u64>,
     /// The numbers of the idle ones: the oldest first.
@@ -82,19 +71,19 @@ static CACHE: Mutex<MappingCache> = Mutex::new(MappingCache {
 impl MappingCache {
     /// Counts a mapping as idle no more, if it was.
     fn use_again(&mut self, number: u64) {
-        if let Some(cached) = self.mappings.get(&number)
+        if let Some(mapping) = self.mappings.get(&number)
             && let Some(place) = self.idle.iter().position(|idle| *idle == number)
         {
             self.idle.remove(place);
-            self.idle_extents -= cached.mapping.extents();
-            cached.mapping.memory.elsewhere.idle.fetch_sub(1, Ordering::Relaxed);
+            self.idle_extents -= mapping.imported.len();
+            mapping.memory.elsewhere.idle.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
     /// Takes a mapping out.
     fn take(&mut self, number: u64) -> Option<AttachedMapping> {
         self.use_again(number);
-        let mapping = self.mappings.remove(&number)?.mapping;
+        let mapping = self.mappings.remove(&number)?;
         if self.by_region.get(&mapping.region) == Some(&number) {
             self.by_region.remove(&mapping.region);
         }
@@ -108,7 +97,7 @@ pub(super) fn find(region: &RegionKey, block: u64, held: &HeldBlock) -> Option<M
     let number = *cache.by_region.get(region)?;
     // The owner may describe the region in another way than before; it is not to be believed.
     let end = held.lead.checked_add(held.bytes)?;
-    cache.mappings.get(&number).filter(|cached| end <= cached.mapping.reserved)?;
+    cache.mappings.get(&number).filter(|mapping| end <= mapping.reserved)?;
     cache.use_again(number);
     Some(cache.mappings.get_mut(&number)?.attach(block, held))
 }
@@ -119,24 +108,23 @@ pub(super) fn add(mapping: AttachedMapping, block: u64, held: &HeldBlock) -> Map
     let number = mapping.number;
     // If another thread has mapped the same region meanwhile, this mapping is used once.
     cache.by_region.entry(mapping.region).or_insert(number);
-    let new = CachedMapping { mapping, blocks: BTreeMap::new(), has_ended: false };
-    cache.mappings.entry(number).or_insert(new).attach(block, held)
+    cache.mappings.entry(number).or_insert(mapping).attach(block, held)
 }
 
 /// Returns whether a mapping may stay after a use, which is its last one.
 pub(super) fn may_stay(used: &MappedBlock) -> bool {
     let mut cache = lock(&CACHE);
     let MappingCache { mappings, by_region, .. } = &mut *cache;
-    let Some(cached) = mappings.get_mut(&used.mapping).filter(|cached| cached.is_last_use()) else { return false };
-    cached.mapping.set_used(false);
-    let is_found = by_region.get(&cached.mapping.region) == Some(&used.mapping);
-    is_found && !cached.has_ended && cached.mapping.extents() <= IDLE_EXTENTS_MOST
+    let Some(mapping) = mappings.get_mut(&used.mapping).filter(|mapping| mapping.is_last_use()) else { return false };
+    mapping.set_used(false);
+    let is_found = by_region.get(&mapping.region) == Some(&used.mapping);
+    is_found && !mapping.has_ended && mapping.imported.len() <= IDLE_EXTENTS_MOST
 }
 
 /// Takes a mapping out of the cache before its last use ends; none if it has others.
 pub(super) fn take_last(used: &MappedBlock) -> Option<AttachedMapping> {
     let mut cache = lock(&CACHE);
-    cache.mappings.get(&used.mapping).filter(|cached| cached.is_last_use())?;
+    cache.mappings.get(&used.mapping).filter(|mapping| mapping.is_last_use())?;
     cache.take(used.mapping)
 }
 
@@ -152,20 +140,20 @@ fn take_used(used: &MappedBlock, stays: bool) -> Vec<AttachedMapping> {
     let cache = &mut *cache;
     // A mapping that does not stay was taken out before its last use.
     let (mut is_over, mut ending) = (true, Vec::new());
-    if let Some(cached) = cache.mappings.get_mut(&used.mapping) {
-        cached.mapping.is_known |= stays;
-        if let Some(uses) = cached.blocks.get_mut(&used.block) {
+    if let Some(mapping) = cache.mappings.get_mut(&used.mapping) {
+        mapping.is_known |= stays;
+        if let Some(uses) = mapping.blocks.get_mut(&used.block) {
             *uses -= 1;
             is_over = *uses == 0;
         }
         if is_over {
-            cached.blocks.remove(&used.block);
+            mapping.blocks.remove(&used.block);
         }
-        if cached.blocks.is_empty() && cached.has_ended {
+        if mapping.blocks.is_empty() && mapping.has_ended {
             ending.extend(cache.take(used.mapping));
-        } else if cached.blocks.is_empty() {
-            cached.mapping.memory.elsewhere.idle.fetch_add(1, Ordering::Relaxed);
-            cache.idle_extents += cached.mapping.extents();
+        } else if mapping.blocks.is_empty() {
+            mapping.memory.elsewhere.idle.fetch_add(1, Ordering::Relaxed);
+            cache.idle_extents += mapping.imported.len();
             cache.idle.push_back(used.mapping);
         }
     }
@@ -185,7 +173,7 @@ fn take_used(used: &MappedBlock, stays: bool) -> Vec<AttachedMapping> {
 pub(super) fn follow(channel: &Arc<Channel>, has_ended: bool) {
     let Some(numbers) = channel.receive().filter(|_| !has_ended) else {
         end_channel(channel);
-        return end_idle(|cached| cached.mapping.region.owner == channel.owner);
+        return end_idle(|mapping| mapping.region.owner == channel.owner);
     };
     for number in numbers {
         if !note_end(number) {
@@ -194,24 +182,24 @@ pub(super) fn follow(channel: &Arc<Channel>, has_ended: bool) {
         }
     }
     // The others end with their last uses.
-    end_idle(|cached| cached.has_ended);
+    end_idle(|mapping| mapping.has_ended);
 }
 
 /// Notes that a mapping's region has ended; false if there is no such mapping.
 fn note_end(number: u64) -> bool {
-    lock(&CACHE).mappings.get_mut(&number).map(|cached| cached.has_ended = true).is_some()
+    lock(&CACHE).mappings.get_mut(&number).map(|mapping| mapping.has_ended = true).is_some()
 }
 
 /// Ends the idle mappings for a device.
 pub(super) fn end_idle_on(device: Device) {
-    end_idle(|cached| cached.mapping.region.device == device);
+    end_idle(|mapping| mapping.region.device == device);
 }
 
-fn end_idle(is_meant: impl Fn(&CachedMapping) -> bool) {
+fn end_idle(is_meant: impl Fn(&AttachedMapping) -> bool) {
     take_idle(is_meant).into_iter().for_each(AttachedMapping::end_soon);
 }
 
-fn take_idle(is_meant: impl Fn(&CachedMapping) -> bool) -> Vec<AttachedMapping> {
+fn take_idle(is_meant: impl Fn(&AttachedMapping) -> bool) -> Vec<AttachedMapping> {
     let mut cache = lock(&CACHE);
     let is_meant = |number: &u64| cache.mappings.get(number).is_some_and(&is_meant);
     let numbers: Vec<_> = cache.idle.iter().copied().filter(is_meant).collect();
@@ -252,11 +240,11 @@ mod tests {
 
         /// Those that are idle, and whose regions have ended.
         fn take_ended(&self) -> usize {
-            take_idle(|cached| cached.mapping.region.device == self.memory.device && cached.has_ended).len()
+            take_idle(|mapping| mapping.region.device == self.memory.device && mapping.has_ended).len()
         }
 
         fn take_idle(&self) -> usize {
-            take_idle(|cached| cached.mapping.region.device == self.memory.device).len()
+            take_idle(|mapping| mapping.region.device == self.memory.device).len()
         }
     }
 
@@ -349,7 +337,7 @@ mod tests {
         assert!(first.mapping != number && test.find(11, 1).is_some_and(|found| found.mapping != number));
         assert_eq!(let_go(&second), [number]);
 
-        let take_of = |name| take_idle(|cached| cached.mapping.region.owner == name).len();
+        let take_of = |name| take_idle(|mapping| mapping.region.owner == name).len();
         assert_eq!(take_of(name), 0);
         let numbers: Vec<_> = (0..=IDLE_MOST as u64)
             .map(|region| {
