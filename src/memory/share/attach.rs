@@ -1,8 +1,8 @@
-//! How a block that another process shares is attached: its owner notes that this process holds it, the stream waits for the
-//! owner's events, and the block's region is found in the mapping cache, or mapped.
+//! How a block that another process shares is attached: its owner notes that this process holds it, the stream waits
+//! for the owner's events, and the block's region is found in the mapping cache, or mapped.
 //!
-//! If any of this fails, all is as before: the block is let go, and what was mapped is unmapped. What the owner says of its memory
-//! is checked as far as this process could come to harm by it.
+//! If any of this fails, all is as before: the block is let go, and what was mapped is unmapped. What the owner says of
+//! its memory is checked as far as this process could come to harm by it.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
@@ -30,13 +30,13 @@ use crate::runtime::{self, DeviceUuid, Event, ExportedEvent, Stream, get};
 /// The most extents of a block: each is a page at least, of the addresses that a GPU has.
 const EXTENTS_MOST: u64 = 0x100_0000;
 
-/// Attaches a block for the given device or that of the stream, and has the stream wait for what was submitted before the block
-/// was shared.
+/// Attaches a block for the given device or that of the stream, and has the stream wait for what was submitted before
+/// the block was shared.
 ///
 /// # Errors
-/// `ErrorKind::InvalidValue` for a token of elsewhere, a block that was freed, a device that cannot reach the memory, or a
-/// captured stream; `ErrorKind::Unavailable` if its owner has ended or does not answer, or the system has no descriptor
-/// left; `ErrorKind::Library` if the driver refuses. All is as before then.
+/// `ErrorKind::InvalidValue` for a token of elsewhere, a block that was freed, a device that cannot reach the memory,
+/// or a captured stream; `ErrorKind::Unavailable` if its owner has ended or does not answer, or the system has no
+/// descriptor left; `ErrorKind::Library` if the driver refuses. All is as before then.
 pub(in crate::memory) fn attach(
     token: &ShareToken,
     on: Option<Device>,
@@ -147,8 +147,8 @@ struct Attaching {
 }
 
 impl Attaching {
-    /// Has the stream wait for the owner's events, and returns the block where its region is mapped here. `held` is the answer to
-    /// [`Ask::Hold`].
+    /// Has the stream wait for the owner's events, and returns the block where its region is mapped here. `held` is the
+    /// answer to [`Ask::Hold`].
     fn find_or_map(&self, (held, descriptors): Given, stream: &Stream) -> Result<MappedBlock> {
         let (held, names) = HeldBlock::from_bytes(&held)
             .filter(|(held, _)| held.extents <= EXTENTS_MOST)
@@ -165,8 +165,8 @@ impl Attaching {
             return Ok(block);
         }
         let mapping = self.map(&held, region)?;
-        // Without a channel the mapping cannot stay once the block is let go. It is opened last, as mapping may need the last
-        // descriptors that this process may open.
+        // Without a channel the mapping cannot stay once the block is let go. It is opened last, as mapping may need
+        // the last descriptors that this process may open.
         if let Err(error) = owner.open_channel(token) {
             debug!(target: MEMORY, "attached memory will not stay mapped: {error}");
         }

@@ -1,7 +1,7 @@
 //! Attached memory: what a buffer of it has in place of a block of its own, and how it is let go.
 //!
-//! Once a buffer is freed, the broker's thread lets its memory go as soon as the work that used it is done: no caller waits, and
-//! the owner can use the memory again at once. The memory stays mapped for the next time, or is unmapped.
+//! Once a buffer is freed, the broker's thread lets its memory go as soon as the work that used it is done: no caller
+//! waits, and the owner can use the memory again at once. The memory stays mapped for the next time, or is unmapped.
 
 use std::sync::{Arc, Mutex};
 
@@ -52,8 +52,8 @@ pub(super) struct Attachment {
 }
 
 impl Attachment {
-    /// Lets the block go. Its region stays mapped if possible; otherwise it is unmapped before. Returns false where there is no
-    /// room for the message to the owner: it is to be called again.
+    /// Lets the block go. Its region stays mapped if possible; otherwise it is unmapped before. Returns false where
+    /// there is no room for the message to the owner: it is to be called again.
     ///
     /// # Errors
     /// Those of the driver. It is to be called again then, too.
@@ -120,8 +120,8 @@ impl AttachedBuffer {
         Ok(())
     }
 
-    /// Lets the memory go once the work so far on its streams is done: `own`, which need not be alive, and the one that is
-    /// named.
+    /// Lets the memory go once the work so far on its streams is done: `own`, which need not be alive, and the one that
+    /// is named.
     pub(in crate::memory) fn free(self, own: &Stream, on: Option<&Stream>) -> Result<()> {
         process::refuse_forked()?;
         let thread = ThisThread::get();

@@ -1,8 +1,8 @@
 //! What the broker's thread does besides talking to other processes: tasks that are tried until they are done.
 //!
-//! A caller that frees attached memory leaves a task here and goes on: the work that uses the memory may not be done, the driver
-//! may refuse, and there may be no room for a message to the memory's owner. So the owner has its memory back even if this process
-//! never calls gpupool again.
+//! A caller that frees attached memory leaves a task here and goes on: the work that uses the memory may not be done,
+//! the driver may refuse, and there may be no room for a message to the memory's owner. So the owner has its memory
+//! back even if this process never calls gpupool again.
 
 use std::sync::Mutex;
 

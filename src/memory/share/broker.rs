@@ -1,7 +1,7 @@
 //! The thread that serves the processes which attach this one's blocks, and that lets go of what this one has attached.
 //!
-//! It starts with the first block that is shared or attached and lives as long as the process. It waits only in one call of `poll`,
-//! for all descriptors: a process that stalls, sends garbage or is another user's delays no other.
+//! It starts with the first block that is shared or attached and lives as long as the process. It waits only in one
+//! call of `poll`, for all descriptors: a process that stalls, sends garbage or is another user's delays no other.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex};
@@ -28,8 +28,8 @@ use crate::sync::lock;
 const THREAD: &str = "gpupool-share";
 /// The most processes that are connected at a time.
 const CONNECTIONS_MOST: usize = 0x1000;
-/// The most of them that have shown no token, here called strangers. A process that attaches shows its token at once, so only
-/// others are disconnected, and this process keeps descriptors for itself.
+/// The most of them that have shown no token, here called strangers. A process that attaches shows its token at once,
+/// so only others are disconnected, and this process keeps descriptors for itself.
 const STRANGERS_MOST: usize = 0x40;
 
 /// The name that the thread listens under, once it runs.
@@ -141,8 +141,8 @@ impl Broker {
         [self.pause, deadline, retry, is_behind.then_some(RETRY_MOST)].into_iter().flatten().min()
     }
 
-    /// Waits, and returns for each descriptor whether it is ready: the wakeup, the listener, each process's, each connection's, and
-    /// two of each channel.
+    /// Waits, and returns for each descriptor whether it is ready: the wakeup, the listener, each process's, each
+    /// connection's, and two of each channel.
     fn poll(
         &self,
         wait: Option<Duration>,
@@ -165,7 +165,8 @@ impl Broker {
         Ok(polled.iter().map(|polled| !polled.revents().is_empty()).collect())
     }
 
-    /// Accepts a few of the processes that connect. Where there are too many strangers, those accepted first are disconnected.
+    /// Accepts a few of the processes that connect. Where there are too many strangers, those accepted first are
+    /// disconnected.
     fn accept(&mut self) {
         for _ in 0..A_FEW {
             match socket::accepted(&self.listener) {

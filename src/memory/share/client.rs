@@ -1,9 +1,9 @@
 //! The owners of the blocks that this process attaches, and the connections to them.
 //!
-//! There are two kinds of connection. One asks for a block: a thread has it for itself and waits for the answers, and leaves it to
-//! the next one. The other is an owner's channel, one for each owner, open as long as anything of it is mapped here: by it the
-//! owner names the mappings that are to end, and this process sends which ones it keeps and has unmapped. Nothing waits for a
-//! channel once it is open.
+//! There are two kinds of connection. One asks for a block: a thread has it for itself and waits for the answers, and
+//! leaves it to the next one. The other is an owner's channel, one for each owner, open as long as anything of it is
+//! mapped here: by it the owner names the mappings that are to end, and this process sends which ones it keeps and has
+//! unmapped. Nothing waits for a channel once it is open.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
@@ -141,8 +141,8 @@ impl Owner {
         Ok(())
     }
 
-    /// Sends a message that is not answered, and waits for nothing; false where it is to be sent again, as there is no room for it
-    /// now. If the process has ended, nothing is to be sent.
+    /// Sends a message that is not answered, and waits for nothing; false where it is to be sent again, as there is no
+    /// room for it now. If the process has ended, nothing is to be sent.
     pub(super) fn notify(&self, message: &Message) -> bool {
         let socket = match self.take_idle().map_or_else(|| socket::connected(&self.name), Ok) {
             Ok(socket) => socket,
@@ -226,8 +226,8 @@ impl Link {
     /// Receives an answer.
     ///
     /// # Errors
-    /// `ErrorKind::InvalidValue` if the owner refuses; `ErrorKind::Unavailable` if the connection is over, the owner has ended, is
-    /// silent or cannot give it.
+    /// `ErrorKind::InvalidValue` if the owner refuses; `ErrorKind::Unavailable` if the connection is over, the owner
+    /// has ended, is silent or cannot give it.
     pub(super) fn answer(&self) -> Result<Given> {
         let begun = Instant::now();
         let Packet { bytes, descriptors, is_cut } = loop {

@@ -1,7 +1,7 @@
 //! Regions of other processes that are mapped here, and the extents that were imported for that.
 //!
-//! The driver may refuse to unmap and to release; then it is tried again later. An extent is imported once for all mappings that
-//! are in use, so that blocks whose regions overlap need no second descriptor.
+//! The driver may refuse to unmap and to release; then it is tried again later. An extent is imported once for all
+//! mappings that are in use, so that blocks whose regions overlap need no second descriptor.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
@@ -104,7 +104,8 @@ impl AttachedMapping {
         }
     }
 
-    /// Unmaps it, and sends that to its owner if the owner knows of it. If the driver refuses, it is to be called again.
+    /// Unmaps it, and sends that to its owner if the owner knows of it. If the driver refuses, it is to be called
+    /// again.
     pub(super) fn end(&mut self) -> Result<()> {
         if !self.imported.is_empty() {
             let mapped = self.imported.iter().map(|(_, bytes)| bytes).sum();
@@ -145,8 +146,8 @@ pub(super) struct ImportedExtent {
     extent: Extent,
     device: Device,
     key: ExtentKey,
-    /// How many mappings in use have it. While there is one, this process holds a block there, and the owner's number is this
-    /// extent's; after that it may be another one's.
+    /// How many mappings in use have it. While there is one, this process holds a block there, and the owner's number
+    /// is this extent's; after that it may be another one's.
     used: AtomicUsize,
 }
 

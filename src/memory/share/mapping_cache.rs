@@ -1,8 +1,9 @@
-//! The mapping cache: the regions of other processes that are mapped here, the blocks in them that are in use, and the idle
-//! mappings, which stay for the next time.
+//! The mapping cache: the regions of other processes that are mapped here, the blocks in them that are in use, and the
+//! idle mappings, which stay for the next time.
 //!
-//! For an idle mapping the owner keeps nothing, and may do with the memory what it likes. It is used again only for a block that is
-//! held anew and that lies in the same region, as the owner's answer says; so a message that a region has ended may come late.
+//! For an idle mapping the owner keeps nothing, and may do with the memory what it likes. It is used again only for a
+//! block that is held anew and that lies in the same region, as the owner's answer says; so a message that a region has
+//! ended may come late.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::Ordering;
@@ -16,7 +17,8 @@ use crate::memory::device::DeviceMemory;
 use crate::memory::tuning::IDLE_EXTENTS_MOST;
 use crate::sync::lock;
 
-/// The most idle mappings. A process keeps few regions of others at a time, and each takes addresses and the driver's tables.
+/// The most idle mappings. A process keeps few regions of others at a time, and each takes addresses and the driver's
+/// tables.
 const IDLE_MOST: usize = 0x400;
 
 /// A block in a mapping, in use until [`end_use`].
@@ -128,8 +130,9 @@ pub(super) fn take_last(used: &MappedBlock) -> Option<AttachedMapping> {
     cache.take(used.mapping)
 }
 
-/// Ends the use of a block that was let go. If its mapping stays, as its owner knows, it is idle now, unless another thread uses it
-/// again; it ends if its region has ended meanwhile, and so do the oldest idle ones if there are too many.
+/// Ends the use of a block that was let go. If its mapping stays, as its owner knows, it is idle now, unless another
+/// thread uses it again; it ends if its region has ended meanwhile, and so do the oldest idle ones if there are too
+/// many.
 pub(super) fn end_use(used: &MappedBlock, stays: bool) {
     take_used(used, stays).into_iter().for_each(AttachedMapping::end_soon);
 }
@@ -168,8 +171,8 @@ fn take_used(used: &MappedBlock, stays: bool) -> Vec<AttachedMapping> {
     ending
 }
 
-/// Ends the mappings that an owner's channel names, and all idle ones of its regions if the channel is over, or the owner has
-/// ended.
+/// Ends the mappings that an owner's channel names, and all idle ones of its regions if the channel is over, or the
+/// owner has ended.
 pub(super) fn follow(channel: &Arc<Channel>, has_ended: bool) {
     let Some(numbers) = channel.receive().filter(|_| !has_ended) else {
         end_channel(channel);

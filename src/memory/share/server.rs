@@ -1,8 +1,8 @@
 //! The processes that attach this one's blocks: what each holds, and the answers to its messages.
 //!
-//! A process may have several connections. Each is answered one message after the other, and closed if the process takes too long.
-//! What a process holds is counted for all its connections together, until a message lets it go, or the process ends. The end is
-//! seen by a pidfd: a socket may be closed while the process's GPU work goes on.
+//! A process may have several connections. Each is answered one message after the other, and closed if the process
+//! takes too long. What a process holds is counted for all its connections together, until a message lets it go, or the
+//! process ends. The end is seen by a pidfd: a socket may be closed while the process's GPU work goes on.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -22,7 +22,8 @@ use crate::process::{Peer, peer_of};
 use crate::runtime::Event;
 use crate::sync::lock;
 
-/// The most mappings that one process may keep: more than any version of gpupool does, so that one that keeps more is disconnected.
+/// The most mappings that one process may keep: more than any version of gpupool does, so that one that keeps more is
+/// disconnected.
 const KEPT_MOST: usize = 0x4000;
 
 const FREED: &str =
@@ -106,7 +107,8 @@ pub(super) fn end_process(process: i32) {
     drop(lock(&PROCESSES).remove(&process));
 }
 
-/// Returns the pidfd of each process whose end is to be seen, and forgets those that neither hold anything nor are connected.
+/// Returns the pidfd of each process whose end is to be seen, and forgets those that neither hold anything nor are
+/// connected.
 pub(super) fn watched() -> Vec<(i32, Arc<OwnedFd>)> {
     let mut all = lock(&PROCESSES);
     all.retain(|_, holding| !holding.held.is_empty() || Arc::strong_count(&holding.pidfd) > 1);
@@ -210,8 +212,9 @@ impl Connection {
         true
     }
 
-    /// Does what can be done without waiting, which is to receive something if the socket is ready. Returns false once the connection
-    /// is over: closed, of one of those processes whose ends were seen, or of one that has taken too long.
+    /// Does what can be done without waiting, which is to receive something if the socket is ready. Returns false once
+    /// the connection is over: closed, of one of those processes whose ends were seen, or of one that has taken too
+    /// long.
     pub(super) fn go_on(&mut self, is_ready: bool, ended: &[i32]) -> bool {
         let goes_on = if self.is_answering() { self.send() } else { !is_ready || self.receive() };
         let has_ended = self.pidfd.is_some() && ended.contains(&self.process);
@@ -285,8 +288,8 @@ impl Connection {
     /// Notes that the process holds a block, and returns where the block lies.
     fn hold(&mut self, block: &Arc<SharedBlock>, in_flight: u64) -> Result<Answer> {
         let hold = block.hold(in_flight).ok_or_else(|| Error::invalid_value(FREED))?;
-        // Either a pool that falls asleep sees this hold, or this sees that the pool is asleep: each looks after it has set its
-        // own.
+        // Either a pool that falls asleep sees this hold, or this sees that the pool is asleep: each looks after it has
+        // set its own.
         let InRegion { region, lead } = block.place()?;
         let device = uuid_of(block.memory().device)?;
         let events = block.events();
@@ -323,8 +326,8 @@ impl Connection {
         Answer::new(vec![GIVEN]).with_events(part(&self.current(message)?.events, message, DESCRIPTORS))
     }
 
-    /// Returns the block that the process is attaching. The process holds it, so its extents are alive unless its region has ended:
-    /// the process may have let it go by another connection, and hold it again since.
+    /// Returns the block that the process is attaching. The process holds it, so its extents are alive unless its
+    /// region has ended: the process may have let it go by another connection, and hold it again since.
     fn current(&self, message: &Message) -> Result<&Current> {
         let current = self.current.as_ref().filter(|current| current.block == message.block);
         let current = current.ok_or_else(|| Error::invalid_value("nothing is being attached by this connection"))?;

@@ -1,8 +1,8 @@
 //! The blocks that this process shares, by number, and the events that stand for the work before.
 //!
-//! A shared block that is freed is used again once no process holds it, as a block waits for streams. One that was sent is in
-//! flight until another process has attached it, and held so long, so that the sender need not keep it. The events are recorded
-//! again and again: none is destroyed, as another process may be about to import it.
+//! A shared block that is freed is used again once no process holds it, as a block waits for streams. One that was sent
+//! is in flight until another process has attached it, and held so long, so that the sender need not keep it. The
+//! events are recorded again and again: none is destroyed, as another process may be about to import it.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -228,7 +228,8 @@ impl SharedBlock {
         Some(number)
     }
 
-    /// Holds the block for a process that has its token; none if it was freed, unless the token's number is still in flight.
+    /// Holds the block for a process that has its token; none if it was freed, unless the token's number is still in
+    /// flight.
     pub(super) fn hold(&self, in_flight: u64) -> Option<Hold> {
         let is_in_flight = lock(&self.in_flight).contains_key(&in_flight);
         let is_held = if is_in_flight { self.sharing.hold_again() } else { self.sharing.hold() };

@@ -1,8 +1,8 @@
-//! What the system offers to processes that share memory: packets over Unix sockets, with descriptors that come along, and
-//! pidfds, which become ready when a process ends.
+//! What the system offers to processes that share memory: packets over Unix sockets, with descriptors that come along,
+//! and pidfds, which become ready when a process ends.
 //!
-//! The sockets have names that are in no file system, so nothing is left of a process that ends. Nothing here waits except
-//! [`is_ready`].
+//! The sockets have names that are in no file system, so nothing is left of a process that ends. Nothing here waits
+//! except [`is_ready`].
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -88,7 +88,8 @@ pub(super) fn receive(socket: impl AsFd) -> io::Result<Option<Packet>> {
     let received = recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut along, RecvFlags::CMSG_CLOEXEC);
     let received = match received {
         Ok(received) => received,
-        // The last one: the other end was closed and had not read all. What it sent before is still to come, and then the end.
+        // The last one: the other end was closed and had not read all. What it sent before is still to come, and then
+        // the end.
         Err(Errno::AGAIN | Errno::INTR | Errno::CONNRESET) => return Ok(None),
         Err(error) => return Err(error.into()),
     };
@@ -105,7 +106,8 @@ pub(super) fn receive(socket: impl AsFd) -> io::Result<Option<Packet>> {
     Ok(Some(Packet { bytes, descriptors, is_cut: received.flags.contains(ReturnFlags::CTRUNC) }))
 }
 
-/// Returns a descriptor that is ready to be read once a process has ended; `ESRCH` if it has already, or cannot be seen.
+/// Returns a descriptor that is ready to be read once a process has ended; `ESRCH` if it has already, or cannot be
+/// seen.
 pub(super) fn pidfd(process: i32) -> rustix::io::Result<OwnedFd> {
     pidfd_open(Pid::from_raw(process).ok_or(Errno::SRCH)?, PidfdFlags::empty())
 }

@@ -1,8 +1,8 @@
 //! The token of a shared block: the address of its owner, and a secret that proves that the holder was given the token.
 //!
 //! It consists of bytes that can be sent in any way. An error names what is wrong with one: it is another machine's,
-//! another user's, of another version of gpupool, or no token at all. It names a device by its UUID, as processes may number
-//! their devices differently.
+//! another user's, of another version of gpupool, or no token at all. It names a device by its UUID, as processes may
+//! number their devices differently.
 
 use std::fmt;
 use std::hint::black_box;
@@ -94,7 +94,8 @@ pub(super) fn boot() -> Result<[u8; 16]> {
     Ok(*BOOT.get_or_init(|| number.to_be_bytes()))
 }
 
-/// Returns the UUIDs of this process's devices, in order: asked for once, as each block that is shared or attached needs one.
+/// Returns the UUIDs of this process's devices, in order: asked for once, as each block that is shared or attached
+/// needs one.
 fn uuids() -> Result<&'static [DeviceUuid]> {
     static UUIDS: OnceLock<Vec<DeviceUuid>> = OnceLock::new();
     if let Some(uuids) = UUIDS.get() {

@@ -1,7 +1,8 @@
 //! What processes that share blocks send each other: one packet for each message, of a bounded size.
 //!
-//! A process that attaches sends a [`Message`]; the owner answers with a status, and after [`GIVEN`] what was asked for. By the connection that is its channel, the owner also sends the numbers of mappings that are to end. Whatever does not read
-//! as one of these ends the connection: another process may send anything.
+//! A process that attaches sends a [`Message`]; the owner answers with a status, and after [`GIVEN`] what was asked
+//! for. By the connection that is its channel, the owner also sends the numbers of mappings that are to end. Whatever
+//! does not read as one of these ends the connection: another process may send anything.
 
 use super::token::{Reader, Secret, TokenFields};
 use crate::error::{Error, ErrorKind};
@@ -10,8 +11,8 @@ use crate::runtime::{DeviceUuid, Extent};
 
 /// The largest packet.
 pub(super) const PACKET: usize = 0x2000;
-/// The most descriptors of one packet: few, so that a process with a low limit has room for them, and so that one side makes
-/// the next ones while the other imports these.
+/// The most descriptors of one packet: few, so that a process with a low limit has room for them, and so that one side
+/// makes the next ones while the other imports these.
 pub(super) const DESCRIPTORS: usize = 0x8;
 /// The most mappings that one packet names.
 pub(super) const ENDED: usize = 0x200;
@@ -29,7 +30,8 @@ pub(super) enum Ask {
     Describe,
     /// Descriptors of extents, from one on.
     Extents,
-    /// Names of events, and their descriptors if they have any, from one on, which stand for what was submitted before the block was shared.
+    /// Names of events, and their descriptors if they have any, from one on, which stand for what was submitted before
+    /// the block was shared.
     Events,
     /// Nothing: a hold is over, and the work is done.
     LetGo,
@@ -60,8 +62,8 @@ pub(super) struct Message {
     pub(super) ask: Ask,
     pub(super) secret: Secret,
     pub(super) block: u64,
-    /// The first that is asked for; of [`Ask::Hold`] and [`Ask::Arrived`] the number in flight, or 0; of [`Ask::LetGo`] and
-    /// [`Ask::Unmapped`] that of the mapping, or 0 where none stays.
+    /// The first that is asked for; of [`Ask::Hold`] and [`Ask::Arrived`] the number in flight, or 0; of [`Ask::LetGo`]
+    /// and [`Ask::Unmapped`] that of the mapping, or 0 where none stays.
     pub(super) from: u64,
     pub(super) count: u32,
 }

@@ -1,5 +1,5 @@
-//! Memory of a device that stands in several processes: what others still map of this one's, which the driver has not back
-//! before they unmap it, and what this one keeps mapped of theirs without using it.
+//! Memory of a device that stands in several processes: what others still map of this one's, which the driver has not
+//! back before they unmap it, and what this one keeps mapped of theirs without using it.
 //!
 //! The room of shared blocks counts; who gives memory back waits, which costs one load where nothing is shared.
 
@@ -70,8 +70,8 @@ impl Elsewhere {
         self.awaited.load(Ordering::SeqCst) > 0
     }
 
-    /// Waits until those that were asked have ended their mappings, but not for ever; returns how many are left. What was waited
-    /// for in vain is not waited for again, so that a process that is stopped delays this one once.
+    /// Waits until those that were asked have ended their mappings, but not for ever; returns how many are left. What
+    /// was waited for in vain is not waited for again, so that a process that is stopped delays this one once.
     fn wait(&self, patience: Duration) -> u64 {
         let is_open = |counts: &mut Counts| counts.asked > counts.given_up;
         let waited = self.ended.wait_timeout_while(lock(&self.counts), patience, is_open);
@@ -99,7 +99,8 @@ impl Elsewhere {
         }
     }
 
-    /// Ends what this process keeps mapped of others' blocks and does not use: the memory is the driver's then, unless it refuses.
+    /// Ends what this process keeps mapped of others' blocks and does not use: the memory is the driver's then, unless
+    /// it refuses.
     pub(in crate::memory) fn end_idle(&self) {
         if self.idle.load(Ordering::Relaxed) > 0 {
             // As long as the most that is kept idle may take.

@@ -1,12 +1,12 @@
-//! The regions that shared blocks lie in: lists of extents, by whose numbers other processes keep what they have mapped.
+//! The regions that shared blocks lie in: lists of extents, by whose numbers other processes keep what is mapped.
 //!
-//! A block in the same place as an earlier one lies in the same region, so a process that keeps the region mapped maps nothing for
-//! it. A region ends when the first of its extents is given back to the driver, which may give the extent's number to another one
-//! then. Until then it is the same memory, at whatever addresses the owner has its pages.
+//! A block in the same place as an earlier one lies in the same region, so a process that keeps the region mapped maps
+//! nothing for it. A region ends when the first of its extents is given back to the driver, which may give the extent's
+//! number to another one then. Until then it is the same memory, at whatever addresses the owner has its pages.
 //!
-//! A mapping that another process keeps, though it has let go of every block there, never delays this process: the pages are used
-//! again and moved as if it were not there. It only keeps physical memory from going back to the driver. So once the region has
-//! ended, the process is asked to end its mapping, and the thread that gives memory back waits a while for that.
+//! A mapping that another process keeps of a region never delays this process, which uses and moves the pages as if it
+//! were not there: it only keeps physical memory from going back to the driver. So once the region has ended, the
+//! process is asked to end it, and the thread that gives memory back waits a while.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -52,8 +52,8 @@ static REGIONS: OnceLock<Mutex<ByExtent>> = OnceLock::new();
 /// Counts the times that a region has ended of which another process keeps a mapping.
 static ENDED: AtomicU64 = AtomicU64::new(0);
 
-/// Ends the regions that an extent is part of, which is about to go back to the driver, and has other processes asked to end their
-/// mappings.
+/// Ends the regions that an extent is part of, which is about to go back to the driver, and has other processes asked
+/// to end their mappings.
 pub(in crate::memory::device) fn end_with(device: Device, extent: Extent) {
     let Some(regions) = REGIONS.get() else { return };
     // Dropped after the lock, which the end of a region takes.

@@ -1,5 +1,5 @@
-//! How this room reaches the thread that talks to other processes, which is of the room of shared blocks: it is woken, looks
-//! what is to be done, and says when it has been.
+//! How this room reaches the thread that talks to other processes, which is of the room of shared blocks: it is woken,
+//! looks what is to be done, and says when it has been.
 //!
 //! The thread starts with the first block that is shared or attached. Nothing is asked of it before.
 
@@ -38,8 +38,8 @@ pub(in crate::memory) fn wake() {
     }
 }
 
-/// Has the thread end the idle mappings for a device, and waits until it has tried to: not for ever, as it may be in a logger
-/// that waits for the calling thread.
+/// Has the thread end the idle mappings for a device, and waits until it has tried to: not for ever, as it may be in a
+/// logger that waits for the calling thread.
 pub(super) fn end_idle(device: Device, patience: Duration) {
     let mut asked = lock(&ASKED);
     asked.push(device);
