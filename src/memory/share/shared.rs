@@ -57,15 +57,13 @@ pub(super) struct InRegion {
 #[derive(Debug)]
 struct SharedBlocks {
     by_number: BTreeMap<u64, Arc<SharedBlock>>,
-    next: u64,
     look_at: usize,
 }
 
 /// With fewer blocks it is not worth looking for those that are gone.
 const LOOK_LEAST: usize = 0x40;
 
-static BLOCKS: Mutex<SharedBlocks> =
-    Mutex::new(SharedBlocks { by_number: BTreeMap::new(), next: 1, look_at: LOOK_LEAST });
+static BLOCKS: Mutex<SharedBlocks> = Mutex::new(SharedBlocks { by_number: BTreeMap::new(), look_at: LOOK_LEAST });
 
 impl SharedBlocks {
     /// Forgets the blocks that were freed and that no process holds.
@@ -81,6 +79,7 @@ impl SharedBlocks {
 /// `ErrorKind::InvalidValue` for memory that cannot be shared, or a captured stream; `ErrorKind::Asleep`;
 /// `ErrorKind::Library` if the driver refuses.
 pub(super) fn share(block: Allocation, bytes: u64, stream: Option<&Stream>) -> Result<Arc<SharedBlock>> {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
     check_live(block)?;
     let memory = block.cache.memory;
     if let Some(service) = block.cache.service() {
@@ -115,8 +114,7 @@ pub(super) fn share(block: Allocation, bytes: u64, stream: Option<&Stream>) -> R
         }
         let known = blocks.by_number.get(&sharing.number()).cloned();
         known.unwrap_or_else(|| {
-            let number = blocks.next;
-            blocks.next += 1;
+            let number = NEXT.fetch_add(1, Ordering::Relaxed);
             sharing.set_number(number);
             let shared = Arc::new(SharedBlock {
                 number,

@@ -26,8 +26,8 @@ fn new() -> io::Result<OwnedFd> {
 }
 
 fn address(name: &[u8; 16]) -> io::Result<SocketAddrUnix> {
-    let digits: String = name.iter().map(|byte| format!("{byte:02x}")).collect();
-    Ok(SocketAddrUnix::new_abstract_name(format!("gpupool-share-{digits}").as_bytes())?)
+    let name = format!("gpupool-share-{:032x}", u128::from_be_bytes(*name));
+    Ok(SocketAddrUnix::new_abstract_name(name.as_bytes())?)
 }
 
 /// Listens under a name.

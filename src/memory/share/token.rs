@@ -117,10 +117,10 @@ pub(super) fn uuid_of(device: Device) -> Result<DeviceUuid> {
 pub(super) fn device_with(uuid: &DeviceUuid) -> Result<Device> {
     let known = (0..).map(Device::from_ordinal).zip(uuids()?).find(|(_, known)| *known == uuid);
     known.map(|(device, _)| device).ok_or_else(|| {
-        let digits: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
         Error::invalid_value(format!(
-            "the shared buffer is on the device with the UUID {digits}, which this process does not see: make it visible here \
-             (CUDA_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES)"
+            "the shared buffer is on the device with the UUID {:032x}, which this process does not see: make it visible \
+             here (CUDA_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES)",
+            u128::from_be_bytes(*uuid)
         ))
     })
 }
