@@ -99,7 +99,7 @@ impl DeviceBuffer {
     pub fn address(&self) -> u64 {
         match &self.held {
             Held::Block(block) => block.address(),
-            Held::Attached(attached) => attached.address(),
+            Held::Attached(attached) => attached.address,
             Held::Nothing => 0,
         }
     }
@@ -265,8 +265,7 @@ impl DeviceBuffer {
             Held::Attached(attached) => Err(Error::invalid_value(format!(
                 "{:#x} is memory of another process, which alone can share it: pass its token on, or copy the {} bytes to a \
                  buffer of this process",
-                attached.address(),
-                attached.bytes()
+                attached.address, attached.bytes
             ))),
             Held::Nothing => Err(Error::invalid_value("an empty buffer has no memory to share: send its size alone")),
         }
@@ -286,7 +285,7 @@ impl DeviceBuffer {
 /// ended or does not answer, or this process can open no more files; `ErrorKind::Library` if the driver refuses.
 pub fn attach(token: &ShareToken, device: Option<Device>, stream: Option<&Stream>) -> Result<DeviceBuffer> {
     let (attached, stream) = share::attach(token, device, stream)?;
-    Ok(DeviceBuffer { bytes: attached.bytes(), held: Held::Attached(Box::new(attached)), stream })
+    Ok(DeviceBuffer { bytes: attached.bytes, held: Held::Attached(Box::new(attached)), stream })
 }
 
 impl Drop for DeviceBuffer {

@@ -4,6 +4,7 @@ use super::cache::DeviceCaches;
 use super::host::empty_pinned_cache;
 use super::pool::{MemoryLimit, Pool, refuse_no_fraction, replace_limit};
 use super::serve::{Patience, device_caches, trim_pools};
+use super::tuning::WAIT;
 use crate::error::Result;
 use crate::ids::Device;
 use crate::process;
@@ -79,7 +80,7 @@ pub(crate) fn empty_cache_of(device: Option<Device>, patience: Patience) -> Resu
     let mut released = 0;
     let mut outcome = Ok(());
     for caches in DeviceCaches::of_devices().filter(|caches| device.is_none_or(|on| caches.memory.location == on)) {
-        caches.memory.end_idle_attachments();
+        caches.memory.elsewhere.end_idle();
         let may_go = |pool: &Pool| !pool.keeps_segments();
         let trimmed = trim_pools(caches, ThisThread::get(), patience, may_go);
         // What other threads have in hand may wait for the GPU, too.
@@ -90,7 +91,7 @@ pub(crate) fn empty_cache_of(device: Option<Device>, patience: Patience) -> Resu
                 Err(error) => outcome = outcome.and(Err(error)),
             }
         }
-        caches.memory.wait_for_processes();
+        caches.memory.elsewhere.wait_for_processes(WAIT);
     }
     outcome.map(|()| released)
 }

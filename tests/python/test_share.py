@@ -106,6 +106,7 @@ def test_strangers_get_nothing_and_harm_no_other(case):
         "a_process_that_is_killed_is_not_waited_for",
         "a_forked_child_leaves_it_alone",
         "a_process_without_room_for_files_attaches",
+        "a_process_without_room_for_an_event_holds_nothing",
         "whatever_call_fails_it_ends",
     ],
 )

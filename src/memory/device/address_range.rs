@@ -4,11 +4,10 @@
 //! A mapping is on the list of all that is mapped before it is asked which devices are peers, and a device is a peer before
 //! that list is read to let it in. So each mapping is opened for each peer, by the thread that comes second.
 
-use std::sync::OnceLock;
-
 use rustix::process::{Resource, getrlimit};
 
 use super::access::{BUSY_EXTENTS, Mapped, Peers, Placed, Turn, reaches};
+use super::elsewhere::end_with;
 use super::pages::Mapping;
 use super::supply::with_limits;
 use crate::error::{Error, ErrorKind, OutOfMemory, Result, StatusKind, Wanted};
@@ -27,15 +26,6 @@ const ROOM_LEAST: u64 = if cfg!(loom) {
     0x100_0000_0000
 };
 const ROOM_MOST: u64 = if cfg!(miri) { ROOM_LEAST } else { 0x1000_0000_0000 };
-
-/// Told of an extent that is about to go back to the driver; set by the room of shared blocks.
-static ON_RELEASE: OnceLock<fn(MemoryLocation, Extent)> = OnceLock::new();
-
-/// Sets what is told of an extent before it goes back to the driver, which may give its number to a new one then. No lock is held
-/// there.
-pub(in crate::memory) fn set_on_release(tell: fn(MemoryLocation, Extent)) {
-    let _ = ON_RELEASE.set(tell);
-}
 
 /// Addresses reserved for a device's pages, which stand at offsets in it.
 #[derive(Debug)]
@@ -182,9 +172,8 @@ impl AddressRange {
     /// # Safety
     /// [`AddressRange::create`] made the extent, and its only owner gives it up.
     pub(in crate::memory) unsafe fn release(&self, extent: Extent) -> Result<()> {
-        if let Some(tell) = ON_RELEASE.get() {
-            tell(self.location, extent);
-        }
+        // The driver may give the extent's number to a new one then.
+        end_with(self.location, extent);
         let _turn = BUSY_EXTENTS.take([extent]);
         // SAFETY: the caller owns the extent and gives it up.
         self.driver(|runtime| unsafe { runtime.extent_release(extent) })

@@ -98,7 +98,7 @@ impl DeviceMemory {
             moved_pages: AtomicU64::new(0),
             pieces: Pieces::default(),
             retries: AtomicU64::new(0),
-            elsewhere: Elsewhere::default(),
+            elsewhere: Elsewhere::new(location),
             attached: AtomicU64::new(0),
             sent: AtomicU64::new(0),
             failures: AtomicU64::new(0),

@@ -22,9 +22,11 @@ mod under_way;
 mod until;
 
 pub(in crate::memory) use access::{Placed, reaches};
-pub(in crate::memory) use address_range::{set_on_release, with_device};
+pub(in crate::memory) use address_range::with_device;
 pub(in crate::memory) use device_memory::DeviceMemory;
-pub(in crate::memory) use elsewhere::set_end_idle;
+pub(in crate::memory) use elsewhere::{
+    DescribedExtent, KeptMapping, Region, end_where_asked, regions_ended, wake, wakeup,
+};
 pub(in crate::memory) use event_pool::EventPool;
 pub(in crate::memory) use live_peak::LivePeak;
 pub(in crate::memory) use pages::{BLOCKS_MAX, Entry, Invalid, LENT, Mapping, Pages};

@@ -12,9 +12,10 @@ use super::allocators::{handler_alloc_from, handler_free_to};
 use crate::error::{Error, Result};
 use crate::ids::Device;
 use crate::library::DeviceMemHandler;
+use crate::memory::device::with_device;
 use crate::memory::route::{PoolScope, PoolToken, PoolUse, allocate};
 use crate::memory::serve::{Allocation, find, free, owns};
-use crate::runtime::{self, BoundDevice, RelaxedCapture, Stream};
+use crate::runtime::Stream;
 use crate::sync::lock;
 
 /// Where a library's handles on one device take memory from: a pool, or the driver where there is none.
@@ -68,10 +69,7 @@ impl LibraryMemory {
             let _scope = PoolScope::new(in_use, false)?;
             return allocate(bytes, stream).map(Allocation::address);
         }
-        let runtime = runtime::get()?;
-        let _bound = BoundDevice::of(runtime, self.device)?;
-        let _relaxed = RelaxedCapture::new(runtime)?;
-        runtime.memory_allocate(bytes)
+        with_device(self.device, |runtime| runtime.memory_allocate(bytes))
     }
 
     /// Takes back what the library has done with, in the stream's order.
@@ -87,12 +85,9 @@ impl LibraryMemory {
         }
         // The driver waits for the work of most memory before it frees it, but not for that of its own pools.
         stream.synchronize()?;
-        let runtime = runtime::get()?;
-        let _bound = BoundDevice::of(runtime, self.device)?;
-        let _relaxed = RelaxedCapture::new(runtime)?;
         // SAFETY: the caller's library gives the memory up; what is no memory of the driver's, the driver refuses.
-        unsafe { runtime.memory_free(address) }.map_err(|error| {
-            error.on(self.device).advised(format_args!(
+        with_device(self.device, |runtime| unsafe { runtime.memory_free(address) }).map_err(|error| {
+            error.advised(format_args!(
                 "A library freed {address:#x}, which neither gpupool nor the driver gave it, or freed it twice"
             ))
         })

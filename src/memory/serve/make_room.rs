@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::ids::Device;
 use crate::memory::cache::DeviceCaches;
 use crate::memory::pool::Pool;
+use crate::memory::tuning::WAIT;
 use crate::sync::ThisThread;
 
 /// Has the driver get as much back as can be had: what those pools have free for which `is_meant` is true, once the GPU is
@@ -18,8 +19,8 @@ use crate::sync::ThisThread;
 pub(super) fn make_room(caches: &'static DeviceCaches, thread: ThisThread, is_meant: impl Fn(&Pool) -> bool) {
     let _ = caches.memory.under_way.wait();
     let _ = trim_pools(caches, thread, Patience::Wait, is_meant);
-    caches.memory.end_idle_attachments();
-    caches.memory.wait_for_processes();
+    caches.memory.elsewhere.end_idle();
+    caches.memory.elsewhere.wait_for_processes(WAIT);
 }
 
 /// Gives back what pools that help others have free on the device, after waiting for work that uses it.

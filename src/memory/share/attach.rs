@@ -1,8 +1,8 @@
-//! How a block that another process shares is attached: its owner notes that this process holds it, the stream waits for the
-//! owner's events, and the block's region is found in the mapping cache, or mapped.
+//! How a block that another process shares is attached: its owner notes that this process holds it, the stream waits
+//! for the owner's events, and the block's region is found in the mapping cache, or mapped.
 //!
-//! If any of this fails, all is as before: the block is let go, and what was mapped is unmapped. What the owner says of its memory
-//! is checked as far as this process could come to harm by it.
+//! If any of this fails, all is as before: the block is let go, and what was mapped is unmapped. What the owner says of
+//! its memory is checked as far as this process could come to harm by it.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
@@ -12,15 +12,15 @@ use log::debug;
 use rustix::process::geteuid;
 
 use super::attached::{AttachedBuffer, Attachment, BlockHold};
-use super::client::{Link, Owner};
+use super::client::{Given, Link, Owner};
 use super::mapping::{AttachedMapping, ImportedExtent, RegionKey};
 use super::mapping_cache::{self, MappedBlock};
 use super::token::{ShareToken, TokenFields, device_with, uuid_of};
-use super::wire::{Ask, DESCRIBED, DESCRIPTORS, DescribedExtent, HeldBlock, Message, described};
-use super::{broker, shared};
+use super::wire::{Ask, DESCRIBED, DESCRIPTORS, HeldBlock, described};
+use super::{background, broker, shared};
 use crate::error::{Error, Result};
 use crate::ids::Device;
-use crate::memory::device::{DeviceMemory, reaches};
+use crate::memory::device::{DescribedExtent, DeviceMemory, reaches};
 use crate::memory::serve::device_caches;
 use crate::memory::tuning::SIDE_BY_SIDE;
 use crate::observe::target::MEMORY;
@@ -28,15 +28,15 @@ use crate::process;
 use crate::runtime::{self, DeviceUuid, Event, ExportedEvent, Stream, get};
 
 /// The most extents of a block: each is a page at least, of the addresses that a GPU has.
-const EXTENTS_MOST: u32 = 0x100_0000;
+const EXTENTS_MOST: u64 = 0x100_0000;
 
-/// Attaches a block for the given device or that of the stream, and has the stream wait for what was submitted before the block
-/// was shared.
+/// Attaches a block for the given device or that of the stream, and has the stream wait for what was submitted before
+/// the block was shared.
 ///
 /// # Errors
-/// `ErrorKind::InvalidValue` for a token of elsewhere, a block that was freed, a device that cannot reach the memory, or a
-/// captured stream; `ErrorKind::Unavailable` if its owner has ended or does not answer, or the system has no descriptor
-/// left; `ErrorKind::Library` if the driver refuses. All is as before then.
+/// `ErrorKind::InvalidValue` for a token of elsewhere, a block that was freed, a device that cannot reach the memory,
+/// or a captured stream; `ErrorKind::Unavailable` if its owner has ended or does not answer, or the system has no
+/// descriptor left; `ErrorKind::Library` if the driver refuses. All is as before then.
 pub(in crate::memory) fn attach(
     token: &ShareToken,
     on: Option<Device>,
@@ -75,29 +75,23 @@ pub(in crate::memory) fn attach(
 /// Attaches a block of this process itself: the same memory, kept until this use of it is freed as well.
 fn attach_own(token: &TokenFields, memory: &'static DeviceMemory) -> Result<AttachedBuffer> {
     let block = shared::find(token.block).filter(|block| block.secret.is(&token.secret.0));
-    let block = block.filter(|block| block.hold(token.in_flight)).ok_or_else(|| {
+    let held = block.and_then(|block| Some((block.hold(token.in_flight)?, block)));
+    let (hold, block) = held.ok_or_else(|| {
         Error::invalid_value(format!(
             "process {} has freed the buffer, or never shared it: keep it there until it was attached",
             token.process
         ))
     })?;
-    let check_block = || {
-        let home = block.memory().device()?;
-        check(token, block.bytes, uuid_of(home)?)?;
-        if memory.location != home {
-            return Err(Error::invalid_value(format!(
-                "the buffer is this process's own, on {home}: use it on another device after enable_peer_access"
-            )));
-        }
-        block.place().map(drop)
-    };
-    if let Err(error) = check_block() {
-        block.sharing.let_go();
-        return Err(error);
+    let home = block.memory().device()?;
+    check(token, block.bytes, uuid_of(home)?)?;
+    if memory.location != home {
+        return Err(Error::invalid_value(format!(
+            "the buffer is this process's own, on {home}: use it on another device after enable_peer_access"
+        )));
     }
+    block.place()?;
     block.arrived(token.in_flight);
-    let address = block.block.address();
-    Ok(AttachedBuffer::new(BlockHold::Own(block), address, token.bytes, memory))
+    Ok(AttachedBuffer::new(BlockHold::Own(hold), block.block.address(), token.bytes, memory))
 }
 
 /// Refuses a token that differs from what the block's owner says of the block.
@@ -119,30 +113,24 @@ fn attach_others(
     memory: &'static DeviceMemory,
     stream: &Stream,
 ) -> Result<AttachedBuffer> {
-    let link = Owner::of(token).connect()?;
-    let mut attaching = Attaching { link, token, home, memory };
-    let mut answer = attaching.ask(Ask::Hold, token.in_flight, 0);
-    if answer.is_err() && attaching.link.is_broken() {
-        // An idle connection may have been closed since it was used.
-        attaching.link = attaching.link.owner.connect()?;
-        answer = attaching.ask(Ask::Hold, token.in_flight, 0);
-    }
-    let (held, _) = answer?;
-    match attaching.find_or_map(&held, stream) {
+    let link = Owner::of(token).connect(token)?;
+    let held = link.ask(Ask::Hold, token.in_flight, 0)?;
+    let let_go = token.message(Ask::LetGo, 0, 0);
+    let attaching = Attaching { link, home, memory };
+    match attaching.find_or_map(held, stream) {
         Ok(block) => {
             if token.in_flight > 0 {
                 // If the owner has ended, nothing is to be sent.
-                let _ = attaching.send(Ask::Arrived, token.in_flight, 0);
+                let _ = attaching.link.send(Ask::Arrived, token.in_flight, 0);
             }
-            let (address, let_go) = (block.address, attaching.message(Ask::LetGo, 0, 0));
-            let owner = attaching.link.put_back();
-            let attachment = Attachment { block, home, owner, let_go, ending: None };
+            let address = block.address;
+            let attachment = Attachment { block, home, owner: attaching.link.put_back(), let_go, ending: None };
             Ok(AttachedBuffer::new(BlockHold::Others(attachment), address, token.bytes, memory))
         }
         Err(error) => {
-            if attaching.send(Ask::LetGo, 0, 0).is_ok() {
-                attaching.link.put_back();
-            }
+            // The connection is closed, as answers may still come by it.
+            let owner = attaching.link.owner;
+            background::now_or_later(move || Ok(owner.notify(&let_go)));
             Err(error)
         }
     }
@@ -150,138 +138,108 @@ fn attach_others(
 
 /// A block of another process that is being attached.
 #[derive(Debug)]
-struct Attaching<'a> {
+struct Attaching {
     link: Link,
-    token: &'a TokenFields,
     /// The device that has the block.
     home: Device,
     /// Of the device that it is attached for.
     memory: &'static DeviceMemory,
 }
 
-impl Attaching<'_> {
-    const fn message(&self, ask: Ask, from: u64, count: u32) -> Message {
-        Message { ask, secret: self.token.secret, block: self.token.block, from, count }
-    }
-
-    fn send(&self, ask: Ask, from: u64, count: u32) -> Result<()> {
-        self.link.send(&self.message(ask, from, count))
-    }
-
-    fn ask(&self, ask: Ask, from: u64, count: u32) -> Result<(Vec<u8>, Vec<OwnedFd>)> {
-        self.send(ask, from, count)?;
-        self.link.answer()
-    }
-
-    /// Has the stream wait for the owner's events, and returns the block where its region is mapped here. `held` is the answer to
-    /// [`Ask::Hold`].
-    fn find_or_map(&self, held: &[u8], stream: &Stream) -> Result<MappedBlock> {
-        let (held, names) = HeldBlock::from_bytes(held)
+impl Attaching {
+    /// Has the stream wait for the owner's events, and returns the block where its region is mapped here. `held` is the
+    /// answer to [`Ask::Hold`].
+    fn find_or_map(&self, (held, descriptors): Given, stream: &Stream) -> Result<MappedBlock> {
+        let (held, names) = HeldBlock::from_bytes(&held)
             .filter(|(held, _)| held.extents <= EXTENTS_MOST)
             .ok_or_else(|| Error::internal("a process that shares memory describes it in a way that is not known"))?;
-        self.wait(&held, names, stream)?;
-        check(self.token, held.bytes, held.device)?;
-        let region = RegionKey { owner: self.link.owner.name, region: held.region, location: self.memory.location };
-        if let Some(block) = mapping_cache::find(&region, self.token.block, &held) {
+        self.wait_for(names, descriptors?, stream)?;
+        for from in (names.len() as u64 / 64..held.events).step_by(DESCRIPTORS) {
+            let (names, descriptors) = self.link.ask(Ask::Events, from, DESCRIPTORS as u32)?;
+            self.wait_for(&names, descriptors?, stream)?;
+        }
+        let Link { owner, token, .. } = &self.link;
+        check(token, held.bytes, held.device)?;
+        let region = RegionKey { owner: owner.name, region: held.region, location: self.memory.location };
+        if let Some(block) = mapping_cache::find(&region, token.block, &held) {
             return Ok(block);
         }
         let mapping = self.map(&held, region)?;
-        // Without a channel the mapping cannot stay once the block is let go. It is opened last, as mapping may need the last
-        // descriptors that this process may open.
-        if let Err(error) = self.link.owner.open_channel(&self.message(Ask::Channel, 0, 0)) {
+        // Without a channel the mapping cannot stay once the block is let go. It is opened last, as mapping may need
+        // the last descriptors that this process may open.
+        if let Err(error) = owner.open_channel(token) {
             debug!(target: MEMORY, "attached memory will not stay mapped: {error}");
         }
-        Ok(mapping_cache::add(mapping, self.token.block, &held))
+        Ok(mapping_cache::add(mapping, token.block, &held))
     }
 
-    /// Has the stream wait for what was submitted before the block was shared: the events that came along, and the others.
-    fn wait(&self, held: &HeldBlock, names: &[[u8; 64]], stream: &Stream) -> Result<()> {
-        let wait_for = |exported| stream.wait(&Event::import(stream.device(), exported)?);
-        for name in names {
-            wait_for(ExportedEvent { name: *name, descriptor: None })?;
-        }
-        let mut from = names.len() as u32;
-        while from < held.events {
-            let count = (held.events - from).min(DESCRIPTORS as u32);
-            let (names, descriptors) = self.ask(Ask::Events, from.into(), count)?;
-            let mut descriptors = descriptors.into_iter();
-            for name in names.as_chunks::<64>().0 {
-                wait_for(ExportedEvent { name: *name, descriptor: descriptors.next() })?;
-            }
-            from += count;
-        }
-        Ok(())
+    /// Has the stream wait for events with these names and descriptors.
+    fn wait_for(&self, names: &[u8], descriptors: Vec<OwnedFd>, stream: &Stream) -> Result<()> {
+        let mut descriptors = descriptors.into_iter();
+        names.as_chunks().0.iter().try_for_each(|name| {
+            let exported = ExportedEvent { name: *name, descriptor: descriptors.next() };
+            stream.wait(&Event::import(stream.device(), exported)?)
+        })
     }
 
     /// Maps the region of the block.
     fn map(&self, held: &HeldBlock, region: RegionKey) -> Result<AttachedMapping> {
-        let all = self.described(held.extents as usize)?;
+        let all = self.described(held.extents)?;
         let bytes = all.iter().try_fold(0_u64, |sum, each| sum.checked_add(each.bytes));
         let is_inside = held.lead.checked_add(held.bytes).is_some_and(|end| bytes.is_some_and(|bytes| end <= bytes));
         if !is_inside {
             return Err(Error::internal("a shared block does not lie in its region"));
         }
-        let known: Vec<_> = all.iter().map(|each| ImportedExtent::known(&self.link.owner, each.extent)).collect();
-        let missing: Vec<_> = (0..all.len()).filter(|at| known[*at].is_none()).collect();
-        let mut imported = self.import(&all, &missing)?.into_iter();
-        let extents = known.into_iter().zip(&all);
-        let extents = extents.map(|(known, each)| Some((known.or_else(|| imported.next())?, each.bytes)));
-        let extents = extents.collect::<Option<_>>().ok_or_else(|| Error::internal("an extent was not taken up"))?;
-        AttachedMapping::map(self.memory, self.home, &self.link.owner, region, extents)
+        let owner = &self.link.owner;
+        let mut imported: Vec<_> = all.iter().map(|each| ImportedExtent::known(owner, each.extent)).collect();
+        self.import(&all, &mut imported)?;
+        let extents = imported.into_iter().flatten().zip(all.iter().map(|each| each.bytes)).collect();
+        let mut mapping = AttachedMapping::new(self.memory, owner, region);
+        if let Err(error) = mapping.map(self.home, extents) {
+            mapping.end_soon();
+            return Err(error);
+        }
+        Ok(mapping)
     }
 
     /// Returns so many extents as their owner describes them.
-    fn described(&self, extents: usize) -> Result<Vec<DescribedExtent>> {
+    fn described(&self, extents: u64) -> Result<Vec<DescribedExtent>> {
         let mut all = Vec::new();
-        while all.len() < extents {
-            let count = (extents - all.len()).min(DESCRIBED) as u32;
-            let (packet, _) = self.ask(Ask::Describe, all.len() as u64, count)?;
-            match described(&packet).filter(|described| !described.is_empty()) {
-                Some(described) => all.extend(described),
-                None => return Err(Error::internal("a process that shares memory describes less than it has")),
-            }
+        for from in (0..extents).step_by(DESCRIBED) {
+            let (packet, _) = self.link.ask(Ask::Describe, from, DESCRIBED as u32)?;
+            all.extend(described(&packet).into_iter().flatten());
         }
-        Ok(all)
+        if all.len() as u64 == extents {
+            Ok(all)
+        } else {
+            Err(Error::internal("a process that shares memory describes other extents than it has"))
+        }
     }
 
-    /// Imports the extents at the given places of the list.
-    fn import(&self, all: &[DescribedExtent], missing: &[usize]) -> Result<Vec<Arc<ImportedExtent>>> {
+    /// Imports those extents that are not imported yet.
+    fn import(&self, all: &[DescribedExtent], imported: &mut [Option<Arc<ImportedExtent>>]) -> Result<()> {
+        let missing: Vec<_> = (0..all.len()).filter(|at| imported[*at].is_none()).collect();
         // One message asks for a run. The first run is short, as nothing can be imported before it is here.
         let (first, rest) = missing.split_at(missing.len().min(SIDE_BY_SIDE));
         let runs = [first, rest].into_iter().flat_map(|part| part.chunk_by(|one, next| one + 1 == *next));
         let mut runs = runs.flat_map(|run| run.chunks(DESCRIPTORS));
-        let (mut imported, mut asked) = (Vec::new(), VecDeque::new());
+        let mut asked = VecDeque::new();
         loop {
             while asked.len() < SIDE_BY_SIDE
                 && let Some(run) = runs.next()
             {
-                self.send(Ask::Extents, run[0] as u64, run.len() as u32)?;
+                self.link.send(Ask::Extents, run[0] as u64, run.len() as u32)?;
                 asked.push_back(run);
             }
-            let Some(run) = asked.pop_front() else { return Ok(imported) };
-            if let Err(error) = self.import_run(all, run, &mut imported) {
-                // The answers that are still on their way must not be read as those to later messages.
-                asked.iter().for_each(|_| drop(self.link.answer()));
-                return Err(error);
+            let Some(run) = asked.pop_front() else { return Ok(()) };
+            let descriptors = self.link.answer()?.1?;
+            if descriptors.len() != run.len() {
+                return Err(Error::internal("a process that shares memory sent fewer descriptors than it has extents"));
+            }
+            for (at, descriptor) in run.iter().zip(descriptors) {
+                let (owner, number) = (&self.link.owner, all[*at].extent);
+                imported[*at] = Some(ImportedExtent::new(owner, number, self.memory.location, descriptor.as_fd())?);
             }
         }
-    }
-
-    /// Imports the extents whose descriptors come with one answer, and closes these.
-    fn import_run(
-        &self,
-        all: &[DescribedExtent],
-        run: &[usize],
-        imported: &mut Vec<Arc<ImportedExtent>>,
-    ) -> Result<()> {
-        let (_, descriptors) = self.link.answer()?;
-        if descriptors.len() != run.len() {
-            return Err(Error::internal("a process that shares memory sent fewer descriptors than it has extents"));
-        }
-        for (at, descriptor) in run.iter().zip(descriptors) {
-            let number = all[*at].extent;
-            imported.push(ImportedExtent::new(&self.link.owner, number, self.memory.location, descriptor.as_fd())?);
-        }
-        Ok(())
     }
 }

@@ -1,7 +1,7 @@
 //! Attached memory: what a buffer of it has in place of a block of its own, and how it is let go.
 //!
-//! Once a buffer is freed, the broker's thread lets its memory go as soon as the work that used it is done: no caller waits, and
-//! the owner can use the memory again at once. The memory stays mapped for the next time, or is unmapped.
+//! Once a buffer is freed, the broker's thread lets its memory go as soon as the work that used it is done: no caller
+//! waits, and the owner can use the memory again at once. The memory stays mapped for the next time, or is unmapped.
 
 use std::sync::{Arc, Mutex};
 
@@ -9,7 +9,7 @@ use super::background;
 use super::client::Owner;
 use super::mapping::AttachedMapping;
 use super::mapping_cache::{self, MappedBlock};
-use super::shared::SharedBlock;
+use super::shared::Hold;
 use super::wire::Message;
 use crate::error::{Error, Result};
 use crate::ids::Device;
@@ -23,8 +23,8 @@ use crate::sync::{ThisThread, lock};
 #[derive(Debug)]
 pub(in crate::memory) struct AttachedBuffer {
     hold: BlockHold,
-    address: u64,
-    bytes: u64,
+    pub(in crate::memory) address: u64,
+    pub(in crate::memory) bytes: u64,
     memory: &'static DeviceMemory,
     users: Mutex<Vec<BlockUser>>,
 }
@@ -35,7 +35,7 @@ pub(super) enum BlockHold {
     /// A block of another process, which is held there.
     Others(Attachment),
     /// A block of this process, attached by itself.
-    Own(Arc<SharedBlock>),
+    Own(Hold),
 }
 
 /// A block of another process, in a region that is mapped here.
@@ -48,12 +48,12 @@ pub(super) struct Attachment {
     /// The message that lets it go, where no mapping stays.
     pub(super) let_go: Message,
     /// Its mapping, once that was taken out of the cache: it ends before the block is let go.
-    pub(super) ending: Option<AttachedMapping>,
+    pub(super) ending: Option<Box<AttachedMapping>>,
 }
 
 impl Attachment {
-    /// Lets the block go. Its region stays mapped if possible; otherwise it is unmapped before. Returns false where there is no
-    /// room for the message to the owner: it is to be called again.
+    /// Lets the block go. Its region stays mapped if possible; otherwise it is unmapped before. Returns false where
+    /// there is no room for the message to the owner: it is to be called again.
     ///
     /// # Errors
     /// Those of the driver. It is to be called again then, too.
@@ -62,18 +62,16 @@ impl Attachment {
             && let Some(channel) = self.owner.channel()
             && mapping_cache::may_stay(&self.block)
         {
-            match channel.send(&Message { from: self.block.mapping, ..self.let_go }) {
-                Ok(true) => {
-                    mapping_cache::settle(&self.block).into_iter().for_each(AttachedMapping::end_soon);
-                    return Ok(true);
+            // If it cannot be sent, the owner could not ask for the end of the mapping any more, so that does not stay.
+            if let Ok(is_sent) = channel.send(&Message { from: self.block.mapping, ..self.let_go }) {
+                if is_sent {
+                    mapping_cache::end_use(&self.block, true);
                 }
-                Ok(false) => return Ok(false),
-                // The owner could not ask for the end of the mapping any more, so it does not stay.
-                Err(_) => {}
+                return Ok(is_sent);
             }
         }
         if self.ending.is_none() {
-            self.ending = mapping_cache::take_last(&self.block);
+            self.ending = mapping_cache::take_last(&self.block).map(Box::new);
         }
         if let Some(mapping) = &mut self.ending {
             mapping.end()?;
@@ -81,36 +79,15 @@ impl Attachment {
         }
         let is_let_go = self.owner.notify(&self.let_go);
         if is_let_go {
-            mapping_cache::forget(&self.block);
+            mapping_cache::end_use(&self.block, false);
         }
         Ok(is_let_go)
-    }
-}
-
-impl BlockHold {
-    /// Lets the memory go, all work with which is done; false where it is to be called again.
-    fn end(&mut self) -> Result<bool> {
-        match self {
-            Self::Others(attachment) => attachment.end(),
-            Self::Own(block) => {
-                block.sharing.let_go();
-                Ok(true)
-            }
-        }
     }
 }
 
 impl AttachedBuffer {
     pub(super) fn new(hold: BlockHold, address: u64, bytes: u64, memory: &'static DeviceMemory) -> Self {
         Self { hold, address, bytes, memory, users: Mutex::default() }
-    }
-
-    pub(in crate::memory) const fn address(&self) -> u64 {
-        self.address
-    }
-
-    pub(in crate::memory) const fn bytes(&self) -> u64 {
-        self.bytes
     }
 
     /// Refuses a stream of a device that the memory was not attached for, and that is no peer which reaches it.
@@ -143,8 +120,8 @@ impl AttachedBuffer {
         Ok(())
     }
 
-    /// Lets the memory go once the work so far on its streams is done: `own`, which need not be alive, and the one that is
-    /// named.
+    /// Lets the memory go once the work so far on its streams is done: `own`, which need not be alive, and the one that
+    /// is named.
     pub(in crate::memory) fn free(self, own: &Stream, on: Option<&Stream>) -> Result<()> {
         process::refuse_forked()?;
         let thread = ThisThread::get();
@@ -158,7 +135,14 @@ impl AttachedBuffer {
         }
         let (mut hold, memory) = (self.hold, self.memory);
         let mut until = Waiting::for_users(0, &users, &memory.events, thread).until;
-        background::later(move || if until.is_done(&memory.events, false)? { hold.end() } else { Ok(false) });
+        background::later(move || {
+            Ok(until.is_done(&memory.events, false)?
+                && match &mut hold {
+                    BlockHold::Others(attachment) => attachment.end()?,
+                    // It goes with this.
+                    BlockHold::Own(_hold) => true,
+                })
+        });
         Ok(())
     }
 }

@@ -1,20 +1,15 @@
 //! What the broker's thread does besides talking to other processes: tasks that are tried until they are done.
 //!
-//! A caller that frees attached memory leaves a task here and goes on: the work that uses the memory may not be done, the driver
-//! may refuse, and there may be no room for a message to the memory's owner. So the owner has its memory back even if this process
-//! never calls gpupool again. An eventfd, the wakeup, ends the thread's wait.
+//! A caller that frees attached memory leaves a task here and goes on: the work that uses the memory may not be done,
+//! the driver may refuse, and there may be no room for a message to the memory's owner. So the owner has its memory
+//! back even if this process never calls gpupool again.
 
-use std::os::fd::OwnedFd;
-use std::sync::{Mutex, OnceLock};
-use std::time::{Duration, Instant};
+use std::sync::Mutex;
 
 use log::Level;
-use rustix::event::{EventfdFlags, eventfd};
-use rustix::io::write;
 
 use crate::error::Result;
-use crate::memory::device::log_out;
-use crate::memory::tuning::{RETRY, RETRY_MOST};
+use crate::memory::device::{log_out, wake};
 use crate::process;
 use crate::sync::lock;
 
@@ -22,24 +17,6 @@ use crate::sync::lock;
 type Task = Box<dyn FnMut() -> Result<bool> + Send>;
 
 static TASKS: Mutex<Vec<Task>> = Mutex::new(Vec::new());
-static WAKEUP: OnceLock<OwnedFd> = OnceLock::new();
-
-/// Returns the descriptor that is ready to be read after [`wake`], made by the first call.
-pub(super) fn wakeup() -> rustix::io::Result<&'static OwnedFd> {
-    if let Some(wakeup) = WAKEUP.get() {
-        return Ok(wakeup);
-    }
-    let wakeup = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-    Ok(WAKEUP.get_or_init(|| wakeup))
-}
-
-/// Ends the wait of the broker's thread.
-pub(super) fn wake() {
-    if let Some(wakeup) = WAKEUP.get() {
-        // It fails only where the count is at its limit, and the thread is being woken anyway.
-        let _ = write(wakeup, &1_u64.to_ne_bytes());
-    }
-}
 
 /// Leaves a task to the broker's thread.
 pub(super) fn later(task: impl FnMut() -> Result<bool> + Send + 'static) {
@@ -61,34 +38,11 @@ fn is_done(task: &mut dyn FnMut() -> Result<bool>) -> bool {
     })
 }
 
-/// When the tasks are tried: at once after a wakeup, then ever less often until all are done.
-#[derive(Debug, Default)]
-pub(super) struct Backoff {
-    next: Option<Instant>,
-    pause: Duration,
-}
-
-impl Backoff {
-    /// Has the tasks be tried at once.
-    pub(super) fn restart(&mut self) {
-        self.next = Some(Instant::now());
-        self.pause = RETRY / 10;
-    }
-
-    /// Returns how long it is until they are to be tried.
-    pub(super) fn wait(&self) -> Option<Duration> {
-        self.next.map(|next| next.saturating_duration_since(Instant::now()))
-    }
-
-    /// Tries all tasks if it is time to.
-    pub(super) fn try_tasks(&mut self) {
-        if self.next.is_none_or(|next| next > Instant::now()) {
-            return;
-        }
-        let mut tasks = std::mem::take(&mut *lock(&TASKS));
-        tasks.retain_mut(|task| !is_done(task));
-        self.next = (!tasks.is_empty()).then(|| Instant::now() + self.pause);
-        self.pause = (self.pause * 2).min(RETRY_MOST);
-        lock(&TASKS).append(&mut tasks);
-    }
+/// Tries all tasks, and returns whether some are left.
+pub(super) fn try_tasks() -> bool {
+    let mut tasks = std::mem::take(&mut *lock(&TASKS));
+    tasks.retain_mut(|task| !is_done(task));
+    let mut new = lock(&TASKS);
+    new.append(&mut tasks);
+    !new.is_empty()
 }

@@ -1,7 +1,7 @@
 //! The thread that serves the processes which attach this one's blocks, and that lets go of what this one has attached.
 //!
-//! It starts with the first block that is shared or attached and lives as long as the process. It waits only in one call of `poll`,
-//! for all descriptors: a process that stalls, sends garbage or is another user's delays no other.
+//! It starts with the first block that is shared or attached and lives as long as the process. It waits only in one
+//! call of `poll`, for all descriptors: a process that stalls, sends garbage or is another user's delays no other.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex};
@@ -12,13 +12,12 @@ use log::{debug, info};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::{Errno, read};
 
-use super::background::{Backoff, wakeup};
 use super::client::{self, Channel};
 use super::server::{self, Connection};
 use super::token::random;
-use super::{mapping_cache, regions, socket};
+use super::{background, mapping_cache, socket};
 use crate::error::{Error, Result};
-use crate::memory::device::{set_end_idle, set_on_release};
+use crate::memory::device::{end_where_asked, regions_ended, wakeup};
 use crate::memory::tuning::{A_FEW, RETRY, RETRY_MOST};
 use crate::observe::nvtx;
 use crate::observe::target::MEMORY;
@@ -29,8 +28,8 @@ use crate::sync::lock;
 const THREAD: &str = "gpupool-share";
 /// The most processes that are connected at a time.
 const CONNECTIONS_MOST: usize = 0x1000;
-/// The most of them that have shown no token, here called strangers. A process that attaches shows its token at once, so only
-/// others are disconnected, and this process keeps descriptors for itself.
+/// The most of them that have shown no token, here called strangers. A process that attaches shows its token at once,
+/// so only others are disconnected, and this process keeps descriptors for itself.
 const STRANGERS_MOST: usize = 0x40;
 
 /// The name that the thread listens under, once it runs.
@@ -55,11 +54,9 @@ pub(super) fn start() -> Result<[u8; 16]> {
     let name = random()?;
     let wakeup = wakeup().map_err(|error| refused("no descriptor to wake a thread by", &error))?;
     let listener = socket::listener(&name).map_err(|error| refused("no socket to listen on", &error))?;
-    set_on_release(regions::end_with);
-    set_end_idle(mapping_cache::end_idle_on);
     thread::Builder::new()
         .name(THREAD.to_owned())
-        .spawn(move || Broker { wakeup, listener, connections: Vec::new(), ended: 0 }.run())
+        .spawn(move || Broker { wakeup, listener, connections: Vec::new(), ended: 0, pause: None }.run())
         .map_err(|error| refused("no thread could be started", &error))?;
     *started = Some(name);
     // A logger is code of others, which may wait for a thread that waits for the lock.
@@ -74,16 +71,17 @@ struct Broker {
     wakeup: &'static OwnedFd,
     listener: OwnedFd,
     connections: Vec<Connection>,
-    /// As [`regions::ended`] was when the connections looked for mappings that are to end.
+    /// As [`regions_ended`] was when the connections looked for mappings that are to end.
     ended: u64,
+    /// How long until the tasks that are left are tried again, which they are ever less often after a wakeup.
+    pause: Option<Duration>,
 }
 
 impl Broker {
     fn run(mut self) {
         nvtx::name_thread(THREAD);
-        let mut backoff = Backoff::default();
         loop {
-            if let Err(error) = self.turn(&mut backoff) {
+            if let Err(error) = self.turn() {
                 // The system has no memory left.
                 debug!(target: MEMORY, "shared memory: poll: {error}");
                 thread::sleep(RETRY);
@@ -92,24 +90,21 @@ impl Broker {
     }
 
     /// Waits until there is something to do, and does it.
-    fn turn(&mut self, backoff: &mut Backoff) -> rustix::io::Result<()> {
+    fn turn(&mut self) -> rustix::io::Result<()> {
         let (channels, processes) = (client::channels(), server::watched());
         let is_behind = !self.notify(&channels);
-        let ready = self.poll(self.wait(backoff, is_behind), &channels, &processes)?;
+        let ready = self.poll(self.wait(is_behind), &channels, &processes)?;
         let mut ready = ready.into_iter();
         let mut is_ready = || ready.next().unwrap_or(false);
         if is_ready() {
             // Takes the count of wakeups so far.
             let _ = read(self.wakeup, &mut [0; 8]);
-            backoff.restart();
+            self.pause = None;
         }
         let is_listener_ready = is_ready();
         let ended: Vec<_> = processes.iter().filter(|_| is_ready()).map(|(process, _)| *process).collect();
         ended.iter().copied().for_each(server::end_process);
-        self.connections.retain_mut(|connection| {
-            let goes_on = !(is_ready() || connection.is_answering()) || connection.go_on();
-            goes_on && !connection.is_late() && !connection.is_of(&ended)
-        });
+        self.connections.retain_mut(|connection| connection.go_on(is_ready(), &ended));
         for channel in &channels {
             let (has_messages, has_ended) = (is_ready(), is_ready());
             if has_messages || has_ended {
@@ -119,13 +114,16 @@ impl Broker {
         if is_listener_ready {
             self.accept();
         }
-        backoff.try_tasks();
+        let pause = self.pause.map_or(RETRY / 10, |pause| (pause * 2).min(RETRY_MOST));
+        self.pause = background::try_tasks().then_some(pause);
+        // After the tasks, of which some leave an idle mapping.
+        end_where_asked(mapping_cache::end_idle_on);
         Ok(())
     }
 
     /// Sends the notifications to other processes; false where there is no room for some.
     fn notify(&mut self, channels: &[Arc<Channel>]) -> bool {
-        let ended = regions::ended();
+        let ended = regions_ended();
         if std::mem::replace(&mut self.ended, ended) != ended {
             self.connections.iter_mut().for_each(Connection::look_for_ended);
         }
@@ -136,29 +134,30 @@ impl Broker {
     }
 
     /// Returns how long to wait at most.
-    fn wait(&self, backoff: &Backoff, is_behind: bool) -> Option<Duration> {
-        let deadline = self.connections.iter().filter_map(Connection::deadline).min();
+    fn wait(&self, is_behind: bool) -> Option<Duration> {
+        let deadline = self.connections.iter().filter_map(|connection| connection.deadline).min();
         let deadline = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let retry = self.connections.iter().any(Connection::is_answering).then_some(RETRY);
-        [backoff.wait(), deadline, retry, is_behind.then_some(RETRY_MOST)].into_iter().flatten().min()
+        [self.pause, deadline, retry, is_behind.then_some(RETRY_MOST)].into_iter().flatten().min()
     }
 
-    /// Waits, and returns for each descriptor whether it is ready: the wakeup, the listener, each process's, each connection's, and
-    /// two of each channel.
+    /// Waits, and returns for each descriptor whether it is ready: the wakeup, the listener, each process's, each
+    /// connection's, and two of each channel.
     fn poll(
         &self,
         wait: Option<Duration>,
         channels: &[Arc<Channel>],
         processes: &[(i32, Arc<OwnedFd>)],
     ) -> rustix::io::Result<Vec<bool>> {
-        let mut polled = vec![PollFd::new(self.wakeup, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
-        polled.extend(processes.iter().map(|(_, pidfd)| PollFd::from_borrowed_fd(pidfd.as_fd(), PollFlags::IN)));
+        let readable = |descriptor| PollFd::from_borrowed_fd(descriptor, PollFlags::IN);
+        let mut polled = vec![readable(self.wakeup.as_fd()), readable(self.listener.as_fd())];
+        polled.extend(processes.iter().map(|(_, pidfd)| readable(pidfd.as_fd())));
         polled.extend(self.connections.iter().map(|connection| {
             let wanted = if connection.is_answering() { PollFlags::empty() } else { PollFlags::IN };
-            PollFd::from_borrowed_fd(connection.socket(), wanted)
+            PollFd::new(&connection.socket, wanted)
         }));
-        let of_channels = channels.iter().flat_map(|channel| [channel.socket(), channel.pidfd()]);
-        polled.extend(of_channels.map(|descriptor| PollFd::from_borrowed_fd(descriptor, PollFlags::IN)));
+        let of_channels = channels.iter().flat_map(|channel| [channel.socket.as_fd(), channel.pidfd.as_fd()]);
+        polled.extend(of_channels.map(readable));
         match poll(&mut polled, wait.map(socket::timespec).as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error),
@@ -166,7 +165,8 @@ impl Broker {
         Ok(polled.iter().map(|polled| !polled.revents().is_empty()).collect())
     }
 
-    /// Accepts a few of the processes that connect. Where there are too many strangers, those accepted first are disconnected.
+    /// Accepts a few of the processes that connect. Where there are too many strangers, those accepted first are
+    /// disconnected.
     fn accept(&mut self) {
         for _ in 0..A_FEW {
             match socket::accepted(&self.listener) {

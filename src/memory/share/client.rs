@@ -1,26 +1,25 @@
 //! The owners of the blocks that this process attaches, and the connections to them.
 //!
-//! There are two kinds of connection. One asks for a block: a thread has it for itself and waits for the answers, and leaves it to
-//! the next one. The other is an owner's channel, one for each owner, open as long as anything of it is mapped here: by it the
-//! owner names the mappings that are to end, and this process sends which ones it keeps and has unmapped. Nothing waits for a
-//! channel once it is open.
+//! There are two kinds of connection. One asks for a block: a thread has it for itself and waits for the answers, and
+//! leaves it to the next one. The other is an owner's channel, one for each owner, open as long as anything of it is
+//! mapped here: by it the owner names the mappings that are to end, and this process sends which ones it keeps and has
+//! unmapped. Nothing waits for a channel once it is open.
 
-use std::cell::Cell;
-use std::collections::{HashMap, VecDeque};
-use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
+use std::{io, iter};
 
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
-use super::background::wake;
 use super::socket::{self, Packet};
 use super::token::TokenFields;
-use super::wire::{Message, Status, read_numbers};
+use super::wire::{Ask, GIVEN, Message, REFUSED, read_numbers};
 use crate::error::{Error, Result};
+use crate::memory::device::wake;
 use crate::memory::tuning::{PATIENCE, RETRY, RETRY_MOST};
 use crate::process::peer_of;
 use crate::sync::lock;
@@ -48,18 +47,18 @@ impl Drop for Owner {
 }
 
 /// By name.
-static OWNERS: Mutex<Option<HashMap<[u8; 16], Weak<Owner>>>> = Mutex::new(None);
+static OWNERS: Mutex<BTreeMap<[u8; 16], Weak<Owner>>> = Mutex::new(BTreeMap::new());
 
 /// Returns the channels of all owners.
 pub(super) fn channels() -> Vec<Arc<Channel>> {
     // Dropped without the lock.
-    let owners: Vec<_> = lock(&OWNERS).iter().flat_map(HashMap::values).filter_map(Weak::upgrade).collect();
+    let owners: Vec<_> = lock(&OWNERS).values().filter_map(Weak::upgrade).collect();
     owners.iter().filter_map(|owner| owner.channel()).collect()
 }
 
 /// Forgets an owner's channel, which is over.
 pub(super) fn end_channel(channel: &Arc<Channel>) {
-    let owner = lock(&OWNERS).as_ref().and_then(|owners| owners.get(&channel.owner)?.upgrade());
+    let owner = lock(&OWNERS).get(&channel.owner).and_then(Weak::upgrade);
     if let Some(owner) = owner {
         lock(&owner.channel).take_if(|known| Arc::ptr_eq(known, channel));
     }
@@ -69,7 +68,6 @@ impl Owner {
     /// Returns the process that a token names.
     pub(super) fn of(token: &TokenFields) -> Arc<Self> {
         let mut owners = lock(&OWNERS);
-        let owners = owners.get_or_insert_default();
         if let Some(owner) = owners.get(&token.name).and_then(Weak::upgrade) {
             return owner;
         }
@@ -80,16 +78,24 @@ impl Owner {
         owner
     }
 
-    /// Returns a connection that nothing else uses.
+    /// Returns a connection that nothing else uses, to ask for a token's block.
     ///
     /// # Errors
     /// `ErrorKind::Unavailable` if the process has ended, or cannot be reached.
-    pub(super) fn connect(self: &Arc<Self>) -> Result<Link> {
-        let idle = lock(&self.idle).pop();
-        idle.map_or_else(|| self.connect_anew(), |socket| Ok(self.link(socket)))
+    pub(super) fn connect(self: &Arc<Self>, token: &TokenFields) -> Result<Link> {
+        match self.take_idle() {
+            Some(socket) => Ok(Link { owner: Arc::clone(self), socket, token: *token }),
+            None => self.connect_anew(token),
+        }
     }
 
-    fn connect_anew(self: &Arc<Self>) -> Result<Link> {
+    /// Takes an idle connection. One that was closed since it was used is ready to be read, as its end is.
+    fn take_idle(&self) -> Option<OwnedFd> {
+        let mut idle = iter::from_fn(|| lock(&self.idle).pop());
+        idle.find(|socket| !socket::is_ready(socket, Duration::ZERO))
+    }
+
+    fn connect_anew(self: &Arc<Self>, token: &TokenFields) -> Result<Link> {
         let begun = Instant::now();
         let socket = loop {
             match socket::connected(&self.name) {
@@ -109,11 +115,7 @@ impl Owner {
                 peer.user
             )));
         }
-        Ok(self.link(socket))
-    }
-
-    fn link(self: &Arc<Self>, socket: OwnedFd) -> Link {
-        Link { owner: Arc::clone(self), socket, is_broken: Cell::new(false) }
+        Ok(Link { owner: Arc::clone(self), socket, token: *token })
     }
 
     /// Returns its channel, if there is one.
@@ -121,45 +123,34 @@ impl Owner {
         lock(&self.channel).clone()
     }
 
-    /// Opens its channel, if there is none yet. The message asks for that, and names a block that is held.
+    /// Opens its channel, if there is none yet. The block of the token is held.
     ///
     /// # Errors
     /// As [`Owner::connect`], and those of its answer.
-    pub(super) fn open_channel(self: &Arc<Self>, message: &Message) -> Result<()> {
+    pub(super) fn open_channel(self: &Arc<Self>, token: &TokenFields) -> Result<()> {
         if self.channel().is_some() {
             return Ok(());
         }
-        let link = self.connect_anew()?;
+        let link = self.connect_anew(token)?;
         let pidfd = peer_of(link.socket.as_fd()).and_then(|peer| Ok(socket::pidfd(peer.process)?));
         let pidfd = pidfd.map_err(|error| self.failed(&format!("cannot be watched (pidfd_open: {error})")))?;
-        link.send(message)?;
-        link.answer()?;
+        let _ = link.ask(Ask::Channel, 0, 0)?;
         let new = || Arc::new(Channel { owner: self.name, socket: link.socket, pidfd, unsent: Mutex::default() });
         lock(&self.channel).get_or_insert_with(new);
         wake();
         Ok(())
     }
 
-    /// Sends a message that is not answered, and waits for nothing; false where it is to be sent again, as there is no room for it
-    /// now. If the process has ended, nothing is to be sent.
+    /// Sends a message that is not answered, and waits for nothing; false where it is to be sent again, as there is no
+    /// room for it now. If the process has ended, nothing is to be sent.
     pub(super) fn notify(&self, message: &Message) -> bool {
-        loop {
-            let idle = lock(&self.idle).pop();
-            let is_new = idle.is_none();
-            let socket = match idle.map_or_else(|| socket::connected(&self.name), Ok) {
-                Ok(socket) => socket,
-                Err(error) => return error.kind() == io::ErrorKind::ConnectionRefused || self.has_ended(),
-            };
-            match socket::send(socket.as_fd(), &message.to_bytes(), &[]) {
-                Ok(is_sent) => {
-                    lock(&self.idle).push(socket);
-                    return is_sent;
-                }
-                Err(_) if is_new => return self.has_ended(),
-                // It was closed since it was used last. A new one shows whether the process is there.
-                Err(_) => {}
-            }
-        }
+        let socket = match self.take_idle().map_or_else(|| socket::connected(&self.name), Ok) {
+            Ok(socket) => socket,
+            Err(error) => return error.kind() == io::ErrorKind::ConnectionRefused || self.has_ended(),
+        };
+        let Ok(is_sent) = socket::send(&socket, &message.to_bytes(), &[]) else { return self.has_ended() };
+        lock(&self.idle).push(socket);
+        is_sent
     }
 
     /// Returns whether the process is gone, as far as this one can see.
@@ -204,28 +195,26 @@ impl Owner {
     }
 }
 
-/// A connection that is in use.
+/// What was asked for, and the descriptors that come along, or why they do not.
+pub(super) type Given = (Vec<u8>, Result<Vec<OwnedFd>>);
+
+/// A connection that is in use, to ask for the block of a token.
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) owner: Arc<Owner>,
+    pub(super) token: TokenFields,
     socket: OwnedFd,
-    is_broken: Cell<bool>,
 }
 
 impl Link {
-    /// Returns whether an error means that the connection is over though the owner lives, so that a new one may work.
-    pub(super) fn is_broken(&self) -> bool {
-        self.is_broken.get()
-    }
-
-    /// Sends a message.
+    /// Sends a message that names the block.
     ///
     /// # Errors
     /// `ErrorKind::Unavailable` if the connection is over, or the owner does not take it.
-    pub(super) fn send(&self, message: &Message) -> Result<()> {
-        let begun = Instant::now();
+    pub(super) fn send(&self, ask: Ask, from: u64, count: u32) -> Result<()> {
+        let (packet, begun) = (self.token.message(ask, from, count).to_bytes(), Instant::now());
         loop {
-            match socket::send(self.socket.as_fd(), &message.to_bytes(), &[]) {
+            match socket::send(&self.socket, &packet, &[]) {
                 Ok(true) => return Ok(()),
                 Ok(false) if begun.elapsed() < PATIENCE => thread::sleep(RETRY),
                 Ok(false) => return Err(self.owner.failed(SILENT)),
@@ -234,39 +223,16 @@ impl Link {
         }
     }
 
-    /// Receives an answer: what was asked for, and the descriptors that come along.
+    /// Receives an answer.
     ///
     /// # Errors
-    /// `ErrorKind::InvalidValue` if the owner refuses; `ErrorKind::Unavailable` if the connection is over, the owner has ended, is
-    /// silent or cannot give it, or this process may open no more files.
-    pub(super) fn answer(&self) -> Result<(Vec<u8>, Vec<OwnedFd>)> {
-        let Packet { mut bytes, descriptors, .. } = self.receive()?;
-        let status = bytes.remove(0);
-        if status == Status::Given as u8 {
-            return Ok((bytes, descriptors));
-        }
-        let (process, why) = (self.owner.process, String::from_utf8_lossy(&bytes));
-        Err(if status == Status::Refused as u8 {
-            Error::invalid_value(format!("process {process} does not share the buffer: {why}"))
-        } else {
-            Error::unavailable(format!("process {process} could not share the buffer: {why}"))
-        })
-    }
-
-    /// Receives a packet, which has one byte at least.
-    fn receive(&self) -> Result<Packet> {
+    /// `ErrorKind::InvalidValue` if the owner refuses; `ErrorKind::Unavailable` if the connection is over, the owner
+    /// has ended, is silent or cannot give it.
+    pub(super) fn answer(&self) -> Result<Given> {
         let begun = Instant::now();
-        loop {
-            match socket::receive(self.socket.as_fd()) {
-                Ok(Some(packet)) if packet.bytes.is_empty() => {
-                    return Err(self.broken(&io::ErrorKind::UnexpectedEof.into()));
-                }
-                Ok(Some(packet)) if packet.is_cut => {
-                    return Err(Error::unavailable(
-                        "memory cannot be attached: this process may open no more files; raise the limit (ulimit -n)",
-                    ));
-                }
-                Ok(Some(packet)) => return Ok(packet),
+        let Packet { bytes, descriptors, is_cut } = loop {
+            match socket::receive(&self.socket) {
+                Ok(Some(packet)) => break packet,
                 Ok(None) => {}
                 Err(error) => return Err(self.broken(&error)),
             }
@@ -276,7 +242,32 @@ impl Link {
             if begun.elapsed() >= PATIENCE {
                 return Err(self.owner.failed(SILENT));
             }
+        };
+        let Some((status, rest)) = bytes.split_first() else {
+            return Err(self.broken(&io::ErrorKind::UnexpectedEof.into()));
+        };
+        let descriptors = if is_cut {
+            Err(Error::unavailable(
+                "memory cannot be attached: this process may open no more files; raise the limit (ulimit -n)",
+            ))
+        } else {
+            Ok(descriptors)
+        };
+        let (process, why) = (self.owner.process, String::from_utf8_lossy(rest));
+        match *status {
+            GIVEN => Ok((rest.to_vec(), descriptors)),
+            REFUSED => Err(Error::invalid_value(format!("process {process} does not share the buffer: {why}"))),
+            _ => Err(Error::unavailable(format!("process {process} could not share the buffer: {why}"))),
         }
+    }
+
+    /// Sends a message, and receives the answer.
+    ///
+    /// # Errors
+    /// Those of both.
+    pub(super) fn ask(&self, ask: Ask, from: u64, count: u32) -> Result<Given> {
+        self.send(ask, from, count)?;
+        self.answer()
     }
 
     #[cold]
@@ -284,7 +275,6 @@ impl Link {
         if self.owner.has_ended() {
             return self.owner.ended();
         }
-        self.is_broken.set(true);
         self.owner.failed(&format!("broke off ({error}): try again"))
     }
 
@@ -300,25 +290,17 @@ impl Link {
 pub(super) struct Channel {
     /// The owner's name.
     pub(super) owner: [u8; 16],
-    socket: OwnedFd,
+    pub(super) socket: OwnedFd,
     /// Ready once the owner has ended, even if a child of it keeps the socket open.
-    pidfd: OwnedFd,
+    pub(super) pidfd: OwnedFd,
     /// What there was no room for yet.
     unsent: Mutex<VecDeque<Message>>,
 }
 
 impl Channel {
-    pub(super) fn socket(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
-    }
-
-    pub(super) fn pidfd(&self) -> BorrowedFd<'_> {
-        self.pidfd.as_fd()
-    }
-
     /// Sends a message at once; false where there is no room, and an error once the connection is over.
     pub(super) fn send(&self, message: &Message) -> io::Result<bool> {
-        socket::send(self.socket(), &message.to_bytes(), &[])
+        socket::send(&self.socket, &message.to_bytes(), &[])
     }
 
     /// Sends a message as soon as there is room.
@@ -343,9 +325,9 @@ impl Channel {
     /// Returns the numbers of mappings that are to end; none once the connection is over.
     pub(super) fn receive(&self) -> Option<Vec<u64>> {
         let mut all = Vec::new();
-        while let Some(packet) = socket::receive(self.socket()).ok()? {
+        while let Some(packet) = socket::receive(&self.socket).ok()? {
             // Neither its end nor garbage reads as numbers.
-            all.extend(read_numbers(&packet.bytes)?);
+            all.extend(packet.bytes.strip_prefix(&[GIVEN]).and_then(read_numbers)?);
         }
         Some(all)
     }

@@ -1,9 +1,9 @@
 //! Regions of other processes that are mapped here, and the extents that were imported for that.
 //!
-//! The driver may refuse to unmap and to release; then it is tried again later. An extent is imported once for all mappings that
-//! are in use, so that blocks whose regions overlap need no second descriptor.
+//! The driver may refuse to unmap and to release; then it is tried again later. An extent is imported once for all
+//! mappings that are in use, so that blocks whose regions overlap need no second descriptor.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, Weak};
 
@@ -35,41 +35,24 @@ pub(super) struct AttachedMapping {
     pub(super) region: RegionKey,
     /// The mapping's number in this process.
     pub(super) number: u64,
-    /// The addresses that are reserved, and how many bytes of them are mapped.
+    /// The addresses that are reserved.
     pub(super) start: u64,
     pub(super) reserved: u64,
-    mapped: u64,
-    imported: Vec<Arc<ImportedExtent>>,
+    /// What is mapped there, and how large each is.
+    pub(super) imported: Vec<(Arc<ImportedExtent>, u64)>,
     /// Whether the imported extents count it as in use.
     is_used: bool,
     /// Whether its owner knows of it, as it has stayed.
     pub(super) is_known: bool,
+    /// The blocks in it that are in use, and how often; none if it is idle.
+    pub(super) blocks: BTreeMap<u64, u64>,
+    /// Whether its owner has said that its region has ended.
+    pub(super) has_ended: bool,
 }
 
 impl AttachedMapping {
-    /// Maps a region's extents, which have these sizes and are on `home`, for a device and its peers.
-    ///
-    /// # Errors
-    /// Those of the driver. What it refuses to undo is undone later.
-    pub(super) fn map(
-        memory: &'static DeviceMemory,
-        home: Device,
-        owner: &Arc<Owner>,
-        region: RegionKey,
-        extents: Vec<(Arc<ImportedExtent>, u64)>,
-    ) -> Result<Self> {
-        let mut mapping = Self::nothing(memory, owner, region);
-        match mapping.map_all(home, extents) {
-            Ok(()) => Ok(mapping),
-            Err(error) => {
-                mapping.end_soon();
-                Err(error)
-            }
-        }
-    }
-
     /// Makes one in which nothing is mapped yet.
-    pub(super) fn nothing(memory: &'static DeviceMemory, owner: &Arc<Owner>, region: RegionKey) -> Self {
+    pub(super) fn new(memory: &'static DeviceMemory, owner: &Arc<Owner>, region: RegionKey) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Self {
             memory,
@@ -78,14 +61,19 @@ impl AttachedMapping {
             number: NEXT.fetch_add(1, Ordering::Relaxed),
             start: 0,
             reserved: 0,
-            mapped: 0,
             imported: Vec::new(),
             is_used: false,
             is_known: false,
+            blocks: BTreeMap::new(),
+            has_ended: false,
         }
     }
 
-    fn map_all(&mut self, home: Device, extents: Vec<(Arc<ImportedExtent>, u64)>) -> Result<()> {
+    /// Maps the region's extents, which have these sizes and are on `home`, for its device and that device's peers.
+    ///
+    /// # Errors
+    /// Those of the driver; the mapping is to be ended then.
+    pub(super) fn map(&mut self, home: Device, extents: Vec<(Arc<ImportedExtent>, u64)>) -> Result<()> {
         let bytes = extents.iter().map(|(_, bytes)| bytes).sum();
         self.start = with_device(self.memory.location, |runtime| runtime.address_reserve(bytes))?;
         self.reserved = bytes;
@@ -99,14 +87,8 @@ impl AttachedMapping {
         let row: Vec<_> = extents.iter().map(place).collect();
         // SAFETY: the addresses were just reserved, and the extents are alive and as long as their owner says.
         let (count, outcome) = unsafe { self.memory.range.map(&row) };
-        self.mapped = row[..count].iter().map(|placed| placed.bytes).sum();
-        self.imported.extend(extents.into_iter().take(count).map(|(imported, _)| imported));
+        self.imported.extend(extents.into_iter().take(count));
         outcome
-    }
-
-    /// Returns how many extents are mapped.
-    pub(super) const fn extents(&self) -> usize {
-        self.imported.len()
     }
 
     /// Has the imported extents count it as in use, or no more; the latter before the last block in it is let go.
@@ -114,7 +96,7 @@ impl AttachedMapping {
         if std::mem::replace(&mut self.is_used, is_used) == is_used {
             return;
         }
-        for imported in &self.imported {
+        for (imported, _) in &self.imported {
             if is_used {
                 imported.used.fetch_add(1, Ordering::SeqCst);
             } else {
@@ -123,17 +105,17 @@ impl AttachedMapping {
         }
     }
 
-    /// Unmaps it, and sends that to its owner if the owner knows of it. If the driver refuses, it is to be called again.
+    /// Unmaps it, and sends that to its owner if the owner knows of it. If the driver refuses, it is to be called
+    /// again.
     pub(super) fn end(&mut self) -> Result<()> {
-        if self.mapped > 0 {
-            let (start, mapped) = (self.start, self.mapped);
-            let extents = self.imported.iter().map(|imported| imported.extent);
+        if !self.imported.is_empty() {
+            let mapped = self.imported.iter().map(|(_, bytes)| bytes).sum();
+            let extents = self.imported.iter().map(|(imported, _)| imported.extent);
             // SAFETY: the range was mapped here, and all work that uses it is done.
-            unsafe { self.memory.range.unmap(start, mapped, extents) }?;
-            self.mapped = 0;
+            unsafe { self.memory.range.unmap(self.start, mapped, extents) }?;
+            self.set_used(false);
+            self.imported.clear();
         }
-        self.set_used(false);
-        self.imported.clear();
         if self.reserved > 0 {
             let (start, reserved) = (self.start, self.reserved);
             // SAFETY: the reservation is whole, and nothing is mapped there any more.
@@ -165,20 +147,20 @@ pub(super) struct ImportedExtent {
     extent: Extent,
     location: MemoryLocation,
     key: ExtentKey,
-    /// How many mappings in use have it. While there is one, this process holds a block there, and the owner's number is this
-    /// extent's; after that it may be another one's.
+    /// How many mappings in use have it. While there is one, this process holds a block there, and the owner's number
+    /// is this extent's; after that it may be another one's.
     used: AtomicUsize,
 }
 
-/// The owner's name, and the extent as the owner numbers it.
-type ExtentKey = ([u8; 16], Extent);
+/// The owner's name, and the owner's number of the extent.
+type ExtentKey = ([u8; 16], u64);
 
-static IMPORTED: Mutex<Option<HashMap<ExtentKey, Weak<ImportedExtent>>>> = Mutex::new(None);
+static IMPORTED: Mutex<BTreeMap<ExtentKey, Weak<ImportedExtent>>> = Mutex::new(BTreeMap::new());
 
 impl ImportedExtent {
     /// Returns an extent that was imported before, of a block that this process holds.
     pub(super) fn known(owner: &Owner, number: Extent) -> Option<Arc<Self>> {
-        let imported = lock(&IMPORTED).as_ref()?.get(&(owner.name, number))?.upgrade();
+        let imported = lock(&IMPORTED).get(&(owner.name, number.number()))?.upgrade();
         imported.filter(|imported| imported.used.load(Ordering::SeqCst) > 0)
     }
 
@@ -190,20 +172,20 @@ impl ImportedExtent {
         exported: ExportedExtent<'_>,
     ) -> Result<Arc<Self>> {
         let extent = with_device(location, |runtime| runtime.extent_import(exported))?;
-        let key = (owner.name, number);
+        let key = (owner.name, number.number());
         let imported = Arc::new(Self { extent, location, key, used: AtomicUsize::new(0) });
-        lock(&IMPORTED).get_or_insert_default().insert(key, Arc::downgrade(&imported));
+        lock(&IMPORTED).insert(key, Arc::downgrade(&imported));
         Ok(imported)
     }
 }
 
 impl Drop for ImportedExtent {
     fn drop(&mut self) {
-        if let Some(imported) = lock(&IMPORTED).as_mut()
-            && imported.get(&self.key).is_some_and(|known| known.strong_count() == 0)
-        {
+        let mut imported = lock(&IMPORTED);
+        if imported.get(&self.key).is_some_and(|known| known.strong_count() == 0) {
             imported.remove(&self.key);
         }
+        drop(imported);
         let (extent, location) = (self.extent, self.location);
         // SAFETY: `extent_import` made the extent, and its only owner gives it up.
         let release = move || with_device(location, |runtime| unsafe { runtime.extent_release(extent) });

@@ -1,25 +1,27 @@
-//! The mapping cache: the regions of other processes that are mapped here, the blocks in them that are in use, and the idle
-//! mappings, which stay for the next time.
+//! The mapping cache: the regions of other processes that are mapped here, the blocks in them that are in use, and the
+//! idle mappings, which stay for the next time.
 //!
-//! For an idle mapping the owner keeps nothing, and may do with the memory what it likes. It is used again only for a block that is
-//! held anew and that lies in the same region, as the owner's answer says; so a message that a region has ended may come late.
+//! For an idle mapping the owner keeps nothing, and may do with the memory what it likes. It is used again only for a
+//! block that is held anew and that lies in the same region, as the owner's answer says; so a message that a region has
+//! ended may come late.
 
-use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use super::client::{Channel, end_channel};
 use super::mapping::{AttachedMapping, RegionKey, unmapped};
 use super::wire::HeldBlock;
+use crate::ids::MemoryLocation;
 use crate::memory::device::DeviceMemory;
 use crate::memory::tuning::IDLE_EXTENTS_MOST;
 use crate::sync::lock;
 
-/// The most idle mappings. A process keeps few regions of others at a time, and each takes addresses and the driver's tables.
+/// The most idle mappings. A process keeps few regions of others at a time, and each takes addresses and the driver's
+/// tables.
 const IDLE_MOST: usize = 0x400;
 
-/// A block in a mapping, in use until [`settle`] or [`forget`] ends that.
+/// A block in a mapping, in use until [`end_use`].
 #[derive(Debug)]
 pub(super) struct MappedBlock {
     memory: &'static DeviceMemory,
@@ -31,36 +33,17 @@ pub(super) struct MappedBlock {
     pub(super) address: u64,
 }
 
-impl MappedBlock {
-    fn uncount(&self) {
-        self.memory.attached.fetch_sub(self.bytes, Ordering::Relaxed);
-    }
-}
-
-/// A mapping and what is known of it.
-#[derive(Debug)]
-struct CachedMapping {
-    mapping: AttachedMapping,
-    /// The blocks in it that are in use, and how often.
-    blocks: BTreeMap<u64, u64>,
-    /// Whether its owner has said that its region has ended.
-    has_ended: bool,
-    /// Of one that is idle.
-    age: Option<u64>,
-}
-
-impl CachedMapping {
+impl AttachedMapping {
     /// Uses a block that is held.
     fn attach(&mut self, block: u64, held: &HeldBlock) -> MappedBlock {
-        let (memory, bytes) = (self.mapping.memory, held.bytes);
+        let (memory, bytes) = (self.memory, held.bytes);
         let uses = self.blocks.entry(block).or_insert(0);
         if *uses == 0 {
             memory.attached.fetch_add(bytes, Ordering::Relaxed);
         }
         *uses += 1;
-        self.mapping.set_used(true);
-        let address = self.mapping.start + held.lead;
-        MappedBlock { memory, mapping: self.mapping.number, block, bytes, address }
+        self.set_used(true);
+        MappedBlock { memory, mapping: self.number, block, bytes, address: self.start + held.lead }
     }
 
     /// Returns whether there is only one use of it.
@@ -72,56 +55,41 @@ impl CachedMapping {
 #[derive(Debug)]
 struct MappingCache {
     /// By their numbers.
-    mappings: BTreeMap<u64, CachedMapping>,
+    mappings: BTreeMap<u64, AttachedMapping>,
     /// The numbers of those that can be used again.
     by_region: BTreeMap<RegionKey, u64>,
-    /// The numbers of the idle ones by age: the oldest first.
-    idle: BTreeMap<u64, u64>,
+    /// The numbers of the idle ones: the oldest first.
+    idle: VecDeque<u64>,
     idle_extents: usize,
-    next_age: u64,
 }
 
 static CACHE: Mutex<MappingCache> = Mutex::new(MappingCache {
     mappings: BTreeMap::new(),
     by_region: BTreeMap::new(),
-    idle: BTreeMap::new(),
+    idle: VecDeque::new(),
     idle_extents: 0,
-    next_age: 0,
 });
 
 impl MappingCache {
-    /// Counts a mapping as idle no more.
+    /// Counts a mapping as idle no more, if it was.
     fn use_again(&mut self, number: u64) {
-        if let Some(cached) = self.mappings.get_mut(&number)
-            && let Some(age) = cached.age.take()
+        if let Some(mapping) = self.mappings.get(&number)
+            && let Some(place) = self.idle.iter().position(|idle| *idle == number)
         {
-            self.idle.remove(&age);
-            self.idle_extents -= cached.mapping.extents();
-            cached.mapping.memory.elsewhere.count_idle(false);
+            self.idle.remove(place);
+            self.idle_extents -= mapping.imported.len();
+            mapping.memory.elsewhere.idle.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
     /// Takes a mapping out.
     fn take(&mut self, number: u64) -> Option<AttachedMapping> {
         self.use_again(number);
-        let mapping = self.mappings.remove(&number)?.mapping;
+        let mapping = self.mappings.remove(&number)?;
         if self.by_region.get(&mapping.region) == Some(&number) {
             self.by_region.remove(&mapping.region);
         }
         Some(mapping)
-    }
-
-    /// Ends a use, and returns whether it was the last one of its block.
-    fn end_use(&mut self, used: &MappedBlock) -> bool {
-        let cached = self.mappings.get_mut(&used.mapping);
-        // A mapping is taken out before its last use ends.
-        let Some(Entry::Occupied(mut uses)) = cached.map(|cached| cached.blocks.entry(used.block)) else { return true };
-        *uses.get_mut() -= 1;
-        let is_last = *uses.get() == 0;
-        if is_last {
-            uses.remove();
-        }
-        is_last
     }
 }
 
@@ -131,7 +99,7 @@ pub(super) fn find(region: &RegionKey, block: u64, held: &HeldBlock) -> Option<M
     let number = *cache.by_region.get(region)?;
     // The owner may describe the region in another way than before; it is not to be believed.
     let end = held.lead.checked_add(held.bytes)?;
-    cache.mappings.get(&number).filter(|cached| end <= cached.mapping.reserved)?;
+    cache.mappings.get(&number).filter(|mapping| end <= mapping.reserved)?;
     cache.use_again(number);
     Some(cache.mappings.get_mut(&number)?.attach(block, held))
 }
@@ -142,121 +110,103 @@ pub(super) fn add(mapping: AttachedMapping, block: u64, held: &HeldBlock) -> Map
     let number = mapping.number;
     // If another thread has mapped the same region meanwhile, this mapping is used once.
     cache.by_region.entry(mapping.region).or_insert(number);
-    let new = CachedMapping { mapping, blocks: BTreeMap::new(), has_ended: false, age: None };
-    cache.mappings.entry(number).or_insert(new).attach(block, held)
+    cache.mappings.entry(number).or_insert(mapping).attach(block, held)
 }
 
 /// Returns whether a mapping may stay after a use, which is its last one.
 pub(super) fn may_stay(used: &MappedBlock) -> bool {
     let mut cache = lock(&CACHE);
     let MappingCache { mappings, by_region, .. } = &mut *cache;
-    let Some(cached) = mappings.get_mut(&used.mapping).filter(|cached| cached.is_last_use()) else { return false };
-    cached.mapping.set_used(false);
-    let is_found = by_region.get(&cached.mapping.region) == Some(&used.mapping);
-    is_found && !cached.has_ended && cached.mapping.extents() <= IDLE_EXTENTS_MOST
+    let Some(mapping) = mappings.get_mut(&used.mapping).filter(|mapping| mapping.is_last_use()) else { return false };
+    mapping.set_used(false);
+    let is_found = by_region.get(&mapping.region) == Some(&used.mapping);
+    is_found && !mapping.has_ended && mapping.imported.len() <= IDLE_EXTENTS_MOST
 }
 
 /// Takes a mapping out of the cache before its last use ends; none if it has others.
 pub(super) fn take_last(used: &MappedBlock) -> Option<AttachedMapping> {
     let mut cache = lock(&CACHE);
-    cache.mappings.get(&used.mapping).filter(|cached| cached.is_last_use())?;
+    cache.mappings.get(&used.mapping).filter(|mapping| mapping.is_last_use())?;
     cache.take(used.mapping)
 }
 
-/// Ends the use of a block that was let go, whose mapping stays, as its owner knows: it is idle now, unless another thread uses it
-/// again. Returns the mappings that are to end: it itself if its region has ended meanwhile, and the oldest idle ones if there are
-/// too many.
-pub(super) fn settle(used: &MappedBlock) -> Vec<AttachedMapping> {
+/// Ends the use of a block that was let go. If its mapping stays, as its owner knows, it is idle now, unless another
+/// thread uses it again; it ends if its region has ended meanwhile, and so do the oldest idle ones if there are too
+/// many.
+pub(super) fn end_use(used: &MappedBlock, stays: bool) {
+    take_used(used, stays).into_iter().for_each(AttachedMapping::end_soon);
+}
+
+/// As [`end_use`], and returns the mappings that are to end.
+fn take_used(used: &MappedBlock, stays: bool) -> Vec<AttachedMapping> {
     let mut cache = lock(&CACHE);
     let cache = &mut *cache;
-    let is_over = cache.end_use(used);
-    let mut ending = Vec::new();
-    if let Some(cached) = cache.mappings.get_mut(&used.mapping) {
-        cached.mapping.is_known = true;
-        if cached.blocks.is_empty() && cached.has_ended {
+    // A mapping that does not stay was taken out before its last use.
+    let (mut is_over, mut ending) = (true, Vec::new());
+    if let Some(mapping) = cache.mappings.get_mut(&used.mapping) {
+        mapping.is_known |= stays;
+        if let Some(uses) = mapping.blocks.get_mut(&used.block) {
+            *uses -= 1;
+            is_over = *uses == 0;
+        }
+        if is_over {
+            mapping.blocks.remove(&used.block);
+        }
+        if mapping.blocks.is_empty() && mapping.has_ended {
             ending.extend(cache.take(used.mapping));
-        } else if cached.blocks.is_empty() {
-            cached.age = Some(cache.next_age);
-            cached.mapping.memory.elsewhere.count_idle(true);
-            cache.idle_extents += cached.mapping.extents();
-            cache.idle.insert(cache.next_age, used.mapping);
-            cache.next_age += 1;
+        } else if mapping.blocks.is_empty() {
+            mapping.memory.elsewhere.idle.fetch_add(1, Ordering::Relaxed);
+            cache.idle_extents += mapping.imported.len();
+            cache.idle.push_back(used.mapping);
         }
     }
     if is_over {
         // Not sooner: a thread that sees that nothing is attached is to find the mapping idle.
-        used.uncount();
+        used.memory.attached.fetch_sub(used.bytes, Ordering::Relaxed);
     }
     while cache.idle.len() > IDLE_MOST || cache.idle_extents > IDLE_EXTENTS_MOST {
-        let Some(oldest) = cache.idle.values().next().copied() else { break };
+        let Some(oldest) = cache.idle.front().copied() else { break };
         ending.extend(cache.take(oldest));
     }
     ending
 }
 
-/// Ends the use of a block that was let go.
-pub(super) fn forget(used: &MappedBlock) {
-    let is_over = lock(&CACHE).end_use(used);
-    if is_over {
-        used.uncount();
-    }
-}
-
-/// Ends the mappings that an owner's channel names, and all idle ones of its regions if the channel is over, or the owner has
-/// ended.
+/// Ends the mappings that an owner's channel names, and all idle ones of its regions if the channel is over, or the
+/// owner has ended.
 pub(super) fn follow(channel: &Arc<Channel>, has_ended: bool) {
-    match channel.receive() {
-        Some(numbers) if !has_ended => numbers.into_iter().for_each(|number| match end(number) {
-            EndedMapping::Idle(mapping) => mapping.end_soon(),
-            EndedMapping::InUse => {}
+    let Some(numbers) = channel.receive().filter(|_| !has_ended) else {
+        end_channel(channel);
+        return end_idle(|mapping| mapping.region.owner == channel.owner);
+    };
+    for number in numbers {
+        if !note_end(number) {
             // It has ended before, which its owner may not know.
-            EndedMapping::Unknown => channel.send_in_time(unmapped(number)),
-        }),
-        _ => {
-            end_channel(channel);
-            end_idle(|region| region.owner == channel.owner);
+            channel.send_in_time(unmapped(number));
         }
     }
+    // The others end with their last uses.
+    end_idle(|mapping| mapping.has_ended);
+}
+
+/// Notes that a mapping's region has ended; false if there is no such mapping.
+fn note_end(number: u64) -> bool {
+    lock(&CACHE).mappings.get_mut(&number).map(|mapping| mapping.has_ended = true).is_some()
 }
 
 /// Ends the idle mappings for a device.
-pub(super) fn end_idle_on(memory: &DeviceMemory) {
-    end_idle(|region| region.location == memory.location);
+pub(super) fn end_idle_on(location: MemoryLocation) {
+    end_idle(|mapping| mapping.region.location == location);
 }
 
-fn end_idle(is_meant: impl Fn(&RegionKey) -> bool) {
+fn end_idle(is_meant: impl Fn(&AttachedMapping) -> bool) {
     take_idle(is_meant).into_iter().for_each(AttachedMapping::end_soon);
 }
 
-fn take_idle(is_meant: impl Fn(&RegionKey) -> bool) -> Vec<AttachedMapping> {
+fn take_idle(is_meant: impl Fn(&AttachedMapping) -> bool) -> Vec<AttachedMapping> {
     let mut cache = lock(&CACHE);
-    let is_meant = |number: &u64| cache.mappings.get(number).is_some_and(|cached| is_meant(&cached.mapping.region));
-    let numbers: Vec<_> = cache.idle.values().copied().filter(is_meant).collect();
+    let is_meant = |number: &u64| cache.mappings.get(number).is_some_and(&is_meant);
+    let numbers: Vec<_> = cache.idle.iter().copied().filter(is_meant).collect();
     numbers.into_iter().filter_map(|number| cache.take(number)).collect()
-}
-
-/// What becomes of a mapping whose region has ended.
-#[derive(Debug)]
-enum EndedMapping {
-    /// It was idle, and is to be ended.
-    Idle(AttachedMapping),
-    /// It ends with its last use.
-    InUse,
-    /// There is none with this number.
-    Unknown,
-}
-
-/// Notes that a mapping's region has ended.
-fn end(number: u64) -> EndedMapping {
-    let mut cache = lock(&CACHE);
-    match cache.mappings.get_mut(&number) {
-        Some(cached) if cached.age.is_some() => cache.take(number).map_or(EndedMapping::Unknown, EndedMapping::Idle),
-        Some(cached) => {
-            cached.has_ended = true;
-            EndedMapping::InUse
-        }
-        None => EndedMapping::Unknown,
-    }
 }
 
 #[cfg(test)]
@@ -283,7 +233,7 @@ mod tests {
         }
 
         fn add(&self, region: u64, block: u64) -> MappedBlock {
-            let mut mapping = AttachedMapping::nothing(self.memory, &self.owner, self.region(region));
+            let mut mapping = AttachedMapping::new(self.memory, &self.owner, self.region(region));
             mapping.reserved = 4;
             add(mapping, block, &held(3))
         }
@@ -292,8 +242,13 @@ mod tests {
             self.memory.attached.load(Ordering::Relaxed)
         }
 
+        /// Those that are idle, and whose regions have ended.
+        fn take_ended(&self) -> usize {
+            take_idle(|mapping| mapping.region.location == self.memory.location && mapping.has_ended).len()
+        }
+
         fn take_idle(&self) -> usize {
-            take_idle(|region| region.location == self.memory.location).len()
+            take_idle(|mapping| mapping.region.location == self.memory.location).len()
         }
     }
 
@@ -302,12 +257,12 @@ mod tests {
     }
 
     /// Lets a block go, and returns what ends then.
-    fn end_use(used: &MappedBlock) -> Vec<u64> {
+    fn let_go(used: &MappedBlock) -> Vec<u64> {
         let ending = if may_stay(used) {
-            settle(used)
+            take_used(used, true)
         } else {
             let mapping = take_last(used);
-            forget(used);
+            assert!(take_used(used, false).is_empty());
             mapping.into_iter().collect()
         };
         ending.iter().map(|mapping| mapping.number).collect()
@@ -339,59 +294,59 @@ mod tests {
         // The same block again is counted once.
         let again = test.find(7, 1).ok_or("it is in use")?;
         assert!((again.mapping, again.address) == (number, one.address) && test.attached() == 1);
-        assert_eq!((end_use(&again), test.attached()), (vec![], 1));
+        assert_eq!((let_go(&again), test.attached()), (vec![], 1));
         // Another block in the same region has the same mapping.
         let two = test.find(7, 2).ok_or("its region is mapped")?;
         assert!(two.mapping == number && test.attached() == 2);
-        assert_eq!((end_use(&one), test.attached()), (vec![], 1));
-        assert_eq!((end_use(&two), test.attached()), (vec![], 0));
+        assert_eq!((let_go(&one), test.attached()), (vec![], 1));
+        assert_eq!((let_go(&two), test.attached()), (vec![], 0));
 
         // Idle it is found by any block there, and not by one that does not lie in it.
         assert!(find(&test.region(7), 3, &held(4)).is_none());
         let three = test.find(7, 3).ok_or("its region is idle")?;
         assert!(three.mapping == number && test.attached() == 1);
         // What has ended is used until its last use is over.
-        assert!(matches!(end(number), EndedMapping::InUse));
+        assert!(note_end(number) && test.take_ended() == 0);
         let four = test.find(7, 4).ok_or("its region is in use")?;
-        assert!(end_use(&three).is_empty());
-        assert_eq!(end_use(&four), [number]);
-        assert!(test.find(7, 1).is_none() && matches!(end(number), EndedMapping::Unknown));
+        assert!(let_go(&three).is_empty());
+        assert_eq!(let_go(&four), [number]);
+        assert!(test.find(7, 1).is_none() && !note_end(number));
 
         // The channel says so before the owner knows that it stays.
         let five = test.add(9, 5);
         assert!(may_stay(&five));
-        assert!(matches!(end(five.mapping), EndedMapping::InUse));
-        assert_eq!(settle(&five).len(), 1);
+        assert!(note_end(five.mapping) && test.take_ended() == 0);
+        assert_eq!(take_used(&five, true).len(), 1);
         // In use again before that.
         let six = test.add(10, 6);
         assert!(may_stay(&six));
         let seven = test.find(10, 7).ok_or("its region is mapped")?;
-        assert!(settle(&six).is_empty() && test.take_idle() == 0);
-        assert!(end_use(&seven).is_empty());
+        assert!(take_used(&six, true).is_empty() && test.take_idle() == 0);
+        assert!(let_go(&seven).is_empty());
         assert_eq!(test.take_idle(), 1);
         // In use again before it is taken, as it cannot stay after all.
         let six = test.add(10, 6);
         assert!(may_stay(&six));
         let seven = test.find(10, 7).ok_or("its region is mapped")?;
         assert!(take_last(&six).is_none());
-        forget(&six);
+        assert!(take_used(&six, false).is_empty());
         assert_eq!(take_last(&seven).map(|mapping| mapping.number), Some(seven.mapping));
         assert_eq!(test.attached(), 1);
-        forget(&seven);
+        assert!(take_used(&seven, false).is_empty());
         assert_eq!(test.attached(), 0);
 
         // Of two that were mapped at a time one stays.
         let (first, second) = (test.add(11, 8), test.add(11, 9));
         let number = second.mapping;
         assert!(first.mapping != number && test.find(11, 1).is_some_and(|found| found.mapping != number));
-        assert_eq!(end_use(&second), [number]);
+        assert_eq!(let_go(&second), [number]);
 
-        let take_of = |name| take_idle(|region| region.owner == name).len();
+        let take_of = |name| take_idle(|mapping| mapping.region.owner == name).len();
         assert_eq!(take_of(name), 0);
         let numbers: Vec<_> = (0..=IDLE_MOST as u64)
             .map(|region| {
                 let used = test.add(100 + region, 0);
-                (used.mapping, end_use(&used))
+                (used.mapping, let_go(&used))
             })
             .collect();
         assert_eq!(numbers.iter().flat_map(|(_, ended)| ended).collect::<Vec<_>>(), [&numbers[0].0]);

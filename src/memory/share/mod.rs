@@ -1,12 +1,12 @@
 //! Blocks that other processes use: a process shares one by a token, and others of the same user attach it.
 //!
-//! The owner knows the blocks that it shares (`shared.rs`), the regions that they lie in (`regions.rs`), and which processes hold
-//! them (`server.rs`). A shared block that is freed is used again once every process has let it go, as a block waits for streams.
-//! The other side asks for a block (`client.rs`, `attach.rs`), maps its region (`mapping.rs`), and lets it go once its work is done
-//! (`attached.rs`). The region stays mapped for the next block there (`mapping_cache.rs`), until the owner sends that one of its
-//! extents goes back to the driver. Both sides share the broker's thread (`broker.rs`, `background.rs`), which listens under a
-//! random name, answers processes that show the token's secret (`token.rs`), and sees by pidfds (`socket.rs`) which of them have
-//! ended.
+//! The owner knows the blocks that it shares (`shared.rs`), and which processes hold them (`server.rs`). A shared block
+//! that is freed is used again once every process has let it go, as a block waits for streams. The other side asks for
+//! a block (`client.rs`, `attach.rs`), maps its region (`mapping.rs`), and lets it go once its work is done
+//! (`attached.rs`). The region stays mapped for the next block there (`mapping_cache.rs`), until the owner sends that
+//! one of its extents goes back to the driver. Both sides share the broker's thread (`broker.rs`, `background.rs`),
+//! which listens under a random name, answers processes that show the token's secret (`token.rs`), and sees by pidfds
+//! (`socket.rs`) which of them have ended.
 
 mod attach;
 mod attached;
@@ -15,7 +15,6 @@ mod broker;
 mod client;
 mod mapping;
 mod mapping_cache;
-mod regions;
 mod server;
 mod shared;
 mod socket;
@@ -41,8 +40,8 @@ pub(in crate::memory) use shared::refuse_held;
 pub use token::ShareToken;
 pub(crate) use token::wrong_size;
 
-/// Shares a block of so many bytes. A process that attaches it waits for what was submitted to the stream so far, if one is given.
-/// One that `is_sent` is held until another process has attached it.
+/// Shares a block of so many bytes. A process that attaches it waits for what was submitted to the stream so far, if
+/// one is given. One that `is_sent` is held until another process has attached it.
 ///
 /// # Errors
 /// As [`DeviceBuffer::share`](crate::DeviceBuffer::share).

@@ -1,28 +1,29 @@
 //! The processes that attach this one's blocks: what each holds, and the answers to its messages.
 //!
-//! A process may have several connections. Each is answered one message after the other, and closed if the process takes too long.
-//! What a process holds is counted for all its connections together, until a message lets it go, or the process ends. The end is
-//! seen by a pidfd: a socket may be closed while the process's GPU work goes on.
+//! A process may have several connections. Each is answered one message after the other, and closed if the process
+//! takes too long. What a process holds is counted for all its connections together, until a message lets it go, or the
+//! process ends. The end is seen by a pidfd: a socket may be closed while the process's GPU work goes on.
 
-use std::collections::HashMap;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::process::geteuid;
 
-use super::regions::{KeptMapping, Region};
-use super::shared::{self, InRegion, RecordedEvent, SharedBlock};
+use super::shared::{self, Hold, InRegion, SharedBlock};
 use super::socket;
 use super::token::uuid_of;
-use super::wire::{Ask, DESCRIBED, DESCRIPTORS, ENDED, HeldBlock, Message, NAMES, Status, describe, numbers, refusal};
+use super::wire::{Ask, DESCRIBED, DESCRIPTORS, ENDED, GIVEN, HeldBlock, Message, describe, numbers, refusal};
 use crate::error::{Error, Result};
-use crate::memory::device::with_device;
+use crate::memory::device::{KeptMapping, Region, with_device};
 use crate::memory::tuning::PATIENCE;
 use crate::process::{Peer, peer_of};
+use crate::runtime::Event;
 use crate::sync::lock;
 
-/// The most mappings that one process may keep: more than any version of gpupool does, so that one that keeps more is disconnected.
+/// The most mappings that one process may keep: more than any version of gpupool does, so that one that keeps more is
+/// disconnected.
 const KEPT_MOST: usize = 0x4000;
 
 const FREED: &str =
@@ -35,15 +36,15 @@ const MOVED: &str =
 struct HoldingProcess {
     /// Shared with its connections.
     pidfd: Arc<OwnedFd>,
-    /// What it holds, and how often, by number.
-    held: HashMap<u64, (Arc<SharedBlock>, u64)>,
+    /// What it holds, by the blocks' numbers; none is empty.
+    held: BTreeMap<u64, Vec<Hold>>,
 }
 
 /// All of them, by id.
-static PROCESSES: Mutex<Option<HashMap<i32, HoldingProcess>>> = Mutex::new(None);
+static PROCESSES: Mutex<BTreeMap<i32, HoldingProcess>> = Mutex::new(BTreeMap::new());
 
 /// Notes that a process holds a block once more, and returns its pidfd, as its end must be seen.
-fn add_hold(process: i32, block: &Arc<SharedBlock>) -> Result<Arc<OwnedFd>> {
+fn add_hold(process: i32, block: u64, hold: Hold) -> Result<Arc<OwnedFd>> {
     let pidfd = match pidfd_of(process).filter(|pidfd| !socket::is_ready(pidfd, Duration::ZERO)) {
         Some(pidfd) => pidfd,
         None => {
@@ -53,9 +54,9 @@ fn add_hold(process: i32, block: &Arc<SharedBlock>) -> Result<Arc<OwnedFd>> {
         }
     };
     let mut processes = lock(&PROCESSES);
-    let new = || HoldingProcess { pidfd: Arc::clone(&pidfd), held: HashMap::new() };
-    let holding = processes.get_or_insert_default().entry(process).or_insert_with(new);
-    holding.held.entry(block.number).or_insert_with(|| (Arc::clone(block), 0)).1 += 1;
+    let new = || HoldingProcess { pidfd: Arc::clone(&pidfd), held: BTreeMap::new() };
+    let holding = processes.entry(process).or_insert_with(new);
+    holding.held.entry(block).or_default().push(hold);
     Ok(pidfd)
 }
 
@@ -75,48 +76,41 @@ fn watch(process: i32) -> Result<OwnedFd> {
 
 /// Returns the pidfd of a process that holds something.
 fn pidfd_of(process: i32) -> Option<Arc<OwnedFd>> {
-    lock(&PROCESSES).as_ref()?.get(&process).map(|holding| Arc::clone(&holding.pidfd))
+    lock(&PROCESSES).get(&process).map(|holding| Arc::clone(&holding.pidfd))
 }
 
 /// Takes away one hold of a process.
 fn let_go(process: i32, block: u64) {
     let mut processes = lock(&PROCESSES);
-    let Some(holding) = processes.as_mut().and_then(|all| all.get_mut(&process)) else { return };
-    let Some((held, count)) = holding.held.get_mut(&block) else { return };
-    held.sharing.let_go();
-    *count -= 1;
-    if *count == 0 {
+    let Some(holding) = processes.get_mut(&process) else { return };
+    let Some(holds) = holding.held.get_mut(&block) else { return };
+    holds.pop();
+    if holds.is_empty() {
         holding.held.remove(&block);
     }
 }
 
-/// Returns a block that a process holds.
-fn held_by(process: i32, block: u64) -> Option<Arc<SharedBlock>> {
-    let processes = lock(&PROCESSES);
-    processes.as_ref()?.get(&process)?.held.get(&block).map(|(block, _)| Arc::clone(block))
+/// Returns whether a process holds a block.
+fn holds(process: i32, block: u64) -> bool {
+    lock(&PROCESSES).get(&process).is_some_and(|holding| holding.held.contains_key(&block))
 }
 
 /// Returns the processes that hold a block.
 pub(super) fn holders(block: u64) -> Vec<i32> {
     let processes = lock(&PROCESSES);
-    let holding = processes.iter().flatten().filter(|(_, holding)| holding.held.contains_key(&block));
-    let mut holders: Vec<_> = holding.map(|(process, _)| *process).collect();
-    holders.sort_unstable();
-    holders
+    let holding = processes.iter().filter(|(_, holding)| holding.held.contains_key(&block));
+    holding.map(|(process, _)| *process).collect()
 }
 
 /// Takes away all holds of a process that has ended.
 pub(super) fn end_process(process: i32) {
-    let ended = lock(&PROCESSES).as_mut().and_then(|all| all.remove(&process));
-    for (block, count) in ended.iter().flat_map(|ended| ended.held.values()) {
-        (0..*count).for_each(|_| block.sharing.let_go());
-    }
+    drop(lock(&PROCESSES).remove(&process));
 }
 
-/// Returns the pidfd of each process whose end is to be seen, and forgets those that neither hold anything nor are connected.
+/// Returns the pidfd of each process whose end is to be seen, and forgets those that neither hold anything nor are
+/// connected.
 pub(super) fn watched() -> Vec<(i32, Arc<OwnedFd>)> {
-    let mut processes = lock(&PROCESSES);
-    let Some(all) = processes.as_mut() else { return Vec::new() };
+    let mut all = lock(&PROCESSES);
     all.retain(|_, holding| !holding.held.is_empty() || Arc::strong_count(&holding.pidfd) > 1);
     all.iter().map(|(&process, holding)| (process, Arc::clone(&holding.pidfd))).collect()
 }
@@ -134,21 +128,15 @@ impl Answer {
     const fn new(packet: Vec<u8>) -> Self {
         Self { packet, descriptors: Vec::new(), held: None }
     }
-}
 
-/// Why what was asked for is not given.
-#[derive(Debug)]
-struct Refusal(Status, String);
-
-impl From<Error> for Refusal {
-    fn from(error: Error) -> Self {
-        Self(Status::Failed, error.to_string())
-    }
-}
-
-impl From<&str> for Refusal {
-    fn from(why: &str) -> Self {
-        Self(Status::Refused, why.to_owned())
+    /// Adds events: their names, and their descriptors if they have any.
+    fn with_events(mut self, events: &[Arc<Event>]) -> Result<Self> {
+        for event in events {
+            let exported = event.export()?;
+            self.packet.extend(exported.name);
+            self.descriptors.extend(exported.descriptor);
+        }
+        Ok(self)
     }
 }
 
@@ -157,22 +145,22 @@ impl From<&str> for Refusal {
 struct Current {
     block: u64,
     region: Arc<Region>,
-    events: Vec<Arc<RecordedEvent>>,
+    events: Vec<Arc<Event>>,
 }
 
 /// A connection of a process that attaches.
 #[derive(Debug)]
 pub(super) struct Connection {
-    socket: OwnedFd,
+    pub(super) socket: OwnedFd,
     process: i32,
     /// When it is closed unless something happens; none once a token was shown, while nothing is to be sent.
-    deadline: Option<Instant>,
+    pub(super) deadline: Option<Instant>,
     answer: Option<Answer>,
     current: Option<Current>,
     /// Of a process that has held something by this connection: its end is to be seen even if it holds nothing more.
     pidfd: Option<Arc<OwnedFd>>,
     /// If this is the process's channel, the mappings that it keeps, by its own numbers.
-    kept: Option<HashMap<u64, KeptMapping>>,
+    kept: Option<BTreeMap<u64, KeptMapping>>,
     /// The numbers of those that are to end, which there was no room for yet.
     unsent: Vec<u64>,
 }
@@ -193,19 +181,6 @@ impl Connection {
         })
     }
 
-    pub(super) fn socket(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
-    }
-
-    pub(super) const fn deadline(&self) -> Option<Instant> {
-        self.deadline
-    }
-
-    /// Returns whether the process has taken too long.
-    pub(super) fn is_late(&self) -> bool {
-        self.deadline.is_some_and(|deadline| deadline <= Instant::now())
-    }
-
     /// Returns whether the process has not shown a token yet.
     pub(super) const fn is_of_a_stranger(&self) -> bool {
         self.pidfd.is_none()
@@ -214,11 +189,6 @@ impl Connection {
     /// Returns whether an answer waits for room.
     pub(super) const fn is_answering(&self) -> bool {
         self.answer.is_some()
-    }
-
-    /// Returns whether it is of one of these processes, whose ends were seen.
-    pub(super) fn is_of(&self, ended: &[i32]) -> bool {
-        self.pidfd.is_some() && ended.contains(&self.process)
     }
 
     /// Looks for mappings that are to end, as regions have ended.
@@ -233,7 +203,7 @@ impl Connection {
             let count = self.unsent.len().min(ENDED);
             let packet = numbers(self.unsent[..count].iter().copied());
             // After an error the connection is closed once what the process sent before has been read.
-            if socket::send(self.socket(), &packet, &[]).unwrap_or(true) {
+            if socket::send(&self.socket, &packet, &[]).unwrap_or(true) {
                 self.unsent.drain(..count);
             } else {
                 return false;
@@ -242,12 +212,17 @@ impl Connection {
         true
     }
 
-    /// Does what can be done without waiting; false once the connection is over.
-    pub(super) fn go_on(&mut self) -> bool {
-        if self.answer.is_some() {
-            return self.send();
-        }
-        match socket::receive(self.socket()) {
+    /// Does what can be done without waiting, which is to receive something if the socket is ready. Returns false once
+    /// the connection is over: closed, of one of those processes whose ends were seen, or of one that has taken too
+    /// long.
+    pub(super) fn go_on(&mut self, is_ready: bool, ended: &[i32]) -> bool {
+        let goes_on = if self.is_answering() { self.send() } else { !is_ready || self.receive() };
+        let has_ended = self.pidfd.is_some() && ended.contains(&self.process);
+        goes_on && !has_ended && self.deadline.is_none_or(|deadline| deadline > Instant::now())
+    }
+
+    fn receive(&mut self) -> bool {
+        match socket::receive(&self.socket) {
             Ok(None) => true,
             // Neither its end nor garbage is a message.
             Ok(Some(packet)) => Message::from_bytes(&packet.bytes).is_some_and(|message| self.handle(&message)),
@@ -257,11 +232,8 @@ impl Connection {
 
     /// Handles a message; false if the connection is to be closed.
     fn handle(&mut self, message: &Message) -> bool {
-        let block = match message.ask {
-            Ask::Hold => shared::find(message.block),
-            _ => held_by(self.process, message.block),
-        };
-        let block = block.filter(|block| block.secret.is(&message.secret.0));
+        let block = shared::find(message.block).filter(|block| block.secret.is(&message.secret.0));
+        let block = block.filter(|block| message.ask == Ask::Hold || holds(self.process, block.number));
         if block.is_some() {
             self.deadline = None;
         }
@@ -274,7 +246,7 @@ impl Connection {
                 block.arrived(message.from);
                 return true;
             }
-            (_, None) => Err(FREED.into()),
+            (_, None) => Err(Error::invalid_value(FREED)),
             (Ask::Hold, Some(block)) => self.hold(&block, message.from),
             (Ask::Describe, Some(_)) => self.described(message),
             (Ask::Extents, Some(_)) => self.extents(message),
@@ -285,8 +257,7 @@ impl Connection {
                 Ok(Answer::new(numbers([])))
             }
         };
-        let refused = |Refusal(status, why)| Answer::new(refusal(status, &why));
-        self.answer = Some(answer.unwrap_or_else(refused));
+        self.answer = Some(answer.unwrap_or_else(|error| Answer::new(refusal(&error))));
         self.deadline = Some(Instant::now() + PATIENCE / 2);
         self.send()
     }
@@ -314,73 +285,58 @@ impl Connection {
         kept.len() <= KEPT_MOST
     }
 
-    fn hold(&mut self, block: &Arc<SharedBlock>, in_flight: u64) -> Result<Answer, Refusal> {
-        if !block.hold(in_flight) {
-            return Err(FREED.into());
-        }
-        let held = self.held(block);
-        if held.is_err() {
-            block.sharing.let_go();
-        }
-        Ok(held?)
-    }
-
     /// Notes that the process holds a block, and returns where the block lies.
-    fn held(&mut self, block: &Arc<SharedBlock>) -> Result<Answer> {
-        // Either a pool that falls asleep sees this hold, or this sees that the pool is asleep: each looks after it has set its
-        // own.
+    fn hold(&mut self, block: &Arc<SharedBlock>, in_flight: u64) -> Result<Answer> {
+        let hold = block.hold(in_flight).ok_or_else(|| Error::invalid_value(FREED))?;
+        // Either a pool that falls asleep sees this hold, or this sees that the pool is asleep: each looks after it has
+        // set its own.
         let InRegion { region, lead } = block.place()?;
         let device = uuid_of(block.memory().device()?)?;
-        self.pidfd = Some(add_hold(self.process, block)?);
         let events = block.events();
         let held = HeldBlock {
             lead,
             bytes: block.bytes,
             region: region.number,
-            extents: region.extents.len() as u32,
-            events: events.len() as u32,
+            extents: region.extents.len() as u64,
+            events: events.len() as u64,
             device,
         };
-        let names: Vec<_> = events.iter().take(NAMES).map_while(|event| event.name()).collect();
+        let answer = Answer { held: Some(block.number), ..Answer::new(held.to_bytes()) };
+        let answer = answer.with_events(&events[..events.len().min(DESCRIPTORS)])?;
+        self.pidfd = Some(add_hold(self.process, block.number, hold)?);
         self.current = Some(Current { block: block.number, region, events });
-        Ok(Answer { held: Some(block.number), ..Answer::new(held.to_bytes(&names)) })
-    }
-
-    fn described(&self, message: &Message) -> Result<Answer, Refusal> {
-        Ok(Answer::new(describe(part(&self.current(message)?.region.extents, message, DESCRIBED))))
-    }
-
-    fn extents(&self, message: &Message) -> Result<Answer, Refusal> {
-        let region = &self.current(message)?.region;
-        let part = part(&region.extents, message, DESCRIPTORS);
-        let exported = with_device(region.memory.location, |runtime| {
-            // SAFETY: the process holds a block in the region, which has not ended, so its extents are alive.
-            part.iter().map(|each| unsafe { runtime.extent_export(each.extent) }).collect::<Result<_>>()
-        });
-        Ok(Answer { descriptors: exported?, ..Answer::new(vec![Status::Given as u8]) })
-    }
-
-    fn events(&self, message: &Message) -> Result<Answer, Refusal> {
-        let mut answer = Answer::new(vec![Status::Given as u8]);
-        for event in part(&self.current(message)?.events, message, DESCRIPTORS) {
-            let exported = event.export()?;
-            answer.packet.extend(exported.name);
-            answer.descriptors.extend(exported.descriptor);
-        }
         Ok(answer)
     }
 
-    /// Returns the block that the process is attaching. The process holds it, so its extents are alive unless its region has ended:
-    /// the process may have let it go by another connection, and hold it again since.
-    fn current(&self, message: &Message) -> Result<&Current, Refusal> {
+    fn described(&self, message: &Message) -> Result<Answer> {
+        Ok(Answer::new(describe(part(&self.current(message)?.region.extents, message, DESCRIBED))))
+    }
+
+    fn extents(&self, message: &Message) -> Result<Answer> {
+        let region = &self.current(message)?.region;
+        let part = part(&region.extents, message, DESCRIPTORS);
+        let exported = with_device(region.elsewhere.location, |runtime| {
+            // SAFETY: the process holds a block in the region, which has not ended, so its extents are alive.
+            part.iter().map(|each| unsafe { runtime.extent_export(each.extent) }).collect::<Result<_>>()
+        });
+        Ok(Answer { descriptors: exported?, ..Answer::new(vec![GIVEN]) })
+    }
+
+    fn events(&self, message: &Message) -> Result<Answer> {
+        Answer::new(vec![GIVEN]).with_events(part(&self.current(message)?.events, message, DESCRIPTORS))
+    }
+
+    /// Returns the block that the process is attaching. The process holds it, so its extents are alive unless its
+    /// region has ended: the process may have let it go by another connection, and hold it again since.
+    fn current(&self, message: &Message) -> Result<&Current> {
         let current = self.current.as_ref().filter(|current| current.block == message.block);
-        let current = current.ok_or("nothing is being attached by this connection")?;
-        if current.region.has_ended() { Err(MOVED.into()) } else { Ok(current) }
+        let current = current.ok_or_else(|| Error::invalid_value("nothing is being attached by this connection"))?;
+        if current.region.has_ended() { Err(Error::invalid_value(MOVED)) } else { Ok(current) }
     }
 
     fn send(&mut self) -> bool {
         let Some(Answer { packet, descriptors, .. }) = &self.answer else { return true };
-        match socket::send(self.socket(), packet, descriptors) {
+        match socket::send(&self.socket, packet, descriptors) {
             Ok(true) => {
                 // The descriptors are closed here.
                 self.answer = None;

@@ -1,23 +1,21 @@
 //! The blocks that this process shares, by number, and the events that stand for the work before.
 //!
-//! A shared block that is freed is used again once no process holds it, as a block waits for streams. One that was sent is in
-//! flight until another process has attached it, and held so long, so that the sender need not keep it. The events are recorded
-//! again and again: none is destroyed, as another process may be about to import it.
+//! A shared block that is freed is used again once no process holds it, as a block waits for streams. One that was sent
+//! is in flight until another process has attached it, and held so long, so that the sender need not keep it. The
+//! events are recorded again and again: none is destroyed, as another process may be about to import it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 
-use super::regions::{self, Region};
 use super::token::{Secret, random};
-use super::wire::DescribedExtent;
 use crate::error::{Error, Result};
 use crate::memory::cache::Sharing;
-use crate::memory::device::{DeviceMemory, Reserve};
+use crate::memory::device::{DescribedExtent, DeviceMemory, Region, Reserve};
 use crate::memory::pool::{self, Pool};
 use crate::memory::serve::{Allocation, check_live};
-use crate::runtime::{Event, ExportedEvent, RelaxedCapture, Stream, get};
+use crate::runtime::{Event, RelaxedCapture, Stream, get};
 use crate::sync::lock;
 
 /// A block that is shared.
@@ -30,11 +28,21 @@ pub(super) struct SharedBlock {
     pub(super) bytes: u64,
     pub(super) sharing: Arc<Sharing>,
     /// The work before it was shared that may not be done.
-    events: Mutex<Vec<Arc<RecordedEvent>>>,
+    events: Mutex<Vec<Arc<Event>>>,
     /// Where it was when a process held it last.
     place: Mutex<Option<InRegion>>,
     /// The numbers under which it was sent and has not arrived.
-    in_flight: Mutex<BTreeSet<u64>>,
+    in_flight: Mutex<BTreeMap<u64, Hold>>,
+}
+
+/// Keeps a block from being used again until this is dropped.
+#[derive(Debug)]
+pub(super) struct Hold(Arc<Sharing>);
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.0.let_go();
+    }
 }
 
 /// Where a block lies.
@@ -49,15 +57,13 @@ pub(super) struct InRegion {
 #[derive(Debug)]
 struct SharedBlocks {
     by_number: BTreeMap<u64, Arc<SharedBlock>>,
-    next: u64,
     look_at: usize,
 }
 
 /// With fewer blocks it is not worth looking for those that are gone.
 const LOOK_LEAST: usize = 0x40;
 
-static BLOCKS: Mutex<SharedBlocks> =
-    Mutex::new(SharedBlocks { by_number: BTreeMap::new(), next: 1, look_at: LOOK_LEAST });
+static BLOCKS: Mutex<SharedBlocks> = Mutex::new(SharedBlocks { by_number: BTreeMap::new(), look_at: LOOK_LEAST });
 
 impl SharedBlocks {
     /// Forgets the blocks that were freed and that no process holds.
@@ -73,12 +79,12 @@ impl SharedBlocks {
 /// `ErrorKind::InvalidValue` for memory that cannot be shared, or a captured stream; `ErrorKind::Asleep`;
 /// `ErrorKind::Library` if the driver refuses.
 pub(super) fn share(block: Allocation, bytes: u64, stream: Option<&Stream>) -> Result<Arc<SharedBlock>> {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
     check_live(block)?;
     let memory = block.cache.memory;
-    let service = block.cache.service();
-    let of_pool = service.as_ref().map(|service| &service.pool);
-    if let Some(pool) = of_pool {
-        if pool.is_for_graphs() || service.as_ref().is_some_and(|service| service.role.is_captured()) {
+    if let Some(service) = block.cache.service() {
+        let pool = &service.pool;
+        if pool.is_for_graphs() || service.role.is_captured() {
             return Err(Error::invalid_value(format!(
                 "the buffer is of pool {} on {}, which is a graph's: each replay uses its memory again, whatever another \
                  process does with it. Copy it to a buffer that was allocated outside of the capture, and share that one",
@@ -108,8 +114,7 @@ pub(super) fn share(block: Allocation, bytes: u64, stream: Option<&Stream>) -> R
         }
         let known = blocks.by_number.get(&sharing.number()).cloned();
         known.unwrap_or_else(|| {
-            let number = blocks.next;
-            blocks.next += 1;
+            let number = NEXT.fetch_add(1, Ordering::Relaxed);
             sharing.set_number(number);
             let shared = Arc::new(SharedBlock {
                 number,
@@ -132,7 +137,7 @@ pub(super) fn share(block: Allocation, bytes: u64, stream: Option<&Stream>) -> R
 }
 
 /// Returns an event for the work so far on a stream, if there is any.
-fn work_of(stream: &Stream) -> Result<Option<Arc<RecordedEvent>>> {
+fn work_of(stream: &Stream) -> Result<Option<Arc<Event>>> {
     if stream.is_captured()? {
         return Err(Error::invalid_value(
             "the stream is being captured, and another process cannot wait for work that a graph will do: share the buffer \
@@ -144,7 +149,34 @@ fn work_of(stream: &Stream) -> Result<Option<Arc<RecordedEvent>>> {
         let _relaxed = RelaxedCapture::new(get()?)?;
         stream.query()?
     };
-    if is_idle { Ok(None) } else { RecordedEvent::on(stream).map(Some) }
+    if is_idle { Ok(None) } else { record_on(stream).map(Some) }
+}
+
+/// All events that were made for other processes. One that nothing else has is recorded again.
+static EVENTS: Mutex<Vec<Arc<Event>>> = Mutex::new(Vec::new());
+
+/// Records the work so far on a stream.
+fn record_on(stream: &Stream) -> Result<Arc<Event>> {
+    let is_idle = |known: &&Arc<Event>| known.device() == stream.device() && Arc::strong_count(known) == 1;
+    let idle = lock(&EVENTS).iter().find(is_idle).cloned();
+    let event = match idle {
+        Some(idle) => idle,
+        None => {
+            let _relaxed = RelaxedCapture::new(get()?)?;
+            let made = Arc::new(Event::interprocess(stream.device())?);
+            lock(&EVENTS).push(Arc::clone(&made));
+            made
+        }
+    };
+    event.record(stream)?;
+    Ok(event)
+}
+
+/// Returns whether the work is done before an event.
+fn is_done(event: &Event) -> Result<bool> {
+    // The question spoils captures of this thread, and of others in global mode.
+    let _relaxed = RelaxedCapture::new(get()?)?;
+    event.query()
 }
 
 /// Returns the block with this number, if it is known.
@@ -186,34 +218,34 @@ impl SharedBlock {
     /// Holds the block until the returned number [`arrived`](SharedBlock::arrived); none if it was freed.
     pub(super) fn send(&self) -> Option<u64> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        if !self.sharing.hold() {
-            return None;
-        }
+        // No number in flight is 0.
+        let hold = self.hold(0)?;
         self.memory().sent.fetch_add(self.bytes, Ordering::Relaxed);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        lock(&self.in_flight).insert(number);
+        lock(&self.in_flight).insert(number, hold);
         Some(number)
     }
 
-    /// Holds the block for a process that has its token; false if it was freed, unless the token's number is still in flight.
-    pub(super) fn hold(&self, in_flight: u64) -> bool {
-        let is_in_flight = lock(&self.in_flight).contains(&in_flight);
-        if is_in_flight { self.sharing.hold_again() } else { self.sharing.hold() }
+    /// Holds the block for a process that has its token; none if it was freed, unless the token's number is still in
+    /// flight.
+    pub(super) fn hold(&self, in_flight: u64) -> Option<Hold> {
+        let is_in_flight = lock(&self.in_flight).contains_key(&in_flight);
+        let is_held = if is_in_flight { self.sharing.hold_again() } else { self.sharing.hold() };
+        is_held.then(|| Hold(Arc::clone(&self.sharing)))
     }
 
     /// Ends the hold of [`SharedBlock::send`] under a number.
     pub(super) fn arrived(&self, in_flight: u64) {
-        if lock(&self.in_flight).remove(&in_flight) {
+        if lock(&self.in_flight).remove(&in_flight).is_some() {
             self.memory().sent.fetch_sub(self.bytes, Ordering::Relaxed);
-            self.sharing.let_go();
         }
     }
 
     /// Forgets the events whose work is done, and returns the others, which are to be waited for.
-    pub(super) fn events(&self) -> Vec<Arc<RecordedEvent>> {
+    pub(super) fn events(&self) -> Vec<Arc<Event>> {
         let events = lock(&self.events).clone();
         // Asked with no lock held; one that cannot be asked stays.
-        let done: Vec<_> = events.into_iter().filter(|event| event.is_done().unwrap_or(false)).collect();
+        let done: Vec<_> = events.into_iter().filter(|event| is_done(event).unwrap_or(false)).collect();
         let mut events = lock(&self.events);
         events.retain(|event| !done.iter().any(|done| Arc::ptr_eq(done, event)));
         events.clone()
@@ -231,7 +263,7 @@ impl SharedBlock {
             return Ok(known);
         }
         let (lead, extents) = extents_of(self.block, self.bytes)?;
-        let place = InRegion { region: regions::find(self.memory(), extents), lead };
+        let place = InRegion { region: Region::find(&self.memory().elsewhere, extents), lead };
         let before = lock(&self.place).replace(place.clone());
         drop(before);
         Ok(place)
@@ -240,71 +272,6 @@ impl SharedBlock {
     /// Returns where the block was when a process held it last.
     pub(super) fn known_place(&self) -> Option<InRegion> {
         lock(&self.place).clone()
-    }
-}
-
-/// An event for other processes, and the name by which they import it, once it was asked for.
-#[derive(Debug)]
-struct NamedEvent {
-    event: Event,
-    name: OnceLock<[u8; 64]>,
-}
-
-static IDLE: Mutex<Vec<Arc<NamedEvent>>> = Mutex::new(Vec::new());
-
-/// An event that was recorded, which is idle again when this is dropped.
-#[derive(Debug)]
-pub(super) struct RecordedEvent(Arc<NamedEvent>);
-
-impl RecordedEvent {
-    /// Records the work so far on a stream.
-    fn on(stream: &Stream) -> Result<Arc<Self>> {
-        let device = stream.device();
-        let idle = {
-            let mut idle = lock(&IDLE);
-            let place = idle.iter().rposition(|named| named.event.device() == device);
-            place.map(|place| idle.swap_remove(place))
-        };
-        let named = match idle {
-            Some(named) => named,
-            None => {
-                let _relaxed = RelaxedCapture::new(get()?)?;
-                Arc::new(NamedEvent { event: Event::interprocess(device)?, name: OnceLock::new() })
-            }
-        };
-        let recorded = Self(named);
-        recorded.0.event.record(stream)?;
-        Ok(Arc::new(recorded))
-    }
-
-    /// Returns what another process needs to wait for it.
-    pub(super) fn export(&self) -> Result<ExportedEvent> {
-        self.0.event.export()
-    }
-
-    /// Returns the event's name, if that is all that another process needs to wait for it; none also if the driver refuses.
-    pub(super) fn name(&self) -> Option<[u8; 64]> {
-        let NamedEvent { event, name } = &*self.0;
-        if let Some(name) = name.get() {
-            return Some(*name);
-        }
-        match event.export() {
-            Ok(ExportedEvent { name: exported, descriptor: None }) => Some(*name.get_or_init(|| exported)),
-            _ => None,
-        }
-    }
-
-    /// Returns whether the work is done.
-    fn is_done(&self) -> Result<bool> {
-        // The question spoils captures of this thread, and of others in global mode.
-        let _relaxed = RelaxedCapture::new(get()?)?;
-        self.0.event.query()
-    }
-}
-
-impl Drop for RecordedEvent {
-    fn drop(&mut self) {
-        lock(&IDLE).push(Arc::clone(&self.0));
     }
 }
 

@@ -1,12 +1,12 @@
-//! What the system offers to processes that share memory: packets over Unix sockets, with descriptors that come along, and
-//! pidfds, which become ready when a process ends.
+//! What the system offers to processes that share memory: packets over Unix sockets, with descriptors that come along,
+//! and pidfds, which become ready when a process ends.
 //!
-//! The sockets have names that are in no file system, so nothing is left of a process that ends. Nothing here waits except
-//! [`is_ready`].
+//! The sockets have names that are in no file system, so nothing is left of a process that ends. Nothing here waits
+//! except [`is_ready`].
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -26,8 +26,8 @@ fn new() -> io::Result<OwnedFd> {
 }
 
 fn address(name: &[u8; 16]) -> io::Result<SocketAddrUnix> {
-    let digits: String = name.iter().map(|byte| format!("{byte:02x}")).collect();
-    Ok(SocketAddrUnix::new_abstract_name(format!("gpupool-share-{digits}").as_bytes())?)
+    let name = format!("gpupool-share-{:032x}", u128::from_be_bytes(*name));
+    Ok(SocketAddrUnix::new_abstract_name(name.as_bytes())?)
 }
 
 /// Listens under a name.
@@ -55,7 +55,7 @@ pub(super) fn accepted(listener: &OwnedFd) -> io::Result<Option<OwnedFd>> {
 }
 
 /// Sends a packet, or returns false where there is no room for it now.
-pub(super) fn send(socket: BorrowedFd<'_>, packet: &[u8], descriptors: &[OwnedFd]) -> io::Result<bool> {
+pub(super) fn send(socket: impl AsFd, packet: &[u8], descriptors: &[OwnedFd]) -> io::Result<bool> {
     let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut along = SendAncillaryBuffer::new(&mut space);
@@ -81,14 +81,15 @@ pub(super) struct Packet {
 }
 
 /// Receives a packet; none where there is none yet. An empty one is the end.
-pub(super) fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<Packet>> {
+pub(super) fn receive(socket: impl AsFd) -> io::Result<Option<Packet>> {
     let mut bytes = vec![0; PACKET];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut along = RecvAncillaryBuffer::new(&mut space);
     let received = recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut along, RecvFlags::CMSG_CLOEXEC);
     let received = match received {
         Ok(received) => received,
-        // The last one: the other end was closed and had not read all. What it sent before is still to come, and then the end.
+        // The last one: the other end was closed and had not read all. What it sent before is still to come, and then
+        // the end.
         Err(Errno::AGAIN | Errno::INTR | Errno::CONNRESET) => return Ok(None),
         Err(error) => return Err(error.into()),
     };
@@ -105,7 +106,8 @@ pub(super) fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<Packet>> {
     Ok(Some(Packet { bytes, descriptors, is_cut: received.flags.contains(ReturnFlags::CTRUNC) }))
 }
 
-/// Returns a descriptor that is ready to be read once a process has ended; `ESRCH` if it has already, or cannot be seen.
+/// Returns a descriptor that is ready to be read once a process has ended; `ESRCH` if it has already, or cannot be
+/// seen.
 pub(super) fn pidfd(process: i32) -> rustix::io::Result<OwnedFd> {
     pidfd_open(Pid::from_raw(process).ok_or(Errno::SRCH)?, PidfdFlags::empty())
 }
@@ -133,23 +135,23 @@ mod tests {
         assert!(accepted(&listener)?.is_none());
         let one = connected(&name)?;
         let other = accepted(&listener)?.ok_or(io::ErrorKind::NotFound)?;
-        assert!(receive(other.as_fd())?.is_none());
-        assert!(send(one.as_fd(), b"first", &[listener.try_clone()?])?);
-        assert!(send(one.as_fd(), b"second", &[])?);
-        let first = receive(other.as_fd())?.ok_or(io::ErrorKind::NotFound)?;
+        assert!(receive(&other)?.is_none());
+        assert!(send(&one, b"first", &[listener.try_clone()?])?);
+        assert!(send(&one, b"second", &[])?);
+        let first = receive(&other)?.ok_or(io::ErrorKind::NotFound)?;
         assert_eq!((first.bytes.as_slice(), first.descriptors.len(), first.is_cut), (&b"first"[..], 1, false));
-        let second = receive(other.as_fd())?.ok_or(io::ErrorKind::NotFound)?;
+        let second = receive(&other)?.ok_or(io::ErrorKind::NotFound)?;
         assert_eq!((second.bytes.as_slice(), second.descriptors.len()), (&b"second"[..], 0));
         drop(one);
-        assert!(receive(other.as_fd())?.ok_or(io::ErrorKind::NotFound)?.bytes.is_empty());
+        assert!(receive(&other)?.ok_or(io::ErrorKind::NotFound)?.bytes.is_empty());
         // Closed with something unread: what was sent before still comes.
         let one = connected(&name)?;
         let other = accepted(&listener)?.ok_or(io::ErrorKind::NotFound)?;
-        assert!(send(one.as_fd(), b"last", &[])? && send(other.as_fd(), b"unread", &[])?);
+        assert!(send(&one, b"last", &[])? && send(&other, b"unread", &[])?);
         drop(one);
-        assert!(receive(other.as_fd())?.is_none());
-        assert_eq!(receive(other.as_fd())?.ok_or(io::ErrorKind::NotFound)?.bytes, b"last");
-        assert!(receive(other.as_fd())?.ok_or(io::ErrorKind::NotFound)?.bytes.is_empty());
+        assert!(receive(&other)?.is_none());
+        assert_eq!(receive(&other)?.ok_or(io::ErrorKind::NotFound)?.bytes, b"last");
+        assert!(receive(&other)?.ok_or(io::ErrorKind::NotFound)?.bytes.is_empty());
         // The descriptor that came is of the same listener.
         drop((listener, first));
         assert!(connected(&name).is_err());
@@ -163,8 +165,8 @@ mod tests {
         let listener = listener(&name)?;
         let one = connected(&name)?;
         let other = accepted(&listener)?.ok_or(io::ErrorKind::NotFound)?;
-        assert!(send(one.as_fd(), &vec![1; PACKET + 1], &[])?);
-        assert!(receive(other.as_fd()).is_err());
+        assert!(send(&one, &vec![1; PACKET + 1], &[])?);
+        assert!(receive(&other).is_err());
         Ok(())
     }
 }

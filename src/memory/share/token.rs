@@ -1,8 +1,8 @@
 //! The token of a shared block: the address of its owner, and a secret that proves that the holder was given the token.
 //!
 //! It consists of bytes that can be sent in any way. An error names what is wrong with one: it is another machine's,
-//! another user's, of another version of gpupool, or no token at all. It names a device by its UUID, as processes may number
-//! their devices differently.
+//! another user's, of another version of gpupool, or no token at all. It names a device by its UUID, as processes may
+//! number their devices differently.
 
 use std::fmt;
 use std::hint::black_box;
@@ -63,11 +63,11 @@ impl fmt::Debug for Secret {
 /// Returns random bytes.
 pub(super) fn random() -> Result<[u8; 16]> {
     let mut bytes = [0; 16];
-    match getrandom(&mut bytes, GetRandomFlags::empty()) {
-        Ok(16) => Ok(bytes),
-        Ok(_) => Err(Error::unavailable("the system gave too few random bytes for a share's secret")),
-        Err(error) => Err(Error::unavailable(format!("the system gave no random bytes for a share's secret: {error}"))),
-    }
+    // So few come whole, or not at all.
+    getrandom(&mut bytes, GetRandomFlags::empty()).map_err(|error| {
+        Error::unavailable(format!("the system gave no random bytes for a share's secret: {error}"))
+    })?;
+    Ok(bytes)
 }
 
 /// The version of this crate, as numbers.
@@ -77,11 +77,7 @@ fn version() -> [u8; 3] {
 }
 
 pub(super) const fn number_of(kind: Kind) -> u8 {
-    match kind {
-        Kind::Cuda => 1,
-        Kind::Hip => 2,
-        Kind::Host => 3,
-    }
+    kind as u8 + 1
 }
 
 /// Returns the id of the machine's present run, the same in all its containers.
@@ -91,17 +87,15 @@ pub(super) fn boot() -> Result<[u8; 16]> {
     if let Some(boot) = BOOT.get() {
         return Ok(*boot);
     }
-    let text = std::fs::read_to_string(PATH).map_err(|error| {
-        Error::unavailable(format!("{PATH}, by which machines are told apart, cannot be read: {error}"))
-    })?;
+    let refused = |why| Error::unavailable(format!("{PATH}, by which machines are told apart, {why}"));
+    let text = std::fs::read_to_string(PATH).map_err(|error| refused(format!("cannot be read: {error}")))?;
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
-    let number = u128::from_str_radix(&digits, 16).map_err(|error| {
-        Error::unavailable(format!("{PATH}, by which machines are told apart, holds no id: {error}"))
-    })?;
+    let number = u128::from_str_radix(&digits, 16).map_err(|error| refused(format!("holds no id: {error}")))?;
     Ok(*BOOT.get_or_init(|| number.to_be_bytes()))
 }
 
-/// Returns the UUIDs of this process's devices, in order: asked for once, as each block that is shared or attached needs one.
+/// Returns the UUIDs of this process's devices, in order: asked for once, as each block that is shared or attached
+/// needs one.
 fn uuids() -> Result<&'static [DeviceUuid]> {
     static UUIDS: OnceLock<Vec<DeviceUuid>> = OnceLock::new();
     if let Some(uuids) = UUIDS.get() {
@@ -121,12 +115,12 @@ pub(super) fn uuid_of(device: Device) -> Result<DeviceUuid> {
 
 /// Returns this process's device with a UUID.
 pub(super) fn device_with(uuid: &DeviceUuid) -> Result<Device> {
-    let ordinal = uuids()?.iter().position(|known| known == uuid);
-    ordinal.and_then(|ordinal| u32::try_from(ordinal).ok()).map(Device::from_ordinal).ok_or_else(|| {
-        let digits: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+    let known = (0..).map(Device::from_ordinal).zip(uuids()?).find(|(_, known)| *known == uuid);
+    known.map(|(device, _)| device).ok_or_else(|| {
         Error::invalid_value(format!(
-            "the shared buffer is on the device with the UUID {digits}, which this process does not see: make it visible here \
-             (CUDA_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES)"
+            "the shared buffer is on the device with the UUID {:032x}, which this process does not see: make it visible \
+             here (CUDA_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES)",
+            u128::from_be_bytes(*uuid)
         ))
     })
 }

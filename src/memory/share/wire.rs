@@ -1,19 +1,19 @@
 //! What processes that share blocks send each other: one packet for each message, of a bounded size.
 //!
-//! A process that attaches sends a [`Message`]; the owner answers with a [`Status`], and after [`Status::Given`] what was asked
-//! for. By the connection that is its channel, the owner also sends the numbers of mappings that are to end. Whatever does not read
-//! as one of these ends the connection: another process may send anything.
+//! A process that attaches sends a [`Message`]; the owner answers with a status, and after [`GIVEN`] what was asked
+//! for. By the connection that is its channel, the owner also sends the numbers of mappings that are to end. Whatever
+//! does not read as one of these ends the connection: another process may send anything.
 
-use super::token::{Reader, Secret};
+use super::token::{Reader, Secret, TokenFields};
+use crate::error::{Error, ErrorKind};
+use crate::memory::device::DescribedExtent;
 use crate::runtime::{DeviceUuid, Extent};
 
 /// The largest packet.
 pub(super) const PACKET: usize = 0x2000;
-/// The most descriptors of one packet: few, so that a process with a low limit has room for them, and so that one side makes
-/// the next ones while the other imports these.
+/// The most descriptors of one packet: few, so that a process with a low limit has room for them, and so that one side
+/// makes the next ones while the other imports these.
 pub(super) const DESCRIPTORS: usize = 0x8;
-/// The most names of events that come along with a hold.
-pub(super) const NAMES: usize = 0x40;
 /// The most mappings that one packet names.
 pub(super) const ENDED: usize = 0x200;
 /// The most extents that one packet describes.
@@ -24,13 +24,14 @@ const MAGIC: u32 = 0x6873_7067;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub(super) enum Ask {
-    /// To hold a block; the answer says where it lies, with the names of events that need no descriptors.
+    /// To hold a block; the answer says where it lies, with as many events as one of [`Ask::Events`] has.
     Hold = 1,
     /// Numbers and sizes of extents, from one on.
     Describe,
     /// Descriptors of extents, from one on.
     Extents,
-    /// Names of events, from one on, which stand for what was submitted before the block was shared.
+    /// Names of events, and their descriptors if they have any, from one on, which stand for what was submitted before
+    /// the block was shared.
     Events,
     /// Nothing: a hold is over, and the work is done.
     LetGo,
@@ -61,13 +62,20 @@ pub(super) struct Message {
     pub(super) ask: Ask,
     pub(super) secret: Secret,
     pub(super) block: u64,
-    /// The first that is asked for; of [`Ask::Hold`] and [`Ask::Arrived`] the number in flight, or 0; of [`Ask::LetGo`] and
-    /// [`Ask::Unmapped`] that of the mapping, or 0 where none stays.
+    /// The first that is asked for; of [`Ask::Hold`] and [`Ask::Arrived`] the number in flight, or 0; of [`Ask::LetGo`]
+    /// and [`Ask::Unmapped`] that of the mapping, or 0 where none stays.
     pub(super) from: u64,
     pub(super) count: u32,
 }
 
 const MESSAGE: usize = 0x2c;
+
+impl TokenFields {
+    /// Returns a message that names the token's block.
+    pub(super) const fn message(&self, ask: Ask, from: u64, count: u32) -> Message {
+        Message { ask, secret: self.secret, block: self.block, from, count }
+    }
+}
 
 impl Message {
     pub(super) fn to_bytes(self) -> Vec<u8> {
@@ -90,16 +98,12 @@ impl Message {
     }
 }
 
-/// Whether what was asked for is given.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u8)]
-pub(super) enum Status {
-    Given = 0,
-    /// There is no such block, or no more; the rest says why.
-    Refused,
-    /// The system or the driver refused; the rest says why.
-    Failed,
-}
+/// The first byte of an answer: what was asked for is given.
+pub(super) const GIVEN: u8 = 0;
+/// There is no such block, or no more; the rest says why.
+pub(super) const REFUSED: u8 = 1;
+/// The system or the driver refused; the rest says why.
+pub(super) const FAILED: u8 = 2;
 
 /// What [`Ask::Hold`] is answered with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -109,45 +113,28 @@ pub(super) struct HeldBlock {
     pub(super) bytes: u64,
     /// The number of the region: another number, other memory.
     pub(super) region: u64,
-    pub(super) extents: u32,
-    pub(super) events: u32,
+    pub(super) extents: u64,
+    pub(super) events: u64,
     /// The device that has the memory.
     pub(super) device: DeviceUuid,
 }
 
 impl HeldBlock {
-    /// Returns the packet with the names of the first events.
-    pub(super) fn to_bytes(self, names: &[[u8; 64]]) -> Vec<u8> {
+    /// Returns the packet, which goes on with the names of the first events.
+    pub(super) fn to_bytes(self) -> Vec<u8> {
         let Self { lead, bytes, region, extents, events, device } = self;
-        let [lead, bytes, region] = [lead, bytes, region].map(u64::to_le_bytes);
-        let [extents, events] = [extents, events].map(u32::to_le_bytes);
-        let status = [Status::Given as u8];
-        [&status[..], &lead, &bytes, &region, &extents, &events, &device, names.as_flattened()].concat()
+        let mut packet = numbers([lead, bytes, region, extents, events]);
+        packet.extend(device);
+        packet
     }
 
-    /// Reads what [`HeldBlock::to_bytes`] wrote, without its status.
-    pub(super) fn from_bytes(bytes: &[u8]) -> Option<(Self, &[[u8; 64]])> {
-        let (fields, names) = bytes.split_first_chunk::<48>()?;
-        let mut reader = Reader(fields);
-        let held = Self {
-            lead: reader.u64(),
-            bytes: reader.u64(),
-            region: reader.u64(),
-            extents: reader.u32(),
-            events: reader.u32(),
-            device: reader.take(),
-        };
-        let (names, rest) = names.as_chunks::<64>();
-        (rest.is_empty() && names.len() <= held.events as usize).then_some((held, names))
+    /// Reads what [`HeldBlock::to_bytes`] wrote, without its status, and returns also the names.
+    pub(super) fn from_bytes(bytes: &[u8]) -> Option<(Self, &[u8])> {
+        let (fields, rest) = bytes.split_first_chunk::<40>()?;
+        let [lead, bytes, region, extents, events] = read_numbers(fields)?.try_into().ok()?;
+        let (device, names) = rest.split_first_chunk()?;
+        Some((Self { lead, bytes, region, extents, events, device: *device }, names))
     }
-}
-
-/// An extent as its owner describes it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct DescribedExtent {
-    /// As the owner's driver numbers it.
-    pub(super) extent: Extent,
-    pub(super) bytes: u64,
 }
 
 pub(super) fn describe(extents: &[DescribedExtent]) -> Vec<u8> {
@@ -156,32 +143,28 @@ pub(super) fn describe(extents: &[DescribedExtent]) -> Vec<u8> {
 
 /// Reads what [`describe`] wrote, without its status.
 pub(super) fn described(bytes: &[u8]) -> Option<Vec<DescribedExtent>> {
-    let (extents, rest) = bytes.as_chunks::<16>();
-    let read = |each: &[u8; 16]| {
-        let mut reader = Reader(each);
-        DescribedExtent { extent: Extent::from_number(reader.u64()), bytes: reader.u64() }
-    };
-    rest.is_empty().then(|| extents.iter().map(read).collect())
+    let numbers = read_numbers(bytes)?;
+    let read = |[number, bytes]: &[u64; 2]| DescribedExtent { extent: Extent::from_number(*number), bytes: *bytes };
+    Some(numbers.as_chunks().0.iter().map(read).collect())
 }
 
 /// Returns a packet of numbers: those of mappings that are to end are sent so.
 pub(super) fn numbers(numbers: impl IntoIterator<Item = u64>) -> Vec<u8> {
-    let mut bytes = vec![Status::Given as u8];
+    let mut bytes = vec![GIVEN];
     numbers.into_iter().for_each(|number| bytes.extend(number.to_le_bytes()));
     bytes
 }
 
-/// Reads what [`numbers`] wrote; none if it is something else.
+/// Reads what [`numbers`] wrote, without its status; none if it is something else.
 pub(super) fn read_numbers(bytes: &[u8]) -> Option<Vec<u64>> {
-    let (status, numbers) = bytes.split_first()?;
-    let (numbers, rest) = numbers.as_chunks::<8>();
-    let is_known = *status == Status::Given as u8 && rest.is_empty();
-    is_known.then(|| numbers.iter().map(|number| u64::from_le_bytes(*number)).collect())
+    let (numbers, rest) = bytes.as_chunks::<8>();
+    rest.is_empty().then(|| numbers.iter().map(|number| u64::from_le_bytes(*number)).collect())
 }
 
-/// Returns a refusal as a packet.
-pub(super) fn refusal(status: Status, why: &str) -> Vec<u8> {
-    let mut bytes = vec![status as u8];
+/// Returns an error as a packet.
+pub(super) fn refusal(error: &Error) -> Vec<u8> {
+    let mut bytes = vec![if matches!(error.kind(), ErrorKind::InvalidValue(_)) { REFUSED } else { FAILED }];
+    let why = error.to_string();
     let mut end = why.len().min(PACKET / 2);
     while !why.is_char_boundary(end) {
         end -= 1;
@@ -214,20 +197,19 @@ mod tests {
     #[test]
     fn answers_travel_and_rubbish_is_none() {
         let held = HeldBlock { lead: 1, bytes: 2, region: 5, extents: 3, events: 4, device: [6; 16] };
-        for names in [&[][..], &[[1; 64], [2; 64]]] {
-            assert_eq!(HeldBlock::from_bytes(&held.to_bytes(names)[1..]), Some((held, names)));
-        }
-        assert!(held.to_bytes(&[[0; 64]; NAMES]).len() <= PACKET);
-        assert_eq!((HeldBlock::from_bytes(&[0; 31]), HeldBlock::from_bytes(&[0; 33])), (None, None));
-        assert_eq!(HeldBlock::from_bytes(&held.to_bytes(&[[1; 64]; 5])[1..]), None);
+        let mut packet = held.to_bytes();
+        packet.extend([7; 64]);
+        assert_eq!(HeldBlock::from_bytes(&packet[1..]), Some((held, &[7; 64][..])));
+        assert!(held.to_bytes().len() + DESCRIPTORS * 64 <= PACKET);
+        assert_eq!((HeldBlock::from_bytes(&[0; 39]), HeldBlock::from_bytes(&[0; 55])), (None, None));
         let extents = [1, 2].map(|number| DescribedExtent { extent: Extent::from_number(number), bytes: number << 21 });
         assert_eq!(described(&describe(&extents)[1..]).as_deref(), Some(&extents[..]));
         assert_eq!(described(&[0; 17]), None);
         let ended: Vec<_> = (0..ENDED as u64).map(|number| number << 40).collect();
-        assert_eq!(read_numbers(&numbers(ended.clone())), Some(ended));
+        assert_eq!(read_numbers(&numbers(ended.clone())[1..]), Some(ended));
         assert!(numbers([0; ENDED]).len() <= PACKET);
-        assert!(read_numbers(b"").is_none() && read_numbers(&[0; 10]).is_none() && read_numbers(&[1; 9]).is_none());
+        assert!(read_numbers(&[0; 9]).is_none());
         let long = "\u{e9}".repeat(PACKET);
-        assert!(refusal(Status::Failed, &long).len() <= PACKET);
+        assert!(refusal(&Error::unavailable(long)).len() <= PACKET);
     }
 }

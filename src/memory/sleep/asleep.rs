@@ -17,6 +17,7 @@ use crate::memory::device::DeviceMemory;
 use crate::memory::pool::{Change, Kept, Pool, Record, Wanted};
 use crate::memory::serve::{Patience, settle};
 use crate::memory::share::refuse_held;
+use crate::memory::tuning::WAIT_ASLEEP;
 use crate::observe::delivery::Delivery;
 use crate::observe::target::MEMORY;
 use crate::observe::{Activity, Took};
@@ -104,7 +105,7 @@ fn fall_asleep(pool: &Arc<Pool>, backup: Backup, thread: ThisThread, kept: &mut 
         Ok(released) => {
             // What waited for the work that was waited for; what is refused here goes later.
             let _ = pool.memory.end_retired(false);
-            pool.memory.wait_for_processes_long();
+            pool.memory.elsewhere.wait_for_processes(WAIT_ASLEEP);
             *kept = Some(record);
             Ok(released)
         }

@@ -523,28 +523,43 @@ def a_process_without_room_for_files_attaches() -> None:
     buffer = gpupool.empty(1000)
     buffer.fill(1)
     with other_process() as other:
-        other.call(attach_with_few_files, buffer.share())
+        # One for the connection that asks and two for the extent, of which one is left: too few for
+        # one that listens and what tells of the owner's end.
+        other.call(attach_with_few_files, buffer.share(), 3)
+        assert other.call(content) == {1}
         other.call(free)
         wait_until_idle(other)
         assert mappings("self", other.process.pid) == 0
 
 
-def attach_with_few_files(kept: dict, token: gpupool.ShareToken) -> None:
+def a_process_without_room_for_an_event_holds_nothing() -> None:
+    stream = gpupool.Stream()
+    buffer = gpupool.empty(1000)
+    with other_process() as other:
+        number = _native.host_submit(stream)
+        # One for the connection that asks, and none for what it is answered with.
+        name, why = other.refusal(attach_with_few_files, buffer.share(stream), 1)
+        assert name == "Unavailable", why
+        assert "may open no more files" in why
+        wait_until(lambda: shared_blocks() == [], "it is let go")
+        _native.host_complete(stream, number)
+
+
+def attach_with_few_files(kept: dict, token: gpupool.ShareToken, files: int) -> None:
     # What this opens once.
     own = gpupool.empty(1)
     gpupool.attach(own.share()).free()
     spare = [os.open("/dev/null", os.O_RDONLY) for _ in range(64)]
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(spare) + 1, hard))
-    # One for the connection that asks and two for the extent, of which one is left: too few for
-    # one that listens and what tells of the owner's end.
-    for _ in range(3):
+    for _ in range(files):
         os.close(spare.pop())
-    kept["buffer"] = gpupool.attach(token)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    for number in spare:
-        os.close(number)
-    assert content(kept) == {1}
+    try:
+        kept["buffer"] = gpupool.attach(token)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for number in spare:
+            os.close(number)
 
 
 def on_two_devices() -> None:
