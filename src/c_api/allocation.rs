@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-use crate::memory::plug::call::{SUCCESS, address_of, hand_out, status_of, stream_on};
+use crate::memory::plug::call::{SUCCESS, address_of, hand_out, run, status_of, stream_on};
 use crate::memory::plug::{free_behind, free_in_order};
 use crate::memory::{route, serve};
 
@@ -20,6 +20,17 @@ pub(super) unsafe extern "C" fn allocate(
     let allocate = || route::allocate(bytes, &unsafe { stream_on(device, stream) }?);
     // SAFETY: the caller passes a place for a pointer, or null.
     unsafe { hand_out(place, "pointer", ptr::null_mut(), || address_of(bytes, allocate)) }
+}
+
+/// Allocates bytes at an address where they are free.
+pub(super) unsafe extern "C" fn allocate_at(
+    address: *mut c_void,
+    bytes: u64,
+    device: c_int,
+    stream: *mut c_void,
+) -> c_int {
+    // SAFETY: the caller names a stream of the device, which is alive.
+    run(|| serve::allocate_at(address.addr() as u64, bytes, &unsafe { stream_on(device, stream) }?).map(drop))
 }
 
 /// Frees a block in the order of the stream that it was allocated on.

@@ -185,4 +185,6 @@ api! {
     pools::scope_leave: fn(u64) -> c_int,
     /// Waits for the work of a stream.
     device::synchronize: fn(c_int, *mut c_void) -> c_int,
+    /// Allocates bytes at an address where they are free.
+    allocation::allocate_at: fn(*mut c_void, u64, c_int, *mut c_void) -> c_int,
 }

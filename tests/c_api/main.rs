@@ -4,6 +4,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod at_address;
 mod calls;
 mod checkpoints;
 mod layout;

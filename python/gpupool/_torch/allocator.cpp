@@ -522,9 +522,15 @@ class Allocator final : public CUDAAllocator {
   // gpupool knows of captures by their routes, which begin before them.
   void markCaptureBegin(DeviceIndex device) override { native->markCaptureBegin(device); }
   void markCaptureEnd(DeviceIndex device) override { native->markCaptureEnd(device); }
-  DataPtr allocateWithAddress(size_t, void *) override {
-    TORCH_CHECK(false, "gpupool does not place a block at a given address. Use PyTorch's own allocator for this: "
-                       "gpupool.torch.disable().");
+  // Of memory that was a tensor's, as one that a graph uses, and is free now: in whichever pool it is.
+  DataPtr allocateWithAddress(size_t bytes, void *address) override {
+    if (!is_ours(address)) return native->allocateWithAddress(bytes, address);
+    auto device = current_device();
+    int status = api.allocate_at(address, bytes, device, current_stream(device));
+    TORCH_CHECK(!status, "Could not allocate CUDA storage at exact address ", address, ": ", api.last_error());
+    trace_allocation(address);
+    if (C10_UNLIKELY(c10::memoryProfilingEnabled())) report_allocation(address, device);
+    return {address, address, &deallocate, Device(c10::kCUDA, device)};
   }
 #endif
 #if PYTORCH_AT_LEAST(2, 14)

@@ -1,10 +1,15 @@
 """Who is PyTorch's allocator, of devices' memory and of pinned memory: gpupool takes a place, and gives it back."""
 
+import os
 import threading
+import warnings
 from typing import Any
 
 from gpupool import _native
 from gpupool._torch import library
+
+# Has NCCL told of each segment, from when the first group is made.
+_NCCL_HOOK = "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK"
 
 # An RLock, since finalizers that the garbage collector runs meanwhile may enter it again.
 _lock = threading.RLock()
@@ -49,6 +54,7 @@ def take(torch: Any) -> None:
             ) from reason
         loaded.install()
         _is_taken = _was_taken = True
+        _warn_of_hooks(torch)
 
 
 def take_pinned(torch: Any) -> bool:
@@ -124,6 +130,22 @@ def _load(torch: Any) -> library.Library:
 
 def _missing(torch: Any, reason: library.NoLibrary) -> str:
     return f"gpupool has no library for PyTorch {torch.__version__} and could not make one: {reason}"
+
+
+def _warn_of_hooks(torch: Any) -> None:
+    """Warn of what observes PyTorch's own allocator since before, and so sees none of gpupool's segments.
+
+    PyTorch lets nobody read which observers it has. NCCL's hook is there if its variable is set and a group was made.
+    """
+    distributed = getattr(torch, "distributed", None)
+    is_grouped = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    if is_grouped and os.environ.get(_NCCL_HOOK, "").lower() in ("1", "y", "yes", "t", "true"):
+        warnings.warn(
+            f"NCCL's hook for segments ({_NCCL_HOOK}) was attached before gpupool.torch.enable(), and sees only "
+            "PyTorch's own allocator: call enable() before torch.distributed.init_process_group()",
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
 
 def _refuse_others(torch: Any) -> None:

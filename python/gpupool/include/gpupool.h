@@ -389,6 +389,10 @@ typedef struct gpupool_api {
   /* Waits for the work so far on a stream of the device, which must exist and not be captured; the legacy default stream is
    * refused while a blocking stream of the device is captured, which waiting would invalidate. */
   int (*synchronize)(int device, void *stream);
+  /* Allocates bytes at an address where memory that this stream, or a graph, has used is free: from the pool that has it.
+   * It is refused (GPUPOOL_ERROR_INVALID_VALUE) if so many bytes are not free there in one piece, as where pages have moved or
+   * gone back to the driver; those of a graph's pool do neither while the graph exists. */
+  int (*allocate_at)(void *address, uint64_t bytes, int device, void *stream);
 } gpupool_api;
 
 /* Returns the table of libgpupool.so, or null if that gpupool does not know this version of it; pass

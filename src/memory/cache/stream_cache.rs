@@ -297,7 +297,7 @@ impl StreamCache {
     }
 
     /// Returns whether a block at the offset would be of this cache.
-    fn has_block_at(&self, offset: u64) -> bool {
+    pub(in crate::memory) fn has_block_at(&self, offset: u64) -> bool {
         let pages = &self.memory.pages;
         match pages.cache(offset) {
             Some(mark) if mark & LENT != 0 => pages.borrower(offset) == Some(self.number),

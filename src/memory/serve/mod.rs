@@ -2,6 +2,7 @@
 //! out; and the way back.
 
 mod abandoned;
+mod at_address;
 mod devices;
 mod free;
 mod grow;
@@ -17,6 +18,7 @@ mod trim;
 mod users;
 
 pub(in crate::memory) use abandoned::end_abandoned;
+pub(crate) use at_address::allocate_at;
 pub(crate) use devices::device_caches;
 #[cfg(feature = "python")]
 pub(in crate::memory) use free::check_stream;

@@ -71,6 +71,13 @@ impl BlockMap {
         self.turnover += 1;
     }
 
+    /// Returns the free block that has all of these bytes.
+    pub(super) fn free_with(&self, start: u64, bytes: u64) -> Option<u32> {
+        let has =
+            |block: &Block| block.start <= start && start.checked_add(bytes).is_some_and(|end| end <= block.end());
+        self.at_least(bytes).into_iter().find(|&id| has(&self.all[id as usize]))
+    }
+
     /// Returns a free block with room for `bytes` at a multiple of 64 KiB.
     pub(super) fn find_aligned(&self, bytes: u64) -> Option<u32> {
         let fits = |id: u32| {

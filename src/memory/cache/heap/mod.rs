@@ -194,6 +194,22 @@ impl Heap {
         }
     }
 
+    /// Returns a block at this offset, of memory that is free there and that a request of so many bytes could get; none if
+    /// it is not, or memory is handed out whole.
+    pub(in crate::memory) fn allocate_at(&mut self, pages: &'static Pages, offset: u64, bytes: u64) -> Option<u64> {
+        self.join_freed();
+        if self.serving.cut != Cut::ToSize || !offset.is_multiple_of(ALIGNMENT) {
+            return None;
+        }
+        if (1..=SMALL_MAX).contains(&bytes) {
+            return self.take_slot_at(pages, offset, bytes);
+        }
+        let size = bytes.checked_next_multiple_of(ALIGNMENT).filter(|&size| size > 0)?;
+        let id = self.map.free_with(offset, size)?;
+        let id = self.map.cut(id, offset, size)?;
+        Some(self.hand_out(pages, id, offset, size, bytes))
+    }
+
     /// [`Heap::allocate`], for the request that memory was just added for.
     pub(in crate::memory) fn allocate_grown(&mut self, pages: &'static Pages, bytes: u64) -> Option<u64> {
         self.telling.is_growing = true;

@@ -47,11 +47,16 @@ impl Heap {
 
     #[cold]
     fn new_slab(&mut self, pages: &'static Pages, class: SizeClass) -> Option<&'static Slab> {
-        let bytes = class.slab_bytes();
         self.join_freed();
-        let id = self.map.find_aligned(bytes)?;
-        let slab = pages.slabs.acquire()?;
+        let id = self.map.find_aligned(class.slab_bytes())?;
         let start = self.map.all[id as usize].start.next_multiple_of(SMALL_MAX);
+        self.cut_slab(pages, class, id, start)
+    }
+
+    /// Cuts a slab out of a free block.
+    fn cut_slab(&mut self, pages: &'static Pages, class: SizeClass, id: u32, start: u64) -> Option<&'static Slab> {
+        let bytes = class.slab_bytes();
+        let slab = pages.slabs.acquire()?;
         let Some(id) = self.map.cut(id, start, bytes) else {
             pages.slabs.release(slab);
             return None;
@@ -63,6 +68,31 @@ impl Heap {
         pages.set_slab(start, bytes, Some(slab.number()));
         self.slabs.open[class.index()].push(slab);
         Some(slab)
+    }
+
+    /// Takes the slot at an offset for a request that it is right for: of a slab that is there, else of one that is made there.
+    pub(super) fn take_slot_at(&mut self, pages: &'static Pages, offset: u64, bytes: u64) -> Option<u64> {
+        let class = SizeClass::of(bytes);
+        let slab = match pages.entry(offset) {
+            Entry::Slot(slab, _) => pages.slabs.get(slab.number()),
+            Entry::Nothing => {
+                let firsts = (0..class.slab_bytes() / SMALL_MAX)
+                    .map_while(|unit| (offset / SMALL_MAX).checked_sub(unit).map(|unit| unit * SMALL_MAX));
+                let mut places = firsts.filter(|start| (offset - start).is_multiple_of(class.bytes().into()));
+                let place = places.find_map(|start| Some((self.map.free_with(start, class.slab_bytes())?, start)));
+                place.and_then(|(id, start)| self.cut_slab(pages, class, id, start))
+            }
+            Entry::Block(_) | Entry::Freed(_) => None,
+        };
+        let slab = slab.filter(|slab| slab.class() == class)?;
+        let slot = slab.slot_at(offset).filter(|&slot| slab.is_free(slot))?;
+        slab.take_at(slot, bytes as u32);
+        if slab.is_full() {
+            self.slabs.open[class.index()].retain(|other| !std::ptr::eq(*other, slab));
+            slab.set_listed(false);
+        }
+        self.count_allocation(SMALL, u64::from(class.bytes()), bytes);
+        Some(offset)
     }
 
     #[inline]

@@ -162,6 +162,11 @@ impl Slab {
             && (self.freed[word].load(Ordering::Relaxed) | self.waiting[word].load(Ordering::Relaxed)) & bit == 0
     }
 
+    /// Returns whether the slot can be taken; for the owner.
+    pub(in crate::memory) fn is_free(&self, slot: usize) -> bool {
+        self.live[slot / 64].load(Ordering::Relaxed) >> (slot % 64) & 1 == 0
+    }
+
     /// Makes a slot free again and returns the bytes that were asked for; for the owner.
     #[inline]
     pub(in crate::memory) fn put_back(&self, slot: usize) -> u32 {

@@ -123,9 +123,32 @@ def check_other_streams(ours):
     ours.block(512)
 
 
-def check_given_addresses(ours):
+def compare_given_addresses(allocator):
+    """A tensor that was freed is allocated again at its address, and what is live, or was never there, is refused."""
+    if VERSION < (2, 13):
+        return None
+    seen = []
+    for size in [512, 4096, 300 << 10, 3 * MIB, 30 * MIB]:
+        block = allocator.allocate(size)
+        seen.append(allocator.kind_of_error("allocate_with_address", size, block["address"]))
+        drop(block["block"])
+        seen.append(allocator.allocate_with_address(size, block["address"]))
+        again = allocator.allocate(size)
+        seen.append(again["address"] == block["address"])
+        drop(again["block"])
+    whole = allocator.allocate(30 * MIB)
+    drop(whole["block"])
+    seen.append(allocator.allocate_with_address(4 * MIB, whole["address"] + 8 * MIB))
+    seen.append(allocator.kind_of_error("allocate_with_address", 4096, 1 << 40))
+    return seen, counted(allocator)["requested_bytes"]["all"]["current"]
+
+
+def check_errors_of_given_addresses(ours):
     if VERSION >= (2, 13):
-        assert "given address" in ours.text_of_error("allocate_with_address", 4096, 1 << 40)
+        block = ours.allocate(4096)
+        text = ours.text_of_error("allocate_with_address", 4096, block["address"])
+        assert "exact address" in text and "not free there" in text, text
+        drop(block["block"])
 
 
 def print_speed(ours):
