@@ -18,12 +18,12 @@ CIRCLES = {"src": 5, "src/handle": 4}
 # The rooms of a folder, which are files or folders, in columns. A room uses rooms of the columns to its right; those of
 # its own only where `&` joins them. Every folder needs a place; a file without one, such as lib.rs, may use all.
 ARROWS = {
-    "src": "python -> c_api -> replay, summary, recording -> handle -> memory -> library -> runtime -> process & observe "
-    "-> sync & ids & error",
+    "src": "python -> c_api -> replay, summary, recording -> handle -> memory -> library -> runtime "
+    "-> process & observe -> sync & ids & error",
     "src/memory": "plug -> sleep -> share -> host -> report -> route -> serve -> cache -> pool -> device",
 }
-# The files that may keep a function which is given to them from above, and call it: what an event, a stack or a scope is only
-# those know who give it. In circles they count as uses.
+# The files that may keep a function which is given to them from above, and call it: what an event, or the scope of a
+# context, is only those know who give it. In circles the functions count as uses.
 KEEPERS = ["src/memory/route/context_scope.rs", "src/observe/delivery.rs", "src/observe/recording.rs"]
 
 # Where the numbers stand that somebody chose, and the most of them. Elsewhere in its folder a constant is derived from
@@ -35,7 +35,7 @@ CONSTANT = re.compile(r"^[ \t]*(?:pub(?:\([^)]*\))? +)?const (\w+): [^;=]*(?:; *
 DECIMAL = re.compile(r"\b(?!0[xb])[0-9][0-9_]*(?=\b|[a-z])")
 USE = re.compile(r"^[ \t]*(pub(?:\([^)]*\))? +)?use\s+([^;]+);", re.MULTILINE)
 TESTS = re.compile(r"^( *)#\[cfg\((?:all\()?test\b.*\n(?: *#\[.*\n)*\1mod \w+ \{\n.*?^\1\}$", re.MULTILINE | re.DOTALL)
-# A type of Rust functions: what keeps one uses whoever gives it. Functions of C, and boxed ones, are a library's or a user's.
+# A type of Rust functions: what keeps one uses whoever gives it. Functions of C are a library's, boxed ones a program's.
 FUNCTION = r"(?<!\" )(?:unsafe )?fn\("
 PATH = re.compile(r"\b[a-z_]\w*(?:::\w+)*\b")
 Module = tuple[str, ...]
@@ -88,7 +88,7 @@ class Crate:
         return TESTS.sub("", re.sub(r"//.*", "", self.files[module].read_text()))
 
     def setters(self) -> dict[Module, list[str]]:
-        """Return the functions by which a module is given functions that it keeps, in a static or a struct, to call later."""
+        """Return what gives a module functions that it keeps, in a static or a struct, to call them later."""
         code = {module: self.text(module) for module in self.files}
         names = {FUNCTION}
         for text in code.values():
@@ -163,7 +163,7 @@ def broken(root: Path) -> Iterator[str]:
                 yield f"{names[module]} uses {names[used]}: {one} may not use {other}"
     for keeper in sorted(crate.given):
         if names[keeper] not in KEEPERS:
-            yield f"{names[keeper]} keeps a function that is given to it from above: call what is below, or have it in KEEPERS"
+            yield f"{names[keeper]} keeps a function that is given to it: call what is below, or have it in KEEPERS"
     table = root / TUNING
     if len(constants := CONSTANT.findall(table.read_text())) > MOST_CHOSEN:
         yield f"{TUNING}: at most {MOST_CHOSEN} numbers may be chosen, and {len(constants)} are"

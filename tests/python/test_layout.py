@@ -94,12 +94,14 @@ def test_a_function_that_is_kept_is_a_use_of_who_gives_it(tmp_path):
     steps = {f"src/memory/serve/next{step}.rs": f"use super::next{step + 1}::N;" for step in range(3)}
     steps["src/memory/serve/next3.rs"] = "use crate::sync::set_tell;"
     circle = ", ".join([*steps, "src/memory/serve/told.rs", "src/sync/mod.rs"])
-    keeper = "src/sync/mod.rs keeps a function that is given to it from above: call what is below, or have it in KEEPERS"
+    keeper = (
+        "src/sync/mod.rs keeps a function that is given to it from above: call what is below, or have it in KEEPERS"
+    )
     assert check(tmp_path, GOOD | kept | steps) == [
         f"src: at most 5 files may be one circle, and 6 are: {circle}",
         keeper,
     ]
     # A function of C is a library's, and one in a box a program's.
-    others = ["static TELL: OnceLock<extern \"C\" fn(u64)>", "static TELL: OnceLock<Box<dyn Fn(u64)>>"]
+    others = ['static TELL: OnceLock<extern "C" fn(u64)>', "static TELL: OnceLock<Box<dyn Fn(u64)>>"]
     for other in others:
         assert check(tmp_path, {"src/sync/mod.rs": f"{other} = OnceLock::new();\npub fn set_tell() {{}}"}) == []

@@ -248,7 +248,9 @@ def test_it_is_taken_at_any_time_and_given_back(machine):
         assert counted(place._library.path) == (round, round)
 
 
-@pytest.mark.parametrize(("is_initialized", "value", "warns"), [(True, "1", True), (False, "1", False), (True, "0", False)])
+@pytest.mark.parametrize(
+    ("is_initialized", "value", "warns"), [(True, "1", True), (False, "1", False), (True, "0", False)]
+)
 def test_a_hook_that_was_attached_before_is_named(machine, monkeypatch, is_initialized, value, warns):
     distributed = SimpleNamespace(is_available=lambda: True, is_initialized=lambda: is_initialized)
     monkeypatch.setattr(sys.modules["torch"], "distributed", distributed, raising=False)
@@ -257,7 +259,9 @@ def test_a_hook_that_was_attached_before_is_named(machine, monkeypatch, is_initi
         warnings.simplefilter("always")
         gpupool.torch.enable()
     gpupool.torch.disable()
-    assert [("NCCL" in str(warning.message), warning.category) for warning in caught] == [(True, RuntimeWarning)] * warns
+    assert [("NCCL" in str(warning.message), warning.category) for warning in caught] == [
+        (True, RuntimeWarning)
+    ] * warns
 
 
 def test_threads_take_it_once(machine):

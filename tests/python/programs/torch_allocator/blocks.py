@@ -147,7 +147,8 @@ def check_errors_of_given_addresses(ours):
     if VERSION >= (2, 13):
         block = ours.allocate(4096)
         text = ours.text_of_error("allocate_with_address", 4096, block["address"])
-        assert "exact address" in text and "not free there" in text, text
+        assert "exact address" in text
+        assert "not free there" in text
         drop(block["block"])
 
 
