@@ -86,17 +86,16 @@ def test_a_crate_that_breaks_it(tmp_path):
 
 
 def test_a_function_that_is_kept_is_a_use_of_who_gives_it(tmp_path):
+    setter = "pub fn set_tell(tell: fn(u64)) { TELL.set(tell) }"
     kept = {
-        "src/sync/mod.rs": "static TELL: OnceLock<fn(u64)> = OnceLock::new();\npub fn set_tell(tell: fn(u64)) { TELL.set(tell) }",
+        "src/sync/mod.rs": f"static TELL: OnceLock<fn(u64)> = OnceLock::new();\n{setter}",
         "src/memory/serve/told.rs": "use super::next0::N;\npub fn hear(bytes: u64) {}",
         "src/lib.rs": GOOD["src/lib.rs"] + "\nfn install() { crate::sync::set_tell(memory::serve::told::hear) }",
     }
     steps = {f"src/memory/serve/next{step}.rs": f"use super::next{step + 1}::N;" for step in range(3)}
     steps["src/memory/serve/next3.rs"] = "use crate::sync::set_tell;"
     circle = ", ".join([*steps, "src/memory/serve/told.rs", "src/sync/mod.rs"])
-    keeper = (
-        "src/sync/mod.rs keeps a function that is given to it from above: call what is below, or have it in KEEPERS"
-    )
+    keeper = "src/sync/mod.rs keeps a function that is given to it: call what is below, or have it in KEEPERS"
     assert check(tmp_path, GOOD | kept | steps) == [
         f"src: at most 5 files may be one circle, and 6 are: {circle}",
         keeper,
