@@ -248,10 +248,8 @@ def test_it_is_taken_at_any_time_and_given_back(machine):
         assert counted(place._library.path) == (round, round)
 
 
-@pytest.mark.parametrize(
-    ("is_initialized", "value", "warns"), [(True, "1", True), (False, "1", False), (True, "0", False)]
-)
-def test_a_hook_that_was_attached_before_is_named(machine, monkeypatch, is_initialized, value, warns):
+@pytest.mark.parametrize(("is_grouped", "value", "count"), [(True, "1", 1), (False, "1", 0), (True, "0", 0)])
+def test_a_hook_that_was_attached_before_is_named(machine, monkeypatch, is_grouped, value, count):
     distributed = SimpleNamespace(is_available=lambda: True, is_initialized=lambda: is_grouped)
     monkeypatch.setattr(sys.modules["torch"], "distributed", distributed, raising=False)
     monkeypatch.setenv("TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK", value)
