@@ -35,7 +35,7 @@ CONSTANT = re.compile(r"^[ \t]*(?:pub(?:\([^)]*\))? +)?const (\w+): [^;=]*(?:; *
 DECIMAL = re.compile(r"\b(?!0[xb])[0-9][0-9_]*(?=\b|[a-z])")
 USE = re.compile(r"^[ \t]*(pub(?:\([^)]*\))? +)?use\s+([^;]+);", re.MULTILINE)
 TESTS = re.compile(r"^( *)#\[cfg\((?:all\()?test\b.*\n(?: *#\[.*\n)*\1mod \w+ \{\n.*?^\1\}$", re.MULTILINE | re.DOTALL)
-# A type of Rust functions: what keeps one uses whoever gives it. Functions of C are a library's, boxed ones a program's.
+# Functions of Rust: what keeps one uses whoever gives it. Those of C are a library's, boxed ones a program's.
 FUNCTION = r"(?<!\" )(?:unsafe )?fn\("
 PATH = re.compile(r"\b[a-z_]\w*(?:::\w+)*\b")
 Module = tuple[str, ...]
