@@ -62,7 +62,7 @@ def build(version: str, cache: Path) -> Path:
         torch, cuda = fetch(version, cache)
         path.parent.mkdir(parents=True, exist_ok=True)
         made = path.with_suffix(f".{os.getpid()}")
-        compiler.compile_library(torch, [cuda], made, options=[str(OLD_SYSTEMS)])
+        compiler.compile_library(torch, [cuda], made, options=["-O2"], further=[OLD_SYSTEMS])
         check(made)
         made.replace(path)
     return path

@@ -3,13 +3,16 @@
 It uses nothing of gpupool's but this folder, for the libraries that come with gpupool are compiled by it too.
 """
 
+import itertools
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 # Where the libraries are that came with gpupool, and the sources.
@@ -119,16 +122,18 @@ def _major(folder: Path) -> str | None:
 
 
 def compile_library(
-    torch: Path, cuda: Sequence[Path], out: Path, *, options: Sequence[str] = (), command: Sequence[str] = ()
+    torch: Path, cuda: Sequence[Path], out: Path, *, options: Sequence[str] = (), further: Sequence[Path] = ()
 ) -> None:
-    """Compile the library and link it to PyTorch's, which is in memory when it is loaded.
+    """Compile the library, its files side by side, and link it to PyTorch's, which is in memory when it is loaded.
+
+    Somebody waits for it, so it is optimized only as far as that takes hardly longer than to read PyTorch's headers.
 
     Args:
         torch: The folder of the package, with ``include`` and ``lib``.
         cuda: The folders with CUDA's headers.
         out: The file to make.
         options: More options for the compiler.
-        command: The compiler; by default that of :func:`find_compiler`.
+        further: More files to compile.
 
     Raises:
         CompilationFailed: It does not compile, or there is no compiler.
@@ -136,17 +141,26 @@ def compile_library(
     headers = torch / "include"
     if not (headers / "c10" / "cuda" / "CUDACachingAllocator.h").is_file():
         raise CompilationFailed(f"PyTorch's headers are not in {headers}: install PyTorch from its own wheel")
+    command = find_compiler()
     includes = [option for folder in (TABLE, headers, *cuda) for option in ("-isystem", str(folder))]
-    arguments = [
-        *(command or find_compiler()),
-        *("-O2", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-w"),
+    flags = [
+        "-O1",
+        "-std=c++20",
+        "-fPIC",
+        "-fvisibility=hidden",
+        "-fvisibility-inlines-hidden",
+        "-w",
         *includes,
-        *map(str, _units()),
-        *("-o", str(out)),
-        *(f"-L{torch / 'lib'}", "-l:libc10_cuda.so", "-l:libc10.so", "-Wl,--no-undefined", "-s"),
         *options,
     ]
-    run(arguments, SOURCES)
+    units = [*_units(), *further]
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor() as pool:
+        objects = [str(Path(folder) / f"{number}.o") for number in range(len(units))]
+        commands = [[*command, *flags, "-c", str(unit), "-o", made] for unit, made in zip(units, objects, strict=True)]
+        # What the first that failed raised is raised here.
+        list(pool.map(run, commands, itertools.repeat(SOURCES)))
+        libraries = (f"-L{torch / 'lib'}", "-l:libc10_cuda.so", "-l:libc10.so", "-Wl,--no-undefined", "-s")
+        run([*command, "-shared", *objects, "-o", str(out), *libraries], SOURCES)
 
 
 def run(arguments: Sequence[str], sources: Path) -> None:
