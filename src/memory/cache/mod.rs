@@ -1,52 +1,54 @@
 //! The heart: what a pool has for each stream, and how threads share it.
 //!
-//! **Who owns what.** A [`DeviceCaches`] has a device's memory, its pools, and a table of caches, as long as the process
-//! lives. A [`StreamCache`] serves one pool, stream and [`Role`](super::pool::Role) at a time, its [`Service`], which has a
-//! number; pinned memory and a pool's lender of slabs have no stream. Its [`Heap`] has the pages that bear the cache's
-//! number, and cuts them into blocks: a small one is a slot of a slab, a larger one is cut to size. A live block is its
-//! caller's, by its address alone; a free one is the heap's, for whichever thread asks next. Physical memory comes in
-//! extents of a few pages, which the device maps where a heap needs them; an extent leaves a heap only where all of it is
-//! free. A thread owns no memory: it knows caches, each with the number of the service in which it found it (`known`).
+//! **Who owns what.** A [`DeviceCaches`] has a device's memory, its pools, and a table of caches, as long as the
+//! process lives. A [`StreamCache`] serves one pool, stream and [`Role`](super::pool::Role) at a time, its [`Service`],
+//! which has a number; pinned memory and a pool's lender of slabs have no stream. Its [`Heap`] has the pages that bear
+//! the cache's number, and cuts them into blocks: a small one is a slot of a slab, a larger one is cut to size. A live
+//! block is its caller's, by its address alone; a free one is the heap's, for whichever thread asks next. Physical
+//! memory comes in extents of a few pages, which the device maps where a heap needs them; an extent leaves a heap only
+//! where all of it is free. A thread owns no memory: it knows caches, each with the number of the service in which it
+//! found it (`known`).
 //!
-//! **A request** is led to a cache by the scopes and captures that its thread is in (`route`), most often to the one that
-//! served the thread last. There it locks the heap and takes a free block: no driver call. Where another thread has the
-//! lock, it may leave the request (`Requests`), which that one serves. If nothing fits, it climbs the ladder of
+//! **A request** is led to a cache by the scopes and captures that its thread is in (`route`), most often to the one
+//! that served the thread last. There it locks the heap and takes a free block: no driver call. Where another thread
+//! has the lock, it may leave the request (`Requests`), which that one serves. If nothing fits, it climbs the ladder of
 //! `serve/miss.rs`: most steps find free memory elsewhere (`serve/take`) or add some (`serve/grow`), the others wait.
 //!
 //! **A free** (`serve/free.rs`) goes from the address to its page, from the page to the cache and the block
-//! (`device/pages.rs`). The thread for which the heap's lock is cheap frees there. Any other one first marks the block as
-//! freed, in its page or in its slab, by one atomic operation, so that of two such threads one succeeds. From then on the
-//! block is nobody's, and the heap counts it as live. Who then finds the lock taken leaves the block in the cache's inbox
-//! (`stream_cache/frees.rs`), of a slab's slots one for each 64, and every lock of the heap for a request empties that
-//! first. A block that other streams use waits for them (`serve/settle.rs`).
+//! (`device/pages.rs`). The thread for which the heap's lock is cheap frees there. Any other one first marks the block
+//! as freed, in its page or in its slab, by one atomic operation, so that of two such threads one succeeds. From then
+//! on the block is nobody's, and the heap counts it as live. Who then finds the lock taken leaves the block in the
+//! cache's inbox (`stream_cache/frees.rs`), of a slab's slots one for each 64, and every lock of the heap for a request
+//! empties that first. A block that other streams use waits for them (`serve/settle.rs`).
 //!
-//! **The last page.** Of two threads that ask for it at once, one locks the heap first and has it. The other finds nothing,
-//! and climbs. Memory that a thread has taken out of one place and not yet put into another is under way
-//! (`device/under_way.rs`): the search waits for it, and begins again, a few times, where any was or blocks were taken and
-//! freed meanwhile. Only then does it say that there is none. Pages that stand free beside new ones can be taken while
-//! those are created; then, the second time, the new ones are as many as the request needs.
+//! **The last page.** Of two threads that ask for it at once, one locks the heap first and has it. The other finds
+//! nothing, and climbs. Memory that a thread has taken out of one place and not yet put into another is under way
+//! (`device/under_way.rs`): the search waits for it, and begins again, a few times, where any was or blocks were taken
+//! and freed meanwhile. Only then does it say that there is none. Pages that stand free beside new ones can be taken
+//! while those are created; then, the second time, the new ones are as many as the request needs.
 //!
-//! **A graph's memory** is in caches of its own, one for each stream of a capture, with the role of graphs. A graph uses its
-//! blocks whenever it runs, so what is free there serves later captures of that pool and stream alone (or `allocate_at`, for
-//! a caller that names it), as long as the pool has a use that is a graph's: a capture, the `GraphMemory` that it left, a
-//! graph pool's id. After the last of them it is taken as other free memory is, once all work on the device is done
-//! (`serve/take/readiness.rs`). A feed's blocks are another allocator's; a lender lends slabs to caches without pages.
+//! **A graph's memory** is in caches of its own, one for each stream of a capture, with the role of graphs. A graph
+//! uses its blocks whenever it runs, so what is free there serves later captures of that pool and stream alone (or
+//! `allocate_at`, for a caller that names it), as long as the pool has a use that is a graph's: a capture, the
+//! `GraphMemory` that it left, a graph pool's id. After the last of them it is taken as other free memory is, once all
+//! work on the device is done (`serve/take/readiness.rs`). A feed's blocks are another allocator's; a lender lends
+//! slabs to caches without pages.
 //!
-//! **Stream order.** A free block may still be used by work of its cache's stream, which later work of that stream comes
-//! after: nothing is recorded or asked. What leaves a cache for another stream, another address or the driver waits for the
-//! work so far: `Until`, recorded after the memory was taken out, so that it is all that ever used it. Other streams that
-//! used a block are noted (`uses`), and a freed block waits for them (`waiting`).
+//! **Stream order.** A free block may still be used by work of its cache's stream, which later work of that stream
+//! comes after: nothing is recorded or asked. What leaves a cache for another stream, another address or the driver
+//! waits for the work so far: `Until`, recorded after the memory was taken out, so that it is all that ever used it.
+//! Other streams that used a block are noted (`uses`), and a freed block waits for them (`waiting`).
 //!
-//! **Locks**, from the outer to the inner: a heap; what its cache keeps beside it (service, inbox, uses, what waits and what
-//! is recorded); the pool's ledger; a device's list of pools is locked alone. No driver call, no callback and no Python
-//! under any. A heap's service begins and ends under its lock: who has found a cache compares the service's number there
-//! (`lock_in`, `is_in`), and gives up what it wanted if it is another one.
+//! **Locks**, from the outer to the inner: a heap; what its cache keeps beside it (service, inbox, uses, what waits and
+//! what is recorded); the pool's ledger; a device's list of pools is locked alone. No driver call, no callback and no
+//! Python under any. A heap's service begins and ends under its lock: who has found a cache compares the service's
+//! number there (`lock_in`, `is_in`), and gives up what it wanted if it is another one.
 //!
-//! **Orderings.** The heap's lock is cheap for the thread that came first (`OwnerLock`): it stores that it is inside, and
-//! loads whether a visitor has come; a visitor stores that it has come, has every core pass a barrier, and loads whether
-//! that thread is inside. One of them sees the other. All else that crosses threads is a release and an acquire in pairs: a
-//! block left in the inbox or as a request and the thread that takes it; a page's number, stored once its cache has the
-//! page, and the thread that frees there; a block marked as freed and the heap that collects it.
+//! **Orderings.** The heap's lock is cheap for the thread that came first (`OwnerLock`): it stores that it is inside,
+//! and loads whether a visitor has come; a visitor stores that it has come, has every core pass a barrier, and loads
+//! whether that thread is inside. One of them sees the other. All else that crosses threads is a release and an acquire
+//! in pairs: a block left in the inbox or as a request and the thread that takes it; a page's number, stored once its
+//! cache has the page, and the thread that frees there; a block marked as freed and the heap that collects it.
 
 mod block_user;
 mod device_caches;
