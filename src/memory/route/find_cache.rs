@@ -140,11 +140,10 @@ fn make(
     service: &Service,
 ) -> Result<Option<(&'static StreamCache, u64)>> {
     let pool = &service.pool;
-    let (cache, number) = caches.new_cache(service.clone())?;
+    let (cache, number) = caches.table.begin(&caches.memory, service.clone())?;
     let added = caches.pools.add_cache(pool, cache);
     if added.is_some_and(|first| !std::ptr::eq(first, cache)) {
-        cache.end_service();
-        caches.table.put_spare([cache]);
+        caches.table.end(cache);
         return Ok(None);
     }
     if pool.marks_work() {
@@ -155,8 +154,7 @@ fn make(
         // Unless the end of the pool has done it, or is to: other threads may have added memory to it meanwhile.
         let is_over = || cache.end_if_empty(pool, thread) && caches.pools.remove_cache(pool, cache, Counts::default());
         if added.is_none() || is_over() {
-            cache.end_service();
-            caches.table.put_spare([cache]);
+            caches.table.end(cache);
         }
         return Err(pool::closed(pool));
     }

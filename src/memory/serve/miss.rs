@@ -71,15 +71,11 @@ const LAST: [Rung; 2] = [
 ];
 
 /// A block that another cache had free.
-struct FreeBlock(Option<u64>);
+struct FreeBlock(u64);
 
 impl FreeMemory for FreeBlock {
-    fn is_nothing(&self) -> bool {
-        self.0.is_none()
-    }
-
     fn put_back(self, cache: &'static StreamCache, _: &Service, _: ThisThread, _: Until) -> Result<()> {
-        self.0.map_or(Ok(()), |offset| free(Allocation { cache, offset }, None))
+        free(Allocation { cache, offset: self.0 }, None)
     }
 }
 
@@ -181,7 +177,7 @@ impl Climb {
         if self.request.bytes <= self.request.memory().total.min(BLOCK_BYTES_MAX) {
             return Ok(());
         }
-        self.note();
+        note(self.request.pool(), self.request.cache.stream_address(), self.request.bytes);
         Err(no_memory_left(
             self.request.pool(),
             self.request.bytes,
@@ -222,23 +218,14 @@ impl Climb {
     }
 
     fn lent_slab(&mut self) -> Result<Option<Allocation>> {
-        if !self.has_pages() {
-            return Ok(None);
-        }
         self.grow(|request, _| serve_from_lent_slab(request).map(Grown::or_nothing))
     }
 
     fn empty_slabs(&mut self) -> Result<Option<Allocation>> {
-        if !self.has_pages() {
-            return Ok(None);
-        }
         self.grow(|request, _| Ok(Grown::or_nothing(serve_from_empty_slabs(request))))
     }
 
     fn pages_in_place(&mut self) -> Result<Option<Allocation>> {
-        if !self.has_pages() || !self.request.may_move()? {
-            return Ok(None);
-        }
         self.grow(|request, reach| serve_in_place(request, reach).map(Grown::or_nothing))
     }
 
@@ -315,17 +302,17 @@ impl Climb {
     fn block_of(&self, cache: &'static StreamCache, pool: &Pool) -> Result<Option<Allocation>> {
         let Request { service, thread, bytes, .. } = &self.request;
         let _moving = cache.memory.under_way.begin();
-        let select = |heap: &mut Heap, other: &Service| FreeBlock(self.take_block(cache, other, heap));
+        let select = |heap: &mut Heap, other: &Service| self.take_block(cache, other, heap).map(FreeBlock);
         let giver = Giver { cache, pool, least: *bytes, drops_slabs: false };
         let Ok(taken) = take_from(&self.request, &self.reach, giver, select)? else { return Ok(None) };
-        let found = taken.memory.0.map(|offset| Allocation { cache, offset });
-        if let (Some(block), Some(stream)) = (found, &service.stream)
+        let offset = taken.memory.0;
+        if let Some(stream) = &service.stream
             && !taken.is_in_order_with(&self.request)
         {
-            cache.add_use(block.offset, BlockUser::new(stream, *thread).fleeting());
+            cache.add_use(offset, BlockUser::new(stream, *thread).fleeting());
         }
         taken.until.recycle(&cache.memory.events);
-        Ok(found)
+        Ok(Some(Allocation { cache, offset }))
     }
 
     /// Takes a free block out of another cache's heap, unless its pool is another one that is about to sleep.
@@ -447,10 +434,6 @@ impl Climb {
             }
         }
         Err(Error::unavailable("a stream has more blocks than gpupool can number; free some, or allocate larger ones"))
-    }
-
-    fn note(&self) {
-        note(self.request.pool(), self.request.cache.stream_address(), self.request.bytes);
     }
 
     fn log_begin(&mut self) {

@@ -14,7 +14,7 @@ use crate::memory::pool::Pool;
 use crate::observe::delivery::deliver;
 use crate::process;
 use crate::runtime::{self, MemoryInfo};
-use crate::sync::lock;
+use crate::sync::{lock, take_last};
 
 /// A callback for when memory has run out: it frees what it can, and returns whether it freed anything.
 pub type OomCallback = Arc<dyn Fn(Device, u64) -> bool + Send + Sync>;
@@ -40,12 +40,8 @@ impl Drop for OomGuard {
         if process::is_forked() {
             return;
         }
-        let removed = {
-            let mut callbacks = lock(&CALLBACKS);
-            let place = callbacks.iter().position(|registered| registered.number == self.number);
-            place.map(|place| callbacks.remove(place))
-        };
         // Dropped outside the lock: it may hold anything.
+        let removed = take_last(&mut lock(&CALLBACKS), |registered| registered.number == self.number);
         drop(removed);
     }
 }

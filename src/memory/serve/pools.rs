@@ -15,7 +15,6 @@ use crate::memory::cache::DeviceCaches;
 use crate::memory::device::{Source, Supply};
 use crate::memory::pool::{Pool, PoolId, Rules};
 use crate::memory::tuning::PAGE;
-#[cfg(feature = "python")]
 use crate::process;
 use crate::runtime;
 use crate::sync::{Ordering, ThisThread};
@@ -138,11 +137,11 @@ fn refuse_id(id: PoolId, device: Option<Device>) -> Error {
 /// Closes a pool that is in use, and returns the bytes that go at once.
 ///
 /// # Errors
-/// As [`device_caches`] and [`trim`]; the pool is closed all the same where the driver refuses.
+/// `ErrorKind::Forked`; as [`trim`], and the pool is closed all the same where the driver refuses.
 pub(in crate::memory) fn close_pool(pool: &Arc<Pool>) -> Result<u64> {
-    let caches = device_caches(pool.memory.location)?;
+    process::refuse_forked()?;
     mark_closed(pool);
-    trim(caches, pool, ThisThread::get(), Patience::Ask)
+    trim(pool, ThisThread::get(), Patience::Ask)
 }
 
 /// When the memory of a pool goes whose last use has ended.
@@ -157,10 +156,8 @@ pub(in crate::memory) enum Ending {
 /// Ends a pool whose last use has ended, and one use of a closed pool: what is free goes, the rest when it is freed.
 pub(in crate::memory) fn end_pool(pool: &Arc<Pool>, ending: Ending) {
     mark_closed(pool);
-    if ending == Ending::Now
-        && let Some(caches) = DeviceCaches::known(pool.memory.location)
-    {
+    if ending == Ending::Now {
         // What the driver refuses to take back now is tried again whenever memory is given back.
-        let _ = trim(caches, pool, ThisThread::get(), Patience::Ask);
+        let _ = trim(pool, ThisThread::get(), Patience::Ask);
     }
 }

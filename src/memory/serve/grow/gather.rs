@@ -13,14 +13,16 @@ use crate::sync::ThisThread;
 
 /// Pages that move; where they are given back they are still mapped.
 impl FreeMemory for Vec<Mapping> {
-    fn is_nothing(&self) -> bool {
-        self.is_empty()
-    }
-
-    fn put_back(self, cache: &'static StreamCache, service: &Service, thread: ThisThread, until: Until) -> Result<()> {
-        let left = cache.put_back(service, thread, self);
-        if !left.is_empty() {
-            let remains = Remains::Released { mapped: left, unmapped: Vec::new() };
+    fn put_back(
+        mut self,
+        cache: &'static StreamCache,
+        service: &Service,
+        thread: ThisThread,
+        until: Until,
+    ) -> Result<()> {
+        self.retain(|mapping| cache.add_segment(service, thread, mapping.start(), mapping.bytes()).is_err());
+        if !self.is_empty() {
+            let remains = Remains::Released { mapped: self, unmapped: Vec::new() };
             // SAFETY: these mappings were taken out of the cache, and `until` is all work on the stream that it served, or
             // on the device.
             unsafe { cache.memory.retire(remains, until, &service.pool.supply) };
@@ -79,7 +81,10 @@ fn gather_from(
 ) -> Result<Option<NotTaken>> {
     let missing = growth.missing_pages();
     let slack = u64::from(growth.place.taken.saturating_sub(growth.gathered_pages() + missing)) * PAGE;
-    let select = |heap: &mut _, _: &_| cache.take_mappings(heap, u64::from(missing) * PAGE, slack, u64::MAX);
+    let wanted = u64::from(missing) * PAGE;
+    let select = |heap: &mut _, _: &_| {
+        Some(cache.take_mappings(heap, wanted, slack, u64::MAX)).filter(|taken| !taken.is_empty())
+    };
     Ok(match take_from(growth.request, reach, Giver { cache, pool, least: 1, drops_slabs: true }, select)? {
         Ok(taken) => {
             growth.gathered.push(taken);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::claim::{claimed, limit_reached};
+use super::claim::{Claim, claimed, limit_reached};
 use super::place::{Place, extent_pages};
 use super::segment_events::{retire_mappings, tell_added};
 use crate::error::Result;
@@ -95,7 +95,7 @@ impl<'a> Growth<'a> {
         while missing > 0 {
             let pages = most.min(missing);
             let bytes = u64::from(pages) * PAGE;
-            let extent = claimed(self.memory, self.pool(), bytes, || self.memory.range.create(pages))?;
+            let extent = claimed(self.pool(), bytes, || self.memory.range.create(pages))?;
             self.created.push(Mapping { first: 0, pages, extent });
             missing -= pages;
         }
@@ -106,15 +106,11 @@ impl<'a> Growth<'a> {
     pub(super) fn map(&mut self) -> Result<()> {
         // Pages of another pool are this pool's from now on.
         let foreign: u64 = self.foreign().map(|(_, bytes)| bytes).sum();
-        if !self.pool().budget().claim(foreign) {
-            return Err(limit_reached(self.pool()));
-        }
-        let mapped = self.map_all();
-        match mapped {
-            Ok(()) => self.pool().budget().settle(foreign),
-            Err(_) => self.pool().budget().withdraw(foreign),
-        }
-        mapped
+        let pool = self.pool();
+        let claim = Claim::new(pool.budget(), foreign).ok_or_else(|| limit_reached(pool))?;
+        self.map_all()?;
+        claim.settle();
+        Ok(())
     }
 
     fn map_all(&mut self) -> Result<()> {

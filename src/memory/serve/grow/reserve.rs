@@ -37,7 +37,7 @@ pub(in crate::memory::serve) fn make_reserve(pool: &Pool, bytes: u64) -> Result<
         let mut at = run.first;
         while at < run.next() {
             let pages = EXTENT_PAGES.min(run.next() - at);
-            let extent = claimed(memory, pool, u64::from(pages) * PAGE, || memory.range.create(pages))?;
+            let extent = claimed(pool, u64::from(pages) * PAGE, || memory.range.create(pages))?;
             extents.push(Mapping { first: at, pages, extent });
             at += pages;
         }
@@ -66,10 +66,6 @@ pub(in crate::memory::serve) fn make_reserve(pool: &Pool, bytes: u64) -> Result<
 struct OfReserve(Vec<Run>);
 
 impl FreeMemory for OfReserve {
-    fn is_nothing(&self) -> bool {
-        self.0.is_empty()
-    }
-
     fn put_back(self, cache: &'static StreamCache, service: &Service, thread: ThisThread, until: Until) -> Result<()> {
         let left = match cache.lock_in(service, thread) {
             Some(mut heap) => cache.add_reserve(&mut heap, self.0),
@@ -135,7 +131,10 @@ fn collect(request: &Request, reserve: &Reserve, reach: &Reach) -> Result<bool> 
     };
     let mut has_any = false;
     for cache in caches {
-        let select = |heap: &mut _, _: &_| OfReserve(cache.take_reserve(heap, reserve));
+        let select = |heap: &mut _, _: &_| {
+            let taken = cache.take_reserve(heap, reserve);
+            (!taken.is_empty()).then_some(OfReserve(taken))
+        };
         let giver = Giver { cache, pool, least: PAGE, drops_slabs: false };
         let Ok(taken) = take_from(request, reach, giver, select)? else { continue };
         has_any = true;

@@ -22,9 +22,6 @@ use crate::sync::ThisThread;
 
 /// Free memory that can be taken out of a cache, and given back to it.
 pub(super) trait FreeMemory {
-    /// Returns whether nothing was taken.
-    fn is_nothing(&self) -> bool;
-
     /// Gives it back to the cache that had it, or to its pool once `until` is done if that cache has ended its service.
     ///
     /// # Errors
@@ -104,7 +101,7 @@ pub(super) enum NotTaken {
     Kept,
 }
 
-/// Takes what `select` takes out of another cache's heap, if no work uses it that the request's stream does not come after.
+/// Takes what `select` takes out of another cache's heap, if anything, if no work uses it that the request's stream does not come after.
 ///
 /// # Errors
 /// Any refusal of the driver. Everything is then as it was.
@@ -112,7 +109,7 @@ pub(super) fn take_from<T: FreeMemory>(
     request: &Request,
     reach: &Reach,
     Giver { cache, pool, least, drops_slabs }: Giver<'_>,
-    select: impl FnOnce(&mut Heap, &Service) -> T,
+    select: impl FnOnce(&mut Heap, &Service) -> Option<T>,
 ) -> Result<std::result::Result<Taken<T>, NotTaken>> {
     let Some(service) = cache.service_of(pool).filter(|_| !std::ptr::eq(cache, request.cache)) else {
         return Ok(Err(NotTaken::Kept));
@@ -145,9 +142,7 @@ pub(super) fn take_from<T: FreeMemory>(
         let memory = select(&mut heap, &service);
         (memory, cache.tell_if_no_pages(&mut heap))
     };
-    if memory.is_nothing() {
-        return Ok(Err(if is_bare { NotTaken::Bare } else { NotTaken::Kept }));
-    }
+    let Some(memory) = memory else { return Ok(Err(if is_bare { NotTaken::Bare } else { NotTaken::Kept })) };
     // Before any thread can have it.
     deliver();
     if let Readiness::Done { .. } = readiness {
