@@ -1,5 +1,6 @@
 //! Who uses a block beside its own stream, and what a freed block waits for.
 
+use std::mem::discriminant;
 use std::sync::Arc;
 
 use super::graph_use::GraphUse;
@@ -77,10 +78,7 @@ impl BlockUser {
     pub(in crate::memory) fn is(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Stream(user), Self::Stream(other)) => user.is(other),
-            (Self::Processes(_), Self::Processes(_))
-            | (Self::OtherPool, Self::OtherPool)
-            | (Self::Gpupool, Self::Gpupool) => true,
-            _ => false,
+            _ => discriminant(self) == discriminant(other),
         }
     }
 
@@ -97,17 +95,11 @@ impl BlockUser {
     }
 
     fn stream(&self) -> Option<&StreamUser> {
-        match self {
-            Self::Stream(user) => Some(user),
-            Self::Processes(_) | Self::OtherPool | Self::Gpupool => None,
-        }
+        if let Self::Stream(user) = self { Some(user) } else { None }
     }
 
     pub(super) fn sharing(&self) -> Option<&Arc<Sharing>> {
-        match self {
-            Self::Stream(_) | Self::OtherPool | Self::Gpupool => None,
-            Self::Processes(sharing) => Some(sharing),
-        }
+        if let Self::Processes(sharing) = self { Some(sharing) } else { None }
     }
 }
 
@@ -123,11 +115,7 @@ impl StreamUser {
         self.stream.raw() == other.stream.raw()
             && self.stream.device() == other.stream.device()
             && self.named_by == other.named_by
-            && match (&self.graph, &other.graph) {
-                (None, None) => true,
-                (Some(graph), Some(other)) => graph.is(other),
-                _ => false,
-            }
+            && self.graph == other.graph
     }
 
     fn can_be_named_by(&self, thread: ThisThread) -> bool {

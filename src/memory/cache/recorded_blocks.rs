@@ -43,6 +43,22 @@ impl CacheRecording {
     pub(in crate::memory) fn set_pool(&self, pool: PoolId) {
         *self.lock() = RecordedBlocks { pool, ..RecordedBlocks::default() };
     }
+
+    /// Forgets such stacks of every block.
+    pub(in crate::memory) fn forget_stacks(&self, is_such: impl Fn(Stack) -> bool) {
+        let kept = |stack| if is_such(stack) { Stack::NONE } else { stack };
+        for block in self.lock().blocks.values_mut() {
+            block.stack = kept(block.stack);
+            block.freed = block.freed.map(kept);
+        }
+    }
+
+    /// Forgets every block.
+    pub(in crate::memory) fn clear(&self) {
+        let forgotten = std::mem::take(&mut self.lock().blocks);
+        // Outside the lock: it may be large.
+        drop(forgotten);
+    }
 }
 
 impl RecordedBlocks {
@@ -59,6 +75,11 @@ impl RecordedBlocks {
     /// Returns whether the block is known to be held, or to wait.
     pub(in crate::memory) fn knows(&self, offset: u64) -> bool {
         self.blocks.contains_key(&offset)
+    }
+
+    /// Returns the stacks that the blocks were allocated and freed under.
+    pub(in crate::memory) fn stacks(&self) -> impl Iterator<Item = Stack> {
+        self.blocks.values().flat_map(|block| [Some(block.stack), block.freed]).flatten()
     }
 
     /// Begins to record with the blocks that there are.
@@ -167,30 +188,5 @@ impl StreamCache {
     pub(super) fn record_segment_for(&self, to: To, action: MemoryAction, start: u64, bytes: u64) {
         let stack = recording::stack_if(Settings::get().has_alloc_stacks);
         self.recording.lock().note(self, action, start, bytes, stack, to);
-    }
-}
-
-impl RecordedBlocks {
-    /// Returns the stacks that the blocks were allocated and freed under.
-    pub(in crate::memory) fn stacks(&self) -> impl Iterator<Item = Stack> {
-        self.blocks.values().flat_map(|block| [Some(block.stack), block.freed]).flatten()
-    }
-}
-
-impl CacheRecording {
-    /// Forgets such stacks of every block.
-    pub(in crate::memory) fn forget_stacks(&self, is_such: impl Fn(Stack) -> bool) {
-        let kept = |stack| if is_such(stack) { Stack::NONE } else { stack };
-        for block in self.lock().blocks.values_mut() {
-            block.stack = kept(block.stack);
-            block.freed = block.freed.map(kept);
-        }
-    }
-
-    /// Forgets every block.
-    pub(in crate::memory) fn clear(&self) {
-        let forgotten = std::mem::take(&mut self.lock().blocks);
-        // Outside the lock: it may be large.
-        drop(forgotten);
     }
 }
