@@ -120,14 +120,12 @@ impl StreamCache {
     /// Makes an empty cache serve this. Returns the number of the service.
     pub(in crate::memory) fn serve(&self, mut service: Service) -> u64 {
         let ledger = HeapLedger { ledger: Arc::clone(&service.pool.ledger), cache: self.number };
+        let is_lender = service.role == Role::Lender;
         {
             let mut heap = self.heap.lock();
-            service.number = heap.restart(service.pool.begin_cutting(), Some(ledger));
-            if service.role == Role::Lender {
-                heap.begin_lending();
-            }
+            service.number = heap.restart(service.pool.begin_cutting(), is_lender, ledger);
             // With the heap locked, so that the former service is not closed meanwhile.
-            self.duties.store(if service.role == Role::Lender { LENDER } else { 0 }, Ordering::Relaxed);
+            self.duties.store(if is_lender { LENDER } else { 0 }, Ordering::Relaxed);
         }
         self.inbox.change(|inbox| inbox.is_told = false);
         self.recording.set_pool(service.pool.id);

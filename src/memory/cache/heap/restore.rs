@@ -129,11 +129,17 @@ impl Heap {
                 builder.add_gap(self, piece.start());
                 let id = builder.add(self, piece.end(), false);
                 match piece {
-                    Piece::Block { start, requested, .. } => self.revive(pages, id, start, requested),
+                    Piece::Block { start, size, requested } => {
+                        self.hand_out(pages, id, start, size, requested);
+                    }
                     Piece::Slab { start, class, slots } => {
-                        if let Some(slab) = slabs.next() {
-                            self.revive_slab(pages, id, slab, (start, class), &slots);
+                        let Some(slab) = slabs.next() else { continue };
+                        slab.reset(start, class, id);
+                        for (slot, requested) in slots {
+                            slab.take_at(slot, requested);
+                            self.count_allocation(SMALL, class.bytes().into(), requested.into());
                         }
+                        self.add_slab(pages, slab);
                     }
                 }
             }
@@ -168,38 +174,6 @@ impl Heap {
         }
         self.map.clear();
         self.slabs.open.iter_mut().for_each(Vec::clear);
-    }
-
-    fn revive(&mut self, pages: &'static Pages, id: u32, start: u64, requested: u64) {
-        let block = &mut self.map.all[id as usize];
-        block.set_state(BlockState::Live);
-        block.set_requested(requested);
-        let size = block.size();
-        pages.set_block(start, id);
-        self.count_allocation(kind_of(size), size, requested);
-    }
-
-    fn revive_slab(
-        &mut self,
-        pages: &'static Pages,
-        id: u32,
-        slab: &'static Slab,
-        (start, class): (u64, SizeClass),
-        slots: &[(usize, u32)],
-    ) {
-        let block = &mut self.map.all[id as usize];
-        block.set_state(BlockState::Slab);
-        block.set_number(slab.number());
-        slab.reset(start, class, id);
-        for &(slot, requested) in slots {
-            slab.take_at(slot, requested);
-            self.count_allocation(SMALL, class.bytes().into(), requested.into());
-        }
-        pages.set_slab(start, class.slab_bytes(), Some(slab.number()));
-        if !slab.is_full() {
-            slab.set_listed(true);
-            self.slabs.open[class.index()].push(slab);
-        }
     }
 }
 
