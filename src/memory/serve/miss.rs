@@ -16,7 +16,7 @@ use super::make_room::make_room;
 use super::out_of_memory::{after_callbacks, no_memory_left, note};
 use super::request::{Allocation, Request};
 use super::settle::{Patience, settle};
-use super::take::{FreeMemory, Giver, Reach, take_from};
+use super::take::{FreeMemory, Giver, Reach, other_pools, take_from};
 use super::trim::leave_closed;
 use crate::error::{Error, GPUPOOL, Result};
 use crate::memory::cache::{
@@ -266,7 +266,9 @@ impl Climb {
 
     fn blocks_of_device(&mut self) -> Result<Option<Allocation>> {
         self.reach.widen();
-        Ok(self.blocks_after_waiting(&self.helpers()))
+        // Those that help others.
+        let helpers: Vec<_> = other_pools(self.request.pool(), Pool::helps_others).collect();
+        Ok(self.blocks_after_waiting(&helpers))
     }
 
     /// Returns a block of another cache, which goes back there. None for a graph or a feed, whose memory is its own; and
@@ -278,7 +280,7 @@ impl Climb {
         }
         let mut pools = vec![Arc::clone(&service.pool)];
         if service.pool.budget().limit().is_none() && !service.pool.keeps_segments() {
-            pools.extend(self.helpers());
+            pools.extend(other_pools(&service.pool, Pool::helps_others));
         }
         for (cache, other) in pools.iter().flat_map(|pool| DeviceCaches::services_of(pool)) {
             if other.role == Role::Requests
@@ -288,14 +290,6 @@ impl Climb {
             }
         }
         Ok(None)
-    }
-
-    /// Returns the other pools of the device that help others.
-    fn helpers(&self) -> Vec<Arc<Pool>> {
-        let own = self.request.pool().number;
-        let pools =
-            DeviceCaches::known(self.request.memory().location).map(|caches| caches.pools.all()).unwrap_or_default();
-        pools.into_iter().filter(|pool| pool.number != own && pool.helps_others()).collect()
     }
 
     /// Returns a free block of another cache, which is used there again once the request's stream is done with it.
@@ -394,7 +388,10 @@ impl Climb {
     /// Waits for blocks, and for pages, that wait for streams of these pools; then searches once. What another pool is refused
     /// here is not this request's end.
     fn blocks_after_waiting(&self, pools: &[Arc<Pool>]) -> Option<Allocation> {
-        let _ = wait_for_streams(&self.request, pools);
+        for cache in pools.iter().flat_map(|pool| DeviceCaches::caches_of(pool)) {
+            let _ = settle(cache, self.request.thread, Patience::Wait);
+        }
+        let _ = self.request.memory().end_retired(true);
         self.request.search()
     }
 
@@ -450,13 +447,4 @@ impl Climb {
             info!(target: MEMORY, "pool {id} on {device}: found {bytes} bytes after {}", waiting.took());
         }
     }
-}
-
-/// Waits for the streams that blocks and pages of these pools wait for.
-fn wait_for_streams(request: &Request, pools: &[Arc<Pool>]) -> Result<()> {
-    let mut outcome = Ok(());
-    for cache in pools.iter().flat_map(|pool| DeviceCaches::caches_of(pool)) {
-        outcome = outcome.and(settle(cache, request.thread, Patience::Wait).map(drop));
-    }
-    outcome.and(request.memory().end_retired(true).map(drop))
 }

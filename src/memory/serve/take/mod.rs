@@ -8,7 +8,7 @@ mod reach;
 mod readiness;
 mod work_marks;
 
-pub(super) use reach::Reach;
+pub(super) use reach::{Reach, other_pools};
 pub(super) use work_marks::mark_work;
 
 use self::readiness::{Readiness, readiness};

@@ -23,13 +23,21 @@ impl Reach {
     /// Reaches for the pages of all pools of the device that give way to others, too.
     pub(in crate::memory::serve) fn widen(&mut self) {
         let Some(own) = self.pools.first().cloned() else { return };
-        let others = DeviceCaches::known(own.memory.location).map(|caches| caches.pools.all()).unwrap_or_default();
         self.pools.truncate(1);
-        self.pools.extend(others.into_iter().filter(|pool| pool.number != own.number && pool.gives_way()));
+        self.pools.extend(other_pools(&own, Pool::gives_way));
     }
 
     /// Returns whether it waits for work.
     pub(in crate::memory::serve) fn waits(&self) -> bool {
         self.patience == Patience::Wait
     }
+}
+
+/// Returns the other pools of a pool's device for which `is_meant` is true.
+pub(in crate::memory::serve) fn other_pools(
+    own: &Pool,
+    is_meant: fn(&Pool) -> bool,
+) -> impl Iterator<Item = Arc<Pool>> {
+    let pools = DeviceCaches::known(own.memory.location).map(|caches| caches.pools.all()).unwrap_or_default();
+    pools.into_iter().filter(move |pool| pool.number != own.number && is_meant(pool))
 }
