@@ -220,11 +220,6 @@ fn find_in_segments(address: u64, device: Option<Device>) -> Result<Allocation> 
             return refuse_own(Allocation { cache, offset });
         }
     }
-    not_found(address, device)
-}
-
-#[cold]
-fn not_found(address: u64, device: Option<Device>) -> Result<Allocation> {
     runtime::get()?;
     let device = device.map_or_else(|| "any device".to_owned(), |device| device.to_string());
     Err(Error::invalid_value(format!("{address:#x} is not memory that gpupool handed out on {device}")))

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use log::Level;
 
-use super::grow::{end_reserve, let_go_asleep, retire_mappings, retire_reserve, retire_segment, return_slabs};
+use super::grow::{let_go_asleep, retire_extents, retire_mappings, retire_reserve, retire_segment, return_slabs};
 use super::settle::{Patience, settle};
 use crate::error::{Bytes, Result};
 use crate::memory::cache::{DeviceCaches, Heap, Service, StreamCache};
@@ -145,8 +145,11 @@ pub(super) fn leave_closed(cache: &StreamCache, thread: ThisThread) -> Result<()
 /// Lets go of what a pool needs no more that is closed or asleep, and forgets one that nothing uses and that has nothing left.
 /// Memory that another thread has taken out for a while does not come back to it.
 fn let_go_unneeded(pool: &Arc<Pool>, thread: ThisThread) {
-    if pool.is_closed() {
-        end_reserve(pool);
+    if pool.is_closed()
+        && let Some(reserve) = pool.supply.reserve()
+    {
+        // Each extent goes once all of it is free.
+        retire_extents(pool, reserve.end());
     }
     if pool.sleep.is_asleep() {
         let_go_asleep(pool, thread);

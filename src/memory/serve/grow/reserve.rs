@@ -170,12 +170,6 @@ pub(in crate::memory::serve) fn retire_reserve(
     Ok(())
 }
 
-/// Ends the reserve of a pool that has ended: each extent goes once all of it is free.
-pub(in crate::memory::serve) fn end_reserve(pool: &Pool) {
-    let Some(reserve) = pool.supply.reserve() else { return };
-    retire_extents(pool, reserve.end());
-}
-
 /// Gives back what a reserve has let go of, since its pool has ended.
 pub(in crate::memory) fn retire_extents(pool: &Pool, mapped: Vec<Mapping>) {
     if !mapped.is_empty() {
