@@ -154,39 +154,30 @@ impl Waiting {
     }
 
     /// Makes a block that waits for the users' work so far, or for what they have done as soon as the driver records
-    /// it, which is later and so never too early.
+    /// it, which is later and so never too early; where no thread names its stream, for all work so far, on its device and on
+    /// those of streams that use it.
     pub(in crate::memory) fn for_users(
         offset: u64,
         users: &[BlockUser],
         events: &EventPool,
-        thread: ThisThread,
+        thread: Option<ThisThread>,
     ) -> Self {
         let shared = end_sharing(users);
         let users: Vec<_> = users.iter().filter_map(BlockUser::stream).collect();
         let streams: Vec<_> = users.iter().map(|user| user.stream.clone()).collect();
-        let until = if users.iter().all(|user| user.can_be_named_by(thread)) {
+        let is_nameable = |user: &&StreamUser| thread.is_some_and(|thread| user.can_be_named_by(thread));
+        let own = events.location.device();
+        let until = if thread.is_some() && users.iter().all(is_nameable) {
             Until::work_on(events, streams.clone()).unwrap_or(Until::Unrecorded(streams))
         } else {
-            let devices = each_once(streams.iter().map(Stream::device));
+            let devices = each_once(streams.iter().map(Stream::device).chain(own.filter(|_| thread.is_none())));
             Until::all_work(events, &devices).unwrap_or_else(|_| Until::recorded_later(devices))
         };
         let mut graphs: Vec<_> = users.iter().filter_map(|user| user.graph.clone()).collect();
-        if events.location.device().is_none() {
+        if own.is_none() {
             // What was recorded before a capture began, and is used in it.
-            let nameable = users.iter().filter(|user| user.can_be_named_by(thread));
-            graphs.extend(nameable.filter_map(|user| GraphUse::of(&user.stream)));
+            graphs.extend(users.into_iter().filter(is_nameable).filter_map(|user| GraphUse::of(&user.stream)));
         }
-        Self { offset, until, graphs, shared }
-    }
-
-    /// Makes a block that waits for all work so far, on its device and on those of streams that use it.
-    pub(in crate::memory) fn for_all_work(offset: u64, users: &[BlockUser], events: &EventPool) -> Self {
-        let shared = end_sharing(users);
-        let users: Vec<_> = users.iter().filter_map(BlockUser::stream).collect();
-        let streams = users.iter().map(|user| user.stream.device());
-        let devices = each_once(streams.chain(events.location.device()));
-        let until = Until::all_work(events, &devices).unwrap_or_else(|_| Until::recorded_later(devices));
-        let graphs = users.iter().filter_map(|user| user.graph.clone()).collect();
         Self { offset, until, graphs, shared }
     }
 }

@@ -260,7 +260,7 @@ impl Climb {
             self.log_begin();
         }
         self.beginning = self.begin_search();
-        self.reach = Reach { patience: Patience::Wait, ..Reach::of_pool(&self.request.service.pool) };
+        self.reach = Reach { waits: true, ..Reach::of_pool(&self.request.service.pool) };
         Ok(self.blocks_after_waiting(&self.reach.pools))
     }
 

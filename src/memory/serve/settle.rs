@@ -17,13 +17,6 @@ pub(crate) enum Patience {
     Wait,
 }
 
-/// Keeps a block that a caller freed, and that is marked as waiting, back until what it waits for is done.
-pub(super) fn wait_with_block(cache: &StreamCache, block: Waiting, thread: ThisThread) {
-    // Before it can be released.
-    cache.lock(thread).begin_waiting(&cache.memory.pages, block.offset);
-    wait(cache, block);
-}
-
 /// Keeps what is marked as waiting back until what it waits for is done.
 pub(super) fn wait(cache: &StreamCache, block: Waiting) {
     cache.waiting.change(|waiting| waiting.push(block));

@@ -42,11 +42,8 @@ pub(super) fn take_out<R>(
 /// Takes all that is free out of a cache, to go once the stream is done.
 pub(super) fn retire_free(cache: &StreamCache, thread: ThisThread, service: &Service) -> Result<()> {
     // Of a pool that is asleep nothing is there to go.
-    if service.pool.sleep.is_asleep() || service.is_of_live_graph() {
-        return Ok(());
-    }
-    if !cache.lock(thread).has_memory() {
-        // Of thousands of streams most may have nothing, and are not asked about their work.
+    // Of thousands of streams most may have nothing, and are not asked about their work.
+    if service.pool.sleep.is_asleep() || service.is_of_live_graph() || !cache.lock(thread).has_memory() {
         return Ok(());
     }
     let _moving = cache.memory.under_way.begin();

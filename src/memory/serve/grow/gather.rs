@@ -35,7 +35,7 @@ impl FreeMemory for Vec<Mapping> {
 pub(super) fn gather(growth: &mut Growth<'_>, reach: &Reach) -> Result<()> {
     let may_move = |pool: &&Arc<Pool>| pool.source().is_pages() && !pool.no_split();
     for pool in reach.pools.iter().filter(may_move) {
-        if !reach.waits() {
+        if !reach.waits {
             gather_from_few(growth, reach, pool)?;
             continue;
         }
@@ -85,11 +85,6 @@ fn gather_from(
     let select = |heap: &mut _, _: &_| {
         Some(cache.take_mappings(heap, wanted, slack, u64::MAX)).filter(|taken| !taken.is_empty())
     };
-    Ok(match take_from(growth.request, reach, Giver { cache, pool, least: 1, drops_slabs: true }, select)? {
-        Ok(taken) => {
-            growth.gathered.push(taken);
-            None
-        }
-        Err(why) => Some(why),
-    })
+    let taken = take_from(growth.request, reach, Giver { cache, pool, least: 1, drops_slabs: true }, select)?;
+    Ok(taken.map(|taken| growth.gathered.push(taken)).err())
 }

@@ -109,7 +109,7 @@ pub(in crate::memory::serve) fn serve_from_reserve(request: &Request, reach: &Re
 fn take(request: &Request, reserve: &Reserve, reach: &Reach, pages: u32) -> Option<u64> {
     let Request { cache, ref service, thread, bytes } = *request;
     let mut heap = cache.lock_in(service, thread)?;
-    if reach.waits() {
+    if reach.waits {
         heap.drop_empty_slabs(&cache.memory.pages);
     }
     let mut own = cache.take_reserve(&mut heap, reserve);
@@ -124,7 +124,7 @@ fn take(request: &Request, reserve: &Reserve, reach: &Reach, pages: u32) -> Opti
 /// run out, of a few before. Returns whether there was any.
 fn collect(request: &Request, reserve: &Reserve, reach: &Reach) -> Result<bool> {
     let pool = request.pool();
-    let caches = if reach.waits() {
+    let caches = if reach.waits {
         DeviceCaches::caches_of(pool)
     } else {
         DeviceCaches::numbered(pool, &pool.ledger.with_pages(MANY))

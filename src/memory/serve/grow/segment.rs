@@ -95,10 +95,9 @@ pub(in crate::memory) fn warm_by_segments(cache: &StreamCache, bytes: u64, most:
 /// Makes memory at a foreign address known, and the cache's. Returns its offset.
 fn add_segment(cache: &StreamCache, address: u64, bytes: u64) -> Result<u64> {
     let memory = cache.memory;
-    let alignment = ALIGNMENT;
-    if !address.is_multiple_of(alignment) {
+    if !address.is_multiple_of(ALIGNMENT) {
         return Err(Error::invalid_value(format!(
-            "the pool's own allocator returned {address:#x}, which is not a multiple of {alignment}; allocate with that \
+            "the pool's own allocator returned {address:#x}, which is not a multiple of {ALIGNMENT}; allocate with that \
              alignment"
         )));
     }

@@ -118,7 +118,7 @@ pub(super) fn take_from<T: FreeMemory>(
     if cache.is_owned_by(request.thread) {
         let mut heap = cache.lock(request.thread);
         let is_bare = cache.tell_if_no_pages(&mut heap);
-        if heap.unused() < least || (is_bare && !reach.waits()) {
+        if heap.unused() < least || (is_bare && !reach.waits) {
             return Ok(Err(if is_bare { NotTaken::Bare } else { NotTaken::Kept }));
         }
     }
@@ -128,12 +128,12 @@ pub(super) fn take_from<T: FreeMemory>(
             Readiness::Never => None,
             Readiness::AtWork => return Ok(Err(NotTaken::AtWork)),
             Readiness::AfterWork => cache.lock_to_take(&service, request.thread),
-            Readiness::Done { turnover } => {
+            Readiness::Done(turnover) => {
                 cache.lock_to_take(&service, request.thread).filter(|heap| heap.turnover() == turnover)
             }
         };
         let Some(mut heap) = heap else { return Ok(Err(NotTaken::Kept)) };
-        if reach.waits() {
+        if reach.waits {
             heap.drop_empty_slabs(&cache.memory.pages);
         } else if drops_slabs && readiness == Readiness::AfterWork {
             // Where the work was marked earlier, slots may have been freed since.
@@ -145,14 +145,14 @@ pub(super) fn take_from<T: FreeMemory>(
     let Some(memory) = memory else { return Ok(Err(if is_bare { NotTaken::Bare } else { NotTaken::Kept })) };
     // Before any thread can have it.
     deliver();
-    if let Readiness::Done { .. } = readiness {
+    if let Readiness::Done(_) = readiness {
         return Ok(Ok(Taken { cache, service, memory, until: Until::at_once() }));
     }
     let mut taken = Taken::after_work_so_far(cache, &service, memory, request)?;
     if taken.is_in_order_with(request) {
         return Ok(Ok(taken));
     }
-    match taken.until.is_done(&cache.memory.events, reach.waits()) {
+    match taken.until.is_done(&cache.memory.events, reach.waits) {
         Ok(true) => Ok(Ok(taken)),
         outcome => {
             taken.put_back(request.thread)?;

@@ -5,19 +5,18 @@ use std::sync::Arc;
 
 use crate::memory::cache::DeviceCaches;
 use crate::memory::pool::Pool;
-use crate::memory::serve::settle::Patience;
 
 /// The pools whose free pages a request may take, its own first, and whether it waits for the work that used them.
 #[derive(Debug)]
 pub(in crate::memory::serve) struct Reach {
     pub(in crate::memory::serve) pools: Vec<Arc<Pool>>,
-    pub(in crate::memory::serve) patience: Patience,
+    pub(in crate::memory::serve) waits: bool,
 }
 
 impl Reach {
     /// Reaches for what is ready in a pool.
     pub(in crate::memory::serve) fn of_pool(pool: &Arc<Pool>) -> Self {
-        Self { pools: vec![Arc::clone(pool)], patience: Patience::Ask }
+        Self { pools: vec![Arc::clone(pool)], waits: false }
     }
 
     /// Reaches for the pages of all pools of the device that give way to others, too.
@@ -25,11 +24,6 @@ impl Reach {
         let Some(own) = self.pools.first().cloned() else { return };
         self.pools.truncate(1);
         self.pools.extend(other_pools(&own, Pool::gives_way));
-    }
-
-    /// Returns whether it waits for work.
-    pub(in crate::memory::serve) fn waits(&self) -> bool {
-        self.patience == Patience::Wait
     }
 }
 
