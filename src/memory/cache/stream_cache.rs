@@ -191,11 +191,6 @@ impl StreamCache {
         same.map(|service| service.number)
     }
 
-    /// Returns whether both serve the same.
-    pub(in crate::memory) fn serves_as(&self, other: &Self) -> bool {
-        other.service().is_some_and(|wanted| self.number_of(&wanted).is_some())
-    }
-
     /// Returns whether it serves the pool with this number.
     pub(in crate::memory) fn serves_pool(&self, number: u32) -> bool {
         read(&self.service).as_ref().is_some_and(|service| service.pool.number == number)

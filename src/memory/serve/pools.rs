@@ -48,21 +48,13 @@ pub(crate) fn make_pool(device: Device, id: PoolId, options: PoolOptions) -> Res
     let supply = Supply::new(source.unwrap_or_else(|| caches.memory.default_source()), limit);
     let pool = Arc::new(Pool::new(id, number, &caches.memory, rules, name, supply));
     if reserve > 0 {
-        make_reserve_with_room(&pool, reserve)?;
+        check_reserve(&pool, reserve)?;
+        // From what the device has, else from what other pools and the user's callbacks give back.
+        let made = with_room_made(&pool, reserve, || make_reserve(&pool, reserve));
+        made.map_err(|error| no_memory_left(&pool, reserve, error))?;
     }
     caches.pools.add(&pool);
     Ok(pool)
-}
-
-/// Makes a new pool's reserve: from what the device has, else from what other pools and the user's callbacks give back.
-fn make_reserve_with_room(pool: &Pool, bytes: u64) -> Result<()> {
-    check_reserve(pool, bytes)?;
-    let made = if bytes <= pool.memory.total {
-        with_room_made(pool, bytes, || make_reserve(pool, bytes))
-    } else {
-        Err(Error::no_memory(GPUPOOL, "No device has that many bytes: request less"))
-    };
-    made.map_err(|error| no_memory_left(pool, bytes, error))
 }
 
 /// Refuses a reserve that the pool cannot have.
@@ -82,6 +74,10 @@ fn check_reserve(pool: &Pool, bytes: u64) -> Result<()> {
         Some(limit) if limit < bytes.next_multiple_of(PAGE) => Err(Error::invalid_value(format!(
             "the pool's limit, {limit} bytes, is less than its reserve, {bytes} bytes in pages of 2 MiB: raise the limit"
         ))),
+        _ if bytes > pool.memory.total => {
+            let refused = Error::no_memory(GPUPOOL, "No device has that many bytes: request less");
+            Err(no_memory_left(pool, bytes, refused))
+        }
         _ => Ok(()),
     }
 }

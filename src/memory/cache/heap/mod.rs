@@ -140,11 +140,6 @@ impl Heap {
         self.counts.live()
     }
 
-    /// Blocks handed out so far.
-    pub(in crate::memory) fn allocations(&self) -> u64 {
-        self.counts.allocations()
-    }
-
     pub(in crate::memory) fn reset_peak(&mut self) {
         self.counts.reset_peak();
         self.tell_live();

@@ -108,7 +108,7 @@ impl Heap {
     /// As [`Heap::drop_empty_slabs`], for a large block that would fit nowhere else; not again before some blocks were handed
     /// out, so that a program whose blocks just fit does not make and end slabs each time. Returns whether it did.
     pub(in crate::memory) fn drop_empty_slabs_at_times(&mut self, pages: &'static Pages) -> bool {
-        let allocations = self.allocations();
+        let allocations = self.counts.allocations();
         if allocations - self.slabs.dropped_at < EMPTY_SLABS_APART {
             return false;
         }

@@ -83,7 +83,7 @@ impl StreamCache {
         }
         self.memory.pages.set_cache(start, start + bytes, Some(self.page_mark()));
         if is_recorded() {
-            self.record_segment_for(to, self.coming(start), start, bytes);
+            self.record_segment(to, self.coming(start), start, bytes);
         }
         Ok(())
     }
@@ -111,7 +111,7 @@ impl StreamCache {
     /// Tells the observer, if there is one, of memory that comes or goes. No lock is held.
     fn observe_segment(&self, action: MemoryAction, start: u64, bytes: u64) {
         if process::state().is_observed() {
-            self.record_segment_for(To::Observer, action, start, bytes);
+            self.record_segment(To::Observer, action, start, bytes);
             delivery::deliver();
         }
     }
@@ -134,7 +134,7 @@ impl StreamCache {
             let has_segments = self.has_segments();
             for row in taken.chunk_by(|mapping, next| !has_segments && mapping.end() == next.start()) {
                 let bytes = row.iter().map(|mapping| mapping.bytes()).sum();
-                self.record_segment(self.going(row[0].start()), row[0].start(), bytes);
+                self.record_segment(To::Both, self.going(row[0].start()), row[0].start(), bytes);
             }
         }
         if !taken.is_empty() {
@@ -147,7 +147,9 @@ impl StreamCache {
     pub(in crate::memory) fn take_reserve(&self, heap: &mut Heap, reserve: &Reserve) -> Vec<Run> {
         let taken = heap.take_pages(&self.memory.pages, reserve.run.start()..reserve.run.end());
         if is_recorded() {
-            taken.iter().for_each(|run| self.record_segment(MemoryAction::SegmentUnmap, run.start(), run.bytes()));
+            taken
+                .iter()
+                .for_each(|run| self.record_segment(To::Both, MemoryAction::SegmentUnmap, run.start(), run.bytes()));
         }
         taken
     }
@@ -162,7 +164,9 @@ impl StreamCache {
     pub(in crate::memory) fn take_free_spans(&self, heap: &mut Heap) -> Vec<(u64, u64)> {
         let taken = heap.take_free_spans(&self.memory.pages, self.memory.range.bytes());
         if is_recorded() {
-            taken.iter().for_each(|&(start, bytes)| self.record_segment(MemoryAction::SegmentFree, start, bytes));
+            taken
+                .iter()
+                .for_each(|&(start, bytes)| self.record_segment(To::Both, MemoryAction::SegmentFree, start, bytes));
         }
         taken
     }

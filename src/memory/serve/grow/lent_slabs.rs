@@ -8,7 +8,7 @@ use super::claim::is_no_memory;
 use super::in_place::serve_in_place;
 use super::pages::grow_by_pages;
 use crate::error::Result;
-use crate::memory::cache::{DeviceCaches, MemoryAction, Service, StreamCache, Waiting, is_recorded};
+use crate::memory::cache::{DeviceCaches, MemoryAction, Service, StreamCache, To, Waiting, is_recorded};
 use crate::memory::device::{Slab, Until};
 use crate::memory::serve::request::Request;
 use crate::memory::serve::settle::{Patience, settle, wait};
@@ -71,7 +71,7 @@ pub(in crate::memory::serve) fn serve_from_lent_slab(request: &Request) -> Resul
 /// Records that a slab came to a cache, or left it, where memory is recorded; with the heap's lock held.
 fn record(cache: &StreamCache, action: MemoryAction, slab: &Slab) {
     if is_recorded() {
-        cache.record_segment(action, slab.start(), slab.class().slab_bytes());
+        cache.record_segment(To::Both, action, slab.start(), slab.class().slab_bytes());
     }
 }
 
