@@ -257,7 +257,9 @@ impl Climb {
 
     fn blocks_of_pool(&mut self) -> Result<Option<Allocation>> {
         if self.waiting.is_none() {
-            self.log_begin();
+            let (id, device, bytes) = (self.request.pool().id, self.request.memory().location, self.request.bytes);
+            self.waiting = Some(Activity::begin_of(bytes, format_args!("free memory for a request")));
+            info!(target: MEMORY, "pool {id} on {device}: no memory for {bytes} bytes, waiting for streams and trimming");
         }
         self.beginning = self.begin_search();
         self.reach = Reach { waits: true, ..Reach::of_pool(&self.request.service.pool) };
@@ -433,17 +435,9 @@ impl Climb {
         Err(Error::unavailable("a stream has more blocks than gpupool can number; free some, or allocate larger ones"))
     }
 
-    fn log_begin(&mut self) {
-        self.waiting = Some(Activity::begin_of(self.request.bytes, format_args!("free memory for a request")));
-        let (id, device) = (self.request.pool().id, self.request.memory().location);
-        let bytes = self.request.bytes;
-        info!(target: MEMORY, "pool {id} on {device}: no memory for {bytes} bytes, waiting for streams and trimming");
-    }
-
     fn log_end(&mut self) {
         if let Some(waiting) = self.waiting.take() {
-            let (id, device) = (self.request.pool().id, self.request.memory().location);
-            let bytes = self.request.bytes;
+            let (id, device, bytes) = (self.request.pool().id, self.request.memory().location, self.request.bytes);
             info!(target: MEMORY, "pool {id} on {device}: found {bytes} bytes after {}", waiting.took());
         }
     }

@@ -124,7 +124,8 @@ impl Heap {
         let mut pieces = restoration.pieces.into_iter().peekable();
         let spans: Vec<_> = self.map.spans.iter().collect();
         for (number, span) in spans {
-            let mut builder = SpanBuilder { number, at: span.start, last: EDGE | number };
+            let edge = EDGE | number;
+            let mut builder = SpanBuilder { at: span.start, last: edge };
             while let Some(piece) = pieces.next_if(|piece| piece.end() <= span.end) {
                 builder.add_gap(self, piece.start());
                 let id = builder.add(self, piece.end(), false);
@@ -144,7 +145,8 @@ impl Heap {
                 }
             }
             builder.add_gap(self, span.end);
-            builder.end(self);
+            self.map.set_next(builder.last, edge);
+            self.map.set_previous(edge, builder.last);
         }
         self.tell_live();
         if self.telling.from <= PAGE && self.has_free_page() {
@@ -188,7 +190,6 @@ fn piece_of(slab: &Slab) -> Option<Piece> {
 
 /// A span whose blocks are made in a row.
 struct SpanBuilder {
-    number: u32,
     /// Where the next block starts.
     at: u64,
     /// The last block, or the edge that the span begins with.
@@ -211,11 +212,5 @@ impl SpanBuilder {
         if end > self.at {
             self.add(heap, end, true);
         }
-    }
-
-    fn end(self, heap: &mut Heap) {
-        let edge = EDGE | self.number;
-        heap.map.set_next(self.last, edge);
-        heap.map.set_previous(edge, self.last);
     }
 }
