@@ -154,8 +154,8 @@ impl Waiting {
     }
 
     /// Makes a block that waits for the users' work so far, or for what they have done as soon as the driver records
-    /// it, which is later and so never too early; where no thread names its stream, for all work so far, on its device and on
-    /// those of streams that use it.
+    /// it, which is later and so never too early; where no thread names its stream, for all work so far, on its device
+    /// and on those of streams that use it.
     pub(in crate::memory) fn for_users(
         offset: u64,
         users: &[BlockUser],

@@ -14,8 +14,8 @@ use crate::sync::lock;
 #[derive(Clone, Debug)]
 pub(in crate::memory) struct GraphUse(Option<Kept>);
 
-/// The id of a capture, which no other capture gets, and what the driver keeps for its graph, as long as that may run: nothing but
-/// an end.
+/// The id of a capture, which no other capture gets, and what the driver keeps for its graph, as long as that may run:
+/// nothing but an end.
 type Kept = (u64, Weak<()>);
 
 /// What the driver keeps for each graph.

@@ -202,8 +202,8 @@ pub(in crate::memory) fn add(key: CacheKey, cache: InService) -> Result<()> {
     with_known(|known| known.add(key, cache))
 }
 
-/// Forgets those of closed pools that have no memory among the next few caches that the calling thread knows, and those that
-/// have ended their service: a thread that comes here for each of its caches looks at all of them in turn.
+/// Forgets those of closed pools that have no memory among the next few caches that the calling thread knows, and those
+/// that have ended their service: a thread that comes here for each of its caches looks at all of them in turn.
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` while the thread ends.

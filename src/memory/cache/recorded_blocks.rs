@@ -157,8 +157,8 @@ impl StreamCache {
         }
     }
 
-    /// Notes that a freed block's streams are done, before the block is free: the observer is told first; then it is recorded,
-    /// with the heap's lock held, and the block forgotten.
+    /// Notes that a freed block's streams are done, before the block is free: the observer is told first; then it is
+    /// recorded, with the heap's lock held, and the block forgotten.
     #[cold]
     pub(in crate::memory) fn note_completed(&self, offset: u64, to: To) {
         let mut recorded = self.recording.lock();

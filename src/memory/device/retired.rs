@@ -19,8 +19,8 @@ use crate::sync::{AtomicUsize, Ordering, lock};
 /// What is left of memory that was taken out of a cache.
 #[derive(Debug)]
 pub(in crate::memory) enum Remains {
-    /// The pages stand elsewhere now; but for some extents, mapped or not, others stand there, which count in their place. So
-    /// these go.
+    /// The pages stand elsewhere now; but for some extents, mapped or not, others stand there, which count in their
+    /// place. So these go.
     Moved { moved: Vec<Mapping>, mapped: Vec<Mapping>, unmapped: Vec<Mapping> },
     /// The physical memory goes too, as that of mappings which are unmapped already.
     Released { mapped: Vec<Mapping>, unmapped: Vec<Mapping> },

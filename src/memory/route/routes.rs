@@ -98,8 +98,8 @@ impl Routes {
         self.0.borrow().last().is_some_and(|route| route.ticket >= first_ticket())
     }
 
-    /// Returns the ticket and the pool of the innermost scope of the thread's context; none while the thread allocates for
-    /// another allocator on the device, which may hold a lock.
+    /// Returns the ticket and the pool of the innermost scope of the thread's context; none while the thread allocates
+    /// for another allocator on the device, which may hold a lock.
     fn of_context(&self, device: Device) -> Option<(u64, Arc<Pool>)> {
         let is_in_feed = self.0.borrow().last().is_some_and(|last| {
             last.pool.memory.location == device

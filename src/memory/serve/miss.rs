@@ -259,7 +259,10 @@ impl Climb {
         if self.waiting.is_none() {
             let (id, device, bytes) = (self.request.pool().id, self.request.memory().location, self.request.bytes);
             self.waiting = Some(Activity::begin_of(bytes, format_args!("free memory for a request")));
-            info!(target: MEMORY, "pool {id} on {device}: no memory for {bytes} bytes, waiting for streams and trimming");
+            info!(
+                target: MEMORY,
+                "pool {id} on {device}: no memory for {bytes} bytes, waiting for streams and trimming"
+            );
         }
         self.beginning = self.begin_search();
         self.reach = Reach { waits: true, ..Reach::of_pool(&self.request.service.pool) };

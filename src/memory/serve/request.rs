@@ -45,8 +45,8 @@ impl Request {
         self.cache.lock(self.thread).needed_for(self.bytes)
     }
 
-    /// Returns whether pages may move for it, if its pool has such. Work on a captured stream runs whenever its graph does, so what it used is never
-    /// known to be done; and segments that may be registered stay where they are.
+    /// Returns whether pages may move for it, if its pool has such. Work on a captured stream runs whenever its graph
+    /// does, so what it used is never known to be done; and segments that may be registered stay where they are.
     pub(super) fn may_move(&self) -> Result<bool> {
         let service = &self.service;
         let is_captured = || service.stream.as_ref().map_or(Ok(false), Stream::is_captured);

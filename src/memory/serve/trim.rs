@@ -139,8 +139,8 @@ pub(super) fn leave_closed(cache: &StreamCache, thread: ThisThread) -> Result<()
     cache.memory.end_retired(false).map(drop)
 }
 
-/// Lets go of what a pool needs no more that is closed or asleep, and forgets one that nothing uses and that has nothing left.
-/// Memory that another thread has taken out for a while does not come back to it.
+/// Lets go of what a pool needs no more that is closed or asleep, and forgets one that nothing uses and that has
+/// nothing left. Memory that another thread has taken out for a while does not come back to it.
 fn let_go_unneeded(pool: &Arc<Pool>, thread: ThisThread) {
     if pool.is_closed()
         && let Some(reserve) = pool.supply.reserve()

@@ -55,8 +55,8 @@ impl CacheTable {
         Ok((cache, number))
     }
 
-    /// Ends the service of an empty cache that no pool knows any more, so that nothing of it keeps the pool, and takes it for
-    /// another. A thread that still knows it names a service that has ended.
+    /// Ends the service of an empty cache that no pool knows any more, so that nothing of it keeps the pool, and takes
+    /// it for another. A thread that still knows it names a service that has ended.
     pub(in crate::memory) fn end(&self, cache: &'static StreamCache) {
         cache.end_service();
         lock(&self.spare).push(cache);

@@ -258,8 +258,8 @@ impl BlockMap {
         Some(id)
     }
 
-    /// Takes `start..end` out of a free block, so that the span ends before and another begins after. What is left before it
-    /// keeps its number.
+    /// Takes `start..end` out of a free block, so that the span ends before and another begins after. What is left
+    /// before it keeps its number.
     pub(super) fn cut_out(&mut self, id: u32, start: u64, end: u64) {
         let Some(number) = self.spans.with(start) else { return };
         let whole = self.all[id as usize].clone();

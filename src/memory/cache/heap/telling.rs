@@ -99,7 +99,8 @@ impl Heap {
         self.map.find(PAGE) != NONE
     }
 
-    /// Notes that it is told of free pages no more, until there are some again, and returns who is told; none if there are some.
+    /// Notes that it is told of free pages no more, until there are some again, and returns who is told; none if there
+    /// are some.
     pub(in crate::memory) fn end_telling_of_pages(&mut self) -> Option<Arc<Ledger>> {
         let told = self.telling.ledger.as_ref().filter(|_| !self.has_free_page())?;
         self.telling.from = PAGE;

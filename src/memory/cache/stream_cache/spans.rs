@@ -57,8 +57,8 @@ impl StreamCache {
         self.add_and_tell(service, thread, start, bytes).map(drop)
     }
 
-    /// Adds free memory to the heap, which it locks, if the cache is in this service. The observer is told before any thread can
-    /// have the memory.
+    /// Adds free memory to the heap, which it locks, if the cache is in this service. The observer is told before any
+    /// thread can have the memory.
     fn add_and_tell(
         &self,
         service: &Service,
@@ -147,9 +147,9 @@ impl StreamCache {
     pub(in crate::memory) fn take_reserve(&self, heap: &mut Heap, reserve: &Reserve) -> Vec<Run> {
         let taken = heap.take_pages(&self.memory.pages, reserve.run.start()..reserve.run.end());
         if is_recorded() {
-            taken
-                .iter()
-                .for_each(|run| self.record_segment(To::Both, MemoryAction::SegmentUnmap, run.start(), run.bytes()));
+            for run in &taken {
+                self.record_segment(To::Both, MemoryAction::SegmentUnmap, run.start(), run.bytes());
+            }
         }
         taken
     }
@@ -164,9 +164,9 @@ impl StreamCache {
     pub(in crate::memory) fn take_free_spans(&self, heap: &mut Heap) -> Vec<(u64, u64)> {
         let taken = heap.take_free_spans(&self.memory.pages, self.memory.range.bytes());
         if is_recorded() {
-            taken
-                .iter()
-                .for_each(|&(start, bytes)| self.record_segment(To::Both, MemoryAction::SegmentFree, start, bytes));
+            for &(start, bytes) in &taken {
+                self.record_segment(To::Both, MemoryAction::SegmentFree, start, bytes);
+            }
         }
         taken
     }

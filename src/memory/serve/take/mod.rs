@@ -101,7 +101,8 @@ pub(super) enum NotTaken {
     Kept,
 }
 
-/// Takes what `select` takes out of another cache's heap, if anything, if no work uses it that the request's stream does not come after.
+/// Takes what `select` takes out of another cache's heap, which may be nothing, if no work uses it that the request's
+/// stream does not come after.
 ///
 /// # Errors
 /// Any refusal of the driver. Everything is then as it was.
