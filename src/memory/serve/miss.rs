@@ -270,7 +270,8 @@ impl Climb {
     }
 
     fn blocks_of_device(&mut self) -> Result<Option<Allocation>> {
-        self.reach.widen();
+        // From here on pages of all pools that give way to others are in reach, too; the search began with its own alone.
+        self.reach.pools.extend(other_pools(self.request.pool(), Pool::gives_way));
         // Those that help others.
         let helpers: Vec<_> = other_pools(self.request.pool(), Pool::helps_others).collect();
         Ok(self.blocks_after_waiting(&helpers))

@@ -18,13 +18,6 @@ impl Reach {
     pub(in crate::memory::serve) fn of_pool(pool: &Arc<Pool>) -> Self {
         Self { pools: vec![Arc::clone(pool)], waits: false }
     }
-
-    /// Reaches for the pages of all pools of the device that give way to others, too.
-    pub(in crate::memory::serve) fn widen(&mut self) {
-        let Some(own) = self.pools.first().cloned() else { return };
-        self.pools.truncate(1);
-        self.pools.extend(other_pools(&own, Pool::gives_way));
-    }
 }
 
 /// Returns the other pools of a pool's device for which `is_meant` is true.
