@@ -7,7 +7,7 @@ use super::device_buffer::{DeviceBuffer, empty};
 use super::pool::{Pool, PoolId, Rules, SegmentEvent};
 use super::report::{self, PoolStats, SegmentView};
 use super::route::{CaptureScope, PoolScope, PoolToken, PoolUse};
-use super::serve::{self, Patience, PoolOptions, SegmentGuard, device_caches};
+use super::serve::{self, Patience, PoolOptions, SegmentGuard};
 use super::sleep::{Backup, sleep_pool, wake_pool};
 use crate::error::Result;
 use crate::ids::Device;
@@ -263,8 +263,7 @@ impl MemPool {
     /// `ErrorKind::Library` if the driver refuses.
     pub fn trim(&self) -> Result<u64> {
         process::refuse_forked()?;
-        let caches = device_caches(self.device())?;
-        serve::trim(caches, self.pool(), ThisThread::get(), Patience::Ask)
+        serve::trim(self.pool(), ThisThread::get(), Patience::Ask)
     }
 
     /// Closes the pool: new requests fail from now on, also in open scopes, and no scope or capture can be entered any

@@ -26,7 +26,7 @@ use crate::memory::cache::GivenKey;
 use crate::memory::plug::call::{address_of, answer, count, device_of, hand_out, null, run, stream_on};
 use crate::memory::pool::{Pool, PoolId, next_ticket};
 use crate::memory::route::{self, Given, PoolUse};
-use crate::memory::serve::{self, Allocation, Patience, device_caches};
+use crate::memory::serve::{self, Allocation, Patience};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
 use crate::runtime::Stream;
@@ -105,9 +105,9 @@ pub(super) unsafe extern "C" fn pool_trim(pool: *mut PoolHandle, bytes: *mut u64
     let trim = || {
         let pool = pool_of(pool)?;
         let _stack = hold_stack(Purpose::Free);
-        let caches = device_caches(pool.memory.location)?;
-        let released = serve::trim(caches, &pool, ThisThread::get(), Patience::Wait)?;
-        Ok(released + caches.memory.end_retired_by_all()?)
+        process::refuse_forked()?;
+        let released = serve::trim(&pool, ThisThread::get(), Patience::Wait)?;
+        Ok(released + pool.memory.end_retired_by_all()?)
     };
     // SAFETY: the caller passes a place for a number, or null.
     unsafe { count(bytes, trim) }

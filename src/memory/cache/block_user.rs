@@ -1,5 +1,6 @@
 //! Who uses a block beside its own stream, and what a freed block waits for.
 
+use std::mem::discriminant;
 use std::sync::Arc;
 
 use super::graph_use::GraphUse;
@@ -77,10 +78,7 @@ impl BlockUser {
     pub(in crate::memory) fn is(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Stream(user), Self::Stream(other)) => user.is(other),
-            (Self::Processes(_), Self::Processes(_))
-            | (Self::OtherPool, Self::OtherPool)
-            | (Self::Gpupool, Self::Gpupool) => true,
-            _ => false,
+            _ => discriminant(self) == discriminant(other),
         }
     }
 
@@ -97,17 +95,11 @@ impl BlockUser {
     }
 
     fn stream(&self) -> Option<&StreamUser> {
-        match self {
-            Self::Stream(user) => Some(user),
-            Self::Processes(_) | Self::OtherPool | Self::Gpupool => None,
-        }
+        if let Self::Stream(user) = self { Some(user) } else { None }
     }
 
     pub(super) fn sharing(&self) -> Option<&Arc<Sharing>> {
-        match self {
-            Self::Stream(_) | Self::OtherPool | Self::Gpupool => None,
-            Self::Processes(sharing) => Some(sharing),
-        }
+        if let Self::Processes(sharing) = self { Some(sharing) } else { None }
     }
 }
 
@@ -123,11 +115,7 @@ impl StreamUser {
         self.stream.raw() == other.stream.raw()
             && self.stream.device() == other.stream.device()
             && self.named_by == other.named_by
-            && match (&self.graph, &other.graph) {
-                (None, None) => true,
-                (Some(graph), Some(other)) => graph.is(other),
-                _ => false,
-            }
+            && self.graph == other.graph
     }
 
     fn can_be_named_by(&self, thread: ThisThread) -> bool {
@@ -166,39 +154,30 @@ impl Waiting {
     }
 
     /// Makes a block that waits for the users' work so far, or for what they have done as soon as the driver records
-    /// it, which is later and so never too early.
+    /// it, which is later and so never too early; where no thread names its stream, for all work so far, on its device
+    /// and on those of streams that use it.
     pub(in crate::memory) fn for_users(
         offset: u64,
         users: &[BlockUser],
         events: &EventPool,
-        thread: ThisThread,
+        thread: Option<ThisThread>,
     ) -> Self {
         let shared = end_sharing(users);
         let users: Vec<_> = users.iter().filter_map(BlockUser::stream).collect();
         let streams: Vec<_> = users.iter().map(|user| user.stream.clone()).collect();
-        let until = if users.iter().all(|user| user.can_be_named_by(thread)) {
+        let is_nameable = |user: &&StreamUser| thread.is_some_and(|thread| user.can_be_named_by(thread));
+        let own = events.location.device();
+        let until = if thread.is_some() && users.iter().all(is_nameable) {
             Until::work_on(events, streams.clone()).unwrap_or(Until::Unrecorded(streams))
         } else {
-            let devices = each_once(streams.iter().map(Stream::device));
+            let devices = each_once(streams.iter().map(Stream::device).chain(own.filter(|_| thread.is_none())));
             Until::all_work(events, &devices).unwrap_or_else(|_| Until::recorded_later(devices))
         };
         let mut graphs: Vec<_> = users.iter().filter_map(|user| user.graph.clone()).collect();
-        if events.location.device().is_none() {
+        if own.is_none() {
             // What was recorded before a capture began, and is used in it.
-            let nameable = users.iter().filter(|user| user.can_be_named_by(thread));
-            graphs.extend(nameable.filter_map(|user| GraphUse::of(&user.stream)));
+            graphs.extend(users.into_iter().filter(is_nameable).filter_map(|user| GraphUse::of(&user.stream)));
         }
-        Self { offset, until, graphs, shared }
-    }
-
-    /// Makes a block that waits for all work so far, on its device and on those of streams that use it.
-    pub(in crate::memory) fn for_all_work(offset: u64, users: &[BlockUser], events: &EventPool) -> Self {
-        let shared = end_sharing(users);
-        let users: Vec<_> = users.iter().filter_map(BlockUser::stream).collect();
-        let streams = users.iter().map(|user| user.stream.device());
-        let devices = each_once(streams.chain(events.location.device()));
-        let until = Until::all_work(events, &devices).unwrap_or_else(|_| Until::recorded_later(devices));
-        let graphs = users.iter().filter_map(|user| user.graph.clone()).collect();
         Self { offset, until, graphs, shared }
     }
 }

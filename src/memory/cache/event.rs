@@ -126,7 +126,7 @@ thread_local! {
 
 /// Who learns of an event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum To {
+pub(in crate::memory) enum To {
     /// The recording alone: the observer was told before.
     Recording,
     /// The observer alone: the recording is written where the block or the page changes hands.

@@ -10,68 +10,55 @@ use crate::ids::CaptureStatus;
 use crate::runtime::{self, Capture, Stream};
 use crate::sync::lock;
 
-/// A graph that uses a block.
+/// A graph that uses a block, by what the driver keeps for it; none where no driver tells its end.
 #[derive(Clone, Debug)]
-pub(in crate::memory) enum GraphUse {
-    /// One that the driver keeps something for, as long as it may run.
-    Known {
-        /// Which capture it was made by.
-        capture: u64,
-        /// What the driver keeps.
-        kept: Weak<KeptForGraph>,
-    },
-    /// One that no driver tells the end of.
-    Unknown,
-}
+pub(in crate::memory) struct GraphUse(Option<Kept>);
 
-/// What the driver keeps for a graph. It has nothing but its end.
-#[derive(Debug)]
-pub(in crate::memory) struct KeptForGraph;
+/// The id of a capture, which no other capture gets, and what the driver keeps for its graph, as long as that may run:
+/// nothing but an end.
+type Kept = (u64, Weak<()>);
 
-/// What the driver keeps for each graph, by the id of its capture, which no other capture gets.
-static KEPT: Mutex<Vec<(u64, Weak<KeptForGraph>)>> = Mutex::new(Vec::new());
+/// What the driver keeps for each graph.
+static KEPT: Mutex<Vec<Kept>> = Mutex::new(Vec::new());
 
 impl GraphUse {
     /// Returns the use of the graph that work on the stream goes to; none if the stream is not captured.
     pub(in crate::memory) fn of(stream: &Stream) -> Option<Self> {
         match stream.capture_status() {
-            Ok(CaptureStatus::Active) => {
-                Some(stream.capture().ok().flatten().and_then(Self::keep).unwrap_or(Self::Unknown))
-            }
+            Ok(CaptureStatus::Active) => Some(Self(stream.capture().ok().flatten().and_then(kept_for))),
             // Nothing of a capture that was spoilt will ever run, and where the driver refuses to tell, its later refusal to
             // record on the stream keeps the block.
             _ => None,
         }
     }
 
-    fn keep(capture: Capture) -> Option<Self> {
-        let known = {
-            let mut known = lock(&KEPT);
-            known.retain(|(_, kept)| kept.strong_count() > 0);
-            known.iter().find(|(id, _)| *id == capture.id).map(|(_, kept)| kept.clone())
-        };
-        if let Some(kept) = known {
-            return Some(Self::Known { capture: capture.id, kept });
-        }
-        let kept = Arc::new(KeptForGraph);
-        let known = Arc::downgrade(&kept);
-        // SAFETY: the stream is captured and alive, by the word of the caller that names it, so its graph is alive.
-        unsafe { runtime::get().ok()?.graph_retain(capture.graph, Box::new(kept)) }.ok()?;
-        lock(&KEPT).push((capture.id, known.clone()));
-        Some(Self::Known { capture: capture.id, kept: known })
-    }
-
-    /// Returns whether both are of one graph.
-    pub(super) fn is(&self, other: &Self) -> bool {
-        match (self, other) {
-            (Self::Known { capture, .. }, Self::Known { capture: other, .. }) => capture == other,
-            (Self::Unknown, Self::Unknown) => true,
-            _ => false,
-        }
-    }
-
     /// Returns whether the graph is gone and has run for the last time.
     pub(in crate::memory) fn has_ended(&self) -> bool {
-        matches!(self, Self::Known { kept, .. } if kept.strong_count() == 0)
+        self.0.as_ref().is_some_and(|(_, end)| end.strong_count() == 0)
     }
+}
+
+/// Both are equal if they are of one graph.
+impl PartialEq for GraphUse {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.as_ref().map(|(capture, _)| capture) == other.0.as_ref().map(|(capture, _)| capture)
+    }
+}
+
+/// Has the driver keep something for the graph of a capture, unless it does already.
+fn kept_for(capture: Capture) -> Option<Kept> {
+    let known = {
+        let mut known = lock(&KEPT);
+        known.retain(|(_, end)| end.strong_count() > 0);
+        known.iter().find(|(id, _)| *id == capture.id).cloned()
+    };
+    if known.is_some() {
+        return known;
+    }
+    let end = Arc::new(());
+    let kept = (capture.id, Arc::downgrade(&end));
+    // SAFETY: the stream is captured and alive, by the word of the caller that names it, so its graph is alive.
+    unsafe { runtime::get().ok()?.graph_retain(capture.graph, Box::new(end)) }.ok()?;
+    lock(&KEPT).push(kept.clone());
+    Some(kept)
 }

@@ -12,6 +12,7 @@ use super::stream_cache::StreamCache;
 use crate::error::{Error, Result};
 use crate::ids::MemoryLocation;
 use crate::memory::pool::{self, Role, ending};
+use crate::memory::tuning::A_FEW;
 use crate::runtime::Stream;
 use crate::sync::ThisThread;
 
@@ -201,19 +202,16 @@ pub(in crate::memory) fn add(key: CacheKey, cache: InService) -> Result<()> {
     with_known(|known| known.add(key, cache))
 }
 
-/// Forgets those for which `is_gone` is true among the next few caches that the calling thread knows, `most` at most, and those
+/// Forgets those of closed pools that have no memory among the next few caches that the calling thread knows, and those
 /// that have ended their service: a thread that comes here for each of its caches looks at all of them in turn.
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` while the thread ends.
-pub(in crate::memory) fn forget_some(
-    thread: ThisThread,
-    most: usize,
-    mut is_gone: impl FnMut(&'static StreamCache) -> bool,
-) -> Result<()> {
+pub(in crate::memory) fn forget_some(thread: ThisThread) -> Result<()> {
     forget_last();
+    let is_gone = |cache: &StreamCache| cache.is_closing() && cache.lock(thread).mapped() == 0;
     with_known(|known| {
-        for _ in 0..most.min(known.caches.len()) {
+        for _ in 0..A_FEW.min(known.caches.len()) {
             known.next = if known.next < known.caches.len() { known.next } else { 0 };
             match known.caches.get(known.next) {
                 Some(&(_, (cache, service))) if !cache.is_serving(service) || is_gone(cache) => {

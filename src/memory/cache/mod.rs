@@ -64,7 +64,9 @@ mod stream_cache;
 
 pub(in crate::memory) use block_user::{BlockUser, Waiting};
 pub(in crate::memory) use device_caches::DeviceCaches;
-pub(in crate::memory) use event::{EventCallback, events, is_recorded, note_oom, note_snapshot, observe, visit_events};
+pub(in crate::memory) use event::{
+    EventCallback, To, events, is_recorded, note_oom, note_snapshot, observe, visit_events,
+};
 pub use event::{MemoryAction, MemoryEvent};
 pub(crate) use heap::SMALL_BLOCK_BYTES;
 pub(in crate::memory) use heap::{

@@ -43,6 +43,22 @@ impl CacheRecording {
     pub(in crate::memory) fn set_pool(&self, pool: PoolId) {
         *self.lock() = RecordedBlocks { pool, ..RecordedBlocks::default() };
     }
+
+    /// Forgets such stacks of every block.
+    pub(in crate::memory) fn forget_stacks(&self, is_such: impl Fn(Stack) -> bool) {
+        let kept = |stack| if is_such(stack) { Stack::NONE } else { stack };
+        for block in self.lock().blocks.values_mut() {
+            block.stack = kept(block.stack);
+            block.freed = block.freed.map(kept);
+        }
+    }
+
+    /// Forgets every block.
+    pub(in crate::memory) fn clear(&self) {
+        let forgotten = std::mem::take(&mut self.lock().blocks);
+        // Outside the lock: it may be large.
+        drop(forgotten);
+    }
 }
 
 impl RecordedBlocks {
@@ -59,6 +75,11 @@ impl RecordedBlocks {
     /// Returns whether the block is known to be held, or to wait.
     pub(in crate::memory) fn knows(&self, offset: u64) -> bool {
         self.blocks.contains_key(&offset)
+    }
+
+    /// Returns the stacks that the blocks were allocated and freed under.
+    pub(in crate::memory) fn stacks(&self) -> impl Iterator<Item = Stack> {
+        self.blocks.values().flat_map(|block| [Some(block.stack), block.freed]).flatten()
     }
 
     /// Begins to record with the blocks that there are.
@@ -136,61 +157,22 @@ impl StreamCache {
         }
     }
 
-    /// Has the observer told that a freed block's streams are done, before the block is free.
+    /// Notes that a freed block's streams are done, before the block is free: the observer is told first; then it is
+    /// recorded, with the heap's lock held, and the block forgotten.
     #[cold]
-    pub(in crate::memory) fn observe_completed(&self, offset: u64) {
-        let recorded = self.recording.lock();
-        if let Some(block) = recorded.blocks.get(&offset) {
-            let stack = block.freed.unwrap_or(Stack::NONE);
-            recorded.note(self, MemoryAction::FreeCompleted, offset, block.requested, stack, To::Observer);
-        }
-    }
-
-    /// Records that a freed block's streams are done; with the heap's lock held, before the block is free. The observer was
-    /// told.
-    #[cold]
-    pub(in crate::memory) fn record_completed(&self, offset: u64) {
+    pub(in crate::memory) fn note_completed(&self, offset: u64, to: To) {
         let mut recorded = self.recording.lock();
-        if let Some(block) = recorded.blocks.remove(&offset) {
-            let stack = block.freed.unwrap_or(Stack::NONE);
-            recorded.note(self, MemoryAction::FreeCompleted, offset, block.requested, stack, To::Recording);
+        let Some(&RecordedBlock { requested, freed, .. }) = recorded.blocks.get(&offset) else { return };
+        recorded.note(self, MemoryAction::FreeCompleted, offset, requested, freed.unwrap_or(Stack::NONE), to);
+        if to == To::Recording {
+            recorded.blocks.remove(&offset);
         }
     }
 
-    /// Records pages, or a segment, that came or go; with the heap's lock held.
+    /// Records pages, or a segment, that came or go; with the heap's lock held, unless it is for the observer alone.
     #[cold]
-    pub(in crate::memory) fn record_segment(&self, action: MemoryAction, start: u64, bytes: u64) {
-        self.record_segment_for(To::Both, action, start, bytes);
-    }
-
-    #[cold]
-    pub(super) fn record_segment_for(&self, to: To, action: MemoryAction, start: u64, bytes: u64) {
+    pub(in crate::memory) fn record_segment(&self, to: To, action: MemoryAction, start: u64, bytes: u64) {
         let stack = recording::stack_if(Settings::get().has_alloc_stacks);
         self.recording.lock().note(self, action, start, bytes, stack, to);
-    }
-}
-
-impl RecordedBlocks {
-    /// Returns the stacks that the blocks were allocated and freed under.
-    pub(in crate::memory) fn stacks(&self) -> impl Iterator<Item = Stack> {
-        self.blocks.values().flat_map(|block| [Some(block.stack), block.freed]).flatten()
-    }
-}
-
-impl CacheRecording {
-    /// Forgets such stacks of every block.
-    pub(in crate::memory) fn forget_stacks(&self, is_such: impl Fn(Stack) -> bool) {
-        let kept = |stack| if is_such(stack) { Stack::NONE } else { stack };
-        for block in self.lock().blocks.values_mut() {
-            block.stack = kept(block.stack);
-            block.freed = block.freed.map(kept);
-        }
-    }
-
-    /// Forgets every block.
-    pub(in crate::memory) fn clear(&self) {
-        let forgotten = std::mem::take(&mut self.lock().blocks);
-        // Outside the lock: it may be large.
-        drop(forgotten);
     }
 }

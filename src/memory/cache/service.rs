@@ -131,4 +131,9 @@ impl Service {
             Some(_) => Until::all_work(events, events.location.device().as_slice()),
         }
     }
+
+    /// Waits for the same; where the driver cannot record it, for all work on the device, which is recorded later.
+    pub(in crate::memory) fn work_so_far_or_later(&self, events: &EventPool, thread: ThisThread) -> Until {
+        self.work_so_far(events, thread, None).unwrap_or_else(|_| Until::recorded_later(events.location.device()))
+    }
 }

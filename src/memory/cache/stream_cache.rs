@@ -120,14 +120,12 @@ impl StreamCache {
     /// Makes an empty cache serve this. Returns the number of the service.
     pub(in crate::memory) fn serve(&self, mut service: Service) -> u64 {
         let ledger = HeapLedger { ledger: Arc::clone(&service.pool.ledger), cache: self.number };
+        let is_lender = service.role == Role::Lender;
         {
             let mut heap = self.heap.lock();
-            service.number = heap.restart(service.pool.begin_cutting(), Some(ledger));
-            if service.role == Role::Lender {
-                heap.begin_lending();
-            }
+            service.number = heap.restart(service.pool.begin_cutting(), is_lender, ledger);
             // With the heap locked, so that the former service is not closed meanwhile.
-            self.duties.store(if service.role == Role::Lender { LENDER } else { 0 }, Ordering::Relaxed);
+            self.duties.store(if is_lender { LENDER } else { 0 }, Ordering::Relaxed);
         }
         self.inbox.change(|inbox| inbox.is_told = false);
         self.recording.set_pool(service.pool.id);
@@ -191,11 +189,6 @@ impl StreamCache {
         let service = read(&self.service);
         let same = service.as_ref().filter(|service| service.is_as(wanted) && self.is_serving(service.number));
         same.map(|service| service.number)
-    }
-
-    /// Returns whether both serve the same.
-    pub(in crate::memory) fn serves_as(&self, other: &Self) -> bool {
-        other.service().is_some_and(|wanted| self.number_of(&wanted).is_some())
     }
 
     /// Returns whether it serves the pool with this number.

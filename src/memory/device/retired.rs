@@ -19,10 +19,9 @@ use crate::sync::{AtomicUsize, Ordering, lock};
 /// What is left of memory that was taken out of a cache.
 #[derive(Debug)]
 pub(in crate::memory) enum Remains {
-    /// The pages stand elsewhere now.
-    Moved(Vec<Mapping>),
-    /// As moved, but for some extents others stand there, which count in their place. So these go.
-    Replaced { moved: Vec<Mapping>, mapped: Vec<Mapping>, unmapped: Vec<Mapping> },
+    /// The pages stand elsewhere now; but for some extents, mapped or not, others stand there, which count in their
+    /// place. So these go.
+    Moved { moved: Vec<Mapping>, mapped: Vec<Mapping>, unmapped: Vec<Mapping> },
     /// The physical memory goes too, as that of mappings which are unmapped already.
     Released { mapped: Vec<Mapping>, unmapped: Vec<Mapping> },
     /// As released, but the pages stay those of the pool, which is asleep.
@@ -133,8 +132,7 @@ impl DeviceMemory {
     /// Ends as much as the driver allows, and adds the physical bytes that went back; what is left stays in `remains`.
     fn end(&self, remains: &mut Remains, supply: &Supply, released: &mut u64) -> Result<()> {
         match remains {
-            Remains::Moved(mappings) => self.end_moved(mappings)?,
-            Remains::Replaced { moved, mapped, unmapped } => {
+            Remains::Moved { moved, mapped, unmapped } => {
                 self.end_moved(moved)?;
                 self.end_extents(mapped, unmapped, true, |_| {})?;
             }
@@ -243,11 +241,8 @@ impl DeviceMemory {
 impl Remains {
     fn is_left(&self) -> bool {
         match self {
-            Self::Moved(mappings) => !mappings.is_empty(),
             Self::Reserve(runs) => !runs.is_empty(),
-            Self::Replaced { moved, mapped, unmapped } => {
-                !(moved.is_empty() && mapped.is_empty() && unmapped.is_empty())
-            }
+            Self::Moved { moved, mapped, unmapped } => !(moved.is_empty() && mapped.is_empty() && unmapped.is_empty()),
             Self::Released { mapped, unmapped } | Self::Asleep { mapped, unmapped } => {
                 !(mapped.is_empty() && unmapped.is_empty())
             }

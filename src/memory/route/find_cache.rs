@@ -8,7 +8,6 @@ use crate::ids::RawStream;
 use crate::memory::cache::{self, CacheKey, Counts, DeviceCaches, Found, GivenKey, Order, Service, StreamCache};
 use crate::memory::pool::{self, Role};
 use crate::memory::serve::{device_caches, end_abandoned};
-use crate::memory::tuning::A_FEW;
 use crate::process;
 use crate::runtime::Stream;
 use crate::sync::ThisThread;
@@ -79,7 +78,9 @@ fn find_now(order: &impl Order, given: Option<&Given>, is_rerouted: bool) -> Res
             if let Some(stream) = named {
                 caches.pools.note_stream(stream, stream_id);
             }
-            forget_unused(caches, thread)?;
+            // A few each time of those that nothing can ask any more end, and of those that have ended are forgotten.
+            end_abandoned(caches, thread);
+            cache::forget_some(thread)?;
             let found = acquire(caches, thread, destination, stream, stream_id)?;
             cache::add(key, found)?;
             found
@@ -97,13 +98,6 @@ fn id_of(stream: &Stream) -> Result<u64> {
     }
     let last = || DeviceCaches::known(stream.device()).map_or(0, |caches| caches.pools.last_id(stream.address()));
     Ok(stream.id()?.unwrap_or_else(last))
-}
-
-/// Ends caches that nothing can ask any more, and forgets those of the thread's that have ended: a few each time.
-fn forget_unused(caches: &'static DeviceCaches, thread: ThisThread) -> Result<()> {
-    end_abandoned(caches, thread);
-    let is_gone = |cache: &StreamCache| cache.is_closing() && cache.lock(thread).mapped() == 0;
-    cache::forget_some(thread, A_FEW, is_gone)
 }
 
 /// Returns the cache that serves this, an old one or a new one, and the number of its service.
@@ -140,11 +134,10 @@ fn make(
     service: &Service,
 ) -> Result<Option<(&'static StreamCache, u64)>> {
     let pool = &service.pool;
-    let (cache, number) = caches.new_cache(service.clone())?;
+    let (cache, number) = caches.table.begin(&caches.memory, service.clone())?;
     let added = caches.pools.add_cache(pool, cache);
     if added.is_some_and(|first| !std::ptr::eq(first, cache)) {
-        cache.end_service();
-        caches.table.put_spare([cache]);
+        caches.table.end(cache);
         return Ok(None);
     }
     if pool.marks_work() {
@@ -155,8 +148,7 @@ fn make(
         // Unless the end of the pool has done it, or is to: other threads may have added memory to it meanwhile.
         let is_over = || cache.end_if_empty(pool, thread) && caches.pools.remove_cache(pool, cache, Counts::default());
         if added.is_none() || is_over() {
-            cache.end_service();
-            caches.table.put_spare([cache]);
+            caches.table.end(cache);
         }
         return Err(pool::closed(pool));
     }

@@ -98,19 +98,15 @@ impl Routes {
         self.0.borrow().last().is_some_and(|route| route.ticket >= first_ticket())
     }
 
-    /// Returns whether the thread allocates for another allocator, which may hold a lock, on the device.
-    fn is_in_feed(&self, device: Device) -> bool {
-        let routes = self.0.borrow();
-        routes.last().is_some_and(|last| {
+    /// Returns the ticket and the pool of the innermost scope of the thread's context; none while the thread allocates
+    /// for another allocator on the device, which may hold a lock.
+    fn of_context(&self, device: Device) -> Option<(u64, Arc<Pool>)> {
+        let is_in_feed = self.0.borrow().last().is_some_and(|last| {
             last.pool.memory.location == device
                 && matches!(last.kind, RouteKind::Feed { .. })
                 && last.ticket >= first_ticket()
-        })
-    }
-
-    /// Returns the ticket and the pool of the innermost scope of the thread's context.
-    fn of_context(&self, device: Device) -> Option<(u64, Arc<Pool>)> {
-        if self.is_in_feed(device) { None } else { of_context(device, first_ticket()) }
+        });
+        if is_in_feed { None } else { of_context(device, first_ticket()) }
     }
 
     fn destination(&self, stream: &Stream, given: Option<&Given>, is_rerouted: bool) -> Result<Option<Destination>> {

@@ -12,20 +12,7 @@ use crate::sync::ThisThread;
 
 /// Ends the abandoned caches in which nothing is live among the next few, and goes on as long as half of them are abandoned.
 pub(in crate::memory) fn end_abandoned(caches: &DeviceCaches, thread: ThisThread) {
-    loop {
-        let ended = end_some(caches, thread);
-        let count = ended.len();
-        caches.table.put_spare(ended);
-        if count < A_FEW / 2 {
-            break;
-        }
-    }
-}
-
-/// Ends the abandoned caches among the next few.
-fn end_some(caches: &DeviceCaches, thread: ThisThread) -> Vec<&'static StreamCache> {
-    let mut ended = caches.pools.next_serving(A_FEW);
-    ended.retain(|cache| {
+    let ends = |cache: &&'static StreamCache| {
         let Some(service) = cache.service() else { return false };
         let is_abandoned = match service.stream.as_ref().and_then(Stream::clones) {
             // Each cache holds one clone, and `service` another.
@@ -33,8 +20,13 @@ fn end_some(caches: &DeviceCaches, thread: ThisThread) -> Vec<&'static StreamCac
             None => caches.pools.is_stream_gone(&service) || cache.marks_work() && is_bare(cache, thread),
         };
         is_abandoned && end(caches, cache, &service, thread)
-    });
-    ended
+    };
+    loop {
+        let ended = caches.pools.next_serving(A_FEW).into_iter().filter(ends).count();
+        if ended < A_FEW / 2 {
+            break;
+        }
+    }
 }
 
 /// Returns whether the cache has no memory.
@@ -59,9 +51,9 @@ fn end(caches: &DeviceCaches, cache: &'static StreamCache, service: &Service, th
         return false;
     }
     let Some(counts) = cache.end_idle(service, thread) else { return false };
-    if !caches.pools.remove_cache(&service.pool, cache, counts) {
-        return false;
+    let is_ended = caches.pools.remove_cache(&service.pool, cache, counts);
+    if is_ended {
+        caches.table.end(cache);
     }
-    cache.end_service();
-    true
+    is_ended
 }

@@ -66,12 +66,18 @@ fn free_slowly(block: Allocation, on: Option<&Stream>) -> Result<()> {
             let _ = mark_work(cache, &service, own, thread);
         }
     } else {
-        cache.mark_waiting(offset).map_err(|reason| refuse(block, reason))?;
-        settle::wait_with_block(cache, Waiting::for_users(offset, &users, &cache.memory.events, thread), thread);
+        wait_for(block, &users, thread, Some(thread))?;
     }
-    if cache.is_closing() {
-        trim::leave_closed(cache, thread)?;
-    }
+    if cache.is_closing() { trim::leave_closed(cache, thread) } else { Ok(()) }
+}
+
+/// Keeps a freed block back until its users are done, whose streams a thread names, or all work is.
+fn wait_for(block: Allocation, users: &[BlockUser], thread: ThisThread, named_by: Option<ThisThread>) -> Result<()> {
+    let Allocation { cache, offset } = block;
+    cache.mark_waiting(offset).map_err(|reason| refuse(block, reason))?;
+    // Before it can be released.
+    cache.lock(thread).begin_waiting(&cache.memory.pages, offset);
+    settle::wait(cache, Waiting::for_users(offset, users, &cache.memory.events, named_by));
     Ok(())
 }
 
@@ -91,9 +97,8 @@ pub(in crate::memory) fn free_after_all_work(block: Allocation) -> Result<()> {
     check_live(block)?;
     let users = cache.take_uses(offset);
     note_free(block, false);
-    cache.mark_waiting(offset).map_err(|reason| refuse(block, reason))?;
     let thread = ThisThread::get();
-    settle::wait_with_block(cache, Waiting::for_all_work(offset, &users, &cache.memory.events), thread);
+    wait_for(block, &users, thread, None)?;
     if cache.is_closing() {
         return trim::leave_closed(cache, thread);
     }
@@ -220,11 +225,6 @@ fn find_in_segments(address: u64, device: Option<Device>) -> Result<Allocation> 
             return refuse_own(Allocation { cache, offset });
         }
     }
-    not_found(address, device)
-}
-
-#[cold]
-fn not_found(address: u64, device: Option<Device>) -> Result<Allocation> {
     runtime::get()?;
     let device = device.map_or_else(|| "any device".to_owned(), |device| device.to_string());
     Err(Error::invalid_value(format!("{address:#x} is not memory that gpupool handed out on {device}")))

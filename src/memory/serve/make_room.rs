@@ -6,7 +6,7 @@ use super::grow::is_no_memory;
 use super::out_of_memory::after_callbacks;
 use super::settle::Patience;
 use super::trim::trim_pools;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::ids::Device;
 use crate::memory::cache::DeviceCaches;
 use crate::memory::pool::Pool;
@@ -37,28 +37,27 @@ pub(crate) fn release_unused(device: Device) {
 /// Those of the last try.
 pub(super) fn with_room_made<R>(pool: &Pool, bytes: u64, mut attempt: impl FnMut() -> Result<R>) -> Result<R> {
     let memory = pool.memory;
-    let mut refused = None;
-    let mut attempt = || match attempt() {
-        Err(error) if is_no_memory(&error) => {
-            refused = Some(error);
-            Ok(None)
-        }
-        outcome => outcome.map(Some),
+    let mut refused = match attempt() {
+        Err(error) if is_no_memory(&error) => error,
+        outcome => return outcome,
     };
-    let mut found = attempt()?;
-    if found.is_none() {
-        let mut try_again = || {
-            memory.under_way.wait_with_own();
-            if let Some(caches) = DeviceCaches::known(memory.location) {
-                make_room(caches, ThisThread::get(), Pool::gives_way);
+    let mut try_again = || {
+        memory.under_way.wait_with_own();
+        if let Some(caches) = DeviceCaches::known(memory.location) {
+            make_room(caches, ThisThread::get(), Pool::gives_way);
+        }
+        memory.retries.fetch_add(1, Ordering::Relaxed);
+        match attempt() {
+            Err(error) if is_no_memory(&error) => {
+                refused = error;
+                Ok(None)
             }
-            memory.retries.fetch_add(1, Ordering::Relaxed);
-            attempt()
-        };
-        found = match try_again()? {
-            Some(found) => Some(found),
-            None => after_callbacks(pool, 0, bytes, try_again)?,
-        };
-    }
-    found.ok_or_else(|| refused.unwrap_or_else(|| Error::internal("memory that was found is gone")))
+            outcome => outcome.map(Some),
+        }
+    };
+    let found = match try_again()? {
+        None => after_callbacks(pool, 0, bytes, try_again)?,
+        found => found,
+    };
+    found.ok_or(refused)
 }

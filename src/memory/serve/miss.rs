@@ -16,7 +16,7 @@ use super::make_room::make_room;
 use super::out_of_memory::{after_callbacks, no_memory_left, note};
 use super::request::{Allocation, Request};
 use super::settle::{Patience, settle};
-use super::take::{FreeMemory, Giver, Reach, take_from};
+use super::take::{FreeMemory, Giver, Reach, other_pools, take_from};
 use super::trim::leave_closed;
 use crate::error::{Error, GPUPOOL, Result};
 use crate::memory::cache::{
@@ -71,15 +71,11 @@ const LAST: [Rung; 2] = [
 ];
 
 /// A block that another cache had free.
-struct FreeBlock(Option<u64>);
+struct FreeBlock(u64);
 
 impl FreeMemory for FreeBlock {
-    fn is_nothing(&self) -> bool {
-        self.0.is_none()
-    }
-
     fn put_back(self, cache: &'static StreamCache, _: &Service, _: ThisThread, _: Until) -> Result<()> {
-        self.0.map_or(Ok(()), |offset| free(Allocation { cache, offset }, None))
+        free(Allocation { cache, offset: self.0 }, None)
     }
 }
 
@@ -181,7 +177,7 @@ impl Climb {
         if self.request.bytes <= self.request.memory().total.min(BLOCK_BYTES_MAX) {
             return Ok(());
         }
-        self.note();
+        note(self.request.pool(), self.request.cache.stream_address(), self.request.bytes);
         Err(no_memory_left(
             self.request.pool(),
             self.request.bytes,
@@ -222,23 +218,14 @@ impl Climb {
     }
 
     fn lent_slab(&mut self) -> Result<Option<Allocation>> {
-        if !self.has_pages() {
-            return Ok(None);
-        }
         self.grow(|request, _| serve_from_lent_slab(request).map(Grown::or_nothing))
     }
 
     fn empty_slabs(&mut self) -> Result<Option<Allocation>> {
-        if !self.has_pages() {
-            return Ok(None);
-        }
         self.grow(|request, _| Ok(Grown::or_nothing(serve_from_empty_slabs(request))))
     }
 
     fn pages_in_place(&mut self) -> Result<Option<Allocation>> {
-        if !self.has_pages() || !self.request.may_move()? {
-            return Ok(None);
-        }
         self.grow(|request, reach| serve_in_place(request, reach).map(Grown::or_nothing))
     }
 
@@ -270,16 +257,24 @@ impl Climb {
 
     fn blocks_of_pool(&mut self) -> Result<Option<Allocation>> {
         if self.waiting.is_none() {
-            self.log_begin();
+            let (id, device, bytes) = (self.request.pool().id, self.request.memory().location, self.request.bytes);
+            self.waiting = Some(Activity::begin_of(bytes, format_args!("free memory for a request")));
+            info!(
+                target: MEMORY,
+                "pool {id} on {device}: no memory for {bytes} bytes, waiting for streams and trimming"
+            );
         }
         self.beginning = self.begin_search();
-        self.reach = Reach { patience: Patience::Wait, ..Reach::of_pool(&self.request.service.pool) };
+        self.reach = Reach { waits: true, ..Reach::of_pool(&self.request.service.pool) };
         Ok(self.blocks_after_waiting(&self.reach.pools))
     }
 
     fn blocks_of_device(&mut self) -> Result<Option<Allocation>> {
-        self.reach.widen();
-        Ok(self.blocks_after_waiting(&self.helpers()))
+        // From here on pages of all pools that give way to others are in reach, too; the search began with its own alone.
+        self.reach.pools.extend(other_pools(self.request.pool(), Pool::gives_way));
+        // Those that help others.
+        let helpers: Vec<_> = other_pools(self.request.pool(), Pool::helps_others).collect();
+        Ok(self.blocks_after_waiting(&helpers))
     }
 
     /// Returns a block of another cache, which goes back there. None for a graph or a feed, whose memory is its own; and
@@ -291,7 +286,7 @@ impl Climb {
         }
         let mut pools = vec![Arc::clone(&service.pool)];
         if service.pool.budget().limit().is_none() && !service.pool.keeps_segments() {
-            pools.extend(self.helpers());
+            pools.extend(other_pools(&service.pool, Pool::helps_others));
         }
         for (cache, other) in pools.iter().flat_map(|pool| DeviceCaches::services_of(pool)) {
             if other.role == Role::Requests
@@ -303,29 +298,21 @@ impl Climb {
         Ok(None)
     }
 
-    /// Returns the other pools of the device that help others.
-    fn helpers(&self) -> Vec<Arc<Pool>> {
-        let own = self.request.pool().number;
-        let pools =
-            DeviceCaches::known(self.request.memory().location).map(|caches| caches.pools.all()).unwrap_or_default();
-        pools.into_iter().filter(|pool| pool.number != own && pool.helps_others()).collect()
-    }
-
     /// Returns a free block of another cache, which is used there again once the request's stream is done with it.
     fn block_of(&self, cache: &'static StreamCache, pool: &Pool) -> Result<Option<Allocation>> {
         let Request { service, thread, bytes, .. } = &self.request;
         let _moving = cache.memory.under_way.begin();
-        let select = |heap: &mut Heap, other: &Service| FreeBlock(self.take_block(cache, other, heap));
+        let select = |heap: &mut Heap, other: &Service| self.take_block(cache, other, heap).map(FreeBlock);
         let giver = Giver { cache, pool, least: *bytes, drops_slabs: false };
         let Ok(taken) = take_from(&self.request, &self.reach, giver, select)? else { return Ok(None) };
-        let found = taken.memory.0.map(|offset| Allocation { cache, offset });
-        if let (Some(block), Some(stream)) = (found, &service.stream)
+        let offset = taken.memory.0;
+        if let Some(stream) = &service.stream
             && !taken.is_in_order_with(&self.request)
         {
-            cache.add_use(block.offset, BlockUser::new(stream, *thread).fleeting());
+            cache.add_use(offset, BlockUser::new(stream, *thread).fleeting());
         }
         taken.until.recycle(&cache.memory.events);
-        Ok(found)
+        Ok(Some(Allocation { cache, offset }))
     }
 
     /// Takes a free block out of another cache's heap, unless its pool is another one that is about to sleep.
@@ -407,7 +394,10 @@ impl Climb {
     /// Waits for blocks, and for pages, that wait for streams of these pools; then searches once. What another pool is refused
     /// here is not this request's end.
     fn blocks_after_waiting(&self, pools: &[Arc<Pool>]) -> Option<Allocation> {
-        let _ = wait_for_streams(&self.request, pools);
+        for cache in pools.iter().flat_map(|pool| DeviceCaches::caches_of(pool)) {
+            let _ = settle(cache, self.request.thread, Patience::Wait);
+        }
+        let _ = self.request.memory().end_retired(true);
         self.request.search()
     }
 
@@ -449,31 +439,10 @@ impl Climb {
         Err(Error::unavailable("a stream has more blocks than gpupool can number; free some, or allocate larger ones"))
     }
 
-    fn note(&self) {
-        note(self.request.pool(), self.request.cache.stream_address(), self.request.bytes);
-    }
-
-    fn log_begin(&mut self) {
-        self.waiting = Some(Activity::begin_of(self.request.bytes, format_args!("free memory for a request")));
-        let (id, device) = (self.request.pool().id, self.request.memory().location);
-        let bytes = self.request.bytes;
-        info!(target: MEMORY, "pool {id} on {device}: no memory for {bytes} bytes, waiting for streams and trimming");
-    }
-
     fn log_end(&mut self) {
         if let Some(waiting) = self.waiting.take() {
-            let (id, device) = (self.request.pool().id, self.request.memory().location);
-            let bytes = self.request.bytes;
+            let (id, device, bytes) = (self.request.pool().id, self.request.memory().location, self.request.bytes);
             info!(target: MEMORY, "pool {id} on {device}: found {bytes} bytes after {}", waiting.took());
         }
     }
-}
-
-/// Waits for the streams that blocks and pages of these pools wait for.
-fn wait_for_streams(request: &Request, pools: &[Arc<Pool>]) -> Result<()> {
-    let mut outcome = Ok(());
-    for cache in pools.iter().flat_map(|pool| DeviceCaches::caches_of(pool)) {
-        outcome = outcome.and(settle(cache, request.thread, Patience::Wait).map(drop));
-    }
-    outcome.and(request.memory().end_retired(true).map(drop))
 }

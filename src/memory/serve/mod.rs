@@ -22,13 +22,10 @@ pub(crate) use at_address::allocate_at;
 pub(crate) use devices::device_caches;
 #[cfg(feature = "python")]
 pub(in crate::memory) use free::check_stream;
-pub(crate) use free::find;
-pub(crate) use free::free;
 #[cfg(feature = "python")]
 pub(in crate::memory) use free::let_streams_end;
-pub(crate) use free::owns;
-pub(crate) use free::record_stream;
 pub(in crate::memory) use free::{check_live, free_after_all_work, record_consumer};
+pub(crate) use free::{find, free, owns, record_stream};
 pub use grow::SegmentGuard;
 pub(crate) use grow::on_segment;
 pub(in crate::memory) use grow::{extent_for_waking, pages_asleep, retire_extents, warm_by_segments};
@@ -37,12 +34,10 @@ pub(in crate::memory) use miss::Miss;
 pub use out_of_memory::{OomCallback, OomGuard, on_oom};
 pub(in crate::memory) use out_of_memory::{no_memory_left, without_callbacks};
 pub(crate) use peers::enable_peer;
-pub(crate) use pools::PoolOptions;
-pub(crate) use pools::make_pool;
 #[cfg(feature = "python")]
 pub(in crate::memory) use pools::pool_anywhere;
-pub(crate) use pools::pool_of_id;
 pub(in crate::memory) use pools::{Ending, close_pool, end_pool};
+pub(crate) use pools::{PoolOptions, make_pool, pool_of_id};
 pub(crate) use request::Allocation;
 pub(crate) use settle::Patience;
 pub(in crate::memory) use settle::settle;

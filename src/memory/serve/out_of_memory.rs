@@ -14,18 +14,13 @@ use crate::memory::pool::Pool;
 use crate::observe::delivery::deliver;
 use crate::process;
 use crate::runtime::{self, MemoryInfo};
-use crate::sync::lock;
+use crate::sync::{lock, take_last};
 
 /// A callback for when memory has run out: it frees what it can, and returns whether it freed anything.
 pub type OomCallback = Arc<dyn Fn(Device, u64) -> bool + Send + Sync>;
 
-/// A callback, and the number that its guard has.
-struct Registered {
-    number: u64,
-    callback: OomCallback,
-}
-
-static CALLBACKS: Mutex<Vec<Registered>> = Mutex::new(Vec::new());
+/// The callbacks, each with the number that its guard has.
+static CALLBACKS: Mutex<Vec<(u64, OomCallback)>> = Mutex::new(Vec::new());
 
 /// A callback that stays registered until this is dropped.
 #[must_use = "the callback is removed when this is dropped"]
@@ -40,12 +35,8 @@ impl Drop for OomGuard {
         if process::is_forked() {
             return;
         }
-        let removed = {
-            let mut callbacks = lock(&CALLBACKS);
-            let place = callbacks.iter().position(|registered| registered.number == self.number);
-            place.map(|place| callbacks.remove(place))
-        };
         // Dropped outside the lock: it may hold anything.
+        let removed = take_last(&mut lock(&CALLBACKS), |(number, _)| *number == self.number);
         drop(removed);
     }
 }
@@ -59,8 +50,8 @@ pub fn on_oom(callback: impl Fn(Device, u64) -> bool + Send + Sync + 'static) ->
         return OomGuard { number: u64::MAX };
     }
     let mut callbacks = lock(&CALLBACKS);
-    let number = callbacks.iter().map(|registered| registered.number + 1).max().unwrap_or(0);
-    callbacks.push(Registered { number, callback: Arc::new(callback) });
+    let number = callbacks.iter().map(|(number, _)| number + 1).max().unwrap_or(0);
+    callbacks.push((number, Arc::new(callback)));
     OomGuard { number }
 }
 
@@ -86,7 +77,7 @@ pub(super) fn after_callbacks<R>(
         return Ok(None);
     }
     // Their lock is not held while they are called.
-    let callbacks: Vec<_> = lock(&CALLBACKS).iter().map(|registered| Arc::clone(&registered.callback)).collect();
+    let callbacks: Vec<_> = lock(&CALLBACKS).iter().map(|(_, callback)| Arc::clone(callback)).collect();
     for callback in callbacks {
         let has_freed = call_out(|| without_callbacks(|| callback(device, bytes)));
         if has_freed && let Some(found) = try_again()? {

@@ -15,7 +15,6 @@ use crate::memory::cache::DeviceCaches;
 use crate::memory::device::{Source, Supply};
 use crate::memory::pool::{Pool, PoolId, Rules};
 use crate::memory::tuning::PAGE;
-#[cfg(feature = "python")]
 use crate::process;
 use crate::runtime;
 use crate::sync::{Ordering, ThisThread};
@@ -49,21 +48,13 @@ pub(crate) fn make_pool(device: Device, id: PoolId, options: PoolOptions) -> Res
     let supply = Supply::new(source.unwrap_or_else(|| caches.memory.default_source()), limit);
     let pool = Arc::new(Pool::new(id, number, &caches.memory, rules, name, supply));
     if reserve > 0 {
-        make_reserve_with_room(&pool, reserve)?;
+        check_reserve(&pool, reserve)?;
+        // From what the device has, else from what other pools and the user's callbacks give back.
+        let made = with_room_made(&pool, reserve, || make_reserve(&pool, reserve));
+        made.map_err(|error| no_memory_left(&pool, reserve, error))?;
     }
     caches.pools.add(&pool);
     Ok(pool)
-}
-
-/// Makes a new pool's reserve: from what the device has, else from what other pools and the user's callbacks give back.
-fn make_reserve_with_room(pool: &Pool, bytes: u64) -> Result<()> {
-    check_reserve(pool, bytes)?;
-    let made = if bytes <= pool.memory.total {
-        with_room_made(pool, bytes, || make_reserve(pool, bytes))
-    } else {
-        Err(Error::no_memory(GPUPOOL, "No device has that many bytes: request less"))
-    };
-    made.map_err(|error| no_memory_left(pool, bytes, error))
 }
 
 /// Refuses a reserve that the pool cannot have.
@@ -83,6 +74,10 @@ fn check_reserve(pool: &Pool, bytes: u64) -> Result<()> {
         Some(limit) if limit < bytes.next_multiple_of(PAGE) => Err(Error::invalid_value(format!(
             "the pool's limit, {limit} bytes, is less than its reserve, {bytes} bytes in pages of 2 MiB: raise the limit"
         ))),
+        _ if bytes > pool.memory.total => {
+            let refused = Error::no_memory(GPUPOOL, "No device has that many bytes: request less");
+            Err(no_memory_left(pool, bytes, refused))
+        }
         _ => Ok(()),
     }
 }
@@ -138,11 +133,11 @@ fn refuse_id(id: PoolId, device: Option<Device>) -> Error {
 /// Closes a pool that is in use, and returns the bytes that go at once.
 ///
 /// # Errors
-/// As [`device_caches`] and [`trim`]; the pool is closed all the same where the driver refuses.
+/// `ErrorKind::Forked`; as [`trim`], and the pool is closed all the same where the driver refuses.
 pub(in crate::memory) fn close_pool(pool: &Arc<Pool>) -> Result<u64> {
-    let caches = device_caches(pool.memory.location)?;
+    process::refuse_forked()?;
     mark_closed(pool);
-    trim(caches, pool, ThisThread::get(), Patience::Ask)
+    trim(pool, ThisThread::get(), Patience::Ask)
 }
 
 /// When the memory of a pool goes whose last use has ended.
@@ -157,10 +152,8 @@ pub(in crate::memory) enum Ending {
 /// Ends a pool whose last use has ended, and one use of a closed pool: what is free goes, the rest when it is freed.
 pub(in crate::memory) fn end_pool(pool: &Arc<Pool>, ending: Ending) {
     mark_closed(pool);
-    if ending == Ending::Now
-        && let Some(caches) = DeviceCaches::known(pool.memory.location)
-    {
+    if ending == Ending::Now {
         // What the driver refuses to take back now is tried again whenever memory is given back.
-        let _ = trim(caches, pool, ThisThread::get(), Patience::Ask);
+        let _ = trim(pool, ThisThread::get(), Patience::Ask);
     }
 }

@@ -45,12 +45,13 @@ impl Request {
         self.cache.lock(self.thread).needed_for(self.bytes)
     }
 
-    /// Returns whether pages may move for it. Work on a captured stream runs whenever its graph does, so what it used is never
-    /// known to be done; and segments that may be registered stay where they are.
+    /// Returns whether pages may move for it, if its pool has such. Work on a captured stream runs whenever its graph
+    /// does, so what it used is never known to be done; and segments that may be registered stay where they are.
     pub(super) fn may_move(&self) -> Result<bool> {
         let service = &self.service;
         let is_captured = || service.stream.as_ref().map_or(Ok(false), Stream::is_captured);
-        Ok(!service.role.is_captured() && !service.pool.no_split() && !is_captured()?)
+        let may_move = service.pool.source().is_pages() && !service.role.is_captured() && !service.pool.no_split();
+        Ok(may_move && !is_captured()?)
     }
 
     /// Returns the block at an offset that the cache handed out for the request.

@@ -3,7 +3,7 @@
 //! Events are asked about only when a request finds no free block, or when memory is given back.
 
 use crate::error::Result;
-use crate::memory::cache::{StreamCache, Waiting, is_recorded};
+use crate::memory::cache::{StreamCache, To, Waiting, is_recorded};
 use crate::observe::delivery::deliver;
 use crate::process;
 use crate::sync::ThisThread;
@@ -15,13 +15,6 @@ pub(crate) enum Patience {
     Ask,
     /// It waits for what is recorded.
     Wait,
-}
-
-/// Keeps a block that a caller freed, and that is marked as waiting, back until what it waits for is done.
-pub(super) fn wait_with_block(cache: &StreamCache, block: Waiting, thread: ThisThread) {
-    // Before it can be released.
-    cache.lock(thread).begin_waiting(&cache.memory.pages, block.offset);
-    wait(cache, block);
 }
 
 /// Keeps what is marked as waiting back until what it waits for is done.
@@ -56,13 +49,13 @@ pub(in crate::memory) fn settle(cache: &StreamCache, thread: ThisThread, patienc
     if has_settled {
         if process::state().is_observed() {
             // Before any thread can have the blocks.
-            done.iter().for_each(|&offset| cache.observe_completed(offset));
+            done.iter().for_each(|&offset| cache.note_completed(offset, To::Observer));
             deliver();
         }
         let mut heap = cache.lock(thread);
         for offset in done {
             if is_recorded() {
-                cache.record_completed(offset);
+                cache.note_completed(offset, To::Recording);
             }
             if cache.is_lender() {
                 heap.end_waiting(&cache.memory.pages, offset);

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use log::Level;
 
-use super::grow::{end_reserve, let_go_asleep, retire_mappings, retire_reserve, retire_segment, return_slabs};
+use super::grow::{let_go_asleep, retire_extents, retire_mappings, retire_reserve, retire_segment, return_slabs};
 use super::settle::{Patience, settle};
 use crate::error::{Bytes, Result};
 use crate::memory::cache::{DeviceCaches, Heap, Service, StreamCache};
-use crate::memory::device::{Remains, Until, log_out};
+use crate::memory::device::{Until, log_out};
 use crate::memory::pool::Pool;
 use crate::observe::Activity;
 use crate::observe::delivery::Delivery;
@@ -42,11 +42,8 @@ pub(super) fn take_out<R>(
 /// Takes all that is free out of a cache, to go once the stream is done.
 pub(super) fn retire_free(cache: &StreamCache, thread: ThisThread, service: &Service) -> Result<()> {
     // Of a pool that is asleep nothing is there to go.
-    if service.pool.sleep.is_asleep() || service.is_of_live_graph() {
-        return Ok(());
-    }
-    if !cache.lock(thread).has_memory() {
-        // Of thousands of streams most may have nothing, and are not asked about their work.
+    // Of thousands of streams most may have nothing, and are not asked about their work.
+    if service.pool.sleep.is_asleep() || service.is_of_live_graph() || !cache.lock(thread).has_memory() {
         return Ok(());
     }
     let _moving = cache.memory.under_way.begin();
@@ -67,18 +64,9 @@ pub(super) fn retire_free(cache: &StreamCache, thread: ThisThread, service: &Ser
         unsafe { retire_mappings(pool, mappings, until) };
     }
     for (offset, bytes) in spans {
-        let address = memory.address(offset);
-        memory.segments.remove(address, offset, bytes);
-        let until = match until.take() {
-            Some(until) => until,
-            None => {
-                let recorded = service.work_so_far(&memory.events, thread, None);
-                recorded.unwrap_or_else(|_| Until::recorded_later(memory.location.device()))
-            }
-        };
-        let remains = Remains::Segment { address, bytes, stream: service.stream.clone() };
+        let until = until.take().unwrap_or_else(|| service.work_so_far_or_later(&memory.events, thread));
         // SAFETY: the segment was taken out of the cache, and `until` is all work on the stream that it serves.
-        unsafe { retire_segment(pool, address, remains, until) };
+        unsafe { retire_segment(service, (offset, bytes), until) };
     }
     if let Some(until) = until {
         until.recycle(&memory.events);
@@ -91,12 +79,8 @@ pub(super) fn retire_free(cache: &StreamCache, thread: ThisThread, service: &Ser
 ///
 /// # Errors
 /// `ErrorKind::Library` if the driver refuses; what it did not refuse has gone.
-pub(crate) fn trim(
-    caches: &'static DeviceCaches,
-    pool: &Arc<Pool>,
-    thread: ThisThread,
-    patience: Patience,
-) -> Result<u64> {
+pub(crate) fn trim(pool: &Arc<Pool>, thread: ThisThread, patience: Patience) -> Result<u64> {
+    let memory = pool.memory;
     let activity = Activity::begin(format_args!("trim memory pool"));
     let _delivery = Delivery::at_end();
     let mut outcome = Ok(());
@@ -106,17 +90,11 @@ pub(crate) fn trim(
             outcome = outcome.and(retire_free(cache, thread, &service));
         }
     }
-    if pool.is_closed() {
-        end_reserve(pool);
-    }
-    if pool.sleep.is_asleep() {
-        let_go_asleep(pool, thread);
-    }
-    forget_if_empty(caches, pool, thread);
-    let at_once = caches.memory.end_retired(patience == Patience::Wait)?;
-    let released = at_once + caches.memory.begin_ending_segments()?;
+    let_go_unneeded(pool, thread);
+    let at_once = memory.end_retired(patience == Patience::Wait)?;
+    let released = at_once + memory.begin_ending_segments()?;
     if released > 0 {
-        let (device, took) = (caches.memory.location, activity.took());
+        let (device, took) = (memory.location, activity.took());
         log_out(
             Level::Debug,
             format_args!("pool {} on {device}: trimmed, {} given back in {took}", pool.id, Bytes(released)),
@@ -135,7 +113,7 @@ pub(in crate::memory) fn trim_pools(
     let mut released = 0;
     let mut outcome = Ok(());
     for pool in caches.pools.all().iter().filter(|pool| is_meant(pool)) {
-        match trim(caches, pool, thread, patience) {
+        match trim(pool, thread, patience) {
             Ok(bytes) => released += bytes,
             Err(error) => outcome = outcome.and(Err(error)),
         }
@@ -157,23 +135,25 @@ pub(super) fn leave_closed(cache: &StreamCache, thread: ThisThread) -> Result<()
     let Some(service) = cache.service().filter(|service| service.pool.is_closed()) else { return Ok(()) };
     settle(cache, thread, Patience::Ask)?;
     retire_free(cache, thread, &service)?;
-    end_reserve(&service.pool);
-    if service.pool.sleep.is_asleep() {
-        let_go_asleep(&service.pool, thread);
-    }
-    let outcome = cache.memory.end_retired(false).map(drop);
-    if let Some(caches) = DeviceCaches::known(cache.memory.location) {
-        forget_if_empty(caches, &service.pool, thread);
-    }
-    outcome
+    let_go_unneeded(&service.pool, thread);
+    cache.memory.end_retired(false).map(drop)
 }
 
-/// Forgets a pool that nothing uses and that has nothing left. Memory that another thread has taken out for a while does
-/// not come back to it.
-fn forget_if_empty(caches: &DeviceCaches, pool: &Pool, thread: ThisThread) {
+/// Lets go of what a pool needs no more that is closed or asleep, and forgets one that nothing uses and that has
+/// nothing left. Memory that another thread has taken out for a while does not come back to it.
+fn let_go_unneeded(pool: &Arc<Pool>, thread: ThisThread) {
+    if pool.is_closed()
+        && let Some(reserve) = pool.supply.reserve()
+    {
+        // Each extent goes once all of it is free.
+        retire_extents(pool, reserve.end());
+    }
+    if pool.sleep.is_asleep() {
+        let_go_asleep(pool, thread);
+    }
     let has_ended = |cache: &StreamCache| cache.end_if_empty(pool, thread);
     let is_over = pool.is_closed() && pool.use_count() == 0 && !pool.sleep.keeps_memory();
     if is_over && DeviceCaches::caches_of(pool).into_iter().all(has_ended) {
-        caches.remove_pool(pool, DeviceCaches::counts_of(pool, thread));
+        DeviceCaches::remove_pool(pool, thread);
     }
 }

@@ -134,7 +134,7 @@ impl AttachedBuffer {
             None => users.push(own_user.fleeting()),
         }
         let (mut hold, memory) = (self.hold, self.memory);
-        let mut until = Waiting::for_users(0, &users, &memory.events, thread).until;
+        let mut until = Waiting::for_users(0, &users, &memory.events, Some(thread)).until;
         background::later(move || {
             Ok(until.is_done(&memory.events, false)?
                 && match &mut hold {

@@ -52,11 +52,9 @@ pub(crate) fn wake(pool: &Arc<Pool>) -> Result<u64> {
 
 /// Gives back what a pool has free that was closed while it changed.
 pub(super) fn trim_if_closed(pool: &Arc<Pool>, thread: ThisThread) {
-    if pool.is_closed()
-        && let Some(caches) = DeviceCaches::known(pool.memory.location)
-    {
+    if pool.is_closed() {
         // What the driver refuses to take back now is tried again whenever memory is given back.
-        let _ = trim(caches, pool, thread, Patience::Ask);
+        let _ = trim(pool, thread, Patience::Ask);
     }
 }
 

@@ -13,8 +13,6 @@ use std::sync::{Arc, OnceLock};
 use self::pools::PoolList;
 use self::reports::Reports;
 use self::table::CacheTable;
-use super::heap::Counts;
-use super::service::Service;
 use super::stream_cache::StreamCache;
 use crate::error::{Error, Result};
 use crate::ids::MemoryLocation;
@@ -126,14 +124,6 @@ impl DeviceCaches {
         self.default.get().ok_or_else(|| Error::internal(format!("{} has no default pool", self.memory.location)))
     }
 
-    /// Forgets a pool in which nothing is live, but not what it has counted. Its caches serve others.
-    pub(in crate::memory) fn remove_pool(&self, pool: &Pool, counts: Counts) {
-        let Some(removed) = self.pools.remove(pool, counts) else { return };
-        // So that nothing keeps the pool.
-        removed.all().for_each(StreamCache::end_service);
-        self.table.put_spare(removed.all());
-    }
-
     /// Returns the cache that holds the block at the offset.
     #[inline]
     pub(in crate::memory) fn cache_at(&self, offset: u64) -> Option<&StreamCache> {
@@ -145,13 +135,5 @@ impl DeviceCaches {
     #[cold]
     fn lent_cache_at(&self, offset: u64, mark: u32) -> Option<&StreamCache> {
         self.table.get(self.memory.pages.borrower(offset).unwrap_or(mark & !LENT))
-    }
-
-    /// Returns a cache that serves this from now on, and the number of the service.
-    ///
-    /// # Errors
-    /// `ErrorKind::Unavailable` if there are too many.
-    pub(in crate::memory) fn new_cache(&'static self, service: Service) -> Result<(&'static StreamCache, u64)> {
-        self.table.begin(&self.memory, service)
     }
 }

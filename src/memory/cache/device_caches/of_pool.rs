@@ -58,18 +58,17 @@ impl DeviceCaches {
     /// Returns the lender of a pool that has more than `many` other caches; made when it is first needed.
     ///
     /// # Errors
-    /// As [`DeviceCaches::new_cache`].
+    /// As [`CacheTable::begin`](super::table::CacheTable::begin).
     pub(in crate::memory) fn lender_for_many(pool: &Arc<Pool>, many: usize) -> Result<Option<&'static StreamCache>> {
         let (count, lender) = Self::of_pool(pool, |entry| (entry.caches.len(), entry.lender));
         if count <= many || lender.is_some() {
             return Ok(lender.filter(|_| count > many));
         }
         let Some(caches) = Self::known(pool.memory.location) else { return Ok(None) };
-        let (made, _) = caches.new_cache(Service::of_lender(pool))?;
+        let (made, _) = caches.table.begin(&caches.memory, Service::of_lender(pool))?;
         let lender = Self::of_pool(pool, |entry| Some(*entry.lender.get_or_insert(made)));
         if lender.is_none_or(|lender| !std::ptr::eq(lender, made)) {
-            made.end_service();
-            caches.table.put_spare([made]);
+            caches.table.end(made);
         }
         Ok(lender)
     }
@@ -92,6 +91,14 @@ impl DeviceCaches {
         let (caches, mut counts) = Self::caches_and_past_of(pool);
         caches.iter().for_each(|cache| counts.add(cache.lock(thread).counts()));
         counts
+    }
+
+    /// Forgets a pool in which nothing is live, but not what it has counted. Its caches serve others.
+    pub(in crate::memory) fn remove_pool(pool: &Pool, thread: ThisThread) {
+        let Some(caches) = Self::known(pool.memory.location) else { return };
+        if let Some(removed) = caches.pools.remove(pool, Self::counts_of(pool, thread)) {
+            removed.all().for_each(|cache| caches.table.end(cache));
+        }
     }
 
     /// Starts the peak of the pool's caches that are gone anew.

@@ -170,7 +170,8 @@ impl PoolList {
         let entry = pools.all.get_mut(&pool.number)?;
         let stream = cache.stream_address();
         if let Some(same) = entry.by_stream.get(&stream)
-            && let Some(first) = same.iter().find(|other| other.serves_as(cache))
+            && let Some(service) = cache.service()
+            && let Some(first) = same.iter().find(|other| other.number_of(&service).is_some())
         {
             return Some(first);
         }

@@ -10,16 +10,10 @@ use crate::sync::{ThisThread, lock};
 /// What was reported of a device's memory.
 #[derive(Debug, Default)]
 pub(in crate::memory) struct Reports {
-    flows: Mutex<Reported>,
+    /// The most blocks of all pools that were ever reported to have been handed out, and to have come back.
+    flows: Mutex<(Amounts, Amounts)>,
     /// Free blocks beside ones that are held, and their bytes, as far as they were found.
     free_beside_held: Mutex<[(Flow, Flow); 3]>,
-}
-
-/// The most blocks of all pools that were ever reported to have been handed out, and to have come back.
-#[derive(Debug, Default)]
-struct Reported {
-    out: Amounts,
-    back: Amounts,
 }
 
 impl Reports {
@@ -27,8 +21,8 @@ impl Reports {
     /// began to serve another stream between two looks is counted nowhere in one of them.
     pub(in crate::memory) fn grow(&self, out: Amounts, back: Amounts) -> (Amounts, Amounts) {
         let mut reported = lock(&self.flows);
-        *reported = Reported { out: most(reported.out, out), back: most(reported.back, back) };
-        (reported.out, reported.back)
+        *reported = (most(reported.0, out), most(reported.1, back));
+        *reported
     }
 
     /// Looks for free blocks beside ones that are held, and returns what was found so far: of all, of small and of large

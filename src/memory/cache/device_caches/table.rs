@@ -55,8 +55,10 @@ impl CacheTable {
         Ok((cache, number))
     }
 
-    /// Takes empty caches that no pool knows any more. A thread that still knows one names a service that has ended.
-    pub(in crate::memory) fn put_spare(&self, caches: impl IntoIterator<Item = &'static StreamCache>) {
-        lock(&self.spare).extend(caches);
+    /// Ends the service of an empty cache that no pool knows any more, so that nothing of it keeps the pool, and takes
+    /// it for another. A thread that still knows it names a service that has ended.
+    pub(in crate::memory) fn end(&self, cache: &'static StreamCache) {
+        cache.end_service();
+        lock(&self.spare).push(cache);
     }
 }

@@ -36,7 +36,7 @@ impl BlockMap {
 
     /// Returns every block, span by span in the order of addresses.
     pub(super) fn blocks(&self) -> impl Iterator<Item = &Block> {
-        self.spans.blocks(&self.all)
+        self.spans.iter().flat_map(|(_, span)| span.blocks(&self.all))
     }
 
     /// Returns the best free block of at least this size; [`NONE`] if there is none.
@@ -162,7 +162,7 @@ impl BlockMap {
     pub(super) fn set_next(&mut self, id: u32, next: u32) {
         match self.all.get_mut(id as usize) {
             Some(block) => block.next = next,
-            None => self.spans.set_first(id & !EDGE, next),
+            None => self.spans.get_mut(id & !EDGE).first = next,
         }
     }
 
@@ -171,7 +171,7 @@ impl BlockMap {
     pub(super) fn set_previous(&mut self, id: u32, previous: u32) {
         match self.all.get_mut(id as usize) {
             Some(block) => block.previous = previous,
-            None => self.spans.set_last(id & !EDGE, previous),
+            None => self.spans.get_mut(id & !EDGE).last = previous,
         }
     }
 
@@ -243,7 +243,7 @@ impl BlockMap {
                 (edge, edge)
             }
             (Some(left), None) => {
-                self.spans.set_end(left, end);
+                self.spans.get_mut(left).end = end;
                 (self.spans.get(left).last, EDGE | left)
             }
             (None, Some(right)) => {
@@ -253,9 +253,9 @@ impl BlockMap {
             (Some(left), Some(right)) => {
                 let gone = self.spans.get(right);
                 self.spans.remove(right);
-                let previous = self.spans.get(left).last;
-                self.spans.set_end(left, gone.end);
-                self.spans.set_last(left, gone.last);
+                let left_span = self.spans.get_mut(left);
+                left_span.end = gone.end;
+                let previous = std::mem::replace(&mut left_span.last, gone.last);
                 self.set_next(gone.last, EDGE | left);
                 (previous, gone.first)
             }
@@ -265,10 +265,10 @@ impl BlockMap {
         Some(id)
     }
 
-    /// Takes `start..end` out of a free block, so that the span ends before and another begins after. Returns the
-    /// number of the free block after it.
-    pub(super) fn cut_out(&mut self, id: u32, start: u64, end: u64) -> u32 {
-        let Some(number) = self.spans.with(start) else { return NONE };
+    /// Takes `start..end` out of a free block, so that the span ends before and another begins after. What is left
+    /// before it keeps its number.
+    pub(super) fn cut_out(&mut self, id: u32, start: u64, end: u64) {
+        let Some(number) = self.spans.with(start) else { return };
         let whole = self.all[id as usize].clone();
         let old = self.spans.get(number);
         self.free.remove(&mut self.all, id);
@@ -277,8 +277,8 @@ impl BlockMap {
         let mut unused = Some(id);
         if start > old.start {
             span = None;
-            self.spans.set_end(number, start);
-            self.spans.set_last(number, whole.previous);
+            let before = self.spans.get_mut(number);
+            (before.end, before.last) = (start, whole.previous);
             if start > whole.start {
                 unused = None;
                 self.insert_beside(id, Block::free(whole.start, start - whole.start), whole.previous, EDGE | number);
@@ -286,7 +286,6 @@ impl BlockMap {
                 self.set_next(whole.previous, EDGE | number);
             }
         }
-        let mut rest = NONE;
         if end < old.end {
             let after = Span { start: end, end: old.end, first: whole.next, last: old.last };
             if let Some(number) = span.take() {
@@ -301,10 +300,7 @@ impl BlockMap {
             }
             if end < whole.end() {
                 match unused.take().or_else(|| self.new_number()) {
-                    Some(id) => {
-                        self.insert_beside(id, Block::free(end, whole.end() - end), edge, next);
-                        rest = id;
-                    }
+                    Some(id) => self.insert_beside(id, Block::free(end, whole.end() - end), edge, next),
                     // Numbers run out at eight million blocks; what is left of the block is then lost to use.
                     None => self.spans.set_start(number, whole.end()),
                 }
@@ -316,6 +312,5 @@ impl BlockMap {
         if let Some(id) = unused {
             self.drop_number(id);
         }
-        rest
     }
 }

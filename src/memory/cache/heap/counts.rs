@@ -29,39 +29,35 @@ pub(in crate::memory) struct Amount {
 }
 
 impl Amount {
-    const ZERO: Self = Self { bytes: 0, requested: 0, blocks: 0 };
-
     #[inline]
     const fn one(bytes: u64, requested: u64) -> Self {
         Self { bytes, requested, blocks: 1 }
     }
 
+    /// Returns what `of` makes of each number of both.
     #[inline]
-    pub(in crate::memory) const fn plus(self, other: Self) -> Self {
+    fn each(self, other: Self, of: impl Fn(u64, u64) -> u64) -> Self {
         Self {
-            bytes: self.bytes + other.bytes,
-            requested: self.requested + other.requested,
-            blocks: self.blocks + other.blocks,
+            bytes: of(self.bytes, other.bytes),
+            requested: of(self.requested, other.requested),
+            blocks: of(self.blocks, other.blocks),
         }
     }
 
     #[inline]
-    pub(in crate::memory) const fn minus(self, other: Self) -> Self {
-        Self {
-            bytes: self.bytes - other.bytes,
-            requested: self.requested - other.requested,
-            blocks: self.blocks - other.blocks,
-        }
+    pub(in crate::memory) fn plus(self, other: Self) -> Self {
+        self.each(other, |one, other| one + other)
+    }
+
+    #[inline]
+    pub(in crate::memory) fn minus(self, other: Self) -> Self {
+        self.each(other, |one, other| one - other)
     }
 
     /// Returns the more of each.
     #[inline]
     pub(in crate::memory) fn max(self, other: Self) -> Self {
-        Self {
-            bytes: self.bytes.max(other.bytes),
-            requested: self.requested.max(other.requested),
-            blocks: self.blocks.max(other.blocks),
-        }
+        self.each(other, u64::max)
     }
 }
 
@@ -148,7 +144,7 @@ impl Counts {
 }
 
 /// Blocks of one kind.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Default, Debug)]
 struct Running {
     now: Amount,
     ever: Amount,
@@ -157,7 +153,7 @@ struct Running {
 }
 
 /// The counts of a heap at work, and what was told of them.
-#[derive(Debug)]
+#[derive(Default, Debug)]
 pub(super) struct RunningCounts {
     /// Small blocks, and large ones.
     kinds: [Running; 2],
@@ -176,24 +172,14 @@ pub(super) struct RunningCounts {
     held_peak: Amounts,
 }
 
-const fn all(kinds: [Amount; 2]) -> Amounts {
+fn all(kinds: [Amount; 2]) -> Amounts {
     [kinds[0].plus(kinds[1]), kinds[0], kinds[1]]
 }
 
 impl RunningCounts {
     /// Makes counts of which none are told.
     pub(super) fn new() -> Self {
-        let zero = Running { now: Amount::ZERO, ever: Amount::ZERO, peak: Amount::ZERO };
-        Self {
-            kinds: [zero; 2],
-            peak: Amount::ZERO,
-            has_waiting: false,
-            told: u64::MAX,
-            told_at: 0,
-            waiting: [Amount::ZERO; 2],
-            past_peak: Amounts::default(),
-            held_peak: Amounts::default(),
-        }
+        Self { told: u64::MAX, ..Self::default() }
     }
 
     fn now(&self) -> Amounts {
@@ -280,7 +266,7 @@ impl RunningCounts {
     pub(super) fn end_waiting(&mut self, bytes: u64, requested: u64) {
         let waiting = &mut self.waiting[kind_of(bytes) - SMALL];
         *waiting = waiting.minus(Amount::one(bytes, requested));
-        if self.waiting == [Amount::ZERO; 2] {
+        if self.waiting == <[Amount; 2]>::default() {
             self.begin_peaks();
             self.has_waiting = false;
         }

@@ -93,9 +93,9 @@ impl Heap {
 
     /// Makes it a new heap, but for the turnover, which is never the same twice. Returns the number of the service that
     /// begins.
-    pub(in crate::memory) fn restart(&mut self, is_split: bool, ledger: Option<HeapLedger>) -> u64 {
+    pub(in crate::memory) fn restart(&mut self, is_split: bool, is_lender: bool, ledger: HeapLedger) -> u64 {
         let number = self.serving.number + 1;
-        *self = Self { map: BlockMap::new(self.map.turnover + 1), ..Self::new(is_split) };
+        *self = Self { map: BlockMap::new(self.map.turnover + 1), is_lender, ..Self::new(is_split) };
         self.serving.number = number;
         self.begin_telling(ledger);
         number
@@ -138,11 +138,6 @@ impl Heap {
     /// Bytes of blocks that callers hold, as cut.
     pub(in crate::memory) fn live(&self) -> u64 {
         self.counts.live()
-    }
-
-    /// Blocks handed out so far.
-    pub(in crate::memory) fn allocations(&self) -> u64 {
-        self.counts.allocations()
     }
 
     pub(in crate::memory) fn reset_peak(&mut self) {

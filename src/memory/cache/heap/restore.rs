@@ -124,21 +124,29 @@ impl Heap {
         let mut pieces = restoration.pieces.into_iter().peekable();
         let spans: Vec<_> = self.map.spans.iter().collect();
         for (number, span) in spans {
-            let mut builder = SpanBuilder { number, at: span.start, last: EDGE | number };
+            let edge = EDGE | number;
+            let mut builder = SpanBuilder { at: span.start, last: edge };
             while let Some(piece) = pieces.next_if(|piece| piece.end() <= span.end) {
                 builder.add_gap(self, piece.start());
                 let id = builder.add(self, piece.end(), false);
                 match piece {
-                    Piece::Block { start, requested, .. } => self.revive(pages, id, start, requested),
+                    Piece::Block { start, size, requested } => {
+                        self.hand_out(pages, id, start, size, requested);
+                    }
                     Piece::Slab { start, class, slots } => {
-                        if let Some(slab) = slabs.next() {
-                            self.revive_slab(pages, id, slab, (start, class), &slots);
+                        let Some(slab) = slabs.next() else { continue };
+                        slab.reset(start, class, id);
+                        for (slot, requested) in slots {
+                            slab.take_at(slot, requested);
+                            self.count_allocation(SMALL, class.bytes().into(), requested.into());
                         }
+                        self.add_slab(pages, slab);
                     }
                 }
             }
             builder.add_gap(self, span.end);
-            builder.end(self);
+            self.map.set_next(builder.last, edge);
+            self.map.set_previous(edge, builder.last);
         }
         self.tell_live();
         if self.telling.from <= PAGE && self.has_free_page() {
@@ -169,38 +177,6 @@ impl Heap {
         self.map.clear();
         self.slabs.open.iter_mut().for_each(Vec::clear);
     }
-
-    fn revive(&mut self, pages: &'static Pages, id: u32, start: u64, requested: u64) {
-        let block = &mut self.map.all[id as usize];
-        block.set_state(BlockState::Live);
-        block.set_requested(requested);
-        let size = block.size();
-        pages.set_block(start, id);
-        self.count_allocation(kind_of(size), size, requested);
-    }
-
-    fn revive_slab(
-        &mut self,
-        pages: &'static Pages,
-        id: u32,
-        slab: &'static Slab,
-        (start, class): (u64, SizeClass),
-        slots: &[(usize, u32)],
-    ) {
-        let block = &mut self.map.all[id as usize];
-        block.set_state(BlockState::Slab);
-        block.set_number(slab.number());
-        slab.reset(start, class, id);
-        for &(slot, requested) in slots {
-            slab.take_at(slot, requested);
-            self.count_allocation(SMALL, class.bytes().into(), requested.into());
-        }
-        pages.set_slab(start, class.slab_bytes(), Some(slab.number()));
-        if !slab.is_full() {
-            slab.set_listed(true);
-            self.slabs.open[class.index()].push(slab);
-        }
-    }
 }
 
 /// Returns what is live in a slab, if anything is.
@@ -214,7 +190,6 @@ fn piece_of(slab: &Slab) -> Option<Piece> {
 
 /// A span whose blocks are made in a row.
 struct SpanBuilder {
-    number: u32,
     /// Where the next block starts.
     at: u64,
     /// The last block, or the edge that the span begins with.
@@ -237,11 +212,5 @@ impl SpanBuilder {
         if end > self.at {
             self.add(heap, end, true);
         }
-    }
-
-    fn end(self, heap: &mut Heap) {
-        let edge = EDGE | self.number;
-        heap.map.set_next(self.last, edge);
-        heap.map.set_previous(edge, self.last);
     }
 }

@@ -50,24 +50,33 @@ impl Heap {
         self.join_freed();
         let id = self.map.find_aligned(class.slab_bytes())?;
         let start = self.map.all[id as usize].start.next_multiple_of(SMALL_MAX);
-        self.cut_slab(pages, class, id, start)
+        let slab = self.cut_slab(pages, class, id, start)?;
+        self.add_slab(pages, slab);
+        Some(slab)
     }
 
-    /// Cuts a slab out of a free block.
+    /// Cuts a block for a slab out of a free one; none if there are no more slabs or blocks.
     fn cut_slab(&mut self, pages: &'static Pages, class: SizeClass, id: u32, start: u64) -> Option<&'static Slab> {
-        let bytes = class.slab_bytes();
         let slab = pages.slabs.acquire()?;
-        let Some(id) = self.map.cut(id, start, bytes) else {
+        let Some(id) = self.map.cut(id, start, class.slab_bytes()) else {
             pages.slabs.release(slab);
             return None;
         };
         slab.reset(start, class, id);
-        slab.set_listed(true);
-        self.map.all[id as usize].set_state(BlockState::Slab);
-        self.map.all[id as usize].set_number(slab.number());
-        pages.set_slab(start, bytes, Some(slab.number()));
-        self.slabs.open[class.index()].push(slab);
         Some(slab)
+    }
+
+    /// Has small requests served from a slab, which has its block.
+    pub(super) fn add_slab(&mut self, pages: &'static Pages, slab: &'static Slab) {
+        let class = slab.class();
+        let block = &mut self.map.all[slab.block() as usize];
+        block.set_state(BlockState::Slab);
+        block.set_number(slab.number());
+        pages.set_slab(slab.start(), class.slab_bytes(), Some(slab.number()));
+        if !slab.is_full() {
+            slab.set_listed(true);
+            self.slabs.open[class.index()].push(slab);
+        }
     }
 
     /// Takes the slot at an offset for a request that it is right for: of a slab that is there, else of one that is made there.
@@ -80,7 +89,10 @@ impl Heap {
                     .map_while(|unit| (offset / SMALL_MAX).checked_sub(unit).map(|unit| unit * SMALL_MAX));
                 let mut places = firsts.filter(|start| (offset - start).is_multiple_of(class.bytes().into()));
                 let place = places.find_map(|start| Some((self.map.free_with(start, class.slab_bytes())?, start)));
-                place.and_then(|(id, start)| self.cut_slab(pages, class, id, start))
+                let (id, start) = place?;
+                let slab = self.cut_slab(pages, class, id, start)?;
+                self.add_slab(pages, slab);
+                Some(slab)
             }
             Entry::Block(_) | Entry::Freed(_) => None,
         };
@@ -124,7 +136,7 @@ impl Heap {
     /// As [`Heap::drop_empty_slabs`], for a large block that would fit nowhere else; not again before some blocks were handed
     /// out, so that a program whose blocks just fit does not make and end slabs each time. Returns whether it did.
     pub(in crate::memory) fn drop_empty_slabs_at_times(&mut self, pages: &'static Pages) -> bool {
-        let allocations = self.allocations();
+        let allocations = self.counts.allocations();
         if allocations - self.slabs.dropped_at < EMPTY_SLABS_APART {
             return false;
         }
@@ -135,20 +147,11 @@ impl Heap {
 
     /// Gives every empty slab of its own back.
     pub(in crate::memory) fn drop_empty_slabs(&mut self, pages: &'static Pages) {
-        for class in 0..CLASSES {
-            let is_own = |slab: &&Slab| slab.is_empty() && slab.borrower().is_none();
-            let (empty, kept) = self.slabs.open[class].drain(..).partition(is_own);
-            let empty: Vec<_> = empty;
-            self.slabs.open[class] = kept;
-            for slab in empty {
-                self.drop_slab(pages, slab);
-            }
+        let is_own = |slab: &mut &Slab| slab.is_empty() && slab.borrower().is_none();
+        let empty: Vec<_> = self.slabs.open.iter_mut().flat_map(|open| open.extract_if(.., is_own)).collect();
+        for slab in empty {
+            self.drop_slab(pages, slab);
         }
-    }
-
-    /// Makes its blocks slabs for other heaps from now on.
-    pub(in crate::memory) fn begin_lending(&mut self) {
-        self.is_lender = true;
     }
 
     /// Returns whether the heap is to borrow a slab for a request: it has no pages, and has borrowed little.
@@ -171,14 +174,9 @@ impl Heap {
         let bytes = class.slab_bytes();
         let id = self.map.find(bytes);
         let start = self.map.get(id)?.start;
-        let slab = pages.slabs.acquire()?;
-        let Some(id) = self.map.cut(id, start, bytes) else {
-            pages.slabs.release(slab);
-            return None;
-        };
-        self.map.all[id as usize].set_state(BlockState::Live);
+        let slab = self.cut_slab(pages, class, id, start)?;
+        self.map.all[slab.block() as usize].set_state(BlockState::Live);
         self.mapped -= bytes;
-        slab.reset(start, class, id);
         slab.set_borrower(borrower);
         pages.set_slab(start, bytes, Some(slab.number()));
         Some(slab)
@@ -199,8 +197,7 @@ impl Heap {
 
     /// Takes the empty ones out of the slabs that it has borrowed.
     pub(in crate::memory) fn take_borrowed(&mut self) -> Vec<&'static Slab> {
-        let (empty, kept): (Vec<&'static Slab>, _) = self.slabs.borrowed.drain(..).partition(|slab| slab.is_empty());
-        self.slabs.borrowed = kept;
+        let empty: Vec<_> = self.slabs.borrowed.extract_if(.., |slab| slab.is_empty()).collect();
         for slab in &empty {
             self.slabs.open[slab.class().index()].retain(|other| !std::ptr::eq(*other, *slab));
             self.mapped -= slab.class().slab_bytes();

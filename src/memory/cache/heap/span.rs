@@ -58,21 +58,10 @@ impl Spans {
         self.by_start.insert(start, number);
     }
 
-    /// Has the span end elsewhere.
-    pub(super) fn set_end(&mut self, number: u32, end: u64) {
-        self.spans[number as usize].end = end;
-    }
-
-    /// Sets the span's first block.
+    /// Returns a span to change, but for where it starts, by which it is found.
     #[inline]
-    pub(super) fn set_first(&mut self, number: u32, first: u32) {
-        self.spans[number as usize].first = first;
-    }
-
-    /// Sets the span's last block.
-    #[inline]
-    pub(super) fn set_last(&mut self, number: u32, last: u32) {
-        self.spans[number as usize].last = last;
+    pub(super) fn get_mut(&mut self, number: u32) -> &mut Span {
+        &mut self.spans[number as usize]
     }
 
     /// Returns how many spans there are.
@@ -83,11 +72,6 @@ impl Spans {
     /// Returns every span, with its number, in the order of addresses.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, Span)> {
         self.by_start.values().map(|&number| (number, self.get(number)))
-    }
-
-    /// Returns every block, span by span in the order of addresses.
-    pub(super) fn blocks<'a>(&'a self, all: &'a [Block]) -> impl Iterator<Item = &'a Block> {
-        self.iter().flat_map(|(_, span)| span.blocks(all))
     }
 
     /// Returns the last span that starts before an offset.

@@ -13,7 +13,7 @@ use crate::memory::pool::Ledger;
 use crate::memory::tuning::{LOOK_EVERY, PAGE, TOLD_PARTS};
 
 /// The ledger of a heap's pool, and the number of the cache that it knows the heap by.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(in crate::memory) struct HeapLedger {
     pub(in crate::memory) ledger: Arc<Ledger>,
     pub(in crate::memory) cache: u32,
@@ -39,17 +39,10 @@ impl Default for Telling {
 }
 
 impl Heap {
-    /// Returns the ledger that it tells.
-    pub(in crate::memory) fn ledger(&self) -> Option<HeapLedger> {
-        self.telling.ledger.clone()
-    }
-
     /// Begins to tell a ledger that knows nothing of this heap, which is empty.
-    pub(super) fn begin_telling(&mut self, ledger: Option<HeapLedger>) {
-        if ledger.is_some() {
-            self.counts.tell(0);
-        }
-        self.telling.ledger = ledger;
+    pub(super) fn begin_telling(&mut self, ledger: HeapLedger) {
+        self.counts.tell(0);
+        self.telling.ledger = Some(ledger);
     }
 
     /// Tells that more is live than was told.
@@ -106,8 +99,11 @@ impl Heap {
         self.map.find(PAGE) != NONE
     }
 
-    /// Notes that it is told of free pages no more, until there are some again.
-    pub(in crate::memory) fn end_telling_of_pages(&mut self) {
+    /// Notes that it is told of free pages no more, until there are some again, and returns who is told; none if there
+    /// are some.
+    pub(in crate::memory) fn end_telling_of_pages(&mut self) -> Option<Arc<Ledger>> {
+        let told = self.telling.ledger.as_ref().filter(|_| !self.has_free_page())?;
         self.telling.from = PAGE;
+        Some(Arc::clone(&told.ledger))
     }
 }

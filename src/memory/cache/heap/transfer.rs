@@ -149,32 +149,21 @@ impl Heap {
             taken.push(smallest);
         }
         taken.sort_unstable_by_key(|(id, mapping)| (*id, mapping.first));
-        let mut index = 0;
-        while index < taken.len() {
-            // Mappings in a row are cut out together.
-            let (id, first) = taken[index];
-            let mut end = first.end();
-            index += 1;
-            while index < taken.len() && taken[index].0 == id && taken[index].1.start() == end {
-                end = taken[index].1.end();
-                index += 1;
-            }
-            // What is left after the cut has a number of its own.
-            let rest = self.cut_out(pages, id, first.start(), end);
-            for (id_of_later, _) in &mut taken[index..] {
-                if *id_of_later == id {
-                    *id_of_later = rest;
-                }
-            }
+        // Mappings in a row are cut out together; the last first, for what is left before a cut keeps its number.
+        let is_row = |(id, mapping): &(u32, Mapping), (of_next, next): &(u32, Mapping)| {
+            id == of_next && mapping.end() == next.start()
+        };
+        for row in taken.chunk_by(is_row).rev() {
+            self.cut_out(pages, row[0].0, row[0].1.start(), row[row.len() - 1].1.end());
         }
         self.tell_live();
         taken.into_iter().map(|(_, mapping)| mapping).collect()
     }
 
     /// Takes `start..end` out of a free block, as [`BlockMap::cut_out`](super::block_map::BlockMap::cut_out), and out of the heap.
-    fn cut_out(&mut self, pages: &'static Pages, id: u32, start: u64, end: u64) -> u32 {
+    fn cut_out(&mut self, pages: &'static Pages, id: u32, start: u64, end: u64) {
         self.mapped -= end - start;
         pages.set_cache(start, end, None);
-        self.map.cut_out(id, start, end)
+        self.map.cut_out(id, start, end);
     }
 }

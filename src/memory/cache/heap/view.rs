@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::Heap;
 use super::block::{BlockState, EDGE};
 use super::counts::{LARGE, SMALL, kind_of};
-use crate::memory::device::{Entry, Pages, Slab};
+use crate::memory::device::{Entry, Pages, Run, Slab};
 use crate::memory::tuning::{ALIGNMENT, PAGE};
 
 /// A block as a snapshot finds it.
@@ -46,12 +46,10 @@ impl Heap {
         for id in self.map.at_least(ALIGNMENT) {
             let block = &self.map.all[id as usize];
             let is_span = block.previous & EDGE != 0 && block.next & EDGE != 0;
-            let in_pages = if is_span {
-                block.size()
-            } else if pages.mapping(block.start).is_some() {
-                (block.end() / PAGE * PAGE).saturating_sub(block.start.next_multiple_of(PAGE))
-            } else {
-                0
+            let in_pages = match pages.mapping(block.start) {
+                _ if is_span => block.size(),
+                Some(_) => Run::between(block.start, block.end()).map_or(0, Run::bytes),
+                None => 0,
             };
             whole += in_pages;
             let beside = block.size() - in_pages;
@@ -70,11 +68,11 @@ impl Heap {
     /// Returns the largest free block, and all that is free in whole pages, in bytes.
     pub(in crate::memory) fn free_bytes(&self) -> (u64, u64) {
         let largest = self.map.at_least(ALIGNMENT).into_iter().map(|id| self.map.all[id as usize].size());
-        let pages = self.map.at_least(PAGE).into_iter().map(|id| {
+        let pages = self.map.at_least(PAGE).into_iter().filter_map(|id| {
             let block = &self.map.all[id as usize];
-            (block.end() / PAGE * PAGE).saturating_sub(block.start.next_multiple_of(PAGE))
+            Run::between(block.start, block.end())
         });
-        (largest.max().unwrap_or(0), pages.sum())
+        (largest.max().unwrap_or(0), pages.map(Run::bytes).sum())
     }
 
     /// Returns every span with its blocks, by address; then each slab that was borrowed. Slabs that were lent are between
@@ -92,13 +90,11 @@ impl Heap {
                     BlockState::Slab => {
                         push_slots(&mut span, block.start, block.end(), pages.slabs.get(block.number()));
                     }
-                    state => span.push(HeapBlock {
-                        start: block.start,
-                        size: block.size(),
-                        requested: if state == BlockState::Live { block.requested() } else { 0 },
-                        is_live: state == BlockState::Live,
-                        is_waiting: matches!(pages.entry(block.start), Entry::Freed(_)),
-                    }),
+                    BlockState::Live => {
+                        let is_waiting = matches!(pages.entry(block.start), Entry::Freed(_));
+                        span.push(held(block.start, block.size(), block.requested(), is_waiting));
+                    }
+                    BlockState::Free | BlockState::Vacant => span.push(gap(block.start, block.end())),
                 }
             }
             spans.push(span);

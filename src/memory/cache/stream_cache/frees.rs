@@ -2,7 +2,7 @@
 //! the heap empties.
 
 use super::StreamCache;
-use crate::memory::cache::heap::{Heap, HeapLedger};
+use crate::memory::cache::heap::Heap;
 use crate::memory::device::{Invalid, Slab};
 use crate::sync::ThisThread;
 
@@ -74,8 +74,7 @@ impl StreamCache {
     /// Has the pool's ledger forget that the cache may have free pages, if it has none, nor blocks in the inbox. Returns
     /// whether it had told of some.
     pub(in crate::memory) fn tell_if_no_pages(&self, heap: &mut Heap) -> bool {
-        let Some(HeapLedger { ledger, .. }) = heap.ledger().filter(|_| !heap.has_free_page()) else { return false };
-        heap.end_telling_of_pages();
+        let Some(ledger) = heap.end_telling_of_pages() else { return false };
         let had_told = ledger.remove_with_pages(self.number);
         let has_mail = self.inbox.change(|inbox| {
             inbox.is_told = !inbox.freed.is_empty();

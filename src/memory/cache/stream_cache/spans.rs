@@ -26,15 +26,7 @@ impl StreamCache {
         (bytes, moved): (u64, u64),
         request: u64,
     ) -> Result<Option<u64>, NotAdded> {
-        // The observer is told before any thread can have the memory.
-        self.observe_segment(self.coming(start), start, bytes);
-        let mut heap = match self.add_span_in(service, thread, start, bytes) {
-            Ok(heap) => heap,
-            Err(not_added) => {
-                self.observe_segment(self.going(start), start, bytes);
-                return Err(not_added);
-            }
-        };
+        let mut heap = self.add_and_tell(service, thread, start, bytes)?;
         // Pinned memory always moves, as making more of it costs far more.
         if moved > 0 && !self.memory.is_of_host() {
             heap.count_moved(moved);
@@ -62,57 +54,36 @@ impl StreamCache {
         start: u64,
         bytes: u64,
     ) -> Result<(), NotAdded> {
-        self.observe_segment(self.coming(start), start, bytes);
-        let added = self.add_span_in(service, thread, start, bytes).map(drop);
-        if added.is_err() {
-            self.observe_segment(self.going(start), start, bytes);
-        }
-        added
+        self.add_and_tell(service, thread, start, bytes).map(drop)
     }
 
-    /// Locks the heap and adds free memory to it, of which the observer was told.
-    fn add_span_in(
+    /// Adds free memory to the heap, which it locks, if the cache is in this service. The observer is told before any
+    /// thread can have the memory.
+    fn add_and_tell(
         &self,
         service: &Service,
         thread: ThisThread,
         start: u64,
         bytes: u64,
     ) -> Result<OwnerGuard<'_, Heap>, NotAdded> {
-        let mut heap = self.lock_in(service, thread).ok_or(NotAdded)?;
-        self.add_span_for(To::Recording, &mut heap, start, bytes)?;
-        Ok(heap)
+        self.observe_segment(self.coming(start), start, bytes);
+        let added = self.lock_in(service, thread).ok_or(NotAdded).and_then(|mut heap| {
+            self.add_span(To::Recording, &mut heap, start, bytes)?;
+            Ok(heap)
+        });
+        if added.is_err() {
+            self.observe_segment(self.going(start), start, bytes);
+        }
+        added
     }
 
-    /// Adds free memory to this cache's heap.
-    ///
-    /// # Errors
-    /// [`NotAdded`] if its service has ended, or there are too many blocks.
-    pub(in crate::memory) fn add_span(&self, heap: &mut Heap, start: u64, bytes: u64) -> Result<(), NotAdded> {
-        self.add_span_for(To::Both, heap, start, bytes)
-    }
-
-    /// Gives free memory back to this cache's heap, if it is still in the service. Returns what cannot be added.
-    #[must_use]
-    pub(in crate::memory) fn put_back(
-        &self,
-        service: &Service,
-        thread: ThisThread,
-        mappings: Vec<Mapping>,
-    ) -> Vec<Mapping> {
-        let add = |mapping: &Mapping| {
-            let (start, bytes) = (mapping.start(), mapping.bytes());
-            self.add_segment(service, thread, start, bytes).is_ok()
-        };
-        mappings.into_iter().filter(|mapping| !add(mapping)).collect()
-    }
-
-    fn add_span_for(&self, to: To, heap: &mut Heap, start: u64, bytes: u64) -> Result<(), NotAdded> {
+    fn add_span(&self, to: To, heap: &mut Heap, start: u64, bytes: u64) -> Result<(), NotAdded> {
         if !heap.add_span(start, bytes) {
             return Err(NotAdded);
         }
         self.memory.pages.set_cache(start, start + bytes, Some(self.page_mark()));
         if is_recorded() {
-            self.record_segment_for(to, self.coming(start), start, bytes);
+            self.record_segment(to, self.coming(start), start, bytes);
         }
         Ok(())
     }
@@ -140,7 +111,7 @@ impl StreamCache {
     /// Tells the observer, if there is one, of memory that comes or goes. No lock is held.
     fn observe_segment(&self, action: MemoryAction, start: u64, bytes: u64) {
         if process::state().is_observed() {
-            self.record_segment_for(To::Observer, action, start, bytes);
+            self.record_segment(To::Observer, action, start, bytes);
             delivery::deliver();
         }
     }
@@ -163,7 +134,7 @@ impl StreamCache {
             let has_segments = self.has_segments();
             for row in taken.chunk_by(|mapping, next| !has_segments && mapping.end() == next.start()) {
                 let bytes = row.iter().map(|mapping| mapping.bytes()).sum();
-                self.record_segment(self.going(row[0].start()), row[0].start(), bytes);
+                self.record_segment(To::Both, self.going(row[0].start()), row[0].start(), bytes);
             }
         }
         if !taken.is_empty() {
@@ -176,7 +147,9 @@ impl StreamCache {
     pub(in crate::memory) fn take_reserve(&self, heap: &mut Heap, reserve: &Reserve) -> Vec<Run> {
         let taken = heap.take_pages(&self.memory.pages, reserve.run.start()..reserve.run.end());
         if is_recorded() {
-            taken.iter().for_each(|run| self.record_segment(MemoryAction::SegmentUnmap, run.start(), run.bytes()));
+            for run in &taken {
+                self.record_segment(To::Both, MemoryAction::SegmentUnmap, run.start(), run.bytes());
+            }
         }
         taken
     }
@@ -184,14 +157,16 @@ impl StreamCache {
     /// Adds pages of the pool's reserve to this cache's heap. Returns those that could not be added.
     #[must_use]
     pub(in crate::memory) fn add_reserve(&self, heap: &mut Heap, runs: Vec<Run>) -> Vec<Run> {
-        runs.into_iter().filter(|run| self.add_span(heap, run.start(), run.bytes()).is_err()).collect()
+        runs.into_iter().filter(|run| self.add_span(To::Both, heap, run.start(), run.bytes()).is_err()).collect()
     }
 
     /// Takes free segments out of this cache's heap; see [`Heap::take_free_spans`].
     pub(in crate::memory) fn take_free_spans(&self, heap: &mut Heap) -> Vec<(u64, u64)> {
         let taken = heap.take_free_spans(&self.memory.pages, self.memory.range.bytes());
         if is_recorded() {
-            taken.iter().for_each(|&(start, bytes)| self.record_segment(MemoryAction::SegmentFree, start, bytes));
+            for &(start, bytes) in &taken {
+                self.record_segment(To::Both, MemoryAction::SegmentFree, start, bytes);
+            }
         }
         taken
     }

@@ -98,6 +98,6 @@ fn give_kept_back(pool: &Pool, record: &mut Record) -> Result<()> {
 /// # Errors
 /// One for which [`is_no_memory`](super::is_no_memory) holds if there is not enough; any other refusal of the driver.
 pub(in crate::memory) fn extent_for_waking(pool: &Pool, pages: u32) -> Result<Extent> {
-    let (memory, bytes) = (pool.memory, u64::from(pages) * PAGE);
-    with_room_made(pool, bytes, || claimed(memory, pool, bytes, || memory.range.create(pages)))
+    let bytes = u64::from(pages) * PAGE;
+    with_room_made(pool, bytes, || claimed(pool, bytes, || pool.memory.range.create(pages)))
 }

@@ -29,17 +29,17 @@ pub(super) fn limit_reached(pool: &Pool) -> Error {
 }
 
 /// Bytes claimed of a budget, which go back unless they are settled.
-struct Claim<'a> {
+pub(super) struct Claim<'a> {
     budget: &'a Budget,
     bytes: u64,
 }
 
 impl<'a> Claim<'a> {
-    fn new(budget: &'a Budget, bytes: u64) -> Option<Self> {
+    pub(super) fn new(budget: &'a Budget, bytes: u64) -> Option<Self> {
         budget.claim(bytes).then(|| Self { budget, bytes })
     }
 
-    fn settle(self) {
+    pub(super) fn settle(self) {
         let settled = ManuallyDrop::new(self);
         settled.budget.settle(settled.bytes);
     }
@@ -52,12 +52,8 @@ impl Drop for Claim<'_> {
 }
 
 /// Returns one piece of physical memory that `supply` gives, within the limits of the pool and the process. `supply` may panic.
-pub(super) fn claimed<R>(
-    memory: &DeviceMemory,
-    pool: &Pool,
-    bytes: u64,
-    supply: impl FnOnce() -> Result<R>,
-) -> Result<R> {
+pub(super) fn claimed<R>(pool: &Pool, bytes: u64, supply: impl FnOnce() -> Result<R>) -> Result<R> {
+    let memory = pool.memory;
     let refused = |why: &str| Error::no_memory(GPUPOOL, why);
     let of_pool = Claim::new(pool.budget(), bytes).ok_or_else(|| limit_reached(pool))?;
     let of_device = Claim::new(&memory.budget, bytes).ok_or_else(|| {
@@ -66,14 +62,14 @@ pub(super) fn claimed<R>(
              pools keep their free memory until their trim()), or request less",
         )
     })?;
-    let of_process = match memory.process_budget() {
-        None => None,
-        Some(budget) => Some(Claim::new(budget, bytes).ok_or_else(|| {
+    let of_process = memory.process_budget().map(|budget| {
+        Claim::new(budget, bytes).ok_or_else(|| {
             refused(
                 "The limit of pinned memory is reached: raise it (set_pinned_limit), free pinned memory, or request less",
             )
-        })?),
-    };
+        })
+    });
+    let of_process = of_process.transpose()?;
     let supplied = if memory.is_of_host() { PINNED_MADE.time(supply) } else { supply() }?;
     memory.pieces.come(bytes);
     [Some(of_pool), Some(of_device), of_process].into_iter().flatten().for_each(Claim::settle);

@@ -8,7 +8,7 @@ use crate::memory::tuning::SMALL_MAX;
 /// Serves a large request from what its cache has free once its empty slabs are dropped: the offset of the block.
 pub(in crate::memory::serve) fn serve_from_empty_slabs(request: &Request) -> Option<u64> {
     let Request { cache, ref service, thread, bytes } = *request;
-    if bytes <= SMALL_MAX || cache.is_lender() {
+    if bytes <= SMALL_MAX || cache.is_lender() || !service.pool.source().is_pages() {
         return None;
     }
     let mut heap = cache.lock_in(service, thread)?;

@@ -13,14 +13,16 @@ use crate::sync::ThisThread;
 
 /// Pages that move; where they are given back they are still mapped.
 impl FreeMemory for Vec<Mapping> {
-    fn is_nothing(&self) -> bool {
-        self.is_empty()
-    }
-
-    fn put_back(self, cache: &'static StreamCache, service: &Service, thread: ThisThread, until: Until) -> Result<()> {
-        let left = cache.put_back(service, thread, self);
-        if !left.is_empty() {
-            let remains = Remains::Released { mapped: left, unmapped: Vec::new() };
+    fn put_back(
+        mut self,
+        cache: &'static StreamCache,
+        service: &Service,
+        thread: ThisThread,
+        until: Until,
+    ) -> Result<()> {
+        self.retain(|mapping| cache.add_segment(service, thread, mapping.start(), mapping.bytes()).is_err());
+        if !self.is_empty() {
+            let remains = Remains::Released { mapped: self, unmapped: Vec::new() };
             // SAFETY: these mappings were taken out of the cache, and `until` is all work on the stream that it served, or
             // on the device.
             unsafe { cache.memory.retire(remains, until, &service.pool.supply) };
@@ -33,7 +35,7 @@ impl FreeMemory for Vec<Mapping> {
 pub(super) fn gather(growth: &mut Growth<'_>, reach: &Reach) -> Result<()> {
     let may_move = |pool: &&Arc<Pool>| pool.source().is_pages() && !pool.no_split();
     for pool in reach.pools.iter().filter(may_move) {
-        if !reach.waits() {
+        if !reach.waits {
             gather_from_few(growth, reach, pool)?;
             continue;
         }
@@ -79,12 +81,10 @@ fn gather_from(
 ) -> Result<Option<NotTaken>> {
     let missing = growth.missing_pages();
     let slack = u64::from(growth.place.taken.saturating_sub(growth.gathered_pages() + missing)) * PAGE;
-    let select = |heap: &mut _, _: &_| cache.take_mappings(heap, u64::from(missing) * PAGE, slack, u64::MAX);
-    Ok(match take_from(growth.request, reach, Giver { cache, pool, least: 1, drops_slabs: true }, select)? {
-        Ok(taken) => {
-            growth.gathered.push(taken);
-            None
-        }
-        Err(why) => Some(why),
-    })
+    let wanted = u64::from(missing) * PAGE;
+    let select = |heap: &mut _, _: &_| {
+        Some(cache.take_mappings(heap, wanted, slack, u64::MAX)).filter(|taken| !taken.is_empty())
+    };
+    let taken = take_from(growth.request, reach, Giver { cache, pool, least: 1, drops_slabs: true }, select)?;
+    Ok(taken.map(|taken| growth.gathered.push(taken)).err())
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::claim::{claimed, limit_reached};
+use super::claim::{Claim, claimed, limit_reached};
 use super::place::{Place, extent_pages};
 use super::segment_events::{retire_mappings, tell_added};
 use crate::error::Result;
@@ -19,15 +19,6 @@ use crate::runtime::Extent;
 /// 580.159 may do so with one that was mapped and unmapped often, by several threads, and leaves it usable where it is mapped
 /// (`benches/results/h100-extents`).
 const UNKNOWN: i32 = 0x3e7;
-
-/// What is left of pages that stand elsewhere, too, and of such as do not: they were replaced, or are no longer wanted.
-fn remains(moved: Vec<Mapping>, replaced: Vec<Mapping>, unmapped: Vec<Mapping>) -> Remains {
-    if replaced.is_empty() && unmapped.is_empty() {
-        Remains::Moved(moved)
-    } else {
-        Remains::Replaced { moved, mapped: replaced, unmapped }
-    }
-}
 
 /// One growth under way.
 #[derive(Debug)]
@@ -95,7 +86,7 @@ impl<'a> Growth<'a> {
         while missing > 0 {
             let pages = most.min(missing);
             let bytes = u64::from(pages) * PAGE;
-            let extent = claimed(self.memory, self.pool(), bytes, || self.memory.range.create(pages))?;
+            let extent = claimed(self.pool(), bytes, || self.memory.range.create(pages))?;
             self.created.push(Mapping { first: 0, pages, extent });
             missing -= pages;
         }
@@ -106,15 +97,11 @@ impl<'a> Growth<'a> {
     pub(super) fn map(&mut self) -> Result<()> {
         // Pages of another pool are this pool's from now on.
         let foreign: u64 = self.foreign().map(|(_, bytes)| bytes).sum();
-        if !self.pool().budget().claim(foreign) {
-            return Err(limit_reached(self.pool()));
-        }
-        let mapped = self.map_all();
-        match mapped {
-            Ok(()) => self.pool().budget().settle(foreign),
-            Err(_) => self.pool().budget().withdraw(foreign),
-        }
-        mapped
+        let pool = self.pool();
+        let claim = Claim::new(pool.budget(), foreign).ok_or_else(|| limit_reached(pool))?;
+        self.map_all()?;
+        claim.settle();
+        Ok(())
     }
 
     fn map_all(&mut self) -> Result<()> {
@@ -190,10 +177,11 @@ impl<'a> Growth<'a> {
         memory.put_back_pages(self.place.left_of(pages));
         for from in self.gathered {
             let is_replaced = |mapping: &Mapping| self.replaced.iter().any(|(old, _)| *old == mapping.extent);
-            let (replaced, moved): (Vec<_>, Vec<_>) = from.memory.into_iter().partition(is_replaced);
+            let (mapped, moved) = from.memory.into_iter().partition(is_replaced);
+            let remains = Remains::Moved { moved, mapped, unmapped: Vec::new() };
             // SAFETY: the old mappings were taken out of their cache, and `until` is all work on the streams that used
             // them.
-            unsafe { memory.retire(remains(moved, replaced, Vec::new()), from.until, &from.service.pool.supply) };
+            unsafe { memory.retire(remains, from.until, &from.service.pool.supply) };
         }
         added.ok().flatten()
     }
@@ -211,8 +199,9 @@ impl<'a> Growth<'a> {
         let all_new = self.replaced.iter().map(|(_, new)| *new);
         let unused = all_new.filter(|new| !mapped.contains(new)).collect();
         let supply = &self.pool().supply;
+        let gathered = Remains::Moved { moved, mapped, unmapped: unused };
         // SAFETY: no cache has got the new place, so no work uses it.
-        unsafe { memory.retire(remains(moved, mapped, unused), Until::at_once(), supply) };
+        unsafe { memory.retire(gathered, Until::at_once(), supply) };
         let created = Remains::Released { mapped: created, unmapped };
         // SAFETY: no cache has got the new extents, so no work uses them.
         unsafe { memory.retire(created, Until::at_once(), supply) };

@@ -15,6 +15,9 @@ use crate::memory::tuning::{A_FEW, MANY, PAGE};
 /// # Errors
 /// Any refusal of the driver. Everything is then as it was.
 pub(in crate::memory::serve) fn serve_in_place(request: &Request, reach: &Reach) -> Result<Option<u64>> {
+    if !request.may_move()? {
+        return Ok(None);
+    }
     let (pool, needed) = (request.pool(), request.needed().max(PAGE));
     let mut others = DeviceCaches::numbered(pool, &pool.ledger.with_pages(MANY));
     others.retain(|cache| !std::ptr::eq(*cache, request.cache));
@@ -25,7 +28,8 @@ pub(in crate::memory::serve) fn serve_in_place(request: &Request, reach: &Reach)
     let mut at_work = 0;
     for cache in others {
         let giver = Giver { cache, pool, least: needed, drops_slabs: false };
-        match take_from(request, reach, giver, |heap, _| cache.take_row(heap, needed))? {
+        let select = |heap: &mut _, _: &_| Some(cache.take_row(heap, needed)).filter(|row| !row.is_empty());
+        match take_from(request, reach, giver, select)? {
             Ok(row) => return Ok(hand_over(request, row)),
             Err(NotTaken::AtWork) => at_work += 1,
             Err(NotTaken::Bare | NotTaken::Kept) => {}

@@ -8,7 +8,7 @@ use super::claim::is_no_memory;
 use super::in_place::serve_in_place;
 use super::pages::grow_by_pages;
 use crate::error::Result;
-use crate::memory::cache::{DeviceCaches, MemoryAction, Service, StreamCache, Waiting, is_recorded};
+use crate::memory::cache::{DeviceCaches, MemoryAction, Service, StreamCache, To, Waiting, is_recorded};
 use crate::memory::device::{Slab, Until};
 use crate::memory::serve::request::Request;
 use crate::memory::serve::settle::{Patience, settle, wait};
@@ -24,10 +24,8 @@ use crate::sync::ThisThread;
 /// A refusal of the driver, but for want of memory.
 pub(in crate::memory::serve) fn serve_from_lent_slab(request: &Request) -> Result<Option<u64>> {
     let Request { cache, ref service, thread, bytes } = *request;
-    if !service.may_borrow() {
-        return Ok(None);
-    }
-    if !cache.lock_in(service, thread).is_some_and(|heap| heap.borrows_for(bytes)) {
+    let may_borrow = service.pool.source().is_pages() && service.may_borrow();
+    if !may_borrow || !cache.lock_in(service, thread).is_some_and(|heap| heap.borrows_for(bytes)) {
         return Ok(None);
     }
     let _moving = cache.memory.under_way.begin();
@@ -73,7 +71,7 @@ pub(in crate::memory::serve) fn serve_from_lent_slab(request: &Request) -> Resul
 /// Records that a slab came to a cache, or left it, where memory is recorded; with the heap's lock held.
 fn record(cache: &StreamCache, action: MemoryAction, slab: &Slab) {
     if is_recorded() {
-        cache.record_segment(action, slab.start(), slab.class().slab_bytes());
+        cache.record_segment(To::Both, action, slab.start(), slab.class().slab_bytes());
     }
 }
 
@@ -102,11 +100,8 @@ pub(in crate::memory::serve) fn return_slabs(cache: &StreamCache, thread: ThisTh
     };
     let Some(lender) = DeviceCaches::lender_of(&service.pool) else { return Ok(()) };
     for slab in returned {
-        // After they were taken, so that all work on what was free in them is in it. A stream that cannot be recorded
-        // on is waited for by all later work.
-        let until = service.work_so_far(&cache.memory.events, thread, None);
-        let until = until.unwrap_or_else(|_| Until::recorded_later(cache.memory.location.device()));
-        take_back(lender, thread, slab, until);
+        // After they were taken, so that all work on what was free in them is in it.
+        take_back(lender, thread, slab, service.work_so_far_or_later(&cache.memory.events, thread));
     }
     if !service.pool.is_closed() {
         return Ok(());

@@ -29,7 +29,7 @@ pub(super) use in_place::serve_in_place;
 pub(super) use lent_slabs::{return_slabs, serve_from_lent_slab};
 pub(super) use pages::{Grown, grow_by_pages};
 pub(in crate::memory) use reserve::retire_extents;
-pub(super) use reserve::{end_reserve, make_reserve, retire_reserve, serve_from_reserve};
+pub(super) use reserve::{make_reserve, retire_reserve, serve_from_reserve};
 pub(super) use segment::grow_by_segment;
 pub(in crate::memory) use segment::warm_by_segments;
 pub use segment_events::SegmentGuard;

@@ -57,7 +57,7 @@ fn grow_beside(request: &Request, reach: &Reach, prefers_segment: bool, beside: 
     let may_move = request.may_move()?;
     let (place, own, moves) = {
         let Some(mut heap) = cache.lock_in(service, *thread) else { return Ok(Grown::TakenAway) };
-        if reach.waits() {
+        if reach.waits {
             heap.drop_empty_slabs(&memory.pages);
         }
         // Another thread may have freed or added memory meanwhile.
@@ -69,7 +69,7 @@ fn grow_beside(request: &Request, reach: &Reach, prefers_segment: bool, beside: 
         let place = find_place(memory, &heap, *bytes, beside);
         let place = place.ok_or_else(|| out_of_addresses(memory))?;
         let (wanted, slack) = (u64::from(place.pages) * PAGE, u64::from(place.taken - place.pages) * PAGE);
-        let moves = may_move && (reach.waits() || heap.moves_pages());
+        let moves = may_move && (reach.waits || heap.moves_pages());
         let own = if moves { cache.take_mappings(&mut heap, wanted, slack, place.start()) } else { Vec::new() };
         (place, own, moves)
     };

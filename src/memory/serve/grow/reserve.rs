@@ -37,7 +37,7 @@ pub(in crate::memory::serve) fn make_reserve(pool: &Pool, bytes: u64) -> Result<
         let mut at = run.first;
         while at < run.next() {
             let pages = EXTENT_PAGES.min(run.next() - at);
-            let extent = claimed(memory, pool, u64::from(pages) * PAGE, || memory.range.create(pages))?;
+            let extent = claimed(pool, u64::from(pages) * PAGE, || memory.range.create(pages))?;
             extents.push(Mapping { first: at, pages, extent });
             at += pages;
         }
@@ -66,10 +66,6 @@ pub(in crate::memory::serve) fn make_reserve(pool: &Pool, bytes: u64) -> Result<
 struct OfReserve(Vec<Run>);
 
 impl FreeMemory for OfReserve {
-    fn is_nothing(&self) -> bool {
-        self.0.is_empty()
-    }
-
     fn put_back(self, cache: &'static StreamCache, service: &Service, thread: ThisThread, until: Until) -> Result<()> {
         let left = match cache.lock_in(service, thread) {
             Some(mut heap) => cache.add_reserve(&mut heap, self.0),
@@ -113,7 +109,7 @@ pub(in crate::memory::serve) fn serve_from_reserve(request: &Request, reach: &Re
 fn take(request: &Request, reserve: &Reserve, reach: &Reach, pages: u32) -> Option<u64> {
     let Request { cache, ref service, thread, bytes } = *request;
     let mut heap = cache.lock_in(service, thread)?;
-    if reach.waits() {
+    if reach.waits {
         heap.drop_empty_slabs(&cache.memory.pages);
     }
     let mut own = cache.take_reserve(&mut heap, reserve);
@@ -128,14 +124,17 @@ fn take(request: &Request, reserve: &Reserve, reach: &Reach, pages: u32) -> Opti
 /// run out, of a few before. Returns whether there was any.
 fn collect(request: &Request, reserve: &Reserve, reach: &Reach) -> Result<bool> {
     let pool = request.pool();
-    let caches = if reach.waits() {
+    let caches = if reach.waits {
         DeviceCaches::caches_of(pool)
     } else {
         DeviceCaches::numbered(pool, &pool.ledger.with_pages(MANY))
     };
     let mut has_any = false;
     for cache in caches {
-        let select = |heap: &mut _, _: &_| OfReserve(cache.take_reserve(heap, reserve));
+        let select = |heap: &mut _, _: &_| {
+            let taken = cache.take_reserve(heap, reserve);
+            (!taken.is_empty()).then_some(OfReserve(taken))
+        };
         let giver = Giver { cache, pool, least: PAGE, drops_slabs: false };
         let Ok(taken) = take_from(request, reach, giver, select)? else { continue };
         has_any = true;
@@ -169,12 +168,6 @@ pub(in crate::memory::serve) fn retire_reserve(
         retire_runs(service, runs, until);
     }
     Ok(())
-}
-
-/// Ends the reserve of a pool that has ended: each extent goes once all of it is free.
-pub(in crate::memory::serve) fn end_reserve(pool: &Pool) {
-    let Some(reserve) = pool.supply.reserve() else { return };
-    retire_extents(pool, reserve.end());
 }
 
 /// Gives back what a reserve has let go of, since its pool has ended.

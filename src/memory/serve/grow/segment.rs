@@ -7,7 +7,7 @@ use super::pages::Grown;
 use super::segment_events::{retire_segment, tell_added};
 use crate::error::{Bytes, Error, GPUPOOL, Result};
 use crate::memory::cache::{DeviceCaches, Service, StreamCache};
-use crate::memory::device::{Remains, Until, call_out, log_out, overlapping};
+use crate::memory::device::{Until, call_out, log_out, overlapping};
 use crate::memory::pool::supply;
 use crate::memory::serve::out_of_memory::no_memory_left;
 use crate::memory::serve::request::Request;
@@ -29,7 +29,8 @@ pub(in crate::memory::serve) fn grow_by_segment(request: &Request) -> Result<Gro
     let activity = Activity::begin_of(wanted, format_args!("grow memory pool"));
     let start = make_segment(cache, service, wanted)?;
     let Ok(offset) = cache.add_and_allocate(service, request.thread, start, (wanted, 0), request.bytes) else {
-        retire_unused(cache, service, start, wanted);
+        // SAFETY: no cache has got the segment, so no work uses it.
+        unsafe { retire_segment(service, (start, wanted), Until::at_once()) };
         return Ok(Grown::TakenAway);
     };
     let (id, device, took) = (pool.id, cache.memory.location, activity.took());
@@ -44,7 +45,7 @@ pub(in crate::memory::serve) fn grow_by_segment(request: &Request) -> Result<Gro
 /// Makes a segment that no cache has yet, and returns its offset.
 fn make_segment(cache: &StreamCache, service: &Service, bytes: u64) -> Result<u64> {
     let (pool, source, stream) = (&service.pool, service.pool.source(), service.stream.as_ref());
-    let start = claimed(cache.memory, pool, bytes, || {
+    let start = claimed(pool, bytes, || {
         cache.memory.range.count_driver_call();
         let address = supply(pool, || call_out(|| source.allocate(bytes, stream)))?;
         add_segment(cache, address, bytes).inspect_err(|_| {
@@ -57,15 +58,6 @@ fn make_segment(cache: &StreamCache, service: &Service, bytes: u64) -> Result<u6
     })?;
     tell_added(pool, cache.memory.address(start), bytes);
     Ok(start)
-}
-
-/// Gives back a segment that no cache could take.
-fn retire_unused(cache: &StreamCache, service: &Service, start: u64, bytes: u64) {
-    let address = cache.memory.address(start);
-    cache.memory.segments.remove(address, start, bytes);
-    let remains = Remains::Segment { address, bytes, stream: service.stream.clone() };
-    // SAFETY: no cache has got the segment, so no work uses it.
-    unsafe { retire_segment(&service.pool, address, remains, Until::at_once()) };
 }
 
 /// Has so many bytes free in a cache whose pool has segments, in one piece or in pieces of `most`: makes them, unless as
@@ -89,7 +81,8 @@ pub(in crate::memory) fn warm_by_segments(cache: &StreamCache, bytes: u64, most:
         };
         let start = made.map_err(|error| no_memory_left(&service.pool, bytes, error))?;
         if cache.add_segment(&service, ThisThread::get(), start, piece).is_err() {
-            retire_unused(cache, &service, start, piece);
+            // SAFETY: no cache has got the segment, so no work uses it.
+            unsafe { retire_segment(&service, (start, piece), Until::at_once()) };
             return Err(Error::unavailable("the memory that was made ahead could not be kept: its pool has ended"));
         }
         left = left.saturating_sub(piece);
@@ -102,10 +95,9 @@ pub(in crate::memory) fn warm_by_segments(cache: &StreamCache, bytes: u64, most:
 /// Makes memory at a foreign address known, and the cache's. Returns its offset.
 fn add_segment(cache: &StreamCache, address: u64, bytes: u64) -> Result<u64> {
     let memory = cache.memory;
-    let alignment = ALIGNMENT;
-    if !address.is_multiple_of(alignment) {
+    if !address.is_multiple_of(ALIGNMENT) {
         return Err(Error::invalid_value(format!(
-            "the pool's own allocator returned {address:#x}, which is not a multiple of {alignment}; allocate with that \
+            "the pool's own allocator returned {address:#x}, which is not a multiple of {ALIGNMENT}; allocate with that \
              alignment"
         )));
     }

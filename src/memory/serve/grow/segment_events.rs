@@ -9,6 +9,7 @@ use std::sync::{Arc, Weak};
 use log::Level;
 
 use crate::error::{Error, Result};
+use crate::memory::cache::Service;
 use crate::memory::device::{Mapping, Remains, Until, call_out, log_out};
 use crate::memory::pool::{Leaving, Listener, Pool, SegmentCallback, SegmentEvent, SegmentEventKind, closed};
 use crate::process;
@@ -60,10 +61,10 @@ pub(crate) fn on_segment(pool: &Arc<Pool>, callback: SegmentCallback) -> Result<
     for (address, bytes) in pool.segments.listen(&listener) {
         tell(pool, &listener, SegmentEventKind::Added, address, bytes);
         if let Some(leaving) = pool.segments.end_telling(address) {
-            tell_end(pool, &leaving);
+            let remains = tell_end(pool, leaving);
             let until = Until::recorded_later(pool.memory.location.device());
             // SAFETY: the segment was taken out of its cache and off the list, and all work on the device is waited for.
-            unsafe { pool.memory.retire(leaving.remains, until, &pool.supply) };
+            unsafe { pool.memory.retire(remains, until, &pool.supply) };
             // What the driver refuses here it refuses again later, where a call asked for it.
             let _ = pool.memory.end_retired(false);
         }
@@ -92,7 +93,7 @@ pub(in crate::memory::serve) unsafe fn retire_mappings(pool: &Pool, mut mapped: 
         mapped.retain(|mapping| {
             let remains = Remains::Released { mapped: vec![*mapping], unmapped: Vec::new() };
             let leaving = pool.segments.take(memory.address(mapping.start()), remains);
-            leaving.inspect(|leaving| tell_end(pool, leaving)).is_some()
+            leaving.map(|leaving| tell_end(pool, leaving)).is_some()
         });
     }
     let remains = Remains::Released { mapped, unmapped: Vec::new() };
@@ -100,23 +101,26 @@ pub(in crate::memory::serve) unsafe fn retire_mappings(pool: &Pool, mut mapped: 
     unsafe { memory.retire(remains, until, &pool.supply) };
 }
 
-/// As [`retire_mappings`], of a segment of the pool's source: what remains of it, at this address.
+/// As [`retire_mappings`], of a segment of a pool's source that was made for this service: its offset and bytes.
 ///
 /// # Safety
 /// As for [`DeviceMemory::retire`](crate::memory::device::DeviceMemory::retire).
-pub(in crate::memory::serve) unsafe fn retire_segment(pool: &Pool, address: u64, remains: Remains, mut until: Until) {
-    let mut remains = Some(remains);
+pub(in crate::memory::serve) unsafe fn retire_segment(
+    service: &Service,
+    (offset, bytes): (u64, u64),
+    mut until: Until,
+) {
+    let (pool, memory) = (&service.pool, service.pool.memory);
+    let address = memory.address(offset);
+    memory.segments.remove(address, offset, bytes);
+    let mut remains = Remains::Segment { address, bytes, stream: service.stream.clone() };
     if pool.has_fixed_segments() {
         wait_for_listeners(pool, &mut until);
-        remains = remains.and_then(|remains| pool.segments.take(address, remains)).map(|leaving| {
-            tell_end(pool, &leaving);
-            leaving.remains
-        });
+        let Some(leaving) = pool.segments.take(address, remains) else { return };
+        remains = tell_end(pool, leaving);
     }
-    if let Some(remains) = remains {
-        // SAFETY: the caller's promise.
-        unsafe { pool.memory.retire(remains, until, &pool.supply) };
-    }
+    // SAFETY: the caller's promise.
+    unsafe { memory.retire(remains, until, &pool.supply) };
 }
 
 /// Waits for the work that may use what is to go, if there are callbacks: a library lets go of no memory that it is using.
@@ -127,10 +131,12 @@ fn wait_for_listeners(pool: &Pool, until: &mut Until) {
     }
 }
 
-fn tell_end(pool: &Pool, leaving: &Leaving) {
+/// Tells the pool's callbacks of a segment that goes, and returns what remains of it.
+fn tell_end(pool: &Pool, leaving: Leaving) -> Remains {
     for listener in &leaving.listeners {
         tell(pool, listener, SegmentEventKind::Removed, leaving.address, leaving.bytes);
     }
+    leaving.remains
 }
 
 /// Calls a callback. Its panic is told to the log: the call that made or gave back memory is another's.

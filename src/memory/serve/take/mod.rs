@@ -8,7 +8,7 @@ mod reach;
 mod readiness;
 mod work_marks;
 
-pub(super) use reach::Reach;
+pub(super) use reach::{Reach, other_pools};
 pub(super) use work_marks::mark_work;
 
 use self::readiness::{Readiness, readiness};
@@ -22,9 +22,6 @@ use crate::sync::ThisThread;
 
 /// Free memory that can be taken out of a cache, and given back to it.
 pub(super) trait FreeMemory {
-    /// Returns whether nothing was taken.
-    fn is_nothing(&self) -> bool;
-
     /// Gives it back to the cache that had it, or to its pool once `until` is done if that cache has ended its service.
     ///
     /// # Errors
@@ -104,7 +101,8 @@ pub(super) enum NotTaken {
     Kept,
 }
 
-/// Takes what `select` takes out of another cache's heap, if no work uses it that the request's stream does not come after.
+/// Takes what `select` takes out of another cache's heap, which may be nothing, if no work uses it that the request's
+/// stream does not come after.
 ///
 /// # Errors
 /// Any refusal of the driver. Everything is then as it was.
@@ -112,7 +110,7 @@ pub(super) fn take_from<T: FreeMemory>(
     request: &Request,
     reach: &Reach,
     Giver { cache, pool, least, drops_slabs }: Giver<'_>,
-    select: impl FnOnce(&mut Heap, &Service) -> T,
+    select: impl FnOnce(&mut Heap, &Service) -> Option<T>,
 ) -> Result<std::result::Result<Taken<T>, NotTaken>> {
     let Some(service) = cache.service_of(pool).filter(|_| !std::ptr::eq(cache, request.cache)) else {
         return Ok(Err(NotTaken::Kept));
@@ -121,7 +119,7 @@ pub(super) fn take_from<T: FreeMemory>(
     if cache.is_owned_by(request.thread) {
         let mut heap = cache.lock(request.thread);
         let is_bare = cache.tell_if_no_pages(&mut heap);
-        if heap.unused() < least || (is_bare && !reach.waits()) {
+        if heap.unused() < least || (is_bare && !reach.waits) {
             return Ok(Err(if is_bare { NotTaken::Bare } else { NotTaken::Kept }));
         }
     }
@@ -131,12 +129,12 @@ pub(super) fn take_from<T: FreeMemory>(
             Readiness::Never => None,
             Readiness::AtWork => return Ok(Err(NotTaken::AtWork)),
             Readiness::AfterWork => cache.lock_to_take(&service, request.thread),
-            Readiness::Done { turnover } => {
+            Readiness::Done(turnover) => {
                 cache.lock_to_take(&service, request.thread).filter(|heap| heap.turnover() == turnover)
             }
         };
         let Some(mut heap) = heap else { return Ok(Err(NotTaken::Kept)) };
-        if reach.waits() {
+        if reach.waits {
             heap.drop_empty_slabs(&cache.memory.pages);
         } else if drops_slabs && readiness == Readiness::AfterWork {
             // Where the work was marked earlier, slots may have been freed since.
@@ -145,19 +143,17 @@ pub(super) fn take_from<T: FreeMemory>(
         let memory = select(&mut heap, &service);
         (memory, cache.tell_if_no_pages(&mut heap))
     };
-    if memory.is_nothing() {
-        return Ok(Err(if is_bare { NotTaken::Bare } else { NotTaken::Kept }));
-    }
+    let Some(memory) = memory else { return Ok(Err(if is_bare { NotTaken::Bare } else { NotTaken::Kept })) };
     // Before any thread can have it.
     deliver();
-    if let Readiness::Done { .. } = readiness {
+    if let Readiness::Done(_) = readiness {
         return Ok(Ok(Taken { cache, service, memory, until: Until::at_once() }));
     }
     let mut taken = Taken::after_work_so_far(cache, &service, memory, request)?;
     if taken.is_in_order_with(request) {
         return Ok(Ok(taken));
     }
-    match taken.until.is_done(&cache.memory.events, reach.waits()) {
+    match taken.until.is_done(&cache.memory.events, reach.waits) {
         Ok(true) => Ok(Ok(taken)),
         outcome => {
             taken.put_back(request.thread)?;

@@ -5,31 +5,26 @@ use std::sync::Arc;
 
 use crate::memory::cache::DeviceCaches;
 use crate::memory::pool::Pool;
-use crate::memory::serve::settle::Patience;
 
 /// The pools whose free pages a request may take, its own first, and whether it waits for the work that used them.
 #[derive(Debug)]
 pub(in crate::memory::serve) struct Reach {
     pub(in crate::memory::serve) pools: Vec<Arc<Pool>>,
-    pub(in crate::memory::serve) patience: Patience,
+    pub(in crate::memory::serve) waits: bool,
 }
 
 impl Reach {
     /// Reaches for what is ready in a pool.
     pub(in crate::memory::serve) fn of_pool(pool: &Arc<Pool>) -> Self {
-        Self { pools: vec![Arc::clone(pool)], patience: Patience::Ask }
+        Self { pools: vec![Arc::clone(pool)], waits: false }
     }
+}
 
-    /// Reaches for the pages of all pools of the device that give way to others, too.
-    pub(in crate::memory::serve) fn widen(&mut self) {
-        let Some(own) = self.pools.first().cloned() else { return };
-        let others = DeviceCaches::known(own.memory.location).map(|caches| caches.pools.all()).unwrap_or_default();
-        self.pools.truncate(1);
-        self.pools.extend(others.into_iter().filter(|pool| pool.number != own.number && pool.gives_way()));
-    }
-
-    /// Returns whether it waits for work.
-    pub(in crate::memory::serve) fn waits(&self) -> bool {
-        self.patience == Patience::Wait
-    }
+/// Returns the other pools of a pool's device for which `is_meant` is true.
+pub(in crate::memory::serve) fn other_pools(
+    own: &Pool,
+    is_meant: fn(&Pool) -> bool,
+) -> impl Iterator<Item = Arc<Pool>> {
+    let pools = DeviceCaches::known(own.memory.location).map(|caches| caches.pools.all()).unwrap_or_default();
+    pools.into_iter().filter(move |pool| pool.number != own.number && is_meant(pool))
 }

@@ -18,9 +18,7 @@ pub(super) enum Readiness {
     /// With the work so far on its stream, or on the device.
     AfterWork,
     /// At once, if its heap's turnover is still this.
-    Done {
-        turnover: u64,
-    },
+    Done(u64),
 }
 
 /// Returns whether a request can take what another cache has free.
@@ -34,7 +32,7 @@ pub(super) fn readiness(cache: &StreamCache, service: &Service, request: &Reques
         return Ok(Readiness::Never);
     }
     if !service.is_stream_usable(request.thread, Some(&request.service)) {
-        if reach.waits() {
+        if reach.waits {
             return Ok(Readiness::AfterWork);
         }
         if service.role.is_captured() {
@@ -44,7 +42,7 @@ pub(super) fn readiness(cache: &StreamCache, service: &Service, request: &Reques
             work_marks::begin(&service.pool);
         }
         let turnover = work_marks::finished_turnover(cache)?;
-        return Ok(turnover.map_or(Readiness::Never, |turnover| Readiness::Done { turnover }));
+        return Ok(turnover.map_or(Readiness::Never, Readiness::Done));
     }
     if service.is_of_stream_of(&request.service) {
         return Ok(Readiness::AfterWork);
@@ -52,7 +50,7 @@ pub(super) fn readiness(cache: &StreamCache, service: &Service, request: &Reques
     if stream.capture_status()? != CaptureStatus::None {
         return Ok(Readiness::Never);
     }
-    if reach.waits() {
+    if reach.waits {
         return Ok(Readiness::AfterWork);
     }
     // The question spoils captures as an allocation does.
