@@ -31,15 +31,15 @@ const ROOM_MOST: u64 = if cfg!(miri) { ROOM_LEAST } else { 0x1000_0000_0000 };
 #[derive(Debug)]
 pub(in crate::memory) struct AddressRange {
     location: MemoryLocation,
-    base: u64,
-    /// 0 where the device has no virtual memory.
-    bytes: u64,
+    pub(super) base: u64,
+    /// 0 where the device has no virtual memory. Offsets beyond are those of segments.
+    pub(in crate::memory) bytes: u64,
     /// All that is mapped for the device, beyond the range too.
     mapped: Mapped,
     /// Other devices that may read and write it.
-    peers: Peers,
+    pub(in crate::memory) peers: Peers,
     /// Calls of the driver's memory functions so far.
-    driver_calls: AtomicU64,
+    pub(in crate::memory) driver_calls: AtomicU64,
 }
 
 /// Runs a driver call with the device bound and no capture at risk.
@@ -120,26 +120,11 @@ impl AddressRange {
         (self.bytes.max(ROOM_LEAST) / PAGE) as u32
     }
 
-    #[inline]
-    pub(in crate::memory) const fn base(&self) -> u64 {
-        self.base
-    }
-
-    /// Bytes of the range; offsets beyond are those of segments.
-    #[inline]
-    pub(in crate::memory) const fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
     /// Returns the offset of an address, if it lies in the range.
     #[inline]
     pub(in crate::memory) fn offset(&self, address: u64) -> Option<u64> {
         let offset = address.wrapping_sub(self.base);
         (offset < self.bytes).then_some(offset)
-    }
-
-    pub(in crate::memory) fn driver_calls(&self) -> u64 {
-        self.driver_calls.load(Ordering::Relaxed)
     }
 
     /// Counts a call of a memory function that is made elsewhere.
@@ -329,26 +314,16 @@ impl AddressRange {
     /// # Errors
     /// `ErrorKind::Library` if the driver refuses. The device is no peer then.
     pub(in crate::memory) fn let_in(&self, peer: Device) -> Result<()> {
-        let Some(entering) = self.peers.enter(peer) else { return Ok(()) };
-        for row in self.mapped.rows() {
-            // Nothing of it is unmapped as long as this lasts.
-            let turn = BUSY_EXTENTS.take(row.iter().map(|placed| placed.extent));
-            for still in self.mapped.still(&row) {
-                // SAFETY: it is on the list of what is mapped, and what would unmap it waits for its turn.
-                unsafe { self.open(&still, &turn) }?;
+        self.peers.let_in(peer, || {
+            for row in self.mapped.rows() {
+                // Nothing of it is unmapped as long as this lasts.
+                let turn = BUSY_EXTENTS.take(row.iter().map(|placed| placed.extent));
+                for still in self.mapped.still(&row) {
+                    // SAFETY: it is on the list of what is mapped, and what would unmap it waits for its turn.
+                    unsafe { self.open(&still, &turn) }?;
+                }
             }
-        }
-        entering.finish();
-        Ok(())
-    }
-
-    /// Returns the devices that were let in.
-    pub(in crate::memory) fn peers(&self) -> Vec<Device> {
-        self.peers.devices()
-    }
-
-    /// Returns whether the device was let in.
-    pub(in crate::memory) fn is_peer(&self, device: Device) -> bool {
-        self.peers.has(device)
+            Ok(())
+        })
     }
 }

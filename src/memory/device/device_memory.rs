@@ -12,7 +12,6 @@ use super::live_peak::LivePeak;
 use super::pages::Pages;
 use super::pieces::Pieces;
 use super::retired::Retired;
-use super::retired_segments::RetiredSegments;
 use super::run::Run;
 use super::segments::Segments;
 use super::supply::{Budget, DriverSegments, PINNED, Source};
@@ -42,7 +41,6 @@ pub(crate) struct DeviceMemory {
     pub(in crate::memory) segments: Segments,
     pub(in crate::memory) events: EventPool,
     pub(super) retired: Retired,
-    pub(super) retired_segments: RetiredSegments,
     /// The physical bytes of all pools together.
     pub(in crate::memory) budget: Budget,
     /// The live bytes of all pools together.
@@ -87,11 +85,10 @@ impl DeviceMemory {
             set_extent_pages,
             // The upper half is for segments.
             pages: Pages::new(u64::from(pages) * 2 * PAGE),
-            space: Mutex::new(AddressSpace::new(0, (range.bytes() / PAGE) as u32)),
+            space: Mutex::new(AddressSpace::new(0, (range.bytes / PAGE) as u32)),
             segments: Segments::new(pages, pages),
             events: EventPool::new(location),
             retired: Retired::default(),
-            retired_segments: RetiredSegments::default(),
             budget: Budget::new(None),
             live: LivePeak::default(),
             under_way: UnderWay::new(location),
@@ -134,7 +131,7 @@ impl DeviceMemory {
 
     /// Returns where a pool's memory comes from that has no source of its own.
     pub(in crate::memory) fn default_source(&self) -> Source {
-        let has_pages = self.range.bytes() > 0;
+        let has_pages = self.range.bytes > 0;
         match self.location {
             MemoryLocation::Device(_) if has_pages => Source::Pages,
             MemoryLocation::Device(_) => Source::Segments(Arc::new(DriverSegments)),
@@ -145,11 +142,7 @@ impl DeviceMemory {
     /// Returns the address of an offset.
     #[inline]
     pub(in crate::memory) fn address(&self, offset: u64) -> u64 {
-        if offset < self.range.bytes() {
-            self.range.base() + offset
-        } else {
-            offset.wrapping_add(self.pages.delta(offset))
-        }
+        if offset < self.range.bytes { self.range.base + offset } else { offset.wrapping_add(self.pages.delta(offset)) }
     }
 
     /// Has others use addresses again at which nothing is mapped.
@@ -159,7 +152,7 @@ impl DeviceMemory {
 
     /// Returns whether the device's range or one of its segments has one of these addresses.
     pub(in crate::memory) fn overlaps(&self, address: u64, bytes: u64) -> bool {
-        let range = self.range.base()..self.range.base() + self.range.bytes();
+        let range = self.range.base..self.range.base + self.range.bytes;
         let end = address.saturating_add(bytes);
         (address < range.end && end > range.start) || self.segments.overlaps(address, bytes)
     }

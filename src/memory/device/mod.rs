@@ -13,7 +13,6 @@ mod live_peak;
 mod pages;
 mod pieces;
 mod retired;
-mod retired_segments;
 mod run;
 mod segments;
 mod small;

@@ -114,7 +114,7 @@ pub(crate) fn trim(
     }
     forget_if_empty(caches, pool, thread);
     let at_once = caches.memory.end_retired(patience == Patience::Wait)?;
-    let released = at_once + caches.memory.begin_ending_segments()?;
+    let released = at_once + caches.memory.begin_ending_pinned()?;
     if released > 0 {
         let (device, took) = (caches.memory.location, activity.took());
         log_out(

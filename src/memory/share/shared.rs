@@ -284,7 +284,7 @@ fn extents_of(block: Allocation, bytes: u64) -> Result<(u64, Vec<DescribedExtent
     let (mut at, mut lead, mut extents) = (wanted.start, 0, Vec::new());
     while at < wanted.end {
         let in_reserve = of_reserve.iter().find(|extent| (extent.start()..extent.end()).contains(&at)).copied();
-        let mapping = in_reserve.or_else(|| memory.pages.mapping(at).filter(|_| at < memory.range.bytes()));
+        let mapping = in_reserve.or_else(|| memory.pages.mapping(at).filter(|_| at < memory.range.bytes));
         let Some(mapping) = mapping else { return Err(no_extents(block)) };
         if extents.is_empty() {
             lead = at - mapping.start();

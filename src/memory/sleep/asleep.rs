@@ -150,7 +150,7 @@ fn wait_for_work(pool: &Pool, thread: ThisThread) -> Result<()> {
     refuse_held(pool)?;
     refuse_captures(pool, thread)?;
     let _relaxed = RelaxedCapture::new(runtime::get()?)?;
-    for device in memory.location.device().into_iter().chain(memory.range.peers()) {
+    for device in memory.location.device().into_iter().chain(memory.range.peers.devices()) {
         // One may have begun since.
         if !runtime::synchronize_unless_captured(device)? {
             return Err(captured(pool, device));

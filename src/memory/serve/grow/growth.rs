@@ -20,15 +20,6 @@ use crate::runtime::Extent;
 /// (`benches/results/h100-extents`).
 const UNKNOWN: i32 = 0x3e7;
 
-/// What is left of pages that stand elsewhere, too, and of such as do not: they were replaced, or are no longer wanted.
-fn remains(moved: Vec<Mapping>, replaced: Vec<Mapping>, unmapped: Vec<Mapping>) -> Remains {
-    if replaced.is_empty() && unmapped.is_empty() {
-        Remains::Moved(moved)
-    } else {
-        Remains::Replaced { moved, mapped: replaced, unmapped }
-    }
-}
-
 /// One growth under way.
 #[derive(Debug)]
 pub(super) struct Growth<'a> {
@@ -190,10 +181,11 @@ impl<'a> Growth<'a> {
         memory.put_back_pages(self.place.left_of(pages));
         for from in self.gathered {
             let is_replaced = |mapping: &Mapping| self.replaced.iter().any(|(old, _)| *old == mapping.extent);
-            let (replaced, moved): (Vec<_>, Vec<_>) = from.memory.into_iter().partition(is_replaced);
+            let (mapped, moved) = from.memory.into_iter().partition(is_replaced);
+            let remains = Remains::Moved { moved, mapped, unmapped: Vec::new() };
             // SAFETY: the old mappings were taken out of their cache, and `until` is all work on the streams that used
             // them.
-            unsafe { memory.retire(remains(moved, replaced, Vec::new()), from.until, &from.service.pool.supply) };
+            unsafe { memory.retire(remains, from.until, &from.service.pool.supply) };
         }
         added.ok().flatten()
     }
@@ -210,9 +202,10 @@ impl<'a> Growth<'a> {
         let (mapped, moved): (Vec<_>, Vec<_>) = std::mem::take(&mut self.mapped).into_iter().partition(is_new);
         let all_new = self.replaced.iter().map(|(_, new)| *new);
         let unused = all_new.filter(|new| !mapped.contains(new)).collect();
+        let moved = Remains::Moved { moved, mapped, unmapped: unused };
         let supply = &self.pool().supply;
         // SAFETY: no cache has got the new place, so no work uses it.
-        unsafe { memory.retire(remains(moved, mapped, unused), Until::at_once(), supply) };
+        unsafe { memory.retire(moved, Until::at_once(), supply) };
         let created = Remains::Released { mapped: created, unmapped };
         // SAFETY: no cache has got the new extents, so no work uses them.
         unsafe { memory.retire(created, Until::at_once(), supply) };
