@@ -77,10 +77,8 @@ impl PoolCheckpoint {
         refuse_waiting(pool, &frozen)?;
         let restorations = self.prepare(pool, &frozen)?;
         let mut restored = Restored::default();
-        let mut forgotten = Vec::new();
-        for (frozen, restoration) in frozen.caches.drain(..).zip(restorations) {
-            forgotten.push(apply(frozen, restoration, &mut restored));
-        }
+        let caches = frozen.caches.drain(..).zip(restorations);
+        let forgotten: Vec<_> = caches.map(|(cache, restoration)| apply(cache, restoration, &mut restored)).collect();
         drop(frozen);
         drop(forgotten);
         Ok(restored)

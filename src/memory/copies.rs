@@ -21,7 +21,7 @@ pub(crate) struct HostBytes<'a> {
 
 /// Which way bytes go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Way {
+pub(crate) enum Way {
     ToDevice,
     ToHost,
 }
@@ -97,30 +97,13 @@ impl DeviceBuffer {
         self.submit(stream, |runtime| unsafe { runtime.fill(self.address(), byte, self.nbytes(), stream.raw()) })
     }
 
-    /// [`DeviceBuffer::copy_from`] and [`DeviceBuffer::copy_from_pinned`] for memory that is known by its address.
+    /// [`DeviceBuffer::copy_from`], [`DeviceBuffer::copy_to`] and those for pinned memory, for memory that is known by its
+    /// address.
     ///
-    /// # Safety
-    /// The bytes are there and readable: what is pinned lies in its buffer, and anything else stays until this returns.
-    #[cfg(feature = "python")]
-    pub(crate) unsafe fn copy_from_host(&self, host: HostBytes<'_>, stream: &Stream) -> Result<()> {
-        // SAFETY: as the caller promises.
-        unsafe { self.copy(Way::ToDevice, host, stream) }
-    }
-
-    /// [`DeviceBuffer::copy_to`] and [`DeviceBuffer::copy_to_pinned`] for memory that is known by its address.
-    ///
-    /// # Safety
-    /// As [`DeviceBuffer::copy_from_host`], and the bytes are writable.
-    #[cfg(feature = "python")]
-    pub(crate) unsafe fn copy_to_host(&self, host: HostBytes<'_>, stream: &Stream) -> Result<()> {
-        // SAFETY: as the caller promises.
-        unsafe { self.copy(Way::ToHost, host, stream) }
-    }
-
     /// # Safety
     /// The bytes are there, readable or writable: what is pinned lies in its buffer, and anything else stays until this
     /// returns.
-    unsafe fn copy(&self, way: Way, host: HostBytes<'_>, stream: &Stream) -> Result<()> {
+    pub(crate) unsafe fn copy(&self, way: Way, host: HostBytes<'_>, stream: &Stream) -> Result<()> {
         process::refuse_forked()?;
         let (own, bytes) = (self.nbytes(), host.bytes);
         if bytes != own {

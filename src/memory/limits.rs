@@ -1,8 +1,10 @@
 //! Limits on the memory of the whole process, and releasing free memory.
 
+use std::mem;
+
 use super::cache::DeviceCaches;
 use super::host::empty_pinned_cache;
-use super::pool::{MemoryLimit, Pool, refuse_no_fraction, replace_limit};
+use super::pool::{MemoryLimit, Pool, lock_limit, refuse_no_fraction};
 use super::serve::{Patience, device_caches, trim_pools};
 use super::tuning::WAIT;
 use crate::error::Result;
@@ -39,11 +41,12 @@ pub fn get_per_process_memory_fraction(device: Device) -> Result<f64> {
 /// `ErrorKind::InvalidValue` for a fraction outside 0 to 1; `ErrorKind::Forked`.
 pub fn set_memory_limit(limit: MemoryLimit) -> Result<MemoryLimit> {
     process::refuse_forked()?;
-    replace_limit(limit, || {
-        for caches in DeviceCaches::of_devices() {
-            caches.memory.budget.set_limit(limit.on(caches.memory.total));
-        }
-    })
+    limit.fraction.map_or(Ok(()), refuse_no_fraction)?;
+    let mut current = lock_limit();
+    for caches in DeviceCaches::of_devices() {
+        caches.memory.budget.set_limit(limit.on(caches.memory.total));
+    }
+    Ok(mem::replace(&mut current, limit))
 }
 
 /// Returns the devices whose memory this process has used. It asks no driver.

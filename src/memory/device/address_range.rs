@@ -8,7 +8,7 @@ use rustix::process::{Resource, getrlimit};
 
 use super::access::{BUSY_EXTENTS, Mapped, Peers, Placed, Turn, reaches};
 use super::elsewhere::end_with;
-use super::pages::Mapping;
+use super::pages::{Mapping, run_of};
 use super::supply::with_limits;
 use crate::error::{Error, ErrorKind, OutOfMemory, Result, StatusKind, Wanted};
 use crate::ids::{Device, MemoryLocation};
@@ -164,19 +164,13 @@ impl AddressRange {
         self.driver(|runtime| unsafe { runtime.extent_release(extent) })
     }
 
-    fn placed(&self, mapping: &Mapping) -> Placed {
-        let address = self.base + mapping.start();
-        Placed { address, bytes: mapping.bytes(), extent: mapping.extent, home: None }
-    }
-
-    /// As [`AddressRange::map`], at the offsets that mappings say.
-    ///
-    /// # Safety
-    /// The extents are alive and as long as the mappings, whose pages the caller has taken from the address space.
-    pub(in crate::memory) unsafe fn map_row(&self, row: &[Mapping]) -> (usize, Result<()>) {
-        let row: Vec<_> = row.iter().map(|mapping| self.placed(mapping)).collect();
-        // SAFETY: the addresses are reserved, and the caller alone has them and the extents.
-        unsafe { self.map(&row) }
+    /// Returns the addresses at which mappings stand.
+    pub(in crate::memory) fn placed(&self, row: &[Mapping]) -> Vec<Placed> {
+        let placed = |&mapping: &Mapping| {
+            let address = self.base + mapping.start();
+            Placed { address, bytes: mapping.bytes(), extent: mapping.extent, home: None }
+        };
+        row.iter().map(placed).collect()
     }
 
     /// Maps extents in a row, and lets the device and its peers read and write them. Returns how many were mapped; those that
@@ -197,27 +191,18 @@ impl AddressRange {
             drop(turn);
         }
         // SAFETY: all of it was just mapped, and the caller alone unmaps it.
-        (row.len(), unsafe { self.open_in_turn(row) })
+        (row.len(), unsafe { self.open(row) })
     }
 
-    /// Lets the device and its peers read and write what stands at offsets, as far as it was not.
-    ///
-    /// # Safety
-    /// These mappings stand in a row, and nothing unmaps them meanwhile.
-    pub(in crate::memory) unsafe fn open_row(&self, row: &[Mapping]) -> Result<()> {
-        let row: Vec<_> = row.iter().map(|mapping| self.placed(mapping)).collect();
-        // SAFETY: as the caller promises.
-        unsafe { self.open_in_turn(&row) }
-    }
-
-    /// As [`AddressRange::open`], once no other call works on these extents.
+    /// Lets the device and its peers read and write what is mapped, as far as it was not, once no other call works on these
+    /// extents.
     ///
     /// # Safety
     /// All of it is mapped in a row, and nothing unmaps it meanwhile.
-    unsafe fn open_in_turn(&self, row: &[Placed]) -> Result<()> {
+    pub(in crate::memory) unsafe fn open(&self, row: &[Placed]) -> Result<()> {
         let turn = BUSY_EXTENTS.take(row.iter().map(|placed| placed.extent));
         // SAFETY: as the caller promises.
-        unsafe { self.open(row, &turn) }
+        unsafe { self.open_in_turn(row, &turn) }
     }
 
     /// Lets the device and those peers that reach the memory read and write it.
@@ -225,7 +210,7 @@ impl AddressRange {
     /// # Safety
     /// All of it is mapped in a row, and nothing unmaps it meanwhile. The turn is for its extents: of two calls that open one
     /// mapping at once NVIDIA's driver 580.159 refuses one, and the peer may have no access then (`benches/results/h100-peers`).
-    unsafe fn open(&self, row: &[Placed], _turn: &Turn<'_>) -> Result<()> {
+    unsafe fn open_in_turn(&self, row: &[Placed], _turn: &Turn<'_>) -> Result<()> {
         let (Some(first), Some(last)) = (row.first(), row.last()) else { return Ok(()) };
         let mut by = vec![self.location];
         for peer in self.peers.devices() {
@@ -285,10 +270,9 @@ impl AddressRange {
     /// # Safety
     /// No work uses the memory at these pages, now or later.
     pub(in crate::memory) unsafe fn unmap_row(&self, row: &[Mapping]) -> Result<()> {
-        let Some(first) = row.first() else { return Ok(()) };
-        let bytes = row.iter().map(|mapping| mapping.bytes()).sum();
+        let run = run_of(row);
         // SAFETY: as the caller promises.
-        unsafe { self.unmap(self.base + first.start(), bytes, row.iter().map(|mapping| mapping.extent)) }
+        unsafe { self.unmap(self.base + run.start(), run.bytes(), row.iter().map(|mapping| mapping.extent)) }
     }
 
     /// Unmaps whole mappings that stand in a row, of these extents.
@@ -320,7 +304,7 @@ impl AddressRange {
                 let turn = BUSY_EXTENTS.take(row.iter().map(|placed| placed.extent));
                 for still in self.mapped.still(&row) {
                     // SAFETY: it is on the list of what is mapped, and what would unmap it waits for its turn.
-                    unsafe { self.open(&still, &turn) }?;
+                    unsafe { self.open_in_turn(&still, &turn) }?;
                 }
             }
             Ok(())

@@ -89,7 +89,7 @@ impl DeviceMemory {
             segments: Segments::new(pages, pages),
             events: EventPool::new(location),
             retired: Retired::default(),
-            budget: Budget::new(None),
+            budget: Budget::new(),
             live: LivePeak::default(),
             under_way: UnderWay::new(location),
             moved_pages: AtomicU64::new(0),

@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::{mem, thread};
 
 use super::device_memory::DeviceMemory;
-use super::pages::Mapping;
+use super::pages::{Mapping, run_of};
 use super::run::Run;
 use super::supply::{PINNED_GONE, Supply};
 use super::under_way::call_out;
@@ -270,8 +270,8 @@ impl DeviceMemory {
         // SAFETY: `until` was done, and by the promise of `retire` no other work uses these mappings.
         unsafe { self.range.unmap_row(&mappings[from..]) }?;
         let row = mappings.split_off(from);
-        if frees_pages && let Some(first) = row.first() {
-            self.put_back_pages(Run { first: first.first, pages: row.iter().map(|mapping| mapping.pages).sum() });
+        if frees_pages {
+            self.put_back_pages(run_of(&row));
         }
         Ok(row)
     }

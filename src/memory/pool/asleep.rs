@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use super::state::Pool;
 use crate::error::{Error, ErrorKind, Result};
-use crate::memory::device::{Mapping, Run};
+use crate::memory::device::{Mapping, Run, run_of};
 use crate::runtime::Stream;
 use crate::sync::{Door, Inside, ThisThread, ThreadNumber, lock, wait};
 
@@ -47,8 +47,7 @@ pub(in crate::memory) struct Kept {
 impl Kept {
     /// Returns where it stands.
     pub(in crate::memory) fn run(&self) -> Run {
-        let first = self.extents.first().map_or(0, |extent| extent.first);
-        Run { first, pages: self.extents.iter().map(|extent| extent.pages).sum() }
+        run_of(&self.extents)
     }
 }
 

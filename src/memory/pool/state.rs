@@ -200,10 +200,6 @@ impl Pool {
         before == Ok(1) || self.is_closed()
     }
 
-    pub(in crate::memory) fn has_captures(&self) -> bool {
-        self.captures.load(Ordering::Acquire) > 0
-    }
-
     /// Serves no more requests; what is freed goes.
     pub(in crate::memory) fn close(&self) {
         self.is_closed.store(true, Ordering::Release);

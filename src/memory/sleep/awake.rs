@@ -120,7 +120,7 @@ fn map_kept(pool: &Pool, record: &mut Record) -> Result<()> {
         if !kept.is_mapped && outcome.is_ok() {
             let count;
             // SAFETY: the pool keeps these pages, at which nothing is mapped, and the extents.
-            (count, outcome) = unsafe { range.map_row(&kept.extents) };
+            (count, outcome) = unsafe { range.map(&range.placed(&kept.extents)) };
             let extents = kept.extents.drain(..count).collect();
             mapped.push(Kept { extents, is_mapped: true, is_open: outcome.is_ok() });
         }
@@ -130,7 +130,7 @@ fn map_kept(pool: &Pool, record: &mut Record) -> Result<()> {
     outcome?;
     for kept in record.kept.iter_mut().filter(|kept| !kept.is_open) {
         // SAFETY: all of it is mapped, and the pool's alone.
-        unsafe { range.open_row(&kept.extents) }?;
+        unsafe { range.open(&range.placed(&kept.extents)) }?;
         kept.is_open = true;
     }
     Ok(())
@@ -149,7 +149,7 @@ fn take(pool: &Pool, record: &Record, missing: &[Run], taken: &mut NewExtents, t
                 taken.unmapped.push(Mapping { first, pages, extent });
             }
             // SAFETY: the pool keeps these pages, at which nothing is mapped, and alone has the extents.
-            let (count, outcome) = unsafe { memory.range.map_row(&taken.unmapped) };
+            let (count, outcome) = unsafe { memory.range.map(&memory.range.placed(&taken.unmapped)) };
             taken.mapped.extend(taken.unmapped.drain(..count));
             outcome?;
             if !record.backed_up.is_empty() {

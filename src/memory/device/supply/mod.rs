@@ -84,23 +84,19 @@ pub(in crate::memory) struct Supply {
     pub(in crate::memory) source: Source,
     /// The pool's physical bytes.
     pub(in crate::memory) budget: Budget,
-    reserve: OnceLock<Reserve>,
+    pub(in crate::memory) reserve: OnceLock<Reserve>,
 }
 
 impl Supply {
     /// Makes a supply from the source, of at most `limit` bytes if there is a limit.
-    pub(in crate::memory) const fn new(source: Source, limit: Option<u64>) -> Self {
-        Self { source, budget: Budget::new(limit), reserve: OnceLock::new() }
+    pub(in crate::memory) fn new(source: Source, limit: Option<u64>) -> Self {
+        let budget = Budget::new();
+        budget.set_limit(limit);
+        Self { source, budget, reserve: OnceLock::new() }
     }
 
     /// Returns what the pool keeps from its birth to its end, if anything.
     pub(in crate::memory) fn reserve(&self) -> Option<&Reserve> {
         self.reserve.get()
-    }
-
-    /// Gives a new pool what it is to keep.
-    pub(in crate::memory) fn set_reserve(&self, reserve: Reserve) {
-        // A pool is given one reserve, before any other thread sees it.
-        let _ = self.reserve.set(reserve);
     }
 }

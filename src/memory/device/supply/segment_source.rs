@@ -7,7 +7,8 @@ use std::fmt;
 
 use crate::error::{Error, OWN_ALLOCATOR, Result};
 use crate::ids::Device;
-use crate::runtime::{self, BoundDevice, RelaxedCapture, Stream};
+use crate::memory::device::address_range::with_device;
+use crate::runtime::Stream;
 
 /// Supplies a pool's memory. Called without any lock held, from any thread.
 ///
@@ -97,18 +98,12 @@ pub(in crate::memory) struct DriverSegments;
 // SAFETY: the driver's memory is as long as was asked for, and this process's alone.
 unsafe impl SegmentSource for DriverSegments {
     fn allocate(&self, bytes: u64, stream: &Stream) -> Result<u64> {
-        let runtime = runtime::get()?;
-        let _bound = BoundDevice::of(runtime, stream.device())?;
-        let _relaxed = RelaxedCapture::new(runtime)?;
-        runtime.memory_allocate(bytes).map_err(|e| e.on(stream.device()))
+        with_device(stream.device(), |runtime| runtime.memory_allocate(bytes))
     }
 
     unsafe fn free(&self, address: u64, _bytes: u64, stream: &Stream) -> Result<()> {
-        let runtime = runtime::get()?;
-        let _bound = BoundDevice::of(runtime, stream.device())?;
-        let _relaxed = RelaxedCapture::new(runtime)?;
         // SAFETY: the memory came from `memory_allocate`, and the caller gives it up.
-        unsafe { runtime.memory_free(address) }.map_err(|e| e.on(stream.device()))
+        with_device(stream.device(), |runtime| unsafe { runtime.memory_free(address) })
     }
 
     fn frees_again(&self) -> bool {

@@ -117,10 +117,11 @@ impl<'a> Growth<'a> {
             self.mapped.push(Mapping { first, ..mapping });
             first += mapping.pages;
         }
+        let range = &self.memory.range;
         let mut done = 0;
         let outcome = loop {
             // SAFETY: `find_place` took the pages for this growth, which has the extents.
-            let (count, outcome) = unsafe { self.memory.range.map_row(&self.mapped[done..]) };
+            let (count, outcome) = unsafe { range.map(&range.placed(&self.mapped[done..])) };
             done += count;
             match outcome {
                 Err(error) if error.is_status(UNKNOWN) && self.replace(done) => {}
@@ -134,7 +135,7 @@ impl<'a> Growth<'a> {
         }
         // What was mapped before the refusal.
         // SAFETY: all of it was just mapped, and this growth alone unmaps it.
-        unsafe { self.memory.range.open_row(&self.mapped) }
+        unsafe { range.open(&range.placed(&self.mapped)) }
     }
 
     /// Takes a new extent instead of a gathered one, which goes once the work at its old place is done, and counts as that one.
