@@ -161,7 +161,6 @@ fn settle_all(pool: &Pool) -> Result<()> {
 fn wait_for_users(pool: &Pool) -> Result<()> {
     let events = &pool.memory.events;
     for (offset, users) in DeviceCaches::caches_of(pool).into_iter().flat_map(StreamCache::all_uses) {
-        let users: Vec<BlockUser> = users;
         let Waiting { mut until, .. } = Waiting::for_users(offset, &users, events, ThisThread::get());
         if !until.is_done(events, true)? {
             return Err(waiting(pool));

@@ -36,9 +36,10 @@ pub struct DeviceBuffer {
 }
 
 /// The memory that a buffer has.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 enum Held {
     /// None: 0 bytes, or freed.
+    #[default]
     Nothing,
     /// A block of this process.
     Block(Allocation),
@@ -47,11 +48,6 @@ enum Held {
 }
 
 impl Held {
-    #[inline]
-    fn take(&mut self) -> Self {
-        mem::replace(self, Self::Nothing)
-    }
-
     #[inline]
     fn free(self, own: &Stream, on: Option<&Stream>) -> Result<()> {
         match self {
@@ -205,19 +201,15 @@ impl DeviceBuffer {
             // A refusal leaves the buffer as it is, to be freed when it is dropped.
             attached.check_stream(on)?;
         }
-        self.held.take().free(&self.stream, on)
+        mem::take(&mut self.held).free(&self.stream, on)
     }
 
     /// Passes ownership to a caller that frees the memory by its address; see [`deallocate`](super::deallocate).
     /// Attached memory cannot be passed on: it is freed, and 0 is returned.
     pub fn into_address(mut self) -> u64 {
-        match self.held {
-            Held::Block(block) => {
-                self.held = Held::Nothing;
-                block.address()
-            }
-            Held::Attached(_) | Held::Nothing => 0,
-        }
+        let Some(block) = self.block() else { return 0 };
+        self.held = Held::Nothing;
+        block.address()
     }
 
     /// Shares the buffer with other processes of the same user. The work submitted to the stream so far comes first:
@@ -292,6 +284,6 @@ impl Drop for DeviceBuffer {
     #[inline]
     fn drop(&mut self) {
         // Refused in a forked child. What the driver refuses to take back is tried again whenever memory is given back.
-        let _ = self.held.take().free(&self.stream, None);
+        let _ = mem::take(&mut self.held).free(&self.stream, None);
     }
 }

@@ -6,14 +6,13 @@
 
 use rustix::process::{Resource, getrlimit};
 
-use super::access::{BUSY_EXTENTS, Mapped, Peers, Placed, Turn, reaches};
+use super::access::{Mapped, Peers, Placed, Turn, reaches};
 use super::elsewhere::end_with;
 use super::pages::{Mapping, run_of};
-use super::supply::with_limits;
 use crate::error::{Error, ErrorKind, OutOfMemory, Result, StatusKind, Wanted};
 use crate::ids::{Device, MemoryLocation};
 use crate::memory::tuning::{PAGE, ROOM};
-use crate::runtime::{self, BoundDevice, Extent, MemoryInfo, RelaxedCapture, Runtime};
+use crate::runtime::{self, BoundDevice, Extent, MemoryInfo, RelaxedCapture, Runtime, locking_limits};
 use crate::sync::{AtomicU64, Ordering};
 
 /// The least and the most bytes that are reserved: tables of pages are sized by them, and a GPU has 2^47 addresses. Miri
@@ -51,6 +50,14 @@ pub(in crate::memory) fn with_device<R>(
     let _bound = BoundDevice::of(runtime, location)?;
     let _relaxed = RelaxedCapture::new(runtime).map_err(|e| e.on(location))?;
     call(runtime).map_err(|e| e.on(location))
+}
+
+/// Adds to a refusal what limits the memory that this process can lock.
+pub(super) fn with_limits(error: Error, location: MemoryLocation) -> Error {
+    match locking_limits().filter(|_| location.device().is_none()) {
+        Some(limits) => error.advised(limits),
+        None => error,
+    }
 }
 
 /// As CUDA, HIP and the simulated platform number it.
@@ -159,7 +166,7 @@ impl AddressRange {
     pub(in crate::memory) unsafe fn release(&self, extent: Extent) -> Result<()> {
         // The driver may give the extent's number to a new one then.
         end_with(self.location, extent);
-        let _turn = BUSY_EXTENTS.take([extent]);
+        let _turn = Turn::take([extent]);
         // SAFETY: the caller owns the extent and gives it up.
         self.driver(|runtime| unsafe { runtime.extent_release(extent) })
     }
@@ -181,7 +188,7 @@ impl AddressRange {
     pub(in crate::memory) unsafe fn map(&self, row: &[Placed]) -> (usize, Result<()>) {
         for (count, placed) in row.iter().enumerate() {
             let &Placed { address, bytes, extent, .. } = placed;
-            let turn = BUSY_EXTENTS.take([extent]);
+            let turn = Turn::take([extent]);
             // SAFETY: as the caller promises.
             let outcome = self.driver(|runtime| unsafe { runtime.memory_map(address, bytes, extent) });
             if outcome.is_err() {
@@ -200,7 +207,7 @@ impl AddressRange {
     /// # Safety
     /// All of it is mapped in a row, and nothing unmaps it meanwhile.
     pub(in crate::memory) unsafe fn open(&self, row: &[Placed]) -> Result<()> {
-        let turn = BUSY_EXTENTS.take(row.iter().map(|placed| placed.extent));
+        let turn = Turn::take(row.iter().map(|placed| placed.extent));
         // SAFETY: as the caller promises.
         unsafe { self.open_in_turn(row, &turn) }
     }
@@ -210,7 +217,7 @@ impl AddressRange {
     /// # Safety
     /// All of it is mapped in a row, and nothing unmaps it meanwhile. The turn is for its extents: of two calls that open one
     /// mapping at once NVIDIA's driver 580.159 refuses one, and the peer may have no access then (`benches/results/h100-peers`).
-    unsafe fn open_in_turn(&self, row: &[Placed], _turn: &Turn<'_>) -> Result<()> {
+    unsafe fn open_in_turn(&self, row: &[Placed], _turn: &Turn) -> Result<()> {
         let (Some(first), Some(last)) = (row.first(), row.last()) else { return Ok(()) };
         let mut by = vec![self.location];
         for peer in self.peers.devices() {
@@ -270,6 +277,9 @@ impl AddressRange {
     /// # Safety
     /// No work uses the memory at these pages, now or later.
     pub(in crate::memory) unsafe fn unmap_row(&self, row: &[Mapping]) -> Result<()> {
+        if row.is_empty() {
+            return Ok(());
+        }
         let run = run_of(row);
         // SAFETY: as the caller promises.
         unsafe { self.unmap(self.base + run.start(), run.bytes(), row.iter().map(|mapping| mapping.extent)) }
@@ -285,7 +295,7 @@ impl AddressRange {
         bytes: u64,
         extents: impl IntoIterator<Item = Extent>,
     ) -> Result<()> {
-        let _turn = BUSY_EXTENTS.take(extents);
+        let _turn = Turn::take(extents);
         // SAFETY: the caller promises that the memory is used no more there.
         self.driver(|runtime| unsafe { runtime.memory_unmap(address, bytes) })?;
         self.mapped.remove(address, bytes);
@@ -301,7 +311,7 @@ impl AddressRange {
         self.peers.let_in(peer, || {
             for row in self.mapped.rows() {
                 // Nothing of it is unmapped as long as this lasts.
-                let turn = BUSY_EXTENTS.take(row.iter().map(|placed| placed.extent));
+                let turn = Turn::take(row.iter().map(|placed| placed.extent));
                 for still in self.mapped.still(&row) {
                     // SAFETY: it is on the list of what is mapped, and what would unmap it waits for its turn.
                     unsafe { self.open_in_turn(&still, &turn) }?;

@@ -125,6 +125,14 @@ pub(crate) fn trim(
     outcome.map(|()| released)
 }
 
+/// Returns the sum of what several calls return. All are made, also where one fails.
+///
+/// # Errors
+/// The first error that one returns.
+pub(in crate::memory) fn sum_of_all(calls: impl Iterator<Item = Result<u64>>) -> Result<u64> {
+    calls.reduce(|sum, bytes| Ok(sum? + bytes?)).unwrap_or(Ok(0))
+}
+
 /// [`trim`] for those pools of the device for which `is_meant` is true.
 pub(in crate::memory) fn trim_pools(
     caches: &'static DeviceCaches,
@@ -132,15 +140,8 @@ pub(in crate::memory) fn trim_pools(
     patience: Patience,
     is_meant: impl Fn(&Pool) -> bool,
 ) -> Result<u64> {
-    let mut released = 0;
-    let mut outcome = Ok(());
-    for pool in caches.pools.all().iter().filter(|pool| is_meant(pool)) {
-        match trim(caches, pool, thread, patience) {
-            Ok(bytes) => released += bytes,
-            Err(error) => outcome = outcome.and(Err(error)),
-        }
-    }
-    outcome.map(|()| released)
+    let pools = caches.pools.all();
+    sum_of_all(pools.iter().filter(|pool| is_meant(pool)).map(|pool| trim(caches, pool, thread, patience)))
 }
 
 /// Closes a pool without a driver call: no request is served, and what is free goes when memory is next given back.

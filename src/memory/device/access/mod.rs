@@ -5,7 +5,6 @@ mod busy_extents;
 mod mapped;
 mod peers;
 
-pub(in crate::memory) use busy_extents::BUSY_EXTENTS;
 pub(super) use busy_extents::Turn;
 pub(super) use mapped::Mapped;
 pub(in crate::memory) use mapped::Placed;
