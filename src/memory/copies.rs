@@ -151,7 +151,7 @@ impl DeviceBuffer {
         let service = self.block().and_then(|block| block.cache.service());
         // Until the work is submitted the pool does not fall asleep, and then it waits for the work.
         let _inside = match &service {
-            Some(service) => Some(service.pool.sleep.begin_submission().ok_or_else(|| pool::asleep(&service.pool))?),
+            Some(service) => Some(service.pool.sleep.door.enter().ok_or_else(|| pool::asleep(&service.pool))?),
             None => None,
         };
         self.record_consumer(stream)?;

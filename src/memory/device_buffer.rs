@@ -234,9 +234,7 @@ impl DeviceBuffer {
     /// asleep; `ErrorKind::Unavailable` if the system has no thread or descriptor left; `ErrorKind::Library` if the
     /// driver refuses.
     pub fn share(&self, stream: &Stream) -> Result<ShareToken> {
-        process::refuse_forked()?;
-        let block = self.shareable()?;
-        share::share(block, self.bytes, Some(stream), false)
+        self.share_as(stream, false)
     }
 
     /// As [`DeviceBuffer::share`], and keeps the memory until the token was attached once: the buffer may be freed at
@@ -246,14 +244,13 @@ impl DeviceBuffer {
     /// # Errors
     /// As [`DeviceBuffer::share`].
     pub fn send(&self, stream: &Stream) -> Result<ShareToken> {
-        process::refuse_forked()?;
-        let block = self.shareable()?;
-        share::share(block, self.bytes, Some(stream), true)
+        self.share_as(stream, true)
     }
 
-    fn shareable(&self) -> Result<Allocation> {
+    fn share_as(&self, stream: &Stream, is_sent: bool) -> Result<ShareToken> {
+        process::refuse_forked()?;
         match &self.held {
-            Held::Block(block) => Ok(*block),
+            Held::Block(block) => share::share(*block, self.bytes, Some(stream), is_sent),
             Held::Attached(attached) => Err(Error::invalid_value(format!(
                 "{:#x} is memory of another process, which alone can share it: pass its token on, or copy the {} bytes to a \
                  buffer of this process",

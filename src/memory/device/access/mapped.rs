@@ -32,13 +32,40 @@ impl Placed {
     }
 }
 
+/// As [`Placed`], in less room: a device has tens of thousands, and `tests/memory/bookkeeping.rs` counts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Entry {
+    extent: Extent,
+    /// The size in units of [`UNIT`].
+    units: u32,
+    /// The ordinal of another device that has the memory, or [`OWN`].
+    home: u32,
+}
+
+/// Every mapping is a multiple of a page of the system.
+const UNIT: u64 = 0x1000;
+/// In place of another device's ordinal.
+const OWN: u32 = u32::MAX;
+
 /// All that is mapped for one device, by address.
 #[derive(Default, Debug)]
-pub(in crate::memory::device) struct Mapped(Mutex<BTreeMap<u64, Placed>>);
+pub(in crate::memory::device) struct Mapped(Mutex<BTreeMap<u64, Entry>>);
+
+impl Entry {
+    fn of(placed: &Placed) -> Self {
+        let home = placed.home.map_or(OWN, |home| home.ordinal() as u32);
+        Self { extent: placed.extent, units: (placed.bytes / UNIT) as u32, home }
+    }
+
+    fn at(self, address: u64) -> Placed {
+        let home = (self.home != OWN).then_some(Device::from_ordinal(self.home));
+        Placed { address, bytes: u64::from(self.units) * UNIT, extent: self.extent, home }
+    }
+}
 
 impl Mapped {
     pub(in crate::memory::device) fn add(&self, placed: &Placed) {
-        lock(&self.0).insert(placed.address, *placed);
+        lock(&self.0).insert(placed.address, Entry::of(placed));
     }
 
     /// Forgets what was mapped between two addresses.
@@ -51,14 +78,14 @@ impl Mapped {
 
     /// Returns all that is mapped now, in rows that one call can open.
     pub(in crate::memory::device) fn rows(&self) -> Vec<Vec<Placed>> {
-        let all: Vec<_> = lock(&self.0).values().copied().collect();
+        let all: Vec<_> = lock(&self.0).iter().map(|(&address, entry)| entry.at(address)).collect();
         all.chunk_by(Placed::goes_on_in).flat_map(|row| row.chunks(2 * A_FEW)).map(<[_]>::to_vec).collect()
     }
 
     /// Returns those of a row that are still mapped, in rows again.
     pub(in crate::memory::device) fn still(&self, row: &[Placed]) -> Vec<Vec<Placed>> {
         let all = lock(&self.0);
-        let is_still = |placed: &Placed| all.get(&placed.address) == Some(placed);
+        let is_still = |placed: &Placed| all.get(&placed.address) == Some(&Entry::of(placed));
         let still: Vec<_> = row.iter().copied().filter(is_still).collect();
         drop(all);
         still.chunk_by(Placed::goes_on_in).map(<[_]>::to_vec).collect()
@@ -68,8 +95,6 @@ impl Mapped {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const UNIT: u64 = 0x1000;
 
     fn placed(address: u64, bytes: u64, home: u32) -> Placed {
         let (address, bytes) = (address * UNIT, bytes * UNIT);

@@ -39,7 +39,7 @@ pub unsafe trait SegmentSource: Send + Sync + fmt::Debug {
 }
 
 /// Two C functions with the signatures of PyTorch's pluggable allocator.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct SegmentFunctions {
     allocate: AllocateFunction,
     free: FreeFunction,
@@ -57,12 +57,6 @@ impl SegmentFunctions {
     /// The functions do what their types say, from any thread, until the process ends.
     pub unsafe fn new(allocate: AllocateFunction, free: FreeFunction) -> Self {
         Self { allocate, free }
-    }
-}
-
-impl fmt::Debug for SegmentFunctions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SegmentFunctions({:#x}, {:#x})", self.allocate as usize, self.free as usize)
     }
 }
 
