@@ -150,10 +150,8 @@ impl DeviceBuffer {
         }
         let service = self.block().and_then(|block| block.cache.service());
         // Until the work is submitted the pool does not fall asleep, and then it waits for the work.
-        let _inside = match &service {
-            Some(service) => Some(service.pool.sleep.door.enter().ok_or_else(|| pool::asleep(&service.pool))?),
-            None => None,
-        };
+        let inside = service.as_ref().map(|on| on.pool.sleep.door.enter().ok_or_else(|| pool::asleep(&on.pool)));
+        let _inside = inside.transpose()?;
         self.record_consumer(stream)?;
         let runtime = get()?;
         let _bound = BoundDevice::of(runtime, stream.device())?;

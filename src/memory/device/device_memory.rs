@@ -70,10 +70,8 @@ impl DeviceMemory {
     /// Reserves addresses for the memory, none of which it takes yet.
     pub(in crate::memory) fn reserve(location: MemoryLocation) -> Result<Self> {
         let total = runtime::get()?.total_memory(location)?;
-        let set_extent_pages = match environment::number(EXTENT_VARIABLE, 1..=EXTENT_PAGES_MOST, 0)? {
-            0 => None,
-            pages => Some(pages as u32),
-        };
+        let extent_pages = environment::number(EXTENT_VARIABLE, 1..=EXTENT_PAGES_MOST, 0)?;
+        let set_extent_pages = (extent_pages > 0).then_some(extent_pages as u32);
         Ok(Self::new(AddressRange::reserve(location, total)?, location, total, set_extent_pages))
     }
 

@@ -252,11 +252,8 @@ impl DeviceMemory {
     /// Counts physical memory that has gone.
     pub(in crate::memory) fn uncount(&self, bytes: u64, supply: &Supply, released: &mut u64) {
         self.pieces.go(bytes);
-        self.budget.release(bytes);
-        if let Some(process) = self.process_budget() {
-            process.release(bytes);
-        }
-        supply.budget.release(bytes);
+        let budgets = [&self.budget, &supply.budget].into_iter().chain(self.process_budget());
+        budgets.for_each(|budget| budget.release(bytes));
         *released += bytes;
     }
 

@@ -21,9 +21,8 @@ pub(crate) use pinned_buffer::empty_pinned_by;
 pub(in crate::memory) use pinned_buffer::pinned_for_gpupool;
 pub use pinned_buffer::{PinnedBuffer, empty_pinned, empty_pinned_on_node};
 pub(crate) use place::node_of;
-pub(crate) use stats::pinned_device_stats;
 #[cfg(feature = "python")]
 pub(crate) use stats::pinned_stats_by_node;
-pub(crate) use stats::pinned_times;
 pub use stats::{empty_pinned_cache, pinned_limit, pinned_stats, reset_peak_pinned_stats, set_pinned_limit};
+pub(crate) use stats::{pinned_device_stats, pinned_times};
 pub use warm::warm_pinned;

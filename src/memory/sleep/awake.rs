@@ -9,7 +9,7 @@ use super::backup::copy_back;
 use super::extents::{LARGE_PAGES, groups, other_pages};
 use crate::error::{Bytes, Result};
 use crate::memory::cache::DeviceCaches;
-use crate::memory::device::{Mapping, Remains, Run, Until, without_all};
+use crate::memory::device::{Mapping, Remains, Run, Until, run_of, without_all};
 use crate::memory::pool::{Kept, Pool, Record, Wanted};
 use crate::memory::serve::{Patience, extent_for_waking, no_memory_left, pages_asleep, retire_extents, trim};
 use crate::observe::delivery::Delivery;
@@ -143,11 +143,11 @@ fn take(pool: &Pool, record: &Record, missing: &[Run], taken: &mut NewExtents, t
     let other = other_pages(missing.iter().map(|run| run.bytes()).sum());
     for &run in missing {
         for group in groups(run, &large, other) {
-            let (first, next) = (group.first().map_or(0, |run| run.first), group.last().map_or(0, |run| run.next()));
             for Run { first, pages } in group {
                 let extent = extent_for_waking(pool, pages)?;
                 taken.unmapped.push(Mapping { first, pages, extent });
             }
+            let run = run_of(&taken.unmapped);
             // SAFETY: the pool keeps these pages, at which nothing is mapped, and alone has the extents.
             let (count, outcome) = unsafe { memory.range.map(&memory.range.placed(&taken.unmapped)) };
             taken.mapped.extend(taken.unmapped.drain(..count));
@@ -157,7 +157,6 @@ fn take(pool: &Pool, record: &Record, missing: &[Run], taken: &mut NewExtents, t
                     Some(stream) => stream,
                     none => none.insert(Stream::new(memory.device()?)?),
                 };
-                let run = Run { first, pages: next - first };
                 // SAFETY: the pages were just mapped, no request can have them before the pool is awake, and they are unmapped
                 // only once the stream is done.
                 unsafe { copy_back(memory, record, run, stream) }?;
