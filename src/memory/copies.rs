@@ -111,21 +111,19 @@ impl DeviceBuffer {
                 "the buffer has {own} bytes and the host's memory has {bytes}; give memory of the same size"
             )));
         }
-        if host.pinned.is_none() && stream.is_captured()? {
-            return Err(Error::invalid_value(
-                "the stream is being captured, and its graph would use the host's memory again at each replay: copy from or \
-                 to pinned memory of gpupool (empty_pinned), or after the capture",
-            ));
-        }
-        match host.pinned {
-            Some(pinned) => {
-                pinned.record_consumer(stream)?;
-                // SAFETY: the pinned memory is as large as the buffer, and stays as it is recorded.
-                unsafe { self.submit_copy(way, 0, host.address, bytes, stream) }
+        let Some(pinned) = host.pinned else {
+            if stream.is_captured()? {
+                return Err(Error::invalid_value(
+                    "the stream is being captured, and its graph would use the host's memory again at each replay: copy from \
+                     or to pinned memory of gpupool (empty_pinned), or after the capture",
+                ));
             }
             // SAFETY: as the caller promises.
-            None => unsafe { staging::copy(self, way, host.address, stream) },
-        }
+            return unsafe { staging::copy(self, way, host.address, stream) };
+        };
+        pinned.record_consumer(stream)?;
+        // SAFETY: the pinned memory is as large as the buffer, and stays as it is recorded.
+        unsafe { self.submit_copy(way, 0, host.address, bytes, stream) }
     }
 
     /// Submits a copy between a part of the buffer and bytes of the host.

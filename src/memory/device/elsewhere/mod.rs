@@ -26,6 +26,7 @@ pub(in crate::memory) struct Elsewhere {
     pub(in crate::memory) location: MemoryLocation,
     /// How many mappings other processes were asked to end, but for those that took too long. Read without the lock.
     awaited: AtomicU64,
+    /// Held by who changes it, and by who waits.
     changing: Mutex<()>,
     /// Told when mappings have ended.
     ended: Condvar,
