@@ -77,10 +77,8 @@ impl PoolCheckpoint {
         refuse_waiting(pool, &frozen)?;
         let restorations = self.prepare(pool, &frozen)?;
         let mut restored = Restored::default();
-        let mut forgotten = Vec::new();
-        for (frozen, restoration) in frozen.caches.drain(..).zip(restorations) {
-            forgotten.push(apply(frozen, restoration, &mut restored));
-        }
+        let caches = frozen.caches.drain(..).zip(restorations);
+        let forgotten: Vec<_> = caches.map(|(cache, restoration)| apply(cache, restoration, &mut restored)).collect();
         drop(frozen);
         drop(forgotten);
         Ok(restored)
@@ -143,7 +141,7 @@ fn refuse_others(pool: &Pool) -> Result<()> {
     if pool.sleep.is_asleep() {
         return Err(asleep(pool));
     }
-    if !pool.is_for_graphs() {
+    if !pool.is_for_graphs {
         return Err(Error::invalid_value(format!(
             "pool {} on {} was not made for graphs, and only those have checkpoints: make it with for_graphs",
             pool.label(),
@@ -163,7 +161,6 @@ fn settle_all(pool: &Pool) -> Result<()> {
 fn wait_for_users(pool: &Pool) -> Result<()> {
     let events = &pool.memory.events;
     for (offset, users) in DeviceCaches::caches_of(pool).into_iter().flat_map(StreamCache::all_uses) {
-        let users: Vec<BlockUser> = users;
         let Waiting { mut until, .. } = Waiting::for_users(offset, &users, events, Some(ThisThread::get()));
         if !until.is_done(events, true)? {
             return Err(waiting(pool));

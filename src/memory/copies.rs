@@ -21,7 +21,7 @@ pub(crate) struct HostBytes<'a> {
 
 /// Which way bytes go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Way {
+pub(crate) enum Way {
     ToDevice,
     ToHost,
 }
@@ -97,30 +97,13 @@ impl DeviceBuffer {
         self.submit(stream, |runtime| unsafe { runtime.fill(self.address(), byte, self.nbytes(), stream.raw()) })
     }
 
-    /// [`DeviceBuffer::copy_from`] and [`DeviceBuffer::copy_from_pinned`] for memory that is known by its address.
+    /// [`DeviceBuffer::copy_from`], [`DeviceBuffer::copy_to`] and those for pinned memory, for memory that is known by its
+    /// address.
     ///
-    /// # Safety
-    /// The bytes are there and readable: what is pinned lies in its buffer, and anything else stays until this returns.
-    #[cfg(feature = "python")]
-    pub(crate) unsafe fn copy_from_host(&self, host: HostBytes<'_>, stream: &Stream) -> Result<()> {
-        // SAFETY: as the caller promises.
-        unsafe { self.copy(Way::ToDevice, host, stream) }
-    }
-
-    /// [`DeviceBuffer::copy_to`] and [`DeviceBuffer::copy_to_pinned`] for memory that is known by its address.
-    ///
-    /// # Safety
-    /// As [`DeviceBuffer::copy_from_host`], and the bytes are writable.
-    #[cfg(feature = "python")]
-    pub(crate) unsafe fn copy_to_host(&self, host: HostBytes<'_>, stream: &Stream) -> Result<()> {
-        // SAFETY: as the caller promises.
-        unsafe { self.copy(Way::ToHost, host, stream) }
-    }
-
     /// # Safety
     /// The bytes are there, readable or writable: what is pinned lies in its buffer, and anything else stays until this
     /// returns.
-    unsafe fn copy(&self, way: Way, host: HostBytes<'_>, stream: &Stream) -> Result<()> {
+    pub(crate) unsafe fn copy(&self, way: Way, host: HostBytes<'_>, stream: &Stream) -> Result<()> {
         process::refuse_forked()?;
         let (own, bytes) = (self.nbytes(), host.bytes);
         if bytes != own {
@@ -128,21 +111,19 @@ impl DeviceBuffer {
                 "the buffer has {own} bytes and the host's memory has {bytes}; give memory of the same size"
             )));
         }
-        if host.pinned.is_none() && stream.is_captured()? {
-            return Err(Error::invalid_value(
-                "the stream is being captured, and its graph would use the host's memory again at each replay: copy from or \
-                 to pinned memory of gpupool (empty_pinned), or after the capture",
-            ));
-        }
-        match host.pinned {
-            Some(pinned) => {
-                pinned.record_consumer(stream)?;
-                // SAFETY: the pinned memory is as large as the buffer, and stays as it is recorded.
-                unsafe { self.submit_copy(way, 0, host.address, bytes, stream) }
+        let Some(pinned) = host.pinned else {
+            if stream.is_captured()? {
+                return Err(Error::invalid_value(
+                    "the stream is being captured, and its graph would use the host's memory again at each replay: copy from \
+                     or to pinned memory of gpupool (empty_pinned), or after the capture",
+                ));
             }
             // SAFETY: as the caller promises.
-            None => unsafe { staging::copy(self, way, host.address, stream) },
-        }
+            return unsafe { staging::copy(self, way, host.address, stream) };
+        };
+        pinned.record_consumer(stream)?;
+        // SAFETY: the pinned memory is as large as the buffer, and stays as it is recorded.
+        unsafe { self.submit_copy(way, 0, host.address, bytes, stream) }
     }
 
     /// Submits a copy between a part of the buffer and bytes of the host.
@@ -167,10 +148,8 @@ impl DeviceBuffer {
         }
         let service = self.block().and_then(|block| block.cache.service());
         // Until the work is submitted the pool does not fall asleep, and then it waits for the work.
-        let _inside = match &service {
-            Some(service) => Some(service.pool.sleep.begin_submission().ok_or_else(|| pool::asleep(&service.pool))?),
-            None => None,
-        };
+        let inside = service.as_ref().map(|on| on.pool.sleep.door.enter().ok_or_else(|| pool::asleep(&on.pool)));
+        let _inside = inside.transpose()?;
         self.record_consumer(stream)?;
         let runtime = get()?;
         let _bound = BoundDevice::of(runtime, stream.device())?;

@@ -36,9 +36,10 @@ pub struct DeviceBuffer {
 }
 
 /// The memory that a buffer has.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 enum Held {
     /// None: 0 bytes, or freed.
+    #[default]
     Nothing,
     /// A block of this process.
     Block(Allocation),
@@ -47,11 +48,6 @@ enum Held {
 }
 
 impl Held {
-    #[inline]
-    fn take(&mut self) -> Self {
-        mem::replace(self, Self::Nothing)
-    }
-
     #[inline]
     fn free(self, own: &Stream, on: Option<&Stream>) -> Result<()> {
         match self {
@@ -205,19 +201,15 @@ impl DeviceBuffer {
             // A refusal leaves the buffer as it is, to be freed when it is dropped.
             attached.check_stream(on)?;
         }
-        self.held.take().free(&self.stream, on)
+        mem::take(&mut self.held).free(&self.stream, on)
     }
 
     /// Passes ownership to a caller that frees the memory by its address; see [`deallocate`](super::deallocate).
     /// Attached memory cannot be passed on: it is freed, and 0 is returned.
     pub fn into_address(mut self) -> u64 {
-        match self.held {
-            Held::Block(block) => {
-                self.held = Held::Nothing;
-                block.address()
-            }
-            Held::Attached(_) | Held::Nothing => 0,
-        }
+        let Some(block) = self.block() else { return 0 };
+        self.held = Held::Nothing;
+        block.address()
     }
 
     /// Shares the buffer with other processes of the same user. The work submitted to the stream so far comes first:
@@ -242,9 +234,7 @@ impl DeviceBuffer {
     /// asleep; `ErrorKind::Unavailable` if the system has no thread or descriptor left; `ErrorKind::Library` if the
     /// driver refuses.
     pub fn share(&self, stream: &Stream) -> Result<ShareToken> {
-        process::refuse_forked()?;
-        let block = self.shareable()?;
-        share::share(block, self.bytes, Some(stream), false)
+        self.share_as(stream, false)
     }
 
     /// As [`DeviceBuffer::share`], and keeps the memory until the token was attached once: the buffer may be freed at
@@ -254,14 +244,13 @@ impl DeviceBuffer {
     /// # Errors
     /// As [`DeviceBuffer::share`].
     pub fn send(&self, stream: &Stream) -> Result<ShareToken> {
-        process::refuse_forked()?;
-        let block = self.shareable()?;
-        share::share(block, self.bytes, Some(stream), true)
+        self.share_as(stream, true)
     }
 
-    fn shareable(&self) -> Result<Allocation> {
+    fn share_as(&self, stream: &Stream, is_sent: bool) -> Result<ShareToken> {
+        process::refuse_forked()?;
         match &self.held {
-            Held::Block(block) => Ok(*block),
+            Held::Block(block) => share::share(*block, self.bytes, Some(stream), is_sent),
             Held::Attached(attached) => Err(Error::invalid_value(format!(
                 "{:#x} is memory of another process, which alone can share it: pass its token on, or copy the {} bytes to a \
                  buffer of this process",
@@ -292,6 +281,6 @@ impl Drop for DeviceBuffer {
     #[inline]
     fn drop(&mut self) {
         // Refused in a forked child. What the driver refuses to take back is tried again whenever memory is given back.
-        let _ = self.held.take().free(&self.stream, None);
+        let _ = mem::take(&mut self.held).free(&self.stream, None);
     }
 }

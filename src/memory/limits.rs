@@ -1,9 +1,11 @@
 //! Limits on the memory of the whole process, and releasing free memory.
 
+use std::mem;
+
 use super::cache::DeviceCaches;
 use super::host::empty_pinned_cache;
-use super::pool::{MemoryLimit, Pool, refuse_no_fraction, replace_limit};
-use super::serve::{Patience, device_caches, trim_pools};
+use super::pool::{MemoryLimit, lock_limit, refuse_no_fraction};
+use super::serve::{Patience, device_caches, sum_of_all, trim_pools};
 use super::tuning::WAIT;
 use crate::error::Result;
 use crate::ids::Device;
@@ -39,11 +41,12 @@ pub fn get_per_process_memory_fraction(device: Device) -> Result<f64> {
 /// `ErrorKind::InvalidValue` for a fraction outside 0 to 1; `ErrorKind::Forked`.
 pub fn set_memory_limit(limit: MemoryLimit) -> Result<MemoryLimit> {
     process::refuse_forked()?;
-    replace_limit(limit, || {
-        for caches in DeviceCaches::of_devices() {
-            caches.memory.budget.set_limit(limit.on(caches.memory.total));
-        }
-    })
+    limit.fraction.map_or(Ok(()), refuse_no_fraction)?;
+    let mut current = lock_limit();
+    for caches in DeviceCaches::of_devices() {
+        caches.memory.budget.set_limit(limit.on(caches.memory.total));
+    }
+    Ok(mem::replace(&mut current, limit))
 }
 
 /// Returns the devices whose memory this process has used. It asks no driver.
@@ -77,21 +80,14 @@ pub fn empty_cache() -> Result<u64> {
 /// As [`empty_cache`].
 pub(crate) fn empty_cache_of(device: Option<Device>, patience: Patience) -> Result<u64> {
     process::refuse_forked()?;
-    let mut released = 0;
-    let mut outcome = Ok(());
-    for caches in DeviceCaches::of_devices().filter(|caches| device.is_none_or(|on| caches.memory.location == on)) {
+    let of_device = |caches: &'static DeviceCaches| {
         caches.memory.elsewhere.end_idle();
-        let may_go = |pool: &Pool| !pool.keeps_segments();
-        let trimmed = trim_pools(caches, ThisThread::get(), patience, may_go);
+        let trimmed = trim_pools(caches, ThisThread::get(), patience, |pool| !pool.keeps_segments());
         // What other threads have in hand may wait for the GPU, too.
         let by_all = if patience == Patience::Wait { caches.memory.end_retired_by_all() } else { Ok(0) };
-        for bytes in [trimmed, by_all] {
-            match bytes {
-                Ok(bytes) => released += bytes,
-                Err(error) => outcome = outcome.and(Err(error)),
-            }
-        }
         caches.memory.elsewhere.wait_for_processes(WAIT);
-    }
-    outcome.map(|()| released)
+        Ok(trimmed? + by_all?)
+    };
+    let devices = DeviceCaches::of_devices().filter(|caches| device.is_none_or(|on| caches.memory.location == on));
+    sum_of_all(devices.map(of_device))
 }

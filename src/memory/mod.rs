@@ -30,39 +30,37 @@ use crate::ids::Device;
 use crate::process;
 use crate::runtime::{self, Stream};
 
+// What the Python module alone uses.
+#[cfg(feature = "python")]
+pub(crate) use self::{
+    cache::Order,
+    copies::{HostBytes, Way},
+    device_buffer::empty_by,
+    host::{empty_pinned_by, node_of, pinned_stats_by_node},
+    in_parts::allocate_in_parts,
+    plug::{TorchAllocator, fence},
+    pool::no_fraction,
+    pool_by_id::device_of_pool,
+    report::stacks_in_use,
+    route::{ContextScope, EnteredCapture, EnteredRoute, set_find_context_scope},
+    serve::owns,
+    share::share_at,
+};
 pub use crate::library::DeviceMemHandler;
-#[cfg(feature = "python")]
-pub(crate) use cache::Order;
 pub use cache::{MemoryAction, MemoryEvent};
-#[cfg(feature = "python")]
-pub(crate) use copies::HostBytes;
 pub use device::{AllocateFunction, FreeFunction, SegmentFunctions, SegmentSource};
-#[cfg(feature = "python")]
-pub(crate) use device_buffer::empty_by;
 pub use device_buffer::{DeviceBuffer, attach, empty};
 pub use host::{
     PinnedBuffer, empty_pinned, empty_pinned_cache, empty_pinned_on_node, pinned_limit, pinned_stats,
     reset_peak_pinned_stats, set_pinned_limit, warm_pinned,
 };
-#[cfg(feature = "python")]
-pub(crate) use host::{empty_pinned_by, node_of, pinned_stats_by_node};
-#[cfg(feature = "python")]
-pub(crate) use in_parts::allocate_in_parts;
 pub(crate) use limits::devices_in_use;
 pub use limits::{empty_cache, get_per_process_memory_fraction, set_memory_limit, set_per_process_memory_fraction};
 pub use mem_pool::{MemPool, MemPoolBuilder};
 pub(crate) use plug::LibraryMemory;
 pub use plug::{DEVICE_MEM_HANDLER, PINNED_MEM_HANDLER, feed};
-#[cfg(feature = "python")]
-pub(crate) use plug::{TorchAllocator, fence};
-#[cfg(feature = "python")]
-pub(crate) use pool::no_fraction;
 pub use pool::{MemoryLimit, PoolId, SegmentEvent, SegmentEventKind, graph_pool_handle};
-#[cfg(feature = "python")]
-pub(crate) use pool_by_id::device_of_pool;
 pub use pool_by_id::{begin_allocate_to_pool, end_allocate_to_pool, pool_use_count, release_pool};
-#[cfg(feature = "python")]
-pub(crate) use report::stacks_in_use;
 pub use report::{
     BlockView, MemorySnapshot, MemoryStats, PoolStats, PoolSummary, SegmentView, StreamStats, memory_snapshot,
     memory_stats, reset_peak_memory_stats,
@@ -70,15 +68,8 @@ pub use report::{
 pub(crate) use report::{begin_recording, end_recording, pool_summaries, take_snapshot};
 pub(crate) use route::allocate as allocate_block;
 pub use route::{CaptureScope, GraphMemory, PoolScope, PoolToken};
-#[cfg(feature = "python")]
-pub(crate) use route::{ContextScope, EnteredCapture, EnteredRoute, set_find_context_scope};
-#[cfg(feature = "python")]
-pub(crate) use serve::owns;
-pub(crate) use serve::{Allocation, free as free_block};
+pub(crate) use serve::{Allocation, free as free_block, release_unused, users};
 pub use serve::{OomCallback, OomGuard, SegmentGuard, on_oom};
-pub(crate) use serve::{release_unused, users};
-#[cfg(feature = "python")]
-pub(crate) use share::share_at;
 pub use share::{ShareToken, SharedSummary, shared_blocks};
 pub(crate) use sleep::sleep_pools;
 pub use sleep::{Backup, wake};

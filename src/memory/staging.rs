@@ -6,8 +6,7 @@
 //! again only once the stream's work is done.
 
 use std::collections::VecDeque;
-use std::mem;
-use std::ptr;
+use std::{mem, ptr};
 
 use super::DeviceBuffer;
 use super::copies::Way;

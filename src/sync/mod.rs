@@ -34,7 +34,7 @@ pub(crate) use loom::sync::{
     atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
 };
 
-pub(crate) use door::{Door, Inside};
+pub(crate) use door::Door;
 pub(crate) use locks::{lock, read, take_last, try_lock, wait, wait_until, write};
 pub(crate) use owner_lock::{OwnerGuard, OwnerLock};
 pub(crate) use requests::Requests;

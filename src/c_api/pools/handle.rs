@@ -128,7 +128,7 @@ pub(super) fn make(in_use: PoolUse) -> Result<*mut PoolHandle> {
     let pool = in_use.pool();
     slot.number.store(pool.number, Ordering::Relaxed);
     slot.device.store(pool.memory.location.number() as c_int, Ordering::Relaxed);
-    slot.is_for_graphs.store(pool.is_for_graphs(), Ordering::Relaxed);
+    slot.is_for_graphs.store(pool.is_for_graphs, Ordering::Relaxed);
     state.held = Some(Arc::new(HeldPool { in_use, further: Mutex::default() }));
     let handle = state.times << PLACE_BITS | place;
     slot.handle.store(handle, Ordering::Release);

@@ -63,7 +63,7 @@ pub(super) unsafe extern "C" fn pool_by_id(device: c_int, id: *const PoolId, poo
                 "pool {id} on {device} is yet to be made: its id was handed out, and nothing has been allocated to it"
             ))
         })?;
-        make(PoolUse::new(&pool, pool.is_for_graphs())?)
+        make(PoolUse::new(&pool, pool.is_for_graphs)?)
     };
     // SAFETY: the caller passes a place for a pointer, or null.
     unsafe { hand_out(pool, "pool", ptr::null_mut(), take) }

@@ -7,7 +7,7 @@ use crate::ids::{MemoryLocation, NumaNode};
 use crate::memory::device::{EventPool, Until};
 use crate::memory::pool::{Pool, Role};
 use crate::runtime::Stream;
-use crate::sync::{ThisThread, ThreadNumber};
+use crate::sync::{Ordering, ThisThread, ThreadNumber};
 
 /// What a cache serves.
 #[derive(Clone, Debug)]
@@ -102,7 +102,7 @@ impl Service {
     /// Returns whether graphs that live may use what is free, at any time. Asked with the heap locked, that holds until it is
     /// unlocked: what a capture uses was taken out of the heap after it began.
     pub(in crate::memory) fn is_of_live_graph(&self) -> bool {
-        self.role.is_captured() && self.pool.has_captures()
+        self.role.is_captured() && self.pool.captures.load(Ordering::Acquire) > 0
     }
 
     /// Returns whether the stream can be asked and recorded on by this thread: it lasts, or is that of `alive`, which a

@@ -6,14 +6,13 @@
 
 use rustix::process::{Resource, getrlimit};
 
-use super::access::{BUSY_EXTENTS, Mapped, Peers, Placed, Turn, reaches};
+use super::access::{Mapped, Peers, Placed, Turn, reaches};
 use super::elsewhere::end_with;
-use super::pages::Mapping;
-use super::supply::with_limits;
+use super::pages::{Mapping, run_of};
 use crate::error::{Error, ErrorKind, OutOfMemory, Result, StatusKind, Wanted};
 use crate::ids::{Device, MemoryLocation};
 use crate::memory::tuning::{PAGE, ROOM};
-use crate::runtime::{self, BoundDevice, Extent, MemoryInfo, RelaxedCapture, Runtime};
+use crate::runtime::{self, BoundDevice, Extent, MemoryInfo, RelaxedCapture, Runtime, locking_limits};
 use crate::sync::{AtomicU64, Ordering};
 
 /// The least and the most bytes that are reserved: tables of pages are sized by them, and a GPU has 2^47 addresses. Miri
@@ -31,15 +30,15 @@ const ROOM_MOST: u64 = if cfg!(miri) { ROOM_LEAST } else { 0x1000_0000_0000 };
 #[derive(Debug)]
 pub(in crate::memory) struct AddressRange {
     location: MemoryLocation,
-    base: u64,
-    /// 0 where the device has no virtual memory.
-    bytes: u64,
+    pub(super) base: u64,
+    /// 0 where the device has no virtual memory. Offsets beyond are those of segments.
+    pub(in crate::memory) bytes: u64,
     /// All that is mapped for the device, beyond the range too.
     mapped: Mapped,
     /// Other devices that may read and write it.
-    peers: Peers,
+    pub(in crate::memory) peers: Peers,
     /// Calls of the driver's memory functions so far.
-    driver_calls: AtomicU64,
+    pub(in crate::memory) driver_calls: AtomicU64,
 }
 
 /// Runs a driver call with the device bound and no capture at risk.
@@ -51,6 +50,14 @@ pub(in crate::memory) fn with_device<R>(
     let _bound = BoundDevice::of(runtime, location)?;
     let _relaxed = RelaxedCapture::new(runtime).map_err(|e| e.on(location))?;
     call(runtime).map_err(|e| e.on(location))
+}
+
+/// Adds to a refusal what limits the memory that this process can lock.
+pub(super) fn with_limits(error: Error, location: MemoryLocation) -> Error {
+    match locking_limits().filter(|_| location.device().is_none()) {
+        Some(limits) => error.advised(limits),
+        None => error,
+    }
 }
 
 /// As CUDA, HIP and the simulated platform number it.
@@ -120,26 +127,11 @@ impl AddressRange {
         (self.bytes.max(ROOM_LEAST) / PAGE) as u32
     }
 
-    #[inline]
-    pub(in crate::memory) const fn base(&self) -> u64 {
-        self.base
-    }
-
-    /// Bytes of the range; offsets beyond are those of segments.
-    #[inline]
-    pub(in crate::memory) const fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
     /// Returns the offset of an address, if it lies in the range.
     #[inline]
     pub(in crate::memory) fn offset(&self, address: u64) -> Option<u64> {
         let offset = address.wrapping_sub(self.base);
         (offset < self.bytes).then_some(offset)
-    }
-
-    pub(in crate::memory) fn driver_calls(&self) -> u64 {
-        self.driver_calls.load(Ordering::Relaxed)
     }
 
     /// Counts a call of a memory function that is made elsewhere.
@@ -174,24 +166,18 @@ impl AddressRange {
     pub(in crate::memory) unsafe fn release(&self, extent: Extent) -> Result<()> {
         // The driver may give the extent's number to a new one then.
         end_with(self.location, extent);
-        let _turn = BUSY_EXTENTS.take([extent]);
+        let _turn = Turn::take([extent]);
         // SAFETY: the caller owns the extent and gives it up.
         self.driver(|runtime| unsafe { runtime.extent_release(extent) })
     }
 
-    fn placed(&self, mapping: &Mapping) -> Placed {
-        let address = self.base + mapping.start();
-        Placed { address, bytes: mapping.bytes(), extent: mapping.extent, home: None }
-    }
-
-    /// As [`AddressRange::map`], at the offsets that mappings say.
-    ///
-    /// # Safety
-    /// The extents are alive and as long as the mappings, whose pages the caller has taken from the address space.
-    pub(in crate::memory) unsafe fn map_row(&self, row: &[Mapping]) -> (usize, Result<()>) {
-        let row: Vec<_> = row.iter().map(|mapping| self.placed(mapping)).collect();
-        // SAFETY: the addresses are reserved, and the caller alone has them and the extents.
-        unsafe { self.map(&row) }
+    /// Returns the addresses at which mappings stand.
+    pub(in crate::memory) fn placed(&self, row: &[Mapping]) -> Vec<Placed> {
+        let placed = |&mapping: &Mapping| {
+            let address = self.base + mapping.start();
+            Placed { address, bytes: mapping.bytes(), extent: mapping.extent, home: None }
+        };
+        row.iter().map(placed).collect()
     }
 
     /// Maps extents in a row, and lets the device and its peers read and write them. Returns how many were mapped; those that
@@ -202,7 +188,7 @@ impl AddressRange {
     pub(in crate::memory) unsafe fn map(&self, row: &[Placed]) -> (usize, Result<()>) {
         for (count, placed) in row.iter().enumerate() {
             let &Placed { address, bytes, extent, .. } = placed;
-            let turn = BUSY_EXTENTS.take([extent]);
+            let turn = Turn::take([extent]);
             // SAFETY: as the caller promises.
             let outcome = self.driver(|runtime| unsafe { runtime.memory_map(address, bytes, extent) });
             if outcome.is_err() {
@@ -212,27 +198,18 @@ impl AddressRange {
             drop(turn);
         }
         // SAFETY: all of it was just mapped, and the caller alone unmaps it.
-        (row.len(), unsafe { self.open_in_turn(row) })
+        (row.len(), unsafe { self.open(row) })
     }
 
-    /// Lets the device and its peers read and write what stands at offsets, as far as it was not.
-    ///
-    /// # Safety
-    /// These mappings stand in a row, and nothing unmaps them meanwhile.
-    pub(in crate::memory) unsafe fn open_row(&self, row: &[Mapping]) -> Result<()> {
-        let row: Vec<_> = row.iter().map(|mapping| self.placed(mapping)).collect();
-        // SAFETY: as the caller promises.
-        unsafe { self.open_in_turn(&row) }
-    }
-
-    /// As [`AddressRange::open`], once no other call works on these extents.
+    /// Lets the device and its peers read and write what is mapped, as far as it was not, once no other call works on these
+    /// extents.
     ///
     /// # Safety
     /// All of it is mapped in a row, and nothing unmaps it meanwhile.
-    unsafe fn open_in_turn(&self, row: &[Placed]) -> Result<()> {
-        let turn = BUSY_EXTENTS.take(row.iter().map(|placed| placed.extent));
+    pub(in crate::memory) unsafe fn open(&self, row: &[Placed]) -> Result<()> {
+        let turn = Turn::take(row.iter().map(|placed| placed.extent));
         // SAFETY: as the caller promises.
-        unsafe { self.open(row, &turn) }
+        unsafe { self.open_in_turn(row, &turn) }
     }
 
     /// Lets the device and those peers that reach the memory read and write it.
@@ -240,7 +217,7 @@ impl AddressRange {
     /// # Safety
     /// All of it is mapped in a row, and nothing unmaps it meanwhile. The turn is for its extents: of two calls that open one
     /// mapping at once NVIDIA's driver 580.159 refuses one, and the peer may have no access then (`benches/results/h100-peers`).
-    unsafe fn open(&self, row: &[Placed], _turn: &Turn<'_>) -> Result<()> {
+    unsafe fn open_in_turn(&self, row: &[Placed], _turn: &Turn) -> Result<()> {
         let (Some(first), Some(last)) = (row.first(), row.last()) else { return Ok(()) };
         let mut by = vec![self.location];
         for peer in self.peers.devices() {
@@ -300,10 +277,12 @@ impl AddressRange {
     /// # Safety
     /// No work uses the memory at these pages, now or later.
     pub(in crate::memory) unsafe fn unmap_row(&self, row: &[Mapping]) -> Result<()> {
-        let Some(first) = row.first() else { return Ok(()) };
-        let bytes = row.iter().map(|mapping| mapping.bytes()).sum();
+        if row.is_empty() {
+            return Ok(());
+        }
+        let run = run_of(row);
         // SAFETY: as the caller promises.
-        unsafe { self.unmap(self.base + first.start(), bytes, row.iter().map(|mapping| mapping.extent)) }
+        unsafe { self.unmap(self.base + run.start(), run.bytes(), row.iter().map(|mapping| mapping.extent)) }
     }
 
     /// Unmaps whole mappings that stand in a row, of these extents.
@@ -316,7 +295,7 @@ impl AddressRange {
         bytes: u64,
         extents: impl IntoIterator<Item = Extent>,
     ) -> Result<()> {
-        let _turn = BUSY_EXTENTS.take(extents);
+        let _turn = Turn::take(extents);
         // SAFETY: the caller promises that the memory is used no more there.
         self.driver(|runtime| unsafe { runtime.memory_unmap(address, bytes) })?;
         self.mapped.remove(address, bytes);
@@ -329,26 +308,16 @@ impl AddressRange {
     /// # Errors
     /// `ErrorKind::Library` if the driver refuses. The device is no peer then.
     pub(in crate::memory) fn let_in(&self, peer: Device) -> Result<()> {
-        let Some(entering) = self.peers.enter(peer) else { return Ok(()) };
-        for row in self.mapped.rows() {
-            // Nothing of it is unmapped as long as this lasts.
-            let turn = BUSY_EXTENTS.take(row.iter().map(|placed| placed.extent));
-            for still in self.mapped.still(&row) {
-                // SAFETY: it is on the list of what is mapped, and what would unmap it waits for its turn.
-                unsafe { self.open(&still, &turn) }?;
+        self.peers.let_in(peer, || {
+            for row in self.mapped.rows() {
+                // Nothing of it is unmapped as long as this lasts.
+                let turn = Turn::take(row.iter().map(|placed| placed.extent));
+                for still in self.mapped.still(&row) {
+                    // SAFETY: it is on the list of what is mapped, and what would unmap it waits for its turn.
+                    unsafe { self.open_in_turn(&still, &turn) }?;
+                }
             }
-        }
-        entering.finish();
-        Ok(())
-    }
-
-    /// Returns the devices that were let in.
-    pub(in crate::memory) fn peers(&self) -> Vec<Device> {
-        self.peers.devices()
-    }
-
-    /// Returns whether the device was let in.
-    pub(in crate::memory) fn is_peer(&self, device: Device) -> bool {
-        self.peers.has(device)
+            Ok(())
+        })
     }
 }

@@ -12,7 +12,6 @@ use super::live_peak::LivePeak;
 use super::pages::Pages;
 use super::pieces::Pieces;
 use super::retired::Retired;
-use super::retired_segments::RetiredSegments;
 use super::run::Run;
 use super::segments::Segments;
 use super::supply::{Budget, DriverSegments, PINNED, Source};
@@ -42,7 +41,6 @@ pub(crate) struct DeviceMemory {
     pub(in crate::memory) segments: Segments,
     pub(in crate::memory) events: EventPool,
     pub(super) retired: Retired,
-    pub(super) retired_segments: RetiredSegments,
     /// The physical bytes of all pools together.
     pub(in crate::memory) budget: Budget,
     /// The live bytes of all pools together.
@@ -72,10 +70,8 @@ impl DeviceMemory {
     /// Reserves addresses for the memory, none of which it takes yet.
     pub(in crate::memory) fn reserve(location: MemoryLocation) -> Result<Self> {
         let total = runtime::get()?.total_memory(location)?;
-        let set_extent_pages = match environment::number(EXTENT_VARIABLE, 1..=EXTENT_PAGES_MOST, 0)? {
-            0 => None,
-            pages => Some(pages as u32),
-        };
+        let extent_pages = environment::number(EXTENT_VARIABLE, 1..=EXTENT_PAGES_MOST, 0)?;
+        let set_extent_pages = (extent_pages > 0).then_some(extent_pages as u32);
         Ok(Self::new(AddressRange::reserve(location, total)?, location, total, set_extent_pages))
     }
 
@@ -87,12 +83,11 @@ impl DeviceMemory {
             set_extent_pages,
             // The upper half is for segments.
             pages: Pages::new(u64::from(pages) * 2 * PAGE),
-            space: Mutex::new(AddressSpace::new(0, (range.bytes() / PAGE) as u32)),
+            space: Mutex::new(AddressSpace::new(0, (range.bytes / PAGE) as u32)),
             segments: Segments::new(pages, pages),
             events: EventPool::new(location),
             retired: Retired::default(),
-            retired_segments: RetiredSegments::default(),
-            budget: Budget::new(None),
+            budget: Budget::new(),
             live: LivePeak::default(),
             under_way: UnderWay::new(location),
             moved_pages: AtomicU64::new(0),
@@ -134,7 +129,7 @@ impl DeviceMemory {
 
     /// Returns where a pool's memory comes from that has no source of its own.
     pub(in crate::memory) fn default_source(&self) -> Source {
-        let has_pages = self.range.bytes() > 0;
+        let has_pages = self.range.bytes > 0;
         match self.location {
             MemoryLocation::Device(_) if has_pages => Source::Pages,
             MemoryLocation::Device(_) => Source::Segments(Arc::new(DriverSegments)),
@@ -145,11 +140,7 @@ impl DeviceMemory {
     /// Returns the address of an offset.
     #[inline]
     pub(in crate::memory) fn address(&self, offset: u64) -> u64 {
-        if offset < self.range.bytes() {
-            self.range.base() + offset
-        } else {
-            offset.wrapping_add(self.pages.delta(offset))
-        }
+        if offset < self.range.bytes { self.range.base + offset } else { offset.wrapping_add(self.pages.delta(offset)) }
     }
 
     /// Has others use addresses again at which nothing is mapped.
@@ -159,7 +150,7 @@ impl DeviceMemory {
 
     /// Returns whether the device's range or one of its segments has one of these addresses.
     pub(in crate::memory) fn overlaps(&self, address: u64, bytes: u64) -> bool {
-        let range = self.range.base()..self.range.base() + self.range.bytes();
+        let range = self.range.base..self.range.base + self.range.bytes;
         let end = address.saturating_add(bytes);
         (address < range.end && end > range.start) || self.segments.overlaps(address, bytes)
     }

@@ -10,8 +10,7 @@ use super::run::Run;
 use super::small::{Slab, Slabs};
 use crate::memory::tuning::{ALIGNMENT, PAGE, SMALL_MAX};
 use crate::runtime::Extent;
-use crate::sync::Table;
-use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, Table};
 
 /// A bit of the number of a cache that lends slabs of its pages to others. So marked, the number is no cache's, which a
 /// look-up of a block's cache finds out without a question of its own.
@@ -63,6 +62,11 @@ impl Mapping {
     pub(in crate::memory) const fn end(self) -> u64 {
         self.start() + self.bytes()
     }
+}
+
+/// Returns the pages of mappings that stand in a row, which may be none.
+pub(in crate::memory) fn run_of(row: &[Mapping]) -> Run {
+    Run { first: row.first().map_or(0, |mapping| mapping.first), pages: row.iter().map(|mapping| mapping.pages).sum() }
 }
 
 /// What starts at an address.

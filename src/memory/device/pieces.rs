@@ -68,48 +68,35 @@ impl Counter {
     }
 }
 
-/// Pieces and their bytes.
+/// The pieces and their bytes: of a device; of those of one page; of larger ones.
 #[derive(Debug, Default)]
-struct Kind {
-    pieces: Counter,
-    bytes: Counter,
-}
-
-/// All pieces of a device; those of one page; larger ones.
-#[derive(Debug, Default)]
-pub(in crate::memory) struct Pieces([Kind; 3]);
+pub(in crate::memory) struct Pieces([[Counter; 2]; 3]);
 
 impl Pieces {
-    fn of_size(&self, bytes: u64) -> [&Kind; 2] {
-        [&self.0[0], &self.0[if bytes <= PAGE { 1 } else { 2 }]]
+    fn count(&self, bytes: u64, count: fn(&Counter, u64)) {
+        for kind in [0, if bytes <= PAGE { 1 } else { 2 }] {
+            let [of_pieces, of_bytes] = &self.0[kind];
+            count(of_pieces, 1);
+            count(of_bytes, bytes);
+        }
     }
 
     /// Counts a piece that came.
     pub(in crate::memory) fn come(&self, bytes: u64) {
-        for kind in self.of_size(bytes) {
-            kind.pieces.come(1);
-            kind.bytes.come(bytes);
-        }
+        self.count(bytes, Counter::come);
     }
 
     /// Counts a piece that went.
     pub(in crate::memory) fn go(&self, bytes: u64) {
-        for kind in self.of_size(bytes) {
-            kind.pieces.go(1);
-            kind.bytes.go(bytes);
-        }
+        self.count(bytes, Counter::go);
     }
 
     /// Returns the numbers of pieces, and their bytes.
-    pub(in crate::memory) fn get(&self) -> [(Flow, Flow); 3] {
-        let [all, small, large] = &self.0;
-        [all, small, large].map(|kind| (kind.pieces.get(), kind.bytes.get()))
+    pub(in crate::memory) fn get(&self) -> [[Flow; 2]; 3] {
+        self.0.each_ref().map(|kind| kind.each_ref().map(Counter::get))
     }
 
     pub(in crate::memory) fn reset_peaks(&self) {
-        for kind in &self.0 {
-            kind.pieces.reset_peak();
-            kind.bytes.reset_peak();
-        }
+        self.0.iter().flatten().for_each(Counter::reset_peak);
     }
 }

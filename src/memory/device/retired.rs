@@ -1,12 +1,14 @@
 //! Memory that is free but that the GPU may still use: unmapped, and given back, when its streams are done.
 //!
-//! So neither moving pages nor giving them back ever waits.
+//! So neither moving pages nor giving them back ever waits. Segments of pinned memory are apart: the driver waits for running
+//! kernels before it lets one go, whatever they use. So they are given back by a thread of gpupool's own, or by a call that
+//! needs the memory, and until then their bytes count as reserved.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
+use std::{mem, thread};
 
 use super::device_memory::DeviceMemory;
-use super::pages::Mapping;
-use super::retired_segments::RetiredSegment;
+use super::pages::{Mapping, run_of};
 use super::run::Run;
 use super::supply::{PINNED_GONE, Supply};
 use super::under_way::call_out;
@@ -14,7 +16,7 @@ use super::until::Until;
 use crate::error::Result;
 use crate::observe::delivery::deliver;
 use crate::runtime::Stream;
-use crate::sync::{AtomicUsize, Ordering, lock};
+use crate::sync::{AtomicUsize, Ordering, lock, wait};
 
 /// What is left of memory that was taken out of a cache.
 #[derive(Debug)]
@@ -40,11 +42,22 @@ struct Entry {
     supply: Arc<Supply>,
 }
 
-/// The list of one device.
+/// The lists of one device, or of one NUMA node of the host.
 #[derive(Debug, Default)]
 pub(super) struct Retired {
     len: AtomicUsize,
     entries: Mutex<Vec<Entry>>,
+    /// Segments of pinned memory.
+    pinned: Mutex<Pinned>,
+    /// Told when no segment of pinned memory is under way any more.
+    done: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Pinned {
+    waiting: Vec<Entry>,
+    /// Those that a thread is just giving back.
+    under_way: usize,
 }
 
 impl DeviceMemory {
@@ -59,13 +72,13 @@ impl DeviceMemory {
         if !matches!(remains, Remains::Reserve(_)) {
             deliver();
         }
-        // What is free of pinned memory waits for nothing.
-        if let Remains::Segment { address, bytes, stream: None } = remains {
-            self.retire_segment(RetiredSegment { address, bytes, supply: Arc::clone(supply) });
+        let entry = Entry { remains, until, supply: Arc::clone(supply) };
+        if matches!(entry.remains, Remains::Segment { stream: None, .. }) {
+            lock(&self.retired.pinned).waiting.push(entry);
             return;
         }
         let mut entries = lock(&self.retired.entries);
-        entries.push(Entry { remains, until, supply: Arc::clone(supply) });
+        entries.push(entry);
         self.retired.len.store(entries.len(), Ordering::Release);
     }
 
@@ -75,9 +88,9 @@ impl DeviceMemory {
     /// The first refusal of the driver or of a segment's source. What it refused is tried again later.
     pub(in crate::memory) fn end_retired(&self, wait: bool) -> Result<u64> {
         // Those would wait for kernels, whatever they use.
-        let segments = if wait { self.end_retired_segments() } else { Ok(0) };
-        let pages = self.end_retired_pages(wait);
-        Ok(segments? + pages?)
+        let pinned = if wait { self.end_retired_pinned() } else { Ok(0) };
+        let others = self.end_retired_others(wait);
+        Ok(pinned? + others?)
     }
 
     /// The same, waiting for the GPU, once other threads have ended what they had in hand, or given it back to the list.
@@ -89,7 +102,7 @@ impl DeviceMemory {
         self.end_retired(true)
     }
 
-    fn end_retired_pages(&self, wait: bool) -> Result<u64> {
+    fn end_retired_others(&self, wait: bool) -> Result<u64> {
         if self.retired.len.load(Ordering::Acquire) == 0 {
             return Ok(0);
         }
@@ -97,99 +110,127 @@ impl DeviceMemory {
         let entries = {
             let mut entries = lock(&self.retired.entries);
             self.retired.len.store(0, Ordering::Release);
-            std::mem::take(&mut *entries)
+            mem::take(&mut *entries)
         };
-        let mut outcome = Ok(());
-        let mut released = 0;
-        let mut kept = Vec::new();
+        let (left, outcome) = self.end_all(entries, wait);
+        if !left.is_empty() {
+            let mut entries = lock(&self.retired.entries);
+            entries.splice(0..0, left);
+            self.retired.len.store(entries.len(), Ordering::Release);
+        }
+        outcome
+    }
+
+    /// Gives back the segments of pinned memory that are to go, waiting for kernels that are running, and for other threads that
+    /// are at it. Returns the bytes that went.
+    ///
+    /// # Errors
+    /// The first refusal of the driver. What it refused is tried again later.
+    fn end_retired_pinned(&self) -> Result<u64> {
+        let retired = &self.retired;
+        let segments = {
+            let mut pinned = lock(&retired.pinned);
+            let segments = mem::take(&mut pinned.waiting);
+            pinned.under_way += segments.len();
+            segments
+        };
+        let taken = segments.len();
+        let (mut refused, outcome) = self.end_all(segments, true);
+        let mut pinned = lock(&retired.pinned);
+        pinned.waiting.append(&mut refused);
+        pinned.under_way -= taken;
+        if pinned.under_way == 0 {
+            retired.done.notify_all();
+        }
+        while pinned.under_way > 0 {
+            pinned = wait(&retired.done, &retired.pinned, pinned);
+        }
+        outcome
+    }
+
+    /// As [`DeviceMemory::end_retired_pinned`], on a thread of its own, so that the caller waits for no kernel. Returns the
+    /// bytes that went already, which are some where the system has no thread to give.
+    ///
+    /// # Errors
+    /// As [`DeviceMemory::end_retired_pinned`], in that case.
+    pub(in crate::memory) fn begin_ending_pinned(&'static self) -> Result<u64> {
+        if lock(&self.retired.pinned).waiting.is_empty() {
+            return Ok(0);
+        }
+        let thread = thread::Builder::new().name("gpupool-unpin".to_owned());
+        // What the driver refuses is tried again whenever memory is given back.
+        match thread.spawn(|| drop(self.end_retired_pinned())) {
+            Ok(_) => Ok(0),
+            Err(_) => self.end_retired_pinned(),
+        }
+    }
+
+    /// Ends those entries that the GPU is done with. Returns the others, with what the driver refused, and the physical bytes
+    /// that went back, or else the first refusal.
+    fn end_all(&self, entries: Vec<Entry>, wait: bool) -> (Vec<Entry>, Result<u64>) {
+        let (mut left, mut released, mut outcome) = (Vec::new(), 0, Ok(()));
         // The newest first: where one is done that was recorded later, so are the older ones, and memory that goes back
         // leaves no older mapping behind.
         for mut entry in entries.into_iter().rev() {
-            match entry.until.is_done(&self.events, wait) {
-                Ok(true) => {
-                    if let Err(error) = self.end(&mut entry.remains, &entry.supply, &mut released) {
-                        outcome = outcome.and(Err(error));
-                    }
-                    if entry.remains.is_left() {
-                        kept.push(entry);
-                    }
-                }
-                Ok(false) => kept.push(entry),
-                Err(error) => {
-                    outcome = outcome.and(Err(error));
-                    kept.push(entry);
-                }
+            let ended = match entry.until.is_done(&self.events, wait) {
+                Ok(true) => self.end(&mut entry.remains, &entry.supply, &mut released).map(|()| true),
+                waits => waits,
+            };
+            // A segment without bytes counts as freed, though its source refused.
+            if !matches!(ended, Ok(true)) && !matches!(entry.remains, Remains::Segment { bytes: 0, .. }) {
+                left.push(entry);
             }
+            outcome = outcome.and(ended.map(drop));
         }
-        if !kept.is_empty() {
-            let mut entries = lock(&self.retired.entries);
-            entries.splice(0..0, kept.into_iter().rev());
-            self.retired.len.store(entries.len(), Ordering::Release);
-        }
-        outcome.map(|()| released)
+        left.reverse();
+        (left, outcome.map(|()| released))
     }
 
     /// Ends as much as the driver allows, and adds the physical bytes that went back; what is left stays in `remains`.
     fn end(&self, remains: &mut Remains, supply: &Supply, released: &mut u64) -> Result<()> {
+        let frees_pages = !matches!(remains, Remains::Asleep { .. });
         match remains {
             Remains::Moved { moved, mapped, unmapped } => {
-                self.end_moved(moved)?;
-                self.end_extents(mapped, unmapped, true, |_| {})?;
+                while !moved.is_empty() {
+                    self.unmap_run(moved, true)?;
+                }
+                // SAFETY: by the promise of `retire` nothing else has these extents, nor uses them.
+                unsafe { self.end_extents(mapped, unmapped, true, |_| {}) }
             }
-            Remains::Released { mapped, unmapped } => {
-                self.end_extents(mapped, unmapped, true, |bytes| self.uncount(bytes, supply, released))?;
-            }
-            Remains::Asleep { mapped, unmapped } => {
-                self.end_extents(mapped, unmapped, false, |bytes| self.uncount(bytes, supply, released))?;
+            Remains::Released { mapped, unmapped } | Remains::Asleep { mapped, unmapped } => {
+                let count = |bytes| self.uncount(bytes, supply, released);
+                // SAFETY: by the promise of `retire` nothing else has these extents, nor uses them.
+                unsafe { self.end_extents(mapped, unmapped, frees_pages, count) }
             }
             Remains::Reserve(runs) => {
-                let runs = std::mem::take(runs);
+                let runs = mem::take(runs);
                 let mapped = supply.reserve().map(|reserve| reserve.put_back(runs)).unwrap_or_default();
                 *remains = Remains::Released { mapped, unmapped: Vec::new() };
-                return self.end(remains, supply, released);
+                self.end(remains, supply, released)
             }
             Remains::Segment { address, bytes, stream } => {
                 let source = &supply.source;
                 self.range.count_driver_call();
                 // SAFETY: by the promise of `retire` the segment is of this pool's source, and no work uses it.
-                let outcome = call_out(|| unsafe { source.free(*address, *bytes, stream.as_ref()) });
+                let free = || unsafe { source.free(*address, *bytes, stream.as_ref()) };
+                let outcome = if self.is_of_host() { PINNED_GONE.time(free) } else { call_out(free) };
                 if outcome.is_ok() || !source.frees_again() {
-                    self.uncount(std::mem::take(bytes), supply, released);
+                    self.uncount(mem::take(bytes), supply, released);
                 }
-                outcome?;
+                outcome
             }
         }
-        Ok(())
     }
 
-    /// Gives back extents of a pool that is asleep and keeps their pages, mapped ones and such as are unmapped already. What the
-    /// driver refuses stays in the lists.
+    /// Gives extents back that are mapped, and such as are unmapped already, and counts the bytes of each; with `frees_pages`
+    /// others may have their pages. What the driver refuses stays in the lists.
     ///
     /// # Errors
     /// `ErrorKind::Library`, the driver's refusal.
     ///
     /// # Safety
     /// Nothing but these lists has the extents, and no work uses them.
-    pub(in crate::memory) unsafe fn give_back_asleep(
-        &self,
-        mapped: &mut Vec<Mapping>,
-        unmapped: &mut Vec<Mapping>,
-        supply: &Supply,
-    ) -> Result<()> {
-        self.end_extents(mapped, unmapped, false, |bytes| self.uncount(bytes, supply, &mut 0))
-    }
-
-    /// Unmaps extents that stand elsewhere, too.
-    fn end_moved(&self, mappings: &mut Vec<Mapping>) -> Result<()> {
-        while !mappings.is_empty() {
-            self.unmap_run(mappings, true)?;
-        }
-        Ok(())
-    }
-
-    /// Gives extents back that are mapped, and such as are unmapped already, and counts the bytes of each; with `frees_pages`
-    /// others may have their pages.
-    fn end_extents(
+    pub(in crate::memory) unsafe fn end_extents(
         &self,
         mapped: &mut Vec<Mapping>,
         unmapped: &mut Vec<Mapping>,
@@ -198,8 +239,7 @@ impl DeviceMemory {
     ) -> Result<()> {
         while !(mapped.is_empty() && unmapped.is_empty()) {
             while let Some(mapping) = unmapped.last() {
-                // SAFETY: nothing but the entry of these has the extent, by the promise of `retire`, and it leaves the entry
-                // below.
+                // SAFETY: nothing but the list has the extent, as the caller promises, and it leaves the list below.
                 let release = || unsafe { self.range.release(mapping.extent) };
                 if self.is_of_host() { PINNED_GONE.time(release) } else { release() }?;
                 count(mapping.bytes());
@@ -213,11 +253,8 @@ impl DeviceMemory {
     /// Counts physical memory that has gone.
     pub(in crate::memory) fn uncount(&self, bytes: u64, supply: &Supply, released: &mut u64) {
         self.pieces.go(bytes);
-        self.budget.release(bytes);
-        if let Some(process) = self.process_budget() {
-            process.release(bytes);
-        }
-        supply.budget.release(bytes);
+        let budgets = [&self.budget, &supply.budget].into_iter().chain(self.process_budget());
+        budgets.for_each(|budget| budget.release(bytes));
         *released += bytes;
     }
 
@@ -231,22 +268,9 @@ impl DeviceMemory {
         // SAFETY: `until` was done, and by the promise of `retire` no other work uses these mappings.
         unsafe { self.range.unmap_row(&mappings[from..]) }?;
         let row = mappings.split_off(from);
-        if frees_pages && let Some(first) = row.first() {
-            self.put_back_pages(Run { first: first.first, pages: row.iter().map(|mapping| mapping.pages).sum() });
+        if frees_pages {
+            self.put_back_pages(run_of(&row));
         }
         Ok(row)
-    }
-}
-
-impl Remains {
-    fn is_left(&self) -> bool {
-        match self {
-            Self::Reserve(runs) => !runs.is_empty(),
-            Self::Moved { moved, mapped, unmapped } => !(moved.is_empty() && mapped.is_empty() && unmapped.is_empty()),
-            Self::Released { mapped, unmapped } | Self::Asleep { mapped, unmapped } => {
-                !(mapped.is_empty() && unmapped.is_empty())
-            }
-            Self::Segment { bytes, .. } => *bytes > 0,
-        }
     }
 }

@@ -76,9 +76,8 @@ pub(in crate::memory) struct Moment {
 }
 
 impl UnderWay {
-    pub(in crate::memory) const fn new(location: MemoryLocation) -> Self {
-        let begun = Begun { last: 0, thread: None, last_of_others: 0 };
-        Self { location, begun: Mutex::new(begun) }
+    pub(in crate::memory) fn new(location: MemoryLocation) -> Self {
+        Self { location, begun: Mutex::default() }
     }
 
     /// Begins a move.

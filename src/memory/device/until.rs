@@ -97,25 +97,21 @@ impl Until {
             let waits = |device| runtime::wait_for_work_before(point, device);
             *self = Self::work_before(point, pool, devices, waits)?;
         }
-        match self {
-            Self::Unrecorded(_) | Self::Devices(..) => Ok(false),
-            Self::Events(events) => {
-                if events.is_empty() {
-                    return Ok(true);
-                }
-                // A question about an event spoils captures of this thread, and of others in global mode.
-                let _relaxed = RelaxedCapture::new(runtime::get()?)?;
-                while let Some(event) = events.last() {
-                    if wait {
-                        event.synchronize()?;
-                    } else if !event.query()? {
-                        return Ok(false);
-                    }
-                    pool.put_back(events.pop());
-                }
-                Ok(true)
-            }
+        let Self::Events(events) = self else { return Ok(false) };
+        if events.is_empty() {
+            return Ok(true);
         }
+        // A question about an event spoils captures of this thread, and of others in global mode.
+        let _relaxed = RelaxedCapture::new(runtime::get()?)?;
+        while let Some(event) = events.last() {
+            if wait {
+                event.synchronize()?;
+            } else if !event.query()? {
+                return Ok(false);
+            }
+            pool.put_back(events.pop());
+        }
+        Ok(true)
     }
 }
 

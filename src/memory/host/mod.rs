@@ -11,21 +11,18 @@
 //! pages 16 threads bring in before the driver registers them: 5 times as fast, but they cannot be moved, and the driver
 //! waits for running kernels before it lets one go. So they go only when asked, on a thread of gpupool's own.
 
-mod limit;
 mod pinned_buffer;
 mod place;
 mod stats;
 mod warm;
 
-pub use limit::{pinned_limit, set_pinned_limit};
 #[cfg(feature = "python")]
 pub(crate) use pinned_buffer::empty_pinned_by;
 pub(in crate::memory) use pinned_buffer::pinned_for_gpupool;
 pub use pinned_buffer::{PinnedBuffer, empty_pinned, empty_pinned_on_node};
 pub(crate) use place::node_of;
-pub(crate) use stats::pinned_device_stats;
 #[cfg(feature = "python")]
 pub(crate) use stats::pinned_stats_by_node;
-pub(crate) use stats::pinned_times;
-pub use stats::{empty_pinned_cache, pinned_stats, reset_peak_pinned_stats};
+pub use stats::{empty_pinned_cache, pinned_limit, pinned_stats, reset_peak_pinned_stats, set_pinned_limit};
+pub(crate) use stats::{pinned_device_stats, pinned_times};
 pub use warm::warm_pinned;

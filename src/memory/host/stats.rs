@@ -1,10 +1,10 @@
-//! Statistics of pinned memory, of one NUMA node or of all, and releasing free pinned memory.
+//! Statistics of pinned memory, of one NUMA node or of all, its limit, and releasing free pinned memory.
 
 use crate::error::Result;
 use crate::memory::cache::DeviceCaches;
 use crate::memory::device::{Durations, PINNED, PINNED_GONE, PINNED_MADE};
 use crate::memory::report::{self, DeviceStats, MemoryStats, PoolStats, Sum};
-use crate::memory::serve::{Patience, trim_pools};
+use crate::memory::serve::{Patience, sum_of_all, trim_pools};
 use crate::process;
 use crate::runtime;
 use crate::sync::ThisThread;
@@ -73,6 +73,23 @@ pub(crate) fn pinned_times() -> Result<[Durations; 2]> {
     Ok([&PINNED_MADE, &PINNED_GONE].map(|times| times.get()))
 }
 
+/// Limits the pinned memory that this process may reserve through gpupool, in bytes, on all NUMA nodes together; none
+/// removes the limit. Memory reserved beyond it is kept until it is free and released.
+///
+/// # Errors
+/// `ErrorKind::Forked` in a forked child.
+pub fn set_pinned_limit(nbytes: Option<u64>) -> Result<()> {
+    process::refuse_forked()?;
+    PINNED.set_limit(nbytes);
+    Ok(())
+}
+
+/// Returns the maximum number of bytes of pinned memory that this process may reserve through gpupool, if there is a
+/// limit.
+pub fn pinned_limit() -> Option<u64> {
+    PINNED.limit()
+}
+
 /// Gives the pinned memory that is free back to the system, and returns the bytes that went. Segments go a little later, on
 /// a thread of their own.
 ///
@@ -88,11 +105,8 @@ pub(crate) fn pinned_times() -> Result<[Durations; 2]> {
 /// # }
 /// ```
 pub fn empty_pinned_cache() -> Result<u64> {
-    let mut released = 0;
-    for caches in nodes(None)? {
-        released += trim_pools(caches, ThisThread::get(), Patience::Ask, |_| true)?;
-    }
-    Ok(released)
+    let trim = |caches| trim_pools(caches, ThisThread::get(), Patience::Ask, |_| true);
+    sum_of_all(nodes(None)?.into_iter().map(trim))
 }
 
 /// Returns the statistics of each NUMA node whose pinned memory this process has used, by its number. It asks no driver.

@@ -6,8 +6,7 @@ use log::info;
 
 use super::place::node_of;
 use crate::error::{Bytes, Error, Result};
-use crate::memory::route;
-use crate::memory::serve;
+use crate::memory::{route, serve};
 use crate::observe::nvtx;
 use crate::observe::target::MEMORY;
 

@@ -9,9 +9,8 @@ use std::ptr;
 use super::call::{address_of, guard, pointer, put, stream_of};
 use crate::error::{Error, Result};
 use crate::library::DeviceMemHandler;
-use crate::memory::host;
-use crate::memory::route;
 use crate::memory::serve::{self, Allocation};
+use crate::memory::{self, host, route};
 use crate::runtime::{self, Stream};
 
 /// A memory handler that can be passed to a library: its memory comes from the pool whose scope the calling thread is
@@ -125,9 +124,8 @@ pub(crate) unsafe extern "C" fn handler_alloc(
     size: usize,
     stream: *mut c_void,
 ) -> c_int {
-    let allocate = |size, stream: &Stream| route::allocate(size, stream).map(Allocation::address);
     // SAFETY: the library names a stream that is alive, and passes a place for a pointer.
-    unsafe { handler_alloc_from(place, size, -1, stream, allocate) }
+    unsafe { handler_alloc_from(place, size, -1, stream, memory::allocate) }
 }
 
 unsafe extern "C" fn pinned_handler_alloc(

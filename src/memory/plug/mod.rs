@@ -9,11 +9,9 @@ mod library_memory;
 #[cfg(feature = "python")]
 mod torch_allocator;
 
+#[cfg(feature = "python")]
+pub(crate) use self::{fence::fence, torch_allocator::TorchAllocator};
 pub use allocators::{DEVICE_MEM_HANDLER, PINNED_MEM_HANDLER};
 pub(crate) use allocators::{free_behind, free_in_order};
 pub use feed::feed;
-#[cfg(feature = "python")]
-pub(crate) use fence::fence;
 pub(crate) use library_memory::LibraryMemory;
-#[cfg(feature = "python")]
-pub(crate) use torch_allocator::TorchAllocator;

@@ -12,9 +12,9 @@ use std::time::Duration;
 
 use super::state::Pool;
 use crate::error::{Error, ErrorKind, Result};
-use crate::memory::device::{Mapping, Run};
+use crate::memory::device::{Mapping, Run, run_of};
 use crate::runtime::Stream;
-use crate::sync::{Door, Inside, ThisThread, ThreadNumber, lock, wait};
+use crate::sync::{Door, ThisThread, ThreadNumber, lock, wait};
 
 /// Pinned memory of the host that holds a part of what is asleep. Free again when it is dropped.
 #[derive(Debug)]
@@ -47,8 +47,7 @@ pub(in crate::memory) struct Kept {
 impl Kept {
     /// Returns where it stands.
     pub(in crate::memory) fn run(&self) -> Run {
-        let first = self.extents.first().map_or(0, |extent| extent.first);
-        Run { first, pages: self.extents.iter().map(|extent| extent.pages).sum() }
+        run_of(&self.extents)
     }
 }
 
@@ -111,8 +110,9 @@ pub(crate) struct SleepTimes {
 /// A pool's sleep.
 #[derive(Debug, Default)]
 pub(crate) struct Sleep {
-    /// Closed from the beginning of a sleep to the end of the waking. Inside is who submits work with the pool's memory.
-    door: Door,
+    /// Closed from the beginning of a sleep to the end of the waking, so that the pool serves no request. Inside is who submits
+    /// work with the pool's memory, which stays as long.
+    pub(in crate::memory) door: Door,
     phase: Mutex<Phase>,
     /// Told when a change is over.
     changed: Condvar,
@@ -138,21 +138,6 @@ impl Sleep {
     /// Returns whether the pool serves no request, for it is asleep, just falling asleep or just waking.
     pub(crate) fn is_asleep(&self) -> bool {
         self.door.is_closed()
-    }
-
-    /// Begins to submit work with the pool's memory, which stays as long as the result; none if the pool serves no request.
-    pub(in crate::memory) fn begin_submission(&self) -> Option<Inside<'_>> {
-        self.door.enter()
-    }
-
-    /// Returns whether another thread just submits work that began before the pool was to fall asleep.
-    pub(in crate::memory) fn has_submissions(&self) -> bool {
-        self.door.is_used()
-    }
-
-    /// Waits until the work that [`Sleep::has_submissions`] tells of is submitted.
-    pub(in crate::memory) fn wait_for_submissions(&self) {
-        self.door.wait_until_empty();
     }
 
     /// Returns whether other pools may take free blocks of it: not if it is asleep, about to sleep or just waking. Asked with

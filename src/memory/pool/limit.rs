@@ -32,17 +32,6 @@ pub(in crate::memory) fn lock_limit() -> MutexGuard<'static, MemoryLimit> {
     lock(&LIMIT)
 }
 
-/// Sets the limit, and returns the former one. `apply` gives it to the devices in use.
-///
-/// # Errors
-/// `ErrorKind::InvalidValue` for a part outside 0 to 1.
-pub(in crate::memory) fn replace_limit(limit: MemoryLimit, apply: impl FnOnce()) -> Result<MemoryLimit> {
-    limit.fraction.map_or(Ok(()), refuse_no_fraction)?;
-    let mut current = lock_limit();
-    apply();
-    Ok(std::mem::replace(&mut current, limit))
-}
-
 pub(in crate::memory) fn refuse_no_fraction(fraction: f64) -> Result<()> {
     if (0.0..=1.0).contains(&fraction) { Ok(()) } else { Err(no_fraction(fraction)) }
 }

@@ -17,10 +17,9 @@ pub(in crate::memory) use ledger::Ledger;
 pub use limit::MemoryLimit;
 #[cfg(feature = "python")]
 pub(crate) use limit::no_fraction;
-pub(in crate::memory) use limit::{lock_limit, refuse_no_fraction, replace_limit};
+pub(in crate::memory) use limit::{lock_limit, refuse_no_fraction};
 pub(in crate::memory) use role::Role;
 pub(in crate::memory) use segment_list::{Leaving, Listener, SegmentCallback};
 pub use segment_list::{SegmentEvent, SegmentEventKind};
-pub(crate) use state::Pool;
-pub(crate) use state::Rules;
 pub(in crate::memory) use state::closed;
+pub(crate) use state::{Pool, Rules};

@@ -37,7 +37,8 @@ pub(crate) struct Pool {
     pub(in crate::memory) name: Option<String>,
     pub(in crate::memory) supply: Arc<Supply>,
     has_own_source: bool,
-    is_for_graphs: bool,
+    /// Whether all its memory is part of graphs.
+    pub(crate) is_for_graphs: bool,
     use_on_oom: AtomicBool,
     /// How memory is cut: [`NO_SPLIT`] and [`CUT`].
     cutting: AtomicU8,
@@ -114,11 +115,6 @@ impl Pool {
     /// Returns how messages name the pool: by its id, and by what its maker calls it.
     pub(crate) fn label(&self) -> String {
         self.name.as_ref().map_or_else(|| self.id.to_string(), |name| format!("{} \"{name}\"", self.id))
-    }
-
-    /// Returns whether all its memory is part of graphs.
-    pub(crate) fn is_for_graphs(&self) -> bool {
-        self.is_for_graphs
     }
 
     /// Returns whether what it has free serves other pools when memory is short.
@@ -198,10 +194,6 @@ impl Pool {
     pub(in crate::memory) fn release(&self) -> bool {
         let before = self.uses.fetch_update(Ordering::AcqRel, Ordering::Acquire, |uses| uses.checked_sub(1));
         before == Ok(1) || self.is_closed()
-    }
-
-    pub(in crate::memory) fn has_captures(&self) -> bool {
-        self.captures.load(Ordering::Acquire) > 0
     }
 
     /// Serves no more requests; what is freed goes.

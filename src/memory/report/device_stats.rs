@@ -100,7 +100,7 @@ pub(crate) fn device_stats(location: impl Into<MemoryLocation>) -> Result<Device
     let active = |of| stats(of, counts.now, counts.peak, out, back);
     let held = |of| stats(of, held, counts.held_peak, out, freed);
     let pieces = caches.memory.pieces.get();
-    let segment: Stats = pieces.map(|(pieces, _)| pieces.into());
+    let segment: Stats = pieces.map(|[pieces, _]| pieces.into());
     let beside = caches.reports.find_free_beside_held(caches.pools.serving(), ThisThread::get());
     Ok(DeviceStats {
         // The caller's own says how much of this it takes.
@@ -110,7 +110,7 @@ pub(crate) fn device_stats(location: impl Into<MemoryLocation>) -> Result<Device
         active: active(|amount| amount.blocks),
         inactive_split: beside.map(|(blocks, _)| blocks.into()),
         allocated_bytes: held(|amount| amount.bytes),
-        reserved_bytes: pieces.map(|(_, bytes)| bytes.into()),
+        reserved_bytes: pieces.map(|[_, bytes]| bytes.into()),
         active_bytes: active(|amount| amount.bytes),
         inactive_split_bytes: beside.map(|(_, bytes)| bytes.into()),
         requested_bytes: active(|amount| amount.requested),

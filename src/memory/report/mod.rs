@@ -17,10 +17,9 @@ pub(in crate::memory) use frozen::{Frozen, FrozenCache};
 pub(crate) use largest_block::largest_block;
 pub(in crate::memory) use live_block::block_around;
 pub(crate) use live_block::live_block;
-pub(crate) use recording::begin_observing;
-pub(crate) use recording::end_observing;
-pub(crate) use recording::end_recording_with_stacks;
-pub(crate) use recording::{begin_recording, end_recording, stacks_in_use};
+pub(crate) use recording::{
+    begin_observing, begin_recording, end_observing, end_recording, end_recording_with_stacks, stacks_in_use,
+};
 pub(in crate::memory) use snapshot::segments_of_pool;
 pub(crate) use snapshot::take_snapshot;
 pub use snapshot::{BlockView, MemorySnapshot, SegmentView, memory_snapshot};

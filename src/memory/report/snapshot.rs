@@ -191,11 +191,8 @@ fn end_frees(segments: &mut [SegmentView], events: &[MemoryEvent]) {
 fn name_stacks(segments: &mut [SegmentView], events: &[MemoryEvent]) {
     segments.sort_by_key(|segment| (segment.location, segment.address));
     let mut is_named = vec![false; segments.len()];
-    for event in events
-        .iter()
-        .rev()
-        .filter(|event| matches!(event.action, MemoryAction::SegmentMap | MemoryAction::SegmentAlloc))
-    {
+    let mapped = |event: &&MemoryEvent| matches!(event.action, MemoryAction::SegmentMap | MemoryAction::SegmentAlloc);
+    for event in events.iter().rev().filter(mapped) {
         let place = |address| segments.partition_point(|one| (one.location, one.address) < (event.location, address));
         for index in place(event.address)..place(event.address + event.bytes) {
             if !std::mem::replace(&mut is_named[index], true) {

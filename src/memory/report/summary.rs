@@ -140,7 +140,7 @@ pub(in crate::memory) fn summarize(caches: &DeviceCaches) -> (MemoryStats, Vec<P
     (total.allocations, total.frees) = (out[ALL].blocks, back[ALL].blocks);
     let stats = MemoryStats {
         total,
-        driver_calls: caches.memory.range.driver_calls(),
+        driver_calls: caches.memory.range.driver_calls.load(Ordering::Relaxed),
         moved_pages: caches.memory.moved_pages.load(Ordering::Relaxed),
         pools: pools.len() as u64,
         attached_bytes: caches.memory.attached.load(Ordering::Relaxed),

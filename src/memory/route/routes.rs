@@ -71,7 +71,7 @@ pub(in crate::memory) struct Destination {
 impl Destination {
     fn new(pool: Arc<Pool>, role: Role) -> Self {
         // All memory of a pool for graphs is part of graphs.
-        let role = if pool.is_for_graphs() { role.captured() } else { role };
+        let role = if pool.is_for_graphs { role.captured() } else { role };
         Self { pool, role }
     }
 }
@@ -186,12 +186,12 @@ impl Given<'_> {
     /// Returns whether a request on the stream is of a graph: all are captured of a pool for graphs, but those of inner
     /// scopes only where the stream is.
     fn is_of_graph(&self, stream: &Stream) -> Result<bool> {
-        Ok(self.is_captured && (!self.pool.is_for_graphs() || stream.is_captured()?))
+        Ok(self.is_captured && (!self.pool.is_for_graphs || stream.is_captured()?))
     }
 
     /// Notes that graphs use memory of this pool.
     fn keep(&self, pool: &Arc<Pool>) -> Result<()> {
-        if pool.number == self.pool.number && pool.is_for_graphs() {
+        if pool.number == self.pool.number && pool.is_for_graphs {
             return Ok(());
         }
         let mut further = lock(self.further);

@@ -115,7 +115,7 @@ pub(in crate::memory) fn check_live(block: Allocation) -> Result<()> {
 /// Returns a stream that uses a block, as the calling thread names it.
 fn user(block: Allocation, stream: &Stream) -> Result<BlockUser> {
     let memory = block.cache.memory;
-    if memory.location != stream.device() && !memory.range.is_peer(stream.device()) {
+    if memory.location != stream.device() && !memory.range.peers.has(stream.device()) {
         // C names devices by numbers, which are looked up only here.
         runtime::existing(stream.device())?;
         return Err(Error::invalid_value(format!(

@@ -42,5 +42,5 @@ pub(crate) use request::Allocation;
 pub(crate) use settle::Patience;
 pub(in crate::memory) use settle::settle;
 pub(crate) use trim::trim;
-pub(in crate::memory) use trim::trim_pools;
+pub(in crate::memory) use trim::{sum_of_all, trim_pools};
 pub(crate) use users::users;

@@ -92,7 +92,7 @@ pub(crate) fn trim(pool: &Arc<Pool>, thread: ThisThread, patience: Patience) -> 
     }
     let_go_unneeded(pool, thread);
     let at_once = memory.end_retired(patience == Patience::Wait)?;
-    let released = at_once + memory.begin_ending_segments()?;
+    let released = at_once + memory.begin_ending_pinned()?;
     if released > 0 {
         let (device, took) = (memory.location, activity.took());
         log_out(
@@ -103,6 +103,14 @@ pub(crate) fn trim(pool: &Arc<Pool>, thread: ThisThread, patience: Patience) -> 
     outcome.map(|()| released)
 }
 
+/// Returns the sum of what several calls return. All are made, also where one fails.
+///
+/// # Errors
+/// The first error that one returns.
+pub(in crate::memory) fn sum_of_all(calls: impl Iterator<Item = Result<u64>>) -> Result<u64> {
+    calls.reduce(|sum, bytes| Ok(sum? + bytes?)).unwrap_or(Ok(0))
+}
+
 /// [`trim`] for those pools of the device for which `is_meant` is true.
 pub(in crate::memory) fn trim_pools(
     caches: &'static DeviceCaches,
@@ -110,15 +118,8 @@ pub(in crate::memory) fn trim_pools(
     patience: Patience,
     is_meant: impl Fn(&Pool) -> bool,
 ) -> Result<u64> {
-    let mut released = 0;
-    let mut outcome = Ok(());
-    for pool in caches.pools.all().iter().filter(|pool| is_meant(pool)) {
-        match trim(pool, thread, patience) {
-            Ok(bytes) => released += bytes,
-            Err(error) => outcome = outcome.and(Err(error)),
-        }
-    }
-    outcome.map(|()| released)
+    let pools = caches.pools.all();
+    sum_of_all(pools.iter().filter(|pool| is_meant(pool)).map(|pool| trim(pool, thread, patience)))
 }
 
 /// Closes a pool without a driver call: no request is served, and what is free goes when memory is next given back.

@@ -98,7 +98,7 @@ impl AttachedBuffer {
             BlockHold::Others(attachment) => reaches(other, attachment.home),
             BlockHold::Own(_) => Ok(true),
         };
-        if own == other || (self.memory.range.is_peer(other) && reaches_home()?) {
+        if own == other || (self.memory.range.peers.has(other) && reaches_home()?) {
             return Ok(());
         }
         Err(Error::invalid_value(format!(

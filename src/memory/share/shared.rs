@@ -84,7 +84,7 @@ pub(super) fn share(block: Allocation, bytes: u64, stream: Option<&Stream>) -> R
     let memory = block.cache.memory;
     if let Some(service) = block.cache.service() {
         let pool = &service.pool;
-        if pool.is_for_graphs() || service.role.is_captured() {
+        if pool.is_for_graphs || service.role.is_captured() {
             return Err(Error::invalid_value(format!(
                 "the buffer is of pool {} on {}, which is a graph's: each replay uses its memory again, whatever another \
                  process does with it. Copy it to a buffer that was allocated outside of the capture, and share that one",
@@ -284,7 +284,7 @@ fn extents_of(block: Allocation, bytes: u64) -> Result<(u64, Vec<DescribedExtent
     let (mut at, mut lead, mut extents) = (wanted.start, 0, Vec::new());
     while at < wanted.end {
         let in_reserve = of_reserve.iter().find(|extent| (extent.start()..extent.end()).contains(&at)).copied();
-        let mapping = in_reserve.or_else(|| memory.pages.mapping(at).filter(|_| at < memory.range.bytes()));
+        let mapping = in_reserve.or_else(|| memory.pages.mapping(at).filter(|_| at < memory.range.bytes));
         let Some(mapping) = mapping else { return Err(no_extents(block)) };
         if extents.is_empty() {
             lead = at - mapping.start();

@@ -137,9 +137,9 @@ fn empty(pool: &Pool, live: &[Range<u64>], backup: Backup, record: &mut Record) 
 fn wait_for_work(pool: &Pool, thread: ThisThread) -> Result<()> {
     let memory = pool.memory;
     // First, so that what is submitted into a capture is seen below, and any other work is waited for.
-    if pool.sleep.has_submissions() {
+    if pool.sleep.door.is_used() {
         debug!(target: MEMORY, "pool {} on {}: falls asleep after work that is just being submitted", pool.label(), memory.location);
-        pool.sleep.wait_for_submissions();
+        pool.sleep.door.wait_until_empty();
     }
     for (cache, service) in DeviceCaches::services_of(pool) {
         if let Some(mut heap) = cache.lock_in(&service, thread) {
@@ -150,7 +150,7 @@ fn wait_for_work(pool: &Pool, thread: ThisThread) -> Result<()> {
     refuse_held(pool)?;
     refuse_captures(pool, thread)?;
     let _relaxed = RelaxedCapture::new(runtime::get()?)?;
-    for device in memory.location.device().into_iter().chain(memory.range.peers()) {
+    for device in memory.location.device().into_iter().chain(memory.range.peers.devices()) {
         // One may have begun since.
         if !runtime::synchronize_unless_captured(device)? {
             return Err(captured(pool, device));

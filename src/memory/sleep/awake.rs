@@ -9,7 +9,7 @@ use super::backup::copy_back;
 use super::extents::{LARGE_PAGES, groups, other_pages};
 use crate::error::{Bytes, Result};
 use crate::memory::cache::DeviceCaches;
-use crate::memory::device::{Mapping, Remains, Run, Until, without_all};
+use crate::memory::device::{Mapping, Remains, Run, Until, run_of, without_all};
 use crate::memory::pool::{Kept, Pool, Record, Wanted};
 use crate::memory::serve::{Patience, extent_for_waking, no_memory_left, pages_asleep, retire_extents, trim};
 use crate::observe::delivery::Delivery;
@@ -118,7 +118,7 @@ fn map_kept(pool: &Pool, record: &mut Record) -> Result<()> {
         if !kept.is_mapped && outcome.is_ok() {
             let count;
             // SAFETY: the pool keeps these pages, at which nothing is mapped, and the extents.
-            (count, outcome) = unsafe { range.map_row(&kept.extents) };
+            (count, outcome) = unsafe { range.map(&range.placed(&kept.extents)) };
             let extents = kept.extents.drain(..count).collect();
             mapped.push(Kept { extents, is_mapped: true, is_open: outcome.is_ok() });
         }
@@ -128,7 +128,7 @@ fn map_kept(pool: &Pool, record: &mut Record) -> Result<()> {
     outcome?;
     for kept in record.kept.iter_mut().filter(|kept| !kept.is_open) {
         // SAFETY: all of it is mapped, and the pool's alone.
-        unsafe { range.open_row(&kept.extents) }?;
+        unsafe { range.open(&range.placed(&kept.extents)) }?;
         kept.is_open = true;
     }
     Ok(())
@@ -141,13 +141,13 @@ fn take(pool: &Pool, record: &Record, missing: &[Run], taken: &mut NewExtents, t
     let other = other_pages(missing.iter().map(|run| run.bytes()).sum());
     for &run in missing {
         for group in groups(run, &large, other) {
-            let (first, next) = (group.first().map_or(0, |run| run.first), group.last().map_or(0, |run| run.next()));
             for Run { first, pages } in group {
                 let extent = extent_for_waking(pool, pages)?;
                 taken.unmapped.push(Mapping { first, pages, extent });
             }
+            let run = run_of(&taken.unmapped);
             // SAFETY: the pool keeps these pages, at which nothing is mapped, and alone has the extents.
-            let (count, outcome) = unsafe { memory.range.map_row(&taken.unmapped) };
+            let (count, outcome) = unsafe { memory.range.map(&memory.range.placed(&taken.unmapped)) };
             taken.mapped.extend(taken.unmapped.drain(..count));
             outcome?;
             if !record.backed_up.is_empty() {
@@ -155,7 +155,6 @@ fn take(pool: &Pool, record: &Record, missing: &[Run], taken: &mut NewExtents, t
                     Some(stream) => stream,
                     none => none.insert(Stream::new(memory.device()?)?),
                 };
-                let run = Run { first, pages: next - first };
                 // SAFETY: the pages were just mapped, no request can have them before the pool is awake, and they are unmapped
                 // only once the stream is done.
                 unsafe { copy_back(memory, record, run, stream) }?;

@@ -8,10 +8,11 @@ use super::asleep::put_to_sleep;
 use super::awake;
 use super::backup::Backup;
 use super::refusal::why_not;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::ids::Device;
 use crate::memory::cache::DeviceCaches;
 use crate::memory::pool::Pool;
+use crate::memory::serve::sum_of_all;
 use crate::observe::target::MEMORY;
 use crate::process;
 use crate::runtime;
@@ -51,17 +52,11 @@ pub(crate) fn sleep(device: Device, backup: Backup) -> Result<()> {
 pub fn wake(device: Device) -> Result<u64> {
     process::refuse_forked()?;
     let device = runtime::existing(device)?;
-    let mut taken = 0;
-    let mut refused: Option<Error> = None;
-    for pool in pools(device) {
-        match awake::wake(&pool) {
-            Ok(bytes) => taken += bytes,
-            // One that nothing used any more has ended instead.
-            Err(_) if !pools(device).iter().any(|other| Arc::ptr_eq(other, &pool)) => {}
-            Err(error) => refused = refused.or(Some(error)),
-        }
-    }
-    refused.map_or(Ok(taken), Err)
+    sum_of_all(pools(device).iter().map(|pool| match awake::wake(pool) {
+        // One that nothing used any more has ended instead.
+        Err(_) if !pools(device).iter().any(|other| Arc::ptr_eq(other, pool)) => Ok(0),
+        outcome => outcome,
+    }))
 }
 
 /// Returns the device's pools, if its memory was used.

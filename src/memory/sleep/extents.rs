@@ -22,7 +22,7 @@ pub(super) fn other_pages(bytes: u64) -> u32 {
 /// Returns where the extents of a run of pages stand, in groups: `other` pages at most for those that are not inside a block.
 /// `large` has the whole pages inside of each large block, in order.
 pub(super) fn groups(run: Run, large: &[Run], other: u32) -> Vec<Vec<Run>> {
-    let (mut groups, mut group, mut in_group) = (Vec::new(), Vec::new(), 0);
+    let mut groups: Vec<Vec<Run>> = Vec::new();
     let mut next = large.partition_point(|block| block.next() <= run.first);
     let mut first = run.first;
     while first < run.next() {
@@ -33,19 +33,15 @@ pub(super) fn groups(run: Run, large: &[Run], other: u32) -> Vec<Vec<Run>> {
             None => (run.next(), other),
         };
         let pages = (end.min(run.next()) - first).min(most);
-        if in_group > 0 && in_group + pages > GROUP_PAGES {
-            groups.push(std::mem::take(&mut group));
-            in_group = 0;
+        let has_room = |group: &&mut Vec<Run>| first + pages - group[0].first <= GROUP_PAGES;
+        match groups.last_mut().filter(has_room) {
+            Some(group) => group.push(Run { first, pages }),
+            None => groups.push(vec![Run { first, pages }]),
         }
-        group.push(Run { first, pages });
-        in_group += pages;
         first += pages;
         if block.is_some_and(|block| first >= block.next()) {
             next += 1;
         }
-    }
-    if !group.is_empty() {
-        groups.push(group);
     }
     groups
 }

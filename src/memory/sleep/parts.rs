@@ -16,7 +16,7 @@ use crate::sync::ThisThread;
 /// `ErrorKind::InternalError` if pages of it have no extent.
 pub(super) fn parts_and_live(pool: &Pool, thread: ThisThread) -> Result<(Vec<Kept>, Vec<Range<u64>>)> {
     let memory = pool.memory;
-    let end = memory.range.bytes();
+    let end = memory.range.bytes;
     let reserve = pool.supply.reserve();
     let (mut extents, mut live, mut spans) = (Vec::new(), Vec::new(), Vec::new());
     DeviceCaches::each_asleep(pool, thread, |_, heap| {

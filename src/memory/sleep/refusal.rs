@@ -26,7 +26,7 @@ pub(super) fn why_not(pool: &Pool) -> Option<String> {
 /// Refuses while a stream of the device, or of one that may use its memory, is known to be captured: they are about to be
 /// waited for, which would spoil the capture, and its graph would use what is to go.
 pub(super) fn refuse_captures(pool: &Pool, thread: ThisThread) -> Result<()> {
-    for device in pool.memory.location.device().into_iter().chain(pool.memory.range.peers()) {
+    for device in pool.memory.location.device().into_iter().chain(pool.memory.range.peers.devices()) {
         if runtime::is_known_stream_capturing(runtime::get()?, device)? {
             return Err(captured(pool, device));
         }

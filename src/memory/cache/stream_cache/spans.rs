@@ -100,7 +100,7 @@ impl StreamCache {
 
     /// Returns whether memory at the offset is of pages that move; the rest are segments, which stay where they are.
     fn is_movable(&self, start: u64) -> bool {
-        start < self.memory.range.bytes() && !self.has_segments()
+        start < self.memory.range.bytes && !self.has_segments()
     }
 
     /// Returns whether each mapping of the cache is a segment for one block alone.
@@ -162,7 +162,7 @@ impl StreamCache {
 
     /// Takes free segments out of this cache's heap; see [`Heap::take_free_spans`].
     pub(in crate::memory) fn take_free_spans(&self, heap: &mut Heap) -> Vec<(u64, u64)> {
-        let taken = heap.take_free_spans(&self.memory.pages, self.memory.range.bytes());
+        let taken = heap.take_free_spans(&self.memory.pages, self.memory.range.bytes);
         if is_recorded() {
             for &(start, bytes) in &taken {
                 self.record_segment(To::Both, MemoryAction::SegmentFree, start, bytes);

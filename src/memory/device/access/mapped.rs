@@ -32,7 +32,7 @@ impl Placed {
     }
 }
 
-/// As [`Placed`], in less room: a device has tens of thousands.
+/// As [`Placed`], in less room: a device has tens of thousands, and `tests/memory/bookkeeping.rs` counts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Entry {
     extent: Extent,

@@ -5,9 +5,7 @@ mod busy_extents;
 mod mapped;
 mod peers;
 
-pub(in crate::memory) use busy_extents::BUSY_EXTENTS;
 pub(super) use busy_extents::Turn;
 pub(super) use mapped::Mapped;
 pub(in crate::memory) use mapped::Placed;
-pub(super) use peers::Peers;
-pub(in crate::memory) use peers::reaches;
+pub(in crate::memory) use peers::{Peers, reaches};

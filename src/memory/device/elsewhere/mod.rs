@@ -6,7 +6,7 @@
 mod regions;
 mod signal;
 
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
 use log::Level;
@@ -20,21 +20,14 @@ pub(super) use regions::end_with;
 pub(in crate::memory) use regions::{DescribedExtent, KeptMapping, Region, regions_ended};
 pub(in crate::memory) use signal::{end_where_asked, wake, wakeup};
 
-#[derive(Debug, Default)]
-struct Counts {
-    /// The mappings that other processes were asked to end.
-    asked: u64,
-    /// How many of them are not waited for any more: they took too long.
-    given_up: u64,
-}
-
 /// The memory of one device that stands in several processes.
 #[derive(Debug)]
 pub(in crate::memory) struct Elsewhere {
     pub(in crate::memory) location: MemoryLocation,
-    counts: Mutex<Counts>,
-    /// How many mappings are waited for, to be read without the lock.
+    /// How many mappings other processes were asked to end, but for those that took too long. Read without the lock.
     awaited: AtomicU64,
+    /// Held by who changes it, and by who waits.
+    changing: Mutex<()>,
     /// Told when mappings have ended.
     ended: Condvar,
     /// The mappings of other processes' blocks that this process keeps and does not use.
@@ -43,26 +36,21 @@ pub(in crate::memory) struct Elsewhere {
 
 impl Elsewhere {
     pub(super) fn new(location: MemoryLocation) -> Self {
-        let (counts, ended) = (Mutex::default(), Condvar::new());
-        Self { location, counts, awaited: AtomicU64::new(0), ended, idle: AtomicU64::new(0) }
+        let (changing, ended) = (Mutex::default(), Condvar::new());
+        Self { location, awaited: AtomicU64::new(0), changing, ended, idle: AtomicU64::new(0) }
     }
 
     /// Notes that other processes were asked to end so many mappings.
     fn ask(&self, mappings: u64) {
-        self.change(|counts| counts.asked += mappings);
+        let _changing = lock(&self.changing);
+        self.awaited.fetch_add(mappings, Ordering::SeqCst);
     }
 
-    /// Notes that so many of these have ended.
-    fn end(&self, mappings: u64) {
-        self.change(|counts| counts.asked -= mappings.min(counts.asked));
+    /// Notes that one of these has ended, which may have taken too long.
+    fn end(&self) {
+        let _changing = lock(&self.changing);
+        let _ = self.awaited.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |awaited| awaited.checked_sub(1));
         self.ended.notify_all();
-    }
-
-    fn change(&self, change: impl FnOnce(&mut Counts)) {
-        let mut counts = lock(&self.counts);
-        change(&mut counts);
-        counts.given_up = counts.given_up.min(counts.asked);
-        self.awaited.store(counts.asked - counts.given_up, Ordering::SeqCst);
     }
 
     /// Returns whether there is anything to wait for.
@@ -73,13 +61,9 @@ impl Elsewhere {
     /// Waits until those that were asked have ended their mappings, but not for ever; returns how many are left. What
     /// was waited for in vain is not waited for again, so that a process that is stopped delays this one once.
     fn wait(&self, patience: Duration) -> u64 {
-        let is_open = |counts: &mut Counts| counts.asked > counts.given_up;
-        let waited = self.ended.wait_timeout_while(lock(&self.counts), patience, is_open);
-        let mut counts = waited.unwrap_or_else(PoisonError::into_inner).0;
-        let late = counts.asked - counts.given_up;
-        counts.given_up = counts.asked;
-        self.awaited.store(0, Ordering::SeqCst);
-        late
+        let is_open = |(): &mut ()| self.is_awaited();
+        let _changing = self.ended.wait_timeout_while(lock(&self.changing), patience, is_open);
+        self.awaited.swap(0, Ordering::SeqCst)
     }
 
     /// Waits a while for other processes that still map what this one has given back.
@@ -125,10 +109,10 @@ mod tests {
         elsewhere.ask(2);
         assert_eq!(elsewhere.wait(Duration::ZERO), 2);
         // One that is late comes back after all; what is asked then is waited for.
-        elsewhere.end(4);
+        (0..4).for_each(|_| elsewhere.end());
         elsewhere.ask(1);
         assert!(elsewhere.is_awaited());
-        elsewhere.end(9);
+        (0..9).for_each(|_| elsewhere.end());
         assert!(!elsewhere.is_awaited());
     }
 
@@ -138,8 +122,8 @@ mod tests {
         elsewhere.ask(2);
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| elsewhere.wait(Duration::from_secs(600)));
-            elsewhere.end(1);
-            elsewhere.end(1);
+            elsewhere.end();
+            elsewhere.end();
             assert_eq!(waiting.join().ok(), Some(0));
         });
     }

@@ -161,7 +161,7 @@ impl Drop for KeptMapping {
         let mut state = lock(&self.region.state);
         state.kept -= 1;
         if state.has_ended {
-            self.region.elsewhere.end(1);
+            self.region.elsewhere.end();
         }
     }
 }

@@ -27,37 +27,27 @@ const CLASS_OF: [u8; (SMALL_MAX / ALIGNMENT) as usize + 1] = {
     classes
 };
 
-const SIZES: [u32; CLASSES] = {
-    let mut sizes = [0; CLASSES];
-    let mut class = 0;
-    while class < CLASSES {
-        sizes[class] = size_of(class as u8) as u32;
-        class += 1;
-    }
-    sizes
-};
+/// What is known of a class.
+#[derive(Clone, Copy)]
+struct Class {
+    /// What a block of it takes.
+    bytes: u32,
+    /// How many fit into its slab.
+    slots: u32,
+    /// 2^20 over its size in units of 512 bytes, rounded up: a division by a multiplication.
+    reciprocal: u32,
+}
 
-/// How many blocks of each class fit into its slab.
-const SLOTS: [u8; CLASSES] = {
-    let mut slots = [0; CLASSES];
+const TABLE: [Class; CLASSES] = {
+    let mut table = [Class { bytes: 0, slots: 0, reciprocal: 0 }; CLASSES];
     let mut class = 0;
     while class < CLASSES {
-        let size = SizeClass(class as u8);
-        slots[class] = (size.slab_bytes() / size.bytes() as u64) as u8;
+        let bytes = size_of(class as u8) as u32;
+        let slots = slab_bytes(bytes) as u32 / bytes;
+        table[class] = Class { bytes, slots, reciprocal: (1_u32 << 20).div_ceil(bytes / ALIGNMENT as u32) };
         class += 1;
     }
-    slots
-};
-
-/// 2^20 over each class's size in units of 512 bytes, rounded up: a division by a multiplication.
-const RECIPROCALS: [u32; CLASSES] = {
-    let mut reciprocals = [0; CLASSES];
-    let mut class = 0;
-    while class < CLASSES {
-        reciprocals[class] = (1_u32 << 20).div_ceil(SIZES[class] / ALIGNMENT as u32);
-        class += 1;
-    }
-    reciprocals
+    table
 };
 
 const fn size_of(class: u8) -> u64 {
@@ -68,6 +58,12 @@ const fn size_of(class: u8) -> u64 {
     // The largest of those, times 2^doubling times (9/8 to 16/8).
     let (doubling, step) = (class / SMALL_STEPS - 1, class % SMALL_STEPS);
     (ALIGNMENT << doubling) * (SMALL_STEPS + step + 1)
+}
+
+/// Returns what a slab of such blocks takes, in bytes: a power of two of at least 64 KiB, with 16 slots or more.
+const fn slab_bytes(block: u32) -> u64 {
+    let wanted = (block as u64 * 16).next_power_of_two();
+    if wanted < SMALL_MAX { SMALL_MAX } else { wanted }
 }
 
 impl SizeClass {
@@ -89,19 +85,18 @@ impl SizeClass {
     /// Returns what a block of this class takes, in bytes.
     #[inline]
     pub(in crate::memory) const fn bytes(self) -> u32 {
-        SIZES[self.0 as usize]
+        TABLE[self.0 as usize].bytes
     }
 
-    /// Returns what a slab of this class takes, in bytes: a power of two of at least 64 KiB, with 16 slots or more.
+    /// Returns what a slab of this class takes, in bytes.
     pub(in crate::memory) const fn slab_bytes(self) -> u64 {
-        let wanted = (self.bytes() as u64 * 16).next_power_of_two();
-        if wanted < SMALL_MAX { SMALL_MAX } else { wanted }
+        slab_bytes(self.bytes())
     }
 
     /// Returns how many blocks fit into a slab.
     #[inline]
     pub(in crate::memory) const fn slots(self) -> usize {
-        SLOTS[self.0 as usize] as usize
+        TABLE[self.0 as usize].slots as usize
     }
 
     /// Returns the slot of a slab that starts so many bytes after the slab does, if one does.
@@ -109,7 +104,7 @@ impl SizeClass {
     pub(in crate::memory) const fn slot_at(self, within: u64) -> Option<usize> {
         // Exact: a slab has at most 2^11 units, and a block 2^7.
         let units = within / ALIGNMENT;
-        let slot = (units * RECIPROCALS[self.0 as usize] as u64) >> 20;
+        let slot = (units * TABLE[self.0 as usize].reciprocal as u64) >> 20;
         if slot * self.bytes() as u64 == within && slot < self.slots() as u64 { Some(slot as usize) } else { None }
     }
 }

@@ -5,8 +5,7 @@
 
 use super::size_class::SizeClass;
 use crate::memory::tuning::SLOTS_MAX;
-use crate::sync::Table;
-use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering, lock};
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering, Table, lock};
 use std::array;
 
 const WORDS: usize = SLOTS_MAX / u64::BITS as usize;

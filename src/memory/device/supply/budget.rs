@@ -16,16 +16,13 @@ pub(in crate::memory) struct Budget {
 }
 
 /// The pinned memory of the process, on all NUMA nodes of the host.
-pub(in crate::memory) static PINNED: Budget = Budget::new(None);
+pub(in crate::memory) static PINNED: Budget = Budget::new();
 
 impl Budget {
-    pub(in crate::memory) const fn new(limit: Option<u64>) -> Self {
-        let limit = match limit {
-            Some(limit) => limit,
-            None => u64::MAX,
-        };
+    /// Makes one without a limit.
+    pub(in crate::memory) const fn new() -> Self {
         Self {
-            limit: AtomicU64::new(limit),
+            limit: AtomicU64::new(u64::MAX),
             claimed: AtomicU64::new(0),
             reserved: AtomicU64::new(0),
             peak: AtomicU64::new(0),

@@ -6,7 +6,7 @@
 use std::sync::Mutex;
 
 use super::super::address_space::AddressSpace;
-use super::super::pages::Mapping;
+use super::super::pages::{Mapping, run_of};
 use super::super::run::{Run, without_all};
 use crate::sync::lock;
 
@@ -40,10 +40,9 @@ impl State {
 impl Reserve {
     /// Makes a reserve of extents that are mapped in a row and that no other has.
     pub(in crate::memory) fn new(extents: Vec<Mapping>) -> Self {
-        let first = extents.first().map_or(0, |extent| extent.first);
-        let pages = extents.iter().map(|extent| extent.pages).sum();
-        let free = AddressSpace::new(first, pages);
-        Self { run: Run { first, pages }, state: Mutex::new(State { free, extents, has_ended: false }) }
+        let run = run_of(&extents);
+        let free = AddressSpace::new(run.first, run.pages);
+        Self { run, state: Mutex::new(State { free, extents, has_ended: false }) }
     }
 
     /// Takes the smallest run of so many free pages that there is. The asker's own free pages count as free, too; those

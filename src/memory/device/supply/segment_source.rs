@@ -7,7 +7,8 @@ use std::fmt;
 
 use crate::error::{Error, OWN_ALLOCATOR, Result};
 use crate::ids::Device;
-use crate::runtime::{self, BoundDevice, RelaxedCapture, Stream};
+use crate::memory::device::address_range::with_device;
+use crate::runtime::Stream;
 
 /// Supplies a pool's memory. Called without any lock held, from any thread.
 ///
@@ -38,7 +39,7 @@ pub unsafe trait SegmentSource: Send + Sync + fmt::Debug {
 }
 
 /// Two C functions with the signatures of PyTorch's pluggable allocator.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct SegmentFunctions {
     allocate: AllocateFunction,
     free: FreeFunction,
@@ -56,12 +57,6 @@ impl SegmentFunctions {
     /// The functions do what their types say, from any thread, until the process ends.
     pub unsafe fn new(allocate: AllocateFunction, free: FreeFunction) -> Self {
         Self { allocate, free }
-    }
-}
-
-impl fmt::Debug for SegmentFunctions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SegmentFunctions({:#x}, {:#x})", self.allocate as usize, self.free as usize)
     }
 }
 
@@ -97,18 +92,12 @@ pub(in crate::memory) struct DriverSegments;
 // SAFETY: the driver's memory is as long as was asked for, and this process's alone.
 unsafe impl SegmentSource for DriverSegments {
     fn allocate(&self, bytes: u64, stream: &Stream) -> Result<u64> {
-        let runtime = runtime::get()?;
-        let _bound = BoundDevice::of(runtime, stream.device())?;
-        let _relaxed = RelaxedCapture::new(runtime)?;
-        runtime.memory_allocate(bytes).map_err(|e| e.on(stream.device()))
+        with_device(stream.device(), |runtime| runtime.memory_allocate(bytes))
     }
 
     unsafe fn free(&self, address: u64, _bytes: u64, stream: &Stream) -> Result<()> {
-        let runtime = runtime::get()?;
-        let _bound = BoundDevice::of(runtime, stream.device())?;
-        let _relaxed = RelaxedCapture::new(runtime)?;
         // SAFETY: the memory came from `memory_allocate`, and the caller gives it up.
-        unsafe { runtime.memory_free(address) }.map_err(|e| e.on(stream.device()))
+        with_device(stream.device(), |runtime| unsafe { runtime.memory_free(address) })
     }
 
     fn frees_again(&self) -> bool {

@@ -19,7 +19,7 @@ use crate::sync::ThisThread;
 /// A graph that is replayed may use all that its caches have.
 pub(in crate::memory) fn pages_asleep(pool: &Pool, thread: ThisThread, may_let_go: bool) -> Vec<Run> {
     let memory = pool.memory;
-    let end = memory.range.bytes();
+    let end = memory.range.bytes;
     let (mut free, mut needed) = (Vec::new(), Vec::new());
     DeviceCaches::each_asleep(pool, thread, |service, heap| {
         if may_let_go && !service.is_of_live_graph() {
@@ -82,9 +82,11 @@ fn give_kept_back(pool: &Pool, record: &mut Record) -> Result<()> {
     let (mapped, unmapped): (Vec<_>, Vec<_>) = mem::take(&mut record.kept).into_iter().partition(|kept| kept.is_mapped);
     let [mut mapped, mut unmapped] =
         [mapped, unmapped].map(|kept| kept.into_iter().flat_map(|kept| kept.extents).collect::<Vec<_>>());
+    let (memory, supply) = (pool.memory, &pool.supply);
+    let count = |bytes| memory.uncount(bytes, supply, &mut 0);
     // SAFETY: all work that used these was waited for before the pool fell asleep, copies of them are done, and no block is there
     // that could be used.
-    let outcome = unsafe { pool.memory.give_back_asleep(&mut mapped, &mut unmapped, &pool.supply) };
+    let outcome = unsafe { memory.end_extents(&mut mapped, &mut unmapped, false, count) };
     for (extents, is_mapped) in [(mapped, true), (unmapped, false)] {
         let left = extents.into_iter().map(|extent| Kept { extents: vec![extent], is_mapped, is_open: false });
         record.kept.extend(left);

@@ -16,8 +16,7 @@ pub(super) fn out_of_addresses(memory: &DeviceMemory) -> Error {
         GPUPOOL,
         format!(
             "no addresses are left of the {} bytes reserved for {}: free blocks there, or request less",
-            memory.range.bytes(),
-            memory.location
+            memory.range.bytes, memory.location
         ),
     )
 }

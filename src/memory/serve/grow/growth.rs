@@ -113,10 +113,11 @@ impl<'a> Growth<'a> {
             self.mapped.push(Mapping { first, ..mapping });
             first += mapping.pages;
         }
+        let range = &self.memory.range;
         let mut done = 0;
         let outcome = loop {
             // SAFETY: `find_place` took the pages for this growth, which has the extents.
-            let (count, outcome) = unsafe { self.memory.range.map_row(&self.mapped[done..]) };
+            let (count, outcome) = unsafe { range.map(&range.placed(&self.mapped[done..])) };
             done += count;
             match outcome {
                 Err(error) if error.is_status(UNKNOWN) && self.replace(done) => {}
@@ -130,7 +131,7 @@ impl<'a> Growth<'a> {
         }
         // What was mapped before the refusal.
         // SAFETY: all of it was just mapped, and this growth alone unmaps it.
-        unsafe { self.memory.range.open_row(&self.mapped) }
+        unsafe { range.open(&range.placed(&self.mapped)) }
     }
 
     /// Takes a new extent instead of a gathered one, which goes once the work at its old place is done, and counts as that one.
@@ -198,10 +199,10 @@ impl<'a> Growth<'a> {
         let (mapped, moved): (Vec<_>, Vec<_>) = std::mem::take(&mut self.mapped).into_iter().partition(is_new);
         let all_new = self.replaced.iter().map(|(_, new)| *new);
         let unused = all_new.filter(|new| !mapped.contains(new)).collect();
+        let moved = Remains::Moved { moved, mapped, unmapped: unused };
         let supply = &self.pool().supply;
-        let gathered = Remains::Moved { moved, mapped, unmapped: unused };
         // SAFETY: no cache has got the new place, so no work uses it.
-        unsafe { memory.retire(gathered, Until::at_once(), supply) };
+        unsafe { memory.retire(moved, Until::at_once(), supply) };
         let created = Remains::Released { mapped: created, unmapped };
         // SAFETY: no cache has got the new extents, so no work uses them.
         unsafe { memory.retire(created, Until::at_once(), supply) };

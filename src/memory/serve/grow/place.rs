@@ -45,7 +45,7 @@ pub(super) fn find_place(memory: &DeviceMemory, heap: &Heap, bytes: u64, beside:
     if beside == Beside::Counts {
         // What saves no page does not count.
         let least = needed.saturating_sub(u64::from(whole - 1) * PAGE);
-        for (end, free) in heap.tails(least).filter(|(end, _)| *end < memory.range.bytes()) {
+        for (end, free) in heap.tails(least).filter(|(end, _)| *end < memory.range.bytes) {
             let pages = pages_for(needed.saturating_sub(free))?;
             if pages < whole && best.is_none_or(|(fewest, ..)| pages <= fewest) {
                 let first = (end / PAGE) as u32;

@@ -42,7 +42,7 @@ pub(in crate::memory::serve) fn make_reserve(pool: &Pool, bytes: u64) -> Result<
             at += pages;
         }
         // SAFETY: the pages were taken for this reserve above, which alone has the extents.
-        let (count, outcome) = unsafe { memory.range.map_row(&extents) };
+        let (count, outcome) = unsafe { memory.range.map(&memory.range.placed(&extents)) };
         mapped = count;
         outcome
     })();
@@ -58,7 +58,8 @@ pub(in crate::memory::serve) fn make_reserve(pool: &Pool, bytes: u64) -> Result<
     }
     // Its pages are never moved.
     memory.pages.set_segment(run.start(), run.bytes(), run.start());
-    pool.supply.set_reserve(Reserve::new(extents));
+    // A pool is given one reserve, before any other thread sees it.
+    let _ = pool.supply.reserve.set(Reserve::new(extents));
     Ok(())
 }
 
