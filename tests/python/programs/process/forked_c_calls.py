@@ -63,6 +63,7 @@ def calls(address: int) -> dict[str, tuple]:
         "deallocate_on": (pointer, 0, none),
         "scope_leave": (ctypes.c_uint64(1),),
         "synchronize": (0, none),
+        "allocate_at": (pointer, ctypes.c_uint64(1), 0, none),
     }
 
 
