@@ -187,7 +187,12 @@ class Worker {
   std::vector<std::shared_ptr<Pool>> pools_;
   std::vector<std::pair<std::uint64_t, std::shared_ptr<Pool>>> scopes_;
   std::vector<int> expected_;
-  std::vector<void *> freed_;
+  struct Freed {
+    void *pointer;
+    std::uint64_t bytes;
+    int device;
+  };
+  std::vector<Freed> freed_;
 
   std::uint64_t below(std::uint64_t bound) { return random_() % bound; }
   bool one_in(std::uint64_t bound) { return below(bound) == 0; }
@@ -294,6 +299,13 @@ class Worker {
       case 1:
         pointer = api->cupy_malloc(nullptr, bytes, on);
         return pointer ? add(pointer, bytes, "cupy_malloc") : void();
+      case 9: {
+        if (freed_.empty()) return;
+        auto &freed = freed_[below(freed_.size())];
+        int status = api->allocate_at(freed.pointer, freed.bytes, std::max(freed.device, 0), stream());
+        one_of(status, {GPUPOOL_SUCCESS, GPUPOOL_ERROR_INVALID_VALUE, GPUPOOL_ERROR_ASLEEP}, "allocate_at");
+        return status ? void() : add(freed.pointer, freed.bytes, "allocate_at");
+      }
       case 2: {
         int status = api->handler_alloc(nullptr, &pointer, bytes, nullptr);
         if (!status && bytes) add(pointer, bytes, "handler_alloc");
@@ -327,7 +339,7 @@ class Worker {
     block.check();
     // First: another thread may have it as soon as it is free.
     take_away(block.pointer);
-    freed_.push_back(block.pointer);
+    freed_.push_back({block.pointer, block.bytes, block.device});
     if (freed_.size() > 16) freed_.erase(freed_.begin());
     auto on = block.device < 0 ? 0 : block.device;
     switch (below(8)) {
@@ -371,7 +383,7 @@ class Worker {
   // Alone, for another thread could have been given the address.
   void free_twice() {
     if (freed_.empty()) return;
-    auto *pointer = freed_[below(freed_.size())];
+    auto *pointer = freed_[below(freed_.size())].pointer;
     if (is_placed(pointer)) return;
     refused(one_in(2) ? api->deallocate(pointer) : api->deallocate_on(pointer, device(), stream()), "a second free");
   }
