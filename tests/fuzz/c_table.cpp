@@ -620,9 +620,17 @@ class Worker {
     auto expect = [&](const std::vector<Block> &blocks) {
       for (auto &block : blocks) {
         auto place = seen.live.find(block.pointer);
-        if (place == seen.live.end() || place->second != block.bytes)
-          fail("block %p of %llu bytes is not in a snapshot", static_cast<void *>(block.pointer),
-               static_cast<unsigned long long>(block.bytes));
+        if (place == seen.live.end() || place->second != block.bytes) {
+          gpupool_block at{};
+          at.size = sizeof at;
+          int status = api->find_block(block.pointer, &at);
+          fail("block %p of %llu bytes is not in a snapshot, which has %lld there; it is of device %d, lost %d, its pool asleep "
+               "%d; find_block returns %d, pool (%llu, %llu), %llu bytes, live %d",
+               static_cast<void *>(block.pointer), static_cast<unsigned long long>(block.bytes),
+               place == seen.live.end() ? -1LL : static_cast<long long>(place->second), block.device, block.is_lost,
+               block.pool && block.pool->is_asleep, status, static_cast<unsigned long long>(at.pool.first),
+               static_cast<unsigned long long>(at.pool.second), static_cast<unsigned long long>(at.requested), at.is_live);
+        }
         seen.live.erase(place);
       }
     };
