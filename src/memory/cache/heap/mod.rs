@@ -94,9 +94,9 @@ impl Heap {
     /// Makes it a new heap, but for the turnover, which is never the same twice. Returns the number of the service that
     /// begins.
     pub(in crate::memory) fn restart(&mut self, is_split: bool, is_lender: bool, ledger: HeapLedger) -> u64 {
-        let number = self.serving.number + 1;
-        *self = Self { map: BlockMap::new(self.map.turnover + 1), is_lender, ..Self::new(is_split) };
-        self.serving.number = number;
+        let (number, turnover) = (self.serving.number + 1, self.map.turnover + 1);
+        *self = Self::new(is_split);
+        (self.is_lender, self.serving.number, self.map.turnover) = (is_lender, number, turnover);
         self.begin_telling(ledger);
         number
     }

@@ -36,6 +36,11 @@ struct Made {
     device: *mut DeviceMemory,
 }
 
+/// Makes a cache. In a call of its own: a model's stack is small, and a cache is not.
+fn boxed(number: u32, memory: &'static DeviceMemory) -> Box<StreamCache> {
+    Box::new(StreamCache::new(number, memory))
+}
+
 fn give_page(cache: &StreamCache) {
     cache.adopt(owner());
     cache.memory.pages.set_cache(0, PAGE, Some(cache.number));
@@ -51,7 +56,7 @@ impl Made {
     fn new() -> Arc<Self> {
         let memory = Box::into_raw(Box::new(DeviceMemory::for_model(Device::from_ordinal(0).into())));
         // SAFETY: freed by `drop`, after all that knows it.
-        let cache = Box::new(StreamCache::new(0, unsafe { &*memory }));
+        let cache = boxed(0, unsafe { &*memory });
         give_page(&cache);
         Arc::new(Self { cache: Some(cache), device: memory })
     }
@@ -164,7 +169,7 @@ fn what_a_wrong_free_tells_late_does_not_touch_another_cache_s_block() {
         let offset = cache.allocate(LARGE);
         cache.free(owner(), offset).unwrap();
         assert_eq!(cache.lock(owner()).take_free_spans(&cache.memory.pages, 0), [(0, PAGE)]);
-        let other = StreamCache::new(1, cache.memory);
+        let other = boxed(1, cache.memory);
         give_page(&other);
         let again = other.lock(owner()).allocate(&other.memory.pages, LARGE);
         assert_eq!(again, Some(offset));
