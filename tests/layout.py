@@ -57,10 +57,12 @@ class Crate:
         for path in sorted(source.rglob("*.rs")):
             parts = path.relative_to(source).with_suffix("").parts
             self.files[parts[:-1] if parts[-1] in ("lib", "mod") else parts] = path
+        # Without comments and tests.
+        self.code = {m: TESTS.sub("", re.sub(r"//.*", "", path.read_text())) for m, path in self.files.items()}
         self.passed_on: dict[Module, dict[str, list[str]]] = {}
         found: dict[Module, list[list[str]]] = {}
         for module, path in self.files.items():
-            text = self.text(module)
+            text = self.code[module]
             uses = [(public, leaf) for public, tree in USE.findall(text) for leaf in spread(tree)]
             self.passed_on[module] = {leaf[-1]: leaf for public, leaf in uses if public}
             body = re.sub(r"\bpub\(in [\w:]+\)", "pub", USE.sub("", text))
@@ -76,22 +78,17 @@ class Crate:
             call = re.compile(rf"\b(?:{'|'.join(setters)})\(((?:[^()]|\([^()]*\))*)\)")
             for giver in (module for module in self.files if module == keeper or keeper in self.uses[module]):
                 imported = {leaf[-1]: leaf for leaf in found[giver]}
-                for text in call.findall(self.text(giver)):
+                for text in call.findall(self.code[giver]):
                     paths = [path.split("::") for path in PATH.findall(text)]
                     functions = {self.resolve(giver, imported.get(path[0], path[:1]) + path[1:]) for path in paths}
                     self.given.setdefault(keeper, set()).update(functions - {None, keeper} or {giver} - {keeper})
         for keeper, givers in self.given.items():
             self.uses[keeper] |= givers
 
-    def text(self, module: Module) -> str:
-        """Return the code of a module, without comments and tests."""
-        return TESTS.sub("", re.sub(r"//.*", "", self.files[module].read_text()))
-
     def setters(self) -> dict[Module, list[str]]:
         """Return what gives a module functions that it keeps, in a static or a struct, to call them later."""
-        code = {module: self.text(module) for module in self.files}
         names = {FUNCTION}
-        for text in code.values():
+        for text in self.code.values():
             names |= {rf"{name}\b" for name in re.findall(rf"\btype (\w+) = {FUNCTION}", text)}
             names |= {
                 rf"{name}\b"
@@ -103,7 +100,7 @@ class Crate:
         static = re.compile(rf"\bstatic (\w+): [^=]*?(?:{kept})")
         field = re.compile(rf"\bstruct \w+ \{{[^}}]*?: [^,]*?(?:{kept})")
         found: dict[Module, list[str]] = {}
-        for module, text in code.items():
+        for module, text in self.code.items():
             if (statics := static.findall(text)) or field.search(text):
                 found[module] = given.findall(text) + [rf"{name}\.set" for name in statics]
         return {module: setters for module, setters in found.items() if setters}
@@ -143,8 +140,9 @@ def broken(root: Path) -> Iterator[str]:
     """Yield a line for everything that breaks a rule."""
     crate = Crate(root / "src")
     names = {module: path.relative_to(root).as_posix() for module, path in crate.files.items()}
+    circles = sorted(crate.circles())
     for folder, most in CIRCLES.items():
-        for circle in sorted(crate.circles()):
+        for circle in circles:
             inside = [names[module] for module in circle if names[module].startswith(f"{folder}/")]
             if len(inside) > most:
                 yield f"{folder}: at most {most} files may be one circle, and {len(inside)} are: {', '.join(inside)}"

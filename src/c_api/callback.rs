@@ -4,6 +4,8 @@ use std::ffi::{c_int, c_void};
 
 use super::event::{Event, Observer};
 use super::oom_callbacks::OomFunction;
+use crate::error::Result;
+use crate::memory::plug::call::null;
 
 /// A function and the context that it is called with, by which both are known.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -16,6 +18,16 @@ pub(super) struct Callback<F> {
 unsafe impl<F: Send> Send for Callback<F> {}
 // SAFETY: as above.
 unsafe impl<F: Sync> Sync for Callback<F> {}
+
+impl<F> Callback<F> {
+    /// Takes what a program gives.
+    ///
+    /// # Errors
+    /// `ErrorKind::InvalidValue` without a function.
+    pub(super) fn new(function: Option<F>, context: *mut c_void) -> Result<Self> {
+        Ok(Self { function: function.ok_or_else(|| null("callback"))?, context })
+    }
+}
 
 impl Callback<Observer> {
     pub(super) fn tell(&self, event: &Event) {

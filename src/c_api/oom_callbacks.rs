@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 use super::callback::Callback;
 use crate::error::Error;
-use crate::memory::plug::call::{null, run};
+use crate::memory::plug::call::run;
 use crate::memory::serve::{OomGuard, on_oom};
 use crate::sync::{lock, take_last};
 
@@ -17,7 +17,7 @@ static REGISTERED: Mutex<Vec<(Callback<OomFunction>, OomGuard)>> = Mutex::new(Ve
 /// Asks the function from now on.
 pub(super) unsafe extern "C" fn add_oom_callback(function: Option<OomFunction>, context: *mut c_void) -> c_int {
     run(|| {
-        let callback = Callback { function: function.ok_or_else(|| null("callback"))?, context };
+        let callback = Callback::new(function, context)?;
         let guard = on_oom(move |device, bytes| callback.ask(device.ordinal() as c_int, bytes));
         lock(&REGISTERED).push((callback, guard));
         Ok(())
@@ -27,7 +27,7 @@ pub(super) unsafe extern "C" fn add_oom_callback(function: Option<OomFunction>, 
 /// Asks the function no more, with this context.
 pub(super) unsafe extern "C" fn remove_oom_callback(function: Option<OomFunction>, context: *mut c_void) -> c_int {
     run(|| {
-        let meant = Callback { function: function.ok_or_else(|| null("callback"))?, context };
+        let meant = Callback::new(function, context)?;
         // Its guard ends outside the lock.
         let removed = take_last(&mut lock(&REGISTERED), |(callback, _)| *callback == meant);
         removed.map(drop).ok_or_else(|| {

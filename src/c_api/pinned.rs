@@ -7,8 +7,7 @@ use super::sized::{SizedStruct, write};
 use crate::error::Result;
 use crate::memory::plug::call::{address_of, count, hand_out, run};
 use crate::memory::report::DeviceStats;
-use crate::memory::route;
-use crate::memory::{device, host};
+use crate::memory::{device, host, route};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::runtime;
 

@@ -5,8 +5,7 @@ use std::ptr;
 use std::sync::Mutex;
 
 use crate::common::{MEMORY, device, on_thread, stream};
-use gpupool::c_api::Block;
-use gpupool::c_api::C_API;
+use gpupool::c_api::{Block, C_API};
 use gpupool::runtime::host::{Call, Fault, begin_capture, complete_all, create_stream, end_capture, inject, submit};
 use gpupool::{CaptureMode, StatusKind, Stream, empty_cache, memory_stats};
 

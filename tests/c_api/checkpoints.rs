@@ -14,8 +14,7 @@ use crate::common::c_pools::{
 };
 use crate::common::memory::{MIB, PAGE, assert_all_back};
 use crate::common::{device, stream};
-use gpupool::c_api::C_API;
-use gpupool::c_api::{Event, PoolOptions};
+use gpupool::c_api::{C_API, Event, PoolOptions};
 use gpupool::memory::MemoryAction;
 use gpupool::runtime::host::{Call, Fault, begin_capture, clear_faults, complete_all, end_capture, inject, submit};
 use gpupool::{CaptureMode, PoolId, Recording, StatusKind, Stream, memory_snapshot, memory_stats, snapshot};

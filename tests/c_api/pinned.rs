@@ -4,8 +4,7 @@ use std::ffi::c_void;
 use std::ptr;
 
 use crate::common::wait_until;
-use gpupool::c_api::C_API;
-use gpupool::c_api::{DeviceStats, Durations};
+use gpupool::c_api::{C_API, DeviceStats, Durations};
 
 const ALL: usize = 0;
 const MIB: u64 = 1 << 20;

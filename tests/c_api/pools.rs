@@ -12,8 +12,7 @@ use crate::common::c_pools::{
 };
 use crate::common::memory::{MIB, PAGE, assert_all_back, used};
 use crate::common::{MEMORY, device, on_thread, stream};
-use gpupool::c_api::C_API;
-use gpupool::c_api::{PoolHandle, PoolOptions, PoolSource};
+use gpupool::c_api::{C_API, PoolHandle, PoolOptions, PoolSource};
 use gpupool::memory::{begin_allocate_to_pool, end_allocate_to_pool, pool_use_count, release_pool};
 use gpupool::runtime::host::{Call, Fault, begin_capture, clear_faults, complete_all, end_capture, inject, submit};
 use gpupool::{

@@ -6,8 +6,7 @@ use std::sync::Mutex;
 use crate::common::c_pools::{CPool, INVALID_VALUE, create, failed, free, options, succeeded};
 use crate::common::memory::{MIB, assert_all_back};
 use crate::common::stream;
-use gpupool::c_api::C_API;
-use gpupool::c_api::{Event, Observer, PoolOptions};
+use gpupool::c_api::{C_API, Event, Observer, PoolOptions};
 
 const SEGMENT_ALLOC: c_int = 3;
 const SEGMENT_FREE: c_int = 4;

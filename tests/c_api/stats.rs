@@ -6,8 +6,7 @@ use std::sync::Barrier;
 use std::thread;
 
 use crate::common::{MEMORY, device, stream};
-use gpupool::c_api::C_API;
-use gpupool::c_api::{DeviceStats, Stat, Stats};
+use gpupool::c_api::{C_API, DeviceStats, Stat, Stats};
 use gpupool::runtime::host::{Call, Fault, clear_faults, complete_all, inject, submit};
 use gpupool::{MemPool, StatusKind, Stream, empty_cache, memory_stats};
 

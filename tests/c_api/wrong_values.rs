@@ -7,8 +7,9 @@ use std::ptr::{self, null, null_mut};
 
 use crate::common::c_pools::{CPool, INVALID_VALUE, OUT_OF_MEMORY, create, failed, last_error, options, succeeded};
 use crate::common::{device, stream};
-use gpupool::c_api::C_API;
-use gpupool::c_api::{Attached, Block, DeviceStats, Durations, PoolHandle, PoolOptions, Recording, SnapshotVisitor};
+use gpupool::c_api::{
+    Attached, Block, C_API, DeviceStats, Durations, PoolHandle, PoolOptions, Recording, SnapshotVisitor,
+};
 use gpupool::{Stream, memory_stats};
 
 const MIB: u64 = 1 << 20;

@@ -3,8 +3,7 @@
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::ptr;
 
-use gpupool::c_api::C_API;
-use gpupool::c_api::{Checkpoint, PoolHandle, PoolOptions, PoolSource};
+use gpupool::c_api::{C_API, Checkpoint, PoolHandle, PoolOptions, PoolSource};
 use gpupool::{PoolId, Stream};
 
 pub(crate) const OUT_OF_MEMORY: c_int = 1;

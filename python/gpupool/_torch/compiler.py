@@ -126,7 +126,8 @@ def compile_library(
 ) -> None:
     """Compile the library, its files side by side, and link it to PyTorch's, which is in memory when it is loaded.
 
-    Somebody waits for it, so it is optimized only as far as that takes hardly longer than to read PyTorch's headers.
+    A caller of ``enable()`` waits for it, so it is optimized only as far as takes little more time than to read
+    PyTorch's headers.
 
     Args:
         torch: The folder of the package, with ``include`` and ``lib``.

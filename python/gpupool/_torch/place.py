@@ -8,7 +8,7 @@ from typing import Any
 from gpupool import _native
 from gpupool._torch import library
 
-# Has NCCL told of each segment, from when the first group is made.
+# With this variable set, NCCL observes the allocator's segments from when the first process group is made.
 _NCCL_HOOK = "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK"
 
 # An RLock, since finalizers that the garbage collector runs meanwhile may enter it again.
@@ -135,7 +135,7 @@ def _missing(torch: Any, reason: library.NoLibrary) -> str:
 def _warn_of_hooks(torch: Any) -> None:
     """Warn of what observes PyTorch's own allocator since before, and so sees none of gpupool's segments.
 
-    PyTorch lets nobody read which observers it has. NCCL's hook is there if its variable is set and a group was made.
+    PyTorch has no function that lists its observers. NCCL's hook is there if its variable is set and a group was made.
     """
     distributed = getattr(torch, "distributed", None)
     is_grouped = distributed is not None and distributed.is_available() and distributed.is_initialized()

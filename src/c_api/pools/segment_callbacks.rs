@@ -8,7 +8,7 @@ use super::super::event::{Event, Observer};
 use super::handle::PoolHandle;
 use super::pool_of;
 use crate::error::Error;
-use crate::memory::plug::call::{null, run};
+use crate::memory::plug::call::run;
 use crate::memory::pool::Pool;
 use crate::memory::serve::{SegmentGuard, on_segment};
 use crate::sync::{lock, take_last};
@@ -26,7 +26,7 @@ pub(in super::super) unsafe extern "C" fn pool_add_segment_callback(
 ) -> c_int {
     run(|| {
         let pool = pool_of(pool)?;
-        let callback = Callback { function: function.ok_or_else(|| null("callback"))?, context };
+        let callback = Callback::new(function, context)?;
         let guard = on_segment(&pool, Box::new(move |event| callback.tell(&Event::from(event))))?;
         let added = (Arc::downgrade(&pool), callback, guard);
         let gone: Vec<_> = {
@@ -48,7 +48,7 @@ pub(in super::super) unsafe extern "C" fn pool_remove_segment_callback(
 ) -> c_int {
     run(|| {
         let pool = pool_of(pool)?;
-        let meant = Callback { function: function.ok_or_else(|| null("callback"))?, context };
+        let meant = Callback::new(function, context)?;
         // Its guard ends outside the lock.
         let removed = take_last(&mut lock(&REGISTERED), |(of, callback, _)| {
             *callback == meant && of.as_ptr() == Arc::as_ptr(&pool)

@@ -19,7 +19,7 @@ pub(in crate::memory) struct HeapLedger {
     pub(in crate::memory) cache: u32,
 }
 
-/// What a heap has told, and to whom.
+/// What a heap has told its pool's ledger.
 #[derive(Debug)]
 pub(super) struct Telling {
     /// Who is told what is live here, and that there are free pages.
