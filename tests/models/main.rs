@@ -4,9 +4,11 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+// Optimised builds take no schedules, so that benches measure none.
+#[cfg(debug_assertions)]
+mod frees;
 mod memory;
 mod pinned;
-// Optimised builds take no schedules, so that benches measure none.
 #[cfg(debug_assertions)]
 mod schedules;
 #[cfg(debug_assertions)]

@@ -15,11 +15,11 @@
 //! `serve/miss.rs`: most steps find free memory elsewhere (`serve/take`) or add some (`serve/grow`), the others wait.
 //!
 //! **A free** (`serve/free.rs`) goes from the address to its page, from the page to the cache and the block
-//! (`device/pages.rs`). The thread for which the heap's lock is cheap frees there. Any other one first marks the block
-//! as freed, in its page or in its slab, by one atomic operation, so that of two such threads one succeeds. From then
-//! on the block is nobody's, and the heap counts it as live. Who then finds the lock taken leaves the block in the
-//! cache's inbox (`stream_cache/frees.rs`), of a slab's slots one for each 64, and every lock of the heap for a request
-//! empties that first. A block that other streams use waits for them (`serve/settle.rs`).
+//! (`device/pages.rs`). Who finds the heap's lock free frees there. Any other thread marks the block as freed, in its
+//! page or in its slab, by one atomic operation, so that of two such threads one succeeds, and leaves it in the cache's
+//! inbox (`stream_cache/frees.rs`), of a slab's slots one for each 64: in one step, so that its next request finds it.
+//! From then on the block is nobody's, and the heap counts it as live; every lock of the heap for a request empties the
+//! inbox first. A block that other streams use waits for them (`serve/settle.rs`).
 //!
 //! **The last page.** Of two threads that ask for it at once, one locks the heap first and has it. The other finds
 //! nothing, and climbs. Memory that a thread has taken out of one place and not yet put into another is under way

@@ -39,51 +39,45 @@ impl StreamCache {
     /// the block in the inbox.
     #[cold]
     fn free_beside_others(&self, thread: ThisThread, offset: u64) -> Result<(), Invalid> {
-        if !self.mark_freed(offset)? {
-            return Ok(());
-        }
-        match self.try_lock(thread) {
-            Some(mut heap) => {
-                self.collect_block(&mut heap, offset);
-                self.answer_requests(&mut heap);
-            }
-            None => self.leave(offset),
-        }
+        let Some(mut heap) = self.try_lock(thread) else { return self.leave(offset) };
+        heap.free(&self.memory.pages, offset)?;
+        self.answer_requests(&mut heap);
         Ok(())
     }
 
-    /// Marks a block as freed, as one of many threads that may do so; false for a slot that comes to the heap with others, which
-    /// were freed before it.
-    pub(super) fn mark_freed(&self, offset: u64) -> Result<bool, Invalid> {
+    /// Leaves a block in the inbox, for any thread. The pages that it makes free are found by others also if nobody comes for the
+    /// stream.
+    pub(super) fn leave(&self, offset: u64) -> Result<(), Invalid> {
+        // Marked and told in one step: else a thread whose slot is told by another one's free could ask before that is.
+        self.inbox.change(|inbox| {
+            if !self.mark_freed(offset)? {
+                return Ok(());
+            }
+            inbox.freed.push(offset);
+            if !std::mem::replace(&mut inbox.is_told, true)
+                && let Some(service) = self.service()
+            {
+                service.pool.ledger.add_with_pages(self.number);
+            }
+            Ok(())
+        })
+    }
+
+    /// Marks a block as freed; false for a slot that comes to the heap with others, which were freed before it.
+    fn mark_freed(&self, offset: u64) -> Result<bool, Invalid> {
         let pages = &self.memory.pages;
         let block = |number| pages.mark_freed(offset, number).then_some(true);
         pages.entry(offset).live(block, Slab::mark_freed)
-    }
-
-    /// Leaves a block in the inbox. The pages that it makes free are found by others also if nobody comes for the stream.
-    pub(super) fn leave(&self, offset: u64) {
-        let was_told = self.inbox.change(|inbox| {
-            inbox.freed.push(offset);
-            std::mem::replace(&mut inbox.is_told, true)
-        });
-        if !was_told && let Some(service) = self.service() {
-            service.pool.ledger.add_with_pages(self.number);
-        }
     }
 
     /// Has the pool's ledger forget that the cache may have free pages, if it has none, nor blocks in the inbox. Returns
     /// whether it had told of some.
     pub(in crate::memory) fn tell_if_no_pages(&self, heap: &mut Heap) -> bool {
         let Some(ledger) = heap.end_telling_of_pages() else { return false };
-        let had_told = ledger.remove_with_pages(self.number);
-        let has_mail = self.inbox.change(|inbox| {
-            inbox.is_told = !inbox.freed.is_empty();
-            inbox.is_told
-        });
-        if has_mail {
-            ledger.add_with_pages(self.number);
-        }
-        had_told && !has_mail
+        self.inbox.change(|inbox| {
+            inbox.is_told &= !inbox.freed.is_empty();
+            !inbox.is_told && ledger.remove_with_pages(self.number)
+        })
     }
 
     /// Marks a block as freed though it cannot be used again yet.

@@ -68,13 +68,7 @@ impl Made {
     /// Frees as a thread does that finds another one at work: of a mutex loom does not try what a `try_lock` meets then.
     fn freeing(this: &Arc<Self>, offset: u64) -> JoinHandle<bool> {
         let cache = Arc::clone(this);
-        thread::spawn(move || {
-            let must_tell = cache.mark_freed(offset);
-            if must_tell == Ok(true) {
-                cache.leave(offset);
-            }
-            must_tell.is_ok()
-        })
+        thread::spawn(move || cache.leave(offset).is_ok())
     }
 
     /// Returns what the owner counts as live and as freed once it has locked.
@@ -176,7 +170,7 @@ fn what_a_wrong_free_tells_late_does_not_touch_another_cache_s_block() {
         other.mark_waiting(offset).unwrap();
         // Another thread had marked the block between the owner's look at it and its end, and tells only now. Not
         // with a real thread: of a store and an exchange that race, loom lets the owner read both afterwards.
-        cache.leave(offset);
+        cache.inbox.change(|inbox| inbox.freed.push(offset));
         assert_eq!(cache.counts(), (0, 1));
         assert_eq!(other.lock(owner()).counts().live(), LARGE);
     });
