@@ -252,6 +252,22 @@ class Worker {
     return block;
   }
 
+  // This thread's pool that a block is of; null for none of its own.
+  std::shared_ptr<Pool> pool_of(const gpupool_block &block) const {
+    auto is_it = [&](const Pool &pool) {
+      return pool.id.first == block.pool.first && pool.id.second == block.pool.second;
+    };
+    for (auto &scope : scopes_)
+      if (is_it(*scope.second)) return scope.second;
+    for (auto &pool : pools_)
+      if (is_it(*pool)) return pool;
+    return nullptr;
+  }
+  bool is_of_mine(const void *pointer) const {
+    auto block = found(pointer);
+    return !(block.pool.first || block.pool.second) || pool_of(block);
+  }
+
   // What a request returned.
   void got(int status, void *pointer, std::uint64_t bytes, const char *function) {
     if (status == GPUPOOL_ERROR_ASLEEP && !is_any_asleep()) fail("%s: no pool is asleep", function);
@@ -277,11 +293,7 @@ class Worker {
     block.bytes = bytes;
     block.mark = random_();
     block.device = at.device;
-    for (auto &pool : pools_)
-      if (pool->id.first == at.pool.first && pool->id.second == at.pool.second) block.pool = pool;
-    for (auto &scope : scopes_)
-      if (scope.second->id.first == at.pool.first && scope.second->id.second == at.pool.second)
-        block.pool = scope.second;
+    block.pool = pool_of(at);
     block.fill();
     blocks_.push_back(std::move(block));
   }
@@ -304,7 +316,10 @@ class Worker {
         auto &freed = freed_[below(freed_.size())];
         int status = api->allocate_at(freed.pointer, freed.bytes, std::max(freed.device, 0), stream());
         one_of(status, {GPUPOOL_SUCCESS, GPUPOOL_ERROR_INVALID_VALUE, GPUPOOL_ERROR_ASLEEP}, "allocate_at");
-        return status ? void() : add(freed.pointer, freed.bytes, "allocate_at");
+        if (status) return;
+        // Where it is free may be a pool of another thread by now, which would not know of this block when it sleeps.
+        if (!is_of_mine(freed.pointer)) return succeeded(api->deallocate(freed.pointer), "deallocate");
+        return add(freed.pointer, freed.bytes, "allocate_at");
       }
       case 2: {
         int status = api->handler_alloc(nullptr, &pointer, bytes, nullptr);

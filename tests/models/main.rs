@@ -10,6 +10,8 @@ mod frees;
 mod memory;
 mod pinned;
 #[cfg(debug_assertions)]
+mod recorded;
+#[cfg(debug_assertions)]
 mod schedules;
 #[cfg(debug_assertions)]
 mod whole_device;

@@ -17,6 +17,7 @@ use std::hint;
 use std::sync::{Arc, RwLock};
 
 use super::block_user::{BlockUser, Waiting};
+use super::event::is_recorded;
 use super::heap::{Counts, Heap, HeapLedger};
 use super::known::Found;
 use super::last_work::LastWork;
@@ -369,40 +370,37 @@ impl StreamCache {
         heap
     }
 
-    /// Returns a block of at least this many bytes, if one is free, to a caller that knows whether memory is recorded. None too
-    /// once the service that the caller found has ended.
+    /// Returns a block of at least this many bytes, if one is free. None too once the service that the caller found has ended.
     #[inline]
-    pub(in crate::memory) fn allocate_block(&self, found: Found, bytes: u64, is_recorded: bool) -> Option<u64> {
+    pub(in crate::memory) fn allocate_block(&self, found: Found, bytes: u64) -> Option<u64> {
         let Found { service, thread, .. } = found;
         match self.lock_shortly(thread) {
-            Some(mut heap) => self.allocate_in(service, &mut heap, bytes, is_recorded),
-            None => self.allocate_beside_others(found, bytes, is_recorded),
+            Some(mut heap) => self.allocate_in(service, &mut heap, bytes),
+            None => self.allocate_beside_others(found, bytes),
         }
     }
 
     #[inline]
-    fn allocate_in(&self, service: u64, heap: &mut Heap, bytes: u64, is_recorded: bool) -> Option<u64> {
-        if heap.is_in(service) { self.allocate_locked(heap, bytes, is_recorded) } else { None }
+    fn allocate_in(&self, service: u64, heap: &mut Heap, bytes: u64) -> Option<u64> {
+        if heap.is_in(service) { self.allocate_locked(heap, bytes) } else { None }
     }
 
     /// Allocates while other threads may be at work: by itself where none is, else by leaving the request for one that is.
     #[cold]
-    fn allocate_beside_others(&self, found: Found, bytes: u64, is_recorded: bool) -> Option<u64> {
+    fn allocate_beside_others(&self, found: Found, bytes: u64) -> Option<u64> {
         let Found { service, thread, .. } = found;
         self.adopt(thread);
         let by_itself = |mut heap: OwnerGuard<'_, Heap>| {
-            let offset = self.allocate_in(service, &mut heap, bytes, is_recorded);
-            if !is_recorded {
-                self.answer_requests(&mut heap);
-            }
+            let offset = self.allocate_in(service, &mut heap, bytes);
+            self.answer_requests(&mut heap);
             offset
         };
         if let Some(heap) = self.try_lock(thread) {
             return by_itself(heap);
         }
-        // What is recorded is of the thread that allocates.
-        let request = if is_recorded { None } else { self.requests.leave(thread.number().get(), service, bytes) };
-        let Some(request) = request else { return by_itself(self.lock_for_block(thread)) };
+        let Some(request) = self.requests.leave(thread.number().get(), service, bytes) else {
+            return by_itself(self.lock_for_block(thread));
+        };
         for look in 0..LOOKS {
             if let Some(answer) = request.take_answer() {
                 return answer;
@@ -419,16 +417,20 @@ impl StreamCache {
         request.take_back().unwrap_or_else(|| by_itself(heap))
     }
 
-    /// Serves the requests that threads have left which wait for the heap's lock.
+    /// Serves the requests that threads have left which wait for the heap's lock. What is recorded is of the thread that
+    /// allocates, so then each serves itself.
     fn answer_requests(&self, heap: &mut Heap) {
-        self.requests.answer(|service, bytes| self.allocate_in(service, heap, bytes, false));
+        if !is_recorded() {
+            self.requests.answer(|service, bytes| self.allocate_in(service, heap, bytes));
+        }
     }
 
-    /// As [`StreamCache::allocate_block`], with the heap locked.
+    /// As [`StreamCache::allocate_block`], with the heap locked: a recording begins while all heaps are, so that what it does not
+    /// find live is recorded here.
     #[inline]
-    pub(in crate::memory) fn allocate_locked(&self, heap: &mut Heap, bytes: u64, is_recorded: bool) -> Option<u64> {
+    pub(in crate::memory) fn allocate_locked(&self, heap: &mut Heap, bytes: u64) -> Option<u64> {
         let offset = heap.allocate(&self.memory.pages, bytes)?;
-        if is_recorded {
+        if is_recorded() {
             self.record_alloc(offset, bytes);
         }
         Some(offset)

@@ -49,7 +49,7 @@ pub(crate) fn allocate(bytes: u64, order: &impl Order) -> Result<Allocation> {
 #[inline]
 pub(crate) fn allocate_as_last(bytes: u64, stream: &Stream, given: GivenKey) -> Option<Result<Allocation>> {
     let found = cache::last_given(stream, given).filter(|_| process::state().is_plain())?;
-    take(found, bytes, false).serve().transpose()
+    take(found, bytes).serve().transpose()
 }
 
 /// Allocates on the stream from a pool, unless the calling thread is in a scope that it entered later.
@@ -64,7 +64,7 @@ pub(crate) fn allocate_given(bytes: u64, stream: &Stream, given: &Given) -> Resu
     let _stack = recording::hold_stack(Purpose::Allocation);
     loop {
         let found = given_cache_for(given, stream, state.is_rerouted())?;
-        if let Some(block) = take(found, bytes, state.is_recorded()).serve()? {
+        if let Some(block) = take(found, bytes).serve()? {
             return Ok(block);
         }
     }
@@ -76,7 +76,7 @@ pub(crate) fn allocate_given(bytes: u64, stream: &Stream, given: &Given) -> Resu
 /// `ErrorKind::InvalidValue` for an unknown device; `ErrorKind::Library` if the driver refuses.
 #[inline]
 pub(in crate::memory) fn try_allocate(bytes: u64, order: &impl Order) -> Result<Attempt> {
-    if process::state().is_plain() { Ok(take(cache_for(order)?, bytes, false)) } else { take_slowly(bytes, order) }
+    if process::state().is_plain() { Ok(take(cache_for(order)?, bytes)) } else { take_slowly(bytes, order) }
 }
 
 /// Takes a block while what is done is recorded, or requests may go where other threads or contexts have routed them.
@@ -88,12 +88,12 @@ fn take_slowly(bytes: u64, order: &impl Order) -> Result<Attempt> {
     // No stack is held where nothing is recorded.
     let _stack = recording::hold_stack(Purpose::Allocation);
     let found = if state.is_rerouted() { rerouted_cache_for(order)? } else { cache_for(order)? };
-    Ok(take(found, bytes, state.is_recorded()))
+    Ok(take(found, bytes))
 }
 
 #[inline]
-fn take(found: Found, bytes: u64, is_recorded: bool) -> Attempt {
-    match found.cache.allocate_block(found, bytes, is_recorded) {
+fn take(found: Found, bytes: u64) -> Attempt {
+    match found.cache.allocate_block(found, bytes) {
         Some(offset) => Attempt::Ready(Allocation { cache: found.cache, offset }),
         None => Attempt::Miss(Miss { cache: found.cache, service: found.service, bytes }),
     }

@@ -19,9 +19,7 @@ use super::settle::{Patience, settle};
 use super::take::{FreeMemory, Giver, Reach, other_pools, take_from};
 use super::trim::leave_closed;
 use crate::error::{Error, GPUPOOL, Result};
-use crate::memory::cache::{
-    BLOCK_BYTES_MAX, BlockUser, DeviceCaches, Heap, Service, StreamCache, forget_last, is_recorded,
-};
+use crate::memory::cache::{BLOCK_BYTES_MAX, BlockUser, DeviceCaches, Heap, Service, StreamCache, forget_last};
 use crate::memory::device::{Moment, Until};
 use crate::memory::pool::{self, Pool, Role};
 use crate::memory::tuning::{A_FEW, MANY};
@@ -321,7 +319,7 @@ impl Climb {
         if serves_another && !other.pool.sleep.may_serve_others() {
             return None;
         }
-        let offset = cache.allocate_locked(heap, self.request.bytes, is_recorded())?;
+        let offset = cache.allocate_locked(heap, self.request.bytes)?;
         // The default pool falls asleep with the whole device alone, which no such block prevents.
         if serves_another && !other.pool.is_default() {
             // With the heap locked, as it is by who asks for these blocks before the pool falls asleep.

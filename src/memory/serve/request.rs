@@ -1,7 +1,7 @@
 //! A request that its cache could not serve at once, and the block that it gets: what each step on its way needs.
 
 use crate::error::Result;
-use crate::memory::cache::{Service, StreamCache, is_recorded};
+use crate::memory::cache::{Service, StreamCache};
 use crate::memory::device::DeviceMemory;
 use crate::memory::pool::Pool;
 use crate::runtime::Stream;
@@ -62,7 +62,7 @@ impl Request {
     /// Searches the cache's heap once for a free block, if it is still in the service.
     pub(super) fn search(&self) -> Option<Allocation> {
         let mut heap = self.cache.lock_in(&self.service, self.thread)?;
-        let offset = self.cache.allocate_locked(&mut heap, self.bytes, is_recorded())?;
+        let offset = self.cache.allocate_locked(&mut heap, self.bytes)?;
         Some(self.allocation(offset))
     }
 }

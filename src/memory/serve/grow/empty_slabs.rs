@@ -1,7 +1,6 @@
 //! Empty slabs, one of which stays for each small size: a large request that fits nowhere else has them joined with what is
 //! free beside them, before any memory is added or moved. All sizes together keep some 10 MiB, in as many places.
 
-use crate::memory::cache::is_recorded;
 use crate::memory::serve::request::Request;
 use crate::memory::tuning::SMALL_MAX;
 
@@ -15,5 +14,5 @@ pub(in crate::memory::serve) fn serve_from_empty_slabs(request: &Request) -> Opt
     if !heap.drop_empty_slabs_at_times(&cache.memory.pages) {
         return None;
     }
-    cache.allocate_locked(&mut heap, bytes, is_recorded())
+    cache.allocate_locked(&mut heap, bytes)
 }

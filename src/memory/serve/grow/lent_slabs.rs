@@ -65,7 +65,7 @@ pub(in crate::memory::serve) fn serve_from_lent_slab(request: &Request) -> Resul
     };
     heap.borrow(slab);
     record(cache, MemoryAction::SegmentMap, slab);
-    Ok(cache.allocate_locked(&mut heap, bytes, is_recorded()))
+    Ok(cache.allocate_locked(&mut heap, bytes))
 }
 
 /// Records that a slab came to a cache, or left it, where memory is recorded; with the heap's lock held.

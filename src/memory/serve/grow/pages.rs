@@ -7,7 +7,6 @@ use super::gather::gather;
 use super::growth::Growth;
 use super::place::{Beside, find_place};
 use crate::error::{Bytes, Result};
-use crate::memory::cache::is_recorded;
 use crate::memory::device::log_out;
 use crate::memory::serve::request::Request;
 use crate::memory::serve::take::Reach;
@@ -62,7 +61,7 @@ fn grow_beside(request: &Request, reach: &Reach, prefers_segment: bool, beside: 
         }
         // Another thread may have freed or added memory meanwhile.
         if !cache.is_lender()
-            && let Some(offset) = cache.allocate_locked(&mut heap, *bytes, is_recorded())
+            && let Some(offset) = cache.allocate_locked(&mut heap, *bytes)
         {
             return Ok(Grown::Block(offset));
         }

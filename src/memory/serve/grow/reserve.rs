@@ -5,7 +5,7 @@
 
 use super::claim::{claimed, out_of_addresses};
 use crate::error::Result;
-use crate::memory::cache::{DeviceCaches, Service, StreamCache, is_recorded};
+use crate::memory::cache::{DeviceCaches, Service, StreamCache};
 use crate::memory::device::{Mapping, Remains, Reserve, Run, Until};
 use crate::memory::pool::Pool;
 use crate::memory::serve::request::Request;
@@ -118,7 +118,7 @@ fn take(request: &Request, reserve: &Reserve, reach: &Reach, pages: u32) -> Opti
     own.extend(found);
     let left = cache.add_reserve(&mut heap, own);
     retire_runs(service, left, Until::recorded_later(cache.memory.location.device()));
-    found.and_then(|_| cache.allocate_locked(&mut heap, bytes, is_recorded()))
+    found.and_then(|_| cache.allocate_locked(&mut heap, bytes))
 }
 
 /// Takes back what other caches of the pool have free of the reserve and no work uses any more: of all of them once memory has
