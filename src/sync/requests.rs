@@ -55,10 +55,11 @@ impl Requests {
     }
 
     /// Answers all requests: `answer` is told of each the service and the bytes. To be called with the lock that they wait for.
+    /// Returns whether there were any.
     #[inline]
-    pub(crate) fn answer(&self, mut answer: impl FnMut(u64, u64) -> Option<u64>) {
+    pub(crate) fn answer(&self, mut answer: impl FnMut(u64, u64) -> Option<u64>) -> bool {
         if self.asked.load(Ordering::Relaxed) == 0 {
-            return;
+            return false;
         }
         let mut asked = self.asked.fetch_and(0, Ordering::Acquire);
         while asked != 0 {
@@ -71,6 +72,7 @@ impl Requests {
                 place.state.store(answer.unwrap_or(NOTHING) << KIND_BITS | ANSWER, Ordering::Release);
             }
         }
+        true
     }
 }
 

@@ -417,11 +417,20 @@ impl StreamCache {
         request.take_back().unwrap_or_else(|| by_itself(heap))
     }
 
-    /// Serves the requests that threads have left which wait for the heap's lock. What is recorded is of the thread that
-    /// allocates, so then each serves itself.
+    /// Serves the requests that threads have left which wait for the heap's lock, and those that come meanwhile for a while:
+    /// what a heap consists of stays in this core's cache. What is recorded is of the thread that allocates, so then each
+    /// serves itself.
     fn answer_requests(&self, heap: &mut Heap) {
-        if !is_recorded() {
-            self.requests.answer(|service, bytes| self.allocate_in(service, heap, bytes));
+        if is_recorded() {
+            return;
+        }
+        for _ in 0..A_FEW {
+            if !self.requests.answer(|service, bytes| self.allocate_in(service, heap, bytes)) {
+                return;
+            }
+            if !self.inbox.is_empty() {
+                self.collect(heap);
+            }
         }
     }
 
