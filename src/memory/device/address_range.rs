@@ -149,6 +149,10 @@ impl AddressRange {
     /// # Safety
     /// Nothing is mapped in the range, and nothing will be.
     pub(in crate::memory) unsafe fn free(&self) {
+        if self.bytes == 0 {
+            // Where there is no virtual memory.
+            return;
+        }
         // SAFETY: `reserve` made the range, and the caller promises that it is unused.
         let _ = with_device(self.location, |runtime| unsafe { runtime.address_free(self.base, self.bytes) });
     }
