@@ -4,6 +4,7 @@ import contextlib
 import json
 import random
 import statistics
+import sys
 import threading
 import time
 import timeit
@@ -28,6 +29,11 @@ Peer = Callable[[], contextlib.AbstractContextManager[tuple[Allocate, Free]]]
 def tell(**figures: object) -> None:
     """Print one line of results."""
     print(json.dumps(figures), flush=True)
+
+
+def interpreter() -> dict[str, object]:
+    """Return the version of Python, and whether its threads take turns, which an import may have changed."""
+    return {"python": sys.version.split()[0], "gil": getattr(sys, "_is_gil_enabled", lambda: True)()}
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 
 import gpupool
-from figures import in_threads, tell
+from figures import in_threads, interpreter, tell
 
 THREADS = 1, 2, 4, 8, 16
 CALLS = 200_000
@@ -54,9 +54,9 @@ def slowest(call: Callable[[gpupool.Stream], Callable[[], object]], streams: lis
 def main() -> None:
     """Measure, and print."""
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS
-    is_enabled = getattr(sys, "_is_gil_enabled", lambda: True)()
-    tell(python=sys.version.split()[0], gil=is_enabled, runtime=gpupool.runtime())
     shared = gpupool.Stream()
+    # Once all is imported that a call needs.
+    tell(**interpreter(), runtime=gpupool.runtime())
     own = [gpupool.Stream() for _ in range(max(THREADS))]
     for name, call in (("pair", pair), ("handle", handle)):
         for whose in ("own", "shared"):

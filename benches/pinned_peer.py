@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cuda_driver import Driver
-from figures import CALLS, forget, mix
+from figures import CALLS, forget, interpreter, mix
 from pinned_workloads import PROGRAMS
 
 SPIN_MILLISECONDS = 300
@@ -114,6 +114,16 @@ class Torch(Way):
         return max(value for name, value in statistics.items() if name.endswith("bytes.peak"))
 
 
+class TorchOverGpupool(Torch):
+    """PyTorch's pinned tensors over gpupool; its others stay as they are."""
+
+    def __init__(self) -> None:
+        import gpupool.torch
+
+        gpupool.torch.enable(allocator=False, pinned=True)
+        super().__init__()
+
+
 class Plain(Way):
     """The driver's own."""
 
@@ -129,6 +139,7 @@ class Plain(Way):
 WAYS: dict[str, type[Way]] = {
     "gpupool": Gpupool,
     "torch": Torch,
+    "torch over gpupool": TorchOverGpupool,
     "cupy": Cupy,
     "cupy over gpupool": CupyOverGpupool,
     "cudaHostAlloc": Plain,
@@ -140,6 +151,10 @@ class Measures:
 
     def __init__(self, way: str) -> None:
         self._way = WAYS[way]()
+
+    def interpreter(self) -> dict[str, object]:
+        """Return what Python the process has."""
+        return interpreter()
 
     def pair(self, nbytes: int) -> float:
         """Return the nanoseconds that memory takes that is freed at once."""

@@ -13,7 +13,7 @@ out, and one that fails says why.
 - rates: GB/s of copies to and from the device, of a block that gpupool has in extents, and one that it has registered.
 - turnover: milliseconds of 64 MiB more and of giving them back, alone and while a kernel of 300 ms runs.
 
-The last lines are ratios, of gpupool's figure to each peer's.
+The last lines are ratios: of gpupool's figure to each peer's, and of a framework's over gpupool to its own.
 """
 
 import contextlib
@@ -109,6 +109,11 @@ class Run:
                     way: round(figures[OURS] / figure, 3) for way, figure in figures.items() if way != OURS and figure
                 }
                 tell(peer="ratio of gpupool", **work, to=ratios)
+            for framework in ("torch", "cupy"):
+                plugged = f"{framework} over gpupool"
+                if plugged in figures and figures.get(framework):
+                    found = round(figures[plugged] / figures[framework], 3)
+                    tell(peer=f"ratio of {plugged}", **work, to={framework: found})
 
 
 def take_turns(peers: list[Peer], rounds: int, *what: object, best=min) -> dict[str, Any]:
@@ -152,6 +157,8 @@ def measure_pair(run: Run) -> None:
 def measure_mix(run: Run) -> None:
     """Measure many sizes at a time, from one thread and sixteen. The driver's own takes milliseconds a step."""
     with run.peers(PLAIN) as peers:
+        for peer in peers:
+            tell(peer=peer.way, **peer.measure("interpreter"))
         for threads in THREADS:
             figures = take_turns(peers, LONG_ROUNDS, "mix", threads)
             run.tell({"work": "mix", "threads": threads}, "ns_per_step", figures)

@@ -6,8 +6,9 @@ python benches/torch_peer.py WAY
 import contextlib
 import gc
 import timeit
+from collections.abc import Iterator
 
-from figures import CALLS, Allocate, forget, mix
+from figures import CALLS, Allocate, Free, forget, mix
 from torch_calls import Calls
 from torch_workloads import PEAKS, peak, small_operations
 from turns import Measures, answer
@@ -51,24 +52,31 @@ class TorchMeasures(Measures):
         with self._torch.cuda.stream(self._torch.cuda.Stream()):
             return self.statement(statement)
 
-    def _mix(self, threads: int, allocate: Allocate) -> float:
+    def _mix(self, threads: int, *, has_memory: bool = True, has_own_streams: bool = False) -> float:
+        torch = self._torch
+
         @contextlib.contextmanager
-        def in_context():
+        def in_context() -> Iterator[tuple[Allocate, Free]]:
             # A thread that has launched nothing has no context, and each question for its device takes a microsecond.
-            self._torch.zeros(1, device="cuda")
-            yield allocate, forget
+            torch.zeros(1, device="cuda")
+            # Names of each thread: without a GIL those that count references to one object wait for each other.
+            empty, uint8, has_bytes = torch.empty, torch.uint8, has_memory
+            with torch.cuda.stream(torch.cuda.Stream() if has_own_streams else None):
+                yield lambda nbytes: empty(nbytes if has_bytes else 0, dtype=uint8, device="cuda"), forget
 
         return mix(in_context, threads)
 
     def mix(self, threads: int) -> float:
         """Return the nanoseconds of a step of the random mix."""
-        torch = self._torch
-        return self._mix(threads, lambda nbytes: torch.empty(nbytes, dtype=torch.uint8, device="cuda"))
+        return self._mix(threads)
+
+    def mix_on_streams(self, threads: int) -> float:
+        """Return the same with a stream for each thread."""
+        return self._mix(threads, has_own_streams=True)
 
     def mix_without_memory(self, threads: int) -> float:
         """Return the same where no tensor has memory: what is Python's and PyTorch's, whatever the allocator."""
-        torch = self._torch
-        return self._mix(threads, lambda _: torch.empty(0, dtype=torch.uint8, device="cuda"))
+        return self._mix(threads, has_memory=False)
 
     def cpp(self, what: str, argument: int) -> float:
         """Return the nanoseconds of what is timed in C++."""

@@ -1,6 +1,6 @@
 """PyTorch on gpupool's memory and on its own, in one run on one machine, as one JSON object a line.
 
-    python benches/torch_peers.py [times] [peaks]
+    python benches/torch_peers.py [times] [mixes] [peaks]
 
 A process has one allocator, so each way has its own (torch_peer.py): PyTorch's, and gpupool (``gpupool.torch.enable``);
 for peaks of memory also PyTorch's with expandable segments. They take turns at every work, some rounds each, and a
@@ -84,12 +84,6 @@ def measure_times(table: Table) -> None:
             table.tell({"work": f"empty({size}, uint8)"}, "ns", figures)
         figures = take_turns(peers, ROUNDS, "statement", "delete(alloc(1024))", processors=1)
         table.tell({"work": "caching_allocator_alloc(1024)"}, "ns", figures)
-        for threads in THREADS:
-            rounds = ROUNDS if threads == 1 else LONG_ROUNDS
-            figures = take_turns(peers, rounds, "mix", threads, processors=threads)
-            table.tell({"work": "mix", "threads": threads}, "ns_per_step", figures)
-            figures = take_turns(peers[:1], rounds, "mix_without_memory", threads, processors=threads)
-            table.tell({"work": WITHOUT_MEMORY, "threads": threads}, "ns_per_step", figures)
         figures = take_turns(peers[-1:], ROUNDS, "on_a_stream", "gpupool_empty(1024)", processors=1)
         table.tell({"work": "gpupool.empty(1024) on torch's stream"}, "ns", figures)
         for what in ("pair", "storage"):
@@ -102,6 +96,22 @@ def measure_times(table: Table) -> None:
         # Autograd has a thread of its own.
         figures = take_turns(peers, STEP_ROUNDS, "step", processors=2)
         table.tell({"work": "step of small operations"}, "us", figures)
+
+
+def measure_mixes(table: Table) -> None:
+    """Measure many sizes at a time, from one thread and sixteen: on the default stream, and on one for each thread."""
+    with contextlib.ExitStack() as stack:
+        peers = [peer_of(way) for way in WAYS]
+        for peer in peers:
+            stack.callback(peer.end)
+            tell(peer=peer.way, **peer.measure("interpreter"))
+        for threads in THREADS:
+            rounds = ROUNDS if threads == 1 else LONG_ROUNDS
+            for work, measure in (("mix", "mix"), ("mix on own streams", "mix_on_streams")):
+                figures = take_turns(peers, rounds, measure, threads, processors=threads)
+                table.tell({"work": work, "threads": threads}, "ns_per_step", figures)
+            figures = take_turns(peers[:1], rounds, "mix_without_memory", threads, processors=threads)
+            table.tell({"work": WITHOUT_MEMORY, "threads": threads}, "ns_per_step", figures)
 
 
 def measure_peaks(table: Table) -> None:
@@ -117,7 +127,7 @@ def measure_peaks(table: Table) -> None:
         table.tell({"work": f"peak of {name}"}, "mib", figures)
 
 
-MEASURES = {"times": measure_times, "peaks": measure_peaks}
+MEASURES = {"times": measure_times, "mixes": measure_mixes, "peaks": measure_peaks}
 
 
 def main() -> None:

@@ -12,6 +12,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
+
+from figures import interpreter
 
 
 class Peer:
@@ -27,8 +30,8 @@ class Peer:
             text=True,
         )
 
-    def measure(self, *what: object) -> float:
-        """Return a figure."""
+    def measure(self, *what: object) -> Any:
+        """Return a figure, or what else is asked for."""
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(what) + "\n")
             self._process.stdin.flush()
@@ -72,6 +75,10 @@ class Measures:
             with contextlib.suppress(ProcessLookupError):
                 os.sched_setaffinity(int(thread), processors)
 
+    def interpreter(self) -> dict[str, object]:
+        """Return what Python the process has."""
+        return interpreter()
+
 
 def answer(make: Callable[[str], Measures]) -> None:
     """Measure what is asked until there is no more.
@@ -83,5 +90,5 @@ def answer(make: Callable[[str], Measures]) -> None:
     measures = make(sys.argv[1])
     for line in sys.stdin:
         name, *arguments = json.loads(line)
-        measure: Callable[..., float | None] = getattr(measures, name)
+        measure: Callable[..., object] = getattr(measures, name)
         print(json.dumps(measure(*arguments)), file=results, flush=True)
