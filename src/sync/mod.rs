@@ -38,6 +38,6 @@ pub(crate) use door::Door;
 pub(crate) use locks::{lock, read, take_last, try_lock, wait, wait_until, write};
 pub(crate) use owner_lock::{OwnerGuard, OwnerLock};
 pub(crate) use requests::Requests;
-pub(crate) use shared_list::{Items, SharedList};
+pub(crate) use shared_list::SharedList;
 pub(crate) use table::Table;
 pub(crate) use thread::{ThisThread, ThreadNumber};

@@ -3,12 +3,12 @@
 //! Where many threads want a lock for a moment each, most of their time goes to fetching what it guards from the core that had
 //! it last. So one of them, while it is there, answers the others too, of which each then fetches its answer alone.
 
-use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Ordering};
 
 /// How many requests can be left at a time.
 const PLACES: usize = if cfg!(loom) { 1 } else { 16 };
 
-/// The low bits of a place: nothing, someone who writes, a request, an answer; the rest is the bytes or the answer.
+/// The low bits of a place: nothing, someone who writes, a request, an answer; the rest is the request's number or the answer.
 const VACANT: u64 = 0;
 const TAKEN: u64 = 1;
 const REQUEST: u64 = 2;
@@ -27,12 +27,10 @@ struct Place {
     service: AtomicU64,
 }
 
-/// Requests for so many bytes of a service, answered by a number each.
+/// Requests of a number each, for a service, which are answered by a number.
 #[derive(Debug, Default)]
 pub(crate) struct Requests {
     places: [Place; PLACES],
-    /// One bit for each place that has a request.
-    asked: AtomicU32,
 }
 
 /// A request that was left.
@@ -41,38 +39,32 @@ pub(crate) struct Requests {
 pub(crate) struct Request<'a>(&'a Place);
 
 impl Requests {
-    /// Leaves a request at the place of this number; none if another is there.
-    pub(crate) fn leave(&self, number: u64, service: u64, bytes: u64) -> Option<Request<'_>> {
-        let index = number as usize % PLACES;
-        let place = &self.places[index];
+    /// Leaves a request at a thread's place; none if another is there, or its number has too many bits.
+    pub(crate) fn leave(&self, thread: u64, service: u64, number: u64) -> Option<Request<'_>> {
+        let place = &self.places[thread as usize % PLACES];
+        if number > u64::MAX >> KIND_BITS {
+            return None;
+        }
         // Acquire: pairs with the release of who was here before.
         place.state.compare_exchange(VACANT, TAKEN, Ordering::Acquire, Ordering::Relaxed).ok()?;
         place.service.store(service, Ordering::Relaxed);
-        place.state.store(bytes << KIND_BITS | REQUEST, Ordering::Release);
-        // Release: who sees the bit sees the request.
-        self.asked.fetch_or(1 << index, Ordering::Release);
+        place.state.store(number << KIND_BITS | REQUEST, Ordering::Release);
         Some(Request(place))
     }
 
-    /// Answers all requests: `answer` is told of each the service and the bytes. To be called with the lock that they wait for.
-    /// Returns whether there were any.
-    #[inline]
+    /// Answers all requests: `answer` is told of each for whom it is, and its number. To be called with the lock that they wait
+    /// for. Returns whether there were any.
     pub(crate) fn answer(&self, mut answer: impl FnMut(u64, u64) -> Option<u64>) -> bool {
-        if self.asked.load(Ordering::Relaxed) == 0 {
-            return false;
+        // All are read before the first is answered, so that the cores which wrote them are asked at the same time. A request
+        // stays as it is as long as the lock is held.
+        let states = self.places.each_ref().map(|place| place.state.load(Ordering::Acquire));
+        let mut was_asked = false;
+        for (place, state) in self.places.iter().zip(states).filter(|(_, state)| state & KIND == REQUEST) {
+            was_asked = true;
+            let answer = answer(place.service.load(Ordering::Relaxed), state >> KIND_BITS);
+            place.state.store(answer.unwrap_or(NOTHING) << KIND_BITS | ANSWER, Ordering::Release);
         }
-        let mut asked = self.asked.fetch_and(0, Ordering::Acquire);
-        while asked != 0 {
-            let place = &self.places[asked.trailing_zeros() as usize];
-            asked &= asked - 1;
-            let state = place.state.load(Ordering::Acquire);
-            // Its thread may have come by itself, and another one may be about to leave the next.
-            if state & KIND == REQUEST {
-                let answer = answer(place.service.load(Ordering::Relaxed), state >> KIND_BITS);
-                place.state.store(answer.unwrap_or(NOTHING) << KIND_BITS | ANSWER, Ordering::Release);
-            }
-        }
-        true
+        was_asked
     }
 }
 
@@ -94,6 +86,22 @@ impl Request<'_> {
             self.0.state.store(VACANT, Ordering::Release);
         }
         answer
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::Requests;
+
+    #[test]
+    fn a_number_is_left_whole_or_not_at_all() {
+        let requests = Requests::default();
+        for number in [1 << 62, (1 << 62) + 512, u64::MAX] {
+            assert!(requests.leave(1, 1, number).is_none(), "{number}");
+        }
+        let request = requests.leave(1, 1, (1 << 62) - 1).unwrap();
+        assert!(requests.answer(|service, number| Some(service).filter(|_| number == (1 << 62) - 1)));
+        assert_eq!(request.take_answer(), Some(Some(1)));
     }
 }
 

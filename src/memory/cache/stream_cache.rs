@@ -1,8 +1,8 @@
 //! A cache: the memory of one pool and one stream, which all threads cut blocks from, so that what one thread frees serves the
 //! others, and a program's peak does not depend on which of its threads asks.
 //!
-//! One thread, the first that came, locks it cheaply; the others by a mutex, and they leave what they free in the inbox, which
-//! the next lock empties. A cache that has ended its service serves another pool or stream: who found one names the service
+//! One thread, the first that came, locks it cheaply; the others by a mutex, and where that is taken they leave what they ask for
+//! to the thread that has it. A cache that has ended its service serves another pool or stream: who found one names the service
 //! that it found, and compares that under the heap's lock.
 
 mod frees;
@@ -29,7 +29,7 @@ use crate::memory::pool::{Pool, Role};
 use crate::memory::tuning::{A_FEW, LOOKS};
 use crate::runtime::Stream;
 use crate::sync::{
-    AtomicU32, AtomicU64, AtomicUsize, Items, Ordering, OwnerGuard, OwnerLock, Requests, SharedList, ThisThread, read,
+    AtomicU32, AtomicU64, AtomicUsize, Ordering, OwnerGuard, OwnerLock, Requests, SharedList, ThisThread, read,
     write,
 };
 
@@ -56,9 +56,7 @@ pub(in crate::memory) struct StreamCache {
     service: RwLock<Option<Service>>,
     /// The address of the stream that it serves, by which it is found.
     stream: AtomicUsize,
-    /// Blocks freed by other threads.
-    inbox: SharedList<Inbox>,
-    /// Requests of threads that wait for the heap's lock.
+    /// What threads ask for that wait for the heap's lock.
     requests: Requests,
     /// Further streams that use a block.
     uses: SharedList<HashMap<u64, Vec<BlockUser>>>,
@@ -76,18 +74,33 @@ pub(in crate::memory) struct StreamCache {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::memory) struct NotAdded;
 
-/// What other threads leave.
-#[derive(Debug, Default)]
-struct Inbox {
-    /// The offsets of the blocks that they freed.
-    freed: Vec<u64>,
-    /// Whether the pool's ledger knows that the cache may have free pages for it.
-    is_told: bool,
+/// What a thread asks a heap for.
+#[derive(Clone, Copy, Debug)]
+enum Asked {
+    /// A block of at least so many bytes, while the cache is in this service.
+    Block { service: u64, bytes: u64 },
+    /// To free the block there.
+    Free { offset: u64 },
 }
 
-impl Items for Inbox {
-    fn count(&self) -> usize {
-        self.freed.len()
+impl Asked {
+    /// Stands for no service: their numbers begin with 1.
+    const NO_SERVICE: u64 = 0;
+
+    /// As two numbers, which are left for another thread.
+    const fn to_numbers(self) -> (u64, u64) {
+        match self {
+            Self::Block { service, bytes } => (service, bytes),
+            Self::Free { offset } => (Self::NO_SERVICE, offset),
+        }
+    }
+
+    const fn from_numbers(service: u64, number: u64) -> Self {
+        if service == Self::NO_SERVICE {
+            Self::Free { offset: number }
+        } else {
+            Self::Block { service, bytes: number }
+        }
     }
 }
 
@@ -108,7 +121,6 @@ impl StreamCache {
             heap: OwnerLock::new(Heap::new(true)),
             service: RwLock::new(None),
             stream: AtomicUsize::new(0),
-            inbox: SharedList::default(),
             requests: Requests::default(),
             uses: SharedList::default(),
             waiting: SharedList::default(),
@@ -128,7 +140,6 @@ impl StreamCache {
             // With the heap locked, so that the former service is not closed meanwhile.
             self.duties.store(if is_lender { LENDER } else { 0 }, Ordering::Relaxed);
         }
-        self.inbox.change(|inbox| inbox.is_told = false);
         self.recording.set_pool(service.pool.id);
         self.stream.store(service.address(), Ordering::Relaxed);
         let number = service.number;
@@ -309,21 +320,20 @@ impl StreamCache {
 
     /// As [`StreamCache::lock`], for a request or a free alone: the block that was freed last may be a part of its own.
     fn lock_for_block(&self, thread: ThisThread) -> OwnerGuard<'_, Heap> {
-        let heap = if self.is_owned_by(thread) {
+        if self.is_owned_by(thread) {
             // SAFETY: the token shows that this thread runs here, it alone can end its ownership, and no function of
             // this room keeps a guard while it calls one that locks.
             unsafe { self.heap.lock_as_owner() }
         } else {
             self.heap.lock()
-        };
-        self.with_inbox(heap)
+        }
     }
 
     /// Locks the heap for a request or a free of its owner, by the short way alone. A guard that may have come by the mutex
     /// passes through memory, which costs more than all the rest of the lock.
     #[inline]
     fn lock_shortly(&self, thread: ThisThread) -> Option<OwnerGuard<'_, Heap>> {
-        if !self.is_owned_by(thread) || !self.inbox.is_empty() {
+        if !self.is_owned_by(thread) {
             return None;
         }
         // SAFETY: as in `lock_for_block`.
@@ -332,13 +342,12 @@ impl StreamCache {
 
     /// Locks the heap for a request or a free, unless another thread has it.
     fn try_lock(&self, thread: ThisThread) -> Option<OwnerGuard<'_, Heap>> {
-        let heap = if self.is_owned_by(thread) {
+        if self.is_owned_by(thread) {
             // SAFETY: as in `lock_for_block`.
             unsafe { self.heap.try_lock_as_owner() }
         } else {
             self.heap.try_lock()
-        };
-        heap.map(|heap| self.with_inbox(heap))
+        }
     }
 
     /// Locks the heap as [`StreamCache::lock`] does, if the cache is in this service: not once that has ended, though the
@@ -358,15 +367,8 @@ impl StreamCache {
 
     /// Locks the heap by the mutex, also for the owner: a thread that waits for a long look then sleeps.
     pub(in crate::memory) fn visit(&self) -> OwnerGuard<'_, Heap> {
-        let mut heap = self.with_inbox(self.heap.lock());
+        let mut heap = self.heap.lock();
         heap.join_freed();
-        heap
-    }
-
-    fn with_inbox<'a>(&self, mut heap: OwnerGuard<'a, Heap>) -> OwnerGuard<'a, Heap> {
-        if !self.inbox.is_empty() {
-            self.collect(&mut heap);
-        }
         heap
     }
 
@@ -385,20 +387,24 @@ impl StreamCache {
         if heap.is_in(service) { self.allocate_locked(heap, bytes) } else { None }
     }
 
-    /// Allocates while other threads may be at work: by itself where none is, else by leaving the request for one that is.
     #[cold]
     fn allocate_beside_others(&self, found: Found, bytes: u64) -> Option<u64> {
-        let Found { service, thread, .. } = found;
-        self.adopt(thread);
+        self.adopt(found.thread);
+        self.serve_beside_others(found.thread, Asked::Block { service: found.service, bytes })
+    }
+
+    /// Serves a thread while others may be at work: by itself where none is, else by leaving what it asks for to one that is.
+    fn serve_beside_others(&self, thread: ThisThread, asked: Asked) -> Option<u64> {
         let by_itself = |mut heap: OwnerGuard<'_, Heap>| {
-            let offset = self.allocate_in(service, &mut heap, bytes);
+            let answer = self.serve_locked(&mut heap, asked);
             self.answer_requests(&mut heap);
-            offset
+            answer
         };
         if let Some(heap) = self.try_lock(thread) {
             return by_itself(heap);
         }
-        let Some(request) = self.requests.leave(thread.number().get(), service, bytes) else {
+        let (service, number) = asked.to_numbers();
+        let Some(request) = self.requests.leave(thread.number().get(), service, number) else {
             return by_itself(self.lock_for_block(thread));
         };
         for look in 0..LOOKS {
@@ -417,21 +423,21 @@ impl StreamCache {
         request.take_back().unwrap_or_else(|| by_itself(heap))
     }
 
-    /// Serves the requests that threads have left which wait for the heap's lock, and those that come meanwhile for a while:
-    /// what a heap consists of stays in this core's cache. What is recorded is of the thread that allocates, so then each
-    /// serves itself.
+    fn serve_locked(&self, heap: &mut Heap, asked: Asked) -> Option<u64> {
+        match asked {
+            Asked::Block { service, bytes } => self.allocate_in(service, heap, bytes),
+            Asked::Free { offset } => self.free_locked(heap, offset),
+        }
+    }
+
+    /// Serves what threads have left which wait for the heap's lock, and what comes meanwhile for a while: what a heap consists of
+    /// stays in this core's cache. What is recorded is of the thread that allocates, so then each serves itself.
     fn answer_requests(&self, heap: &mut Heap) {
-        if is_recorded() {
-            return;
-        }
-        for _ in 0..A_FEW {
-            if !self.requests.answer(|service, bytes| self.allocate_in(service, heap, bytes)) {
-                return;
-            }
-            if !self.inbox.is_empty() {
-                self.collect(heap);
-            }
-        }
+        let mut rounds = 0..A_FEW;
+        while rounds.next().is_some()
+            && !is_recorded()
+            && self.requests.answer(|service, number| self.serve_locked(heap, Asked::from_numbers(service, number)))
+        {}
     }
 
     /// As [`StreamCache::allocate_block`], with the heap locked: a recording begins while all heaps are, so that what it does not

@@ -75,7 +75,7 @@ pub(in crate::memory) enum Entry<'a> {
     Nothing,
     /// The block with this number in its cache.
     Block(u32),
-    /// The same, freed by another thread or waiting for streams.
+    /// The same, freed and waiting for streams.
     Freed(u32),
     /// A slot of a slab, which knows whether it is live.
     Slot(&'a Slab, usize),
@@ -91,20 +91,16 @@ pub(in crate::memory) enum Invalid {
 }
 
 impl Entry<'_> {
-    /// Returns what one of these does with the block, or the slot, that is live there; none where it was freed meanwhile.
+    /// Refuses what is no block, or slot, that a caller holds.
     ///
     /// # Errors
-    /// [`Invalid`] if there is none.
+    /// [`Invalid`] says why.
     #[inline]
-    pub(in crate::memory) fn live<R>(
-        self,
-        block: impl FnOnce(u32) -> Option<R>,
-        slot: impl FnOnce(&Slab, usize) -> Option<R>,
-    ) -> Result<R, Invalid> {
+    pub(in crate::memory) fn check_live(self) -> Result<(), Invalid> {
         match self {
-            Self::Block(number) => block(number).ok_or(Invalid::Freed),
-            Self::Slot(slab, at) => slot(slab, at).ok_or(Invalid::Freed),
-            Self::Freed(_) => Err(Invalid::Freed),
+            Self::Block(_) => Ok(()),
+            Self::Slot(slab, slot) if slab.is_live(slot) => Ok(()),
+            Self::Slot(..) | Self::Freed(_) => Err(Invalid::Freed),
             Self::Nothing => Err(Invalid::NotABlock),
         }
     }
@@ -147,7 +143,7 @@ impl Page {
         Some(self.units.get()?[unit].load(Ordering::Relaxed))
     }
 
-    /// For the owner of the page's cache alone.
+    /// With the heap of the page's cache locked.
     #[inline]
     fn set_value(&self, unit: usize, value: u32) {
         let only = self.only.load(Ordering::Relaxed);
@@ -156,16 +152,6 @@ impl Page {
         } else {
             self.units.get_or_init(Default::default)[unit].store(value, Ordering::Relaxed);
         }
-    }
-
-    /// From any thread: whether the unit said `old`, and now says `new`.
-    fn exchange_value(&self, unit: usize, old: u32, new: u32) -> bool {
-        let (old_only, new_only) = (Self::only(unit, old), Self::only(unit, new));
-        if self.only.compare_exchange(old_only, new_only, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-            return true;
-        }
-        let units = self.units.get();
-        units.is_some_and(|units| units[unit].compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok())
     }
 }
 
@@ -295,65 +281,10 @@ impl Pages {
         self.set_unit(offset, FREED | place(offset) | number);
     }
 
-    /// Marks a live block as freed, once: false if it was already.
-    pub(in crate::memory) fn mark_freed(&self, offset: u64, number: u32) -> bool {
-        let Some(page) = self.page(offset) else { return false };
-        let (live, freed) = (BLOCK | place(offset) | number, FREED | place(offset) | number);
-        page.exchange_value(unit_of(offset), live, freed)
-    }
-
     /// Notes a slab in all the units it covers, or its end.
     pub(in crate::memory) fn set_slab(&self, start: u64, bytes: u64, slab: Option<u32>) {
         for unit in 0..bytes / SMALL_MAX {
             self.set_unit(start + unit * SMALL_MAX, slab.map_or(0, |number| SLAB | number));
         }
-    }
-}
-
-#[cfg(all(test, loom))]
-mod models {
-    use loom::sync::Arc;
-    use loom::thread;
-
-    use super::{Entry, Pages};
-    use crate::memory::tuning::PAGE;
-    use crate::memory::tuning::SMALL_MAX;
-
-    /// Two threads free the block at `freed`, while the owner makes one at `made` in the same page and ends it.
-    fn free_twice(live: &'static [u64], freed: u64, made: u64) {
-        loom::model(move || {
-            let pages = Arc::new(Pages::new(PAGE));
-            pages.set_cache(0, PAGE, Some(0));
-            for (number, &offset) in (7..).zip(live) {
-                pages.set_block(offset, number);
-            }
-            // Makes `units`, whose `OnceLock` loom does not know, before there are threads.
-            pages.set_block(made, 3);
-            pages.clear(made);
-            let Entry::Block(number) = pages.entry(freed) else { panic!("no block at {freed}") };
-            let threads = [(); 2].map(|()| {
-                let pages = Arc::clone(&pages);
-                thread::spawn(move || {
-                    matches!(pages.entry(freed), Entry::Block(now) if now == number) && pages.mark_freed(freed, number)
-                })
-            });
-            pages.set_block(made, 3);
-            assert!(matches!(pages.entry(made), Entry::Block(3)));
-            pages.clear(made);
-            let succeeded = threads.map(|thread| thread.join().unwrap());
-            assert_ne!(succeeded[0], succeeded[1]);
-            assert!(matches!(pages.entry(freed), Entry::Freed(now) if now == number));
-            assert!(matches!(pages.entry(made), Entry::Nothing));
-        });
-    }
-
-    #[test]
-    fn of_two_threads_that_free_a_page_s_only_block_one_succeeds() {
-        free_twice(&[0], 0, 3 * SMALL_MAX);
-    }
-
-    #[test]
-    fn of_two_threads_that_free_one_of_a_page_s_blocks_one_succeeds() {
-        free_twice(&[0, SMALL_MAX], SMALL_MAX, 3 * SMALL_MAX);
     }
 }

@@ -74,9 +74,7 @@ fn free_slowly(block: Allocation, on: Option<&Stream>) -> Result<()> {
 /// Keeps a freed block back until its users are done, whose streams a thread names, or all work is.
 fn wait_for(block: Allocation, users: &[BlockUser], thread: ThisThread, named_by: Option<ThisThread>) -> Result<()> {
     let Allocation { cache, offset } = block;
-    cache.mark_waiting(offset).map_err(|reason| refuse(block, reason))?;
-    // Before it can be released.
-    cache.lock(thread).begin_waiting(&cache.memory.pages, offset);
+    cache.begin_waiting(thread, offset).map_err(|reason| refuse(block, reason))?;
     settle::wait(cache, Waiting::for_users(offset, users, &cache.memory.events, named_by));
     Ok(())
 }

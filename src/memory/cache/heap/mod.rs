@@ -255,7 +255,7 @@ impl Heap {
         start
     }
 
-    /// Frees the block that starts at the offset; one that was marked as freed is done with by [`Heap::release`]. It may
+    /// Frees the block that starts at the offset; one that waits for streams is done with by [`Heap::release`]. It may
     /// be left for [`Heap::join_freed`] to make it part of what is free.
     ///
     /// # Errors
@@ -271,23 +271,25 @@ impl Heap {
         Ok(())
     }
 
-    /// Frees a block that was marked as freed, or a slot and those that were freed since.
-    pub(in crate::memory) fn collect(&mut self, pages: &'static Pages, offset: u64) {
-        match pages.entry(offset) {
-            Entry::Freed(id) => self.free_block(pages, id),
-            Entry::Slot(slab, slot) => slab.collect(slot).for_each(|slot| self.free_slot(pages, slab, slot)),
-            Entry::Block(_) | Entry::Nothing => {}
+    /// Has a live block wait for streams, until [`Heap::release`].
+    ///
+    /// # Errors
+    /// [`Invalid`] if there is none.
+    pub(in crate::memory) fn begin_waiting(&mut self, pages: &'static Pages, offset: u64) -> Result<(), Invalid> {
+        let entry = pages.entry(offset);
+        entry.check_live()?;
+        match entry {
+            Entry::Block(id) => pages.set_freed(offset, id),
+            Entry::Slot(slab, slot) => slab.begin_waiting(slot),
+            Entry::Freed(_) | Entry::Nothing => {}
         }
-    }
-
-    /// Counts a block that was marked as waiting for streams.
-    pub(in crate::memory) fn begin_waiting(&mut self, pages: &'static Pages, offset: u64) {
         if let Some((bytes, requested)) = self.freed_block(pages, offset) {
             self.counts.begin_waiting(bytes, requested);
         }
+        Ok(())
     }
 
-    /// Returns the bytes of a block that was marked as freed, or of a slot, and the bytes that were asked for.
+    /// Returns the bytes of a block that waits, or of a slot, and the bytes that were asked for.
     fn freed_block(&self, pages: &'static Pages, offset: u64) -> Option<(u64, u64)> {
         match pages.entry(offset) {
             Entry::Freed(id) => {

@@ -1,7 +1,6 @@
 //! Slabs: blocks cut into slots of one small size.
 //!
-//! Which slots are taken is one bit each. Only the owner of the cache writes `live`; other threads free a slot by a bit
-//! of their own, which the owner collects, so neither waits for the other.
+//! Which slots are taken is one bit each, written with the heap locked and read by any thread.
 
 use super::size_class::SizeClass;
 use crate::memory::tuning::SLOTS_MAX;
@@ -26,12 +25,10 @@ pub(in crate::memory) struct Slab {
     block: AtomicU32,
     /// Its own number.
     number: AtomicU32,
-    /// Slots that a caller holds, those freed but not collected among them.
+    /// Slots that a caller holds, or that wait for streams.
     live: [AtomicU64; WORDS],
     /// The slots it has.
     slots: [AtomicU64; WORDS],
-    /// Slots freed by other threads.
-    freed: [AtomicU64; WORDS],
     /// Slots freed that wait for streams.
     waiting: [AtomicU64; WORDS],
     /// Whether it stands in its class's list.
@@ -50,7 +47,6 @@ impl Default for Slab {
             number: AtomicU32::new(0),
             live: array::from_fn(|_| AtomicU64::new(0)),
             slots: array::from_fn(|_| AtomicU64::new(0)),
-            freed: array::from_fn(|_| AtomicU64::new(0)),
             waiting: array::from_fn(|_| AtomicU64::new(0)),
             is_listed: AtomicBool::new(false),
             borrower: AtomicU32::new(0),
@@ -73,7 +69,7 @@ impl Slab {
         self.block.store(block, Ordering::Relaxed);
         self.is_listed.store(false, Ordering::Relaxed);
         self.borrower.store(0, Ordering::Relaxed);
-        for bits in self.live.iter().chain(&self.freed).chain(&self.waiting) {
+        for bits in self.live.iter().chain(&self.waiting) {
             bits.store(0, Ordering::Relaxed);
         }
         for (word, bits) in self.slots.iter().enumerate() {
@@ -128,7 +124,7 @@ impl Slab {
         self.class().slot_at(offset.wrapping_sub(self.start.load(Ordering::Relaxed)))
     }
 
-    /// Takes a free slot; for the owner.
+    /// Takes a free slot, with the heap locked.
     #[inline]
     pub(in crate::memory) fn take(&self, requested: u32) -> Option<usize> {
         for (word, live) in self.live.iter().enumerate() {
@@ -145,7 +141,7 @@ impl Slab {
         None
     }
 
-    /// Takes this slot, which is free; for the owner.
+    /// Takes this slot, which is free, with the heap locked.
     pub(in crate::memory) fn take_at(&self, slot: usize, requested: u32) {
         let live = &self.live[slot / 64];
         self.requested[slot].store(requested, Ordering::Relaxed);
@@ -158,15 +154,15 @@ impl Slab {
     pub(in crate::memory) fn is_live(&self, slot: usize) -> bool {
         let (word, bit) = (slot / 64, 1 << (slot % 64));
         self.live[word].load(Ordering::Acquire) & bit != 0
-            && (self.freed[word].load(Ordering::Relaxed) | self.waiting[word].load(Ordering::Relaxed)) & bit == 0
+            && self.waiting[word].load(Ordering::Relaxed) & bit == 0
     }
 
-    /// Returns whether the slot can be taken; for the owner.
+    /// Returns whether the slot can be taken, with the heap locked.
     pub(in crate::memory) fn is_free(&self, slot: usize) -> bool {
         self.live[slot / 64].load(Ordering::Relaxed) >> (slot % 64) & 1 == 0
     }
 
-    /// Makes a slot free again and returns the bytes that were asked for; for the owner.
+    /// Makes a slot free again and returns the bytes that were asked for, with the heap locked.
     #[inline]
     pub(in crate::memory) fn put_back(&self, slot: usize) -> u32 {
         let live = &self.live[slot / 64];
@@ -185,40 +181,16 @@ impl Slab {
         self.class().slab_bytes() - u64::from(live) * u64::from(self.class().bytes())
     }
 
-    /// Frees a live slot from any thread: none if it was not live, else whether it is the first of its word that waits
-    /// to be collected. The thread that frees that one tells the owner, once for all that are freed until the owner comes.
-    pub(in crate::memory) fn mark_freed(&self, slot: usize) -> Option<bool> {
-        let (word, bit) = (slot / 64, 1 << (slot % 64));
-        if !self.is_live(slot) {
-            return None;
-        }
-        let before = self.freed[word].fetch_or(bit, Ordering::AcqRel);
-        // Of two threads that free the same slot, one sees the other's bit.
-        (before & bit == 0).then_some(before == 0)
+    /// Has a live slot wait for streams, with the heap locked.
+    pub(in crate::memory) fn begin_waiting(&self, slot: usize) {
+        let waiting = &self.waiting[slot / 64];
+        waiting.store(waiting.load(Ordering::Relaxed) | 1 << (slot % 64), Ordering::Relaxed);
     }
 
-    /// Marks a live slot as freed and waiting for streams: whether it was live.
-    pub(in crate::memory) fn mark_waiting(&self, slot: usize) -> bool {
-        let (word, bit) = (slot / 64, 1 << (slot % 64));
-        self.is_live(slot) && self.waiting[word].fetch_or(bit, Ordering::AcqRel) & bit == 0
-    }
-
+    /// Has a slot wait no more, with the heap locked.
     pub(in crate::memory) fn end_waiting(&self, slot: usize) {
-        self.waiting[slot / 64].fetch_and(!(1 << (slot % 64)), Ordering::AcqRel);
-    }
-
-    /// Returns the slots of a word, that of this slot, that other threads have freed; for the owner, once each time it
-    /// is told. No other word, so that each telling is collected once and none comes when the slab is gone.
-    pub(in crate::memory) fn collect(&self, slot: usize) -> impl Iterator<Item = usize> + use<> {
-        let word = slot / 64;
-        // Only live ones: of a wrong second free, under way during the first, the bit may come after the slot was
-        // put back.
-        let mut bits = self.freed[word].swap(0, Ordering::AcqRel) & self.live[word].load(Ordering::Relaxed);
-        std::iter::from_fn(move || {
-            let bit = (bits != 0).then(|| bits.trailing_zeros() as usize)?;
-            bits &= bits - 1;
-            Some(word * 64 + bit)
-        })
+        let waiting = &self.waiting[slot / 64];
+        waiting.store(waiting.load(Ordering::Relaxed) & !(1 << (slot % 64)), Ordering::Relaxed);
     }
 
     #[inline]
@@ -280,192 +252,5 @@ impl Slabs {
 
     pub(in crate::memory) fn release(&self, slab: &Slab) {
         lock(&self.numbers).returned.push(slab.number());
-    }
-}
-
-#[cfg(all(test, loom))]
-mod models {
-    use loom::cell::UnsafeCell;
-    use loom::sync::Arc;
-    use loom::thread::{self, JoinHandle};
-
-    use super::super::{SizeClass, Slab};
-    use crate::sync::SharedList;
-    use crate::sync::{AtomicBool, Ordering};
-
-    /// A slab and what is around it: threads that free, and an owner that looks only at what is in its inbox.
-    #[derive(Default)]
-    struct Cache {
-        slab: Slab,
-        inbox: SharedList<Vec<usize>>,
-        /// What each holder of a slot does last, and the owner once it has it back: loom objects if one does not see
-        /// the other's.
-        memory: [UnsafeCell<u32>; 2],
-    }
-
-    impl Cache {
-        /// Returns a cache whose first `taken` slots are held.
-        fn new(taken: usize) -> Arc<Self> {
-            let cache = Arc::new(Self::default());
-            cache.slab.reset(0, SizeClass::of(512), 0);
-            for slot in 0..taken {
-                assert_eq!(cache.slab.take(512), Some(slot));
-            }
-            cache
-        }
-
-        fn touch(&self, slot: usize) {
-            // SAFETY: only the holder of the slot comes here, or the owner for a slot that no caller holds.
-            self.memory[slot].with_mut(|value| unsafe { *value += 1 });
-        }
-
-        /// Frees as another thread does: whether the slot was live.
-        fn free(&self, slot: usize) -> bool {
-            let freed = self.slab.mark_freed(slot);
-            if freed == Some(true) {
-                self.inbox.change(|inbox| inbox.push(slot));
-            }
-            freed.is_some()
-        }
-
-        fn freeing(this: &Arc<Self>, slot: usize) -> JoinHandle<bool> {
-            let cache = Arc::clone(this);
-            thread::spawn(move || cache.free(slot))
-        }
-
-        /// Returns what the owner has been told of, and collects; each call brings something.
-        fn collect(&self) -> Vec<usize> {
-            if self.inbox.is_empty() {
-                return Vec::new();
-            }
-            let inbox = self.inbox.change(std::mem::take);
-            let mut all = Vec::new();
-            for slot in inbox {
-                let slots: Vec<_> = self.slab.collect(slot).collect();
-                assert!(!slots.is_empty(), "told of {slot} for nothing");
-                for slot in slots {
-                    self.slab.put_back(slot);
-                    all.push(slot);
-                }
-            }
-            all
-        }
-    }
-
-    #[test]
-    fn two_slots_freed_while_the_owner_collects_are_each_collected_once() {
-        loom::model(|| {
-            let cache = Cache::new(2);
-            let threads = [0, 1].map(|slot| {
-                let cache = Arc::clone(&cache);
-                thread::spawn(move || {
-                    cache.touch(slot);
-                    assert!(cache.free(slot));
-                })
-            });
-            let mut collected = cache.collect();
-            // Before the threads are joined, so that the owner sees their work by the bits alone.
-            for &slot in &collected {
-                cache.touch(slot);
-            }
-            for thread in threads {
-                thread.join().unwrap();
-            }
-            collected.extend(cache.collect());
-            collected.sort_unstable();
-            assert_eq!(collected, [0, 1]);
-            assert!(cache.slab.is_empty());
-        });
-    }
-
-    #[test]
-    fn of_two_threads_that_free_one_slot_one_succeeds() {
-        loom::model(|| {
-            let cache = Cache::new(1);
-            let threads = [Cache::freeing(&cache, 0), Cache::freeing(&cache, 0)];
-            let succeeded = threads.map(|thread| thread.join().unwrap());
-            assert_ne!(succeeded[0], succeeded[1]);
-            assert_eq!(cache.collect(), [0]);
-            assert!(cache.slab.is_empty());
-        });
-    }
-
-    #[test]
-    fn a_slot_taken_while_another_is_freed_is_a_different_one_and_stays_live() {
-        loom::model(|| {
-            let cache = Cache::new(1);
-            let owner = {
-                let cache = Arc::clone(&cache);
-                thread::spawn(move || {
-                    assert_eq!(cache.slab.take(512), Some(1));
-                    assert!(cache.slab.is_live(1));
-                })
-            };
-            // By the thread that loom lets go first: the other way round it would not try a `take` after the free.
-            assert!(cache.free(0));
-            owner.join().unwrap();
-            assert_eq!(cache.collect(), [0]);
-            assert!(!cache.slab.is_live(0) && cache.slab.is_live(1));
-        });
-    }
-
-    #[test]
-    fn the_next_holder_of_a_freed_slot_can_free_it() {
-        loom::model(|| {
-            let cache = Cache::new(2);
-            let is_handed_over = Arc::new(AtomicBool::new(false));
-            let second = {
-                let (cache, is_handed_over) = (Arc::clone(&cache), Arc::clone(&is_handed_over));
-                thread::spawn(move || {
-                    let is_holder = is_handed_over.load(Ordering::Acquire);
-                    if is_holder {
-                        cache.touch(0);
-                        assert!(cache.free(0));
-                    }
-                    is_holder
-                })
-            };
-            let first = {
-                let cache = Arc::clone(&cache);
-                thread::spawn(move || {
-                    cache.touch(0);
-                    assert!(cache.free(0));
-                })
-            };
-            let collected = cache.collect();
-            if collected == [0] {
-                assert_eq!(cache.slab.take(512), Some(0));
-                cache.touch(0);
-                is_handed_over.store(true, Ordering::Release);
-            }
-            first.join().unwrap();
-            let is_freed_again = second.join().unwrap();
-            let expected: &[usize] = if collected.is_empty() || is_freed_again { &[0] } else { &[] };
-            assert_eq!(cache.collect(), expected);
-        });
-    }
-
-    #[test]
-    fn a_slot_freed_twice_while_the_owner_collects_is_put_back_once() {
-        loom::model(|| {
-            let cache = Cache::new(2);
-            let threads = [Cache::freeing(&cache, 0), Cache::freeing(&cache, 0)];
-            let mut put_back = Vec::new();
-            for _ in 0..2 {
-                for slot in cache.inbox.change(std::mem::take) {
-                    for slot in cache.slab.collect(slot) {
-                        cache.slab.put_back(slot);
-                        put_back.push(slot);
-                    }
-                }
-            }
-            assert!(threads.map(|thread| thread.join().unwrap()).contains(&true));
-            for slot in cache.inbox.change(std::mem::take) {
-                put_back.extend(cache.slab.collect(slot));
-            }
-            assert_eq!(put_back, [0]);
-            // Nothing is left behind that would keep the next free of the word from telling.
-            assert_eq!(cache.slab.mark_freed(1), Some(true));
-        });
     }
 }
