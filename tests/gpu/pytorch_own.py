@@ -3,10 +3,10 @@
     python tests/gpu/pytorch_own.py [--processes 4] [--seconds 300] [--output FOLDER] TEST_FILE... [-k EXPRESSION]
 
 TEST_FILE is one of PyTorch's sources, such as test/test_cuda.py or test/inductor/test_cudagraph_trees.py, of about the
-version that is installed. Words may follow it, with commas between: ``k=EXPRESSION`` chooses tests as pytest does,
-``children`` has the processes that the tests start enabled too, ``pinned`` has pinned memory come from gpupool too,
-``alone`` gives each test a process of its own, and ``weight=N`` is its share of the processes at the start:
-``test_dataloader.py,k=pin,pinned``.
+version that is installed. Words may follow it, with commas between: ``k=EXPRESSION`` chooses tests as pytest does, and
+``most=N`` the first N of them; ``children`` has the processes that the tests start enabled too, ``pinned`` has pinned
+memory come from gpupool too, ``alone`` gives each test a process of its own, and ``weight=N`` is its share of the
+processes at the start: ``test_dataloader.py,k=pin,pinned``.
 
 Each process imports PyTorch once, which on a new machine takes a minute, and takes a test when it is done with another.
 Where a test ends its process, or hangs, another one goes on with those after it. In turn, until the time is over:
@@ -43,6 +43,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 # What the parent process tells the plugin that this file also is, and the children of the tests.
 TOLD = "OWN_TESTS"
@@ -112,9 +114,12 @@ def pytest_configure(config: Any) -> None:
         gpupool.torch.enable(pinned=told()["pinned"])
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[Any]) -> None:
     """Keep the tests that are asked for, and tell which there are."""
     own = told()
+    if own["most"]:
+        del items[own["most"] :]
     wanted = None if own["wanted"] is None else set(json.loads(Path(own["wanted"]).read_text()))
     content = {item.nodeid: item.get_closest_marker("serial") is not None for item in items}
     collected = Path(own["folder"]) / "collected"
@@ -269,6 +274,7 @@ class File:
     has_children: bool
     has_pinned: bool
     is_alone: bool
+    most: int
     weight: float
     name: str
 
@@ -278,7 +284,7 @@ class File:
         path, *words = text.split(",")
         named = dict(word.split("=", 1) for word in words if "=" in word)
         plain = {word for word in words if "=" not in word}
-        if wrong := (plain - {"children", "pinned", "alone"}) | (named.keys() - {"k", "weight"}):
+        if wrong := (plain - {"children", "pinned", "alone"}) | (named.keys() - {"k", "most", "weight"}):
             raise SystemExit(f"no such words: {', '.join(sorted(wrong))}")
         file = Path(path).resolve()
         if not file.is_file():
@@ -290,6 +296,7 @@ class File:
             has_children="children" in plain,
             has_pinned="pinned" in plain,
             is_alone="alone" in plain,
+            most=int(named.get("most", 0)),
             weight=float(named.get("weight", 1)),
             name=f"{file.name} ({kinds})" if kinds else file.name,
         )
@@ -338,6 +345,7 @@ class Work:
             "file": str(self.file.path),
             "way": self.way,
             "pinned": self.file.has_pinned,
+            "most": self.file.most,
             "folder": str(self.folder),
             "outcomes": str(outcomes),
             "wanted": wanted,
