@@ -489,7 +489,7 @@ class Work:
         if self.idle < 2 or self.outcomes():
             return ""
         log = self.folder / f"{self.count - 1}.log"
-        return log.read_text(errors="replace")[-3000:]
+        return log.read_text(errors="replace")[-2000:]
 
 
 def run(works: list[Work], processes: int, end: float, patience: float, tell: Callable[[], None]) -> None:
@@ -735,7 +735,7 @@ class Run:
                     lines.append(f"      {found.get('line', '')} | {message}")
                 elif row.outcome("gpupool") in ("ended", "hung"):
                     lines.append(f"  {test.split('::', 1)[-1]}: {own} with, {without} without, {row.how}")
-            lines += [complaint for work in works if (complaint := work.complaint())]
+            lines += [complaint for work in works if (complaint := work.complaint())][:1]
         return "\n".join(lines) + "\n"
 
 
