@@ -615,30 +615,33 @@ class Run:
     def all(self) -> None:
         """Run everything."""
         processes, indices = self.arguments.processes, range(len(self.files))
+        share = self.arguments.first
+        # Of what is left then.
+        without, again, serial_own, serial_without = (share + (1 - share) * part for part in (0.37, 0.63, 0.79, 0.87))
         first = [self.work(index, "gpupool", None) for index in indices]
         beside = [self.work(index, "PyTorch", None) for index in indices] if self.arguments.both else []
-        self.do([*first, *beside], processes, 0.62)
+        self.do([*first, *beside], processes, share)
         self.take([*first, *beside])
         self.report("all with gpupool")
 
         wanted = [[t for t, row in self.rows[i].items() if self.is_to_compare(row)] for i in indices]
         second = [self.work(index, "PyTorch", wanted[index]) for index in indices if wanted[index]]
-        self.do(second, processes, 0.76)
+        self.do(second, processes, without)
         self.take(second)
         self.report("without gpupool")
 
-        self.again(processes, 0.86, "in a process of its own", Row.is_doubtful)
+        self.again(processes, again, "in a process of its own", Row.is_doubtful)
 
         for index in indices:
             if serial := first[index].serial_tests():
                 own = self.work(index, "gpupool", serial, serial=True, limit=0)
-                self.do([own], 1, 0.92)
+                self.do([own], 1, serial_own)
                 self.take([own])
                 left = [test for test in serial if self.is_to_compare(self.rows[index][test]) or self.arguments.both]
                 if left:
-                    without = self.work(index, "PyTorch", left, serial=True, limit=0)
-                    self.do([without], 1, 0.95)
-                    self.take([without])
+                    plain = self.work(index, "PyTorch", left, serial=True, limit=0)
+                    self.do([plain], 1, serial_without)
+                    self.take([plain])
         self.report("those alone on the GPU")
 
         self.again(1, 1, "alone on the machine", Row.differs)
@@ -746,6 +749,7 @@ def main() -> None:
     parser.add_argument("-k", help="pytest's expression of the tests to run, of files that have none of their own")
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=300, help="of everything")
+    parser.add_argument("--first", type=float, default=0.62, help="the share of the time for all with gpupool, at most")
     parser.add_argument("--patience", type=float, default=120, help="seconds after which a test hangs")
     parser.add_argument("--both", action="store_true", help="run all tests without gpupool too")
     parser.add_argument("--output", type=Path, help="a folder for the outcomes")
