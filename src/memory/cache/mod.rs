@@ -11,15 +11,14 @@
 //!
 //! **A request** is led to a cache by the scopes and captures that its thread is in (`route`), most often to the one
 //! that served the thread last. There it locks the heap and takes a free block: no driver call. Where another thread
-//! has the lock, it may leave the request (`Requests`), which that one serves. If nothing fits, it climbs the ladder of
+//! has the lock, it leaves the request (`Requests`), which that one serves. If nothing fits, it climbs the ladder of
 //! `serve/miss.rs`: most steps find free memory elsewhere (`serve/take`) or add some (`serve/grow`), the others wait.
 //!
 //! **A free** (`serve/free.rs`) goes from the address to its page, from the page to the cache and the block
-//! (`device/pages.rs`). Who finds the heap's lock free frees there. Any other thread marks the block as freed, in its
-//! page or in its slab, by one atomic operation, so that of two such threads one succeeds, and leaves it in the cache's
-//! inbox (`stream_cache/frees.rs`), of a slab's slots one for each 64: in one step, so that its next request finds it.
-//! From then on the block is nobody's, and the heap counts it as live; every lock of the heap for a request empties the
-//! inbox first. A block that other streams use waits for them (`serve/settle.rs`).
+//! (`device/pages.rs`), and is done under the heap's lock, by whichever thread: the one that frees, or the one that has
+//! the lock, to which it is left as a request is (`stream_cache/frees.rs`). So of two that free one block the second is
+//! told. From then on the block serves the next request. A block that other streams use waits for them
+//! (`serve/settle.rs`).
 //!
 //! **The last page.** Of two threads that ask for it at once, one locks the heap first and has it. The other finds
 //! nothing, and climbs. Memory that a thread has taken out of one place and not yet put into another is under way
@@ -39,7 +38,7 @@
 //! waits for the work so far: `Until`, recorded after the memory was taken out, so that it is all that ever used it.
 //! Other streams that used a block are noted (`uses`), and a freed block waits for them (`waiting`).
 //!
-//! **Locks**, from the outer to the inner: a heap; what its cache keeps beside it (service, inbox, uses, what waits and
+//! **Locks**, from the outer to the inner: a heap; what its cache keeps beside it (service, uses, what waits and
 //! what is recorded); the pool's ledger; a device's list of pools is locked alone. No driver call, no callback and no
 //! Python under any. A heap's service begins and ends under its lock: who has found a cache compares the service's
 //! number there (`lock_in`, `is_in`), and gives up what it wanted if it is another one.
@@ -47,8 +46,8 @@
 //! **Orderings.** The heap's lock is cheap for the thread that came first (`OwnerLock`): it stores that it is inside,
 //! and loads whether a visitor has come; a visitor stores that it has come, has every core pass a barrier, and loads
 //! whether that thread is inside. One of them sees the other. All else that crosses threads is a release and an acquire
-//! in pairs: a block left in the inbox or as a request and the thread that takes it; a page's number, stored once its
-//! cache has the page, and the thread that frees there; a block marked as freed and the heap that collects it.
+//! in pairs: what is asked of the thread that has the lock, and its answer; a page's number, stored once its cache has
+//! the page, and the thread that frees there.
 
 mod block_user;
 mod device_caches;
