@@ -29,8 +29,7 @@ use crate::memory::pool::{Pool, Role};
 use crate::memory::tuning::{A_FEW, LOOKS};
 use crate::runtime::Stream;
 use crate::sync::{
-    AtomicU32, AtomicU64, AtomicUsize, Ordering, OwnerGuard, OwnerLock, Requests, SharedList, ThisThread, read,
-    write,
+    AtomicU32, AtomicU64, AtomicUsize, Ordering, OwnerGuard, OwnerLock, Requests, SharedList, ThisThread, read, write,
 };
 
 /// The pool was closed or dropped, so what is freed leaves at once.
@@ -96,11 +95,7 @@ impl Asked {
     }
 
     const fn from_numbers(service: u64, number: u64) -> Self {
-        if service == Self::NO_SERVICE {
-            Self::Free { offset: number }
-        } else {
-            Self::Block { service, bytes: number }
-        }
+        if service == Self::NO_SERVICE { Self::Free { offset: number } } else { Self::Block { service, bytes: number } }
     }
 }
 
@@ -437,7 +432,8 @@ impl StreamCache {
         while rounds.next().is_some()
             && !is_recorded()
             && self.requests.answer(|service, number| self.serve_locked(heap, Asked::from_numbers(service, number)))
-        {}
+        {
+        }
     }
 
     /// As [`StreamCache::allocate_block`], with the heap locked: a recording begins while all heaps are, so that what it does not

@@ -153,8 +153,7 @@ impl Slab {
     #[inline]
     pub(in crate::memory) fn is_live(&self, slot: usize) -> bool {
         let (word, bit) = (slot / 64, 1 << (slot % 64));
-        self.live[word].load(Ordering::Acquire) & bit != 0
-            && self.waiting[word].load(Ordering::Relaxed) & bit == 0
+        self.live[word].load(Ordering::Acquire) & bit != 0 && self.waiting[word].load(Ordering::Relaxed) & bit == 0
     }
 
     /// Returns whether the slot can be taken, with the heap locked.
