@@ -41,32 +41,30 @@ pub(in crate::memory) struct Page {
 /// Extent memory and the pages it stands at.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::memory) struct Mapping {
-    pub(in crate::memory) first: u32,
-    pub(in crate::memory) pages: u32,
+    pub(in crate::memory) run: Run,
     pub(in crate::memory) extent: Extent,
 }
 
 impl Mapping {
-    pub(in crate::memory) const fn run(self) -> Run {
-        Run { first: self.first, pages: self.pages }
-    }
-
     pub(in crate::memory) const fn start(self) -> u64 {
-        self.first as u64 * PAGE
+        self.run.start()
     }
 
     pub(in crate::memory) const fn bytes(self) -> u64 {
-        self.pages as u64 * PAGE
+        self.run.bytes()
     }
 
     pub(in crate::memory) const fn end(self) -> u64 {
-        self.start() + self.bytes()
+        self.run.end()
     }
 }
 
 /// Returns the pages of mappings that stand in a row, which may be none.
 pub(in crate::memory) fn run_of(row: &[Mapping]) -> Run {
-    Run { first: row.first().map_or(0, |mapping| mapping.first), pages: row.iter().map(|mapping| mapping.pages).sum() }
+    Run {
+        first: row.first().map_or(0, |mapping| mapping.run.first),
+        pages: row.iter().map(|mapping| mapping.run.pages).sum(),
+    }
 }
 
 /// What starts at an address.
@@ -197,10 +195,11 @@ impl Pages {
 
     /// Notes a mapping that can be moved.
     pub(in crate::memory) fn set_mapping(&self, mapping: Mapping) {
-        for index in mapping.first..mapping.first + mapping.pages {
+        let run = mapping.run;
+        for index in run.first..run.next() {
             let Some(page) = self.table.get_or_make(index as usize) else { return };
-            page.first.store(mapping.first, Ordering::Relaxed);
-            page.pages.store(mapping.pages, Ordering::Relaxed);
+            page.first.store(run.first, Ordering::Relaxed);
+            page.pages.store(run.pages, Ordering::Relaxed);
             page.place.store(mapping.extent.number(), Ordering::Relaxed);
         }
     }
@@ -227,7 +226,10 @@ impl Pages {
     pub(in crate::memory) fn mapping(&self, offset: u64) -> Option<Mapping> {
         let page = self.page(offset)?;
         let (first, pages) = (page.first.load(Ordering::Relaxed), page.pages.load(Ordering::Relaxed));
-        (pages > 0).then(|| Mapping { first, pages, extent: Extent::from_number(page.place.load(Ordering::Relaxed)) })
+        (pages > 0).then(|| Mapping {
+            run: Run { first, pages },
+            extent: Extent::from_number(page.place.load(Ordering::Relaxed)),
+        })
     }
 
     /// Gives pages to a cache, or takes them away.

@@ -99,7 +99,7 @@ pub(super) fn bring_back(pool: &Arc<Pool>, record: &mut Record, thread: ThisThre
     }
     let kept = std::mem::take(&mut record.kept).into_iter().flat_map(|kept| kept.extents);
     let is_of_reserve =
-        |extent: &Mapping| pool.supply.reserve().is_some_and(|reserve| extent.run().common(reserve.run).is_some());
+        |extent: &Mapping| pool.supply.reserve().is_some_and(|reserve| extent.run.common(reserve.run).is_some());
     let (in_reserve, movable): (Vec<_>, Vec<_>) = taken.mapped.into_iter().chain(kept).partition(is_of_reserve);
     movable.into_iter().for_each(|extent| memory.pages.set_mapping(extent));
     wake_caches(pool, thread);
@@ -141,9 +141,9 @@ fn take(pool: &Pool, record: &Record, missing: &[Run], taken: &mut NewExtents, t
     let other = other_pages(missing.iter().map(|run| run.bytes()).sum());
     for &run in missing {
         for group in groups(run, &large, other) {
-            for Run { first, pages } in group {
-                let extent = extent_for_waking(pool, pages)?;
-                taken.unmapped.push(Mapping { first, pages, extent });
+            for run in group {
+                let extent = extent_for_waking(pool, run.pages)?;
+                taken.unmapped.push(Mapping { run, extent });
             }
             let run = run_of(&taken.unmapped);
             // SAFETY: the pool keeps these pages, at which nothing is mapped, and alone has the extents.

@@ -106,7 +106,7 @@ mod tests {
     use crate::runtime::Extent;
 
     fn part(first: u32, pages: u32) -> Kept {
-        let extents = vec![Mapping { first, pages, extent: Extent::from_number(1) }];
+        let extents = vec![Mapping { run: Run { first, pages }, extent: Extent::from_number(1) }];
         Kept { extents, is_mapped: true, is_open: true }
     }
 

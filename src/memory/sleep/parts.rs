@@ -38,7 +38,7 @@ pub(super) fn parts_and_live(pool: &Pool, thread: ThisThread) -> Result<(Vec<Kep
         }
     }
     extents.extend(reserve.map(Reserve::take_extents).unwrap_or_default());
-    extents.sort_unstable_by_key(|extent| extent.first);
+    extents.sort_unstable_by_key(|extent| extent.run.first);
     live.sort_unstable_by_key(|range: &Range<u64>| range.start);
     Ok((parts(extents), live))
 }

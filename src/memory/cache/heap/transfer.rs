@@ -143,12 +143,12 @@ impl Heap {
             }
         }
         if left > 0
-            && let Some(smallest) = spare.into_iter().min_by_key(|(_, mapping)| mapping.pages)
+            && let Some(smallest) = spare.into_iter().min_by_key(|(_, mapping)| mapping.run.pages)
             && smallest.1.bytes() <= left.saturating_add(slack)
         {
             taken.push(smallest);
         }
-        taken.sort_unstable_by_key(|(id, mapping)| (*id, mapping.first));
+        taken.sort_unstable_by_key(|(id, mapping)| (*id, mapping.run.first));
         // Mappings in a row are cut out together; the last first, for what is left before a cut keeps its number.
         let is_row = |(id, mapping): &(u32, Mapping), (of_next, next): &(u32, Mapping)| {
             id == of_next && mapping.end() == next.start()

@@ -33,7 +33,7 @@ impl State {
             return Vec::new();
         }
         let free = &mut self.free;
-        self.extents.extract_if(.., |extent| free.take(extent.run())).collect()
+        self.extents.extract_if(.., |extent| free.take(extent.run)).collect()
     }
 }
 
@@ -124,7 +124,7 @@ mod tests {
     /// Four extents of four pages from page 100 on.
     fn reserve() -> Reserve {
         let extent =
-            |number: u32| Mapping { first: 100 + 4 * number, pages: 4, extent: Extent::from_number(number.into()) };
+            |number: u32| Mapping { run: run(100 + 4 * number, 4), extent: Extent::from_number(number.into()) };
         Reserve::new((0..4).map(extent).collect())
     }
 
@@ -161,7 +161,7 @@ mod tests {
     #[test]
     fn after_the_end_each_extent_goes_once_all_of_it_is_free() {
         let reserve = reserve();
-        let firsts = |extents: Vec<Mapping>| extents.into_iter().map(|extent| extent.first).collect::<Vec<_>>();
+        let firsts = |extents: Vec<Mapping>| extents.into_iter().map(|extent| extent.run.first).collect::<Vec<_>>();
         assert_eq!(reserve.take(&mut vec![], 6), Some(run(100, 6)));
         assert_eq!(firsts(reserve.end()), [108, 112]);
         assert!(reserve.put_back(vec![run(100, 3)]).is_empty());

@@ -7,7 +7,7 @@ use super::claim::{Claim, claimed, limit_reached};
 use super::place::{Place, extent_pages};
 use super::segment_events::{retire_mappings, tell_added};
 use crate::error::Result;
-use crate::memory::device::{DeviceMemory, Mapping, Remains, Until};
+use crate::memory::device::{DeviceMemory, Mapping, Remains, Run, Until};
 use crate::memory::pool::Pool;
 use crate::memory::serve::request::Request;
 use crate::memory::serve::take::Taken;
@@ -46,7 +46,7 @@ impl<'a> Growth<'a> {
     }
 
     pub(super) fn gathered_pages(&self) -> u32 {
-        self.gathered.iter().flat_map(|from| &from.memory).map(|mapping| mapping.pages).sum()
+        self.gathered.iter().flat_map(|from| &from.memory).map(|mapping| mapping.run.pages).sum()
     }
 
     /// Returns how many pages are still to be found, or created.
@@ -87,7 +87,7 @@ impl<'a> Growth<'a> {
             let pages = most.min(missing);
             let bytes = u64::from(pages) * PAGE;
             let extent = claimed(self.pool(), bytes, || self.memory.range.create(pages))?;
-            self.created.push(Mapping { first: 0, pages, extent });
+            self.created.push(Mapping { run: Run { first: 0, pages }, extent });
             missing -= pages;
         }
         Ok(())
@@ -110,8 +110,8 @@ impl<'a> Growth<'a> {
         let mut first = self.place.first;
         let moved = self.gathered.iter().flat_map(|from| &from.memory);
         for &mapping in moved.chain(&self.created) {
-            self.mapped.push(Mapping { first, ..mapping });
-            first += mapping.pages;
+            self.mapped.push(Mapping { run: Run { first, pages: mapping.run.pages }, ..mapping });
+            first += mapping.run.pages;
         }
         let range = &self.memory.range;
         let mut done = 0;
@@ -138,11 +138,11 @@ impl<'a> Growth<'a> {
     /// Returns false for a new one, and where the driver makes none.
     fn replace(&mut self, index: usize) -> bool {
         // None where all is mapped, and was not opened.
-        let Some(&Mapping { pages, extent: old, .. }) = self.mapped.get(index) else { return false };
+        let Some(&Mapping { run, extent: old }) = self.mapped.get(index) else { return false };
         if !self.gathered.iter().flat_map(|from| &from.memory).any(|mapping| mapping.extent == old) {
             return false;
         }
-        let Ok(new) = self.memory.range.create(pages) else { return false };
+        let Ok(new) = self.memory.range.create(run.pages) else { return false };
         self.mapped[index].extent = new;
         self.replaced.push((old, self.mapped[index]));
         true
@@ -162,7 +162,7 @@ impl<'a> Growth<'a> {
         }
         let Request { cache, ref service, thread, bytes: request } = *self.request;
         let moved = self.moved_bytes();
-        let pages: u32 = self.mapped.iter().map(|mapping| mapping.pages).sum();
+        let pages: u32 = self.mapped.iter().map(|mapping| mapping.run.pages).sum();
         let bytes = u64::from(pages) * PAGE;
         let memory = self.memory;
         memory.moved_pages.fetch_add(moved / PAGE, Ordering::Relaxed);
@@ -190,7 +190,7 @@ impl<'a> Growth<'a> {
     /// Puts everything back to where it was; what the driver refuses now is tried again later.
     pub(super) fn undo(mut self) {
         let memory = self.memory;
-        let pages: u32 = self.mapped.iter().map(|mapping| mapping.pages).sum();
+        let pages: u32 = self.mapped.iter().map(|mapping| mapping.run.pages).sum();
         // Created memory was mapped after what was gathered.
         let moved = self.mapped.len().min(self.gathered.iter().map(|from| from.memory.len()).sum());
         let created = self.mapped.split_off(moved);

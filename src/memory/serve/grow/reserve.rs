@@ -38,7 +38,7 @@ pub(in crate::memory::serve) fn make_reserve(pool: &Pool, bytes: u64) -> Result<
         while at < run.next() {
             let pages = EXTENT_PAGES.min(run.next() - at);
             let extent = claimed(pool, u64::from(pages) * PAGE, || memory.range.create(pages))?;
-            extents.push(Mapping { first: at, pages, extent });
+            extents.push(Mapping { run: Run { first: at, pages }, extent });
             at += pages;
         }
         // SAFETY: the pages were taken for this reserve above, which alone has the extents.
@@ -48,7 +48,7 @@ pub(in crate::memory::serve) fn make_reserve(pool: &Pool, bytes: u64) -> Result<
     })();
     if outcome.is_err() {
         let unmapped = extents.split_off(mapped);
-        let first = extents.last().map_or(run.first, |mapping| mapping.run().next());
+        let first = extents.last().map_or(run.first, |mapping| mapping.run.next());
         memory.put_back_pages(Run { first, pages: run.next() - first });
         // SAFETY: no cache has got any of it, so no work uses it.
         unsafe { memory.retire(Remains::Released { mapped: extents, unmapped }, Until::at_once(), &pool.supply) };
