@@ -68,7 +68,7 @@ pub(in crate::memory) const EMPTY_SLABS_APART: u64 = 8;
 pub(in crate::memory) const TOLD_PARTS: u64 = 64;
 /// Times that memory is cut off what is free, or joins it, between two looks at whether much less is live than was told.
 pub(in crate::memory) const LOOK_EVERY: u64 = 1024;
-/// Looks for an answer before a thread waits for a heap's lock: some microseconds, in which its owner answers.
+/// Looks for an answer before a thread waits for a heap's lock: some microseconds, in which the thread that has it answers.
 pub(in crate::memory) const LOOKS: u32 = if cfg!(any(loom, schedules)) { 1 } else { 200 };
 
 // Copies.

@@ -85,7 +85,7 @@ mod models {
     }
 
     #[test]
-    fn each_item_is_taken_once_by_an_owner_that_asks_first() {
+    fn each_item_is_taken_once_by_a_thread_that_asks_first() {
         loom::model(|| {
             let list = Arc::new(SharedList::<Vec<u32>>::default());
             let pushers = [1, 2].map(|item| {

@@ -1,7 +1,7 @@
 //! A table that only grows, read by any thread without a lock.
 //!
 //! Entries are made a chunk at a time and never move, so that a reference to one is good for as long as the table. That
-//! is what lets a thread look up a block that another thread's cache owns.
+//! is what lets any thread look up the block of any cache.
 
 use std::sync::OnceLock;
 

@@ -507,7 +507,7 @@ fn what_another_thread_keeps_free_is_found() {
             kept.send(freed_elsewhere).unwrap();
             wait.recv().unwrap();
         });
-        // Freed here, it lies in that thread's inbox, and the thread never looks again.
+        // Freed here, it is free in a heap at which that thread never looks again.
         drop(is_kept.recv().unwrap());
         assert!(reserved() >= 700 * MIB);
         let found = empty(1000 * MIB, &shared).unwrap();

@@ -6,6 +6,8 @@ mod common;
 
 // Optimised builds take no schedules, so that benches measure none.
 #[cfg(debug_assertions)]
+mod closing;
+#[cfg(debug_assertions)]
 mod frees;
 mod memory;
 mod pinned;

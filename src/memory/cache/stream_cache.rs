@@ -264,6 +264,7 @@ impl StreamCache {
         self.duties.load(Ordering::Acquire) != 0
     }
 
+    #[inline]
     pub(in crate::memory) fn is_closing(&self) -> bool {
         self.duties.load(Ordering::Acquire) & CLOSING != 0
     }
@@ -297,6 +298,7 @@ impl StreamCache {
     }
 
     /// Returns whether a block at the offset would be of this cache.
+    #[inline]
     pub(in crate::memory) fn has_block_at(&self, offset: u64) -> bool {
         let pages = &self.memory.pages;
         match pages.cache(offset) {
@@ -335,7 +337,7 @@ impl StreamCache {
         unsafe { self.heap.lock_shortly() }
     }
 
-    /// Locks the heap for a request or a free, unless another thread has it.
+    /// Locks the heap for a request or a free, unless a visitor has it; a visitor waits for the owner.
     fn try_lock(&self, thread: ThisThread) -> Option<OwnerGuard<'_, Heap>> {
         if self.is_owned_by(thread) {
             // SAFETY: as in `lock_for_block`.
@@ -421,7 +423,7 @@ impl StreamCache {
     fn serve_locked(&self, heap: &mut Heap, asked: Asked) -> Option<u64> {
         match asked {
             Asked::Block { service, bytes } => self.allocate_in(service, heap, bytes),
-            Asked::Free { offset } => self.free_locked(heap, offset),
+            Asked::Free { offset } => self.free_for_another(heap, offset),
         }
     }
 

@@ -20,11 +20,11 @@ const UNITS: usize = (PAGE / SMALL_MAX) as usize;
 /// Miri, which is slow.
 const CHUNK_BITS: u32 = if cfg!(any(loom, miri)) { 0 } else { 0xa };
 
-/// One page of the address range. Neighbours are often of different threads, so that each has a cache line of its own.
+/// One page of the address range. Neighbours are often of different heaps, so that each has a cache line of its own.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub(in crate::memory) struct Page {
-    /// The number of the thread cache that holds it, plus one, with [`LENT`] where others borrow slabs of it; 0 where
+    /// The number of the cache that holds it, plus one, with [`LENT`] where others borrow slabs of it; 0 where
     /// nothing is mapped.
     cache: AtomicU32,
     /// The first page of the mapping that this page is part of, and the pages it has; 0 pages where it cannot be moved.

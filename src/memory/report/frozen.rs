@@ -8,7 +8,7 @@ use crate::memory::pool::Pool;
 use crate::observe::recording;
 use crate::sync::{OwnerGuard, lock};
 
-/// A cache from which nothing is allocated as long as this lives.
+/// A cache in which nothing is allocated or freed as long as this lives.
 #[derive(Debug)]
 pub(in crate::memory) struct FrozenCache {
     pub(in crate::memory) cache: &'static StreamCache,
@@ -16,7 +16,7 @@ pub(in crate::memory) struct FrozenCache {
     pub(in crate::memory) heap: OwnerGuard<'static, Heap>,
 }
 
-/// Caches from which nothing is allocated as long as this lives. It is to be short: their threads wait.
+/// Caches in which nothing is allocated or freed as long as this lives. It is to be short: threads that use them wait.
 #[derive(Debug)]
 pub(in crate::memory) struct Frozen {
     pub(in crate::memory) caches: Vec<FrozenCache>,

@@ -17,7 +17,7 @@ pub(crate) fn live_block(address: u64) -> Result<(SegmentView, BlockView)> {
     let heap = cache.visit();
     let found = heap.live_block(&cache.memory.pages, block.offset).zip(cache.service());
     let Some(((block, segment), service)) = found else {
-        return Err(Error::invalid_value(format!("the block at {address:#x} is just being freed by another thread")));
+        return Err(Error::invalid_value(format!("the block at {address:#x} was freed meanwhile by another thread")));
     };
     let recorded = cache.recording.lock();
     let segment = segment_view(cache, &heap, &service.pool, segment);

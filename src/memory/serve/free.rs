@@ -30,7 +30,10 @@ pub(crate) fn free(block: Allocation, on: Option<&Stream>) -> Result<()> {
     {
         return free_slowly(block, on);
     }
-    cache.free(ThisThread::get(), block.offset).map_err(|reason| refuse(block, reason))
+    let thread = ThisThread::get();
+    cache.free(thread, block.offset).map_err(|reason| refuse(block, reason))?;
+    // Asked again, as the pool may have been closed before the block was free.
+    if cache.is_closing() { trim::leave_closed(cache, thread) } else { Ok(()) }
 }
 
 #[cold]

@@ -82,7 +82,7 @@ impl Heap {
         self.map.blocks().filter_map(piece).collect()
     }
 
-    /// Returns whether a block was freed and is not free yet: it waits for streams, or another thread is just freeing it.
+    /// Returns whether a block was freed and is not free yet: it waits for streams.
     pub(in crate::memory) fn has_waiting(&self, pages: &'static Pages) -> bool {
         self.pieces(pages).iter().any(|piece| match piece {
             Piece::Block { start, .. } => matches!(pages.entry(*start), Entry::Freed(_)),

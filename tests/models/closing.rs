@@ -1,0 +1,26 @@
+//! A pool that is dropped while another thread frees its last block, in random schedules of the real code: its memory is back
+//! once both are done.
+
+use gpupool::runtime::host::schedule::{self, Body};
+use gpupool::{Device, MemPool, Stream, empty_cache, memory_stats};
+
+const PAGE: u64 = 2 << 20;
+const DEVICE: Device = Device::from_ordinal(0);
+
+#[test]
+fn the_last_free_of_a_dropped_pool_gives_its_memory_back() {
+    host!(1, 16 * PAGE);
+    let stream = Stream::new(DEVICE).unwrap();
+    for bytes in [512, PAGE] {
+        for seed in 1..=300 {
+            let pool = MemPool::builder().device(DEVICE).build().unwrap();
+            let block = pool.empty(bytes, &stream).unwrap();
+            let freeing: Body = Box::new(move || drop(block));
+            let dropping: Body = Box::new(move || drop(pool));
+            assert!(schedule::run(seed, vec![freeing, dropping]).is_ok(), "schedule {seed}");
+            let reserved = memory_stats(DEVICE).unwrap().total.reserved_bytes;
+            assert_eq!(reserved, 0, "of blocks of {bytes} bytes in schedule {seed}");
+            empty_cache().unwrap();
+        }
+    }
+}
