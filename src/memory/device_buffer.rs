@@ -52,7 +52,7 @@ impl Held {
     fn free(self, own: &Stream, on: Option<&Stream>) -> Result<()> {
         match self {
             Self::Nothing => Ok(()),
-            Self::Block(block) => serve::free(block, on),
+            Self::Block(block) => serve::free_kept(block, on),
             Self::Attached(attached) => attached.free(own, on),
         }
     }

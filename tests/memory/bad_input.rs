@@ -866,3 +866,32 @@ fn what_holds_memory_can_be_printed() {
     drop((block, pool));
     assert_all_back();
 }
+
+/// A buffer's block is freed by its address, which is wrong, and its page serves another stream; then the buffer frees it.
+fn free_a_buffer_s_block_by_its_address(bytes: u64) {
+    let (first, second) = (stream(0), stream(0));
+    let buffer = empty(bytes, &first).unwrap();
+    let address = buffer.address();
+    deallocate(address, None).unwrap();
+    empty_cache().unwrap();
+    let other = empty(bytes, &second).unwrap();
+    assert_eq!(other.address(), address);
+    // Until this thread has the heap's lock cheaply again, into which others have looked.
+    (0..200).for_each(|_| drop(empty(100 << 10, &first).unwrap()));
+    assert_says(&buffer.free_on(&first).unwrap_err(), &["freed before"]);
+    assert_eq!(memory_stats(device(0)).unwrap().total.live_blocks, 1);
+    other.free_on(&second).unwrap();
+    assert_all_back();
+}
+
+#[test]
+fn a_buffer_whose_block_was_freed_by_its_address_touches_no_other_block() {
+    host!(2, MEMORY);
+    free_a_buffer_s_block_by_its_address(4 << 20);
+}
+
+#[test]
+fn a_buffer_whose_slot_was_freed_by_its_address_touches_no_other_slot() {
+    host!(2, MEMORY);
+    free_a_buffer_s_block_by_its_address(700);
+}

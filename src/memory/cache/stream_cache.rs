@@ -300,11 +300,13 @@ impl StreamCache {
     /// Returns whether a block at the offset would be of this cache.
     #[inline]
     pub(in crate::memory) fn has_block_at(&self, offset: u64) -> bool {
+        self.memory.pages.is_of(offset, self.number) || self.has_borrowed_at(offset)
+    }
+
+    #[cold]
+    fn has_borrowed_at(&self, offset: u64) -> bool {
         let pages = &self.memory.pages;
-        match pages.cache(offset) {
-            Some(mark) if mark & LENT != 0 => pages.borrower(offset) == Some(self.number),
-            mark => mark == Some(self.number),
-        }
+        pages.cache(offset).is_some_and(|mark| mark & LENT != 0) && pages.borrower(offset) == Some(self.number)
     }
 
     /// Locks the heap; quick for the owner. A thread holds one guard of a cache at a time.
@@ -423,7 +425,7 @@ impl StreamCache {
     fn serve_locked(&self, heap: &mut Heap, asked: Asked) -> Option<u64> {
         match asked {
             Asked::Block { service, bytes } => self.allocate_in(service, heap, bytes),
-            Asked::Free { offset } => self.free_for_another(heap, offset),
+            Asked::Free { offset } => self.free_locked(heap, offset),
         }
     }
 

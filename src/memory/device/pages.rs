@@ -177,6 +177,12 @@ impl Pages {
         self.page(offset)?.cache.load(Ordering::Acquire).checked_sub(1)
     }
 
+    /// Returns whether the page is this cache's, and lends no slabs.
+    #[inline]
+    pub(in crate::memory) fn is_of(&self, offset: u64, cache: u32) -> bool {
+        self.page(offset).is_some_and(|page| page.cache.load(Ordering::Acquire) == cache + 1)
+    }
+
     /// Returns the number of the cache that has borrowed the slab at the offset, if one has.
     pub(in crate::memory) fn borrower(&self, offset: u64) -> Option<u32> {
         self.slab(self.page(offset)?.value(unit_of(offset))?)?.borrower()

@@ -165,7 +165,7 @@ impl PinnedBuffer {
     /// `ErrorKind::Forked` in a forked child.
     pub fn free(mut self, on: Option<&Stream>) -> Result<()> {
         process::refuse_forked()?;
-        self.block.take().map_or(Ok(()), |block| serve::free(block, on))
+        self.block.take().map_or(Ok(()), |block| serve::free_kept(block, on))
     }
 
     /// Passes ownership to a caller that frees the memory by its address; see
@@ -180,7 +180,7 @@ impl Drop for PinnedBuffer {
     fn drop(&mut self) {
         if let Some(block) = self.block.take() {
             // Refused in a forked child.
-            let _ = serve::free(block, None);
+            let _ = serve::free_kept(block, None);
         }
     }
 }

@@ -36,6 +36,13 @@ pub(crate) fn free(block: Allocation, on: Option<&Stream>) -> Result<()> {
     if cache.is_closing() { trim::leave_closed(cache, thread) } else { Ok(()) }
 }
 
+/// As [`free`], for a block that the caller has kept and not looked up: wrong code may have freed it by its address, and its
+/// page be another cache's since.
+#[inline]
+pub(crate) fn free_kept(block: Allocation, on: Option<&Stream>) -> Result<()> {
+    if block.cache.has_block_at(block.offset) { free(block, on) } else { Err(refuse(block, Invalid::Freed)) }
+}
+
 #[cold]
 fn refuse(block: Allocation, reason: Invalid) -> Error {
     let (address, device) = (block.address(), block.cache.memory.location);

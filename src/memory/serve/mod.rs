@@ -25,7 +25,7 @@ pub(in crate::memory) use free::check_stream;
 #[cfg(feature = "python")]
 pub(in crate::memory) use free::let_streams_end;
 pub(in crate::memory) use free::{check_live, free_after_all_work, record_consumer};
-pub(crate) use free::{find, free, owns, record_stream};
+pub(crate) use free::{find, free, free_kept, owns, record_stream};
 pub use grow::SegmentGuard;
 pub(crate) use grow::on_segment;
 pub(in crate::memory) use grow::{extent_for_waking, pages_asleep, retire_extents, warm_by_segments};

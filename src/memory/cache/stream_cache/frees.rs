@@ -6,14 +6,14 @@ use crate::memory::device::Invalid;
 use crate::sync::ThisThread;
 
 impl StreamCache {
-    /// Frees a block of this cache from any thread.
+    /// Frees a block of this cache, which was just looked up, from any thread.
     ///
     /// # Errors
     /// [`Invalid`] if there is none at the offset.
     #[inline]
     pub(in crate::memory) fn free(&self, thread: ThisThread, offset: u64) -> Result<(), Invalid> {
         match self.lock_shortly(thread) {
-            Some(mut heap) => self.free_locked(&mut heap, offset),
+            Some(mut heap) => heap.free(&self.memory.pages, offset),
             None => self.free_beside_others(thread, offset),
         }
     }
@@ -27,19 +27,15 @@ impl StreamCache {
         }
     }
 
-    /// Frees a block for a thread that waits; its answer.
-    pub(super) fn free_for_another(&self, heap: &mut Heap, offset: u64) -> Option<u64> {
-        match self.free_locked(heap, offset) {
+    /// Frees a block with the heap locked; the answer.
+    pub(super) fn free_locked(&self, heap: &mut Heap, offset: u64) -> Option<u64> {
+        // Of a wrong second free the page may be another cache's by now.
+        let freed = if self.has_block_at(offset) { heap.free(&self.memory.pages, offset) } else { Err(Invalid::Freed) };
+        match freed {
             Ok(()) => Some(FREED),
             Err(Invalid::NotABlock) => Some(NO_BLOCK),
             Err(Invalid::Freed) => None,
         }
-    }
-
-    #[inline]
-    fn free_locked(&self, heap: &mut Heap, offset: u64) -> Result<(), Invalid> {
-        // Of a wrong second free the page may be another cache's by now.
-        if self.has_block_at(offset) { heap.free(&self.memory.pages, offset) } else { Err(Invalid::Freed) }
     }
 
     /// Has a block wait for streams before it is free.
