@@ -265,10 +265,10 @@ impl BlockMap {
         Some(id)
     }
 
-    /// Takes `start..end` out of a free block, so that the span ends before and another begins after. What is left
-    /// before it keeps its number.
-    pub(super) fn cut_out(&mut self, id: u32, start: u64, end: u64) {
-        let Some(number) = self.spans.with(start) else { return };
+    /// Takes `start..end` out of a free block, so that the span ends before and another begins after. Returns the number of the free
+    /// block after it.
+    pub(super) fn cut_out(&mut self, id: u32, start: u64, end: u64) -> u32 {
+        let Some(number) = self.spans.with(start) else { return NONE };
         let whole = self.all[id as usize].clone();
         let old = self.spans.get(number);
         self.free.remove(&mut self.all, id);
@@ -286,6 +286,7 @@ impl BlockMap {
                 self.set_next(whole.previous, EDGE | number);
             }
         }
+        let mut rest = NONE;
         if end < old.end {
             let after = Span { start: end, end: old.end, first: whole.next, last: old.last };
             if let Some(number) = span.take() {
@@ -300,7 +301,10 @@ impl BlockMap {
             }
             if end < whole.end() {
                 match unused.take().or_else(|| self.new_number()) {
-                    Some(id) => self.insert_beside(id, Block::free(end, whole.end() - end), edge, next),
+                    Some(id) => {
+                        self.insert_beside(id, Block::free(end, whole.end() - end), edge, next);
+                        rest = id;
+                    }
                     // Numbers run out at eight million blocks; what is left of the block is then lost to use.
                     None => self.spans.set_start(number, whole.end()),
                 }
@@ -312,5 +316,6 @@ impl BlockMap {
         if let Some(id) = unused {
             self.drop_number(id);
         }
+        rest
     }
 }

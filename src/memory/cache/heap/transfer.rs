@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::block::{Block, BlockState, EDGE};
+use super::block::{Block, BlockState, EDGE, NONE};
 use super::span::Span;
 use super::{Cut, Heap};
 use crate::memory::device::{Mapping, Pages, Run};
@@ -149,21 +149,23 @@ impl Heap {
             taken.push(smallest);
         }
         taken.sort_unstable_by_key(|(id, mapping)| (*id, mapping.run.first));
-        // Mappings in a row are cut out together; the last first, for what is left before a cut keeps its number.
+        // Mappings in a row are cut out together. What is left behind them in the same block has a number of its own.
         let is_row = |(id, mapping): &(u32, Mapping), (of_next, next): &(u32, Mapping)| {
             id == of_next && mapping.end() == next.start()
         };
-        for row in taken.chunk_by(is_row).rev() {
-            self.cut_out(pages, row[0].0, row[0].1.start(), row[row.len() - 1].1.end());
+        let (mut of, mut left_of_it) = (NONE, NONE);
+        for row in taken.chunk_by(is_row) {
+            let id = if row[0].0 == of { left_of_it } else { row[0].0 };
+            (of, left_of_it) = (row[0].0, self.cut_out(pages, id, row[0].1.start(), row[row.len() - 1].1.end()));
         }
         self.tell_live();
         taken.into_iter().map(|(_, mapping)| mapping).collect()
     }
 
     /// Takes `start..end` out of a free block, as [`BlockMap::cut_out`](super::block_map::BlockMap::cut_out), and out of the heap.
-    fn cut_out(&mut self, pages: &'static Pages, id: u32, start: u64, end: u64) {
+    fn cut_out(&mut self, pages: &'static Pages, id: u32, start: u64, end: u64) -> u32 {
         self.mapped -= end - start;
         pages.set_cache(start, end, None);
-        self.map.cut_out(id, start, end);
+        self.map.cut_out(id, start, end)
     }
 }
