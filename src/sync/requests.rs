@@ -52,8 +52,8 @@ impl Requests {
         Some(Request(place))
     }
 
-    /// Answers all requests: `answer` is told of each for whom it is, and its number. To be called with the lock that they wait
-    /// for. Returns whether there were any.
+    /// Answers each request by what `answer` returns for its service and its number. To be called with the lock that the requests
+    /// wait for. Returns whether there were any.
     pub(crate) fn answer(&self, mut answer: impl FnMut(u64, u64) -> Option<u64>) -> bool {
         // All are read before the first is answered, so that the cores which wrote them are asked at the same time. A request
         // stays as it is as long as the lock is held.

@@ -20,8 +20,8 @@
 //! **A free** (`serve/free.rs`) goes from the address to its page, from the page to the cache and the block
 //! (`device/pages.rs`), and is done under the heap's lock, by the thread that frees or by the one that has the lock, as
 //! a request is (`stream_cache/frees.rs`). There it is seen whether the block is live; who has kept a block, or frees
-//! another's, asks too whether the page is still the cache's. So of two that free one block the second is told, unless
-//! it was handed out again meanwhile. From then on the block serves the next request. A block that other streams use
+//! another's, asks too whether the page is still the cache's. So of two that free one block the second gets an error,
+//! unless the block was handed out again meanwhile. From then on the block serves the next request. A block that other streams use
 //! waits for them (`serve/settle.rs`).
 //!
 //! **The last page.** Of two threads that ask for it at once, one locks the heap first and has it. The other finds

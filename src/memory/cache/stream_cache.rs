@@ -432,11 +432,11 @@ impl StreamCache {
     /// Serves what threads have left which wait for the heap's lock, and what comes meanwhile for a while: what a heap consists of
     /// stays in this core's cache. What is recorded is of the thread that allocates, so then each serves itself.
     fn answer_requests(&self, heap: &mut Heap) {
-        let mut rounds = 0..A_FEW;
-        while rounds.next().is_some()
-            && !is_recorded()
-            && self.requests.answer(|service, number| self.serve_locked(heap, Asked::from_numbers(service, number)))
-        {
+        for _ in 0..A_FEW {
+            let serve = |service, number| self.serve_locked(heap, Asked::from_numbers(service, number));
+            if is_recorded() || !self.requests.answer(serve) {
+                return;
+            }
         }
     }
 

@@ -19,7 +19,7 @@ pub(in crate::memory) struct HeapLedger {
     pub(in crate::memory) cache: u32,
 }
 
-/// What a heap has told its pool's ledger.
+/// What a pool's ledger knows of a heap, and when it is to know more.
 #[derive(Debug)]
 pub(super) struct Telling {
     /// Who is told what is live here, and that there are free pages.

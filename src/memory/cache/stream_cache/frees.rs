@@ -47,7 +47,7 @@ impl StreamCache {
         if self.has_block_at(offset) { heap.begin_waiting(&self.memory.pages, offset) } else { Err(Invalid::Freed) }
     }
 
-    /// Has the pool's ledger forget that the cache may have free pages, if it has none. Returns whether it had told of some.
+    /// Removes the cache from those that may have free pages by the pool's ledger, if it has none. Returns whether it was among them.
     pub(in crate::memory) fn tell_if_no_pages(&self, heap: &mut Heap) -> bool {
         heap.end_telling_of_pages().is_some_and(|ledger| ledger.remove_with_pages(self.number))
     }
