@@ -63,11 +63,11 @@ pub(in crate::memory) const MANY: usize = 256;
 pub(in crate::memory) const BORROWED_MAX: u64 = 4 * SMALL_MAX;
 /// Blocks that a heap hands out at least before it drops its empty slabs for another large block.
 pub(in crate::memory) const EMPTY_SLABS_APART: u64 = 8;
-/// What is live is told again once it differs by one of so many parts of a heap's memory; a rise within as many allocations of
-/// the last is told with so much ahead.
+/// A rise of what is live within so many allocations of the last that was told is told with one of so many parts of a heap's
+/// memory ahead.
 pub(in crate::memory) const TOLD_PARTS: u64 = 64;
-/// Times that memory is cut off what is free, or joins it, between two looks at whether much less is live than was told.
-pub(in crate::memory) const LOOK_EVERY: u64 = 1024;
+/// Bytes of a heap's memory that a device's peak counts too much at most, where several heaps tell what is live in turns.
+pub(in crate::memory) const TOLD_BYTES: u64 = 1 << 20;
 /// Looks for an answer before a thread waits for a heap's lock: some microseconds, in which the thread that has it answers.
 pub(in crate::memory) const LOOKS: u32 = if cfg!(any(loom, schedules)) { 1 } else { 200 };
 

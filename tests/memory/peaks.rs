@@ -149,6 +149,33 @@ fn the_peak_of_a_device_is_not_the_sum_of_pools_that_followed_each_other() {
     empty_cache().unwrap();
 }
 
+/// As FSDP's streams do: each has memory of its own, so that none is moved, and they use it in turns.
+#[test]
+fn the_peak_of_streams_that_take_turns_is_what_they_held_at_once() {
+    host!();
+    empty_cache().unwrap();
+    let pool = pool();
+    let scope = pool.enter().unwrap();
+    let streams: Vec<_> = (0..4).map(|_| stream(0)).collect();
+    // The first alone, whose fall nobody needs to know then.
+    drop(empty(100 * MIB, &streams[0]).unwrap());
+    let own: Vec<_> = streams.iter().map(|stream| empty(40 * MIB, stream).unwrap()).collect();
+    drop(own);
+    reset_peak_memory_stats(device(0)).unwrap();
+    for _ in 0..5 {
+        for stream in &streams {
+            let blocks = (empty(30 * MIB, stream).unwrap(), empty(5 * MIB, stream).unwrap());
+            drop(blocks.0);
+            drop((empty(20 * MIB, stream).unwrap(), blocks.1));
+        }
+    }
+    for stats in both(&pool) {
+        assert!((35 * MIB..=39 * MIB).contains(&stats.peak_live_bytes), "{stats:?}");
+    }
+    drop((scope, pool));
+    empty_cache().unwrap();
+}
+
 #[test]
 fn peaks_begin_anew_from_what_every_thread_holds() {
     host!();

@@ -29,10 +29,21 @@ impl Ledger {
         Self { memory, live: LivePeak::default(), with_pages: Mutex::default() }
     }
 
-    /// Counts a change of what is live at most in one cache, for the pool and the device.
-    pub(in crate::memory) fn change_live(&self, before: u64, now: u64) {
+    /// Begins with another heap, which has told nothing yet.
+    pub(in crate::memory) fn begin_heap(&self) {
+        self.memory.live.begin_heap();
+    }
+
+    /// Returns whether several heaps of the device tell what is live, or did.
+    pub(in crate::memory) fn is_of_several(&self) -> bool {
+        self.memory.live.is_of_several()
+    }
+
+    /// Counts a change of what is live at most in one heap, for the pool and the device. Returns whether another thread
+    /// counted one at the same time.
+    pub(in crate::memory) fn change_live(&self, before: u64, now: u64) -> bool {
         self.live.change(before, now);
-        self.memory.live.change(before, now);
+        self.memory.live.change(before, now)
     }
 
     /// Notes that a cache may have free pages.

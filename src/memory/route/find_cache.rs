@@ -140,6 +140,9 @@ fn make(
         caches.table.end(cache);
         return Ok(None);
     }
+    if caches.memory.live.begins_to_be_of_several() {
+        caches.pools.serving().iter().for_each(|cache| cache.lock(thread).tell_live());
+    }
     if pool.marks_work() {
         cache.mark_work_if_foreign();
     }

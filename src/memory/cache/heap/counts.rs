@@ -288,11 +288,6 @@ impl RunningCounts {
         (self.kinds[0].peak, self.kinds[1].peak) = (small, large);
     }
 
-    /// Returns what was told to be live at most.
-    pub(super) const fn told(&self) -> u64 {
-        self.told
-    }
-
     /// Returns how many allocations there were since it was told.
     pub(super) const fn allocations_since_told(&self) -> u64 {
         self.allocations() - self.told_at

@@ -329,6 +329,9 @@ impl Heap {
         if size >= self.telling.from {
             self.tell_pages();
         }
+        if self.counts.live() < self.telling.least {
+            self.tell_fall();
+        }
     }
 
     /// Joins the block that was freed last with what is free beside it. To be called before what is free is looked at by
@@ -345,8 +348,8 @@ impl Heap {
     #[inline]
     fn join(&mut self, id: u32) {
         let size = self.map.join(id);
-        if size >= self.telling.from || self.map.turnover >= self.telling.next_look {
-            self.tell_after_free(size);
+        if size >= self.telling.from {
+            self.tell_pages();
         }
     }
 }

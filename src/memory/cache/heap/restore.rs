@@ -150,7 +150,7 @@ impl Heap {
         }
         self.tell_live();
         if self.telling.from <= PAGE && self.has_free_page() {
-            self.tell_after_free(PAGE);
+            self.tell_pages();
         }
     }
 

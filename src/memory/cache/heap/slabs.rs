@@ -131,6 +131,9 @@ impl Heap {
         pages.set_slab(block.start, block.size(), None);
         pages.slabs.release(slab);
         self.join(id);
+        if self.counts.live() < self.telling.least {
+            self.tell_fall();
+        }
     }
 
     /// As [`Heap::drop_empty_slabs`], for a large block that would fit nowhere else; not again before some blocks were handed

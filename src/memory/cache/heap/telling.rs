@@ -2,15 +2,15 @@
 //! may have free pages.
 //!
 //! More than was told is told before the block is handed out, with a little ahead where it rises again and again. Less is
-//! told where pages go, and now and then where blocks and slabs are freed. So the hot path seldom touches what threads
-//! share.
+//! told where pages go; and, while there are several heaps, at each free: so that their sum peaks where what is live does.
+//! Where threads are in each other's way there, less waits until pages go, and the peak is the higher by what did.
 
 use std::sync::Arc;
 
 use super::Heap;
 use super::block::NONE;
 use crate::memory::pool::Ledger;
-use crate::memory::tuning::{LOOK_EVERY, PAGE, TOLD_PARTS};
+use crate::memory::tuning::{PAGE, TOLD_BYTES, TOLD_PARTS};
 
 /// The ledger of a heap's pool, and the number of the cache that it knows the heap by.
 #[derive(Debug)]
@@ -26,15 +26,17 @@ pub(super) struct Telling {
     ledger: Option<HeapLedger>,
     /// The least size of a free block that is told as free pages; none is while that is told already.
     pub(super) from: u64,
-    /// The turnover at which it is looked next whether much less is live than was told.
-    pub(super) next_look: u64,
+    /// If less than this is live, that is told at once; 0 if only where pages go.
+    pub(super) least: u64,
+    /// Whether another thread told something at the same time, since pages went.
+    is_disturbed: bool,
     /// Whether the block under way is the one that memory was just added for.
     pub(super) is_growing: bool,
 }
 
 impl Default for Telling {
     fn default() -> Self {
-        Self { ledger: None, from: PAGE, next_look: 0, is_growing: false }
+        Self { ledger: None, from: PAGE, least: 0, is_disturbed: false, is_growing: false }
     }
 }
 
@@ -42,6 +44,7 @@ impl Heap {
     /// Begins to tell a ledger that knows nothing of this heap, which is empty.
     pub(super) fn begin_telling(&mut self, ledger: HeapLedger) {
         self.counts.tell(0);
+        ledger.ledger.begin_heap();
         self.telling.ledger = Some(ledger);
     }
 
@@ -51,38 +54,29 @@ impl Heap {
     pub(super) fn tell_rise(&mut self) {
         let is_soon = self.counts.allocations_since_told() < TOLD_PARTS;
         let ahead = if is_soon && !self.telling.is_growing { self.mapped / TOLD_PARTS } else { 0 };
-        self.tell_at_most(self.counts.live().saturating_add(ahead).min(self.mapped));
+        let most_ahead = if self.telling.least > 0 { TOLD_BYTES } else { u64::MAX };
+        self.tell_at_most(self.counts.live().saturating_add(ahead.min(most_ahead)).min(self.mapped));
     }
 
-    /// Tells what a free has changed: that there may be free pages, and now and then how much is live, if that is much
-    /// less than was told.
+    /// Tells that less is live than was told.
     #[cold]
     #[inline(never)]
-    pub(super) fn tell_after_free(&mut self, size: u64) {
-        if size >= self.telling.from {
-            self.tell_pages();
-        }
-        if self.map.turnover < self.telling.next_look {
-            return;
-        }
-        self.telling.next_look = self.map.turnover + LOOK_EVERY;
-        if self.counts.told().saturating_sub(self.counts.live()) > self.mapped / TOLD_PARTS {
-            self.tell_live();
-        }
+    pub(super) fn tell_fall(&mut self) {
+        self.tell_at_most(self.counts.live());
     }
 
-    /// Tells how much is live.
+    /// Tells how much is live, and has it told at each free from now on, if there are other heaps.
     pub(in crate::memory) fn tell_live(&mut self) {
+        self.telling.is_disturbed = false;
         self.tell_at_most(self.counts.live());
     }
 
     fn tell_at_most(&mut self, live: u64) {
-        if let Some(HeapLedger { ledger, .. }) = &self.telling.ledger {
-            let before = self.counts.tell(live);
-            if before != live {
-                ledger.change_live(before, live);
-            }
-        }
+        let Some(HeapLedger { ledger, .. }) = &self.telling.ledger else { return };
+        let before = self.counts.tell(live);
+        self.telling.is_disturbed |= before != live && ledger.change_live(before, live);
+        let is_exact = ledger.is_of_several() && !self.telling.is_disturbed;
+        self.telling.least = if is_exact { live.saturating_sub(TOLD_BYTES) } else { 0 };
     }
 
     /// Tells that there may be free pages.
