@@ -8,7 +8,6 @@ use super::recording::number_of;
 use super::sized::{SizedStruct, read};
 use crate::error::Result;
 use crate::ids::MemoryLocation;
-use crate::memory::cache::SMALL_BLOCK_BYTES;
 use crate::memory::plug::call::{device_of, pointer, run};
 use crate::memory::pool::PoolId;
 use crate::memory::report::{self, BlockView, MemorySnapshot, SegmentView};
@@ -31,7 +30,7 @@ pub struct Segment {
     pub pool: PoolId,
     /// Whether its pages can be moved.
     pub is_movable: c_int,
-    /// Whether all its blocks are at most 1 MiB in size.
+    /// Whether all its blocks are small.
     pub is_small: c_int,
     /// The stack of the request that it was allocated for, if recorded; otherwise 0.
     pub stack: u32,
@@ -71,6 +70,22 @@ impl SnapshotVisitor {
     }
 }
 
+/// Splits movable memory into slabs and what is between them: in PyTorch a segment is of small or of large blocks, and its
+/// statistics of either are those of such segments.
+fn by_kind(view: SegmentView) -> Vec<SegmentView> {
+    if !view.is_movable {
+        return vec![view];
+    }
+    let SegmentView { blocks, .. } = &view;
+    let part = |blocks: &[BlockView]| SegmentView {
+        address: blocks.first().map_or(view.address, |block| block.address),
+        bytes: blocks.iter().map(|block| block.bytes).sum(),
+        blocks: blocks.to_vec(),
+        ..view.clone()
+    };
+    blocks.chunk_by(|one, next| one.is_small == next.is_small).map(part).collect()
+}
+
 pub(super) fn segment_of(view: &SegmentView) -> Segment {
     Segment {
         size: size_of::<Segment>() as u64,
@@ -80,7 +95,7 @@ pub(super) fn segment_of(view: &SegmentView) -> Segment {
         stream: pointer(view.stream as u64),
         pool: view.pool,
         is_movable: view.is_movable.into(),
-        is_small: view.blocks.iter().all(|block| block.bytes <= SMALL_BLOCK_BYTES).into(),
+        is_small: view.blocks.iter().all(|block| block.is_small).into(),
         stack: number_of(view.stack),
     }
 }
@@ -138,8 +153,8 @@ unsafe fn visit(
         let MemorySnapshot { mut segments, events } = take()?;
         segments.retain(|segment| is_wanted(segment.location));
         segments.sort_by_key(|segment| (segment.location, segment.address));
-        for view in &segments {
-            let segment = segment_of(view);
+        for view in segments.into_iter().flat_map(by_kind) {
+            let segment = segment_of(&view);
             // SAFETY: the caller's functions take the visitor's context.
             unsafe { visitor.tell(visitor.segment, &segment) };
             for block in &view.blocks {

@@ -129,6 +129,49 @@ fn stacks() -> BTreeSet<u32> {
     stacks
 }
 
+/// PyTorch's tests add up the segments of each kind, and compare.
+#[test]
+fn what_statistics_say_of_small_and_large_blocks_is_the_sum_of_such_segments() {
+    host!();
+    empty_cache().unwrap();
+    // As many streams as share pages, and some with pages of their own.
+    let streams: Vec<_> = (0..20).map(|_| stream(0)).collect();
+    let mut kept = Vec::new();
+    for (number, stream) in streams.iter().enumerate() {
+        let sizes = [500, 3000, 10_000, 40_000, 64 << 10, 70_000, MIB, 5 * MIB + 512];
+        let taken = sizes[..if number < 4 { 8 } else { 3 }].iter().map(|bytes| allocate(*bytes, stream).unwrap());
+        let mut taken: Vec<_> = taken.collect();
+        taken.extend((0..30 * (number as u64 % 4)).map(|count| allocate(1000 + 16 * count, stream).unwrap()));
+        let (waits, goes) = (taken.swap_remove(number % taken.len()), taken.swap_remove(0));
+        gpupool::memory::record_stream(waits, &streams[(number + 1) % 20]).unwrap();
+        submit(&streams[(number + 1) % 20]).unwrap();
+        [waits, goes].into_iter().for_each(|block| deallocate(block, None).unwrap());
+        kept.extend(taken);
+    }
+
+    let mut sums = [[0; 4]; 2];
+    for (segment, blocks) in &snapshot(0, None).segments {
+        let sum = &mut sums[usize::from(segment.is_small == 0)];
+        sum[0] += segment.bytes;
+        for block in blocks {
+            sum[1] += if block.is_live == 1 { block.bytes } else { 0 };
+            sum[2] += if block.is_live == 1 || block.is_waiting == 1 { block.bytes } else { 0 };
+            sum[3] += block.requested;
+        }
+    }
+    let mut stats = DeviceStats { size: size_of::<DeviceStats>() as u64, ..DeviceStats::default() };
+    // SAFETY: the statistics say their size.
+    assert_eq!(unsafe { (C_API.device_stats)(0, &raw mut stats) }, 0);
+    let of_kind = |kind: usize| {
+        [stats.reserved_bytes, stats.allocated_bytes, stats.active_bytes, stats.requested_bytes]
+            .map(|stats| stats[kind].current.cast_unsigned())
+    };
+    assert_eq!([of_kind(1), of_kind(2)], sums);
+    kept.into_iter().for_each(|block| deallocate(block, None).unwrap());
+    complete_all().unwrap();
+    empty_cache().unwrap();
+}
+
 #[test]
 fn a_snapshot_has_each_segment_and_block_by_address() {
     host!();
@@ -160,7 +203,9 @@ fn a_snapshot_has_each_segment_and_block_by_address() {
             at += block.bytes;
         }
         assert_eq!(at, segment.address.addr() as u64 + segment.bytes);
-        assert_eq!(segment.is_small == 1, blocks.iter().all(|block| block.bytes <= MIB));
+        let are_small =
+            blocks.iter().map(|block| block.requested == 1000 || block.bytes < 64 << 10).collect::<BTreeSet<_>>();
+        assert_eq!(are_small.into_iter().collect::<Vec<_>>(), [segment.is_small == 1], "{segment:?}");
     }
     let kind = |address| {
         let Block { requested, is_live, is_waiting, device, pool, .. } = all.block(address);

@@ -92,7 +92,7 @@ typedef struct gpupool_segment {
   void *stream;
   gpupool_pool_id pool;
   int is_movable; /* it consists of pages that can be moved; else it is one allocation of the driver or the pool's source */
-  int is_small;   /* all its blocks have at most a MiB */
+  int is_small;   /* all its blocks are small, of at most 64 KiB; in pages that can be moved, each segment is small or has none */
   uint32_t stack; /* of the request for which it was added, if that was recorded; else 0 */
 } gpupool_segment;
 
@@ -154,12 +154,14 @@ typedef struct gpupool_stat {
   int64_t freed;
 } gpupool_stat;
 
-/* For all requests; for those of at most a MiB; for those of more. */
+/* Of all blocks; of small ones, of at most 64 KiB, where memory is divided into blocks; of larger ones. */
 enum { GPUPOOL_ALL = 0, GPUPOOL_SMALL = 1, GPUPOOL_LARGE = 2 };
 
-/* Statistics of a device, for all pools together. Peaks are exact if one thread works on one stream; otherwise they are
- * upper bounds, never more than what was reserved. Peaks of inactive_split are only of the calls of device_stats. A piece of
- * at most 2 MiB counts as small in `segment` and `reserved_bytes`, whatever it contains. */
+/* Statistics of a device, for all pools together. Peaks are exact on one stream. On several they are upper bounds, never more
+ * than what was reserved: those of all bytes at most a MiB too high for each stream, unless threads allocate on several at the
+ * same time. Peaks of inactive_split are only of the calls of device_stats. What small blocks reserve is pieces of 64 KiB and
+ * more within pages, which turn into memory for large blocks and back. A piece of at most 2 MiB counts as small in `segment`,
+ * whatever it contains. */
 typedef struct gpupool_device_stats {
   uint64_t size; /* of this struct */
   gpupool_stat allocation[3];         /* live blocks */

@@ -74,7 +74,6 @@ pub(in crate::memory) use event::{
     EventCallback, To, events, is_recorded, note_oom, note_snapshot, observe, visit_events,
 };
 pub use event::{MemoryAction, MemoryEvent};
-pub(crate) use heap::SMALL_BLOCK_BYTES;
 pub(in crate::memory) use heap::{
     ALL, Amount, Amounts, BLOCK_BYTES_MAX, Counts, Heap, HeapBlock, Misfit, Piece, Restoration,
 };

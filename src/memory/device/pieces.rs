@@ -33,6 +33,16 @@ impl Flow {
         self.peak = self.now();
     }
 
+    /// Returns both together, as if they were at their peaks at the same time.
+    pub(in crate::memory) const fn plus(self, other: Self) -> Self {
+        Self { came: self.came + other.came, went: self.went + other.went, peak: self.peak + other.peak }
+    }
+
+    /// Returns what all but `part` of this is: what leaves the part joins the rest.
+    pub(in crate::memory) const fn without(self, part: Self) -> Self {
+        Self { came: self.came + part.went, went: self.went + part.came, peak: self.peak }
+    }
+
     /// Returns what there is.
     pub(in crate::memory) const fn now(self) -> u64 {
         self.came.saturating_sub(self.went)

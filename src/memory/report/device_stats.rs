@@ -1,8 +1,9 @@
 //! Statistics of a device as PyTorch has them: of all blocks, and of small and large ones apart, with peaks and sums.
 //!
-//! PyTorch's notion of a small segment is that of a piece of one page here, which says nothing of what stands in it. Free
-//! blocks beside ones that are held are counted when they are asked about, and their peaks and sums are those of what was
-//! found then. The structs are those of `gpupool.h`, so that each counter is declared here alone.
+//! A small block is a slot of a slab here, and what slabs take is reserved for small blocks; a small segment is a piece of one
+//! page, which says nothing of what stands in it. Free blocks beside ones that are held are counted when they are asked about,
+//! and their peaks and sums are those of what was found then. The structs are those of `gpupool.h`, so that each counter is
+//! declared here alone.
 
 use std::sync::atomic::Ordering;
 
@@ -10,7 +11,7 @@ use super::counters::counters;
 use super::summary::summarize;
 use crate::error::Result;
 use crate::ids::MemoryLocation;
-use crate::memory::cache::{Amount, Amounts};
+use crate::memory::cache::{ALL, Amount, Amounts};
 use crate::memory::device::Flow;
 use crate::memory::serve::device_caches;
 use crate::sync::ThisThread;
@@ -43,7 +44,7 @@ impl From<Flow> for Stat {
     }
 }
 
-/// For all requests; for those of at most 1 MiB; for larger ones.
+/// Of all memory; of small blocks, which stand in slabs; of all else.
 pub type Stats = [Stat; 3];
 
 counters! {
@@ -101,6 +102,7 @@ pub(crate) fn device_stats(location: impl Into<MemoryLocation>) -> Result<Device
     let held = |of| stats(of, held, counts.held_peak, out, freed);
     let pieces = caches.memory.pieces.get();
     let segment: Stats = pieces.map(|[pieces, _]| pieces.into());
+    let reserved = pieces[ALL][1];
     let beside = caches.reports.find_free_beside_held(caches.pools.serving(), ThisThread::get());
     Ok(DeviceStats {
         // The caller's own says how much of this it takes.
@@ -110,7 +112,7 @@ pub(crate) fn device_stats(location: impl Into<MemoryLocation>) -> Result<Device
         active: active(|amount| amount.blocks),
         inactive_split: beside.map(|(blocks, _)| blocks.into()),
         allocated_bytes: held(|amount| amount.bytes),
-        reserved_bytes: pieces.map(|[_, bytes]| bytes.into()),
+        reserved_bytes: [reserved, counts.slabs, reserved.without(counts.slabs)].map(Stat::from),
         active_bytes: active(|amount| amount.bytes),
         inactive_split_bytes: beside.map(|(_, bytes)| bytes.into()),
         requested_bytes: active(|amount| amount.requested),

@@ -56,6 +56,8 @@ pub struct BlockView {
     pub is_waiting: bool,
     /// The stack that it was allocated under.
     pub(crate) stack: Stack,
+    /// Whether it is a slot of a slab, or free in one: as [`SMALL_MAX`](crate::memory::tuning::SMALL_MAX) says.
+    pub(crate) is_small: bool,
     /// Whether what is recorded knows it.
     is_known: bool,
 }
@@ -93,7 +95,7 @@ pub(super) fn segment_view(cache: &StreamCache, heap: &Heap, pool: &Pool, range:
 }
 
 pub(super) fn block_view(memory: &DeviceMemory, recorded: &RecordedGuard<'_>, block: HeapBlock) -> BlockView {
-    let HeapBlock { start, size, requested, is_live, is_waiting } = block;
+    let HeapBlock { start, size, requested, is_live, is_waiting, is_small } = block;
     BlockView {
         address: memory.address(start),
         bytes: size,
@@ -102,6 +104,7 @@ pub(super) fn block_view(memory: &DeviceMemory, recorded: &RecordedGuard<'_>, bl
         // Also where the free is written down and about to be done.
         is_waiting: is_waiting || (is_live && recorded.is_freed(start)),
         stack: if is_live { recorded.stack(start) } else { Stack::NONE },
+        is_small,
         is_known: recorded.knows(start),
     }
 }

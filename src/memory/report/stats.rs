@@ -18,10 +18,10 @@ counters! {
     pub struct PoolStats {
         /// Bytes of live blocks, with rounding: multiples of 512, small ones rounded up by at most an eighth.
         pub live_bytes: u64,
-        /// The peak of `live_bytes`: exact for a pool that is used on one stream. With several streams
-        /// it is an upper bound: never less than the true peak, and never more than `peak_reserved_bytes`. It exceeds the
-        /// true peak by memory that was freed on one stream and not reported to the others yet, which it does when the
-        /// pages are used elsewhere, or after a thousand frees.
+        /// The peak of `live_bytes`: exact on a device that is used on one stream. With several streams it is an upper
+        /// bound: never less than the true peak, and never more than `peak_reserved_bytes`. It exceeds the true peak by at
+        /// most 1 MiB for each stream, unless threads allocate on several streams at the same time: then by memory that was
+        /// freed on one stream, until pages of it are used elsewhere.
         pub peak_live_bytes: u64,
         /// The requested bytes of the same blocks.
         pub requested_bytes: u64,

@@ -1,22 +1,15 @@
-//! What a heap has handed out and taken back: of all blocks, and of small and large ones apart.
+//! What a heap has handed out and taken back: of all blocks, and of small and large ones apart, and what small ones take.
 //!
 //! A block that was freed and waits for streams is handed out still, and held no more. Peaks of what is handed out are
 //! kept as blocks go out. Those of what is held are the same as long as nothing waits; only while something does is it
 //! counted apart.
 
-/// Blocks of at most so many bytes, as cut, are small, as PyTorch has it.
-pub(crate) const SMALL_BLOCK_BYTES: u64 = 0x10_0000;
+use crate::memory::device::Flow;
 
-/// Of all blocks; of small ones; of large ones.
+/// Of all blocks; of small ones, which are slots of slabs; of large ones, which are cut from pages.
 pub(in crate::memory) const ALL: usize = 0;
 pub(in crate::memory) const SMALL: usize = 1;
 pub(in crate::memory) const LARGE: usize = 2;
-
-/// Returns which kind a block of this size is of.
-#[inline]
-pub(in crate::memory) const fn kind_of(bytes: u64) -> usize {
-    SMALL + (bytes > SMALL_BLOCK_BYTES) as usize
-}
 
 /// A number of blocks.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
@@ -86,6 +79,8 @@ pub(in crate::memory) struct Counts {
     pub(in crate::memory) peak: Amounts,
     /// The most that callers held at once.
     pub(in crate::memory) held_peak: Amounts,
+    /// Bytes of slabs.
+    pub(in crate::memory) slabs: Flow,
 }
 
 impl Counts {
@@ -122,6 +117,7 @@ impl Counts {
         self.ever = each(self.ever, other.ever, Amount::plus);
         self.peak = each(self.peak, other.peak, Amount::plus);
         self.held_peak = each(self.held_peak, other.held_peak, Amount::plus);
+        self.slabs = self.slabs.plus(other.slabs);
     }
 
     /// Lowers the peaks of bytes to what was live at most, but to no less than what is.
@@ -140,6 +136,7 @@ impl Counts {
     /// Starts the peaks anew, of what nothing is live in.
     pub(in crate::memory) fn forget_peaks(&mut self) {
         (self.peak, self.held_peak) = (Amounts::default(), Amounts::default());
+        self.slabs.reset_peak();
     }
 }
 
@@ -170,6 +167,8 @@ pub(super) struct RunningCounts {
     past_peak: Amounts,
     /// The most that was held before the present peaks began, and since then if blocks wait.
     held_peak: Amounts,
+    /// Bytes of slabs.
+    slabs: Flow,
 }
 
 fn all(kinds: [Amount; 2]) -> Amounts {
@@ -201,6 +200,7 @@ impl RunningCounts {
             ever: all(self.kinds.map(|kind| kind.ever)),
             peak,
             held_peak,
+            slabs: self.slabs,
         }
     }
 
@@ -252,19 +252,29 @@ impl RunningCounts {
         self.held_peak = most(self.held_peak, each(self.now(), all(self.waiting), Amount::minus));
     }
 
-    /// Counts a block that was freed and waits.
-    pub(super) fn begin_waiting(&mut self, bytes: u64, requested: u64) {
+    /// Counts a slab that comes.
+    pub(super) const fn add_slab(&mut self, bytes: u64) {
+        self.slabs.find(self.slabs.now() + bytes);
+    }
+
+    /// Counts slabs that go.
+    pub(super) const fn remove_slabs(&mut self, bytes: u64) {
+        self.slabs.find(self.slabs.now() - bytes);
+    }
+
+    /// Counts a block of a kind that was freed and waits.
+    pub(super) fn begin_waiting(&mut self, kind: usize, bytes: u64, requested: u64) {
         if !self.has_waiting {
             self.held_peak = most(self.held_peak, self.present_peak());
             self.has_waiting = true;
         }
-        let waiting = &mut self.waiting[kind_of(bytes) - SMALL];
+        let waiting = &mut self.waiting[kind - SMALL];
         *waiting = waiting.plus(Amount::one(bytes, requested));
     }
 
     /// Counts a block that waited and has come back, as [`RunningCounts::free`] has counted.
-    pub(super) fn end_waiting(&mut self, bytes: u64, requested: u64) {
-        let waiting = &mut self.waiting[kind_of(bytes) - SMALL];
+    pub(super) fn end_waiting(&mut self, kind: usize, bytes: u64, requested: u64) {
+        let waiting = &mut self.waiting[kind - SMALL];
         *waiting = waiting.minus(Amount::one(bytes, requested));
         if self.waiting == <[Amount; 2]>::default() {
             self.begin_peaks();
@@ -303,6 +313,7 @@ impl RunningCounts {
     pub(super) fn reset_peak(&mut self) {
         self.past_peak = Amounts::default();
         self.held_peak = each(self.now(), all(self.waiting), Amount::minus);
+        self.slabs.reset_peak();
         self.set_peaks();
     }
 }
@@ -312,6 +323,10 @@ mod tests {
     use super::*;
 
     const MIB: u64 = 1 << 20;
+
+    fn kind_of(bytes: u64) -> usize {
+        if bytes <= MIB { SMALL } else { LARGE }
+    }
 
     fn take(counts: &mut RunningCounts, bytes: u64) {
         let _ = counts.allocate(kind_of(bytes), bytes, bytes - 1);
@@ -341,11 +356,11 @@ mod tests {
     fn what_waits_is_live_and_held_no_more() {
         let mut counts = RunningCounts::new();
         take(&mut counts, 4 * MIB);
-        counts.begin_waiting(4 * MIB, 4 * MIB - 1);
+        counts.begin_waiting(LARGE, 4 * MIB, 4 * MIB - 1);
         take(&mut counts, 5 * MIB);
         assert_eq!((counts.get().live(), counts.get().held()[ALL].bytes), (9 * MIB, 5 * MIB));
         give(&mut counts, 4 * MIB);
-        counts.end_waiting(4 * MIB, 4 * MIB - 1);
+        counts.end_waiting(LARGE, 4 * MIB, 4 * MIB - 1);
         take(&mut counts, MIB);
         let counts = counts.get();
         assert_eq!((counts.peak[ALL].bytes, counts.held_peak[ALL].bytes), (9 * MIB, 6 * MIB));

@@ -23,9 +23,8 @@ use crate::memory::tuning::{ALIGNMENT, SMALL_MAX};
 pub(in crate::memory) use block::BLOCK_BYTES_MAX;
 use block::{BlockState, NONE};
 use block_map::BlockMap;
-pub(crate) use counts::SMALL_BLOCK_BYTES;
 pub(in crate::memory) use counts::{ALL, Amount, Amounts, Counts, most};
-use counts::{RunningCounts, kind_of};
+use counts::{LARGE, RunningCounts, SMALL};
 use moves::Moves;
 pub(in crate::memory) use restore::{Misfit, Piece, Restoration};
 use slabs::HeapSlabs;
@@ -251,7 +250,7 @@ impl Heap {
         block.set_state(BlockState::Live);
         block.set_requested(requested);
         pages.set_block(start, id);
-        self.count_allocation(kind_of(size), size, requested);
+        self.count_allocation(LARGE, size, requested);
         start
     }
 
@@ -283,27 +282,27 @@ impl Heap {
             Entry::Slot(slab, slot) => slab.begin_waiting(slot),
             Entry::Freed(_) | Entry::Nothing => {}
         }
-        if let Some((bytes, requested)) = self.freed_block(pages, offset) {
-            self.counts.begin_waiting(bytes, requested);
+        if let Some((kind, bytes, requested)) = self.freed_block(pages, offset) {
+            self.counts.begin_waiting(kind, bytes, requested);
         }
         Ok(())
     }
 
-    /// Returns the bytes of a block that waits, or of a slot, and the bytes that were asked for.
-    fn freed_block(&self, pages: &'static Pages, offset: u64) -> Option<(u64, u64)> {
+    /// Returns the kind and the bytes of a block that waits, or of a slot, and the bytes that were asked for.
+    fn freed_block(&self, pages: &'static Pages, offset: u64) -> Option<(usize, u64, u64)> {
         match pages.entry(offset) {
             Entry::Freed(id) => {
                 let block = self.map.get(id)?;
-                Some((block.size(), block.requested()))
+                Some((LARGE, block.size(), block.requested()))
             }
-            Entry::Slot(slab, slot) => Some((slab.class().bytes().into(), slab.requested(slot).into())),
+            Entry::Slot(slab, slot) => Some((SMALL, slab.class().bytes().into(), slab.requested(slot).into())),
             Entry::Block(_) | Entry::Nothing => None,
         }
     }
 
     /// Frees a block that waited for streams, as [`Heap::begin_waiting`] has counted.
     pub(in crate::memory) fn release(&mut self, pages: &'static Pages, offset: u64) {
-        let Some((bytes, requested)) = self.freed_block(pages, offset) else { return };
+        let Some((kind, bytes, requested)) = self.freed_block(pages, offset) else { return };
         match pages.entry(offset) {
             Entry::Freed(id) => self.free_block(pages, id),
             Entry::Slot(slab, slot) => {
@@ -312,7 +311,7 @@ impl Heap {
             }
             Entry::Block(_) | Entry::Nothing => return,
         }
-        self.counts.end_waiting(bytes, requested);
+        self.counts.end_waiting(kind, bytes, requested);
     }
 
     #[inline]
@@ -320,7 +319,7 @@ impl Heap {
         let block = &self.map.all[id as usize];
         pages.clear(block.start);
         let size = block.size();
-        self.counts.free(kind_of(size), size, block.requested());
+        self.counts.free(LARGE, size, block.requested());
         if self.unjoined != NONE {
             self.join_freed();
         }

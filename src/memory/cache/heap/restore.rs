@@ -5,7 +5,7 @@
 
 use super::Heap;
 use super::block::{Block, BlockState, EDGE};
-use super::counts::{SMALL, kind_of};
+use super::counts::{LARGE, SMALL};
 use crate::memory::device::{BLOCKS_MAX, Entry, Pages, SizeClass, Slab};
 use crate::memory::tuning::{ALIGNMENT, PAGE};
 
@@ -160,7 +160,7 @@ impl Heap {
             match block.state() {
                 BlockState::Live => {
                     pages.clear(block.start);
-                    self.counts.free(kind_of(block.size()), block.size(), block.requested());
+                    self.counts.free(LARGE, block.size(), block.requested());
                 }
                 BlockState::Slab => {
                     pages.set_slab(block.start, block.size(), None);
@@ -170,6 +170,7 @@ impl Heap {
                         }
                         pages.slabs.release(slab);
                     }
+                    self.counts.remove_slabs(block.size());
                 }
                 BlockState::Free | BlockState::Vacant => {}
             }

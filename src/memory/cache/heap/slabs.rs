@@ -73,6 +73,7 @@ impl Heap {
         block.set_state(BlockState::Slab);
         block.set_number(slab.number());
         pages.set_slab(slab.start(), class.slab_bytes(), Some(slab.number()));
+        self.counts.add_slab(class.slab_bytes());
         if !slab.is_full() {
             slab.set_listed(true);
             self.slabs.open[class.index()].push(slab);
@@ -130,6 +131,7 @@ impl Heap {
         let block = &self.map.all[id as usize];
         pages.set_slab(block.start, block.size(), None);
         pages.slabs.release(slab);
+        self.counts.remove_slabs(block.size());
         self.join(id);
         if self.counts.live() < self.telling.least {
             self.tell_fall();
@@ -190,6 +192,7 @@ impl Heap {
         slab.set_listed(true);
         self.slabs.open[slab.class().index()].push(slab);
         self.slabs.borrowed.push(slab);
+        self.counts.add_slab(slab.class().slab_bytes());
         self.mapped += slab.class().slab_bytes();
     }
 
@@ -203,6 +206,7 @@ impl Heap {
         let empty: Vec<_> = self.slabs.borrowed.extract_if(.., |slab| slab.is_empty()).collect();
         for slab in &empty {
             self.slabs.open[slab.class().index()].retain(|other| !std::ptr::eq(*other, *slab));
+            self.counts.remove_slabs(slab.class().slab_bytes());
             self.mapped -= slab.class().slab_bytes();
         }
         self.map.turnover += 1;

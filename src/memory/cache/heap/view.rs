@@ -4,7 +4,6 @@ use std::ops::Range;
 
 use super::Heap;
 use super::block::{BlockState, EDGE};
-use super::counts::{LARGE, SMALL, kind_of};
 use crate::memory::device::{Entry, Pages, Run, Slab};
 use crate::memory::tuning::{ALIGNMENT, PAGE};
 
@@ -17,6 +16,8 @@ pub(in crate::memory) struct HeapBlock {
     pub(in crate::memory) is_live: bool,
     /// Whether it was freed and waits for streams; then it is live too.
     pub(in crate::memory) is_waiting: bool,
+    /// Whether it is a slot of a slab, or free in one.
+    pub(in crate::memory) is_small: bool,
 }
 
 impl Heap {
@@ -25,12 +26,15 @@ impl Heap {
         let (block, borrowed) = match pages.entry(offset) {
             Entry::Block(id) => {
                 let block = self.map.get(id)?;
-                (held(block.start, block.size(), block.requested(), false), None)
+                (HeapBlock::large(block.start, block.size(), block.requested(), false), None)
             }
             Entry::Slot(slab, _) => {
                 let (start, size, requested, _) = slab.live_slots().find(|(start, ..)| *start == offset)?;
                 let bytes = slab.class().slab_bytes();
-                (held(start, size, requested, false), slab.borrower().map(|_| slab.start()..slab.start() + bytes))
+                (
+                    HeapBlock::slot(start, size, requested, false),
+                    slab.borrower().map(|_| slab.start()..slab.start() + bytes),
+                )
             }
             Entry::Freed(_) | Entry::Nothing => return None,
         };
@@ -38,11 +42,10 @@ impl Heap {
         Some((block, borrowed.or_else(|| span().map(|span| span.start..span.end))?))
     }
 
-    /// Returns how many free blocks there are beside ones that are held, and their bytes, small and large ones apart. What
-    /// is free in whole pages is none of them, for it can go elsewhere; the free slots of a slab are one.
+    /// Returns how many free blocks there are beside ones that are held, and their bytes: in slabs, and others. What is free
+    /// in whole pages is none of them, for it can go elsewhere; the free slots of a slab are one.
     pub(in crate::memory) fn free_beside_held(&self, pages: &'static Pages) -> [(u64, u64); 2] {
-        let mut found = [(0, 0); 2];
-        let mut whole = 0;
+        let (mut large, mut whole) = ((0, 0), 0);
         for id in self.map.at_least(ALIGNMENT) {
             let block = &self.map.all[id as usize];
             let is_span = block.previous & EDGE != 0 && block.next & EDGE != 0;
@@ -53,16 +56,10 @@ impl Heap {
             };
             whole += in_pages;
             let beside = block.size() - in_pages;
-            if beside > 0 {
-                let (blocks, bytes) = &mut found[kind_of(beside) - SMALL];
-                *blocks += 1;
-                *bytes += beside;
-            }
+            large = (large.0 + u64::from(beside > 0), large.1 + beside);
         }
         let slabs = self.slabs.open.iter().flatten().filter(|slab| slab.unused_bytes() > 0);
-        found[0].0 += slabs.count() as u64;
-        found[0].1 = self.unused() - whole - found[LARGE - SMALL].1;
-        found
+        [(slabs.count() as u64, self.unused() - whole - large.1), large]
     }
 
     /// Returns the largest free block, and all that is free in whole pages, in bytes.
@@ -84,7 +81,7 @@ impl Heap {
             for block in of_span.blocks(&self.map.all) {
                 match block.state() {
                     BlockState::Live if self.is_lender => match pages.entry(block.start) {
-                        Entry::Freed(_) => span.push(gap(block.start, block.end())),
+                        Entry::Freed(_) => span.push(HeapBlock::gap(block.start, block.end(), false)),
                         _ => spans.push(std::mem::take(&mut span)),
                     },
                     BlockState::Slab => {
@@ -92,9 +89,11 @@ impl Heap {
                     }
                     BlockState::Live => {
                         let is_waiting = matches!(pages.entry(block.start), Entry::Freed(_));
-                        span.push(held(block.start, block.size(), block.requested(), is_waiting));
+                        span.push(HeapBlock::large(block.start, block.size(), block.requested(), is_waiting));
                     }
-                    BlockState::Free | BlockState::Vacant => span.push(gap(block.start, block.end())),
+                    BlockState::Free | BlockState::Vacant => {
+                        span.push(HeapBlock::gap(block.start, block.end(), false));
+                    }
                 }
             }
             spans.push(span);
@@ -108,26 +107,33 @@ impl Heap {
     }
 }
 
-/// Bytes that a caller holds.
-const fn held(start: u64, size: u64, requested: u64, is_waiting: bool) -> HeapBlock {
-    HeapBlock { start, size, requested, is_live: true, is_waiting }
-}
+impl HeapBlock {
+    /// A block that a caller holds, cut from pages.
+    const fn large(start: u64, size: u64, requested: u64, is_waiting: bool) -> Self {
+        Self { start, size, requested, is_live: true, is_waiting, is_small: false }
+    }
 
-/// Bytes that no caller holds.
-const fn gap(start: u64, end: u64) -> HeapBlock {
-    HeapBlock { start, size: end - start, requested: 0, is_live: false, is_waiting: false }
+    /// A slot that a caller holds.
+    const fn slot(start: u64, size: u64, requested: u64, is_waiting: bool) -> Self {
+        Self { is_small: true, ..Self::large(start, size, requested, is_waiting) }
+    }
+
+    /// Bytes that no caller holds.
+    const fn gap(start: u64, end: u64, is_small: bool) -> Self {
+        Self { start, size: end - start, requested: 0, is_live: false, is_waiting: false, is_small }
+    }
 }
 
 /// The slots of a slab, and the gaps between those that are held.
 fn push_slots(span: &mut Vec<HeapBlock>, mut at: u64, end: u64, slab: Option<&Slab>) {
     for (start, size, requested, is_waiting) in slab.into_iter().flat_map(Slab::live_slots) {
         if start > at {
-            span.push(gap(at, start));
+            span.push(HeapBlock::gap(at, start, true));
         }
-        span.push(held(start, size, requested, is_waiting));
+        span.push(HeapBlock::slot(start, size, requested, is_waiting));
         at = start + size;
     }
     if end > at {
-        span.push(gap(at, end));
+        span.push(HeapBlock::gap(at, end, true));
     }
 }
