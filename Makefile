@@ -20,33 +20,33 @@ SOURCES := Cargo.toml Cargo.lock build.rs pyproject.toml $(shell find src python
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort
 
-.venv/ready: pyproject.toml requirements-dev.txt
+.venv/ready: pyproject.toml requirements/dev.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/dev.txt
 	@touch $@
 
 # What the tests run gpupool with, some hundreds of megabytes that the demo does without.
-.venv/frameworks: .venv/ready requirements-frameworks.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-frameworks.txt
+.venv/frameworks: .venv/ready requirements/frameworks.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/frameworks.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(CUDNN)
 	@touch $@
 
 # What `make fuzz` runs.
-.venv/fuzz: .venv/ready requirements-fuzz.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-fuzz.txt
+.venv/fuzz: .venv/ready requirements/fuzz.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/fuzz.txt
 	@touch $@
 
 # What builds the guide, and what makes packages to publish.
-.venv/docs: .venv/ready requirements-docs.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-docs.txt
+.venv/docs: .venv/ready requirements/docs.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/docs.txt
 	@touch $@
 
-.venv/package: .venv/ready requirements-package.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-package.txt
+.venv/package: .venv/ready requirements/package.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/package.txt
 	@touch $@
 
-.venv/conda: .venv/ready requirements-conda.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-conda.txt
+.venv/conda: .venv/ready requirements/conda.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/conda.txt
 	@touch $@
 
 # In a folder of its own, for Cargo calls it and the library for C both libgpupool.so.

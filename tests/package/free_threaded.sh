@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the tests of tests/python on a free-threaded Python, with each framework of requirements-frameworks.txt that has a
+# Runs the tests of tests/python on a free-threaded Python, with each framework of requirements/frameworks.txt that has a
 # wheel for it; the tests of the others skip. PyTorch's plug needs none: what it calls there is PyTorch's C++ library, which
 # is the same for every Python. The wheel that is published for it is wheel.sh's.
 # Usage: tests/package/free_threaded.sh PYTHON FOLDER
@@ -16,17 +16,17 @@ mkdir -p "$out"
 environment=$(realpath "$out/venv")
 # An older pip does not know its tags.
 .venv/bin/python -m pip --python "$environment" install --quiet --upgrade pip
-grep -E '^(maturin|numpy|pytest|pytest-timeout)==' requirements-dev.txt >"$out/requirements.txt"
+grep -E '^(maturin|numpy|pytest|pytest-timeout)==' requirements/dev.txt >"$out/requirements.txt"
 install() { "$environment/bin/python" -m pip install --quiet --disable-pip-version-check "$@"; }
 install -r "$out/requirements.txt" cython prometheus-client
 # The newest of these that has a wheel: the tests are content with it.
 install --only-binary matplotlib,cuda-bindings matplotlib cuda-bindings
 # A framework itself is a wheel; what it needs may be compiled.
-frameworks=$(sed 's/==.*//' requirements-frameworks.txt | paste -sd,),llvmlite
+frameworks=$(sed 's/==.*//' requirements/frameworks.txt | paste -sd,),llvmlite
 lacking=()
 while read -r framework; do
   install --only-binary "$frameworks" "$framework" 2>/dev/null || lacking+=("$framework")
-done < <(grep -E '^(cupy|cuda-core|distributed|numba|numba-cuda|nvidia-.*|nvmath-python|ray|rmm)[^=]*==' requirements-frameworks.txt)
+done < <(grep -E '^(cupy|cuda-core|distributed|numba|numba-cuda|nvidia-.*|nvmath-python|ray|rmm)[^=]*==' requirements/frameworks.txt)
 echo "no wheels for $("$python" -V): ${lacking[*]:-none}"
 
 # A folder of its own: what is built for the other interpreters stays. As tests need it: beside its sources, with faults.
