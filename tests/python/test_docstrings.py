@@ -236,7 +236,7 @@ def objects():
         (scope, rf"gpupool.use_mem_pool\(gpupool.PoolToken\(id={pool_id}, device=0\), all_threads=True\)", None, None),
         (
             pool,
-            rf"gpupool.MemPool\(id={pool_id}, device=0\)",
+            rf"gpupool.MemPool\(id={pool_id}, device=0, live_bytes=0, reserved_bytes=0\)",
             pool.close,
             rf"gpupool.MemPool\(id={pool_id}, .*, closed\)",
         ),

@@ -14,7 +14,7 @@ use super::snapshot::segments;
 use super::stats::PyPoolStats;
 use super::{Id, IdArgument, pair};
 use crate::error::Error;
-use crate::memory::{self, Backup, MemPool};
+use crate::memory::{self, Backup, MemPool, PoolStats};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
 use crate::python::sleep::PyBackup;
@@ -268,9 +268,17 @@ impl PyMemPool {
         let name = slf.get_type().fully_qualified_name()?;
         Ok(match slf.get().made.get() {
             Some(Made { pool, .. }) => {
+                let limit = pool.limit().map(|limit| format!(", limit={limit}")).unwrap_or_default();
+                // A forked child has none.
+                let stats = slf.py().detach(|| pool.stats().ok());
+                let bytes = |stats: PoolStats| {
+                    format!(", live_bytes={}, reserved_bytes={}", stats.live_bytes, stats.reserved_bytes)
+                };
+                let bytes = stats.map(bytes).unwrap_or_default();
                 let closed = if pool.is_closed() { ", closed" } else { "" };
                 let asleep = if pool.is_asleep() { ", asleep" } else { "" };
-                format!("{name}(id={:?}, device={}{closed}{asleep})", pair(pool.id()), pool.device().ordinal())
+                let (id, device) = (pair(pool.id()), pool.device().ordinal());
+                format!("{name}(id={id:?}, device={device}{limit}{bytes}{closed}{asleep})")
             }
             None => format!("<{name} that was not made>"),
         })

@@ -31,7 +31,7 @@ def honours_pools():
     other.close()
     assert_live(1, 0)
     assert resource.device_id == 0, f"its device is {resource.device_id}"
-    assert_says(repr(resource), "pool=gpupool.MemPool(id=(0, 2), device=0)")
+    assert_says(repr(resource), "pool=gpupool.MemPool(id=(0, 2), device=0, ")
     del one, outside
 
 
