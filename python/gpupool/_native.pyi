@@ -2251,8 +2251,8 @@ def current_stream(device: SupportsIndex | None = None) -> Stream:
     It is that of the innermost ``with stream:`` or :func:`stream`, else the current one of the framework that was
     enabled last, else the legacy default stream.
 
-    >>> gpupool.current_stream()
-    gpupool.Stream(ptr=0x0, device=0, the legacy default stream)
+    >>> gpupool.current_stream().ptr
+    0
 
     Args:
         device: The device's ordinal; the thread's current device by default.

@@ -1,19 +1,38 @@
 //! The runtime and its devices.
 
+use std::ffi::CStr;
+use std::fmt::Display;
+
+use pyo3::exceptions::PyRuntimeWarning;
 use pyo3::intern;
 use pyo3::prelude::*;
 
 use super::whole::refuse_bool;
 use crate::ids::Device;
-use crate::runtime::{Runtime, device as existing, get as chosen, is_chosen};
+use crate::runtime::{Kind, Runtime, device as existing, get as chosen, is_chosen, passed_over};
+
+/// What a program that has found no GPU is told once.
+const NO_GPU: &CStr =
+    c"no GPU was found, so gpupool simulates devices in the host's memory, and nothing computes on a GPU: \
+run `gpupool info` to see what is missing, or set GPUPOOL_RUNTIME=host to have simulated devices without this warning";
 
 /// Chooses the runtime without the GIL: the first call initialises the driver, which takes a while.
 #[inline]
 pub(super) fn get(py: Python<'_>) -> PyResult<&'static dyn Runtime> {
-    if !is_chosen() {
-        py.detach(chosen)?;
+    if is_chosen() {
+        return Ok(chosen()?);
     }
-    Ok(chosen()?)
+    let runtime = py.detach(chosen)?;
+    if runtime.kind() == Kind::Host && !passed_over().is_empty() {
+        PyErr::warn(py, &py.get_type::<PyRuntimeWarning>(), NO_GPU, 1)?;
+    }
+    Ok(runtime)
+}
+
+/// Returns a device, or a NUMA node, as it stands in a `repr`.
+pub(super) fn shown(number: impl Display) -> String {
+    let is_simulated = is_chosen() && chosen().is_ok_and(|runtime| runtime.kind() == Kind::Host);
+    format!("{number}{}", if is_simulated { " (simulated)" } else { "" })
 }
 
 /// The device that an argument names.

@@ -28,7 +28,7 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 
-use log::info;
+use log::{info, warn};
 
 use crate::environment;
 use crate::error::{Error, ErrorKind, Result};
@@ -492,6 +492,9 @@ fn install(runtime: Box<dyn Runtime>) {
         info!(target: RUNTIME, "runtime {kind}: {devices} device(s){driver}");
         for PassedOver { kind, reason, .. } in passed_over() {
             info!(target: RUNTIME, "runtime {kind} was passed over: {reason}");
+        }
+        if kind == Kind::Host && !passed_over().is_empty() {
+            warn!(target: RUNTIME, "no GPU was found: devices are simulated, which {RUNTIME_VARIABLE}=host asks for");
         }
     }
 }

@@ -30,6 +30,20 @@ def test_wrong_numbers():
     assert "--threads and --waves must be at least 1" in done.stderr
 
 
+@pytest.mark.parametrize("command", ["info", "run", "replay"])
+def test_what_a_command_does_not_know_is_said_with_its_own_usage(command, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main([command, "--foo", "file"])
+    told = capsys.readouterr().err
+    assert told.startswith(f"usage: gpupool {command} ")
+    assert f"gpupool {command}: error: unrecognized arguments: --foo" in told
+
+
+def test_a_command_on_a_machine_without_a_gpu_says_so_in_what_it_prints_alone():
+    done = start_command("info", GPUPOOL_RUNTIME=None)
+    assert ("no GPU was found" in done.stdout, done.stderr) in ((True, ""), (False, ""))
+
+
 def test_version(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["--version"])

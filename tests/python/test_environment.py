@@ -44,11 +44,26 @@ def test_an_extent_of_so_many_pages_there_cannot_be(value):
         {"GPUPOOL_EXTENT_PAGES": "512"},
         {"GPUPOOL_HOST_MEMORY": "1"},
         {"GPUPOOL_NVTX": "0"},
-        {"GPUPOOL_HOST_DEVICES": "", "GPUPOOL_HOST_MEMORY": "", "GPUPOOL_NVTX": "", "GPUPOOL_RUNTIME": ""},
+        {"GPUPOOL_HOST_DEVICES": "", "GPUPOOL_HOST_MEMORY": "", "GPUPOOL_NVTX": ""},
     ],
 )
 def test_a_value_at_the_edge_or_an_empty_one(variables):
     run_bare_program("process/limits.py", "none", **{"GPUPOOL_RUNTIME": "host", **variables})
+
+
+FIRST_USES = ["empty", "empty_pinned", "handle", "MemPool", "memory_stats", "Stream", "current_stream", "runtime"]
+
+
+@pytest.mark.parametrize("first", FIRST_USES)
+def test_a_program_that_finds_no_gpu_is_warned_once(first):
+    told = run_bare_program("telling/no_gpu.py", first, GPUPOOL_RUNTIME=None).splitlines()
+    if told[-1] != "host":
+        pytest.skip("this machine has a GPU")
+    [warning, _] = told
+    assert warning.startswith("RuntimeWarning True no GPU was found, so gpupool simulates devices")
+    assert "GPUPOOL_RUNTIME=host" in warning
+    assert run_bare_program("telling/no_gpu.py", first, GPUPOOL_RUNTIME="").splitlines() == told, "an empty one is none"
+    assert run_bare_program("telling/no_gpu.py", first).splitlines() == ["host"], "that is what was asked for"
 
 
 def test_a_lack_of_addresses_is_a_lack_of_memory():

@@ -79,6 +79,7 @@ def test_why_the_runtime_is_simulated_is_told():
     if "runtime host" not in told:
         pytest.skip("this machine has a GPU")
     assert re.search(r"gpupool\.runtime runtime cuda was passed over: .*\n.*runtime hip was passed over: ", told)
+    assert "gpupool.runtime no GPU was found: devices are simulated, which GPUPOOL_RUNTIME=host asks for" in told
 
 
 @pytest.mark.parametrize("function", functions_of("telling/log_levels.py"))

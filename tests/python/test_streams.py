@@ -190,7 +190,7 @@ def test_a_stream_of_ones_own():
     _native.host_submit(stream)
     stream.synchronize()
     assert stream.query()
-    assert repr(stream) == f"gpupool.Stream(ptr={stream.ptr:#x}, device=1)"
+    assert repr(stream) == f"gpupool.Stream(ptr={stream.ptr:#x}, device=1 (simulated))"
 
 
 def test_a_stream_is_current_in_its_own_block():

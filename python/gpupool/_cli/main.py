@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+import warnings
 from collections.abc import Callable
 
 import gpupool
@@ -117,7 +118,13 @@ def _run(arguments: list[str] | None, programs: list[Callable[[], int]]) -> int:
     if arguments[:1] == ["run"]:
         own, program = _run_program.split(arguments[1:])
         arguments[1:] = own
-    options = parser.parse_args(arguments)
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        # With the usage of the command that was given, which argparse leaves to the program.
+        commands.choices.get(options.command, parser).error(f"unrecognized arguments: {' '.join(unknown)}")
+    if options.command != "run":
+        # What they print says so.
+        warnings.filterwarnings("ignore", "no GPU was found", RuntimeWarning)
     if options.command == "demo" and (options.threads < 1 or options.waves < 1):
         parser.error("--threads and --waves must be at least 1")
     if options.command == "demo" and options.threads > MAX_THREADS:

@@ -245,6 +245,7 @@ impl PyPinnedBuffer {
     fn __repr__(&self) -> String {
         match self.read(|buffer| (buffer.address(), buffer.nbytes(), buffer.numa())) {
             Ok((address, nbytes, numa)) => {
+                let numa = device::shown(numa);
                 format!("gpupool.PinnedBuffer(ptr={address:#x}, nbytes={nbytes}, numa={numa})")
             }
             Err(_) if process::is_forked() => "gpupool.PinnedBuffer(of the parent process)".to_owned(),

@@ -11,6 +11,7 @@ use crate::error::Error;
 use crate::memory::{self, Allocation, DeviceBuffer, Order};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
+use crate::python::device;
 use crate::python::ffi::dlpack::{self, Exported};
 use crate::python::ffi::{consumer, host_bytes};
 use crate::python::held::Held;
@@ -341,6 +342,7 @@ impl PyDeviceBuffer {
     fn __repr__(&self) -> String {
         match self.read(|buffer| (buffer.address(), buffer.nbytes(), buffer.device().ordinal())) {
             Ok((address, nbytes, device)) => {
+                let device = device::shown(device);
                 format!("gpupool.DeviceBuffer(ptr={address:#x}, nbytes={nbytes}, device={device})")
             }
             Err(_) if process::is_forked() => "gpupool.DeviceBuffer(of the parent process)".to_owned(),

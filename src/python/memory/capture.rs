@@ -9,6 +9,7 @@ use super::{Id, pair};
 use crate::error::Error;
 use crate::memory::{EnteredCapture, GraphMemory, PoolToken};
 use crate::process;
+use crate::python::device;
 use crate::runtime::Stream;
 use crate::sync::{ThisThread, ThreadNumber, lock};
 
@@ -95,7 +96,8 @@ impl PyCapture {
 
     fn __repr__(&self) -> String {
         let (pool_id, stream) = (pair(self.token.id()), self.stream.raw().address());
-        format!("gpupool.Capture(pool_id={pool_id:?}, stream={stream:#x}, device={})", self.stream.device().ordinal())
+        let device = device::shown(self.stream.device().ordinal());
+        format!("gpupool.Capture(pool_id={pool_id:?}, stream={stream:#x}, device={device})")
     }
 }
 

@@ -277,7 +277,7 @@ impl PyMemPool {
                 let bytes = stats.map(bytes).unwrap_or_default();
                 let closed = if pool.is_closed() { ", closed" } else { "" };
                 let asleep = if pool.is_asleep() { ", asleep" } else { "" };
-                let (id, device) = (pair(pool.id()), pool.device().ordinal());
+                let (id, device) = (pair(pool.id()), device::shown(pool.device().ordinal()));
                 format!("{name}(id={id:?}, device={device}{limit}{bytes}{closed}{asleep})")
             }
             None => format!("<{name} that was not made>"),

@@ -43,7 +43,7 @@ impl PyPoolToken {
     }
 
     fn __repr__(&self) -> String {
-        format!("gpupool.PoolToken(id={:?}, device={})", self.id(), self.device())
+        format!("gpupool.PoolToken(id={:?}, device={})", self.id(), device::shown(self.device()))
     }
 }
 

@@ -101,7 +101,7 @@ impl PyStream {
             raw if raw.is_default() => ", the legacy default stream",
             _ => "",
         };
-        format!("gpupool.Stream(ptr={:#x}, device={}{name})", self.stream.raw().address(), self.device())
+        format!("gpupool.Stream(ptr={:#x}, device={}{name})", self.stream.raw().address(), device::shown(self.device()))
     }
 }
 

@@ -1,6 +1,8 @@
 """Which runtime is chosen, and why one that is asked for cannot be had."""
 
+import os
 import sys
+import warnings
 
 import gpupool
 from errors import assert_says, assert_starts, raised
@@ -31,7 +33,12 @@ def memory_is_refused(start, *said):
 
 
 def memory_is_simulated():
-    buffer = gpupool.empty(64)
+    with warnings.catch_warnings(record=True) as seen:
+        buffer = gpupool.empty(64)
+    is_wanted = os.environ.get("GPUPOOL_RUNTIME") == "host"
+    assert len(seen) == (0 if is_wanted else 1), f"warned of {seen}"
+    for warning in seen:
+        assert_says(str(warning.message), "no GPU was found", "GPUPOOL_RUNTIME=host")
     buffer.fill(7)
     assert gpupool.runtime() == "host", f"the runtime is {gpupool.runtime()}"
 
