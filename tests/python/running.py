@@ -24,6 +24,10 @@ def functions_of(name: str, *left_out: str) -> list[str]:
     return [function for function in names if function not in left_out]
 
 
+# For a program that is to find no GPU, and does not look at the warning.
+NO_GPU = {"PYTHONWARNINGS": "ignore:no GPU was found:RuntimeWarning"}
+
+
 def start_program(name: str, *arguments: object, **variables: str | None) -> subprocess.CompletedProcess[str]:
     """Run a program, with variables added to its environment; None removes one."""
     return _start(PROGRAMS / name, *arguments, **variables)

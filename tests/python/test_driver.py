@@ -3,7 +3,7 @@
 import pytest
 from abi import build_stub
 from machines import Machine
-from running import run_bare_program
+from running import NO_GPU, run_bare_program
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_the_toolkits_stub_is_not_opened_where_there_is_a_driver(driver, machine
 
 def test_a_driver_without_a_device(driver):
     said = "the NVIDIA driver sees no device; check CUDA_VISIBLE_DEVICES"
-    driver("gives_none", "cusparse", "RuntimeUnavailable", said, FAKE_DEVICES="0")
+    driver("gives_none", "cusparse", "RuntimeUnavailable", said, FAKE_DEVICES="0", **NO_GPU)
 
 
 def test_a_driver_that_lacks_a_symbol(driver, machine):

@@ -3,7 +3,7 @@
 import pytest
 from abi import build_driver, build_hip
 from machines import Machine
-from running import functions_of, run_bare_program
+from running import NO_GPU, functions_of, run_bare_program
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def test_the_first_platform_with_a_device_is_chosen(machine):
     build_driver(machine.driver.parent)
     is_chosen("cuda")
     is_chosen("hip", FAKE_FAIL="cuInit=100")
-    is_chosen("host", FAKE_FAIL="cuInit=100,hipInit=100")
+    is_chosen("host", FAKE_FAIL="cuInit=100,hipInit=100", **NO_GPU)
     is_chosen("hip", GPUPOOL_RUNTIME="hip")
 
 
@@ -84,7 +84,7 @@ def test_a_library_that_does_not_start(machine):
 def test_a_machine_without_a_device(machine, variables):
     said = "the hip runtime is unavailable: HIP sees no device; check HIP_VISIBLE_DEVICES"
     machine.run("loading/runtimes.py", "cannot_be_had", "", said, GPUPOOL_RUNTIME="hip", **variables)
-    machine.run("platforms/hip.py", "without_a_device_they_are_simulated", **variables)
+    machine.run("platforms/hip.py", "without_a_device_they_are_simulated", **variables, **NO_GPU)
 
 
 @pytest.mark.parametrize(

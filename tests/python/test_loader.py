@@ -8,7 +8,7 @@ import gpupool
 import pytest
 from abi import build_library, build_wheel
 from programs.shared.libraries import LIBRARIES, OPTIONAL
-from running import run_bare_program
+from running import NO_GPU, run_bare_program
 
 
 @pytest.fixture
@@ -230,5 +230,5 @@ def test_simulated_devices_give_no_handle_of_a_real_library():
 @pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="there is a GPU")
 def test_without_a_gpu_the_error_says_why():
     simulated = "gpupool simulates devices here (runtime host)"
-    check("gives_no_handle_without_a_gpu", simulated, GPUPOOL_RUNTIME=None)
+    check("gives_no_handle_without_a_gpu", simulated, GPUPOOL_RUNTIME=None, **NO_GPU)
     check("gives_no_handle_without_a_gpu", GPUPOOL_RUNTIME="cuda")

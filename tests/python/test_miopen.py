@@ -3,6 +3,7 @@
 import pytest
 from abi import build_driver, build_library
 from machines import Machine
+from running import NO_GPU
 
 
 @pytest.fixture
@@ -71,7 +72,7 @@ def test_an_amd_gpu_gives_no_handle_of_an_nvidia_library(machine, check):
 
 def test_simulated_devices_give_none_and_say_why(check):
     said = ("the hip runtime is unavailable: HIP sees no device", "gpupool simulates devices here (runtime host)")
-    check("gives_no_handle", "RuntimeUnavailable", *said, FAKE_FAIL="hipInit=100")
+    check("gives_no_handle", "RuntimeUnavailable", *said, FAKE_FAIL="hipInit=100", **NO_GPU)
 
 
 def test_the_stream_is_asked_for_and_set_only_if_it_differs(check):

@@ -38,7 +38,7 @@ def test_the_host_has_it_by_the_buffer_protocol():
     assert array.ctypes.data == buffer.ptr
     assert bytes(view[:4]) == numpy.float32(1.5).tobytes()
     assert (buffer.nbytes, buffer.ptr % 512) == (6 * MIB, 0)
-    assert repr(buffer) == f"gpupool.PinnedBuffer(ptr={buffer.ptr:#x}, nbytes={6 * MIB}, numa=0)"
+    assert repr(buffer) == f"gpupool.PinnedBuffer(ptr={buffer.ptr:#x}, nbytes={6 * MIB}, numa=0 (simulated))"
 
 
 @pytest.mark.parametrize("lend", [memoryview, lambda buffer: numpy.frombuffer(buffer, "u1"), numpy.from_dlpack])
