@@ -96,7 +96,8 @@ pub use memory::{
     graph_pool_handle, memory_snapshot, memory_stats, on_oom,
 };
 pub use memory::{
-    PinnedBuffer, empty_pinned, empty_pinned_cache, empty_pinned_on_node, pinned_stats, set_pinned_limit, warm_pinned,
+    PinnedBuffer, empty_pinned, empty_pinned_cache, empty_pinned_on_node, pinned_limit, pinned_stats, set_pinned_limit,
+    warm_pinned,
 };
 pub use memory::{ShareToken, attach};
 #[cfg(feature = "cudarc")]

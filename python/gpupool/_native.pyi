@@ -1033,6 +1033,15 @@ def set_pinned_limit(nbytes: SupportsIndex | None) -> None:
         nbytes: The number of bytes; None for no limit.
     """
 
+def get_pinned_limit() -> int | None:
+    """Return the limit of :func:`set_pinned_limit`, in bytes; None if there is none.
+
+    >>> gpupool.set_pinned_limit(8 << 30)
+    >>> gpupool.get_pinned_limit()
+    8589934592
+    >>> gpupool.set_pinned_limit(None)
+    """
+
 def pinned_stats(numa: SupportsIndex | None = None) -> MemoryStats:
     """Return the counts of pinned memory, on one NUMA node or on all together.
 
@@ -1887,7 +1896,7 @@ def fence(stream: StreamLike, delay: bool = True) -> bool:
         LibraryError: The driver refuses.
     """
 
-def graph_pool_handle(user_created: bool = True, *, is_user_created: bool | None = None) -> PoolId:
+def graph_pool_handle(is_user_created: bool = True) -> PoolId:
     """Return a new pool id, for :func:`begin_allocate_to_pool`.
 
     See https://docs.pytorch.org/docs/stable/generated/torch.cuda.graphs.graph_pool_handle.html
@@ -1900,7 +1909,7 @@ def graph_pool_handle(user_created: bool = True, *, is_user_created: bool | None
     >>> gpupool.release_pool(0, pool_id)
 
     Args:
-        user_created: True for an id like those of private pools, ``(0, n)``, False for one like those of pools for
+        is_user_created: True for an id like those of private pools, ``(0, n)``, False for one like those of pools for
             graph capture, ``(n, 0)``.
         is_user_created: The same by PyTorch's name; it takes precedence if both are given.
     """

@@ -6,7 +6,8 @@ use crate::common::memory::deallocate;
 use crate::common::wait_until;
 use gpupool::runtime::host::{self, Call, Fault};
 use gpupool::{
-    CaptureMode, Device, ErrorKind, PinnedBuffer, StatusKind, Stream, empty_pinned, pinned_stats, set_pinned_limit,
+    CaptureMode, Device, ErrorKind, PinnedBuffer, StatusKind, Stream, empty_pinned, pinned_limit, pinned_stats,
+    set_pinned_limit,
 };
 
 const MIB: u64 = 1 << 20;
@@ -148,6 +149,7 @@ fn warmed_memory_serves_every_thread() {
 fn a_limit_is_of_all_nodes_and_what_is_free_gives_way() {
     host!(2, 8 * GIB);
     set_pinned_limit(Some(GIB)).unwrap();
+    assert_eq!(pinned_limit().unwrap(), Some(GIB));
     let held = empty_pinned(700 * MIB, None).unwrap();
     let refused = gpupool::empty_pinned_on_node(500 * MIB, 1, None).unwrap_err().to_string();
     assert!(refused.contains("out of pinned memory on NUMA node 1 of the host"), "{refused}");

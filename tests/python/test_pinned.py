@@ -136,7 +136,9 @@ def test_warm_memory_is_made_once_and_serves_all_threads():
 
 
 def test_the_limit_is_named_where_it_is_reached():
+    assert gpupool.get_pinned_limit() is None
     gpupool.set_pinned_limit(8 * MIB)
+    assert gpupool.get_pinned_limit() == 8 * MIB
     with pytest.raises(gpupool.OutOfMemory) as raised:
         gpupool.empty_pinned(9 * MIB)
     said = str(raised.value)

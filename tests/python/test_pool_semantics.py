@@ -27,7 +27,7 @@ def live_addresses(segments):
 
 def test_ids_for_graphs_and_for_users_are_counted_apart():
     users = [gpupool.graph_pool_handle(), gpupool.MemPool().id, gpupool.graph_pool_handle()]
-    graphs = [gpupool.graph_pool_handle(user_created=False) for _ in range(2)]
+    graphs = [gpupool.graph_pool_handle(is_user_created=False) for _ in range(2)]
     assert {zero for zero, _ in users} == {zero for _, zero in graphs} == {0}
     assert users == sorted(users)
     assert graphs[1][0] == graphs[0][0] + 1
@@ -327,7 +327,7 @@ def test_a_scope_inside_a_capture_is_not_the_graphs():
 
 
 def test_a_thread_allocates_to_a_graphs_pool_by_its_id():
-    pool_id = gpupool.graph_pool_handle(user_created=False)
+    pool_id = gpupool.graph_pool_handle(is_user_created=False)
     with other_thread() as run:
         run(gpupool.begin_allocate_to_pool, 0, pool_id)
         buffers = [run(gpupool.empty, 4 * MIB), run(gpupool.empty, 4 * MIB), gpupool.empty(4 * MIB)]

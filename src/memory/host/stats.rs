@@ -86,8 +86,12 @@ pub fn set_pinned_limit(nbytes: Option<u64>) -> Result<()> {
 
 /// Returns the maximum number of bytes of pinned memory that this process may reserve through gpupool, if there is a
 /// limit.
-pub fn pinned_limit() -> Option<u64> {
-    PINNED.limit()
+///
+/// # Errors
+/// `ErrorKind::Forked` in a forked child.
+pub fn pinned_limit() -> Result<Option<u64>> {
+    process::refuse_forked()?;
+    Ok(PINNED.limit())
 }
 
 /// Gives the pinned memory that is free back to the system, and returns the bytes that went. Segments go a little later, on

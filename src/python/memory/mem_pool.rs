@@ -287,10 +287,10 @@ impl PyMemPool {
 
 #[doc = docstring!("graph_pool_handle")]
 #[pyfunction]
-#[pyo3(signature = (user_created = true, *, is_user_created = None))]
-pub(in crate::python) fn graph_pool_handle(user_created: bool, is_user_created: Option<bool>) -> PyResult<Id> {
+#[pyo3(signature = (is_user_created = true))]
+pub(in crate::python) fn graph_pool_handle(is_user_created: bool) -> PyResult<Id> {
     process::refuse_forked()?;
-    Ok(pair(memory::graph_pool_handle(is_user_created.unwrap_or(user_created))))
+    Ok(pair(memory::graph_pool_handle(is_user_created)))
 }
 
 #[doc = docstring!("begin_allocate_to_pool")]

@@ -26,8 +26,8 @@ pub(super) use mem_pool::{
     PyMemPool, begin_allocate_to_pool, end_allocate_to_pool, graph_pool_handle, pool_use_count, release_pool,
 };
 pub(super) use pinned::{
-    empty_pinned_cache, nearest_numa_node, number as numa_number, owns, pinned_stats, reset_peak_pinned_stats,
-    set_pinned_limit, summarize_pinned, warm_pinned,
+    empty_pinned_cache, get_pinned_limit, nearest_numa_node, number as numa_number, owns, pinned_stats,
+    reset_peak_pinned_stats, set_pinned_limit, summarize_pinned, warm_pinned,
 };
 pub(super) use recording::record_memory_history;
 pub(super) use replaying::{PyReplayResult, replay, replay_reserved};

@@ -36,6 +36,12 @@ pub(in crate::python) fn set_pinned_limit(py: Python<'_>, nbytes: Option<Whole>)
     Ok(py.detach(|| memory::set_pinned_limit(nbytes.map(|nbytes| nbytes.0)))?)
 }
 
+#[doc = docstring!("get_pinned_limit")]
+#[pyfunction]
+pub(in crate::python) fn get_pinned_limit() -> PyResult<Option<u64>> {
+    Ok(memory::pinned_limit()?)
+}
+
 #[doc = docstring!("pinned_stats")]
 #[pyfunction]
 #[pyo3(signature = (numa = None))]
@@ -66,7 +72,7 @@ pub(in crate::python) fn summarize_pinned(py: Python<'_>) -> PyResult<(Vec<Bound
         Ok(counts)
     };
     let nodes = found.into_iter().map(of_node).collect::<PyResult<_>>()?;
-    Ok((nodes, memory::pinned_limit()))
+    Ok((nodes, memory::pinned_limit()?))
 }
 
 #[doc = docstring!("nearest_numa_node")]

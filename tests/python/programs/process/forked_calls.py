@@ -212,6 +212,7 @@ def refused_calls():
         "enable_peer_access": lambda: gpupool.enable_peer_access(0, 0),
         "end_allocate_to_pool": lambda: gpupool.end_allocate_to_pool(0, mem_pool.id),
         "get_per_process_memory_fraction": gpupool.get_per_process_memory_fraction,
+        "get_pinned_limit": gpupool.get_pinned_limit,
         "graph_pool_handle": gpupool.graph_pool_handle,
         "handle_stats": gpupool.handle_stats,
         "memory_snapshot": gpupool.memory_snapshot,
