@@ -1,4 +1,4 @@
-"""The layout that the sources keep: what uses what, how large circles and folders may be, where chosen numbers are.
+"""The layout that the sources keep: what uses what, how large circles and folders are, where chosen numbers are, names.
 
 ``python tests/layout.py [ROOT]`` prints a line for everything that breaks a rule, and exits with 1 if there is any. It
 reads Rust as text: `use`, and paths that begin with crate, self or super. What a mod.rs passes on leads to the file
@@ -31,10 +31,20 @@ KEEPERS = ["src/memory/route/context_scope.rs", "src/observe/delivery.rs", "src/
 TUNING = "src/memory/tuning.rs"
 MOST_CHOSEN = 30
 
+# What gpupool.h and Rust's users each call so: a program in Rust that has both names the module.
+SHARED_NAMES = ("Event", "Recording")
+
 CONSTANT = re.compile(r"^[ \t]*(?:pub(?:\([^)]*\))? +)?const (\w+): [^;=]*(?:; *\w+\][^;=]*)*=([^;]*);", re.MULTILINE)
 DECIMAL = re.compile(r"\b(?!0[xb])[0-9][0-9_]*(?=\b|[a-z])")
 USE = re.compile(r"^[ \t]*(pub(?:\([^)]*\))? +)?use\s+([^;]+);", re.MULTILINE)
-TESTS = re.compile(r"^( *)#\[cfg\((?:all\()?test\b.*\n(?: *#\[.*\n)*\1mod \w+ \{\n.*?^\1\}$", re.MULTILINE | re.DOTALL)
+TESTS = re.compile(
+    r"^( *)#\[cfg\((?:all\()?test\b[^\n]*\n(?: *#\[[^\n]*\n)*\1mod \w+ \{\n.*?^\1\}$", re.MULTILINE | re.DOTALL
+)
+# Not a type of a trait's or an impl's, which is indented.
+TYPE = re.compile(
+    r"^(?: *(?:pub(?:\([^)]*\))? +)?(?:unsafe +)?(?:struct|enum|union|trait)|(?:pub(?:\([^)]*\))? +)?type) +([A-Z]\w*)",
+    re.MULTILINE,
+)
 # Functions of Rust: what keeps one uses whoever gives it. Those of C are a library's, boxed ones a program's.
 FUNCTION = r"(?<!\" )(?:unsafe )?fn\("
 PATH = re.compile(r"\b[a-z_]\w*(?:::\w+)*\b")
@@ -136,6 +146,16 @@ def chosen(path: Path) -> list[str]:
     return [name for name, value in found if {*DECIMAL.findall(value)} - {"0", "1", "2"}]
 
 
+def shared_names(crate: Crate) -> dict[str, list[Path]]:
+    """Return the names that types in several files have, with the files. In one file it is one type, for each `cfg`."""
+    files: dict[str, list[Path]] = {}
+    for module, path in crate.files.items():
+        if path.stem not in ("tests", "models"):
+            for name in sorted({*TYPE.findall(crate.code[module])} - {*SHARED_NAMES}):
+                files.setdefault(name, []).append(path)
+    return {name: paths for name, paths in sorted(files.items()) if len(paths) > 1}
+
+
 def broken(root: Path) -> Iterator[str]:
     """Yield a line for everything that breaks a rule."""
     crate = Crate(root / "src")
@@ -162,6 +182,9 @@ def broken(root: Path) -> Iterator[str]:
     for keeper in sorted(crate.given):
         if names[keeper] not in KEEPERS:
             yield f"{names[keeper]} keeps a function that is given to it: call what is below, or have it in KEEPERS"
+    for name, paths in shared_names(crate).items():
+        found = ", ".join(path.relative_to(root).as_posix() for path in paths)
+        yield f"{name} is the name of several types, and each needs its own: {found}"
     table = root / TUNING
     if len(constants := CONSTANT.findall(table.read_text())) > MOST_CHOSEN:
         yield f"{TUNING}: at most {MOST_CHOSEN} numbers may be chosen, and {len(constants)} are"

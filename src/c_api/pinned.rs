@@ -32,9 +32,9 @@ unsafe impl SizedStruct for Durations {
     const NAME: &'static str = "gpupool_durations";
 }
 
-impl From<device::Durations> for Durations {
-    fn from(durations: device::Durations) -> Self {
-        let device::Durations { total, most, least, count } = durations;
+impl From<device::CallTimes> for Durations {
+    fn from(durations: device::CallTimes) -> Self {
+        let device::CallTimes { total, most, least, count } = durations;
         let [total, max, min, count] = [total, most, least, count].map(u64::cast_signed);
         Self { size: size_of::<Self>() as u64, total, max, min, count }
     }

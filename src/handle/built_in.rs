@@ -2,7 +2,7 @@
 
 use super::handle_pool::HandlePool;
 use super::lease::Lease;
-use super::pool::{BUILT_IN, Pool};
+use super::pool::{BUILT_IN, LibraryPool};
 use super::window::Handle;
 use crate::error::Result;
 use crate::library::{self, Library};
@@ -58,7 +58,7 @@ macro_rules! built_in {
             #[derive(Debug, Clone, Copy)]
             pub struct $name;
 
-            static $pool: Pool = Pool::new($id, $library as &dyn Library);
+            static $pool: LibraryPool = LibraryPool::new($id, $library as &dyn Library);
 
             impl Pooled for $name {
                 #[inline]

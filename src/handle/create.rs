@@ -25,9 +25,9 @@ pub(super) struct Created {
 static BEGUN: AtomicUsize = AtomicUsize::new(0);
 static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
 
-struct UnderWay;
+struct CreationUnderWay;
 
-impl UnderWay {
+impl CreationUnderWay {
     fn new() -> Self {
         BEGUN.fetch_add(1, Ordering::Relaxed);
         UNDER_WAY.fetch_add(1, Ordering::Relaxed);
@@ -35,7 +35,7 @@ impl UnderWay {
     }
 }
 
-impl Drop for UnderWay {
+impl Drop for CreationUnderWay {
     fn drop(&mut self) {
         UNDER_WAY.fetch_sub(1, Ordering::Relaxed);
     }
@@ -60,7 +60,7 @@ impl Prepared {
     /// Creates a handle.
     pub(super) fn create(&self, library: &dyn Library) -> Result<Created> {
         let _activity = Activity::begin(format_args!("create {} handle", library.name()));
-        let _under_way = UnderWay::new();
+        let _under_way = CreationUnderWay::new();
         let begun = BEGUN.load(Ordering::Relaxed);
         let was_alone = UNDER_WAY.load(Ordering::Relaxed) == 1;
         // The memory is asked for statistics alone, so a driver that cannot say does not stop the creation.

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use crate::ids::Device;
 use crate::library::{Library, RawHandle};
 use crate::observe::recording::{self, Settings};
-use crate::observe::{Own, Ring, Timed};
+use crate::observe::{OwnBuffer, Ring, Timed};
 use crate::process;
 use crate::sync::ThisThread;
 
@@ -74,7 +74,7 @@ static RING: LazyLock<Ring<HandleEvent>> = LazyLock::new(|| {
 });
 
 thread_local! {
-    static OWN: Own<HandleEvent> = Own::new(&RING);
+    static OWN: OwnBuffer<HandleEvent> = OwnBuffer::new(&RING);
 }
 
 /// Writes an event down while there is a recording. What ends a holder's hold is noted before another can have the handle, the

@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use super::device_pool::{DevicePool, Interruption};
 use super::lease::Lease;
-use super::pool::{BUILT_IN, Pool};
+use super::pool::{BUILT_IN, LibraryPool};
 use super::pools;
-use super::request::{self, Attempt, Claim};
+use super::request::{self, Claim, HandleAttempt};
 use super::stats::HandleStats;
 use super::window::{self, Handle};
 use crate::error::{Error, Result};
@@ -44,7 +44,7 @@ use crate::runtime::{self, Runtime, Stream};
 /// # Ok::<(), gpupool::Error>(())
 /// ```
 #[derive(Clone, Copy)]
-pub struct HandlePool(&'static Pool);
+pub struct HandlePool(&'static LibraryPool);
 
 /// How many pools a process can have: as many as a byte tells apart. Pools are never dropped.
 const MAX_POOLS: usize = 1 << u8::BITS;
@@ -58,7 +58,7 @@ impl fmt::Debug for HandlePool {
 }
 
 impl HandlePool {
-    pub(super) const fn built_in(pool: &'static Pool) -> Self {
+    pub(super) const fn built_in(pool: &'static LibraryPool) -> Self {
         Self(pool)
     }
 
@@ -74,7 +74,7 @@ impl HandlePool {
                 "a process can have {MAX_POOLS} handle pools, and they are never dropped; make each once, not in a loop"
             )));
         };
-        Ok(Self(Box::leak(Box::new(Pool::new(id, Box::leak(Box::new(library)))))))
+        Ok(Self(Box::leak(Box::new(LibraryPool::new(id, Box::leak(Box::new(library)))))))
     }
 
     /// Returns the runtime, with the pool ready to make handles.
@@ -157,16 +157,16 @@ impl HandlePool {
     /// [`HandlePool::handle`] as far as it can be served without a wait.
     #[cfg(feature = "python")]
     #[inline]
-    pub(crate) fn try_handle<'s>(&self, stream: &'s Stream) -> Result<Attempt<'s, Handle>> {
+    pub(crate) fn try_handle<'s>(&self, stream: &'s Stream) -> Result<HandleAttempt<'s, Handle>> {
         match self.held(stream) {
-            Some(held) => held.map(Attempt::Ready),
+            Some(held) => held.map(HandleAttempt::Ready),
             None => self.begin(stream),
         }
     }
 
     /// Begins the miss path of a request.
     #[cold]
-    fn begin<'s, T: Claim>(&self, stream: &'s Stream) -> Result<Attempt<'s, T>> {
+    fn begin<'s, T: Claim>(&self, stream: &'s Stream) -> Result<HandleAttempt<'s, T>> {
         request::begin(self.0, self.require_usable()?, stream)
     }
 
@@ -174,8 +174,8 @@ impl HandlePool {
     #[cold]
     fn serve<T: Claim>(&self, stream: &Stream, timeout: Option<Duration>) -> Result<T> {
         match self.begin(stream)? {
-            Attempt::Ready(ready) => Ok(ready),
-            Attempt::Unfinished(unfinished) => unfinished.finish(timeout, Interruption::default()),
+            HandleAttempt::Ready(ready) => Ok(ready),
+            HandleAttempt::Unfinished(unfinished) => unfinished.finish(timeout, Interruption::default()),
         }
     }
 
@@ -227,9 +227,9 @@ impl HandlePool {
     /// [`HandlePool::lease`] as far as it can be served without a wait.
     #[cfg(feature = "python")]
     #[inline]
-    pub(crate) fn try_lease<'s>(&self, stream: &'s Stream) -> Result<Attempt<'s, Lease>> {
+    pub(crate) fn try_lease<'s>(&self, stream: &'s Stream) -> Result<HandleAttempt<'s, Lease>> {
         match Lease::take_own(self.0, stream) {
-            Some(own) => own.map(|pooled| Attempt::Ready(Lease::new(self.0, stream.device(), pooled))),
+            Some(own) => own.map(|pooled| HandleAttempt::Ready(Lease::new(self.0, stream.device(), pooled))),
             None => self.begin(stream),
         }
     }

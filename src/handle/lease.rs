@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::device_pool::{Holder, PooledHandle};
 use super::events::{self, HandleAction};
-use super::pool::Pool;
+use super::pool::LibraryPool;
 use super::request::Claim;
 use crate::error::Result;
 use crate::ids::Device;
@@ -19,14 +19,14 @@ use crate::runtime::Stream;
 /// that many handles are needed. Use it from one thread at a time, as the libraries require.
 #[must_use = "the handle goes back to the pool when this is dropped"]
 pub struct Lease {
-    pool: &'static Pool,
+    pool: &'static LibraryPool,
     device: Device,
     /// None only while it is dropped.
     pooled: Option<Arc<PooledHandle>>,
 }
 
 impl Lease {
-    pub(super) const fn new(pool: &'static Pool, device: Device, pooled: Arc<PooledHandle>) -> Self {
+    pub(super) const fn new(pool: &'static LibraryPool, device: Device, pooled: Arc<PooledHandle>) -> Self {
         Self { pool, device, pooled: Some(pooled) }
     }
 
@@ -34,7 +34,7 @@ impl Lease {
     /// one, for a lease from now on. It is not a lease yet, and not inlined, so that the handle is returned in a
     /// register and the lease is made where the caller wants it.
     #[inline(never)]
-    pub(super) fn take_own(pool: &'static Pool, stream: &Stream) -> Option<Result<Arc<PooledHandle>>> {
+    pub(super) fn take_own(pool: &'static LibraryPool, stream: &Stream) -> Option<Result<Arc<PooledHandle>>> {
         let state = process::state();
         if state.is_forked() || pool.is_closed() {
             return None;
@@ -80,7 +80,7 @@ impl Lease {
 }
 
 impl Claim for Lease {
-    fn claim(pool: &'static Pool, stream: &Stream, pooled: Arc<PooledHandle>) -> Result<Self> {
+    fn claim(pool: &'static LibraryPool, stream: &Stream, pooled: Arc<PooledHandle>) -> Result<Self> {
         pooled.hold(Holder::lease());
         events::note(pool.library, stream.device(), HandleAction::Take, &pooled.handle);
         Ok(Self::new(pool, stream.device(), pooled))

@@ -29,6 +29,6 @@ pub use lease::Lease;
 pub use pools::handle_stats;
 pub(crate) use pools::{devices_in_use, release_idle, reset_peak_stats};
 #[cfg(feature = "python")]
-pub(crate) use request::{Attempt, Claim, Unfinished};
+pub(crate) use request::{Claim, HandleAttempt, Unfinished};
 pub use stats::HandleStats;
 pub use window::Handle;

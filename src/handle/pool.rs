@@ -29,7 +29,7 @@ pub(super) const BUILT_IN: usize = 12;
 pub(super) const NEAR: usize = 8;
 
 /// A pool, which lives as long as the process.
-pub(crate) struct Pool {
+pub(crate) struct LibraryPool {
     id: u8,
     pub(super) library: &'static dyn Library,
     is_closed: AtomicBool,
@@ -76,7 +76,7 @@ impl Drop for Room<'_> {
     }
 }
 
-impl Pool {
+impl LibraryPool {
     pub(super) const fn new(id: u8, library: &'static dyn Library) -> Self {
         Self {
             id,
@@ -270,7 +270,7 @@ impl Pool {
         self.refused(stream.device(), error)
     }
 
-    /// Returns whether [`Pool::give_memory`] may have something to do.
+    /// Returns whether [`LibraryPool::give_memory`] may have something to do.
     #[inline]
     pub(super) fn has_memory(&self) -> bool {
         self.has_memory.load(Ordering::Relaxed)
@@ -334,8 +334,8 @@ impl Pool {
         }
     }
 
-    /// Creates a handle in room that was made for it, and books it as held. If memory runs out, idle handles and free memory of
-    /// gpupool's own are given back first.
+    /// Creates a handle in room that was made for it, and notes it as held. If memory runs out, idle handles and free
+    /// memory of gpupool's own are given back first.
     pub(super) fn create(
         &self,
         runtime: &'static dyn Runtime,

@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 
 use super::device_pool::DevicePool;
-use super::pool::Pool;
+use super::pool::LibraryPool;
 use super::stats::HandleStats;
 use crate::error::Result;
 use crate::ids::Device;
@@ -12,17 +12,17 @@ use crate::runtime;
 use crate::sync::lock;
 
 /// In the order of their ids.
-static POOLS: Mutex<Vec<&'static Pool>> = Mutex::new(Vec::new());
+static POOLS: Mutex<Vec<&'static LibraryPool>> = Mutex::new(Vec::new());
 
 /// Adds a pool, before its first handle is made.
-pub(super) fn add(pool: &'static Pool) {
+pub(super) fn add(pool: &'static LibraryPool) {
     let mut pools = lock(&POOLS);
     let place = pools.partition_point(|other| other.id() < pool.id());
     pools.insert(place, pool);
 }
 
 /// Returns a copy, so that no lock is held while one is used.
-fn all() -> Vec<&'static Pool> {
+fn all() -> Vec<&'static LibraryPool> {
     lock(&POOLS).clone()
 }
 

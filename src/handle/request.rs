@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::device_pool::{DevicePool, Interrupted, Interruption, PlaceInLine, PooledHandle, Turn};
 use super::hand_over;
-use super::pool::Pool;
+use super::pool::LibraryPool;
 use crate::error::{Error, ErrorKind, PoolExhausted, Result};
 use crate::ids::Device;
 use crate::runtime::{Runtime, Stream};
@@ -29,17 +29,17 @@ pub(crate) trait Claim: Sized {
     ///
     /// # Errors
     /// Where it cannot be held; it lies idle then.
-    fn claim(pool: &'static Pool, stream: &Stream, pooled: Arc<PooledHandle>) -> Result<Self>;
+    fn claim(pool: &'static LibraryPool, stream: &Stream, pooled: Arc<PooledHandle>) -> Result<Self>;
 
     /// Takes a handle out of what the caller holds already for other streams, where it may hold no more.
-    fn take_own(_pool: &'static Pool, _device: Device) -> Option<Arc<PooledHandle>> {
+    fn take_own(_pool: &'static LibraryPool, _device: Device) -> Option<Arc<PooledHandle>> {
         None
     }
 }
 
 /// What a request comes to without a wait.
 #[derive(Debug)]
-pub(crate) enum Attempt<'s, T> {
+pub(crate) enum HandleAttempt<'s, T> {
     /// It is served.
     Ready(T),
     /// It is not served yet.
@@ -49,7 +49,7 @@ pub(crate) enum Attempt<'s, T> {
 /// A request with the search behind it. One that is dropped gives back what it found.
 #[must_use = "the request is given up when this is dropped"]
 pub(crate) struct Unfinished<'s, T> {
-    pool: &'static Pool,
+    pool: &'static LibraryPool,
     on_device: &'static DevicePool,
     runtime: &'static dyn Runtime,
     stream: &'s Stream,
@@ -75,10 +75,10 @@ impl<T> Drop for Unfinished<'_, T> {
 /// Begins a request: searches the idle handles, best for one that last ran on the stream, and makes ready what it finds if
 /// that takes no longer than a hit.
 pub(super) fn begin<'s, T: Claim>(
-    pool: &'static Pool,
+    pool: &'static LibraryPool,
     runtime: &'static dyn Runtime,
     stream: &'s Stream,
-) -> Result<Attempt<'s, T>> {
+) -> Result<HandleAttempt<'s, T>> {
     let on_device = pool.on(stream.device())?;
     let turn = match T::take_own(pool, stream.device()) {
         Some(own) => Ok(on_device.take_back(own)),
@@ -89,7 +89,7 @@ pub(super) fn begin<'s, T: Claim>(
             match pool.make_ready(on_device, pooled, stream)? {
                 Some(pooled) => {
                     on_device.count_hand_over();
-                    return claim(pool, on_device, stream, pooled).map(Attempt::Ready);
+                    return claim(pool, on_device, stream, pooled).map(HandleAttempt::Ready);
                 }
                 None => Ok(Turn::Room),
             }
@@ -97,11 +97,11 @@ pub(super) fn begin<'s, T: Claim>(
         turn => turn,
     };
     let turn = Some(turn);
-    Ok(Attempt::Unfinished(Unfinished { pool, on_device, runtime, stream, turn, wanted: PhantomData }))
+    Ok(HandleAttempt::Unfinished(Unfinished { pool, on_device, runtime, stream, turn, wanted: PhantomData }))
 }
 
 fn claim<T: Claim>(
-    pool: &'static Pool,
+    pool: &'static LibraryPool,
     on_device: &DevicePool,
     stream: &Stream,
     pooled: Arc<PooledHandle>,

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use super::device_pool::{Holder, PooledHandle};
 use super::events::{self, HandleAction};
-use super::pool::{NEAR, Pool};
+use super::pool::{LibraryPool, NEAR};
 use super::request::Claim;
 use crate::error::{Error, Result};
 use crate::ids::Device;
@@ -43,7 +43,7 @@ impl Handle {
 }
 
 impl Claim for Handle {
-    fn claim(pool: &'static Pool, stream: &Stream, pooled: Arc<PooledHandle>) -> Result<Self> {
+    fn claim(pool: &'static LibraryPool, stream: &Stream, pooled: Arc<PooledHandle>) -> Result<Self> {
         let (handle, device) = (Self::of(&pooled), stream.device());
         events::note(pool.library, device, HandleAction::Take, &pooled.handle);
         if let Err((error, pooled)) = hold(pool, stream, pooled) {
@@ -53,7 +53,7 @@ impl Claim for Handle {
         Ok(handle)
     }
 
-    fn take_own(pool: &'static Pool, device: Device) -> Option<Arc<PooledHandle>> {
+    fn take_own(pool: &'static LibraryPool, device: Device) -> Option<Arc<PooledHandle>> {
         if !pool.library.keeps_scratch() {
             return None;
         }
@@ -80,19 +80,19 @@ type NearSlot = OnceCell<Arc<PooledHandle>>;
 /// The places for a pool of gpupool's own.
 struct NearPool {
     /// The pool; none before the first handle.
-    pool: Cell<Option<&'static Pool>>,
+    pool: Cell<Option<&'static LibraryPool>>,
     slots: [NearSlot; NEAR_DEVICES],
 }
 
 /// A place for any other handle. Closing a user's pool takes the handle out again, as does another stream.
 struct FarSlot {
-    pool: &'static Pool,
+    pool: &'static LibraryPool,
     device: Device,
     pooled: RefCell<Option<Arc<PooledHandle>>>,
 }
 
 impl FarSlot {
-    fn is_of(&self, pool: &Pool, device: Device) -> bool {
+    fn is_of(&self, pool: &LibraryPool, device: Device) -> bool {
         self.pool.id() == pool.id() && self.device == device
     }
 
@@ -134,18 +134,18 @@ thread_local! {
 
 impl Window {
     #[inline]
-    fn near_slot(&self, pool: &Pool, device: Device) -> Option<&NearSlot> {
+    fn near_slot(&self, pool: &LibraryPool, device: Device) -> Option<&NearSlot> {
         self.near.get(pool.id())?.slots.get(device.ordinal())
     }
 
     /// Returns the place of a far handle. Shared, so that the list is free while the place is used.
-    fn far_slot(&self, pool: &Pool, stream: &Stream) -> Option<Rc<FarSlot>> {
+    fn far_slot(&self, pool: &LibraryPool, stream: &Stream) -> Option<Rc<FarSlot>> {
         let by_stream = pool.library.keeps_scratch();
         let is_wanted = |slot: &&Rc<FarSlot>| slot.is_of(pool, stream.device()) && slot.is_for(stream, by_stream);
         self.far.try_borrow().ok()?.iter().find(is_wanted).map(Rc::clone)
     }
 
-    fn far_slot_or_new(&self, pool: &'static Pool, stream: &Stream) -> Option<Rc<FarSlot>> {
+    fn far_slot_or_new(&self, pool: &'static LibraryPool, stream: &Stream) -> Option<Rc<FarSlot>> {
         self.far_slot(pool, stream).or_else(|| {
             let slot = Rc::new(FarSlot { pool, device: stream.device(), pooled: RefCell::new(None) });
             let mut far = self.far.try_borrow_mut().ok()?;
@@ -179,7 +179,7 @@ impl Drop for Window {
 /// Runs `f` on this thread's handle for the stream, if it holds one. Meanwhile the handle cannot go away, though `f` may ask
 /// for others.
 #[inline]
-pub(super) fn with_held<R>(pool: &Pool, stream: &Stream, f: impl FnOnce(&PooledHandle) -> R) -> Option<R> {
+pub(super) fn with_held<R>(pool: &LibraryPool, stream: &Stream, f: impl FnOnce(&PooledHandle) -> R) -> Option<R> {
     let held = WINDOW.try_with(|window| match window.near_slot(pool, stream.device()) {
         Some(slot) => slot.get().map(|pooled| f(pooled)),
         None => window.far_slot(pool, stream)?.pooled.try_borrow().ok()?.as_deref().map(f),
@@ -191,7 +191,11 @@ pub(super) fn with_held<R>(pool: &Pool, stream: &Stream, f: impl FnOnce(&PooledH
 ///
 /// # Errors
 /// The handle comes back with the error if the window is gone, which happens while the thread's locals are destroyed.
-fn hold(pool: &'static Pool, stream: &Stream, pooled: Arc<PooledHandle>) -> Result<(), (Error, Arc<PooledHandle>)> {
+fn hold(
+    pool: &'static LibraryPool,
+    stream: &Stream,
+    pooled: Arc<PooledHandle>,
+) -> Result<(), (Error, Arc<PooledHandle>)> {
     pooled.hold(Holder::window());
     let mut pooled = Some(pooled);
     let held = WINDOW.try_with(|window| {
@@ -225,7 +229,7 @@ fn hold(pool: &'static Pool, stream: &Stream, pooled: Arc<PooledHandle>) -> Resu
 }
 
 /// Returns the places of this thread's far handles of a pool on a device, oldest first.
-fn far_slots(pool: &Pool, device: Device) -> Vec<Rc<FarSlot>> {
+fn far_slots(pool: &LibraryPool, device: Device) -> Vec<Rc<FarSlot>> {
     let slots = WINDOW.try_with(|window| {
         let is_own = |slot: &&Rc<FarSlot>| slot.is_of(pool, device) && !slot.is_empty();
         window.far.try_borrow().map(|far| far.iter().filter(is_own).map(Rc::clone).collect())
@@ -234,6 +238,6 @@ fn far_slots(pool: &Pool, device: Device) -> Vec<Rc<FarSlot>> {
 }
 
 /// Takes this thread's handles of a user's pool out of their slots, but those that it is just using.
-pub(super) fn release(pool: &Pool, device: Device) -> Vec<Arc<PooledHandle>> {
+pub(super) fn release(pool: &LibraryPool, device: Device) -> Vec<Arc<PooledHandle>> {
     far_slots(pool, device).iter().filter_map(|slot| slot.take()).collect()
 }

@@ -7,15 +7,12 @@ use std::ffi::{c_int, c_void};
 use std::ptr::{self, NonNull};
 
 use super::RawHandle;
+pub(crate) use super::vendor::{CreateFn, SetStreamFn};
 use crate::error::{Error, Result, StatusKind};
 use crate::ids::RawStream;
 
-/// `int create(void** handle)`.
-pub(crate) type CreateFn = unsafe extern "C" fn(*mut *mut c_void) -> c_int;
 /// `int destroy(void* handle)`.
 pub(crate) type DestroyFn = unsafe extern "C" fn(*mut c_void) -> c_int;
-/// `int set_stream(void* handle, void* stream)`.
-pub(crate) type SetStreamFn = unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_int;
 
 fn refused(library: &str, function: &str, code: c_int) -> Error {
     Error::refused(library, function, "status", code, StatusKind::Other)

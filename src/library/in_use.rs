@@ -10,14 +10,14 @@ use crate::sync::lock;
 
 /// The handles of one library on one device.
 #[derive(Clone, Copy)]
-struct Counted {
+struct HandlesInUse {
     library: &'static dyn Library,
     device: Device,
     handles: usize,
     bytes: u64,
 }
 
-static COUNTED: Mutex<Vec<Counted>> = Mutex::new(Vec::new());
+static COUNTED: Mutex<Vec<HandlesInUse>> = Mutex::new(Vec::new());
 
 /// Counts a handle that was made, and what it took.
 pub(crate) fn count_made(library: &'static dyn Library, device: Device, bytes: u64) {
@@ -35,12 +35,12 @@ pub(crate) fn count_destroyed(library: &'static dyn Library, device: Device, han
     });
 }
 
-fn change(library: &'static dyn Library, device: Device, change: impl FnOnce(&mut Counted)) {
+fn change(library: &'static dyn Library, device: Device, change: impl FnOnce(&mut HandlesInUse)) {
     let name = library.name();
     let mut all = lock(&COUNTED);
     let place = all.iter().position(|counted| counted.device == device && counted.library.name() == name);
     let place = place.unwrap_or_else(|| {
-        all.push(Counted { library, device, handles: 0, bytes: 0 });
+        all.push(HandlesInUse { library, device, handles: 0, bytes: 0 });
         all.len() - 1
     });
     change(&mut all[place]);
@@ -51,7 +51,7 @@ pub(crate) fn handles_in_use(device: Device) -> Vec<MemoryUse> {
     // A copy, so that no lock is held while a library is asked.
     let all = lock(&COUNTED).clone();
     let of_device = all.into_iter().filter(|counted| counted.device == device);
-    let used = of_device.map(|Counted { library, handles, bytes, .. }| MemoryUse {
+    let used = of_device.map(|HandlesInUse { library, handles, bytes, .. }| MemoryUse {
         pool: library.name().to_owned(),
         count: handles,
         bytes: bytes + library.workspace_bytes(device),

@@ -13,13 +13,13 @@ type SetValueFn = unsafe extern "C" fn(*mut c_void, c_int) -> c_int;
 type GetValueFn = unsafe extern "C" fn(*mut c_void, *mut c_int) -> c_int;
 type SetPointerFn = unsafe extern "C" fn(*mut c_void, *const c_void) -> c_int;
 type SetThreeFn = unsafe extern "C" fn(*mut c_void, *const c_void, *const c_void, *const c_void) -> c_int;
-type SetWorkspaceFn = unsafe extern "C" fn(*mut c_void, *mut c_void, usize) -> c_int;
+pub(super) type SetWorkspaceFn = unsafe extern "C" fn(*mut c_void, *mut c_void, usize) -> c_int;
 /// In C it returns a bool, which is a byte.
 type IsOwnFn = unsafe extern "C" fn(*mut c_void) -> u8;
 pub(super) type GetHandlerFn = unsafe extern "C" fn(*mut c_void, *mut ToldHandler) -> c_int;
 
 #[derive(Debug)]
-enum Call {
+enum ResetCall {
     Value(SetValueFn, c_int),
     ValueIfOther(SetValueFn, c_int, GetValueFn),
     Null(SetPointerFn),
@@ -33,7 +33,7 @@ enum Call {
 #[derive(Debug)]
 pub(super) struct LoadedReset {
     pub(super) function: &'static CStr,
-    call: Call,
+    call: ResetCall,
     get_handler: Option<GetHandlerFn>,
 }
 
@@ -45,27 +45,30 @@ impl LoadedReset {
         // void, and the library stays loaded.
         let call = unsafe {
             match reset.kind {
-                ResetKind::Value(value) => Call::Value(loaded.function(reset.function).ok()?, value),
+                ResetKind::Value(value) => ResetCall::Value(loaded.function(reset.function).ok()?, value),
                 ResetKind::ValueIfOther(value, get) => {
                     let set = loaded.function(reset.function).ok()?;
                     match loaded.function(get) {
-                        Ok(get) => Call::ValueIfOther(set, value, get),
-                        Err(_) => Call::Value(set, value),
+                        Ok(get) => ResetCall::ValueIfOther(set, value, get),
+                        Err(_) => ResetCall::Value(set, value),
                     }
                 }
-                ResetKind::Null => Call::Null(loaded.function(reset.function).ok()?),
-                ResetKind::ThreeNulls => Call::ThreeNulls(loaded.function(reset.function).ok()?),
+                ResetKind::Null => ResetCall::Null(loaded.function(reset.function).ok()?),
+                ResetKind::ThreeNulls => ResetCall::ThreeNulls(loaded.function(reset.function).ok()?),
                 ResetKind::Handler { get } => {
                     get_handler = loaded.function(get).ok();
-                    Call::Null(loaded.function(reset.function).ok()?)
+                    ResetCall::Null(loaded.function(reset.function).ok()?)
                 }
                 ResetKind::AsNew(get) => {
-                    Call::AsNew(loaded.function(reset.function).ok()?, loaded.function(get).ok()?, OnceLock::new())
+                    ResetCall::AsNew(loaded.function(reset.function).ok()?, loaded.function(get).ok()?, OnceLock::new())
                 }
                 ResetKind::OwnWorkspace(is_own) => {
                     let is_own: Vec<_> = is_own.iter().filter_map(|&name| loaded.function(name).ok()).collect();
                     // Without any of them, each hand-over would free the library's own.
-                    Call::OwnWorkspace(loaded.function(reset.function).ok().filter(|_| !is_own.is_empty())?, is_own)
+                    ResetCall::OwnWorkspace(
+                        loaded.function(reset.function).ok().filter(|_| !is_own.is_empty())?,
+                        is_own,
+                    )
                 }
             }
         };
@@ -74,7 +77,7 @@ impl LoadedReset {
 
     /// Learns from a handle that was just made what a new one has.
     pub(super) fn learn(&self, new: &RawHandle) {
-        if let Call::AsNew(_, get, value) = &self.call
+        if let ResetCall::AsNew(_, get, value) = &self.call
             && value.get().is_none()
         {
             let mut found = 0;
@@ -94,8 +97,8 @@ impl LoadedReset {
         let handle = handle.as_ptr();
         match &self.call {
             // SAFETY: the caller vouches for the handle.
-            &Call::Value(set, value) => unsafe { set(handle, value) },
-            &Call::ValueIfOther(set, value, get) => {
+            &ResetCall::Value(set, value) => unsafe { set(handle, value) },
+            &ResetCall::ValueIfOther(set, value, get) => {
                 let mut current = !value;
                 // SAFETY: the caller vouches for the handle, and `current` is a valid place for an int.
                 match unsafe { get(handle, &mut current) } {
@@ -105,15 +108,15 @@ impl LoadedReset {
                 }
             }
             // SAFETY: the caller vouches for the handle, and null is what a new one has.
-            Call::Null(set) => unsafe { set(handle, ptr::null()) },
+            ResetCall::Null(set) => unsafe { set(handle, ptr::null()) },
             // SAFETY: the caller vouches for the handle, and nulls are what a new one has.
-            Call::ThreeNulls(set) => unsafe { set(handle, ptr::null(), ptr::null(), ptr::null()) },
+            ResetCall::ThreeNulls(set) => unsafe { set(handle, ptr::null(), ptr::null(), ptr::null()) },
             // SAFETY: the caller vouches for the handle.
-            Call::AsNew(set, _, value) => value.get().map_or(0, |&value| unsafe { set(handle, value) }),
+            ResetCall::AsNew(set, _, value) => value.get().map_or(0, |&value| unsafe { set(handle, value) }),
             // SAFETY: the caller vouches for the handle.
-            Call::OwnWorkspace(_, is_own) if is_own.iter().any(|is_own| unsafe { is_own(handle) } != 0) => 0,
+            ResetCall::OwnWorkspace(_, is_own) if is_own.iter().any(|is_own| unsafe { is_own(handle) } != 0) => 0,
             // SAFETY: the caller vouches for the handle, and null is the library's own workspace.
-            Call::OwnWorkspace(set, _) => unsafe { set(handle, ptr::null_mut(), 0) },
+            ResetCall::OwnWorkspace(set, _) => unsafe { set(handle, ptr::null_mut(), 0) },
         }
     }
 

@@ -10,7 +10,7 @@ use log::info;
 
 use super::description::{Description, HandlerCalls, StatusNames, VersionCall};
 use super::find::{self, Loaded};
-use super::reset::{GetHandlerFn, LoadedReset, handler_of};
+use super::reset::{GetHandlerFn, LoadedReset, SetWorkspaceFn, handler_of};
 use super::workspace::{HandleWorkspaces, Workspace};
 use super::{DeviceMemHandler, Library, Named, Origin, RawHandle, Version};
 use crate::error::{Error, Result, StatusKind, UNKNOWN_STATUS};
@@ -18,12 +18,13 @@ use crate::ids::{Device, RawStream};
 use crate::observe::{Activity, target::LIBRARY};
 use crate::runtime::{self, BoundDevice, Kind, Stream, WholeDevice};
 
-type CreateFn = unsafe extern "C" fn(*mut *mut c_void) -> c_int;
+/// `int create(void** handle)`.
+pub(crate) type CreateFn = unsafe extern "C" fn(*mut *mut c_void) -> c_int;
 type HandleFn = unsafe extern "C" fn(*mut c_void) -> c_int;
-type SetStreamFn = unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_int;
+/// `int set_stream(void* handle, void* stream)`.
+pub(crate) type SetStreamFn = unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_int;
 type GetStreamFn = unsafe extern "C" fn(*mut c_void, *mut *mut c_void) -> c_int;
 type GetIntFn = unsafe extern "C" fn(*mut c_void, *mut c_int) -> c_int;
-type SetWorkspaceFn = unsafe extern "C" fn(*mut c_void, *mut c_void, usize) -> c_int;
 type SetMemoryFn = unsafe extern "C" fn(*mut c_void, *const DeviceMemHandler) -> c_int;
 type PropertyFn = unsafe extern "C" fn(c_int, *mut c_int) -> c_int;
 type NumberFn = unsafe extern "C" fn() -> usize;
@@ -37,7 +38,7 @@ const OTHER_HANDLER: &str =
 
 /// The functions of a loaded library.
 #[derive(Debug)]
-struct Api {
+struct LibraryFunctions {
     loaded: Loaded,
     create: CreateFn,
     destroy: HandleFn,
@@ -60,7 +61,7 @@ struct Api {
 pub struct Vendor {
     description: Description,
     /// Only success is kept, so that a library installed later is found.
-    api: OnceLock<Api>,
+    api: OnceLock<LibraryFunctions>,
     /// What the first handle told, of a library that tells its version by a handle.
     version_of_handle: OnceLock<Version>,
 }
@@ -71,7 +72,7 @@ impl Vendor {
     }
 
     #[inline]
-    fn api(&self) -> Result<&Api> {
+    fn api(&self) -> Result<&LibraryFunctions> {
         match self.api.get() {
             Some(api) => Ok(api),
             None => self.load(),
@@ -80,7 +81,7 @@ impl Vendor {
 
     /// Loads outside any lock: two threads may both do it, and the loader gives both the same copy.
     #[cold]
-    fn load(&self) -> Result<&Api> {
+    fn load(&self) -> Result<&LibraryFunctions> {
         let d = &self.description;
         let activity = Activity::begin(format_args!("load {}", self.name()));
         let (property, number, three, of_handle) = match d.version {
@@ -100,7 +101,7 @@ impl Vendor {
         let loaded = find::load(d.component, &wanted)?;
         // SAFETY: each type is the C prototype of that symbol in the vendor's headers, and the library stays loaded.
         let api = unsafe {
-            Api {
+            LibraryFunctions {
                 create: loaded.function(d.create)?,
                 destroy: loaded.function(d.destroy)?,
                 set_stream: loaded.optional_function(d.set_stream)?,
@@ -142,7 +143,13 @@ impl Vendor {
     }
 
     #[inline]
-    fn call_set_stream(&self, api: &Api, set_stream: SetStreamFn, handle: &RawHandle, stream: &Stream) -> Result<()> {
+    fn call_set_stream(
+        &self,
+        api: &LibraryFunctions,
+        set_stream: SetStreamFn,
+        handle: &RawHandle,
+        stream: &Stream,
+    ) -> Result<()> {
         // SAFETY: the handle is live, and the stream is alive by the contract of `Stream::from_raw`.
         match unsafe { set_stream(handle.as_ptr(), self.raw(stream).as_ptr()) } {
             0 => Ok(()),
@@ -154,7 +161,7 @@ impl Vendor {
     #[cold]
     fn call_set_stream_bound(
         &self,
-        api: &Api,
+        api: &LibraryFunctions,
         set_stream: SetStreamFn,
         handle: &RawHandle,
         stream: &Stream,
@@ -167,7 +174,7 @@ impl Vendor {
     #[inline]
     fn set_stream_if_other(
         &self,
-        api: &Api,
+        api: &LibraryFunctions,
         set_stream: SetStreamFn,
         handle: &RawHandle,
         stream: &Stream,
@@ -187,7 +194,7 @@ impl Vendor {
     }
 
     /// Learns from a handle that was just made what the library tells by a handle alone.
-    fn learn(&self, api: &Api, new: &RawHandle) {
+    fn learn(&self, api: &LibraryFunctions, new: &RawHandle) {
         api.resets.iter().for_each(|reset| reset.learn(new));
         if let Some(of_handle) = api.of_handle {
             let mut number = 0;
@@ -200,7 +207,7 @@ impl Vendor {
     }
 
     #[cold]
-    fn call_set_workspace(&self, api: &Api, handle: &RawHandle, workspace: Workspace) -> Result<()> {
+    fn call_set_workspace(&self, api: &LibraryFunctions, handle: &RawHandle, workspace: Workspace) -> Result<()> {
         let (Some(set), Some(call)) = (api.set_workspace, &self.description.workspace) else { return Ok(()) };
         let address = ptr::without_provenance_mut(workspace.address as usize);
         // SAFETY: the handle is live, and the workspace is its alone for as long as it, or a graph, has it.
@@ -212,7 +219,12 @@ impl Vendor {
 
     /// Sets the handler of device memory, or with none the library's own.
     #[inline]
-    fn call_set_memory(&self, api: &Api, handle: &RawHandle, memory: Option<&DeviceMemHandler>) -> Result<()> {
+    fn call_set_memory(
+        &self,
+        api: &LibraryFunctions,
+        handle: &RawHandle,
+        memory: Option<&DeviceMemHandler>,
+    ) -> Result<()> {
         let (Some(set), Some(HandlerCalls { set: name, .. })) = (api.set_memory, self.description.set_memory) else {
             return Ok(());
         };
@@ -226,7 +238,7 @@ impl Vendor {
     /// Brings the library's own workspace back, which setting the stream does, for a handle that has none of ours. Each request
     /// then sets its stream.
     #[cold]
-    fn reset_workspace(&self, api: &Api, set_stream: SetStreamFn, handle: &RawHandle) -> Result<()> {
+    fn reset_workspace(&self, api: &LibraryFunctions, set_stream: SetStreamFn, handle: &RawHandle) -> Result<()> {
         // SAFETY: the handle is live, and the legacy default stream lasts.
         match unsafe { set_stream(handle.as_ptr(), ptr::null_mut()) } {
             0 => Ok(()),
@@ -237,7 +249,7 @@ impl Vendor {
     /// Destroys what a refused creation left, where the library asks for that. It stays if destroying it would spoil a capture
     /// that is known of.
     #[cold]
-    fn destroy_unfinished(&self, api: &Api, handle: NonNull<c_void>, device: Device) {
+    fn destroy_unfinished(&self, api: &LibraryFunctions, handle: NonNull<c_void>, device: Device) {
         let since = self.description.leaves_unfinished_since;
         let is_asked_for = since.is_some_and(|since| matches!(self.version(), Ok(Some(version)) if version >= since));
         if !is_asked_for {
@@ -252,7 +264,7 @@ impl Vendor {
     }
 
     #[cold]
-    fn refused(&self, api: &Api, function: &CStr, code: c_int) -> Error {
+    fn refused(&self, api: &LibraryFunctions, function: &CStr, code: c_int) -> Error {
         let d = &self.description;
         let kind = match code {
             code if d.out_of_memory.contains(&code) => StatusKind::OutOfMemory,
@@ -266,7 +278,7 @@ impl Vendor {
         })
     }
 
-    fn status_name(&self, api: &Api, code: c_int) -> String {
+    fn status_name(&self, api: &LibraryFunctions, code: c_int) -> String {
         let unknown = || UNKNOWN_STATUS.to_owned();
         if let Some(name) = api.status_name {
             // SAFETY: the function takes any status and returns null or a string that lives as long as the library.
@@ -282,7 +294,7 @@ impl Vendor {
     }
 
     /// What the library says of its last error, and what a driver older than the library means.
-    fn advice(&self, api: &Api, kind: StatusKind) -> Option<String> {
+    fn advice(&self, api: &LibraryFunctions, kind: StatusKind) -> Option<String> {
         let mut advice = Vec::new();
         if let Some(last_error) = api.last_error {
             let mut message: [c_char; 512] = [0; 512];

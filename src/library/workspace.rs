@@ -125,7 +125,7 @@ impl Drop for InGraph {
 
 /// What a workspace is for: a stream, or a stream in a capture.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Use {
+struct WorkspaceUse {
     stream: RawStream,
     /// 0 for none.
     capture: u64,
@@ -145,12 +145,12 @@ impl CurrentUse {
     }
 
     #[inline]
-    fn is(&self, wanted: Use) -> bool {
+    fn is(&self, wanted: WorkspaceUse) -> bool {
         self.stream_and_one.load(Ordering::Relaxed) == wanted.stream.address().wrapping_add(1)
             && self.capture.load(Ordering::Relaxed) == wanted.capture
     }
 
-    fn set(&self, current: Use) {
+    fn set(&self, current: WorkspaceUse) {
         self.stream_and_one.store(current.stream.address().wrapping_add(1), Ordering::Relaxed);
         self.capture.store(current.capture, Ordering::Relaxed);
     }
@@ -166,13 +166,13 @@ pub(super) struct HandleWorkspaces {
     home: &'static Workspaces,
     bytes: u64,
     current_use: CurrentUse,
-    kept: Mutex<Kept>,
+    kept: Mutex<KeptWorkspaces>,
 }
 
 #[derive(Debug, Default)]
-struct Kept {
+struct KeptWorkspaces {
     streams: Vec<(RawStream, Workspace)>,
-    graphs: Vec<(Use, Weak<InGraph>)>,
+    graphs: Vec<(WorkspaceUse, Weak<InGraph>)>,
 }
 
 impl HandleWorkspaces {
@@ -196,7 +196,7 @@ impl HandleWorkspaces {
     ) -> Result<()> {
         // The legacy default stream is never captured itself.
         let status = if stream.raw().is_legacy() { CaptureStatus::None } else { stream.capture_status()? };
-        let is_right = || self.current_use.is(Use { stream: stream.raw(), capture: 0 });
+        let is_right = || self.current_use.is(WorkspaceUse { stream: stream.raw(), capture: 0 });
         if status == CaptureStatus::None && !was_stream_set && is_right() {
             return Ok(());
         }
@@ -218,7 +218,7 @@ impl HandleWorkspaces {
             CaptureStatus::Invalidated => return Ok(()),
         };
         let id = capture.map_or(0, |capture| capture.map_or(UNTOLD, |capture| capture.id));
-        let wanted = Use { stream: stream.raw(), capture: id };
+        let wanted = WorkspaceUse { stream: stream.raw(), capture: id };
         if !was_stream_set && self.current_use.is(wanted) {
             return Ok(());
         }
@@ -252,7 +252,7 @@ impl HandleWorkspaces {
         Some(workspace)
     }
 
-    fn of_capture(&self, stream: &Stream, wanted: Use, capture: Capture) -> Option<Workspace> {
+    fn of_capture(&self, stream: &Stream, wanted: WorkspaceUse, capture: Capture) -> Option<Workspace> {
         {
             let mut kept = lock(&self.kept);
             kept.graphs.retain(|(_, graph)| graph.strong_count() > 0);

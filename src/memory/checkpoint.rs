@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use super::cache::{BlockUser, DeviceCaches, Misfit, Piece, Restoration, StreamCache, Waiting, is_recorded};
+use super::cache::{BlockUser, DeviceCaches, LivePiece, Misfit, Restoration, StreamCache, Waiting, is_recorded};
 use super::pool::{Pool, asleep, closed};
 use super::report::{Frozen, FrozenCache};
 use super::serve::{Patience, settle};
@@ -24,7 +24,7 @@ pub(crate) struct PoolCheckpoint {
     pool: u32,
     label: String,
     /// By address.
-    pieces: Vec<Piece>,
+    pieces: Vec<LivePiece>,
 }
 
 /// What restoring a checkpoint has changed.
@@ -49,7 +49,7 @@ impl PoolCheckpoint {
         refuse_waiting(pool, &frozen)?;
         let heaps = frozen.caches.iter();
         let mut pieces: Vec<_> = heaps.flat_map(|frozen| frozen.heap.pieces(&frozen.cache.memory.pages)).collect();
-        pieces.sort_unstable_by_key(Piece::start);
+        pieces.sort_unstable_by_key(LivePiece::start);
         Ok(Self { pool: pool.number, label: pool.label(), pieces })
     }
 
@@ -87,7 +87,7 @@ impl PoolCheckpoint {
     /// Makes ready to restore each cache.
     fn prepare(&self, pool: &Pool, frozen: &Frozen) -> Result<Vec<Restoration>> {
         let pages = &pool.memory.pages;
-        let mut pieces: Vec<Vec<Piece>> = frozen.caches.iter().map(|_| Vec::new()).collect();
+        let mut pieces: Vec<Vec<LivePiece>> = frozen.caches.iter().map(|_| Vec::new()).collect();
         let mut outcome = Ok(());
         for piece in &self.pieces {
             let number = pages.cache(piece.start());
@@ -115,7 +115,7 @@ fn apply(frozen: FrozenCache, restoration: Restoration, restored: &mut Restored)
     let memory = cache.memory;
     drop(recorded);
     let is_recorded = is_recorded();
-    let blocks = |pieces: Vec<Piece>| pieces.into_iter().flat_map(|piece| piece.blocks());
+    let blocks = |pieces: Vec<LivePiece>| pieces.into_iter().flat_map(|piece| piece.blocks());
     for (offset, _) in blocks(heap.pieces(&memory.pages)) {
         cache.note_free(offset, true);
         restored.freed.push(memory.address(offset));

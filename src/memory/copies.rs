@@ -21,7 +21,7 @@ pub(crate) struct HostBytes<'a> {
 
 /// Which way bytes go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Way {
+pub(crate) enum CopyDirection {
     ToDevice,
     ToHost,
 }
@@ -50,7 +50,7 @@ impl DeviceBuffer {
         let host =
             HostBytes { address: host.as_ptr().expose_provenance() as u64, bytes: host.len() as u64, pinned: None };
         // SAFETY: the slice is as long as it says, and lent until this returns.
-        unsafe { self.copy(Way::ToDevice, host, stream) }
+        unsafe { self.copy(CopyDirection::ToDevice, host, stream) }
     }
 
     /// Copies the buffer to bytes of the host, which must have the same size, after the stream's work so far, and waits
@@ -62,7 +62,7 @@ impl DeviceBuffer {
         let address = host.as_mut_ptr().expose_provenance() as u64;
         let host = HostBytes { address, bytes: host.len() as u64, pinned: None };
         // SAFETY: the slice is as long as it says, and lent until this returns.
-        unsafe { self.copy(Way::ToHost, host, stream) }
+        unsafe { self.copy(CopyDirection::ToHost, host, stream) }
     }
 
     /// Copies pinned memory of the same size to the buffer, in stream order, without a wait. The pinned memory is
@@ -73,7 +73,7 @@ impl DeviceBuffer {
     pub fn copy_from_pinned(&self, host: &PinnedBuffer, stream: &Stream) -> Result<()> {
         let host = HostBytes { address: host.address(), bytes: host.nbytes(), pinned: Some(host) };
         // SAFETY: the memory is the pinned buffer's.
-        unsafe { self.copy(Way::ToDevice, host, stream) }
+        unsafe { self.copy(CopyDirection::ToDevice, host, stream) }
     }
 
     /// Copies the buffer to pinned memory of the same size, in stream order, without a wait. The pinned memory is
@@ -84,7 +84,7 @@ impl DeviceBuffer {
     pub fn copy_to_pinned(&self, host: &PinnedBuffer, stream: &Stream) -> Result<()> {
         let host = HostBytes { address: host.address(), bytes: host.nbytes(), pinned: Some(host) };
         // SAFETY: the memory is the pinned buffer's.
-        unsafe { self.copy(Way::ToHost, host, stream) }
+        unsafe { self.copy(CopyDirection::ToHost, host, stream) }
     }
 
     /// Sets every byte of the buffer, in stream order, without a wait.
@@ -103,7 +103,7 @@ impl DeviceBuffer {
     /// # Safety
     /// The bytes are there, readable or writable: what is pinned lies in its buffer, and anything else stays until this
     /// returns.
-    pub(crate) unsafe fn copy(&self, way: Way, host: HostBytes<'_>, stream: &Stream) -> Result<()> {
+    pub(crate) unsafe fn copy(&self, way: CopyDirection, host: HostBytes<'_>, stream: &Stream) -> Result<()> {
         process::refuse_forked()?;
         let (own, bytes) = (self.nbytes(), host.bytes);
         if bytes != own {
@@ -130,13 +130,20 @@ impl DeviceBuffer {
     ///
     /// # Safety
     /// The part is one of the buffer, and the host's bytes are there until the copy is done, readable or writable.
-    pub(super) unsafe fn submit_copy(&self, way: Way, at: u64, host: u64, bytes: u64, stream: &Stream) -> Result<()> {
+    pub(super) unsafe fn submit_copy(
+        &self,
+        way: CopyDirection,
+        at: u64,
+        host: u64,
+        bytes: u64,
+        stream: &Stream,
+    ) -> Result<()> {
         let part = self.address() + at;
         self.submit(stream, |runtime| match way {
             // SAFETY: as the caller promises, and the buffer stays until the stream's work is done, as `submit` records.
-            Way::ToDevice => unsafe { runtime.copy_to_device(part, host, bytes, stream.raw()) },
+            CopyDirection::ToDevice => unsafe { runtime.copy_to_device(part, host, bytes, stream.raw()) },
             // SAFETY: as for the other way.
-            Way::ToHost => unsafe { runtime.copy_to_host(host, part, bytes, stream.raw()) },
+            CopyDirection::ToHost => unsafe { runtime.copy_to_host(host, part, bytes, stream.raw()) },
         })
     }
 

@@ -29,7 +29,7 @@ use crate::runtime::Stream;
 /// ```
 #[derive(Debug)]
 pub struct DeviceBuffer {
-    held: Held,
+    held: BufferMemory,
     bytes: u64,
     /// A view, where there is a block: its cache keeps a stream of our own alive as long as it has memory.
     stream: Stream,
@@ -37,7 +37,7 @@ pub struct DeviceBuffer {
 
 /// The memory that a buffer has.
 #[derive(Debug, Default)]
-enum Held {
+enum BufferMemory {
     /// None: 0 bytes, or freed.
     #[default]
     Nothing,
@@ -47,7 +47,7 @@ enum Held {
     Attached(Box<AttachedBuffer>),
 }
 
-impl Held {
+impl BufferMemory {
     #[inline]
     fn free(self, own: &Stream, on: Option<&Stream>) -> Result<()> {
         match self {
@@ -79,7 +79,7 @@ pub(crate) fn empty_by(
     if nbytes == 0 {
         return Ok(DeviceBuffer::empty(stream));
     }
-    let held = Held::Block(allocate(nbytes, stream)?);
+    let held = BufferMemory::Block(allocate(nbytes, stream)?);
     Ok(DeviceBuffer { held, bytes: nbytes, stream: stream.view() })
 }
 
@@ -87,30 +87,30 @@ impl DeviceBuffer {
     /// Makes one of 0 bytes, which no cache keeps the stream alive for.
     #[cold]
     fn empty(stream: &Stream) -> Self {
-        Self { held: Held::Nothing, bytes: 0, stream: stream.kept() }
+        Self { held: BufferMemory::Nothing, bytes: 0, stream: stream.kept() }
     }
 
     /// Returns the address on the device; 0 for an empty buffer.
     #[inline]
     pub fn address(&self) -> u64 {
         match &self.held {
-            Held::Block(block) => block.address(),
-            Held::Attached(attached) => attached.address,
-            Held::Nothing => 0,
+            BufferMemory::Block(block) => block.address(),
+            BufferMemory::Attached(attached) => attached.address,
+            BufferMemory::Nothing => 0,
         }
     }
 
     /// Returns the block, if it is this process's own.
     pub(super) fn block(&self) -> Option<Allocation> {
         match self.held {
-            Held::Block(block) => Some(block),
-            Held::Attached(_) | Held::Nothing => None,
+            BufferMemory::Block(block) => Some(block),
+            BufferMemory::Attached(_) | BufferMemory::Nothing => None,
         }
     }
 
     /// Returns whether the memory belongs to another process and was attached by this one.
     pub const fn is_attached(&self) -> bool {
-        matches!(self.held, Held::Attached(_))
+        matches!(self.held, BufferMemory::Attached(_))
     }
 
     /// Returns the requested size in bytes.
@@ -146,9 +146,9 @@ impl DeviceBuffer {
     pub fn record_stream(&self, stream: &Stream) -> Result<()> {
         process::refuse_forked()?;
         match &self.held {
-            Held::Block(block) => serve::record_stream(*block, stream),
-            Held::Attached(attached) => attached.record_stream(stream, false),
-            Held::Nothing => Ok(()),
+            BufferMemory::Block(block) => serve::record_stream(*block, stream),
+            BufferMemory::Attached(attached) => attached.record_stream(stream, false),
+            BufferMemory::Nothing => Ok(()),
         }
     }
 
@@ -156,16 +156,16 @@ impl DeviceBuffer {
     pub(crate) fn record_consumer(&self, stream: &Stream) -> Result<()> {
         process::refuse_forked()?;
         match &self.held {
-            Held::Block(block) => serve::record_consumer(*block, stream),
-            Held::Attached(attached) => attached.record_stream(stream, true),
-            Held::Nothing => Ok(()),
+            BufferMemory::Block(block) => serve::record_consumer(*block, stream),
+            BufferMemory::Attached(attached) => attached.record_stream(stream, true),
+            BufferMemory::Nothing => Ok(()),
         }
     }
 
     /// Notes that the streams that it was recorded on may be gone by the time the memory is freed.
     #[cfg(feature = "python")]
     pub(crate) fn let_streams_end(&self) {
-        if let Held::Block(block) = &self.held {
+        if let BufferMemory::Block(block) = &self.held {
             serve::let_streams_end(*block);
         }
     }
@@ -174,9 +174,9 @@ impl DeviceBuffer {
     #[cfg(feature = "python")]
     pub(crate) fn check_stream(&self, stream: &Stream) -> Result<()> {
         match &self.held {
-            Held::Block(block) => serve::check_stream(*block, stream),
-            Held::Attached(attached) => attached.check_stream(stream),
-            Held::Nothing => Ok(()),
+            BufferMemory::Block(block) => serve::check_stream(*block, stream),
+            BufferMemory::Attached(attached) => attached.check_stream(stream),
+            BufferMemory::Nothing => Ok(()),
         }
     }
 
@@ -197,7 +197,7 @@ impl DeviceBuffer {
 
     fn end(&mut self, on: Option<&Stream>) -> Result<()> {
         process::refuse_forked()?;
-        if let (Held::Attached(attached), Some(on)) = (&self.held, on) {
+        if let (BufferMemory::Attached(attached), Some(on)) = (&self.held, on) {
             // A refusal leaves the buffer as it is, to be freed when it is dropped.
             attached.check_stream(on)?;
         }
@@ -208,7 +208,7 @@ impl DeviceBuffer {
     /// Attached memory cannot be passed on: it is freed, and 0 is returned.
     pub fn into_address(mut self) -> u64 {
         let Some(block) = self.block() else { return 0 };
-        self.held = Held::Nothing;
+        self.held = BufferMemory::Nothing;
         block.address()
     }
 
@@ -250,13 +250,15 @@ impl DeviceBuffer {
     fn share_as(&self, stream: &Stream, is_sent: bool) -> Result<ShareToken> {
         process::refuse_forked()?;
         match &self.held {
-            Held::Block(block) => share::share(*block, self.bytes, Some(stream), is_sent),
-            Held::Attached(attached) => Err(Error::invalid_value(format!(
+            BufferMemory::Block(block) => share::share(*block, self.bytes, Some(stream), is_sent),
+            BufferMemory::Attached(attached) => Err(Error::invalid_value(format!(
                 "{:#x} is memory of another process, which alone can share it: pass its token on, or copy the {} bytes to a \
                  buffer of this process",
                 attached.address, attached.bytes
             ))),
-            Held::Nothing => Err(Error::invalid_value("an empty buffer has no memory to share: send its size alone")),
+            BufferMemory::Nothing => {
+                Err(Error::invalid_value("an empty buffer has no memory to share: send its size alone"))
+            }
         }
     }
 }
@@ -274,7 +276,7 @@ impl DeviceBuffer {
 /// ended or does not answer, or this process can open no more files; `ErrorKind::Library` if the driver refuses.
 pub fn attach(token: &ShareToken, device: Option<Device>, stream: Option<&Stream>) -> Result<DeviceBuffer> {
     let (attached, stream) = share::attach(token, device, stream)?;
-    Ok(DeviceBuffer { bytes: attached.bytes, held: Held::Attached(Box::new(attached)), stream })
+    Ok(DeviceBuffer { bytes: attached.bytes, held: BufferMemory::Attached(Box::new(attached)), stream })
 }
 
 impl Drop for DeviceBuffer {

@@ -1,7 +1,7 @@
 //! Allocating in two parts, so that a caller can let others work while the driver is asked.
 
 use super::cache::Order;
-use super::route::{Attempt, allocate, try_allocate};
+use super::route::{AllocationAttempt, allocate, try_allocate};
 use super::serve::Allocation;
 use crate::error::Result;
 
@@ -19,8 +19,8 @@ pub(crate) fn allocate_in_parts(
     serve: impl FnOnce(Rest<'_>) -> Result<Allocation>,
 ) -> Result<Allocation> {
     match try_allocate(bytes, order)? {
-        Attempt::Ready(block) => Ok(block),
-        Attempt::Miss(miss) => serve(&mut || match miss.serve()? {
+        AllocationAttempt::Ready(block) => Ok(block),
+        AllocationAttempt::Miss(miss) => serve(&mut || match miss.serve()? {
             Some(block) => Ok(block),
             None => allocate(bytes, order),
         }),

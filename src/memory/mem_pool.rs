@@ -7,7 +7,7 @@ use super::device_buffer::{DeviceBuffer, empty};
 use super::pool::{Pool, PoolId, Rules, SegmentEvent};
 use super::report::{self, PoolStats, SegmentView};
 use super::route::{CaptureScope, PoolScope, PoolToken, PoolUse};
-use super::serve::{self, Patience, PoolOptions, SegmentGuard};
+use super::serve::{self, Patience, PoolSettings, SegmentGuard};
 use super::sleep::{Backup, sleep_pool, wake_pool};
 use crate::error::Result;
 use crate::ids::Device;
@@ -125,7 +125,7 @@ impl MemPoolBuilder {
         let source = self.allocator.clone().map(Source::Segments).or_else(|| self.segments.then(driver_segments));
         let rules = Rules { has_own_source: source.is_some(), ..self.rules };
         let id = PoolId::next(!self.is_for_graphs);
-        let options = PoolOptions { rules, source, limit: self.limit, reserve: self.reserve, name: None };
+        let options = PoolSettings { rules, source, limit: self.limit, reserve: self.reserve, name: None };
         let pool = serve::make_pool(device, id, options)?;
         Ok(MemPool { in_use: PoolUse::first(pool, false), device, allocator: self.allocator })
     }

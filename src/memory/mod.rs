@@ -34,7 +34,7 @@ use crate::runtime::{self, Stream};
 #[cfg(feature = "python")]
 pub(crate) use self::{
     cache::Order,
-    copies::{HostBytes, Way},
+    copies::{CopyDirection, HostBytes},
     device_buffer::empty_by,
     host::{empty_pinned_by, node_of, pinned_stats_by_node},
     in_parts::allocate_in_parts,

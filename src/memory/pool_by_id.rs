@@ -30,7 +30,7 @@ pub fn begin_allocate_to_pool(device: Device, id: PoolId) -> Result<()> {
         match serve::pool_of_id(device, id)? {
             Some(pool) => PoolUse::new(&pool, is_captured)?,
             None => {
-                let pool = serve::make_pool(device, id, serve::PoolOptions::default())?;
+                let pool = serve::make_pool(device, id, serve::PoolSettings::default())?;
                 id.use_up();
                 PoolUse::first(pool, is_captured)
             }

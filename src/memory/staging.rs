@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::{mem, ptr};
 
 use super::DeviceBuffer;
-use super::copies::Way;
+use super::copies::CopyDirection;
 use super::host::{PinnedBuffer, pinned_for_gpupool};
 use crate::error::{ErrorKind, Result};
 use crate::memory::tuning::{COPY_LEAST, SIDE_BY_SIDE, STAGED_MOST};
@@ -24,7 +24,7 @@ use crate::runtime::{self, Event, RelaxedCapture, Stream};
 ///
 /// # Safety
 /// As many bytes as the buffer has are there until this returns, to be read or written by the way.
-pub(super) unsafe fn copy(buffer: &DeviceBuffer, way: Way, host: u64, stream: &Stream) -> Result<()> {
+pub(super) unsafe fn copy(buffer: &DeviceBuffer, way: CopyDirection, host: u64, stream: &Stream) -> Result<()> {
     let bytes = buffer.nbytes();
     if bytes == 0 {
         return Ok(());
@@ -32,11 +32,11 @@ pub(super) unsafe fn copy(buffer: &DeviceBuffer, way: Way, host: u64, stream: &S
     // Waits would be refused during a capture of another stream, and spoil it.
     let _relaxed = RelaxedCapture::new(runtime::get()?)?;
     let node = runtime::nearest_host_node(stream.device())?.number();
-    let mut under_way: VecDeque<Piece<'_>> = VecDeque::new();
+    let mut under_way: VecDeque<StagedPart<'_>> = VecDeque::new();
     let (mut pieces, mut most) = (SIDE_BY_SIDE, bytes.min(STAGED_MOST));
     let mut at = 0;
     while at < bytes {
-        let new = if under_way.len() < pieces { Some(Piece::new(most, node, stream)) } else { None };
+        let new = if under_way.len() < pieces { Some(StagedPart::new(most, node, stream)) } else { None };
         let new = match new.transpose() {
             // It takes longer by one piece, or by small ones, but takes no more than there is.
             Err(error) if matches!(error.kind(), ErrorKind::OutOfMemory(_)) && !under_way.is_empty() => {
@@ -74,7 +74,7 @@ pub(super) unsafe fn copy(buffer: &DeviceBuffer, way: Way, host: u64, stream: &S
 
 /// Pinned memory that a part of the copy goes by.
 #[derive(Debug)]
-struct Piece<'a> {
+struct StagedPart<'a> {
     /// Taken when this is dropped.
     pinned: Option<PinnedBuffer>,
     stream: &'a Stream,
@@ -87,7 +87,7 @@ struct Piece<'a> {
     event: Option<Event>,
 }
 
-impl<'a> Piece<'a> {
+impl<'a> StagedPart<'a> {
     fn new(bytes: u64, node: u32, stream: &'a Stream) -> Result<Self> {
         let pinned = Some(pinned_for_gpupool(bytes, node)?);
         Ok(Self { pinned, stream, at: 0, bytes: 0, is_used: false, event: None })
@@ -101,10 +101,17 @@ impl<'a> Piece<'a> {
     ///
     /// # Safety
     /// The piece is not used, and has room for the part, which is one of the buffer's and of the host's bytes.
-    unsafe fn begin(&mut self, buffer: &DeviceBuffer, way: Way, host: u64, at: u64, bytes: u64) -> Result<()> {
+    unsafe fn begin(
+        &mut self,
+        buffer: &DeviceBuffer,
+        way: CopyDirection,
+        host: u64,
+        at: u64,
+        bytes: u64,
+    ) -> Result<()> {
         (self.at, self.bytes) = (at, bytes);
         let pinned = self.address();
-        if way == Way::ToDevice {
+        if way == CopyDirection::ToDevice {
             // SAFETY: the caller vouches for the host's bytes, and no one else has the pinned ones, which have room.
             unsafe { move_bytes(host + at, pinned, bytes) };
         }
@@ -131,16 +138,16 @@ impl<'a> Piece<'a> {
     ///
     /// # Safety
     /// It is done, and the part of the host's bytes is there.
-    unsafe fn end(&mut self, way: Way, host: u64) {
+    unsafe fn end(&mut self, way: CopyDirection, host: u64) {
         self.is_used = false;
-        if way == Way::ToHost {
+        if way == CopyDirection::ToHost {
             // SAFETY: the caller vouches for the host's bytes, and the stream has written the pinned ones.
             unsafe { move_bytes(self.address(), host + self.at, self.bytes) };
         }
     }
 }
 
-impl Drop for Piece<'_> {
+impl Drop for StagedPart<'_> {
     fn drop(&mut self) {
         let Some(pinned) = self.pinned.take() else { return };
         if self.is_used && pinned.record_consumer(self.stream).is_err() {

@@ -11,4 +11,4 @@ mod ring;
 pub(crate) mod target;
 
 pub(crate) use activity::{Activity, Took};
-pub(crate) use ring::{Own, Ring, Timed};
+pub(crate) use ring::{OwnBuffer, Ring, Timed};

@@ -39,7 +39,7 @@ const EXPORT_CALLBACKS: u32 = 1;
 const EXPORT_VERSION: u32 = 3;
 
 type DomainCreate = unsafe extern "C" fn(*const c_char) -> *mut c_void;
-type RangePush = unsafe extern "C" fn(*mut c_void, *const Attributes) -> c_int;
+type RangePush = unsafe extern "C" fn(*mut c_void, *const EventAttributes) -> c_int;
 type RangePop = unsafe extern "C" fn(*mut c_void) -> c_int;
 type NameThread = unsafe extern "C" fn(u32, *const c_char);
 type NameStream = unsafe extern "C" fn(*mut c_void, *const c_char);
@@ -47,13 +47,13 @@ type GetExportTable = unsafe extern "C" fn(u32) -> *const c_void;
 type Initialize = unsafe extern "C" fn(GetExportTable) -> c_int;
 
 /// The place of a function, by `NvtxCallbackModule` and the callback id in it.
-type Place = (usize, usize);
+type FunctionIndex = (usize, usize);
 
-const NAME_OS_THREAD: Place = (1, 14);
-const NAME_CU_STREAM: Place = (2, 5);
-const DOMAIN_RANGE_PUSH_EX: Place = (5, 4);
-const DOMAIN_RANGE_POP: Place = (5, 5);
-const DOMAIN_CREATE: Place = (5, 12);
+const NAME_OS_THREAD: FunctionIndex = (1, 14);
+const NAME_CU_STREAM: FunctionIndex = (2, 5);
+const DOMAIN_RANGE_PUSH_EX: FunctionIndex = (5, 4);
+const DOMAIN_RANGE_POP: FunctionIndex = (5, 5);
+const DOMAIN_CREATE: FunctionIndex = (5, 12);
 
 /// How many places each module has, the unused first one included. A profiler may ask for all modules, also those of
 /// which nothing is called here.
@@ -61,15 +61,16 @@ const SIZES: [usize; 7] = [0, 16, 9, 15, 7, 16, 7];
 const MOST: usize = 16;
 
 /// A function that the profiler has set; null for none.
-type Slot = AtomicPtr<c_void>;
+type FunctionSlot = AtomicPtr<c_void>;
 /// What a profiler gets: where the places are. One more than the most, always null, as in NVIDIA's headers.
-type Table = [Option<&'static Slot>; MOST + 1];
+type FunctionTable = [Option<&'static FunctionSlot>; MOST + 1];
 
-static SLOTS: [[Slot; MOST]; SIZES.len()] = [const { [const { Slot::new(ptr::null_mut()) }; MOST] }; SIZES.len()];
-static TABLES: [Table; SIZES.len()] = tables();
+static SLOTS: [[FunctionSlot; MOST]; SIZES.len()] =
+    [const { [const { FunctionSlot::new(ptr::null_mut()) }; MOST] }; SIZES.len()];
+static TABLES: [FunctionTable; SIZES.len()] = tables();
 
-const fn tables() -> [Table; SIZES.len()] {
-    let mut tables: [Table; SIZES.len()] = [[None; MOST + 1]; SIZES.len()];
+const fn tables() -> [FunctionTable; SIZES.len()] {
+    let mut tables: [FunctionTable; SIZES.len()] = [[None; MOST + 1]; SIZES.len()];
     let mut module = 0;
     while module < SIZES.len() {
         let mut id = 1;
@@ -84,9 +85,10 @@ const fn tables() -> [Table; SIZES.len()] {
 
 /// `NvtxExportTableCallbacks`.
 #[repr(C)]
-struct Callbacks {
+struct ExportTableCallbacks {
     bytes: usize,
-    get_module_function_table: unsafe extern "C" fn(c_int, *mut *const Option<&'static Slot>, *mut c_uint) -> c_int,
+    get_module_function_table:
+        unsafe extern "C" fn(c_int, *mut *const Option<&'static FunctionSlot>, *mut c_uint) -> c_int,
 }
 
 /// `NvtxExportTableVersionInfo`.
@@ -98,7 +100,8 @@ struct VersionInfo {
     set_injection_version: extern "C" fn(u32),
 }
 
-static CALLBACKS: Callbacks = Callbacks { bytes: size_of::<Callbacks>(), get_module_function_table };
+static CALLBACKS: ExportTableCallbacks =
+    ExportTableCallbacks { bytes: size_of::<ExportTableCallbacks>(), get_module_function_table };
 static VERSION_INFO: VersionInfo =
     VersionInfo { bytes: size_of::<VersionInfo>(), version: VERSION as u32, reserved: 0, set_injection_version };
 
@@ -106,7 +109,7 @@ extern "C" fn set_injection_version(_version: u32) {}
 
 unsafe extern "C" fn get_module_function_table(
     module: c_int,
-    table: *mut *const Option<&'static Slot>,
+    table: *mut *const Option<&'static FunctionSlot>,
     size: *mut c_uint,
 ) -> c_int {
     let Some(module) = usize::try_from(module).ok().filter(|&module| module > 0 && module < SIZES.len()) else {
@@ -133,7 +136,7 @@ unsafe extern "C" fn get_export_table(id: u32) -> *const c_void {
 
 /// `nvtxEventAttributes_v2`.
 #[repr(C)]
-struct Attributes {
+struct EventAttributes {
     version: u16,
     size: u16,
     category: u32,
@@ -218,7 +221,7 @@ fn initialize(path: &OsStr) -> Result<(), String> {
 ///
 /// # Safety
 /// `F` is the prototype of the function at this place.
-unsafe fn function<F: Copy>((module, id): Place) -> Option<F> {
+unsafe fn function<F: Copy>((module, id): FunctionIndex) -> Option<F> {
     let function = SLOTS[module][id].load(Ordering::Relaxed);
     // SAFETY: it is not null, and the caller vouches for the type, a pointer to a function.
     (!function.is_null()).then(|| unsafe { std::mem::transmute_copy::<*mut c_void, F>(&function) })
@@ -255,9 +258,9 @@ fn push(name: fmt::Arguments<'_>, bytes: Option<u64>) -> bool {
     // SAFETY: the type is that of nvtxDomainRangePushEx.
     let Some(push) = (unsafe { function::<RangePush>(DOMAIN_RANGE_PUSH_EX) }) else { return false };
     let message = c_string(name);
-    let attributes = Attributes {
+    let attributes = EventAttributes {
         version: VERSION,
-        size: size_of::<Attributes>() as u16,
+        size: size_of::<EventAttributes>() as u16,
         category: 0,
         color_type: 0,
         color: 0,

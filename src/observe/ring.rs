@@ -66,7 +66,7 @@ impl<T: Timed + Clone> Ring<T> {
 
     /// Writes an event of this thread, whose buffer is behind the key; at least `most` of the newest events are kept.
     #[inline]
-    pub(crate) fn note(&'static self, own: &'static LocalKey<Own<T>>, event: T, most: usize) {
+    pub(crate) fn note(&'static self, own: &'static LocalKey<OwnBuffer<T>>, event: T, most: usize) {
         // Also while the thread's locals are destroyed, when handles go back to their pools.
         let mut event = Some(event);
         let _ = own.try_with(|own| event.take().map(|event| self.push(&own.writer, event, most)));
@@ -153,18 +153,18 @@ impl<T: Timed + Clone> Ring<T> {
 
 /// A thread's hold on its buffer. Its end takes no lock that is held for long, and calls no other code.
 #[derive(Debug)]
-pub(crate) struct Own<T: Timed + Clone + 'static> {
+pub(crate) struct OwnBuffer<T: Timed + Clone + 'static> {
     ring: &'static Ring<T>,
     writer: Arc<Writer<T>>,
 }
 
-impl<T: Timed + Clone> Own<T> {
+impl<T: Timed + Clone> OwnBuffer<T> {
     pub(crate) fn new(ring: &'static Ring<T>) -> Self {
         Self { ring, writer: ring.writer() }
     }
 }
 
-impl<T: Timed + Clone> Drop for Own<T> {
+impl<T: Timed + Clone> Drop for OwnBuffer<T> {
     fn drop(&mut self) {
         // In a forked child any of the locks may be held for ever.
         if !crate::process::is_forked() {

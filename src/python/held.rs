@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 /// What an object has of its buffer.
 #[derive(Debug)]
-pub(super) enum Held<B> {
+pub(super) enum BufferState<B> {
     Alone(B),
     /// With a call under way, or with those it was lent to by DLPack.
     Shared(Arc<B>),
@@ -16,7 +16,7 @@ pub(super) enum Held<B> {
 #[derive(Debug)]
 pub(super) struct StillShared;
 
-impl<B> Held<B> {
+impl<B> BufferState<B> {
     /// Returns the buffer; none once freed.
     #[inline]
     pub(super) fn buffer(&self) -> Option<&B> {

@@ -18,7 +18,7 @@ use crate::sync::ThisThread;
 use crate::sync::lock;
 
 /// Logger, level as `logging` numbers it, file, line, message, seconds since 1970, thread as `gettid` numbers it.
-type Entry = (String, u8, &'static str, u32, String, f64, u32);
+type LogRecord = (String, u8, &'static str, u32, String, f64, u32);
 
 /// More than any burst; beyond it the newest are lost and counted.
 const MOST: usize = 8192;
@@ -27,7 +27,7 @@ const MOST: usize = 8192;
 const TRIES: usize = 1000;
 
 struct Queue {
-    entries: Mutex<VecDeque<Entry>>,
+    entries: Mutex<VecDeque<LogRecord>>,
     has_entries: Condvar,
     lost: AtomicU64,
     is_ended: AtomicBool,
@@ -42,7 +42,7 @@ static QUEUE: Queue = Queue {
 
 impl Queue {
     /// Its entries, if the lock can be had in about a millisecond.
-    fn try_entries(&self) -> Option<MutexGuard<'_, VecDeque<Entry>>> {
+    fn try_entries(&self) -> Option<MutexGuard<'_, VecDeque<LogRecord>>> {
         for _ in 0..TRIES {
             match self.entries.try_lock() {
                 Ok(entries) => return Some(entries),
@@ -53,7 +53,7 @@ impl Queue {
         None
     }
 
-    fn put(&self, entry: Entry) {
+    fn put(&self, entry: LogRecord) {
         let Some(mut entries) = self.try_entries().filter(|entries| entries.len() < MOST) else {
             self.lost.fetch_add(1, Ordering::Relaxed);
             return;
@@ -64,7 +64,7 @@ impl Queue {
     }
 
     /// Waits for entries and takes them all; none once the queue is ended.
-    fn take(&self) -> Vec<Entry> {
+    fn take(&self) -> Vec<LogRecord> {
         let mut entries = lock(&self.entries);
         while entries.is_empty() && !self.is_ended.load(Ordering::Relaxed) {
             entries = self.has_entries.wait(entries).unwrap_or_else(PoisonError::into_inner);
@@ -86,7 +86,7 @@ impl Queue {
 }
 
 /// An entry of now and of this thread.
-fn entry(target: &str, level: log::Level, file: &'static str, line: u32, message: String) -> Entry {
+fn entry(target: &str, level: log::Level, file: &'static str, line: u32, message: String) -> LogRecord {
     let time = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs_f64();
     (target.replace("::", "."), python_level(level), file, line, message, time, ThisThread::get().system_id())
 }
@@ -135,7 +135,7 @@ pub(super) fn set_log_level(level: i64) {
 
 #[doc = docstring!("take_log_records")]
 #[pyfunction]
-pub(super) fn take_log_records(py: Python<'_>) -> Vec<Entry> {
+pub(super) fn take_log_records(py: Python<'_>) -> Vec<LogRecord> {
     py.detach(|| QUEUE.take())
 }
 

@@ -7,7 +7,7 @@ use crate::sync::{ThisThread, ThreadNumber, lock};
 
 /// A `with` block that a thread has entered and not left.
 #[derive(Debug)]
-struct Block<T> {
+struct WithBlock<T> {
     thread: ThreadNumber,
     /// What tells the task that entered it from the thread's others.
     task: Option<usize>,
@@ -17,7 +17,7 @@ struct Block<T> {
 /// The blocks of one object that threads have entered and not left. It may be entered again, also by another thread.
 #[derive(Debug)]
 pub(super) struct WithBlocks<T> {
-    open: Mutex<Vec<Block<T>>>,
+    open: Mutex<Vec<WithBlock<T>>>,
 }
 
 impl<T> WithBlocks<T> {
@@ -25,7 +25,7 @@ impl<T> WithBlocks<T> {
         Self { open: Mutex::new(Vec::new()) }
     }
 
-    fn open(&self) -> MutexGuard<'_, Vec<Block<T>>> {
+    fn open(&self) -> MutexGuard<'_, Vec<WithBlock<T>>> {
         lock(&self.open)
     }
 
@@ -36,7 +36,7 @@ impl<T> WithBlocks<T> {
 
     /// Notes what a task of the calling thread entered.
     pub(super) fn enter_in(&self, task: Option<usize>, entered: T) {
-        self.open().push(Block { thread: ThisThread::get().number(), task, entered });
+        self.open().push(WithBlock { thread: ThisThread::get().number(), task, entered });
     }
 
     /// Ends the block that the calling thread entered last, and returns what it entered.

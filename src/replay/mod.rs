@@ -14,7 +14,7 @@ use std::thread;
 use std::time::Instant;
 
 use self::reserved::look;
-use self::server::{Block, Server};
+use self::server::{ReplayedBlock, Server};
 use self::watch::{Progress, watched};
 use crate::error::{Error, Result};
 use crate::memory::memory_stats;
@@ -69,7 +69,7 @@ const MAX_THREADS: usize = 1024;
 const CHUNK: usize = 512;
 
 /// Each slot's block, its bytes and its stream.
-type Slots = Vec<Option<(Block, u64, u32)>>;
+type Slots = Vec<Option<(ReplayedBlock, u64, u32)>>;
 
 /// Returns as many empty slots.
 fn empty_slots(count: usize) -> Result<Slots> {
@@ -193,7 +193,7 @@ pub fn replay(
             let (figures, cold_ns, warm_ns) = passes(&place, events, threads, &progress)?;
             return Ok(figures.with(cold_ns, warm_ns, Vec::new()));
         }
-        let counted = Counted::new(&place.server)?;
+        let counted = PassCounts::new(&place.server)?;
         let reserved = look(&place, events, changes, &progress)?;
         let figures = counted.figures(&place.server)?;
         place.server.clear()?;
@@ -203,7 +203,7 @@ pub fn replay(
 }
 
 /// What was counted before a pass.
-struct Counted {
+struct PassCounts {
     driver_calls: u64,
     moved_pages: u64,
 }
@@ -215,7 +215,7 @@ struct Figures {
     moved_pages: u64,
 }
 
-impl Counted {
+impl PassCounts {
     fn new(server: &Server) -> Result<Self> {
         let stats = memory_stats(server.device)?;
         Ok(Self { driver_calls: stats.driver_calls, moved_pages: stats.moved_pages })
@@ -259,7 +259,7 @@ fn passes(
     progress: &Progress,
 ) -> Result<(Figures, f64, f64)> {
     let server = &place.server;
-    let counted = Counted::new(server)?;
+    let counted = PassCounts::new(server)?;
     // This thread is one more at the barrier, to read the figures between the passes.
     let barrier = Barrier::new(threads + 1);
     let (outcomes, first) = thread::scope(|scope| {

@@ -10,7 +10,7 @@ use crate::runtime::{self, Stream};
 
 /// A block of whichever allocator.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Block {
+pub(super) enum ReplayedBlock {
     Ours(Allocation),
     Driver(u64),
 }
@@ -31,10 +31,10 @@ impl Server {
         Self { device, allocator, live: zero(), peak: zero(), calls: zero() }
     }
 
-    pub(super) fn allocate(&self, bytes: u64, stream: &Stream) -> Result<Block> {
+    pub(super) fn allocate(&self, bytes: u64, stream: &Stream) -> Result<ReplayedBlock> {
         let runtime = runtime::get()?;
         let address = match self.allocator {
-            ReplayAllocator::Gpupool => return memory::allocate_block(bytes, stream).map(Block::Ours),
+            ReplayAllocator::Gpupool => return memory::allocate_block(bytes, stream).map(ReplayedBlock::Ours),
             ReplayAllocator::Driver => runtime.memory_allocate(bytes)?,
             // SAFETY: the stream is the replay's own.
             ReplayAllocator::Async => unsafe { runtime.stream_ordered_memory().allocate_async(bytes, stream.raw()) }?,
@@ -42,13 +42,13 @@ impl Server {
         let live = self.live.fetch_add(bytes, Ordering::Relaxed) + bytes;
         self.peak.fetch_max(live, Ordering::Relaxed);
         self.calls.fetch_add(1, Ordering::Relaxed);
-        Ok(Block::Driver(address))
+        Ok(ReplayedBlock::Driver(address))
     }
 
-    pub(super) fn free(&self, block: Block, bytes: u64, stream: &Stream) -> Result<()> {
+    pub(super) fn free(&self, block: ReplayedBlock, bytes: u64, stream: &Stream) -> Result<()> {
         let address = match block {
-            Block::Ours(block) => return memory::free_block(block, None),
-            Block::Driver(address) => address,
+            ReplayedBlock::Ours(block) => return memory::free_block(block, None),
+            ReplayedBlock::Driver(address) => address,
         };
         self.live.fetch_sub(bytes, Ordering::Relaxed);
         self.calls.fetch_add(1, Ordering::Relaxed);

@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::marker::PhantomData;
 
-use super::nesting::{Begun, Nesting};
+use super::nesting::{BegunGuard, Nesting};
 use super::{Context, Runtime, existing};
 use crate::error::Result;
 use crate::ids::{CaptureMode, Device, MemoryLocation};
@@ -20,7 +20,7 @@ thread_local! {
 #[derive(Debug)]
 pub struct BoundDevice {
     runtime: &'static dyn Runtime,
-    previous: Begun<Context>,
+    previous: BegunGuard<Context>,
     this_thread: PhantomData<*mut ()>,
 }
 
@@ -38,7 +38,7 @@ impl BoundDevice {
     pub(crate) fn of(runtime: &'static dyn Runtime, location: impl Into<MemoryLocation>) -> Result<Self> {
         let location = location.into();
         let previous = runtime.bind(location).map_err(|e| e.on(location))?;
-        Ok(Self { runtime, previous: Begun::new(&CONTEXTS, previous), this_thread: PhantomData })
+        Ok(Self { runtime, previous: BegunGuard::new(&CONTEXTS, previous), this_thread: PhantomData })
     }
 }
 
@@ -59,7 +59,7 @@ impl Drop for BoundDevice {
 #[derive(Debug)]
 pub struct RelaxedCapture {
     runtime: &'static dyn Runtime,
-    previous: Begun<CaptureMode>,
+    previous: BegunGuard<CaptureMode>,
     this_thread: PhantomData<*mut ()>,
 }
 
@@ -70,7 +70,7 @@ impl RelaxedCapture {
     /// `ErrorKind::Library` if the driver refuses.
     pub fn new(runtime: &'static dyn Runtime) -> Result<Self> {
         let previous = runtime.exchange_capture_mode(CaptureMode::Relaxed)?;
-        Ok(Self { runtime, previous: Begun::new(&MODES, Some(previous)), this_thread: PhantomData })
+        Ok(Self { runtime, previous: BegunGuard::new(&MODES, Some(previous)), this_thread: PhantomData })
     }
 }
 

@@ -25,7 +25,7 @@ struct CapturedStream {
 
 /// What is announced, and what must not meet it.
 #[derive(Debug)]
-struct Books {
+struct KnownCaptures {
     /// Streams that a caller of [`note_capture`] is about to capture.
     captured: Vec<CapturedStream>,
     /// How many callers of [`expect_captures`] there are for each device.
@@ -34,8 +34,8 @@ struct Books {
     whole: BTreeMap<Device, usize>,
 }
 
-static BOOKS: Mutex<Books> =
-    Mutex::new(Books { captured: Vec::new(), expecting: BTreeMap::new(), whole: BTreeMap::new() });
+static KNOWN: Mutex<KnownCaptures> =
+    Mutex::new(KnownCaptures { captured: Vec::new(), expecting: BTreeMap::new(), whole: BTreeMap::new() });
 /// Notified when a call for a whole device has ended.
 static ENDED: Condvar = Condvar::new();
 
@@ -44,9 +44,9 @@ fn count(counts: &BTreeMap<Device, usize>, device: Device) -> usize {
 }
 
 /// Waits until no call for the whole device is being made. None begins after an announcement.
-fn wait_for_calls(mut books: MutexGuard<'_, Books>, device: Device) {
-    while count(&books.whole, device) > 0 {
-        books = wait(&ENDED, &BOOKS, books);
+fn wait_for_calls(mut known: MutexGuard<'_, KnownCaptures>, device: Device) {
+    while count(&known.whole, device) > 0 {
+        known = wait(&ENDED, &KNOWN, known);
     }
 }
 
@@ -59,13 +59,13 @@ pub(crate) struct WholeDevice {
 impl WholeDevice {
     /// Begins a call for a whole device; none while a capture is announced there, but on streams that are gone.
     fn begin_unannounced(device: Device, gone: &[u64]) -> Option<Self> {
-        let mut books = lock(&BOOKS);
+        let mut known = lock(&KNOWN);
         let is_announced = |noted: &CapturedStream| noted.stream.device() == device && !gone.contains(&noted.number);
-        let is_announced = books.captured.iter().any(is_announced);
-        if is_announced || count(&books.expecting, device) > 0 {
+        let is_announced = known.captured.iter().any(is_announced);
+        if is_announced || count(&known.expecting, device) > 0 {
             return None;
         }
-        *books.whole.entry(device).or_default() += 1;
+        *known.whole.entry(device).or_default() += 1;
         Some(Self { device })
     }
 
@@ -80,8 +80,8 @@ impl WholeDevice {
 /// Returns the announced captures of a device that cannot begin any more: their streams went with their contexts.
 fn gone_on(runtime: &'static dyn Runtime, device: Device) -> Result<Vec<u64>> {
     let noted: Vec<_> = {
-        let books = lock(&BOOKS);
-        let of_device = books.captured.iter().filter(|noted| noted.stream.device() == device);
+        let known = lock(&KNOWN);
+        let of_device = known.captured.iter().filter(|noted| noted.stream.device() == device);
         of_device.map(|noted| (noted.number, noted.stream.clone())).collect()
     };
     if noted.is_empty() {
@@ -95,11 +95,11 @@ fn gone_on(runtime: &'static dyn Runtime, device: Device) -> Result<Vec<u64>> {
 
 impl Drop for WholeDevice {
     fn drop(&mut self) {
-        let mut books = lock(&BOOKS);
-        if let Some(count) = books.whole.get_mut(&self.device) {
+        let mut known = lock(&KNOWN);
+        if let Some(count) = known.whole.get_mut(&self.device) {
             *count -= 1;
         }
-        drop(books);
+        drop(known);
         ENDED.notify_all();
     }
 }
@@ -112,10 +112,10 @@ pub(crate) struct KnownCapture {
 
 /// Notes that a foreign stream is about to be captured, which no driver would tell. Its owner keeps it alive meanwhile.
 pub(crate) fn note_capture(stream: &Stream) -> KnownCapture {
-    let mut books = lock(&BOOKS);
-    let number = books.captured.iter().map(|noted| noted.number + 1).max().unwrap_or(0);
-    books.captured.push(CapturedStream { number, stream: stream.clone() });
-    wait_for_calls(books, stream.device());
+    let mut known = lock(&KNOWN);
+    let number = known.captured.iter().map(|noted| noted.number + 1).max().unwrap_or(0);
+    known.captured.push(CapturedStream { number, stream: stream.clone() });
+    wait_for_calls(known, stream.device());
     KnownCapture { number }
 }
 
@@ -126,7 +126,7 @@ impl Drop for KnownCapture {
             return;
         }
         let ended = {
-            let captured = &mut lock(&BOOKS).captured;
+            let captured = &mut lock(&KNOWN).captured;
             let index = captured.iter().position(|noted| noted.number == self.number);
             index.map(|index| captured.swap_remove(index))
         };
@@ -138,14 +138,14 @@ impl Drop for KnownCapture {
 /// Takes it that streams of the device are captured, whichever they are, until as many calls of
 /// [`end_expecting_captures`].
 pub(crate) fn expect_captures(device: Device) {
-    let mut books = lock(&BOOKS);
-    *books.expecting.entry(device).or_default() += 1;
-    wait_for_calls(books, device);
+    let mut known = lock(&KNOWN);
+    *known.expecting.entry(device).or_default() += 1;
+    wait_for_calls(known, device);
 }
 
 /// Ends one call of [`expect_captures`]; false if there is none.
 pub(crate) fn end_expecting_captures(device: Device) -> bool {
-    let expecting = &mut lock(&BOOKS).expecting;
+    let expecting = &mut lock(&KNOWN).expecting;
     let Some(count) = expecting.get_mut(&device).filter(|count| **count > 0) else { return false };
     *count -= 1;
     true
@@ -179,14 +179,14 @@ pub(crate) fn synchronize_unless_captured(device: Device) -> Result<bool> {
 /// Returns whether a stream of the device that can be asked is captured: one of our own, the thread's current one, one
 /// that was noted, or any blocking one; also where captures of others are expected.
 pub(crate) fn is_known_stream_capturing(runtime: &'static dyn Runtime, device: Device) -> Result<bool> {
-    if count(&lock(&BOOKS).expecting, device) > 0 {
+    if count(&lock(&KNOWN).expecting, device) > 0 {
         return Ok(true);
     }
     let _bound = BoundDevice::of(runtime, device)?;
     let owned = alive_on(device);
     let noted: Vec<_> = {
-        let books = lock(&BOOKS);
-        books.captured.iter().map(|noted| noted.stream.clone()).filter(|stream| stream.device() == device).collect()
+        let known = lock(&KNOWN);
+        known.captured.iter().map(|noted| noted.stream.clone()).filter(|stream| stream.device() == device).collect()
     };
     let current = scope::scoped(device);
     let known = owned.iter().chain(&noted).chain(&current).map(Stream::raw);
@@ -211,10 +211,10 @@ mod tests {
     #[cfg_attr(miri, ignore = "Miri has no forks")]
     fn a_forked_child_ends_a_capture_though_the_lock_is_held_for_ever() {
         let known = note_capture(&Stream::default_of(Device::from_ordinal(77)));
-        let held = lock(&BOOKS);
+        let held = lock(&KNOWN);
         assert_ends_in_forked_child(|| drop(KnownCapture { number: known.number }));
         drop(held);
         drop(known);
-        assert!(lock(&BOOKS).captured.iter().all(|noted| noted.stream.device().ordinal() != 77));
+        assert!(lock(&KNOWN).captured.iter().all(|noted| noted.stream.device().ordinal() != 77));
     }
 }

@@ -20,13 +20,13 @@ impl<T> Nesting<T> {
 
 /// A guard that has begun.
 #[derive(Debug)]
-pub(super) struct Begun<T> {
+pub(super) struct BegunGuard<T> {
     /// None in a thread that was ending.
     number: Option<u64>,
     found: Option<T>,
 }
 
-impl<T: Copy> Begun<T> {
+impl<T: Copy> BegunGuard<T> {
     /// Begins a guard that found this.
     pub(super) fn new(nesting: &'static LocalKey<RefCell<Nesting<T>>>, found: Option<T>) -> Self {
         let number = nesting.try_with(|nesting| {

@@ -44,12 +44,12 @@ static LASTING: Mutex<Vec<Arc<Owned>>> = Mutex::new(Vec::new());
 struct Owned {
     raw: RawStream,
     device: Device,
-    end: End,
+    end: StreamEnd,
 }
 
 /// What becomes of a stream with its last clone.
 #[derive(Debug)]
-enum End {
+enum StreamEnd {
     /// One of our own is destroyed.
     Destroyed,
     /// Nothing: it is never destroyed.
@@ -66,7 +66,7 @@ impl Drop for Owned {
             return;
         }
         forget_owned(self);
-        if matches!(self.end, End::Destroyed)
+        if matches!(self.end, StreamEnd::Destroyed)
             && let Ok(runtime) = get()
             && let Ok(_bound) = BoundDevice::of(runtime, self.device)
         {
@@ -89,7 +89,7 @@ impl Stream {
         if runtime.kind() == Kind::Cuda {
             nvtx::name_stream(raw, c"gpupool");
         }
-        let owned = Arc::new(Owned { raw, device, end: End::Destroyed });
+        let owned = Arc::new(Owned { raw, device, end: StreamEnd::Destroyed });
         note_owned(&owned);
         Ok(Self { raw, device, owned: Some(owned) })
     }
@@ -175,7 +175,7 @@ impl Stream {
             return known;
         }
         let keeper = Arc::clone(stream);
-        let owned = Arc::new(Owned { raw: view.raw, device, end: End::Released { _keeper: keeper } });
+        let owned = Arc::new(Owned { raw: view.raw, device, end: StreamEnd::Released { _keeper: keeper } });
         note_owned(&owned);
         Self { owned: Some(owned), ..view }
     }
@@ -203,7 +203,7 @@ impl Stream {
         if self.is_lasting() || lock(&OWNED).contains_key(&(self.device, self.raw.address())) {
             return;
         }
-        let owned = Arc::new(Owned { raw: self.raw, device: self.device, end: End::None });
+        let owned = Arc::new(Owned { raw: self.raw, device: self.device, end: StreamEnd::None });
         note_owned(&owned);
         lasting.push(owned);
     }

@@ -21,7 +21,7 @@ const NOTHING: u64 = u64::MAX >> KIND_BITS;
 /// A place for one request. It shares no cache line, nor the next one, which processors fetch with it.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct Place {
+struct RequestSlot {
     state: AtomicU64,
     /// For whom the request is.
     service: AtomicU64,
@@ -30,17 +30,17 @@ struct Place {
 /// Requests of a number each, for a service, which are answered by a number.
 #[derive(Debug, Default)]
 pub(crate) struct Requests {
-    places: [Place; PLACES],
+    places: [RequestSlot; PLACES],
 }
 
 /// A request that was left.
 #[derive(Debug)]
 #[must_use = "a place is vacant again once the answer is taken"]
-pub(crate) struct Request<'a>(&'a Place);
+pub(crate) struct LeftRequest<'a>(&'a RequestSlot);
 
 impl Requests {
     /// Leaves a request at a thread's place; none if another is there, or its number has too many bits.
-    pub(crate) fn leave(&self, thread: u64, service: u64, number: u64) -> Option<Request<'_>> {
+    pub(crate) fn leave(&self, thread: u64, service: u64, number: u64) -> Option<LeftRequest<'_>> {
         let place = &self.places[thread as usize % PLACES];
         if number > u64::MAX >> KIND_BITS {
             return None;
@@ -49,7 +49,7 @@ impl Requests {
         place.state.compare_exchange(VACANT, TAKEN, Ordering::Acquire, Ordering::Relaxed).ok()?;
         place.service.store(service, Ordering::Relaxed);
         place.state.store(number << KIND_BITS | REQUEST, Ordering::Release);
-        Some(Request(place))
+        Some(LeftRequest(place))
     }
 
     /// Answers each request by what `answer` returns for its service and its number. To be called with the lock that the requests
@@ -68,7 +68,7 @@ impl Requests {
     }
 }
 
-impl Request<'_> {
+impl LeftRequest<'_> {
     /// Returns the answer, if there is one; then the place is vacant again.
     pub(crate) fn take_answer(&self) -> Option<Option<u64>> {
         let state = self.0.state.load(Ordering::Acquire);

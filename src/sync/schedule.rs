@@ -30,20 +30,20 @@ static RUNNING: AtomicUsize = AtomicUsize::new(NONE);
 static CHOICES: AtomicU64 = AtomicU64::new(0);
 /// How many of them were made by threads that could go on.
 static PROGRESS: AtomicU64 = AtomicU64::new(0);
-static STATE: Mutex<Option<State>> = Mutex::new(None);
+static STATE: Mutex<Option<ScheduleState>> = Mutex::new(None);
 /// Schedules come one after the other.
 static ONE: Mutex<()> = Mutex::new(());
 
 thread_local! {
     // Without a destructor, so that it can be read while the thread's locals are destroyed.
     static MEMBER: Cell<usize> = const { Cell::new(NONE) };
-    static END: End = const { End };
+    static END: ThreadEnd = const { ThreadEnd };
 }
 
 /// Leaves the schedule when the thread's other locals are destroyed: what is made first goes last.
-struct End;
+struct ThreadEnd;
 
-impl Drop for End {
+impl Drop for ThreadEnd {
     fn drop(&mut self) {
         let me = MEMBER.replace(NONE);
         let next = state().as_mut().and_then(|state| {
@@ -66,14 +66,14 @@ struct Member {
     priority: u64,
 }
 
-struct State {
+struct ScheduleState {
     random: Random,
     members: Vec<Member>,
-    way: Way,
+    way: ThreadChoice,
 }
 
 /// How the next thread is chosen.
-enum Way {
+enum ThreadChoice {
     /// One time in so many another one, any.
     Dice(u64),
     /// The one of the highest priority; at a few choices, one in so many, the running one gets the lowest.
@@ -92,19 +92,19 @@ impl Random {
     }
 }
 
-impl State {
+impl ScheduleState {
     fn new(seed: u64, threads: usize) -> Self {
         let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
         (0..8).for_each(|_| {
             random.below(1);
         });
         let way = match random.below(6) {
-            0 => Way::Dice(2),
-            1 => Way::Dice(8),
-            2 => Way::Dice(64),
-            3 => Way::Priority(30),
-            4 => Way::Priority(300),
-            _ => Way::Priority(3000),
+            0 => ThreadChoice::Dice(2),
+            1 => ThreadChoice::Dice(8),
+            2 => ThreadChoice::Dice(64),
+            3 => ThreadChoice::Priority(30),
+            4 => ThreadChoice::Priority(300),
+            _ => ThreadChoice::Priority(3000),
         };
         let member =
             |_| Member { thread: None, is_over: false, waits_at: None, priority: (1 << 32) + random.below(1 << 32) };
@@ -127,9 +127,9 @@ impl State {
         let any = *able.get(self.random.below(able.len().max(1) as u64) as usize)?;
         let stays = !must_leave && able.contains(&me);
         let next = match self.way {
-            Way::Dice(one_in) if stays && self.random.below(one_in) != 0 => me,
-            Way::Dice(_) => any,
-            Way::Priority(one_in) => {
+            ThreadChoice::Dice(one_in) if stays && self.random.below(one_in) != 0 => me,
+            ThreadChoice::Dice(_) => any,
+            ThreadChoice::Priority(one_in) => {
                 if self.random.below(one_in) == 0 {
                     let lowest = self.members.iter().map(|member| member.priority).min().unwrap_or(1);
                     self.members[me].priority = lowest.saturating_sub(1);
@@ -141,7 +141,7 @@ impl State {
     }
 }
 
-fn state() -> MutexGuard<'static, Option<State>> {
+fn state() -> MutexGuard<'static, Option<ScheduleState>> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -225,7 +225,7 @@ fn stay_on(cpu: i32) {
 /// If the threads only wait for each other.
 pub fn run(seed: u64, bodies: Vec<Body>) -> thread::Result<u64> {
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
-    *state() = Some(State::new(seed, bodies.len()));
+    *state() = Some(ScheduleState::new(seed, bodies.len()));
     let before = CHOICES.load(Ordering::Relaxed);
     RUNNING.store(NONE, Ordering::Release);
     IS_ON.store(true, Ordering::Relaxed);

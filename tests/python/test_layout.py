@@ -104,3 +104,36 @@ def test_a_function_that_is_kept_is_a_use_of_who_gives_it(tmp_path):
     others = ['static TELL: OnceLock<extern "C" fn(u64)>', "static TELL: OnceLock<Box<dyn Fn(u64)>>"]
     for other in others:
         assert check(tmp_path, {"src/sync/mod.rs": f"{other} = OnceLock::new();\npub fn set_tell() {{}}"}) == []
+
+
+def test_a_name_that_several_types_have(tmp_path):
+    named = {
+        "src/ids.rs": "pub struct Device(u32);\nimpl Deref for Device {\n    type Target = u32;\n}\ntype Key<T> = T;",
+        "src/error.rs": """
+#[cfg(test)]
+mod tests {
+    struct Device;
+}
+
+mod inner {
+    pub(super) enum Place {}
+}
+
+#[cfg(test)]
+mod models {
+    struct Key;
+}
+
+impl Deref for Error {
+    type Target = u32;
+}
+""",
+        "src/handle/pool.rs": "#[cfg(loom)]\nstruct Lock;\n#[cfg(not(loom))]\nstruct Lock;\npub(crate) trait Place {}",
+        "src/handle/tests.rs": "struct Lock;",
+        "src/c_api/mod.rs": "pub struct Event;",
+        "src/memory/stats.rs": "pub(in crate::memory) type Key<T> = T;\npub struct Event;",
+    }
+    assert check(tmp_path, GOOD | named) == [
+        "Key is the name of several types, and each needs its own: src/ids.rs, src/memory/stats.rs",
+        "Place is the name of several types, and each needs its own: src/error.rs, src/handle/pool.rs",
+    ]

@@ -32,7 +32,7 @@ pub(super) struct HeldPool {
 
 /// A place of the table.
 #[derive(Debug, Default)]
-pub(super) struct Slot {
+pub(super) struct PoolHandleSlot {
     /// The handle that is this one now; 0 for none.
     handle: AtomicUsize,
     number: AtomicU32,
@@ -49,7 +49,7 @@ struct SlotState {
     times: usize,
 }
 
-impl Slot {
+impl PoolHandleSlot {
     /// Returns the pool's number, that of its device, and whether it is for graphs.
     #[inline]
     pub(super) fn pool(&self) -> (u32, c_int, bool) {
@@ -66,7 +66,7 @@ struct FreePlaces {
     returned: Vec<usize>,
 }
 
-static SLOTS: LazyLock<Table<Slot, 6>> = LazyLock::new(|| Table::new(HANDLES_MAX));
+static SLOTS: LazyLock<Table<PoolHandleSlot, 6>> = LazyLock::new(|| Table::new(HANDLES_MAX));
 static FREE: Mutex<FreePlaces> = Mutex::new(FreePlaces { next: 0, returned: Vec::new() });
 
 fn place_of(handle: usize) -> usize {
@@ -89,10 +89,10 @@ fn refuse(handle: *const PoolHandle) -> Error {
 /// # Errors
 /// `ErrorKind::InvalidValue` if it is null, or was released.
 #[inline]
-pub(super) fn slot(handle: *const PoolHandle) -> Result<&'static Slot> {
+pub(super) fn slot(handle: *const PoolHandle) -> Result<&'static PoolHandleSlot> {
     let slot = SLOTS.get(place_of(handle.addr()));
     // Acquire: the rest is seen as it was when the handle was made.
-    let is_known = |slot: &&Slot| !handle.is_null() && slot.handle.load(Ordering::Acquire) == handle.addr();
+    let is_known = |slot: &&PoolHandleSlot| !handle.is_null() && slot.handle.load(Ordering::Acquire) == handle.addr();
     slot.filter(is_known).ok_or_else(|| refuse(handle))
 }
 

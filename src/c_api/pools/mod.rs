@@ -25,7 +25,7 @@ use crate::error::{Error, Result};
 use crate::memory::cache::GivenKey;
 use crate::memory::plug::call::{address_of, answer, count, device_of, hand_out, null, run, stream_on};
 use crate::memory::pool::{Pool, PoolId, next_ticket};
-use crate::memory::route::{self, Given, PoolUse};
+use crate::memory::route::{self, GivenPool, PoolUse};
 use crate::memory::serve::{self, Allocation, Patience};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
@@ -151,6 +151,6 @@ fn allocate(pool: *const PoolHandle, key: GivenKey, bytes: u64, stream: &Stream)
     route::allocate_given(
         bytes,
         stream,
-        &Given { pool: held.in_use.pool(), ticket, is_captured, further: &held.further },
+        &GivenPool { pool: held.in_use.pool(), ticket, is_captured, further: &held.further },
     )
 }

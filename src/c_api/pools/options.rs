@@ -55,7 +55,7 @@ unsafe impl SizedStruct for PoolOptions {
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` if the options are null or have no size, or the source lacks a function.
-pub(super) unsafe fn read(options: *const PoolOptions) -> Result<serve::PoolOptions> {
+pub(super) unsafe fn read(options: *const PoolOptions) -> Result<serve::PoolSettings> {
     // SAFETY: the caller promises that they begin with their size, or are null.
     let options = unsafe { sized::read(options) }?;
     let name = (!options.name.is_null()).then(|| {
@@ -73,5 +73,5 @@ pub(super) unsafe fn read(options: *const PoolOptions) -> Result<serve::PoolOpti
         is_for_graphs: options.for_graphs != 0,
     };
     let source = source.map(|source| Source::Segments(Arc::new(source) as Arc<dyn SegmentSource>));
-    Ok(serve::PoolOptions { rules, source, limit: None, reserve: 0, name })
+    Ok(serve::PoolSettings { rules, source, limit: None, reserve: 0, name })
 }

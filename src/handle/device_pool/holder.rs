@@ -6,7 +6,7 @@ use crate::sync::ThisThread;
 
 /// How a handle is held.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::handle) enum Hold {
+pub(in crate::handle) enum HoldKind {
     /// By a thread until it ends.
     Window,
     /// By a lease until that ends.
@@ -17,7 +17,7 @@ pub(in crate::handle) enum Hold {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(in crate::handle) struct Holder {
     /// How it is held.
-    pub(in crate::handle) hold: Hold,
+    pub(in crate::handle) hold: HoldKind,
     /// The thread that asked for it, as `gettid` numbers threads.
     pub(in crate::handle) thread: u32,
     /// That thread's name; none once it has ended.
@@ -45,8 +45,8 @@ impl Holder {
     /// Without the name.
     pub(in crate::handle) fn from_bits(bits: u64) -> Option<Self> {
         let hold = match bits & !u64::from(u32::MAX) {
-            WINDOW => Hold::Window,
-            LEASE => Hold::Lease,
+            WINDOW => HoldKind::Window,
+            LEASE => HoldKind::Lease,
             _ => return None,
         };
         Some(Self { hold, thread: bits as u32, name: None })
@@ -63,8 +63,8 @@ impl Holder {
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.hold {
-            Hold::Window => "thread ",
-            Hold::Lease => "a lease of thread ",
+            HoldKind::Window => "thread ",
+            HoldKind::Lease => "a lease of thread ",
         })?;
         write!(f, "{}", self.thread)?;
         match &self.name {

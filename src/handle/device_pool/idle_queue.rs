@@ -21,7 +21,7 @@ const SLOTS: usize = 1;
 /// A slot alone in its cache lines, so that threads do not slow each other down.
 #[derive(Debug)]
 #[repr(align(128))]
-struct Slot<T> {
+struct IdleSlot<T> {
     content: Mutex<SlotContent<T>>,
 }
 
@@ -46,7 +46,7 @@ pub(in crate::handle) enum Turn<T> {
 /// A place in the line of requests that wait; [`IdleQueue::wait`] or [`IdleQueue::give_up`] ends it.
 #[derive(Debug)]
 #[must_use = "a handle that is given to this place is lost with it"]
-pub(in crate::handle) struct PlaceInLine<T> {
+pub(in crate::handle) struct QueuePlace<T> {
     waiter: Arc<Waiter<T>>,
 }
 
@@ -90,7 +90,7 @@ impl<T> QueueState<T> {
 /// The idle handles of a device and the requests that wait for one.
 #[derive(Debug)]
 pub(super) struct IdleQueue<T> {
-    slots: [Slot<T>; SLOTS],
+    slots: [IdleSlot<T>; SLOTS],
     /// How many requests wait, for those that do not lock.
     waiting: AtomicUsize,
     state: Mutex<QueueState<T>>,
@@ -98,7 +98,7 @@ pub(super) struct IdleQueue<T> {
 
 impl<T> Default for IdleQueue<T> {
     fn default() -> Self {
-        let empty = |_| Slot { content: Mutex::new(SlotContent { item: None, is_active: false }) };
+        let empty = |_| IdleSlot { content: Mutex::new(SlotContent { item: None, is_active: false }) };
         Self {
             slots: std::array::from_fn(empty),
             waiting: AtomicUsize::new(0),
@@ -110,7 +110,7 @@ impl<T> Default for IdleQueue<T> {
 impl<T> IdleQueue<T> {
     /// Returns the slot that the thread looks into first.
     #[inline]
-    fn slot_of(&self, thread: ThreadNumber) -> &Slot<T> {
+    fn slot_of(&self, thread: ThreadNumber) -> &IdleSlot<T> {
         &self.slots[thread.get() as usize % SLOTS]
     }
 
@@ -167,7 +167,7 @@ impl<T> IdleQueue<T> {
     /// Takes a handle out of a slot, best of a thread that is no longer at work: one that is would come here at once, and
     /// take another's.
     fn take_spare_slot(&self) -> Option<Arc<T>> {
-        self.slots.iter().find_map(Slot::take_unless_active).or_else(|| self.take_any_slot(|_| true))
+        self.slots.iter().find_map(IdleSlot::take_unless_active).or_else(|| self.take_any_slot(|_| true))
     }
 
     /// Serves the requests that wait, in order, as far as there are handles or room.
@@ -192,7 +192,7 @@ impl<T> IdleQueue<T> {
     ///
     /// # Errors
     /// A place in the line if as many as there may be are in use.
-    pub(super) fn take(&self, prefers: impl Fn(&T) -> bool) -> Result<Turn<T>, PlaceInLine<T>> {
+    pub(super) fn take(&self, prefers: impl Fn(&T) -> bool) -> Result<Turn<T>, QueuePlace<T>> {
         let mut state = self.lock();
         if state.waiters.is_empty()
             && let Some(turn) = self.turn(&mut state, &prefers)
@@ -204,7 +204,7 @@ impl<T> IdleQueue<T> {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         // For what was given back between the search and the line above.
         self.serve(&mut state);
-        Err(PlaceInLine { waiter })
+        Err(QueuePlace { waiter })
     }
 
     fn find(&self, state: &mut QueueState<T>, prefers: &impl Fn(&T) -> bool) -> Option<Arc<T>> {
@@ -232,7 +232,7 @@ impl<T> IdleQueue<T> {
     /// [`Interrupted`] if the wait was; the request has left the line then, and has nothing.
     pub(super) fn wait(
         &self,
-        place: PlaceInLine<T>,
+        place: QueuePlace<T>,
         deadline: Instant,
         mut interruption: Interruption<'_>,
     ) -> Result<Option<Turn<T>>, Interrupted> {
@@ -252,7 +252,7 @@ impl<T> IdleQueue<T> {
     }
 
     /// Gives a turn back that its request does not use, or its place in the line.
-    pub(super) fn give_up(&self, turn: Result<Turn<T>, PlaceInLine<T>>) {
+    pub(super) fn give_up(&self, turn: Result<Turn<T>, QueuePlace<T>>) {
         match turn.map_or_else(|place| self.leave(place), Some) {
             Some(Turn::Handle(item)) => self.put(item),
             Some(Turn::Room) => self.leave_room(),
@@ -261,7 +261,7 @@ impl<T> IdleQueue<T> {
     }
 
     /// Leaves the line, and returns what the request was given in the last moment.
-    fn leave(&self, place: PlaceInLine<T>) -> Option<Turn<T>> {
+    fn leave(&self, place: QueuePlace<T>) -> Option<Turn<T>> {
         // Under the lock, so that the request is not served after it has left.
         let mut state = self.lock();
         if let Some(index) = state.waiters.iter().position(|other| Arc::ptr_eq(other, &place.waiter)) {
@@ -295,7 +295,7 @@ impl<T> IdleQueue<T> {
     pub(super) fn remove_idle(&self) -> Vec<Arc<T>> {
         let mut state = self.lock();
         let mut idle = std::mem::take(&mut state.idle);
-        idle.extend(self.slots.iter().filter_map(Slot::take));
+        idle.extend(self.slots.iter().filter_map(IdleSlot::take));
         state.live -= idle.len();
         self.serve(&mut state);
         idle
@@ -317,7 +317,7 @@ impl<T> IdleQueue<T> {
     }
 }
 
-impl<T> Slot<T> {
+impl<T> IdleSlot<T> {
     #[inline]
     fn take(&self) -> Option<Arc<T>> {
         lock(&self.content).item.take()

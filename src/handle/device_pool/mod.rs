@@ -1,4 +1,4 @@
-//! A pool's handles on one device: who may have which, and the books on all of them.
+//! A pool's handles on one device: who may have which, and the table of all of them.
 //!
 //! Each method locks for a few list operations and returns, but for a request that waits its turn; none calls a library or
 //! a driver.
@@ -21,7 +21,7 @@ use crate::memory::LibraryMemory;
 use crate::observe::{Activity, target::HANDLE};
 use crate::runtime::Stream;
 use crate::sync::{ThisThread, lock};
-use holder::Hold;
+use holder::HoldKind;
 use idle_queue::IdleQueue;
 
 pub(super) use holder::Holder;
@@ -31,13 +31,13 @@ pub(crate) use interruption::Interruption;
 pub(crate) use pooled_handle::PooledHandle;
 
 /// A request's place in the line for a handle.
-pub(super) type PlaceInLine = idle_queue::PlaceInLine<PooledHandle>;
+pub(super) type PlaceInLine = idle_queue::QueuePlace<PooledHandle>;
 
 /// A pool's handles on one device.
 #[derive(Default)]
 pub(super) struct DevicePool {
     idle: IdleQueue<PooledHandle>,
-    books: Mutex<Books>,
+    table: Mutex<HandleTable>,
     round: Round,
     /// Where the handles take device memory from, once the user has said so.
     pub(super) memory: OnceLock<&'static LibraryMemory>,
@@ -56,7 +56,7 @@ impl Default for Round {
 }
 
 #[derive(Default)]
-struct Books {
+struct HandleTable {
     /// Every live handle, held or idle.
     all: Vec<Arc<PooledHandle>>,
     /// Handles that no request may get any more, to be destroyed.
@@ -80,7 +80,7 @@ struct Books {
     vacated: u64,
 }
 
-impl Books {
+impl HandleTable {
     /// Counts a handle as in use, if this round has not done so.
     fn count_in_use(&mut self, pooled: &PooledHandle, round: u64) {
         if pooled.is_counted(round) {
@@ -101,9 +101,9 @@ impl Books {
 }
 
 impl DevicePool {
-    fn books(&self) -> MutexGuard<'_, Books> {
+    fn table(&self) -> MutexGuard<'_, HandleTable> {
         // A panic cannot leave the lists half changed: nothing under this lock can panic but for want of memory.
-        lock(&self.books)
+        lock(&self.table)
     }
 
     /// Returns the idle handle of the calling thread's own slot, if it last ran on this stream.
@@ -129,8 +129,8 @@ impl DevicePool {
     /// [`DevicePool::begin_use`] of a handle that was not in use since the peaks were begun anew.
     #[cold]
     fn begin_first_use(&self, pooled: &PooledHandle) {
-        let mut books = self.books();
-        books.count_in_use(pooled, self.round());
+        let mut table = self.table();
+        table.count_in_use(pooled, self.round());
     }
 
     #[inline]
@@ -140,12 +140,12 @@ impl DevicePool {
 
     /// Starts the peaks anew, from what is in use and what there is now.
     pub(super) fn reset_peaks(&self) {
-        let mut books = self.books();
+        let mut table = self.table();
         let round = self.round.number.fetch_add(1, Ordering::Relaxed) + 1;
-        (books.peak_in_use, books.vacated) = (0, 0);
-        books.peak_device_bytes = books.device_bytes;
-        for pooled in books.all.clone().iter().filter(|pooled| pooled.holder().is_some()) {
-            books.count_in_use(pooled, round);
+        (table.peak_in_use, table.vacated) = (0, 0);
+        table.peak_device_bytes = table.device_bytes;
+        for pooled in table.all.clone().iter().filter(|pooled| pooled.holder().is_some()) {
+            table.count_in_use(pooled, round);
         }
     }
 
@@ -161,13 +161,13 @@ impl DevicePool {
     /// # Errors
     /// A place in the line if as many as the limit allows are in use; [`DevicePool::wait`] or [`DevicePool::give_up`] ends it.
     pub(super) fn take(&self, stream: RawStream) -> Result<Turn<PooledHandle>, PlaceInLine> {
-        self.books().misses += 1;
+        self.table().misses += 1;
         self.idle.take(|pooled| pooled.last_ran_on(stream))
     }
 
     /// Takes a handle back from a holder whose own request it is to serve. Counts a miss.
     pub(super) fn take_back(&self, pooled: Arc<PooledHandle>) -> Turn<PooledHandle> {
-        self.books().misses += 1;
+        self.table().misses += 1;
         pooled.hold(Holder::NONE);
         Turn::Handle(pooled)
     }
@@ -185,7 +185,7 @@ impl DevicePool {
         timeout: Duration,
         interruption: Interruption<'_>,
     ) -> Result<Option<Turn<PooledHandle>>, Interrupted> {
-        self.books().waits += 1;
+        self.table().waits += 1;
         let waiting = Activity::begin(format_args!("wait for {name} handle"));
         let now = Instant::now();
         let deadline = now.checked_add(timeout).unwrap_or_else(|| now + FOREVER);
@@ -225,7 +225,7 @@ impl DevicePool {
     }
 
     pub(super) fn count_hand_over(&self) {
-        self.books().hand_overs += 1;
+        self.table().hand_overs += 1;
     }
 
     /// Takes handles back that have no holder any more.
@@ -245,10 +245,10 @@ impl DevicePool {
     /// Takes a handle back that no request may get again, and leaves its room to the caller.
     pub(super) fn replace(&self, pooled: Arc<PooledHandle>) {
         pooled.hold(Holder::NONE);
-        let mut books = self.books();
-        books.vacate(&pooled, self.round());
-        books.all.retain(|other| !Arc::ptr_eq(other, &pooled));
-        books.retired.push(pooled);
+        let mut table = self.table();
+        table.vacate(&pooled, self.round());
+        table.all.retain(|other| !Arc::ptr_eq(other, &pooled));
+        table.retired.push(pooled);
     }
 
     pub(super) fn idle_count(&self) -> usize {
@@ -257,10 +257,10 @@ impl DevicePool {
 
     /// Returns whether there is anything for [`DevicePool::remove_unused`].
     pub(super) fn has_unused(&self) -> bool {
-        !self.books().retired.is_empty() || self.idle.idle_count() > 0
+        !self.table().retired.is_empty() || self.idle.idle_count() > 0
     }
 
-    /// Books a new handle as held, and numbers it. Its memory is what was measured, else what was last measured, else
+    /// Notes a new handle as held, and numbers it. Its memory is what was measured, else what was last measured, else
     /// what is known.
     pub(super) fn add(
         &self,
@@ -269,72 +269,72 @@ impl DevicePool {
         measured_bytes: Option<u64>,
         known_bytes: u64,
     ) -> (Arc<PooledHandle>, u64) {
-        let mut books = self.books();
-        books.created += 1;
-        books.create_time += time;
-        books.measured_bytes = measured_bytes.or(books.measured_bytes);
-        let pooled = Arc::new(PooledHandle::new(handle, books.measured_bytes.unwrap_or(known_bytes)));
-        books.device_bytes += pooled.bytes;
-        books.peak_device_bytes = books.peak_device_bytes.max(books.device_bytes);
-        books.all.push(Arc::clone(&pooled));
-        (pooled, books.created)
+        let mut table = self.table();
+        table.created += 1;
+        table.create_time += time;
+        table.measured_bytes = measured_bytes.or(table.measured_bytes);
+        let pooled = Arc::new(PooledHandle::new(handle, table.measured_bytes.unwrap_or(known_bytes)));
+        table.device_bytes += pooled.bytes;
+        table.peak_device_bytes = table.peak_device_bytes.max(table.device_bytes);
+        table.all.push(Arc::clone(&pooled));
+        (pooled, table.created)
     }
 
     /// Takes every idle and every retired handle out for good, to be destroyed. Returns them, and the bytes that they took.
     pub(super) fn remove_unused(&self) -> (Vec<RawHandle>, u64) {
         let idle = self.idle.remove_idle();
-        let mut books = self.books();
-        books.all.retain(|pooled| !idle.iter().any(|gone| Arc::ptr_eq(gone, pooled)));
+        let mut table = self.table();
+        table.all.retain(|pooled| !idle.iter().any(|gone| Arc::ptr_eq(gone, pooled)));
         // Those that are retired have left their places before.
-        idle.iter().for_each(|pooled| books.vacate(pooled, self.round()));
-        let unused: Vec<_> = idle.into_iter().chain(std::mem::take(&mut books.retired)).collect();
-        books.destroyed += unused.len() as u64;
-        books.past_hits += unused.iter().map(|pooled| pooled.hits()).sum::<u64>();
+        idle.iter().for_each(|pooled| table.vacate(pooled, self.round()));
+        let unused: Vec<_> = idle.into_iter().chain(std::mem::take(&mut table.retired)).collect();
+        table.destroyed += unused.len() as u64;
+        table.past_hits += unused.iter().map(|pooled| pooled.hits()).sum::<u64>();
         let bytes = unused.iter().map(|pooled| pooled.bytes).sum();
-        books.device_bytes -= bytes;
+        table.device_bytes -= bytes;
         // Each is in no list any more, so this is its only owner.
         (unused.into_iter().filter_map(Arc::into_inner).map(|pooled| pooled.handle).collect(), bytes)
     }
 
     pub(super) fn count_failure(&self) {
-        self.books().failures += 1;
+        self.table().failures += 1;
     }
 
     /// Returns whether any handle was ever created.
     pub(super) fn has_created(&self) -> bool {
-        self.books().created > 0
+        self.table().created > 0
     }
 
     /// Who holds the handles that are held.
     pub(super) fn holders(&self) -> Vec<Holder> {
-        let holders: Vec<_> = self.books().all.iter().filter_map(|pooled| pooled.holder()).collect();
+        let holders: Vec<_> = self.table().all.iter().filter_map(|pooled| pooled.holder()).collect();
         holders.into_iter().map(Holder::named).collect()
     }
 
     /// Returns the counts, with what the library's workspaces on the device take.
     pub(super) fn stats(&self, workspace_bytes: u64) -> HandleStats {
         let idle = self.idle.idle_count() as u64;
-        let books = self.books();
-        let holders = books.all.iter().filter_map(|pooled| pooled.holder());
-        let leased = holders.filter(|holder| holder.hold == Hold::Lease).count() as u64;
-        let every = || books.all.iter().chain(&books.retired);
+        let table = self.table();
+        let holders = table.all.iter().filter_map(|pooled| pooled.holder());
+        let leased = holders.filter(|holder| holder.hold == HoldKind::Lease).count() as u64;
+        let every = || table.all.iter().chain(&table.retired);
         HandleStats {
-            created: books.created,
-            destroyed: books.destroyed,
-            retired: books.retired.len() as u64,
+            created: table.created,
+            destroyed: table.destroyed,
+            retired: table.retired.len() as u64,
             idle,
             // Also those being made ready for a request.
-            held: (books.all.len() as u64).saturating_sub(idle + leased),
+            held: (table.all.len() as u64).saturating_sub(idle + leased),
             leased,
-            peak_in_use: books.peak_in_use,
-            hits: books.past_hits + every().map(|pooled| pooled.hits()).sum::<u64>(),
-            misses: books.misses,
-            hand_overs: books.hand_overs,
-            waits: books.waits,
-            failures: books.failures,
-            create_time: books.create_time,
-            device_bytes: books.device_bytes,
-            peak_device_bytes: books.peak_device_bytes,
+            peak_in_use: table.peak_in_use,
+            hits: table.past_hits + every().map(|pooled| pooled.hits()).sum::<u64>(),
+            misses: table.misses,
+            hand_overs: table.hand_overs,
+            waits: table.waits,
+            failures: table.failures,
+            create_time: table.create_time,
+            device_bytes: table.device_bytes,
+            peak_device_bytes: table.peak_device_bytes,
             workspace_bytes,
         }
     }

@@ -13,7 +13,7 @@ use std::sync::Mutex;
 
 use super::component::{Component, Variant};
 use super::origin::Origin;
-use super::places::Place;
+use super::places::SearchPlace;
 use crate::error::{Error, ErrorKind, Result};
 use crate::runtime::{self, Kind};
 use crate::shared_object::{IF_LOADED, Library, NOW, file_of, is_absent, missing_symbol, open};
@@ -133,12 +133,12 @@ impl Search<'_> {
             }
         }
         let variants = self.supported_variants(component);
-        for place in Place::ALL {
+        for place in SearchPlace::ALL {
             for variant in &variants {
                 for file in place.files(component.platform, variant) {
                     let loaded = match place {
                         // The linker finds what its own libraries need.
-                        Place::Linker => self.try_file(component, &file, place.origin()),
+                        SearchPlace::Linker => self.try_file(component, &file, place.origin()),
                         _ => self.try_existing(component, variant.cuda, &file, place.origin()),
                     };
                     if loaded.is_some() {
@@ -274,7 +274,7 @@ fn preload(component: &Component, cuda: Option<u32>) {
         if variant.sonames.iter().any(|soname| already_loaded(soname).is_some()) {
             continue;
         }
-        let files = Place::ALL
+        let files = SearchPlace::ALL
             .into_iter()
             .flat_map(|place| place.files(component.platform, variant).into_iter().map(move |file| (file, place)))
             .filter(|(file, _)| file.is_absolute() && file.exists());

@@ -10,7 +10,7 @@ use crate::site_packages::{self, variables};
 /// A kind of place. Each is looked through for every version of CUDA before the next, so that what a user installed for a
 /// program comes before what the machine has for all.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Place {
+pub(super) enum SearchPlace {
     Wheels,
     Conda,
     /// `CUDA_HOME` and `CUDA_PATH`, `ROCM_PATH` and `HIP_PATH`.
@@ -21,30 +21,31 @@ pub(super) enum Place {
     Installed,
 }
 
-impl Place {
+impl SearchPlace {
     /// In the order to look.
-    pub(super) const ALL: [Place; 5] = [Place::Wheels, Place::Conda, Place::Toolkit, Place::Linker, Place::Installed];
+    pub(super) const ALL: [SearchPlace; 5] =
+        [SearchPlace::Wheels, SearchPlace::Conda, SearchPlace::Toolkit, SearchPlace::Linker, SearchPlace::Installed];
 
     pub(super) const fn origin(self) -> Origin {
         match self {
-            Place::Wheels => Origin::Wheel,
-            Place::Conda => Origin::Conda,
-            Place::Toolkit | Place::Installed => Origin::Toolkit,
-            Place::Linker => Origin::System,
+            SearchPlace::Wheels => Origin::Wheel,
+            SearchPlace::Conda => Origin::Conda,
+            SearchPlace::Toolkit | SearchPlace::Installed => Origin::Toolkit,
+            SearchPlace::Linker => Origin::System,
         }
     }
 
     /// Returns the files that could be the variant. Bare names are for the linker to find.
     pub(super) fn files(self, platform: Kind, variant: &Variant) -> Vec<PathBuf> {
         let folders = match self {
-            Place::Wheels => variant.folders.iter().flat_map(|folder| site_packages::below(folder)).collect(),
-            Place::Conda => site_packages::all().iter().filter_map(|packages| conda_folder(packages)).collect(),
-            Place::Toolkit => {
+            SearchPlace::Wheels => variant.folders.iter().flat_map(|folder| site_packages::below(folder)).collect(),
+            SearchPlace::Conda => site_packages::all().iter().filter_map(|packages| conda_folder(packages)).collect(),
+            SearchPlace::Toolkit => {
                 let roots = if platform == Kind::Hip { ["ROCM_PATH", "HIP_PATH"] } else { ["CUDA_HOME", "CUDA_PATH"] };
                 variables(roots).flat_map(|root| [root.join("lib64"), root.join("lib")]).collect()
             }
-            Place::Linker => vec![PathBuf::new()],
-            Place::Installed => match (platform, variant.cuda) {
+            SearchPlace::Linker => vec![PathBuf::new()],
+            SearchPlace::Installed => match (platform, variant.cuda) {
                 (Kind::Hip, _) => vec!["/opt/rocm/lib".into()],
                 (_, Some(cuda)) => {
                     vec![format!("/usr/local/cuda-{cuda}/lib64").into(), "/usr/local/cuda/lib64".into()]

@@ -13,7 +13,7 @@ use crate::ids::MemoryLocation;
 use crate::memory::device::call_out;
 use crate::memory::pool::PoolId;
 use crate::observe::recording::{self, Settings, Stack};
-use crate::observe::{Own, Ring, Timed, delivery};
+use crate::observe::{OwnBuffer, Ring, Timed, delivery};
 use crate::process;
 use crate::sync::{Ordering, ThisThread, read, write};
 
@@ -121,7 +121,7 @@ static RING: LazyLock<Ring<MemoryEvent>> = LazyLock::new(|| {
 });
 
 thread_local! {
-    static OWN: Own<MemoryEvent> = Own::new(&RING);
+    static OWN: OwnBuffer<MemoryEvent> = OwnBuffer::new(&RING);
 }
 
 /// Who learns of an event.

@@ -12,14 +12,14 @@ use crate::sync::lock;
 
 /// A graph that uses a block, by what the driver keeps for it; none where no driver tells its end.
 #[derive(Clone, Debug)]
-pub(in crate::memory) struct GraphUse(Option<Kept>);
+pub(in crate::memory) struct GraphUse(Option<KeptGraph>);
 
 /// The id of a capture, which no other capture gets, and what the driver keeps for its graph, as long as that may run:
 /// nothing but an end.
-type Kept = (u64, Weak<()>);
+type KeptGraph = (u64, Weak<()>);
 
 /// What the driver keeps for each graph.
-static KEPT: Mutex<Vec<Kept>> = Mutex::new(Vec::new());
+static KEPT: Mutex<Vec<KeptGraph>> = Mutex::new(Vec::new());
 
 impl GraphUse {
     /// Returns the use of the graph that work on the stream goes to; none if the stream is not captured.
@@ -46,7 +46,7 @@ impl PartialEq for GraphUse {
 }
 
 /// Has the driver keep something for the graph of a capture, unless it does already.
-fn kept_for(capture: Capture) -> Option<Kept> {
+fn kept_for(capture: Capture) -> Option<KeptGraph> {
     let known = {
         let mut known = lock(&KEPT);
         known.retain(|(_, end)| end.strong_count() > 0);

@@ -6,7 +6,7 @@
 
 use rustix::process::{Resource, getrlimit};
 
-use super::access::{Mapped, Peers, Placed, Turn, reaches};
+use super::access::{ExtentTurn, Mapped, Peers, Placed, reaches};
 use super::elsewhere::end_with;
 use super::pages::{Mapping, run_of};
 use crate::error::{Error, ErrorKind, OutOfMemory, Result, StatusKind, Wanted};
@@ -170,7 +170,7 @@ impl AddressRange {
     pub(in crate::memory) unsafe fn release(&self, extent: Extent) -> Result<()> {
         // The driver may give the extent's number to a new one then.
         end_with(self.location, extent);
-        let _turn = Turn::take([extent]);
+        let _turn = ExtentTurn::take([extent]);
         // SAFETY: the caller owns the extent and gives it up.
         self.driver(|runtime| unsafe { runtime.extent_release(extent) })
     }
@@ -192,7 +192,7 @@ impl AddressRange {
     pub(in crate::memory) unsafe fn map(&self, row: &[Placed]) -> (usize, Result<()>) {
         for (count, placed) in row.iter().enumerate() {
             let &Placed { address, bytes, extent, .. } = placed;
-            let turn = Turn::take([extent]);
+            let turn = ExtentTurn::take([extent]);
             // SAFETY: as the caller promises.
             let outcome = self.driver(|runtime| unsafe { runtime.memory_map(address, bytes, extent) });
             if outcome.is_err() {
@@ -211,7 +211,7 @@ impl AddressRange {
     /// # Safety
     /// All of it is mapped in a row, and nothing unmaps it meanwhile.
     pub(in crate::memory) unsafe fn open(&self, row: &[Placed]) -> Result<()> {
-        let turn = Turn::take(row.iter().map(|placed| placed.extent));
+        let turn = ExtentTurn::take(row.iter().map(|placed| placed.extent));
         // SAFETY: as the caller promises.
         unsafe { self.open_in_turn(row, &turn) }
     }
@@ -221,7 +221,7 @@ impl AddressRange {
     /// # Safety
     /// All of it is mapped in a row, and nothing unmaps it meanwhile. The turn is for its extents: of two calls that open one
     /// mapping at once NVIDIA's driver 580.159 refuses one, and the peer may have no access then (`benches/results/h100-peers`).
-    unsafe fn open_in_turn(&self, row: &[Placed], _turn: &Turn) -> Result<()> {
+    unsafe fn open_in_turn(&self, row: &[Placed], _turn: &ExtentTurn) -> Result<()> {
         let (Some(first), Some(last)) = (row.first(), row.last()) else { return Ok(()) };
         let mut by = vec![self.location];
         for peer in self.peers.devices() {
@@ -299,7 +299,7 @@ impl AddressRange {
         bytes: u64,
         extents: impl IntoIterator<Item = Extent>,
     ) -> Result<()> {
-        let _turn = Turn::take(extents);
+        let _turn = ExtentTurn::take(extents);
         // SAFETY: the caller promises that the memory is used no more there.
         self.driver(|runtime| unsafe { runtime.memory_unmap(address, bytes) })?;
         self.mapped.remove(address, bytes);
@@ -315,7 +315,7 @@ impl AddressRange {
         self.peers.let_in(peer, || {
             for row in self.mapped.rows() {
                 // Nothing of it is unmapped as long as this lasts.
-                let turn = Turn::take(row.iter().map(|placed| placed.extent));
+                let turn = ExtentTurn::take(row.iter().map(|placed| placed.extent));
                 for still in self.mapped.still(&row) {
                     // SAFETY: it is on the list of what is mapped, and what would unmap it waits for its turn.
                     unsafe { self.open_in_turn(&still, &turn) }?;

@@ -10,12 +10,12 @@ use super::elsewhere::Elsewhere;
 use super::event_pool::EventPool;
 use super::live_peak::LivePeak;
 use super::pages::Pages;
-use super::pieces::Pieces;
+use super::pieces::PieceCounters;
 use super::retired::Retired;
 use super::run::Run;
 use super::segments::Segments;
 use super::supply::{Budget, DriverSegments, PINNED, Source};
-use super::under_way::UnderWay;
+use super::under_way::MovesUnderWay;
 use crate::environment;
 use crate::error::{Error, Result};
 use crate::ids::{Device, MemoryLocation};
@@ -46,11 +46,11 @@ pub(crate) struct DeviceMemory {
     /// The live bytes of all pools together.
     pub(in crate::memory) live: LivePeak,
     /// What threads have in their hands.
-    pub(in crate::memory) under_way: UnderWay,
+    pub(in crate::memory) under_way: MovesUnderWay,
     /// Pages that were moved to where they were needed.
     pub(in crate::memory) moved_pages: AtomicU64,
     /// The pieces of physical memory of all pools together.
-    pub(in crate::memory) pieces: Pieces,
+    pub(in crate::memory) pieces: PieceCounters,
     /// Requests for which memory was given back to the driver, and that were tried again.
     pub(in crate::memory) retries: AtomicU64,
     /// What stands in several processes.
@@ -89,9 +89,9 @@ impl DeviceMemory {
             retired: Retired::default(),
             budget: Budget::new(),
             live: LivePeak::default(),
-            under_way: UnderWay::new(location),
+            under_way: MovesUnderWay::new(location),
             moved_pages: AtomicU64::new(0),
-            pieces: Pieces::default(),
+            pieces: PieceCounters::default(),
             retries: AtomicU64::new(0),
             elsewhere: Elsewhere::new(location),
             attached: AtomicU64::new(0),

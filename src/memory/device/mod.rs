@@ -28,7 +28,7 @@ pub(in crate::memory) use elsewhere::{
 };
 pub(in crate::memory) use event_pool::EventPool;
 pub(in crate::memory) use live_peak::LivePeak;
-pub(in crate::memory) use pages::{BLOCKS_MAX, Entry, Invalid, LENT, Mapping, Pages, run_of};
+pub(in crate::memory) use pages::{BLOCKS_MAX, Invalid, LENT, Mapping, PageEntry, Pages, run_of};
 pub(in crate::memory) use pieces::Flow;
 pub(in crate::memory) use retired::Remains;
 pub(in crate::memory) use run::{Run, without_all};
@@ -36,6 +36,6 @@ pub(in crate::memory) use segments::overlapping;
 pub(in crate::memory) use small::{CLASSES, SizeClass, Slab};
 pub use supply::{AllocateFunction, FreeFunction, SegmentFunctions, SegmentSource};
 pub(in crate::memory) use supply::{Budget, DriverSegments, PINNED, PINNED_GONE, PINNED_MADE, Reserve, Supply};
-pub(crate) use supply::{Durations, Source};
+pub(crate) use supply::{CallTimes, Source};
 pub(in crate::memory) use under_way::{Moment, call_out, log_out};
 pub(in crate::memory) use until::{Until, each_once};

@@ -69,7 +69,7 @@ pub(in crate::memory) fn run_of(row: &[Mapping]) -> Run {
 
 /// What starts at an address.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::memory) enum Entry<'a> {
+pub(in crate::memory) enum PageEntry<'a> {
     Nothing,
     /// The block with this number in its cache.
     Block(u32),
@@ -88,7 +88,7 @@ pub(in crate::memory) enum Invalid {
     Freed,
 }
 
-impl Entry<'_> {
+impl PageEntry<'_> {
     /// Refuses what is no block, or slot, that a caller holds.
     ///
     /// # Errors
@@ -249,19 +249,21 @@ impl Pages {
 
     /// Returns what starts at the offset.
     #[inline]
-    pub(in crate::memory) fn entry(&self, offset: u64) -> Entry<'_> {
-        let Some(value) = self.page(offset).and_then(|page| page.value(unit_of(offset))) else { return Entry::Nothing };
+    pub(in crate::memory) fn entry(&self, offset: u64) -> PageEntry<'_> {
+        let Some(value) = self.page(offset).and_then(|page| page.value(unit_of(offset))) else {
+            return PageEntry::Nothing;
+        };
         if value & TAG == SLAB {
-            let slot = self.slab(value).and_then(|slab| Some(Entry::Slot(slab, slab.slot_at(offset)?)));
-            return slot.unwrap_or(Entry::Nothing);
+            let slot = self.slab(value).and_then(|slab| Some(PageEntry::Slot(slab, slab.slot_at(offset)?)));
+            return slot.unwrap_or(PageEntry::Nothing);
         }
         if value & !TAG & !NUMBER != place(offset) || !offset.is_multiple_of(ALIGNMENT) {
-            return Entry::Nothing;
+            return PageEntry::Nothing;
         }
         match value & TAG {
-            BLOCK => Entry::Block(value & NUMBER),
-            FREED => Entry::Freed(value & NUMBER),
-            _ => Entry::Nothing,
+            BLOCK => PageEntry::Block(value & NUMBER),
+            FREED => PageEntry::Freed(value & NUMBER),
+            _ => PageEntry::Nothing,
         }
     }
 

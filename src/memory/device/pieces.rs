@@ -80,9 +80,9 @@ impl Counter {
 
 /// The pieces and their bytes: of a device; of those of one page; of larger ones.
 #[derive(Debug, Default)]
-pub(in crate::memory) struct Pieces([[Counter; 2]; 3]);
+pub(in crate::memory) struct PieceCounters([[Counter; 2]; 3]);
 
-impl Pieces {
+impl PieceCounters {
     fn count(&self, bytes: u64, count: fn(&Counter, u64)) {
         for kind in [0, if bytes <= PAGE { 1 } else { 2 }] {
             let [of_pieces, of_bytes] = &self.0[kind];

@@ -35,7 +35,7 @@ pub(in crate::memory) enum Remains {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct RetiredMemory {
     remains: Remains,
     until: Until,
     /// The pool's, which may be gone by then.
@@ -46,7 +46,7 @@ struct Entry {
 #[derive(Debug, Default)]
 pub(super) struct Retired {
     len: AtomicUsize,
-    entries: Mutex<Vec<Entry>>,
+    entries: Mutex<Vec<RetiredMemory>>,
     /// Segments of pinned memory.
     pinned: Mutex<Pinned>,
     /// Told when no segment of pinned memory is under way any more.
@@ -55,7 +55,7 @@ pub(super) struct Retired {
 
 #[derive(Debug, Default)]
 struct Pinned {
-    waiting: Vec<Entry>,
+    waiting: Vec<RetiredMemory>,
     /// Those that a thread is just giving back.
     under_way: usize,
 }
@@ -72,7 +72,7 @@ impl DeviceMemory {
         if !matches!(remains, Remains::Reserve(_)) {
             deliver();
         }
-        let entry = Entry { remains, until, supply: Arc::clone(supply) };
+        let entry = RetiredMemory { remains, until, supply: Arc::clone(supply) };
         if matches!(entry.remains, Remains::Segment { stream: None, .. }) {
             lock(&self.retired.pinned).waiting.push(entry);
             return;
@@ -167,7 +167,7 @@ impl DeviceMemory {
 
     /// Ends those entries that the GPU is done with. Returns the others, with what the driver refused, and the physical bytes
     /// that went back, or else the first refusal.
-    fn end_all(&self, entries: Vec<Entry>, wait: bool) -> (Vec<Entry>, Result<u64>) {
+    fn end_all(&self, entries: Vec<RetiredMemory>, wait: bool) -> (Vec<RetiredMemory>, Result<u64>) {
         let (mut left, mut released, mut outcome) = (Vec::new(), 0, Ok(()));
         // The newest first: where one is done that was recorded later, so are the older ones, and memory that goes back
         // leaves no older mapping behind.

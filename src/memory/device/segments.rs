@@ -12,7 +12,7 @@ use crate::sync::{lock, read, write};
 
 /// A segment's bytes, and the offset that stands for its address.
 #[derive(Clone, Copy, Debug)]
-struct Segment {
+struct SegmentRange {
     bytes: u64,
     offset: u64,
 }
@@ -21,7 +21,7 @@ struct Segment {
 #[derive(Debug)]
 pub(in crate::memory) struct Segments {
     /// By address.
-    all: RwLock<BTreeMap<u64, Segment>>,
+    all: RwLock<BTreeMap<u64, SegmentRange>>,
     /// The offsets for them, which begin where those of the address range end.
     space: Mutex<AddressSpace>,
 }
@@ -47,7 +47,7 @@ impl Segments {
             lock(&self.space).put_back(run);
             return Err(overlapping(address, bytes));
         }
-        all.insert(address, Segment { bytes, offset });
+        all.insert(address, SegmentRange { bytes, offset });
         Ok(Some(offset))
     }
 
@@ -76,8 +76,8 @@ impl Segments {
     }
 }
 
-fn overlaps(all: &BTreeMap<u64, Segment>, address: u64, bytes: u64) -> bool {
-    let is_above = |(start, segment): (&u64, &Segment)| start + segment.bytes > address;
+fn overlaps(all: &BTreeMap<u64, SegmentRange>, address: u64, bytes: u64) -> bool {
+    let is_above = |(start, segment): (&u64, &SegmentRange)| start + segment.bytes > address;
     all.range(..address.saturating_add(bytes)).next_back().is_some_and(is_above)
 }
 

@@ -21,12 +21,12 @@ thread_local! {
 }
 
 /// Those of the process, for a thread may be in moves of several devices when it calls out.
-static MOVES: Mutex<Moves> = Mutex::new(Moves { begun: 0, under_way: Vec::new() });
+static MOVES: Mutex<ProcessMoves> = Mutex::new(ProcessMoves { begun: 0, under_way: Vec::new() });
 /// Notified when a move has ended, or calls out.
 static CHANGED: Condvar = Condvar::new();
 
 #[derive(Debug)]
-struct Moves {
+struct ProcessMoves {
     /// How many have begun.
     begun: u64,
     under_way: Vec<Move>,
@@ -46,14 +46,14 @@ struct Move {
 
 /// The moves of one device's memory.
 #[derive(Debug)]
-pub(in crate::memory) struct UnderWay {
+pub(in crate::memory) struct MovesUnderWay {
     location: MemoryLocation,
-    begun: Mutex<Begun>,
+    begun: Mutex<LastMoves>,
 }
 
 /// The numbers of the last moves that have begun.
 #[derive(Clone, Copy, Default, Debug)]
-struct Begun {
+struct LastMoves {
     last: u64,
     /// The thread that began it.
     thread: Option<ThreadNumber>,
@@ -75,7 +75,7 @@ pub(in crate::memory) struct Moment {
     is_quiet: bool,
 }
 
-impl UnderWay {
+impl MovesUnderWay {
     pub(in crate::memory) fn new(location: MemoryLocation) -> Self {
         Self { location, begun: Mutex::default() }
     }
@@ -123,9 +123,9 @@ impl UnderWay {
     /// Waits until those moves have ended, or call out, that have begun by now and are meant.
     fn wait_for<'a>(
         &self,
-        mut moves: MutexGuard<'a, Moves>,
+        mut moves: MutexGuard<'a, ProcessMoves>,
         is_meant: impl Fn(&Move) -> bool,
-    ) -> MutexGuard<'a, Moves> {
+    ) -> MutexGuard<'a, ProcessMoves> {
         let begun = moves.begun;
         let is_waited_for =
             |one: &Move| one.location == self.location && one.number <= begun && one.callbacks == 0 && is_meant(one);

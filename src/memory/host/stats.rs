@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::memory::cache::DeviceCaches;
-use crate::memory::device::{Durations, PINNED, PINNED_GONE, PINNED_MADE};
+use crate::memory::device::{CallTimes, PINNED, PINNED_GONE, PINNED_MADE};
 use crate::memory::report::{self, DeviceStats, MemoryStats, PoolStats, Sum};
 use crate::memory::serve::{Patience, sum_of_all, trim_pools};
 use crate::process;
@@ -68,7 +68,7 @@ pub(crate) fn pinned_device_stats(numa: Option<u32>) -> Result<DeviceStats> {
 ///
 /// # Errors
 /// `ErrorKind::Forked` in a forked child.
-pub(crate) fn pinned_times() -> Result<[Durations; 2]> {
+pub(crate) fn pinned_times() -> Result<[CallTimes; 2]> {
     process::refuse_forked()?;
     Ok([&PINNED_MADE, &PINNED_GONE].map(|times| times.get()))
 }

@@ -37,14 +37,14 @@ pub(in crate::memory) struct BackedUp {
 /// Extents in a row that a pool has when it falls asleep, and still has if the driver refuses to take them back. Their content
 /// is as it was.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(in crate::memory) struct Kept {
+pub(in crate::memory) struct KeptExtents {
     pub(in crate::memory) extents: Vec<Mapping>,
     pub(in crate::memory) is_mapped: bool,
     /// Whether its device and that device's peers have access.
     pub(in crate::memory) is_open: bool,
 }
 
-impl Kept {
+impl KeptExtents {
     /// Returns where it stands.
     pub(in crate::memory) fn run(&self) -> Run {
         run_of(&self.extents)
@@ -56,7 +56,7 @@ impl Kept {
 pub(in crate::memory) struct Record {
     /// By start; those that have a piece in common follow one another.
     pub(in crate::memory) backed_up: Vec<BackedUp>,
-    pub(in crate::memory) kept: Vec<Kept>,
+    pub(in crate::memory) kept: Vec<KeptExtents>,
     /// Of a sleep that was not finished, the stream on which copies of what is kept may be under way.
     pub(in crate::memory) copies: Option<Stream>,
     /// Whether memory that was taken in vain goes only once work is done, and must be waited for before more is taken.
@@ -121,7 +121,7 @@ pub(crate) struct Sleep {
 
 /// Which change a thread wants to make.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::memory) enum Wanted {
+pub(in crate::memory) enum SleepChange {
     Sleep,
     Wake,
 }
@@ -151,22 +151,22 @@ impl Sleep {
     ///
     /// # Errors
     /// `ErrorKind::InvalidValue` if this thread is just changing it.
-    pub(in crate::memory) fn begin(&self, wanted: Wanted, thread: ThisThread) -> Result<Option<Change<'_>>> {
+    pub(in crate::memory) fn begin(&self, wanted: SleepChange, thread: ThisThread) -> Result<Option<Change<'_>>> {
         let mut phase = lock(&self.phase);
         loop {
             match &*phase {
                 Phase::Changing { thread: changing, .. } if *changing == thread.number() => return Err(within_itself()),
                 Phase::Changing { .. } => phase = wait(&self.changed, &self.phase, phase),
-                Phase::Awake if wanted == Wanted::Wake => return Ok(None),
-                Phase::Asleep(_) if wanted == Wanted::Sleep => return Ok(None),
+                Phase::Awake if wanted == SleepChange::Wake => return Ok(None),
+                Phase::Asleep(_) if wanted == SleepChange::Sleep => return Ok(None),
                 Phase::Awake | Phase::Asleep(_) => break,
             }
         }
         Ok(Some(self.change(&mut phase, wanted, thread)))
     }
 
-    fn change(&self, phase: &mut Phase, wanted: Wanted, thread: ThisThread) -> Change<'_> {
-        let changing = Phase::Changing { thread: thread.number(), may_serve_others: wanted == Wanted::Sleep };
+    fn change(&self, phase: &mut Phase, wanted: SleepChange, thread: ThisThread) -> Change<'_> {
+        let changing = Phase::Changing { thread: thread.number(), may_serve_others: wanted == SleepChange::Sleep };
         let record = match mem::replace(phase, changing) {
             Phase::Asleep(record) => Some(record),
             Phase::Awake | Phase::Changing { .. } => None,
@@ -177,7 +177,7 @@ impl Sleep {
     /// Takes what is kept of the pool, if it is asleep and not just changing.
     pub(in crate::memory) fn try_change(&self, thread: ThisThread) -> Option<Change<'_>> {
         let mut phase = lock(&self.phase);
-        matches!(*phase, Phase::Asleep(_)).then(|| self.change(&mut phase, Wanted::Wake, thread))
+        matches!(*phase, Phase::Asleep(_)).then(|| self.change(&mut phase, SleepChange::Wake, thread))
     }
 
     /// Returns the bytes of pinned memory that back the pool up; none while it changes.

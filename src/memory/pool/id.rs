@@ -16,13 +16,13 @@ pub struct PoolId(pub u64, pub u64);
 static USER: AtomicU64 = AtomicU64::new(1);
 static CAPTURE: AtomicU64 = AtomicU64::new(1);
 /// The ids that were handed out for pools yet to be made: by users, and for graph capture. Most of a program's may stay so.
-static UNUSED: Mutex<[Numbers; 2]> = Mutex::new([Numbers(Vec::new()), Numbers(Vec::new())]);
+static UNUSED: Mutex<[NumberSet; 2]> = Mutex::new([NumberSet(Vec::new()), NumberSet(Vec::new())]);
 
 /// A set of numbers, a bit each.
 #[derive(Debug)]
-struct Numbers(Vec<u64>);
+struct NumberSet(Vec<u64>);
 
-impl Numbers {
+impl NumberSet {
     /// Returns the word with the number's bit, and the bit.
     const fn place(number: u64) -> (usize, u64) {
         ((number / 64) as usize, 1 << (number % 64))

@@ -9,7 +9,7 @@ mod role;
 mod segment_list;
 mod state;
 
-pub(in crate::memory) use asleep::{BackedUp, BackupPiece, Change, Kept, Record, Wanted, asleep};
+pub(in crate::memory) use asleep::{BackedUp, BackupPiece, Change, KeptExtents, Record, SleepChange, asleep};
 pub(crate) use followed::next_ticket;
 pub(in crate::memory) use followed::{Unfollowed, changes, ending, first_ticket, note_change, supply};
 pub use id::{PoolId, graph_pool_handle};

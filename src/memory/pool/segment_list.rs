@@ -78,7 +78,7 @@ struct Listed {
 }
 
 #[derive(Debug, Default)]
-struct Segments {
+struct ListedSegments {
     /// By address.
     segments: BTreeMap<u64, Listed>,
     listeners: Vec<Arc<Listener>>,
@@ -93,7 +93,7 @@ pub(in crate::memory) struct Leaving {
     pub(in crate::memory) listeners: Vec<Arc<Listener>>,
 }
 
-impl Segments {
+impl ListedSegments {
     fn leave(&mut self, address: u64, remains: Remains) -> Leaving {
         let bytes = self.segments.remove(&address).map_or(0, |listed| listed.bytes);
         Leaving { address, bytes, remains, listeners: self.listeners.clone() }
@@ -102,7 +102,7 @@ impl Segments {
 
 /// The segments of one pool, and its callbacks.
 #[derive(Debug, Default)]
-pub(in crate::memory) struct SegmentList(Mutex<Segments>);
+pub(in crate::memory) struct SegmentList(Mutex<ListedSegments>);
 
 impl SegmentList {
     /// Adds a segment that no cache has yet, and returns who is to be told of it.

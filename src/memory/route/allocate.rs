@@ -1,7 +1,7 @@
 //! Allocation: a free block of the stream's cache, or what is left to do to get one.
 
 use super::find_cache::{cache_for, given_cache_for, rerouted_cache_for};
-use super::routes::Given;
+use super::routes::GivenPool;
 use crate::error::Result;
 use crate::memory::cache::{self, Found, GivenKey, Order};
 use crate::memory::serve::{Allocation, Miss};
@@ -12,14 +12,14 @@ use crate::runtime::Stream;
 
 /// What became of a request that was tried.
 #[derive(Debug)]
-pub(in crate::memory) enum Attempt {
+pub(in crate::memory) enum AllocationAttempt {
     /// A block was ready.
     Ready(Allocation),
     /// None was; what is left to do may ask the driver, and may wait.
     Miss(Miss),
 }
 
-impl Attempt {
+impl AllocationAttempt {
     /// Does what is left to do; none if it must be tried again, as [`Miss::serve`] says.
     #[inline]
     fn serve(self) -> Result<Option<Allocation>> {
@@ -57,7 +57,7 @@ pub(crate) fn allocate_as_last(bytes: u64, stream: &Stream, given: GivenKey) -> 
 /// # Errors
 /// As [`allocate`]; `ErrorKind::InvalidValue` if the pool is closed.
 #[cold]
-pub(crate) fn allocate_given(bytes: u64, stream: &Stream, given: &Given) -> Result<Allocation> {
+pub(crate) fn allocate_given(bytes: u64, stream: &Stream, given: &GivenPool) -> Result<Allocation> {
     process::refuse_forked()?;
     let state = process::state();
     let _delivery = Delivery::at_end();
@@ -75,13 +75,13 @@ pub(crate) fn allocate_given(bytes: u64, stream: &Stream, given: &Given) -> Resu
 /// # Errors
 /// `ErrorKind::InvalidValue` for an unknown device; `ErrorKind::Library` if the driver refuses.
 #[inline]
-pub(in crate::memory) fn try_allocate(bytes: u64, order: &impl Order) -> Result<Attempt> {
+pub(in crate::memory) fn try_allocate(bytes: u64, order: &impl Order) -> Result<AllocationAttempt> {
     if process::state().is_plain() { Ok(take(cache_for(order)?, bytes)) } else { take_slowly(bytes, order) }
 }
 
 /// Takes a block while what is done is recorded, or requests may go where other threads or contexts have routed them.
 #[cold]
-fn take_slowly(bytes: u64, order: &impl Order) -> Result<Attempt> {
+fn take_slowly(bytes: u64, order: &impl Order) -> Result<AllocationAttempt> {
     process::refuse_forked()?;
     let state = process::state();
     let _delivery = Delivery::at_end();
@@ -92,9 +92,9 @@ fn take_slowly(bytes: u64, order: &impl Order) -> Result<Attempt> {
 }
 
 #[inline]
-fn take(found: Found, bytes: u64) -> Attempt {
+fn take(found: Found, bytes: u64) -> AllocationAttempt {
     match found.cache.allocate_block(found, bytes) {
-        Some(offset) => Attempt::Ready(Allocation { cache: found.cache, offset }),
-        None => Attempt::Miss(Miss { cache: found.cache, service: found.service, bytes }),
+        Some(offset) => AllocationAttempt::Ready(Allocation { cache: found.cache, offset }),
+        None => AllocationAttempt::Miss(Miss { cache: found.cache, service: found.service, bytes }),
     }
 }

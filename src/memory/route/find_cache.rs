@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::routes::{Destination, Given, destination};
+use super::routes::{Destination, GivenPool, destination};
 use crate::error::Result;
 use crate::ids::RawStream;
 use crate::memory::cache::{self, CacheKey, Counts, DeviceCaches, Found, GivenKey, Order, Service, StreamCache};
@@ -51,19 +51,19 @@ pub(super) fn rerouted_cache_for(order: &impl Order) -> Result<Found> {
 ///
 /// # Errors
 /// As [`cache_for`].
-pub(super) fn given_cache_for(given: &Given, stream: &Stream, is_rerouted: bool) -> Result<Found> {
+pub(super) fn given_cache_for(given: &GivenPool, stream: &Stream, is_rerouted: bool) -> Result<Found> {
     let changes = pool::changes();
     let (key, found) = find_now(stream, Some(given), is_rerouted)?;
     // Of a pool for graphs it depends on the capture whether what an inner scope allocates is a graph's.
     if key.pool == given.pool.number {
-        let Given { pool, ticket, is_captured, .. } = given;
+        let GivenPool { pool, ticket, is_captured, .. } = given;
         let given = GivenKey { pool: pool.number, ticket: *ticket, is_captured: *is_captured };
         cache::remember_given(given, key, changes, found);
     }
     Ok(found)
 }
 
-fn find_now(order: &impl Order, given: Option<&Given>, is_rerouted: bool) -> Result<(CacheKey, Found)> {
+fn find_now(order: &impl Order, given: Option<&GivenPool>, is_rerouted: bool) -> Result<(CacheKey, Found)> {
     let (thread, (location, stream)) = (ThisThread::get(), order.named());
     // Pinned memory has no pools of users.
     let destination = stream.map_or(Ok(None), |stream| destination(stream, given, is_rerouted))?;

@@ -14,7 +14,7 @@ mod shared_route;
 mod uses;
 
 #[cfg(feature = "python")]
-pub(in crate::memory) use allocate::{Attempt, try_allocate};
+pub(in crate::memory) use allocate::{AllocationAttempt, try_allocate};
 pub(crate) use allocate::{allocate, allocate_as_last, allocate_given};
 #[cfg(feature = "python")]
 pub(crate) use capture::EnteredCapture;
@@ -22,7 +22,7 @@ pub use capture::{CaptureScope, GraphMemory};
 #[cfg(feature = "python")]
 pub(crate) use context_scope::{ContextScope, set_find_context_scope};
 pub(in crate::memory) use find_cache::cache_on;
-pub(crate) use routes::{EnteredRoute, Given, RouteKind, leave_by_ticket};
+pub(crate) use routes::{EnteredRoute, GivenPool, RouteKind, leave_by_ticket};
 pub(in crate::memory) use routes::{feed_from, leave_by_id};
 pub use scope::{PoolScope, PoolToken};
 pub(crate) use uses::PoolUse;

@@ -109,7 +109,12 @@ impl Routes {
         if is_in_feed { None } else { of_context(device, first_ticket()) }
     }
 
-    fn destination(&self, stream: &Stream, given: Option<&Given>, is_rerouted: bool) -> Result<Option<Destination>> {
+    fn destination(
+        &self,
+        stream: &Stream,
+        given: Option<&GivenPool>,
+        is_rerouted: bool,
+    ) -> Result<Option<Destination>> {
         if !self.has_followed() && !is_rerouted && given.is_none() {
             return Ok(None);
         }
@@ -168,7 +173,7 @@ impl Routes {
 
 /// A pool that a caller gives for a request, unless the thread is in a scope that it entered later.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Given<'a> {
+pub(crate) struct GivenPool<'a> {
     pub(crate) pool: &'a Arc<Pool>,
     /// As [`next_ticket`] returned it.
     pub(crate) ticket: u64,
@@ -178,7 +183,7 @@ pub(crate) struct Given<'a> {
     pub(crate) further: &'a Mutex<Vec<PoolUse>>,
 }
 
-impl Given<'_> {
+impl GivenPool<'_> {
     fn kind(&self) -> RouteKind {
         if self.is_captured { RouteKind::Capture(None) } else { RouteKind::Scope }
     }
@@ -211,7 +216,7 @@ impl Given<'_> {
 /// when it is asked about a capture.
 pub(in crate::memory) fn destination(
     stream: &Stream,
-    given: Option<&Given>,
+    given: Option<&GivenPool>,
     is_rerouted: bool,
 ) -> Result<Option<Destination>> {
     ROUTES.try_with(|routes| routes.destination(stream, given, is_rerouted)).unwrap_or_else(|_| Err(ending()))

@@ -14,7 +14,7 @@ use super::grow::{
 };
 use super::make_room::make_room;
 use super::out_of_memory::{after_callbacks, no_memory_left, note};
-use super::request::{Allocation, Request};
+use super::request::{Allocation, AllocationRequest};
 use super::settle::{Patience, settle};
 use super::take::{FreeMemory, Giver, Reach, other_pools, take_from};
 use super::trim::leave_closed;
@@ -107,7 +107,7 @@ impl Miss {
             forget_last();
             return Ok(None);
         };
-        let request = Request { cache, service, thread: ThisThread::get(), bytes };
+        let request = AllocationRequest { cache, service, thread: ThisThread::get(), bytes };
         Climb::new(request).climb().inspect_err(|error| info!(target: MEMORY, "{error}"))
     }
 }
@@ -121,7 +121,7 @@ struct Beginning {
 
 /// A request on the ladder.
 struct Climb {
-    request: Request,
+    request: AllocationRequest,
     /// Whose free pages it may take.
     reach: Reach,
     /// The last refusal for want of memory.
@@ -133,7 +133,7 @@ struct Climb {
 }
 
 impl Climb {
-    fn new(request: Request) -> Self {
+    fn new(request: AllocationRequest) -> Self {
         let reach = Reach::of_pool(&request.service.pool);
         Self { request, reach, refused: None, waiting: None, beginning: None }
     }
@@ -190,7 +190,7 @@ impl Climb {
             return if pool.sleep.is_asleep() { Err(pool::asleep(pool)) } else { Ok(()) };
         }
         // Pages that were added since go again; the driver's refusal is not this request's error.
-        let Request { cache, thread, .. } = &self.request;
+        let AllocationRequest { cache, thread, .. } = &self.request;
         if cache.serves_pool(pool.number) {
             let _ = leave_closed(cache, *thread);
         }
@@ -298,7 +298,7 @@ impl Climb {
 
     /// Returns a free block of another cache, which is used there again once the request's stream is done with it.
     fn block_of(&self, cache: &'static StreamCache, pool: &Pool) -> Result<Option<Allocation>> {
-        let Request { service, thread, bytes, .. } = &self.request;
+        let AllocationRequest { service, thread, bytes, .. } = &self.request;
         let _moving = cache.memory.under_way.begin();
         let select = |heap: &mut Heap, other: &Service| self.take_block(cache, other, heap).map(FreeBlock);
         let giver = Giver { cache, pool, least: *bytes, drops_slabs: false };
@@ -373,7 +373,7 @@ impl Climb {
     }
 
     fn callbacks(&mut self) -> Result<Option<Allocation>> {
-        let Request { cache, service, bytes, .. } = &self.request;
+        let AllocationRequest { cache, service, bytes, .. } = &self.request;
         let (pool, stream, bytes) = (Arc::clone(&service.pool), cache.stream_address(), *bytes);
         after_callbacks(&pool, stream, bytes, || {
             // What the callback has freed may be in the hands of another thread by now.
@@ -415,7 +415,10 @@ impl Climb {
 
     /// Takes a step that adds memory to the cache, again where another thread takes that; none for want of memory, which is kept
     /// as the last refusal.
-    fn grow(&mut self, mut step: impl FnMut(&Request, &Reach) -> Result<Grown>) -> Result<Option<Allocation>> {
+    fn grow(
+        &mut self,
+        mut step: impl FnMut(&AllocationRequest, &Reach) -> Result<Grown>,
+    ) -> Result<Option<Allocation>> {
         for _ in 0..MANY {
             match step(&self.request, &self.reach) {
                 Ok(Grown::Block(offset)) => return Ok(Some(self.request.allocation(offset))),

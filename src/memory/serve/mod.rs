@@ -37,7 +37,7 @@ pub(crate) use peers::enable_peer;
 #[cfg(feature = "python")]
 pub(in crate::memory) use pools::pool_anywhere;
 pub(in crate::memory) use pools::{Ending, close_pool, end_pool};
-pub(crate) use pools::{PoolOptions, make_pool, pool_of_id};
+pub(crate) use pools::{PoolSettings, make_pool, pool_of_id};
 pub(crate) use request::Allocation;
 pub(crate) use settle::Patience;
 pub(in crate::memory) use settle::settle;

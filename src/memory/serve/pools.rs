@@ -24,7 +24,7 @@ static NUMBERS: AtomicU32 = AtomicU32::new(1);
 
 /// What a new pool is like.
 #[derive(Debug, Default)]
-pub(crate) struct PoolOptions {
+pub(crate) struct PoolSettings {
     pub(crate) rules: Rules,
     /// Where its memory comes from; where the device's does if there is none.
     pub(crate) source: Option<Source>,
@@ -41,8 +41,8 @@ pub(crate) struct PoolOptions {
 /// # Errors
 /// As [`device_caches`]; `ErrorKind::OutOfMemory` if the device has not enough for the reserve, and
 /// `ErrorKind::InvalidValue` if the pool can have none.
-pub(crate) fn make_pool(device: Device, id: PoolId, options: PoolOptions) -> Result<Arc<Pool>> {
-    let PoolOptions { rules, source, limit, reserve, name } = options;
+pub(crate) fn make_pool(device: Device, id: PoolId, options: PoolSettings) -> Result<Arc<Pool>> {
+    let PoolSettings { rules, source, limit, reserve, name } = options;
     let caches = device_caches(device)?;
     let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
     let supply = Supply::new(source.unwrap_or_else(|| caches.memory.default_source()), limit);

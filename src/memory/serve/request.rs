@@ -23,7 +23,7 @@ impl Allocation {
 
 /// A request under way.
 #[derive(Debug)]
-pub(super) struct Request {
+pub(super) struct AllocationRequest {
     pub(super) cache: &'static StreamCache,
     /// What the cache serves.
     pub(super) service: Service,
@@ -31,7 +31,7 @@ pub(super) struct Request {
     pub(super) bytes: u64,
 }
 
-impl Request {
+impl AllocationRequest {
     pub(super) fn memory(&self) -> &'static DeviceMemory {
         self.cache.memory
     }

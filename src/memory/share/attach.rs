@@ -12,7 +12,7 @@ use log::debug;
 use rustix::process::geteuid;
 
 use super::attached::{AttachedBuffer, Attachment, BlockHold};
-use super::client::{Given, Link, Owner};
+use super::client::{Link, OwnerAnswer, OwnerProcess};
 use super::mapping::{AttachedMapping, ImportedExtent, RegionKey};
 use super::mapping_cache::{self, MappedBlock};
 use super::token::{ShareToken, TokenFields, device_with, uuid_of};
@@ -113,7 +113,7 @@ fn attach_others(
     memory: &'static DeviceMemory,
     stream: &Stream,
 ) -> Result<AttachedBuffer> {
-    let link = Owner::of(token).connect(token)?;
+    let link = OwnerProcess::of(token).connect(token)?;
     let held = link.ask(Ask::Hold, token.in_flight, 0)?;
     let let_go = token.message(Ask::LetGo, 0, 0);
     let attaching = Attaching { link, home, memory };
@@ -149,7 +149,7 @@ struct Attaching {
 impl Attaching {
     /// Has the stream wait for the owner's events, and returns the block where its region is mapped here. `held` is the
     /// answer to [`Ask::Hold`].
-    fn find_or_map(&self, (held, descriptors): Given, stream: &Stream) -> Result<MappedBlock> {
+    fn find_or_map(&self, (held, descriptors): OwnerAnswer, stream: &Stream) -> Result<MappedBlock> {
         let (held, names) = HeldBlock::from_bytes(&held)
             .filter(|(held, _)| held.extents <= EXTENTS_MOST)
             .ok_or_else(|| Error::internal("a process that shares memory describes it in a way that is not known"))?;

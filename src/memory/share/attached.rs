@@ -6,7 +6,7 @@
 use std::sync::{Arc, Mutex};
 
 use super::background;
-use super::client::Owner;
+use super::client::OwnerProcess;
 use super::mapping::AttachedMapping;
 use super::mapping_cache::{self, MappedBlock};
 use super::shared::Hold;
@@ -44,7 +44,7 @@ pub(super) struct Attachment {
     pub(super) block: MappedBlock,
     /// The device that has it.
     pub(super) home: Device,
-    pub(super) owner: Arc<Owner>,
+    pub(super) owner: Arc<OwnerProcess>,
     /// The message that lets it go, where no mapping stays.
     pub(super) let_go: Message,
     /// Its mapping, once that was taken out of the cache: it ends before the block is let go.

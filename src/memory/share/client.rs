@@ -28,7 +28,7 @@ const SILENT: &str = "did not answer within 10 s: it is stopped, or the machine 
 
 /// A process that shares blocks.
 #[derive(Debug)]
-pub(super) struct Owner {
+pub(super) struct OwnerProcess {
     /// The name that it listens under.
     pub(super) name: [u8; 16],
     process: u32,
@@ -37,7 +37,7 @@ pub(super) struct Owner {
     channel: Mutex<Option<Arc<Channel>>>,
 }
 
-impl Drop for Owner {
+impl Drop for OwnerProcess {
     fn drop(&mut self) {
         // The broker's thread waits for the channel, and keeps it open meanwhile.
         if lock(&self.channel).is_some() {
@@ -47,7 +47,7 @@ impl Drop for Owner {
 }
 
 /// By name.
-static OWNERS: Mutex<BTreeMap<[u8; 16], Weak<Owner>>> = Mutex::new(BTreeMap::new());
+static OWNERS: Mutex<BTreeMap<[u8; 16], Weak<OwnerProcess>>> = Mutex::new(BTreeMap::new());
 
 /// Returns the channels of all owners.
 pub(super) fn channels() -> Vec<Arc<Channel>> {
@@ -64,7 +64,7 @@ pub(super) fn end_channel(channel: &Arc<Channel>) {
     }
 }
 
-impl Owner {
+impl OwnerProcess {
     /// Returns the process that a token names.
     pub(super) fn of(token: &TokenFields) -> Arc<Self> {
         let mut owners = lock(&OWNERS);
@@ -126,7 +126,7 @@ impl Owner {
     /// Opens its channel, if there is none yet. The block of the token is held.
     ///
     /// # Errors
-    /// As [`Owner::connect`], and those of its answer.
+    /// As [`OwnerProcess::connect`], and those of its answer.
     pub(super) fn open_channel(self: &Arc<Self>, token: &TokenFields) -> Result<()> {
         if self.channel().is_some() {
             return Ok(());
@@ -196,12 +196,12 @@ impl Owner {
 }
 
 /// What was asked for, and the descriptors that come along, or why they do not.
-pub(super) type Given = (Vec<u8>, Result<Vec<OwnedFd>>);
+pub(super) type OwnerAnswer = (Vec<u8>, Result<Vec<OwnedFd>>);
 
 /// A connection that is in use, to ask for the block of a token.
 #[derive(Debug)]
 pub(super) struct Link {
-    pub(super) owner: Arc<Owner>,
+    pub(super) owner: Arc<OwnerProcess>,
     pub(super) token: TokenFields,
     socket: OwnedFd,
 }
@@ -228,7 +228,7 @@ impl Link {
     /// # Errors
     /// `ErrorKind::InvalidValue` if the owner refuses; `ErrorKind::Unavailable` if the connection is over, the owner
     /// has ended, is silent or cannot give it.
-    pub(super) fn answer(&self) -> Result<Given> {
+    pub(super) fn answer(&self) -> Result<OwnerAnswer> {
         let begun = Instant::now();
         let Packet { bytes, descriptors, is_cut } = loop {
             match socket::receive(&self.socket) {
@@ -265,7 +265,7 @@ impl Link {
     ///
     /// # Errors
     /// Those of both.
-    pub(super) fn ask(&self, ask: Ask, from: u64, count: u32) -> Result<Given> {
+    pub(super) fn ask(&self, ask: Ask, from: u64, count: u32) -> Result<OwnerAnswer> {
         self.send(ask, from, count)?;
         self.answer()
     }
@@ -279,7 +279,7 @@ impl Link {
     }
 
     /// Leaves the connection to the next one that attaches, and returns its owner.
-    pub(super) fn put_back(self) -> Arc<Owner> {
+    pub(super) fn put_back(self) -> Arc<OwnerProcess> {
         lock(&self.owner.idle).push(self.socket);
         self.owner
     }

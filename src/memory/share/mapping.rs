@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, Weak};
 
 use super::background;
-use super::client::Owner;
+use super::client::OwnerProcess;
 use super::token::Secret;
 use super::wire::{Ask, Message};
 use crate::error::Result;
@@ -31,7 +31,7 @@ pub(super) struct RegionKey {
 #[derive(Debug)]
 pub(super) struct AttachedMapping {
     pub(super) memory: &'static DeviceMemory,
-    owner: Arc<Owner>,
+    owner: Arc<OwnerProcess>,
     pub(super) region: RegionKey,
     /// The mapping's number in this process.
     pub(super) number: u64,
@@ -52,7 +52,7 @@ pub(super) struct AttachedMapping {
 
 impl AttachedMapping {
     /// Makes one in which nothing is mapped yet.
-    pub(super) fn new(memory: &'static DeviceMemory, owner: &Arc<Owner>, region: RegionKey) -> Self {
+    pub(super) fn new(memory: &'static DeviceMemory, owner: &Arc<OwnerProcess>, region: RegionKey) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Self {
             memory,
@@ -159,14 +159,14 @@ static IMPORTED: Mutex<BTreeMap<ExtentKey, Weak<ImportedExtent>>> = Mutex::new(B
 
 impl ImportedExtent {
     /// Returns an extent that was imported before, of a block that this process holds.
-    pub(super) fn known(owner: &Owner, number: Extent) -> Option<Arc<Self>> {
+    pub(super) fn known(owner: &OwnerProcess, number: Extent) -> Option<Arc<Self>> {
         let imported = lock(&IMPORTED).get(&(owner.name, number.number()))?.upgrade();
         imported.filter(|imported| imported.used.load(Ordering::SeqCst) > 0)
     }
 
     /// Imports an extent that was exported.
     pub(super) fn new(
-        owner: &Owner,
+        owner: &OwnerProcess,
         number: Extent,
         location: MemoryLocation,
         exported: ExportedExtent<'_>,

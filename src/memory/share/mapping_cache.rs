@@ -213,14 +213,14 @@ fn take_idle(is_meant: impl Fn(&AttachedMapping) -> bool) -> Vec<AttachedMapping
 mod tests {
     use super::*;
     use crate::ids::Device;
-    use crate::memory::share::client::Owner;
+    use crate::memory::share::client::OwnerProcess;
     use crate::memory::share::token::{Secret, TokenFields, random};
 
     type Outcome<T> = Result<T, &'static str>;
 
     struct Test {
         memory: &'static DeviceMemory,
-        owner: Arc<Owner>,
+        owner: Arc<OwnerProcess>,
     }
 
     impl Test {
@@ -287,7 +287,7 @@ mod tests {
             bytes: 1,
             device,
         };
-        let test = Test { memory, owner: Owner::of(&token) };
+        let test = Test { memory, owner: OwnerProcess::of(&token) };
         let one = test.add(7, 1);
         let number = one.mapping;
         assert!(test.find(8, 1).is_none());

@@ -14,7 +14,7 @@ use super::refusal::{captured, refuse_captures, refuse_serving_others, why_not};
 use crate::error::{Bytes, Error, Result};
 use crate::memory::cache::DeviceCaches;
 use crate::memory::device::DeviceMemory;
-use crate::memory::pool::{Change, Kept, Pool, Record, Wanted};
+use crate::memory::pool::{Change, KeptExtents, Pool, Record, SleepChange};
 use crate::memory::serve::{Patience, settle};
 use crate::memory::share::refuse_held;
 use crate::memory::tuning::WAIT_ASLEEP;
@@ -57,7 +57,7 @@ pub(super) fn put_to_sleep(
         refuse_captures(pool, thread)?;
         refuse_held(pool)?;
     }
-    let Some(mut change) = pool.sleep.begin(Wanted::Sleep, thread)? else { return Ok(0) };
+    let Some(mut change) = pool.sleep.begin(SleepChange::Sleep, thread)? else { return Ok(0) };
     if let Err(error) = check(pool, &change, thread) {
         drop(change);
         trim_if_closed(pool, thread);
@@ -198,7 +198,7 @@ fn give_back(pool: &Pool, done: Vec<Option<Event>>, record: &mut Record) -> Resu
 }
 
 /// Gives a part back to the driver, and adds the bytes that went. Where the driver refuses, the part has what is left.
-fn give_part_back(pool: &Pool, part: &mut Kept, event: Option<&Event>, released: &mut u64) -> Result<()> {
+fn give_part_back(pool: &Pool, part: &mut KeptExtents, event: Option<&Event>, released: &mut u64) -> Result<()> {
     let memory = pool.memory;
     event.map_or(Ok(()), Event::synchronize)?;
     // SAFETY: all work on the device was waited for, as was this part's copy; the caches hand out nothing of it, and work of

@@ -10,7 +10,7 @@ use super::extents::{LARGE_PAGES, groups, other_pages};
 use crate::error::{Bytes, Result};
 use crate::memory::cache::DeviceCaches;
 use crate::memory::device::{Mapping, Remains, Run, Until, run_of, without_all};
-use crate::memory::pool::{Kept, Pool, Record, Wanted};
+use crate::memory::pool::{KeptExtents, Pool, Record, SleepChange};
 use crate::memory::serve::{Patience, extent_for_waking, no_memory_left, pages_asleep, retire_extents, trim};
 use crate::observe::delivery::Delivery;
 use crate::observe::target::MEMORY;
@@ -28,7 +28,7 @@ use crate::sync::{ThisThread, lock};
 pub(crate) fn wake(pool: &Arc<Pool>) -> Result<u64> {
     process::refuse_forked()?;
     let thread = ThisThread::get();
-    let Some(mut change) = pool.sleep.begin(Wanted::Wake, thread)? else { return Ok(0) };
+    let Some(mut change) = pool.sleep.begin(SleepChange::Wake, thread)? else { return Ok(0) };
     let begun = Instant::now();
     let _activity = Activity::begin(format_args!("wake memory pool"));
     let _delivery = Delivery::at_end();
@@ -78,7 +78,7 @@ pub(super) fn bring_back(pool: &Arc<Pool>, record: &mut Record, thread: ThisThre
     // What could not go before may still be in the way.
     let _ = memory.end_retired(record.is_in_the_way);
     let needed = pages_asleep(pool, thread, record.kept.is_empty());
-    let kept: Vec<_> = record.kept.iter().map(Kept::run).collect();
+    let kept: Vec<_> = record.kept.iter().map(KeptExtents::run).collect();
     let missing = without_all(needed, &kept);
     let wanted = missing.iter().map(|run| run.bytes()).sum();
     let mut taken = NewExtents::default();
@@ -120,7 +120,7 @@ fn map_kept(pool: &Pool, record: &mut Record) -> Result<()> {
             // SAFETY: the pool keeps these pages, at which nothing is mapped, and the extents.
             (count, outcome) = unsafe { range.map(&range.placed(&kept.extents)) };
             let extents = kept.extents.drain(..count).collect();
-            mapped.push(Kept { extents, is_mapped: true, is_open: outcome.is_ok() });
+            mapped.push(KeptExtents { extents, is_mapped: true, is_open: outcome.is_ok() });
         }
     }
     record.kept.extend(mapped);

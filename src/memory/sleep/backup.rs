@@ -3,10 +3,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::pieces::Pieces;
+use super::pieces::BackupPieces;
 use crate::error::Result;
 use crate::memory::device::{DeviceMemory, Run};
-use crate::memory::pool::{BackedUp, BackupPiece, Kept, Record};
+use crate::memory::pool::{BackedUp, BackupPiece, KeptExtents, Record};
 use crate::memory::tuning::COPY_LEAST;
 use crate::runtime::{self, Stream};
 
@@ -22,9 +22,9 @@ pub enum Backup {
 }
 
 /// Returns what is to be copied of each part, of live ranges in order.
-pub(super) fn to_copy(parts: &[Kept], live: &[Range<u64>]) -> Vec<Vec<Range<u64>>> {
+pub(super) fn to_copy(parts: &[KeptExtents], live: &[Range<u64>]) -> Vec<Vec<Range<u64>>> {
     let mut next = 0;
-    let of_part = |part: &Kept| {
+    let of_part = |part: &KeptExtents| {
         let (start, end) = (part.run().start(), part.run().end());
         let mut ranges: Vec<Range<u64>> = Vec::new();
         while let Some(range) = live.get(next).filter(|range| range.start < end) {
@@ -49,7 +49,7 @@ pub(super) fn to_copy(parts: &[Kept], live: &[Range<u64>]) -> Vec<Vec<Range<u64>
 pub(super) struct Copying {
     /// Its own, so that the copies wait for nothing else.
     pub(super) stream: Stream,
-    pieces: Pieces,
+    pieces: BackupPieces,
     /// The piece that is filled, and the bytes used of it.
     piece: Option<(Arc<BackupPiece>, u64)>,
 }
@@ -58,7 +58,7 @@ impl Copying {
     /// Begins a backup of so many bytes.
     pub(super) fn begin(memory: &DeviceMemory, bytes: u64) -> Result<Self> {
         let node = runtime::nearest_host_node(memory.device()?)?.number();
-        Ok(Self { stream: Stream::new(memory.device()?)?, pieces: Pieces::begin(node, bytes), piece: None })
+        Ok(Self { stream: Stream::new(memory.device()?)?, pieces: BackupPieces::begin(node, bytes), piece: None })
     }
 
     /// Begins to copy ranges of the device's memory, and notes where they will be.
@@ -105,9 +105,9 @@ mod tests {
     use crate::memory::tuning::PAGE;
     use crate::runtime::Extent;
 
-    fn part(first: u32, pages: u32) -> Kept {
+    fn part(first: u32, pages: u32) -> KeptExtents {
         let extents = vec![Mapping { run: Run { first, pages }, extent: Extent::from_number(1) }];
-        Kept { extents, is_mapped: true, is_open: true }
+        KeptExtents { extents, is_mapped: true, is_open: true }
     }
 
     #[test]

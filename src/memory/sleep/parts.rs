@@ -5,7 +5,7 @@ use std::ops::Range;
 use crate::error::{Error, Result};
 use crate::memory::cache::DeviceCaches;
 use crate::memory::device::{Mapping, Reserve, without_all};
-use crate::memory::pool::{Kept, Pool};
+use crate::memory::pool::{KeptExtents, Pool};
 use crate::memory::tuning::{LARGE_EXTENT_PAGES, PAGE};
 use crate::sync::ThisThread;
 
@@ -14,7 +14,7 @@ use crate::sync::ThisThread;
 ///
 /// # Errors
 /// `ErrorKind::InternalError` if pages of it have no extent.
-pub(super) fn parts_and_live(pool: &Pool, thread: ThisThread) -> Result<(Vec<Kept>, Vec<Range<u64>>)> {
+pub(super) fn parts_and_live(pool: &Pool, thread: ThisThread) -> Result<(Vec<KeptExtents>, Vec<Range<u64>>)> {
     let memory = pool.memory;
     let end = memory.range.bytes;
     let reserve = pool.supply.reserve();
@@ -44,16 +44,16 @@ pub(super) fn parts_and_live(pool: &Pool, thread: ThisThread) -> Result<(Vec<Kep
 }
 
 /// Returns extents in parts of those that stand in a row.
-fn parts(extents: Vec<Mapping>) -> Vec<Kept> {
-    let mut parts: Vec<Kept> = Vec::new();
+fn parts(extents: Vec<Mapping>) -> Vec<KeptExtents> {
+    let mut parts: Vec<KeptExtents> = Vec::new();
     for extent in extents {
-        let has_room = |part: &&mut Kept| {
+        let has_room = |part: &&mut KeptExtents| {
             let run = part.run();
             run.end() == extent.start() && extent.end() - run.start() <= LARGE_EXTENT_PAGES * PAGE
         };
         match parts.last_mut().filter(has_room) {
             Some(last) => last.extents.push(extent),
-            None => parts.push(Kept { extents: vec![extent], is_mapped: true, is_open: true }),
+            None => parts.push(KeptExtents { extents: vec![extent], is_mapped: true, is_open: true }),
         }
     }
     parts

@@ -18,7 +18,7 @@ const THREAD: &str = "gpupool-backup";
 
 /// Pieces of so many bytes together, on one NUMA node of the host.
 #[derive(Debug)]
-pub(super) struct Pieces {
+pub(super) struct BackupPieces {
     node: u32,
     /// The bytes that no piece was asked for yet.
     left: Arc<AtomicU64>,
@@ -26,7 +26,7 @@ pub(super) struct Pieces {
     made: Option<Receiver<Result<BackupPiece>>>,
 }
 
-impl Pieces {
+impl BackupPieces {
     /// Begins to make pieces.
     pub(super) fn begin(node: u32, bytes: u64) -> Self {
         let left = Arc::new(AtomicU64::new(bytes));

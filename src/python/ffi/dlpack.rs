@@ -28,7 +28,7 @@ const NAME: &CStr = c"dltensor";
 const VERSIONED_NAME: &CStr = c"dltensor_versioned";
 
 #[repr(C)]
-struct Device {
+struct DLDevice {
     kind: i32,
     id: i32,
 }
@@ -44,7 +44,7 @@ struct DataType {
 #[repr(C)]
 struct Tensor {
     data: *mut c_void,
-    device: Device,
+    device: DLDevice,
     ndim: i32,
     dtype: DataType,
     shape: *mut i64,
@@ -72,7 +72,7 @@ struct ManagedVersioned {
 }
 
 /// What a managed tensor points to, freed by its deleter.
-struct Owner<M> {
+struct TensorOwner<M> {
     managed: M,
     shape: [i64; 1],
     _buffer: Arc<dyn Exported>,
@@ -128,7 +128,7 @@ fn tensor(buffer: &dyn Exported) -> Tensor {
     let (kind, id) = buffer.place();
     Tensor {
         data: ptr::with_exposed_provenance_mut(buffer.address() as usize),
-        device: Device { kind, id },
+        device: DLDevice { kind, id },
         ndim: 1,
         dtype: DataType { code: UNSIGNED, bits: 8, lanes: 1 },
         shape: ptr::null_mut(),
@@ -140,7 +140,7 @@ fn tensor(buffer: &dyn Exported) -> Tensor {
 /// Moves a managed tensor to the heap, where its pointers stay good until the deleter frees it.
 fn own<M>(managed: M, buffer: Arc<dyn Exported>, link: impl FnOnce(&mut M, *mut i64, *mut c_void)) -> *mut M {
     let shape = [buffer.nbytes().cast_signed()];
-    let owner = Box::into_raw(Box::new(Owner { managed, shape, _buffer: buffer }));
+    let owner = Box::into_raw(Box::new(TensorOwner { managed, shape, _buffer: buffer }));
     // SAFETY: `owner` was just made from a box and is known only here yet.
     let owned = unsafe { &mut *owner };
     let shape = owned.shape.as_mut_ptr();
@@ -150,12 +150,12 @@ fn own<M>(managed: M, buffer: Arc<dyn Exported>, link: impl FnOnce(&mut M, *mut 
 
 unsafe extern "C" fn delete(managed: *mut Managed) {
     // SAFETY: the context is the box that `own` made, and a deleter is called once.
-    drop(unsafe { Box::from_raw((*managed).context.cast::<Owner<Managed>>()) });
+    drop(unsafe { Box::from_raw((*managed).context.cast::<TensorOwner<Managed>>()) });
 }
 
 unsafe extern "C" fn delete_versioned(managed: *mut ManagedVersioned) {
     // SAFETY: the context is the box that `own` made for this kind of tensor, and a deleter is called once.
-    drop(unsafe { Box::from_raw((*managed).context.cast::<Owner<ManagedVersioned>>()) });
+    drop(unsafe { Box::from_raw((*managed).context.cast::<TensorOwner<ManagedVersioned>>()) });
 }
 
 /// Ends a capsule that no consumer took over.

@@ -26,15 +26,15 @@ pub(in crate::python) const DEPTH: usize = 64;
 const STACKS: usize = 1 << 16;
 
 /// A place in a function: its code object, and the instruction's offset in bytes.
-pub(in crate::python) type Place = (Py<PyAny>, c_int);
+pub(in crate::python) type CodePosition = (Py<PyAny>, c_int);
 
 /// The same by the code object's address, as stacks are compared.
-type Key = Vec<(usize, c_int)>;
+type StackKey = Vec<(usize, c_int)>;
 
 #[derive(Debug, Default)]
 struct Stacks {
-    numbers: FxHashMap<Key, u32>,
-    places: HashMap<u32, Vec<Place>>,
+    numbers: FxHashMap<StackKey, u32>,
+    places: HashMap<u32, Vec<CodePosition>>,
     last: u32,
     /// How many there may be before those that nothing names are dropped.
     room: usize,
@@ -53,7 +53,7 @@ type GetLasti = unsafe extern "C" fn(*mut ffi::PyFrameObject) -> c_int;
 
 /// Functions of CPython that the stable ABI lacks.
 #[derive(Clone, Copy, Debug)]
-struct Functions {
+struct CPythonFunctions {
     /// This thread's state if it holds the GIL; in Python 3.11 that of whichever thread does.
     thread_state: GetThreadState,
     back: GetBack,
@@ -61,8 +61,8 @@ struct Functions {
 }
 
 /// None where this Python lacks any; then no stacks are taken.
-fn functions() -> Option<Functions> {
-    static FUNCTIONS: OnceLock<Option<Functions>> = OnceLock::new();
+fn functions() -> Option<CPythonFunctions> {
+    static FUNCTIONS: OnceLock<Option<CPythonFunctions>> = OnceLock::new();
     *FUNCTIONS.get_or_init(|| {
         let process = Library::this();
         // SAFETY: the functions have had these types in every version that has them: PyThreadState_GetUnchecked since
@@ -71,7 +71,7 @@ fn functions() -> Option<Functions> {
             let thread_state = process
                 .get::<GetThreadState>(c"PyThreadState_GetUnchecked")
                 .or_else(|_| process.get::<GetThreadState>(c"_PyThreadState_UncheckedGet"));
-            Some(Functions {
+            Some(CPythonFunctions {
                 thread_state: *thread_state.ok()?,
                 back: *process.get::<GetBack>(c"PyFrame_GetBack").ok()?,
                 lasti: *process.get::<GetLasti>(c"PyFrame_GetLasti").ok()?,
@@ -81,7 +81,7 @@ fn functions() -> Option<Functions> {
 }
 
 /// The interpreter, if this thread holds its lock. Otherwise this touches nothing of Python's, and it never waits.
-fn attached<'py>(functions: Functions) -> Option<Python<'py>> {
+fn attached<'py>(functions: CPythonFunctions) -> Option<Python<'py>> {
     // SAFETY: both functions may be called by any thread at any time; the first knows the calling thread's state, if it
     // has one, and the second is that same state only while this thread holds the GIL.
     let is_attached = unsafe {
@@ -98,7 +98,7 @@ pub(in crate::python) fn if_attached<R>(run: impl FnOnce(Python<'_>) -> R) -> Op
 }
 
 /// Writes down where the calling thread is in each of its functions, the innermost first.
-fn walk(_py: Python<'_>, functions: Functions, key: &mut Key) {
+fn walk(_py: Python<'_>, functions: CPythonFunctions, key: &mut StackKey) {
     // SAFETY: the thread holds the GIL. The innermost frame runs, so a borrowed reference is good, and each one around
     // it is owned until its successor is known; a frame has its code object as long as it lives.
     unsafe {
@@ -119,7 +119,7 @@ fn walk(_py: Python<'_>, functions: Functions, key: &mut Key) {
 
 thread_local! {
     /// Room for a stack, kept so that taking one allocates nothing.
-    static SCRATCH: Cell<Key> = const { Cell::new(Vec::new()) };
+    static SCRATCH: Cell<StackKey> = const { Cell::new(Vec::new()) };
 }
 
 /// The calling thread's stack, if it holds the GIL.
@@ -138,7 +138,7 @@ fn take() -> Stack {
 
 /// The number of a stack whose functions are running.
 #[inline]
-fn number(py: Python<'_>, key: &Key) -> Stack {
+fn number(py: Python<'_>, key: &StackKey) -> Stack {
     if key.is_empty() {
         return Stack::NONE;
     }
@@ -147,14 +147,14 @@ fn number(py: Python<'_>, key: &Key) -> Stack {
 }
 
 #[cold]
-fn add(py: Python<'_>, key: &Key) -> Stack {
+fn add(py: Python<'_>, key: &StackKey) -> Stack {
     drop_unnamed();
     let place = |&(code, lasti): &(usize, c_int)| {
         let code = std::ptr::with_exposed_provenance_mut(code);
         // SAFETY: it is the code object of a function that this thread, which holds the GIL, is running.
         (unsafe { Bound::from_borrowed_ptr(py, code) }.unbind(), lasti)
     };
-    let places: Vec<Place> = key.iter().map(place).collect();
+    let places: Vec<CodePosition> = key.iter().map(place).collect();
     let mut stacks = stacks_taken();
     let stacks = stacks.get_or_insert_default();
     stacks.last = stacks.last % Stack::LAST + 1;
@@ -181,7 +181,7 @@ fn drop_unnamed() {
 }
 
 /// The places of a stack, the innermost first; none if nothing is known of it.
-pub(in crate::python) fn places(py: Python<'_>, stack: Stack) -> Vec<Place> {
+pub(in crate::python) fn places(py: Python<'_>, stack: Stack) -> Vec<CodePosition> {
     let stacks = stacks_taken();
     let places = stacks.as_ref().and_then(|stacks| stacks.places.get(&stack.0));
     places.into_iter().flatten().map(|(code, lasti)| (code.clone_ref(py), *lasti)).collect()

@@ -9,7 +9,7 @@ use pyo3::{ffi, intern};
 
 use super::PyPinnedBuffer;
 use crate::error::Error;
-use crate::memory::{DeviceBuffer, HostBytes, PinnedBuffer, Way};
+use crate::memory::{CopyDirection, DeviceBuffer, HostBytes, PinnedBuffer};
 use crate::runtime::Stream;
 
 /// How many objects lie between a view and the pinned memory that it is of, at most: an array of a memoryview of a buffer.
@@ -124,7 +124,7 @@ pub(in crate::python) fn copy_from(buffer: &DeviceBuffer, host: &Bound<'_, PyAny
     let lent = Lent::new(host, "copy_from")?;
     let bytes = lent.host_bytes();
     // SAFETY: the object lends the bytes as long as `lent` lives, and pinned ones lie in their buffer.
-    host.py().detach(|| unsafe { buffer.copy(Way::ToDevice, bytes, stream) })?;
+    host.py().detach(|| unsafe { buffer.copy(CopyDirection::ToDevice, bytes, stream) })?;
     Ok(())
 }
 
@@ -144,6 +144,6 @@ pub(in crate::python) fn copy_to(buffer: &DeviceBuffer, host: &Bound<'_, PyAny>,
     }
     let bytes = lent.host_bytes();
     // SAFETY: the object lends the bytes, to be written, as long as `lent` lives, and pinned ones lie in their buffer.
-    host.py().detach(|| unsafe { buffer.copy(Way::ToHost, bytes, stream) })?;
+    host.py().detach(|| unsafe { buffer.copy(CopyDirection::ToHost, bytes, stream) })?;
     Ok(())
 }

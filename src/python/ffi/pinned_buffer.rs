@@ -19,7 +19,7 @@ use crate::ids::NumaNode;
 use crate::memory::{self, PinnedBuffer};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
-use crate::python::held::Held;
+use crate::python::held::BufferState;
 use crate::python::memory::{allocate_detached, numa_number};
 use crate::python::stream::Keepers;
 use crate::python::whole::Whole;
@@ -30,11 +30,11 @@ use crate::sync::lock;
 #[doc = docstring!("PinnedBuffer")]
 #[pyclass(name = "PinnedBuffer", module = "gpupool", frozen)]
 #[derive(Debug)]
-pub(in crate::python) struct PyPinnedBuffer(Mutex<State>);
+pub(in crate::python) struct PyPinnedBuffer(Mutex<PinnedState>);
 
 #[derive(Debug)]
-struct State {
-    buffer: Held<PinnedBuffer>,
+struct PinnedState {
+    buffer: BufferState<PinnedBuffer>,
     /// How often it is lent by the buffer protocol.
     exports: usize,
     /// Dropped after the buffer, whose end asks the streams.
@@ -59,7 +59,7 @@ pub(in crate::python) fn empty_pinned(
     let node = memory::node_of(numa_number(numa)?.map(i64::from), stream.as_ref())?;
     let allocate = |nbytes, node: &NumaNode| allocate_detached(py, nbytes, node);
     let buffer = memory::empty_pinned_by(nbytes.0, node, stream.as_ref(), allocate)?;
-    Ok(PyPinnedBuffer(Mutex::new(State { buffer: Held::Alone(buffer), exports: 0, keepers })))
+    Ok(PyPinnedBuffer(Mutex::new(PinnedState { buffer: BufferState::Alone(buffer), exports: 0, keepers })))
 }
 
 /// Returns the error of a free while something has the memory.

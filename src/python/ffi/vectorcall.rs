@@ -19,16 +19,16 @@ type Vectorcall = unsafe extern "C" fn(*mut PyObject, *const *mut PyObject, usiz
 const PLACE_BEFORE: usize = 1 << (usize::BITS - 1);
 
 #[derive(Clone, Copy)]
-struct Functions {
+struct VectorcallFunctions {
     call: Vectorcall,
     method: Vectorcall,
 }
 
 #[inline]
-fn functions() -> Option<Functions> {
-    static FOUND: OnceLock<Option<Functions>> = OnceLock::new();
+fn functions() -> Option<VectorcallFunctions> {
+    static FOUND: OnceLock<Option<VectorcallFunctions>> = OnceLock::new();
     *FOUND.get_or_init(|| {
-        Some(Functions { call: find(c"PyObject_Vectorcall")?, method: find(c"PyObject_VectorcallMethod")? })
+        Some(VectorcallFunctions { call: find(c"PyObject_Vectorcall")?, method: find(c"PyObject_VectorcallMethod")? })
     })
 }
 

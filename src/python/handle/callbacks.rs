@@ -31,14 +31,14 @@ impl<C> Function<C> {
 }
 
 /// The library that the three functions make.
-pub(super) struct Callbacks {
+pub(super) struct CallbackLibrary {
     name: String,
     create: Function<Create>,
     destroy: Function<Destroy>,
     set_stream: Option<Function<SetStream>>,
 }
 
-impl Callbacks {
+impl CallbackLibrary {
     pub(super) fn new(
         name: String,
         create: &Bound<'_, PyAny>,
@@ -85,7 +85,7 @@ impl Callbacks {
     }
 }
 
-impl Library for Callbacks {
+impl Library for CallbackLibrary {
     fn name(&self) -> &str {
         &self.name
     }

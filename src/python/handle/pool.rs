@@ -5,11 +5,11 @@ use std::time::Duration;
 use pyo3::prelude::*;
 use pyo3::types::PyBool;
 
-use super::callbacks::Callbacks;
+use super::callbacks::CallbackLibrary;
 use super::lease::PyLease;
 use super::stats::PyHandleStats;
 use crate::error::Error;
-use crate::handle::{Attempt, Claim, HandlePool, Interruption, Unfinished};
+use crate::handle::{Claim, HandleAttempt, HandlePool, Interruption, Unfinished};
 use crate::ids::Device;
 use crate::library::{Origin, Version};
 use crate::python::interruption::interruptible;
@@ -69,7 +69,7 @@ impl PyHandlePool {
         destroy: &Bound<'_, PyAny>,
         set_stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
-        Ok(Self(HandlePool::new(Callbacks::new(name, create, destroy, set_stream)?)?))
+        Ok(Self(HandlePool::new(CallbackLibrary::new(name, create, destroy, set_stream)?)?))
     }
 
     #[doc = docstring!("HandlePool.handle")]
@@ -83,8 +83,8 @@ impl PyHandlePool {
         let stream = stream::resolve(py, stream, device)?;
         // To give the GIL up and get it back takes longer than to take an idle handle.
         match self.0.try_handle(&stream)? {
-            Attempt::Ready(handle) => Ok(handle.as_ptr().addr()),
-            Attempt::Unfinished(left) => finish(py, left, None, |handle| handle.as_ptr().addr()),
+            HandleAttempt::Ready(handle) => Ok(handle.as_ptr().addr()),
+            HandleAttempt::Unfinished(left) => finish(py, left, None, |handle| handle.as_ptr().addr()),
         }
     }
 
@@ -99,8 +99,8 @@ impl PyHandlePool {
     ) -> PyResult<PyLease> {
         let stream = stream::resolve(py, stream, device)?;
         let lease = match self.0.try_lease(&stream)? {
-            Attempt::Ready(lease) => lease,
-            Attempt::Unfinished(left) => finish(py, left, timeout.map(|timeout| timeout.0), |lease| lease)?,
+            HandleAttempt::Ready(lease) => lease,
+            HandleAttempt::Unfinished(left) => finish(py, left, timeout.map(|timeout| timeout.0), |lease| lease)?,
         };
         Ok(PyLease::new(self.0.name(), lease))
     }

@@ -14,7 +14,7 @@ use crate::process;
 use crate::python::device;
 use crate::python::ffi::dlpack::{self, Exported};
 use crate::python::ffi::{consumer, host_bytes};
-use crate::python::held::Held;
+use crate::python::held::BufferState;
 use crate::python::share::PyShareToken;
 use crate::python::stream::{self, Keepers};
 use crate::python::whole::Whole;
@@ -25,7 +25,7 @@ use crate::sync::lock;
 #[pyclass(name = "DeviceBuffer", module = "gpupool", frozen)]
 #[derive(Debug)]
 pub(in crate::python) struct PyDeviceBuffer {
-    buffer: Mutex<Held<DeviceBuffer>>,
+    buffer: Mutex<BufferState<DeviceBuffer>>,
     /// The object that keeps its stream alive, if there is one.
     keeper: Option<Py<PyAny>>,
     /// Dropped after the buffer, whose end asks the streams.
@@ -83,17 +83,17 @@ impl PyDeviceBuffer {
 
     /// Makes one that has no buffer until it is [put](PyDeviceBuffer::put) there.
     pub(super) fn without() -> Self {
-        Self { buffer: Mutex::new(Held::Freed), keeper: None, keepers: Mutex::default() }
+        Self { buffer: Mutex::new(BufferState::Freed), keeper: None, keepers: Mutex::default() }
     }
 
     pub(super) fn put(&self, buffer: DeviceBuffer) {
-        *lock(&self.buffer) = Held::Alone(buffer);
+        *lock(&self.buffer) = BufferState::Alone(buffer);
     }
 
     /// Makes one that keeps an object, and so its stream, alive.
     #[inline]
     pub(super) fn keeping(buffer: DeviceBuffer, keeper: Option<Py<PyAny>>) -> Self {
-        Self { buffer: Mutex::new(Held::Alone(buffer)), keeper, keepers: Mutex::default() }
+        Self { buffer: Mutex::new(BufferState::Alone(buffer)), keeper, keepers: Mutex::default() }
     }
 
     /// The buffer's own stream, if it is known to be alive.

@@ -24,14 +24,14 @@ use crate::sync::lock;
 #[pyclass(name = "CudaCoreMemory", module = "gpupool._native", frozen, subclass)]
 #[derive(Debug)]
 pub(in crate::python) struct PyCudaCoreMemory {
-    made: OnceLock<Made>,
+    made: OnceLock<MadeResource>,
     /// The buffers that live, by their addresses.
-    buffers: Mutex<FxHashMap<u64, Entry>>,
+    buffers: Mutex<FxHashMap<u64, CudaCoreBuffer>>,
 }
 
 /// What `__init__` makes.
 #[derive(Debug)]
-struct Made {
+struct MadeResource {
     /// `cuda.core.Buffer.from_handle`, or what takes its arguments.
     make_buffer: Py<PyAny>,
     /// Of the argument that it takes by name alone.
@@ -44,7 +44,7 @@ struct Made {
 }
 
 #[derive(Debug)]
-enum Entry {
+enum CudaCoreBuffer {
     Alone(DeviceBuffer),
     /// Python has it too, which frees it with the last that does.
     Shared(Py<PyDeviceBuffer>),
@@ -68,7 +68,7 @@ impl PyCudaCoreMemory {
     ) -> PyResult<()> {
         let names = PyTuple::new(make_buffer.py(), ["stream"])?.unbind();
         let handles = StreamHandles::find(&stream);
-        let made = Made { make_buffer: make_buffer.unbind(), names, handles, device, pool };
+        let made = MadeResource { make_buffer: make_buffer.unbind(), names, handles, device, pool };
         Ok(self.made.set(made).map_err(|_| Error::invalid_value("this memory resource was made before"))?)
     }
 
@@ -97,7 +97,7 @@ impl PyCudaCoreMemory {
         }
         let address = buffer.address();
         if address != 0 {
-            lock(&this.buffers).insert(address, Entry::Alone(buffer));
+            lock(&this.buffers).insert(address, CudaCoreBuffer::Alone(buffer));
         }
         let pointer = address.into_pyobject(py)?;
         let arguments = [pointer.as_any(), size, slf.as_any()];
@@ -125,7 +125,7 @@ impl PyCudaCoreMemory {
             ))
         };
         match found.ok_or_else(unknown)? {
-            Entry::Alone(buffer) => {
+            CudaCoreBuffer::Alone(buffer) => {
                 // What cannot be freed on this stream is freed on its own.
                 let on = self.made()?.stream(stream)?;
                 if on.raw() != buffer.own_stream().raw() {
@@ -135,7 +135,7 @@ impl PyCudaCoreMemory {
                 Ok(buffer.free_on(&on)?)
             }
             // The last that has it frees it.
-            Entry::Shared(buffer) => buffer.bind(stream.py()).get().record(stream),
+            CudaCoreBuffer::Shared(buffer) => buffer.bind(stream.py()).get().record(stream),
         }
     }
 
@@ -152,7 +152,8 @@ impl PyCudaCoreMemory {
             drop(buffers);
             return Ok(known);
         }
-        if let Some(Entry::Alone(buffer)) = buffers.insert(pointer, Entry::Shared(made.clone_ref(py))) {
+        if let Some(CudaCoreBuffer::Alone(buffer)) = buffers.insert(pointer, CudaCoreBuffer::Shared(made.clone_ref(py)))
+        {
             made.get().put(buffer);
         }
         Ok(Some(made))
@@ -171,7 +172,7 @@ impl PyCudaCoreMemory {
     }
 }
 
-impl Made {
+impl MadeResource {
     /// Returns the stream that an object of cuda.core's names. Of a default stream the device is the current context's,
     /// which costs less to ask than the object.
     #[inline]
@@ -189,7 +190,7 @@ impl Made {
 
 impl PyCudaCoreMemory {
     #[inline]
-    fn made(&self) -> PyResult<&Made> {
+    fn made(&self) -> PyResult<&MadeResource> {
         let unmade = || {
             Error::invalid_value("this memory resource was not made: call its __init__ first, as super().__init__()")
         };
@@ -198,11 +199,15 @@ impl PyCudaCoreMemory {
 }
 
 /// Returns the object of the buffer at an address, or none if there is no buffer; none at all if it has no object yet.
-fn known_buffer(py: Python<'_>, buffers: &FxHashMap<u64, Entry>, pointer: u64) -> Option<Option<Py<PyDeviceBuffer>>> {
+fn known_buffer(
+    py: Python<'_>,
+    buffers: &FxHashMap<u64, CudaCoreBuffer>,
+    pointer: u64,
+) -> Option<Option<Py<PyDeviceBuffer>>> {
     match buffers.get(&pointer) {
         None => Some(None),
-        Some(Entry::Shared(buffer)) => Some(Some(buffer.clone_ref(py))),
-        Some(Entry::Alone(_)) => None,
+        Some(CudaCoreBuffer::Shared(buffer)) => Some(Some(buffer.clone_ref(py))),
+        Some(CudaCoreBuffer::Alone(_)) => None,
     }
 }
 

@@ -25,19 +25,19 @@ use crate::python::{device, stream};
 #[pyclass(name = "MemPool", module = "gpupool", frozen, subclass, dict, weakref)]
 #[derive(Debug)]
 pub(in crate::python) struct PyMemPool {
-    made: OnceLock<Made>,
+    made: OnceLock<MadePool>,
     blocks: ScopeBlocks,
 }
 
 /// What `__init__` makes.
 #[derive(Debug)]
-struct Made {
+struct MadePool {
     pool: MemPool,
     allocator: Option<Py<PyAny>>,
 }
 
 impl PyMemPool {
-    fn made(&self) -> PyResult<&Made> {
+    fn made(&self) -> PyResult<&MadePool> {
         let unmade =
             || Error::invalid_value("this MemPool was not made: call MemPool.__init__ first, as super().__init__()");
         Ok(self.made.get().ok_or_else(unmade)?)
@@ -97,7 +97,7 @@ impl PyMemPool {
             builder = builder.allocator(source(allocator)?);
         }
         let pool = py.detach(|| builder.build())?;
-        let made = Made { pool, allocator: allocator.map(|allocator| allocator.clone().unbind()) };
+        let made = MadePool { pool, allocator: allocator.map(|allocator| allocator.clone().unbind()) };
         // What is not used of it goes outside of the lock.
         self.made.set(made).map_err(|_| Error::invalid_value("this MemPool was made before; make another").into())
     }
@@ -267,7 +267,7 @@ impl PyMemPool {
     fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
         let name = slf.get_type().fully_qualified_name()?;
         Ok(match slf.get().made.get() {
-            Some(Made { pool, .. }) => {
+            Some(MadePool { pool, .. }) => {
                 let limit = pool.limit().map(|limit| format!(", limit={limit}")).unwrap_or_default();
                 // A forked child has none.
                 let stats = slf.py().detach(|| pool.stats().ok());

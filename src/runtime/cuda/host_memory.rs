@@ -9,7 +9,7 @@ use super::Cuda;
 use crate::error::Result;
 use crate::ids::{Device, MemoryLocation, NumaNode};
 use crate::runtime::Runtime;
-use crate::runtime::host_memory::{Pages, map, node_of_pci_device, unmap};
+use crate::runtime::host_memory::{PagePopulation, map, node_of_pci_device, unmap};
 
 /// `CU_MEMHOSTREGISTER_PORTABLE` and `_DEVICEMAP`, whose numbers are those of `CU_MEMHOSTALLOC_...`: for every context, and
 /// for kernels too.
@@ -80,7 +80,7 @@ impl Cuda {
             self.check("cuMemHostAlloc", status)?;
             return Ok(address.expose_provenance() as u64);
         }
-        let address = map(node, bytes, Pages::Now)?;
+        let address = map(node, bytes, PagePopulation::Now)?;
         // SAFETY: the range was just mapped, and stays so until it is unregistered.
         let status = unsafe { (self.symbols.host_register)(pointer(address), bytes as usize, PORTABLE_AND_MAPPED) };
         self.check("cuMemHostRegister", status).inspect_err(|_| {

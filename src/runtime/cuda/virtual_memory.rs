@@ -11,14 +11,14 @@ use crate::ids::MemoryLocation;
 
 /// A location as each level of the bindings lays it out, though with other field names.
 #[repr(C)]
-struct Location {
+struct CudaMemLocation {
     kind: sys::CUmemLocationType,
     id: c_int,
 }
 
-fn location_of(location: Location) -> sys::CUmemLocation {
+fn location_of(location: CudaMemLocation) -> sys::CUmemLocation {
     // SAFETY: the driver's struct is a kind and an int, or a union of ints of that size.
-    unsafe { mem::transmute::<Location, sys::CUmemLocation>(location) }
+    unsafe { mem::transmute::<CudaMemLocation, sys::CUmemLocation>(location) }
 }
 
 /// Plain memory there, not shared with other processes.
@@ -48,7 +48,7 @@ impl Cuda {
                 (sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA, node.number().cast_signed())
             }
         };
-        Ok(location_of(Location { kind, id }))
+        Ok(location_of(CudaMemLocation { kind, id }))
     }
 
     pub(super) fn granularity(&self, location: MemoryLocation) -> Result<u64> {

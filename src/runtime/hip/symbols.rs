@@ -9,12 +9,12 @@ use crate::runtime::symbols::{Status, symbols};
 
 /// `hipMemLocation` of a device: `hipMemLocationTypeDevice` and the ordinal.
 #[repr(C)]
-pub(super) struct Location {
+pub(super) struct HipMemLocation {
     kind: c_int,
     id: c_int,
 }
 
-impl Location {
+impl HipMemLocation {
     pub(super) const fn device(ordinal: c_int) -> Self {
         Self { kind: 1, id: ordinal }
     }
@@ -27,7 +27,7 @@ pub(super) struct AllocationProperties {
     kind: c_int,
     /// `hipMemHandleTypeNone` is 0.
     pub(super) handle_kind: c_int,
-    location: Location,
+    location: HipMemLocation,
     win32_meta_data: *mut c_void,
     /// Compression, RDMA, usage, and what CUDA's struct of the same size reserves.
     flags: [u8; 8],
@@ -36,7 +36,7 @@ pub(super) struct AllocationProperties {
 impl AllocationProperties {
     /// Plain memory of the device, not shared with other processes.
     pub(super) const fn device(ordinal: c_int) -> Self {
-        let location = Location::device(ordinal);
+        let location = HipMemLocation::device(ordinal);
         Self { kind: 1, handle_kind: 0, location, win32_meta_data: std::ptr::null_mut(), flags: [0; 8] }
     }
 }
@@ -48,14 +48,14 @@ pub(super) struct EventHandle(pub(super) [u8; 64]);
 /// `hipMemAccessDesc`.
 #[repr(C)]
 pub(super) struct AccessDescription {
-    location: Location,
+    location: HipMemLocation,
     /// `hipMemAccessFlagsProtReadWrite` is 3.
     flags: c_int,
 }
 
 impl AccessDescription {
     pub(super) const fn read_write(ordinal: c_int) -> Self {
-        Self { location: Location::device(ordinal), flags: 3 }
+        Self { location: HipMemLocation::device(ordinal), flags: 3 }
     }
 }
 

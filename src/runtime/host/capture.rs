@@ -34,7 +34,7 @@ static CAPTURES: AtomicUsize = AtomicUsize::new(0);
 
 /// A stream's work being recorded.
 #[derive(Debug)]
-pub(super) struct Capture {
+pub(super) struct SimulatedCapture {
     pub(super) id: u64,
     pub(super) mode: CaptureMode,
     pub(super) thread: ThreadNumber,
@@ -63,14 +63,14 @@ impl Drop for Graph {
     }
 }
 
-impl Capture {
+impl SimulatedCapture {
     pub(super) fn new(id: u64, mode: CaptureMode) -> Self {
         CAPTURES.fetch_add(1, Ordering::Relaxed);
         Self { id, mode, thread: ThisThread::get().number(), is_valid: true, graph: Graph { id, kept: Vec::new() } }
     }
 }
 
-impl Drop for Capture {
+impl Drop for SimulatedCapture {
     fn drop(&mut self) {
         CAPTURES.fetch_sub(1, Ordering::Relaxed);
     }
@@ -90,7 +90,7 @@ pub(super) fn check_unsafe_call() -> Result<()> {
 fn check_against_captures() -> Result<()> {
     let this = ThisThread::get().number();
     let mode = MODE.get();
-    let forbids = |capture: &Capture| {
+    let forbids = |capture: &SimulatedCapture| {
         capture.mode != CaptureMode::Relaxed
             && match mode {
                 CaptureMode::Global => capture.thread == this || capture.mode == CaptureMode::Global,

@@ -11,12 +11,12 @@ use super::virtual_memory::space;
 use crate::error::{Error, Result, StatusKind};
 use crate::sync::lock;
 
-struct Books {
+struct ExtentCalls {
     busy: BTreeSet<u64>,
     broken: BTreeSet<u64>,
 }
 
-static BOOKS: Mutex<Books> = Mutex::new(Books { busy: BTreeSet::new(), broken: BTreeSet::new() });
+static CALLS: Mutex<ExtentCalls> = Mutex::new(ExtentCalls { busy: BTreeSet::new(), broken: BTreeSet::new() });
 
 #[cold]
 fn broken(function: &str) -> Error {
@@ -35,7 +35,7 @@ pub(super) struct ExtentCall {
 #[cfg(feature = "fault-injection")]
 pub fn break_extents() {
     let numbers = space().extent_numbers();
-    lock(&BOOKS).broken.extend(numbers);
+    lock(&CALLS).broken.extend(numbers);
 }
 
 impl ExtentCall {
@@ -46,15 +46,15 @@ impl ExtentCall {
         }
         // One that is mapped twice in a range is in one call.
         let numbers: BTreeSet<_> = numbers().into_iter().collect();
-        let mut books = lock(&BOOKS);
+        let mut calls = lock(&CALLS);
         let mut is_alone = true;
         for &number in &numbers {
-            if !books.busy.insert(number) {
-                books.broken.insert(number);
+            if !calls.busy.insert(number) {
+                calls.broken.insert(number);
                 is_alone = false;
             }
         }
-        drop(books);
+        drop(calls);
         thread::yield_now();
         Self { numbers, is_alone }
     }
@@ -66,14 +66,14 @@ impl ExtentCall {
 
     /// Refuses a call if one of the extents is broken.
     pub(super) fn check_whole(&self, function: &str) -> Result<()> {
-        let broken_ones = &lock(&BOOKS).broken;
+        let broken_ones = &lock(&CALLS).broken;
         if self.numbers.is_disjoint(broken_ones) { Ok(()) } else { Err(broken(function)) }
     }
 
     /// Forgets what was broken, since the extents go.
     pub(super) fn mend(&self) {
         for number in &self.numbers {
-            lock(&BOOKS).broken.remove(number);
+            lock(&CALLS).broken.remove(number);
         }
     }
 }
@@ -81,7 +81,7 @@ impl ExtentCall {
 impl Drop for ExtentCall {
     fn drop(&mut self) {
         for number in &self.numbers {
-            lock(&BOOKS).busy.remove(number);
+            lock(&CALLS).busy.remove(number);
         }
     }
 }

@@ -26,7 +26,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::thread;
 use std::time::Duration;
 
-use super::host_memory::{Pages, map, unmap};
+use super::host_memory::{PagePopulation, map, unmap};
 use super::{
     Context, DeviceInfo, DeviceUuid, ExportedEvent, ExportedExtent, Extent, ExtentUse, Kind, MemoryInfo, RawEvent,
     RawGraph, Runtime, Stream, StreamOrderedMemory,
@@ -39,7 +39,7 @@ use extent_calls::ExtentCall;
 use memory::{Memory, NODES, system_error};
 use refusal::INVALID_HANDLE;
 pub(crate) use refusal::refused;
-use timeline::{Key, Timeline};
+use timeline::{StreamKey, Timeline};
 use virtual_memory::{PAGE, space};
 use words::Word;
 use work::Work;
@@ -112,8 +112,8 @@ impl Host {
 
     /// Returns the key of a stream: a default stream is that of the bound device, any other address is unique in the
     /// process.
-    fn key(stream: RawStream) -> Key {
-        Key::new(stream, Self::bound())
+    fn key(stream: RawStream) -> StreamKey {
+        StreamKey::new(stream, Self::bound())
     }
 }
 
@@ -126,7 +126,7 @@ fn enter_memory_call(call: Call) -> Result<()> {
 
 /// Puts work with memory of a device on a stream, whose device must have access to it now; whether it still has is seen when
 /// the work is done. Who submits work promises that what it uses of the host stays until then.
-fn submit_work(function: &str, key: Key, work: Work) -> Result<()> {
+fn submit_work(function: &str, key: StreamKey, work: Work) -> Result<()> {
     let device = timeline().device(key)?;
     if !space().is_accessible(work.mapped(), device) {
         let error = refused(function, ("HOST_ERROR_INVALID_VALUE", 1), StatusKind::Other);
@@ -199,7 +199,7 @@ pub fn create_blocking_stream(device: Device) -> Result<RawStream> {
 /// As [`submit`].
 pub fn destroy_stream(stream: RawStream, device: Device) -> Result<()> {
     super::require(Kind::Host)?;
-    timeline().destroy_stream(Key::new(stream, super::existing(device)?))
+    timeline().destroy_stream(StreamKey::new(stream, super::existing(device)?))
 }
 
 /// Destroys a stream of [`create_stream`] whose work goes on, and creates another one, which gets its address, as drivers
@@ -210,7 +210,7 @@ pub fn destroy_stream(stream: RawStream, device: Device) -> Result<()> {
 #[cfg(feature = "fault-injection")]
 pub fn replace_stream(stream: RawStream, device: Device) -> Result<()> {
     super::require(Kind::Host)?;
-    timeline().replace_stream(Key::new(stream, super::existing(device)?))
+    timeline().replace_stream(StreamKey::new(stream, super::existing(device)?))
 }
 
 /// Puts a piece of work on the stream and returns its number; it is done when [`complete`] says so.
@@ -219,7 +219,7 @@ pub fn replace_stream(stream: RawStream, device: Device) -> Result<()> {
 /// `ErrorKind::RuntimeUnavailable` on another runtime; `ErrorKind::Library` if the stream is gone.
 pub fn submit(stream: &Stream) -> Result<u64> {
     super::require(Kind::Host)?;
-    timeline().submit(Key::new(stream.raw(), stream.device()))
+    timeline().submit(StreamKey::new(stream.raw(), stream.device()))
 }
 
 /// As [`submit`], for work that uses these blocks: until it is done nothing of it may be unmapped, nor be given
@@ -230,7 +230,7 @@ pub fn submit(stream: &Stream) -> Result<u64> {
 /// As [`submit`].
 pub fn submit_using(stream: &Stream, blocks: &[UsedBlock]) -> Result<u64> {
     super::require(Kind::Host)?;
-    timeline().submit_using(Key::new(stream.raw(), stream.device()), blocks)
+    timeline().submit_using(StreamKey::new(stream.raw(), stream.device()), blocks)
 }
 
 /// Completes the stream's work up to this number, as far as what it waits for allows.
@@ -239,7 +239,7 @@ pub fn submit_using(stream: &Stream, blocks: &[UsedBlock]) -> Result<u64> {
 /// As [`submit`].
 pub fn complete(stream: &Stream, number: u64) -> Result<()> {
     super::require(Kind::Host)?;
-    timeline().complete_allowed(Key::new(stream.raw(), stream.device()), number)
+    timeline().complete_allowed(StreamKey::new(stream.raw(), stream.device()), number)
 }
 
 /// Completes the work of every stream of every device.
@@ -269,7 +269,7 @@ pub fn driver_calls() -> u64 {
 /// As [`submit`], and if the stream is captured already.
 pub fn begin_capture(stream: &Stream, mode: CaptureMode) -> Result<()> {
     super::require(Kind::Host)?;
-    timeline().begin_capture(Key::new(stream.raw(), stream.device()), mode)
+    timeline().begin_capture(StreamKey::new(stream.raw(), stream.device()), mode)
 }
 
 /// Ends the recording (`cuStreamEndCapture`) and returns the graph.
@@ -279,7 +279,7 @@ pub fn begin_capture(stream: &Stream, mode: CaptureMode) -> Result<()> {
 pub fn end_capture(stream: &Stream) -> Result<Graph> {
     super::require(Kind::Host)?;
     // What a spoiled capture keeps is dropped here, where the timeline is free.
-    let mut capture = timeline().end_capture(Key::new(stream.raw(), stream.device()))?;
+    let mut capture = timeline().end_capture(StreamKey::new(stream.raw(), stream.device()))?;
     if !capture.is_valid {
         return Err(refused("end_capture", capture::INVALIDATED, StatusKind::Other));
     }
@@ -593,7 +593,7 @@ impl Runtime for Host {
     fn host_allocate(&self, node: NumaNode, bytes: u64) -> Result<u64> {
         enter_memory_call(Call::HostAllocate)?;
         self.memory.take("host_allocate", node.into(), bytes)?;
-        let mapped = map(node, bytes, Pages::WhenWritten);
+        let mapped = map(node, bytes, PagePopulation::WhenWritten);
         if mapped.is_err() {
             self.memory.give_back(node.into(), bytes)?;
         }

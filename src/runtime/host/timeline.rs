@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use super::capture::{self, Capture};
+use super::capture::{self, SimulatedCapture};
 use super::memory::system_error;
 use super::refusal::{INVALID_HANDLE, refused};
 use super::uses::{self, UsedBlock, User};
@@ -16,7 +16,7 @@ use crate::sync::{ThisThread, ThreadNumber};
 
 /// A stream, told apart also where its address names a default stream.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) struct Key {
+pub(super) struct StreamKey {
     raw: RawStream,
     /// The device of a default stream; any other stream knows its own.
     default_of: Option<Device>,
@@ -24,7 +24,7 @@ pub(super) struct Key {
     thread: Option<ThreadNumber>,
 }
 
-impl Key {
+impl StreamKey {
     pub(super) fn new(raw: RawStream, device: Device) -> Self {
         // The legacy default stream has two names.
         let raw = if raw.is_legacy() { RawStream::LEGACY } else { raw };
@@ -47,14 +47,14 @@ struct SimulatedStream {
     waits: Vec<Wait>,
     /// Copies and fills that are not done, by their numbers.
     work: VecDeque<(u64, Work)>,
-    capture: Option<Capture>,
+    capture: Option<SimulatedCapture>,
 }
 
 /// Whose work is waited for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Source {
+enum AwaitedWork {
     /// A stream's.
-    Stream(Key),
+    Stream(StreamKey),
     /// Another process's, which alone completes it.
     Elsewhere(Word),
 }
@@ -63,14 +63,14 @@ enum Source {
 #[derive(Clone, Copy, Debug)]
 struct Wait {
     after: u64,
-    other: Source,
+    other: AwaitedWork,
     until: u64,
 }
 
 /// Work that an event for other processes has recorded, and that is not done.
 #[derive(Debug)]
 struct Pending {
-    work: Vec<(Source, u64)>,
+    work: Vec<(AwaitedWork, u64)>,
     word: Word,
     number: u64,
 }
@@ -108,17 +108,17 @@ impl SimulatedStream {
 #[derive(Clone, Debug)]
 enum Recorded {
     /// The work of streams, each up to a number.
-    Work(Vec<(Source, u64)>),
+    Work(Vec<(AwaitedWork, u64)>),
     /// What another process records.
     Imported(Word),
     /// A point of the capture with this id: part of a graph, and never done.
-    Captured(Key, u64),
+    Captured(StreamKey, u64),
 }
 
 /// All streams and events of the simulated platform.
 #[derive(Debug)]
 pub(super) struct Timeline {
-    streams: Option<HashMap<Key, SimulatedStream>>,
+    streams: Option<HashMap<StreamKey, SimulatedStream>>,
     events: Option<HashMap<RawEvent, Option<Recorded>>>,
     /// The words of the events that other processes are told of.
     words: Option<HashMap<RawEvent, Word>>,
@@ -148,11 +148,11 @@ impl Timeline {
         self.next_address
     }
 
-    fn streams(&mut self) -> &mut HashMap<Key, SimulatedStream> {
+    fn streams(&mut self) -> &mut HashMap<StreamKey, SimulatedStream> {
         self.streams.get_or_insert_default()
     }
 
-    fn stream(&mut self, key: Key) -> Result<&mut SimulatedStream> {
+    fn stream(&mut self, key: StreamKey) -> Result<&mut SimulatedStream> {
         let streams = self.streams();
         if let Some(device) = key.default_of {
             return Ok(streams.entry(key).or_insert_with(|| SimulatedStream::new(device, 0, true)));
@@ -168,24 +168,24 @@ impl Timeline {
     pub(super) fn create_stream(&mut self, device: Device, is_blocking: bool) -> RawStream {
         let raw = RawStream::from_address(self.address());
         let id = raw.address() as u64;
-        self.streams().insert(Key::new(raw, device), SimulatedStream::new(device, id, is_blocking));
+        self.streams().insert(StreamKey::new(raw, device), SimulatedStream::new(device, id, is_blocking));
         raw
     }
 
     /// Destroys a stream whose work goes on, and creates another at its address. The former is found no more, but with all
     /// of its device.
     #[cfg(feature = "fault-injection")]
-    pub(super) fn replace_stream(&mut self, key: Key) -> Result<()> {
+    pub(super) fn replace_stream(&mut self, key: StreamKey) -> Result<()> {
         let SimulatedStream { device, is_blocking, .. } = *self.stream(key)?;
-        let former = Key { raw: RawStream::from_address(self.address()), ..key };
+        let former = StreamKey { raw: RawStream::from_address(self.address()), ..key };
         let id = self.address() as u64;
         if let Some(replaced) = self.streams().insert(key, SimulatedStream::new(device, id, is_blocking)) {
             self.streams().insert(former, SimulatedStream { is_replaced: true, ..replaced });
         }
         uses::rename(key, former);
-        let rename = |source: &mut Source| {
-            if *source == Source::Stream(key) {
-                *source = Source::Stream(former);
+        let rename = |source: &mut AwaitedWork| {
+            if *source == AwaitedWork::Stream(key) {
+                *source = AwaitedWork::Stream(former);
             }
         };
         self.streams().values_mut().flat_map(|stream| &mut stream.waits).for_each(|wait| rename(&mut wait.other));
@@ -198,13 +198,13 @@ impl Timeline {
         Ok(())
     }
 
-    pub(super) fn id(&mut self, key: Key) -> Result<u64> {
+    pub(super) fn id(&mut self, key: StreamKey) -> Result<u64> {
         self.stream(key).map(|stream| stream.id)
     }
 
     /// Returns the captures beside which a stream must not be used: if it is the legacy default one, those of blocking
     /// streams of its device.
-    fn captures_beside(&mut self, key: Key) -> impl Iterator<Item = &mut Capture> {
+    fn captures_beside(&mut self, key: StreamKey) -> impl Iterator<Item = &mut SimulatedCapture> {
         let device = key.default_of.filter(|_| key.raw == RawStream::LEGACY);
         let blocking =
             self.streams().values_mut().filter(move |stream| stream.is_blocking && Some(stream.device) == device);
@@ -212,19 +212,19 @@ impl Timeline {
     }
 
     /// Returns whether the stream must not be used, beside a capture. To ask spoils nothing.
-    fn is_beside_capture(&mut self, key: Key) -> bool {
+    fn is_beside_capture(&mut self, key: StreamKey) -> bool {
         self.captures_beside(key).next().is_some()
     }
 
     /// Refuses to use a stream beside a capture, which that spoils, in whatever mode.
-    pub(super) fn check_not_beside_capture(&mut self, function: &str, key: Key) -> Result<()> {
+    pub(super) fn check_not_beside_capture(&mut self, function: &str, key: StreamKey) -> Result<()> {
         match self.captures_beside(key).map(|capture| capture.is_valid = false).count() {
             0 => Ok(()),
             _ => Err(refused(function, capture::IMPLICIT, StatusKind::Other)),
         }
     }
 
-    pub(super) fn destroy_stream(&mut self, key: Key) -> Result<()> {
+    pub(super) fn destroy_stream(&mut self, key: StreamKey) -> Result<()> {
         // Its work still completes; what fails of it is told to no one.
         let _ = self.stream(key)?.complete(u64::MAX);
         uses::end(|user| matches!(user, User::Work(of, _) if of == key));
@@ -233,11 +233,11 @@ impl Timeline {
         Ok(())
     }
 
-    pub(super) fn device(&mut self, key: Key) -> Result<Device> {
+    pub(super) fn device(&mut self, key: StreamKey) -> Result<Device> {
         self.stream(key).map(|stream| stream.device)
     }
 
-    pub(super) fn submit(&mut self, key: Key) -> Result<u64> {
+    pub(super) fn submit(&mut self, key: StreamKey) -> Result<u64> {
         self.check_not_beside_capture("submit", key)?;
         let stream = self.stream(key)?;
         stream.submitted += 1;
@@ -245,7 +245,7 @@ impl Timeline {
     }
 
     /// Puts work that uses memory on the stream.
-    pub(super) fn submit_using(&mut self, key: Key, blocks: &[UsedBlock]) -> Result<u64> {
+    pub(super) fn submit_using(&mut self, key: StreamKey, blocks: &[UsedBlock]) -> Result<u64> {
         let user = match &self.stream(key)?.capture {
             Some(capture) => User::Graph(capture.id),
             None => User::Work(key, self.submit(key)?),
@@ -255,10 +255,10 @@ impl Timeline {
     }
 
     /// Notes that work which was put on the stream uses memory.
-    fn begin_use(&mut self, user: User, key: Key, block: UsedBlock) -> Result<()> {
+    fn begin_use(&mut self, user: User, key: StreamKey, block: UsedBlock) -> Result<()> {
         let SimulatedStream { device, waits, .. } = self.stream(key)?;
-        let is_behind = |other: Key, number: u64| {
-            let waits_for = |wait: &Wait| wait.other == Source::Stream(other) && wait.until >= number;
+        let is_behind = |other: StreamKey, number: u64| {
+            let waits_for = |wait: &Wait| wait.other == AwaitedWork::Stream(other) && wait.until >= number;
             other == key || waits.iter().any(waits_for)
         };
         uses::begin(user, *device, block, is_behind);
@@ -266,7 +266,7 @@ impl Timeline {
     }
 
     /// Puts a copy or a fill on the stream. A captured one is the graph's, and not done now.
-    pub(super) fn submit_work(&mut self, key: Key, work: Work) -> Result<()> {
+    pub(super) fn submit_work(&mut self, key: StreamKey, work: Work) -> Result<()> {
         if let Some(capture) = &self.stream(key)?.capture {
             return if capture.is_valid {
                 Ok(())
@@ -283,20 +283,20 @@ impl Timeline {
         self.complete_allowed(key, done)
     }
 
-    pub(super) fn is_idle(&mut self, key: Key) -> Result<bool> {
+    pub(super) fn is_idle(&mut self, key: StreamKey) -> Result<bool> {
         self.advance();
         self.stream(key).map(|stream| stream.completed == stream.submitted)
     }
 
-    fn completed(&mut self, source: Source) -> u64 {
+    fn completed(&mut self, source: AwaitedWork) -> u64 {
         match source {
             // A destroyed stream's work is taken as done: no call can complete it any more.
-            Source::Stream(key) => self.stream(key).map_or(u64::MAX, |stream| stream.completed),
-            Source::Elsewhere(word) => word.done(),
+            AwaitedWork::Stream(key) => self.stream(key).map_or(u64::MAX, |stream| stream.completed),
+            AwaitedWork::Elsewhere(word) => word.done(),
         }
     }
 
-    fn are_done(&mut self, work: &[(Source, u64)]) -> bool {
+    fn are_done(&mut self, work: &[(AwaitedWork, u64)]) -> bool {
         work.iter().all(|&(source, until)| self.completed(source) >= until)
     }
 
@@ -307,7 +307,7 @@ impl Timeline {
         }
         let keys: Vec<_> = self.streams().keys().copied().collect();
         for key in keys {
-            let done = self.completed(Source::Stream(key));
+            let done = self.completed(AwaitedWork::Stream(key));
             // What fails of the work is told where the stream is waited for.
             let _ = self.complete_allowed(key, done);
         }
@@ -325,7 +325,7 @@ impl Timeline {
     }
 
     /// Completes work as far as the events it waits for allow.
-    pub(super) fn complete_allowed(&mut self, key: Key, number: u64) -> Result<()> {
+    pub(super) fn complete_allowed(&mut self, key: StreamKey, number: u64) -> Result<()> {
         let stream = self.stream(key)?;
         let mut allowed = stream.submitted;
         for wait in stream.waits.clone() {
@@ -350,7 +350,7 @@ impl Timeline {
 
     /// Completes work, first that which it waits for, as far as other processes have done their part. Ends, since an event is
     /// recorded before anything waits for it.
-    pub(super) fn complete(&mut self, key: Key, number: u64) -> Result<()> {
+    pub(super) fn complete(&mut self, key: StreamKey, number: u64) -> Result<()> {
         for wait in self.stream(key)?.waits.clone() {
             if wait.after < number && self.completed(wait.other) < wait.until {
                 self.complete_source(wait.other, wait.until)?;
@@ -359,32 +359,32 @@ impl Timeline {
         self.complete_allowed(key, number)
     }
 
-    fn complete_source(&mut self, source: Source, number: u64) -> Result<()> {
+    fn complete_source(&mut self, source: AwaitedWork, number: u64) -> Result<()> {
         match source {
-            Source::Stream(key) => self.complete(key, number),
-            Source::Elsewhere(_) => Ok(()),
+            AwaitedWork::Stream(key) => self.complete(key, number),
+            AwaitedWork::Elsewhere(_) => Ok(()),
         }
     }
 
     /// Completes all work of a stream, and returns whether all of it is done: not what other processes hold up.
-    pub(super) fn complete_stream(&mut self, key: Key) -> Result<bool> {
+    pub(super) fn complete_stream(&mut self, key: StreamKey) -> Result<bool> {
         self.complete(key, u64::MAX)?;
         self.stream(key).map(|stream| stream.completed == stream.submitted)
     }
 
-    pub(super) fn wait_event(&mut self, key: Key, event: RawEvent) -> Result<()> {
+    pub(super) fn wait_event(&mut self, key: StreamKey, event: RawEvent) -> Result<()> {
         self.check_not_beside_capture("stream_wait_event", key)?;
         self.wait_for(key, event)
     }
 
-    fn wait_for(&mut self, key: Key, event: RawEvent) -> Result<()> {
+    fn wait_for(&mut self, key: StreamKey, event: RawEvent) -> Result<()> {
         let recorded = self.event(event)?.clone();
         let stream = self.stream(key)?;
         let after = stream.submitted;
         match recorded {
             Some(Recorded::Work(work)) => {
                 // A stream's own work comes in order.
-                let others = work.into_iter().filter(|(other, _)| *other != Source::Stream(key));
+                let others = work.into_iter().filter(|(other, _)| *other != AwaitedWork::Stream(key));
                 stream.waits.extend(others.map(|(other, until)| Wait { after, other, until }));
             }
             Some(Recorded::Imported(word)) if stream.capture.is_some() => {
@@ -395,7 +395,7 @@ impl Timeline {
                 return Err(refused("stream_wait_event", capture::ISOLATED, StatusKind::Other));
             }
             Some(Recorded::Imported(word)) => {
-                stream.waits.push(Wait { after, other: Source::Elsewhere(word), until: word.recorded() });
+                stream.waits.push(Wait { after, other: AwaitedWork::Elsewhere(word), until: word.recorded() });
             }
             // A captured event is an edge of the graph.
             Some(Recorded::Captured(..)) | None => {}
@@ -449,7 +449,7 @@ impl Timeline {
         Ok(())
     }
 
-    pub(super) fn record_event(&mut self, event: RawEvent, key: Key) -> Result<()> {
+    pub(super) fn record_event(&mut self, event: RawEvent, key: StreamKey) -> Result<()> {
         self.check_not_beside_capture("event_record", key)?;
         let recorded = match &self.stream(key)?.capture {
             Some(capture) => Recorded::Captured(key, capture.id),
@@ -481,21 +481,21 @@ impl Timeline {
     }
 
     /// Returns the work that was submitted to a stream, and what of other streams' it waits for, with work after it or none.
-    fn work_so_far(&mut self, key: Key) -> Result<Vec<(Source, u64)>> {
+    fn work_so_far(&mut self, key: StreamKey) -> Result<Vec<(AwaitedWork, u64)>> {
         let mut waits = std::mem::take(&mut self.stream(key)?.waits);
         waits.retain(|wait| self.completed(wait.other) < wait.until);
         let mut work: Vec<_> = waits.iter().map(|wait| (wait.other, wait.until)).collect();
         let stream = self.stream(key)?;
         stream.waits = waits;
-        work.push((Source::Stream(key), stream.submitted));
+        work.push((AwaitedWork::Stream(key), stream.submitted));
         Ok(work)
     }
 
     /// Returns the work that the event recorded. Asking about a captured event, in whatever mode, spoils the capture.
-    fn recorded_work(&mut self, event: RawEvent) -> Result<Vec<(Source, u64)>> {
+    fn recorded_work(&mut self, event: RawEvent) -> Result<Vec<(AwaitedWork, u64)>> {
         match self.event(event)?.clone() {
             None => Ok(Vec::new()),
-            Some(Recorded::Imported(word)) => Ok(vec![(Source::Elsewhere(word), word.recorded())]),
+            Some(Recorded::Imported(word)) => Ok(vec![(AwaitedWork::Elsewhere(word), word.recorded())]),
             Some(Recorded::Work(work)) => Ok(work),
             Some(Recorded::Captured(key, id)) => {
                 if let Ok(SimulatedStream { capture: Some(capture), .. }) = self.stream(key)
@@ -534,7 +534,7 @@ impl Timeline {
         outcome
     }
 
-    pub(super) fn captures(&mut self) -> impl Iterator<Item = &mut Capture> {
+    pub(super) fn captures(&mut self) -> impl Iterator<Item = &mut SimulatedCapture> {
         self.streams().values_mut().filter_map(|stream| stream.capture.as_mut())
     }
 
@@ -547,14 +547,14 @@ impl Timeline {
 
     /// Refuses to ask about, or wait for, a stream that is captured, or beside a capture, in whatever mode, and spoils the
     /// capture.
-    pub(super) fn check_not_captured(&mut self, key: Key) -> Result<()> {
+    pub(super) fn check_not_captured(&mut self, key: StreamKey) -> Result<()> {
         self.check_not_beside_capture("a question about the legacy default stream", key)?;
         let Some(capture) = &mut self.stream(key)?.capture else { return Ok(()) };
         capture.is_valid = false;
         Err(refused("a question about a captured stream", capture::UNSUPPORTED, StatusKind::Other))
     }
 
-    pub(super) fn begin_capture(&mut self, key: Key, mode: CaptureMode) -> Result<()> {
+    pub(super) fn begin_capture(&mut self, key: StreamKey, mode: CaptureMode) -> Result<()> {
         if key.raw == RawStream::LEGACY {
             return Err(refused("begin_capture", capture::UNSUPPORTED, StatusKind::Other));
         }
@@ -565,24 +565,24 @@ impl Timeline {
             let status = ("HOST_ERROR_ILLEGAL_STATE", 401);
             return Err(refused("begin_capture", status, StatusKind::Other));
         }
-        stream.capture = Some(Capture::new(id, mode));
+        stream.capture = Some(SimulatedCapture::new(id, mode));
         Ok(())
     }
 
-    pub(super) fn end_capture(&mut self, key: Key) -> Result<Capture> {
+    pub(super) fn end_capture(&mut self, key: StreamKey) -> Result<SimulatedCapture> {
         let capture = self.stream(key)?.capture.take();
         capture.ok_or_else(|| refused("end_capture", ("HOST_ERROR_ILLEGAL_STATE", 401), StatusKind::Other))
     }
 
     /// Returns the capture that the stream's work goes to, if it was not spoiled.
-    pub(super) fn capture(&mut self, key: Key) -> Result<Option<&mut Capture>> {
+    pub(super) fn capture(&mut self, key: StreamKey) -> Result<Option<&mut SimulatedCapture>> {
         if self.is_beside_capture(key) {
             return Err(refused("stream_capture", capture::IMPLICIT, StatusKind::Other));
         }
         Ok(self.stream(key)?.capture.as_mut().filter(|capture| capture.is_valid))
     }
 
-    pub(super) fn capture_status(&mut self, key: Key) -> Result<CaptureStatus> {
+    pub(super) fn capture_status(&mut self, key: StreamKey) -> Result<CaptureStatus> {
         if self.is_beside_capture(key) {
             return Ok(CaptureStatus::Implicit);
         }

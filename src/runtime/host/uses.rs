@@ -13,27 +13,27 @@ use std::sync::Mutex;
 #[cfg(feature = "fault-injection")]
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::timeline::Key;
-use super::virtual_memory::{Bytes, space};
+use super::timeline::StreamKey;
+use super::virtual_memory::{PhysicalBytes, space};
 use crate::ids::Device;
 use crate::sync::lock;
 
 /// One piece of memory that a stream's work, or a graph, uses.
 #[derive(Debug)]
-struct Use {
+struct NotedUse {
     by: User,
     /// The block that the memory is, where the test says so; 0 where it does not.
     block: u64,
     addresses: Range<u64>,
     /// What is behind the addresses.
-    bytes: Vec<Bytes>,
+    bytes: Vec<PhysicalBytes>,
 }
 
 /// Whose use it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum User {
     /// Work of a stream, by its number.
-    Work(Key, u64),
+    Work(StreamKey, u64),
     /// A graph, or what will be one: work of the capture with this id.
     Graph(u64),
     /// A library that registered it, as NCCL does.
@@ -41,18 +41,18 @@ pub(super) enum User {
     Registration(u64),
 }
 
-struct Books {
-    uses: Vec<Use>,
+struct UseTable {
+    uses: Vec<NotedUse>,
     /// The mistakes since a test began to collect them.
     collected: Option<Vec<String>>,
 }
 
-static BOOKS: Mutex<Books> = Mutex::new(Books { uses: Vec::new(), collected: None });
+static TABLE: Mutex<UseTable> = Mutex::new(UseTable { uses: Vec::new(), collected: None });
 
 /// Collects mistakes from now on, rather than end the process, and returns those so far.
 #[cfg(feature = "fault-injection")]
 pub fn collect() -> Vec<String> {
-    lock(&BOOKS).collected.replace(Vec::new()).unwrap_or_default()
+    lock(&TABLE).collected.replace(Vec::new()).unwrap_or_default()
 }
 
 /// Registers memory of a device, as NCCL or a NIC does: it is to stay where it is until [`unregister`] is called with the number
@@ -73,8 +73,8 @@ pub fn unregister(number: u64) {
 
 /// Notes that work of a stream goes on under another key.
 #[cfg(feature = "fault-injection")]
-pub(super) fn rename(from: Key, to: Key) {
-    for other in &mut lock(&BOOKS).uses {
+pub(super) fn rename(from: StreamKey, to: StreamKey) {
+    for other in &mut lock(&TABLE).uses {
         if let User::Work(key, _) = &mut other.by
             && *key == from
         {
@@ -85,8 +85,8 @@ pub(super) fn rename(from: Key, to: Key) {
 
 /// Notes a mistake.
 #[cold]
-fn mistake(books: &mut Books, text: String) {
-    match &mut books.collected {
+fn mistake(table: &mut UseTable, text: String) {
+    match &mut table.collected {
         Some(collected) => collected.push(text),
         None => {
             let place = Backtrace::force_capture();
@@ -109,7 +109,7 @@ pub struct UsedBlock {
 }
 
 /// Notes that work uses memory of a device. `is_behind` tells whether it is ordered behind other work.
-pub(super) fn begin(by: User, device: Device, block: UsedBlock, is_behind: impl Fn(Key, u64) -> bool) {
+pub(super) fn begin(by: User, device: Device, block: UsedBlock, is_behind: impl Fn(StreamKey, u64) -> bool) {
     let UsedBlock { number, address, bytes } = block;
     if !cfg!(feature = "fault-injection") || bytes == 0 {
         return;
@@ -118,37 +118,37 @@ pub(super) fn begin(by: User, device: Device, block: UsedBlock, is_behind: impl 
         let space = space();
         if space.is_accessible_range(address, bytes, device) { Some(space.bytes_behind(address, bytes)) } else { None }
     };
-    let books = &mut *lock(&BOOKS);
+    let table = &mut *lock(&TABLE);
     let Some(behind) = behind else {
-        mistake(books, format!("{by:?} is given {bytes} bytes at {address:#x}, which {device} cannot reach"));
+        mistake(table, format!("{by:?} is given {bytes} bytes at {address:#x}, which {device} cannot reach"));
         return;
     };
-    let is_ordered = |other: &Use| match (by, other.by) {
+    let is_ordered = |other: &NotedUse| match (by, other.by) {
         (User::Work(..) | User::Graph(_), User::Work(key, number)) => is_behind(key, number),
         // Graphs of one pool share memory, and are launched one behind the other.
         (User::Work(..), User::Graph(_)) => false,
         (_, User::Graph(_) | User::Registration(_)) | (User::Registration(_), _) => true,
     };
     // Work may use what a graph has allocated, and with it what the graph had freed there before.
-    let uses_block = |by: User| books.uses.iter().any(|one| one.by == by && one.block == number);
-    let is_same = |other: &Use| {
+    let uses_block = |by: User| table.uses.iter().any(|one| one.by == by && one.block == number);
+    let is_same = |other: &NotedUse| {
         number != 0 && (number == other.block || matches!(other.by, User::Graph(_)) && uses_block(other.by))
     };
-    let overlaps = |other: &&Use| other.bytes.iter().any(|old| behind.iter().any(|new| old.overlaps(new)));
-    if let Some(other) = books.uses.iter().filter(overlaps).find(|other| !is_same(other) && !is_ordered(other)) {
+    let overlaps = |other: &&NotedUse| other.bytes.iter().any(|old| behind.iter().any(|new| old.overlaps(new)));
+    if let Some(other) = table.uses.iter().filter(overlaps).find(|other| !is_same(other) && !is_ordered(other)) {
         let text = format!(
             "{by:?} is given {bytes} bytes at {address:#x}, which {:?} still uses at {:#x?}",
             other.by, other.addresses
         );
-        mistake(books, text);
+        mistake(table, text);
     }
-    books.uses.push(Use { by, block: number, addresses: address..address + bytes, bytes: behind });
+    table.uses.push(NotedUse { by, block: number, addresses: address..address + bytes, bytes: behind });
 }
 
 /// Ends the uses for which this is true.
 pub(super) fn end(has_ended: impl Fn(User) -> bool) {
     if cfg!(feature = "fault-injection") {
-        lock(&BOOKS).uses.retain(|one| !has_ended(one.by));
+        lock(&TABLE).uses.retain(|one| !has_ended(one.by));
     }
 }
 
@@ -157,10 +157,10 @@ pub(super) fn check_unused(address: u64, bytes: u64) {
     if !cfg!(feature = "fault-injection") {
         return;
     }
-    let books = &mut *lock(&BOOKS);
-    let in_use = books.uses.iter().find(|one| one.addresses.start < address + bytes && address < one.addresses.end);
+    let table = &mut *lock(&TABLE);
+    let in_use = table.uses.iter().find(|one| one.addresses.start < address + bytes && address < one.addresses.end);
     if let Some(one) = in_use {
         let text = format!("{bytes} bytes at {address:#x} go while {:?} uses {:#x?}", one.by, one.addresses);
-        mistake(books, text);
+        mistake(table, text);
     }
 }

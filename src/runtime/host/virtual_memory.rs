@@ -2,8 +2,8 @@
 //!
 //! As in CUDA, an extent lives until it was released and no mapping of it is left, one extent may be mapped at several
 //! addresses, and a mapping can be used once access was set. As for memory that RDMA can use, too, other devices get access by
-//! an extent's first mapping alone (`benches/results/h100-peers`). The books are kept under one lock of their own, so
-//! that a call takes little more than its system call.
+//! an extent's first mapping alone (`benches/results/h100-peers`). Extents and mappings are under one lock of
+//! their own, so that a call takes little more than its system call.
 //!
 //! Under Miri, which maps no files, addresses are numbers that nothing is behind; all else is the same.
 
@@ -37,11 +37,11 @@ pub(super) struct Space {
     stores: BTreeMap<MemoryLocation, Store>,
     /// Address and size.
     reservations: BTreeMap<u64, u64>,
-    mappings: BTreeMap<u64, Mapping>,
+    mappings: BTreeMap<u64, SimulatedMapping>,
     /// By their numbers. `None` only until the first extent is made: a `HashMap` cannot be made in a constant.
     extents: Option<HashMap<u64, SimulatedExtent>>,
     /// What `memory_allocate` gave.
-    allocations: BTreeMap<u64, Place>,
+    allocations: BTreeMap<u64, StoreRange>,
     /// The files of other processes, by device and number, each kept by the extents that were imported of it.
     imported: BTreeMap<(u64, u64), Weak<File>>,
     next_extent: u64,
@@ -75,7 +75,7 @@ pub(super) fn space() -> MutexGuard<'static, Space> {
 
 /// Where in a store some bytes are.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct StoreRange {
     location: MemoryLocation,
     offset: u64,
     bytes: u64,
@@ -85,7 +85,7 @@ struct Place {
 #[derive(Debug)]
 struct SimulatedExtent {
     /// Of an imported one the size is not known before it is mapped.
-    place: Place,
+    place: StoreRange,
     /// The file of another process that has the bytes.
     imported: Option<Arc<File>>,
     mappings: u32,
@@ -97,27 +97,27 @@ struct SimulatedExtent {
 
 /// Physical bytes: a part of an extent or of a plain allocation.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Bytes {
-    of: Piece,
+pub(super) struct PhysicalBytes {
+    of: PhysicalMemory,
     range: Range<u64>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Piece {
+enum PhysicalMemory {
     /// By its number.
     Extent(u64),
     /// By its address.
     Allocation(u64),
 }
 
-impl Bytes {
+impl PhysicalBytes {
     pub(super) fn overlaps(&self, other: &Self) -> bool {
         self.of == other.of && self.range.start < other.range.end && other.range.start < self.range.end
     }
 }
 
 #[derive(Debug)]
-struct Mapping {
+struct SimulatedMapping {
     bytes: u64,
     /// The number of what is mapped.
     extent: u64,
@@ -158,9 +158,9 @@ enum Behind {
     /// Nothing: the addresses are only kept from others.
     Nothing,
     /// These bytes, without access.
-    Closed(RawFd, Place),
+    Closed(RawFd, StoreRange),
     /// These bytes, to read and write.
-    Open(RawFd, Place),
+    Open(RawFd, StoreRange),
 }
 
 /// `mmap` at free addresses, or at these in place of what is there.
@@ -212,10 +212,10 @@ fn open(function: &str, address: u64, bytes: u64) -> Result<()> {
 }
 
 impl Space {
-    fn take(&mut self, function: &str, memory: &Memory, location: MemoryLocation, bytes: u64) -> Result<Place> {
+    fn take(&mut self, function: &str, memory: &Memory, location: MemoryLocation, bytes: u64) -> Result<StoreRange> {
         memory.take(function, location, bytes)?;
         match self.take_place(location, bytes) {
-            Ok(offset) => Ok(Place { location, offset, bytes }),
+            Ok(offset) => Ok(StoreRange { location, offset, bytes }),
             Err(error) => {
                 memory.give_back(location, bytes)?;
                 Err(error)
@@ -236,7 +236,7 @@ impl Space {
         self.stores.get_mut(&location).ok_or_else(|| invalid("the location's look-up", "no memory of it was made"))
     }
 
-    fn give_back(&mut self, memory: &Memory, place: Place) -> Result<()> {
+    fn give_back(&mut self, memory: &Memory, place: StoreRange) -> Result<()> {
         self.store(place.location)?.give_back(place.offset, place.bytes);
         memory.give_back(place.location, place.bytes)
     }
@@ -324,7 +324,7 @@ impl Space {
                 file
             }
         };
-        let place = Place { location: Device::from_ordinal(0).into(), offset, bytes: 0 };
+        let place = StoreRange { location: Device::from_ordinal(0).into(), offset, bytes: 0 };
         let number = self.number();
         let extent = SimulatedExtent { place, imported: Some(file), mappings: 0, first: None, is_released: false };
         self.extents.get_or_insert_default().insert(number, extent);
@@ -383,7 +383,7 @@ impl Space {
         let extent_mapped = self.extent(FUNCTION, extent.0)?;
         extent_mapped.mappings += 1;
         extent_mapped.first = extent_mapped.first.or(NonZero::new(address));
-        self.mappings.insert(address, Mapping { bytes, extent: extent.0, access: Vec::new() });
+        self.mappings.insert(address, SimulatedMapping { bytes, extent: extent.0, access: Vec::new() });
         Ok(())
     }
 
@@ -522,20 +522,19 @@ impl Space {
     }
 
     /// Returns what is behind a range, as far as something is.
-    pub(super) fn bytes_behind(&self, address: u64, bytes: u64) -> Vec<Bytes> {
+    pub(super) fn bytes_behind(&self, address: u64, bytes: u64) -> Vec<PhysicalBytes> {
         let end = address + bytes;
         let first = self.mappings.range(..=address).next_back().map_or(address, |(start, _)| *start);
         let mapped = self.mappings.range(first..end).map(|(start, mapping)| {
             let (from, to) = (address.max(*start), end.min(start + mapping.bytes));
-            (Piece::Extent(mapping.extent), *start, from, to)
+            (PhysicalMemory::Extent(mapping.extent), *start, from, to)
         });
-        let allocated = self
-            .allocations
-            .range(..=address)
-            .next_back()
-            .map(|(start, place)| (Piece::Allocation(*start), *start, address, end.min(start + place.bytes)));
+        let allocated =
+            self.allocations.range(..=address).next_back().map(|(start, place)| {
+                (PhysicalMemory::Allocation(*start), *start, address, end.min(start + place.bytes))
+            });
         let behind = mapped.chain(allocated).filter(|(.., from, to)| from < to);
-        behind.map(|(of, start, from, to)| Bytes { of, range: from - start..to - start }).collect()
+        behind.map(|(of, start, from, to)| PhysicalBytes { of, range: from - start..to - start }).collect()
     }
 
     pub(super) fn is_accessible(&self, address: u64, device: Device) -> bool {

@@ -18,13 +18,13 @@ use rustix::process::{Pid, test_kill_process};
 use crate::sync::lock;
 
 const BYTES: usize = 1 << 20;
-const WORD_BYTES: usize = size_of::<Counts>();
+const WORD_BYTES: usize = size_of::<WordCounts>();
 /// The first place says which process the words are of.
 const WORDS: u64 = (BYTES / WORD_BYTES) as u64 - 1;
 
 /// What a word has.
 #[repr(C)]
-struct Counts {
+struct WordCounts {
     recorded: AtomicU64,
     done: AtomicU64,
 }
@@ -39,14 +39,14 @@ pub(super) struct Word {
 
 /// This process's own words.
 #[derive(Debug)]
-struct Own {
+struct OwnWords {
     file: OwnedFd,
     base: usize,
     next: u64,
     free: Vec<u64>,
 }
 
-static OWN: Mutex<Option<Own>> = Mutex::new(None);
+static OWN: Mutex<Option<OwnWords>> = Mutex::new(None);
 /// The words of other processes, by device and number of the file.
 static OTHERS: Mutex<Option<HashMap<(u64, u64), usize>>> = Mutex::new(None);
 
@@ -57,8 +57,8 @@ fn map(file: BorrowedFd<'_>) -> io::Result<usize> {
     Ok(mapped?.expose_provenance())
 }
 
-fn at(base: usize, number: u64) -> &'static Counts {
-    let place: *const Counts = std::ptr::with_exposed_provenance(base + number as usize * WORD_BYTES);
+fn at(base: usize, number: u64) -> &'static WordCounts {
+    let place: *const WordCounts = std::ptr::with_exposed_provenance(base + number as usize * WORD_BYTES);
     // SAFETY: the words of a process are mapped as long as this one lives, and `number` is among them.
     unsafe { &*place }
 }
@@ -73,7 +73,7 @@ impl Word {
             ftruncate(&file, BYTES as u64)?;
             let base = map(file.as_fd())?;
             at(base, 0).recorded.store(std::process::id().into(), Ordering::Release);
-            *own = Some(Own { file, base, next: 1, free: Vec::new() });
+            *own = Some(OwnWords { file, base, next: 1, free: Vec::new() });
         }
         let too_many = || io::Error::from(io::ErrorKind::OutOfMemory);
         let own = own.as_mut().ok_or_else(too_many)?;

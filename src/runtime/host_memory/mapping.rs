@@ -21,7 +21,7 @@ const THREADS_MOST: u64 = 16;
 
 /// Whether the pages of a mapping are brought in at once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::runtime) enum Pages {
+pub(in crate::runtime) enum PagePopulation {
     /// By several threads, before the mapping is handed out.
     Now,
     /// When they are first written to.
@@ -45,9 +45,9 @@ fn pointer(address: u64) -> *mut c_void {
 ///
 /// # Errors
 /// `ErrorKind::Library` if the system refuses, or has less left.
-pub(in crate::runtime) fn map(node: NumaNode, bytes: u64, pages: Pages) -> Result<u64> {
+pub(in crate::runtime) fn map(node: NumaNode, bytes: u64, pages: PagePopulation) -> Result<u64> {
     // The system would not refuse pages that it has not got, but end a process.
-    if pages == Pages::Now
+    if pages == PagePopulation::Now
         && let Some(left) = available().filter(|&left| left < bytes)
     {
         let why = format!("the host has {} left", Bytes(left));
@@ -58,7 +58,7 @@ pub(in crate::runtime) fn map(node: NumaNode, bytes: u64, pages: Pages) -> Resul
     // A page more, so that whole pages can be cut out of it.
     let taken = bytes.checked_add(PAGE).filter(|&taken| taken <= isize::MAX as u64).ok_or_else(too_many)?;
     let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    let flags = if pages == Pages::WhenWritten { flags | libc::MAP_NORESERVE } else { flags };
+    let flags = if pages == PagePopulation::WhenWritten { flags | libc::MAP_NORESERVE } else { flags };
     // SAFETY: the system chooses the addresses.
     let mapped = unsafe { libc::mmap(ptr::null_mut(), taken as usize, protection, flags, -1, 0) };
     if mapped == libc::MAP_FAILED {
@@ -73,7 +73,7 @@ pub(in crate::runtime) fn map(node: NumaNode, bytes: u64, pages: Pages) -> Resul
         unmap(address + bytes, PAGE - before);
     }
     prefer(node, address, bytes);
-    if pages == Pages::Now
+    if pages == PagePopulation::Now
         && let Err(error) = bring_in(address, bytes)
     {
         // SAFETY: the range was just mapped, and only this function knows it.
@@ -169,7 +169,7 @@ mod tests {
     #[cfg_attr(miri, ignore = "Miri unmaps no part of a mapping")]
     fn a_mapping_is_aligned_writable_and_all_there() {
         let bytes = PART + 3 * PAGE;
-        let address = map(NumaNode::FIRST, bytes, Pages::Now).unwrap_or_default();
+        let address = map(NumaNode::FIRST, bytes, PagePopulation::Now).unwrap_or_default();
         assert!(address > 0 && address.is_multiple_of(PAGE));
         let mut resident = vec![0_u8; (bytes / 4096) as usize];
         // SAFETY: the range was just mapped, and `resident` has a byte for each of its pages.
@@ -183,7 +183,8 @@ mod tests {
 
     #[test]
     fn more_than_the_host_has_is_refused_before_any_page_comes() {
-        let error = map(NumaNode::FIRST, 1 << 45, Pages::Now).err().map(|error| error.to_string()).unwrap_or_default();
+        let error =
+            map(NumaNode::FIRST, 1 << 45, PagePopulation::Now).err().map(|error| error.to_string()).unwrap_or_default();
         assert!(error.contains("left"), "{error}");
     }
 }

@@ -15,7 +15,7 @@ use super::{MemoryInfo, get};
 use crate::error::{Error, Result};
 use crate::ids::{Device, NumaNode};
 pub(crate) use limits::locking_limits;
-pub(in crate::runtime) use mapping::{Pages, map, unmap};
+pub(in crate::runtime) use mapping::{PagePopulation, map, unmap};
 
 /// As many nodes as Linux knows on any machine.
 pub(crate) const NODES_MAX: usize = 1024;

@@ -28,7 +28,7 @@ pub(in crate::memory) enum BlockState {
 
 /// A block and its neighbours by address. As small as can be: there is one for each block that is live.
 #[derive(Clone, Debug)]
-pub(in crate::memory) struct Block {
+pub(in crate::memory) struct BlockNode {
     /// Offset in the device's memory, in bytes.
     pub(super) start: u64,
     /// Its bytes, and in the low bits, which a multiple of 512 leaves, its state: with fewer bits for the size, memory
@@ -41,7 +41,7 @@ pub(in crate::memory) struct Block {
     payload: [u32; 2],
 }
 
-impl Block {
+impl BlockNode {
     pub(super) const fn free(start: u64, size: u64) -> Self {
         let packed = size & SIZE | BlockState::Free as u64;
         Self { start, packed, previous: NONE, next: NONE, payload: [0; 2] }

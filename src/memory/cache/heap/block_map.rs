@@ -2,7 +2,7 @@
 //!
 //! It knows no pages and counts nothing: blocks are cut and joined here, and have numbers, by which others know them.
 
-use super::block::{Block, BlockState, EDGE, NONE};
+use super::block::{BlockNode, BlockState, EDGE, NONE};
 use super::free_index::FreeIndex;
 use super::span::{Span, Spans};
 use crate::memory::device::BLOCKS_MAX;
@@ -11,7 +11,7 @@ use crate::memory::tuning::{LOWEST_BELOW, SMALL_MAX};
 /// Blocks by number, and the spans that they fill.
 #[derive(Debug)]
 pub(super) struct BlockMap {
-    pub(super) all: Vec<Block>,
+    pub(super) all: Vec<BlockNode>,
     /// The first vacant number.
     vacant: u32,
     free: FreeIndex,
@@ -30,12 +30,12 @@ impl BlockMap {
     }
 
     #[inline]
-    pub(super) fn get(&self, id: u32) -> Option<&Block> {
+    pub(super) fn get(&self, id: u32) -> Option<&BlockNode> {
         self.all.get(id as usize)
     }
 
     /// Returns every block, span by span in the order of addresses.
-    pub(super) fn blocks(&self) -> impl Iterator<Item = &Block> {
+    pub(super) fn blocks(&self) -> impl Iterator<Item = &BlockNode> {
         self.spans.iter().flat_map(|(_, span)| span.blocks(&self.all))
     }
 
@@ -51,7 +51,7 @@ impl BlockMap {
     }
 
     /// Adds a block behind all others that have numbers, free if it `is_free`.
-    pub(super) fn push(&mut self, block: Block, is_free: bool) -> u32 {
+    pub(super) fn push(&mut self, block: BlockNode, is_free: bool) -> u32 {
         let id = self.all.len() as u32;
         let previous = block.previous;
         self.all.push(block);
@@ -74,7 +74,7 @@ impl BlockMap {
     /// Returns the free block that has all of these bytes.
     pub(super) fn free_with(&self, start: u64, bytes: u64) -> Option<u32> {
         let has =
-            |block: &Block| block.start <= start && start.checked_add(bytes).is_some_and(|end| end <= block.end());
+            |block: &BlockNode| block.start <= start && start.checked_add(bytes).is_some_and(|end| end <= block.end());
         self.at_least(bytes).into_iter().find(|&id| has(&self.all[id as usize]))
     }
 
@@ -97,7 +97,7 @@ impl BlockMap {
 
     /// Returns whether a request of its size would get the memory of the block that was freed last, were it joined.
     #[inline]
-    pub(super) fn is_best(&self, block: &Block) -> bool {
+    pub(super) fn is_best(&self, block: &BlockNode) -> bool {
         let free = |id: u32| self.get(id).filter(|other| other.state() == BlockState::Free);
         if free(block.previous).is_some() {
             return false;
@@ -106,7 +106,7 @@ impl BlockMap {
         if block.size() < LOWEST_BELOW {
             return self.get(best).is_none_or(|best| best.start > block.start);
         }
-        let joined = block.size() + free(block.next).map_or(0, Block::size);
+        let joined = block.size() + free(block.next).map_or(0, BlockNode::size);
         best == block.next || self.get(best).is_none_or(|best| best.size() >= joined)
     }
 
@@ -137,17 +137,17 @@ impl BlockMap {
         block.start = start;
         block.set_size(size);
         if before > 0 {
-            self.insert_beside(spare[0], Block::free(whole.start, before), whole.previous, id);
+            self.insert_beside(spare[0], BlockNode::free(whole.start, before), whole.previous, id);
         }
         if after > 0 {
-            self.insert_beside(spare[1], Block::free(start + size, after), id, whole.next);
+            self.insert_beside(spare[1], BlockNode::free(start + size, after), id, whole.next);
         }
         Some(id)
     }
 
     /// Puts a free block between two neighbours, or at the edge of a span.
     #[inline]
-    fn insert_beside(&mut self, id: u32, mut block: Block, previous: u32, next: u32) {
+    fn insert_beside(&mut self, id: u32, mut block: BlockNode, previous: u32, next: u32) {
         block.previous = previous;
         block.next = next;
         self.set_next(previous, id);
@@ -177,7 +177,7 @@ impl BlockMap {
 
     #[inline]
     fn new_number(&mut self) -> Option<u32> {
-        if let Some(next) = self.get(self.vacant).map(Block::number) {
+        if let Some(next) = self.get(self.vacant).map(BlockNode::number) {
             return Some(std::mem::replace(&mut self.vacant, next));
         }
         let id = u32::try_from(self.all.len()).ok().filter(|&id| id < BLOCKS_MAX)?;
@@ -185,7 +185,7 @@ impl BlockMap {
             // By a quarter rather than by half: there is a number for each live block.
             self.all.reserve_exact(self.all.len() / 4 + 64);
         }
-        self.all.push(Block::free(0, 0));
+        self.all.push(BlockNode::free(0, 0));
         Some(id)
     }
 
@@ -260,7 +260,7 @@ impl BlockMap {
                 (previous, gone.first)
             }
         };
-        self.insert_beside(id, Block::free(start, size), previous, next);
+        self.insert_beside(id, BlockNode::free(start, size), previous, next);
         self.free.remove(&mut self.all, id);
         Some(id)
     }
@@ -281,7 +281,12 @@ impl BlockMap {
             (before.end, before.last) = (start, whole.previous);
             if start > whole.start {
                 unused = None;
-                self.insert_beside(id, Block::free(whole.start, start - whole.start), whole.previous, EDGE | number);
+                self.insert_beside(
+                    id,
+                    BlockNode::free(whole.start, start - whole.start),
+                    whole.previous,
+                    EDGE | number,
+                );
             } else {
                 self.set_next(whole.previous, EDGE | number);
             }
@@ -302,7 +307,7 @@ impl BlockMap {
             if end < whole.end() {
                 match unused.take().or_else(|| self.new_number()) {
                     Some(id) => {
-                        self.insert_beside(id, Block::free(end, whole.end() - end), edge, next);
+                        self.insert_beside(id, BlockNode::free(end, whole.end() - end), edge, next);
                         rest = id;
                     }
                     // Numbers run out at eight million blocks; what is left of the block is then lost to use.

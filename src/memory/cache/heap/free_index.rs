@@ -4,7 +4,7 @@
 //! sizes of a bin differ by at most 1.6 %. A bitmap tells which bins hold any, one word for each doubling. Inside a bin a few
 //! blocks are compared, of which the lowest is the first.
 
-use super::block::{BLOCK_BYTES_MAX, Block, NONE};
+use super::block::{BLOCK_BYTES_MAX, BlockNode, NONE};
 use crate::memory::tuning::{A_FEW, ALIGNMENT, FREE_STEP_BITS};
 
 /// Sizes below this many units of 512 bytes have a bin each.
@@ -40,7 +40,7 @@ fn bin_of(size: u64) -> usize {
 
 /// Links a block into a bin behind another.
 #[inline]
-fn link_after(blocks: &mut [Block], first: u32, id: u32) {
+fn link_after(blocks: &mut [BlockNode], first: u32, id: u32) {
     let (_, next) = blocks[first as usize].bin_links();
     blocks[first as usize].set_bin_next(id);
     blocks[id as usize].set_bin_links(first, next);
@@ -50,7 +50,7 @@ fn link_after(blocks: &mut [Block], first: u32, id: u32) {
 }
 
 /// Puts the lowest of the first few blocks of a bin before the others, and returns it.
-fn lowest_first(blocks: &mut [Block], head: u32) -> u32 {
+fn lowest_first(blocks: &mut [BlockNode], head: u32) -> u32 {
     let (mut lowest, mut id) = (head, head);
     for _ in 0..A_FEW {
         let Some(block) = blocks.get(id as usize) else { break };
@@ -77,7 +77,7 @@ impl FreeIndex {
     }
 
     #[inline]
-    pub(super) fn insert(&mut self, blocks: &mut [Block], id: u32) {
+    pub(super) fn insert(&mut self, blocks: &mut [BlockNode], id: u32) {
         let block = &blocks[id as usize];
         let (bin, start) = (bin_of(block.size()), block.start);
         let head = self.heads[bin];
@@ -106,7 +106,7 @@ impl FreeIndex {
     }
 
     #[inline]
-    pub(super) fn remove(&mut self, blocks: &mut [Block], id: u32) {
+    pub(super) fn remove(&mut self, blocks: &mut [BlockNode], id: u32) {
         let (previous, next) = blocks[id as usize].bin_links();
         if next != NONE {
             blocks[next as usize].set_bin_previous(previous);
@@ -144,7 +144,7 @@ impl FreeIndex {
 
     /// Returns the lowest block of at least this size, [`NONE`] if there is none.
     #[inline]
-    pub(super) fn find_lowest(&self, blocks: &[Block], size: u64) -> u32 {
+    pub(super) fn find_lowest(&self, blocks: &[BlockNode], size: u64) -> u32 {
         let bin = bin_of(size);
         let mut best = (NOWHERE, NONE);
         let mut take = |id: u32| best = best.min((blocks[id as usize].start, id));
@@ -170,7 +170,7 @@ impl FreeIndex {
 
     /// Returns the best block of at least this size, [`NONE`] if there is none.
     #[inline]
-    pub(super) fn find(&self, blocks: &[Block], size: u64) -> u32 {
+    pub(super) fn find(&self, blocks: &[BlockNode], size: u64) -> u32 {
         let bin = bin_of(size);
         let found = self.best_in(blocks, bin, size);
         if found != NONE {
@@ -184,7 +184,7 @@ impl FreeIndex {
 
     /// Returns the smallest block of a bin that is large enough, the lowest of equals, among the first few.
     #[inline]
-    fn best_in(&self, blocks: &[Block], bin: usize, size: u64) -> u32 {
+    fn best_in(&self, blocks: &[BlockNode], bin: usize, size: u64) -> u32 {
         let mut best = NONE;
         let mut best_key = (u64::MAX, u64::MAX);
         // No bin is there for sizes that no memory has.
@@ -217,7 +217,7 @@ impl FreeIndex {
     }
 
     /// Returns every free block of at least this size.
-    pub(super) fn at_least(&self, blocks: &[Block], size: u64) -> Vec<u32> {
+    pub(super) fn at_least(&self, blocks: &[BlockNode], size: u64) -> Vec<u32> {
         let mut found = Vec::new();
         let mut bin = self.next_used(bin_of(size));
         while let Some(this) = bin {

@@ -18,15 +18,15 @@ mod tests;
 mod transfer;
 mod view;
 
-use crate::memory::device::{Entry, Invalid, Pages, SizeClass};
+use crate::memory::device::{Invalid, PageEntry, Pages, SizeClass};
 use crate::memory::tuning::{ALIGNMENT, SMALL_MAX};
 pub(in crate::memory) use block::BLOCK_BYTES_MAX;
 use block::{BlockState, NONE};
 use block_map::BlockMap;
 pub(in crate::memory) use counts::{ALL, Amount, Amounts, Counts, most};
 use counts::{LARGE, RunningCounts, SMALL};
-use moves::Moves;
-pub(in crate::memory) use restore::{Misfit, Piece, Restoration};
+use moves::MovedBytes;
+pub(in crate::memory) use restore::{LivePiece, Misfit, Restoration};
 use slabs::HeapSlabs;
 pub(in crate::memory) use telling::HeapLedger;
 use telling::Telling;
@@ -70,7 +70,7 @@ pub(in crate::memory) struct Heap {
     serving: Serving,
     counts: RunningCounts,
     telling: Telling,
-    moves: Moves,
+    moves: MovedBytes,
 }
 
 impl Heap {
@@ -86,7 +86,7 @@ impl Heap {
             serving: Serving { number: 0, cut, asleep: None, has_ended: false },
             counts: RunningCounts::new(),
             telling: Telling::default(),
-            moves: Moves::default(),
+            moves: MovedBytes::default(),
         }
     }
 
@@ -262,10 +262,10 @@ impl Heap {
     #[inline]
     pub(in crate::memory) fn free(&mut self, pages: &'static Pages, offset: u64) -> Result<(), Invalid> {
         match pages.entry(offset) {
-            Entry::Block(id) => self.free_block(pages, id),
-            Entry::Slot(slab, slot) if slab.is_live(slot) => self.free_slot(pages, slab, slot),
-            Entry::Slot(..) | Entry::Freed(_) => return Err(Invalid::Freed),
-            Entry::Nothing => return Err(Invalid::NotABlock),
+            PageEntry::Block(id) => self.free_block(pages, id),
+            PageEntry::Slot(slab, slot) if slab.is_live(slot) => self.free_slot(pages, slab, slot),
+            PageEntry::Slot(..) | PageEntry::Freed(_) => return Err(Invalid::Freed),
+            PageEntry::Nothing => return Err(Invalid::NotABlock),
         }
         Ok(())
     }
@@ -278,9 +278,9 @@ impl Heap {
         let entry = pages.entry(offset);
         entry.check_live()?;
         match entry {
-            Entry::Block(id) => pages.set_freed(offset, id),
-            Entry::Slot(slab, slot) => slab.begin_waiting(slot),
-            Entry::Freed(_) | Entry::Nothing => {}
+            PageEntry::Block(id) => pages.set_freed(offset, id),
+            PageEntry::Slot(slab, slot) => slab.begin_waiting(slot),
+            PageEntry::Freed(_) | PageEntry::Nothing => {}
         }
         if let Some((kind, bytes, requested)) = self.freed_block(pages, offset) {
             self.counts.begin_waiting(kind, bytes, requested);
@@ -291,12 +291,12 @@ impl Heap {
     /// Returns the kind and the bytes of a block that waits, or of a slot, and the bytes that were asked for.
     fn freed_block(&self, pages: &'static Pages, offset: u64) -> Option<(usize, u64, u64)> {
         match pages.entry(offset) {
-            Entry::Freed(id) => {
+            PageEntry::Freed(id) => {
                 let block = self.map.get(id)?;
                 Some((LARGE, block.size(), block.requested()))
             }
-            Entry::Slot(slab, slot) => Some((SMALL, slab.class().bytes().into(), slab.requested(slot).into())),
-            Entry::Block(_) | Entry::Nothing => None,
+            PageEntry::Slot(slab, slot) => Some((SMALL, slab.class().bytes().into(), slab.requested(slot).into())),
+            PageEntry::Block(_) | PageEntry::Nothing => None,
         }
     }
 
@@ -304,12 +304,12 @@ impl Heap {
     pub(in crate::memory) fn release(&mut self, pages: &'static Pages, offset: u64) {
         let Some((kind, bytes, requested)) = self.freed_block(pages, offset) else { return };
         match pages.entry(offset) {
-            Entry::Freed(id) => self.free_block(pages, id),
-            Entry::Slot(slab, slot) => {
+            PageEntry::Freed(id) => self.free_block(pages, id),
+            PageEntry::Slot(slab, slot) => {
                 slab.end_waiting(slot);
                 self.free_slot(pages, slab, slot);
             }
-            Entry::Block(_) | Entry::Nothing => return,
+            PageEntry::Block(_) | PageEntry::Nothing => return,
         }
         self.counts.end_waiting(kind, bytes, requested);
     }

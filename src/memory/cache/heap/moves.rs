@@ -6,7 +6,7 @@ use crate::memory::tuning::MOVED_PARTS;
 
 /// What was moved to a heap's requests.
 #[derive(Debug, Default)]
-pub(super) struct Moves {
+pub(super) struct MovedBytes {
     /// Bytes that were moved beyond the part of those handed out that may be.
     beyond: u64,
     /// Bytes handed out when they were counted last.
@@ -21,7 +21,7 @@ impl Heap {
         let since = handed_out - self.moves.handed_out;
         let beyond = self.moves.beyond.saturating_sub(since / MOVED_PARTS) + bytes;
         let has_ended = self.moves.has_ended || beyond > self.mapped;
-        self.moves = Moves { beyond, handed_out, has_ended };
+        self.moves = MovedBytes { beyond, handed_out, has_ended };
     }
 
     /// Returns whether pages are moved to its requests also where new ones can be had: until more was moved than may be, by as
@@ -32,6 +32,6 @@ impl Heap {
 
     /// Has pages moved to its requests again, since no new ones can be had, or free ones were given back.
     pub(in crate::memory) fn move_again(&mut self) {
-        self.moves = Moves { handed_out: self.counts.handed_out(), ..Moves::default() };
+        self.moves = MovedBytes { handed_out: self.counts.handed_out(), ..MovedBytes::default() };
     }
 }

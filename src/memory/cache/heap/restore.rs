@@ -4,21 +4,21 @@
 //! the spans that the heap has now, which hold all that they held then and more.
 
 use super::Heap;
-use super::block::{Block, BlockState, EDGE};
+use super::block::{BlockNode, BlockState, EDGE};
 use super::counts::{LARGE, SMALL};
-use crate::memory::device::{BLOCKS_MAX, Entry, Pages, SizeClass, Slab};
+use crate::memory::device::{BLOCKS_MAX, PageEntry, Pages, SizeClass, Slab};
 use crate::memory::tuning::{ALIGNMENT, PAGE};
 
 /// What is live in one piece of a heap.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(in crate::memory) enum Piece {
+pub(in crate::memory) enum LivePiece {
     /// A block: where it starts, its bytes, and those that were asked for.
     Block { start: u64, size: u64, requested: u64 },
     /// A slab with slots that are live: each one's place, and the bytes that were asked for.
     Slab { start: u64, class: SizeClass, slots: Vec<(usize, u32)> },
 }
 
-impl Piece {
+impl LivePiece {
     pub(in crate::memory) fn start(&self) -> u64 {
         match self {
             Self::Block { start, .. } | Self::Slab { start, .. } => *start,
@@ -57,7 +57,7 @@ pub(in crate::memory) enum Misfit {
 #[derive(Debug)]
 pub(in crate::memory) struct Restoration {
     /// By address.
-    pieces: Vec<Piece>,
+    pieces: Vec<LivePiece>,
     /// One for each slab among them.
     slabs: Vec<&'static Slab>,
 }
@@ -71,10 +71,10 @@ impl Restoration {
 
 impl Heap {
     /// Returns what is live, by address. Blocks that wait for streams count as live.
-    pub(in crate::memory) fn pieces(&self, pages: &'static Pages) -> Vec<Piece> {
-        let piece = |block: &Block| match block.state() {
+    pub(in crate::memory) fn pieces(&self, pages: &'static Pages) -> Vec<LivePiece> {
+        let piece = |block: &BlockNode| match block.state() {
             BlockState::Live => {
-                Some(Piece::Block { start: block.start, size: block.size(), requested: block.requested() })
+                Some(LivePiece::Block { start: block.start, size: block.size(), requested: block.requested() })
             }
             BlockState::Slab => pages.slabs.get(block.number()).and_then(piece_of),
             BlockState::Free | BlockState::Vacant => None,
@@ -85,28 +85,32 @@ impl Heap {
     /// Returns whether a block was freed and is not free yet: it waits for streams.
     pub(in crate::memory) fn has_waiting(&self, pages: &'static Pages) -> bool {
         self.pieces(pages).iter().any(|piece| match piece {
-            Piece::Block { start, .. } => matches!(pages.entry(*start), Entry::Freed(_)),
-            Piece::Slab { start, slots, .. } => match pages.entry(*start) {
-                Entry::Slot(slab, _) => slots.iter().any(|&(slot, _)| !slab.is_live(slot)),
+            LivePiece::Block { start, .. } => matches!(pages.entry(*start), PageEntry::Freed(_)),
+            LivePiece::Slab { start, slots, .. } => match pages.entry(*start) {
+                PageEntry::Slot(slab, _) => slots.iter().any(|&(slot, _)| !slab.is_live(slot)),
                 _ => false,
             },
         })
     }
 
     /// Makes ready to have these pieces live, which are in the order of their addresses, and nothing else.
-    pub(in crate::memory) fn prepare(&self, pages: &'static Pages, pieces: Vec<Piece>) -> Result<Restoration, Misfit> {
+    pub(in crate::memory) fn prepare(
+        &self,
+        pages: &'static Pages,
+        pieces: Vec<LivePiece>,
+    ) -> Result<Restoration, Misfit> {
         // Each piece, a gap before each, and one at the end of each span.
         if 2 * pieces.len() + self.map.spans.count() >= BLOCKS_MAX as usize {
             return Err(Misfit::TooMany);
         }
-        let has_room = |piece: &&Piece| {
+        let has_room = |piece: &&LivePiece| {
             self.map.spans.with(piece.start()).is_some_and(|number| piece.end() <= self.map.spans.get(number).end)
         };
         if let Some(piece) = pieces.iter().find(|piece| !has_room(piece)) {
             return Err(Misfit::Gone(piece.start()));
         }
         let mut restoration = Restoration { pieces, slabs: Vec::new() };
-        let wanted = restoration.pieces.iter().filter(|piece| matches!(piece, Piece::Slab { .. })).count();
+        let wanted = restoration.pieces.iter().filter(|piece| matches!(piece, LivePiece::Slab { .. })).count();
         for _ in 0..wanted {
             let Some(slab) = pages.slabs.acquire() else {
                 restoration.give_up(pages);
@@ -130,10 +134,10 @@ impl Heap {
                 builder.add_gap(self, piece.start());
                 let id = builder.add(self, piece.end(), false);
                 match piece {
-                    Piece::Block { start, size, requested } => {
+                    LivePiece::Block { start, size, requested } => {
                         self.hand_out(pages, id, start, size, requested);
                     }
-                    Piece::Slab { start, class, slots } => {
+                    LivePiece::Slab { start, class, slots } => {
                         let Some(slab) = slabs.next() else { continue };
                         slab.reset(start, class, id);
                         for (slot, requested) in slots {
@@ -181,12 +185,12 @@ impl Heap {
 }
 
 /// Returns what is live in a slab, if anything is.
-fn piece_of(slab: &Slab) -> Option<Piece> {
+fn piece_of(slab: &Slab) -> Option<LivePiece> {
     let slots: Vec<_> = slab
         .live_slots()
         .filter_map(|(offset, _, requested, _)| Some((slab.slot_at(offset)?, requested as u32)))
         .collect();
-    (!slots.is_empty()).then(|| Piece::Slab { start: slab.start(), class: slab.class(), slots })
+    (!slots.is_empty()).then(|| LivePiece::Slab { start: slab.start(), class: slab.class(), slots })
 }
 
 /// A span whose blocks are made in a row.
@@ -200,7 +204,7 @@ struct SpanBuilder {
 impl SpanBuilder {
     /// Adds a block that ends at an offset.
     fn add(&mut self, heap: &mut Heap, end: u64, is_free: bool) -> u32 {
-        let mut block = Block::free(self.at, end - self.at);
+        let mut block = BlockNode::free(self.at, end - self.at);
         block.previous = self.last;
         self.last = heap.map.push(block, is_free);
         self.at = end;

@@ -8,7 +8,7 @@
 use super::block::BlockState;
 use super::counts::SMALL;
 use super::{Cut, Heap};
-use crate::memory::device::{CLASSES, Entry, Pages, SizeClass, Slab};
+use crate::memory::device::{CLASSES, PageEntry, Pages, SizeClass, Slab};
 use crate::memory::tuning::{BORROWED_MAX, EMPTY_SLABS_APART, SMALL_MAX};
 
 /// The slabs in which a heap has slots.
@@ -84,8 +84,8 @@ impl Heap {
     pub(super) fn take_slot_at(&mut self, pages: &'static Pages, offset: u64, bytes: u64) -> Option<u64> {
         let class = SizeClass::of(bytes);
         let slab = match pages.entry(offset) {
-            Entry::Slot(slab, _) => pages.slabs.get(slab.number()),
-            Entry::Nothing => {
+            PageEntry::Slot(slab, _) => pages.slabs.get(slab.number()),
+            PageEntry::Nothing => {
                 let firsts = (0..class.slab_bytes() / SMALL_MAX)
                     .map_while(|unit| (offset / SMALL_MAX).checked_sub(unit).map(|unit| unit * SMALL_MAX));
                 let mut places = firsts.filter(|start| (offset - start).is_multiple_of(class.bytes().into()));
@@ -95,7 +95,7 @@ impl Heap {
                 self.add_slab(pages, slab);
                 Some(slab)
             }
-            Entry::Block(_) | Entry::Freed(_) => None,
+            PageEntry::Block(_) | PageEntry::Freed(_) => None,
         };
         let slab = slab.filter(|slab| slab.class() == class)?;
         let slot = slab.slot_at(offset).filter(|&slot| slab.is_free(slot))?;
@@ -225,7 +225,7 @@ impl Heap {
 
     /// Makes what was taken back at the offset free: its stream is done.
     pub(in crate::memory) fn end_waiting(&mut self, pages: &'static Pages, offset: u64) {
-        if let Entry::Freed(id) = pages.entry(offset) {
+        if let PageEntry::Freed(id) = pages.entry(offset) {
             pages.clear(offset);
             self.join(id);
         }

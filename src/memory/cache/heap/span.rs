@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::iter::successors;
 
-use super::block::Block;
+use super::block::BlockNode;
 
 /// One span, and the blocks at its ends.
 #[derive(Clone, Copy, Debug)]
@@ -16,7 +16,7 @@ pub(super) struct Span {
 
 impl Span {
     /// Returns its blocks, by address.
-    pub(super) fn blocks(self, all: &[Block]) -> impl Iterator<Item = &Block> {
+    pub(super) fn blocks(self, all: &[BlockNode]) -> impl Iterator<Item = &BlockNode> {
         // The number in the last one's place is a span's, and no block's.
         successors(all.get(self.first as usize), |block| all.get(block.next as usize))
     }

@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 
 use proptest::prelude::*;
 
-use super::block::{Block, BlockState};
+use super::block::{BlockNode, BlockState};
 use super::{Heap, HeapBlock};
 use crate::memory::device::Pages;
 use crate::memory::tuning::{ALIGNMENT, PAGE};
@@ -22,7 +22,7 @@ fn no_pages() -> &'static Pages {
 }
 
 fn free(heap: &mut Heap, start: u64) {
-    let is_there = |block: &Block| block.start == start && block.state() == BlockState::Live;
+    let is_there = |block: &BlockNode| block.start == start && block.state() == BlockState::Live;
     let id = heap.map.all.iter().position(is_there);
     assert!(id.is_some(), "no block starts at {start:#x}");
     id.into_iter().for_each(|id| heap.free_block(no_pages(), id as u32));

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::block::{Block, BlockState, EDGE, NONE};
+use super::block::{BlockNode, BlockState, EDGE, NONE};
 use super::span::Span;
 use super::{Cut, Heap};
 use crate::memory::device::{Mapping, Pages, Run};
@@ -14,7 +14,7 @@ impl Heap {
     pub(in crate::memory) fn tails(&self, least: u64) -> impl Iterator<Item = (u64, u64)> {
         // Memory handed out whole is not joined.
         let free = if self.serving.cut == Cut::ToSize { self.map.at_least(least) } else { Vec::new() };
-        let tail = |block: &Block| (block.next & EDGE != 0).then(|| (block.end(), block.size()));
+        let tail = |block: &BlockNode| (block.next & EDGE != 0).then(|| (block.end(), block.size()));
         free.into_iter().filter_map(move |id| tail(&self.map.all[id as usize]))
     }
 

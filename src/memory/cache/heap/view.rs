@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::Heap;
 use super::block::{BlockState, EDGE};
-use crate::memory::device::{Entry, Pages, Run, Slab};
+use crate::memory::device::{PageEntry, Pages, Run, Slab};
 use crate::memory::tuning::{ALIGNMENT, PAGE};
 
 /// A block as a snapshot finds it.
@@ -24,11 +24,11 @@ impl Heap {
     /// Returns the block that a caller holds at the offset, and the memory without a gap around it.
     pub(in crate::memory) fn live_block(&self, pages: &'static Pages, offset: u64) -> Option<(HeapBlock, Range<u64>)> {
         let (block, borrowed) = match pages.entry(offset) {
-            Entry::Block(id) => {
+            PageEntry::Block(id) => {
                 let block = self.map.get(id)?;
                 (HeapBlock::large(block.start, block.size(), block.requested(), false), None)
             }
-            Entry::Slot(slab, _) => {
+            PageEntry::Slot(slab, _) => {
                 let (start, size, requested, _) = slab.live_slots().find(|(start, ..)| *start == offset)?;
                 let bytes = slab.class().slab_bytes();
                 (
@@ -36,7 +36,7 @@ impl Heap {
                     slab.borrower().map(|_| slab.start()..slab.start() + bytes),
                 )
             }
-            Entry::Freed(_) | Entry::Nothing => return None,
+            PageEntry::Freed(_) | PageEntry::Nothing => return None,
         };
         let span = || self.map.spans.with(offset).map(|number| self.map.spans.get(number));
         Some((block, borrowed.or_else(|| span().map(|span| span.start..span.end))?))
@@ -81,14 +81,14 @@ impl Heap {
             for block in of_span.blocks(&self.map.all) {
                 match block.state() {
                     BlockState::Live if self.is_lender => match pages.entry(block.start) {
-                        Entry::Freed(_) => span.push(HeapBlock::gap(block.start, block.end(), false)),
+                        PageEntry::Freed(_) => span.push(HeapBlock::gap(block.start, block.end(), false)),
                         _ => spans.push(std::mem::take(&mut span)),
                     },
                     BlockState::Slab => {
                         push_slots(&mut span, block.start, block.end(), pages.slabs.get(block.number()));
                     }
                     BlockState::Live => {
-                        let is_waiting = matches!(pages.entry(block.start), Entry::Freed(_));
+                        let is_waiting = matches!(pages.entry(block.start), PageEntry::Freed(_));
                         span.push(HeapBlock::large(block.start, block.size(), block.requested(), is_waiting));
                     }
                     BlockState::Free | BlockState::Vacant => {

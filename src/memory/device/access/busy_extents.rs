@@ -15,14 +15,14 @@ use crate::sync::{lock, wait};
 /// The numbers of the extents that are being worked on: those of the process, for one that was imported may be mapped for several
 /// devices.
 static BUSY: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
-/// Notified at the end of each [`Turn`].
+/// Notified at the end of each [`ExtentTurn`].
 static FREED: Condvar = Condvar::new();
 
 /// Some extents for a call of the driver, as long as this lives.
 #[derive(Debug)]
-pub(in crate::memory::device) struct Turn(Vec<u64>);
+pub(in crate::memory::device) struct ExtentTurn(Vec<u64>);
 
-impl Turn {
+impl ExtentTurn {
     /// Waits until no call works on any of these extents, and has them. Who has a turn takes no second one.
     pub(in crate::memory::device) fn take(extents: impl IntoIterator<Item = Extent>) -> Self {
         let wanted: Vec<_> = extents.into_iter().map(Extent::number).collect();
@@ -35,7 +35,7 @@ impl Turn {
     }
 }
 
-impl Drop for Turn {
+impl Drop for ExtentTurn {
     fn drop(&mut self) {
         let mut busy = lock(&BUSY);
         self.0.iter().for_each(|number| _ = busy.remove(number));
@@ -53,10 +53,10 @@ mod tests {
         // No driver gives such numbers, so other tests have none of these.
         let of =
             |numbers: &[u64]| numbers.iter().map(|number| Extent::from_number(u64::MAX - number)).collect::<Vec<_>>();
-        let first = Turn::take(of(&[1, 2]));
-        drop(Turn::take(of(&[3])));
+        let first = ExtentTurn::take(of(&[1, 2]));
+        drop(ExtentTurn::take(of(&[3])));
         std::thread::scope(|scope| {
-            let second = scope.spawn(|| Turn::take(of(&[2, 3])).0.len());
+            let second = scope.spawn(|| ExtentTurn::take(of(&[2, 3])).0.len());
             assert!(lock(&BUSY).is_superset(&BTreeSet::from([u64::MAX - 1, u64::MAX - 2])));
             assert!(!lock(&BUSY).contains(&(u64::MAX - 3)));
             drop(first);

@@ -34,7 +34,7 @@ impl Placed {
 
 /// As [`Placed`], in less room: a device has tens of thousands, and `tests/memory/bookkeeping.rs` counts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Entry {
+struct CompactPlaced {
     extent: Extent,
     /// The size in units of [`UNIT`].
     units: u32,
@@ -49,9 +49,9 @@ const OWN: u32 = u32::MAX;
 
 /// All that is mapped for one device, by address.
 #[derive(Default, Debug)]
-pub(in crate::memory::device) struct Mapped(Mutex<BTreeMap<u64, Entry>>);
+pub(in crate::memory::device) struct Mapped(Mutex<BTreeMap<u64, CompactPlaced>>);
 
-impl Entry {
+impl CompactPlaced {
     fn of(placed: &Placed) -> Self {
         let home = placed.home.map_or(OWN, |home| home.ordinal() as u32);
         Self { extent: placed.extent, units: (placed.bytes / UNIT) as u32, home }
@@ -65,7 +65,7 @@ impl Entry {
 
 impl Mapped {
     pub(in crate::memory::device) fn add(&self, placed: &Placed) {
-        lock(&self.0).insert(placed.address, Entry::of(placed));
+        lock(&self.0).insert(placed.address, CompactPlaced::of(placed));
     }
 
     /// Forgets what was mapped between two addresses.
@@ -85,7 +85,7 @@ impl Mapped {
     /// Returns those of a row that are still mapped, in rows again.
     pub(in crate::memory::device) fn still(&self, row: &[Placed]) -> Vec<Vec<Placed>> {
         let all = lock(&self.0);
-        let is_still = |placed: &Placed| all.get(&placed.address) == Some(&Entry::of(placed));
+        let is_still = |placed: &Placed| all.get(&placed.address) == Some(&CompactPlaced::of(placed));
         let still: Vec<_> = row.iter().copied().filter(is_still).collect();
         drop(all);
         still.chunk_by(Placed::goes_on_in).map(<[_]>::to_vec).collect()

@@ -5,7 +5,7 @@ mod busy_extents;
 mod mapped;
 mod peers;
 
-pub(super) use busy_extents::Turn;
+pub(super) use busy_extents::ExtentTurn;
 pub(super) use mapped::Mapped;
 pub(in crate::memory) use mapped::Placed;
 pub(in crate::memory) use peers::{Peers, reaches};

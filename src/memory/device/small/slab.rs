@@ -218,11 +218,11 @@ impl Slab {
 #[derive(Debug)]
 pub(in crate::memory) struct Slabs {
     table: Table<Slab, CHUNK_BITS>,
-    numbers: Mutex<Numbers>,
+    numbers: Mutex<SlabNumbers>,
 }
 
 #[derive(Debug, Default)]
-struct Numbers {
+struct SlabNumbers {
     next: u32,
     returned: Vec<u32>,
 }

@@ -21,7 +21,7 @@ pub(in crate::memory) use budget::{Budget, PINNED};
 pub(in crate::memory) use reserve::Reserve;
 pub(in crate::memory) use segment_source::DriverSegments;
 pub use segment_source::{AllocateFunction, FreeFunction, SegmentFunctions, SegmentSource};
-pub(crate) use times::Durations;
+pub(crate) use times::CallTimes;
 pub(in crate::memory) use times::{PINNED_GONE, PINNED_MADE};
 
 /// Where a pool's memory comes from.

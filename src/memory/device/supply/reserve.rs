@@ -15,18 +15,18 @@ use crate::sync::lock;
 pub(in crate::memory) struct Reserve {
     /// Where it stands.
     pub(in crate::memory) run: Run,
-    state: Mutex<State>,
+    state: Mutex<ReserveState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct ReserveState {
     free: AddressSpace,
     /// The extents that have not gone.
     extents: Vec<Mapping>,
     has_ended: bool,
 }
 
-impl State {
+impl ReserveState {
     /// Takes out the extents that are wholly free, if the pool has ended.
     fn take_free_extents(&mut self) -> Vec<Mapping> {
         if !self.has_ended {
@@ -42,7 +42,7 @@ impl Reserve {
     pub(in crate::memory) fn new(extents: Vec<Mapping>) -> Self {
         let run = run_of(&extents);
         let free = AddressSpace::new(run.first, run.pages);
-        Self { run, state: Mutex::new(State { free, extents, has_ended: false }) }
+        Self { run, state: Mutex::new(ReserveState { free, extents, has_ended: false }) }
     }
 
     /// Takes the smallest run of so many free pages that there is. The asker's own free pages count as free, too; those

@@ -8,7 +8,7 @@ use crate::sync::lock;
 
 /// How long calls took that did what they should, in microseconds.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub(crate) struct Durations {
+pub(crate) struct CallTimes {
     pub(crate) total: u64,
     /// Since peaks were last reset, as the least is; 0 for none.
     pub(crate) most: u64,
@@ -18,7 +18,7 @@ pub(crate) struct Durations {
 
 /// The calls of one kind.
 #[derive(Debug)]
-pub(in crate::memory) struct Times(Mutex<Durations>);
+pub(in crate::memory) struct Times(Mutex<CallTimes>);
 
 /// Those that made pinned memory, a piece each.
 pub(in crate::memory) static PINNED_MADE: Times = Times::new();
@@ -27,7 +27,7 @@ pub(in crate::memory) static PINNED_GONE: Times = Times::new();
 
 impl Times {
     const fn new() -> Self {
-        Self(Mutex::new(Durations { total: 0, most: 0, least: 0, count: 0 }))
+        Self(Mutex::new(CallTimes { total: 0, most: 0, least: 0, count: 0 }))
     }
 
     /// Runs a call, and counts how long it took unless it fails.
@@ -46,7 +46,7 @@ impl Times {
         durations.count += 1;
     }
 
-    pub(in crate::memory) fn get(&self) -> Durations {
+    pub(in crate::memory) fn get(&self) -> CallTimes {
         *lock(&self.0)
     }
 
@@ -60,7 +60,7 @@ impl Times {
 
 #[cfg(test)]
 mod tests {
-    use super::{Durations, Times};
+    use super::{CallTimes, Times};
     use crate::error::Error;
 
     #[test]
@@ -69,11 +69,11 @@ mod tests {
         for micros in [30, 10, 20] {
             times.note(micros);
         }
-        assert_eq!(times.get(), Durations { total: 60, most: 30, least: 10, count: 3 });
+        assert_eq!(times.get(), CallTimes { total: 60, most: 30, least: 10, count: 3 });
         times.reset_peaks();
-        assert_eq!(times.get(), Durations { total: 60, most: 0, least: 0, count: 3 });
+        assert_eq!(times.get(), CallTimes { total: 60, most: 0, least: 0, count: 3 });
         times.note(15);
-        assert_eq!(times.get(), Durations { total: 75, most: 15, least: 15, count: 4 });
+        assert_eq!(times.get(), CallTimes { total: 75, most: 15, least: 15, count: 4 });
     }
 
     #[test]

@@ -8,7 +8,7 @@ use super::reserve::retire_extents;
 use crate::error::Result;
 use crate::memory::cache::{DeviceCaches, StreamCache};
 use crate::memory::device::{Run, without_all};
-use crate::memory::pool::{Kept, Pool, Record};
+use crate::memory::pool::{KeptExtents, Pool, Record};
 use crate::memory::serve::make_room::with_room_made;
 use crate::memory::tuning::PAGE;
 use crate::runtime::{self, Extent, RelaxedCapture};
@@ -88,7 +88,7 @@ fn give_kept_back(pool: &Pool, record: &mut Record) -> Result<()> {
     // that could be used.
     let outcome = unsafe { memory.end_extents(&mut mapped, &mut unmapped, false, count) };
     for (extents, is_mapped) in [(mapped, true), (unmapped, false)] {
-        let left = extents.into_iter().map(|extent| Kept { extents: vec![extent], is_mapped, is_open: false });
+        let left = extents.into_iter().map(|extent| KeptExtents { extents: vec![extent], is_mapped, is_open: false });
         record.kept.extend(left);
     }
     outcome

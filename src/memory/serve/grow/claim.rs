@@ -28,12 +28,12 @@ pub(super) fn limit_reached(pool: &Pool) -> Error {
 }
 
 /// Bytes claimed of a budget, which go back unless they are settled.
-pub(super) struct Claim<'a> {
+pub(super) struct BudgetClaim<'a> {
     budget: &'a Budget,
     bytes: u64,
 }
 
-impl<'a> Claim<'a> {
+impl<'a> BudgetClaim<'a> {
     pub(super) fn new(budget: &'a Budget, bytes: u64) -> Option<Self> {
         budget.claim(bytes).then(|| Self { budget, bytes })
     }
@@ -44,7 +44,7 @@ impl<'a> Claim<'a> {
     }
 }
 
-impl Drop for Claim<'_> {
+impl Drop for BudgetClaim<'_> {
     fn drop(&mut self) {
         self.budget.withdraw(self.bytes);
     }
@@ -54,15 +54,15 @@ impl Drop for Claim<'_> {
 pub(super) fn claimed<R>(pool: &Pool, bytes: u64, supply: impl FnOnce() -> Result<R>) -> Result<R> {
     let memory = pool.memory;
     let refused = |why: &str| Error::no_memory(GPUPOOL, why);
-    let of_pool = Claim::new(pool.budget(), bytes).ok_or_else(|| limit_reached(pool))?;
-    let of_device = Claim::new(&memory.budget, bytes).ok_or_else(|| {
+    let of_pool = BudgetClaim::new(pool.budget(), bytes).ok_or_else(|| limit_reached(pool))?;
+    let of_device = BudgetClaim::new(&memory.budget, bytes).ok_or_else(|| {
         refused(
             "This process's memory fraction is used up: raise it (set_per_process_memory_fraction), free live blocks (other \
              pools keep their free memory until their trim()), or request less",
         )
     })?;
     let of_process = memory.process_budget().map(|budget| {
-        Claim::new(budget, bytes).ok_or_else(|| {
+        BudgetClaim::new(budget, bytes).ok_or_else(|| {
             refused(
                 "The limit of pinned memory is reached: raise it (set_pinned_limit), free pinned memory, or request less",
             )
@@ -71,6 +71,6 @@ pub(super) fn claimed<R>(pool: &Pool, bytes: u64, supply: impl FnOnce() -> Resul
     let of_process = of_process.transpose()?;
     let supplied = if memory.is_of_host() { PINNED_MADE.time(supply) } else { supply() }?;
     memory.pieces.come(bytes);
-    [Some(of_pool), Some(of_device), of_process].into_iter().flatten().for_each(Claim::settle);
+    [Some(of_pool), Some(of_device), of_process].into_iter().flatten().for_each(BudgetClaim::settle);
     Ok(supplied)
 }

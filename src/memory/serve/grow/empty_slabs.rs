@@ -1,12 +1,12 @@
 //! Empty slabs, one of which stays for each small size: a large request that fits nowhere else has them joined with what is
 //! free beside them, before any memory is added or moved. All sizes together keep some 10 MiB, in as many places.
 
-use crate::memory::serve::request::Request;
+use crate::memory::serve::request::AllocationRequest;
 use crate::memory::tuning::SMALL_MAX;
 
 /// Serves a large request from what its cache has free once its empty slabs are dropped: the offset of the block.
-pub(in crate::memory::serve) fn serve_from_empty_slabs(request: &Request) -> Option<u64> {
-    let Request { cache, ref service, thread, bytes } = *request;
+pub(in crate::memory::serve) fn serve_from_empty_slabs(request: &AllocationRequest) -> Option<u64> {
+    let AllocationRequest { cache, ref service, thread, bytes } = *request;
     if bytes <= SMALL_MAX || cache.is_lender() || !service.pool.source().is_pages() {
         return None;
     }

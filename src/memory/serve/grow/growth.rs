@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::claim::{Claim, claimed, limit_reached};
-use super::place::{Place, extent_pages};
+use super::claim::{BudgetClaim, claimed, limit_reached};
+use super::place::{PagePlacement, extent_pages};
 use super::segment_events::{retire_mappings, tell_added};
 use crate::error::Result;
 use crate::memory::device::{DeviceMemory, Mapping, Remains, Run, Until};
 use crate::memory::pool::Pool;
-use crate::memory::serve::request::Request;
+use crate::memory::serve::request::AllocationRequest;
 use crate::memory::serve::take::Taken;
 use crate::memory::tuning::PAGE;
 use crate::observe::Activity;
@@ -23,9 +23,9 @@ const UNKNOWN: i32 = 0x3e7;
 /// One growth under way.
 #[derive(Debug)]
 pub(super) struct Growth<'a> {
-    pub(super) request: &'a Request,
+    pub(super) request: &'a AllocationRequest,
     pub(super) memory: &'static DeviceMemory,
-    pub(super) place: Place,
+    pub(super) place: PagePlacement,
     pub(super) gathered: Vec<Taken<Vec<Mapping>>>,
     /// New extents, with the bytes counted for each.
     created: Vec<Mapping>,
@@ -36,7 +36,7 @@ pub(super) struct Growth<'a> {
 }
 
 impl<'a> Growth<'a> {
-    pub(super) fn new(request: &'a Request, place: Place) -> Self {
+    pub(super) fn new(request: &'a AllocationRequest, place: PagePlacement) -> Self {
         let (gathered, created, mapped, replaced) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         Self { request, memory: request.memory(), place, gathered, created, mapped, replaced }
     }
@@ -68,7 +68,7 @@ impl<'a> Growth<'a> {
     /// `ErrorKind::Library` if the driver does not record the work so far. The cache has them back.
     pub(super) fn add_own(&mut self, mappings: Vec<Mapping>) -> Result<()> {
         if !mappings.is_empty() {
-            let Request { cache, ref service, .. } = *self.request;
+            let AllocationRequest { cache, ref service, .. } = *self.request;
             self.gathered.push(Taken::after_work_so_far(cache, service, mappings, self.request)?);
         }
         Ok(())
@@ -98,7 +98,7 @@ impl<'a> Growth<'a> {
         // Pages of another pool are this pool's from now on.
         let foreign: u64 = self.foreign().map(|(_, bytes)| bytes).sum();
         let pool = self.pool();
-        let claim = Claim::new(pool.budget(), foreign).ok_or_else(|| limit_reached(pool))?;
+        let claim = BudgetClaim::new(pool.budget(), foreign).ok_or_else(|| limit_reached(pool))?;
         self.map_all()?;
         claim.settle();
         Ok(())
@@ -160,7 +160,7 @@ impl<'a> Growth<'a> {
         for (pool, bytes) in self.foreign() {
             pool.budget().release(bytes);
         }
-        let Request { cache, ref service, thread, bytes: request } = *self.request;
+        let AllocationRequest { cache, ref service, thread, bytes: request } = *self.request;
         let moved = self.moved_bytes();
         let pages: u32 = self.mapped.iter().map(|mapping| mapping.run.pages).sum();
         let bytes = u64::from(pages) * PAGE;

@@ -5,7 +5,7 @@
 use crate::error::Result;
 use crate::memory::cache::DeviceCaches;
 use crate::memory::device::Mapping;
-use crate::memory::serve::request::Request;
+use crate::memory::serve::request::AllocationRequest;
 use crate::memory::serve::take::{Giver, NotTaken, Reach, Taken, take_from};
 use crate::memory::tuning::{A_FEW, MANY, PAGE};
 
@@ -14,7 +14,7 @@ use crate::memory::tuning::{A_FEW, MANY, PAGE};
 ///
 /// # Errors
 /// Any refusal of the driver. Everything is then as it was.
-pub(in crate::memory::serve) fn serve_in_place(request: &Request, reach: &Reach) -> Result<Option<u64>> {
+pub(in crate::memory::serve) fn serve_in_place(request: &AllocationRequest, reach: &Reach) -> Result<Option<u64>> {
     if !request.may_move()? {
         return Ok(None);
     }
@@ -42,8 +42,8 @@ pub(in crate::memory::serve) fn serve_in_place(request: &Request, reach: &Reach)
 }
 
 /// Gives pages in a row to the request's cache: the offset of the block; none if that can take none.
-fn hand_over(request: &Request, row: Taken<Vec<Mapping>>) -> Option<u64> {
-    let Request { cache, ref service, thread, bytes } = *request;
+fn hand_over(request: &AllocationRequest, row: Taken<Vec<Mapping>>) -> Option<u64> {
+    let AllocationRequest { cache, ref service, thread, bytes } = *request;
     let (start, end) = (row.memory.first()?.start(), row.memory.last()?.end());
     let Ok(offset) = cache.add_and_allocate(service, thread, start, (end - start, 0), bytes) else {
         // Pages that are given back are refused by no driver.

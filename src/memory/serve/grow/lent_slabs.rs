@@ -10,7 +10,7 @@ use super::pages::grow_by_pages;
 use crate::error::Result;
 use crate::memory::cache::{DeviceCaches, MemoryAction, Service, StreamCache, To, Waiting, is_recorded};
 use crate::memory::device::{Slab, Until};
-use crate::memory::serve::request::Request;
+use crate::memory::serve::request::AllocationRequest;
 use crate::memory::serve::settle::{Patience, settle, wait};
 use crate::memory::serve::take::Reach;
 use crate::memory::serve::trim::retire_free;
@@ -22,8 +22,8 @@ use crate::sync::ThisThread;
 ///
 /// # Errors
 /// A refusal of the driver, but for want of memory.
-pub(in crate::memory::serve) fn serve_from_lent_slab(request: &Request) -> Result<Option<u64>> {
-    let Request { cache, ref service, thread, bytes } = *request;
+pub(in crate::memory::serve) fn serve_from_lent_slab(request: &AllocationRequest) -> Result<Option<u64>> {
+    let AllocationRequest { cache, ref service, thread, bytes } = *request;
     let may_borrow = service.pool.source().is_pages() && service.may_borrow();
     if !may_borrow || !cache.lock_in(service, thread).is_some_and(|heap| heap.borrows_for(bytes)) {
         return Ok(None);
@@ -47,7 +47,7 @@ pub(in crate::memory::serve) fn serve_from_lent_slab(request: &Request) -> Resul
         slab = lend();
     }
     if slab.is_none() {
-        let request = Request { cache: lender, service: lending.clone(), thread, bytes: PAGE };
+        let request = AllocationRequest { cache: lender, service: lending.clone(), thread, bytes: PAGE };
         let reach = Reach::of_pool(&service.pool);
         let grown = serve_in_place(&request, &reach)
             .and_then(|found| found.map_or_else(|| grow_by_pages(&request, &reach, false).map(drop), |_| Ok(())));

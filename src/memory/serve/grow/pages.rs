@@ -8,7 +8,7 @@ use super::growth::Growth;
 use super::place::{Beside, find_place};
 use crate::error::{Bytes, Result};
 use crate::memory::device::log_out;
-use crate::memory::serve::request::Request;
+use crate::memory::serve::request::AllocationRequest;
 use crate::memory::serve::take::Reach;
 use crate::memory::tuning::{LARGE_EXTENT_PAGES, PAGE};
 use crate::observe::Activity;
@@ -37,7 +37,7 @@ impl Grown {
 /// # Errors
 /// One for which [`is_no_memory`] holds if there is not enough; any other refusal of the driver. Everything is then as it was.
 pub(in crate::memory::serve) fn grow_by_pages(
-    request: &Request,
+    request: &AllocationRequest,
     reach: &Reach,
     prefers_segment: bool,
 ) -> Result<Grown> {
@@ -49,8 +49,8 @@ pub(in crate::memory::serve) fn grow_by_pages(
     }
 }
 
-fn grow_beside(request: &Request, reach: &Reach, prefers_segment: bool, beside: Beside) -> Result<Grown> {
-    let Request { cache, service, thread, bytes } = request;
+fn grow_beside(request: &AllocationRequest, reach: &Reach, prefers_segment: bool, beside: Beside) -> Result<Grown> {
+    let AllocationRequest { cache, service, thread, bytes } = request;
     let memory = cache.memory;
     let activity = Activity::begin_of(*bytes, format_args!("grow memory pool"));
     let may_move = request.may_move()?;

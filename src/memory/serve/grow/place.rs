@@ -8,14 +8,14 @@ use crate::sync::lock;
 
 /// Where new pages will stand.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct PagePlacement {
     pub(super) first: u32,
     /// Pages needed, and those taken so that an extent may be larger than what is left to fill.
     pub(super) pages: u32,
     pub(super) taken: u32,
 }
 
-impl Place {
+impl PagePlacement {
     pub(super) const fn start(self) -> u64 {
         self.first as u64 * PAGE
     }
@@ -35,7 +35,7 @@ pub(super) enum Beside {
 
 /// Chooses where pages for the request will stand: where the fewest are needed since free memory stands beside, in a
 /// hole rather than in new space.
-pub(super) fn find_place(memory: &DeviceMemory, heap: &Heap, bytes: u64, beside: Beside) -> Option<Place> {
+pub(super) fn find_place(memory: &DeviceMemory, heap: &Heap, bytes: u64, beside: Beside) -> Option<PagePlacement> {
     let needed = heap.needed_for(bytes);
     // One page at least: the search may have passed over what is free there.
     let pages_for = |bytes: u64| Some(u32::try_from(bytes.div_ceil(PAGE)).ok()?.max(1));
@@ -65,7 +65,7 @@ pub(super) fn find_place(memory: &DeviceMemory, heap: &Heap, bytes: u64, beside:
         }
     };
     let taken = (pages + memory.set_extent_pages.unwrap_or(EXTENT_PAGES)).min(room);
-    space.take(Run { first, pages: taken }).then_some(Place { first, pages, taken })
+    space.take(Run { first, pages: taken }).then_some(PagePlacement { first, pages, taken })
 }
 
 /// Bytes of the smallest large request. A smaller one, from [`LOWEST_BELOW`] on, is often a work area that goes again.

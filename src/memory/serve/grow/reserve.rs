@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::memory::cache::{DeviceCaches, Service, StreamCache};
 use crate::memory::device::{Mapping, Remains, Reserve, Run, Until};
 use crate::memory::pool::Pool;
-use crate::memory::serve::request::Request;
+use crate::memory::serve::request::AllocationRequest;
 use crate::memory::serve::take::{FreeMemory, Giver, Reach, take_from};
 use crate::memory::serve::trim::take_out;
 use crate::memory::tuning::{LARGE_EXTENT_PAGES, MANY, PAGE};
@@ -89,7 +89,7 @@ fn retire_runs(service: &Service, runs: Vec<Run>, until: Until) {
 ///
 /// # Errors
 /// Any refusal of the driver. Everything is then as it was.
-pub(in crate::memory::serve) fn serve_from_reserve(request: &Request, reach: &Reach) -> Result<Option<u64>> {
+pub(in crate::memory::serve) fn serve_from_reserve(request: &AllocationRequest, reach: &Reach) -> Result<Option<u64>> {
     let Some(reserve) = request.pool().supply.reserve() else { return Ok(None) };
     let needed = request.needed();
     if needed > reserve.run.bytes() {
@@ -107,8 +107,8 @@ pub(in crate::memory::serve) fn serve_from_reserve(request: &Request, reach: &Re
 }
 
 /// Takes so many pages in a row for the request's cache, counting its own as free, and the block from them.
-fn take(request: &Request, reserve: &Reserve, reach: &Reach, pages: u32) -> Option<u64> {
-    let Request { cache, ref service, thread, bytes } = *request;
+fn take(request: &AllocationRequest, reserve: &Reserve, reach: &Reach, pages: u32) -> Option<u64> {
+    let AllocationRequest { cache, ref service, thread, bytes } = *request;
     let mut heap = cache.lock_in(service, thread)?;
     if reach.waits {
         heap.drop_empty_slabs(&cache.memory.pages);
@@ -123,7 +123,7 @@ fn take(request: &Request, reserve: &Reserve, reach: &Reach, pages: u32) -> Opti
 
 /// Takes back what other caches of the pool have free of the reserve and no work uses any more: of all of them once memory has
 /// run out, of a few before. Returns whether there was any.
-fn collect(request: &Request, reserve: &Reserve, reach: &Reach) -> Result<bool> {
+fn collect(request: &AllocationRequest, reserve: &Reserve, reach: &Reach) -> Result<bool> {
     let pool = request.pool();
     let caches = if reach.waits {
         DeviceCaches::caches_of(pool)

@@ -10,7 +10,7 @@ use crate::memory::cache::{DeviceCaches, Service, StreamCache};
 use crate::memory::device::{Until, call_out, log_out, overlapping};
 use crate::memory::pool::supply;
 use crate::memory::serve::out_of_memory::no_memory_left;
-use crate::memory::serve::request::Request;
+use crate::memory::serve::request::AllocationRequest;
 use crate::memory::tuning::{ALIGNMENT, PAGE};
 use crate::observe::Activity;
 use crate::observe::delivery::Delivery;
@@ -21,7 +21,7 @@ use crate::sync::ThisThread;
 ///
 /// # Errors
 /// What the source refuses, or the pool's limit, or the process's.
-pub(in crate::memory::serve) fn grow_by_segment(request: &Request) -> Result<Grown> {
+pub(in crate::memory::serve) fn grow_by_segment(request: &AllocationRequest) -> Result<Grown> {
     let (cache, service, pool) = (request.cache, &request.service, request.pool());
     let _moving = cache.memory.under_way.begin();
     // Whole pages, so that small requests share one.

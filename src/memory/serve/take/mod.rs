@@ -12,7 +12,7 @@ pub(super) use reach::{Reach, other_pools};
 pub(super) use work_marks::mark_work;
 
 use self::readiness::{Readiness, readiness};
-use super::request::Request;
+use super::request::AllocationRequest;
 use crate::error::Result;
 use crate::memory::cache::{Heap, Service, StreamCache};
 use crate::memory::device::Until;
@@ -49,7 +49,7 @@ impl<T: FreeMemory> Taken<T> {
         cache: &'static StreamCache,
         service: &Service,
         memory: T,
-        request: &Request,
+        request: &AllocationRequest,
     ) -> Result<Self> {
         // What stands for the work on the stream, should the driver not record that.
         let until = Until::recorded_later(cache.memory.location.device());
@@ -73,7 +73,7 @@ impl<T: FreeMemory> Taken<T> {
     }
 
     /// Returns whether later work of the request's stream comes after all work that used it.
-    pub(super) fn is_in_order_with(&self, request: &Request) -> bool {
+    pub(super) fn is_in_order_with(&self, request: &AllocationRequest) -> bool {
         self.service.is_in_order_with(&request.service) && !self.service.role.is_captured()
     }
 }
@@ -107,7 +107,7 @@ pub(super) enum NotTaken {
 /// # Errors
 /// Any refusal of the driver. Everything is then as it was.
 pub(super) fn take_from<T: FreeMemory>(
-    request: &Request,
+    request: &AllocationRequest,
     reach: &Reach,
     Giver { cache, pool, least, drops_slabs }: Giver<'_>,
     select: impl FnOnce(&mut Heap, &Service) -> Option<T>,

@@ -5,7 +5,7 @@ use super::work_marks;
 use crate::error::Result;
 use crate::ids::CaptureStatus;
 use crate::memory::cache::{Service, StreamCache};
-use crate::memory::serve::request::Request;
+use crate::memory::serve::request::AllocationRequest;
 use crate::memory::tuning::PAGE;
 use crate::runtime::{self, RelaxedCapture};
 
@@ -25,7 +25,12 @@ pub(super) enum Readiness {
 ///
 /// # Errors
 /// `ErrorKind::Library` if the driver refuses, also for an error of earlier work.
-pub(super) fn readiness(cache: &StreamCache, service: &Service, request: &Request, reach: &Reach) -> Result<Readiness> {
+pub(super) fn readiness(
+    cache: &StreamCache,
+    service: &Service,
+    request: &AllocationRequest,
+    reach: &Reach,
+) -> Result<Readiness> {
     let Some(stream) = &service.stream else { return Ok(Readiness::AfterWork) };
     // A graph may use it at any time.
     if service.is_of_live_graph() {

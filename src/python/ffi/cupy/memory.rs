@@ -19,13 +19,13 @@ use crate::process;
 #[repr(C)]
 struct Object {
     base: [u64; MEMORY_SIZE / size_of::<u64>()],
-    held: ManuallyDrop<Held>,
+    held: ManuallyDrop<CupyBuffer>,
 }
 
 // Python's objects are aligned to two words.
 const _: () = assert!(align_of::<Object>() <= 2 * size_of::<usize>());
 
-struct Held {
+struct CupyBuffer {
     buffer: DeviceBuffer,
     /// The object that keeps the buffer's stream alive, or null.
     keeper: *mut ffi::PyObject,
@@ -37,12 +37,12 @@ const NEVER_MADE: ffi::PyGetSetDef =
     ffi::PyGetSetDef { name: ptr::null(), get: None, set: None, doc: ptr::null(), closure: ptr::null_mut() };
 
 /// What Python sees of it besides what `cupy.cuda.BaseMemory` has.
-struct Attributes([ffi::PyGetSetDef; 3]);
+struct MemoryAttributes([ffi::PyGetSetDef; 3]);
 
 // SAFETY: the pointers in it are to constants.
-unsafe impl Sync for Attributes {}
+unsafe impl Sync for MemoryAttributes {}
 
-static ATTRIBUTES: Attributes = Attributes([
+static ATTRIBUTES: MemoryAttributes = MemoryAttributes([
     ffi::PyGetSetDef {
         name: c"stream".as_ptr(),
         get: Some(get_stream),
@@ -116,7 +116,7 @@ impl Memories {
         keeper: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let (address, bytes, device) = (buffer.address(), buffer.nbytes(), buffer.device().ordinal() as c_int);
-        let held = Held { buffer, keeper: keeper.map_or(ptr::null_mut(), Bound::into_ptr) };
+        let held = CupyBuffer { buffer, keeper: keeper.map_or(ptr::null_mut(), Bound::into_ptr) };
         // SAFETY: the class is alive, and its objects are of one size.
         let object = unsafe { ffi::PyType_GenericAlloc(self.class.as_ptr().cast(), 0) };
         if object.is_null() {
@@ -151,7 +151,7 @@ impl Memories {
     }
 }
 
-impl Held {
+impl CupyBuffer {
     /// Frees the buffer, on its stream where that is known to be alive.
     #[inline]
     fn end(self, py: Python<'_>) {
