@@ -1,9 +1,9 @@
 //! What a heap tells its pool's ledger, so that others need not lock it to know: how much is live at most, and that it
 //! may have free pages.
 //!
-//! More than was told is told before the block is handed out, with a little ahead where it rises again and again. Less is
-//! told where pages go; and, while there are several heaps, at each free: so that their sum peaks where what is live does.
-//! Where threads are in each other's way there, less waits until pages go, and the peak is the higher by what did.
+//! More than was told is told before the block is handed out, with a little ahead where it rises again and again. Less
+//! is told where pages go; and, while there are several heaps, once it is a MiB, so that their sum peaks where what is live
+//! does. Where threads are in each other's way there, less waits until pages go, and the peak is too high by what waits.
 
 use std::sync::Arc;
 
@@ -65,7 +65,7 @@ impl Heap {
         self.tell_at_most(self.counts.live());
     }
 
-    /// Tells how much is live, and has it told at each free from now on, if there are other heaps.
+    /// Tells how much is live, and has falls told at once from now on, if there are other heaps.
     pub(in crate::memory) fn tell_live(&mut self) {
         self.telling.is_disturbed = false;
         self.tell_at_most(self.counts.live());
