@@ -2,8 +2,9 @@
 //! may have free pages.
 //!
 //! More than was told is told before the block is handed out, with a little ahead where it rises again and again. Less
-//! is told where pages go; and, while there are several heaps, once it is a MiB, so that their sum peaks where what is live
-//! does. Where threads are in each other's way there, less waits until pages go, and the peak is too high by what waits.
+//! is told where pages go; and, while there are several heaps, once it is a MiB, so that their sum peaks where what is
+//! live does. Where threads are in each other's way there, less waits until pages go, and the peak is too high by what
+//! waits.
 
 use std::sync::Arc;
 
