@@ -20,7 +20,9 @@ def gpu():
     from gpu_helpers import cupy
 
     try:
-        runtime = gpupool.runtime()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # That there is no GPU.
+            runtime = gpupool.runtime()
     except gpupool.Error as error:
         pytest.skip(str(error))
     if runtime != "cuda":
