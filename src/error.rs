@@ -360,7 +360,14 @@ impl fmt::Display for OutOfMemory {
                 None => write!(f, " ({count} handle{s})")?,
             }
         }
-        f.write_str(match self.wanted {
+        f.write_str(self.advice())
+    }
+}
+
+impl OutOfMemory {
+    /// Returns what to do, after what was done already.
+    fn advice(&self) -> &'static str {
+        match self.wanted {
             // What gpupool refuses itself, for a limit, says what to do: memory that is freed elsewhere would not help.
             _ if self.refused.library == GPUPOOL => "",
             _ if self.location.device().is_none() => {
@@ -379,7 +386,7 @@ impl fmt::Display for OutOfMemory {
                  pools keep their free memory until their trim(). Free memory elsewhere, such \
                  as the caches of CuPy (free_all_blocks) or PyTorch (torch.cuda.empty_cache), or request less"
             }
-        })
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use super::gather::gather;
 use super::growth::Growth;
 use super::place::{Beside, find_place};
 use crate::error::{Bytes, Result};
-use crate::memory::device::log_out;
+use crate::memory::device::{Mapping, log_out};
 use crate::memory::serve::request::AllocationRequest;
 use crate::memory::serve::take::Reach;
 use crate::memory::tuning::{LARGE_EXTENT_PAGES, PAGE};
@@ -73,38 +73,12 @@ fn grow_beside(request: &AllocationRequest, reach: &Reach, prefers_segment: bool
         (place, own, moves)
     };
     let mut growth = Growth::new(request, place);
-    let outcome = (|| {
-        growth.add_own(own)?;
-        if moves {
-            gather(&mut growth, reach)?;
-        }
-        if prefers_segment && u64::from(growth.missing_pages()) >= LARGE_EXTENT_PAGES {
-            return Ok(false);
-        }
-        growth.create()?;
-        growth.map().map(|()| true)
-    })();
-    match outcome {
+    match fill(&mut growth, own, moves.then_some(reach), prefers_segment) {
         Ok(false) => {
             growth.undo();
             Ok(Grown::Nothing)
         }
-        Ok(true) => {
-            let (created, moved) = (Bytes(growth.created_bytes()), Bytes(growth.moved_bytes()));
-            let offset = growth.finish();
-            let (id, on, took) = (service.pool.id, memory.location, activity.took());
-            let reserved = Bytes(service.pool.budget().reserved());
-            log_out(
-                Level::Debug,
-                format_args!(
-                    "pool {id} on {on}: grew by {created} of new and {moved} of moved pages in {took} \
-                 for {bytes} bytes, {reserved} reserved"
-                ),
-            );
-            // What the driver refuses here it refuses again later, where a call asked for it.
-            let _ = memory.end_retired(false);
-            Ok(offset.map_or(Grown::TakenAway, Grown::Block))
-        }
+        Ok(true) => Ok(finish(growth, request, &activity)),
         Err(error) => {
             growth.undo();
             if may_move && !moves && is_no_memory(&error) {
@@ -116,4 +90,36 @@ fn grow_beside(request: &AllocationRequest, reach: &Reach, prefers_segment: bool
             Err(error)
         }
     }
+}
+
+/// Fills the place with pages of the cache itself, with those of others within the reach, if there is one, and with new ones.
+/// Returns whether it did: false where a segment is to be tried first.
+fn fill(growth: &mut Growth<'_>, own: Vec<Mapping>, others: Option<&Reach>, prefers_segment: bool) -> Result<bool> {
+    growth.add_own(own)?;
+    if let Some(reach) = others {
+        gather(growth, reach)?;
+    }
+    if prefers_segment && u64::from(growth.missing_pages()) >= LARGE_EXTENT_PAGES {
+        return Ok(false);
+    }
+    growth.create()?;
+    growth.map().map(|()| true)
+}
+
+/// Serves the request from what has grown, and logs it.
+fn finish(growth: Growth<'_>, request: &AllocationRequest, activity: &Activity) -> Grown {
+    let (memory, pool, bytes) = (request.memory(), request.pool(), request.bytes);
+    let (created, moved) = (Bytes(growth.created_bytes()), Bytes(growth.moved_bytes()));
+    let offset = growth.finish();
+    let (id, on, took, reserved) = (pool.id, memory.location, activity.took(), Bytes(pool.budget().reserved()));
+    log_out(
+        Level::Debug,
+        format_args!(
+            "pool {id} on {on}: grew by {created} of new and {moved} of moved pages in {took} for {bytes} bytes, \
+             {reserved} reserved"
+        ),
+    );
+    // What the driver refuses here it refuses again later, where a call asked for it.
+    let _ = memory.end_retired(false);
+    offset.map_or(Grown::TakenAway, Grown::Block)
 }

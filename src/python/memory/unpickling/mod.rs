@@ -245,7 +245,8 @@ impl<'py> Machine<'py> {
     fn step(&mut self) -> PyResult<Option<Value<'py>>> {
         let py = self.py;
         self.opcode_at = self.input.offset();
-        match self.input.byte()? {
+        let opcode = self.input.byte()?;
+        match opcode {
             0x80 => self.protocol()?,
             // A frame's length, of no use here.
             0x95 => drop(self.input.array::<8>()?),
@@ -272,6 +273,31 @@ impl<'py> Machine<'py> {
             b'C' => self.binary(1)?,
             b'B' => self.binary(4)?,
             0x8e => self.binary(8)?,
+            b'h' => self.get(1)?,
+            b'j' => self.get(4)?,
+            b'q' => self.put_numbered(1)?,
+            b'r' => self.put_numbered(4)?,
+            0x94 => self.put(self.memo.len() as u64)?,
+            // A class or a function by its name, which the first two have as lines and the last has on the stack.
+            b'c' | b'i' => return Err(named(&self.input.line(MAX_NAME)?, &self.input.line(MAX_NAME)?)),
+            0x93 => {
+                let name = start_of(&self.pop()?);
+                return Err(named(&start_of(&self.pop()?), &name));
+            }
+            _ if self.fill(opcode)? => {}
+            _ => {
+                return Err(
+                    self.here(format_args!("opcode {opcode:#04x}, which no snapshot has and which could run code,"))
+                );
+            }
+        }
+        Ok(None)
+    }
+
+    /// Takes one step with an opcode of lists, tuples and dictionaries. Returns whether it is one.
+    fn fill(&mut self, opcode: u8) -> PyResult<bool> {
+        let py = self.py;
+        match opcode {
             b']' => self.push(PyList::empty(py), LIST)?,
             b'a' => {
                 let value = self.pop()?;
@@ -291,7 +317,7 @@ impl<'py> Machine<'py> {
                 let values = self.pop_to_mark()?;
                 self.tuple(values)?;
             }
-            opcode @ 0x85..=0x87 => {
+            0x85..=0x87 => {
                 let values = self.pop_several(opcode - 0x84)?;
                 self.tuple(values)?;
             }
@@ -309,24 +335,9 @@ impl<'py> Machine<'py> {
                 self.push(PyDict::new(py), DICTIONARY)?;
                 self.set(values)?;
             }
-            b'h' => self.get(1)?,
-            b'j' => self.get(4)?,
-            b'q' => self.put_numbered(1)?,
-            b'r' => self.put_numbered(4)?,
-            0x94 => self.put(self.memo.len() as u64)?,
-            // A class or a function by its name, which the first two have as lines and the last has on the stack.
-            b'c' | b'i' => return Err(named(&self.input.line(MAX_NAME)?, &self.input.line(MAX_NAME)?)),
-            0x93 => {
-                let name = start_of(&self.pop()?);
-                return Err(named(&start_of(&self.pop()?), &name));
-            }
-            opcode => {
-                return Err(
-                    self.here(format_args!("opcode {opcode:#04x}, which no snapshot has and which could run code,"))
-                );
-            }
+            _ => return Ok(false),
         }
-        Ok(None)
+        Ok(true)
     }
 }
 
