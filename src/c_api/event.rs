@@ -46,7 +46,7 @@ impl From<&MemoryEvent> for Event {
             action: event.action as c_int,
             device: event.location.number() as c_int,
             address: event.address,
-            bytes: event.bytes,
+            bytes: event.nbytes,
             stream: pointer(event.stream as u64),
             pool: event.pool,
             unix_micros: event.unix_micros(),

@@ -79,7 +79,7 @@ fn by_kind(view: SegmentView) -> Vec<SegmentView> {
     let SegmentView { blocks, .. } = &view;
     let part = |blocks: &[BlockView]| SegmentView {
         address: blocks.first().map_or(view.address, |block| block.address),
-        bytes: blocks.iter().map(|block| block.bytes).sum(),
+        nbytes: blocks.iter().map(|block| block.nbytes).sum(),
         blocks: blocks.to_vec(),
         ..view.clone()
     };
@@ -91,7 +91,7 @@ pub(super) fn segment_of(view: &SegmentView) -> Segment {
         size: size_of::<Segment>() as u64,
         device: view.location.number() as c_int,
         address: pointer(view.address),
-        bytes: view.bytes,
+        bytes: view.nbytes,
         stream: pointer(view.stream as u64),
         pool: view.pool,
         is_movable: view.is_movable.into(),
@@ -104,7 +104,7 @@ pub(super) fn block_of(segment: &Segment, view: &BlockView) -> Block {
     Block {
         size: size_of::<Block>() as u64,
         address: pointer(view.address),
-        bytes: view.bytes,
+        bytes: view.nbytes,
         requested: view.requested,
         is_live: (view.is_live && !view.is_waiting).into(),
         is_waiting: view.is_waiting.into(),

@@ -57,7 +57,7 @@ pub(super) fn summarize<'py>(py: Python<'py>, device: Option<&Bound<'py, PyAny>>
     for block in py.detach(|| memory::shared_blocks(device))? {
         let one = PyDict::new(py);
         one.set_item("ptr", block.address)?;
-        one.set_item("nbytes", block.bytes)?;
+        one.set_item("nbytes", block.nbytes)?;
         one.set_item("is_freed", block.is_freed)?;
         one.set_item("processes", block.processes)?;
         shared.push(one);

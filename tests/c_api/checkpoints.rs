@@ -29,7 +29,7 @@ fn found(id: PoolId) -> Vec<(u64, u64, u64)> {
     let segments = memory_snapshot().unwrap();
     let blocks = segments.iter().filter(|segment| segment.pool == id).flat_map(|segment| &segment.blocks);
     let live = blocks.filter(|block| block.is_live && !block.is_waiting);
-    let mut live: Vec<_> = live.map(|block| (block.address, block.bytes, block.requested)).collect();
+    let mut live: Vec<_> = live.map(|block| (block.address, block.nbytes, block.requested)).collect();
     live.sort_unstable();
     live
 }
@@ -136,7 +136,7 @@ fn what_is_restored_counts_as_allocated_and_what_is_dropped_as_freed() {
     assert_eq!(after.peak_live_bytes, before.peak_live_bytes);
     let blocks = |action| {
         let of_action = events.iter().filter(|event| event.action == action);
-        let mut blocks: Vec<_> = of_action.map(|event| (Address(event.address), event.bytes)).collect();
+        let mut blocks: Vec<_> = of_action.map(|event| (Address(event.address), event.nbytes)).collect();
         blocks.sort_unstable();
         blocks
     };

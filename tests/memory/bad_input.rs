@@ -89,7 +89,7 @@ fn an_address_that_gpupool_never_gave_is_refused() {
     let on_stack = 0_u64;
     let stack = std::ptr::from_ref(&on_stack).addr() as u64;
     // Not memory of any device; in the device's addresses, where nothing is mapped; past the end of what is.
-    let mapped_end = gpupool::memory_snapshot().unwrap().iter().map(|view| view.address + view.bytes).max().unwrap();
+    let mapped_end = gpupool::memory_snapshot().unwrap().iter().map(|view| view.address + view.nbytes).max().unwrap();
     for address in [0, 1, 511, stack, large.address() - (1 << 30), mapped_end, u64::MAX - 511, u64::MAX] {
         let name = hex(address);
         assert_refused(|| deallocate(address, None), &[&name, "any device"]);

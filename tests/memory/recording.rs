@@ -53,8 +53,8 @@ impl Undone {
     fn new(snapshot: &MemorySnapshot, ordinal: u32) -> Self {
         let mut state = Self::default();
         for segment in snapshot.segments.iter().filter(|segment| segment.location == device(ordinal)) {
-            assert_eq!(segment.blocks.iter().map(|block| block.bytes).sum::<u64>(), segment.bytes);
-            state.map(segment.address, segment.bytes);
+            assert_eq!(segment.blocks.iter().map(|block| block.nbytes).sum::<u64>(), segment.nbytes);
+            state.map(segment.address, segment.nbytes);
             for block in segment.blocks.iter().filter(|block| block.is_live) {
                 state.blocks.insert(block.address, (block.requested, block.is_waiting));
             }
@@ -95,22 +95,22 @@ impl Undone {
         let address = event.address;
         match event.action {
             MemoryAction::FreeCompleted => {
-                let former = self.blocks.insert(address, (event.bytes, true));
+                let former = self.blocks.insert(address, (event.nbytes, true));
                 assert!(former.is_none(), "{event:?}: it is held, {former:?}");
                 let (_, &end) = self.mapped.range(..=address).next_back().expect("it is mapped");
-                assert!(end >= address + event.bytes, "{event:?}: it is in a segment");
+                assert!(end >= address + event.nbytes, "{event:?}: it is in a segment");
             }
             MemoryAction::FreeRequested => {
                 let block = self.blocks.get_mut(&address).unwrap_or_else(|| panic!("{event:?}: it is there"));
-                assert_eq!(*block, (event.bytes, true), "{event:?}");
+                assert_eq!(*block, (event.nbytes, true), "{event:?}");
                 block.1 = false;
             }
             MemoryAction::Alloc => {
                 let block = self.blocks.remove(&address);
-                assert_eq!(block, Some((event.bytes, false)), "{event:?}");
+                assert_eq!(block, Some((event.nbytes, false)), "{event:?}");
             }
-            MemoryAction::SegmentMap | MemoryAction::SegmentAlloc => self.unmap(address, event.bytes),
-            MemoryAction::SegmentUnmap | MemoryAction::SegmentFree => self.map(address, event.bytes),
+            MemoryAction::SegmentMap | MemoryAction::SegmentAlloc => self.unmap(address, event.nbytes),
+            MemoryAction::SegmentUnmap | MemoryAction::SegmentFree => self.map(address, event.nbytes),
             _ => {}
         }
     }
@@ -145,7 +145,7 @@ fn a_block_s_life_is_three_events_with_the_bytes_asked_for() {
         ]
     );
     for event in &events[1..4] {
-        assert_eq!((event.address, event.bytes, event.location), (address, 100, device(0).into()));
+        assert_eq!((event.address, event.nbytes, event.location), (address, 100, device(0).into()));
         assert_eq!(event.stream, stream.raw().address());
     }
     let times: Vec<_> = events.iter().map(MemoryEvent::unix_micros).collect();
@@ -186,7 +186,7 @@ fn memory_of_before_is_known_when_it_is_freed() {
     drop(before);
     let events = taken().events;
     let freed: Vec<_> = events.iter().filter(|event| event.action == MemoryAction::FreeCompleted).collect();
-    assert_eq!(freed.iter().map(|event| event.bytes).collect::<Vec<_>>(), [100, 3 << 20]);
+    assert_eq!(freed.iter().map(|event| event.nbytes).collect::<Vec<_>>(), [100, 3 << 20]);
     assert_eq!(Undone::all(&taken(), 0).blocks.len(), 2);
 }
 
@@ -202,9 +202,9 @@ fn pages_that_move_leave_one_place_and_come_to_another() {
     let large = empty(8 << 20, &stream).unwrap();
     let snapshot = taken();
     assert!(actions(&snapshot.events).contains(&MemoryAction::SegmentUnmap), "the free pages were moved");
-    let mapped: u64 = snapshot.segments.iter().map(|segment| segment.bytes).sum();
+    let mapped: u64 = snapshot.segments.iter().map(|segment| segment.nbytes).sum();
     let sum = |wanted| -> u64 {
-        snapshot.events.iter().filter(|event| event.action == wanted).map(|event| event.bytes).sum()
+        snapshot.events.iter().filter(|event| event.action == wanted).map(|event| event.nbytes).sum()
     };
     assert_eq!(sum(MemoryAction::SegmentMap) - sum(MemoryAction::SegmentUnmap), mapped);
     assert!(Undone::all(&snapshot, 0).mapped.is_empty());
@@ -303,7 +303,7 @@ fn out_of_memory_is_written_before_callbacks_are_asked() {
     drop(guard);
     let seen = seen.lock().unwrap();
     let oom = seen.iter().find(|event| event.action == MemoryAction::Oom).expect("it is there");
-    assert_eq!(oom.bytes, 500 << 20);
+    assert_eq!(oom.nbytes, 500 << 20);
     assert!(
         oom.address > 0 && oom.address <= crate::common::MEMORY - (900 << 20),
         "what the driver has: {}",

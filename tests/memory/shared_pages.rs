@@ -146,8 +146,8 @@ fn snapshots_and_statistics_have_every_byte_of_shared_pages_once() {
     assert_eq!((stats.live_bytes, stats.live_blocks, stats.waiting_blocks), (60 * 512, 60, 0), "{stats:?}");
     let mut segments = memory_snapshot().unwrap();
     segments.sort_by_key(|segment| segment.address);
-    assert!(segments.windows(2).all(|pair| pair[0].address + pair[0].bytes <= pair[1].address));
-    assert_eq!(segments.iter().map(|segment| segment.bytes).sum::<u64>(), stats.reserved_bytes);
+    assert!(segments.windows(2).all(|pair| pair[0].address + pair[0].nbytes <= pair[1].address));
+    assert_eq!(segments.iter().map(|segment| segment.nbytes).sum::<u64>(), stats.reserved_bytes);
     for (stream, buffer) in &held {
         let segment = segments.iter().find(|segment| segment.stream == stream.raw().address()).unwrap();
         let block = segment.blocks.iter().find(|block| block.is_live).unwrap();

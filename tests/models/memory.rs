@@ -429,7 +429,7 @@ impl Model {
         let alive: BTreeSet<_> =
             self.pools.iter().flatten().filter(|pool| pool.no_split()).map(MemPool::id).chain(whole).collect();
         let segments = memory_snapshot().unwrap().into_iter().filter(|segment| alive.contains(&segment.pool));
-        let there: BTreeMap<_, _> = segments.map(|segment| (segment.address, (segment.pool, segment.bytes))).collect();
+        let there: BTreeMap<_, _> = segments.map(|segment| (segment.address, (segment.pool, segment.nbytes))).collect();
         assert_eq!(&there, registered);
     }
 

@@ -90,7 +90,7 @@ pub struct MemoryEvent {
     /// The start address of the block or the pages; for [`MemoryAction::Oom`] the bytes that the driver still had.
     pub address: u64,
     /// The requested bytes, those of the pages, or for [`MemoryAction::Snapshot`] all live bytes.
-    pub bytes: u64,
+    pub nbytes: u64,
     /// The address of the stream whose requests the memory serves.
     pub stream: usize,
     /// The pool.
@@ -195,7 +195,7 @@ pub(in crate::memory) fn observe(observer: Option<EventCallback>) {
 pub(in crate::memory) fn note_oom(location: MemoryLocation, stream: usize, pool: PoolId, requested: u64, free: u64) {
     let (action, stack) = (MemoryAction::Oom, recording::stack_if(Settings::get().has_alloc_stacks));
     note(
-        MemoryEvent { time: 0, thread: 0, stack, action, location, address: free, bytes: requested, stream, pool },
+        MemoryEvent { time: 0, thread: 0, stack, action, location, address: free, nbytes: requested, stream, pool },
         To::Both,
     );
 }
@@ -204,7 +204,7 @@ pub(in crate::memory) fn note_oom(location: MemoryLocation, stream: usize, pool:
 pub(in crate::memory) fn note_snapshot(location: MemoryLocation, active: u64) -> Option<MemoryEvent> {
     let (action, stack, pool) = (MemoryAction::Snapshot, Stack::NONE, PoolId::NONE);
     note(
-        MemoryEvent { time: 0, thread: 0, stack, action, location, address: 0, bytes: active, stream: 0, pool },
+        MemoryEvent { time: 0, thread: 0, stack, action, location, address: 0, nbytes: active, stream: 0, pool },
         To::Both,
     )
 }

@@ -97,9 +97,10 @@ impl RecordedBlocks {
         self.blocks = blocks.collect();
     }
 
-    fn note(&self, cache: &StreamCache, action: MemoryAction, offset: u64, bytes: u64, stack: Stack, to: To) {
+    fn note(&self, cache: &StreamCache, action: MemoryAction, offset: u64, nbytes: u64, stack: Stack, to: To) {
         let (location, address, stream) = (cache.memory.location, cache.memory.address(offset), cache.stream_address());
-        note(MemoryEvent { time: 0, thread: 0, stack, action, location, address, bytes, stream, pool: self.pool }, to);
+        let pool = self.pool;
+        note(MemoryEvent { time: 0, thread: 0, stack, action, location, address, nbytes, stream, pool }, to);
     }
 }
 

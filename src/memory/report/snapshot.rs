@@ -25,7 +25,7 @@ pub struct SegmentView {
     /// The start address.
     pub address: u64,
     /// The size in bytes.
-    pub bytes: u64,
+    pub nbytes: u64,
     /// The address of the stream whose requests it serves.
     pub stream: usize,
     /// The pool it belongs to.
@@ -47,7 +47,7 @@ pub struct BlockView {
     /// The start address.
     pub address: u64,
     /// The size in bytes.
-    pub bytes: u64,
+    pub nbytes: u64,
     /// The requested size in bytes; 0 if it is free.
     pub requested: u64,
     /// Whether it is live, or was freed and waits for streams.
@@ -83,7 +83,7 @@ pub(super) fn segment_view(cache: &StreamCache, heap: &Heap, pool: &Pool, range:
     SegmentView {
         location: memory.location,
         address: memory.address(range.start),
-        bytes: range.end - range.start,
+        nbytes: range.end - range.start,
         stream: cache.stream_address(),
         pool: pool.id,
         // A segment for one block alone stays where it is.
@@ -98,7 +98,7 @@ pub(super) fn block_view(memory: &DeviceMemory, recorded: &RecordedGuard<'_>, bl
     let HeapBlock { start, size, requested, is_live, is_waiting, is_small } = block;
     BlockView {
         address: memory.address(start),
-        bytes: size,
+        nbytes: size,
         requested,
         is_live,
         // Also where the free is written down and about to be done.
@@ -158,7 +158,7 @@ pub(crate) fn take_snapshot(device: Option<Device>) -> Result<MemorySnapshot> {
     let used = DeviceCaches::all().map(|caches| caches.memory.location);
     for location in used.filter(|&used| device.is_none_or(|device| used == device)) {
         let blocks = segments.iter().filter(|segment| segment.location == location).flat_map(|segment| &segment.blocks);
-        let active = blocks.filter(|block| block.is_live).map(|block| block.bytes).sum();
+        let active = blocks.filter(|block| block.is_live).map(|block| block.nbytes).sum();
         events.extend(note_snapshot(location, active));
     }
     drop(frozen);
@@ -197,7 +197,7 @@ fn name_stacks(segments: &mut [SegmentView], events: &[MemoryEvent]) {
     let mapped = |event: &&MemoryEvent| matches!(event.action, MemoryAction::SegmentMap | MemoryAction::SegmentAlloc);
     for event in events.iter().rev().filter(mapped) {
         let place = |address| segments.partition_point(|one| (one.location, one.address) < (event.location, address));
-        for index in place(event.address)..place(event.address + event.bytes) {
+        for index in place(event.address)..place(event.address + event.nbytes) {
             if !std::mem::replace(&mut is_named[index], true) {
                 segments[index].stack = event.stack;
             }

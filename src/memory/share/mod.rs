@@ -92,7 +92,7 @@ pub struct SharedSummary {
     /// The block's address.
     pub address: u64,
     /// The requested size in bytes.
-    pub bytes: u64,
+    pub nbytes: u64,
     /// Whether this process has freed it, and only other processes keep it.
     pub is_freed: bool,
     /// The processes that have attached it.
@@ -109,7 +109,7 @@ pub fn shared_blocks(device: Device) -> Result<Vec<SharedSummary>> {
         |shared: &Arc<SharedBlock>| shared.block.cache.memory.location == device && shared.sharing.holders() > 0;
     let summarize = |shared: Arc<SharedBlock>| SharedSummary {
         address: shared.block.address(),
-        bytes: shared.bytes,
+        nbytes: shared.bytes,
         is_freed: shared.sharing.is_freed(),
         processes: server::holders(shared.number),
     };

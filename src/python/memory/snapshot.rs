@@ -86,17 +86,17 @@ fn segment<'py>(frames: &mut Frames<'py>, view: &SegmentView) -> PyResult<Bound<
     for block in &view.blocks {
         let entry = PyDict::new(py);
         entry.set_item(intern!(py, "address"), block.address)?;
-        entry.set_item(intern!(py, "size"), block.bytes)?;
+        entry.set_item(intern!(py, "size"), block.nbytes)?;
         entry.set_item(intern!(py, "requested_size"), block.requested)?;
         entry.set_item(intern!(py, "state"), state(block))?;
         entry.set_item(intern!(py, "frames"), frames.of(block.stack)?)?;
         blocks.append(entry)?;
         if block.is_live {
-            active += block.bytes;
+            active += block.nbytes;
             requested += block.requested;
         }
         if block.is_live && !block.is_waiting {
-            allocated += block.bytes;
+            allocated += block.nbytes;
         }
     }
     let entry = PyDict::new(py);
@@ -105,13 +105,13 @@ fn segment<'py>(frames: &mut Frames<'py>, view: &SegmentView) -> PyResult<Bound<
         MemoryLocation::Host(node) => entry.set_item(intern!(py, "numa"), node.number())?,
     }
     entry.set_item(intern!(py, "address"), view.address)?;
-    entry.set_item(intern!(py, "total_size"), view.bytes)?;
+    entry.set_item(intern!(py, "total_size"), view.nbytes)?;
     entry.set_item(intern!(py, "allocated_size"), allocated)?;
     entry.set_item(intern!(py, "active_size"), active)?;
     entry.set_item(intern!(py, "requested_size"), requested)?;
     entry.set_item(intern!(py, "stream"), view.stream)?;
     // gpupool has no such types: by the size, as PyTorch's are.
-    let kind = if view.bytes <= SMALL_SEGMENT { "small" } else { "large" };
+    let kind = if view.nbytes <= SMALL_SEGMENT { "small" } else { "large" };
     entry.set_item(intern!(py, "segment_type"), kind)?;
     entry.set_item(intern!(py, "segment_pool_id"), pair(view.pool))?;
     entry.set_item(intern!(py, "is_expandable"), view.is_movable)?;
@@ -148,7 +148,7 @@ fn trace_entry<'py>(frames: &mut Frames<'py>, event: &MemoryEvent) -> PyResult<B
         _ => intern!(py, "addr"),
     };
     entry.set_item(address, event.address)?;
-    entry.set_item(intern!(py, "size"), event.bytes)?;
+    entry.set_item(intern!(py, "size"), event.nbytes)?;
     entry.set_item(intern!(py, "stream"), event.stream)?;
     entry.set_item(intern!(py, "time_us"), event.unix_micros())?;
     entry.set_item(intern!(py, "compile_context"), intern!(py, "N/A"))?;
