@@ -5,27 +5,50 @@ use std::ptr;
 
 use cudarc::driver::sys;
 
-use super::{Cuda, as_stream};
+use super::stream_context::is_gone;
+use super::{Cuda, Status, as_stream};
 use crate::error::{Error, Result};
-use crate::ids::{CaptureStatus, RawStream};
-use crate::runtime::{Capture, RawGraph};
+use crate::ids::{CaptureMode, CaptureStatus, RawStream};
+use crate::runtime::{Capture, CaptureCalls, RawGraph};
+
+const CAPTURE_IMPLICIT: Status = sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT as Status;
 
 fn as_graph(graph: RawGraph) -> *mut c_void {
     ptr::without_provenance_mut(graph.0)
 }
 
-/// Ends what [`Cuda::keep_for`] kept, on a thread of the driver.
+/// Ends what [`CaptureCalls::graph_retain`] kept, on a thread of the driver.
 unsafe extern "C" fn drop_kept(kept: *mut c_void) {
-    // SAFETY: `keep_for` made this box for the driver, which calls this once.
+    // SAFETY: `graph_retain` made this box for the driver, which calls this once.
     drop(unsafe { Box::from_raw(kept.cast::<Box<dyn Send>>()) });
 }
 
-impl Cuda {
-    /// As [`Runtime::stream_capture`](crate::runtime::Runtime::stream_capture).
-    ///
-    /// # Safety
-    /// The stream is alive and of this runtime.
-    pub(super) unsafe fn capture_of(&self, stream: RawStream) -> Result<Option<Capture>> {
+impl CaptureCalls for Cuda {
+    fn exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode> {
+        let mut exchanged = mode.number();
+        // SAFETY: the mode is a valid one, and the driver writes the previous one in its place.
+        let status = unsafe { (self.symbols.exchange_capture_mode)(&mut exchanged) };
+        self.check("cuThreadExchangeStreamCaptureMode", status)?;
+        Ok(CaptureMode::of(exchanged))
+    }
+
+    unsafe fn stream_capture_status(&self, stream: RawStream) -> Result<CaptureStatus> {
+        let mut status: c_int = 0;
+        // SAFETY: the caller promises that the stream is alive.
+        let asked = unsafe { (self.symbols.stream_is_capturing)(as_stream(stream), &mut status) };
+        // The end of a context ends the captures of its streams.
+        if is_gone(asked) {
+            return Ok(CaptureStatus::None);
+        }
+        // Of the legacy default stream alone. The question harms no capture.
+        if asked == CAPTURE_IMPLICIT {
+            return Ok(CaptureStatus::Implicit);
+        }
+        self.check("cuStreamIsCapturing", asked)?;
+        Ok(CaptureStatus::of(status))
+    }
+
+    unsafe fn stream_capture(&self, stream: RawStream) -> Result<Option<Capture>> {
         let Some(capture_info) = self.symbols.capture_info else { return Err(self.lacks("cuStreamGetCaptureInfo")) };
         let mut status: c_int = 0;
         let (mut id, mut graph) = (0, ptr::null_mut());
@@ -47,11 +70,7 @@ impl Cuda {
         }
     }
 
-    /// As [`Runtime::graph_retain`](crate::runtime::Runtime::graph_retain).
-    ///
-    /// # Safety
-    /// The graph is alive and of this runtime.
-    pub(super) unsafe fn keep_for(&self, graph: RawGraph, kept: Box<dyn Send>) -> Result<()> {
+    unsafe fn graph_retain(&self, graph: RawGraph, kept: Box<dyn Send>) -> Result<()> {
         let (Some(create), Some(release), Some(retain)) =
             (self.symbols.user_object_create, self.symbols.user_object_release, self.symbols.graph_retain)
         else {

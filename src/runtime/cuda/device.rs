@@ -7,11 +7,10 @@ use std::sync::OnceLock;
 use cudarc::driver::sys;
 
 use super::Cuda;
-use super::sharing::KnownUse;
+use super::extent_use::KnownUse;
 use crate::error::{Error, Result};
 use crate::ids::Device;
-use crate::runtime::device_info::{DeviceInfo, text, uuid_text};
-use crate::runtime::{ExtentUse, Runtime, no_such_device};
+use crate::runtime::{MemoryCalls, Runtime, no_such_device};
 
 /// A device of the driver.
 pub(super) struct CudaDevice {
@@ -51,6 +50,10 @@ impl Cuda {
 
     pub(super) fn slot(&self, device: Device) -> Result<&CudaDevice> {
         self.devices.get(device.ordinal()).ok_or_else(|| no_such_device(device.ordinal() as i64, self.devices.len()))
+    }
+
+    pub(super) fn all_devices(&self) -> impl Iterator<Item = Device> + use<> {
+        (0..self.devices.len() as u32).map(Device::from_ordinal)
     }
 
     /// Returns the address of the device's primary context, retained at the first call. Two threads may both retain it:
@@ -97,7 +100,7 @@ impl Cuda {
     }
 
     /// Free memory of the device; none while its primary context is not active.
-    fn free_memory(&self, device: Device) -> Result<Option<u64>> {
+    pub(super) fn free_memory(&self, device: Device) -> Result<Option<u64>> {
         if !self.has_context(self.slot(device)?)? {
             return Ok(None);
         }
@@ -118,36 +121,5 @@ impl Cuda {
             }
         }
         Ok(None)
-    }
-
-    /// As [`Runtime::device_info`].
-    pub(super) fn info_of(&self, device: Device) -> Result<DeviceInfo> {
-        let handle = self.slot(device)?.handle;
-        let (mut name, mut place) = ([0_u8; 256], [0_u8; 32]);
-        // SAFETY: `name` has the given length, which the driver keeps to, with a final zero.
-        let status = unsafe { (self.symbols.device_name)(name.as_mut_ptr().cast(), name.len() as c_int, handle) };
-        self.check("cuDeviceGetName", status)?;
-        // SAFETY: `place` has the given length, which the driver keeps to, with a final zero.
-        let status =
-            unsafe { (self.symbols.device_pci_bus_id)(place.as_mut_ptr().cast(), place.len() as c_int, handle) };
-        self.check("cuDeviceGetPCIBusId", status)?;
-        let name = text(&name);
-        // The driver's API has no other word of it: "NVIDIA A100-SXM4-40GB MIG 1g.5gb".
-        let is_mig = name.contains(" MIG ");
-        let uuid = uuid_text(self.uuid_of(device)?);
-        let has_virtual_memory = self.supports_virtual_memory(device.into())?;
-        let extents = if has_virtual_memory { self.use_of_extents(device.into())? } else { ExtentUse::PRIVATE };
-        let ExtentUse { is_shareable, is_rdma } = extents;
-        Ok(DeviceInfo {
-            uuid: Some(format!("{}-{uuid}", if is_mig { "MIG" } else { "GPU" })),
-            compute_capability: self.compute_capability(device)?,
-            pci_bus_id: Some(text(&place)),
-            is_mig,
-            is_shareable,
-            is_rdma,
-            total_bytes: self.total_memory(device.into())?,
-            free_bytes: self.free_memory(device)?,
-            name,
-        })
     }
 }

@@ -3,19 +3,24 @@
 //! The calls have the names and layouts of CUDA's, but libraries up to HIP 7.2 refuse, or book wrongly, a range of
 //! several mappings (ROCm/rocm-systems issue 2516 and pull request 6977, ROCm/ROCR-Runtime issue 285). So the mappings
 //! are remembered here, and a device is only taken to have virtual memory once a rehearsal of what the allocator does has
-//! worked.
+//! worked. Nor has HIP an attribute that says whether extents can be exported, so the first one of a device finds out.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::ptr;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use log::info;
+
+use super::sharing::POSIX_FD;
 use super::symbols::{AccessDescription, AllocationProperties};
 use super::{Hip, as_pointer};
 use crate::environment;
-use crate::error::Result;
+use crate::error::{Result, StatusKind};
 use crate::ids::{Device, MemoryLocation};
-use crate::runtime::{Extent, Runtime};
+use crate::observe::target::RUNTIME;
+use crate::runtime::{Extent, ExtentUse, VirtualMemoryCalls};
 use crate::sync::lock;
 
 /// `hipDeviceAttributeVirtualMemoryManagementSupported`.
@@ -24,6 +29,7 @@ const SUPPORTED: c_int = 89;
 const LARGE_PAGE: u64 = 2 << 20;
 /// Set to 0, no virtual memory is used.
 const VARIABLE: &str = "GPUPOOL_HIP_VIRTUAL_MEMORY";
+const SHAREABLE: ExtentUse = ExtentUse { is_shareable: true, is_rdma: false };
 
 /// Every mapping: its address and its bytes.
 #[derive(Debug, Default)]
@@ -47,14 +53,28 @@ impl Mappings {
     }
 }
 
+/// The devices whose extents cannot be exported: a bit for each of the first 64, which is all that a machine has.
+#[derive(Debug, Default)]
+pub(super) struct PrivateDevices(AtomicU64);
+
+impl PrivateDevices {
+    fn has(&self, device: Device) -> bool {
+        self.0.load(Ordering::Relaxed).checked_shr(device.ordinal() as u32).is_none_or(|bits| bits & 1 != 0)
+    }
+
+    fn add(&self, device: Device) {
+        self.0.fetch_or(1_u64.checked_shl(device.ordinal() as u32).unwrap_or(0), Ordering::Relaxed);
+    }
+}
+
 impl Hip {
     /// Returns whether the device says that it has virtual memory, and what the allocator does with it works.
-    pub(super) fn has_virtual_memory(&self, device: Device) -> Result<bool> {
+    fn has_virtual_memory(&self, device: Device) -> Result<bool> {
         Ok(self.has_virtual_memory_by_attribute(device)? && self.rehearse(device).is_ok())
     }
 
     /// Returns whether the device says that it has virtual memory, and it may be used.
-    pub(super) fn has_virtual_memory_by_attribute(&self, device: Device) -> Result<bool> {
+    fn has_virtual_memory_by_attribute(&self, device: Device) -> Result<bool> {
         let ordinal = self.ordinal(device)?;
         if !environment::switch(VARIABLE, true)? {
             return Ok(false);
@@ -84,7 +104,7 @@ impl Hip {
 
     fn map_pieces(&self, device: Device, base: u64, pieces: &mut Vec<Extent>) -> Result<()> {
         for address in [base, base + LARGE_PAGE] {
-            let piece = self.create(device, LARGE_PAGE)?;
+            let piece = self.extent_create(device.into(), LARGE_PAGE)?;
             pieces.push(piece);
             // SAFETY: the addresses were just reserved, and the extent is as long as said and alive.
             unsafe { self.memory_map(address, LARGE_PAGE, piece) }?;
@@ -92,10 +112,29 @@ impl Hip {
         // SAFETY: the addresses were just reserved, and the extent is as long as said and alive.
         unsafe { self.memory_map(base + 2 * LARGE_PAGE, LARGE_PAGE, pieces[0]) }?;
         // SAFETY: the whole range was just mapped.
-        unsafe { self.set_access(base, 3 * LARGE_PAGE, &[device.into()]) }
+        unsafe { self.memory_set_access(base, 3 * LARGE_PAGE, &[device.into()]) }
     }
 
-    pub(super) fn granularity(&self, device: Device) -> Result<u64> {
+    fn create_for(&self, device: Device, bytes: u64, is_shareable: bool) -> Result<Extent> {
+        let mut properties = AllocationProperties::device(self.ordinal(device)?);
+        if is_shareable {
+            properties.handle_kind = POSIX_FD;
+        }
+        let mut extent = ptr::null_mut();
+        // SAFETY: `extent` is a valid place for one, the properties are whole, and 0 are the only flags.
+        let status = unsafe { (self.symbols.extent_create)(&mut extent, bytes as usize, &properties, 0) };
+        self.check("hipMemCreate", status)?;
+        Ok(Extent(extent.addr() as u64))
+    }
+}
+
+impl VirtualMemoryCalls for Hip {
+    fn supports_virtual_memory(&self, location: MemoryLocation) -> Result<bool> {
+        location.device().map_or(Ok(false), |device| self.has_virtual_memory(device))
+    }
+
+    fn page_bytes(&self, location: MemoryLocation) -> Result<u64> {
+        let device = self.device_of(location)?;
         let properties = AllocationProperties::device(self.ordinal(device)?);
         let mut bytes = 0;
         // SAFETY: `bytes` is a valid place for a size and the properties are whole; 0 asks for the least granularity.
@@ -104,7 +143,16 @@ impl Hip {
         Ok(bytes as u64)
     }
 
-    pub(super) fn reserve(&self, bytes: u64) -> Result<u64> {
+    fn can_access_peer(&self, device: Device, peer: Device) -> Result<bool> {
+        let (device, peer) = (self.ordinal(device)?, self.ordinal(peer)?);
+        let mut can_access = 0;
+        // SAFETY: `can_access` is a valid place for an int.
+        let status = unsafe { (self.symbols.device_can_access_peer)(&mut can_access, device, peer) };
+        self.check("hipDeviceCanAccessPeer", status)?;
+        Ok(can_access != 0)
+    }
+
+    fn address_reserve(&self, bytes: u64) -> Result<u64> {
         let mut address = ptr::null_mut();
         let alignment = LARGE_PAGE as usize;
         // SAFETY: `address` is a valid place for one, no address is asked for, and 0 are the only flags.
@@ -114,11 +162,38 @@ impl Hip {
         Ok(address.addr() as u64)
     }
 
-    /// As [`Runtime::memory_map`].
-    ///
-    /// # Safety
-    /// The addresses are reserved and free, and the extent is alive, of this size and of this runtime.
-    pub(super) unsafe fn map(&self, address: u64, bytes: u64, extent: Extent) -> Result<()> {
+    unsafe fn address_free(&self, address: u64, bytes: u64) -> Result<()> {
+        // SAFETY: the caller owns the reservation.
+        let status = unsafe { (self.symbols.address_free)(as_pointer(address), bytes as usize) };
+        self.check("hipMemAddressFree", status)
+    }
+
+    fn extent_create(&self, location: MemoryLocation, bytes: u64) -> Result<Extent> {
+        let device = self.device_of(location)?;
+        let is_private = self.private.has(device);
+        match self.create_for(device, bytes, !is_private) {
+            Err(error) if !is_private && !error.is_of(StatusKind::OutOfMemory) => {
+                let made = self.create_for(device, bytes, false)?;
+                self.private.add(device);
+                info!(target: RUNTIME, "{device}: memory cannot be shared with other processes: {error}");
+                Ok(made)
+            }
+            outcome => outcome,
+        }
+    }
+
+    fn extent_use(&self, location: MemoryLocation) -> Result<ExtentUse> {
+        let device = self.device_of(location)?;
+        let can_export = !self.private.has(device) && self.has_virtual_memory_by_attribute(device)?;
+        Ok(if can_export { SHAREABLE } else { ExtentUse::PRIVATE })
+    }
+
+    unsafe fn extent_release(&self, extent: Extent) -> Result<()> {
+        // SAFETY: the caller owns the extent.
+        self.check("hipMemRelease", unsafe { (self.symbols.extent_release)(as_pointer(extent.0)) })
+    }
+
+    unsafe fn memory_map(&self, address: u64, bytes: u64, extent: Extent) -> Result<()> {
         let (place, extent) = (as_pointer(address), as_pointer(extent.0));
         // SAFETY: the caller promises that the addresses are free and the memory alive; 0 are the only flags.
         self.check("hipMemMap", unsafe { (self.symbols.memory_map)(place, bytes as usize, 0, extent, 0) })?;
@@ -126,11 +201,7 @@ impl Hip {
         Ok(())
     }
 
-    /// As [`Runtime::memory_set_access`].
-    ///
-    /// # Safety
-    /// The range consists of mappings of this runtime.
-    pub(super) unsafe fn set_access(&self, address: u64, bytes: u64, by: &[MemoryLocation]) -> Result<()> {
+    unsafe fn memory_set_access(&self, address: u64, bytes: u64, by: &[MemoryLocation]) -> Result<()> {
         let describe = |&by: &MemoryLocation| Ok(AccessDescription::read_write(self.ordinal(self.device_of(by)?)?));
         let access = by.iter().map(describe).collect::<Result<Vec<_>>>()?;
         for (address, bytes) in self.mappings.within(address, bytes) {
@@ -143,11 +214,8 @@ impl Hip {
         Ok(())
     }
 
-    /// As [`Runtime::memory_unmap`]. What was unmapped before a refusal is known to be, so it can be called again.
-    ///
-    /// # Safety
-    /// The range consists of mappings of this runtime, and no work that is under way or to come uses it.
-    pub(super) unsafe fn unmap(&self, address: u64, bytes: u64) -> Result<()> {
+    /// What was unmapped before a refusal is known to be, so it can be called again.
+    unsafe fn memory_unmap(&self, address: u64, bytes: u64) -> Result<()> {
         for (address, bytes) in self.mappings.within(address, bytes) {
             // SAFETY: the caller promises that nothing uses these mappings again.
             let status = unsafe { (self.symbols.memory_unmap)(as_pointer(address), bytes as usize) };

@@ -6,6 +6,7 @@
 //! `GPUPOOL_HOST_DEVICES` (1) and `GPUPOOL_HOST_MEMORY` (bytes a device, 16 GiB). It uses only as much of the machine's
 //! memory as is written to.
 
+mod calls;
 mod capture;
 mod extent_calls;
 mod fault;
@@ -20,29 +21,18 @@ mod words;
 mod work;
 
 use std::cell::Cell;
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
-use std::thread;
-use std::time::Duration;
 
-use super::host_memory::{PagePopulation, map, unmap};
-use super::{
-    Context, DeviceInfo, DeviceUuid, ExportedEvent, ExportedExtent, Extent, ExtentUse, Kind, MemoryInfo, RawEvent,
-    RawGraph, Runtime, Stream, StreamOrderedMemory,
-};
+use super::{Context, DeviceInfo, DeviceUuid, Kind, Runtime, Stream};
 use crate::environment::number;
 use crate::error::{Error, Result, StatusKind};
-use crate::ids::{CaptureMode, CaptureStatus, Device, MemoryLocation, NumaNode, RawStream};
+use crate::ids::{CaptureMode, Device, MemoryLocation, RawStream};
 use crate::sync::lock;
-use extent_calls::ExtentCall;
-use memory::{Memory, NODES, system_error};
-use refusal::INVALID_HANDLE;
+use memory::Memory;
 pub(crate) use refusal::refused;
 use timeline::{StreamKey, Timeline};
-use virtual_memory::{PAGE, space};
-use words::Word;
-use work::Work;
+use virtual_memory::space;
 
 pub use capture::Graph;
 #[cfg(feature = "fault-injection")]
@@ -122,26 +112,6 @@ fn enter_memory_call(call: Call) -> Result<()> {
     DRIVER_CALLS.fetch_add(1, Ordering::Relaxed);
     capture::check_unsafe_call()?;
     check(call)
-}
-
-/// Puts work with memory of a device on a stream, whose device must have access to it now; whether it still has is seen when
-/// the work is done. Who submits work promises that what it uses of the host stays until then.
-fn submit_work(function: &str, key: StreamKey, work: Work) -> Result<()> {
-    let device = timeline().device(key)?;
-    if !space().is_accessible(work.mapped(), device) {
-        let error = refused(function, ("HOST_ERROR_INVALID_VALUE", 1), StatusKind::Other);
-        let why = format!("{:#x} is not memory that {device} has access to", work.mapped());
-        return Err(error.map_library(|refused| refused.advice = Some(why)));
-    }
-    timeline().submit_work(key, work)
-}
-
-/// Completes work until it is done: another process may hold it up, and is asked again each millisecond.
-fn wait_for_others(mut complete: impl FnMut() -> Result<bool>) -> Result<()> {
-    while !complete()? {
-        thread::sleep(Duration::from_millis(1));
-    }
-    Ok(())
 }
 
 /// Simulates this many devices with this many bytes each, whatever the machine has. For tests; call it before any other
@@ -341,320 +311,5 @@ impl Runtime for Host {
 
     fn restore(&self, previous: Context) {
         BOUND.set(previous.0);
-    }
-
-    fn memory_info(&self) -> Result<MemoryInfo> {
-        check(Call::MemoryInfo)?;
-        let used = self.memory.used(Self::bound())?;
-        Ok(MemoryInfo { free: self.memory.capacity - used, total: self.memory.capacity })
-    }
-
-    fn exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode> {
-        check(Call::ExchangeCaptureMode)?;
-        Ok(capture::exchange_mode(mode))
-    }
-
-    fn stream_create(&self) -> Result<RawStream> {
-        check(Call::StreamCreate)?;
-        Ok(timeline().create_stream(Self::bound(), false))
-    }
-
-    unsafe fn stream_destroy(&self, stream: RawStream) -> Result<()> {
-        check(Call::StreamDestroy)?;
-        timeline().destroy_stream(Self::key(stream))
-    }
-
-    unsafe fn stream_device(&self, stream: RawStream) -> Result<Device> {
-        if stream.is_default() {
-            return self.current_device();
-        }
-        check(Call::StreamDevice)?;
-        timeline().device(Self::key(stream))
-    }
-
-    unsafe fn stream_id(&self, stream: RawStream) -> Result<u64> {
-        check(Call::StreamId)?;
-        let (key, mut timeline) = (Self::key(stream), timeline());
-        timeline.check_not_captured(key)?;
-        timeline.id(key)
-    }
-
-    unsafe fn stream_query(&self, stream: RawStream) -> Result<bool> {
-        capture::check_unsafe_call()?;
-        check(Call::StreamQuery)?;
-        let (key, mut timeline) = (Self::key(stream), timeline());
-        timeline.check_not_captured(key)?;
-        timeline.is_idle(key)
-    }
-
-    unsafe fn stream_synchronize(&self, stream: RawStream) -> Result<()> {
-        capture::check_unsafe_call()?;
-        check(Call::StreamSynchronize)?;
-        let key = Self::key(stream);
-        timeline().check_not_captured(key)?;
-        wait_for_others(|| timeline().complete_stream(key))
-    }
-
-    unsafe fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> Result<()> {
-        check(Call::StreamWaitEvent)?;
-        timeline().wait_event(Self::key(stream), event)
-    }
-
-    unsafe fn stream_capture_status(&self, stream: RawStream) -> Result<CaptureStatus> {
-        check(Call::StreamCaptureStatus)?;
-        timeline().capture_status(Self::key(stream))
-    }
-
-    unsafe fn stream_capture(&self, stream: RawStream) -> Result<Option<super::Capture>> {
-        check(Call::StreamCapture)?;
-        let mut timeline = timeline();
-        let capture = timeline.capture(Self::key(stream))?;
-        Ok(capture.map(|capture| super::Capture { id: capture.id, graph: RawGraph(capture.id as usize) }))
-    }
-
-    unsafe fn graph_retain(&self, graph: RawGraph, kept: Box<dyn Send>) -> Result<()> {
-        check(Call::GraphRetain)?;
-        let mut timeline = timeline();
-        match timeline.captures().find(|capture| capture.id == graph.0 as u64) {
-            Some(capture) => capture.graph.kept.push(kept),
-            None => return Err(refused("graph_retain", INVALID_HANDLE, StatusKind::Other)),
-        }
-        Ok(())
-    }
-
-    fn event_create(&self) -> Result<RawEvent> {
-        check(Call::EventCreate)?;
-        Ok(timeline().create_event())
-    }
-
-    fn event_create_interprocess(&self) -> Result<RawEvent> {
-        check(Call::EventCreate)?;
-        timeline().create_interprocess_event()
-    }
-
-    unsafe fn event_export(&self, event: RawEvent) -> Result<ExportedEvent> {
-        check(Call::EventExport)?;
-        let word = timeline().word(event)?;
-        let (name, file) = word.export().map_err(|error| system_error("event_export", &error))?;
-        Ok(ExportedEvent { name, descriptor: Some(file) })
-    }
-
-    fn event_import(&self, exported: ExportedEvent) -> Result<RawEvent> {
-        check(Call::EventImport)?;
-        let invalid = || refused("event_import", INVALID_HANDLE, StatusKind::Other);
-        let word = Word::import(&exported.name, exported.descriptor.ok_or_else(invalid)?)
-            .map_err(|error| system_error("event_import", &error))?;
-        Ok(timeline().import_event(word))
-    }
-
-    unsafe fn event_destroy(&self, event: RawEvent) -> Result<()> {
-        check(Call::EventDestroy)?;
-        timeline().destroy_event(event)
-    }
-
-    unsafe fn event_record(&self, event: RawEvent, stream: RawStream) -> Result<()> {
-        check(Call::EventRecord)?;
-        timeline().record_event(event, Self::key(stream))
-    }
-
-    unsafe fn event_record_context(&self, event: RawEvent) -> Result<()> {
-        check(Call::EventRecordContext)?;
-        timeline().record_device(event, Self::bound())
-    }
-
-    unsafe fn context_wait_event(&self, event: RawEvent) -> Result<()> {
-        check(Call::ContextWaitEvent)?;
-        timeline().device_wait_event(Self::bound(), event)
-    }
-
-    unsafe fn event_query(&self, event: RawEvent) -> Result<bool> {
-        capture::check_unsafe_call()?;
-        check(Call::EventQuery)?;
-        timeline().is_event_done(event)
-    }
-
-    unsafe fn event_synchronize(&self, event: RawEvent) -> Result<()> {
-        capture::check_unsafe_call()?;
-        check(Call::EventSynchronize)?;
-        wait_for_others(|| {
-            let mut timeline = timeline();
-            timeline.complete_event(event)?;
-            timeline.is_event_done(event)
-        })
-    }
-
-    fn context_synchronize(&self) -> Result<()> {
-        check(Call::ContextSynchronize)?;
-        let mut timeline = timeline();
-        if timeline.spoil_captures_on(Self::bound()) {
-            return Err(refused("context_synchronize", capture::UNSUPPORTED, StatusKind::Other));
-        }
-        timeline.complete_all(Some(Self::bound()))
-    }
-
-    fn total_memory(&self, location: MemoryLocation) -> Result<u64> {
-        self.memory.check(location)?;
-        Ok(self.memory.capacity)
-    }
-
-    fn can_access_peer(&self, device: Device, peer: Device) -> Result<bool> {
-        self.memory.check(device)?;
-        self.memory.check(peer)?;
-        Ok(device != peer)
-    }
-
-    fn supports_virtual_memory(&self, location: MemoryLocation) -> Result<bool> {
-        self.memory.check(location)?;
-        Ok(true)
-    }
-
-    fn page_bytes(&self, location: MemoryLocation) -> Result<u64> {
-        self.memory.check(location)?;
-        check(Call::PageBytes)?;
-        Ok(PAGE)
-    }
-
-    fn address_reserve(&self, bytes: u64) -> Result<u64> {
-        check(Call::AddressReserve)?;
-        space().address_reserve(bytes)
-    }
-
-    unsafe fn address_free(&self, address: u64, bytes: u64) -> Result<()> {
-        check(Call::AddressFree)?;
-        // SAFETY: the caller gives the reservation up.
-        unsafe { space().address_free(address, bytes) }
-    }
-
-    fn extent_create(&self, location: MemoryLocation, bytes: u64) -> Result<Extent> {
-        enter_memory_call(Call::ExtentCreate)?;
-        space().extent_create(self.memory, location, bytes)
-    }
-
-    fn extent_use(&self, location: MemoryLocation) -> Result<ExtentUse> {
-        self.memory.check(location)?;
-        Ok(ExtentUse { is_shareable: true, is_rdma: false })
-    }
-
-    unsafe fn extent_export(&self, extent: Extent) -> Result<OwnedFd> {
-        enter_memory_call(Call::ExtentExport)?;
-        space().extent_export(extent)
-    }
-
-    fn extent_import(&self, exported: ExportedExtent<'_>) -> Result<Extent> {
-        enter_memory_call(Call::ExtentImport)?;
-        space().extent_import(exported)
-    }
-
-    unsafe fn extent_release(&self, extent: Extent) -> Result<()> {
-        enter_memory_call(Call::ExtentRelease)?;
-        let call = ExtentCall::begin(|| vec![extent.0]);
-        space().extent_release(self.memory, extent).inspect(|()| call.mend())
-    }
-
-    unsafe fn memory_map(&self, address: u64, bytes: u64, extent: Extent) -> Result<()> {
-        enter_memory_call(Call::MemoryMap)?;
-        let call = ExtentCall::begin(|| vec![extent.0]);
-        call.check_whole("memory_map")?;
-        space().memory_map(address, bytes, extent)
-    }
-
-    unsafe fn memory_set_access(&self, address: u64, bytes: u64, by: &[MemoryLocation]) -> Result<()> {
-        enter_memory_call(Call::MemorySetAccess)?;
-        by.iter().try_for_each(|&location| self.memory.check(location))?;
-        let call = ExtentCall::begin(|| space().extents_in(address, bytes));
-        call.check_alone("memory_set_access")?;
-        space().memory_set_access(address, bytes, by)
-    }
-
-    unsafe fn memory_unmap(&self, address: u64, bytes: u64) -> Result<()> {
-        enter_memory_call(Call::MemoryUnmap)?;
-        uses::check_unused(address, bytes);
-        let _call = ExtentCall::begin(|| space().extents_in(address, bytes));
-        // SAFETY: the caller gives the mappings up.
-        unsafe { space().memory_unmap(self.memory, address, bytes) }
-    }
-
-    fn nearest_host_node(&self, device: Device) -> Result<NumaNode> {
-        self.memory.check(device)?;
-        check(Call::NearestHostNode)?;
-        Ok(NumaNode::from_number(device.ordinal() as u32 % NODES))
-    }
-
-    fn has_host_node(&self, node: NumaNode) -> bool {
-        node.number() < NODES
-    }
-
-    fn host_memory_info(&self, node: NumaNode) -> Result<MemoryInfo> {
-        check(Call::MemoryInfo)?;
-        let used = self.memory.used(node)?;
-        Ok(MemoryInfo { free: self.memory.capacity - used, total: self.memory.capacity })
-    }
-
-    fn host_allocate(&self, node: NumaNode, bytes: u64) -> Result<u64> {
-        enter_memory_call(Call::HostAllocate)?;
-        self.memory.take("host_allocate", node.into(), bytes)?;
-        let mapped = map(node, bytes, PagePopulation::WhenWritten);
-        if mapped.is_err() {
-            self.memory.give_back(node.into(), bytes)?;
-        }
-        mapped
-    }
-
-    unsafe fn host_free(&self, node: NumaNode, address: u64, bytes: u64) -> Result<()> {
-        enter_memory_call(Call::HostFree)?;
-        // SAFETY: the caller gives the memory up.
-        unsafe { unmap(address, bytes) };
-        self.memory.give_back(node.into(), bytes)
-    }
-
-    fn memory_allocate(&self, bytes: u64) -> Result<u64> {
-        enter_memory_call(Call::MemoryAllocate)?;
-        space().memory_allocate(self.memory, Self::bound(), bytes)
-    }
-
-    unsafe fn memory_free(&self, address: u64) -> Result<()> {
-        enter_memory_call(Call::MemoryFree)?;
-        let device = space().device_of(address)?;
-        timeline().complete_all(Some(device))?;
-        uses::check_unused(address, 1);
-        // SAFETY: the caller gives the memory up.
-        unsafe { space().memory_free(self.memory, address) }
-    }
-
-    unsafe fn copy_to_device(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
-        check(Call::CopyToDevice)?;
-        submit_work("copy_to_device", Self::key(stream), Work::Copy { to, from, bytes, mapped: to })
-    }
-
-    unsafe fn copy_to_host(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
-        check(Call::CopyToHost)?;
-        submit_work("copy_to_host", Self::key(stream), Work::Copy { to, from, bytes, mapped: from })
-    }
-
-    unsafe fn fill(&self, address: u64, byte: u8, bytes: u64, stream: RawStream) -> Result<()> {
-        check(Call::Fill)?;
-        submit_work("fill", Self::key(stream), Work::Fill { address, byte, bytes })
-    }
-
-    fn stream_ordered_memory(&self) -> &dyn StreamOrderedMemory {
-        self
-    }
-}
-
-impl StreamOrderedMemory for Host {
-    unsafe fn allocate_async(&self, bytes: u64, stream: RawStream) -> Result<u64> {
-        enter_memory_call(Call::MemoryAllocate)?;
-        timeline().check_not_beside_capture("allocate_async", Self::key(stream))?;
-        let device = timeline().device(Self::key(stream))?;
-        space().memory_allocate(self.memory, device, bytes)
-    }
-
-    unsafe fn free_async(&self, address: u64, stream: RawStream) -> Result<()> {
-        enter_memory_call(Call::MemoryFree)?;
-        timeline().check_not_beside_capture("free_async", Self::key(stream))?;
-        // The bytes go at once, not once the stream's work is done: simulated work touches none.
-        timeline().device(Self::key(stream))?;
-        // SAFETY: the caller gives the memory up.
-        unsafe { space().memory_free(self.memory, address) }
     }
 }
