@@ -27,7 +27,7 @@ pub enum StackContext {
 /// gpupool::Recording::new().max_entries(100_000).start()?;
 /// // ... what is to be looked at ...
 /// for event in gpupool::snapshot(None)?.memory.events {
-///     println!("{} {} {:#x} {}", event.unix_micros(), event.action.name(), event.address, event.bytes);
+///     println!("{} {} {:#x} {}", event.unix_micros(), event.action.name(), event.address, event.nbytes);
 /// }
 /// gpupool::Recording::stop()?;
 /// # Ok::<(), gpupool::Error>(())
