@@ -177,6 +177,24 @@ fn the_peak_of_streams_that_take_turns_is_what_they_held_at_once() {
 }
 
 #[test]
+fn a_stream_with_much_free_memory_is_counted_as_closely() {
+    host!();
+    empty_cache().unwrap();
+    let pool = pool();
+    let scope = pool.enter().unwrap();
+    let (large, other) = (stream(0), stream(0));
+    drop((empty(640 * MIB, &large).unwrap(), empty(40 * MIB, &other).unwrap()));
+    reset_peak_memory_stats(device(0)).unwrap();
+    for stream in [&large, &other] {
+        drop(empty(30 * MIB, stream).unwrap());
+    }
+    for stats in both(&pool) {
+        assert!((30 * MIB..=32 * MIB).contains(&stats.peak_live_bytes), "{stats:?}");
+    }
+    drop((scope, pool));
+}
+
+#[test]
 fn peaks_begin_anew_from_what_every_thread_holds() {
     host!();
     empty_cache().unwrap();

@@ -41,6 +41,13 @@ impl Default for Telling {
     }
 }
 
+impl Telling {
+    /// Returns whether what is told is what is live, but for a MiB: of several heaps, while no other is in the way.
+    fn is_exact(&self) -> bool {
+        !self.is_disturbed && self.ledger.as_ref().is_some_and(|told| told.ledger.is_of_several())
+    }
+}
+
 impl Heap {
     /// Begins to tell a ledger that knows nothing of this heap, which is empty.
     pub(super) fn begin_telling(&mut self, ledger: HeapLedger) {
@@ -55,7 +62,7 @@ impl Heap {
     pub(super) fn tell_rise(&mut self) {
         let is_soon = self.counts.allocations_since_told() < TOLD_PARTS;
         let ahead = if is_soon && !self.telling.is_growing { self.mapped / TOLD_PARTS } else { 0 };
-        let most_ahead = if self.telling.least > 0 { TOLD_BYTES } else { u64::MAX };
+        let most_ahead = if self.telling.is_exact() { TOLD_BYTES } else { u64::MAX };
         self.tell_at_most(self.counts.live().saturating_add(ahead.min(most_ahead)).min(self.mapped));
     }
 
@@ -76,8 +83,7 @@ impl Heap {
         let Some(HeapLedger { ledger, .. }) = &self.telling.ledger else { return };
         let before = self.counts.tell(live);
         self.telling.is_disturbed |= before != live && ledger.change_live(before, live);
-        let is_exact = ledger.is_of_several() && !self.telling.is_disturbed;
-        self.telling.least = if is_exact { live.saturating_sub(TOLD_BYTES) } else { 0 };
+        self.telling.least = if self.telling.is_exact() { live.saturating_sub(TOLD_BYTES) } else { 0 };
     }
 
     /// Tells that there may be free pages.
