@@ -82,17 +82,17 @@ def test_a_graph_keeps_its_own_when_thread_and_handle_are_gone(pool, stream):
 
 
 def test_graphs_that_are_gone_leave_theirs_to_the_next(pool, stream):
-    product = Product(4)
+    product, before = Product(4), pool.stats().workspace_bytes
     captured(pool, stream, product)
-    taken = pool.stats().workspace_bytes
+    one = pool.stats().workspace_bytes - before
     for _ in range(20):
         graph = captured(pool, stream, product)
         launch(graph, stream)
         cupy.cuda.runtime.deviceSynchronize()
         assert product.is_right()
         del graph
-    # The driver may end one graph a little after the next is captured.
-    assert pool.stats().workspace_bytes <= taken + 64 * MIB
+    # The driver ends graphs on a thread of its own, a few captures later when the machine is busy.
+    assert pool.stats().workspace_bytes <= before + 10 * one
 
 
 def test_a_graph_allocates_nothing(pool, stream):

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use crate::common::memory::deallocate;
+use crate::common::memory::{Random, deallocate};
 use crate::common::wait_until;
 use gpupool::runtime::host::{self, Call, Fault};
 use gpupool::{
@@ -129,6 +129,23 @@ fn large_needs_are_segments_that_go_when_asked() {
     assert_eq!(pinned_stats(None).unwrap().total.cached_bytes, GIB);
     gpupool::empty_cache().unwrap();
     wait_until("the segment has gone", || pinned_stats(None).unwrap().total.reserved_bytes == 0);
+}
+
+#[test]
+fn buffers_of_random_sizes_leave_little_unused() {
+    host!(1, 8 * GIB);
+    let (mut random, mut live, mut peak) = (Random(1), Vec::new(), 0);
+    for _ in 0..1500 {
+        let bytes = random.below((32 * MIB) as usize) as u64 + 512;
+        let mut asked = live.iter().map(PinnedBuffer::nbytes).sum::<u64>();
+        while asked + bytes > GIB {
+            asked -= live.swap_remove(random.below(live.len())).nbytes();
+        }
+        live.push(empty_pinned(bytes, None).unwrap());
+        peak = peak.max(asked + bytes);
+    }
+    let held = pinned_stats(None).unwrap().total.peak_reserved_bytes as f64 / peak as f64;
+    assert!(held < 1.08, "{held} of what was asked for");
 }
 
 #[test]

@@ -33,7 +33,7 @@ pub(crate) struct DeviceMemory {
     pub(in crate::memory) range: AddressRange,
     /// How many bytes of memory there are.
     pub(in crate::memory) total: u64,
-    /// The pages of an extent, for requests of more than one, if the user has set them.
+    /// The pages of an extent, for requests of more than one: set by the user, or since the memory is the host's.
     pub(in crate::memory) set_extent_pages: Option<u32>,
     pub(in crate::memory) pages: Pages,
     /// The unused pages of the range.
@@ -71,7 +71,12 @@ impl DeviceMemory {
     pub(in crate::memory) fn reserve(location: MemoryLocation) -> Result<Self> {
         let total = runtime::get()?.total_memory(location)?;
         let extent_pages = environment::number(EXTENT_VARIABLE, 1..=EXTENT_PAGES_MOST, 0)?;
-        let set_extent_pages = (extent_pages > 0).then_some(extent_pages as u32);
+        // Programs pin buffers of any size and seldom: of the host's memory extents of one page leave the least unused.
+        let set_extent_pages = match extent_pages {
+            0 if matches!(location, MemoryLocation::Host(_)) => Some(1),
+            0 => None,
+            pages => Some(pages as u32),
+        };
         Ok(Self::new(AddressRange::reserve(location, total)?, location, total, set_extent_pages))
     }
 
