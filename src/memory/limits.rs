@@ -49,7 +49,7 @@ pub fn set_memory_limit(limit: MemoryLimit) -> Result<MemoryLimit> {
     Ok(mem::replace(&mut current, limit))
 }
 
-/// Returns the devices whose memory this process has used. It asks no driver.
+/// Returns the devices whose memory this process has used. It calls no driver.
 ///
 /// # Errors
 /// `ErrorKind::Forked`.
@@ -74,7 +74,7 @@ pub fn empty_cache() -> Result<u64> {
     Ok(of_devices? + pinned?)
 }
 
-/// As [`empty_cache`], of one device's memory, or of all devices'.
+/// As [`empty_cache`], for one device's memory, or for all devices'.
 ///
 /// # Errors
 /// As [`empty_cache`].
@@ -83,7 +83,7 @@ pub(crate) fn empty_cache_of(device: Option<Device>, patience: Patience) -> Resu
     let of_device = |caches: &'static DeviceCaches| {
         caches.memory.elsewhere.end_idle();
         let trimmed = trim_pools(caches, ThisThread::get(), patience, |pool| !pool.keeps_segments());
-        // What other threads have in hand may wait for the GPU, too.
+        // What other threads have under way may wait for the GPU, too.
         let by_all = if patience == Patience::Wait { caches.memory.end_retired_by_all() } else { Ok(0) };
         caches.memory.elsewhere.wait_for_processes(WAIT);
         Ok(trimmed? + by_all?)

@@ -64,7 +64,7 @@ pub(crate) fn pinned_device_stats(numa: Option<u32>) -> Result<DeviceStats> {
     Ok(sum)
 }
 
-/// Returns how long pieces of pinned memory took to come, and to go, on all NUMA nodes.
+/// Returns how long pieces of pinned memory took to allocate and free, on all NUMA nodes.
 ///
 /// # Errors
 /// `ErrorKind::Forked` in a forked child.
@@ -94,8 +94,8 @@ pub fn pinned_limit() -> Result<Option<u64>> {
     Ok(PINNED.limit())
 }
 
-/// Gives the pinned memory that is free back to the system, and returns the bytes that went. Segments go a little later, on
-/// a thread of their own.
+/// Gives free pinned memory back to the system, and returns the bytes. Segments go a little later, on a separate
+/// thread.
 ///
 /// # Errors
 /// `ErrorKind::Library` if the driver refuses; what it did not refuse has gone. `ErrorKind::Forked` in a forked child.
@@ -113,7 +113,8 @@ pub fn empty_pinned_cache() -> Result<u64> {
     sum_of_all(nodes(None)?.into_iter().map(trim))
 }
 
-/// Returns the statistics of each NUMA node whose pinned memory this process has used, by its number. It asks no driver.
+/// Returns the statistics of each NUMA node whose pinned memory this process has used, by its number. It calls no
+/// driver.
 ///
 /// # Errors
 /// `ErrorKind::Forked` in a forked child.

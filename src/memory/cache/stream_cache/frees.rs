@@ -1,4 +1,4 @@
-//! Blocks that come back to a cache, from any thread.
+//! Frees of a cache's blocks, from any thread.
 
 use super::{Asked, StreamCache};
 use crate::memory::cache::heap::Heap;
@@ -12,7 +12,7 @@ impl StreamCache {
     /// [`Invalid`] if there is none at the offset.
     #[inline]
     pub(in crate::memory) fn free(&self, thread: ThisThread, offset: u64) -> Result<(), Invalid> {
-        match self.lock_shortly(thread) {
+        match self.lock_fast(thread) {
             Some(mut heap) => heap.free(&self.memory.pages, offset),
             None => self.free_beside_others(thread, offset),
         }
@@ -27,9 +27,9 @@ impl StreamCache {
         }
     }
 
-    /// Frees a block with the heap locked; the answer.
+    /// Frees a block with the heap locked. Returns the answer.
     pub(super) fn free_locked(&self, heap: &mut Heap, offset: u64) -> Option<u64> {
-        // Of a wrong second free the page may be another cache's by now.
+        // For a wrong second free, the page may be another cache's by now.
         let freed = if self.has_block_at(offset) { heap.free(&self.memory.pages, offset) } else { Err(Invalid::Freed) };
         match freed {
             Ok(()) => Some(FREED),
@@ -38,7 +38,7 @@ impl StreamCache {
         }
     }
 
-    /// Has a block wait for streams before it is free.
+    /// Makes a block wait for streams before it is free.
     ///
     /// # Errors
     /// [`Invalid`] if there is none at the offset.
@@ -47,9 +47,9 @@ impl StreamCache {
         if self.has_block_at(offset) { heap.begin_waiting(&self.memory.pages, offset) } else { Err(Invalid::Freed) }
     }
 
-    /// Removes the cache from those that may have free pages by the pool's ledger, if it has none. Returns whether it was among them.
-    pub(in crate::memory) fn tell_if_no_pages(&self, heap: &mut Heap) -> bool {
-        heap.end_telling_of_pages().is_some_and(|ledger| ledger.remove_with_pages(self.number))
+    /// Removes the cache from the ledger's list of those with free pages, if it has none. Returns whether it was on it.
+    pub(in crate::memory) fn withdraw_if_no_pages(&self, heap: &mut Heap) -> bool {
+        heap.withdraw_pages().is_some_and(|ledger| ledger.remove_with_pages(self.number))
     }
 
     /// Refuses an offset at which no block starts that a caller holds.
@@ -58,6 +58,6 @@ impl StreamCache {
     }
 }
 
-/// What the answer to a free says: that the block is free, or that there is none; no answer, that it was freed before.
+/// Answers to a free: the block is free, or there is none; no answer: it was freed before.
 const FREED: u64 = 0;
 const NO_BLOCK: u64 = 1;
