@@ -100,7 +100,7 @@ impl<T> PooledSlice<T> {
         // SAFETY: the stream is of the device, and lives as long as the memory, which keeps it.
         let view = unsafe { Stream::view_of(stream.cu_stream().cast(), device) };
         let buffer = empty(bytes as u64, &view)?;
-        // It panics where the driver refuses to make the events by which it follows what streams do.
+        // It panics if the driver refuses to make the events by which it follows streams.
         let slice = panic::catch_unwind(AssertUnwindSafe(|| {
             // SAFETY: the memory is that long and lives as long as the slice, which is not read before it is written.
             unsafe { stream.upgrade_device_ptr(buffer.address(), length) }
@@ -226,7 +226,6 @@ unsafe impl<'a, 'b: 'a, T> PushKernelArg<&'b mut PooledSlice<T>> for LaunchArgs<
     }
 }
 
-/// A slice is sent between threads.
 const _: fn() = || {
     fn is_shared<T: Send + Sync>() {}
     is_shared::<PooledSlice<f32>>();

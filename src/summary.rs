@@ -62,7 +62,7 @@ pub fn memory_summary(device: Device) -> Result<MemorySummary> {
     Ok(MemorySummary { device, info: memory_info(device), memory, pools, handles })
 }
 
-/// Also while a stream is captured.
+/// Works also while a stream is captured.
 fn memory_info(device: Device) -> Result<MemoryInfo> {
     let _relaxed = RelaxedCapture::new(runtime::get()?).map_err(|e| e.on(device))?;
     runtime::memory_info(device)

@@ -4,7 +4,7 @@ use super::{BoundDevice, Stream, get};
 use crate::error::Result;
 
 impl Stream {
-    /// Copies memory of the stream's device to pinned memory of the host, after what was submitted to the stream.
+    /// Copies memory of the stream's device to pinned memory of the host, after the work submitted to the stream.
     ///
     /// # Errors
     /// `ErrorKind::Library` if the driver refuses.
@@ -18,7 +18,7 @@ impl Stream {
         unsafe { runtime.copy_to_host(to, from, bytes, self.raw()) }.map_err(|e| e.on(self.device()))
     }
 
-    /// Copies pinned memory of the host to memory of the stream's device, after what was submitted to the stream.
+    /// Copies pinned memory of the host to memory of the stream's device, after the work submitted to the stream.
     ///
     /// # Errors
     /// As [`Stream::copy_to_host`].

@@ -1,14 +1,11 @@
-//! Addresses without memory, and physical memory that is mapped there.
-//!
-//! Pools reserve addresses once and move extents between them, so that memory which is free in pieces serves a large
-//! request, and what one pool no longer needs serves another.
+//! Addresses without memory, and physical memory that is mapped there. Pools reserve addresses once and move extents
+//! between them, so that free pieces together serve a large request, and one pool's unused memory serves another.
 
 use crate::error::Result;
 use crate::ids::{Device, MemoryLocation};
 use crate::runtime::{Extent, ExtentUse};
 
-/// A platform's calls on addresses and extents, which [`Runtime`](crate::runtime::Runtime) has: what it says holds here
-/// too.
+/// A platform's calls on addresses and extents. The rules of [`Runtime`](crate::runtime::Runtime) apply.
 pub trait VirtualMemoryCalls {
     /// Returns whether addresses can be reserved and physical memory mapped there.
     fn supports_virtual_memory(&self, location: MemoryLocation) -> Result<bool>;
