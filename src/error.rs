@@ -1,7 +1,5 @@
-//! One error type for the whole crate.
-//!
-//! Every variant says what failed, in which library and function, with which status, on which device, in which file,
-//! and what to do about it.
+//! One error type for the whole crate. Every variant says what failed, in which library and function, with which
+//! status, on which device, in which file, and what to do about it.
 
 use std::fmt::{self, Display};
 use std::path::PathBuf;

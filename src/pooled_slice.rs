@@ -1,9 +1,7 @@
 //! Memory of the pools for programs that use cudarc: it can be passed wherever a `CudaSlice` can, as an argument of a
-//! kernel, in a copy, to cuBLAS.
-//!
-//! A dropped `CudaSlice` frees its memory with the driver, which did not allocate this memory. So it is kept inside, is
-//! never dropped as a `CudaSlice`, and is borrowed only for reading: two that were swapped would free each other's
-//! memory.
+//! kernel, in a copy, to cuBLAS. A dropped `CudaSlice` frees its memory with the driver, which did not allocate this
+//! memory. So it is kept inside, is never dropped as a `CudaSlice`, and is borrowed only for reading: two that were
+//! swapped would free each other's memory.
 
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, RangeBounds};

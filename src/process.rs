@@ -123,9 +123,6 @@ pub(crate) struct Peer {
 }
 
 /// Returns the process at the other end of a Unix socket: the one that connected, or that listened.
-///
-/// # Errors
-/// Those of the system.
 pub(crate) fn peer_of(socket: BorrowedFd<'_>) -> io::Result<Peer> {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut bytes = size_of::<libc::ucred>() as libc::socklen_t;

@@ -15,9 +15,6 @@ pub(crate) const NOW: i32 = dl::RTLD_NOW | dl::RTLD_LOCAL;
 pub(crate) const IF_LOADED: i32 = dl::RTLD_LAZY | libc::RTLD_NOLOAD;
 
 /// Opens a library by path, or by name with the dynamic linker's own search.
-///
-/// # Errors
-/// The linker's reason.
 pub(crate) fn open(file: &Path, flags: i32) -> Result<Library, String> {
     // SAFETY: loading runs the library's constructors, which the vendors make safe for any process.
     let opened = unsafe { Library::open(Some(file), flags) };

@@ -1,8 +1,7 @@
-//! The summary: what holds a device's memory, pools of memory and of handles together.
-//!
-//! The used memory that the driver reports consists of what gpupool's pools have reserved, what library handles and
-//! their workspaces use, and the rest: other processes, CUDA contexts, other allocators of this process. No lock is
-//! held during the driver call, and no thread is stopped: each cache and each pool is read separately.
+//! The summary: what holds a device's memory, pools of memory and of handles together. The used memory that the driver
+//! reports consists of what gpupool's pools have reserved, what library handles and their workspaces use, and the rest:
+//! other processes, CUDA contexts, other allocators of this process. No lock is held during the driver call, and no
+//! thread is stopped: each cache and each pool is read separately.
 
 use crate::error::Result;
 use crate::handle::{self, HandleStats};

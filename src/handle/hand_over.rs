@@ -11,9 +11,6 @@ use crate::runtime::{BoundDevice, Event, RelaxedCapture, Runtime, Stream};
 /// Makes the stream wait for the work of the handle's former stream, if needed. False if it cannot now: then another
 /// handle is to be used. With `at_all_costs` it also waits, by way of the whole device, for a foreign stream that may
 /// be gone: that spoils captures unknown to gpupool.
-///
-/// # Errors
-/// What the driver refused.
 pub(super) fn wait_for_former(
     runtime: &'static dyn Runtime,
     library: &dyn Library,

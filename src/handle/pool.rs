@@ -135,8 +135,6 @@ impl LibraryPool {
         self.devices.get().map(AsRef::as_ref).unwrap_or_default()
     }
 
-    /// # Errors
-    /// `ErrorKind::InvalidValue` if there is no such device.
     pub(super) fn on(&self, device: Device) -> Result<&DevicePool> {
         match self.devices().get(device.ordinal()) {
             Some(on_device) => Ok(on_device),

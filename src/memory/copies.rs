@@ -1,8 +1,7 @@
-//! Copies between a buffer and the host, and fills, in the order of a stream.
-//!
-//! Copies to and from gpupool's pinned memory do not wait: it is recorded on the stream, and so kept until the copy is
-//! done. Other host memory may be freed or changed as soon as a call returns, so the call waits, and no device uses
-//! that memory: see [`staging`]. A captured stream is refused, since its graph would copy again at each replay.
+//! Copies between a buffer and the host, and fills, in the order of a stream. Copies to and from gpupool's pinned
+//! memory do not wait: it is recorded on the stream, and so kept until the copy is done. Other host memory may be freed
+//! or changed as soon as a call returns, so the call waits, and no device uses that memory: see [`staging`]. A captured
+//! stream is refused, since its graph would copy again at each replay.
 
 use super::{DeviceBuffer, PinnedBuffer, pool, staging};
 use crate::error::{Error, Result};

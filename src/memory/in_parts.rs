@@ -9,9 +9,6 @@ use crate::error::Result;
 pub(crate) type Rest<'a> = &'a mut (dyn FnMut() -> Result<Allocation> + Send);
 
 /// Allocates a block. What may call the driver or wait is left to `serve`, which runs it on the same thread.
-///
-/// # Errors
-/// As [`empty`](super::empty).
 #[inline]
 pub(crate) fn allocate_in_parts(
     bytes: u64,

@@ -50,9 +50,6 @@ pub fn set_memory_limit(limit: MemoryLimit) -> Result<MemoryLimit> {
 }
 
 /// Returns the devices whose memory this process has used. It calls no driver.
-///
-/// # Errors
-/// `ErrorKind::Forked`.
 pub(crate) fn devices_in_use() -> Result<Vec<Device>> {
     process::refuse_forked()?;
     Ok(DeviceCaches::of_devices().filter_map(|caches| caches.memory.location.device()).collect())
@@ -75,9 +72,6 @@ pub fn empty_cache() -> Result<u64> {
 }
 
 /// As [`empty_cache`], for one device's memory, or for all devices'.
-///
-/// # Errors
-/// As [`empty_cache`].
 pub(crate) fn empty_cache_of(device: Option<Device>, patience: Patience) -> Result<u64> {
     process::refuse_forked()?;
     let of_device = |caches: &'static DeviceCaches| {

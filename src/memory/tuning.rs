@@ -1,8 +1,7 @@
 //! The tuning constants of the allocator, in one table: what each counts, why it has its size, and the measurement for
-//! it (files are those of `benches/results`), if there is one.
-//!
-//! Numbers with a meaning of their own are no choices, and are in hexadecimal where they belong: bits, codes, sizes of
-//! tables, what two processes agree on, and bounds on what others may do. `tests/layout.py` checks both.
+//! it (files are those of `benches/results`), if there is one. Numbers with a meaning of their own are no choices, and
+//! are in hexadecimal where they belong: bits, codes, sizes of tables, what two processes agree on, and bounds on what
+//! others may do. `tests/layout.py` checks both.
 
 use std::time::Duration;
 

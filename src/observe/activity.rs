@@ -1,8 +1,7 @@
-//! Work of gpupool that takes time or is rare: an NVTX range for profilers, and a record of the `log` crate.
-//!
-//! Each place has one line for the range, an [`Activity`], and one for the record, a macro of `log`. Both are only
-//! where a driver or library is called, or a request waits: never on a hit, nor under a lock of gpupool's, since a
-//! logger may use gpupool. With both off each costs the load of one atomic.
+//! Work of gpupool that takes time or is rare: an NVTX range for profilers, and a record of the `log` crate. Each place
+//! has one line for the range, an [`Activity`], and one for the record, a macro of `log`. Both are only where a driver
+//! or library is called, or a request waits: never on a hit, nor under a lock of gpupool's, since a logger may use
+//! gpupool. With both off each costs the load of one atomic.
 
 use std::fmt;
 use std::time::{Duration, Instant};

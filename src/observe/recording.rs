@@ -78,7 +78,6 @@ pub(crate) fn start_clock() {
     LazyLock::force(&CLOCK);
 }
 
-/// Stops recording.
 pub(crate) fn stop() {
     process::set_recorded(false);
     SETTINGS.store(0, Ordering::Relaxed);

@@ -1,8 +1,6 @@
-//! A bounded list of events that many threads write at once and that are seldom read.
-//!
-//! Each thread writes to a buffer of its own, whose lock only a reader contends for, and hands it over when it is full.
-//! Beyond the limit the oldest full buffers are forgotten, and with them older events in slower threads' buffers, so
-//! that a reader's list has no gaps.
+//! A bounded list of events that many threads write at once and that are seldom read. Each thread writes to a buffer of
+//! its own, whose lock only a reader contends for, and hands it over when it is full. Beyond the limit the oldest full
+//! buffers are forgotten, and with them older events in slower threads' buffers, so that a reader's list has no gaps.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

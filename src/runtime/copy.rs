@@ -6,9 +6,6 @@ use crate::error::Result;
 impl Stream {
     /// Copies memory of the stream's device to pinned memory of the host, after the work submitted to the stream.
     ///
-    /// # Errors
-    /// `ErrorKind::Library` if the driver refuses.
-    ///
     /// # Safety
     /// All of both ranges is there until the copy is done, and nothing else uses the host's meanwhile.
     pub(crate) unsafe fn copy_to_host(&self, to: u64, from: u64, bytes: u64) -> Result<()> {
@@ -19,9 +16,6 @@ impl Stream {
     }
 
     /// Copies pinned memory of the host to memory of the stream's device, after the work submitted to the stream.
-    ///
-    /// # Errors
-    /// As [`Stream::copy_to_host`].
     ///
     /// # Safety
     /// All of both ranges is there until the copy is done, and nothing else uses the device's meanwhile.

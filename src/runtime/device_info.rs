@@ -42,9 +42,6 @@ pub fn device_info(device: Device) -> Result<DeviceInfo> {
 }
 
 /// Returns the free and total memory there; for a device in a context that this makes if there is none.
-///
-/// # Errors
-/// As [`device_info`].
 pub(crate) fn memory_info(location: impl Into<MemoryLocation>) -> Result<MemoryInfo> {
     let (runtime, location) = (get()?, location.into());
     let info = match location {

@@ -46,9 +46,6 @@ impl Event {
     }
 
     /// Makes an event on the device that can be exported to other processes.
-    ///
-    /// # Errors
-    /// `ErrorKind::Library` if the driver refuses.
     pub(crate) fn interprocess(device: Device) -> Result<Self> {
         let runtime = get()?;
         let _bound = BoundDevice::of(runtime, device)?;
@@ -57,9 +54,6 @@ impl Event {
     }
 
     /// Returns what another process needs to wait for an event of [`Event::interprocess`].
-    ///
-    /// # Errors
-    /// `ErrorKind::Library` if the driver refuses.
     pub(crate) fn export(&self) -> Result<ExportedEvent> {
         let runtime = get()?;
         let _bound = BoundDevice::of(runtime, self.device)?;
@@ -68,9 +62,6 @@ impl Event {
     }
 
     /// Makes an event for another process's, which must live as long, to be waited for on a stream of this device.
-    ///
-    /// # Errors
-    /// `ErrorKind::Library` if the driver refuses.
     pub(crate) fn import(device: Device, exported: ExportedEvent) -> Result<Self> {
         let runtime = get()?;
         let _bound = BoundDevice::of(runtime, device)?;

@@ -1,9 +1,7 @@
-//! Known captures: those on streams that can be queried, and announced ones.
-//!
-//! No driver reports all captures on a device. So streams are queried one by one, also those that a caller announces to
-//! capture, or these count as captured if their stream may be gone by then. A call for a whole device, which would
-//! invalidate every capture there, is made while none is announced, and an announcement waits for such calls to end: so
-//! no capture begins during one.
+//! Known captures: those on streams that can be queried, and announced ones. No driver reports all captures on a
+//! device. So streams are queried one by one, also those that a caller announces to capture, or these count as captured
+//! if their stream may be gone by then. A call for a whole device, which would invalidate every capture there, is made
+//! while none is announced, and an announcement waits for such calls to end: so no capture begins during one.
 
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard};

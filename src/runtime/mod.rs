@@ -2,8 +2,8 @@
 //!
 //! `cuda` drives NVIDIA GPUs, `hip` AMD GPUs, and `host` simulates devices in plain memory for machines that have none.
 //! The choice is made at the first call that needs a device, never on import: `GPUPOOL_RUNTIME` if set, otherwise the
-//! first with a device, in that order. Devices are simulated only where there is none: a driver that is there and does not work
-//! is an error. Every pointer that reaches a driver passes through a type of this module.
+//! first with a device, in that order. Devices are simulated only where there is none: a driver that is there and does
+//! not work is an error. Every pointer that reaches a driver passes through a type of this module.
 
 mod calls;
 mod copy;
@@ -323,9 +323,6 @@ pub fn device(ordinal: i64) -> Result<Device> {
 
 /// Returns a device that a caller named, if it exists. Every public function that takes a device passes it through
 /// here.
-///
-/// # Errors
-/// As [`device`].
 #[inline]
 pub(crate) fn existing(device: Device) -> Result<Device> {
     self::device(device.ordinal() as i64)

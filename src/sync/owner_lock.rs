@@ -1,10 +1,9 @@
-//! A lock that costs its owner a nanosecond, so that a thread's cache is fast and yet open to others.
-//!
-//! The owner locks by two plain memory accesses. Any other thread first announces itself, then makes every core of the
-//! process pass a memory barrier (`membarrier(2)`, microseconds), and waits for the owner to step out: the rare other
-//! thread pays for the barrier that each lock needs. The announcement stands until the owner has come by the mutex a
-//! few times, so further threads need no barrier. Without `membarrier` in the kernel the owner passes a barrier of its
-//! own; so it does under Miri, which understands that one.
+//! A lock that costs its owner a nanosecond, so that a thread's cache is fast and yet open to others. The owner locks
+//! by two plain memory accesses. Any other thread first announces itself, then makes every core of the process pass a
+//! memory barrier (`membarrier(2)`, microseconds), and waits for the owner to step out: the rare other thread pays for
+//! the barrier that each lock needs. The announcement stands until the owner has come by the mutex a few times, so
+//! further threads need no barrier. Without `membarrier` in the kernel the owner passes a barrier of its own; so it
+//! does under Miri, which understands that one.
 
 use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering, lock, try_lock};
 use std::cell::UnsafeCell;

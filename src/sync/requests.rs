@@ -22,7 +22,6 @@ const NOTHING: u64 = u64::MAX >> KIND_BITS;
 #[repr(align(128))]
 struct RequestSlot {
     state: AtomicU64,
-    /// The service of the request.
     service: AtomicU64,
 }
 
@@ -32,7 +31,6 @@ pub(crate) struct Requests {
     places: [RequestSlot; PLACES],
 }
 
-/// A request that was left.
 #[derive(Debug)]
 #[must_use = "a place is vacant again once the answer is taken"]
 pub(crate) struct LeftRequest<'a>(&'a RequestSlot);

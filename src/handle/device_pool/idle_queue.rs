@@ -35,7 +35,6 @@ struct SlotContent<T> {
 /// What a request gets.
 #[derive(Debug)]
 pub(in crate::handle) enum Turn<T> {
-    /// An idle handle.
     Handle(Arc<T>),
     /// Room for a new one, to be ended with [`IdleQueue::leave_room`] if none is made.
     Room,

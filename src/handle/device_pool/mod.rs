@@ -166,9 +166,6 @@ impl DevicePool {
     }
 
     /// Waits in the queue, and returns what the request was given; none after the timeout. `name` is the library's.
-    ///
-    /// # Errors
-    /// [`Interrupted`] if the wait was.
     pub(super) fn wait(
         &self,
         place: PlaceInLine,

@@ -1,3 +1,5 @@
+//! A handle of a pool, and what the pool knows of it.
+
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use super::holder::Holder;

@@ -14,7 +14,6 @@ use crate::sync::{ThisThread, ThreadNumber};
 /// Which threads can name a user's stream once the block is freed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum NamedBy {
-    /// Any thread.
     All,
     /// The thread whose per-thread default stream it is.
     Thread(ThreadNumber),

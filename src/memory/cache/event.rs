@@ -1,8 +1,7 @@
-//! Events of memory: what happened to each block and each page, while that is recorded.
-//!
-//! An event is written where its block or page changes hands, under the lock that is held there anyway. So the events
-//! of an address are in order, and a snapshot that holds those locks agrees with them. A free is written before the
-//! block can be had again, an allocation once it cannot.
+//! Events of memory: what happened to each block and each page, while that is recorded. An event is written where its
+//! block or page changes hands, under the lock that is held there anyway. So the events of an address are in order, and
+//! a snapshot that holds those locks agrees with them. A free is written before the block can be had again, an
+//! allocation once it cannot.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;

@@ -1,8 +1,7 @@
-//! Graphs that use a block of pinned memory, which is theirs as long as they may run.
-//!
-//! A graph uses its blocks whenever it is replayed, on any stream, so no event marks its end. The driver reports when a
-//! graph, its instances and their last runs are gone. Where it does not report which capture a stream's work goes to
-//! (before CUDA 12.3, HIP), a block that a graph may use is never used again.
+//! Graphs that use a block of pinned memory, which is theirs as long as they may run. A graph uses its blocks whenever
+//! it is replayed, on any stream, so no event marks its end. The driver reports when a graph, its instances and their
+//! last runs are gone. Where it does not report which capture a stream's work goes to (before CUDA 12.3, HIP), a block
+//! that a graph may use is never used again.
 
 use std::sync::{Arc, Mutex, Weak};
 

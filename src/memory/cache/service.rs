@@ -28,7 +28,6 @@ pub(in crate::memory) struct Service {
 
 /// What a request names: the stream in whose order device memory is used, or a NUMA node for pinned memory.
 pub(crate) trait Order {
-    /// Returns where the memory is, and the stream.
     fn named(&self) -> (MemoryLocation, Option<&Stream>);
 
     /// Returns the number that caches are found by: the stream's address, one for both names of the legacy stream; 0

@@ -1,9 +1,7 @@
 //! A cache: the memory of one pool and one stream. All threads cut blocks from it, so that each reuses what others
-//! free, and a program's peak does not depend on which thread asks.
-//!
-//! The first thread to use it locks it cheaply. The others lock a mutex, or, if that is taken, leave their request to
-//! the thread that has it. A cache whose service has ended serves another pool or stream: whoever found it compares the
-//! service's number under the heap's lock.
+//! free, and a program's peak does not depend on which thread asks. The first thread to use it locks it cheaply. The
+//! others lock a mutex, or, if that is taken, leave their request to the thread that has it. A cache whose service has
+//! ended serves another pool or stream: whoever found it compares the service's number under the heap's lock.
 
 mod frees;
 #[cfg(all(test, loom))]
@@ -286,7 +284,6 @@ impl StreamCache {
         self.duties.load(Ordering::Relaxed) & LENDER != 0
     }
 
-    /// Returns the mark of its pages.
     pub(in crate::memory) fn page_mark(&self) -> u32 {
         if self.is_lender() { self.number | LENT } else { self.number }
     }

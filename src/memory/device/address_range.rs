@@ -1,8 +1,7 @@
 //! The address range of a device's pages, and the driver calls that map extents for the device, there or elsewhere:
-//! each bound to the device, safe in a stream capture, counted.
-//!
-//! A mapping is listed before its peers are read, and a peer is added before the list is read for it. So each mapping
-//! is opened for each peer, by whichever thread comes second.
+//! each bound to the device, safe in a stream capture, counted. A mapping is listed before its peers are read, and a
+//! peer is added before the list is read for it. So each mapping is opened for each peer, by whichever thread comes
+//! second.
 
 use rustix::process::{Resource, getrlimit};
 

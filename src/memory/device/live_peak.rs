@@ -1,7 +1,6 @@
-//! The sum of the live bytes that heaps publish, and its peak.
-//!
-//! A heap publishes a rise before a caller has the block, and a fall after the free: so the sum is never less than what
-//! callers hold. A single heap's own count is exact, so it need not publish falls.
+//! The sum of the live bytes that heaps publish, and its peak. A heap publishes a rise before a caller has the block,
+//! and a fall after the free: so the sum is never less than what callers hold. A single heap's own count is exact, so
+//! it need not publish falls.
 
 use crate::sync::{AtomicBool, AtomicU64, Ordering};
 

@@ -1,7 +1,6 @@
-//! What is at each 2 MiB of a device's address range: its cache, the physical memory behind it, and its blocks.
-//!
-//! From an address to its page and from the page to the block are two array loads, for any thread, without a lock. An
-//! address without a block is always recognised.
+//! What is at each 2 MiB of a device's address range: its cache, the physical memory behind it, and its blocks. From an
+//! address to its page and from the page to the block are two array loads, for any thread, without a lock. An address
+//! without a block is always recognised.
 
 use std::sync::OnceLock;
 
@@ -86,9 +85,6 @@ pub(in crate::memory) enum Invalid {
 
 impl PageEntry<'_> {
     /// Refuses all but a block or slot that a caller holds.
-    ///
-    /// # Errors
-    /// [`Invalid`] says why.
     #[inline]
     pub(in crate::memory) fn check_live(self) -> Result<(), Invalid> {
         match self {
@@ -241,7 +237,6 @@ impl Pages {
         }
     }
 
-    /// Returns what starts at the offset.
     #[inline]
     pub(in crate::memory) fn entry(&self, offset: u64) -> PageEntry<'_> {
         let Some(value) = self.page(offset).and_then(|page| page.value(unit_of(offset))) else {

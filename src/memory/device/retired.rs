@@ -1,5 +1,4 @@
 //! Free memory that the GPU may still use: unmapped and given back once its streams are done, so nobody waits for that.
-//!
 //! Segments of pinned memory are apart: the driver waits for running kernels before it releases one, whatever they use.
 //! So a thread of gpupool's own releases them, or a call that needs them, and until then they count as reserved.
 
@@ -92,9 +91,6 @@ impl DeviceMemory {
     }
 
     /// The same, waiting for the GPU, after other threads have finished what they have under way.
-    ///
-    /// # Errors
-    /// As [`DeviceMemory::end_retired`].
     pub(crate) fn end_retired_by_all(&self) -> Result<u64> {
         let _ = self.under_way.wait();
         self.end_retired(true)
@@ -221,9 +217,6 @@ impl DeviceMemory {
 
     /// Releases mapped and unmapped extents and counts the bytes of each; with `frees_pages` makes their pages
     /// available. What the driver refuses stays in the lists.
-    ///
-    /// # Errors
-    /// `ErrorKind::Library`, the driver's refusal.
     ///
     /// # Safety
     /// Nothing but these lists has the extents, and no work uses them.

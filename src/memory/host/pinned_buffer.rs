@@ -58,9 +58,6 @@ pub fn empty_pinned_on_node(nbytes: u64, node: u32, stream: Option<&Stream>) -> 
 }
 
 /// As [`empty_pinned_on_node`], for gpupool's own work: no caller can free it by its address.
-///
-/// # Errors
-/// As [`empty_pinned`].
 pub(in crate::memory) fn pinned_for_gpupool(nbytes: u64, node: u32) -> Result<PinnedBuffer> {
     let buffer = empty_pinned_on_node(nbytes, node, None)?;
     if let Some(Allocation { cache, offset }) = buffer.block {

@@ -53,9 +53,6 @@ pub fn reset_peak_pinned_stats(numa: Option<u32>) -> Result<()> {
 }
 
 /// Returns the statistics of pinned memory as PyTorch has them, on the NUMA node with this number, or on all.
-///
-/// # Errors
-/// As [`pinned_stats`].
 pub(crate) fn pinned_device_stats(numa: Option<u32>) -> Result<DeviceStats> {
     let mut sum = DeviceStats::default();
     for caches in nodes(numa)? {
@@ -65,9 +62,6 @@ pub(crate) fn pinned_device_stats(numa: Option<u32>) -> Result<DeviceStats> {
 }
 
 /// Returns how long pieces of pinned memory took to allocate and free, on all NUMA nodes.
-///
-/// # Errors
-/// `ErrorKind::Forked` in a forked child.
 pub(crate) fn pinned_times() -> Result<[CallTimes; 2]> {
     process::refuse_forked()?;
     Ok([&PINNED_MADE, &PINNED_GONE].map(|times| times.get()))
@@ -115,9 +109,6 @@ pub fn empty_pinned_cache() -> Result<u64> {
 
 /// Returns the statistics of each NUMA node whose pinned memory this process has used, by its number. It calls no
 /// driver.
-///
-/// # Errors
-/// `ErrorKind::Forked` in a forked child.
 #[cfg(feature = "python")]
 pub(crate) fn pinned_stats_by_node() -> Result<Vec<(u32, MemoryStats)>> {
     let of_node = |caches: &DeviceCaches| Some((caches.memory.location.numa()?, report::summarize(caches).0));

@@ -153,8 +153,6 @@ pub(crate) fn guard<R>(otherwise: R, call: impl FnOnce() -> Result<R>) -> R {
     result
 }
 
-/// # Errors
-/// `ErrorKind::InvalidValue` if there is none.
 pub(crate) fn device_of(ordinal: c_int) -> Result<Device> {
     process::refuse_forked()?;
     runtime::device(ordinal.into())

@@ -1,10 +1,8 @@
 //! Functions that supply another allocator with memory, which it caches and splits into blocks, such as PyTorch's
-//! `MemPool`.
-//!
-//! Such an allocator calls from any thread, for a stream that may not be the one that uses the memory, and uses it in
-//! graphs on any stream. So scopes are not followed, each pool has its own function, and the functions behave as
-//! `cudaMalloc` and `cudaFree`: no work uses the memory they return, and freed memory is reused once all work so far on
-//! the device is done. They never wait for the GPU while there is other memory.
+//! `MemPool`. Such an allocator calls from any thread, for a stream that may not be the one that uses the memory, and
+//! uses it in graphs on any stream. So scopes are not followed, each pool has its own function, and the functions
+//! behave as `cudaMalloc` and `cudaFree`: no work uses the memory they return, and freed memory is reused once all work
+//! so far on the device is done. They never wait for the GPU while there is other memory.
 
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, RwLock};

@@ -1,3 +1,5 @@
+//! A fence for memory that a framework uses on streams that it does not name.
+
 use crate::error::Result;
 use crate::memory::serve::device_caches;
 use crate::runtime::{self, RelaxedCapture, Stream};
@@ -6,9 +8,6 @@ use crate::runtime::{self, RelaxedCapture, Stream};
 /// older than CUDA 12.5: then the host waits. So memory of `stream` that others used unrecorded may be freed after it,
 /// and reused on any stream. Without `delay` only later work on `stream` waits, which is enough if each next user of
 /// the memory waits for that stream. Returns false, with nothing done, if that would spoil a known capture.
-///
-/// # Errors
-/// `ErrorKind::Library` if the driver refuses.
 pub(crate) fn fence(stream: &Stream, delay: bool) -> Result<bool> {
     let device = stream.device();
     let events = &device_caches(device)?.memory.events;

@@ -1,8 +1,7 @@
-//! Device memory for a library's handles, from a pool that may be replaced at any time.
-//!
-//! A library frees by the function that its handle has at that time, so this also takes back memory of a former pool,
-//! and plain memory that the library had from the driver before. Nothing here knows the latter, so an address that is
-//! not gpupool's is the driver's to free or to refuse.
+//! Device memory for a library's handles, from a pool that may be replaced at any time. A library frees by the function
+//! that its handle has at that time, so this also takes back memory of a former pool, and plain memory that the library
+//! had from the driver before. Nothing here knows the latter, so an address that is not gpupool's is the driver's to
+//! free or to refuse.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;

@@ -1,8 +1,7 @@
-//! Whether a pool is asleep, its backup, and the memory that was not given back.
-//!
-//! A pool is awake, asleep, or changing. The thread that changes it calls the driver without a lock; others that would
-//! change it wait. Requests only check whether the pool is awake, on a miss. Work with the pool's memory is submitted
-//! behind a door, which is closed from the beginning of a sleep to the end of waking.
+//! Whether a pool is asleep, its backup, and the memory that was not given back. A pool is awake, asleep, or changing.
+//! The thread that changes it calls the driver without a lock; others that would change it wait. Requests only check
+//! whether the pool is awake, on a miss. Work with the pool's memory is submitted behind a door, which is closed from
+//! the beginning of a sleep to the end of waking.
 
 use std::fmt::Debug;
 use std::mem;

@@ -48,7 +48,6 @@ impl PoolId {
     /// No pool: the device's default one.
     pub const NONE: Self = Self(0, 0);
 
-    /// Returns whether it is for graph capture.
     pub(in crate::memory) const fn is_of_graph(self) -> bool {
         self.0 != 0
     }

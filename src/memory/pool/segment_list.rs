@@ -1,8 +1,7 @@
-//! The fixed segments of a pool, and the callbacks for each that comes and goes.
-//!
-//! Callbacks run without a lock, so a segment may be leaving while a new callback is being called for its presence.
-//! Then it is left here, and that thread gives it back: so no callback learns of a segment's end before its beginning,
-//! and no thread waits for another's callback.
+//! The fixed segments of a pool, and the callbacks for each that comes and goes. Callbacks run without a lock, so a
+//! segment may be leaving while a new callback is being called for its presence. Then it is left here, and that thread
+//! gives it back: so no callback learns of a segment's end before its beginning, and no thread waits for another's
+//! callback.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,8 +1,7 @@
-//! PyTorch's statistics of a device: all blocks, small ones and large ones, with peaks and sums.
-//!
-//! A small block is a slot of a slab here, and slabs are reserved for small blocks; a small segment is a piece of one
-//! page, whatever is in it. Free blocks beside held ones are counted on demand, and their peaks and sums are of what
-//! was found then. The structs are those of `gpupool.h`, so each counter is declared only here.
+//! PyTorch's statistics of a device: all blocks, small ones and large ones, with peaks and sums. A small block is a
+//! slot of a slab here, and slabs are reserved for small blocks; a small segment is a piece of one page, whatever is in
+//! it. Free blocks beside held ones are counted on demand, and their peaks and sums are of what was found then. The
+//! structs are those of `gpupool.h`, so each counter is declared only here.
 
 use std::sync::atomic::Ordering;
 
@@ -82,9 +81,6 @@ counters! {
 }
 
 /// Returns PyTorch's statistics of memory there.
-///
-/// # Errors
-/// As [`device`](crate::device).
 pub(crate) fn device_stats(location: impl Into<MemoryLocation>) -> Result<DeviceStats> {
     let caches = device_caches(location)?;
     let (_, _, counts) = summarize(caches);

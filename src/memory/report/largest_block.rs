@@ -1,3 +1,5 @@
+//! The largest block that could be had.
+
 use crate::error::Result;
 use crate::ids::Device;
 use crate::memory::cache::DeviceCaches;
@@ -7,9 +9,6 @@ use crate::runtime;
 
 /// Returns the largest block that the default pool could serve without giving anything back, as far as is known: free
 /// pages together, and the rest from the driver. Other programs and busy streams can make it less.
-///
-/// # Errors
-/// As [`device`](crate::device); `ErrorKind::Library` if the driver refuses.
 pub(crate) fn largest_block(device: Device) -> Result<u64> {
     let caches = device_caches(device)?;
     let pool = caches.default_pool()?;

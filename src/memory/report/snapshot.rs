@@ -140,9 +140,6 @@ pub fn memory_snapshot() -> Result<Vec<SegmentView>> {
 }
 
 /// Returns the memory of a device, or of all, and what was recorded. Allocations wait meanwhile.
-///
-/// # Errors
-/// `ErrorKind::Forked` in a forked child.
 pub(crate) fn take_snapshot(device: Option<Device>) -> Result<MemorySnapshot> {
     process::refuse_forked()?;
     let _delivery = Delivery::at_end();

@@ -25,9 +25,6 @@ pub(super) fn cache_for(order: &impl Order) -> Result<Found> {
 }
 
 /// As [`cache_for`], in calls that are no requests.
-///
-/// # Errors
-/// As [`cache_for`].
 pub(in crate::memory) fn cache_on(order: &impl Order) -> Result<&'static StreamCache> {
     process::refuse_forked()?;
     cache_for(order).map(|found| found.cache)
@@ -47,9 +44,6 @@ pub(super) fn rerouted_cache_for(order: &impl Order) -> Result<Found> {
 }
 
 /// Returns the cache for this thread's requests of one pool on the stream; `is_rerouted` as for [`rerouted_cache_for`].
-///
-/// # Errors
-/// As [`cache_for`].
 pub(super) fn given_cache_for(given: &GivenPool, stream: &Stream, is_rerouted: bool) -> Result<Found> {
     let changes = pool::changes();
     let (key, found) = find_now(stream, Some(given), is_rerouted)?;

@@ -39,8 +39,6 @@ impl PoolUse {
         Ok(Self::first(Arc::clone(pool), is_captured))
     }
 
-    /// # Errors
-    /// As [`PoolUse::new`].
     pub(in crate::memory) fn again(&self) -> Result<Self> {
         Self::new(&self.pool, self.is_captured)
     }

@@ -96,9 +96,6 @@ fn note_free(block: Allocation, is_completed: bool) {
 }
 
 /// Frees a block whose streams are unknown: it is reused once all work so far on the device is done.
-///
-/// # Errors
-/// As [`free`].
 pub(in crate::memory) fn free_after_all_work(block: Allocation) -> Result<()> {
     let Allocation { cache, offset } = block;
     check_live(block)?;

@@ -60,7 +60,6 @@ const SEARCH: [Step; 12] = [
     Escalation::segment,
 ];
 
-/// The last steps.
 #[rustfmt::skip]
 const LAST: [Step; 2] = [
     Escalation::what_was_under_way,      // wait for memory under way in other threads, and search all of these again

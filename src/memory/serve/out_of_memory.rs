@@ -62,9 +62,6 @@ thread_local! {
 
 /// Calls the user's callbacks in turn, and tries again after each that has freed something. None inside a callback, so
 /// that one that allocates does not call itself, nor in [`without_callbacks`], nor for pinned memory.
-///
-/// # Errors
-/// Those of the try.
 pub(super) fn after_callbacks<R>(
     pool: &Pool,
     stream: usize,

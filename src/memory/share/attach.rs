@@ -1,8 +1,7 @@
 //! How a block that another process shares is attached: its owner notes that this process holds it, the stream waits
-//! for the owner's events, and the block's region is found in the mapping cache, or mapped.
-//!
-//! If any of this fails, the block is let go and what was mapped is unmapped. What the owner says of its memory is
-//! checked as far as it could harm this process.
+//! for the owner's events, and the block's region is found in the mapping cache, or mapped. If any of this fails, the
+//! block is let go and what was mapped is unmapped. What the owner says of its memory is checked as far as it could
+//! harm this process.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};

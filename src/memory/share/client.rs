@@ -1,9 +1,7 @@
-//! The owners of the blocks that this process attaches, and the connections to them.
-//!
-//! There are two kinds of connection. One asks for a block: a thread has it for itself, waits for the answers, and
-//! leaves it to the next one. The other is an owner's channel, open as long as anything of the owner is mapped here: by
-//! it the owner names mappings to end, and this process reports mappings that it keeps or has unmapped. Nothing waits
-//! for an open channel.
+//! The owners of the blocks that this process attaches, and the connections to them. There are two kinds of connection.
+//! One asks for a block: a thread has it for itself, waits for the answers, and leaves it to the next one. The other is
+//! an owner's channel, open as long as anything of the owner is mapped here: by it the owner names mappings to end, and
+//! this process reports mappings that it keeps or has unmapped. Nothing waits for an open channel.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
@@ -49,7 +47,6 @@ impl Drop for OwnerProcess {
 /// By name.
 static OWNERS: Mutex<BTreeMap<[u8; 16], Weak<OwnerProcess>>> = Mutex::new(BTreeMap::new());
 
-/// Returns the channels of all owners.
 pub(super) fn channels() -> Vec<Arc<Channel>> {
     // Dropped without the lock.
     let owners: Vec<_> = lock(&OWNERS).values().filter_map(Weak::upgrade).collect();
@@ -260,9 +257,6 @@ impl Link {
     }
 
     /// Sends a message, and receives the answer.
-    ///
-    /// # Errors
-    /// Those of both.
     pub(super) fn ask(&self, ask: Ask, from: u64, count: u32) -> Result<OwnerAnswer> {
         self.send(ask, from, count)?;
         self.answer()

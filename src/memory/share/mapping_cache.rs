@@ -1,8 +1,7 @@
 //! The mapping cache: the regions of other processes that are mapped here, their blocks in use, and the idle mappings,
-//! which stay for the next time.
-//!
-//! The owner keeps nothing for an idle mapping, and may use the memory freely. The mapping is reused only for a block
-//! that is held anew in the same region, according to the owner; so a message that a region has ended may come late.
+//! which stay for the next time. The owner keeps nothing for an idle mapping, and may use the memory freely. The
+//! mapping is reused only for a block that is held anew in the same region, according to the owner; so a message that a
+//! region has ended may come late.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::Ordering;

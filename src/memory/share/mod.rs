@@ -41,9 +41,6 @@ pub(crate) use token::wrong_size;
 
 /// Shares a block of so many bytes. A process that attaches it waits for what was submitted to the stream so far, if
 /// one is given. If it `is_sent` it is held until another process has attached it.
-///
-/// # Errors
-/// As [`DeviceBuffer::share`](crate::DeviceBuffer::share).
 pub(in crate::memory) fn share(
     block: Allocation,
     bytes: u64,

@@ -1,8 +1,7 @@
-//! The processes that attach this one's blocks: what each holds, and the answers to its messages.
-//!
-//! A process may have several connections. Each is served one message after the other, and closed if the process takes
-//! too long. The holds of all its connections last until a message lets them go, or the process ends. A pidfd shows
-//! that end: a socket may be closed while the process's GPU work goes on.
+//! The processes that attach this one's blocks: what each holds, and the answers to its messages. A process may have
+//! several connections. Each is served one message after the other, and closed if the process takes too long. The holds
+//! of all its connections last until a message lets them go, or the process ends. A pidfd shows that end: a socket may
+//! be closed while the process's GPU work goes on.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};

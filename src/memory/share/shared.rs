@@ -1,8 +1,7 @@
-//! The blocks that this process shares, by number, and the events for the work before.
-//!
-//! A freed one is reused once no process holds it, as a block waits for streams. A sent one is in flight, and held,
-//! until another process has attached it, so the sender need not keep it. The events are recorded again and again: none
-//! is destroyed, as another process may be about to import it.
+//! The blocks that this process shares, by number, and the events for the work before. A freed one is reused once no
+//! process holds it, as a block waits for streams. A sent one is in flight, and held, until another process has
+//! attached it, so the sender need not keep it. The events are recorded again and again: none is destroyed, as another
+//! process may be about to import it.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -18,7 +17,6 @@ use crate::memory::serve::{Allocation, check_live};
 use crate::runtime::{Event, RelaxedCapture, Stream, get};
 use crate::sync::lock;
 
-/// A block that is shared.
 #[derive(Debug)]
 pub(super) struct SharedBlock {
     pub(super) number: u64,
@@ -181,7 +179,6 @@ pub(super) fn find(number: u64) -> Option<Arc<SharedBlock>> {
     lock(&BLOCKS).by_number.get(&number).cloned()
 }
 
-/// Returns the blocks that are shared.
 pub(super) fn all() -> Vec<Arc<SharedBlock>> {
     let mut blocks = lock(&BLOCKS);
     blocks.forget_gone();

@@ -244,7 +244,6 @@ impl fmt::Debug for ShareToken {
     }
 }
 
-/// Returns the error of a token of the wrong size.
 pub(crate) fn wrong_size(bytes: u64) -> Error {
     Error::invalid_value(format!(
         "a token has {BYTES} bytes, and this one has {bytes}: give what share() returned, unchanged"

@@ -18,9 +18,6 @@ use crate::process;
 use crate::runtime;
 
 /// Puts every pool of a device to sleep, as far as it can sleep.
-///
-/// # Errors
-/// As [`sleep`](crate::sleep).
 pub(crate) fn sleep(device: Device, backup: Backup) -> Result<()> {
     let mut fallen: Vec<Arc<Pool>> = Vec::new();
     for pool in pools(device) {

@@ -35,9 +35,6 @@ impl BackupPieces {
     }
 
     /// Returns the next piece, once it is made.
-    ///
-    /// # Errors
-    /// As [`pinned_for_gpupool`].
     pub(super) fn next(&self) -> Result<BackupPiece> {
         let gone = || Error::internal("a backup has no room for what it was made for");
         match &self.made {

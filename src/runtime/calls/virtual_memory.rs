@@ -23,8 +23,7 @@ pub trait VirtualMemoryCalls {
     /// This is a whole reservation of this runtime, and nothing uses it again.
     unsafe fn address_free(&self, address: u64, bytes: u64) -> Result<()>;
 
-    /// Creates an extent of memory there (`cuMemCreate`). It lives until it is released and no mapping of it is
-    /// left.
+    /// Creates an extent of memory there (`cuMemCreate`). It lives until it is released and no mapping of it is left.
     fn extent_create(&self, location: MemoryLocation, bytes: u64) -> Result<Extent>;
     /// Returns what extents there can be used for: what its driver announces, less what it then refused.
     fn extent_use(&self, location: MemoryLocation) -> Result<ExtentUse>;

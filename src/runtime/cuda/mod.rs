@@ -1,9 +1,7 @@
-//! NVIDIA GPUs, through the CUDA driver.
-//!
-//! [`Cuda::probe`] opens `libcuda.so.1` and looks up every function that is called, so that what is probed is what is
-//! used. cudarc provides constants and structs, not the calls: it would open its own, perhaps another, file, and its
-//! enums are undefined behaviour for a newer driver's numbers. Each device's primary context is retained when first
-//! needed, and never released: the driver does that at process end.
+//! NVIDIA GPUs, through the CUDA driver. [`Cuda::probe`] opens `libcuda.so.1` and looks up every function that is
+//! called, so that what is probed is what is used. cudarc provides constants and structs, not the calls: it would open
+//! its own, perhaps another, file, and its enums are undefined behaviour for a newer driver's numbers. Each device's
+//! primary context is retained when first needed, and never released: the driver does that at process end.
 
 mod capture;
 mod device;
@@ -49,7 +47,6 @@ const OUT_OF_MEMORY: Status = sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as Status;
 const NOT_INITIALIZED: Status = sys::CUresult::CUDA_ERROR_NOT_INITIALIZED as Status;
 const NOT_SUPPORTED: Status = sys::CUresult::CUDA_ERROR_NOT_SUPPORTED as Status;
 
-/// Returns the error for a status of the driver.
 #[cold]
 fn refusal(function: &'static str, name: impl Into<String>, status: Status) -> Error {
     let kind = match status {

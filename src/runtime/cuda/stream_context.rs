@@ -1,9 +1,8 @@
-//! The contexts of streams: a device's primary one, a green one, or one of other code's own (`cuCtxCreate`).
-//!
-//! A green context has a part of its device's processors, and shares all else with the device's primary context, whose
-//! memory, modules, events and handles work on its streams. So a stream of one is its device's, and gpupool makes all
-//! for it in the primary context: see `cuCtxFromGreenCtx` in the driver's reference. An event of the primary context
-//! includes the work of its green contexts (`cuCtxRecordEvent`). A context of other code's own shares none of these.
+//! The contexts of streams: a device's primary one, a green one, or one of other code's own (`cuCtxCreate`). A green
+//! context has a part of its device's processors, and shares all else with the device's primary context, whose memory,
+//! modules, events and handles work on its streams. So a stream of one is its device's, and gpupool makes all for it in
+//! the primary context: see `cuCtxFromGreenCtx` in the driver's reference. An event of the primary context includes the
+//! work of its green contexts (`cuCtxRecordEvent`). A context of other code's own shares none of these.
 
 use std::ptr;
 

@@ -1,8 +1,6 @@
-//! AMD GPUs, through `libamdhip64`.
-//!
-//! HIP has no driver contexts: a thread has a current device, and binding a device sets that. HIP 7 keeps a thread's
-//! last error until it is fetched, and programs fetch it after a kernel launch; so an error returned here is fetched
-//! here, too, or other code would take it for its own.
+//! AMD GPUs, through `libamdhip64`. HIP has no driver contexts: a thread has a current device, and binding a device
+//! sets that. HIP 7 keeps a thread's last error until it is fetched, and programs fetch it after a kernel launch; so an
+//! error returned here is fetched here, too, or other code would take it for its own.
 
 mod capture;
 mod file;

@@ -1,9 +1,8 @@
-//! HIP's virtual memory, one mapping at a time.
-//!
-//! The calls have the names and layouts of CUDA's, but libraries up to HIP 7.2 refuse, or account wrongly for, a range
-//! of several mappings (ROCm/rocm-systems issue 2516 and pull request 6977, ROCm/ROCR-Runtime issue 285). So the
-//! mappings are kept here, and a device counts as having virtual memory only after a rehearsal of the allocator's
-//! calls. HIP has no attribute for whether extents can be exported, so a device's first one finds out.
+//! HIP's virtual memory, one mapping at a time. The calls have the names and layouts of CUDA's, but libraries up to HIP
+//! 7.2 refuse, or account wrongly for, a range of several mappings (ROCm/rocm-systems issue 2516 and pull request 6977,
+//! ROCm/ROCR-Runtime issue 285). So the mappings are kept here, and a device counts as having virtual memory only after
+//! a rehearsal of the allocator's calls. HIP has no attribute for whether extents can be exported, so a device's first
+//! one finds out.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -91,8 +90,7 @@ impl Hip {
         let base = self.address_reserve(3 * LARGE_PAGE)?;
         let mut pieces = Vec::new();
         let mut outcome = self.map_pieces(device, base, &mut pieces);
-        // What cannot be unmapped stays: its addresses cannot be given back.
-        // SAFETY: nothing uses these mappings.
+        // What cannot be unmapped stays: its addresses cannot be given back. SAFETY: nothing uses these mappings.
         unsafe { self.memory_unmap(base, 3 * LARGE_PAGE) }?;
         for piece in pieces {
             // SAFETY: this is the only owner of the memory.

@@ -1,9 +1,8 @@
-//! CUDA's rules on calls that are unsafe while a stream is captured.
-//!
-//! An unsafe call of a thread in global mode spoils every global capture, and the thread's own thread-local ones; in
-//! thread-local mode only its own captures; in relaxed mode none: see `cuThreadExchangeStreamCaptureMode` in NVIDIA's
-//! driver API reference. In any mode, any use of the legacy default stream spoils the captures of blocking streams of
-//! its device, except the query whether it is captured, which is refused, too: see `cuStreamIsCapturing` there.
+//! CUDA's rules on calls that are unsafe while a stream is captured. An unsafe call of a thread in global mode spoils
+//! every global capture, and the thread's own thread-local ones; in thread-local mode only its own captures; in relaxed
+//! mode none: see `cuThreadExchangeStreamCaptureMode` in NVIDIA's driver API reference. In any mode, any use of the
+//! legacy default stream spoils the captures of blocking streams of its device, except the query whether it is
+//! captured, which is refused, too: see `cuStreamIsCapturing` there.
 
 use std::cell::Cell;
 use std::fmt;

@@ -53,7 +53,6 @@ struct SimulatedStream {
 /// Whose work is waited for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum AwaitedWork {
-    /// A stream's.
     Stream(StreamKey),
     /// Another process's, which alone completes it.
     Elsewhere(Word),

@@ -1,10 +1,9 @@
 //! What simulated work uses: each piece of memory that a kernel, a copy or a fill names, until it is done, and what a
-//! graph's work names, while the graph lives.
-//!
-//! A GPU says nothing when memory is taken from under its work. Here three mistakes are detected at once: unmapping
-//! memory in use; submitting work with memory that its device cannot reach; and using memory that another stream's
-//! work, not ordered before, is using, wherever its pages are mapped by then. A mistake ends the process, unless a test
-//! collects them ([`collect`]). Not checked without the feature `fault-injection`.
+//! graph's work names, while the graph lives. A GPU says nothing when memory is taken from under its work. Here three
+//! mistakes are detected at once: unmapping memory in use; submitting work with memory that its device cannot reach;
+//! and using memory that another stream's work, not ordered before, is using, wherever its pages are mapped by then. A
+//! mistake ends the process, unless a test collects them ([`collect`]). Not checked without the feature
+//! `fault-injection`.
 
 use std::backtrace::Backtrace;
 use std::io::{self, Write};

@@ -1,9 +1,8 @@
-//! Simulated virtual memory: reserved addresses, and the devices' real bytes mapped there.
-//!
-//! As in CUDA, an extent lives until it is released and unmapped, may be mapped at several addresses, and a mapping can
-//! be used once access was set. As for memory that RDMA can use, other devices get access only by an extent's first
-//! mapping (`benches/results/h100-peers`). Extents and mappings have a lock of their own, so that a call takes little
-//! more than its system call. Under Miri, which maps no files, addresses are numbers without memory.
+//! Simulated virtual memory: reserved addresses, and the devices' real bytes mapped there. As in CUDA, an extent lives
+//! until it is released and unmapped, may be mapped at several addresses, and a mapping can be used once access was
+//! set. As for memory that RDMA can use, other devices get access only by an extent's first mapping
+//! (`benches/results/h100-peers`). Extents and mappings have a lock of their own, so that a call takes little more than
+//! its system call. Under Miri, which maps no files, addresses are numbers without memory.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};

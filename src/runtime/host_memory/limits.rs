@@ -6,7 +6,6 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::error::Bytes;
 
-/// The memory of a control group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct ControlGroup {
     pub(super) total: u64,

@@ -54,9 +54,6 @@ impl DeviceCaches {
     }
 
     /// Returns the pool's lender if it has more than `many` other caches; makes it when first needed.
-    ///
-    /// # Errors
-    /// As [`CacheTable::begin`](super::table::CacheTable::begin).
     pub(in crate::memory) fn lender_for_many(pool: &Arc<Pool>, many: usize) -> Result<Option<&'static StreamCache>> {
         let (count, lender) = Self::of_pool(pool, |entry| (entry.caches.len(), entry.lender));
         if count <= many || lender.is_some() {

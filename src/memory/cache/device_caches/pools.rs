@@ -74,7 +74,6 @@ impl PoolList {
         lock(&self.0).all.values().map(|entry| Arc::clone(&entry.pool)).collect()
     }
 
-    /// Returns the pool with this id, if it is in use.
     pub(in crate::memory) fn in_use(&self, id: PoolId) -> Option<Arc<Pool>> {
         let pools = lock(&self.0);
         let pool = &pools.all.get(pools.by_id.get(&id)?)?.pool;

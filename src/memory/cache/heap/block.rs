@@ -14,7 +14,6 @@ pub(in crate::memory) const BLOCK_BYTES_MAX: u64 = (1 << 0x3e) - ALIGNMENT;
 const SIZE: u64 = !(ALIGNMENT - 1);
 const STATE: u64 = 0b11;
 
-/// What a block is used for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::memory) enum BlockState {
     Free = 0,

@@ -1,7 +1,6 @@
-//! What a heap has handed out and taken back: all blocks, small ones and large ones, and the bytes of slabs.
-//!
-//! A freed block that waits for streams still counts as handed out, but no longer as held. Peaks are kept as blocks go
-//! out. Those of held blocks are counted apart only while a block waits: otherwise they are the same.
+//! What a heap has handed out and taken back: all blocks, small ones and large ones, and the bytes of slabs. A freed
+//! block that waits for streams still counts as handed out, but no longer as held. Peaks are kept as blocks go out.
+//! Those of held blocks are counted apart only while a block waits: otherwise they are the same.
 
 use crate::memory::device::Flow;
 
@@ -52,14 +51,12 @@ impl Amount {
     }
 }
 
-/// Amounts by kind.
 pub(in crate::memory) type Amounts = [Amount; 3];
 
 fn each(one: Amounts, other: Amounts, with: impl Fn(Amount, Amount) -> Amount) -> Amounts {
     [with(one[ALL], other[ALL]), with(one[SMALL], other[SMALL]), with(one[LARGE], other[LARGE])]
 }
 
-/// Returns the larger of each amount.
 pub(in crate::memory) fn most(one: Amounts, other: Amounts) -> Amounts {
     each(one, other, Amount::max)
 }
@@ -77,7 +74,6 @@ pub(in crate::memory) struct Counts {
     pub(in crate::memory) peak: Amounts,
     /// The most that callers held at once.
     pub(in crate::memory) held_peak: Amounts,
-    /// Bytes of slabs.
     pub(in crate::memory) slabs: Flow,
 }
 
@@ -162,7 +158,6 @@ pub(super) struct RunningCounts {
     past_peak: Amounts,
     /// The most that was held before the present peaks began, and since then if blocks wait.
     held_peak: Amounts,
-    /// Bytes of slabs.
     slabs: Flow,
 }
 

@@ -1,7 +1,6 @@
-//! A heap: cuts the memory of its spans into blocks, best fit, and joins what becomes free.
-//!
-//! It works on offsets and makes no driver call: pages come by [`Heap::add_span`] and go by [`Heap::take_mappings`].
-//! Small blocks are slots of slabs, all others are cut to size. A heap belongs to one cache, which locks it.
+//! A heap: cuts the memory of its spans into blocks, best fit, and joins what becomes free. It works on offsets and
+//! makes no driver call: pages come by [`Heap::add_span`] and go by [`Heap::take_mappings`]. Small blocks are slots of
+//! slabs, all others are cut to size. A heap belongs to one cache, which locks it.
 
 mod asleep;
 mod block;
@@ -37,16 +36,13 @@ pub(in crate::memory) use view::HeapBlock;
 enum Cut {
     /// By blocks of the size asked for.
     ToSize,
-    /// By whole spans.
     Whole,
-    /// Not at all.
     Nothing,
 }
 
 /// The service that a heap is in, and how it serves there.
 #[derive(Debug)]
 struct Serving {
-    /// The number of the service.
     number: u64,
     cut: Cut,
     /// How it cuts blocks once it is awake again; none if it is awake.
@@ -256,9 +252,6 @@ impl Heap {
 
     /// Frees the block that starts at the offset, which may stay apart until [`Heap::join_freed`]. One that waits for
     /// streams is freed by [`Heap::release`].
-    ///
-    /// # Errors
-    /// [`Invalid`] if there is none.
     #[inline]
     pub(in crate::memory) fn free(&mut self, pages: &'static Pages, offset: u64) -> Result<(), Invalid> {
         match pages.entry(offset) {
@@ -271,9 +264,6 @@ impl Heap {
     }
 
     /// Makes a live block wait for streams, until [`Heap::release`].
-    ///
-    /// # Errors
-    /// [`Invalid`] if there is none.
     pub(in crate::memory) fn begin_waiting(&mut self, pages: &'static Pages, offset: u64) -> Result<(), Invalid> {
         let entry = pages.entry(offset);
         entry.check_live()?;

@@ -1,9 +1,8 @@
 //! What a heap publishes in its pool's ledger, so that others need not lock it: an upper bound of its live bytes, and
-//! whether it may have free pages.
-//!
-//! A rise is published before the block is handed out, somewhat ahead if rises follow each other. A fall is published
-//! when pages go, and, if the pool has several heaps, once it is a MiB, so that the sum peaks where the live bytes do.
-//! If threads collide there, falls wait until pages go, and the peak is too high by them.
+//! whether it may have free pages. A rise is published before the block is handed out, somewhat ahead if rises follow
+//! each other. A fall is published when pages go, and, if the pool has several heaps, once it is a MiB, so that the sum
+//! peaks where the live bytes do. If threads collide there, falls wait until pages go, and the peak is too high by
+//! them.
 
 use std::sync::Arc;
 

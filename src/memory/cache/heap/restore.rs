@@ -1,7 +1,6 @@
-//! Rebuilds a heap with blocks at given places, to restore a checkpoint of a pool for graphs.
-//!
-//! A checkpoint lists live blocks and slabs. To restore it, all blocks are removed and made again within the heap's
-//! present spans, which contain those of the checkpoint.
+//! Rebuilds a heap with blocks at given places, to restore a checkpoint of a pool for graphs. A checkpoint lists live
+//! blocks and slabs. To restore it, all blocks are removed and made again within the heap's present spans, which
+//! contain those of the checkpoint.
 
 use super::Heap;
 use super::block::{BlockNode, BlockState, EDGE};
@@ -9,7 +8,6 @@ use super::counts::{LARGE, SMALL};
 use crate::memory::device::{BLOCKS_MAX, PageEntry, Pages, SizeClass, Slab};
 use crate::memory::tuning::{ALIGNMENT, PAGE};
 
-/// A live piece of a heap.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(in crate::memory) enum LivePiece {
     /// A block: its start, size and requested bytes.

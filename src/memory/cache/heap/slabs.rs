@@ -1,9 +1,7 @@
 //! The slabs of a heap, in which small blocks have slots, and slabs lent from one heap to another, so that many streams
-//! that hold little share pages.
-//!
-//! The heap of a pool's lender cuts its pages into slabs for caches that have no pages. A slab is one cache's until it
-//! is empty and returned, and is lent again once the work on that cache's stream is done: so its free slots follow the
-//! order of one stream, as in any slab.
+//! that hold little share pages. The heap of a pool's lender cuts its pages into slabs for caches that have no pages. A
+//! slab is one cache's until it is empty and returned, and is lent again once the work on that cache's stream is done:
+//! so its free slots follow the order of one stream, as in any slab.
 
 use super::block::BlockState;
 use super::counts::SMALL;

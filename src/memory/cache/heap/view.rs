@@ -7,7 +7,6 @@ use super::block::{BlockState, EDGE};
 use crate::memory::device::{PageEntry, Pages, Run, Slab};
 use crate::memory::tuning::{ALIGNMENT, PAGE};
 
-/// A block in a snapshot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::memory) struct HeapBlock {
     pub(in crate::memory) start: u64,

@@ -7,9 +7,6 @@ use crate::sync::ThisThread;
 
 impl StreamCache {
     /// Frees a block of this cache, which was just looked up, from any thread.
-    ///
-    /// # Errors
-    /// [`Invalid`] if there is none at the offset.
     #[inline]
     pub(in crate::memory) fn free(&self, thread: ThisThread, offset: u64) -> Result<(), Invalid> {
         match self.lock_fast(thread) {
@@ -39,9 +36,6 @@ impl StreamCache {
     }
 
     /// Makes a block wait for streams before it is free.
-    ///
-    /// # Errors
-    /// [`Invalid`] if there is none at the offset.
     pub(in crate::memory) fn begin_waiting(&self, thread: ThisThread, offset: u64) -> Result<(), Invalid> {
         let mut heap = self.lock(thread);
         if self.has_block_at(offset) { heap.begin_waiting(&self.memory.pages, offset) } else { Err(Invalid::Freed) }

@@ -1,9 +1,7 @@
 //! The extents that driver calls work on: a call that maps, unmaps or releases an extent waits until no other works on
-//! it.
-//!
-//! A moved page stays mapped at its old place until the work there is done; then any thread may unmap it there, perhaps
-//! while another moves the page on. After both at once no mapping of that extent succeeds with NVIDIA's driver 580.159:
-//! `cuMemMap` fails with `CUDA_ERROR_UNKNOWN` (999) (`benches/results/h100-extents`).
+//! it. A moved page stays mapped at its old place until the work there is done; then any thread may unmap it there,
+//! perhaps while another moves the page on. After both at once no mapping of that extent succeeds with NVIDIA's driver
+//! 580.159: `cuMemMap` fails with `CUDA_ERROR_UNKNOWN` (999) (`benches/results/h100-extents`).
 
 use std::collections::BTreeSet;
 use std::sync::{Condvar, Mutex};

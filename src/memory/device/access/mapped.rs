@@ -34,7 +34,6 @@ impl Placed {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct CompactPlaced {
     extent: Extent,
-    /// The size in units of [`UNIT`].
     units: u32,
     /// The ordinal of the other device that has the memory, or [`OWN`].
     source: u32,
@@ -45,7 +44,6 @@ const UNIT: u64 = 0x1000;
 /// In place of another device's ordinal.
 const OWN: u32 = u32::MAX;
 
-/// All that is mapped for one device, by address.
 #[derive(Default, Debug)]
 pub(in crate::memory::device) struct Mapped(Mutex<BTreeMap<u64, CompactPlaced>>);
 

@@ -9,7 +9,6 @@ use crate::ids::Device;
 use crate::runtime::get;
 use crate::sync::{lock, wait};
 
-/// The peers of one device.
 #[derive(Debug, Default)]
 pub(in crate::memory) struct Peers {
     /// Of each, whether a thread is just granting it access.

@@ -1,7 +1,6 @@
 //! A device's memory that several processes map: others map this process's, which the driver then gets back only once
-//! they unmap it; and this process keeps idle mappings of theirs.
-//!
-//! The module of shared blocks counts them. Giving memory back waits for them, which is one load if nothing is shared.
+//! they unmap it; and this process keeps idle mappings of theirs. The module of shared blocks counts them. Giving
+//! memory back waits for them, which is one load if nothing is shared.
 
 mod regions;
 mod signal;

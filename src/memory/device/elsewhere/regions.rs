@@ -43,7 +43,6 @@ struct RegionState {
     kept: u64,
 }
 
-/// The regions that contain an extent.
 type ByExtent = HashMap<(MemoryLocation, Extent), Vec<Weak<Region>>>;
 
 /// Made with the first region, so that memory is given back without this lock where nothing is shared.

@@ -1,9 +1,8 @@
-//! Where a pool's memory comes from, and how much it has and may have.
-//!
-//! Several threads touch the pages of a pinned segment before the driver registers it: an H100 takes 114 ms a GiB this
-//! way and 217 ms in extents (`benches/results/h100-pinned`). But a segment cannot be moved, and the driver releases it
-//! only after running kernels, unlike extents. So segments serve large needs, and go only when asked to, by a thread of
-//! gpupool's own where the caller does not need the memory.
+//! Where a pool's memory comes from, and how much it has and may have. Several threads touch the pages of a pinned
+//! segment before the driver registers it: an H100 takes 114 ms a GiB this way and 217 ms in extents
+//! (`benches/results/h100-pinned`). But a segment cannot be moved, and the driver releases it only after running
+//! kernels, unlike extents. So segments serve large needs, and go only when asked to, by a thread of gpupool's own
+//! where the caller does not need the memory.
 
 mod budget;
 mod reserve;
@@ -45,9 +44,6 @@ impl Source {
     }
 
     /// Allocates a segment, to be used first on the stream; pinned memory has none.
-    ///
-    /// # Errors
-    /// As [`SegmentSource::allocate`].
     pub(in crate::memory) fn allocate(&self, bytes: u64, stream: Option<&Stream>) -> Result<u64> {
         match (self, stream) {
             (Self::Segments(source), Some(stream)) => source.allocate(bytes, stream),
@@ -59,9 +55,6 @@ impl Source {
         }
     }
 
-    /// # Errors
-    /// As [`SegmentSource::free`].
-    ///
     /// # Safety
     /// [`Source::allocate`] gave it, so long and for that stream, and its owner gives it up.
     pub(in crate::memory) unsafe fn free(&self, address: u64, bytes: u64, stream: Option<&Stream>) -> Result<()> {

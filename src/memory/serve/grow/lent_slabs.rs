@@ -1,7 +1,6 @@
-//! Slabs that a pool lends to caches without pages, so that many streams that each hold little need no page each.
-//!
-//! Only lasting streams take part: their work is recorded when a slab is returned, which may be long after its last
-//! use. Pools with few caches do not, nor do captures, since a graph's memory is its own.
+//! Slabs that a pool lends to caches without pages, so that many streams that each hold little need no page each. Only
+//! lasting streams take part: their work is recorded when a slab is returned, which may be long after its last use.
+//! Pools with few caches do not, nor do captures, since a graph's memory is its own.
 
 use super::claim::is_no_memory;
 use super::in_place::serve_in_place;

@@ -1,8 +1,7 @@
-//! Taking another cache's free memory: the one way in which a request gets memory of another stream or pool.
-//!
-//! Check that it is ready, lock the cache in its service, check that nothing changed, take it, record the work so far,
-//! and put back what that work still uses. The work is recorded after the memory was taken, so that it is all that ever
-//! used it, and no lock is held during driver calls.
+//! Taking another cache's free memory: the one way in which a request gets memory of another stream or pool. Check that
+//! it is ready, lock the cache in its service, check that nothing changed, take it, record the work so far, and put
+//! back what that work still uses. The work is recorded after the memory was taken, so that it is all that ever used
+//! it, and no lock is held during driver calls.
 
 mod reach;
 mod readiness;
@@ -42,9 +41,6 @@ pub(super) struct Taken<T> {
 
 impl<T: FreeMemory> Taken<T> {
     /// Records the work so far that may use what was just taken. On a refusal the memory goes back.
-    ///
-    /// # Errors
-    /// `ErrorKind::Library`, the driver's refusal.
     pub(super) fn after_work_so_far(
         cache: &'static StreamCache,
         service: &Service,
@@ -63,8 +59,6 @@ impl<T: FreeMemory> Taken<T> {
         }
     }
 
-    /// # Errors
-    /// As [`FreeMemory::put_back`].
     pub(super) fn put_back(self, thread: ThisThread) -> Result<()> {
         let Self { cache, service, memory, until } = self;
         memory.put_back(cache, &service, thread, until)

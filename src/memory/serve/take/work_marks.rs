@@ -1,9 +1,8 @@
-//! Marks of work: how free pages of a stream that may be gone serve other streams.
-//!
-//! A stream that gpupool did not make can be touched only in a call that names it. So calls that free on such a stream
-//! mark its work by an event. What is free then can serve other streams once the event is done, while the cache's free
-//! pages stay as they were. Nothing is marked before a request has passed over such pages, so that a program with one
-//! stream pays nothing. Memory of a graph that was reset is marked by the request that looks at it.
+//! Marks of work: how free pages of a stream that may be gone serve other streams. A stream that gpupool did not make
+//! can be touched only in a call that names it. So calls that free on such a stream mark its work by an event. What is
+//! free then can serve other streams once the event is done, while the cache's free pages stay as they were. Nothing is
+//! marked before a request has passed over such pages, so that a program with one stream pays nothing. Memory of a
+//! graph that was reset is marked by the request that looks at it.
 
 use crate::error::Result;
 use crate::ids::CaptureStatus;
