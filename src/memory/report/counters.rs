@@ -1,6 +1,6 @@
-//! Statistics that can be summed over several places. Each counter is declared once, with its description.
+//! Statistics that can be added up over several places: each counter is declared once, where it is described.
 
-/// Statistics that add others'. The sum of peaks is an upper bound of the common peak.
+/// Statistics to which those of other places are added. Peaks too, so that they are bounds of what was at once.
 pub(in crate::memory) trait Sum {
     fn add(&mut self, other: &Self);
 }
@@ -23,7 +23,7 @@ impl<T: Sum, const KINDS: usize> Sum for [T; KINDS] {
     }
 }
 
-/// Defines a struct of counters, and its [`Sum`].
+/// Makes a struct all of whose fields are counters, and its [`Sum`].
 macro_rules! counters {
     ($(#[$about:meta])* pub struct $name:ident { $($(#[$what:meta])* pub $counter:ident: $kind:ty,)* }) => {
         $(#[$about])*
