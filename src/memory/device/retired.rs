@@ -90,6 +90,11 @@ impl DeviceMemory {
         Ok(pinned? + others?)
     }
 
+    /// Does the same without waiting. What the driver refuses is tried again whenever memory is given back.
+    pub(in crate::memory) fn try_end_retired(&self) {
+        let _ = self.end_retired(false);
+    }
+
     /// The same, waiting for the GPU, after other threads have finished what they have under way.
     pub(crate) fn end_retired_by_all(&self) -> Result<u64> {
         let _ = self.under_way.wait();

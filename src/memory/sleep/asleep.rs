@@ -103,8 +103,8 @@ fn fall_asleep(pool: &Arc<Pool>, backup: Backup, thread: ThisThread, kept: &mut 
     let mut record = Record { kept: parts, ..Record::default() };
     match empty(pool, &live, backup, &mut record) {
         Ok(released) => {
-            // The awaited work was what this waited for; what is refused here goes later.
-            let _ = pool.memory.end_retired(false);
+            // The work that was awaited is what retired memory waits for.
+            pool.memory.try_end_retired();
             pool.memory.elsewhere.wait_for_processes(WAIT_ASLEEP);
             *kept = Some(record);
             Ok(released)
@@ -159,8 +159,8 @@ fn wait_for_work(pool: &Pool, thread: ThisThread) -> Result<()> {
     for cache in DeviceCaches::caches_of(pool) {
         settle(cache, thread, Patience::Wait)?;
     }
-    // So that retired memory is not in the way once the pool wakes. What is refused goes later.
-    let _ = memory.end_retired(false);
+    // So that retired memory is not in the way once the pool wakes.
+    memory.try_end_retired();
     Ok(())
 }
 

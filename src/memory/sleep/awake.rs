@@ -188,7 +188,6 @@ fn give_up(pool: &Pool, taken: NewExtents) -> bool {
     let until = stream.filter(|_| !is_done).map_or(Until::at_once(), |stream| Until::Unrecorded(vec![stream]));
     // SAFETY: no cache hands out anything of these pages, and `until` is all work that uses them.
     unsafe { memory.retire(Remains::Asleep { mapped, unmapped }, until, &pool.supply) };
-    // What the driver refuses to take back now is tried again whenever memory is given back.
-    let _ = memory.end_retired(false);
+    memory.try_end_retired();
     is_done
 }

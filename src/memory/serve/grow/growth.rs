@@ -207,6 +207,6 @@ impl<'a> Growth<'a> {
             let _ = from.put_back(self.request.thread);
         }
         memory.put_back_pages(self.place.left_of(pages));
-        let _ = memory.end_retired(false);
+        memory.try_end_retired();
     }
 }

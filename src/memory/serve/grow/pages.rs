@@ -119,7 +119,6 @@ fn finish(growth: Growth<'_>, request: &AllocationRequest, activity: &Activity) 
              {reserved} reserved"
         ),
     );
-    // What the driver refuses here it refuses again later, where a call asked for it.
-    let _ = memory.end_retired(false);
+    memory.try_end_retired();
     offset.map_or(Grown::TakenAway, Grown::Block)
 }

@@ -50,8 +50,7 @@ pub(in crate::memory::serve) fn make_reserve(pool: &Pool, bytes: u64) -> Result<
         memory.put_back_pages(Run { first, pages: run.next() - first });
         // SAFETY: no cache has got any of it, so no work uses it.
         unsafe { memory.retire(Remains::Released { mapped: extents, unmapped }, Until::at_once(), &pool.supply) };
-        // What the driver refuses to take back now is tried again whenever memory is given back.
-        let _ = memory.end_retired(false);
+        memory.try_end_retired();
         return outcome;
     }
     // Its pages are never moved.

@@ -64,8 +64,7 @@ pub(crate) fn on_segment(pool: &Arc<Pool>, callback: SegmentCallback) -> Result<
             let until = Until::recorded_later(pool.memory.location.device());
             // SAFETY: the segment was taken out of its cache and off the list, and all work on the device is waited for.
             unsafe { pool.memory.retire(remains, until, &pool.supply) };
-            // What the driver refuses here it refuses again later, where a call asked for it.
-            let _ = pool.memory.end_retired(false);
+            pool.memory.try_end_retired();
         }
     }
     Ok(SegmentGuard { pool: Arc::downgrade(pool), listener })
