@@ -2,7 +2,7 @@
 //! as soon as a call returns, even a failed one, and it may be impossible to wait for a submitted copy: the driver
 //! refuses, or the stream has begun to be captured. So no device ever uses such memory. The host moves the bytes
 //! between it and pinned memory, and pinned memory whose copy was not waited for is free only once the stream's work is
-//! done. again only once the stream's work is done.
+//! done.
 
 use std::collections::VecDeque;
 use std::{mem, ptr};

@@ -90,12 +90,12 @@ impl DeviceMemory {
         Ok(pinned? + others?)
     }
 
-    /// Does the same without waiting. What the driver refuses is tried again whenever memory is given back.
+    /// Ends what the GPU is done with. What the driver refuses is tried again whenever memory is given back.
     pub(in crate::memory) fn try_end_retired(&self) {
         let _ = self.end_retired(false);
     }
 
-    /// The same, waiting for the GPU, after other threads have finished what they have under way.
+    /// As [`DeviceMemory::end_retired`], waiting for the GPU, after other threads have finished their moves.
     pub(crate) fn end_retired_by_all(&self) -> Result<u64> {
         let _ = self.under_way.wait();
         self.end_retired(true)

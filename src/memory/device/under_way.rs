@@ -103,8 +103,8 @@ impl MovesUnderWay {
         Some(Moment { last: self.last_of_others(), is_quiet })
     }
 
-    /// The same on a thread that is in one move and holds nothing that another mover waits for. Such threads do not
-    /// wait for each other.
+    /// As [`MovesUnderWay::wait`], on a thread that is in one move and holds nothing that another mover waits for. Such
+    /// threads do not wait for each other.
     pub(in crate::memory) fn wait_with_own(&self) {
         if OWN.get() != 1 {
             return;

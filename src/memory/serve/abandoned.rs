@@ -33,7 +33,7 @@ fn is_bare(cache: &StreamCache, thread: ThisThread) -> bool {
     cache.lock(thread).mapped() == 0
 }
 
-/// Takes the free memory out of a cache; for a pool that keeps its memory, only what its other streams can use.
+/// Takes the free memory out of a cache; if its pool keeps memory, only borrowed slabs and pages of the reserve.
 fn leave_memory(cache: &StreamCache, service: &Service, thread: ThisThread) -> Result<()> {
     if service.pool.gives_way() {
         retire_free(cache, thread, service)

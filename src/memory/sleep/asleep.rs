@@ -35,7 +35,7 @@ pub(crate) fn sleep(pool: &Arc<Pool>, backup: Backup) -> Result<u64> {
 
 /// Puts a pool to sleep, and returns the bytes that went back to the driver; 0 if it is asleep. `check` runs before
 /// requests are refused, and may prevent the sleep. Waits for other processes that keep its memory mapped, within
-/// bounds. bounds.
+/// bounds.
 ///
 /// # Errors
 /// What the check returns; `ErrorKind::Unavailable` if memory of this kind cannot sleep, or other processes have attached some

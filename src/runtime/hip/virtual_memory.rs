@@ -90,7 +90,8 @@ impl Hip {
         let base = self.address_reserve(3 * LARGE_PAGE)?;
         let mut pieces = Vec::new();
         let mut outcome = self.map_pieces(device, base, &mut pieces);
-        // What cannot be unmapped stays: its addresses cannot be given back. SAFETY: nothing uses these mappings.
+        // What cannot be unmapped stays: its addresses cannot be given back.
+        // SAFETY: nothing uses these mappings.
         unsafe { self.memory_unmap(base, 3 * LARGE_PAGE) }?;
         for piece in pieces {
             // SAFETY: this is the only owner of the memory.

@@ -127,7 +127,8 @@ impl<'a> Growth<'a> {
         if self.replaced.is_empty() {
             return Ok(());
         }
-        // What was mapped before the refusal. SAFETY: all of it was just mapped, and this growth alone unmaps it.
+        // What was mapped before the refusal.
+        // SAFETY: all of it was just mapped, and this growth alone unmaps it.
         unsafe { range.open(&range.placed(&self.mapped)) }
     }
 
