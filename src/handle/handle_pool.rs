@@ -221,7 +221,7 @@ impl HandlePool {
         }
     }
 
-    /// As [`HandlePool::lease`], as far as possible without waiting.
+    /// [`HandlePool::lease`] as far as it can be served without a wait.
     #[cfg(feature = "python")]
     #[inline]
     pub(crate) fn try_lease<'s>(&self, stream: &'s Stream) -> Result<HandleAttempt<'s, Lease>> {

@@ -283,7 +283,7 @@ impl LibraryPool {
         Ok(())
     }
 
-    /// Sets in the library where a handle takes device memory from, as its owner may have changed that.
+    /// Tells the library where a handle takes device memory from, as its owner may have told it otherwise.
     ///
     /// A handle that ever took memory from gpupool keeps doing so, since it must return what it has: without a
     /// `MemPool` it then gets the driver's memory through gpupool.

@@ -49,7 +49,10 @@ pub fn set_memory_limit(limit: MemoryLimit) -> Result<MemoryLimit> {
     Ok(mem::replace(&mut current, limit))
 }
 
-/// Returns the devices whose memory this process has used. It calls no driver.
+/// Returns the devices whose memory this process has used. It asks no driver.
+///
+/// # Errors
+/// `ErrorKind::Forked`.
 pub(crate) fn devices_in_use() -> Result<Vec<Device>> {
     process::refuse_forked()?;
     Ok(DeviceCaches::of_devices().filter_map(|caches| caches.memory.location.device()).collect())

@@ -40,7 +40,7 @@ impl LibraryMemory {
         lock(&self.pool).is_some()
     }
 
-    /// Sets the pool for later allocations, and keeps it until another is set.
+    /// Takes what is allocated from now on from this pool, and keeps it until another is set.
     ///
     /// # Errors
     /// `ErrorKind::InvalidValue` if the pool was dropped, or is another device's.

@@ -19,7 +19,7 @@ use crate::sync::{lock, take_last};
 /// A callback for when memory has run out: it frees what it can, and returns whether it freed anything.
 pub type OomCallback = Arc<dyn Fn(Device, u64) -> bool + Send + Sync>;
 
-/// The callbacks, with their guards' numbers.
+/// The callbacks, each with the number that its guard has.
 static CALLBACKS: Mutex<Vec<(u64, OomCallback)>> = Mutex::new(Vec::new());
 
 /// A callback that stays registered until this is dropped.
@@ -73,7 +73,7 @@ pub(super) fn after_callbacks<R>(
     if IS_CALLING.try_with(Cell::get) != Ok(false) {
         return Ok(None);
     }
-    // Called without their lock.
+    // Their lock is not held while they are called.
     let callbacks: Vec<_> = lock(&CALLBACKS).iter().map(|(_, callback)| Arc::clone(callback)).collect();
     for callback in callbacks {
         let has_freed = call_out(|| without_callbacks(|| callback(device, bytes)));
