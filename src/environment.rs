@@ -1,16 +1,14 @@
-//! Environment variables of gpupool's own. One that is empty counts as not set, and an error names the variable whose value
-//! cannot be right.
+//! Environment variables of gpupool. An empty one counts as not set, and an error names the variable with a wrong
+//! value.
 
 use std::ops::RangeInclusive;
 
 use crate::error::{Error, Result};
 
-/// Returns the error of a variable that is set to something else than it should be.
 fn wrong(variable: &str, value: impl std::fmt::Debug, remedy: impl std::fmt::Display) -> Error {
     Error::invalid_value(format!("{variable}={value:?} {remedy}"))
 }
 
-/// Returns a variable's text; none if it is not set.
 pub(crate) fn text(variable: &str) -> Result<Option<String>> {
     let Some(value) = std::env::var_os(variable).filter(|value| !value.is_empty()) else { return Ok(None) };
     value.into_string().map(Some).map_err(|bytes| wrong(variable, bytes, "is not UTF-8; set it to plain text"))

@@ -1,7 +1,5 @@
-//! One error type for the whole crate.
-//!
-//! Every variant says what failed, in which library and function, with which status, on which device, in which file,
-//! and what to do about it.
+//! One error type for the whole crate. Every variant says what failed, in which library and function, with which
+//! status, on which device, in which file, and what to do about it.
 
 use std::fmt::{self, Display};
 use std::path::PathBuf;
@@ -17,9 +15,9 @@ pub type Cause = Box<dyn std::error::Error + Send + Sync + 'static>;
 
 /// The library of calls that gpupool refuses itself.
 pub(crate) const GPUPOOL: &str = "gpupool";
-/// The name of a status that the library itself has no name for: then the number alone tells.
+/// The name of a status without a name in the library; only the number identifies it.
 pub(crate) const UNKNOWN_STATUS: &str = "unknown status";
-/// The library of calls that an allocator refuses which a pool was made with.
+/// The library of calls that a pool's own allocator refuses.
 pub(crate) const OWN_ALLOCATOR: &str = "the pool's own allocator";
 
 /// An error of the crate. One pointer wide, so that the path without errors stays in registers.
@@ -199,7 +197,7 @@ impl Error {
         matches!(self.kind(), ErrorKind::Library(refused) if refused.code == code)
     }
 
-    /// A request that gpupool itself refuses for want of memory.
+    /// Creates the error of a request that gpupool itself refuses for want of memory.
     #[cold]
     pub(crate) fn no_memory(library: &str, why: impl Into<String>) -> Self {
         Self::refused(library, "allocate", "out of memory", 2, StatusKind::OutOfMemory)
@@ -211,13 +209,13 @@ impl Error {
         ErrorKind::InvalidValue(what.into()).into()
     }
 
-    /// What the system refused, or what a table of a fixed size has no room for.
+    /// Creates the error of a refusal of the system, or of a full table of a fixed size.
     #[cold]
     pub(crate) fn unavailable(what: impl Into<String>) -> Self {
         ErrorKind::Unavailable(what.into()).into()
     }
 
-    /// A fault of gpupool's own.
+    /// Creates the error of a fault of gpupool's own.
     #[cold]
     pub(crate) fn internal(what: impl Into<String>) -> Self {
         ErrorKind::InternalError(what.into()).into()
@@ -228,7 +226,7 @@ impl Error {
         ErrorKind::RuntimeUnavailable { runtime, reason: reason.into(), is_present: false }.into()
     }
 
-    /// As [`Error::runtime_unavailable`], of a platform that is there and does not work.
+    /// As [`Error::runtime_unavailable`], for an installed platform that does not work.
     #[cold]
     pub(crate) fn runtime_broken(runtime: &'static str, reason: impl Into<String>) -> Self {
         ErrorKind::RuntimeUnavailable { runtime, reason: reason.into(), is_present: true }.into()
@@ -242,7 +240,7 @@ impl Error {
         self
     }
 
-    /// Adds to a refused call what its caller knows of it, behind what is said already.
+    /// Adds advice to a refused call, after what it has already.
     #[cold]
     pub(crate) fn advised(self, advice: impl Display) -> Self {
         self.map_library(|refused| {
@@ -368,7 +366,7 @@ impl OutOfMemory {
     /// Returns what to do, after what was done already.
     fn advice(&self) -> &'static str {
         match self.wanted {
-            // What gpupool refuses itself, for a limit, says what to do: memory that is freed elsewhere would not help.
+            // A refusal of gpupool itself, for a limit, has its own advice: memory freed elsewhere would not help.
             _ if self.refused.library == GPUPOOL => "",
             _ if self.location.device().is_none() => {
                 ". Free memory was released before the last attempt; free pinned memory, or request less"
@@ -439,7 +437,7 @@ mod tests {
 
     #[test]
     fn a_fault_of_gpupools_own_asks_for_a_report() {
-        let told = Error::internal("two and two are five").to_string();
-        assert!(told.contains("two and two are five; please report it at https://"), "{told}");
+        let text = Error::internal("two and two are five").to_string();
+        assert!(text.contains("two and two are five; please report it at https://"), "{text}");
     }
 }

@@ -1,8 +1,6 @@
-//! Devices and streams as plain values.
-//!
-//! Nothing here calls a driver: a [`Device`] is an ordinal, a [`MemoryLocation`] that or a NUMA node of the host, a
-//! [`RawStream`] is a stream's address as the vendor's API represents it, and the capture types mirror CUDA's. Their use
-//! by a runtime is in [`crate::runtime`].
+//! Devices and streams as plain values. Nothing here calls a driver: a [`Device`] is an ordinal, a [`MemoryLocation`]
+//! that or a NUMA node of the host, a [`RawStream`] is a stream's address as the vendor's API represents it, and the
+//! capture types mirror CUDA's. Their use by a runtime is in [`crate::runtime`].
 
 use std::ffi::{c_int, c_void};
 use std::fmt;

@@ -51,7 +51,7 @@
 
 // No panic and no output reaches a user; tests and benches may do both.
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, clippy::print_stderr)]
-// As long as clippy.toml says; a test may tell a longer story.
+// The limit is in clippy.toml; a test may be longer.
 #![cfg_attr(not(test), warn(clippy::too_many_lines))]
 
 /// The Rust samples of the guide and the README, which run as tests.

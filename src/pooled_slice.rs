@@ -1,9 +1,7 @@
 //! Memory of the pools for programs that use cudarc: it can be passed wherever a `CudaSlice` can, as an argument of a
-//! kernel, in a copy, to cuBLAS.
-//!
-//! A dropped `CudaSlice` frees its memory with the driver, which did not allocate this memory. So it is kept inside, is
-//! never dropped as a `CudaSlice`, and is borrowed only for reading: two that were swapped would free each other's
-//! memory.
+//! kernel, in a copy, to cuBLAS. A dropped `CudaSlice` frees its memory with the driver, which did not allocate this
+//! memory. So it is kept inside, is never dropped as a `CudaSlice`, and is borrowed only for reading: two that were
+//! swapped would free each other's memory.
 
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, RangeBounds};
@@ -100,7 +98,7 @@ impl<T> PooledSlice<T> {
         // SAFETY: the stream is of the device, and lives as long as the memory, which keeps it.
         let view = unsafe { Stream::view_of(stream.cu_stream().cast(), device) };
         let buffer = empty(bytes as u64, &view)?;
-        // It panics where the driver refuses to make the events by which it follows what streams do.
+        // It panics if the driver refuses to make the events by which it follows streams.
         let slice = panic::catch_unwind(AssertUnwindSafe(|| {
             // SAFETY: the memory is that long and lives as long as the slice, which is not read before it is written.
             unsafe { stream.upgrade_device_ptr(buffer.address(), length) }
@@ -226,7 +224,6 @@ unsafe impl<'a, 'b: 'a, T> PushKernelArg<&'b mut PooledSlice<T>> for LaunchArgs<
     }
 }
 
-/// A slice is sent between threads.
 const _: fn() = || {
     fn is_shared<T: Send + Sync>() {}
     is_shared::<PooledSlice<f32>>();

@@ -1,4 +1,4 @@
-//! The end of things: every rule about threads, processes and forks in one place.
+//! Every rule about the end of threads and processes, and about forks.
 //!
 //! - A thread ends: its [`window`](crate::handle) moves its handles to their pools. No driver call, no library call, no
 //!   Python, no panic.
@@ -23,7 +23,7 @@ const OBSERVED: u8 = 8;
 
 static STATE: AtomicU8 = AtomicU8::new(0);
 
-/// What is out of the ordinary in this process, read at once, so that a hit path asks one question.
+/// What is out of the ordinary in this process, read at once, so that a hit path does one check.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ProcessState(u8);
 
@@ -40,7 +40,7 @@ impl ProcessState {
         self.0 & !REROUTED == 0
     }
 
-    /// Returns whether requests for memory may go where other threads, or contexts, have routed them.
+    /// Returns whether other threads, or contexts, may have routed requests for memory.
     #[inline]
     pub(crate) const fn is_rerouted(self) -> bool {
         self.0 & REROUTED != 0
@@ -52,26 +52,23 @@ impl ProcessState {
         self.0 & FORKED != 0
     }
 
-    /// Returns whether what is done is recorded, see [`crate::observe::recording`], or told to an observer, see
+    /// Returns whether events are recorded, see [`crate::observe::recording`], or observed, see
     /// [`crate::observe::delivery`].
     #[inline]
     pub(crate) const fn is_recorded(self) -> bool {
         self.0 & (RECORDED | OBSERVED) != 0
     }
 
-    /// Returns whether what is done is told to an observer.
     #[inline]
     pub(crate) const fn is_observed(self) -> bool {
         self.0 & OBSERVED != 0
     }
 
-    /// Returns whether what is done is told to an observer, and not recorded.
     pub(crate) const fn is_only_observed(self) -> bool {
         self.0 & (RECORDED | OBSERVED) == OBSERVED
     }
 }
 
-/// What is out of the ordinary now.
 #[inline]
 pub(crate) fn state() -> ProcessState {
     ProcessState(STATE.load(Ordering::Relaxed))
@@ -90,8 +87,8 @@ pub(crate) fn watch_forks() {
     });
 }
 
-/// Marks this process as the child of one that had used a GPU. Nothing is recorded any more: the locks of a recording may
-/// be held for ever.
+/// Marks this process as the child of one that had used a GPU. Nothing is recorded any more: a recording's locks may be
+/// held for ever.
 extern "C" fn in_child() {
     STATE.store(FORKED, Ordering::Relaxed);
 }
@@ -104,22 +101,20 @@ fn set(bit: u8, is_set: bool) {
     }
 }
 
-/// Says whether what is done is recorded.
 pub(crate) fn set_recorded(is_recorded: bool) {
     set(RECORDED, is_recorded);
 }
 
-/// Says whether what is done is told to an observer.
 pub(crate) fn set_observed(is_observed: bool) {
     set(OBSERVED, is_observed);
 }
 
-/// Says whether requests for memory may go where other threads, or contexts, have routed them.
+/// Sets whether other threads, or contexts, may have routed requests for memory.
 pub(crate) fn set_rerouted(is_rerouted: bool) {
     set(REROUTED, is_rerouted);
 }
 
-/// Another process, as the system tells of it.
+/// Another process, as the system reports it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Peer {
     /// 0 for one that this process cannot see, in another PID namespace.
@@ -128,9 +123,6 @@ pub(crate) struct Peer {
 }
 
 /// Returns the process at the other end of a Unix socket: the one that connected, or that listened.
-///
-/// # Errors
-/// Those of the system.
 pub(crate) fn peer_of(socket: BorrowedFd<'_>) -> io::Result<Peer> {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut bytes = size_of::<libc::ucred>() as libc::socklen_t;
@@ -147,18 +139,17 @@ pub(crate) fn is_forked() -> bool {
     state().is_forked()
 }
 
-/// Refuses in a forked child.
 #[inline]
 pub(crate) fn refuse_forked() -> Result<()> {
     if is_forked() { Err(forked()) } else { Ok(()) }
 }
 
-/// Returns the error of a forked child. Apart, to keep its making out of the paths that check.
+/// Returns the error of a forked child. Separate, to keep it out of the paths that check.
 #[cold]
 fn forked() -> Error {
-    static IS_TOLD: AtomicBool = AtomicBool::new(false);
+    static IS_LOGGED: AtomicBool = AtomicBool::new(false);
     let error = Error::from(ErrorKind::Forked);
-    if !IS_TOLD.swap(true, Ordering::Relaxed) {
+    if !IS_LOGGED.swap(true, Ordering::Relaxed) {
         info!(target: RUNTIME, "this call and later ones are refused: {error}");
     }
     error

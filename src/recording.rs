@@ -99,9 +99,6 @@ impl Recording {
     }
 
     /// As [`Recording::start`], with stacks that the program's language takes.
-    ///
-    /// # Errors
-    /// As [`Recording::start`].
     pub(crate) fn start_with_stacks(&self, take_stack: Option<StackCallback>) -> Result<()> {
         process::refuse_forked()?;
         if self.has_events && self.max_entries == 0 {

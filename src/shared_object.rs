@@ -1,4 +1,4 @@
-//! Opening shared libraries and looking symbols up, with the reason why something failed.
+//! Opening shared libraries and looking symbols up, with reasons for failures.
 
 use std::error::Error;
 use std::ffi::CStr;
@@ -9,23 +9,20 @@ use libloading::os::unix as dl;
 
 pub(crate) use libloading::os::unix::Library;
 
-/// How to open a library: with every symbol resolved, so that what is missing shows at once.
+/// Opens a library with every symbol resolved, so that a missing one shows at once.
 pub(crate) const NOW: i32 = dl::RTLD_NOW | dl::RTLD_LOCAL;
-/// Open it only if it is in the process already.
+/// Opens it only if it is in the process already.
 pub(crate) const IF_LOADED: i32 = dl::RTLD_LAZY | libc::RTLD_NOLOAD;
 
 /// Opens a library by path, or by name with the dynamic linker's own search.
-///
-/// # Errors
-/// The linker's reason.
 pub(crate) fn open(file: &Path, flags: i32) -> Result<Library, String> {
     // SAFETY: loading runs the library's constructors, which the vendors make safe for any process.
     let opened = unsafe { Library::open(Some(file), flags) };
     opened.map_err(|error| error.source().map_or_else(|| error.to_string(), ToString::to_string))
 }
 
-/// Returns whether the linker's reason is that there is no such file. Of a file that is there and needs another one, the reason
-/// names that other one.
+/// Returns whether the linker's reason is that there is no such file. If a file needs another one, the reason names
+/// that.
 pub(crate) fn is_absent(file: &Path, reason: &str) -> bool {
     // In the language of the process, as the linker's.
     let no_file = io::Error::from_raw_os_error(libc::ENOENT).to_string();

@@ -1,6 +1,5 @@
-//! The folders below which Python's wheels put shared libraries.
-//!
-//! Separate from the loader, since a runtime may come in a wheel as well as a library.
+//! The folders below which Python's wheels put shared libraries. Separate from the loader, since a runtime may come in
+//! a wheel as well as a library.
 
 use crate::sync::lock;
 use std::path::PathBuf;
@@ -39,8 +38,8 @@ pub(crate) fn all() -> Vec<PathBuf> {
     folders
 }
 
-/// Returns the folders below `site-packages` that a wheel's folder stands for. The first part of its name may end in
-/// `*`: the wheels of ROCm carry the GPU family they are for in the name of their package.
+/// Returns the folders below `site-packages` for a wheel's folder. The first part of its name may end in `*`: ROCm's
+/// wheels have their GPU family in the name of their package.
 pub(crate) fn below(folder: &str) -> Vec<PathBuf> {
     let (first, rest) = folder.split_once('/').unwrap_or((folder, ""));
     let roots = all().into_iter();

@@ -1,8 +1,7 @@
-//! The summary: what holds a device's memory, pools of memory and of handles together.
-//!
-//! The used memory that the driver reports consists of what gpupool's pools have reserved, what library handles and
-//! their workspaces use, and the rest: other processes, CUDA contexts, other allocators of this process. No lock is
-//! held during the driver call, and no thread is stopped: each cache and each pool is read separately.
+//! The summary: what holds a device's memory, pools of memory and of handles together. The used memory that the driver
+//! reports consists of what gpupool's pools have reserved, what library handles and their workspaces use, and the rest:
+//! other processes, CUDA contexts, other allocators of this process. No lock is held during the driver call, and no
+//! thread is stopped: each cache and each pool is read separately.
 
 use crate::error::Result;
 use crate::handle::{self, HandleStats};
@@ -62,7 +61,7 @@ pub fn memory_summary(device: Device) -> Result<MemorySummary> {
     Ok(MemorySummary { device, info: memory_info(device), memory, pools, handles })
 }
 
-/// Also while a stream is captured.
+/// Works also while a stream is captured.
 fn memory_info(device: Device) -> Result<MemoryInfo> {
     let _relaxed = RelaxedCapture::new(runtime::get()?).map_err(|e| e.on(device))?;
     runtime::memory_info(device)

@@ -1,7 +1,6 @@
-//! Creating and destroying handles: the two slow things, done outside of every lock.
-//!
-//! Both run with the device's primary context current and the thread's capture mode relaxed, so that no capture, here
-//! or in another thread, is spoiled; both leave the thread as they found it.
+//! Creating and destroying handles: the two slow operations, outside every lock. Both run with the device's primary
+//! context current and the thread's capture mode relaxed, so that no capture, here or in another thread, is spoilt;
+//! both leave the thread as they found it.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -17,11 +16,11 @@ use crate::runtime::{self, BoundDevice, MemoryInfo, RelaxedCapture, Runtime, Who
 pub(super) struct Created {
     pub(super) handle: RawHandle,
     pub(super) time: Duration,
-    /// Device memory it took; none where other creations went on meanwhile and the difference would be theirs too.
+    /// Device memory it took; none if other creations ran meanwhile, which the difference would include.
     pub(super) bytes: Option<u64>,
 }
 
-/// Creations begun so far, and those under way: a creation's memory is measured only if it was alone.
+/// Creations begun so far, and those under way: a creation's memory is measured only if it ran alone.
 static BEGUN: AtomicUsize = AtomicUsize::new(0);
 static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
 
@@ -41,7 +40,7 @@ impl Drop for CreationUnderWay {
     }
 }
 
-/// A thread made ready to create and destroy: the device's context current, the capture mode relaxed.
+/// A thread ready to create and destroy: the device's context current, the capture mode relaxed.
 pub(super) struct Prepared {
     runtime: &'static dyn Runtime,
     device: Device,
@@ -57,13 +56,12 @@ impl Prepared {
         Ok(Self { runtime, device, _relaxed, _bound })
     }
 
-    /// Creates a handle.
     pub(super) fn create(&self, library: &dyn Library) -> Result<Created> {
         let _activity = Activity::begin(format_args!("create {} handle", library.name()));
         let _under_way = CreationUnderWay::new();
         let begun = BEGUN.load(Ordering::Relaxed);
         let was_alone = UNDER_WAY.load(Ordering::Relaxed) == 1;
-        // The memory is asked for statistics alone, so a driver that cannot say does not stop the creation.
+        // Only statistics need it, so a driver that cannot report it does not stop the creation.
         let before = self.runtime.memory_info().ok();
         let start = Instant::now();
         let handle = library.create(self.device).map_err(|e| e.on(self.device))?;
@@ -85,18 +83,17 @@ impl Prepared {
     }
 }
 
-/// Creates a handle on the device.
 pub(super) fn create(runtime: &'static dyn Runtime, library: &dyn Library, device: Device) -> Result<Created> {
     Prepared::new(runtime, device)?.create(library)
 }
 
-/// A time in which handles may be destroyed: no capture that is announced begins meanwhile, if that would spoil it.
+/// A time in which handles may be destroyed: no announced capture that this would spoil begins meanwhile.
 pub(super) struct Destroying {
     _whole: Option<WholeDevice>,
 }
 
 impl Destroying {
-    /// Begins it; none while a capture is known of that destroying this library's handles would spoil.
+    /// Begins it; none if a known capture would be spoilt by destroying this library's handles.
     pub(super) fn begin(runtime: &'static dyn Runtime, library: &dyn Library, device: Device) -> Result<Option<Self>> {
         if !library.synchronizes_on_destroy() {
             return Ok(Some(Self { _whole: None }));
@@ -105,8 +102,8 @@ impl Destroying {
     }
 }
 
-/// Returns whether a refused creation is likely for want of memory: the library says so, or says "not initialized"
-/// while less is free than a handle takes.
+/// Returns whether a refused creation is likely for want of memory: the library reports so, or "not initialized" while
+/// less is free than a handle takes.
 pub(super) fn is_for_want_of_memory(library: &dyn Library, device: Device, error: &Error) -> bool {
     let ErrorKind::Library(refused) = error.kind() else { return false };
     match refused.kind {

@@ -1,4 +1,4 @@
-//! Events of handles: which thread took and released which handle, during a recording.
+//! Events of handles: which thread took and released which, during a recording.
 
 use std::sync::LazyLock;
 
@@ -77,8 +77,8 @@ thread_local! {
     static OWN: OwnBuffer<HandleEvent> = OwnBuffer::new(&RING);
 }
 
-/// Writes an event down while there is a recording. What ends a holder's hold is noted before another can have the handle, the
-/// rest after it happened.
+/// Records an event, if there is a recording. The end of a hold is noted before another can have the handle, other
+/// events afterwards.
 #[inline]
 pub(super) fn note(library: &'static dyn Library, device: Device, action: HandleAction, handle: &RawHandle) {
     if process::state().is_recorded() {
@@ -96,7 +96,6 @@ fn write(library: &'static dyn Library, device: Device, action: HandleAction, ha
     RING.note(&OWN, event, recording::most());
 }
 
-/// Returns the recorded events, in order.
 pub(crate) fn events() -> Vec<HandleEvent> {
     if process::state().is_recorded() && Settings::get().has_events {
         RING.newest(recording::most())

@@ -1,7 +1,5 @@
-//! Hand-over: what keeps a handle's former work and its next from meeting in the scratch memory of the handle.
-//!
-//! Where a library keeps scratch memory in its handles, work of the former stream may still be using it, so the new stream
-//! waits for that first.
+//! Hand-over: where a library keeps scratch memory in its handles, work of a handle's former stream may still use it,
+//! so the new stream waits for that first.
 
 use super::device_pool::PooledHandle;
 use crate::error::Result;
@@ -10,12 +8,9 @@ use crate::library::Library;
 use crate::observe::Activity;
 use crate::runtime::{BoundDevice, Event, RelaxedCapture, Runtime, Stream};
 
-/// Makes the stream wait for the work of the handle's former stream, where that is needed. Returns false if it cannot now: then
-/// another handle is to be had. With `at_all_costs` it also waits for a foreign stream that may be gone, whose work only the
-/// whole device's stands for: captures that gpupool was not told of are spoiled by that.
-///
-/// # Errors
-/// What the driver refused.
+/// Makes the stream wait for the work of the handle's former stream, if needed. False if it cannot now: then another
+/// handle is to be used. With `at_all_costs` it also waits, by way of the whole device, for a foreign stream that may
+/// be gone: that spoils captures unknown to gpupool.
 pub(super) fn wait_for_former(
     runtime: &'static dyn Runtime,
     library: &dyn Library,
@@ -39,7 +34,6 @@ pub(super) fn wait_for_former(
     Ok(is_ready)
 }
 
-/// Makes the stream wait for the work so far on a former one of the same device.
 fn wait_for(runtime: &'static dyn Runtime, former: RawStream, stream: &Stream, at_all_costs: bool) -> Result<bool> {
     let device = stream.device();
     let _bound = BoundDevice::of(runtime, device)?;
@@ -56,7 +50,7 @@ fn wait_for(runtime: &'static dyn Runtime, former: RawStream, stream: &Stream, a
             }
             event.record(&former)?;
         }
-        // It may have been destroyed by now, so all work on the device stands for its.
+        // It may be destroyed by now, so this waits for all work on the device.
         None => {
             if !at_all_costs || !event.record_or_await_context()? {
                 return Ok(false);

@@ -1,8 +1,6 @@
-//! `HandlePool`: a pool as its users see it.
-//!
-//! The hit path takes no lock and calls only the library's own stream function, and for cuBLAS the driver's that says whether
-//! the stream is captured. The miss path locks one device's list for as long as it takes to pop from it; creating and
-//! destroying happen outside of every lock.
+//! `HandlePool`: a pool as its users see it. The hit path takes no lock and calls only the library's own stream
+//! function, and for cuBLAS the driver, to learn whether the stream is captured. The miss path locks one device's list
+//! to pop from it; creating and destroying happen outside every lock.
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -46,7 +44,7 @@ use crate::runtime::{self, Runtime, Stream};
 #[derive(Clone, Copy)]
 pub struct HandlePool(&'static LibraryPool);
 
-/// How many pools a process can have: as many as a byte tells apart. Pools are never dropped.
+/// How many pools a process can have: as many as a byte can number. Pools are never dropped.
 const MAX_POOLS: usize = 1 << u8::BITS;
 
 static NEXT_ID: AtomicUsize = AtomicUsize::new(BUILT_IN);
@@ -154,7 +152,7 @@ impl HandlePool {
         }
     }
 
-    /// [`HandlePool::handle`] as far as it can be served without a wait.
+    /// As [`HandlePool::handle`], as far as possible without waiting.
     #[cfg(feature = "python")]
     #[inline]
     pub(crate) fn try_handle<'s>(&self, stream: &'s Stream) -> Result<HandleAttempt<'s, Handle>> {
@@ -179,8 +177,7 @@ impl HandlePool {
         }
     }
 
-    /// Returns this thread's handle, if it holds one for the stream. All that is rare is left to
-    /// the miss path.
+    /// Returns this thread's handle, if it holds one for the stream. All rare cases are left to the miss path.
     #[inline]
     fn held(&self, stream: &Stream) -> Option<Result<Handle>> {
         if process::is_forked() || self.0.is_closed() {
@@ -212,7 +209,7 @@ impl HandlePool {
         }
     }
 
-    /// [`HandlePool::lease`] that waits at most so long.
+    /// As [`HandlePool::lease`], but waits at most so long.
     ///
     /// # Errors
     /// As [`HandlePool::lease`].
@@ -280,7 +277,7 @@ impl HandlePool {
         let runtime = self.require_usable()?;
         let pool = self.0.on(device)?;
         let missing = count.saturating_sub(pool.idle_count());
-        // Kept aside until all are made: where memory is short, each creation destroys what is idle.
+        // Kept aside until all are made: if memory is short, each creation destroys idle ones.
         let mut created = Vec::new();
         let mut result = Ok(missing);
         for _ in 0..missing {
@@ -300,7 +297,7 @@ impl HandlePool {
         result
     }
 
-    /// [`HandlePool::warm`] on a separate thread. The statistics count a failure.
+    /// As [`HandlePool::warm`], on a separate thread. The statistics count a failure.
     ///
     /// # Errors
     /// `ErrorKind::InvalidValue` if there is no such device; `ErrorKind::Unavailable` if the system cannot start a thread.
@@ -309,7 +306,7 @@ impl HandlePool {
         let name = format!("gpupool-warm-{}", self.name());
         let thread = thread::Builder::new().name(name.clone());
         let warm = move || {
-            // Of the name above the system keeps 15 bytes.
+            // The system keeps 15 bytes of the name above.
             nvtx::name_thread(&name);
             self.warm(count, device)
         };

@@ -30,9 +30,9 @@ impl Lease {
         Self { pool, device, pooled: Some(pooled) }
     }
 
-    /// Returns the handle that this thread gave back last, if that last ran on this stream and no request waits for
-    /// one, for a lease from now on. It is not a lease yet, and not inlined, so that the handle is returned in a
-    /// register and the lease is made where the caller wants it.
+    /// Returns the handle that this thread gave back last, for a lease, if it last ran on this stream and no request
+    /// waits. Not inlined and not a lease yet, so that it is returned in a register and the lease is made in the
+    /// caller's place.
     #[inline(never)]
     pub(super) fn take_own(pool: &'static LibraryPool, stream: &Stream) -> Option<Result<Arc<PooledHandle>>> {
         let state = process::state();

@@ -1,6 +1,5 @@
-//! A pool: all handles of one library in the process, on each device.
-//!
-//! No lock is held while a handle is created, destroyed, or made ready.
+//! A pool: all handles of one library in the process, on each device. No lock is held while a handle is created,
+//! destroyed, or made ready.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -24,18 +23,16 @@ use crate::runtime::{self, Runtime, Stream};
 /// How many pools are gpupool's own. Their ids are the numbers below this one.
 pub(super) const BUILT_IN: usize = 12;
 
-/// How many of them, those with the lowest ids, have a place in the array of a window: one for each device. Where the library
-/// keeps scratch memory in its handles that is not enough, for a thread has a handle for each stream.
+/// How many of them, by lowest ids, have a place in a window's array: one for each device. If the library keeps scratch
+/// memory in its handles that is not enough, since a thread has a handle for each stream.
 pub(super) const NEAR: usize = 8;
 
-/// A pool, which lives as long as the process.
 pub(crate) struct LibraryPool {
     id: u8,
     pub(super) library: &'static dyn Library,
     is_closed: AtomicBool,
-    /// Whether the user has said for any device where handles take memory from.
+    /// Whether the user has set for any device where handles take memory from.
     has_memory: AtomicBool,
-    /// The most handles for each device; [`NO_LIMIT`] for no limit.
     limit: AtomicUsize,
     /// By ordinal, made when the runtime is known.
     devices: OnceLock<Box<[DevicePool]>>,
@@ -43,13 +40,13 @@ pub(crate) struct LibraryPool {
 
 const NO_LIMIT: usize = usize::MAX;
 
-/// A handle that a user's library is just called with: it lies idle again if that panics. gpupool's own libraries do not.
-struct InHand<'a> {
+/// A handle during a call of a user's library, which may panic: then it becomes idle. gpupool's own do not.
+struct InUse<'a> {
     on_device: &'a DevicePool,
     pooled: Option<Arc<PooledHandle>>,
 }
 
-impl<'a> InHand<'a> {
+impl<'a> InUse<'a> {
     fn during<R>(on_device: &'a DevicePool, pooled: Arc<PooledHandle>, call: impl FnOnce(Arc<PooledHandle>) -> R) -> R {
         let mut in_hand = Self { on_device, pooled: Some(Arc::clone(&pooled)) };
         let result = call(pooled);
@@ -58,13 +55,13 @@ impl<'a> InHand<'a> {
     }
 }
 
-impl Drop for InHand<'_> {
+impl Drop for InUse<'_> {
     fn drop(&mut self) {
         self.on_device.put_idle(self.pooled.take());
     }
 }
 
-/// Room for a handle that is just being made, which others get if none is.
+/// Room for a handle being made, which others get if that fails.
 struct Room<'a>(Option<&'a DevicePool>);
 
 impl Drop for Room<'_> {
@@ -103,12 +100,12 @@ impl LibraryPool {
         self.is_closed.load(Ordering::Relaxed)
     }
 
-    /// Ends the pool's service: from now on it gives out no handle.
+    /// Closes the pool: it gives out no more handles.
     pub(super) fn close(&self) {
         self.is_closed.store(true, Ordering::Relaxed);
     }
 
-    /// Returns the runtime, if handles can be asked for.
+    /// Returns the runtime, if handles can be requested.
     pub(super) fn require_usable(&self) -> Result<&'static dyn Runtime> {
         let runtime = match self.library.runtime() {
             Some(kind) => runtime::require(kind)?,
@@ -132,16 +129,12 @@ impl LibraryPool {
         });
     }
 
-    /// Returns the pool's parts, by the device's ordinal; none before a handle was first asked for.
+    /// Returns the pool's parts by ordinal; none before the first request.
     #[inline]
     pub(super) fn devices(&self) -> &[DevicePool] {
         self.devices.get().map(AsRef::as_ref).unwrap_or_default()
     }
 
-    /// Returns the pool's part for a device.
-    ///
-    /// # Errors
-    /// `ErrorKind::InvalidValue` if there is no such device.
     pub(super) fn on(&self, device: Device) -> Result<&DevicePool> {
         match self.devices().get(device.ordinal()) {
             Some(on_device) => Ok(on_device),
@@ -164,12 +157,10 @@ impl LibraryPool {
         self.devices().iter().for_each(|pool| pool.set_limit(limit));
     }
 
-    /// Returns the pool's counts on a device.
     pub(super) fn stats(&self, device: Device) -> Result<HandleStats> {
         Ok(self.on(device)?.stats(self.library.workspace_bytes(device)))
     }
 
-    /// Returns the pool's counts, summed over all devices.
     pub(super) fn total_stats(&self) -> Result<HandleStats> {
         let devices = 0..self.devices().len() as u32;
         devices.map(|ordinal| self.stats(Device::from_ordinal(ordinal))).sum()
@@ -184,9 +175,9 @@ impl LibraryPool {
         error.on(device)
     }
 
-    /// Sets back what the former owner of an idle handle may have changed, and sets the stream. If that is refused the handle
-    /// lies idle again. Returns none if the handle is given up, as something of its former owner's is in use: then there is
-    /// room for another, which the caller makes or leaves.
+    /// Resets what the former owner of an idle handle may have changed, and sets the stream. On a refusal the handle is
+    /// idle again. None if the handle is given up, since something of its former owner is in use: then there is room
+    /// for another, which the caller makes or leaves.
     #[inline(always)]
     pub(super) fn make_ready(
         &self,
@@ -197,7 +188,7 @@ impl LibraryPool {
         if self.is_built_in() {
             self.reset(on_device, pooled, stream)
         } else {
-            InHand::during(on_device, pooled, |pooled| self.reset(on_device, pooled, stream))
+            InUse::during(on_device, pooled, |pooled| self.reset(on_device, pooled, stream))
         }
     }
 
@@ -214,14 +205,14 @@ impl LibraryPool {
         }
     }
 
-    /// Sets where a new handle takes memory from, and its stream. If that is refused the handle lies idle.
+    /// Sets a new handle's memory and stream. On a refusal the handle is idle.
     pub(super) fn set_up(
         &self,
         on_device: &DevicePool,
         pooled: Arc<PooledHandle>,
         stream: &Stream,
     ) -> Result<Arc<PooledHandle>> {
-        InHand::during(on_device, pooled, |pooled| match self.give(&pooled, stream.device()) {
+        InUse::during(on_device, pooled, |pooled| match self.give(&pooled, stream.device()) {
             Ok(()) => self.set_stream(on_device, pooled, stream),
             Err(error) => Err(self.put_back(on_device, pooled, stream, error)),
         })
@@ -245,7 +236,7 @@ impl LibraryPool {
         }
     }
 
-    /// Ends a hand-over that was refused: no request gets the handle again if that is for what its former owner has in use.
+    /// Ends a refused hand-over: no request gets the handle again if the reason is what its former owner has in use.
     #[cold]
     fn give_up(
         &self,
@@ -276,8 +267,8 @@ impl LibraryPool {
         self.has_memory.load(Ordering::Relaxed)
     }
 
-    /// Says where handles on the device take device memory from: this `MemPool`, or plain memory of the driver. Handles that
-    /// take it from gpupool already need not be told again.
+    /// Sets where handles on the device take device memory from: this `MemPool`, or the driver. Handles that take it
+    /// from gpupool already need no further call.
     pub(super) fn set_memory(&self, device: Device, pool: Option<&PoolToken>) -> Result<()> {
         let on_device = self.on(device)?;
         if pool.is_none() && on_device.memory.get().is_none() {
@@ -294,8 +285,8 @@ impl LibraryPool {
 
     /// Tells the library where a handle takes device memory from, as its owner may have told it otherwise.
     ///
-    /// A handle that took memory from gpupool once does so for ever, as what it has of ours must come back to us: without a
-    /// `MemPool` it then gets plain memory.
+    /// A handle that ever took memory from gpupool keeps doing so, since it must return what it has: without a
+    /// `MemPool` it then gets the driver's memory through gpupool.
     #[cold]
     pub(super) fn give_memory(&self, pooled: &PooledHandle, device: Device) -> Result<()> {
         let Some(memory) = self.on(device)?.memory.get() else { return Ok(()) };
@@ -306,7 +297,6 @@ impl LibraryPool {
         Ok(())
     }
 
-    /// Takes back what a lease held.
     #[inline]
     pub(super) fn end_lease(&self, device: Device, pooled: Arc<PooledHandle>) {
         if let Ok(pool) = self.on(device) {
@@ -334,8 +324,8 @@ impl LibraryPool {
         }
     }
 
-    /// Creates a handle in room that was made for it, and notes it as held. If memory runs out, idle handles and free
-    /// memory of gpupool's own are given back first.
+    /// Creates a handle in room made for it, and holds it. If memory runs out, idle handles and gpupool's free memory
+    /// are given back first.
     pub(super) fn create(
         &self,
         runtime: &'static dyn Runtime,
@@ -397,7 +387,7 @@ impl LibraryPool {
         let name = self.library.name();
         let activity = Activity::begin(format_args!("trim {name} handles"));
         let destroyed = prepared.destroy(self.library, handles).inspect_err(|_| pool.count_failure());
-        // What a logger does may begin with a capture.
+        // A logger may begin a capture.
         drop(destroying);
         info!(target: HANDLE, "{name}: {count} idle handles destroyed on {device} in {}", activity.took());
         released.and(destroyed).map(|()| count)

@@ -1,4 +1,4 @@
-//! Every pool that has been used: their counts together, and the end of all that is idle.
+//! Every pool that has been used: their total counts, and the release of idle handles.
 
 use std::sync::Mutex;
 
@@ -26,7 +26,7 @@ fn all() -> Vec<&'static LibraryPool> {
     lock(&POOLS).clone()
 }
 
-/// Returns the devices on which handles were created. It asks no driver.
+/// Returns the devices on which handles were created. It calls no driver.
 pub(crate) fn devices_in_use() -> Vec<Device> {
     let mut in_use = Vec::new();
     for pool in all() {
@@ -36,7 +36,7 @@ pub(crate) fn devices_in_use() -> Vec<Device> {
     in_use
 }
 
-/// Starts the peaks of every pool's counts on a device anew.
+/// Resets the peaks of every pool's counts on a device.
 pub(crate) fn reset_peak_stats(device: Device) {
     all().iter().filter_map(|pool| pool.on(device).ok()).for_each(DevicePool::reset_peaks);
 }
@@ -63,11 +63,10 @@ pub fn handle_stats(device: Option<Device>) -> Result<Vec<(String, HandleStats)>
     Ok(sums)
 }
 
-/// Destroys every pool's idle handles on a device.
 pub(crate) fn release_idle(device: Device) {
     let Ok(runtime) = runtime::get() else { return };
     for pool in all() {
-        // A pool that cannot be trimmed leaves the rest to help.
+        // A failure to trim one pool does not stop the rest.
         let _ = pool.trim(runtime, device);
     }
 }

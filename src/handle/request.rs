@@ -1,7 +1,6 @@
-//! A request that no handle at hand serves: what it comes to at once, and what is left to do.
-//!
-//! The idle handles are searched once, under a short lock. What takes longer (to wait, to create, to make a stream wait for
-//! another) is left to [`Unfinished::finish`], so that a caller may let go of a lock of its own before, as Python does.
+//! A request that the thread's own handles do not serve: what it finds at once, and what is left to do. The idle
+//! handles are searched once, under a short lock. What takes longer (to wait, to create, to make a stream wait for
+//! another) is left to [`Unfinished::finish`], so that a caller may release a lock of its own before, as Python does.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -15,38 +14,35 @@ use crate::error::{Error, ErrorKind, PoolExhausted, Result};
 use crate::ids::Device;
 use crate::runtime::{Runtime, Stream};
 
-/// How long a request waits for a handle of a pool with a limit, unless it says so itself. Not for ever: threads that hold
-/// handles may be waiting for those that ask for one. The length is a choice, and rests on no measurement.
+/// How long a request waits for a handle of a pool with a limit, unless it gives a time. Not for ever: the holders of
+/// handles may be waiting for the thread that requests one. The length is a choice, and rests on no measurement.
 const WAIT: Duration = Duration::from_secs(30);
 
-/// How many handles lie idle, whose last streams were not ours, before one is made to wait for the whole device. A choice:
-/// no library so far keeps scratch memory, so there is nothing to measure it with.
-const SPARE: usize = 4;
+/// How many idle handles with foreign last streams there must be before one is made to wait for the whole
+/// device. A choice: no library so far keeps scratch memory, so there is nothing to measure it with.
+const IDLE_ENOUGH: usize = 4;
 
-/// What a request is for.
 pub(crate) trait Claim: Sized {
-    /// Notes who holds a handle that is ready from now on.
+    /// Holds a handle that is ready.
     ///
     /// # Errors
-    /// Where it cannot be held; it lies idle then.
+    /// If it cannot be held; it is idle then.
     fn claim(pool: &'static LibraryPool, stream: &Stream, pooled: Arc<PooledHandle>) -> Result<Self>;
 
-    /// Takes a handle out of what the caller holds already for other streams, where it may hold no more.
+    /// Takes a handle that the caller holds for another stream, if it may hold no more.
     fn take_own(_pool: &'static LibraryPool, _device: Device) -> Option<Arc<PooledHandle>> {
         None
     }
 }
 
-/// What a request comes to without a wait.
+/// What a request gets without waiting.
 #[derive(Debug)]
 pub(crate) enum HandleAttempt<'s, T> {
-    /// It is served.
     Ready(T),
-    /// It is not served yet.
     Unfinished(Unfinished<'s, T>),
 }
 
-/// A request with the search behind it. One that is dropped gives back what it found.
+/// A request after its search. If dropped it gives back what it found.
 #[must_use = "the request is given up when this is dropped"]
 pub(crate) struct Unfinished<'s, T> {
     pool: &'static LibraryPool,
@@ -72,7 +68,7 @@ impl<T> Drop for Unfinished<'_, T> {
     }
 }
 
-/// Begins a request: searches the idle handles, best for one that last ran on the stream, and makes ready what it finds if
+/// Begins a request: searches the idle handles, preferably for one that last ran on the stream, and makes it ready if
 /// that takes no longer than a hit.
 pub(super) fn begin<'s, T: Claim>(
     pool: &'static LibraryPool,
@@ -121,7 +117,7 @@ impl<T: Claim> Unfinished<'_, T> {
         matches!(self.turn, Some(Err(_)))
     }
 
-    /// Does what is left: waits for the request's turn, and makes the handle ready or creates one.
+    /// Does the rest: waits for the request's turn, and makes the handle ready or creates one.
     ///
     /// # Errors
     /// `ErrorKind::Unavailable` if the wait was interrupted; else as the request it finishes.
@@ -147,8 +143,8 @@ impl<T: Claim> Unfinished<'_, T> {
         claim(self.pool, self.on_device, self.stream, pooled)
     }
 
-    /// Makes an idle handle ready for the stream. Where that might harm a capture a new one is made instead, as long as few
-    /// lie idle.
+    /// Makes an idle handle ready for the stream. If that might harm a capture a new one is made instead, while few are
+    /// idle.
     fn hand_over(&self, pooled: Arc<PooledHandle>) -> Result<Arc<PooledHandle>> {
         match self.wait_for_former(&pooled) {
             Ok(true) => match self.pool.make_ready(self.on_device, pooled, self.stream)? {
@@ -169,8 +165,7 @@ impl<T: Claim> Unfinished<'_, T> {
         }
     }
 
-    /// Returns whether no work of the handle's former stream can meet the new stream's, after making it wait where it
-    /// must.
+    /// Returns whether no work of the handle's former stream can meet the new stream's, after making it wait if needed.
     fn wait_for_former(&self, pooled: &PooledHandle) -> Result<bool> {
         let wait = |at_all_costs| {
             hand_over::wait_for_former(self.runtime, self.pool.library, pooled, self.stream, at_all_costs)
@@ -178,7 +173,7 @@ impl<T: Claim> Unfinished<'_, T> {
         if wait(false)? {
             return Ok(true);
         }
-        let must = self.on_device.idle_count() >= SPARE || self.on_device.is_full();
+        let must = self.on_device.idle_count() >= IDLE_ENOUGH || self.on_device.is_full();
         if must { wait(true) } else { Ok(false) }
     }
 

@@ -1,7 +1,6 @@
-//! The window: what one thread holds of every pool.
-//!
-//! A thread's handle is one array look-up away. Nothing here calls a library or a driver, and the end of the thread only
-//! moves handles to their pools. Of a library that keeps scratch memory in its handles, a thread has one for each stream.
+//! The window: what one thread holds of every pool. A thread's handle is one array look-up away. Nothing here calls a
+//! library or a driver, and the end of the thread only moves handles to their pools. If a library keeps scratch memory
+//! in its handles, a thread has one for each stream.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::ffi::c_void;
@@ -58,7 +57,7 @@ impl Claim for Handle {
             return None;
         }
         let (own, on_device) = (far_slots(pool, device), pool.on(device).ok()?);
-        // Where others hold the rest of the limit, a wait for them might be one for this thread itself.
+        // If others hold the rest of the limit, waiting for them might be waiting for this thread.
         let is_last = || on_device.is_full() && on_device.idle_count() == 0;
         let pooled = own.first().filter(|_| own.len() >= STREAMS || is_last())?.take()?;
         events::note(pool.library, device, HandleAction::GiveBack, &pooled.handle);
@@ -66,9 +65,9 @@ impl Claim for Handle {
     }
 }
 
-/// How many handles a thread gets on a device, where it has one for each stream: as many as a handle of cuBLAS has workspaces.
-/// After that the one that has had its stream for longest goes over to the next stream, for no driver tells when a stream is
-/// gone. A choice, which rests on no measurement.
+/// How many handles a thread gets on a device if it has one for each stream: as many as a handle of cuBLAS has
+/// workspaces. After that the one with the longest-held stream goes to the next stream, since no driver reports when a
+/// stream is gone. A choice, which rests on no measurement.
 const STREAMS: usize = 8;
 
 /// How many devices have a place in the array; most machines have no more.
@@ -77,7 +76,6 @@ const NEAR_DEVICES: usize = 8;
 /// A place for a handle of one of gpupool's own pools, which are never closed: the thread keeps it to its end.
 type NearSlot = OnceCell<Arc<PooledHandle>>;
 
-/// The places for a pool of gpupool's own.
 struct NearPool {
     /// The pool; none before the first handle.
     pool: Cell<Option<&'static LibraryPool>>,
@@ -100,18 +98,17 @@ impl FarSlot {
         self.pooled.try_borrow().is_ok_and(|pooled| pooled.is_none())
     }
 
-    /// Takes the handle out, unless it is in use just now.
+    /// Takes the handle out, unless it is in use.
     fn take(&self) -> Option<Arc<PooledHandle>> {
         self.pooled.try_borrow_mut().ok()?.take()
     }
 
-    /// Returns whether this is the place that a request for the stream looks at. `by_stream` tells whether the library has
-    /// a handle for each.
+    /// Returns whether a request for the stream uses this place. `by_stream`: the library has a handle for each stream.
     fn is_for(&self, stream: &Stream, by_stream: bool) -> bool {
         if !by_stream {
             return true;
         }
-        // A per-thread default stream is one stream here, for the handle ran on it in this thread.
+        // A per-thread default stream is one stream here, since the handle ran on it in this thread.
         let ran_on_it = |pooled: &PooledHandle| pooled.last_stream() == Some(stream.raw());
         self.pooled.try_borrow().is_ok_and(|pooled| pooled.as_deref().is_some_and(ran_on_it))
     }
@@ -149,7 +146,7 @@ impl Window {
         self.far_slot(pool, stream).or_else(|| {
             let slot = Rc::new(FarSlot { pool, device: stream.device(), pooled: RefCell::new(None) });
             let mut far = self.far.try_borrow_mut().ok()?;
-            // Places whose handles went over to other streams.
+            // Drops places whose handles went over to other streams.
             far.retain(|slot| !slot.is_of(pool, stream.device()) || !slot.is_empty());
             far.push(Rc::clone(&slot));
             Some(slot)
@@ -176,8 +173,8 @@ impl Drop for Window {
     }
 }
 
-/// Runs `f` on this thread's handle for the stream, if it holds one. Meanwhile the handle cannot go away, though `f` may ask
-/// for others.
+/// Runs `f` on this thread's handle for the stream, if it holds one. Meanwhile the handle cannot go away, though `f`
+/// may request others.
 #[inline]
 pub(super) fn with_held<R>(pool: &LibraryPool, stream: &Stream, f: impl FnOnce(&PooledHandle) -> R) -> Option<R> {
     let held = WINDOW.try_with(|window| match window.near_slot(pool, stream.device()) {
@@ -187,8 +184,6 @@ pub(super) fn with_held<R>(pool: &LibraryPool, stream: &Stream, f: impl FnOnce(&
     held.ok().flatten()
 }
 
-/// Puts a handle into this thread's empty slot.
-///
 /// # Errors
 /// The handle comes back with the error if the window is gone, which happens while the thread's locals are destroyed.
 fn hold(
@@ -237,7 +232,7 @@ fn far_slots(pool: &LibraryPool, device: Device) -> Vec<Rc<FarSlot>> {
     slots.ok().and_then(Result::ok).unwrap_or_default()
 }
 
-/// Takes this thread's handles of a user's pool out of their slots, but those that it is just using.
+/// Takes this thread's handles of a user's pool out of their slots, except those in use.
 pub(super) fn release(pool: &LibraryPool, device: Device) -> Vec<Arc<PooledHandle>> {
     far_slots(pool, device).iter().filter_map(|slot| slot.take()).collect()
 }

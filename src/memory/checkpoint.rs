@@ -1,8 +1,7 @@
-//! Checkpoints of a pool for graphs: which of its blocks are live, to be made live again later at the same addresses.
-//!
-//! A graph that is replayed writes to blocks that were live when it was captured, and the allocator is told by a
-//! checkpoint what is live after it, so that the next capture allocates around it. The memory of such a pool stays
-//! mapped, and in the cache of its stream, as long as the pool has a use: so what was live then fits in what there is.
+//! Checkpoints of a pool for graphs: which of its blocks are live, to be made live again later at the same addresses. A
+//! graph that is replayed writes to blocks that were live at its capture. A checkpoint makes the allocator know what is
+//! live after it, so that the next capture allocates around it. The memory of such a pool stays mapped, and in its
+//! stream's cache, while the pool has a use: so the blocks fit in again.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -17,13 +16,11 @@ use crate::observe::recording::{self, Purpose};
 use crate::process;
 use crate::sync::ThisThread;
 
-/// Which blocks of a pool were live at a moment.
+/// The live blocks of a pool at a moment.
 #[derive(Debug)]
 pub(crate) struct PoolCheckpoint {
-    /// The pool's number.
     pool: u32,
     label: String,
-    /// By address.
     pieces: Vec<LivePiece>,
 }
 
@@ -32,12 +29,12 @@ pub(crate) struct PoolCheckpoint {
 pub(crate) struct Restored {
     /// The addresses of the blocks that were live before.
     pub(crate) freed: Vec<u64>,
-    /// Those of the blocks that are live after, with the bytes that were asked for.
+    /// The addresses and requested bytes of the blocks that are live after.
     pub(crate) allocated: Vec<(u64, u64)>,
 }
 
 impl PoolCheckpoint {
-    /// Notes which blocks of the pool are live, once those that were freed and waited for streams are free.
+    /// Notes the pool's live blocks, after freeing those that were freed and waited for streams.
     ///
     /// # Errors
     /// `ErrorKind::InvalidValue` if the pool was not made for graphs or is closed, or a block waits for a stream that is
@@ -53,12 +50,12 @@ impl PoolCheckpoint {
         Ok(Self { pool: pool.number, label: pool.label(), pieces })
     }
 
-    /// Makes exactly those blocks live again that were live then, at the same addresses: all that are live now are freed.
-    /// What further streams have done with them is waited for. Nothing else works on the pool meanwhile.
+    /// Makes exactly the checkpoint's blocks live, at the same addresses: all that are live now are freed. Waits for
+    /// further streams that used them. Nothing else may use the pool meanwhile.
     ///
     /// # Errors
-    /// As [`PoolCheckpoint::take`]; `ErrorKind::InvalidValue` if it is another pool's, or memory of it is the pool's no
-    /// more. Nothing has changed then.
+    /// As [`PoolCheckpoint::take`]; `ErrorKind::InvalidValue` if it is another pool's, or memory of it is no longer the
+    /// pool's. Nothing has changed then.
     pub(crate) fn restore(&self, pool: &Arc<Pool>) -> Result<Restored> {
         refuse_others(pool)?;
         if pool.number != self.pool {
@@ -71,7 +68,7 @@ impl PoolCheckpoint {
         settle_all(pool)?;
         wait_for_users(pool)?;
         let _delivery = Delivery::at_end();
-        // Taken with no lock held.
+        // Taken without a lock.
         let _stack = recording::hold_stack(Purpose::Allocation);
         let mut frozen = Frozen::of(pool);
         refuse_waiting(pool, &frozen)?;
@@ -84,7 +81,6 @@ impl PoolCheckpoint {
         Ok(restored)
     }
 
-    /// Makes ready to restore each cache.
     fn prepare(&self, pool: &Pool, frozen: &Frozen) -> Result<Vec<Restoration>> {
         let pages = &pool.memory.pages;
         let mut pieces: Vec<Vec<LivePiece>> = frozen.caches.iter().map(|_| Vec::new()).collect();
@@ -108,8 +104,8 @@ impl PoolCheckpoint {
     }
 }
 
-/// Restores one cache, and notes what was live before and is after. Returns the users of blocks that are gone, whose work
-/// was waited for.
+/// Restores one cache, and adds its blocks before and after to `restored`. Returns the users of blocks that are gone,
+/// whose work was waited for.
 fn apply(frozen: FrozenCache, restoration: Restoration, restored: &mut Restored) -> HashMap<u64, Vec<BlockUser>> {
     let FrozenCache { cache, recorded, mut heap } = frozen;
     let memory = cache.memory;
@@ -128,7 +124,7 @@ fn apply(frozen: FrozenCache, restoration: Restoration, restored: &mut Restored)
         }
         restored.allocated.push((memory.address(offset), requested));
     }
-    // A block that is live before and after may be used further by the same streams before it is freed.
+    // A block that is live before and after may keep its users.
     cache.keep_uses(|offset| live.contains_key(&offset))
 }
 
@@ -151,13 +147,13 @@ fn refuse_others(pool: &Pool) -> Result<()> {
     Ok(())
 }
 
-/// Frees what was freed and waits for streams, whose work is waited for.
+/// Frees what was freed and waits for streams, after waiting for them.
 fn settle_all(pool: &Pool) -> Result<()> {
     let settle = |cache| settle(cache, ThisThread::get(), Patience::Wait).map(drop);
     DeviceCaches::caches_of(pool).into_iter().try_for_each(settle)
 }
 
-/// Waits for what further streams have done with blocks that are live.
+/// Waits for the work of further streams with live blocks.
 fn wait_for_users(pool: &Pool) -> Result<()> {
     let events = &pool.memory.events;
     for (offset, users) in DeviceCaches::caches_of(pool).into_iter().flat_map(StreamCache::all_uses) {

@@ -1,9 +1,7 @@
-//! Copies between a buffer and the host, and fills, in the order of a stream.
-//!
-//! Copies to and from gpupool's pinned memory do not wait: that memory is recorded on the stream, and so is kept until
-//! the copy is done. Any other memory of the host may be freed or changed as soon as a call returns, so the call waits,
-//! and no device uses that memory: see [`staging`]. A captured stream is refused, since its graph would copy again at each
-//! replay.
+//! Copies between a buffer and the host, and fills, in the order of a stream. Copies to and from gpupool's pinned
+//! memory do not wait: it is recorded on the stream, and so kept until the copy is done. Other host memory may be freed
+//! or changed as soon as a call returns, so the call waits, and no device uses that memory: see [`staging`]. A captured
+//! stream is refused, since its graph would copy again at each replay.
 
 use super::{DeviceBuffer, PinnedBuffer, pool, staging};
 use crate::error::{Error, Result};
@@ -15,11 +13,10 @@ use crate::runtime::{BoundDevice, Runtime, Stream, get};
 pub(crate) struct HostBytes<'a> {
     pub(crate) address: u64,
     pub(crate) bytes: u64,
-    /// The pinned memory that they lie in.
+    /// The pinned memory that they are in.
     pub(crate) pinned: Option<&'a PinnedBuffer>,
 }
 
-/// Which way bytes go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum CopyDirection {
     ToDevice,
@@ -97,8 +94,7 @@ impl DeviceBuffer {
         self.submit(stream, |runtime| unsafe { runtime.fill(self.address(), byte, self.nbytes(), stream.raw()) })
     }
 
-    /// [`DeviceBuffer::copy_from`], [`DeviceBuffer::copy_to`] and those for pinned memory, for memory that is known by its
-    /// address.
+    /// Copies as [`DeviceBuffer::copy_from`], [`DeviceBuffer::copy_to`] and those for pinned memory, by address.
     ///
     /// # Safety
     /// The bytes are there, readable or writable: what is pinned lies in its buffer, and anything else stays until this
@@ -147,7 +143,7 @@ impl DeviceBuffer {
         })
     }
 
-    /// Submits work with the buffer to a stream, on which it is recorded: none for an empty one.
+    /// Submits work with the buffer to a stream, and records it there; nothing for an empty one.
     fn submit(&self, stream: &Stream, work: impl FnOnce(&dyn Runtime) -> Result<()>) -> Result<()> {
         process::refuse_forked()?;
         if self.nbytes() == 0 {

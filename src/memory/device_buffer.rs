@@ -31,11 +31,10 @@ use crate::runtime::Stream;
 pub struct DeviceBuffer {
     held: BufferMemory,
     bytes: u64,
-    /// A view, where there is a block: its cache keeps a stream of our own alive as long as it has memory.
+    /// A view, if there is a block: its cache keeps a stream of gpupool's alive as long as it has memory.
     stream: Stream,
 }
 
-/// The memory that a buffer has.
 #[derive(Debug, Default)]
 enum BufferMemory {
     /// None: 0 bytes, or freed.
@@ -69,7 +68,7 @@ pub fn empty(nbytes: u64, stream: &Stream) -> Result<DeviceBuffer> {
     empty_by(nbytes, stream, route::allocate)
 }
 
-/// As [`empty`], with a block that `allocate` returns.
+/// As [`empty`], with a block from `allocate`.
 #[inline]
 pub(crate) fn empty_by(
     nbytes: u64,
@@ -128,7 +127,7 @@ impl DeviceBuffer {
         self.stream.kept()
     }
 
-    /// [`DeviceBuffer::stream`] for a caller that uses it while the buffer lives.
+    /// As [`DeviceBuffer::stream`], for a caller that uses it while the buffer lives.
     #[cfg(feature = "python")]
     pub(crate) const fn own_stream(&self) -> &Stream {
         &self.stream
@@ -152,7 +151,7 @@ impl DeviceBuffer {
         }
     }
 
-    /// As [`DeviceBuffer::record_stream`] for a stream that may be gone by the time the memory is freed.
+    /// As [`DeviceBuffer::record_stream`], for a stream that may be gone by the free.
     pub(crate) fn record_consumer(&self, stream: &Stream) -> Result<()> {
         process::refuse_forked()?;
         match &self.held {
@@ -162,7 +161,7 @@ impl DeviceBuffer {
         }
     }
 
-    /// Notes that the streams that it was recorded on may be gone by the time the memory is freed.
+    /// Notes that the streams that it was recorded on may be gone by the free.
     #[cfg(feature = "python")]
     pub(crate) fn let_streams_end(&self) {
         if let BufferMemory::Block(block) = &self.held {
@@ -170,7 +169,7 @@ impl DeviceBuffer {
         }
     }
 
-    /// Whether the memory can be freed on this stream.
+    /// Checks that the memory can be freed on this stream.
     #[cfg(feature = "python")]
     pub(crate) fn check_stream(&self, stream: &Stream) -> Result<()> {
         match &self.held {
@@ -189,7 +188,7 @@ impl DeviceBuffer {
         self.end(Some(stream))
     }
 
-    /// Frees the memory in the order of its stream, which need not be alive; as dropping it does, but for the errors.
+    /// Frees the memory as dropping it does, in the order of its stream, which may be gone, and returns errors.
     #[cfg(feature = "python")]
     pub(crate) fn free(mut self) -> Result<()> {
         self.end(None)
@@ -198,7 +197,7 @@ impl DeviceBuffer {
     fn end(&mut self, on: Option<&Stream>) -> Result<()> {
         process::refuse_forked()?;
         if let (BufferMemory::Attached(attached), Some(on)) = (&self.held, on) {
-            // A refusal leaves the buffer as it is, to be freed when it is dropped.
+            // A refusal leaves the buffer as it is, to be freed when dropped.
             attached.check_stream(on)?;
         }
         mem::take(&mut self.held).free(&self.stream, on)

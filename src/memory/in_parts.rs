@@ -1,17 +1,14 @@
-//! Allocating in two parts, so that a caller can let others work while the driver is asked.
+//! Allocating in two parts, so that a caller can let others work during driver calls.
 
 use super::cache::Order;
 use super::route::{AllocationAttempt, allocate, try_allocate};
 use super::serve::Allocation;
 use crate::error::Result;
 
-/// What is left to do of a request that found no free block.
+/// The rest of a request that found no free block.
 pub(crate) type Rest<'a> = &'a mut (dyn FnMut() -> Result<Allocation> + Send);
 
-/// Allocates a block. What may ask the driver, and may wait, is left to `serve`, which runs it on the same thread.
-///
-/// # Errors
-/// As [`empty`](super::empty).
+/// Allocates a block. What may call the driver or wait is left to `serve`, which runs it on the same thread.
 #[inline]
 pub(crate) fn allocate_in_parts(
     bytes: u64,

@@ -74,16 +74,13 @@ pub fn empty_cache() -> Result<u64> {
     Ok(of_devices? + pinned?)
 }
 
-/// As [`empty_cache`], of one device's memory, or of all devices'.
-///
-/// # Errors
-/// As [`empty_cache`].
+/// As [`empty_cache`], for one device's memory, or for all devices'.
 pub(crate) fn empty_cache_of(device: Option<Device>, patience: Patience) -> Result<u64> {
     process::refuse_forked()?;
     let of_device = |caches: &'static DeviceCaches| {
         caches.memory.elsewhere.end_idle();
         let trimmed = trim_pools(caches, ThisThread::get(), patience, |pool| !pool.keeps_segments());
-        // What other threads have in hand may wait for the GPU, too.
+        // What other threads have under way may wait for the GPU, too.
         let by_all = if patience == Patience::Wait { caches.memory.end_retired_by_all() } else { Ok(0) };
         caches.memory.elsewhere.wait_for_processes(WAIT);
         Ok(trimmed? + by_all?)

@@ -350,7 +350,7 @@ impl MemPool {
     ///     SegmentEventKind::Added => println!("register {} bytes at {:#x}", event.nbytes, event.address),
     ///     _ => println!("deregister {:#x}", event.address),
     /// })?;
-    /// let buffer = pool.empty(64 << 20, &stream)?; // one segment, which is told of
+    /// let buffer = pool.empty(64 << 20, &stream)?; // one segment: the callback is called
     /// drop(buffer); // and stays
     /// pool.trim()?; // until here
     /// # drop(guard);

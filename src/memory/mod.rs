@@ -1,8 +1,8 @@
 //! Device memory, and pinned memory of the host: a caching allocator, and private pools on top of it.
 //!
-//! A request is led to its stream's cache, and takes a free block of its heap. If none fits, it climbs the ladder of
-//! `serve/miss.rs`: pages move, the pool grows, and at last cached memory is released. Freed blocks are reused in
-//! stream order. Nothing here touches the memory itself.
+//! A request goes to its stream's cache, and takes a free block of its heap. If none fits, the steps of `serve/miss.rs`
+//! follow: pages move, the pool grows, and at last cached memory is released. Freed blocks are reused in stream order.
+//! Nothing here touches the memory itself.
 
 pub(crate) mod cache;
 pub(crate) mod checkpoint;
@@ -30,7 +30,7 @@ use crate::ids::Device;
 use crate::process;
 use crate::runtime::{self, Stream};
 
-// What the Python module alone uses.
+// Used by the Python module alone.
 #[cfg(feature = "python")]
 pub(crate) use self::{
     cache::Order,
@@ -74,8 +74,8 @@ pub use share::{ShareToken, SharedSummary, shared_blocks};
 pub(crate) use sleep::sleep_pools;
 pub use sleep::{Backup, wake};
 
-/// Allocates device memory and returns its address, for callers that free it with [`deallocate`], which is unsafe. Otherwise
-/// as [`empty`].
+/// Allocates device memory and returns its address, for callers that free it with [`deallocate`], which is unsafe.
+/// Otherwise as [`empty`].
 ///
 /// # Errors
 /// As [`empty`], and `ErrorKind::InvalidValue` for 0 bytes.
@@ -97,7 +97,7 @@ pub fn allocate(nbytes: u64, stream: &Stream) -> Result<u64> {
 /// # Ok::<(), gpupool::Error>(())
 /// ```
 ///
-/// Safe code frees no address, neither of memory that a buffer has, which dropping the buffer frees, nor a second time:
+/// Safe code can free no address, neither one whose memory a buffer frees when dropped, nor one a second time:
 ///
 /// ```compile_fail,E0133
 /// let pinned = gpupool::empty_pinned(4096, None)?;
@@ -126,7 +126,7 @@ pub fn allocate(nbytes: u64, stream: &Stream) -> Result<u64> {
 /// # Safety
 /// The block at the address is the caller's: it came from [`allocate`], from a buffer's `into_address`, or from a function of
 /// [`C_API`](crate::c_api::C_API), no other code frees it, and nothing uses it later but the work that its streams have by then. A block that was
-/// freed before may be another owner's by now, to which no error can tell.
+/// freed before may be another owner's by now, which no error can show.
 #[inline]
 pub unsafe fn deallocate(address: u64, on: Option<&Stream>) -> Result<()> {
     process::refuse_forked()?;

@@ -1,4 +1,4 @@
-//! Pools that are used by their ids alone, as PyTorch's are: made when first begun, and released as often as begun.
+//! Pools used by their ids alone, as PyTorch's are: made when first begun, and released as often as begun.
 
 use std::sync::{Arc, Mutex};
 
@@ -79,10 +79,10 @@ pub fn pool_use_count(device: Device, id: PoolId) -> Result<Option<u32>> {
     Ok(serve::pool_of_id(device, id)?.map(|pool| pool.use_count()))
 }
 
-/// Returns the device of the pool with this id; none if it is yet to be made.
+/// Returns the device of the pool with this id; none if the pool is yet to be made.
 ///
 /// # Errors
-/// `ErrorKind::InvalidValue` for the id of no pool, of one that is gone, or of one of another device than this.
+/// `ErrorKind::InvalidValue` if the id is no pool's, a gone one's, or another device's.
 #[cfg(feature = "python")]
 pub(crate) fn device_of_pool(id: PoolId, device: Option<Device>) -> Result<Option<Device>> {
     Ok(serve::pool_anywhere(id, device)?.and_then(|pool| pool.memory.location.device()))

@@ -1,9 +1,8 @@
-//! Copies between a buffer and ordinary memory of the host, in pieces, by way of pinned memory of gpupool.
-//!
-//! Ordinary memory may go as soon as a call returns, also one that fails; and a copy that was submitted may be impossible
-//! to wait for: the driver refuses, or the stream has begun to be captured meanwhile. So no device ever uses such memory.
-//! The host itself moves the bytes between it and pinned memory, and pinned memory whose copy was not waited for is free
-//! again only once the stream's work is done.
+//! Copies between a buffer and ordinary host memory, in pieces, through gpupool's pinned memory. Ordinary memory may go
+//! as soon as a call returns, even a failed one, and it may be impossible to wait for a submitted copy: the driver
+//! refuses, or the stream has begun to be captured. So no device ever uses such memory. The host moves the bytes
+//! between it and pinned memory, and pinned memory whose copy was not waited for is free only once the stream's work is
+//! done.
 
 use std::collections::VecDeque;
 use std::{mem, ptr};
@@ -15,12 +14,12 @@ use crate::error::{ErrorKind, Result};
 use crate::memory::tuning::{COPY_LEAST, SIDE_BY_SIDE, STAGED_MOST};
 use crate::runtime::{self, Event, RelaxedCapture, Stream};
 
-/// Copies the buffer from or to bytes of the host at an address, after the stream's work so far, and waits until the copy
-/// is done.
+/// Copies the buffer from or to bytes of the host at an address, after the stream's work so far, and waits for the
+/// copy.
 ///
 /// # Errors
-/// `ErrorKind::OutOfMemory` if there is no pinned memory; else as [`DeviceBuffer::copy_from`]. Whatever it is, nothing
-/// uses the host's bytes any more.
+/// `ErrorKind::OutOfMemory` if there is no pinned memory; else as [`DeviceBuffer::copy_from`]. In any case nothing uses
+/// the host's bytes any more.
 ///
 /// # Safety
 /// As many bytes as the buffer has are there until this returns, to be read or written by the way.
@@ -29,7 +28,7 @@ pub(super) unsafe fn copy(buffer: &DeviceBuffer, way: CopyDirection, host: u64, 
     if bytes == 0 {
         return Ok(());
     }
-    // Waits would be refused during a capture of another stream, and spoil it.
+    // Waiting would be refused during a capture of another stream, and spoil it.
     let _relaxed = RelaxedCapture::new(runtime::get()?)?;
     let node = runtime::nearest_host_node(stream.device())?.number();
     let mut under_way: VecDeque<StagedPart<'_>> = VecDeque::new();
@@ -38,7 +37,7 @@ pub(super) unsafe fn copy(buffer: &DeviceBuffer, way: CopyDirection, host: u64, 
     while at < bytes {
         let new = if under_way.len() < pieces { Some(StagedPart::new(most, node, stream)) } else { None };
         let new = match new.transpose() {
-            // It takes longer by one piece, or by small ones, but takes no more than there is.
+            // One piece less, or smaller ones, take longer, but no more than there is.
             Err(error) if matches!(error.kind(), ErrorKind::OutOfMemory(_)) && !under_way.is_empty() => {
                 pieces = under_way.len();
                 None
@@ -72,7 +71,7 @@ pub(super) unsafe fn copy(buffer: &DeviceBuffer, way: CopyDirection, host: u64, 
     Ok(())
 }
 
-/// Pinned memory that a part of the copy goes by.
+/// Pinned memory for a part of the copy.
 #[derive(Debug)]
 struct StagedPart<'a> {
     /// Taken when this is dropped.
@@ -83,7 +82,7 @@ struct StagedPart<'a> {
     bytes: u64,
     /// Whether the stream may still use the memory.
     is_used: bool,
-    /// Recorded after the copy, where more follow.
+    /// Recorded after the copy, if more follow.
     event: Option<Event>,
 }
 
@@ -120,7 +119,7 @@ impl<'a> StagedPart<'a> {
         unsafe { buffer.submit_copy(way, at, pinned, bytes, self.stream) }
     }
 
-    /// Records that the copy was submitted, so that it can be waited for without what follows.
+    /// Records the end of the copy, so that it can be waited for without what follows.
     fn record(&mut self) -> Result<()> {
         let event = match &self.event {
             Some(event) => event,
@@ -134,8 +133,6 @@ impl<'a> StagedPart<'a> {
         self.event.as_ref().map_or_else(|| self.stream.synchronize(), Event::synchronize)
     }
 
-    /// Ends a copy that is done.
-    ///
     /// # Safety
     /// It is done, and the part of the host's bytes is there.
     unsafe fn end(&mut self, way: CopyDirection, host: u64) {
@@ -151,7 +148,7 @@ impl Drop for StagedPart<'_> {
     fn drop(&mut self) {
         let Some(pinned) = self.pinned.take() else { return };
         if self.is_used && pinned.record_consumer(self.stream).is_err() {
-            // In a forked child, whose memory no stream uses; or what cannot be recorded is never free again.
+            // In a forked child no stream uses the memory; elsewhere, unrecorded memory is never free again.
             mem::forget(pinned);
         }
     }

@@ -1,9 +1,7 @@
-//! What gpupool does that takes time or is seldom: told to profilers as an NVTX range, and to loggers as a record of
-//! the `log` crate.
-//!
-//! Each place has one line for the range, an [`Activity`], and one for the record, a macro of `log`. Both are only
-//! where a driver or a library is called, or a request waits: never on a hit, and never under a lock of gpupool's, for
-//! a logger may use gpupool. Where neither is on each costs the load of one atomic.
+//! Work of gpupool that takes time or is rare: an NVTX range for profilers, and a record of the `log` crate. Each place
+//! has one line for the range, an [`Activity`], and one for the record, a macro of `log`. Both are only where a driver
+//! or library is called, or a request waits: never on a hit, nor under a lock of gpupool's, since a logger may use
+//! gpupool. With both off each costs the load of one atomic.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -24,7 +22,6 @@ impl Activity {
         Self::new(name, None)
     }
 
-    /// Work on so many bytes.
     #[inline]
     pub(crate) fn begin_of(bytes: u64, name: fmt::Arguments<'_>) -> Self {
         Self::new(name, Some(bytes))
@@ -43,7 +40,7 @@ impl Activity {
     }
 }
 
-/// A time as a person reads it; unknown where logging began meanwhile.
+/// A time for people to read; unknown if logging began meanwhile.
 pub(crate) struct Took(pub(crate) Option<Duration>);
 
 impl fmt::Display for Took {

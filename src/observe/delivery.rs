@@ -1,19 +1,18 @@
-//! Events on their way to an observer, which may be any code: so they wait until the thread that they are of holds no lock.
-//!
-//! They are noted where locks are held. The calls that can cause any make a [`Delivery`] before they take a lock, and its
-//! end delivers them; so does [`deliver`], before memory goes. Where nothing is observed none of it does anything.
+//! Events on their way to an observer, which may be any code: so they wait until their thread holds no lock. Calls that
+//! can cause any make a [`Delivery`] before they take a lock, and its end delivers them; so does [`deliver`], before
+//! memory goes. Nothing of this runs without an observer.
 
 use std::marker::PhantomData;
 use std::sync::OnceLock;
 
 use crate::process;
 
-/// Tells the observer of the calling thread's events that wait.
+/// Delivers the calling thread's waiting events to the observer.
 pub(crate) type Deliver = fn();
 
 static DELIVER: OnceLock<Deliver> = OnceLock::new();
 
-/// Says how events are delivered.
+/// Sets how events are delivered.
 pub(crate) fn set_deliver(deliver: Deliver) {
     let _ = DELIVER.set(deliver);
 }
@@ -33,7 +32,7 @@ fn deliver_now() {
     }
 }
 
-/// Delivers the calling thread's events when it is dropped. To be made before any lock is taken.
+/// Delivers the calling thread's events when dropped. To be made before any lock is taken.
 #[must_use = "events are delivered when it is dropped"]
 #[derive(Debug)]
 pub(crate) struct Delivery(PhantomData<*mut ()>);

@@ -1,7 +1,5 @@
-//! What gpupool tells of its work: to loggers, to profilers, to a recording, and to an observer.
-//!
-//! This room knows neither libraries nor pools; they call it. Where no one listens, each call costs the load of one
-//! atomic.
+//! What gpupool reports of its work: to loggers, profilers, a recording, and an observer. It knows neither libraries
+//! nor pools, which call it. Without a listener each call costs the load of one atomic.
 
 mod activity;
 pub(crate) mod delivery;

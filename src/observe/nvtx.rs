@@ -1,10 +1,10 @@
 //! NVTX: ranges and names that a profiler such as Nsight Systems shows, in a domain of our own.
 //!
 //! Off unless the process was started with `GPUPOOL_NVTX=1`. NVTX is a protocol rather than a library: the profiler
-//! names its own library in `NVTX_INJECTION64_PATH`, which the program loads and gives a table of places for functions;
-//! those that the profiler fills in are called from then on. NVIDIA does this in C headers, and the crates over them
-//! need a C compiler and libclang at every build, so the few functions needed are spoken to here. The numbers and
-//! layouts are those of version 3: `nvtx3/nvToolsExt.h`, `nvtxDetail/nvtxTypes.h` and `nvtxInit.h` of
+//! names its library in `NVTX_INJECTION64_PATH`, which the program loads and gives a table of places for functions; the
+//! program calls those that the profiler fills in. NVIDIA does this in C headers, and the crates over them need a C
+//! compiler and libclang at every build, so the few functions needed are called directly. The numbers and layouts are
+//! those of version 3: `nvtx3/nvToolsExt.h`, `nvtxDetail/nvtxTypes.h` and `nvtxInit.h` of
 //! <https://github.com/NVIDIA/NVTX>.
 
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_uint, c_void};
@@ -25,7 +25,7 @@ use crate::sync::ThisThread;
 
 /// The environment variable that switches it on: `1`.
 const SWITCH: &str = "GPUPOOL_NVTX";
-/// Where a profiler says which library it has us load.
+/// The variable by which a profiler names its library.
 const INJECTION: &str = "NVTX_INJECTION64_PATH";
 
 /// `NVTX_VERSION`.
@@ -55,14 +55,13 @@ const DOMAIN_RANGE_PUSH_EX: FunctionIndex = (5, 4);
 const DOMAIN_RANGE_POP: FunctionIndex = (5, 5);
 const DOMAIN_CREATE: FunctionIndex = (5, 12);
 
-/// How many places each module has, the unused first one included. A profiler may ask for all modules, also those of
-/// which nothing is called here.
+/// How many places each module has, the unused first one included. A profiler may ask for all modules, also for unused
+/// ones.
 const SIZES: [usize; 7] = [0, 16, 9, 15, 7, 16, 7];
 const MOST: usize = 16;
 
-/// A function that the profiler has set; null for none.
 type FunctionSlot = AtomicPtr<c_void>;
-/// What a profiler gets: where the places are. One more than the most, always null, as in NVIDIA's headers.
+/// The places that a profiler gets: one more than the most, always null, as in NVIDIA's headers.
 type FunctionTable = [Option<&'static FunctionSlot>; MOST + 1];
 
 static SLOTS: [[FunctionSlot; MOST]; SIZES.len()] =
@@ -154,11 +153,11 @@ static DOMAIN: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
 const UNKNOWN: u8 = 0;
 const OFF: u8 = 1;
-/// One thread asks for the profiler. Meanwhile others do without, so that none waits.
+/// One thread looks for the profiler. Meanwhile others do without, so that none waits.
 const ATTACHING: u8 = 2;
 const ON: u8 = 3;
 
-/// Refuses a switch that says neither on nor off, which all else takes for off.
+/// Refuses a switch that is neither on nor off; elsewhere it counts as off.
 pub(crate) fn check_switch() -> Result<()> {
     environment::switch(SWITCH, false).map(drop)
 }
@@ -181,7 +180,7 @@ fn is_attached() -> bool {
     }
 }
 
-/// Has the profiler fill in its functions, if there is one.
+/// Lets the profiler fill in its functions, if there is one.
 fn attach() -> bool {
     let Some(path) = std::env::var_os(INJECTION).filter(|path| !path.is_empty()) else {
         info!(target: RUNTIME, "{SWITCH} is set, but no profiler is there: {INJECTION} is not set");
@@ -227,7 +226,7 @@ unsafe fn function<F: Copy>((module, id): FunctionIndex) -> Option<F> {
     (!function.is_null()).then(|| unsafe { std::mem::transmute_copy::<*mut c_void, F>(&function) })
 }
 
-/// A range on the calling thread's timeline until it is dropped, inside those begun before it.
+/// A range on the calling thread's timeline until it is dropped, inside earlier ones.
 #[must_use = "the range ends when this is dropped"]
 #[derive(Debug)]
 pub(crate) struct Range {
@@ -236,8 +235,7 @@ pub(crate) struct Range {
 }
 
 impl Range {
-    /// Begins a range; without a profiler, nothing. Profilers sum up ranges of one name, so what differs from one to
-    /// the next is given as a number of bytes, where there is one.
+    /// Begins a range; without a profiler, nothing. Profilers sum up ranges by name, so bytes are given apart.
     #[inline]
     pub(crate) fn new(name: fmt::Arguments<'_>, bytes: Option<u64>) -> Self {
         Self { is_pushed: is_on() && push(name, bytes), this_thread: PhantomData }
@@ -284,7 +282,6 @@ fn pop() {
     }
 }
 
-/// Names the calling thread.
 pub(crate) fn name_thread(name: &str) {
     if is_on() {
         // SAFETY: the type is that of nvtxNameOsThreadA, and the name is a string, which the profiler copies.
@@ -296,7 +293,6 @@ pub(crate) fn name_thread(name: &str) {
     }
 }
 
-/// Names a stream of CUDA's.
 pub(crate) fn name_stream(stream: RawStream, name: &CStr) {
     if is_on() {
         // SAFETY: the type is that of nvtxNameCuStreamA, and the name is a string, which the profiler copies.
@@ -307,7 +303,7 @@ pub(crate) fn name_stream(stream: RawStream, name: &CStr) {
     }
 }
 
-/// As C has strings: without what a name of a user's may have in it.
+/// Returns a C string, without null bytes that a user's name may have.
 fn c_string(text: fmt::Arguments<'_>) -> CString {
     CString::new(text.to_string().replace('\0', "")).unwrap_or_default()
 }

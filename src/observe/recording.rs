@@ -1,7 +1,6 @@
-//! What threads did, kept while there is a recording: the switch, the clock, and the stacks that events name.
-//!
-//! The allocator and the handle pools write their events to a [`Ring`] of their own. Where there is none they ask nothing
-//! of this module: the switch is a bit of what [`process`] tells hit paths anyway.
+//! What threads did, kept while there is a recording: the switch, the clock, and the events' stacks. The allocator and
+//! the handle pools write events to a [`Ring`] of their own. Without a recording they skip this module: the switch is a
+//! bit of a state that hit paths of [`process`] read anyway.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -12,7 +11,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use crate::process;
 use crate::sync::{lock, read, write};
 
-/// A call stack that events and blocks name by its number; 0 is none. Those that a plug takes have the highest bit set.
+/// A call stack, which events and blocks name by its number; 0 is none. Those taken by a plug have the highest bit set.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Stack(pub(crate) u32);
 
@@ -22,20 +21,18 @@ impl Stack {
     #[cfg(feature = "python")]
     pub(crate) const LAST: u32 = u32::MAX >> 1;
 
-    /// Returns whether a plug took it.
     pub(crate) const fn is_of_plug(self) -> bool {
         self.0 >> 31 == 1
     }
 }
 
-/// What is recorded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Settings {
     /// Events, not only the stacks of what is live.
     pub(crate) has_events: bool,
     /// The stack of each live block.
     pub(crate) has_live_stacks: bool,
-    /// That of each allocation, and that of each free.
+    /// The stack of each allocation, and that of each free.
     pub(crate) has_alloc_stacks: bool,
     pub(crate) has_free_stacks: bool,
     /// A bit for each action of the allocator that is left out.
@@ -46,7 +43,7 @@ static SETTINGS: AtomicU32 = AtomicU32::new(0);
 static MOST: AtomicUsize = AtomicUsize::new(0);
 
 impl Settings {
-    /// Those in use.
+    /// Returns the settings in use.
     #[inline]
     pub(crate) fn get() -> Self {
         let bits = SETTINGS.load(Ordering::Relaxed);
@@ -69,7 +66,7 @@ impl Settings {
     }
 }
 
-/// Records from now on, with room for so many events of a kind.
+/// Starts to record, with room for so many events of a kind.
 pub(crate) fn start(settings: Settings, most: usize) {
     SETTINGS.store(settings.bits(), Ordering::Relaxed);
     MOST.store(most, Ordering::Relaxed);
@@ -77,25 +74,22 @@ pub(crate) fn start(settings: Settings, most: usize) {
     process::set_recorded(true);
 }
 
-/// Starts the clock, if it does not run.
 pub(crate) fn start_clock() {
     LazyLock::force(&CLOCK);
 }
 
-/// Records no more.
 pub(crate) fn stop() {
     process::set_recorded(false);
     SETTINGS.store(0, Ordering::Relaxed);
     set_stack_callback(None);
 }
 
-/// One recording, or observation, starts or ends at a time.
+/// Locks out other starts and ends of a recording or observation.
 pub(crate) fn lock_changes() -> MutexGuard<'static, ()> {
     static CHANGES: Mutex<()> = Mutex::new(());
     lock(&CHANGES)
 }
 
-/// Forgets the events of one kind.
 pub(crate) type Forget = fn();
 
 static FORGETS: Mutex<Vec<Forget>> = Mutex::new(Vec::new());
@@ -105,13 +99,11 @@ pub(crate) fn add_kind(forget: Forget) {
     lock(&FORGETS).push(forget);
 }
 
-/// Forgets the events of every kind.
 pub(crate) fn forget_events() {
     let forgets = lock(&FORGETS).clone();
     forgets.into_iter().for_each(|forget| forget());
 }
 
-/// Returns how many events of a kind are kept.
 #[inline]
 pub(crate) fn most() -> usize {
     MOST.load(Ordering::Relaxed)
@@ -128,28 +120,28 @@ static CLOCK: LazyLock<Clock> = LazyLock::new(|| Clock {
     unix: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64),
 });
 
-/// Nanoseconds of a clock that never goes back and is the same for all threads.
+/// Returns the nanoseconds of a clock that never goes back and is the same for all threads.
 #[inline]
 pub(crate) fn now() -> u64 {
     CLOCK.start.elapsed().as_nanos() as u64
 }
 
-/// Microseconds since 1970 of such a time.
+/// Returns the microseconds since 1970 of such a time.
 pub(crate) fn unix_micros(time: u64) -> u64 {
     (CLOCK.unix + time) / 1000
 }
 
 thread_local! {
-    /// The stack that the thread's events happen under, once it was taken; none where it is to be taken.
+    /// The stack of the thread's events, once it was taken; none if it is yet to be taken.
     static STACK: Cell<Option<Stack>> = const { Cell::new(None) };
 }
 
-/// A program's function that takes the calling thread's stack; none where it has none, or may not be asked now.
+/// A program's function that takes the calling thread's stack, unless there is none, or it may not be taken now.
 pub(crate) type StackCallback = Arc<dyn Fn(Purpose) -> Stack + Send + Sync>;
 
 static STACK_CALLBACK: RwLock<Option<StackCallback>> = RwLock::new(None);
 
-/// Has the program called for its stacks, until a recording ends.
+/// Sets the function that takes stacks, until a recording ends.
 pub(crate) fn set_stack_callback(callback: Option<StackCallback>) {
     *write(&STACK_CALLBACK) = callback;
 }
@@ -163,8 +155,8 @@ pub(crate) enum Purpose {
     Free,
 }
 
-/// The calling thread's stack, which its events name until this is dropped. To be made before any lock is taken, for it may
-/// run code of the language's own.
+/// Holds the calling thread's stack, which its events name, until dropped. To be made before any lock is taken, since
+/// it may run code of the program's language.
 #[must_use = "events name the stack only while this lives"]
 #[derive(Debug)]
 pub(crate) struct HeldStack {
@@ -189,9 +181,9 @@ fn take_stack(purpose: Purpose) -> Option<HeldStack> {
         return None;
     }
     let held = HeldStack { before: STACK.get(), this_thread: PhantomData };
-    // The program's code may allocate, which takes no stack then, or it would never end.
+    // The program's code may allocate: that takes no stack, to avoid endless recursion.
     STACK.set(Some(Stack::NONE));
-    // A copy, so that nothing is locked while the program is called.
+    // A clone, so that nothing is locked while the program is called.
     let callback = read(&STACK_CALLBACK).clone();
     let stack = callback.map_or(Stack::NONE, |take| take(purpose));
     STACK.set(Some(stack));
@@ -204,7 +196,6 @@ impl Drop for HeldStack {
     }
 }
 
-/// Returns the stack that the thread holds.
 #[inline]
 fn held_stack() -> Stack {
     STACK.get().unwrap_or(Stack::NONE)

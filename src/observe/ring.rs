@@ -1,8 +1,6 @@
-//! A bounded list of events that many threads write at once and that are seldom read.
-//!
-//! Each thread writes to a buffer of its own, whose lock no other thread wants but a reader's, and hands it over when it is
-//! full. Beyond the limit the oldest full buffers are forgotten. What was forgotten ends where what is kept begins: events
-//! of slower threads from before that moment are left out, so that what a reader gets has no gaps.
+//! A bounded list of events that many threads write at once and that are seldom read. Each thread writes to a buffer of
+//! its own, whose lock only a reader contends for, and hands it over when it is full. Beyond the limit the oldest full
+//! buffers are forgotten, and with them older events in slower threads' buffers, so that a reader's list has no gaps.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,9 +11,9 @@ use crate::sync::{AtomicUsize, Mutex, Ordering, lock};
 /// Events that a thread writes before it takes the lock that all share.
 const CHUNK: usize = if cfg!(loom) { 2 } else { 256 };
 
-/// What a ring can hold.
+/// An item of a ring.
 pub(crate) trait Timed {
-    /// When it happened, on one clock for all.
+    /// Returns when it happened, on one clock for all.
     fn time(&self) -> u64;
 }
 
@@ -29,15 +27,13 @@ struct Full<T> {
     chunks: VecDeque<Vec<T>>,
     /// Events in them.
     len: usize,
-    /// The newest event that was forgotten.
+    /// The time of the newest forgotten event.
     forgotten: Option<u64>,
 }
 
-/// The list.
 #[derive(Debug)]
 pub(crate) struct Ring<T> {
     writers: Mutex<Vec<Arc<Writer<T>>>>,
-    /// The most that there were at a time.
     most_writers: AtomicUsize,
     full: Mutex<Full<T>>,
     /// For threads whose locals are gone.
@@ -64,7 +60,7 @@ impl<T: Timed + Clone> Ring<T> {
         writer
     }
 
-    /// Writes an event of this thread, whose buffer is behind the key; at least `most` of the newest events are kept.
+    /// Writes an event of this thread, whose buffer is behind the key; keeps at least the newest `most` events.
     #[inline]
     pub(crate) fn note(&'static self, own: &'static LocalKey<OwnBuffer<T>>, event: T, most: usize) {
         // Also while the thread's locals are destroyed, when handles go back to their pools.
@@ -83,14 +79,14 @@ impl<T: Timed + Clone> Ring<T> {
         }
         events.push(event);
         if events.len() >= CHUNK {
-            // With the writer's lock held, so that a reader finds each event once.
+            // Under the writer's lock, so that a reader finds each event once.
             self.hand_over(&mut events, most);
         }
     }
 
     #[cold]
     fn hand_over(&self, events: &mut Vec<T>, most: usize) {
-        // When a buffer was handed over each thread was in the midst of one, which is left out with it up to that moment.
+        // At a hand-over each thread was in the midst of a buffer, whose events up to that moment may be left out.
         let most = most.saturating_add(self.most_writers.load(Ordering::Relaxed) * CHUNK);
         let mut full = lock(&self.full);
         full.len += events.len();
@@ -106,7 +102,7 @@ impl<T: Timed + Clone> Ring<T> {
         *events = spare;
     }
 
-    /// Ends a thread's buffer; what is in it stays.
+    /// Ends a thread's buffer; its events stay.
     fn end(&self, writer: &Arc<Writer<T>>, most: usize) {
         let mut writers = lock(&self.writers);
         let mut events = lock(&writer.0);
@@ -117,17 +113,17 @@ impl<T: Timed + Clone> Ring<T> {
         writers.retain(|other| !Arc::ptr_eq(other, writer));
     }
 
-    /// Returns every event that is kept, in no order, and the time up to which events were forgotten.
+    /// Returns every kept event, unordered, and the time up to which events were forgotten.
     fn all(&self) -> (Vec<T>, Option<u64>) {
         let writers = lock(&self.writers);
-        // All at once, so that no buffer is handed over between two looks.
+        // All at once, so that no buffer is handed over between two locks.
         let buffers: Vec<_> = writers.iter().map(|writer| lock(&writer.0)).collect();
         let full = lock(&self.full);
         let events = full.chunks.iter().chain(buffers.iter().map(|buffer| &**buffer)).flatten().cloned();
         (events.collect(), full.forgotten)
     }
 
-    /// Returns the newest events, at most so many, in the order of their times.
+    /// Returns the newest events, at most so many, by time.
     pub(crate) fn newest(&self, most: usize) -> Vec<T> {
         let (mut events, forgotten) = self.all();
         events.retain(|event| forgotten.is_none_or(|forgotten| event.time() > forgotten));
@@ -138,12 +134,10 @@ impl<T: Timed + Clone> Ring<T> {
         events
     }
 
-    /// Looks at every event that is kept.
-    pub(crate) fn visit(&self, see: impl FnMut(&T)) {
+    pub(crate) fn for_each(&self, see: impl FnMut(&T)) {
         self.all().0.iter().for_each(see);
     }
 
-    /// Forgets everything.
     pub(crate) fn clear(&self) {
         let writers = lock(&self.writers);
         writers.iter().for_each(|writer| *lock(&writer.0) = Vec::new());
@@ -192,7 +186,7 @@ mod models {
         }
     }
 
-    /// A thread that writes these times and ends; what a reader sees meanwhile has none twice and is in order.
+    /// A thread writes these times and ends; what a reader sees meanwhile has none twice and is in order.
     fn model(times: [&'static [u64]; 2], most: usize, check: fn(&[u64])) {
         loom::model(move || {
             let ring = Arc::new(Ring::new());
@@ -211,7 +205,7 @@ mod models {
             for times in times {
                 let own: Vec<_> =
                     seen.iter().filter(|event| event.writer == times[0]).map(|event| event.time).collect();
-                // None of a thread's is missing between two that are there.
+                // No event is missing between two of a thread.
                 assert!(times.windows(own.len().max(1)).any(|window| own.is_empty() || *window == *own), "{own:?}");
             }
             threads.into_iter().for_each(|thread| thread.join().unwrap());

@@ -182,7 +182,9 @@ pub fn replay(
         return Err(Error::invalid_value(format!("a replay has at most {MAX_THREADS} threads, not {threads}")));
     }
     if threads > 1 && changes > 0 {
-        return Err(Error::invalid_value("what is reserved over the events is told of a replay on one thread"));
+        return Err(Error::invalid_value(
+            "what is reserved over the events can be read only of a replay on one thread",
+        ));
     }
     let place = ReplayPlace::new(events, allocator)?;
     let progress = Progress::new((PASSES * threads + usize::from(changes > 0)) * events.len());

@@ -19,7 +19,7 @@ pub(super) enum ReplayedBlock {
 pub(super) struct Server {
     pub(super) device: Device,
     pub(super) allocator: ReplayAllocator,
-    /// Live bytes of the driver's allocations, the most of them, and calls, which the driver does not tell.
+    /// Live bytes of the driver's allocations, the most of them, and calls, which the driver does not count.
     live: AtomicU64,
     peak: AtomicU64,
     calls: AtomicU64,

@@ -1,4 +1,4 @@
-//! A replay tells how far it is, and ends early if it is told to.
+//! The progress of a replay, and its early end on demand.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};

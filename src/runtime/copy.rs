@@ -4,10 +4,7 @@ use super::{BoundDevice, Stream, get};
 use crate::error::Result;
 
 impl Stream {
-    /// Copies memory of the stream's device to pinned memory of the host, after what was submitted to the stream.
-    ///
-    /// # Errors
-    /// `ErrorKind::Library` if the driver refuses.
+    /// Copies memory of the stream's device to pinned memory of the host, after the work submitted to the stream.
     ///
     /// # Safety
     /// All of both ranges is there until the copy is done, and nothing else uses the host's meanwhile.
@@ -18,10 +15,7 @@ impl Stream {
         unsafe { runtime.copy_to_host(to, from, bytes, self.raw()) }.map_err(|e| e.on(self.device()))
     }
 
-    /// Copies pinned memory of the host to memory of the stream's device, after what was submitted to the stream.
-    ///
-    /// # Errors
-    /// As [`Stream::copy_to_host`].
+    /// Copies pinned memory of the host to memory of the stream's device, after the work submitted to the stream.
     ///
     /// # Safety
     /// All of both ranges is there until the copy is done, and nothing else uses the device's meanwhile.

@@ -41,11 +41,7 @@ pub fn device_info(device: Device) -> Result<DeviceInfo> {
     runtime.device_info(device).map_err(|error| error.on(device))
 }
 
-/// Returns how much memory is free there, and how much there is; of a device in a context that this makes if there is
-/// none.
-///
-/// # Errors
-/// As [`device_info`].
+/// Returns the free and total memory there; for a device in a context that this makes if there is none.
 pub(crate) fn memory_info(location: impl Into<MemoryLocation>) -> Result<MemoryInfo> {
     let (runtime, location) = (get()?, location.into());
     let info = match location {
@@ -64,7 +60,7 @@ pub(super) fn text(buffer: &[u8]) -> String {
     String::from_utf8_lossy(&buffer[..end]).into_owned()
 }
 
-/// Returns the bytes of a UUID as they are written, without a prefix.
+/// Returns the bytes of a UUID as text, without a prefix.
 pub(super) fn uuid_text(bytes: [u8; 16]) -> String {
     let mut text = String::with_capacity(36);
     for (index, byte) in bytes.into_iter().enumerate() {

@@ -1,8 +1,6 @@
-//! Waits for a whole device, in place of an event of one: drivers before CUDA 12.5 have no such event.
-//!
-//! Events of the streams that are known would not do. What stands for a whole device is a stream that may be gone by then: none
-//! of those, and not seen by the legacy default stream either, unless it blocks. Much may wait for one device; so it is noted
-//! when the last wait began, and what was submitted before that needs no other.
+//! Waits for a whole device, in place of a device-wide event, which drivers before CUDA 12.5 lack. Events of the known
+//! streams would not do: they miss a stream that may be gone, and so does the legacy default stream, unless that one
+//! blocks. Much may wait for one device, so the start of the last wait is kept: earlier work needs no other.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -18,18 +16,18 @@ use crate::sync::lock;
 pub(crate) struct Point(u64);
 
 static LAST: AtomicU64 = AtomicU64::new(0);
-/// Where the last wait for each device began.
+/// The start of the last wait for each device.
 static BEGUN: Mutex<BTreeMap<Device, Point>> = Mutex::new(BTreeMap::new());
 
 impl Point {
-    /// Returns a point that is after all that the calling thread has done.
+    /// Returns a point after all that the calling thread has done.
     pub(crate) fn now() -> Self {
         Self(LAST.fetch_add(1, Ordering::SeqCst))
     }
 }
 
-/// Waits for all work that was submitted to the device before a point, on whichever streams, destroyed ones too. Returns
-/// false, with nothing done, while a capture is known of there, which that would spoil.
+/// Waits for all work that was submitted to the device before a point, on any stream, destroyed ones too. Returns
+/// false, with nothing done, if that would spoil a known capture.
 pub(crate) fn wait_for_work_before(point: Point, device: Device) -> Result<bool> {
     if lock(&BEGUN).get(&device).is_some_and(|begun| *begun > point) {
         return Ok(true);

@@ -11,14 +11,13 @@ use crate::ids::Device;
 #[repr(transparent)]
 pub struct RawEvent(pub(super) usize);
 
-/// What became of recording all work on a device.
+/// The result of recording all work on a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ContextRecord {
-    /// It is recorded.
     Recorded,
-    /// A capture is known of there, which that would spoil.
+    /// Not done: it would spoil a known capture.
     Captured,
-    /// The driver cannot, which is one before CUDA 12.5: the device can be waited for.
+    /// Not done: the driver, before CUDA 12.5, cannot. The device can be waited for.
     Unsupported,
 }
 
@@ -38,7 +37,7 @@ impl Event {
         existing(device).and_then(Self::of)
     }
 
-    /// [`Event::new`] for a caller that knows the device.
+    /// As [`Event::new`], for a caller that knows the device.
     pub(crate) fn of(device: Device) -> Result<Self> {
         let runtime = get()?;
         let _bound = BoundDevice::of(runtime, device)?;
@@ -46,10 +45,7 @@ impl Event {
         Ok(Self { raw, device })
     }
 
-    /// Makes an event on the device that other processes can be told of.
-    ///
-    /// # Errors
-    /// `ErrorKind::Library` if the driver refuses.
+    /// Makes an event on the device that can be exported to other processes.
     pub(crate) fn interprocess(device: Device) -> Result<Self> {
         let runtime = get()?;
         let _bound = BoundDevice::of(runtime, device)?;
@@ -57,10 +53,7 @@ impl Event {
         Ok(Self { raw, device })
     }
 
-    /// Returns what another process needs to wait for an event that [`Event::interprocess`] made.
-    ///
-    /// # Errors
-    /// `ErrorKind::Library` if the driver refuses.
+    /// Returns what another process needs to wait for an event of [`Event::interprocess`].
     pub(crate) fn export(&self) -> Result<ExportedEvent> {
         let runtime = get()?;
         let _bound = BoundDevice::of(runtime, self.device)?;
@@ -68,11 +61,7 @@ impl Event {
         unsafe { runtime.event_export(self.raw) }.map_err(|e| e.on(self.device))
     }
 
-    /// Makes an event that stands for another process's, which must live as long, to be waited for on a stream of this
-    /// device.
-    ///
-    /// # Errors
-    /// `ErrorKind::Library` if the driver refuses.
+    /// Makes an event for another process's, which must live as long, to be waited for on a stream of this device.
     pub(crate) fn import(device: Device, exported: ExportedEvent) -> Result<Self> {
         let runtime = get()?;
         let _bound = BoundDevice::of(runtime, device)?;
@@ -108,7 +97,7 @@ impl Event {
         unsafe { runtime.event_record(self.raw, stream.raw()) }.map_err(|e| e.on(self.device))
     }
 
-    /// Records all work on the device so far, on whichever streams, destroyed ones too, if that is possible now.
+    /// Records all work on the device so far, on any stream, destroyed ones too, if that is possible now.
     pub(crate) fn record_context(&self) -> Result<ContextRecord> {
         let runtime = get()?;
         let Some(_whole) = WholeDevice::begin(runtime, self.device)? else { return Ok(ContextRecord::Captured) };
@@ -121,8 +110,8 @@ impl Event {
         }
     }
 
-    /// As [`Event::record_context`]; where the driver has no such event, waits for that work, after which all that this
-    /// recorded is done. Returns false, with nothing done, while a capture is known of, which either would spoil.
+    /// As [`Event::record_context`]; if the driver has no such event, waits for that work, so that all recorded work is
+    /// done. Returns false, with nothing done, if either would spoil a known capture.
     pub(crate) fn record_or_await_context(&self) -> Result<bool> {
         match self.record_context()? {
             ContextRecord::Recorded => Ok(true),
@@ -131,8 +120,8 @@ impl Event {
         }
     }
 
-    /// Makes all later work on the device, on whichever streams, wait for what this recorded. Returns false, with nothing
-    /// done, as [`Event::record_or_await_context`].
+    /// Makes all later work on the device, on any stream, wait for the recorded work. Returns false, with nothing done,
+    /// as [`Event::record_or_await_context`].
     #[cfg(feature = "python")]
     pub(crate) fn delay_context(&self) -> Result<bool> {
         let runtime = get()?;

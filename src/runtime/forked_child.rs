@@ -1,6 +1,6 @@
-//! For unit tests: what a forked child does while a lock of its parent is held for ever.
+//! For unit tests: a forked child while a lock of its parent is held for ever.
 
-/// Runs the work in a forked child, and checks that it ends. The child does only this, which may take no lock, and ends.
+/// Runs the work, which may take no lock, in a forked child, and checks that it ends.
 #[track_caller]
 pub(super) fn assert_ends_in_forked_child(work: impl FnOnce()) {
     crate::process::watch_forks();

@@ -33,7 +33,7 @@ impl BoundDevice {
         Self::of(runtime, existing(device)?)
     }
 
-    /// [`BoundDevice::new`] for a caller that knows the device, or for memory of the host, whose calls need no device's
+    /// As [`BoundDevice::new`], for a caller that knows the device, or for host memory, whose calls need no device's
     /// context.
     pub(crate) fn of(runtime: &'static dyn Runtime, location: impl Into<MemoryLocation>) -> Result<Self> {
         let location = location.into();

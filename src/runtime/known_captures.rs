@@ -1,9 +1,7 @@
-//! Captures that are known of: those on streams that can be asked, and those that were announced.
-//!
-//! No driver tells of all captures on a device. So streams are asked one by one, and what a caller says it is about to capture
-//! is asked, too, or taken for captured where its stream may be gone by the time it would be asked. A call for a whole device,
-//! which would invalidate every capture there, is made while none is announced, and who announces one waits for such calls to
-//! end: so none meets a capture that begins in between.
+//! Known captures: those on streams that can be queried, and announced ones. No driver reports all captures on a
+//! device. So streams are queried one by one, also those that a caller announces to capture, or these count as captured
+//! if their stream may be gone by then. A call for a whole device, which would invalidate every capture there, is made
+//! while none is announced, and an announcement waits for such calls to end: so no capture begins during one.
 
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard};
@@ -15,49 +13,47 @@ use crate::ids::{CaptureStatus, Device, RawStream};
 use crate::process;
 use crate::sync::{lock, wait};
 
-/// A stream that will be captured.
 #[derive(Debug)]
 struct CapturedStream {
-    /// What tells it from others, and from the same stream noted again.
+    /// Distinguishes it from others, and from the same stream noted again.
     number: u64,
     stream: Stream,
 }
 
-/// What is announced, and what must not meet it.
+/// What is announced, and the calls that must not meet it.
 #[derive(Debug)]
 struct KnownCaptures {
     /// Streams that a caller of [`note_capture`] is about to capture.
     captured: Vec<CapturedStream>,
     /// How many callers of [`expect_captures`] there are for each device.
     expecting: BTreeMap<Device, usize>,
-    /// How many calls for a whole device are being made.
+    /// How many calls for a whole device are in progress.
     whole: BTreeMap<Device, usize>,
 }
 
 static KNOWN: Mutex<KnownCaptures> =
     Mutex::new(KnownCaptures { captured: Vec::new(), expecting: BTreeMap::new(), whole: BTreeMap::new() });
-/// Notified when a call for a whole device has ended.
 static ENDED: Condvar = Condvar::new();
 
 fn count(counts: &BTreeMap<Device, usize>, device: Device) -> usize {
     counts.get(&device).copied().unwrap_or(0)
 }
 
-/// Waits until no call for the whole device is being made. None begins after an announcement.
+/// Waits until no call for the whole device is in progress. None begins after an announcement.
 fn wait_for_calls(mut known: MutexGuard<'_, KnownCaptures>, device: Device) {
     while count(&known.whole, device) > 0 {
         known = wait(&ENDED, &KNOWN, known);
     }
 }
 
-/// A call for a whole device, which is being made as long as this lives.
+/// A call for a whole device, in progress while this lives.
 #[derive(Debug)]
 pub(crate) struct WholeDevice {
     device: Device,
 }
 
 impl WholeDevice {
-    /// Begins a call for a whole device; none while a capture is announced there, but on streams that are gone.
+    /// Begins a call for a whole device; none while a capture is announced there, except on streams that are gone.
     fn begin_unannounced(device: Device, gone: &[u64]) -> Option<Self> {
         let mut known = lock(&KNOWN);
         let is_announced = |noted: &CapturedStream| noted.stream.device() == device && !gone.contains(&noted.number);
@@ -69,15 +65,15 @@ impl WholeDevice {
         Some(Self { device })
     }
 
-    /// Begins a call for a whole device; none while a capture is known of there.
+    /// Begins a call for a whole device; none while there is a known capture.
     pub(crate) fn begin(runtime: &'static dyn Runtime, device: Device) -> Result<Option<Self>> {
-        // Begun before streams are asked, so that no announced capture begins in between.
+        // Before the queries, so that no announced capture begins in between.
         let Some(whole) = Self::begin_unannounced(device, &gone_on(runtime, device)?) else { return Ok(None) };
         Ok(if is_known_stream_capturing(runtime, device)? { None } else { Some(whole) })
     }
 }
 
-/// Returns the announced captures of a device that cannot begin any more: their streams went with their contexts.
+/// Returns the announced captures of a device that cannot begin any more, as their streams went with their contexts.
 fn gone_on(runtime: &'static dyn Runtime, device: Device) -> Result<Vec<u64>> {
     let noted: Vec<_> = {
         let known = lock(&KNOWN);
@@ -104,13 +100,13 @@ impl Drop for WholeDevice {
     }
 }
 
-/// A note that a stream is captured. The stream is asked about as long as this lives.
+/// A note that a stream is captured. The stream is queried as long as this lives.
 #[derive(Debug)]
 pub(crate) struct KnownCapture {
     number: u64,
 }
 
-/// Notes that a foreign stream is about to be captured, which no driver would tell. Its owner keeps it alive meanwhile.
+/// Notes that a foreign stream is about to be captured, which no driver reports. Its owner keeps it alive meanwhile.
 pub(crate) fn note_capture(stream: &Stream) -> KnownCapture {
     let mut known = lock(&KNOWN);
     let number = known.captured.iter().map(|noted| noted.number + 1).max().unwrap_or(0);
@@ -135,8 +131,7 @@ impl Drop for KnownCapture {
     }
 }
 
-/// Takes it that streams of the device are captured, whichever they are, until as many calls of
-/// [`end_expecting_captures`].
+/// Assumes that any streams of the device are captured, until as many calls of [`end_expecting_captures`].
 pub(crate) fn expect_captures(device: Device) {
     let mut known = lock(&KNOWN);
     *known.expecting.entry(device).or_default() += 1;
@@ -167,8 +162,8 @@ pub fn synchronize(device: Device) -> Result<()> {
     Ok(())
 }
 
-/// Waits for all work on the device so far, on whichever streams, destroyed ones too. Returns false, with nothing done, while
-/// a capture is known of there, which that would spoil.
+/// Waits for all work on the device so far, on any stream, destroyed ones too. Returns false, with nothing done, if
+/// that would spoil a known capture.
 pub(crate) fn synchronize_unless_captured(device: Device) -> Result<bool> {
     let runtime = get()?;
     let Some(_whole) = WholeDevice::begin(runtime, device)? else { return Ok(false) };
@@ -176,8 +171,8 @@ pub(crate) fn synchronize_unless_captured(device: Device) -> Result<bool> {
     runtime.context_synchronize().map_err(|e| e.on(device)).map(|()| true)
 }
 
-/// Returns whether a stream of the device that can be asked is captured: one of our own, the thread's current one, one
-/// that was noted, or any blocking one; also where captures of others are expected.
+/// Returns whether a known stream of the device is captured: gpupool's own, the thread's current one, a noted one, or
+/// any blocking one; or whether captures are expected.
 pub(crate) fn is_known_stream_capturing(runtime: &'static dyn Runtime, device: Device) -> Result<bool> {
     if count(&lock(&KNOWN).expecting, device) > 0 {
         return Ok(true);
@@ -190,7 +185,7 @@ pub(crate) fn is_known_stream_capturing(runtime: &'static dyn Runtime, device: D
     };
     let current = scope::scoped(device);
     let known = owned.iter().chain(&noted).chain(&current).map(Stream::raw);
-    // The legacy default stream tells of the blocking ones.
+    // The legacy default stream answers for the blocking ones.
     for stream in [RawStream::LEGACY].into_iter().chain(known) {
         // SAFETY: the legacy default stream always exists, clones keep our own alive, and who noted or entered another keeps
         // it alive meanwhile.

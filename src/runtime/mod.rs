@@ -2,8 +2,8 @@
 //!
 //! `cuda` drives NVIDIA GPUs, `hip` AMD GPUs, and `host` simulates devices in plain memory for machines that have none.
 //! The choice is made at the first call that needs a device, never on import: `GPUPOOL_RUNTIME` if set, otherwise the
-//! first with a device, in that order. Devices are simulated only where there is none: a driver that is there and does not work
-//! is an error. Every pointer that reaches a driver passes through a type of this module.
+//! first with a device, in that order. Devices are simulated only where there is none: a driver that is there and does
+//! not work is an error. Every pointer that reaches a driver passes through a type of this module.
 
 mod calls;
 mod copy;
@@ -110,7 +110,7 @@ pub struct Context(usize);
 pub struct Extent(pub(super) u64);
 
 impl Extent {
-    /// Returns the extent as a number, to be kept where threads share it.
+    /// Returns the extent as a number that threads can share.
     pub(crate) const fn number(self) -> u64 {
         self.0
     }
@@ -204,7 +204,6 @@ pub fn get() -> Result<&'static dyn Runtime> {
     }
 }
 
-/// Returns whether the runtime is chosen, so that [`get`] takes no time.
 #[cfg(feature = "python")]
 #[inline]
 pub(crate) fn is_chosen() -> bool {
@@ -214,7 +213,7 @@ pub(crate) fn is_chosen() -> bool {
 /// Probes outside any lock, so two threads may both do it; the first result stays.
 #[cold]
 fn choose() -> Result<&'static dyn Runtime> {
-    // What reads it later cannot fail.
+    // Checked here, as later readers cannot fail.
     nvtx::check_switch()?;
     let wanted = environment::text(RUNTIME_VARIABLE)?;
     let runtime: Box<dyn Runtime> = match wanted.as_deref() {
@@ -239,7 +238,7 @@ fn first_with_a_device() -> Result<Box<dyn Runtime>> {
     };
     let no_hip = match hip::Hip::probe() {
         Ok(hip) => {
-            // A machine with AMD's GPUs needs no driver of NVIDIA's; one that is there should work.
+            // A machine with AMD's GPUs needs no driver of NVIDIA's; an installed one should work.
             if no_cuda.is_present {
                 let _ = PASSED_OVER.set(vec![no_cuda]);
             }
@@ -248,7 +247,7 @@ fn first_with_a_device() -> Result<Box<dyn Runtime>> {
         Err(error) => PassedOver::new(Kind::Hip, error),
     };
     let passed_over = vec![no_cuda, no_hip];
-    // Memory of the host in place of a GPU's would go unnoticed until something is slow, or wrong.
+    // Host memory in place of a GPU's would go unnoticed until something is slow, or wrong.
     if let Some(broken) = passed_over.iter().find(|passed| passed.is_present) {
         let PassedOver { kind, reason, .. } = broken;
         let reason = format!("{reason}. To do without a GPU, on simulated devices, set {RUNTIME_VARIABLE}=host");
@@ -322,11 +321,8 @@ pub fn device(ordinal: i64) -> Result<Device> {
     }
 }
 
-/// Returns a device that a caller named, if there is one. Every public function that takes a device passes it through
+/// Returns a device that a caller named, if it exists. Every public function that takes a device passes it through
 /// here.
-///
-/// # Errors
-/// As [`device`].
 #[inline]
 pub(crate) fn existing(device: Device) -> Result<Device> {
     self::device(device.ordinal() as i64)

@@ -1,5 +1,5 @@
-//! Guards of a thread that may end in any order: each keeps what it found when it began, which is restored once it and all
-//! that began later have ended.
+//! Guards of a thread that may end in any order: each keeps what it found when it began, which is restored once it and
+//! all later ones have ended.
 
 use std::cell::RefCell;
 use std::thread::LocalKey;
@@ -18,7 +18,6 @@ impl<T> Nesting<T> {
     }
 }
 
-/// A guard that has begun.
 #[derive(Debug)]
 pub(super) struct BegunGuard<T> {
     /// None in a thread that was ending.
@@ -27,7 +26,6 @@ pub(super) struct BegunGuard<T> {
 }
 
 impl<T: Copy> BegunGuard<T> {
-    /// Begins a guard that found this.
     pub(super) fn new(nesting: &'static LocalKey<RefCell<Nesting<T>>>, found: Option<T>) -> Self {
         let number = nesting.try_with(|nesting| {
             let mut nesting = nesting.try_borrow_mut().ok()?;
@@ -47,7 +45,7 @@ impl<T: Copy> BegunGuard<T> {
             let place = nesting.begun.iter().rposition(|begun| begun.0 == number)?;
             let (_, found) = nesting.begun.remove(place);
             match nesting.begun.get_mut(place) {
-                // What this one would have restored, the next one restores when it ends.
+                // The next one restores at its end what this one would have.
                 Some((_, next)) => {
                     *next = found.or(*next);
                     None

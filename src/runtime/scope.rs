@@ -1,8 +1,6 @@
-//! The calling thread's current stream on each device, set for a scope.
-//!
-//! This is a concept of gpupool, used if a call names no stream: no driver has a current stream, and each framework
-//! keeps its own. Scopes may end in any order: the current stream is that of the innermost scope that has not ended, and
-//! a scope keeps its stream until then.
+//! The calling thread's current stream on each device, set for a scope. This is a concept of gpupool, for calls that
+//! name no stream: no driver has a current stream, and each framework keeps its own. Scopes may end in any order: the
+//! current stream is that of the innermost open scope, which keeps its stream.
 
 use std::cell::RefCell;
 use std::marker::PhantomData;
@@ -12,17 +10,14 @@ use super::{BoundDevice, Stream, get};
 use crate::error::{Error, Result};
 use crate::ids::Device;
 
-/// A scope that the thread is in.
 #[derive(Debug)]
 struct Scope {
     number: u64,
-    /// Never dropped by the end of the thread, which may call no driver: a scope that was forgotten keeps its stream.
+    /// Not dropped by the end of the thread, which may call no driver: a forgotten scope keeps its stream.
     stream: ManuallyDrop<Stream>,
-    /// Its device.
     bound: ManuallyDrop<BoundDevice>,
 }
 
-/// The scopes that the thread is in, the innermost last.
 #[derive(Debug)]
 struct Scopes {
     next: u64,
@@ -33,8 +28,7 @@ thread_local! {
     static SCOPES: RefCell<Scopes> = const { RefCell::new(Scopes { next: 0, entered: Vec::new() }) };
 }
 
-/// Takes the stream of the innermost scope on the device, if the thread is in one. The borrow is never held across a call,
-/// so it cannot fail.
+/// Takes the stream of the innermost scope on the device, if any. No call is made during the borrow, so it cannot fail.
 #[inline]
 fn innermost(device: Device, take: impl FnOnce(&Stream) -> Stream) -> Option<Stream> {
     let taken = SCOPES.try_with(|scopes| {
@@ -50,7 +44,7 @@ pub(crate) fn scoped(device: Device) -> Option<Stream> {
     innermost(device, Stream::clone)
 }
 
-/// [`scoped`] for a call that ends before the scope, which keeps the stream alive.
+/// As [`scoped`], for a call that ends before the scope, which keeps the stream alive.
 #[inline]
 pub(crate) fn scoped_view(device: Device) -> Option<Stream> {
     innermost(device, Stream::view)

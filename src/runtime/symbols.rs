@@ -1,23 +1,20 @@
-//! Tables of the functions that gpupool calls in a driver's library: pointers, looked up once, when the library is opened.
-//!
-//! What such a function returns or writes is declared as a number, never as an enum: newer drivers have numbers that no
-//! binding knows, and an enum with one of those is undefined behaviour.
+//! Tables of a driver library's functions: pointers, looked up once, when the library is opened. What a function
+//! returns or writes is declared as a number, never as an enum: a newer driver's number in an enum is undefined
+//! behaviour.
 
 use std::ffi::c_int;
 
-/// What a driver's function returns.
 pub(in crate::runtime) type Status = c_int;
 
-/// What every driver returns where all went well.
 pub(in crate::runtime) const SUCCESS: Status = 0;
 
-/// Defines `Symbols`, with a field for each function. One that is optional is none where the library lacks it.
+/// Defines `Symbols`, with a field for each function. Optional ones are none if the library lacks them.
 macro_rules! symbols {
     (
         required {$($field:ident $name:literal ($($argument:ty),*) -> $result:ty;)*}
         $(optional {$($later:ident $later_name:literal ($($later_argument:ty),*) -> $later_result:ty;)*})?
     ) => {
-        /// The functions, by their names without what all names begin with.
+        /// The functions, by their names without the common prefix.
         pub(super) struct Symbols {
             $(pub(super) $field: unsafe extern "C" fn($($argument),*) -> $result,)*
             $($(pub(super) $later: Option<unsafe extern "C" fn($($later_argument),*) -> $later_result>,)*)?

@@ -1,23 +1,22 @@
-//! A door that one thread closes, and then waits until everyone inside has left.
-//!
-//! Whether it is closed and how many are inside is one number, so that each thread that enters either comes before the
-//! closing, and is waited for, or finds the door closed. Entering and leaving take no lock, except to wake who waits.
+//! A door that one thread closes, and then waits until everyone inside has left. One number holds both whether it is
+//! closed and how many are inside, so a thread that enters either comes before the closing, and is waited for, or finds
+//! the door closed. Entering and leaving take no lock, except to wake the waiting thread.
 
 use crate::sync::{AtomicUsize, Condvar, Mutex, Ordering, lock, wait};
 
-/// In the state, whether the door is closed; the rest is how many threads are inside.
+/// The state's bit for a closed door; the rest is how many threads are inside.
 const CLOSED: usize = 1 << (usize::BITS - 1);
 
 /// A door, open at first.
 #[derive(Debug, Default)]
 pub(crate) struct Door {
     state: AtomicUsize,
-    /// Held while the state is looked at before a wait, and by the last to leave.
+    /// Held while the state is read before a wait, and by the last to leave.
     leaving: Mutex<()>,
     is_empty: Condvar,
 }
 
-/// A stay inside, which ends when this is dropped.
+/// A stay inside, until dropped.
 #[must_use = "who is not inside is not waited for"]
 #[derive(Debug)]
 pub(crate) struct Inside<'a>(&'a Door);
@@ -44,12 +43,11 @@ impl Door {
         self.state.load(Ordering::SeqCst) & CLOSED != 0
     }
 
-    /// Returns whether someone is inside.
     pub(crate) fn is_used(&self) -> bool {
         self.state.load(Ordering::SeqCst) & !CLOSED != 0
     }
 
-    /// Waits until no one is inside of a door that is closed. What they did is then known to this thread.
+    /// Waits until no one is inside a closed door. What they did is then visible to this thread.
     pub(crate) fn wait_until_empty(&self) {
         let mut leaving = lock(&self.leaving);
         while self.is_used() {
@@ -61,7 +59,7 @@ impl Door {
 impl Drop for Inside<'_> {
     fn drop(&mut self) {
         if self.0.state.fetch_sub(1, Ordering::SeqCst) == CLOSED | 1 {
-            // With the lock, so that who has seen this thread inside waits by now.
+            // Under the lock, so that a thread that has seen this one inside waits by now.
             let _leaving = lock(&self.0.leaving);
             self.0.is_empty.notify_all();
         }
@@ -77,7 +75,7 @@ mod models {
     use super::Door;
 
     /// Uses what is behind the door, if it is open, and returns whether it was.
-    fn visit(door: &Door, is_there: &AtomicBool) -> bool {
+    fn use_if_open(door: &Door, is_there: &AtomicBool) -> bool {
         let Some(_inside) = door.enter() else { return false };
         assert!(is_there.load(Ordering::Relaxed), "it is gone");
         true
@@ -89,14 +87,14 @@ mod models {
             let door = Arc::new(Door::default());
             let is_there = Arc::new(AtomicBool::new(true));
             let (other, behind) = (Arc::clone(&door), Arc::clone(&is_there));
-            let visitor = thread::spawn(move || visit(&other, &behind));
-            // Whoever of the two leaves last wakes the one who waits.
+            let user = thread::spawn(move || use_if_open(&other, &behind));
+            // The last to leave wakes the waiting thread.
             let other = Arc::clone(&door);
             let passer = thread::spawn(move || drop(other.enter()));
             door.close();
             door.wait_until_empty();
             is_there.store(false, Ordering::Relaxed);
-            visitor.join().unwrap();
+            user.join().unwrap();
             passer.join().unwrap();
         });
     }
@@ -106,18 +104,18 @@ mod models {
         loom::model(|| {
             let door = Arc::new(Door::default());
             let is_there = Arc::new(AtomicBool::new(true));
-            let visitor = {
+            let user = {
                 let (door, is_there) = (Arc::clone(&door), Arc::clone(&is_there));
-                thread::spawn(move || visit(&door, &is_there))
+                thread::spawn(move || use_if_open(&door, &is_there))
             };
             door.close();
             door.wait_until_empty();
             is_there.store(false, Ordering::Relaxed);
-            assert!(!visit(&door, &is_there));
+            assert!(!use_if_open(&door, &is_there));
             is_there.store(true, Ordering::Relaxed);
             door.open();
-            assert!(visit(&door, &is_there));
-            visitor.join().unwrap();
+            assert!(use_if_open(&door, &is_there));
+            user.join().unwrap();
         });
     }
 }

@@ -1,13 +1,12 @@
-//! Locking: of data that is whole at any time, also after a panic.
-//!
-//! No code under gpupool's locks can panic but for want of memory, so a poisoned lock is taken like any other.
+//! Locks of data that is whole at any time, also after a panic: no code under gpupool's locks can panic but for want of
+//! memory, so a poisoned lock is taken like any other.
 
 use std::sync::{LockResult, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError, TryLockResult};
 use std::time::Instant;
 
 use super::{Condvar, Mutex, MutexGuard};
 
-/// Takes a lock: a thread of a schedule, which must not block, by trying until it has it.
+/// Takes a lock: a thread of a schedule, which must not block, tries until it has it.
 #[cfg(schedules)]
 fn take<G>(attempt: impl Fn() -> TryLockResult<G>, take: impl FnOnce() -> LockResult<G>) -> G {
     use super::schedule;
@@ -36,7 +35,7 @@ pub(crate) trait Lock {
     where
         Self: 'a;
 
-    /// Locks, whether a thread panicked under the lock or not.
+    /// Locks, also after a panic under the lock.
     fn lock_whole(&self) -> Self::Guard<'_>;
 }
 
@@ -64,7 +63,6 @@ impl<T> Lock for loom::sync::Mutex<T> {
     }
 }
 
-/// Locks a mutex.
 #[inline]
 pub(crate) fn lock<M: Lock>(mutex: &M) -> M::Guard<'_> {
     mutex.lock_whole()
@@ -81,19 +79,17 @@ pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     }
 }
 
-/// Locks for reading.
 pub(crate) fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
     take(|| lock.try_read(), || lock.read())
 }
 
-/// Locks for writing.
 pub(crate) fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
     take(|| lock.try_write(), || lock.write())
 }
 
-/// A condition of `std`, or in a model one of loom, of what a mutex guards.
+/// A condition variable of `std`, or in a model one of loom.
 pub(crate) trait Condition<M: Lock> {
-    /// Lets the mutex go until the condition is notified, or for no reason.
+    /// Releases the mutex until notified, or spuriously woken.
     fn wait_whole<'a>(&self, guard: M::Guard<'a>) -> M::Guard<'a>
     where
         M: 'a;
@@ -118,7 +114,7 @@ impl<T> Condition<loom::sync::Mutex<T>> for loom::sync::Condvar {
     }
 }
 
-/// Waits until the condition is notified, or for no reason.
+/// Waits until notified, or spuriously woken.
 pub(crate) fn wait<'a, M: Lock>(condition: &impl Condition<M>, mutex: &'a M, guard: M::Guard<'a>) -> M::Guard<'a> {
     #[cfg(schedules)]
     if super::schedule::is_member() {
@@ -130,8 +126,8 @@ pub(crate) fn wait<'a, M: Lock>(condition: &impl Condition<M>, mutex: &'a M, gua
     condition.wait_whole(guard)
 }
 
-/// Waits for the condition until the deadline. Returns the guard as an error once the deadline has passed. In a model no
-/// time passes, and a deadline is over at once or never.
+/// Waits until notified or the deadline. Returns the guard as an error once the deadline has passed. In a model no time
+/// passes, and a deadline is over at once or never.
 pub(crate) fn wait_until<'a, T>(
     condition: &Condvar,
     guard: MutexGuard<'a, T>,
@@ -148,7 +144,7 @@ pub(crate) fn wait_until<'a, T>(
     Ok(guard)
 }
 
-/// Takes the last that is meant out of a list. What comes out of a locked one is dropped outside the lock, for it may hold
+/// Removes the last matching item from a list. One from a locked list is dropped outside the lock, since it may hold
 /// anything.
 pub(crate) fn take_last<T>(list: &mut Vec<T>, is_meant: impl FnMut(&T) -> bool) -> Option<T> {
     let place = list.iter().rposition(is_meant)?;

@@ -1,10 +1,7 @@
-//! What threads share: locks and atomics of `std`, or in a model those of loom; and structures made from them.
-//!
-//! In builds of tests (`cfg(schedules)`, see `build.rs`) a few threads can run in a random [`schedule`]: each lock and atomic of
-//! here is then a place where another thread may go on.
-//!
-//! A build with `--cfg loom` runs nothing but the models: the tests, named `models`, that loom runs with every order in
-//! which the threads can take turns, and every value that the memory orderings let them read.
+//! What threads share: locks and atomics of `std`, or in a model those of loom; and structures made from them. In
+//! builds of tests (`cfg(schedules)`, see `build.rs`) threads can run in a random [`schedule`], which may switch at
+//! each lock and atomic here. A build with `--cfg loom` runs only the models: the tests, named `models`, that loom runs
+//! with every order of the threads, and every value that the memory orderings let them read.
 
 mod door;
 mod locks;

@@ -1,34 +1,33 @@
-//! A lock that costs its owner a nanosecond: what keeps a thread's cache both fast and open to others.
-//!
-//! One thread, the owner, locks by two plain memory accesses. Any other thread first announces itself, then makes every
-//! core of the process pass a memory barrier (`membarrier(2)`, microseconds), and waits for the owner to step out. So the
-//! price of the barrier that each lock needs is paid by the rare visitor. The announcement then stands until the owner
-//! has come a few times by the mutex, so further visitors need no barrier. Where the kernel has no `membarrier`, the
-//! owner pays for a barrier of its own; so it does under Miri, which sees that one.
+//! A lock that costs its owner a nanosecond, so that a thread's cache is fast and yet open to others. The owner locks
+//! by two plain memory accesses. Any other thread first announces itself, then makes every core of the process pass a
+//! memory barrier (`membarrier(2)`, microseconds), and waits for the owner to step out: the rare other thread pays for
+//! the barrier that each lock needs. The announcement stands until the owner has come by the mutex a few times, so
+//! further threads need no barrier. Without `membarrier` in the kernel the owner passes a barrier of its own; so it
+//! does under Miri, which understands that one.
 
 use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering, lock, try_lock};
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
 
-/// How often the owner locks by the mutex before it returns to the short way. A barrier costs as much as some hundred
-/// locks of a mutex, and holds up every core; so visits that follow one another soon share one.
-const LOCKS_AFTER_VISIT: u32 = if cfg!(any(loom, miri)) { 2 } else { 64 };
+/// How often the owner locks by the mutex before it returns to the fast path. A barrier costs as much as some hundred
+/// locks of a mutex, and stops every core; so other threads' locks in close succession share one.
+const LOCKS_AFTER_OTHERS: u32 = if cfg!(any(loom, miri)) { 2 } else { 64 };
 
 /// A value that one thread uses often and others seldom.
 #[derive(Debug)]
 pub(crate) struct OwnerLock<T> {
-    /// Whether the owner is at work on the value.
+    /// Whether the owner uses the value.
     inside: AtomicBool,
-    /// Whether the owner has to come in by the mutex. Changed with the mutex held.
+    /// Whether the owner has to lock by the mutex. Changed under the mutex.
     is_shared: AtomicBool,
-    /// Held by a thread at work that is not the owner, and while the lock is shared by the owner too. How often it was
-    /// the owner since the last visitor.
+    /// Held by a thread other than the owner that uses the value, and, while the lock is shared, by the owner. How
+    /// often the owner has locked it since the last other thread.
     owner_locks: Mutex<u32>,
     value: UnsafeCell<T>,
-    /// Whether the owner has a guard, whichever way it came in.
+    /// Whether the owner has a guard, of either kind.
     #[cfg(debug_assertions)]
     is_owner_inside: AtomicBool,
-    /// Touched as the value is, so that loom sees whether one thread's work is known to the next.
+    /// Touched as the value is, so that loom sees whether one thread's work is visible to the next.
     #[cfg(loom)]
     touched: loom::cell::UnsafeCell<()>,
 }
@@ -36,11 +35,10 @@ pub(crate) struct OwnerLock<T> {
 // SAFETY: the guards give out `&mut T` to one thread at a time, as a `Mutex` does.
 unsafe impl<T: Send> Sync for OwnerLock<T> {}
 
-/// The value, locked.
 #[derive(Debug)]
 pub(crate) struct OwnerGuard<'a, T> {
     lock: &'a OwnerLock<T>,
-    /// None where the owner came in by the short way.
+    /// None if the owner came by the fast path.
     shared: Option<MutexGuard<'a, u32>>,
     #[cfg(debug_assertions)]
     is_owner: bool,
@@ -60,24 +58,22 @@ impl<T> OwnerLock<T> {
         }
     }
 
-    /// Locks for the owner.
-    ///
     /// # Safety
     /// Only one thread at a time is the owner, this one is it, it holds no guard of this lock, and becoming the owner
     /// happens after the former owner's last unlock.
     #[inline]
     pub(crate) unsafe fn lock_as_owner(&self) -> OwnerGuard<'_, T> {
         // SAFETY: the caller promises the same.
-        unsafe { self.lock_shortly() }.unwrap_or_else(|| self.lock_as_one_of_many())
+        unsafe { self.lock_fast() }.unwrap_or_else(|| self.lock_as_one_of_many())
     }
 
-    /// Locks for the owner by the short way; none while it has to come in by the mutex. Of such a guard the compiler knows
-    /// that it holds no mutex.
+    /// Locks for the owner by the fast path; none while it has to use the mutex. The compiler sees that such a guard
+    /// holds no mutex.
     ///
     /// # Safety
     /// As [`OwnerLock::lock_as_owner`].
     #[inline]
-    pub(crate) unsafe fn lock_shortly(&self) -> Option<OwnerGuard<'_, T>> {
+    pub(crate) unsafe fn lock_fast(&self) -> Option<OwnerGuard<'_, T>> {
         #[cfg(debug_assertions)]
         debug_assert!(!self.is_owner_inside.load(Ordering::Relaxed), "locked twice by its owner");
         self.inside.store(true, Ordering::Relaxed);
@@ -89,15 +85,15 @@ impl<T> OwnerLock<T> {
         Some(OwnerGuard::new(self, None, true))
     }
 
-    /// As [`OwnerLock::lock_as_owner`]; none if a visitor has it.
+    /// As [`OwnerLock::lock_as_owner`]; none if another thread has it.
     ///
     /// # Safety
     /// As [`OwnerLock::lock_as_owner`].
     #[cold]
     pub(crate) unsafe fn try_lock_as_owner(&self) -> Option<OwnerGuard<'_, T>> {
         // SAFETY: the caller promises the same.
-        let short = unsafe { self.lock_shortly() };
-        short.or_else(|| try_lock(&self.owner_locks).map(|owner_locks| self.guard_as_one_of_many(owner_locks)))
+        let fast = unsafe { self.lock_fast() };
+        fast.or_else(|| try_lock(&self.owner_locks).map(|owner_locks| self.guard_as_one_of_many(owner_locks)))
     }
 
     #[cold]
@@ -107,8 +103,8 @@ impl<T> OwnerLock<T> {
 
     fn guard_as_one_of_many<'a>(&'a self, mut owner_locks: MutexGuard<'a, u32>) -> OwnerGuard<'a, T> {
         *owner_locks += 1;
-        if *owner_locks >= LOCKS_AFTER_VISIT {
-            // No visitor comes in while the mutex is held, and the next one announces itself anew.
+        if *owner_locks >= LOCKS_AFTER_OTHERS {
+            // No other thread enters while the mutex is held, and the next one announces itself anew.
             self.is_shared.store(false, Ordering::Relaxed);
         }
         OwnerGuard::new(self, Some(owner_locks), true)
@@ -117,22 +113,22 @@ impl<T> OwnerLock<T> {
     /// Locks for any thread, the owner too.
     #[cold]
     pub(crate) fn lock(&self) -> OwnerGuard<'_, T> {
-        self.lock_as_visitor(lock(&self.owner_locks))
+        self.lock_announced(lock(&self.owner_locks))
     }
 
-    /// Locks for any thread but the owner, unless another visitor has it.
+    /// Locks for any thread but the owner, unless another has it.
     #[cold]
     pub(crate) fn try_lock(&self) -> Option<OwnerGuard<'_, T>> {
-        try_lock(&self.owner_locks).map(|owner_locks| self.lock_as_visitor(owner_locks))
+        try_lock(&self.owner_locks).map(|owner_locks| self.lock_announced(owner_locks))
     }
 
-    fn lock_as_visitor<'a>(&'a self, mut owner_locks: MutexGuard<'a, u32>) -> OwnerGuard<'a, T> {
+    fn lock_announced<'a>(&'a self, mut owner_locks: MutexGuard<'a, u32>) -> OwnerGuard<'a, T> {
         *owner_locks = 0;
-        // While the lock is shared the owner is at work only with the mutex, which is held here.
+        // While the lock is shared the owner needs the mutex, which is held here.
         if !self.is_shared.load(Ordering::Relaxed) {
             self.is_shared.store(true, Ordering::Relaxed);
             barrier::heavy();
-            // Acquire: what the owner did is seen once it has stepped out. It makes no system call in there, unless
+            // Acquire: what the owner did is seen once it has stepped out. It makes no system call inside, unless
             // memory is recorded.
             while self.inside.load(Ordering::Acquire) {
                 yield_now();
@@ -204,8 +200,8 @@ impl<T> Drop for OwnerGuard<'_, T> {
     }
 }
 
-/// The two halves of an asymmetric barrier: where the light one of a thread and the heavy one of another meet, one of them
-/// sees the other's earlier store.
+/// The two halves of an asymmetric barrier: where one thread's light one and another's heavy one meet, one of them sees
+/// the other's earlier store.
 #[cfg(not(loom))]
 mod barrier {
     use std::sync::atomic::{AtomicU8, compiler_fence};
@@ -217,12 +213,12 @@ mod barrier {
     const UNKNOWN: u8 = 0;
     const KERNEL: u8 = 1;
     const NONE: u8 = 2;
-    /// It was refused of late: owners pay, and visitors still wait for those that came in before.
+    /// Refused recently: owners pay, and other threads still wait for owners that entered before.
     const REFUSED: u8 = 3;
 
     static MEMBARRIER: AtomicU8 = AtomicU8::new(UNKNOWN);
 
-    /// Longer than any core keeps a store to itself, by far: those reach the others as soon as their cache lines can.
+    /// Far longer than any core delays a store: that reaches others as soon as their cache lines can.
     const STORE_KEPT_MOST: Duration = Duration::from_millis(1);
 
     #[inline]
@@ -290,11 +286,11 @@ mod tests {
 
     use super::{OwnerLock, barrier};
 
-    /// Has the system refuse `membarrier` to this thread, as a sandbox does.
+    /// Makes the system refuse `membarrier` to this thread, as a sandbox does.
     fn forbid_membarrier() {
         let statement = |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter { code: code as u16, jt, jf, k };
         let mut filter = [
-            // The number of the system call is what the data begins with.
+            // The data begins with the number of the system call.
             statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
             statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, libc::SYS_membarrier as u32, 0, 1),
             statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32, 0, 0),
@@ -336,33 +332,33 @@ mod models {
 
     use super::OwnerLock;
 
-    /// Adds one in two steps, so that one of two threads that are in at once is lost.
+    /// Adds one in two steps, so that of two threads inside at once one is lost.
     fn add_one(value: &AtomicUsize) {
         let before = value.load(Ordering::Relaxed);
         value.store(before + 1, Ordering::Relaxed);
     }
 
     #[test]
-    fn an_owner_and_a_visitor_take_turns() {
+    fn an_owner_and_another_thread_take_turns() {
         loom::model(|| {
             let lock = Arc::new(OwnerLock::new(AtomicUsize::new(0)));
-            let visitor = {
+            let other = {
                 let lock = Arc::clone(&lock);
                 thread::spawn(move || add_one(&*lock.lock()))
             };
             // SAFETY: this thread is the only owner and holds no guard.
             add_one(&*unsafe { lock.lock_as_owner() });
-            visitor.join().unwrap();
+            other.join().unwrap();
             assert_eq!(lock.lock().load(Ordering::Relaxed), 2);
         });
     }
 
     #[test]
-    fn an_owner_returns_to_the_short_way_between_visits() {
+    fn an_owner_returns_to_the_fast_path_between_other_threads() {
         loom::model(|| {
             let lock = Arc::new(OwnerLock::new(AtomicUsize::new(0)));
             drop(lock.lock());
-            let visitor = {
+            let other = {
                 let lock = Arc::clone(&lock);
                 thread::spawn(move || (0..2).for_each(|_| add_one(&*lock.lock())))
             };
@@ -370,7 +366,7 @@ mod models {
                 // SAFETY: this thread is the only owner and holds no guard.
                 add_one(&*unsafe { lock.lock_as_owner() });
             }
-            visitor.join().unwrap();
+            other.join().unwrap();
             assert_eq!(lock.lock().load(Ordering::Relaxed), 5);
         });
     }

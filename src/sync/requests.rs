@@ -1,39 +1,36 @@
-//! Requests that threads leave for whoever holds a lock, while they wait for it.
-//!
-//! Where many threads want a lock for a moment each, most of their time goes to fetching what it guards from the core that had
-//! it last. So one of them, while it is there, answers the others too, of which each then fetches its answer alone.
+//! Requests that threads leave for the holder of a lock that they wait for. With many threads most of the time goes to
+//! fetching the guarded data from the core that had it last. So one of them, while it is there, answers the others too,
+//! of which each then fetches only its answer.
 
 use crate::sync::{AtomicU64, Ordering};
 
-/// How many requests can be left at a time.
 const PLACES: usize = if cfg!(loom) { 1 } else { 16 };
 
-/// The low bits of a place: nothing, someone who writes, a request, an answer; the rest is the request's number or the answer.
+/// The low bits of a place: vacant, being written, a request, an answer; the rest is the request's number or the
+/// answer.
 const VACANT: u64 = 0;
 const TAKEN: u64 = 1;
 const REQUEST: u64 = 2;
 const ANSWER: u64 = 3;
 const KIND: u64 = 3;
 const KIND_BITS: u32 = 2;
-/// An answer that says no.
+/// The answer of no result.
 const NOTHING: u64 = u64::MAX >> KIND_BITS;
 
-/// A place for one request. It shares no cache line, nor the next one, which processors fetch with it.
+/// A place for one request. It shares neither its cache line nor the next one, which processors fetch along.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct RequestSlot {
     state: AtomicU64,
-    /// For whom the request is.
     service: AtomicU64,
 }
 
-/// Requests of a number each, for a service, which are answered by a number.
+/// Requests of a number each, for a service, with a number as the answer.
 #[derive(Debug, Default)]
 pub(crate) struct Requests {
     places: [RequestSlot; PLACES],
 }
 
-/// A request that was left.
 #[derive(Debug)]
 #[must_use = "a place is vacant again once the answer is taken"]
 pub(crate) struct LeftRequest<'a>(&'a RequestSlot);
@@ -45,18 +42,18 @@ impl Requests {
         if number > u64::MAX >> KIND_BITS {
             return None;
         }
-        // Acquire: pairs with the release of who was here before.
+        // Acquire: pairs with the release of the place's last user.
         place.state.compare_exchange(VACANT, TAKEN, Ordering::Acquire, Ordering::Relaxed).ok()?;
         place.service.store(service, Ordering::Relaxed);
         place.state.store(number << KIND_BITS | REQUEST, Ordering::Release);
         Some(LeftRequest(place))
     }
 
-    /// Answers each request by what `answer` returns for its service and its number. To be called with the lock that the requests
-    /// wait for. Returns whether there were any.
+    /// Answers each request with `answer` of its service and number. To be called with the lock that the requests wait
+    /// for. Returns whether there were any.
     pub(crate) fn answer(&self, mut answer: impl FnMut(u64, u64) -> Option<u64>) -> bool {
-        // All are read before the first is answered, so that the cores which wrote them are asked at the same time. A request
-        // stays as it is as long as the lock is held.
+        // All are read before the first is answered, so that the cores that wrote them are queried in parallel. A
+        // request stays unchanged while the lock is held.
         let states = self.places.each_ref().map(|place| place.state.load(Ordering::Acquire));
         let mut was_asked = false;
         for (place, state) in self.places.iter().zip(states).filter(|(_, state)| state & KIND == REQUEST) {
@@ -69,7 +66,7 @@ impl Requests {
 }
 
 impl LeftRequest<'_> {
-    /// Returns the answer, if there is one; then the place is vacant again.
+    /// Returns the answer, if there is one, which vacates the place.
     pub(crate) fn take_answer(&self) -> Option<Option<u64>> {
         let state = self.0.state.load(Ordering::Acquire);
         if state & KIND != ANSWER {
@@ -79,7 +76,7 @@ impl LeftRequest<'_> {
         Some(Some(state >> KIND_BITS).filter(|&answer| answer != NOTHING))
     }
 
-    /// Takes the answer, or takes the request back. To be called with the lock that it waits for.
+    /// Takes the answer, or withdraws the request. To be called with the lock that it waits for.
     pub(crate) fn take_back(self) -> Option<Option<u64>> {
         let answer = self.take_answer();
         if answer.is_none() {
@@ -115,11 +112,11 @@ mod models {
     use super::Requests;
     use crate::sync::lock;
 
-    /// A lock, and what is asked of who has it: the next number.
+    /// A lock, and requests to its holder: for the next number.
     #[derive(Default)]
     struct Numbers {
         next: Mutex<u64>,
-        /// Whether a thread has the lock: what a `try_lock` meets then loom does not try.
+        /// Whether a thread has the lock, since loom does not explore failures of `try_lock`.
         is_held: AtomicBool,
         requests: Requests,
     }
@@ -157,7 +154,7 @@ mod models {
 
     #[test]
     fn each_of_three_threads_gets_a_number_of_its_own() {
-        // All orders in which threads are interrupted three times take seconds; all others hours.
+        // All orders with three interruptions of threads take seconds; all others hours.
         let mut model = Builder::new();
         model.preemption_bound = Some(3);
         model.check(|| {

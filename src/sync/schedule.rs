@@ -1,10 +1,8 @@
-//! Random schedules of the real code, for tests: of a few threads one runs at a time, and which goes on is chosen at every
-//! lock, atomic and call of the simulated driver.
-//!
-//! So orders that a machine takes once in a million runs come within some thousands, and a seed brings one back. A thread
-//! that cannot go on, for a lock that another has or a condition that another brings about, lets others run first. What
-//! blocks in the operating system instead, such as waiting for a thread of no schedule, is noticed after a while, and others
-//! go on. Threads of no schedule pay for one load.
+//! Random schedules of the real code, for tests: of a few threads one runs at a time, and the next is chosen at every
+//! lock, atomic and call of the simulated driver. So orders that come up once in a million runs come within some
+//! thousands, and a seed repeats one. A thread that waits for another's lock or condition lets others run first. One
+//! that blocks in the operating system, such as waiting for a thread of no schedule, is noticed after a while, and
+//! others go on. Threads of no schedule pay for one load.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,11 +11,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-/// How long a thread may take from one choice to the next before others go on beside it.
+/// How long a thread may take between choices before others go on beside it.
 const STUCK_AFTER: Duration = Duration::from_millis(50);
 /// How long all threads may only wait for each other.
 const DEADLOCK_AFTER: Duration = Duration::from_secs(60);
-/// Stands for no thread.
 const NONE: usize = usize::MAX;
 
 /// What a thread of a schedule runs.
@@ -31,7 +28,7 @@ static CHOICES: AtomicU64 = AtomicU64::new(0);
 /// How many of them were made by threads that could go on.
 static PROGRESS: AtomicU64 = AtomicU64::new(0);
 static STATE: Mutex<Option<ScheduleState>> = Mutex::new(None);
-/// Schedules come one after the other.
+/// Schedules run one after the other.
 static ONE: Mutex<()> = Mutex::new(());
 
 thread_local! {
@@ -62,7 +59,7 @@ struct Member {
     is_over: bool,
     /// The progress at which it could not go on.
     waits_at: Option<u64>,
-    /// Of threads that can go on the one with the highest does, in schedules by priority.
+    /// In schedules by priority, the highest of the threads that can go on runs.
     priority: u64,
 }
 
@@ -74,9 +71,9 @@ struct ScheduleState {
 
 /// How the next thread is chosen.
 enum ThreadChoice {
-    /// One time in so many another one, any.
+    /// Once in so many choices any other one.
     Dice(u64),
-    /// The one of the highest priority; at a few choices, one in so many, the running one gets the lowest.
+    /// The one of the highest priority; once in so many choices the running one gets the lowest.
     Priority(u64),
 }
 
@@ -112,7 +109,7 @@ impl ScheduleState {
         Self { random, members, way }
     }
 
-    /// Returns the thread that is to run next, none if all are over.
+    /// Returns the thread to run next; none if all are over.
     fn choose(&mut self, me: usize, must_leave: bool) -> Option<(usize, Thread)> {
         let progress = PROGRESS.load(Ordering::Relaxed);
         let can_go_on = |(_, member): &(usize, &Member)| {
@@ -151,7 +148,7 @@ fn wait_for_turn(me: usize) {
     }
 }
 
-/// Lets another thread of the schedule run, if it is to.
+/// Lets another thread of the schedule run, if one is chosen.
 #[inline]
 pub(crate) fn point() {
     if IS_ON.load(Ordering::Relaxed) {
@@ -159,13 +156,13 @@ pub(crate) fn point() {
     }
 }
 
-/// Returns whether the calling thread is one of a schedule, which must not block.
+/// Returns whether the calling thread is in a schedule, and so must not block.
 #[inline]
 pub(crate) fn is_member() -> bool {
     IS_ON.load(Ordering::Relaxed) && MEMBER.get() != NONE
 }
 
-/// Lets others run first, for the calling thread cannot go on by itself.
+/// Lets others run first, since the calling thread cannot go on by itself.
 pub(crate) fn wait() {
     if IS_ON.load(Ordering::Relaxed) && MEMBER.get() != NONE {
         step(MEMBER.get(), true);
@@ -199,13 +196,13 @@ fn step(me: usize, waits: bool) {
             thread.unpark();
             wait_for_turn(me);
         }
-        // The only one that is left waits for a thread of no schedule.
+        // The only one left waits for a thread of no schedule.
         _ if waits => thread::yield_now(),
         _ => {}
     }
 }
 
-/// Has the calling thread run on one processor, where threads that take turns hand over ten times as fast.
+/// Pins the calling thread to one processor, where threads in turns hand over ten times as fast.
 fn stay_on(cpu: i32) {
     // SAFETY: a set of processors is a plain array of bits, for which zeros are empty, and the call reads no more than its size;
     // a refusal costs time alone.
@@ -268,7 +265,7 @@ pub fn run(seed: u64, bodies: Vec<Body>) -> thread::Result<u64> {
     Ok(CHOICES.load(Ordering::Relaxed) - before)
 }
 
-/// Until all threads have ended, lets others go on where one blocks in the operating system.
+/// Until all threads have ended, lets others go on when one blocks in the operating system.
 fn watch(seed: u64, have_ended: impl Fn() -> bool) {
     let (mut choices, mut progress) = (u64::MAX, u64::MAX);
     let mut since = Instant::now();

@@ -1,15 +1,11 @@
-//! A list that is asked whether it is empty far more often than used.
-//!
-//! The question takes no lock. A list that is being changed meanwhile may be said to be either; what was put in before the
-//! question, in the order that threads see things, is never missed.
+//! A list that is checked for emptiness far more often than used. The check takes no lock. During a change it may give
+//! either answer; what was put in before, in the order that threads see things, is never missed.
 
 use std::collections::HashMap;
 
 use crate::sync::{AtomicUsize, Mutex, Ordering, lock};
 
-/// What has items.
 pub(crate) trait Items {
-    /// Returns how many there are.
     fn count(&self) -> usize;
 }
 
@@ -25,7 +21,6 @@ impl<K, V> Items for HashMap<K, V> {
     }
 }
 
-/// Items, and how many there are.
 #[derive(Debug, Default)]
 pub(crate) struct SharedList<T> {
     len: AtomicUsize,
@@ -42,7 +37,7 @@ impl<T: Items> SharedList<T> {
     pub(crate) fn change<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
         let mut items = lock(&self.items);
         let result = f(&mut items);
-        // Before the lock is let go, or a later change's count could be overwritten by this one.
+        // Before the unlock, or this could overwrite a later change's count.
         self.len.store(items.count(), Ordering::Release);
         result
     }
@@ -68,15 +63,15 @@ mod models {
     fn what_was_put_in_before_is_not_missed() {
         loom::model(|| {
             let list = Arc::new(SharedList::<Vec<u32>>::default());
-            let is_told = Arc::new(AtomicBool::new(false));
+            let is_pushed = Arc::new(AtomicBool::new(false));
             let pusher = {
-                let (list, is_told) = (Arc::clone(&list), Arc::clone(&is_told));
+                let (list, is_pushed) = (Arc::clone(&list), Arc::clone(&is_pushed));
                 thread::spawn(move || {
                     push(&list, 1);
-                    is_told.store(true, Ordering::Release);
+                    is_pushed.store(true, Ordering::Release);
                 })
             };
-            if is_told.load(Ordering::Acquire) {
+            if is_pushed.load(Ordering::Acquire) {
                 assert!(!list.is_empty());
                 assert_eq!(take(&list), [1]);
             }

@@ -1,11 +1,11 @@
-//! The atomics of `std`, each of whose operations is a choice of a [`schedule`](super::schedule), and the locks, which do not
-//! block a thread of one. For tests; the wheel has those of `std`.
+//! The atomics of `std` with a choice of a [`schedule`](super::schedule) at each operation, and locks that do not block
+//! a thread of one. For tests; the wheel has those of `std`.
 
 use std::sync::atomic::{self, Ordering};
 
 use super::schedule::point;
 
-/// Makes a type with the operations of an atomic that gpupool uses.
+/// Defines a type with the operations of an atomic that gpupool uses.
 macro_rules! stepped {
     ($($name:ident($value:ty) { $($operation:ident)* })*) => {
         $(

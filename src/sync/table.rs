@@ -1,11 +1,9 @@
-//! A table that only grows, read by any thread without a lock.
-//!
-//! Entries are made a chunk at a time and never move, so that a reference to one is good for as long as the table. That
-//! is what lets any thread look up the block of any cache.
+//! A table that only grows, read by any thread without a lock. Entries are made a chunk at a time and never move, so
+//! that references last as long as the table. So any thread can look up the block of any cache.
 
 use std::sync::OnceLock;
 
-/// Up to a fixed number of entries, 2^`BITS` to a chunk; memory is taken for those chunks that were used.
+/// Up to a fixed number of entries, 2^`BITS` to a chunk, of which only used ones take memory.
 #[derive(Debug)]
 pub(crate) struct Table<T, const BITS: u32> {
     chunks: Box<[OnceLock<Box<[T]>>]>,
@@ -25,7 +23,7 @@ impl<T: Default, const BITS: u32> Table<T, BITS> {
         self.chunks.get(index >> BITS)?.get()?.get(index & ((1 << BITS) - 1))
     }
 
-    /// Returns the entry, its chunk made if need be; none beyond the capacity.
+    /// Returns the entry, and makes its chunk if needed; none beyond the capacity.
     pub(crate) fn get_or_make(&self, index: usize) -> Option<&T> {
         let chunk = self.chunks.get(index >> BITS)?;
         chunk.get_or_init(|| (0..1 << BITS).map(|_| T::default()).collect()).get(index & ((1 << BITS) - 1))

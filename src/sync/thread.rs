@@ -1,31 +1,30 @@
-//! The calling thread: its number, and what the operating system calls it.
-//!
-//! gpupool numbers threads by itself, for the system gives a number again once its thread has ended. A [`ThisThread`] is
-//! made by nothing but this module and never leaves its thread, so a function that takes one knows who calls it.
+//! The calling thread: its number, and its id in the operating system. gpupool numbers threads itself, since the system
+//! reuses an ended thread's id. Only this module makes a [`ThisThread`], which never leaves its thread, so a function
+//! that takes one knows its caller.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A thread's number: 1, 2, ... in the order in which threads first came to gpupool, never given twice.
+/// A thread's number: 1, 2, ... in the order in which threads first came to gpupool, never reused.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct ThreadNumber(u64);
 
 impl ThreadNumber {
-    /// Returns the number as a word that is kept where threads share it; 0 is no thread's.
+    /// Returns the number as a word that threads can share; 0 is no thread's.
     #[inline]
     pub(crate) const fn get(self) -> u64 {
         self.0
     }
 
-    /// Makes the thread with this number, if it is one's.
+    /// Returns the thread with this number, if there is one.
     #[cfg(test)]
     pub(crate) const fn from_word(word: u64) -> Option<Self> {
         if word == 0 { None } else { Some(Self(word)) }
     }
 }
 
-/// Proof that the code that has it runs on the thread with this number.
+/// Proof that its holder runs on the thread with this number.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ThisThread {
     number: u64,
@@ -41,7 +40,6 @@ thread_local! {
 }
 
 impl ThisThread {
-    /// Returns the calling thread.
     #[inline]
     pub(crate) fn get() -> Self {
         let number = match NUMBER.get() {
@@ -51,13 +49,12 @@ impl ThisThread {
         Self { number, is_not_sent: PhantomData }
     }
 
-    /// Its number.
     #[inline]
     pub(crate) const fn number(self) -> ThreadNumber {
         ThreadNumber(self.number)
     }
 
-    /// What the operating system calls it (`gettid`), for people who look for it in a debugger or in `/proc`.
+    /// Returns the operating system's id of it (`gettid`), as in a debugger or `/proc`.
     #[inline]
     pub(crate) fn system_id(self) -> u32 {
         match SYSTEM_ID.get() {

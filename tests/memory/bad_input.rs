@@ -320,7 +320,7 @@ fn an_address_that_is_no_streams_is_named() {
     let raw = own.raw().as_ptr();
     let odd = [3, 7, 4096, raw.addr() + 1, raw.addr() ^ (1 << 40), usize::MAX / 2, usize::MAX - 7, usize::MAX];
     for address in odd.into_iter().chain([block.address() as usize]) {
-        // SAFETY: the simulated devices tell what is no stream.
+        // SAFETY: the simulated devices recognise what is no stream.
         let error = unsafe { Stream::from_raw(std::ptr::without_provenance_mut(address)) }.unwrap_err();
         assert_says(&error, &[&format!("{address:#x}"), "not the address of a stream"]);
     }

@@ -195,7 +195,7 @@ fn streams(run: &mut Run, first: &Stream, second: &Stream) {
     run.free_all();
 }
 
-/// A stream of somebody else's, the same in each run: nobody tells gpupool when such a stream ends.
+/// A stream of somebody else's, the same in each run: gpupool does not learn when such a stream ends.
 fn theirs() -> &'static Stream {
     static THEIRS: OnceLock<Stream> = OnceLock::new();
     THEIRS.get_or_init(|| {
@@ -221,7 +221,7 @@ fn growth_and_moves(run: &mut Run, first: &Stream, second: &Stream) {
     submit(first).unwrap();
     run.allocate(30 * MIB, second);
     run.allocate(20 * MIB, first);
-    // More than there is: the whole ladder, and the error at its end.
+    // More than there is: all steps, and the error at their end.
     run.allocate(MEMORY - MIB, second);
     // A stream that gpupool may not touch later.
     let theirs = theirs();

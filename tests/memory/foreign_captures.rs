@@ -23,7 +23,7 @@ const MODES: [CaptureMode; 3] = [CaptureMode::Global, CaptureMode::ThreadLocal, 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Captured {
     Blocking,
-    /// Of which no driver tells.
+    /// Which no driver reports.
     NonBlocking,
     /// The same, declared by `expect_captures`.
     Expected,
@@ -339,7 +339,7 @@ fn nothing_spoils_them_and_nothing_fails_beside_them() {
     for mode in MODES {
         for kind in CAPTURED {
             for by in [By::ThisThread, By::AnotherThread] {
-                // No driver tells of it, so gpupool takes it that there is none.
+                // No driver reports it, so gpupool assumes that there is none.
                 let is_unknown = kind == Captured::NonBlocking;
                 let of_device: &[(&str, Step)] = if is_unknown { &[] } else { &STEPS_OF_THE_DEVICE };
                 for &(name, step) in STEPS.iter().chain(of_device) {

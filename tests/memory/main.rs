@@ -1,4 +1,4 @@
-//! Device memory: blocks, pools, streams and threads, what a full device does, and what is told of all of them.
+//! Device memory: blocks, pools, streams and threads, what a full device does, and what is reported of all of them.
 
 #[macro_use]
 #[path = "../common/mod.rs"]

@@ -637,7 +637,7 @@ fn a_capture_in_one_thread_leaves_the_others_their_memory() {
             let (own, other) = (stream(0), stream(0));
             drop(empty(100 * MIB, &own).unwrap());
             assert!(empty_cache().unwrap() >= 100 * MIB);
-            // Once more with the whole ladder: waiting, moving, giving back, and the error.
+            // Once more with all steps: waiting, moving, giving back, and the error.
             let (freed, held) = (empty(300 * MIB, &own).unwrap(), empty(200 * MIB, &own).unwrap());
             freed.record_stream(&other).unwrap();
             submit(&other).unwrap();

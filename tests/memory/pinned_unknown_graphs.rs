@@ -1,4 +1,4 @@
-//! Graphs that the driver does not tell of keep their pinned memory, which never comes back.
+//! Graphs that the driver does not report keep their pinned memory, which never comes back.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -6,7 +6,7 @@ use gpupool::runtime::host::{Call, Fault, begin_capture, complete_all, end_captu
 use gpupool::{CaptureMode, StatusKind, empty_pinned, pinned_stats};
 
 #[test]
-fn a_graph_that_the_driver_does_not_tell_of_keeps_its_blocks() {
+fn a_graph_that_the_driver_does_not_report_keeps_its_blocks() {
     host!();
     for (count, call) in (1..).zip([Call::StreamCapture, Call::GraphRetain]) {
         let stream = crate::common::stream(0);

@@ -74,21 +74,21 @@ fn a_closed_pool_refuses_requests_and_its_blocks_stay_valid() {
 fn a_pool_is_closed_to_threads_that_are_in_it() {
     host!();
     let pool = Arc::new(pool());
-    let (told, tell) = (mpsc::channel(), mpsc::channel());
+    let (entered, leave) = (mpsc::channel(), mpsc::channel());
     let worker = {
         let pool = Arc::clone(&pool);
         thread::spawn(move || {
             let stream = stream();
             let _scope = pool.enter().unwrap();
             drop(empty(700, &stream).unwrap());
-            told.0.send(()).unwrap();
-            tell.1.recv().unwrap();
+            entered.0.send(()).unwrap();
+            leave.1.recv().unwrap();
             assert_closed(empty(700, &stream), &pool);
         })
     };
-    told.1.recv().unwrap();
+    entered.1.recv().unwrap();
     pool.close().unwrap();
-    tell.0.send(()).unwrap();
+    leave.0.send(()).unwrap();
     worker.join().unwrap();
     assert_eq!((pool.use_count(), pool.stats().unwrap().reserved_bytes), (1, 0));
 }
@@ -215,11 +215,11 @@ fn a_scope_for_all_threads_serves_those_that_have_none() {
     host!();
     let (everyone, own, other_device) =
         (pool(), pool(), MemPool::builder().device(device(1).unwrap()).build().unwrap());
-    let (tell, told) = mpsc::channel::<Box<dyn FnOnce() -> Vec<PoolId> + Send>>();
+    let (send, tasks) = mpsc::channel::<Box<dyn FnOnce() -> Vec<PoolId> + Send>>();
     let (answer, answers) = mpsc::channel();
-    let worker = thread::spawn(move || told.into_iter().for_each(|work| answer.send(work()).unwrap()));
+    let worker = thread::spawn(move || tasks.into_iter().for_each(|work| answer.send(work()).unwrap()));
     let run = |work: Box<dyn FnOnce() -> Vec<PoolId> + Send>| {
-        tell.send(work).unwrap();
+        send.send(work).unwrap();
         answers.recv().unwrap()
     };
     let (there, token) = (stream(), own.token());
@@ -251,7 +251,7 @@ fn a_scope_for_all_threads_serves_those_that_have_none() {
         assert_eq!((run(allocate()), own.use_count()), (vec![everyone.id()], 1));
     }
     assert_eq!((run(allocate()), everyone.use_count()), (vec![PoolId::NONE], 1));
-    drop(tell);
+    drop(send);
     worker.join().unwrap();
 }
 

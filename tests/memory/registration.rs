@@ -1,4 +1,4 @@
-//! Segments that libraries register by their address: each is one piece that stays where it is, and callbacks are told of it
+//! Segments that libraries register by their address: each is one piece that stays where it is, and callbacks are called for it
 //! before anything uses it and before it goes.
 
 use std::collections::BTreeMap;
@@ -188,7 +188,7 @@ unsafe impl SegmentSource for Own {
 }
 
 #[test]
-fn pools_with_segments_of_their_own_tell_of_them_too() {
+fn pools_with_segments_of_their_own_report_them_too() {
     host!();
     let stream = stream(0);
     for builder in [builder().segments(true), builder().allocator(Arc::new(Own))] {
@@ -196,7 +196,7 @@ fn pools_with_segments_of_their_own_tell_of_them_too() {
             let pool = builder.build().unwrap();
             let early = pool.empty(4 * MIB, &stream).unwrap();
             let (registered, _guard) = Registered::of(&pool);
-            assert!(registered.has(early.address(), early.nbytes()), "those that are there are told at once");
+            assert!(registered.has(early.address(), early.nbytes()), "those that are there are reported at once");
             let late = pool.empty(64 * MIB, &stream).unwrap();
             assert!(registered.has(late.address(), late.nbytes()));
             drop((early, late));
@@ -213,7 +213,7 @@ fn pools_that_move_their_memory_refuse_callbacks_by_name() {
     host!();
     for builder in [builder(), builder().use_on_oom(true), builder().reserve(8 * MIB)] {
         let pool = builder.build().unwrap();
-        let error = pool.on_segment(|_| panic!("it is told of nothing")).unwrap_err();
+        let error = pool.on_segment(|_| panic!("it is called for nothing")).unwrap_err();
         assert!(matches!(error.kind(), ErrorKind::InvalidValue(_)), "{error}");
         let text = error.to_string();
         assert!(text.contains(&pool.id().to_string()) && text.contains("no_split"), "{text}");
@@ -261,7 +261,7 @@ fn the_blocks_of_a_closed_pool_do_not_sleep_either() {
 }
 
 #[test]
-fn the_end_of_a_segment_is_told_once_the_work_on_its_streams_is_done() {
+fn the_end_of_a_segment_is_reported_once_the_work_on_its_streams_is_done() {
     host!();
     let (own, other) = (stream(0), stream(0));
     let pool = whole();
@@ -287,7 +287,7 @@ fn the_end_of_a_segment_is_told_once_the_work_on_its_streams_is_done() {
 }
 
 #[test]
-fn a_callback_that_was_removed_is_told_nothing_more() {
+fn a_callback_that_was_removed_is_called_no_more() {
     host!();
     let stream = stream(0);
     let pool = whole();
@@ -325,8 +325,8 @@ fn a_callback_may_allocate_free_and_trim() {
     });
     drop(pool.empty(64 * MIB, &own).unwrap());
     pool.trim().unwrap();
-    let told = count.load(Ordering::Relaxed);
-    assert!(told >= 6 && told.is_multiple_of(2), "{told}");
+    let calls = count.load(Ordering::Relaxed);
+    assert!(calls >= 6 && calls.is_multiple_of(2), "{calls}");
     drop((guard, pool));
     assert_all_back();
 }
@@ -350,22 +350,22 @@ fn a_callback_that_panics_fails_no_request() {
     assert_all_back();
 }
 
-/// The callback that is just being told of a segment does not learn of its end before, and no thread waits for it.
+/// The callback that is just being called for a segment does not learn of its end before, and no thread waits for it.
 #[test]
-fn a_segment_that_goes_while_a_new_callback_is_told_of_it_goes_after_that() {
+fn a_segment_that_goes_while_a_new_callback_is_called_for_it_goes_after_that() {
     host!();
     let stream = stream(0);
     let pool = Arc::new(whole());
     drop(pool.empty(8 * MIB, &stream).unwrap());
-    let (told, events) = mpsc::channel();
+    let (seen, events) = mpsc::channel();
     let trimming = Arc::clone(&pool);
     let guard = pool.on_segment(move |event| {
-        told.send(event.kind).unwrap();
+        seen.send(event.kind).unwrap();
         if event.kind == SegmentEventKind::Added {
             let pool = Arc::clone(&trimming);
             assert_eq!(on_thread(move || pool.trim().unwrap()), 0);
             assert!(accessible(event.address, event.device), "it is there as long as it is being registered");
-            told.send(event.kind).unwrap();
+            seen.send(event.kind).unwrap();
         }
     });
     let guard = guard.unwrap();
@@ -399,7 +399,7 @@ fn whatever_the_driver_refuses_callbacks_know_what_is_there() {
             drop(held);
             let _ = pool.trim();
             clear_faults();
-            // What is told to be gone is gone from the pool, though the driver has yet to take it back.
+            // What is reported as gone is gone from the pool, though the driver has yet to take it back.
             assert!(registered.all().is_empty());
             let again = pool.empty(8 * MIB, &stream).unwrap();
             assert!(registered.has(again.address(), again.nbytes()));
@@ -436,7 +436,7 @@ fn threads_find_every_block_registered_while_others_trim_and_register() {
             .collect();
         let registrar = scope.spawn(|| {
             while !is_over.load(Ordering::Relaxed) {
-                // Its own assertions hold from the first segment that it is told of to the last.
+                // Its own assertions hold from the first segment that it is called for to the last.
                 drop(Registered::of(&pool));
             }
         });

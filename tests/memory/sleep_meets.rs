@@ -45,7 +45,7 @@ const MEETINGS: [Meeting; 11] = [
     Meeting::Look,
 ];
 
-/// A thread that has allocated a block, which it keeps until it is told to end.
+/// A thread that has allocated a block, which it keeps until the test ends it.
 struct Holder {
     thread: JoinHandle<()>,
     end: Sender<()>,

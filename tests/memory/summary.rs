@@ -121,7 +121,7 @@ fn what_goes_back_once_the_gpu_is_done_is_neither_live_nor_cached() {
 }
 
 #[test]
-fn a_dropped_pool_is_told_of_as_long_as_it_has_blocks() {
+fn a_dropped_pool_is_reported_as_long_as_it_has_blocks() {
     host!();
     let stream = stream(0);
     let pool = MemPool::builder().device(device(0)).build().unwrap();
@@ -191,7 +191,7 @@ fn counters_do_not_go_back_when_pools_go() {
 }
 
 #[test]
-fn a_driver_that_does_not_answer_leaves_the_rest_to_be_told() {
+fn a_driver_that_does_not_answer_leaves_the_rest_to_be_reported() {
     host!();
     let buffer = empty(MIB, &stream(0)).unwrap();
     inject(Fault { call: Call::MemoryInfo, kind: StatusKind::Other, after: 0, times: 1 });

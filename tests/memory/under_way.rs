@@ -102,10 +102,10 @@ fn no_request_waits_for_a_callback_of_another_thread() {
     assert_all_back();
 }
 
-/// A logger that says when it has got a line, and goes on once it may: it may wait for any lock, whose holder may allocate.
+/// A logger that reports a line and then waits to go on: it may wait for any lock, whose holder may allocate.
 struct Slow;
 
-/// What the line has that it waits with, and how it is told.
+/// The awaited line, who learns of it, and what lets the logger go on.
 type Line = (&'static str, Sender<()>, Receiver<()>);
 
 static LINE: Mutex<Option<Line>> = Mutex::new(None);

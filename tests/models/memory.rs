@@ -226,7 +226,7 @@ struct Model {
     asleep: BTreeSet<PoolId>,
     /// What callbacks registered of pools with `no_split`: bytes by address, each with its pool.
     registered: Registered,
-    /// What earlier programs lost, so that a program that fails for it is told from one that does not.
+    /// What earlier programs lost, so that a program that fails for it is distinguished from one that does not.
     lost: u64,
 }
 

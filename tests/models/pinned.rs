@@ -280,10 +280,10 @@ fn run(with_faults: bool) {
     let programs = proptest::collection::vec(op(), 1..120);
     let outcome = runner.run(&programs, |ops| {
         let mut model = Model::new();
-        // A refusal to tell of a capture leaves a graph that is unknown.
-        let tells =
+        // A refusal to report a capture leaves a graph that is unknown.
+        let is_known =
             |op: &Op| !matches!(op, Op::Fail(fault) if matches!(fault.call, Call::StreamCapture | Call::GraphRetain));
-        for op in ops.into_iter().filter(|op| with_faults || !matches!(op, Op::Fail(_))).filter(tells) {
+        for op in ops.into_iter().filter(|op| with_faults || !matches!(op, Op::Fail(_))).filter(is_known) {
             model.run(op);
         }
         model.end();

@@ -258,7 +258,7 @@ fn is_asleep(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Asleep(_))
 }
 
-/// A graph, with what gpupool holds for it. It goes first, as a library's does before it tells gpupool.
+/// A graph, with what gpupool holds for it. It goes first, as a library's does before it calls gpupool.
 struct LiveGraph {
     graph: Graph,
     memory: GraphMemory,

@@ -1,4 +1,4 @@
-//! Who holds a handle: a thread, by its number in the operating system, in its window or by a lease.
+//! Who holds a handle: a thread, by its `gettid`, in its window or by a lease.
 
 use std::fmt;
 
@@ -13,12 +13,10 @@ pub(in crate::handle) enum HoldKind {
     Lease,
 }
 
-/// Who holds a handle.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(in crate::handle) struct Holder {
-    /// How it is held.
     pub(in crate::handle) hold: HoldKind,
-    /// The thread that asked for it, as `gettid` numbers threads.
+    /// The thread that requested it, by its `gettid`.
     pub(in crate::handle) thread: u32,
     /// That thread's name; none once it has ended.
     pub(in crate::handle) name: Option<String>,
@@ -42,7 +40,7 @@ impl Holder {
         LEASE | u64::from(ThisThread::get().system_id())
     }
 
-    /// Without the name.
+    /// Returns the holder of these bits, without the name.
     pub(in crate::handle) fn from_bits(bits: u64) -> Option<Self> {
         let hold = match bits & !u64::from(u32::MAX) {
             WINDOW => HoldKind::Window,
@@ -52,7 +50,7 @@ impl Holder {
         Some(Self { hold, thread: bits as u32, name: None })
     }
 
-    /// With the name that the operating system knows the thread by.
+    /// Adds the thread's name in the operating system.
     pub(in crate::handle) fn named(mut self) -> Self {
         let name = std::fs::read_to_string(format!("/proc/self/task/{}/comm", self.thread));
         self.name = name.ok().map(|name| name.trim_end().to_owned());

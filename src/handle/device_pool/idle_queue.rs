@@ -1,8 +1,7 @@
-//! The idle queue: who gets an idle handle, and who waits for one.
-//!
-//! While no request waits, a handle changes hands through a thread's own slot, whose lock no other thread wants. While one
-//! does, one lock keeps the order: the first to come is the first to be served. The queue knows nothing of handles but that
-//! they are shared, so that every interleaving can be tried with numbers.
+//! The idle queue: who gets an idle handle, and who waits for one. While no request waits, a handle changes hands
+//! through a thread's own slot, whose lock no other thread wants. While one does, one lock keeps the order: first come,
+//! first served. The queue knows of handles only that they are shared, so that every interleaving can be tried with
+//! numbers.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,8 +10,8 @@ use std::time::Instant;
 use super::interruption::{Interrupted, Interruption};
 use crate::sync::{AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, ThreadNumber, lock, wait_until};
 
-/// Slots of a device's queue. Threads are spread over them, so that each mostly meets its own: 16 threads at work, the most
-/// that `lease, 16 threads` of benches/handle.rs has, meet no other's.
+/// Slots of a device's queue. Threads are spread over them, so that each mostly has its own: 16 busy threads, the most
+/// in `lease, 16 threads` of benches/handle.rs, share none.
 #[cfg(not(loom))]
 const SLOTS: usize = 32;
 #[cfg(loom)]
@@ -25,32 +24,29 @@ struct IdleSlot<T> {
     content: Mutex<SlotContent<T>>,
 }
 
-/// What is in a slot.
 #[derive(Debug)]
 struct SlotContent<T> {
     item: Option<Arc<T>>,
-    /// Whether a handle was given back here since a request last looked for a spare one: the slot's thread is at work, and
-    /// will want its handle again.
+    /// Whether a handle was given back here since a request last looked for an inactive slot: the slot's thread is at
+    /// work, and will want its handle again.
     is_active: bool,
 }
 
 /// What a request gets.
 #[derive(Debug)]
 pub(in crate::handle) enum Turn<T> {
-    /// An idle handle.
     Handle(Arc<T>),
-    /// Room for a new one, which ends with [`IdleQueue::leave_room`] if none is made.
+    /// Room for a new one, to be ended with [`IdleQueue::leave_room`] if none is made.
     Room,
 }
 
-/// A place in the line of requests that wait; [`IdleQueue::wait`] or [`IdleQueue::give_up`] ends it.
+/// A place in the queue of waiting requests; [`IdleQueue::wait`] or [`IdleQueue::give_up`] ends it.
 #[derive(Debug)]
 #[must_use = "a handle that is given to this place is lost with it"]
 pub(in crate::handle) struct QueuePlace<T> {
     waiter: Arc<Waiter<T>>,
 }
 
-/// A request that waits.
 #[derive(Debug)]
 struct Waiter<T> {
     turn: Mutex<Option<Turn<T>>>,
@@ -69,14 +65,12 @@ impl<T> Waiter<T> {
     }
 }
 
-/// What one lock keeps in order.
 #[derive(Debug)]
 struct QueueState<T> {
     idle: Vec<Arc<T>>,
     waiters: VecDeque<Arc<Waiter<T>>>,
-    /// Handles that there are, and those being made.
+    /// Handles that exist, and those being made.
     live: usize,
-    /// The most that there may be.
     limit: Option<usize>,
 }
 
@@ -87,11 +81,10 @@ impl<T> QueueState<T> {
     }
 }
 
-/// The idle handles of a device and the requests that wait for one.
 #[derive(Debug)]
 pub(super) struct IdleQueue<T> {
     slots: [IdleSlot<T>; SLOTS],
-    /// How many requests wait, for those that do not lock.
+    /// How many requests wait, for readers without the lock.
     waiting: AtomicUsize,
     state: Mutex<QueueState<T>>,
 }
@@ -118,14 +111,14 @@ impl<T> IdleQueue<T> {
     /// back.
     #[inline]
     pub(super) fn take_own(&self, thread: ThreadNumber) -> Option<Arc<T>> {
-        // Relaxed: a request that begins to wait just now looks into the slots itself.
+        // Relaxed: a request that just begins to wait looks into the slots itself.
         if self.waiting.load(Ordering::Relaxed) > 0 {
             return None;
         }
         self.slot_of(thread).take()
     }
 
-    /// Gives a handle back: to the first request that waits, else to the thread's own slot.
+    /// Gives a handle back: to the first waiting request, else to the thread's own slot.
     #[inline]
     pub(super) fn put_own(&self, thread: ThreadNumber, item: Arc<T>) {
         if self.waiting.load(Ordering::Relaxed) > 0 {
@@ -148,7 +141,7 @@ impl<T> IdleQueue<T> {
         }
     }
 
-    /// As [`IdleQueue::put_own`] for a thread that ends, or one that brings many.
+    /// As [`IdleQueue::put_own`], for a thread that ends, or one that brings many.
     pub(super) fn put(&self, item: Arc<T>) {
         let mut state = self.lock();
         state.idle.push(item);
@@ -159,21 +152,21 @@ impl<T> IdleQueue<T> {
         lock(&self.state)
     }
 
-    /// Takes a handle out of any slot, if it is a fit one. Only one: a thread that loses its own has to come here too.
+    /// Takes a fit handle out of any slot. Only one: a thread that loses its own has to come here too.
     fn take_any_slot(&self, is_fit: impl Fn(&T) -> bool) -> Option<Arc<T>> {
         self.slots.iter().find_map(|slot| lock(&slot.content).item.take_if(|item| is_fit(item)))
     }
 
-    /// Takes a handle out of a slot, best of a thread that is no longer at work: one that is would come here at once, and
-    /// take another's.
-    fn take_spare_slot(&self) -> Option<Arc<T>> {
+    /// Takes a handle out of a slot, preferably of an inactive thread: an active one would come here at once, and take
+    /// another's.
+    fn take_inactive_slot(&self) -> Option<Arc<T>> {
         self.slots.iter().find_map(IdleSlot::take_unless_active).or_else(|| self.take_any_slot(|_| true))
     }
 
-    /// Serves the requests that wait, in order, as far as there are handles or room.
+    /// Serves waiting requests in order, while there are handles or room.
     fn serve(&self, state: &mut QueueState<T>) {
         while let Some(waiter) = state.waiters.front() {
-            let turn = match state.idle.pop().or_else(|| self.take_spare_slot()) {
+            let turn = match state.idle.pop().or_else(|| self.take_inactive_slot()) {
                 Some(item) => Turn::Handle(item),
                 None if !state.is_full() => {
                     state.live += 1;
@@ -188,10 +181,10 @@ impl<T> IdleQueue<T> {
         }
     }
 
-    /// Returns an idle handle, one that `prefers` if there is one; else room for a new one.
+    /// Returns an idle handle, one that it `prefers` if there is one; else room for a new one.
     ///
     /// # Errors
-    /// A place in the line if as many as there may be are in use.
+    /// A place in the queue if as many as the limit are in use.
     pub(super) fn take(&self, prefers: impl Fn(&T) -> bool) -> Result<Turn<T>, QueuePlace<T>> {
         let mut state = self.lock();
         if state.waiters.is_empty()
@@ -212,7 +205,7 @@ impl<T> IdleQueue<T> {
         preferred
             .or_else(|| self.take_any_slot(prefers))
             .or_else(|| state.idle.pop())
-            .or_else(|| self.take_spare_slot())
+            .or_else(|| self.take_inactive_slot())
     }
 
     fn turn(&self, state: &mut QueueState<T>, prefers: &impl Fn(&T) -> bool) -> Option<Turn<T>> {
@@ -226,10 +219,10 @@ impl<T> IdleQueue<T> {
         Some(Turn::Room)
     }
 
-    /// Waits in line until the deadline, and returns what the request was given until then.
+    /// Waits in the queue until the deadline, and returns what the request was given.
     ///
     /// # Errors
-    /// [`Interrupted`] if the wait was; the request has left the line then, and has nothing.
+    /// [`Interrupted`] if the wait was; the request has left the queue then, and has nothing.
     pub(super) fn wait(
         &self,
         place: QueuePlace<T>,
@@ -237,7 +230,7 @@ impl<T> IdleQueue<T> {
         mut interruption: Interruption<'_>,
     ) -> Result<Option<Turn<T>>, Interrupted> {
         loop {
-            // The place in line stays while the interruption is asked, so no turn is lost and the order is kept.
+            // The place is kept during the check, so no turn is lost and the order stays.
             if let Some(turn) = place.waiter.wait(interruption.next(deadline)) {
                 return Ok(Some(turn));
             }
@@ -251,7 +244,7 @@ impl<T> IdleQueue<T> {
         }
     }
 
-    /// Gives a turn back that its request does not use, or its place in the line.
+    /// Gives back a turn that its request does not use, or its place in the queue.
     pub(super) fn give_up(&self, turn: Result<Turn<T>, QueuePlace<T>>) {
         match turn.map_or_else(|place| self.leave(place), Some) {
             Some(Turn::Handle(item)) => self.put(item),
@@ -260,7 +253,7 @@ impl<T> IdleQueue<T> {
         }
     }
 
-    /// Leaves the line, and returns what the request was given in the last moment.
+    /// Leaves the queue, and returns what the request was given at the last moment.
     fn leave(&self, place: QueuePlace<T>) -> Option<Turn<T>> {
         // Under the lock, so that the request is not served after it has left.
         let mut state = self.lock();
@@ -284,14 +277,14 @@ impl<T> IdleQueue<T> {
         self.lock().is_full()
     }
 
-    /// Gives room for one up: a handle was not made, or is no more.
+    /// Gives up the room of a handle that was not made, or is gone.
     pub(super) fn leave_room(&self) {
         let mut state = self.lock();
         state.live -= 1;
         self.serve(&mut state);
     }
 
-    /// Takes every idle handle out for good; room for others is left.
+    /// Removes every idle handle; the room stays with the caller.
     pub(super) fn remove_idle(&self) -> Vec<Arc<T>> {
         let mut state = self.lock();
         let mut idle = std::mem::take(&mut state.idle);
@@ -323,7 +316,7 @@ impl<T> IdleSlot<T> {
         lock(&self.content).item.take()
     }
 
-    /// Takes the handle out unless the slot's thread is at work, which from now on has to show it anew.
+    /// Takes the handle out unless the slot's thread was active since the last call.
     fn take_unless_active(&self) -> Option<Arc<T>> {
         let mut content = lock(&self.content);
         if std::mem::take(&mut content.is_active) { None } else { content.item.take() }
@@ -342,13 +335,12 @@ mod tests {
         away: usize,
     }
 
-    /// Returns the thread of the slot with this index.
     fn thread(slot: usize) -> ThreadNumber {
         let number = (slot + SLOTS) as u64;
         ThreadNumber::from_word(number).unwrap_or_else(|| unreachable!("it is not 0"))
     }
 
-    /// One more step of a worker; whether it took a handle out of another's slot.
+    /// Does one step of a worker; returns whether it took a handle out of another's slot.
     fn step(queue: &IdleQueue<usize>, worker: &mut Worker, thread: ThreadNumber) -> bool {
         if let Some(handle) = worker.leased.take() {
             queue.put_own(thread, handle);
@@ -414,7 +406,7 @@ mod models {
         Instant::now()
     }
 
-    /// Returns a queue of one idle handle, and no more allowed.
+    /// Returns a queue with one idle handle, which is its limit.
     fn one_handle() -> LoomArc<IdleQueue<AtomicUsize>> {
         let queue = IdleQueue::default();
         queue.set_limit(Some(1));
@@ -423,7 +415,7 @@ mod models {
         LoomArc::new(queue)
     }
 
-    /// Uses a handle that no other thread may be using.
+    /// Uses a handle that no other thread may use.
     fn use_alone(handle: &AtomicUsize) {
         assert_eq!(handle.swap(1, Ordering::Relaxed), 0);
         handle.store(0, Ordering::Relaxed);

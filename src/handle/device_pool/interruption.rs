@@ -1,18 +1,16 @@
-//! What ends a wait before its time, as Ctrl-C does in Python. The core knows no signals: the caller of a wait says what to
-//! ask meanwhile.
+//! What ends a wait early, such as Ctrl-C in Python. Nothing here knows signals: the caller of a wait gives a check.
 
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// How often a wait asks whether it is to end: so often that it ends at once for a person, so seldom that it costs nothing.
-/// In a model no time passes.
+/// How often a wait runs the check: often enough for a person, rarely enough to cost nothing. In a model no time
+/// passes.
 const INTERVAL: Duration = Duration::from_millis(if cfg!(loom) { 0 } else { 50 });
 
-/// What a wait asks now and then: whether to end. It is asked on the thread that waits, with no lock held.
+/// The check of whether a wait is to end, on the waiting thread with no lock held.
 #[derive(Default)]
 pub(crate) struct Interruption<'a>(Option<&'a mut (dyn FnMut() -> bool + Send)>);
 
-/// A wait that was ended before its time.
 #[derive(Debug)]
 pub(in crate::handle) struct Interrupted;
 
@@ -29,12 +27,11 @@ impl<'a> Interruption<'a> {
         Self(Some(is_due))
     }
 
-    /// Returns until when to wait before it is asked next.
+    /// Returns until when to wait before the next check.
     pub(super) fn next(&self, deadline: Instant) -> Instant {
         if self.0.is_some() { deadline.min(Instant::now() + INTERVAL) } else { deadline }
     }
 
-    /// Asks whether the wait is to end now.
     pub(super) fn is_due(&mut self) -> bool {
         self.0.as_mut().is_some_and(|is_due| is_due())
     }

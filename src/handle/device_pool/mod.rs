@@ -1,7 +1,5 @@
-//! A pool's handles on one device: who may have which, and the table of all of them.
-//!
-//! Each method locks for a few list operations and returns, but for a request that waits its turn; none calls a library or
-//! a driver.
+//! A pool's handles on one device: who may have which, and the table of all of them. Each method locks for a few list
+//! operations, except that a request may wait its turn; none calls a library or a driver.
 
 mod holder;
 mod idle_queue;
@@ -30,20 +28,18 @@ pub(super) use interruption::Interrupted;
 pub(crate) use interruption::Interruption;
 pub(crate) use pooled_handle::PooledHandle;
 
-/// A request's place in the line for a handle.
 pub(super) type PlaceInLine = idle_queue::QueuePlace<PooledHandle>;
 
-/// A pool's handles on one device.
 #[derive(Default)]
 pub(super) struct DevicePool {
     idle: IdleQueue<PooledHandle>,
     table: Mutex<HandleTable>,
     round: Round,
-    /// Where the handles take device memory from, once the user has said so.
+    /// Where the handles take device memory from, once the user has set it.
     pub(super) memory: OnceLock<&'static LibraryMemory>,
 }
 
-/// The round of peaks: how often they were begun anew. Every lease reads it, so it is alone in its cache lines.
+/// The round of peaks: how often they were reset. Every lease reads it, so it is alone in its cache lines.
 #[repr(align(128))]
 struct Round {
     number: AtomicU64,
@@ -57,7 +53,6 @@ impl Default for Round {
 
 #[derive(Default)]
 struct HandleTable {
-    /// Every live handle, held or idle.
     all: Vec<Arc<PooledHandle>>,
     /// Handles that no request may get any more, to be destroyed.
     retired: Vec<Arc<PooledHandle>>,
@@ -70,12 +65,12 @@ struct HandleTable {
     create_time: Duration,
     /// Hits of handles that were destroyed.
     past_hits: u64,
-    /// What a handle took when one was last created with nothing else going on.
+    /// What a handle took when one was last created alone.
     measured_bytes: Option<u64>,
-    /// What all handles that there are took, and the most that it was.
+    /// What all existing handles took, and its peak.
     device_bytes: u64,
     peak_device_bytes: u64,
-    /// Handles counted as in use in this round. Those among them that are gone have left a place for others.
+    /// Handles counted as in use in this round, and the places that those which are gone have left.
     peak_in_use: u64,
     vacated: u64,
 }
@@ -87,14 +82,13 @@ impl HandleTable {
             return;
         }
         pooled.note_counted(round);
-        // It comes in the place of one that is gone.
+        // It takes the place of one that is gone.
         match self.vacated.checked_sub(1) {
             Some(left) => self.vacated = left,
             None => self.peak_in_use += 1,
         }
     }
 
-    /// Notes that a handle is used no more.
     fn vacate(&mut self, pooled: &PooledHandle, round: u64) {
         self.vacated += u64::from(pooled.is_counted(round));
     }
@@ -118,7 +112,6 @@ impl DevicePool {
         None
     }
 
-    /// Notes that a handle is in use from now on.
     #[inline]
     pub(super) fn begin_use(&self, pooled: &PooledHandle) {
         if !pooled.is_counted(self.round()) {
@@ -126,7 +119,7 @@ impl DevicePool {
         }
     }
 
-    /// [`DevicePool::begin_use`] of a handle that was not in use since the peaks were begun anew.
+    /// As [`DevicePool::begin_use`], for a handle that was not in use since the peaks were reset.
     #[cold]
     fn begin_first_use(&self, pooled: &PooledHandle) {
         let mut table = self.table();
@@ -138,7 +131,7 @@ impl DevicePool {
         self.round.number.load(Ordering::Relaxed)
     }
 
-    /// Starts the peaks anew, from what is in use and what there is now.
+    /// Resets the peaks to what is in use and what exists now.
     pub(super) fn reset_peaks(&self) {
         let mut table = self.table();
         let round = self.round.number.fetch_add(1, Ordering::Relaxed) + 1;
@@ -149,34 +142,30 @@ impl DevicePool {
         }
     }
 
-    /// Takes a handle back that a lease held.
     #[inline]
     pub(super) fn put_own(&self, pooled: Arc<PooledHandle>) {
         pooled.hold(Holder::NONE);
         self.idle.put_own(ThisThread::get().number(), pooled);
     }
 
-    /// Returns an idle handle, best one that last ran on the stream, or room for a new one. Counts a miss.
+    /// Returns an idle handle, preferably one that last ran on the stream, or room for a new one. Counts a miss.
     ///
     /// # Errors
-    /// A place in the line if as many as the limit allows are in use; [`DevicePool::wait`] or [`DevicePool::give_up`] ends it.
+    /// A place in the queue if as many as the limit are in use; [`DevicePool::wait`] or [`DevicePool::give_up`] ends
+    /// it.
     pub(super) fn take(&self, stream: RawStream) -> Result<Turn<PooledHandle>, PlaceInLine> {
         self.table().misses += 1;
         self.idle.take(|pooled| pooled.last_ran_on(stream))
     }
 
-    /// Takes a handle back from a holder whose own request it is to serve. Counts a miss.
+    /// Takes a handle back from a holder to serve its own next request. Counts a miss.
     pub(super) fn take_back(&self, pooled: Arc<PooledHandle>) -> Turn<PooledHandle> {
         self.table().misses += 1;
         pooled.hold(Holder::NONE);
         Turn::Handle(pooled)
     }
 
-    /// Waits in line, and returns what the request was given; none if that took longer than the timeout. `name` is the
-    /// library's.
-    ///
-    /// # Errors
-    /// [`Interrupted`] if the wait was.
+    /// Waits in the queue, and returns what the request was given; none after the timeout. `name` is the library's.
     pub(super) fn wait(
         &self,
         place: PlaceInLine,
@@ -196,7 +185,6 @@ impl DevicePool {
         turn
     }
 
-    /// Gives a turn back that its request does not use.
     pub(super) fn give_up(&self, turn: Result<Turn<PooledHandle>, PlaceInLine>) {
         self.idle.give_up(turn);
     }
@@ -211,7 +199,6 @@ impl DevicePool {
         self.idle.is_full()
     }
 
-    /// Gives up room that no handle filled.
     pub(super) fn leave_room(&self) {
         self.idle.leave_room();
     }
@@ -255,13 +242,11 @@ impl DevicePool {
         self.idle.idle_count()
     }
 
-    /// Returns whether there is anything for [`DevicePool::remove_unused`].
     pub(super) fn has_unused(&self) -> bool {
         !self.table().retired.is_empty() || self.idle.idle_count() > 0
     }
 
-    /// Notes a new handle as held, and numbers it. Its memory is what was measured, else what was last measured, else
-    /// what is known.
+    /// Adds a new handle, numbered and held. Its memory is as measured, else as last measured, else as known.
     pub(super) fn add(
         &self,
         handle: RawHandle,
@@ -280,19 +265,19 @@ impl DevicePool {
         (pooled, table.created)
     }
 
-    /// Takes every idle and every retired handle out for good, to be destroyed. Returns them, and the bytes that they took.
+    /// Removes every idle and retired handle, to be destroyed. Returns them, and their bytes.
     pub(super) fn remove_unused(&self) -> (Vec<RawHandle>, u64) {
         let idle = self.idle.remove_idle();
         let mut table = self.table();
         table.all.retain(|pooled| !idle.iter().any(|gone| Arc::ptr_eq(gone, pooled)));
-        // Those that are retired have left their places before.
+        // Retired ones have left their places before.
         idle.iter().for_each(|pooled| table.vacate(pooled, self.round()));
         let unused: Vec<_> = idle.into_iter().chain(std::mem::take(&mut table.retired)).collect();
         table.destroyed += unused.len() as u64;
         table.past_hits += unused.iter().map(|pooled| pooled.hits()).sum::<u64>();
         let bytes = unused.iter().map(|pooled| pooled.bytes).sum();
         table.device_bytes -= bytes;
-        // Each is in no list any more, so this is its only owner.
+        // It is in no list any more, so this is its only owner.
         (unused.into_iter().filter_map(Arc::into_inner).map(|pooled| pooled.handle).collect(), bytes)
     }
 
@@ -300,18 +285,17 @@ impl DevicePool {
         self.table().failures += 1;
     }
 
-    /// Returns whether any handle was ever created.
     pub(super) fn has_created(&self) -> bool {
         self.table().created > 0
     }
 
-    /// Who holds the handles that are held.
+    /// Returns who holds the handles that are held.
     pub(super) fn holders(&self) -> Vec<Holder> {
         let holders: Vec<_> = self.table().all.iter().filter_map(|pooled| pooled.holder()).collect();
         holders.into_iter().map(Holder::named).collect()
     }
 
-    /// Returns the counts, with what the library's workspaces on the device take.
+    /// Returns the counts, with the library's workspaces on the device.
     pub(super) fn stats(&self, workspace_bytes: u64) -> HandleStats {
         let idle = self.idle.idle_count() as u64;
         let table = self.table();
@@ -340,5 +324,5 @@ impl DevicePool {
     }
 }
 
-/// Longer than any program runs, for deadlines beyond what a clock can tell.
+/// Longer than any program runs, for deadlines beyond a clock's range.
 const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);

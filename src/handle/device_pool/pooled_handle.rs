@@ -7,25 +7,25 @@ use crate::ids::RawStream;
 use crate::library::RawHandle;
 use crate::runtime::Stream;
 
-/// A handle, and what its pool knows of it. Only its holder writes to it, so plain stores suffice; others read the counters
-/// for statistics. Alone in its cache lines, so that threads at work on different handles do not slow each other down.
+/// A handle, and what its pool knows of it. Only its holder writes to it, so plain stores suffice; others read the
+/// counters for statistics. Alone in its cache lines, so that threads with different handles do not slow each other
+/// down.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct PooledHandle {
     pub(in crate::handle) handle: RawHandle,
-    /// Device memory that creating it took, in bytes.
     pub(in crate::handle) bytes: u64,
-    /// One more than the address of the stream that it last ran on; 0 if it never ran.
+    /// The address of the stream that it last ran on, plus one; 0 if it never ran.
     last_stream: AtomicUsize,
-    /// The stream that its scratch memory was last made ready for, as `last_stream`, and that stream's [`Stream::id`]; 0 if it
-    /// has none.
+    /// The stream that its scratch memory was last made ready for, as `last_stream`, and its [`Stream::id`]; 0 for
+    /// none.
     ready_for: AtomicUsize,
     ready_for_id: AtomicU64,
     hits: AtomicU64,
     holder: AtomicU64,
-    /// Whether the library was told to take this handle's device memory from gpupool.
+    /// Whether the library takes this handle's device memory from gpupool.
     takes_our_memory: AtomicBool,
-    /// The round of peaks in which this handle was last counted as in use; 0 for none.
+    /// The round of peaks that last counted this handle as in use; 0 for none.
     counted_round: AtomicU64,
 }
 
@@ -44,7 +44,6 @@ impl PooledHandle {
         }
     }
 
-    /// Notes the stream that the handle's next calls run on.
     #[inline]
     pub(in crate::handle) fn note_stream(&self, stream: RawStream) {
         self.last_stream.store(stream.address().wrapping_add(1), Ordering::Relaxed);
@@ -55,23 +54,22 @@ impl PooledHandle {
         self.last_stream.load(Ordering::Relaxed).checked_sub(1).map(RawStream::from_address)
     }
 
-    /// Returns whether the handle last ran on a stream of this address. A per-thread default stream is another one in each
-    /// thread.
+    /// Returns whether the handle last ran on a stream of this address. Per-thread default streams differ by thread.
     #[inline]
     pub(in crate::handle) fn last_ran_on(&self, stream: RawStream) -> bool {
         stream != RawStream::PER_THREAD && self.last_stream.load(Ordering::Relaxed) == stream.address().wrapping_add(1)
     }
 
-    /// Notes the stream whose work alone uses the handle's scratch memory. One whose number cannot be had now is waited for when
-    /// the handle is next made ready.
+    /// Notes the only stream that uses the handle's scratch memory. Without its number now, the next hand-over waits
+    /// for it.
     pub(in crate::handle) fn note_ready_for(&self, stream: &Stream) {
         let id = stream.id().ok().flatten().unwrap_or(u64::MAX);
         self.ready_for.store(stream.raw().address().wrapping_add(1), Ordering::Relaxed);
         self.ready_for_id.store(id, Ordering::Relaxed);
     }
 
-    /// Returns whether no work but the stream's uses the handle's scratch memory, if it has any: it last ran on this very
-    /// stream, not on one that was at its address before.
+    /// Returns whether only this stream uses the handle's scratch memory, if any: it last ran on this very stream, not
+    /// on an earlier one at its address.
     #[inline]
     pub(in crate::handle) fn is_ready_for(&self, stream: &Stream) -> bool {
         self.last_ran_on(stream.raw()) && (self.ready_for.load(Ordering::Relaxed) == 0 || self.was_ready_for(stream))
@@ -83,7 +81,7 @@ impl PooledHandle {
             && stream.id().is_ok_and(|id| id.is_none_or(|id| id == self.ready_for_id.load(Ordering::Relaxed)))
     }
 
-    /// Notes that the library was told to take this handle's device memory from gpupool.
+    /// Notes that the library takes this handle's device memory from gpupool.
     pub(in crate::handle) fn note_our_memory(&self) {
         self.takes_our_memory.store(true, Ordering::Relaxed);
     }
@@ -94,24 +92,21 @@ impl PooledHandle {
         self.takes_our_memory.load(Ordering::Relaxed)
     }
 
-    /// Notes who holds the handle from now on.
     #[inline]
     pub(in crate::handle) fn hold(&self, holder: u64) {
         self.holder.store(holder, Ordering::Relaxed);
     }
 
-    /// Who holds the handle; none while it is idle.
+    /// Returns who holds the handle; none while it is idle.
     pub(in crate::handle) fn holder(&self) -> Option<Holder> {
         Holder::from_bits(self.holder.load(Ordering::Relaxed))
     }
 
-    /// Returns whether the handle was counted as in use in this round.
     #[inline]
     pub(in crate::handle) fn is_counted(&self, round: u64) -> bool {
         self.counted_round.load(Ordering::Relaxed) == round
     }
 
-    /// Notes that the handle was counted as in use in this round.
     pub(in crate::handle) fn note_counted(&self, round: u64) {
         self.counted_round.store(round, Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! Who uses a block beside its own stream, and what a freed block waits for.
+//! Users of a block other than its own stream, and what a freed block waits for.
 
 use std::mem::discriminant;
 use std::sync::Arc;
@@ -14,7 +14,6 @@ use crate::sync::{ThisThread, ThreadNumber};
 /// Which threads can name a user's stream once the block is freed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum NamedBy {
-    /// Any thread.
     All,
     /// The thread whose per-thread default stream it is.
     Thread(ThreadNumber),
@@ -22,7 +21,7 @@ enum NamedBy {
     None,
 }
 
-/// Who uses a block beside its own stream.
+/// A user of a block other than its own stream.
 #[derive(Clone, Debug)]
 pub(in crate::memory) enum BlockUser {
     Stream(StreamUser),
@@ -30,7 +29,7 @@ pub(in crate::memory) enum BlockUser {
     Processes(Arc<Sharing>),
     /// Another pool, whose request took the block for want of memory.
     OtherPool,
-    /// gpupool itself, which allocated it for its own work: no address that a caller gives frees it.
+    /// gpupool itself, for its own work: no caller can free the block.
     Gpupool,
 }
 
@@ -58,14 +57,13 @@ impl BlockUser {
         self
     }
 
-    /// Returns the same user whose stream may be gone by the time the block is freed: all work on its device then
-    /// stands for its.
+    /// Returns the user marked as one whose stream may be gone by the free: all work on its device then stands for its.
     pub(in crate::memory) fn fleeting(mut self) -> Self {
         self.become_fleeting();
         self
     }
 
-    /// Makes this as [`BlockUser::fleeting`] returns.
+    /// Does in place what [`BlockUser::fleeting`] does.
     pub(in crate::memory) fn become_fleeting(&mut self) {
         if let Self::Stream(user) = self {
             let lasts = user.named_by != NamedBy::All || user.stream.is_lasting();
@@ -82,7 +80,7 @@ impl BlockUser {
         }
     }
 
-    /// Returns whether a block that is being freed waits for it. Other processes can hold it no more from then on.
+    /// Returns whether a block that is being freed waits for this user. No other process can take hold of it then.
     pub(in crate::memory) fn is_left(&self) -> bool {
         match self {
             Self::Stream(_) => true,
@@ -103,7 +101,7 @@ impl BlockUser {
     }
 }
 
-/// Allows no new holders of a block, and returns what other processes have of it.
+/// Allows no new holders of a block, and returns who shares it.
 fn end_sharing(users: &[BlockUser]) -> Vec<Arc<Sharing>> {
     let shared: Vec<_> = users.iter().filter_map(BlockUser::sharing).cloned().collect();
     shared.iter().for_each(|sharing| sharing.end());
@@ -127,7 +125,7 @@ impl StreamUser {
     }
 }
 
-/// A freed block and what must happen before it is used again.
+/// A freed block, and what must happen before it is used again.
 #[derive(Debug)]
 pub(in crate::memory) struct Waiting {
     pub(in crate::memory) offset: u64,
@@ -139,7 +137,6 @@ pub(in crate::memory) struct Waiting {
 }
 
 impl Waiting {
-    /// Makes a block that waits for this.
     pub(in crate::memory) const fn new(offset: u64, until: Until) -> Self {
         Self { offset, until, graphs: Vec::new(), shared: Vec::new() }
     }
@@ -153,9 +150,9 @@ impl Waiting {
         Ok(self.until.is_done(events, wait && !is_held)? && !is_held)
     }
 
-    /// Makes a block that waits for the users' work so far, or for what they have done as soon as the driver records
-    /// it, which is later and so never too early; where no thread names its stream, for all work so far, on its device
-    /// and on those of streams that use it.
+    /// Makes a block that waits for its users' work so far, or for what they have done once the driver records it,
+    /// which is later and so never too early. Where no thread can name the stream, it waits for all work on the devices
+    /// concerned.
     pub(in crate::memory) fn for_users(
         offset: u64,
         users: &[BlockUser],
@@ -175,7 +172,7 @@ impl Waiting {
         };
         let mut graphs: Vec<_> = users.iter().filter_map(|user| user.graph.clone()).collect();
         if own.is_none() {
-            // What was recorded before a capture began, and is used in it.
+            // A stream noted before a capture began may be part of it now.
             graphs.extend(users.into_iter().filter(is_nameable).filter_map(|user| GraphUse::of(&user.stream)));
         }
         Self { offset, until, graphs, shared }

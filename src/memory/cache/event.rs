@@ -1,8 +1,7 @@
-//! Events of memory: what happened to each block and each page, while that is recorded.
-//!
-//! An event is written where its block or page changes hands, under the lock that is held there anyway: so events of
-//! one address have the order of what happened, and a snapshot that holds those locks sees neither more nor less than
-//! they say. A free is written before the block can be had again, an allocation once it cannot.
+//! Events of memory: what happened to each block and each page, while that is recorded. An event is written where its
+//! block or page changes hands, under the lock that is held there anyway. So the events of an address are in order, and
+//! a snapshot that holds those locks agrees with them. A free is written before the block can be had again, an
+//! allocation once it cannot.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -103,7 +102,6 @@ impl MemoryEvent {
         recording::unix_micros(self.time)
     }
 
-    /// Nanoseconds of the clock that orders events.
     pub(crate) fn nanos(&self) -> u64 {
         self.time
     }
@@ -124,17 +122,17 @@ thread_local! {
     static OWN: OwnBuffer<MemoryEvent> = OwnBuffer::new(&RING);
 }
 
-/// Who learns of an event.
+/// Who receives an event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::memory) enum To {
-    /// The recording alone: the observer was told before.
+    /// Only the recording: the observer was called before.
     Recording,
-    /// The observer alone: the recording is written where the block or the page changes hands.
+    /// Only the observer: the event is recorded where the block or page changes hands.
     Observer,
     Both,
 }
 
-/// Writes an event down and has the observer told of it, where there are such. Returns it if it is written.
+/// Writes an event to the recording and passes it to the observer, where there are such. Returns it if it was recorded.
 #[inline]
 pub(super) fn note(event: MemoryEvent, to: To) -> Option<MemoryEvent> {
     let event = MemoryEvent { time: recording::now(), thread: ThisThread::get().system_id(), ..event };
@@ -153,26 +151,26 @@ pub(super) fn note(event: MemoryEvent, to: To) -> Option<MemoryEvent> {
 pub(in crate::memory) type EventCallback = Arc<dyn Fn(&MemoryEvent) + Send + Sync>;
 
 static OBSERVER: RwLock<Option<EventCallback>> = RwLock::new(None);
-/// How many observations have begun: an event of an earlier one is not told in a later one.
+/// How many observations have begun: an event of an earlier one is not delivered to a later one.
 static OBSERVATION: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
-    /// The thread's events that wait to be told, each with its observation.
+    /// The thread's undelivered events, each with its observation.
     static KEPT: RefCell<VecDeque<(u64, MemoryEvent)>> = const { RefCell::new(VecDeque::new()) };
 }
 
-/// Keeps an event until it can be told, with no lock held.
+/// Keeps an event until it can be delivered, with no lock held.
 #[cold]
 fn keep(event: MemoryEvent) {
     let kept = (OBSERVATION.load(Ordering::Relaxed), event);
     let _ = KEPT.try_with(|events| events.try_borrow_mut().map(|mut events| events.push_back(kept)));
 }
 
-/// Tells of the thread's events, in order. The observer may cause more.
-fn tell_kept() {
+/// Delivers the thread's events in order. The observer may cause more.
+fn deliver_kept() {
     let next = || KEPT.try_with(|events| events.try_borrow_mut().ok()?.pop_front()).ok().flatten();
     while let Some((observation, event)) = next() {
-        // A copy, for the observer may end the observation, and nothing is locked while it is called.
+        // A clone: the observer may end the observation, and is called without a lock.
         let observer = read(&OBSERVER).clone().filter(|_| observation == OBSERVATION.load(Ordering::Relaxed));
         if let Some(observer) = observer {
             call_out(|| observer(&event));
@@ -180,17 +178,17 @@ fn tell_kept() {
     }
 }
 
-/// Has an observer called with every event from now on, once it is said that there is one; none ends that.
+/// Sets the observer, which then gets every event, or removes it with none.
 pub(in crate::memory) fn observe(observer: Option<EventCallback>) {
     if observer.is_some() {
         OBSERVATION.fetch_add(1, Ordering::Relaxed);
-        delivery::set_deliver(tell_kept);
+        delivery::set_deliver(deliver_kept);
         recording::start_clock();
     }
     *write(&OBSERVER) = observer;
 }
 
-/// Records that memory ran out for a request on this stream, where the driver has `free` bytes left.
+/// Records that memory ran out for a request on this stream while the driver has `free` bytes left.
 #[cold]
 pub(in crate::memory) fn note_oom(location: MemoryLocation, stream: usize, pool: PoolId, requested: u64, free: u64) {
     let (action, stack) = (MemoryAction::Oom, recording::stack_if(Settings::get().has_alloc_stacks));
@@ -200,7 +198,7 @@ pub(in crate::memory) fn note_oom(location: MemoryLocation, stream: usize, pool:
     );
 }
 
-/// Records that a snapshot is taken of memory of which so many bytes are live, and returns the event.
+/// Records a snapshot of memory with so many live bytes, and returns the event.
 pub(in crate::memory) fn note_snapshot(location: MemoryLocation, active: u64) -> Option<MemoryEvent> {
     let (action, stack, pool) = (MemoryAction::Snapshot, Stack::NONE, PoolId::NONE);
     note(
@@ -214,12 +212,11 @@ pub(in crate::memory) fn events() -> Vec<MemoryEvent> {
     if Settings::get().has_events { RING.newest(recording::most()) } else { Vec::new() }
 }
 
-/// Looks at every recorded event.
-pub(in crate::memory) fn visit_events(see: impl FnMut(&MemoryEvent)) {
-    RING.visit(see);
+/// Calls `see` with every recorded event.
+pub(in crate::memory) fn each_event(see: impl FnMut(&MemoryEvent)) {
+    RING.for_each(see);
 }
 
-/// Returns whether memory is recorded, or observed.
 #[inline]
 pub(in crate::memory) fn is_recorded() -> bool {
     process::state().is_recorded()

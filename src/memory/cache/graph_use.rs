@@ -1,8 +1,7 @@
-//! Graphs that use a block of pinned memory, which is theirs as long as they may run.
-//!
-//! A graph reads and writes its blocks whenever it is replayed, on whichever stream, so no event tells when it is done with
-//! one. The driver tells when a graph, all that was instantiated from it and their last runs are gone. Where it does not tell
-//! which capture a stream's work goes to (before CUDA 12.3, HIP), a block that one may use is not used again.
+//! Graphs that use a block of pinned memory, which is theirs as long as they may run. A graph uses its blocks whenever
+//! it is replayed, on any stream, so no event marks its end. The driver reports when a graph, its instances and their
+//! last runs are gone. Where it does not report which capture a stream's work goes to (before CUDA 12.3, HIP), a block
+//! that a graph may use is never used again.
 
 use std::sync::{Arc, Mutex, Weak};
 
@@ -10,29 +9,28 @@ use crate::ids::CaptureStatus;
 use crate::runtime::{self, Capture, Stream};
 use crate::sync::lock;
 
-/// A graph that uses a block, by what the driver keeps for it; none where no driver tells its end.
+/// A graph that uses a block, with what the driver keeps for it; none where no driver reports its end.
 #[derive(Clone, Debug)]
 pub(in crate::memory) struct GraphUse(Option<KeptGraph>);
 
-/// The id of a capture, which no other capture gets, and what the driver keeps for its graph, as long as that may run:
-/// nothing but an end.
+/// The id of a capture, which is never used twice, and what the driver keeps for its graph as long as that may run.
 type KeptGraph = (u64, Weak<()>);
 
 /// What the driver keeps for each graph.
 static KEPT: Mutex<Vec<KeptGraph>> = Mutex::new(Vec::new());
 
 impl GraphUse {
-    /// Returns the use of the graph that work on the stream goes to; none if the stream is not captured.
+    /// Returns the graph that the stream's work goes to; none if the stream is not captured.
     pub(in crate::memory) fn of(stream: &Stream) -> Option<Self> {
         match stream.capture_status() {
             Ok(CaptureStatus::Active) => Some(Self(stream.capture().ok().flatten().and_then(kept_for))),
-            // Nothing of a capture that was spoilt will ever run, and where the driver refuses to tell, its later refusal to
-            // record on the stream keeps the block.
+            // A spoilt capture never runs. Where the driver reports no capture, it later refuses to record on the
+            // stream, which keeps the block.
             _ => None,
         }
     }
 
-    /// Returns whether the graph is gone and has run for the last time.
+    /// Returns whether the graph is gone and its last run is over.
     pub(in crate::memory) fn has_ended(&self) -> bool {
         self.0.as_ref().is_some_and(|(_, end)| end.strong_count() == 0)
     }
@@ -45,7 +43,7 @@ impl PartialEq for GraphUse {
     }
 }
 
-/// Has the driver keep something for the graph of a capture, unless it does already.
+/// Gives the driver something to keep for the graph of a capture, unless it has that already.
 fn kept_for(capture: Capture) -> Option<KeptGraph> {
     let known = {
         let mut known = lock(&KEPT);
@@ -57,7 +55,7 @@ fn kept_for(capture: Capture) -> Option<KeptGraph> {
     }
     let end = Arc::new(());
     let kept = (capture.id, Arc::downgrade(&end));
-    // SAFETY: the stream is captured and alive, by the word of the caller that names it, so its graph is alive.
+    // SAFETY: the caller that names the stream promises that it is alive; it is captured, so its graph is alive.
     unsafe { runtime::get().ok()?.graph_retain(capture.graph, Box::new(end)) }.ok()?;
     lock(&KEPT).push(kept.clone());
     Some(kept)

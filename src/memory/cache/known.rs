@@ -1,7 +1,6 @@
-//! The caches that the calling thread knows, and the one that served last.
-//!
-//! The cache for a request is one comparison away where the thread asks for the same stream in the same scope as the
-//! last time. Each is known with the service that it was in, which another thread may end.
+//! The caches that the calling thread knows, and the one that served it last. A request for the same stream in the same
+//! scope as the last one finds its cache with one comparison. Each is known with its service then, which another thread
+//! may end.
 
 use std::cell::{Cell, RefCell};
 
@@ -16,7 +15,7 @@ use crate::memory::tuning::A_FEW;
 use crate::runtime::Stream;
 use crate::sync::ThisThread;
 
-/// What a thread finds its cache by.
+/// The key by which a thread finds its cache.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(in crate::memory) struct CacheKey {
     pub(in crate::memory) location: MemoryLocation,
@@ -29,12 +28,12 @@ pub(in crate::memory) struct CacheKey {
     pub(in crate::memory) stream_id: u64,
 }
 
-/// A request for one pool, by which a thread finds the cache that served the last one of the same kind.
+/// The key by which a thread finds the cache of its last request for one given pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct GivenKey {
     /// The pool's number.
     pub(crate) pool: u32,
-    /// Scopes entered later than this go before the pool.
+    /// The pool yields to scopes entered after this ticket.
     pub(crate) ticket: u64,
     pub(crate) is_captured: bool,
 }
@@ -43,7 +42,7 @@ pub(crate) struct GivenKey {
 #[derive(Clone, Copy, Debug)]
 pub(in crate::memory) struct Found {
     pub(in crate::memory) cache: &'static StreamCache,
-    /// The number of the service that it is to be in, as [`Service::number`]; compared under the heap's lock.
+    /// The [`Service::number`] that it must have, which is compared under the heap's lock.
     pub(in crate::memory) service: u64,
     pub(in crate::memory) thread: ThisThread,
 }
@@ -51,29 +50,28 @@ pub(in crate::memory) struct Found {
 /// The cache that served last.
 #[derive(Clone, Copy, Debug)]
 struct Last {
-    /// As [`MemoryLocation::packed`], which leaves the pointer to tell whether there is one: so a hit asks once.
+    /// As [`MemoryLocation::packed`]. Whether there is a cache is in the pointer, so a hit compares once.
     location: u64,
     stream: usize,
     /// As in [`CacheKey`]: another stream may have the address by now.
     stream_id: u64,
-    /// The changes of the thread's routes until then.
+    /// The thread's changes of routes until then.
     changes: u32,
     found: Found,
 }
 
-/// The caches that a thread knows. It gives up those that it owns when it ends.
+/// The caches that a thread knows. When it ends it gives up those that it owns.
 #[derive(Debug)]
 struct KnownCaches(RefCell<Known>);
 
 /// A cache, and the number of the service that it was in.
 type InService = (&'static StreamCache, u64);
 
-/// Caches in a list, and the place of each by its key.
 #[derive(Debug)]
 struct Known {
     caches: Vec<(CacheKey, InService)>,
     places: FxHashMap<CacheKey, usize>,
-    /// The place in the list that [`forget_some`] has come to.
+    /// Where [`forget_some`] goes on.
     next: usize,
 }
 
@@ -86,7 +84,7 @@ impl Known {
         self.places.get(&key).map(|&place| self.caches[place].1)
     }
 
-    /// Adds a cache, or puts it in the place of the one with this key.
+    /// Adds a cache, or replaces the one with this key.
     fn add(&mut self, key: CacheKey, cache: InService) {
         if let Some(&place) = self.places.get(&key) {
             self.caches[place].1 = cache;
@@ -96,7 +94,7 @@ impl Known {
         self.caches.push((key, cache));
     }
 
-    /// Removes the cache at a place, where the last one of the list then stands.
+    /// Removes the cache at a place, which the last one of the list then takes.
     fn remove(&mut self, place: usize) -> &'static StreamCache {
         let (key, (cache, _)) = self.caches.swap_remove(place);
         self.places.remove(&key);
@@ -108,9 +106,9 @@ impl Known {
 }
 
 thread_local! {
-    // Apart, without a destructor, so that a hit reads one place.
+    // Separate and without a destructor, so that a hit reads one place.
     static LAST: Cell<Option<Last>> = const { Cell::new(None) };
-    // The same of requests for one pool.
+    // The same for requests for one pool.
     static LAST_GIVEN: Cell<Option<(GivenKey, Last)>> = const { Cell::new(None) };
     static KNOWN: KnownCaches = const { KnownCaches(RefCell::new(Known::new())) };
 }
@@ -129,7 +127,6 @@ impl Last {
         Self { location: location.packed(), stream, stream_id, changes, found }
     }
 
-    /// Returns the cache if it serves the order by the routes that the thread has now.
     #[inline]
     fn serving(self, order: &impl Order) -> Option<Found> {
         let (location, stream) = order.named();
@@ -141,37 +138,37 @@ impl Last {
     }
 }
 
-/// Returns whether the stream, which a caller names, is the one that had this number, as far as is known. What the driver
-/// refuses it refuses again where the stream's cache is looked for.
+/// Returns whether the named stream is the one that had this number, as far as is known. If the driver refuses to
+/// answer, the search for the stream's cache gets the same error.
 #[inline(never)]
 fn is_still(stream: &Stream, id: u64) -> bool {
     stream.id().is_ok_and(|now| now.is_none_or(|now| now == id))
 }
 
-/// Returns the cache that served this thread last, if it serves the order by the routes that the thread has now.
+/// Returns the cache that served this thread last, if it serves the order by the thread's present routes.
 #[inline]
 pub(in crate::memory) fn last(order: &impl Order) -> Option<Found> {
     LAST.get()?.serving(order)
 }
 
-/// Notes the cache that serves this thread, by routes that had changed so often.
+/// Remembers the cache that serves this thread by its routes after so many changes.
 pub(in crate::memory) fn remember(key: CacheKey, changes: u32, found: Found) {
     LAST.set(Some(Last::new(key, changes, found)));
 }
 
-/// As [`last`], of requests for one pool.
+/// As [`last`], for a request for one pool.
 #[inline]
 pub(in crate::memory) fn last_given(stream: &Stream, given: GivenKey) -> Option<Found> {
     let (key, last) = LAST_GIVEN.get()?;
     last.serving(stream).filter(|_| key == given)
 }
 
-/// As [`remember`], of a request for one pool.
+/// As [`remember`], for a request for one pool.
 pub(in crate::memory) fn remember_given(given: GivenKey, key: CacheKey, changes: u32, found: Found) {
     LAST_GIVEN.set(Some((given, Last::new(key, changes, found))));
 }
 
-/// Forgets the cache that served last, and that of the last request for one pool.
+/// Forgets the last caches, of any request and of one for one pool.
 pub(in crate::memory) fn forget_last() {
     LAST.set(None);
     LAST_GIVEN.set(None);
@@ -186,7 +183,7 @@ fn with_known<R>(f: impl FnOnce(&mut Known) -> R) -> Result<R> {
     }
 }
 
-/// Returns the cache that the calling thread knows by this key, and the number of its service, if that has not ended.
+/// Returns the thread's cache with this key and the number of its service, unless that has ended.
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` while the thread ends.
@@ -194,16 +191,14 @@ pub(in crate::memory) fn known(key: CacheKey) -> Result<Option<InService>> {
     with_known(|known| known.get(key).filter(|(cache, service)| cache.is_serving(*service)))
 }
 
-/// Adds a cache in a service, by this key.
-///
 /// # Errors
 /// `ErrorKind::InvalidValue` while the thread ends.
 pub(in crate::memory) fn add(key: CacheKey, cache: InService) -> Result<()> {
     with_known(|known| known.add(key, cache))
 }
 
-/// Forgets those of closed pools that have no memory among the next few caches that the calling thread knows, and those
-/// that have ended their service: a thread that comes here for each of its caches looks at all of them in turn.
+/// Among the next few caches that the thread knows, forgets those that have ended their service, and those of closed
+/// pools without memory. Called for each new cache, it comes to all in turn.
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` while the thread ends.

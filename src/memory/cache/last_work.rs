@@ -1,7 +1,5 @@
-//! The work so far on a cache's stream, marked while the stream was alive.
-//!
-//! A stream that gpupool did not make can be touched only in a call that names it. What is marked then serves later,
-//! when the stream may be gone.
+//! The work so far on a cache's stream, marked while the stream was alive. A stream that gpupool did not make can be
+//! touched only in a call that names it; its mark serves when it may be gone.
 
 use std::sync::Mutex;
 
@@ -22,7 +20,6 @@ pub(in crate::memory) struct WorkMark {
 pub(in crate::memory) struct LastWork(Mutex<Option<WorkMark>>);
 
 impl LastWork {
-    /// Returns the heap's turnover at the last mark.
     pub(in crate::memory) fn turnover(&self) -> Option<u64> {
         lock(&self.0).as_ref().map(|mark| mark.turnover)
     }
@@ -31,7 +28,7 @@ impl LastWork {
         lock(&self.0).take()
     }
 
-    /// Keeps the newer of two marks, and returns the event of the other.
+    /// Keeps the newer of two marks, and returns the other's event.
     pub(in crate::memory) fn put(&self, mark: WorkMark) -> Option<Event> {
         let mut last = lock(&self.0);
         let older = match &*last {

@@ -1,60 +1,58 @@
-//! The heart: what a pool has for each stream, and how threads share it.
+//! What a pool has for each stream, and how threads share it.
 //!
-//! **Who owns what.** A [`DeviceCaches`] has a device's memory, its pools, and a table of caches, as long as the
-//! process lives. A [`StreamCache`] serves one pool, stream and [`Role`](super::pool::Role) at a time, its [`Service`],
-//! which has a number; pinned memory and a pool's lender of slabs have no stream. Its [`Heap`] has the pages that bear
-//! the cache's number, and slabs that it borrows in a lender's, and cuts them into blocks: a small one is a slot of a
-//! slab, a larger one is cut to size (where a pool must not split, a block is all of its memory). A live block is its
-//! caller's, by its address alone; a free one is the heap's, for whichever thread asks next. Physical memory comes in
-//! extents, most of a few pages, which the device maps where a heap needs them; one leaves a heap only where all of it
-//! is free. A thread owns no memory: it knows caches, each with the number of the service in which it found it
-//! (`known`).
+//! **Who owns what.** A [`DeviceCaches`] has a device's memory, its pools, and a table of caches, for the life of the
+//! process. A [`StreamCache`] serves one pool, stream and [`Role`](super::pool::Role) at a time, its numbered
+//! [`Service`]; pinned memory and a pool's lender of slabs have no stream. Its [`Heap`] has the pages with the cache's
+//! number and the slabs that it borrows from a lender, and cuts them into blocks: a small block is a slot of a slab, a
+//! larger one is cut to size, or is all of its memory where a pool must not split. A live block is its caller's, by its
+//! address alone; a free one is the heap's, for whichever thread asks next. Physical memory comes in extents, mostly of
+//! a few pages, which the device maps where a heap needs them; an extent leaves a heap only when all of it is free. A
+//! thread owns no memory: it knows caches, each with the service's number at that time (`known`).
 //!
-//! **A request** is led to a cache by the scopes and captures that its thread is in (`route`), most often to the one
-//! that served the thread last. There it locks the heap and takes a free block: no driver call, but for a stream of
-//! other code, whose identity is asked. Where another thread has the lock, it leaves the request (`Requests`); who has
-//! the lock for a request or a free of its own serves that too, else the thread does once it has the lock. If nothing
-//! fits, it climbs the ladder of `serve/miss.rs`: its steps find free memory elsewhere (`serve/take`), add some
-//! (`serve/grow`), give some back or wait.
+//! **A request** is led to a cache by the thread's scopes and captures (`route`), most often to the one that served the
+//! thread last. There it locks the heap and takes a free block, without a driver call, unless a stream of other code
+//! must be identified. If another thread has the lock, it leaves the request (`Requests`): whoever has the lock for a
+//! request or a free serves that too, else the thread does once it has the lock. If nothing fits, it goes through the
+//! steps of `serve/miss.rs`, which find free memory elsewhere (`serve/take`), add some (`serve/grow`), give some back
+//! or wait.
 //!
-//! **A free** (`serve/free.rs`) goes from the address to its page, from the page to the cache and the block
-//! (`device/pages.rs`), and is done under the heap's lock, by the thread that frees or by the one that has the lock, as
-//! a request is (`stream_cache/frees.rs`). There it is seen whether the block is live; who has kept a block, or frees
-//! another's, asks too whether the page is still the cache's. So of two that free one block the second gets an error,
-//! unless the block was handed out again meanwhile. From then on the block serves the next request. A block that other streams use
-//! waits for them (`serve/settle.rs`).
+//! **A free** (`serve/free.rs`) goes from the address to its page, and from there to the cache and the block
+//! (`device/pages.rs`). It is done under the heap's lock, by the freeing thread or the one that has the lock, as for a
+//! request (`stream_cache/frees.rs`). There it is checked that the block is live; a free that does not own the block's
+//! cache also checks that the page is still that cache's. So of two threads that free one block the second gets an
+//! error, unless the block was handed out again meanwhile. A block that other streams use waits for them
+//! (`serve/settle.rs`).
 //!
-//! **The last page.** Of two threads that ask for it at once, one locks the heap first and has it. The other finds
-//! nothing, and climbs. Memory that a thread has taken out of one place and not yet put into another is under way
-//! (`device/under_way.rs`): the search waits for it, and begins again, a few times, where any was or blocks were taken
-//! and freed meanwhile. Only then come the program's callbacks and the error. Pages that stand free beside new ones can
-//! be taken while those are created; then, the second time, the new ones are as many as the request needs.
+//! **The last page.** Of two threads that ask for it at once, the first to lock the heap has it, and the other goes on
+//! with the steps. Memory that a thread has taken out of one place and not yet put into another is under way
+//! (`device/under_way.rs`): the search waits for it, and starts again, a few times, if there was any or blocks were
+//! taken and freed meanwhile. Only then come the program's callbacks and the error. Free pages beside new ones can be
+//! taken while those are created; then, the second time, there are as many new ones as the request needs.
 //!
-//! **A graph's memory** is in caches of its own, one for each stream of a capture, with the role of graphs, or of a feed
-//! that is captured. A graph uses its blocks whenever it runs, so what is free there serves this capture and later ones
-//! of that pool and stream alone (or `allocate_at`, for a caller that names it), as long as the pool has a use that is a
-//! graph's: a capture, the `GraphMemory` that it left, a graph pool's id. After the last of them it is taken as other
-//! free memory is, once all work on the device is done (`serve/take/readiness.rs`). A feed's blocks are another
-//! allocator's; a lender lends slabs to caches without pages. Pinned blocks that graphs use are noted one by one
-//! (`graph_use`).
+//! **A graph's memory** is in caches of its own, one for each stream of a capture, with the role of graphs, or of a
+//! feed that is captured. A graph uses its blocks whenever it runs, so free ones serve only this capture and later ones
+//! of that pool and stream (or `allocate_at`, for a caller that names them) while the pool has a graph's use: a
+//! capture, the `GraphMemory` that it left, a graph pool's id. After the last of them they are taken as other free
+//! memory is, once all work on the device is done (`serve/take/readiness.rs`). A feed's blocks are another allocator's;
+//! a lender lends slabs to caches without pages. Pinned blocks that graphs use are noted one by one (`graph_use`).
 //!
-//! **Stream order.** A free block may still be used by work of its cache's stream, which later work of that stream
-//! comes after: nothing is recorded or asked, unless the stream may end at any time (`last_work`). What leaves a cache
-//! for another stream, another address or the driver waits for the work so far: `Until`, recorded after the memory was
-//! taken out, or before, if nothing has changed there since, so that it is all that ever used it. Other streams that
-//! used a block are noted (`uses`), and a freed block waits for them (`waiting`).
+//! **Stream order.** Work of a cache's stream may still use a free block, but later work of that stream comes after it:
+//! nothing is recorded or checked, unless the stream may end at any time (`last_work`). What leaves a cache for another
+//! stream, another address or the driver waits for the work so far: `Until`, recorded after the memory was taken out,
+//! or before, if nothing has changed there since. Other streams that used a block are noted (`uses`), and a freed block
+//! waits for them (`waiting`).
 //!
-//! **Locks**, from the outer to the inner: that of a look at all heaps (`report/frozen.rs`); a heap; what its cache
-//! keeps beside it (service, uses, what waits and what is recorded), a device's free addresses and its slabs' numbers; a
-//! device's list of pools; a pool's ledger. No driver call, no callback and no Python under any. A heap's service begins
-//! and ends under its lock: who has found a cache compares the service's number there (`lock_in`, `is_in`), and who
-//! frees the page's (`has_block_at`), and gives up what it wanted if it is another one.
+//! **Locks**, from the outer to the inner: the lock for reading all heaps (`report/frozen.rs`); a heap; what its cache
+//! keeps beside it (service, uses, waiting blocks, recorded blocks), a device's free addresses and slab numbers; a
+//! device's list of pools; a pool's ledger. No driver call, callback or Python runs under any. A heap's service begins
+//! and ends under its lock: whoever found a cache compares the service's number there (`lock_in`, `is_in`), whoever
+//! frees the page's (`has_block_at`), and gives up if it is another one.
 //!
-//! **Orderings.** The heap's lock is cheap for the thread that came first (`OwnerLock`): it stores that it is inside,
-//! and loads whether a visitor has come; a visitor stores that it has come, has every core pass a barrier, and loads
-//! whether that thread is inside. One of them sees the other. What else a thread acts on without the lock is a release
-//! and an acquire in pairs: what is asked of the thread that has the lock, and its answer; a page's number, stored once
-//! its cache has the page, and the thread that frees there. The rest is asked again under the lock.
+//! **Orderings.** The heap's lock is cheap for its owner, the thread that came first (`OwnerLock`): it stores that it
+//! is inside, and loads whether another thread has come; the other stores that it has come, makes every core pass a
+//! barrier, and loads whether the owner is inside. One of them sees the other. All else that a thread acts on without
+//! the lock is a pair of release and acquire: a request to the thread with the lock, and its answer; a page's number,
+//! stored once its cache has the page, and the thread that frees there. The rest is checked again under the lock.
 
 mod block_user;
 mod device_caches;
@@ -71,7 +69,7 @@ mod stream_cache;
 pub(in crate::memory) use block_user::{BlockUser, Waiting};
 pub(in crate::memory) use device_caches::DeviceCaches;
 pub(in crate::memory) use event::{
-    EventCallback, To, events, is_recorded, note_oom, note_snapshot, observe, visit_events,
+    EventCallback, To, each_event, events, is_recorded, note_oom, note_snapshot, observe,
 };
 pub use event::{MemoryAction, MemoryEvent};
 pub(in crate::memory) use heap::{

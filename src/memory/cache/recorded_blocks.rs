@@ -1,5 +1,4 @@
-//! What is recorded of a cache's blocks: those that are live, with the stacks that they were allocated under; and how a
-//! cache writes its events.
+//! What is recorded of a cache's blocks: the live ones, with their allocations' stacks; and how a cache writes events.
 
 use std::sync::{Mutex, MutexGuard};
 
@@ -17,7 +16,7 @@ use crate::sync::lock;
 struct RecordedBlock {
     requested: u64,
     stack: Stack,
-    /// The stack that it was freed under, once it was.
+    /// The stack that it was freed under, if it was.
     freed: Option<Stack>,
 }
 
@@ -28,10 +27,9 @@ pub(in crate::memory) struct RecordedBlocks {
     blocks: FxHashMap<u64, RecordedBlock>,
 }
 
-/// What is recorded of a cache's blocks, locked.
 pub(in crate::memory) type RecordedGuard<'a> = MutexGuard<'a, RecordedBlocks>;
 
-/// The part of a cache that recording needs. Locked under the heap's lock or alone, never the other way round.
+/// What recording needs of a cache. Locked under the heap's lock or alone, never the other way round.
 #[derive(Debug, Default)]
 pub(in crate::memory) struct CacheRecording(Mutex<RecordedBlocks>);
 
@@ -44,7 +42,7 @@ impl CacheRecording {
         *self.lock() = RecordedBlocks { pool, ..RecordedBlocks::default() };
     }
 
-    /// Forgets such stacks of every block.
+    /// Forgets these stacks, in every block.
     pub(in crate::memory) fn forget_stacks(&self, is_such: impl Fn(Stack) -> bool) {
         let kept = |stack| if is_such(stack) { Stack::NONE } else { stack };
         for block in self.lock().blocks.values_mut() {
@@ -53,10 +51,9 @@ impl CacheRecording {
         }
     }
 
-    /// Forgets every block.
     pub(in crate::memory) fn clear(&self) {
         let forgotten = std::mem::take(&mut self.lock().blocks);
-        // Outside the lock: it may be large.
+        // Dropped outside the lock, since it may be large.
         drop(forgotten);
     }
 }
@@ -72,7 +69,7 @@ impl RecordedBlocks {
         self.blocks.get(&offset).is_some_and(|block| block.freed.is_some())
     }
 
-    /// Returns whether the block is known to be held, or to wait.
+    /// Returns whether the block is known.
     pub(in crate::memory) fn knows(&self, offset: u64) -> bool {
         self.blocks.contains_key(&offset)
     }
@@ -82,9 +79,9 @@ impl RecordedBlocks {
         self.blocks.values().flat_map(|block| [Some(block.stack), block.freed]).flatten()
     }
 
-    /// Begins to record with the blocks that there are.
+    /// Begins to record with the present blocks.
     pub(in crate::memory) fn begin(&mut self, blocks: impl Iterator<Item = HeapBlock>) {
-        // What is known already keeps its stack.
+        // Known blocks keep their stacks.
         let known = std::mem::take(&mut self.blocks);
         let blocks = blocks.filter(|block| block.is_live).map(|block| {
             let begun = RecordedBlock {
@@ -105,16 +102,15 @@ impl RecordedBlocks {
 }
 
 impl StreamCache {
-    /// Ends a recording, but leaves the live blocks the stacks that a plug has taken until they are freed. With `recorded`,
-    /// which is this cache's, locked.
+    /// Ends a recording of this cache, whose `recorded` is locked, but leaves live blocks the stacks that a plug took.
     pub(in crate::memory) fn keep_stacks(&self, recorded: &mut RecordedBlocks) {
         recorded.blocks.retain(|_, block| block.stack.is_of_plug() && block.freed.is_none());
         recorded.blocks.shrink_to_fit();
         self.set_keeps_stacks(!recorded.blocks.is_empty());
     }
 
-    /// Notes the free of a live block, before the block can be had again: records it where memory is recorded, or forgets the
-    /// stack that an ended recording has left with the block.
+    /// Notes the free of a live block before it can be had again: records it, or forgets the stack that an ended
+    /// recording left.
     pub(in crate::memory) fn note_free(&self, offset: u64, is_completed: bool) {
         if is_recorded() {
             self.record_free(offset, is_completed);
@@ -147,7 +143,7 @@ impl StreamCache {
     fn record_free(&self, offset: u64, is_completed: bool) {
         let stack = recording::stack_if(Settings::get().has_free_stacks);
         let mut recorded = self.recording.lock();
-        // What is not known was allocated before anything was recorded, or is no block.
+        // An unknown block was allocated before the recording, or does not exist.
         let Some(block) = recorded.blocks.get_mut(&offset).filter(|block| block.freed.is_none()) else { return };
         block.freed = Some(stack);
         let requested = block.requested;
@@ -158,8 +154,8 @@ impl StreamCache {
         }
     }
 
-    /// Notes that a freed block's streams are done, before the block is free: the observer is told first; then it is
-    /// recorded, with the heap's lock held, and the block forgotten.
+    /// Notes that a freed block's streams are done, before the block is free: calls the observer, then records it and
+    /// forgets the block, with the heap's lock held.
     #[cold]
     pub(in crate::memory) fn note_completed(&self, offset: u64, to: To) {
         let mut recorded = self.recording.lock();
@@ -170,7 +166,7 @@ impl StreamCache {
         }
     }
 
-    /// Records pages, or a segment, that came or go; with the heap's lock held, unless it is for the observer alone.
+    /// Records pages or a segment that come or go; with the heap's lock held, unless only the observer gets the event.
     #[cold]
     pub(in crate::memory) fn record_segment(&self, to: To, action: MemoryAction, start: u64, bytes: u64) {
         let stack = recording::stack_if(Settings::get().has_alloc_stacks);

@@ -1,4 +1,4 @@
-//! What a cache serves: one pool, one stream or the host, and whether for graphs or for another allocator.
+//! What a cache serves: one pool, one stream or the host, and one role.
 
 use std::sync::Arc;
 
@@ -12,28 +12,26 @@ use crate::sync::{Ordering, ThisThread, ThreadNumber};
 /// What a cache serves.
 #[derive(Clone, Debug)]
 pub(in crate::memory) struct Service {
-    /// Which of its cache's services it is, as [`Heap::service`](super::heap::Heap::service); 0 before it begins.
+    /// Its number, as [`Heap::service`](super::heap::Heap::service); 0 before it begins.
     pub(in crate::memory) number: u64,
     pub(in crate::memory) pool: Arc<Pool>,
-    /// In whose order the memory is used; none where what is free waits for no stream: pinned memory of the host, whose
-    /// next writer is the host, and what a pool lends to its caches.
+    /// The stream in whose order the memory is used; none where free memory waits for no stream: pinned memory, which
+    /// the host writes next, and a lender's.
     pub(in crate::memory) stream: Option<Stream>,
-    /// The [`Stream::id`] of a stream that may be gone one day, and leave its address to another one; 0 of one that lasts, and
-    /// of graphs.
+    /// The [`Stream::id`] of a stream that may end and leave its address to another; 0 for a lasting one and for
+    /// graphs.
     pub(in crate::memory) stream_id: u64,
-    /// The thread whose per-thread default stream this is; none for any other stream.
+    /// The thread whose per-thread default stream this is, if it is one.
     pub(in crate::memory) per_thread_of: Option<ThreadNumber>,
     pub(in crate::memory) role: Role,
 }
 
-/// What a request names: the stream in whose order device memory is used, or the host's NUMA node that pinned memory is
-/// on.
+/// What a request names: the stream in whose order device memory is used, or a NUMA node for pinned memory.
 pub(crate) trait Order {
-    /// Returns where the memory is, and the stream.
     fn named(&self) -> (MemoryLocation, Option<&Stream>);
 
-    /// Returns the number by which a cache is found: the stream's address, where the two names of the legacy stream are
-    /// one; 0 for pinned memory.
+    /// Returns the number that caches are found by: the stream's address, one for both names of the legacy stream; 0
+    /// for pinned memory.
     #[inline]
     fn address(&self) -> usize {
         let address = self.named().1.map_or(0, |stream| stream.raw().address());
@@ -56,57 +54,53 @@ impl Order for NumaNode {
 }
 
 impl Service {
-    /// Returns what a pool's lender of slabs serves.
     pub(in crate::memory) fn of_lender(pool: &Arc<Pool>) -> Self {
         Self { number: 0, pool: Arc::clone(pool), stream: None, stream_id: 0, per_thread_of: None, role: Role::Lender }
     }
 
-    /// Returns the number by which its cache is found, as [`Order::address`].
     pub(in crate::memory) fn address(&self) -> usize {
         self.stream.as_ref().map_or(0, Order::address)
     }
 
-    /// Returns whether its stream can be asked at any time, if it has one.
+    /// Returns whether its stream, if any, can be used at any time.
     pub(in crate::memory) fn lasts(&self) -> bool {
         self.stream.as_ref().is_none_or(Stream::is_lasting)
     }
 
-    /// Returns whether it can borrow slabs: its stream can be asked at any time, and nothing replays its work.
+    /// Returns whether it can borrow slabs: its stream can be used at any time, and no graph replays its work.
     pub(in crate::memory) fn may_borrow(&self) -> bool {
         self.role == Role::Requests && self.per_thread_of.is_none() && self.lasts()
     }
 
-    /// Returns whether both are of one stream.
     pub(in crate::memory) fn is_of_stream_of(&self, other: &Self) -> bool {
         self.address() == other.address() && self.stream_id == other.stream_id
     }
 
-    /// Returns whether a stream that a caller names is the one that is served, not another one at its address.
+    /// Returns whether a stream that a caller names is the served one, not another at its address.
     pub(in crate::memory) fn is_of(&self, named: &Stream) -> bool {
         self.address() == named.address()
             && (self.stream_id == 0 || named.id().is_ok_and(|id| id == Some(self.stream_id)))
     }
 
-    /// Returns whether work of one is in order with work of the other: both are of one stream.
+    /// Returns whether work of one is ordered with work of the other: both are of one stream.
     pub(in crate::memory) fn is_in_order_with(&self, other: &Self) -> bool {
         self.is_of_stream_of(other)
             && self.per_thread_of == other.per_thread_of
             && ![self.role, other.role].contains(&Role::Lender)
     }
 
-    /// Returns whether a cache that serves one can serve the other.
     pub(in crate::memory) fn is_as(&self, other: &Self) -> bool {
         self.pool.number == other.pool.number && self.is_in_order_with(other) && self.role == other.role
     }
 
-    /// Returns whether graphs that live may use what is free, at any time. Asked with the heap locked, that holds until it is
-    /// unlocked: what a capture uses was taken out of the heap after it began.
+    /// Returns whether a live graph may use what is free at any time. Under the heap's lock the answer lasts until the
+    /// unlock: a capture's blocks are taken out of the heap after it begins.
     pub(in crate::memory) fn is_of_live_graph(&self) -> bool {
         self.role.is_captured() && self.pool.captures.load(Ordering::Acquire) > 0
     }
 
-    /// Returns whether the stream can be asked and recorded on by this thread: it lasts, or is that of `alive`, which a
-    /// caller has just given. That of a capture says nothing: its graph ran on whatever streams replayed it.
+    /// Returns whether this thread may use the stream: it lasts, or is the stream of `alive`, which a caller has just
+    /// named. A captured role has none: its graph ran on whatever streams replayed it.
     pub(in crate::memory) fn is_stream_usable(&self, thread: ThisThread, alive: Option<&Self>) -> bool {
         if self.role.is_captured() {
             return false;
@@ -117,8 +111,8 @@ impl Service {
         }
     }
 
-    /// Waits for the work so far on the stream that is served. A foreign stream may have been destroyed by now, unless
-    /// it is that of `alive`, and is not touched: all work on the device stands for its.
+    /// Waits for the work so far on the service's stream; for all work on the device if that is a foreign stream, which
+    /// may be destroyed and so is not touched, unless it is that of `alive`.
     pub(in crate::memory) fn work_so_far(
         &self,
         events: &EventPool,
@@ -132,7 +126,7 @@ impl Service {
         }
     }
 
-    /// Waits for the same; where the driver cannot record it, for all work on the device, which is recorded later.
+    /// As [`Service::work_so_far`]; if the driver cannot record it, waits for all work on the device, recorded later.
     pub(in crate::memory) fn work_so_far_or_later(&self, events: &EventPool, thread: ThisThread) -> Until {
         self.work_so_far(events, thread, None).unwrap_or_else(|_| Until::recorded_later(events.location.device()))
     }

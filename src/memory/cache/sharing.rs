@@ -1,16 +1,16 @@
-//! Whether other processes use a block: it is used again only once all of them have let go.
+//! The use of a block by other processes: it is used again only once all of them have let go.
 
 use crate::sync::{AtomicU64, Ordering};
 
 /// Set once the block is freed here.
 const FREED: u64 = 0x8000_0000_0000_0000;
 
-/// The use of one block by other processes. Without a lock, for a freed block is asked about under its cache's.
+/// The use of one block by other processes. Without a lock, since freed blocks are checked under their cache's lock.
 #[derive(Debug, Default)]
 pub(in crate::memory) struct Sharing {
     /// The holders, and whether the block was freed.
     state: AtomicU64,
-    /// The number under which the block is shared; 0 before it is.
+    /// The number under which the block is shared; 0 before that.
     number: AtomicU64,
 }
 
@@ -18,12 +18,12 @@ impl Sharing {
     /// Adds a holder; false if the block was freed.
     pub(in crate::memory) fn hold(&self) -> bool {
         let more = |state: u64| (state & FREED == 0).then_some(state + 1);
-        // Sequentially consistent, as a pool that falls asleep asks for holders after it says that it does, and who holds
-        // asks for that after.
+        // Sequentially consistent: a pool that falls asleep marks itself so and then looks for holders; a holder does
+        // both in the other order.
         self.state.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_ok()
     }
 
-    /// As [`Sharing::hold`] for one who was sent the block by a holder: also where it was freed, as long as there is one.
+    /// As [`Sharing::hold`], for one who got the block from a holder: also if it was freed, while there is a holder.
     pub(in crate::memory) fn hold_again(&self) -> bool {
         let more = |state: u64| (state & !FREED > 0).then_some(state + 1);
         self.state.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_ok()
@@ -37,18 +37,17 @@ impl Sharing {
         self.number.store(number, Ordering::Relaxed);
     }
 
-    /// Takes a holder away, whose last work with the block is done.
+    /// Removes a holder, whose last work with the block is done.
     pub(in crate::memory) fn let_go(&self) {
         let fewer = |state: u64| (state & !FREED > 0).then(|| state - 1);
         let _ = self.state.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fewer);
     }
 
-    /// Allows no new holder, for the block was freed.
+    /// Allows no new holder, since the block was freed.
     pub(in crate::memory) fn end(&self) {
         self.state.fetch_or(FREED, Ordering::SeqCst);
     }
 
-    /// Returns how many holders there are.
     pub(in crate::memory) fn holders(&self) -> u64 {
         self.state.load(Ordering::SeqCst) & !FREED
     }

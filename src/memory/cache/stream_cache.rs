@@ -1,9 +1,7 @@
-//! A cache: the memory of one pool and one stream, which all threads cut blocks from, so that what one thread frees serves the
-//! others, and a program's peak does not depend on which of its threads asks.
-//!
-//! One thread, the first that came, locks it cheaply; the others by a mutex, and where that is taken they leave what they ask for
-//! to the thread that has it. A cache that has ended its service serves another pool or stream: who found one names the service
-//! that it found, and compares that under the heap's lock.
+//! A cache: the memory of one pool and one stream. All threads cut blocks from it, so that each reuses what others
+//! free, and a program's peak does not depend on which thread asks. The first thread to use it locks it cheaply. The
+//! others lock a mutex, or, if that is taken, leave their request to the thread that has it. A cache whose service has
+//! ended serves another pool or stream: whoever found it compares the service's number under the heap's lock.
 
 mod frees;
 #[cfg(all(test, loom))]
@@ -32,7 +30,7 @@ use crate::sync::{
     AtomicU32, AtomicU64, AtomicUsize, Ordering, OwnerGuard, OwnerLock, Requests, SharedList, ThisThread, read, write,
 };
 
-/// The pool was closed or dropped, so what is freed leaves at once.
+/// The pool was closed or dropped: what is freed leaves at once.
 const CLOSING: u32 = 0b0001;
 /// The work on its stream is marked when memory is freed there.
 const MARKS_WORK: u32 = 0b0010;
@@ -41,21 +39,21 @@ const LENDER: u32 = 0b0100;
 /// Live blocks have stacks of a recording that has ended.
 const KEEPS_STACKS: u32 = 0b1000;
 
-/// A cache. It is never moved nor dropped; when its stream or its pool is gone it serves another. It shares no cache line, nor the
-/// next one, which processors fetch with it.
+/// A cache. It is never moved nor dropped: when its stream or pool is gone it serves another. It shares neither its
+/// cache lines nor the next one, which processors fetch along.
 #[repr(align(128))]
 pub(in crate::memory) struct StreamCache {
     pub(in crate::memory) number: u32,
     pub(in crate::memory) memory: &'static DeviceMemory,
-    /// The number of the thread for which the heap's lock is cheap; 0 for none. Only that thread gives it up.
+    /// The number of the thread for which the heap's lock is cheap, or 0. Only that thread resets it.
     owner: AtomicU64,
-    /// The number of the service that it is in, for those who look without the heap's lock; 0 for none.
+    /// The number of its service, or 0, for readers without the heap's lock.
     serving: AtomicU64,
     heap: OwnerLock<Heap>,
     service: RwLock<Option<Service>>,
-    /// The address of the stream that it serves, by which it is found.
+    /// The address of the stream that it serves.
     stream: AtomicUsize,
-    /// What threads ask for that wait for the heap's lock.
+    /// Requests of threads that wait for the heap's lock.
     requests: Requests,
     /// Further streams that use a block.
     uses: SharedList<HashMap<u64, Vec<BlockUser>>>,
@@ -63,30 +61,29 @@ pub(in crate::memory) struct StreamCache {
     pub(in crate::memory) waiting: SharedList<Vec<Waiting>>,
     /// The last work on a stream that may be gone.
     pub(in crate::memory) last_work: LastWork,
-    /// What there is to do when a block is freed: [`CLOSING`], [`MARKS_WORK`], [`KEEPS_STACKS`].
+    /// Extra work when a block is freed: [`CLOSING`], [`MARKS_WORK`], [`KEEPS_STACKS`].
     duties: AtomicU32,
-    /// What is recorded of its blocks.
     pub(in crate::memory) recording: CacheRecording,
 }
 
-/// Memory was not added to a cache: its service has ended, or it has as many blocks as there can be.
+/// Memory was not added to a cache: its service has ended, or it has the most blocks that it can.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::memory) struct NotAdded;
 
-/// What a thread asks a heap for.
+/// A thread's request to a heap.
 #[derive(Clone, Copy, Debug)]
 enum Asked {
-    /// A block of at least so many bytes, while the cache is in this service.
+    /// A block of at least so many bytes, if the cache is in this service.
     Block { service: u64, bytes: u64 },
     /// To free the block there.
     Free { offset: u64 },
 }
 
 impl Asked {
-    /// Stands for no service: their numbers begin with 1.
+    /// No service's number: they begin with 1.
     const NO_SERVICE: u64 = 0;
 
-    /// As two numbers, which are left for another thread.
+    /// The request as two numbers, to be left for another thread.
     const fn to_numbers(self) -> (u64, u64) {
         match self {
             Self::Block { service, bytes } => (service, bytes),
@@ -99,7 +96,7 @@ impl Asked {
     }
 }
 
-/// Without what it holds, which would lead back to it.
+/// Without its contents, which lead back to it.
 impl fmt::Debug for StreamCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("StreamCache").field("number", &self.number).finish_non_exhaustive()
@@ -125,14 +122,14 @@ impl StreamCache {
         }
     }
 
-    /// Makes an empty cache serve this. Returns the number of the service.
+    /// Begins a service of an empty cache, and returns its number.
     pub(in crate::memory) fn serve(&self, mut service: Service) -> u64 {
         let ledger = HeapLedger { ledger: Arc::clone(&service.pool.ledger), cache: self.number };
         let is_lender = service.role == Role::Lender;
         {
             let mut heap = self.heap.lock();
             service.number = heap.restart(service.pool.begin_cutting(), is_lender, ledger);
-            // With the heap locked, so that the former service is not closed meanwhile.
+            // Under the heap's lock, so that the former service is not closed meanwhile.
             self.duties.store(if is_lender { LENDER } else { 0 }, Ordering::Relaxed);
         }
         self.recording.set_pool(service.pool.id);
@@ -143,7 +140,7 @@ impl StreamCache {
         number
     }
 
-    /// Ends the service of an empty cache, and lets its stream go.
+    /// Ends the service of an empty cache, and drops its stream.
     pub(in crate::memory) fn end_service(&self) {
         self.serving.store(0, Ordering::Relaxed);
         let ended = write(&self.service).take();
@@ -151,12 +148,11 @@ impl StreamCache {
         drop(ended);
     }
 
-    /// Returns what the cache serves, if anything.
     pub(in crate::memory) fn service(&self) -> Option<Service> {
         read(&self.service).clone()
     }
 
-    /// Returns what the cache serves, if that is of this pool: one that was found by its pool may serve another by now.
+    /// Returns its service if that is of this pool: a cache found by its pool may serve another by now.
     pub(in crate::memory) fn service_of(&self, pool: &Pool) -> Option<Service> {
         self.service().filter(|service| service.pool.number == pool.number)
     }
@@ -174,36 +170,34 @@ impl StreamCache {
         self.service().is_some_and(|service| service.per_thread_of == Some(ThisThread::get().number()))
     }
 
-    /// Returns the address of the stream that it serves; 0 for the legacy default one.
+    /// Returns the address of its stream; 0 for the legacy default one.
     pub(in crate::memory) fn stream_address(&self) -> usize {
         self.stream.load(Ordering::Relaxed)
     }
 
-    /// Returns whether it is in the service with this number, as far as one can see who does not hold the heap's lock.
+    /// Returns whether it is in this service, as far as a thread without the heap's lock can see.
     #[inline]
     pub(in crate::memory) fn is_serving(&self, service: u64) -> bool {
         self.serving.load(Ordering::Relaxed) == service
     }
 
-    /// Returns whether the heap's lock is cheap for the calling thread.
     #[inline]
     pub(in crate::memory) fn is_owned_by(&self, thread: ThisThread) -> bool {
         self.owner.load(Ordering::Relaxed) == thread.number().get()
     }
 
-    /// Returns the number of its service, if that has not ended and is of the same as this one.
+    /// Returns the number of its present service, if that serves the same as `wanted`.
     pub(in crate::memory) fn number_of(&self, wanted: &Service) -> Option<u64> {
         let service = read(&self.service);
         let same = service.as_ref().filter(|service| service.is_as(wanted) && self.is_serving(service.number));
         same.map(|service| service.number)
     }
 
-    /// Returns whether it serves the pool with this number.
     pub(in crate::memory) fn serves_pool(&self, number: u32) -> bool {
         read(&self.service).as_ref().is_some_and(|service| service.pool.number == number)
     }
 
-    /// Makes the calling thread the one for which the heap's lock is cheap, if none is.
+    /// Makes the calling thread the heap lock's owner, if there is none.
     #[inline]
     pub(in crate::memory) fn adopt(&self, thread: ThisThread) {
         if self.owner.load(Ordering::Relaxed) == 0 {
@@ -217,26 +211,26 @@ impl StreamCache {
         let _ = self.owner.compare_exchange(thread.number().get(), 0, Ordering::Release, Ordering::Relaxed);
     }
 
-    /// Serves no more requests of this pool, and lets what is freed leave at once.
+    /// Closes the cache for this pool: it serves no more requests, and what is freed leaves at once.
     pub(in crate::memory) fn close(&self, pool: &Pool) {
         let Some(service) = self.service_of(pool) else { return };
-        let mut heap = self.visit();
+        let mut heap = self.lock_by_mutex();
         if heap.is_in(service.number) {
-            // With the heap locked, so that no other service has begun.
+            // Under the heap's lock, so that no other service has begun.
             self.duties.fetch_or(CLOSING, Ordering::Release);
             heap.close();
         }
     }
 
-    /// Ends its service of this pool if it has no memory; false if it has some.
+    /// Ends its service of this pool unless it has memory. Returns whether it serves the pool no more.
     pub(in crate::memory) fn end_if_empty(&self, pool: &Pool, thread: ThisThread) -> bool {
         let Some(service) = self.service_of(pool) else { return true };
         let mut heap = self.lock(thread);
         !heap.is_in(service.number) || self.end_locked(&mut heap)
     }
 
-    /// Ends its service of this, which has no memory and nothing that waits, and returns what was counted; none if it has some, or
-    /// is in another service.
+    /// Ends this service if it has no memory and nothing waits, and returns its counts; none otherwise, and in another
+    /// service.
     pub(in crate::memory) fn end_idle(&self, service: &Service, thread: ThisThread) -> Option<Counts> {
         let mut heap = self.lock(thread);
         (heap.is_in(service.number) && self.end_locked(&mut heap)).then(|| heap.counts())
@@ -245,20 +239,20 @@ impl StreamCache {
     fn end_locked(&self, heap: &mut Heap) -> bool {
         let has_ended = heap.end_if_empty();
         if has_ended {
-            // With the heap locked, so that who finds it so is right.
+            // Under the heap's lock, so that readers there are right.
             self.serving.store(0, Ordering::Relaxed);
         }
         has_ended
     }
 
-    /// Marks the work on its stream from now on, if that may be gone at any time.
+    /// Marks the work on its stream from now on, if that may end at any time.
     pub(in crate::memory) fn mark_work_if_foreign(&self) {
         if self.service().is_some_and(|service| !service.lasts() && !service.role.is_captured()) {
             self.duties.fetch_or(MARKS_WORK, Ordering::Relaxed);
         }
     }
 
-    /// Returns whether there is more to do than to free a block.
+    /// Returns whether freeing a block takes extra work.
     #[inline]
     pub(in crate::memory) fn has_duties(&self) -> bool {
         self.duties.load(Ordering::Acquire) != 0
@@ -273,7 +267,7 @@ impl StreamCache {
         self.duties.load(Ordering::Relaxed) & MARKS_WORK != 0
     }
 
-    /// Says whether live blocks have stacks of a recording that has ended. With what is recorded of them locked.
+    /// Sets whether live blocks have stacks of an ended recording. Its `RecordedBlocks` are locked.
     pub(super) fn set_keeps_stacks(&self, keeps: bool) {
         if keeps {
             self.duties.fetch_or(KEEPS_STACKS, Ordering::Release);
@@ -282,22 +276,18 @@ impl StreamCache {
         }
     }
 
-    /// Returns whether live blocks have stacks of a recording that has ended.
     pub(in crate::memory) fn keeps_stacks(&self) -> bool {
         self.duties.load(Ordering::Acquire) & KEEPS_STACKS != 0
     }
 
-    /// Returns whether it lends slabs to the pool's other caches.
     pub(in crate::memory) fn is_lender(&self) -> bool {
         self.duties.load(Ordering::Relaxed) & LENDER != 0
     }
 
-    /// Returns what its pages are marked with as theirs.
     pub(in crate::memory) fn page_mark(&self) -> u32 {
         if self.is_lender() { self.number | LENT } else { self.number }
     }
 
-    /// Returns whether a block at the offset would be of this cache.
     #[inline]
     pub(in crate::memory) fn has_block_at(&self, offset: u64) -> bool {
         self.memory.pages.is_of(offset, self.number) || self.has_borrowed_at(offset)
@@ -317,29 +307,29 @@ impl StreamCache {
         heap
     }
 
-    /// As [`StreamCache::lock`], for a request or a free alone: the block that was freed last may be a part of its own.
+    /// As [`StreamCache::lock`], for a request or a free alone, which do without [`Heap::join_freed`].
     fn lock_for_block(&self, thread: ThisThread) -> OwnerGuard<'_, Heap> {
         if self.is_owned_by(thread) {
-            // SAFETY: the token shows that this thread runs here, it alone can end its ownership, and no function of
-            // this room keeps a guard while it calls one that locks.
+            // SAFETY: the token shows that this thread is the owner, which alone can end that, and no function of this
+            // module keeps a guard while it calls one that locks.
             unsafe { self.heap.lock_as_owner() }
         } else {
             self.heap.lock()
         }
     }
 
-    /// Locks the heap for a request or a free of its owner, by the short way alone. A guard that may have come by the mutex
-    /// passes through memory, which costs more than all the rest of the lock.
+    /// Locks the heap for a request or a free of its owner, by the fast path alone: a guard that may hold the mutex is
+    /// passed through memory, which costs more than the lock itself.
     #[inline]
-    fn lock_shortly(&self, thread: ThisThread) -> Option<OwnerGuard<'_, Heap>> {
+    fn lock_fast(&self, thread: ThisThread) -> Option<OwnerGuard<'_, Heap>> {
         if !self.is_owned_by(thread) {
             return None;
         }
         // SAFETY: as in `lock_for_block`.
-        unsafe { self.heap.lock_shortly() }
+        unsafe { self.heap.lock_fast() }
     }
 
-    /// Locks the heap for a request or a free, unless a visitor has it; a visitor waits for the owner.
+    /// Locks the heap for a request or a free, unless another thread has it by the mutex; others wait for the owner.
     fn try_lock(&self, thread: ThisThread) -> Option<OwnerGuard<'_, Heap>> {
         if self.is_owned_by(thread) {
             // SAFETY: as in `lock_for_block`.
@@ -349,13 +339,12 @@ impl StreamCache {
         }
     }
 
-    /// Locks the heap as [`StreamCache::lock`] does, if the cache is in this service: not once that has ended, though the
-    /// cache may be in another one.
+    /// Locks the heap as [`StreamCache::lock`], if the cache is in this service and that has not ended.
     pub(in crate::memory) fn lock_in(&self, service: &Service, thread: ThisThread) -> Option<OwnerGuard<'_, Heap>> {
         Some(self.lock(thread)).filter(|heap| heap.service() == Some(service.number))
     }
 
-    /// As [`StreamCache::lock_in`], for one who takes free memory out of the cache: none if graphs that live may use it.
+    /// As [`StreamCache::lock_in`], to take free memory out of the cache: none if live graphs may use it.
     pub(in crate::memory) fn lock_to_take(
         &self,
         service: &Service,
@@ -364,18 +353,18 @@ impl StreamCache {
         self.lock_in(service, thread).filter(|_| !service.is_of_live_graph())
     }
 
-    /// Locks the heap by the mutex, also for the owner: a thread that waits for a long look then sleeps.
-    pub(in crate::memory) fn visit(&self) -> OwnerGuard<'_, Heap> {
+    /// Locks the heap by the mutex, also for the owner: a thread that waits for a long reader then sleeps.
+    pub(in crate::memory) fn lock_by_mutex(&self) -> OwnerGuard<'_, Heap> {
         let mut heap = self.heap.lock();
         heap.join_freed();
         heap
     }
 
-    /// Returns a block of at least this many bytes, if one is free. None too once the service that the caller found has ended.
+    /// Returns a block of at least this many bytes if one is free and the service that the caller found has not ended.
     #[inline]
     pub(in crate::memory) fn allocate_block(&self, found: Found, bytes: u64) -> Option<u64> {
         let Found { service, thread, .. } = found;
-        match self.lock_shortly(thread) {
+        match self.lock_fast(thread) {
             Some(mut heap) => self.allocate_in(service, &mut heap, bytes),
             None => self.allocate_beside_others(found, bytes),
         }
@@ -392,7 +381,7 @@ impl StreamCache {
         self.serve_beside_others(found.thread, Asked::Block { service: found.service, bytes })
     }
 
-    /// Serves a thread while others may be at work: by itself where none is, else by leaving what it asks for to one that is.
+    /// Serves a request beside other threads: locks the heap if it is free, else leaves the request to who has it.
     fn serve_beside_others(&self, thread: ThisThread, asked: Asked) -> Option<u64> {
         let by_itself = |mut heap: OwnerGuard<'_, Heap>| {
             let answer = self.serve_locked(&mut heap, asked);
@@ -410,7 +399,7 @@ impl StreamCache {
             if let Some(answer) = request.take_answer() {
                 return answer;
             }
-            // Who had the lock may have answered others just before this request was left.
+            // The thread that had the lock may have answered requests just before this one was left.
             if look % A_FEW as u32 == 0
                 && let Some(heap) = self.try_lock(thread)
             {
@@ -429,8 +418,8 @@ impl StreamCache {
         }
     }
 
-    /// Serves what threads have left which wait for the heap's lock, and what comes meanwhile for a while: what a heap consists of
-    /// stays in this core's cache. What is recorded is of the thread that allocates, so then each serves itself.
+    /// Serves requests that other threads left, and those that arrive for a while, since the heap is in this core's
+    /// cache. While memory is recorded each thread serves itself, as an event names its thread.
     fn answer_requests(&self, heap: &mut Heap) {
         for _ in 0..A_FEW {
             let serve = |service, number| self.serve_locked(heap, Asked::from_numbers(service, number));
@@ -440,8 +429,8 @@ impl StreamCache {
         }
     }
 
-    /// As [`StreamCache::allocate_block`], with the heap locked: a recording begins while all heaps are, so that what it does not
-    /// find live is recorded here.
+    /// As [`StreamCache::allocate_block`], with the heap locked. A recording begins with all heaps locked, so a block
+    /// that it does not find live is recorded here.
     #[inline]
     pub(in crate::memory) fn allocate_locked(&self, heap: &mut Heap, bytes: u64) -> Option<u64> {
         let offset = heap.allocate(&self.memory.pages, bytes)?;

@@ -1,8 +1,7 @@
-//! The address range that a device's pages stand in, and the driver's calls that map extents for the device, there or
-//! elsewhere: each bound to the device, safe in a stream capture, counted.
-//!
-//! A mapping is on the list of all that is mapped before it is asked which devices are peers, and a device is a peer before
-//! that list is read to let it in. So each mapping is opened for each peer, by the thread that comes second.
+//! The address range of a device's pages, and the driver calls that map extents for the device, there or elsewhere:
+//! each bound to the device, safe in a stream capture, counted. A mapping is listed before its peers are read, and a
+//! peer is added before the list is read for it. So each mapping is opened for each peer, by whichever thread comes
+//! second.
 
 use rustix::process::{Resource, getrlimit};
 
@@ -15,8 +14,8 @@ use crate::memory::tuning::{PAGE, ROOM};
 use crate::runtime::{self, BoundDevice, Extent, MemoryInfo, RelaxedCapture, Runtime, locking_limits};
 use crate::sync::{AtomicU64, Ordering};
 
-/// The least and the most bytes that are reserved: tables of pages are sized by them, and a GPU has 2^47 addresses. Miri
-/// makes tables slowly.
+/// The least and the most bytes reserved: page tables have this size, and a GPU has 2^47 addresses. Miri is slow with
+/// tables.
 const ROOM_LEAST: u64 = if cfg!(loom) {
     PAGE
 } else if cfg!(miri) {
@@ -26,22 +25,20 @@ const ROOM_LEAST: u64 = if cfg!(loom) {
 };
 const ROOM_MOST: u64 = if cfg!(miri) { ROOM_LEAST } else { 0x1000_0000_0000 };
 
-/// Addresses reserved for a device's pages, which stand at offsets in it.
+/// Addresses reserved for a device's pages, which are at offsets in it.
 #[derive(Debug)]
 pub(in crate::memory) struct AddressRange {
     location: MemoryLocation,
     pub(super) base: u64,
-    /// 0 where the device has no virtual memory. Offsets beyond are those of segments.
+    /// 0 without virtual memory. Larger offsets are those of segments.
     pub(in crate::memory) bytes: u64,
-    /// All that is mapped for the device, beyond the range too.
+    /// All that is mapped for the device, also outside the range.
     mapped: Mapped,
-    /// Other devices that may read and write it.
     pub(in crate::memory) peers: Peers,
     /// Calls of the driver's memory functions so far.
     pub(in crate::memory) driver_calls: AtomicU64,
 }
 
-/// Runs a driver call with the device bound and no capture at risk.
 pub(in crate::memory) fn with_device<R>(
     location: impl Into<MemoryLocation>,
     call: impl FnOnce(&'static dyn Runtime) -> Result<R>,
@@ -52,7 +49,7 @@ pub(in crate::memory) fn with_device<R>(
     call(runtime).map_err(|e| e.on(location))
 }
 
-/// Adds to a refusal what limits the memory that this process can lock.
+/// Adds the limits on lockable memory to an error.
 pub(super) fn with_limits(error: Error, location: MemoryLocation) -> Error {
     match locking_limits().filter(|_| location.device().is_none()) {
         Some(limits) => error.advised(limits),
@@ -63,8 +60,7 @@ pub(super) fn with_limits(error: Error, location: MemoryLocation) -> Error {
 /// As CUDA, HIP and the simulated platform number it.
 const INVALID_VALUE: i32 = 1;
 
-/// Returns the error of a device whose memory has too few addresses to stand in: where the driver says that it ran out
-/// of memory, it is addresses that it ran out of.
+/// Returns the error of a device for whose memory too few addresses are left, which drivers report as out of memory.
 #[cold]
 fn without_addresses(error: Error, location: MemoryLocation, bytes: u64) -> Error {
     match error.on(location).into_kind() {
@@ -77,7 +73,7 @@ fn without_addresses(error: Error, location: MemoryLocation, bytes: u64) -> Erro
     }
 }
 
-/// Returns whether the process has so many addresses more.
+/// Returns whether the process can reserve so many more addresses.
 fn are_left(runtime: &dyn Runtime, bytes: u64) -> bool {
     // SAFETY: it was just reserved, and nothing uses it.
     runtime.address_reserve(bytes).and_then(|base| unsafe { runtime.address_free(base, bytes) }).is_ok()
@@ -89,16 +85,16 @@ impl AddressRange {
         Self { location, base, bytes, mapped, peers, driver_calls: AtomicU64::new(0) }
     }
 
-    /// Reserves addresses for a device with so much memory: none where it has no virtual memory, or pages of another
-    /// size than ours. Where the process has fewer addresses than are wanted, half as many, as long as all of the device's
-    /// memory fits in them, so that at least as many are left for the rest of the program.
+    /// Reserves addresses for a device with so much memory: none without virtual memory, or where its pages have
+    /// another size than ours. If too few are left, reserves half as many while the device's memory fits, so that as
+    /// many are left for the program.
     pub(super) fn reserve(location: MemoryLocation, total: u64) -> Result<Self> {
         let wanted = total.saturating_mul(ROOM).clamp(ROOM_LEAST, ROOM_MOST).next_multiple_of(PAGE);
         let (base, bytes) = with_device(location, |runtime| {
             if !runtime.supports_virtual_memory(location)? || !PAGE.is_multiple_of(runtime.page_bytes(location)?) {
                 return Ok((0, 0));
             }
-            // Miri cannot ask.
+            // Miri cannot query it.
             let is_limited = !cfg!(miri) && getrlimit(Resource::As).current.is_some();
             let mut bytes = wanted;
             loop {
@@ -122,19 +118,17 @@ impl AddressRange {
         Ok(range)
     }
 
-    /// Returns the fewest pages that a device's table has entries for.
     pub(super) fn table_pages(&self) -> u32 {
         (self.bytes.max(ROOM_LEAST) / PAGE) as u32
     }
 
-    /// Returns the offset of an address, if it lies in the range.
     #[inline]
     pub(in crate::memory) fn offset(&self, address: u64) -> Option<u64> {
         let offset = address.wrapping_sub(self.base);
         (offset < self.bytes).then_some(offset)
     }
 
-    /// Counts a call of a memory function that is made elsewhere.
+    /// Counts a call of a memory function made elsewhere.
     pub(in crate::memory) fn count_driver_call(&self) {
         self.driver_calls.fetch_add(1, Ordering::Relaxed);
     }
@@ -144,48 +138,44 @@ impl AddressRange {
         with_device(self.location, call)
     }
 
-    /// Gives the addresses back.
-    ///
     /// # Safety
     /// Nothing is mapped in the range, and nothing will be.
     pub(in crate::memory) unsafe fn free(&self) {
         if self.bytes == 0 {
-            // Where there is no virtual memory.
             return;
         }
         // SAFETY: `reserve` made the range, and the caller promises that it is unused.
         let _ = with_device(self.location, |runtime| unsafe { runtime.address_free(self.base, self.bytes) });
     }
 
-    /// Returns a new extent.
     pub(in crate::memory) fn create(&self, pages: u32) -> Result<Extent> {
         let made = self.driver(|runtime| runtime.extent_create(self.location, u64::from(pages) * PAGE));
         made.map_err(|error| with_limits(error, self.location))
     }
 
-    /// Gives an extent back; its memory goes when its last mapping does.
+    /// Releases an extent. Its memory goes when its last mapping does.
     ///
     /// # Safety
     /// [`AddressRange::create`] made the extent, and its only owner gives it up.
     pub(in crate::memory) unsafe fn release(&self, extent: Extent) -> Result<()> {
-        // The driver may give the extent's number to a new one then.
+        // First, since the driver may reuse the extent's number at once.
         end_with(self.location, extent);
         let _turn = ExtentTurn::take([extent]);
         // SAFETY: the caller owns the extent and gives it up.
         self.driver(|runtime| unsafe { runtime.extent_release(extent) })
     }
 
-    /// Returns the addresses at which mappings stand.
+    /// Returns where mappings are.
     pub(in crate::memory) fn placed(&self, row: &[Mapping]) -> Vec<Placed> {
         let placed = |&mapping: &Mapping| {
             let address = self.base + mapping.start();
-            Placed { address, bytes: mapping.bytes(), extent: mapping.extent, home: None }
+            Placed { address, bytes: mapping.bytes(), extent: mapping.extent, source: None }
         };
         row.iter().map(placed).collect()
     }
 
-    /// Maps extents in a row, and lets the device and its peers read and write them. Returns how many were mapped; those that
-    /// are when the driver refuses to go on are the caller's to unmap.
+    /// Maps extents in a row, and opens them to the device and its peers. Returns how many were mapped. If the driver
+    /// refuses one, the caller unmaps those before.
     ///
     /// # Safety
     /// The addresses are reserved for this caller alone, who has the extents, which are as long as said.
@@ -205,8 +195,7 @@ impl AddressRange {
         (row.len(), unsafe { self.open(row) })
     }
 
-    /// Lets the device and its peers read and write what is mapped, as far as it was not, once no other call works on these
-    /// extents.
+    /// Opens mappings to the device and its peers, as far as they are not, once no other call works on their extents.
     ///
     /// # Safety
     /// All of it is mapped in a row, and nothing unmaps it meanwhile.
@@ -216,7 +205,7 @@ impl AddressRange {
         unsafe { self.open_in_turn(row, &turn) }
     }
 
-    /// Lets the device and those peers that reach the memory read and write it.
+    /// Opens mappings to the device and those peers that reach the memory.
     ///
     /// # Safety
     /// All of it is mapped in a row, and nothing unmaps it meanwhile. The turn is for its extents: of two calls that open one
@@ -225,7 +214,7 @@ impl AddressRange {
         let (Some(first), Some(last)) = (row.first(), row.last()) else { return Ok(()) };
         let mut by = vec![self.location];
         for peer in self.peers.devices() {
-            if first.home.map_or(Ok(true), |home| reaches(peer, home))? {
+            if first.source.map_or(Ok(true), |source| reaches(peer, source))? {
                 by.push(peer.into());
             }
         }
@@ -240,9 +229,9 @@ impl AddressRange {
         }
     }
 
-    /// Opens a mapping whose extent was moved there. For memory that RDMA can use, too, NVIDIA's driver 580.159 gives other
-    /// devices access by the extent's first mapping, and refuses once that is gone, until there is a new one: so another is
-    /// made and opened first, for as long as this takes (`benches/results/h100-peers`).
+    /// Opens a mapping to which an extent was moved. For memory that RDMA can use, NVIDIA's driver 580.159 gives other
+    /// devices access by the extent's first mapping, and refuses once that is gone, until there is a new one: so
+    /// another is made and opened first, and removed afterwards (`benches/results/h100-peers`).
     ///
     /// # Safety
     /// It is mapped, and no other call works on its extent.
@@ -276,7 +265,7 @@ impl AddressRange {
         self.driver(|runtime| unsafe { runtime.memory_set_access(address, bytes, by) })
     }
 
-    /// Unmaps mappings that stand in a row, in the order of their addresses.
+    /// Unmaps mappings in a row, ordered by address.
     ///
     /// # Safety
     /// No work uses the memory at these pages, now or later.
@@ -289,7 +278,7 @@ impl AddressRange {
         unsafe { self.unmap(self.base + run.start(), run.bytes(), row.iter().map(|mapping| mapping.extent)) }
     }
 
-    /// Unmaps whole mappings that stand in a row, of these extents.
+    /// Unmaps whole mappings in a row, of these extents.
     ///
     /// # Safety
     /// No work uses the memory at these addresses, now or later.
@@ -306,15 +295,14 @@ impl AddressRange {
         Ok(())
     }
 
-    /// Lets in another device, which can then read and write all that is mapped and that will be; another thread that is just
-    /// letting it in is waited for.
+    /// Grants another device access to all present and later mappings. Waits if another thread is just doing so.
     ///
     /// # Errors
     /// `ErrorKind::Library` if the driver refuses. The device is no peer then.
     pub(in crate::memory) fn let_in(&self, peer: Device) -> Result<()> {
         self.peers.let_in(peer, || {
             for row in self.mapped.rows() {
-                // Nothing of it is unmapped as long as this lasts.
+                // The turn keeps all of it mapped.
                 let turn = ExtentTurn::take(row.iter().map(|placed| placed.extent));
                 for still in self.mapped.still(&row) {
                     // SAFETY: it is on the list of what is mapped, and what would unmap it waits for its turn.

@@ -1,4 +1,4 @@
-//! Which pages of an address range are unused.
+//! The unused pages of an address range.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,9 +9,9 @@ use super::run::Run;
 pub(in crate::memory) struct AddressSpace {
     /// First page and length.
     free: BTreeMap<u32, u32>,
-    /// The same by length and first page, so that the search for one takes no longer where there are thousands.
+    /// The same by length and first page, so that a search stays quick with thousands of runs.
     by_length: BTreeSet<(u32, u32)>,
-    /// Runs of at least this many pages are the space that caches grow into, not holes to fill.
+    /// Runs of at least so many pages are room to grow for caches, not holes to fill.
     wide: u32,
 }
 
@@ -25,7 +25,7 @@ impl AddressSpace {
         }
     }
 
-    /// Returns the unused pages from this one on.
+    /// Returns how many pages are unused from this one on.
     pub(in crate::memory) fn free_at(&self, page: u32) -> u32 {
         match self.free.range(..=page).next_back() {
             Some((&first, &pages)) if first + pages > page => first + pages - page,
@@ -33,36 +33,34 @@ impl AddressSpace {
         }
     }
 
-    /// Returns every run of unused pages.
     pub(in crate::memory) fn runs(&self) -> impl Iterator<Item = Run> {
         self.free.iter().map(|(&first, &pages)| Run { first, pages })
     }
 
-    /// Returns the runs with room for so many pages, the smallest first.
     pub(in crate::memory) fn runs_from(&self, pages: u32) -> impl Iterator<Item = Run> {
         self.by_length.range((pages, 0)..).map(|&(pages, first)| Run { first, pages })
     }
 
-    /// Returns the smallest hole with room for so many pages, the first of equals: unused pages between used ones.
+    /// Returns the smallest hole (unused pages between used ones) with so many pages, the first of equals.
     pub(in crate::memory) fn hole(&self, pages: u32) -> Option<Run> {
         self.runs_from(pages).next().filter(|run| run.pages < self.wide)
     }
 
-    /// Returns a place far from what others use, with room to grow.
+    /// Returns a place far from used pages, with room to grow.
     pub(in crate::memory) fn far(&self, pages: u32) -> Option<u32> {
         let &(length, first) = self.by_length.last()?;
         let middle = if length >= self.wide { length / 2 } else { 0 };
         if length - middle >= pages { Some(first + middle) } else { (length >= pages).then_some(first) }
     }
 
-    /// Takes so many unused pages, of a hole where there is one; none if there are not so many in a row.
+    /// Takes so many unused pages, of a hole if one fits; none if there are not so many in a row.
     pub(in crate::memory) fn take_any(&mut self, pages: u32) -> Option<Run> {
         let first = self.hole(pages).map(|hole| hole.first).or_else(|| self.far(pages))?;
         let run = Run { first, pages };
         self.take(run).then_some(run)
     }
 
-    /// Takes unused pages.
+    /// Takes unused pages. Returns false if some are used.
     pub(in crate::memory) fn take(&mut self, run: Run) -> bool {
         let Some((&first, &length)) = self.free.range(..=run.first).next_back() else { return false };
         let end = first + length;
@@ -75,7 +73,6 @@ impl AddressSpace {
         true
     }
 
-    /// Gives pages back, which may be none.
     pub(in crate::memory) fn put_back(&mut self, Run { mut first, mut pages }: Run) {
         if pages == 0 {
             return;
@@ -91,7 +88,6 @@ impl AddressSpace {
         self.insert(first, pages);
     }
 
-    /// Adds a run, which may have no pages.
     fn insert(&mut self, first: u32, pages: u32) {
         if pages > 0 {
             self.free.insert(first, pages);
@@ -99,7 +95,7 @@ impl AddressSpace {
         }
     }
 
-    /// Removes the run that starts at this page, if there is one, and returns its length.
+    /// Removes the run that starts at this page, and returns its length, or 0.
     fn remove(&mut self, first: u32) -> u32 {
         let length = self.free.remove(&first).unwrap_or(0);
         self.by_length.remove(&(length, first));

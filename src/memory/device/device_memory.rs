@@ -1,6 +1,6 @@
-//! The memory of one device, or the pinned memory of one NUMA node of the host: its address range and pages, its segments, and what the allocator keeps between requests.
-//!
-//! Made when first needed and never dropped, so that memory can be freed at any time until the process ends.
+//! The memory of one device, or the pinned memory of one NUMA node of the host: its address range and pages, its
+//! segments, and what the allocator keeps between requests. Made when first needed and never dropped, so that memory
+//! can be freed at any time.
 
 use std::sync::{Arc, Mutex};
 
@@ -23,7 +23,7 @@ use crate::memory::tuning::PAGE;
 use crate::runtime;
 use crate::sync::{AtomicU64, lock};
 
-/// How many pages of 2 MiB an extent has for a request of 16 MiB and more.
+/// Sets the pages of 2 MiB in an extent for a request of 16 MiB and more.
 const EXTENT_VARIABLE: &str = "GPUPOOL_EXTENT_PAGES";
 
 /// The memory of one device, or of one NUMA node of the host.
@@ -31,43 +31,39 @@ const EXTENT_VARIABLE: &str = "GPUPOOL_EXTENT_PAGES";
 pub(crate) struct DeviceMemory {
     pub(crate) location: MemoryLocation,
     pub(in crate::memory) range: AddressRange,
-    /// How many bytes of memory there are.
     pub(in crate::memory) total: u64,
     /// The pages of an extent, for requests of more than one: set by the user, or since the memory is the host's.
     pub(in crate::memory) set_extent_pages: Option<u32>,
     pub(in crate::memory) pages: Pages,
-    /// The unused pages of the range.
     pub(in crate::memory) space: Mutex<AddressSpace>,
     pub(in crate::memory) segments: Segments,
     pub(in crate::memory) events: EventPool,
     pub(super) retired: Retired,
-    /// The physical bytes of all pools together.
+    /// The physical bytes of all pools.
     pub(in crate::memory) budget: Budget,
-    /// The live bytes of all pools together.
+    /// The live bytes of all pools.
     pub(in crate::memory) live: LivePeak,
-    /// What threads have in their hands.
+    /// Memory that threads are moving.
     pub(in crate::memory) under_way: MovesUnderWay,
     /// Pages that were moved to where they were needed.
     pub(in crate::memory) moved_pages: AtomicU64,
-    /// The pieces of physical memory of all pools together.
+    /// The pieces of physical memory of all pools.
     pub(in crate::memory) pieces: PieceCounters,
-    /// Requests for which memory was given back to the driver, and that were tried again.
+    /// Requests that were retried after memory was given back to the driver.
     pub(in crate::memory) retries: AtomicU64,
-    /// What stands in several processes.
+    /// Memory that several processes have mapped.
     pub(in crate::memory) elsewhere: Elsewhere,
     /// Bytes of other processes' blocks that are attached for the device, and in use.
     pub(in crate::memory) attached: AtomicU64,
-    /// Bytes of buffers that were sent to other processes, and that none has taken up yet.
+    /// Bytes of buffers sent to other processes, and not yet attached there.
     pub(in crate::memory) sent: AtomicU64,
-    /// Requests that failed for want of memory.
     pub(in crate::memory) failures: AtomicU64,
 }
 
-/// The most pages of an extent that a user may set: 1 GiB.
 const EXTENT_PAGES_MOST: u64 = 0x200;
 
 impl DeviceMemory {
-    /// Reserves addresses for the memory, none of which it takes yet.
+    /// Reserves addresses for the memory, which takes none of it yet.
     pub(in crate::memory) fn reserve(location: MemoryLocation) -> Result<Self> {
         let total = runtime::get()?.total_memory(location)?;
         let extent_pages = environment::number(EXTENT_VARIABLE, 1..=EXTENT_PAGES_MOST, 0)?;
@@ -106,13 +102,13 @@ impl DeviceMemory {
         }
     }
 
-    /// Makes a device without memory, as small as can be: models make one for each order of their threads, and tests that need none of it.
+    /// Makes a minimal device without memory, for tests and for models, which make one for each order of threads.
     #[cfg(test)]
     pub(in crate::memory) fn for_model(location: MemoryLocation) -> Self {
         Self::new(AddressRange::new(location, 0, PAGE), location, PAGE, None)
     }
 
-    /// Returns the device, for what is done with memory of a device alone.
+    /// Returns the device, for operations on device memory alone.
     ///
     /// # Errors
     /// `ErrorKind::InvalidValue` for pinned memory of the host.
@@ -121,18 +117,17 @@ impl DeviceMemory {
         location.device().ok_or_else(|| Error::invalid_value(format!("{location} has this memory: give a device's")))
     }
 
-    /// Returns whether it is pinned memory of the host.
     #[inline]
     pub(in crate::memory) const fn is_of_host(&self) -> bool {
         self.location.device().is_none()
     }
 
-    /// Returns the budget of the whole process, where there is one beside the device's.
+    /// Returns the budget of the whole process, for pinned memory.
     pub(in crate::memory) fn process_budget(&self) -> Option<&'static Budget> {
         self.is_of_host().then_some(&PINNED)
     }
 
-    /// Returns where a pool's memory comes from that has no source of its own.
+    /// Returns the source of a pool that has none of its own.
     pub(in crate::memory) fn default_source(&self) -> Source {
         let has_pages = self.range.bytes > 0;
         match self.location {
@@ -142,18 +137,17 @@ impl DeviceMemory {
         }
     }
 
-    /// Returns the address of an offset.
     #[inline]
     pub(in crate::memory) fn address(&self, offset: u64) -> u64 {
         if offset < self.range.bytes { self.range.base + offset } else { offset.wrapping_add(self.pages.delta(offset)) }
     }
 
-    /// Has others use addresses again at which nothing is mapped.
+    /// Makes addresses without mappings available again.
     pub(in crate::memory) fn put_back_pages(&self, run: Run) {
         lock(&self.space).put_back(run);
     }
 
-    /// Returns whether the device's range or one of its segments has one of these addresses.
+    /// Returns whether the device's range or one of its segments overlaps these addresses.
     pub(in crate::memory) fn overlaps(&self, address: u64, bytes: u64) -> bool {
         let range = self.range.base..self.range.base + self.range.bytes;
         let end = address.saturating_add(bytes);

@@ -1,4 +1,4 @@
-//! Events that are used again and again, for the driver takes a microsecond to make one.
+//! Events that are reused, since the driver takes a microsecond to make one.
 
 use std::sync::Mutex;
 
@@ -7,7 +7,6 @@ use crate::ids::{Device, MemoryLocation};
 use crate::runtime::{Event, Stream};
 use crate::sync::lock;
 
-/// Events that are not in use.
 #[derive(Debug)]
 pub(in crate::memory) struct EventPool {
     /// Where the memory is that the events guard. They are of its device, and of others that use it.
@@ -27,7 +26,7 @@ impl EventPool {
         Ok(event)
     }
 
-    /// Returns an event of this device: a stream of a peer takes one of its own device.
+    /// Returns an event of this device: a peer's stream takes one of the peer.
     pub(in crate::memory) fn take(&self, device: Device) -> Result<Event> {
         let idle = {
             let mut idle = lock(&self.idle);

@@ -1,7 +1,5 @@
-//! What a device has: its address range and the pages in it, the physical memory behind them, segments, events, and
-//! what waits to be unmapped.
-//!
-//! This room knows nothing of pools and caches. A pool's [`Supply`] and the number of a cache are all that it is given.
+//! What a device has: its address range and pages, the physical memory behind them, segments, events, and memory
+//! waiting to be unmapped. Nothing here knows pools or caches, only a pool's [`Supply`] and a cache's number.
 
 mod access;
 mod address_range;

@@ -1,8 +1,6 @@
-//! What stands at each 2 MiB of a device's address range: whose it is, the physical memory behind it, and the blocks in
-//! it.
-//!
-//! From an address to its page and from the page to the block are two array loads, for any thread, without a lock. An
-//! address that holds no block is always recognised.
+//! What is at each 2 MiB of a device's address range: its cache, the physical memory behind it, and its blocks. From an
+//! address to its page and from the page to the block are two array loads, for any thread, without a lock. An address
+//! without a block is always recognised.
 
 use std::sync::OnceLock;
 
@@ -12,33 +10,32 @@ use crate::memory::tuning::{ALIGNMENT, PAGE, SMALL_MAX};
 use crate::runtime::Extent;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, Table};
 
-/// A bit of the number of a cache that lends slabs of its pages to others. So marked, the number is no cache's, which a
-/// look-up of a block's cache finds out without a question of its own.
+/// Marks the number of a cache that lends slabs of its pages. No cache has such a number, so a look-up of a block's
+/// cache finds that out without a check of its own.
 pub(in crate::memory) const LENT: u32 = 0x8000_0000;
 const UNITS: usize = (PAGE / SMALL_MAX) as usize;
-/// Pages are made 2^this at a time; one by one in a model, which makes them anew for each order of its threads, and under
+/// Pages are allocated 2^this at a time; one by one in a model, which does so for each order of threads, and under
 /// Miri, which is slow.
 const CHUNK_BITS: u32 = if cfg!(any(loom, miri)) { 0 } else { 0xa };
 
-/// One page of the address range. Neighbours are often of different heaps, so that each has a cache line of its own.
+/// A page of the address range. Neighbours are often of different heaps, so each has a cache line of its own.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub(in crate::memory) struct Page {
-    /// The number of the cache that holds it, plus one, with [`LENT`] where others borrow slabs of it; 0 where
-    /// nothing is mapped.
+    /// The number of its cache, plus one, with [`LENT`] if others borrow slabs of it; 0 if nothing is mapped.
     cache: AtomicU32,
-    /// The first page of the mapping that this page is part of, and the pages it has; 0 pages where it cannot be moved.
+    /// The first page of its mapping, and the mapping's pages; 0 pages if it cannot be moved.
     first: AtomicU32,
     pages: AtomicU32,
-    /// The physical memory; where the page cannot be moved, address minus offset.
+    /// The physical memory; if the page cannot be moved, address minus offset.
     place: AtomicU64,
-    /// The first block that starts in it: its unit plus one in the upper half, and what `units` would say of it.
+    /// The first block that starts in it: its unit plus one in the upper half, then its value as in `units`.
     only: AtomicU64,
-    /// The further blocks that start in it; made when there are any.
+    /// The further blocks that start in it, if any.
     units: OnceLock<Box<[AtomicU32; UNITS]>>,
 }
 
-/// Extent memory and the pages it stands at.
+/// An extent and the pages that it is mapped at.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::memory) struct Mapping {
     pub(in crate::memory) run: Run,
@@ -59,7 +56,7 @@ impl Mapping {
     }
 }
 
-/// Returns the pages of mappings that stand in a row, which may be none.
+/// Returns the pages of mappings in a row, which may be none.
 pub(in crate::memory) fn run_of(row: &[Mapping]) -> Run {
     Run {
         first: row.first().map_or(0, |mapping| mapping.run.first),
@@ -79,20 +76,15 @@ pub(in crate::memory) enum PageEntry<'a> {
     Slot(&'a Slab, usize),
 }
 
-/// Why no block that is live starts at an address.
+/// Why no live block starts at an address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::memory) enum Invalid {
-    /// No block starts there.
     NotABlock,
-    /// It was freed already.
     Freed,
 }
 
 impl PageEntry<'_> {
-    /// Refuses what is no block, or slot, that a caller holds.
-    ///
-    /// # Errors
-    /// [`Invalid`] says why.
+    /// Refuses all but a block or slot that a caller holds.
     #[inline]
     pub(in crate::memory) fn check_live(self) -> Result<(), Invalid> {
         match self {
@@ -113,20 +105,19 @@ const NUMBER: u32 = 0x7f_ffff;
 /// How many blocks a cache can have.
 pub(in crate::memory) const BLOCKS_MAX: u32 = NUMBER;
 
-/// Returns the place in its unit, so that an address inside a block is told from its start.
+/// Returns the place in its unit, which distinguishes an address inside a block from its start.
 #[inline]
 const fn place(offset: u64) -> u32 {
     ((offset % SMALL_MAX / ALIGNMENT) as u32) << 23
 }
 
-/// Returns the unit of its page that an offset lies in.
 #[inline]
 const fn unit_of(offset: u64) -> usize {
     (offset % PAGE / SMALL_MAX) as usize
 }
 
 impl Page {
-    /// `only` for a unit that says this.
+    /// Returns `only` for a unit with this value.
     #[inline]
     const fn only(unit: usize, value: u32) -> u64 {
         (unit as u64 + 1) << 32 | value as u64
@@ -141,7 +132,7 @@ impl Page {
         Some(self.units.get()?[unit].load(Ordering::Relaxed))
     }
 
-    /// With the heap of the page's cache locked.
+    /// The heap of the page's cache must be locked.
     #[inline]
     fn set_value(&self, unit: usize, value: u32) {
         let only = self.only.load(Ordering::Relaxed);
@@ -170,7 +161,6 @@ impl Pages {
         self.table.get((offset / PAGE) as usize)
     }
 
-    /// Returns the number of the cache that holds the page, if any does.
     #[inline]
     pub(in crate::memory) fn cache(&self, offset: u64) -> Option<u32> {
         // Acquire: the cache is seen as it was when it took the page.
@@ -183,12 +173,12 @@ impl Pages {
         self.page(offset).is_some_and(|page| page.cache.load(Ordering::Acquire) == cache + 1)
     }
 
-    /// Returns the number of the cache that has borrowed the slab at the offset, if one has.
+    /// Returns the number of the cache that borrowed the slab at the offset, if one did.
     pub(in crate::memory) fn borrower(&self, offset: u64) -> Option<u32> {
         self.slab(self.page(offset)?.value(unit_of(offset))?)?.borrower()
     }
 
-    /// Returns the slab that a unit says is there.
+    /// Returns the slab that a unit's value stands for.
     #[inline]
     fn slab(&self, value: u32) -> Option<&Slab> {
         if value & TAG == SLAB { self.slabs.get(value & !TAG) } else { None }
@@ -210,7 +200,7 @@ impl Pages {
         }
     }
 
-    /// Notes that nothing is mapped at pages which their cache keeps.
+    /// Notes that nothing is mapped at pages that their cache keeps.
     pub(in crate::memory) fn clear_mapping(&self, start: u64, bytes: u64) {
         for index in start / PAGE..(start + bytes) / PAGE {
             if let Some(page) = self.table.get(index as usize) {
@@ -219,7 +209,7 @@ impl Pages {
         }
     }
 
-    /// Notes memory that cannot be moved, at an address of its own.
+    /// Notes memory that cannot be moved, at its own address.
     pub(in crate::memory) fn set_segment(&self, start: u64, bytes: u64, address: u64) {
         for index in start / PAGE..(start + bytes).div_ceil(PAGE) {
             let Some(page) = self.table.get_or_make(index as usize) else { return };
@@ -238,7 +228,7 @@ impl Pages {
         })
     }
 
-    /// Gives pages to a cache, or takes them away.
+    /// Sets or clears the cache of pages.
     pub(in crate::memory) fn set_cache(&self, start: u64, end: u64, cache: Option<u32>) {
         for index in start / PAGE..end.div_ceil(PAGE) {
             if let Some(page) = self.table.get_or_make(index as usize) {
@@ -247,7 +237,6 @@ impl Pages {
         }
     }
 
-    /// Returns what starts at the offset.
     #[inline]
     pub(in crate::memory) fn entry(&self, offset: u64) -> PageEntry<'_> {
         let Some(value) = self.page(offset).and_then(|page| page.value(unit_of(offset))) else {
@@ -274,7 +263,6 @@ impl Pages {
         }
     }
 
-    /// Notes a live block.
     #[inline]
     pub(in crate::memory) fn set_block(&self, offset: u64, number: u32) {
         self.set_unit(offset, BLOCK | place(offset) | number);
@@ -291,7 +279,7 @@ impl Pages {
         self.set_unit(offset, FREED | place(offset) | number);
     }
 
-    /// Notes a slab in all the units it covers, or its end.
+    /// Sets or clears a slab in all the units that it covers.
     pub(in crate::memory) fn set_slab(&self, start: u64, bytes: u64, slab: Option<u32>) {
         for unit in 0..bytes / SMALL_MAX {
             self.set_unit(start + unit * SMALL_MAX, slab.map_or(0, |number| SLAB | number));

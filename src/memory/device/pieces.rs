@@ -1,7 +1,5 @@
-//! Pieces of physical memory, as the driver or a pool's own source gives them, counted.
-//!
-//! A piece of one page is what PyTorch calls small: its segments for small blocks are as large. What stands in it says
-//! nothing of its size here, as pages go where they are needed.
+//! Counts the pieces of physical memory that the driver or a pool's source gives. A piece of one page counts as small,
+//! as PyTorch's segments for small blocks do; here, any blocks may be in it, since pages go where they are needed.
 
 use crate::memory::tuning::PAGE;
 use crate::sync::{AtomicU64, Ordering};
@@ -15,7 +13,7 @@ pub(in crate::memory) struct Flow {
 }
 
 impl Flow {
-    /// Notes how much was found, of what is not counted as it comes and goes.
+    /// Sets the present amount, for what is not counted as it comes and goes.
     pub(in crate::memory) const fn find(&mut self, now: u64) {
         let before = self.now();
         if now > before {
@@ -28,22 +26,20 @@ impl Flow {
         }
     }
 
-    /// Starts the peak anew.
     pub(in crate::memory) const fn reset_peak(&mut self) {
         self.peak = self.now();
     }
 
-    /// Returns both together, as if they were at their peaks at the same time.
+    /// Returns the sum, as if both peaked at the same time.
     pub(in crate::memory) const fn plus(self, other: Self) -> Self {
         Self { came: self.came + other.came, went: self.went + other.went, peak: self.peak + other.peak }
     }
 
-    /// Returns what all but `part` of this is: what leaves the part joins the rest.
+    /// Returns this without `part`: what leaves the part joins the rest.
     pub(in crate::memory) const fn without(self, part: Self) -> Self {
         Self { came: self.came + part.went, went: self.went + part.came, peak: self.peak }
     }
 
-    /// Returns what there is.
     pub(in crate::memory) const fn now(self) -> u64 {
         self.came.saturating_sub(self.went)
     }
@@ -67,7 +63,7 @@ impl Counter {
     }
 
     fn get(&self) -> Flow {
-        // What went is read first: it came before.
+        // What went is read first, since it came before.
         let went = self.went.load(Ordering::Relaxed);
         let came = self.came.load(Ordering::Relaxed);
         Flow { came, went, peak: self.peak.load(Ordering::Relaxed).max(came.saturating_sub(went)) }
@@ -78,7 +74,7 @@ impl Counter {
     }
 }
 
-/// The pieces and their bytes: of a device; of those of one page; of larger ones.
+/// The pieces and their bytes: all, those of one page, larger ones.
 #[derive(Debug, Default)]
 pub(in crate::memory) struct PieceCounters([[Counter; 2]; 3]);
 
@@ -91,17 +87,14 @@ impl PieceCounters {
         }
     }
 
-    /// Counts a piece that came.
     pub(in crate::memory) fn come(&self, bytes: u64) {
         self.count(bytes, Counter::come);
     }
 
-    /// Counts a piece that went.
     pub(in crate::memory) fn go(&self, bytes: u64) {
         self.count(bytes, Counter::go);
     }
 
-    /// Returns the numbers of pieces, and their bytes.
     pub(in crate::memory) fn get(&self) -> [[Flow; 2]; 3] {
         self.0.each_ref().map(|kind| kind.each_ref().map(Counter::get))
     }

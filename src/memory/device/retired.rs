@@ -1,8 +1,6 @@
-//! Memory that is free but that the GPU may still use: unmapped, and given back, when its streams are done.
-//!
-//! So neither moving pages nor giving them back ever waits. Segments of pinned memory are apart: the driver waits for running
-//! kernels before it lets one go, whatever they use. So they are given back by a thread of gpupool's own, or by a call that
-//! needs the memory, and until then their bytes count as reserved.
+//! Free memory that the GPU may still use: unmapped and given back once its streams are done, so nobody waits for that.
+//! Segments of pinned memory are apart: the driver waits for running kernels before it releases one, whatever they use.
+//! So a thread of gpupool's own releases them, or a call that needs them, and until then they count as reserved.
 
 use std::sync::{Arc, Condvar, Mutex};
 use std::{mem, thread};
@@ -21,16 +19,16 @@ use crate::sync::{AtomicUsize, Ordering, lock, wait};
 /// What is left of memory that was taken out of a cache.
 #[derive(Debug)]
 pub(in crate::memory) enum Remains {
-    /// The pages stand elsewhere now; but for some extents, mapped or not, others stand there, which count in their
-    /// place. So these go.
+    /// The pages moved; `mapped` and `unmapped` extents are replaced there by others, which count in their place, and
+    /// are released.
     Moved { moved: Vec<Mapping>, mapped: Vec<Mapping>, unmapped: Vec<Mapping> },
-    /// The physical memory goes too, as that of mappings which are unmapped already.
+    /// The physical memory is released, also that of `unmapped` mappings.
     Released { mapped: Vec<Mapping>, unmapped: Vec<Mapping> },
     /// As released, but the pages stay those of the pool, which is asleep.
     Asleep { mapped: Vec<Mapping>, unmapped: Vec<Mapping> },
     /// Pages of the pool's reserve, which stay where they are.
     Reserve(Vec<Run>),
-    /// A segment, to go back to its source, which gave it for this stream; pinned memory for none.
+    /// A segment for its source, with the stream it was allocated for; none for pinned memory.
     Segment { address: u64, bytes: u64, stream: Option<Stream> },
 }
 
@@ -47,28 +45,27 @@ struct RetiredMemory {
 pub(super) struct Retired {
     len: AtomicUsize,
     entries: Mutex<Vec<RetiredMemory>>,
-    /// Segments of pinned memory.
     pinned: Mutex<Pinned>,
-    /// Told when no segment of pinned memory is under way any more.
+    /// Notified when no segment of pinned memory is being released any more.
     done: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct Pinned {
     waiting: Vec<RetiredMemory>,
-    /// Those that a thread is just giving back.
+    /// Those that a thread is just releasing.
     under_way: usize,
 }
 
 impl DeviceMemory {
-    /// Unmaps or gives back what remains of memory that was `supply`'s, once `until` is done. An observer is told before, so
-    /// no lock is held, but for pages of a reserve.
+    /// Unmaps or gives back `remains`, which was `supply`'s, once `until` is done. No lock is held, since an observer
+    /// is called before, except for pages of a reserve.
     ///
     /// # Safety
     /// The memory is in no cache and on no other list any more, and all work that uses it at these addresses is done
     /// when `until` is.
     pub(in crate::memory) unsafe fn retire(&self, remains: Remains, until: Until, supply: &Arc<Supply>) {
-        // What stays where it is may be retired with its cache's lock held.
+        // A reserve's pages may be retired with their cache's lock held.
         if !matches!(remains, Remains::Reserve(_)) {
             deliver();
         }
@@ -82,7 +79,7 @@ impl DeviceMemory {
         self.retired.len.store(entries.len(), Ordering::Release);
     }
 
-    /// Ends what the GPU is done with, and returns the physical bytes that went back; with `wait`, waits for the GPU.
+    /// Ends what the GPU is done with, and returns the physical bytes given back; with `wait`, waits for the GPU.
     ///
     /// # Errors
     /// The first refusal of the driver or of a segment's source. What it refused is tried again later.
@@ -93,10 +90,12 @@ impl DeviceMemory {
         Ok(pinned? + others?)
     }
 
-    /// The same, waiting for the GPU, once other threads have ended what they had in hand, or given it back to the list.
-    ///
-    /// # Errors
-    /// As [`DeviceMemory::end_retired`].
+    /// Ends what the GPU is done with. What the driver refuses is tried again whenever memory is given back.
+    pub(in crate::memory) fn try_end_retired(&self) {
+        let _ = self.end_retired(false);
+    }
+
+    /// As [`DeviceMemory::end_retired`], waiting for the GPU, after other threads have finished their moves.
     pub(crate) fn end_retired_by_all(&self) -> Result<u64> {
         let _ = self.under_way.wait();
         self.end_retired(true)
@@ -121,8 +120,8 @@ impl DeviceMemory {
         outcome
     }
 
-    /// Gives back the segments of pinned memory that are to go, waiting for kernels that are running, and for other threads that
-    /// are at it. Returns the bytes that went.
+    /// Releases segments of pinned memory, waiting for running kernels and for other threads that do the same. Returns
+    /// the bytes.
     ///
     /// # Errors
     /// The first refusal of the driver. What it refused is tried again later.
@@ -148,8 +147,8 @@ impl DeviceMemory {
         outcome
     }
 
-    /// As [`DeviceMemory::end_retired_pinned`], on a thread of its own, so that the caller waits for no kernel. Returns the
-    /// bytes that went already, which are some where the system has no thread to give.
+    /// As [`DeviceMemory::end_retired_pinned`], on a thread of its own, so that the caller waits for no kernel. Returns
+    /// the bytes released already: some if the system has no thread to give.
     ///
     /// # Errors
     /// As [`DeviceMemory::end_retired_pinned`], in that case.
@@ -165,12 +164,11 @@ impl DeviceMemory {
         }
     }
 
-    /// Ends those entries that the GPU is done with. Returns the others, with what the driver refused, and the physical bytes
-    /// that went back, or else the first refusal.
+    /// Ends the entries that the GPU is done with. Returns the others, with those refused, and the physical bytes given
+    /// back, or the first refusal.
     fn end_all(&self, entries: Vec<RetiredMemory>, wait: bool) -> (Vec<RetiredMemory>, Result<u64>) {
         let (mut left, mut released, mut outcome) = (Vec::new(), 0, Ok(()));
-        // The newest first: where one is done that was recorded later, so are the older ones, and memory that goes back
-        // leaves no older mapping behind.
+        // The newest first: once its event is done, older ones are, and released memory leaves no older mapping behind.
         for mut entry in entries.into_iter().rev() {
             let ended = match entry.until.is_done(&self.events, wait) {
                 Ok(true) => self.end(&mut entry.remains, &entry.supply, &mut released).map(|()| true),
@@ -186,7 +184,7 @@ impl DeviceMemory {
         (left, outcome.map(|()| released))
     }
 
-    /// Ends as much as the driver allows, and adds the physical bytes that went back; what is left stays in `remains`.
+    /// Ends as much as the driver allows, and adds the physical bytes given back; the rest stays in `remains`.
     fn end(&self, remains: &mut Remains, supply: &Supply, released: &mut u64) -> Result<()> {
         let frees_pages = !matches!(remains, Remains::Asleep { .. });
         match remains {
@@ -222,11 +220,8 @@ impl DeviceMemory {
         }
     }
 
-    /// Gives extents back that are mapped, and such as are unmapped already, and counts the bytes of each; with `frees_pages`
-    /// others may have their pages. What the driver refuses stays in the lists.
-    ///
-    /// # Errors
-    /// `ErrorKind::Library`, the driver's refusal.
+    /// Releases mapped and unmapped extents and counts the bytes of each; with `frees_pages` makes their pages
+    /// available. What the driver refuses stays in the lists.
     ///
     /// # Safety
     /// Nothing but these lists has the extents, and no work uses them.
@@ -250,7 +245,6 @@ impl DeviceMemory {
         Ok(())
     }
 
-    /// Counts physical memory that has gone.
     pub(in crate::memory) fn uncount(&self, bytes: u64, supply: &Supply, released: &mut u64) {
         self.pieces.go(bytes);
         let budgets = [&self.budget, &supply.budget].into_iter().chain(self.process_budget());
@@ -258,8 +252,8 @@ impl DeviceMemory {
         *released += bytes;
     }
 
-    /// Unmaps the last mappings of the list that stand in a row, and takes them out of it; with `frees_pages` others may have
-    /// their pages.
+    /// Unmaps the last mappings of the list that are in a row, and removes them from it; with `frees_pages` makes their
+    /// pages available.
     fn unmap_run(&self, mappings: &mut Vec<Mapping>, frees_pages: bool) -> Result<Vec<Mapping>> {
         let mut from = mappings.len().saturating_sub(1);
         while from > 0 && mappings[from - 1].end() == mappings[from].start() {

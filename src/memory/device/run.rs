@@ -1,8 +1,7 @@
-//! A run of pages: pages in a row of a device's address range.
+//! A run: successive pages of a device's address range.
 
 use crate::memory::tuning::PAGE;
 
-/// Pages in a row: the first, and how many.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(in crate::memory) struct Run {
     pub(in crate::memory) first: u32,
@@ -10,23 +9,20 @@ pub(in crate::memory) struct Run {
 }
 
 impl Run {
-    /// Returns the whole pages between two offsets; none where there is no whole one.
+    /// Returns the whole pages between two offsets; none if there is no whole one.
     pub(in crate::memory) const fn between(start: u64, end: u64) -> Option<Self> {
         let (first, end) = (start.div_ceil(PAGE) as u32, (end / PAGE) as u32);
         if first < end { Some(Self { first, pages: end - first }) } else { None }
     }
 
-    /// Returns the page behind it.
     pub(in crate::memory) const fn next(self) -> u32 {
         self.first + self.pages
     }
 
-    /// Returns the offset at which it starts.
     pub(in crate::memory) const fn start(self) -> u64 {
         self.first as u64 * PAGE
     }
 
-    /// Returns the offset at which it ends.
     pub(in crate::memory) const fn end(self) -> u64 {
         self.next() as u64 * PAGE
     }
@@ -35,12 +31,11 @@ impl Run {
         self.pages as u64 * PAGE
     }
 
-    /// Returns what it has in common with another.
     pub(in crate::memory) fn common(self, other: Self) -> Option<Self> {
         Self::between(self.start().max(other.start()), self.end().min(other.end()))
     }
 
-    /// Returns the parts of it that another leaves.
+    /// Returns the parts that are not in the other.
     pub(in crate::memory) fn without(self, other: Self) -> impl Iterator<Item = Self> {
         let behind = self.start().max(other.end());
         let before = self.end().min(other.start());
@@ -48,7 +43,7 @@ impl Run {
     }
 }
 
-/// Returns the parts of runs that others leave of them, in the order of the runs.
+/// Returns the parts of runs that are in no other run, in order.
 pub(in crate::memory) fn without_all(mut runs: Vec<Run>, others: &[Run]) -> Vec<Run> {
     for &other in others {
         runs = runs.into_iter().flat_map(|run| run.without(other)).collect();

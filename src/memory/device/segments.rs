@@ -1,5 +1,4 @@
-//! The table of a device's segments: memory at addresses outside of the device's range, and the offsets that stand for
-//! it.
+//! The table of a device's segments, memory outside of the device's range, and the offsets that stand for them.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, RwLock};
@@ -17,17 +16,16 @@ struct SegmentRange {
     offset: u64,
 }
 
-/// A device's segments.
 #[derive(Debug)]
 pub(in crate::memory) struct Segments {
     /// By address.
     all: RwLock<BTreeMap<u64, SegmentRange>>,
-    /// The offsets for them, which begin where those of the address range end.
+    /// Their offsets, which begin where those of the address range end.
     space: Mutex<AddressSpace>,
 }
 
 impl Segments {
-    /// Makes no segments yet, with room for so many pages of them from page `first` on.
+    /// Makes an empty table with room for so many pages from page `first` on.
     pub(super) fn new(first: u32, pages: u32) -> Self {
         Self { all: RwLock::default(), space: Mutex::new(AddressSpace::new(first, pages)) }
     }
@@ -51,26 +49,22 @@ impl Segments {
         Ok(Some(offset))
     }
 
-    /// Forgets the segment at this address and offset.
     pub(in crate::memory) fn remove(&self, address: u64, offset: u64, bytes: u64) {
         write(&self.all).remove(&address);
         let run = Run { first: (offset / PAGE) as u32, pages: bytes.div_ceil(PAGE) as u32 + 1 };
         lock(&self.space).put_back(run);
     }
 
-    /// Returns the offset of an address, if it lies in a segment.
     pub(in crate::memory) fn offset(&self, address: u64) -> Option<u64> {
         let all = read(&self.all);
         let (start, segment) = all.range(..=address).next_back()?;
         (address - start < segment.bytes).then(|| segment.offset + (address - start))
     }
 
-    /// Returns whether a segment starts at this address.
     pub(in crate::memory) fn starts_at(&self, address: u64) -> bool {
         read(&self.all).contains_key(&address)
     }
 
-    /// Returns whether any segment has one of these addresses.
     pub(in crate::memory) fn overlaps(&self, address: u64, bytes: u64) -> bool {
         overlaps(&read(&self.all), address, bytes)
     }
@@ -81,7 +75,7 @@ fn overlaps(all: &BTreeMap<u64, SegmentRange>, address: u64, bytes: u64) -> bool
     all.range(..address.saturating_add(bytes)).next_back().is_some_and(is_above)
 }
 
-/// Returns the error of a pool's own allocator that gives memory out twice.
+/// Returns the error of a pool's own allocator that hands memory out twice.
 pub(in crate::memory) fn overlapping(address: u64, bytes: u64) -> Error {
     Error::invalid_value(format!(
         "the pool's own allocator returned {address:#x} for {bytes} bytes, which overlaps memory that is still in use"

@@ -1,8 +1,7 @@
-//! Memory under way: taken out of one place by a thread, and not yet in another.
-//!
-//! No search finds it, so a request that finds nothing may not say that there is none: it waits for what was under way and
-//! searches again. Who has memory in hand keeps a [`Moving`] as long. In [`call_out`] it is not waited for: a callback may
-//! take as long as it likes, or wait for the very thread whose request would wait.
+//! Memory under way: taken out of one place by a thread, and not yet in another. No search finds it, so a request that
+//! finds nothing waits for it and searches again before it fails. A thread with memory under way holds a [`Moving`].
+//! Nobody waits for it during [`call_out`]: a callback may take long, or wait for the very thread whose request would
+//! wait.
 
 use std::cell::Cell;
 use std::fmt;
@@ -20,14 +19,13 @@ thread_local! {
     static OWN: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Those of the process, for a thread may be in moves of several devices when it calls out.
+/// All moves of the process, since a thread may be in moves of several devices when it calls out.
 static MOVES: Mutex<ProcessMoves> = Mutex::new(ProcessMoves { begun: 0, under_way: Vec::new() });
-/// Notified when a move has ended, or calls out.
+/// Notified when a move ends, or calls out.
 static CHANGED: Condvar = Condvar::new();
 
 #[derive(Debug)]
 struct ProcessMoves {
-    /// How many have begun.
     begun: u64,
     under_way: Vec<Move>,
 }
@@ -38,30 +36,29 @@ struct Move {
     number: u64,
     location: MemoryLocation,
     thread: ThreadNumber,
-    /// How many callbacks its thread is in, one within the other.
+    /// How many nested callbacks its thread is in.
     callbacks: u32,
     /// Whether its thread waits for those of others.
     waits: bool,
 }
 
-/// The moves of one device's memory.
 #[derive(Debug)]
 pub(in crate::memory) struct MovesUnderWay {
     location: MemoryLocation,
     begun: Mutex<LastMoves>,
 }
 
-/// The numbers of the last moves that have begun.
+/// The numbers of the newest moves.
 #[derive(Clone, Copy, Default, Debug)]
 struct LastMoves {
     last: u64,
-    /// The thread that began it.
+    /// The thread that began the newest.
     thread: Option<ThreadNumber>,
-    /// The last one of any other thread.
+    /// The newest of any other thread.
     last_of_others: u64,
 }
 
-/// A thread has memory in hand as long as this lives.
+/// Marks that a thread has memory under way, as long as this lives.
 #[derive(Debug)]
 pub(in crate::memory) struct Moving {
     number: u64,
@@ -70,7 +67,7 @@ pub(in crate::memory) struct Moving {
 /// What was under way at a moment.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::memory) struct Moment {
-    /// The last move that another thread had begun.
+    /// The newest move of another thread.
     last: u64,
     is_quiet: bool,
 }
@@ -80,7 +77,6 @@ impl MovesUnderWay {
         Self { location, begun: Mutex::default() }
     }
 
-    /// Begins a move.
     pub(in crate::memory) fn begin(&self) -> Moving {
         let thread = ThisThread::get().number();
         OWN.set(OWN.get() + 1);
@@ -96,8 +92,8 @@ impl MovesUnderWay {
         Moving { number }
     }
 
-    /// Waits until all moves have ended that other threads have begun by now, but for those that call out; none where the calling
-    /// thread is itself in one, as what others are in may wait for that.
+    /// Waits for the end of all moves that other threads have begun, but not for those that call out. None if the
+    /// calling thread is in a move itself, since others may wait for that.
     pub(in crate::memory) fn wait(&self) -> Option<Moment> {
         if OWN.get() > 0 {
             return None;
@@ -107,8 +103,8 @@ impl MovesUnderWay {
         Some(Moment { last: self.last_of_others(), is_quiet })
     }
 
-    /// The same on a thread that is in one move, and holds nothing that a thread in another waits for. Threads that do this do not
-    /// wait for each other.
+    /// As [`MovesUnderWay::wait`], on a thread that is in one move and holds nothing that another mover waits for. Such
+    /// threads do not wait for each other.
     pub(in crate::memory) fn wait_with_own(&self) {
         if OWN.get() != 1 {
             return;
@@ -120,7 +116,7 @@ impl MovesUnderWay {
         own_moves(thread, |one| one.waits = false);
     }
 
-    /// Waits until those moves have ended, or call out, that have begun by now and are meant.
+    /// Waits until the selected moves that have begun by now have ended, or call out.
     fn wait_for<'a>(
         &self,
         mut moves: MutexGuard<'a, ProcessMoves>,
@@ -140,7 +136,7 @@ impl MovesUnderWay {
         moment.is_quiet && self.last_of_others() == moment.last
     }
 
-    /// Returns the last move that another thread than the calling one has begun.
+    /// Returns the newest move of another thread than the calling one.
     fn last_of_others(&self) -> u64 {
         let begun = *lock(&self.begun);
         if begun.thread == Some(ThisThread::get().number()) { begun.last_of_others } else { begun.last }
@@ -151,7 +147,7 @@ impl Drop for Moving {
     fn drop(&mut self) {
         OWN.set(OWN.get() - 1);
         if process::is_forked() {
-            // A callback has forked, and the lock may be held for ever in the child.
+            // A callback has forked: in the child the lock may be held for ever.
             return;
         }
         lock(&MOVES).under_way.retain(|one| one.number != self.number);
@@ -159,16 +155,16 @@ impl Drop for Moving {
     }
 }
 
-/// Writes a line to the log, in [`call_out`]: a logger is code of others, and may wait for a lock whose holder allocates.
+/// Logs a line, in [`call_out`]: a logger is others' code, and may wait for a lock whose holder allocates.
 pub(in crate::memory) fn log_out(level: Level, line: fmt::Arguments<'_>) {
     if log_enabled!(target: MEMORY, level) {
         call_out(|| log!(target: MEMORY, level, "{line}"));
     }
 }
 
-/// Calls code of others: a callback, an observer or an allocator. No thread waits meanwhile for what this one has in hand.
+/// Calls others' code: a callback, an observer or an allocator. No thread waits meanwhile for this one's moves.
 pub(in crate::memory) fn call_out<R>(call: impl FnOnce() -> R) -> R {
-    /// The end of a call, also by a panic.
+    /// Ends the call, also after a panic.
     struct Called(ThreadNumber);
     impl Drop for Called {
         fn drop(&mut self) {

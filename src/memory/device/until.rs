@@ -1,44 +1,40 @@
-//! What freed memory waits for: work of streams, recorded by events as soon as the driver records it.
-//!
-//! Memory that was used on its own stream alone waits for nothing. Events are asked about only when a request finds no
-//! free block, or when memory is given back.
+//! What freed memory waits for: work of streams, recorded by events as soon as the driver records it. Memory used only
+//! on its own stream waits for nothing. Events are queried only when a request finds no free block, or memory is given
+//! back.
 
 use super::event_pool::EventPool;
 use crate::error::Result;
 use crate::ids::{CaptureStatus, Device};
 use crate::runtime::{self, ContextRecord, Event, Point, RelaxedCapture, Stream};
 
-/// What is waited for.
 #[derive(Debug)]
 pub(in crate::memory) enum Until {
     /// Work recorded on streams.
     Events(Vec<Event>),
-    /// Streams on which nothing could be recorded yet: one is being captured, or is the legacy default stream beside a
-    /// capture, or the driver refused.
+    /// Streams that could not be recorded yet: one is being captured, or is the legacy default stream beside a capture,
+    /// or the driver refused.
     Unrecorded(Vec<Stream>),
-    /// All work on these devices that was submitted before the point, which could not be recorded yet.
+    /// All work on these devices submitted before the point, which could not be recorded yet.
     Devices(Vec<Device>, Point),
 }
 
 impl Until {
-    /// Waits for nothing.
     pub(in crate::memory) const fn at_once() -> Self {
         Self::Events(Vec::new())
     }
 
-    /// Ends it where nothing needs to wait any more: its events serve others.
+    /// Ends a wait that nothing needs any more, and reuses its events.
     pub(in crate::memory) fn recycle(self, events: &EventPool) {
         if let Self::Events(recorded) = self {
             events.put_back(recorded);
         }
     }
 
-    /// Waits for all work so far on the devices, which is recorded once this is looked at.
+    /// Waits for all work so far on the devices, recorded when this is next checked.
     pub(in crate::memory) fn recorded_later(devices: impl IntoIterator<Item = Device>) -> Self {
         Self::Devices(devices.into_iter().collect(), Point::now())
     }
 
-    /// Waits for the streams' work so far.
     pub(in crate::memory) fn work_on(events: &EventPool, streams: Vec<Stream>) -> Result<Self> {
         for stream in &streams {
             if stream.capture_status()? != CaptureStatus::None {
@@ -48,8 +44,8 @@ impl Until {
         streams.iter().map(|stream| events.record(stream)).collect::<Result<_>>().map(Self::Events)
     }
 
-    /// Waits for all work so far on the devices. While a capture is known of, which recording that would spoil, it is
-    /// recorded later; and where the driver cannot record it, the devices are waited for once this is looked at.
+    /// Waits for all work so far on the devices. It is recorded later if a known capture would be spoilt by that; if
+    /// the driver cannot record it, the next check waits for the devices.
     pub(in crate::memory) fn all_work(events: &EventPool, devices: &[Device]) -> Result<Self> {
         Self::work_before(Point::now(), events, devices, |_| Ok(false))
     }
@@ -81,11 +77,11 @@ impl Until {
         Ok(Self::Events(recorded))
     }
 
-    /// Returns whether all of it is done; with `wait`, waits for what is recorded, and in any case for devices whose work the
-    /// driver cannot record. A refusal leaves this as it is.
+    /// Returns whether all of it is done; with `wait`, waits for recorded work. It always waits for devices whose work
+    /// the driver cannot record. A refusal changes nothing.
     pub(in crate::memory) fn is_done(&mut self, pool: &EventPool, wait: bool) -> Result<bool> {
         match self {
-            // Streams that may have been destroyed meanwhile are not touched again.
+            // Streams that may have been destroyed meanwhile are not touched.
             Self::Unrecorded(streams) if streams.iter().all(Stream::is_lasting) => {
                 *self = Self::work_on(pool, streams.clone())?
             }
@@ -101,7 +97,7 @@ impl Until {
         if events.is_empty() {
             return Ok(true);
         }
-        // A question about an event spoils captures of this thread, and of others in global mode.
+        // Querying an event spoils captures of this thread, and of others in global mode.
         let _relaxed = RelaxedCapture::new(runtime::get()?)?;
         while let Some(event) = events.last() {
             if wait {
@@ -115,7 +111,7 @@ impl Until {
     }
 }
 
-/// Returns each of these devices once.
+/// Returns the devices without duplicates.
 pub(in crate::memory) fn each_once(devices: impl Iterator<Item = Device>) -> Vec<Device> {
     let mut devices: Vec<_> = devices.collect();
     devices.sort_unstable();

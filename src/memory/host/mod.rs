@@ -1,15 +1,15 @@
-//! Pinned memory of the host: page-locked, so that devices copy to and from it at full speed, read and written by the host
-//! and by every device at one address.
+//! Pinned memory of the host: page-locked, so that devices copy to and from it at full speed, and accessible to the
+//! host and every device at one address.
 //!
-//! A NUMA node is a [location of memory](crate::ids::MemoryLocation) as a device is, served by the same caches, heaps,
-//! pages and ladder. What differs is here and named by [`is_of_host`](super::device::DeviceMemory::is_of_host): a request
-//! names a node and no stream, and what is free waits for no stream's order, as the host's next writer does not. So a
+//! A NUMA node is a [location of memory](crate::ids::MemoryLocation) as a device is, with the same caches, heaps, pages
+//! and steps. What differs is here, or named by [`is_of_host`](super::device::DeviceMemory::is_of_host): a request
+//! names a node and no stream, and free memory waits for no stream's order, as the host's next writer does not. So a
 //! block that streams use is free once their work is done, and a graph's once the graph is gone.
 //!
 //! It is made in two ways. Ordinary growth makes extents of 2 to 32 MiB (`cuMemCreate` on the node), whose pages can be
-//! mapped elsewhere, and which neither come nor go with a wait for the GPU. Needs of 256 MiB and more are made as segments, whose
-//! pages 16 threads bring in before the driver registers them: 5 times as fast, but they cannot be moved, and the driver
-//! waits for running kernels before it lets one go. So they go only when asked, on a thread of gpupool's own.
+//! mapped elsewhere, and which come and go without waiting for the GPU. Needs of 256 MiB and more get segments, whose
+//! pages 16 threads touch before the driver registers them: 5 times as fast, but they cannot be moved, and the driver
+//! releases one only after running kernels. So they go only when asked, on a thread of gpupool's own.
 
 mod pinned_buffer;
 mod place;

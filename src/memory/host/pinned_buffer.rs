@@ -57,10 +57,7 @@ pub fn empty_pinned_on_node(nbytes: u64, node: u32, stream: Option<&Stream>) -> 
     empty_pinned_by(nbytes, node_of(Some(node.into()), stream)?, stream, route::allocate)
 }
 
-/// As [`empty_pinned_on_node`], for gpupool's own work: no address that a caller gives frees it.
-///
-/// # Errors
-/// As [`empty_pinned`].
+/// As [`empty_pinned_on_node`], for gpupool's own work: no caller can free it by its address.
 pub(in crate::memory) fn pinned_for_gpupool(nbytes: u64, node: u32) -> Result<PinnedBuffer> {
     let buffer = empty_pinned_on_node(nbytes, node, None)?;
     if let Some(Allocation { cache, offset }) = buffer.block {
@@ -69,7 +66,7 @@ pub(in crate::memory) fn pinned_for_gpupool(nbytes: u64, node: u32) -> Result<Pi
     Ok(buffer)
 }
 
-/// Returns a buffer with a block that `allocate` returns, on a node; recorded on the stream, if one is given.
+/// Returns a buffer with a block from `allocate`, on a node; recorded on the stream, if one is given.
 #[inline]
 pub(crate) fn empty_pinned_by(
     nbytes: u64,
@@ -115,7 +112,7 @@ impl PinnedBuffer {
     /// # Safety
     /// No work of a device writes the buffer while the slice lives.
     pub unsafe fn as_slice(&self) -> &[u8] {
-        // SAFETY: the block is as long as was asked for and mapped until the buffer is freed, and the caller promises that
+        // SAFETY: the block is as long as requested and mapped until the buffer is freed, and the caller promises that
         // nothing writes it.
         unsafe { slice::from_raw_parts(self.start(), self.bytes as usize) }
     }
@@ -125,7 +122,7 @@ impl PinnedBuffer {
     /// # Safety
     /// No work of a device reads or writes the buffer while the slice lives.
     pub unsafe fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: the block is as long as was asked for and mapped until the buffer is freed, and the caller promises that
+        // SAFETY: the block is as long as requested and mapped until the buffer is freed, and the caller promises that
         // nothing else uses it.
         unsafe { slice::from_raw_parts_mut(self.start(), self.bytes as usize) }
     }
@@ -141,19 +138,18 @@ impl PinnedBuffer {
         self.block.map_or(Ok(()), |block| serve::record_stream(block, stream))
     }
 
-    /// As [`PinnedBuffer::record_stream`] for a stream that may be gone by the time the memory is freed.
+    /// As [`PinnedBuffer::record_stream`] for a stream that may be gone by the free.
     pub(crate) fn record_consumer(&self, stream: &Stream) -> Result<()> {
         process::refuse_forked()?;
         self.block.map_or(Ok(()), |block| serve::record_consumer(block, stream))
     }
 
-    /// Notes that the streams that it was recorded on may be gone by the time the memory is freed.
+    /// Notes that the streams that it was recorded on may be gone by the free.
     #[cfg(feature = "python")]
     pub(crate) fn let_streams_end(&self) {
         self.block.into_iter().for_each(serve::let_streams_end);
     }
 
-    /// Checks that the memory can be freed on this stream.
     #[cfg(feature = "python")]
     pub(crate) fn check_stream(&self, stream: &Stream) -> Result<()> {
         self.block.map_or(Ok(()), |block| serve::check_stream(block, stream))

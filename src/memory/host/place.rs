@@ -4,8 +4,8 @@ use crate::error::Result;
 use crate::ids::NumaNode;
 use crate::runtime::{self, Stream};
 
-/// Returns the node with this number; without one that nearest to the device of this stream, else to the calling
-/// thread's current device.
+/// Returns the node with this number; without one the nearest to the stream's device, else to the thread's current
+/// device.
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` if the host has no such node, or the stream's device does not exist; `ErrorKind::Library`

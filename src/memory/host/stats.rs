@@ -53,9 +53,6 @@ pub fn reset_peak_pinned_stats(numa: Option<u32>) -> Result<()> {
 }
 
 /// Returns the statistics of pinned memory as PyTorch has them, on the NUMA node with this number, or on all.
-///
-/// # Errors
-/// As [`pinned_stats`].
 pub(crate) fn pinned_device_stats(numa: Option<u32>) -> Result<DeviceStats> {
     let mut sum = DeviceStats::default();
     for caches in nodes(numa)? {
@@ -64,10 +61,7 @@ pub(crate) fn pinned_device_stats(numa: Option<u32>) -> Result<DeviceStats> {
     Ok(sum)
 }
 
-/// Returns how long pieces of pinned memory took to come, and to go, on all NUMA nodes.
-///
-/// # Errors
-/// `ErrorKind::Forked` in a forked child.
+/// Returns how long pieces of pinned memory took to allocate and free, on all NUMA nodes.
 pub(crate) fn pinned_times() -> Result<[CallTimes; 2]> {
     process::refuse_forked()?;
     Ok([&PINNED_MADE, &PINNED_GONE].map(|times| times.get()))
@@ -94,8 +88,8 @@ pub fn pinned_limit() -> Result<Option<u64>> {
     Ok(PINNED.limit())
 }
 
-/// Gives the pinned memory that is free back to the system, and returns the bytes that went. Segments go a little later, on
-/// a thread of their own.
+/// Gives free pinned memory back to the system, and returns the bytes. Segments go a little later, on a separate
+/// thread.
 ///
 /// # Errors
 /// `ErrorKind::Library` if the driver refuses; what it did not refuse has gone. `ErrorKind::Forked` in a forked child.
@@ -113,10 +107,8 @@ pub fn empty_pinned_cache() -> Result<u64> {
     sum_of_all(nodes(None)?.into_iter().map(trim))
 }
 
-/// Returns the statistics of each NUMA node whose pinned memory this process has used, by its number. It asks no driver.
-///
-/// # Errors
-/// `ErrorKind::Forked` in a forked child.
+/// Returns the statistics of each NUMA node whose pinned memory this process has used, by its number. It calls no
+/// driver.
 #[cfg(feature = "python")]
 pub(crate) fn pinned_stats_by_node() -> Result<Vec<(u32, MemoryStats)>> {
     let of_node = |caches: &DeviceCaches| Some((caches.memory.location.numa()?, report::summarize(caches).0));

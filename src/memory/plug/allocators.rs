@@ -1,7 +1,6 @@
-//! The functions in the forms that other allocators' plugs take: PyTorch's pluggable allocator, CuPy, and handlers of
-//! device memory, as cuDSS and cuQuantum have them, and of pinned memory, as cuDSS has.
-//!
-//! They return null, or 1, where there is no memory. Their forms have no place for a reason, which `last_error` tells.
+//! Functions in the forms of other allocators' plugs: PyTorch's pluggable allocator, CuPy, handlers of device memory,
+//! as of cuDSS and cuQuantum, and of pinned memory, as of cuDSS. They return null, or 1, if there is no memory. Their
+//! forms have no place for a reason, which `last_error` returns.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -22,24 +21,24 @@ pub static DEVICE_MEM_HANDLER: DeviceMemHandler =
 pub static PINNED_MEM_HANDLER: DeviceMemHandler =
     DeviceMemHandler::new(ptr::null_mut(), pinned_handler_alloc, handler_free, b"gpupool");
 
-/// Frees a block in the order of the stream that it was allocated on. A null pointer is none.
+/// Frees a block in the order of the stream that it was allocated on, unless the pointer is null.
 pub(crate) fn free_in_order(pointer: *mut c_void) -> Result<()> {
     if pointer.is_null() { Ok(()) } else { serve::free(serve::find(pointer.addr() as u64, None)?, None) }
 }
 
-/// Frees a block in the order of a stream, which need not be the one that it was allocated on. A null pointer is none.
+/// Frees a block in the order of a stream, which may differ from the allocation's, unless the pointer is null.
 pub(crate) fn free_behind(pointer: *mut c_void, stream: impl FnOnce() -> Result<Stream>) -> Result<()> {
     if pointer.is_null() {
         return Ok(());
     }
     let stream = stream()?;
     let block = serve::find(pointer.addr() as u64, None)?;
-    // The order of its own stream, which may be gone, it has without being told.
+    // The block follows its own stream, which may be gone, without being given it.
     let on = Some(&stream).filter(|stream| !block.cache.is_of(stream));
     serve::free(block, on)
 }
 
-/// An allocation in PyTorch's form, from where `allocate` says: null for 0 bytes.
+/// Allocates in PyTorch's form by `allocate`: null for 0 bytes.
 ///
 /// # Safety
 /// The stream is alive.
@@ -78,7 +77,7 @@ pub(crate) unsafe extern "C" fn cupy_free(_param: *mut c_void, pointer: *mut c_v
     guard((), || free_in_order(pointer));
 }
 
-/// An allocation in a handler's form, from where `allocate` says: null for 0 bytes. Returns 0.
+/// Allocates in a handler's form by `allocate`: null for 0 bytes. Returns 0.
 ///
 /// # Safety
 /// The stream is alive. The place is one for a pointer, or null, which is refused.
@@ -98,7 +97,7 @@ pub(super) unsafe fn handler_alloc_from(
     })
 }
 
-/// A free in a handler's form. A null pointer is none. Returns 0.
+/// Frees in a handler's form, unless the pointer is null. Returns 0.
 ///
 /// # Safety
 /// The stream is alive.

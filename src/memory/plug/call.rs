@@ -1,6 +1,5 @@
-//! How a call from C ends: with a status, and the reason that `last_error` tells; no panic crosses it.
-//!
-//! A call that succeeds writes nothing but its result.
+//! How a call from C ends: with a status, and a reason for `last_error`; no panic crosses it. A call that succeeds
+//! writes nothing but its result.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -22,17 +21,16 @@ const FORKED: c_int = 0x4;
 const OTHER: c_int = 0x5;
 const ASLEEP: c_int = 0x6;
 
-/// The most bytes of a text that [`last_error`] returns, with the null byte at its end. Longer ones are cut.
+/// The most bytes of [`last_error`]'s text, with its null byte. Longer texts are cut.
 const TEXT: usize = 0x1000;
 const NO_ERROR: &CStr = c"no call of this thread has failed";
 
 thread_local! {
-    /// Why the thread's last call failed. It has no destructor, so that it can be written and read to the very end of a thread
-    /// and of the process, and leaves nothing behind.
+    /// Why the thread's last call failed. Without a destructor, so that it works to the end of the thread and the
+    /// process.
     static LAST: RefCell<[u8; TEXT]> = const { RefCell::new([0; TEXT]) };
 }
 
-/// Returns why the calling thread's last call failed.
 pub(crate) unsafe extern "C" fn last_error() -> *const c_char {
     let text = LAST.try_with(|last| {
         let has_text = last.try_borrow().is_ok_and(|text| text[0] != 0);
@@ -41,13 +39,13 @@ pub(crate) unsafe extern "C" fn last_error() -> *const c_char {
     text.ok().flatten().unwrap_or(NO_ERROR.as_ptr())
 }
 
-/// Writes a text, and a null byte behind it, as far as there is room.
+/// Writes a text and a null byte, as far as there is room.
 fn write_text(room: &mut [u8; TEXT], text: &str) {
     let mut end = text.len().min(TEXT - 1);
     while !text.is_char_boundary(end) {
         end -= 1;
     }
-    // A text has no null bytes but those of other code's errors.
+    // Only texts of other code's errors may have null bytes.
     for (to, from) in room.iter_mut().zip(text[..end].bytes().map(|byte| if byte == 0 { b' ' } else { byte })) {
         *to = from;
     }
@@ -74,7 +72,7 @@ fn fail(error: &Error) -> c_int {
     status(error)
 }
 
-/// Runs a call, and returns its status. A forked child is left to what it calls.
+/// Runs a call, and returns its status. In a forked child, what it calls decides.
 #[inline]
 pub(crate) fn status_of(call: impl FnOnce() -> Result<()>) -> c_int {
     match catch_unwind(AssertUnwindSafe(call)) {
@@ -84,13 +82,13 @@ pub(crate) fn status_of(call: impl FnOnce() -> Result<()>) -> c_int {
     }
 }
 
-/// Runs a call, and returns its status. Every one is refused in a forked child.
+/// Runs a call, and returns its status. Refuses in a forked child.
 #[inline]
 pub(crate) fn run(call: impl FnOnce() -> Result<()>) -> c_int {
     status_of(|| process::refuse_forked().and_then(|()| call()))
 }
 
-/// Puts what a call returns in its place, which is as it was where it fails. `name` is what the header calls it.
+/// Writes a call's result to its place, unless it fails. `name` is the header's name for the place.
 ///
 /// # Safety
 /// The place may be written, or is null, which is refused.
@@ -105,7 +103,7 @@ pub(crate) unsafe fn put<T: Copy>(place: *mut T, name: &str, call: impl FnOnce()
     Ok(())
 }
 
-/// [`put`] as a whole call. Returns its status.
+/// Runs [`put`] as a whole call. Returns its status.
 ///
 /// # Safety
 /// As [`put`].
@@ -115,7 +113,7 @@ pub(crate) unsafe fn answer<T: Copy>(place: *mut T, name: &str, call: impl FnOnc
     status_of(|| unsafe { put(place, name, call) })
 }
 
-/// As [`answer`] for what its caller gives back later: where the call fails, the place says that there is `none`.
+/// As [`answer`], for what the caller gives back later: a failed call writes `none`.
 ///
 /// # Safety
 /// As [`answer`].
@@ -144,7 +142,7 @@ pub(crate) unsafe fn count(place: *mut u64, call: impl FnOnce() -> Result<u64>) 
     })
 }
 
-/// Runs a call whose form has no place for a status: what fails returns `otherwise`, and [`last_error`] tells why.
+/// Runs a call whose form has no status: a failure returns `otherwise`, and its reason is for [`last_error`].
 #[inline]
 pub(crate) fn guard<R>(otherwise: R, call: impl FnOnce() -> Result<R>) -> R {
     let mut result = otherwise;
@@ -155,10 +153,6 @@ pub(crate) fn guard<R>(otherwise: R, call: impl FnOnce() -> Result<R>) -> R {
     result
 }
 
-/// Returns the device with this number.
-///
-/// # Errors
-/// `ErrorKind::InvalidValue` if there is none.
 pub(crate) fn device_of(ordinal: c_int) -> Result<Device> {
     process::refuse_forked()?;
     runtime::device(ordinal.into())
@@ -217,7 +211,7 @@ pub(crate) unsafe fn stream_of(device: c_int, stream: *mut c_void) -> Result<Str
 /// The place is null, or one that may be written.
 ///
 /// # Errors
-/// `ErrorKind::InvalidValue` if it is null; `name` is what the header calls it.
+/// `ErrorKind::InvalidValue` if it is null; `name` is the header's name for the place.
 #[inline]
 pub(crate) unsafe fn place<'a, T>(place: *mut T, name: &str) -> Result<&'a mut T> {
     // SAFETY: the caller promises that it may be written unless it is null.
@@ -229,7 +223,7 @@ pub(crate) fn null(name: &str) -> Error {
     Error::invalid_value(format!("{name} is a null pointer; give the address of one"))
 }
 
-/// Returns the address of what is allocated, as C takes it: null for 0 bytes.
+/// Returns the address of an allocation as C takes it: null for 0 bytes.
 #[inline]
 pub(crate) fn address_of(bytes: u64, allocate: impl FnOnce() -> Result<Allocation>) -> Result<*mut c_void> {
     if bytes == 0 { Ok(ptr::null_mut()) } else { allocate().map(|block| pointer(block.address())) }

@@ -1,10 +1,8 @@
-//! Functions that supply another allocator with memory, one that caches it and splits it into blocks, such as PyTorch's
-//! `MemPool`.
-//!
-//! Such an allocator calls from any thread, for a stream that may not be the one that uses the memory, and uses the
-//! memory in graphs that run on any stream. So scopes are not followed, each pool has its own function, and the
-//! functions behave as `cudaMalloc` and `cudaFree`: no work uses the memory they return, and freed memory is reused
-//! once all work on the device so far is done. They never wait for the GPU while there is other memory.
+//! Functions that supply another allocator with memory, which it caches and splits into blocks, such as PyTorch's
+//! `MemPool`. Such an allocator calls from any thread, for a stream that may not be the one that uses the memory, and
+//! uses it in graphs on any stream. So scopes are not followed, each pool has its own function, and the functions
+//! behave as `cudaMalloc` and `cudaFree`: no work uses the memory they return, and freed memory is reused once all work
+//! so far on the device is done. They never wait for the GPU while there is other memory.
 
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, RwLock};
@@ -21,7 +19,7 @@ use crate::process;
 use crate::runtime::{self, RelaxedCapture, Stream};
 use crate::sync::{lock, read, write};
 
-/// The pools that have a function. C functions carry no state, so there are a fixed number of them.
+/// The pools that have a function. C functions carry no state, so their number is fixed.
 static FED: RwLock<Vec<Arc<Pool>>> = RwLock::new(Vec::new());
 
 macro_rules! functions {
@@ -61,10 +59,9 @@ pub fn feed(pool: Option<&PoolToken>) -> Result<(AllocateFunction, FreeFunction)
     Ok((*malloc, free))
 }
 
-/// A stream of our own for each device, on which nothing ever runs: what is allocated on it waits for no stream.
+/// A stream for each device on which nothing ever runs: what is allocated on it waits for no stream.
 static STREAMS: Mutex<Vec<Stream>> = Mutex::new(Vec::new());
 
-/// Returns the device's stream on which nothing ever runs.
 fn idle_stream(device: Device) -> Result<Stream> {
     let find = || lock(&STREAMS).iter().find(|stream| stream.device() == device).cloned();
     if let Some(stream) = find() {
@@ -73,7 +70,7 @@ fn idle_stream(device: Device) -> Result<Stream> {
     let _relaxed = RelaxedCapture::new(runtime::get()?)?;
     let made = Stream::new(device)?;
     lock(&STREAMS).push(made.clone());
-    // Where two threads made one, both use the first.
+    // If two threads made one, both use the first.
     Ok(find().unwrap_or(made))
 }
 
@@ -82,7 +79,7 @@ fn allocate(pool: &Arc<Pool>, bytes: u64, stream: &Stream) -> Result<Allocation>
     if pool.memory.location != device || pool.is_closed() {
         return Err(Error::invalid_value(format!("pool {} has no memory for {device}", pool.id)));
     }
-    // Pages that another stream used are not asked about while that could spoil the caller's capture.
+    // Pages of other streams are not queried while that could spoil the caller's capture.
     let is_captured = stream.is_captured()?;
     let idle = idle_stream(device)?;
     // The caller may hold a lock that a callback, which may be Python's, would wait for.

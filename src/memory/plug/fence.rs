@@ -4,14 +4,10 @@ use crate::error::Result;
 use crate::memory::serve::device_caches;
 use crate::runtime::{self, RelaxedCapture, Stream};
 
-/// Puts a fence through the device: later work, on whichever stream, waits for all work so far, and the host does not, unless
-/// the driver is older than CUDA 12.5: then it waits for all that work.
-/// So memory of `stream` that others used unrecorded may be freed behind it, and be used again on any stream. Without
-/// `delay` later work waits on `stream` alone, which is enough where each next user of the memory waits for that stream. Returns
-/// false, with nothing done, while a capture is known of, which that would spoil.
-///
-/// # Errors
-/// `ErrorKind::Library` if the driver refuses.
+/// Makes later work of the device, on any stream, wait for all work so far, without the host, unless the driver is
+/// older than CUDA 12.5: then the host waits. So memory of `stream` that others used unrecorded may be freed after it,
+/// and reused on any stream. Without `delay` only later work on `stream` waits, which is enough if each next user of
+/// the memory waits for that stream. Returns false, with nothing done, if that would spoil a known capture.
 pub(crate) fn fence(stream: &Stream, delay: bool) -> Result<bool> {
     let device = stream.device();
     let events = &device_caches(device)?.memory.events;
@@ -25,7 +21,7 @@ pub(crate) fn fence(stream: &Stream, delay: bool) -> Result<bool> {
         event.query()?
     };
     if !is_done {
-        // What the allocator asks about later is this stream.
+        // Only this stream is queried by the allocator later.
         stream.wait(&event)?;
         // A capture that has begun since is spared, too.
         if delay && !event.delay_context()? {

@@ -1,8 +1,7 @@
-//! Device memory for a library's handles, from a pool that may be another at any time.
-//!
-//! A library frees by whichever function its handle has when it frees, so this takes back what it did not give out too:
-//! memory of a former pool, and plain memory that the library had from the driver before it was told of this. That one nothing
-//! here knows of, so an address that is not gpupool's is the driver's to free or to refuse.
+//! Device memory for a library's handles, from a pool that may be replaced at any time. A library frees by the function
+//! that its handle has at that time, so this also takes back memory of a former pool, and plain memory that the library
+//! had from the driver before. Nothing here knows the latter, so an address that is not gpupool's is the driver's to
+//! free or to refuse.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -18,7 +17,7 @@ use crate::memory::serve::{Allocation, find, free, owns};
 use crate::runtime::Stream;
 use crate::sync::lock;
 
-/// Where a library's handles on one device take memory from: a pool, or the driver where there is none.
+/// Where a library's handles on one device take memory from: a pool, or the driver if there is none.
 #[derive(Debug)]
 pub(crate) struct LibraryMemory {
     device: Device,
@@ -26,18 +25,17 @@ pub(crate) struct LibraryMemory {
 }
 
 impl LibraryMemory {
-    /// For as long as the process lives, as libraries may keep the address for as long.
+    /// Lives as long as the process, since libraries may keep the address.
     pub(crate) fn new(device: Device) -> &'static Self {
         Box::leak(Box::new(Self { device, pool: Mutex::new(None) }))
     }
 
-    /// Returns the functions that a library is given, with this as their context.
+    /// Returns the functions for a library, with this as their context.
     pub(crate) fn handler(&'static self) -> DeviceMemHandler {
         let context = ptr::from_ref(self).cast_mut().cast();
         DeviceMemHandler::new(context, library_alloc, library_free, b"gpupool.MemPool")
     }
 
-    /// Returns whether there is a pool.
     pub(crate) fn has_pool(&self) -> bool {
         lock(&self.pool).is_some()
     }
@@ -62,7 +60,7 @@ impl LibraryMemory {
         Ok(())
     }
 
-    /// Memory for the library, on whichever of its threads.
+    /// Allocates memory for the library, on any of its threads.
     fn allocate(&self, bytes: u64, stream: &Stream) -> Result<u64> {
         let in_use = lock(&self.pool).as_ref().map(PoolUse::again).transpose()?;
         if let Some(in_use) = in_use {

@@ -1,4 +1,4 @@
-//! How other allocators and libraries take memory from here: functions in their forms, feeds, libraries' handles, PyTorch.
+//! How other allocators and libraries take memory from gpupool: functions in their forms, feeds, handles, PyTorch.
 
 pub(crate) mod allocators;
 pub(crate) mod call;

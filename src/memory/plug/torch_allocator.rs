@@ -1,6 +1,5 @@
-//! PyTorch's pluggable allocators as suppliers of a pool: objects of a C++ class, whose functions are called by address.
-//!
-//! The class keeps the user's two functions to itself and what it has handed out, so they are called through it:
+//! PyTorch's pluggable allocators as suppliers of a pool: objects of a C++ class, whose functions are called by
+//! address. The class hides the user's two functions and what it has handed out, so they are called through it:
 //! `torch/csrc/cuda/CUDAPluggableAllocator.h` of PyTorch.
 
 use std::ffi::c_void;
@@ -21,8 +20,6 @@ pub(crate) struct TorchAllocator {
     raw_delete: unsafe extern "C-unwind" fn(*mut c_void, *mut c_void),
 }
 
-/// Returns the function at an address.
-///
 /// # Safety
 /// `F` is the type of a pointer to the function that is there.
 unsafe fn function_at<F: Copy>(address: usize) -> F {
@@ -33,7 +30,7 @@ unsafe fn function_at<F: Copy>(address: usize) -> F {
 }
 
 impl TorchAllocator {
-    /// Makes a source of the object's address and those of the class's functions.
+    /// Makes a source of the addresses of the object and of its class's functions.
     ///
     /// # Safety
     /// The object lives as long as this and is of the class, and the addresses are those of its functions, in a library

@@ -1,8 +1,7 @@
-//! Whether a pool is asleep, and what is kept of one that is: its backup, and what of its memory was not given back.
-//!
-//! A pool is awake, asleep, or just changing. The thread that changes it calls the driver meanwhile and holds no lock; other
-//! threads that would change it wait for the end. Requests only ask whether the pool is awake, on the way of a miss. Work with
-//! the pool's memory is submitted behind a door, which is closed from the beginning of a sleep to the end of the waking.
+//! Whether a pool is asleep, its backup, and the memory that was not given back. A pool is awake, asleep, or changing.
+//! The thread that changes it calls the driver without a lock; others that would change it wait. Requests only check
+//! whether the pool is awake, on a miss. Work with the pool's memory is submitted behind a door, which is closed from
+//! the beginning of a sleep to the end of waking.
 
 use std::fmt::Debug;
 use std::mem;
@@ -16,7 +15,7 @@ use crate::memory::device::{Mapping, Run, run_of};
 use crate::runtime::Stream;
 use crate::sync::{Door, ThisThread, ThreadNumber, lock, wait};
 
-/// Pinned memory of the host that holds a part of what is asleep. Free again when it is dropped.
+/// Pinned memory with a part of a backup. Freed when dropped.
 #[derive(Debug)]
 pub(in crate::memory) struct BackupPiece {
     pub(in crate::memory) address: u64,
@@ -34,32 +33,29 @@ pub(in crate::memory) struct BackedUp {
     pub(in crate::memory) at: u64,
 }
 
-/// Extents in a row that a pool has when it falls asleep, and still has if the driver refuses to take them back. Their content
-/// is as it was.
+/// Extents in a row that a pool has when it falls asleep, and keeps, with their content, if the driver refuses them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(in crate::memory) struct KeptExtents {
     pub(in crate::memory) extents: Vec<Mapping>,
     pub(in crate::memory) is_mapped: bool,
-    /// Whether its device and that device's peers have access.
     pub(in crate::memory) is_open: bool,
 }
 
 impl KeptExtents {
-    /// Returns where it stands.
     pub(in crate::memory) fn run(&self) -> Run {
         run_of(&self.extents)
     }
 }
 
-/// What is kept of a pool that is asleep.
+/// What is kept of a sleeping pool.
 #[derive(Debug, Default)]
 pub(in crate::memory) struct Record {
-    /// By start; those that have a piece in common follow one another.
+    /// Ordered by start; parts with a common piece follow one another.
     pub(in crate::memory) backed_up: Vec<BackedUp>,
     pub(in crate::memory) kept: Vec<KeptExtents>,
-    /// Of a sleep that was not finished, the stream on which copies of what is kept may be under way.
+    /// In an unfinished sleep, the stream with pending copies of what is kept.
     pub(in crate::memory) copies: Option<Stream>,
-    /// Whether memory that was taken in vain goes only once work is done, and must be waited for before more is taken.
+    /// Whether memory taken in vain goes only once its work is done, which the next attempt must await.
     pub(in crate::memory) is_in_the_way: bool,
 }
 
@@ -70,8 +66,8 @@ impl Record {
         pieces.map(|parts| parts[0].piece.bytes).sum()
     }
 
-    /// Forgets what is backed up of all but these pages, which are in order. Returns it, with the pieces that nothing needs any
-    /// more, to be dropped with no lock held.
+    /// Keeps the backup of these ordered pages alone. Returns the rest, with the pieces that nothing needs, to be
+    /// dropped without a lock.
     #[must_use]
     pub(in crate::memory) fn keep_only(&mut self, runs: &[Run]) -> Vec<BackedUp> {
         let is_needed = |part: &BackedUp| {
@@ -87,7 +83,7 @@ impl Record {
 enum Phase {
     #[default]
     Awake,
-    /// A thread is just putting it to sleep, or waking it.
+    /// A thread is putting it to sleep, or waking it.
     Changing {
         thread: ThreadNumber,
         /// Whether other pools may still take free blocks of it.
@@ -96,37 +92,35 @@ enum Phase {
     Asleep(Record),
 }
 
-/// What sleeping and waking took so far.
+/// The pool's sleeps so far.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(crate) struct SleepTimes {
     /// How often it fell asleep.
     pub(in crate::memory) count: u64,
-    /// How long that took the last time.
+    /// How long the last falling asleep took.
     pub(in crate::memory) asleep_in: Duration,
     /// How long the last waking took.
     pub(in crate::memory) awake_in: Duration,
 }
 
-/// A pool's sleep.
 #[derive(Debug, Default)]
 pub(crate) struct Sleep {
-    /// Closed from the beginning of a sleep to the end of the waking, so that the pool serves no request. Inside is who submits
-    /// work with the pool's memory, which stays as long.
+    /// Closed from the beginning of a sleep to the end of waking, so that the pool serves no request. Who submits work
+    /// with the pool's memory is inside meanwhile.
     pub(in crate::memory) door: Door,
     phase: Mutex<Phase>,
-    /// Told when a change is over.
+    /// Notified when a change is over.
     changed: Condvar,
     pub(in crate::memory) times: Mutex<SleepTimes>,
 }
 
-/// Which change a thread wants to make.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::memory) enum SleepChange {
     Sleep,
     Wake,
 }
 
-/// A change under way. Dropped before it has ended it leaves the pool as it was.
+/// A change under way. Dropped before its end, it leaves the pool as it was.
 #[derive(Debug)]
 pub(in crate::memory) struct Change<'a> {
     sleep: &'a Sleep,
@@ -135,22 +129,22 @@ pub(in crate::memory) struct Change<'a> {
 }
 
 impl Sleep {
-    /// Returns whether the pool serves no request, for it is asleep, just falling asleep or just waking.
+    /// Returns whether the pool serves no request since it is asleep, falling asleep or waking.
     pub(crate) fn is_asleep(&self) -> bool {
         self.door.is_closed()
     }
 
-    /// Returns whether other pools may take free blocks of it: not if it is asleep, about to sleep or just waking. Asked with
-    /// the heap locked that has the block.
+    /// Returns whether other pools may take its free blocks: not if it is asleep, about to sleep or waking. The heap
+    /// with the block is locked.
     pub(in crate::memory) fn may_serve_others(&self) -> bool {
         matches!(*lock(&self.phase), Phase::Awake | Phase::Changing { may_serve_others: true, .. })
     }
 
-    /// Begins a change, once no other is under way; none if there is nothing to change. A pool that is to sleep serves requests
-    /// until [`Change::close`].
+    /// Begins a change after any other; none if there is nothing to change. A pool about to sleep serves requests until
+    /// [`Change::close`].
     ///
     /// # Errors
-    /// `ErrorKind::InvalidValue` if this thread is just changing it.
+    /// `ErrorKind::InvalidValue` if this thread is changing it already.
     pub(in crate::memory) fn begin(&self, wanted: SleepChange, thread: ThisThread) -> Result<Option<Change<'_>>> {
         let mut phase = lock(&self.phase);
         loop {
@@ -174,13 +168,13 @@ impl Sleep {
         Change { sleep: self, record }
     }
 
-    /// Takes what is kept of the pool, if it is asleep and not just changing.
+    /// Takes what is kept of a pool that is asleep and not changing.
     pub(in crate::memory) fn try_change(&self, thread: ThisThread) -> Option<Change<'_>> {
         let mut phase = lock(&self.phase);
         matches!(*phase, Phase::Asleep(_)).then(|| self.change(&mut phase, SleepChange::Wake, thread))
     }
 
-    /// Returns the bytes of pinned memory that back the pool up; none while it changes.
+    /// Returns the bytes of its backup in pinned memory; none while it changes.
     pub(in crate::memory) fn backup_bytes(&self) -> u64 {
         match &*lock(&self.phase) {
             Phase::Asleep(record) => record.backup_bytes(),
@@ -188,7 +182,7 @@ impl Sleep {
         }
     }
 
-    /// Returns whether the pool may have memory that no cache has: what the driver did not take back, or what is just coming back.
+    /// Returns whether the pool may have memory outside of caches, which the driver refused or which is coming back.
     pub(in crate::memory) fn keeps_memory(&self) -> bool {
         match &*lock(&self.phase) {
             Phase::Asleep(record) => !record.kept.is_empty(),
@@ -199,18 +193,18 @@ impl Sleep {
 }
 
 impl Change<'_> {
-    /// Has other pools take free blocks of the pool, or none.
+    /// Allows or forbids other pools to take the pool's free blocks.
     pub(in crate::memory) fn let_serve_others(&self, may: bool) {
         if let Phase::Changing { may_serve_others, .. } = &mut *lock(&self.sleep.phase) {
             *may_serve_others = may;
         }
     }
 
-    /// Has the pool serve no request from now on.
+    /// Makes the pool serve no request from now on.
     pub(in crate::memory) fn close(&self) {
         self.let_serve_others(false);
-        // Sequentially consistent, for a block is held for another process before this is asked, and holders are asked for after
-        // this is set.
+        // Sequentially consistent: a block is held for another process before this is read; holders are read after it
+        // is set.
         self.sleep.door.close();
     }
 }
@@ -230,7 +224,6 @@ impl Drop for Change<'_> {
     }
 }
 
-/// Returns the error of a request to a pool that is asleep.
 #[cold]
 pub(in crate::memory) fn asleep(pool: &Pool) -> Error {
     let device = pool.memory.location;

@@ -1,7 +1,6 @@
-//! Which of its routes a thread follows, and whether they have changed. The routes themselves are in `route`.
-//!
-//! A route has a ticket, larger than those of all before. While a pool's own allocator runs, the routes that there are when it
-//! begins are not followed, so that the pool is not asked to supply itself.
+//! Which of its routes a thread follows, and whether they have changed. The routes themselves are in `route`. Each has
+//! a ticket, larger than all before. While a pool's own allocator runs, older routes are not followed, so that the pool
+//! does not supply itself.
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::AtomicU64;
@@ -13,15 +12,14 @@ use crate::sync::Ordering;
 static TICKETS: AtomicU64 = AtomicU64::new(1);
 
 thread_local! {
-    // Apart, without a destructor, so that a hit reads one word.
+    // Separate and without a destructor, so that a hit reads one word.
     static CHANGES: Cell<u32> = const { Cell::new(0) };
     /// Routes with lower tickets are not followed for now.
     static FIRST_TICKET: Cell<u64> = const { Cell::new(0) };
-    /// The pools whose own allocators this thread is in, by number.
+    /// The numbers of pools whose own allocators this thread is in.
     static SUPPLIED: RefCell<Vec<u32>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Returns how often this thread's routes have changed.
 #[inline]
 pub(in crate::memory) fn changes() -> u32 {
     CHANGES.get()
@@ -32,12 +30,11 @@ pub(in crate::memory) fn note_change() {
     CHANGES.set(CHANGES.get().wrapping_add(1));
 }
 
-/// Returns a number for a new route, larger than those of all before.
+/// Returns a number for a new route, larger than all before.
 pub(crate) fn next_ticket() -> u64 {
     TICKETS.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Returns the first ticket whose route the thread follows.
 pub(in crate::memory) fn first_ticket() -> u64 {
     FIRST_TICKET.get()
 }
@@ -47,14 +44,14 @@ pub(in crate::memory) fn ending() -> Error {
     Error::invalid_value("this thread is ending: allocate before its thread-locals are destroyed")
 }
 
-/// Follows the thread's routes again when dropped, also after a panic.
+/// Makes the thread follow its routes again when dropped, also after a panic.
 #[derive(Debug)]
 pub(in crate::memory) struct Unfollowed {
     first: u64,
 }
 
 impl Unfollowed {
-    /// Follows none of the routes that there are.
+    /// Stops following the present routes.
     pub(in crate::memory) fn new() -> Self {
         let first = FIRST_TICKET.replace(next_ticket());
         note_change();
@@ -69,8 +66,8 @@ impl Drop for Unfollowed {
     }
 }
 
-/// Runs a pool's own allocator. What that allocates from gpupool itself does not follow this thread's routes, so that
-/// the pool is not asked to supply itself.
+/// Runs a pool's own allocator. What it allocates from gpupool does not follow this thread's routes, so that the pool
+/// does not supply itself.
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` if it is asked all the same; what the allocator returns.

@@ -15,7 +15,7 @@ pub struct PoolId(pub u64, pub u64);
 
 static USER: AtomicU64 = AtomicU64::new(1);
 static CAPTURE: AtomicU64 = AtomicU64::new(1);
-/// The ids that were handed out for pools yet to be made: by users, and for graph capture. Most of a program's may stay so.
+/// The ids without a pool yet: users' ones, and those for graph capture. Most of a program's ids may stay so.
 static UNUSED: Mutex<[NumberSet; 2]> = Mutex::new([NumberSet(Vec::new()), NumberSet(Vec::new())]);
 
 /// A set of numbers, a bit each.
@@ -48,12 +48,10 @@ impl PoolId {
     /// No pool: the device's default one.
     pub const NONE: Self = Self(0, 0);
 
-    /// Returns whether it is for graph capture.
     pub(in crate::memory) const fn is_of_graph(self) -> bool {
         self.0 != 0
     }
 
-    /// Returns whether it was handed out.
     pub(in crate::memory) fn is_known(self) -> bool {
         match self {
             Self(0, user) => user > 0 && user < USER.load(Ordering::Relaxed),
@@ -62,18 +60,18 @@ impl PoolId {
         }
     }
 
-    /// Returns whether it was handed out for a pool that is yet to be made.
+    /// Returns whether it was handed out and has no pool yet.
     pub(in crate::memory) fn is_unused(self) -> bool {
-        // A number that a caller made up is none of them, whatever its size.
+        // A made-up number of any size is not known.
         self.is_known() && lock(&UNUSED)[usize::from(self.is_of_graph())].has(self.number())
     }
 
-    /// The one of the two numbers that tells it from others of its kind.
+    /// Returns the number that distinguishes it from others of its kind.
     const fn number(self) -> u64 {
         self.0 | self.1
     }
 
-    /// Notes that the pool was made that the id was handed out for.
+    /// Notes that the id's pool was made.
     pub(in crate::memory) fn use_up(self) {
         lock(&UNUSED)[usize::from(self.is_of_graph())].set(self.number(), false);
     }

@@ -1,6 +1,5 @@
-//! The maximum memory that the process may reserve on each device, also on those that it uses later.
-//!
-//! It calls no driver, so a launcher can set it before it is known which devices a process gets.
+//! The most memory that the process may reserve on each device, also on those that it uses later. It calls no driver,
+//! so a launcher can set it before a process's devices are known.
 
 use std::fmt::Display;
 use std::sync::{Mutex, MutexGuard};
@@ -27,7 +26,7 @@ impl MemoryLimit {
 
 static LIMIT: Mutex<MemoryLimit> = Mutex::new(MemoryLimit { fraction: None, bytes: None });
 
-/// Returns the limit, which stays as it is while a device joins those in use. No driver is called meanwhile.
+/// Locks and returns the limit, while a device joins those in use. No driver is called under it.
 pub(in crate::memory) fn lock_limit() -> MutexGuard<'static, MemoryLimit> {
     lock(&LIMIT)
 }

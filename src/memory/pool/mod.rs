@@ -1,4 +1,4 @@
-//! What a pool is: its id, its rules, its supply, whether it is asleep, and what its heaps tell of themselves.
+//! What a pool is: its id, its rules, its supply, its sleep, and what its heaps publish.
 
 mod asleep;
 mod followed;

@@ -1,8 +1,7 @@
-//! The segments of a pool that stay where they are, and who is told of each that comes and goes.
-//!
-//! Callbacks are called with no lock held, so a segment may be on its way back while a new callback is being told that it is
-//! there. Then it is left here, and the thread that tells gives it back: so no callback learns of a segment's end before its
-//! beginning, and no thread waits for another's callback.
+//! The fixed segments of a pool, and the callbacks for each that comes and goes. Callbacks run without a lock, so a
+//! segment may be leaving while a new callback is being called for its presence. Then it is left here, and that thread
+//! gives it back: so no callback learns of a segment's end before its beginning, and no thread waits for another's
+//! callback.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -39,7 +38,7 @@ pub struct SegmentEvent {
     pub pool: PoolId,
 }
 
-/// What is called for each segment of a pool that comes or goes.
+/// A callback for each segment of a pool that comes or goes.
 pub(in crate::memory) type SegmentCallback = Box<dyn Fn(&SegmentEvent) + Send + Sync>;
 
 /// A callback, until it is removed.
@@ -60,20 +59,19 @@ impl Listener {
     }
 
     /// Calls the callback, unless it was removed.
-    pub(in crate::memory) fn tell(&self, event: &SegmentEvent) {
+    pub(in crate::memory) fn call(&self, event: &SegmentEvent) {
         if !self.is_over.load(Ordering::Acquire) {
             (self.callback)(event);
         }
     }
 }
 
-/// A segment on the list.
 #[derive(Debug)]
 struct Listed {
     bytes: u64,
-    /// How many new callbacks are to be told of it yet.
-    to_tell: u32,
-    /// What is to be given back once they are told.
+    /// How many new callbacks are yet to be called for it.
+    to_report: u32,
+    /// What is to be given back after that.
     left: Option<Remains>,
 }
 
@@ -84,7 +82,7 @@ struct ListedSegments {
     listeners: Vec<Arc<Listener>>,
 }
 
-/// A segment that has left the list, of whose end these are to be told.
+/// A segment that has left the list, and the callbacks for its end.
 #[derive(Debug)]
 pub(in crate::memory) struct Leaving {
     pub(in crate::memory) address: u64,
@@ -105,51 +103,50 @@ impl ListedSegments {
 pub(in crate::memory) struct SegmentList(Mutex<ListedSegments>);
 
 impl SegmentList {
-    /// Adds a segment that no cache has yet, and returns who is to be told of it.
+    /// Adds a segment that no cache has yet, and returns the callbacks for it.
     pub(in crate::memory) fn add(&self, address: u64, bytes: u64) -> Vec<Arc<Listener>> {
         let mut state = lock(&self.0);
-        state.segments.insert(address, Listed { bytes, to_tell: 0, left: None });
+        state.segments.insert(address, Listed { bytes, to_report: 0, left: None });
         state.listeners.clone()
     }
 
-    /// Takes a segment out that no cache has any more. None if callbacks are still to be told that it is there: then what
-    /// remains of it is theirs who tell them.
+    /// Removes a segment that no cache has any more. None if new callbacks are still to be called for its presence:
+    /// then those threads give back what remains of it.
     pub(in crate::memory) fn take(&self, address: u64, remains: Remains) -> Option<Leaving> {
         let mut state = lock(&self.0);
-        if let Some(listed) = state.segments.get_mut(&address).filter(|listed| listed.to_tell > 0) {
+        if let Some(listed) = state.segments.get_mut(&address).filter(|listed| listed.to_report > 0) {
             listed.left = Some(remains);
             return None;
         }
         Some(state.leave(address, remains))
     }
 
-    /// Returns whether there are callbacks.
     pub(in crate::memory) fn has_listeners(&self) -> bool {
         !lock(&self.0).listeners.is_empty()
     }
 
-    /// Adds a callback, and returns the segments that it is to be told of: address and bytes of each. After each of them
-    /// [`SegmentList::end_telling`] is called.
+    /// Adds a callback, and returns the address and bytes of each segment that it is to be called for, each followed by
+    /// [`SegmentList::end_reporting`].
     pub(in crate::memory) fn listen(&self, listener: &Arc<Listener>) -> Vec<(u64, u64)> {
         let mut state = lock(&self.0);
         state.listeners.push(Arc::clone(listener));
-        let to_tell = |(&address, listed): (&u64, &mut Listed)| {
-            listed.to_tell += 1;
+        let to_report = |(&address, listed): (&u64, &mut Listed)| {
+            listed.to_report += 1;
             (address, listed.bytes)
         };
-        state.segments.iter_mut().map(to_tell).collect()
+        state.segments.iter_mut().map(to_report).collect()
     }
 
-    /// Notes that a new callback was told of a segment. Returns the segment if it is to go by now.
-    pub(in crate::memory) fn end_telling(&self, address: u64) -> Option<Leaving> {
+    /// Notes that a new callback was called for a segment. Returns the segment if it is to go by now.
+    pub(in crate::memory) fn end_reporting(&self, address: u64) -> Option<Leaving> {
         let mut state = lock(&self.0);
         let listed = state.segments.get_mut(&address)?;
-        listed.to_tell -= 1;
-        let remains = listed.left.take_if(|_| listed.to_tell == 0)?;
+        listed.to_report -= 1;
+        let remains = listed.left.take_if(|_| listed.to_report == 0)?;
         Some(state.leave(address, remains))
     }
 
-    /// Removes a callback. It is called no more, but for calls that are under way on other threads.
+    /// Removes a callback. Only calls under way on other threads go on.
     pub(in crate::memory) fn end(&self, listener: &Arc<Listener>) {
         listener.is_over.store(true, Ordering::Release);
         // Dropped outside the lock: it may hold anything.

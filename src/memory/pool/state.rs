@@ -1,4 +1,4 @@
-//! What a pool of device memory is: its id, its rules, its supply, and who uses it.
+//! A pool of device memory: its id, its rules, its supply, and who uses it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,12 +11,11 @@ use crate::error::{Error, Result};
 use crate::memory::device::{Budget, DeviceMemory, Source, Supply};
 use crate::sync::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 
-/// How a new pool behaves.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Rules {
     pub(crate) use_on_oom: bool,
     pub(crate) no_split: bool,
-    /// Whether its maker said where its memory comes from.
+    /// Whether its maker chose its source.
     pub(crate) has_own_source: bool,
     /// Whether all its memory is part of graphs, whatever it was allocated for.
     pub(crate) is_for_graphs: bool,
@@ -24,27 +23,23 @@ pub(crate) struct Rules {
 
 /// Each segment serves one block at a time.
 const NO_SPLIT: u8 = 0b01;
-/// A cache has begun to cut its memory, as [`NO_SPLIT`] said then.
+/// A cache has begun to cut its memory, by [`NO_SPLIT`] at that time.
 const CUT: u8 = 0b10;
 
-/// A pool of device memory.
 pub(crate) struct Pool {
     pub(crate) id: PoolId,
     /// Its number in the process, by which threads find their caches; 0 for every default pool.
     pub(crate) number: u32,
     pub(crate) memory: &'static DeviceMemory,
-    /// What its maker calls it.
     pub(in crate::memory) name: Option<String>,
     pub(in crate::memory) supply: Arc<Supply>,
     has_own_source: bool,
-    /// Whether all its memory is part of graphs.
     pub(crate) is_for_graphs: bool,
     use_on_oom: AtomicBool,
-    /// How memory is cut: [`NO_SPLIT`] and [`CUT`].
     cutting: AtomicU8,
     /// How many use the pool: its owner, scopes, captures.
     uses: AtomicU32,
-    /// Those among them that are ended by the pool's id.
+    /// Those uses that end by the pool's id.
     pub(in crate::memory) uses_by_id: AtomicU32,
     /// Captures whose graphs were not reset.
     pub(in crate::memory) captures: AtomicU32,
@@ -52,9 +47,9 @@ pub(crate) struct Pool {
     pub(crate) sleep: Sleep,
     /// Whether the work on foreign streams is marked.
     marks_work: AtomicBool,
-    /// What its caches tell of themselves.
+    /// What its caches publish.
     pub(in crate::memory) ledger: Arc<Ledger>,
-    /// The segments that stay where they are, and who is told of them.
+    /// The fixed segments, and the callbacks for them.
     pub(in crate::memory) segments: SegmentList,
 }
 
@@ -112,27 +107,25 @@ impl Pool {
         self.number == 0
     }
 
-    /// Returns how messages name the pool: by its id, and by what its maker calls it.
+    /// Returns the pool's name in messages: its id, and its maker's name.
     pub(crate) fn label(&self) -> String {
         self.name.as_ref().map_or_else(|| self.id.to_string(), |name| format!("{} \"{name}\"", self.id))
     }
 
-    /// Returns whether what it has free serves other pools when memory is short.
     pub(in crate::memory) fn use_on_oom(&self) -> bool {
         self.use_on_oom.load(Ordering::Acquire)
     }
 
-    /// Sets whether what it has free serves other pools when memory is short. Blocks that others hold stay theirs.
+    /// Sets whether free memory serves other pools when memory is short. Blocks that others hold stay theirs.
     pub(crate) fn set_use_on_oom(&self, use_on_oom: bool) {
         self.use_on_oom.store(use_on_oom, Ordering::Release);
     }
 
-    /// Returns whether each segment serves one block at a time.
     pub(in crate::memory) fn no_split(&self) -> bool {
         self.cutting.load(Ordering::Acquire) & NO_SPLIT != 0
     }
 
-    /// Has each segment serve one block at a time.
+    /// Makes each segment serve one block at a time.
     ///
     /// # Errors
     /// `ErrorKind::InvalidValue` if memory of the pool was cut already, or it has a reserve.
@@ -153,29 +146,28 @@ impl Pool {
         })
     }
 
-    /// Begins to cut memory, after which [`Pool::no_split`] stays as it is. Returns whether segments are split.
+    /// Fixes [`Pool::no_split`], since memory is cut from now on. Returns whether segments are split.
     pub(in crate::memory) fn begin_cutting(&self) -> bool {
         self.cutting.fetch_or(CUT, Ordering::AcqRel) & NO_SPLIT == 0
     }
 
-    /// Returns whether what the pool has free serves other pools when memory is short: the default pool's, that of pools
-    /// made for it, and that of pools without a use. Any other pool keeps what it has.
+    /// Returns whether its free memory serves other pools when memory is short: of the default pool, pools made for
+    /// that, and pools without a use.
     pub(in crate::memory) fn helps_others(&self) -> bool {
         self.is_default() || self.use_on_oom() || self.is_closed()
     }
 
-    /// Returns whether each of the pool's segments stays where it is for as long as it is there, so that it can be
-    /// registered with a network card or a library.
+    /// Returns whether its segments never move, so that they can be registered with a network card or a library.
     pub(in crate::memory) fn has_fixed_segments(&self) -> bool {
         self.no_split() || self.has_own_source
     }
 
-    /// Returns whether the pool's segments may be registered, so that they are its own until its trim or its end.
+    /// Returns whether its segments may be registered, and so stay its own until its trim or its end.
     pub(in crate::memory) fn keeps_segments(&self) -> bool {
         self.has_fixed_segments() && !self.is_closed()
     }
 
-    /// Returns whether free memory of the pool goes back to the driver for another pool's request.
+    /// Returns whether its free memory goes back to the driver for another pool's request.
     pub(in crate::memory) fn gives_way(&self) -> bool {
         self.helps_others() && !self.keeps_segments()
     }
@@ -184,19 +176,19 @@ impl Pool {
         self.uses.load(Ordering::Acquire)
     }
 
-    /// Adds a use; false if the last one has ended already.
+    /// Adds a use; false if the last one has ended.
     pub(in crate::memory) fn acquire(&self) -> bool {
         self.uses.fetch_update(Ordering::AcqRel, Ordering::Acquire, |uses| (uses > 0).then(|| uses + 1)).is_ok()
     }
 
-    /// Ends a use. Returns whether memory is to go: the pool has ended with it, or was closed, and gives back what the use kept.
+    /// Ends a use. Returns whether memory is to go: the pool has ended, or was closed and gives back what the use kept.
     #[must_use]
     pub(in crate::memory) fn release(&self) -> bool {
         let before = self.uses.fetch_update(Ordering::AcqRel, Ordering::Acquire, |uses| uses.checked_sub(1));
         before == Ok(1) || self.is_closed()
     }
 
-    /// Serves no more requests; what is freed goes.
+    /// Stops serving requests; what is freed goes.
     pub(in crate::memory) fn close(&self) {
         self.is_closed.store(true, Ordering::Release);
     }
@@ -205,7 +197,7 @@ impl Pool {
         self.is_closed.load(Ordering::Acquire)
     }
 
-    /// Marks the work on foreign streams from now on; false if that was so already.
+    /// Marks the work on foreign streams from now on; false if it was marked already.
     pub(in crate::memory) fn begin_marking_work(&self) -> bool {
         !self.marks_work.swap(true, Ordering::AcqRel)
     }
@@ -216,7 +208,6 @@ impl Pool {
     }
 }
 
-/// Returns the error of a request to a pool that serves none any more.
 #[cold]
 pub(in crate::memory) fn closed(pool: &Pool) -> Error {
     let (id, device) = (pool.label(), pool.memory.location);

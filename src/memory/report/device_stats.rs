@@ -1,9 +1,7 @@
-//! Statistics of a device as PyTorch has them: of all blocks, and of small and large ones apart, with peaks and sums.
-//!
-//! A small block is a slot of a slab here, and what slabs take is reserved for small blocks; a small segment is a piece of one
-//! page, which says nothing of what stands in it. Free blocks beside ones that are held are counted when they are asked about,
-//! and their peaks and sums are those of what was found then. The structs are those of `gpupool.h`, so that each counter is
-//! declared here alone.
+//! PyTorch's statistics of a device: all blocks, small ones and large ones, with peaks and sums. A small block is a
+//! slot of a slab here, and slabs are reserved for small blocks; a small segment is a piece of one page, whatever is in
+//! it. Free blocks beside held ones are counted on demand, and their peaks and sums are of what was found then. The
+//! structs are those of `gpupool.h`, so each counter is declared only here.
 
 use std::sync::atomic::Ordering;
 
@@ -82,10 +80,7 @@ counters! {
     }
 }
 
-/// Returns the statistics of memory there, as PyTorch has them.
-///
-/// # Errors
-/// As [`device`](crate::device).
+/// Returns PyTorch's statistics of memory there.
 pub(crate) fn device_stats(location: impl Into<MemoryLocation>) -> Result<DeviceStats> {
     let caches = device_caches(location)?;
     let (_, _, counts) = summarize(caches);
@@ -96,7 +91,7 @@ pub(crate) fn device_stats(location: impl Into<MemoryLocation>) -> Result<Device
             Stat::new([of(now[kind]), of(peak[kind]).max(of(now[kind])), of(came[kind]), of(went[kind])])
         })
     };
-    // What waits has been freed.
+    // Waiting blocks have been freed.
     let freed = std::array::from_fn(|kind| back[kind].plus(counts.waiting[kind]));
     let active = |of| stats(of, counts.now, counts.peak, out, back);
     let held = |of| stats(of, held, counts.held_peak, out, freed);
@@ -105,7 +100,7 @@ pub(crate) fn device_stats(location: impl Into<MemoryLocation>) -> Result<Device
     let reserved = pieces[ALL][1];
     let beside = caches.reports.find_free_beside_held(caches.pools.serving(), ThisThread::get());
     Ok(DeviceStats {
-        // The caller's own says how much of this it takes.
+        // The caller's struct has its own size.
         size: 0,
         allocation: held(|amount| amount.blocks),
         segment,

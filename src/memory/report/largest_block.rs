@@ -1,4 +1,4 @@
-//! How large a block could be had.
+//! The largest block that could be had.
 
 use crate::error::Result;
 use crate::ids::Device;
@@ -7,19 +7,15 @@ use crate::memory::serve::device_caches;
 use crate::memory::tuning::PAGE;
 use crate::runtime;
 
-/// Returns the largest block of the default pool that could be had without giving anything back, as far as is known:
-/// free pages are mapped together, and the rest comes from the driver. Other programs, and streams at work, can make it
-/// less.
-///
-/// # Errors
-/// As [`device`](crate::device); `ErrorKind::Library` if the driver refuses.
+/// Returns the largest block that the default pool could serve without giving anything back, as far as is known: free
+/// pages together, and the rest from the driver. Other programs and busy streams can make it less.
 pub(crate) fn largest_block(device: Device) -> Result<u64> {
     let caches = device_caches(device)?;
     let pool = caches.default_pool()?;
     let (mut largest, mut pages) = (0, 0);
     for cache in DeviceCaches::caches_of(pool) {
-        let heap = cache.visit();
-        // What is free in one that is asleep is not there.
+        let heap = cache.lock_by_mutex();
+        // A sleeping heap's free memory does not exist.
         let (of_cache, in_pages) = if heap.is_asleep() { (0, 0) } else { heap.free_bytes() };
         drop(heap);
         largest = largest.max(of_cache);

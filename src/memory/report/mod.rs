@@ -1,4 +1,4 @@
-//! Reports on memory: statistics, summaries, snapshots, and the recording that leads to them.
+//! Reports on memory: statistics, summaries, snapshots, and recording.
 
 mod counters;
 mod device_stats;

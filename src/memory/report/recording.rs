@@ -1,14 +1,14 @@
-//! Beginning and ending to record memory, or to have it observed.
+//! Starting and ending the recording and observation of memory.
 
 use std::collections::HashSet;
 
 use super::frozen::{Frozen, FrozenCache};
 use super::snapshot::caches;
-use crate::memory::cache::{EventCallback, observe, visit_events};
+use crate::memory::cache::{EventCallback, each_event, observe};
 use crate::observe::recording::{self, Settings, Stack};
 use crate::process;
 
-/// Has the blocks known that there are at one moment, that of `begin`.
+/// Makes the present blocks known, at the moment of `begin`.
 fn begin_with_blocks(begin: impl FnOnce()) {
     let mut frozen = Frozen::new(|| caches(None));
     begin();
@@ -17,17 +17,17 @@ fn begin_with_blocks(begin: impl FnOnce()) {
     }
 }
 
-/// Records from now on, with room for `most` events. Under [`recording::lock_changes`].
+/// Starts to record, with room for `most` events. Under [`recording::lock_changes`].
 pub(crate) fn begin_recording(settings: Settings, most: usize) {
     begin_with_blocks(|| recording::start(settings, most));
 }
 
-/// Records no more, and forgets what was recorded, of handles too. Under [`recording::lock_changes`].
+/// Ends recording, and forgets what was recorded, of handles too. Under [`recording::lock_changes`].
 pub(crate) fn end_recording() {
     recording::stop();
     recording::forget_events();
     for cache in caches(None) {
-        // An observer is told of what these blocks are when they are freed.
+        // The observer needs the blocks' events when they are freed, but not the stacks.
         if process::state().is_observed() {
             cache.recording.forget_stacks(|_| true);
         } else {
@@ -36,7 +36,7 @@ pub(crate) fn end_recording() {
     }
 }
 
-/// Has an observer called with each event from now on. Under [`recording::lock_changes`].
+/// Sets the observer, which is called with each event. Under [`recording::lock_changes`].
 pub(crate) fn begin_observing(observer: EventCallback) {
     begin_with_blocks(|| {
         observe(Some(observer));
@@ -44,7 +44,7 @@ pub(crate) fn begin_observing(observer: EventCallback) {
     });
 }
 
-/// As [`end_recording`], but live blocks keep the stacks that a plug has taken until they are freed.
+/// As [`end_recording`], but live blocks keep a plug's stacks until they are freed.
 pub(crate) fn end_recording_with_stacks() {
     if process::state().is_observed() {
         recording::stop();
@@ -55,7 +55,7 @@ pub(crate) fn end_recording_with_stacks() {
     recording::forget_events();
 }
 
-/// Has nothing known of blocks any more, from the moment of `end` on, but for the stacks of plugs that live ones have.
+/// Forgets all blocks from the moment of `end` on, but for the plugs' stacks of live ones.
 fn end_but_for_stacks(end: impl FnOnce()) {
     let mut frozen = Frozen::new(|| caches(None));
     for FrozenCache { cache, recorded, .. } in &mut frozen.caches {
@@ -64,7 +64,7 @@ fn end_but_for_stacks(end: impl FnOnce()) {
     end();
 }
 
-/// Has no event told any more. Under [`recording::lock_changes`].
+/// Removes the observer. Under [`recording::lock_changes`].
 pub(crate) fn end_observing() {
     observe(None);
     if process::state().is_only_observed() {
@@ -74,10 +74,9 @@ pub(crate) fn end_observing() {
     }
 }
 
-/// Returns the stacks that events and live blocks name.
 pub(crate) fn stacks_in_use() -> HashSet<Stack> {
     let mut stacks = HashSet::new();
-    visit_events(|event| _ = stacks.insert(event.stack));
+    each_event(|event| _ = stacks.insert(event.stack));
     for cache in caches(None) {
         stacks.extend(cache.recording.lock().stacks());
     }

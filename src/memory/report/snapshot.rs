@@ -56,9 +56,9 @@ pub struct BlockView {
     pub is_waiting: bool,
     /// The stack that it was allocated under.
     pub(crate) stack: Stack,
-    /// Whether it is a slot of a slab, or free in one: as [`SMALL_MAX`](crate::memory::tuning::SMALL_MAX) says.
+    /// Whether it is a slot of a slab, or free in one: see [`SMALL_MAX`](crate::memory::tuning::SMALL_MAX).
     pub(crate) is_small: bool,
-    /// Whether what is recorded knows it.
+    /// Whether the recording knows it.
     is_known: bool,
 }
 
@@ -77,7 +77,7 @@ fn segments(frozen: &Frozen) -> Vec<SegmentView> {
     frozen.caches.iter().flat_map(segments_of).collect()
 }
 
-/// Returns what is told of memory without a gap, but for its blocks.
+/// Returns the view of gapless memory, without blocks.
 pub(super) fn segment_view(cache: &StreamCache, heap: &Heap, pool: &Pool, range: Range<u64>) -> SegmentView {
     let memory = cache.memory;
     SegmentView {
@@ -86,7 +86,7 @@ pub(super) fn segment_view(cache: &StreamCache, heap: &Heap, pool: &Pool, range:
         nbytes: range.end - range.start,
         stream: cache.stream_address(),
         pool: pool.id,
-        // A segment for one block alone stays where it is.
+        // A segment for one block stays where it is.
         is_movable: !pool.no_split() && memory.pages.mapping(range.start).is_some(),
         is_asleep: heap.is_asleep(),
         stack: Stack::NONE,
@@ -101,7 +101,7 @@ pub(super) fn block_view(memory: &DeviceMemory, recorded: &RecordedGuard<'_>, bl
         nbytes: size,
         requested,
         is_live,
-        // Also where the free is written down and about to be done.
+        // Also if the free is recorded and about to be done.
         is_waiting: is_waiting || (is_live && recorded.is_freed(start)),
         stack: if is_live { recorded.stack(start) } else { Stack::NONE },
         is_small,
@@ -120,12 +120,11 @@ fn segments_of(FrozenCache { cache, recorded, heap }: &FrozenCache) -> Vec<Segme
     heap.views(&cache.memory.pages).into_iter().filter_map(view).collect()
 }
 
-/// Returns the memory of one pool.
 pub(in crate::memory) fn segments_of_pool(pool: &Pool) -> Vec<SegmentView> {
     segments(&Frozen::of(pool))
 }
 
-/// Returns the caches of a device that serve requests, or of all.
+/// Returns the serving caches of a device, or of all.
 pub(super) fn caches(device: Option<Device>) -> Vec<&'static StreamCache> {
     let wanted = DeviceCaches::all().filter(|caches| device.is_none_or(|device| caches.memory.location == device));
     wanted.flat_map(|caches| caches.pools.serving()).collect()
@@ -141,9 +140,6 @@ pub fn memory_snapshot() -> Result<Vec<SegmentView>> {
 }
 
 /// Returns the memory of a device, or of all, and what was recorded. Allocations wait meanwhile.
-///
-/// # Errors
-/// `ErrorKind::Forked` in a forked child.
 pub(crate) fn take_snapshot(device: Option<Device>) -> Result<MemorySnapshot> {
     process::refuse_forked()?;
     let _delivery = Delivery::at_end();
@@ -167,7 +163,7 @@ pub(crate) fn take_snapshot(device: Option<Device>) -> Result<MemorySnapshot> {
     Ok(MemorySnapshot { segments, events })
 }
 
-/// Blocks whose free another thread has written down and not yet done are free.
+/// Marks blocks as free whose free another thread has recorded and not yet done.
 fn end_frees(segments: &mut [SegmentView], events: &[MemoryEvent]) {
     let mut unknown: HashMap<(MemoryLocation, u64), &mut BlockView> = HashMap::new();
     for segment in segments {

@@ -60,7 +60,7 @@ pub struct PoolSummary {
 }
 
 impl PoolSummary {
-    /// Sums up a pool, with all that its caches have counted. Locks one cache at a time, each for a few additions.
+    /// Sums up a pool, with all its caches' counts. Locks one cache at a time, each for a few additions.
     pub(super) fn with_counts(pool: &Pool) -> (Self, Counts) {
         let thread = ThisThread::get();
         let (caches, mut total) = DeviceCaches::caches_and_past_of(pool);
@@ -88,7 +88,7 @@ impl PoolSummary {
         }
         total.bound_peaks(pool.ledger.live.peak());
         stats.set_counts(&total);
-        // Within what is reserved also where pages came from there to a cache meanwhile.
+        // Capped by what is reserved, as pages may have moved to a cache meanwhile.
         let free_in_reserve =
             pool.supply.reserve().map_or(0, |reserve| reserve.free().iter().map(|run| run.bytes()).sum());
         stats.cached_bytes += free_in_reserve.min(pool.budget().reserved().saturating_sub(stats.in_use()));
@@ -114,20 +114,18 @@ impl PoolSummary {
     }
 }
 
-/// Returns the statistics of a device's memory and of each of its pools, the default one first; none where no memory
-/// was used.
+/// Returns the statistics of a used device's memory and of its pools, the default one first.
 pub(crate) fn pool_summaries(device: Device) -> Option<(MemoryStats, Vec<PoolSummary>)> {
     DeviceCaches::known(device).map(summarize).map(|(stats, pools, _)| (stats, pools))
 }
 
-/// Returns the statistics of a device's memory and of each of its pools, the default one first, with all that their caches
-/// have counted.
+/// Returns the statistics of a device's memory and of its pools, the default one first, with their caches' counts.
 pub(in crate::memory) fn summarize(caches: &DeviceCaches) -> (MemoryStats, Vec<PoolSummary>, Counts) {
     let (pools, mut counts) = caches.pools.all_and_past();
     let mut total = PoolStats::default();
     let sum_up = |pool: &Arc<Pool>| {
         let (summary, of_pool) = PoolSummary::with_counts(pool);
-        // What is counted for the whole device is set below.
+        // Counts of the whole device are set below.
         total.add(&summary.stats);
         counts.add(of_pool);
         summary

@@ -1,4 +1,4 @@
-//! Allocation: a free block of the stream's cache, or what is left to do to get one.
+//! Allocation: a free block of the stream's cache, or the miss to serve.
 
 use super::find_cache::{cache_for, given_cache_for, rerouted_cache_for};
 use super::routes::GivenPool;
@@ -10,17 +10,16 @@ use crate::observe::recording::{self, Purpose};
 use crate::process;
 use crate::runtime::Stream;
 
-/// What became of a request that was tried.
+/// The result of trying a request.
 #[derive(Debug)]
 pub(in crate::memory) enum AllocationAttempt {
-    /// A block was ready.
     Ready(Allocation),
-    /// None was; what is left to do may ask the driver, and may wait.
+    /// None was ready; serving the miss may call the driver, and may wait.
     Miss(Miss),
 }
 
 impl AllocationAttempt {
-    /// Does what is left to do; none if it must be tried again, as [`Miss::serve`] says.
+    /// Serves a miss; none if the request must be tried again, as for [`Miss::serve`].
     #[inline]
     fn serve(self) -> Result<Option<Allocation>> {
         match self {
@@ -30,7 +29,7 @@ impl AllocationAttempt {
     }
 }
 
-/// Allocates in the order of a stream, from the pool that the calling thread's scope says; or pinned memory.
+/// Allocates in the order of a stream, from the pool of the calling thread's scope; or pinned memory.
 ///
 /// # Errors
 /// `ErrorKind::OutOfMemory` if there is not enough also after everything was tried; `ErrorKind::InvalidValue` for 0
@@ -44,15 +43,15 @@ pub(crate) fn allocate(bytes: u64, order: &impl Order) -> Result<Allocation> {
     }
 }
 
-/// Allocates on the stream from the cache that served the thread's last request for one pool, if that was of this kind
-/// and nothing is out of the ordinary, and that has not ended its service.
+/// Allocates on the stream from the cache of the thread's last request for one pool, if that matches, nothing is out of
+/// the ordinary, and its service goes on.
 #[inline]
 pub(crate) fn allocate_as_last(bytes: u64, stream: &Stream, given: GivenKey) -> Option<Result<Allocation>> {
     let found = cache::last_given(stream, given).filter(|_| process::state().is_plain())?;
     take(found, bytes).serve().transpose()
 }
 
-/// Allocates on the stream from a pool, unless the calling thread is in a scope that it entered later.
+/// Allocates on the stream from a pool, unless the calling thread has entered a scope since.
 ///
 /// # Errors
 /// As [`allocate`]; `ErrorKind::InvalidValue` if the pool is closed.
@@ -70,7 +69,7 @@ pub(crate) fn allocate_given(bytes: u64, stream: &Stream, given: &GivenPool) -> 
     }
 }
 
-/// Takes a block that the order's cache has ready.
+/// Takes a ready block of the order's cache.
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` for an unknown device; `ErrorKind::Library` if the driver refuses.
@@ -79,13 +78,13 @@ pub(in crate::memory) fn try_allocate(bytes: u64, order: &impl Order) -> Result<
     if process::state().is_plain() { Ok(take(cache_for(order)?, bytes)) } else { take_slowly(bytes, order) }
 }
 
-/// Takes a block while what is done is recorded, or requests may go where other threads or contexts have routed them.
+/// Takes a block while events are recorded, or other threads or contexts may have routed requests.
 #[cold]
 fn take_slowly(bytes: u64, order: &impl Order) -> Result<AllocationAttempt> {
     process::refuse_forked()?;
     let state = process::state();
     let _delivery = Delivery::at_end();
-    // No stack is held where nothing is recorded.
+    // No stack is held unless something is recorded.
     let _stack = recording::hold_stack(Purpose::Allocation);
     let found = if state.is_rerouted() { rerouted_cache_for(order)? } else { cache_for(order)? };
     Ok(take(found, bytes))

@@ -1,4 +1,4 @@
-//! Memory for stream capture: blocks that become parts of a graph, and of nothing else until the graph is reset.
+//! Memory for stream capture: blocks that are part of a graph alone until it is reset.
 
 use std::marker::PhantomData;
 
@@ -24,12 +24,12 @@ pub struct CaptureScope {
 #[derive(Debug)]
 pub struct GraphMemory {
     pool: PoolId,
-    /// The pool's, and those of pools in whose scopes the capture allocated.
+    /// Uses of the pool, and of pools in whose scopes the capture allocated.
     _uses: Vec<PoolUse>,
 }
 
 /// A capture under way, for a caller that promises to end it on the same thread. Dropped without an end it releases
-/// everything; on another thread it ends with the one that began it.
+/// everything; on another thread it ends with the thread that began it.
 #[derive(Debug)]
 pub(crate) struct EnteredCapture {
     pool: PoolId,
@@ -38,7 +38,7 @@ pub(crate) struct EnteredCapture {
 }
 
 impl EnteredCapture {
-    /// [`MemPool::capture`](crate::MemPool::capture) for a caller that cannot keep a guard on its thread.
+    /// As [`MemPool::capture`](crate::MemPool::capture), for a caller that cannot keep a guard on its thread.
     pub(crate) fn new(token: &PoolToken, stream: &Stream) -> Result<Self> {
         let pool = token.pool();
         if stream.device() != token.device() {

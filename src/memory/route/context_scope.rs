@@ -1,6 +1,5 @@
-//! Scopes that go with a context of Python's, as of an asyncio task, rather than with a thread.
-//!
-//! Which context a thread is in only Python knows, so it is asked at each request, and only while there is such a scope.
+//! Scopes of a Python context, as of an asyncio task, rather than of a thread. Only Python knows a thread's context, so
+//! it is asked at each request while there is such a scope.
 
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -13,7 +12,7 @@ use crate::memory::pool::{Pool, next_ticket};
 use crate::process;
 use crate::sync::lock;
 
-/// A scope of a context, and of those that were copied from it, until it is left or dropped.
+/// A scope of a context, and of those copied from it, until it is left or dropped.
 #[derive(Debug)]
 pub(crate) struct ContextScope {
     ticket: u64,
@@ -21,7 +20,6 @@ pub(crate) struct ContextScope {
     open: Mutex<Option<Open>>,
 }
 
-/// What an open scope has.
 #[derive(Debug)]
 struct Open {
     _all_threads: Option<AllThreads>,
@@ -34,13 +32,13 @@ pub(crate) type FindContextScope = fn(Device, u64) -> Option<Arc<ContextScope>>;
 
 static FIND: OnceLock<FindContextScope> = OnceLock::new();
 
-/// Sets what finds the scope that a request is in.
+/// Sets the function that finds a request's context scope.
 pub(crate) fn set_find_context_scope(find: FindContextScope) {
     let _ = FIND.set(find);
 }
 
-/// Returns the ticket and the pool of the innermost scope on the device in the calling thread's context, if its ticket is at
-/// least this.
+/// Returns the ticket and pool of the innermost scope on the device in the thread's context, if its ticket is at least
+/// this.
 pub(super) fn of_context(device: Device, first: u64) -> Option<(u64, Arc<Pool>)> {
     let scope = FIND.get()?(device, first)?;
     lock(&scope.open).as_ref().map(|open| (scope.ticket, Arc::clone(open.in_use.pool())))
@@ -52,12 +50,11 @@ impl ContextScope {
         !process::is_forked() && lock(&self.open).is_some()
     }
 
-    /// Returns whether it is open for requests on the device, and its ticket at least this.
+    /// Returns whether it is open for requests on the device, with at least this ticket.
     pub(crate) fn serves(&self, device: Device, first: u64) -> bool {
         self.device == device && self.ticket >= first && self.is_open()
     }
 
-    /// Ends the scope for all contexts that have it.
     pub(crate) fn leave(&self) {
         if process::is_forked() {
             return;

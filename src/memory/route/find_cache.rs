@@ -1,4 +1,4 @@
-//! The cache for a request: the one that served last, one that the thread knows, one that its pool knows, or a new one.
+//! Finds the cache for a request: the one that served last, one that the thread or its pool knows, or a new one.
 
 use std::sync::Arc;
 
@@ -25,9 +25,6 @@ pub(super) fn cache_for(order: &impl Order) -> Result<Found> {
 }
 
 /// As [`cache_for`], in calls that are no requests.
-///
-/// # Errors
-/// As [`cache_for`].
 pub(in crate::memory) fn cache_on(order: &impl Order) -> Result<&'static StreamCache> {
     process::refuse_forked()?;
     cache_for(order).map(|found| found.cache)
@@ -41,20 +38,16 @@ fn find(order: &impl Order) -> Result<Found> {
     Ok(found)
 }
 
-/// As [`cache_for`], while the request may go where another thread or the context has routed it: what serves one request
-/// may not serve the next.
+/// As [`cache_for`], while another thread or the context may have routed the request: each is looked up anew.
 pub(super) fn rerouted_cache_for(order: &impl Order) -> Result<Found> {
     find_now(order, None, true).map(|(_, found)| found)
 }
 
 /// Returns the cache for this thread's requests of one pool on the stream; `is_rerouted` as for [`rerouted_cache_for`].
-///
-/// # Errors
-/// As [`cache_for`].
 pub(super) fn given_cache_for(given: &GivenPool, stream: &Stream, is_rerouted: bool) -> Result<Found> {
     let changes = pool::changes();
     let (key, found) = find_now(stream, Some(given), is_rerouted)?;
-    // Of a pool for graphs it depends on the capture whether what an inner scope allocates is a graph's.
+    // For a pool for graphs, the capture decides whether an inner scope's memory is a graph's.
     if key.pool == given.pool.number {
         let GivenPool { pool, ticket, is_captured, .. } = given;
         let given = GivenKey { pool: pool.number, ticket: *ticket, is_captured: *is_captured };
@@ -78,7 +71,7 @@ fn find_now(order: &impl Order, given: Option<&GivenPool>, is_rerouted: bool) ->
             if let Some(stream) = named {
                 caches.pools.note_stream(stream, stream_id);
             }
-            // A few each time of those that nothing can ask any more end, and of those that have ended are forgotten.
+            // Each time a few abandoned caches end, and a few ended ones are forgotten.
             end_abandoned(caches, thread);
             cache::forget_some(thread)?;
             let found = acquire(caches, thread, destination, stream, stream_id)?;
@@ -86,12 +79,12 @@ fn find_now(order: &impl Order, given: Option<&GivenPool>, is_rerouted: bool) ->
             found
         }
     };
-    // After the thread knows it, so that its end gives it up.
+    // After the thread knows the cache, so that the thread's end gives it up.
     cache.adopt(thread);
     Ok((key, Found { cache, service, thread }))
 }
 
-/// Returns the stream's [`Service::stream_id`]; of a captured stream that of the last one that was seen at its address.
+/// Returns the stream's [`Service::stream_id`]; for a captured stream that of the last one seen at its address.
 fn id_of(stream: &Stream) -> Result<u64> {
     if stream.raw().is_default() || stream.kept().is_lasting() {
         return Ok(0);
@@ -100,7 +93,7 @@ fn id_of(stream: &Stream) -> Result<u64> {
     Ok(stream.id()?.unwrap_or_else(last))
 }
 
-/// Returns the cache that serves this, an old one or a new one, and the number of its service.
+/// Returns a cache with this service, old or new, and the service's number.
 fn acquire(
     caches: &'static DeviceCaches,
     thread: ThisThread,
@@ -127,7 +120,7 @@ fn acquire(
     }
 }
 
-/// Makes a cache that serves this; none if another thread has just made one.
+/// Makes a cache with this service; none if another thread has just made one.
 fn make(
     caches: &'static DeviceCaches,
     thread: ThisThread,
@@ -141,14 +134,14 @@ fn make(
         return Ok(None);
     }
     if caches.memory.live.begins_to_be_of_several() {
-        caches.pools.serving().iter().for_each(|cache| cache.lock(thread).tell_live());
+        caches.pools.serving().iter().for_each(|cache| cache.lock(thread).publish_live());
     }
     if pool.marks_work() {
         cache.mark_work_if_foreign();
     }
-    // Asked after the cache is known to the pool, so that the call that closes it sees the cache, or this one sees the end.
+    // Read once the pool knows the cache, so that the call that closes it sees the cache, or this one sees the end.
     if added.is_none() || pool.is_closed() {
-        // Unless the end of the pool has done it, or is to: other threads may have added memory to it meanwhile.
+        // Unless the pool's end did or will do it: other threads may have added memory to it meanwhile.
         let is_over = || cache.end_if_empty(pool, thread) && caches.pools.remove_cache(pool, cache, Counts::default());
         if added.is_none() || is_over() {
             caches.table.end(cache);

@@ -1,7 +1,5 @@
-//! Where a request goes: the pool that the thread's scopes and captures lead to, and there the cache of the stream.
-//!
-//! What the cache has ready is taken here; for the rest `serve` climbs its ladder. A use keeps a pool, and with its last use
-//! the pool ends.
+//! Where a request goes: the pool of the thread's scopes and captures, and there the cache of the stream. Ready blocks
+//! are taken here; `serve` handles misses. A use keeps a pool, which ends with its last use.
 
 mod allocate;
 mod capture;

@@ -1,10 +1,6 @@
-//! Routes: which pool the calling thread's requests go to, by the scopes and captures that it is in.
-//!
-//! Of a thread's own routes and the scopes of its context the innermost is followed; those of all threads where there is
-//! neither.
-//!
-//! The cache for a stream is found again at once as long as the thread's routes have not changed, which
-//! [`changes`](crate::memory::pool::changes) says.
+//! Routes: which pool the calling thread's requests go to, by its scopes and captures. The innermost of the thread's
+//! own routes and its context's scopes is followed; that of all threads if there is neither. While a thread's routes
+//! have not changed ([`changes`](crate::memory::pool::changes)), the cache for a stream is found at once.
 
 use std::cell::RefCell;
 use std::mem::ManuallyDrop;
@@ -27,8 +23,8 @@ use crate::sync::{lock, take_last};
 struct Route {
     pool: Arc<Pool>,
     kind: RouteKind,
-    /// The pool's, and of a capture also those of pools in whose scopes it allocated, which its graph uses too. None
-    /// for a route that is entered and left by the pool's id.
+    /// Uses of the pool, and, for a capture, of pools in whose scopes it allocated, which its graph uses too. None for
+    /// a route that is entered and left by the pool's id.
     uses: Vec<PoolUse>,
     /// What the route is found by when it is left.
     ticket: u64,
@@ -36,14 +32,14 @@ struct Route {
     _all_threads: Option<AllThreads>,
 }
 
-/// What the memory of a route is for.
+/// What a route's memory is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum RouteKind {
-    /// Any work of the thread's.
+    /// Any work of the thread.
     Scope,
     /// The graph of a capture, of this stream if it is known.
     Capture(Option<RawStream>),
-    /// Another allocator, which cuts it further; or for one and for its graphs.
+    /// Another allocator, which cuts it further; with `is_captured` also for its graphs.
     Feed { is_captured: bool },
 }
 
@@ -61,7 +57,6 @@ impl RouteKind {
     }
 }
 
-/// Where a request goes.
 #[derive(Debug)]
 pub(in crate::memory) struct Destination {
     pub(in crate::memory) pool: Arc<Pool>,
@@ -93,13 +88,13 @@ impl Drop for Routes {
 }
 
 impl Routes {
-    /// Returns whether any route of the thread's own is followed.
+    /// Returns whether any of the thread's own routes is followed.
     fn has_followed(&self) -> bool {
         self.0.borrow().last().is_some_and(|route| route.ticket >= first_ticket())
     }
 
-    /// Returns the ticket and the pool of the innermost scope of the thread's context; none while the thread allocates
-    /// for another allocator on the device, which may hold a lock.
+    /// Returns the ticket and pool of the innermost scope of the thread's context; none while the thread allocates for
+    /// another allocator on the device, which may hold a lock.
     fn of_context(&self, device: Device) -> Option<(u64, Arc<Pool>)> {
         let is_in_feed = self.0.borrow().last().is_some_and(|last| {
             last.pool.memory.location == device
@@ -120,7 +115,7 @@ impl Routes {
         }
         let (device, first) = (stream.device(), first_ticket());
         let given = given.filter(|given| given.ticket >= first);
-        // Before the routes are borrowed, for Python may come here again.
+        // Before the routes are borrowed, since Python may call back here.
         let of_context = if is_rerouted { self.of_context(device) } else { None };
         let mut routes = self.0.borrow_mut();
         let is_followed = |route: &&mut Route| route.ticket >= first && route.pool.memory.location == device;
@@ -128,7 +123,7 @@ impl Routes {
         let own = followed.peek().map_or(0, |own| own.ticket);
         let of_context = of_context.filter(|(ticket, _)| *ticket > own);
         let innermost = of_context.as_ref().map_or(own, |(ticket, _)| *ticket);
-        // The pool that a caller gives stands among the scopes as if it had been entered at its ticket.
+        // The given pool counts as a scope that was entered at its ticket.
         let is_given = given.is_some_and(|given| given.ticket > innermost);
         let outer = given.filter(|_| !is_given);
         let (pool, kind) = match (given.filter(|_| is_given), of_context) {
@@ -137,7 +132,7 @@ impl Routes {
             (None, None) => match followed.next() {
                 Some(own) => (Arc::clone(&own.pool), own.kind),
                 None => {
-                    // A pool's own allocator follows no route around it.
+                    // A pool's own allocator follows no outer route.
                     let shared = if is_rerouted && first == 0 { of_all_threads(device) } else { None };
                     return Ok(shared.map(|pool| Destination::new(pool, Role::Requests)));
                 }
@@ -150,7 +145,7 @@ impl Routes {
         if kind.is_captured() && !is_given {
             return to(true);
         }
-        // On a captured stream the graph of a capture further out uses this pool as its own.
+        // On a captured stream, the graph of an outer capture uses this pool as its own.
         if let Some(outer) = outer
             && outer.is_of_graph(stream)?
         {
@@ -171,7 +166,7 @@ impl Routes {
     }
 }
 
-/// A pool that a caller gives for a request, unless the thread is in a scope that it entered later.
+/// A pool given for a request, unless the thread has entered a scope since.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GivenPool<'a> {
     pub(crate) pool: &'a Arc<Pool>,
@@ -179,7 +174,7 @@ pub(crate) struct GivenPool<'a> {
     pub(crate) ticket: u64,
     /// Whether the request is of a captured stream.
     pub(crate) is_captured: bool,
-    /// The uses of further pools that the pool's graphs have.
+    /// The uses of further pools by the pool's graphs.
     pub(crate) further: &'a Mutex<Vec<PoolUse>>,
 }
 
@@ -188,13 +183,12 @@ impl GivenPool<'_> {
         if self.is_captured { RouteKind::Capture(None) } else { RouteKind::Scope }
     }
 
-    /// Returns whether a request on the stream is of a graph: all are captured of a pool for graphs, but those of inner
-    /// scopes only where the stream is.
+    /// Returns whether a request on the stream is of a graph: always in a pool for graphs, and in inner scopes only if
+    /// the stream is captured.
     fn is_of_graph(&self, stream: &Stream) -> Result<bool> {
         Ok(self.is_captured && (!self.pool.is_for_graphs || stream.is_captured()?))
     }
 
-    /// Notes that graphs use memory of this pool.
     fn keep(&self, pool: &Arc<Pool>) -> Result<()> {
         if pool.number == self.pool.number && pool.is_for_graphs {
             return Ok(());
@@ -207,9 +201,8 @@ impl GivenPool<'_> {
     }
 }
 
-/// Returns the pool that the thread's innermost route on the stream's device leads to, if there is one, where the pool
-/// that a caller gives stands among them; with `is_rerouted` also that of its context, or of all threads, which the
-/// thread's own changes do not tell of.
+/// Returns the pool of the thread's innermost route on the stream's device, with a given pool among them; with
+/// `is_rerouted` also the context's or all threads' one, which do not count as the thread's changes.
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` while the thread ends, or if the pool of an inner scope is closed; what the driver refuses
@@ -222,8 +215,7 @@ pub(in crate::memory) fn destination(
     ROUTES.try_with(|routes| routes.destination(stream, given, is_rerouted)).unwrap_or_else(|_| Err(ending()))
 }
 
-/// A route of the thread that entered it, until it is dropped there. Dropped on another one, it stays until the thread that
-/// entered it ends.
+/// A route of the thread that entered it, until dropped there. Dropped on another, it stays until that thread ends.
 #[must_use = "requests follow the route only while this lives"]
 #[derive(Debug)]
 pub(crate) struct EnteredRoute {
@@ -231,15 +223,15 @@ pub(crate) struct EnteredRoute {
 }
 
 impl EnteredRoute {
-    /// Routes this thread's requests on the pool's device into the pool; with `all_threads` also those of every thread that
-    /// has no route of its own there. The use is the thread's until the route is left.
+    /// Routes this thread's requests on the pool's device into the pool; with `all_threads` also those of every thread
+    /// without a route of its own there. The use is the thread's until the route is left.
     pub(crate) fn new(in_use: PoolUse, kind: RouteKind, all_threads: bool) -> Result<Self> {
         let (pool, ticket) = (Arc::clone(in_use.pool()), next_ticket());
         let all_threads = all_threads.then(|| AllThreads::new(&pool, ticket));
         Self::add(Route { pool, kind, uses: vec![in_use], ticket, _all_threads: all_threads })
     }
 
-    /// As [`EnteredRoute::new`], of a pool that the caller keeps, or ends by its id.
+    /// As [`EnteredRoute::new`], for a pool that the caller keeps, or ends by its id.
     pub(in crate::memory) fn without_use(pool: Arc<Pool>, kind: RouteKind) -> Result<Self> {
         Self::add(Route { pool, kind, uses: Vec::new(), ticket: next_ticket(), _all_threads: None })
     }
@@ -253,12 +245,12 @@ impl EnteredRoute {
         entered.map(|()| Self { ticket }).map_err(|_| ending())
     }
 
-    /// Has the route stay until it is left by its ticket, or by its pool's id, or the thread ends.
+    /// Leaves the route entered until it is left by its ticket or its pool's id, or the thread ends.
     pub(crate) fn stay(self) -> u64 {
         ManuallyDrop::new(self).ticket
     }
 
-    /// Ends the route, wherever it stands among the others, and returns its uses; none if this thread has no such route.
+    /// Ends the route, at any depth, and returns its uses; none if this thread has no such route.
     pub(super) fn leave(&self) -> Option<Vec<PoolUse>> {
         take_route(|route| route.ticket == self.ticket).map(|route| route.uses)
     }
@@ -275,7 +267,7 @@ pub(crate) fn leave_by_ticket(ticket: u64) -> Option<Vec<PoolUse>> {
     take_route(|route| route.ticket == ticket && route.kind == RouteKind::Scope).map(|route| route.uses)
 }
 
-/// Ends this thread's innermost route that was entered by this id; false if there is none.
+/// Ends this thread's innermost route with this id; false if there is none.
 pub(in crate::memory) fn leave_by_id(device: Device, id: PoolId) -> bool {
     let is_meant = |route: &Route| route.uses.is_empty() && route.pool.id == id && route.pool.memory.location == device;
     take_route(is_meant).is_some()
@@ -291,8 +283,8 @@ fn take_route(is_meant: impl Fn(&Route) -> bool) -> Option<Route> {
     taken.ok().flatten()
 }
 
-/// Runs another allocator's request for memory that it cuts further, for a graph or for any work: from this pool, whatever scopes
-/// the thread is in.
+/// Runs another allocator's request for memory to cut further, for a graph or for any work: from this pool, whatever
+/// scopes the thread is in.
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` while the thread ends; what the allocation returns.

@@ -1,4 +1,4 @@
-//! Scopes: what routes a thread's allocations into a pool.
+//! Scopes, which route a thread's allocations into a pool.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ pub struct PoolScope {
 }
 
 impl PoolScope {
-    /// Makes a scope with a use of the pool; with `all_threads` also that of every thread without one of its own.
+    /// Makes a scope with a use of the pool; with `all_threads` also for every thread without one of its own.
     pub(in crate::memory) fn new(in_use: PoolUse, all_threads: bool) -> Result<Self> {
         let entered = EnteredRoute::new(in_use, RouteKind::Scope, all_threads)?;
         Ok(Self { _entered: entered, this_thread: PhantomData })
@@ -37,8 +37,6 @@ impl PoolToken {
         Self { pool: Arc::clone(pool), device }
     }
 
-    /// Returns a use of the pool, which keeps it.
-    ///
     /// # Errors
     /// `ErrorKind::InvalidValue` if the pool was dropped.
     pub(in crate::memory) fn hold(&self) -> Result<PoolUse> {
@@ -75,7 +73,7 @@ impl PoolToken {
         PoolScope::new(self.hold()?, true)
     }
 
-    /// [`PoolToken::enter`], or for all threads, for a caller that cannot keep a guard on its thread.
+    /// As [`PoolToken::enter`], or for all threads, for a caller that cannot keep a guard on its thread.
     #[cfg(feature = "python")]
     pub(crate) fn enter_scope(&self, all_threads: bool) -> Result<EnteredRoute> {
         EnteredRoute::new(self.hold()?, RouteKind::Scope, all_threads)

@@ -1,7 +1,5 @@
-//! Routes that are not one thread's own: those of scopes for all threads, and of scopes that go with a context.
-//!
-//! While there is any, the process counts as rerouted, and every request looks for one. Where there is none, requests
-//! ask nothing more than they ask anyway.
+//! Routes of more than one thread: scopes for all threads, and scopes of a context. While there is any, the process
+//! counts as rerouted, and every request looks for one. Otherwise requests do no further check.
 
 use std::sync::{Arc, Mutex, RwLock};
 
@@ -39,8 +37,8 @@ impl Drop for Rerouted {
     }
 }
 
-/// A pool that requests on its device go to on every thread that has no route of its own there, until it is dropped. It
-/// does not keep the pool.
+/// A pool for requests on its device by every thread without a route of its own there, until this is dropped. It does
+/// not keep the pool.
 #[derive(Debug)]
 pub(super) struct AllThreads {
     ticket: u64,
@@ -59,13 +57,12 @@ impl Drop for AllThreads {
         if process::is_forked() {
             return;
         }
-        // Dropped outside the lock: it may be the last to know the pool.
+        // Dropped outside the lock: it may be the last reference to the pool.
         let ended = take_last(&mut write(&ALL_THREADS), |(ticket, _)| *ticket == self.ticket);
         drop(ended);
     }
 }
 
-/// Returns the pool of the innermost route of all threads on the device.
 pub(super) fn of_all_threads(device: Device) -> Option<Arc<Pool>> {
     let routes = read(&ALL_THREADS);
     routes.iter().rev().find(|(_, pool)| pool.memory.location == device).map(|(_, pool)| Arc::clone(pool))

@@ -1,4 +1,4 @@
-//! A use of a pool: its owner, a scope, a capture, or a library. The pool's memory is kept for as long as there is one.
+//! Uses of a pool: its owner, scopes, captures, libraries. The pool's memory is kept while there is one.
 
 use std::sync::Arc;
 
@@ -8,18 +8,17 @@ use crate::memory::serve::{Ending, end_pool};
 use crate::process;
 use crate::sync::Ordering;
 
-/// One of a pool's uses, until it is dropped. With the last the pool ends.
+/// One of a pool's uses, until it is dropped. The pool ends with the last.
 #[derive(Debug)]
 pub(crate) struct PoolUse {
     pool: Arc<Pool>,
     /// Whether it is for a captured graph, which may use the memory at any time.
     is_captured: bool,
-    /// Whether the use has ended, or is left to be ended by the pool's id.
+    /// Whether the use has ended, or is left to end by the pool's id.
     is_over: bool,
 }
 
 impl PoolUse {
-    /// Returns the use that a new pool begins with.
     pub(crate) fn first(pool: Arc<Pool>, is_captured: bool) -> Self {
         if is_captured {
             pool.captures.fetch_add(1, Ordering::AcqRel);
@@ -27,8 +26,6 @@ impl PoolUse {
         Self { pool, is_captured, is_over: false }
     }
 
-    /// Makes one more use.
-    ///
     /// # Errors
     /// `ErrorKind::InvalidValue` if the pool is gone or closed; `ErrorKind::Forked` in a forked child.
     pub(crate) fn new(pool: &Arc<Pool>, is_captured: bool) -> Result<Self> {
@@ -42,10 +39,6 @@ impl PoolUse {
         Ok(Self::first(Arc::clone(pool), is_captured))
     }
 
-    /// Makes one more use of the same pool.
-    ///
-    /// # Errors
-    /// As [`PoolUse::new`].
     pub(in crate::memory) fn again(&self) -> Result<Self> {
         Self::new(&self.pool, self.is_captured)
     }
@@ -60,14 +53,14 @@ impl PoolUse {
         self.is_over = true;
     }
 
-    /// Takes up a use that was left by [`PoolUse::into_id`]; none if none is left.
+    /// Takes up a use left by [`PoolUse::into_id`]; none if none is left.
     pub(in crate::memory) fn from_id(pool: Arc<Pool>, is_captured: bool) -> Option<Self> {
         let take = |uses: u32| uses.checked_sub(1);
         pool.uses_by_id.fetch_update(Ordering::AcqRel, Ordering::Acquire, take).ok()?;
         Some(Self { pool, is_captured, is_over: false })
     }
 
-    /// Ends the use without a driver call, as a thread does that ends.
+    /// Ends the use without a driver call, for an ending thread.
     pub(super) fn abandon(mut self) {
         self.end(Ending::Later);
     }
@@ -91,7 +84,6 @@ impl Drop for PoolUse {
     }
 }
 
-/// Returns the error of a call for a pool whose last use has ended.
 fn gone(pool: &Pool) -> Error {
     Error::invalid_value(format!("pool {} was dropped; keep the MemPool as long as it is used", pool.label()))
 }

@@ -1,5 +1,5 @@
-//! Abandoned caches: those of streams that nothing but caches holds any more, and of foreign streams that are known to be
-//! gone or whose pages all serve others. They end when a thread needs a cache that it does not know, so that streams made and
+//! Abandoned caches: those of streams that only caches still hold, and of foreign streams that are known to be gone or
+//! whose pages all serve others. They end when a thread needs a cache that it does not know, so that streams made and
 //! dropped leave nothing behind.
 
 use super::grow::{retire_reserve, return_slabs};
@@ -10,7 +10,7 @@ use crate::memory::tuning::A_FEW;
 use crate::runtime::Stream;
 use crate::sync::ThisThread;
 
-/// Ends the abandoned caches in which nothing is live among the next few, and goes on as long as half of them are abandoned.
+/// Ends the abandoned caches without live blocks among the next few, and goes on while half of them are abandoned.
 pub(in crate::memory) fn end_abandoned(caches: &DeviceCaches, thread: ThisThread) {
     let ends = |cache: &&'static StreamCache| {
         let Some(service) = cache.service() else { return false };
@@ -29,12 +29,11 @@ pub(in crate::memory) fn end_abandoned(caches: &DeviceCaches, thread: ThisThread
     }
 }
 
-/// Returns whether the cache has no memory.
 fn is_bare(cache: &StreamCache, thread: ThisThread) -> bool {
     cache.lock(thread).mapped() == 0
 }
 
-/// Takes what is free out of a cache; of a pool that keeps its memory only what the pool has for other streams.
+/// Takes the free memory out of a cache; if its pool keeps memory, only borrowed slabs and pages of the reserve.
 fn leave_memory(cache: &StreamCache, service: &Service, thread: ThisThread) -> Result<()> {
     if service.pool.gives_way() {
         retire_free(cache, thread, service)
@@ -44,7 +43,7 @@ fn leave_memory(cache: &StreamCache, service: &Service, thread: ThisThread) -> R
     }
 }
 
-/// Takes a cache without memory out of its pool; false if something is live there, or is the pool's to keep.
+/// Takes a cache without memory out of its pool. False if it has live blocks or memory that the pool keeps.
 fn end(caches: &DeviceCaches, cache: &'static StreamCache, service: &Service, thread: ThisThread) -> bool {
     let is_idle = cache.waiting.is_empty() && cache.lock(thread).live() == 0;
     if !is_idle || !is_bare(cache, thread) && leave_memory(cache, service, thread).is_err() {

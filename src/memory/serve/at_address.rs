@@ -1,6 +1,5 @@
-//! Allocation at an address that the caller names: memory that was its own, is free now, and has not been moved or given back.
-//!
-//! A graph uses addresses for as long as it lives, so a program that freed a tensor which its graph uses may want it again.
+//! Allocation at an address that the caller names, whose memory was its own, is free, and was not moved or given back:
+//! a graph uses its addresses as long as it lives, so a program that freed a tensor of its graph may want it again.
 
 use super::free::find;
 use super::request::Allocation;
@@ -13,7 +12,7 @@ use crate::process;
 use crate::runtime::Stream;
 use crate::sync::ThisThread;
 
-/// Allocates bytes at an address, of the pool that has the memory there, in the order of the stream.
+/// Allocates bytes at an address from the pool that has the memory there, in the order of the stream.
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` if so many bytes are not free there in one piece, or the memory serves another stream;
@@ -32,7 +31,7 @@ pub(crate) fn allocate_at(address: u64, bytes: u64, stream: &Stream) -> Result<A
     };
     let service =
         cache.service().filter(|_| !cache.is_lender()).ok_or_else(|| refused("the pool gave the memory up"))?;
-    // A graph's memory is its graph's, whatever stream names it.
+    // A graph's memory is its graph's, whatever stream is named.
     let may_use = service.role.is_captured() || (service.is_of(stream) && cache.is_of(stream));
     if !may_use {
         return Err(refused("the memory serves another stream; name that one"));
@@ -41,7 +40,7 @@ pub(crate) fn allocate_at(address: u64, bytes: u64, stream: &Stream) -> Result<A
         return Err(pool::asleep(&service.pool));
     }
     let allocated = cache.lock_in(&service, ThisThread::get()).and_then(|mut heap| {
-        // The page may have left the cache before it was locked.
+        // The page may have left the cache before the lock.
         let is_there = cache.has_block_at(block.offset);
         let offset = is_there.then(|| heap.allocate_at(&cache.memory.pages, block.offset, bytes)).flatten()?;
         if is_recorded() {

@@ -1,4 +1,4 @@
-//! The devices in use: each one's memory is made when it is first needed, with the process's limit.
+//! The devices in use. A device's memory is made when first needed, with the process's limit.
 
 use std::sync::Arc;
 
@@ -25,12 +25,12 @@ pub(crate) fn device_caches(location: impl Into<MemoryLocation>) -> Result<&'sta
 
 #[cold]
 fn make(location: MemoryLocation) -> Result<&'static DeviceCaches> {
-    // Whole, with its default pool, before any other thread sees it.
+    // Complete, with its default pool, before any other thread sees it.
     let caches = DeviceCaches::new(DeviceMemory::reserve(location)?);
     let memory = &caches.memory;
     let supply = Supply::new(memory.default_source(), None);
     caches.set_default_pool(Arc::new(Pool::new(PoolId::NONE, 0, memory, Rules::default(), None, supply)));
-    // A call that sets the limit of all devices comes before, and the limit is set here, or after, and finds this device.
+    // A call that sets the limit of all devices either comes before, or finds this device.
     let limit = lock_limit();
     if !memory.is_of_host() {
         memory.budget.set_limit(limit.on(memory.total));

@@ -1,4 +1,4 @@
-//! Freeing: the way from an address to its block, and what a freed block waits for.
+//! Freeing: from an address to its block, and what a freed block waits for.
 
 use super::request::Allocation;
 use super::take::mark_work;
@@ -13,7 +13,7 @@ use crate::process;
 use crate::runtime::{self, Stream};
 use crate::sync::ThisThread;
 
-/// Frees a block; where other streams used it, once they are done. The stream is alive: the caller names it.
+/// Frees a block, once the other streams that used it are done. The stream is alive, since the caller names it.
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` if no block starts there, it was freed before, or the stream is of a device that is no
@@ -22,7 +22,7 @@ use crate::sync::ThisThread;
 #[inline]
 pub(crate) fn free(block: Allocation, on: Option<&Stream>) -> Result<()> {
     let cache = block.cache;
-    // The state first: a recording leaves caches a duty before it ends.
+    // The state is read first: a recording sets caches' duties before it ends.
     if !process::state().is_plain_for_frees()
         || cache.has_uses()
         || cache.has_duties()
@@ -32,12 +32,12 @@ pub(crate) fn free(block: Allocation, on: Option<&Stream>) -> Result<()> {
     }
     let thread = ThisThread::get();
     cache.free(thread, block.offset).map_err(|reason| refuse(block, reason))?;
-    // Asked again, as the pool may have been closed before the block was free.
+    // Read again, as the pool may have been closed before the block was free.
     if cache.is_closing() { trim::leave_closed(cache, thread) } else { Ok(()) }
 }
 
-/// As [`free`], for a block that the caller has kept and not looked up: wrong code may have freed it by its address, and its
-/// page be another cache's since.
+/// As [`free`], for a block that the caller has kept and not looked up: a wrong free by its address may have made its
+/// page another cache's.
 #[inline]
 pub(crate) fn free_kept(block: Allocation, on: Option<&Stream>) -> Result<()> {
     if block.cache.has_block_at(block.offset) { free(block, on) } else { Err(refuse(block, Invalid::Freed)) }
@@ -68,7 +68,7 @@ fn free_slowly(block: Allocation, on: Option<&Stream>) -> Result<()> {
     note_free(block, users.is_empty());
     if users.is_empty() {
         let own = own.filter(|_| cache.marks_work());
-        // Asked while the block is live: afterwards the cache may serve another stream.
+        // Read while the block is live: afterwards the cache may serve another stream.
         let marked = own.and_then(|own| Some((own, cache.service().filter(|service| service.is_of(own))?)));
         cache.free(thread, offset).map_err(|reason| refuse(block, reason))?;
         if let Some((own, service)) = marked {
@@ -81,7 +81,7 @@ fn free_slowly(block: Allocation, on: Option<&Stream>) -> Result<()> {
     if cache.is_closing() { trim::leave_closed(cache, thread) } else { Ok(()) }
 }
 
-/// Keeps a freed block back until its users are done, whose streams a thread names, or all work is.
+/// Keeps a freed block until its users are done, whose streams a thread names, or until all work is.
 fn wait_for(block: Allocation, users: &[BlockUser], thread: ThisThread, named_by: Option<ThisThread>) -> Result<()> {
     let Allocation { cache, offset } = block;
     cache.begin_waiting(thread, offset).map_err(|reason| refuse(block, reason))?;
@@ -89,17 +89,13 @@ fn wait_for(block: Allocation, users: &[BlockUser], thread: ThisThread, named_by
     Ok(())
 }
 
-/// Notes a free before the block can be had again.
 fn note_free(block: Allocation, is_completed: bool) {
     let _stack = recording::hold_stack(Purpose::Free);
     block.cache.note_free(block.offset, is_completed);
     deliver();
 }
 
-/// Frees a block whose streams were not named: it is used again once all work on the device so far is done.
-///
-/// # Errors
-/// As [`free`].
+/// Frees a block whose streams are unknown: it is reused once all work so far on the device is done.
 pub(in crate::memory) fn free_after_all_work(block: Allocation) -> Result<()> {
     let Allocation { cache, offset } = block;
     check_live(block)?;
@@ -110,21 +106,20 @@ pub(in crate::memory) fn free_after_all_work(block: Allocation) -> Result<()> {
     if cache.is_closing() {
         return trim::leave_closed(cache, thread);
     }
-    // At once where the device has nothing to do.
+    // At once if the device is idle.
     settle::settle(cache, thread, settle::Patience::Ask).map(drop)
 }
 
-/// Refuses in a forked child, and where no caller holds the block.
+/// Refuses in a forked child, and a block that no caller holds.
 pub(in crate::memory) fn check_live(block: Allocation) -> Result<()> {
     process::refuse_forked()?;
     block.cache.check_live(block.offset).map_err(|reason| refuse(block, reason))
 }
 
-/// Returns a stream that uses a block, as the calling thread names it.
 fn user(block: Allocation, stream: &Stream) -> Result<BlockUser> {
     let memory = block.cache.memory;
     if memory.location != stream.device() && !memory.range.peers.has(stream.device()) {
-        // C names devices by numbers, which are looked up only here.
+        // Devices named by number, as from C, are checked only here.
         runtime::existing(stream.device())?;
         return Err(Error::invalid_value(format!(
             "{:#x} is memory of {}, which a stream of {} cannot use: give a stream of {}, or call enable_peer_access first",
@@ -138,8 +133,6 @@ fn user(block: Allocation, stream: &Stream) -> Result<BlockUser> {
     Ok(if memory.is_of_host() { user.with_graph() } else { user })
 }
 
-/// Checks that a block can be freed on this stream.
-///
 /// # Errors
 /// `ErrorKind::InvalidValue` if the stream is of a device that is no peer; `ErrorKind::Forked`.
 #[cfg(feature = "python")]
@@ -148,7 +141,7 @@ pub(in crate::memory) fn check_stream(block: Allocation, stream: &Stream) -> Res
     user(block, stream).map(drop)
 }
 
-/// Keeps a block, once freed, from being used again before the stream's work at that time is done.
+/// Keeps a block, once freed, from reuse before the stream's work at that time is done.
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` if no live block starts there, or the stream is of a device that is no peer.
@@ -156,12 +149,12 @@ pub(crate) fn record_stream(block: Allocation, stream: &Stream) -> Result<()> {
     add_user(block, stream, |user| user)
 }
 
-/// As [`record_stream`] for a stream that may be gone by the time the block is freed.
+/// As [`record_stream`], for a stream that may be gone by the free.
 pub(in crate::memory) fn record_consumer(block: Allocation, stream: &Stream) -> Result<()> {
     add_user(block, stream, BlockUser::fleeting)
 }
 
-/// Notes that the streams that a block was recorded on may be gone by the time it is freed. Not in a forked child.
+/// Notes that the streams that a block was recorded on may be gone by its free. Not in a forked child.
 #[cfg(feature = "python")]
 pub(in crate::memory) fn let_streams_end(block: Allocation) {
     if !process::is_forked() && block.cache.has_uses() {
@@ -194,7 +187,7 @@ pub(crate) fn find(address: u64, device: Option<Device>) -> Result<Allocation> {
     }
 }
 
-/// Refuses what gpupool allocated for its own work, such as the backup of a sleeping pool.
+/// Refuses blocks that gpupool holds for its own work, such as a sleeping pool's backup.
 #[cold]
 fn refuse_own(block: Allocation) -> Result<Allocation> {
     process::refuse_forked()?;
@@ -208,7 +201,7 @@ fn refuse_own(block: Allocation) -> Result<Allocation> {
     )))
 }
 
-/// Returns whether an address lies in memory of gpupool's; in a forked child only of what is in no segment.
+/// Returns whether an address is in gpupool's memory; in a forked child, segments do not count.
 pub(crate) fn owns(address: u64) -> bool {
     DeviceCaches::all().any(|caches| {
         let in_pages = block_in_pages(caches, address).is_some();

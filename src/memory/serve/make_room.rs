@@ -1,4 +1,4 @@
-//! Making room where memory has run out: what other pools have free goes back to the driver, so that it can be had here.
+//! Makes room when memory has run out: free memory of other pools goes back to the driver.
 
 use std::sync::atomic::Ordering;
 
@@ -13,9 +13,9 @@ use crate::memory::pool::Pool;
 use crate::memory::tuning::WAIT;
 use crate::sync::ThisThread;
 
-/// Has the driver get as much back as can be had: what those pools have free for which `is_meant` is true, once the GPU is
-/// done with it, and what other processes still map of that, or this one of theirs. What cannot be given back leaves the rest
-/// to help. What other threads have in their hands is waited for, as it is in none of these places.
+/// Gives as much as possible back to the driver: what the pools selected by `is_meant` have free, once the GPU is done
+/// with it, and mappings of it by other processes, or of theirs by this one. A refusal does not stop the rest. It first
+/// waits for memory that other threads have under way.
 pub(super) fn make_room(caches: &'static DeviceCaches, thread: ThisThread, is_meant: impl Fn(&Pool) -> bool) {
     let _ = caches.memory.under_way.wait();
     let _ = trim_pools(caches, thread, Patience::Wait, is_meant);
@@ -30,8 +30,8 @@ pub(crate) fn release_unused(device: Device) {
     }
 }
 
-/// Tries what needs physical memory for a pool: from what the device has, else from what other pools give back, else from what
-/// the user's callbacks do. The thread has nothing in its hands that another waits for.
+/// Attempts what needs physical memory for a pool: first as things are, then after other pools and the user's callbacks
+/// gave memory back. The thread has nothing under way that another waits for.
 ///
 /// # Errors
 /// Those of the last try.

@@ -1,6 +1,5 @@
-//! What a request does when no free block fits: the ladder, from what costs least to what memory can be had at all.
-//!
-//! Only once the driver or a limit has said no does anything wait for the GPU.
+//! What a request does when no free block fits: steps, from the cheapest to the last resort. Nothing waits for the GPU
+//! before the driver or a limit has refused memory.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -29,43 +28,42 @@ use crate::observe::recording::{Purpose, hold_stack};
 use crate::observe::target::MEMORY;
 use crate::sync::ThisThread;
 
-/// A step of the ladder: a block, or none if the next step is to be tried.
-type Rung = fn(&mut Climb) -> Result<Option<Allocation>>;
+/// A step: returns a block, or none if the next step is to be tried.
+type Step = fn(&mut Escalation) -> Result<Option<Allocation>>;
 
-/// The way of a request that found no free block, from the first rung to where the driver or a limit has said no.
-#[rustfmt::skip] // the right column tells what the left one names
-const READY: [Rung; 7] = [
-    Climb::blocks_of_other_streams, // blocks of this cache that waited for other streams, if those are done
-    Climb::reserve,                 // free pages of the pool's reserve
-    Climb::lent_slab,               // a slab that the pool lends, for a small block of a stream without pages
-    Climb::empty_slabs,             // what this cache has free together with its empty slabs
-    Climb::pages_in_place,          // free pages of another stream of this pool, where they stand
-    Climb::pages,                   // free pages of this pool, moved to one place; new ones for the rest
-    Climb::segment,                 // new memory of the pool's own source, if it has one
+/// The steps after no free block was found, until the driver or a limit has refused memory.
+#[rustfmt::skip] // the right column explains the left one
+const READY: [Step; 7] = [
+    Escalation::blocks_of_other_streams, // blocks of this cache that waited for other streams, if those are done
+    Escalation::reserve,                 // free pages of the pool's reserve
+    Escalation::lent_slab,               // a slab that the pool lends, for a small block of a stream without pages
+    Escalation::empty_slabs,             // what this cache has free together with its empty slabs
+    Escalation::pages_in_place,          // free pages of another stream of this pool, where they are
+    Escalation::pages,                   // free pages of this pool, moved to one place; new ones for the rest
+    Escalation::segment,                 // new memory of the pool's own source, if it has one
 ];
 
-/// From there on: it waits for the GPU, and looks for all that is free.
+/// The steps from there on, which wait for the GPU and look for all free memory.
 #[rustfmt::skip]
-const SEARCH: [Rung; 12] = [
-    Climb::blocks_of_pool,          // blocks of this pool, once its streams are done
-    Climb::reserve,                 // from here on pages are waited for
-    Climb::pages,
-    Climb::segment,
-    Climb::blocks_of_device,        // wait for the streams of pools that help others
-    Climb::pages,                   // from here on also those of pools that give way to others
-    Climb::segment,
-    Climb::blocks_of_other_caches,  // free blocks of this pool's other streams, and of those pools, which stay theirs
-    Climb::give_back,               // free memory goes back to the driver, which is asked once more
-    Climb::reserve,
-    Climb::pages,
-    Climb::segment,
+const SEARCH: [Step; 12] = [
+    Escalation::blocks_of_pool,          // blocks of this pool, once its streams are done
+    Escalation::reserve,                 // from here on pages are waited for
+    Escalation::pages,
+    Escalation::segment,
+    Escalation::blocks_of_device,        // wait for the streams of pools that help others
+    Escalation::pages,                   // from here on also those of pools that give way to others
+    Escalation::segment,
+    Escalation::blocks_of_other_caches,  // free blocks of this pool's other streams, and of those pools, which stay theirs
+    Escalation::give_back,               // free memory goes back to the driver, which is asked once more
+    Escalation::reserve,
+    Escalation::pages,
+    Escalation::segment,
 ];
 
-/// What is left then.
 #[rustfmt::skip]
-const LAST: [Rung; 2] = [
-    Climb::what_was_under_way,      // wait for what other threads have in their hands, and search all of these again
-    Climb::callbacks,               // ask the user's callbacks to free something, each followed by another search
+const LAST: [Step; 2] = [
+    Escalation::what_was_under_way,      // wait for memory under way in other threads, and search all of these again
+    Escalation::callbacks,               // ask the user's callbacks to free something, each followed by another search
 ];
 
 /// A block that another cache had free.
@@ -77,7 +75,7 @@ impl FreeMemory for FreeBlock {
     }
 }
 
-/// A request that found no free block in its cache. [`Miss::serve`] goes on with it, on the same thread.
+/// A request that found no free block in its cache. [`Miss::serve`] continues it on the same thread.
 #[derive(Clone, Copy, Debug)]
 #[must_use = "nothing is allocated before it is served"]
 pub(crate) struct Miss {
@@ -88,8 +86,8 @@ pub(crate) struct Miss {
 }
 
 impl Miss {
-    /// Goes on with the request on the thread that made it. Returns none if the cache serves another pool or stream by now: the
-    /// request is to begin anew.
+    /// Continues the request on the thread that made it. None if the cache serves another pool or stream by now: then
+    /// the request must start anew.
     ///
     /// # Errors
     /// `ErrorKind::OutOfMemory` once nothing is left to try; `ErrorKind::InvalidValue` for 0 bytes, or if the pool has
@@ -108,41 +106,41 @@ impl Miss {
             return Ok(None);
         };
         let request = AllocationRequest { cache, service, thread: ThisThread::get(), bytes };
-        Climb::new(request).climb().inspect_err(|error| info!(target: MEMORY, "{error}"))
+        Escalation::new(request).run().inspect_err(|error| info!(target: MEMORY, "{error}"))
     }
 }
 
-/// What a search that finds nothing began with: it has missed nothing if this is the same after it.
+/// The state when a search began. If it is the same at the end, the search has missed nothing.
 struct Beginning {
     under_way: Moment,
     /// Blocks that other threads have taken or freed.
     traffic: u64,
 }
 
-/// A request on the ladder.
-struct Climb {
+/// A request on its way through the steps.
+struct Escalation {
     request: AllocationRequest,
     /// Whose free pages it may take.
     reach: Reach,
     /// The last refusal for want of memory.
     refused: Option<Error>,
-    /// The part of the way that waits, once it has begun.
+    /// The part that waits, once it has begun.
     waiting: Option<Activity>,
-    /// How that part began; none within a move of the thread's own.
+    /// How that part began; none inside a move of this thread.
     beginning: Option<Beginning>,
 }
 
-impl Climb {
+impl Escalation {
     fn new(request: AllocationRequest) -> Self {
         let reach = Reach::of_pool(&request.service.pool);
         Self { request, reach, refused: None, waiting: None, beginning: None }
     }
 
     /// Returns a block; none if the cache has ended its service.
-    fn climb(&mut self) -> Result<Option<Allocation>> {
+    fn run(&mut self) -> Result<Option<Allocation>> {
         self.refuse_more_than_any_device_has()?;
-        for rungs in [&READY[..], &SEARCH, &LAST] {
-            if let Some(found) = self.try_each(rungs)? {
+        for steps in [&READY[..], &SEARCH, &LAST] {
+            if let Some(found) = self.try_each(steps)? {
                 self.log_end();
                 return Ok(Some(found));
             }
@@ -155,11 +153,11 @@ impl Climb {
         Err(no_memory_left(self.request.pool(), self.request.bytes, refused))
     }
 
-    /// Returns what the first of these rungs finds that finds anything; none once the cache has ended its service.
-    fn try_each(&mut self, rungs: &[Rung]) -> Result<Option<Allocation>> {
-        for rung in rungs {
+    /// Returns the block of the first step that finds one; none if no step does or the cache has ended its service.
+    fn try_each(&mut self, steps: &[Step]) -> Result<Option<Allocation>> {
+        for step in steps {
             self.refuse_out_of_service()?;
-            let found = rung(self)?;
+            let found = step(self)?;
             if found.is_some() || self.has_ended() {
                 return Ok(found);
             }
@@ -189,7 +187,7 @@ impl Climb {
         if !pool.is_closed() {
             return if pool.sleep.is_asleep() { Err(pool::asleep(pool)) } else { Ok(()) };
         }
-        // Pages that were added since go again; the driver's refusal is not this request's error.
+        // Pages added since then leave again; a refusal of the driver is not this request's error.
         let AllocationRequest { cache, thread, .. } = &self.request;
         if cache.serves_pool(pool.number) {
             let _ = leave_closed(cache, *thread);
@@ -199,7 +197,8 @@ impl Climb {
 
     fn last_refusal(&mut self) -> Error {
         let refused = self.refused.take();
-        let refused = refused.unwrap_or_else(|| Error::internal("a request climbed the ladder and nothing refused it"));
+        let refused =
+            refused.unwrap_or_else(|| Error::internal("a request went through all steps and nothing refused it"));
         if !self.request.pool().no_split() {
             return refused;
         }
@@ -239,7 +238,7 @@ impl Climb {
         if !self.request.pool().source().has_segments() {
             return Ok(None);
         }
-        // Where pages were refused, too, that tells more than whatever this source says.
+        // If pages were refused, too, that explains more than this source's refusal.
         let of_pages = if self.has_pages() { self.refused.take() } else { None };
         let grown = self.grow(|request, _| grow_by_segment(request));
         if of_pages.is_none() {
@@ -268,15 +267,15 @@ impl Climb {
     }
 
     fn blocks_of_device(&mut self) -> Result<Option<Allocation>> {
-        // From here on pages of all pools that give way to others are in reach, too; the search began with its own alone.
+        // From here on the free pages of all pools that give way are within reach, not only its own.
         self.reach.pools.extend(other_pools(self.request.pool(), Pool::gives_way));
         // Those that help others.
         let helpers: Vec<_> = other_pools(self.request.pool(), Pool::helps_others).collect();
         Ok(self.blocks_after_waiting(&helpers))
     }
 
-    /// Returns a block of another cache, which goes back there. None for a graph or a feed, whose memory is its own; and
-    /// none of other pools for a pool whose limit it would pass by, or whose memory is to come from its own source.
+    /// Returns a block of another cache, which goes back there later. None for a graph or a feed, whose memory is its
+    /// own. None of other pools for a pool with a limit, which it would evade, or with a source of its own.
     fn blocks_of_other_caches(&mut self) -> Result<Option<Allocation>> {
         let service = &self.request.service;
         if service.role != Role::Requests {
@@ -296,7 +295,7 @@ impl Climb {
         Ok(None)
     }
 
-    /// Returns a free block of another cache, which is used there again once the request's stream is done with it.
+    /// Returns a free block of another cache, which is reused there once the request's stream is done with it.
     fn block_of(&self, cache: &'static StreamCache, pool: &Pool) -> Result<Option<Allocation>> {
         let AllocationRequest { service, thread, bytes, .. } = &self.request;
         let _moving = cache.memory.under_way.begin();
@@ -320,16 +319,16 @@ impl Climb {
             return None;
         }
         let offset = cache.allocate_locked(heap, self.request.bytes)?;
-        // The default pool falls asleep with the whole device alone, which no such block prevents.
+        // The default pool sleeps only with the whole device, which no such block prevents.
         if serves_another && !other.pool.is_default() {
-            // With the heap locked, as it is by who asks for these blocks before the pool falls asleep.
+            // With the heap locked, as for those who look for such blocks before the pool falls asleep.
             cache.add_use(offset, BlockUser::OtherPool);
         }
         Some(offset)
     }
 
-    /// Gives back to the driver what cannot be moved into this pool, so that the driver can give it here. With `no_split`
-    /// the pool's own segments go by its trim alone.
+    /// Gives what cannot be moved into this pool back to the driver, which can then give it to this pool. With
+    /// `no_split` the pool's own segments go only by its trim.
     fn give_back(&mut self) -> Result<Option<Allocation>> {
         self.give_memory_back();
         self.request.memory().retries.fetch_add(1, Ordering::Relaxed);
@@ -348,7 +347,7 @@ impl Climb {
         Ok(None)
     }
 
-    /// Waits for what other threads have in their hands, and notes how the search begins.
+    /// Waits for memory that other threads have under way, and notes how the search begins.
     fn begin_search(&self) -> Option<Beginning> {
         let under_way = self.request.memory().under_way.wait()?;
         Some(Beginning { under_way, traffic: self.traffic() })
@@ -376,7 +375,7 @@ impl Climb {
         let AllocationRequest { cache, service, bytes, .. } = &self.request;
         let (pool, stream, bytes) = (Arc::clone(&service.pool), cache.stream_address(), *bytes);
         after_callbacks(&pool, stream, bytes, || {
-            // What the callback has freed may be in the hands of another thread by now.
+            // Another thread may have what the callback freed under way by now.
             self.beginning = self.begin_search();
             self.give_memory_back();
             if let Some(found) = self.request.search() {
@@ -389,8 +388,8 @@ impl Climb {
         })
     }
 
-    /// Waits for blocks, and for pages, that wait for streams of these pools; then searches once. What another pool is refused
-    /// here is not this request's end.
+    /// Waits for the streams of these pools' waiting blocks and pages, then searches once. A refusal for another pool
+    /// does not end this request.
     fn blocks_after_waiting(&self, pools: &[Arc<Pool>]) -> Option<Allocation> {
         for cache in pools.iter().flat_map(|pool| DeviceCaches::caches_of(pool)) {
             let _ = settle(cache, self.request.thread, Patience::Wait);
@@ -413,8 +412,8 @@ impl Climb {
         }
     }
 
-    /// Takes a step that adds memory to the cache, again where another thread takes that; none for want of memory, which is kept
-    /// as the last refusal.
+    /// Runs a step that adds memory to the cache, again if another thread takes that; none for want of memory, which is
+    /// kept as the last refusal.
     fn grow(
         &mut self,
         mut step: impl FnMut(&AllocationRequest, &Reach) -> Result<Grown>,
@@ -429,7 +428,7 @@ impl Climb {
                         return Ok(None);
                     }
                 }
-                // Whatever a pool's own allocator refuses is taken for a lack of memory.
+                // Whatever a pool's own allocator refuses counts as a lack of memory.
                 Err(error) if is_no_memory(&error) || !self.has_pages() => {
                     self.refused = Some(error);
                     return Ok(None);

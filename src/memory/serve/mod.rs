@@ -1,5 +1,5 @@
-//! What a request does when its cache has no free block: from pages that move or grow to what is tried when memory runs
-//! out; and the way back.
+//! What a request does when its cache has no free block: move pages, grow, and make room when memory runs out; and how
+//! memory is freed and given back.
 
 mod abandoned;
 mod at_address;

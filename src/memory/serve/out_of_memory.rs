@@ -1,4 +1,4 @@
-//! Memory that ran out: the user's callbacks, and the error that says what holds the memory.
+//! When memory ran out: the user's callbacks, and the error that says what holds the memory.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
@@ -31,7 +31,7 @@ pub struct OomGuard {
 
 impl Drop for OomGuard {
     fn drop(&mut self) {
-        // A forked child asks no callback, and the lock may be held for ever there.
+        // A forked child calls no callback, and the lock may be held for ever there.
         if process::is_forked() {
             return;
         }
@@ -60,11 +60,8 @@ thread_local! {
     static IS_CALLING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Has the user's callbacks free something, one after the other, and tries again after each that has. None inside a callback, so
-/// that one that allocates does not ask itself, nor in [`without_callbacks`]; callbacks are of devices' memory.
-///
-/// # Errors
-/// Those of the try.
+/// Calls the user's callbacks in turn, and tries again after each that has freed something. None inside a callback, so
+/// that one that allocates does not call itself, nor in [`without_callbacks`], nor for pinned memory.
 pub(super) fn after_callbacks<R>(
     pool: &Pool,
     stream: usize,
@@ -87,7 +84,7 @@ pub(super) fn after_callbacks<R>(
     Ok(None)
 }
 
-/// Runs what must not ask callbacks if it finds no memory.
+/// Runs what must not call callbacks if it finds no memory.
 pub(in crate::memory) fn without_callbacks<R>(run: impl FnOnce() -> R) -> R {
     struct Calling {
         before: bool,
@@ -97,12 +94,12 @@ pub(in crate::memory) fn without_callbacks<R>(run: impl FnOnce() -> R) -> R {
             let _ = IS_CALLING.try_with(|is_calling| is_calling.set(self.before));
         }
     }
-    // Set back also where it panics.
+    // Restored also after a panic.
     let _calling = Calling { before: IS_CALLING.try_with(|is_calling| is_calling.replace(true)).unwrap_or(true) };
     run()
 }
 
-/// Records that memory ran out, where memory is recorded; before callbacks are asked, which may take a snapshot.
+/// Records that memory ran out, if memory is recorded, before callbacks are called, which may take a snapshot.
 pub(super) fn note(pool: &Pool, stream: usize, bytes: u64) {
     if is_recorded() {
         let location = pool.memory.location;
@@ -111,8 +108,8 @@ pub(super) fn note(pool: &Pool, stream: usize, bytes: u64) {
     }
 }
 
-/// Counts a request that failed, and returns the error that says what holds the memory; a refusal for another reason as
-/// it is.
+/// Counts a failed request, and returns the error that says what holds the memory; another refusal is returned as it
+/// is.
 #[cold]
 pub(in crate::memory) fn no_memory_left(pool: &Pool, bytes: u64, refused: Error) -> Error {
     if !is_no_memory(&refused) {

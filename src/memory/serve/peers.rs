@@ -1,15 +1,15 @@
-//! Peers: other devices that may read and write a device's memory.
+//! Peers: other devices that may access a device's memory.
 
 use super::devices::device_caches;
 use crate::error::{Error, Result};
 use crate::ids::Device;
 use crate::memory::device::reaches;
 
-/// Lets `peer` read and write the memory of `device`, what there is and what comes, whatever other threads do with it meanwhile.
+/// Grants `peer` access to all present and later memory of `device`, whatever other threads do with it meanwhile.
 ///
 /// # Errors
-/// `ErrorKind::InvalidValue` if the two cannot reach each other; `ErrorKind::Library` if the driver refuses: then it is no
-/// peer, and may be asked for again.
+/// `ErrorKind::InvalidValue` if the two cannot reach each other; `ErrorKind::Library` if the driver refuses: no
+/// peer then, and the call may be repeated.
 pub(crate) fn enable_peer(device: Device, peer: Device) -> Result<()> {
     let caches = device_caches(device)?;
     if peer == device {

@@ -1,4 +1,4 @@
-//! Pools: made, found by their ids, and ended with their last use.
+//! Pools: how they are made, found by id, and ended with their last use.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
@@ -22,21 +22,19 @@ use crate::sync::{Ordering, ThisThread};
 /// The numbers of pools, by which threads find their caches; 0 is a default pool's.
 static NUMBERS: AtomicU32 = AtomicU32::new(1);
 
-/// What a new pool is like.
 #[derive(Debug, Default)]
 pub(crate) struct PoolSettings {
     pub(crate) rules: Rules,
-    /// Where its memory comes from; where the device's does if there is none.
+    /// Where its memory comes from; by default as the device's.
     pub(crate) source: Option<Source>,
-    /// The most bytes that it may reserve.
     pub(crate) limit: Option<u64>,
-    /// The bytes that it keeps from its birth to its end.
+    /// The bytes that it keeps from birth to end.
     pub(crate) reserve: u64,
-    /// What messages call it beside its id.
+    /// Its name in messages, beside its id.
     pub(crate) name: Option<String>,
 }
 
-/// Makes a pool, known to its device.
+/// Makes a pool and adds it to its device.
 ///
 /// # Errors
 /// As [`device_caches`]; `ErrorKind::OutOfMemory` if the device has not enough for the reserve, and
@@ -49,7 +47,7 @@ pub(crate) fn make_pool(device: Device, id: PoolId, options: PoolSettings) -> Re
     let pool = Arc::new(Pool::new(id, number, &caches.memory, rules, name, supply));
     if reserve > 0 {
         check_reserve(&pool, reserve)?;
-        // From what the device has, else from what other pools and the user's callbacks give back.
+        // First from what the device has, then from what other pools and the user's callbacks give back.
         let made = with_room_made(&pool, reserve, || make_reserve(&pool, reserve));
         made.map_err(|error| no_memory_left(&pool, reserve, error))?;
     }
@@ -57,7 +55,6 @@ pub(crate) fn make_pool(device: Device, id: PoolId, options: PoolSettings) -> Re
     Ok(pool)
 }
 
-/// Refuses a reserve that the pool cannot have.
 fn check_reserve(pool: &Pool, bytes: u64) -> Result<()> {
     let device = pool.memory.location;
     if pool.keeps_segments() {
@@ -82,14 +79,14 @@ fn check_reserve(pool: &Pool, bytes: u64) -> Result<()> {
     }
 }
 
-/// Returns the device's pool with this id; none if the id was handed out and its pool is yet to be made.
+/// Returns the device's pool with this id; none if the id was handed out and has no pool yet.
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` if the id is no pool's, or of a pool that is gone or another device's; as
 /// [`device_caches`].
 pub(crate) fn pool_of_id(device: Device, id: PoolId) -> Result<Option<Arc<Pool>>> {
     let caches = device_caches(runtime::existing(device)?)?;
-    // Asked first: an id is unused until its pool can be found.
+    // Read first: an id is unused until its pool can be found.
     let is_unused = id.is_unused();
     match caches.pools.in_use(id) {
         None if !is_unused => Err(refuse_id(id, Some(device))),
@@ -97,7 +94,7 @@ pub(crate) fn pool_of_id(device: Device, id: PoolId) -> Result<Option<Arc<Pool>>
     }
 }
 
-/// As [`pool_of_id`], on any device if none is named, and none is taken into use.
+/// As [`pool_of_id`], on any device if none is named. No device is taken into use.
 #[cfg(feature = "python")]
 pub(in crate::memory) fn pool_anywhere(id: PoolId, device: Option<Device>) -> Result<Option<Arc<Pool>>> {
     process::refuse_forked()?;
@@ -109,7 +106,7 @@ pub(in crate::memory) fn pool_anywhere(id: PoolId, device: Option<Device>) -> Re
     }
 }
 
-/// Returns the error of a call with an id by which the device, or any, has no pool.
+/// Returns the error for an id that is no pool's on the device, or on any.
 #[cold]
 fn refuse_id(id: PoolId, device: Option<Device>) -> Error {
     let on = device.map_or_else(String::new, |device| format!(" on {device}"));
@@ -130,7 +127,7 @@ fn refuse_id(id: PoolId, device: Option<Device>) -> Error {
     })
 }
 
-/// Closes a pool that is in use, and returns the bytes that go at once.
+/// Closes a pool in use, and returns the bytes that go at once.
 ///
 /// # Errors
 /// `ErrorKind::Forked`; as [`trim`], and the pool is closed all the same where the driver refuses.
@@ -140,16 +137,16 @@ pub(in crate::memory) fn close_pool(pool: &Arc<Pool>) -> Result<u64> {
     trim(pool, ThisThread::get(), Patience::Ask)
 }
 
-/// When the memory of a pool goes whose last use has ended.
+/// When the memory of a pool goes after its last use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::memory) enum Ending {
     /// Now, by driver calls.
     Now,
-    /// When memory is next given back: the thread is ending, and calls no driver.
+    /// When memory is next given back: the thread is ending, and may call no driver.
     Later,
 }
 
-/// Ends a pool whose last use has ended, and one use of a closed pool: what is free goes, the rest when it is freed.
+/// Ends a pool after its last use, or one use of a closed pool: free memory goes, the rest when it is freed.
 pub(in crate::memory) fn end_pool(pool: &Arc<Pool>, ending: Ending) {
     mark_closed(pool);
     if ending == Ending::Now {

@@ -1,4 +1,4 @@
-//! A request that its cache could not serve at once, and the block that it gets: what each step on its way needs.
+//! A request that its cache could not serve at once, and the block that it gets.
 
 use crate::error::Result;
 use crate::memory::cache::{Service, StreamCache};
@@ -21,11 +21,9 @@ impl Allocation {
     }
 }
 
-/// A request under way.
 #[derive(Debug)]
 pub(super) struct AllocationRequest {
     pub(super) cache: &'static StreamCache,
-    /// What the cache serves.
     pub(super) service: Service,
     pub(super) thread: ThisThread,
     pub(super) bytes: u64,
@@ -40,13 +38,13 @@ impl AllocationRequest {
         &self.service.pool
     }
 
-    /// Returns how many bytes must be free in a row for it.
+    /// Returns how many bytes must be free in one piece for it.
     pub(super) fn needed(&self) -> u64 {
         self.cache.lock(self.thread).needed_for(self.bytes)
     }
 
-    /// Returns whether pages may move for it, if its pool has such. Work on a captured stream runs whenever its graph
-    /// does, so what it used is never known to be done; and segments that may be registered stay where they are.
+    /// Returns whether pages may move for it. Not for a captured stream, whose work runs whenever its graph does and so
+    /// is never known to be done; nor segments that may be registered, which stay where they are.
     pub(super) fn may_move(&self) -> Result<bool> {
         let service = &self.service;
         let is_captured = || service.stream.as_ref().map_or(Ok(false), Stream::is_captured);
@@ -54,7 +52,7 @@ impl AllocationRequest {
         Ok(may_move && !is_captured()?)
     }
 
-    /// Returns the block at an offset that the cache handed out for the request.
+    /// Returns the block at an offset that the cache handed out.
     pub(super) fn allocation(&self, offset: u64) -> Allocation {
         Allocation { cache: self.cache, offset }
     }

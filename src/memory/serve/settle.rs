@@ -1,6 +1,5 @@
-//! Settling: freed blocks that waited for other streams become free once those are done.
-//!
-//! Events are asked about only when a request finds no free block, or when memory is given back.
+//! Settling: freed blocks that waited for other streams become free once those are done. Events are queried only when a
+//! request finds no free block, or memory is given back.
 
 use crate::error::Result;
 use crate::memory::cache::{StreamCache, To, Waiting, is_recorded};
@@ -8,21 +7,20 @@ use crate::observe::delivery::deliver;
 use crate::process;
 use crate::sync::ThisThread;
 
-/// Whether a call waits for the GPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Patience {
-    /// It only asks.
+    /// It only queries.
     Ask,
-    /// It waits for what is recorded.
+    /// It waits for recorded work.
     Wait,
 }
 
-/// Keeps what is marked as waiting back until what it waits for is done.
+/// Keeps a freed block until what it waits for is done.
 pub(super) fn wait(cache: &StreamCache, block: Waiting) {
     cache.waiting.change(|waiting| waiting.push(block));
 }
 
-/// Makes those blocks of the cache free whose streams are done; returns whether there were any.
+/// Frees the cache's waiting blocks whose streams are done; returns whether there were any.
 ///
 /// # Errors
 /// `ErrorKind::Library` if the driver refuses. Blocks that were not asked about still wait.

@@ -1,4 +1,4 @@
-//! Giving memory back: free pages and whole free segments leave at once, or as soon as their streams are done.
+//! Giving memory back: free pages and whole free segments go at once, or as soon as their streams are done.
 
 use std::sync::Arc;
 
@@ -14,9 +14,9 @@ use crate::observe::Activity;
 use crate::observe::delivery::Delivery;
 use crate::sync::ThisThread;
 
-/// Takes free memory out of a cache's heap. Returns it, and when all work that may use it is done; none if the cache has ended
-/// that service, or graphs that live may use the memory. What is taken was free when the work was recorded: empty slabs are
-/// dropped before, for slots that are used and freed leave no trace in the heap.
+/// Takes free memory out of a cache's heap. Returns it, and when all work that may use it is done; none if that service
+/// has ended, or live graphs may use the memory. Empty slabs are dropped before the work is recorded, since slots that
+/// are used and freed leave no trace in the heap.
 ///
 /// # Errors
 /// `ErrorKind::Library` if the driver records no work. Then nothing was taken.
@@ -34,15 +34,14 @@ pub(super) fn take_out<R>(
     };
     let until = service.work_so_far(&memory.events, thread, None)?;
     let Some(mut heap) = cache.lock_to_take(service, thread) else { return Ok(None) };
-    // What was freed since may have later work, which is recorded once this is looked at.
+    // What was freed since may have later work, recorded when this is next checked.
     let until = if heap.turnover() == turnover { until } else { Until::recorded_later(memory.location.device()) };
     Ok(Some((take(&mut heap), until)))
 }
 
-/// Takes all that is free out of a cache, to go once the stream is done.
+/// Takes all free memory out of a cache, to go once the stream is done.
 pub(super) fn retire_free(cache: &StreamCache, thread: ThisThread, service: &Service) -> Result<()> {
-    // Of a pool that is asleep nothing is there to go.
-    // Of thousands of streams most may have nothing, and are not asked about their work.
+    // A sleeping pool has nothing to give. Most of thousands of streams may have nothing, and are not queried.
     if service.pool.sleep.is_asleep() || service.is_of_live_graph() || !cache.lock(thread).has_memory() {
         return Ok(());
     }
@@ -74,8 +73,8 @@ pub(super) fn retire_free(cache: &StreamCache, thread: ThisThread, service: &Ser
     retire_reserve(cache, thread, service)
 }
 
-/// Gives back what a pool has free, and returns the physical bytes that went; pages whose streams are still at work go
-/// later, unless it waits.
+/// Gives back what a pool has free, and returns the physical bytes that went; pages of streams at work go later, unless
+/// it waits.
 ///
 /// # Errors
 /// `ErrorKind::Library` if the driver refuses; what it did not refuse has gone.
@@ -103,15 +102,12 @@ pub(crate) fn trim(pool: &Arc<Pool>, thread: ThisThread, patience: Patience) -> 
     outcome.map(|()| released)
 }
 
-/// Returns the sum of what several calls return. All are made, also where one fails.
-///
-/// # Errors
-/// The first error that one returns.
+/// Returns the sum of several calls' results. All are made, even if one fails.
 pub(in crate::memory) fn sum_of_all(calls: impl Iterator<Item = Result<u64>>) -> Result<u64> {
     calls.reduce(|sum, bytes| Ok(sum? + bytes?)).unwrap_or(Ok(0))
 }
 
-/// [`trim`] for those pools of the device for which `is_meant` is true.
+/// Trims those pools of the device that `is_meant` selects, as [`trim`].
 pub(in crate::memory) fn trim_pools(
     caches: &'static DeviceCaches,
     thread: ThisThread,
@@ -122,7 +118,7 @@ pub(in crate::memory) fn trim_pools(
     sum_of_all(pools.iter().filter(|pool| is_meant(pool)).map(|pool| trim(pool, thread, patience)))
 }
 
-/// Closes a pool without a driver call: no request is served, and what is free goes when memory is next given back.
+/// Closes a pool without a driver call: it serves no request, and what is free goes when memory is next given back.
 pub(super) fn mark_closed(pool: &Pool) {
     pool.close();
     for cache in DeviceCaches::caches_of(pool) {
@@ -130,8 +126,7 @@ pub(super) fn mark_closed(pool: &Pool) {
     }
 }
 
-/// Gives back the pages of a closed pool's cache in which a block was freed. Since then the cache may serve another pool,
-/// which is left as it is.
+/// Gives back the pages of a closed pool's cache in which a block was freed, unless it serves another pool by now.
 pub(super) fn leave_closed(cache: &StreamCache, thread: ThisThread) -> Result<()> {
     let Some(service) = cache.service().filter(|service| service.pool.is_closed()) else { return Ok(()) };
     settle(cache, thread, Patience::Ask)?;
@@ -140,8 +135,8 @@ pub(super) fn leave_closed(cache: &StreamCache, thread: ThisThread) -> Result<()
     cache.memory.end_retired(false).map(drop)
 }
 
-/// Lets go of what a pool needs no more that is closed or asleep, and forgets one that nothing uses and that has
-/// nothing left. Memory that another thread has taken out for a while does not come back to it.
+/// Releases what a closed or sleeping pool does not need, and forgets a pool that nothing uses and that has nothing
+/// left. Memory that another thread has under way does not come back to it.
 fn let_go_unneeded(pool: &Arc<Pool>, thread: ThisThread) {
     if pool.is_closed()
         && let Some(reserve) = pool.supply.reserve()

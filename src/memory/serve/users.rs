@@ -1,4 +1,4 @@
-//! Who has memory: what errors list for one that had too little.
+//! Who holds memory, as errors list it.
 
 use std::sync::Arc;
 

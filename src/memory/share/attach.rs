@@ -1,8 +1,7 @@
 //! How a block that another process shares is attached: its owner notes that this process holds it, the stream waits
-//! for the owner's events, and the block's region is found in the mapping cache, or mapped.
-//!
-//! If any of this fails, all is as before: the block is let go, and what was mapped is unmapped. What the owner says of
-//! its memory is checked as far as this process could come to harm by it.
+//! for the owner's events, and the block's region is found in the mapping cache, or mapped. If any of this fails, the
+//! block is let go and what was mapped is unmapped. What the owner says of its memory is checked as far as it could
+//! harm this process.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
@@ -30,7 +29,7 @@ use crate::runtime::{self, DeviceUuid, Event, ExportedEvent, Stream, get};
 /// The most extents of a block: each is a page at least, of the addresses that a GPU has.
 const EXTENTS_MOST: u64 = 0x100_0000;
 
-/// Attaches a block for the given device or that of the stream, and has the stream wait for what was submitted before
+/// Attaches a block for the given device or that of the stream, and makes the stream wait for what was submitted before
 /// the block was shared.
 ///
 /// # Errors
@@ -72,7 +71,7 @@ pub(in crate::memory) fn attach(
     Ok((buffer, stream))
 }
 
-/// Attaches a block of this process itself: the same memory, kept until this use of it is freed as well.
+/// Attaches a block of this process itself: the same memory, kept until this use is freed as well.
 fn attach_own(token: &TokenFields, memory: &'static DeviceMemory) -> Result<AttachedBuffer> {
     let block = shared::find(token.block).filter(|block| block.secret.is(&token.secret.0));
     let held = block.and_then(|block| Some((block.hold(token.in_flight)?, block)));
@@ -82,11 +81,11 @@ fn attach_own(token: &TokenFields, memory: &'static DeviceMemory) -> Result<Atta
             token.process
         ))
     })?;
-    let home = block.memory().device()?;
-    check(token, block.bytes, uuid_of(home)?)?;
-    if memory.location != home {
+    let source = block.memory().device()?;
+    check(token, block.bytes, uuid_of(source)?)?;
+    if memory.location != source {
         return Err(Error::invalid_value(format!(
-            "the buffer is this process's own, on {home}: use it on another device after enable_peer_access"
+            "the buffer is this process's own, on {source}: use it on another device after enable_peer_access"
         )));
     }
     block.place()?;
@@ -94,7 +93,7 @@ fn attach_own(token: &TokenFields, memory: &'static DeviceMemory) -> Result<Atta
     Ok(AttachedBuffer::new(BlockHold::Own(hold), block.block.address(), token.bytes, memory))
 }
 
-/// Refuses a token that differs from what the block's owner says of the block.
+/// Refuses a token that differs from its block.
 fn check(token: &TokenFields, bytes: u64, device: DeviceUuid) -> Result<()> {
     if (token.bytes, token.device) == (bytes, device) {
         return Ok(());
@@ -106,17 +105,16 @@ fn check(token: &TokenFields, bytes: u64, device: DeviceUuid) -> Result<()> {
     )))
 }
 
-/// Attaches a block of another process.
 fn attach_others(
     token: &TokenFields,
-    home: Device,
+    source: Device,
     memory: &'static DeviceMemory,
     stream: &Stream,
 ) -> Result<AttachedBuffer> {
     let link = OwnerProcess::of(token).connect(token)?;
     let held = link.ask(Ask::Hold, token.in_flight, 0)?;
     let let_go = token.message(Ask::LetGo, 0, 0);
-    let attaching = Attaching { link, home, memory };
+    let attaching = Attaching { link, source, memory };
     match attaching.find_or_map(held, stream) {
         Ok(block) => {
             if token.in_flight > 0 {
@@ -124,7 +122,7 @@ fn attach_others(
                 let _ = attaching.link.send(Ask::Arrived, token.in_flight, 0);
             }
             let address = block.address;
-            let attachment = Attachment { block, home, owner: attaching.link.put_back(), let_go, ending: None };
+            let attachment = Attachment { block, source, owner: attaching.link.put_back(), let_go, ending: None };
             Ok(AttachedBuffer::new(BlockHold::Others(attachment), address, token.bytes, memory))
         }
         Err(error) => {
@@ -136,18 +134,17 @@ fn attach_others(
     }
 }
 
-/// A block of another process that is being attached.
 #[derive(Debug)]
 struct Attaching {
     link: Link,
     /// The device that has the block.
-    home: Device,
+    source: Device,
     /// Of the device that it is attached for.
     memory: &'static DeviceMemory,
 }
 
 impl Attaching {
-    /// Has the stream wait for the owner's events, and returns the block where its region is mapped here. `held` is the
+    /// Makes the stream wait for the owner's events, and returns the block in its region's mapping. `held` is the
     /// answer to [`Ask::Hold`].
     fn find_or_map(&self, (held, descriptors): OwnerAnswer, stream: &Stream) -> Result<MappedBlock> {
         let (held, names) = HeldBlock::from_bytes(&held)
@@ -173,7 +170,7 @@ impl Attaching {
         Ok(mapping_cache::add(mapping, token.block, &held))
     }
 
-    /// Has the stream wait for events with these names and descriptors.
+    /// Makes the stream wait for events with these names and descriptors.
     fn wait_for(&self, names: &[u8], descriptors: Vec<OwnedFd>, stream: &Stream) -> Result<()> {
         let mut descriptors = descriptors.into_iter();
         names.as_chunks().0.iter().try_for_each(|name| {
@@ -182,7 +179,6 @@ impl Attaching {
         })
     }
 
-    /// Maps the region of the block.
     fn map(&self, held: &HeldBlock, region: RegionKey) -> Result<AttachedMapping> {
         let all = self.described(held.extents)?;
         let bytes = all.iter().try_fold(0_u64, |sum, each| sum.checked_add(each.bytes));
@@ -195,14 +191,14 @@ impl Attaching {
         self.import(&all, &mut imported)?;
         let extents = imported.into_iter().flatten().zip(all.iter().map(|each| each.bytes)).collect();
         let mut mapping = AttachedMapping::new(self.memory, owner, region);
-        if let Err(error) = mapping.map(self.home, extents) {
-            mapping.end_soon();
+        if let Err(error) = mapping.map(self.source, extents) {
+            mapping.end_now_or_later();
             return Err(error);
         }
         Ok(mapping)
     }
 
-    /// Returns so many extents as their owner describes them.
+    /// Returns the descriptions of so many extents by their owner.
     fn described(&self, extents: u64) -> Result<Vec<DescribedExtent>> {
         let mut all = Vec::new();
         for from in (0..extents).step_by(DESCRIBED) {
@@ -216,10 +212,10 @@ impl Attaching {
         }
     }
 
-    /// Imports those extents that are not imported yet.
+    /// Imports the extents that are missing.
     fn import(&self, all: &[DescribedExtent], imported: &mut [Option<Arc<ImportedExtent>>]) -> Result<()> {
         let missing: Vec<_> = (0..all.len()).filter(|at| imported[*at].is_none()).collect();
-        // One message asks for a run. The first run is short, as nothing can be imported before it is here.
+        // Each message asks for a run. The first one is short, as nothing can be imported before it is here.
         let (first, rest) = missing.split_at(missing.len().min(SIDE_BY_SIDE));
         let runs = [first, rest].into_iter().flat_map(|part| part.chunk_by(|one, next| one + 1 == *next));
         let mut runs = runs.flat_map(|run| run.chunks(DESCRIPTORS));

@@ -1,7 +1,6 @@
-//! Attached memory: what a buffer of it has in place of a block of its own, and how it is let go.
-//!
-//! Once a buffer is freed, the broker's thread lets its memory go as soon as the work that used it is done: no caller
-//! waits, and the owner can use the memory again at once. The memory stays mapped for the next time, or is unmapped.
+//! Attached memory: what a buffer of it has instead of a block of its own, and how it is let go. Once a buffer is
+//! freed, the broker's thread lets its memory go as soon as its work is done: no caller waits, and the owner can reuse
+//! the memory at once. The memory stays mapped for the next time, or is unmapped.
 
 use std::sync::{Arc, Mutex};
 
@@ -29,7 +28,7 @@ pub(in crate::memory) struct AttachedBuffer {
     users: Mutex<Vec<BlockUser>>,
 }
 
-/// What keeps the memory from being used again by its owner.
+/// What prevents the owner from reusing the memory.
 #[derive(Debug)]
 pub(super) enum BlockHold {
     /// A block of another process, which is held there.
@@ -43,7 +42,7 @@ pub(super) enum BlockHold {
 pub(super) struct Attachment {
     pub(super) block: MappedBlock,
     /// The device that has it.
-    pub(super) home: Device,
+    pub(super) source: Device,
     pub(super) owner: Arc<OwnerProcess>,
     /// The message that lets it go, where no mapping stays.
     pub(super) let_go: Message,
@@ -52,17 +51,17 @@ pub(super) struct Attachment {
 }
 
 impl Attachment {
-    /// Lets the block go. Its region stays mapped if possible; otherwise it is unmapped before. Returns false where
-    /// there is no room for the message to the owner: it is to be called again.
+    /// Lets the block go. Its region stays mapped if possible; otherwise it is unmapped before. False if there is no
+    /// room for the message to the owner: then this is to be called again.
     ///
     /// # Errors
-    /// Those of the driver. It is to be called again then, too.
+    /// Those of the driver; then it is to be called again, too.
     fn end(&mut self) -> Result<bool> {
         if self.ending.is_none()
             && let Some(channel) = self.owner.channel()
             && mapping_cache::may_stay(&self.block)
         {
-            // If it cannot be sent, the owner could not ask for the end of the mapping any more, so that does not stay.
+            // If this fails, the owner could not ask for the end of the mapping any more, so that does not stay.
             if let Ok(is_sent) = channel.send(&Message { from: self.block.mapping, ..self.let_go }) {
                 if is_sent {
                     mapping_cache::end_use(&self.block, true);
@@ -90,15 +89,15 @@ impl AttachedBuffer {
         Self { hold, address, bytes, memory, users: Mutex::default() }
     }
 
-    /// Refuses a stream of a device that the memory was not attached for, and that is no peer which reaches it.
+    /// Refuses a stream of a device that cannot reach the memory.
     pub(in crate::memory) fn check_stream(&self, stream: &Stream) -> Result<()> {
         process::refuse_forked()?;
         let (own, other) = (self.memory.location, stream.device());
-        let reaches_home = || match &self.hold {
-            BlockHold::Others(attachment) => reaches(other, attachment.home),
+        let reaches_source = || match &self.hold {
+            BlockHold::Others(attachment) => reaches(other, attachment.source),
             BlockHold::Own(_) => Ok(true),
         };
-        if own == other || (self.memory.range.peers.has(other) && reaches_home()?) {
+        if own == other || (self.memory.range.peers.has(other) && reaches_source()?) {
             return Ok(());
         }
         Err(Error::invalid_value(format!(
@@ -108,7 +107,7 @@ impl AttachedBuffer {
         )))
     }
 
-    /// Keeps the memory, once freed, from being let go before the stream's work at that time is done.
+    /// Keeps the memory, once freed, until the stream's work at that time is done.
     pub(in crate::memory) fn record_stream(&self, stream: &Stream, is_fleeting: bool) -> Result<()> {
         self.check_stream(stream)?;
         let user = BlockUser::new(stream, ThisThread::get());
@@ -120,8 +119,7 @@ impl AttachedBuffer {
         Ok(())
     }
 
-    /// Lets the memory go once the work so far on its streams is done: `own`, which need not be alive, and the one that
-    /// is named.
+    /// Lets the memory go once the work so far is done on its streams: `own`, which may be gone, and `on`.
     pub(in crate::memory) fn free(self, own: &Stream, on: Option<&Stream>) -> Result<()> {
         process::refuse_forked()?;
         let thread = ThisThread::get();
@@ -147,7 +145,6 @@ impl AttachedBuffer {
     }
 }
 
-/// A buffer is sent between threads.
 const _: fn() = || {
     fn is_shared<T: Send + Sync>() {}
     is_shared::<Arc<AttachedBuffer>>();

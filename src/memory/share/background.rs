@@ -1,8 +1,7 @@
-//! What the broker's thread does besides talking to other processes: tasks that are tried until they are done.
-//!
-//! A caller that frees attached memory leaves a task here and goes on: the work that uses the memory may not be done,
-//! the driver may refuse, and there may be no room for a message to the memory's owner. So the owner has its memory
-//! back even if this process never calls gpupool again.
+//! Tasks of the broker's thread besides talking to other processes, which are tried until they are done. A caller that
+//! frees attached memory leaves a task here and goes on: the memory's work may not be done, the driver may refuse, and
+//! there may be no room for a message to the owner. So the owner gets its memory back even if this process never calls
+//! gpupool again.
 
 use std::sync::Mutex;
 
@@ -13,7 +12,7 @@ use crate::memory::device::{log_out, wake};
 use crate::process;
 use crate::sync::lock;
 
-/// Something to do. It is tried until it returns true.
+/// A task, which is tried until it returns true.
 type Task = Box<dyn FnMut() -> Result<bool> + Send>;
 
 static TASKS: Mutex<Vec<Task>> = Mutex::new(Vec::new());
@@ -24,7 +23,7 @@ pub(super) fn later(task: impl FnMut() -> Result<bool> + Send + 'static) {
     wake();
 }
 
-/// Tries a task at once, and leaves it to the broker's thread if it is not done. A forked child does nothing.
+/// Tries a task at once, and leaves it to the broker's thread if it is not done. Does nothing in a forked child.
 pub(super) fn now_or_later(mut task: impl FnMut() -> Result<bool> + Send + 'static) {
     if !process::is_forked() && !is_done(&mut task) {
         later(task);

@@ -1,7 +1,6 @@
-//! The thread that serves the processes which attach this one's blocks, and that lets go of what this one has attached.
-//!
-//! It starts with the first block that is shared or attached and lives as long as the process. It waits only in one
-//! call of `poll`, for all descriptors: a process that stalls, sends garbage or is another user's delays no other.
+//! The thread that serves the processes that attach this one's blocks, and lets go of what this one has attached. It
+//! starts with the first block that is shared or attached and lives as long as the process. It waits only in one call
+//! of `poll`, for all descriptors: a process that stalls, sends garbage or is another user's delays no other.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex};
@@ -28,8 +27,8 @@ use crate::sync::lock;
 const THREAD: &str = "gpupool-share";
 /// The most processes that are connected at a time.
 const CONNECTIONS_MOST: usize = 0x1000;
-/// The most of them that have shown no token, here called strangers. A process that attaches shows its token at once,
-/// so only others are disconnected, and this process keeps descriptors for itself.
+/// The most of them that have shown no token, called strangers. A process that attaches shows its token at once, so
+/// only others are disconnected, and descriptors are left for this process.
 const STRANGERS_MOST: usize = 0x40;
 
 /// The name that the thread listens under, once it runs.
@@ -59,7 +58,7 @@ pub(super) fn start() -> Result<[u8; 16]> {
         .spawn(move || Broker { wakeup, listener, connections: Vec::new(), ended: 0, pause: None }.run())
         .map_err(|error| refused("no thread could be started", &error))?;
     *started = Some(name);
-    // A logger is code of others, which may wait for a thread that waits for the lock.
+    // A logger is others' code, which may wait for a thread that waits for the lock.
     drop(started);
     debug!(target: MEMORY, "shared memory: listening for processes that attach");
     Ok(name)
@@ -71,9 +70,9 @@ struct Broker {
     wakeup: &'static OwnedFd,
     listener: OwnedFd,
     connections: Vec<Connection>,
-    /// As [`regions_ended`] was when the connections looked for mappings that are to end.
+    /// [`regions_ended`] when the connections last looked for mappings to end.
     ended: u64,
-    /// How long until the tasks that are left are tried again, which they are ever less often after a wakeup.
+    /// How long until unfinished tasks are tried again: ever longer since the last wakeup.
     pause: Option<Duration>,
 }
 
@@ -121,7 +120,7 @@ impl Broker {
         Ok(())
     }
 
-    /// Sends the notifications to other processes; false where there is no room for some.
+    /// Sends the notifications to other processes; false if there is no room for some.
     fn notify(&mut self, channels: &[Arc<Channel>]) -> bool {
         let ended = regions_ended();
         if std::mem::replace(&mut self.ended, ended) != ended {
@@ -165,8 +164,7 @@ impl Broker {
         Ok(polled.iter().map(|polled| !polled.revents().is_empty()).collect())
     }
 
-    /// Accepts a few of the processes that connect. Where there are too many strangers, those accepted first are
-    /// disconnected.
+    /// Accepts a few connecting processes. If there are too many strangers, those accepted first are disconnected.
     fn accept(&mut self) {
         for _ in 0..A_FEW {
             match socket::accepted(&self.listener) {
@@ -187,7 +185,7 @@ impl Broker {
         }
     }
 
-    /// Disconnects the strangers that were accepted first, so that at most so many are left.
+    /// Disconnects the strangers that were accepted first, until at most so many are left.
     fn end_strangers(&mut self, most: usize) {
         let strangers = self.connections.iter().filter(|connection| connection.is_of_a_stranger()).count();
         let mut gone = strangers.saturating_sub(most);

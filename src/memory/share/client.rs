@@ -1,9 +1,7 @@
-//! The owners of the blocks that this process attaches, and the connections to them.
-//!
-//! There are two kinds of connection. One asks for a block: a thread has it for itself and waits for the answers, and
-//! leaves it to the next one. The other is an owner's channel, one for each owner, open as long as anything of it is
-//! mapped here: by it the owner names the mappings that are to end, and this process sends which ones it keeps and has
-//! unmapped. Nothing waits for a channel once it is open.
+//! The owners of the blocks that this process attaches, and the connections to them. There are two kinds of connection.
+//! One asks for a block: a thread has it for itself, waits for the answers, and leaves it to the next one. The other is
+//! an owner's channel, open as long as anything of the owner is mapped here: by it the owner names mappings to end, and
+//! this process reports mappings that it keeps or has unmapped. Nothing waits for an open channel.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
@@ -32,7 +30,7 @@ pub(super) struct OwnerProcess {
     /// The name that it listens under.
     pub(super) name: [u8; 16],
     process: u32,
-    /// Connections that are not in use. One is kept as long as something is attached.
+    /// Idle connections. One is kept as long as something is attached.
     idle: Mutex<Vec<OwnedFd>>,
     channel: Mutex<Option<Arc<Channel>>>,
 }
@@ -49,7 +47,6 @@ impl Drop for OwnerProcess {
 /// By name.
 static OWNERS: Mutex<BTreeMap<[u8; 16], Weak<OwnerProcess>>> = Mutex::new(BTreeMap::new());
 
-/// Returns the channels of all owners.
 pub(super) fn channels() -> Vec<Arc<Channel>> {
     // Dropped without the lock.
     let owners: Vec<_> = lock(&OWNERS).values().filter_map(Weak::upgrade).collect();
@@ -65,7 +62,6 @@ pub(super) fn end_channel(channel: &Arc<Channel>) {
 }
 
 impl OwnerProcess {
-    /// Returns the process that a token names.
     pub(super) fn of(token: &TokenFields) -> Arc<Self> {
         let mut owners = lock(&OWNERS);
         if let Some(owner) = owners.get(&token.name).and_then(Weak::upgrade) {
@@ -78,7 +74,7 @@ impl OwnerProcess {
         owner
     }
 
-    /// Returns a connection that nothing else uses, to ask for a token's block.
+    /// Returns an unused connection, to ask for a token's block.
     ///
     /// # Errors
     /// `ErrorKind::Unavailable` if the process has ended, or cannot be reached.
@@ -89,7 +85,7 @@ impl OwnerProcess {
         }
     }
 
-    /// Takes an idle connection. One that was closed since it was used is ready to be read, as its end is.
+    /// Takes an idle connection. One that was closed meanwhile is ready to be read.
     fn take_idle(&self) -> Option<OwnedFd> {
         let mut idle = iter::from_fn(|| lock(&self.idle).pop());
         idle.find(|socket| !socket::is_ready(socket, Duration::ZERO))
@@ -118,7 +114,6 @@ impl OwnerProcess {
         Ok(Link { owner: Arc::clone(self), socket, token: *token })
     }
 
-    /// Returns its channel, if there is one.
     pub(super) fn channel(&self) -> Option<Arc<Channel>> {
         lock(&self.channel).clone()
     }
@@ -141,8 +136,8 @@ impl OwnerProcess {
         Ok(())
     }
 
-    /// Sends a message that is not answered, and waits for nothing; false where it is to be sent again, as there is no
-    /// room for it now. If the process has ended, nothing is to be sent.
+    /// Sends a message that has no answer, without waiting; false if there is no room for it now. If the process has
+    /// ended, nothing is to be sent.
     pub(super) fn notify(&self, message: &Message) -> bool {
         let socket = match self.take_idle().map_or_else(|| socket::connected(&self.name), Ok) {
             Ok(socket) => socket,
@@ -195,10 +190,10 @@ impl OwnerProcess {
     }
 }
 
-/// What was asked for, and the descriptors that come along, or why they do not.
+/// What was asked for, with descriptors, or why there are none.
 pub(super) type OwnerAnswer = (Vec<u8>, Result<Vec<OwnedFd>>);
 
-/// A connection that is in use, to ask for the block of a token.
+/// A connection in use, to ask for the block of a token.
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) owner: Arc<OwnerProcess>,
@@ -262,9 +257,6 @@ impl Link {
     }
 
     /// Sends a message, and receives the answer.
-    ///
-    /// # Errors
-    /// Those of both.
     pub(super) fn ask(&self, ask: Ask, from: u64, count: u32) -> Result<OwnerAnswer> {
         self.send(ask, from, count)?;
         self.answer()
@@ -278,14 +270,14 @@ impl Link {
         self.owner.failed(&format!("broke off ({error}): try again"))
     }
 
-    /// Leaves the connection to the next one that attaches, and returns its owner.
+    /// Leaves the connection to the next thread that attaches, and returns its owner.
     pub(super) fn put_back(self) -> Arc<OwnerProcess> {
         lock(&self.owner.idle).push(self.socket);
         self.owner
     }
 }
 
-/// The connection by which an owner names the mappings that are to end.
+/// The connection by which an owner names mappings to end.
 #[derive(Debug)]
 pub(super) struct Channel {
     /// The owner's name.
@@ -293,12 +285,12 @@ pub(super) struct Channel {
     pub(super) socket: OwnedFd,
     /// Ready once the owner has ended, even if a child of it keeps the socket open.
     pub(super) pidfd: OwnedFd,
-    /// What there was no room for yet.
+    /// Messages that wait for room.
     unsent: Mutex<VecDeque<Message>>,
 }
 
 impl Channel {
-    /// Sends a message at once; false where there is no room, and an error once the connection is over.
+    /// Sends a message at once; false if there is no room, and an error once the connection is over.
     pub(super) fn send(&self, message: &Message) -> io::Result<bool> {
         socket::send(&self.socket, &message.to_bytes(), &[])
     }
@@ -309,7 +301,7 @@ impl Channel {
         self.go_on();
     }
 
-    /// Sends what there is room for of what is unsent; false where something is left.
+    /// Sends unsent messages while there is room; false if some are left.
     pub(super) fn go_on(&self) -> bool {
         let mut unsent = lock(&self.unsent);
         while let Some(message) = unsent.front() {
@@ -326,7 +318,7 @@ impl Channel {
     pub(super) fn receive(&self) -> Option<Vec<u64>> {
         let mut all = Vec::new();
         while let Some(packet) = socket::receive(&self.socket).ok()? {
-            // Neither its end nor garbage reads as numbers.
+            // Neither the end nor garbage reads as numbers.
             all.extend(packet.bytes.strip_prefix(&[GIVEN]).and_then(read_numbers)?);
         }
         Some(all)

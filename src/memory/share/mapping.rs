@@ -1,7 +1,6 @@
-//! Regions of other processes that are mapped here, and the extents that were imported for that.
-//!
-//! The driver may refuse to unmap and to release; then it is tried again later. An extent is imported once for all
-//! mappings that are in use, so that blocks whose regions overlap need no second descriptor.
+//! Regions of other processes that are mapped here, and the extents that were imported for that. What the driver
+//! refuses to unmap or release is tried again later. An extent is imported once for all mappings in use, so that
+//! overlapping regions need no second descriptor.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
@@ -17,17 +16,17 @@ use crate::memory::device::{DeviceMemory, Placed, with_device};
 use crate::runtime::{ExportedExtent, Extent};
 use crate::sync::{AtomicUsize, Ordering, lock};
 
-/// Which region of which process, and for which device it is mapped.
+/// A region of a process, and the device that it is mapped for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct RegionKey {
     /// The owner's name.
     pub(super) owner: [u8; 16],
-    /// The region's number, as its owner says.
+    /// The region's number, from its owner.
     pub(super) region: u64,
     pub(super) location: MemoryLocation,
 }
 
-/// A region of another process that is mapped here. It is unmapped by [`AttachedMapping::end`], not by being dropped.
+/// A region of another process that is mapped here. [`AttachedMapping::end`] unmaps it, not its drop.
 #[derive(Debug)]
 pub(super) struct AttachedMapping {
     pub(super) memory: &'static DeviceMemory,
@@ -35,23 +34,22 @@ pub(super) struct AttachedMapping {
     pub(super) region: RegionKey,
     /// The mapping's number in this process.
     pub(super) number: u64,
-    /// The addresses that are reserved.
     pub(super) start: u64,
     pub(super) reserved: u64,
-    /// What is mapped there, and how large each is.
+    /// The mapped extents and their sizes.
     pub(super) imported: Vec<(Arc<ImportedExtent>, u64)>,
     /// Whether the imported extents count it as in use.
     is_used: bool,
-    /// Whether its owner knows of it, as it has stayed.
+    /// Whether its owner knows it, since it has stayed.
     pub(super) is_known: bool,
     /// The blocks in it that are in use, and how often; none if it is idle.
     pub(super) blocks: BTreeMap<u64, u64>,
-    /// Whether its owner has said that its region has ended.
+    /// Whether its owner has sent that its region has ended.
     pub(super) has_ended: bool,
 }
 
 impl AttachedMapping {
-    /// Makes one in which nothing is mapped yet.
+    /// Makes an empty mapping.
     pub(super) fn new(memory: &'static DeviceMemory, owner: &Arc<OwnerProcess>, region: RegionKey) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Self {
@@ -69,18 +67,18 @@ impl AttachedMapping {
         }
     }
 
-    /// Maps the region's extents, which have these sizes and are on `home`, for its device and that device's peers.
+    /// Maps the region's extents, of these sizes and on `source`, for its device and that device's peers.
     ///
     /// # Errors
     /// Those of the driver; the mapping is to be ended then.
-    pub(super) fn map(&mut self, home: Device, extents: Vec<(Arc<ImportedExtent>, u64)>) -> Result<()> {
+    pub(super) fn map(&mut self, source: Device, extents: Vec<(Arc<ImportedExtent>, u64)>) -> Result<()> {
         let bytes = extents.iter().map(|(_, bytes)| bytes).sum();
         self.start = with_device(self.memory.location, |runtime| runtime.address_reserve(bytes))?;
         self.reserved = bytes;
         let mut address = self.start;
-        let home = Some(home).filter(|home| self.memory.location != *home);
+        let source = Some(source).filter(|source| self.memory.location != *source);
         let place = |(imported, bytes): &(Arc<ImportedExtent>, u64)| {
-            let placed = Placed { address, bytes: *bytes, extent: imported.extent, home };
+            let placed = Placed { address, bytes: *bytes, extent: imported.extent, source };
             address += bytes;
             placed
         };
@@ -91,7 +89,7 @@ impl AttachedMapping {
         outcome
     }
 
-    /// Has the imported extents count it as in use, or no more; the latter before the last block in it is let go.
+    /// Sets whether the imported extents count it as in use. Unset before its last block is let go.
     pub(super) fn set_used(&mut self, is_used: bool) {
         if std::mem::replace(&mut self.is_used, is_used) == is_used {
             return;
@@ -105,8 +103,7 @@ impl AttachedMapping {
         }
     }
 
-    /// Unmaps it, and sends that to its owner if the owner knows of it. If the driver refuses, it is to be called
-    /// again.
+    /// Unmaps it, and sends that to its owner if that knows it. If the driver refuses, it is to be called again.
     pub(super) fn end(&mut self) -> Result<()> {
         if !self.imported.is_empty() {
             let mapped = self.imported.iter().map(|(_, bytes)| bytes).sum();
@@ -130,8 +127,8 @@ impl AttachedMapping {
         Ok(())
     }
 
-    /// Unmaps it at once, as nothing uses it, or if the driver refuses, later.
-    pub(super) fn end_soon(mut self) {
+    /// Unmaps it, which nothing uses, at once or, if the driver refuses, later.
+    pub(super) fn end_now_or_later(mut self) {
         background::now_or_later(move || self.end().map(|()| true));
     }
 }
@@ -148,11 +145,11 @@ pub(super) struct ImportedExtent {
     location: MemoryLocation,
     key: ExtentKey,
     /// How many mappings in use have it. While there is one, this process holds a block there, and the owner's number
-    /// is this extent's; after that it may be another one's.
+    /// is this extent's; after that the number may be reused.
     used: AtomicUsize,
 }
 
-/// The owner's name, and the owner's number of the extent.
+/// The owner's name, and its number of the extent.
 type ExtentKey = ([u8; 16], u64);
 
 static IMPORTED: Mutex<BTreeMap<ExtentKey, Weak<ImportedExtent>>> = Mutex::new(BTreeMap::new());

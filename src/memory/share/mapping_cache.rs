@@ -1,9 +1,7 @@
-//! The mapping cache: the regions of other processes that are mapped here, the blocks in them that are in use, and the
-//! idle mappings, which stay for the next time.
-//!
-//! For an idle mapping the owner keeps nothing, and may do with the memory what it likes. It is used again only for a
-//! block that is held anew and that lies in the same region, as the owner's answer says; so a message that a region has
-//! ended may come late.
+//! The mapping cache: the regions of other processes that are mapped here, their blocks in use, and the idle mappings,
+//! which stay for the next time. The owner keeps nothing for an idle mapping, and may use the memory freely. The
+//! mapping is reused only for a block that is held anew in the same region, according to the owner; so a message that a
+//! region has ended may come late.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::Ordering;
@@ -17,24 +15,21 @@ use crate::memory::device::DeviceMemory;
 use crate::memory::tuning::IDLE_EXTENTS_MOST;
 use crate::sync::lock;
 
-/// The most idle mappings. A process keeps few regions of others at a time, and each takes addresses and the driver's
-/// tables.
+/// The most idle mappings. A process keeps few regions of others, and each takes addresses and page tables.
 const IDLE_MOST: usize = 0x400;
 
 /// A block in a mapping, in use until [`end_use`].
 #[derive(Debug)]
 pub(super) struct MappedBlock {
     memory: &'static DeviceMemory,
-    /// The number of the mapping.
     pub(super) mapping: u64,
-    /// The block's number, as its owner says.
+    /// The block's number, from its owner.
     block: u64,
     bytes: u64,
     pub(super) address: u64,
 }
 
 impl AttachedMapping {
-    /// Uses a block that is held.
     fn attach(&mut self, block: u64, held: &HeldBlock) -> MappedBlock {
         let (memory, bytes) = (self.memory, held.bytes);
         let uses = self.blocks.entry(block).or_insert(0);
@@ -46,7 +41,7 @@ impl AttachedMapping {
         MappedBlock { memory, mapping: self.number, block, bytes, address: self.start + held.lead }
     }
 
-    /// Returns whether there is only one use of it.
+    /// Returns whether the block has only one use.
     fn is_last_use(&self) -> bool {
         self.blocks.len() == 1 && self.blocks.values().all(|uses| *uses == 1)
     }
@@ -54,11 +49,10 @@ impl AttachedMapping {
 
 #[derive(Debug)]
 struct MappingCache {
-    /// By their numbers.
     mappings: BTreeMap<u64, AttachedMapping>,
-    /// The numbers of those that can be used again.
+    /// The numbers of mappings that can be reused.
     by_region: BTreeMap<RegionKey, u64>,
-    /// The numbers of the idle ones: the oldest first.
+    /// The numbers of the idle ones, the oldest first.
     idle: VecDeque<u64>,
     idle_extents: usize,
 }
@@ -71,7 +65,7 @@ static CACHE: Mutex<MappingCache> = Mutex::new(MappingCache {
 });
 
 impl MappingCache {
-    /// Counts a mapping as idle no more, if it was.
+    /// Stops counting a mapping as idle, if it was.
     fn use_again(&mut self, number: u64) {
         if let Some(mapping) = self.mappings.get(&number)
             && let Some(place) = self.idle.iter().position(|idle| *idle == number)
@@ -82,7 +76,6 @@ impl MappingCache {
         }
     }
 
-    /// Takes a mapping out.
     fn take(&mut self, number: u64) -> Option<AttachedMapping> {
         self.use_again(number);
         let mapping = self.mappings.remove(&number)?;
@@ -93,18 +86,18 @@ impl MappingCache {
     }
 }
 
-/// Uses a block that is held, if its region is mapped.
+/// Uses a held block, if its region is mapped.
 pub(super) fn find(region: &RegionKey, block: u64, held: &HeldBlock) -> Option<MappedBlock> {
     let mut cache = lock(&CACHE);
     let number = *cache.by_region.get(region)?;
-    // The owner may describe the region in another way than before; it is not to be believed.
+    // The owner may describe the region differently than before, and is not trusted.
     let end = held.lead.checked_add(held.bytes)?;
     cache.mappings.get(&number).filter(|mapping| end <= mapping.reserved)?;
     cache.use_again(number);
     Some(cache.mappings.get_mut(&number)?.attach(block, held))
 }
 
-/// Adds a region that was just mapped, and uses the block in it that is held.
+/// Adds a region that was just mapped, and uses the held block in it.
 pub(super) fn add(mapping: AttachedMapping, block: u64, held: &HeldBlock) -> MappedBlock {
     let mut cache = lock(&CACHE);
     let number = mapping.number;
@@ -113,7 +106,7 @@ pub(super) fn add(mapping: AttachedMapping, block: u64, held: &HeldBlock) -> Map
     cache.mappings.entry(number).or_insert(mapping).attach(block, held)
 }
 
-/// Returns whether a mapping may stay after a use, which is its last one.
+/// Returns whether a mapping may stay after its last use, which this is.
 pub(super) fn may_stay(used: &MappedBlock) -> bool {
     let mut cache = lock(&CACHE);
     let MappingCache { mappings, by_region, .. } = &mut *cache;
@@ -130,11 +123,10 @@ pub(super) fn take_last(used: &MappedBlock) -> Option<AttachedMapping> {
     cache.take(used.mapping)
 }
 
-/// Ends the use of a block that was let go. If its mapping stays, as its owner knows, it is idle now, unless another
-/// thread uses it again; it ends if its region has ended meanwhile, and so do the oldest idle ones if there are too
-/// many.
+/// Ends the use of a block that was let go. If its mapping `stays`, it is idle now unless another thread uses it; it
+/// ends if its region has ended, and so do the oldest idle ones if there are too many.
 pub(super) fn end_use(used: &MappedBlock, stays: bool) {
-    take_used(used, stays).into_iter().for_each(AttachedMapping::end_soon);
+    take_used(used, stays).into_iter().for_each(AttachedMapping::end_now_or_later);
 }
 
 /// As [`end_use`], and returns the mappings that are to end.
@@ -161,7 +153,7 @@ fn take_used(used: &MappedBlock, stays: bool) -> Vec<AttachedMapping> {
         }
     }
     if is_over {
-        // Not sooner: a thread that sees that nothing is attached is to find the mapping idle.
+        // Last: a thread that sees nothing attached must find the mapping idle.
         used.memory.attached.fetch_sub(used.bytes, Ordering::Relaxed);
     }
     while cache.idle.len() > IDLE_MOST || cache.idle_extents > IDLE_EXTENTS_MOST {
@@ -171,8 +163,8 @@ fn take_used(used: &MappedBlock, stays: bool) -> Vec<AttachedMapping> {
     ending
 }
 
-/// Ends the mappings that an owner's channel names, and all idle ones of its regions if the channel is over, or the
-/// owner has ended.
+/// Ends the mappings that an owner's channel names, and all idle ones of its regions once the channel or the owner has
+/// ended.
 pub(super) fn follow(channel: &Arc<Channel>, has_ended: bool) {
     let Some(numbers) = channel.receive().filter(|_| !has_ended) else {
         end_channel(channel);
@@ -193,13 +185,12 @@ fn note_end(number: u64) -> bool {
     lock(&CACHE).mappings.get_mut(&number).map(|mapping| mapping.has_ended = true).is_some()
 }
 
-/// Ends the idle mappings for a device.
 pub(super) fn end_idle_on(location: MemoryLocation) {
     end_idle(|mapping| mapping.region.location == location);
 }
 
 fn end_idle(is_meant: impl Fn(&AttachedMapping) -> bool) {
-    take_idle(is_meant).into_iter().for_each(AttachedMapping::end_soon);
+    take_idle(is_meant).into_iter().for_each(AttachedMapping::end_now_or_later);
 }
 
 fn take_idle(is_meant: impl Fn(&AttachedMapping) -> bool) -> Vec<AttachedMapping> {
@@ -268,7 +259,7 @@ mod tests {
         ending.iter().map(|mapping| mapping.number).collect()
     }
 
-    /// One test, for the cache is the process's.
+    /// One test, since the cache is the process's.
     #[test]
     #[cfg_attr(miri, ignore = "thousands of mappings, and nothing unsafe")]
     fn a_region_is_found_by_its_number_while_it_lasts_and_the_oldest_go_first() -> Outcome<()> {
@@ -301,18 +292,18 @@ mod tests {
         assert_eq!((let_go(&one), test.attached()), (vec![], 1));
         assert_eq!((let_go(&two), test.attached()), (vec![], 0));
 
-        // Idle it is found by any block there, and not by one that does not lie in it.
+        // An idle mapping is found by any block in it, and not by one outside.
         assert!(find(&test.region(7), 3, &held(4)).is_none());
         let three = test.find(7, 3).ok_or("its region is idle")?;
         assert!(three.mapping == number && test.attached() == 1);
-        // What has ended is used until its last use is over.
+        // An ended mapping is used until its last use is over.
         assert!(note_end(number) && test.take_ended() == 0);
         let four = test.find(7, 4).ok_or("its region is in use")?;
         assert!(let_go(&three).is_empty());
         assert_eq!(let_go(&four), [number]);
         assert!(test.find(7, 1).is_none() && !note_end(number));
 
-        // The channel says so before the owner knows that it stays.
+        // The channel sends so before the owner knows that it stays.
         let five = test.add(9, 5);
         assert!(may_stay(&five));
         assert!(note_end(five.mapping) && test.take_ended() == 0);

@@ -1,12 +1,11 @@
 //! Blocks that other processes use: a process shares one by a token, and others of the same user attach it.
 //!
-//! The owner knows the blocks that it shares (`shared.rs`), and which processes hold them (`server.rs`). A shared block
-//! that is freed is used again once every process has let it go, as a block waits for streams. The other side asks for
-//! a block (`client.rs`, `attach.rs`), maps its region (`mapping.rs`), and lets it go once its work is done
-//! (`attached.rs`). The region stays mapped for the next block there (`mapping_cache.rs`), until the owner sends that
-//! one of its extents goes back to the driver. Both sides share the broker's thread (`broker.rs`, `background.rs`),
-//! which listens under a random name, answers processes that show the token's secret (`token.rs`), and sees by pidfds
-//! (`socket.rs`) which of them have ended.
+//! The owner knows the blocks that it shares (`shared.rs`), and which processes hold them (`server.rs`). A freed one is
+//! reused once every process has let it go, as a block waits for streams. The other side asks for a block (`client.rs`,
+//! `attach.rs`), maps its region (`mapping.rs`), and lets it go once its work is done (`attached.rs`). The region stays
+//! mapped for the next block there (`mapping_cache.rs`), until the owner sends that an extent goes back to the driver.
+//! Both sides share the broker's thread (`broker.rs`, `background.rs`), which listens under a random name, answers
+//! processes that show the token's secret (`token.rs`), and sees by pidfds (`socket.rs`) which have ended.
 
 mod attach;
 mod attached;
@@ -41,10 +40,7 @@ pub use token::ShareToken;
 pub(crate) use token::wrong_size;
 
 /// Shares a block of so many bytes. A process that attaches it waits for what was submitted to the stream so far, if
-/// one is given. One that `is_sent` is held until another process has attached it.
-///
-/// # Errors
-/// As [`DeviceBuffer::share`](crate::DeviceBuffer::share).
+/// one is given. If it `is_sent` it is held until another process has attached it.
 pub(in crate::memory) fn share(
     block: Allocation,
     bytes: u64,
@@ -76,7 +72,7 @@ pub(in crate::memory) fn share(
     }))
 }
 
-/// Shares the live block that an address lies in, as [`share`] does; returns also how far into the block that is.
+/// Shares the live block that contains an address, as [`share`]; also returns the address's offset in the block.
 ///
 /// # Errors
 /// As [`share`]; `ErrorKind::InvalidValue` if there is no block.

@@ -1,8 +1,7 @@
-//! The processes that attach this one's blocks: what each holds, and the answers to its messages.
-//!
-//! A process may have several connections. Each is answered one message after the other, and closed if the process
-//! takes too long. What a process holds is counted for all its connections together, until a message lets it go, or the
-//! process ends. The end is seen by a pidfd: a socket may be closed while the process's GPU work goes on.
+//! The processes that attach this one's blocks: what each holds, and the answers to its messages. A process may have
+//! several connections. Each is served one message after the other, and closed if the process takes too long. The holds
+//! of all its connections last until a message lets them go, or the process ends. A pidfd shows that end: a socket may
+//! be closed while the process's GPU work goes on.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -22,7 +21,7 @@ use crate::process::{Peer, peer_of};
 use crate::runtime::Event;
 use crate::sync::lock;
 
-/// The most mappings that one process may keep: more than any version of gpupool does, so that one that keeps more is
+/// The most mappings that one process may keep: no version of gpupool keeps more, so a process that does is
 /// disconnected.
 const KEPT_MOST: usize = 0x4000;
 
@@ -31,7 +30,7 @@ const FREED: &str =
 const MOVED: &str =
     "the buffer was let go while it was attached, and lies in other memory since: attach it from the beginning";
 
-/// A process that holds something, or has a connection by which it has held something.
+/// A process that holds something, or has a connection by which it did.
 #[derive(Debug)]
 struct HoldingProcess {
     /// Shared with its connections.
@@ -43,12 +42,12 @@ struct HoldingProcess {
 /// All of them, by id.
 static PROCESSES: Mutex<BTreeMap<i32, HoldingProcess>> = Mutex::new(BTreeMap::new());
 
-/// Notes that a process holds a block once more, and returns its pidfd, as its end must be seen.
+/// Adds a hold of a block by a process, and returns the pidfd, as the process's end must be seen.
 fn add_hold(process: i32, block: u64, hold: Hold) -> Result<Arc<OwnedFd>> {
     let pidfd = match pidfd_of(process).filter(|pidfd| !socket::is_ready(pidfd, Duration::ZERO)) {
         Some(pidfd) => pidfd,
         None => {
-            // A process that has ended may have had the same id.
+            // An ended process may have had the same id.
             end_process(process);
             Arc::new(watch(process)?)
         }
@@ -74,12 +73,11 @@ fn watch(process: i32) -> Result<OwnedFd> {
     })
 }
 
-/// Returns the pidfd of a process that holds something.
 fn pidfd_of(process: i32) -> Option<Arc<OwnedFd>> {
     lock(&PROCESSES).get(&process).map(|holding| Arc::clone(&holding.pidfd))
 }
 
-/// Takes away one hold of a process.
+/// Removes one hold of a process.
 fn let_go(process: i32, block: u64) {
     let mut processes = lock(&PROCESSES);
     let Some(holding) = processes.get_mut(&process) else { return };
@@ -90,32 +88,29 @@ fn let_go(process: i32, block: u64) {
     }
 }
 
-/// Returns whether a process holds a block.
 fn holds(process: i32, block: u64) -> bool {
     lock(&PROCESSES).get(&process).is_some_and(|holding| holding.held.contains_key(&block))
 }
 
-/// Returns the processes that hold a block.
 pub(super) fn holders(block: u64) -> Vec<i32> {
     let processes = lock(&PROCESSES);
     let holding = processes.iter().filter(|(_, holding)| holding.held.contains_key(&block));
     holding.map(|(process, _)| *process).collect()
 }
 
-/// Takes away all holds of a process that has ended.
+/// Removes all holds of a process that has ended.
 pub(super) fn end_process(process: i32) {
     drop(lock(&PROCESSES).remove(&process));
 }
 
-/// Returns the pidfd of each process whose end is to be seen, and forgets those that neither hold anything nor are
-/// connected.
+/// Returns the pidfds of processes whose end must be seen, and forgets those without holds and connections.
 pub(super) fn watched() -> Vec<(i32, Arc<OwnedFd>)> {
     let mut all = lock(&PROCESSES);
     all.retain(|_, holding| !holding.held.is_empty() || Arc::strong_count(&holding.pidfd) > 1);
     all.iter().map(|(&process, holding)| (process, Arc::clone(&holding.pidfd))).collect()
 }
 
-/// An answer that there was no room for yet.
+/// An answer that waits for room.
 #[derive(Debug)]
 struct Answer {
     packet: Vec<u8>,
@@ -140,7 +135,6 @@ impl Answer {
     }
 }
 
-/// The block that a process is attaching.
 #[derive(Debug)]
 struct Current {
     block: u64,
@@ -157,11 +151,11 @@ pub(super) struct Connection {
     pub(super) deadline: Option<Instant>,
     answer: Option<Answer>,
     current: Option<Current>,
-    /// Of a process that has held something by this connection: its end is to be seen even if it holds nothing more.
+    /// Set once the process has held something by this connection: its end must be seen even if it holds nothing more.
     pidfd: Option<Arc<OwnedFd>>,
-    /// If this is the process's channel, the mappings that it keeps, by its own numbers.
+    /// On the process's channel, the mappings that it keeps, by its own numbers.
     kept: Option<BTreeMap<u64, KeptMapping>>,
-    /// The numbers of those that are to end, which there was no room for yet.
+    /// Mappings to end, whose numbers wait for room.
     unsent: Vec<u64>,
 }
 
@@ -191,7 +185,7 @@ impl Connection {
         self.answer.is_some()
     }
 
-    /// Looks for mappings that are to end, as regions have ended.
+    /// Looks for kept mappings whose regions have ended.
     pub(super) fn look_for_ended(&mut self) {
         let kept = self.kept.iter_mut().flatten();
         self.unsent.extend(kept.filter_map(|(number, mapping)| mapping.is_to_end().then_some(*number)));
@@ -212,9 +206,8 @@ impl Connection {
         true
     }
 
-    /// Does what can be done without waiting, which is to receive something if the socket is ready. Returns false once
-    /// the connection is over: closed, of one of those processes whose ends were seen, or of one that has taken too
-    /// long.
+    /// Does what it can without waiting: sends, or receives if the socket is ready. False once the connection is over:
+    /// closed, of a process that has ended, or of one that has taken too long.
     pub(super) fn go_on(&mut self, is_ready: bool, ended: &[i32]) -> bool {
         let goes_on = if self.is_answering() { self.send() } else { !is_ready || self.receive() };
         let has_ended = self.pidfd.is_some() && ended.contains(&self.process);
@@ -224,7 +217,7 @@ impl Connection {
     fn receive(&mut self) -> bool {
         match socket::receive(&self.socket) {
             Ok(None) => true,
-            // Neither its end nor garbage is a message.
+            // Neither the end nor garbage is a message.
             Ok(Some(packet)) => Message::from_bytes(&packet.bytes).is_some_and(|message| self.handle(&message)),
             Err(_) => false,
         }
@@ -262,7 +255,7 @@ impl Connection {
         self.send()
     }
 
-    /// Lets a block go; if the number of a mapping is not 0, that stays in the process.
+    /// Lets a block go; a mapping with a number other than 0 stays in the process.
     fn let_go(&mut self, block: &SharedBlock, mapping: u64) -> bool {
         self.current.take_if(|current| current.block == block.number);
         // First, as the region cannot end while the block is held.
@@ -285,11 +278,11 @@ impl Connection {
         kept.len() <= KEPT_MOST
     }
 
-    /// Notes that the process holds a block, and returns where the block lies.
+    /// Notes that the process holds a block, and returns the block's place.
     fn hold(&mut self, block: &Arc<SharedBlock>, in_flight: u64) -> Result<Answer> {
         let hold = block.hold(in_flight).ok_or_else(|| Error::invalid_value(FREED))?;
-        // Either a pool that falls asleep sees this hold, or this sees that the pool is asleep: each looks after it has
-        // set its own.
+        // Either a pool that falls asleep sees this hold, or this sees that it is asleep: each looks after setting its
+        // own.
         let InRegion { region, lead } = block.place()?;
         let device = uuid_of(block.memory().device()?)?;
         let events = block.events();
@@ -327,7 +320,7 @@ impl Connection {
     }
 
     /// Returns the block that the process is attaching. The process holds it, so its extents are alive unless its
-    /// region has ended: the process may have let it go by another connection, and hold it again since.
+    /// region has ended: it may have been let go by another connection, and held again.
     fn current(&self, message: &Message) -> Result<&Current> {
         let current = self.current.as_ref().filter(|current| current.block == message.block);
         let current = current.ok_or_else(|| Error::invalid_value("nothing is being attached by this connection"))?;
@@ -353,7 +346,7 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // A process that never had the answer does not let the block go.
+        // A process that never got the answer does not let the block go.
         if let Some(block) = self.answer.take().and_then(|answer| answer.held) {
             let_go(self.process, block);
         }

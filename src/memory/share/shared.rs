@@ -1,8 +1,7 @@
-//! The blocks that this process shares, by number, and the events that stand for the work before.
-//!
-//! A shared block that is freed is used again once no process holds it, as a block waits for streams. One that was sent
-//! is in flight until another process has attached it, and held so long, so that the sender need not keep it. The
-//! events are recorded again and again: none is destroyed, as another process may be about to import it.
+//! The blocks that this process shares, by number, and the events for the work before. A freed one is reused once no
+//! process holds it, as a block waits for streams. A sent one is in flight, and held, until another process has
+//! attached it, so the sender need not keep it. The events are recorded again and again: none is destroyed, as another
+//! process may be about to import it.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -18,16 +17,14 @@ use crate::memory::serve::{Allocation, check_live};
 use crate::runtime::{Event, RelaxedCapture, Stream, get};
 use crate::sync::lock;
 
-/// A block that is shared.
 #[derive(Debug)]
 pub(super) struct SharedBlock {
     pub(super) number: u64,
     pub(super) secret: Secret,
     pub(super) block: Allocation,
-    /// As asked for.
     pub(super) bytes: u64,
     pub(super) sharing: Arc<Sharing>,
-    /// The work before it was shared that may not be done.
+    /// Work before it was shared that may not be done.
     events: Mutex<Vec<Arc<Event>>>,
     /// Where it was when a process held it last.
     place: Mutex<Option<InRegion>>,
@@ -35,7 +32,7 @@ pub(super) struct SharedBlock {
     in_flight: Mutex<BTreeMap<u64, Hold>>,
 }
 
-/// Keeps a block from being used again until this is dropped.
+/// Keeps a block from reuse until this is dropped.
 #[derive(Debug)]
 pub(super) struct Hold(Arc<Sharing>);
 
@@ -45,28 +42,28 @@ impl Drop for Hold {
     }
 }
 
-/// Where a block lies.
+/// Where a block is.
 #[derive(Clone, Debug)]
 pub(super) struct InRegion {
     pub(super) region: Arc<Region>,
-    /// Where it starts in the region's first extent, in bytes.
+    /// Its start in the region's first extent, in bytes.
     pub(super) lead: u64,
 }
 
-/// Every shared block, and how many there are when those that are gone are looked for next.
+/// Every shared block, and at how many to look for gone ones next.
 #[derive(Debug)]
 struct SharedBlocks {
     by_number: BTreeMap<u64, Arc<SharedBlock>>,
     look_at: usize,
 }
 
-/// With fewer blocks it is not worth looking for those that are gone.
+/// With fewer blocks it is not worth looking for gone ones.
 const LOOK_LEAST: usize = 0x40;
 
 static BLOCKS: Mutex<SharedBlocks> = Mutex::new(SharedBlocks { by_number: BTreeMap::new(), look_at: LOOK_LEAST });
 
 impl SharedBlocks {
-    /// Forgets the blocks that were freed and that no process holds.
+    /// Forgets freed blocks that no process holds.
     fn forget_gone(&mut self) {
         self.by_number.retain(|_, block| !block.sharing.is_freed() || block.sharing.holders() > 0);
         self.look_at = (2 * self.by_number.len()).max(LOOK_LEAST);
@@ -145,14 +142,14 @@ fn work_of(stream: &Stream) -> Result<Option<Arc<Event>>> {
         ));
     }
     let is_idle = {
-        // The question spoils captures of this thread, and of others in global mode.
+        // The query spoils captures of this thread, and of others in global mode.
         let _relaxed = RelaxedCapture::new(get()?)?;
         stream.query()?
     };
     if is_idle { Ok(None) } else { record_on(stream).map(Some) }
 }
 
-/// All events that were made for other processes. One that nothing else has is recorded again.
+/// All events made for other processes. One that nothing else has is recorded again.
 static EVENTS: Mutex<Vec<Arc<Event>>> = Mutex::new(Vec::new());
 
 /// Records the work so far on a stream.
@@ -172,26 +169,23 @@ fn record_on(stream: &Stream) -> Result<Arc<Event>> {
     Ok(event)
 }
 
-/// Returns whether the work is done before an event.
 fn is_done(event: &Event) -> Result<bool> {
-    // The question spoils captures of this thread, and of others in global mode.
+    // The query spoils captures of this thread, and of others in global mode.
     let _relaxed = RelaxedCapture::new(get()?)?;
     event.query()
 }
 
-/// Returns the block with this number, if it is known.
 pub(super) fn find(number: u64) -> Option<Arc<SharedBlock>> {
     lock(&BLOCKS).by_number.get(&number).cloned()
 }
 
-/// Returns the blocks that are shared.
 pub(super) fn all() -> Vec<Arc<SharedBlock>> {
     let mut blocks = lock(&BLOCKS);
     blocks.forget_gone();
     blocks.by_number.values().cloned().collect()
 }
 
-/// Refuses where another process holds a block of the pool.
+/// Refuses if another process holds a block of the pool.
 pub(in crate::memory) fn refuse_held(pool: &Pool) -> Result<()> {
     let is_held = |shared: &&Arc<SharedBlock>| {
         shared.sharing.holders() > 0
@@ -226,7 +220,7 @@ impl SharedBlock {
         Some(number)
     }
 
-    /// Holds the block for a process that has its token; none if it was freed, unless the token's number is still in
+    /// Holds the block for a process with its token; none if it was freed, unless the token's number is still in
     /// flight.
     pub(super) fn hold(&self, in_flight: u64) -> Option<Hold> {
         let is_in_flight = lock(&self.in_flight).contains_key(&in_flight);
@@ -241,17 +235,17 @@ impl SharedBlock {
         }
     }
 
-    /// Forgets the events whose work is done, and returns the others, which are to be waited for.
+    /// Forgets the events whose work is done, and returns the others.
     pub(super) fn events(&self) -> Vec<Arc<Event>> {
         let events = lock(&self.events).clone();
-        // Asked with no lock held; one that cannot be asked stays.
+        // Queried without a lock; an event that cannot be queried stays.
         let done: Vec<_> = events.into_iter().filter(|event| is_done(event).unwrap_or(false)).collect();
         let mut events = lock(&self.events);
         events.retain(|event| !done.iter().any(|done| Arc::ptr_eq(done, event)));
         events.clone()
     }
 
-    /// Returns where the block lies, while it is held.
+    /// Returns the place of a block that is held.
     pub(super) fn place(&self) -> Result<InRegion> {
         if let Some(service) = self.block.cache.service()
             && service.pool.sleep.is_asleep()

@@ -1,8 +1,6 @@
-//! What the system offers to processes that share memory: packets over Unix sockets, with descriptors that come along,
-//! and pidfds, which become ready when a process ends.
-//!
-//! The sockets have names that are in no file system, so nothing is left of a process that ends. Nothing here waits
-//! except [`is_ready`].
+//! The system's means for processes that share memory: packets over Unix sockets, with descriptors, and pidfds, which
+//! become ready when a process ends. The sockets' names are in no file system, so an ended process leaves nothing
+//! behind. Nothing here waits except [`is_ready`].
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -30,7 +28,6 @@ fn address(name: &[u8; 16]) -> io::Result<SocketAddrUnix> {
     Ok(SocketAddrUnix::new_abstract_name(name.as_bytes())?)
 }
 
-/// Listens under a name.
 pub(super) fn listener(name: &[u8; 16]) -> io::Result<OwnedFd> {
     let socket = new()?;
     bind(&socket, &address(name)?)?;
@@ -45,7 +42,7 @@ pub(super) fn connected(name: &[u8; 16]) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Accepts a process that has connected; none if there is none.
+/// Accepts a connecting process, if there is one.
 pub(super) fn accepted(listener: &OwnedFd) -> io::Result<Option<OwnedFd>> {
     match accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
         Ok(socket) => Ok(Some(socket)),
@@ -54,7 +51,7 @@ pub(super) fn accepted(listener: &OwnedFd) -> io::Result<Option<OwnedFd>> {
     }
 }
 
-/// Sends a packet, or returns false where there is no room for it now.
+/// Sends a packet, or returns false if there is no room for it now.
 pub(super) fn send(socket: impl AsFd, packet: &[u8], descriptors: &[OwnedFd]) -> io::Result<bool> {
     let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
@@ -65,22 +62,21 @@ pub(super) fn send(socket: impl AsFd, packet: &[u8], descriptors: &[OwnedFd]) ->
     match sendmsg(socket, &[IoSlice::new(packet)], &mut along, SendFlags::NOSIGNAL) {
         Ok(sent) if sent == packet.len() => Ok(true),
         Ok(_) => Err(io::ErrorKind::WriteZero.into()),
-        // The last one: more descriptors of this user are on their way than it may have open.
+        // The last one: more descriptors of this user are in flight than it may have open.
         Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS | Errno::TOOMANYREFS) => Ok(false),
         Err(error) => Err(error.into()),
     }
 }
 
-/// A packet that came.
 #[derive(Debug)]
 pub(super) struct Packet {
     pub(super) bytes: Vec<u8>,
     pub(super) descriptors: Vec<OwnedFd>,
-    /// Whether descriptors were lost, for this process may have no more.
+    /// Whether descriptors were lost, since this process may have no more.
     pub(super) is_cut: bool,
 }
 
-/// Receives a packet; none where there is none yet. An empty one is the end.
+/// Receives a packet, if there is one. An empty one is the end.
 pub(super) fn receive(socket: impl AsFd) -> io::Result<Option<Packet>> {
     let mut bytes = vec![0; PACKET];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
@@ -88,8 +84,8 @@ pub(super) fn receive(socket: impl AsFd) -> io::Result<Option<Packet>> {
     let received = recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut along, RecvFlags::CMSG_CLOEXEC);
     let received = match received {
         Ok(received) => received,
-        // The last one: the other end was closed and had not read all. What it sent before is still to come, and then
-        // the end.
+        // The last one: the other end was closed with unread data. What it sent before is still to come, and then the
+        // end.
         Err(Errno::AGAIN | Errno::INTR | Errno::CONNRESET) => return Ok(None),
         Err(error) => return Err(error.into()),
     };
@@ -106,8 +102,7 @@ pub(super) fn receive(socket: impl AsFd) -> io::Result<Option<Packet>> {
     Ok(Some(Packet { bytes, descriptors, is_cut: received.flags.contains(ReturnFlags::CTRUNC) }))
 }
 
-/// Returns a descriptor that is ready to be read once a process has ended; `ESRCH` if it has already, or cannot be
-/// seen.
+/// Returns a descriptor that is ready to be read once a process ends; `ESRCH` if it has, or cannot be seen.
 pub(super) fn pidfd(process: i32) -> rustix::io::Result<OwnedFd> {
     pidfd_open(Pid::from_raw(process).ok_or(Errno::SRCH)?, PidfdFlags::empty())
 }
@@ -152,7 +147,7 @@ mod tests {
         assert!(receive(&other)?.is_none());
         assert_eq!(receive(&other)?.ok_or(io::ErrorKind::NotFound)?.bytes, b"last");
         assert!(receive(&other)?.ok_or(io::ErrorKind::NotFound)?.bytes.is_empty());
-        // The descriptor that came is of the same listener.
+        // The received descriptor is of the same listener.
         drop((listener, first));
         assert!(connected(&name).is_err());
         Ok(())

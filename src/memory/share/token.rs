@@ -1,8 +1,6 @@
 //! The token of a shared block: the address of its owner, and a secret that proves that the holder was given the token.
-//!
-//! It consists of bytes that can be sent in any way. An error names what is wrong with one: it is another machine's,
-//! another user's, of another version of gpupool, or no token at all. It names a device by its UUID, as processes may
-//! number their devices differently.
+//! Its bytes can be sent in any way. Errors name what is wrong: another machine, user or version of gpupool, or no
+//! token at all. It names a device by its UUID, as processes may number devices differently.
 
 use std::fmt;
 use std::hint::black_box;
@@ -24,10 +22,8 @@ const BYTES: usize = 0x6c;
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct ShareToken([u8; BYTES]);
 
-/// What a token says.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TokenFields {
-    /// The platform, as [`number_of`] numbers it.
     pub(super) kind: u8,
     pub(super) boot: [u8; 16],
     pub(super) user: u32,
@@ -47,7 +43,7 @@ pub(super) struct TokenFields {
 pub(super) struct Secret(pub(super) [u8; 16]);
 
 impl Secret {
-    /// Returns whether two are the same, in a time that does not depend on where they differ.
+    /// Returns whether two are equal, in constant time.
     pub(super) fn is(&self, other: &[u8; 16]) -> bool {
         let differing = self.0.iter().zip(other).fold(0, |differing, (one, other)| differing | (one ^ other));
         black_box(differing) == 0
@@ -60,7 +56,6 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Returns random bytes.
 pub(super) fn random() -> Result<[u8; 16]> {
     let mut bytes = [0; 16];
     // So few come whole, or not at all.
@@ -80,22 +75,22 @@ pub(super) const fn number_of(kind: Kind) -> u8 {
     kind as u8 + 1
 }
 
-/// Returns the id of the machine's present run, the same in all its containers.
+/// Returns the id of the machine's present boot, the same in all its containers.
 pub(super) fn boot() -> Result<[u8; 16]> {
     static BOOT: OnceLock<[u8; 16]> = OnceLock::new();
     const PATH: &str = "/proc/sys/kernel/random/boot_id";
     if let Some(boot) = BOOT.get() {
         return Ok(*boot);
     }
-    let refused = |why| Error::unavailable(format!("{PATH}, by which machines are told apart, {why}"));
+    let refused = |why| Error::unavailable(format!("{PATH}, by which machines are distinguished, {why}"));
     let text = std::fs::read_to_string(PATH).map_err(|error| refused(format!("cannot be read: {error}")))?;
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
     let number = u128::from_str_radix(&digits, 16).map_err(|error| refused(format!("holds no id: {error}")))?;
     Ok(*BOOT.get_or_init(|| number.to_be_bytes()))
 }
 
-/// Returns the UUIDs of this process's devices, in order: asked for once, as each block that is shared or attached
-/// needs one.
+/// Returns the UUIDs of this process's devices, in order; queried once, as each block that is shared or attached needs
+/// one.
 fn uuids() -> Result<&'static [DeviceUuid]> {
     static UUIDS: OnceLock<Vec<DeviceUuid>> = OnceLock::new();
     if let Some(uuids) = UUIDS.get() {
@@ -107,13 +102,11 @@ fn uuids() -> Result<&'static [DeviceUuid]> {
     Ok(UUIDS.get_or_init(|| all))
 }
 
-/// Returns a device's UUID.
 pub(super) fn uuid_of(device: Device) -> Result<DeviceUuid> {
     let known = uuids()?.get(device.ordinal()).copied();
     known.map_or_else(|| get()?.device_uuid(device), Ok)
 }
 
-/// Returns this process's device with a UUID.
 pub(super) fn device_with(uuid: &DeviceUuid) -> Result<Device> {
     let known = (0..).map(Device::from_ordinal).zip(uuids()?).find(|(_, known)| *known == uuid);
     known.map(|(device, _)| device).ok_or_else(|| {
@@ -125,7 +118,7 @@ pub(super) fn device_with(uuid: &DeviceUuid) -> Result<Device> {
     })
 }
 
-/// Reads fields one after the other from bytes that are as long as all of them.
+/// Reads fields in order from bytes that are as long as all of them.
 pub(super) struct Reader<'a>(pub(super) &'a [u8]);
 
 impl Reader<'_> {
@@ -251,7 +244,6 @@ impl fmt::Debug for ShareToken {
     }
 }
 
-/// Returns the error of a token that has another size than tokens have.
 pub(crate) fn wrong_size(bytes: u64) -> Error {
     Error::invalid_value(format!(
         "a token has {BYTES} bytes, and this one has {bytes}: give what share() returned, unchanged"

@@ -1,8 +1,7 @@
-//! What processes that share blocks send each other: one packet for each message, of a bounded size.
-//!
-//! A process that attaches sends a [`Message`]; the owner answers with a status, and after [`GIVEN`] what was asked
-//! for. By the connection that is its channel, the owner also sends the numbers of mappings that are to end. Whatever
-//! does not read as one of these ends the connection: another process may send anything.
+//! The messages between processes that share blocks: packets of a bounded size. A process that attaches sends a
+//! [`Message`]; the owner answers with a status, and after [`GIVEN`] what was asked for. By the connection that is its
+//! channel, the owner also sends the numbers of mappings to end. Anything else ends the connection: another process may
+//! send anything.
 
 use super::token::{Reader, Secret, TokenFields};
 use crate::error::{Error, ErrorKind};
@@ -11,35 +10,32 @@ use crate::runtime::{DeviceUuid, Extent};
 
 /// The largest packet.
 pub(super) const PACKET: usize = 0x2000;
-/// The most descriptors of one packet: few, so that a process with a low limit has room for them, and so that one side
-/// makes the next ones while the other imports these.
+/// The most descriptors of one packet: few, so that a process with a low limit has room, and so that one side makes the
+/// next ones while the other imports these.
 pub(super) const DESCRIPTORS: usize = 0x8;
-/// The most mappings that one packet names.
 pub(super) const ENDED: usize = 0x200;
-/// The most extents that one packet describes.
 pub(super) const DESCRIBED: usize = 0x100;
 const MAGIC: u32 = 0x6873_7067;
 
-/// What a message asks for. Some ask for nothing, and are not answered.
+/// What a message asks for. Some ask for nothing, and have no answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub(super) enum Ask {
-    /// To hold a block; the answer says where it lies, with as many events as one of [`Ask::Events`] has.
+    /// To hold a block; the answer has its place, and as many events as one of [`Ask::Events`].
     Hold = 1,
     /// Numbers and sizes of extents, from one on.
     Describe,
     /// Descriptors of extents, from one on.
     Extents,
-    /// Names of events, and their descriptors if they have any, from one on, which stand for what was submitted before
-    /// the block was shared.
+    /// Names of events, and their descriptors if any, from one on, for what was submitted before the block was shared.
     Events,
     /// Nothing: a hold is over, and the work is done.
     LetGo,
     /// Nothing: a block that was in flight has arrived.
     Arrived,
-    /// To be notified, by this connection from now on, of the mappings that are to end.
+    /// To use this connection from now on for the mappings that are to end.
     Channel,
-    /// Nothing: a mapping has ended that had stayed.
+    /// Nothing: a mapping that had stayed has ended.
     Unmapped,
 }
 
@@ -56,14 +52,13 @@ impl Ask {
     ];
 }
 
-/// What a process sends to the owner of a block.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Message {
     pub(super) ask: Ask,
     pub(super) secret: Secret,
     pub(super) block: u64,
-    /// The first that is asked for; of [`Ask::Hold`] and [`Ask::Arrived`] the number in flight, or 0; of [`Ask::LetGo`]
-    /// and [`Ask::Unmapped`] that of the mapping, or 0 where none stays.
+    /// The first that is asked for; for [`Ask::Hold`] and [`Ask::Arrived`] the number in flight, or 0; for
+    /// [`Ask::LetGo`] and [`Ask::Unmapped`] the mapping's number, or 0 if none stays.
     pub(super) from: u64,
     pub(super) count: u32,
 }
@@ -71,7 +66,6 @@ pub(super) struct Message {
 const MESSAGE: usize = 0x2c;
 
 impl TokenFields {
-    /// Returns a message that names the token's block.
     pub(super) const fn message(&self, ask: Ask, from: u64, count: u32) -> Message {
         Message { ask, secret: self.secret, block: self.block, from, count }
     }
@@ -85,7 +79,7 @@ impl Message {
         [&magic[..], &ask, &secret.0, &block, &from, &count].concat()
     }
 
-    /// Reads a message; none if the bytes are something else.
+    /// Reads a message, unless the bytes are something else.
     pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let mut reader = Reader(<&[u8; MESSAGE]>::try_from(bytes).ok()?);
         if reader.u32() != MAGIC {
@@ -105,10 +99,9 @@ pub(super) const REFUSED: u8 = 1;
 /// The system or the driver refused; the rest says why.
 pub(super) const FAILED: u8 = 2;
 
-/// What [`Ask::Hold`] is answered with.
+/// The answer to [`Ask::Hold`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct HeldBlock {
-    /// Where the block starts in its region, in bytes.
     pub(super) lead: u64,
     pub(super) bytes: u64,
     /// The number of the region: another number, other memory.
@@ -128,7 +121,7 @@ impl HeldBlock {
         packet
     }
 
-    /// Reads what [`HeldBlock::to_bytes`] wrote, without its status, and returns also the names.
+    /// Reads the output of [`HeldBlock::to_bytes`], without its status, and returns also the names.
     pub(super) fn from_bytes(bytes: &[u8]) -> Option<(Self, &[u8])> {
         let (fields, rest) = bytes.split_first_chunk::<40>()?;
         let [lead, bytes, region, extents, events] = read_numbers(fields)?.try_into().ok()?;
@@ -141,27 +134,26 @@ pub(super) fn describe(extents: &[DescribedExtent]) -> Vec<u8> {
     numbers(extents.iter().flat_map(|each| [each.extent.number(), each.bytes]))
 }
 
-/// Reads what [`describe`] wrote, without its status.
+/// Reads the output of [`describe`], without its status.
 pub(super) fn described(bytes: &[u8]) -> Option<Vec<DescribedExtent>> {
     let numbers = read_numbers(bytes)?;
     let read = |[number, bytes]: &[u64; 2]| DescribedExtent { extent: Extent::from_number(*number), bytes: *bytes };
     Some(numbers.as_chunks().0.iter().map(read).collect())
 }
 
-/// Returns a packet of numbers: those of mappings that are to end are sent so.
+/// Returns a packet of numbers, such as those of mappings to end.
 pub(super) fn numbers(numbers: impl IntoIterator<Item = u64>) -> Vec<u8> {
     let mut bytes = vec![GIVEN];
     numbers.into_iter().for_each(|number| bytes.extend(number.to_le_bytes()));
     bytes
 }
 
-/// Reads what [`numbers`] wrote, without its status; none if it is something else.
+/// Reads the output of [`numbers`], without its status, unless it is something else.
 pub(super) fn read_numbers(bytes: &[u8]) -> Option<Vec<u64>> {
     let (numbers, rest) = bytes.as_chunks::<8>();
     rest.is_empty().then(|| numbers.iter().map(|number| u64::from_le_bytes(*number)).collect())
 }
 
-/// Returns an error as a packet.
 pub(super) fn refusal(error: &Error) -> Vec<u8> {
     let mut bytes = vec![if matches!(error.kind(), ErrorKind::InvalidValue(_)) { REFUSED } else { FAILED }];
     let why = error.to_string();

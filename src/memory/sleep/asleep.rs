@@ -1,4 +1,4 @@
-//! Falling asleep: streams are waited for, what is live is copied, and memory goes part by part.
+//! Falling asleep: streams are waited for, live memory is copied, and memory goes part by part.
 
 use std::iter;
 use std::ops::Range;
@@ -25,7 +25,7 @@ use crate::process;
 use crate::runtime::{self, Event, RelaxedCapture};
 use crate::sync::{ThisThread, lock};
 
-/// Puts a pool alone to sleep; see [`put_to_sleep`].
+/// Puts a single pool to sleep; see [`put_to_sleep`].
 ///
 /// # Errors
 /// As [`put_to_sleep`]; `ErrorKind::Unavailable` also if other pools have blocks of it.
@@ -33,8 +33,8 @@ pub(crate) fn sleep(pool: &Arc<Pool>, backup: Backup) -> Result<u64> {
     put_to_sleep(pool, backup, end_serving_others)
 }
 
-/// Puts a pool to sleep, and returns the bytes that went back to the driver; 0 if it is asleep already. Before it refuses
-/// requests it is checked, which may prevent the sleep. Other processes that keep its memory mapped are waited for, within
+/// Puts a pool to sleep, and returns the bytes that went back to the driver; 0 if it is asleep. `check` runs before
+/// requests are refused, and may prevent the sleep. Waits for other processes that keep its memory mapped, within
 /// bounds.
 ///
 /// # Errors
@@ -53,7 +53,7 @@ pub(super) fn put_to_sleep(
     }
     let thread = ThisThread::get();
     if !pool.sleep.is_asleep() {
-        // Before any request is refused, for one may be the capture's.
+        // Before any request is refused, which may be the capture's.
         refuse_captures(pool, thread)?;
         refuse_held(pool)?;
     }
@@ -88,23 +88,23 @@ pub(super) fn put_to_sleep(
     outcome
 }
 
-/// Has no other pool take blocks of the pool from now on; refused, and as before, if some have such blocks.
+/// Forbids other pools to take blocks of the pool; refused, with no change, if some have such blocks.
 fn end_serving_others(pool: &Pool, change: &Change<'_>, thread: ThisThread) -> Result<()> {
-    // A request that finds nothing meanwhile searches again, for this may be refused.
+    // A request that finds nothing meanwhile searches again, since this may be refused.
     let _moving = pool.memory.under_way.begin();
     change.let_serve_others(false);
     refuse_serving_others(pool, thread).inspect_err(|_| change.let_serve_others(true))
 }
 
-/// Puts a pool to sleep whose requests are refused by now. `kept` is what is kept of it; none if it is awake again.
+/// Puts a pool to sleep whose requests are refused by now. `kept` is what it keeps; none if it is awake again.
 fn fall_asleep(pool: &Arc<Pool>, backup: Backup, thread: ThisThread, kept: &mut Option<Record>) -> Result<u64> {
     let ready = wait_for_work(pool, thread).and_then(|()| parts_and_live(pool, thread));
     let (parts, live) = ready.inspect_err(|_| wake_caches(pool, thread))?;
     let mut record = Record { kept: parts, ..Record::default() };
     match empty(pool, &live, backup, &mut record) {
         Ok(released) => {
-            // What waited for the work that was waited for; what is refused here goes later.
-            let _ = pool.memory.end_retired(false);
+            // The work that was awaited is what retired memory waits for.
+            pool.memory.try_end_retired();
             pool.memory.elsewhere.wait_for_processes(WAIT_ASLEEP);
             *kept = Some(record);
             Ok(released)
@@ -119,8 +119,8 @@ fn fall_asleep(pool: &Arc<Pool>, backup: Backup, thread: ThisThread, kept: &mut 
     }
 }
 
-/// Copies what is live and gives the parts back that the record has, and returns the bytes that went. If that fails, the
-/// record has all that is needed to bring them back.
+/// Copies what is live, gives back the record's parts, and returns the bytes. On failure the record has all that is
+/// needed to bring them back.
 fn empty(pool: &Pool, live: &[Range<u64>], backup: Backup, record: &mut Record) -> Result<u64> {
     let _relaxed = runtime::get().and_then(RelaxedCapture::new);
     let done = match backup {
@@ -132,8 +132,8 @@ fn empty(pool: &Pool, live: &[Range<u64>], backup: Backup, record: &mut Record) 
     Ok(released)
 }
 
-/// Has the pool's caches hand out nothing more, and waits for all work that may use its memory: also of streams that cannot
-/// be asked, for all work on the device, and on those that may use its memory, is waited for.
+/// Makes the pool's caches hand out nothing more, and waits for all work that may use its memory: for that of unknown
+/// streams, waits for all work on the device and on its peers.
 fn wait_for_work(pool: &Pool, thread: ThisThread) -> Result<()> {
     let memory = pool.memory;
     // First, so that what is submitted into a capture is seen below, and any other work is waited for.
@@ -146,12 +146,12 @@ fn wait_for_work(pool: &Pool, thread: ThisThread) -> Result<()> {
             heap.fall_asleep();
         }
     }
-    // What attaches from now on finds the pool asleep.
+    // Whoever attaches from now on finds the pool asleep.
     refuse_held(pool)?;
     refuse_captures(pool, thread)?;
     let _relaxed = RelaxedCapture::new(runtime::get()?)?;
     for device in memory.location.device().into_iter().chain(memory.range.peers.devices()) {
-        // One may have begun since.
+        // A capture may have begun since.
         if !runtime::synchronize_unless_captured(device)? {
             return Err(captured(pool, device));
         }
@@ -159,12 +159,12 @@ fn wait_for_work(pool: &Pool, thread: ThisThread) -> Result<()> {
     for cache in DeviceCaches::caches_of(pool) {
         settle(cache, thread, Patience::Wait)?;
     }
-    // So that what is on its way back is not in the way once the pool wakes. What is refused goes later.
-    let _ = memory.end_retired(false);
+    // So that retired memory is not in the way once the pool wakes.
+    memory.try_end_retired();
     Ok(())
 }
 
-/// Begins to copy what is live. Returns for each part what tells that its copies are done; nothing where there are none.
+/// Begins to copy what is live. Returns, for each part with copies, the event of their end.
 fn back_up(memory: &DeviceMemory, live: &[Range<u64>], record: &mut Record) -> Result<Vec<Option<Event>>> {
     let ranges = to_copy(&record.kept, live);
     let bytes = ranges.iter().flatten().map(|range| range.end - range.start).sum();
@@ -182,8 +182,8 @@ fn back_up(memory: &DeviceMemory, live: &[Range<u64>], record: &mut Record) -> R
     Ok(done)
 }
 
-/// Gives the parts back to the driver, each once its copies are done, and returns the bytes that went. What the driver refuses
-/// stays in the record, with all that is after it.
+/// Gives the parts back to the driver, each once its copies are done, and returns the bytes. What the driver refuses
+/// stays in the record, with all after it.
 fn give_back(pool: &Pool, done: Vec<Option<Event>>, record: &mut Record) -> Result<u64> {
     let (mut released, mut outcome) = (0, Ok(()));
     let done = done.into_iter().chain(iter::repeat_with(|| None));
@@ -197,12 +197,12 @@ fn give_back(pool: &Pool, done: Vec<Option<Event>>, record: &mut Record) -> Resu
     outcome.map(|()| released)
 }
 
-/// Gives a part back to the driver, and adds the bytes that went. Where the driver refuses, the part has what is left.
+/// Gives a part back to the driver, and adds the bytes. If the driver refuses, the part has what is left.
 fn give_part_back(pool: &Pool, part: &mut KeptExtents, event: Option<&Event>, released: &mut u64) -> Result<()> {
     let memory = pool.memory;
     event.map_or(Ok(()), Event::synchronize)?;
-    // SAFETY: all work on the device was waited for, as was this part's copy; the caches hand out nothing of it, and work of
-    // callers that hold blocks of it is not to come, as they were told.
+    // SAFETY: all work on the device was waited for, as was this part's copy; the caches hand out nothing of it, and
+    // callers that hold blocks of it must submit no work to a sleeping pool.
     unsafe { memory.range.unmap_row(&part.extents) }?;
     (part.is_mapped, part.is_open) = (false, false);
     memory.pages.clear_mapping(part.run().start(), part.run().bytes());

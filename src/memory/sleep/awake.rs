@@ -1,4 +1,4 @@
-//! Waking: memory is taken again at the same addresses, and filled from the backup.
+//! Waking: memory is allocated again at the same addresses, and filled from the backup.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,12 +19,12 @@ use crate::process;
 use crate::runtime::{self, RelaxedCapture, Stream};
 use crate::sync::{ThisThread, lock};
 
-/// Wakes a pool, and returns the bytes that were taken from the driver; 0 if it is awake already. Its memory can then be used
-/// on any stream.
+/// Wakes a pool, and returns the bytes taken from the driver; 0 if it is awake. Its memory can then be used on any
+/// stream.
 ///
 /// # Errors
-/// `ErrorKind::OutOfMemory` if there is not enough, also after other pools gave back what they may and callbacks were asked;
-/// any other refusal of the driver. The pool is then as asleep as before, with all of its backup.
+/// `ErrorKind::OutOfMemory` if there is not enough, even after other pools and callbacks gave memory back; any other
+/// refusal of the driver. The pool is then as asleep as before, with all of its backup.
 pub(crate) fn wake(pool: &Arc<Pool>) -> Result<u64> {
     process::refuse_forked()?;
     let thread = ThisThread::get();
@@ -34,7 +34,7 @@ pub(crate) fn wake(pool: &Arc<Pool>) -> Result<u64> {
     let _delivery = Delivery::at_end();
     let outcome = change.record.as_mut().map_or(Ok(0), |record| bring_back(pool, record, thread));
     let took = begun.elapsed();
-    // Freed with no lock held.
+    // Freed without a lock.
     let record = if outcome.is_ok() { change.record.take() } else { None };
     if outcome.is_ok() {
         lock(&pool.sleep.times).awake_in = took;
@@ -50,7 +50,7 @@ pub(crate) fn wake(pool: &Arc<Pool>) -> Result<u64> {
     outcome
 }
 
-/// Gives back what a pool has free that was closed while it changed.
+/// Gives back the free memory of a pool that was closed while it changed.
 pub(super) fn trim_if_closed(pool: &Arc<Pool>, thread: ThisThread) {
     if pool.is_closed() {
         // What the driver refuses to take back now is tried again whenever memory is given back.
@@ -58,12 +58,12 @@ pub(super) fn trim_if_closed(pool: &Arc<Pool>, thread: ThisThread) {
     }
 }
 
-/// Has the pool's caches hand out blocks again.
+/// Makes the pool's caches hand out blocks again.
 pub(super) fn wake_caches(pool: &Pool, thread: ThisThread) {
     DeviceCaches::each_asleep(pool, thread, |_, heap| heap.wake());
 }
 
-/// Extents that were made for a pool, as far as it came.
+/// Extents made for a pool so far.
 #[derive(Debug, Default)]
 struct NewExtents {
     mapped: Vec<Mapping>,
@@ -72,7 +72,7 @@ struct NewExtents {
     stream: Option<Stream>,
 }
 
-/// Takes memory again for a pool and fills it, and returns the bytes that were taken. If that fails, all of them go back.
+/// Allocates and fills memory for a pool, and returns the bytes taken. On failure all of them go back.
 pub(super) fn bring_back(pool: &Arc<Pool>, record: &mut Record, thread: ThisThread) -> Result<u64> {
     let memory = pool.memory;
     // What could not go before may still be in the way.
@@ -86,7 +86,7 @@ pub(super) fn bring_back(pool: &Arc<Pool>, record: &mut Record, thread: ThisThre
     let _moving = memory.under_way.begin();
     let outcome = (|| {
         let _relaxed = RelaxedCapture::new(runtime::get()?)?;
-        // What is still copied must not be used by others before.
+        // Memory that is still being copied must not be reused before.
         record.copies.as_ref().map_or(Ok(()), Stream::synchronize)?;
         record.copies = None;
         map_kept(pool, record)?;
@@ -104,13 +104,13 @@ pub(super) fn bring_back(pool: &Arc<Pool>, record: &mut Record, thread: ThisThre
     movable.into_iter().for_each(|extent| memory.pages.set_mapping(extent));
     wake_caches(pool, thread);
     if let Some(reserve) = pool.supply.reserve() {
-        // Those go that a pool which has ended needs no more.
+        // A pool that has ended releases what it needs no more.
         retire_extents(pool, reserve.set_extents(in_reserve));
     }
     Ok(wanted)
 }
 
-/// Maps what the pool still has.
+/// Maps the extents that the pool has kept.
 fn map_kept(pool: &Pool, record: &mut Record) -> Result<()> {
     let range = &pool.memory.range;
     let (mut mapped, mut outcome) = (Vec::new(), Ok(()));
@@ -134,7 +134,7 @@ fn map_kept(pool: &Pool, record: &mut Record) -> Result<()> {
     Ok(())
 }
 
-/// Makes and maps extents at all of these pages, and copies back what is backed up of them, which is done when this returns.
+/// Makes and maps extents at all of these pages, and copies their backup, which is done when this returns.
 fn take(pool: &Pool, record: &Record, missing: &[Run], taken: &mut NewExtents, thread: ThisThread) -> Result<()> {
     let memory = pool.memory;
     let large = large_blocks(pool, thread);
@@ -155,8 +155,8 @@ fn take(pool: &Pool, record: &Record, missing: &[Run], taken: &mut NewExtents, t
                     Some(stream) => stream,
                     none => none.insert(Stream::new(memory.device()?)?),
                 };
-                // SAFETY: the pages were just mapped, no request can have them before the pool is awake, and they are unmapped
-                // only once the stream is done.
+                // SAFETY: the pages were just mapped, no request can have them before the pool is awake, and they are
+                // unmapped only once the stream is done.
                 unsafe { copy_back(memory, record, run, stream) }?;
             }
         }
@@ -164,7 +164,7 @@ fn take(pool: &Pool, record: &Record, missing: &[Run], taken: &mut NewExtents, t
     taken.stream.as_ref().map_or(Ok(()), Stream::synchronize)
 }
 
-/// Returns the whole pages inside of each large block of a pool that is asleep, in order.
+/// Returns the whole pages inside each large block of a sleeping pool, in order.
 fn large_blocks(pool: &Pool, thread: ThisThread) -> Vec<Run> {
     let mut large = Vec::new();
     for cache in DeviceCaches::caches_of(pool) {
@@ -174,7 +174,7 @@ fn large_blocks(pool: &Pool, thread: ThisThread) -> Vec<Run> {
     large
 }
 
-/// Gives back what was taken. Returns whether the copies to it are done; else it goes once they are.
+/// Gives back what was taken. Returns whether the copies to it are done; if not, it goes once they are.
 fn give_up(pool: &Pool, taken: NewExtents) -> bool {
     let memory = pool.memory;
     let NewExtents { mapped, unmapped, stream } = taken;
@@ -184,11 +184,10 @@ fn give_up(pool: &Pool, taken: NewExtents) -> bool {
         stream.synchronize()
     };
     let is_done = stream.as_ref().is_none_or(|stream| wait(stream).is_ok());
-    // Not all work on the device, which is not waited for during a capture.
+    // Only this stream: a capture forbids waiting for the whole device.
     let until = stream.filter(|_| !is_done).map_or(Until::at_once(), |stream| Until::Unrecorded(vec![stream]));
     // SAFETY: no cache hands out anything of these pages, and `until` is all work that uses them.
     unsafe { memory.retire(Remains::Asleep { mapped, unmapped }, until, &pool.supply) };
-    // What the driver refuses to take back now is tried again whenever memory is given back.
-    let _ = memory.end_retired(false);
+    memory.try_end_retired();
     is_done
 }

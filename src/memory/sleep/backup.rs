@@ -1,4 +1,4 @@
-//! The backup: pinned memory of the host that holds what is live while the device's memory is away.
+//! The backup: pinned memory with what is live while the device's memory is away.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub enum Backup {
     None,
 }
 
-/// Returns what is to be copied of each part, of live ranges in order.
+/// Returns which live ranges to copy for each part, in order.
 pub(super) fn to_copy(parts: &[KeptExtents], live: &[Range<u64>]) -> Vec<Vec<Range<u64>>> {
     let mut next = 0;
     let of_part = |part: &KeptExtents| {
@@ -44,18 +44,17 @@ pub(super) fn to_copy(parts: &[KeptExtents], live: &[Range<u64>]) -> Vec<Vec<Ran
     parts.iter().map(of_part).collect()
 }
 
-/// A backup being made: copies under way from the device to pieces of pinned memory.
+/// A backup in progress: copies from the device to pieces of pinned memory.
 #[derive(Debug)]
 pub(super) struct Copying {
     /// Its own, so that the copies wait for nothing else.
     pub(super) stream: Stream,
     pieces: BackupPieces,
-    /// The piece that is filled, and the bytes used of it.
+    /// The piece being filled, and the bytes used of it.
     piece: Option<(Arc<BackupPiece>, u64)>,
 }
 
 impl Copying {
-    /// Begins a backup of so many bytes.
     pub(super) fn begin(memory: &DeviceMemory, bytes: u64) -> Result<Self> {
         let node = runtime::nearest_host_node(memory.device()?)?.number();
         Ok(Self { stream: Stream::new(memory.device()?)?, pieces: BackupPieces::begin(node, bytes), piece: None })
@@ -71,8 +70,8 @@ impl Copying {
                     _ => (Arc::new(self.pieces.next()?), 0),
                 };
                 let bytes = (piece.bytes - at).min(range.end - start);
-                // SAFETY: the device's range is mapped until its part is given back, which waits for the copy, and so is the
-                // piece, of which this range was given out once.
+                // SAFETY: the device's range is mapped until its part is given back, which waits for the copy, and so
+                // is the piece, of which this range was handed out once.
                 unsafe { self.stream.copy_to_host(piece.address + at, memory.address(start), bytes) }?;
                 self.piece = Some((Arc::clone(&piece), at + bytes));
                 record.backed_up.push(BackedUp { range: start..start + bytes, piece, at });
@@ -83,7 +82,7 @@ impl Copying {
     }
 }
 
-/// Begins to copy back what is backed up of pages.
+/// Begins to copy the backup of pages back.
 ///
 /// # Safety
 /// They are mapped until the stream is done, and nothing else uses it.

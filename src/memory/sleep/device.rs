@@ -1,4 +1,4 @@
-//! All memory of a device: every pool, those of graphs included.
+//! All memory of a device: every pool, including those of graphs.
 
 use std::sync::Arc;
 
@@ -18,9 +18,6 @@ use crate::process;
 use crate::runtime;
 
 /// Puts every pool of a device to sleep, as far as it can sleep.
-///
-/// # Errors
-/// As [`sleep`](crate::sleep).
 pub(crate) fn sleep(device: Device, backup: Backup) -> Result<()> {
     let mut fallen: Vec<Arc<Pool>> = Vec::new();
     for pool in pools(device) {
@@ -32,7 +29,7 @@ pub(crate) fn sleep(device: Device, backup: Backup) -> Result<()> {
         // Other pools that have blocks of it sleep with it.
         if let Err(error) = put_to_sleep(&pool, backup, |_, _, _| Ok(())) {
             for pool in fallen.iter().rev() {
-                // What finds no memory stays asleep, and says so to requests.
+                // A pool that finds no memory stays asleep, and requests get that as their error.
                 let _ = awake::wake(pool);
             }
             return Err(error);
@@ -53,7 +50,7 @@ pub fn wake(device: Device) -> Result<u64> {
     process::refuse_forked()?;
     let device = runtime::existing(device)?;
     sum_of_all(pools(device).iter().map(|pool| match awake::wake(pool) {
-        // One that nothing used any more has ended instead.
+        // A pool that nothing used any more has ended instead.
         Err(_) if !pools(device).iter().any(|other| Arc::ptr_eq(other, pool)) => Ok(0),
         outcome => outcome,
     }))

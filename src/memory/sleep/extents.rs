@@ -1,26 +1,24 @@
-//! Which extents stand at the addresses of a pool that wakes.
-//!
-//! The driver takes its time by the extent, so they are large; but one goes only when all of it is free. So a large block
-//! gets extents of its own, as large as it is, and what stands between gets ordinary ones.
+//! The extents of a pool that wakes. The driver's time grows with their number, so they are large; but one is released
+//! only when all of it is free. So a large block gets extents of its own, and the rest gets ordinary ones.
 
 use crate::memory::device::Run;
 use crate::memory::tuning::{LARGE_EXTENT_PAGES, PAGE, WAKE_PAGES_LEAST, WAKE_PARTS};
 
-/// The most pages of an extent that is inside one block: 512 MiB. On an H200 1 GiB is taken in 0.1 to 0.4 ms from extents of
-/// 128 MiB and more, and in 1.5 ms from those of 32 MiB (`docs/sleep.md`).
+/// The most pages of an extent inside one block: 512 MiB. An H200 takes 1 GiB in 0.1 to 0.4 ms from extents of 128 MiB
+/// and more, and in 1.5 ms from those of 32 MiB (`docs/sleep.md`).
 const OF_BLOCK_PAGES: u32 = 2 * LARGE_EXTENT_PAGES as u32;
 /// From so many pages on a block has extents of its own.
 pub(super) const LARGE_PAGES: u32 = 2 * WAKE_PAGES_LEAST as u32;
-/// Access is set for at most so many pages at once: 1 GiB. Meanwhile the ones before are filled.
+/// The most pages that access is set for at once: 1 GiB. Meanwhile earlier ones are filled.
 const GROUP_PAGES: u32 = 2 * OF_BLOCK_PAGES;
 
-/// Returns the most pages of an extent that is not inside a block, of a pool that takes so many bytes.
+/// Returns the most pages of an extent outside of large blocks, for a pool that takes so many bytes.
 pub(super) fn other_pages(bytes: u64) -> u32 {
     (bytes / PAGE / WAKE_PARTS).clamp(WAKE_PAGES_LEAST, LARGE_EXTENT_PAGES) as u32
 }
 
-/// Returns where the extents of a run of pages stand, in groups: `other` pages at most for those that are not inside a block.
-/// `large` has the whole pages inside of each large block, in order.
+/// Returns the extents of a run of pages, in groups: outside of the blocks in `large`, whose whole pages are given in
+/// order, each has at most `other` pages.
 pub(super) fn groups(run: Run, large: &[Run], other: u32) -> Vec<Vec<Run>> {
     let mut groups: Vec<Vec<Run>> = Vec::new();
     let mut next = large.partition_point(|block| block.next() <= run.first);

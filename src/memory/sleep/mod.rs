@@ -1,10 +1,8 @@
-//! Pools that sleep: their device memory goes back to the driver while their addresses stay, and comes back there when they
-//! wake, so that programs take turns on a device.
-//!
-//! What is live is copied to pinned memory of the host, or given up. A heap that is asleep hands out nothing, as if it were
-//! closed, and its blocks can be freed: so what allocates and frees while nothing sleeps asks nothing for it. Memory goes part
-//! by part as it is copied, and only once the backup is whole; whatever the driver refuses on the way, the pool is afterwards
-//! either awake with all that it had, or asleep with all of its backup.
+//! Pools that sleep: their device memory goes back to the driver while their addresses stay, and returns when they
+//! wake, so that programs take turns on a device. Live memory is copied to pinned memory, or discarded. A sleeping heap
+//! hands out nothing, as if it were closed, and its blocks can be freed: so requests and frees need no further check.
+//! Memory goes part by part as it is copied, and only once the backup is whole; whatever the driver refuses, the pool
+//! is afterwards either awake with all that it had, or asleep with all of its backup.
 
 mod asleep;
 mod awake;

@@ -1,4 +1,4 @@
-//! What a pool has when it falls asleep: parts of its memory that go one after the other, and what is live in them.
+//! The memory of a pool that falls asleep: parts that go one after the other, and what is live in them.
 
 use std::ops::Range;
 
@@ -9,8 +9,8 @@ use crate::memory::pool::{KeptExtents, Pool};
 use crate::memory::tuning::{LARGE_EXTENT_PAGES, PAGE};
 use crate::sync::ThisThread;
 
-/// Returns all that a pool has whose caches are asleep, in parts that are unmapped by one call each, and what is live of it,
-/// in order. The pool's reserve gives up its extents.
+/// Returns all memory of a pool whose caches are asleep, in parts that one call each unmaps, and its live ranges, in
+/// order. The pool's reserve gives up its extents.
 ///
 /// # Errors
 /// `ErrorKind::InternalError` if pages of it have no extent.
@@ -43,7 +43,7 @@ pub(super) fn parts_and_live(pool: &Pool, thread: ThisThread) -> Result<(Vec<Kep
     Ok((parts(extents), live))
 }
 
-/// Returns extents in parts of those that stand in a row.
+/// Groups extents in a row into parts.
 fn parts(extents: Vec<Mapping>) -> Vec<KeptExtents> {
     let mut parts: Vec<KeptExtents> = Vec::new();
     for extent in extents {

@@ -1,6 +1,5 @@
-//! The pieces of pinned memory that a backup fills: made by threads of their own while others are filled.
-//!
-//! Two threads, so that one brings pages in while the driver registers those of the other.
+//! The pieces of pinned memory for a backup. Two threads make them while others are filled, so that one touches pages
+//! while the driver registers the other's.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -20,14 +19,13 @@ const THREAD: &str = "gpupool-backup";
 #[derive(Debug)]
 pub(super) struct BackupPieces {
     node: u32,
-    /// The bytes that no piece was asked for yet.
+    /// The bytes that no piece was requested for yet.
     left: Arc<AtomicU64>,
-    /// What the threads have made; none where the first piece is the last.
+    /// What the threads have made; none if the first piece is the last.
     made: Option<Receiver<Result<BackupPiece>>>,
 }
 
 impl BackupPieces {
-    /// Begins to make pieces.
     pub(super) fn begin(node: u32, bytes: u64) -> Self {
         let left = Arc::new(AtomicU64::new(bytes));
         let (sender, receiver) = channel();
@@ -37,9 +35,6 @@ impl BackupPieces {
     }
 
     /// Returns the next piece, once it is made.
-    ///
-    /// # Errors
-    /// As [`pinned_for_gpupool`].
     pub(super) fn next(&self) -> Result<BackupPiece> {
         let gone = || Error::internal("a backup has no room for what it was made for");
         match &self.made {
@@ -49,7 +44,7 @@ impl BackupPieces {
     }
 }
 
-/// Makes one piece more; none where all are made.
+/// Makes one more piece; none if all are made.
 fn make(node: u32, left: &AtomicU64) -> Option<Result<BackupPiece>> {
     let take = |left: u64| (left > 0).then(|| left - left.min(BACKUP_MOST));
     let before = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).ok()?;
@@ -61,8 +56,8 @@ fn make(node: u32, left: &AtomicU64) -> Option<Result<BackupPiece>> {
     }))
 }
 
-/// Starts a thread that makes pieces until there are enough, one fails, or they are wanted no more; false if the system
-/// starts none.
+/// Starts a thread that makes pieces until there are enough, one fails, or nobody waits; false if the system starts
+/// none.
 fn start(node: u32, left: &Arc<AtomicU64>, made: &Sender<Result<BackupPiece>>) -> bool {
     let (left, made) = (Arc::clone(left), made.clone());
     let work = move || {

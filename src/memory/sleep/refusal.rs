@@ -10,7 +10,7 @@ use crate::sync::ThisThread;
 /// Returns why a pool can never sleep, if it cannot.
 pub(super) fn why_not(pool: &Pool) -> Option<String> {
     let reason = if pool.segments.has_listeners() {
-        "callbacks of on_segment were told of its segments, which may be registered where they are. Remove the callbacks, and use \
+        "callbacks of on_segment were called for its segments, which may be registered where they are. Remove the callbacks, and use \
          a pool without no_split, segments and allocator for what is to sleep"
     } else if pool.has_fixed_segments() {
         "its segments stay where they are, for they may be registered elsewhere or came from its own allocator. Leave out \
@@ -23,8 +23,8 @@ pub(super) fn why_not(pool: &Pool) -> Option<String> {
     Some(format!("pool {} on {} cannot sleep: {reason}", pool.label(), pool.memory.location))
 }
 
-/// Refuses while a stream of the device, or of one that may use its memory, is known to be captured: they are about to be
-/// waited for, which would spoil the capture, and its graph would use what is to go.
+/// Refuses while a stream of the device, or of a peer, is known to be captured: waiting for it would spoil the capture,
+/// and its graph would use memory that goes.
 pub(super) fn refuse_captures(pool: &Pool, thread: ThisThread) -> Result<()> {
     for device in pool.memory.location.device().into_iter().chain(pool.memory.range.peers.devices()) {
         if runtime::is_known_stream_capturing(runtime::get()?, device)? {
@@ -42,12 +42,12 @@ pub(super) fn refuse_captures(pool: &Pool, thread: ThisThread) -> Result<()> {
     Ok(())
 }
 
-/// Refuses while other pools, which had no memory, have blocks of the pool: their users have not asked for sleep. None is taken
-/// meanwhile.
+/// Refuses while other pools, which had no memory, have blocks of the pool: their users have not asked for sleep. They
+/// can take none meanwhile.
 pub(super) fn refuse_serving_others(pool: &Pool, thread: ThisThread) -> Result<()> {
     let mut blocks = Vec::new();
     for (cache, service) in DeviceCaches::services_of(pool) {
-        // One that was just taken is noted by the time the heap can be locked.
+        // A block that was just taken is noted by the time the heap can be locked.
         if let Some(_heap) = cache.lock_in(&service, thread) {
             blocks.extend(cache.used_by_other_pools());
         }

@@ -1,13 +1,12 @@
-//! Captures of streams into graphs: a thread's mode, what a stream is captured into, and what a graph keeps.
-//!
-//! A driver answers for one stream at a time. What gpupool itself knows of captures, so that no call for a whole device
-//! spoils one, is in `known_captures.rs`.
+//! Captures of streams into graphs: a thread's mode, what a stream is captured into, and what a graph keeps. A driver
+//! answers for one stream at a time; `known_captures.rs` collects the captures, so that no call for a whole device
+//! spoils one.
 
 use crate::error::Result;
 use crate::ids::{CaptureMode, CaptureStatus, RawStream};
 use crate::runtime::{Capture, RawGraph};
 
-/// A platform's calls on captures, which [`Runtime`](crate::runtime::Runtime) has: what it says holds here too.
+/// A platform's calls on captures. The rules of [`Runtime`](crate::runtime::Runtime) apply.
 pub trait CaptureCalls {
     /// Sets the calling thread's capture mode and returns the previous one (`cuThreadExchangeStreamCaptureMode`).
     fn exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode>;

@@ -1,13 +1,12 @@
-//! Memory that a driver allocates and frees whole, of a device and of the host, and copies and fills.
-//!
-//! A driver waits for a device, or for all kernels, when it frees such memory. So pools rather map memory themselves,
-//! where the platform can: see [`VirtualMemoryCalls`](crate::runtime::VirtualMemoryCalls).
+//! Memory that a driver allocates and frees whole, on a device and the host, and copies and fills. A driver waits for a
+//! device, or for all kernels, when it frees such memory. So pools rather map memory themselves, where the platform
+//! can: see [`VirtualMemoryCalls`](crate::runtime::VirtualMemoryCalls).
 
 use crate::error::Result;
 use crate::ids::{Device, MemoryLocation, NumaNode, RawStream};
 use crate::runtime::{MemoryInfo, StreamOrderedMemory, host_memory};
 
-/// A platform's calls on memory, which [`Runtime`](crate::runtime::Runtime) has: what it says holds here too.
+/// A platform's calls on memory. The rules of [`Runtime`](crate::runtime::Runtime) apply.
 pub trait MemoryCalls {
     /// Returns the free and total memory of the current device.
     fn memory_info(&self) -> Result<MemoryInfo>;

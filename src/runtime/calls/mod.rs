@@ -1,7 +1,6 @@
-//! The calls of a GPU platform, one trait for each subject; [`Runtime`](super::Runtime) has them all.
-//!
-//! Each platform implements each trait in a file of its own, so that what two platforms do differently can be read side
-//! by side, and a file needs only the types of its subject.
+//! The calls of a GPU platform, one trait for each subject; [`Runtime`](super::Runtime) has them all. Each platform
+//! implements each trait in a file of its own, so that platforms can be compared, and a file needs only the types of
+//! its subject.
 
 mod capture;
 mod memory;

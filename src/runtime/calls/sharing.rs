@@ -1,15 +1,12 @@
-//! Extents and events that several processes use: what one exports, others import.
-//!
-//! Physical memory goes as a file descriptor, an event as a name; how they get to the other process is its sender's
-//! affair.
+//! Extents and events that several processes use: one exports, others import. Physical memory goes as a file
+//! descriptor, an event as a name; the sender transports them.
 
 use std::os::fd::OwnedFd;
 
 use crate::error::Result;
 use crate::runtime::{ExportedEvent, ExportedExtent, Extent, RawEvent};
 
-/// A platform's calls on what other processes use, which [`Runtime`](crate::runtime::Runtime) has: what it says holds
-/// here too.
+/// A platform's calls on what other processes use. The rules of [`Runtime`](crate::runtime::Runtime) apply.
 pub trait SharingCalls {
     /// Creates an event on the current device, without timing, that can be exported to other processes.
     fn event_create_interprocess(&self) -> Result<RawEvent>;

@@ -1,14 +1,12 @@
-//! Streams and events, and waiting: for one of them, or for all work of a device's context.
-//!
-//! Calls of which a capture is the subject are of [`CaptureCalls`](crate::runtime::CaptureCalls), and events of other
-//! processes of [`SharingCalls`](crate::runtime::SharingCalls).
+//! Streams and events, and waiting: for one of them, or for all work of a device's context. Calls on captures are in
+//! [`CaptureCalls`](crate::runtime::CaptureCalls), events of other processes in
+//! [`SharingCalls`](crate::runtime::SharingCalls).
 
 use crate::error::Result;
 use crate::ids::{Device, RawStream};
 use crate::runtime::RawEvent;
 
-/// A platform's calls on streams and events, which [`Runtime`](crate::runtime::Runtime) has: what it says holds here
-/// too.
+/// A platform's calls on streams and events. The rules of [`Runtime`](crate::runtime::Runtime) apply.
 pub trait StreamCalls {
     /// Creates a stream on the current device that does not wait for the legacy default stream.
     fn stream_create(&self) -> Result<RawStream>;

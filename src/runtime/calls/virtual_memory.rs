@@ -1,14 +1,11 @@
-//! Addresses without memory, and physical memory that is mapped there.
-//!
-//! Pools reserve addresses once and move extents between them, so that memory which is free in pieces serves a large
-//! request, and what one pool no longer needs serves another.
+//! Addresses without memory, and physical memory that is mapped there. Pools reserve addresses once and move extents
+//! between them, so that free pieces together serve a large request, and one pool's unused memory serves another.
 
 use crate::error::Result;
 use crate::ids::{Device, MemoryLocation};
 use crate::runtime::{Extent, ExtentUse};
 
-/// A platform's calls on addresses and extents, which [`Runtime`](crate::runtime::Runtime) has: what it says holds here
-/// too.
+/// A platform's calls on addresses and extents. The rules of [`Runtime`](crate::runtime::Runtime) apply.
 pub trait VirtualMemoryCalls {
     /// Returns whether addresses can be reserved and physical memory mapped there.
     fn supports_virtual_memory(&self, location: MemoryLocation) -> Result<bool>;
@@ -26,8 +23,7 @@ pub trait VirtualMemoryCalls {
     /// This is a whole reservation of this runtime, and nothing uses it again.
     unsafe fn address_free(&self, address: u64, bytes: u64) -> Result<()>;
 
-    /// Creates an extent of memory there (`cuMemCreate`). It lives until it is released and no mapping of it is
-    /// left.
+    /// Creates an extent of memory there (`cuMemCreate`). It lives until it is released and no mapping of it is left.
     fn extent_create(&self, location: MemoryLocation, bytes: u64) -> Result<Extent>;
     /// Returns what extents there can be used for: what its driver announces, less what it then refused.
     fn extent_use(&self, location: MemoryLocation) -> Result<ExtentUse>;

@@ -17,7 +17,7 @@ fn as_graph(graph: RawGraph) -> *mut c_void {
     ptr::without_provenance_mut(graph.0)
 }
 
-/// Ends what [`CaptureCalls::graph_retain`] kept, on a thread of the driver.
+/// Drops what [`CaptureCalls::graph_retain`] kept, on a thread of the driver.
 unsafe extern "C" fn drop_kept(kept: *mut c_void) {
     // SAFETY: `graph_retain` made this box for the driver, which calls this once.
     drop(unsafe { Box::from_raw(kept.cast::<Box<dyn Send>>()) });
@@ -40,7 +40,7 @@ impl CaptureCalls for Cuda {
         if is_gone(asked) {
             return Ok(CaptureStatus::None);
         }
-        // Of the legacy default stream alone. The question harms no capture.
+        // Only of the legacy default stream. The query harms no capture.
         if asked == CAPTURE_IMPLICIT {
             return Ok(CaptureStatus::Implicit);
         }
@@ -61,7 +61,7 @@ impl CaptureCalls for Cuda {
         match CaptureStatus::known(status) {
             Some(CaptureStatus::Active) => Ok(Some(Capture { id, graph: RawGraph(graph.addr()) })),
             Some(_) => Ok(None),
-            // There may be a capture, and what is written of it may be anything.
+            // There may be a capture, and what was written of it may be anything.
             None => Err(Error::unavailable(format!(
                 "cuStreamGetCaptureInfo returned the capture status {status} of stream {:#x}, which this version of gpupool \
                  does not know: end the capture first",

@@ -12,12 +12,10 @@ use crate::error::{Error, Result};
 use crate::ids::Device;
 use crate::runtime::{MemoryCalls, Runtime, no_such_device};
 
-/// A device of the driver.
 pub(super) struct CudaDevice {
     pub(super) handle: c_int,
     /// The address of the primary context, once retained.
     primary: OnceLock<usize>,
-    /// What extents of it are made for.
     pub(super) extent_use: KnownUse,
 }
 
@@ -56,8 +54,8 @@ impl Cuda {
         (0..self.devices.len() as u32).map(Device::from_ordinal)
     }
 
-    /// Returns the address of the device's primary context, retained at the first call. Two threads may both retain it:
-    /// one count more or less does not matter, since none is ever released.
+    /// Returns the address of the device's primary context, retained at the first call. Two threads may both retain it,
+    /// which does not matter, since it is never released.
     pub(super) fn primary(&self, device: Device) -> Result<usize> {
         let slot = self.slot(device)?;
         if let Some(&context) = slot.primary.get() {
@@ -70,8 +68,8 @@ impl Cuda {
         Ok(*slot.primary.get_or_init(|| context.addr()))
     }
 
-    /// Returns the context for calls on the host's memory: none if the thread has one, whichever it is; else the first
-    /// device's that is active, so that no context is made on a device that the program does not use.
+    /// Returns the context for calls on the host's memory: none if the thread has any; else the first active one of a
+    /// device, so that no context is made on a device that the program does not use.
     pub(super) fn context_for_host(&self) -> Result<Option<usize>> {
         if self.current_context()? != 0 {
             return Ok(None);
@@ -99,7 +97,7 @@ impl Cuda {
             .ok_or_else(|| Error::internal("the current context is of a device that the driver did not list"))
     }
 
-    /// Free memory of the device; none while its primary context is not active.
+    /// Returns the free memory of the device; none while its primary context is not active.
     pub(super) fn free_memory(&self, device: Device) -> Result<Option<u64>> {
         if !self.has_context(self.slot(device)?)? {
             return Ok(None);

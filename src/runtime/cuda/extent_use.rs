@@ -1,13 +1,11 @@
-//! What extents are made for: for other processes, for network cards, or for this process alone.
-//!
-//! A driver announces the uses by attributes, and may refuse them all the same. So the first extent of a device tries
-//! them one after the other, and what it was made for is kept.
+//! What extents are made for: for other processes, for network cards, or for this process alone. A driver announces the
+//! uses by attributes, and may still refuse them. So the first extent of a device tries them in turn, and its use is
+//! kept.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use crate::runtime::ExtentUse;
 
-/// What a device's extents are made for, once it is known.
 #[derive(Debug, Default)]
 pub(super) struct KnownUse(AtomicU8);
 
@@ -25,7 +23,7 @@ impl KnownUse {
     }
 }
 
-/// Returns the uses to try, one after the other, where the driver refuses the first.
+/// Returns the uses to try in turn, if the driver refuses the first.
 pub(super) fn lesser(wanted: ExtentUse) -> impl Iterator<Item = ExtentUse> {
     let tried = [wanted, ExtentUse { is_rdma: false, ..wanted }, ExtentUse::PRIVATE];
     let is_new = move |index: usize| tried[..index].iter().all(|before| *before != tried[index]);

@@ -1,7 +1,6 @@
-//! CUDA's memory of devices, and pinned memory of the host on its NUMA nodes.
-//!
-//! The host's memory is mapped here and registered with the driver, where every device uses registered memory at the
-//! host's address: so it lies on the node that it is for. Elsewhere the driver allocates it.
+//! CUDA's memory of devices, and pinned memory of the host on its NUMA nodes. Host memory is mapped here and registered
+//! with the driver, if every device uses registered memory at the host's address: so it is on the right node. Otherwise
+//! the driver allocates it.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -14,8 +13,8 @@ use crate::ids::{Device, MemoryLocation, NumaNode, RawStream};
 use crate::runtime::host_memory::{PagePopulation, map, most_memory, node_of_pci_device, unmap};
 use crate::runtime::{MemoryCalls, MemoryInfo, Runtime, StreamOrderedMemory};
 
-/// `CU_MEMHOSTREGISTER_PORTABLE` and `_DEVICEMAP`, whose numbers are those of `CU_MEMHOSTALLOC_...`: for every context, and
-/// for kernels too.
+/// `CU_MEMHOSTREGISTER_PORTABLE` and `_DEVICEMAP`, numbered as `CU_MEMHOSTALLOC_...`: for every context, and for
+/// kernels.
 const PORTABLE_AND_MAPPED: u32 = 1 | 2;
 
 fn pointer(address: u64) -> *mut c_void {
@@ -85,9 +84,9 @@ impl MemoryCalls for Cuda {
 
     fn nearest_host_node(&self, device: Device) -> Result<NumaNode> {
         let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID;
-        // Drivers before CUDA 12.2 do not know the question, and -1 is their word for "unknown".
-        let told: c_int = self.attribute(attribute, device).unwrap_or(-1);
-        match u32::try_from(told) {
+        // Drivers before CUDA 12.2 do not know the attribute, and -1 means "unknown".
+        let number: c_int = self.attribute(attribute, device).unwrap_or(-1);
+        match u32::try_from(number) {
             Ok(node) => Ok(NumaNode::from_number(node)),
             Err(_) => {
                 let info = self.device_info(device)?;
@@ -96,8 +95,8 @@ impl MemoryCalls for Cuda {
         }
     }
 
-    /// A copy must lie in one registration, so all of it is registered at once; its pages are brought in before, by
-    /// several threads, which is what takes the time.
+    /// A copy must be within one registration, so all of it is registered at once; several threads touch its pages
+    /// before, which is what takes the time.
     fn host_allocate(&self, node: NumaNode, bytes: u64) -> Result<u64> {
         if !self.registers_in_place() {
             let mut address = ptr::null_mut();

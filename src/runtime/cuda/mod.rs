@@ -1,9 +1,7 @@
-//! NVIDIA GPUs, through the CUDA driver.
-//!
-//! [`Cuda::probe`] opens `libcuda.so.1` and looks up every function that is called, so that what is probed is what is used.
-//! cudarc gives the constants and structs, not the calls: it would open a file of its own, which may be another one, and its
-//! enums are undefined behaviour where a newer driver returns what they do not know. Each device's primary context is retained
-//! once, when first needed, and never released: at process end the driver does that.
+//! NVIDIA GPUs, through the CUDA driver. [`Cuda::probe`] opens `libcuda.so.1` and looks up every function that is
+//! called, so that what is probed is what is used. cudarc provides constants and structs, not the calls: it would open
+//! its own, perhaps another, file, and its enums are undefined behaviour for a newer driver's numbers. Each device's
+//! primary context is retained when first needed, and never released: the driver does that at process end.
 
 mod capture;
 mod device;
@@ -32,7 +30,6 @@ use super::{Context, DeviceUuid, ExtentUse, Kind, MemoryCalls, RawEvent, Runtime
 use crate::error::{Error, Result, StatusKind, UNKNOWN_STATUS};
 use crate::ids::{Device, MemoryLocation, RawStream};
 
-/// The CUDA driver and its devices.
 pub(super) struct Cuda {
     symbols: Symbols,
     version: (u32, u32),
@@ -50,7 +47,6 @@ const OUT_OF_MEMORY: Status = sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as Status;
 const NOT_INITIALIZED: Status = sys::CUresult::CUDA_ERROR_NOT_INITIALIZED as Status;
 const NOT_SUPPORTED: Status = sys::CUresult::CUDA_ERROR_NOT_SUPPORTED as Status;
 
-/// Returns the error that a status of the driver is.
 #[cold]
 fn refusal(function: &'static str, name: impl Into<String>, status: Status) -> Error {
     let kind = match status {
@@ -63,7 +59,7 @@ fn refusal(function: &'static str, name: impl Into<String>, status: Status) -> E
     if is_gone(status) { error.map_library(|refused| refused.advice = Some(ADVICE_IF_GONE.into())) } else { error }
 }
 
-/// Returns the error that a status of the driver is, of a call that cudarc made.
+/// Returns the error for a status of the driver, of a call that cudarc made.
 #[cfg(feature = "cudarc")]
 pub(crate) fn refused_by_driver(function: &'static str, status: sys::CUresult) -> Error {
     refusal(function, format!("{status:?}"), status as Status)
@@ -148,7 +144,7 @@ impl Runtime for Cuda {
             unsafe { (self.symbols.device_pci_bus_id)(place.as_mut_ptr().cast(), place.len() as c_int, handle) };
         self.check("cuDeviceGetPCIBusId", status)?;
         let name = text(&name);
-        // The driver's API has no other word of it: "NVIDIA A100-SXM4-40GB MIG 1g.5gb".
+        // The driver's API shows it only in the name: "NVIDIA A100-SXM4-40GB MIG 1g.5gb".
         let is_mig = name.contains(" MIG ");
         let uuid = uuid_text(self.device_uuid(device)?);
         let has_virtual_memory = self.supports_virtual_memory(device.into())?;

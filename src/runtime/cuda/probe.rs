@@ -1,6 +1,5 @@
-//! Looking for the CUDA driver: its library, every function of it that is called, and at least one device.
-//!
-//! Each way in which a driver can be there without working has its own error, for it is what a user sees first.
+//! Looking for the CUDA driver: its library, every function of it that is called, and at least one device. Each way in
+//! which an installed driver can fail has its own error, which is what a user sees first.
 
 use std::ffi::{CStr, c_int};
 use std::path::{Path, PathBuf};
@@ -13,9 +12,9 @@ use super::{Cuda, Status};
 use crate::error::{Error, Result};
 use crate::shared_object::{self, Library};
 
-/// The name that every driver has, and no toolkit: `libcuda.so`, without the number, may be the toolkit's stub.
+/// The name of every driver's file. `libcuda.so`, without the number, may be a toolkit's stub.
 const FILE: &str = "libcuda.so.1";
-/// The oldest version of CUDA whose drivers will do.
+/// The oldest version of CUDA whose drivers work.
 const OLDEST: (u32, u32) = (12, 0);
 const NO_DEVICE: Status = CUresult::CUDA_ERROR_NO_DEVICE as Status;
 
@@ -30,9 +29,9 @@ fn broken(reason: String) -> Error {
     Error::runtime_broken("cuda", reason)
 }
 
-/// Returns what mends a driver that starts with this status.
+/// Returns the remedy for a driver that starts with this status.
 fn remedy(status: Status) -> &'static str {
-    // The numbers of `CUresult` in `cuda.h`, some of which are not in all bindings.
+    // The numbers of `CUresult` in `cuda.h`, some of which are missing in some bindings.
     match status {
         34 => {
             "CUDA_ERROR_STUB_LIBRARY: this is the toolkit's stub, to link with, and no driver: take its folder, which ends in \"stubs\", off \
@@ -54,7 +53,7 @@ fn remedy(status: Status) -> &'static str {
     }
 }
 
-/// Returns the version of CUDA that a driver says it supports; none if it says nothing.
+/// Returns the version of CUDA that a driver supports, if it reports one.
 fn version_of(library: &Library) -> Option<(u32, u32)> {
     let mut version: c_int = 0;
     // SAFETY: the type is the function's prototype in `cuda.h`; it may be called before all others, and `version` is a valid
@@ -71,7 +70,6 @@ fn as_version(number: c_int) -> (u32, u32) {
     (number / 1000, number % 1000 / 10)
 }
 
-/// Opens the driver, and returns it with the path of its file.
 fn open() -> Result<(Library, PathBuf)> {
     let file = Path::new(FILE);
     let library = shared_object::open(file, shared_object::NOW).map_err(|reason| {
@@ -87,7 +85,6 @@ fn open() -> Result<(Library, PathBuf)> {
     Ok((library, path.unwrap_or_else(|| file.to_owned())))
 }
 
-/// Returns the error of a driver without one of the functions.
 fn lacks(symbol: &CStr, library: &Library, path: &Path) -> Error {
     let supported = version_of(library)
         .map_or_else(String::new, |(major, minor)| format!(", a driver that supports CUDA {major}.{minor},"));

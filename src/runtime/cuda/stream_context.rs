@@ -1,10 +1,8 @@
-//! The contexts of streams: a device's primary one, a green one, or one of other code's own (`cuCtxCreate`).
-//!
-//! A green context has a part of its device's processors, and all else of the device's primary context: memory, modules,
-//! events and handles of that are good on its streams, where kernels run on that part. So a stream of one is its device's,
-//! and what gpupool makes for it is made in the primary context. The driver's reference says so of `cuCtxFromGreenCtx`; and
-//! of `cuCtxRecordEvent` that an event of the primary context has the work of its green contexts too. A context of other
-//! code's own shares none of these.
+//! The contexts of streams: a device's primary one, a green one, or one of other code's own (`cuCtxCreate`). A green
+//! context has a part of its device's processors, and shares all else with the device's primary context, whose memory,
+//! modules, events and handles work on its streams. So a stream of one is its device's, and gpupool makes all for it in
+//! the primary context: see `cuCtxFromGreenCtx` in the driver's reference. An event of the primary context includes the
+//! work of its green contexts (`cuCtxRecordEvent`). A context of other code's own shares none of these.
 
 use std::ptr;
 
@@ -21,14 +19,14 @@ const STREAM_DETACHED: Status = 917;
 pub(super) const ADVICE_IF_GONE: &str =
     "The stream's context, such as a green context, was destroyed: take a stream of one that lives";
 
-/// Returns whether the driver refused a stream because its context was destroyed. Drivers before CUDA 13.1 have no status of
-/// its own for a green one.
+/// Returns whether the driver refused a stream because its context was destroyed. For a green one, drivers before CUDA
+/// 13.1 have no status.
 pub(super) fn is_gone(status: Status) -> bool {
     matches!(status, CONTEXT_IS_DESTROYED | STREAM_DETACHED)
 }
 
 impl Cuda {
-    /// Returns the device of a stream that is not of a primary context retained here, but of this one.
+    /// Returns the device of a stream in this context, which is not a primary one retained here.
     ///
     /// # Safety
     /// The stream is alive.
@@ -55,8 +53,7 @@ impl Cuda {
         )))
     }
 
-    /// Returns the primary context of the device whose green context the stream is of, if it is of one and the driver
-    /// can tell.
+    /// Returns the primary context of the device of a stream's green context, if it has one and the driver knows.
     ///
     /// # Safety
     /// The stream is alive.

@@ -11,7 +11,6 @@ use crate::ids::RawStream;
 use crate::runtime::{PoolReserved, Runtime, StreamOrderedMemory};
 
 impl Cuda {
-    /// Returns the pool that serves the current device's `cuMemAllocAsync`.
     fn memory_pool(&self) -> Result<*mut c_void> {
         let handle = self.slot(self.current_device()?)?.handle;
         let mut pool = ptr::null_mut();

@@ -1,6 +1,5 @@
-//! CUDA's streams and events.
-//!
-//! A stream's device is that of its context, which may be a green one: see `stream_context.rs`.
+//! CUDA's streams and events. A stream's device is that of its context, which may be a green one: see
+//! `stream_context.rs`.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -16,7 +15,7 @@ use crate::runtime::{RawEvent, Runtime, StreamCalls};
 const NOT_READY: Status = sys::CUresult::CUDA_ERROR_NOT_READY as Status;
 
 impl Cuda {
-    /// Returns whether what a query asked about is done.
+    /// Returns whether the queried work is done.
     #[inline]
     fn is_ready(&self, function: &'static str, status: Status) -> Result<bool> {
         if status == NOT_READY { Ok(false) } else { self.check(function, status).map(|()| true) }

@@ -1,7 +1,6 @@
-//! The functions of `libcuda.so.1` that gpupool calls, looked up when the driver is opened.
-//!
-//! Names and prototypes are those of `cuda.h`, with ints in place of enums. A driver that lacks one is refused with the name;
-//! those at the end came with later drivers than the oldest that will do.
+//! The functions of `libcuda.so.1` that gpupool calls, looked up when the driver is opened. Names and prototypes are
+//! those of `cuda.h`, with ints in place of enums. A driver that lacks one is refused; those at the end are optional,
+//! as they came after the oldest supported driver.
 
 use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
 
@@ -11,7 +10,7 @@ use cudarc::driver::sys::{
 
 use crate::runtime::symbols::{Status, symbols};
 
-/// `CUhostFn`: what ends a value that a graph kept.
+/// `CUhostFn`: drops a value that a graph kept.
 pub(super) type DropKept = unsafe extern "C" fn(*mut c_void);
 
 symbols! {
@@ -77,14 +76,14 @@ symbols! {
         pool_trim c"cuMemPoolTrimTo" (*mut c_void, usize) -> Status;
     }
     optional {
-        // Objects of graphs, and, with CUDA 12.3, what tells of captures.
+        // Objects of graphs, and, with CUDA 12.3, queries of captures.
         user_object_create c"cuUserObjectCreate" (*mut *mut c_void, *mut c_void, DropKept, c_uint, c_uint) -> Status;
         user_object_release c"cuUserObjectRelease" (*mut c_void, c_uint) -> Status;
         graph_retain c"cuGraphRetainUserObject" (*mut c_void, *mut c_void, c_uint, c_uint) -> Status;
         capture_info c"cuStreamGetCaptureInfo_v3"
             (*mut c_void, *mut c_int, *mut c_ulonglong, *mut *mut c_void, *mut *mut *mut c_void, *mut *mut c_void, *mut usize)
             -> Status;
-        // With CUDA 12.5: events of a whole context, and what tells of a stream's green context whose it is.
+        // With CUDA 12.5: events of a whole context, and the context of a stream's green context.
         context_record_event c"cuCtxRecordEvent" (*mut c_void, *mut c_void) -> Status;
         context_wait_event c"cuCtxWaitEvent" (*mut c_void, *mut c_void) -> Status;
         stream_green_context c"cuStreamGetCtx_v2" (*mut c_void, *mut *mut c_void, *mut *mut c_void) -> Status;

@@ -26,7 +26,7 @@ fn location_of(location: CudaMemLocation) -> sys::CUmemLocation {
     unsafe { mem::transmute::<CudaMemLocation, sys::CUmemLocation>(location) }
 }
 
-/// Plain memory there, not shared with other processes.
+/// Returns the properties of plain memory there, not shared with other processes.
 fn extent_properties(location: sys::CUmemLocation) -> sys::CUmemAllocationProp {
     sys::CUmemAllocationProp {
         type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -43,7 +43,7 @@ fn extent_properties(location: sys::CUmemLocation) -> sys::CUmemAllocationProp {
 }
 
 impl Cuda {
-    /// Returns a device, or a NUMA node of the host, as the driver names it.
+    /// Returns the driver's name of a device, or of a NUMA node of the host.
     fn location(&self, location: MemoryLocation) -> Result<sys::CUmemLocation> {
         let (kind, id) = match location {
             MemoryLocation::Device(device) => {
@@ -56,7 +56,7 @@ impl Cuda {
         Ok(location_of(CudaMemLocation { kind, id }))
     }
 
-    /// Returns what makes plain memory there, for this process alone.
+    /// Returns the properties of plain memory there, for this process alone.
     fn extent_properties(&self, location: MemoryLocation) -> Result<sys::CUmemAllocationProp> {
         self.location(location).map(extent_properties)
     }
@@ -75,8 +75,8 @@ impl Cuda {
         Ok(Extent(extent))
     }
 
-    /// Returns whether extents can be made on a node of the host and mapped for it and for every device. Drivers since CUDA
-    /// 12.2 can, on machines that let them, which the attribute that says so has told only since CUDA 12.9: so it is tried.
+    /// Returns whether extents can be made on a node of the host and mapped for it and every device. It is tried:
+    /// drivers since CUDA 12.2 can, on some machines, but the attribute for it came with CUDA 12.9.
     fn has_host_extents(&self, node: NumaNode) -> bool {
         self.rehearse(node.into()).is_ok()
     }
@@ -146,7 +146,7 @@ impl VirtualMemoryCalls for Cuda {
         self.check("cuMemAddressFree", unsafe { (self.symbols.address_free)(address, bytes as usize) })
     }
 
-    /// Makes an extent for as many uses as the driver allows, which the first one of a device finds out.
+    /// Makes an extent for as many uses as the driver allows, which a device's first one finds out.
     fn extent_create(&self, location: MemoryLocation, bytes: u64) -> Result<Extent> {
         let wanted = self.extent_use(location)?;
         let mut outcome = self.create_for(location, bytes, wanted);
@@ -178,7 +178,7 @@ impl VirtualMemoryCalls for Cuda {
         outcome
     }
 
-    /// Returns what the driver says that extents there can be used for, or what was found.
+    /// Returns the uses of extents there, as the driver announces or as found.
     fn extent_use(&self, location: MemoryLocation) -> Result<ExtentUse> {
         let MemoryLocation::Device(device) = location else { return Ok(ExtentUse::PRIVATE) };
         if let Some(known) = self.slot(device)?.extent_use.get() {
@@ -186,7 +186,7 @@ impl VirtualMemoryCalls for Cuda {
         }
         let shareable = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED;
         let rdma = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED;
-        // A driver that does not know an attribute has not what it stands for.
+        // A driver that does not know an attribute lacks its feature.
         let has = |attribute| self.attribute(attribute, device).is_ok_and(|value| value != 0);
         Ok(ExtentUse { is_shareable: has(shareable), is_rdma: has(rdma) })
     }

@@ -1,6 +1,5 @@
-//! Captures of streams, as far as HIP tells of them.
-//!
-//! It tells whether a stream is captured, and not what the capture is: so no graph keeps anything.
+//! Captures of streams with HIP, which reports whether a stream is captured, but not the capture: so no graph keeps
+//! anything.
 
 use super::{Hip, NOT_SUPPORTED, as_stream};
 use crate::error::Result;
@@ -24,7 +23,7 @@ impl CaptureCalls for Hip {
         let mut status = 0;
         // SAFETY: the caller promises that the stream is alive.
         let asked = unsafe { (self.symbols.stream_is_capturing)(as_stream(stream), &mut status) };
-        // Of the legacy default stream alone. The question harms no capture.
+        // Only of the legacy default stream. The query harms no capture.
         if asked == CAPTURE_IMPLICIT {
             self.forget_last_error();
             return Ok(CaptureStatus::Implicit);

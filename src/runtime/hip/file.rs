@@ -1,7 +1,5 @@
-//! Where `libamdhip64` is: a copy that the process has, wheels, conda, the toolkit, the system.
-//!
-//! Its file name carries the major version of HIP. A second copy is never loaded, for each has devices, streams and
-//! memory of its own.
+//! Finds `libamdhip64`: a copy that the process has, wheels, conda, the toolkit, the system. Its file name has the
+//! major version of HIP. A second copy is never loaded, since each has devices, streams and memory of its own.
 
 use std::path::{Path, PathBuf};
 
@@ -11,14 +9,13 @@ use crate::site_packages;
 
 /// The names, newest first.
 const SONAMES: [&str; 4] = ["libamdhip64.so.8", "libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5"];
-/// Names a file or a folder, and then no other place is looked at.
+/// Names the only file or folder to look at.
 const VARIABLE: &str = "GPUPOOL_AMDHIP64_PATH";
 
-/// Why no library was opened.
 struct Unopened {
-    /// Each file, and what the linker said of it.
+    /// Each file, with the linker's reason.
     tried: String,
-    /// Whether one of the files is there.
+    /// Whether one of the files exists.
     is_present: bool,
 }
 
@@ -34,7 +31,7 @@ impl From<Unopened> for Error {
     }
 }
 
-/// Opens the library, and returns it with the file that it was asked for by.
+/// Opens the library, and returns it with the file that was opened.
 ///
 /// # Errors
 /// `ErrorKind::RuntimeUnavailable` with what was tried, as a library that is broken if a file is there, or was named.
@@ -51,8 +48,8 @@ pub(super) fn open_first() -> Result<(Library, PathBuf), Error> {
             return Ok((library, soname.into()));
         }
     }
-    // In the order in which libraries are looked for, since those of a wheel work with the HIP of that wheel. PyTorch's
-    // has it without its version.
+    // In the order of the search for libraries, since those of a wheel work with that wheel's HIP. PyTorch's has no
+    // version in its name.
     let torch = site_packages::below("torch/lib").into_iter().map(|folder| folder.join("libamdhip64.so"));
     let wheels = site_packages::below("_rocm_sdk_core*/lib").into_iter().flat_map(|folder| in_folder(&folder));
     let conda = site_packages::variables(["CONDA_PREFIX"]).map(|root| root.join("lib"));

@@ -1,6 +1,5 @@
-//! HIP's memory of devices, with the driver's own allocator in stream order, and pinned memory of the host.
-//!
-//! The library chooses the node of pinned memory, so the one that a caller asks for has no effect.
+//! HIP's memory of devices, with the driver's stream-ordered allocator, and pinned memory of the host. The library
+//! chooses the node of pinned memory, whatever node a caller wants.
 
 use std::ptr;
 

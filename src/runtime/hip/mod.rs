@@ -1,8 +1,6 @@
-//! AMD GPUs, through `libamdhip64`.
-//!
-//! HIP has no driver contexts: a thread has a current device, and binding a device is to set that. HIP 7 keeps a
-//! thread's last error until it is asked for, and programs ask after a kernel launch; so an error that is returned here
-//! is asked for here too, and no other code takes it for its own.
+//! AMD GPUs, through `libamdhip64`. HIP has no driver contexts: a thread has a current device, and binding a device
+//! sets that. HIP 7 keeps a thread's last error until it is fetched, and programs fetch it after a kernel launch; so an
+//! error returned here is fetched here, too, or other code would take it for its own.
 
 mod capture;
 mod file;
@@ -32,13 +30,12 @@ const NOT_SUPPORTED: Status = 801;
 const UNKNOWN: Status = 999;
 const UNKNOWN_NAME: &str = "hipErrorUnknown";
 
-/// The HIP library and its devices.
 pub(super) struct Hip {
     symbols: Symbols,
     version: (u32, u32),
     devices: u32,
     mappings: Mappings,
-    /// Those whose extents cannot be exported.
+    /// The devices whose extents cannot be exported.
     private: PrivateDevices,
 }
 
@@ -60,7 +57,7 @@ fn as_stream(stream: RawStream) -> *mut c_void {
     stream.as_hip_knows_it().as_ptr()
 }
 
-/// Returns a device's UUID as `rocminfo` writes it: HIP gives the letters that stand there after `GPU-`, `XX` for none.
+/// Returns a device's UUID as `rocminfo` writes it: HIP returns the letters after `GPU-`, `XX` for none.
 fn uuid_of(bytes: [u8; 16]) -> Option<String> {
     let letters = text(&bytes);
     match letters.as_str() {
@@ -93,18 +90,17 @@ impl Hip {
         }
         // SAFETY: the name is not null, so it is a string that lives as long as the library.
         let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
-        // HIP has the name of one status for every number that it does not know.
+        // HIP has one name for all numbers that it does not know.
         let is_known = name != UNKNOWN_NAME || status == UNKNOWN;
         Error::refused("hip", function, if is_known { &name } else { UNKNOWN_STATUS }, status, kind)
     }
 
-    /// Clears the last call's status from this thread's memory of errors.
+    /// Clears the last call's status from this thread's last error.
     fn forget_last_error(&self) {
         // SAFETY: the function takes nothing and may be called at any time.
         unsafe { (self.symbols.last_error)() };
     }
 
-    /// Returns the device as HIP numbers it.
     fn ordinal(&self, device: Device) -> Result<c_int> {
         match c_int::try_from(device.ordinal()) {
             Ok(ordinal) if device.ordinal() < self.devices as usize => Ok(ordinal),
@@ -112,7 +108,7 @@ impl Hip {
         }
     }
 
-    /// Returns the device whose memory this is. HIP makes no extents of the host's memory.
+    /// Returns the device whose memory this is. HIP makes no extents of host memory.
     fn device_of(&self, location: MemoryLocation) -> Result<Device> {
         location.device().ok_or_else(|| no_such_device(location.number(), self.devices as usize))
     }

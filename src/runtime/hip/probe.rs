@@ -1,6 +1,5 @@
-//! Looking for HIP: its library, every symbol of it that is called, and at least one device.
-//!
-//! Each way in which a machine can lack one of them has its own error, for it is what a user sees first.
+//! Looking for HIP: its library, every symbol of it that is called, and at least one device. Each way in which one of
+//! them can be missing has its own error, which is what a user sees first.
 
 use std::ffi::c_int;
 use std::path::Path;
@@ -14,12 +13,11 @@ use crate::shared_object;
 
 /// `hipErrorNoDevice`.
 const NO_DEVICE: Status = 100;
-/// `hipErrorInvalidDevice`: what HIP returns, too, on a machine without the kernel's driver of AMD's GPUs, where a
-/// distribution may have installed the library for another package.
+/// `hipErrorInvalidDevice`: HIP also returns it without the kernel's driver of AMD's GPUs, where a distribution may
+/// have installed the library for another package.
 const INVALID_DEVICE: Status = 101;
-/// What that driver makes, also seen in containers.
+/// Made by that driver, also visible in containers.
 const KERNEL_DRIVER: &str = "/sys/class/kfd";
-/// The oldest version that will do.
 const OLDEST: (u32, u32) = (5, 6);
 const NEEDED: &str = "ROCm 5.6 or later is needed";
 

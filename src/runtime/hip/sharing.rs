@@ -1,6 +1,5 @@
-//! What HIP shares with other processes: extents by file descriptors, events by handles of IPC.
-//!
-//! Written from HIP's headers (7.2); it ran on doubles alone.
+//! What HIP shares with other processes: extents by file descriptors, events by handles of IPC. Written from HIP's
+//! headers (7.2), and tested only with doubles.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;

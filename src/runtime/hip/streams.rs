@@ -1,6 +1,4 @@
-//! HIP's streams and events.
-//!
-//! Waiting for a whole device takes the place of CUDA's events of a context, which HIP has not.
+//! HIP's streams and events. Waiting for a whole device replaces CUDA's events of a context, which HIP lacks.
 
 use std::ptr;
 
@@ -17,7 +15,7 @@ const NON_BLOCKING: u32 = 1;
 const DISABLE_TIMING: u32 = 2;
 
 impl Hip {
-    /// Returns whether what a query asked about is done.
+    /// Returns whether the queried work is done.
     fn is_ready(&self, function: &'static str, status: Status) -> Result<bool> {
         if status == NOT_READY {
             self.forget_last_error();
@@ -98,7 +96,7 @@ impl StreamCalls for Hip {
         self.check("hipEventRecord", unsafe { (self.symbols.event_record)(as_event(event), as_stream(stream)) })
     }
 
-    /// HIP has no event of a whole device. So this waits for the device, and records that nothing is left to wait for.
+    /// HIP has no event of a whole device. So this waits for the device, and records that nothing is left.
     unsafe fn event_record_context(&self, event: RawEvent) -> Result<()> {
         // SAFETY: the function takes nothing.
         self.check("hipDeviceSynchronize", unsafe { (self.symbols.device_synchronize)() })?;

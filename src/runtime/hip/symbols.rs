@@ -1,7 +1,5 @@
-//! The functions of `libamdhip64` that gpupool calls, looked up when the library is opened.
-//!
-//! Names and prototypes are those of `hip/hip_runtime_api.h`, the same from HIP 5.6 to HIP 7. A library that lacks one
-//! is refused with the name, so that no call can miss.
+//! The functions of `libamdhip64` that gpupool calls, looked up when the library is opened. Names and prototypes are
+//! those of `hip/hip_runtime_api.h`, the same from HIP 5.6 to HIP 7. A library that lacks one is refused.
 
 use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
 
@@ -34,7 +32,7 @@ pub(super) struct AllocationProperties {
 }
 
 impl AllocationProperties {
-    /// Plain memory of the device, not shared with other processes.
+    /// Returns the properties of plain memory of the device, not shared with other processes.
     pub(super) const fn device(ordinal: c_int) -> Self {
         let location = HipMemLocation::device(ordinal);
         Self { kind: 1, handle_kind: 0, location, win32_meta_data: std::ptr::null_mut(), flags: [0; 8] }
@@ -112,7 +110,7 @@ symbols! {
         memory_free_async c"hipFreeAsync" (*mut c_void, *mut c_void) -> Status;
     }
     optional {
-        // What tells streams apart of which one got the other's address.
+        // Distinguishes streams of which one got the other's address.
         stream_id c"hipStreamGetId" (*mut c_void, *mut c_ulonglong) -> Status;
     }
 }

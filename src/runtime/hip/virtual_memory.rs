@@ -1,9 +1,8 @@
-//! HIP's virtual memory, one mapping at a time.
-//!
-//! The calls have the names and layouts of CUDA's, but libraries up to HIP 7.2 refuse, or book wrongly, a range of
-//! several mappings (ROCm/rocm-systems issue 2516 and pull request 6977, ROCm/ROCR-Runtime issue 285). So the mappings
-//! are remembered here, and a device is only taken to have virtual memory once a rehearsal of what the allocator does has
-//! worked. Nor has HIP an attribute that says whether extents can be exported, so the first one of a device finds out.
+//! HIP's virtual memory, one mapping at a time. The calls have the names and layouts of CUDA's, but libraries up to HIP
+//! 7.2 refuse, or account wrongly for, a range of several mappings (ROCm/rocm-systems issue 2516 and pull request 6977,
+//! ROCm/ROCR-Runtime issue 285). So the mappings are kept here, and a device counts as having virtual memory only after
+//! a rehearsal of the allocator's calls. HIP has no attribute for whether extents can be exported, so a device's first
+//! one finds out.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -25,9 +24,9 @@ use crate::sync::lock;
 
 /// `hipDeviceAttributeVirtualMemoryManagementSupported`.
 const SUPPORTED: c_int = 89;
-/// What a GPU translates at once, and what addresses are aligned to.
+/// A GPU's unit of translation, and the alignment of addresses.
 const LARGE_PAGE: u64 = 2 << 20;
-/// Set to 0, no virtual memory is used.
+/// If 0, no virtual memory is used.
 const VARIABLE: &str = "GPUPOOL_HIP_VIRTUAL_MEMORY";
 const SHAREABLE: ExtentUse = ExtentUse { is_shareable: true, is_rdma: false };
 
@@ -68,12 +67,12 @@ impl PrivateDevices {
 }
 
 impl Hip {
-    /// Returns whether the device says that it has virtual memory, and what the allocator does with it works.
+    /// Returns whether the device has virtual memory by its attribute, and the allocator's use of it works.
     fn has_virtual_memory(&self, device: Device) -> Result<bool> {
         Ok(self.has_virtual_memory_by_attribute(device)? && self.rehearse(device).is_ok())
     }
 
-    /// Returns whether the device says that it has virtual memory, and it may be used.
+    /// Returns whether the device has virtual memory by its attribute, and it may be used.
     fn has_virtual_memory_by_attribute(&self, device: Device) -> Result<bool> {
         let ordinal = self.ordinal(device)?;
         if !environment::switch(VARIABLE, true)? {
@@ -214,7 +213,7 @@ impl VirtualMemoryCalls for Hip {
         Ok(())
     }
 
-    /// What was unmapped before a refusal is known to be, so it can be called again.
+    /// Pieces that were unmapped before a refusal are known, so it can be called again.
     unsafe fn memory_unmap(&self, address: u64, bytes: u64) -> Result<()> {
         for (address, bytes) in self.mappings.within(address, bytes) {
             // SAFETY: the caller promises that nothing uses these mappings again.

@@ -1,9 +1,8 @@
-//! CUDA's rules on calls that are unsafe while a stream is captured.
-//!
-//! A thread in global mode spoils every global capture, and its own thread-local ones, by an unsafe call; a thread in
-//! thread-local mode its own captures only; a relaxed thread none. See `cuThreadExchangeStreamCaptureMode` in NVIDIA's
-//! driver API reference. Whatever the mode, any use of the legacy default stream spoils the captures of blocking streams
-//! of its device, but not the question whether it is captured, which is refused as well: see `cuStreamIsCapturing` there.
+//! CUDA's rules on calls that are unsafe while a stream is captured. An unsafe call of a thread in global mode spoils
+//! every global capture, and the thread's own thread-local ones; in thread-local mode only its own captures; in relaxed
+//! mode none: see `cuThreadExchangeStreamCaptureMode` in NVIDIA's driver API reference. In any mode, any use of the
+//! legacy default stream spoils the captures of blocking streams of its device, except the query whether it is
+//! captured, which is refused, too: see `cuStreamIsCapturing` there.
 
 use std::cell::Cell;
 use std::fmt;
@@ -32,14 +31,12 @@ thread_local! {
 /// How many captures there are, so that calls outside of any need not look for one.
 static CAPTURES: AtomicUsize = AtomicUsize::new(0);
 
-/// A stream's work being recorded.
 #[derive(Debug)]
 pub(super) struct SimulatedCapture {
     pub(super) id: u64,
     pub(super) mode: CaptureMode,
     pub(super) thread: ThreadNumber,
     pub(super) is_valid: bool,
-    /// What it becomes.
     pub(super) graph: Graph,
 }
 

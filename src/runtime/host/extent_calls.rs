@@ -1,5 +1,5 @@
-//! Calls that work on extents. Two at once break an extent, as in NVIDIA's driver 580.159: no mapping of it succeeds after
-//! that, or devices that were to get access have none. Without the feature `fault-injection` nothing is looked at.
+//! Calls that work on extents. Two at once break an extent, as in NVIDIA's driver 580.159: no mapping of it succeeds
+//! afterwards, or devices miss the access that they were to get. Not checked without the feature `fault-injection`.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
@@ -25,13 +25,13 @@ fn broken(function: &str) -> Error {
     error.map_library(|refused| refused.advice = Some(why))
 }
 
-/// A call that works on the extents with these numbers, as long as this lives.
+/// A call on the extents with these numbers, as long as this lives.
 pub(super) struct ExtentCall {
     numbers: BTreeSet<u64>,
     is_alone: bool,
 }
 
-/// Breaks all extents that there are: they can be used where they are mapped, and be mapped nowhere else.
+/// Breaks all extents: they work where they are mapped, and can be mapped nowhere else.
 #[cfg(feature = "fault-injection")]
 pub fn break_extents() {
     let numbers = space().extent_numbers();
@@ -39,12 +39,12 @@ pub fn break_extents() {
 }
 
 impl ExtentCall {
-    /// Begins a call, and lets other threads go on in the midst of it.
+    /// Begins a call, in the midst of which other threads may run.
     pub(super) fn begin(numbers: impl FnOnce() -> Vec<u64>) -> Self {
         if !cfg!(feature = "fault-injection") {
             return Self { numbers: BTreeSet::new(), is_alone: true };
         }
-        // One that is mapped twice in a range is in one call.
+        // An extent that is mapped twice in a range is in one call.
         let numbers: BTreeSet<_> = numbers().into_iter().collect();
         let mut calls = lock(&CALLS);
         let mut is_alone = true;
@@ -64,7 +64,6 @@ impl ExtentCall {
         if self.is_alone { Ok(()) } else { Err(broken(function)) }
     }
 
-    /// Refuses a call if one of the extents is broken.
     pub(super) fn check_whole(&self, function: &str) -> Result<()> {
         let broken_ones = &lock(&CALLS).broken;
         if self.numbers.is_disjoint(broken_ones) { Ok(()) } else { Err(broken(function)) }

@@ -1,6 +1,5 @@
-//! Faults on demand: any call of the simulated platform, or of its library, fails when a test says so, and is a place where
-//! another thread of a schedule may go on. Without the feature
-//! `fault-injection` none does.
+//! Faults on demand: any call of the simulated platform, or of its library, fails when a test wants it to, and is a
+//! place where another thread of a schedule may go on. Without the feature `fault-injection` none does.
 
 /// A call that can be made to fail.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -108,7 +107,6 @@ impl Call {
     ];
 }
 
-/// Fails if a fault is due.
 #[cfg(not(feature = "fault-injection"))]
 #[inline]
 pub(crate) fn check(_call: Call) -> crate::error::Result<()> {

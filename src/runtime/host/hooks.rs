@@ -1,5 +1,5 @@
-//! Code that a test has run in the midst of what gpupool does: before a call of the simulated platform, with none of its
-//! locks held. So an order of two threads' calls that is rare is had each time. Only with the feature `fault-injection`.
+//! Code that a test runs before a call of the simulated platform, with none of its locks held, to get a rare order of
+//! two threads' calls each time. Only with the feature `fault-injection`.
 
 use std::fmt;
 use std::sync::Mutex;
@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::fault::Call;
 use crate::sync::lock;
 
-/// Code that is to run.
 struct Hook {
     call: Call,
     /// How many calls come first.
@@ -26,14 +25,13 @@ impl fmt::Debug for Hook {
 static ARMED: AtomicBool = AtomicBool::new(false);
 static HOOKS: Mutex<Vec<Hook>> = Mutex::new(Vec::new());
 
-/// Runs code once, before a call that any thread of the process makes and after so many others of its kind. The calls of the
-/// code itself count, too.
+/// Runs code once, before a call by any thread of the process, after so many others of its kind. The code's own calls
+/// count, too.
 pub fn before_call(call: Call, after: u32, run: impl FnOnce() + Send + 'static) {
     lock(&HOOKS).push(Hook { call, after, run: Box::new(run) });
     ARMED.store(true, Ordering::Release);
 }
 
-/// Runs what is due before this call.
 #[inline]
 pub(super) fn run_before(call: Call) {
     if ARMED.load(Ordering::Acquire) {

@@ -1,4 +1,4 @@
-//! The simulated devices' memory: how many bytes of each are used, and a sparse file that holds the real ones.
+//! The simulated devices' memory: how many bytes of each are used, and a sparse file with the real ones.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -16,11 +16,10 @@ use crate::runtime::no_such_device;
 pub(super) struct Memory {
     pub(super) capacity: u64,
     used: Vec<AtomicU64>,
-    /// The same of the host's NUMA nodes, each with as many bytes as a device.
+    /// The same for the host's NUMA nodes, each with as many bytes as a device.
     used_of_nodes: [AtomicU64; NODES as usize],
 }
 
-/// How many NUMA nodes the simulated host has.
 pub(super) const NODES: u32 = 2;
 
 impl Memory {
@@ -66,7 +65,6 @@ pub(super) fn out_of_memory(function: &str) -> Error {
     refused(function, ("HOST_ERROR_OUT_OF_MEMORY", 2), StatusKind::OutOfMemory)
 }
 
-/// Returns the error of a system call that failed.
 #[cold]
 pub(super) fn system_error(function: &str, error: &io::Error) -> Error {
     let refusal = match error.raw_os_error() {
@@ -76,8 +74,8 @@ pub(super) fn system_error(function: &str, error: &io::Error) -> Error {
     refusal.map_library(|refused| refused.advice = Some(error.to_string()))
 }
 
-/// A device's bytes. Places in the file are handed out first fit. It grows where no gap is large enough: as on a GPU,
-/// physical memory is never too scattered, and [`Memory`] alone says whether it is full.
+/// A device's bytes. Places in the file are handed out first fit. It grows if no gap is large enough: as on a GPU,
+/// physical memory is never too scattered, and only [`Memory`] limits it.
 #[derive(Debug)]
 pub(super) struct Store {
     /// None under Miri, which makes no such files.
@@ -122,7 +120,7 @@ impl Store {
         Ok(offset)
     }
 
-    /// Takes a place back, and gives the machine its memory.
+    /// Takes a place back, and returns its memory to the machine.
     pub(super) fn give_back(&mut self, mut offset: u64, mut bytes: u64) {
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         if let Some(file) = &self.file {

@@ -1,6 +1,6 @@
 //! Simulated devices, for machines without a GPU and for tests.
 //!
-//! Each device has memory with real bytes and streams whose work completes when told to ([`submit`], [`complete`]),
+//! Each device has memory with real bytes and streams whose work completes on demand ([`submit`], [`complete`]),
 //! captures follow CUDA's rules on unsafe calls, and with the feature `fault-injection` every call can be made to fail
 //! (`inject`), and can have a function run before it (`before_call`). Environment variables set the size:
 //! `GPUPOOL_HOST_DEVICES` (1) and `GPUPOOL_HOST_MEMORY` (bytes a device, 16 GiB). It uses only as much of the machine's
@@ -73,7 +73,6 @@ pub(super) struct Host {
     memory: &'static Memory,
 }
 
-/// The devices' memory.
 static MEMORY: OnceLock<Memory> = OnceLock::new();
 /// What [`driver_calls`] returns.
 static DRIVER_CALLS: AtomicU64 = AtomicU64::new(0);

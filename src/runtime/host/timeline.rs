@@ -1,5 +1,5 @@
-//! Simulated streams and events: work is numbered, and done when told to. Copies and fills are done as soon as what they
-//! follow is.
+//! Simulated streams and events: work is numbered, and done on demand. Copies and fills are done as soon as the work
+//! before them is.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -14,7 +14,7 @@ use crate::ids::{CaptureMode, CaptureStatus, Device, RawStream};
 use crate::runtime::RawEvent;
 use crate::sync::{ThisThread, ThreadNumber};
 
-/// A stream, told apart also where its address names a default stream.
+/// A stream, which also distinguishes the default streams of devices and threads.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct StreamKey {
     raw: RawStream,
@@ -36,7 +36,7 @@ impl StreamKey {
 #[derive(Debug)]
 struct SimulatedStream {
     device: Device,
-    /// What no other stream has; 0 of a default one.
+    /// Unique; 0 of a default one.
     id: u64,
     /// Whether the legacy default stream must not be used while this one is captured. Their work is in no order.
     is_blocking: bool,
@@ -53,7 +53,6 @@ struct SimulatedStream {
 /// Whose work is waited for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum AwaitedWork {
-    /// A stream's.
     Stream(StreamKey),
     /// Another process's, which alone completes it.
     Elsewhere(Word),
@@ -90,8 +89,8 @@ impl SimulatedStream {
         }
     }
 
-    /// Does the copies and fills up to this number, which nothing holds back, and notes it as completed. The first error of
-    /// the work is returned once all of it had its turn.
+    /// Does the copies and fills up to this number, which nothing blocks, and marks it as completed. Returns the first
+    /// error, after running all of the work.
     fn complete(&mut self, number: u64) -> Result<()> {
         self.completed = self.completed.max(number);
         let mut outcome = Ok(());
@@ -104,7 +103,6 @@ impl SimulatedStream {
     }
 }
 
-/// What an event recorded.
 #[derive(Clone, Debug)]
 enum Recorded {
     /// The work of streams, each up to a number.
@@ -115,15 +113,13 @@ enum Recorded {
     Captured(StreamKey, u64),
 }
 
-/// All streams and events of the simulated platform.
 #[derive(Debug)]
 pub(super) struct Timeline {
     streams: Option<HashMap<StreamKey, SimulatedStream>>,
     events: Option<HashMap<RawEvent, Option<Recorded>>>,
-    /// The words of the events that other processes are told of.
+    /// The words of the events that were made for other processes.
     words: Option<HashMap<RawEvent, Word>>,
     pending: Vec<Pending>,
-    /// Whether there are events of other processes.
     has_imported: bool,
     next_address: usize,
     next_capture: u64,
@@ -172,8 +168,8 @@ impl Timeline {
         raw
     }
 
-    /// Destroys a stream whose work goes on, and creates another at its address. The former is found no more, but with all
-    /// of its device.
+    /// Destroys a stream whose work goes on, and creates another at its address. The former is found only with all of
+    /// its device.
     #[cfg(feature = "fault-injection")]
     pub(super) fn replace_stream(&mut self, key: StreamKey) -> Result<()> {
         let SimulatedStream { device, is_blocking, .. } = *self.stream(key)?;
@@ -211,12 +207,12 @@ impl Timeline {
         blocking.filter_map(|stream| stream.capture.as_mut())
     }
 
-    /// Returns whether the stream must not be used, beside a capture. To ask spoils nothing.
+    /// Returns whether the stream must not be used, beside a capture. The query spoils nothing.
     fn is_beside_capture(&mut self, key: StreamKey) -> bool {
         self.captures_beside(key).next().is_some()
     }
 
-    /// Refuses to use a stream beside a capture, which that spoils, in whatever mode.
+    /// Refuses to use a stream beside a capture, which that spoils, in any mode.
     pub(super) fn check_not_beside_capture(&mut self, function: &str, key: StreamKey) -> Result<()> {
         match self.captures_beside(key).map(|capture| capture.is_valid = false).count() {
             0 => Ok(()),
@@ -225,7 +221,7 @@ impl Timeline {
     }
 
     pub(super) fn destroy_stream(&mut self, key: StreamKey) -> Result<()> {
-        // Its work still completes; what fails of it is told to no one.
+        // Its work still completes; its errors are reported to no one.
         let _ = self.stream(key)?.complete(u64::MAX);
         uses::end(|user| matches!(user, User::Work(of, _) if of == key));
         self.streams().remove(&key);
@@ -244,7 +240,6 @@ impl Timeline {
         Ok(stream.submitted)
     }
 
-    /// Puts work that uses memory on the stream.
     pub(super) fn submit_using(&mut self, key: StreamKey, blocks: &[UsedBlock]) -> Result<u64> {
         let user = match &self.stream(key)?.capture {
             Some(capture) => User::Graph(capture.id),
@@ -254,7 +249,6 @@ impl Timeline {
         Ok(if let User::Work(_, number) = user { number } else { 0 })
     }
 
-    /// Notes that work which was put on the stream uses memory.
     fn begin_use(&mut self, user: User, key: StreamKey, block: UsedBlock) -> Result<()> {
         let SimulatedStream { device, waits, .. } = self.stream(key)?;
         let is_behind = |other: StreamKey, number: u64| {
@@ -265,7 +259,7 @@ impl Timeline {
         Ok(())
     }
 
-    /// Puts a copy or a fill on the stream. A captured one is the graph's, and not done now.
+    /// Submits a copy or a fill to the stream. A captured one is the graph's, and not done now.
     pub(super) fn submit_work(&mut self, key: StreamKey, work: Work) -> Result<()> {
         if let Some(capture) = &self.stream(key)?.capture {
             return if capture.is_valid {
@@ -290,7 +284,7 @@ impl Timeline {
 
     fn completed(&mut self, source: AwaitedWork) -> u64 {
         match source {
-            // A destroyed stream's work is taken as done: no call can complete it any more.
+            // A destroyed stream's work counts as done: no call can complete it any more.
             AwaitedWork::Stream(key) => self.stream(key).map_or(u64::MAX, |stream| stream.completed),
             AwaitedWork::Elsewhere(word) => word.done(),
         }
@@ -308,12 +302,12 @@ impl Timeline {
         let keys: Vec<_> = self.streams().keys().copied().collect();
         for key in keys {
             let done = self.completed(AwaitedWork::Stream(key));
-            // What fails of the work is told where the stream is waited for.
+            // The work's errors are returned where the stream is waited for.
             let _ = self.complete_allowed(key, done);
         }
     }
 
-    /// Tells other processes what is done of what they wait for.
+    /// Publishes completed work to other processes that wait for it.
     fn publish(&mut self) {
         for pending in std::mem::take(&mut self.pending) {
             if self.are_done(&pending.work) {
@@ -324,7 +318,7 @@ impl Timeline {
         }
     }
 
-    /// Completes work as far as the events it waits for allow.
+    /// Completes work as far as the events that it waits for allow.
     pub(super) fn complete_allowed(&mut self, key: StreamKey, number: u64) -> Result<()> {
         let stream = self.stream(key)?;
         let mut allowed = stream.submitted;
@@ -335,7 +329,7 @@ impl Timeline {
         }
         let stream = self.stream(key)?;
         let mut done = stream.completed.max(number.min(allowed));
-        // Copies and fills need no word.
+        // Copies and fills complete by themselves.
         while done < allowed && stream.work.iter().any(|(at, _)| *at == done + 1) {
             done += 1;
         }
@@ -348,8 +342,8 @@ impl Timeline {
         outcome
     }
 
-    /// Completes work, first that which it waits for, as far as other processes have done their part. Ends, since an event is
-    /// recorded before anything waits for it.
+    /// Completes work, first what it waits for, as far as other processes have done their part. This terminates, since
+    /// an event is recorded before anything waits for it.
     pub(super) fn complete(&mut self, key: StreamKey, number: u64) -> Result<()> {
         for wait in self.stream(key)?.waits.clone() {
             if wait.after < number && self.completed(wait.other) < wait.until {
@@ -366,7 +360,7 @@ impl Timeline {
         }
     }
 
-    /// Completes all work of a stream, and returns whether all of it is done: not what other processes hold up.
+    /// Completes all work of a stream, and returns whether all is done, as other processes may delay some.
     pub(super) fn complete_stream(&mut self, key: StreamKey) -> Result<bool> {
         self.complete(key, u64::MAX)?;
         self.stream(key).map(|stream| stream.completed == stream.submitted)
@@ -403,7 +397,7 @@ impl Timeline {
         Ok(())
     }
 
-    /// Makes all streams that the device has by now wait, which spoils every capture on it.
+    /// Makes all present streams of the device wait, which spoils every capture on it.
     pub(super) fn device_wait_event(&mut self, device: Device, event: RawEvent) -> Result<()> {
         self.spoil_captures_on(device);
         let streams = self.streams().iter().filter(|(_, stream)| stream.device == device);
@@ -417,7 +411,7 @@ impl Timeline {
         event
     }
 
-    /// Makes an event that other processes can be told of.
+    /// Makes an event that can be exported to other processes.
     pub(super) fn create_interprocess_event(&mut self) -> Result<RawEvent> {
         let word = Word::new().map_err(|error| system_error("event_create", &error))?;
         let event = self.create_event();
@@ -431,7 +425,7 @@ impl Timeline {
         words.get(&event).copied().ok_or_else(|| refused("event_export", INVALID_HANDLE, StatusKind::Other))
     }
 
-    /// Makes an event that stands for another process's.
+    /// Makes an event for another process's.
     pub(super) fn import_event(&mut self, word: Word) -> RawEvent {
         let event = self.create_event();
         self.events.get_or_insert_default().insert(event, Some(Recorded::Imported(word)));
@@ -480,7 +474,7 @@ impl Timeline {
         Ok(())
     }
 
-    /// Returns the work that was submitted to a stream, and what of other streams' it waits for, with work after it or none.
+    /// Returns the work submitted to a stream, and other streams' that it waits for, with work after it or none.
     fn work_so_far(&mut self, key: StreamKey) -> Result<Vec<(AwaitedWork, u64)>> {
         let mut waits = std::mem::take(&mut self.stream(key)?.waits);
         waits.retain(|wait| self.completed(wait.other) < wait.until);
@@ -491,7 +485,7 @@ impl Timeline {
         Ok(work)
     }
 
-    /// Returns the work that the event recorded. Asking about a captured event, in whatever mode, spoils the capture.
+    /// Returns the work that the event recorded. Querying a captured event, in any mode, spoils the capture.
     fn recorded_work(&mut self, event: RawEvent) -> Result<Vec<(AwaitedWork, u64)>> {
         match self.event(event)?.clone() {
             None => Ok(Vec::new()),
@@ -524,7 +518,6 @@ impl Timeline {
         Ok(())
     }
 
-    /// Completes all work of a device, or of every device.
     pub(super) fn complete_all(&mut self, device: Option<Device>) -> Result<()> {
         let wanted = |stream: &SimulatedStream| device.is_none_or(|device| stream.device == device);
         let keys: Vec<_> = self.streams().iter().filter(|(_, stream)| wanted(stream)).map(|(&key, _)| key).collect();
@@ -538,14 +531,13 @@ impl Timeline {
         self.streams().values_mut().filter_map(|stream| stream.capture.as_mut())
     }
 
-    /// Spoils every capture on the device, and returns whether there was one.
     pub(super) fn spoil_captures_on(&mut self, device: Device) -> bool {
         let on_device = self.streams().values_mut().filter(|stream| stream.device == device);
         let captures = on_device.filter_map(|stream| stream.capture.as_mut());
         captures.map(|capture| capture.is_valid = false).count() > 0
     }
 
-    /// Refuses to ask about, or wait for, a stream that is captured, or beside a capture, in whatever mode, and spoils the
+    /// Refuses to query or wait for a stream that is captured, or beside a capture, in any mode, and spoils the
     /// capture.
     pub(super) fn check_not_captured(&mut self, key: StreamKey) -> Result<()> {
         self.check_not_beside_capture("a question about the legacy default stream", key)?;
@@ -574,7 +566,7 @@ impl Timeline {
         capture.ok_or_else(|| refused("end_capture", ("HOST_ERROR_ILLEGAL_STATE", 401), StatusKind::Other))
     }
 
-    /// Returns the capture that the stream's work goes to, if it was not spoiled.
+    /// Returns the capture that the stream's work goes to, if it was not spoilt.
     pub(super) fn capture(&mut self, key: StreamKey) -> Result<Option<&mut SimulatedCapture>> {
         if self.is_beside_capture(key) {
             return Err(refused("stream_capture", capture::IMPLICIT, StatusKind::Other));

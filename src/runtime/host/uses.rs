@@ -1,10 +1,9 @@
-//! What simulated work uses: each piece of memory that a kernel, a copy or a fill names, from its submission until it is done,
-//! and what a graph's work names, for as long as the graph lives.
-//!
-//! A GPU says nothing when memory is taken from under its work. Here three things are seen at once: memory that is unmapped
-//! while work uses it; work that is submitted with memory that its device cannot reach; and memory in use by work that
-//! another stream has not been ordered behind, wherever its pages are mapped by now. Who makes such a mistake ends the
-//! process, unless a test collects them ([`collect`]). Without the feature `fault-injection` nothing is looked at.
+//! What simulated work uses: each piece of memory that a kernel, a copy or a fill names, until it is done, and what a
+//! graph's work names, while the graph lives. A GPU says nothing when memory is taken from under its work. Here three
+//! mistakes are detected at once: unmapping memory in use; submitting work with memory that its device cannot reach;
+//! and using memory that another stream's work, not ordered before, is using, wherever its pages are mapped by then. A
+//! mistake ends the process, unless a test collects them ([`collect`]). Not checked without the feature
+//! `fault-injection`.
 
 use std::backtrace::Backtrace;
 use std::io::{self, Write};
@@ -22,19 +21,18 @@ use crate::sync::lock;
 #[derive(Debug)]
 struct NotedUse {
     by: User,
-    /// The block that the memory is, where the test says so; 0 where it does not.
+    /// The memory's block, if the test gives it; else 0.
     block: u64,
     addresses: Range<u64>,
     /// What is behind the addresses.
     bytes: Vec<PhysicalBytes>,
 }
 
-/// Whose use it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum User {
     /// Work of a stream, by its number.
     Work(StreamKey, u64),
-    /// A graph, or what will be one: work of the capture with this id.
+    /// A graph, or a future one: work of the capture with this id.
     Graph(u64),
     /// A library that registered it, as NCCL does.
     #[cfg_attr(not(feature = "fault-injection"), expect(dead_code, reason = "tests register memory"))]
@@ -55,8 +53,8 @@ pub fn collect() -> Vec<String> {
     lock(&TABLE).collected.replace(Vec::new()).unwrap_or_default()
 }
 
-/// Registers memory of a device, as NCCL or a NIC does: it is to stay where it is until [`unregister`] is called with the number
-/// that this returns.
+/// Registers memory of a device, as NCCL or a NIC does: it must stay where it is until [`unregister`] with the returned
+/// number.
 #[cfg(feature = "fault-injection")]
 pub fn register(device: Device, address: u64, bytes: u64) -> u64 {
     static NUMBERS: AtomicU64 = AtomicU64::new(1);
@@ -71,7 +69,7 @@ pub fn unregister(number: u64) {
     end(|user| user == User::Registration(number));
 }
 
-/// Notes that work of a stream goes on under another key.
+/// Moves a stream's uses to another key.
 #[cfg(feature = "fault-injection")]
 pub(super) fn rename(from: StreamKey, to: StreamKey) {
     for other in &mut lock(&TABLE).uses {
@@ -83,7 +81,6 @@ pub(super) fn rename(from: StreamKey, to: StreamKey) {
     }
 }
 
-/// Notes a mistake.
 #[cold]
 fn mistake(table: &mut UseTable, text: String) {
     match &mut table.collected {
@@ -108,7 +105,7 @@ pub struct UsedBlock {
     pub bytes: u64,
 }
 
-/// Notes that work uses memory of a device. `is_behind` tells whether it is ordered behind other work.
+/// Notes that work uses memory of a device. `is_behind` returns whether it is ordered behind other work.
 pub(super) fn begin(by: User, device: Device, block: UsedBlock, is_behind: impl Fn(StreamKey, u64) -> bool) {
     let UsedBlock { number, address, bytes } = block;
     if !cfg!(feature = "fault-injection") || bytes == 0 {
@@ -145,14 +142,13 @@ pub(super) fn begin(by: User, device: Device, block: UsedBlock, is_behind: impl 
     table.uses.push(NotedUse { by, block: number, addresses: address..address + bytes, bytes: behind });
 }
 
-/// Ends the uses for which this is true.
 pub(super) fn end(has_ended: impl Fn(User) -> bool) {
     if cfg!(feature = "fault-injection") {
         lock(&TABLE).uses.retain(|one| !has_ended(one.by));
     }
 }
 
-/// Sees that nothing uses memory that is to be unmapped, or freed without a wait.
+/// Checks that nothing uses memory that is to be unmapped, or freed without a wait.
 pub(super) fn check_unused(address: u64, bytes: u64) {
     if !cfg!(feature = "fault-injection") {
         return;

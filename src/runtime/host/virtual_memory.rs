@@ -1,11 +1,8 @@
-//! Simulated virtual memory: reserved addresses, and the devices' real bytes mapped there.
-//!
-//! As in CUDA, an extent lives until it was released and no mapping of it is left, one extent may be mapped at several
-//! addresses, and a mapping can be used once access was set. As for memory that RDMA can use, too, other devices get access by
-//! an extent's first mapping alone (`benches/results/h100-peers`). Extents and mappings are under one lock of
-//! their own, so that a call takes little more than its system call.
-//!
-//! Under Miri, which maps no files, addresses are numbers that nothing is behind; all else is the same.
+//! Simulated virtual memory: reserved addresses, and the devices' real bytes mapped there. As in CUDA, an extent lives
+//! until it is released and unmapped, may be mapped at several addresses, and a mapping can be used once access was
+//! set. As for memory that RDMA can use, other devices get access only by an extent's first mapping
+//! (`benches/results/h100-peers`). Extents and mappings have a lock of their own, so that a call takes little more than
+//! its system call. Under Miri, which maps no files, addresses are numbers without memory.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -38,14 +35,14 @@ pub(super) struct Space {
     /// Address and size.
     reservations: BTreeMap<u64, u64>,
     mappings: BTreeMap<u64, SimulatedMapping>,
-    /// By their numbers. `None` only until the first extent is made: a `HashMap` cannot be made in a constant.
+    /// By number. `None` only until the first extent is made: a `HashMap` cannot be made in a constant.
     extents: Option<HashMap<u64, SimulatedExtent>>,
-    /// What `memory_allocate` gave.
+    /// What `memory_allocate` returned.
     allocations: BTreeMap<u64, StoreRange>,
-    /// The files of other processes, by device and number, each kept by the extents that were imported of it.
+    /// The files of other processes, by device and number, each kept by the extents imported from it.
     imported: BTreeMap<(u64, u64), Weak<File>>,
     next_extent: u64,
-    /// Numbers of extents that are gone, which come again if they are kept.
+    /// Numbers of extents that are gone, to be reused if they are kept.
     gone_extents: Vec<u64>,
     keeps_gone: bool,
 }
@@ -62,8 +59,8 @@ static SPACE: Mutex<Space> = Mutex::new(Space {
     keeps_gone: false,
 });
 
-/// From now on an extent gets the number of the one that went last, as drivers may give it. Otherwise no number comes again, so that
-/// what is used too late is seen.
+/// Makes an extent get the number of the last one that went, as drivers may do. Otherwise no number is reused, so that
+/// a late use is detected.
 #[cfg(feature = "fault-injection")]
 pub fn reuse_extent_numbers() {
     space().keeps_gone = true;
@@ -81,16 +78,15 @@ struct StoreRange {
     bytes: u64,
 }
 
-/// What is known of an extent.
 #[derive(Debug)]
 struct SimulatedExtent {
-    /// Of an imported one the size is not known before it is mapped.
+    /// The size of an imported one is not known before it is mapped.
     place: StoreRange,
     /// The file of another process that has the bytes.
     imported: Option<Arc<File>>,
     mappings: u32,
-    /// The address of the mapping by which other devices get access to all of them: of the first, or of the first since that
-    /// was unmapped.
+    /// The address of the mapping that gives other devices access to all of them: of the first, or of the first since
+    /// that was unmapped.
     first: Option<NonZero<u64>>,
     is_released: bool,
 }
@@ -125,14 +121,13 @@ struct SimulatedMapping {
     access: Vec<MemoryLocation>,
 }
 
-/// Returns the driver's refusal of arguments that do not fit what there is.
+/// Returns the driver's refusal of wrong arguments.
 #[cold]
 fn invalid(function: &str, why: &str) -> Error {
     let error = refused(function, ("HOST_ERROR_INVALID_VALUE", 1), StatusKind::Other);
     error.map_library(|refused| refused.advice = Some(why.to_owned()))
 }
 
-/// Returns the addresses of a range of whole pages.
 fn pages(function: &str, address: u64, bytes: u64) -> Result<Range<u64>> {
     if bytes == 0 || !bytes.is_multiple_of(PAGE) || !address.is_multiple_of(PAGE) {
         return Err(invalid(function, "these are not whole pages"));
@@ -145,15 +140,15 @@ fn pointer(address: u64) -> *mut c_void {
     ptr::with_exposed_provenance_mut(address as usize)
 }
 
-/// Returns the system's refusal, if the status of its call says that there was one.
+/// Returns the system's error, if the status of its call is one.
 fn checked(function: &str, status: i32) -> Result<()> {
     if status == 0 { Ok(()) } else { Err(system_error(function, &io::Error::last_os_error())) }
 }
 
-/// Under Miri, what comes after the addresses that were given out; far from those of what is real.
+/// Under Miri, the next free address, far from real ones.
 static NEXT_NUMBER: AtomicU64 = AtomicU64::new(1 << 46);
 
-/// What `mmap` is to put at addresses.
+/// What `mmap` puts at addresses.
 enum Behind {
     /// Nothing: the addresses are only kept from others.
     Nothing,
@@ -163,7 +158,7 @@ enum Behind {
     Open(RawFd, StoreRange),
 }
 
-/// `mmap` at free addresses, or at these in place of what is there.
+/// Calls `mmap` at free addresses, or over these.
 ///
 /// # Safety
 /// Nothing uses what is at `over` now.
@@ -231,7 +226,7 @@ impl Space {
         store.take(bytes)
     }
 
-    /// Returns the store that every place there was taken from.
+    /// Returns the store of every place there.
     fn store(&mut self, location: MemoryLocation) -> Result<&mut Store> {
         self.stores.get_mut(&location).ok_or_else(|| invalid("the location's look-up", "no memory of it was made"))
     }
@@ -292,7 +287,7 @@ impl Space {
         })
     }
 
-    /// A descriptor of the device's file whose own offset is that of the extent.
+    /// Returns a descriptor of the device's file whose own offset is that of the extent.
     pub(super) fn extent_export(&mut self, extent: Extent) -> Result<OwnedFd> {
         const FUNCTION: &str = "extent_export";
         let SimulatedExtent { place, ref imported, .. } = *self.extent(FUNCTION, extent.0)?;
@@ -331,7 +326,7 @@ impl Space {
         Ok(Extent(number))
     }
 
-    /// Returns the extent with this number, which was not released.
+    /// Returns the extent with this number, unless it was released.
     fn extent(&mut self, function: &str, number: u64) -> Result<&mut SimulatedExtent> {
         let extents = self.extents.get_or_insert_default();
         let alive = extents.get_mut(&number).filter(|extent| !extent.is_released);
@@ -352,7 +347,7 @@ impl Space {
                 if self.keeps_gone {
                     self.gone_extents.push(number);
                 }
-                // Another process's memory is that process's to count.
+                // Another process counts its own memory.
                 if is_own { self.give_back(memory, place) } else { Ok(()) }
             }
             _ => Ok(()),
@@ -387,19 +382,17 @@ impl Space {
         Ok(())
     }
 
-    /// Returns the numbers of all extents.
     #[cfg(feature = "fault-injection")]
     pub(super) fn extent_numbers(&self) -> Vec<u64> {
         self.extents.iter().flatten().map(|(number, _)| *number).collect()
     }
 
-    /// Returns the numbers of the extents that are mapped in a range.
     pub(super) fn extents_in(&self, address: u64, bytes: u64) -> Vec<u64> {
         let range = address..address.saturating_add(bytes);
         self.mappings.range(range).map(|(_, mapping)| mapping.extent).collect()
     }
 
-    /// Refuses a range that is anything but whole mappings, one behind the other.
+    /// Refuses a range that is anything but whole mappings in a row.
     fn check_mapped(&self, function: &str, range: &Range<u64>) -> Result<()> {
         let mut reached = range.start;
         for (&start, mapping) in self.mappings.range(range.clone()) {
@@ -461,7 +454,7 @@ impl Space {
         Ok(())
     }
 
-    /// Memory with an address and access for its device alone, in whole pages.
+    /// Allocates memory with an address and access for its device alone, in whole pages.
     pub(super) fn memory_allocate(&mut self, memory: &Memory, device: Device, bytes: u64) -> Result<u64> {
         const FUNCTION: &str = "memory_allocate";
         if bytes == 0 {
@@ -483,7 +476,6 @@ impl Space {
         }
     }
 
-    /// Returns the device that an allocation is on.
     pub(super) fn device_of(&self, address: u64) -> Result<Device> {
         let place = self.allocations.get(&address);
         place

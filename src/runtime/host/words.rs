@@ -1,8 +1,6 @@
-//! Simulated events of other processes: words in memory that both processes have mapped.
-//!
-//! Each process keeps its words in one memfd, so that a thousand events take one descriptor. A word counts how often its event
-//! was recorded, and up to which of these the work is done. What a process has not done when it ends will not be done: a GPU
-//! ends the work with the process, so its words count as done.
+//! Simulated events of other processes: words in memory that both processes have mapped. Each process keeps its words
+//! in one memfd, so that a thousand events take one descriptor. A word counts how often its event was recorded, and how
+//! many of these are done. When a process ends, all its words count as done, as a GPU ends the work with the process.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -19,10 +17,9 @@ use crate::sync::lock;
 
 const BYTES: usize = 1 << 20;
 const WORD_BYTES: usize = size_of::<WordCounts>();
-/// The first place says which process the words are of.
+/// The first place has the id of the words' process.
 const WORDS: u64 = (BYTES / WORD_BYTES) as u64 - 1;
 
-/// What a word has.
 #[repr(C)]
 struct WordCounts {
     recorded: AtomicU64,
@@ -64,7 +61,6 @@ fn at(base: usize, number: u64) -> &'static WordCounts {
 }
 
 impl Word {
-    /// Makes a word of this process.
     pub(super) fn new() -> io::Result<Self> {
         let mut own = lock(&OWN);
         if own.is_none() {
@@ -88,7 +84,7 @@ impl Word {
         Ok(Self { base: own.base, number })
     }
 
-    /// Lets another event of this process have the word. What was recorded is done, as far as others can see.
+    /// Releases the word for another event of this process. What was recorded is done for others.
     pub(super) fn give_up(self) {
         let counts = at(self.base, self.number);
         counts.done.fetch_max(counts.recorded.load(Ordering::Acquire), Ordering::AcqRel);
@@ -108,7 +104,6 @@ impl Word {
         Ok((name, file))
     }
 
-    /// Finds another process's word.
     pub(super) fn import(name: &[u8; 64], file: OwnedFd) -> io::Result<Self> {
         let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
         let mut number = [0; 8];
@@ -132,22 +127,20 @@ impl Word {
         Ok(Self { base, number })
     }
 
-    /// Notes that the event was recorded, and returns the how many-th time this is.
+    /// Notes that the event was recorded, and returns how often that is now.
     pub(super) fn record(self) -> u64 {
         at(self.base, self.number).recorded.fetch_add(1, Ordering::AcqRel) + 1
     }
 
-    /// Returns how often the event was recorded.
     pub(super) fn recorded(self) -> u64 {
         at(self.base, self.number).recorded.load(Ordering::Acquire)
     }
 
-    /// Notes what is done.
     pub(super) fn finish(self, until: u64) {
         at(self.base, self.number).done.fetch_max(until, Ordering::AcqRel);
     }
 
-    /// Returns up to which record the work is done: all where its process is gone.
+    /// Returns up to which record the work is done: all if its process is gone.
     pub(super) fn done(self) -> u64 {
         let owner = at(self.base, 0).recorded.load(Ordering::Acquire);
         let is_gone = i32::try_from(owner).ok().and_then(Pid::from_raw).is_some_and(|owner| {

@@ -7,7 +7,6 @@ use super::virtual_memory::space;
 use crate::error::{Result, StatusKind};
 use crate::ids::Device;
 
-/// A piece of work that is to come.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Work {
     /// Copies bytes from one address to another, of which `mapped` is the device's.
@@ -17,7 +16,7 @@ pub(super) enum Work {
 }
 
 impl Work {
-    /// Returns where its memory of the device begins.
+    /// Returns where its device memory begins.
     pub(super) const fn mapped(self) -> u64 {
         match self {
             Self::Copy { mapped, .. } => mapped,
@@ -25,14 +24,13 @@ impl Work {
         }
     }
 
-    /// Returns how many bytes it uses there.
     pub(super) const fn bytes(self) -> u64 {
         let (Self::Copy { bytes, .. } | Self::Fill { bytes, .. }) = self;
         bytes
     }
 
-    /// Does it, unless the device has no memory there: a GPU reports that as an error of the work. Under Miri no bytes are
-    /// there to change.
+    /// Runs it, unless the device has no memory there: a GPU reports that as an error of the work. Under Miri there are
+    /// no bytes to change.
     pub(super) fn run(self, device: Device) -> Result<()> {
         let bytes = self.bytes();
         // Under the lock, so that nothing is unmapped meanwhile.

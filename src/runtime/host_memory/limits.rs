@@ -1,5 +1,4 @@
-//! What limits the memory that a process may lock: the limit of locked memory, that of its control group, and that of open
-//! files.
+//! Limits on the memory that a process may lock: of locked memory, of its control group, and of open files.
 
 use std::fs::{self, File};
 
@@ -7,7 +6,6 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::error::Bytes;
 
-/// The memory of a control group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct ControlGroup {
     pub(super) total: u64,
@@ -18,10 +16,10 @@ pub(super) struct ControlGroup {
 pub(super) fn control_group() -> Option<ControlGroup> {
     let number = |file: &str| fs::read_to_string(file).ok()?.trim().parse::<u64>().ok();
     let of = |limit: &str, used: &str, stat: &str, idle: &str| {
-        // Version 1 writes the largest number of pages where there is no limit.
+        // Version 1 writes the largest number of pages if there is no limit.
         let total = number(limit).filter(|&limit| limit < 1 << 60)?;
         let stat = fs::read_to_string(stat).unwrap_or_default();
-        // What was read from files goes where memory is wanted.
+        // Cached files are dropped when memory is needed.
         let idle = stat.lines().find_map(|line| line.strip_prefix(idle)?.trim().parse::<u64>().ok()).unwrap_or(0);
         let used = number(used).unwrap_or(0).saturating_sub(idle);
         Some(ControlGroup { total, free: total.saturating_sub(used) })
@@ -42,8 +40,8 @@ fn has_no_file_left() -> bool {
     File::open("/dev/null").is_err_and(|error| matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)))
 }
 
-/// Returns what limits the memory that this process can lock, and how to raise it; none where nothing does but the
-/// machine's own memory.
+/// Returns what limits the memory that this process can lock, and how to raise it; none if only the machine's memory
+/// does.
 pub(crate) fn locking_limits() -> Option<String> {
     if has_no_file_left() {
         return Some("this process can open no more files: close some, or raise the limit with `ulimit -n`".to_owned());

@@ -1,7 +1,6 @@
-//! Mappings of the host's memory, in huge pages where the system has them, whose pages several threads bring in.
-//!
-//! A driver that registers memory brings its pages in by one thread, which is what takes long; so they are brought in by as
-//! many as there are cores, up to 16, before.
+//! Mappings of host memory, in huge pages if the system has them, whose pages several threads touch. A driver that
+//! registers memory touches its pages by one thread, which takes long; so as many threads as there are cores, up to 16,
+//! do it before.
 
 use std::ffi::c_void;
 use std::num::NonZero;
@@ -12,14 +11,14 @@ use super::available;
 use crate::error::{Bytes, Error, Result, StatusKind};
 use crate::ids::NumaNode;
 
-/// What mappings are aligned to: a huge page.
+/// The alignment of mappings: a huge page.
 const PAGE: u64 = 2 << 20;
-/// The pages of so many bytes are brought in at a time.
+/// The bytes that a thread touches at a time.
 const PART: u64 = 64 << 20;
-/// The most threads that bring pages in: with more the system is no faster.
+/// The most threads that touch pages: with more the system is no faster.
 const THREADS_MOST: u64 = 16;
 
-/// Whether the pages of a mapping are brought in at once.
+/// When the pages of a mapping are touched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::runtime) enum PagePopulation {
     /// By several threads, before the mapping is handed out.
@@ -41,12 +40,12 @@ fn pointer(address: u64) -> *mut c_void {
     ptr::with_exposed_provenance_mut(address as usize)
 }
 
-/// Maps memory of the host, aligned to 2 MiB, on this NUMA node as far as there is room.
+/// Maps host memory, aligned to 2 MiB, on this NUMA node while it has room.
 ///
 /// # Errors
 /// `ErrorKind::Library` if the system refuses, or has less left.
 pub(in crate::runtime) fn map(node: NumaNode, bytes: u64, pages: PagePopulation) -> Result<u64> {
-    // The system would not refuse pages that it has not got, but end a process.
+    // The system would not refuse pages that it does not have, but end a process.
     if pages == PagePopulation::Now
         && let Some(left) = available().filter(|&left| left < bytes)
     {
@@ -95,8 +94,8 @@ pub(in crate::runtime) unsafe fn unmap(address: u64, bytes: u64) {
     }
 }
 
-/// Asks the system for huge pages, and for pages of the node. A system without either, or that forbids it, gives others,
-/// which do as well but for their speed.
+/// Asks the system for huge pages, and for pages of the node. A system that has or allows neither gives others, which
+/// are only slower.
 fn prefer(node: NumaNode, address: u64, bytes: u64) {
     const MPOL_PREFERRED: libc::c_ulong = 1;
     const BITS: u32 = libc::c_ulong::BITS;
@@ -111,7 +110,7 @@ fn prefer(node: NumaNode, address: u64, bytes: u64) {
     unsafe { libc::syscall(libc::SYS_mbind, address, bytes, MPOL_PREFERRED, mask.as_ptr(), nodes, 0) };
 }
 
-/// Brings in the pages of a new mapping.
+/// Touches the pages of a new mapping.
 fn bring_in(address: u64, bytes: u64) -> Result<()> {
     let next = AtomicU64::new(0);
     let failed = AtomicI32::new(0);
@@ -141,7 +140,7 @@ fn bring_in(address: u64, bytes: u64) -> Result<()> {
     }
 }
 
-/// Brings in the pages of a part, or returns the system's error code.
+/// Touches the pages of a part. Returns the system's error code if that fails.
 fn bring_in_part(address: u64, bytes: u64) -> Result<(), i32> {
     // SAFETY: the pages are of a new mapping, where writing zeros changes nothing.
     if unsafe { libc::madvise(pointer(address), bytes as usize, libc::MADV_POPULATE_WRITE) } == 0 {

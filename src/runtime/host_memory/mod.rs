@@ -1,7 +1,5 @@
-//! The host's own memory: its NUMA nodes, what limits the memory that a process may lock there, and mappings whose pages
-//! several threads bring in.
-//!
-//! What the operating system tells of it is read here, for every platform alike.
+//! The host's own memory: its NUMA nodes, the limits of locked memory, and mappings whose pages several threads touch.
+//! The operating system's reports on it are read here, for every platform alike.
 
 mod limits;
 mod mapping;
@@ -17,7 +15,7 @@ use crate::ids::{Device, NumaNode};
 pub(crate) use limits::locking_limits;
 pub(in crate::runtime) use mapping::{PagePopulation, map, unmap};
 
-/// As many nodes as Linux knows on any machine.
+/// As many nodes as Linux supports.
 pub(crate) const NODES_MAX: usize = 1024;
 
 /// Returns whether the machine has a NUMA node with this number.
@@ -36,25 +34,25 @@ fn folder(node: NumaNode) -> String {
     format!("/sys/devices/system/node/node{}", node.number())
 }
 
-/// Returns the NUMA node of a device on the PCI bus; node 0 where the system knows none.
+/// Returns the NUMA node of a device on the PCI bus; node 0 if the system knows none.
 pub(super) fn node_of_pci_device(bus_id: &str) -> NumaNode {
     let file = format!("/sys/bus/pci/devices/{}/numa_node", bus_id.to_ascii_lowercase());
-    // -1 where the machine has one node.
+    // -1 if the machine has one node.
     let number = fs::read_to_string(file).ok().and_then(|text| text.trim().parse().ok());
     number.map_or(NumaNode::FIRST, NumaNode::from_number)
 }
 
-/// Returns the number of KiB that a line of `meminfo` says, in bytes.
+/// Returns a line of `meminfo`, which is in KiB, in bytes.
 fn field(meminfo: &str, name: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.split_once(name).map(|(_, rest)| rest))?;
     let number = line.trim_start_matches(':').split_whitespace().next()?;
     number.parse::<u64>().ok().map(|kib| kib << 10)
 }
 
-/// Returns the memory of the whole host, as the system tells it.
+/// Returns the memory of the whole host, as the system reports it.
 fn whole_memory() -> MemoryInfo {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    // Where the system tells nothing, a request finds out.
+    // If the system reports nothing, a request finds out.
     let total = field(&text, "MemTotal").unwrap_or(1 << 40);
     MemoryInfo { free: field(&text, "MemAvailable").unwrap_or(total), total }
 }
@@ -77,13 +75,12 @@ pub(super) fn node_memory(node: NumaNode) -> MemoryInfo {
     limited(memory.unwrap_or_else(whole_memory))
 }
 
-/// Returns how many bytes a request for memory of a node can have at the most: where the node has not as many, other nodes
-/// help.
+/// Returns how many bytes a request for memory of a node can get at most, with the help of other nodes.
 pub(super) fn most_memory() -> u64 {
     limited(whole_memory()).total
 }
 
-/// Returns the bytes that the system could bring in for this process; none where it does not tell.
+/// Returns the bytes that the system could provide to this process, if it reports them.
 pub(super) fn available() -> Option<u64> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
     let available = field(&text, "MemAvailable")?;
@@ -121,12 +118,12 @@ pub(crate) fn nearest_host_node(device: Device) -> Result<NumaNode> {
     }
 }
 
-/// The nearest node of each device, plus one; 0 where it is yet to be asked for.
+/// The nearest node of each device, plus one; 0 if it was not queried yet.
 static NEAREST: [AtomicU32; 64] = [const { AtomicU32::new(0) }; 64];
-/// The node of a host that has one, plus one; 0 where there are more, or no device's nearest was asked for.
+/// The node of a host that has one, plus one; 0 if there are more, or none was queried.
 static ONLY: AtomicU32 = AtomicU32::new(0);
 
-/// Returns the host's NUMA node, if it is known that there is one: which device is current then need not be asked.
+/// Returns the host's only NUMA node, if it is known to be that: then the current device does not matter.
 #[inline]
 pub(crate) fn only_host_node() -> Option<NumaNode> {
     ONLY.load(Ordering::Relaxed).checked_sub(1).map(NumaNode::from_number)

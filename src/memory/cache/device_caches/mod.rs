@@ -1,6 +1,4 @@
-//! A device's memory with all that shares it: its pools, and the caches that serve them.
-//!
-//! Made when first needed and never dropped. What it knows of pools, of caches by number, and of what was reported, is apart.
+//! A device's memory with the pools and caches that share it. Made when first needed and never dropped.
 
 mod of_pool;
 mod pools;
@@ -30,10 +28,10 @@ pub(crate) struct DeviceCaches {
     pub(in crate::memory) reports: Reports,
 }
 
-/// The caches of so many devices, or NUMA nodes of the host, at most, by number.
+/// The caches of up to so many devices, or NUMA nodes of the host, by number.
 struct Places<const MOST: usize> {
     all: [OnceLock<&'static DeviceCaches>; MOST],
-    /// One more than the highest number among those that are used.
+    /// The highest number in use, plus one.
     end: AtomicUsize,
 }
 
@@ -65,7 +63,6 @@ fn too_many(what: &str, most: usize) -> Error {
 }
 
 impl DeviceCaches {
-    /// Returns the caches of memory that was used.
     #[inline]
     pub(in crate::memory) fn known(location: impl Into<MemoryLocation>) -> Option<&'static Self> {
         match location.into() {
@@ -92,7 +89,6 @@ impl DeviceCaches {
         NODES.used()
     }
 
-    /// Makes the caches of this memory, with no pools yet, for as long as the process lives.
     pub(in crate::memory) fn new(memory: DeviceMemory) -> &'static Self {
         Box::leak(Box::new(Self {
             memory,
@@ -103,7 +99,7 @@ impl DeviceCaches {
         }))
     }
 
-    /// Makes this the memory's, unless it has caches already, which are returned.
+    /// Installs this for its memory, unless that has caches already. Returns the installed ones.
     ///
     /// # Errors
     /// `ErrorKind::Unavailable` for a device beyond the 256th, or a node beyond the 64th.
@@ -119,19 +115,17 @@ impl DeviceCaches {
         self.pools.add(self.default.get_or_init(|| pool));
     }
 
-    /// Returns the default pool, which is there from the start.
     pub(in crate::memory) fn default_pool(&self) -> Result<&Arc<Pool>> {
         self.default.get().ok_or_else(|| Error::internal(format!("{} has no default pool", self.memory.location)))
     }
 
-    /// Returns the cache that holds the block at the offset.
     #[inline]
     pub(in crate::memory) fn cache_at(&self, offset: u64) -> Option<&StreamCache> {
         let number = self.memory.pages.cache(offset)?;
         self.table.get(number).or_else(|| self.lent_cache_at(offset, number))
     }
 
-    /// Returns the cache that has borrowed the slab at the offset, of a page with this mark; else the page's.
+    /// Returns the cache that borrowed the slab at the offset, or the lender, whose mark the page has.
     #[cold]
     fn lent_cache_at(&self, offset: u64, mark: u32) -> Option<&StreamCache> {
         self.table.get(self.memory.pages.borrower(offset).unwrap_or(mark & !LENT))

@@ -18,47 +18,42 @@ impl DeviceCaches {
         caches.and_then(|caches| caches.pools.with(pool, f)).unwrap_or_default()
     }
 
-    /// Returns the caches that serve the pool.
     pub(in crate::memory) fn caches_of(pool: &Pool) -> Vec<&'static StreamCache> {
         Self::caches_and_past_of(pool).0
     }
 
-    /// Returns the caches that serve the pool, each with what it serves. A cache of the list may be another pool's by the time
-    /// it is locked, so it is locked in its service: [`StreamCache::lock_in`].
+    /// Returns the pool's caches with their services. Lock each by [`StreamCache::lock_in`]: it may serve another pool
+    /// by then.
     pub(in crate::memory) fn services_of(pool: &Pool) -> Vec<(&'static StreamCache, Service)> {
         let of_pool = |cache: &'static StreamCache| Some((cache, cache.service_of(pool)?));
         Self::caches_of(pool).into_iter().filter_map(of_pool).collect()
     }
 
-    /// Visits the heap of each cache that is asleep in the pool's service.
-    pub(in crate::memory) fn each_asleep(pool: &Pool, thread: ThisThread, mut visit: impl FnMut(&Service, &mut Heap)) {
+    /// Calls `f` with the heap of each cache that is asleep in the pool's service.
+    pub(in crate::memory) fn each_asleep(pool: &Pool, thread: ThisThread, mut f: impl FnMut(&Service, &mut Heap)) {
         for (cache, service) in Self::services_of(pool) {
             let mut heap = cache.lock(thread);
             if heap.is_asleep_in(service.number) {
-                visit(&service, &mut heap);
+                f(&service, &mut heap);
             }
         }
     }
 
-    /// Returns the caches that serve the pool, and what those that are gone have counted.
+    /// Returns the pool's caches, and the counts of those that are gone.
     pub(in crate::memory) fn caches_and_past_of(pool: &Pool) -> (Vec<&'static StreamCache>, Counts) {
         Self::of_pool(pool, |entry| (entry.all().collect(), entry.past))
     }
 
-    /// Returns the caches that serve the pool and the streams of an address, whichever threads' they are.
+    /// Returns the pool's caches for the streams at an address, of all threads.
     pub(in crate::memory) fn caches_on(pool: &Pool, address: usize) -> Vec<&'static StreamCache> {
         Self::of_pool(pool, |entry| entry.by_stream.get(&address).cloned().unwrap_or_default())
     }
 
-    /// Returns the pool's lender of slabs, if it has one.
     pub(in crate::memory) fn lender_of(pool: &Pool) -> Option<&'static StreamCache> {
         Self::of_pool(pool, |entry| entry.lender)
     }
 
-    /// Returns the lender of a pool that has more than `many` other caches; made when it is first needed.
-    ///
-    /// # Errors
-    /// As [`CacheTable::begin`](super::table::CacheTable::begin).
+    /// Returns the pool's lender if it has more than `many` other caches; makes it when first needed.
     pub(in crate::memory) fn lender_for_many(pool: &Arc<Pool>, many: usize) -> Result<Option<&'static StreamCache>> {
         let (count, lender) = Self::of_pool(pool, |entry| (entry.caches.len(), entry.lender));
         if count <= many || lender.is_some() {
@@ -73,7 +68,7 @@ impl DeviceCaches {
         Ok(lender)
     }
 
-    /// Returns the caches with these numbers, as far as they serve the pool. Others are struck off its ledger.
+    /// Returns the pool's caches with these numbers. Drops the other numbers from its ledger.
     pub(in crate::memory) fn numbered(pool: &Pool, numbers: &[u32]) -> Vec<&'static StreamCache> {
         let of_number = |entry: &mut PoolCaches, number: u32| {
             let lender = entry.lender.filter(|lender| lender.number == number);
@@ -86,14 +81,14 @@ impl DeviceCaches {
         Self::of_pool(pool, |entry| numbers.iter().filter_map(|&number| of_number(entry, number)).collect())
     }
 
-    /// Returns what all caches of the pool have counted, those that are gone too.
+    /// Returns the counts of all caches of the pool, including those that are gone.
     pub(in crate::memory) fn counts_of(pool: &Pool, thread: ThisThread) -> Counts {
         let (caches, mut counts) = Self::caches_and_past_of(pool);
         caches.iter().for_each(|cache| counts.add(cache.lock(thread).counts()));
         counts
     }
 
-    /// Forgets a pool in which nothing is live, but not what it has counted. Its caches serve others.
+    /// Removes a pool without live blocks, but keeps its counts. Its caches serve other pools then.
     pub(in crate::memory) fn remove_pool(pool: &Pool, thread: ThisThread) {
         let Some(caches) = Self::known(pool.memory.location) else { return };
         if let Some(removed) = caches.pools.remove(pool, Self::counts_of(pool, thread)) {
@@ -101,7 +96,7 @@ impl DeviceCaches {
         }
     }
 
-    /// Starts the peak of the pool's caches that are gone anew.
+    /// Resets the peak of the pool's caches that are gone.
     pub(in crate::memory) fn reset_past_peak(pool: &Pool) {
         Self::of_pool(pool, |entry| entry.past.forget_peaks());
     }

@@ -1,6 +1,5 @@
-//! The pools of a device and the caches that serve them, by all that a request, a report or a stream's end asks for.
-//!
-//! Each question is answered in a time that hardly grows with the number of pools and caches. The lock is held for that alone.
+//! The pools of a device and the caches that serve them, with an index for each question of requests, reports and
+//! ending streams, so that no answer takes longer with more pools and caches. The lock is held only for a look-up.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -15,49 +14,48 @@ use crate::memory::pool::{Pool, PoolId};
 use crate::runtime::Stream;
 use crate::sync::lock;
 
-/// A device's pools and their caches.
 #[derive(Debug, Default)]
 pub(in crate::memory) struct PoolList(Mutex<Pools>);
 
-/// What the lock is on: pools by number, the default one first, and what those that are gone have counted.
+/// Pools by number, the default one first, and the counts of those that are gone.
 #[derive(Debug, Default)]
 struct Pools {
     all: BTreeMap<u32, PoolCaches>,
-    /// The number of the pool that was made last with an id.
+    /// The number of the newest pool with an id.
     by_id: FxHashMap<PoolId, u32>,
     past: Counts,
     /// Every cache that serves a pool, by number.
     serving: BTreeMap<u32, &'static StreamCache>,
-    /// How many of them serve a stream, by the stream's address.
+    /// How many of them serve the streams at an address.
     on_stream: FxHashMap<usize, usize>,
-    /// The number of the last stream that was seen at each address, as [`Service::stream_id`].
+    /// The [`Service::stream_id`] of the last stream seen at each address.
     last_ids: FxHashMap<usize, u64>,
     /// The number of the cache that [`PoolList::next_serving`] returned last.
     last_seen: u32,
 }
 
-/// A pool, its caches, and what those that are gone have counted.
+/// A pool, its caches, and the counts of those that are gone.
 #[derive(Debug)]
 pub(super) struct PoolCaches {
     pool: Arc<Pool>,
     /// By number.
     pub(super) caches: BTreeMap<u32, &'static StreamCache>,
-    /// The same by the stream that they serve, as [`Order::address`].
+    /// The same caches by their stream's [`Order::address`].
     pub(super) by_stream: FxHashMap<usize, Vec<&'static StreamCache>>,
-    /// The one that lends slabs to the others, once there are many.
+    /// The cache that lends slabs to the others, if they are many.
     pub(super) lender: Option<&'static StreamCache>,
     pub(super) past: Counts,
 }
 
 impl PoolCaches {
-    /// Returns every cache: the lender last, to which others return slabs.
+    /// Returns every cache, the lender last, since the others return slabs to it.
     pub(super) fn all(&self) -> impl Iterator<Item = &'static StreamCache> {
         self.caches.values().copied().chain(self.lender)
     }
 }
 
 impl Pools {
-    /// Notes that a cache of a pool ends its service, before its clone of the stream goes.
+    /// Removes a cache of a pool from the indexes before its clone of the stream is dropped.
     fn forget(&mut self, cache: &StreamCache) {
         self.serving.remove(&cache.number);
         let stream = cache.stream_address();
@@ -76,14 +74,13 @@ impl PoolList {
         lock(&self.0).all.values().map(|entry| Arc::clone(&entry.pool)).collect()
     }
 
-    /// Returns the pool with this id, if it is in use.
     pub(in crate::memory) fn in_use(&self, id: PoolId) -> Option<Arc<Pool>> {
         let pools = lock(&self.0);
         let pool = &pools.all.get(pools.by_id.get(&id)?)?.pool;
         (!pool.is_default() && pool.use_count() > 0).then(|| Arc::clone(pool))
     }
 
-    /// Returns the pools, and what those that are gone have counted.
+    /// Returns the pools, and the counts of those that are gone.
     pub(in crate::memory) fn all_and_past(&self) -> (Vec<Arc<Pool>>, Counts) {
         let pools = lock(&self.0);
         (pools.all.values().map(|entry| Arc::clone(&entry.pool)).collect(), pools.past)
@@ -102,10 +99,10 @@ impl PoolList {
         pools.by_id.insert(pool.id, pool.number);
     }
 
-    /// Forgets a pool in which nothing is live, but not what it has counted. Returns it with its caches, which serve it no more.
+    /// Removes a pool without live blocks, but keeps its counts. Returns it with its caches, which no longer serve it.
     pub(super) fn remove(&self, pool: &Pool, counts: Counts) -> Option<PoolCaches> {
         let mut pools = lock(&self.0);
-        // Not dropped with the lock held: nothing else may keep the pool, nor what its allocator holds.
+        // Dropped after the lock: this may be the last reference to the pool and to what its allocator holds.
         let removed = pools.all.remove(&pool.number);
         if let Some(removed) = &removed {
             pools.past.add(counts);
@@ -117,12 +114,11 @@ impl PoolList {
         removed
     }
 
-    /// Returns every cache, whichever pool it serves.
     pub(in crate::memory) fn serving(&self) -> Vec<&'static StreamCache> {
         lock(&self.0).all.values().flat_map(PoolCaches::all).collect()
     }
 
-    /// Returns the next few caches, whichever pools they serve: those after the ones that were returned last.
+    /// Returns the next few caches of any pool: those after the ones returned last.
     pub(in crate::memory) fn next_serving(&self, most: usize) -> Vec<&'static StreamCache> {
         let mut pools = lock(&self.0);
         let last = pools.last_seen;
@@ -133,24 +129,23 @@ impl PoolList {
         next
     }
 
-    /// Returns how many caches serve a service's stream.
     pub(in crate::memory) fn count_on(&self, service: &Service) -> usize {
         lock(&self.0).on_stream.get(&service.address()).copied().unwrap_or(0)
     }
 
-    /// Notes that a stream that a request names is alive, so that others which had its address are known to be gone.
+    /// Notes that the stream of a request is alive, so that earlier streams at its address are known to be gone.
     pub(in crate::memory) fn note_stream(&self, stream: &Stream, id: u64) {
         if !stream.raw().is_default() {
             lock(&self.0).last_ids.insert(stream.address(), id);
         }
     }
 
-    /// Returns the number of the last stream that was seen at an address; 0 if none was.
+    /// Returns the number of the last stream seen at an address, or 0.
     pub(in crate::memory) fn last_id(&self, address: usize) -> u64 {
         lock(&self.0).last_ids.get(&address).copied().unwrap_or(0)
     }
 
-    /// Returns whether the stream that is served is known to be gone: another one has its address.
+    /// Returns whether the service's stream is known to be gone because another one has its address.
     pub(in crate::memory) fn is_stream_gone(&self, service: &Service) -> bool {
         service.stream_id != 0 && self.last_id(service.address()) != service.stream_id
     }
@@ -159,8 +154,8 @@ impl PoolList {
         lock(&self.0).all.get_mut(&pool.number).map(f)
     }
 
-    /// Adds a cache that serves the pool, and returns it, or another that serves the same if there is one already. None if
-    /// the pool is gone.
+    /// Adds a cache that serves the pool, and returns it, or an existing one with the same service. None if the pool is
+    /// gone.
     pub(in crate::memory) fn add_cache(
         &self,
         pool: &Pool,
@@ -182,7 +177,7 @@ impl PoolList {
         Some(cache)
     }
 
-    /// Forgets a cache in which nothing is live, but not what it has counted; false if the pool has not got it.
+    /// Removes a cache without live blocks, but keeps its counts. False if the pool does not have it.
     pub(in crate::memory) fn remove_cache(&self, pool: &Pool, cache: &StreamCache, counts: Counts) -> bool {
         let mut pools = lock(&self.0);
         let Some(entry) = pools.all.get_mut(&pool.number) else { return false };
@@ -201,7 +196,7 @@ impl PoolList {
         true
     }
 
-    /// Starts the peak of the pools that are gone anew.
+    /// Resets the peak of the pools that are gone.
     pub(in crate::memory) fn reset_past_peaks(&self) {
         lock(&self.0).past.forget_peaks();
     }

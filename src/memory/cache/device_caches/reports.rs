@@ -1,4 +1,4 @@
-//! What reports have said of a device's memory so far: counts that grow only, and peaks of what is found by looking.
+//! What was reported of a device's memory: counts that only grow, and peaks that only looking finds.
 
 use std::sync::Mutex;
 
@@ -10,23 +10,22 @@ use crate::sync::{ThisThread, lock};
 /// What was reported of a device's memory.
 #[derive(Debug, Default)]
 pub(in crate::memory) struct Reports {
-    /// The most blocks of all pools that were ever reported to have been handed out, and to have come back.
+    /// The most blocks, of all pools, ever reported as handed out and as come back.
     flows: Mutex<(Amounts, Amounts)>,
-    /// Free blocks beside ones that are held, and their bytes, as far as they were found.
+    /// Free blocks beside held ones, and their bytes, as far as found.
     free_beside_held: Mutex<[(Flow, Flow); 3]>,
 }
 
 impl Reports {
-    /// Returns how many blocks are to be reported as handed out so far, and as come back. Neither goes back: a cache that
-    /// began to serve another stream between two looks is counted nowhere in one of them.
+    /// Returns how many blocks to report as handed out and as come back. Neither falls, though a cache that changed its
+    /// stream between two looks is missing in one of them.
     pub(in crate::memory) fn grow(&self, out: Amounts, back: Amounts) -> (Amounts, Amounts) {
         let mut reported = lock(&self.flows);
         *reported = (most(reported.0, out), most(reported.1, back));
         *reported
     }
 
-    /// Looks for free blocks beside ones that are held, and returns what was found so far: of all, of small and of large
-    /// ones.
+    /// Looks for free blocks beside held ones, and returns those found so far: all, small ones, large ones.
     pub(in crate::memory) fn find_free_beside_held(
         &self,
         caches: Vec<&'static StreamCache>,
@@ -47,7 +46,7 @@ impl Reports {
         *known
     }
 
-    /// Starts the peaks of what was found so anew.
+    /// Resets the peaks of free blocks beside held ones.
     pub(in crate::memory) fn reset_free_beside_held(&self) {
         for (blocks, bytes) in &mut *lock(&self.free_beside_held) {
             blocks.reset_peak();

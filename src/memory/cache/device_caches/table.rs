@@ -17,22 +17,21 @@ const CACHES_MAX: usize = 0x10_0000;
 pub(in crate::memory) struct CacheTable {
     caches: Table<OnceLock<StreamCache>, 4>,
     numbers: AtomicU32,
-    /// Empty caches that have ended their service.
-    spare: Mutex<Vec<&'static StreamCache>>,
+    /// Empty caches whose service has ended.
+    idle: Mutex<Vec<&'static StreamCache>>,
 }
 
 impl CacheTable {
     pub(super) fn new() -> Self {
-        Self { caches: Table::new(CACHES_MAX), numbers: AtomicU32::new(0), spare: Mutex::default() }
+        Self { caches: Table::new(CACHES_MAX), numbers: AtomicU32::new(0), idle: Mutex::default() }
     }
 
-    /// Returns the cache with this number.
     #[inline]
     pub(super) fn get(&self, number: u32) -> Option<&StreamCache> {
         self.caches.get(number as usize)?.get()
     }
 
-    /// Returns a cache that serves this from now on, and the number of the service.
+    /// Begins a service with an idle cache or a new one. Returns the cache and the service's number.
     ///
     /// # Errors
     /// `ErrorKind::Unavailable` if there are too many.
@@ -41,8 +40,8 @@ impl CacheTable {
         memory: &'static DeviceMemory,
         service: Service,
     ) -> Result<(&'static StreamCache, u64)> {
-        let spare = lock(&self.spare).pop();
-        let cache = match spare {
+        let idle = lock(&self.idle).pop();
+        let cache = match idle {
             Some(cache) => cache,
             None => {
                 let number = self.numbers.fetch_add(1, Ordering::Relaxed);
@@ -55,10 +54,10 @@ impl CacheTable {
         Ok((cache, number))
     }
 
-    /// Ends the service of an empty cache that no pool knows any more, so that nothing of it keeps the pool, and takes
-    /// it for another. A thread that still knows it names a service that has ended.
+    /// Ends the service of an empty cache that no pool knows any more, and keeps it for another. A thread that still
+    /// knows it names a service that has ended.
     pub(in crate::memory) fn end(&self, cache: &'static StreamCache) {
         cache.end_service();
-        lock(&self.spare).push(cache);
+        lock(&self.idle).push(cache);
     }
 }

@@ -1,7 +1,5 @@
-//! A heap whose memory is away: its blocks stay as they are, may be freed, and none is handed out.
-//!
-//! The heap cuts nothing meanwhile, as one that was closed, so a request finds nothing without a question of its own. For all
-//! that would add or take memory its service has ended for as long.
+//! A heap whose memory is away: its blocks stay and may be freed, and none is handed out. It serves requests as a
+//! closed heap does, so they need no check of their own. Whoever adds or takes memory sees a service that has ended.
 
 use std::ops::Range;
 
@@ -10,7 +8,6 @@ use super::{Cut, Heap};
 use crate::memory::device::{Pages, Run, Slab};
 
 impl Heap {
-    /// Hands out nothing from now on, and takes no memory.
     pub(in crate::memory) fn fall_asleep(&mut self) {
         if self.serving.asleep.is_none() && !self.serving.has_ended {
             self.serving.asleep = Some(self.serving.cut);
@@ -18,7 +15,6 @@ impl Heap {
         }
     }
 
-    /// Goes on as before it fell asleep.
     pub(in crate::memory) fn wake(&mut self) {
         if let Some(cut) = self.serving.asleep.take() {
             self.serving.cut = cut;
@@ -34,17 +30,17 @@ impl Heap {
         self.serving.asleep.is_some()
     }
 
-    /// Takes whole free pages that stand below an offset out of the heap, which is asleep.
+    /// Takes whole free pages below an offset out of the sleeping heap.
     pub(in crate::memory) fn take_pages_asleep(&mut self, pages: &'static Pages, below: u64) -> Vec<Run> {
         self.drop_empty_slabs(pages);
         let taken = self.take_pages(pages, 0..below);
         if !taken.is_empty() {
-            self.tell_live();
+            self.publish_live();
         }
         taken
     }
 
-    /// Returns where blocks are live, by address: each large one, and each slot of a slab; of a slab that was lent all of it.
+    /// Returns the live ranges by address: large blocks, slots of slabs, and lent slabs as a whole.
     pub(in crate::memory) fn live_ranges(&self, pages: &'static Pages) -> Vec<Range<u64>> {
         let mut live = Vec::new();
         for block in self.map.blocks() {
@@ -60,7 +56,7 @@ impl Heap {
         live
     }
 
-    /// Returns the whole pages inside of each live block of at least so many.
+    /// Returns the whole pages inside each live block that has at least `least` of them.
     pub(in crate::memory) fn large_blocks(&self, pages: &'static Pages, least: u32) -> Vec<Run> {
         let inside = self.live_ranges(pages).into_iter().filter_map(|block| Run::between(block.start, block.end));
         inside.filter(|run| run.pages >= least).collect()

@@ -4,17 +4,16 @@ use crate::memory::tuning::ALIGNMENT;
 
 /// No block.
 pub(super) const NONE: u32 = u32::MAX;
-/// In place of a neighbour's number: there is none, and the rest is the number of the span that ends here.
+/// Set in place of a neighbour's number where there is none: the other bits are the number of the span that ends here.
 pub(super) const EDGE: u32 = 0x8000_0000;
 
-/// The largest block, in bytes: no device has as much memory, and there are bins for blocks up to here.
+/// The largest block, in bytes: more than any device has. There are bins for blocks up to this size.
 pub(in crate::memory) const BLOCK_BYTES_MAX: u64 = (1 << 0x3e) - ALIGNMENT;
 
 /// The bits of a block's size, and of its state.
 const SIZE: u64 = !(ALIGNMENT - 1);
 const STATE: u64 = 0b11;
 
-/// What a block is used for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::memory) enum BlockState {
     Free = 0,
@@ -22,22 +21,22 @@ pub(in crate::memory) enum BlockState {
     Live,
     /// Cut into slots for small blocks.
     Slab,
-    /// The number is vacant.
+    /// An unused number.
     Vacant,
 }
 
-/// A block and its neighbours by address. As small as can be: there is one for each block that is live.
+/// A block and its neighbours by address. Kept small, since each live block has one.
 #[derive(Clone, Debug)]
 pub(in crate::memory) struct BlockNode {
     /// Offset in the device's memory, in bytes.
     pub(super) start: u64,
-    /// Its bytes, and in the low bits, which a multiple of 512 leaves, its state: with fewer bits for the size, memory
-    /// that is free in one piece would wrap at some size.
+    /// Its bytes, with its state in the low bits, which are free in a multiple of 512. A narrower size would overflow
+    /// for some free range.
     packed: u64,
-    /// The neighbours, or [`EDGE`] and the span's number.
+    /// The neighbours' numbers, or [`EDGE`] and the span's number.
     pub(super) previous: u32,
     pub(super) next: u32,
-    /// Free: the bin's links. Live: by how much less was asked for. Slab: its number. Vacant: the next vacant number.
+    /// Free: the bin's links. Live: size less requested bytes. Slab: its number. Vacant: the next vacant number.
     payload: [u32; 2],
 }
 
@@ -47,7 +46,6 @@ impl BlockNode {
         Self { start, packed, previous: NONE, next: NONE, payload: [0; 2] }
     }
 
-    /// In bytes.
     #[inline]
     pub(super) const fn size(&self) -> u64 {
         self.packed & SIZE
@@ -68,7 +66,6 @@ impl BlockNode {
         }
     }
 
-    /// Sets the state.
     #[inline]
     pub(super) fn set_state(&mut self, state: BlockState) {
         self.packed = self.packed & SIZE | state as u64;
@@ -109,14 +106,12 @@ impl BlockNode {
         self.payload[0]
     }
 
-    /// Notes the bytes that were asked for.
     #[inline]
     pub(super) fn set_requested(&mut self, bytes: u64) {
         let unused = self.size() - bytes;
         self.payload = [unused as u32, (unused >> 32) as u32];
     }
 
-    /// Returns the bytes that were asked for.
     #[inline]
     pub(super) fn requested(&self) -> u64 {
         self.size() - (u64::from(self.payload[1]) << 32 | u64::from(self.payload[0]))

@@ -1,6 +1,5 @@
-//! The blocks of a heap's memory: each with its neighbours by address, the free ones by size too, and the spans that they fill.
-//!
-//! It knows no pages and counts nothing: blocks are cut and joined here, and have numbers, by which others know them.
+//! The blocks of a heap's memory: by number, by address, and the free ones by size, and the spans that they fill. It
+//! cuts and joins blocks, but knows no pages and counts nothing.
 
 use super::block::{BlockNode, BlockState, EDGE, NONE};
 use super::free_index::FreeIndex;
@@ -8,22 +7,20 @@ use super::span::{Span, Spans};
 use crate::memory::device::BLOCKS_MAX;
 use crate::memory::tuning::{LOWEST_BELOW, SMALL_MAX};
 
-/// Blocks by number, and the spans that they fill.
 #[derive(Debug)]
 pub(super) struct BlockMap {
     pub(super) all: Vec<BlockNode>,
     /// The first vacant number.
     vacant: u32,
     free: FreeIndex,
-    /// The block for which [`BlockMap::is_best`] was true, and is as long as no memory becomes free; [`NONE`] if there is none.
+    /// The block that fulfilled [`BlockMap::is_best`], until memory becomes free; else [`NONE`].
     pub(super) best: u32,
     pub(super) spans: Spans,
-    /// How often memory was cut off what is free, or joined it.
+    /// How often memory was cut from free blocks or joined to them.
     pub(super) turnover: u64,
 }
 
 impl BlockMap {
-    /// Makes one without memory.
     pub(super) fn new(turnover: u64) -> Self {
         let (all, free, spans) = (Vec::new(), FreeIndex::new(), Spans::default());
         Self { all, vacant: NONE, free, best: NONE, spans, turnover }
@@ -34,23 +31,22 @@ impl BlockMap {
         self.all.get(id as usize)
     }
 
-    /// Returns every block, span by span in the order of addresses.
+    /// Returns every block by address, span by span.
     pub(super) fn blocks(&self) -> impl Iterator<Item = &BlockNode> {
         self.spans.iter().flat_map(|(_, span)| span.blocks(&self.all))
     }
 
-    /// Returns the best free block of at least this size; [`NONE`] if there is none.
+    /// Returns the best free block of at least this size, or [`NONE`].
     #[inline]
     pub(super) fn find(&self, size: u64) -> u32 {
         self.free.find(&self.all, size)
     }
 
-    /// Returns every free block of at least this size.
     pub(super) fn at_least(&self, size: u64) -> Vec<u32> {
         self.free.at_least(&self.all, size)
     }
 
-    /// Adds a block behind all others that have numbers, free if it `is_free`.
+    /// Adds a block with the next new number, free if it `is_free`.
     pub(super) fn push(&mut self, block: BlockNode, is_free: bool) -> u32 {
         let id = self.all.len() as u32;
         let previous = block.previous;
@@ -62,7 +58,7 @@ impl BlockMap {
         id
     }
 
-    /// Forgets all blocks; the spans stay, and have none until each is filled anew.
+    /// Removes all blocks. The spans stay, empty until each is filled anew.
     pub(super) fn clear(&mut self) {
         self.all.clear();
         self.vacant = NONE;
@@ -71,7 +67,7 @@ impl BlockMap {
         self.turnover += 1;
     }
 
-    /// Returns the free block that has all of these bytes.
+    /// Returns the free block that contains all of these bytes.
     pub(super) fn free_with(&self, start: u64, bytes: u64) -> Option<u32> {
         let has =
             |block: &BlockNode| block.start <= start && start.checked_add(bytes).is_some_and(|end| end <= block.end());
@@ -88,14 +84,14 @@ impl BlockMap {
         fits(exact).or_else(|| fits(self.find(bytes + SMALL_MAX)))
     }
 
-    /// Returns the free block that a request of this size is cut from: one of less than [`LOWEST_BELOW`] goes where the lowest
-    /// is, so that pages further up become free as a whole; a larger one where it leaves the least.
+    /// Returns the free block to cut a request of this size from: the lowest for one of less than [`LOWEST_BELOW`], so
+    /// that pages further up become free as a whole; the one with the least left over for a larger one.
     #[inline]
     pub(super) fn place_for(&self, size: u64) -> u32 {
         if size < LOWEST_BELOW { self.free.find_lowest(&self.all, size) } else { self.find(size) }
     }
 
-    /// Returns whether a request of its size would get the memory of the block that was freed last, were it joined.
+    /// Returns whether the block that was freed last, once joined, is where a request of its size would go.
     #[inline]
     pub(super) fn is_best(&self, block: &BlockNode) -> bool {
         let free = |id: u32| self.get(id).filter(|other| other.state() == BlockState::Free);
@@ -110,12 +106,12 @@ impl BlockMap {
         best == block.next || self.get(best).is_none_or(|best| best.size() >= joined)
     }
 
-    /// Takes `size` bytes at `start` out of a free block; what is left before and after stays free.
+    /// Cuts `size` bytes at `start` out of a free block; the parts before and after stay free.
     #[inline]
     pub(super) fn cut(&mut self, id: u32, start: u64, size: u64) -> Option<u32> {
         let whole = self.all[id as usize].clone();
         let (before, after) = (start - whole.start, whole.end() - (start + size));
-        // So that running out of numbers leaves everything as it was.
+        // Numbers are taken first, so that running out of them changes nothing.
         let mut spare = [NONE; 2];
         if before > 0 {
             spare[0] = self.new_number()?;
@@ -145,7 +141,7 @@ impl BlockMap {
         Some(id)
     }
 
-    /// Puts a free block between two neighbours, or at the edge of a span.
+    /// Inserts a free block between two neighbours, or at the edge of a span.
     #[inline]
     fn insert_beside(&mut self, id: u32, mut block: BlockNode, previous: u32, next: u32) {
         block.previous = previous;
@@ -157,7 +153,7 @@ impl BlockMap {
         self.best = NONE;
     }
 
-    /// Tells a block, or a span, what comes after it, or first.
+    /// Sets what follows a block, or what a span begins with.
     #[inline]
     pub(super) fn set_next(&mut self, id: u32, next: u32) {
         match self.all.get_mut(id as usize) {
@@ -166,7 +162,7 @@ impl BlockMap {
         }
     }
 
-    /// Tells a block, or a span, what comes before it, or last.
+    /// Sets what precedes a block, or what a span ends with.
     #[inline]
     pub(super) fn set_previous(&mut self, id: u32, previous: u32) {
         match self.all.get_mut(id as usize) {
@@ -182,7 +178,7 @@ impl BlockMap {
         }
         let id = u32::try_from(self.all.len()).ok().filter(|&id| id < BLOCKS_MAX)?;
         if self.all.len() == self.all.capacity() {
-            // By a quarter rather than by half: there is a number for each live block.
+            // Grows by a quarter rather than by half, since there is a number for each live block.
             self.all.reserve_exact(self.all.len() / 4 + 64);
         }
         self.all.push(BlockNode::free(0, 0));
@@ -197,7 +193,7 @@ impl BlockMap {
         block.set_number(vacant);
     }
 
-    /// Makes a block free and joins it with free neighbours. Returns the bytes of what is one free block then.
+    /// Frees a block and joins it with its free neighbours. Returns the bytes of the joined block.
     #[inline]
     pub(super) fn join(&mut self, id: u32) -> u64 {
         self.turnover += 1;
@@ -229,8 +225,8 @@ impl BlockMap {
         size
     }
 
-    /// Adds memory as a block that is to be joined, by [`BlockMap::join`], with what is free beside it; with `joins` its span
-    /// becomes one with those beside it. None if numbers run out.
+    /// Adds memory as a block to be joined by [`BlockMap::join`]; with `joins` its span joins the adjacent ones. None
+    /// if numbers run out.
     pub(super) fn add(&mut self, start: u64, size: u64, joins: bool) -> Option<u32> {
         let id = self.new_number()?;
         let end = start + size;
@@ -265,8 +261,7 @@ impl BlockMap {
         Some(id)
     }
 
-    /// Takes `start..end` out of a free block, so that the span ends before and another begins after. Returns the number of the free
-    /// block after it.
+    /// Cuts `start..end` out of a free block and splits its span there. Returns the number of the free block after it.
     pub(super) fn cut_out(&mut self, id: u32, start: u64, end: u64) -> u32 {
         let Some(number) = self.spans.with(start) else { return NONE };
         let whole = self.all[id as usize].clone();
@@ -310,7 +305,7 @@ impl BlockMap {
                         self.insert_beside(id, BlockNode::free(end, whole.end() - end), edge, next);
                         rest = id;
                     }
-                    // Numbers run out at eight million blocks; what is left of the block is then lost to use.
+                    // Numbers run out at eight million blocks: the rest of the block is lost.
                     None => self.spans.set_start(number, whole.end()),
                 }
             }

@@ -1,8 +1,6 @@
-//! What a heap has handed out and taken back: of all blocks, and of small and large ones apart, and what small ones take.
-//!
-//! A block that was freed and waits for streams is handed out still, and held no more. Peaks of what is handed out are
-//! kept as blocks go out. Those of what is held are the same as long as nothing waits; only while something does is it
-//! counted apart.
+//! What a heap has handed out and taken back: all blocks, small ones and large ones, and the bytes of slabs. A freed
+//! block that waits for streams still counts as handed out, but no longer as held. Peaks are kept as blocks go out.
+//! Those of held blocks are counted apart only while a block waits: otherwise they are the same.
 
 use crate::memory::device::Flow;
 
@@ -14,7 +12,6 @@ pub(in crate::memory) const LARGE: usize = 2;
 /// A number of blocks.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(in crate::memory) struct Amount {
-    /// Their bytes, as cut.
     pub(in crate::memory) bytes: u64,
     /// The bytes that callers asked for.
     pub(in crate::memory) requested: u64,
@@ -27,7 +24,7 @@ impl Amount {
         Self { bytes, requested, blocks: 1 }
     }
 
-    /// Returns what `of` makes of each number of both.
+    /// Applies `of` to each number of both.
     #[inline]
     fn each(self, other: Self, of: impl Fn(u64, u64) -> u64) -> Self {
         Self {
@@ -47,21 +44,19 @@ impl Amount {
         self.each(other, |one, other| one - other)
     }
 
-    /// Returns the more of each.
+    /// Returns the larger of each number.
     #[inline]
     pub(in crate::memory) fn max(self, other: Self) -> Self {
         self.each(other, u64::max)
     }
 }
 
-/// Amounts by kind.
 pub(in crate::memory) type Amounts = [Amount; 3];
 
 fn each(one: Amounts, other: Amounts, with: impl Fn(Amount, Amount) -> Amount) -> Amounts {
     [with(one[ALL], other[ALL]), with(one[SMALL], other[SMALL]), with(one[LARGE], other[LARGE])]
 }
 
-/// Returns the more of each.
 pub(in crate::memory) fn most(one: Amounts, other: Amounts) -> Amounts {
     each(one, other, Amount::max)
 }
@@ -71,7 +66,7 @@ pub(in crate::memory) fn most(one: Amounts, other: Amounts) -> Amounts {
 pub(in crate::memory) struct Counts {
     /// Blocks that are handed out.
     pub(in crate::memory) now: Amounts,
-    /// Those among them that were freed and wait for streams.
+    /// Handed-out blocks that were freed and wait for streams.
     pub(in crate::memory) waiting: Amounts,
     /// Blocks that were handed out so far.
     pub(in crate::memory) ever: Amounts,
@@ -79,7 +74,6 @@ pub(in crate::memory) struct Counts {
     pub(in crate::memory) peak: Amounts,
     /// The most that callers held at once.
     pub(in crate::memory) held_peak: Amounts,
-    /// Bytes of slabs.
     pub(in crate::memory) slabs: Flow,
 }
 
@@ -90,12 +84,10 @@ impl Counts {
         self.now[ALL].bytes
     }
 
-    /// Blocks handed out so far.
     pub(in crate::memory) const fn allocations(&self) -> u64 {
         self.ever[ALL].blocks
     }
 
-    /// Blocks that came back so far.
     pub(in crate::memory) const fn frees(&self) -> u64 {
         self.ever[ALL].blocks - self.now[ALL].blocks
     }
@@ -105,12 +97,11 @@ impl Counts {
         each(self.ever, self.now, Amount::minus)
     }
 
-    /// Returns what callers hold.
     pub(in crate::memory) fn held(&self) -> Amounts {
         each(self.now, self.waiting, Amount::minus)
     }
 
-    /// Takes over what another heap has counted, as if both were at their peaks at the same time.
+    /// Adds another heap's counts, as if both peaked at the same time.
     pub(in crate::memory) fn add(&mut self, other: Self) {
         self.now = each(self.now, other.now, Amount::plus);
         self.waiting = each(self.waiting, other.waiting, Amount::plus);
@@ -120,7 +111,7 @@ impl Counts {
         self.slabs = self.slabs.plus(other.slabs);
     }
 
-    /// Lowers the peaks of bytes to what was live at most, but to no less than what is.
+    /// Lowers the peaks of bytes to `bytes`, but not below what is live.
     pub(in crate::memory) fn bound_peaks(&mut self, bytes: u64) {
         let bound = |peaks: &mut Amounts, now: Amounts| {
             for (peak, now) in peaks.iter_mut().zip(now) {
@@ -133,7 +124,7 @@ impl Counts {
         bound(&mut self.held_peak, held);
     }
 
-    /// Starts the peaks anew, of what nothing is live in.
+    /// Resets the peaks of counts with nothing live.
     pub(in crate::memory) fn forget_peaks(&mut self) {
         (self.peak, self.held_peak) = (Amounts::default(), Amounts::default());
         self.slabs.reset_peak();
@@ -149,7 +140,7 @@ struct Running {
     peak: Amount,
 }
 
-/// The counts of a heap at work, and what was told of them.
+/// The counts of a running heap, and what was published of them.
 #[derive(Default, Debug)]
 pub(super) struct RunningCounts {
     /// Small blocks, and large ones.
@@ -158,16 +149,15 @@ pub(super) struct RunningCounts {
     peak: Amount,
     /// Whether blocks wait for streams.
     has_waiting: bool,
-    /// What was told to be live at most: no less than what is, or `u64::MAX` where none is told.
-    told: u64,
-    /// The allocations when it was told.
-    told_at: u64,
+    /// The published upper bound of live bytes; `u64::MAX` where nothing is published.
+    published: u64,
+    /// The allocations when it was published.
+    published_at: u64,
     waiting: [Amount; 2],
     /// The peaks before the present ones began.
     past_peak: Amounts,
     /// The most that was held before the present peaks began, and since then if blocks wait.
     held_peak: Amounts,
-    /// Bytes of slabs.
     slabs: Flow,
 }
 
@@ -176,21 +166,19 @@ fn all(kinds: [Amount; 2]) -> Amounts {
 }
 
 impl RunningCounts {
-    /// Makes counts of which none are told.
+    /// Makes counts that are not published.
     pub(super) fn new() -> Self {
-        Self { told: u64::MAX, ..Self::default() }
+        Self { published: u64::MAX, ..Self::default() }
     }
 
     fn now(&self) -> Amounts {
         all(self.kinds.map(|kind| kind.now))
     }
 
-    /// Returns the most since the peaks began.
     fn present_peak(&self) -> Amounts {
         [self.peak, self.kinds[0].peak, self.kinds[1].peak]
     }
 
-    /// Returns what was counted.
     pub(super) fn get(&self) -> Counts {
         let peak = most(self.past_peak, self.present_peak());
         let held_peak = if self.has_waiting { self.held_peak } else { most(self.held_peak, self.present_peak()) };
@@ -213,12 +201,12 @@ impl RunningCounts {
         self.kinds[0].ever.blocks + self.kinds[1].ever.blocks
     }
 
-    /// Bytes of all blocks that were handed out so far.
+    /// Returns the bytes of all blocks handed out so far.
     pub(super) const fn handed_out(&self) -> u64 {
         self.kinds[0].ever.bytes + self.kinds[1].ever.bytes
     }
 
-    /// Counts a block of a kind that is handed out, and returns whether more is live than was told.
+    /// Counts a block that is handed out, and returns whether more is live than was published.
     #[inline]
     #[must_use]
     pub(super) fn allocate(&mut self, kind: usize, bytes: u64, requested: u64) -> bool {
@@ -233,10 +221,10 @@ impl RunningCounts {
         if self.has_waiting {
             self.raise_held();
         }
-        // What was told is no less than this peak, which begins where it was told.
+        // The published bound is no less than this peak, which began with it.
         now.bytes > self.peak.bytes && {
             self.peak.bytes = now.bytes;
-            now.bytes > self.told
+            now.bytes > self.published
         }
     }
 
@@ -252,17 +240,15 @@ impl RunningCounts {
         self.held_peak = most(self.held_peak, each(self.now(), all(self.waiting), Amount::minus));
     }
 
-    /// Counts a slab that comes.
     pub(super) const fn add_slab(&mut self, bytes: u64) {
         self.slabs.find(self.slabs.now() + bytes);
     }
 
-    /// Counts slabs that go.
     pub(super) const fn remove_slabs(&mut self, bytes: u64) {
         self.slabs.find(self.slabs.now() - bytes);
     }
 
-    /// Counts a block of a kind that was freed and waits.
+    /// Counts a freed block that waits.
     pub(super) fn begin_waiting(&mut self, kind: usize, bytes: u64, requested: u64) {
         if !self.has_waiting {
             self.held_peak = most(self.held_peak, self.present_peak());
@@ -272,7 +258,7 @@ impl RunningCounts {
         *waiting = waiting.plus(Amount::one(bytes, requested));
     }
 
-    /// Counts a block that waited and has come back, as [`RunningCounts::free`] has counted.
+    /// Counts the end of a block's wait, after [`RunningCounts::free`].
     pub(super) fn end_waiting(&mut self, kind: usize, bytes: u64, requested: u64) {
         let waiting = &mut self.waiting[kind - SMALL];
         *waiting = waiting.minus(Amount::one(bytes, requested));
@@ -282,7 +268,7 @@ impl RunningCounts {
         }
     }
 
-    /// Begins the present peaks anew, and keeps what they were.
+    /// Begins new present peaks and keeps the past ones.
     fn begin_peaks(&mut self) {
         self.past_peak = most(self.past_peak, self.present_peak());
         if !self.has_waiting {
@@ -298,16 +284,16 @@ impl RunningCounts {
         (self.kinds[0].peak, self.kinds[1].peak) = (small, large);
     }
 
-    /// Returns how many allocations there were since it was told.
-    pub(super) const fn allocations_since_told(&self) -> u64 {
-        self.allocations() - self.told_at
+    /// Returns how many allocations came after the last publication.
+    pub(super) const fn allocations_since_published(&self) -> u64 {
+        self.allocations() - self.published_at
     }
 
-    /// Notes that it is told that so much is live at most, and returns what was told before. No less than what is live.
-    pub(super) fn tell(&mut self, live: u64) -> u64 {
+    /// Notes that `live`, no less than what is live, is published as the bound. Returns the bound before.
+    pub(super) fn publish(&mut self, live: u64) -> u64 {
         self.begin_peaks();
-        self.told_at = self.allocations();
-        std::mem::replace(&mut self.told, live)
+        self.published_at = self.allocations();
+        std::mem::replace(&mut self.published, live)
     }
 
     pub(super) fn reset_peak(&mut self) {
@@ -369,11 +355,11 @@ mod tests {
     }
 
     #[test]
-    fn a_peak_outlives_what_is_told_and_ends_where_it_is_reset() {
+    fn a_peak_outlives_what_is_published_and_ends_where_it_is_reset() {
         let mut counts = RunningCounts::new();
         take(&mut counts, 4 * MIB);
         give(&mut counts, 4 * MIB);
-        let _ = counts.tell(0);
+        let _ = counts.publish(0);
         take(&mut counts, MIB);
         assert_eq!((counts.get().peak[ALL].bytes, counts.get().held_peak[ALL].bytes), (4 * MIB, 4 * MIB));
         counts.reset_peak();

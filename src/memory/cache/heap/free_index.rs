@@ -1,8 +1,6 @@
-//! Free blocks by size: finds the smallest that is large enough, or the lowest, in a time that does not grow with their number.
-//!
-//! Blocks hang in bins by size: each multiple of 512 bytes to 64 KiB has its own, then 64 to each doubling, so that the
-//! sizes of a bin differ by at most 1.6 %. A bitmap tells which bins hold any, one word for each doubling. Inside a bin a few
-//! blocks are compared, of which the lowest is the first.
+//! Free blocks by size: finds the smallest that is large enough, or the lowest, in constant time. Each multiple of 512
+//! bytes up to 64 KiB has a bin, then each doubling has 64, so that sizes in a bin differ by at most 1.6 %. A bitmap,
+//! one word a doubling, marks the bins in use. In a bin only a few blocks are compared, of which the lowest is first.
 
 use super::block::{BLOCK_BYTES_MAX, BlockNode, NONE};
 use crate::memory::tuning::{A_FEW, ALIGNMENT, FREE_STEP_BITS};
@@ -13,21 +11,19 @@ const BINS: usize =
     EXACT as usize + (((BLOCK_BYTES_MAX / ALIGNMENT).ilog2() - FREE_STEP_BITS) << FREE_STEP_BITS) as usize;
 const WORDS: usize = BINS.div_ceil(u64::BITS as usize);
 
-/// The bins; the blocks themselves carry the links.
+/// The bins; the links are in the blocks.
 #[derive(Debug)]
 pub(super) struct FreeIndex {
     heads: Box<[u32; BINS]>,
     used: [u64; WORDS],
     /// One bit for each word of `used` that is not zero.
     words: u64,
-    /// For each word of `used` where the lowest block that is first in its bin starts; [`NOWHERE`] for none.
+    /// For each word of `used` the lowest start among its bins' first blocks, or [`NOWHERE`].
     lowest: [u64; WORDS],
 }
 
-/// Where no block starts.
 const NOWHERE: u64 = u64::MAX;
 
-/// Returns the bin for a size.
 #[inline]
 fn bin_of(size: u64) -> usize {
     let units = size / ALIGNMENT;
@@ -38,7 +34,7 @@ fn bin_of(size: u64) -> usize {
     ((u64::from(doubling) << FREE_STEP_BITS) + (units >> doubling)) as usize
 }
 
-/// Links a block into a bin behind another.
+/// Links a block into a bin after its first.
 #[inline]
 fn link_after(blocks: &mut [BlockNode], first: u32, id: u32) {
     let (_, next) = blocks[first as usize].bin_links();
@@ -49,7 +45,7 @@ fn link_after(blocks: &mut [BlockNode], first: u32, id: u32) {
     }
 }
 
-/// Puts the lowest of the first few blocks of a bin before the others, and returns it.
+/// Moves the lowest of a bin's first few blocks to the front, and returns it.
 fn lowest_first(blocks: &mut [BlockNode], head: u32) -> u32 {
     let (mut lowest, mut id) = (head, head);
     for _ in 0..A_FEW {
@@ -82,7 +78,7 @@ impl FreeIndex {
         let (bin, start) = (bin_of(block.size()), block.start);
         let head = self.heads[bin];
         match blocks.get(head as usize) {
-            // Behind the lowest.
+            // The lowest stays first.
             Some(lowest) if lowest.start < start => link_after(blocks, head, id),
             Some(_) => {
                 blocks[id as usize].set_bin_links(NONE, head);
@@ -132,7 +128,7 @@ impl FreeIndex {
         }
     }
 
-    /// Returns the first blocks of the bins of a word that hold any, from this bit on.
+    /// Returns the first block of each used bin of a word, from this bit on.
     fn heads_of(&self, word: usize, from: u32) -> impl Iterator<Item = u32> {
         let mut left = self.used[word] & u64::MAX.checked_shl(from).unwrap_or(0);
         std::iter::from_fn(move || {
@@ -142,7 +138,7 @@ impl FreeIndex {
         })
     }
 
-    /// Returns the lowest block of at least this size, [`NONE`] if there is none.
+    /// Returns the lowest block of at least this size, or [`NONE`].
     #[inline]
     pub(super) fn find_lowest(&self, blocks: &[BlockNode], size: u64) -> u32 {
         let bin = bin_of(size);
@@ -168,7 +164,7 @@ impl FreeIndex {
         best.1
     }
 
-    /// Returns the best block of at least this size, [`NONE`] if there is none.
+    /// Returns the best block of at least this size, or [`NONE`].
     #[inline]
     pub(super) fn find(&self, blocks: &[BlockNode], size: u64) -> u32 {
         let bin = bin_of(size);
@@ -187,7 +183,7 @@ impl FreeIndex {
     fn best_in(&self, blocks: &[BlockNode], bin: usize, size: u64) -> u32 {
         let mut best = NONE;
         let mut best_key = (u64::MAX, u64::MAX);
-        // No bin is there for sizes that no memory has.
+        // Sizes larger than any memory have no bin.
         let mut id = self.heads.get(bin).copied().unwrap_or(NONE);
         for _ in 0..A_FEW {
             if id == NONE {
@@ -216,7 +212,6 @@ impl FreeIndex {
         Some(word * 64 + self.used.get(word)?.trailing_zeros() as usize)
     }
 
-    /// Returns every free block of at least this size.
     pub(super) fn at_least(&self, blocks: &[BlockNode], size: u64) -> Vec<u32> {
         let mut found = Vec::new();
         let mut bin = self.next_used(bin_of(size));

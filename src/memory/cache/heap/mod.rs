@@ -1,7 +1,6 @@
-//! A heap: cuts the memory of its spans into blocks, best fit, and joins what becomes free.
-//!
-//! Works on offsets and knows no driver: pages come by [`Heap::add_span`] and go by [`Heap::take_mappings`]. Small
-//! blocks are slots of slabs, every other is cut to size. One heap belongs to one cache, which also locks it.
+//! A heap: cuts the memory of its spans into blocks, best fit, and joins what becomes free. It works on offsets and
+//! makes no driver call: pages come by [`Heap::add_span`] and go by [`Heap::take_mappings`]. Small blocks are slots of
+//! slabs, all others are cut to size. A heap belongs to one cache, which locks it.
 
 mod asleep;
 mod block;
@@ -9,10 +8,10 @@ mod block_map;
 mod counts;
 mod free_index;
 mod moves;
+mod published;
 mod restore;
 mod slabs;
 mod span;
-mod telling;
 #[cfg(test)]
 mod tests;
 mod transfer;
@@ -26,10 +25,10 @@ use block_map::BlockMap;
 pub(in crate::memory) use counts::{ALL, Amount, Amounts, Counts, most};
 use counts::{LARGE, RunningCounts, SMALL};
 use moves::MovedBytes;
+pub(in crate::memory) use published::HeapLedger;
+use published::Published;
 pub(in crate::memory) use restore::{LivePiece, Misfit, Restoration};
 use slabs::HeapSlabs;
-pub(in crate::memory) use telling::HeapLedger;
-use telling::Telling;
 pub(in crate::memory) use view::HeapBlock;
 
 /// How a heap serves requests.
@@ -37,16 +36,13 @@ pub(in crate::memory) use view::HeapBlock;
 enum Cut {
     /// By blocks of the size asked for.
     ToSize,
-    /// By whole spans.
     Whole,
-    /// Not at all any more.
     Nothing,
 }
 
 /// The service that a heap is in, and how it serves there.
 #[derive(Debug)]
 struct Serving {
-    /// How many services have begun.
     number: u64,
     cut: Cut,
     /// How it cuts blocks once it is awake again; none if it is awake.
@@ -59,22 +55,22 @@ struct Serving {
 #[derive(Debug)]
 pub(in crate::memory) struct Heap {
     map: BlockMap,
-    /// The block that was freed last, as long as it is not joined with what is free beside it; [`NONE`] if there is none.
-    /// A request of the same size takes it as it is.
+    /// The block that was freed last, not yet joined with its neighbours, or [`NONE`]. A request of the same size takes
+    /// it as it is.
     unjoined: u32,
     slabs: HeapSlabs,
-    /// Bytes of pages that are mapped here, and of borrowed slabs, less those of slabs that were lent.
+    /// Bytes of its pages and borrowed slabs, less those of lent slabs.
     mapped: u64,
     /// Whether its blocks are slabs for other heaps.
     is_lender: bool,
     serving: Serving,
     counts: RunningCounts,
-    telling: Telling,
+    published: Published,
     moves: MovedBytes,
 }
 
 impl Heap {
-    /// Makes a heap that cuts blocks to size, or hands out each span whole.
+    /// Makes a heap that cuts blocks to size, or hands out whole spans.
     pub(in crate::memory) fn new(is_split: bool) -> Self {
         let cut = if is_split { Cut::ToSize } else { Cut::Whole };
         Self {
@@ -85,32 +81,32 @@ impl Heap {
             is_lender: false,
             serving: Serving { number: 0, cut, asleep: None, has_ended: false },
             counts: RunningCounts::new(),
-            telling: Telling::default(),
+            published: Published::default(),
             moves: MovedBytes::default(),
         }
     }
 
-    /// Makes it a new heap, but for the turnover, which is never the same twice. Returns the number of the service that
-    /// begins.
+    /// Resets the heap for a new service, whose number it returns. The turnover goes on, since it is never the same
+    /// twice.
     pub(in crate::memory) fn restart(&mut self, is_split: bool, is_lender: bool, ledger: HeapLedger) -> u64 {
         let (number, turnover) = (self.serving.number + 1, self.map.turnover + 1);
         *self = Self::new(is_split);
         (self.is_lender, self.serving.number, self.map.turnover) = (is_lender, number, turnover);
-        self.begin_telling(ledger);
+        self.begin_publishing(ledger);
         number
     }
 
-    /// Returns the number of the service that it is in; none once that has ended, or while it is asleep.
+    /// Returns the number of its service; none once that has ended, or while the heap is asleep.
     pub(in crate::memory) fn service(&self) -> Option<u64> {
         (!self.serving.has_ended && self.serving.asleep.is_none()).then_some(self.serving.number)
     }
 
-    /// Returns whether it is in the service with this number, asleep or not.
+    /// Returns whether it is in the service with this number, awake or asleep.
     pub(in crate::memory) fn is_in(&self, service: u64) -> bool {
         !self.serving.has_ended && self.serving.number == service
     }
 
-    /// Ends its service if it has no memory, after which none is added; false if it has some.
+    /// Ends the service if the heap has no memory, and returns whether it did. None is added afterwards.
     pub(in crate::memory) fn end_if_empty(&mut self) -> bool {
         if self.has_memory() {
             return false;
@@ -119,13 +115,13 @@ impl Heap {
         true
     }
 
-    /// Serves no more requests, whatever is free or becomes so.
+    /// Serves no more requests, whatever is or becomes free.
     pub(in crate::memory) fn close(&mut self) {
         self.serving.cut = Cut::Nothing;
         self.serving.asleep = self.serving.asleep.map(|_| Cut::Nothing);
     }
 
-    /// Returns a number that stays as long as free pages stay as they are, or are taken out.
+    /// Returns a number that changes unless free pages stay as they are or are only taken out.
     pub(in crate::memory) fn turnover(&self) -> u64 {
         self.map.turnover
     }
@@ -134,31 +130,31 @@ impl Heap {
         self.counts.get()
     }
 
-    /// Bytes of blocks that callers hold, as cut.
+    /// Returns the bytes of blocks that callers hold, as cut.
     pub(in crate::memory) fn live(&self) -> u64 {
         self.counts.live()
     }
 
     pub(in crate::memory) fn reset_peak(&mut self) {
         self.counts.reset_peak();
-        self.tell_live();
+        self.publish_live();
     }
 
     pub(in crate::memory) fn mapped(&self) -> u64 {
         self.mapped
     }
 
-    /// Returns whether it has pages, lent ones too, or borrowed slabs.
+    /// Returns whether it has pages, including lent ones, or borrowed slabs.
     pub(in crate::memory) fn has_memory(&self) -> bool {
         self.mapped > 0 || self.map.spans.count() > 0
     }
 
-    /// Bytes of pages in which nothing is live.
+    /// Returns the bytes of memory that is not live.
     pub(in crate::memory) fn unused(&self) -> u64 {
         self.mapped - self.counts.live()
     }
 
-    /// Returns what a request really takes: a multiple of 512 bytes, for small ones that of their class.
+    /// Returns what a request takes: its size class if it is small, else a multiple of 512 bytes.
     pub(in crate::memory) fn round(&self, bytes: u64) -> u64 {
         if self.serving.cut == Cut::ToSize && bytes <= SMALL_MAX {
             u64::from(SizeClass::of(bytes.max(1)).bytes())
@@ -167,7 +163,7 @@ impl Heap {
         }
     }
 
-    /// Returns what must be free in one piece for a request of this size to be served.
+    /// Returns the bytes that must be free in one piece to serve a request of this size.
     pub(in crate::memory) fn needed_for(&self, bytes: u64) -> u64 {
         if self.serving.cut == Cut::ToSize && bytes <= SMALL_MAX {
             // A slab starts at a multiple of 64 KiB.
@@ -180,7 +176,7 @@ impl Heap {
     /// Returns a block of at least this many bytes; none if nothing fits, and for 0 bytes.
     #[inline]
     pub(in crate::memory) fn allocate(&mut self, pages: &'static Pages, bytes: u64) -> Option<u64> {
-        // 0 is not small here: it wraps.
+        // 0 wraps, and so is not small.
         if bytes.wrapping_sub(1) < SMALL_MAX && self.serving.cut == Cut::ToSize {
             self.take_slot(pages, bytes)
         } else {
@@ -188,8 +184,8 @@ impl Heap {
         }
     }
 
-    /// Returns a block at this offset, of memory that is free there and that a request of so many bytes could get; none if
-    /// it is not, or memory is handed out whole.
+    /// Returns a block at this offset for a request of so many bytes; none if its memory is not free there, or is
+    /// handed out whole.
     pub(in crate::memory) fn allocate_at(&mut self, pages: &'static Pages, offset: u64, bytes: u64) -> Option<u64> {
         self.join_freed();
         if self.serving.cut != Cut::ToSize || !offset.is_multiple_of(ALIGNMENT) {
@@ -204,18 +200,18 @@ impl Heap {
         Some(self.hand_out(pages, id, offset, size, bytes))
     }
 
-    /// [`Heap::allocate`], for the request that memory was just added for.
+    /// Allocates as [`Heap::allocate`], for the request that memory was just added for.
     pub(in crate::memory) fn allocate_grown(&mut self, pages: &'static Pages, bytes: u64) -> Option<u64> {
-        self.telling.is_growing = true;
+        self.published.is_growing = true;
         let offset = self.allocate(pages, bytes);
-        self.telling.is_growing = false;
+        self.published.is_growing = false;
         offset
     }
 
     #[inline]
     fn count_allocation(&mut self, kind: usize, bytes: u64, requested: u64) {
         if self.counts.allocate(kind, bytes, requested) {
-            self.tell_rise();
+            self.publish_rise();
         }
     }
 
@@ -243,7 +239,7 @@ impl Heap {
         Some(self.hand_out(pages, id, start, size, bytes))
     }
 
-    /// Makes a block live, and returns where it starts.
+    /// Makes a block live, and returns its start.
     #[inline]
     fn hand_out(&mut self, pages: &'static Pages, id: u32, start: u64, size: u64, requested: u64) -> u64 {
         let block = &mut self.map.all[id as usize];
@@ -254,11 +250,8 @@ impl Heap {
         start
     }
 
-    /// Frees the block that starts at the offset; one that waits for streams is done with by [`Heap::release`]. It may
-    /// be left for [`Heap::join_freed`] to make it part of what is free.
-    ///
-    /// # Errors
-    /// [`Invalid`] if there is none.
+    /// Frees the block that starts at the offset, which may stay apart until [`Heap::join_freed`]. One that waits for
+    /// streams is freed by [`Heap::release`].
     #[inline]
     pub(in crate::memory) fn free(&mut self, pages: &'static Pages, offset: u64) -> Result<(), Invalid> {
         match pages.entry(offset) {
@@ -270,10 +263,7 @@ impl Heap {
         Ok(())
     }
 
-    /// Has a live block wait for streams, until [`Heap::release`].
-    ///
-    /// # Errors
-    /// [`Invalid`] if there is none.
+    /// Makes a live block wait for streams, until [`Heap::release`].
     pub(in crate::memory) fn begin_waiting(&mut self, pages: &'static Pages, offset: u64) -> Result<(), Invalid> {
         let entry = pages.entry(offset);
         entry.check_live()?;
@@ -288,7 +278,7 @@ impl Heap {
         Ok(())
     }
 
-    /// Returns the kind and the bytes of a block that waits, or of a slot, and the bytes that were asked for.
+    /// Returns the kind, the size and the requested bytes of a waiting block or a slot.
     fn freed_block(&self, pages: &'static Pages, offset: u64) -> Option<(usize, u64, u64)> {
         match pages.entry(offset) {
             PageEntry::Freed(id) => {
@@ -300,7 +290,7 @@ impl Heap {
         }
     }
 
-    /// Frees a block that waited for streams, as [`Heap::begin_waiting`] has counted.
+    /// Frees a block that waited for streams, after [`Heap::begin_waiting`].
     pub(in crate::memory) fn release(&mut self, pages: &'static Pages, offset: u64) {
         let Some((kind, bytes, requested)) = self.freed_block(pages, offset) else { return };
         match pages.entry(offset) {
@@ -324,17 +314,17 @@ impl Heap {
             self.join_freed();
         }
         self.unjoined = id;
-        // What is told leads others here, who join it.
-        if size >= self.telling.from {
-            self.tell_pages();
+        // Published before it is joined: whoever comes for its pages locks the heap and joins it.
+        if size >= self.published.from {
+            self.publish_pages();
         }
-        if self.counts.live() < self.telling.least {
-            self.tell_fall();
+        if self.counts.live() < self.published.least {
+            self.publish_fall();
         }
     }
 
-    /// Joins the block that was freed last with what is free beside it. To be called before what is free is looked at by
-    /// any other than a request or a free.
+    /// Joins the block that was freed last with its free neighbours. Call this before free blocks are read for anything
+    /// but a request or a free.
     #[inline]
     pub(in crate::memory) fn join_freed(&mut self) {
         let id = std::mem::replace(&mut self.unjoined, NONE);
@@ -343,12 +333,12 @@ impl Heap {
         }
     }
 
-    /// Makes a block free and joins it with free neighbours.
+    /// Frees a block and joins it with its free neighbours.
     #[inline]
     fn join(&mut self, id: u32) {
         let size = self.map.join(id);
-        if size >= self.telling.from {
-            self.tell_pages();
+        if size >= self.published.from {
+            self.publish_pages();
         }
     }
 }

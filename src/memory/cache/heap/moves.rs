@@ -1,15 +1,15 @@
-//! How much a heap moves: free pages are moved to a request rather than taken anew, as long as that is seldom. A program
-//! with large blocks of random sizes would move most of what it asks for, again and again, and ends that here.
+//! How much a heap moves: a request gets free pages moved rather than new ones created, as long as that is rare. For a
+//! program with large blocks of random sizes the heap stops: most requests would move pages.
 
 use super::Heap;
 use crate::memory::tuning::MOVED_PARTS;
 
-/// What was moved to a heap's requests.
+/// The bytes that were moved for a heap's requests.
 #[derive(Debug, Default)]
 pub(super) struct MovedBytes {
-    /// Bytes that were moved beyond the part of those handed out that may be.
+    /// Bytes moved beyond the allowed part of those handed out.
     beyond: u64,
-    /// Bytes handed out when they were counted last.
+    /// Bytes handed out at the last count.
     handed_out: u64,
     has_ended: bool,
 }
@@ -24,13 +24,13 @@ impl Heap {
         self.moves = MovedBytes { beyond, handed_out, has_ended };
     }
 
-    /// Returns whether pages are moved to its requests also where new ones can be had: until more was moved than may be, by as
-    /// much as it has.
+    /// Returns whether pages are moved to its requests even where new ones can be created: until the bytes moved beyond
+    /// the allowed part reach the bytes that the heap has.
     pub(in crate::memory) fn moves_pages(&self) -> bool {
         !self.moves.has_ended
     }
 
-    /// Has pages moved to its requests again, since no new ones can be had, or free ones were given back.
+    /// Allows moves again, since no new pages can be had or free ones were given back.
     pub(in crate::memory) fn move_again(&mut self) {
         self.moves = MovedBytes { handed_out: self.counts.handed_out(), ..MovedBytes::default() };
     }

@@ -1,7 +1,6 @@
-//! A heap made anew with blocks at given places: how a checkpoint of a pool for graphs is restored.
-//!
-//! What is live is noted block by block and slab by slab. To restore it, everything is taken down and built again within
-//! the spans that the heap has now, which hold all that they held then and more.
+//! Rebuilds a heap with blocks at given places, to restore a checkpoint of a pool for graphs. A checkpoint lists live
+//! blocks and slabs. To restore it, all blocks are removed and made again within the heap's present spans, which
+//! contain those of the checkpoint.
 
 use super::Heap;
 use super::block::{BlockNode, BlockState, EDGE};
@@ -9,12 +8,11 @@ use super::counts::{LARGE, SMALL};
 use crate::memory::device::{BLOCKS_MAX, PageEntry, Pages, SizeClass, Slab};
 use crate::memory::tuning::{ALIGNMENT, PAGE};
 
-/// What is live in one piece of a heap.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(in crate::memory) enum LivePiece {
-    /// A block: where it starts, its bytes, and those that were asked for.
+    /// A block: its start, size and requested bytes.
     Block { start: u64, size: u64, requested: u64 },
-    /// A slab with slots that are live: each one's place, and the bytes that were asked for.
+    /// A slab with live slots: the place and the requested bytes of each.
     Slab { start: u64, class: SizeClass, slots: Vec<(usize, u32)> },
 }
 
@@ -32,7 +30,7 @@ impl LivePiece {
         }
     }
 
-    /// Returns the blocks that callers hold: where each starts, and the bytes that were asked for.
+    /// Returns the start and the requested bytes of each block that callers hold.
     pub(in crate::memory) fn blocks(&self) -> Vec<(u64, u64)> {
         match self {
             Self::Block { start, requested, .. } => vec![(*start, *requested)],
@@ -44,16 +42,16 @@ impl LivePiece {
     }
 }
 
-/// Why pieces cannot be made live in a heap.
+/// Why a heap cannot have these pieces.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::memory) enum Misfit {
-    /// The heap has not got the memory at this offset.
+    /// The heap no longer has the memory at this offset.
     Gone(u64),
-    /// There are more blocks or slabs than can be numbered.
+    /// There are more blocks or slabs than numbers.
     TooMany,
 }
 
-/// What is made ready to restore a heap, so that it cannot fail once it has begun.
+/// What is prepared before a restoration begins, so that it cannot fail half-way.
 #[derive(Debug)]
 pub(in crate::memory) struct Restoration {
     /// By address.
@@ -63,14 +61,14 @@ pub(in crate::memory) struct Restoration {
 }
 
 impl Restoration {
-    /// Gives back what was made ready.
+    /// Gives back what was prepared.
     pub(in crate::memory) fn give_up(self, pages: &'static Pages) {
         self.slabs.into_iter().for_each(|slab| pages.slabs.release(slab));
     }
 }
 
 impl Heap {
-    /// Returns what is live, by address. Blocks that wait for streams count as live.
+    /// Returns what is live, by address, including blocks that wait for streams.
     pub(in crate::memory) fn pieces(&self, pages: &'static Pages) -> Vec<LivePiece> {
         let piece = |block: &BlockNode| match block.state() {
             BlockState::Live => {
@@ -82,7 +80,7 @@ impl Heap {
         self.map.blocks().filter_map(piece).collect()
     }
 
-    /// Returns whether a block was freed and is not free yet: it waits for streams.
+    /// Returns whether a freed block still waits for streams.
     pub(in crate::memory) fn has_waiting(&self, pages: &'static Pages) -> bool {
         self.pieces(pages).iter().any(|piece| match piece {
             LivePiece::Block { start, .. } => matches!(pages.entry(*start), PageEntry::Freed(_)),
@@ -93,13 +91,13 @@ impl Heap {
         })
     }
 
-    /// Makes ready to have these pieces live, which are in the order of their addresses, and nothing else.
+    /// Prepares to make exactly these pieces live, which are ordered by address.
     pub(in crate::memory) fn prepare(
         &self,
         pages: &'static Pages,
         pieces: Vec<LivePiece>,
     ) -> Result<Restoration, Misfit> {
-        // Each piece, a gap before each, and one at the end of each span.
+        // Blocks are needed for each piece, a gap before each, and one at the end of each span.
         if 2 * pieces.len() + self.map.spans.count() >= BLOCKS_MAX as usize {
             return Err(Misfit::TooMany);
         }
@@ -121,7 +119,7 @@ impl Heap {
         Ok(restoration)
     }
 
-    /// Frees everything and makes the pieces live that were made ready.
+    /// Frees everything and makes the prepared pieces live.
     pub(in crate::memory) fn restore(&mut self, pages: &'static Pages, restoration: Restoration) {
         self.free_all(pages);
         let mut slabs = restoration.slabs.into_iter();
@@ -152,9 +150,9 @@ impl Heap {
             self.map.set_next(builder.last, edge);
             self.map.set_previous(edge, builder.last);
         }
-        self.tell_live();
-        if self.telling.from <= PAGE && self.has_free_page() {
-            self.tell_pages();
+        self.publish_live();
+        if self.published.from <= PAGE && self.has_free_page() {
+            self.publish_pages();
         }
     }
 
@@ -184,7 +182,7 @@ impl Heap {
     }
 }
 
-/// Returns what is live in a slab, if anything is.
+/// Returns the live slots of a slab, if it has any.
 fn piece_of(slab: &Slab) -> Option<LivePiece> {
     let slots: Vec<_> = slab
         .live_slots()
@@ -193,7 +191,7 @@ fn piece_of(slab: &Slab) -> Option<LivePiece> {
     (!slots.is_empty()).then(|| LivePiece::Slab { start: slab.start(), class: slab.class(), slots })
 }
 
-/// A span whose blocks are made in a row.
+/// Builds the blocks of a span in a row.
 struct SpanBuilder {
     /// Where the next block starts.
     at: u64,
@@ -202,7 +200,7 @@ struct SpanBuilder {
 }
 
 impl SpanBuilder {
-    /// Adds a block that ends at an offset.
+    /// Adds a block from the current offset to `end`.
     fn add(&mut self, heap: &mut Heap, end: u64, is_free: bool) -> u32 {
         let mut block = BlockNode::free(self.at, end - self.at);
         block.previous = self.last;
@@ -211,7 +209,7 @@ impl SpanBuilder {
         self.last
     }
 
-    /// Adds a free block up to an offset, if that is not where it stands.
+    /// Adds a free block up to `end`, if there is room.
     fn add_gap(&mut self, heap: &mut Heap, end: u64) {
         debug_assert!(end.is_multiple_of(ALIGNMENT));
         if end > self.at {

@@ -1,9 +1,7 @@
-//! The slabs of a heap, in which small blocks have slots, and slabs that go from one heap to another, so that many streams which
-//! hold little share pages.
-//!
-//! The heap of a pool's lender cuts its pages into slabs for the heaps of caches that have no pages. A slab is one cache's
-//! until it is empty and has been returned, and is lent again once the work on that cache's stream is done: so what is
-//! free in a slab follows the order of one stream, as in any other.
+//! The slabs of a heap, in which small blocks have slots, and slabs lent from one heap to another, so that many streams
+//! that hold little share pages. The heap of a pool's lender cuts its pages into slabs for caches that have no pages. A
+//! slab is one cache's until it is empty and returned, and is lent again once the work on that cache's stream is done:
+//! so its free slots follow the order of one stream, as in any slab.
 
 use super::block::BlockState;
 use super::counts::SMALL;
@@ -14,9 +12,9 @@ use crate::memory::tuning::{BORROWED_MAX, EMPTY_SLABS_APART, SMALL_MAX};
 /// The slabs in which a heap has slots.
 #[derive(Debug)]
 pub(super) struct HeapSlabs {
-    /// For each small size those with a free slot; the last is tried first.
+    /// Slabs with a free slot, by size class; the last is tried first.
     pub(super) open: [Vec<&'static Slab>; CLASSES],
-    /// Those among them, and full ones, that were borrowed.
+    /// All borrowed slabs, full ones too.
     pub(super) borrowed: Vec<&'static Slab>,
     /// The allocations when empty ones were last dropped for a large block.
     dropped_at: u64,
@@ -55,7 +53,7 @@ impl Heap {
         Some(slab)
     }
 
-    /// Cuts a block for a slab out of a free one; none if there are no more slabs or blocks.
+    /// Cuts a slab's block out of a free one; none if slabs or blocks run out.
     fn cut_slab(&mut self, pages: &'static Pages, class: SizeClass, id: u32, start: u64) -> Option<&'static Slab> {
         let slab = pages.slabs.acquire()?;
         let Some(id) = self.map.cut(id, start, class.slab_bytes()) else {
@@ -66,7 +64,7 @@ impl Heap {
         Some(slab)
     }
 
-    /// Has small requests served from a slab, which has its block.
+    /// Serves small requests from a slab, whose block exists.
     pub(super) fn add_slab(&mut self, pages: &'static Pages, slab: &'static Slab) {
         let class = slab.class();
         let block = &mut self.map.all[slab.block() as usize];
@@ -80,7 +78,7 @@ impl Heap {
         }
     }
 
-    /// Takes the slot at an offset for a request that it is right for: of a slab that is there, else of one that is made there.
+    /// Takes the slot at an offset for a request of its size class, of the slab there, or of a new one.
     pub(super) fn take_slot_at(&mut self, pages: &'static Pages, offset: u64, bytes: u64) -> Option<u64> {
         let class = SizeClass::of(bytes);
         let slab = match pages.entry(offset) {
@@ -118,7 +116,7 @@ impl Heap {
             slab.set_listed(true);
             listed.push(slab);
         }
-        // One empty slab of each size stays, so that a pair of requests does not make and end one each time.
+        // One empty slab of each size stays, so that pairs of requests do not make and drop one each time.
         if listed.len() > 1 && slab.is_empty() && slab.borrower().is_none() {
             listed.retain(|other| !std::ptr::eq(*other, slab));
             self.drop_slab(pages, slab);
@@ -133,13 +131,13 @@ impl Heap {
         pages.slabs.release(slab);
         self.counts.remove_slabs(block.size());
         self.join(id);
-        if self.counts.live() < self.telling.least {
-            self.tell_fall();
+        if self.counts.live() < self.published.least {
+            self.publish_fall();
         }
     }
 
-    /// As [`Heap::drop_empty_slabs`], for a large block that would fit nowhere else; not again before some blocks were handed
-    /// out, so that a program whose blocks just fit does not make and end slabs each time. Returns whether it did.
+    /// As [`Heap::drop_empty_slabs`], for a large block that fits nowhere else, but only after some more allocations,
+    /// so that a program whose blocks just fit does not make and drop slabs each time. Returns whether it did.
     pub(in crate::memory) fn drop_empty_slabs_at_times(&mut self, pages: &'static Pages) -> bool {
         let allocations = self.counts.allocations();
         if allocations - self.slabs.dropped_at < EMPTY_SLABS_APART {
@@ -150,7 +148,7 @@ impl Heap {
         true
     }
 
-    /// Gives every empty slab of its own back.
+    /// Drops every empty slab of its own.
     pub(in crate::memory) fn drop_empty_slabs(&mut self, pages: &'static Pages) {
         let is_own = |slab: &mut &Slab| slab.is_empty() && slab.borrower().is_none();
         let empty: Vec<_> = self.slabs.open.iter_mut().flat_map(|open| open.extract_if(.., is_own)).collect();
@@ -159,15 +157,15 @@ impl Heap {
         }
     }
 
-    /// Returns whether the heap is to borrow a slab for a request: it has no pages, and has borrowed little.
+    /// Returns whether to borrow a slab for a request: the heap has no pages, and has borrowed little.
     pub(in crate::memory) fn borrows_for(&self, bytes: u64) -> bool {
         let is_small = self.serving.cut == Cut::ToSize && (1..=SMALL_MAX).contains(&bytes);
         let borrowed: u64 = self.slabs.borrowed.iter().map(|slab| slab.class().slab_bytes()).sum();
         is_small && self.mapped == borrowed && borrowed + SizeClass::of(bytes).slab_bytes() <= BORROWED_MAX
     }
 
-    /// Makes a slab for requests like this one, for the heap of another cache. What its pages say is changed under the
-    /// lender's lock alone. None while the heap is asleep.
+    /// Cuts a slab for another cache's heap. Only the lender's lock guards changes of its pages. None while the heap is
+    /// asleep.
     pub(in crate::memory) fn lend(
         &mut self,
         pages: &'static Pages,
@@ -187,7 +185,6 @@ impl Heap {
         Some(slab)
     }
 
-    /// Takes in a slab that was lent.
     pub(in crate::memory) fn borrow(&mut self, slab: &'static Slab) {
         slab.set_listed(true);
         self.slabs.open[slab.class().index()].push(slab);
@@ -196,12 +193,10 @@ impl Heap {
         self.mapped += slab.class().slab_bytes();
     }
 
-    /// Returns whether it has borrowed slabs.
     pub(in crate::memory) fn has_borrowed(&self) -> bool {
         !self.slabs.borrowed.is_empty()
     }
 
-    /// Takes the empty ones out of the slabs that it has borrowed.
     pub(in crate::memory) fn take_borrowed(&mut self) -> Vec<&'static Slab> {
         let empty: Vec<_> = self.slabs.borrowed.extract_if(.., |slab| slab.is_empty()).collect();
         for slab in &empty {
@@ -210,7 +205,7 @@ impl Heap {
             self.mapped -= slab.class().slab_bytes();
         }
         self.map.turnover += 1;
-        self.tell_live();
+        self.publish_live();
         empty
     }
 
@@ -223,7 +218,7 @@ impl Heap {
         self.mapped += bytes;
     }
 
-    /// Makes what was taken back at the offset free: its stream is done.
+    /// Frees the returned slab at the offset, since its stream is done.
     pub(in crate::memory) fn end_waiting(&mut self, pages: &'static Pages, offset: u64) {
         if let PageEntry::Freed(id) = pages.entry(offset) {
             pages.clear(offset);

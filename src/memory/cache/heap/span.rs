@@ -1,11 +1,11 @@
-//! Spans: where a heap's memory goes on without a gap.
+//! Spans: a heap's memory without a gap.
 
 use std::collections::BTreeMap;
 use std::iter::successors;
 
 use super::block::BlockNode;
 
-/// One span, and the blocks at its ends.
+/// A span, and its first and last block.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Span {
     pub(super) start: u64,
@@ -15,9 +15,8 @@ pub(super) struct Span {
 }
 
 impl Span {
-    /// Returns its blocks, by address.
     pub(super) fn blocks(self, all: &[BlockNode]) -> impl Iterator<Item = &BlockNode> {
-        // The number in the last one's place is a span's, and no block's.
+        // The last block's next number is a span's, which no block has.
         successors(all.get(self.first as usize), |block| all.get(block.next as usize))
     }
 }
@@ -50,7 +49,6 @@ impl Spans {
         self.spans[number as usize]
     }
 
-    /// Has the span begin elsewhere.
     pub(super) fn set_start(&mut self, number: u32, start: u64) {
         let span = &mut self.spans[number as usize];
         self.by_start.remove(&span.start);
@@ -64,17 +62,15 @@ impl Spans {
         &mut self.spans[number as usize]
     }
 
-    /// Returns how many spans there are.
     pub(super) fn count(&self) -> usize {
         self.by_start.len()
     }
 
-    /// Returns every span, with its number, in the order of addresses.
+    /// Returns every span with its number, by address.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, Span)> {
         self.by_start.values().map(|&number| (number, self.get(number)))
     }
 
-    /// Returns the last span that starts before an offset.
     fn before(&self, offset: u64) -> Option<u32> {
         self.by_start.range(..offset).next_back().map(|(_, &number)| number)
     }

@@ -12,10 +12,9 @@ use crate::memory::device::Pages;
 use crate::memory::tuning::{ALIGNMENT, PAGE};
 
 const TIB: u64 = 1 << 40;
-/// How far the heap's memory may go.
 const END: u64 = 16 * TIB;
 
-/// Pages that note nothing: a test finds blocks in the heap itself.
+/// Pages that record nothing: a test finds blocks in the heap itself.
 fn no_pages() -> &'static Pages {
     static NONE: LazyLock<Pages> = LazyLock::new(|| Pages::new(PAGE));
     &NONE
@@ -86,7 +85,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     prop::collection::vec(op, 1..40)
 }
 
-/// What the heap is to say: which tebibytes it has, and the live blocks, by start.
+/// What the heap must contain: its tebibytes, and the live blocks by start.
 #[derive(Default)]
 struct Model {
     has: [bool; (END / TIB) as usize],

@@ -1,4 +1,4 @@
-//! Memory that comes into a heap and leaves it: spans, and the mappings in them.
+//! Memory that enters and leaves a heap: spans, and the mappings in them.
 
 use std::ops::Range;
 
@@ -9,8 +9,8 @@ use crate::memory::device::{Mapping, Pages, Run};
 use crate::memory::tuning::PAGE;
 
 impl Heap {
-    /// Returns where each span ends whose last block is free and of at least so many bytes, and the bytes of that, which join
-    /// what is added there.
+    /// Returns the end of each span whose last block is free and has at least so many bytes, with that block's bytes.
+    /// Memory added there joins it.
     pub(in crate::memory) fn tails(&self, least: u64) -> impl Iterator<Item = (u64, u64)> {
         // Memory handed out whole is not joined.
         let free = if self.serving.cut == Cut::ToSize { self.map.at_least(least) } else { Vec::new() };
@@ -18,19 +18,17 @@ impl Heap {
         free.into_iter().filter_map(move |id| tail(&self.map.all[id as usize]))
     }
 
-    /// Returns whether a span ends at an offset.
     pub(in crate::memory) fn ends_at(&self, end: u64) -> bool {
         self.map.spans.ending_at(end).is_some()
     }
 
-    /// Returns the pages of each span that starts below an offset.
     pub(in crate::memory) fn spans_below(&self, limit: u64) -> Vec<Run> {
         let spans = self.map.spans.iter().filter(|(_, span)| span.start < limit);
         spans.filter_map(|(_, span)| Run::between(span.start, span.end)).collect()
     }
 
-    /// Adds free memory, joined with what is free beside it. False if the service has ended, the heap is asleep, or there are
-    /// too many blocks.
+    /// Adds free memory and joins it with its free neighbours. False if the service has ended, the heap is asleep, or
+    /// blocks run out.
     #[must_use]
     pub(in crate::memory) fn add_span(&mut self, start: u64, size: u64) -> bool {
         if self.service().is_none() {
@@ -42,7 +40,7 @@ impl Heap {
         true
     }
 
-    /// Takes spans from this offset on that are wholly free out of the heap: start and bytes of each.
+    /// Takes wholly free spans, from this offset on, out of the heap: start and bytes of each.
     pub(in crate::memory) fn take_free_spans(&mut self, pages: &'static Pages, from: u64) -> Vec<(u64, u64)> {
         let is_whole = |(_, span): (u32, Span)| {
             let block = self.map.get(span.first)?;
@@ -53,7 +51,7 @@ impl Heap {
         for &(id, start, size) in &whole {
             self.cut_out(pages, id, start, start + size);
         }
-        self.tell_live();
+        self.publish_live();
         whole.into_iter().map(|(_, start, size)| (start, size)).collect()
     }
 
@@ -70,8 +68,8 @@ impl Heap {
         taken
     }
 
-    /// Takes mappings in a row out of one free block, the smallest that has enough: at least so many bytes of them, and all of
-    /// the block's where that leaves out no more than it takes.
+    /// Takes mappings in a row out of the smallest free block with enough: at least so many bytes, and all of the
+    /// block's where the rest is no more than that.
     pub(in crate::memory) fn take_row(&mut self, pages: &'static Pages, bytes: u64) -> Vec<Mapping> {
         let mut candidates = self.map.at_least(bytes);
         candidates.sort_unstable_by_key(|&id| self.map.all[id as usize].size());
@@ -99,14 +97,14 @@ impl Heap {
             }
             let end = row[row.len() - 1].end();
             self.cut_out(pages, id, first, end);
-            self.tell_live();
+            self.publish_live();
             return row;
         }
         Vec::new()
     }
 
-    /// Takes mappings that are wholly free out of the heap: `wanted` bytes of them, at most `slack` more, or all there
-    /// are. The block that ends at `kept` is left alone.
+    /// Takes wholly free mappings out of the heap: `wanted` bytes, at most `slack` more, or all there are. The block
+    /// that ends at `kept` stays.
     pub(in crate::memory) fn take_mappings(
         &mut self,
         pages: &'static Pages,
@@ -118,7 +116,7 @@ impl Heap {
         let mut spare: Vec<(u32, Mapping)> = Vec::new();
         let mut left = wanted;
         let mut candidates = self.map.at_least(PAGE);
-        // The lowest first, so that what is left stays together.
+        // The lowest first, so that the rest stays together.
         candidates.sort_unstable_by_key(|&id| self.map.all[id as usize].start);
         for id in candidates {
             let block = &self.map.all[id as usize];
@@ -149,7 +147,7 @@ impl Heap {
             taken.push(smallest);
         }
         taken.sort_unstable_by_key(|(id, mapping)| (*id, mapping.run.first));
-        // Mappings in a row are cut out together. What is left behind them in the same block has a number of its own.
+        // Mappings in a row are cut out together. The rest of their block after them gets a number of its own.
         let is_row = |(id, mapping): &(u32, Mapping), (of_next, next): &(u32, Mapping)| {
             id == of_next && mapping.end() == next.start()
         };
@@ -158,11 +156,11 @@ impl Heap {
             let id = if row[0].0 == of { left_of_it } else { row[0].0 };
             (of, left_of_it) = (row[0].0, self.cut_out(pages, id, row[0].1.start(), row[row.len() - 1].1.end()));
         }
-        self.tell_live();
+        self.publish_live();
         taken.into_iter().map(|(_, mapping)| mapping).collect()
     }
 
-    /// Takes `start..end` out of a free block, as [`BlockMap::cut_out`](super::block_map::BlockMap::cut_out), and out of the heap.
+    /// Cuts `start..end` out of a free block of the map and out of the heap.
     fn cut_out(&mut self, pages: &'static Pages, id: u32, start: u64, end: u64) -> u32 {
         self.mapped -= end - start;
         pages.set_cache(start, end, None);

@@ -1,4 +1,4 @@
-//! A heap as a snapshot sees it: every span, block by block.
+//! A heap as snapshots show it: every span, block by block.
 
 use std::ops::Range;
 
@@ -7,21 +7,20 @@ use super::block::{BlockState, EDGE};
 use crate::memory::device::{PageEntry, Pages, Run, Slab};
 use crate::memory::tuning::{ALIGNMENT, PAGE};
 
-/// A block as a snapshot finds it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::memory) struct HeapBlock {
     pub(in crate::memory) start: u64,
     pub(in crate::memory) size: u64,
     pub(in crate::memory) requested: u64,
     pub(in crate::memory) is_live: bool,
-    /// Whether it was freed and waits for streams; then it is live too.
+    /// Whether it was freed and waits for streams; it is live then, too.
     pub(in crate::memory) is_waiting: bool,
     /// Whether it is a slot of a slab, or free in one.
     pub(in crate::memory) is_small: bool,
 }
 
 impl Heap {
-    /// Returns the block that a caller holds at the offset, and the memory without a gap around it.
+    /// Returns the block that a caller holds at the offset, and the gapless memory around it.
     pub(in crate::memory) fn live_block(&self, pages: &'static Pages, offset: u64) -> Option<(HeapBlock, Range<u64>)> {
         let (block, borrowed) = match pages.entry(offset) {
             PageEntry::Block(id) => {
@@ -42,8 +41,8 @@ impl Heap {
         Some((block, borrowed.or_else(|| span().map(|span| span.start..span.end))?))
     }
 
-    /// Returns how many free blocks there are beside ones that are held, and their bytes: in slabs, and others. What is free
-    /// in whole pages is none of them, for it can go elsewhere; the free slots of a slab are one.
+    /// Returns the number and bytes of free blocks beside held ones, in slabs and elsewhere. Whole free pages do not
+    /// count, since they can move; a slab's free slots count as one.
     pub(in crate::memory) fn free_beside_held(&self, pages: &'static Pages) -> [(u64, u64); 2] {
         let (mut large, mut whole) = ((0, 0), 0);
         for id in self.map.at_least(ALIGNMENT) {
@@ -62,7 +61,7 @@ impl Heap {
         [(slabs.count() as u64, self.unused() - whole - large.1), large]
     }
 
-    /// Returns the largest free block, and all that is free in whole pages, in bytes.
+    /// Returns the bytes of the largest free block, and of all whole free pages.
     pub(in crate::memory) fn free_bytes(&self) -> (u64, u64) {
         let largest = self.map.at_least(ALIGNMENT).into_iter().map(|id| self.map.all[id as usize].size());
         let pages = self.map.at_least(PAGE).into_iter().filter_map(|id| {
@@ -72,8 +71,8 @@ impl Heap {
         (largest.max().unwrap_or(0), pages.map(Run::bytes).sum())
     }
 
-    /// Returns every span with its blocks, by address; then each slab that was borrowed. Slabs that were lent are between
-    /// the spans: they are in the heap that has borrowed them.
+    /// Returns every span with its blocks, by address, then each borrowed slab. Lent slabs are missing in the spans:
+    /// they are in the heap that borrowed them.
     pub(in crate::memory) fn views(&self, pages: &'static Pages) -> Vec<Vec<HeapBlock>> {
         let mut spans = Vec::new();
         for (_, of_span) in self.map.spans.iter() {
@@ -108,12 +107,10 @@ impl Heap {
 }
 
 impl HeapBlock {
-    /// A block that a caller holds, cut from pages.
     const fn large(start: u64, size: u64, requested: u64, is_waiting: bool) -> Self {
         Self { start, size, requested, is_live: true, is_waiting, is_small: false }
     }
 
-    /// A slot that a caller holds.
     const fn slot(start: u64, size: u64, requested: u64, is_waiting: bool) -> Self {
         Self { is_small: true, ..Self::large(start, size, requested, is_waiting) }
     }
@@ -124,7 +121,7 @@ impl HeapBlock {
     }
 }
 
-/// The slots of a slab, and the gaps between those that are held.
+/// Adds the slots of a slab, and the gaps between held ones.
 fn push_slots(span: &mut Vec<HeapBlock>, mut at: u64, end: u64, slab: Option<&Slab>) {
     for (start, size, requested, is_waiting) in slab.into_iter().flat_map(Slab::live_slots) {
         if start > at {

@@ -1,4 +1,4 @@
-//! Blocks that come back to a cache, from any thread.
+//! Frees of a cache's blocks, from any thread.
 
 use super::{Asked, StreamCache};
 use crate::memory::cache::heap::Heap;
@@ -7,12 +7,9 @@ use crate::sync::ThisThread;
 
 impl StreamCache {
     /// Frees a block of this cache, which was just looked up, from any thread.
-    ///
-    /// # Errors
-    /// [`Invalid`] if there is none at the offset.
     #[inline]
     pub(in crate::memory) fn free(&self, thread: ThisThread, offset: u64) -> Result<(), Invalid> {
-        match self.lock_shortly(thread) {
+        match self.lock_fast(thread) {
             Some(mut heap) => heap.free(&self.memory.pages, offset),
             None => self.free_beside_others(thread, offset),
         }
@@ -27,9 +24,9 @@ impl StreamCache {
         }
     }
 
-    /// Frees a block with the heap locked; the answer.
+    /// Frees a block with the heap locked. Returns the answer.
     pub(super) fn free_locked(&self, heap: &mut Heap, offset: u64) -> Option<u64> {
-        // Of a wrong second free the page may be another cache's by now.
+        // For a wrong second free, the page may be another cache's by now.
         let freed = if self.has_block_at(offset) { heap.free(&self.memory.pages, offset) } else { Err(Invalid::Freed) };
         match freed {
             Ok(()) => Some(FREED),
@@ -38,18 +35,15 @@ impl StreamCache {
         }
     }
 
-    /// Has a block wait for streams before it is free.
-    ///
-    /// # Errors
-    /// [`Invalid`] if there is none at the offset.
+    /// Makes a block wait for streams before it is free.
     pub(in crate::memory) fn begin_waiting(&self, thread: ThisThread, offset: u64) -> Result<(), Invalid> {
         let mut heap = self.lock(thread);
         if self.has_block_at(offset) { heap.begin_waiting(&self.memory.pages, offset) } else { Err(Invalid::Freed) }
     }
 
-    /// Removes the cache from those that may have free pages by the pool's ledger, if it has none. Returns whether it was among them.
-    pub(in crate::memory) fn tell_if_no_pages(&self, heap: &mut Heap) -> bool {
-        heap.end_telling_of_pages().is_some_and(|ledger| ledger.remove_with_pages(self.number))
+    /// Removes the cache from the ledger's list of those with free pages, if it has none. Returns whether it was on it.
+    pub(in crate::memory) fn withdraw_if_no_pages(&self, heap: &mut Heap) -> bool {
+        heap.withdraw_pages().is_some_and(|ledger| ledger.remove_with_pages(self.number))
     }
 
     /// Refuses an offset at which no block starts that a caller holds.
@@ -58,6 +52,6 @@ impl StreamCache {
     }
 }
 
-/// What the answer to a free says: that the block is free, or that there is none; no answer, that it was freed before.
+/// Answers to a free: the block is free, or there is none; no answer: it was freed before.
 const FREED: u64 = 0;
 const NO_BLOCK: u64 = 1;

@@ -12,7 +12,7 @@ use crate::memory::device::Invalid;
 use crate::memory::tuning::PAGE;
 use crate::sync::{AtomicBool, Ordering};
 
-/// Tries all orders in which threads are interrupted twice: of more there are too many, since each free may wait in three ways.
+/// Tries all orders with two interruptions of threads: more take too long, since each free may wait in three ways.
 fn explore(model: impl Fn() + Send + Sync + 'static) {
     let mut builder = Builder::new();
     builder.preemption_bound = Some(2);
@@ -39,13 +39,13 @@ fn other() -> ThisThread {
 const SMALL: u64 = 512;
 const LARGE: u64 = 256 << 10;
 
-/// A cache with a page of memory, and its device, for as long as one run of a model.
+/// A cache with a page of memory, and its device, for one run of a model.
 struct Made {
     cache: Option<Box<StreamCache>>,
     device: *mut DeviceMemory,
 }
 
-/// Makes a cache. In a call of its own: a model's stack is small, and a cache is not.
+/// Makes a cache, in a call of its own, since a model's stack is small and a cache is not.
 fn boxed(number: u32, memory: &'static DeviceMemory) -> Box<StreamCache> {
     Box::new(StreamCache::new(number, memory))
 }
@@ -80,7 +80,7 @@ impl Made {
         thread::spawn(move || cache.free(other(), offset).is_ok())
     }
 
-    /// Returns what the owner counts as live and as freed once it has locked.
+    /// Returns the bytes that the owner counts as live and the blocks it counts as freed, once it has locked.
     fn counts(&self) -> (u64, u64) {
         let counts = self.lock(owner()).counts();
         (counts.live(), counts.frees())
@@ -175,7 +175,7 @@ fn a_wrong_second_free_does_not_touch_another_cache_s_block() {
         give_page(&other_cache);
         let again = other_cache.lock(owner()).allocate(&other_cache.memory.pages, LARGE);
         assert_eq!(again, Some(offset));
-        // It found the cache while the page was still its own.
+        // The free found the cache while the page was still its own.
         assert_eq!(cache.free(other(), offset), Err(Invalid::Freed));
         assert_eq!(cache.counts(), (0, 1));
         assert_eq!(other_cache.lock(owner()).counts().live(), LARGE);

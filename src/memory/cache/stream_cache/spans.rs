@@ -1,7 +1,5 @@
-//! Free memory that comes to a cache and goes from it: pages, which move, and segments, which stay.
-//!
-//! Each is recorded, and told to the observer, where there is such: what comes before any thread can have it, what goes once
-//! none can.
+//! Free memory that enters and leaves a cache: pages, which move, and segments, which stay. Each event is recorded and
+//! observed: an arrival before any thread can have the memory, a departure once none can.
 
 use super::{NotAdded, StreamCache};
 use crate::memory::cache::event::{MemoryAction, To, is_recorded};
@@ -13,8 +11,8 @@ use crate::process;
 use crate::sync::{OwnerGuard, ThisThread, read};
 
 impl StreamCache {
-    /// Adds free memory, of which so much was moved here, and takes a block at once, before another thread takes the pages away. A
-    /// lender only adds it.
+    /// Adds free memory, of which `moved` bytes were moved here, and allocates at once, before another thread takes the
+    /// pages. A lender only adds it.
     ///
     /// # Errors
     /// [`NotAdded`] if the service has ended, or there are too many blocks.
@@ -26,8 +24,8 @@ impl StreamCache {
         (bytes, moved): (u64, u64),
         request: u64,
     ) -> Result<Option<u64>, NotAdded> {
-        let mut heap = self.add_and_tell(service, thread, start, bytes)?;
-        // Pinned memory always moves, as making more of it costs far more.
+        let mut heap = self.add_observed(service, thread, start, bytes)?;
+        // Pinned memory always moves, since making more costs far more.
         if moved > 0 && !self.memory.is_of_host() {
             heap.count_moved(moved);
         }
@@ -36,14 +34,14 @@ impl StreamCache {
         }
         let offset = heap.allocate_grown(&self.memory.pages, request);
         // Most often the request takes all of it.
-        self.tell_if_no_pages(&mut heap);
+        self.withdraw_if_no_pages(&mut heap);
         if let Some(offset) = offset.filter(|_| is_recorded()) {
             self.record_alloc(offset, request);
         }
         Ok(offset)
     }
 
-    /// Adds a segment to the heap, if the cache is in this service.
+    /// Adds a segment to the heap if the cache is in this service.
     ///
     /// # Errors
     /// [`NotAdded`] if it is not, or there are too many blocks.
@@ -54,12 +52,12 @@ impl StreamCache {
         start: u64,
         bytes: u64,
     ) -> Result<(), NotAdded> {
-        self.add_and_tell(service, thread, start, bytes).map(drop)
+        self.add_observed(service, thread, start, bytes).map(drop)
     }
 
-    /// Adds free memory to the heap, which it locks, if the cache is in this service. The observer is told before any
-    /// thread can have the memory.
-    fn add_and_tell(
+    /// Locks the heap and adds free memory if the cache is in this service. The observer is called before any thread
+    /// can have it.
+    fn add_observed(
         &self,
         service: &Service,
         thread: ThisThread,
@@ -88,27 +86,27 @@ impl StreamCache {
         Ok(())
     }
 
-    /// Returns what it is when memory at the offset comes.
+    /// Returns the action that memory at the offset arrives by.
     fn coming(&self, start: u64) -> MemoryAction {
         if self.is_movable(start) { MemoryAction::SegmentMap } else { MemoryAction::SegmentAlloc }
     }
 
-    /// Returns what it is when memory at the offset goes.
+    /// Returns the action that memory at the offset leaves by.
     fn going(&self, start: u64) -> MemoryAction {
         if self.is_movable(start) { MemoryAction::SegmentUnmap } else { MemoryAction::SegmentFree }
     }
 
-    /// Returns whether memory at the offset is of pages that move; the rest are segments, which stay where they are.
+    /// Returns whether memory at the offset is pages, which move; the rest are segments, which stay.
     fn is_movable(&self, start: u64) -> bool {
         start < self.memory.range.bytes && !self.has_segments()
     }
 
-    /// Returns whether each mapping of the cache is a segment for one block alone.
+    /// Returns whether each mapping of the cache is a segment for one block.
     fn has_segments(&self) -> bool {
         read(&self.service).as_ref().is_some_and(|service| service.pool.no_split())
     }
 
-    /// Tells the observer, if there is one, of memory that comes or goes. No lock is held.
+    /// Passes the arrival or departure of memory to the observer, if there is one. No lock is held.
     fn observe_segment(&self, action: MemoryAction, start: u64, bytes: u64) {
         if process::state().is_observed() {
             self.record_segment(To::Observer, action, start, bytes);
@@ -116,13 +114,11 @@ impl StreamCache {
         }
     }
 
-    /// Takes free mappings out of this cache's heap; see [`Heap::take_mappings`].
     pub(in crate::memory) fn take_mappings(&self, heap: &mut Heap, wanted: u64, slack: u64, kept: u64) -> Vec<Mapping> {
         let taken = heap.take_mappings(&self.memory.pages, wanted, slack, kept);
         self.note_taken(heap, taken)
     }
 
-    /// Takes free mappings in a row out of this cache's heap; see [`Heap::take_row`].
     pub(in crate::memory) fn take_row(&self, heap: &mut Heap, bytes: u64) -> Vec<Mapping> {
         let taken = heap.take_row(&self.memory.pages, bytes);
         self.note_taken(heap, taken)
@@ -130,7 +126,7 @@ impl StreamCache {
 
     fn note_taken(&self, heap: &mut Heap, taken: Vec<Mapping>) -> Vec<Mapping> {
         if is_recorded() {
-            // Those in a row are one event, but for segments.
+            // Mappings in a row are one event; segments are one each.
             let has_segments = self.has_segments();
             for row in taken.chunk_by(|mapping, next| !has_segments && mapping.end() == next.start()) {
                 let bytes = row.iter().map(|mapping| mapping.bytes()).sum();
@@ -138,12 +134,11 @@ impl StreamCache {
             }
         }
         if !taken.is_empty() {
-            self.tell_if_no_pages(heap);
+            self.withdraw_if_no_pages(heap);
         }
         taken
     }
 
-    /// Takes free pages of the pool's reserve out of this cache's heap.
     pub(in crate::memory) fn take_reserve(&self, heap: &mut Heap, reserve: &Reserve) -> Vec<Run> {
         let taken = heap.take_pages(&self.memory.pages, reserve.run.start()..reserve.run.end());
         if is_recorded() {
@@ -154,13 +149,12 @@ impl StreamCache {
         taken
     }
 
-    /// Adds pages of the pool's reserve to this cache's heap. Returns those that could not be added.
+    /// Adds pages of the pool's reserve to the heap. Returns those that could not be added.
     #[must_use]
     pub(in crate::memory) fn add_reserve(&self, heap: &mut Heap, runs: Vec<Run>) -> Vec<Run> {
         runs.into_iter().filter(|run| self.add_span(To::Both, heap, run.start(), run.bytes()).is_err()).collect()
     }
 
-    /// Takes free segments out of this cache's heap; see [`Heap::take_free_spans`].
     pub(in crate::memory) fn take_free_spans(&self, heap: &mut Heap) -> Vec<(u64, u64)> {
         let taken = heap.take_free_spans(&self.memory.pages, self.memory.range.bytes);
         if is_recorded() {

@@ -1,10 +1,7 @@
-//! The extents that calls of the driver are working on: a call that maps, unmaps or releases an extent is made once no
-//! other works on it.
-//!
-//! A page that moves stays mapped at its old place until work there is done, and is unmapped there by whichever thread
-//! looks next, perhaps while another thread moves the page on. NVIDIA's driver 580.159 does not bear both at once: no
-//! mapping of that extent succeeds any more, `cuMemMap` fails with `CUDA_ERROR_UNKNOWN` (999)
-//! (`benches/results/h100-extents`).
+//! The extents that driver calls work on: a call that maps, unmaps or releases an extent waits until no other works on
+//! it. A moved page stays mapped at its old place until the work there is done; then any thread may unmap it there,
+//! perhaps while another moves the page on. After both at once no mapping of that extent succeeds with NVIDIA's driver
+//! 580.159: `cuMemMap` fails with `CUDA_ERROR_UNKNOWN` (999) (`benches/results/h100-extents`).
 
 use std::collections::BTreeSet;
 use std::sync::{Condvar, Mutex};
@@ -12,18 +9,18 @@ use std::sync::{Condvar, Mutex};
 use crate::runtime::Extent;
 use crate::sync::{lock, wait};
 
-/// The numbers of the extents that are being worked on: those of the process, for one that was imported may be mapped for several
+/// The numbers of the extents being worked on, for the whole process, since an imported one may be mapped for several
 /// devices.
 static BUSY: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
 /// Notified at the end of each [`ExtentTurn`].
 static FREED: Condvar = Condvar::new();
 
-/// Some extents for a call of the driver, as long as this lives.
+/// Exclusive use of some extents for a driver call.
 #[derive(Debug)]
 pub(in crate::memory::device) struct ExtentTurn(Vec<u64>);
 
 impl ExtentTurn {
-    /// Waits until no call works on any of these extents, and has them. Who has a turn takes no second one.
+    /// Waits until no call works on these extents, and claims them. A thread that has a turn takes no second one.
     pub(in crate::memory::device) fn take(extents: impl IntoIterator<Item = Extent>) -> Self {
         let wanted: Vec<_> = extents.into_iter().map(Extent::number).collect();
         let mut busy = lock(&BUSY);
@@ -50,7 +47,7 @@ mod tests {
 
     #[test]
     fn a_call_waits_for_the_one_that_has_an_extent_and_not_for_others() {
-        // No driver gives such numbers, so other tests have none of these.
+        // No driver gives such numbers, so they are no other test's.
         let of =
             |numbers: &[u64]| numbers.iter().map(|number| Extent::from_number(u64::MAX - number)).collect::<Vec<_>>();
         let first = ExtentTurn::take(of(&[1, 2]));

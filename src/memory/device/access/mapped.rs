@@ -1,7 +1,5 @@
-//! What is mapped for a device, be it in a cache, a reserve or an attachment, or in none of them yet, as pages that were just
-//! mapped or are on their way from one cache to another.
-//!
-//! So a device that is let in gets access to all of it without a look at caches, from which pages come and go meanwhile.
+//! All that is mapped for a device: in a cache, a reserve or an attachment, or on its way between them. So a device is
+//! granted access to all of it without a look at caches, which change meanwhile.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -17,8 +15,8 @@ pub(in crate::memory) struct Placed {
     pub(in crate::memory) address: u64,
     pub(in crate::memory) bytes: u64,
     pub(in crate::memory) extent: Extent,
-    /// Another device that has the memory, where it was attached from there.
-    pub(in crate::memory) home: Option<Device>,
+    /// The other device that the memory was attached from, if any.
+    pub(in crate::memory) source: Option<Device>,
 }
 
 impl Placed {
@@ -28,7 +26,7 @@ impl Placed {
 
     /// Returns whether the other begins where this ends, and the same devices reach both.
     pub(super) fn goes_on_in(&self, other: &Self) -> bool {
-        self.end() == other.address && self.home == other.home
+        self.end() == other.address && self.source == other.source
     }
 }
 
@@ -36,30 +34,28 @@ impl Placed {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct CompactPlaced {
     extent: Extent,
-    /// The size in units of [`UNIT`].
     units: u32,
-    /// The ordinal of another device that has the memory, or [`OWN`].
-    home: u32,
+    /// The ordinal of the other device that has the memory, or [`OWN`].
+    source: u32,
 }
 
-/// Every mapping is a multiple of a page of the system.
+/// Every mapping is a multiple of a system page.
 const UNIT: u64 = 0x1000;
 /// In place of another device's ordinal.
 const OWN: u32 = u32::MAX;
 
-/// All that is mapped for one device, by address.
 #[derive(Default, Debug)]
 pub(in crate::memory::device) struct Mapped(Mutex<BTreeMap<u64, CompactPlaced>>);
 
 impl CompactPlaced {
     fn of(placed: &Placed) -> Self {
-        let home = placed.home.map_or(OWN, |home| home.ordinal() as u32);
-        Self { extent: placed.extent, units: (placed.bytes / UNIT) as u32, home }
+        let source = placed.source.map_or(OWN, |source| source.ordinal() as u32);
+        Self { extent: placed.extent, units: (placed.bytes / UNIT) as u32, source }
     }
 
     fn at(self, address: u64) -> Placed {
-        let home = (self.home != OWN).then_some(Device::from_ordinal(self.home));
-        Placed { address, bytes: u64::from(self.units) * UNIT, extent: self.extent, home }
+        let source = (self.source != OWN).then_some(Device::from_ordinal(self.source));
+        Placed { address, bytes: u64::from(self.units) * UNIT, extent: self.extent, source }
     }
 }
 
@@ -68,7 +64,6 @@ impl Mapped {
         lock(&self.0).insert(placed.address, CompactPlaced::of(placed));
     }
 
-    /// Forgets what was mapped between two addresses.
     pub(in crate::memory::device) fn remove(&self, address: u64, bytes: u64) {
         let mut all = lock(&self.0);
         while let Some((&first, _)) = all.range(address..address + bytes).next() {
@@ -76,13 +71,13 @@ impl Mapped {
         }
     }
 
-    /// Returns all that is mapped now, in rows that one call can open.
+    /// Returns all mappings, in rows that one call can open.
     pub(in crate::memory::device) fn rows(&self) -> Vec<Vec<Placed>> {
         let all: Vec<_> = lock(&self.0).iter().map(|(&address, entry)| entry.at(address)).collect();
         all.chunk_by(Placed::goes_on_in).flat_map(|row| row.chunks(2 * A_FEW)).map(<[_]>::to_vec).collect()
     }
 
-    /// Returns those of a row that are still mapped, in rows again.
+    /// Returns the mappings of a row that still exist, in rows.
     pub(in crate::memory::device) fn still(&self, row: &[Placed]) -> Vec<Vec<Placed>> {
         let all = lock(&self.0);
         let is_still = |placed: &Placed| all.get(&placed.address) == Some(&CompactPlaced::of(placed));
@@ -96,13 +91,13 @@ impl Mapped {
 mod tests {
     use super::*;
 
-    fn placed(address: u64, bytes: u64, home: u32) -> Placed {
+    fn placed(address: u64, bytes: u64, source: u32) -> Placed {
         let (address, bytes) = (address * UNIT, bytes * UNIT);
         Placed {
             address,
             bytes,
             extent: Extent::from_number(address),
-            home: (home > 0).then_some(Device::from_ordinal(home)),
+            source: (source > 0).then_some(Device::from_ordinal(source)),
         }
     }
 
@@ -127,7 +122,7 @@ mod tests {
         (0..5).for_each(|number| mapped.add(&placed(number, 1, 0)));
         let rows = mapped.rows();
         mapped.remove(UNIT, UNIT);
-        // Something else stands there now.
+        // Another mapping is there now.
         mapped.remove(4 * UNIT, UNIT);
         mapped.add(&placed(4, 9, 0));
         assert_eq!(addresses(&mapped.still(&rows[0])), [vec![0], vec![2, 3]]);

@@ -1,5 +1,4 @@
-//! Which devices may read and write a device's memory: its peers, and all that is mapped for them; and the extents that the
-//! driver works on just now.
+//! Access to a device's memory: its peers, what is mapped for them, and the extents that the driver works on.
 
 mod busy_extents;
 mod mapped;

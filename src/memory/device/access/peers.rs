@@ -1,7 +1,5 @@
-//! The peers of a device: other devices that may read and write its memory.
-//!
-//! Each is let in by one thread. Others that would do the same wait for its end, so that they return no sooner than there is
-//! access; where it fails, one of them tries itself.
+//! The peers of a device: other devices that may access its memory. One thread grants each its access. Others that want
+//! the same wait, so that they return only once there is access; if it fails, one of them tries.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Condvar, Mutex};
@@ -11,23 +9,21 @@ use crate::ids::Device;
 use crate::runtime::get;
 use crate::sync::{lock, wait};
 
-/// The peers of one device.
 #[derive(Debug, Default)]
 pub(in crate::memory) struct Peers {
-    /// Of each, whether a thread is just letting it in.
+    /// Of each, whether a thread is just granting it access.
     all: Mutex<BTreeMap<Device, bool>>,
-    /// Notified when a thread has let a device in, or could not.
+    /// Notified when a thread has granted access, or failed to.
     changed: Condvar,
 }
 
 impl Peers {
-    /// Makes peers of these devices.
     pub(in crate::memory::device) fn of(devices: impl Iterator<Item = Device>) -> Self {
         Self { all: Mutex::new(devices.map(|device| (device, false)).collect()), changed: Condvar::new() }
     }
 
-    /// Lets a device in by `open`, which gives it access to all that is mapped. Not if it was let in before, also if another
-    /// thread was just doing that.
+    /// Grants a device access by `open`, which opens all mappings to it, unless it has access, or gets it from another
+    /// thread meanwhile.
     ///
     /// # Errors
     /// What `open` returns. The device is no peer then.
@@ -53,26 +49,25 @@ impl Peers {
         opened
     }
 
-    /// Returns the peers, also those that are just let in.
+    /// Returns the peers, and those that are just becoming ones.
     pub(in crate::memory) fn devices(&self) -> Vec<Device> {
         lock(&self.all).keys().copied().collect()
     }
 
-    /// Returns whether the device is a peer.
     pub(in crate::memory) fn has(&self, device: Device) -> bool {
         lock(&self.all).contains_key(&device)
     }
 }
 
-/// Returns whether a device can access the memory of another. The driver is asked once.
-pub(in crate::memory) fn reaches(device: Device, home: Device) -> Result<bool> {
+/// Returns whether a device can access another's memory. The driver is asked once.
+pub(in crate::memory) fn reaches(device: Device, source: Device) -> Result<bool> {
     static REACHED: Mutex<BTreeSet<(Device, Device)>> = Mutex::new(BTreeSet::new());
-    if device == home || lock(&REACHED).contains(&(device, home)) {
+    if device == source || lock(&REACHED).contains(&(device, source)) {
         return Ok(true);
     }
-    let is_reached = get()?.can_access_peer(device, home)?;
+    let is_reached = get()?.can_access_peer(device, source)?;
     if is_reached {
-        lock(&REACHED).insert((device, home));
+        lock(&REACHED).insert((device, source));
     }
     Ok(is_reached)
 }

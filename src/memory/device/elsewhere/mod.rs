@@ -1,7 +1,6 @@
-//! Memory of a device that stands in several processes: what others still map of this one's, which the driver has not
-//! back before they unmap it, and what this one keeps mapped of theirs without using it.
-//!
-//! The room of shared blocks counts; who gives memory back waits, which costs one load where nothing is shared.
+//! A device's memory that several processes map: others map this process's, which the driver then gets back only once
+//! they unmap it; and this process keeps idle mappings of theirs. The module of shared blocks counts them. Giving
+//! memory back waits for them, which is one load if nothing is shared.
 
 mod regions;
 mod signal;
@@ -20,17 +19,17 @@ pub(super) use regions::end_with;
 pub(in crate::memory) use regions::{DescribedExtent, KeptMapping, Region, regions_ended};
 pub(in crate::memory) use signal::{end_where_asked, wake, wakeup};
 
-/// The memory of one device that stands in several processes.
+/// The memory of one device that several processes map.
 #[derive(Debug)]
 pub(in crate::memory) struct Elsewhere {
     pub(in crate::memory) location: MemoryLocation,
-    /// How many mappings other processes were asked to end, but for those that took too long. Read without the lock.
+    /// How many mappings other processes were asked to end, less those that took too long. Read without the lock.
     awaited: AtomicU64,
-    /// Held by who changes it, and by who waits.
+    /// Held to change the count, and to wait.
     changing: Mutex<()>,
-    /// Told when mappings have ended.
+    /// Notified when mappings have ended.
     ended: Condvar,
-    /// The mappings of other processes' blocks that this process keeps and does not use.
+    /// The idle mappings by this process of other processes' blocks.
     pub(in crate::memory) idle: AtomicU64,
 }
 
@@ -46,20 +45,19 @@ impl Elsewhere {
         self.awaited.fetch_add(mappings, Ordering::SeqCst);
     }
 
-    /// Notes that one of these has ended, which may have taken too long.
+    /// Notes that such a mapping has ended, perhaps too late to be counted.
     fn end(&self) {
         let _changing = lock(&self.changing);
         let _ = self.awaited.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |awaited| awaited.checked_sub(1));
         self.ended.notify_all();
     }
 
-    /// Returns whether there is anything to wait for.
     fn is_awaited(&self) -> bool {
         self.awaited.load(Ordering::SeqCst) > 0
     }
 
-    /// Waits until those that were asked have ended their mappings, but not for ever; returns how many are left. What
-    /// was waited for in vain is not waited for again, so that a process that is stopped delays this one once.
+    /// Waits, for a limited time, until the mappings that were asked for have ended; returns how many are left. Those
+    /// are not waited for again, so that a stopped process delays this one only once.
     fn wait(&self, patience: Duration) -> u64 {
         let is_open = |(): &mut ()| self.is_awaited();
         let _changing = self.ended.wait_timeout_while(lock(&self.changing), patience, is_open);
@@ -83,11 +81,10 @@ impl Elsewhere {
         }
     }
 
-    /// Ends what this process keeps mapped of others' blocks and does not use: the memory is the driver's then, unless
-    /// it refuses.
+    /// Ends this process's idle mappings of others' blocks: the driver has the memory then, unless it refuses.
     pub(in crate::memory) fn end_idle(&self) {
         if self.idle.load(Ordering::Relaxed) > 0 {
-            // As long as the most that is kept idle may take.
+            // As long as the most idle mappings may take.
             signal::end_idle(self.location, WAIT_ASLEEP);
         }
     }
@@ -108,7 +105,7 @@ mod tests {
         assert!(!elsewhere.is_awaited());
         elsewhere.ask(2);
         assert_eq!(elsewhere.wait(Duration::ZERO), 2);
-        // One that is late comes back after all; what is asked then is waited for.
+        // A late answer still counts; mappings asked for from then on are waited for.
         (0..4).for_each(|_| elsewhere.end());
         elsewhere.ask(1);
         assert!(elsewhere.is_awaited());

@@ -1,12 +1,12 @@
-//! The regions that shared blocks lie in: lists of extents, by whose numbers other processes keep what is mapped.
+//! The regions of shared blocks: lists of extents, by whose numbers other processes keep their mappings.
 //!
-//! A block in the same place as an earlier one lies in the same region, so a process that keeps the region mapped maps
-//! nothing for it. A region ends when the first of its extents is given back to the driver, which may give the extent's
-//! number to another one then. Until then it is the same memory, at whatever addresses the owner has its pages.
+//! A block in the same place as an earlier one is in the same region, so a process that still maps it maps nothing
+//! more. A region ends when the first of its extents is given back to the driver, which may reuse the extent's number.
+//! Until then it is the same memory, at whatever addresses the owner has its pages.
 //!
-//! A mapping that another process keeps of a region never delays this process, which uses and moves the pages as if it
-//! were not there: it only keeps physical memory from going back to the driver. So once the region has ended, the
-//! process is asked to end it, and the thread that gives memory back waits a while.
+//! Another process's mapping of a region does not hinder this process's use and moves of the pages: it only keeps
+//! physical memory from the driver. So once the region has ended, that process is asked to unmap it, and the thread
+//! that gives memory back waits a while.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,10 +25,10 @@ pub(in crate::memory) struct DescribedExtent {
     pub(in crate::memory) bytes: u64,
 }
 
-/// A list of extents. It is known as long as a block that was attached lies in it, or another process has it mapped.
+/// A list of extents, kept while an attached block is in it, or another process maps it.
 #[derive(Debug)]
 pub(in crate::memory) struct Region {
-    /// No other region of this process ever has it.
+    /// Unique in this process.
     pub(in crate::memory) number: u64,
     /// Of the device that has the extents.
     pub(in crate::memory) elsewhere: &'static Elsewhere,
@@ -43,17 +43,16 @@ struct RegionState {
     kept: u64,
 }
 
-/// The regions that an extent is part of.
 type ByExtent = HashMap<(MemoryLocation, Extent), Vec<Weak<Region>>>;
 
-/// Made with the first region, so that memory goes back without this lock where nothing is shared.
+/// Made with the first region, so that memory is given back without this lock where nothing is shared.
 static REGIONS: OnceLock<Mutex<ByExtent>> = OnceLock::new();
 
-/// Counts the times that a region has ended of which another process keeps a mapping.
+/// Counts the ended regions that another process still maps.
 static ENDED: AtomicU64 = AtomicU64::new(0);
 
-/// Ends the regions that an extent is part of, which is about to go back to the driver, and has other processes asked
-/// to end their mappings.
+/// Ends the regions that contain an extent, which is about to go back to the driver, and asks other processes to unmap
+/// them.
 pub(in crate::memory::device) fn end_with(location: MemoryLocation, extent: Extent) {
     let Some(regions) = REGIONS.get() else { return };
     // Dropped after the lock, which the end of a region takes.
@@ -67,7 +66,7 @@ pub(in crate::memory::device) fn end_with(location: MemoryLocation, extent: Exte
         is_kept |= state.kept > 0;
         region.elsewhere.ask(state.kept);
         drop(state);
-        // An ended region is found by none of its extents.
+        // None of its extents leads to an ended region.
         region.leave(&mut regions);
     }
     if is_kept {
@@ -76,13 +75,13 @@ pub(in crate::memory::device) fn end_with(location: MemoryLocation, extent: Exte
     }
 }
 
-/// Returns a number that changes whenever connections are to look for mappings that are to end.
+/// Returns a number that changes whenever connections must look for mappings to end.
 pub(in crate::memory) fn regions_ended() -> u64 {
     ENDED.load(Ordering::SeqCst)
 }
 
 impl Region {
-    /// Returns the region that consists of these extents of a device, those of a block that is held.
+    /// Returns the region of these extents, which are those of a block that is held.
     pub(in crate::memory) fn find(elsewhere: &'static Elsewhere, extents: Vec<DescribedExtent>) -> Arc<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         // Dropped after the lock, which the end of a region takes.
@@ -101,7 +100,6 @@ impl Region {
         region
     }
 
-    /// Returns whether one of its extents has gone back to the driver.
     pub(in crate::memory) fn has_ended(&self) -> bool {
         lock(&self.state).has_ended
     }
@@ -129,7 +127,7 @@ impl Drop for Region {
     }
 }
 
-/// A mapping of a region that another process keeps, until this is dropped.
+/// Another process's mapping of a region, until this is dropped.
 #[derive(Debug)]
 pub(in crate::memory) struct KeptMapping {
     region: Arc<Region>,
@@ -148,7 +146,7 @@ impl KeptMapping {
         Self { region, is_asked: false }
     }
 
-    /// Returns whether the process is to be asked to end it now, which is so once.
+    /// Returns whether the process is to be asked to end it; true only once.
     pub(in crate::memory) fn is_to_end(&mut self) -> bool {
         let is_to_end = !self.is_asked && self.region.has_ended();
         self.is_asked |= is_to_end;
@@ -187,7 +185,7 @@ mod tests {
         extents(numbers).iter().any(is_known)
     }
 
-    /// One test, for the regions are the process's.
+    /// One test, since regions are the process's.
     #[test]
     fn a_region_is_its_extents_and_ends_with_the_first_that_goes() {
         let (one_device, device) = (&*ONE, ONE.location);
@@ -195,19 +193,19 @@ mod tests {
         assert!(one.number != two.number && one.number != turned.number && two.number != turned.number);
         assert!(Arc::ptr_eq(&Region::find(one_device, extents(&[1, 2])), &one));
 
-        // The driver gives the number again, and it is other memory.
+        // A reused number is other memory.
         end_with(device, Extent::from_number(3));
         assert!(two.has_ended() && !one.has_ended() && !turned.has_ended());
         let again = Region::find(one_device, extents(&[1, 2, 3]));
         assert!(again.number > turned.number && !again.has_ended());
-        // What goes on another device is none of it.
+        // An extent of another device ends no region of this one.
         end_with(Device::from_ordinal(6).into(), Extent::from_number(1));
         assert!(!one.has_ended());
         end_with(device, Extent::from_number(2));
         assert!(one.has_ended() && turned.has_ended() && again.has_ended());
         assert!(!are_known(device, &[1, 2, 3]));
 
-        // What nothing needs is forgotten, with the others of its extents left.
+        // Unused regions are forgotten, with the other regions of their extents left.
         let (short, long) = (Region::find(one_device, extents(&[4])), Region::find(one_device, extents(&[4, 5])));
         drop(long);
         assert!(are_known(device, &[4]) && !are_known(device, &[5]));
@@ -230,7 +228,7 @@ mod tests {
         assert!(before.is_to_end() && !before.is_to_end());
         drop(before);
         assert!(!apart.is_awaited());
-        // Also one that is kept only then.
+        // Also a mapping that is kept only now.
         let mut after = KeptMapping::new(region);
         assert!(apart.is_awaited() && after.is_to_end());
         drop(after);

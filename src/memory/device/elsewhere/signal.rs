@@ -1,6 +1,4 @@
-//! How this room reaches the thread that talks to other processes, which is of the room of shared blocks: it is woken,
-//! looks what is to be done, and says when it has been.
-//!
+//! Wakes the thread that talks to other processes, which is in the module of shared blocks, and waits for its answer.
 //! The thread starts with the first block that is shared or attached. Nothing is asked of it before.
 
 use std::os::fd::OwnedFd;
@@ -13,15 +11,15 @@ use rustix::io::write;
 use crate::ids::MemoryLocation;
 use crate::sync::lock;
 
-/// Ready to be read once the thread has been woken.
+/// Ready to be read once the thread was woken.
 static WAKEUP: OnceLock<OwnedFd> = OnceLock::new();
 
-/// The devices for which idle mappings are to end, each until the thread has tried to.
+/// The devices whose idle mappings are to end, each until the thread has tried to.
 static ASKED: Mutex<Vec<MemoryLocation>> = Mutex::new(Vec::new());
-/// Told when it has tried.
+/// Notified when it has tried.
 static ANSWERED: Condvar = Condvar::new();
 
-/// Returns the descriptor that is ready to be read after [`wake`], made by the first call.
+/// Returns the descriptor that is ready to be read after [`wake`]. The first call makes it.
 pub(in crate::memory) fn wakeup() -> rustix::io::Result<&'static OwnedFd> {
     if let Some(wakeup) = WAKEUP.get() {
         return Ok(wakeup);
@@ -30,16 +28,16 @@ pub(in crate::memory) fn wakeup() -> rustix::io::Result<&'static OwnedFd> {
     Ok(WAKEUP.get_or_init(|| wakeup))
 }
 
-/// Has the thread look what is to be done.
+/// Wakes the thread, which then looks what to do.
 pub(in crate::memory) fn wake() {
     if let Some(wakeup) = WAKEUP.get() {
-        // It fails only where the count is at its limit, and the thread is being woken anyway.
+        // Fails only if the count is at its limit, and then the thread is being woken anyway.
         let _ = write(wakeup, &1_u64.to_ne_bytes());
     }
 }
 
-/// Has the thread end the idle mappings for a device, and waits until it has tried to: not for ever, as it may be in a
-/// logger that waits for the calling thread.
+/// Makes the thread end the idle mappings for a device, and waits until it has tried, for a limited time, as it may be
+/// in a logger that waits for the calling thread.
 pub(super) fn end_idle(location: MemoryLocation, patience: Duration) {
     let mut asked = lock(&ASKED);
     asked.push(location);
@@ -47,7 +45,7 @@ pub(super) fn end_idle(location: MemoryLocation, patience: Duration) {
     drop(ANSWERED.wait_timeout_while(asked, patience, |asked| asked.contains(&location)));
 }
 
-/// Ends the idle mappings for each device that was asked for. The thread calls this whenever it was woken.
+/// Ends the idle mappings for each device asked for. The thread calls this whenever it is woken.
 pub(in crate::memory) fn end_where_asked(end_idle: impl Fn(MemoryLocation)) {
     let locations = lock(&ASKED).clone();
     locations.iter().copied().for_each(end_idle);
@@ -76,7 +74,7 @@ mod tests {
             }
             assert_eq!(asking.join().ok(), Some(1));
         });
-        // Without an answer it goes on as well.
+        // It also goes on without an answer.
         end_idle(device, Duration::ZERO);
         end_where_asked(|_| ());
     }

@@ -1,4 +1,4 @@
-//! Small blocks: the sizes that they are cut to, and the slabs that they are slots of.
+//! Small blocks: their sizes, and the slabs that they are slots of.
 
 mod size_class;
 mod slab;

@@ -1,14 +1,11 @@
-//! Sizes of small blocks: every multiple of 512 bytes to 4 KiB, then eight steps to each doubling.
-//!
-//! So a small block wastes at most an eighth of its size; larger ones are not rounded beyond 512 bytes.
+//! Sizes of small blocks: every multiple of 512 bytes to 4 KiB, then eight steps a doubling. So a small block wastes at
+//! most an eighth; larger ones are only rounded to 512 bytes.
 
 use crate::memory::tuning::{ALIGNMENT, SMALL_MAX, SMALL_STEPS};
 
-/// How many sizes there are.
 pub(in crate::memory) const CLASSES: usize =
     (SMALL_STEPS + SMALL_STEPS * (SMALL_MAX / (SMALL_STEPS * ALIGNMENT)).ilog2() as u64) as usize;
 
-/// A size of small blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::memory) struct SizeClass(u8);
 
@@ -27,14 +24,11 @@ const CLASS_OF: [u8; (SMALL_MAX / ALIGNMENT) as usize + 1] = {
     classes
 };
 
-/// What is known of a class.
 #[derive(Clone, Copy)]
 struct Class {
-    /// What a block of it takes.
     bytes: u32,
-    /// How many fit into its slab.
     slots: u32,
-    /// 2^20 over its size in units of 512 bytes, rounded up: a division by a multiplication.
+    /// 2^20 over its size in units of 512 bytes, rounded up, to divide by a multiplication.
     reciprocal: u32,
 }
 
@@ -60,7 +54,7 @@ const fn size_of(class: u8) -> u64 {
     (ALIGNMENT << doubling) * (SMALL_STEPS + step + 1)
 }
 
-/// Returns what a slab of such blocks takes, in bytes: a power of two of at least 64 KiB, with 16 slots or more.
+/// Returns the bytes of a slab for such blocks: a power of two of at least 64 KiB, with 16 slots or more.
 const fn slab_bytes(block: u32) -> u64 {
     let wanted = (block as u64 * 16).next_power_of_two();
     if wanted < SMALL_MAX { SMALL_MAX } else { wanted }
@@ -82,24 +76,21 @@ impl SizeClass {
         Self(index as u8)
     }
 
-    /// Returns what a block of this class takes, in bytes.
     #[inline]
     pub(in crate::memory) const fn bytes(self) -> u32 {
         TABLE[self.0 as usize].bytes
     }
 
-    /// Returns what a slab of this class takes, in bytes.
     pub(in crate::memory) const fn slab_bytes(self) -> u64 {
         slab_bytes(self.bytes())
     }
 
-    /// Returns how many blocks fit into a slab.
     #[inline]
     pub(in crate::memory) const fn slots(self) -> usize {
         TABLE[self.0 as usize].slots as usize
     }
 
-    /// Returns the slot of a slab that starts so many bytes after the slab does, if one does.
+    /// Returns the slot that starts so many bytes after its slab, if one does.
     #[inline]
     pub(in crate::memory) const fn slot_at(self, within: u64) -> Option<usize> {
         // Exact: a slab has at most 2^11 units, and a block 2^7.

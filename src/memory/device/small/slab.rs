@@ -1,6 +1,5 @@
-//! Slabs: blocks cut into slots of one small size.
-//!
-//! Which slots are taken is one bit each, written with the heap locked and read by any thread.
+//! Slabs: blocks cut into slots of one small size. One bit for each slot marks it as taken, written with the heap
+//! locked and read by any thread.
 
 use super::size_class::SizeClass;
 use crate::memory::tuning::SLOTS_MAX;
@@ -8,32 +7,27 @@ use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering, Table, lock
 use std::array;
 
 const WORDS: usize = SLOTS_MAX / u64::BITS as usize;
-/// How many slabs a device can have.
 const SLABS_MAX: usize = if cfg!(loom) { 2 } else { 0x40_0000 };
-/// Slabs are made 2^this at a time; one by one in a model, which makes them anew for each order of its threads, and under
+/// Slabs are allocated 2^this at a time; one by one in a model, which does so for each order of threads, and under
 /// Miri, which is slow.
 const CHUNK_BITS: u32 = if cfg!(any(loom, miri)) { 0 } else { 0b110 };
 
-/// One slab, in cache lines of its own.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(in crate::memory) struct Slab {
-    /// Offset in the device's memory, in bytes.
     start: AtomicU64,
     class: AtomicU32,
-    /// The block that is cut, in its cache.
+    /// The number of its block in its cache.
     block: AtomicU32,
-    /// Its own number.
     number: AtomicU32,
     /// Slots that a caller holds, or that wait for streams.
     live: [AtomicU64; WORDS],
-    /// The slots it has.
     slots: [AtomicU64; WORDS],
-    /// Slots freed that wait for streams.
+    /// Freed slots that wait for streams.
     waiting: [AtomicU64; WORDS],
-    /// Whether it stands in its class's list.
+    /// Whether it is in its class's list.
     is_listed: AtomicBool,
-    /// The number of the cache that has borrowed it, plus one; 0 for a slab of its page's own cache.
+    /// The number of the cache that borrowed it, plus one; 0 for a slab of its page's own cache.
     borrower: AtomicU32,
     requested: [AtomicU32; SLOTS_MAX],
 }
@@ -55,7 +49,7 @@ impl Default for Slab {
     }
 }
 
-/// Returns the bits for the slots from 64 * `word` on that a slab of `slots` has.
+/// Returns the bits of the slots from 64 * `word` on, of a slab with `slots`.
 #[inline]
 const fn mask(word: usize, slots: usize) -> u64 {
     let left = slots.saturating_sub(word * 64);
@@ -98,7 +92,6 @@ impl Slab {
         self.is_listed.store(is_listed, Ordering::Relaxed);
     }
 
-    /// Returns the number of the cache that has borrowed it, if one has.
     pub(in crate::memory) fn borrower(&self) -> Option<u32> {
         // Acquire: pairs with the release in `set_borrower`, so that the slab is seen as the cache has made it.
         self.borrower.load(Ordering::Acquire).checked_sub(1)
@@ -108,7 +101,6 @@ impl Slab {
         self.borrower.store(cache + 1, Ordering::Release);
     }
 
-    /// Returns where it starts, in bytes.
     pub(in crate::memory) fn start(&self) -> u64 {
         self.start.load(Ordering::Relaxed)
     }
@@ -118,13 +110,12 @@ impl Slab {
         self.start.load(Ordering::Relaxed) + slot as u64 * u64::from(self.class().bytes())
     }
 
-    /// Returns the slot that starts at the offset, if one does.
     #[inline]
     pub(in crate::memory) fn slot_at(&self, offset: u64) -> Option<usize> {
         self.class().slot_at(offset.wrapping_sub(self.start.load(Ordering::Relaxed)))
     }
 
-    /// Takes a free slot, with the heap locked.
+    /// Takes a free slot. The heap is locked.
     #[inline]
     pub(in crate::memory) fn take(&self, requested: u32) -> Option<usize> {
         for (word, live) in self.live.iter().enumerate() {
@@ -141,7 +132,7 @@ impl Slab {
         None
     }
 
-    /// Takes this slot, which is free, with the heap locked.
+    /// Takes this free slot. The heap is locked.
     pub(in crate::memory) fn take_at(&self, slot: usize, requested: u32) {
         let live = &self.live[slot / 64];
         self.requested[slot].store(requested, Ordering::Relaxed);
@@ -149,19 +140,18 @@ impl Slab {
         live.store(live.load(Ordering::Relaxed) | 1 << (slot % 64), Ordering::Release);
     }
 
-    /// Returns whether a caller holds the slot.
     #[inline]
     pub(in crate::memory) fn is_live(&self, slot: usize) -> bool {
         let (word, bit) = (slot / 64, 1 << (slot % 64));
         self.live[word].load(Ordering::Acquire) & bit != 0 && self.waiting[word].load(Ordering::Relaxed) & bit == 0
     }
 
-    /// Returns whether the slot can be taken, with the heap locked.
+    /// Returns whether the slot can be taken. The heap is locked.
     pub(in crate::memory) fn is_free(&self, slot: usize) -> bool {
         self.live[slot / 64].load(Ordering::Relaxed) >> (slot % 64) & 1 == 0
     }
 
-    /// Makes a slot free again and returns the bytes that were asked for, with the heap locked.
+    /// Frees a slot and returns its requested bytes. The heap is locked.
     #[inline]
     pub(in crate::memory) fn put_back(&self, slot: usize) -> u32 {
         let live = &self.live[slot / 64];
@@ -169,24 +159,24 @@ impl Slab {
         self.requested[slot].load(Ordering::Relaxed)
     }
 
-    /// Returns the bytes that were asked for, of a slot that a caller holds, or held last.
+    /// Returns the requested bytes of a slot that a caller holds, or held last.
     pub(in crate::memory) fn requested(&self, slot: usize) -> u32 {
         self.requested[slot].load(Ordering::Relaxed)
     }
 
-    /// Returns the bytes that no slot in use takes.
+    /// Returns the bytes of slots that are not in use.
     pub(in crate::memory) fn unused_bytes(&self) -> u64 {
         let live: u32 = self.live.iter().map(|live| live.load(Ordering::Relaxed).count_ones()).sum();
         self.class().slab_bytes() - u64::from(live) * u64::from(self.class().bytes())
     }
 
-    /// Has a live slot wait for streams, with the heap locked.
+    /// Makes a live slot wait for streams. The heap is locked.
     pub(in crate::memory) fn begin_waiting(&self, slot: usize) {
         let waiting = &self.waiting[slot / 64];
         waiting.store(waiting.load(Ordering::Relaxed) | 1 << (slot % 64), Ordering::Relaxed);
     }
 
-    /// Has a slot wait no more, with the heap locked.
+    /// Ends a slot's wait. The heap is locked.
     pub(in crate::memory) fn end_waiting(&self, slot: usize) {
         let waiting = &self.waiting[slot / 64];
         waiting.store(waiting.load(Ordering::Relaxed) & !(1 << (slot % 64)), Ordering::Relaxed);
@@ -202,7 +192,7 @@ impl Slab {
         self.live.iter().zip(&self.slots).all(|(live, all)| live.load(Ordering::Relaxed) == all.load(Ordering::Relaxed))
     }
 
-    /// Returns the slots that callers hold: offset, bytes, bytes asked for, whether it only waits for streams.
+    /// Returns the live slots: offset, bytes, requested bytes, and whether it only waits for streams.
     pub(in crate::memory) fn live_slots(&self) -> impl Iterator<Item = (u64, u64, u64, bool)> {
         let bytes = u64::from(self.class().bytes());
         let is_set =
@@ -214,7 +204,6 @@ impl Slab {
     }
 }
 
-/// Every slab of a device, by number.
 #[derive(Debug)]
 pub(in crate::memory) struct Slabs {
     table: Table<Slab, CHUNK_BITS>,
@@ -237,7 +226,6 @@ impl Slabs {
         self.table.get(number as usize)
     }
 
-    /// Returns a slab that is not in use.
     pub(in crate::memory) fn acquire(&self) -> Option<&Slab> {
         let mut numbers = lock(&self.numbers);
         let number = numbers.returned.pop().unwrap_or(numbers.next);

@@ -1,13 +1,11 @@
-//! The physical bytes that a pool or a device has reserved, and how many it may.
-//!
-//! A request claims its bytes before the driver is asked, so that no two together pass the limit. Only what the driver
-//! then gives counts as reserved, so that a refused request leaves no mark on the peak.
+//! The bytes of physical memory that a pool or a device has reserved, and their limit. A request claims its bytes
+//! before the driver is asked, so that requests together stay within the limit. Only what the driver gives counts as
+//! reserved, so that a refused request leaves the peak as it was.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 #[derive(Debug)]
 pub(in crate::memory) struct Budget {
-    /// `u64::MAX` for none.
     limit: AtomicU64,
     /// Reserved bytes, and those being asked for.
     claimed: AtomicU64,
@@ -19,7 +17,6 @@ pub(in crate::memory) struct Budget {
 pub(in crate::memory) static PINNED: Budget = Budget::new();
 
 impl Budget {
-    /// Makes one without a limit.
     pub(in crate::memory) const fn new() -> Self {
         Self {
             limit: AtomicU64::new(u64::MAX),
@@ -42,7 +39,6 @@ impl Budget {
         self.reserved.load(Ordering::Relaxed)
     }
 
-    /// Returns the most bytes that were reserved at once.
     pub(in crate::memory) fn peak(&self) -> u64 {
         self.peak.load(Ordering::Relaxed)
     }
@@ -51,25 +47,24 @@ impl Budget {
         self.peak.store(self.reserved(), Ordering::Relaxed);
     }
 
-    /// Claims bytes that the driver is to be asked for; false if the limit forbids it.
+    /// Claims bytes before the driver is asked; false if the limit forbids it.
     pub(in crate::memory) fn claim(&self, bytes: u64) -> bool {
         let limit = self.limit.load(Ordering::Relaxed);
         let add = |claimed: u64| claimed.checked_add(bytes).filter(|&sum| sum <= limit);
         self.claimed.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok()
     }
 
-    /// Takes a claim back: the driver refused.
+    /// Withdraws a claim that the driver refused.
     pub(in crate::memory) fn withdraw(&self, bytes: u64) {
         self.claimed.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// Counts claimed bytes as reserved: the driver gave them.
+    /// Counts claimed bytes, which the driver gave, as reserved.
     pub(in crate::memory) fn settle(&self, bytes: u64) {
         let before = self.reserved.fetch_add(bytes, Ordering::Relaxed);
         self.peak.fetch_max(before + bytes, Ordering::Relaxed);
     }
 
-    /// Counts reserved bytes out: they went back.
     pub(in crate::memory) fn release(&self, bytes: u64) {
         self.reserved.fetch_sub(bytes, Ordering::Relaxed);
         self.claimed.fetch_sub(bytes, Ordering::Relaxed);

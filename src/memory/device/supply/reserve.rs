@@ -1,7 +1,6 @@
-//! A pool's reserve: physical memory that is the pool's from its birth to its end, at addresses in one piece.
-//!
-//! Its extents are mapped once. The pool's caches take pages of it and give them back where they stand, without a driver
-//! call; what is here is free, and no work uses it. After the pool's end each extent goes once all of it is here.
+//! A pool's reserve: physical memory that it keeps from birth to end, at addresses in one piece. Its extents are mapped
+//! once. The pool's caches take pages of it and return them without a driver call; what is here is free, and no work
+//! uses it. After the pool's end each extent goes once all of it is here.
 
 use std::sync::Mutex;
 
@@ -10,10 +9,8 @@ use super::super::pages::{Mapping, run_of};
 use super::super::run::{Run, without_all};
 use crate::sync::lock;
 
-/// Memory that a pool keeps.
 #[derive(Debug)]
 pub(in crate::memory) struct Reserve {
-    /// Where it stands.
     pub(in crate::memory) run: Run,
     state: Mutex<ReserveState>,
 }
@@ -27,7 +24,7 @@ struct ReserveState {
 }
 
 impl ReserveState {
-    /// Takes out the extents that are wholly free, if the pool has ended.
+    /// Removes the extents that are wholly free, if the pool has ended.
     fn take_free_extents(&mut self) -> Vec<Mapping> {
         if !self.has_ended {
             return Vec::new();
@@ -38,15 +35,15 @@ impl ReserveState {
 }
 
 impl Reserve {
-    /// Makes a reserve of extents that are mapped in a row and that no other has.
+    /// Makes a reserve of extents that are mapped in a row and have no other owner.
     pub(in crate::memory) fn new(extents: Vec<Mapping>) -> Self {
         let run = run_of(&extents);
         let free = AddressSpace::new(run.first, run.pages);
         Self { run, state: Mutex::new(ReserveState { free, extents, has_ended: false }) }
     }
 
-    /// Takes the smallest run of so many free pages that there is. The asker's own free pages count as free, too; those
-    /// of them that are not in what it gets stay in `own`.
+    /// Takes the smallest run of so many free pages. The caller's `own` pages count as free, too; those not used stay
+    /// there.
     pub(in crate::memory) fn take(&self, own: &mut Vec<Run>, pages: u32) -> Option<Run> {
         let mut state = lock(&self.state);
         own.iter().for_each(|&run| state.free.put_back(run));
@@ -59,7 +56,7 @@ impl Reserve {
         taken
     }
 
-    /// Takes pages back that no work uses any more, and returns the extents that are to go, for the pool has ended.
+    /// Takes back pages that no work uses, and returns extents to release if the pool has ended.
     #[must_use]
     pub(in crate::memory) fn put_back(&self, runs: Vec<Run>) -> Vec<Mapping> {
         let mut state = lock(&self.state);
@@ -67,7 +64,7 @@ impl Reserve {
         state.take_free_extents()
     }
 
-    /// Ends the reserve with its pool, and returns the extents that are to go.
+    /// Ends the reserve with its pool, and returns extents to release.
     #[must_use]
     pub(in crate::memory) fn end(&self) -> Vec<Mapping> {
         let mut state = lock(&self.state);
@@ -75,12 +72,12 @@ impl Reserve {
         state.take_free_extents()
     }
 
-    /// Takes all extents out, whose memory is to go while the pool is asleep.
+    /// Removes all extents, whose memory is to go while the pool is asleep.
     pub(in crate::memory) fn take_extents(&self) -> Vec<Mapping> {
         std::mem::take(&mut lock(&self.state).extents)
     }
 
-    /// Takes in the extents that stand there now. Returns those that are to go, for the pool has ended.
+    /// Sets the extents that are there now. Returns those to release if the pool has ended.
     #[must_use]
     pub(in crate::memory) fn set_extents(&self, extents: Vec<Mapping>) -> Vec<Mapping> {
         let mut state = lock(&self.state);
@@ -88,12 +85,11 @@ impl Reserve {
         state.take_free_extents()
     }
 
-    /// Returns whether its pool has ended.
     pub(in crate::memory) fn has_ended(&self) -> bool {
         lock(&self.state).has_ended
     }
 
-    /// Takes all free pages, which have no extents, for their pool is asleep.
+    /// Takes all free pages, which have no extents, since their pool is asleep.
     pub(in crate::memory) fn take_free(&self) -> Vec<Run> {
         let mut state = lock(&self.state);
         let runs: Vec<_> = state.free.runs().collect();
@@ -101,12 +97,10 @@ impl Reserve {
         runs
     }
 
-    /// Returns what is free here.
     pub(in crate::memory) fn free(&self) -> Vec<Run> {
         lock(&self.state).free.runs().collect()
     }
 
-    /// Returns the extents that have not gone.
     pub(in crate::memory) fn extents(&self) -> Vec<Mapping> {
         lock(&self.state).extents.clone()
     }
@@ -121,7 +115,6 @@ mod tests {
         Run { first, pages }
     }
 
-    /// Four extents of four pages from page 100 on.
     fn reserve() -> Reserve {
         let extent =
             |number: u32| Mapping { run: run(100 + 4 * number, 4), extent: Extent::from_number(number.into()) };
@@ -146,7 +139,7 @@ mod tests {
     fn pages_of_the_asker_join_what_is_free_and_what_is_left_of_them_stays_its() {
         let reserve = reserve();
         assert_eq!(reserve.take(&mut vec![], 10), Some(run(100, 10)));
-        // Free: 110 to 116, and the asker's 100 to 102 and 104 to 110.
+        // Free: 110 to 116, and the caller's 100 to 102 and 104 to 110.
         let mut own = vec![run(100, 2), run(104, 6)];
         assert_eq!(reserve.take(&mut own, 12), Some(run(104, 12)));
         assert!(own == [run(100, 2)] && reserve.free().is_empty());

@@ -1,7 +1,6 @@
-//! Segments: memory from a source other than gpupool's own pages, which is never moved.
-//!
-//! A source is a pair of functions: a user's own allocator, or the driver's plain allocation if memory must be shared
-//! by legacy IPC or registered with a network card. Memory is returned to the source that it came from.
+//! Segments: memory from another source than gpupool's pages, which is never moved: a user's own allocator, or the
+//! driver's plain allocation if memory must be shared by legacy IPC or registered with a network card. It is returned
+//! to the source that it came from.
 
 use std::fmt;
 
@@ -60,7 +59,6 @@ impl SegmentFunctions {
     }
 }
 
-/// Returns the functions' argument for a device.
 fn ordinal(device: Device) -> i32 {
     i32::try_from(device.ordinal()).unwrap_or(i32::MAX)
 }
@@ -85,7 +83,7 @@ unsafe impl SegmentSource for SegmentFunctions {
     }
 }
 
-/// The driver's plain allocations (`cuMemAlloc`). Giving one back waits for the device (`cuMemFree`).
+/// The driver's plain allocations (`cuMemAlloc`). Freeing one (`cuMemFree`) waits for the device.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::memory) struct DriverSegments;
 

@@ -1,4 +1,4 @@
-//! How long pinned memory takes to come and to go, as PyTorch's statistics have it.
+//! How long pinned memory takes to allocate and free, as in PyTorch's statistics.
 
 use std::sync::Mutex;
 use std::time::Instant;
@@ -10,19 +10,18 @@ use crate::sync::lock;
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(crate) struct CallTimes {
     pub(crate) total: u64,
-    /// Since peaks were last reset, as the least is; 0 for none.
+    /// Since peaks were last reset, as is `least`; 0 for none.
     pub(crate) most: u64,
     pub(crate) least: u64,
     pub(crate) count: u64,
 }
 
-/// The calls of one kind.
 #[derive(Debug)]
 pub(in crate::memory) struct Times(Mutex<CallTimes>);
 
-/// Those that made pinned memory, a piece each.
+/// Calls that made a piece of pinned memory.
 pub(in crate::memory) static PINNED_MADE: Times = Times::new();
-/// Those that gave a piece of it back.
+/// Calls that gave a piece back.
 pub(in crate::memory) static PINNED_GONE: Times = Times::new();
 
 impl Times {
@@ -50,7 +49,7 @@ impl Times {
         *lock(&self.0)
     }
 
-    /// Starts the most and the least anew.
+    /// Resets the most and the least.
     pub(in crate::memory) fn reset_peaks(&self) {
         let mut durations = lock(&self.0);
         durations.most = 0;

@@ -1,4 +1,4 @@
-//! Memory of pools that are asleep: which addresses they still need, and the extents that stand there once they wake.
+//! Memory of sleeping pools: the addresses that they still need, and extents for when they wake.
 
 use std::mem;
 use std::sync::Arc;
@@ -14,9 +14,9 @@ use crate::memory::tuning::PAGE;
 use crate::runtime::{self, Extent, RelaxedCapture};
 use crate::sync::ThisThread;
 
-/// Returns the pages that a pool which is asleep needs once it wakes, in order: each run is of one cache, or of the pool's
-/// reserve. With `may_let_go` whole free pages are taken out of its caches first, and their addresses serve others.
-/// A graph that is replayed may use all that its caches have.
+/// Returns the pages that a sleeping pool needs when it wakes, in order: each run is of one cache, or of the pool's
+/// reserve. With `may_let_go`, whole free pages are first taken out of its caches and their addresses released. A graph
+/// that is replayed may use all that its caches have.
 pub(in crate::memory) fn pages_asleep(pool: &Pool, thread: ThisThread, may_let_go: bool) -> Vec<Run> {
     let memory = pool.memory;
     let end = memory.range.bytes;
@@ -30,7 +30,7 @@ pub(in crate::memory) fn pages_asleep(pool: &Pool, thread: ThisThread, may_let_g
     if let Some(reserve) = pool.supply.reserve() {
         let of_reserve = free.iter().filter_map(|run| run.common(reserve.run)).collect();
         free = without_all(free, &[reserve.run]);
-        // Those that go are none: it has no extents while the pool is asleep.
+        // None: the pool has no extents while it is asleep.
         retire_extents(pool, reserve.put_back(of_reserve));
         if !reserve.has_ended() {
             needed = without_all(needed, &[reserve.run]);
@@ -46,8 +46,8 @@ pub(in crate::memory) fn pages_asleep(pool: &Pool, thread: ThisThread, may_let_g
     needed
 }
 
-/// Lets go of what a pool that is asleep does not need any more: addresses, and pinned memory. Of one that nothing uses any more
-/// that goes too which the driver did not take back when it fell asleep.
+/// Releases what a sleeping pool does not need any more: addresses and pinned memory; and, if nothing uses the pool,
+/// what the driver did not take back when it fell asleep.
 pub(in crate::memory::serve) fn let_go_asleep(pool: &Arc<Pool>, thread: ThisThread) {
     let Some(mut change) = pool.sleep.try_change(thread) else { return };
     let Some(record) = &mut change.record else { return };
@@ -61,7 +61,7 @@ pub(in crate::memory::serve) fn let_go_asleep(pool: &Arc<Pool>, thread: ThisThre
     drop(unneeded);
 }
 
-/// Returns whether nothing uses the pool any more, nor any block of it.
+/// Returns whether nothing uses the pool or any of its blocks.
 fn is_over(pool: &Pool, thread: ThisThread) -> bool {
     let is_idle = |cache: &StreamCache| {
         cache.waiting.is_empty() && cache.lock(thread).live_ranges(&cache.memory.pages).is_empty()
@@ -69,8 +69,8 @@ fn is_over(pool: &Pool, thread: ThisThread) -> bool {
     pool.is_closed() && pool.use_count() == 0 && DeviceCaches::caches_of(pool).into_iter().all(is_idle)
 }
 
-/// Gives the driver what it did not take back when the pool fell asleep, once copies of it are done. What it refuses again is
-/// kept.
+/// Gives the driver what it did not take back when the pool fell asleep, once copies of it are done. Keeps what it
+/// refuses again.
 fn give_kept_back(pool: &Pool, record: &mut Record) -> Result<()> {
     if let Some(copies) = &record.copies {
         let _relaxed = RelaxedCapture::new(runtime::get()?)?;
@@ -84,8 +84,8 @@ fn give_kept_back(pool: &Pool, record: &mut Record) -> Result<()> {
         [mapped, unmapped].map(|kept| kept.into_iter().flat_map(|kept| kept.extents).collect::<Vec<_>>());
     let (memory, supply) = (pool.memory, &pool.supply);
     let count = |bytes| memory.uncount(bytes, supply, &mut 0);
-    // SAFETY: all work that used these was waited for before the pool fell asleep, copies of them are done, and no block is there
-    // that could be used.
+    // SAFETY: all work that used these was waited for before the pool fell asleep, copies of them are done, and no
+    // block is there that could be used.
     let outcome = unsafe { memory.end_extents(&mut mapped, &mut unmapped, false, count) };
     for (extents, is_mapped) in [(mapped, true), (unmapped, false)] {
         let left = extents.into_iter().map(|extent| KeptExtents { extents: vec![extent], is_mapped, is_open: false });
@@ -94,8 +94,8 @@ fn give_kept_back(pool: &Pool, record: &mut Record) -> Result<()> {
     outcome
 }
 
-/// Returns a new extent for a pool that is waking: of what the device has, else of what other pools and the user's callbacks
-/// give back. The thread has those before in hand.
+/// Returns a new extent for a waking pool: from what the device has, else from what other pools and the user's
+/// callbacks give back. The thread has the earlier ones under way.
 ///
 /// # Errors
 /// One for which [`is_no_memory`](super::is_no_memory) holds if there is not enough; any other refusal of the driver.

@@ -1,4 +1,4 @@
-//! Claims on memory: within the limits of the pool and the process, or refused for want of memory.
+//! Claims on memory: granted within the limits of the pool and the process, or refused.
 
 use std::mem::ManuallyDrop;
 
@@ -27,7 +27,7 @@ pub(super) fn limit_reached(pool: &Pool) -> Error {
     Error::no_memory(GPUPOOL, why)
 }
 
-/// Bytes claimed of a budget, which go back unless they are settled.
+/// Bytes claimed of a budget, which are returned unless settled.
 pub(super) struct BudgetClaim<'a> {
     budget: &'a Budget,
     bytes: u64,
@@ -50,7 +50,7 @@ impl Drop for BudgetClaim<'_> {
     }
 }
 
-/// Returns one piece of physical memory that `supply` gives, within the limits of the pool and the process. `supply` may panic.
+/// Returns a piece of physical memory from `supply`, within the limits of the pool and the process. `supply` may panic.
 pub(super) fn claimed<R>(pool: &Pool, bytes: u64, supply: impl FnOnce() -> Result<R>) -> Result<R> {
     let memory = pool.memory;
     let refused = |why: &str| Error::no_memory(GPUPOOL, why);

@@ -4,7 +4,7 @@
 use crate::memory::serve::request::AllocationRequest;
 use crate::memory::tuning::SMALL_MAX;
 
-/// Serves a large request from what its cache has free once its empty slabs are dropped: the offset of the block.
+/// Serves a large request from its cache's free memory after dropping its empty slabs: the offset of the block.
 pub(in crate::memory::serve) fn serve_from_empty_slabs(request: &AllocationRequest) -> Option<u64> {
     let AllocationRequest { cache, ref service, thread, bytes } = *request;
     if bytes <= SMALL_MAX || cache.is_lender() || !service.pool.source().is_pages() {

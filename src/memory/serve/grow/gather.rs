@@ -11,7 +11,7 @@ use crate::memory::serve::take::{FreeMemory, Giver, NotTaken, Reach, take_from};
 use crate::memory::tuning::{A_FEW, MANY, PAGE};
 use crate::sync::ThisThread;
 
-/// Pages that move; where they are given back they are still mapped.
+/// Pages that move. Those given back are still mapped.
 impl FreeMemory for Vec<Mapping> {
     fn put_back(
         mut self,
@@ -49,13 +49,13 @@ pub(super) fn gather(growth: &mut Growth<'_>, reach: &Reach) -> Result<()> {
     Ok(())
 }
 
-/// Takes free pages of those caches of a pool that have told of some. Goes on as long as half of them have none any more.
+/// Takes free pages of those caches of a pool that have published some. Goes on while half of them have none any more.
 fn gather_from_few(growth: &mut Growth<'_>, reach: &Reach, pool: &Pool) -> Result<()> {
     let mut at_work = 0;
     loop {
-        let told = pool.ledger.with_pages(MANY);
-        let caches = DeviceCaches::numbered(pool, &told);
-        let mut bare = told.len() - caches.len();
+        let published = pool.ledger.with_pages(MANY);
+        let caches = DeviceCaches::numbered(pool, &published);
+        let mut bare = published.len() - caches.len();
         for cache in caches {
             if growth.missing_pages() == 0 || at_work >= 3 * A_FEW {
                 return Ok(());

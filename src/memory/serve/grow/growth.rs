@@ -1,11 +1,11 @@
-//! One growth under way: what was taken and done so far, so that all of it can be undone.
+//! One growth under way: what was taken and done so far, so that it can be undone.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::claim::{BudgetClaim, claimed, limit_reached};
 use super::place::{PagePlacement, extent_pages};
-use super::segment_events::{retire_mappings, tell_added};
+use super::segment_events::{report_added, retire_mappings};
 use crate::error::Result;
 use crate::memory::device::{DeviceMemory, Mapping, Remains, Run, Until};
 use crate::memory::pool::Pool;
@@ -15,12 +15,11 @@ use crate::memory::tuning::PAGE;
 use crate::observe::Activity;
 use crate::runtime::Extent;
 
-/// The status 999, as CUDA, HIP and the simulated platform number it, by which a driver refuses an extent for ever: NVIDIA's driver
-/// 580.159 may do so with one that was mapped and unmapped often, by several threads, and leaves it usable where it is mapped
-/// (`benches/results/h100-extents`).
+/// The status 999 of CUDA, HIP and the simulated platform, by which a driver refuses an extent for ever: NVIDIA's
+/// driver 580.159 may do so with one that was mapped and unmapped often, by several threads, and leaves it usable where
+/// it is mapped (`benches/results/h100-extents`).
 const UNKNOWN: i32 = 0x3e7;
 
-/// One growth under way.
 #[derive(Debug)]
 pub(super) struct Growth<'a> {
     pub(super) request: &'a AllocationRequest,
@@ -29,9 +28,9 @@ pub(super) struct Growth<'a> {
     pub(super) gathered: Vec<Taken<Vec<Mapping>>>,
     /// New extents, with the bytes counted for each.
     created: Vec<Mapping>,
-    /// What stands at the new place so far.
+    /// What is mapped at the new place so far.
     mapped: Vec<Mapping>,
-    /// Gathered extents that the driver maps nowhere else, each with a new one in its place.
+    /// Gathered extents that the driver maps nowhere else, and the new one in place of each.
     replaced: Vec<(Extent, Mapping)>,
 }
 
@@ -62,7 +61,7 @@ impl<'a> Growth<'a> {
         self.created.iter().map(|mapping| mapping.bytes()).sum()
     }
 
-    /// Takes in free pages of the request's own cache.
+    /// Adds free pages of the request's own cache.
     ///
     /// # Errors
     /// `ErrorKind::Library` if the driver does not record the work so far. The cache has them back.
@@ -74,11 +73,10 @@ impl<'a> Growth<'a> {
         Ok(())
     }
 
-    /// Creates the extents that are missing.
     pub(super) fn create(&mut self) -> Result<()> {
         let mut missing = self.missing_pages();
         let part = extent_pages(self.memory, self.request.bytes);
-        // A segment that may be registered is one extent: libraries register no more of what is at an address.
+        // A segment that may be registered is one extent: libraries register no more than one at an address.
         let is_whole = self.pool().no_split();
         let most = if is_whole { missing } else { part };
         let _activity =
@@ -134,10 +132,10 @@ impl<'a> Growth<'a> {
         unsafe { range.open(&range.placed(&self.mapped)) }
     }
 
-    /// Takes a new extent instead of a gathered one, which goes once the work at its old place is done, and counts as that one.
-    /// Returns false for a new one, and where the driver makes none.
+    /// Replaces a gathered extent by a new one, which counts as the old one; that goes once the work at its old place
+    /// is done. False for an extent that is new, or if the driver creates none.
     fn replace(&mut self, index: usize) -> bool {
-        // None where all is mapped, and was not opened.
+        // None if all is mapped, but not opened.
         let Some(&Mapping { run, extent: old }) = self.mapped.get(index) else { return false };
         if !self.gathered.iter().flat_map(|from| &from.memory).any(|mapping| mapping.extent == old) {
             return false;
@@ -154,8 +152,7 @@ impl<'a> Growth<'a> {
         others.map(|from| (&from.service.pool, from.memory.iter().map(|mapping| mapping.bytes()).sum()))
     }
 
-    /// Hands the new pages to the cache, and what is left at the old places to be unmapped later. Returns the offset of
-    /// a block for the request.
+    /// Gives the new pages to the cache, and retires the old places. Returns the offset of a block for the request.
     pub(super) fn finish(self) -> Option<u64> {
         for (pool, bytes) in self.foreign() {
             pool.budget().release(bytes);
@@ -169,7 +166,7 @@ impl<'a> Growth<'a> {
         for &mapping in &self.mapped {
             memory.pages.set_mapping(mapping);
         }
-        tell_added(&service.pool, memory.address(self.place.start()), bytes);
+        report_added(&service.pool, memory.address(self.place.start()), bytes);
         let added = cache.add_and_allocate(service, thread, self.place.start(), (bytes, moved), request);
         if added.is_err() {
             // SAFETY: no cache has got the new place, so no work uses it.
@@ -207,10 +204,10 @@ impl<'a> Growth<'a> {
         // SAFETY: no cache has got the new extents, so no work uses them.
         unsafe { memory.retire(created, Until::at_once(), supply) };
         for from in self.gathered {
-            // Pages that are given back are refused by no driver.
+            // No driver can refuse pages that are put back.
             let _ = from.put_back(self.request.thread);
         }
         memory.put_back_pages(self.place.left_of(pages));
-        let _ = memory.end_retired(false);
+        memory.try_end_retired();
     }
 }

@@ -1,6 +1,5 @@
-//! Growth in place: free pages of another stream's cache, enough of them in a row, that serve a request where they stand.
-//!
-//! They change hands without a driver call, once the GPU is done with them, so this is tried before any page is moved.
+//! Growth in place: enough free pages in a row of another stream's cache serve a request where they are. They change
+//! hands without a driver call, once the GPU is done with them, so this comes before any move.
 
 use crate::error::Result;
 use crate::memory::cache::DeviceCaches;
@@ -9,8 +8,8 @@ use crate::memory::serve::request::AllocationRequest;
 use crate::memory::serve::take::{Giver, NotTaken, Reach, Taken, take_from};
 use crate::memory::tuning::{A_FEW, MANY, PAGE};
 
-/// Serves the request from free pages of another cache of its pool: the offset of the block. None if none has enough in a
-/// row that are ready now.
+/// Serves the request from ready free pages in a row of another cache of its pool: the offset of the block. None if no
+/// cache has enough.
 ///
 /// # Errors
 /// Any refusal of the driver. Everything is then as it was.
@@ -41,12 +40,12 @@ pub(in crate::memory::serve) fn serve_in_place(request: &AllocationRequest, reac
     Ok(None)
 }
 
-/// Gives pages in a row to the request's cache: the offset of the block; none if that can take none.
+/// Gives pages in a row to the request's cache: the offset of the block; none if it cannot take any.
 fn hand_over(request: &AllocationRequest, row: Taken<Vec<Mapping>>) -> Option<u64> {
     let AllocationRequest { cache, ref service, thread, bytes } = *request;
     let (start, end) = (row.memory.first()?.start(), row.memory.last()?.end());
     let Ok(offset) = cache.add_and_allocate(service, thread, start, (end - start, 0), bytes) else {
-        // Pages that are given back are refused by no driver.
+        // No driver can refuse pages that are put back.
         let _ = row.put_back(thread);
         return None;
     };

@@ -1,8 +1,6 @@
-//! Slabs that a pool lends to caches with no pages, so that of many streams each of which holds little none takes a whole
-//! page.
-//!
-//! Only streams that last take part: their work is recorded when a slab is returned, which may be long after its last use.
-//! Pools with few caches do without, and captures: what a graph uses is its own.
+//! Slabs that a pool lends to caches without pages, so that many streams that each hold little need no page each. Only
+//! lasting streams take part: their work is recorded when a slab is returned, which may be long after its last use.
+//! Pools with few caches do not, nor do captures, since a graph's memory is its own.
 
 use super::claim::is_no_memory;
 use super::in_place::serve_in_place;
@@ -17,8 +15,8 @@ use crate::memory::serve::trim::retire_free;
 use crate::memory::tuning::{A_FEW, PAGE};
 use crate::sync::ThisThread;
 
-/// Serves a request of a cache with no pages from a slab that it borrows: the offset of the block. None if the request or
-/// the pool is of no such kind, or memory for slabs has run out.
+/// Serves a request of a cache without pages from a slab that it borrows: the offset of the block. None if request and
+/// pool do not take part, or memory for slabs has run out.
 ///
 /// # Errors
 /// A refusal of the driver, but for want of memory.
@@ -30,11 +28,11 @@ pub(in crate::memory::serve) fn serve_from_lent_slab(request: &AllocationRequest
     }
     let _moving = cache.memory.under_way.begin();
     let Some(lender) = DeviceCaches::lender_for_many(&service.pool, A_FEW)? else { return Ok(None) };
-    // Asked once the lender is known to the pool, so that the call that ends the pool sees it, or this one sees the end.
+    // Read once the pool knows the lender, so that the call that ends the pool sees it, or this one sees the end.
     if service.pool.is_closed() {
         return Ok(None);
     }
-    // One whose pool has ended lends for another by now.
+    // A lender whose pool has ended may lend for another.
     let Some(lending) = lender.service_of(&service.pool) else { return Ok(None) };
     let lend = || {
         let mut heap = lender.lock_in(&lending, thread)?;
@@ -68,14 +66,14 @@ pub(in crate::memory::serve) fn serve_from_lent_slab(request: &AllocationRequest
     Ok(cache.allocate_locked(&mut heap, bytes))
 }
 
-/// Records that a slab came to a cache, or left it, where memory is recorded; with the heap's lock held.
+/// Records that a slab came to a cache or left it, if memory is recorded; with the heap's lock held.
 fn record(cache: &StreamCache, action: MemoryAction, slab: &Slab) {
     if is_recorded() {
         cache.record_segment(To::Both, action, slab.start(), slab.class().slab_bytes());
     }
 }
 
-/// Returns a slab to the lender that has lent it, and so cannot have ended: it is lent again once `until` is done.
+/// Returns a slab to its lender, which cannot have ended meanwhile, to be lent again once `until` is done.
 fn take_back(lender: &StreamCache, thread: ThisThread, slab: &'static Slab, until: Until) {
     let offset = slab.start();
     {
@@ -86,10 +84,9 @@ fn take_back(lender: &StreamCache, thread: ThisThread, slab: &'static Slab, unti
     wait(lender, Waiting::new(offset, until));
 }
 
-/// Returns the empty slabs that a cache has borrowed to the pool's lender, which lends them again once the work so far on
-/// the cache's stream is done.
+/// Returns a cache's empty borrowed slabs to the lender, to be lent again once the work so far on its stream is done.
 pub(in crate::memory::serve) fn return_slabs(cache: &StreamCache, thread: ThisThread, service: &Service) -> Result<()> {
-    // Begun before any slab is out of the cache, and ended once all are the lender's.
+    // From before any slab leaves the cache until all are the lender's.
     let _moving = cache.memory.under_way.begin();
     let returned = {
         let heap = cache.lock_in(service, thread);
@@ -100,7 +97,7 @@ pub(in crate::memory::serve) fn return_slabs(cache: &StreamCache, thread: ThisTh
     };
     let Some(lender) = DeviceCaches::lender_of(&service.pool) else { return Ok(()) };
     for slab in returned {
-        // After they were taken, so that all work on what was free in them is in it.
+        // Recorded after they were taken, so that it is all work that used them.
         take_back(lender, thread, slab, service.work_so_far_or_later(&cache.memory.events, thread));
     }
     if !service.pool.is_closed() {

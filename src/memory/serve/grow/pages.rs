@@ -1,4 +1,4 @@
-//! Growth by pages: those that are free are moved, and extents are created for what is missing.
+//! Growth by pages: free ones are moved, and extents are created for what is missing.
 
 use log::Level;
 
@@ -13,26 +13,26 @@ use crate::memory::serve::take::Reach;
 use crate::memory::tuning::{LARGE_EXTENT_PAGES, PAGE};
 use crate::observe::Activity;
 
-/// What became of a step that adds memory to a request's cache.
+/// The result of a step that adds memory to a request's cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::memory::serve) enum Grown {
     /// The offset of a block for the request.
     Block(u64),
     /// Another thread took what the request was to use, or the cache has ended its service.
     TakenAway,
-    /// This step has nothing for the request, so that the next is to be tried.
+    /// This step has nothing for the request; the next is to be tried.
     Nothing,
 }
 
 impl Grown {
-    /// Makes one of a step that no thread takes anything from.
+    /// Returns the result of a step from which no other thread can take anything.
     pub(in crate::memory::serve) fn or_nothing(found: Option<u64>) -> Self {
         found.map_or(Self::Nothing, Self::Block)
     }
 }
 
-/// Adds pages to the request's cache, and serves the request from them. With `prefers_segment` it does nothing where so many
-/// would have to be created that a segment is to be tried first.
+/// Adds pages to the request's cache, and serves the request from them. With `prefers_segment` it does nothing if so
+/// many would be created that a segment is to be tried first.
 ///
 /// # Errors
 /// One for which [`is_no_memory`] holds if there is not enough; any other refusal of the driver. Everything is then as it was.
@@ -43,7 +43,7 @@ pub(in crate::memory::serve) fn grow_by_pages(
 ) -> Result<Grown> {
     let _moving = request.memory().under_way.begin();
     match grow_beside(request, reach, prefers_segment, Beside::Counts)? {
-        // Another thread took what stood free beside the new pages, as often as it likes.
+        // Other threads may take what is free beside the new pages, again and again.
         Grown::TakenAway => grow_beside(request, reach, prefers_segment, Beside::CountsNot),
         grown => Ok(grown),
     }
@@ -92,8 +92,8 @@ fn grow_beside(request: &AllocationRequest, reach: &Reach, prefers_segment: bool
     }
 }
 
-/// Fills the place with pages of the cache itself, with those of others within the reach, if there is one, and with new ones.
-/// Returns whether it did: false where a segment is to be tried first.
+/// Fills the place with pages of the cache itself, of others within the reach, if any, and with new ones. Returns false
+/// if a segment is to be tried first.
 fn fill(growth: &mut Growth<'_>, own: Vec<Mapping>, others: Option<&Reach>, prefers_segment: bool) -> Result<bool> {
     growth.add_own(own)?;
     if let Some(reach) = others {
@@ -106,7 +106,7 @@ fn fill(growth: &mut Growth<'_>, own: Vec<Mapping>, others: Option<&Reach>, pref
     growth.map().map(|()| true)
 }
 
-/// Serves the request from what has grown, and logs it.
+/// Serves the request from the new pages, and logs it.
 fn finish(growth: Growth<'_>, request: &AllocationRequest, activity: &Activity) -> Grown {
     let (memory, pool, bytes) = (request.memory(), request.pool(), request.bytes);
     let (created, moved) = (Bytes(growth.created_bytes()), Bytes(growth.moved_bytes()));
@@ -119,7 +119,6 @@ fn finish(growth: Growth<'_>, request: &AllocationRequest, activity: &Activity) 
              {reserved} reserved"
         ),
     );
-    // What the driver refuses here it refuses again later, where a call asked for it.
-    let _ = memory.end_retired(false);
+    memory.try_end_retired();
     offset.map_or(Grown::TakenAway, Grown::Block)
 }

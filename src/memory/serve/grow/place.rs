@@ -1,16 +1,15 @@
-//! Where new pages stand: beside what is free, in a hole rather than in new space; and how large the extents are that they
-//! come in.
+//! Where new pages go: beside free memory, in a hole rather than in new space; and how large their extents are.
 
 use crate::memory::cache::Heap;
 use crate::memory::device::{DeviceMemory, Run};
 use crate::memory::tuning::{EXTENT_PAGES, LOWEST_BELOW, PAGE};
 use crate::sync::lock;
 
-/// Where new pages will stand.
+/// Where new pages will be.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PagePlacement {
     pub(super) first: u32,
-    /// Pages needed, and those taken so that an extent may be larger than what is left to fill.
+    /// Pages needed, and those taken so that an extent may be larger than the rest to fill.
     pub(super) pages: u32,
     pub(super) taken: u32,
 }
@@ -20,30 +19,30 @@ impl PagePlacement {
         self.first as u64 * PAGE
     }
 
-    /// Returns what is left of what was taken once so many pages are used.
+    /// Returns the rest of what was taken after so many pages.
     pub(super) const fn left_of(self, pages: u32) -> Run {
         Run { first: self.first + pages, pages: self.taken - pages }
     }
 }
 
-/// Whether what stands free beside new pages counts for the request. It can be taken before they are there.
+/// Whether free memory beside new pages counts for the request. It can be taken before they are there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Beside {
     Counts,
     CountsNot,
 }
 
-/// Chooses where pages for the request will stand: where the fewest are needed since free memory stands beside, in a
-/// hole rather than in new space.
+/// Chooses where pages for the request will be: where the fewest are needed beside free memory, in a hole rather than
+/// in new space.
 pub(super) fn find_place(memory: &DeviceMemory, heap: &Heap, bytes: u64, beside: Beside) -> Option<PagePlacement> {
     let needed = heap.needed_for(bytes);
-    // One page at least: the search may have passed over what is free there.
+    // At least one page: the search may have passed over what is free there.
     let pages_for = |bytes: u64| Some(u32::try_from(bytes.div_ceil(PAGE)).ok()?.max(1));
     let whole = pages_for(needed)?;
     let mut space = lock(&memory.space);
     let mut best = space.hole(whole).map(|hole| (whole, hole.pages, hole.first));
     if beside == Beside::Counts {
-        // What saves no page does not count.
+        // Free memory that saves no page does not count.
         let least = needed.saturating_sub(u64::from(whole - 1) * PAGE);
         for (end, free) in heap.tails(least).filter(|(end, _)| *end < memory.range.bytes) {
             let pages = pages_for(needed.saturating_sub(free))?;
@@ -68,10 +67,10 @@ pub(super) fn find_place(memory: &DeviceMemory, heap: &Heap, bytes: u64, beside:
     space.take(Run { first, pages: taken }).then_some(PagePlacement { first, pages, taken })
 }
 
-/// Bytes of the smallest large request. A smaller one, from [`LOWEST_BELOW`] on, is often a work area that goes again.
+/// Bytes of the smallest large request. A smaller one, from [`LOWEST_BELOW`] on, is often a short-lived work area.
 const LARGE: u64 = LOWEST_BELOW << 2;
 
-/// Returns the most pages of an extent that is created for a request of so many bytes.
+/// Returns the most pages of an extent created for a request of so many bytes.
 pub(super) fn extent_pages(memory: &DeviceMemory, bytes: u64) -> u32 {
     match memory.set_extent_pages {
         _ if bytes < LOWEST_BELOW => 1,

@@ -1,7 +1,5 @@
-//! A pool's reserve: how it is made, and how a cache gets pages of it.
-//!
-//! The pages stay where they are, so that a cache gets them without a driver call. Those that other streams of the pool
-//! have free come back once the work that used them is done.
+//! A pool's reserve: how it is made, and how a cache gets pages of it without a driver call, as they stay where they
+//! are. Pages that other streams of the pool have free return once the work that used them is done.
 
 use super::claim::{claimed, out_of_addresses};
 use crate::error::Result;
@@ -16,8 +14,8 @@ use crate::observe::Activity;
 use crate::observe::delivery::deliver;
 use crate::sync::{ThisThread, lock};
 
-/// The most pages of an extent of a reserve: creating and mapping cost by the extent, and after the pool's end a live block
-/// keeps all of one.
+/// The most pages of an extent of a reserve: each extent costs a creation and a mapping, and after the pool's end a
+/// live block keeps a whole one.
 const EXTENT_PAGES: u32 = LARGE_EXTENT_PAGES as u32 / 2;
 
 /// Makes the reserve of a new pool, in whole pages.
@@ -52,8 +50,7 @@ pub(in crate::memory::serve) fn make_reserve(pool: &Pool, bytes: u64) -> Result<
         memory.put_back_pages(Run { first, pages: run.next() - first });
         // SAFETY: no cache has got any of it, so no work uses it.
         unsafe { memory.retire(Remains::Released { mapped: extents, unmapped }, Until::at_once(), &pool.supply) };
-        // What the driver refuses to take back now is tried again whenever memory is given back.
-        let _ = memory.end_retired(false);
+        memory.try_end_retired();
         return outcome;
     }
     // Its pages are never moved.
@@ -63,7 +60,7 @@ pub(in crate::memory::serve) fn make_reserve(pool: &Pool, bytes: u64) -> Result<
     Ok(())
 }
 
-/// Pages of a reserve that a cache has free; where they are given back they stand as before.
+/// Pages of a reserve that a cache has free. Those given back are where they were.
 struct OfReserve(Vec<Run>);
 
 impl FreeMemory for OfReserve {
@@ -77,7 +74,7 @@ impl FreeMemory for OfReserve {
     }
 }
 
-/// Has pages that no cache can take be the reserve's again once `until` is done, which is all work that may have used them.
+/// Returns pages that no cache can take to the reserve once `until`, all work that may have used them, is done.
 fn retire_runs(service: &Service, runs: Vec<Run>, until: Until) {
     if !runs.is_empty() {
         // SAFETY: these pages were taken out of their cache, and `until` is all work that may have used them.
@@ -85,7 +82,7 @@ fn retire_runs(service: &Service, runs: Vec<Run>, until: Until) {
     }
 }
 
-/// Serves the request from pages of its pool's reserve: the offset of the block. None if there are not enough in a row.
+/// Serves the request from pages of its pool's reserve: the offset of the block. None if too few are in a row.
 ///
 /// # Errors
 /// Any refusal of the driver. Everything is then as it was.
@@ -121,8 +118,8 @@ fn take(request: &AllocationRequest, reserve: &Reserve, reach: &Reach, pages: u3
     found.and_then(|_| cache.allocate_locked(&mut heap, bytes))
 }
 
-/// Takes back what other caches of the pool have free of the reserve and no work uses any more: of all of them once memory has
-/// run out, of a few before. Returns whether there was any.
+/// Takes back free pages of the reserve that no work uses from other caches of the pool: from all once memory has run
+/// out, else from a few. Returns whether there were any.
 fn collect(request: &AllocationRequest, reserve: &Reserve, reach: &Reach) -> Result<bool> {
     let pool = request.pool();
     let caches = if reach.waits {
@@ -143,7 +140,7 @@ fn collect(request: &AllocationRequest, reserve: &Reserve, reach: &Reach) -> Res
             let until = Until::recorded_later(cache.memory.location.device());
             taken.memory.put_back(request.cache, &request.service, request.thread, until)?;
         } else {
-            // Some are to go where the pool was closed meanwhile.
+            // Some go if the pool was closed meanwhile.
             retire_extents(pool, reserve.put_back(taken.memory.0));
         }
         taken.until.recycle(&cache.memory.events);
@@ -151,7 +148,7 @@ fn collect(request: &AllocationRequest, reserve: &Reserve, reach: &Reach) -> Res
     Ok(has_any)
 }
 
-/// Takes what a cache has free of its pool's reserve, to be the reserve's again once the stream is done with it.
+/// Takes a cache's free pages of its pool's reserve, to return them once the stream is done.
 pub(in crate::memory::serve) fn retire_reserve(
     cache: &StreamCache,
     thread: ThisThread,
@@ -171,7 +168,7 @@ pub(in crate::memory::serve) fn retire_reserve(
     Ok(())
 }
 
-/// Gives back what a reserve has let go of, since its pool has ended.
+/// Releases extents of a reserve whose pool has ended.
 pub(in crate::memory) fn retire_extents(pool: &Pool, mapped: Vec<Mapping>) {
     if !mapped.is_empty() {
         let remains = Remains::Released { mapped, unmapped: Vec::new() };

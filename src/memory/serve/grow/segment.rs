@@ -4,7 +4,7 @@ use log::Level;
 
 use super::claim::{claimed, out_of_addresses};
 use super::pages::Grown;
-use super::segment_events::{retire_segment, tell_added};
+use super::segment_events::{report_added, retire_segment};
 use crate::error::{Bytes, Error, GPUPOOL, Result};
 use crate::memory::cache::{DeviceCaches, Service, StreamCache};
 use crate::memory::device::{Until, call_out, log_out, overlapping};
@@ -49,24 +49,24 @@ fn make_segment(cache: &StreamCache, service: &Service, bytes: u64) -> Result<u6
         cache.memory.range.count_driver_call();
         let address = supply(pool, || call_out(|| source.allocate(bytes, stream)))?;
         add_segment(cache, address, bytes).inspect_err(|_| {
-            // To free what starts where a segment does would take that segment's memory away from its holder.
+            // Freeing an address where another segment starts would take that from its holder.
             if !cache.memory.segments.starts_at(address) {
                 // SAFETY: it was just allocated so, and no cache has it.
                 let _ = call_out(|| unsafe { source.free(address, bytes, stream) });
             }
         })
     })?;
-    tell_added(pool, cache.memory.address(start), bytes);
+    report_added(pool, cache.memory.address(start), bytes);
     Ok(start)
 }
 
-/// Has so many bytes free in a cache whose pool has segments, in one piece or in pieces of `most`: makes them, unless as
-/// many are free.
+/// Makes sure that a cache of a pool with segments has so many bytes free, in one piece or in pieces of
+/// `most`: makes segments if not.
 ///
 /// # Errors
 /// `ErrorKind::OutOfMemory` if there is not enough; any other refusal of the driver.
 pub(in crate::memory) fn warm_by_segments(cache: &StreamCache, bytes: u64, most: u64) -> Result<()> {
-    let (largest, free) = cache.visit().free_bytes();
+    let (largest, free) = cache.lock_by_mutex().free_bytes();
     let Some(service) = cache.service().filter(|_| largest < bytes.min(most) || free < bytes) else { return Ok(()) };
     let _delivery = Delivery::at_end();
     let _stack = hold_stack(Purpose::Allocation);
@@ -92,7 +92,7 @@ pub(in crate::memory) fn warm_by_segments(cache: &StreamCache, bytes: u64, most:
     Ok(())
 }
 
-/// Makes memory at a foreign address known, and the cache's. Returns its offset.
+/// Registers memory at a foreign address as the cache's. Returns its offset.
 fn add_segment(cache: &StreamCache, address: u64, bytes: u64) -> Result<u64> {
     let memory = cache.memory;
     if !address.is_multiple_of(ALIGNMENT) {
@@ -101,7 +101,7 @@ fn add_segment(cache: &StreamCache, address: u64, bytes: u64) -> Result<u64> {
              alignment"
         )));
     }
-    // All devices share one range of addresses. One at a time, so that no two locks are held.
+    // All devices share one range of addresses. Checked one at a time, so that no two locks are held.
     if DeviceCaches::all().any(|caches| caches.memory.overlaps(address, bytes)) {
         return Err(overlapping(address, bytes));
     }

@@ -1,7 +1,6 @@
-//! Callbacks of a pool that are called for its segments: for each before it is first used, and before it is released.
-//!
-//! Libraries register memory by its address, NCCL, UCX and NVSHMEM among them, and such a registration must end before
-//! the memory is released. So this works only for pools whose segments are never moved.
+//! Callbacks for a pool's segments: called for each before it is first used, and before it is released. Libraries such
+//! as NCCL, UCX and NVSHMEM register memory by its address, and must end that before the memory is released. So this
+//! works only for pools whose segments are never moved.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
@@ -32,7 +31,7 @@ impl SegmentGuard {
 
 impl Drop for SegmentGuard {
     fn drop(&mut self) {
-        // A forked child tells no callback, and the lock may be held for ever there.
+        // A forked child calls no callback, and the lock may be held for ever there.
         if !process::is_forked()
             && let Some(pool) = self.pool.upgrade()
         {
@@ -41,7 +40,7 @@ impl Drop for SegmentGuard {
     }
 }
 
-/// Tells a callback of each segment of the pool: of those that are there, now, and of others as they come and go.
+/// Registers a callback and calls it for each segment: for the present ones now, and for others as they come and go.
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` if the pool's memory moves, or the pool is closed; `ErrorKind::Forked` in a forked child.
@@ -59,30 +58,29 @@ pub(crate) fn on_segment(pool: &Arc<Pool>, callback: SegmentCallback) -> Result<
     }
     let listener = Arc::new(Listener::new(callback));
     for (address, bytes) in pool.segments.listen(&listener) {
-        tell(pool, &listener, SegmentEventKind::Added, address, bytes);
-        if let Some(leaving) = pool.segments.end_telling(address) {
-            let remains = tell_end(pool, leaving);
+        report(pool, &listener, SegmentEventKind::Added, address, bytes);
+        if let Some(leaving) = pool.segments.end_reporting(address) {
+            let remains = report_end(pool, leaving);
             let until = Until::recorded_later(pool.memory.location.device());
             // SAFETY: the segment was taken out of its cache and off the list, and all work on the device is waited for.
             unsafe { pool.memory.retire(remains, until, &pool.supply) };
-            // What the driver refuses here it refuses again later, where a call asked for it.
-            let _ = pool.memory.end_retired(false);
+            pool.memory.try_end_retired();
         }
     }
     Ok(SegmentGuard { pool: Arc::downgrade(pool), listener })
 }
 
-/// Tells the pool's callbacks of a segment that no cache has yet, if the pool has such.
-pub(super) fn tell_added(pool: &Pool, address: u64, bytes: u64) {
+/// Calls the pool's callbacks, if any, for a segment that no cache has yet.
+pub(super) fn report_added(pool: &Pool, address: u64, bytes: u64) {
     if pool.has_fixed_segments() {
         for listener in pool.segments.add(address, bytes) {
-            tell(pool, &listener, SegmentEventKind::Added, address, bytes);
+            report(pool, &listener, SegmentEventKind::Added, address, bytes);
         }
     }
 }
 
-/// Gives mappings back that were taken out of a cache. Where each is a segment, the pool's callbacks are told before, once
-/// the work is done that may use it.
+/// Gives back mappings that were taken out of a cache. If they are segments, the pool's callbacks are called first,
+/// once the work that may use them is done.
 ///
 /// # Safety
 /// As for [`DeviceMemory::retire`](crate::memory::device::DeviceMemory::retire).
@@ -93,7 +91,7 @@ pub(in crate::memory::serve) unsafe fn retire_mappings(pool: &Pool, mut mapped: 
         mapped.retain(|mapping| {
             let remains = Remains::Released { mapped: vec![*mapping], unmapped: Vec::new() };
             let leaving = pool.segments.take(memory.address(mapping.start()), remains);
-            leaving.map(|leaving| tell_end(pool, leaving)).is_some()
+            leaving.map(|leaving| report_end(pool, leaving)).is_some()
         });
     }
     let remains = Remains::Released { mapped, unmapped: Vec::new() };
@@ -101,7 +99,7 @@ pub(in crate::memory::serve) unsafe fn retire_mappings(pool: &Pool, mut mapped: 
     unsafe { memory.retire(remains, until, &pool.supply) };
 }
 
-/// As [`retire_mappings`], of a segment of a pool's source that was made for this service: its offset and bytes.
+/// As [`retire_mappings`], for a segment of a pool's source that was made for this service: its offset and bytes.
 ///
 /// # Safety
 /// As for [`DeviceMemory::retire`](crate::memory::device::DeviceMemory::retire).
@@ -117,34 +115,34 @@ pub(in crate::memory::serve) unsafe fn retire_segment(
     if pool.has_fixed_segments() {
         wait_for_listeners(pool, &mut until);
         let Some(leaving) = pool.segments.take(address, remains) else { return };
-        remains = tell_end(pool, leaving);
+        remains = report_end(pool, leaving);
     }
     // SAFETY: the caller's promise.
     unsafe { memory.retire(remains, until, &pool.supply) };
 }
 
-/// Waits for the work that may use what is to go, if there are callbacks: a library lets go of no memory that it is using.
+/// Waits for the work that may use leaving memory if there are callbacks: a library cannot release memory in use.
 fn wait_for_listeners(pool: &Pool, until: &mut Until) {
     if pool.segments.has_listeners() {
-        // What the driver refuses here it refuses again when the memory is to go, which is where a call asks for it.
+        // What the driver refuses here it refuses again when the memory is released, where a call asks for it.
         let _ = until.is_done(&pool.memory.events, true);
     }
 }
 
-/// Tells the pool's callbacks of a segment that goes, and returns what remains of it.
-fn tell_end(pool: &Pool, leaving: Leaving) -> Remains {
+/// Calls the pool's callbacks for a leaving segment, and returns what remains of it.
+fn report_end(pool: &Pool, leaving: Leaving) -> Remains {
     for listener in &leaving.listeners {
-        tell(pool, listener, SegmentEventKind::Removed, leaving.address, leaving.bytes);
+        report(pool, listener, SegmentEventKind::Removed, leaving.address, leaving.bytes);
     }
     leaving.remains
 }
 
-/// Calls a callback. Its panic is told to the log: the call that made or gave back memory is another's.
-fn tell(pool: &Pool, listener: &Listener, kind: SegmentEventKind, address: u64, nbytes: u64) {
+/// Calls a callback. Its panic is logged only: the call that made or gave back memory is another's.
+fn report(pool: &Pool, listener: &Listener, kind: SegmentEventKind, address: u64, nbytes: u64) {
     // Pools of users are of devices.
     let Some(device) = pool.memory.location.device() else { return };
     let event = SegmentEvent { kind, address, nbytes, device, pool: pool.id };
-    if catch_unwind(AssertUnwindSafe(|| call_out(|| listener.tell(&event)))).is_err() {
+    if catch_unwind(AssertUnwindSafe(|| call_out(|| listener.call(&event)))).is_err() {
         log_out(
             Level::Error,
             format_args!("pool {} on {device}: a callback of on_segment panicked for {event:?}", pool.label()),

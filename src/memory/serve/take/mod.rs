@@ -1,8 +1,7 @@
-//! Taking what another cache has free: the one way in which a request gets memory of another stream, or of another pool.
-//!
-//! Is it ready? Lock it in its service; has anything changed since it was asked? Take; record the work so far; give back what
-//! that work still uses. The work is recorded after the memory was taken, so that it is all that ever used it, and no lock is
-//! held while the driver is asked.
+//! Taking another cache's free memory: the one way in which a request gets memory of another stream or pool. Check that
+//! it is ready, lock the cache in its service, check that nothing changed, take it, record the work so far, and put
+//! back what that work still uses. The work is recorded after the memory was taken, so that it is all that ever used
+//! it, and no lock is held during driver calls.
 
 mod reach;
 mod readiness;
@@ -22,18 +21,18 @@ use crate::sync::ThisThread;
 
 /// Free memory that can be taken out of a cache, and given back to it.
 pub(super) trait FreeMemory {
-    /// Gives it back to the cache that had it, or to its pool once `until` is done if that cache has ended its service.
+    /// Puts it back into its cache, or gives it to its pool once `until` is done if that cache has ended its service.
     ///
     /// # Errors
-    /// `ErrorKind::Library` if the driver refuses to take back memory of a pool that is gone; it has left the caller all the same.
+    /// `ErrorKind::Library` if the driver refuses to take back memory of a pool that is gone; the caller has lost it anyway.
     fn put_back(self, cache: &'static StreamCache, service: &Service, thread: ThisThread, until: Until) -> Result<()>;
 }
 
-/// What was taken of a cache.
+/// What was taken out of a cache.
 #[derive(Debug)]
 pub(super) struct Taken<T> {
     pub(super) cache: &'static StreamCache,
-    /// What the cache served then.
+    /// The cache's service then.
     pub(super) service: Service,
     pub(super) memory: T,
     /// When the work that used it is done.
@@ -41,17 +40,14 @@ pub(super) struct Taken<T> {
 }
 
 impl<T: FreeMemory> Taken<T> {
-    /// Records the work so far that may use what was just taken; that goes back if the driver refuses.
-    ///
-    /// # Errors
-    /// `ErrorKind::Library`, the driver's refusal.
+    /// Records the work so far that may use what was just taken. On a refusal the memory goes back.
     pub(super) fn after_work_so_far(
         cache: &'static StreamCache,
         service: &Service,
         memory: T,
         request: &AllocationRequest,
     ) -> Result<Self> {
-        // What stands for the work on the stream, should the driver not record that.
+        // Waits for all work if the driver does not record the stream's.
         let until = Until::recorded_later(cache.memory.location.device());
         let taken = Self { cache, service: service.clone(), memory, until };
         match service.work_so_far(&cache.memory.events, request.thread, Some(&request.service)) {
@@ -63,10 +59,6 @@ impl<T: FreeMemory> Taken<T> {
         }
     }
 
-    /// Gives it back.
-    ///
-    /// # Errors
-    /// As [`FreeMemory::put_back`].
     pub(super) fn put_back(self, thread: ThisThread) -> Result<()> {
         let Self { cache, service, memory, until } = self;
         memory.put_back(cache, &service, thread, until)
@@ -82,26 +74,25 @@ impl<T: FreeMemory> Taken<T> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Giver<'a> {
     pub(super) cache: &'static StreamCache,
-    /// The pool that it is to serve.
+    /// The pool that it must serve.
     pub(super) pool: &'a Pool,
-    /// The bytes that it must have unused for its stream to be asked about.
+    /// The unused bytes that it must have before its stream is queried.
     pub(super) least: u64,
-    /// Whether its empty slabs are dropped now and then, also by a request that waits for nothing.
+    /// Whether its empty slabs are dropped now and then, also by a request that does not wait.
     pub(super) drops_slabs: bool,
 }
 
 /// Why nothing was taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum NotTaken {
-    /// The cache's stream is at work, which the driver was asked.
+    /// The cache's stream is at work, according to the driver.
     AtWork,
-    /// The cache has no free pages.
     Bare,
     /// What the cache has cannot be taken for now.
     Kept,
 }
 
-/// Takes what `select` takes out of another cache's heap, which may be nothing, if no work uses it that the request's
+/// Takes what `select` selects, perhaps nothing, out of another cache's heap, if no work uses it that the request's
 /// stream does not come after.
 ///
 /// # Errors
@@ -115,10 +106,10 @@ pub(super) fn take_from<T: FreeMemory>(
     let Some(service) = cache.service_of(pool).filter(|_| !std::ptr::eq(cache, request.cache)) else {
         return Ok(Err(NotTaken::Kept));
     };
-    // A look into a cache that this thread locks cheaply costs less than a question about its stream.
+    // A look into a cache that this thread locks cheaply costs less than querying its stream.
     if cache.is_owned_by(request.thread) {
         let mut heap = cache.lock(request.thread);
-        let is_bare = cache.tell_if_no_pages(&mut heap);
+        let is_bare = cache.withdraw_if_no_pages(&mut heap);
         if heap.unused() < least || (is_bare && !reach.waits) {
             return Ok(Err(if is_bare { NotTaken::Bare } else { NotTaken::Kept }));
         }
@@ -137,11 +128,11 @@ pub(super) fn take_from<T: FreeMemory>(
         if reach.waits {
             heap.drop_empty_slabs(&cache.memory.pages);
         } else if drops_slabs && readiness == Readiness::AfterWork {
-            // Where the work was marked earlier, slots may have been freed since.
+            // If the work was marked earlier, slots may have been freed since.
             heap.drop_empty_slabs_at_times(&cache.memory.pages);
         }
         let memory = select(&mut heap, &service);
-        (memory, cache.tell_if_no_pages(&mut heap))
+        (memory, cache.withdraw_if_no_pages(&mut heap))
     };
     let Some(memory) = memory else { return Ok(Err(if is_bare { NotTaken::Bare } else { NotTaken::Kept })) };
     // Before any thread can have it.

@@ -1,5 +1,5 @@
-//! How far a request reaches for memory that others have free: the pools whose pages it may take, and whether it waits for
-//! the work that used them. It grows on the way down the ladder, once the driver or a limit has said no.
+//! A request's reach: the pools whose free pages it may take, and whether it waits for the work that used them. It
+//! grows once the driver or a limit has refused memory.
 
 use std::sync::Arc;
 
@@ -14,13 +14,13 @@ pub(in crate::memory::serve) struct Reach {
 }
 
 impl Reach {
-    /// Reaches for what is ready in a pool.
+    /// Reaches for ready pages of one pool.
     pub(in crate::memory::serve) fn of_pool(pool: &Arc<Pool>) -> Self {
         Self { pools: vec![Arc::clone(pool)], waits: false }
     }
 }
 
-/// Returns the other pools of a pool's device for which `is_meant` is true.
+/// Returns the other pools of the device that `is_meant` selects.
 pub(in crate::memory::serve) fn other_pools(
     own: &Pool,
     is_meant: fn(&Pool) -> bool,

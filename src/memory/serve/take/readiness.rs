@@ -1,4 +1,4 @@
-//! Whether what a cache has free can be taken for a request: what is asked before its heap is locked.
+//! Whether a cache's free memory can be taken for a request: what is checked before its heap is locked.
 
 use super::reach::Reach;
 use super::work_marks;
@@ -9,19 +9,19 @@ use crate::memory::serve::request::AllocationRequest;
 use crate::memory::tuning::PAGE;
 use crate::runtime::{self, RelaxedCapture};
 
-/// Whether what a cache has free can be taken for another one.
+/// Whether a cache's free memory can be taken for another cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Readiness {
     Never,
     /// Not now: its stream is at work.
     AtWork,
-    /// With the work so far on its stream, or on the device.
+    /// After the work so far on its stream, or on the device.
     AfterWork,
     /// At once, if its heap's turnover is still this.
     Done(u64),
 }
 
-/// Returns whether a request can take what another cache has free.
+/// Returns whether a request can take another cache's free memory.
 ///
 /// # Errors
 /// `ErrorKind::Library` if the driver refuses, also for an error of earlier work.
@@ -41,7 +41,7 @@ pub(super) fn readiness(
             return Ok(Readiness::AfterWork);
         }
         if service.role.is_captured() {
-            // No call names a stream there, so this one marks. Without a mark nothing is taken.
+            // No call names its stream, so this one marks the work. Without a mark nothing is taken.
             let _ = work_marks::mark_all_work(cache, request.thread);
         } else if !service.pool.marks_work() && cache.lock(request.thread).unused() >= PAGE {
             work_marks::begin(&service.pool);
@@ -58,7 +58,7 @@ pub(super) fn readiness(
     if reach.waits {
         return Ok(Readiness::AfterWork);
     }
-    // The question spoils captures as an allocation does.
+    // The query spoils captures as an allocation does.
     let _relaxed = RelaxedCapture::new(runtime::get()?)?;
     let is_idle = stream.query()?;
     Ok(if is_idle { Readiness::AfterWork } else { Readiness::AtWork })

@@ -1,10 +1,8 @@
-//! Marks of work: how free pages of a stream that may be gone by now serve other streams.
-//!
-//! A stream that gpupool did not make can be touched only in a call that names it. So calls that free on such a stream
-//! mark its work by an event, and what is free then can serve other streams once the event is done, though the stream
-//! can be asked no more: for as long as the cache's free pages stay as they were. Nothing is marked before a request
-//! has passed over such pages, so that a program with one stream pays nothing. Memory of a graph that was reset is
-//! marked by the request that looks at it.
+//! Marks of work: how free pages of a stream that may be gone serve other streams. A stream that gpupool did not make
+//! can be touched only in a call that names it. So calls that free on such a stream mark its work by an event. What is
+//! free then can serve other streams once the event is done, while the cache's free pages stay as they were. Nothing is
+//! marked before a request has passed over such pages, so that a program with one stream pays nothing. Memory of a
+//! graph that was reset is marked by the request that looks at it.
 
 use crate::error::Result;
 use crate::ids::CaptureStatus;
@@ -13,9 +11,8 @@ use crate::memory::pool::Pool;
 use crate::runtime::{self, RelaxedCapture, Stream};
 use crate::sync::ThisThread;
 
-/// Marks the work so far on the stream of a cache's service, which the caller names and so keeps alive, if its free pages
-/// have changed since the last mark; nothing if the cache has ended that service. A refusal leaves the last mark, which
-/// counts for nothing then.
+/// Marks the work so far on a service's stream, which the caller names and so keeps alive, if its cache's free pages
+/// have changed since the last mark; nothing if that service has ended. A refusal leaves the old, outdated mark.
 pub(in crate::memory::serve) fn mark_work(
     cache: &StreamCache,
     service: &Service,
@@ -48,8 +45,8 @@ pub(in crate::memory::serve) fn mark_work(
     Ok(())
 }
 
-/// Marks all work so far on the device, if the cache's free pages have changed since the last mark; not while a capture
-/// is known of, which that would spoil.
+/// Marks all work so far on the device, if the cache's free pages have changed since the last mark, unless that would
+/// spoil a known capture.
 pub(super) fn mark_all_work(cache: &StreamCache, thread: ThisThread) -> Result<()> {
     let memory = cache.memory;
     let turnover = cache.lock(thread).turnover();
@@ -69,14 +66,14 @@ fn put_mark(cache: &StreamCache, mark: WorkMark) {
     cache.memory.events.put_back(cache.last_work.put(mark));
 }
 
-/// Returns the heap's turnover at the last mark, if the stream's work until then is done.
+/// Returns the heap's turnover at the last mark, if the marked work is done.
 ///
 /// # Errors
 /// `ErrorKind::Library`, also for an error of the marked work.
 pub(super) fn finished_turnover(cache: &StreamCache) -> Result<Option<u64>> {
     let Some(mut mark) = cache.last_work.take() else { return Ok(None) };
     if !mark.is_done {
-        // The question spoils captures as an allocation does.
+        // The query spoils captures as an allocation does.
         let _relaxed = RelaxedCapture::new(runtime::get()?)?;
         mark.is_done = mark.event.query()?;
     }

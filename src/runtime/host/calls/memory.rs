@@ -1,5 +1,4 @@
-//! Memory of the simulated devices and of the host, and copies and fills, which change its real bytes once their turn
-//! comes.
+//! Memory of the simulated devices and of the host, and copies and fills, which change its real bytes in their turn.
 
 use crate::error::{Result, StatusKind};
 use crate::ids::{Device, MemoryLocation, NumaNode, RawStream};
@@ -12,8 +11,8 @@ use crate::runtime::host::{Call, Host, check, enter_memory_call, timeline, uses}
 use crate::runtime::host_memory::{PagePopulation, map, unmap};
 use crate::runtime::{MemoryCalls, MemoryInfo, StreamOrderedMemory};
 
-/// Puts work with memory of a device on a stream, whose device must have access to it now; whether it still has is seen when
-/// the work is done. Who submits work promises that what it uses of the host stays until then.
+/// Submits work with device memory to a stream, whose device must have access now; whether it still has is checked when
+/// the work is done. The caller promises that host memory stays until then.
 fn submit_work(function: &str, key: StreamKey, work: Work) -> Result<()> {
     let device = timeline().device(key)?;
     if !space().is_accessible(work.mapped(), device) {

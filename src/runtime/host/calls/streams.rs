@@ -1,4 +1,4 @@
-//! Simulated streams and events, whose work completes when a test says so, or when somebody waits for it.
+//! Simulated streams and events, whose work completes when a test completes it, or somebody waits for it.
 
 use std::thread;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use crate::runtime::host::refusal::refused;
 use crate::runtime::host::{Call, Host, capture, check, timeline};
 use crate::runtime::{RawEvent, Runtime, StreamCalls};
 
-/// Completes work until it is done: another process may hold it up, and is asked again each millisecond.
+/// Completes work until it is done: another process may delay it, and is queried each millisecond.
 fn wait_for_others(mut complete: impl FnMut() -> Result<bool>) -> Result<()> {
     while !complete()? {
         thread::sleep(Duration::from_millis(1));
