@@ -1,4 +1,4 @@
-"""The layout that the sources keep: what uses what, how large circles and folders are, where chosen numbers are, names.
+"""The layout that the sources keep: what uses what, sizes of circles and folders, where chosen numbers and counters are.
 
 ``python tests/layout.py [ROOT]`` prints a line for everything that breaks a rule, and exits with 1 if there is any. It
 reads Rust as text: `use`, and paths that begin with crate, self or super. What a mod.rs passes on leads to the file
@@ -31,11 +31,16 @@ KEEPERS = ["src/memory/route/context_scope.rs", "src/observe/delivery.rs", "src/
 TUNING = "src/memory/tuning.rs"
 MOST_CHOSEN = 30
 
+# The most counters of one declaration that another file may name: what lists them is made of it. Those that count name all.
+MOST_NAMED = 4
+COUNT = ("src/handle/device_pool/mod.rs", "src/memory/report/summary.rs")
+
 # What gpupool.h and Rust's users each call so: a program in Rust that has both names the module.
 SHARED_NAMES = ("Event", "Recording")
 
 CONSTANT = re.compile(r"^[ \t]*(?:pub(?:\([^)]*\))? +)?const (\w+): [^;=]*(?:; *\w+\][^;=]*)*=([^;]*);", re.MULTILINE)
 DECIMAL = re.compile(r"\b(?!0[xb])[0-9][0-9_]*(?=\b|[a-z])")
+COUNTERS = re.compile(r"^counters! \{.*?^    pub struct (\w+) as (.*?)^\}$", re.MULTILINE | re.DOTALL)
 USE = re.compile(r"^[ \t]*(pub(?:\([^)]*\))? +)?use\s+([^;]+);", re.MULTILINE)
 TESTS = re.compile(
     r"^( *)#\[cfg\((?:all\()?test\b[^\n]*\n(?: *#\[[^\n]*\n)*\1mod \w+ \{\n.*?^\1\}$", re.MULTILINE | re.DOTALL
@@ -146,6 +151,15 @@ def chosen(path: Path) -> list[str]:
     return [name for name, value in found if {*DECIMAL.findall(value)} - {"0", "1", "2"}]
 
 
+def counters(crate: Crate) -> Iterator[tuple[str, Path, list[Path]]]:
+    """Yield each struct of counters, the file that declares it, and those that name too many of its counters."""
+    for module, path in crate.files.items():
+        for struct, fields in COUNTERS.findall(crate.code[module]):
+            names = re.findall(r"\bpub (\w+):", fields)
+            named = {m: sum(bool(re.search(rf"\b{name}\b", code)) for name in names) for m, code in crate.code.items()}
+            yield struct, path, [crate.files[m] for m, count in named.items() if count > MOST_NAMED and m != module]
+
+
 def shared_names(crate: Crate) -> dict[str, list[Path]]:
     """Return the names that types in several files have, with the files. In one file it is one type, for each `cfg`."""
     files: dict[str, list[Path]] = {}
@@ -185,6 +199,9 @@ def broken(root: Path) -> Iterator[str]:
     for name, paths in shared_names(crate).items():
         found = ", ".join(path.relative_to(root).as_posix() for path in paths)
         yield f"{name} is the name of several types, and each needs its own: {found}"
+    for struct, path, listing in counters(crate):
+        for name in sorted({each.relative_to(root).as_posix() for each in listing} - {*COUNT}):
+            yield f"{name} names the counters of {struct}, which are listed in {path.relative_to(root)} alone"
     table = root / TUNING
     if len(constants := CONSTANT.findall(table.read_text())) > MOST_CHOSEN:
         yield f"{TUNING}: at most {MOST_CHOSEN} numbers may be chosen, and {len(constants)} are"

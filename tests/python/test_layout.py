@@ -137,3 +137,16 @@ impl Deref for Error {
         "Key is the name of several types, and each needs its own: src/ids.rs, src/memory/stats.rs",
         "Place is the name of several types, and each needs its own: src/error.rs, src/handle/pool.rs",
     ]
+
+
+def test_counters_are_listed_where_they_are_declared_alone(tmp_path):
+    names = ["live_bytes", "peak_bytes", "blocks", "frees", "waits"]
+    fields = "".join(f"        /// What it counts.\n        pub {name}: u64,\n" for name in names)
+    declared = f"counters! {{\n    $\n    /// Counts.\n    pub struct Stats as stats_counters {{\n{fields}    }}\n}}\n"
+    listed = f"fn list() {{ [{', '.join(f'stats.{name}' for name in names)}] }}"
+    some = {"src/memory/serve/some.rs": listed.replace("stats.waits", "0")}
+    counting = {"src/memory/report/stats.rs": declared, "src/memory/report/summary.rs": listed}
+    assert check(tmp_path, GOOD | counting | some) == []
+    assert check(tmp_path, {"src/python/stats.rs": listed}) == [
+        "src/python/stats.rs names the counters of Stats, which are listed in src/memory/report/stats.rs alone"
+    ]

@@ -1,6 +1,5 @@
 //! Reports on memory: statistics, summaries, snapshots, and the recording that leads to them.
 
-mod counters;
 mod device_stats;
 mod frozen;
 mod largest_block;
@@ -10,7 +9,6 @@ mod snapshot;
 mod stats;
 mod summary;
 
-pub(in crate::memory) use counters::Sum;
 pub(crate) use device_stats::device_stats;
 pub use device_stats::{DeviceStats, Stat, Stats};
 pub(in crate::memory) use frozen::{Frozen, FrozenCache};
@@ -24,6 +22,8 @@ pub(in crate::memory) use snapshot::segments_of_pool;
 pub(crate) use snapshot::take_snapshot;
 pub use snapshot::{BlockView, MemorySnapshot, SegmentView, memory_snapshot};
 pub use stats::{MemoryStats, PoolStats, memory_stats, reset_peak_memory_stats};
+#[cfg(feature = "python")]
+pub(crate) use stats::{memory_counters, pool_counters};
 pub(in crate::memory) use stats::{reset_peaks_of, reset_pool_peaks};
 pub(crate) use summary::pool_summaries;
 pub(in crate::memory) use summary::summarize;

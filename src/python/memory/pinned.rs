@@ -64,10 +64,6 @@ pub(in crate::python) fn summarize_pinned(py: Python<'_>) -> PyResult<(Vec<Bound
     let found = py.detach(memory::pinned_stats_by_node)?;
     let of_node = |(node, stats)| {
         let counts = PyMemoryStats::from(stats).as_dict(py)?;
-        // Pinned memory has no pools of users, and does not sleep.
-        for name in ["pools", "asleep_bytes", "backup_bytes", "attached_bytes", "sent_bytes"] {
-            counts.del_item(name)?;
-        }
         counts.set_item("numa", node)?;
         Ok(counts)
     };

@@ -7,6 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict};
 
 use crate::error::Error;
+use crate::memory::report::{memory_counters, pool_counters};
 use crate::memory::{self, MemoryLimit, MemoryStats, OomGuard, PoolStats};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
@@ -15,23 +16,9 @@ use crate::python::device;
 use crate::python::whole::{Whole, number_of};
 use crate::sync::lock;
 
-counts_class! {
-    PyPoolStats = "PoolStats" from stats: PoolStats {
-        u64 of stats => [
-            live_bytes, peak_live_bytes, requested_bytes, cached_bytes, releasing_bytes, asleep_bytes,
-            backup_bytes, reserved_bytes, peak_reserved_bytes, live_blocks, waiting_blocks, allocations, frees,
-        ];
-    }
-}
-
-counts_class! {
-    PyMemoryStats = "MemoryStats" from stats: MemoryStats {
-        u64 of stats.total => [
-            live_bytes, peak_live_bytes, requested_bytes, cached_bytes, releasing_bytes, asleep_bytes,
-            backup_bytes, reserved_bytes, peak_reserved_bytes, live_blocks, waiting_blocks, allocations, frees,
-        ];
-        u64 of stats => [driver_calls, moved_pages, pools, attached_bytes, sent_bytes];
-    }
+pool_counters! { counts_class! { PyPoolStats = "PoolStats" from stats: PoolStats { stats } } }
+pool_counters! {
+    memory_counters! { counts_class! { PyMemoryStats = "MemoryStats" from stats: MemoryStats { stats.total, stats } } }
 }
 
 #[doc = docstring!("empty_cache")]
