@@ -1,4 +1,4 @@
-"""The layout that the sources keep: what uses what, sizes of circles and folders, where chosen numbers and counters are.
+"""The layout that the sources keep: what uses what, sizes of circles and folders, where numbers and counters are.
 
 ``python tests/layout.py [ROOT]`` prints a line for everything that breaks a rule, and exits with 1 if there is any. It
 reads Rust as text: `use`, and paths that begin with crate, self or super. What a mod.rs passes on leads to the file
@@ -31,7 +31,7 @@ KEEPERS = ["src/memory/route/context_scope.rs", "src/observe/delivery.rs", "src/
 TUNING = "src/memory/tuning.rs"
 MOST_CHOSEN = 30
 
-# The most counters of one declaration that another file may name: what lists them is made of it. Those that count name all.
+# The most counters of one declaration that a file may name which is not made of it. Those that count name all.
 MOST_NAMED = 4
 COUNT = ("src/handle/device_pool/mod.rs", "src/memory/report/summary.rs")
 

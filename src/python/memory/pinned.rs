@@ -5,7 +5,7 @@ use pyo3::types::PyDict;
 
 use super::stats::PyMemoryStats;
 use crate::error::Result;
-use crate::memory;
+use crate::memory::{self, host};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::python::device;
 use crate::python::whole::Whole;
@@ -56,6 +56,13 @@ pub(in crate::python) fn pinned_stats(py: Python<'_>, numa: Option<Whole>) -> Py
 pub(in crate::python) fn reset_peak_pinned_stats(py: Python<'_>, numa: Option<Whole>) -> PyResult<()> {
     let numa = number(numa)?;
     Ok(py.detach(|| memory::reset_peak_pinned_stats(numa))?)
+}
+
+#[doc = docstring!("pinned_times")]
+#[pyfunction]
+pub(in crate::python) fn pinned_times(py: Python<'_>) -> PyResult<(u64, u64)> {
+    let [made, given_back] = py.detach(host::pinned_times)?;
+    Ok((made.total, given_back.total))
 }
 
 #[doc = docstring!("summarize_pinned")]

@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict};
 
 use crate::error::Error;
-use crate::memory::report::{memory_counters, pool_counters};
+use crate::memory::report::{self, memory_counters, pool_counters};
 use crate::memory::{self, MemoryLimit, MemoryStats, OomGuard, PoolStats};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
@@ -34,6 +34,14 @@ pub(in crate::python) fn empty_cache(py: Python<'_>) -> PyResult<u64> {
 pub(in crate::python) fn memory_stats(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<PyMemoryStats> {
     let device = device::extract_or_current(py, device)?;
     Ok(py.detach(|| memory::memory_stats(device))?.into())
+}
+
+#[doc = docstring!("request_counts")]
+#[pyfunction]
+pub(in crate::python) fn request_counts(py: Python<'_>, device: &Bound<'_, PyAny>) -> PyResult<(i64, i64, i64)> {
+    let device = device::extract(py, device)?;
+    let stats = py.detach(|| report::device_stats(device))?;
+    Ok((stats.requested_bytes[0].peak, stats.alloc_retries, stats.ooms))
 }
 
 /// A fraction of a device's memory, whose range is checked where it is set.
