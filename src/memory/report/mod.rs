@@ -11,6 +11,7 @@ mod summary;
 
 pub(crate) use device_stats::device_stats;
 pub use device_stats::{DeviceStats, Stat, Stats};
+pub(crate) use device_stats::{device_counters, stat_counters};
 pub(in crate::memory) use frozen::{Frozen, FrozenCache};
 pub(crate) use largest_block::largest_block;
 pub(in crate::memory) use live_block::block_around;
