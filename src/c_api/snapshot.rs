@@ -157,12 +157,12 @@ unsafe fn visit(
             // SAFETY: the caller's functions take the visitor's context.
             unsafe { visitor.tell(visitor.segment, &segment) };
             for block in &view.blocks {
-                // SAFETY: as above.
+                // SAFETY: the caller's functions take the visitor's context.
                 unsafe { visitor.tell(visitor.block, &block_of(&segment, block)) };
             }
         }
         for event in events.iter().filter(|event| is_wanted(event.location)) {
-            // SAFETY: as above.
+            // SAFETY: the caller's functions take the visitor's context.
             unsafe { visitor.tell(visitor.event, &event.into()) };
         }
         Ok(())
