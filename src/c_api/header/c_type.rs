@@ -11,19 +11,13 @@ pub(in crate::c_api) trait CType {
     fn declare(declarator: &str) -> String;
 }
 
-/// A field of a struct.
-#[derive(Debug)]
-pub(in crate::c_api) struct Field {
-    pub(super) name: &'static str,
-    pub(super) offset: usize,
-    /// The type of a pointer to it.
-    pub(super) pointer: String,
-}
-
-impl Field {
-    pub(in crate::c_api) fn new<S, T: CType>(name: &'static str, offset: usize, _: fn(&S) -> &T) -> Self {
-        Self { name, offset, pointer: T::declare("*") }
-    }
+/// Returns C that fails to compile unless the header's struct has a field of this type at this place.
+pub(in crate::c_api) fn assert_field<S: HeaderStruct, T: CType>(name: &str, offset: usize, _: fn(&S) -> &T) -> String {
+    let (of, pointer) = (S::NAME, T::declare("*"));
+    format!(
+        "_Static_assert(offsetof({of}, {name}) == {offset}, \"place of {of}.{name}\");\n\
+         _Static_assert(_Generic(&(({of} *)0)->{name}, {pointer}: 1, default: 0), \"{of}.{name} is at a {pointer}\");\n"
+    )
 }
 
 impl<T: HeaderStruct> CType for T {
@@ -32,60 +26,47 @@ impl<T: HeaderStruct> CType for T {
     }
 }
 
-macro_rules! named {
-    ($($type:ty = $name:literal),*) => {
+macro_rules! c_types {
+    ($([$($generic:tt)*] $type:ty, $declarator:ident => $declaration:expr;)*) => {
         $(
-            impl CType for $type {
-                fn declare(declarator: &str) -> String {
-                    format!("{} {declarator}", $name)
+            impl<$($generic)*> CType for $type {
+                fn declare($declarator: &str) -> String {
+                    $declaration
                 }
             }
         )*
     };
 }
 
-named! {
-    () = "void", c_void = "void", c_char = "char", c_int = "int", u32 = "uint32_t", i64 = "int64_t", u64 = "uint64_t",
-    isize = "ptrdiff_t", usize = "size_t", f64 = "double",
-    PoolHandle = "gpupool_pool", Checkpoint = "gpupool_checkpoint", Attached = "gpupool_attached"
-}
-
-impl<T: CType> CType for *mut T {
-    fn declare(declarator: &str) -> String {
-        T::declare(&format!("*{declarator}"))
-    }
-}
-
-impl<T: CType> CType for *const T {
-    fn declare(declarator: &str) -> String {
-        format!("const {}", T::declare(&format!("*{declarator}")))
-    }
-}
-
-impl<T: CType, const LENGTH: usize> CType for [T; LENGTH] {
-    fn declare(declarator: &str) -> String {
-        T::declare(&format!("({declarator})[{LENGTH}]"))
-    }
-}
-
-/// A function that may be null.
-impl<F: CType> CType for Option<F> {
-    fn declare(declarator: &str) -> String {
-        F::declare(declarator)
-    }
+c_types! {
+    [] (), of => format!("void {of}");
+    [] c_void, of => format!("void {of}");
+    [] c_char, of => format!("char {of}");
+    [] c_int, of => format!("int {of}");
+    [] u32, of => format!("uint32_t {of}");
+    [] i64, of => format!("int64_t {of}");
+    [] u64, of => format!("uint64_t {of}");
+    [] isize, of => format!("ptrdiff_t {of}");
+    [] usize, of => format!("size_t {of}");
+    [] f64, of => format!("double {of}");
+    [] PoolHandle, of => format!("gpupool_pool {of}");
+    [] Checkpoint, of => format!("gpupool_checkpoint {of}");
+    [] Attached, of => format!("gpupool_attached {of}");
+    [T: CType] *mut T, of => T::declare(&format!("*{of}"));
+    [T: CType] *const T, of => format!("const {}", T::declare(&format!("*{of}")));
+    [T: CType, const LENGTH: usize] [T; LENGTH], of => T::declare(&format!("({of})[{LENGTH}]"));
+    [F: CType] Option<F>, of => F::declare(of);
 }
 
 macro_rules! functions {
     ($([$($argument:ident)*])*) => {
-        $(
-            impl<R: CType, $($argument: CType),*> CType for unsafe extern "C" fn($($argument),*) -> R {
-                fn declare(declarator: &str) -> String {
-                    let arguments: &[String] = &[$($argument::declare("")),*];
-                    let arguments = if arguments.is_empty() { "void".to_owned() } else { arguments.join(", ") };
-                    R::declare(&format!("(*{declarator})({arguments})"))
-                }
-            }
-        )*
+        c_types! {
+            $([R: CType, $($argument: CType),*] unsafe extern "C" fn($($argument),*) -> R, of => {
+                let arguments: &[String] = &[$($argument::declare("")),*];
+                let arguments = if arguments.is_empty() { "void".to_owned() } else { arguments.join(", ") };
+                R::declare(&format!("(*{of})({arguments})"))
+            };)*
+        }
     };
 }
 

@@ -7,7 +7,7 @@ mod c_type;
 mod tests;
 
 #[cfg(test)]
-pub(super) use c_type::Field;
+pub(super) use c_type::assert_field;
 
 use crate::memory::pool::PoolId;
 use crate::memory::report::{DeviceStats, Stat, device_counters, stat_counters};
@@ -17,8 +17,9 @@ pub(super) trait HeaderStruct {
     /// Its name there.
     const NAME: &'static str;
 
+    /// Returns C that fails to compile unless the header's fields are these.
     #[cfg(test)]
-    fn fields() -> Vec<Field>;
+    fn assert_fields() -> String;
 }
 
 /// Says what a struct is called in the header. Its fields have the names that they have here; they follow, as a list of
@@ -29,12 +30,13 @@ macro_rules! in_header {
             const NAME: &'static str = $c;
 
             #[cfg(test)]
-            fn fields() -> Vec<$crate::c_api::header::Field> {
-                vec![$($crate::c_api::header::Field::new(
+            fn assert_fields() -> String {
+                let fields: &[String] = &[$($crate::c_api::header::assert_field(
                     stringify!($field),
                     std::mem::offset_of!($name, $field),
                     |it: &Self| &it.$field,
-                )),*]
+                )),*];
+                fields.concat()
             }
         }
     };
