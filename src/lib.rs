@@ -61,6 +61,7 @@
 mod guide {}
 
 pub mod c_api;
+mod counters;
 mod device_sleep;
 mod environment;
 mod error;

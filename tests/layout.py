@@ -1,4 +1,4 @@
-"""The layout that the sources keep: what uses what, how large circles and folders are, where chosen numbers are, names.
+"""The layout that the sources keep: what uses what, sizes of circles and folders, where numbers and counters are.
 
 ``python tests/layout.py [ROOT]`` prints a line for everything that breaks a rule, and exits with 1 if there is any. It
 reads Rust as text: `use`, and paths that begin with crate, self or super. What a mod.rs passes on leads to the file
@@ -31,11 +31,46 @@ KEEPERS = ["src/memory/route/context_scope.rs", "src/observe/delivery.rs", "src/
 TUNING = "src/memory/tuning.rs"
 MOST_CHOSEN = 30
 
+# The most counters of one declaration that any other file may name. Those that count name them all.
+MOST_NAMED = 4
+COUNT = ("src/handle/device_pool/mod.rs", "src/memory/report/summary.rs")
+
+# Where `unsafe` may be, except in tests and models: in all that is in a folder, or in the files that are named. Clippy
+# requires a comment before each block.
+UNSAFE = {
+    # Where C, Python, drivers and libraries call gpupool, or are called.
+    "src/c_api": "",
+    "src/memory/plug": "",
+    "src/python/ffi": "",
+    "src/runtime": "",
+    "src/observe": "nvtx.rs",
+    "src/library": "device_mem_handler.rs functions.rs mod.rs reset.rs vendor.rs workspace.rs",
+    "src/library/find": "loader.rs",
+    "src/library/vendors": "host.rs",
+    # What the process and its threads share.
+    "src": "pooled_slice.rs process.rs shared_object.rs",
+    "src/replay": "server.rs",
+    "src/sync": "owner_lock.rs schedule.rs thread.rs",
+    # A thread takes a heap's lock as its owner; a graph keeps what it uses.
+    "src/memory/cache": "graph_use.rs stream_cache.rs",
+    # Memory is mapped, unmapped and released.
+    "src/memory/device": "address_range.rs retired.rs",
+    "src/memory/device/supply": "mod.rs segment_source.rs",
+    "src/memory/serve": "devices.rs trim.rs",
+    "src/memory/serve/grow": "asleep.rs gather.rs growth.rs reserve.rs segment.rs segment_events.rs",
+    "src/memory/share": "mapping.rs server.rs",
+    "src/memory/sleep": "asleep.rs awake.rs backup.rs",
+    # Users free an address, borrow pinned memory as bytes, and copy bytes between a device and the host.
+    "src/memory": "copies.rs mod.rs staging.rs",
+    "src/memory/host": "pinned_buffer.rs",
+}
+
 # What gpupool.h and Rust's users each call so: a program in Rust that has both names the module.
 SHARED_NAMES = ("Event", "Recording")
 
 CONSTANT = re.compile(r"^[ \t]*(?:pub(?:\([^)]*\))? +)?const (\w+): [^;=]*(?:; *\w+\][^;=]*)*=([^;]*);", re.MULTILINE)
 DECIMAL = re.compile(r"\b(?!0[xb])[0-9][0-9_]*(?=\b|[a-z])")
+COUNTERS = re.compile(r"^counters! \{.*?^    pub struct (\w+) as (.*?)^\}$", re.MULTILINE | re.DOTALL)
 USE = re.compile(r"^[ \t]*(pub(?:\([^)]*\))? +)?use\s+([^;]+);", re.MULTILINE)
 TESTS = re.compile(
     r"^( *)#\[cfg\((?:all\()?test\b[^\n]*\n(?: *#\[[^\n]*\n)*\1mod \w+ \{\n.*?^\1\}$", re.MULTILINE | re.DOTALL
@@ -146,6 +181,32 @@ def chosen(path: Path) -> list[str]:
     return [name for name, value in found if {*DECIMAL.findall(value)} - {"0", "1", "2"}]
 
 
+def counters(crate: Crate) -> Iterator[tuple[str, Path, list[Path]]]:
+    """Yield each struct of counters, the file that declares it, and those that name too many of its counters."""
+    for module, path in crate.files.items():
+        for struct, fields in COUNTERS.findall(crate.code[module]):
+            names = re.findall(r"\bpub (\w+):", fields)
+            named = {m: sum(bool(re.search(rf"\b{name}\b", code)) for name in names) for m, code in crate.code.items()}
+            yield struct, path, [crate.files[m] for m, count in named.items() if count > MOST_NAMED and m != module]
+
+
+def unsafe(crate: Crate, root: Path) -> Iterator[str]:
+    """Yield a line for each file with unsafe code where none may be, and for each place of UNSAFE without any."""
+    unused = {f"{folder}/{file}" for folder, files in UNSAFE.items() for file in files.split() or ("",)}
+    for module, path in crate.files.items():
+        name, code = path.relative_to(root).as_posix(), re.sub(r'"[^"\n]*"', "", crate.code[module])
+        if path.stem not in ("tests", "models") and re.search(r"\bunsafe\b", code):
+            folders = {f"{parent.as_posix()}/" for parent in Path(name).parents if UNSAFE.get(parent.as_posix()) == ""}
+            if not folders and path.name not in UNSAFE.get(Path(name).parent.as_posix(), "").split():
+                yield f"{name} has unsafe code, which may only be where UNSAFE says"
+            unused -= {name, *folders}
+        if re.search(r"SAFETY:.*\b(as|see) above\b", path.read_text()):
+            yield f"{name} has a SAFETY comment that refers to another: each names its invariant"
+    for place in sorted(unused):
+        if (root / place).exists():
+            yield f"{place} has no unsafe code, and needs no place in UNSAFE"
+
+
 def shared_names(crate: Crate) -> dict[str, list[Path]]:
     """Return the names that types in several files have, with the files. In one file it is one type, for each `cfg`."""
     files: dict[str, list[Path]] = {}
@@ -185,6 +246,10 @@ def broken(root: Path) -> Iterator[str]:
     for name, paths in shared_names(crate).items():
         found = ", ".join(path.relative_to(root).as_posix() for path in paths)
         yield f"{name} is the name of several types, and each needs its own: {found}"
+    yield from unsafe(crate, root)
+    for struct, path, listing in counters(crate):
+        for name in sorted({each.relative_to(root).as_posix() for each in listing} - {*COUNT}):
+            yield f"{name} names the counters of {struct}, which are listed in {path.relative_to(root)} alone"
     table = root / TUNING
     if len(constants := CONSTANT.findall(table.read_text())) > MOST_CHOSEN:
         yield f"{TUNING}: at most {MOST_CHOSEN} numbers may be chosen, and {len(constants)} are"

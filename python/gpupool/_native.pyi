@@ -2361,6 +2361,12 @@ def summarize(device: SupportsIndex | None = None) -> dict[str, Any]:
 def summarize_pinned() -> tuple[list[dict[str, Any]], int | None]:
     """Return the counts of pinned memory for each NUMA node that was used, and the limit of all together."""
 
+def request_counts(device: SupportsIndex) -> tuple[int, int, int]:
+    """Return the peak of a device's requested bytes, and how many requests were tried again, and how many failed."""
+
+def pinned_times() -> tuple[int, int]:
+    """Return the microseconds that it took to make pinned memory, and to give it back, of all threads."""
+
 def nearest_numa_node(device: SupportsIndex) -> int:
     """Return the number of the host's NUMA node that is nearest to a device."""
 

@@ -11,6 +11,7 @@ so that the program's own metrics are still served. The names are stable; :obj:`
 https://prometheus.io/docs/instrumenting/exposition_formats/
 """
 
+import dataclasses
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -193,7 +194,8 @@ def _samples(pools: int, streams: int) -> dict[str, list[_Sample]]:
                 found[f"gpupool_{name}"].append(({**labels, **more}, value))
     for node in summary.pinned:
         for name, more, value in _of_node(node):
-            found[f"gpupool_{name}"].append(({"numa": str(node.numa), **more}, value))
+            if value is not None:
+                found[f"gpupool_{name}"].append(({"numa": str(node.numa), **more}, value))
     if summary.pinned and summary.pinned_limit is not None:
         found["gpupool_pinned_memory_limit_bytes"].append(({}, summary.pinned_limit))
     return {name: samples for name, samples in found.items() if samples}
@@ -202,70 +204,60 @@ def _samples(pools: int, streams: int) -> dict[str, list[_Sample]]:
 _Part = Iterator[tuple[str, _Labels, float | None]]
 
 
+def _named(scope: str, summary: Any) -> Iterator[tuple[str, str]]:
+    """Yield each metric that is named after a counter, and the counter.
+
+    So ``pool_memory_peak_live_bytes`` is of ``peak_live_bytes``, and ``device_frees_total`` of ``frees``.
+    """
+    for field in dataclasses.fields(summary):
+        for name in (f"{scope}_memory_{field.name}", f"{scope}_{field.name}", f"{scope}_{field.name}_total"):
+            if f"gpupool_{name}" in METRICS:
+                yield name, field.name
+
+
+def _counters(scope: str, labels: _Labels, summary: Any) -> _Part:
+    return ((name, labels, getattr(summary, counter)) for name, counter in _named(scope, summary))
+
+
+def _states(name: str, labels: _Labels, summaries: Sequence[Any]) -> _Part:
+    """Yield what is in device memory, or pinned: these states add up to what is reserved."""
+    for state in ("live", "cached", "releasing"):
+        nbytes = sum(getattr(summary, f"{state}_bytes") for summary in summaries)
+        asleep = sum(getattr(summary, "asleep_bytes", 0) for summary in summaries) if state == "live" else 0
+        yield name, labels | {"state": state}, nbytes - asleep
+
+
 def _of_device(device: _summary.DeviceSummary) -> _Part:
     yield "device_memory_capacity_bytes", {}, device.total_bytes
-    yield "device_memory_free_bytes", {}, device.free_bytes
-    for holder, nbytes in (
-        ("live", device.live_bytes - device.asleep_bytes),
-        ("cached", device.cached_bytes),
-        ("releasing", device.releasing_bytes),
-        ("handles", device.handle_bytes),
-        ("workspaces", device.workspace_bytes),
-        ("other", device.other_bytes),
-    ):
-        yield "device_memory_bytes", {"holder": holder}, nbytes
-    yield "device_memory_peak_reserved_bytes", {}, device.peak_reserved_bytes
-    yield "device_memory_attached_bytes", {}, device.attached_bytes
-    yield "device_allocations_total", {}, device.allocations
-    yield "device_frees_total", {}, device.frees
-    yield "device_driver_calls_total", {}, device.driver_calls
-    yield "device_moved_pages_total", {}, device.moved_pages
+    for name, labels, nbytes in _states("device_memory_bytes", {}, [device]):
+        yield name, {"holder": labels["state"]}, nbytes
+    yield "device_memory_bytes", {"holder": "handles"}, device.handle_bytes
+    yield "device_memory_bytes", {"holder": "workspaces"}, device.workspace_bytes
+    yield "device_memory_bytes", {"holder": "other"}, device.other_bytes
+    yield from _counters("device", {}, device)
     for each in device.frameworks:
-        yield "framework_memory_reserved_bytes", {"framework": each.framework}, each.reserved_bytes
+        yield from _counters("framework", {"framework": each.framework}, each)
 
 
-def _of_node(node: _summary.PinnedSummary) -> Iterator[tuple[str, _Labels, float]]:
-    for state, nbytes in (
-        ("live", node.live_bytes),
-        ("cached", node.cached_bytes),
-        ("releasing", node.releasing_bytes),
-    ):
-        yield "pinned_memory_bytes", {"state": state}, nbytes
-    yield "pinned_memory_requested_bytes", {}, node.requested_bytes
-    yield "pinned_memory_peak_live_bytes", {}, node.peak_live_bytes
-    yield "pinned_memory_peak_reserved_bytes", {}, node.peak_reserved_bytes
-    yield "pinned_live_blocks", {}, node.live_blocks
-    yield "pinned_waiting_blocks", {}, node.waiting_blocks
-    yield "pinned_allocations_total", {}, node.allocations
-    yield "pinned_frees_total", {}, node.frees
-    yield "pinned_driver_calls_total", {}, node.driver_calls
+def _of_node(node: _summary.PinnedSummary) -> _Part:
+    yield from _states("pinned_memory_bytes", {}, [node])
+    yield from _counters("pinned", {}, node)
 
 
 def _of_pools(device: _summary.DeviceSummary, count: int) -> _Part:
     ranked = sorted(device.pools, key=lambda pool: (pool.name != "default", -pool.reserved_bytes))
     for pool in ranked[:count]:
         labels = {"pool": pool.name}
-        yield from _of_a_pool(labels, [pool])
-        yield "pool_memory_peak_live_bytes", labels, pool.peak_live_bytes
-        yield "pool_memory_peak_reserved_bytes", labels, pool.peak_reserved_bytes
+        yield from _states("pool_memory_bytes", labels, [pool])
+        yield from _counters("pool", labels, pool)
         yield "pool_memory_limit_bytes", labels, pool.limit
     if rest := ranked[count:]:
-        yield from _of_a_pool({"pool": "others"}, rest)
-
-
-def _of_a_pool(labels: _Labels, pools: Sequence[_summary.PoolSummary]) -> _Part:
-    """Yield the samples that can be summed over pools, of one pool or of several."""
-    for state, nbytes in (
-        ("live", sum(pool.live_bytes - pool.asleep_bytes for pool in pools)),
-        ("cached", sum(pool.cached_bytes for pool in pools)),
-        ("releasing", sum(pool.releasing_bytes for pool in pools)),
-    ):
-        yield "pool_memory_bytes", {**labels, "state": state}, nbytes
-    yield "pool_memory_asleep_bytes", labels, sum(pool.asleep_bytes for pool in pools)
-    yield "pool_memory_backup_bytes", labels, sum(pool.backup_bytes for pool in pools)
-    yield "pool_memory_requested_bytes", labels, sum(pool.requested_bytes for pool in pools)
-    yield "pool_live_blocks", labels, sum(pool.live_blocks for pool in pools)
-    yield "pool_waiting_blocks", labels, sum(pool.waiting_blocks for pool in pools)
+        labels = {"pool": "others"}
+        yield from _states("pool_memory_bytes", labels, rest)
+        for name, counter in _named("pool", rest[0]):
+            # The sum of peaks is no peak of the sum.
+            if not counter.startswith("peak_"):
+                yield name, labels, sum(getattr(pool, counter) for pool in rest)
 
 
 def _of_streams(device: _summary.DeviceSummary, count: int) -> _Part:
@@ -280,25 +272,13 @@ def _of_streams(device: _summary.DeviceSummary, count: int) -> _Part:
 def _of_handles(device: _summary.DeviceSummary) -> _Part:
     for each in device.libraries:
         labels = {"library": each.library}
-        for state, count in (
-            ("idle", each.idle),
-            ("held", each.held),
-            ("leased", each.leased),
-            ("discarded", each.retired),
-        ):
-            yield "handles", {**labels, "state": state}, count
-        yield "handles_peak_in_use", labels, each.peak_in_use
-        yield "handles_created_total", labels, each.created
-        yield "handles_destroyed_total", labels, each.destroyed
+        for state in ("idle", "held", "leased"):
+            yield "handles", {**labels, "state": state}, getattr(each, state)
+        yield "handles", {**labels, "state": "discarded"}, each.retired
         yield "handle_memory_bytes", labels, each.device_bytes
         yield "handle_memory_peak_bytes", labels, each.peak_device_bytes
-        yield "handle_workspace_bytes", labels, each.workspace_bytes
-        yield "handle_hits_total", labels, each.hits
-        yield "handle_misses_total", labels, each.misses
-        yield "handle_hand_overs_total", labels, each.hand_overs
-        yield "handle_waits_total", labels, each.waits
-        yield "handle_failures_total", labels, each.failures
-        yield "handle_create_seconds_total", labels, each.create_seconds
+        yield from _counters("handles", labels, each)
+        yield from _counters("handle", labels, each)
 
 
 def __dir__() -> list[str]:

@@ -16,7 +16,7 @@ pub(super) struct Callback<F> {
 
 // SAFETY: the program that gives the two promises that the function may be called so from any thread.
 unsafe impl<F: Send> Send for Callback<F> {}
-// SAFETY: as above.
+// SAFETY: the program promises it of any number of threads at a time.
 unsafe impl<F: Sync> Sync for Callback<F> {}
 
 impl<F> Callback<F> {

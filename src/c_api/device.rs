@@ -12,9 +12,7 @@ use crate::observe::recording::{Purpose, hold_stack};
 use crate::runtime;
 
 // SAFETY: numbers alone, the size first.
-unsafe impl SizedStruct for DeviceStats {
-    const NAME: &'static str = "gpupool_device_stats";
-}
+unsafe impl SizedStruct for DeviceStats {}
 
 /// Gives back what is free, of one device, or of all for -1, once the GPU is done with it.
 pub(super) unsafe extern "C" fn empty_cache(device: c_int, bytes: *mut u64) -> c_int {

@@ -5,6 +5,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use super::callback::Callback;
+use super::header::c_struct;
 use super::recording::number_of;
 use crate::memory::cache::{MemoryAction, MemoryEvent};
 use crate::memory::plug::call::{pointer, run};
@@ -12,28 +13,28 @@ use crate::memory::pool::{PoolId, SegmentEvent, SegmentEventKind};
 use crate::memory::report;
 use crate::observe::recording;
 
-/// `gpupool_event`: one thing that the allocator did.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct Event {
-    /// The size of this struct, in bytes.
-    pub size: u64,
-    /// A `gpupool_action`.
-    pub action: c_int,
-    /// The device.
-    pub device: c_int,
-    /// The start address of the block or the pages; for an OOM the bytes that the driver still had.
-    pub address: u64,
-    /// Their size in bytes.
-    pub bytes: u64,
-    /// The stream whose requests the memory serves.
-    pub stream: *mut c_void,
-    /// The pool.
-    pub pool: PoolId,
-    /// Microseconds since 1970.
-    pub unix_micros: u64,
-    /// The stack; 0 for none.
-    pub stack: u32,
+c_struct! {
+    /// `gpupool_event`: one thing that the allocator did.
+    pub struct Event as "gpupool_event" {
+        /// The size of this struct, in bytes.
+        pub size: u64,
+        /// A `gpupool_action`.
+        pub action: c_int,
+        /// The device.
+        pub device: c_int,
+        /// The start address of the block or the pages; for an OOM the bytes that the driver still had.
+        pub address: u64,
+        /// Their size in bytes.
+        pub bytes: u64,
+        /// The stream whose requests the memory serves.
+        pub stream: *mut c_void,
+        /// The pool.
+        pub pool: PoolId,
+        /// Microseconds since 1970.
+        pub unix_micros: u64,
+        /// The stack; 0 for none.
+        pub stack: u32,
+    }
 }
 
 /// Called for an event.

@@ -9,6 +9,7 @@ mod device;
 mod event;
 #[cfg(feature = "c-api")]
 mod exports;
+mod header;
 mod oom_callbacks;
 mod pinned;
 mod pools;
@@ -49,6 +50,8 @@ macro_rules! api {
             pub size: u64,
             $($(#[$doc])* pub $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
         }
+
+        header::in_header! { Api as "gpupool_api" [version as version, size as size, $($name as $name,)*] }
 
         /// The functions.
         pub static C_API: Api =

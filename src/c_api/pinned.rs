@@ -3,6 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
+use super::header::c_struct;
 use super::sized::{SizedStruct, write};
 use crate::error::Result;
 use crate::memory::plug::call::{address_of, count, hand_out, run};
@@ -11,26 +12,25 @@ use crate::memory::{device, host, route};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::runtime;
 
-/// `gpupool_durations`: how long calls of one kind took, in microseconds.
-#[repr(C)]
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub struct Durations {
-    /// The size of this struct, in bytes.
-    pub size: u64,
-    /// The sum.
-    pub total: i64,
-    /// The longest since the peaks were reset; 0 for none.
-    pub max: i64,
-    /// The shortest since then; 0 for none.
-    pub min: i64,
-    /// The number of calls.
-    pub count: i64,
+c_struct! {
+    /// `gpupool_durations`: how long calls of one kind took, in microseconds.
+    #[derive(Default, PartialEq, Eq)]
+    pub struct Durations as "gpupool_durations" {
+        /// The size of this struct, in bytes.
+        pub size: u64,
+        /// The sum.
+        pub total: i64,
+        /// The longest since the peaks were reset; 0 for none.
+        pub max: i64,
+        /// The shortest since then; 0 for none.
+        pub min: i64,
+        /// The number of calls.
+        pub count: i64,
+    }
 }
 
 // SAFETY: numbers alone, the size first.
-unsafe impl SizedStruct for Durations {
-    const NAME: &'static str = "gpupool_durations";
-}
+unsafe impl SizedStruct for Durations {}
 
 impl From<device::CallTimes> for Durations {
     fn from(durations: device::CallTimes) -> Self {

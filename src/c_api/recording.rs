@@ -3,6 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
+use super::header::c_struct;
 use super::sized::{SizedStruct, read};
 use crate::memory::plug::call::{null, run};
 use crate::memory::report;
@@ -12,32 +13,30 @@ use crate::observe::recording::{self, Purpose, Settings, Stack, StackCallback};
 /// the stack is that of a free.
 pub type TakeStack = unsafe extern "C" fn(c_int) -> u32;
 
-/// `gpupool_recording`: the settings of a recording.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct Recording {
-    /// The size of this struct, in bytes.
-    pub size: u64,
-    /// How many of the newest events are kept.
-    pub most_events: u64,
-    /// Whether to record the stack of each live block.
-    pub live_stacks: c_int,
-    /// Whether to record the stack of each recorded allocation.
-    pub alloc_stacks: c_int,
-    /// Whether to record the stack of each recorded free.
-    pub free_stacks: c_int,
-    /// A bit, `1 << action`, for each action that is not recorded.
-    pub skipped_actions: u32,
-    /// Called while gpupool holds no lock; none for no stacks.
-    pub take_stack: Option<TakeStack>,
-    /// Whether to discard earlier events.
-    pub forget: c_int,
+c_struct! {
+    /// `gpupool_recording`: the settings of a recording.
+    pub struct Recording as "gpupool_recording" {
+        /// The size of this struct, in bytes.
+        pub size: u64,
+        /// How many of the newest events are kept.
+        pub most_events: u64,
+        /// Whether to record the stack of each live block.
+        pub live_stacks: c_int,
+        /// Whether to record the stack of each recorded allocation.
+        pub alloc_stacks: c_int,
+        /// Whether to record the stack of each recorded free.
+        pub free_stacks: c_int,
+        /// A bit, `1 << action`, for each action that is not recorded.
+        pub skipped_actions: u32,
+        /// Called while gpupool holds no lock; none for no stacks.
+        pub take_stack: Option<TakeStack>,
+        /// Whether to discard earlier events.
+        pub forget: c_int,
+    }
 }
 
 // SAFETY: numbers and a function that may be none, the size first.
-unsafe impl SizedStruct for Recording {
-    const NAME: &'static str = "gpupool_recording";
-}
+unsafe impl SizedStruct for Recording {}
 
 /// Returns the calling thread's stack, as the program numbers it.
 fn take_stack(function: TakeStack, purpose: Purpose) -> Stack {

@@ -38,7 +38,7 @@ pub(super) unsafe extern "C" fn share(
     run(|| {
         // SAFETY: the caller passes a place for a number.
         let bytes = unsafe { place(bytes, "bytes") }?;
-        // SAFETY: as above.
+        // SAFETY: the caller passes a place for a number.
         let offset = unsafe { place(offset, "offset") }?;
         if token.is_null() {
             return Err(null("token"));
@@ -72,7 +72,7 @@ pub(super) unsafe extern "C" fn attach(
     run(|| {
         // SAFETY: the caller passes a place for a pointer.
         let attached = unsafe { place(attached, "attached") }?;
-        // SAFETY: as above.
+        // SAFETY: the caller passes a place for a pointer.
         let address = unsafe { place(address, "pointer") }?;
         (*attached, *address) = (ptr::null_mut(), ptr::null_mut());
         if token.is_null() {

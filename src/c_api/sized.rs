@@ -4,6 +4,7 @@
 
 use std::ptr;
 
+use super::header::HeaderStruct;
 use crate::error::{Error, Result};
 use crate::memory::plug::call::null;
 
@@ -11,10 +12,7 @@ use crate::memory::plug::call::null;
 ///
 /// # Safety
 /// It has the layout of C, begins with a `u64`, and all of its bytes may be zero.
-pub(super) unsafe trait SizedStruct: Copy {
-    /// Its name in the header.
-    const NAME: &'static str;
-}
+pub(super) unsafe trait SizedStruct: Copy + HeaderStruct {}
 
 const LEAST: u64 = size_of::<u64>() as u64;
 

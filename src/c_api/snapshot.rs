@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_void};
 
 use super::block::Block;
 use super::event::Event;
+use super::header::c_struct;
 use super::recording::number_of;
 use super::sized::{SizedStruct, read};
 use crate::error::Result;
@@ -12,50 +13,48 @@ use crate::memory::plug::call::{device_of, pointer, run};
 use crate::memory::pool::PoolId;
 use crate::memory::report::{self, BlockView, MemorySnapshot, SegmentView};
 
-/// `gpupool_segment`: contiguous memory of one pool and one stream.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct Segment {
-    /// The size of this struct, in bytes.
-    pub size: u64,
-    /// The device.
-    pub device: c_int,
-    /// The start address.
-    pub address: *mut c_void,
-    /// The size in bytes.
-    pub bytes: u64,
-    /// The stream whose requests it serves.
-    pub stream: *mut c_void,
-    /// The pool that it belongs to.
-    pub pool: PoolId,
-    /// Whether its pages can be moved.
-    pub is_movable: c_int,
-    /// Whether all its blocks are small.
-    pub is_small: c_int,
-    /// The stack of the request that it was allocated for, if recorded; otherwise 0.
-    pub stack: u32,
+c_struct! {
+    /// `gpupool_segment`: contiguous memory of one pool and one stream.
+    pub struct Segment as "gpupool_segment" {
+        /// The size of this struct, in bytes.
+        pub size: u64,
+        /// The device.
+        pub device: c_int,
+        /// The start address.
+        pub address: *mut c_void,
+        /// The size in bytes.
+        pub bytes: u64,
+        /// The stream whose requests it serves.
+        pub stream: *mut c_void,
+        /// The pool that it belongs to.
+        pub pool: PoolId,
+        /// Whether its pages can be moved.
+        pub is_movable: c_int,
+        /// Whether all its blocks are small.
+        pub is_small: c_int,
+        /// The stack of the request that it was allocated for, if recorded; otherwise 0.
+        pub stack: u32,
+    }
 }
 
-/// `gpupool_snapshot_visitor`: what [`Api::snapshot`](super::Api::snapshot) calls.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct SnapshotVisitor {
-    /// The size of this struct, in bytes.
-    pub size: u64,
-    /// The first argument of the functions.
-    pub context: *mut c_void,
-    /// Called for each segment.
-    pub segment: Option<unsafe extern "C" fn(*mut c_void, *const Segment)>,
-    /// Called for each block of the segment.
-    pub block: Option<unsafe extern "C" fn(*mut c_void, *const Block)>,
-    /// Called for each event, after all segments.
-    pub event: Option<unsafe extern "C" fn(*mut c_void, *const Event)>,
+c_struct! {
+    /// `gpupool_snapshot_visitor`: what [`Api::snapshot`](super::Api::snapshot) calls.
+    pub struct SnapshotVisitor as "gpupool_snapshot_visitor" {
+        /// The size of this struct, in bytes.
+        pub size: u64,
+        /// The first argument of the functions.
+        pub context: *mut c_void,
+        /// Called for each segment.
+        pub segment: Option<unsafe extern "C" fn(*mut c_void, *const Segment)>,
+        /// Called for each block of the segment.
+        pub block: Option<unsafe extern "C" fn(*mut c_void, *const Block)>,
+        /// Called for each event, after all segments.
+        pub event: Option<unsafe extern "C" fn(*mut c_void, *const Event)>,
+    }
 }
 
 // SAFETY: numbers, pointers and functions that may be none, the size first.
-unsafe impl SizedStruct for SnapshotVisitor {
-    const NAME: &'static str = "gpupool_snapshot_visitor";
-}
+unsafe impl SizedStruct for SnapshotVisitor {}
 
 impl SnapshotVisitor {
     /// Calls one of the functions, if there is one.
@@ -158,12 +157,12 @@ unsafe fn visit(
             // SAFETY: the caller's functions take the visitor's context.
             unsafe { visitor.tell(visitor.segment, &segment) };
             for block in &view.blocks {
-                // SAFETY: as above.
+                // SAFETY: the caller's functions take the visitor's context.
                 unsafe { visitor.tell(visitor.block, &block_of(&segment, block)) };
             }
         }
         for event in events.iter().filter(|event| is_wanted(event.location)) {
-            // SAFETY: as above.
+            // SAFETY: the caller's functions take the visitor's context.
             unsafe { visitor.tell(visitor.event, &event.into()) };
         }
         Ok(())

@@ -30,4 +30,6 @@ pub(crate) use pools::{devices_in_use, release_idle, reset_peak_stats};
 #[cfg(feature = "python")]
 pub(crate) use request::{Claim, HandleAttempt, Unfinished};
 pub use stats::HandleStats;
+#[cfg(feature = "python")]
+pub(crate) use stats::handle_counters;
 pub use window::Handle;

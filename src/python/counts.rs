@@ -1,38 +1,60 @@
-//! Python classes of counts, each field said once: with `as_dict`, `==` and a `repr`.
+//! Python classes of counts, each made of a declaration of counters: with `as_dict`, `==` and a `repr`.
 
-/// Makes a class from a Rust struct of statistics: whole numbers by the names that they have there, others by their own.
+use std::time::Duration;
+
+use pyo3::prelude::*;
+
+/// A counter's value as Python has it: a duration in seconds.
+#[derive(IntoPyObject)]
+pub(in crate::python) enum Shown {
+    Whole(u64),
+    Seconds(f64),
+}
+
+impl From<u64> for Shown {
+    fn from(count: u64) -> Self {
+        Self::Whole(count)
+    }
+}
+
+impl From<Duration> for Shown {
+    fn from(time: Duration) -> Self {
+        Self::Seconds(time.as_secs_f64())
+    }
+}
+
+/// Makes a class of a Rust struct of statistics, with what the lists name of each place in it. The lists follow, given by
+/// the macros of [`counters`](crate::counters::counters).
 macro_rules! counts_class {
-    ($class:ident = $name:literal from $stats:ident: $rust:ty {
-        $(
-            $(u64 of $source:expr => [$($field:ident),* $(,)?])?
-            $(f64 $number:ident = $value:expr)?
-        ;)*
-    }) => {
+    ($class:ident = $name:literal from $stats:ident: $rust:ty { $($place:expr),* }
+        $([$($counter:ident as $shown:ident,)*])*
+    ) => {
         #[doc = docstring!($name)]
-        #[pyclass(name = $name, module = "gpupool", frozen, eq, get_all)]
+        #[pyclass(name = $name, module = "gpupool", frozen, eq)]
         #[derive(Debug, PartialEq)]
-        pub(in crate::python) struct $class {
-            $(
-                $($(#[doc = docstring!($name, ".", stringify!($field))] $field: u64,)*)?
-                $(#[doc = docstring!($name, ".", stringify!($number))] $number: f64,)?
-            )*
-        }
+        pub(in crate::python) struct $class($rust);
 
         impl From<$rust> for $class {
-            fn from($stats: $rust) -> Self {
-                Self { $($($($field: $source.$field,)*)? $($number: $value,)?)* }
+            fn from(stats: $rust) -> Self {
+                Self(stats)
             }
         }
 
         #[pymethods]
         impl $class {
+            $($(
+                #[doc = docstring!($name, ".", stringify!($shown))]
+                #[getter]
+                fn $shown(&self) -> $crate::python::counts::Shown {
+                    let $stats = &self.0;
+                    $place.$counter.into()
+                }
+            )*)*
+
             #[doc = docstring!($name, ".as_dict")]
             pub(in crate::python) fn as_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
                 let dict = PyDict::new(py);
-                $(
-                    $($(dict.set_item(stringify!($field), self.$field)?;)*)?
-                    $(dict.set_item(stringify!($number), self.$number)?;)?
-                )*
+                $($(dict.set_item(stringify!($shown), self.$shown())?;)*)*
                 Ok(dict)
             }
 

@@ -318,7 +318,7 @@ mod tests {
             });
         });
         assert!(!barrier::is_free_for_owners());
-        // SAFETY: as above.
+        // SAFETY: this thread is the only owner and holds no guard.
         *unsafe { lock.lock_as_owner() } += 1;
         assert_eq!(*lock.lock(), 3);
     }

@@ -7,7 +7,6 @@ mod common;
 mod at_address;
 mod calls;
 mod checkpoints;
-mod layout;
 mod pinned;
 mod pools;
 mod recording;

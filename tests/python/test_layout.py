@@ -4,13 +4,14 @@ from pathlib import Path
 
 import layout
 
-# The good one: paths of every form, what a mod.rs passes on, tests that use what only tests may, a circle of two.
+# The good one: paths of every form, what a mod.rs passes on, tests that use what only tests may, a circle of two, and
+# unsafe code in all places that are listed.
 GOOD = {
     "src/lib.rs": "mod error;\npub use error::Error;\nuse python::module;",
     "src/error.rs": "use crate::ids::Device;",
     "src/ids.rs": "use std::sync::{Arc, Mutex};",
-    "src/library/mod.rs": "mod vendor;\npub(crate) use vendor::Vendor;\n",
-    "src/library/vendor.rs": "use super::super::error;\n// use crate::handle::Pool;\n",
+    "src/library/mod.rs": "mod vendor;\npub(crate) use vendor::Vendor;\npub unsafe fn own() {}",
+    "src/library/vendor.rs": "use super::super::error;\n// use crate::handle::Pool;\nunsafe fn call() {}",
     "src/handle/mod.rs": "mod pool;\npub use pool::{Id as PoolId, Pool};",
     "src/handle/pool.rs": "use super::lease::Lease;\nuse crate::{Error, library::{self, Vendor}};\n",
     "src/handle/lease.rs": """
@@ -21,9 +22,9 @@ mod tests {
     use crate::memory::plug;
 }
 """,
-    "src/memory/mod.rs": "pub mod serve;\npub use serve::Serve;\nuse cache::Heap;",
+    "src/memory/mod.rs": "pub mod serve;\npub use serve::Serve;\nuse cache::Heap;\npub unsafe fn free() {}",
     "src/memory/stats.rs": "use super::{plug, serve::Serve, cache};",
-    "src/memory/plug/mod.rs": "use crate::memory::Serve;",
+    "src/memory/plug/mod.rs": "use crate::memory::Serve;\nunsafe impl Send for Plug {}",
     "src/memory/serve/mod.rs": "fn serve() { super::cache::heap() }",
     "src/memory/cache/mod.rs": """
 const BIT: u32 = 0x80;
@@ -130,10 +131,44 @@ impl Deref for Error {
 """,
         "src/handle/pool.rs": "#[cfg(loom)]\nstruct Lock;\n#[cfg(not(loom))]\nstruct Lock;\npub(crate) trait Place {}",
         "src/handle/tests.rs": "struct Lock;",
-        "src/c_api/mod.rs": "pub struct Event;",
+        "src/c_api/mod.rs": "pub struct Event;\nunsafe fn call() {}",
         "src/memory/stats.rs": "pub(in crate::memory) type Key<T> = T;\npub struct Event;",
     }
     assert check(tmp_path, GOOD | named) == [
         "Key is the name of several types, and each needs its own: src/ids.rs, src/memory/stats.rs",
         "Place is the name of several types, and each needs its own: src/error.rs, src/handle/pool.rs",
+    ]
+
+
+def test_counters_are_listed_where_they_are_declared_alone(tmp_path):
+    names = ["live_bytes", "peak_bytes", "blocks", "frees", "waits"]
+    fields = "".join(f"        /// What it counts.\n        pub {name}: u64,\n" for name in names)
+    declared = f"counters! {{\n    $\n    /// Counts.\n    pub struct Stats as stats_counters {{\n{fields}    }}\n}}\n"
+    listed = f"fn list() {{ [{', '.join(f'stats.{name}' for name in names)}] }}"
+    some = {"src/memory/serve/some.rs": listed.replace("stats.waits", "0")}
+    counting = {"src/memory/report/stats.rs": declared, "src/memory/report/summary.rs": listed}
+    assert check(tmp_path, GOOD | counting | some) == []
+    assert check(tmp_path, {"src/python/stats.rs": listed}) == [
+        "src/python/stats.rs names the counters of Stats, which are listed in src/memory/report/stats.rs alone"
+    ]
+
+
+def test_unsafe_code_is_where_it_may_be(tmp_path):
+    block = "// SAFETY: it is alive.\nunsafe { free(address) }"
+    allowed = {f"src/{name}.rs": block for name in ("runtime/cuda/memory", "process", "memory/host/pinned_buffer")}
+    told = {
+        "src/memory/pool/told.rs": '// Not unsafe.\nconst TEXT: &str = "unsafe";',
+        "src/memory/pool/tests.rs": block,
+        "src/handle/tested.rs": f"#[cfg(test)]\nmod tests {{\n    {block}\n}}",
+    }
+    assert check(tmp_path, GOOD | allowed | told) == []
+    broken = {
+        "src/memory/host/other.rs": block,
+        "src/runtime/stream.rs": block.replace("it is alive", "as above, and it is alive"),
+        "src/process.rs": "",
+    }
+    assert check(tmp_path, broken) == [
+        "src/memory/host/other.rs has unsafe code, which may only be where UNSAFE says",
+        "src/runtime/stream.rs has a SAFETY comment that refers to another: each names its invariant",
+        "src/process.rs has no unsafe code, and needs no place in UNSAFE",
     ]

@@ -1,10 +1,6 @@
 """What ``gpupool run`` reports and writes at the end of a program."""
 
-import re
-
-import c_table
 import pytest
-from gpupool._run import counts as _counts
 from gpupool._traces import trace as _trace
 from running import PROGRAMS, start_command
 
@@ -61,6 +57,12 @@ def test_each_device_has_its_own():
     assert found["device 0 requested at most"] == "60.0 MiB"
     assert found["device 1 requested at most"] == "1.00 MiB"
     assert found["device 1 PyTorch's own allocator, simulated"] == "2.00 MiB (2.00 of what was requested)"
+
+
+def test_requests_that_failed_are_counted():
+    found, _ = figures(run("--report", how="with_requests_that_fail", GPUPOOL_HOST_MEMORY=str(70 * MIB)))
+    assert found["device 0 requested at most"] == "61.0 MiB"
+    assert found["device 0 memory ran out"] == "1 requests tried again, 2 failed"
 
 
 def test_peaks_are_those_of_the_whole_program():
@@ -150,13 +152,3 @@ def test_a_full_disk_leaves_the_snapshot_that_was_there(tmp_path, end, code):
     assert done.stderr == f"gpupool run: no snapshot: {path}: File too large\n"
     assert path.read_text() == "a good file"
     assert sorted(tmp_path.iterdir()) == [path, program]
-
-
-def test_counts_are_those_of_the_header():
-    names = list(c_table.addresses())
-    assert names.index("device_stats") == _counts._DEVICE_STATS
-    assert names.index("pinned_times") == _counts._PINNED_TIMES
-    text = c_table.HEADER.read_text()
-    struct = text[text.index("typedef struct gpupool_device_stats") : text.index("} gpupool_device_stats;")]
-    fields = [name for name, *_ in _counts.DeviceStats._fields_]
-    assert re.findall(r"^  \w+ (\w+)(?:\[3\])?;", struct, re.MULTILINE) == fields

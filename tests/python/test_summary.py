@@ -4,14 +4,13 @@ import ctypes
 import dataclasses
 import gc
 import json
-import re
 import sys
 import types
-from pathlib import Path
 
 import gpupool
 import pytest
 from abi import build_driver
+from c_table import function
 from running import run_program
 
 MIB = 1 << 20
@@ -271,23 +270,10 @@ class _PoolOptions(ctypes.Structure):
     )
 
 
-def c_function(name, *arguments):
-    """Return a function of the table that gpupool.h describes."""
-    header = (Path(gpupool.__file__).parent / "include" / "gpupool.h").read_text()
-    table = header[header.index("typedef struct gpupool_api {") :]
-    names = re.findall(r"^  \w[\w ]*\*?\(\*(\w+)\)\(", table, re.MULTILINE)
-    address = ctypes.pythonapi.PyCapsule_GetPointer
-    address.restype, address.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-    capsule = address(gpupool.c_api.capsule, b"gpupool.c_api")
-    place = ctypes.c_void_p.from_address(capsule + 8 * (2 + names.index(name)))
-    return ctypes.CFUNCTYPE(ctypes.c_int, *arguments)(place.value)
-
-
 def test_a_pool_that_a_framework_made_has_the_framework_s_name_beside_its_id():
     pool = ctypes.c_void_p()
     options = _PoolOptions(size=ctypes.sizeof(_PoolOptions), name=b"PyTorch's (0, 3)")
-    create = c_function("pool_create", ctypes.c_int, ctypes.POINTER(_PoolOptions), ctypes.POINTER(ctypes.c_void_p))
-    assert create(0, options, pool) == 0
+    assert function("pool_create")(0, ctypes.byref(options), ctypes.byref(pool)) == 0
     try:
         (found,) = [each for each in of_device(0).pools if each.given_name is not None]
         assert (found.given_name, found.name) == ("PyTorch's (0, 3)", str(found.id))
@@ -297,4 +283,4 @@ def test_a_pool_that_a_framework_made_has_the_framework_s_name_beside_its_id():
             each["given_name"] for each in json.loads(summary.to_json())["devices"][0]["pools"]
         ]
     finally:
-        assert c_function("pool_release", ctypes.c_void_p)(pool) == 0
+        assert function("pool_release")(pool) == 0

@@ -30,6 +30,10 @@ __all__ = [
 # The number of streams of a pool that the table shows.
 _STREAMS = 8
 
+# The columns of a pool's bytes, and those of them that show no zero.
+_COLUMNS = ("live", "cached", "releasing", "asleep", "backup", "reserved", "peak live", "peak reserved")
+_RARE = ("releasing", "asleep", "backup")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StreamSummary:
@@ -49,7 +53,24 @@ class StreamSummary:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PoolSummary:
+class _Counts:
+    """The counters of a pool, of a device or of a NUMA node, as in :class:`gpupool.PoolStats`."""
+
+    live_bytes: int
+    peak_live_bytes: int
+    requested_bytes: int
+    cached_bytes: int
+    releasing_bytes: int
+    reserved_bytes: int
+    peak_reserved_bytes: int
+    live_blocks: int
+    waiting_blocks: int
+    allocations: int
+    frees: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PoolSummary(_Counts):
     """The counts of one pool of a device's memory.
 
     ``reserved_bytes`` is the sum of live, cached and releasing bytes, less those asleep. ``id`` is ``(0, 0)`` for the
@@ -68,19 +89,8 @@ class PoolSummary:
     sleep_seconds: float
     wake_seconds: float
     limit: int | None
-    live_bytes: int
-    peak_live_bytes: int
-    requested_bytes: int
-    cached_bytes: int
-    releasing_bytes: int
     asleep_bytes: int
     backup_bytes: int
-    reserved_bytes: int
-    peak_reserved_bytes: int
-    live_blocks: int
-    waiting_blocks: int
-    allocations: int
-    frees: int
     streams: tuple[StreamSummary, ...]
 
     @property
@@ -135,7 +145,7 @@ class SharedSummary:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DeviceSummary:
+class DeviceSummary(_Counts):
     """The summary of one device's memory, in bytes.
 
     ``used_bytes``, which the driver says are not free, is the sum of ``reserved_bytes`` (all of gpupool's memory
@@ -159,19 +169,8 @@ class DeviceSummary:
     free_bytes: int | None
     used_bytes: int | None
     driver_error: str | None
-    live_bytes: int
-    peak_live_bytes: int
-    requested_bytes: int
-    cached_bytes: int
-    releasing_bytes: int
     asleep_bytes: int
     backup_bytes: int
-    reserved_bytes: int
-    peak_reserved_bytes: int
-    live_blocks: int
-    waiting_blocks: int
-    allocations: int
-    frees: int
     driver_calls: int
     moved_pages: int
     handle_bytes: int
@@ -196,21 +195,10 @@ class DeviceSummary:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PinnedSummary:
+class PinnedSummary(_Counts):
     """The counts of the pinned memory on one NUMA node of the host, as in :class:`gpupool.MemoryStats`."""
 
     numa: int
-    live_bytes: int
-    peak_live_bytes: int
-    requested_bytes: int
-    cached_bytes: int
-    releasing_bytes: int
-    reserved_bytes: int
-    peak_reserved_bytes: int
-    live_blocks: int
-    waiting_blocks: int
-    allocations: int
-    frees: int
     driver_calls: int
     moved_pages: int
 
@@ -274,7 +262,9 @@ def gather(devices: Iterable[SupportsIndex]) -> MemorySummary:
     summaries = tuple(_device(_native.summarize(device)) for device in devices)
     runtime = _native.runtime() if summaries else None
     nodes, limit = _native.summarize_pinned()
-    pinned = tuple(PinnedSummary(**node) for node in nodes)
+    # Pinned memory has no pools of users, and does not sleep.
+    names = [field.name for field in dataclasses.fields(PinnedSummary)]
+    pinned = tuple(PinnedSummary(**{name: node[name] for name in names}) for node in nodes)
     return MemorySummary(process=os.getpid(), runtime=runtime, devices=summaries, pinned=pinned, pinned_limit=limit)
 
 
@@ -359,13 +349,16 @@ def _aligned(rows: list[list[str]]) -> list[str]:
     return [line(row) for row in rows]
 
 
+def _parts(counts: _Counts) -> str:
+    parts = f"live {size(counts.live_bytes)}, cached {size(counts.cached_bytes)}"
+    return f"{parts}, releasing {size(counts.releasing_bytes)}" if counts.releasing_bytes else parts
+
+
 def _pinned_table(nodes: tuple[PinnedSummary, ...], limit: int | None) -> list[list[str]]:
     rows = [["pinned memory", "now", "peak", ""]]
     for node in nodes:
-        parts = f"live {size(node.live_bytes)}, cached {size(node.cached_bytes)}"
-        if node.releasing_bytes:
-            parts += f", releasing {size(node.releasing_bytes)}"
-        rows.append([f"NUMA node {node.numa}", size(node.reserved_bytes), size(node.peak_reserved_bytes), parts])
+        reserved = [size(node.reserved_bytes), size(node.peak_reserved_bytes)]
+        rows.append([f"NUMA node {node.numa}", *reserved, _parts(node)])
     if limit is not None:
         rows.append(["limit of all", size(limit), "", ""])
     return rows
@@ -373,9 +366,7 @@ def _pinned_table(nodes: tuple[PinnedSummary, ...], limit: int | None) -> list[l
 
 def _device_table(device: DeviceSummary) -> list[list[str]]:
     named = [f"{each.framework} {size(each.reserved_bytes)}" for each in device.frameworks]
-    parts = f"live {size(device.live_bytes)}, cached {size(device.cached_bytes)}"
-    if device.releasing_bytes:
-        parts += f", releasing {size(device.releasing_bytes)}"
+    parts = _parts(device)
     if device.asleep_bytes:
         asleep, backup = size(device.asleep_bytes), size(device.backup_bytes)
         parts += f"; of the live {asleep} asleep, {backup} of pinned memory back it up"
@@ -407,31 +398,15 @@ def _device_table(device: DeviceSummary) -> list[list[str]]:
 
 
 def _pool_table(pools: tuple[PoolSummary, ...]) -> list[list[str]]:
-    rows = [
-        [
-            "pool",
-            "live",
-            "cached",
-            "releasing",
-            "asleep",
-            "backup",
-            "reserved",
-            "peak live",
-            "peak reserved",
-            "blocks",
-            "limit",
-        ]
-    ]
+    rows = [["pool", *_COLUMNS, "blocks", "limit"]]
     for pool in pools:
         name = pool.name if pool.given_name is None else f'{pool.name} "{pool.given_name}"'
         name = f"{name}, closed" if pool.is_closed else name
         name = f"{name}, asleep in {pool.sleep_seconds:.3f} s" if pool.is_asleep else name
-        releasing = size(pool.releasing_bytes) if pool.releasing_bytes else ""
-        asleep = [size(each) if each else "" for each in (pool.asleep_bytes, pool.backup_bytes)]
-        sizes = [size(pool.live_bytes), size(pool.cached_bytes), releasing, *asleep, size(pool.reserved_bytes)]
-        peaks = [size(pool.peak_live_bytes), size(pool.peak_reserved_bytes)]
+        held = [(column, getattr(pool, f"{column.replace(' ', '_')}_bytes")) for column in _COLUMNS]
+        sizes = [size(nbytes) if nbytes or column not in _RARE else "" for column, nbytes in held]
         limit = "" if pool.limit is None else size(pool.limit)
-        rows.append([name, *sizes, *peaks, str(pool.live_blocks), limit])
+        rows.append([name, *sizes, str(pool.live_blocks), limit])
         rows += [_stream_row(_stream_name(stream), [stream]) for stream in pool.streams[:_STREAMS]]
         if rest := pool.streams[_STREAMS:]:
             rows.append(_stream_row(f"{len(rest)} more streams", rest))

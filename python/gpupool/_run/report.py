@@ -8,7 +8,6 @@ import gpupool
 from gpupool import _native
 from gpupool._report.printable import printable
 from gpupool._report.units import duration, size
-from gpupool._run import counts as _counts
 from gpupool._run import enabling as _enabling
 from gpupool._run import simulated as _simulated
 
@@ -47,7 +46,7 @@ def _lines(program: str, names: list[str], seconds: float) -> Iterator[str]:
         yield "pinned memory of the host"
         yield _line("  reserved at most", size(pinned.peak_reserved_bytes))
         yield _line("  allocations, driver calls", f"{pinned.allocations}, {pinned.driver_calls}")
-        yield _line("  time in the driver", duration(round(_counts.pinned_seconds() * 1e6)))
+        yield _line("  time in the driver", duration(sum(_native.pinned_times())))
 
 
 def _device(device: int) -> Iterator[str]:
@@ -57,10 +56,10 @@ def _device(device: int) -> Iterator[str]:
     if not stats.allocations:
         yield _line("  memory", "none was requested")
         return
-    counts = _counts.of_device(device)
+    peak_requested, retries, failures = _native.request_counts(device)
     simulated = _simulated.simulate(device, found["total_bytes"])
     if isinstance(simulated, str):
-        yield _line("  requested at most", size(counts.peak_requested))
+        yield _line("  requested at most", size(peak_requested))
         yield _line("  reserved at most", size(stats.peak_reserved_bytes))
         yield _line("  PyTorch's own allocator, simulated", simulated)
     else:
@@ -72,7 +71,7 @@ def _device(device: int) -> Iterator[str]:
         yield _line("    with expandable segments", _simulated.text(simulated.expandable, requested))
     yield _line("  allocations, driver calls", f"{stats.allocations}, {stats.driver_calls}")
     yield _line("  pages of 2 MiB moved", str(stats.moved_pages))
-    yield _line("  memory ran out", f"{counts.retries} requests tried again, {counts.failures} failed")
+    yield _line("  memory ran out", f"{retries} requests tried again, {failures} failed")
 
 
 def _handles() -> Iterator[str]:

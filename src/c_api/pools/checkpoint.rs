@@ -42,7 +42,7 @@ pub(in super::super) unsafe extern "C" fn pool_restore(
         }
         if let Some(allocated) = allocated {
             for (address, requested) in restored.allocated {
-                // SAFETY: as above.
+                // SAFETY: the caller promises that the function may be called so.
                 unsafe { allocated(context, pointer(address), requested) };
             }
         }

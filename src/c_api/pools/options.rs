@@ -3,6 +3,7 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::Arc;
 
+use super::super::header::c_struct;
 use super::super::sized::{self, SizedStruct};
 use super::source::CSource;
 use crate::error::Result;
@@ -10,42 +11,40 @@ use crate::memory::device::{SegmentSource, Source};
 use crate::memory::pool::Rules;
 use crate::memory::serve;
 
-/// `gpupool_source`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct PoolSource {
-    /// The first argument of the functions.
-    pub context: *mut c_void,
-    /// Returns memory, or null.
-    pub allocate: Option<unsafe extern "C" fn(*mut c_void, u64, c_int, *mut c_void) -> *mut c_void>,
-    /// Frees it.
-    pub free: Option<unsafe extern "C" fn(*mut c_void, *mut c_void, u64, c_int, *mut c_void)>,
-    /// Called once, when the pool has ended and all its memory was freed.
-    pub release: Option<unsafe extern "C" fn(*mut c_void)>,
+c_struct! {
+    /// `gpupool_source`.
+    pub struct PoolSource as "gpupool_source" {
+        /// The first argument of the functions.
+        pub context: *mut c_void,
+        /// Returns memory, or null.
+        pub allocate: Option<unsafe extern "C" fn(*mut c_void, u64, c_int, *mut c_void) -> *mut c_void>,
+        /// Frees it.
+        pub free: Option<unsafe extern "C" fn(*mut c_void, *mut c_void, u64, c_int, *mut c_void)>,
+        /// Called once, when the pool has ended and all its memory was freed.
+        pub release: Option<unsafe extern "C" fn(*mut c_void)>,
+    }
 }
 
-/// `gpupool_pool_options`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct PoolOptions {
-    /// The size of this struct, in bytes.
-    pub size: u64,
-    /// Whether its memory belongs to graphs.
-    pub for_graphs: c_int,
-    /// Whether other pools may use its free memory when memory runs out.
-    pub use_on_oom: c_int,
-    /// Whether each segment serves one block at a time.
-    pub no_split: c_int,
-    /// Its name, or null.
-    pub name: *const c_char,
-    /// Its source, or null.
-    pub source: *const PoolSource,
+c_struct! {
+    /// `gpupool_pool_options`.
+    pub struct PoolOptions as "gpupool_pool_options" {
+        /// The size of this struct, in bytes.
+        pub size: u64,
+        /// Whether its memory belongs to graphs.
+        pub for_graphs: c_int,
+        /// Whether other pools may use its free memory when memory runs out.
+        pub use_on_oom: c_int,
+        /// Whether each segment serves one block at a time.
+        pub no_split: c_int,
+        /// Its name, or null.
+        pub name: *const c_char,
+        /// Its source, or null.
+        pub source: *const PoolSource,
+    }
 }
 
 // SAFETY: it has the layout of C, begins with its size, and all of its bytes may be zero.
-unsafe impl SizedStruct for PoolOptions {
-    const NAME: &'static str = "gpupool_pool_options";
-}
+unsafe impl SizedStruct for PoolOptions {}
 
 /// Returns what a new pool is like.
 ///

@@ -25,7 +25,7 @@ struct SourceContext {
 
 // SAFETY: `new` requires that the functions may be called from any thread.
 unsafe impl Send for CSource {}
-// SAFETY: as above.
+// SAFETY: `new` requires it of any number of threads at a time.
 unsafe impl Sync for CSource {}
 
 impl CSource {
@@ -60,7 +60,7 @@ unsafe impl SegmentSource for CSource {
 
     unsafe fn free(&self, address: u64, bytes: u64, stream: &Stream) -> Result<()> {
         let (device, stream) = (stream.device().number(), stream.raw().as_ptr());
-        // SAFETY: as above, and the function takes back what `allocate` returned.
+        // SAFETY: `new` requires that the function may be called until the release, with what `allocate` returned.
         unsafe { (self.free)(self.context.context, pointer(address), bytes, device, stream) };
         Ok(())
     }

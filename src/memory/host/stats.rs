@@ -1,9 +1,10 @@
 //! Statistics of pinned memory, of one NUMA node or of all, its limit, and releasing free pinned memory.
 
+use crate::counters::Sum;
 use crate::error::Result;
 use crate::memory::cache::DeviceCaches;
 use crate::memory::device::{CallTimes, PINNED, PINNED_GONE, PINNED_MADE};
-use crate::memory::report::{self, DeviceStats, MemoryStats, PoolStats, Sum};
+use crate::memory::report::{self, DeviceStats, MemoryStats, PoolStats};
 use crate::memory::serve::{Patience, sum_of_all, trim_pools};
 use crate::process;
 use crate::runtime;

@@ -123,7 +123,7 @@ pub(crate) unsafe fn hand_out<T: Copy>(place: *mut T, name: &str, none: T, call:
     if let Some(place) = unsafe { place.as_mut() } {
         *place = none;
     }
-    // SAFETY: as above.
+    // SAFETY: the caller passes a place that may be written, or null.
     unsafe { answer(place, name, call) }
 }
 

@@ -5,8 +5,8 @@
 
 use std::sync::atomic::Ordering;
 
-use super::counters::counters;
 use super::summary::summarize;
+use crate::counters::counters;
 use crate::error::Result;
 use crate::ids::MemoryLocation;
 use crate::memory::cache::{ALL, Amount, Amounts};
@@ -15,9 +15,10 @@ use crate::memory::serve::device_caches;
 use crate::sync::ThisThread;
 
 counters! {
+    $
     /// `gpupool_stat`.
     #[repr(C)]
-    pub struct Stat {
+    pub struct Stat as stat_counters {
         /// The current value.
         pub current: i64,
         /// The peak.
@@ -46,9 +47,10 @@ impl From<Flow> for Stat {
 pub type Stats = [Stat; 3];
 
 counters! {
+    $
     /// `gpupool_device_stats`: all pools of a device together.
     #[repr(C)]
-    pub struct DeviceStats {
+    pub struct DeviceStats as device_counters {
         /// The size of this struct, in bytes, as the caller sets it.
         pub size: u64,
         /// Live blocks.

@@ -1,7 +1,7 @@
 //! Statistics of pools and devices. Each stream is counted for itself; a query adds the counts up.
 
-use super::counters::counters;
 use super::summary::{PoolSummary, summarize};
+use crate::counters::counters;
 use crate::error::Result;
 use crate::ids::Device;
 use crate::memory::cache::{ALL, Counts, DeviceCaches};
@@ -12,10 +12,11 @@ use crate::runtime;
 use crate::sync::ThisThread;
 
 counters! {
+    $
     /// Statistics of a pool, in bytes and in numbers of blocks. Reserved memory is live, cached or being released; live
     /// memory may also be asleep.
     #[non_exhaustive]
-    pub struct PoolStats {
+    pub struct PoolStats as pool_counters {
         /// Bytes of live blocks, with rounding: multiples of 512, small ones rounded up by at most an eighth.
         pub live_bytes: u64,
         /// The peak of `live_bytes`: exact on a device that is used on one stream. With several streams it is an upper
@@ -51,11 +52,12 @@ counters! {
 }
 
 counters! {
+    $
     /// Statistics of a device's memory, all pools together.
     #[non_exhaustive]
-    pub struct MemoryStats {
+    pub struct MemoryStats as memory_counters {
         /// All pools together; of pools that no longer exist, their allocations and frees and the memory being released.
-        pub total: PoolStats,
+        pub total: PoolStats as _,
         /// Calls of the driver's memory functions so far.
         pub driver_calls: u64,
         /// Pages of 2 MiB that were moved so far.

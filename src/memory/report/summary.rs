@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::counters::Sum;
 use super::stats::{MemoryStats, PoolStats};
+use crate::counters::Sum;
 use crate::ids::Device;
 use crate::memory::cache::{ALL, Counts, DeviceCaches};
 use crate::memory::pool::{Pool, PoolId};

@@ -3,19 +3,11 @@
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::handle::{self, HandleStats};
+use crate::handle::{self, HandleStats, handle_counters};
 use crate::python::counts::counts_class;
 use crate::python::device;
 
-counts_class! {
-    PyHandleStats = "HandleStats" from stats: HandleStats {
-        u64 of stats => [
-            created, destroyed, retired, idle, held, leased, peak_in_use, hits, misses, hand_overs, waits, failures,
-        ];
-        f64 create_seconds = stats.create_time.as_secs_f64();
-        u64 of stats => [device_bytes, peak_device_bytes, workspace_bytes];
-    }
-}
+handle_counters! { counts_class! { PyHandleStats = "HandleStats" from stats: HandleStats { stats } } }
 
 #[doc = docstring!("handle_stats")]
 #[pyfunction]

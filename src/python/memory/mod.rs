@@ -26,7 +26,7 @@ pub(super) use mem_pool::{
     PyMemPool, begin_allocate_to_pool, end_allocate_to_pool, graph_pool_handle, pool_use_count, release_pool,
 };
 pub(super) use pinned::{
-    empty_pinned_cache, get_pinned_limit, nearest_numa_node, number as numa_number, owns, pinned_stats,
+    empty_pinned_cache, get_pinned_limit, nearest_numa_node, number as numa_number, owns, pinned_stats, pinned_times,
     reset_peak_pinned_stats, set_pinned_limit, summarize_pinned, warm_pinned,
 };
 pub(super) use recording::record_memory_history;
@@ -36,7 +36,7 @@ pub(super) use segments::{PySegmentCallback, PySegmentEvent};
 pub(super) use snapshot::memory_snapshot;
 pub(super) use stats::{
     PyMemoryStats, PyOomCallback, PyPoolStats, empty_cache, enable_peer_access, get_per_process_memory_fraction,
-    memory_stats, on_oom, set_memory_limit, set_per_process_memory_fraction,
+    memory_stats, on_oom, request_counts, set_memory_limit, set_per_process_memory_fraction,
 };
 pub(super) use unpickling::unpickle;
 

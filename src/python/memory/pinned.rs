@@ -5,7 +5,7 @@ use pyo3::types::PyDict;
 
 use super::stats::PyMemoryStats;
 use crate::error::Result;
-use crate::memory;
+use crate::memory::{self, host};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::python::device;
 use crate::python::whole::Whole;
@@ -58,16 +58,19 @@ pub(in crate::python) fn reset_peak_pinned_stats(py: Python<'_>, numa: Option<Wh
     Ok(py.detach(|| memory::reset_peak_pinned_stats(numa))?)
 }
 
+#[doc = docstring!("pinned_times")]
+#[pyfunction]
+pub(in crate::python) fn pinned_times(py: Python<'_>) -> PyResult<(u64, u64)> {
+    let [made, given_back] = py.detach(host::pinned_times)?;
+    Ok((made.total, given_back.total))
+}
+
 #[doc = docstring!("summarize_pinned")]
 #[pyfunction]
 pub(in crate::python) fn summarize_pinned(py: Python<'_>) -> PyResult<(Vec<Bound<'_, PyDict>>, Option<u64>)> {
     let found = py.detach(memory::pinned_stats_by_node)?;
     let of_node = |(node, stats)| {
         let counts = PyMemoryStats::from(stats).as_dict(py)?;
-        // Pinned memory has no pools of users, and does not sleep.
-        for name in ["pools", "asleep_bytes", "backup_bytes", "attached_bytes", "sent_bytes"] {
-            counts.del_item(name)?;
-        }
         counts.set_item("numa", node)?;
         Ok(counts)
     };

@@ -7,6 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict};
 
 use crate::error::Error;
+use crate::memory::report::{self, memory_counters, pool_counters};
 use crate::memory::{self, MemoryLimit, MemoryStats, OomGuard, PoolStats};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
@@ -15,23 +16,9 @@ use crate::python::device;
 use crate::python::whole::{Whole, number_of};
 use crate::sync::lock;
 
-counts_class! {
-    PyPoolStats = "PoolStats" from stats: PoolStats {
-        u64 of stats => [
-            live_bytes, peak_live_bytes, requested_bytes, cached_bytes, releasing_bytes, asleep_bytes,
-            backup_bytes, reserved_bytes, peak_reserved_bytes, live_blocks, waiting_blocks, allocations, frees,
-        ];
-    }
-}
-
-counts_class! {
-    PyMemoryStats = "MemoryStats" from stats: MemoryStats {
-        u64 of stats.total => [
-            live_bytes, peak_live_bytes, requested_bytes, cached_bytes, releasing_bytes, asleep_bytes,
-            backup_bytes, reserved_bytes, peak_reserved_bytes, live_blocks, waiting_blocks, allocations, frees,
-        ];
-        u64 of stats => [driver_calls, moved_pages, pools, attached_bytes, sent_bytes];
-    }
+pool_counters! { counts_class! { PyPoolStats = "PoolStats" from stats: PoolStats { stats } } }
+pool_counters! {
+    memory_counters! { counts_class! { PyMemoryStats = "MemoryStats" from stats: MemoryStats { stats.total, stats } } }
 }
 
 #[doc = docstring!("empty_cache")]
@@ -47,6 +34,14 @@ pub(in crate::python) fn empty_cache(py: Python<'_>) -> PyResult<u64> {
 pub(in crate::python) fn memory_stats(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<PyMemoryStats> {
     let device = device::extract_or_current(py, device)?;
     Ok(py.detach(|| memory::memory_stats(device))?.into())
+}
+
+#[doc = docstring!("request_counts")]
+#[pyfunction]
+pub(in crate::python) fn request_counts(py: Python<'_>, device: &Bound<'_, PyAny>) -> PyResult<(i64, i64, i64)> {
+    let device = device::extract(py, device)?;
+    let stats = py.detach(|| report::device_stats(device))?;
+    Ok((stats.requested_bytes[0].peak, stats.alloc_retries, stats.ooms))
 }
 
 /// A fraction of a device's memory, whose range is checked where it is set.

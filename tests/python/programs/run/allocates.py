@@ -1,6 +1,7 @@
 """A program that takes 60 MiB of gpupool's memory, then does what its argument names."""
 
 import atexit
+import contextlib
 import os
 import sys
 import threading
@@ -48,6 +49,17 @@ def with_a_handle():
     take()
     gpupool.host.handle()
     gpupool.empty_pinned(MIB)
+
+
+def with_requests_that_fail():
+    """Fail at once, and after free memory was released in vain."""
+    take()
+    pool = gpupool.MemPool()
+    with gpupool.use_mem_pool(pool):
+        held = [gpupool.empty(61 * MIB)]
+        for nbytes in (1 << 50, 63 * MIB):
+            with contextlib.suppress(gpupool.OutOfMemory):
+                held.append(gpupool.empty(nbytes))
 
 
 def on_two_devices():
