@@ -29,7 +29,7 @@
 //! # Ok::<(), gpupool::Error>(())
 //! ```
 //!
-//! If there is no GPU, devices are simulated in plain memory, with [`HostHandles`] as the library.
+//! If there is no GPU, devices are simulated in plain memory, with [`Simulated`] as the library.
 //!
 //! | to | start at |
 //! | --- | --- |
@@ -88,7 +88,7 @@ pub use error::{
 };
 pub use handle::{
     Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, Handle, HandleAction, HandleEvent, HandlePool, HandleStats,
-    Hipblas, HipblasLt, Hipsolver, Hipsparse, HostHandles, Lease, Miopen, Pooled, handle, handle_stats, lease,
+    Hipblas, HipblasLt, Hipsolver, Hipsparse, Lease, Miopen, Pooled, Simulated, handle, handle_stats, lease,
 };
 pub use ids::{CaptureMode, CaptureStatus, Device, MemoryLocation, NumaNode, RawStream};
 pub use memory::{Backup, wake};

@@ -3,7 +3,7 @@
 >>> import gpupool
 >>> stream = gpupool.Stream()  # or one of CuPy, PyTorch, Numba, cuda.core
 >>> buffer = gpupool.empty(1 << 20, stream)  # device memory from a caching allocator, freed in stream order
->>> handle = gpupool.host.handle(stream)  # this thread's handle; on a GPU use gpupool.cublas.handle(stream) etc.
+>>> handle = gpupool.simulated.handle(stream)  # this thread's handle; on a GPU use gpupool.cublas.handle(stream) etc.
 
 A thread keeps its handles until it ends; then they return to the pool, and the next thread gets them. Importing this
 package loads no GPU library: that happens at the first call that needs one.
@@ -71,7 +71,6 @@ from gpupool._native import (
     hipblaslt,
     hipsolver,
     hipsparse,
-    host,
     memory_snapshot,
     memory_stats,
     miopen,
@@ -85,6 +84,7 @@ from gpupool._native import (
     runtime,
     set_per_process_memory_fraction,
     set_pinned_limit,
+    simulated,
     sleep,
     stream,
     synchronize,
@@ -164,7 +164,6 @@ __all__ = [
     "hipblaslt",
     "hipsolver",
     "hipsparse",
-    "host",
     "info",
     "memory_snapshot",
     "memory_stats",
@@ -180,6 +179,7 @@ __all__ = [
     "runtime",
     "set_per_process_memory_fraction",
     "set_pinned_limit",
+    "simulated",
     "sleep",
     "stream",
     "synchronize",

@@ -22,8 +22,8 @@ hipblas: HandlePool
 hipblaslt: HandlePool
 hipsolver: HandlePool
 hipsparse: HandlePool
-host: HandlePool
 miopen: HandlePool
+simulated: HandlePool
 
 def set_log_level(level: int) -> None:
     """Set the lowest level of the records to create, as ``logging`` numbers levels."""
@@ -161,10 +161,10 @@ class HandlePool:
 
     The pools of libraries that gpupool knows exist already: ``gpupool.cublas``, ``cublaslt``, ``cudnn``, ``cudss``,
     ``cusolver`` and ``cusparse``, on ROCm ``hipblas``, ``hipblaslt``, ``hipsolver``, ``hipsparse`` and ``miopen``, and
-    on simulated devices ``gpupool.host``, which the examples use.
+    on simulated devices ``gpupool.simulated``, which the examples use.
 
-    >>> handle = gpupool.host.handle()  # this thread's handle, like gpupool.cublas.handle() on a GPU
-    >>> with gpupool.host.lease() as lease:  # one for this block
+    >>> handle = gpupool.simulated.handle()  # this thread's handle, like gpupool.cublas.handle() on a GPU
+    >>> with gpupool.simulated.lease() as lease:  # one for this block
     ...     print(int(lease) == handle)
     False
 
@@ -194,7 +194,7 @@ class HandlePool:
         ago, and waits for the work of that stream.
 
         >>> stream = gpupool.Stream()
-        >>> gpupool.host.handle(stream) == gpupool.host.handle(stream)
+        >>> gpupool.simulated.handle(stream) == gpupool.simulated.handle(stream)
         True
 
         Args:
@@ -226,7 +226,7 @@ class HandlePool:
         If few of many threads work at the same time, only that many handles are needed. ``int(handle)`` is the handle;
         ctypes, cuda.bindings and nvmath also accept the lease itself.
 
-        >>> with gpupool.host.lease(timeout=5) as handle:
+        >>> with gpupool.simulated.lease(timeout=5) as handle:
         ...     assert int(handle) != 0
 
         Args:
@@ -381,11 +381,11 @@ class Lease:
     It may be used and ended in another thread than the one that requested it, by one thread at a time. ``int(lease)``
     is the handle's address; it raises :class:`InvalidValue` once the lease has ended.
 
-    >>> lease = gpupool.host.lease()
+    >>> lease = gpupool.simulated.lease()
     >>> handle = int(lease)
     >>> lease.release()
     >>> lease
-    <gpupool.Lease host (over)>
+    <gpupool.Lease simulated (over)>
     """
 
     def __enter__(self) -> Lease:
@@ -430,9 +430,9 @@ class Lease:
 class HandleStats:
     """The counts of a handle pool at one moment, which :meth:`HandlePool.stats` and :func:`handle_stats` return.
 
-    >>> before = gpupool.host.stats().failures
-    >>> handle = gpupool.host.handle()
-    >>> gpupool.host.stats().failures - before
+    >>> before = gpupool.simulated.stats().failures
+    >>> handle = gpupool.simulated.handle()
+    >>> gpupool.simulated.stats().failures - before
     0
     """
 
@@ -517,8 +517,8 @@ class HandleStats:
 def handle_stats(device: SupportsIndex | None = None) -> dict[str, HandleStats]:
     """Return the counts of every pool that has been used, by its name, on one device or summed over all.
 
-    >>> handle = gpupool.host.handle()
-    >>> gpupool.handle_stats()["host"].held > 0
+    >>> handle = gpupool.simulated.handle()
+    >>> gpupool.handle_stats()["simulated"].held > 0
     True
 
     Args:

@@ -27,12 +27,12 @@ use crate::runtime::{self, Runtime, Stream};
 /// A pool of one library's handles. Copies are cheap references to the same pool, which lives as long as the process.
 ///
 /// ```
-/// use gpupool::{Cublas, HostHandles, Pooled, Stream};
+/// use gpupool::{Cublas, Simulated, Pooled, Stream};
 ///
 /// let device = gpupool::device(0)?;
 /// let stream = Stream::new(device)?;
 /// // The simulated library, where there is no cuBLAS.
-/// let pool = if Cublas::pool().is_available() { Cublas::pool() } else { HostHandles::pool() };
+/// let pool = if Cublas::pool().is_available() { Cublas::pool() } else { Simulated::pool() };
 ///
 /// pool.warm(2, device)?; // create them in advance
 /// let handle = pool.handle(&stream)?; // this thread's until it ends

@@ -43,8 +43,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyCFunction, PyType};
 
 use crate::handle::{
-    Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, Hipblas, HipblasLt, Hipsolver, Hipsparse, HostHandles, Miopen,
-    Pooled,
+    Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, Hipblas, HipblasLt, Hipsolver, Hipsparse, Miopen, Pooled,
+    Simulated,
 };
 use crate::library;
 
@@ -130,7 +130,7 @@ mod _native {
             ("hipblaslt", HipblasLt::pool()),
             ("hipsolver", Hipsolver::pool()),
             ("hipsparse", Hipsparse::pool()),
-            ("host", HostHandles::pool()),
+            ("simulated", Simulated::pool()),
         ] {
             module.add(name, PyHandlePool::from(pool))?;
         }

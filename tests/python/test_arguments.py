@@ -91,11 +91,11 @@ def test_the_simulation_is_asked_for_no_handle_that_is_not_there(address):
 
 
 def test_the_simulation_is_asked_for_no_handle_that_is_gone():
-    with gpupool.host.lease() as lease:
+    with gpupool.simulated.lease() as lease:
         handle = int(lease)
         assert _native.host_stream_of(handle) == 0
         lease.discard()
-    gpupool.host.trim()
+    gpupool.simulated.trim()
     with pytest.raises(gpupool.InvalidValue, match="not a live handle"):
         _native.host_stream_of(handle)
 
@@ -185,17 +185,17 @@ def takes_a_number(pool=None):
         "pool_use_count id": (lambda pool_id: gpupool.pool_use_count(0, pool_id), NO_ID),
         "memory_snapshot id": (gpupool.memory_snapshot, [wrong for wrong in NO_ID if wrong is not None]),
         "fill": (lambda byte: gpupool.empty(1000).fill(byte), [*NO_NUMBER, 256, 2**32]),
-        "handle device": (lambda device: gpupool.host.handle(device=device), NO_ORDINAL),
-        "lease device": (lambda device: gpupool.host.lease(device=device), NO_ORDINAL),
+        "handle device": (lambda device: gpupool.simulated.handle(device=device), NO_ORDINAL),
+        "lease device": (lambda device: gpupool.simulated.lease(device=device), NO_ORDINAL),
         "lease timeout": (
-            lambda timeout: gpupool.host.lease(timeout=timeout),
+            lambda timeout: gpupool.simulated.lease(timeout=timeout),
             [-1, -0.5, 10**400, NAN, True, False, "1", []],
         ),
-        "HandlePool.limit": (lambda limit: setattr(gpupool.host, "limit", limit), [*NO_NUMBER, 0]),
-        "HandlePool.warm": (gpupool.host.warm, [*NO_NUMBER, 2**63]),
-        "HandlePool.warm device": (lambda device: gpupool.host.warm(1, device), NO_ORDINAL),
-        "HandlePool.trim": (gpupool.host.trim, NO_ORDINAL),
-        "HandlePool.stats": (gpupool.host.stats, NO_ORDINAL),
+        "HandlePool.limit": (lambda limit: setattr(gpupool.simulated, "limit", limit), [*NO_NUMBER, 0]),
+        "HandlePool.warm": (gpupool.simulated.warm, [*NO_NUMBER, 2**63]),
+        "HandlePool.warm device": (lambda device: gpupool.simulated.warm(1, device), NO_ORDINAL),
+        "HandlePool.trim": (gpupool.simulated.trim, NO_ORDINAL),
+        "HandlePool.stats": (gpupool.simulated.stats, NO_ORDINAL),
         "handle_stats": (gpupool.handle_stats, NO_ORDINAL),
         "record_memory_history": (lambda most: gpupool.record_memory_history(max_entries=most), NO_NUMBER),
         "on_oom": (gpupool.on_oom, NO_NUMBER),

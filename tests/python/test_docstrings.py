@@ -205,10 +205,15 @@ def objects():
     pool_id = rf"\({pool.id[0]}, {pool.id[1]}\)"
     scope = gpupool.use_mem_pool(pool.token(), all_threads=True)
     return [
-        (gpupool.host, r"<gpupool.HandlePool host>", None, None),
+        (gpupool.simulated, r"<gpupool.HandlePool simulated>", None, None),
         (own, r"<gpupool.HandlePool own>", own.close, r"<gpupool.HandlePool own \(closed\)>"),
-        (lease := gpupool.host.lease(), r"<gpupool.Lease host 0x\w+>", lease.release, r"<gpupool.Lease host \(over\)>"),
-        (gpupool.host.stats(), r"HandleStats\(created=\d+, .*\)", None, None),
+        (
+            lease := gpupool.simulated.lease(),
+            r"<gpupool.Lease simulated 0x\w+>",
+            lease.release,
+            r"<gpupool.Lease simulated \(over\)>",
+        ),
+        (gpupool.simulated.stats(), r"HandleStats\(created=\d+, .*\)", None, None),
         (stream, rf"gpupool.Stream\(ptr={stream.ptr:#x}, device=0 \(simulated\)\)", None, None),
         (
             gpupool.current_stream(1),

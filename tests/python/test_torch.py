@@ -254,11 +254,11 @@ def test_calls_without_a_stream_follow_pytorchs(torch):
     gpupool.torch.enable(allocator=False)
     gpupool.torch.enable(allocator=False)
     assert not place.is_taken()
-    assert _native.host_stream_of(gpupool.host.handle(device=1)) == stream.ptr
-    assert _native.host_stream_of(gpupool.host.handle()) == 0
+    assert _native.host_stream_of(gpupool.simulated.handle(device=1)) == stream.ptr
+    assert _native.host_stream_of(gpupool.simulated.handle()) == 0
     gpupool.torch.disable()
     gpupool.torch.disable()
-    assert _native.host_stream_of(gpupool.host.handle(device=1)) == 0
+    assert _native.host_stream_of(gpupool.simulated.handle(device=1)) == 0
     assert _plug._sources == []
 
 
