@@ -1006,16 +1006,16 @@ def empty_pinned(
             there are, and how to raise them.
     """
 
-def warm_pinned(nbytes: SupportsIndex, background: bool = True, numa: SupportsIndex | None = None) -> None:
+def warm_pinned(nbytes: SupportsIndex, numa: SupportsIndex | None = None, background: bool = True) -> None:
     """Allocate this many bytes of pinned memory in advance, in one piece, unless one such piece is free already.
 
     It takes some 0.1 s for a GiB on an H100 with 16 cores, and nothing waits for the GPU.
 
     Args:
         nbytes: The number of bytes.
+        numa: The number of a NUMA node; by default the one nearest to the thread's current device.
         background: True to allocate them on a thread of gpupool, while requests are served as usual. A failure is
             logged.
-        numa: The number of a NUMA node; by default the one nearest to the thread's current device.
 
     Raises:
         OutOfMemory: There is not enough memory, or the limit of locked memory is reached; not in the background.
@@ -1726,7 +1726,7 @@ class CApi:
 c_api: CApi
 
 def attach(
-    token: ShareToken | bytes, device: SupportsIndex | None = None, stream: StreamLike | None = None
+    token: ShareToken | bytes, stream: StreamLike | None = None, device: SupportsIndex | None = None
 ) -> DeviceBuffer:
     """Attach a buffer that another process of the same user shares: the same memory, without a copy.
 
@@ -1743,9 +1743,9 @@ def attach(
 
     Args:
         token: What :meth:`DeviceBuffer.share` returned, or its bytes.
+        stream: The stream that will use it first, by default the device's current one.
         device: The device that will use the memory, by default the one that it is on; another one must be able to
             access it.
-        stream: The stream that will use it first, by default the device's current one.
 
     Raises:
         InvalidValue: The token is from another machine, boot, user or version of gpupool; the buffer was freed; the
@@ -2233,8 +2233,8 @@ def unpickle(file: SupportsRead[bytes], memory_limit: int) -> Any:
     bytes at most; anything else is :class:`InvalidValue`. What ``file`` raises is raised.
     """
 
-def stream(s: StreamLike) -> StreamScope:
-    """Make ``s`` this thread's current stream, and its device the current one, in ``with gpupool.stream(s):``.
+def stream(stream: StreamLike) -> StreamScope:
+    """Make ``stream`` this thread's current stream, and its device the current one, for a ``with`` block.
 
     Calls of gpupool without a stream use the current stream. The current streams of frameworks do not change.
 
@@ -2244,13 +2244,13 @@ def stream(s: StreamLike) -> StreamScope:
     True
 
     Args:
-        s: The stream: an object or an address, see :mod:`gpupool.typing`.
+        stream: The stream: an object or an address, see :mod:`gpupool.typing`.
 
     Returns:
-        A context manager, whose block's target is ``s``.
+        A context manager, whose block's target is ``stream``.
 
     Raises:
-        InvalidValue: ``s`` is not a stream.
+        InvalidValue: ``stream`` is not a stream.
         Forked: The process is a forked child.
     """
 

@@ -23,13 +23,22 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from gpupool._frameworks import plug as _plug
-from gpupool._native import DeviceBuffer, InvalidValue, MemPool, PinnedBuffer, use_mem_pool
+from gpupool._native import DeviceBuffer, InvalidValue, MemPool, PinnedBuffer, PoolToken, use_mem_pool
 
 if TYPE_CHECKING:
     from gpupool._frameworks.cuda_core_pinned import PinnedMemoryResource as PinnedMemoryResource
     from gpupool._frameworks.cuda_core_resource import MemoryResource as MemoryResource
 
-__all__ = ["MemoryResource", "PinnedMemoryResource", "disable", "enable", "from_buffer", "to_buffer", "using"]
+__all__ = [
+    "MemoryResource",
+    "PinnedMemoryResource",
+    "disable",
+    "enable",
+    "from_buffer",
+    "is_enabled",
+    "to_buffer",
+    "using",
+]
 
 # The resource of each device, which all threads share.
 _resources: dict[int, Any] = {}
@@ -88,10 +97,28 @@ def disable(device: Any = None) -> None:
         _thread.devices.discard(device.device_id)
 
 
+def is_enabled(device: Any = None) -> bool:
+    """Return True in a thread after :func:`enable` for this device, until :func:`disable`.
+
+    Args:
+        device: An ordinal or a ``cuda.core.Device``; the thread's current device by default.
+    """
+    return bool(_thread.devices) and _core().Device(device).device_id in _thread.devices
+
+
 @contextmanager
-def using(pool: MemPool) -> Iterator[MemPool]:
-    """Enable gpupool and let this thread's ``device.allocate`` allocate from the pool, for a ``with`` block."""
-    enable(pool.device)
+def using(pool: MemPool | PoolToken | None = None) -> Iterator[Any]:
+    """Enable gpupool and let this thread's ``device.allocate`` use the pool, for a ``with`` block, which gets the pool.
+
+    Args:
+        pool: A MemPool, or its ``token()`` in other threads than its own; None for gpupool's default memory, or for the
+            pool whose scope the thread is in.
+    """
+    if pool is None:
+        enable()
+        yield None
+        return
+    enable(_plug.device_of(pool))
     with use_mem_pool(pool):
         yield pool
 

@@ -19,16 +19,27 @@ RMM's side is described at https://docs.rapids.ai/api/rmm/stable/
 import importlib
 import threading
 import warnings
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from types import ModuleType
 from typing import Any
 
 from gpupool._compiled.cache import NoLibrary
 from gpupool._frameworks import plug as _plug
-from gpupool._native import DeviceBuffer, Error, PinnedBuffer, current_device, device_count, empty, empty_pinned
+from gpupool._native import (
+    DeviceBuffer,
+    Error,
+    MemPool,
+    PinnedBuffer,
+    PoolToken,
+    current_device,
+    device_count,
+    empty,
+    empty_pinned,
+    use_mem_pool,
+)
 
-__all__ = ["allocator", "disable", "enable", "pinned_resource", "resource"]
+__all__ = ["allocator", "disable", "enable", "is_enabled", "pinned_resource", "resource", "using"]
 
 # The alignment that MemPool needs of its allocators; RMM's pools promise 256.
 _ALIGNMENT = 512
@@ -179,6 +190,29 @@ def disable() -> None:
             if mr.get_per_device_resource(device) is own:
                 mr.set_per_device_resource(device, former)
         _enabled.clear()
+
+
+def is_enabled() -> bool:
+    """Return True after :func:`enable`, until :func:`disable`."""
+    return bool(_enabled)
+
+
+@contextmanager
+def using(pool: MemPool | PoolToken | None = None) -> Iterator[Any]:
+    """Enable gpupool and let what this thread allocates by RMM come from the pool, for a ``with`` block.
+
+    The block gets the pool.
+
+    Args:
+        pool: A MemPool, or its ``token()`` in other threads than its own; None for gpupool's default memory, or for the
+            pool whose scope the thread is in.
+    """
+    enable()
+    if pool is None:
+        yield None
+        return
+    with use_mem_pool(pool):
+        yield pool
 
 
 class _Stream:

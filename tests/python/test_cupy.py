@@ -257,10 +257,12 @@ def test_a_block_is_its_threads_alone():
         thread = threading.Thread(target=lambda: found.append(cupy.cuda.get_allocator()))
         thread.start()
         thread.join()
-        with adapter.using(gpupool.MemPool()) as nothing:
-            assert nothing is None
+        other = gpupool.MemPool()
+        with adapter.using(other) as entered:
+            assert entered is other
             assert memory_of(cupy.empty(10)).pool_id != pool.id
-        with adapter.using():
+        with adapter.using() as entered:
+            assert entered is None
             assert memory_of(cupy.empty(10)).pool_id == pool.id
         assert memory_of(cupy.empty(10)).pool_id == pool.id
     assert found == [former]
@@ -548,8 +550,16 @@ def test_pinned_memory_ends_as_it_began(own_pinned):
     cupyx.empty_pinned(10)
     assert own_pinned.served == 2
     adapter.enable(pinned=True)
+    cupyx.empty_pinned(10)
+    assert own_pinned.served == 2
+    adapter.enable(pinned=False)
+    cupyx.empty_pinned(10)
+    assert (own_pinned.served, adapter.is_enabled()) == (3, True)
+    own_pinned.served = 2
+    adapter.enable(pinned=True)
     array = cupyx.empty_pinned(10)
     adapter.disable()
+    assert not adapter.is_enabled()
     adapter.disable()
     cupyx.empty_pinned(10)
     assert own_pinned.served == 3
@@ -715,6 +725,11 @@ def test_handles_end_as_they_began(bindings):
     lending = bindings.create
     adapter.enable(handles=True)
     assert bindings.create is lending
+    adapter.enable()
+    assert bindings.create is lending
+    adapter.enable(handles=False)
+    assert (bindings.create, bindings.destroy) == bindings.originals
+    adapter.enable(handles=True)
     lent = bindings.create()
     bindings.destroy(before)
     assert bindings.destroyed == [before]

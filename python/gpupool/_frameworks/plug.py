@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from types import ModuleType
 
-from gpupool._native import LibraryNotFound, set_stream_source
+from gpupool._native import InvalidValue, LibraryNotFound, MemPool, PoolToken, set_stream_source
 
 # The functions that return the address of the current stream on a device, one for each framework that is enabled; the
 # last one counts.
@@ -36,6 +36,17 @@ def require(name: str, minimum: tuple[int, ...], package: str) -> ModuleType:
     if numbers < minimum:
         raise LibraryNotFound(f"{name} {found or 'of an unknown version'} is too old: {wanted} is needed: {mend}")
     return module
+
+
+def device_of(pool: object) -> int:
+    """Return the device of what a caller gave for a pool.
+
+    Raises:
+        InvalidValue: It is no pool.
+    """
+    if not isinstance(pool, MemPool | PoolToken):
+        raise InvalidValue(f"pool is {pool!r}: give a MemPool, its token(), or None")
+    return pool.device
 
 
 def follow(source: Callable[[int], int]) -> None:

@@ -18,12 +18,12 @@ pub(in crate::python) fn number(numa: Option<Whole>) -> Result<Option<u32>> {
 
 #[doc = docstring!("warm_pinned")]
 #[pyfunction]
-#[pyo3(signature = (nbytes, background = true, numa = None))]
+#[pyo3(signature = (nbytes, numa = None, background = true))]
 pub(in crate::python) fn warm_pinned(
     py: Python<'_>,
     nbytes: Whole,
-    background: bool,
     numa: Option<Whole>,
+    background: bool,
 ) -> PyResult<()> {
     device::get(py)?;
     let numa = number(numa)?;

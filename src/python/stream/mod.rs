@@ -272,13 +272,13 @@ pub(super) struct PyStreamScope {
 
 #[doc = docstring!("stream")]
 #[pyfunction]
-pub(super) fn stream(s: &Bound<'_, PyAny>) -> PyResult<PyStreamScope> {
+pub(super) fn stream(stream: &Bound<'_, PyAny>) -> PyResult<PyStreamScope> {
     process::refuse_forked()?;
     // Here, before the block, is what is no stream refused.
-    if !s.is_exact_instance_of::<PyInt>() && !has_address(s)? {
-        return Err(no_stream(s)?.into());
+    if !stream.is_exact_instance_of::<PyInt>() && !has_address(stream)? {
+        return Err(no_stream(stream)?.into());
     }
-    Ok(PyStreamScope { stream: s.clone().unbind(), blocks: WithBlocks::new() })
+    Ok(PyStreamScope { stream: stream.clone().unbind(), blocks: WithBlocks::new() })
 }
 
 #[pymethods]
