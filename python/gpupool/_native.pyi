@@ -274,6 +274,16 @@ class HandlePool:
             Error: As in :meth:`handle`.
         """
 
+    def get_mem_pool(self, device: SupportsIndex | None = None) -> PoolToken | None:
+        """Return the pool that :meth:`set_mem_pool` has set for a device; None without one.
+
+        Args:
+            device: The ordinal of the device; by default the current one.
+
+        Raises:
+            InvalidValue: The pool of handles is closed, or there is no such device.
+        """
+
     def warm(self, count: int, device: SupportsIndex | None = None, background: bool = False) -> int:
         """Create handles until ``count`` are idle on the device, and return how many were created.
 
@@ -2102,6 +2112,15 @@ def record_memory_history(
         InvalidValue: There is no such setting.
     """
 
+def get_memory_history() -> dict[str, Any] | None:
+    """Return what is recorded, as arguments of :func:`record_memory_history`; None if nothing is.
+
+    >>> gpupool.record_memory_history(context="state", max_entries=1000, skip_actions=["free_requested"])
+    >>> gpupool.get_memory_history()
+    {'enabled': 'all', 'context': 'state', 'max_entries': 1000, 'skip_actions': ['free_requested']}
+    >>> gpupool.record_memory_history(None)
+    """
+
 def on_oom(callback: Callable[[int, int], Any]) -> OomCallback:
     """Call ``callback(device, nbytes)`` when memory has run out, before the request fails.
 
@@ -2124,6 +2143,17 @@ def on_oom(callback: Callable[[int, int], Any]) -> OomCallback:
 
     Raises:
         InvalidValue: ``callback`` is not callable.
+    """
+
+def oom_callbacks() -> list[str]:
+    """Return the names of the callbacks of :func:`on_oom`, in the order in which they are called.
+
+    >>> def drop_my_cache(device, nbytes):
+    ...     return False
+    >>> registered = gpupool.on_oom(drop_my_cache)
+    >>> gpupool.oom_callbacks()
+    ['drop_my_cache']
+    >>> registered.remove()
     """
 
 def set_per_process_memory_fraction(fraction: float, device: SupportsIndex | None = None) -> None:
@@ -2164,6 +2194,13 @@ def enable_peer_access(device: SupportsIndex, peer: SupportsIndex) -> None:
     Raises:
         InvalidValue: There is no such device, or the two cannot access each other.
         LibraryError: The driver refuses; the peer then gets no access to later memory, and the call may be repeated.
+    """
+
+def peers(device: SupportsIndex | None = None) -> list[int]:
+    """Return the devices that :func:`enable_peer_access` has granted access to a device's memory.
+
+    Args:
+        device: Its ordinal; by default the current device.
     """
 
 @final
@@ -2347,6 +2384,16 @@ def set_memory_limit(fraction: float | None, nbytes: int | None) -> tuple[float 
     """Limit the reserved memory on each device, also on those used later, and return the previous limits.
 
     The driver is not called.
+    """
+
+def get_memory_limit() -> tuple[float | None, int | None]:
+    """Return the limits of the reserved memory on each device, as :class:`gpupool.worker.Settings` set them.
+
+    A fraction of a device's memory and a number of bytes, of which the lower one applies; None for no limit. A limit of
+    one device alone is :func:`get_per_process_memory_fraction`'s. The driver is not called.
+
+    >>> gpupool.get_memory_limit()
+    (None, None)
     """
 
 def devices_in_use() -> list[int]:

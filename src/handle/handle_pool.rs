@@ -271,6 +271,15 @@ impl HandlePool {
         self.0.set_memory(device, pool)
     }
 
+    /// Returns the `MemPool` that [`set_mem_pool`](HandlePool::set_mem_pool) has set for the device; none without one.
+    ///
+    /// # Errors
+    /// As [`HandlePool::handle`].
+    pub fn mem_pool(&self, device: Device) -> Result<Option<PoolToken>> {
+        self.require_usable()?;
+        self.0.memory(device)
+    }
+
     /// Creates handles until `count` are idle on the device, or as many as a limit allows, and returns how many were
     /// created.
     ///

@@ -292,6 +292,11 @@ impl LibraryPool {
         Ok(())
     }
 
+    /// Returns the `MemPool` that handles on the device take device memory from; none for plain memory of the driver.
+    pub(super) fn memory(&self, device: Device) -> Result<Option<PoolToken>> {
+        Ok(self.on(device)?.memory.get().and_then(|memory| memory.pool()))
+    }
+
     /// Tells the library where a handle takes device memory from, as its owner may have told it otherwise.
     ///
     /// A handle that took memory from gpupool once does so for ever, as what it has of ours must come back to us: without a

@@ -72,7 +72,9 @@ fn its_handles_take_it_and_give_it_back() {
     // SAFETY: the context is the handler's own, and the place is one for a pointer.
     assert_ne!(unsafe { (handler.device_alloc)(handler.context, &mut ptr::null_mut(), 1 << 60, raw) }, 0);
 
+    assert_eq!(pool.mem_pool(device(0)).unwrap().map(|token| token.id()), Some(mem_pool.id()));
     pool.set_mem_pool(device(0), None).unwrap();
+    assert!(pool.mem_pool(device(0)).unwrap().is_none());
     assert_eq!(mem_pool.use_count(), 1);
     // SAFETY: the memory came from this handler.
     assert_eq!(unsafe { (handler.device_free)(handler.context, address, 1 << 20, raw) }, 0);

@@ -13,7 +13,7 @@ use crate::handle::{Claim, HandleAttempt, HandlePool, Interruption, Unfinished};
 use crate::ids::Device;
 use crate::library::{Origin, Version};
 use crate::python::interruption::interruptible;
-use crate::python::memory::token_of;
+use crate::python::memory::{PyPoolToken, token_of};
 use crate::python::whole::{Whole, number_of, refuse_bool};
 use crate::python::{device, stream};
 use crate::runtime;
@@ -133,6 +133,13 @@ impl PyHandlePool {
         let set = |device| self.0.set_mem_pool(device, pool.as_ref());
         // The last use of a former pool may end here, and its allocator be called.
         Ok(py.detach(|| devices.into_iter().try_for_each(set))?)
+    }
+
+    #[doc = docstring!("HandlePool.get_mem_pool")]
+    #[pyo3(signature = (device = None))]
+    fn get_mem_pool(&self, py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<Option<PyPoolToken>> {
+        let device = device::extract_or_current(py, device)?;
+        Ok(py.detach(|| self.0.mem_pool(device))?.map(PyPoolToken::from))
     }
 
     #[doc = docstring!("HandlePool.warm")]

@@ -29,14 +29,15 @@ pub(super) use pinned::{
     empty_pinned_cache, get_pinned_limit, nearest_numa_node, number as numa_number, owns, pinned_stats,
     reset_peak_pinned_stats, set_pinned_limit, summarize_pinned, warm_pinned,
 };
-pub(super) use recording::record_memory_history;
+pub(super) use recording::{get_memory_history, record_memory_history};
 pub(super) use replaying::{PyReplayResult, replay, replay_reserved};
 pub(super) use scope::{PyPoolScope, PyPoolToken, token_of, use_mem_pool};
 pub(super) use segments::{PySegmentCallback, PySegmentEvent};
 pub(super) use snapshot::memory_snapshot;
 pub(super) use stats::{
-    PyMemoryStats, PyOomCallback, PyPoolStats, empty_cache, enable_peer_access, get_per_process_memory_fraction,
-    memory_stats, on_oom, set_memory_limit, set_per_process_memory_fraction,
+    PyMemoryStats, PyOomCallback, PyPoolStats, empty_cache, enable_peer_access, get_memory_limit,
+    get_per_process_memory_fraction, memory_stats, on_oom, oom_callbacks, peers, set_memory_limit,
+    set_per_process_memory_fraction,
 };
 pub(super) use unpickling::unpickle;
 

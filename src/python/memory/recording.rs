@@ -1,6 +1,7 @@
 //! `record_memory_history`, with the parameters of `torch.cuda.memory._record_memory_history`.
 
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
 use crate::Error;
 use crate::memory::MemoryAction;
@@ -29,6 +30,15 @@ fn context_of(context: Option<&str>) -> PyResult<StackContext> {
         Some("alloc") => Ok(StackContext::Alloc),
         Some("all") => Ok(StackContext::All),
         Some(other) => Err(invalid("context", other, "'state', 'alloc', 'all' or None")),
+    }
+}
+
+const fn name_of(context: StackContext) -> Option<&'static str> {
+    match context {
+        StackContext::None => None,
+        StackContext::State => Some("state"),
+        StackContext::Alloc => Some("alloc"),
+        StackContext::All => Some("all"),
     }
 }
 
@@ -69,4 +79,16 @@ pub(in crate::python) fn record_memory_history(
         .clear_history(clear_history)
         .skip(skipped);
     Ok(py.detach(|| recording.start_with_stacks(Some(frames::stack_callback())))?)
+}
+
+#[doc = docstring!("get_memory_history")]
+#[pyfunction]
+pub(in crate::python) fn get_memory_history(py: Python<'_>) -> PyResult<Option<Bound<'_, PyDict>>> {
+    let Some(recording) = py.detach(Recording::running)? else { return Ok(None) };
+    let settings = PyDict::new(py);
+    settings.set_item("enabled", if recording.has_events() { "all" } else { "state" })?;
+    settings.set_item("context", name_of(recording.stacks()))?;
+    settings.set_item("max_entries", recording.most())?;
+    settings.set_item("skip_actions", recording.skipped().map(MemoryAction::name).collect::<Vec<_>>())?;
+    Ok(Some(settings))
 }

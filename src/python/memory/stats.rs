@@ -1,12 +1,13 @@
 //! Statistics, limits and callbacks of device memory.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict};
 
 use crate::error::Error;
+use crate::ids::Device;
 use crate::memory::{self, MemoryLimit, MemoryStats, OomGuard, PoolStats};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
@@ -98,6 +99,27 @@ pub(in crate::python) fn set_memory_limit(
     Ok((former.fraction, former.bytes))
 }
 
+#[doc = docstring!("get_memory_limit")]
+#[pyfunction]
+pub(in crate::python) fn get_memory_limit() -> PyResult<(Option<f64>, Option<u64>)> {
+    let MemoryLimit { fraction, bytes } = memory::memory_limit()?;
+    Ok((fraction, bytes))
+}
+
+#[doc = docstring!("peers")]
+#[pyfunction]
+#[pyo3(signature = (device = None))]
+pub(in crate::python) fn peers(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<usize>> {
+    let device = device::extract_or_current(py, device)?;
+    Ok(py.detach(|| memory::peers(device))?.into_iter().map(Device::ordinal).collect())
+}
+
+#[doc = docstring!("oom_callbacks")]
+#[pyfunction]
+pub(in crate::python) fn oom_callbacks() -> PyResult<Vec<String>> {
+    Ok(memory::oom_callbacks()?)
+}
+
 #[doc = docstring!("enable_peer_access")]
 #[pyfunction]
 pub(in crate::python) fn enable_peer_access(
@@ -154,7 +176,7 @@ pub(in crate::python) fn on_oom(callback: Bound<'_, PyAny>) -> PyResult<PyOomCal
         None => callback.get_type().name()?.to_string(),
     };
     let callback = callback.unbind();
-    let guard = memory::on_oom(move |device, nbytes| {
+    let call = move |device: Device, nbytes: u64| {
         let freed = Python::try_attach(|py| {
             let answer = callback.call1(py, (device.ordinal(), nbytes)).and_then(|answer| answer.is_truthy(py));
             answer.unwrap_or_else(|raised| {
@@ -163,6 +185,7 @@ pub(in crate::python) fn on_oom(callback: Bound<'_, PyAny>) -> PyResult<PyOomCal
             })
         });
         freed.unwrap_or(false)
-    });
+    };
+    let guard = memory::on_oom_as(name.clone(), Arc::new(call));
     Ok(PyOomCallback { name, guard: Mutex::new(Some(guard)) })
 }
