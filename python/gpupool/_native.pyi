@@ -137,7 +137,7 @@ class InvalidValue(ValueError, Error):
     ...     gpupool.empty(-1)
     ... except ValueError as error:
     ...     print(error)
-    -1 is out of range: give 0 to 2**64 - 1
+    nbytes is -1: give a whole number from 0 to 2**64 - 1
     """
 
 class Asleep(Error):

@@ -40,6 +40,9 @@ __all__ = [
     "using",
 ]
 
+# 1.2 is the first cuda.core that tells a buffer the stream that frees it.
+_NEEDED = ("cuda.core", (1, 2), "cuda-core")
+
 # The resource of each device, which all threads share.
 _resources: dict[int, Any] = {}
 _lock = threading.Lock()
@@ -54,14 +57,13 @@ _thread = _Thread()
 
 
 def _core() -> Any:
-    # 1.2 is the first cuda.core that tells a buffer the stream that frees it.
-    return _plug.require("cuda.core", (1, 2), "cuda-core")
+    return _plug.require(*_NEEDED)
 
 
 def __getattr__(name: str) -> Any:
     modules = {"MemoryResource": "cuda_core_resource", "PinnedMemoryResource": "cuda_core_pinned"}
     if name in modules:
-        _core()
+        _plug.require_name(*_NEEDED)
         return getattr(importlib.import_module(f"gpupool._frameworks.{modules[name]}"), name)
     raise AttributeError(f"module 'gpupool.cuda_core' has no attribute {name!r}")
 
@@ -129,6 +131,8 @@ def to_buffer(buffer: DeviceBuffer | PinnedBuffer) -> Any:
     The memory is freed when both are gone, in the order of the stream on which it was allocated; pinned memory in the
     order of the streams that it was recorded on.
     """
+    if not isinstance(buffer, DeviceBuffer | PinnedBuffer):
+        raise _plug.wrong("buffer", buffer, "a DeviceBuffer or a PinnedBuffer of gpupool")
     return _core().Buffer.from_handle(buffer.ptr, buffer.nbytes, owner=buffer)
 
 
@@ -141,6 +145,8 @@ def from_buffer(buffer: Any) -> DeviceBuffer | PinnedBuffer:
     Raises:
         gpupool.InvalidValue: The memory is not gpupool's, or the buffer is closed.
     """
+    if not isinstance(buffer, _core().Buffer):
+        raise _plug.wrong("buffer", buffer, "a cuda.core.Buffer")
     if isinstance(buffer.owner, DeviceBuffer | PinnedBuffer):
         return buffer.owner
     resource = buffer.memory_resource

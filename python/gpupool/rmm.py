@@ -101,6 +101,10 @@ def _native_module() -> Any:
         return _module or None
 
 
+def _ordinal(device: int | None) -> int:
+    return current_device() if device is None else _plug.index_of("device", device, "a device's ordinal, or None")
+
+
 def resource(device: int | None = None) -> Any:
     """Return an RMM resource that allocates from gpupool, on the streams that callers pass.
 
@@ -118,10 +122,11 @@ def resource(device: int | None = None) -> Any:
     See https://docs.rapids.ai/api/rmm/stable/python_api/
     """
     mr = _rmm().mr
+    ordinal = _ordinal(device)
     native = _native_module()
     if native is None:
         return mr.CallbackMemoryResource(_allocate, _deallocate)
-    return native.MemoryResource(current_device() if device is None else device)
+    return native.MemoryResource(ordinal)
 
 
 def pinned_resource(device: int | None = None) -> Any:
@@ -141,10 +146,11 @@ def pinned_resource(device: int | None = None) -> Any:
     See https://docs.rapids.ai/api/rmm/stable/python_api/
     """
     mr = _rmm().mr
+    ordinal = _ordinal(device)
     native = _native_module()
     if native is None:
         return mr.CallbackMemoryResource(_allocate_pinned, _deallocate_pinned)
-    return native.PinnedMemoryResource(current_device() if device is None else device)
+    return native.PinnedMemoryResource(ordinal)
 
 
 # The resource of each device that is enabled, and the one before it.
@@ -259,6 +265,8 @@ def allocator(mr: Any) -> tuple[Callable[[int, int, int], int], Callable[[int, i
         gpupool.LibraryNotFound: RMM 25.12 or later is missing.
     """
     _rmm()
+    if not (callable(getattr(mr, "allocate", None)) and callable(getattr(mr, "deallocate", None))):
+        raise _plug.wrong("mr", mr, "a resource of RMM, which has allocate and deallocate")
     streams = importlib.import_module("rmm.pylibrmm.stream")
     # The addresses of RMM's memory, by those of segments that start later in it to be aligned.
     shifted: dict[int, int] = {}

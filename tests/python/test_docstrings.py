@@ -209,7 +209,7 @@ def objects():
         (own, r"<gpupool.HandlePool own>", own.close, r"<gpupool.HandlePool own \(closed\)>"),
         (
             lease := gpupool.simulated.lease(),
-            r"<gpupool.Lease simulated 0x\w+>",
+            r"<gpupool.Lease simulated 0x\w+, device=0 \(simulated\)>",
             lease.release,
             r"<gpupool.Lease simulated \(over\)>",
         ),
@@ -237,7 +237,7 @@ def objects():
         ),
         (
             graph_memory,
-            rf"gpupool.GraphMemory\(pool_id={pool_id}\)",
+            rf"gpupool.GraphMemory\(pool_id={pool_id}, device=0 \(simulated\)\)",
             graph_memory.reset,
             r".*without memory.*it was reset\)",
         ),
@@ -264,7 +264,7 @@ def objects():
             segment_callback.remove,
             r"<gpupool.SegmentCallback list.append, removed>",
         ),
-        (told[0], r"gpupool.SegmentEvent\(kind='added', address=0x\w+, nbytes=2097152, .*\)", None, None),
+        (told[0], r"gpupool.SegmentEvent\(kind='added', address=0x\w+, nbytes=2097152, device=0 \(simulated\), .*\)", None, None),
         (gpupool.c_api, r"<gpupool.CApi: addresses of C functions, malloc=0x\w+, free=0x\w+>", None, None),
         (gpupool.info(), r"Info\(.*", None, None),
         (gpupool.memory_summary(), r"MemorySummary\(.*", None, None),

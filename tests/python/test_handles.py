@@ -109,7 +109,7 @@ def test_warm_and_trim():
 
 def test_warm_takes_a_number_from_zero():
     assert gpupool.simulated.warm(0) == 0
-    with pytest.raises(gpupool.InvalidValue, match="-1 handles"):
+    with pytest.raises(gpupool.InvalidValue, match="count is -1: give a whole number of handles"):
         gpupool.simulated.warm(-1)
 
 

@@ -295,7 +295,7 @@ def test_none_forgets_everything(record, stream):
         ({"context": "some"}, "context=\"some\" is not valid: give 'state', 'alloc', 'all' or None"),
         ({"stacks": "all"}, "stacks=\"all\" is not valid: give 'python'"),
         ({"max_entries": 0}, "max_entries must be at least 1"),
-        ({"max_entries": -1}, "-1 is out of range"),
+        ({"max_entries": -1}, "max_entries is -1: give a whole number"),
         ({"skip_actions": ["frees"]}, 'skip_actions="frees" is not valid: give alloc, free_requested'),
     ],
 )

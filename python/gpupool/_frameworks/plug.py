@@ -1,10 +1,12 @@
 """The import of a framework when it is first used, and the choice of the framework whose streams gpupool follows."""
 
 import importlib
+import operator
 import re
 import threading
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 from gpupool._native import InvalidValue, LibraryNotFound, MemPool, PoolToken, set_stream_source
 
@@ -38,6 +40,39 @@ def require(name: str, minimum: tuple[int, ...], package: str) -> ModuleType:
     return module
 
 
+class MissingName(LibraryNotFound, AttributeError):
+    """A name that is not there without a framework: ``help`` and ``hasattr`` take it for one that never is."""
+
+
+def require_name(name: str, minimum: tuple[int, ...], package: str) -> ModuleType:
+    """Import a framework as :func:`require`, for a name of a module of gpupool's.
+
+    Raises:
+        MissingName: The framework is missing or too old.
+    """
+    try:
+        return require(name, minimum, package)
+    except LibraryNotFound as error:
+        raise MissingName(*error.args) from error
+
+
+def wrong(name: str, value: object, accepted: str) -> InvalidValue:
+    """Return the error of an argument that cannot be right."""
+    return InvalidValue(f"{name} is {value!r}: give {accepted}")
+
+
+def index_of(name: str, number: Any, accepted: str) -> int:
+    """Return a number that was given as an argument.
+
+    Raises:
+        InvalidValue: It is none.
+    """
+    try:
+        return operator.index(number)
+    except TypeError:
+        raise wrong(name, number, accepted) from None
+
+
 def device_of(pool: object) -> int:
     """Return the device of what a caller gave for a pool.
 
@@ -45,7 +80,7 @@ def device_of(pool: object) -> int:
         InvalidValue: It is no pool.
     """
     if not isinstance(pool, MemPool | PoolToken):
-        raise InvalidValue(f"pool is {pool!r}: give a MemPool, its token(), or None")
+        raise wrong("pool", pool, "a MemPool, its token(), or None")
     return pool.device
 
 

@@ -41,10 +41,11 @@ pub(super) use stats::{
 };
 pub(super) use unpickling::unpickle;
 
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use super::whole::Whole;
+use super::whole::{PoolIdPart, Whole, wrong_argument};
 use crate::error::Error;
 use crate::memory::PoolId;
 
@@ -67,7 +68,15 @@ impl<'py> FromPyObject<'_, 'py> for IdArgument {
         if id.cast::<PyTuple>().is_ok_and(|pair| pair.len() != 2) {
             return Err(Error::invalid_value(format!("a pool's id is a pair of numbers, not {}", *id)).into());
         }
-        let (first, second): (Whole, Whole) = id.extract()?;
+        if id.cast::<PyTuple>().is_err() {
+            let wrong = wrong_argument(
+                "pool_id",
+                &id,
+                "a pool's id, a pair of numbers: that of graph_pool_handle() or of a MemPool",
+            );
+            return Err(PyTypeError::new_err(wrong.to_string()));
+        }
+        let (first, second): (Whole<PoolIdPart>, Whole<PoolIdPart>) = id.extract()?;
         Ok(Self(PoolId(first.0, second.0)))
     }
 }

@@ -13,7 +13,7 @@ use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
 use crate::python::counts::counts_class;
 use crate::python::device;
-use crate::python::whole::{Whole, number_of};
+use crate::python::whole::{Nbytes, Whole, number_of};
 use crate::sync::lock;
 
 counts_class! {
@@ -92,7 +92,7 @@ pub(in crate::python) fn get_per_process_memory_fraction(
 pub(in crate::python) fn set_memory_limit(
     py: Python<'_>,
     fraction: Option<Fraction>,
-    nbytes: Option<Whole>,
+    nbytes: Option<Whole<Nbytes>>,
 ) -> PyResult<(Option<f64>, Option<u64>)> {
     let limit = MemoryLimit { fraction: fraction.map(|fraction| fraction.0), bytes: nbytes.map(|nbytes| nbytes.0) };
     let former = py.detach(|| memory::set_memory_limit(limit))?;

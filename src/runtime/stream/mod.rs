@@ -194,7 +194,10 @@ impl Stream {
         }
         // SAFETY: the caller promises that the stream is alive.
         let actual = unsafe { get()?.stream_device(raw) }.map_err(|error| {
-            error.advised(format_args!("{address:#x} is not the address of a stream that is alive"))
+            error.advised(format_args!(
+                "stream is {address:#x}, which is not the address of a stream that is alive; give that of one that is, or 0 for the \
+                 default stream"
+            ))
         })?;
         Self { raw, device: actual, owned: None }.on(device)
     }
