@@ -264,7 +264,12 @@ def objects():
             segment_callback.remove,
             r"<gpupool.SegmentCallback list.append, removed>",
         ),
-        (told[0], r"gpupool.SegmentEvent\(kind='added', address=0x\w+, nbytes=2097152, device=0 \(simulated\), .*\)", None, None),
+        (
+            told[0],
+            r"gpupool.SegmentEvent\(kind='added', address=0x\w+, nbytes=2097152, device=0 \(simulated\), .*\)",
+            None,
+            None,
+        ),
         (gpupool.c_api, r"<gpupool.CApi: addresses of C functions, malloc=0x\w+, free=0x\w+>", None, None),
         (gpupool.info(), r"Info\(.*", None, None),
         (gpupool.memory_summary(), r"MemorySummary\(.*", None, None),
