@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-use gpupool::{Cusparse, Simulated, MemPool, Pooled, Stream};
+use gpupool::{Cusparse, MemPool, Pooled, Simulated, Stream};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let device = gpupool::device(0)?;
