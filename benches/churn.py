@@ -96,7 +96,7 @@ class Peer:
 def peers() -> dict[str, Peer]:
     """Return every way to get a handle that is available here."""
     found = {"nothing": Peer(lambda: None)}
-    for pool in (*(getattr(gpupool, name) for name in LIBRARIES), gpupool.host):
+    for pool in (*(getattr(gpupool, name) for name in LIBRARIES), gpupool.simulated):
         if pool.available:
             found[f"gpupool {pool.name}"] = Peer(pool.handle)
     with contextlib.suppress(ImportError):

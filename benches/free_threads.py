@@ -30,7 +30,7 @@ def pair(stream: gpupool.Stream) -> Callable[[], object]:
 
 def handle(stream: gpupool.Stream) -> Callable[[], object]:
     """Return what asks for a handle."""
-    pool = gpupool.host if gpupool.runtime() == "host" else gpupool.cublas
+    pool = gpupool.simulated if gpupool.runtime() == "host" else gpupool.cublas
     get = pool.handle
     return lambda: get(stream)
 

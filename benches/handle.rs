@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion, SamplingMode, criterion_group, criterion_main};
-use gpupool::{Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, Device, HandlePool, HostHandles, Pooled, Stream};
+use gpupool::{Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, Device, HandlePool, Pooled, Simulated, Stream};
 
 fn available_pools() -> Vec<HandlePool> {
     let every = [
-        HostHandles::pool(),
+        Simulated::pool(),
         Cudnn::pool(),
         Cusparse::pool(),
         Cudss::pool(),
@@ -136,8 +136,8 @@ fn calls_of_many_threads(criterion: &mut Criterion) {
 
 /// Returns two pools whose handles are cheap to make.
 fn two_pools() -> [HandlePool; 2] {
-    if HostHandles::pool().is_available() {
-        [HostHandles::pool(), HandlePool::new(gpupool::library::host::HostLibrary).expect("a pool")]
+    if Simulated::pool().is_available() {
+        [Simulated::pool(), HandlePool::new(gpupool::library::simulated::SimulatedLibrary).expect("a pool")]
     } else {
         [Cusparse::pool(), Cublas::pool()]
     }

@@ -69,7 +69,7 @@ def available_pools() -> list[gpupool.HandlePool]:
         gpupool.cublas,
         gpupool.cublaslt,
         gpupool.cusolver,
-        gpupool.host,
+        gpupool.simulated,
     ]
     return [pool for pool in every if pool.available]
 

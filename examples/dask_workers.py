@@ -25,7 +25,7 @@ def work(seed):
             stream.synchronize()
     else:
         stream = gpupool.Stream()
-        with gpupool.host.lease(stream):
+        with gpupool.simulated.lease(stream):
             matrices = [gpupool.empty(8 * side * side, stream) for _ in range(2)]
             stream.synchronize()
             del matrices
@@ -44,7 +44,7 @@ def main():
     settings = Settings(
         enable=["cupy"] if has_cupy else [],
         memory_fraction=0.8 / WORKERS,
-        warm={"cublas" if on_gpu else "host": 1},
+        warm={"cublas" if on_gpu else "simulated": 1},
     )
     with (
         LocalCluster(n_workers=WORKERS, threads_per_worker=2, dashboard_address=":0") as cluster,

@@ -2,7 +2,7 @@
 
 use std::thread;
 
-use gpupool::{Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, HandlePool, HostHandles, Pooled, Result, Stream};
+use gpupool::{Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, HandlePool, Pooled, Result, Simulated, Stream};
 
 fn main() -> Result<()> {
     let device = gpupool::device(0)?;
@@ -13,7 +13,7 @@ fn main() -> Result<()> {
         Cublas::pool(),
         CublasLt::pool(),
         Cusolver::pool(),
-        HostHandles::pool(),
+        Simulated::pool(),
     ];
     for pool in every.into_iter().filter(HandlePool::is_available) {
         for _ in 0..100 {

@@ -30,7 +30,7 @@ class Work:
                 stream.synchronize()
         else:
             stream = gpupool.Stream()
-            with gpupool.host.lease(stream):
+            with gpupool.simulated.lease(stream):
                 matrices = [gpupool.empty(8 * side * side, stream) for _ in range(2)]
                 stream.synchronize()
                 del matrices
@@ -48,7 +48,7 @@ def main():
     settings = Settings(
         enable=["cupy"] if has_cupy else [],
         memory_fraction=0.8 / ACTORS,
-        warm={"cublas" if on_gpu else "host": 1},
+        warm={"cublas" if on_gpu else "simulated": 1},
     )
     ray.init(
         num_cpus=ACTORS,

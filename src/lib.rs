@@ -29,7 +29,7 @@
 //! # Ok::<(), gpupool::Error>(())
 //! ```
 //!
-//! If there is no GPU, devices are simulated in plain memory, with [`HostHandles`] as the library.
+//! If there is no GPU, devices are simulated in plain memory, with [`Simulated`] as the library.
 //!
 //! | to | start at |
 //! | --- | --- |
@@ -89,14 +89,14 @@ pub use error::{
 };
 pub use handle::{
     Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, Handle, HandleAction, HandleEvent, HandlePool, HandleStats,
-    Hipblas, HipblasLt, Hipsolver, Hipsparse, HostHandles, Lease, Miopen, Pooled, handle, handle_stats, lease,
+    Hipblas, HipblasLt, Hipsolver, Hipsparse, Lease, Miopen, Pooled, Simulated, handle, handle_stats, lease,
 };
 pub use ids::{CaptureMode, CaptureStatus, Device, MemoryLocation, NumaNode, RawStream};
 pub use memory::{Backup, wake};
 pub use memory::{
     CaptureScope, DeviceBuffer, GraphMemory, MemPool, MemPoolBuilder, MemoryStats, PoolId, PoolScope, PoolStats,
     PoolSummary, PoolToken, SegmentEvent, SegmentEventKind, StreamStats, empty, empty_cache, enable_peer_access,
-    graph_pool_handle, memory_snapshot, memory_stats, on_oom,
+    graph_pool_handle, memory_snapshot, memory_stats, on_oom, oom_callbacks, peers,
 };
 pub use memory::{
     PinnedBuffer, empty_pinned, empty_pinned_cache, empty_pinned_on_node, pinned_limit, pinned_stats, set_pinned_limit,

@@ -87,6 +87,26 @@ impl Recording {
         self
     }
 
+    /// Returns whether events are kept, or only the call stacks of live blocks.
+    pub const fn has_events(&self) -> bool {
+        self.has_events
+    }
+
+    /// Returns for which events call stacks are recorded.
+    pub const fn stacks(&self) -> StackContext {
+        self.context
+    }
+
+    /// Returns how many of the newest events are kept of memory, and as many of handles.
+    pub const fn most(&self) -> usize {
+        self.max_entries
+    }
+
+    /// Returns which events of memory are not recorded.
+    pub fn skipped(&self) -> impl Iterator<Item = MemoryAction> {
+        MemoryAction::ALL.into_iter().filter(|action| self.skipped & action.bit() != 0)
+    }
+
     /// Starts recording, or changes the settings if a recording is running. It calls no driver.
     ///
     /// The newest `max_entries` events are kept, and for each active thread at most 512 more: 64 bytes an event. Each
@@ -118,6 +138,26 @@ impl Recording {
         recording::set_stack_callback(take_stack);
         memory::begin_recording(settings, self.max_entries);
         Ok(())
+    }
+
+    /// Returns the settings of the recording that is running, whose `clear_history` is false; none if nothing is recorded.
+    ///
+    /// # Errors
+    /// `ErrorKind::Forked` in a forked child.
+    pub fn running() -> Result<Option<Self>> {
+        process::refuse_forked()?;
+        let _changes = recording::lock_changes();
+        if !process::state().is_recorded() {
+            return Ok(None);
+        }
+        let Settings { has_events, has_live_stacks, has_alloc_stacks, has_free_stacks, skipped } = Settings::get();
+        let context = match (has_live_stacks, has_alloc_stacks, has_free_stacks) {
+            (false, ..) => StackContext::None,
+            (_, false, _) => StackContext::State,
+            (_, _, false) => StackContext::Alloc,
+            _ => StackContext::All,
+        };
+        Ok(Some(Self { has_events, context, max_entries: recording::most(), clears: false, skipped }))
     }
 
     /// Stops recording, and discards what was recorded.

@@ -3,7 +3,7 @@
 >>> import gpupool
 >>> stream = gpupool.Stream()  # or one of CuPy, PyTorch, Numba, cuda.core
 >>> buffer = gpupool.empty(1 << 20, stream)  # device memory from a caching allocator, freed in stream order
->>> handle = gpupool.host.handle(stream)  # this thread's handle; on a GPU use gpupool.cublas.handle(stream) etc.
+>>> handle = gpupool.simulated.handle(stream)  # this thread's handle; on a GPU use gpupool.cublas.handle(stream) etc.
 
 A thread keeps its handles until it ends; then they return to the pool, and the next thread gets them. Importing this
 package loads no GPU library: that happens at the first call that needs one.
@@ -63,6 +63,8 @@ from gpupool._native import (
     empty_pinned,
     enable_peer_access,
     end_allocate_to_pool,
+    get_memory_history,
+    get_memory_limit,
     get_per_process_memory_fraction,
     get_pinned_limit,
     graph_pool_handle,
@@ -71,11 +73,12 @@ from gpupool._native import (
     hipblaslt,
     hipsolver,
     hipsparse,
-    host,
     memory_snapshot,
     memory_stats,
     miopen,
     on_oom,
+    oom_callbacks,
+    peers,
     pinned_stats,
     pool_use_count,
     record_memory_history,
@@ -85,6 +88,7 @@ from gpupool._native import (
     runtime,
     set_per_process_memory_fraction,
     set_pinned_limit,
+    simulated,
     sleep,
     stream,
     synchronize,
@@ -156,6 +160,8 @@ __all__ = [
     "end_allocate_to_pool",
     "get_include",
     "get_library",
+    "get_memory_history",
+    "get_memory_limit",
     "get_per_process_memory_fraction",
     "get_pinned_limit",
     "graph_pool_handle",
@@ -164,13 +170,14 @@ __all__ = [
     "hipblaslt",
     "hipsolver",
     "hipsparse",
-    "host",
     "info",
     "memory_snapshot",
     "memory_stats",
     "memory_summary",
     "miopen",
     "on_oom",
+    "oom_callbacks",
+    "peers",
     "pinned_stats",
     "pool_use_count",
     "record_memory_history",
@@ -180,6 +187,7 @@ __all__ = [
     "runtime",
     "set_per_process_memory_fraction",
     "set_pinned_limit",
+    "simulated",
     "sleep",
     "stream",
     "synchronize",

@@ -22,8 +22,8 @@ hipblas: HandlePool
 hipblaslt: HandlePool
 hipsolver: HandlePool
 hipsparse: HandlePool
-host: HandlePool
 miopen: HandlePool
+simulated: HandlePool
 
 def set_log_level(level: int) -> None:
     """Set the lowest level of the records to create, as ``logging`` numbers levels."""
@@ -137,7 +137,7 @@ class InvalidValue(ValueError, Error):
     ...     gpupool.empty(-1)
     ... except ValueError as error:
     ...     print(error)
-    -1 is out of range: give 0 to 2**64 - 1
+    nbytes is -1: give a whole number from 0 to 2**64 - 1
     """
 
 class Asleep(Error):
@@ -161,10 +161,10 @@ class HandlePool:
 
     The pools of libraries that gpupool knows exist already: ``gpupool.cublas``, ``cublaslt``, ``cudnn``, ``cudss``,
     ``cusolver`` and ``cusparse``, on ROCm ``hipblas``, ``hipblaslt``, ``hipsolver``, ``hipsparse`` and ``miopen``, and
-    on simulated devices ``gpupool.host``, which the examples use.
+    on simulated devices ``gpupool.simulated``, which the examples use.
 
-    >>> handle = gpupool.host.handle()  # this thread's handle, like gpupool.cublas.handle() on a GPU
-    >>> with gpupool.host.lease() as lease:  # one for this block
+    >>> handle = gpupool.simulated.handle()  # this thread's handle, like gpupool.cublas.handle() on a GPU
+    >>> with gpupool.simulated.lease() as lease:  # one for this block
     ...     print(int(lease) == handle)
     False
 
@@ -194,7 +194,7 @@ class HandlePool:
         ago, and waits for the work of that stream.
 
         >>> stream = gpupool.Stream()
-        >>> gpupool.host.handle(stream) == gpupool.host.handle(stream)
+        >>> gpupool.simulated.handle(stream) == gpupool.simulated.handle(stream)
         True
 
         Args:
@@ -226,7 +226,7 @@ class HandlePool:
         If few of many threads work at the same time, only that many handles are needed. ``int(handle)`` is the handle;
         ctypes, cuda.bindings and nvmath also accept the lease itself.
 
-        >>> with gpupool.host.lease(timeout=5) as handle:
+        >>> with gpupool.simulated.lease(timeout=5) as handle:
         ...     assert int(handle) != 0
 
         Args:
@@ -272,6 +272,16 @@ class HandlePool:
         Raises:
             InvalidValue: The library does not support this, or the MemPool was dropped or belongs to another device.
             Error: As in :meth:`handle`.
+        """
+
+    def get_mem_pool(self, device: SupportsIndex | None = None) -> PoolToken | None:
+        """Return the pool that :meth:`set_mem_pool` has set for a device; None without one.
+
+        Args:
+            device: The ordinal of the device; by default the current one.
+
+        Raises:
+            InvalidValue: The pool of handles is closed, or there is no such device.
         """
 
     def warm(self, count: int, device: SupportsIndex | None = None, background: bool = False) -> int:
@@ -381,11 +391,11 @@ class Lease:
     It may be used and ended in another thread than the one that requested it, by one thread at a time. ``int(lease)``
     is the handle's address; it raises :class:`InvalidValue` once the lease has ended.
 
-    >>> lease = gpupool.host.lease()
+    >>> lease = gpupool.simulated.lease()
     >>> handle = int(lease)
     >>> lease.release()
     >>> lease
-    <gpupool.Lease host (over)>
+    <gpupool.Lease simulated (over)>
     """
 
     def __enter__(self) -> Lease:
@@ -430,9 +440,9 @@ class Lease:
 class HandleStats:
     """The counts of a handle pool at one moment, which :meth:`HandlePool.stats` and :func:`handle_stats` return.
 
-    >>> before = gpupool.host.stats().failures
-    >>> handle = gpupool.host.handle()
-    >>> gpupool.host.stats().failures - before
+    >>> before = gpupool.simulated.stats().failures
+    >>> handle = gpupool.simulated.handle()
+    >>> gpupool.simulated.stats().failures - before
     0
     """
 
@@ -517,8 +527,8 @@ class HandleStats:
 def handle_stats(device: SupportsIndex | None = None) -> dict[str, HandleStats]:
     """Return the counts of every pool that has been used, by its name, on one device or summed over all.
 
-    >>> handle = gpupool.host.handle()
-    >>> gpupool.handle_stats()["host"].held > 0
+    >>> handle = gpupool.simulated.handle()
+    >>> gpupool.handle_stats()["simulated"].held > 0
     True
 
     Args:
@@ -1006,16 +1016,16 @@ def empty_pinned(
             there are, and how to raise them.
     """
 
-def warm_pinned(nbytes: SupportsIndex, background: bool = True, numa: SupportsIndex | None = None) -> None:
+def warm_pinned(nbytes: SupportsIndex, numa: SupportsIndex | None = None, background: bool = True) -> None:
     """Allocate this many bytes of pinned memory in advance, in one piece, unless one such piece is free already.
 
     It takes some 0.1 s for a GiB on an H100 with 16 cores, and nothing waits for the GPU.
 
     Args:
         nbytes: The number of bytes.
+        numa: The number of a NUMA node; by default the one nearest to the thread's current device.
         background: True to allocate them on a thread of gpupool, while requests are served as usual. A failure is
             logged.
-        numa: The number of a NUMA node; by default the one nearest to the thread's current device.
 
     Raises:
         OutOfMemory: There is not enough memory, or the limit of locked memory is reached; not in the background.
@@ -1726,7 +1736,7 @@ class CApi:
 c_api: CApi
 
 def attach(
-    token: ShareToken | bytes, device: SupportsIndex | None = None, stream: StreamLike | None = None
+    token: ShareToken | bytes, stream: StreamLike | None = None, device: SupportsIndex | None = None
 ) -> DeviceBuffer:
     """Attach a buffer that another process of the same user shares: the same memory, without a copy.
 
@@ -1743,9 +1753,9 @@ def attach(
 
     Args:
         token: What :meth:`DeviceBuffer.share` returned, or its bytes.
+        stream: The stream that will use it first, by default the device's current one.
         device: The device that will use the memory, by default the one that it is on; another one must be able to
             access it.
-        stream: The stream that will use it first, by default the device's current one.
 
     Raises:
         InvalidValue: The token is from another machine, boot, user or version of gpupool; the buffer was freed; the
@@ -2102,6 +2112,15 @@ def record_memory_history(
         InvalidValue: There is no such setting.
     """
 
+def get_memory_history() -> dict[str, Any] | None:
+    """Return what is recorded, as arguments of :func:`record_memory_history`; None if nothing is.
+
+    >>> gpupool.record_memory_history(context="state", max_entries=1000, skip_actions=["free_requested"])
+    >>> gpupool.get_memory_history()
+    {'enabled': 'all', 'context': 'state', 'max_entries': 1000, 'skip_actions': ['free_requested']}
+    >>> gpupool.record_memory_history(None)
+    """
+
 def on_oom(callback: Callable[[int, int], Any]) -> OomCallback:
     """Call ``callback(device, nbytes)`` when memory has run out, before the request fails.
 
@@ -2124,6 +2143,17 @@ def on_oom(callback: Callable[[int, int], Any]) -> OomCallback:
 
     Raises:
         InvalidValue: ``callback`` is not callable.
+    """
+
+def oom_callbacks() -> list[str]:
+    """Return the names of the callbacks of :func:`on_oom`, in the order in which they are called.
+
+    >>> def drop_my_cache(device, nbytes):
+    ...     return False
+    >>> registered = gpupool.on_oom(drop_my_cache)
+    >>> gpupool.oom_callbacks()
+    ['drop_my_cache']
+    >>> registered.remove()
     """
 
 def set_per_process_memory_fraction(fraction: float, device: SupportsIndex | None = None) -> None:
@@ -2164,6 +2194,13 @@ def enable_peer_access(device: SupportsIndex, peer: SupportsIndex) -> None:
     Raises:
         InvalidValue: There is no such device, or the two cannot access each other.
         LibraryError: The driver refuses; the peer then gets no access to later memory, and the call may be repeated.
+    """
+
+def peers(device: SupportsIndex | None = None) -> list[int]:
+    """Return the devices that :func:`enable_peer_access` has granted access to a device's memory.
+
+    Args:
+        device: Its ordinal; by default the current device.
     """
 
 @final
@@ -2233,8 +2270,8 @@ def unpickle(file: SupportsRead[bytes], memory_limit: int) -> Any:
     bytes at most; anything else is :class:`InvalidValue`. What ``file`` raises is raised.
     """
 
-def stream(s: StreamLike) -> StreamScope:
-    """Make ``s`` this thread's current stream, and its device the current one, in ``with gpupool.stream(s):``.
+def stream(stream: StreamLike) -> StreamScope:
+    """Make ``stream`` this thread's current stream, and its device the current one, for a ``with`` block.
 
     Calls of gpupool without a stream use the current stream. The current streams of frameworks do not change.
 
@@ -2244,13 +2281,13 @@ def stream(s: StreamLike) -> StreamScope:
     True
 
     Args:
-        s: The stream: an object or an address, see :mod:`gpupool.typing`.
+        stream: The stream: an object or an address, see :mod:`gpupool.typing`.
 
     Returns:
-        A context manager, whose block's target is ``s``.
+        A context manager, whose block's target is ``stream``.
 
     Raises:
-        InvalidValue: ``s`` is not a stream.
+        InvalidValue: ``stream`` is not a stream.
         Forked: The process is a forked child.
     """
 
@@ -2347,6 +2384,16 @@ def set_memory_limit(fraction: float | None, nbytes: int | None) -> tuple[float 
     """Limit the reserved memory on each device, also on those used later, and return the previous limits.
 
     The driver is not called.
+    """
+
+def get_memory_limit() -> tuple[float | None, int | None]:
+    """Return the limits of the reserved memory on each device, as :class:`gpupool.worker.Settings` set them.
+
+    A fraction of a device's memory and a number of bytes, of which the lower one applies; None for no limit. A limit of
+    one device alone is :func:`get_per_process_memory_fraction`'s. The driver is not called.
+
+    >>> gpupool.get_memory_limit()
+    (None, None)
     """
 
 def devices_in_use() -> list[int]:

@@ -23,13 +23,25 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from gpupool._frameworks import plug as _plug
-from gpupool._native import DeviceBuffer, InvalidValue, MemPool, PinnedBuffer, use_mem_pool
+from gpupool._native import DeviceBuffer, InvalidValue, MemPool, PinnedBuffer, PoolToken, use_mem_pool
 
 if TYPE_CHECKING:
     from gpupool._frameworks.cuda_core_pinned import PinnedMemoryResource as PinnedMemoryResource
     from gpupool._frameworks.cuda_core_resource import MemoryResource as MemoryResource
 
-__all__ = ["MemoryResource", "PinnedMemoryResource", "disable", "enable", "from_buffer", "to_buffer", "using"]
+__all__ = [
+    "MemoryResource",
+    "PinnedMemoryResource",
+    "disable",
+    "enable",
+    "from_buffer",
+    "is_enabled",
+    "to_buffer",
+    "using",
+]
+
+# 1.2 is the first cuda.core that tells a buffer the stream that frees it.
+_NEEDED = ("cuda.core", (1, 2), "cuda-core")
 
 # The resource of each device, which all threads share.
 _resources: dict[int, Any] = {}
@@ -45,14 +57,13 @@ _thread = _Thread()
 
 
 def _core() -> Any:
-    # 1.2 is the first cuda.core that tells a buffer the stream that frees it.
-    return _plug.require("cuda.core", (1, 2), "cuda-core")
+    return _plug.require(*_NEEDED)
 
 
 def __getattr__(name: str) -> Any:
     modules = {"MemoryResource": "cuda_core_resource", "PinnedMemoryResource": "cuda_core_pinned"}
     if name in modules:
-        _core()
+        _plug.require_name(*_NEEDED)
         return getattr(importlib.import_module(f"gpupool._frameworks.{modules[name]}"), name)
     raise AttributeError(f"module 'gpupool.cuda_core' has no attribute {name!r}")
 
@@ -88,10 +99,28 @@ def disable(device: Any = None) -> None:
         _thread.devices.discard(device.device_id)
 
 
+def is_enabled(device: Any = None) -> bool:
+    """Return True in a thread after :func:`enable` for this device, until :func:`disable`.
+
+    Args:
+        device: An ordinal or a ``cuda.core.Device``; the thread's current device by default.
+    """
+    return bool(_thread.devices) and _core().Device(device).device_id in _thread.devices
+
+
 @contextmanager
-def using(pool: MemPool) -> Iterator[MemPool]:
-    """Enable gpupool and let this thread's ``device.allocate`` allocate from the pool, for a ``with`` block."""
-    enable(pool.device)
+def using(pool: MemPool | PoolToken | None = None) -> Iterator[Any]:
+    """Enable gpupool and let this thread's ``device.allocate`` use the pool, for a ``with`` block, which gets the pool.
+
+    Args:
+        pool: A MemPool, or its ``token()`` in other threads than its own; None for gpupool's default memory, or for the
+            pool whose scope the thread is in.
+    """
+    if pool is None:
+        enable()
+        yield None
+        return
+    enable(_plug.device_of(pool))
     with use_mem_pool(pool):
         yield pool
 
@@ -102,6 +131,8 @@ def to_buffer(buffer: DeviceBuffer | PinnedBuffer) -> Any:
     The memory is freed when both are gone, in the order of the stream on which it was allocated; pinned memory in the
     order of the streams that it was recorded on.
     """
+    if not isinstance(buffer, DeviceBuffer | PinnedBuffer):
+        raise _plug.wrong("buffer", buffer, "a DeviceBuffer or a PinnedBuffer of gpupool")
     return _core().Buffer.from_handle(buffer.ptr, buffer.nbytes, owner=buffer)
 
 
@@ -114,6 +145,8 @@ def from_buffer(buffer: Any) -> DeviceBuffer | PinnedBuffer:
     Raises:
         gpupool.InvalidValue: The memory is not gpupool's, or the buffer is closed.
     """
+    if not isinstance(buffer, _core().Buffer):
+        raise _plug.wrong("buffer", buffer, "a cuda.core.Buffer")
     if isinstance(buffer.owner, DeviceBuffer | PinnedBuffer):
         return buffer.owner
     resource = buffer.memory_resource

@@ -70,6 +70,7 @@ __all__ = [
     "enable",
     "get_default_memory_pool",
     "get_default_pinned_memory_pool",
+    "is_enabled",
     "record_stream",
     "using",
 ]
@@ -193,8 +194,8 @@ def _limit(device: int, part: float) -> tuple[float, float]:
     return before, get_per_process_memory_fraction(device)
 
 
-def enable(*, handles: bool = False, pinned: bool = False) -> None:
-    """Let CuPy allocate from gpupool, in all threads; a second call changes nothing.
+def enable(*, pinned: bool | None = None, handles: bool | None = None) -> None:
+    """Let CuPy allocate from gpupool, in all threads; a second call changes nothing but what it names.
 
     Calls of gpupool without a stream use CuPy's current one. ``CUPY_GPU_MEMORY_LIMIT`` becomes the limit of what
     gpupool reserves on each device.
@@ -211,8 +212,9 @@ def enable(*, handles: bool = False, pinned: bool = False) -> None:
     otherwise raises ``CUDARuntimeError`` (cudaErrorMemoryAllocation).
 
     Args:
-        handles: Let CuPy's library handles come from gpupool too.
-        pinned: Let CuPy's pinned memory come from gpupool too.
+        pinned: True to let CuPy's pinned memory come from gpupool too, from now on; False to end that; None leaves it
+            as it is.
+        handles: The same for CuPy's library handles.
 
     Raises:
         gpupool.LibraryNotFound: CuPy 13 or later is missing, or with ``handles`` a library, or CuPy uses another copy
@@ -238,8 +240,12 @@ def enable(*, handles: bool = False, pinned: bool = False) -> None:
             _enabled = _enabled._replace(allocator=former)
         cupy.cuda.set_allocator(allocate)
         _plug.follow(_current_stream())
+        if handles is False:
+            _cupy_handles.take_back()
         if pinned:
             _cupy_pinned.enable()
+        elif pinned is False:
+            _cupy_pinned.disable()
 
 
 def disable() -> None:
@@ -269,9 +275,14 @@ def disable() -> None:
         _enabled = None
 
 
+def is_enabled() -> bool:
+    """Return True after :func:`enable`, until :func:`disable`."""
+    return _enabled is not None
+
+
 @contextmanager
-def using(pool: MemPool | PoolToken | None = None, *, pinned: bool = False) -> Iterator[None]:
-    """Let CuPy allocate from the pool in this thread, whether enabled or not, for a ``with`` block.
+def using(pool: MemPool | PoolToken | None = None, *, pinned: bool = False) -> Iterator[Any]:
+    """Let CuPy allocate from the pool in this thread, enabled or not, for a ``with`` block, which gets the pool.
 
     The pool belongs to one device: on other devices the default pool is used. Blocks nest, also with
     ``cupy.cuda.using_allocator``, and the innermost applies.
@@ -295,7 +306,7 @@ def using(pool: MemPool | PoolToken | None = None, *, pinned: bool = False) -> I
         scopes.enter_context(cupy.cuda.using_allocator(_allocate()))
         if pinned:
             scopes.enter_context(_cupy_pinned.using())
-        yield
+        yield pool
 
 
 def record_stream(array: Any, stream: Any = None) -> None:

@@ -11,7 +11,7 @@ The launcher decides which GPU a worker uses, as dask-cuda does with ``CUDA_VISI
 from typing import TYPE_CHECKING, Any
 
 from gpupool import worker
-from gpupool._frameworks.plug import require
+from gpupool._frameworks.plug import require_name, wrong
 
 if TYPE_CHECKING:
     from distributed import Client, Worker
@@ -23,7 +23,7 @@ __all__ = ["Plugin", "stats"]
 
 def _plugin() -> "type[Plugin]":
     # The plugin's base class is Dask's, which is imported when first needed.
-    require("distributed", (2023, 10), "distributed")
+    require_name("distributed", (2023, 10), "distributed")
     from gpupool._frameworks.dask_plugin import Plugin
 
     return Plugin
@@ -40,6 +40,8 @@ def stats(client: "Client") -> dict[str, dict[str, Any]]:
 
     A worker that cannot report its statistics has only ``failure``. With an asynchronous client, await the result.
     """
+    if not callable(getattr(client, "run", None)):
+        raise wrong("client", client, "a distributed.Client")
     found: dict[str, dict[str, Any]] = client.run(worker.stats_or_failure)
     return found
 

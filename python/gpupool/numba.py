@@ -19,6 +19,7 @@ https://nvidia.github.io/numba-cuda/user/external-memory.html
 """
 
 import importlib
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -28,7 +29,7 @@ from gpupool._frameworks import pinned_choice as _pinned_choice
 from gpupool._frameworks import plug as _plug
 from gpupool._native import Error, MemPool, PoolToken, use_mem_pool
 
-__all__ = ["disable", "enable", "using"]
+__all__ = ["disable", "enable", "is_enabled", "using"]
 
 _lock = threading.Lock()
 
@@ -95,12 +96,21 @@ def disable() -> None:
     _pinned_choice.numba.for_all = False
 
 
+def is_enabled() -> bool:
+    """Return True if gpupool is Numba's memory manager: by :func:`enable`, or by NUMBA_CUDA_MEMORY_MANAGER."""
+    driver = sys.modules.get("numba.cuda.cudadrv.driver")
+    # Who has chosen gpupool's manager has imported it.
+    own = sys.modules.get("gpupool._frameworks.numba_manager")
+    return driver is not None and own is not None and driver._memory_manager is own.MemoryManager
+
+
 @contextmanager
-def using(pool: MemPool | PoolToken | None = None, *, pinned: bool = False) -> Iterator[None]:
-    """Enable gpupool and let this thread's Numba arrays come from the pool, for a ``with`` block.
+def using(pool: MemPool | PoolToken | None = None, *, pinned: bool = False) -> Iterator[Any]:
+    """Enable gpupool and let this thread's Numba arrays come from the pool, for a ``with`` block, which gets the pool.
 
     Args:
-        pool: A MemPool or its ``token()``; None for the pool of the thread's scope.
+        pool: A MemPool, or its ``token()`` in other threads than its own; None for gpupool's default memory, or for the
+            pool whose scope the thread is in.
         pinned: Let this thread's pinned arrays come from gpupool too, which belong to no pool.
     """
     enable()
@@ -109,7 +119,7 @@ def using(pool: MemPool | PoolToken | None = None, *, pinned: bool = False) -> I
             scopes.enter_context(use_mem_pool(pool))
         if pinned:
             scopes.enter_context(_pinned_choice.numba.in_block())
-        yield
+        yield pool
 
 
 def __dir__() -> list[str]:

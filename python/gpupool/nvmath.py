@@ -83,6 +83,8 @@ def options(
         gpupool.Error: As for :meth:`gpupool.HandlePool.lease`.
     """
     _plug.require("nvmath", (0, 9), "nvmath-python")
+    if not isinstance(pool, HandlePool):
+        raise _plug.wrong("pool", pool, "a pool of handles, such as gpupool.cudss")
     if pool.name not in _LIBRARIES:
         raise InvalidValue(f"nvmath takes no {pool.name} handles; give gpupool.{' or gpupool.'.join(_LIBRARIES)}")
     name, has_allocator = _LIBRARIES[pool.name]

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpupool import worker
-from gpupool._frameworks.plug import require
+from gpupool._frameworks.plug import require, wrong
 from gpupool.worker import Settings
 
 __all__ = ["from_environment", "setup", "stats"]
@@ -32,6 +32,7 @@ def setup(settings: Settings | None = None) -> Callable[[], None]:
     whose message says which worker it was and what failed. A task fails with ``WorkerCrashedError``, and Ray prints the
     message.
     """
+    worker._check(settings)
 
     # A function rather than a partial object, since Ray reads its __name__.
     def gpupool_setup() -> None:
@@ -70,6 +71,8 @@ def stats(actors: Sequence[Any], timeout: float = 60.0) -> dict[str, dict[str, A
         gpupool.LibraryNotFound: Ray is missing.
     """
     ray = require("ray", (2, 10), "ray")
+    if isinstance(actors, str) or not all(hasattr(actor, "_actor_id") for actor in actors):
+        raise wrong("actors", actors, "a list of handles of actors")
     asked = {actor._actor_id.hex(): actor.__ray_call__.remote(_stats) for actor in actors}
     if asked:
         ray.wait(list(asked.values()), num_returns=len(asked), timeout=timeout)

@@ -19,16 +19,27 @@ RMM's side is described at https://docs.rapids.ai/api/rmm/stable/
 import importlib
 import threading
 import warnings
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from types import ModuleType
 from typing import Any
 
 from gpupool._compiled.cache import NoLibrary
 from gpupool._frameworks import plug as _plug
-from gpupool._native import DeviceBuffer, Error, PinnedBuffer, current_device, device_count, empty, empty_pinned
+from gpupool._native import (
+    DeviceBuffer,
+    Error,
+    MemPool,
+    PinnedBuffer,
+    PoolToken,
+    current_device,
+    device_count,
+    empty,
+    empty_pinned,
+    use_mem_pool,
+)
 
-__all__ = ["allocator", "disable", "enable", "pinned_resource", "resource"]
+__all__ = ["allocator", "disable", "enable", "is_enabled", "pinned_resource", "resource", "using"]
 
 # The alignment that MemPool needs of its allocators; RMM's pools promise 256.
 _ALIGNMENT = 512
@@ -90,6 +101,10 @@ def _native_module() -> Any:
         return _module or None
 
 
+def _ordinal(device: int | None) -> int:
+    return current_device() if device is None else _plug.index_of("device", device, "a device's ordinal, or None")
+
+
 def resource(device: int | None = None) -> Any:
     """Return an RMM resource that allocates from gpupool, on the streams that callers pass.
 
@@ -107,10 +122,11 @@ def resource(device: int | None = None) -> Any:
     See https://docs.rapids.ai/api/rmm/stable/python_api/
     """
     mr = _rmm().mr
+    ordinal = _ordinal(device)
     native = _native_module()
     if native is None:
         return mr.CallbackMemoryResource(_allocate, _deallocate)
-    return native.MemoryResource(current_device() if device is None else device)
+    return native.MemoryResource(ordinal)
 
 
 def pinned_resource(device: int | None = None) -> Any:
@@ -130,10 +146,11 @@ def pinned_resource(device: int | None = None) -> Any:
     See https://docs.rapids.ai/api/rmm/stable/python_api/
     """
     mr = _rmm().mr
+    ordinal = _ordinal(device)
     native = _native_module()
     if native is None:
         return mr.CallbackMemoryResource(_allocate_pinned, _deallocate_pinned)
-    return native.PinnedMemoryResource(current_device() if device is None else device)
+    return native.PinnedMemoryResource(ordinal)
 
 
 # The resource of each device that is enabled, and the one before it.
@@ -181,6 +198,29 @@ def disable() -> None:
         _enabled.clear()
 
 
+def is_enabled() -> bool:
+    """Return True after :func:`enable`, until :func:`disable`."""
+    return bool(_enabled)
+
+
+@contextmanager
+def using(pool: MemPool | PoolToken | None = None) -> Iterator[Any]:
+    """Enable gpupool and let what this thread allocates by RMM come from the pool, for a ``with`` block.
+
+    The block gets the pool.
+
+    Args:
+        pool: A MemPool, or its ``token()`` in other threads than its own; None for gpupool's default memory, or for the
+            pool whose scope the thread is in.
+    """
+    enable()
+    if pool is None:
+        yield None
+        return
+    with use_mem_pool(pool):
+        yield pool
+
+
 class _Stream:
     """A stream's address, in the form in which RMM takes streams."""
 
@@ -225,6 +265,8 @@ def allocator(mr: Any) -> tuple[Callable[[int, int, int], int], Callable[[int, i
         gpupool.LibraryNotFound: RMM 25.12 or later is missing.
     """
     _rmm()
+    if not (callable(getattr(mr, "allocate", None)) and callable(getattr(mr, "deallocate", None))):
+        raise _plug.wrong("mr", mr, "a resource of RMM, which has allocate and deallocate")
     streams = importlib.import_module("rmm.pylibrmm.stream")
     # The addresses of RMM's memory, by those of segments that start later in it to be aligned.
     shifted: dict[int, int] = {}

@@ -25,7 +25,7 @@ from gpupool._frameworks import sent_tensors as _sent_tensors
 from gpupool._torch import place as _place
 from gpupool._torch import pools as _pools
 
-__all__ = ["disable", "empty_cache", "enable", "mem_pool", "using"]
+__all__ = ["disable", "empty_cache", "enable", "is_enabled", "mem_pool", "using"]
 
 # The oldest PyTorch that gpupool was tried with.
 _MINIMUM = (2, 11)
@@ -92,8 +92,8 @@ def mem_pool(
 
 
 @contextlib.contextmanager
-def using(pool: gpupool.MemPool, *, all_threads: bool = False) -> Iterator[gpupool.MemPool]:
-    """Let what this thread allocates in PyTorch come from the pool, for a ``with`` block.
+def using(pool: gpupool.MemPool | gpupool.PoolToken | None = None, *, all_threads: bool = False) -> Iterator[Any]:
+    """Let what this thread allocates in PyTorch come from the pool, for a ``with`` block, which gets the pool.
 
     This applies to the pool's device; allocations on other devices do not change. Any number of threads may use one
     pool. Threads that are started in the block are not in it, nor are those of backward passes, unless ``all_threads``
@@ -103,20 +103,32 @@ def using(pool: gpupool.MemPool, *, all_threads: bool = False) -> Iterator[gpupo
     Without :func:`enable` a block in an asyncio task applies to the whole thread; after it only to the task.
 
     Args:
-        pool: The pool.
+        pool: A MemPool, or, after :func:`enable`, its ``token()``; None for gpupool's default memory, or, after
+            :func:`enable`, for the pool whose scope the thread is in.
         all_threads: Also apply to what every other thread allocates in PyTorch on that device. For a thread that enters
             another block later, that block applies; after :func:`enable` also one that it entered before.
 
     Raises:
         gpupool.Error: As for :func:`mem_pool`.
+        gpupool.InvalidValue: A token without :func:`enable`, or ``all_threads`` without a pool.
 
     https://docs.pytorch.org/docs/stable/generated/torch.cuda.use_mem_pool.html
     """
-    if _place.is_taken():
-        with gpupool.use_mem_pool(pool, all_threads=all_threads):
-            yield pool
-    else:
+    if pool is None and all_threads:
+        raise gpupool.InvalidValue("all_threads=True needs a pool: give a MemPool, or leave all_threads out")
+    if pool is not None:
+        _plug.device_of(pool)
+    if not _place.is_taken():
+        if isinstance(pool, gpupool.PoolToken):
+            raise gpupool.InvalidValue(
+                "pool is a token, which needs gpupool.torch.enable(): PyTorch's own allocator takes a MemPool alone"
+            )
         with _pools.block(_torch(), pool, all_threads=all_threads):
+            yield pool
+    elif pool is None:
+        yield None
+    else:
+        with gpupool.use_mem_pool(pool, all_threads=all_threads):
             yield pool
 
 
@@ -132,7 +144,7 @@ def empty_cache() -> None:
     gpupool.empty_cache()
 
 
-def enable(*, allocator: bool = True, pinned: bool = False) -> None:
+def enable(*, pinned: bool | None = None, allocator: bool = True) -> None:
     """Make gpupool the allocator of every CUDA tensor of the process, and use PyTorch's current stream.
 
     Call it at any time: existing tensors keep their memory, which returns to where it came from. ``handle()`` and
@@ -153,12 +165,12 @@ def enable(*, allocator: bool = True, pinned: bool = False) -> None:
     With ``pinned``, PyTorch's pinned memory comes from gpupool too: ``tensor.pin_memory()``,
     ``torch.empty(..., pin_memory=True)``, ``DataLoader(pin_memory=True)``,
     ``torch.autograd.graph.save_on_cpu(pin_memory=True)``. ``torch.cuda.host_memory_stats`` and the functions that reset
-    it work. A freed block is reused once the copies with ``non_blocking=True`` are done that had begun by then. A later
-    call may add it.
+    it work. A freed block is reused once the copies with ``non_blocking=True`` are done that had begun by then.
 
     Args:
+        pinned: True to let PyTorch's pinned memory come from gpupool too, from now on; False to end that; None leaves
+            it as it is.
         allocator: False to leave the allocator of GPU tensors unchanged.
-        pinned: Let PyTorch's pinned memory come from gpupool too.
 
     Raises:
         gpupool.Error: Another allocator was chosen, by ``PYTORCH_CUDA_ALLOC_CONF`` or
@@ -171,7 +183,7 @@ def enable(*, allocator: bool = True, pinned: bool = False) -> None:
     global _source
     torch = _torch()
     with _lock:
-        is_new = pinned and _place.take_pinned(torch)
+        is_new = bool(pinned) and _place.take_pinned(torch)
         try:
             if allocator:
                 _place.take(torch)
@@ -180,6 +192,8 @@ def enable(*, allocator: bool = True, pinned: bool = False) -> None:
             if is_new:
                 _place.give_back_pinned()
             raise
+        if pinned is False:
+            _place.give_back_pinned()
         if _source is None:
             source = torch._C._cuda_getCurrentRawStream
             _plug.follow(source)
@@ -203,6 +217,11 @@ def disable() -> None:
         if _source is not None:
             _plug.unfollow(_source)
             _source = None
+
+
+def is_enabled() -> bool:
+    """Return True if PyTorch's tensors come from gpupool: after :func:`enable`, until :func:`disable`."""
+    return _place.is_taken()
 
 
 def __dir__() -> list[str]:

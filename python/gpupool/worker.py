@@ -182,6 +182,13 @@ def _doing(what: str, worker: str) -> Iterator[None]:
         raise SetUpFailed(_failure) from error
 
 
+def _check(settings: object) -> None:
+    if not isinstance(settings, Settings | None):
+        raise InvalidValue(
+            f"settings is {settings!r}: give a gpupool.worker.Settings, or None for those of GPUPOOL_WORKER"
+        )
+
+
 def set_up(
     settings: Settings | None = None, *, worker: str = "", holder: str = "", before_devices: bool = False
 ) -> None:
@@ -202,6 +209,7 @@ def set_up(
         SetUpFailed: Something failed; the exception's cause is the error itself.
     """
     global _setup, _failure
+    _check(settings)
     with _lock:
         _failure = None
         if settings is None:

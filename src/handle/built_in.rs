@@ -80,7 +80,7 @@ built_in! {
     4 CublasLt CUBLASLT &library::CUBLASLT, "cuBLASLt's pool. Its handles have no stream: each call takes one.";
     5 Cusolver CUSOLVER &library::CUSOLVER, "cuSOLVERDn's pool.";
     6 Miopen MIOPEN &library::MIOPEN, "MIOpen's pool, for AMD GPUs.";
-    7 HostHandles HOST &library::host::HostLibrary, "The pool of the simulated library.";
+    7 Simulated SIMULATED &library::simulated::SimulatedLibrary, "The pool of the simulated library.";
     8 Hipblas HIPBLAS &library::HIPBLAS, "hipBLAS's pool, for AMD GPUs. A thread has a handle for each stream.";
     9 HipblasLt HIPBLASLT &library::HIPBLASLT, "hipBLASLt's pool, for AMD GPUs. Its handles have no stream: each call takes one. But they cannot be shared by streams, so a thread has a handle for each.";
     10 Hipsolver HIPSOLVER &library::HIPSOLVER, "hipSOLVER's pool, for AMD GPUs. A thread has a handle for each stream.";

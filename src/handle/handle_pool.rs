@@ -25,12 +25,12 @@ use crate::runtime::{self, Runtime, Stream};
 /// A pool of one library's handles. Copies are cheap references to the same pool, which lives as long as the process.
 ///
 /// ```
-/// use gpupool::{Cublas, HostHandles, Pooled, Stream};
+/// use gpupool::{Cublas, Simulated, Pooled, Stream};
 ///
 /// let device = gpupool::device(0)?;
 /// let stream = Stream::new(device)?;
 /// // The simulated library, where there is no cuBLAS.
-/// let pool = if Cublas::pool().is_available() { Cublas::pool() } else { HostHandles::pool() };
+/// let pool = if Cublas::pool().is_available() { Cublas::pool() } else { Simulated::pool() };
 ///
 /// pool.warm(2, device)?; // create them in advance
 /// let handle = pool.handle(&stream)?; // this thread's until it ends
@@ -266,6 +266,15 @@ impl HandlePool {
     pub fn set_mem_pool(&self, device: Device, pool: Option<&PoolToken>) -> Result<()> {
         self.require_usable()?;
         self.0.set_memory(device, pool)
+    }
+
+    /// Returns the `MemPool` that [`set_mem_pool`](HandlePool::set_mem_pool) has set for the device; none without one.
+    ///
+    /// # Errors
+    /// As [`HandlePool::handle`].
+    pub fn mem_pool(&self, device: Device) -> Result<Option<PoolToken>> {
+        self.require_usable()?;
+        self.0.memory(device)
     }
 
     /// Creates handles until `count` are idle on the device, or as many as a limit allows, and returns how many were

@@ -16,8 +16,8 @@ mod stats;
 mod window;
 
 pub use built_in::{
-    Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, Hipblas, HipblasLt, Hipsolver, Hipsparse, HostHandles, Miopen,
-    Pooled, handle, lease,
+    Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, Hipblas, HipblasLt, Hipsolver, Hipsparse, Miopen, Pooled,
+    Simulated, handle, lease,
 };
 #[cfg(feature = "python")]
 pub(crate) use device_pool::Interruption;

@@ -283,6 +283,11 @@ impl LibraryPool {
         Ok(())
     }
 
+    /// Returns the `MemPool` that handles on the device take device memory from; none for plain memory of the driver.
+    pub(super) fn memory(&self, device: Device) -> Result<Option<PoolToken>> {
+        Ok(self.on(device)?.memory.get().and_then(|memory| memory.pool()))
+    }
+
     /// Tells the library where a handle takes device memory from, as its owner may have told it otherwise.
     ///
     /// A handle that ever took memory from gpupool keeps doing so, since it must return what it has: without a

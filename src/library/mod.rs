@@ -29,7 +29,7 @@ pub use find::Origin;
 pub(crate) use named::Named;
 pub use vendor::Vendor;
 pub use vendors::{
-    CUBLAS, CUBLASLT, CUDNN, CUDSS, CUSOLVER, CUSPARSE, HIPBLAS, HIPBLASLT, HIPSOLVER, HIPSPARSE, MIOPEN, host,
+    CUBLAS, CUBLASLT, CUDNN, CUDSS, CUSOLVER, CUSPARSE, HIPBLAS, HIPBLASLT, HIPSOLVER, HIPSPARSE, MIOPEN, simulated,
 };
 use workspace::HandleWorkspaces;
 

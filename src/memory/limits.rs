@@ -49,6 +49,15 @@ pub fn set_memory_limit(limit: MemoryLimit) -> Result<MemoryLimit> {
     Ok(mem::replace(&mut current, limit))
 }
 
+/// Returns the limit of [`set_memory_limit`]; without a fraction or a number of bytes unless it was set.
+///
+/// # Errors
+/// `ErrorKind::Forked`.
+pub fn memory_limit() -> Result<MemoryLimit> {
+    process::refuse_forked()?;
+    Ok(*lock_limit())
+}
+
 /// Returns the devices whose memory this process has used. It asks no driver.
 ///
 /// # Errors

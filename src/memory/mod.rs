@@ -55,7 +55,9 @@ pub use host::{
     reset_peak_pinned_stats, set_pinned_limit, warm_pinned,
 };
 pub(crate) use limits::devices_in_use;
-pub use limits::{empty_cache, get_per_process_memory_fraction, set_memory_limit, set_per_process_memory_fraction};
+pub use limits::{
+    empty_cache, get_per_process_memory_fraction, memory_limit, set_memory_limit, set_per_process_memory_fraction,
+};
 pub use mem_pool::{MemPool, MemPoolBuilder};
 pub(crate) use plug::LibraryMemory;
 pub use plug::{DEVICE_MEM_HANDLER, PINNED_MEM_HANDLER, feed};
@@ -68,8 +70,10 @@ pub use report::{
 pub(crate) use report::{begin_recording, end_recording, pool_summaries, take_snapshot};
 pub(crate) use route::allocate as allocate_block;
 pub use route::{CaptureScope, GraphMemory, PoolScope, PoolToken};
+#[cfg(feature = "python")]
+pub(crate) use serve::on_oom_as;
 pub(crate) use serve::{Allocation, free as free_block, release_unused, users};
-pub use serve::{OomCallback, OomGuard, SegmentGuard, on_oom};
+pub use serve::{OomCallback, OomGuard, SegmentGuard, on_oom, oom_callbacks};
 pub use share::{ShareToken, SharedSummary, shared_blocks};
 pub(crate) use sleep::sleep_pools;
 pub use sleep::{Backup, wake};
@@ -157,4 +161,12 @@ pub(crate) fn reserved_bytes(device: Device) -> Result<u64> {
 /// peer then gets no access to later memory, and the call may be repeated.
 pub fn enable_peer_access(device: Device, peer: Device) -> Result<()> {
     serve::enable_peer(runtime::existing(device)?, runtime::existing(peer)?)
+}
+
+/// Returns the devices that [`enable_peer_access`] has granted access to the memory of `device`.
+///
+/// # Errors
+/// As [`device`](crate::device).
+pub fn peers(device: Device) -> Result<Vec<Device>> {
+    Ok(serve::device_caches(runtime::existing(device)?)?.memory.range.peers.devices())
 }

@@ -41,7 +41,7 @@ pub(super) fn extract(py: Python<'_>, device: &Bound<'_, PyAny>) -> PyResult<Dev
     let wrong = || crate::Error::invalid_value(format!("device must be a whole number from 0, not {device}"));
     match device.extract::<i64>() {
         Ok(ordinal) => {
-            refuse_bool(device, ordinal.cast_unsigned()).map_err(|_| wrong())?;
+            refuse_bool(device, ordinal.cast_unsigned(), wrong)?;
             Ok(existing(ordinal)?)
         }
         Err(_) => extract_index(py, device)?.ok_or_else(|| wrong().into()),

@@ -74,12 +74,12 @@ fn token_of(token: &Bound<'_, PyAny>) -> PyResult<ShareToken> {
 
 #[doc = docstring!("attach")]
 #[pyfunction]
-#[pyo3(signature = (token, device = None, stream = None))]
+#[pyo3(signature = (token, stream = None, device = None))]
 pub(super) fn attach(
     py: Python<'_>,
     token: &Bound<'_, PyAny>,
-    device: Option<&Bound<'_, PyAny>>,
     stream: Option<&Bound<'_, PyAny>>,
+    device: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<PyDeviceBuffer> {
     process::refuse_forked()?;
     let token = token_of(token)?;

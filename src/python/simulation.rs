@@ -8,7 +8,7 @@ use super::device;
 use super::stream::resolve;
 use crate::error::{Error, StatusKind};
 use crate::ids::CaptureMode;
-use crate::library::host as library;
+use crate::library::simulated as library;
 use crate::runtime::host::{self, Call, Fault};
 
 #[pyfunction]

@@ -1,43 +1,107 @@
-//! Numbers as arguments: one out of range is an `InvalidValue`, as any other argument that cannot be right. So is a
-//! bool, which Python takes for 0 or 1, and which stands where another argument was meant.
+//! Numbers as arguments: one that is wrong is told by the argument's name, its value, and what is accepted. Out of range it
+//! is an `InvalidValue`, as any other argument that cannot be right. So is a bool, which Python takes for 0 or 1, and which
+//! stands where another argument was meant. What is no number at all is a `TypeError`.
 
-use pyo3::exceptions::PyOverflowError;
+use std::fmt;
+use std::marker::PhantomData;
+
+use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyBool;
 
 use crate::error::{Error, Result};
 
-/// A number from 0 to 2**64 - 1.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Whole(pub(super) u64);
+/// What an argument is called.
+pub(super) trait ArgumentName {
+    /// The name as in the signature.
+    const NAME: &str;
+    /// The numbers that are accepted.
+    const ACCEPTED: &str = "a whole number from 0 to 2**64 - 1";
+}
+
+macro_rules! names {
+    ($($argument:ident $name:literal $(= $accepted:literal)?)*) => {
+        $(
+            /// The argument of this name.
+            #[derive(Clone, Copy, Debug)]
+            pub(super) struct $argument;
+
+            impl ArgumentName for $argument {
+                const NAME: &str = $name;
+                $(const ACCEPTED: &str = $accepted;)?
+            }
+        )*
+    };
+}
+
+names! {
+    Address "address"
+    Byte "byte" = "a whole number from 0 to 255"
+    Limit "limit"
+    MaxEntries "max_entries"
+    Nbytes "nbytes"
+    Numa "numa" = "the number of a NUMA node of the host"
+    PoolIdPart "a number of a pool's id"
+    Reserve "reserve"
+    Size "size"
+}
+
+/// An argument that is a number from 0 to 2**64 - 1.
+pub(super) struct Whole<N>(pub(super) u64, PhantomData<N>);
+
+impl<N> Whole<N> {
+    pub(super) const fn new(number: u64) -> Self {
+        Self(number, PhantomData)
+    }
+}
+
+impl<N: ArgumentName> fmt::Debug for Whole<N> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={}", N::NAME, self.0)
+    }
+}
+
+/// The error of an argument that cannot be right.
+#[cold]
+pub(super) fn wrong_argument(name: &str, value: &Bound<'_, PyAny>, accepted: &str) -> Error {
+    let value = value.repr().map_or_else(|_| "an object without a repr".to_owned(), |shown| shown.to_string());
+    Error::invalid_value(format!("{name} is {value}: give {accepted}"))
+}
 
 /// Refuses an argument that is a bool and came out as this number. Only 0 and 1 can be one, so others take no time.
 #[inline]
-pub(super) fn refuse_bool(argument: &Bound<'_, PyAny>, number: u64) -> Result<()> {
-    if number <= 1 && argument.is_exact_instance_of::<PyBool>() {
-        return Err(Error::invalid_value(format!("{argument} is a bool, not a number")));
-    }
-    Ok(())
+pub(super) fn refuse_bool(argument: &Bound<'_, PyAny>, number: u64, wrong: impl FnOnce() -> Error) -> Result<()> {
+    if number <= 1 && argument.is_exact_instance_of::<PyBool>() { Err(wrong()) } else { Ok(()) }
 }
 
-/// Returns a number as Rust has it: one that is too large for that is `wrong`, while what is no number is told by its type.
+/// Returns a number as Rust has it: one that is too large for that is `wrong`, and what is no number is a `TypeError` that says
+/// the same.
 #[inline]
 pub(super) fn number_of<'a, 'py, T>(argument: Borrowed<'a, 'py, PyAny>, wrong: impl FnOnce() -> Error) -> PyResult<T>
 where
     T: FromPyObject<'a, 'py, Error = PyErr>,
 {
     argument.extract().map_err(|error: PyErr| {
-        if error.is_instance_of::<PyOverflowError>(argument.py()) { wrong().into() } else { error }
+        let py = argument.py();
+        if error.is_instance_of::<PyOverflowError>(py) {
+            return wrong().into();
+        }
+        if error.is_instance_of::<PyTypeError>(py) {
+            let told = PyTypeError::new_err(wrong().to_string());
+            told.set_cause(py, Some(error));
+            return told;
+        }
+        error
     })
 }
 
-impl<'py> FromPyObject<'_, 'py> for Whole {
+impl<'py, N: ArgumentName> FromPyObject<'_, 'py> for Whole<N> {
     type Error = PyErr;
 
     fn extract(number: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        let wrong = || Error::invalid_value(format!("{} is out of range: give 0 to 2**64 - 1", *number));
+        let wrong = || wrong_argument(N::NAME, &number, N::ACCEPTED);
         let whole: u64 = number_of(number, wrong)?;
-        refuse_bool(&number, whole)?;
-        Ok(Self(whole))
+        refuse_bool(&number, whole, wrong)?;
+        Ok(Self::new(whole))
     }
 }

@@ -94,9 +94,15 @@ pub struct StreamScope {
     this_thread: PhantomData<*mut ()>,
 }
 
-impl StreamScope {
-    pub(super) fn new(stream: &Stream) -> Result<Self> {
-        Ok(Self { entered: enter(stream)?, this_thread: PhantomData })
+impl Stream {
+    /// Makes this the calling thread's current stream, and its device the current one, until the guard is dropped, which
+    /// keeps the stream alive. Guards may be dropped in any order: the stream of the one entered last among those that are
+    /// left is current.
+    ///
+    /// # Errors
+    /// `ErrorKind::Library` if the driver refuses to bind the device.
+    pub fn enter(&self) -> Result<StreamScope> {
+        Ok(StreamScope { entered: enter(self)?, this_thread: PhantomData })
     }
 }
 

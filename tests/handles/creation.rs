@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::common::{MEMORY, assert_none_lost, device, on_thread, stream};
-use gpupool::library::host::{HostLibrary, set_handle_bytes};
+use gpupool::library::simulated::{SimulatedLibrary, set_handle_bytes};
 use gpupool::library::{Library, RawHandle};
 use gpupool::runtime::host::{Call, Fault, begin_capture, clear_faults, end_capture, inject, submit};
 use gpupool::{
@@ -15,7 +15,7 @@ use gpupool::{
 };
 
 fn pool() -> HandlePool {
-    HandlePool::new(HostLibrary).expect("a pool")
+    HandlePool::new(SimulatedLibrary).expect("a pool")
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn out_of_memory_for_good_says_what_is_needed_and_who_holds_it() {
     assert_eq!((out.location, out.total), (device(0).into(), MEMORY));
     assert!(out.free <= MEMORY - bytes, "{}", out.free);
     assert_eq!(out.wanted, Wanted::Handle(bytes));
-    let held = gpupool::MemoryUse { pool: "host".to_owned(), count: 1, bytes, live_bytes: None };
+    let held = gpupool::MemoryUse { pool: "simulated".to_owned(), count: 1, bytes, live_bytes: None };
     assert!(out.users.contains(&held), "{:?}", out.users);
     assert!(error.to_string().contains("HOST_ERROR_OUT_OF_MEMORY"), "{error}");
     holder.close().unwrap();

@@ -4,15 +4,15 @@ use std::process::Command;
 use std::sync::{Arc, Barrier};
 use std::thread;
 
-use gpupool::{HostHandles, Pooled, Stream, empty};
+use gpupool::{Pooled, Simulated, Stream, empty};
 
 /// Set for the process that is to end.
 const CHILD: &str = "GPUPOOL_TEST_EXIT";
 
 /// What a thread may hold, for ever.
 fn hold(all_hold: &Barrier, stream: &Stream) {
-    let handle = HostHandles::pool().handle(stream).unwrap();
-    let lease = HostHandles::pool().lease(stream).unwrap();
+    let handle = Simulated::pool().handle(stream).unwrap();
+    let lease = Simulated::pool().lease(stream).unwrap();
     let buffer = empty(1 << 20, stream).unwrap();
     all_hold.wait();
     assert_ne!((handle.as_ptr(), buffer.address()), (lease.as_ptr(), 0));

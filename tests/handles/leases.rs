@@ -5,19 +5,19 @@ use std::thread;
 use std::time::Duration;
 
 use crate::common::{assert_none_lost, device, on_thread, stream, wait_until};
-use gpupool::library::host::{HostLibrary, resets_of, set_keeps_scratch, stream_of};
+use gpupool::library::simulated::{SimulatedLibrary, resets_of, set_keeps_scratch, stream_of};
 use gpupool::runtime::host::{
     Call, Fault, begin_capture, clear_faults, complete, complete_all, end_capture, inject, submit,
 };
 use gpupool::{
-    CaptureMode, CaptureStatus, ErrorKind, HandlePool, HostHandles, Lease, Pooled, StatusKind, Stream, handle_stats,
+    CaptureMode, CaptureStatus, ErrorKind, HandlePool, Lease, Pooled, Simulated, StatusKind, Stream, handle_stats,
 };
 
 /// Longer than any test takes.
 const LONG: Duration = Duration::from_secs(600);
 
 fn pool() -> HandlePool {
-    HandlePool::new(HostLibrary).expect("a pool")
+    HandlePool::new(SimulatedLibrary).expect("a pool")
 }
 
 fn address(lease: &Lease) -> usize {
@@ -50,9 +50,9 @@ fn a_lease_ends_with_its_scope_and_the_next_gets_the_handle() {
 #[test]
 fn the_stream_is_set_on_every_lease() {
     host!();
-    let pool = HostHandles::pool();
+    let pool = Simulated::pool();
     for stream in [stream(0), stream(0), stream(1), stream(0)] {
-        let lease = gpupool::lease::<HostHandles>(&stream).unwrap();
+        let lease = gpupool::lease::<Simulated>(&stream).unwrap();
         // SAFETY: the lease is alive.
         assert_eq!(unsafe { stream_of(lease.as_ptr()) }, stream.raw().address());
         assert_eq!(lease.device(), stream.device());
@@ -168,10 +168,10 @@ fn an_exhausted_pool_says_who_holds_what() {
     let lease = pool.lease(&stream).unwrap();
     let error = pool.lease_within(&stream, Duration::from_millis(1)).unwrap_err();
     let ErrorKind::PoolExhausted(exhausted) = error.kind() else { panic!("{error}") };
-    assert_eq!((exhausted.library.as_str(), exhausted.device, exhausted.limit), ("host", device(0), 2));
+    assert_eq!((exhausted.library.as_str(), exhausted.device, exhausted.limit), ("simulated", device(0), 2));
     assert_eq!(exhausted.holders.len(), 2);
     let text = error.to_string();
-    for part in ["host", "device 0", "all 2", "a lease of thread", "(leases::an_exha"] {
+    for part in ["simulated", "device 0", "all 2", "a lease of thread", "(leases::an_exha"] {
         assert!(text.contains(part), "{text:?} does not say {part:?}");
     }
     let stats = pool.stats(None).unwrap();
@@ -302,8 +302,8 @@ fn all_pools_are_one_table() {
     let pool = pool();
     let _lease = pool.lease(&stream(0)).unwrap();
     let all = handle_stats(Some(device(0))).unwrap();
-    let (_, host) = all.iter().find(|(name, _)| name == "host").unwrap();
-    assert!(host.leased >= 1);
+    let (_, simulated) = all.iter().find(|(name, _)| name == "simulated").unwrap();
+    assert!(simulated.leased >= 1);
     assert!(all.iter().all(|(name, _)| name != "cudnn"), "it was never used");
 }
 

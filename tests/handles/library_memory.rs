@@ -6,7 +6,7 @@ use std::sync::Mutex;
 
 use crate::common::{device, stream};
 use gpupool::c_api::C_API;
-use gpupool::library::host::HostLibrary;
+use gpupool::library::simulated::SimulatedLibrary;
 use gpupool::library::{DeviceMemHandler, Library, RawHandle};
 use gpupool::runtime::{self, BoundDevice};
 use gpupool::{Device, ErrorKind, HandlePool, MemPool, Result, Stream};
@@ -72,7 +72,9 @@ fn its_handles_take_it_and_give_it_back() {
     // SAFETY: the context is the handler's own, and the place is one for a pointer.
     assert_ne!(unsafe { (handler.device_alloc)(handler.context, &mut ptr::null_mut(), 1 << 60, raw) }, 0);
 
+    assert_eq!(pool.mem_pool(device(0)).unwrap().map(|token| token.id()), Some(mem_pool.id()));
     pool.set_mem_pool(device(0), None).unwrap();
+    assert!(pool.mem_pool(device(0)).unwrap().is_none());
     assert_eq!(mem_pool.use_count(), 1);
     // SAFETY: the memory came from this handler.
     assert_eq!(unsafe { (handler.device_free)(handler.context, address, 1 << 20, raw) }, 0);
@@ -134,7 +136,7 @@ fn what_a_library_had_from_the_driver_goes_back_there_and_what_neither_gave_is_r
 fn a_library_that_cannot_be_told_says_so() {
     host!();
     let mem_pool = MemPool::builder().device(device(0)).build().unwrap();
-    let pool = HandlePool::new(HostLibrary).unwrap();
+    let pool = HandlePool::new(SimulatedLibrary).unwrap();
     let error = pool.set_mem_pool(device(0), Some(&mem_pool.token())).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::InvalidValue(_)), "{error}");
     pool.set_mem_pool(device(0), None).unwrap();

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::common::{device, on_thread, stream, wait_until};
 use gpupool::runtime::host::{Call, Fault, inject};
-use gpupool::{HandlePool, HostHandles, MemPool, Pooled, StatusKind, empty};
+use gpupool::{HandlePool, MemPool, Pooled, Simulated, StatusKind, empty};
 use log::{Level, LevelFilter, Log, Metadata, Record};
 
 static TOLD: Mutex<Vec<(Level, String, String)>> = Mutex::new(Vec::new());
@@ -33,12 +33,12 @@ impl Log for Using {
         // Of another stream, so that no idle handle is taken that the test waits for.
         let stream = stream(1);
         drop(empty(20 << 20, &stream).unwrap());
-        drop(HostHandles::pool().lease(&stream).unwrap());
+        drop(Simulated::pool().lease(&stream).unwrap());
         gpupool::handle_stats(None).unwrap();
         gpupool::memory_stats(device(0)).unwrap();
         gpupool::memory_snapshot().unwrap();
         gpupool::empty_cache().unwrap();
-        HostHandles::pool().trim(Some(device(1))).unwrap();
+        Simulated::pool().trim(Some(device(1))).unwrap();
         IS_LOGGING.set(false);
     }
 
@@ -62,7 +62,7 @@ fn tells(told: &[(Level, String, String)], level: Level, target: &str, part: &st
 #[test]
 fn a_logger_may_use_gpupool_at_every_record() {
     host!();
-    let pool = HandlePool::new(gpupool::library::host::HostLibrary).unwrap();
+    let pool = HandlePool::new(gpupool::library::simulated::SimulatedLibrary).unwrap();
     pool.set_limit(Some(1)).unwrap();
     let told = told(LevelFilter::Trace, || {
         let lease = pool.lease(&stream(0)).unwrap();
@@ -82,13 +82,13 @@ fn a_logger_may_use_gpupool_at_every_record() {
         mem_pool.trim().unwrap();
     });
     for (level, target, part) in [
-        (Level::Info, "gpupool::handle", "host 1.0.0: handle 1 created on device 0 in "),
+        (Level::Info, "gpupool::handle", "simulated 1.0.0: handle 1 created on device 0 in "),
         (Level::Info, "gpupool::handle", " for a handle on device 0, all of its limit in use"),
-        (Level::Info, "gpupool::handle", "host: 1 idle handles destroyed on device 0 in "),
+        (Level::Info, "gpupool::handle", "simulated: 1 idle handles destroyed on device 0 in "),
         (
             Level::Info,
             "gpupool::handle",
-            "giving back what is not in use for a handle, as there was no memory for it: host: ",
+            "giving back what is not in use for a handle, as there was no memory for it: simulated: ",
         ),
         (Level::Debug, "gpupool::memory", ": grew by 40.0 MiB of new and 0.0 MiB of moved pages in "),
         (Level::Info, "gpupool::memory", ": no memory for 62914560 bytes, "),
@@ -106,8 +106,8 @@ fn a_hit_is_not_told() {
     let stream = stream(0);
     let hits = || {
         for _ in 0..100 {
-            gpupool::handle::<HostHandles>(&stream).unwrap();
-            drop(gpupool::lease::<HostHandles>(&stream).unwrap());
+            gpupool::handle::<Simulated>(&stream).unwrap();
+            drop(gpupool::lease::<Simulated>(&stream).unwrap());
             empty(1000, &stream).unwrap();
         }
     };
@@ -120,7 +120,7 @@ fn the_end_of_a_thread_is_not_told() {
     host!();
     let told = told(LevelFilter::Trace, || {
         on_thread(|| {
-            gpupool::handle::<HostHandles>(&stream(0)).unwrap();
+            gpupool::handle::<Simulated>(&stream(0)).unwrap();
             TOLD.lock().unwrap().clear();
         });
     });

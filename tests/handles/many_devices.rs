@@ -3,14 +3,14 @@
 use std::collections::HashSet;
 use std::thread;
 
-use gpupool::{Device, HostHandles, Pooled, Stream};
+use gpupool::{Device, Pooled, Simulated, Stream};
 
 const DEVICES: u32 = 20;
 
 #[test]
 fn every_device_has_its_own_handle_and_gets_it_back() {
     host!(DEVICES, 1 << 30);
-    let pool = HostHandles::pool();
+    let pool = Simulated::pool();
     let take_all = move || -> Vec<usize> {
         let take =
             |ordinal| pool.handle(&Stream::legacy(Device::from_ordinal(ordinal)).unwrap()).unwrap().as_ptr().addr();

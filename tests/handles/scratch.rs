@@ -2,13 +2,13 @@
 //! meets another's there.
 
 use crate::common::{assert_none_lost, device, on_thread, stream};
-use gpupool::library::host::{HostLibrary, resets_of, set_keeps_scratch, stream_of};
+use gpupool::library::simulated::{SimulatedLibrary, resets_of, set_keeps_scratch, stream_of};
 use gpupool::runtime::host::{begin_capture, complete, complete_all, create_blocking_stream, end_capture, submit};
 use gpupool::{CaptureMode, CaptureStatus, HandlePool, Stream};
 
 fn pool() -> HandlePool {
     set_keeps_scratch(true);
-    HandlePool::new(HostLibrary).expect("a pool")
+    HandlePool::new(SimulatedLibrary).expect("a pool")
 }
 
 fn address(pool: HandlePool, stream: &Stream) -> usize {

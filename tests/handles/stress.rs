@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::common::{assert_none_lost, device, stream};
-use gpupool::library::host::{HostLibrary, set_keeps_scratch};
+use gpupool::library::simulated::{SimulatedLibrary, set_keeps_scratch};
 use gpupool::runtime::host::{Call, Fault, clear_faults, inject};
 use gpupool::{ErrorKind, HandlePool, StatusKind};
 
@@ -18,7 +18,7 @@ const THREADS: u32 = 8;
 #[test]
 fn no_handle_serves_two_threads_at_once_and_none_is_lost() {
     host!();
-    let pool = HandlePool::new(HostLibrary).unwrap();
+    let pool = HandlePool::new(SimulatedLibrary).unwrap();
     let in_use = Arc::new(Mutex::new(HashSet::new()));
     let is_over = Arc::new(AtomicBool::new(false));
     let disturber = {
@@ -79,7 +79,7 @@ fn a_million_leases_of_many_threads_share_and_lose_no_handle() {
     const LEASERS: u32 = 64;
     const REQUESTS: u32 = 1_000_000 / QUIET_POINTS / LEASERS + 1;
     host!();
-    let pool = HandlePool::new(HostLibrary).unwrap();
+    let pool = HandlePool::new(SimulatedLibrary).unwrap();
     let streams: Arc<Vec<_>> = Arc::new((0..8).map(|number| stream(number % 2)).collect());
     let in_use = Arc::new([const { Mutex::new(BTreeSet::new()) }; 16]);
     for point in 0..QUIET_POINTS {

@@ -5,15 +5,15 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use crate::common::{MEMORY, assert_none_lost, device, on_thread, stream};
-use gpupool::library::host::{HostLibrary, set_handle_bytes};
+use gpupool::library::simulated::{SimulatedLibrary, set_handle_bytes};
 use gpupool::runtime::host::{Call, Fault, before_call, begin_capture, end_capture, inject};
-use gpupool::{CaptureMode, CaptureStatus, ErrorKind, HandlePool, HostHandles, MemPool, Pooled, StatusKind};
+use gpupool::{CaptureMode, CaptureStatus, ErrorKind, HandlePool, MemPool, Pooled, Simulated, StatusKind};
 
 /// More often than another thread waits for its turn.
 const OFTEN: u32 = 20_000;
 
 fn pool() -> HandlePool {
-    HandlePool::new(HostLibrary).expect("a pool")
+    HandlePool::new(SimulatedLibrary).expect("a pool")
 }
 
 #[test]
@@ -183,6 +183,6 @@ fn a_closed_pool_gives_out_nothing_and_takes_everything_back() {
 #[test]
 fn a_shared_pool_cannot_be_closed() {
     host!();
-    assert!(matches!(HostHandles::pool().close().unwrap_err().kind(), ErrorKind::InvalidValue(_)));
-    assert!(HostHandles::pool().is_available());
+    assert!(matches!(Simulated::pool().close().unwrap_err().kind(), ErrorKind::InvalidValue(_)));
+    assert!(Simulated::pool().is_available());
 }

@@ -5,11 +5,11 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 
 use crate::common::{assert_none_lost, device, on_thread, stream};
-use gpupool::library::host::{HostLibrary, stream_of};
-use gpupool::{ErrorKind, HandlePool, HostHandles, Pooled, RawStream, Stream, handle};
+use gpupool::library::simulated::{SimulatedLibrary, stream_of};
+use gpupool::{ErrorKind, HandlePool, Pooled, RawStream, Simulated, Stream, handle};
 
 fn pool() -> HandlePool {
-    HandlePool::new(HostLibrary).expect("a pool")
+    HandlePool::new(SimulatedLibrary).expect("a pool")
 }
 
 fn address(pool: HandlePool, stream: &Stream) -> usize {
@@ -29,7 +29,7 @@ fn a_thread_gets_the_same_handle_again() {
 fn a_pool_is_found_by_its_type() {
     host!();
     let stream = stream(0);
-    assert_eq!(handle::<HostHandles>(&stream).unwrap().as_ptr(), HostHandles::pool().handle(&stream).unwrap().as_ptr());
+    assert_eq!(handle::<Simulated>(&stream).unwrap().as_ptr(), Simulated::pool().handle(&stream).unwrap().as_ptr());
 }
 
 #[test]

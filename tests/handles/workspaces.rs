@@ -1,7 +1,7 @@
 //! Workspaces: what handles compute with is shared by no two streams and no two graphs, and is never freed under either.
 
 use crate::common::{device, on_thread, stream};
-use gpupool::library::host::{HostLibrary, set_workspace_bytes, set_workspace_of, workspace_of};
+use gpupool::library::simulated::{SimulatedLibrary, set_workspace_bytes, set_workspace_of, workspace_of};
 use gpupool::runtime::host::{Call, Fault, begin_capture, clear_faults, driver_calls, end_capture, inject};
 use gpupool::{CaptureMode, CaptureStatus, HandlePool, StatusKind, Stream};
 
@@ -13,7 +13,7 @@ struct Pool(HandlePool);
 impl Pool {
     fn new() -> Self {
         set_workspace_bytes(BYTES);
-        Self(HandlePool::new(HostLibrary).expect("a pool"))
+        Self(HandlePool::new(SimulatedLibrary).expect("a pool"))
     }
 
     /// The workspace of this thread's handle once it is asked for with the stream; 0 for the library's own.

@@ -15,7 +15,7 @@ use gpupool::memory::{
 use gpupool::runtime::host::{self, complete_all, submit};
 use gpupool::runtime::{self, BoundDevice};
 use gpupool::{
-    Device, Error, ErrorKind, Event, HostHandles, MemPool, PoolId, PoolScope, PoolStats, Pooled, RawStream, Result,
+    Device, Error, ErrorKind, Event, MemPool, PoolId, PoolScope, PoolStats, Pooled, RawStream, Result, Simulated,
     StatusKind, Stream, Wanted, empty, empty_cache, empty_pinned, empty_pinned_on_node, enable_peer_access,
     graph_pool_handle, memory_snapshot, memory_stats, pinned_stats, warm_pinned,
 };
@@ -336,7 +336,7 @@ fn an_address_that_is_no_streams_is_named() {
 #[test]
 fn handles_that_are_too_many_are_refused_and_a_limit_of_none_is_named() {
     host!();
-    let handles = HostHandles::pool();
+    let handles = Simulated::pool();
     assert_refused(|| handles.set_limit(Some(0)), &["0"]);
     for count in [1 << 32, usize::MAX / 2, usize::MAX] {
         let error = handles.warm(count, device(0)).expect_err("there is not so much memory");
@@ -455,7 +455,7 @@ fn assert_refused_everywhere(missing: Device, words: &[&str]) {
     assert_refused(|| release_pool(missing, PoolId(0, 1)), words);
     assert_refused(|| pool_use_count(missing, PoolId(0, 1)), words);
     assert_refused(|| end_allocate_to_pool(missing, PoolId(0, 1)), words);
-    let handles = HostHandles::pool();
+    let handles = Simulated::pool();
     assert_refused(|| handles.set_mem_pool(missing, None), words);
     assert_refused(|| handles.warm(1, missing), words);
     assert_refused(|| handles.warm_in_background(1, missing), words);

@@ -24,6 +24,7 @@ mod pools;
 mod recording;
 mod registration;
 mod reserve;
+mod settings;
 mod shared_pages;
 mod slabs;
 mod sleep;

@@ -8,8 +8,8 @@ use crate::common::{MEMORY, device, on_thread, stream};
 use gpupool::memory::{get_per_process_memory_fraction, set_per_process_memory_fraction};
 use gpupool::runtime::host::{accessible, begin_capture, complete, complete_all, end_capture, submit};
 use gpupool::{
-    CaptureMode, CaptureStatus, DeviceBuffer, ErrorKind, HostHandles, MemPool, MemPoolBuilder, MemoryUse, PoolId,
-    Pooled, Stream, Wanted, empty, empty_cache, enable_peer_access, memory_stats, on_oom,
+    CaptureMode, CaptureStatus, DeviceBuffer, ErrorKind, MemPool, MemPoolBuilder, MemoryUse, PoolId, Pooled, Simulated,
+    Stream, Wanted, empty, empty_cache, enable_peer_access, memory_stats, on_oom,
 };
 
 /// Calls of the driver's memory functions, and pages moved, so far.
@@ -430,7 +430,7 @@ fn the_error_says_what_was_asked_for_and_who_holds_what() {
         empty_in(&pool, 200 * MIB, &stream).unwrap(),
     ];
     let theirs = stream.clone();
-    on_thread(move || gpupool::handle::<HostHandles>(&theirs).map(drop).unwrap());
+    on_thread(move || gpupool::handle::<Simulated>(&theirs).map(drop).unwrap());
     let error = out_of_memory(empty(700 * MIB, &stream));
     let ErrorKind::OutOfMemory(out) = error.kind() else { panic!("{error}") };
     assert_eq!(out.wanted, Wanted::Memory { bytes: 700 * MIB, pool: PoolId::NONE.to_string(), limit: None });
@@ -442,8 +442,8 @@ fn the_error_says_what_was_asked_for_and_who_holds_what() {
     let name = |pool: &MemPool| format!("memory pool {}", pool.id());
     let wanted = [
         ("default memory pool", 2, 400 * MIB, Some(400 * MIB)),
-        ("host", 1, MIB, None),
         (&name(&pool), 1, 200 * MIB, Some(200 * MIB)),
+        ("simulated", 1, MIB, None),
     ];
     assert_eq!(
         users,
@@ -456,7 +456,7 @@ fn the_error_says_what_was_asked_for_and_who_holds_what() {
         "pool (0, 0)",
         "default memory pool 400.0 MiB (2 live blocks, 400.0 MiB)",
         &format!("{} 200.0 MiB (1 live block, 200.0 MiB)", name(&pool)),
-        "host 1.0 MiB (1 handle)",
+        "simulated 1.0 MiB (1 handle)",
         "Free: 423.0 MiB of 1.0 GiB",
     ] {
         assert!(error.to_string().contains(word), "{error} does not say {word:?}");
@@ -467,7 +467,7 @@ fn the_error_says_what_was_asked_for_and_who_holds_what() {
     assert_eq!(out.wanted, Wanted::Memory { bytes: 101 * MIB, pool: limited.id().to_string(), limit });
     assert!(error.to_string().contains("whose limit is 100.0 MiB"), "{error}");
     drop((held, pool, limited));
-    HostHandles::pool().trim(None).unwrap();
+    Simulated::pool().trim(None).unwrap();
     assert_all_back();
 }
 

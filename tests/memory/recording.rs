@@ -11,9 +11,7 @@ use crate::common::memory::deallocate;
 use crate::common::{device, on_thread, stream, wait_until};
 use gpupool::memory::{MemoryAction, MemoryEvent, MemorySnapshot, allocate, empty_cache};
 use gpupool::runtime::host::{complete, submit};
-use gpupool::{
-    DeviceBuffer, HandleAction, HandleEvent, HostHandles, MemPool, Recording, StackContext, empty, snapshot,
-};
+use gpupool::{DeviceBuffer, HandleAction, HandleEvent, MemPool, Recording, Simulated, StackContext, empty, snapshot};
 
 /// Records for one test, and no longer.
 struct Recorded;
@@ -414,13 +412,13 @@ fn events_of_threads_that_ended_stay() {
 }
 
 fn of_handles(events: &[HandleEvent]) -> Vec<HandleAction> {
-    events.iter().filter(|event| event.library == "host").map(|event| event.action).collect()
+    events.iter().filter(|event| event.library == "simulated").map(|event| event.action).collect()
 }
 
 #[test]
 fn handles_are_taken_and_go_back() {
     host!();
-    let pool = <HostHandles as gpupool::Pooled>::pool();
+    let pool = <Simulated as gpupool::Pooled>::pool();
     pool.trim(None).unwrap();
     let _recorded = Recorded::start(Recording::new());
     let used = on_thread(move || {

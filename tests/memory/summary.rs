@@ -6,12 +6,12 @@ use std::sync::{Barrier, mpsc};
 use std::thread;
 
 use crate::common::{device, on_thread, stream};
-use gpupool::library::host::{set_handle_bytes, set_workspace_bytes};
+use gpupool::library::simulated::{set_handle_bytes, set_workspace_bytes};
 use gpupool::memory::feed;
 use gpupool::runtime::host::{Call, Fault, clear_faults, complete_all, inject, submit};
 use gpupool::runtime::{self, BoundDevice};
 use gpupool::{
-    ErrorKind, HandlePool, HandleStats, HostHandles, MemPool, MemorySummary, PoolId, PoolSummary, Pooled, StatusKind,
+    ErrorKind, HandlePool, HandleStats, MemPool, MemorySummary, PoolId, PoolSummary, Pooled, Simulated, StatusKind,
     Stream, devices_in_use, empty, empty_cache, memory_stats, memory_summary, reset_peak_stats,
 };
 
@@ -56,7 +56,7 @@ fn others(summary: &MemorySummary) -> u64 {
 fn every_used_byte_is_a_pools_a_handles_a_workspaces_or_anothers() {
     host!();
     // Handles that other tests left idle have no workspace.
-    HostHandles::pool().trim(None).unwrap();
+    Simulated::pool().trim(None).unwrap();
     let (one, two) = (stream(0), stream(0));
     let pool = MemPool::builder().device(device(0)).build().unwrap();
     let segments = MemPool::builder().device(device(0)).segments(true).limit(64 * MIB).build().unwrap();
@@ -67,9 +67,9 @@ fn every_used_byte_is_a_pools_a_handles_a_workspaces_or_anothers() {
     }
     buffers.remove(0);
     set_workspace_bytes(4 * MIB);
-    let lease = HostHandles::pool().lease(&one).unwrap();
+    let lease = Simulated::pool().lease(&one).unwrap();
     set_workspace_bytes(0);
-    drop(HostHandles::pool().lease(&two).unwrap());
+    drop(Simulated::pool().lease(&two).unwrap());
     assert_eq!(others(&summary()), 0);
 
     let runtime = runtime::get().unwrap();
@@ -86,7 +86,7 @@ fn every_used_byte_is_a_pools_a_handles_a_workspaces_or_anothers() {
     // SAFETY: it was allocated above and nothing uses it.
     unsafe { runtime.memory_free(address) }.unwrap();
     drop((lease, buffers, pool, segments));
-    HostHandles::pool().trim(None).unwrap();
+    Simulated::pool().trim(None).unwrap();
     empty_cache().unwrap();
     let found = summary();
     assert_eq!((others(&found), found.memory.total.reserved_bytes, found.workspace_bytes()), (0, 0, 0));
@@ -224,7 +224,7 @@ fn others_are_never_negative() {
 #[test]
 fn devices_in_use_are_those_with_memory_or_handles() {
     host!();
-    drop(HostHandles::pool().lease(&stream(1)).unwrap());
+    drop(Simulated::pool().lease(&stream(1)).unwrap());
     assert!(devices_in_use().unwrap().contains(&device(1)));
     let error = memory_summary(device(2)).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::InvalidValue(_)), "{error}");
@@ -280,7 +280,7 @@ fn stats(pool: HandlePool) -> HandleStats {
 
 /// The pool without any handle, nor peaks of former tests.
 fn pool() -> HandlePool {
-    let pool = HostHandles::pool();
+    let pool = Simulated::pool();
     pool.trim(None).unwrap();
     pool.reset_peak_stats(None).unwrap();
     pool

@@ -19,8 +19,8 @@ import gpupool
 def use() -> None:
     """Use a handle and memory."""
     stream = gpupool.Stream()
-    assert gpupool.host.handle(stream) == gpupool.host.handle(stream)
-    with gpupool.host.lease(stream) as lease:
+    assert gpupool.simulated.handle(stream) == gpupool.simulated.handle(stream)
+    with gpupool.simulated.lease(stream) as lease:
         assert int(lease)
     buffer = gpupool.empty(1 << 20, stream)
     assert (buffer.nbytes, buffer.ptr % 512) == (1 << 20, 0)

@@ -80,7 +80,7 @@ def test_a_bool_is_no_count(make_pool, wrong):
         lambda: gpupool.begin_allocate_to_pool(0, (0, wrong)),
         lambda: gpupool.record_memory_history(max_entries=wrong),
     ):
-        with pytest.raises(gpupool.InvalidValue, match=f"{wrong} "):
+        with pytest.raises(gpupool.InvalidValue, match=f"{wrong}"):
             call()
 
 
@@ -91,11 +91,11 @@ def test_the_simulation_is_asked_for_no_handle_that_is_not_there(address):
 
 
 def test_the_simulation_is_asked_for_no_handle_that_is_gone():
-    with gpupool.host.lease() as lease:
+    with gpupool.simulated.lease() as lease:
         handle = int(lease)
         assert _native.host_stream_of(handle) == 0
         lease.discard()
-    gpupool.host.trim()
+    gpupool.simulated.trim()
     with pytest.raises(gpupool.InvalidValue, match="not a live handle"):
         _native.host_stream_of(handle)
 
@@ -185,17 +185,17 @@ def takes_a_number(pool=None):
         "pool_use_count id": (lambda pool_id: gpupool.pool_use_count(0, pool_id), NO_ID),
         "memory_snapshot id": (gpupool.memory_snapshot, [wrong for wrong in NO_ID if wrong is not None]),
         "fill": (lambda byte: gpupool.empty(1000).fill(byte), [*NO_NUMBER, 256, 2**32]),
-        "handle device": (lambda device: gpupool.host.handle(device=device), NO_ORDINAL),
-        "lease device": (lambda device: gpupool.host.lease(device=device), NO_ORDINAL),
+        "handle device": (lambda device: gpupool.simulated.handle(device=device), NO_ORDINAL),
+        "lease device": (lambda device: gpupool.simulated.lease(device=device), NO_ORDINAL),
         "lease timeout": (
-            lambda timeout: gpupool.host.lease(timeout=timeout),
+            lambda timeout: gpupool.simulated.lease(timeout=timeout),
             [-1, -0.5, 10**400, NAN, True, False, "1", []],
         ),
-        "HandlePool.limit": (lambda limit: setattr(gpupool.host, "limit", limit), [*NO_NUMBER, 0]),
-        "HandlePool.warm": (gpupool.host.warm, [*NO_NUMBER, 2**63]),
-        "HandlePool.warm device": (lambda device: gpupool.host.warm(1, device), NO_ORDINAL),
-        "HandlePool.trim": (gpupool.host.trim, NO_ORDINAL),
-        "HandlePool.stats": (gpupool.host.stats, NO_ORDINAL),
+        "HandlePool.limit": (lambda limit: setattr(gpupool.simulated, "limit", limit), [*NO_NUMBER, 0]),
+        "HandlePool.warm": (gpupool.simulated.warm, [*NO_NUMBER, 2**63]),
+        "HandlePool.warm device": (lambda device: gpupool.simulated.warm(1, device), NO_ORDINAL),
+        "HandlePool.trim": (gpupool.simulated.trim, NO_ORDINAL),
+        "HandlePool.stats": (gpupool.simulated.stats, NO_ORDINAL),
         "handle_stats": (gpupool.handle_stats, NO_ORDINAL),
         "record_memory_history": (lambda most: gpupool.record_memory_history(max_entries=most), NO_NUMBER),
         "on_oom": (gpupool.on_oom, NO_NUMBER),
@@ -245,3 +245,67 @@ def test_an_address_that_is_no_streams_is_named(make_pool, address):
             call()
     buffer.free()
     pinned.free()
+
+
+# Public functions, with arguments that are wrong and what is accepted in their place.
+NAMED = [
+    (lambda: gpupool.empty(-1), "nbytes", "-1", "a whole number"),
+    (lambda: gpupool.empty((10, 10)), "nbytes", "(10, 10)", "a whole number"),
+    (lambda: gpupool.empty(1.5), "nbytes", "1.5", "a whole number"),
+    (lambda: gpupool.empty(1, "fast"), "stream", "'fast'", "a stream of CuPy"),
+    (lambda: gpupool.empty(1, 12345), "stream", "0x3039", "that of one that is"),
+    (lambda: gpupool.empty(1, -1), "stream", "-1", "address of a stream"),
+    (lambda: gpupool.stream(12345).__enter__(), "stream", "0x3039", "that of one that is"),
+    (lambda: gpupool.empty_pinned(1, numa="near"), "numa", "'near'", "a NUMA node"),
+    (lambda: gpupool.warm_pinned("1GiB"), "nbytes", "'1GiB'", "a whole number"),
+    (lambda: gpupool.MemPool(limit="8GiB"), "limit", "'8GiB'", "a whole number"),
+    (lambda: gpupool.MemPool(reserve=0.5), "reserve", "0.5", "a whole number"),
+    (lambda: gpupool.MemPool(use_on_oom="yes"), "use_on_oom", "str", "bool"),
+    (lambda: gpupool.MemPool(device="gpu"), "device", "gpu", "a whole number"),
+    (lambda: gpupool.MemPool().sleep("disk"), "backup", "'disk'", "None"),
+    (lambda: gpupool.empty(1).fill(256), "byte", "256", "0 to 255"),
+    (lambda: gpupool.empty(1).fill("x"), "byte", "'x'", "0 to 255"),
+    (lambda: gpupool.simulated.lease(timeout="soon"), "timeout", "'soon'", "seconds"),
+    (lambda: gpupool.simulated.lease(timeout=-1), "timeout", "-1", "at least 0"),
+    (lambda: gpupool.simulated.warm("all"), "count", "'all'", "a whole number"),
+    (lambda: gpupool.simulated.warm(1, background="yes"), "background", "str", "bool"),
+    (lambda: gpupool.HandlePool("own", "create", lambda handle: None), "create", "'create'", "a callable"),
+    (lambda: gpupool.set_per_process_memory_fraction("half"), "fraction", "half", "0 to 1"),
+    (lambda: gpupool.begin_allocate_to_pool(0, "mine"), "pool_id", "'mine'", "a pair of numbers"),
+    (lambda: gpupool.memory_snapshot("mine"), "mempool_id", "mine", "a pair of numbers"),
+    (lambda: gpupool.record_memory_history(skip_actions="oom"), "skip_actions", "'oom'", "a list of names"),
+    (lambda: gpupool.dump_snapshot(1), "path", "1", "the path of a file"),
+    (lambda: gpupool.worker.set_up("cupy"), "settings", "'cupy'", "gpupool.worker.Settings"),
+    (lambda: gpupool.ray.setup("cupy"), "settings", "'cupy'", "gpupool.worker.Settings"),
+]
+
+
+@pytest.mark.parametrize(("call", "argument", "value", "accepted"), NAMED)
+def test_an_error_names_the_argument_its_value_and_what_is_accepted(call, argument, value, accepted):
+    with pytest.raises((gpupool.Error, TypeError)) as caught:
+        call()
+    # A note names the argument where the interface to Python refuses a type.
+    said = " ".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+    assert [part for part in (argument, value, accepted) if part not in said] == [], said
+
+
+# The same of frameworks, where they are.
+OF_FRAMEWORKS = [
+    ("cuda.core", lambda: gpupool.cuda_core.MemoryResource("gpu"), "device", "'gpu'", "an ordinal"),
+    ("cuda.core", lambda: gpupool.cuda_core.MemoryResource(pool="mine"), "pool", "'mine'", "a MemPool"),
+    ("cuda.core", lambda: gpupool.cuda_core.PinnedMemoryResource("near"), "numa", "'near'", "a NUMA node"),
+    ("cuda.core", lambda: gpupool.cuda_core.to_buffer(b"x"), "buffer", "b'x'", "a DeviceBuffer"),
+    ("cuda.core", lambda: gpupool.cuda_core.from_buffer(b"x"), "buffer", "b'x'", "a cuda.core.Buffer"),
+    ("rmm", lambda: gpupool.rmm.resource("gpu"), "device", "'gpu'", "a device's ordinal"),
+    ("rmm", lambda: gpupool.rmm.allocator("pool"), "mr", "'pool'", "a resource of RMM"),
+    ("nvmath", lambda: gpupool.nvmath.options("cudss").__enter__(), "pool", "'cudss'", "gpupool.cudss"),
+    ("distributed", lambda: gpupool.dask.stats("tcp"), "client", "'tcp'", "a distributed.Client"),
+    ("distributed", lambda: gpupool.dask.Plugin("cupy"), "settings", "'cupy'", "gpupool.worker.Settings"),
+    ("ray", lambda: gpupool.ray.stats("actor"), "actors", "'actor'", "a list of handles"),
+]
+
+
+@pytest.mark.parametrize(("framework", "call", "argument", "value", "accepted"), OF_FRAMEWORKS)
+def test_an_error_of_a_frameworks_module_does_so_too(framework, call, argument, value, accepted):
+    pytest.importorskip(framework)
+    test_an_error_names_the_argument_its_value_and_what_is_accepted(call, argument, value, accepted)

@@ -13,7 +13,7 @@ def test_demo_shows_fewer_handles_than_threads():
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[0].startswith("No GPU: the host runtime simulates one")
-    row = re.fullmatch(r"host +1\.0\.0 +32 +(\d+) +\d+ ns +[\d.]+ ms +2048 MiB", lines[-1])
+    row = re.fullmatch(r"simulated +1\.0\.0 +32 +(\d+) +\d+ ns +[\d.]+ ms +2048 MiB", lines[-1])
     assert row is not None
     assert 4 <= int(row[1]) < 32
 

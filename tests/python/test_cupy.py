@@ -178,7 +178,7 @@ def test_calls_without_a_stream_follow_cupys(current):
     assert gpupool.empty(10).stream == 0
     adapter.enable()
     assert gpupool.empty(10).stream == stream.ptr
-    assert _native.host_stream_of(gpupool.host.handle()) == stream.ptr
+    assert _native.host_stream_of(gpupool.simulated.handle()) == stream.ptr
     adapter.disable()
     assert gpupool.empty(10).stream == 0
 
@@ -257,10 +257,12 @@ def test_a_block_is_its_threads_alone():
         thread = threading.Thread(target=lambda: found.append(cupy.cuda.get_allocator()))
         thread.start()
         thread.join()
-        with adapter.using(gpupool.MemPool()) as nothing:
-            assert nothing is None
+        other = gpupool.MemPool()
+        with adapter.using(other) as entered:
+            assert entered is other
             assert memory_of(cupy.empty(10)).pool_id != pool.id
-        with adapter.using():
+        with adapter.using() as entered:
+            assert entered is None
             assert memory_of(cupy.empty(10)).pool_id == pool.id
         assert memory_of(cupy.empty(10)).pool_id == pool.id
     assert found == [former]
@@ -477,7 +479,7 @@ def bindings(monkeypatch):
     module = SimpleNamespace(__file__="cublas.so", create=lambda: next(own), destroy=destroyed.append)
     module.originals, module.destroyed = (module.create, module.destroy), destroyed
     monkeypatch.setitem(sys.modules, "cupy_backends.cuda.libs.cublas", module)
-    monkeypatch.setattr(_cupy_handles, "_LIBRARIES", {"cublas": (gpupool.host, "create")})
+    monkeypatch.setattr(_cupy_handles, "_LIBRARIES", {"cublas": (gpupool.simulated, "create")})
     monkeypatch.setattr(_cupy_handles, "_address", lambda path, function: 1)
     return module
 
@@ -548,8 +550,16 @@ def test_pinned_memory_ends_as_it_began(own_pinned):
     cupyx.empty_pinned(10)
     assert own_pinned.served == 2
     adapter.enable(pinned=True)
+    cupyx.empty_pinned(10)
+    assert own_pinned.served == 2
+    adapter.enable(pinned=False)
+    cupyx.empty_pinned(10)
+    assert (own_pinned.served, adapter.is_enabled()) == (3, True)
+    own_pinned.served = 2
+    adapter.enable(pinned=True)
     array = cupyx.empty_pinned(10)
     adapter.disable()
+    assert not adapter.is_enabled()
     adapter.disable()
     cupyx.empty_pinned(10)
     assert own_pinned.served == 3
@@ -689,12 +699,12 @@ def test_pinned_memory_of_threads_does_not_mix(own_pinned, threads):
 
 def test_handles_of_threads_go_back_to_the_pool(bindings):
     adapter.enable(handles=True)
-    local, leased = threading.local(), gpupool.host.stats().leased
+    local, leased = threading.local(), gpupool.simulated.stats().leased
 
     def take():
         # As CuPy does: the handle is the thread's until it ends.
         local.handle = cupy.cuda.device.Handle(bindings.create(), bindings.destroy)
-        assert gpupool.host.stats().leased == leased + 1
+        assert gpupool.simulated.stats().leased == leased + 1
         handle = bindings.create()
         other = bindings.create()
         bindings.destroy(other)
@@ -703,7 +713,7 @@ def test_handles_of_threads_go_back_to_the_pool(bindings):
 
     first, second = in_thread(take), in_thread(take)
     assert first & second
-    assert (len(first), gpupool.host.stats().leased, bindings.destroyed) == (2, leased, [])
+    assert (len(first), gpupool.simulated.stats().leased, bindings.destroyed) == (2, leased, [])
 
 
 def test_handles_end_as_they_began(bindings):
@@ -715,15 +725,20 @@ def test_handles_end_as_they_began(bindings):
     lending = bindings.create
     adapter.enable(handles=True)
     assert bindings.create is lending
+    adapter.enable()
+    assert bindings.create is lending
+    adapter.enable(handles=False)
+    assert (bindings.create, bindings.destroy) == bindings.originals
+    adapter.enable(handles=True)
     lent = bindings.create()
     bindings.destroy(before)
     assert bindings.destroyed == [before]
-    leased, destroy = gpupool.host.stats().leased, bindings.destroy
+    leased, destroy = gpupool.simulated.stats().leased, bindings.destroy
     adapter.disable()
     assert (bindings.create, bindings.destroy) == bindings.originals
     # Whoever has a handle has its end too.
     destroy(lent)
-    assert (bindings.destroyed, gpupool.host.stats().leased) == ([before], leased - 1)
+    assert (bindings.destroyed, gpupool.simulated.stats().leased) == ([before], leased - 1)
 
 
 def test_handles_of_another_copy_of_a_library_are_refused(bindings, monkeypatch):

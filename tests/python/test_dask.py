@@ -46,7 +46,7 @@ def restart(client):
 
 
 def test_every_worker_has_what_it_is_to_have(client):
-    settings = Settings(memory_bytes=8 * MIB, handle_limits={"host": 3}, warm={"host": 2})
+    settings = Settings(memory_bytes=8 * MIB, handle_limits={"simulated": 3}, warm={"simulated": 2})
     client.register_plugin(gpupool.dask.Plugin(settings))
     stats = gpupool.dask.stats(client)
     assert stats.keys() == client.scheduler_info()["workers"].keys()
@@ -54,8 +54,8 @@ def test_every_worker_has_what_it_is_to_have(client):
     for answer in stats.values():
         assert answer["settings"]["memory_bytes"] == 8 * MIB
         assert (answer["failure"], answer["runtime"]) == (None, "host")
-        assert answer["handles"]["host"]["idle"] == 2
-    assert set(client.run(lambda: gpupool.host.limit).values()) == {3}
+        assert answer["handles"]["simulated"]["idle"] == 2
+    assert set(client.run(lambda: gpupool.simulated.limit).values()) == {3}
 
 
 def test_a_framework_is_enabled_on_every_worker_until_the_plugin_goes(client):
@@ -88,11 +88,11 @@ def test_tasks_run_within_the_limits_and_their_memory_is_told(client):
 
 def test_the_same_plugin_again_changes_nothing_and_another_replaces_it(client):
     def limits():
-        return gpupool.host.limit, gpupool._native.set_memory_limit(None, None)
+        return gpupool.simulated.limit, gpupool._native.set_memory_limit(None, None)
 
-    client.register_plugin(gpupool.dask.Plugin(Settings(handle_limits={"host": 3})))
-    client.register_plugin(gpupool.dask.Plugin(Settings(handle_limits={"host": 3})))
-    assert set(client.run(lambda: gpupool.host.limit).values()) == {3}
+    client.register_plugin(gpupool.dask.Plugin(Settings(handle_limits={"simulated": 3})))
+    client.register_plugin(gpupool.dask.Plugin(Settings(handle_limits={"simulated": 3})))
+    assert set(client.run(lambda: gpupool.simulated.limit).values()) == {3}
     client.register_plugin(gpupool.dask.Plugin(Settings(memory_fraction=0.5)))
     assert set(client.run(limits).values()) == {(None, (0.5, None))}
     client.unregister_worker_plugin("gpupool")
@@ -100,18 +100,18 @@ def test_the_same_plugin_again_changes_nothing_and_another_replaces_it(client):
 
 
 def test_a_worker_that_starts_again_is_set_up_again(client):
-    client.register_plugin(gpupool.dask.Plugin(Settings(handle_limits={"host": 3}, warm={"host": 1})))
+    client.register_plugin(gpupool.dask.Plugin(Settings(handle_limits={"simulated": 3}, warm={"simulated": 1})))
     before = {answer["process"] for answer in gpupool.dask.stats(client).values()}
     restart(client)
     after = gpupool.dask.stats(client).values()
     assert len(after) == 2
     assert not before & {answer["process"] for answer in after}
-    assert [answer["handles"]["host"]["idle"] for answer in after] == [1, 1]
+    assert [answer["handles"]["simulated"]["idle"] for answer in after] == [1, 1]
 
 
 def test_a_worker_that_fails_is_named_and_the_cluster_works_on(client):
     with pytest.raises(SetUpFailed, match=r"making 1 handles of cudnn failed: RuntimeUnavailable: ") as caught:
-        client.register_plugin(gpupool.dask.Plugin(Settings(warm={"cudnn": 1}, handle_limits={"host": 3})))
+        client.register_plugin(gpupool.dask.Plugin(Settings(warm={"cudnn": 1}, handle_limits={"simulated": 3})))
     assert any(f"Dask worker {address} (process" in str(caught.value) for address in gpupool.dask.stats(client))
 
     # Those that start later fail without a client to tell, and say so when asked.
@@ -119,9 +119,9 @@ def test_a_worker_that_fails_is_named_and_the_cluster_works_on(client):
     for address, answer in gpupool.dask.stats(client).items():
         assert answer["settings"] is None
         assert answer["failure"].startswith(f"Dask worker {address} (process {answer['process']} on ")
-    assert client.submit(lambda: gpupool.host.limit, pure=False).result(timeout=60) is None
+    assert client.submit(lambda: gpupool.simulated.limit, pure=False).result(timeout=60) is None
 
-    client.register_plugin(gpupool.dask.Plugin(Settings(handle_limits={"host": 3})))
+    client.register_plugin(gpupool.dask.Plugin(Settings(handle_limits={"simulated": 3})))
     assert {answer["failure"] for answer in gpupool.dask.stats(client).values()} == {None}
 
 
@@ -149,23 +149,23 @@ def test_a_worker_that_cannot_answer_keeps_no_answer_back(client):
 
 def test_workers_of_one_process_share_it_and_the_last_ends_it():
     with LocalCluster(**THREADS) as cluster, Client(cluster, timeout=60) as client:
-        client.register_plugin(gpupool.dask.Plugin(Settings(handle_limits={"host": 3})))
+        client.register_plugin(gpupool.dask.Plugin(Settings(handle_limits={"simulated": 3})))
         stats = gpupool.dask.stats(client)
         assert {answer["process"] for answer in stats.values()} == {os.getpid()}
         first = next(iter(stats))
         client.run(lambda dask_worker: dask_worker.plugins["gpupool"].teardown(dask_worker), workers=[first])
-        assert gpupool.host.limit == 3
-    assert gpupool.host.limit is None
+        assert gpupool.simulated.limit == 3
+    assert gpupool.simulated.limit is None
 
 
 def test_a_preload_module_sets_a_worker_up_as_its_environment_says():
-    environment = {"GPUPOOL_WORKER": Settings(handle_limits={"host": 5}).to_json()}
+    environment = {"GPUPOOL_WORKER": Settings(handle_limits={"simulated": 5}).to_json()}
     with LocalCluster(preload=["gpupool.dask"], env=environment, **{**PROCESSES, "n_workers": 1}) as cluster:
         # Nothing is set up where the module is imported alone: here, and in the nanny.
         assert gpupool.worker.stats()["settings"] is None
         with Client(cluster, timeout=60) as client:
             (answer,) = gpupool.dask.stats(client).values()
-            assert answer["settings"]["handle_limits"] == {"host": 5}
+            assert answer["settings"]["handle_limits"] == {"simulated": 5}
 
 
 def test_an_asynchronous_client_awaits_the_answers():
@@ -174,11 +174,11 @@ def test_an_asynchronous_client_awaits_the_answers():
             LocalCluster(asynchronous=True, **THREADS) as cluster,
             Client(cluster, asynchronous=True) as client,
         ):
-            await client.register_plugin(gpupool.dask.Plugin(Settings(handle_limits={"host": 3})))
+            await client.register_plugin(gpupool.dask.Plugin(Settings(handle_limits={"simulated": 3})))
             return await gpupool.dask.stats(client)
 
     answers = asyncio.run(ask())
-    assert [answer["settings"]["handle_limits"] for answer in answers.values()] == [{"host": 3}] * 2
+    assert [answer["settings"]["handle_limits"] for answer in answers.values()] == [{"simulated": 3}] * 2
 
 
 def test_the_example_runs_without_a_gpu():

@@ -205,10 +205,15 @@ def objects():
     pool_id = rf"\({pool.id[0]}, {pool.id[1]}\)"
     scope = gpupool.use_mem_pool(pool.token(), all_threads=True)
     return [
-        (gpupool.host, r"<gpupool.HandlePool host>", None, None),
+        (gpupool.simulated, r"<gpupool.HandlePool simulated>", None, None),
         (own, r"<gpupool.HandlePool own>", own.close, r"<gpupool.HandlePool own \(closed\)>"),
-        (lease := gpupool.host.lease(), r"<gpupool.Lease host 0x\w+>", lease.release, r"<gpupool.Lease host \(over\)>"),
-        (gpupool.host.stats(), r"HandleStats\(created=\d+, .*\)", None, None),
+        (
+            lease := gpupool.simulated.lease(),
+            r"<gpupool.Lease simulated 0x\w+, device=0 \(simulated\)>",
+            lease.release,
+            r"<gpupool.Lease simulated \(over\)>",
+        ),
+        (gpupool.simulated.stats(), r"HandleStats\(created=\d+, .*\)", None, None),
         (stream, rf"gpupool.Stream\(ptr={stream.ptr:#x}, device=0 \(simulated\)\)", None, None),
         (
             gpupool.current_stream(1),
@@ -232,7 +237,7 @@ def objects():
         ),
         (
             graph_memory,
-            rf"gpupool.GraphMemory\(pool_id={pool_id}\)",
+            rf"gpupool.GraphMemory\(pool_id={pool_id}, device=0 \(simulated\)\)",
             graph_memory.reset,
             r".*without memory.*it was reset\)",
         ),
@@ -259,7 +264,12 @@ def objects():
             segment_callback.remove,
             r"<gpupool.SegmentCallback list.append, removed>",
         ),
-        (told[0], r"gpupool.SegmentEvent\(kind='added', address=0x\w+, nbytes=2097152, .*\)", None, None),
+        (
+            told[0],
+            r"gpupool.SegmentEvent\(kind='added', address=0x\w+, nbytes=2097152, device=0 \(simulated\), .*\)",
+            None,
+            None,
+        ),
         (gpupool.c_api, r"<gpupool.CApi: addresses of C functions, malloc=0x\w+, free=0x\w+>", None, None),
         (gpupool.info(), r"Info\(.*", None, None),
         (gpupool.memory_summary(), r"MemorySummary\(.*", None, None),

@@ -114,7 +114,7 @@ def test_a_device_that_does_not_exist(driver):
     ],
 )
 def test_a_runtime_that_cannot_be_had(wanted, expected):
-    run_bare_program("loading/drivers.py", "gives_none", "host", expected, GPUPOOL_RUNTIME=wanted)
+    run_bare_program("loading/drivers.py", "gives_none", "simulated", expected, GPUPOOL_RUNTIME=wanted)
 
 
 def test_a_replay_asks_the_drivers_pool_what_it_has(driver):

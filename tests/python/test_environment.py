@@ -28,7 +28,7 @@ def test_a_value_that_cannot_be_right(variable, value):
     start = (
         f"InvalidValue {variable}='{value}' " if value != NOT_UTF8 else f"InvalidValue {variable}='\\xFF\\xFE' is not"
     )
-    run_bare_program("loading/drivers.py", "gives_none", "host", start, **variables)
+    run_bare_program("loading/drivers.py", "gives_none", "simulated", start, **variables)
 
 
 @pytest.mark.parametrize("value", ["0", "513", "-1", "4 MiB", NOT_UTF8])

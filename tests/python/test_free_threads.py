@@ -40,7 +40,14 @@ def at_once(*functions: Callable[[], object]) -> list[object]:
 
 def test_threads_count_no_references_to_what_all_of_them_use():
     """Without a GIL each count of one object has the threads that use it wait for each other."""
-    shared = [gpupool.empty, gpupool.synchronize, gpupool.DeviceBuffer, gpupool.MemPool, gpupool.Stream, gpupool.host]
+    shared = [
+        gpupool.empty,
+        gpupool.synchronize,
+        gpupool.DeviceBuffer,
+        gpupool.MemPool,
+        gpupool.Stream,
+        gpupool.simulated,
+    ]
     has_gil = getattr(sys, "_is_gil_enabled", lambda: True)()
     # What is not counted has a number that no counting reaches; `sys._is_immortal` came with Python 3.14.
     assert [sys.getrefcount(each) > 1 << 30 for each in shared] == [not has_gil] * len(shared)
@@ -132,7 +139,7 @@ def test_each_thread_has_a_handle_of_its_own():
     barrier = threading.Barrier(THREADS)
 
     def work() -> int:
-        handle = {int(gpupool.host.handle(stream)) for _ in range(ROUNDS)}
+        handle = {int(gpupool.simulated.handle(stream)) for _ in range(ROUNDS)}
         barrier.wait()
         (one,) = handle
         return one
@@ -148,7 +155,7 @@ def test_leases_of_one_pool_are_distinct_while_they_last():
     def work() -> int:
         twice = 0
         for _ in range(ROUNDS):
-            with gpupool.host.lease(stream) as lease:
+            with gpupool.simulated.lease(stream) as lease:
                 with lock:
                     twice += int(lease) in held
                     held.add(int(lease))

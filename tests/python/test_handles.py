@@ -18,11 +18,11 @@ def handle_stream(handle):
 
 def test_a_thread_gets_the_same_handle_with_the_stream_set():
     first, second = gpupool.Stream(), gpupool.Stream()
-    handle = gpupool.host.handle(first)
+    handle = gpupool.simulated.handle(first)
     assert handle_stream(handle) == first.ptr
-    assert gpupool.host.handle(second) == handle
+    assert gpupool.simulated.handle(second) == handle
     assert handle_stream(handle) == second.ptr
-    assert gpupool.host.handle() == handle
+    assert gpupool.simulated.handle() == handle
     assert handle_stream(handle) == 0
 
 
@@ -31,9 +31,9 @@ def test_threads_that_live_at_once_get_different_handles():
 
     def work():
         stream = gpupool.Stream()
-        handle = gpupool.host.handle(stream)
+        handle = gpupool.simulated.handle(stream)
         barrier.wait(timeout=60)
-        assert gpupool.host.handle(stream) == handle
+        assert gpupool.simulated.handle(stream) == handle
         return handle
 
     with ThreadPoolExecutor(16) as threads:
@@ -46,27 +46,27 @@ def test_an_ended_threads_handle_serves_the_next():
 
 
 def test_each_device_has_its_own_handle():
-    on_zero, on_one = gpupool.host.handle(device=0), gpupool.host.handle(device=1)
+    on_zero, on_one = gpupool.simulated.handle(device=0), gpupool.simulated.handle(device=1)
     assert on_zero != on_one
-    assert gpupool.host.handle(gpupool.Stream(1)) == on_one
-    assert gpupool.host.handle(gpupool.Stream(1), device=1) == on_one
+    assert gpupool.simulated.handle(gpupool.Stream(1)) == on_one
+    assert gpupool.simulated.handle(gpupool.Stream(1), device=1) == on_one
 
 
 @pytest.mark.parametrize("device", [-1, 2, 10**6, 2**31, 2**64, -(2**70), "0", 0.5, object()])
 def test_a_device_that_cannot_be_is_an_error(device):
     with pytest.raises(gpupool.InvalidValue, match="device"):
-        gpupool.host.handle(device=device)
+        gpupool.simulated.handle(device=device)
     with pytest.raises(gpupool.InvalidValue, match="device"):
         gpupool.Stream(device)
     with pytest.raises(gpupool.InvalidValue, match="device"):
-        gpupool.host.stats(device)
+        gpupool.simulated.stats(device)
 
 
 def test_a_stream_of_another_device_is_an_error():
     stream = gpupool.Stream(1)
     for given in (stream, stream.ptr):
         with pytest.raises(gpupool.InvalidValue, match="belongs to device 1, not to device 0"):
-            gpupool.host.handle(given, device=0)
+            gpupool.simulated.handle(given, device=0)
 
 
 def test_stats_add_up(make_pool):
@@ -99,18 +99,18 @@ def test_stats_add_up(make_pool):
 
 
 def test_warm_and_trim():
-    gpupool.host.trim(1)
-    assert gpupool.host.warm(3, device=1) == 3
-    assert gpupool.host.warm(3, device=1) == 0
-    idle = gpupool.host.stats(1).idle
-    assert gpupool.host.trim(1) == idle == 3
-    assert gpupool.host.trim(1) == 0
+    gpupool.simulated.trim(1)
+    assert gpupool.simulated.warm(3, device=1) == 3
+    assert gpupool.simulated.warm(3, device=1) == 0
+    idle = gpupool.simulated.stats(1).idle
+    assert gpupool.simulated.trim(1) == idle == 3
+    assert gpupool.simulated.trim(1) == 0
 
 
 def test_warm_takes_a_number_from_zero():
-    assert gpupool.host.warm(0) == 0
-    with pytest.raises(gpupool.InvalidValue, match="-1 handles"):
-        gpupool.host.warm(-1)
+    assert gpupool.simulated.warm(0) == 0
+    with pytest.raises(gpupool.InvalidValue, match="count is -1: give a whole number of handles"):
+        gpupool.simulated.warm(-1)
 
 
 def test_warm_in_the_background():

@@ -44,3 +44,7 @@ def test_exceptions_can_be_made_anew_as_libraries_do_that_carry_them_between_pro
     for name in ("Error", "LibraryError", "OutOfMemory", "PoolExhausted", "InvalidValue"):
         exception = getattr(gpupool, name)
         assert str(exception.__new__(exception, "a message")) == "a message", name
+
+
+def test_help_shows_the_modules_for_frameworks_without_them():
+    run_program("importing/helped.py")

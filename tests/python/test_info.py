@@ -86,10 +86,10 @@ def test_libraries_that_are_missing_come_with_the_command_and_are_no_failure(com
 
 def test_the_smoke_test_tries_every_device_and_library(command):
     code, info = command(GPUPOOL_HOST_DEVICES="2")
-    host = by_name(info["libraries"])["host"]
+    simulated = by_name(info["libraries"])["simulated"]
     assert (code, info["smoke_test"], info["runtime"]["name"]) == (0, True, "host")
     assert [device["allocation"]["seconds"] > 0 for device in info["devices"]] == [True, True]
-    assert [host["handles"][ordinal]["seconds"] > 0 for ordinal in ("0", "1")] == [True, True]
+    assert [simulated["handles"][ordinal]["seconds"] > 0 for ordinal in ("0", "1")] == [True, True]
 
 
 def test_without_the_smoke_test_nothing_is_loaded_or_made(command, tmp_path):
@@ -103,7 +103,7 @@ def test_without_the_smoke_test_nothing_is_loaded_or_made(command, tmp_path):
         {},
     )
     assert info["devices"][0]["allocation"] is None
-    assert found["host"]["handles"] == {}
+    assert found["simulated"]["handles"] == {}
 
 
 @pytest.mark.parametrize("function", functions_of("telling/info.py"))
@@ -122,7 +122,7 @@ def test_an_allocation_that_fails_is_a_failure(command):
 
 
 def test_a_handle_that_cannot_be_created_is_a_failure():
-    gpupool.host.trim()
+    gpupool.simulated.trim()
     _native.host_inject("HandleCreate", times=10)
     info = gpupool.info(smoke_test=True)
     assert not info.ok

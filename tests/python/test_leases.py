@@ -124,9 +124,9 @@ def test_a_limit_can_be_read_and_removed(make_pool):
 
 
 def test_all_pools_are_one_table():
-    with gpupool.host.lease():
+    with gpupool.simulated.lease():
         stats = gpupool.handle_stats()
-    assert stats["host"].leased == 1
+    assert stats["simulated"].leased == 1
     assert "cudnn" not in stats
     assert gpupool.handle_stats(0).keys() == stats.keys()
 

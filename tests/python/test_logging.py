@@ -17,12 +17,12 @@ def test_nothing_is_said_and_no_thread_is_started_unless_asked_for(set_up):
 def test_what_is_seldom_is_told_at_info():
     lines = [
         r"runtime runtime host: 2 device\(s\)",
-        rf"handle host 1\.0\.0: handle 1 created on device 0 in {TIME}, 1\.0 MiB of the device",
+        rf"handle simulated 1\.0\.0: handle 1 created on device 0 in {TIME}, 1\.0 MiB of the device",
         r"memory pool \(0, 1\) on device 0: no memory for 62914560 bytes, waiting for .*",
         r"memory out of memory on device 0: tried to allocate 60\.0 MiB .* whose limit is 64\.0 MiB.*",
-        rf"handle host 1\.0\.0: handle 2 created on device 0 in {TIME}, 1\.0 MiB of the device",
-        rf"handle host 1\.0\.0: handle 3 created on device 0 in {TIME}, 1\.0 MiB of the device",
-        rf"handle host: 2 idle handles destroyed on device 0 in {TIME}",
+        rf"handle simulated 1\.0\.0: handle 2 created on device 0 in {TIME}, 1\.0 MiB of the device",
+        rf"handle simulated 1\.0\.0: handle 3 created on device 0 in {TIME}, 1\.0 MiB of the device",
+        rf"handle simulated: 2 idle handles destroyed on device 0 in {TIME}",
     ]
     told = run_program("telling/logs.py", "use", "INFO")
     assert re.fullmatch("".join(f"INFO gpupool\\.{line}\n" for line in lines), told), told
@@ -53,14 +53,17 @@ def test_a_callback_of_segments_that_raises_is_told():
 def test_a_handle_that_fails_and_one_that_memory_had_to_be_given_back_for_are_told():
     told = run_program("telling/logs.py", "fail_to_make_a_handle", "INFO")
     assert (
-        "INFO gpupool.handle giving back what is not in use for a handle, as there was no memory for it: host: " in told
+        "INFO gpupool.handle giving back what is not in use for a handle, as there was no memory for it: simulated: "
+        in told
     )
-    assert "INFO gpupool.handle no handle could be made: host: " in told
+    assert "INFO gpupool.handle no handle could be made: simulated: " in told
 
 
 def test_waits_at_a_limit_are_told():
     told = run_program("telling/logs.py", "wait_at_a_limit", "INFO")
-    waits = re.findall(r"INFO gpupool\.handle host: waited .*? (?:us|ms|s)( in vain)? for a handle on device 0", told)
+    waits = re.findall(
+        r"INFO gpupool\.handle simulated: waited .*? (?:us|ms|s)( in vain)? for a handle on device 0", told
+    )
     assert waits == [" in vain", ""]
     assert "device 0, all of its limit in use\n" in told
 

@@ -105,7 +105,7 @@ def test_a_snapshot_of_one_pool():
     try:
         pool, other = gpupool.MemPool(device=1), gpupool.MemPool()
         buffers = [allocate_in(pool, MIB, gpupool.Stream(1)), allocate_in(other, MIB)]
-        gpupool.host.lease(device=1).release()
+        gpupool.simulated.lease(device=1).release()
         for snapshot in (gpupool.memory_snapshot(pool.id), gpupool.memory_snapshot(mempool_id=pool.id, device=1)):
             assert {segment["segment_pool_id"] for segment in snapshot["segments"]} == {pool.id}
             events = [event for trace in snapshot["device_traces"] for event in trace]

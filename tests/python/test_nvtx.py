@@ -57,11 +57,11 @@ def test_ranges_nest_in_a_domain_of_our_own(profiler):
     profiler.run("use_pools_and_handles")
     assert profiler.lines("domain") == ["gpupool"]
     ranges = profiler.ranges()
-    assert ranges[0] == "create host handle"
+    assert ranges[0] == "create simulated handle"
     assert ranges[1:3] == ["grow memory pool", "grow memory pool > create pages"]
     assert "grow memory pool > move pages" in ranges
     assert "trim memory pool" in ranges
-    assert "trim host handles" in ranges
+    assert "trim simulated handles" in ranges
 
 
 def test_the_bytes_of_a_range_are_its_payload_so_that_its_name_stays_the_same(profiler):
@@ -74,10 +74,10 @@ def test_a_range_ends_also_when_what_is_in_it_fails(profiler):
     profiler.run("fail")
     ranges = profiler.ranges()
     assert ranges[:4] == [
-        "create host handle",
-        "create host handle",
-        "free memory for host handle",
-        "free memory for host handle > create host handle",
+        "create simulated handle",
+        "create simulated handle",
+        "free memory for simulated handle",
+        "free memory for simulated handle > create simulated handle",
     ]
     assert "free memory for a request > grow memory pool" in ranges
     assert ranges[-1] == "create own handle"
@@ -85,7 +85,7 @@ def test_a_range_ends_also_when_what_is_in_it_fails(profiler):
 
 def test_a_wait_at_a_limit_is_a_range_also_when_it_is_in_vain(profiler):
     profiler.run("wait_at_a_limit")
-    assert profiler.ranges() == ["create host handle", "wait for host handle", "wait for host handle"]
+    assert profiler.ranges() == ["create simulated handle", "wait for simulated handle", "wait for simulated handle"]
 
 
 def test_a_hit_tells_nothing(profiler):
@@ -95,7 +95,7 @@ def test_a_hit_tells_nothing(profiler):
 def test_background_threads_have_names(profiler):
     profiler.run("make_a_handle_in_the_background")
     threads = profiler.lines("thread")
-    assert [line.split(" ", 1)[1] for line in threads] == ["gpupool-warm-host"]
+    assert [line.split(" ", 1)[1] for line in threads] == ["gpupool-warm-simulated"]
     assert [line.split(" ")[0] for line in profiler.lines("push")] == [threads[0].split(" ")[0]]
 
 

@@ -171,14 +171,14 @@ def test_a_closed_pool(make_pool):
 
 def test_a_shared_pool_cannot_be_closed():
     with pytest.raises(gpupool.InvalidValue, match="shared by the whole process"):
-        gpupool.host.close()
+        gpupool.simulated.close()
 
 
 def test_a_pool_describes_itself(make_pool):
     pool = make_pool()
     assert (pool.name, pool.version, pool.path, pool.available) == ("test", None, None, True)
     assert repr(pool) == "<gpupool.HandlePool test>"
-    assert gpupool.host.version == (1, 0, 0)
+    assert gpupool.simulated.version == (1, 0, 0)
 
 
 def test_pools_made_in_a_loop_end_in_unavailable():

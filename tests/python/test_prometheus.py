@@ -47,11 +47,11 @@ def busy(nothing_left):
     buffers.append(gpupool.empty(MIB, streams[0]))
     buffers.append(gpupool.empty_pinned(5 * MIB))
     gpupool.set_pinned_limit(64 * MIB)
-    gpupool.host.warm(2)
-    with gpupool.host.lease(streams[0]):
+    gpupool.simulated.warm(2)
+    with gpupool.simulated.lease(streams[0]):
         # Not the pool itself, which pytest would keep until what was left is looked at.
         yield pool.id
-    gpupool.host.trim()
+    gpupool.simulated.trim()
     gpupool.set_pinned_limit(None)
     del pool, buffers
 
@@ -82,8 +82,8 @@ def test_the_text_is_valid_and_says_what_the_summary_says(client, busy):
     assert held == {("live",): pinned.live_bytes, ("cached",): pinned.cached_bytes, ("releasing",): 0}
     assert pinned.live_bytes >= 5 * MIB
     assert values(text, "gpupool_pinned_memory_limit_bytes") == {(): 64 * MIB}
-    stats = gpupool.host.stats(0)
-    library = {"device": "0", "library": "host"}
+    stats = gpupool.simulated.stats(0)
+    library = {"device": "0", "library": "simulated"}
     states = values(text, "gpupool_handles", **library)
     assert states == {("idle",): stats.idle, ("held",): stats.held, ("leased",): 1, ("discarded",): stats.retired}
     assert values(text, "gpupool_handles_created_total", **library) == {(): stats.created}

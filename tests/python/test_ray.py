@@ -82,7 +82,7 @@ def kill(actor):
 
 @pytest.mark.thorough
 def test_workers_have_what_they_are_to_have():
-    settings = Settings(memory_bytes=8 * MIB, handle_limits={"host": 3}, warm={"host": 2})
+    settings = Settings(memory_bytes=8 * MIB, handle_limits={"simulated": 3}, warm={"simulated": 2})
     with cluster(worker_process_setup_hook=gpupool.ray.setup(settings)):
         actors = first, second = [make_actor() for _ in range(2)]
         # Ray is yet to say which devices a process has when it calls the hook, so that must ask no driver.
@@ -98,7 +98,7 @@ def test_workers_have_what_they_are_to_have():
         for answer in stats.values():
             assert answer["settings"]["memory_bytes"] == 8 * MIB
             assert (answer["failure"], answer["runtime"]) == (None, "host")
-            assert answer["handles"]["host"]["idle"] == 2
+            assert answer["handles"]["simulated"]["idle"] == 2
         assert stats[first._actor_id.hex()]["memory"][0]["peak_reserved_bytes"] == peak
 
         kill(second)
@@ -114,7 +114,7 @@ def test_workers_have_what_they_are_to_have():
 
         # A process that runs tasks has the same, and tells it itself.
         answer = ray.get(ray.remote(lambda: gpupool.worker.stats()).remote(), timeout=100)
-        assert answer["settings"]["handle_limits"] == {"host": 3}
+        assert answer["settings"]["handle_limits"] == {"simulated": 3}
 
 
 @pytest.mark.thorough
@@ -138,13 +138,15 @@ def test_a_worker_that_fails_is_named_with_what_failed_and_the_cluster_works_on(
 def test_the_environment_alone_can_say_what_workers_have():
     # A runtime that cannot be had shows that the hook asks for none.
     environment = {
-        "GPUPOOL_WORKER": Settings(memory_fraction=0.5, handle_limits={"host": 5}, warm={"host": 1}).to_json(),
+        "GPUPOOL_WORKER": Settings(
+            memory_fraction=0.5, handle_limits={"simulated": 5}, warm={"simulated": 1}
+        ).to_json(),
         "GPUPOOL_RUNTIME": "nothing",
     }
     with cluster(worker_process_setup_hook="gpupool.ray.from_environment", env_vars=environment):
         actor = make_actor()
         (answer,) = gpupool.ray.stats([actor], timeout=100).values()
-        assert answer["settings"]["handle_limits"] == {"host": 5}
+        assert answer["settings"]["handle_limits"] == {"simulated": 5}
         with pytest.raises(gpupool.worker.SetUpFailed, match="making 1 handles of host failed: InvalidValue: "):
             ray.get(actor.warm.remote(), timeout=100)
         assert "InvalidValue" in gpupool.ray.stats([actor])[actor._actor_id.hex()]["failure"]

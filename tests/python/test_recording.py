@@ -239,14 +239,14 @@ def test_each_thread_is_named_by_its_number(record, stream):
 
 
 def test_handles_have_events(record, stream):
-    gpupool.host.trim()
+    gpupool.simulated.trim()
     record()
-    gpupool.host.lease(stream).discard()
-    gpupool.host.trim()
+    gpupool.simulated.lease(stream).discard()
+    gpupool.simulated.trim()
     events = gpupool.memory_snapshot()["handle_events"]
     assert [event["action"] for event in events] == ["create", "take", "discard", "destroy"]
     assert set(events[-1]) == {"time_us", "library", "device", "action", "handle", "thread"}
-    assert (events[-1]["library"], events[-1]["thread"]) == ("host", threading.get_native_id())
+    assert (events[-1]["library"], events[-1]["thread"]) == ("simulated", threading.get_native_id())
 
 
 def test_a_pool_of_one_s_own_has_events(record):
@@ -295,7 +295,7 @@ def test_none_forgets_everything(record, stream):
         ({"context": "some"}, "context=\"some\" is not valid: give 'state', 'alloc', 'all' or None"),
         ({"stacks": "all"}, "stacks=\"all\" is not valid: give 'python'"),
         ({"max_entries": 0}, "max_entries must be at least 1"),
-        ({"max_entries": -1}, "-1 is out of range"),
+        ({"max_entries": -1}, "max_entries is -1: give a whole number"),
         ({"skip_actions": ["frees"]}, 'skip_actions="frees" is not valid: give alloc, free_requested'),
     ],
 )

@@ -221,14 +221,33 @@ def test_rmm_allocates_from_gpupool_once_enabled(disabled):
     adapter.enable()
     assert current_resources() == own
     assert not set(own) & set(disabled)
+    assert adapter.is_enabled()
     live = gpupool.memory_stats().live_blocks
     address = own[0].allocate(1000)
     adapter.disable()
     adapter.disable()
     assert current_resources() == disabled
+    assert not adapter.is_enabled()
     assert gpupool.memory_stats().live_blocks == live + 1
     own[0].deallocate(address, 1000)
     assert gpupool.memory_stats().live_blocks == live
+
+
+def test_a_block_is_a_pools_and_enables(disabled):
+    pool = gpupool.MemPool()
+    with adapter.using(pool) as entered:
+        assert entered is pool
+        current = current_resources()[0]
+        addresses = [current.allocate(1000)]
+        with adapter.using(pool.token()), adapter.using() as entered:
+            assert entered is None
+            addresses.append(current.allocate(1000))
+    assert (adapter.is_enabled(), pool.stats().live_blocks) == (True, 2)
+    addresses.append(current.allocate(1000))
+    assert pool.stats().live_blocks == 2
+    for address in addresses:
+        current.deallocate(address, 1000)
+    assert pool.stats().live_blocks == 0
 
 
 def test_a_resource_that_others_set_stays_and_comes_back(disabled):

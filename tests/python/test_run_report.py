@@ -46,8 +46,8 @@ def test_figures():
 
 def test_handles_and_pinned_memory_are_in_it():
     found, _ = figures(run("--report", how="with_a_handle"))
-    assert found["host"].startswith("1 made in ")
-    assert found["host"].endswith(", 1 request")
+    assert found["simulated"].startswith("1 made in ")
+    assert found["simulated"].endswith(", 1 request")
     assert found["allocations, driver calls"].startswith("1, ")
     assert found["reserved at most"]
 

@@ -90,8 +90,8 @@ def test_all_of_a_device_sleeps_and_wakes():
     buffers = [allocate_in(pool, 3 * MIB), gpupool.empty(5 * MIB)]
     for buffer in buffers:
         fill(buffer, 7)
-    gpupool.host.handle(gpupool.Stream())
-    gpupool.host.lease().__enter__().release()
+    gpupool.simulated.handle(gpupool.Stream())
+    gpupool.simulated.lease().__enter__().release()
     other = gpupool.empty(MIB, gpupool.Stream(1))
     reserved = gpupool.memory_stats().reserved_bytes
     assert gpupool.sleep(0) >= reserved

@@ -124,7 +124,7 @@ def test_sizes_add_up(stream):
 
 def test_one_device(recorded):
     kept = [gpupool.empty(1 << 20, gpupool.Stream(device)) for device in (0, 1)]
-    gpupool.host.lease(device=1).release()
+    gpupool.simulated.lease(device=1).release()
     snapshot = gpupool.memory_snapshot(device=1)
     assert {segment["device"] for segment in snapshot["segments"]} == {1}
     assert [bool(trace) for trace in snapshot["device_traces"]] == [False, True]
@@ -160,7 +160,7 @@ def dumped(recorded, stream, tmp_path):
     """Return a file with some of everything."""
     buffers = [gpupool.empty(size, stream) for size in (100, 100, 70000, 3 << 20, 300 << 20)]
     del buffers[1:3]
-    gpupool.host.lease(stream).release()
+    gpupool.simulated.lease(stream).release()
     path = tmp_path / "snapshot.pickle"
     gpupool.dump_snapshot(path)
     return path

@@ -14,7 +14,7 @@ def source():
 
 
 def stream_of_handle(**device):
-    return _native.host_stream_of(gpupool.host.handle(**device))
+    return _native.host_stream_of(gpupool.simulated.handle(**device))
 
 
 def test_handles_leases_and_memory_follow_it(source):
@@ -22,7 +22,7 @@ def test_handles_leases_and_memory_follow_it(source):
     assert source(lambda device: stream.ptr) is None
     assert stream_of_handle() == stream.ptr
     assert gpupool.empty(64).stream == stream.ptr
-    with gpupool.host.lease() as lease:
+    with gpupool.simulated.lease() as lease:
         assert _native.host_stream_of(int(lease)) == stream.ptr
 
 
@@ -30,7 +30,7 @@ def test_it_is_asked_for_the_device_that_is_meant(source):
     asked = []
     source(lambda device: asked.append(device) or 0)
     gpupool.empty(64)
-    gpupool.host.handle()
+    gpupool.simulated.handle()
     assert asked == [0, 0]
 
 

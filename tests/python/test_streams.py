@@ -20,7 +20,7 @@ class Object:
 
 def checked_out_stream(stream, **arguments):
     """Return the stream that the library sees after a checkout with this argument."""
-    return _native.host_stream_of(gpupool.host.handle(stream, **arguments))
+    return _native.host_stream_of(gpupool.simulated.handle(stream, **arguments))
 
 
 @pytest.fixture
@@ -60,10 +60,10 @@ def kinds(address):
 def test_every_kind_of_stream_reaches_the_library(kind, address):
     stream = kinds(address)[kind]
     assert checked_out_stream(stream) == address
-    assert gpupool.host.handle(stream) == gpupool.host.handle(device=1)
+    assert gpupool.simulated.handle(stream) == gpupool.simulated.handle(device=1)
     assert checked_out_stream(stream, device=1) == address
     with pytest.raises(gpupool.InvalidValue, match="belongs to device 1"):
-        gpupool.host.handle(stream, device=0)
+        gpupool.simulated.handle(stream, device=0)
 
 
 @pytest.mark.parametrize(
@@ -75,15 +75,15 @@ def test_every_kind_of_stream_reaches_the_library(kind, address):
     ],
 )
 def test_a_default_stream_object_says_whose_it_is(default):
-    assert gpupool.host.handle(default) == gpupool.host.handle(device=1)
+    assert gpupool.simulated.handle(default) == gpupool.simulated.handle(device=1)
     with pytest.raises(gpupool.InvalidValue, match="default stream of device 1, not of device 0"):
-        gpupool.host.handle(default, device=0)
+        gpupool.simulated.handle(default, device=0)
 
 
 @pytest.mark.parametrize("default", [0, 1, 2, Object(ptr=0, device_id=-1), Object(handle=ctypes.c_void_p(None))])
 def test_any_other_default_stream_is_that_of_the_current_device_or_the_one_given(default):
-    assert gpupool.host.handle(default) == gpupool.host.handle(device=0)
-    assert gpupool.host.handle(default, device=1) == gpupool.host.handle(device=1)
+    assert gpupool.simulated.handle(default) == gpupool.simulated.handle(device=0)
+    assert gpupool.simulated.handle(default, device=1) == gpupool.simulated.handle(device=1)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_any_other_default_stream_is_that_of_the_current_device_or_the_one_given
 )
 def test_what_is_no_stream_is_an_error(wrong):
     with pytest.raises(gpupool.InvalidValue, match="stream"):
-        gpupool.host.handle(wrong)
+        gpupool.simulated.handle(wrong)
     with pytest.raises(gpupool.InvalidValue, match="stream"), gpupool.stream(wrong):
         pass
 
@@ -116,13 +116,13 @@ def test_an_exception_of_the_stream_object_passes():
             raise KeyError("broken")
 
     with pytest.raises(KeyError):
-        gpupool.host.handle(Broken())
+        gpupool.simulated.handle(Broken())
 
 
 def test_a_destroyed_stream_is_an_error():
     address = gpupool.Stream().ptr
     with pytest.raises(gpupool.LibraryError, match="HOST_ERROR_INVALID_HANDLE"):
-        gpupool.host.handle(address)
+        gpupool.simulated.handle(address)
 
 
 def test_the_current_stream():

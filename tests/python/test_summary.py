@@ -31,9 +31,9 @@ def check(tmp_path):
 def _no_handles_left():
     """Destroy other tests' idle handles, so that each handle's bytes are what was measured."""
     gc.collect()
-    gpupool.host.trim()
+    gpupool.simulated.trim()
     yield
-    gpupool.host.trim()
+    gpupool.simulated.trim()
     gpupool._native.host_set_handle_bytes(MIB)
 
 
@@ -71,12 +71,12 @@ def test_every_part_is_in_one_answer(nothing_left):
     before = of_device(0)
     with gpupool.use_mem_pool(pool):
         buffers = [gpupool.empty(3 * MIB, streams[0]), gpupool.empty(1000, streams[1])]
-    with gpupool.host.lease(streams[0]):
+    with gpupool.simulated.lease(streams[0]):
         device = of_device(0)
         assert_adds_up(device)
         assert device.other_bytes == before.other_bytes
         assert device.handle_bytes == before.handle_bytes + MIB
-        library = of_library("host")
+        library = of_library("simulated")
         assert (library.leased, library.device_bytes >= MIB, library.peak_in_use >= 1) == (1, True, True)
     found = of_pool(pool)
     assert (found.name, found.limit, found.is_closed, found.live_blocks) == (str(pool.id), 64 * MIB, False, 2)
@@ -133,7 +133,7 @@ def test_tables_show_it_to_people():
     assert lines[2:12] == [
         "device 0 now peak",
         "memory pools 24.0 MiB 24.0 MiB live 23.5 MiB, cached 512 KiB",
-        "library handles 1.00 MiB host 1.00 MiB",
+        "library handles 1.00 MiB simulated 1.00 MiB",
         "workspaces 0 B",
         "other 0 B other processes, CUDA contexts, other allocators",
         "free 16.0 GiB",
@@ -151,7 +151,7 @@ def test_tables_show_it_to_people():
         "3 more streams 6.00 MiB 0 B 6.00 MiB 3",
         "",
         "library handles in use idle discarded peak in use memory peak workspaces",
-        "host 1 1 0 0 1 1.00 MiB 1.00 MiB 0 B",
+        "simulated 1 1 0 0 1 1.00 MiB 1.00 MiB 0 B",
         "",
     ]
 
@@ -170,12 +170,12 @@ def test_a_driver_that_does_not_answer_leaves_the_rest(nothing_left):
 
 
 def test_what_nobody_knows_of_is_the_others(nothing_left):
-    gpupool.host.warm(1)
+    gpupool.simulated.warm(1)
     before = of_device(0)
     # The driver does not answer as this one is made, so it is taken for one like the last: 1 MiB.
     gpupool._native.host_set_handle_bytes(6 * MIB)
     gpupool._native.host_inject("MemoryInfo")
-    gpupool.host.warm(2)
+    gpupool.simulated.warm(2)
     after = of_device(0)
     assert_adds_up(after)
     assert after.other_bytes == before.other_bytes + 5 * MIB
@@ -196,17 +196,17 @@ def test_a_pool_that_was_dropped_is_told_of_while_it_has_blocks(nothing_left):
 
 def test_peaks_are_reset_for_memory_and_handles_at_once(nothing_left):
     streams = [gpupool.Stream() for _ in range(3)]
-    leases = [gpupool.host.lease(stream) for stream in streams]
+    leases = [gpupool.simulated.lease(stream) for stream in streams]
     for lease in leases:
         lease.release()
     gpupool.empty(32 * MIB).free()
     gpupool.empty_cache()
-    gpupool.host.trim()
-    assert (of_library("host").peak_in_use >= 3, of_device(0).peak_reserved_bytes >= 32 * MIB) == (True, True)
+    gpupool.simulated.trim()
+    assert (of_library("simulated").peak_in_use >= 3, of_device(0).peak_reserved_bytes >= 32 * MIB) == (True, True)
     gpupool.reset_peak_memory_stats(1)
-    assert of_library("host").peak_in_use >= 3
+    assert of_library("simulated").peak_in_use >= 3
     gpupool.reset_peak_memory_stats(0)
-    library = of_library("host")
+    library = of_library("simulated")
     assert (library.peak_in_use, library.peak_device_bytes) == (library.held, library.device_bytes)
     assert of_device(0).peak_reserved_bytes == of_device(0).reserved_bytes
 
@@ -218,12 +218,12 @@ def test_peaks_are_reset_for_one_pool(nothing_left):
         default_peak = of_device(0).pools[0].peak_live_bytes
     pool.reset_peak_stats()
     assert (pool.stats().peak_live_bytes, of_device(0).pools[0].peak_live_bytes) == (0, default_peak)
-    gpupool.host.handle()
-    gpupool.host.reset_peak_stats(device=0)
-    stats = gpupool.host.stats(0)
+    gpupool.simulated.handle()
+    gpupool.simulated.reset_peak_stats(device=0)
+    stats = gpupool.simulated.stats(0)
     assert (stats.peak_in_use, stats.peak_device_bytes) == (stats.held, stats.device_bytes)
     with pytest.raises(gpupool.InvalidValue, match="no device 7"):
-        gpupool.host.reset_peak_stats(7)
+        gpupool.simulated.reset_peak_stats(7)
 
 
 def test_frameworks_that_are_imported_are_asked(check):

@@ -197,6 +197,28 @@ def test_a_block_uses_one_pool_of_pytorchs_again_and_keeps_none_of_ours(torch):
         gpupool.c_api.feed(token)
 
 
+def test_a_block_of_no_pool_has_the_default_memory(torch):
+    with gpupool.torch.using() as inside:
+        assert inside is None
+        address = torch.local.pool.take(MIB)
+        assert pool_of(address) == (0, 0)
+    assert torch.local.pool is None
+    gpupool.torch.empty_cache()
+
+
+def test_a_block_that_cannot_be_is_refused_before_it_begins(torch):
+    pool = gpupool.MemPool()
+    for given, arguments, said in (
+        (pool.token(), {}, "pool is a token, which needs gpupool.torch.enable()"),
+        (None, {"all_threads": True}, "all_threads=True needs a pool"),
+        ("pool", {}, "pool is 'pool': give a MemPool, its token(), or None"),
+    ):
+        with pytest.raises(gpupool.InvalidValue) as caught, gpupool.torch.using(given, **arguments):
+            pass
+        assert str(caught.value).startswith(said)
+    assert pool.use_count() == 1
+
+
 def test_blocks_nest_also_in_one_pool_and_end_by_exceptions(torch):
     pool = gpupool.MemPool()
     with gpupool.torch.using(pool):
@@ -207,7 +229,7 @@ def test_blocks_nest_also_in_one_pool_and_end_by_exceptions(torch):
             print(1 // 0)
         assert torch.local.pool is outer
     assert torch.local.pool is None
-    assert len(pools._idle[pool.id]) == 2
+    assert len(pools._idle[pool.device, pool.id]) == 2
 
 
 def test_no_pool_of_pytorchs_dies_while_a_block_is_open(torch):
@@ -239,7 +261,7 @@ def test_16_threads_in_one_pool(torch):
     for thread in threads:
         thread.join()
     assert pool.stats().live_bytes == 160 * MIB
-    assert len(used) == len(pools._idle[pool.id]) >= 16
+    assert len(used) == len(pools._idle[pool.device, pool.id]) >= 16
     used.clear()
     gpupool.torch.empty_cache()
     assert pool.stats().live_bytes == 0
@@ -254,11 +276,11 @@ def test_calls_without_a_stream_follow_pytorchs(torch):
     gpupool.torch.enable(allocator=False)
     gpupool.torch.enable(allocator=False)
     assert not place.is_taken()
-    assert _native.host_stream_of(gpupool.host.handle(device=1)) == stream.ptr
-    assert _native.host_stream_of(gpupool.host.handle()) == 0
+    assert _native.host_stream_of(gpupool.simulated.handle(device=1)) == stream.ptr
+    assert _native.host_stream_of(gpupool.simulated.handle()) == 0
     gpupool.torch.disable()
     gpupool.torch.disable()
-    assert _native.host_stream_of(gpupool.host.handle(device=1)) == 0
+    assert _native.host_stream_of(gpupool.simulated.handle(device=1)) == 0
     assert _plug._sources == []
 
 

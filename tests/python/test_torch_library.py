@@ -323,8 +323,11 @@ def test_pinned_memory_is_taken_on_request_and_given_back(machine, torch_cpu):
         gpupool.torch.disable()
         assert (counted(path), counted_pinned(path)) == ((round, round), (round, round))
     gpupool.torch.enable(allocator=False, pinned=True)
-    assert not place.is_taken()
+    assert not gpupool.torch.is_enabled()
     assert (counted(path), counted_pinned(path)) == ((2, 2), (3, 2))
+    gpupool.torch.enable(pinned=False)
+    assert gpupool.torch.is_enabled()
+    assert (counted(path), counted_pinned(path)) == ((3, 2), (3, 3))
 
 
 def test_where_pytorch_cannot_set_its_pinned_memory_that_is_told_and_nothing_changes(machine, monkeypatch):
@@ -382,12 +385,21 @@ def test_a_pool_of_ours_is_one_of_pytorchs(machine):
 
 
 def test_a_block_is_gpupools_own(machine):
+    assert not gpupool.torch.is_enabled()
     gpupool.torch.enable()
+    assert gpupool.torch.is_enabled()
     pool = gpupool.MemPool()
     with gpupool.torch.using(pool):
         buffer = gpupool.empty(MIB)
-    assert buffer.pool_id == pool.id
+        with gpupool.torch.using() as inside:
+            assert inside is None
+            inner = gpupool.empty(MIB)
+    with gpupool.torch.using(pool.token()):
+        other = gpupool.empty(MIB)
+    assert [each.pool_id for each in (buffer, inner, other)] == [pool.id] * 3
     assert pools.blocks() == 0
+    gpupool.torch.disable()
+    assert not gpupool.torch.is_enabled()
 
 
 def test_a_block_from_before_ends_where_it_began(machine):
@@ -396,7 +408,7 @@ def test_a_block_from_before_ends_where_it_began(machine):
         inside = torch().local.pool
         gpupool.torch.enable()
     assert torch().local.pool is None
-    assert pools._idle[pool.id] == [inside]
+    assert pools._idle[pool.device, pool.id] == [inside]
     gpupool.torch.empty_cache()
 
 

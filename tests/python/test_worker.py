@@ -24,7 +24,7 @@ def _nothing_set_up():
     yield
     worker._forget()
     gpupool._native.set_memory_limit(None, None)
-    gpupool.host.limit = None
+    gpupool.simulated.limit = None
 
 
 @pytest.fixture
@@ -55,8 +55,11 @@ def frameworks(monkeypatch):
         ({"memory_fraction": True}, "memory_fraction=True is no fraction"),
         ({"memory_fraction": [1]}, r"memory_fraction=\[1\] is no fraction"),
         ({"memory_bytes": 2**64}, f"memory_bytes must be a whole number from 0 to 2.*, not {2**64}"),
-        ({"handle_limits": {"host": 2**70}}, rf"handle_limits\['host'\] must be a whole number .*, not {2**70}"),
-        ({"warm": {"host": 2**63}}, rf"warm\['host'\] must be a whole number .*, not {2**63}"),
+        (
+            {"handle_limits": {"simulated": 2**70}},
+            rf"handle_limits\['simulated'\] must be a whole number .*, not {2**70}",
+        ),
+        ({"warm": {"simulated": 2**63}}, rf"warm\['simulated'\] must be a whole number .*, not {2**63}"),
         ({"warm": {5: 1}}, "no pool 5"),
         ({"warm": None}, "warm gives a number for each name of a pool.*None"),
         ({"memory_bytes": -1}, "memory_bytes must be a whole number from 0 .*, not -1"),
@@ -76,17 +79,17 @@ def test_settings_that_cannot_be_right_are_refused_where_they_are_made(settings,
 
 def test_settings_survive_pickle_and_json():
     settings = Settings(
-        enable=["cupy"], memory_fraction=0.0, memory_bytes=0, handle_limits={"host": 3}, warm={"host": 0}
+        enable=["cupy"], memory_fraction=0.0, memory_bytes=0, handle_limits={"simulated": 3}, warm={"simulated": 0}
     )
     assert Settings.from_json(settings.to_json()) == settings == pickle.loads(pickle.dumps(settings))
     assert Settings().to_json() == "{}"
 
 
 def test_settings_do_not_change_with_what_they_were_made_from():
-    limits = {"host": 3}
+    limits = {"simulated": 3}
     settings = Settings(handle_limits=limits)
-    limits["host"] = 4
-    assert settings.handle_limits == {"host": 3}
+    limits["simulated"] = 4
+    assert settings.handle_limits == {"simulated": 3}
 
 
 @pytest.mark.parametrize(
@@ -116,12 +119,12 @@ def test_an_environment_that_is_wrong_fails_with_the_variable_and_what_is_wrong(
 
 
 def test_without_arguments_the_environment_says_what_to_do(monkeypatch):
-    monkeypatch.setenv("GPUPOOL_WORKER", Settings(handle_limits={"host": 3}).to_json())
+    monkeypatch.setenv("GPUPOOL_WORKER", Settings(handle_limits={"simulated": 3}).to_json())
     worker.set_up()
-    assert gpupool.host.limit == 3
+    assert gpupool.simulated.limit == 3
     monkeypatch.delenv("GPUPOOL_WORKER")
     worker.set_up()
-    assert gpupool.host.limit is None
+    assert gpupool.simulated.limit is None
 
 
 def test_memory_is_limited_on_every_device_and_no_longer_after_the_end(nothing_left):
@@ -154,10 +157,10 @@ def test_frameworks_are_enabled_in_order_once_and_disabled_in_reverse(frameworks
 
 
 def test_other_settings_replace_the_former_ones(frameworks):
-    worker.set_up(Settings(enable=["numba"], handle_limits={"host": 3}))
+    worker.set_up(Settings(enable=["numba"], handle_limits={"simulated": 3}))
     worker.set_up(Settings(enable=["cupy"]))
     assert frameworks == ["enable numba", "disable numba", "enable cupy"]
-    assert gpupool.host.limit is None
+    assert gpupool.simulated.limit is None
 
 
 def test_what_fails_is_named_and_all_is_undone(frameworks, monkeypatch):
@@ -165,15 +168,17 @@ def test_what_fails_is_named_and_all_is_undone(frameworks, monkeypatch):
         raise RuntimeError("no such luck")
 
     monkeypatch.setattr(sys.modules["gpupool.cupy"], "enable", fail)
-    gpupool.host.limit = 7
+    gpupool.simulated.limit = 7
     with pytest.raises(
         SetUpFailed, match=r"node 5 \(process \d+ on .*\): enabling cupy failed: .*no such luck"
     ) as caught:
-        worker.set_up(Settings(enable=["numba", "cupy"], handle_limits={"host": 3}, memory_bytes=MIB), worker="node 5")
+        worker.set_up(
+            Settings(enable=["numba", "cupy"], handle_limits={"simulated": 3}, memory_bytes=MIB), worker="node 5"
+        )
     assert isinstance(caught.value.__cause__, RuntimeError)
     assert isinstance(pickle.loads(pickle.dumps(caught.value)), SetUpFailed)
     assert frameworks == ["enable numba", "disable numba"]
-    assert gpupool.host.limit == 7
+    assert gpupool.simulated.limit == 7
     assert gpupool._native.set_memory_limit(None, None) == (None, None)
     assert (worker.stats()["settings"], worker.stats()["failure"]) == (None, str(caught.value))
     worker.set_up(Settings(enable=["numba"]))
@@ -227,35 +232,35 @@ def test_threads_that_set_up_at_once_do_it_once(frameworks, monkeypatch):
 
 
 def test_handles_are_warmed_once_and_later_if_asked():
-    gpupool.host.trim()
-    settings = Settings(warm={"host": 3})
+    gpupool.simulated.trim()
+    settings = Settings(warm={"simulated": 3})
     worker.set_up(settings, before_devices=True)
-    assert gpupool.host.stats().idle == 0
+    assert gpupool.simulated.stats().idle == 0
     worker.warm()
-    assert gpupool.host.stats().idle == 3
-    gpupool.host.trim()
+    assert gpupool.simulated.stats().idle == 3
+    gpupool.simulated.trim()
     worker.warm()
     worker.set_up(settings)
-    assert gpupool.host.stats().idle == 0
+    assert gpupool.simulated.stats().idle == 0
     worker.tear_down()
     worker.warm()
-    assert gpupool.host.stats().idle == 0
+    assert gpupool.simulated.stats().idle == 0
 
 
 def test_stats_are_plain_values():
     buffer = gpupool.empty(64)
-    gpupool.host.handle()
-    worker.set_up(Settings(handle_limits={"host": 30}))
+    gpupool.simulated.handle()
+    worker.set_up(Settings(handle_limits={"simulated": 30}))
     stats = json.loads(json.dumps(worker.stats()))
-    assert stats["settings"]["handle_limits"] == {"host": 30}
+    assert stats["settings"]["handle_limits"] == {"simulated": 30}
     assert stats["memory"]["0"]["live_blocks"] >= 1
-    assert stats["handles"]["host"]["held"] >= 1
+    assert stats["handles"]["simulated"]["held"] >= 1
     assert stats["runtime"] == "host"
     buffer.free()
 
 
 def test_any_launcher_can_set_its_workers_up_by_the_variable():
-    settings = Settings(memory_fraction=0.25, warm={"host": 2}).to_json()
+    settings = Settings(memory_fraction=0.25, warm={"simulated": 2}).to_json()
     run_program("process/set_up.py", "any_launcher_can_set_its_workers_up_by_the_variable", GPUPOOL_WORKER=settings)
 
 

@@ -119,6 +119,7 @@ class Torch(ModuleType):
         self.cuda = SimpleNamespace(
             MemPool=MemPool,
             device=self._device,
+            current_device=lambda: 0,
             use_mem_pool=self._use,
             empty_cache=lambda: self.calls.append("empty_cache"),
         )

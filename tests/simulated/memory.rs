@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::common::memory::used;
 use crate::common::{MEMORY, device, on_thread, stream};
 use gpupool::library::Library;
-use gpupool::library::host::HostLibrary;
+use gpupool::library::simulated::SimulatedLibrary;
 use gpupool::runtime::host::{
     Call, Fault, accessible, begin_capture, clear_faults, complete_all, driver_calls, end_capture, inject, submit,
 };
@@ -164,7 +164,7 @@ fn the_capacity_is_exact_and_never_scattered() {
     assert_out_of_memory(driver.extent_create(location(0), PAGE));
     assert_out_of_memory(driver.memory_allocate(1));
     // The handles of a library take from the same memory.
-    assert_out_of_memory(HostLibrary.create(device(0)));
+    assert_out_of_memory(SimulatedLibrary.create(device(0)));
     let info = driver.memory_info().unwrap();
     assert_eq!((info.free, info.total), (0, MEMORY));
     assert_eq!(driver.total_memory(location(0)).unwrap(), MEMORY);

@@ -2,7 +2,7 @@
 
 use crate::common::{device, on_thread, stream};
 use gpupool::library::Library;
-use gpupool::library::host::HostLibrary;
+use gpupool::library::simulated::SimulatedLibrary;
 use gpupool::runtime::host::{
     Call, Fault, begin_capture, complete, create_blocking_stream, end_capture, inject, submit,
 };
@@ -64,10 +64,10 @@ fn an_unsafe_call_spoils_global_captures_and_ones_own() {
     begin_capture(&global, CaptureMode::Global).unwrap();
     begin_capture(&local, CaptureMode::ThreadLocal).unwrap();
     // Creating a handle allocates. Without the pool's guard, another thread spoils the global capture only.
-    on_thread(|| assert!(HostLibrary.create(device(0)).is_err()));
+    on_thread(|| assert!(SimulatedLibrary.create(device(0)).is_err()));
     assert_eq!(global.capture_status().unwrap(), CaptureStatus::Invalidated);
     assert_eq!(local.capture_status().unwrap(), CaptureStatus::Active);
-    assert!(HostLibrary.create(device(0)).is_err());
+    assert!(SimulatedLibrary.create(device(0)).is_err());
     let error = end_capture(&local).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Library(refused) if refused.code == 901), "{error}");
     assert!(end_capture(&global).is_err());

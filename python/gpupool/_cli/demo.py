@@ -18,7 +18,7 @@ def run(threads: int, waves: int) -> None:
     if gpupool.runtime() == "host":
         say("No GPU: the host runtime simulates one, and a library whose handles take 65 us and 64 MiB each.")
         _native.simulate_costly_handles(SIMULATED_CREATE_SECONDS, SIMULATED_HANDLE_BYTES)
-        pools = [gpupool.host]
+        pools = [gpupool.simulated]
     else:
         say(f"{gpupool.device_count()} GPU(s), runtime {gpupool.runtime()}.")
         every = [

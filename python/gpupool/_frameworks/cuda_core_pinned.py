@@ -4,6 +4,7 @@ from typing import Any
 
 import cuda.core
 
+from gpupool._frameworks.plug import index_of
 from gpupool._native import PinnedBuffer, empty_pinned
 
 
@@ -17,7 +18,7 @@ class PinnedMemoryResource(cuda.core.MemoryResource):  # type: ignore[misc]
     """
 
     def __init__(self, numa: int | None = None) -> None:
-        self._numa = numa
+        self._numa = None if numa is None else index_of("numa", numa, "the number of a NUMA node, or None")
         self._buffers: dict[int, PinnedBuffer] = {}
 
     def allocate(self, size: int, *, stream: Any) -> cuda.core.Buffer:

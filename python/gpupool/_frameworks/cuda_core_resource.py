@@ -4,6 +4,7 @@ from typing import Any
 
 import cuda.core
 
+from gpupool._frameworks.plug import device_of, wrong
 from gpupool._native import CudaCoreMemory, InvalidValue, MemPool, current_device
 
 # In these versions `Buffer.from_handle` only calls `_init` with the same arguments, which costs a tenth of an
@@ -27,13 +28,22 @@ class MemoryResource(CudaCoreMemory, cuda.core.MemoryResource):  # type: ignore[
     is_managed = False
 
     def __init__(self, device: Any = None, pool: MemPool | None = None) -> None:
-        if pool is not None and device is not None and int(device) != pool.device:
-            raise InvalidValue(
-                f"{pool} has no memory of device {int(device)}; leave the device out, or make a pool there"
-            )
-        ordinal = pool.device if pool is not None else current_device() if device is None else int(device)
+        own = None if pool is None else device_of(pool)
+        given = None if device is None else self._ordinal(device)
+        if own is not None and given not in (None, own):
+            raise InvalidValue(f"{pool} has no memory of device {given}; leave the device out, or make a pool there")
+        ordinal = own if own is not None else current_device() if given is None else given
         super().__init__(_make_buffer, cuda.core.Stream, ordinal, pool)
         self._pool = pool
+
+    @staticmethod
+    def _ordinal(device: Any) -> int:
+        if isinstance(device, str):
+            raise wrong("device", device, "an ordinal or a cuda.core.Device")
+        try:
+            return int(device)
+        except (TypeError, ValueError):
+            raise wrong("device", device, "an ordinal or a cuda.core.Device") from None
 
     def __repr__(self) -> str:
         return f"gpupool.cuda_core.MemoryResource(device={self.device_id}, pool={self._pool})"

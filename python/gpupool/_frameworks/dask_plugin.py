@@ -26,6 +26,7 @@ class Plugin(WorkerPlugin):
     name = "gpupool"
 
     def __init__(self, settings: Settings | None = None) -> None:
+        this_process._check(settings)
         self.settings = settings
 
     async def setup(self, worker: Worker) -> None:

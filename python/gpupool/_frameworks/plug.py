@@ -1,12 +1,14 @@
 """The import of a framework when it is first used, and the choice of the framework whose streams gpupool follows."""
 
 import importlib
+import operator
 import re
 import threading
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
-from gpupool._native import LibraryNotFound, set_stream_source
+from gpupool._native import InvalidValue, LibraryNotFound, MemPool, PoolToken, set_stream_source
 
 # The functions that return the address of the current stream on a device, one for each framework that is enabled; the
 # last one counts.
@@ -36,6 +38,50 @@ def require(name: str, minimum: tuple[int, ...], package: str) -> ModuleType:
     if numbers < minimum:
         raise LibraryNotFound(f"{name} {found or 'of an unknown version'} is too old: {wanted} is needed: {mend}")
     return module
+
+
+class MissingName(LibraryNotFound, AttributeError):
+    """A name that is not there without a framework: ``help`` and ``hasattr`` take it for one that never is."""
+
+
+def require_name(name: str, minimum: tuple[int, ...], package: str) -> ModuleType:
+    """Import a framework as :func:`require`, for a name of a module of gpupool's.
+
+    Raises:
+        MissingName: The framework is missing or too old.
+    """
+    try:
+        return require(name, minimum, package)
+    except LibraryNotFound as error:
+        raise MissingName(*error.args) from error
+
+
+def wrong(name: str, value: object, accepted: str) -> InvalidValue:
+    """Return the error of an argument that cannot be right."""
+    return InvalidValue(f"{name} is {value!r}: give {accepted}")
+
+
+def index_of(name: str, number: Any, accepted: str) -> int:
+    """Return a number that was given as an argument.
+
+    Raises:
+        InvalidValue: It is none.
+    """
+    try:
+        return operator.index(number)
+    except TypeError:
+        raise wrong(name, number, accepted) from None
+
+
+def device_of(pool: object) -> int:
+    """Return the device of what a caller gave for a pool.
+
+    Raises:
+        InvalidValue: It is no pool.
+    """
+    if not isinstance(pool, MemPool | PoolToken):
+        raise wrong("pool", pool, "a MemPool, its token(), or None")
+    return pool.device
 
 
 def follow(source: Callable[[int], int]) -> None:

@@ -9,8 +9,10 @@ from gpupool import _native
 
 # An RLock, since finalizers that the garbage collector runs meanwhile may enter it again.
 _lock = threading.RLock()
-# PyTorch's pools that blocks made and no thread is in, by the ids of the gpupool pools that feed them.
-_idle: dict[tuple[int, int], list[Any]] = {}
+# The device and the id of a gpupool pool; the id (0, 0) is that of the default memory of each device.
+_Key = tuple[int, tuple[int, int]]
+# PyTorch's pools that blocks made and no thread is in, by the gpupool pools that feed them.
+_idle: dict[_Key, list[Any]] = {}
 # The number of blocks that threads are in.
 _inside = 0
 
@@ -55,18 +57,20 @@ def same(torch: Any, pool: _native.MemPool, adopt: Callable[[int, tuple[int, int
 
 
 @contextlib.contextmanager
-def block(torch: Any, pool: _native.MemPool, *, all_threads: bool) -> Iterator[None]:
-    """Route what this thread allocates through PyTorch's own allocator into the pool."""
-    torch_pool = _enter(torch, pool)
+def block(torch: Any, pool: _native.MemPool | None, *, all_threads: bool) -> Iterator[None]:
+    """Route what this thread allocates through PyTorch's own allocator into the pool, or into the default memory."""
+    device = torch.cuda.current_device() if pool is None else pool.device
+    key = (device, (0, 0) if pool is None else pool.id)
+    torch_pool = _enter(torch, pool, key)
     try:
         if all_threads:
-            with _on_all_threads(torch, torch_pool, pool.device):
+            with _on_all_threads(torch, torch_pool, device):
                 yield
         else:
-            with torch.cuda.use_mem_pool(torch_pool, device=pool.device):
+            with torch.cuda.use_mem_pool(torch_pool, device=device):
                 yield
     finally:
-        _leave(pool, torch_pool)
+        _leave(key, torch_pool)
 
 
 @contextlib.contextmanager
@@ -81,22 +85,22 @@ def _on_all_threads(torch: Any, torch_pool: Any, device: int) -> Iterator[None]:
         functions._cuda_releasePool(device, torch_pool.id)
 
 
-def _enter(torch: Any, pool: _native.MemPool) -> Any:
+def _enter(torch: Any, pool: _native.MemPool | None, key: _Key) -> Any:
     """Return a pool of PyTorch's for one block, since PyTorch lets one thread at a time into each."""
     global _inside
     with _lock:
-        idle = _idle.get(pool.id)
-        torch_pool = idle.pop() if idle else fed(torch, pool, pool.device, use_on_oom=False, no_split=False)
+        idle = _idle.get(key)
+        torch_pool = idle.pop() if idle else fed(torch, pool, key[0], use_on_oom=False, no_split=False)
         # A block keeps the gpupool pool alive; a PyTorch pool that waits for the next block does not.
         torch_pool.gpupool_pool = None
         _inside += 1
     return torch_pool
 
 
-def _leave(pool: _native.MemPool, torch_pool: Any) -> None:
+def _leave(key: _Key, torch_pool: Any) -> None:
     global _inside
     with _lock:
-        _idle.setdefault(pool.id, []).append(torch_pool)
+        _idle.setdefault(key, []).append(torch_pool)
         _inside -= 1
 
 

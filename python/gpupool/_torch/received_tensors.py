@@ -63,7 +63,7 @@ class Storages:
         torch = self._torch
         place = torch.device("cuda", device)
         stream = torch._C._cuda_getCurrentRawStream(device)
-        buffer = _native.attach(handle, device, stream)
+        buffer = _native.attach(handle, stream, device)
         memory = _Received(
             torch,
             buffer,

@@ -25,5 +25,7 @@ def dump_snapshot(path: str | os.PathLike[str], device: SupportsIndex | None = N
         OSError: The path cannot be written; what was there before is there still. The snapshot is taken first, so that
             nothing else can fail after it.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"path is {path!r}: give the path of a file, as a str or os.PathLike")
     snapshot = memory_snapshot(device=device)
     _whole_file.write(path, lambda file: pickle.dump(snapshot, file, protocol=_PROTOCOL))

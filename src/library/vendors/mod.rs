@@ -10,8 +10,8 @@ mod hipblas;
 mod hipblaslt;
 mod hipsolver;
 mod hipsparse;
-pub mod host;
 mod miopen;
+pub mod simulated;
 
 pub use cublas::CUBLAS;
 pub use cublaslt::CUBLASLT;

@@ -40,6 +40,11 @@ impl LibraryMemory {
         lock(&self.pool).is_some()
     }
 
+    /// Returns the pool, if there is one.
+    pub(crate) fn pool(&self) -> Option<PoolToken> {
+        lock(&self.pool).as_ref().map(|in_use| PoolToken::new(in_use.pool(), self.device))
+    }
+
     /// Takes what is allocated from now on from this pool, and keeps it until another is set.
     ///
     /// # Errors

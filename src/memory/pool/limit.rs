@@ -37,7 +37,7 @@ pub(in crate::memory) fn refuse_no_fraction(fraction: f64) -> Result<()> {
 
 #[cold]
 pub(crate) fn no_fraction(fraction: impl Display) -> Error {
-    Error::invalid_value(format!("{fraction} is no fraction: give 0 to 1 of the device's memory"))
+    Error::invalid_value(format!("fraction={fraction} is no fraction: give 0 to 1 of the device's memory"))
 }
 
 #[cfg(test)]

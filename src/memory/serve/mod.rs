@@ -31,7 +31,9 @@ pub(crate) use grow::on_segment;
 pub(in crate::memory) use grow::{extent_for_waking, pages_asleep, retire_extents, warm_by_segments};
 pub(crate) use make_room::release_unused;
 pub(in crate::memory) use miss::Miss;
-pub use out_of_memory::{OomCallback, OomGuard, on_oom};
+#[cfg(feature = "python")]
+pub(crate) use out_of_memory::on_oom_as;
+pub use out_of_memory::{OomCallback, OomGuard, on_oom, oom_callbacks};
 pub(in crate::memory) use out_of_memory::{no_memory_left, without_callbacks};
 pub(crate) use peers::enable_peer;
 #[cfg(feature = "python")]

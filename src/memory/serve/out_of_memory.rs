@@ -1,5 +1,6 @@
 //! When memory ran out: the user's callbacks, and the error that says what holds the memory.
 
+use std::any::type_name;
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -19,8 +20,15 @@ use crate::sync::{lock, take_last};
 /// A callback for when memory has run out: it frees what it can, and returns whether it freed anything.
 pub type OomCallback = Arc<dyn Fn(Device, u64) -> bool + Send + Sync>;
 
-/// The callbacks, each with the number that its guard has.
-static CALLBACKS: Mutex<Vec<(u64, OomCallback)>> = Mutex::new(Vec::new());
+/// A callback that is registered.
+struct Registered {
+    /// The number that its guard has.
+    number: u64,
+    name: String,
+    callback: OomCallback,
+}
+
+static CALLBACKS: Mutex<Vec<Registered>> = Mutex::new(Vec::new());
 
 /// A callback that stays registered until this is dropped.
 #[must_use = "the callback is removed when this is dropped"]
@@ -36,7 +44,7 @@ impl Drop for OomGuard {
             return;
         }
         // Dropped outside the lock: it may hold anything.
-        let removed = take_last(&mut lock(&CALLBACKS), |(number, _)| *number == self.number);
+        let removed = take_last(&mut lock(&CALLBACKS), |registered| registered.number == self.number);
         drop(removed);
     }
 }
@@ -45,14 +53,28 @@ impl Drop for OomGuard {
 /// any lock held, on the thread of the request; it may free memory of gpupool's and of others. If the callback itself
 /// allocates and runs out of memory, no callback is called. In a forked child, where every request fails, it registers
 /// nothing.
-pub fn on_oom(callback: impl Fn(Device, u64) -> bool + Send + Sync + 'static) -> OomGuard {
+pub fn on_oom<F: Fn(Device, u64) -> bool + Send + Sync + 'static>(callback: F) -> OomGuard {
+    on_oom_as(type_name::<F>().to_owned(), Arc::new(callback))
+}
+
+/// [`on_oom`] for a callback that has a name of its own.
+pub(crate) fn on_oom_as(name: String, callback: OomCallback) -> OomGuard {
     if process::is_forked() {
         return OomGuard { number: u64::MAX };
     }
     let mut callbacks = lock(&CALLBACKS);
-    let number = callbacks.iter().map(|(number, _)| number + 1).max().unwrap_or(0);
-    callbacks.push((number, Arc::new(callback)));
+    let number = callbacks.iter().map(|registered| registered.number + 1).max().unwrap_or(0);
+    callbacks.push(Registered { number, name, callback });
     OomGuard { number }
+}
+
+/// Returns the names of the callbacks that are registered, in the order in which they are called.
+///
+/// # Errors
+/// `ErrorKind::Forked`.
+pub fn oom_callbacks() -> Result<Vec<String>> {
+    process::refuse_forked()?;
+    Ok(lock(&CALLBACKS).iter().map(|registered| registered.name.clone()).collect())
 }
 
 thread_local! {
@@ -74,7 +96,7 @@ pub(super) fn after_callbacks<R>(
         return Ok(None);
     }
     // Their lock is not held while they are called.
-    let callbacks: Vec<_> = lock(&CALLBACKS).iter().map(|(_, callback)| Arc::clone(callback)).collect();
+    let callbacks: Vec<_> = lock(&CALLBACKS).iter().map(|registered| Arc::clone(&registered.callback)).collect();
     for callback in callbacks {
         let has_freed = call_out(|| without_callbacks(|| callback(device, bytes)));
         if has_freed && let Some(found) = try_again()? {

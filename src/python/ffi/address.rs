@@ -14,7 +14,7 @@ use crate::ids::Device;
 use crate::library::RawHandle;
 use crate::library::functions::{Create, CreateFn, Destroy, DestroyFn, SetStream, SetStreamFn};
 use crate::memory::{AllocateFunction, FreeFunction, SegmentFunctions};
-use crate::python::whole::refuse_bool;
+use crate::python::whole::{refuse_bool, wrong_argument};
 use crate::runtime::{Kind, Stream, get};
 
 /// An address that a Python value gave.
@@ -28,7 +28,7 @@ impl<'py> FromPyObject<'_, 'py> for PythonAddress {
 
     fn extract(number: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
         let address = number.extract()?;
-        refuse_bool(&number, address as u64)?;
+        refuse_bool(&number, address as u64, || wrong_argument("address", &number, "a whole number"))?;
         Ok(Self { number: address })
     }
 }
@@ -128,7 +128,7 @@ impl PythonAddress {
 pub(in crate::python) fn consumer(stream: Option<&Bound<'_, PyAny>>, device: Device) -> PyResult<Option<Stream>> {
     let Some(stream) = stream else { return Ok(Some(PythonAddress::LEGACY_STREAM.stream(Some(device))?)) };
     let number = stream.extract::<i64>()?;
-    refuse_bool(stream, number.cast_unsigned())?;
+    refuse_bool(stream, number.cast_unsigned(), || wrong_argument("stream", stream, "-1, 1, 2 or an address"))?;
     match number {
         -1 => Ok(None),
         1.. => Ok(Some(stream.extract::<PythonAddress>()?.stream(Some(device))?)),

@@ -22,7 +22,7 @@ use crate::process;
 use crate::python::held::BufferState;
 use crate::python::memory::{allocate_detached, numa_number};
 use crate::python::stream::Keepers;
-use crate::python::whole::Whole;
+use crate::python::whole::{Nbytes, Numa, Whole};
 use crate::python::{device, stream};
 use crate::runtime::{Kind, Stream, get};
 use crate::sync::lock;
@@ -46,9 +46,9 @@ struct PinnedState {
 #[pyo3(signature = (nbytes, stream = None, numa = None))]
 pub(in crate::python) fn empty_pinned(
     py: Python<'_>,
-    nbytes: Whole,
+    nbytes: Whole<Nbytes>,
     stream: Option<&Bound<'_, PyAny>>,
-    numa: Option<Whole>,
+    numa: Option<Whole<Numa>>,
 ) -> PyResult<PyPinnedBuffer> {
     let mut keepers = Keepers::default();
     stream.into_iter().for_each(|stream| keepers.keep(stream));

@@ -8,6 +8,7 @@ use crate::ids::Device;
 use crate::library::functions::{Create, Destroy, SetStream};
 use crate::library::{Library, RawHandle};
 use crate::python::ffi::PythonAddress;
+use crate::python::whole::wrong_argument;
 use crate::runtime::Stream;
 
 /// A Python callable, or a C function.
@@ -26,7 +27,7 @@ impl<C> Function<C> {
         if function.is_callable() {
             return Ok(Function::Callable(function.clone().unbind()));
         }
-        Err(Error::invalid_value(format!("{name} must be callable, or the address of a C function as an int")).into())
+        Err(wrong_argument(name, function, "a callable, or the address of a C function as an int").into())
     }
 }
 

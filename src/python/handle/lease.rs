@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 use crate::error::{Error, Result};
 use crate::handle::Lease;
 use crate::process;
+use crate::python::device;
 use crate::sync::lock;
 
 #[doc = docstring!("Lease")]
@@ -89,7 +90,9 @@ impl PyLease {
 
     fn __repr__(&self) -> String {
         match self.__index__() {
-            Ok(address) => format!("<gpupool.Lease {} {address:#x}>", self.library),
+            Ok(address) => {
+                format!("<gpupool.Lease {} {address:#x}, device={}>", self.library, device::shown(self.device))
+            }
             Err(_) if process::is_forked() => format!("<gpupool.Lease {} (of the parent process)>", self.library),
             Err(_) => format!("<gpupool.Lease {} (over)>", self.library),
         }

@@ -8,13 +8,12 @@ use pyo3::types::PyBool;
 use super::callbacks::CallbackLibrary;
 use super::lease::PyLease;
 use super::stats::PyHandleStats;
-use crate::error::Error;
 use crate::handle::{Claim, HandleAttempt, HandlePool, Interruption, Unfinished};
 use crate::ids::Device;
 use crate::library::{Origin, Version};
 use crate::python::interruption::interruptible;
-use crate::python::memory::token_of;
-use crate::python::whole::{Whole, number_of, refuse_bool};
+use crate::python::memory::{PyPoolToken, token_of};
+use crate::python::whole::{Limit, Whole, number_of, refuse_bool, wrong_argument};
 use crate::python::{device, stream};
 use crate::runtime;
 
@@ -37,7 +36,7 @@ impl<'py> FromPyObject<'_, 'py> for Timeout {
     type Error = PyErr;
 
     fn extract(timeout: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        let wrong = || Error::invalid_value(format!("timeout={} is not a number of seconds of at least 0", *timeout));
+        let wrong = || wrong_argument("timeout", &timeout, "a number of seconds of at least 0, or None");
         let seconds: f64 = number_of(timeout, wrong)?;
         if seconds.is_nan() || seconds < 0.0 || timeout.is_exact_instance_of::<PyBool>() {
             return Err(wrong().into());
@@ -112,7 +111,7 @@ impl PyHandlePool {
     }
 
     #[setter]
-    fn set_limit(&self, limit: Option<Whole>) -> PyResult<()> {
+    fn set_limit(&self, limit: Option<Whole<Limit>>) -> PyResult<()> {
         Ok(self.0.set_limit(limit.map(|limit| usize::try_from(limit.0).unwrap_or(usize::MAX)))?)
     }
 
@@ -135,6 +134,13 @@ impl PyHandlePool {
         Ok(py.detach(|| devices.into_iter().try_for_each(set))?)
     }
 
+    #[doc = docstring!("HandlePool.get_mem_pool")]
+    #[pyo3(signature = (device = None))]
+    fn get_mem_pool(&self, py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<Option<PyPoolToken>> {
+        let device = device::extract_or_current(py, device)?;
+        Ok(py.detach(|| self.0.mem_pool(device))?.map(PyPoolToken::from))
+    }
+
     #[doc = docstring!("HandlePool.warm")]
     #[pyo3(signature = (count, device = None, background = false))]
     fn warm(
@@ -144,9 +150,9 @@ impl PyHandlePool {
         device: Option<&Bound<'_, PyAny>>,
         background: bool,
     ) -> PyResult<usize> {
-        let wrong = || Error::invalid_value(format!("{count} handles cannot be warm; give 0 to 2**63 - 1"));
+        let wrong = || wrong_argument("count", count, "a whole number of handles from 0 to 2**63 - 1");
         let number = usize::try_from(number_of::<i64>(count.as_borrowed(), wrong)?).map_err(|_| wrong())?;
-        refuse_bool(count, number as u64).map_err(|_| wrong())?;
+        refuse_bool(count, number as u64, wrong)?;
         let count = number;
         let device = device::extract_or_current(py, device)?;
         if background {

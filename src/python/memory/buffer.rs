@@ -17,7 +17,7 @@ use crate::python::ffi::{consumer, host_bytes};
 use crate::python::held::BufferState;
 use crate::python::share::PyShareToken;
 use crate::python::stream::{self, Keepers};
-use crate::python::whole::Whole;
+use crate::python::whole::{Byte, Nbytes, Whole};
 use crate::runtime::{Event, Kind, Stream, get};
 use crate::sync::lock;
 
@@ -37,7 +37,7 @@ pub(in crate::python) struct PyDeviceBuffer {
 #[pyo3(signature = (nbytes, stream = None))]
 pub(in crate::python) fn empty(
     py: Python<'_>,
-    nbytes: Whole,
+    nbytes: Whole<Nbytes>,
     stream: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<PyDeviceBuffer> {
     PyDeviceBuffer::new(py, nbytes.0, &stream::resolve(py, stream, None)?)
@@ -227,9 +227,9 @@ impl PyDeviceBuffer {
 
     #[doc = docstring!("DeviceBuffer.fill")]
     #[pyo3(signature = (byte, stream = None))]
-    fn fill(&self, py: Python<'_>, byte: Whole, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+    fn fill(&self, py: Python<'_>, byte: Whole<Byte>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let (buffer, stream) = self.on(py, stream)?;
-        let wrong = |_| Error::invalid_value(format!("{} is no byte: give 0 to 255", byte.0));
+        let wrong = |_| Error::invalid_value(format!("byte is {}: give a whole number from 0 to 255", byte.0));
         let byte = u8::try_from(byte.0).map_err(wrong)?;
         Ok(py.detach(|| buffer.fill(byte, &stream))?)
     }

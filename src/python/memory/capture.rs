@@ -29,6 +29,7 @@ pub(in crate::python) struct PyCapture {
 #[derive(Debug)]
 pub(in crate::python) struct PyGraphMemory {
     pool_id: Id,
+    device: usize,
     /// None before the block ends, and after the reset.
     memory: Mutex<Option<GraphMemory>>,
 }
@@ -49,7 +50,11 @@ impl PyCapture {
         if lock(&self.state).is_some() {
             return Err(wrong().into());
         }
-        let memory = PyGraphMemory { pool_id: pair(self.token.id()), memory: Mutex::new(None) };
+        let memory = PyGraphMemory {
+            pool_id: pair(self.token.id()),
+            device: self.token.device().ordinal(),
+            memory: Mutex::new(None),
+        };
         let memory = Py::new(py, memory)?;
         // It waits for calls for the whole device, and they for work that may need Python.
         let entered = py.detach(|| EnteredCapture::new(&self.token, &self.stream))?;
@@ -125,6 +130,7 @@ impl PyGraphMemory {
         } else {
             ""
         };
-        format!("gpupool.GraphMemory(pool_id={:?}{state})", self.pool_id)
+        let Self { pool_id, device, .. } = self;
+        format!("gpupool.GraphMemory(pool_id={pool_id:?}, device={}{state})", device::shown(device))
     }
 }

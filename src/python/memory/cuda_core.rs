@@ -16,7 +16,7 @@ use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
 use crate::python::device;
 use crate::python::ffi::{PythonAddress, StreamHandles, vectorcall};
-use crate::python::whole::Whole;
+use crate::python::whole::{Size, Whole};
 use crate::runtime::Stream;
 use crate::sync::lock;
 
@@ -87,7 +87,7 @@ impl PyCudaCoreMemory {
             Some(pool) => Some(token_of(pool.bind(py), "MemoryResource")?.enter_scope(false)?),
             None => None,
         };
-        let buffer = allocate(py, size.extract::<Whole>()?.0, &on)?;
+        let buffer = allocate(py, size.extract::<Whole<Size>>()?.0, &on)?;
         if buffer.device().ordinal() != made.device {
             let (device, own) = (buffer.device(), made.device);
             return Err(Error::invalid_value(format!(
@@ -111,7 +111,7 @@ impl PyCudaCoreMemory {
 
     #[doc = docstring!("CudaCoreMemory.deallocate")]
     #[pyo3(signature = (ptr, size, *, stream))]
-    fn deallocate(&self, ptr: &Bound<'_, PyAny>, size: Whole, stream: &Bound<'_, PyAny>) -> PyResult<()> {
+    fn deallocate(&self, ptr: &Bound<'_, PyAny>, size: Whole<Size>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
         process::refuse_forked()?;
         if size.0 == 0 {
             // These have no address.

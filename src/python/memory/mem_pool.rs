@@ -18,7 +18,7 @@ use crate::memory::{self, Backup, MemPool, PoolStats};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
 use crate::python::sleep::PyBackup;
-use crate::python::whole::Whole;
+use crate::python::whole::{Limit, Nbytes, Reserve, Whole};
 use crate::python::{device, stream};
 
 #[doc = docstring!("MemPool")]
@@ -67,7 +67,7 @@ impl PyMemPool {
 
     #[pyo3(signature = (
         allocator = None, use_on_oom = false, no_split = false, limit = None, device = None, segments = false, *,
-        is_user_created = true, reserve = Whole(0)
+        is_user_created = true, reserve = Whole::new(0)
     ))]
     #[expect(clippy::too_many_arguments, reason = "each is one of Python's, most with a default")]
     fn __init__(
@@ -76,11 +76,11 @@ impl PyMemPool {
         allocator: Option<&Bound<'_, PyAny>>,
         use_on_oom: bool,
         no_split: bool,
-        limit: Option<Whole>,
+        limit: Option<Whole<Limit>>,
         device: Option<&Bound<'_, PyAny>>,
         segments: bool,
         is_user_created: bool,
-        reserve: Whole,
+        reserve: Whole<Reserve>,
     ) -> PyResult<()> {
         let device = device::extract_or_current(py, device)?;
         let mut builder = MemPool::builder()
@@ -152,7 +152,7 @@ impl PyMemPool {
     }
 
     #[setter]
-    fn set_limit(&self, limit: Option<Whole>) -> PyResult<()> {
+    fn set_limit(&self, limit: Option<Whole<Limit>>) -> PyResult<()> {
         process::refuse_forked()?;
         self.pool()?.set_limit(limit.map(|limit| limit.0));
         Ok(())
@@ -229,7 +229,12 @@ impl PyMemPool {
 
     #[doc = docstring!("MemPool.empty")]
     #[pyo3(signature = (nbytes, stream = None))]
-    fn empty(&self, py: Python<'_>, nbytes: Whole, stream: Option<&Bound<'_, PyAny>>) -> PyResult<PyDeviceBuffer> {
+    fn empty(
+        &self,
+        py: Python<'_>,
+        nbytes: Whole<Nbytes>,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<PyDeviceBuffer> {
         let pool = self.pool()?;
         let stream = stream::resolve_on(py, stream, Some(pool.device()))?;
         let _scope = pool.token().enter_scope(false)?;

@@ -29,21 +29,23 @@ pub(super) use pinned::{
     empty_pinned_cache, get_pinned_limit, nearest_numa_node, number as numa_number, owns, pinned_stats, pinned_times,
     reset_peak_pinned_stats, set_pinned_limit, summarize_pinned, warm_pinned,
 };
-pub(super) use recording::record_memory_history;
+pub(super) use recording::{get_memory_history, record_memory_history};
 pub(super) use replaying::{PyReplayResult, replay, replay_reserved};
 pub(super) use scope::{PyPoolScope, PyPoolToken, token_of, use_mem_pool};
 pub(super) use segments::{PySegmentCallback, PySegmentEvent};
 pub(super) use snapshot::memory_snapshot;
 pub(super) use stats::{
-    PyMemoryStats, PyOomCallback, PyPoolStats, empty_cache, enable_peer_access, get_per_process_memory_fraction,
-    memory_stats, on_oom, request_counts, set_memory_limit, set_per_process_memory_fraction,
+    PyMemoryStats, PyOomCallback, PyPoolStats, empty_cache, enable_peer_access, get_memory_limit,
+    get_per_process_memory_fraction, memory_stats, on_oom, oom_callbacks, peers, request_counts, set_memory_limit,
+    set_per_process_memory_fraction,
 };
 pub(super) use unpickling::unpickle;
 
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use super::whole::Whole;
+use super::whole::{PoolIdPart, Whole, wrong_argument};
 use crate::error::Error;
 use crate::memory::PoolId;
 
@@ -66,7 +68,15 @@ impl<'py> FromPyObject<'_, 'py> for IdArgument {
         if id.cast::<PyTuple>().is_ok_and(|pair| pair.len() != 2) {
             return Err(Error::invalid_value(format!("a pool's id is a pair of numbers, not {}", *id)).into());
         }
-        let (first, second): (Whole, Whole) = id.extract()?;
+        if id.cast::<PyTuple>().is_err() {
+            let wrong = wrong_argument(
+                "pool_id",
+                &id,
+                "a pool's id, a pair of numbers: that of graph_pool_handle() or of a MemPool",
+            );
+            return Err(PyTypeError::new_err(wrong.to_string()));
+        }
+        let (first, second): (Whole<PoolIdPart>, Whole<PoolIdPart>) = id.extract()?;
         Ok(Self(PoolId(first.0, second.0)))
     }
 }

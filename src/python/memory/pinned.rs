@@ -8,22 +8,22 @@ use crate::error::Result;
 use crate::memory::{self, host};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::python::device;
-use crate::python::whole::Whole;
+use crate::python::whole::{Address, Nbytes, Numa, Whole};
 use crate::runtime::{nearest_host_node, no_host_node};
 
 /// The number of a NUMA node; which there are is known where it is used.
-pub(in crate::python) fn number(numa: Option<Whole>) -> Result<Option<u32>> {
+pub(in crate::python) fn number(numa: Option<Whole<Numa>>) -> Result<Option<u32>> {
     numa.map(|number| u32::try_from(number.0).map_err(|_| no_host_node(number.0))).transpose()
 }
 
 #[doc = docstring!("warm_pinned")]
 #[pyfunction]
-#[pyo3(signature = (nbytes, background = true, numa = None))]
+#[pyo3(signature = (nbytes, numa = None, background = true))]
 pub(in crate::python) fn warm_pinned(
     py: Python<'_>,
-    nbytes: Whole,
+    nbytes: Whole<Nbytes>,
+    numa: Option<Whole<Numa>>,
     background: bool,
-    numa: Option<Whole>,
 ) -> PyResult<()> {
     device::get(py)?;
     let numa = number(numa)?;
@@ -32,7 +32,7 @@ pub(in crate::python) fn warm_pinned(
 
 #[doc = docstring!("set_pinned_limit")]
 #[pyfunction]
-pub(in crate::python) fn set_pinned_limit(py: Python<'_>, nbytes: Option<Whole>) -> PyResult<()> {
+pub(in crate::python) fn set_pinned_limit(py: Python<'_>, nbytes: Option<Whole<Nbytes>>) -> PyResult<()> {
     Ok(py.detach(|| memory::set_pinned_limit(nbytes.map(|nbytes| nbytes.0)))?)
 }
 
@@ -45,7 +45,7 @@ pub(in crate::python) fn get_pinned_limit() -> PyResult<Option<u64>> {
 #[doc = docstring!("pinned_stats")]
 #[pyfunction]
 #[pyo3(signature = (numa = None))]
-pub(in crate::python) fn pinned_stats(py: Python<'_>, numa: Option<Whole>) -> PyResult<PyMemoryStats> {
+pub(in crate::python) fn pinned_stats(py: Python<'_>, numa: Option<Whole<Numa>>) -> PyResult<PyMemoryStats> {
     let numa = number(numa)?;
     Ok(py.detach(|| memory::pinned_stats(numa))?.into())
 }
@@ -53,7 +53,7 @@ pub(in crate::python) fn pinned_stats(py: Python<'_>, numa: Option<Whole>) -> Py
 #[doc = docstring!("reset_peak_pinned_stats")]
 #[pyfunction]
 #[pyo3(signature = (numa = None))]
-pub(in crate::python) fn reset_peak_pinned_stats(py: Python<'_>, numa: Option<Whole>) -> PyResult<()> {
+pub(in crate::python) fn reset_peak_pinned_stats(py: Python<'_>, numa: Option<Whole<Numa>>) -> PyResult<()> {
     let numa = number(numa)?;
     Ok(py.detach(|| memory::reset_peak_pinned_stats(numa))?)
 }
@@ -94,6 +94,6 @@ pub(in crate::python) fn empty_pinned_cache(py: Python<'_>) -> PyResult<()> {
 
 #[doc = docstring!("owns")]
 #[pyfunction]
-pub(in crate::python) fn owns(address: Whole) -> bool {
+pub(in crate::python) fn owns(address: Whole<Address>) -> bool {
     memory::owns(address.0)
 }

@@ -1,19 +1,20 @@
 //! Statistics, limits and callbacks of device memory.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict};
 
 use crate::error::Error;
+use crate::ids::Device;
 use crate::memory::report::{self, memory_counters, pool_counters};
 use crate::memory::{self, MemoryLimit, MemoryStats, OomGuard, PoolStats};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
 use crate::python::counts::counts_class;
 use crate::python::device;
-use crate::python::whole::{Whole, number_of};
+use crate::python::whole::{Nbytes, Whole, number_of};
 use crate::sync::lock;
 
 pool_counters! { counts_class! { PyPoolStats = "PoolStats" from stats: PoolStats { stats } } }
@@ -86,11 +87,32 @@ pub(in crate::python) fn get_per_process_memory_fraction(
 pub(in crate::python) fn set_memory_limit(
     py: Python<'_>,
     fraction: Option<Fraction>,
-    nbytes: Option<Whole>,
+    nbytes: Option<Whole<Nbytes>>,
 ) -> PyResult<(Option<f64>, Option<u64>)> {
     let limit = MemoryLimit { fraction: fraction.map(|fraction| fraction.0), bytes: nbytes.map(|nbytes| nbytes.0) };
     let former = py.detach(|| memory::set_memory_limit(limit))?;
     Ok((former.fraction, former.bytes))
+}
+
+#[doc = docstring!("get_memory_limit")]
+#[pyfunction]
+pub(in crate::python) fn get_memory_limit() -> PyResult<(Option<f64>, Option<u64>)> {
+    let MemoryLimit { fraction, bytes } = memory::memory_limit()?;
+    Ok((fraction, bytes))
+}
+
+#[doc = docstring!("peers")]
+#[pyfunction]
+#[pyo3(signature = (device = None))]
+pub(in crate::python) fn peers(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<usize>> {
+    let device = device::extract_or_current(py, device)?;
+    Ok(py.detach(|| memory::peers(device))?.into_iter().map(Device::ordinal).collect())
+}
+
+#[doc = docstring!("oom_callbacks")]
+#[pyfunction]
+pub(in crate::python) fn oom_callbacks() -> PyResult<Vec<String>> {
+    Ok(memory::oom_callbacks()?)
 }
 
 #[doc = docstring!("enable_peer_access")]
@@ -149,7 +171,7 @@ pub(in crate::python) fn on_oom(callback: Bound<'_, PyAny>) -> PyResult<PyOomCal
         None => callback.get_type().name()?.to_string(),
     };
     let callback = callback.unbind();
-    let guard = memory::on_oom(move |device, nbytes| {
+    let call = move |device: Device, nbytes: u64| {
         let freed = Python::try_attach(|py| {
             let answer = callback.call1(py, (device.ordinal(), nbytes)).and_then(|answer| answer.is_truthy(py));
             answer.unwrap_or_else(|raised| {
@@ -158,6 +180,7 @@ pub(in crate::python) fn on_oom(callback: Bound<'_, PyAny>) -> PyResult<PyOomCal
             })
         });
         freed.unwrap_or(false)
-    });
+    };
+    let guard = memory::on_oom_as(name.clone(), Arc::new(call));
     Ok(PyOomCallback { name, guard: Mutex::new(Some(guard)) })
 }

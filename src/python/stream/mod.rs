@@ -161,7 +161,9 @@ pub(super) fn resolve_on(
     };
     if stream.is_exact_instance_of::<PyInt>() {
         let Ok(address) = stream.extract::<PythonAddress>() else {
-            return Err(Error::invalid_value(format!("{stream} is not the address of a stream")).into());
+            return Err(
+                Error::invalid_value(format!("stream is {stream}, which is not the address of a stream")).into()
+            );
         };
         return Ok(address.stream(device)?);
     }
@@ -220,7 +222,8 @@ fn address_of(stream: &Bound<'_, PyAny>) -> PyResult<PythonAddress> {
 /// The error of an argument that is no stream of any kind.
 fn no_stream(argument: &Bound<'_, PyAny>) -> PyResult<Error> {
     Ok(Error::invalid_value(format!(
-        "{} is not a stream: give an int, a stream of CuPy, PyTorch, Numba or cuda.core, or any object with __cuda_stream__",
+        "stream is {}, and {} is not a stream: give an int, a stream of CuPy, PyTorch, Numba or cuda.core, or any object with __cuda_stream__",
+        argument.repr()?,
         argument.get_type().name()?
     )))
 }
@@ -272,13 +275,13 @@ pub(super) struct PyStreamScope {
 
 #[doc = docstring!("stream")]
 #[pyfunction]
-pub(super) fn stream(s: &Bound<'_, PyAny>) -> PyResult<PyStreamScope> {
+pub(super) fn stream(stream: &Bound<'_, PyAny>) -> PyResult<PyStreamScope> {
     process::refuse_forked()?;
     // Here, before the block, is what is no stream refused.
-    if !s.is_exact_instance_of::<PyInt>() && !has_address(s)? {
-        return Err(no_stream(s)?.into());
+    if !stream.is_exact_instance_of::<PyInt>() && !has_address(stream)? {
+        return Err(no_stream(stream)?.into());
     }
-    Ok(PyStreamScope { stream: s.clone().unbind(), blocks: WithBlocks::new() })
+    Ok(PyStreamScope { stream: stream.clone().unbind(), blocks: WithBlocks::new() })
 }
 
 #[pymethods]

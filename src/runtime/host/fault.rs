@@ -124,8 +124,8 @@ mod injection {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::Call;
-    use crate::error::{Result, StatusKind};
-    use crate::runtime::host::{hooks, refused};
+    use crate::error::{Error, Result, StatusKind};
+    use crate::runtime::host::hooks;
     use crate::sync::lock;
 
     /// A failure to come.
@@ -176,12 +176,14 @@ mod injection {
             return Ok(());
         }
         fault.times -= 1;
-        let status = match fault.kind {
+        let (status, code) = match fault.kind {
             StatusKind::OutOfMemory => ("HOST_ERROR_OUT_OF_MEMORY", 2),
             StatusKind::NotInitialized => ("HOST_ERROR_NOT_INITIALIZED", 3),
             StatusKind::NotSupported => ("HOST_ERROR_NOT_SUPPORTED", 801),
             StatusKind::Other => ("HOST_ERROR_INJECTED", 999),
         };
-        Err(refused(&format!("{call:?}"), status, fault.kind))
+        let is_of_library = matches!(call, Call::HandleCreate | Call::HandleDestroy | Call::HandleSetStream);
+        let refuser = if is_of_library { "simulated" } else { "host" };
+        Err(Error::refused(refuser, &format!("{call:?}"), status, code, fault.kind))
     }
 }

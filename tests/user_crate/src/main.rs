@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-use gpupool::{Cusparse, HostHandles, MemPool, Pooled, Stream};
+use gpupool::{Cusparse, MemPool, Pooled, Simulated, Stream};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let device = gpupool::device(0)?;
@@ -11,7 +11,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let handle = if Cusparse::pool().is_available() {
         gpupool::handle::<Cusparse>(&stream)?
     } else {
-        HostHandles::pool().handle(&stream)?
+        Simulated::pool().handle(&stream)?
     };
     println!("handle  {:p}", handle.as_ptr());
 

@@ -22,7 +22,7 @@ _POOLS: tuple[tuple[HandlePool, str, str], ...] = (
     (_native.hipblaslt, "hip", "hipblaslt"),
     (_native.hipsolver, "hip", "hipsolver"),
     (_native.hipsparse, "hip", "hipsparse"),
-    (_native.host, "host", "host"),
+    (_native.simulated, "host", "simulated"),
 )
 # The libraries of the drivers, and those that the pools' libraries need.
 _OTHERS = ("cuda", "cudart", "nvrtc", "nvJitLink", "amdhip64")

@@ -126,7 +126,7 @@ def _library(library: Library) -> Iterator[str]:
     margin = " " * 12
     start = f"  {library.name:<9} "
     if library.state == "loaded":
-        facts = [library.version or "", {"host": "simulated"}.get(library.name, library.origin or "")]
+        facts = [library.version or "", {"simulated": "built in"}.get(library.name, library.origin or "")]
         times = [check.seconds for check in library.handles.values() if check.seconds is not None]
         if any(check.error for check in library.handles.values()):
             facts.append("no handle can be created")

@@ -10,7 +10,9 @@ from gpupool._native import Error, HandlePool
 from gpupool._report.info.report import Problem, Variable
 
 _PREFIX = "GPUPOOL_"
-_LIBRARIES = sorted(name for name, value in vars(_native).items() if isinstance(value, HandlePool) and name != "host")
+_LIBRARIES = sorted(
+    name for name, value in vars(_native).items() if isinstance(value, HandlePool) and name != "simulated"
+)
 _PATHS = [f"{_PREFIX}{name.upper()}_PATH" for name in [*_LIBRARIES, "amdhip64"]]
 # Every variable that gpupool reads.
 GPUPOOL = [

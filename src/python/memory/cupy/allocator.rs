@@ -7,7 +7,7 @@ use crate::memory::DeviceBuffer;
 use crate::python::device;
 use crate::python::ffi::{CurrentStream, Memories, PythonAddress};
 use crate::python::memory::buffer::{PyDeviceBuffer, allocate};
-use crate::python::whole::Whole;
+use crate::python::whole::{Nbytes, Whole};
 
 #[doc = docstring!("CupyAllocator")]
 #[pyclass(name = "CupyAllocator", module = "gpupool._native", frozen)]
@@ -51,7 +51,7 @@ impl PyCupyAllocator {
     #[pyo3(signature = (nbytes, /))]
     fn malloc<'py>(&self, nbytes: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let py = nbytes.py();
-        let bytes = nbytes.extract::<Whole>()?.0;
+        let bytes = nbytes.extract::<Whole<Nbytes>>()?.0;
         let (buffer, keeper) = match self.allocate(py, bytes) {
             Ok(allocated) => allocated,
             Err(error) => return self.failed.bind(py).call1((nbytes, error)),

@@ -11,7 +11,7 @@ use crate::memory::{self, PinnedBuffer};
 use crate::process;
 use crate::python::memory::allocate_detached;
 use crate::python::stream::Keepers;
-use crate::python::whole::Whole;
+use crate::python::whole::{Nbytes, Whole};
 use crate::python::{device, stream};
 use crate::sync::lock;
 
@@ -47,7 +47,7 @@ impl PyCupyPinnedMemory {
 #[pymethods]
 impl PyCupyPinnedMemory {
     #[new]
-    fn allocate(py: Python<'_>, nbytes: Whole) -> PyResult<Self> {
+    fn allocate(py: Python<'_>, nbytes: Whole<Nbytes>) -> PyResult<Self> {
         device::get(py)?;
         Ok(Self::new(py, nbytes.0)?)
     }
@@ -82,7 +82,7 @@ impl PyCupyPinnedAllocator {
     }
 
     #[doc = docstring!("CupyPinnedAllocator.malloc")]
-    fn malloc<'py>(&self, py: Python<'py>, nbytes: Whole) -> PyResult<Bound<'py, PyAny>> {
+    fn malloc<'py>(&self, py: Python<'py>, nbytes: Whole<Nbytes>) -> PyResult<Bound<'py, PyAny>> {
         if let Some(otherwise) = &self.otherwise
             && BLOCKS.get() == 0
         {

@@ -4,6 +4,7 @@ use pyo3::prelude::*;
 
 use super::super::{Id, pair};
 use crate::memory::{SegmentEvent, SegmentEventKind};
+use crate::python::device;
 
 #[doc = docstring!("SegmentEvent")]
 #[pyclass(name = "SegmentEvent", module = "gpupool", frozen, get_all, eq, hash)]
@@ -35,7 +36,8 @@ impl From<&SegmentEvent> for PySegmentEvent {
 #[pymethods]
 impl PySegmentEvent {
     fn __repr__(&self) -> String {
-        let Self { kind, address, nbytes, device, pool_id } = self;
+        let Self { kind, address, nbytes, pool_id, .. } = self;
+        let device = device::shown(self.device);
         format!(
             "gpupool.SegmentEvent(kind='{kind}', address={address:#x}, nbytes={nbytes}, device={device}, \
              pool_id={pool_id:?})"

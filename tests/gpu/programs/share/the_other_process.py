@@ -32,7 +32,7 @@ class Worker:
         gpu = None if device < 0 else device
         with cupy.cuda.Device(max(device, 0)):
             self.stream = cupy.cuda.Stream(non_blocking=True)
-            self.buffer = gpupool.attach(bytes.fromhex(token), gpu, self.stream)
+            self.buffer = gpupool.attach(bytes.fromhex(token), self.stream, gpu)
             # As memory of this GPU, whichever it is on: asarray would copy it here.
             memory = cupy.cuda.UnownedMemory(self.buffer.ptr, self.buffer.nbytes, self.buffer, max(device, 0))
             self.array = cupy.ndarray(self.buffer.nbytes // 8, cupy.uint64, cupy.cuda.MemoryPointer(memory, 0))

@@ -38,11 +38,25 @@ def honours_pools():
 
 def is_enabled_by_using():
     pool = gpupool.MemPool()
+    assert not gpupool.cuda_core.is_enabled(), "it is enabled before the block"
     with gpupool.cuda_core.using(pool) as entered:
         buffer = device.allocate(1000, stream=stream)
     assert entered is pool, f"the block has {entered}"
     assert pool.stats().live_blocks == 1, "the buffer is not the pool's"
     buffer.close()
+    assert gpupool.cuda_core.is_enabled(0), "it is not enabled after the block"
+    with gpupool.cuda_core.using(pool.token()), gpupool.cuda_core.using() as entered:
+        assert entered is None, f"the block of no pool has {entered}"
+        buffer = device.allocate(1000, stream=stream)
+    assert pool.stats().live_blocks == 1, "the buffer is not of the token's pool"
+    buffer.close()
+    with ThreadPoolExecutor(1) as executor:
+        gpupool.cuda_core.enable()
+        assert not executor.submit(gpupool.cuda_core.is_enabled).result(), (
+            "it is enabled in a thread that did not call it"
+        )
+    error = raised(gpupool.InvalidValue, gpupool.cuda_core.using("pool").__enter__)
+    assert_says(error, "pool is 'pool': give a MemPool, its token(), or None")
 
 
 def is_enabled_by_each_thread_as_an_initializer_does():
@@ -87,6 +101,8 @@ def may_be_enabled_and_disabled_again():
     gpupool.cuda_core.disable()
     assert made == [device], f"cuda.core's own was made for {made}"
     assert type(device.memory_resource) is Own, "disabled, the device has not cuda.core's own"
+    enabled = [gpupool.cuda_core.is_enabled(each) for each in (None, 0, device, Device(1))]
+    assert enabled == [False, False, False, True], f"what is enabled: {enabled}"
     other = Device(1).memory_resource
     assert (other.device_id, type(other) is Own) == (1, False), "device 1 was disabled with device 0"
     buffer.close()

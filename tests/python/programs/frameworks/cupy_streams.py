@@ -64,9 +64,9 @@ def of_another_device_gives_memory_there():
     assert array.data.device_id == array.data.mem.device_id == 1, f"the memory is of device {array.data.device_id}"
     assert stream_of(array) == own.ptr, "it is on another stream"
     assert stream_of(cupy.empty(10)) == 0, "device 0 has the stream of device 1"
-    followed = _native.host_stream_of(gpupool.host.handle(device=1))
+    followed = _native.host_stream_of(gpupool.simulated.handle(device=1))
     assert followed == own.ptr, "gpupool's calls for device 1 do not follow its stream"
-    followed = _native.host_stream_of(gpupool.host.handle())
+    followed = _native.host_stream_of(gpupool.simulated.handle())
     assert followed == 0, "gpupool's calls for device 0 follow the stream of device 1"
 
 

@@ -12,6 +12,7 @@ from waiting import wait_for_end
 def memory_is_counted_and_used_again():
     mine = gpupool.MemPool()
     pool.set_mem_pool(mine)
+    assert pool.get_mem_pool().id == mine.id, f"the handles' pool is {pool.get_mem_pool()}"
     handle = pool.handle(stream)
     assert name_of(handle) == OURS, f"the handle's handler is {name_of(handle)}"
     before = gpupool.memory_stats().live_bytes
@@ -106,6 +107,7 @@ def one_that_has_memory_of_a_pool_can_give_it_back_ever_after():
     with pool.lease(stream) as handle:
         told, address = int(handle), allocate(handle)
     pool.set_mem_pool(None)
+    assert pool.get_mem_pool() is None, "there is a pool after it was taken away"
     for _ in range(2):
         with pool.lease(stream) as first, pool.lease(other) as second:
             names = {int(lease): name_of(lease) for lease in (first, second)}

@@ -95,9 +95,9 @@ def is_loaded_when_first_used():
     assert not gpupool.cublas.loaded, "a library that is missing is loaded"
     assert not gpupool.cublas.available, "a library that is missing is available"
     assert not gpupool.cublas.loaded, "a library that is missing is loaded once it was asked for"
-    assert gpupool.host.loaded, "the simulated library is not loaded"
+    assert gpupool.simulated.loaded, "the simulated library is not loaded"
     assert pool.loaded, "a pool of one's own functions is not loaded"
-    assert (pool.origin, gpupool.host.origin) == (None, None), "what is no file was found somewhere"
+    assert (pool.origin, gpupool.simulated.origin) == (None, None), "what is no file was found somewhere"
 
 
 def is_present(whether, remedy):

@@ -10,7 +10,9 @@ from errors import assert_says, raised
 
 def not_after_the_first_use():
     gpupool.numba.enable()
+    assert gpupool.numba.is_enabled(), "it is not enabled after enable()"
     gpupool.numba.disable()
+    assert not gpupool.numba.is_enabled(), "it is enabled after disable()"
     gpupool.numba.disable()
     array = cuda.device_array(10)
     name = type(manager()).__name__

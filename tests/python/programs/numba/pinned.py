@@ -52,7 +52,8 @@ def are_gpupools_in_a_block_alone():
         cuda.pinned_array(1000)
         found.append(live())
 
-    with gpupool.numba.using(pool, pinned=True):
+    with gpupool.numba.using(pool, pinned=True) as entered:
+        assert entered is pool, f"the block has {entered}"
         pinned, array = cuda.pinned_array(1000), bytes_array(MIB)
         with gpupool.numba.using(pinned=True):
             inner = cuda.pinned_array(1000)

@@ -19,8 +19,8 @@ held = []
 def take():
     with gpupool.stream(STREAM):
         assert pool.handle() == 0x10, "the pool made another handle"
-        gpupool.host.handle()
-        return gpupool.empty(1 << 20), gpupool.host.lease()
+        gpupool.simulated.handle()
+        return gpupool.empty(1 << 20), gpupool.simulated.lease()
 
 
 def with_daemon_threads_that_hold_everything():
@@ -73,7 +73,7 @@ def while_another_thread_creates():
 
     def create():
         begun.set()
-        gpupool.host.handle()
+        gpupool.simulated.handle()
 
     threading.Thread(target=create, daemon=True).start()
     begun.wait()
@@ -81,14 +81,14 @@ def while_another_thread_creates():
 
 
 def by_an_exception_inside_a_lease():
-    with gpupool.host.lease():
+    with gpupool.simulated.lease():
         held.append(take())
         sys.exit(3)
 
 
 def at_once():
     held.append(take())
-    with gpupool.host.lease():
+    with gpupool.simulated.lease():
         os._exit(4)
 
 
@@ -113,7 +113,7 @@ def with_handles_everywhere():
 
     def hold(forever):
         pool.handle(gpupool.Stream())
-        gpupool.host.handle()
+        gpupool.simulated.handle()
         ready.wait()
         if forever:
             never.wait()

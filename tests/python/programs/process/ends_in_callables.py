@@ -48,7 +48,7 @@ def pool(create=lambda: 0x10, destroy=lambda handle: None, set_stream=None):
 
 
 def in_cuda_stream():
-    gpupool.host.handle(Endless())
+    gpupool.simulated.handle(Endless())
 
 
 def in_a_property():

@@ -110,7 +110,7 @@ def refused_calls():
     gpupool._native.host_end_capture(stream)
     scope = gpupool.use_mem_pool(mem_pool)
     callback = gpupool.on_oom(lambda device, nbytes: False)
-    lease = gpupool.host.lease()
+    lease = gpupool.simulated.lease()
     pool = gpupool.HandlePool("own", lambda: 1, lambda handle: None)
     pool.handle()
     return {
@@ -140,20 +140,21 @@ def refused_calls():
         "GraphMemory.reset": graph_memory.reset,
         "HandlePool.__new__": lambda: gpupool.HandlePool("other", lambda: 1, lambda handle: None),
         "HandlePool.close": pool.close,
-        "HandlePool.handle": gpupool.host.handle,
+        "HandlePool.get_mem_pool": gpupool.simulated.get_mem_pool,
+        "HandlePool.handle": gpupool.simulated.handle,
         "HandlePool.handle of a user's pool": pool.handle,
-        "HandlePool.lease": gpupool.host.lease,
+        "HandlePool.lease": gpupool.simulated.lease,
         "HandlePool.limit =": lambda: setattr(pool, "limit", 3),
-        "HandlePool.origin": lambda: gpupool.host.origin,
-        "HandlePool.path": lambda: gpupool.host.path,
-        "HandlePool.reset_peak_stats": gpupool.host.reset_peak_stats,
-        "HandlePool.set_mem_pool": lambda: gpupool.host.set_mem_pool(mem_pool),
-        "HandlePool.set_mem_pool of none": lambda: gpupool.host.set_mem_pool(None),
-        "HandlePool.stats": gpupool.host.stats,
-        "HandlePool.trim": gpupool.host.trim,
-        "HandlePool.version": lambda: gpupool.host.version,
-        "HandlePool.warm": lambda: gpupool.host.warm(1),
-        "HandlePool.warm in the background": lambda: gpupool.host.warm(1, background=True),
+        "HandlePool.origin": lambda: gpupool.simulated.origin,
+        "HandlePool.path": lambda: gpupool.simulated.path,
+        "HandlePool.reset_peak_stats": gpupool.simulated.reset_peak_stats,
+        "HandlePool.set_mem_pool": lambda: gpupool.simulated.set_mem_pool(mem_pool),
+        "HandlePool.set_mem_pool of none": lambda: gpupool.simulated.set_mem_pool(None),
+        "HandlePool.stats": gpupool.simulated.stats,
+        "HandlePool.trim": gpupool.simulated.trim,
+        "HandlePool.version": lambda: gpupool.simulated.version,
+        "HandlePool.warm": lambda: gpupool.simulated.warm(1),
+        "HandlePool.warm in the background": lambda: gpupool.simulated.warm(1, background=True),
         "Lease.__enter__": lease.__enter__,
         "Lease._as_parameter_": lambda: lease._as_parameter_,
         "Lease.__index__": lease.__index__,
@@ -211,6 +212,8 @@ def refused_calls():
         "empty_pinned on a node": lambda: gpupool.empty_pinned(1, numa=0),
         "enable_peer_access": lambda: gpupool.enable_peer_access(0, 0),
         "end_allocate_to_pool": lambda: gpupool.end_allocate_to_pool(0, mem_pool.id),
+        "get_memory_history": gpupool.get_memory_history,
+        "get_memory_limit": gpupool.get_memory_limit,
         "get_per_process_memory_fraction": gpupool.get_per_process_memory_fraction,
         "get_pinned_limit": gpupool.get_pinned_limit,
         "graph_pool_handle": gpupool.graph_pool_handle,
@@ -221,6 +224,8 @@ def refused_calls():
         "SegmentCallback.__enter__": segment_callback.__enter__,
         "SegmentCallback.remove": segment_callback.remove,
         "on_oom": lambda: gpupool.on_oom(lambda device, nbytes: False),
+        "oom_callbacks": gpupool.oom_callbacks,
+        "peers": gpupool.peers,
         "pinned_stats": gpupool.pinned_stats,
         "pool_use_count": lambda: gpupool.pool_use_count(0, mem_pool.id),
         "record_memory_history": gpupool.record_memory_history,
@@ -251,7 +256,7 @@ def in_child(refused):
         except Exception as error:
             wrong.append(f"{name} raises {error!r}")
     assert not wrong, "in a forked child " + "; ".join(wrong)
-    assert gpupool.host.available is False
+    assert gpupool.simulated.available is False
 
 
 def blocks_end_quietly():
@@ -260,7 +265,7 @@ def blocks_end_quietly():
     gpupool._native.host_begin_capture(stream)
 
     def in_blocks():
-        with gpupool.host.lease(), gpupool.stream(stream), gpupool.use_mem_pool(pool), pool.capture(stream):
+        with gpupool.simulated.lease(), gpupool.stream(stream), gpupool.use_mem_pool(pool), pool.capture(stream):
             if os.fork() == 0:
                 raise LookupError
 

@@ -8,14 +8,14 @@ from forking import assert_refused, exit_code_of
 
 
 def handles():
-    handle, stream = gpupool.host.handle(), gpupool.Stream()
+    handle, stream = gpupool.simulated.handle(), gpupool.Stream()
     child = os.fork()
     if child == 0:
         assert_refused(
-            gpupool.host.handle,
-            lambda: gpupool.host.handle(64),
-            lambda: gpupool.host.warm(1),
-            gpupool.host.trim,
+            gpupool.simulated.handle,
+            lambda: gpupool.simulated.handle(64),
+            lambda: gpupool.simulated.warm(1),
+            gpupool.simulated.trim,
             gpupool.device_count,
             gpupool.Stream,
             stream.query,
@@ -23,15 +23,15 @@ def handles():
         )
         os._exit(0)
     assert exit_code_of(child) == 0, "the child failed"
-    assert gpupool.host.handle() == handle, "the parent's handle changed"
+    assert gpupool.simulated.handle() == handle, "the parent's handle changed"
 
 
 def before_the_first_use():
     child = os.fork()
     if child == 0:
-        os._exit(0 if gpupool.host.handle() else 2)
+        os._exit(0 if gpupool.simulated.handle() else 2)
     assert exit_code_of(child) == 0, "the child got no handle"
-    assert gpupool.host.handle() != 0, "the parent got no handle"
+    assert gpupool.simulated.handle() != 0, "the parent got no handle"
 
 
 def memory():
@@ -63,21 +63,21 @@ def memory():
 
 def leases():
     stream = gpupool.Stream()
-    lease = gpupool.host.lease(stream)
+    lease = gpupool.simulated.lease(stream)
     child = os.fork()
     if child == 0:
         assert_refused(
-            gpupool.host.lease,
-            lambda: gpupool.host.lease(stream),
-            gpupool.host.stats,
+            gpupool.simulated.lease,
+            lambda: gpupool.simulated.lease(stream),
+            gpupool.simulated.stats,
             gpupool.handle_stats,
-            lambda: setattr(gpupool.host, "limit", 3),
+            lambda: setattr(gpupool.simulated, "limit", 3),
             lease.release,
         )
         del lease
         os._exit(0)
     assert exit_code_of(child) == 0, "the child failed"
-    assert gpupool.host.stats().leased == 1, "the child released the parent's lease"
+    assert gpupool.simulated.stats().leased == 1, "the child released the parent's lease"
 
 
 if __name__ == "__main__":

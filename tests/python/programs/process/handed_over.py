@@ -11,10 +11,10 @@ import gpupool
 
 def main():
     for _ in range(100):
-        thread = threading.Thread(target=gpupool.host.handle)
+        thread = threading.Thread(target=gpupool.simulated.handle)
         thread.start()
         thread.join()
-    stats = gpupool.host.stats()
+    stats = gpupool.simulated.stats()
     assert stats.created < 20, f"a hundred threads needed {stats.created} handles"
     assert stats.misses == 100, f"{stats.misses} of a hundred first requests missed"
     assert stats.hand_overs + stats.created == 100, f"a handle came from elsewhere: {stats}"

@@ -65,8 +65,8 @@ def of_pools():
 
 def of_threads():
     """Run this with RUST_MIN_STACK so large that no thread starts."""
-    error = raised(gpupool.Unavailable, gpupool.host.warm, 1, background=True)
-    assert_starts(error, "no thread could be started to warm the host pool")
+    error = raised(gpupool.Unavailable, gpupool.simulated.warm, 1, background=True)
+    assert_starts(error, "no thread could be started to warm the simulated pool")
 
 
 if __name__ == "__main__":

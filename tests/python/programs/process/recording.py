@@ -20,9 +20,9 @@ def trace():
 def a_forked_child_does_not_record_and_ends():
     stream = gpupool.Stream()
     gpupool.record_memory_history()
-    gpupool.host.handle()
+    gpupool.simulated.handle()
     kept.append(gpupool.empty(1000, stream))
-    lent = gpupool.host.lease()
+    lent = gpupool.simulated.lease()
     child = os.fork()
     if child == 0:
         assert_refused(
@@ -57,7 +57,7 @@ def the_process_ends_while_threads_record():
 
     def work():
         ready.wait()
-        gpupool.host.handle()
+        gpupool.simulated.handle()
         while True:
             gpupool.empty(1000, stream)
 

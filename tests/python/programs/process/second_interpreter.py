@@ -18,7 +18,7 @@ def main():
     except Exception as error:
         failed = error
     assert "subinterpreter" in str(failed), f"the import in a second interpreter ended with: {failed}"
-    assert gpupool.host.handle() != 0, "the first interpreter gets no handle"
+    assert gpupool.simulated.handle() != 0, "the first interpreter gets no handle"
     interpreters.destroy(other)
 
 

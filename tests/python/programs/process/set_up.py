@@ -11,7 +11,7 @@ from gpupool import worker
 
 
 def limits_start_no_driver_and_hold_for_devices_used_later():
-    settings = worker.Settings(memory_bytes=8 << 20, handle_limits={"host": 3}, warm={"host": 1})
+    settings = worker.Settings(memory_bytes=8 << 20, handle_limits={"simulated": 3}, warm={"simulated": 1})
     worker.set_up(settings, before_devices=True)
     stats = worker.stats()
     told = stats["runtime"], stats["memory"], stats["handles"]
@@ -29,7 +29,7 @@ def any_launcher_can_set_its_workers_up_by_the_variable():
         stats = pool.apply(worker.stats)
     fraction = stats["settings"]["memory_fraction"]
     assert fraction == 0.25, f"the worker has the fraction {fraction} of the memory"
-    idle = stats["handles"]["host"]["idle"]
+    idle = stats["handles"]["simulated"]["idle"]
     assert idle == 2, f"the worker has {idle} idle handles"
     # Importing gpupool sets up nothing: the parent has the variable too.
     settings = worker.stats()["settings"]
@@ -37,7 +37,7 @@ def any_launcher_can_set_its_workers_up_by_the_variable():
 
 
 def a_forked_one_is_set_up_anew_and_fails_clearly_if_its_parent_used_the_gpu():
-    settings = worker.Settings(handle_limits={"host": 3}, memory_bytes=1 << 20)
+    settings = worker.Settings(handle_limits={"simulated": 3}, memory_bytes=1 << 20)
     worker.set_up(settings)
     child = os.fork()
     if child == 0:
@@ -45,7 +45,7 @@ def a_forked_one_is_set_up_anew_and_fails_clearly_if_its_parent_used_the_gpu():
         worker.set_up(settings)
         os._exit(0)
     assert exit_code_of(child) == 0, "the child of a parent that did not use the GPU failed"
-    gpupool.host.handle()
+    gpupool.simulated.handle()
     child = os.fork()
     if child == 0:
         assert worker._setup is None, "the child has what its parent set up"

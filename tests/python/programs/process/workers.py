@@ -8,7 +8,7 @@ import gpupool
 
 def work(connection):
     try:
-        with gpupool.host.lease() as lease:
+        with gpupool.simulated.lease() as lease:
             connection.send(int(lease) != 0 and gpupool.empty(1 << 20).nbytes)
     except gpupool.Error as error:
         connection.send(type(error).__name__)
@@ -16,7 +16,7 @@ def work(connection):
 
 def main(method, is_used):
     if is_used == "used":
-        gpupool.host.handle()
+        gpupool.simulated.handle()
     context = multiprocessing.get_context(method)
     ours, theirs = context.Pipe()
     process = context.Process(target=work, args=(theirs,))
@@ -26,7 +26,7 @@ def main(method, is_used):
     assert answer == expected, f"the worker answered {answer!r}, not {expected!r}"
     process.join()
     assert process.exitcode == 0, "the worker failed"
-    assert gpupool.host.handle() != 0, "the parent has no handle"
+    assert gpupool.simulated.handle() != 0, "the parent has no handle"
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def with_a_recording_of_its_own():
 
 def with_a_handle():
     take()
-    gpupool.host.handle()
+    gpupool.simulated.handle()
     gpupool.empty_pinned(MIB)
 
 

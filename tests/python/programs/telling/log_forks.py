@@ -16,23 +16,23 @@ def before_the_first_use_each_logs_its_own():
     listen(logging.INFO)
 
     def work():
-        gpupool.host.handle()
+        gpupool.simulated.handle()
         wait_for_record("handle 1 created")
 
     in_child(work)
-    gpupool.host.handle()
+    gpupool.simulated.handle()
     wait_for_record("handle 1 created")
     in_child(lambda: in_child(lambda: None))
 
 
 def a_refusal_is_told_once():
     listen(logging.INFO)
-    gpupool.host.handle()
+    gpupool.simulated.handle()
     wait_for_record("handle 1 created")
 
     def work():
         for _ in range(3):
-            raised(gpupool.Forked, gpupool.host.handle)
+            raised(gpupool.Forked, gpupool.simulated.handle)
         record = wait_for_record("refused")
         assert record.name == "gpupool.runtime", f"the logger is {record.name}"
         assert "spawn" in record.getMessage(), f"what helps is not told: {record.getMessage()}"
@@ -47,13 +47,13 @@ def what_the_parent_did_is_not_told():
     listen(logging.INFO)
     begun, released = threading.Event(), threading.Event()
     logging.root.handlers[0].addFilter(lambda record: begun.set() or released.wait())
-    gpupool.host.handle()
+    gpupool.simulated.handle()
     begun.wait()
-    gpupool.host.warm(3)
+    gpupool.simulated.warm(3)
 
     def work():
         released.set()
-        raised(gpupool.Forked, gpupool.host.handle)
+        raised(gpupool.Forked, gpupool.simulated.handle)
         told = next_record().getMessage()
         assert "refused" in told, f"the child tells what its parent did: {told}"
 

@@ -26,7 +26,7 @@ def a_record_tells_when_and_on_which_thread_it_was_made():
     logging.root.handlers[0].addFilter(Slow())
     with held:
         before = time.time()
-        thread = threading.Thread(target=gpupool.host.handle, name="worker")
+        thread = threading.Thread(target=gpupool.simulated.handle, name="worker")
         thread.start()
         # With its handle back, there are as many idle ones as are expected below.
         wait_for_end(thread)
@@ -41,10 +41,10 @@ def a_record_tells_when_and_on_which_thread_it_was_made():
     assert record.pathname.endswith(".rs"), f"the file is {record.pathname}"
     assert record.lineno > 0, f"the line is {record.lineno}"
 
-    gpupool.host.warm(2)
+    gpupool.simulated.warm(2)
     found = wait_for_record("handle 2 created").thread
     assert found == threading.get_ident(), f"the thread is {found}, not this one"
-    gpupool.host.warm(3, background=True)
+    gpupool.simulated.warm(3, background=True)
     name = wait_for_record("handle 3 created").threadName
     assert name.startswith("thread "), f"a thread of gpupool's own is called {name}"
 
@@ -88,14 +88,14 @@ def one_may_use_gpupool():
 
         def emit(self, record):
             gpupool.memory_stats(), gpupool.handle_stats(), gpupool.memory_snapshot()
-            with gpupool.host.lease(gpupool.Stream()):
+            with gpupool.simulated.lease(gpupool.Stream()):
                 gpupool.empty(1 << 20, gpupool.Stream(1)).free()
             gpupool.empty_cache()
             records.put(record)
 
     logging.getLogger().addHandler(Using())
     logging.getLogger("gpupool").setLevel(logging.INFO)
-    gpupool.host.handle()
+    gpupool.simulated.handle()
     wait_for_record("handle 1 created")
 
 
@@ -110,7 +110,7 @@ def one_that_raises_stops_nothing():
 
     listen(logging.INFO)
     logging.getLogger("gpupool.handle").addFilter(Raising())
-    gpupool.host.warm(1)
+    gpupool.simulated.warm(1)
     gpupool.empty(1)
     logging.getLogger("gpupool.runtime").info("own")
     wait_for_record("runtime host")

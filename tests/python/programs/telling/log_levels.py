@@ -11,10 +11,10 @@ from log_records import Keep, listen, next_record, wait_for_record
 def a_hit_is_not_told():
     listen(logging.DEBUG)
     hits()
-    gpupool.host.warm(3)
+    gpupool.simulated.warm(3)
     wait_for_record("handle 4 created")
     hits()
-    gpupool.host.trim()
+    gpupool.simulated.trim()
     told = next_record().getMessage()
     assert "destroyed" in told, f"a hit was told: {told}"
 
@@ -59,11 +59,11 @@ def levels_count_whoever_sets_them_at_any_time():
 
 def each_logger_has_its_own():
     listen(logging.DEBUG, "gpupool.memory")
-    gpupool.host.handle()
+    gpupool.simulated.handle()
     kept = [gpupool.empty(20 << 20)]
     logging.getLogger("gpupool.handle").setLevel(logging.INFO)
     logging.getLogger("gpupool.handle").disabled = True
-    gpupool.host.warm(1)
+    gpupool.simulated.warm(1)
     kept.append(gpupool.empty(20 << 20))
     told = [next_record().getMessage() for _ in kept]
     assert all("grew by" in text for text in told), f"told of more than memory: {told}"

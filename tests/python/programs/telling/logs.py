@@ -13,15 +13,15 @@ from waiting import wait_until
 
 def use():
     """Do something of all that is told at info, and more."""
-    gpupool.host.handle()
+    gpupool.simulated.handle()
     pool = gpupool.MemPool(limit=64 << 20)
     with gpupool.use_mem_pool(pool):
         kept = gpupool.empty(40 << 20)
         raised(gpupool.OutOfMemory, gpupool.empty, 60 << 20)
         del kept
     pool.trim()
-    gpupool.host.warm(2)
-    gpupool.host.trim()
+    gpupool.simulated.warm(2)
+    gpupool.simulated.trim()
 
 
 def grow_move_and_give_back():
@@ -70,19 +70,19 @@ def fail_to_register():
 def fail_to_make_a_handle():
     """Fail once for want of memory, which is given back for it, and once for another reason."""
     _native.host_inject("HandleCreate", "out_of_memory", 0, 1)
-    gpupool.host.handle()
+    gpupool.simulated.handle()
     _native.host_inject("HandleCreate", "other", 0, 1)
-    raised(gpupool.LibraryError, gpupool.host.lease)
+    raised(gpupool.LibraryError, gpupool.simulated.lease)
 
 
 def wait_at_a_limit():
     """Wait once in vain, and once not."""
-    gpupool.host.limit = 1
-    with gpupool.host.lease():
-        raised(gpupool.PoolExhausted, gpupool.host.lease, timeout=0.0)
-        waiting = threading.Thread(target=lambda: gpupool.host.lease(timeout=60.0).release())
+    gpupool.simulated.limit = 1
+    with gpupool.simulated.lease():
+        raised(gpupool.PoolExhausted, gpupool.simulated.lease, timeout=0.0)
+        waiting = threading.Thread(target=lambda: gpupool.simulated.lease(timeout=60.0).release())
         waiting.start()
-        wait_until(lambda: gpupool.host.stats().waits == 2, "the thread waits for a handle")
+        wait_until(lambda: gpupool.simulated.stats().waits == 2, "the thread waits for a handle")
     waiting.join()
 
 

@@ -6,4 +6,4 @@ import sys
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(levelname)s %(name)s %(message)s")
-    importlib.import_module("gpupool").host.handle()
+    importlib.import_module("gpupool").simulated.handle()

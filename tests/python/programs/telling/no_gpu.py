@@ -10,7 +10,7 @@ import gpupool
 FIRST = {
     "empty": lambda: gpupool.empty(10),
     "empty_pinned": lambda: gpupool.empty_pinned(10),
-    "handle": lambda: gpupool.host.handle(),
+    "handle": lambda: gpupool.simulated.handle(),
     "MemPool": lambda: gpupool.MemPool(),
     "memory_stats": lambda: gpupool.memory_stats(),
     "Stream": lambda: gpupool.Stream(),

@@ -17,7 +17,7 @@ kept = []
 
 
 def use_pools_and_handles():
-    gpupool.host.handle()
+    gpupool.simulated.handle()
     pool = gpupool.MemPool()
     kept.append(pool)
     with gpupool.use_mem_pool(pool):
@@ -27,8 +27,8 @@ def use_pools_and_handles():
         gpupool.empty(30 << 20)
     del two
     pool.trim()
-    gpupool.host.lease().release()
-    gpupool.host.trim()
+    gpupool.simulated.lease().release()
+    gpupool.simulated.trim()
 
 
 def grow():
@@ -42,9 +42,9 @@ def fail():
         raise RuntimeError("no handle")
 
     _native.host_inject("HandleCreate", "other", 0, 1)
-    raised(gpupool.Error, gpupool.host.handle)
+    raised(gpupool.Error, gpupool.simulated.handle)
     _native.host_inject("HandleCreate", "out_of_memory", 0, 2)
-    raised(gpupool.Error, gpupool.host.handle)
+    raised(gpupool.Error, gpupool.simulated.handle)
     for call in ("ExtentCreate", "MemoryMap"):
         _native.host_inject(call, "other", 0, 1)
         raised(gpupool.Error, gpupool.empty, 20 << 20)
@@ -56,12 +56,12 @@ def fail():
 
 
 def wait_at_a_limit():
-    gpupool.host.limit = 1
-    with gpupool.host.lease():
-        raised(gpupool.Error, gpupool.host.lease, timeout=0.0)
-        waiting = threading.Thread(target=lambda: gpupool.host.lease(timeout=60.0).release())
+    gpupool.simulated.limit = 1
+    with gpupool.simulated.lease():
+        raised(gpupool.Error, gpupool.simulated.lease, timeout=0.0)
+        waiting = threading.Thread(target=lambda: gpupool.simulated.lease(timeout=60.0).release())
         waiting.start()
-        wait_until(lambda: gpupool.host.stats().waits == 2, "the thread waits for a handle")
+        wait_until(lambda: gpupool.simulated.stats().waits == 2, "the thread waits for a handle")
     waiting.join()
 
 
@@ -75,8 +75,8 @@ def hit():
 
 
 def make_a_handle_in_the_background():
-    gpupool.host.warm(1, background=True)
-    wait_until(lambda: gpupool.host.stats().idle == 1, "the handle is there")
+    gpupool.simulated.warm(1, background=True)
+    wait_until(lambda: gpupool.simulated.stats().idle == 1, "the handle is there")
 
 
 def load_a_library():
@@ -87,7 +87,7 @@ def load_a_library():
 
 
 def go_on_without():
-    gpupool.host.handle()
+    gpupool.simulated.handle()
     kept.append(gpupool.empty(1 << 20))
     assert "libprofiler" not in Path("/proc/self/maps").read_text(), "the profiler was loaded though NVTX is off"
 
@@ -95,7 +95,7 @@ def go_on_without():
 def go_on_and_say_why():
     """Say on stdout that no profiler can be used."""
     logging.basicConfig(level=logging.INFO, stream=sys.stdout)
-    gpupool.host.handle()
+    gpupool.simulated.handle()
     kept.append(gpupool.empty(1 << 20))
 
 
@@ -104,7 +104,7 @@ def begin_at_once():
 
     def work():
         together.wait()
-        gpupool.host.handle()
+        gpupool.simulated.handle()
 
     threads = [threading.Thread(target=work) for _ in range(8)]
     for thread in threads:

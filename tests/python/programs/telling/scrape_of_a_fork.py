@@ -10,7 +10,7 @@ from forking import exit_code_of
 def main():
     prometheus_client.Counter("mine", "The program's own.").inc()
     prometheus_client.REGISTRY.register(gpupool.prometheus.Collector())
-    gpupool.host.handle()
+    gpupool.simulated.handle()
     child = os.fork()
     if child == 0:
         lines = prometheus_client.generate_latest().decode().splitlines()

@@ -12,9 +12,9 @@ def starts_no_driver():
 
 
 def needs_no_prometheus_client():
-    gpupool.host.handle()
+    gpupool.simulated.handle()
     text = gpupool.prometheus.text()
-    assert 'gpupool_handles{device="0",library="host",state="held"} 1' in text, f"the scrape has {text}"
+    assert 'gpupool_handles{device="0",library="simulated",state="held"} 1' in text, f"the scrape has {text}"
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ def is_of_every_device_in_use():
     assert_devices(0)
     in_use = gpupool._native.devices_in_use()
     assert in_use == [], f"the summary put devices to use: {in_use}"
-    lease = gpupool.host.lease(gpupool.Stream(1))
+    lease = gpupool.simulated.lease(gpupool.Stream(1))
     lease.__enter__()
     assert_devices(1)
     gpupool.empty(1, gpupool.Stream(0)).free()
@@ -43,7 +43,7 @@ def is_tables_for_people():
     kept = gpupool.empty(1536 << 10)
     with gpupool.use_mem_pool(pool):
         buffers = [gpupool.empty(2 << 20, stream) for stream in streams]
-    gpupool.host.handle()
+    gpupool.simulated.handle()
     print(gpupool.memory_summary(0))
     del kept, buffers
 

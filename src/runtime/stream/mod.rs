@@ -1,13 +1,15 @@
 //! Streams: those of gpupool, or views of those of other code.
 
+mod capture;
+
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, Weak};
 
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
-use super::{BoundDevice, Capture, Event, Kind, StreamScope, existing, get, scope};
+use super::{BoundDevice, Event, Kind, existing, get, scope};
 use crate::error::{Error, Result};
-use crate::ids::{CaptureStatus, Device, RawStream};
+use crate::ids::{Device, RawStream};
 use crate::observe::nvtx;
 use crate::process;
 use crate::sync::lock;
@@ -192,7 +194,10 @@ impl Stream {
         }
         // SAFETY: the caller promises that the stream is alive.
         let actual = unsafe { get()?.stream_device(raw) }.map_err(|error| {
-            error.advised(format_args!("{address:#x} is not the address of a stream that is alive"))
+            error.advised(format_args!(
+                "stream is {address:#x}, which is not the address of a stream that is alive; give that of one that is, or 0 for the \
+                 default stream"
+            ))
         })?;
         Self { raw, device: actual, owned: None }.on(device)
     }
@@ -284,16 +289,6 @@ impl Stream {
         scope::scoped_view(device).unwrap_or(Self::default_of(device))
     }
 
-    /// Makes this the calling thread's current stream, and its device the current one, until the guard is dropped, which
-    /// keeps the stream alive. Guards may be dropped in any order: the stream of the one entered last among those that are
-    /// left is current.
-    ///
-    /// # Errors
-    /// `ErrorKind::Library` if the driver refuses to bind the device.
-    pub fn enter(&self) -> Result<StreamScope> {
-        StreamScope::new(self)
-    }
-
     /// Returns the address.
     #[inline]
     pub const fn raw(&self) -> RawStream {
@@ -353,45 +348,6 @@ impl Stream {
         // SAFETY: the stream is alive: ours until the last clone, a foreign one by `from_raw`'s contract. An `Event` owns its
         // event.
         unsafe { get()?.stream_wait_event(self.raw, event.raw()) }.map_err(|e| e.on(self.device))
-    }
-
-    /// Returns whether work on the stream is recorded into a graph.
-    ///
-    /// # Errors
-    /// `ErrorKind::Library` if the driver refuses.
-    pub fn capture_status(&self) -> Result<CaptureStatus> {
-        let _bound = self.bind_default()?;
-        // SAFETY: the stream is alive: ours until the last clone, a foreign one by `from_raw`'s contract.
-        unsafe { get()?.stream_capture_status(self.raw) }.map_err(|e| e.on(self.device))
-    }
-
-    /// Returns whether what is submitted to the stream goes to a graph, or to a capture that was invalidated. The legacy
-    /// default stream is never captured, whatever is captured beside it, and is not asked.
-    pub(crate) fn is_captured(&self) -> Result<bool> {
-        Ok(!self.raw.is_legacy() && self.capture_status()? != CaptureStatus::None)
-    }
-
-    /// Returns the capture that work on the stream goes to, if the driver can tell.
-    pub(crate) fn capture(&self) -> Result<Option<Capture>> {
-        let _bound = self.bind_default()?;
-        // SAFETY: the stream is alive: ours until the last clone, a foreign one by `from_raw`'s contract.
-        unsafe { get()?.stream_capture(self.raw) }.map_err(|e| e.on(self.device))
-    }
-
-    /// Makes a use of the stream possible, and refuses one that would invalidate the capture of a blocking stream.
-    ///
-    /// # Errors
-    /// As [`Stream::query`].
-    pub(crate) fn begin_use(&self) -> Result<Option<BoundDevice>> {
-        let bound = self.bind_default()?;
-        if self.raw.is_legacy() && self.capture_status()? == CaptureStatus::Implicit {
-            return Err(Error::invalid_value(format!(
-                "a blocking stream of {} is being captured, and any use of the legacy default stream would invalidate that \
-                 capture: use another stream, or do this after the capture",
-                self.device
-            )));
-        }
-        Ok(bound)
     }
 
     /// Default streams are found through the current context, so that must be the device's.

@@ -24,7 +24,7 @@ use crate::sync::lock;
 
 /// The simulated library. All pools of it share its settings.
 #[derive(Clone, Copy, Debug)]
-pub struct HostLibrary;
+pub struct SimulatedLibrary;
 
 static CREATE_NANOSECONDS: AtomicU64 = AtomicU64::new(0);
 static HANDLE_BYTES: AtomicU64 = AtomicU64::new(1 << 20);
@@ -36,7 +36,7 @@ static WORKSPACES: Workspaces = Workspaces::new();
 /// What a handle's address points to. Alone in its cache lines, as real handles mostly are.
 #[derive(Debug)]
 #[repr(align(128))]
-struct HostHandle {
+struct SimulatedHandle {
     stream: AtomicUsize,
     /// The address of the workspace that it would compute with; 0 for the library's own.
     workspace: AtomicU64,
@@ -72,7 +72,7 @@ pub fn set_workspace_bytes(bytes: u64) {
 /// The address is that of a live handle of this library.
 pub unsafe fn workspace_of(handle: *mut c_void) -> u64 {
     // SAFETY: the caller vouches for the handle.
-    unsafe { &*handle.cast::<HostHandle>() }.workspace.load(Ordering::Relaxed)
+    unsafe { &*handle.cast::<SimulatedHandle>() }.workspace.load(Ordering::Relaxed)
 }
 
 /// Sets another workspace on the handle, as its owner might do without the pool's knowledge.
@@ -81,7 +81,7 @@ pub unsafe fn workspace_of(handle: *mut c_void) -> u64 {
 /// The address is that of a live handle of this library.
 pub unsafe fn set_workspace_of(handle: *mut c_void, address: u64) {
     // SAFETY: the caller vouches for the handle.
-    unsafe { &*handle.cast::<HostHandle>() }.workspace.store(address, Ordering::Relaxed);
+    unsafe { &*handle.cast::<SimulatedHandle>() }.workspace.store(address, Ordering::Relaxed);
 }
 
 /// Returns how many times a handle of this library was reset for its next owner.
@@ -90,11 +90,11 @@ pub unsafe fn set_workspace_of(handle: *mut c_void, address: u64) {
 /// The address is that of a live handle of this library.
 pub unsafe fn resets_of(handle: *mut c_void) -> u64 {
     // SAFETY: the caller vouches for the handle.
-    unsafe { &*handle.cast::<HostHandle>() }.resets.load(Ordering::Relaxed)
+    unsafe { &*handle.cast::<SimulatedHandle>() }.resets.load(Ordering::Relaxed)
 }
 
-fn inner(handle: &RawHandle) -> &HostHandle {
-    // SAFETY: a `RawHandle` of this library owns a `HostHandle` until `destroy` takes it.
+fn inner(handle: &RawHandle) -> &SimulatedHandle {
+    // SAFETY: a `RawHandle` of this library owns a `SimulatedHandle` until `destroy` takes it.
     unsafe { &*handle.as_ptr().cast() }
 }
 
@@ -104,7 +104,7 @@ fn inner(handle: &RawHandle) -> &HostHandle {
 /// The address is that of a live handle of this library.
 pub unsafe fn stream_of(handle: *mut c_void) -> usize {
     // SAFETY: the caller vouches for the handle.
-    unsafe { &*handle.cast::<HostHandle>() }.stream.load(Ordering::Relaxed)
+    unsafe { &*handle.cast::<SimulatedHandle>() }.stream.load(Ordering::Relaxed)
 }
 
 /// The addresses of the live handles, for callers that cannot guarantee that one is live.
@@ -119,9 +119,9 @@ pub fn stream_at(address: usize) -> Option<usize> {
     live.contains(&address).then(|| unsafe { stream_of(std::ptr::with_exposed_provenance_mut(address)) })
 }
 
-impl Library for HostLibrary {
+impl Library for SimulatedLibrary {
     fn name(&self) -> &str {
-        "host"
+        "simulated"
     }
 
     fn runtime(&self) -> Option<Kind> {
@@ -136,7 +136,7 @@ impl Library for HostLibrary {
         if cost > 0 {
             thread::sleep(Duration::from_nanos(cost));
         }
-        let handle = Box::new(HostHandle {
+        let handle = Box::new(SimulatedHandle {
             stream: AtomicUsize::new(0),
             workspace: AtomicU64::new(0),
             resets: AtomicU64::new(0),
@@ -160,7 +160,7 @@ impl Library for HostLibrary {
         #[cfg(feature = "fault-injection")]
         lock(&LIVE).remove(&handle.as_ptr().addr());
         // SAFETY: the handle owns the box that `create` leaked.
-        let inner = unsafe { Box::from_raw(handle.as_ptr().cast::<HostHandle>()) };
+        let inner = unsafe { Box::from_raw(handle.as_ptr().cast::<SimulatedHandle>()) };
         let freed = host::synchronize_and_free(inner.device, inner.bytes);
         freed.and(handle.workspaces.map_or(Ok(()), |workspaces| workspaces.free()))
     }
