@@ -16,12 +16,14 @@ mod request;
 mod stats;
 mod window;
 
+pub(crate) use built_in::pool_of_number;
 pub use built_in::{
     Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, Hipblas, HipblasLt, Hipsolver, Hipsparse, HostHandles, Miopen,
     Pooled, handle, lease,
 };
 #[cfg(feature = "python")]
 pub(crate) use device_pool::Interruption;
+pub(crate) use device_pool::PooledHandle;
 pub(crate) use events::events;
 pub use events::{HandleAction, HandleEvent};
 pub use handle_pool::HandlePool;

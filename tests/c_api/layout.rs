@@ -6,7 +6,12 @@ use std::process::{Command, Stdio};
 
 use gpupool::PoolId;
 use gpupool::c_api::{
-    Api, Block, DeviceStats, Durations, Event, PoolOptions, PoolSource, Recording, Segment, SnapshotVisitor, Stat,
+    Api, Block, C_API, DeviceStats, Durations, Event, HandleCounts, HandleLease, PoolOptions, PoolSource, Recording,
+    Segment, SnapshotVisitor, Stat,
+};
+use gpupool::{
+    Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, Hipblas, HipblasLt, Hipsolver, Hipsparse, HostHandles, Miopen,
+    Pooled,
 };
 
 /// Adds C that fails to compile unless the struct has these fields at these places, and ends with the last.
@@ -51,6 +56,9 @@ fn the_structs_are_those_of_the_header() {
     layout!(text, DeviceStats, "gpupool_device_stats", size allocation segment active inactive_split allocated_bytes
         reserved_bytes active_bytes inactive_split_bytes requested_bytes alloc_retries ooms device_allocs device_frees);
     layout!(text, Durations, "gpupool_durations", size total max min count);
+    layout!(text, HandleLease, "gpupool_lease", handle pooled library device);
+    layout!(text, HandleCounts, "gpupool_handle_stats", size created destroyed retired idle held leased peak_in_use hits
+        misses hand_overs waits failures create_micros device_bytes peak_device_bytes workspace_bytes);
     layout!(text, Api, "gpupool_api", version size malloc free cupy_malloc cupy_free handler_alloc handler_free
         last_error allocate deallocate record_stream owns find_block empty_cache get_memory_fraction
         set_memory_fraction largest_block enable_peer_access add_oom_callback remove_oom_callback pool_create
@@ -60,7 +68,44 @@ fn the_structs_are_those_of_the_header() {
         set_pinned_limit pinned_stats reset_peak_pinned_stats pinned_times
         pinned_snapshot pool_sleep pool_wake pool_is_asleep sleep_device wake_device pool_add_segment_callback
         pool_remove_segment_callback share attach attached_record_stream detach deallocate_on pool_enter
-        scope_leave synchronize);
+        scope_leave synchronize allocate_at handle lease lease_release lease_discard library_is_available handle_stats
+        reset_peak_handle_stats warm_handles trim_handles set_handle_limit);
     assert_eq!(compile(&text), (true, String::new()));
     assert!(!compile(&format!("{text}_Static_assert(sizeof(gpupool_block) == 1, \"\");\n")).0);
+}
+
+#[test]
+fn the_libraries_are_those_of_the_header_by_name_and_number() {
+    let pools = [
+        Cudnn::pool(),
+        Cusparse::pool(),
+        Cudss::pool(),
+        Cublas::pool(),
+        CublasLt::pool(),
+        Cusolver::pool(),
+        Miopen::pool(),
+        HostHandles::pool(),
+        Hipblas::pool(),
+        HipblasLt::pool(),
+        Hipsolver::pool(),
+        Hipsparse::pool(),
+    ];
+    let mut text = "#include <gpupool.h>\n".to_owned();
+    for (number, pool) in pools.iter().enumerate() {
+        let name = pool.name().to_uppercase();
+        text += &format!("_Static_assert(GPUPOOL_{name} == {number}, \"{name}\");\n");
+    }
+    assert_eq!(compile(&text), (true, String::new()));
+    // Each number is that of this pool in C, too, and there are no others.
+    for (number, pool) in (0..).zip(pools) {
+        // SAFETY: it takes numbers, and the limit is taken off again.
+        unsafe {
+            assert_eq!((C_API.set_handle_limit)(number, 40 + number as u64), 0);
+            assert_eq!(pool.limit(), Some(40 + number as usize));
+            assert_eq!((C_API.set_handle_limit)(number, u64::MAX), 0);
+        }
+        assert_eq!(pool.limit(), None);
+    }
+    // SAFETY: it takes numbers.
+    assert_ne!(unsafe { (C_API.set_handle_limit)(12, 1) }, 0);
 }
