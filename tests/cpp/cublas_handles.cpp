@@ -1,6 +1,6 @@
-// cuBLAS's own handles from gpupool_handles.hpp, on a GPU or on doubles of its driver and library: cuBLAS says what stream each
-// has. Usage: cublas_handles LIBCUBLAS, with GPUPOOL_CUBLAS_PATH the same file. It prints nothing and returns 0 where all is
-// right. CUDA's headers are not needed: what is called is declared here, as they do.
+// cuBLAS's own handles from gpupool_handles.hpp, on a GPU or on doubles of its driver and library: cuBLAS says which
+// stream each has. Usage: cublas_handles LIBCUBLAS, with GPUPOOL_CUBLAS_PATH the same file. It prints nothing and
+// returns 0 where all is right. CUDA's headers are not needed: what is called is declared here, as they do.
 
 #include <gpupool_handles.hpp>
 

@@ -35,12 +35,10 @@ fn no_library(library: c_int) -> Error {
     if let Err(forked) = process::refuse_forked() {
         return forked;
     }
-    let known: Vec<_> = (0..).map_while(pool_of_number).map(|pool| pool.name()).collect();
-    let known = known.iter().enumerate().map(|(number, name)| format!("{number} ({name})")).collect::<Vec<_>>();
-    Error::invalid_value(format!(
-        "there is no library {library}: give a gpupool_library, which are {}",
-        known.join(", ")
-    ))
+    let known: Vec<_> =
+        (0..).map_while(|number| pool_of_number(number).map(|pool| format!("{number} ({})", pool.name()))).collect();
+    let known = known.join(", ");
+    Error::invalid_value(format!("there is no library {library}: give a gpupool_library, one of {known}"))
 }
 
 /// Returns the device that a caller names; none for -1, which is all of them.
