@@ -4,6 +4,7 @@
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::hint::black_box;
+use std::ptr;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -11,7 +12,10 @@ use std::time::{Duration, Instant};
 
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, Criterion, SamplingMode, criterion_group, criterion_main};
-use gpupool::{Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, Device, HandlePool, Pooled, Simulated, Stream};
+use gpupool::c_api::{C_API, HandleLease};
+use gpupool::{
+    Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, Device, HandlePool, Miopen, Pooled, Simulated, Stream,
+};
 
 fn available_pools() -> Vec<HandlePool> {
     let every = [
@@ -24,6 +28,42 @@ fn available_pools() -> Vec<HandlePool> {
         Cusolver::pool(),
     ];
     every.into_iter().filter(HandlePool::is_available).collect()
+}
+
+/// The pools in the order of `gpupool_library`.
+const NUMBERED: [fn() -> HandlePool; 8] = [
+    Cudnn::pool,
+    Cusparse::pool,
+    Cudss::pool,
+    Cublas::pool,
+    CublasLt::pool,
+    Cusolver::pool,
+    Miopen::pool,
+    Simulated::pool,
+];
+
+/// Measures the same checkouts by the functions of `gpupool.h`.
+fn in_c(group: &mut BenchmarkGroup<WallTime>, pool: HandlePool, stream: &Stream) {
+    let number = NUMBERED.iter().position(|numbered| numbered().name() == pool.name()).expect("a number") as c_int;
+    let (table, raw) = (black_box(&C_API), stream.raw().as_ptr());
+    group.bench_function("handle(stream), C", |bench| {
+        bench.iter(|| {
+            let mut handle = ptr::null_mut();
+            // SAFETY: the stream is alive and of device 0, and the place is one for a pointer.
+            let status = unsafe { (table.handle)(number, 0, black_box(raw), &raw mut handle) };
+            (status, handle)
+        });
+    });
+    group.bench_function("lease(stream), C", |bench| {
+        bench.iter(|| {
+            let mut lease = HandleLease { handle: ptr::null_mut(), pooled: ptr::null_mut(), library: 0, device: 0 };
+            // SAFETY: the stream is alive and of device 0, and the lease ends once.
+            unsafe {
+                (table.lease)(number, 0, black_box(raw), u64::MAX, &raw mut lease);
+                (table.lease_release)(black_box(&raw mut lease))
+            }
+        });
+    });
 }
 
 fn checkouts(criterion: &mut Criterion) {
@@ -45,6 +85,7 @@ fn checkouts(criterion: &mut Criterion) {
             });
         });
         group.bench_function("lease(stream)", |bench| bench.iter(|| pool.lease(black_box(&streams[0])).map(drop)));
+        in_c(&mut group, pool, &streams[0]);
         group.finish();
     }
 }

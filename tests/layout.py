@@ -46,7 +46,7 @@ UNSAFE = {
     "src/observe": "nvtx.rs",
     "src/library": "device_mem_handler.rs functions.rs mod.rs reset.rs vendor.rs workspace.rs",
     "src/library/find": "loader.rs",
-    "src/library/vendors": "host.rs",
+    "src/library/vendors": "simulated.rs",
     # What the process and its threads share.
     "src": "pooled_slice.rs process.rs shared_object.rs",
     "src/replay": "server.rs",

@@ -224,8 +224,8 @@ _NAMES = {
 def get_include() -> str:
     """Return the folder of ``gpupool.h``, which declares the C functions behind ``gpupool.c_api.capsule``.
 
-    The headers for C++ are there too: ``gpupool.hpp``, ``gpupool_callbacks.hpp`` for callbacks, and ``gpupool_mr.hpp``
-    and ``gpupool_rmm.hpp`` for CCCL and RMM.
+    The headers for C++ are there too: ``gpupool.hpp``, ``gpupool_handles.hpp`` for libraries' handles,
+    ``gpupool_callbacks.hpp`` for callbacks, and ``gpupool_mr.hpp`` and ``gpupool_rmm.hpp`` for CCCL and RMM.
 
     >>> os.path.exists(os.path.join(gpupool.get_include(), "gpupool.h"))
     True

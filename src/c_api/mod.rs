@@ -9,6 +9,7 @@ mod device;
 mod event;
 #[cfg(feature = "c-api")]
 mod exports;
+mod handles;
 mod header;
 mod oom_callbacks;
 mod pinned;
@@ -22,6 +23,7 @@ use std::ffi::{c_char, c_int, c_void};
 
 pub use block::Block;
 pub use event::{Event, Observer};
+pub use handles::{HandleCounts, HandleLease};
 pub use oom_callbacks::OomFunction;
 pub use pinned::Durations;
 pub use pools::{AllocatedFunction, Checkpoint, FreedFunction, PoolHandle, PoolOptions, PoolSource};
@@ -190,4 +192,24 @@ api! {
     device::synchronize: fn(c_int, *mut c_void) -> c_int,
     /// Allocates bytes at an address where they are free.
     allocation::allocate_at: fn(*mut c_void, u64, c_int, *mut c_void) -> c_int,
+    /// Returns the calling thread's handle of a library, with its stream set.
+    handles::handle: fn(c_int, c_int, *mut c_void, *mut *mut c_void) -> c_int,
+    /// Begins a lease of a handle.
+    handles::lease: fn(c_int, c_int, *mut c_void, u64, *mut HandleLease) -> c_int,
+    /// Ends it.
+    handles::lease_release: fn(*mut HandleLease) -> c_int,
+    /// Ends it, and no request gets the handle again.
+    handles::lease_discard: fn(*mut HandleLease) -> c_int,
+    /// Returns whether handles of a library can be requested.
+    handles::library_is_available: fn(c_int, *mut c_int) -> c_int,
+    /// Returns the counts of a library's handles.
+    handles::handle_stats: fn(c_int, c_int, *mut HandleCounts) -> c_int,
+    /// Resets the peaks of those counts.
+    handles::reset_peak_handle_stats: fn(c_int, c_int) -> c_int,
+    /// Creates handles in advance.
+    handles::warm_handles: fn(c_int, c_int, u64, c_int, *mut u64) -> c_int,
+    /// Destroys idle handles.
+    handles::trim_handles: fn(c_int, c_int, *mut u64) -> c_int,
+    /// Sets the maximum number of a library's handles on each device.
+    handles::set_handle_limit: fn(c_int, u64) -> c_int,
 }

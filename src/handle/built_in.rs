@@ -51,6 +51,12 @@ pub fn lease<L: Pooled>(stream: &Stream) -> Result<Lease> {
     L::pool().lease(stream)
 }
 
+/// Returns the pool of the library with this number, which `gpupool.h` has too; none if there is no such library.
+#[inline]
+pub(crate) fn pool_of_number(number: usize) -> Option<HandlePool> {
+    EVERY.get(number).map(|pool| HandlePool::built_in(pool))
+}
+
 macro_rules! built_in {
     ($($id:literal $name:ident $pool:ident $library:expr, $doc:literal;)*) => {
         $(
@@ -68,7 +74,17 @@ macro_rules! built_in {
             }
         )*
 
+        /// By their ids.
+        static EVERY: [&LibraryPool; BUILT_IN] = [$(&$pool),*];
+
         const _: () = assert!([$($id),*].len() == BUILT_IN, "the ids of other pools begin where these end");
+        const _: () = {
+            let (ids, mut place) = ([$($id),*], 0);
+            while place < BUILT_IN {
+                assert!(ids[place] == place, "the ids are in order: C finds a pool by its place");
+                place += 1;
+            }
+        };
     };
 }
 

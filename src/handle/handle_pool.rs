@@ -3,11 +3,12 @@
 //! to pop from it; creating and destroying happen outside every lock.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use super::device_pool::{DevicePool, Interruption};
+use super::device_pool::{DevicePool, Interruption, PooledHandle};
 use super::lease::Lease;
 use super::pool::{BUILT_IN, LibraryPool};
 use super::pools;
@@ -219,6 +220,12 @@ impl HandlePool {
             Some(own) => own.map(|pooled| Lease::new(self.0, stream.device(), pooled)),
             None => self.serve(stream, Some(timeout)),
         }
+    }
+
+    /// Returns the lease again that this handle was taken out of.
+    #[inline]
+    pub(crate) const fn lease_of(&self, device: Device, pooled: Arc<PooledHandle>) -> Lease {
+        Lease::new(self.0, device, pooled)
     }
 
     /// [`HandlePool::lease`] as far as it can be served without a wait.

@@ -70,6 +70,13 @@ impl Lease {
         self.device
     }
 
+    /// Returns the handle, which the caller keeps until [`HandlePool::lease_of`](super::HandlePool::lease_of) makes a lease of it
+    /// again.
+    #[inline]
+    pub(crate) fn into_pooled(mut self) -> Option<Arc<PooledHandle>> {
+        self.pooled.take()
+    }
+
     /// Ends the lease of a handle that was changed in a way that the pool cannot reset: no request gets it again, and
     /// [`HandlePool::trim`](super::HandlePool::trim) destroys it.
     pub fn discard(mut self) {

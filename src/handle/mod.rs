@@ -15,12 +15,14 @@ mod request;
 mod stats;
 mod window;
 
+pub(crate) use built_in::pool_of_number;
 pub use built_in::{
     Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, Hipblas, HipblasLt, Hipsolver, Hipsparse, Miopen, Pooled,
     Simulated, handle, lease,
 };
 #[cfg(feature = "python")]
 pub(crate) use device_pool::Interruption;
+pub(crate) use device_pool::PooledHandle;
 pub(crate) use events::events;
 pub use events::{HandleAction, HandleEvent};
 pub use handle_pool::HandlePool;
@@ -30,6 +32,5 @@ pub(crate) use pools::{devices_in_use, release_idle, reset_peak_stats};
 #[cfg(feature = "python")]
 pub(crate) use request::{Claim, HandleAttempt, Unfinished};
 pub use stats::HandleStats;
-#[cfg(feature = "python")]
 pub(crate) use stats::handle_counters;
 pub use window::Handle;

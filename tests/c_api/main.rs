@@ -7,6 +7,7 @@ mod common;
 mod at_address;
 mod calls;
 mod checkpoints;
+mod handles;
 mod pinned;
 mod pools;
 mod recording;

@@ -5,10 +5,11 @@ use std::ffi::{c_int, c_void};
 use std::mem::zeroed;
 use std::ptr::{self, null, null_mut};
 
+use super::handles::{NO_LEASE, SIMULATED};
 use crate::common::c_pools::{CPool, INVALID_VALUE, OUT_OF_MEMORY, create, failed, last_error, options, succeeded};
 use crate::common::{device, stream};
 use gpupool::c_api::{
-    Attached, Block, C_API, DeviceStats, Durations, PoolHandle, PoolOptions, Recording, SnapshotVisitor,
+    Attached, Block, C_API, DeviceStats, Durations, HandleCounts, PoolHandle, PoolOptions, Recording, SnapshotVisitor,
 };
 use gpupool::{Stream, memory_stats};
 
@@ -86,6 +87,8 @@ fn a_device_that_is_none_is_refused_by_every_function_that_takes_one() {
             names(wrong, (C_API.sleep_device)(wrong, 1, &raw mut bytes));
             names(wrong, (C_API.wake_device)(wrong, &raw mut bytes));
             names(wrong, (C_API.synchronize)(wrong, raw));
+            names(wrong, (C_API.warm_handles)(SIMULATED, wrong, 1, 0, &raw mut bytes));
+            names(wrong, (C_API.warm_handles)(SIMULATED, wrong, 1, 1, &raw mut bytes));
             assert!((C_API.cupy_malloc)(null_mut(), 1000, wrong).is_null());
             names(wrong, INVALID_VALUE);
             if wrong == -1 {
@@ -94,6 +97,12 @@ fn a_device_that_is_none_is_refused_by_every_function_that_takes_one() {
             }
             let visitor = SnapshotVisitor { size: size_of::<SnapshotVisitor>() as u64, ..zeroed() };
             names(wrong, (C_API.empty_cache)(wrong, &raw mut bytes));
+            let (mut lease, mut counts) = (NO_LEASE, handle_counts(size_of::<HandleCounts>() as u64));
+            names(wrong, (C_API.handle)(SIMULATED, wrong, raw, &raw mut pointer));
+            names(wrong, (C_API.lease)(SIMULATED, wrong, raw, 0, &raw mut lease));
+            names(wrong, (C_API.handle_stats)(SIMULATED, wrong, &raw mut counts));
+            names(wrong, (C_API.reset_peak_handle_stats)(SIMULATED, wrong));
+            names(wrong, (C_API.trim_handles)(SIMULATED, wrong, &raw mut bytes));
             names(wrong, (C_API.snapshot)(wrong, null(), &raw const visitor));
             assert!((C_API.malloc)(1000, wrong, raw).is_null());
             names(wrong, INVALID_VALUE);
@@ -111,6 +120,37 @@ fn a_device_that_is_none_is_refused_by_every_function_that_takes_one() {
         assert_eq!(memory_stats(device(0)).unwrap().total.live_blocks, 1);
     }
     release(block, own, pool);
+}
+
+fn handle_counts(size: u64) -> HandleCounts {
+    HandleCounts { size, ..HandleCounts::default() }
+}
+
+#[test]
+fn a_library_that_is_none_is_refused_by_every_function_that_takes_one() {
+    host!();
+    let stream = stream(0);
+    let raw = stream.raw().as_ptr();
+    for wrong in [-1, 12, c_int::MIN, c_int::MAX] {
+        let (mut handle, mut lease, mut number, mut is_available) = (null_mut(), NO_LEASE, 0, 0);
+        let mut counts = handle_counts(size_of::<HandleCounts>() as u64);
+        let named = format!("no library {wrong}");
+        let words: [&str; 4] = [&named, "gpupool_library", "0 (cudnn)", "11 (hipsparse)"];
+        // SAFETY: the stream and the places are alive.
+        unsafe {
+            failed((C_API.handle)(wrong, 0, raw, &raw mut handle), INVALID_VALUE, &words);
+            failed((C_API.lease)(wrong, 0, raw, 0, &raw mut lease), INVALID_VALUE, &words);
+            failed((C_API.library_is_available)(wrong, &raw mut is_available), INVALID_VALUE, &words);
+            failed((C_API.handle_stats)(wrong, 0, &raw mut counts), INVALID_VALUE, &words);
+            failed((C_API.reset_peak_handle_stats)(wrong, 0), INVALID_VALUE, &words);
+            failed((C_API.warm_handles)(wrong, 0, 1, 0, &raw mut number), INVALID_VALUE, &words);
+            failed((C_API.trim_handles)(wrong, 0, &raw mut number), INVALID_VALUE, &words);
+            failed((C_API.set_handle_limit)(wrong, 1), INVALID_VALUE, &words);
+        }
+        assert!(handle.is_null() && lease.handle.is_null() && counts.created == 0);
+    }
+    // SAFETY: it takes numbers.
+    failed(unsafe { (C_API.set_handle_limit)(SIMULATED, 0) }, INVALID_VALUE, &["at most 0 handles", "1 or more"]);
 }
 
 #[test]
@@ -181,6 +221,12 @@ fn a_null_pointer_is_refused_by_its_name() {
         refused((C_API.visit_stacks)(null_mut(), None), "visit");
         refused((C_API.allocate_pinned)(1, -1, null_mut()), "pointer");
         refused((C_API.pinned_stats)(-1, null_mut()), "gpupool_device_stats");
+        refused((C_API.handle)(SIMULATED, 0, raw, null_mut()), "handle");
+        refused((C_API.lease)(SIMULATED, 0, raw, 0, null_mut()), "lease");
+        refused((C_API.lease_release)(null_mut()), "lease");
+        refused((C_API.lease_discard)(null_mut()), "lease");
+        refused((C_API.library_is_available)(SIMULATED, null_mut()), "is_available");
+        refused((C_API.handle_stats)(SIMULATED, 0, null_mut()), "gpupool_handle_stats");
         refused((C_API.pinned_snapshot)(null()), "gpupool_snapshot_visitor");
         let (mut copy, shared) = (token, token.as_ptr().cast());
         let place = copy.as_mut_ptr().cast();
@@ -237,6 +283,8 @@ fn a_struct_without_its_size_is_refused() {
             let mut durations = Durations { size, ..Durations::default() };
             refused((C_API.pinned_times)(&raw mut durations, null_mut()), size, "gpupool_durations");
             refused((C_API.pinned_times)(null_mut(), &raw mut durations), size, "gpupool_durations");
+            let mut counts = handle_counts(size);
+            refused((C_API.handle_stats)(SIMULATED, 0, &raw mut counts), size, "gpupool_handle_stats");
             let (mut made, wrong) = (null_mut(), PoolOptions { size, ..options() });
             refused((C_API.pool_create)(0, &raw const wrong, &raw mut made), size, "gpupool_pool_options");
         }

@@ -4,9 +4,8 @@
 
 #ifdef WITH_RESOURCES
 #include <gpupool_mr.hpp>
-#else
-#include <gpupool.hpp>
 #endif
+#include <gpupool_handles.hpp>
 
 #include <cstdio>
 #include <cstdlib>
@@ -44,6 +43,14 @@ int synchronize(int device, void *stream) {
   given = stream;
   return real->synchronize(device, stream);
 }
+int handle(int library, int device, void *stream, void **handle) {
+  given = stream;
+  return real->handle(library, device, stream, handle);
+}
+int lease(int library, int device, void *stream, std::uint64_t timeout_ms, gpupool_lease *lease) {
+  given = stream;
+  return real->lease(library, device, stream, timeout_ms, lease);
+}
 
 bool is_given(void *expected) {
   static int nothing;
@@ -63,6 +70,8 @@ void null_streams_are(void *expected) {
   table.record_stream = record_stream;
   table.deallocate_on = deallocate_on;
   table.synchronize = synchronize;
+  table.handle = handle;
+  table.lease = lease;
   gpupool::set_api(&table);
   {
     gpupool::device_buffer unnamed(BYTES);
@@ -80,6 +89,11 @@ void null_streams_are(void *expected) {
     EXPECT(is_given(expected));
     gpupool::synchronize();
     EXPECT(is_given(expected));
+    using simulated = gpupool::libraries::simulated;
+    EXPECT(gpupool::handle<simulated>() && is_given(expected));
+    EXPECT(gpupool::handle<simulated>(nullptr) && is_given(expected));
+    EXPECT(gpupool::lease<simulated>() && is_given(expected));
+    EXPECT(gpupool::lease<simulated>(nullptr) && is_given(expected));
     // Who names a default stream gets that one.
     for (std::uintptr_t number : {1, 2}) {
       auto *named = reinterpret_cast<void *>(number);

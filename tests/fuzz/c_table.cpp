@@ -177,6 +177,7 @@ class Worker {
     scopes_.clear();
     while (!blocks_.empty()) free_one(blocks_.size() - 1);
     while (!pools_.empty()) release_pool(pools_.size() - 1);
+    while (!leases_.empty()) end_lease(leases_.size() - 1);
     for (int device : expected_) succeeded(api->end_expecting_captures(device), "end_expecting_captures");
     expected_.clear();
   }
@@ -187,6 +188,7 @@ class Worker {
   std::vector<std::shared_ptr<Pool>> pools_;
   std::vector<std::pair<std::uint64_t, std::shared_ptr<Pool>>> scopes_;
   std::vector<int> expected_;
+  std::vector<gpupool_lease> leases_;
   struct Freed {
     void *pointer;
     std::uint64_t bytes;
@@ -731,6 +733,91 @@ class Worker {
     }
   }
 
+  void end_lease(std::size_t number) {
+    auto lease = leases_[number];
+    leases_.erase(leases_.begin() + static_cast<std::ptrdiff_t>(number));
+    take_away(lease.handle);
+    if (one_in(8))
+      succeeded(api->lease_discard(&lease), "lease_discard");
+    else
+      succeeded(api->lease_release(&lease), "lease_release");
+    if (lease.handle || lease.pooled) fail("a lease is left that has ended");
+    refused(one_in(2) ? api->lease_release(&lease) : api->lease_discard(&lease), "a second end of a lease");
+  }
+
+  // A handle that others have not.
+  void begin_lease() {
+    gpupool_lease lease{};
+    int status = api->lease(GPUPOOL_SIMULATED, device(), stream(), UINT64_MAX, &lease);
+    one_of(status, {0, GPUPOOL_ERROR_OUT_OF_MEMORY}, "lease");
+    if (!status != bool(lease.handle)) fail("lease returned %d and the handle %p", status, lease.handle);
+    if (status) return;
+    place(lease.handle, 1);
+    leases_.push_back(lease);
+  }
+
+  void ask_for_handles() {
+    auto on = device();
+    gpupool_handle_stats stats{};
+    stats.size = sizeof stats;
+    std::uint64_t number = 0;
+    void *own = nullptr, *again = nullptr;
+    switch (below(7)) {
+      case 0: {
+        int status = api->handle(GPUPOOL_SIMULATED, on, stream(), &own);
+        one_of(status, {0, GPUPOOL_ERROR_OUT_OF_MEMORY}, "handle");
+        if (status) return own ? fail("handle failed and returned one") : void();
+        succeeded(api->handle(GPUPOOL_SIMULATED, on, stream(), &again), "handle");
+        if (!own || again != own) fail("a thread has two handles on a device, %p and %p", own, again);
+        return;
+      }
+      case 1: case 2: return leases_.size() < 4 ? begin_lease() : end_lease(below(leases_.size()));
+      case 3: return leases_.empty() ? void() : end_lease(below(leases_.size()));
+      case 4:
+        // In the background it would go on where nothing may: the number of handles is checked at the end.
+        one_of(api->warm_handles(GPUPOOL_SIMULATED, on, below(4), 0, one_in(2) ? &number : nullptr),
+               {0, GPUPOOL_ERROR_OUT_OF_MEMORY}, "warm_handles");
+        if (number > 3) fail("warm_handles created %llu", static_cast<unsigned long long>(number));
+        return;
+      case 5:
+        succeeded(api->trim_handles(GPUPOOL_SIMULATED, one_in(2) ? -1 : on, &number), "trim_handles");
+        succeeded(api->handle_stats(GPUPOOL_SIMULATED, one_in(2) ? -1 : on, &stats), "handle_stats");
+        if (stats.created < stats.destroyed + stats.idle) fail("more handles are counted than were created");
+        return succeeded(api->reset_peak_handle_stats(GPUPOOL_SIMULATED, on), "reset_peak_handle_stats");
+      default: return ask_for_handles_wrongly();
+    }
+  }
+
+  void ask_for_handles_wrongly() {
+    static constexpr int NO_LIBRARIES[] = {-1, 12, 99, INT32_MAX, INT32_MIN};
+    auto wrong = NO_LIBRARIES[below(5)];
+    gpupool_handle_stats stats{};
+    gpupool_lease lease{};
+    void *handle = this;
+    int is_available = 0;
+    refused(api->handle(wrong, device(), stream(), &handle), "handle");
+    if (handle) fail("handle failed and left a handle");
+    refused(api->handle(GPUPOOL_SIMULATED, wrong_device(), stream(), &handle), "handle");
+    refused(api->handle(GPUPOOL_SIMULATED, device(), stream(), nullptr), "handle");
+    refused(api->lease(wrong, device(), stream(), 0, &lease), "lease");
+    refused(api->lease(GPUPOOL_SIMULATED, wrong_device(), stream(), 0, &lease), "lease");
+    refused(api->lease(GPUPOOL_SIMULATED, device(), stream(), 0, nullptr), "lease");
+    refused(api->lease_release(&lease), "lease_release");
+    refused(api->lease_discard(nullptr), "lease_discard");
+    refused(api->library_is_available(wrong, &is_available), "library_is_available");
+    refused(api->handle_stats(GPUPOOL_SIMULATED, -1, &stats), "handle_stats");
+    refused(api->handle_stats(wrong, -1, nullptr), "handle_stats");
+    refused(api->reset_peak_handle_stats(GPUPOOL_SIMULATED, wrong_device()), "reset_peak_handle_stats");
+    refused(api->warm_handles(GPUPOOL_SIMULATED, -1, 1, 0, nullptr), "warm_handles");
+    refused(api->trim_handles(GPUPOOL_SIMULATED, wrong_device(), nullptr), "trim_handles");
+    refused(api->set_handle_limit(GPUPOOL_SIMULATED, 0), "set_handle_limit");
+    succeeded(api->set_handle_limit(GPUPOOL_SIMULATED, UINT64_MAX), "set_handle_limit");
+    if (api->handle(GPUPOOL_CUBLAS, device(), stream(), &handle) != GPUPOOL_ERROR_UNAVAILABLE)
+      fail("cuBLAS has handles on simulated devices");
+    succeeded(api->library_is_available(GPUPOOL_SIMULATED, &is_available), "library_is_available");
+    if (!is_available) fail("the simulated library is not available");
+  }
+
   void trade() {
     std::lock_guard<std::mutex> lock(exchanging);
     if (exchange.size() > 8 || (one_in(2) && !exchange.empty())) {
@@ -753,7 +840,8 @@ class Worker {
     if (which < 380) return allocate();
     if (which < 640) return blocks_.empty() ? void() : free_one(below(blocks_.size()));
     if (which < 700) return free_wrongly();
-    if (which < 770) return use();
+    if (which < 740) return use();
+    if (which < 770) return ask_for_handles();
     if (which < 810) return allocate_wrongly();
     if (which < 850) return make_pool();
     if (which < 870) return pools_.empty() ? void() : release_pool(below(pools_.size()));
@@ -789,6 +877,16 @@ void round(std::uint64_t round_seed, int threads) {
     if (int status = api->deallocate(block.pointer)) fail("deallocate failed with %d", status);
   }
   exchange.clear();
+  gpupool_handle_stats handles{};
+  handles.size = sizeof handles;
+  if (api->trim_handles(GPUPOOL_SIMULATED, -1, nullptr) || api->handle_stats(GPUPOOL_SIMULATED, -1, &handles))
+    fail("handles are not trimmed");
+  // Those of the thread itself stay.
+  if (handles.leased || handles.idle || handles.retired || handles.created != handles.destroyed + handles.held ||
+      handles.held > (threads == 1 ? DEVICES : 0))
+    fail("of %llu handles %llu are destroyed, %llu held and %llu leased at the end",
+         static_cast<unsigned long long>(handles.created), static_cast<unsigned long long>(handles.destroyed),
+         static_cast<unsigned long long>(handles.held), static_cast<unsigned long long>(handles.leased));
   api->record(nullptr);
   api->observe(nullptr, nullptr);
   for (int device = 0; device < DEVICES; ++device) api->set_memory_fraction(device, 1);

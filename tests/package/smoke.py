@@ -39,7 +39,7 @@ def is_whole() -> None:
     assert (Path(gpupool.get_include()) / "gpupool.h").is_file(), gpupool.get_include()
     for name in ("_gpupool_enable.py", "gpupool_enable.pth"):
         assert (package.parent / name).is_file(), name
-    for name in ("gpupool.hpp", "gpupool_callbacks.hpp", "gpupool_mr.hpp", "gpupool_rmm.hpp"):
+    for name in ("gpupool.hpp", "gpupool_callbacks.hpp", "gpupool_handles.hpp", "gpupool_mr.hpp", "gpupool_rmm.hpp"):
         assert (Path(gpupool.get_include()) / name).is_file(), name
     for name in ("pkgconfig/gpupool.pc", "cmake/gpupool/gpupool-config.cmake"):
         assert (package / "lib" / name).is_file(), name

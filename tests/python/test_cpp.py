@@ -12,6 +12,7 @@ from pathlib import Path
 
 import gpupool
 import pytest
+from machines import Machine
 from pytorch.fetch import CannotFetch, extract
 from running import run_program
 
@@ -100,6 +101,51 @@ def test_what_callbacks_throw_comes_out_of_the_call_that_led_to_them(library, tm
     source = ROOT / "tests" / "cpp" / "callbacks.cpp"
     options = [f"-std={standard}", *STRICT, *sanitizer(tmp_path), *link(library)]
     assert run(build("c++", source, tmp_path / "program", *options)) == ""
+
+
+@pytest.mark.parametrize("standard", ["c++17", "c++20"])
+def test_handles_come_from_their_pools_and_go_back(library, tmp_path, standard):
+    source = ROOT / "tests" / "cpp" / "handles.cpp"
+    options = [f"-std={standard}", *STRICT, *sanitizer(tmp_path), *link(library)]
+    assert run(build("c++", source, tmp_path / "program", *options)) == ""
+
+
+def test_cublas_says_which_stream_its_handles_have(library, tmp_path):
+    program = build(
+        "c++", ROOT / "tests" / "cpp" / "cublas_handles.cpp", tmp_path / "program", *STRICT, *link(library), "-ldl"
+    )
+    machine = Machine("cuda", tmp_path)
+    cublas = str(machine.install("cublas"))
+    variables = {name: text for name, text in machine.variables.items() if text is not None}
+    environment = {**os.environ, **variables, "GPUPOOL_RUNTIME": "cuda", "GPUPOOL_CUBLAS_PATH": cublas}
+    done = subprocess.run([program, cublas], capture_output=True, text=True, env=environment, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ("(void)gpupool::handle<void *>();", "not the handle of one library"),
+        ("(void)gpupool::handle<int>();", "not the handle of one library"),
+        ("cublasHandle_t handle = gpupool::handle<cudnnContext *>();", "cannot (convert|initialize)"),
+        ("cublasHandle_t handle = gpupool::lease<cublasHandle_t>();", "conver"),
+        ("cublasHandle_t handle = gpupool::lease<cublasHandle_t>().get();", "delete"),
+        ("gpupool::lease<cublasHandle_t> lease = nullptr;", "conver"),
+        ("gpupool::lease<cublasHandle_t> first; auto second = first;", "delete"),
+    ],
+)
+def test_what_would_mislead_does_not_compile(tmp_path, wrong, why):
+    if shutil.which("c++") is None:
+        pytest.skip("needs a compiler, c++")
+    text = "#include <gpupool_handles.hpp>\ntypedef struct cublasContext *cublasHandle_t;\nint main() {{ {} }}\n"
+    source = tmp_path / "program.cpp"
+    compile_it = ["c++", "-std=c++17", "-fsyntax-only", f"-I{INCLUDE}", str(source)]
+    source.write_text(text.format("(void)gpupool::handle<cublasHandle_t>();"))
+    assert subprocess.run(compile_it, check=False).returncode == 0
+    source.write_text(text.format(wrong))
+    done = subprocess.run(compile_it, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert re.search(why, done.stderr)
 
 
 @pytest.mark.parametrize("macro", ["CUDA_API_PER_THREAD_DEFAULT_STREAM", "HIP_API_PER_THREAD_DEFAULT_STREAM"])
@@ -193,12 +239,20 @@ def samples():
 
 
 def test_the_page_has_a_program_of_each_kind():
-    assert list(samples()) == ["C", "C++", "CCCL", "RMM"]
+    assert list(samples()) == ["C", "C++", "Handles", "CCCL", "RMM"]
 
 
 @pytest.mark.parametrize(
     ("name", "standard"),
-    [("C", "c99"), ("C", "c11"), ("C++", "c++17"), ("C++", "c++20"), ("CCCL", "c++17"), ("RMM", "c++17")],
+    [
+        ("C", "c99"),
+        ("C", "c11"),
+        ("C++", "c++17"),
+        ("C++", "c++20"),
+        ("Handles", "c++17"),
+        ("CCCL", "c++17"),
+        ("RMM", "c++17"),
+    ],
 )
 def test_samples_of_the_page_run(library, tmp_path, name, standard):
     language, text = samples()[name]

@@ -1,5 +1,7 @@
 """Each library's file names every function of the vendor's headers that sets something of a handle or of the process.
 
+gpupool_handles.hpp names the type of its handles as they do.
+
 A name stands there in the list of what hand-over sets back, or in the comment that says why it is not in that list.
 The headers are those of NVIDIA's newest wheels, of which nothing else is transferred, or of the folders that
 GPUPOOL_HEADERS names, parted by colons. Every function that hand-over calls must be in them too. AMD's are in no wheel
@@ -10,6 +12,7 @@ import os
 import re
 from pathlib import Path
 
+import gpupool
 import pytest
 from pytorch.fetch import CannotFetch, extract
 
@@ -88,3 +91,19 @@ def test_every_setter_is_set_back_or_named_with_the_reason_why_not(name):
     called = set(re.findall(r'c"(\w+)"', source[source.index("resets:") : source.index("workspace:")]))
     unknown = called - {function for function, _ in functions}
     assert not unknown, f"{name}.rs calls what no header has: {sorted(unknown)}"
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_the_type_of_a_handle_is_what_gpupool_handles_hpp_says(name):
+    handle = LIBRARIES[name][1]
+    text = headers_of(name, ["*.h"])
+    if name == "miopen":
+        # A macro's: `struct miopenHandle {}; typedef struct miopenHandle *miopenHandle_t`.
+        text = re.sub(r"MIOPEN_DECLARE_OBJECT\((\w+)\)", r"typedef struct \1 *\1_t", text)
+    declared = re.search(rf"\btypedef\s+(?:struct\s+)?(\w+)\s*\*\s*{handle}\s*;", text)
+    if not declared:
+        pytest.skip(f"needs the headers of {name}")
+    header = (Path(gpupool.get_include()) / "gpupool_handles.hpp").read_text()
+    tag = re.search(rf"^struct {name} : library<(?:::)?(\w+) \*, GPUPOOL_{name.upper()}> {{}};", header, re.MULTILINE)
+    assert tag, f"no tag {name}"
+    assert tag[1] == declared[1]

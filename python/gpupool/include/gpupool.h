@@ -1,4 +1,4 @@
-/* gpupool.h: gpupool's device memory and pinned host memory, for C and C++.
+/* gpupool.h: gpupool's pools of libraries' handles, device memory and pinned host memory, for C and C++.
  *
  * All functions are in one table. gpupool_get_api, in the library libgpupool.so, returns it; in a Python process it is also
  * in gpupool.c_api.capsule. Functions are only added to the table: `version` is 2 for this header, and `size` is the size of
@@ -30,10 +30,12 @@ typedef enum gpupool_status {
   GPUPOOL_SUCCESS = 0,
   GPUPOOL_ERROR_OUT_OF_MEMORY = 1,  /* also if a limit is reached */
   GPUPOOL_ERROR_INVALID_VALUE = 2,  /* an argument is wrong: not a block of gpupool, an unknown device or pool */
-  GPUPOOL_ERROR_DRIVER = 3,         /* the driver refused a call */
+  GPUPOOL_ERROR_DRIVER = 3,         /* the driver, or a library, refused a call */
   GPUPOOL_ERROR_FORKED = 4,         /* this process was forked from one that had used a GPU */
   GPUPOOL_ERROR_OTHER = 5,
-  GPUPOOL_ERROR_ASLEEP = 6          /* the pool is asleep: wake it first */
+  GPUPOOL_ERROR_ASLEEP = 6,         /* the pool is asleep: wake it first */
+  GPUPOOL_ERROR_EXHAUSTED = 7,      /* all handles that a limit allows stayed in use for the whole timeout */
+  GPUPOOL_ERROR_UNAVAILABLE = 8     /* the library, or the GPU platform that it needs, is missing or cannot be used */
 } gpupool_status;
 
 /* The id of a pool: (0, n) for a private pool, (n, 0) for one made for graphs, (0, 0) for a device's default pool. */
@@ -198,6 +200,52 @@ typedef enum gpupool_backup {
   GPUPOOL_BACKUP_NONE = 0, /* it is discarded */
   GPUPOOL_BACKUP_HOST = 1  /* it is copied to pinned host memory, and back when the pool wakes */
 } gpupool_backup;
+
+/* A library whose handles gpupool pools, and the type of its handles. */
+typedef enum gpupool_library {
+  GPUPOOL_CUDNN = 0,      /* cudnnHandle_t */
+  GPUPOOL_CUSPARSE = 1,   /* cusparseHandle_t */
+  GPUPOOL_CUDSS = 2,      /* cudssHandle_t */
+  GPUPOOL_CUBLAS = 3,     /* cublasHandle_t */
+  GPUPOOL_CUBLASLT = 4,   /* cublasLtHandle_t, which has no stream: each call takes one */
+  GPUPOOL_CUSOLVER = 5,   /* cusolverDnHandle_t */
+  GPUPOOL_MIOPEN = 6,     /* miopenHandle_t */
+  GPUPOOL_SIMULATED = 7,  /* the simulated library, where devices are simulated */
+  GPUPOOL_HIPBLAS = 8,    /* hipblasHandle_t */
+  GPUPOOL_HIPBLASLT = 9,  /* hipblasLtHandle_t, which has no stream: each call takes one */
+  GPUPOOL_HIPSOLVER = 10, /* hipsolverHandle_t */
+  GPUPOOL_HIPSPARSE = 11  /* hipsparseHandle_t */
+} gpupool_library;
+
+/* A handle that only its holder uses until the lease ends. `lease` fills it; the caller reads `handle` alone, may move
+ * the struct, and uses one copy of it. */
+typedef struct gpupool_lease {
+  void *handle; /* null once the lease has ended */
+  void *pooled; /* this and the rest are gpupool's */
+  int library;
+  int device;
+} gpupool_lease;
+
+/* The counts of a library's handles, since the process began. For several devices peaks are sums. */
+typedef struct gpupool_handle_stats {
+  uint64_t size; /* of this struct */
+  uint64_t created;
+  uint64_t destroyed;
+  uint64_t retired;     /* discarded, and destroyed by the next trim_handles */
+  uint64_t idle;        /* no thread or lease holds them */
+  uint64_t held;        /* by threads */
+  uint64_t leased;
+  uint64_t peak_in_use; /* of handles that threads and leases held at the same time; never too low */
+  uint64_t hits;        /* requests served by the thread's own handle, or the one that it gave back last */
+  uint64_t misses;      /* requests that went to the pool */
+  uint64_t hand_overs;  /* misses served by a handle that was idle */
+  uint64_t waits;       /* requests that waited, since there was a limit */
+  uint64_t failures;    /* requests and creations that failed */
+  uint64_t create_time;       /* time spent creating handles, in microseconds, summed over threads */
+  uint64_t device_bytes;      /* device memory that the handles took when they were created */
+  uint64_t peak_device_bytes;
+  uint64_t workspace_bytes;   /* device memory that gpupool gave to handles, and to graphs, as workspaces */
+} gpupool_handle_stats;
 
 typedef struct gpupool_api {
   uint64_t version;
@@ -395,6 +443,40 @@ typedef struct gpupool_api {
    * It is refused (GPUPOOL_ERROR_INVALID_VALUE) if so many bytes are not free there in one piece, as where pages have moved or
    * gone back to the driver; those of a graph's pool do neither while the graph exists. */
   int (*allocate_at)(void *address, uint64_t bytes, int device, void *stream);
+
+  /* Returns the calling thread's handle of a gpupool_library on the device, with this stream of the device set; for -1
+   * on the device that the stream belongs to, which asks the driver. The thread keeps the handle, and gets the same one
+   * for each request, until it ends: then the handle returns to the pool. Of a library of ROCm's a thread has one for
+   * each of its streams. Call this each time before the handle is used; inside a capture, not before it. Do not destroy
+   * the handle, and do not use it on another thread. It is null on failure. */
+  int (*handle)(int library, int device, void *stream, void **handle);
+  /* Leases a handle, which only the holder uses until lease_release, on any thread; library, device and stream are as
+   * for `handle`. Where there is a limit it waits so many milliseconds for a handle, UINT64_MAX for no end. What the
+   * struct held before is overwritten; it is all zero on failure. */
+  int (*lease)(int library, int device, void *stream, uint64_t timeout_ms, gpupool_lease *lease);
+  /* Ends a lease, on any thread: its handle returns to the pool, and the struct becomes all zero. One that is all zero
+   * is refused. */
+  int (*lease_release)(gpupool_lease *lease);
+  /* Ends a lease whose handle was changed in a way that the pool cannot reset: no request gets the handle again, and
+   * trim_handles destroys it. */
+  int (*lease_discard)(gpupool_lease *lease);
+  /* Whether handles of a library can be requested, 0 or 1: it is found, and the GPU platform in use is its own. This
+   * loads the library. */
+  int (*library_is_available)(int library, int *is_available);
+  /* The counts of a library's handles on a device, or summed over all for -1. The caller sets `size`. */
+  int (*handle_stats)(int library, int device, gpupool_handle_stats *stats);
+  /* Resets the peaks of handle_stats to the current values; of a device, or of all for -1. */
+  int (*reset_peak_handle_stats)(int library, int device);
+  /* Creates handles until so many are idle on the device, or as many as a limit allows; with `background` on a thread
+   * of gpupool, whose failure handle_stats counts. `created` is how many this call created, 0 in the background; it may
+   * be null. */
+  int (*warm_handles)(int library, int device, uint64_t handles, int background, uint64_t *created);
+  /* Destroys the idle handles of a device, or of all for -1, with their workspaces; where that waits for the device,
+   * not while gpupool knows of a capture. `destroyed` may be null. */
+  int (*trim_handles)(int library, int device, uint64_t *destroyed);
+  /* Limits the handles on each device, at least 1; UINT64_MAX for no limit. Requests beyond it wait until a lease or a
+   * thread ends, in `handle` for 30 seconds. Handles beyond a new limit are kept. */
+  int (*set_handle_limit)(int library, uint64_t handles);
 } gpupool_api;
 
 /* Returns the table of libgpupool.so, or null if that gpupool does not know this version of it; pass

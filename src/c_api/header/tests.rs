@@ -5,7 +5,8 @@ use std::process::{Command, Stdio};
 
 use super::{DeviceStats, HeaderStruct, PoolId, Stat};
 use crate::c_api::{
-    Api, Block, Durations, Event, PoolOptions, PoolSource, Recording, Segment, SnapshotVisitor, VERSION,
+    Api, Block, Durations, Event, HandleCounts, HandleLease, PoolOptions, PoolSource, Recording, Segment,
+    SnapshotVisitor, VERSION,
 };
 
 const HEADER: &str = include_str!("../../../python/gpupool/include/gpupool.h");
@@ -45,6 +46,8 @@ fn the_header_has_the_structs_and_the_functions() -> Result<()> {
         assertions::<Stat>(),
         assertions::<DeviceStats>(),
         assertions::<Durations>(),
+        assertions::<HandleLease>(),
+        assertions::<HandleCounts>(),
         assertions::<Api>(),
     ];
     let in_header = HEADER.lines().filter_map(|line| line.strip_prefix("typedef struct ")?.strip_suffix(" {"));

@@ -20,6 +20,8 @@ const DRIVER: c_int = 0x3;
 const FORKED: c_int = 0x4;
 const OTHER: c_int = 0x5;
 const ASLEEP: c_int = 0x6;
+const EXHAUSTED: c_int = 0x7;
+const UNAVAILABLE: c_int = 0x8;
 
 /// The most bytes of [`last_error`]'s text, with its null byte. Longer texts are cut.
 const TEXT: usize = 0x1000;
@@ -60,6 +62,8 @@ fn status(error: &Error) -> c_int {
         ErrorKind::InvalidValue(_) => INVALID_VALUE,
         ErrorKind::Forked => FORKED,
         ErrorKind::Asleep(_) => ASLEEP,
+        ErrorKind::PoolExhausted(_) => EXHAUSTED,
+        ErrorKind::LibraryNotFound { .. } | ErrorKind::RuntimeUnavailable { .. } => UNAVAILABLE,
         _ => OTHER,
     }
 }

@@ -179,7 +179,9 @@ def takes_streams_of_every_kind():
     resource = gpupool.cuda_core.MemoryResource(0)
     has_lock = not sysconfig.get_config_var("Py_GIL_DISABLED")
     # Without a GIL another thread could close the stream meanwhile, so all are asked.
-    assert resource.reads_streams == has_lock, "this version of cuda.core makes streams in another way than gpupool knows"
+    assert resource.reads_streams == has_lock, (
+        "this version of cuda.core makes streams in another way than gpupool knows"
+    )
 
     class Named(cuda.core.Stream):
         pass

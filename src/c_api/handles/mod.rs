@@ -1,0 +1,140 @@
+//! Handles of libraries, for C: this thread's, leases, and the pools that they come from.
+//!
+//! A library is a number of `gpupool_library`, so that a wrong one is recognised. A request is served as one of Rust's is: a
+//! thread that holds a handle gets it without a lock.
+
+mod counts;
+mod lease;
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+
+pub use counts::HandleCounts;
+pub(super) use counts::{handle_stats, reset_peak_handle_stats};
+pub use lease::HandleLease;
+pub(super) use lease::{lease, lease_discard, lease_release};
+
+use crate::error::{Error, Result};
+use crate::handle::{HandlePool, pool_of_number};
+use crate::ids::Device;
+use crate::memory::plug::call::{answer, count, device_of, hand_out, run, stream_of};
+use crate::process;
+use crate::runtime::Stream;
+
+/// Returns the pool of a library.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` if there is no such library; `ErrorKind::Forked`.
+#[inline]
+fn pool_of(library: c_int) -> Result<HandlePool> {
+    usize::try_from(library).ok().and_then(pool_of_number).ok_or_else(|| no_library(library))
+}
+
+#[cold]
+fn no_library(library: c_int) -> Error {
+    if let Err(forked) = process::refuse_forked() {
+        return forked;
+    }
+    let known: Vec<_> =
+        (0..).map_while(|number| pool_of_number(number).map(|pool| format!("{number} ({})", pool.name()))).collect();
+    let known = known.join(", ");
+    Error::invalid_value(format!("there is no library {library}: give a gpupool_library, one of {known}"))
+}
+
+/// Returns the device that a caller names; none for -1, which is all of them.
+fn one_or_all(device: c_int) -> Result<Option<Device>> {
+    if device == -1 { process::refuse_forked().map(|()| None) } else { device_of(device).map(Some) }
+}
+
+/// Returns the stream that a caller names; for device -1 on whichever it belongs to. A hit's stays in registers.
+///
+/// # Safety
+/// The stream is alive while it is used, and of the device if one is named, which is looked up where it is used.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` for another negative number; for -1 as [`Stream::from_raw`].
+#[inline(always)]
+unsafe fn named_stream(device: c_int, stream: *mut c_void) -> Result<Stream> {
+    let device = match u32::try_from(device) {
+        Ok(ordinal) => Device::from_ordinal(ordinal),
+        // SAFETY: as the caller promises.
+        Err(_) => unsafe { device_of_stream(device, stream) }?,
+    };
+    // SAFETY: as the caller promises, and what has found the device out has it of the stream.
+    Ok(unsafe { Stream::view_of(stream, device) })
+}
+
+/// Returns the device that a stream belongs to, if -1 asks for it.
+///
+/// # Safety
+/// The stream is alive.
+///
+/// # Errors
+/// As [`named_stream`].
+#[cold]
+#[inline(never)]
+unsafe fn device_of_stream(device: c_int, stream: *mut c_void) -> Result<Device> {
+    // SAFETY: as the caller promises.
+    unsafe { stream_of(device, stream) }.map(|stream| stream.device())
+}
+
+/// Returns the calling thread's handle on the stream's device, with the stream set.
+pub(super) unsafe extern "C" fn handle(
+    library: c_int,
+    device: c_int,
+    stream: *mut c_void,
+    place: *mut *mut c_void,
+) -> c_int {
+    let request = || {
+        let pool = pool_of(library)?;
+        // SAFETY: the caller names a stream that is alive, of the device unless that is -1.
+        let stream = unsafe { named_stream(device, stream) }?;
+        pool.handle(&stream).map(|handle| handle.as_ptr())
+    };
+    // SAFETY: the caller passes a place for a pointer, or null.
+    unsafe { hand_out(place, "handle", ptr::null_mut(), request) }
+}
+
+/// Says whether handles of the library can be requested.
+pub(super) unsafe extern "C" fn library_is_available(library: c_int, is_available: *mut c_int) -> c_int {
+    let ask = || {
+        process::refuse_forked()?;
+        pool_of(library).map(|pool| c_int::from(pool.is_available()))
+    };
+    // SAFETY: the caller passes a place for a number, or null.
+    unsafe { answer(is_available, "is_available", ask) }
+}
+
+/// Creates handles until so many are idle; with `background` on a thread of its own.
+pub(super) unsafe extern "C" fn warm_handles(
+    library: c_int,
+    device: c_int,
+    handles: u64,
+    background: c_int,
+    created: *mut u64,
+) -> c_int {
+    let warm = || {
+        let (pool, device) = (pool_of(library)?, device_of(device)?);
+        let handles = usize::try_from(handles).unwrap_or(usize::MAX);
+        if background != 0 {
+            // The statistics count its failures.
+            return pool.warm_in_background(handles, device).map(|_thread| 0);
+        }
+        pool.warm(handles, device).map(|created| created as u64)
+    };
+    // SAFETY: the caller passes a place for a number, or null.
+    unsafe { count(created, warm) }
+}
+
+/// Destroys idle handles, on one device or on all for -1.
+pub(super) unsafe extern "C" fn trim_handles(library: c_int, device: c_int, destroyed: *mut u64) -> c_int {
+    let trim = || Ok(pool_of(library)?.trim(one_or_all(device)?)? as u64);
+    // SAFETY: the caller passes a place for a number, or null.
+    unsafe { count(destroyed, trim) }
+}
+
+/// Sets how many handles there may be on each device; `u64::MAX` for no limit.
+pub(super) unsafe extern "C" fn set_handle_limit(library: c_int, handles: u64) -> c_int {
+    let limit = (handles != u64::MAX).then(|| usize::try_from(handles).unwrap_or(usize::MAX));
+    run(|| pool_of(library)?.set_limit(limit))
+}
