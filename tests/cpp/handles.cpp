@@ -119,7 +119,7 @@ void a_limit_is_kept() {
   pool.set_limit(held + 1);
   {
     gpupool::lease<simulated> lease;
-    throws(GPUPOOL_ERROR_EXHAUSTED, "no host handle on device 0", [] {
+    throws(GPUPOOL_ERROR_EXHAUSTED, "no simulated handle on device 0", [] {
       gpupool::lease<simulated>(nullptr, 0, std::chrono::milliseconds(-1));
     });
     auto next = std::async(std::launch::async, [] { return gpupool::lease<simulated>().operator bool(); });

@@ -147,7 +147,7 @@ def test_the_environment_alone_can_say_what_workers_have():
         actor = make_actor()
         (answer,) = gpupool.ray.stats([actor], timeout=100).values()
         assert answer["settings"]["handle_limits"] == {"simulated": 5}
-        with pytest.raises(gpupool.worker.SetUpFailed, match="making 1 handles of host failed: InvalidValue: "):
+        with pytest.raises(gpupool.worker.SetUpFailed, match="making 1 handles of simulated failed: InvalidValue: "):
             ray.get(actor.warm.remote(), timeout=100)
         assert "InvalidValue" in gpupool.ray.stats([actor])[actor._actor_id.hex()]["failure"]
 

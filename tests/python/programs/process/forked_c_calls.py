@@ -10,6 +10,8 @@ from c_table import addresses, function
 from forking import in_child
 
 FORKED = 4
+# The simulated library's number.
+SIMULATED = 7
 # Pools and checkpoints need handles of their own kind.
 OF_POOLS = re.compile("pool_|checkpoint_|ticket")
 
@@ -64,6 +66,16 @@ def calls(address: int) -> dict[str, tuple]:
         "scope_leave": (ctypes.c_uint64(1),),
         "synchronize": (0, none),
         "allocate_at": (pointer, ctypes.c_uint64(1), 0, none),
+        "handle": (SIMULATED, 0, none, place),
+        "lease": (SIMULATED, 0, none, ctypes.c_uint64(0), struct),
+        "lease_release": (struct,),
+        "lease_discard": (struct,),
+        "library_is_available": (SIMULATED, place),
+        "handle_stats": (SIMULATED, -1, struct),
+        "reset_peak_handle_stats": (SIMULATED, -1),
+        "warm_handles": (SIMULATED, 0, ctypes.c_uint64(1), 0, place),
+        "trim_handles": (SIMULATED, -1, place),
+        "set_handle_limit": (SIMULATED, ctypes.c_uint64(1)),
     }
 
 
