@@ -234,7 +234,10 @@ fn handles_are_created_ahead_counted_and_destroyed() {
     let mut warm = |ordinal, handles, background, expected| unsafe {
         succeeded((C_API.warm_handles)(SIMULATED, ordinal, handles, background, &raw mut created));
         assert_eq!(created, expected);
-        succeeded((C_API.warm_handles)(SIMULATED, ordinal, handles, background, null_mut()));
+        // One more in the background would create them at the same time.
+        if background == 0 {
+            succeeded((C_API.warm_handles)(SIMULATED, ordinal, handles, 0, null_mut()));
+        }
     };
     warm(0, 3, 0, 3);
     warm(1, 2, 1, 0);
