@@ -6,15 +6,14 @@
 //! number and the slabs that it borrows from a lender, and cuts them into blocks: a small block is a slot of a slab, a
 //! larger one is cut to size, or is all of its memory where a pool must not split. A live block is its caller's, by its
 //! address alone; a free one is the heap's, for whichever thread asks next. Physical memory comes in extents, mostly of
-//! a few pages, which the device maps where a heap needs them; an extent leaves a heap only when all of it is free. A
-//! thread owns no memory: it knows caches, each with the service's number at that time (`known`).
+//! a few pages, which the device maps where a heap needs them; an extent leaves a heap only when all of it is free, but
+//! for a reserve's. A thread owns no memory: it knows caches, each with the service's number at that time (`known`).
 //!
 //! **A request** is led to a cache by the thread's scopes and captures (`route`), most often to the one that served the
 //! thread last. There it locks the heap and takes a free block, without a driver call, unless a stream of other code
-//! must be identified. If another thread has the lock, it leaves the request (`Requests`): whoever has the lock for a
-//! request or a free serves that too, else the thread does once it has the lock. If nothing fits, it goes through the
-//! steps of `serve/miss.rs`, which find free memory elsewhere (`serve/take`), add some (`serve/grow`), give some back
-//! or wait.
+//! must be identified. If another thread has the mutex, it leaves the request (`Requests`): who has that for a request
+//! or a free may serve it too, else the thread does once it has the lock. If nothing fits, it goes through the steps of
+//! `serve/miss.rs`, which find free memory elsewhere (`serve/take`), add some (`serve/grow`), give some back or wait.
 //!
 //! **A free** (`serve/free.rs`) goes from the address to its page, and from there to the cache and the block
 //! (`device/pages.rs`). It is done under the heap's lock, by the freeing thread or the one that has the lock, as for a
@@ -26,15 +25,16 @@
 //! **The last page.** Of two threads that ask for it at once, the first to lock the heap has it, and the other goes on
 //! with the steps. Memory that a thread has taken out of one place and not yet put into another is under way
 //! (`device/under_way.rs`): the search waits for it, and starts again, a few times, if there was any or blocks were
-//! taken and freed meanwhile. Only then come the program's callbacks and the error. Free pages beside new ones can be
-//! taken while those are created; then, the second time, there are as many new ones as the request needs.
+//! taken or freed meanwhile. Only then come the program's callbacks and the error. Free pages beside new ones can be
+//! taken while those are created; then, the second time, as many are moved or created as the request needs.
 //!
 //! **A graph's memory** is in caches of its own, one for each stream of a capture, with the role of graphs, or of a
-//! feed that is captured. A graph uses its blocks whenever it runs, so free ones serve only this capture and later ones
-//! of that pool and stream (or `allocate_at`, for a caller that names them) while the pool has a graph's use: a
-//! capture, the `GraphMemory` that it left, a graph pool's id. After the last of them they are taken as other free
-//! memory is, once all work on the device is done (`serve/take/readiness.rs`). A feed's blocks are another allocator's;
-//! a lender lends slabs to caches without pages. Pinned blocks that graphs use are noted one by one (`graph_use`).
+//! feed that is captured; graphs of one pool and stream share it. They use its blocks whenever they run, so free ones
+//! serve only captures of that pool and stream (or `allocate_at`, for a caller that names them) while the pool has a
+//! graph's use: a capture, the `GraphMemory` that it left, a graph pool's id. After the last of them the free pages are
+//! taken as others are, once all work on the device is done (`serve/take/readiness.rs`). A feed's blocks are another
+//! allocator's; a lender lends slabs to caches without pages. Pinned blocks that graphs use are noted one by one
+//! (`graph_use`).
 //!
 //! **Stream order.** Work of a cache's stream may still use a free block, but later work of that stream comes after it:
 //! nothing is recorded or checked, unless the stream may end at any time (`last_work`). What leaves a cache for another
@@ -45,14 +45,15 @@
 //! **Locks**, from the outer to the inner: the lock for reading all heaps (`report/frozen.rs`); a heap; what its cache
 //! keeps beside it (service, uses, waiting blocks, recorded blocks), a device's free addresses and slab numbers; a
 //! device's list of pools; a pool's ledger. No driver call, callback or Python runs under any. A heap's service begins
-//! and ends under its lock: whoever found a cache compares the service's number there (`lock_in`, `is_in`), whoever
-//! frees the page's (`has_block_at`), and gives up if it is another one.
+//! and ends under its lock: whoever found a cache compares the service's number there (`lock_in`, `is_in`), a free the
+//! number of the page's cache (`has_block_at`); each gives up if it is another one.
 //!
 //! **Orderings.** The heap's lock is cheap for its owner, the thread that came first (`OwnerLock`): it stores that it
 //! is inside, and loads whether another thread has come; the other stores that it has come, makes every core pass a
 //! barrier, and loads whether the owner is inside. One of them sees the other. All else that a thread acts on without
-//! the lock is a pair of release and acquire: a request to the thread with the lock, and its answer; a page's number,
-//! stored once its cache has the page, and the thread that frees there. The rest is checked again under the lock.
+//! the lock is a pair of release and acquire: a request to the thread with the lock, and its answer; the number of a
+//! page's cache, stored once that has the page, and the thread that frees there. The rest is checked again under the
+//! lock.
 
 mod block_user;
 mod device_caches;

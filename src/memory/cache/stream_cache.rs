@@ -152,6 +152,11 @@ impl StreamCache {
         read(&self.service).clone()
     }
 
+    /// Looks at its service, which it keeps meanwhile. No copy is made, whose end could be that of a stream or a pool.
+    pub(in crate::memory) fn look_at_service<T>(&self, look: impl FnOnce(&Service) -> T) -> Option<T> {
+        read(&self.service).as_ref().map(look)
+    }
+
     /// Returns its service if that is of this pool: a cache found by its pool may serve another by now.
     pub(in crate::memory) fn service_of(&self, pool: &Pool) -> Option<Service> {
         self.service().filter(|service| service.pool.number == pool.number)
@@ -167,7 +172,7 @@ impl StreamCache {
 
     #[cold]
     fn is_of_this_thread(&self) -> bool {
-        self.service().is_some_and(|service| service.per_thread_of == Some(ThisThread::get().number()))
+        self.look_at_service(|service| service.per_thread_of == Some(ThisThread::get().number())) == Some(true)
     }
 
     /// Returns the address of its stream; 0 for the legacy default one.
@@ -247,7 +252,7 @@ impl StreamCache {
 
     /// Marks the work on its stream from now on, if that may end at any time.
     pub(in crate::memory) fn mark_work_if_foreign(&self) {
-        if self.service().is_some_and(|service| !service.lasts() && !service.role.is_captured()) {
+        if self.look_at_service(|service| !service.lasts() && !service.role.is_captured()) == Some(true) {
             self.duties.fetch_or(MARKS_WORK, Ordering::Relaxed);
         }
     }

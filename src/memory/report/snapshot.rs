@@ -7,7 +7,7 @@ use super::frozen::{Frozen, FrozenCache};
 use crate::error::Result;
 use crate::ids::{Device, MemoryLocation};
 use crate::memory::cache::{
-    DeviceCaches, Heap, HeapBlock, MemoryAction, MemoryEvent, RecordedGuard, StreamCache, events, is_recorded,
+    DeviceCaches, Heap, HeapBlock, MemoryAction, MemoryEvent, RecordedGuard, Service, StreamCache, events, is_recorded,
     note_snapshot,
 };
 use crate::memory::device::DeviceMemory;
@@ -110,14 +110,16 @@ pub(super) fn block_view(memory: &DeviceMemory, recorded: &RecordedGuard<'_>, bl
 }
 
 fn segments_of(FrozenCache { cache, recorded, heap }: &FrozenCache) -> Vec<SegmentView> {
-    let Some(service) = cache.service() else { return Vec::new() };
-    let view = |span: Vec<HeapBlock>| {
-        let start = span.first()?.start;
-        let range = start..start + span.iter().map(|block| block.size).sum::<u64>();
-        let blocks = span.into_iter().map(|block| block_view(cache.memory, recorded, block)).collect();
-        Some(SegmentView { blocks, ..segment_view(cache, heap, &service.pool, range) })
+    let views = |service: &Service| {
+        let view = |span: Vec<HeapBlock>| {
+            let start = span.first()?.start;
+            let range = start..start + span.iter().map(|block| block.size).sum::<u64>();
+            let blocks = span.into_iter().map(|block| block_view(cache.memory, recorded, block)).collect();
+            Some(SegmentView { blocks, ..segment_view(cache, heap, &service.pool, range) })
+        };
+        heap.views(&cache.memory.pages).into_iter().filter_map(view).collect()
     };
-    heap.views(&cache.memory.pages).into_iter().filter_map(view).collect()
+    cache.look_at_service(views).unwrap_or_default()
 }
 
 pub(in crate::memory) fn segments_of_pool(pool: &Pool) -> Vec<SegmentView> {

@@ -77,7 +77,7 @@ impl PoolSummary {
             stats.asleep_bytes += asleep;
 
             let address = cache.stream_address();
-            let is_feed = cache.service().is_some_and(|service| service.role.is_feed());
+            let is_feed = cache.look_at_service(|service| service.role.is_feed()) == Some(true);
             let stream =
                 streams.entry(address).or_insert(StreamStats { stream: address, is_feed, ..Default::default() });
             let live = counts.now[ALL];
