@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 use super::sized::{self, SizedStruct};
 use crate::error::Error;
 use crate::memory::limits;
-use crate::memory::plug::call::{answer, count, device_of, run, stream_on_existing};
+use crate::memory::plug::call::{answer, count, device_of, one_or_all, run, stream_on_existing};
 use crate::memory::report::{self, DeviceStats};
 use crate::memory::serve::{self, Patience};
 use crate::observe::recording::{Purpose, hold_stack};
@@ -17,7 +17,7 @@ unsafe impl SizedStruct for DeviceStats {}
 /// Gives back what is free, of one device, or of all for -1, once the GPU is done with it.
 pub(super) unsafe extern "C" fn empty_cache(device: c_int, bytes: *mut u64) -> c_int {
     let release = || {
-        let device = if device == -1 { None } else { Some(device_of(device)?) };
+        let device = one_or_all(device)?;
         let _stack = hold_stack(Purpose::Free);
         limits::empty_cache_of(device, Patience::Wait)
     };

@@ -9,7 +9,7 @@ use super::recording::number_of;
 use super::sized::{SizedStruct, read};
 use crate::error::Result;
 use crate::ids::MemoryLocation;
-use crate::memory::plug::call::{device_of, pointer, run};
+use crate::memory::plug::call::{one_or_all, pointer, run};
 use crate::memory::pool::PoolId;
 use crate::memory::report::{self, BlockView, MemorySnapshot, SegmentView};
 
@@ -121,8 +121,7 @@ pub(super) unsafe extern "C" fn snapshot(device: c_int, pool: *const PoolId, vis
     let take = || {
         // SAFETY: the caller passes an id, or null.
         let pool = unsafe { pool.as_ref() };
-        let device = if device == -1 { None } else { Some(device_of(device)?) };
-        let mut taken = report::take_snapshot(device)?;
+        let mut taken = report::take_snapshot(one_or_all(device)?)?;
         taken.segments.retain(|segment| pool.is_none_or(|pool| *pool == segment.pool));
         Ok(taken)
     };

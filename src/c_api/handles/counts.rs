@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use super::super::header::c_struct;
 use super::super::sized::{self, SizedStruct};
-use super::{one_or_all, pool_of};
+use super::pool_of;
 use crate::handle::{HandleStats, handle_counters};
-use crate::memory::plug::call::run;
+use crate::memory::plug::call::{one_or_all, run};
 
 /// A counter as C has it: a number, microseconds if it is a time.
 trait Count {

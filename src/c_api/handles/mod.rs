@@ -17,7 +17,7 @@ pub(super) use lease::{lease, lease_discard, lease_release};
 use crate::error::{Error, Result};
 use crate::handle::{HandlePool, pool_of_number};
 use crate::ids::Device;
-use crate::memory::plug::call::{answer, count, device_of, hand_out, run, stream_of};
+use crate::memory::plug::call::{answer, count, device_of, hand_out, one_or_all, run, stream_of};
 use crate::process;
 use crate::runtime::Stream;
 
@@ -39,11 +39,6 @@ fn no_library(library: c_int) -> Error {
         (0..).map_while(|number| pool_of_number(number).map(|pool| format!("{number} ({})", pool.name()))).collect();
     let known = known.join(", ");
     Error::invalid_value(format!("there is no library {library}: give a gpupool_library, one of {known}"))
-}
-
-/// Returns the device that a caller names; none for -1, which is all of them.
-fn one_or_all(device: c_int) -> Result<Option<Device>> {
-    if device == -1 { process::refuse_forked().map(|()| None) } else { device_of(device).map(Some) }
 }
 
 /// Returns the stream that a caller names; for device -1 on whichever it belongs to. A hit's stays in registers.

@@ -162,6 +162,11 @@ pub(crate) fn device_of(ordinal: c_int) -> Result<Device> {
     runtime::device(ordinal.into())
 }
 
+/// Returns the device that a caller names; none for -1, which is all of them.
+pub(crate) fn one_or_all(ordinal: c_int) -> Result<Option<Device>> {
+    if ordinal == -1 { process::refuse_forked().map(|()| None) } else { device_of(ordinal).map(Some) }
+}
+
 /// Returns the stream of a device, which is looked up where the stream is used.
 ///
 /// # Safety
