@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -85,14 +86,20 @@ def extract(requirement: str, wanted: re.Pattern[str], out: Path) -> None:
     with tempfile.TemporaryDirectory(dir=out.parent) as name:
         made = Path(name) / "made"
         try:
-            with _read_in_parts(requirement) as file:
+            # What pip has inside may itself be deprecated, which is not for those who fetch.
+            with warnings.catch_warnings(action="ignore"), _read_in_parts(requirement) as file:
                 _copy(file, wanted, made)
         except Exception as error:
             # What pip has inside may be another in its next version, and not every index lets parts be read.
             print(f"{requirement}: whole, since parts cannot be read: {error}", file=sys.stderr)
             with _download(requirement, Path(name)) as file:
                 _copy(file, wanted, made)
-        made.replace(out)
+        try:
+            made.replace(out)
+        except OSError:
+            # Another process may have made the same meanwhile.
+            if not out.is_dir():
+                raise
 
 
 def _copy(file: IO[bytes], wanted: re.Pattern[str], out: Path) -> None:
