@@ -2362,6 +2362,13 @@ def device_info(device: SupportsIndex) -> dict[str, Any]:
 def runtimes_passed_over() -> list[tuple[str, str, bool]]:
     """Return each platform that was passed over for the runtime, why, and whether it is there but does not work."""
 
+def cuda_builds() -> list[tuple[str, int | None, dict[int, str]]]:
+    """Return for each of CUDA's libraries the version of CUDA of the loaded file, and the packages.
+
+    That is its pool's name; the major version of CUDA, None if the library is not loaded or neither its file's name nor
+    its folder says; and the pip package that has it, by CUDA's major version.
+    """
+
 def device_count() -> int:
     """Return the number of devices visible to the process, after ``CUDA_VISIBLE_DEVICES`` and similar variables.
 

@@ -1,6 +1,8 @@
 //! NVIDIA's and AMD's libraries: `create(void**)`, `destroy(void*)`, `set_stream(void*, void*)`, each returning a status
 //! where 0 is success. One table of names a library, one implementation for all.
 
+#[cfg(feature = "python")]
+use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::PathBuf;
 use std::ptr::{self, NonNull};
@@ -320,6 +322,19 @@ impl Vendor {
             _ => {}
         }
         if advice.is_empty() { None } else { Some(advice.join(". ")) }
+    }
+
+    /// Returns the major version of CUDA that the loaded file is built for, where its name or folder says.
+    #[cfg(feature = "python")]
+    pub(crate) fn cuda(&self) -> Option<u32> {
+        self.api.get().and_then(|api| api.loaded.cuda())
+    }
+
+    /// Returns the pip packages that bring the library, by the major version of CUDA.
+    #[cfg(feature = "python")]
+    pub(crate) fn packages(&self) -> BTreeMap<u32, &'static str> {
+        let variants = self.description.component.variants.iter();
+        variants.filter_map(|variant| Some((variant.cuda?, variant.package))).collect()
     }
 }
 

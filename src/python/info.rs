@@ -1,9 +1,12 @@
 //! What platforms and devices tell of themselves, for `gpupool.info()`.
 
+use std::collections::BTreeMap;
+
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use super::device;
+use crate::library::{CUBLAS, CUBLASLT, CUDNN, CUDSS, CUSOLVER, CUSPARSE, Library, Vendor};
 use crate::runtime;
 
 #[doc = docstring!("driver_version")]
@@ -35,4 +38,11 @@ pub(super) fn device_info<'py>(py: Python<'py>, device: &Bound<'py, PyAny>) -> P
 pub(super) fn runtimes_passed_over() -> Vec<(&'static str, String, bool)> {
     let all = runtime::passed_over().iter();
     all.map(|passed| (passed.kind.name(), passed.reason.clone(), passed.is_present)).collect()
+}
+
+#[doc = docstring!("cuda_builds")]
+#[pyfunction]
+pub(super) fn cuda_builds() -> Vec<(&'static str, Option<u32>, BTreeMap<u32, &'static str>)> {
+    let vendors: [&'static Vendor; 6] = [&CUDNN, &CUBLAS, &CUBLASLT, &CUSOLVER, &CUSPARSE, &CUDSS];
+    vendors.into_iter().map(|vendor| (vendor.name(), vendor.cuda(), vendor.packages())).collect()
 }

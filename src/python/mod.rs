@@ -81,7 +81,7 @@ mod _native {
     #[pymodule_export]
     use super::handle::{PyHandlePool, PyHandleStats, PyLease, handle_stats, simulate_costly_handles};
     #[pymodule_export]
-    use super::info::{device_info, driver_version, runtimes_passed_over};
+    use super::info::{cuda_builds, device_info, driver_version, runtimes_passed_over};
     #[pymodule_export]
     use super::logging::{clear_log_records, end_log, set_log_level, take_log_records};
     #[pymodule_export]

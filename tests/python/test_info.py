@@ -395,6 +395,16 @@ def test_a_library_for_another_cuda_is_missing_not_broken(cuda):
     assert "pip install nvidia-cusparse-cu12" in cusparse["remedy"]
 
 
+def test_libraries_of_two_versions_of_cuda_are_a_problem(cuda):
+    build_library("cublas", cuda.site_packages / "nvidia/cublas/lib/libcublas.so.12")
+    code, info = told(cuda)
+    (said,) = warnings(info)
+    assert code == 0
+    assert said.startswith("libraries of CUDA 12 (cublas) and of CUDA 13 (cusparse) are used together.")
+    assert "for CUDA 13 alone: pip uninstall nvidia-cublas-cu12; pip install nvidia-cublas;" in said
+    assert said.endswith("for CUDA 12 alone: pip uninstall nvidia-cusparse; pip install nvidia-cusparse-cu12")
+
+
 def test_what_hip_tells_of_a_device(hip):
     code, info = told(hip)
     assert (code, info["problems"], info["runtime"]["name"]) == (0, [], "hip")

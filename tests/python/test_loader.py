@@ -43,6 +43,14 @@ def test_the_cuda_in_use_comes_before_the_newest(site_packages):
     check("is_found", "cusparse", in_use, cublas, PYTHONPATH=str(site_packages))
 
 
+def test_what_is_advised_fits_the_cuda_of_what_is_installed(site_packages):
+    build_library("cublas", site_packages / "nvidia/cublas/lib/libcublas.so.12")
+    variables = {"PYTHONPATH": str(site_packages)}
+    check("is_refused", "cusolver", "Install it with: pip install nvidia-cusolver-cu12\n", **variables)
+    build_library("cublas", site_packages / "nvidia/cu13/lib/libcublas.so.13")
+    check("is_refused", "cusolver", "Install it with: pip install nvidia-cusolver\n", **variables)
+
+
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_every_library_is_found_where_its_wheel_puts_it(site_packages, name):
     file = build_wheel(name, site_packages)

@@ -11,7 +11,7 @@ use std::ffi::CStr;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use super::component::{Component, Variant};
+use super::component::{Component, NVJITLINK, NVRTC, Variant};
 use super::origin::Origin;
 use super::places::SearchPlace;
 use crate::error::{Error, ErrorKind, Result};
@@ -80,16 +80,15 @@ pub(in crate::library) fn package(component: &Component, cuda: u32) -> &'static 
 pub(in crate::library) fn load(component: &'static Component, symbols: &[&'static CStr]) -> Result<Loaded> {
     let mut search = Search { tried: Vec::new(), is_present: false, symbols, driver: driver_major(component.platform) };
     search.find(component).ok_or_else(|| {
-        let newest = component.variants.first().and_then(|variant| variant.cuda);
-        let cuda = search.driver.or(newest).unwrap_or_default();
+        let remedy = format!(
+            "Install it with: pip install {}\nor set {} to its file or folder",
+            package(component, search.cuda_to_install(component)),
+            variable(component)
+        );
         ErrorKind::LibraryNotFound {
             library: component.name,
             tried: search.tried,
-            remedy: format!(
-                "Install it with: pip install {}\nor set {} to its file or folder",
-                package(component, cuda),
-                variable(component)
-            ),
+            remedy,
             is_present: search.is_present,
         }
         .into()
@@ -221,6 +220,15 @@ impl Search<'_> {
         variants
     }
 
+    /// Returns the major version of CUDA that a missing component fits to: the one that is in use in this process, else the
+    /// one that libraries beside it are installed for, else the newest that the driver supports.
+    fn cuda_to_install(&self, component: &Component) -> u32 {
+        let newest = component.variants.first().and_then(|variant| variant.cuda);
+        let is_supported = |cuda: &u32| self.driver.is_none_or(|driver| *cuda <= driver);
+        let fitting = cuda_in_use().or_else(|| cuda_installed(component)).filter(is_supported);
+        fitting.or(self.driver).or(newest).unwrap_or_default()
+    }
+
     /// Notes a place that was tried, once: two versions of CUDA may share one.
     fn note(&mut self, tried: String) {
         if !self.tried.contains(&tried) {
@@ -246,6 +254,21 @@ fn cuda_in_use() -> Option<u32> {
         (false, true) => Some(12),
         _ => None,
     }
+}
+
+/// Returns the major version of CUDA that the libraries are built for which a component needs, or which most wheels bring,
+/// if those that are installed are of just one.
+fn cuda_installed(component: &Component) -> Option<u32> {
+    let is_there = |component: &Component, variant: &Variant| {
+        let files = SearchPlace::ALL.into_iter().flat_map(|place| place.files(component.platform, variant));
+        files.into_iter().any(|file| file.is_absolute() && cuda_of(component, &file) == variant.cuda && file.exists())
+    };
+    let beside = component.needs.iter().copied().chain([&NVJITLINK, &NVRTC]);
+    let mut found = beside.flat_map(|component| {
+        component.variants.iter().filter(move |variant| is_there(component, variant)).filter_map(|variant| variant.cuda)
+    });
+    let cuda = found.next()?;
+    found.all(|other| other == cuda).then_some(cuda)
 }
 
 /// Returns the major version of CUDA that a file is built for, where its folder or name tells.

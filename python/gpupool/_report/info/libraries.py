@@ -140,4 +140,28 @@ def problems(libraries: list[Library], files: dict[str, list[str]], explained: s
                     "the frameworks load",
                 )
             )
-    return found
+    return found + _mixtures()
+
+
+def _mixtures() -> list[Problem]:
+    """Return the problem that libraries of two versions of CUDA are loaded, if they are."""
+    loaded: dict[int, dict[str, dict[int, str]]] = {}
+    for name, cuda, packages in _native.cuda_builds():
+        if cuda is not None:
+            loaded.setdefault(cuda, {})[name] = packages
+    if len(loaded) < 2:
+        return []
+    parts = [f"CUDA {cuda} ({', '.join(loaded[cuda])})" for cuda in sorted(loaded)]
+    ways = []
+    for kept in sorted(loaded, reverse=True):
+        others = {cuda: libraries for cuda, libraries in loaded.items() if cuda != kept}
+        removed = dict.fromkeys(packages[cuda] for cuda, all_of in others.items() for packages in all_of.values())
+        wanted = dict.fromkeys(packages[kept] for all_of in others.values() for packages in all_of.values())
+        ways.append(f"for CUDA {kept} alone: pip uninstall {' '.join(removed)}; pip install {' '.join(wanted)}")
+    return [
+        Problem(
+            severity="warning",
+            what=f"libraries of {' and of '.join(parts)} are used together. Each needs others of its own version, so "
+            f"that there are two of these, with memory for each. Keep one version, {'; '.join(ways)}",
+        )
+    ]
