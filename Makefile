@@ -164,6 +164,11 @@ docs: .venv/built .venv/docs ## site: the guide as web pages; a broken link, a n
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	$(BIN)/python -m pytest --quiet $(if $(SKIPS),--skips $(SKIPS)) tests/site
 
+.PHONY: figures
+figures: .venv/ready ## the figures in README.md and docs, anew from benches/results; and the list of files that they are from
+	$(BIN)/python benches/quoted.py README.md $$(find docs -name '*.md')
+	$(BIN)/python benches/provenance.py
+
 .PHONY: pictures
 pictures: .venv/built .venv/docs ## the pictures in docs/pictures and what the notebooks print, made anew; no GPU is needed
 	$(BIN)/python docs/hooks/draw.py
@@ -185,7 +190,8 @@ wheel: .venv/package allocators resources ## build/dist: the wheel for x86-64 an
 	du -h build/dist/*
 
 .PHONY: dist
-dist: .venv/package allocators resources ## build/dist: all that is published for Python, also for aarch64 and free-threaded, tried the same; not in CI
+dist: .venv/package allocators resources ## build/dist: all that is published for Python, also for aarch64 and free-threaded, tried the same, if the pages' figures are of this code; not in CI
+	$(BIN)/python benches/provenance.py --check
 	bash tests/package/dist.sh build/dist $(CURDIR)/$(BIN)/python "$(FREE_THREADED)" $(PYTHON_SOURCES)
 
 .PHONY: aarch64

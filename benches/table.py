@@ -3,12 +3,15 @@
 The README and the guide have the tables of benches/results, by the names of TABLES.
 """
 
+import functools
 import json
+import operator
 import re
 import statistics
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 RESULTS = Path(__file__).parent / "results"
 LIBRARIES = {
@@ -294,6 +297,11 @@ def leases(text: str) -> str:
     return table(head, *([title, *(figures[name, *cell] for cell in cells)] for name, title in titles.items()))
 
 
+def of_text(file: str) -> str:
+    """Return the text of a file of results."""
+    return (RESULTS / file).read_text()
+
+
 def of_json(file: str) -> dict:
     """Return the content of a file of results that is one JSON object."""
     return dict(json.loads((RESULTS / file).read_text()))
@@ -304,20 +312,31 @@ def of_lines(file: str) -> list[dict]:
     return [json.loads(line) for line in (RESULTS / file).read_text().splitlines()]
 
 
-PEERS_FILE, MEMORY_FILE = "h200/peers.json", "h200-memory/memory.json"
+class Table(NamedTuple):
+    """A table that pages have, and the files of results that it is made of."""
+
+    files: tuple[str, ...]
+    make: Callable[..., str]
+    read: Callable[[str], Any] = of_json
+
+    def __call__(self) -> str:
+        """Return the table as Markdown."""
+        return self.make(functools.reduce(operator.add, map(self.read, self.files)))
+
+
 TABLES = {
-    "checkouts": lambda: checkouts(of_json(PEERS_FILE)),
-    "churn": lambda: churn(of_json(PEERS_FILE)),
-    "rush": lambda: rush(of_json(PEERS_FILE)),
-    "leases": lambda: leases((RESULTS / "h200/leases.txt").read_text()),
-    "workspaces": lambda: workspaces(of_lines("h200/workspaces.json")),
-    "waste": lambda: waste(of_lines("one-heap/replays.json") + of_lines("h200-memory/memory-4.json")),
-    "passes": lambda: passes(of_lines("h200-memory/first_pass.json")),
-    "allocations": lambda: allocations(of_lines(MEMORY_FILE)),
-    "threads": lambda: threads(of_lines("one-heap/threads.json")),
-    "frameworks": lambda: frameworks(of_lines("h200-frameworks/frameworks.json")),
-    "simulated": lambda: simulated(of_json("pytorch-simulated/peaks.json")),
-    "pytorch": lambda: pytorch(of_lines("h100-pytorch/pytorch_peers.json")),
+    "checkouts": Table(("h200/peers.json",), checkouts),
+    "churn": Table(("h200/peers.json",), churn),
+    "rush": Table(("h200/peers.json",), rush),
+    "leases": Table(("h200/leases.txt",), leases, of_text),
+    "workspaces": Table(("h200/workspaces.json",), workspaces, of_lines),
+    "waste": Table(("one-heap/replays.json", "h200-memory/memory-4.json"), waste, of_lines),
+    "passes": Table(("h200-memory/first_pass.json",), passes, of_lines),
+    "allocations": Table(("h200-memory/memory.json",), allocations, of_lines),
+    "threads": Table(("one-heap/threads.json",), threads, of_lines),
+    "frameworks": Table(("h200-frameworks/frameworks.json",), frameworks, of_lines),
+    "simulated": Table(("pytorch-simulated/peaks.json",), simulated),
+    "pytorch": Table(("h100-pytorch/pytorch_peers.json",), pytorch, of_lines),
 }
 
 

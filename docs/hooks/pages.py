@@ -1,13 +1,15 @@
 """The parts of pages that are not written by hand, in place of a line such as `<!-- table: checkouts -->`.
 
-- `table: NAME`: a table of benches/table.py, from the results that were measured
-- `output: FILE: COMMAND`: the output of a command, from a file of benches/results
+- `table: NAME`: a table of benches/table.py, from the results that were measured, and what these are of
+- `output: FILE: COMMAND`: the output of a command, from a file of benches/results, and what it is of
 - `command: NAME`: the help of `gpupool NAME`
 - `file: PATH`: another page that is Markdown, from the repository's root
 - `notebook: NAME`: a notebook of examples/, with what its cells print, but for its title
 - `program: NAME`: a program of examples/: what its head says, and its text, folded away
 - `printed: NAME`: what the command printed that drew docs/pictures/NAME.png, kept by `make pictures`
 - `picture: NAME`: docs/pictures/NAME.svg as a part of the page, so that it follows its colours
+
+A `figure` of benches/quoted.py stands within a line, and is as its file of results has it.
 """
 
 import ast
@@ -19,6 +21,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +42,22 @@ def _load(path: Path) -> Any:
     return module
 
 
+def _bench(name: str) -> Any:
+    return _load(ROOT / f"benches/{name}.py")
+
+
+def _measured(files: Iterable[str]) -> str:
+    """Return the paragraph that says when, where and of which commit files of results were measured."""
+    lines = map(_bench("provenance").line, files)
+    return f'\n\n<p class="measured" markdown>{"<br>".join(lines)}</p>'
+
+
 def table(name: str) -> str:
     """Return a table of measured results, its figures at the right."""
-    head, line, *rows = _load(ROOT / "benches/table.py").TABLES[name]().splitlines()
-    return "\n".join([head, line.replace(" --- ", " ---: ").replace("---:", "---", 1), *rows])
+    made = _bench("table").TABLES[name]
+    head, line, *rows = made().splitlines()
+    text = "\n".join([head, line.replace(" --- ", " ---: ").replace("---:", "---", 1), *rows])
+    return text + _measured(made.files)
 
 
 def output(place: str) -> str:
@@ -50,7 +65,7 @@ def output(place: str) -> str:
     file, command = place.split(": ", 1)
     paragraphs = (ROOT / "benches/results" / file).read_text().split("\n\n")
     found = next(paragraph for paragraph in paragraphs if paragraph.startswith(command))
-    return f"```text\n{found.rstrip()}\n```"
+    return f"```text\n{found.rstrip()}\n```{_measured([file])}"
 
 
 def command(name: str) -> str:
@@ -135,4 +150,4 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         except (KeyError, OSError, StopIteration, ValueError, subprocess.CalledProcessError) as error:
             raise PluginError(f"{page.file.src_path}: {comment[0]}: {error!r}") from error
 
-    return COMMENT.sub(made, markdown)
+    return _bench("quoted").plain(COMMENT.sub(made, markdown))

@@ -35,6 +35,8 @@ programs=$!
 wait "$programs"
 
 cp -r tests examples benches docs pyproject.toml README.md "$out"
+# Of which code the figures will be.
+.venv/bin/python benches/provenance.py code >"$out/code.json"
 cp tests/gpu/run.sh "$out"
 find "$out" -name __pycache__ -prune -exec rm -rf {} +
 du -sh "$out"

@@ -236,3 +236,6 @@ finish() {
 mkdir -p "$results"
 rm -f "$results"/{log.txt,leases.txt,peers.json,workspaces.json,green_contexts.json,frameworks.json,plugs.json,rmm.json,rmm_cpp.json,nccl.json,recording.json,pinned.json,memory.json}
 run_all | tee "$results/run.txt"
+status=$?
+[ ! -f code.json ] || "$python" benches/provenance.py measured "$results"
+exit "$status"

@@ -31,8 +31,9 @@ def is_named(name, text):
 def used_in(folder, text):
     """Return the files of a folder that are used: those named, their descriptions, and what these describe besides."""
     files = {path.name: path for path in folder.iterdir()}
-    used = {name for name in files if is_named(f"{folder.name}/{name}", text)}
-    if used or is_named(f"results/{folder.name}", text):
+    # That says when and where the others were measured.
+    used = {name for name in files if name == "measured.json" or is_named(f"{folder.name}/{name}", text)}
+    if used - {"measured.json"} or is_named(f"results/{folder.name}", text):
         used |= {"run.txt"} & files.keys()
     while True:
         told = {name: files[name].read_text() for name in files if name.endswith(".txt")}
