@@ -1,5 +1,6 @@
 """GPUPOOL_ENABLE, in an environment where gpupool's wheel has put its file that Python reads as it starts."""
 
+import json
 import os
 import re
 import shutil
@@ -189,3 +190,16 @@ def test_the_line_is_whole():
     (line,) = (SOURCES / "gpupool_enable.pth").read_text().splitlines()
     assert line.startswith("import ")
     assert line in PAGE.read_text().splitlines()
+
+
+def test_the_guide_tells_what_was_measured():
+    result = json.loads((PAGE.parents[1] / "benches" / "results" / "start" / "start.json").read_text())
+    rows = re.findall(r"^\| with[^|]* \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", PAGE.read_text(), re.MULTILINE)
+    measured = [
+        (start["passed"]["least_us"], start["processor"]["median_us"], result["importtime"][kind]["site"]["least_us"])
+        for kind, start in result["a_start"].items()
+    ]
+    assert rows == [tuple(f"{each / 1000:.2f}" for each in row) for row in measured]
+    # Without the variable nothing more is imported, and with it the hook alone.
+    imported = [set(start["imported_besides"]) for start in result["importtime"].values()]
+    assert imported == [set(), set(), {"_gpupool_enable"}]

@@ -156,6 +156,8 @@ def test_the_wheels_are_those_of_the_table():
     script = (ROOT / "tests" / "package" / "dist.sh").read_text()
     built = re.findall(r'^bash tests/package/wheel\.sh "\$out" (\S+) (\S+)', script, re.MULTILINE)
     assert sorted(built) == sorted(itertools.product(["x86_64", "aarch64"], ["abi3", "free-threaded"]))
+    assert 'sdist.sh "$out"' in script
+    assert ">SHA256SUMS" in script
     minor = re.fullmatch(r"Python-3\.(\d+)\.\d+\.tar\.xz", jobs("release.yml")["dist"]["env"]["PYTHON_SOURCES"])[1]
     told = ("x86-64", "aarch64", "`cp311-abi3`", f"`cp3{minor}-cp3{minor}t`", "source distribution", "`SHA256SUMS`")
     assert [name for name in told if name not in row] == []
