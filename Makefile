@@ -80,9 +80,7 @@ SKIPS ?=
 PYTEST := $(BIN)/python -m pytest --quiet -r fE --capture=sys --numprocesses $(PROCESSES) --dist worksteal $(if $(SKIPS),--skips $(SKIPS))
 
 .PHONY: test
-test: announce rust-tests .venv/built .venv/library ## all tests but the thorough ones; those that need a GPU skip without one
-	$(PYTEST) -m "not thorough" tests/gpu
-	$(PYTEST) -m "not thorough" tests/python
+test: announce rust-tests python-tests ## all tests but the thorough ones; those that need a GPU skip without one
 
 .PHONY: thorough
 thorough: models schedules user-crate .venv/built .venv/library .venv/frameworks ## models of the lock-free parts, and tests that compare with whole frameworks
@@ -106,6 +104,11 @@ rust-tests: .venv/frameworks
 	VIRTUAL_ENV=$(CURDIR)/.venv cargo test --quiet --test handles -- --ignored real_library
 	VIRTUAL_ENV=$(CURDIR)/.venv cargo run --quiet --example cudarc_stream
 	cargo run --quiet --example cudarc_training
+
+.PHONY: python-tests
+python-tests: .venv/built .venv/library .venv/frameworks
+	$(PYTEST) -m "not thorough" tests/gpu
+	$(PYTEST) -m "not thorough" tests/python
 
 .PHONY: models
 models: ## every interleaving of the lock-free parts, by loom
@@ -145,7 +148,7 @@ fuzz-c: .venv/library ## for FUZZ_SECONDS random calls of gpupool.h's functions,
 	bash tests/fuzz/c_table.sh build/fuzz-c $(FUZZ_SECONDS)
 
 .PHONY: lint
-lint: .venv/built .venv/frameworks ## formatting, clippy, ruff, the stubs against the module, and the layout
+lint: .venv/built .venv/frameworks ## formatting, clippy, ruff, the stubs against the module, the layout, and CI's workflows
 	cargo fmt --check
 	cargo fmt --check --manifest-path tests/user_crate/Cargo.toml
 	cargo clippy --quiet --all-targets -- -D warnings
@@ -158,6 +161,12 @@ lint: .venv/built .venv/frameworks ## formatting, clippy, ruff, the stubs agains
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest gpupool._native --allowlist tests/stubtest.txt
 	$(BIN)/python tests/layout.py
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/zizmor --offline --quiet .github/workflows
+
+.PHONY: rustdoc
+rustdoc: ## the Rust reference, in which a warning, such as of a broken link, fails
+	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --no-deps
 
 .PHONY: docs
 docs: .venv/built .venv/docs ## site: the guide as web pages; a broken link, a name that its search does not find, and a page that does not fit a phone fail

@@ -141,12 +141,12 @@ run_tests() {
   step gpu-tests-thorough "$python" -m pytest -q -p no:cacheprovider $parallel -m thorough tests/gpu
   step gpu-tests-alone "$python" -m pytest -q -p no:cacheprovider -m alone tests/gpu
   # Finding libraries, and their doubles, are tested where there are none of them; what fetches packages, where there is
-  # a network.
+  # a network; addresses, versions and workflows, where all files of the repository are.
   # shellcheck disable=SC2046 # several words
   step host-tests "$python" -m pytest -q -p no:cacheprovider tests/python \
-    $(printf -- '--ignore tests/python/test_%s.py ' cuda_core dlpack_streams doubles driver green_contexts hand_over hip \
+    $(printf -- '--ignore tests/python/test_%s.py ' addresses cuda_core dlpack_streams doubles driver green_contexts hand_over hip \
       info library_memory loader logging miopen numba nvmath nvtx platforms rocm_libraries setters summary \
-      torch_allocator torch_enabled workspaces)
+      torch_allocator torch_enabled versions workflows workspaces)
   for example in examples/*.py; do
     step "$(basename "$example" .py)" "$python" "$example"
   done

@@ -16,7 +16,7 @@ mkdir -p "$out"
 environment=$(realpath "$out/venv")
 # An older pip does not know its tags.
 .venv/bin/python -m pip --python "$environment" install --quiet --upgrade pip
-grep -E '^(maturin|numpy|pytest|pytest-timeout)==' requirements/dev.txt >"$out/requirements.txt"
+grep -E '^(maturin|numpy|pytest|pytest-timeout|pyyaml)==' requirements/dev.txt >"$out/requirements.txt"
 install() { "$environment/bin/python" -m pip install --quiet --disable-pip-version-check "$@"; }
 install -r "$out/requirements.txt" cython prometheus-client
 # The newest of these that has a wheel: the tests are content with it.

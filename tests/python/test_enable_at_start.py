@@ -1,6 +1,8 @@
 """GPUPOOL_ENABLE, in an environment where gpupool's wheel has put its file that Python reads as it starts."""
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,15 +12,15 @@ import gpupool
 import pytest
 
 SOURCES = Path(gpupool.__file__).parents[1]
+# What tells users of the file.
+PAGE = Path(__file__).parents[2] / "docs" / "installing.md"
 # What a program says of gpupool, and of a module in the place of a framework.
 TELL = "import sys; print('gpupool' in sys.modules, '_gpupool_enable' in sys.modules)"
 USE = "import rmm; import _gpupool_enable as hook, gpupool._run.enabling as done; print(done.enabled, hook.failed)"
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    """Make the environment: gpupool is there by its files, and a stand-in for RMM."""
-    folder = tmp_path_factory.mktemp("environment")
+def environment(folder):
+    """Make an environment: gpupool is there by its files, and a stand-in for RMM."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     (place,) = folder.glob("lib/*/site-packages")
     (place / "gpupool").symlink_to(SOURCES / "gpupool")
@@ -38,11 +40,21 @@ def site(tmp_path_factory):
     return place
 
 
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    return environment(tmp_path_factory.mktemp("environment"))
+
+
 def start(site, *arguments, folder=None, **variables):
     """Run the environment's Python."""
+    return run(site.parents[2] / "bin" / "python", *arguments, folder=folder, **variables)
+
+
+def run(python, *arguments, folder=None, **variables):
+    """Run a Python with none of the variables that matter here but those given."""
     inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "GPUPOOL_ENABLE")}
     return subprocess.run(
-        [str(site.parents[2] / "bin" / "python"), *map(str, arguments)],
+        [str(python), *map(str, arguments)],
         env={**inherited, **variables},
         cwd=folder,
         capture_output=True,
@@ -141,7 +153,53 @@ def test_what_a_program_starts_has_it_too(site, tmp_path):
     assert said == "rmm,torch"
 
 
+@pytest.mark.parametrize("option", ["-I", "-E", "-s"])
+def test_an_option_that_leaves_out_variables_or_the_users_folder_leaves_the_file(site, option):
+    assert told(site, option, "-c", TELL, GPUPOOL_ENABLE="all") == "False True"
+
+
+def test_without_the_module_site_the_file_is_not_read(site):
+    assert told(site, "-S", "-c", TELL, GPUPOOL_ENABLE="all") == "False False"
+    # Nor is any package there.
+    assert "No module named 'gpupool'" in start(site, "-S", "-c", "import gpupool").stderr
+
+
+@pytest.mark.parametrize(("option", "is_read"), [("-B", True), ("-s", False), ("-I", False), ("-S", False)])
+def test_in_the_users_folder_more_options_leave_it_out(tmp_path, option, is_read):
+    python, variables = sys._base_executable, {"PYTHONUSERBASE": str(tmp_path)}
+    place = Path(run(python, "-c", "import site; print(site.getusersitepackages())", **variables).stdout.strip())
+    place.mkdir(parents=True)
+    for name in ("_gpupool_enable.py", "gpupool_enable.pth"):
+        shutil.copy(SOURCES / name, place)
+    done = run(python, option, "-c", TELL, GPUPOOL_ENABLE="all", **variables)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, f"False {is_read}", "")
+
+
+def test_the_file_can_be_deleted_alone(tmp_path):
+    site = environment(tmp_path / "environment")
+    (command,) = re.findall(r'^python -c "(.*gpupool_enable\.pth.*)"$', PAGE.read_text(), re.MULTILINE)
+    assert told(site, "-c", command) == ""
+    assert not (site / "gpupool_enable.pth").exists()
+    assert told(site, "-c", TELL, GPUPOOL_ENABLE="all") == "False False"
+    (tmp_path / "program.py").write_text(USE)
+    assert told(site, "-m", "gpupool", "run", "--rmm", "program.py", folder=tmp_path) == "{'rmm'} set()"
+
+
 def test_the_line_is_whole():
-    """A line of such a file that does not begin with import is a folder."""
+    """A line of such a file that does not begin with import is a folder; the guide shows this one."""
     (line,) = (SOURCES / "gpupool_enable.pth").read_text().splitlines()
     assert line.startswith("import ")
+    assert line in PAGE.read_text().splitlines()
+
+
+def test_the_guide_tells_what_was_measured():
+    result = json.loads((PAGE.parents[1] / "benches" / "results" / "start" / "start.json").read_text())
+    rows = re.findall(r"^\| with[^|]* \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", PAGE.read_text(), re.MULTILINE)
+    measured = [
+        (start["passed"]["least_us"], start["processor"]["median_us"], result["importtime"][kind]["site"]["least_us"])
+        for kind, start in result["a_start"].items()
+    ]
+    assert rows == [tuple(f"{each / 1000:.2f}" for each in row) for row in measured]
+    # Without the variable nothing more is imported, and with it the hook alone.
+    imported = [set(start["imported_besides"]) for start in result["importtime"].values()]
+    assert imported == [set(), set(), {"_gpupool_enable"}]
