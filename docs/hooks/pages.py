@@ -1,7 +1,7 @@
 """The parts of pages that are not written by hand, in place of a line such as `<!-- table: checkouts -->`.
 
 - `table: NAME`: a table of benches/table.py, from the results that were measured
-- `output: FILE: COMMAND`: the output of a command, from a file of benches/results
+- `output: FILE: COMMAND`: the output of a command, from a file of benches/results; without a command all of the file
 - `command: NAME`: the help of `gpupool NAME`
 - `file: PATH`: another page that is Markdown, from the repository's root
 - `notebook: NAME`: a notebook of examples/, with what its cells print, but for its title
@@ -46,10 +46,11 @@ def table(name: str) -> str:
 
 
 def output(place: str) -> str:
-    """Return the paragraph of a file that begins with a command, as a block."""
-    file, command = place.split(": ", 1)
-    paragraphs = (ROOT / "benches/results" / file).read_text().split("\n\n")
-    found = next(paragraph for paragraph in paragraphs if paragraph.startswith(command))
+    """Return the paragraph of a file that begins with a command, or all of the file, as a block."""
+    file, _, command = place.partition(": ")
+    found = (ROOT / "benches/results" / file).read_text()
+    if command:
+        found = next(paragraph for paragraph in found.split("\n\n") if paragraph.startswith(command))
     return f"```text\n{found.rstrip()}\n```"
 
 
