@@ -25,7 +25,7 @@ FIELDS = {
     "snake": 1e4,
     "snake_member": 5e3,
     "whole": 1,
-    "asked": 2e6,
+    "asked": 50,
 }
 # What is asked for, by the addresses of pages.
 ASKED: dict[str, str] = {}

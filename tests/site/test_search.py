@@ -29,7 +29,7 @@ QUESTIONS = {
     "benchmark": "performance/",
     "leak": "questions/memory-grows/",
     "OutOfMemoryError": "out-of-memory/",
-    "torch enable": "pytorch/",
+    "torch enable": "api/frameworks/",
     "DDP": "pytorch/",
     "Colab": "faq/",
 }
