@@ -51,14 +51,7 @@ help: ## list the targets
 
 # In a folder of its own, for Cargo calls it and the library for C both libgpupool.so.
 .venv/built: .venv/ready $(SOURCES)
-	@rm -f .venv/optimised
 	VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/maturin develop --quiet --target-dir target/python --features $(TEST_FEATURES) > /dev/null
-	@touch $@
-
-# The module as it is published, in the same place: what it prints of times is what a user would see.
-.venv/optimised: .venv/ready $(SOURCES)
-	@rm -f .venv/built
-	VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/maturin develop --release --quiet --target-dir target/python > /dev/null
 	@touch $@
 
 # The library for C and C++: with the features of Cargo.toml's dev-dependencies it is the crate that Rust's tests use.
@@ -67,11 +60,21 @@ help: ## list the targets
 	install -D -s target/debug/libgpupool.so python/gpupool/lib/libgpupool.so.0
 	@touch $@
 
+# On the module that the tests use, which is compiled in half the time of the one that is published.
 .PHONY: demo
-demo: .venv/optimised ## threads share handles and trace files are replayed, on a GPU if there is one
+demo: .venv/built ## threads share handles and trace files are replayed, on a GPU if there is one; its times are those of an unoptimised build
+	@echo "This build is not optimised: its counts and sizes are those of gpupool, its times are no measure of it."
 	@$(BIN)/gpupool demo
 	@echo
 	@$(BIN)/gpupool replay tests/data/gnn_sampled-1.csv.gz tests/data/two_streams-1.csv.gz
+
+# In place of the library for tests, which the next target that needs it makes again.
+.PHONY: library
+library: ## python/gpupool/lib: the library for C and C++, optimised, with its files for pkg-config and CMake; needs no Python
+	@rm -f .venv/library
+	cargo build --quiet --release --lib --features c-api
+	install -D -s target/release/libgpupool.so python/gpupool/lib/libgpupool.so.0
+	@echo "$(CURDIR)/python/gpupool/lib/libgpupool.so.0; the headers are in $(CURDIR)/python/gpupool/include"
 
 # How many processes Python's tests run in, and what pytest is told besides, as SKIPS=tests/skips.txt of CI.
 PROCESSES ?= auto

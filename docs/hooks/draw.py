@@ -1,7 +1,8 @@
 """Draws all pictures of the guide anew, and lets the notebooks run: `make pictures`. No GPU is needed.
 
-A picture is made by the command that its page shows: every line `$ gpupool ...` of a page that names a file in
-docs/pictures is run. What it prints is kept beside the picture where the page shows that, by `<!-- printed: NAME -->`.
+A picture is made by the command that its page shows: every line `$ gpupool ...` of a page that writes a PNG is run, in a
+folder of its own, as a reader would. What it prints is kept beside the picture where the page shows that, by
+`<!-- printed: NAME -->`.
 The pictures in SVG are drawn by hand.
 """
 
@@ -15,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / "docs/pictures"
-COMMAND = re.compile(r"^\$ gpupool (.*docs/pictures/(\w[\w-]*)\.png.*)$", re.MULTILINE)
+COMMAND = re.compile(r"^\$ gpupool (.*-o (\w[\w-]*)\.png.*)$", re.MULTILINE)
 # The notebooks of examples/, and the pictures that they leave behind, by their names in docs/pictures.
 NOTEBOOKS = {"out_of_memory.ipynb": {"before.png": "oom-before.png", "after.png": "oom-after.png"}}
 
@@ -28,16 +29,16 @@ def run(folder: Path, *arguments: str) -> str:
 
 
 def main() -> None:
-    """Make each picture, in a folder of its own in which the repository's files are found by the same paths."""
+    """Make each picture, in a folder in which trace files are found by the same paths."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for linked in ("docs", "tests"):
-            (folder / linked).symlink_to(ROOT / linked)
+        (folder / "tests").symlink_to(ROOT / "tests")
         for page in sorted(ROOT.glob("docs/**/*.md")):
             text = page.read_text()
             for command, picture in COMMAND.findall(text):
                 print(f"{page.relative_to(ROOT)}: {picture}.png", flush=True)
                 printed = run(folder, "-m", "gpupool", *shlex.split(command))
+                (PICTURES / f"{picture}.png").write_bytes((folder / f"{picture}.png").read_bytes())
                 if f"<!-- printed: {picture} -->" in text:
                     (PICTURES / f"{picture}.txt").write_text(printed)
         for notebook, left in NOTEBOOKS.items():

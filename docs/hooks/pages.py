@@ -1,11 +1,11 @@
 """The parts of pages that are not written by hand, in place of a line such as `<!-- table: checkouts -->`.
 
 - `table: NAME`: a table of benches/table.py, from the results that were measured, and what these are of
-- `output: FILE: COMMAND`: the output of a command, from a file of benches/results, and what it is of
+- `output: FILE: COMMAND`: the output of a command, from a file of benches/results; without a command all of the file
 - `command: NAME`: the help of `gpupool NAME`
 - `file: PATH`: another page that is Markdown, from the repository's root
 - `notebook: NAME`: a notebook of examples/, with what its cells print, but for its title
-- `program: NAME`: a program of examples/: what its head says, and its text, folded away
+- `program: NAME`: a program of examples/: what its head says, and a link to it
 - `printed: NAME`: what the command printed that drew docs/pictures/NAME.png, kept by `make pictures`
 - `picture: NAME`: docs/pictures/NAME.svg as a part of the page, so that it follows its colours
 
@@ -20,7 +20,6 @@ import os
 import re
 import subprocess
 import sys
-import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from mkdocs.exceptions import PluginError
 ROOT = Path(__file__).parents[2]
 # How the head of an example says how to run it.
 COMMAND = re.compile(r"^(?:Run it with: |    (?=python ))(.+)\n*", re.MULTILINE)
+EXAMPLES = "https://github.com/gpupool/gpupool/blob/main/examples/"
 COMMENT = re.compile(r"^<!-- (table|output|command|file|notebook|program|printed|picture): (.+) -->$", re.MULTILINE)
 
 
@@ -61,10 +61,11 @@ def table(name: str) -> str:
 
 
 def output(place: str) -> str:
-    """Return the paragraph of a file that begins with a command, as a block."""
-    file, command = place.split(": ", 1)
-    paragraphs = (ROOT / "benches/results" / file).read_text().split("\n\n")
-    found = next(paragraph for paragraph in paragraphs if paragraph.startswith(command))
+    """Return the paragraph of a file that begins with a command, or all of the file, as a block."""
+    file, _, command = place.partition(": ")
+    found = (ROOT / "benches/results" / file).read_text()
+    if command:
+        found = next(paragraph for paragraph in found.split("\n\n") if paragraph.startswith(command))
     return f"```text\n{found.rstrip()}\n```{_measured([file])}"
 
 
@@ -103,17 +104,15 @@ def notebook(name: str) -> str:
 
 
 def program(name: str) -> str:
-    """Return a section on a program: what its head says, and below it the program, which opens on a click."""
+    """Return a section on a program: what its head says, and a link to its text, which the site's search leaves out."""
     text = (ROOT / "examples" / name).read_text()
     if name.endswith(".py"):
-        language, head = "python", ast.get_docstring(ast.parse(text)) or ""
+        head = ast.get_docstring(ast.parse(text)) or ""
     else:
-        language = "rust"
         lines = itertools.takewhile(lambda line: line.startswith("//!"), text.splitlines())
         head = "\n".join(line.removeprefix("//!").removeprefix(" ") for line in lines)
     head = COMMAND.sub(r"\n```\n\1\n```\n\n", head)
-    folded = textwrap.indent(f"```{language}\n{text}```", "    ", lambda line: True)
-    return f'## {name}\n\n{head}\n\n??? example "The program"\n{folded}'
+    return f"## {name}\n\n{head}\n\n[The program, {len(text.splitlines())} lines]({EXAMPLES}{name})"
 
 
 def printed(name: str) -> str:

@@ -4,6 +4,8 @@ The theme's search (lunr) looks for words that begin with what was typed, and we
 section of the reference gets its names in fields of their own, each with a weight: what can only be a name (with a dot,
 or in camel case) weighs most, a name that is a word as well little more than a title, and of a name that begins with
 such a word (`memory_stats`) less, so that a question in words finds the guide.
+
+A page of the guide says in its head, as `asked: [leak]`, what people type who look for it and it does not say in its title.
 """
 
 import json
@@ -23,7 +25,10 @@ FIELDS = {
     "snake": 1e4,
     "snake_member": 5e3,
     "whole": 1,
+    "asked": 50,
 }
+# What is asked for, by the addresses of pages.
+ASKED: dict[str, str] = {}
 ANCHOR = re.compile(r"#(gpupool(?:\.\w+)+)$")
 CAMEL = re.compile(r"[a-z][A-Z]")
 
@@ -56,10 +61,11 @@ def fields(path: str) -> dict[str, str]:
 
 
 def named(section: dict[str, Any]) -> dict[str, Any]:
-    """Return a section of the index, with its names if it is one of the reference."""
+    """Return a section of the index, with its names if it is one of the reference, or with what it is asked for by."""
     anchor = ANCHOR.search(section["location"])
     if anchor is None:
-        return section
+        asked = ASKED.get(section["location"])
+        return section if asked is None else {**section, "asked": asked}
     path, title = anchor[1], section["title"]
     last = path.rsplit(".", 1)[-1]
     if path not in title:
@@ -69,6 +75,13 @@ def named(section: dict[str, Any]) -> dict[str, Any]:
     text = section["text"]
     first = text[: text.index("</p>") + 4] if "</p>" in text else text
     return {**section, "title": title, "text": first, "whole": text, "boost": weight(path, title), **fields(path)}
+
+
+def on_page_context(context: Any, page: Any, **_: Any) -> Any:
+    """Keep what a page is asked for by."""
+    if "asked" in page.meta:
+        ASKED[page.url] = " ".join(page.meta["asked"])
+    return context
 
 
 # After the search has written its index.

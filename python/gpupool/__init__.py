@@ -240,13 +240,13 @@ def get_library() -> str:
     linked to it and loaded into a process that has imported gpupool shares the memory of this package.
 
     Raises:
-        LibraryNotFound: gpupool was installed from source, without the library.
+        LibraryNotFound: gpupool was installed from source, without the library, which `make library` builds in a clone.
     """
     path = os.path.join(os.path.dirname(__file__), "lib", "libgpupool.so.0")
     if not os.path.exists(path):
         raise LibraryNotFound(
-            f"{path} is missing, which comes with gpupool's wheel: install that, or make it of gpupool's sources by "
-            "`cargo build --release --features c-api`"
+            f"{path} is missing, which comes with gpupool's wheel: install that; or run `make library` in a clone of "
+            "gpupool, and then install gpupool from there"
         )
     return path
 

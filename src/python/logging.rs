@@ -2,7 +2,8 @@
 //!
 //! A record may be made anywhere: in a thread that runs no Python, in a call of PyTorch's that holds PyTorch's locks,
 //! with the GIL or without. To ask for the GIL there could wait for a thread that waits for those locks. So a record is
-//! put into a queue, by what neither waits nor runs Python, and `gpupool._logging` takes it out in a thread of its own.
+//! put into a queue, by what neither waits nor runs Python, and `gpupool._logging` takes it out in a thread of its own. A
+//! program that wants warnings alone, as any does by default, gets that thread with the first of them.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,6 +15,7 @@ use log::{LevelFilter, Log, Metadata, Record};
 use pyo3::prelude::*;
 
 use crate::observe::target;
+use crate::python::ffi::begin_log_soon;
 use crate::sync::ThisThread;
 use crate::sync::lock;
 
@@ -30,6 +32,8 @@ struct Queue {
     entries: Mutex<VecDeque<LogRecord>>,
     has_entries: Condvar,
     lost: AtomicU64,
+    /// Whether a thread takes entries out, or Python was asked to start it.
+    has_reader: AtomicBool,
     is_ended: AtomicBool,
 }
 
@@ -37,6 +41,7 @@ static QUEUE: Queue = Queue {
     entries: Mutex::new(VecDeque::new()),
     has_entries: Condvar::new(),
     lost: AtomicU64::new(0),
+    has_reader: AtomicBool::new(false),
     is_ended: AtomicBool::new(false),
 };
 
@@ -61,10 +66,16 @@ impl Queue {
         entries.push_back(entry);
         drop(entries);
         self.has_entries.notify_one();
+        let is_ended = self.is_ended.load(Ordering::Relaxed);
+        if !is_ended && !self.has_reader.swap(true, Ordering::Relaxed) && !begin_log_soon() {
+            // The next entry asks again.
+            self.has_reader.store(false, Ordering::Relaxed);
+        }
     }
 
     /// Waits for entries and takes them all; none once the queue is ended.
     fn take(&self) -> Vec<LogRecord> {
+        self.has_reader.store(true, Ordering::Relaxed);
         let mut entries = lock(&self.entries);
         while entries.is_empty() && !self.is_ended.load(Ordering::Relaxed) {
             entries = self.has_entries.wait(entries).unwrap_or_else(PoisonError::into_inner);
@@ -124,11 +135,11 @@ pub(super) fn install() {
 #[pyfunction]
 pub(super) fn set_log_level(level: i64) {
     log::set_max_level(match level {
-        ..10 => LevelFilter::Trace,
-        10..20 => LevelFilter::Debug,
-        20..30 => LevelFilter::Info,
-        30..40 => LevelFilter::Warn,
-        40..50 => LevelFilter::Error,
+        ..=5 => LevelFilter::Trace,
+        6..=10 => LevelFilter::Debug,
+        11..=20 => LevelFilter::Info,
+        21..=30 => LevelFilter::Warn,
+        31..=40 => LevelFilter::Error,
         _ => LevelFilter::Off,
     });
 }
@@ -142,6 +153,7 @@ pub(super) fn take_log_records(py: Python<'_>) -> Vec<LogRecord> {
 #[doc = docstring!("clear_log_records")]
 #[pyfunction]
 pub(super) fn clear_log_records() {
+    QUEUE.has_reader.store(false, Ordering::Relaxed);
     if let Some(mut entries) = QUEUE.try_entries() {
         entries.clear();
     }

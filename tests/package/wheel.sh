@@ -73,7 +73,7 @@ if [ "$machine" != "$(uname -m)" ]; then
   for platform in manylinux_2_28 manylinux_2_27 manylinux_2_17 manylinux2014; do platforms+=(--platform "${platform}_$machine"); done
 fi
 if [ "$abi" = abi3 ]; then
-  for extra in cuda12 cuda13; do
+  for extra in cupy12 cupy13; do
     .venv/bin/python -m pip install --quiet --disable-pip-version-check --dry-run "${platforms[@]}" "${wheel[0]}[$extra]"
     echo "$extra resolves for $machine"
   done

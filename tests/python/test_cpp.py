@@ -337,5 +337,5 @@ def test_an_unknown_version_has_no_table(library):
 
 def test_without_the_library_that_is_said(monkeypatch, tmp_path):
     monkeypatch.setattr(gpupool, "__file__", str(tmp_path / "__init__.py"))
-    with pytest.raises(gpupool.LibraryNotFound, match="cargo build --release --features c-api"):
+    with pytest.raises(gpupool.LibraryNotFound, match="`make library` in a clone"):
         gpupool.get_library()

@@ -68,7 +68,12 @@ def test_a_workspace_of_the_last_owner_goes_where_gpupool_gives_none(machine_of)
 @pytest.mark.parametrize("what", ["pinned", "device"])
 def test_a_handle_whose_owner_left_memory_by_a_handler_of_his_own_is_given_up(machine_of, what, limit):
     run = machine_of("cudss").run
-    run("platforms/settings.py", "a_handler_that_is_in_use_ends_the_handle", what, limit, FAKE_VMM="1")
+    told = run("platforms/settings.py", "a_handler_that_is_in_use_ends_the_handle", what, limit, FAKE_VMM="1")
+    # No error says so: the next owner has another handle.
+    assert (
+        told.count("WARNING:gpupool.handle:cudss: a handle is given up, as something of its former owner's is in use")
+        == 3
+    )
 
 
 @pytest.mark.parametrize("function", functions_of("platforms/settings.py", "the_library_s_own_workspace_comes_back"))

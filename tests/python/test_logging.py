@@ -2,6 +2,7 @@
 
 import re
 
+import guide
 import pytest
 from machines import Machine
 from running import functions_of, run_program, start_bare_program, start_program
@@ -50,6 +51,14 @@ def test_a_callback_of_segments_that_raises_is_told():
     assert re.search(rf"WARNING gpupool\.memory pool \(0, 1\): {who}, raised {why} for .*Added", told), told
 
 
+@pytest.mark.parametrize("function", ["fail_to_register_in_a_thread", "warn_as_the_process_ends"])
+def test_warnings_are_told_at_the_level_of_warnings(function):
+    told = run_program("telling/logs.py", function, "WARNING")
+    assert re.fullmatch(r"WARNING gpupool\.memory pool \(0, 1\): .* raised OSError: no room to register .*\n", told), (
+        told
+    )
+
+
 def test_a_handle_that_fails_and_one_that_memory_had_to_be_given_back_for_are_told():
     told = run_program("telling/logs.py", "fail_to_make_a_handle", "INFO")
     assert (
@@ -75,6 +84,23 @@ def test_a_library_is_told_with_its_file_and_a_handle_with_its_version(tmp_path)
     assert re.findall(r"gpupool\.library (.*) in ", told) == [f"cublas 1.2.3: loaded from {file}"]
     assert re.findall(r"gpupool\.handle (.*) in ", told) == ["cublas 1.2.3: handle 1 created on device 0"]
     assert re.search(r"gpupool\.runtime runtime cuda: 2 device\(s\), driver \d+\.\d+\n", told)
+
+
+def test_the_guide_shows_records_as_they_are(tmp_path):
+    machine = Machine("cuda", tmp_path)
+    machine.install("cublas")
+    told = machine.run("telling/logs.py", "load_a_library", "INFO")
+    # The device's memory is only known there, and the library waits like any other.
+    told += run_program("telling/logs.py", "wait_at_a_limit", "INFO").replace("simulated", "cublas")
+
+    def shape(line):
+        return re.sub(r"\S*/\S+", "#", guide.shape(line))
+
+    shapes = {shape(line) for line in told.splitlines()}
+    shown = re.findall(r"^INFO:gpupool\..+$", (guide.ROOT / "docs/logging.md").read_text(), re.MULTILINE)
+    assert len(shown) == 4
+    for line in shown:
+        assert shape(" ".join(line.split(":", 2))) in shapes, line
 
 
 def test_why_the_runtime_is_simulated_is_told():

@@ -10,11 +10,12 @@ import threading
 
 import gpupool
 import gpupool.torch
+import guide
 import pytest
 from abi import build_torch_cuda
 from gpupool import _native
 from gpupool._frameworks import plug as _plug
-from gpupool._torch import library, place, pools
+from gpupool._torch import compiler, library, place, pools
 from own_memory import MIB, Allocator, allocate_in, other_thread
 from running import run_program
 from torch_double import CachingAllocator, OutOfMemoryError, PluggableAllocator, Torch, Wrapped
@@ -282,6 +283,23 @@ def test_calls_without_a_stream_follow_pytorchs(torch):
     gpupool.torch.disable()
     assert _native.host_stream_of(gpupool.simulated.handle(device=1)) == 0
     assert _plug._sources == []
+
+
+def test_the_guide_quotes_the_error_of_a_machine_without_a_compiler(torch, monkeypatch):
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(compiler.shutil, "which", lambda name: None)
+    with pytest.raises(compiler.CompilationFailed) as missing:
+        compiler.find_compiler()
+
+    def load(torch):
+        raise library.NoLibrary(str(missing.value))
+
+    monkeypatch.setattr(library, "load", load)
+    monkeypatch.setattr(torch, "__version__", "2.16.0")
+    with pytest.raises(gpupool.LibraryNotFound) as raised:
+        gpupool.torch.enable()
+    page = " ".join((guide.ROOT / "docs/pytorch.md").read_text().split())
+    assert f"``` gpupool.LibraryNotFound: {raised.value} ```" in page
 
 
 @pytest.mark.parametrize("arguments", [{}, {"pinned": True}])

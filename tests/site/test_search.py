@@ -24,8 +24,14 @@ QUESTIONS = {
     "pinned memory": "pinned-memory/",
     "pytorch": "pytorch/",
     "several gpus": "memory/",
-    "changelog": "changelog/",
     "install": "installing/",
+    "uninstall": "installing/",
+    "benchmark": "performance/",
+    "leak": "questions/memory-grows/",
+    "OutOfMemoryError": "out-of-memory/",
+    "torch enable": "api/frameworks/",
+    "DDP": "pytorch/",
+    "Colab": "faq/",
 }
 
 pytestmark = [
@@ -75,6 +81,11 @@ def test_names_find_their_place_in_the_reference_first():
 )
 def test_the_name_of_a_method_finds_it(method, place):
     assert search([method])[method][0][0] == place
+
+
+def test_the_changelog_is_not_searched():
+    index = json.loads((SITE / "search/search_index.json").read_text())
+    assert [section["location"] for section in index["docs"] if section["location"].startswith("changelog")] == []
 
 
 def test_questions_find_the_guide_first():

@@ -3,8 +3,9 @@
 The compiled part makes records only at levels that a logger of gpupool's is enabled for. It learns of them here, and
 again whenever a level changes: ``logging`` then clears every logger's cache of what it is enabled for.
 
-A thread hands the records to ``logging``; it starts when records are first wanted. The code that makes a record may not
-wait for the GIL, and handlers may do anything.
+A thread hands the records to ``logging``. It starts when records of ``INFO`` or below are first wanted, otherwise with
+the first warning, so that a program that is told of nothing has none. The code that makes a record may not wait for the
+GIL, and handlers may do anything.
 """
 
 import _thread
@@ -48,17 +49,23 @@ def start() -> None:
 
 def _follow() -> None:
     """Tell the compiled part which records are wanted."""
-    global _done
     # Without isEnabledFor, whose caches are just being cleared.
     level = min((one.getEffectiveLevel() for one in _LOGGERS if not one.disabled), default=_OFF)
     level = max(level, logging.root.manager.disable + 1)
-    if _is_ended or level > logging.INFO:
+    if _is_ended:
         level = _OFF
-    elif _done is None:
+    elif level <= logging.INFO:
+        begin()
+    _native.set_log_level(level)
+
+
+def begin() -> None:
+    """Start the thread that hands over records; the compiled part calls this, too, in the main thread."""
+    global _done
+    if _done is None and not _is_ended:
         _done = threading.Event()
         # No Thread, whose start waits for the thread to run: the caller has logging's lock, which the thread may want.
         _thread.start_new_thread(_deliver, (_done,))
-    _native.set_log_level(level)
 
 
 def _deliver(done: threading.Event) -> None:
@@ -97,6 +104,9 @@ def _end() -> None:
     _native.end_log()
     if _done is not None:
         _done.wait(_PATIENCE)
+    else:
+        # A warning of which the main thread was not told yet.
+        _deliver(threading.Event())
 
 
 def _after_fork() -> None:

@@ -10,6 +10,7 @@ pub(super) mod frames;
 pub(super) mod host_bytes;
 #[cfg(Py_GIL_DISABLED)]
 mod immortal;
+mod pending;
 mod pinned_buffer;
 mod source;
 mod torch;
@@ -21,6 +22,7 @@ pub(super) use cuda_core::StreamHandles;
 pub(super) use cupy::{CurrentStream, Memories};
 #[cfg(Py_GIL_DISABLED)]
 pub(super) use immortal::make_immortal;
+pub(super) use pending::begin_log_soon;
 pub(super) use pinned_buffer::{PyPinnedBuffer, empty_pinned};
 pub(super) use source::{Believed, Keeping, PythonSource};
 pub(super) use torch::torch_allocator;

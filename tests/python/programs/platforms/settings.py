@@ -1,6 +1,7 @@
 """What an owner set of a handle is gone when the next one has it."""
 
 import ctypes
+import logging
 import sys
 
 import gpupool
@@ -134,7 +135,8 @@ class Owner:
 
 
 def a_handler_that_is_in_use_ends_the_handle(what, limit):
-    """Its next owner gets another one, and no error, also at the limit and where idle handles are left."""
+    """Its next owner gets another one, and no error, also at the limit and where idle handles are left; a warning says so."""
+    logging.basicConfig(stream=sys.stdout)
     stream, other = gpupool.Stream(0), gpupool.Stream(0)
     owner = Owner(stream)
     pool = owner.library.pool

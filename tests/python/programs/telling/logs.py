@@ -1,5 +1,6 @@
 """What gpupool logs of a program's life, written to stdout; the test reads it there."""
 
+import atexit
 import logging
 import os
 import sys
@@ -65,6 +66,17 @@ def fail_to_register():
     with pool.on_segment(register):
         pool.empty(4 << 20)
     assert [type(one.exc_value) for one in raised_by] == [OSError]
+
+
+def fail_to_register_in_a_thread():
+    thread = threading.Thread(target=fail_to_register)
+    thread.start()
+    thread.join()
+
+
+def warn_as_the_process_ends():
+    """Warn where the main thread runs no more instructions before the functions of atexit, of which gpupool's is the last."""
+    atexit.register(fail_to_register_in_a_thread)
 
 
 def fail_to_make_a_handle():
