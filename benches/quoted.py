@@ -2,13 +2,15 @@
 
 A figure is written as a comment that says where it is from, what it is, and an end:
 
-    <!-- figure: FILE: FIELD [KEY=VALUE]... [/ FIELD [KEY=VALUE]...] | FORMAT [HOW] -->1.23<!-- /figure -->
+    <!-- figure: FILE: FIELD [KEY=VALUE]... [/ FIELD [KEY=VALUE]...] as FORMAT [HOW]... -->1.23<!-- /figure -->
 
-FILE has one JSON object, or one a line. FIELD is a key, or keys joined by ``>``; lines are chosen by KEY=VALUE, or
-KEY~REGEX. Behind ``/`` is what the figures are divided by: another field of the same line, or, where something is said
-anew of the lines, that field of those, one by one if they are as many, else by their median. HOW says what becomes of
-several figures: ``median``, ``min`` or ``max``; else it is their range. For a file of text FIELD is a regex in quotes,
-whose first group is the figure. FORMAT is one of Python's, such as ``.3f``.
+FILE has one JSON object, or one a line. FIELD is a key, or keys joined by ``>``, of which ``~REGEX`` stands for
+several; lines are chosen by KEY=VALUE, KEY!VALUE or KEY~REGEX. Behind ``/`` is what the figures are divided by: another
+field of the same line, or, where something is said anew of the lines, that field of those, one by one if they are as
+many, else by their median. For a file of text FIELD is a regex in quotes, whose first group is the figure.
+
+FORMAT is one of Python's, such as ``.3f``. HOW says what becomes of several figures, ``median``, ``min`` or ``max``,
+else it is their range; ``*NUMBER`` multiplies them, and ``more`` has them in percent above one.
 
 Usage: quoted.py PAGE... writes each figure anew. A test fails where one is not what its file says.
 """
@@ -18,7 +20,6 @@ import re
 import shlex
 import statistics
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -35,46 +36,52 @@ def _lines(file: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in text.splitlines()]
 
 
-def _value(line: dict[str, Any], field: str) -> Any:
-    found: Any = line
+def _of_field(line: Any, field: str) -> list[Any]:
+    """Return what a line has in a field: nothing, one value, or those of several keys."""
+    found = [line]
     for key in field.split(">"):
-        found = found.get(key) if isinstance(found, dict) else None
+        inside = [each for each in found if isinstance(each, dict)]
+        if key.startswith("~"):
+            found = [value for each in inside for name, value in each.items() if re.search(key[1:], name)]
+        else:
+            found = [each[key] for each in inside if key in each]
     return found
 
 
-def _matches(line: dict[str, Any], key: str, sign: str, wanted: str) -> bool:
-    text = str(_value(line, key))
-    return text == wanted if sign == "=" else re.search(wanted, text) is not None
-
-
-def _conditions(words: Iterable[str]) -> dict[str, tuple[str, str]]:
+def _conditions(words: list[str]) -> dict[str, tuple[str, str]]:
     """Return what is asked of lines: by a key how it is compared, and with what."""
-    return {key: (sign, wanted) for key, sign, wanted in (re.split("([=~])", word, maxsplit=1) for word in words)}
+    return {key: (sign, wanted) for key, sign, wanted in (re.split("([=~!])", word, maxsplit=1) for word in words)}
 
 
-def _chosen(file: str, field: str, conditions: dict[str, tuple[str, str]]) -> list[dict[str, Any]]:
-    """Return the lines that match and have the field."""
-    if not file.endswith(".json"):
-        found = re.findall(field, (RESULTS / file).read_text(), re.MULTILINE)
-        return [{field: float(figure)} for figure in found]
-    matching = [line for line in _lines(file) if all(_matches(line, key, *how) for key, how in conditions.items())]
-    return [line for line in matching if _value(line, field) is not None]
+def _chosen(file: str, conditions: dict[str, tuple[str, str]]) -> list[dict[str, Any]]:
+    """Return the lines that meet all conditions."""
+
+    def meets(line: dict[str, Any], key: str, sign: str, wanted: str) -> bool:
+        text = "".join(map(str, _of_field(line, key)))
+        return re.search(wanted, text) is not None if sign == "~" else (text == wanted) == (sign == "=")
+
+    return [line for line in _lines(file) if all(meets(line, key, *how) for key, how in conditions.items())]
 
 
 def _values(file: str, asked: str) -> list[float]:
     words = shlex.split(asked)
+    if not file.endswith(".json"):
+        (field,) = words
+        return [float(found) for found in re.findall(field, (RESULTS / file).read_text(), re.MULTILINE)]
     place = words.index("/") if "/" in words else len(words)
     (field, *rest), divisor = words[:place], words[place + 1 :]
     conditions = _conditions(rest)
-    lines = _chosen(file, field, conditions)
-    values = [float(_value(line, field)) for line in lines]
+    lines = _chosen(file, conditions)
     if len(divisor) == 1:
-        # Of the same lines.
-        return [value / float(_value(line, divisor[0])) for line, value in zip(lines, values, strict=True)]
+        # Of the same lines, where both are there.
+        pairs = [(_of_field(line, field), _of_field(line, divisor[0])) for line in lines]
+        return [value / other for values, others in pairs for value, other in zip(values, others, strict=False)]
+    values = [float(value) for line in lines for value in _of_field(line, field)]
     if divisor:
         by, *anew = divisor
-        others = [_value(line, by) for line in _chosen(file, by, conditions | _conditions(anew))]
-        # One by one where the rounds took turns, else the first by the median of the others.
+        others = [
+            float(value) for line in _chosen(file, conditions | _conditions(anew)) for value in _of_field(line, by)
+        ]
         if len(others) != len(values):
             others = [statistics.median(others)] * len(values)
         values = [value / other for value, other in zip(values, others, strict=True)]
@@ -87,13 +94,18 @@ def figure(file: str, what: str) -> str:
     Raises:
         ValueError: No line is chosen.
     """
-    asked, how = what.rsplit(" | ", 1)
+    asked, how = what.rsplit(" as ", 1)
     values = _values(file, asked)
     if not values:
         raise ValueError(f"{file} has nothing of {asked}")
-    spec, *reduced = how.split()
-    if reduced and reduced[0] in _REDUCED:
-        return format(_REDUCED[reduced[0]](values), spec)
+    spec, *words = how.split()
+    for word in words:
+        if word == "more":
+            values = [(value - 1) * 100 for value in values]
+        elif word in _REDUCED:
+            values = [_REDUCED[word](values)]
+        else:
+            values = [value * float(word.removeprefix("*")) for value in values]
     least, most = format(min(values), spec), format(max(values), spec)
     return least if least == most else f"{least} to {most}"
 

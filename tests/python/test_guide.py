@@ -53,6 +53,11 @@ def test_the_readmes_tables_are_those_of_the_results():
         assert set(rows) <= set(heads[head]), head
 
 
+def test_the_readme_is_read_in_five_minutes():
+    text = re.sub(r"<!--.*?-->", "", (guide.ROOT / "README.md").read_text(), flags=re.DOTALL)
+    assert len(text.split()) <= 1200
+
+
 def text_of_all_pages():
     return "".join(path.read_text() for path in [guide.ROOT / "README.md", *guide.ROOT.glob("docs/**/*.md")])
 
