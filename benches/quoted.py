@@ -9,8 +9,9 @@ several; lines are chosen by KEY=VALUE, KEY!VALUE or KEY~REGEX. Behind ``/`` is 
 field of the same line, or, where something is said anew of the lines, that field of those, one by one if they are as
 many, else by their median. For a file of text FIELD is a regex in quotes, whose first group is the figure.
 
-FORMAT is one of Python's, such as ``.3f``. HOW says what becomes of several figures, ``median``, ``min`` or ``max``,
-else it is their range; ``*NUMBER`` multiplies them, and ``more`` has them in percent above one.
+FORMAT is one of Python's, such as ``.3f``. HOW says what becomes of several figures, ``median``, ``min``, ``max``,
+or how far they are apart, ``spread``; else it is their range. ``*NUMBER`` multiplies them, and
+``more`` has them in percent above one.
 
 Usage: quoted.py PAGE... writes each figure anew. A test fails where one is not what its file says.
 """
@@ -25,7 +26,12 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 FIGURE = re.compile(r"<!-- figure: ([^\s:]+): (.+?) -->(.*?)<!-- /figure -->", re.DOTALL)
-_REDUCED = {"median": statistics.median, "min": min, "max": max}
+_REDUCED = {
+    "median": statistics.median,
+    "min": min,
+    "max": max,
+    "spread": lambda values: max(values) - min(values),
+}
 
 
 def _lines(file: str) -> list[dict[str, Any]]:
