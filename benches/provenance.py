@@ -143,14 +143,15 @@ def differences(file: str) -> list[str]:
 def used() -> list[str]:
     """Return the files of results whose figures the README or a page has."""
     sys.path.insert(0, str(ROOT / "benches"))
+    from quoted import files
     from table import TABLES
 
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     text = "\n".join(path.read_text() for path in pages)
     # Figures of pictures are of the simulated device, and made anew with them.
-    quoted = re.findall(r"<!-- (?:output|figure): (\w[\w./-]*\.(?:txt|json))", text)
+    quoted = re.findall(r"<!-- (?:output|figure): (\w[\w./*-]*\.(?:txt|json))", text)
     tables = [file for name in re.findall(r"<!-- table: (\w+) -->", text) for file in TABLES[name].files]
-    return sorted({*quoted, *tables})
+    return sorted({*(file for name in quoted for file in files(name)), *tables})
 
 
 def code() -> dict[str, Any]:

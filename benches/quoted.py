@@ -4,10 +4,11 @@ A figure is written as a comment that says where it is from, what it is, and an 
 
     <!-- figure: FILE: FIELD [KEY=VALUE]... [/ FIELD [KEY=VALUE]...] as FORMAT [HOW]... -->1.23<!-- /figure -->
 
-FILE has one JSON object, or one a line. FIELD is a key, or keys joined by ``>``, of which ``~REGEX`` stands for
-several; lines are chosen by KEY=VALUE, KEY!VALUE or KEY~REGEX. Behind ``/`` is what the figures are divided by: another
-field of the same line, or, where something is said anew of the lines, that field of those, one by one if they are as
-many, else by their median. For a file of text FIELD is a regex in quotes, whose first group is the figure.
+FILE has one JSON object, or one a line; with a ``*`` it is all files so named, as of several runs. FIELD is a key, or
+keys joined by ``>``, of which ``~REGEX`` stands for several; lines are chosen by KEY=VALUE, KEY!VALUE or KEY~REGEX.
+Behind ``/`` is what the figures are divided by: another field of the same line, or, where something is said anew of the
+lines, that field of those, one by one if they are as many, else by their median. For a file of text FIELD is a regex in
+quotes, whose first group is the figure; a second one says which lines it is sought in.
 
 FORMAT is one of Python's, such as ``.3f``. HOW says what becomes of several figures, ``median``, ``min``, ``max``,
 or how far they are apart, ``spread``; else it is their range. ``*NUMBER`` multiplies them, and
@@ -16,6 +17,7 @@ or how far they are apart, ``spread``; else it is their range. ``*NUMBER`` multi
 Usage: quoted.py PAGE... writes each figure anew. A test fails where one is not what its file says.
 """
 
+import glob
 import json
 import re
 import shlex
@@ -34,8 +36,16 @@ _REDUCED = {
 }
 
 
-def _lines(file: str) -> list[dict[str, Any]]:
-    text = (RESULTS / file).read_text()
+def files(name: str) -> list[str]:
+    """Return the files of results that a name stands for."""
+    return sorted(glob.glob(name, root_dir=RESULTS))
+
+
+def _texts(name: str) -> list[str]:
+    return [(RESULTS / file).read_text() for file in files(name)]
+
+
+def _lines(text: str) -> list[dict[str, Any]]:
     try:
         return [json.loads(text)]
     except json.JSONDecodeError:
@@ -66,14 +76,19 @@ def _chosen(file: str, conditions: dict[str, tuple[str, str]]) -> list[dict[str,
         text = "".join(map(str, _of_field(line, key)))
         return re.search(wanted, text) is not None if sign == "~" else (text == wanted) == (sign == "=")
 
-    return [line for line in _lines(file) if all(meets(line, key, *how) for key, how in conditions.items())]
+    lines = [line for text in _texts(file) for line in _lines(text)]
+    return [line for line in lines if all(meets(line, key, *how) for key, how in conditions.items())]
 
 
 def _values(file: str, asked: str) -> list[float]:
     words = shlex.split(asked)
     if not file.endswith(".json"):
-        (field,) = words
-        return [float(found) for found in re.findall(field, (RESULTS / file).read_text(), re.MULTILINE)]
+        field, *where = words
+        texts = _texts(file)
+        if where:
+            (chosen,) = where
+            texts = [line for text in texts for line in text.splitlines() if re.search(chosen, line)]
+        return [float(found) for text in texts for found in re.findall(field, text, re.MULTILINE)]
     place = words.index("/") if "/" in words else len(words)
     (field, *rest), divisor = words[:place], words[place + 1 :]
     conditions = _conditions(rest)

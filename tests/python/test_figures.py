@@ -60,6 +60,8 @@ def results(tmp_path, monkeypatch):
     lines = [json.dumps({"peer": peer, "round": number, "ns": {"call": time}}) for peer, number, time in rounds]
     (tmp_path / "a.json").write_text("\n".join(lines))
     (tmp_path / "a.txt").write_text("call 1.25 ns\ncall 1.50 ns\n")
+    (tmp_path / "a-2.json").write_text(json.dumps({"peer": "ours", "round": 1, "ns": {"call": 29.0}}))
+    (tmp_path / "b.txt").write_text("ours 1/2, 3/4\ntheirs 5/6, 7/8\n")
     return tmp_path
 
 
@@ -75,6 +77,8 @@ def results(tmp_path, monkeypatch):
         ("a.json", "ns>~a peer!ours as .0f *0.1 max", "9"),
         ("a.json", "ns>call peer=theirs / ns>call peer=ours as .0f more", "100 to 200"),
         ("a.txt", r"'^call (\S+) ns$' as .1f max", "1.5"),
+        ("b.txt", r"'(\d)/\d' '^theirs ' as .0f", "5 to 7"),
+        ("a*.json", "ns>call peer=ours as .0f", "29 to 31"),
     ],
 )
 def test_a_figure_is_computed_from_its_file(results, file, what, text):
