@@ -80,19 +80,19 @@ pub(in crate::memory) const SIDE_BY_SIDE: usize = 2;
 pub(in crate::memory) const COPY_LEAST: u64 = 64 << 10;
 /// The most bytes of a piece of a copy through pinned memory: a device's full speed, in a processor's cache.
 pub(in crate::memory) const STAGED_MOST: u64 = 4 << 20;
-/// The most bytes of a piece of a backup: pieces of 256 MiB and more are made fastest (`h200-pinned/by_hand.txt`), and
+/// The most bytes of a piece of a backup: pieces of 256 MiB and more are made fastest (`h100-pinned/first_look.txt`), and
 /// what nothing needs any more is free while the pool sleeps.
 pub(in crate::memory) const BACKUP_MOST: u64 = 1 << 30;
 
 // Other processes.
 
-/// The most extents of idle mappings of others' memory. To unmap and release one takes 31 us (`h200-share/share.json`:
-/// 1 GiB of 2 MiB extents in 16 ms), so an owner that falls asleep has its memory back in a second.
+/// The most extents of idle mappings of others' memory. To unmap and release one takes 43 to 62 us
+/// (`h200-sleep/by_hand.txt`: 2,048 in 88 to 127 ms), so an owner that falls asleep has its memory back in two seconds.
 pub(in crate::memory) const IDLE_EXTENTS_MOST: usize = 32 << 10;
 /// How long another process may take to answer; half as long to send its request, as it holds a descriptor meanwhile.
 pub(in crate::memory) const PATIENCE: Duration = Duration::from_secs(10);
-/// How long a pool that falls asleep waits for other processes: twice what unmapping the most idle mappings takes
-/// (`h200-share/share.json`).
+/// How long a pool that falls asleep waits for other processes: what unmapping the most idle mappings takes
+/// (`h200-sleep/by_hand.txt`).
 pub(in crate::memory) const WAIT_ASLEEP: Duration = Duration::from_secs(2);
 /// How long giving memory back, or a request without memory, waits for them. They take milliseconds unless stopped.
 pub(in crate::memory) const WAIT: Duration = Duration::from_millis(250);

@@ -19,6 +19,7 @@ PAGES = [guide.ROOT / "README.md", *sorted((guide.ROOT / "docs").rglob("*.md"))]
 def test_the_figures_of_a_page_are_those_of_the_results(page):
     text = page.read_text()
     # It would end a cell of a table.
+    assert not re.search(r"^<!-- figure", text, re.MULTILINE), "Markdown that is shown as it is ends a paragraph there"
     assert not any("|" in "".join(found.groups()) for found in quoted.FIGURE.finditer(text))
     assert quoted.filled(text) == text, "run `make figures`"
 
