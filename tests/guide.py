@@ -1,9 +1,9 @@
 """The Python samples of the guide, as the programs that they are.
 
-The samples of a page run one after the other, as a reader would put them into one file: a process that they spawn imports
-it again. A comment on the line before
-a sample, which the reader does not see, tells more: `<!-- sample: gpu -->` of one that needs a GPU, `needs NAME` of one
-that needs a package, `new` of one that begins a new process.
+The samples of a page run one after the other, as a reader would put them into one file, which a process that they
+spawn imports again. A comment on the line before a sample, which the reader does not see, tells more:
+`<!-- sample: gpu -->` of one that needs a GPU, `needs NAME` of one that needs a package, `new` of one that begins a new
+process.
 """
 
 import importlib.util
@@ -19,7 +19,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SAMPLE = re.compile(r"^(?:<!-- sample: (?P<told>[^\n]+) -->\n)?```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 
-QUOTED = re.compile(r"^<!-- (?P<how>prints|outlines): (?P<what>[^\n]+) -->\n```\w*\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+QUOTED = re.compile(
+    r"^<!-- (?P<how>prints|outlines): (?P<what>[^\n]+) -->\n```\w*\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
+)
 # What may be another one each time: addresses, files of Python, and numbers with what they count.
 VARYING = re.compile(r"0x[0-9a-f]+|[\w./-]+\.py\b|\b\d[\d.,]*(?: (?:[num\u00b5]?s|B|[KMG]iB)\b)?")
 
@@ -62,8 +64,8 @@ class Quoted:
 def quoted() -> dict[str, Quoted]:
     """Return every such block, by page and line.
 
-    The comment on the line before it says which: `<!-- prints: sample -->`, `<!-- prints: COMMAND -->`, or `outlines` where
-    only the headings are the same everywhere.
+    The comment on the line before it says which: `<!-- prints: sample -->`, `<!-- prints: COMMAND -->`, or `outlines`
+    where only the headings are the same everywhere.
     """
     found = {}
     for page in pages():
@@ -86,9 +88,15 @@ def outline(text: str) -> list[str]:
 
 def print_quoted(block: Quoted, folder: Path) -> str:
     """Run what a block quotes in a folder, on the simulated device, and return all that it prints."""
-    environment = {**os.environ, "GPUPOOL_RUNTIME": "host", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    environment = {
+        **os.environ,
+        "GPUPOOL_RUNTIME": "host",
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
     if block.what == "sample":
-        (program,) = [each for each in programs(False).values() if block.page == each[0].page and each[0].line < block.line]
+        (program,) = [
+            each for each in programs(False).values() if block.page == each[0].page and each[0].line < block.line
+        ]
         program = [sample for sample in program if sample.line < block.line]
         script = folder / "program.py"
         script.write_text(text_of(program))

@@ -70,7 +70,10 @@ def test_a_handle_whose_owner_left_memory_by_a_handler_of_his_own_is_given_up(ma
     run = machine_of("cudss").run
     told = run("platforms/settings.py", "a_handler_that_is_in_use_ends_the_handle", what, limit, FAKE_VMM="1")
     # No error says so: the next owner has another handle.
-    assert told.count("WARNING:gpupool.handle:cudss: a handle is given up, as something of its former owner's is in use") == 3
+    assert (
+        told.count("WARNING:gpupool.handle:cudss: a handle is given up, as something of its former owner's is in use")
+        == 3
+    )
 
 
 @pytest.mark.parametrize("function", functions_of("platforms/settings.py", "the_library_s_own_workspace_comes_back"))

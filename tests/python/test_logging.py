@@ -54,7 +54,9 @@ def test_a_callback_of_segments_that_raises_is_told():
 @pytest.mark.parametrize("function", ["fail_to_register_in_a_thread", "warn_as_the_process_ends"])
 def test_warnings_are_told_at_the_level_of_warnings(function):
     told = run_program("telling/logs.py", function, "WARNING")
-    assert re.fullmatch(r"WARNING gpupool\.memory pool \(0, 1\): .* raised OSError: no room to register .*\n", told), told
+    assert re.fullmatch(r"WARNING gpupool\.memory pool \(0, 1\): .* raised OSError: no room to register .*\n", told), (
+        told
+    )
 
 
 def test_a_handle_that_fails_and_one_that_memory_had_to_be_given_back_for_are_told():
