@@ -53,6 +53,11 @@ def test_the_readmes_tables_are_those_of_the_results():
         assert set(rows) <= set(heads[head]), head
 
 
+def test_the_readme_is_short():
+    # What it had besides is on the page where it belongs.
+    assert len((guide.ROOT / "README.md").read_text().split()) <= 1200
+
+
 def text_of_all_pages():
     return "".join(path.read_text() for path in [guide.ROOT / "README.md", *guide.ROOT.glob("docs/**/*.md")])
 
