@@ -42,8 +42,9 @@
 //! | use streams, also those of other code | [`Stream`], [`Stream::from_raw`] |
 //! | use slices with cudarc, also in candle's custom operations | `PooledSlice`, with the feature `cudarc` |
 //!
-//! gpupool logs through the [`log`] crate, what no error says at `warn`, rare events at `info`, frequent ones at `debug`, to the
-//! targets `gpupool::runtime`, `gpupool::library`, `gpupool::handle` and `gpupool::memory`. It holds no lock meanwhile.
+//! gpupool logs through the [`log`] crate, what no error says at `warn`, rare events at `info` and frequent ones at
+//! `debug`, to the targets `gpupool::runtime`, `gpupool::library`, `gpupool::handle` and `gpupool::memory`. It holds no
+//! lock meanwhile.
 //! With `GPUPOOL_NVTX=1` in the environment profilers show its work as NVTX ranges.
 //!
 //! There is one pool for each library and device in the process. A Python extension that contains this crate has its own

@@ -1,9 +1,9 @@
 """The Python samples of the guide, as the programs that they are.
 
-The samples of a page run one after the other, as a reader would put them into one file: a process that they spawn imports
-it again. A comment on the line before
-a sample, which the reader does not see, tells more: `<!-- sample: gpu -->` of one that needs a GPU, `needs NAME` of one
-that needs a package, `new` of one that begins a new process.
+The samples of a page run one after the other, as a reader would put them into one file, which a process that they
+spawn imports again. A comment on the line before a sample, which the reader does not see, tells more:
+`<!-- sample: gpu -->` of one that needs a GPU, `needs NAME` of one that needs a package, `new` of one that begins a new
+process.
 """
 
 import importlib.util
@@ -64,8 +64,8 @@ class Quoted:
 def quoted() -> dict[str, Quoted]:
     """Return every such block, by page and line.
 
-    The comment on the line before it says which: `<!-- prints: sample -->`, `<!-- prints: COMMAND -->`, or `outlines` where
-    only the headings are the same everywhere.
+    The comment on the line before it says which: `<!-- prints: sample -->`, `<!-- prints: COMMAND -->`, or `outlines`
+    where only the headings are the same everywhere.
     """
     found = {}
     for page in pages():

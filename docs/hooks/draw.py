@@ -1,8 +1,7 @@
 """Draws all pictures of the guide anew, and lets the notebooks run: `make pictures`. No GPU is needed.
 
-A picture is made by the command that its page shows: every line `$ gpupool ...` of a page that writes a PNG is run, in a
-folder of its own, as a reader would. What it prints is kept beside the picture where the page shows that, by
-`<!-- printed: NAME -->`.
+A picture is made by the command that its page shows: every line `$ gpupool ...` of a page that writes a PNG is run, in
+a folder of its own. What it prints is kept beside the picture where the page shows that, by `<!-- printed: NAME -->`.
 The pictures in SVG are drawn by hand.
 """
 

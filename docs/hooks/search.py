@@ -5,7 +5,7 @@ section of the reference gets its names in fields of their own, each with a weig
 or in camel case) weighs most, a name that is a word as well little more than a title, and of a name that begins with
 such a word (`memory_stats`) less, so that a question in words finds the guide.
 
-A page of the guide says in its head, as `asked: [leak]`, what people type who look for it and it does not say in its title.
+A page of the guide says in its head, as `asked: [leak]`, what people type who look for it, beside its title.
 """
 
 import json

@@ -135,7 +135,7 @@ class Owner:
 
 
 def a_handler_that_is_in_use_ends_the_handle(what, limit):
-    """Its next owner gets another one, and no error, also at the limit and where idle handles are left; a warning says so."""
+    """Its next owner gets another one and no error, also at the limit and beside idle handles; a warning says so."""
     logging.basicConfig(stream=sys.stdout)
     stream, other = gpupool.Stream(0), gpupool.Stream(0)
     owner = Owner(stream)

@@ -75,7 +75,7 @@ def fail_to_register_in_a_thread():
 
 
 def warn_as_the_process_ends():
-    """Warn where the main thread runs no more instructions before the functions of atexit, of which gpupool's is the last."""
+    """Warn in the first function of atexit, of which gpupool's is the last."""
     atexit.register(fail_to_register_in_a_thread)
 
 

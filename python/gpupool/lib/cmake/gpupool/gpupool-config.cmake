@@ -22,6 +22,6 @@ endif()
 if(NOT TARGET gpupool::gpupool AND NOT gpupool_FIND_COMPONENTS STREQUAL "headers")
   set(gpupool_FOUND FALSE)
   set(gpupool_NOT_FOUND_MESSAGE
-    "${_gpupool_root}/lib/libgpupool.so.0 is missing: install gpupool's wheel, or ask for COMPONENTS headers alone")
+    "${_gpupool_root}/lib/libgpupool.so.0 is missing: install gpupool's wheel, run `make library` in a clone, or ask for COMPONENTS headers alone")
 endif()
 unset(_gpupool_root)
