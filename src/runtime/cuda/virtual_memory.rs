@@ -69,9 +69,7 @@ impl Cuda {
         properties.allocFlags.gpuDirectRDMACapable = u8::from(extent_use.is_rdma);
         let mut extent = 0;
         // SAFETY: `extent` is a valid place for one, the properties are whole, and 0 are the only flags.
-        self.check("cuMemCreate", unsafe {
-            (self.symbols.extent_create)(&mut extent, bytes as usize, &properties, 0)
-        })?;
+        self.check(unsafe { self.symbols.extent_create.call(&mut extent, bytes as usize, &properties, 0) })?;
         Ok(Extent(extent))
     }
 
@@ -117,8 +115,7 @@ impl VirtualMemoryCalls for Cuda {
         let least = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
         let mut bytes = 0;
         // SAFETY: `bytes` is a valid place for a size, and the properties are whole.
-        let status = unsafe { (self.symbols.granularity)(&mut bytes, &properties, least as c_int) };
-        self.check("cuMemGetAllocationGranularity", status)?;
+        self.check(unsafe { self.symbols.granularity.call(&mut bytes, &properties, least as c_int) })?;
         Ok(bytes as u64)
     }
 
@@ -126,9 +123,7 @@ impl VirtualMemoryCalls for Cuda {
         let (device, peer) = (self.slot(device)?.handle, self.slot(peer)?.handle);
         let mut can_access = 0;
         // SAFETY: `can_access` is a valid place for an int, and the handles came from `cuDeviceGet`.
-        self.check("cuDeviceCanAccessPeer", unsafe {
-            (self.symbols.device_can_access_peer)(&mut can_access, device, peer)
-        })?;
+        self.check(unsafe { self.symbols.device_can_access_peer.call(&mut can_access, device, peer) })?;
         Ok(can_access != 0)
     }
 
@@ -136,14 +131,13 @@ impl VirtualMemoryCalls for Cuda {
         let mut address = 0;
         // SAFETY: `address` is a valid place for one. Alignment 0 is the driver's own, which is the page size; no
         // address is asked for, and 0 are the only flags.
-        let status = unsafe { (self.symbols.address_reserve)(&mut address, bytes as usize, 0, 0, 0) };
-        self.check("cuMemAddressReserve", status)?;
+        self.check(unsafe { self.symbols.address_reserve.call(&mut address, bytes as usize, 0, 0, 0) })?;
         Ok(address)
     }
 
     unsafe fn address_free(&self, address: u64, bytes: u64) -> Result<()> {
         // SAFETY: the caller owns the reservation.
-        self.check("cuMemAddressFree", unsafe { (self.symbols.address_free)(address, bytes as usize) })
+        self.check(unsafe { self.symbols.address_free.call(address, bytes as usize) })
     }
 
     /// Makes an extent for as many uses as the driver allows, which a device's first one finds out.
@@ -193,12 +187,12 @@ impl VirtualMemoryCalls for Cuda {
 
     unsafe fn extent_release(&self, extent: Extent) -> Result<()> {
         // SAFETY: the caller owns the extent.
-        self.check("cuMemRelease", unsafe { (self.symbols.extent_release)(extent.0) })
+        self.check(unsafe { self.symbols.extent_release.call(extent.0) })
     }
 
     unsafe fn memory_map(&self, address: u64, bytes: u64, extent: Extent) -> Result<()> {
         // SAFETY: the caller promises that the addresses are free and the memory alive; 0 are the only flags.
-        self.check("cuMemMap", unsafe { (self.symbols.memory_map)(address, bytes as usize, 0, extent.0, 0) })
+        self.check(unsafe { self.symbols.memory_map.call(address, bytes as usize, 0, extent.0, 0) })
     }
 
     unsafe fn memory_set_access(&self, address: u64, bytes: u64, by: &[MemoryLocation]) -> Result<()> {
@@ -206,13 +200,13 @@ impl VirtualMemoryCalls for Cuda {
         let describe = |&by: &MemoryLocation| Ok(sys::CUmemAccessDesc { location: self.location(by)?, flags });
         let access = by.iter().map(describe).collect::<Result<Vec<_>>>()?;
         // SAFETY: the caller promises that the range is mapped, and `access` has as many entries as said.
-        let status =
-            unsafe { (self.symbols.memory_set_access)(address, bytes as usize, access.as_ptr(), access.len()) };
-        self.check("cuMemSetAccess", status)
+        self.check(unsafe {
+            self.symbols.memory_set_access.call(address, bytes as usize, access.as_ptr(), access.len())
+        })
     }
 
     unsafe fn memory_unmap(&self, address: u64, bytes: u64) -> Result<()> {
         // SAFETY: the caller promises that nothing uses these mappings again.
-        self.check("cuMemUnmap", unsafe { (self.symbols.memory_unmap)(address, bytes as usize) })
+        self.check(unsafe { self.symbols.memory_unmap.call(address, bytes as usize) })
     }
 }
