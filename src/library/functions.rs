@@ -7,7 +7,7 @@ use std::ffi::{c_int, c_void};
 use std::ptr::{self, NonNull};
 
 use super::RawHandle;
-pub(crate) use super::vendor::{CreateFn, SetStreamFn};
+pub(crate) use super::entry_points::{CreateFn, SetStreamFn};
 use crate::error::{Error, Result, StatusKind};
 use crate::ids::RawStream;
 

@@ -10,18 +10,8 @@ pub(super) static COMPONENT: Component = Component {
     name: "cublaslt",
     platform: Kind::Cuda,
     variants: &[
-        Variant {
-            cuda: Some(13),
-            sonames: &["libcublasLt.so.13"],
-            folders: &["nvidia/cu13/lib"],
-            package: "nvidia-cublas",
-        },
-        Variant {
-            cuda: Some(12),
-            sonames: &["libcublasLt.so.12"],
-            folders: &["nvidia/cublas/lib"],
-            package: "nvidia-cublas-cu12",
-        },
+        Variant::of_cuda(13, &["libcublasLt.so.13"], &["nvidia/cu13/lib"], "nvidia-cublas"),
+        Variant::of_cuda(12, &["libcublasLt.so.12"], &["nvidia/cublas/lib"], "nvidia-cublas-cu12"),
     ],
     needs: &[],
 };

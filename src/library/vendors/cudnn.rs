@@ -11,18 +11,8 @@ static COMPONENT: Component = Component {
     name: "cudnn",
     platform: Kind::Cuda,
     variants: &[
-        Variant {
-            cuda: Some(13),
-            sonames: &["libcudnn.so.9"],
-            folders: &["nvidia/cudnn/lib", "nvidia/cudnn_jit/lib"],
-            package: "nvidia-cudnn-cu13",
-        },
-        Variant {
-            cuda: Some(12),
-            sonames: &["libcudnn.so.9"],
-            folders: &["nvidia/cudnn/lib", "nvidia/cudnn_jit/lib"],
-            package: "nvidia-cudnn-cu12",
-        },
+        Variant::of_cuda(13, &["libcudnn.so.9"], &["nvidia/cudnn/lib", "nvidia/cudnn_jit/lib"], "nvidia-cudnn-cu13"),
+        Variant::of_cuda(12, &["libcudnn.so.9"], &["nvidia/cudnn/lib", "nvidia/cudnn_jit/lib"], "nvidia-cudnn-cu12"),
     ],
     needs: &[&cublaslt::COMPONENT, &cublas::COMPONENT],
 };

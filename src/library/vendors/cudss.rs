@@ -1,4 +1,4 @@
-//! cuDSS: <https://docs.nvidia.com/cuda/cudss/>. It has no call that tells a handle's stream, nor the name of a status.
+//! cuDSS: <https://docs.nvidia.com/cuda/cudss/>. It has no call that returns a handle's stream, nor the name of a status.
 
 use super::{cublas, cublaslt};
 use crate::library::description::{Description, HandlerCalls, Reset, StatusNames, VersionCall};
@@ -10,18 +10,8 @@ static COMPONENT: Component = Component {
     name: "cudss",
     platform: Kind::Cuda,
     variants: &[
-        Variant {
-            cuda: Some(13),
-            sonames: &["libcudss.so.1", "libcudss.so.0"],
-            folders: &["nvidia/cu13/lib"],
-            package: "nvidia-cudss-cu13",
-        },
-        Variant {
-            cuda: Some(12),
-            sonames: &["libcudss.so.1", "libcudss.so.0"],
-            folders: &["nvidia/cu12/lib"],
-            package: "nvidia-cudss-cu12",
-        },
+        Variant::of_cuda(13, &["libcudss.so.1", "libcudss.so.0"], &["nvidia/cu13/lib"], "nvidia-cudss-cu13"),
+        Variant::of_cuda(12, &["libcudss.so.1", "libcudss.so.0"], &["nvidia/cu12/lib"], "nvidia-cudss-cu12"),
     ],
     needs: &[&cublaslt::COMPONENT, &cublas::COMPONENT, &NVRTC],
 };

@@ -10,18 +10,8 @@ static COMPONENT: Component = Component {
     name: "cusolver",
     platform: Kind::Cuda,
     variants: &[
-        Variant {
-            cuda: Some(13),
-            sonames: &["libcusolver.so.12"],
-            folders: &["nvidia/cu13/lib"],
-            package: "nvidia-cusolver",
-        },
-        Variant {
-            cuda: Some(12),
-            sonames: &["libcusolver.so.11"],
-            folders: &["nvidia/cusolver/lib"],
-            package: "nvidia-cusolver-cu12",
-        },
+        Variant::of_cuda(13, &["libcusolver.so.12"], &["nvidia/cu13/lib"], "nvidia-cusolver"),
+        Variant::of_cuda(12, &["libcusolver.so.11"], &["nvidia/cusolver/lib"], "nvidia-cusolver-cu12"),
     ],
     needs: &[&cublaslt::COMPONENT, &cublas::COMPONENT, &NVJITLINK, &cusparse::COMPONENT],
 };

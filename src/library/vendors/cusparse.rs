@@ -9,18 +9,8 @@ pub(super) static COMPONENT: Component = Component {
     name: "cusparse",
     platform: Kind::Cuda,
     variants: &[
-        Variant {
-            cuda: Some(13),
-            sonames: &["libcusparse.so.12"],
-            folders: &["nvidia/cu13/lib"],
-            package: "nvidia-cusparse",
-        },
-        Variant {
-            cuda: Some(12),
-            sonames: &["libcusparse.so.12"],
-            folders: &["nvidia/cusparse/lib"],
-            package: "nvidia-cusparse-cu12",
-        },
+        Variant::of_cuda(13, &["libcusparse.so.12"], &["nvidia/cu13/lib"], "nvidia-cusparse"),
+        Variant::of_cuda(12, &["libcusparse.so.12"], &["nvidia/cusparse/lib"], "nvidia-cusparse-cu12"),
     ],
     needs: &[&NVJITLINK],
 };

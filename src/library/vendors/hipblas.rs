@@ -1,5 +1,5 @@
 //! hipBLAS: <https://rocm.docs.amd.com/projects/hipBLAS/>. Its handles are rocBLAS's, which have 32 or 128 MiB of scratch
-//! memory for one stream at a time: rocBLAS's guide tells users to wait before they set another. Setting a stream asks
+//! memory for one stream at a time: rocBLAS's guide asks users to wait before they set another. Setting a stream asks
 //! HIP about it, so the handle is asked first.
 //!
 //! That memory grows with what a call needs. A workspace that was given (`hipblasSetWorkspace`, since ROCm 7) does not, and
@@ -15,7 +15,7 @@ use crate::runtime::Kind;
 static COMPONENT: Component = Component {
     name: "hipblas",
     platform: Kind::Hip,
-    // ROCm 7, 6 and 5. What is called here is the same in all, as in PyTorch's copy, whose name tells no version.
+    // ROCm 7, 6 and 5. What is called here is the same in all, as in PyTorch's copy, whose name has no version.
     variants: &[Variant::of_rocm(&["libhipblas.so.3", "libhipblas.so.2", "libhipblas.so.1", "libhipblas.so"])],
     needs: &[],
 };
@@ -38,7 +38,7 @@ pub static HIPBLAS: Vendor = Vendor::new(Description {
         Reset::new(c"hipblasSetMathMode", 0),
         // Allowed up to ROCm 6, not since ROCm 7, unless ROCBLAS_DEFAULT_ATOMICS_MODE says otherwise.
         Reset::as_new(c"hipblasSetAtomicsMode", c"hipblasGetAtomicsMode"),
-        // Since ROCm 7. hipBLAS does not tell what is set, but rocBLAS, which it brings with it.
+        // Since ROCm 7. hipBLAS has no function that reads the setting; rocBLAS, which it brings with it, has.
         Reset::own_workspace(
             c"hipblasSetWorkspace",
             &[c"rocblas_is_managing_device_memory", c"rocblas_is_user_managing_device_memory"],

@@ -10,7 +10,7 @@ use crate::runtime::Kind;
 static COMPONENT: Component = Component {
     name: "hipblaslt",
     platform: Kind::Hip,
-    // ROCm 7, and 5 and 6. What is called here is the same in both, as in PyTorch's copy, whose name tells no version.
+    // ROCm 7, and 5 and 6. What is called here is the same in both, as in PyTorch's copy, whose name has no version.
     variants: &[Variant::of_rocm(&["libhipblaslt.so.1", "libhipblaslt.so.0", "libhipblaslt.so"])],
     needs: &[],
 };
@@ -29,7 +29,7 @@ pub static HIPBLASLT: Vendor = Vendor::new(Description {
     workspace: None,
     keeps_scratch: true,
     version: VersionCall::OfHandle(c"hipblasLtGetVersion"),
-    // `hipblasStatus_t`, whose names hipBLAS alone can tell.
+    // `hipblasStatus_t`, whose names hipBLAS alone returns.
     status_names: StatusNames::Table(&[
         (1, "HIPBLAS_STATUS_NOT_INITIALIZED"),
         (2, "HIPBLAS_STATUS_ALLOC_FAILED"),

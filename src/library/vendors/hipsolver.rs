@@ -9,7 +9,7 @@ use crate::runtime::Kind;
 static COMPONENT: Component = Component {
     name: "hipsolver",
     platform: Kind::Hip,
-    // ROCm 7, and 5 and 6. What is called here is the same in both, as in PyTorch's copy, whose name tells no version.
+    // ROCm 7, and 5 and 6. What is called here is the same in both, as in PyTorch's copy, whose name has no version.
     variants: &[Variant::of_rocm(&["libhipsolver.so.1", "libhipsolver.so.0", "libhipsolver.so"])],
     needs: &[],
 };

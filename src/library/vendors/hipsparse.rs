@@ -9,7 +9,7 @@ use crate::runtime::Kind;
 static COMPONENT: Component = Component {
     name: "hipsparse",
     platform: Kind::Hip,
-    // ROCm 7, 6 and 5. What is called here is the same in all, as in PyTorch's copy, whose name tells no version.
+    // ROCm 7, 6 and 5. What is called here is the same in all, as in PyTorch's copy, whose name has no version.
     variants: &[Variant::of_rocm(&["libhipsparse.so.4", "libhipsparse.so.1", "libhipsparse.so.0", "libhipsparse.so"])],
     needs: &[],
 };
@@ -30,7 +30,7 @@ pub static HIPSPARSE: Vendor = Vendor::new(Description {
     workspace: None,
     keeps_scratch: true,
     version: VersionCall::OfHandle(c"hipsparseGetVersion"),
-    // `hipsparseGetErrorName` came with ROCm 6, and tells rocSPARSE's names.
+    // `hipsparseGetErrorName` came with ROCm 6, and returns rocSPARSE's names.
     status_names: StatusNames::Table(&[
         (1, "HIPSPARSE_STATUS_NOT_INITIALIZED"),
         (2, "HIPSPARSE_STATUS_ALLOC_FAILED"),
