@@ -22,5 +22,5 @@ pub(super) use cupy::{CurrentStream, Memories};
 #[cfg(Py_GIL_DISABLED)]
 pub(super) use immortal::make_immortal;
 pub(super) use pinned_buffer::{PyPinnedBuffer, empty_pinned};
-pub(super) use source::{Believed, Keeping, PythonSource};
+pub(super) use source::{Keeping, PythonSource, Trusted};
 pub(super) use torch::torch_allocator;
