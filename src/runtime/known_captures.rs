@@ -84,7 +84,7 @@ fn gone_on(runtime: &'static dyn Runtime, device: Device) -> Result<Vec<u64>> {
         return Ok(Vec::new());
     }
     let _bound = BoundDevice::of(runtime, device)?;
-    // SAFETY: who noted a stream keeps it alive meanwhile.
+    // SAFETY: the caller that noted a stream keeps it alive meanwhile.
     let is_gone = |stream: &Stream| unsafe { runtime.stream_is_gone(stream.raw()) };
     Ok(noted.into_iter().filter(|(_, stream)| is_gone(stream)).map(|(number, _)| number).collect())
 }
@@ -187,8 +187,8 @@ pub(crate) fn is_known_stream_capturing(runtime: &'static dyn Runtime, device: D
     let known = owned.iter().chain(&noted).chain(&current).map(Stream::raw);
     // The legacy default stream answers for the blocking ones.
     for stream in [RawStream::LEGACY].into_iter().chain(known) {
-        // SAFETY: the legacy default stream always exists, clones keep our own alive, and who noted or entered another keeps
-        // it alive meanwhile.
+        // SAFETY: the legacy default stream always exists, clones keep our own alive, and the caller that noted or entered
+        // another keeps it alive meanwhile.
         let status = unsafe { runtime.stream_capture_status(stream) }.map_err(|e| e.on(device))?;
         if status != CaptureStatus::None {
             return Ok(true);

@@ -20,7 +20,6 @@ pub(in crate::runtime) struct Symbol<F> {
 /// A function that the library may lack; then its name.
 pub(in crate::runtime) type OptionalSymbol<F> = Result<Symbol<F>, &'static CStr>;
 
-/// The outcome of a call.
 #[derive(Clone, Copy)]
 pub(in crate::runtime) struct CallStatus {
     pub(in crate::runtime) name: &'static CStr,

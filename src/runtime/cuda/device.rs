@@ -38,12 +38,10 @@ impl Cuda {
     }
 
     pub(super) fn attribute(&self, attribute: sys::CUdevice_attribute, device: Device) -> Result<c_int> {
-        let mut value = 0;
+        let (mut value, handle) = (0, self.slot(device)?.handle);
         // SAFETY: `value` is a valid place for an int, and the handle came from `cuDeviceGet`.
-        self.check(unsafe {
-            self.symbols.device_attribute.call(&mut value, attribute as c_int, self.slot(device)?.handle)
-        })
-        .map(|()| value)
+        self.check(unsafe { self.symbols.device_attribute.call(&mut value, attribute as c_int, handle) })?;
+        Ok(value)
     }
 
     pub(super) fn slot(&self, device: Device) -> Result<&CudaDevice> {

@@ -102,8 +102,9 @@ impl MemoryCalls for Cuda {
         }
         let address = map(node, bytes, PagePopulation::Now)?;
         // SAFETY: the range was just mapped, and stays so until it is unregistered.
-        self.check(unsafe { self.symbols.host_register.call(pointer(address), bytes as usize, PORTABLE_AND_MAPPED) })
-            .inspect_err(|_| {
+        let registered =
+            unsafe { self.symbols.host_register.call(pointer(address), bytes as usize, PORTABLE_AND_MAPPED) };
+        self.check(registered).inspect_err(|_| {
             // SAFETY: the range was just mapped, and nothing has it.
             unsafe { unmap(address, bytes) };
         })?;

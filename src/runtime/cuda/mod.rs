@@ -144,9 +144,7 @@ impl Runtime for Cuda {
         // SAFETY: `name` has the given length, which the driver keeps to, with a final zero.
         self.check(unsafe { self.symbols.device_name.call(name.as_mut_ptr().cast(), name.len() as c_int, handle) })?;
         // SAFETY: `place` has the given length, which the driver keeps to, with a final zero.
-        self.check(unsafe {
-            self.symbols.device_pci_bus_id.call(place.as_mut_ptr().cast(), place.len() as c_int, handle)
-        })?;
+        self.check(unsafe { self.symbols.device_pci_bus_id.call(place.as_mut_ptr().cast(), 32, handle) })?;
         let name = text(&name);
         // The driver's API shows it only in the name: "NVIDIA A100-SXM4-40GB MIG 1g.5gb".
         let is_mig = name.contains(" MIG ");

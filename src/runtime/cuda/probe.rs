@@ -8,7 +8,7 @@ use cudarc::driver::sys::CUresult;
 
 use super::device::CudaDevice;
 use super::symbols::Symbols;
-use super::{CallStatus, Cuda, Status};
+use super::{CallStatus, Cuda, SUCCESS, Status};
 use crate::error::{Error, Result};
 use crate::shared_object::{self, Library};
 
@@ -62,7 +62,7 @@ fn version_of(library: &Library) -> Option<(u32, u32)> {
         let function = library.get::<unsafe extern "C" fn(*mut c_int) -> Status>(c"cuDriverGetVersion").ok()?;
         function(&mut version)
     };
-    (status == 0).then(|| as_version(version))
+    (status == SUCCESS).then(|| as_version(version))
 }
 
 fn as_version(number: c_int) -> (u32, u32) {

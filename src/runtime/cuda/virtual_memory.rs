@@ -10,7 +10,7 @@ use super::Cuda;
 use super::extent_use::lesser;
 use super::sharing::POSIX_FD;
 use crate::error::{Result, StatusKind};
-use crate::ids::{Device, MemoryLocation, NumaNode};
+use crate::ids::{Device, MemoryLocation};
 use crate::observe::target::RUNTIME;
 use crate::runtime::{Extent, ExtentUse, VirtualMemoryCalls};
 
@@ -19,27 +19,6 @@ use crate::runtime::{Extent, ExtentUse, VirtualMemoryCalls};
 struct CudaMemLocation {
     kind: sys::CUmemLocationType,
     id: c_int,
-}
-
-fn location_of(location: CudaMemLocation) -> sys::CUmemLocation {
-    // SAFETY: the driver's struct is a kind and an int, or a union of ints of that size.
-    unsafe { mem::transmute::<CudaMemLocation, sys::CUmemLocation>(location) }
-}
-
-/// Returns the properties of plain memory there, not shared with other processes.
-fn extent_properties(location: sys::CUmemLocation) -> sys::CUmemAllocationProp {
-    sys::CUmemAllocationProp {
-        type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
-        requestedHandleTypes: sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
-        location,
-        win32HandleMetaData: ptr::null_mut(),
-        allocFlags: sys::CUmemAllocationProp_st__bindgen_ty_1 {
-            compressionType: 0,
-            gpuDirectRDMACapable: 0,
-            usage: 0,
-            reserved: [0; 4],
-        },
-    }
 }
 
 impl Cuda {
@@ -53,12 +32,24 @@ impl Cuda {
                 (sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA, node.number().cast_signed())
             }
         };
-        Ok(location_of(CudaMemLocation { kind, id }))
+        // SAFETY: the driver's struct is a kind and an int, or a union of ints of that size.
+        Ok(unsafe { mem::transmute::<CudaMemLocation, sys::CUmemLocation>(CudaMemLocation { kind, id }) })
     }
 
     /// Returns the properties of plain memory there, for this process alone.
     fn extent_properties(&self, location: MemoryLocation) -> Result<sys::CUmemAllocationProp> {
-        self.location(location).map(extent_properties)
+        Ok(sys::CUmemAllocationProp {
+            type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+            requestedHandleTypes: sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+            location: self.location(location)?,
+            win32HandleMetaData: ptr::null_mut(),
+            allocFlags: sys::CUmemAllocationProp_st__bindgen_ty_1 {
+                compressionType: 0,
+                gpuDirectRDMACapable: 0,
+                usage: 0,
+                reserved: [0; 4],
+            },
+        })
     }
 
     fn create_for(&self, location: MemoryLocation, bytes: u64, extent_use: ExtentUse) -> Result<Extent> {
@@ -73,12 +64,8 @@ impl Cuda {
         Ok(Extent(extent))
     }
 
-    /// Returns whether extents can be made on a node of the host and mapped for it and every device. It is tried:
-    /// drivers since CUDA 12.2 can, on some machines, but the attribute for it came with CUDA 12.9.
-    fn has_host_extents(&self, node: NumaNode) -> bool {
-        self.rehearse(node.into()).is_ok()
-    }
-
+    /// Makes an extent on a node of the host and maps it for the node and every device. Drivers since CUDA 12.2 can, on some
+    /// machines, but the attribute for it came with CUDA 12.9.
     fn rehearse(&self, node: MemoryLocation) -> Result<()> {
         let bytes = self.page_bytes(node)?;
         let address = self.address_reserve(bytes)?;
@@ -104,7 +91,7 @@ impl VirtualMemoryCalls for Cuda {
     fn supports_virtual_memory(&self, location: MemoryLocation) -> Result<bool> {
         let device = match location {
             MemoryLocation::Device(device) => device,
-            MemoryLocation::Host(node) => return Ok(self.has_host_extents(node)),
+            MemoryLocation::Host(_) => return Ok(self.rehearse(location).is_ok()),
         };
         let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
         self.attribute(attribute, device).map(|value| value != 0)

@@ -52,20 +52,19 @@ impl Hip {
     }
 
     fn start(&mut self, path: &Path) -> Result<()> {
-        let check = |hip: &Self, call: CallStatus| {
-            match call.status {
+        let does_not_start = |error: Error| {
+            let error = error.map_library(|refused| refused.path = Some(path.to_owned()));
+            let reason = format!(
+                "HIP does not start ({error}); `rocminfo` says whether it works here. See that the kernel's module amdgpu is \
+                 loaded, that a container was started with --device=/dev/kfd --device=/dev/dri, and that no process was \
+                 forked after it used HIP"
+            );
+            Error::runtime_broken("hip", reason)
+        };
+        let check = |hip: &Self, call: CallStatus| match call.status {
             NO_DEVICE => Err(hip.no_device()),
             INVALID_DEVICE if !Path::new(KERNEL_DRIVER).exists() => Err(hip.no_device()),
-            _ => hip.check(call).map_err(|error| {
-                let error = error.map_library(|refused| refused.path = Some(path.to_owned()));
-                let reason = format!(
-                    "HIP does not start ({error}); `rocminfo` says whether it works here. See that the kernel's module amdgpu is \
-                     loaded, that a container was started with --device=/dev/kfd --device=/dev/dri, and that no process was \
-                     forked after it used HIP"
-                );
-                Error::runtime_broken("hip", reason)
-            }),
-        }
+            _ => hip.check(call).map_err(does_not_start),
         };
         // SAFETY: `hipInit` may be called from any thread at any time; 0 is its only flag.
         check(self, unsafe { self.symbols.init.call(0) })?;

@@ -67,11 +67,6 @@ impl PrivateDevices {
 }
 
 impl Hip {
-    /// Returns whether the device has virtual memory by its attribute, and the allocator's use of it works.
-    fn has_virtual_memory(&self, device: Device) -> Result<bool> {
-        Ok(self.has_virtual_memory_by_attribute(device)? && self.rehearse(device).is_ok())
-    }
-
     /// Returns whether the device has virtual memory by its attribute, and it may be used.
     fn has_virtual_memory_by_attribute(&self, device: Device) -> Result<bool> {
         let ordinal = self.ordinal(device)?;
@@ -127,7 +122,8 @@ impl Hip {
 
 impl VirtualMemoryCalls for Hip {
     fn supports_virtual_memory(&self, location: MemoryLocation) -> Result<bool> {
-        location.device().map_or(Ok(false), |device| self.has_virtual_memory(device))
+        let Some(device) = location.device() else { return Ok(false) };
+        Ok(self.has_virtual_memory_by_attribute(device)? && self.rehearse(device).is_ok())
     }
 
     fn page_bytes(&self, location: MemoryLocation) -> Result<u64> {

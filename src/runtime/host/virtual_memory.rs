@@ -117,7 +117,7 @@ struct SimulatedMapping {
     bytes: u64,
     /// The number of what is mapped.
     extent: u64,
-    /// Who was given access.
+    /// The devices and nodes that have access.
     access: Vec<MemoryLocation>,
 }
 

@@ -1,4 +1,4 @@
-//! Events: what they record, who waits for it, and those of other processes.
+//! Events: what they record, streams that wait for them, and events of other processes.
 
 use super::Timeline;
 use super::stream::{AwaitedWork, SimulatedStream, StreamKey, Wait};

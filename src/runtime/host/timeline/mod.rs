@@ -54,7 +54,6 @@ impl Timeline {
         self.streams.get_or_insert_default()
     }
 
-    /// Returns the streams of a device, or of all.
     fn streams_of(&mut self, device: Option<Device>) -> Vec<StreamKey> {
         let is_wanted = |stream: &SimulatedStream| device.is_none_or(|device| stream.device == device);
         self.streams().iter().filter(|(_, stream)| is_wanted(stream)).map(|(&key, _)| key).collect()

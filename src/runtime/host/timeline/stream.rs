@@ -45,7 +45,7 @@ pub(super) struct SimulatedStream {
     pub(super) capture: Option<SimulatedCapture>,
 }
 
-/// Whose work is waited for.
+/// The source of work that is waited for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum AwaitedWork {
     Stream(StreamKey),
