@@ -42,6 +42,33 @@ pub(super) struct Description {
     pub(super) synchronizes_on_destroy: bool,
 }
 
+impl Description {
+    /// Returns the description of a library without optional functions, with the safe values of what is to be measured and
+    /// the numbers that most libraries have for their statuses.
+    pub(super) const fn of(component: &'static Component, create: &'static CStr, destroy: &'static CStr) -> Self {
+        Self {
+            component,
+            create,
+            destroy,
+            set_stream: None,
+            set_stream_uses_context: false,
+            get_stream: None,
+            resets: &[],
+            set_memory: None,
+            workspace: None,
+            keeps_scratch: true,
+            version: VersionCall::None,
+            status_names: StatusNames::Table(&[]),
+            last_error: None,
+            not_initialized: &[1],
+            out_of_memory: &[2],
+            leaves_unfinished_since: None,
+            handle_bytes: 0,
+            synchronizes_on_destroy: true,
+        }
+    }
+}
+
 /// A function that sets one setting of a handle back to a new handle's value. Versions of a library that lack the function
 /// lack the setting.
 #[derive(Clone, Copy, Debug)]

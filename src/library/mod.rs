@@ -65,7 +65,6 @@ impl RawHandle {
         Self { address: handle, workspaces: None, takes_our_memory: AtomicBool::new(false) }
     }
 
-    /// Returns the same handle, with workspaces.
     fn with_workspaces(self, workspaces: HandleWorkspaces) -> Self {
         Self { workspaces: Some(Box::new(workspaces)), ..self }
     }

@@ -5,7 +5,6 @@
 //! share one, and none is freed while a graph may use it, whichever thread ends and whatever is trimmed. If none can be
 //! allocated, the library's own stays in use, which is safe everywhere and slower in graphs.
 
-use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -107,12 +106,6 @@ impl Workspaces {
 struct InGraph {
     workspace: Workspace,
     home: &'static Workspaces,
-}
-
-impl fmt::Debug for InGraph {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.workspace.fmt(f)
-    }
 }
 
 impl Drop for InGraph {

@@ -8,7 +8,6 @@ use crate::runtime::Kind;
 pub(in crate::library) struct Component {
     /// The name in errors and, in capitals, in `GPUPOOL_<NAME>_PATH`.
     pub(in crate::library) name: &'static str,
-    /// The platform it is for.
     pub(in crate::library) platform: Kind,
     /// One for each major version of CUDA, newest first.
     pub(in crate::library) variants: &'static [Variant],

@@ -150,7 +150,7 @@ impl Search<'_> {
         None
     }
 
-    /// Finds the library at the place that the user named; no other is looked at.
+    /// Finds the library at the place that the user named, and nowhere else.
     fn find_override(&mut self, component: &'static Component, wanted: &Path) -> Option<Loaded> {
         let sonames = component.variants.iter().flat_map(|variant| variant.sonames);
         let files: Vec<PathBuf> =

@@ -18,26 +18,14 @@ pub(super) static COMPONENT: Component = Component {
 
 /// cuBLASLt.
 pub static CUBLASLT: Vendor = Vendor::new(Description {
-    component: &COMPONENT,
-    create: c"cublasLtCreate",
-    destroy: c"cublasLtDestroy",
-    set_stream: None,
-    set_stream_uses_context: false,
-    get_stream: None,
     // Of cublasLt.h up to 13.10: no function changes a handle, whose products take all by descriptors, emulation too.
     // cublasLtHeuristicsCacheSetCapacity, cublasLtDisableCpuInstructionsSetMask, cublasLtLoggerSetCallback,
     // cublasLtLoggerSetFile, cublasLtLoggerOpenFile, cublasLtLoggerSetLevel, cublasLtLoggerSetMask and
     // cublasLtLoggerForceDisable are the process's.
     resets: &[],
-    set_memory: None,
-    workspace: None,
     keeps_scratch: false,
     version: VersionCall::Property(c"cublasLtGetProperty"),
     status_names: StatusNames::Function(c"cublasLtGetStatusName"),
-    last_error: None,
-    not_initialized: &[1],
     out_of_memory: &[3],
-    leaves_unfinished_since: None,
-    handle_bytes: 0,
-    synchronizes_on_destroy: true,
+    ..Description::of(&COMPONENT, c"cublasLtCreate", c"cublasLtDestroy")
 });

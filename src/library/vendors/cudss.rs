@@ -18,12 +18,7 @@ static COMPONENT: Component = Component {
 
 /// cuDSS.
 pub static CUDSS: Vendor = Vendor::new(Description {
-    component: &COMPONENT,
-    create: c"cudssCreate",
-    destroy: c"cudssDestroy",
     set_stream: Some(c"cudssSetStream"),
-    set_stream_uses_context: false,
-    get_stream: None,
     // Of cudss.h up to 1.0; 0.7 has none of them.
     //
     // Not here: cudssSetThreadingLayer and cudssSetCommLayer, which have no way back, so that handles that got a layer are
@@ -35,7 +30,6 @@ pub static CUDSS: Vendor = Vendor::new(Description {
         Reset::null(c"cudssSetJitCacheDir"),
     ],
     set_memory: Some(HandlerCalls { set: c"cudssSetDeviceMemHandler", get: c"cudssGetDeviceMemHandler" }),
-    workspace: None,
     keeps_scratch: false,
     version: VersionCall::Property(c"cudssGetProperty"),
     status_names: StatusNames::Table(&[
@@ -47,10 +41,7 @@ pub static CUDSS: Vendor = Vendor::new(Description {
         (6, "CUDSS_STATUS_INTERNAL_ERROR"),
         (7, "CUDSS_STATUS_IR_FAILED"),
     ]),
-    last_error: None,
-    not_initialized: &[1],
-    out_of_memory: &[2],
     leaves_unfinished_since: Some((1, 0, 0)),
     handle_bytes: 64 << 20,
-    synchronizes_on_destroy: true,
+    ..Description::of(&COMPONENT, c"cudssCreate", c"cudssDestroy")
 });

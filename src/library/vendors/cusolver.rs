@@ -18,11 +18,7 @@ static COMPONENT: Component = Component {
 
 /// cuSOLVER's dense part.
 pub static CUSOLVER: Vendor = Vendor::new(Description {
-    component: &COMPONENT,
-    create: c"cusolverDnCreate",
-    destroy: c"cusolverDnDestroy",
     set_stream: Some(c"cusolverDnSetStream"),
-    set_stream_uses_context: false,
     get_stream: Some(c"cusolverDnGetStream"),
     // Of cusolverDn.h up to 12.4, as a new handle has it. A call that asks takes 2 ns, one that sets 6 to 7, for it sets the
     // handle's own handle of cuBLAS too.
@@ -58,8 +54,6 @@ pub static CUSOLVER: Vendor = Vendor::new(Description {
             0,
         ),
     ],
-    set_memory: None,
-    workspace: None,
     keeps_scratch: false,
     version: VersionCall::Property(c"cusolverGetProperty"),
     status_names: StatusNames::Table(&[
@@ -73,10 +67,6 @@ pub static CUSOLVER: Vendor = Vendor::new(Description {
         (8, "CUSOLVER_STATUS_MATRIX_TYPE_NOT_SUPPORTED"),
         (9, "CUSOLVER_STATUS_NOT_SUPPORTED"),
     ]),
-    last_error: None,
-    not_initialized: &[1],
-    out_of_memory: &[2],
-    leaves_unfinished_since: None,
     handle_bytes: 96 << 20,
-    synchronizes_on_destroy: true,
+    ..Description::of(&COMPONENT, c"cusolverDnCreate", c"cusolverDnDestroy")
 });

@@ -7,7 +7,7 @@
 //! on one stream, and rocBLAS's variable ROCBLAS_DEVICE_MEMORY_SIZE sizes what it has. No GPU of AMD's was at hand to measure
 //! on: where something is not known, the safe value stands.
 
-use crate::library::description::{Description, Reset, StatusNames, VersionCall};
+use crate::library::description::{Description, Reset, StatusNames};
 use crate::library::find::{Component, Variant};
 use crate::library::vendor::Vendor;
 use crate::runtime::Kind;
@@ -22,11 +22,7 @@ static COMPONENT: Component = Component {
 
 /// hipBLAS.
 pub static HIPBLAS: Vendor = Vendor::new(Description {
-    component: &COMPONENT,
-    create: c"hipblasCreate",
-    destroy: c"hipblasDestroy",
     set_stream: Some(c"hipblasSetStream"),
-    set_stream_uses_context: false,
     get_stream: Some(c"hipblasGetStream"),
     // Of hipblas.h of ROCm 5.6 to 7, as `hipblasCreate` sets it: pointers on the host, the default math, rocBLAS's own memory.
     //
@@ -44,16 +40,8 @@ pub static HIPBLAS: Vendor = Vendor::new(Description {
             &[c"rocblas_is_managing_device_memory", c"rocblas_is_user_managing_device_memory"],
         ),
     ],
-    set_memory: None,
-    workspace: None,
-    keeps_scratch: true,
-    version: VersionCall::None,
     status_names: StatusNames::Function(c"hipblasStatusToString"),
-    last_error: None,
-    not_initialized: &[1],
-    out_of_memory: &[2],
-    leaves_unfinished_since: None,
-    handle_bytes: 0,
     // `rocblas_destroy_handle` frees device memory.
     synchronizes_on_destroy: true,
+    ..Description::of(&COMPONENT, c"hipblasCreate", c"hipblasDestroy")
 });

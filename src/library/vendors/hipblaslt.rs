@@ -17,17 +17,8 @@ static COMPONENT: Component = Component {
 
 /// hipBLASLt.
 pub static HIPBLASLT: Vendor = Vendor::new(Description {
-    component: &COMPONENT,
-    create: c"hipblasLtCreate",
-    destroy: c"hipblasLtDestroy",
-    set_stream: None,
-    set_stream_uses_context: false,
-    get_stream: None,
     // Of hipblaslt.h, as `hipblasLtCreate` sets it; ROCm 6 has neither. Products take the rest by descriptors.
     resets: &[Reset::new(c"hipblasLtSetSmCountTarget", 0), Reset::new(c"hipblasLtSetUniformSummationOrder", 0)],
-    set_memory: None,
-    workspace: None,
-    keeps_scratch: true,
     version: VersionCall::OfHandle(c"hipblasLtGetVersion"),
     // `hipblasStatus_t`, whose names hipBLAS alone returns.
     status_names: StatusNames::Table(&[
@@ -43,11 +34,7 @@ pub static HIPBLASLT: Vendor = Vendor::new(Description {
         (10, "HIPBLAS_STATUS_INVALID_ENUM"),
         (11, "HIPBLAS_STATUS_UNKNOWN"),
     ]),
-    last_error: None,
-    not_initialized: &[1],
-    out_of_memory: &[2],
-    leaves_unfinished_since: None,
-    handle_bytes: 0,
     // hipblaslt.h says so.
     synchronizes_on_destroy: true,
+    ..Description::of(&COMPONENT, c"hipblasLtCreate", c"hipblasLtDestroy")
 });
