@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-use crate::memory::plug::call::{SUCCESS, address_of, answer_or_none, run, status_of, stream_on};
+use crate::memory::plug::call::{address_of, answer_or_none, run, status_of, stream_on};
 use crate::memory::plug::{free_behind, free_in_order};
 use crate::memory::{route, serve};
 
@@ -31,7 +31,7 @@ pub(super) unsafe extern "C" fn allocate_at(
 }
 
 pub(super) unsafe extern "C" fn deallocate(pointer: *mut c_void) -> c_int {
-    if pointer.is_null() { SUCCESS } else { status_of(|| free_in_order(pointer)) }
+    status_of(|| free_in_order(pointer))
 }
 
 pub(super) unsafe extern "C" fn deallocate_on(pointer: *mut c_void, device: c_int, stream: *mut c_void) -> c_int {

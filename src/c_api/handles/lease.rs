@@ -67,7 +67,7 @@ unsafe fn take(lease: *mut HandleLease) -> Result<Lease> {
     }
     let (pool, device) = (pool_of(lease.library)?, Device::from_ordinal(lease.device.cast_unsigned()));
     let pooled = std::mem::replace(lease, HandleLease::NONE).pooled.cast::<PooledHandle>().cast_const();
-    // SAFETY: the struct owned the reference that `lease` made by `Arc::into_raw`, and has it no more.
+    // SAFETY: the struct owned the reference that `lease` made by `Arc::into_raw`, and was just cleared.
     Ok(pool.lease_of(device, unsafe { Arc::from_raw(pooled) }))
 }
 

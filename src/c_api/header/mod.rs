@@ -12,7 +12,6 @@ pub(super) use c_type::assert_field;
 use crate::memory::pool::PoolId;
 use crate::memory::report::{DeviceStats, Stat, device_counters, stat_counters};
 
-/// A struct of the header.
 pub(super) trait HeaderStruct {
     /// Its name there.
     const NAME: &'static str;

@@ -22,7 +22,7 @@ pub struct PoolHandle {
     _private: (),
 }
 
-/// What a handle stands for.
+/// The uses that a handle owns.
 #[derive(Debug)]
 pub(super) struct HeldPool {
     pub(super) in_use: PoolUse,
@@ -96,7 +96,7 @@ pub(super) fn slot(handle: *const PoolHandle) -> Result<&'static PoolHandleSlot>
     slot.filter(is_known).ok_or_else(|| refuse(handle))
 }
 
-/// Returns what a handle stands for.
+/// Returns the uses that a handle owns.
 ///
 /// # Errors
 /// As [`slot`].
@@ -135,7 +135,7 @@ pub(super) fn make(in_use: PoolUse) -> Result<*mut PoolHandle> {
     Ok(ptr::without_provenance_mut(handle))
 }
 
-/// Ends a handle, and returns what it stood for, which is to be dropped.
+/// Ends a handle, and returns the uses that it owned, to be dropped.
 ///
 /// # Errors
 /// As [`slot`].
