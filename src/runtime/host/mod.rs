@@ -221,7 +221,7 @@ pub fn complete_all() -> Result<()> {
 /// Returns whether the device has access to the memory that is mapped or allocated at the address. Every device has
 /// access to contiguous pinned memory.
 pub fn accessible(address: u64, device: Device) -> bool {
-    space().is_accessible(address, device)
+    space().is_accessible(address, 1, device)
 }
 
 /// Returns how many calls that create, release, map, set access to, unmap, allocate or free memory this process has

@@ -35,7 +35,7 @@ impl Work {
         let bytes = self.bytes();
         // Under the lock, so that nothing is unmapped meanwhile.
         let space = space();
-        if !space.is_accessible_range(self.mapped(), bytes, device) {
+        if !space.is_accessible(self.mapped(), bytes, device) {
             let status = ("HOST_ERROR_ILLEGAL_ADDRESS", 700);
             return Err(refused("a copy or a fill", status, StatusKind::Other).on(device));
         }
