@@ -10,6 +10,7 @@ use super::stream_context::is_gone;
 use super::{CallStatus, Cuda, Status, as_event, as_stream};
 use crate::error::Result;
 use crate::ids::{Device, RawStream};
+use crate::runtime::driver_streams::driver_stream_calls;
 use crate::runtime::{RawEvent, Runtime, StreamCalls};
 
 const NOT_READY: Status = sys::CUresult::CUDA_ERROR_NOT_READY as Status;
@@ -23,17 +24,14 @@ impl Cuda {
 }
 
 impl StreamCalls for Cuda {
+    driver_stream_calls!();
+
     fn stream_create(&self) -> Result<RawStream> {
         let mut stream = ptr::null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: `stream` is a valid place for a stream.
         self.check(unsafe { self.symbols.stream_create.call(&mut stream, flags) })?;
         Ok(RawStream::from_address(stream.addr()))
-    }
-
-    unsafe fn stream_destroy(&self, stream: RawStream) -> Result<()> {
-        // SAFETY: the caller owns the stream.
-        self.check(unsafe { self.symbols.stream_destroy.call(as_stream(stream)) })
     }
 
     unsafe fn stream_device(&self, stream: RawStream) -> Result<Device> {
@@ -60,21 +58,6 @@ impl StreamCalls for Cuda {
         Ok(id)
     }
 
-    unsafe fn stream_query(&self, stream: RawStream) -> Result<bool> {
-        // SAFETY: the caller promises that the stream is alive.
-        self.is_ready(unsafe { self.symbols.stream_query.call(as_stream(stream)) })
-    }
-
-    unsafe fn stream_synchronize(&self, stream: RawStream) -> Result<()> {
-        // SAFETY: the caller promises that the stream is alive.
-        self.check(unsafe { self.symbols.stream_synchronize.call(as_stream(stream)) })
-    }
-
-    unsafe fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> Result<()> {
-        // SAFETY: the caller promises that both are alive.
-        self.check(unsafe { self.symbols.stream_wait_event.call(as_stream(stream), as_event(event), 0) })
-    }
-
     unsafe fn stream_is_gone(&self, stream: RawStream) -> bool {
         let mut status: c_int = 0;
         // SAFETY: the caller promises that the stream was not destroyed, and the driver finds out whether its context was.
@@ -89,16 +72,6 @@ impl StreamCalls for Cuda {
         Ok(RawEvent(event.addr()))
     }
 
-    unsafe fn event_destroy(&self, event: RawEvent) -> Result<()> {
-        // SAFETY: the caller owns the event.
-        self.check(unsafe { self.symbols.event_destroy.call(as_event(event)) })
-    }
-
-    unsafe fn event_record(&self, event: RawEvent, stream: RawStream) -> Result<()> {
-        // SAFETY: the caller promises that both are alive.
-        self.check(unsafe { self.symbols.event_record.call(as_event(event), as_stream(stream)) })
-    }
-
     unsafe fn event_record_context(&self, event: RawEvent) -> Result<()> {
         let record = self.optional(self.symbols.context_record_event)?;
         let context = ptr::without_provenance_mut(self.current_context()?);
@@ -111,16 +84,6 @@ impl StreamCalls for Cuda {
         let context = ptr::without_provenance_mut(self.current_context()?);
         // SAFETY: the context is current, and the caller promises that the event is alive.
         self.check(unsafe { wait.call(context, as_event(event)) })
-    }
-
-    unsafe fn event_query(&self, event: RawEvent) -> Result<bool> {
-        // SAFETY: the caller promises that the event is alive.
-        self.is_ready(unsafe { self.symbols.event_query.call(as_event(event)) })
-    }
-
-    unsafe fn event_synchronize(&self, event: RawEvent) -> Result<()> {
-        // SAFETY: the caller promises that the event is alive.
-        self.check(unsafe { self.symbols.event_synchronize.call(as_event(event)) })
     }
 
     fn context_synchronize(&self) -> Result<()> {

@@ -5,6 +5,7 @@ use std::ptr;
 use super::{Hip, as_event, as_stream};
 use crate::error::Result;
 use crate::ids::{Device, RawStream};
+use crate::runtime::driver_streams::driver_stream_calls;
 use crate::runtime::symbols::{CallStatus, Status};
 use crate::runtime::{RawEvent, Runtime, StreamCalls};
 
@@ -26,16 +27,13 @@ impl Hip {
 }
 
 impl StreamCalls for Hip {
+    driver_stream_calls!();
+
     fn stream_create(&self) -> Result<RawStream> {
         let mut stream = ptr::null_mut();
         // SAFETY: `stream` is a valid place for a stream.
         self.check(unsafe { self.symbols.stream_create.call(&mut stream, NON_BLOCKING) })?;
         Ok(RawStream::from_address(stream.addr()))
-    }
-
-    unsafe fn stream_destroy(&self, stream: RawStream) -> Result<()> {
-        // SAFETY: the caller owns the stream.
-        self.check(unsafe { self.symbols.stream_destroy.call(as_stream(stream)) })
     }
 
     unsafe fn stream_device(&self, stream: RawStream) -> Result<Device> {
@@ -60,36 +58,11 @@ impl StreamCalls for Hip {
         Ok(id)
     }
 
-    unsafe fn stream_query(&self, stream: RawStream) -> Result<bool> {
-        // SAFETY: the caller promises that the stream is alive.
-        self.is_ready(unsafe { self.symbols.stream_query.call(as_stream(stream)) })
-    }
-
-    unsafe fn stream_synchronize(&self, stream: RawStream) -> Result<()> {
-        // SAFETY: the caller promises that the stream is alive.
-        self.check(unsafe { self.symbols.stream_synchronize.call(as_stream(stream)) })
-    }
-
-    unsafe fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> Result<()> {
-        // SAFETY: the caller promises that both are alive.
-        self.check(unsafe { self.symbols.stream_wait_event.call(as_stream(stream), as_event(event), 0) })
-    }
-
     fn event_create(&self) -> Result<RawEvent> {
         let mut event = ptr::null_mut();
         // SAFETY: `event` is a valid place for an event.
         self.check(unsafe { self.symbols.event_create.call(&mut event, DISABLE_TIMING) })?;
         Ok(RawEvent(event.addr()))
-    }
-
-    unsafe fn event_destroy(&self, event: RawEvent) -> Result<()> {
-        // SAFETY: the caller owns the event.
-        self.check(unsafe { self.symbols.event_destroy.call(as_event(event)) })
-    }
-
-    unsafe fn event_record(&self, event: RawEvent, stream: RawStream) -> Result<()> {
-        // SAFETY: the caller promises that both are alive.
-        self.check(unsafe { self.symbols.event_record.call(as_event(event), as_stream(stream)) })
     }
 
     /// HIP has no event of a whole device. So this waits for the device, and records that nothing is left.
@@ -102,16 +75,6 @@ impl StreamCalls for Hip {
 
     unsafe fn context_wait_event(&self, _event: RawEvent) -> Result<()> {
         Ok(())
-    }
-
-    unsafe fn event_query(&self, event: RawEvent) -> Result<bool> {
-        // SAFETY: the caller promises that the event is alive.
-        self.is_ready(unsafe { self.symbols.event_query.call(as_event(event)) })
-    }
-
-    unsafe fn event_synchronize(&self, event: RawEvent) -> Result<()> {
-        // SAFETY: the caller promises that the event is alive.
-        self.check(unsafe { self.symbols.event_synchronize.call(as_event(event)) })
     }
 
     fn context_synchronize(&self) -> Result<()> {
