@@ -54,7 +54,7 @@ macro_rules! counters {
         $crate::counters::counters! { @list $dollar $list [] $($counter $(as $shown)?,)* }
     };
     (@list $dollar:tt $list:ident [$($listed:tt)*]) => {
-        // Features and tests decide who uses a list.
+        // Features and tests decide which lists are used.
         #[allow(unused_macros)]
         macro_rules! $list {
             ($dollar next:ident! { $dollar($dollar before:tt)* } $dollar($dollar lists:tt)*) => {

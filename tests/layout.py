@@ -44,7 +44,8 @@ UNSAFE = {
     "src/python/ffi": "",
     "src/runtime": "",
     "src/observe": "nvtx.rs",
-    "src/library": "device_mem_handler.rs functions.rs mod.rs reset.rs vendor.rs workspace.rs",
+    "src/library": "device_mem_handler.rs entry_points.rs functions.rs mod.rs refusal.rs reset.rs vendor.rs version.rs "
+    "workspace.rs",
     "src/library/find": "loader.rs",
     "src/library/vendors": "simulated.rs",
     # What the process and its threads share.

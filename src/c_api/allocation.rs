@@ -1,14 +1,12 @@
-//! Blocks that callers take and free: the calls that cost next to nothing.
+//! Blocks that callers allocate and free.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-use crate::memory::plug::call::{SUCCESS, address_of, hand_out, run, status_of, stream_on};
+use crate::memory::plug::call::{address_of, answer_or_none, run, status_of, stream_on};
 use crate::memory::plug::{free_behind, free_in_order};
 use crate::memory::{route, serve};
 
-/// Allocates on a stream, from the pool that the calling thread's scope says. 0 bytes are a null pointer, and so is what
-/// is not to be had.
 #[inline]
 pub(super) unsafe extern "C" fn allocate(
     bytes: u64,
@@ -19,10 +17,9 @@ pub(super) unsafe extern "C" fn allocate(
     // SAFETY: the caller names a stream of the device, which is alive.
     let allocate = || route::allocate(bytes, &unsafe { stream_on(device, stream) }?);
     // SAFETY: the caller passes a place for a pointer, or null.
-    unsafe { hand_out(place, "pointer", ptr::null_mut(), || address_of(bytes, allocate)) }
+    unsafe { answer_or_none(place, "pointer", ptr::null_mut(), || address_of(bytes, allocate)) }
 }
 
-/// Allocates bytes at an address where they are free.
 pub(super) unsafe extern "C" fn allocate_at(
     address: *mut c_void,
     bytes: u64,
@@ -33,18 +30,15 @@ pub(super) unsafe extern "C" fn allocate_at(
     run(|| serve::allocate_at(address.addr() as u64, bytes, &unsafe { stream_on(device, stream) }?).map(drop))
 }
 
-/// Frees a block in the order of the stream that it was allocated on.
 pub(super) unsafe extern "C" fn deallocate(pointer: *mut c_void) -> c_int {
-    if pointer.is_null() { SUCCESS } else { status_of(|| free_in_order(pointer)) }
+    status_of(|| free_in_order(pointer))
 }
 
-/// Frees a block in the order of a stream, which need not be the one that it was allocated on.
 pub(super) unsafe extern "C" fn deallocate_on(pointer: *mut c_void, device: c_int, stream: *mut c_void) -> c_int {
     // SAFETY: the caller names a stream of the device, which is alive.
     status_of(|| free_behind(pointer, || unsafe { stream_on(device, stream) }))
 }
 
-/// Keeps a block, once freed, from being used again before the stream's work at that time is done.
 pub(super) unsafe extern "C" fn record_stream(pointer: *mut c_void, device: c_int, stream: *mut c_void) -> c_int {
     status_of(|| {
         // SAFETY: the caller names a stream of the device, which is alive.

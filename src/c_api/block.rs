@@ -1,4 +1,4 @@
-//! What is known of an address.
+//! The block, and the owner, of an address.
 
 use std::ffi::{c_int, c_void};
 
@@ -42,12 +42,10 @@ c_struct! {
 // SAFETY: numbers and pointers alone, the size first.
 unsafe impl SizedStruct for Block {}
 
-/// Returns 1 if an address lies in memory of gpupool's, else 0.
 pub(super) unsafe extern "C" fn owns(pointer: *const c_void) -> c_int {
     c_int::from(serve::owns(pointer.addr() as u64))
 }
 
-/// Says what the live block at an address is.
 pub(super) unsafe extern "C" fn find_block(address: *const c_void, block: *mut Block) -> c_int {
     run(|| {
         let (segment, found) = report::live_block(address.addr() as u64)?;

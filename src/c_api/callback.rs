@@ -1,4 +1,4 @@
-//! Functions that C gives, and what they are called with.
+//! Functions that a C program registers, each with its context.
 
 use std::ffi::{c_int, c_void};
 
@@ -7,21 +7,19 @@ use super::oom_callbacks::OomFunction;
 use crate::error::Result;
 use crate::memory::plug::call::null;
 
-/// A function and the context that it is called with, by which both are known.
+/// A function and the context that it is called with. Together they identify a registration.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct Callback<F> {
     pub(super) function: F,
     pub(super) context: *mut c_void,
 }
 
-// SAFETY: the program that gives the two promises that the function may be called so from any thread.
+// SAFETY: the program that registers the function promises that any thread may call it with this context.
 unsafe impl<F: Send> Send for Callback<F> {}
 // SAFETY: the program promises it of any number of threads at a time.
 unsafe impl<F: Sync> Sync for Callback<F> {}
 
 impl<F> Callback<F> {
-    /// Takes what a program gives.
-    ///
     /// # Errors
     /// `ErrorKind::InvalidValue` without a function.
     pub(super) fn new(function: Option<F>, context: *mut c_void) -> Result<Self> {
@@ -30,16 +28,16 @@ impl<F> Callback<F> {
 }
 
 impl Callback<Observer> {
-    pub(super) fn tell(&self, event: &Event) {
-        // SAFETY: the program that gave the function promises that it may be called so until it is removed.
+    pub(super) fn call(&self, event: &Event) {
+        // SAFETY: the program that registered the function promises that it may be called so until it is removed.
         unsafe { (self.function)(self.context, event) };
     }
 }
 
 impl Callback<OomFunction> {
     /// Returns whether the function freed anything.
-    pub(super) fn ask(&self, device: c_int, bytes: u64) -> bool {
-        // SAFETY: the program that gave the function promises that it may be called so until it is removed.
+    pub(super) fn call(&self, device: c_int, bytes: u64) -> bool {
+        // SAFETY: the program that registered the function promises that it may be called so until it is removed.
         unsafe { (self.function)(self.context, device, bytes) != 0 }
     }
 }

@@ -1,4 +1,4 @@
-//! What is set and asked of a device.
+//! Settings and statistics of a device, and its streams.
 
 use std::ffi::{c_int, c_void};
 
@@ -14,7 +14,6 @@ use crate::runtime;
 // SAFETY: numbers alone, the size first.
 unsafe impl SizedStruct for DeviceStats {}
 
-/// Gives back what is free, of one device, or of all for -1, once the GPU is done with it.
 pub(super) unsafe extern "C" fn empty_cache(device: c_int, bytes: *mut u64) -> c_int {
     let release = || {
         let device = one_or_all(device)?;
@@ -25,59 +24,49 @@ pub(super) unsafe extern "C" fn empty_cache(device: c_int, bytes: *mut u64) -> c
     unsafe { count(bytes, release) }
 }
 
-/// Says which part of the device's memory this process may reserve.
 pub(super) unsafe extern "C" fn get_memory_fraction(device: c_int, fraction: *mut f64) -> c_int {
     let ask = || limits::get_per_process_memory_fraction(device_of(device)?);
     // SAFETY: the caller passes a place for a number, or null.
     unsafe { answer(fraction, "fraction", ask) }
 }
 
-/// Sets which part of the device's memory this process may reserve.
 pub(super) unsafe extern "C" fn set_memory_fraction(device: c_int, fraction: f64) -> c_int {
     run(|| limits::set_per_process_memory_fraction(fraction, device_of(device)?))
 }
 
-/// Says how large a block could be had without anything given back.
 pub(super) unsafe extern "C" fn largest_block(device: c_int, bytes: *mut u64) -> c_int {
     // SAFETY: the caller passes a place for a number, or null.
     unsafe { answer(bytes, "bytes", || report::largest_block(device_of(device)?)) }
 }
 
-/// Says what a device's memory holds and has done.
 pub(super) unsafe extern "C" fn device_stats(device: c_int, stats: *mut DeviceStats) -> c_int {
     // SAFETY: the caller passes statistics of its version, whose size it has set, or null.
     run(|| unsafe { sized::write(stats, report::device_stats(device_of(device)?)?) })
 }
 
-/// Starts the peaks of a device's memory anew, from what it holds now.
 pub(super) unsafe extern "C" fn reset_peak_stats(device: c_int) -> c_int {
     run(|| report::reset_peak_memory_stats(device_of(device)?))
 }
 
-/// Lets one device use the memory of another.
 pub(super) unsafe extern "C" fn enable_peer_access(device: c_int, peer: c_int) -> c_int {
     // Of the header's two the first is the one that reads and writes.
     run(|| serve::enable_peer(device_of(peer)?, device_of(device)?))
 }
 
-/// Waits for the work of a stream.
 pub(super) unsafe extern "C" fn synchronize(device: c_int, stream: *mut c_void) -> c_int {
     // SAFETY: the caller names a stream that is alive, of this device.
     run(|| unsafe { stream_on_existing(device, stream) }?.synchronize())
 }
 
-/// Says that a stream is never destroyed.
 pub(super) unsafe extern "C" fn declare_lasting(device: c_int, stream: *mut c_void) -> c_int {
     // SAFETY: the caller names a stream that is alive, of this device.
     run(|| unsafe { stream_on_existing(device, stream) }.map(|stream| stream.declare_lasting()))
 }
 
-/// Says that streams of the device may be captured from now on.
 pub(super) unsafe extern "C" fn expect_captures(device: c_int) -> c_int {
     run(|| device_of(device).map(runtime::expect_captures))
 }
 
-/// Ends what one call of [`expect_captures`] said.
 pub(super) unsafe extern "C" fn end_expecting_captures(device: c_int) -> c_int {
     run(|| {
         runtime::end_expecting_captures(device_of(device)?).then_some(()).ok_or_else(|| {

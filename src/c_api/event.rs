@@ -1,4 +1,4 @@
-//! Events: what the allocator did, as C sees it, and who is told of each while it happens.
+//! Events: what the allocator did, as a struct of C's, and the observer that is called for each.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -76,14 +76,13 @@ impl From<&SegmentEvent> for Event {
     }
 }
 
-/// Has the observer called with every event of devices' memory from now on; none ends it.
 pub(super) unsafe extern "C" fn observe(observer: Option<Observer>, context: *mut c_void) -> c_int {
     run(|| {
         let _changes = recording::lock_changes();
         match observer.map(|function| Callback { function, context }) {
             Some(observer) => report::begin_observing(Arc::new(move |event| {
                 if event.location.device().is_some() {
-                    observer.tell(&event.into());
+                    observer.call(&event.into());
                 }
             })),
             None => report::end_observing(),

@@ -1,6 +1,7 @@
 //! The C interface: one table of functions, with the layout of `gpupool.h`, for adapters and for C programs.
 //!
-//! No panic leaves them, and a call that fails returns a status; see [`Api::last_error`]. [`C_API`] is the table.
+//! No panic leaves them, and a call that fails returns a status; see [`Api::last_error`]. [`C_API`] is the table, where each
+//! function has its description.
 
 mod allocation;
 mod block;

@@ -14,21 +14,19 @@ pub type OomFunction = unsafe extern "C" fn(*mut c_void, c_int, u64) -> c_int;
 
 static REGISTERED: Mutex<Vec<(Callback<OomFunction>, OomGuard)>> = Mutex::new(Vec::new());
 
-/// Asks the function from now on.
 pub(super) unsafe extern "C" fn add_oom_callback(function: Option<OomFunction>, context: *mut c_void) -> c_int {
     run(|| {
         let callback = Callback::new(function, context)?;
-        let guard = on_oom(move |device, bytes| callback.ask(device.ordinal() as c_int, bytes));
+        let guard = on_oom(move |device, bytes| callback.call(device.ordinal() as c_int, bytes));
         lock(&REGISTERED).push((callback, guard));
         Ok(())
     })
 }
 
-/// Asks the function no more, with this context.
 pub(super) unsafe extern "C" fn remove_oom_callback(function: Option<OomFunction>, context: *mut c_void) -> c_int {
     run(|| {
         let meant = Callback::new(function, context)?;
-        // Its guard ends outside the lock.
+        // The guard is dropped outside the lock.
         let removed = take_last(&mut lock(&REGISTERED), |(callback, _)| *callback == meant);
         removed.map(drop).ok_or_else(|| {
             Error::invalid_value("no such callback is registered; give the function and the context that were added")

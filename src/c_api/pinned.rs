@@ -6,7 +6,7 @@ use std::ptr;
 use super::header::c_struct;
 use super::sized::{SizedStruct, write};
 use crate::error::Result;
-use crate::memory::plug::call::{address_of, count, hand_out, run};
+use crate::memory::plug::call::{address_of, answer_or_none, count, run};
 use crate::memory::report::DeviceStats;
 use crate::memory::{device, host, route};
 use crate::observe::recording::{Purpose, hold_stack};
@@ -40,24 +40,21 @@ impl From<device::CallTimes> for Durations {
     }
 }
 
-/// Returns the number of the NUMA node that a caller names; none for -1. Which there are is known where it is used.
+/// Returns the number of the NUMA node that a caller names; none for -1. Whether it exists is checked where it is used.
 fn number_of_node(numa: c_int) -> Result<Option<u32>> {
     (numa != -1).then(|| u32::try_from(numa).map_err(|_| runtime::no_host_node(numa))).transpose()
 }
 
-/// Allocates pinned memory. 0 bytes are a null pointer, and so is what is not to be had.
 pub(super) unsafe extern "C" fn allocate_pinned(bytes: u64, numa: c_int, place: *mut *mut c_void) -> c_int {
     let allocate = || route::allocate(bytes, &host::node_of((numa != -1).then_some(numa.into()), None)?);
     // SAFETY: the caller passes a place for a pointer, or null.
-    unsafe { hand_out(place, "pointer", ptr::null_mut(), || address_of(bytes, allocate)) }
+    unsafe { answer_or_none(place, "pointer", ptr::null_mut(), || address_of(bytes, allocate)) }
 }
 
-/// Has pinned memory ready ahead of need.
 pub(super) unsafe extern "C" fn warm_pinned(bytes: u64, numa: c_int, background: c_int) -> c_int {
     run(|| host::warm_pinned(bytes, number_of_node(numa)?, background != 0))
 }
 
-/// Gives back the pinned memory that is free.
 pub(super) unsafe extern "C" fn empty_pinned_cache(bytes: *mut u64) -> c_int {
     let release = || {
         let _stack = hold_stack(Purpose::Free);
@@ -67,23 +64,19 @@ pub(super) unsafe extern "C" fn empty_pinned_cache(bytes: *mut u64) -> c_int {
     unsafe { count(bytes, release) }
 }
 
-/// Sets the most pinned memory that this process may have.
 pub(super) unsafe extern "C" fn set_pinned_limit(bytes: u64) -> c_int {
     run(|| host::set_pinned_limit((bytes != u64::MAX).then_some(bytes)))
 }
 
-/// Says what pinned memory holds and has done.
 pub(super) unsafe extern "C" fn pinned_stats(numa: c_int, stats: *mut DeviceStats) -> c_int {
     // SAFETY: the caller passes statistics of its version, whose size it has set, or null.
     run(|| unsafe { write(stats, host::pinned_device_stats(number_of_node(numa)?)?) })
 }
 
-/// Starts the peaks of pinned memory anew, from what there is now.
 pub(super) unsafe extern "C" fn reset_peak_pinned_stats(numa: c_int) -> c_int {
     run(|| host::reset_peak_pinned_stats(number_of_node(numa)?))
 }
 
-/// Says how long pinned memory took to come and to go.
 pub(super) unsafe extern "C" fn pinned_times(made: *mut Durations, given_back: *mut Durations) -> c_int {
     run(|| {
         for (place, durations) in [made, given_back].into_iter().zip(host::pinned_times()?) {

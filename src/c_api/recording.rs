@@ -40,7 +40,7 @@ unsafe impl SizedStruct for Recording {}
 
 /// Returns the calling thread's stack, as the program numbers it.
 fn take_stack(function: TakeStack, purpose: Purpose) -> Stack {
-    // SAFETY: the program that gave it promises that any thread may call it.
+    // SAFETY: the program that registered it promises that any thread may call it.
     let stack = Stack(unsafe { function(c_int::from(purpose == Purpose::Free)) });
     if stack.is_of_plug() { stack } else { Stack::NONE }
 }
@@ -50,7 +50,6 @@ pub(super) const fn number_of(stack: Stack) -> u32 {
     if stack.is_of_plug() { stack.0 } else { 0 }
 }
 
-/// Begins to record, or ends it and leaves live blocks their stacks.
 pub(super) unsafe extern "C" fn record(recording: *const Recording) -> c_int {
     run(|| {
         if recording.is_null() {
@@ -79,7 +78,6 @@ pub(super) unsafe extern "C" fn record(recording: *const Recording) -> c_int {
     })
 }
 
-/// Calls the function with the number of each of the program's stacks that an event or a live block names.
 pub(super) unsafe extern "C" fn visit_stacks(
     context: *mut c_void,
     visit: Option<unsafe extern "C" fn(*mut c_void, u32)>,

@@ -1,4 +1,4 @@
-//! Blocks that travel: a pointer becomes a token, and a token of another process attached memory.
+//! Blocks shared between processes: a token for a block, and memory attached by another process's token.
 
 use std::ffi::{c_int, c_void};
 use std::{ptr, slice};
@@ -25,7 +25,6 @@ unsafe fn named(device: c_int, stream: *mut c_void) -> Result<Option<Stream>> {
     (device != -1).then(|| unsafe { stream_on_existing(device, stream) }).transpose()
 }
 
-/// Shares the live block that a pointer lies in.
 pub(super) unsafe extern "C" fn share(
     pointer: *const c_void,
     device: c_int,
@@ -60,7 +59,6 @@ pub(super) unsafe extern "C" fn share(
     })
 }
 
-/// Takes a block up that another process shares.
 pub(super) unsafe extern "C" fn attach(
     token: *const c_void,
     bytes: u64,
@@ -90,14 +88,13 @@ pub(super) unsafe extern "C" fn attach(
     })
 }
 
-/// Keeps attached memory, once it is given up, until the stream's work at that time is done.
 pub(super) unsafe extern "C" fn attached_record_stream(
     attached: *const Attached,
     device: c_int,
     stream: *mut c_void,
 ) -> c_int {
     run(|| {
-        // SAFETY: the caller passes what `attach` gave and `detach` has not ended.
+        // SAFETY: the caller passes what `attach` returned and `detach` has not ended.
         let attached = unsafe { attached.as_ref() }.ok_or_else(|| null("attached"))?;
         if device != -1 {
             device_of(device)?;
@@ -107,7 +104,6 @@ pub(super) unsafe extern "C" fn attached_record_stream(
     })
 }
 
-/// Gives attached memory up.
 pub(super) unsafe extern "C" fn detach(attached: *mut Attached, device: c_int, stream: *mut c_void) -> c_int {
     run(|| {
         if attached.is_null() {

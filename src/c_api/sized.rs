@@ -1,6 +1,5 @@
-//! Structs that begin with their size, so that a program and the gpupool that it runs with may know different versions.
-//!
-//! What one of the two does not know is neither read nor written.
+//! Structs that begin with their size, so that a program and the gpupool that it runs with may know different versions:
+//! fields that only one of the two knows are neither read nor written.
 
 use std::ptr;
 
@@ -33,7 +32,7 @@ unsafe fn known<T: SizedStruct>(place: *const T) -> Result<usize> {
     Ok(usize::try_from(size).unwrap_or(usize::MAX).min(size_of::<T>()))
 }
 
-/// Returns what a caller passes; what the caller's version has not is zero.
+/// Returns what a caller passes. Fields that the caller's version lacks are zero.
 ///
 /// # Safety
 /// The place is null, or a struct of the caller's version, which begins with its size.
@@ -45,12 +44,12 @@ pub(super) unsafe fn read<T: SizedStruct>(place: *const T) -> Result<T> {
     let known = unsafe { known(place) }?;
     // SAFETY: by the trait's promise all of its bytes may be zero.
     let mut value: T = unsafe { std::mem::zeroed() };
-    // SAFETY: both are at least so long, by the struct's own word and by `known`.
+    // SAFETY: both are at least `known` bytes long: the caller's struct by its size, ours by `known`.
     unsafe { ptr::copy_nonoverlapping(place.cast::<u8>(), (&raw mut value).cast::<u8>(), known) };
     Ok(value)
 }
 
-/// Fills the caller's struct as far as the caller's version goes. Its size stays as it is.
+/// Fills the fields of the caller's struct that the caller's version has. Its size stays as it is.
 ///
 /// # Safety
 /// As [`read`], and the struct may be written.

@@ -61,7 +61,7 @@ impl SnapshotVisitor {
     ///
     /// # Safety
     /// It is the visitor's, and takes its context.
-    unsafe fn tell<T>(&self, function: Option<unsafe extern "C" fn(*mut c_void, *const T)>, of: &T) {
+    unsafe fn call<T>(&self, function: Option<unsafe extern "C" fn(*mut c_void, *const T)>, of: &T) {
         if let Some(function) = function {
             // SAFETY: the caller promises that the function takes this context.
             unsafe { function(self.context, of) };
@@ -69,8 +69,8 @@ impl SnapshotVisitor {
     }
 }
 
-/// Splits movable memory into slabs and what is between them: in PyTorch a segment is of small or of large blocks, and its
-/// statistics of either are those of such segments.
+/// Splits movable memory into slabs and what is between them: a segment of PyTorch's has either small or large blocks, and
+/// its statistics are separate for the two.
 fn by_kind(view: SegmentView) -> Vec<SegmentView> {
     if !view.is_movable {
         return vec![view];
@@ -116,7 +116,6 @@ pub(super) fn block_of(segment: &Segment, view: &BlockView) -> Block {
     }
 }
 
-/// Tells a visitor of the memory, and of what was recorded.
 pub(super) unsafe extern "C" fn snapshot(device: c_int, pool: *const PoolId, visitor: *const SnapshotVisitor) -> c_int {
     let take = || {
         // SAFETY: the caller passes an id, or null.
@@ -130,13 +129,12 @@ pub(super) unsafe extern "C" fn snapshot(device: c_int, pool: *const PoolId, vis
     unsafe { visit(visitor, take, |location| location.device().is_some()) }
 }
 
-/// Tells a visitor of pinned memory, and of what was recorded of it.
 pub(super) unsafe extern "C" fn pinned_snapshot(visitor: *const SnapshotVisitor) -> c_int {
     // SAFETY: the caller passes a visitor of its version, whose functions take its context, or null.
     unsafe { visit(visitor, || report::take_snapshot(None), |location| location.device().is_none()) }
 }
 
-/// Tells a visitor of what a snapshot has of some places.
+/// Calls a visitor for the segments, blocks and events of a snapshot that are of wanted locations.
 ///
 /// # Safety
 /// The visitor is null, or of the caller's version, which begins with its size. Its functions take its context.
@@ -154,15 +152,15 @@ unsafe fn visit(
         for view in segments.into_iter().flat_map(by_kind) {
             let segment = segment_of(&view);
             // SAFETY: the caller's functions take the visitor's context.
-            unsafe { visitor.tell(visitor.segment, &segment) };
+            unsafe { visitor.call(visitor.segment, &segment) };
             for block in &view.blocks {
                 // SAFETY: the caller's functions take the visitor's context.
-                unsafe { visitor.tell(visitor.block, &block_of(&segment, block)) };
+                unsafe { visitor.call(visitor.block, &block_of(&segment, block)) };
             }
         }
         for event in events.iter().filter(|event| is_wanted(event.location)) {
             // SAFETY: the caller's functions take the visitor's context.
-            unsafe { visitor.tell(visitor.event, &event.into()) };
+            unsafe { visitor.call(visitor.event, &event.into()) };
         }
         Ok(())
     })

@@ -102,7 +102,7 @@ impl Destroying {
     }
 }
 
-/// Returns whether a refused creation is likely for want of memory: the library reports so, or "not initialized" while
+/// Returns whether a creation was probably refused for lack of memory: the library reports so, or "not initialized" while
 /// less is free than a handle takes.
 pub(super) fn is_for_want_of_memory(library: &dyn Library, device: Device, error: &Error) -> bool {
     let ErrorKind::Library(refused) = error.kind() else { return false };
@@ -115,7 +115,7 @@ pub(super) fn is_for_want_of_memory(library: &dyn Library, device: Device, error
     }
 }
 
-/// Turns a refusal for want of memory into an error that says what is needed and who holds it.
+/// Turns a refusal for lack of memory into an error with the bytes needed and the holders of the memory.
 pub(super) fn explain(library: &dyn Library, device: Device, error: Error) -> Error {
     if !is_for_want_of_memory(library, device, &error) {
         return error;

@@ -204,10 +204,7 @@ impl HandlePool {
     /// As [`HandlePool::handle`]; `ErrorKind::PoolExhausted` if the maximum number of handles is in use for that long.
     #[inline]
     pub fn lease(&self, stream: &Stream) -> Result<Lease> {
-        match Lease::take_own(self.0, stream) {
-            Some(own) => own.map(|pooled| Lease::new(self.0, stream.device(), pooled)),
-            None => self.serve(stream, None),
-        }
+        self.lease_for(stream, None)
     }
 
     /// As [`HandlePool::lease`], but waits at most so long.
@@ -216,9 +213,14 @@ impl HandlePool {
     /// As [`HandlePool::lease`].
     #[inline]
     pub fn lease_within(&self, stream: &Stream, timeout: Duration) -> Result<Lease> {
+        self.lease_for(stream, Some(timeout))
+    }
+
+    #[inline]
+    fn lease_for(&self, stream: &Stream, timeout: Option<Duration>) -> Result<Lease> {
         match Lease::take_own(self.0, stream) {
             Some(own) => own.map(|pooled| Lease::new(self.0, stream.device(), pooled)),
-            None => self.serve(stream, Some(timeout)),
+            None => self.serve(stream, timeout),
         }
     }
 

@@ -48,9 +48,9 @@ struct InUse<'a> {
 
 impl<'a> InUse<'a> {
     fn during<R>(on_device: &'a DevicePool, pooled: Arc<PooledHandle>, call: impl FnOnce(Arc<PooledHandle>) -> R) -> R {
-        let mut in_hand = Self { on_device, pooled: Some(Arc::clone(&pooled)) };
+        let mut in_use = Self { on_device, pooled: Some(Arc::clone(&pooled)) };
         let result = call(pooled);
-        in_hand.pooled = None;
+        in_use.pooled = None;
         result
     }
 }
@@ -100,7 +100,7 @@ impl LibraryPool {
         self.is_closed.load(Ordering::Relaxed)
     }
 
-    /// Closes the pool: it gives out no more handles.
+    /// Closes the pool: it serves no more requests.
     pub(super) fn close(&self) {
         self.is_closed.store(true, Ordering::Relaxed);
     }
@@ -176,8 +176,8 @@ impl LibraryPool {
     }
 
     /// Resets what the former owner of an idle handle may have changed, and sets the stream. On a refusal the handle is
-    /// idle again. None if the handle is given up, since something of its former owner is in use: then there is room
-    /// for another, which the caller makes or leaves.
+    /// idle again. Returns none if the handle was given up, since something of its former owner's is in use: then there is
+    /// room for another, which the caller uses or leaves.
     #[inline(always)]
     pub(super) fn make_ready(
         &self,
@@ -288,7 +288,7 @@ impl LibraryPool {
         Ok(self.on(device)?.memory.get().and_then(|memory| memory.pool()))
     }
 
-    /// Tells the library where a handle takes device memory from, as its owner may have told it otherwise.
+    /// Sets again where a handle takes device memory from, as its owner may have set another source.
     ///
     /// A handle that ever took memory from gpupool keeps doing so, since it must return what it has: without a
     /// `MemPool` it then gets the driver's memory through gpupool.

@@ -1,4 +1,4 @@
-//! What tells one vendor's library from another: its files, the names of its functions, and how handles behave.
+//! What distinguishes one vendor's library from another: its files, the names of its functions, and how handles behave.
 
 use std::ffi::{CStr, c_int};
 
@@ -7,7 +7,6 @@ use super::find::Component;
 use super::workspace::Workspaces;
 use crate::ids::Device;
 
-/// What tells one library from another.
 #[derive(Debug)]
 pub(super) struct Description {
     pub(super) component: &'static Component,
@@ -19,10 +18,10 @@ pub(super) struct Description {
     pub(super) set_stream_uses_context: bool,
     /// Given where asking is cheaper than setting, or where setting has side effects.
     pub(super) get_stream: Option<&'static CStr>,
-    /// What sets back all that an owner may have changed by a public function. Each library's file names its functions that
-    /// change a handle and are not here, and says why; tests/python/test_setters.py compares with the vendors' headers.
+    /// The functions that reset what an owner may have changed by a public function. Each library's file names those that
+    /// change a handle and are not here, with the reason; tests/python/test_setters.py compares with the vendors' headers.
     pub(super) resets: &'static [Reset],
-    /// Where a handle can take device memory from elsewhere.
+    /// Given where handles can take device memory from gpupool.
     pub(super) set_memory: Option<HandlerCalls>,
     /// Given where handles take a workspace of ours.
     pub(super) workspace: Option<WorkspaceCall>,
@@ -43,8 +42,35 @@ pub(super) struct Description {
     pub(super) synchronizes_on_destroy: bool,
 }
 
-/// What sets one setting of a handle back to what a new handle has. Versions of a library that lack the function lack the
-/// setting.
+impl Description {
+    /// Returns the description of a library without optional functions, with the safe values of what is to be measured and
+    /// the numbers that most libraries have for their statuses.
+    pub(super) const fn of(component: &'static Component, create: &'static CStr, destroy: &'static CStr) -> Self {
+        Self {
+            component,
+            create,
+            destroy,
+            set_stream: None,
+            set_stream_uses_context: false,
+            get_stream: None,
+            resets: &[],
+            set_memory: None,
+            workspace: None,
+            keeps_scratch: true,
+            version: VersionCall::None,
+            status_names: StatusNames::Table(&[]),
+            last_error: None,
+            not_initialized: &[1],
+            out_of_memory: &[2],
+            leaves_unfinished_since: None,
+            handle_bytes: 0,
+            synchronizes_on_destroy: true,
+        }
+    }
+}
+
+/// A function that sets one setting of a handle back to a new handle's value. Versions of a library that lack the function
+/// lack the setting.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reset {
     pub(super) function: &'static CStr,
@@ -56,20 +82,20 @@ pub(super) struct Reset {
 pub(super) enum ResetKind {
     /// `status f(handle, int)`, with this value.
     Value(c_int),
-    /// The same, if `status get(handle, int *)` tells another value: for libraries where asking costs less than setting.
+    /// The same, if `status get(handle, int *)` returns another value: for libraries where asking costs less than setting.
     ValueIfOther(c_int, &'static CStr),
     /// `status f(handle, pointer)`, with null.
     Null,
     /// `status f(handle, function, function, void *)`, with nulls.
     ThreeNulls,
-    /// `status f(handle, const handler *)`, with null. What was allocated by a handler keeps it: then the call is refused, and
-    /// `status get(handle, handler *)` tells that there is one.
+    /// `status f(handle, const handler *)`, with null. It is refused while memory that the handler allocated is in use: then
+    /// `status get(handle, handler *)` returns the handler.
     Handler { get: &'static CStr },
-    /// `status f(handle, int)`, with what `status get(handle, int *)` tells of a new handle, where versions or the environment
-    /// differ.
+    /// `status f(handle, int)`, with what `status get(handle, int *)` returns for a new handle, where versions or the
+    /// environment differ.
     AsNew(&'static CStr),
-    /// `status f(handle, void *, size_t)`, with no workspace of the owner's. `bool g(handle)` of one of these tells that the
-    /// handle has the library's own, which must not be set anew: that would free it, and wait for the device.
+    /// `status f(handle, void *, size_t)`, with no workspace of the owner's. If `bool g(handle)` of one of these is true, the
+    /// handle has the library's own, which must not be set again: that would free it, and wait for the device.
     OwnWorkspace(&'static [&'static CStr]),
 }
 
@@ -103,20 +129,19 @@ impl Reset {
     }
 }
 
-/// How a handle's handler of device memory is set and told.
+/// How a handle's handler of device memory is set and read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HandlerCalls {
-    /// `status f(handle, const DeviceMemHandler *)`. Null is the library's own, and has to be set between one and the next,
-    /// which is refused while there is memory of the one.
+    /// `status f(handle, const DeviceMemHandler *)`. Null is the library's own, which has to be set between two others. It is
+    /// refused while memory that the present handler allocated is in use.
     pub(super) set: &'static CStr,
     /// `status f(handle, DeviceMemHandler *)`, which refuses where there is none.
     pub(super) get: &'static CStr,
 }
 
-/// How handles get a workspace.
 #[derive(Debug)]
 pub(super) struct WorkspaceCall {
-    /// `status f(handle, void *, size_t)`. Setting the handle's stream brings the library's own workspace back.
+    /// `status f(handle, void *, size_t)`. Setting the handle's stream restores the library's own workspace.
     pub(super) set: &'static CStr,
     /// How many bytes a handle on the device should get; 0 for none.
     pub(super) bytes: fn(Device) -> u64,
@@ -124,7 +149,7 @@ pub(super) struct WorkspaceCall {
     pub(super) all: &'static Workspaces,
 }
 
-/// How a library tells its version.
+/// How a library reports its version.
 #[derive(Debug)]
 pub(super) enum VersionCall {
     /// `status f(libraryPropertyType, int*)`, asked for major, minor and patch.

@@ -44,17 +44,17 @@ impl DeviceMemHandler {
     }
 }
 
-/// A handler as a library tells it: as [`DeviceMemHandler`], with functions that may be anything.
+/// A handler as a library returns it: as [`DeviceMemHandler`], with functions that may be anything.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub(super) struct ToldHandler {
+pub(super) struct ReturnedHandler {
     context: *mut c_void,
     device_alloc: *const c_void,
     device_free: *const c_void,
     name: [c_char; 64],
 }
 
-impl ToldHandler {
+impl ReturnedHandler {
     pub(super) const fn empty() -> Self {
         Self { context: ptr::null_mut(), device_alloc: ptr::null(), device_free: ptr::null(), name: [0; 64] }
     }

@@ -7,45 +7,37 @@ use std::ffi::{c_int, c_void};
 use std::ptr::{self, NonNull};
 
 use super::RawHandle;
-pub(crate) use super::vendor::{CreateFn, SetStreamFn};
+pub(crate) use super::entry_points::{CreateFn, SetStreamFn};
 use crate::error::{Error, Result, StatusKind};
 use crate::ids::RawStream;
 
 /// `int destroy(void* handle)`.
 pub(crate) type DestroyFn = unsafe extern "C" fn(*mut c_void) -> c_int;
 
-fn refused(library: &str, function: &str, code: c_int) -> Error {
-    Error::refused(library, function, "status", code, StatusKind::Other)
+/// A function of a user's library.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LibraryFunction<F>(F);
+
+/// It writes a live handle to its argument, which is the caller's alone, or refuses with a status other than 0.
+pub(crate) type Create = LibraryFunction<CreateFn>;
+/// It ends a live handle of its library.
+pub(crate) type Destroy = LibraryFunction<DestroyFn>;
+/// It sets the stream of a live handle of its library.
+pub(crate) type SetStream = LibraryFunction<SetStreamFn>;
+
+impl<F> LibraryFunction<F> {
+    /// # Safety
+    /// The function does what the type's alias says, on any thread, as long as the process lives.
+    pub(crate) const unsafe fn new(function: F) -> Self {
+        Self(function)
+    }
 }
 
-/// A function that makes handles.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Create {
-    function: CreateFn,
-}
-
-/// A function that ends handles.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Destroy {
-    function: DestroyFn,
-}
-
-/// A function that sets a handle's stream.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct SetStream {
-    function: SetStreamFn,
+fn check(library: &str, function: &str, code: c_int) -> Result<()> {
+    if code == 0 { Ok(()) } else { Err(Error::refused(library, function, "status", code, StatusKind::Other)) }
 }
 
 impl Create {
-    /// Makes a function for [`Create::call`].
-    ///
-    /// # Safety
-    /// On any thread, as long as the process lives, the function writes a live handle to its argument, which is the caller's
-    /// alone, or refuses with a status other than 0.
-    pub(crate) const unsafe fn new(function: CreateFn) -> Self {
-        Self { function }
-    }
-
     /// Makes a handle.
     ///
     /// # Errors
@@ -53,58 +45,32 @@ impl Create {
     pub(crate) fn call(self, library: &str) -> Result<RawHandle> {
         let mut handle = ptr::null_mut();
         // SAFETY: `handle` is a valid place for a handle.
-        let status = unsafe { (self.function)(&mut handle) };
-        if status != 0 {
-            return Err(refused(library, "create", status));
-        }
+        check(library, "create", unsafe { (self.0)(&mut handle) })?;
         let null = || Error::refused(library, "create", "a null handle", 0, StatusKind::Other);
         let handle = NonNull::new(handle).ok_or_else(null)?;
-        // SAFETY: the function just made it for this caller alone, by the contract of `Create::new`.
+        // SAFETY: the function just made it for this caller alone, by the contract of `LibraryFunction::new`.
         Ok(unsafe { RawHandle::from_ptr(handle) })
     }
 }
 
 impl Destroy {
-    /// Makes a function for [`Destroy::call`].
-    ///
-    /// # Safety
-    /// On any thread, as long as the process lives, the function ends a live handle of the library that it is used for.
-    pub(crate) const unsafe fn new(function: DestroyFn) -> Self {
-        Self { function }
-    }
-
     /// Ends a handle.
     ///
     /// # Errors
     /// `ErrorKind::Library` if the function refuses.
     pub(crate) fn call(self, library: &str, handle: RawHandle) -> Result<()> {
         // SAFETY: the handle is live and owned by this call.
-        match unsafe { (self.function)(handle.as_ptr()) } {
-            0 => Ok(()),
-            code => Err(refused(library, "destroy", code)),
-        }
+        check(library, "destroy", unsafe { (self.0)(handle.as_ptr()) })
     }
 }
 
 impl SetStream {
-    /// Makes a function for [`SetStream::call`].
-    ///
-    /// # Safety
-    /// On any thread, as long as the process lives, the function sets the stream of a live handle of the library that it is
-    /// used for.
-    pub(crate) const unsafe fn new(function: SetStreamFn) -> Self {
-        Self { function }
-    }
-
     /// Sets a handle's stream.
     ///
     /// # Errors
     /// `ErrorKind::Library` if the function refuses.
     pub(crate) fn call(self, library: &str, handle: &RawHandle, stream: RawStream) -> Result<()> {
         // SAFETY: the handle is live, and a `RawStream` is alive by the contract of `Stream::from_raw`.
-        match unsafe { (self.function)(handle.as_ptr(), stream.as_ptr()) } {
-            0 => Ok(()),
-            code => Err(refused(library, "set_stream", code)),
-        }
+        check(library, "set_stream", unsafe { (self.0)(handle.as_ptr(), stream.as_ptr()) })
     }
 }

@@ -1,4 +1,4 @@
-//! What the handles of each library have of a device's memory: counted where handles are made and destroyed, so that errors
+//! The device memory that the handles of each library use: counted where handles are made and destroyed, so that errors
 //! about memory can name them.
 
 use std::sync::Mutex;
@@ -19,7 +19,7 @@ struct HandlesInUse {
 
 static COUNTED: Mutex<Vec<HandlesInUse>> = Mutex::new(Vec::new());
 
-/// Counts a handle that was made, and what it took.
+/// Counts a handle that was made, and its bytes.
 pub(crate) fn count_made(library: &'static dyn Library, device: Device, bytes: u64) {
     change(library, device, |counted| {
         counted.handles += 1;
@@ -27,7 +27,7 @@ pub(crate) fn count_made(library: &'static dyn Library, device: Device, bytes: u
     });
 }
 
-/// Counts handles that were destroyed, and what they had taken.
+/// Counts handles that were destroyed, and their bytes.
 pub(crate) fn count_destroyed(library: &'static dyn Library, device: Device, handles: usize, bytes: u64) {
     change(library, device, |counted| {
         counted.handles -= handles;
@@ -46,7 +46,7 @@ fn change(library: &'static dyn Library, device: Device, change: impl FnOnce(&mu
     change(&mut all[place]);
 }
 
-/// Returns what the handles of each library have of the device's memory, with their workspaces.
+/// Returns the device memory that the handles of each library use, with their workspaces.
 pub(crate) fn handles_in_use(device: Device) -> Vec<MemoryUse> {
     // A copy, so that no lock is held while a library is asked.
     let all = lock(&COUNTED).clone();

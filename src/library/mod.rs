@@ -5,14 +5,17 @@
 
 mod description;
 mod device_mem_handler;
+mod entry_points;
 mod find;
 #[cfg(feature = "python")]
 pub(crate) mod functions;
 pub(crate) mod in_use;
 mod named;
+mod refusal;
 mod reset;
 mod vendor;
 mod vendors;
+mod version;
 mod workspace;
 
 use std::ffi::c_void;
@@ -44,7 +47,7 @@ pub struct RawHandle {
     address: NonNull<c_void>,
     /// Where the library takes workspaces.
     workspaces: Option<Box<HandleWorkspaces>>,
-    /// Whether the library was told to take this handle's device memory from gpupool. Only the holder reads and writes it.
+    /// Whether this handle takes its device memory from gpupool. Only the holder reads and writes it.
     takes_our_memory: AtomicBool,
 }
 
@@ -62,7 +65,6 @@ impl RawHandle {
         Self { address: handle, workspaces: None, takes_our_memory: AtomicBool::new(false) }
     }
 
-    /// Returns the same handle, with workspaces.
     fn with_workspaces(self, workspaces: HandleWorkspaces) -> Self {
         Self { workspaces: Some(Box::new(workspaces)), ..self }
     }

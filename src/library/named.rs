@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::Library;
 
-/// A library by its name, and its version if it tells one.
+/// A library by its name, and its version if it reports one.
 pub(crate) struct Named<'a>(pub(crate) &'a dyn Library);
 
 impl fmt::Display for Named<'_> {

@@ -1,4 +1,4 @@
-//! Setting a handle back to what a new one has: the functions of a loaded library that do it.
+//! Setting a handle back to a new one's values: the functions of a loaded library that do it.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use super::RawHandle;
 use super::description::{Reset, ResetKind};
-use super::device_mem_handler::ToldHandler;
+use super::device_mem_handler::ReturnedHandler;
 use super::find::Loaded;
 
 type SetValueFn = unsafe extern "C" fn(*mut c_void, c_int) -> c_int;
@@ -16,7 +16,7 @@ type SetThreeFn = unsafe extern "C" fn(*mut c_void, *const c_void, *const c_void
 pub(super) type SetWorkspaceFn = unsafe extern "C" fn(*mut c_void, *mut c_void, usize) -> c_int;
 /// In C it returns a bool, which is a byte.
 type IsOwnFn = unsafe extern "C" fn(*mut c_void) -> u8;
-pub(super) type GetHandlerFn = unsafe extern "C" fn(*mut c_void, *mut ToldHandler) -> c_int;
+pub(super) type GetHandlerFn = unsafe extern "C" fn(*mut c_void, *mut ReturnedHandler) -> c_int;
 
 #[derive(Debug)]
 enum ResetCall {
@@ -64,7 +64,7 @@ impl LoadedReset {
                 }
                 ResetKind::OwnWorkspace(is_own) => {
                     let is_own: Vec<_> = is_own.iter().filter_map(|&name| loaded.function(name).ok()).collect();
-                    // Without any of them, each hand-over would free the library's own.
+                    // Without any of them, each change of owner would free the library's own.
                     ResetCall::OwnWorkspace(
                         loaded.function(reset.function).ok().filter(|_| !is_own.is_empty())?,
                         is_own,
@@ -75,8 +75,8 @@ impl LoadedReset {
         Some(Self { function: reset.function, call, get_handler })
     }
 
-    /// Learns from a handle that was just made what a new one has.
-    pub(super) fn learn(&self, new: &RawHandle) {
+    /// Reads the value that a new handle has, from one that was just made.
+    pub(super) fn read_new(&self, new: &RawHandle) {
         if let ResetCall::AsNew(_, get, value) = &self.call
             && value.get().is_none()
         {
@@ -134,8 +134,8 @@ impl LoadedReset {
 ///
 /// # Safety
 /// The handle is live, of the function's library, and only its holder uses it.
-pub(super) unsafe fn handler_of(get: GetHandlerFn, handle: &RawHandle) -> Option<ToldHandler> {
-    let mut handler = ToldHandler::empty();
+pub(super) unsafe fn handler_of(get: GetHandlerFn, handle: &RawHandle) -> Option<ReturnedHandler> {
+    let mut handler = ReturnedHandler::empty();
     // SAFETY: the caller vouches for the handle, and `handler` is a valid place for a handler of any memory.
     let status = unsafe { get(handle.as_ptr(), &mut handler) };
     (status == 0).then_some(handler)

@@ -2,10 +2,9 @@
 //!
 //! A handle has one for each stream it runs on, so that work under way on one stream shares none with work on another.
 //! In a capture it gets one that the graph keeps for as long as it, or anything instantiated from it, lives: no two graphs
-//! share one, and none is freed while a graph may use it, whichever thread ends and whatever is trimmed. Where none is to be had, the library's own
-//! stays in use, which is safe everywhere and slower in graphs.
+//! share one, and none is freed while a graph may use it, whichever thread ends and whatever is trimmed. If none can be
+//! allocated, the library's own stays in use, which is safe everywhere and slower in graphs.
 
-use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -14,15 +13,13 @@ use crate::ids::{CaptureStatus, Device, RawStream};
 use crate::runtime::{self, BoundDevice, Capture, RelaxedCapture, Runtime, Stream};
 use crate::sync::lock;
 
-/// How many streams of a handle get a workspace of their own. Streams beyond that use the library's, for no driver tells when
-/// a stream is gone and its workspace free for another. How many a handle should
-/// have was not measured: a workspace of cuBLAS takes 32 MiB.
+/// How many streams of a handle get a workspace of their own. Further streams use the library's, as no driver reports when a
+/// stream is gone and its workspace is free for another. The number was not measured: a workspace of cuBLAS takes 32 MiB.
 const STREAMS: usize = 8;
 
-/// What stands for a capture that the driver does not tell apart from others.
-const UNTOLD: u64 = u64::MAX;
+/// The id of a capture that the driver does not identify.
+const UNIDENTIFIED: u64 = u64::MAX;
 
-/// A workspace.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Workspace {
     pub(super) address: u64,
@@ -111,12 +108,6 @@ struct InGraph {
     home: &'static Workspaces,
 }
 
-impl fmt::Debug for InGraph {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.workspace.fmt(f)
-    }
-}
-
 impl Drop for InGraph {
     fn drop(&mut self) {
         lock(&self.home.state).spare.push(self.workspace);
@@ -185,8 +176,8 @@ impl HandleWorkspaces {
         self.current_use.forget();
     }
 
-    /// Sees to it that the handle has the stream's workspace, or the capture's if the stream is captured. `set` gives the
-    /// handle one, or with none the library's own, which it also gets whenever its stream is set.
+    /// Ensures that the handle has the stream's workspace, or the capture's if the stream is captured. `set` sets one on the
+    /// handle, or with none the library's own, which also setting the stream does.
     #[inline]
     pub(super) fn fit(
         &self,
@@ -214,10 +205,10 @@ impl HandleWorkspaces {
         let capture = match status {
             CaptureStatus::None | CaptureStatus::Implicit => None,
             CaptureStatus::Active => Some(stream.capture().ok().flatten()),
-            // Nothing that runs here will ever be a graph.
+            // This capture will never become a graph.
             CaptureStatus::Invalidated => return Ok(()),
         };
-        let id = capture.map_or(0, |capture| capture.map_or(UNTOLD, |capture| capture.id));
+        let id = capture.map_or(0, |capture| capture.map_or(UNIDENTIFIED, |capture| capture.id));
         let wanted = WorkspaceUse { stream: stream.raw(), capture: id };
         if !was_stream_set && self.current_use.is(wanted) {
             return Ok(());
@@ -266,13 +257,13 @@ impl HandleWorkspaces {
         let workspace = self.home.obtain(runtime, stream.device(), self.bytes).ok()?;
         let in_graph = Arc::new(InGraph { workspace, home: self.home });
         let known = Arc::downgrade(&in_graph);
-        // SAFETY: the stream is being captured, by the caller's word until it has the handle, so its graph is alive.
+        // SAFETY: the caller promises that the stream stays captured until it has the handle, so its graph is alive.
         unsafe { runtime.graph_retain(capture.graph, Box::new(in_graph)) }.ok()?;
         lock(&self.kept).graphs.push((wanted, known));
         Some(workspace)
     }
 
-    /// Frees the workspaces of a handle that is no more; those of graphs stay with them.
+    /// Frees the workspaces of a destroyed handle; graphs keep theirs.
     pub(super) fn free(self) -> Result<()> {
         let kept = self.kept.into_inner().unwrap_or_else(PoisonError::into_inner);
         let workspaces: Vec<_> = kept.streams.into_iter().map(|(_, workspace)| workspace).collect();

@@ -11,7 +11,7 @@ use super::whole::refuse_bool;
 use crate::ids::Device;
 use crate::runtime::{Kind, Runtime, device as existing, get as chosen, is_chosen, passed_over};
 
-/// What a program that has found no GPU is told once.
+/// The warning of a program's first call if no GPU was found.
 const NO_GPU: &CStr =
     c"no GPU was found, so gpupool simulates devices in the host's memory, and nothing computes on a GPU: \
 run `gpupool info` to see what is missing, or set GPUPOOL_RUNTIME=host to have simulated devices without this warning";
@@ -29,7 +29,7 @@ pub(super) fn get(py: Python<'_>) -> PyResult<&'static dyn Runtime> {
     Ok(runtime)
 }
 
-/// Returns a device, or a NUMA node, as it stands in a `repr`.
+/// Returns a device, or a NUMA node, as a `repr` shows it.
 pub(super) fn shown(number: impl Display) -> String {
     let is_simulated = is_chosen() && chosen().is_ok_and(|runtime| runtime.kind() == Kind::Host);
     format!("{number}{}", if is_simulated { " (simulated)" } else { "" })

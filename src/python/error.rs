@@ -8,18 +8,51 @@ use pyo3::types::{PyDict, PyTuple, PyType};
 use crate::error::{Error, ErrorKind, LibraryError, OutOfMemory, Wanted};
 use crate::ids::{Device, MemoryLocation};
 
-struct Exceptions {
-    base: Py<PyType>,
-    runtime_unavailable: Py<PyType>,
-    library_not_found: Py<PyType>,
-    library_error: Py<PyType>,
-    out_of_memory: Py<PyType>,
-    pool_exhausted: Py<PyType>,
-    forked: Py<PyType>,
-    invalid_value: Py<PyType>,
-    asleep: Py<PyType>,
-    unavailable: Py<PyType>,
-    internal: Py<PyType>,
+/// Declares the classes below `gpupool.Error`, each with the kind of errors that it is for. Some are also below one of Python's.
+macro_rules! exceptions {
+    ($($field:ident $name:literal $(also $other:ty)?: $kind:pat,)*) => {
+        struct Exceptions {
+            base: Py<PyType>,
+            $($field: Py<PyType>,)*
+        }
+
+        impl Exceptions {
+            fn new(py: Python<'_>) -> PyResult<Self> {
+                let base = class("Error", docstring!("Error"), vec![py.get_type::<PyException>()])?;
+                // Python's own first: `__new__` must be that of the base by which Python lays objects out, or code that
+                // carries exceptions between processes cannot make a MemoryError again.
+                Ok(Self {
+                    $($field: class($name, docstring!($name), vec![$(py.get_type::<$other>(),)? base.clone()])?.unbind(),)*
+                    base: base.unbind(),
+                })
+            }
+
+            fn add_to(&self, module: &Bound<'_, PyModule>) -> PyResult<()> {
+                module.add("Error", &self.base)?;
+                $(module.add($name, &self.$field)?;)*
+                Ok(())
+            }
+
+            fn class_of(&self, kind: &ErrorKind) -> &Py<PyType> {
+                match kind {
+                    $($kind => &self.$field,)*
+                }
+            }
+        }
+    };
+}
+
+exceptions! {
+    runtime_unavailable "RuntimeUnavailable": ErrorKind::RuntimeUnavailable { .. },
+    library_not_found "LibraryNotFound": ErrorKind::LibraryNotFound { .. },
+    library_error "LibraryError": ErrorKind::Library(_),
+    out_of_memory "OutOfMemory" also PyMemoryError: ErrorKind::OutOfMemory(_),
+    pool_exhausted "PoolExhausted" also PyTimeoutError: ErrorKind::PoolExhausted(_),
+    forked "Forked": ErrorKind::Forked,
+    invalid_value "InvalidValue" also PyValueError: ErrorKind::InvalidValue(_),
+    asleep "Asleep": ErrorKind::Asleep(_),
+    unavailable "Unavailable": ErrorKind::Unavailable(_),
+    internal "InternalError": ErrorKind::InternalError(_),
 }
 
 static EXCEPTIONS: PyOnceLock<Exceptions> = PyOnceLock::new();
@@ -33,43 +66,19 @@ fn class<'py>(name: &str, doc: &str, bases: Vec<Bound<'py, PyType>>) -> PyResult
     Ok(py.get_type::<PyType>().call1((name, PyTuple::new(py, bases)?, namespace))?.cast_into()?)
 }
 
-impl Exceptions {
-    fn new(py: Python<'_>) -> PyResult<Self> {
-        let base = class("Error", docstring!("Error"), vec![py.get_type::<PyException>()])?;
-        let derived = |name, doc| Ok::<_, PyErr>(class(name, doc, vec![base.clone()])?.unbind());
-        // Python's own first: it has the `__new__` that is found and must be the one of the base that Python goes by, or
-        // what carries exceptions between processes cannot make a MemoryError anew.
-        let also = |name, doc, other| Ok::<_, PyErr>(class(name, doc, vec![other, base.clone()])?.unbind());
-        Ok(Self {
-            runtime_unavailable: derived("RuntimeUnavailable", docstring!("RuntimeUnavailable"))?,
-            library_not_found: derived("LibraryNotFound", docstring!("LibraryNotFound"))?,
-            library_error: derived("LibraryError", docstring!("LibraryError"))?,
-            out_of_memory: also("OutOfMemory", docstring!("OutOfMemory"), py.get_type::<PyMemoryError>())?,
-            pool_exhausted: also("PoolExhausted", docstring!("PoolExhausted"), py.get_type::<PyTimeoutError>())?,
-            forked: derived("Forked", docstring!("Forked"))?,
-            invalid_value: also("InvalidValue", docstring!("InvalidValue"), py.get_type::<PyValueError>())?,
-            asleep: derived("Asleep", docstring!("Asleep"))?,
-            unavailable: derived("Unavailable", docstring!("Unavailable"))?,
-            internal: derived("InternalError", docstring!("InternalError"))?,
-            base: base.unbind(),
-        })
-    }
-}
-
 pub(super) fn add_exceptions(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
-    let exceptions = EXCEPTIONS.get_or_try_init(py, || Exceptions::new(py))?;
-    module.add("Error", &exceptions.base)?;
-    module.add("RuntimeUnavailable", &exceptions.runtime_unavailable)?;
-    module.add("LibraryNotFound", &exceptions.library_not_found)?;
-    module.add("LibraryError", &exceptions.library_error)?;
-    module.add("OutOfMemory", &exceptions.out_of_memory)?;
-    module.add("PoolExhausted", &exceptions.pool_exhausted)?;
-    module.add("Forked", &exceptions.forked)?;
-    module.add("InvalidValue", &exceptions.invalid_value)?;
-    module.add("Asleep", &exceptions.asleep)?;
-    module.add("Unavailable", &exceptions.unavailable)?;
-    module.add("InternalError", &exceptions.internal)
+    EXCEPTIONS.get_or_try_init(py, || Exceptions::new(py))?.add_to(module)
+}
+
+/// Runs Python code that may be called while an exception is raised, which is set aside meanwhile: under it none can run.
+pub(super) fn with_exception_set_aside<R>(py: Python<'_>, run: impl FnOnce() -> R) -> R {
+    let raised = PyErr::take(py);
+    let result = run();
+    if let Some(raised) = raised {
+        raised.restore(py);
+    }
+    result
 }
 
 /// The number of a device; none for the host's memory.
@@ -101,19 +110,7 @@ fn set_amounts(exception: &PyErr, py: Python<'_>, out: &OutOfMemory) -> PyResult
 
 fn convert(py: Python<'_>, error: Error) -> PyResult<PyErr> {
     let exceptions = EXCEPTIONS.get_or_try_init(py, || Exceptions::new(py))?;
-    let kind = match error.kind() {
-        ErrorKind::RuntimeUnavailable { .. } => &exceptions.runtime_unavailable,
-        ErrorKind::LibraryNotFound { .. } => &exceptions.library_not_found,
-        ErrorKind::Library(_) => &exceptions.library_error,
-        ErrorKind::OutOfMemory(_) => &exceptions.out_of_memory,
-        ErrorKind::PoolExhausted(_) => &exceptions.pool_exhausted,
-        ErrorKind::Forked => &exceptions.forked,
-        ErrorKind::InvalidValue(_) => &exceptions.invalid_value,
-        ErrorKind::Asleep(_) => &exceptions.asleep,
-        ErrorKind::Unavailable(_) => &exceptions.unavailable,
-        ErrorKind::InternalError(_) => &exceptions.internal,
-    };
-    let exception = PyErr::from_type(kind.bind(py).clone(), error.to_string());
+    let exception = PyErr::from_type(exceptions.class_of(error.kind()).bind(py).clone(), error.to_string());
     let refused = match error.kind() {
         ErrorKind::Library(refused) => refused,
         ErrorKind::OutOfMemory(out) => &out.refused,

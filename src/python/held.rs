@@ -1,18 +1,31 @@
-//! A buffer as a Python object holds it: most are never shared, and need no count of who has them.
+//! A buffer as a Python object holds it: most are never shared, and need no count of their owners.
 
 use std::mem;
 use std::sync::Arc;
 
-/// What an object has of its buffer.
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+/// Returns NumPy's or CUDA's array interface of bytes, version 3.
+pub(super) fn array_interface(py: Python<'_>, address: u64, nbytes: u64) -> PyResult<Bound<'_, PyDict>> {
+    let interface = PyDict::new(py);
+    interface.set_item("shape", (nbytes,))?;
+    interface.set_item("typestr", "|u1")?;
+    interface.set_item("data", (address, false))?;
+    interface.set_item("strides", py.None())?;
+    interface.set_item("version", 3)?;
+    Ok(interface)
+}
+
 #[derive(Debug)]
 pub(super) enum BufferState<B> {
     Alone(B),
-    /// With a call under way, or with those it was lent to by DLPack.
+    /// With a call under way, or with consumers of DLPack.
     Shared(Arc<B>),
     Freed,
 }
 
-/// A buffer that others have too, and that so cannot be taken.
+/// The error of taking a buffer that has other owners.
 #[derive(Debug)]
 pub(super) struct StillShared;
 
@@ -27,7 +40,7 @@ impl<B> BufferState<B> {
         }
     }
 
-    /// Returns the buffer, if others have it too.
+    /// Returns the buffer, if it has other owners.
     pub(super) fn lent(&self) -> Option<&B> {
         match self {
             Self::Shared(buffer) if Arc::strong_count(buffer) > 1 => Some(buffer),

@@ -1,4 +1,4 @@
-//! What platforms and devices tell of themselves, for `gpupool.info()`.
+//! What platforms and devices report, for `gpupool.info()`.
 
 use std::collections::BTreeMap;
 

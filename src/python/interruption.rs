@@ -1,7 +1,7 @@
-//! Waits without the GIL that Ctrl-C ends at once, or whatever else a signal's handler raises.
+//! Waits without the GIL that end when a signal's handler raises an exception, as for Ctrl-C.
 //!
 //! Python runs the handlers of signals on its main thread alone, and there only when asked to. So a wait on that thread asks
-//! now and then, and a wait on any other goes on.
+//! from time to time, and a wait on any other goes on.
 
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -16,7 +16,7 @@ fn is_main_thread(py: Python<'_>) -> PyResult<bool> {
     main.eq(threading.call_method0(intern!(py, "get_ident"))?)
 }
 
-/// Runs without the GIL what may wait, and raises what a signal's handler does meanwhile.
+/// Runs without the GIL what may wait, and raises what a signal's handler raises meanwhile.
 pub(super) fn interruptible<T: Send>(
     py: Python<'_>,
     run: impl FnOnce(Interruption<'_>) -> Result<T> + Send,

@@ -1,9 +1,9 @@
-//! Records of the `log` crate on their way to Python's `logging`.
+//! The queue of the `log` crate's records for Python's `logging`.
 //!
 //! A record may be made anywhere: in a thread that runs no Python, in a call of PyTorch's that holds PyTorch's locks,
 //! with the GIL or without. To ask for the GIL there could wait for a thread that waits for those locks. So a record is
-//! put into a queue, by what neither waits nor runs Python, and `gpupool._logging` takes it out in a thread of its own. A
-//! program that wants warnings alone, as any does by default, gets that thread with the first of them.
+//! queued, without waiting or running Python, and `gpupool._logging` takes it out in a thread of its own. A program that
+//! wants warnings alone, as any does by default, gets that thread with the first of them.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -46,7 +46,7 @@ static QUEUE: Queue = Queue {
 };
 
 impl Queue {
-    /// Its entries, if the lock can be had in about a millisecond.
+    /// Returns the entries, if the lock is free within about a millisecond.
     fn try_entries(&self) -> Option<MutexGuard<'_, VecDeque<LogRecord>>> {
         for _ in 0..TRIES {
             match self.entries.try_lock() {

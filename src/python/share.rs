@@ -1,4 +1,4 @@
-//! Sharing buffers with other processes: tokens, and what takes them up.
+//! Sharing buffers with other processes: tokens, and attaching by them.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -87,7 +87,7 @@ pub(super) fn attach(
     let device = device.map(|device| device::extract(py, device)).transpose()?;
     let _stack = hold_stack(Purpose::Allocation);
     let buffer = py.detach(|| memory::attach(&token, device, stream.as_ref()))?;
-    Ok(PyDeviceBuffer::of(buffer))
+    Ok(PyDeviceBuffer::keeping(buffer, None))
 }
 
 #[doc = docstring!("share_at")]

@@ -1,6 +1,6 @@
-//! Numbers as arguments: one that is wrong is told by the argument's name, its value, and what is accepted. Out of range it
-//! is an `InvalidValue`, as any other argument that cannot be right. So is a bool, which Python takes for 0 or 1, and which
-//! stands where another argument was meant. What is no number at all is a `TypeError`.
+//! Numbers as arguments: the error of a wrong one names the argument, its value, and what is accepted. A number out of range
+//! is an `InvalidValue`. So is a bool, which Python accepts as 0 or 1: most likely another argument was meant. What is no
+//! number is a `TypeError`.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -11,9 +11,7 @@ use pyo3::types::PyBool;
 
 use crate::error::{Error, Result};
 
-/// What an argument is called.
 pub(super) trait ArgumentName {
-    /// The name as in the signature.
     const NAME: &str;
     /// The numbers that are accepted.
     const ACCEPTED: &str = "a whole number from 0 to 2**64 - 1";
@@ -22,7 +20,6 @@ pub(super) trait ArgumentName {
 macro_rules! names {
     ($($argument:ident $name:literal $(= $accepted:literal)?)*) => {
         $(
-            /// The argument of this name.
             #[derive(Clone, Copy, Debug)]
             pub(super) struct $argument;
 
@@ -68,14 +65,14 @@ pub(super) fn wrong_argument(name: &str, value: &Bound<'_, PyAny>, accepted: &st
     Error::invalid_value(format!("{name} is {value}: give {accepted}"))
 }
 
-/// Refuses an argument that is a bool and came out as this number. Only 0 and 1 can be one, so others take no time.
+/// Refuses an argument that is a bool and was extracted as this number. Only 0 and 1 can be one, so others take no time.
 #[inline]
 pub(super) fn refuse_bool(argument: &Bound<'_, PyAny>, number: u64, wrong: impl FnOnce() -> Error) -> Result<()> {
     if number <= 1 && argument.is_exact_instance_of::<PyBool>() { Err(wrong()) } else { Ok(()) }
 }
 
-/// Returns a number as Rust has it: one that is too large for that is `wrong`, and what is no number is a `TypeError` that says
-/// the same.
+/// Returns a number as Rust has it: one that is too large for that is `wrong`, and what is no number is a `TypeError` with the
+/// same text.
 #[inline]
 pub(super) fn number_of<'a, 'py, T>(argument: Borrowed<'a, 'py, PyAny>, wrong: impl FnOnce() -> Error) -> PyResult<T>
 where
@@ -87,9 +84,9 @@ where
             return wrong().into();
         }
         if error.is_instance_of::<PyTypeError>(py) {
-            let told = PyTypeError::new_err(wrong().to_string());
-            told.set_cause(py, Some(error));
-            return told;
+            let with_name = PyTypeError::new_err(wrong().to_string());
+            with_name.set_cause(py, Some(error));
+            return with_name;
         }
         error
     })

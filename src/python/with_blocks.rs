@@ -1,4 +1,4 @@
-//! What `with` blocks of one object entered, each on its thread, or in its task there.
+//! The `with` blocks of one object that are entered, each by a thread or a task.
 
 use std::sync::{Mutex, MutexGuard};
 
@@ -9,7 +9,7 @@ use crate::sync::{ThisThread, ThreadNumber, lock};
 #[derive(Debug)]
 struct WithBlock<T> {
     thread: ThreadNumber,
-    /// What tells the task that entered it from the thread's others.
+    /// The identity of the task that entered it; none outside of tasks.
     task: Option<usize>,
     entered: T,
 }
@@ -29,30 +29,17 @@ impl<T> WithBlocks<T> {
         lock(&self.open)
     }
 
-    /// Notes what the calling thread entered.
-    pub(super) fn enter(&self, entered: T) {
-        self.enter_in(None, entered);
-    }
-
-    /// Notes what a task of the calling thread entered.
-    pub(super) fn enter_in(&self, task: Option<usize>, entered: T) {
+    /// Adds what the calling thread, or a task of it, entered.
+    pub(super) fn enter(&self, task: Option<usize>, entered: T) {
         self.open().push(WithBlock { thread: ThisThread::get().number(), task, entered });
     }
 
-    /// Ends the block that the calling thread entered last, and returns what it entered.
+    /// Ends the block that the calling thread, or the task of it, entered last, and returns what that entered. A task may also
+    /// end the thread's own blocks, and the thread, outside of tasks, those of its tasks.
     ///
     /// # Errors
     /// `ErrorKind::InvalidValue` if it entered nothing that it has not left.
-    pub(super) fn leave(&self, name: &str) -> Result<T> {
-        self.leave_in(None, name)
-    }
-
-    /// Ends the block that the task of the calling thread entered last, and returns what it entered. A task may also end
-    /// the thread's own blocks, and the thread, outside of tasks, those of its tasks.
-    ///
-    /// # Errors
-    /// `ErrorKind::InvalidValue` if it entered nothing that it has not left.
-    pub(super) fn leave_in(&self, task: Option<usize>, name: &str) -> Result<T> {
+    pub(super) fn leave(&self, task: Option<usize>, name: &str) -> Result<T> {
         let this = ThisThread::get().number();
         let mut open = self.open();
         let own = open.iter().rposition(|block| block.thread == this && block.task == task);

@@ -2,7 +2,7 @@
 
 use super::device_waits::{Point, wait_for_work_before};
 use super::known_captures::WholeDevice;
-use super::{BoundDevice, ExportedEvent, Stream, existing, get};
+use super::{BoundDevice, ExportedEvent, Runtime, Stream, existing, get};
 use crate::error::{Error, Result, StatusKind};
 use crate::ids::Device;
 
@@ -37,20 +37,22 @@ impl Event {
         existing(device).and_then(Self::of)
     }
 
-    /// As [`Event::new`], for a caller that knows the device.
-    pub(crate) fn of(device: Device) -> Result<Self> {
+    /// Makes an event by a call that the device is bound for.
+    fn by(device: Device, create: impl FnOnce(&dyn Runtime) -> Result<RawEvent>) -> Result<Self> {
         let runtime = get()?;
         let _bound = BoundDevice::of(runtime, device)?;
-        let raw = runtime.event_create().map_err(|e| e.on(device))?;
+        let raw = create(runtime).map_err(|e| e.on(device))?;
         Ok(Self { raw, device })
+    }
+
+    /// As [`Event::new`], for a caller that knows the device.
+    pub(crate) fn of(device: Device) -> Result<Self> {
+        Self::by(device, |runtime| runtime.event_create())
     }
 
     /// Makes an event on the device that can be exported to other processes.
     pub(crate) fn interprocess(device: Device) -> Result<Self> {
-        let runtime = get()?;
-        let _bound = BoundDevice::of(runtime, device)?;
-        let raw = runtime.event_create_interprocess().map_err(|e| e.on(device))?;
-        Ok(Self { raw, device })
+        Self::by(device, |runtime| runtime.event_create_interprocess())
     }
 
     /// Returns what another process needs to wait for an event of [`Event::interprocess`].
@@ -63,10 +65,7 @@ impl Event {
 
     /// Makes an event for another process's, which must live as long, to be waited for on a stream of this device.
     pub(crate) fn import(device: Device, exported: ExportedEvent) -> Result<Self> {
-        let runtime = get()?;
-        let _bound = BoundDevice::of(runtime, device)?;
-        let raw = runtime.event_import(exported).map_err(|e| e.on(device))?;
-        Ok(Self { raw, device })
+        Self::by(device, |runtime| runtime.event_import(exported))
     }
 
     pub(crate) const fn device(&self) -> Device {

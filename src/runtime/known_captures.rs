@@ -13,7 +13,7 @@ use crate::ids::{CaptureStatus, Device, RawStream};
 use crate::process;
 use crate::sync::{lock, wait};
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct CapturedStream {
     /// Distinguishes it from others, and from the same stream noted again.
     number: u64,
@@ -73,20 +73,20 @@ impl WholeDevice {
     }
 }
 
+fn captured_on(device: Device) -> Vec<CapturedStream> {
+    lock(&KNOWN).captured.iter().filter(|noted| noted.stream.device() == device).cloned().collect()
+}
+
 /// Returns the announced captures of a device that cannot begin any more, as their streams went with their contexts.
 fn gone_on(runtime: &'static dyn Runtime, device: Device) -> Result<Vec<u64>> {
-    let noted: Vec<_> = {
-        let known = lock(&KNOWN);
-        let of_device = known.captured.iter().filter(|noted| noted.stream.device() == device);
-        of_device.map(|noted| (noted.number, noted.stream.clone())).collect()
-    };
+    let noted = captured_on(device);
     if noted.is_empty() {
         return Ok(Vec::new());
     }
     let _bound = BoundDevice::of(runtime, device)?;
-    // SAFETY: who noted a stream keeps it alive meanwhile.
+    // SAFETY: the caller that noted a stream keeps it alive meanwhile.
     let is_gone = |stream: &Stream| unsafe { runtime.stream_is_gone(stream.raw()) };
-    Ok(noted.into_iter().filter(|(_, stream)| is_gone(stream)).map(|(number, _)| number).collect())
+    Ok(noted.iter().filter(|noted| is_gone(&noted.stream)).map(|noted| noted.number).collect())
 }
 
 impl Drop for WholeDevice {
@@ -179,16 +179,13 @@ pub(crate) fn is_known_stream_capturing(runtime: &'static dyn Runtime, device: D
     }
     let _bound = BoundDevice::of(runtime, device)?;
     let owned = alive_on(device);
-    let noted: Vec<_> = {
-        let known = lock(&KNOWN);
-        known.captured.iter().map(|noted| noted.stream.clone()).filter(|stream| stream.device() == device).collect()
-    };
+    let noted = captured_on(device);
     let current = scope::scoped(device);
-    let known = owned.iter().chain(&noted).chain(&current).map(Stream::raw);
+    let known = owned.iter().chain(noted.iter().map(|noted| &noted.stream)).chain(&current).map(Stream::raw);
     // The legacy default stream answers for the blocking ones.
     for stream in [RawStream::LEGACY].into_iter().chain(known) {
-        // SAFETY: the legacy default stream always exists, clones keep our own alive, and who noted or entered another keeps
-        // it alive meanwhile.
+        // SAFETY: the legacy default stream always exists, clones keep our own alive, and the caller that noted or entered
+        // another keeps it alive meanwhile.
         let status = unsafe { runtime.stream_capture_status(stream) }.map_err(|e| e.on(device))?;
         if status != CaptureStatus::None {
             return Ok(true);

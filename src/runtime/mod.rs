@@ -10,6 +10,7 @@ mod copy;
 mod cuda;
 mod device_info;
 mod device_waits;
+mod driver_streams;
 mod event;
 #[cfg(test)]
 mod forked_child;

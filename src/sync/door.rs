@@ -17,7 +17,7 @@ pub(crate) struct Door {
 }
 
 /// A stay inside, until dropped.
-#[must_use = "who is not inside is not waited for"]
+#[must_use = "the stay ends when this is dropped"]
 #[derive(Debug)]
 pub(crate) struct Inside<'a>(&'a Door);
 

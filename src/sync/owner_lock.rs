@@ -223,7 +223,7 @@ mod barrier {
 
     #[inline]
     pub(super) fn light() {
-        // Acquire: who sees that the process has registered sees what was announced before that.
+        // Acquire: a thread that sees that the process has registered sees what was announced before that.
         if MEMBARRIER.load(Ordering::Acquire) == KERNEL {
             compiler_fence(Ordering::SeqCst);
         } else {

@@ -350,7 +350,7 @@ def test_an_answer_on_a_driver(cuda, function):
 def test_a_device_that_tells_nothing_is_a_failure_of_it_alone(cuda, function):
     code, info = told(cuda, FAKE_FAIL=f"{function}=999:1")
     assert code == 1
-    assert errors(info) == [f"cuda: {function} failed with CUDA_ERROR_UNKNOWN (999) on device 0"]
+    assert errors(info) == [f"cuda: {function.removesuffix('_v2')} failed with CUDA_ERROR_UNKNOWN (999) on device 0"]
     assert [device["error"] for device in info["devices"]] == [errors(info)[0], None]
     assert by_name(info["libraries"])["cusparse"]["handles"]["0"]["error"] is None
 

@@ -52,7 +52,6 @@ handle_counters! { handle_counts! {} }
 // SAFETY: numbers alone, the size first.
 unsafe impl SizedStruct for HandleCounts {}
 
-/// Says what a pool's handles are and what they have done, on one device or summed over all for -1.
 pub(in super::super) unsafe extern "C" fn handle_stats(
     library: c_int,
     device: c_int,
@@ -65,7 +64,6 @@ pub(in super::super) unsafe extern "C" fn handle_stats(
     })
 }
 
-/// Starts the peaks of a pool's counts anew, on one device or on all for -1.
 pub(in super::super) unsafe extern "C" fn reset_peak_handle_stats(library: c_int, device: c_int) -> c_int {
     run(|| pool_of(library)?.reset_peak_stats(one_or_all(device)?))
 }

@@ -10,14 +10,14 @@ use super::{named_stream, pool_of};
 use crate::error::{Error, Result};
 use crate::handle::{Lease, PooledHandle};
 use crate::ids::Device;
-use crate::memory::plug::call::{hand_out, place, run};
+use crate::memory::plug::call::{answer_or_none, place, run};
 
 c_struct! {
     /// `gpupool_lease`: a handle that only its holder uses until the lease ends.
     pub struct HandleLease as "gpupool_lease" {
         /// The library's handle; null once the lease has ended.
         pub handle: *mut c_void,
-        /// gpupool's own, an owned reference; null once the lease has ended.
+        /// gpupool's own reference to it, owned; null once the lease has ended.
         pub pooled: *mut c_void,
         /// The library's number.
         pub library: c_int,
@@ -27,11 +27,9 @@ c_struct! {
 }
 
 impl HandleLease {
-    /// What is no lease.
     const NONE: Self = Self { handle: ptr::null_mut(), pooled: ptr::null_mut(), library: 0, device: 0 };
 }
 
-/// Begins a lease, on the stream's device, with the stream set.
 pub(in super::super) unsafe extern "C" fn lease(
     library: c_int,
     device: c_int,
@@ -49,7 +47,7 @@ pub(in super::super) unsafe extern "C" fn lease(
         Ok(HandleLease { handle, pooled, library, device })
     };
     // SAFETY: the caller passes a place for a lease, or null.
-    unsafe { hand_out(place, "lease", HandleLease::NONE, request) }
+    unsafe { answer_or_none(place, "lease", HandleLease::NONE, request) }
 }
 
 /// Takes the lease out of the caller's struct.
@@ -58,7 +56,7 @@ pub(in super::super) unsafe extern "C" fn lease(
 /// The struct is one that [`lease`] filled or all zero, and no other has the same lease; or it is null.
 ///
 /// # Errors
-/// `ErrorKind::InvalidValue` if there is none in it; a wrong library or device, which only a change of the struct brings.
+/// `ErrorKind::InvalidValue` if there is none in it, or the caller has changed its library or device.
 unsafe fn take(lease: *mut HandleLease) -> Result<Lease> {
     // SAFETY: as the caller promises.
     let lease = unsafe { place(lease, "lease") }?;
@@ -69,17 +67,15 @@ unsafe fn take(lease: *mut HandleLease) -> Result<Lease> {
     }
     let (pool, device) = (pool_of(lease.library)?, Device::from_ordinal(lease.device.cast_unsigned()));
     let pooled = std::mem::replace(lease, HandleLease::NONE).pooled.cast::<PooledHandle>().cast_const();
-    // SAFETY: the struct owned the reference that `lease` made by `Arc::into_raw`, and has it no more.
+    // SAFETY: the struct owned the reference that `lease` made by `Arc::into_raw`, and was just cleared.
     Ok(pool.lease_of(device, unsafe { Arc::from_raw(pooled) }))
 }
 
-/// Ends a lease: its handle returns to the pool.
 pub(in super::super) unsafe extern "C" fn lease_release(lease: *mut HandleLease) -> c_int {
     // SAFETY: the caller passes a lease that it began and has not copied, or null.
     run(|| unsafe { take(lease) }.map(drop))
 }
 
-/// Ends a lease whose handle no request gets again.
 pub(in super::super) unsafe extern "C" fn lease_discard(lease: *mut HandleLease) -> c_int {
     // SAFETY: the caller passes a lease that it began and has not copied, or null.
     run(|| unsafe { take(lease) }.map(Lease::discard))

@@ -1,7 +1,7 @@
-//! Handles of libraries, for C: this thread's, leases, and the pools that they come from.
+//! Handles of libraries, for C: a thread's own, leases, and the pools that they come from.
 //!
-//! A library is a number of `gpupool_library`, so that a wrong one is recognised. A request is served as one of Rust's is: a
-//! thread that holds a handle gets it without a lock.
+//! A library is a number of `gpupool_library`, so that a wrong one is recognised. A thread that holds a handle gets it
+//! without a lock, as in Rust.
 
 mod counts;
 mod lease;
@@ -17,7 +17,7 @@ pub(super) use lease::{lease, lease_discard, lease_release};
 use crate::error::{Error, Result};
 use crate::handle::{HandlePool, pool_of_number};
 use crate::ids::Device;
-use crate::memory::plug::call::{answer, count, device_of, hand_out, one_or_all, run, stream_of};
+use crate::memory::plug::call::{answer, answer_or_none, count, device_of, one_or_all, run, stream_of};
 use crate::process;
 use crate::runtime::Stream;
 
@@ -55,7 +55,7 @@ unsafe fn named_stream(device: c_int, stream: *mut c_void) -> Result<Stream> {
         // SAFETY: as the caller promises.
         Err(_) => unsafe { device_of_stream(device, stream) }?,
     };
-    // SAFETY: as the caller promises, and what has found the device out has it of the stream.
+    // SAFETY: as the caller promises; a device that was not named was found by the stream.
     Ok(unsafe { Stream::view_of(stream, device) })
 }
 
@@ -73,7 +73,6 @@ unsafe fn device_of_stream(device: c_int, stream: *mut c_void) -> Result<Device>
     unsafe { stream_of(device, stream) }.map(|stream| stream.device())
 }
 
-/// Returns the calling thread's handle on the stream's device, with the stream set.
 pub(super) unsafe extern "C" fn handle(
     library: c_int,
     device: c_int,
@@ -87,10 +86,9 @@ pub(super) unsafe extern "C" fn handle(
         pool.handle(&stream).map(|handle| handle.as_ptr())
     };
     // SAFETY: the caller passes a place for a pointer, or null.
-    unsafe { hand_out(place, "handle", ptr::null_mut(), request) }
+    unsafe { answer_or_none(place, "handle", ptr::null_mut(), request) }
 }
 
-/// Says whether handles of the library can be requested.
 pub(super) unsafe extern "C" fn library_is_available(library: c_int, is_available: *mut c_int) -> c_int {
     let ask = || {
         process::refuse_forked()?;
@@ -100,7 +98,6 @@ pub(super) unsafe extern "C" fn library_is_available(library: c_int, is_availabl
     unsafe { answer(is_available, "is_available", ask) }
 }
 
-/// Creates handles until so many are idle; with `background` on a thread of its own.
 pub(super) unsafe extern "C" fn warm_handles(
     library: c_int,
     device: c_int,
@@ -121,14 +118,12 @@ pub(super) unsafe extern "C" fn warm_handles(
     unsafe { count(created, warm) }
 }
 
-/// Destroys idle handles, on one device or on all for -1.
 pub(super) unsafe extern "C" fn trim_handles(library: c_int, device: c_int, destroyed: *mut u64) -> c_int {
     let trim = || Ok(pool_of(library)?.trim(one_or_all(device)?)? as u64);
     // SAFETY: the caller passes a place for a number, or null.
     unsafe { count(destroyed, trim) }
 }
 
-/// Sets how many handles there may be on each device; `u64::MAX` for no limit.
 pub(super) unsafe extern "C" fn set_handle_limit(library: c_int, handles: u64) -> c_int {
     let limit = (handles != u64::MAX).then(|| usize::try_from(handles).unwrap_or(usize::MAX));
     run(|| pool_of(library)?.set_limit(limit))

@@ -5,7 +5,6 @@ use std::ffi::{c_char, c_int, c_void};
 use super::HeaderStruct;
 use crate::c_api::{Attached, Checkpoint, PoolHandle};
 
-/// A type that C knows.
 pub(in crate::c_api) trait CType {
     /// Returns the declaration of what the declarator names: of `*` for a pointer to the type.
     fn declare(declarator: &str) -> String;

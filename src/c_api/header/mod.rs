@@ -12,7 +12,6 @@ pub(super) use c_type::assert_field;
 use crate::memory::pool::PoolId;
 use crate::memory::report::{DeviceStats, Stat, device_counters, stat_counters};
 
-/// A struct of the header.
 pub(super) trait HeaderStruct {
     /// Its name there.
     const NAME: &'static str;
@@ -22,8 +21,8 @@ pub(super) trait HeaderStruct {
     fn assert_fields() -> String;
 }
 
-/// Says what a struct is called in the header. Its fields have the names that they have here; they follow, as a list of
-/// counters is given.
+/// Names a struct as the header does. Its fields have the same names there; they follow in the form in which `counters!`
+/// lists them.
 macro_rules! in_header {
     ($name:ident as $c:literal [$($field:ident as $same:ident,)*]) => {
         impl $crate::c_api::header::HeaderStruct for $name {

@@ -5,7 +5,7 @@ use std::ptr;
 
 use super::{PoolHandle, pool_of};
 use crate::memory::checkpoint::PoolCheckpoint;
-use crate::memory::plug::call::{hand_out, null, pointer, run};
+use crate::memory::plug::call::{answer_or_none, null, pointer, run};
 
 /// `gpupool_checkpoint`.
 #[derive(Debug)]
@@ -16,14 +16,12 @@ pub type FreedFunction = unsafe extern "C" fn(*mut c_void, *mut c_void);
 /// Called for a block that is live afterwards.
 pub type AllocatedFunction = unsafe extern "C" fn(*mut c_void, *mut c_void, u64);
 
-/// Notes which blocks of the pool are live.
 pub(in super::super) unsafe extern "C" fn pool_checkpoint(pool: *mut PoolHandle, place: *mut *mut Checkpoint) -> c_int {
     let take = || Ok(Box::into_raw(Box::new(Checkpoint(PoolCheckpoint::take(&*pool_of(pool)?)?))));
     // SAFETY: the caller passes a place for a pointer, or null.
-    unsafe { hand_out(place, "checkpoint", ptr::null_mut(), take) }
+    unsafe { answer_or_none(place, "checkpoint", ptr::null_mut(), take) }
 }
 
-/// Makes exactly those live again. Either function may be null.
 pub(in super::super) unsafe extern "C" fn pool_restore(
     pool: *mut PoolHandle,
     checkpoint: *const Checkpoint,
@@ -50,7 +48,6 @@ pub(in super::super) unsafe extern "C" fn pool_restore(
     })
 }
 
-/// Ends a checkpoint.
 pub(in super::super) unsafe extern "C" fn checkpoint_release(checkpoint: *mut Checkpoint) {
     if !checkpoint.is_null() {
         // SAFETY: `pool_checkpoint` made it by `Box::into_raw`, and the caller gives it up.

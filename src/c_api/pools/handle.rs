@@ -1,7 +1,7 @@
-//! Handles of pools: the numbers of uses, as pointers that lead nowhere, so that one that was released is recognised.
+//! Handles of pools: numbers in the form of pointers, so that a handle that was released is recognised.
 //!
-//! A handle is a place in a table and how often that was given before. What a request asks each time it finds without a
-//! lock.
+//! A handle consists of a slot's place in a table and the number of handles that the slot has had. The pool's number and
+//! device, which each request needs, are read without a lock.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::memory::route::PoolUse;
 use crate::sync::{Table, lock};
 
-/// How many handles there can be at once: what the lower bits of one say.
+/// How many handles there can be at once: as many as the lower bits of one can number.
 const HANDLES_MAX: usize = 1 << PLACE_BITS;
 const PLACE_BITS: u32 = 0x10;
 
@@ -22,7 +22,7 @@ pub struct PoolHandle {
     _private: (),
 }
 
-/// What a handle stands for.
+/// The uses that a handle owns.
 #[derive(Debug)]
 pub(super) struct HeldPool {
     pub(super) in_use: PoolUse,
@@ -30,10 +30,10 @@ pub(super) struct HeldPool {
     pub(super) further: Mutex<Vec<PoolUse>>,
 }
 
-/// A place of the table.
+/// An element of the table.
 #[derive(Debug, Default)]
 pub(super) struct PoolHandleSlot {
-    /// The handle that is this one now; 0 for none.
+    /// The slot's present handle; 0 for none.
     handle: AtomicUsize,
     number: AtomicU32,
     device: AtomicI32,
@@ -41,12 +41,12 @@ pub(super) struct PoolHandleSlot {
     state: Mutex<SlotState>,
 }
 
-/// What is changed under a place's lock.
+/// What is changed under a slot's lock.
 #[derive(Debug, Default)]
 struct SlotState {
     held: Option<Arc<HeldPool>>,
-    /// How often the place was given.
-    times: usize,
+    /// How many handles the slot has had.
+    handles: usize,
 }
 
 impl PoolHandleSlot {
@@ -61,7 +61,7 @@ impl PoolHandleSlot {
 /// The places in the table that are free.
 #[derive(Debug)]
 struct FreePlaces {
-    /// The first that was never given.
+    /// The first that was never used.
     next: usize,
     returned: Vec<usize>,
 }
@@ -96,7 +96,7 @@ pub(super) fn slot(handle: *const PoolHandle) -> Result<&'static PoolHandleSlot>
     slot.filter(is_known).ok_or_else(|| refuse(handle))
 }
 
-/// Returns what a handle stands for.
+/// Returns the uses that a handle owns.
 ///
 /// # Errors
 /// As [`slot`].
@@ -124,18 +124,18 @@ pub(super) fn make(in_use: PoolUse) -> Result<*mut PoolHandle> {
         )));
     };
     let mut state = lock(&slot.state);
-    state.times += 1;
+    state.handles += 1;
     let pool = in_use.pool();
     slot.number.store(pool.number, Ordering::Relaxed);
     slot.device.store(pool.memory.location.number() as c_int, Ordering::Relaxed);
     slot.is_for_graphs.store(pool.is_for_graphs, Ordering::Relaxed);
     state.held = Some(Arc::new(HeldPool { in_use, further: Mutex::default() }));
-    let handle = state.times << PLACE_BITS | place;
+    let handle = state.handles << PLACE_BITS | place;
     slot.handle.store(handle, Ordering::Release);
     Ok(ptr::without_provenance_mut(handle))
 }
 
-/// Ends a handle, and returns what it stood for, which is to be dropped.
+/// Ends a handle, and returns the uses that it owned, to be dropped.
 ///
 /// # Errors
 /// As [`slot`].

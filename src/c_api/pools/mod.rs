@@ -1,4 +1,4 @@
-//! Pools, for C: made, changed, trimmed and ended, and the way of a request for one.
+//! Pools, for C: creation, settings, trimming, release, and requests that name a pool.
 
 mod checkpoint;
 mod handle;
@@ -23,7 +23,7 @@ pub(super) use sleep::{pool_is_asleep, pool_sleep, pool_wake, sleep_device, wake
 
 use crate::error::{Error, Result};
 use crate::memory::cache::GivenKey;
-use crate::memory::plug::call::{address_of, answer, count, device_of, hand_out, null, run, stream_on};
+use crate::memory::plug::call::{address_of, answer, answer_or_none, count, device_of, null, run, stream_on};
 use crate::memory::pool::{Pool, PoolId, next_ticket};
 use crate::memory::route::{self, GivenPool, PoolUse};
 use crate::memory::serve::{self, Allocation, Patience};
@@ -32,13 +32,12 @@ use crate::process;
 use crate::runtime::Stream;
 use crate::sync::ThisThread;
 
-/// Makes a pool with one use.
 pub(super) unsafe extern "C" fn pool_create(
     device: c_int,
     options: *const PoolOptions,
     pool: *mut *mut PoolHandle,
 ) -> c_int {
-    // First, so that whatever fails releases the source.
+    // First, so that the source is released if anything fails.
     // SAFETY: the caller passes options that begin with their size, whose name and source are null or alive.
     let options = unsafe { options::read(options) };
     let create = || {
@@ -49,10 +48,9 @@ pub(super) unsafe extern "C" fn pool_create(
         make(PoolUse::first(pool, is_for_graphs))
     };
     // SAFETY: the caller passes a place for a pointer, or null.
-    unsafe { hand_out(pool, "pool", ptr::null_mut(), create) }
+    unsafe { answer_or_none(pool, "pool", ptr::null_mut(), create) }
 }
 
-/// Takes one more use of the pool with an id.
 pub(super) unsafe extern "C" fn pool_by_id(device: c_int, id: *const PoolId, pool: *mut *mut PoolHandle) -> c_int {
     let take = || {
         let device = device_of(device)?;
@@ -66,12 +64,11 @@ pub(super) unsafe extern "C" fn pool_by_id(device: c_int, id: *const PoolId, poo
         make(PoolUse::new(&pool, pool.is_for_graphs)?)
     };
     // SAFETY: the caller passes a place for a pointer, or null.
-    unsafe { hand_out(pool, "pool", ptr::null_mut(), take) }
+    unsafe { answer_or_none(pool, "pool", ptr::null_mut(), take) }
 }
 
-/// Ends the use; with the last one the pool ends.
 pub(super) unsafe extern "C" fn pool_release(pool: *mut PoolHandle) -> c_int {
-    // Under no lock: with the last use of a pool its memory goes back to the driver.
+    // Under no lock: the last use of a pool releases its memory to the driver.
     run(|| end(pool).map(drop))
 }
 
@@ -84,23 +81,19 @@ pub(super) fn pool_of(pool: *const PoolHandle) -> Result<Arc<Pool>> {
     held(pool).map(|held| Arc::clone(held.in_use.pool()))
 }
 
-/// Says which id the pool has.
 pub(super) unsafe extern "C" fn pool_id(pool: *const PoolHandle, id: *mut PoolId) -> c_int {
     // SAFETY: the caller passes a place for an id, or null.
     unsafe { answer(id, "id", || Ok(pool_of(pool)?.id)) }
 }
 
-/// Sets whether what the pool has free serves others when memory is short.
 pub(super) unsafe extern "C" fn pool_set_use_on_oom(pool: *mut PoolHandle, use_on_oom: c_int) -> c_int {
     run(|| pool_of(pool).map(|pool| pool.set_use_on_oom(use_on_oom != 0)))
 }
 
-/// Has each segment serve one block at a time, from the first allocation on.
 pub(super) unsafe extern "C" fn pool_set_no_split(pool: *mut PoolHandle) -> c_int {
     run(|| pool_of(pool)?.set_no_split())
 }
 
-/// Gives back what the pool has free and no graph uses. The place for the bytes may be null.
 pub(super) unsafe extern "C" fn pool_trim(pool: *mut PoolHandle, bytes: *mut u64) -> c_int {
     let trim = || {
         let pool = pool_of(pool)?;
@@ -113,13 +106,10 @@ pub(super) unsafe extern "C" fn pool_trim(pool: *mut PoolHandle, bytes: *mut u64
     unsafe { count(bytes, trim) }
 }
 
-/// Returns a number larger than that of every scope entered before.
 pub(super) unsafe extern "C" fn ticket() -> u64 {
     next_ticket()
 }
 
-/// Allocates from a pool, unless the calling thread is in a scope that it entered after the ticket. 0 bytes are a null
-/// pointer, and so is what is not to be had.
 pub(super) unsafe extern "C" fn pool_allocate(
     pool: *mut PoolHandle,
     ticket: u64,
@@ -139,7 +129,7 @@ pub(super) unsafe extern "C" fn pool_allocate(
         })
     };
     // SAFETY: the caller passes a place for a pointer, or null.
-    unsafe { hand_out(place, "pointer", ptr::null_mut(), take) }
+    unsafe { answer_or_none(place, "pointer", ptr::null_mut(), take) }
 }
 
 /// Allocates from a pool that did not serve the thread last.

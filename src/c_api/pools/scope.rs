@@ -1,23 +1,21 @@
-//! Scopes, for C: numbers, so that one that was left is recognised.
+//! Scopes, for C: numbers, so that a scope that was left is recognised.
 
 use std::ffi::c_int;
 
 use super::{PoolHandle, pool_of};
 use crate::error::Error;
-use crate::memory::plug::call::{hand_out, run};
+use crate::memory::plug::call::{answer_or_none, run};
 use crate::memory::route::{EnteredRoute, PoolUse, RouteKind, leave_by_ticket};
 
-/// Sends what the calling thread allocates on the pool's device to the pool.
 pub(in super::super) unsafe extern "C" fn pool_enter(pool: *const PoolHandle, scope: *mut u64) -> c_int {
     let enter = || EnteredRoute::new(PoolUse::new(&pool_of(pool)?, false)?, RouteKind::Scope, false);
     // SAFETY: the caller passes a place for a number, or null.
-    unsafe { hand_out(scope, "scope", 0, || enter().map(EnteredRoute::stay)) }
+    unsafe { answer_or_none(scope, "scope", 0, || enter().map(EnteredRoute::stay)) }
 }
 
-/// Ends a scope of the calling thread's.
 pub(in super::super) unsafe extern "C" fn scope_leave(scope: u64) -> c_int {
     run(|| {
-        // Under no borrow of the routes: with the last use of a pool its memory goes back to the driver.
+        // Under no borrow of the routes: the last use of a pool releases its memory to the driver.
         leave_by_ticket(scope).map(drop).ok_or_else(|| {
             Error::invalid_value(format!(
                 "{scope} is not a scope of this thread: leave each scope once, on the thread that entered it"

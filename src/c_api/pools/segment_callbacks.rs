@@ -1,4 +1,4 @@
-//! Callbacks of C's that are told of a pool's segments.
+//! Callbacks of C's that are called for a pool's segments.
 
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, Weak};
@@ -13,12 +13,11 @@ use crate::memory::pool::Pool;
 use crate::memory::serve::{SegmentGuard, on_segment};
 use crate::sync::{lock, take_last};
 
-/// A callback that is registered, after the pool that it is told of.
+/// The pool, the callback that is called for its segments, and the guard that keeps it registered.
 type PoolCallback = (Weak<Pool>, Callback<Observer>, SegmentGuard);
 
 static REGISTERED: Mutex<Vec<PoolCallback>> = Mutex::new(Vec::new());
 
-/// Tells the function of the pool's segments from now on, and of those that are there.
 pub(in super::super) unsafe extern "C" fn pool_add_segment_callback(
     pool: *mut PoolHandle,
     function: Option<Observer>,
@@ -27,7 +26,7 @@ pub(in super::super) unsafe extern "C" fn pool_add_segment_callback(
     run(|| {
         let pool = pool_of(pool)?;
         let callback = Callback::new(function, context)?;
-        let guard = on_segment(&pool, Box::new(move |event| callback.tell(&Event::from(event))))?;
+        let guard = on_segment(&pool, Box::new(move |event| callback.call(&Event::from(event))))?;
         let added = (Arc::downgrade(&pool), callback, guard);
         let gone: Vec<_> = {
             let mut registered = lock(&REGISTERED);
@@ -40,7 +39,6 @@ pub(in super::super) unsafe extern "C" fn pool_add_segment_callback(
     })
 }
 
-/// Tells the function no more, with this context.
 pub(in super::super) unsafe extern "C" fn pool_remove_segment_callback(
     pool: *mut PoolHandle,
     function: Option<Observer>,
@@ -49,13 +47,13 @@ pub(in super::super) unsafe extern "C" fn pool_remove_segment_callback(
     run(|| {
         let pool = pool_of(pool)?;
         let meant = Callback::new(function, context)?;
-        // Its guard ends outside the lock.
+        // The guard is dropped outside the lock.
         let removed = take_last(&mut lock(&REGISTERED), |(of, callback, _)| {
             *callback == meant && of.as_ptr() == Arc::as_ptr(&pool)
         });
         removed.map(drop).ok_or_else(|| {
             Error::invalid_value(format!(
-                "no such callback is told of the segments of pool {}; give the function and the context that were added",
+                "no such callback is registered for pool {}; give the function and the context that were added",
                 pool.label()
             ))
         })

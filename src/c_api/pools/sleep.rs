@@ -21,31 +21,26 @@ fn backup_of(number: c_int) -> Result<Backup> {
     }
 }
 
-/// Puts a pool to sleep.
 pub(in super::super) unsafe extern "C" fn pool_sleep(pool: *mut PoolHandle, backup: c_int, bytes: *mut u64) -> c_int {
     // SAFETY: the caller passes a place for a number, or null.
     unsafe { count(bytes, || sleep::sleep_pool(&pool_of(pool)?, backup_of(backup)?)) }
 }
 
-/// Wakes a pool.
 pub(in super::super) unsafe extern "C" fn pool_wake(pool: *mut PoolHandle, bytes: *mut u64) -> c_int {
     // SAFETY: the caller passes a place for a number, or null.
     unsafe { count(bytes, || sleep::wake_pool(&pool_of(pool)?)) }
 }
 
-/// Says whether a pool is asleep.
 pub(in super::super) unsafe extern "C" fn pool_is_asleep(pool: *const PoolHandle, is_asleep: *mut c_int) -> c_int {
     // SAFETY: the caller passes a place for an int, or null.
     unsafe { answer(is_asleep, "is_asleep", || Ok(pool_of(pool)?.sleep.is_asleep().into())) }
 }
 
-/// Puts all memory of a device to sleep.
 pub(in super::super) unsafe extern "C" fn sleep_device(device: c_int, backup: c_int, bytes: *mut u64) -> c_int {
     // SAFETY: the caller passes a place for a number, or null.
     unsafe { count(bytes, || crate::sleep(device_of(device)?, backup_of(backup)?)) }
 }
 
-/// Wakes all memory of a device.
 pub(in super::super) unsafe extern "C" fn wake_device(device: c_int, bytes: *mut u64) -> c_int {
     // SAFETY: the caller passes a place for a number, or null.
     unsafe { count(bytes, || sleep::wake(device_of(device)?)) }

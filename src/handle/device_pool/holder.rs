@@ -1,4 +1,4 @@
-//! Who holds a handle: a thread, by its `gettid`, in its window or by a lease.
+//! The holder of a handle: a thread, by its `gettid`, in its window or by a lease.
 
 use std::fmt;
 

@@ -1,7 +1,6 @@
-//! The idle queue: who gets an idle handle, and who waits for one. While no request waits, a handle changes hands
-//! through a thread's own slot, whose lock no other thread wants. While one does, one lock keeps the order: first come,
-//! first served. The queue knows of handles only that they are shared, so that every interleaving can be tried with
-//! numbers.
+//! The idle queue: idle handles, and the requests that wait for one. While no request waits, a handle is put into and taken
+//! from a thread's own slot, whose lock no other thread wants. While one does, one lock keeps the order: first come, first
+//! served. The queue knows of handles only that they are shared, so that every interleaving can be tried with numbers.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -27,8 +26,8 @@ struct IdleSlot<T> {
 #[derive(Debug)]
 struct SlotContent<T> {
     item: Option<Arc<T>>,
-    /// Whether a handle was given back here since a request last looked for an inactive slot: the slot's thread is at
-    /// work, and will want its handle again.
+    /// Whether a handle was returned here since a request last looked for an inactive slot: the slot's thread probably
+    /// requests its handle again.
     is_active: bool,
 }
 
@@ -485,7 +484,7 @@ mod models {
     }
 
     #[test]
-    fn room_that_is_left_goes_to_who_waits() {
+    fn room_that_is_left_goes_to_the_request_that_waits() {
         loom::model(|| {
             let queue = LoomArc::new(IdleQueue::<AtomicUsize>::default());
             queue.set_limit(Some(1));

@@ -1,6 +1,5 @@
 //! What ends a wait early, such as Ctrl-C in Python. Nothing here knows signals: the caller of a wait gives a check.
 
-use std::fmt;
 use std::time::{Duration, Instant};
 
 /// How often a wait runs the check: often enough for a person, rarely enough to cost nothing. In a model no time
@@ -13,12 +12,6 @@ pub(crate) struct Interruption<'a>(Option<&'a mut (dyn FnMut() -> bool + Send)>)
 
 #[derive(Debug)]
 pub(in crate::handle) struct Interrupted;
-
-impl fmt::Debug for Interruption<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Interruption").field(&self.0.is_some()).finish()
-    }
-}
 
 impl<'a> Interruption<'a> {
     /// Makes an interruption that comes once this returns true.

@@ -1,5 +1,5 @@
-//! A pool's handles on one device: who may have which, and the table of all of them. Each method locks for a few list
-//! operations, except that a request may wait its turn; none calls a library or a driver.
+//! A pool's handles on one device: the queue of idle ones, and the table of all. Each method locks for a few list operations,
+//! except that a request may wait its turn; none calls a library or a driver.
 
 mod holder;
 mod idle_queue;
@@ -70,7 +70,7 @@ struct HandleTable {
     /// What all existing handles took, and its peak.
     device_bytes: u64,
     peak_device_bytes: u64,
-    /// Handles counted as in use in this round, and the places that those which are gone have left.
+    /// Handles counted as in use in this round, and how many of them have been destroyed or retired since.
     peak_in_use: u64,
     vacated: u64,
 }
@@ -82,7 +82,7 @@ impl HandleTable {
             return;
         }
         pooled.note_counted(round);
-        // It takes the place of one that is gone.
+        // It replaces one that was destroyed or retired.
         match self.vacated.checked_sub(1) {
             Some(left) => self.vacated = left,
             None => self.peak_in_use += 1,
@@ -96,7 +96,7 @@ impl HandleTable {
 
 impl DevicePool {
     fn table(&self) -> MutexGuard<'_, HandleTable> {
-        // A panic cannot leave the lists half changed: nothing under this lock can panic but for want of memory.
+        // A panic cannot leave the lists half changed: under this lock only an allocation can fail.
         lock(&self.table)
     }
 
@@ -289,7 +289,7 @@ impl DevicePool {
         self.table().created > 0
     }
 
-    /// Returns who holds the handles that are held.
+    /// Returns the holders of all handles that are held.
     pub(super) fn holders(&self) -> Vec<Holder> {
         let holders: Vec<_> = self.table().all.iter().filter_map(|pooled| pooled.holder()).collect();
         holders.into_iter().map(Holder::named).collect()

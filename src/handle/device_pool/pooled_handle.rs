@@ -1,4 +1,4 @@
-//! A handle of a pool, and what the pool knows of it.
+//! A handle of a pool, with its state.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
@@ -7,9 +7,8 @@ use crate::ids::RawStream;
 use crate::library::RawHandle;
 use crate::runtime::Stream;
 
-/// A handle, and what its pool knows of it. Only its holder writes to it, so plain stores suffice; others read the
-/// counters for statistics. Alone in its cache lines, so that threads with different handles do not slow each other
-/// down.
+/// A handle with its state. Only its holder writes to it, so plain stores suffice; others read the counters for statistics.
+/// Alone in its cache lines, so that threads with different handles do not slow each other down.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct PooledHandle {
@@ -97,7 +96,7 @@ impl PooledHandle {
         self.holder.store(holder, Ordering::Relaxed);
     }
 
-    /// Returns who holds the handle; none while it is idle.
+    /// Returns the handle's holder; none while it is idle.
     pub(in crate::handle) fn holder(&self) -> Option<Holder> {
         Holder::from_bits(self.holder.load(Ordering::Relaxed))
     }

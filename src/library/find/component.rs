@@ -8,7 +8,6 @@ use crate::runtime::Kind;
 pub(in crate::library) struct Component {
     /// The name in errors and, in capitals, in `GPUPOOL_<NAME>_PATH`.
     pub(in crate::library) name: &'static str,
-    /// The platform it is for.
     pub(in crate::library) platform: Kind,
     /// One for each major version of CUDA, newest first.
     pub(in crate::library) variants: &'static [Variant],
@@ -30,6 +29,15 @@ pub(in crate::library) struct Variant {
 }
 
 impl Variant {
+    pub(in crate::library) const fn of_cuda(
+        cuda: u32,
+        sonames: &'static [&'static str],
+        folders: &'static [&'static str],
+        package: &'static str,
+    ) -> Self {
+        Self { cuda: Some(cuda), sonames, folders, package }
+    }
+
     /// Returns the one build of a library of ROCm's, which AMD's wheels bring, and PyTorch's own.
     pub(in crate::library) const fn of_rocm(sonames: &'static [&'static str]) -> Self {
         Self {
@@ -46,18 +54,8 @@ pub(in crate::library) static NVJITLINK: Component = Component {
     name: "nvjitlink",
     platform: Kind::Cuda,
     variants: &[
-        Variant {
-            cuda: Some(13),
-            sonames: &["libnvJitLink.so.13"],
-            folders: &["nvidia/cu13/lib"],
-            package: "nvidia-nvjitlink",
-        },
-        Variant {
-            cuda: Some(12),
-            sonames: &["libnvJitLink.so.12"],
-            folders: &["nvidia/nvjitlink/lib"],
-            package: "nvidia-nvjitlink-cu12",
-        },
+        Variant::of_cuda(13, &["libnvJitLink.so.13"], &["nvidia/cu13/lib"], "nvidia-nvjitlink"),
+        Variant::of_cuda(12, &["libnvJitLink.so.12"], &["nvidia/nvjitlink/lib"], "nvidia-nvjitlink-cu12"),
     ],
     needs: &[],
 };
@@ -67,18 +65,8 @@ pub(in crate::library) static NVRTC: Component = Component {
     name: "nvrtc",
     platform: Kind::Cuda,
     variants: &[
-        Variant {
-            cuda: Some(13),
-            sonames: &["libnvrtc.so.13"],
-            folders: &["nvidia/cu13/lib"],
-            package: "nvidia-cuda-nvrtc",
-        },
-        Variant {
-            cuda: Some(12),
-            sonames: &["libnvrtc.so.12"],
-            folders: &["nvidia/cuda_nvrtc/lib"],
-            package: "nvidia-cuda-nvrtc-cu12",
-        },
+        Variant::of_cuda(13, &["libnvrtc.so.13"], &["nvidia/cu13/lib"], "nvidia-cuda-nvrtc"),
+        Variant::of_cuda(12, &["libnvrtc.so.12"], &["nvidia/cuda_nvrtc/lib"], "nvidia-cuda-nvrtc-cu12"),
     ],
     needs: &[],
 };

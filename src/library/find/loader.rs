@@ -25,7 +25,7 @@ pub(in crate::library) struct Loaded {
     library: Library,
     path: PathBuf,
     origin: Origin,
-    /// The major version of CUDA it was built for, where its name or folder tells.
+    /// The major version of CUDA it was built for, if its name or folder shows that.
     cuda: Option<u32>,
 }
 
@@ -45,7 +45,7 @@ impl Loaded {
     /// Returns the function of this name, one of those that [`load`] asked for.
     ///
     /// # Errors
-    /// `ErrorKind::InternalError` if the library lacks it: then it was to be refused.
+    /// `ErrorKind::InternalError` if the library lacks it: [`load`] should have refused it.
     ///
     /// # Safety
     /// `F` is its prototype, and the result is not used after the library is gone (it is kept in a static).
@@ -126,7 +126,7 @@ impl Search<'_> {
         for variant in component.variants {
             for soname in variant.sonames {
                 if let Some(library) = already_loaded(soname) {
-                    // Not another copy, whatever this one lacks: two in a process would be worse.
+                    // Even if this copy lacks a symbol: two copies in a process would be worse.
                     return self.accept(component, library, Path::new(soname), Origin::Process);
                 }
             }
@@ -149,7 +149,7 @@ impl Search<'_> {
         None
     }
 
-    /// Finds the library at the place that the user named; no other is looked at.
+    /// Finds the library at the place that the user named, and nowhere else.
     fn find_override(&mut self, component: &'static Component, wanted: &Path) -> Option<Loaded> {
         let sonames = component.variants.iter().flat_map(|variant| variant.sonames);
         let files: Vec<PathBuf> =
@@ -271,7 +271,7 @@ fn cuda_installed(component: &Component) -> Option<u32> {
     found.all(|other| other == cuda).then_some(cuda)
 }
 
-/// Returns the major version of CUDA that a file is built for, where its folder or name tells.
+/// Returns the major version of CUDA that a file is built for, if its folder or name shows that.
 fn cuda_of(component: &Component, file: &Path) -> Option<u32> {
     let text = file.to_string_lossy();
     let name = file.file_name()?.to_string_lossy().into_owned();
@@ -281,7 +281,7 @@ fn cuda_of(component: &Component, file: &Path) -> Option<u32> {
     by_folder.or_else(|| by_name.next().filter(|_| by_name.next().is_none())).and_then(|variant| variant.cuda)
 }
 
-/// What [`preload`] loaded and from where: it is no other code's, though it is there when it is asked for itself.
+/// The files that [`preload`] loaded, and from where. Without this they would count as loaded by other code.
 static PRELOADED: Mutex<Vec<(PathBuf, Origin)>> = Mutex::new(Vec::new());
 
 fn preloaded_from(path: &Path) -> Option<Origin> {

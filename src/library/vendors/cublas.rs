@@ -16,18 +16,8 @@ pub(super) static COMPONENT: Component = Component {
     name: "cublas",
     platform: Kind::Cuda,
     variants: &[
-        Variant {
-            cuda: Some(13),
-            sonames: &["libcublas.so.13"],
-            folders: &["nvidia/cu13/lib"],
-            package: "nvidia-cublas",
-        },
-        Variant {
-            cuda: Some(12),
-            sonames: &["libcublas.so.12"],
-            folders: &["nvidia/cublas/lib"],
-            package: "nvidia-cublas-cu12",
-        },
+        Variant::of_cuda(13, &["libcublas.so.13"], &["nvidia/cu13/lib"], "nvidia-cublas"),
+        Variant::of_cuda(12, &["libcublas.so.12"], &["nvidia/cublas/lib"], "nvidia-cublas-cu12"),
     ],
     needs: &[&cublaslt::COMPONENT],
 };
@@ -62,11 +52,7 @@ fn configured_bytes(config: &str) -> Option<u64> {
 
 /// cuBLAS.
 pub static CUBLAS: Vendor = Vendor::new(Description {
-    component: &COMPONENT,
-    create: c"cublasCreate_v2",
-    destroy: c"cublasDestroy_v2",
     set_stream: Some(c"cublasSetStream_v2"),
-    set_stream_uses_context: false,
     get_stream: Some(c"cublasGetStream_v2"),
     // Of cublas_api.h up to 13.10. What `cublasCreate` sets: pointers on the host, no atomics, the default math, all
     // multiprocessors, and of emulation the defaults, which leave it to the user's environment variables.
@@ -101,17 +87,13 @@ pub static CUBLAS: Vendor = Vendor::new(Description {
         // An address that products write to.
         Reset::null(c"cublasSetFixedPointEmulationMantissaBitCountPointer"),
     ],
-    set_memory: None,
     workspace: Some(WorkspaceCall { set: c"cublasSetWorkspace_v2", bytes: workspace_bytes, all: &WORKSPACES }),
     keeps_scratch: false,
     version: VersionCall::Property(c"cublasGetProperty"),
     status_names: StatusNames::Function(c"cublasGetStatusName"),
-    last_error: None,
-    not_initialized: &[1],
     out_of_memory: &[3],
-    leaves_unfinished_since: None,
     handle_bytes: 64 << 20,
-    synchronizes_on_destroy: true,
+    ..Description::of(&COMPONENT, c"cublasCreate_v2", c"cublasDestroy_v2")
 });
 
 #[cfg(test)]

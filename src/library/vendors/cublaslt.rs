@@ -10,44 +10,22 @@ pub(super) static COMPONENT: Component = Component {
     name: "cublaslt",
     platform: Kind::Cuda,
     variants: &[
-        Variant {
-            cuda: Some(13),
-            sonames: &["libcublasLt.so.13"],
-            folders: &["nvidia/cu13/lib"],
-            package: "nvidia-cublas",
-        },
-        Variant {
-            cuda: Some(12),
-            sonames: &["libcublasLt.so.12"],
-            folders: &["nvidia/cublas/lib"],
-            package: "nvidia-cublas-cu12",
-        },
+        Variant::of_cuda(13, &["libcublasLt.so.13"], &["nvidia/cu13/lib"], "nvidia-cublas"),
+        Variant::of_cuda(12, &["libcublasLt.so.12"], &["nvidia/cublas/lib"], "nvidia-cublas-cu12"),
     ],
     needs: &[],
 };
 
 /// cuBLASLt.
 pub static CUBLASLT: Vendor = Vendor::new(Description {
-    component: &COMPONENT,
-    create: c"cublasLtCreate",
-    destroy: c"cublasLtDestroy",
-    set_stream: None,
-    set_stream_uses_context: false,
-    get_stream: None,
     // Of cublasLt.h up to 13.10: no function changes a handle, whose products take all by descriptors, emulation too.
     // cublasLtHeuristicsCacheSetCapacity, cublasLtDisableCpuInstructionsSetMask, cublasLtLoggerSetCallback,
     // cublasLtLoggerSetFile, cublasLtLoggerOpenFile, cublasLtLoggerSetLevel, cublasLtLoggerSetMask and
     // cublasLtLoggerForceDisable are the process's.
     resets: &[],
-    set_memory: None,
-    workspace: None,
     keeps_scratch: false,
     version: VersionCall::Property(c"cublasLtGetProperty"),
     status_names: StatusNames::Function(c"cublasLtGetStatusName"),
-    last_error: None,
-    not_initialized: &[1],
     out_of_memory: &[3],
-    leaves_unfinished_since: None,
-    handle_bytes: 0,
-    synchronizes_on_destroy: true,
+    ..Description::of(&COMPONENT, c"cublasLtCreate", c"cublasLtDestroy")
 });

@@ -11,35 +11,20 @@ static COMPONENT: Component = Component {
     name: "cudnn",
     platform: Kind::Cuda,
     variants: &[
-        Variant {
-            cuda: Some(13),
-            sonames: &["libcudnn.so.9"],
-            folders: &["nvidia/cudnn/lib", "nvidia/cudnn_jit/lib"],
-            package: "nvidia-cudnn-cu13",
-        },
-        Variant {
-            cuda: Some(12),
-            sonames: &["libcudnn.so.9"],
-            folders: &["nvidia/cudnn/lib", "nvidia/cudnn_jit/lib"],
-            package: "nvidia-cudnn-cu12",
-        },
+        Variant::of_cuda(13, &["libcudnn.so.9"], &["nvidia/cudnn/lib", "nvidia/cudnn_jit/lib"], "nvidia-cudnn-cu13"),
+        Variant::of_cuda(12, &["libcudnn.so.9"], &["nvidia/cudnn/lib", "nvidia/cudnn_jit/lib"], "nvidia-cudnn-cu12"),
     ],
     needs: &[&cublaslt::COMPONENT, &cublas::COMPONENT],
 };
 
 /// cuDNN, version 9.
 pub static CUDNN: Vendor = Vendor::new(Description {
-    component: &COMPONENT,
-    create: c"cudnnCreate",
-    destroy: c"cudnnDestroy",
     set_stream: Some(c"cudnnSetStream"),
     set_stream_uses_context: true,
     get_stream: Some(c"cudnnGetStream"),
     // Of cudnn.h up to 9.27: cudnnSetStream alone changes a handle, and every request sets the stream; cudnnSetTensor and
     // cudnnSetDropoutDescriptor change what they name. cudnnSetCallback is the process's.
     resets: &[],
-    set_memory: None,
-    workspace: None,
     keeps_scratch: false,
     version: VersionCall::Number(c"cudnnGetVersion"),
     status_names: StatusNames::Function(c"cudnnGetErrorString"),
@@ -47,7 +32,7 @@ pub static CUDNN: Vendor = Vendor::new(Description {
     not_initialized: &[1001],
     // Host and device allocation failed; cuDNN 9 counts both as internal errors.
     out_of_memory: &[4003, 4004],
-    leaves_unfinished_since: None,
     handle_bytes: 9 << 20,
     synchronizes_on_destroy: false,
+    ..Description::of(&COMPONENT, c"cudnnCreate", c"cudnnDestroy")
 });

@@ -1,4 +1,4 @@
-//! cuDSS: <https://docs.nvidia.com/cuda/cudss/>. It has no call that tells a handle's stream, nor the name of a status.
+//! cuDSS: <https://docs.nvidia.com/cuda/cudss/>. It has no call that returns a handle's stream, nor the name of a status.
 
 use super::{cublas, cublaslt};
 use crate::library::description::{Description, HandlerCalls, Reset, StatusNames, VersionCall};
@@ -10,30 +10,15 @@ static COMPONENT: Component = Component {
     name: "cudss",
     platform: Kind::Cuda,
     variants: &[
-        Variant {
-            cuda: Some(13),
-            sonames: &["libcudss.so.1", "libcudss.so.0"],
-            folders: &["nvidia/cu13/lib"],
-            package: "nvidia-cudss-cu13",
-        },
-        Variant {
-            cuda: Some(12),
-            sonames: &["libcudss.so.1", "libcudss.so.0"],
-            folders: &["nvidia/cu12/lib"],
-            package: "nvidia-cudss-cu12",
-        },
+        Variant::of_cuda(13, &["libcudss.so.1", "libcudss.so.0"], &["nvidia/cu13/lib"], "nvidia-cudss-cu13"),
+        Variant::of_cuda(12, &["libcudss.so.1", "libcudss.so.0"], &["nvidia/cu12/lib"], "nvidia-cudss-cu12"),
     ],
     needs: &[&cublaslt::COMPONENT, &cublas::COMPONENT, &NVRTC],
 };
 
 /// cuDSS.
 pub static CUDSS: Vendor = Vendor::new(Description {
-    component: &COMPONENT,
-    create: c"cudssCreate",
-    destroy: c"cudssDestroy",
     set_stream: Some(c"cudssSetStream"),
-    set_stream_uses_context: false,
-    get_stream: None,
     // Of cudss.h up to 1.0; 0.7 has none of them.
     //
     // Not here: cudssSetThreadingLayer and cudssSetCommLayer, which have no way back, so that handles that got a layer are
@@ -45,7 +30,6 @@ pub static CUDSS: Vendor = Vendor::new(Description {
         Reset::null(c"cudssSetJitCacheDir"),
     ],
     set_memory: Some(HandlerCalls { set: c"cudssSetDeviceMemHandler", get: c"cudssGetDeviceMemHandler" }),
-    workspace: None,
     keeps_scratch: false,
     version: VersionCall::Property(c"cudssGetProperty"),
     status_names: StatusNames::Table(&[
@@ -57,10 +41,7 @@ pub static CUDSS: Vendor = Vendor::new(Description {
         (6, "CUDSS_STATUS_INTERNAL_ERROR"),
         (7, "CUDSS_STATUS_IR_FAILED"),
     ]),
-    last_error: None,
-    not_initialized: &[1],
-    out_of_memory: &[2],
     leaves_unfinished_since: Some((1, 0, 0)),
     handle_bytes: 64 << 20,
-    synchronizes_on_destroy: true,
+    ..Description::of(&COMPONENT, c"cudssCreate", c"cudssDestroy")
 });

@@ -10,29 +10,15 @@ static COMPONENT: Component = Component {
     name: "cusolver",
     platform: Kind::Cuda,
     variants: &[
-        Variant {
-            cuda: Some(13),
-            sonames: &["libcusolver.so.12"],
-            folders: &["nvidia/cu13/lib"],
-            package: "nvidia-cusolver",
-        },
-        Variant {
-            cuda: Some(12),
-            sonames: &["libcusolver.so.11"],
-            folders: &["nvidia/cusolver/lib"],
-            package: "nvidia-cusolver-cu12",
-        },
+        Variant::of_cuda(13, &["libcusolver.so.12"], &["nvidia/cu13/lib"], "nvidia-cusolver"),
+        Variant::of_cuda(12, &["libcusolver.so.11"], &["nvidia/cusolver/lib"], "nvidia-cusolver-cu12"),
     ],
     needs: &[&cublaslt::COMPONENT, &cublas::COMPONENT, &NVJITLINK, &cusparse::COMPONENT],
 };
 
 /// cuSOLVER's dense part.
 pub static CUSOLVER: Vendor = Vendor::new(Description {
-    component: &COMPONENT,
-    create: c"cusolverDnCreate",
-    destroy: c"cusolverDnDestroy",
     set_stream: Some(c"cusolverDnSetStream"),
-    set_stream_uses_context: false,
     get_stream: Some(c"cusolverDnGetStream"),
     // Of cusolverDn.h up to 12.4, as a new handle has it. A call that asks takes 2 ns, one that sets 6 to 7, for it sets the
     // handle's own handle of cuBLAS too.
@@ -68,8 +54,6 @@ pub static CUSOLVER: Vendor = Vendor::new(Description {
             0,
         ),
     ],
-    set_memory: None,
-    workspace: None,
     keeps_scratch: false,
     version: VersionCall::Property(c"cusolverGetProperty"),
     status_names: StatusNames::Table(&[
@@ -83,10 +67,6 @@ pub static CUSOLVER: Vendor = Vendor::new(Description {
         (8, "CUSOLVER_STATUS_MATRIX_TYPE_NOT_SUPPORTED"),
         (9, "CUSOLVER_STATUS_NOT_SUPPORTED"),
     ]),
-    last_error: None,
-    not_initialized: &[1],
-    out_of_memory: &[2],
-    leaves_unfinished_since: None,
     handle_bytes: 96 << 20,
-    synchronizes_on_destroy: true,
+    ..Description::of(&COMPONENT, c"cusolverDnCreate", c"cusolverDnDestroy")
 });

@@ -9,30 +9,15 @@ pub(super) static COMPONENT: Component = Component {
     name: "cusparse",
     platform: Kind::Cuda,
     variants: &[
-        Variant {
-            cuda: Some(13),
-            sonames: &["libcusparse.so.12"],
-            folders: &["nvidia/cu13/lib"],
-            package: "nvidia-cusparse",
-        },
-        Variant {
-            cuda: Some(12),
-            sonames: &["libcusparse.so.12"],
-            folders: &["nvidia/cusparse/lib"],
-            package: "nvidia-cusparse-cu12",
-        },
+        Variant::of_cuda(13, &["libcusparse.so.12"], &["nvidia/cu13/lib"], "nvidia-cusparse"),
+        Variant::of_cuda(12, &["libcusparse.so.12"], &["nvidia/cusparse/lib"], "nvidia-cusparse-cu12"),
     ],
     needs: &[&NVJITLINK],
 };
 
 /// cuSPARSE.
 pub static CUSPARSE: Vendor = Vendor::new(Description {
-    component: &COMPONENT,
-    create: c"cusparseCreate",
-    destroy: c"cusparseDestroy",
     set_stream: Some(c"cusparseSetStream"),
-    set_stream_uses_context: false,
-    get_stream: None,
     // Of cusparse.h up to 12.9: pointers on the host, as `cusparseCreate` sets it. A call that sets costs what one that asks
     // does, 10 ns.
     //
@@ -40,15 +25,10 @@ pub static CUSPARSE: Vendor = Vendor::new(Description {
     // cusparseLoggerOpenFile, cusparseLoggerSetLevel, cusparseLoggerSetMask and cusparseLoggerForceDisable, which are the
     // process's.
     resets: &[Reset::new(c"cusparseSetPointerMode", 0)],
-    set_memory: None,
-    workspace: None,
     keeps_scratch: false,
     version: VersionCall::Property(c"cusparseGetProperty"),
     status_names: StatusNames::Function(c"cusparseGetErrorName"),
-    last_error: None,
-    not_initialized: &[1],
     out_of_memory: &[2, 11],
-    leaves_unfinished_since: None,
-    handle_bytes: 0,
     synchronizes_on_destroy: false,
+    ..Description::of(&COMPONENT, c"cusparseCreate", c"cusparseDestroy")
 });

@@ -1,5 +1,5 @@
 //! hipBLAS: <https://rocm.docs.amd.com/projects/hipBLAS/>. Its handles are rocBLAS's, which have 32 or 128 MiB of scratch
-//! memory for one stream at a time: rocBLAS's guide tells users to wait before they set another. Setting a stream asks
+//! memory for one stream at a time: rocBLAS's guide asks users to wait before they set another. Setting a stream asks
 //! HIP about it, so the handle is asked first.
 //!
 //! That memory grows with what a call needs. A workspace that was given (`hipblasSetWorkspace`, since ROCm 7) does not, and
@@ -7,7 +7,7 @@
 //! on one stream, and rocBLAS's variable ROCBLAS_DEVICE_MEMORY_SIZE sizes what it has. No GPU of AMD's was at hand to measure
 //! on: where something is not known, the safe value stands.
 
-use crate::library::description::{Description, Reset, StatusNames, VersionCall};
+use crate::library::description::{Description, Reset, StatusNames};
 use crate::library::find::{Component, Variant};
 use crate::library::vendor::Vendor;
 use crate::runtime::Kind;
@@ -15,18 +15,14 @@ use crate::runtime::Kind;
 static COMPONENT: Component = Component {
     name: "hipblas",
     platform: Kind::Hip,
-    // ROCm 7, 6 and 5. What is called here is the same in all, as in PyTorch's copy, whose name tells no version.
+    // ROCm 7, 6 and 5. What is called here is the same in all, as in PyTorch's copy, whose name has no version.
     variants: &[Variant::of_rocm(&["libhipblas.so.3", "libhipblas.so.2", "libhipblas.so.1", "libhipblas.so"])],
     needs: &[],
 };
 
 /// hipBLAS.
 pub static HIPBLAS: Vendor = Vendor::new(Description {
-    component: &COMPONENT,
-    create: c"hipblasCreate",
-    destroy: c"hipblasDestroy",
     set_stream: Some(c"hipblasSetStream"),
-    set_stream_uses_context: false,
     get_stream: Some(c"hipblasGetStream"),
     // Of hipblas.h of ROCm 5.6 to 7, as `hipblasCreate` sets it: pointers on the host, the default math, rocBLAS's own memory.
     //
@@ -38,22 +34,14 @@ pub static HIPBLAS: Vendor = Vendor::new(Description {
         Reset::new(c"hipblasSetMathMode", 0),
         // Allowed up to ROCm 6, not since ROCm 7, unless ROCBLAS_DEFAULT_ATOMICS_MODE says otherwise.
         Reset::as_new(c"hipblasSetAtomicsMode", c"hipblasGetAtomicsMode"),
-        // Since ROCm 7. hipBLAS does not tell what is set, but rocBLAS, which it brings with it.
+        // Since ROCm 7. hipBLAS has no function that reads the setting; rocBLAS, which it brings with it, has.
         Reset::own_workspace(
             c"hipblasSetWorkspace",
             &[c"rocblas_is_managing_device_memory", c"rocblas_is_user_managing_device_memory"],
         ),
     ],
-    set_memory: None,
-    workspace: None,
-    keeps_scratch: true,
-    version: VersionCall::None,
     status_names: StatusNames::Function(c"hipblasStatusToString"),
-    last_error: None,
-    not_initialized: &[1],
-    out_of_memory: &[2],
-    leaves_unfinished_since: None,
-    handle_bytes: 0,
     // `rocblas_destroy_handle` frees device memory.
     synchronizes_on_destroy: true,
+    ..Description::of(&COMPONENT, c"hipblasCreate", c"hipblasDestroy")
 });

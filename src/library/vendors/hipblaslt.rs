@@ -10,26 +10,17 @@ use crate::runtime::Kind;
 static COMPONENT: Component = Component {
     name: "hipblaslt",
     platform: Kind::Hip,
-    // ROCm 7, and 5 and 6. What is called here is the same in both, as in PyTorch's copy, whose name tells no version.
+    // ROCm 7, and 5 and 6. What is called here is the same in both, as in PyTorch's copy, whose name has no version.
     variants: &[Variant::of_rocm(&["libhipblaslt.so.1", "libhipblaslt.so.0", "libhipblaslt.so"])],
     needs: &[],
 };
 
 /// hipBLASLt.
 pub static HIPBLASLT: Vendor = Vendor::new(Description {
-    component: &COMPONENT,
-    create: c"hipblasLtCreate",
-    destroy: c"hipblasLtDestroy",
-    set_stream: None,
-    set_stream_uses_context: false,
-    get_stream: None,
     // Of hipblaslt.h, as `hipblasLtCreate` sets it; ROCm 6 has neither. Products take the rest by descriptors.
     resets: &[Reset::new(c"hipblasLtSetSmCountTarget", 0), Reset::new(c"hipblasLtSetUniformSummationOrder", 0)],
-    set_memory: None,
-    workspace: None,
-    keeps_scratch: true,
     version: VersionCall::OfHandle(c"hipblasLtGetVersion"),
-    // `hipblasStatus_t`, whose names hipBLAS alone can tell.
+    // `hipblasStatus_t`, whose names hipBLAS alone returns.
     status_names: StatusNames::Table(&[
         (1, "HIPBLAS_STATUS_NOT_INITIALIZED"),
         (2, "HIPBLAS_STATUS_ALLOC_FAILED"),
@@ -43,11 +34,7 @@ pub static HIPBLASLT: Vendor = Vendor::new(Description {
         (10, "HIPBLAS_STATUS_INVALID_ENUM"),
         (11, "HIPBLAS_STATUS_UNKNOWN"),
     ]),
-    last_error: None,
-    not_initialized: &[1],
-    out_of_memory: &[2],
-    leaves_unfinished_since: None,
-    handle_bytes: 0,
     // hipblaslt.h says so.
     synchronizes_on_destroy: true,
+    ..Description::of(&COMPONENT, c"hipblasLtCreate", c"hipblasLtDestroy")
 });

@@ -1,7 +1,7 @@
 //! hipSOLVER's dense part: <https://rocm.docs.amd.com/projects/hipSOLVER/>. Its handles are rocBLAS's, with all that the
 //! head of `hipblas.rs` says of them. No GPU of AMD's was at hand to measure on.
 
-use crate::library::description::{Description, Reset, StatusNames, VersionCall};
+use crate::library::description::{Description, Reset, StatusNames};
 use crate::library::find::{Component, Variant};
 use crate::library::vendor::Vendor;
 use crate::runtime::Kind;
@@ -9,18 +9,14 @@ use crate::runtime::Kind;
 static COMPONENT: Component = Component {
     name: "hipsolver",
     platform: Kind::Hip,
-    // ROCm 7, and 5 and 6. What is called here is the same in both, as in PyTorch's copy, whose name tells no version.
+    // ROCm 7, and 5 and 6. What is called here is the same in both, as in PyTorch's copy, whose name has no version.
     variants: &[Variant::of_rocm(&["libhipsolver.so.1", "libhipsolver.so.0", "libhipsolver.so"])],
     needs: &[],
 };
 
 /// hipSOLVER's dense part.
 pub static HIPSOLVER: Vendor = Vendor::new(Description {
-    component: &COMPONENT,
-    create: c"hipsolverCreate",
-    destroy: c"hipsolverDestroy",
     set_stream: Some(c"hipsolverSetStream"),
-    set_stream_uses_context: false,
     get_stream: Some(c"hipsolverGetStream"),
     // Of hipsolver-functions.h.
     //
@@ -33,10 +29,6 @@ pub static HIPSOLVER: Vendor = Vendor::new(Description {
         // Since ROCm 6.3. It is rocBLAS's atomics mode, whose default depends on the version.
         Reset::as_new(c"hipsolverSetDeterministicMode", c"hipsolverGetDeterministicMode"),
     ],
-    set_memory: None,
-    workspace: None,
-    keeps_scratch: true,
-    version: VersionCall::None,
     status_names: StatusNames::Table(&[
         (1, "HIPSOLVER_STATUS_NOT_INITIALIZED"),
         (2, "HIPSOLVER_STATUS_ALLOC_FAILED"),
@@ -52,11 +44,7 @@ pub static HIPSOLVER: Vendor = Vendor::new(Description {
         (12, "HIPSOLVER_STATUS_ZERO_PIVOT"),
         (13, "HIPSOLVER_STATUS_MATRIX_TYPE_NOT_SUPPORTED"),
     ]),
-    last_error: None,
-    not_initialized: &[1],
-    out_of_memory: &[2],
-    leaves_unfinished_since: None,
-    handle_bytes: 0,
     // `rocblas_destroy_handle` frees device memory.
     synchronizes_on_destroy: true,
+    ..Description::of(&COMPONENT, c"hipsolverCreate", c"hipsolverDestroy")
 });

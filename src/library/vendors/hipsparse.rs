@@ -9,28 +9,21 @@ use crate::runtime::Kind;
 static COMPONENT: Component = Component {
     name: "hipsparse",
     platform: Kind::Hip,
-    // ROCm 7, 6 and 5. What is called here is the same in all, as in PyTorch's copy, whose name tells no version.
+    // ROCm 7, 6 and 5. What is called here is the same in all, as in PyTorch's copy, whose name has no version.
     variants: &[Variant::of_rocm(&["libhipsparse.so.4", "libhipsparse.so.1", "libhipsparse.so.0", "libhipsparse.so"])],
     needs: &[],
 };
 
 /// hipSPARSE.
 pub static HIPSPARSE: Vendor = Vendor::new(Description {
-    component: &COMPONENT,
-    create: c"hipsparseCreate",
-    destroy: c"hipsparseDestroy",
     set_stream: Some(c"hipsparseSetStream"),
-    set_stream_uses_context: false,
     get_stream: Some(c"hipsparseGetStream"),
     // Of hipsparse-auxiliary.h: pointers on the host, as `hipsparseCreate` sets it.
     //
     // Not here: hipsparseSetStream, as every request sets the stream; hipsparseSetMat*, which change what they name.
     resets: &[Reset::new(c"hipsparseSetPointerMode", 0)],
-    set_memory: None,
-    workspace: None,
-    keeps_scratch: true,
     version: VersionCall::OfHandle(c"hipsparseGetVersion"),
-    // `hipsparseGetErrorName` came with ROCm 6, and tells rocSPARSE's names.
+    // `hipsparseGetErrorName` came with ROCm 6, and returns rocSPARSE's names.
     status_names: StatusNames::Table(&[
         (1, "HIPSPARSE_STATUS_NOT_INITIALIZED"),
         (2, "HIPSPARSE_STATUS_ALLOC_FAILED"),
@@ -44,11 +37,8 @@ pub static HIPSPARSE: Vendor = Vendor::new(Description {
         (10, "HIPSPARSE_STATUS_NOT_SUPPORTED"),
         (11, "HIPSPARSE_STATUS_INSUFFICIENT_RESOURCES"),
     ]),
-    last_error: None,
-    not_initialized: &[1],
     out_of_memory: &[2, 11],
-    leaves_unfinished_since: None,
-    handle_bytes: 0,
     // `rocsparse_destroy_handle` frees device memory.
     synchronizes_on_destroy: true,
+    ..Description::of(&COMPONENT, c"hipsparseCreate", c"hipsparseDestroy")
 });

@@ -18,9 +18,6 @@ static COMPONENT: Component = Component {
 
 /// MIOpen.
 pub static MIOPEN: Vendor = Vendor::new(Description {
-    component: &COMPONENT,
-    create: c"miopenCreate",
-    destroy: c"miopenDestroy",
     set_stream: Some(c"miopenSetStream"),
     set_stream_uses_context: true,
     get_stream: Some(c"miopenGetStream"),
@@ -34,15 +31,9 @@ pub static MIOPEN: Vendor = Vendor::new(Description {
         Reset::new(c"miopenEnableProfiling", 0),
         Reset::new(c"miopenSetTuningPolicy", 1),
     ],
-    set_memory: None,
-    workspace: None,
     keeps_scratch: false,
     version: VersionCall::Three(c"miopenGetVersion"),
     status_names: StatusNames::Function(c"miopenGetErrorString"),
-    last_error: None,
-    not_initialized: &[1],
     out_of_memory: &[4],
-    leaves_unfinished_since: None,
-    handle_bytes: 0,
-    synchronizes_on_destroy: true,
+    ..Description::of(&COMPONENT, c"miopenCreate", c"miopenDestroy")
 });

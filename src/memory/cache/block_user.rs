@@ -101,7 +101,7 @@ impl BlockUser {
     }
 }
 
-/// Allows no new holders of a block, and returns who shares it.
+/// Allows no new holders of a block, and returns how it is shared.
 fn end_sharing(users: &[BlockUser]) -> Vec<Arc<Sharing>> {
     let shared: Vec<_> = users.iter().filter_map(BlockUser::sharing).cloned().collect();
     shared.iter().for_each(|sharing| sharing.end());

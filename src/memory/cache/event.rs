@@ -122,7 +122,7 @@ thread_local! {
     static OWN: OwnBuffer<MemoryEvent> = OwnBuffer::new(&RING);
 }
 
-/// Who receives an event.
+/// The receivers of an event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::memory) enum To {
     /// Only the recording: the observer was called before.

@@ -84,7 +84,6 @@ impl Known {
         self.places.get(&key).map(|&place| self.caches[place].1)
     }
 
-    /// Adds a cache, or replaces the one with this key.
     fn add(&mut self, key: CacheKey, cache: InService) {
         if let Some(&place) = self.places.get(&key) {
             self.caches[place].1 = cache;

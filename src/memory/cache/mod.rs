@@ -1,6 +1,6 @@
 //! What a pool has for each stream, and how threads share it.
 //!
-//! **Who owns what.** A [`DeviceCaches`] has a device's memory, its pools, and a table of caches, for the life of the
+//! **Ownership.** A [`DeviceCaches`] has a device's memory, its pools, and a table of caches, for the life of the
 //! process. A [`StreamCache`] serves one pool, stream and [`Role`](super::pool::Role) at a time, its numbered
 //! [`Service`]; pinned memory and a pool's lender of slabs have no stream. Its [`Heap`] has the pages with the cache's
 //! number and the slabs that it borrows from a lender, and cuts them into blocks: a small block is a slot of a slab, a
@@ -11,8 +11,8 @@
 //!
 //! **A request** is led to a cache by the thread's scopes and captures (`route`), most often to the one that served the
 //! thread last. There it locks the heap and takes a free block, without a driver call, unless a stream of other code
-//! must be identified. If another thread has the mutex, it leaves the request (`Requests`): who has that for a request
-//! or a free may serve it too, else the thread does once it has the lock. If nothing fits, it goes through the steps of
+//! must be identified. If another thread has the mutex, it leaves the request (`Requests`): a thread that has that for a
+//! request or a free may serve it too, else the thread does once it has the lock. If nothing fits, it goes through the steps of
 //! `serve/miss.rs`, which find free memory elsewhere (`serve/take`), add some (`serve/grow`), give some back or wait.
 //!
 //! **A free** (`serve/free.rs`) goes from the address to its page, and from there to the cache and the block
@@ -45,7 +45,7 @@
 //! **Locks**, from the outer to the inner: the lock for reading all heaps (`report/frozen.rs`); a heap; what its cache
 //! keeps beside it (service, uses, waiting blocks, recorded blocks), a device's free addresses and slab numbers; a
 //! device's list of pools; a pool's ledger. No driver call, callback or Python runs under any. A heap's service begins
-//! and ends under its lock: whoever found a cache compares the service's number there (`lock_in`, `is_in`), a free the
+//! and ends under its lock: a thread that found a cache compares the service's number there (`lock_in`, `is_in`), a free the
 //! number of the page's cache (`has_block_at`); each gives up if it is another one.
 //!
 //! **Orderings.** The heap's lock is cheap for its owner, the thread that came first (`OwnerLock`): it stores that it

@@ -23,7 +23,7 @@ impl Sharing {
         self.state.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_ok()
     }
 
-    /// As [`Sharing::hold`], for one who got the block from a holder: also if it was freed, while there is a holder.
+    /// As [`Sharing::hold`], for a process that got the block from a holder: also if it was freed, while there is a holder.
     pub(in crate::memory) fn hold_again(&self) -> bool {
         let more = |state: u64| (state & !FREED > 0).then_some(state + 1);
         self.state.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_ok()

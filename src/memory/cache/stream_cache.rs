@@ -1,7 +1,7 @@
 //! A cache: the memory of one pool and one stream. All threads cut blocks from it, so that each reuses what others
 //! free, and a program's peak does not depend on which thread asks. The first thread to use it locks it cheaply. The
 //! others lock a mutex, or, if that is taken, leave their request to the thread that has it. A cache whose service has
-//! ended serves another pool or stream: whoever found it compares the service's number under the heap's lock.
+//! ended serves another pool or stream: a thread that found it compares the service's number under the heap's lock.
 
 mod frees;
 #[cfg(all(test, loom))]
@@ -386,7 +386,7 @@ impl StreamCache {
         self.serve_beside_others(found.thread, Asked::Block { service: found.service, bytes })
     }
 
-    /// Serves a request beside other threads: locks the heap if it is free, else leaves the request to who has it.
+    /// Serves a request beside other threads: locks the heap if it is free, else leaves the request to the thread that has it.
     fn serve_beside_others(&self, thread: ThisThread, asked: Asked) -> Option<u64> {
         let by_itself = |mut heap: OwnerGuard<'_, Heap>| {
             let answer = self.serve_locked(&mut heap, asked);

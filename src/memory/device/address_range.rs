@@ -178,7 +178,7 @@ impl AddressRange {
     /// refuses one, the caller unmaps those before.
     ///
     /// # Safety
-    /// The addresses are reserved for this caller alone, who has the extents, which are as long as said.
+    /// The addresses are reserved for this caller alone, which owns the extents, and these are as long as said.
     pub(in crate::memory) unsafe fn map(&self, row: &[Placed]) -> (usize, Result<()>) {
         for (count, placed) in row.iter().enumerate() {
             let &Placed { address, bytes, extent, .. } = placed;

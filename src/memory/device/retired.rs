@@ -1,4 +1,4 @@
-//! Free memory that the GPU may still use: unmapped and given back once its streams are done, so nobody waits for that.
+//! Free memory that the GPU may still use: unmapped and given back once its streams are done, so no call waits for that.
 //! Segments of pinned memory are apart: the driver waits for running kernels before it releases one, whatever they use.
 //! So a thread of gpupool's own releases them, or a call that needs them, and until then they count as reserved.
 

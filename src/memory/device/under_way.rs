@@ -1,6 +1,6 @@
 //! Memory under way: taken out of one place by a thread, and not yet in another. No search finds it, so a request that
 //! finds nothing waits for it and searches again before it fails. A thread with memory under way holds a [`Moving`].
-//! Nobody waits for it during [`call_out`]: a callback may take long, or wait for the very thread whose request would
+//! No request waits for it during [`call_out`]: a callback may take long, or wait for the very thread whose request would
 //! wait.
 
 use std::cell::Cell;

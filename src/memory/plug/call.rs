@@ -122,7 +122,12 @@ pub(crate) unsafe fn answer<T: Copy>(place: *mut T, name: &str, call: impl FnOnc
 /// # Safety
 /// As [`answer`].
 #[inline]
-pub(crate) unsafe fn hand_out<T: Copy>(place: *mut T, name: &str, none: T, call: impl FnOnce() -> Result<T>) -> c_int {
+pub(crate) unsafe fn answer_or_none<T: Copy>(
+    place: *mut T,
+    name: &str,
+    none: T,
+    call: impl FnOnce() -> Result<T>,
+) -> c_int {
     // SAFETY: the caller passes a place that may be written, or null.
     if let Some(place) = unsafe { place.as_mut() } {
         *place = none;

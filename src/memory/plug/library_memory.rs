@@ -40,7 +40,6 @@ impl LibraryMemory {
         lock(&self.pool).is_some()
     }
 
-    /// Returns the pool, if there is one.
     pub(crate) fn pool(&self) -> Option<PoolToken> {
         lock(&self.pool).as_ref().map(|in_use| PoolToken::new(in_use.pool(), self.device))
     }

@@ -60,7 +60,6 @@ pub(in crate::memory) struct Record {
 }
 
 impl Record {
-    /// Returns the bytes of pinned memory that it has.
     pub(in crate::memory) fn backup_bytes(&self) -> u64 {
         let pieces = self.backed_up.chunk_by(|one, next| Arc::ptr_eq(&one.piece, &next.piece));
         pieces.map(|parts| parts[0].piece.bytes).sum()
@@ -105,8 +104,8 @@ pub(crate) struct SleepTimes {
 
 #[derive(Debug, Default)]
 pub(crate) struct Sleep {
-    /// Closed from the beginning of a sleep to the end of waking, so that the pool serves no request. Who submits work
-    /// with the pool's memory is inside meanwhile.
+    /// Closed from the beginning of a sleep to the end of waking, so that the pool serves no request. A thread that submits
+    /// work with the pool's memory is inside meanwhile.
     pub(in crate::memory) door: Door,
     phase: Mutex<Phase>,
     /// Notified when a change is over.

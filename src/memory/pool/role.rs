@@ -1,4 +1,4 @@
-//! What a heap's memory is for, which decides who may use its free memory, and when.
+//! What a heap's memory is for, which decides which requests may use its free memory, and when.
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(in crate::memory) enum Role {

@@ -1,4 +1,4 @@
-//! A pool of device memory: its id, its rules, its supply, and who uses it.
+//! A pool of device memory: its id, its rules, its supply, and its uses.
 
 use std::fmt;
 use std::sync::Arc;

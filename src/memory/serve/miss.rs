@@ -321,7 +321,7 @@ impl Escalation {
         let offset = cache.allocate_locked(heap, self.request.bytes)?;
         // The default pool sleeps only with the whole device, which no such block prevents.
         if serves_another && !other.pool.is_default() {
-            // With the heap locked, as for those who look for such blocks before the pool falls asleep.
+            // With the heap locked, as in the search for such blocks before the pool falls asleep.
             cache.add_use(offset, BlockUser::OtherPool);
         }
         Some(offset)

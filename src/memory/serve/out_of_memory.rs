@@ -20,9 +20,7 @@ use crate::sync::{lock, take_last};
 /// A callback for when memory has run out: it frees what it can, and returns whether it freed anything.
 pub type OomCallback = Arc<dyn Fn(Device, u64) -> bool + Send + Sync>;
 
-/// A callback that is registered.
 struct Registered {
-    /// The number that its guard has.
     number: u64,
     name: String,
     callback: OomCallback,

@@ -1,4 +1,4 @@
-//! Who holds memory, as errors list it.
+//! The holders of memory, as errors list them.
 
 use std::sync::Arc;
 

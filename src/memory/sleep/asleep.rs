@@ -146,7 +146,7 @@ fn wait_for_work(pool: &Pool, thread: ThisThread) -> Result<()> {
             heap.fall_asleep();
         }
     }
-    // Whoever attaches from now on finds the pool asleep.
+    // A process that attaches from now on finds the pool asleep.
     refuse_held(pool)?;
     refuse_captures(pool, thread)?;
     let _relaxed = RelaxedCapture::new(runtime::get()?)?;

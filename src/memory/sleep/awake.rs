@@ -110,7 +110,6 @@ pub(super) fn bring_back(pool: &Arc<Pool>, record: &mut Record, thread: ThisThre
     Ok(wanted)
 }
 
-/// Maps the extents that the pool has kept.
 fn map_kept(pool: &Pool, record: &mut Record) -> Result<()> {
     let range = &pool.memory.range;
     let (mut mapped, mut outcome) = (Vec::new(), Ok(()));

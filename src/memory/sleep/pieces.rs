@@ -56,8 +56,8 @@ fn make(node: u32, left: &AtomicU64) -> Option<Result<BackupPiece>> {
     }))
 }
 
-/// Starts a thread that makes pieces until there are enough, one fails, or nobody waits; false if the system starts
-/// none.
+/// Starts a thread that makes pieces until there are enough, one fails, or no thread waits for more; false if the system
+/// starts none.
 fn start(node: u32, left: &Arc<AtomicU64>, made: &Sender<Result<BackupPiece>>) -> bool {
     let (left, made) = (Arc::clone(left), made.clone());
     let work = move || {

@@ -1,7 +1,7 @@
 //! Addresses that users of the Python API give: of streams, C functions and handles.
 //!
-//! As with ctypes, the API's user vouches for them: that is its documented contract. A [`PythonAddress`] comes from a Python
-//! value and from nothing else, so no other code can pass a number off as one.
+//! As with ctypes, the API's user vouches for them: that is its documented contract. A [`PythonAddress`] is made of a Python
+//! value alone, so no other code can make one of a number.
 
 use std::ffi::c_void;
 use std::mem::transmute;
@@ -69,7 +69,10 @@ impl PythonAddress {
         Ok(unsafe { RawHandle::from_ptr(handle) })
     }
 
-    /// The address of the function that the argument `name` gives, which is not null.
+    /// The address of the function that the argument `name` gives.
+    ///
+    /// # Errors
+    /// `ErrorKind::InvalidValue` for 0.
     fn function(self, name: &str) -> Result<*const c_void> {
         if self.number == 0 {
             return Err(Error::invalid_value(format!("{name}: 0 is not the address of a C function")));
@@ -77,30 +80,18 @@ impl PythonAddress {
         Ok(ptr::with_exposed_provenance(self.number))
     }
 
-    /// The C function `create` at this address.
-    ///
-    /// # Errors
-    /// `ErrorKind::InvalidValue` for 0.
     pub(in crate::python) fn create(self) -> Result<Create> {
         let function = self.function("create")?;
         // SAFETY: the user vouches that a function of this prototype lies there, which is not null, and does what it says.
         Ok(unsafe { Create::new(transmute::<*const c_void, CreateFn>(function)) })
     }
 
-    /// The C function `destroy` at this address.
-    ///
-    /// # Errors
-    /// `ErrorKind::InvalidValue` for 0.
     pub(in crate::python) fn destroy(self) -> Result<Destroy> {
         let function = self.function("destroy")?;
         // SAFETY: the user vouches that a function of this prototype lies there, which is not null, and does what it says.
         Ok(unsafe { Destroy::new(transmute::<*const c_void, DestroyFn>(function)) })
     }
 
-    /// The C function `set_stream` at this address.
-    ///
-    /// # Errors
-    /// `ErrorKind::InvalidValue` for 0.
     pub(in crate::python) fn set_stream(self) -> Result<SetStream> {
         let function = self.function("set_stream")?;
         // SAFETY: the user vouches that a function of this prototype lies there, which is not null, and does what it says.

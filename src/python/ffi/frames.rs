@@ -1,8 +1,8 @@
-//! Python's call stacks, as cheap to take as can be: code objects and places in them, named only when a snapshot is looked at.
+//! Python's call stacks: code objects and places in them, which get their names only when a snapshot is read.
 //!
-//! A stack is taken by a thread that holds the GIL, and never is the GIL waited for: a thread that allocates without it,
-//! as in PyTorch's operators, has no stack. Each stack is kept once, by a number, and holds its code objects, not its frames, so
-//! that no local variable lives longer. What nothing names any more is dropped when a thread next takes a new stack.
+//! A stack is taken only if the thread holds the GIL, which is never waited for: a thread that allocates without it, as in
+//! PyTorch's operators, has no stack. Each stack is kept once, by a number, and holds its code objects, not its frames, so that
+//! no local variable lives longer. Stacks that nothing names any more are dropped when a new one is taken.
 //!
 //! Only functions of the stable ABI are linked; those that are not part of it are looked up when first needed.
 
@@ -22,7 +22,7 @@ use rustc_hash::FxHashMap;
 
 /// The innermost frames that a stack has at most.
 pub(in crate::python) const DEPTH: usize = 64;
-/// Stacks that are kept before it is asked which are still named.
+/// How many stacks are kept before those without a name are looked for.
 const STACKS: usize = 1 << 16;
 
 /// A place in a function: its code object, and the instruction's offset in bytes.
@@ -54,7 +54,7 @@ type GetLasti = unsafe extern "C" fn(*mut ffi::PyFrameObject) -> c_int;
 /// Functions of CPython that the stable ABI lacks.
 #[derive(Clone, Copy, Debug)]
 struct CPythonFunctions {
-    /// This thread's state if it holds the GIL; in Python 3.11 that of whichever thread does.
+    /// This thread's state if it holds the GIL; in Python 3.11 that of the thread that holds it.
     thread_state: GetThreadState,
     back: GetBack,
     lasti: GetLasti,
@@ -88,7 +88,7 @@ fn attached<'py>(functions: CPythonFunctions) -> Option<Python<'py>> {
         let own = ffi::PyGILState_GetThisThreadState();
         !own.is_null() && own == (functions.thread_state)()
     };
-    // SAFETY: the calling thread holds the GIL, and no other thread can make it let go.
+    // SAFETY: the calling thread holds the GIL, and no other thread can make it release it.
     is_attached.then(|| unsafe { Python::assume_attached() })
 }
 

@@ -1,18 +1,18 @@
 //! Objects that all threads use and that live as long as the process: their references are not counted.
 //!
 //! Without a GIL threads that call one function, or make objects of one class, would wait for each other to count their
-//! references to it. Python has such objects of its own, which it calls immortal (https://peps.python.org/pep-0683/), and
-//! tells modules to have some from 3.15 on, by `PyUnstable_SetImmortal`. Before, they are made as Python makes them.
+//! references to it. Python calls such objects immortal (https://peps.python.org/pep-0683/). Modules can make them from 3.15
+//! on, by `PyUnstable_SetImmortal`; before that, this does what Python does for its own.
 
 use std::sync::atomic::Ordering;
 
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-/// The number that stands for no counting: `_Py_IMMORTAL_REFCNT_LOCAL`.
+/// `_Py_IMMORTAL_REFCNT_LOCAL`.
 const IMMORTAL: u32 = u32::MAX;
 
-/// Has the references to an object not be counted any more, which then lives as long as the process.
+/// Ends the counting of references to an object, which then lives as long as the process.
 pub(in crate::python) fn make_immortal(object: &Bound<'_, PyAny>) {
     let object = object.as_ptr();
     // SAFETY: the object is alive, and no other thread knows it yet, as its module is just made. Its fields are those of the

@@ -24,5 +24,5 @@ pub(super) use cupy::{CurrentStream, Memories};
 pub(super) use immortal::make_immortal;
 pub(super) use pending::begin_log_soon;
 pub(super) use pinned_buffer::{PyPinnedBuffer, empty_pinned};
-pub(super) use source::{Believed, Keeping, PythonSource};
+pub(super) use source::{Keeping, PythonSource, Trusted};
 pub(super) use torch::torch_allocator;

@@ -1,6 +1,6 @@
-//! `PinnedBuffer` and `empty_pinned`. It stands here because it lends its memory by Python's buffer protocol.
+//! `PinnedBuffer` and `empty_pinned`. They are in `ffi` since the buffer exports its memory by Python's buffer protocol.
 //!
-//! What is lent stays: the buffer cannot be freed before the last that has its memory has let go.
+//! The buffer cannot be freed while its memory is exported.
 
 use std::ffi::c_int;
 use std::mem;
@@ -19,7 +19,7 @@ use crate::ids::NumaNode;
 use crate::memory::{self, PinnedBuffer};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
-use crate::python::held::BufferState;
+use crate::python::held::{BufferState, array_interface};
 use crate::python::memory::{allocate_detached, numa_number};
 use crate::python::stream::Keepers;
 use crate::python::whole::{Nbytes, Numa, Whole};
@@ -62,7 +62,7 @@ pub(in crate::python) fn empty_pinned(
     Ok(PyPinnedBuffer(Mutex::new(PinnedState { buffer: BufferState::Alone(buffer), exports: 0, keepers })))
 }
 
-/// Returns the error of a free while something has the memory.
+/// Returns the error of a free while the memory is in use.
 fn lent() -> PyErr {
     PyBufferError::new_err(
         "this buffer's memory is in use by a memoryview, an array or a DLPack consumer: delete those first",
@@ -80,13 +80,13 @@ impl PyPinnedBuffer {
         Ok(lock(&self.0).buffer.share().ok_or_else(freed)?)
     }
 
-    /// Returns what a question that takes no time finds out of the buffer. Refuses as [`PyPinnedBuffer::shared`].
-    fn read<R>(&self, question: impl FnOnce(&PinnedBuffer) -> R) -> PyResult<R> {
+    /// Returns what `read` takes out of the buffer, under the lock. Refuses as [`PyPinnedBuffer::shared`].
+    fn read<R>(&self, read: impl FnOnce(&PinnedBuffer) -> R) -> PyResult<R> {
         process::refuse_forked()?;
-        Ok(lock(&self.0).buffer.buffer().map(question).ok_or_else(freed)?)
+        Ok(lock(&self.0).buffer.buffer().map(read).ok_or_else(freed)?)
     }
 
-    /// Counts one more that has the memory, and returns its start and its bytes.
+    /// Counts one more export, and returns the memory's start and its bytes.
     fn lend(&self) -> PyResult<(*mut u8, u64)> {
         process::refuse_forked()?;
         let mut state = lock(&self.0);
@@ -130,7 +130,7 @@ impl PyPinnedBuffer {
 impl Drop for PyPinnedBuffer {
     fn drop(&mut self) {
         let state = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // Those that have it by DLPack free it, after this object's streams.
+        // Consumers of DLPack free it, after this object's streams.
         if let Some(buffer) = state.buffer.lent()
             && !state.keepers.is_empty()
         {
@@ -182,7 +182,7 @@ impl PyPinnedBuffer {
     /// Python passes a place for a view.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let (start, bytes) = slf.get().lend()?;
-        // A view of no bytes has an address all the same.
+        // A view of no bytes has an address, too.
         let start = NonNull::new(start).unwrap_or(NonNull::dangling()).as_ptr();
         // SAFETY: Python passes a place for a view, and the memory stays until the view is released: it is counted, and the
         // view has a reference to this object.
@@ -206,13 +206,7 @@ impl PyPinnedBuffer {
     #[getter]
     fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let (address, nbytes) = self.read(|buffer| (buffer.address(), buffer.nbytes()))?;
-        let interface = PyDict::new(py);
-        interface.set_item("shape", (nbytes,))?;
-        interface.set_item("typestr", "|u1")?;
-        interface.set_item("data", (address, false))?;
-        interface.set_item("strides", py.None())?;
-        interface.set_item("version", 3)?;
-        Ok(interface)
+        array_interface(py, address, nbytes)
     }
 
     #[doc = docstring!("PinnedBuffer.__dlpack_device__")]

@@ -1,4 +1,4 @@
-//! Sources of pools' memory that Python names: that it is memory, and has no other owner, is what the Python program promises.
+//! Sources of pools' memory in Python: the program promises that what they return is memory without another owner.
 
 use pyo3::prelude::*;
 
@@ -6,18 +6,18 @@ use crate::error::Result;
 use crate::memory::SegmentSource;
 use crate::runtime::Stream;
 
-/// As [`SegmentSource`], of Python code, which knows no `unsafe`.
+/// A [`SegmentSource`] of Python code, which has no `unsafe`.
 pub(in crate::python) trait PythonSource: Send + Sync + std::fmt::Debug {
     fn allocate(&self, bytes: u64, stream: &Stream) -> Result<u64>;
     fn free(&self, address: u64, bytes: u64, stream: &Stream) -> Result<()>;
 }
 
-/// A source that is believed.
+/// A source whose promise is trusted.
 #[derive(Debug)]
-pub(in crate::python) struct Believed<S>(pub(in crate::python) S);
+pub(in crate::python) struct Trusted<S>(pub(in crate::python) S);
 
 // SAFETY: the Python program that names the source promises what it returns.
-unsafe impl<S: PythonSource> SegmentSource for Believed<S> {
+unsafe impl<S: PythonSource> SegmentSource for Trusted<S> {
     fn allocate(&self, bytes: u64, stream: &Stream) -> Result<u64> {
         self.0.allocate(bytes, stream)
     }
@@ -27,7 +27,7 @@ unsafe impl<S: PythonSource> SegmentSource for Believed<S> {
     }
 }
 
-/// A source that needs a Python object as long as it is there.
+/// A source that keeps a Python object alive.
 #[derive(Debug)]
 pub(in crate::python) struct Keeping<S> {
     source: S,

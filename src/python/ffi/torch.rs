@@ -8,7 +8,7 @@ use crate::memory;
 /// # Errors
 /// `ErrorKind::InvalidValue` if one is null.
 pub(in crate::python) fn torch_allocator(addresses: [usize; 3]) -> crate::error::Result<memory::TorchAllocator> {
-    // SAFETY: `gpupool._frameworks.torch_allocator` was told the object's address by PyTorch, for this very class, and
-    // looked the functions up by their names in PyTorch's library, which stays loaded.
+    // SAFETY: `gpupool._frameworks.torch_allocator` got the object's address from PyTorch, for this very class, and looked
+    // the functions up by their names in PyTorch's library, which stays loaded.
     unsafe { memory::TorchAllocator::new(addresses) }
 }

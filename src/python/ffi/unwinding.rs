@@ -1,4 +1,4 @@
-//! Threads that Python ends in the midst of our calls, which park for ever instead.
+//! Threads that Python ends during our calls: they park for ever instead.
 //!
 //! As the interpreter ends, Python before 3.14 ends any other thread that asks for the GIL: by `pthread_exit`, wherever the
 //! thread is, also in a callable, a number's `__index__` or a finaliser that our calls, or PyO3's, have run. That unwinds the

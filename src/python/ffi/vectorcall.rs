@@ -1,7 +1,7 @@
-//! Calls that pass their arguments as they lie, without a tuple and a dict for each: `PyObject_Vectorcall`.
+//! Calls that pass their arguments in an array, without a tuple and a dict for each: `PyObject_Vectorcall`.
 //!
-//! Python has had both functions since 3.9, and promises them to modules like this one, which fit several versions, from
-//! 3.12 on. So they are looked up, and done without where they are not found.
+//! Python has had both functions since 3.9, but in the stable ABI, which this module uses, only since 3.12. So they are looked
+//! up, and calls are made in the usual way if they are not found.
 
 use std::ffi::{CStr, c_void};
 use std::mem::transmute;
@@ -15,7 +15,8 @@ use pyo3::types::{PyDict, PyString, PyTuple};
 /// `PyObject_Vectorcall(callable, arguments, count, names)` and `PyObject_VectorcallMethod(name, arguments, count, names)`.
 type Vectorcall = unsafe extern "C" fn(*mut PyObject, *const *mut PyObject, usize, *mut PyObject) -> *mut PyObject;
 
-/// Added to the count: the place before the arguments may be written meanwhile, and is as it was afterwards.
+/// Added to the count (`PY_VECTORCALL_ARGUMENTS_OFFSET`): the callee may write to the place before the arguments, and restores
+/// it.
 const PLACE_BEFORE: usize = 1 << (usize::BITS - 1);
 
 #[derive(Clone, Copy)]

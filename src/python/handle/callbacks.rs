@@ -3,7 +3,7 @@
 use pyo3::prelude::*;
 use pyo3::types::PyInt;
 
-use crate::error::{Error, ErrorKind, LibraryError, Result, StatusKind};
+use crate::error::{Error, Result, StatusKind};
 use crate::ids::Device;
 use crate::library::functions::{Create, Destroy, SetStream};
 use crate::library::{Library, RawHandle};
@@ -71,18 +71,8 @@ impl CallbackLibrary {
     }
 
     fn refused(&self, function: &str, status: String, cause: Option<PyErr>) -> Error {
-        ErrorKind::Library(LibraryError {
-            library: self.name.clone(),
-            function: function.to_owned(),
-            status,
-            code: -1,
-            kind: StatusKind::Other,
-            location: None,
-            path: None,
-            advice: None,
-            cause: cause.map(|raised| Box::new(raised) as _),
-        })
-        .into()
+        Error::refused(&self.name, function, status, -1, StatusKind::Other)
+            .map_library(|refused| refused.cause = cause.map(|raised| Box::new(raised) as _))
     }
 }
 

@@ -28,7 +28,7 @@ impl PyLease {
         Self { library, address, device, lease: Mutex::new(Some(lease)) }
     }
 
-    /// Takes the lease out of its place, which a forked child cannot: its lock may be held for ever there.
+    /// Takes the lease out. Refuses in a forked child, where the lock may be held for ever.
     fn end(&self) -> Result<Option<Lease>> {
         process::refuse_forked()?;
         Ok(lock(&self.lease).take())
@@ -45,7 +45,7 @@ impl PyLease {
 
     #[doc = docstring!("Lease.__exit__")]
     fn __exit__(&self, _kind: &Bound<'_, PyAny>, _value: &Bound<'_, PyAny>, _traceback: &Bound<'_, PyAny>) -> bool {
-        // A block that ends in a child ends quietly, or the refusal would hide what was raised in it.
+        // In a forked child the refusal would hide what was raised in the block.
         let _ = self.end();
         false
     }

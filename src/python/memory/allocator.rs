@@ -1,16 +1,16 @@
 //! A user's own allocator for a pool: two functions, Python callables or addresses of C functions, or an allocator
 //! object of PyTorch's.
 
-use std::fmt;
 use std::sync::Arc;
 
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyFloat, PyInt};
 
-use crate::error::{Error, ErrorKind, LibraryError, OWN_ALLOCATOR, Result, StatusKind};
+use crate::error::{Error, OWN_ALLOCATOR, Result, StatusKind};
 use crate::memory::{SegmentSource, TorchAllocator};
-use crate::python::ffi::{Believed, Keeping, PythonAddress, PythonSource, torch_allocator};
+use crate::python::error::with_exception_set_aside;
+use crate::python::ffi::{Keeping, PythonAddress, PythonSource, Trusted, torch_allocator};
 use crate::runtime::Stream;
 
 /// The source that an `allocator` argument names.
@@ -38,7 +38,7 @@ pub(super) fn source(allocator: &Bound<'_, PyAny>) -> PyResult<Arc<dyn SegmentSo
     }
     if allocate.is_callable() && free.is_callable() {
         let callables = Callables { allocate: allocate.unbind(), free: free.unbind() };
-        return Ok(Arc::new(Believed(callables)));
+        return Ok(Arc::new(Trusted(callables)));
     }
     Err(wrong().into())
 }
@@ -51,30 +51,15 @@ fn torch_source(object: &Bound<'_, PyAny>) -> PyResult<Option<Keeping<TorchAlloc
     found.map(|addresses| Ok(Keeping::new(torch_allocator(addresses)?, object.clone().unbind()))).transpose()
 }
 
+#[derive(Debug)]
 struct Callables {
     allocate: Py<PyAny>,
     free: Py<PyAny>,
 }
 
-impl fmt::Debug for Callables {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Callables")
-    }
-}
-
 fn refused(function: &str, status: String, cause: Option<PyErr>) -> Error {
-    ErrorKind::Library(LibraryError {
-        library: OWN_ALLOCATOR.to_owned(),
-        function: function.to_owned(),
-        status,
-        code: -1,
-        kind: StatusKind::OutOfMemory,
-        location: None,
-        path: None,
-        advice: None,
-        cause: cause.map(|raised| Box::new(raised) as _),
-    })
-    .into()
+    Error::refused(OWN_ALLOCATOR, function, status, -1, StatusKind::OutOfMemory)
+        .map_library(|refused| refused.cause = cause.map(|raised| Box::new(raised) as _))
 }
 
 fn call<R>(function: &str, call: impl FnOnce(Python<'_>) -> PyResult<R>) -> Result<R> {
@@ -96,14 +81,9 @@ impl PythonSource for Callables {
     fn free(&self, address: u64, bytes: u64, stream: &Stream) -> Result<()> {
         let arguments = (address, bytes, stream.device().ordinal(), stream.raw().address());
         call("free", |py| {
-            // A buffer may die while an exception is on its way, under which no Python code can run.
-            let under_way = PyErr::take(py);
-            if let Err(raised) = self.free.call1(py, arguments) {
-                // No Python code asked for this free, so there is none to raise it in.
+            // No Python code asked for this free, so there is none to raise it in.
+            if let Err(raised) = with_exception_set_aside(py, || self.free.call1(py, arguments)) {
                 raised.write_unraisable(py, Some(self.free.bind(py)));
-            }
-            if let Some(raised) = under_way {
-                raised.restore(py);
             }
             Ok(())
         })

@@ -14,7 +14,7 @@ use crate::process;
 use crate::python::device;
 use crate::python::ffi::dlpack::{self, Exported};
 use crate::python::ffi::{consumer, host_bytes};
-use crate::python::held::BufferState;
+use crate::python::held::{BufferState, array_interface};
 use crate::python::share::PyShareToken;
 use crate::python::stream::{self, Keepers};
 use crate::python::whole::{Byte, Nbytes, Whole};
@@ -76,11 +76,6 @@ impl PyDeviceBuffer {
         Ok(Self::keeping(allocate(py, nbytes, stream)?, None))
     }
 
-    /// Makes one whose stream may be gone at any time.
-    pub(in crate::python) fn of(buffer: DeviceBuffer) -> Self {
-        Self::keeping(buffer, None)
-    }
-
     /// Makes one that has no buffer until it is [put](PyDeviceBuffer::put) there.
     pub(super) fn without() -> Self {
         Self { buffer: Mutex::new(BufferState::Freed), keeper: None, keepers: Mutex::default() }
@@ -90,9 +85,9 @@ impl PyDeviceBuffer {
         *lock(&self.buffer) = BufferState::Alone(buffer);
     }
 
-    /// Makes one that keeps an object, and so its stream, alive.
+    /// Makes one that keeps an object, and so its stream, alive; without one its stream may be gone at any time.
     #[inline]
-    pub(super) fn keeping(buffer: DeviceBuffer, keeper: Option<Py<PyAny>>) -> Self {
+    pub(in crate::python) fn keeping(buffer: DeviceBuffer, keeper: Option<Py<PyAny>>) -> Self {
         Self { buffer: Mutex::new(BufferState::Alone(buffer)), keeper, keepers: Mutex::default() }
     }
 
@@ -115,25 +110,17 @@ impl PyDeviceBuffer {
         Ok((buffer, stream))
     }
 
-    /// Keeps the memory, once freed, from use before the stream's work at that time is done.
-    pub(super) fn record(&self, stream: &Bound<'_, PyAny>) -> PyResult<()> {
-        let recorded = stream::resolve(stream.py(), Some(stream), None)?;
-        let buffer = self.shared()?;
-        lock(&self.keepers).keep(stream);
-        Ok(buffer.record_stream(&recorded)?)
-    }
-
     /// Refuses in a forked child, whose parent's memory it is, before it takes the lock.
     pub(in crate::python) fn shared(&self) -> PyResult<Arc<DeviceBuffer>> {
         process::refuse_forked()?;
         Ok(lock(&self.buffer).share().ok_or_else(freed)?)
     }
 
-    /// Returns what a question that takes no time finds out of the buffer. Refuses as [`PyDeviceBuffer::shared`].
+    /// Returns what `read` takes out of the buffer, under the lock. Refuses as [`PyDeviceBuffer::shared`].
     #[inline]
-    fn read<R>(&self, question: impl FnOnce(&DeviceBuffer) -> R) -> PyResult<R> {
+    fn read<R>(&self, read: impl FnOnce(&DeviceBuffer) -> R) -> PyResult<R> {
         process::refuse_forked()?;
-        Ok(lock(&self.buffer).buffer().map(question).ok_or_else(freed)?)
+        Ok(lock(&self.buffer).buffer().map(read).ok_or_else(freed)?)
     }
 }
 
@@ -150,7 +137,7 @@ impl Drop for PyDeviceBuffer {
         if !keepers.is_empty()
             && let Some(buffer) = held.lent()
         {
-            // Those that have it by DLPack free it, after this object's streams.
+            // Consumers of DLPack free it, after this object's streams.
             buffer.let_streams_end();
         }
         if self.keeper.is_some()
@@ -258,8 +245,11 @@ impl PyDeviceBuffer {
     }
 
     #[doc = docstring!("DeviceBuffer.record_stream")]
-    fn record_stream(&self, stream: &Bound<'_, PyAny>) -> PyResult<()> {
-        self.record(stream)
+    pub(super) fn record_stream(&self, stream: &Bound<'_, PyAny>) -> PyResult<()> {
+        let recorded = stream::resolve(stream.py(), Some(stream), None)?;
+        let buffer = self.shared()?;
+        lock(&self.keepers).keep(stream);
+        Ok(buffer.record_stream(&recorded)?)
     }
 
     #[doc = docstring!("DeviceBuffer.free")]
@@ -300,12 +290,7 @@ impl PyDeviceBuffer {
         if get()?.kind() == Kind::Host {
             return Err(PyAttributeError::new_err("simulated memory has no CUDA array interface; it has __dlpack__"));
         }
-        let interface = PyDict::new(py);
-        interface.set_item("shape", (buffer.nbytes(),))?;
-        interface.set_item("typestr", "|u1")?;
-        interface.set_item("data", (buffer.address(), false))?;
-        interface.set_item("strides", py.None())?;
-        interface.set_item("version", 3)?;
+        let interface = array_interface(py, buffer.address(), buffer.nbytes())?;
         // 0 would be ambiguous: 1 is the legacy default stream, 2 the per-thread one.
         interface.set_item("stream", buffer.own_stream().raw().address().max(1))?;
         Ok(interface)
@@ -332,7 +317,7 @@ impl PyDeviceBuffer {
             let device = buffer.device();
             if let Some(consumer) = consumer(stream, device)? {
                 py.detach(|| wait(&consumer, buffer.own_stream()))?;
-                // A consumer ends its share as soon as its array dies, whatever its stream has still to do with it.
+                // A consumer ends its share when its array dies, even if its stream still has work on it.
                 buffer.record_consumer(&consumer)?;
             }
         }

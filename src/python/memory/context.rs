@@ -1,7 +1,7 @@
-//! Scopes that go with a context, by a `contextvars.ContextVar`: a task's own, and that of what it starts meanwhile.
+//! Scopes of a context, by a `contextvars.ContextVar`: of an asyncio task, and of the tasks that it starts meanwhile.
 //!
-//! A scope entered in an asyncio task is one of its context; elsewhere it is the thread's. Requests ask which scopes their
-//! context has only while there is such a scope in the process.
+//! A scope entered in an asyncio task belongs to its context; any other to the thread. Requests look for scopes of their
+//! context only while there is one in the process.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -12,6 +12,7 @@ use pyo3::sync::PyOnceLock;
 
 use crate::ids::Device;
 use crate::memory::{ContextScope, PoolToken, set_find_context_scope};
+use crate::python::error::with_exception_set_aside;
 use crate::python::ffi::frames;
 
 /// What the variable holds: the scopes of a context, the innermost last.
@@ -26,7 +27,7 @@ struct ContextScopes {
 pub(super) struct EnteredContext(Arc<ContextScope>);
 
 thread_local! {
-    /// Whether a task of this thread has entered a scope: then requests that hold no GIL wait for it to ask.
+    /// Whether a task of this thread has entered a scope: then requests without the GIL wait for it, to look for a scope.
     static HAS_ENTERED: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -55,15 +56,9 @@ fn set_scopes(py: Python<'_>, scopes: Vec<Arc<ContextScope>>) -> PyResult<()> {
 }
 
 fn look(py: Python<'_>, device: Device, first: u64) -> Option<Arc<ContextScope>> {
-    // A request may come while an exception is on its way, under which no Python code can run.
-    let under_way = PyErr::take(py);
     let innermost =
         |scopes: &[Arc<ContextScope>]| scopes.iter().rev().find(|scope| scope.serves(device, first)).cloned();
-    let found = with_scopes(py, innermost).ok().flatten();
-    if let Some(raised) = under_way {
-        raised.restore(py);
-    }
-    found
+    with_exception_set_aside(py, || with_scopes(py, innermost).ok().flatten())
 }
 
 /// Finds the scope that a request on the device is in by its context. A thread in which no task has entered a scope never
@@ -76,7 +71,7 @@ fn find(device: Device, first: u64) -> Option<Arc<ContextScope>> {
     }
 }
 
-/// Returns what tells the running asyncio task from others; none outside of one.
+/// Returns the identity of the running asyncio task; none outside of one.
 pub(super) fn current_task(py: Python<'_>) -> PyResult<Option<usize>> {
     static FUNCTIONS: PyOnceLock<(Py<PyAny>, Py<PyAny>)> = PyOnceLock::new();
     let functions = match FUNCTIONS.get(py) {
@@ -88,7 +83,7 @@ pub(super) fn current_task(py: Python<'_>) -> PyResult<Option<usize>> {
             }
             let asyncio = py.import("asyncio")?;
             let get = |name| asyncio.getattr(name).map(Bound::unbind);
-            // The first answers None rather than raise where no loop runs.
+            // The first returns None if no loop runs, and raises nothing.
             FUNCTIONS.get_or_try_init(py, || PyResult::Ok((get("_get_running_loop")?, get("current_task")?)))?
         }
     };

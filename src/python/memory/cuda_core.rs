@@ -1,5 +1,5 @@
-//! What cuda.core's memory resource is made of: cuda.core calls it straight, so that a request that is served at once, and
-//! its end, run no Python of ours.
+//! The base class of cuda.core's memory resource: cuda.core calls it directly, so that a request that is served at once, and
+//! its free, run no Python of ours.
 
 use std::sync::{Mutex, OnceLock};
 
@@ -135,7 +135,7 @@ impl PyCudaCoreMemory {
                 Ok(buffer.free_on(&on)?)
             }
             // The last that has it frees it.
-            CudaCoreBuffer::Shared(buffer) => buffer.bind(stream.py()).get().record(stream),
+            CudaCoreBuffer::Shared(buffer) => buffer.bind(stream.py()).get().record_stream(stream),
         }
     }
 

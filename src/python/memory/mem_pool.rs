@@ -7,9 +7,9 @@ use pyo3::types::{PyDict, PyList, PyTuple};
 
 use super::allocator::source;
 use super::buffer::PyDeviceBuffer;
+use super::callbacks::{PySegmentCallback, on_segment};
 use super::capture::PyCapture;
 use super::scope::{PyPoolToken, ScopeBlocks};
-use super::segments::{PySegmentCallback, on_segment};
 use super::snapshot::segments;
 use super::stats::PyPoolStats;
 use super::{Id, IdArgument, pair};

@@ -2,6 +2,7 @@
 
 mod allocator;
 mod buffer;
+mod callbacks;
 mod capture;
 mod context;
 mod cuda_core;
@@ -12,12 +13,12 @@ mod pinned;
 mod recording;
 mod replaying;
 mod scope;
-mod segments;
 mod snapshot;
 mod stats;
 mod unpickling;
 
 pub(super) use buffer::{PyDeviceBuffer, allocate_detached, empty, fence};
+pub(super) use callbacks::{PyOomCallback, PySegmentCallback, PySegmentEvent, on_oom};
 pub(super) use capture::{PyCapture, PyGraphMemory};
 pub(super) use cuda_core::PyCudaCoreMemory;
 pub(super) use cupy::{PyCupyAllocator, PyCupyPinnedAllocator, PyCupyPinnedMemory};
@@ -32,12 +33,10 @@ pub(super) use pinned::{
 pub(super) use recording::{get_memory_history, record_memory_history};
 pub(super) use replaying::{PyReplayResult, replay, replay_reserved};
 pub(super) use scope::{PyPoolScope, PyPoolToken, token_of, use_mem_pool};
-pub(super) use segments::{PySegmentCallback, PySegmentEvent};
 pub(super) use snapshot::memory_snapshot;
 pub(super) use stats::{
-    PyMemoryStats, PyOomCallback, PyPoolStats, empty_cache, enable_peer_access, get_memory_limit,
-    get_per_process_memory_fraction, memory_stats, on_oom, oom_callbacks, peers, request_counts, set_memory_limit,
-    set_per_process_memory_fraction,
+    PyMemoryStats, PyPoolStats, empty_cache, enable_peer_access, get_memory_limit, get_per_process_memory_fraction,
+    memory_stats, oom_callbacks, peers, request_counts, set_memory_limit, set_per_process_memory_fraction,
 };
 pub(super) use unpickling::unpickle;
 
@@ -56,7 +55,6 @@ pub(super) const fn pair(id: PoolId) -> Id {
     (id.0, id.1)
 }
 
-/// An id as an argument.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct IdArgument(PoolId);
 

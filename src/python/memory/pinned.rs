@@ -1,4 +1,4 @@
-//! What is set and asked of pinned memory.
+//! Settings and statistics of pinned memory.
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -11,7 +11,7 @@ use crate::python::device;
 use crate::python::whole::{Address, Nbytes, Numa, Whole};
 use crate::runtime::{nearest_host_node, no_host_node};
 
-/// The number of a NUMA node; which there are is known where it is used.
+/// Returns the number of a NUMA node. Whether it exists is checked where it is used.
 pub(in crate::python) fn number(numa: Option<Whole<Numa>>) -> Result<Option<u32>> {
     numa.map(|number| u32::try_from(number.0).map_err(|_| no_host_node(number.0))).transpose()
 }

@@ -67,15 +67,15 @@ impl ScopeBlocks {
         match current_task(py)? {
             Some(task) => {
                 let entered = EnteredContext::new(py, token, all_threads)?;
-                self.0.enter_in(Some(task), Entered::Context(entered));
+                self.0.enter(Some(task), Entered::Context(entered));
             }
-            None => self.0.enter(Entered::Thread(token.enter_scope(all_threads)?)),
+            None => self.0.enter(None, Entered::Thread(token.enter_scope(all_threads)?)),
         }
         Ok(())
     }
 
     pub(super) fn leave(&self, py: Python<'_>, name: &str) -> PyResult<()> {
-        match self.0.leave_in(current_task(py)?, name)? {
+        match self.0.leave(current_task(py)?, name)? {
             Entered::Thread(entered) => py.detach(|| drop(entered)),
             Entered::Context(entered) => entered.leave(py)?,
         }

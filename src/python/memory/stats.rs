@@ -1,21 +1,15 @@
-//! Statistics, limits and callbacks of device memory.
+//! Statistics and limits of device memory.
 
-use std::sync::{Arc, Mutex};
-
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict};
 
-use crate::error::Error;
 use crate::ids::Device;
 use crate::memory::report::{self, memory_counters, pool_counters};
-use crate::memory::{self, MemoryLimit, MemoryStats, OomGuard, PoolStats};
+use crate::memory::{self, MemoryLimit, MemoryStats, PoolStats};
 use crate::observe::recording::{Purpose, hold_stack};
-use crate::process;
 use crate::python::counts::counts_class;
 use crate::python::device;
 use crate::python::whole::{Nbytes, Whole, number_of};
-use crate::sync::lock;
 
 pool_counters! { counts_class! { PyPoolStats = "PoolStats" from stats: PoolStats { stats } } }
 pool_counters! {
@@ -124,63 +118,4 @@ pub(in crate::python) fn enable_peer_access(
 ) -> PyResult<()> {
     let (device, peer) = (device::extract(py, device)?, device::extract(py, peer)?);
     Ok(py.detach(|| memory::enable_peer_access(device, peer))?)
-}
-
-#[doc = docstring!("OomCallback")]
-#[pyclass(name = "OomCallback", module = "gpupool", frozen)]
-#[derive(Debug)]
-pub(in crate::python) struct PyOomCallback {
-    /// What Python calls the callback.
-    name: String,
-    guard: Mutex<Option<OomGuard>>,
-}
-
-#[pymethods]
-impl PyOomCallback {
-    #[doc = docstring!("OomCallback.remove")]
-    fn remove(&self, py: Python<'_>) -> PyResult<()> {
-        process::refuse_forked()?;
-        let guard = lock(&self.guard).take();
-        py.detach(|| drop(guard));
-        Ok(())
-    }
-
-    fn __repr__(&self) -> String {
-        let state = if process::is_forked() {
-            ", of the parent process"
-        } else if lock(&self.guard).is_none() {
-            ", removed"
-        } else {
-            ""
-        };
-        format!("<gpupool.OomCallback {}{state}>", self.name)
-    }
-}
-
-#[doc = docstring!("on_oom")]
-#[pyfunction]
-pub(in crate::python) fn on_oom(callback: Bound<'_, PyAny>) -> PyResult<PyOomCallback> {
-    process::refuse_forked()?;
-    if !callback.is_callable() {
-        return Err(
-            Error::invalid_value(format!("on_oom takes a callable(device, nbytes) -> bool, not {callback}")).into()
-        );
-    }
-    let name = match callback.getattr_opt(intern!(callback.py(), "__qualname__"))? {
-        Some(name) => name.to_string(),
-        None => callback.get_type().name()?.to_string(),
-    };
-    let callback = callback.unbind();
-    let call = move |device: Device, nbytes: u64| {
-        let freed = Python::try_attach(|py| {
-            let answer = callback.call1(py, (device.ordinal(), nbytes)).and_then(|answer| answer.is_truthy(py));
-            answer.unwrap_or_else(|raised| {
-                raised.write_unraisable(py, Some(callback.bind(py)));
-                false
-            })
-        });
-        freed.unwrap_or(false)
-    };
-    let guard = memory::on_oom_as(name.clone(), Arc::new(call));
-    Ok(PyOomCallback { name, guard: Mutex::new(Some(guard)) })
 }

@@ -71,8 +71,7 @@ impl PyStream {
 
     #[doc = docstring!("Stream.__enter__")]
     fn __enter__(slf: PyRef<'_, Self>) -> PyResult<PyRef<'_, Self>> {
-        let entered = runtime::enter(&slf.stream)?;
-        slf.blocks.enter(entered);
+        slf.blocks.enter(None, runtime::enter(&slf.stream)?);
         Ok(slf)
     }
 
@@ -106,7 +105,7 @@ impl PyStream {
 }
 
 impl PyStream {
-    /// Returns what tells the stream from others: its device and its address, of which the legacy stream has two.
+    /// Returns the stream's device and its address, of which the legacy stream has two.
     fn identity(&self) -> (usize, usize) {
         (self.device(), self.stream.raw().address().max(1))
     }
@@ -127,10 +126,10 @@ pub(super) fn synchronize(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> 
     Ok(py.detach(|| runtime::synchronize(device))?)
 }
 
-/// Ends the block of a stream that the calling thread entered last. One that ends in a forked child ends quietly.
+/// Ends the block of a stream that the calling thread entered last. In a forked child it does nothing.
 fn leave(blocks: &WithBlocks<runtime::EnteredStream>, name: &str) -> PyResult<bool> {
     if !process::is_forked() {
-        runtime::leave(&blocks.leave(name)?);
+        runtime::leave(&blocks.leave(None, name)?);
     }
     Ok(false)
 }
@@ -219,7 +218,6 @@ fn address_of(stream: &Bound<'_, PyAny>) -> PyResult<PythonAddress> {
     Err(no_stream(stream)?.into())
 }
 
-/// The error of an argument that is no stream of any kind.
 fn no_stream(argument: &Bound<'_, PyAny>) -> PyResult<Error> {
     Ok(Error::invalid_value(format!(
         "stream is {}, and {} is not a stream: give an int, a stream of CuPy, PyTorch, Numba or cuda.core, or any object with __cuda_stream__",
@@ -277,7 +275,7 @@ pub(super) struct PyStreamScope {
 #[pyfunction]
 pub(super) fn stream(stream: &Bound<'_, PyAny>) -> PyResult<PyStreamScope> {
     process::refuse_forked()?;
-    // Here, before the block, is what is no stream refused.
+    // What is no stream is refused here, before the block.
     if !stream.is_exact_instance_of::<PyInt>() && !has_address(stream)? {
         return Err(no_stream(stream)?.into());
     }
@@ -289,8 +287,7 @@ impl PyStreamScope {
     #[doc = docstring!("StreamScope.__enter__")]
     fn __enter__(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let stream = resolve(py, Some(self.stream.bind(py)), None)?;
-        let entered = runtime::enter(&stream)?;
-        self.blocks.enter(entered);
+        self.blocks.enter(None, runtime::enter(&stream)?);
         Ok(self.stream.clone_ref(py))
     }
 

@@ -21,8 +21,8 @@ pub trait StreamCalls {
     /// The stream is alive and of this runtime.
     unsafe fn stream_device(&self, stream: RawStream) -> Result<Device>;
     /// Returns a number that no other stream of this process has or will have, though a new one may get the address of
-    /// one that was destroyed, whose work goes on (`cuStreamGetId`); 0 where the driver has none. The question invalidates
-    /// the stream's capture.
+    /// one that was destroyed, whose work goes on (`cuStreamGetId`); 0 where the driver has none. The query invalidates the
+    /// stream's capture.
     ///
     /// # Safety
     /// The stream is alive and of this runtime.
@@ -43,7 +43,8 @@ pub trait StreamCalls {
     /// Both are alive and of this runtime.
     unsafe fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> Result<()>;
 
-    /// Returns whether the stream went with its context, as far as the driver says so. The question harms no capture.
+    /// Returns whether the stream was destroyed with its context, as far as the driver reports that. The query invalidates no
+    /// capture.
     ///
     /// # Safety
     /// The stream was of this runtime, and its owner has not destroyed it.

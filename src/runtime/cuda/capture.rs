@@ -6,7 +6,7 @@ use std::ptr;
 use cudarc::driver::sys;
 
 use super::stream_context::is_gone;
-use super::{Cuda, Status, as_stream};
+use super::{CallStatus, Cuda, Status, Symbol, as_stream, documented_name};
 use crate::error::{Error, Result};
 use crate::ids::{CaptureMode, CaptureStatus, RawStream};
 use crate::runtime::{Capture, CaptureCalls, RawGraph};
@@ -27,29 +27,28 @@ impl CaptureCalls for Cuda {
     fn exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode> {
         let mut exchanged = mode.number();
         // SAFETY: the mode is a valid one, and the driver writes the previous one in its place.
-        let status = unsafe { (self.symbols.exchange_capture_mode)(&mut exchanged) };
-        self.check("cuThreadExchangeStreamCaptureMode", status)?;
+        self.check(unsafe { self.symbols.exchange_capture_mode.call(&mut exchanged) })?;
         Ok(CaptureMode::of(exchanged))
     }
 
     unsafe fn stream_capture_status(&self, stream: RawStream) -> Result<CaptureStatus> {
         let mut status: c_int = 0;
         // SAFETY: the caller promises that the stream is alive.
-        let asked = unsafe { (self.symbols.stream_is_capturing)(as_stream(stream), &mut status) };
+        let asked = unsafe { self.symbols.stream_is_capturing.call(as_stream(stream), &mut status) };
         // The end of a context ends the captures of its streams.
-        if is_gone(asked) {
+        if is_gone(asked.status) {
             return Ok(CaptureStatus::None);
         }
         // Only of the legacy default stream. The query harms no capture.
-        if asked == CAPTURE_IMPLICIT {
+        if asked.status == CAPTURE_IMPLICIT {
             return Ok(CaptureStatus::Implicit);
         }
-        self.check("cuStreamIsCapturing", asked)?;
+        self.check(asked)?;
         Ok(CaptureStatus::of(status))
     }
 
     unsafe fn stream_capture(&self, stream: RawStream) -> Result<Option<Capture>> {
-        let Some(capture_info) = self.symbols.capture_info else { return Err(self.lacks("cuStreamGetCaptureInfo")) };
+        let Symbol { name, function: capture_info } = self.optional(self.symbols.capture_info)?;
         let mut status: c_int = 0;
         let (mut id, mut graph) = (0, ptr::null_mut());
         // SAFETY: the caller promises that the stream is alive, the first three are valid places, and the rest may be null.
@@ -57,41 +56,40 @@ impl CaptureCalls for Cuda {
             let none = ptr::null_mut();
             capture_info(as_stream(stream), &mut status, &mut id, &mut graph, none, ptr::null_mut(), ptr::null_mut())
         };
-        self.check("cuStreamGetCaptureInfo", asked)?;
+        self.check(CallStatus { name, status: asked })?;
         match CaptureStatus::known(status) {
             Some(CaptureStatus::Active) => Ok(Some(Capture { id, graph: RawGraph(graph.addr()) })),
             Some(_) => Ok(None),
             // There may be a capture, and what was written of it may be anything.
             None => Err(Error::unavailable(format!(
-                "cuStreamGetCaptureInfo returned the capture status {status} of stream {:#x}, which this version of gpupool \
+                "{} returned the capture status {status} of stream {:#x}, which this version of gpupool \
                  does not know: end the capture first",
+                documented_name(name),
                 stream.address()
             ))),
         }
     }
 
     unsafe fn graph_retain(&self, graph: RawGraph, kept: Box<dyn Send>) -> Result<()> {
-        let (Some(create), Some(release), Some(retain)) =
-            (self.symbols.user_object_create, self.symbols.user_object_release, self.symbols.graph_retain)
-        else {
-            return Err(self.lacks("cuUserObjectCreate"));
-        };
+        let create = self.optional(self.symbols.user_object_create)?;
+        let release = self.optional(self.symbols.user_object_release)?;
+        let retain = self.optional(self.symbols.graph_retain)?;
         let kept: *mut Box<dyn Send> = Box::into_raw(Box::new(kept));
         let mut object = ptr::null_mut();
         let no_sync = sys::CUuserObject_flags::CU_USER_OBJECT_NO_DESTRUCTOR_SYNC as u32;
         // SAFETY: `object` is a valid place, and `drop_kept` ends what `kept` points to.
-        let created = unsafe { create(&mut object, kept.cast(), drop_kept, 1, no_sync) };
-        if let Err(error) = self.check("cuUserObjectCreate", created) {
+        let created = self.check(unsafe { create.call(&mut object, kept.cast(), drop_kept, 1, no_sync) });
+        if let Err(error) = created {
             // SAFETY: the driver refused it, so the box is still this function's.
             drop(unsafe { Box::from_raw(kept) });
             return Err(error);
         }
-        let hand_on = sys::CUuserObjectRetain_flags::CU_GRAPH_USER_OBJECT_MOVE as u32;
+        let move_to_graph = sys::CUuserObjectRetain_flags::CU_GRAPH_USER_OBJECT_MOVE as u32;
         // SAFETY: the object is alive, and the caller promises that the graph is.
-        let retained = unsafe { retain(as_graph(graph), object, 1, hand_on) };
-        self.check("cuGraphRetainUserObject", retained).inspect_err(|_| {
+        let retained = self.check(unsafe { retain.call(as_graph(graph), object, 1, move_to_graph) });
+        retained.inspect_err(|_| {
             // SAFETY: the graph did not take the only reference, which is this function's.
-            let _ = unsafe { release(object, 1) };
+            let _ = unsafe { release.call(object, 1) };
         })
     }
 }

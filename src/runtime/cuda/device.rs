@@ -33,17 +33,15 @@ impl Cuda {
         }
         let (mut flags, mut active) = (0, 0);
         // SAFETY: both are valid places for ints, and the handle came from `cuDeviceGet`.
-        let status = unsafe { (self.symbols.primary_state)(slot.handle, &mut flags, &mut active) };
-        self.check("cuDevicePrimaryCtxGetState", status)?;
+        self.check(unsafe { self.symbols.primary_state.call(slot.handle, &mut flags, &mut active) })?;
         Ok(active != 0)
     }
 
     pub(super) fn attribute(&self, attribute: sys::CUdevice_attribute, device: Device) -> Result<c_int> {
-        let mut value = 0;
+        let (mut value, handle) = (0, self.slot(device)?.handle);
         // SAFETY: `value` is a valid place for an int, and the handle came from `cuDeviceGet`.
-        let status =
-            unsafe { (self.symbols.device_attribute)(&mut value, attribute as c_int, self.slot(device)?.handle) };
-        self.check("cuDeviceGetAttribute", status).map(|()| value)
+        self.check(unsafe { self.symbols.device_attribute.call(&mut value, attribute as c_int, handle) })?;
+        Ok(value)
     }
 
     pub(super) fn slot(&self, device: Device) -> Result<&CudaDevice> {
@@ -63,8 +61,7 @@ impl Cuda {
         }
         let mut context = ptr::null_mut();
         // SAFETY: `context` is a valid place for a context, and the handle came from `cuDeviceGet`.
-        self.check("cuDevicePrimaryCtxRetain", unsafe { (self.symbols.primary_retain)(&mut context, slot.handle) })
-            .map_err(|e| e.on(device))?;
+        self.check(unsafe { self.symbols.primary_retain.call(&mut context, slot.handle) }).map_err(|e| e.on(device))?;
         Ok(*slot.primary.get_or_init(|| context.addr()))
     }
 
@@ -90,7 +87,7 @@ impl Cuda {
     pub(super) fn current_device_by_handle(&self) -> Result<Device> {
         let mut handle = 0;
         // SAFETY: `handle` is a valid place for a device.
-        self.check("cuCtxGetDevice", unsafe { (self.symbols.device_of_context)(&mut handle) })?;
+        self.check(unsafe { self.symbols.device_of_context.call(&mut handle) })?;
         let ordinal = self.devices.iter().position(|slot| slot.handle == handle);
         ordinal
             .map(|ordinal| Device::from_ordinal(ordinal as u32))

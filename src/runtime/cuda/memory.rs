@@ -33,7 +33,7 @@ impl MemoryCalls for Cuda {
     fn memory_info(&self) -> Result<MemoryInfo> {
         let (mut free, mut total) = (0, 0);
         // SAFETY: both are valid places for a size.
-        self.check("cuMemGetInfo", unsafe { (self.symbols.memory_info)(&mut free, &mut total) })?;
+        self.check(unsafe { self.symbols.memory_info.call(&mut free, &mut total) })?;
         Ok(MemoryInfo { free: free as u64, total: total as u64 })
     }
 
@@ -41,41 +41,37 @@ impl MemoryCalls for Cuda {
         let MemoryLocation::Device(device) = location else { return Ok(most_memory()) };
         let mut bytes = 0;
         // SAFETY: `bytes` is a valid place for a size, and the handle came from `cuDeviceGet`.
-        self.check("cuDeviceTotalMem", unsafe {
-            (self.symbols.device_total_memory)(&mut bytes, self.slot(device)?.handle)
-        })?;
+        self.check(unsafe { self.symbols.device_total_memory.call(&mut bytes, self.slot(device)?.handle) })?;
         Ok(bytes as u64)
     }
 
     fn memory_allocate(&self, bytes: u64) -> Result<u64> {
         let mut address = 0;
         // SAFETY: `address` is a valid place for one.
-        self.check("cuMemAlloc", unsafe { (self.symbols.memory_allocate)(&mut address, bytes as usize) })?;
+        self.check(unsafe { self.symbols.memory_allocate.call(&mut address, bytes as usize) })?;
         Ok(address)
     }
 
     unsafe fn memory_free(&self, address: u64) -> Result<()> {
         // SAFETY: the caller owns the memory.
-        self.check("cuMemFree", unsafe { (self.symbols.memory_free)(address) })
+        self.check(unsafe { self.symbols.memory_free.call(address) })
     }
 
     unsafe fn fill(&self, address: u64, byte: u8, bytes: u64, stream: RawStream) -> Result<()> {
         // SAFETY: the caller promises that the memory and the stream last.
-        self.check("cuMemsetD8Async", unsafe { (self.symbols.fill)(address, byte, bytes as usize, as_stream(stream)) })
+        self.check(unsafe { self.symbols.fill.call(address, byte, bytes as usize, as_stream(stream)) })
     }
 
     unsafe fn copy_to_host(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
         let to = ptr::with_exposed_provenance_mut(to as usize);
         // SAFETY: the caller promises that the stream and both ranges are alive.
-        let status = unsafe { (self.symbols.copy_to_host)(to, from, bytes as usize, as_stream(stream)) };
-        self.check("cuMemcpyDtoHAsync", status)
+        self.check(unsafe { self.symbols.copy_to_host.call(to, from, bytes as usize, as_stream(stream)) })
     }
 
     unsafe fn copy_to_device(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
         let from = ptr::with_exposed_provenance(from as usize);
         // SAFETY: the caller promises that the stream and both ranges are alive.
-        let status = unsafe { (self.symbols.copy_to_device)(to, from, bytes as usize, as_stream(stream)) };
-        self.check("cuMemcpyHtoDAsync", status)
+        self.check(unsafe { self.symbols.copy_to_device.call(to, from, bytes as usize, as_stream(stream)) })
     }
 
     fn stream_ordered_memory(&self) -> &dyn StreamOrderedMemory {
@@ -101,14 +97,14 @@ impl MemoryCalls for Cuda {
         if !self.registers_in_place() {
             let mut address = ptr::null_mut();
             // SAFETY: `address` is a valid place for one.
-            let status = unsafe { (self.symbols.host_allocate)(&mut address, bytes as usize, PORTABLE_AND_MAPPED) };
-            self.check("cuMemHostAlloc", status)?;
+            self.check(unsafe { self.symbols.host_allocate.call(&mut address, bytes as usize, PORTABLE_AND_MAPPED) })?;
             return Ok(address.expose_provenance() as u64);
         }
         let address = map(node, bytes, PagePopulation::Now)?;
         // SAFETY: the range was just mapped, and stays so until it is unregistered.
-        let status = unsafe { (self.symbols.host_register)(pointer(address), bytes as usize, PORTABLE_AND_MAPPED) };
-        self.check("cuMemHostRegister", status).inspect_err(|_| {
+        let registered =
+            unsafe { self.symbols.host_register.call(pointer(address), bytes as usize, PORTABLE_AND_MAPPED) };
+        self.check(registered).inspect_err(|_| {
             // SAFETY: the range was just mapped, and nothing has it.
             unsafe { unmap(address, bytes) };
         })?;
@@ -118,10 +114,10 @@ impl MemoryCalls for Cuda {
     unsafe fn host_free(&self, _node: NumaNode, address: u64, bytes: u64) -> Result<()> {
         if !self.registers_in_place() {
             // SAFETY: the caller owns the memory.
-            return self.check("cuMemFreeHost", unsafe { (self.symbols.host_free)(pointer(address)) });
+            return self.check(unsafe { self.symbols.host_free.call(pointer(address)) });
         }
         // SAFETY: the caller owns the memory.
-        self.check("cuMemHostUnregister", unsafe { (self.symbols.host_unregister)(pointer(address)) })?;
+        self.check(unsafe { self.symbols.host_unregister.call(pointer(address)) })?;
         // SAFETY: the driver knows the memory no more, and the caller gives it up.
         unsafe { unmap(address, bytes) };
         Ok(())

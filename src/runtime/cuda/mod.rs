@@ -25,7 +25,7 @@ use self::device::CudaDevice;
 use self::stream_context::{ADVICE_IF_GONE, is_gone};
 use self::symbols::Symbols;
 use super::device_info::{DeviceInfo, text, uuid_text};
-use super::symbols::{SUCCESS, Status};
+use super::symbols::{CallStatus, OptionalSymbol, SUCCESS, Status, Symbol, documented_name};
 use super::{Context, DeviceUuid, ExtentUse, Kind, MemoryCalls, RawEvent, Runtime, VirtualMemoryCalls};
 use crate::error::{Error, Result, StatusKind, UNKNOWN_STATUS};
 use crate::ids::{Device, MemoryLocation, RawStream};
@@ -48,7 +48,7 @@ const NOT_INITIALIZED: Status = sys::CUresult::CUDA_ERROR_NOT_INITIALIZED as Sta
 const NOT_SUPPORTED: Status = sys::CUresult::CUDA_ERROR_NOT_SUPPORTED as Status;
 
 #[cold]
-fn refusal(function: &'static str, name: impl Into<String>, status: Status) -> Error {
+fn refusal(function: &str, name: impl Into<String>, status: Status) -> Error {
     let kind = match status {
         OUT_OF_MEMORY => StatusKind::OutOfMemory,
         NOT_INITIALIZED => StatusKind::NotInitialized,
@@ -74,30 +74,35 @@ fn as_event(event: RawEvent) -> *mut c_void {
 }
 
 impl Cuda {
-    /// Turns a status of the driver into a result that names the function.
+    /// Turns a call's status into a result that names the function.
     #[inline]
-    fn check(&self, function: &'static str, status: Status) -> Result<()> {
-        if status == SUCCESS { Ok(()) } else { Err(self.refused(function, status)) }
+    fn check(&self, call: CallStatus) -> Result<()> {
+        if call.status == SUCCESS { Ok(()) } else { Err(self.refused(call)) }
     }
 
     #[cold]
-    fn refused(&self, function: &'static str, status: Status) -> Error {
+    fn refused(&self, CallStatus { name: function, status }: CallStatus) -> Error {
+        let function = documented_name(function);
         let mut name = ptr::null();
         // SAFETY: the function takes any status, and `name` is a valid place for a string's address.
-        let named = unsafe { (self.symbols.error_name)(status, &mut name) };
-        if named != SUCCESS || name.is_null() {
+        let named = unsafe { self.symbols.error_name.call(status, &mut name) };
+        if named.status != SUCCESS || name.is_null() {
             return refusal(function, UNKNOWN_STATUS, status);
         }
         // SAFETY: the name is not null, so it is a string that lives as long as the driver.
         refusal(function, unsafe { CStr::from_ptr(name) }.to_string_lossy(), status)
     }
 
-    /// Returns the error of a call that this driver is too old for.
-    #[cold]
-    fn lacks(&self, function: &'static str) -> Error {
-        let (major, minor) = self.version;
-        self.refused(function, NOT_SUPPORTED).map_library(|refused| {
-            refused.advice = Some(format!("This driver, which supports CUDA {major}.{minor}, is too old for it"));
+    /// Returns an optional function.
+    ///
+    /// # Errors
+    /// `ErrorKind::Library` if this driver is too old for it.
+    fn optional<F>(&self, symbol: OptionalSymbol<F>) -> Result<Symbol<F>> {
+        symbol.map_err(|name| {
+            let (major, minor) = self.version;
+            self.refused(CallStatus { name, status: NOT_SUPPORTED }).map_library(|refused| {
+                refused.advice = Some(format!("This driver, which supports CUDA {major}.{minor}, is too old for it"));
+            })
         })
     }
 
@@ -106,7 +111,7 @@ impl Cuda {
     fn current_context(&self) -> Result<usize> {
         let mut context = ptr::null_mut();
         // SAFETY: `context` is a valid place for a context.
-        self.check("cuCtxGetCurrent", unsafe { (self.symbols.get_context)(&mut context) })?;
+        self.check(unsafe { self.symbols.get_context.call(&mut context) })?;
         Ok(context.addr())
     }
 
@@ -116,7 +121,7 @@ impl Cuda {
     /// It is alive, or the driver is to find out.
     unsafe fn set_context(&self, context: usize) -> Result<()> {
         // SAFETY: the caller vouches for the context.
-        self.check("cuCtxSetCurrent", unsafe { (self.symbols.set_context)(ptr::without_provenance_mut(context)) })
+        self.check(unsafe { self.symbols.set_context.call(ptr::without_provenance_mut(context)) })
     }
 }
 
@@ -137,12 +142,9 @@ impl Runtime for Cuda {
         let handle = self.slot(device)?.handle;
         let (mut name, mut place) = ([0_u8; 256], [0_u8; 32]);
         // SAFETY: `name` has the given length, which the driver keeps to, with a final zero.
-        let status = unsafe { (self.symbols.device_name)(name.as_mut_ptr().cast(), name.len() as c_int, handle) };
-        self.check("cuDeviceGetName", status)?;
+        self.check(unsafe { self.symbols.device_name.call(name.as_mut_ptr().cast(), name.len() as c_int, handle) })?;
         // SAFETY: `place` has the given length, which the driver keeps to, with a final zero.
-        let status =
-            unsafe { (self.symbols.device_pci_bus_id)(place.as_mut_ptr().cast(), place.len() as c_int, handle) };
-        self.check("cuDeviceGetPCIBusId", status)?;
+        self.check(unsafe { self.symbols.device_pci_bus_id.call(place.as_mut_ptr().cast(), 32, handle) })?;
         let name = text(&name);
         // The driver's API shows it only in the name: "NVIDIA A100-SXM4-40GB MIG 1g.5gb".
         let is_mig = name.contains(" MIG ");
@@ -166,7 +168,7 @@ impl Runtime for Cuda {
     fn device_uuid(&self, device: Device) -> Result<DeviceUuid> {
         let mut uuid = [0; 16];
         // SAFETY: `uuid` is a valid place for a UUID; that of a MIG instance is its own, not its GPU's.
-        self.check("cuDeviceGetUuid_v2", unsafe { (self.symbols.device_uuid)(&mut uuid, self.slot(device)?.handle) })?;
+        self.check(unsafe { self.symbols.device_uuid.call(&mut uuid, self.slot(device)?.handle) })?;
         Ok(uuid)
     }
 

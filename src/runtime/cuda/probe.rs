@@ -8,7 +8,7 @@ use cudarc::driver::sys::CUresult;
 
 use super::device::CudaDevice;
 use super::symbols::Symbols;
-use super::{Cuda, Status};
+use super::{CallStatus, Cuda, SUCCESS, Status};
 use crate::error::{Error, Result};
 use crate::shared_object::{self, Library};
 
@@ -62,7 +62,7 @@ fn version_of(library: &Library) -> Option<(u32, u32)> {
         let function = library.get::<unsafe extern "C" fn(*mut c_int) -> Status>(c"cuDriverGetVersion").ok()?;
         function(&mut version)
     };
-    (status == 0).then(|| as_version(version))
+    (status == SUCCESS).then(|| as_version(version))
 }
 
 fn as_version(number: c_int) -> (u32, u32) {
@@ -116,15 +116,15 @@ impl Cuda {
             let error = error.map_library(|refused| refused.path = Some(path.to_owned()));
             broken(format!("the NVIDIA driver does not start ({error}); {}", remedy(status)))
         };
-        let check = |cuda: &Self, function, status| match status {
+        let check = |cuda: &Self, call: CallStatus| match call.status {
             NO_DEVICE => Err(no_device()),
-            status => cuda.check(function, status).map_err(|error| does_not_start(error, status)),
+            status => cuda.check(call).map_err(|error| does_not_start(error, status)),
         };
         // SAFETY: `cuInit` may be called from any thread at any time; 0 is its only flag.
-        check(self, "cuInit", unsafe { (self.symbols.init)(0) })?;
+        check(self, unsafe { self.symbols.init.call(0) })?;
         let mut version = 0;
         // SAFETY: `version` is a valid place for an int.
-        check(self, "cuDriverGetVersion", unsafe { (self.symbols.driver_version)(&mut version) })?;
+        check(self, unsafe { self.symbols.driver_version.call(&mut version) })?;
         self.version = as_version(version);
         if self.version < OLDEST {
             let (major, minor) = self.version;
@@ -136,11 +136,11 @@ impl Cuda {
         }
         let mut count = 0;
         // SAFETY: `count` is a valid place for an int.
-        check(self, "cuDeviceGetCount", unsafe { (self.symbols.device_count)(&mut count) })?;
+        check(self, unsafe { self.symbols.device_count.call(&mut count) })?;
         for ordinal in 0..count {
             let mut handle = 0;
             // SAFETY: `handle` is a valid place for a device.
-            check(self, "cuDeviceGet", unsafe { (self.symbols.device)(&mut handle, ordinal) })?;
+            check(self, unsafe { self.symbols.device.call(&mut handle, ordinal) })?;
             self.devices.push(CudaDevice::new(handle));
         }
         if self.devices.is_empty() { Err(no_device()) } else { Ok(()) }

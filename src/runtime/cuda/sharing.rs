@@ -19,15 +19,14 @@ impl SharingCalls for Cuda {
         let flags =
             sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32 | sys::CUevent_flags::CU_EVENT_INTERPROCESS as u32;
         // SAFETY: `event` is a valid place for an event.
-        self.check("cuEventCreate", unsafe { (self.symbols.event_create)(&mut event, flags) })?;
+        self.check(unsafe { self.symbols.event_create.call(&mut event, flags) })?;
         Ok(RawEvent(event.addr()))
     }
 
     unsafe fn event_export(&self, event: RawEvent) -> Result<ExportedEvent> {
         let mut name = [0_u8; 64];
         // SAFETY: `name` is a valid place for a handle, 64 bytes; the caller promises that the event is alive.
-        let status = unsafe { (self.symbols.event_export)(&mut name, as_event(event)) };
-        self.check("cuIpcGetEventHandle", status)?;
+        self.check(unsafe { self.symbols.event_export.call(&mut name, as_event(event)) })?;
         Ok(ExportedEvent { name, descriptor: None })
     }
 
@@ -36,7 +35,7 @@ impl SharingCalls for Cuda {
         let handle = unsafe { mem::transmute::<[u8; 64], sys::CUipcEventHandle>(exported.name) };
         let mut event = ptr::null_mut();
         // SAFETY: `event` is a valid place for an event; the driver refuses a handle that names none.
-        self.check("cuIpcOpenEventHandle", unsafe { (self.symbols.event_import)(&mut event, handle) })?;
+        self.check(unsafe { self.symbols.event_import.call(&mut event, handle) })?;
         Ok(RawEvent(event.addr()))
     }
 
@@ -44,9 +43,9 @@ impl SharingCalls for Cuda {
         let mut descriptor: RawFd = -1;
         // SAFETY: the caller promises that the extent is alive; `descriptor` is a valid place for one, and 0 are the only
         // flags.
-        let status =
-            unsafe { (self.symbols.extent_export)(ptr::from_mut(&mut descriptor).cast(), extent.0, POSIX_FD, 0) };
-        self.check("cuMemExportToShareableHandle", status)?;
+        self.check(unsafe {
+            self.symbols.extent_export.call(ptr::from_mut(&mut descriptor).cast(), extent.0, POSIX_FD, 0)
+        })?;
         // SAFETY: the driver has just made the descriptor, and only this function has it.
         Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
     }
@@ -56,8 +55,7 @@ impl SharingCalls for Cuda {
         // A descriptor is given as a pointer of its value.
         let descriptor = ptr::without_provenance_mut(exported.as_raw_fd() as usize);
         // SAFETY: `extent` is a valid place for one, and the descriptor is open.
-        let status = unsafe { (self.symbols.extent_import)(&mut extent, descriptor, POSIX_FD) };
-        self.check("cuMemImportFromShareableHandle", status)?;
+        self.check(unsafe { self.symbols.extent_import.call(&mut extent, descriptor, POSIX_FD) })?;
         Ok(Extent(extent))
     }
 }

@@ -42,10 +42,10 @@ impl Cuda {
         {
             return Ok(device);
         }
-        let older = if self.symbols.stream_green_context.is_some() {
+        let older = if self.symbols.stream_green_context.is_ok() {
             ""
         } else {
-            ". If it is of a green context: this driver cannot tell whose, one for CUDA 12.5 or later can"
+            ". If it is of a green context: this driver cannot say of which, one for CUDA 12.5 or later can"
         };
         Err(Error::invalid_value(format!(
             "stream {:#x} belongs to a context that is neither the primary context of a device nor a green one; handles are made in primary contexts, so take a stream made there (cuDevicePrimaryCtxRetain, cudaSetDevice){older}",
@@ -58,11 +58,10 @@ impl Cuda {
     /// # Safety
     /// The stream is alive.
     unsafe fn parent_of_green_context(&self, stream: RawStream) -> Result<Option<usize>> {
-        let Some(green_context) = self.symbols.stream_green_context else { return Ok(None) };
+        let Ok(green_context) = self.symbols.stream_green_context else { return Ok(None) };
         let (mut parent, mut green) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: the caller promises that the stream is alive, and both are valid places for a context.
-        let asked = unsafe { green_context(as_stream(stream), &mut parent, &mut green) };
-        self.check("cuStreamGetCtx_v2", asked)?;
+        self.check(unsafe { green_context.call(as_stream(stream), &mut parent, &mut green) })?;
         Ok((!green.is_null()).then(|| parent.addr()))
     }
 }

@@ -15,7 +15,7 @@ impl Cuda {
         let handle = self.slot(self.current_device()?)?.handle;
         let mut pool = ptr::null_mut();
         // SAFETY: `pool` is a valid place for a pool.
-        self.check("cuDeviceGetMemPool", unsafe { (self.symbols.memory_pool)(&mut pool, handle) })?;
+        self.check(unsafe { self.symbols.memory_pool.call(&mut pool, handle) })?;
         Ok(pool)
     }
 }
@@ -24,14 +24,15 @@ impl StreamOrderedMemory for Cuda {
     unsafe fn allocate_async(&self, bytes: u64, stream: RawStream) -> Result<u64> {
         let mut address = 0;
         // SAFETY: `address` is a valid place for one, and the caller promises that the stream is alive.
-        let status = unsafe { (self.symbols.memory_allocate_async)(&mut address, bytes as usize, as_stream(stream)) };
-        self.check("cuMemAllocAsync", status)?;
+        self.check(unsafe {
+            self.symbols.memory_allocate_async.call(&mut address, bytes as usize, as_stream(stream))
+        })?;
         Ok(address)
     }
 
     unsafe fn free_async(&self, address: u64, stream: RawStream) -> Result<()> {
         // SAFETY: the caller owns the memory and promises that the stream is alive.
-        self.check("cuMemFreeAsync", unsafe { (self.symbols.memory_free_async)(address, as_stream(stream)) })
+        self.check(unsafe { self.symbols.memory_free_async.call(address, as_stream(stream)) })
     }
 
     fn pool_reserved(&self) -> Result<Option<PoolReserved>> {
@@ -39,8 +40,9 @@ impl StreamOrderedMemory for Cuda {
         let get = |attribute: sys::CUmemPool_attribute| -> Result<u64> {
             let mut bytes = 0_u64;
             // SAFETY: the pool is the device's own, and both attributes are 64 bits wide.
-            let status = unsafe { (self.symbols.pool_get)(pool, attribute as c_int, ptr::from_mut(&mut bytes).cast()) };
-            self.check("cuMemPoolGetAttribute", status)?;
+            self.check(unsafe {
+                self.symbols.pool_get.call(pool, attribute as c_int, ptr::from_mut(&mut bytes).cast())
+            })?;
             Ok(bytes)
         };
         let now = get(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?;
@@ -51,12 +53,11 @@ impl StreamOrderedMemory for Cuda {
     fn trim_pool(&self) -> Result<()> {
         let pool = self.memory_pool()?;
         // SAFETY: the pool is the device's own.
-        self.check("cuMemPoolTrimTo", unsafe { (self.symbols.pool_trim)(pool, 0) })?;
+        self.check(unsafe { self.symbols.pool_trim.call(pool, 0) })?;
         let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH;
         // Only 0 may be set.
         let mut bytes = 0_u64;
         // SAFETY: the pool is the device's own, and the attribute is 64 bits wide.
-        let status = unsafe { (self.symbols.pool_set)(pool, attribute as c_int, ptr::from_mut(&mut bytes).cast()) };
-        self.check("cuMemPoolSetAttribute", status)
+        self.check(unsafe { self.symbols.pool_set.call(pool, attribute as c_int, ptr::from_mut(&mut bytes).cast()) })
     }
 }

@@ -7,9 +7,10 @@ use std::ptr;
 use cudarc::driver::sys;
 
 use super::stream_context::is_gone;
-use super::{Cuda, Status, as_event, as_stream};
+use super::{CallStatus, Cuda, Status, as_event, as_stream};
 use crate::error::Result;
 use crate::ids::{Device, RawStream};
+use crate::runtime::driver_streams::driver_stream_calls;
 use crate::runtime::{RawEvent, Runtime, StreamCalls};
 
 const NOT_READY: Status = sys::CUresult::CUDA_ERROR_NOT_READY as Status;
@@ -17,23 +18,20 @@ const NOT_READY: Status = sys::CUresult::CUDA_ERROR_NOT_READY as Status;
 impl Cuda {
     /// Returns whether the queried work is done.
     #[inline]
-    fn is_ready(&self, function: &'static str, status: Status) -> Result<bool> {
-        if status == NOT_READY { Ok(false) } else { self.check(function, status).map(|()| true) }
+    fn is_ready(&self, call: CallStatus) -> Result<bool> {
+        if call.status == NOT_READY { Ok(false) } else { self.check(call).map(|()| true) }
     }
 }
 
 impl StreamCalls for Cuda {
+    driver_stream_calls!();
+
     fn stream_create(&self) -> Result<RawStream> {
         let mut stream = ptr::null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: `stream` is a valid place for a stream.
-        self.check("cuStreamCreate", unsafe { (self.symbols.stream_create)(&mut stream, flags) })?;
+        self.check(unsafe { self.symbols.stream_create.call(&mut stream, flags) })?;
         Ok(RawStream::from_address(stream.addr()))
-    }
-
-    unsafe fn stream_destroy(&self, stream: RawStream) -> Result<()> {
-        // SAFETY: the caller owns the stream.
-        self.check("cuStreamDestroy", unsafe { (self.symbols.stream_destroy)(as_stream(stream)) })
     }
 
     unsafe fn stream_device(&self, stream: RawStream) -> Result<Device> {
@@ -45,7 +43,7 @@ impl StreamCalls for Cuda {
         }
         let mut context = ptr::null_mut();
         // SAFETY: the caller promises that the stream is alive.
-        self.check("cuStreamGetCtx", unsafe { (self.symbols.stream_context)(as_stream(stream), &mut context) })?;
+        self.check(unsafe { self.symbols.stream_context.call(as_stream(stream), &mut context) })?;
         match self.known_device_of(context.addr()) {
             Some(device) => Ok(device),
             // SAFETY: the caller promises that the stream is alive.
@@ -56,77 +54,40 @@ impl StreamCalls for Cuda {
     unsafe fn stream_id(&self, stream: RawStream) -> Result<u64> {
         let mut id = 0;
         // SAFETY: the caller promises that the stream is alive, and `id` is a valid place for a number.
-        self.check("cuStreamGetId", unsafe { (self.symbols.stream_id)(as_stream(stream), &mut id) })?;
+        self.check(unsafe { self.symbols.stream_id.call(as_stream(stream), &mut id) })?;
         Ok(id)
-    }
-
-    unsafe fn stream_query(&self, stream: RawStream) -> Result<bool> {
-        // SAFETY: the caller promises that the stream is alive.
-        self.is_ready("cuStreamQuery", unsafe { (self.symbols.stream_query)(as_stream(stream)) })
-    }
-
-    unsafe fn stream_synchronize(&self, stream: RawStream) -> Result<()> {
-        // SAFETY: the caller promises that the stream is alive.
-        self.check("cuStreamSynchronize", unsafe { (self.symbols.stream_synchronize)(as_stream(stream)) })
-    }
-
-    unsafe fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> Result<()> {
-        // SAFETY: the caller promises that both are alive.
-        self.check("cuStreamWaitEvent", unsafe {
-            (self.symbols.stream_wait_event)(as_stream(stream), as_event(event), 0)
-        })
     }
 
     unsafe fn stream_is_gone(&self, stream: RawStream) -> bool {
         let mut status: c_int = 0;
         // SAFETY: the caller promises that the stream was not destroyed, and the driver finds out whether its context was.
-        is_gone(unsafe { (self.symbols.stream_is_capturing)(as_stream(stream), &mut status) })
+        is_gone(unsafe { self.symbols.stream_is_capturing.call(as_stream(stream), &mut status) }.status)
     }
 
     fn event_create(&self) -> Result<RawEvent> {
         let mut event = ptr::null_mut();
         let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
         // SAFETY: `event` is a valid place for an event.
-        self.check("cuEventCreate", unsafe { (self.symbols.event_create)(&mut event, flags) })?;
+        self.check(unsafe { self.symbols.event_create.call(&mut event, flags) })?;
         Ok(RawEvent(event.addr()))
     }
 
-    unsafe fn event_destroy(&self, event: RawEvent) -> Result<()> {
-        // SAFETY: the caller owns the event.
-        self.check("cuEventDestroy", unsafe { (self.symbols.event_destroy)(as_event(event)) })
-    }
-
-    unsafe fn event_record(&self, event: RawEvent, stream: RawStream) -> Result<()> {
-        // SAFETY: the caller promises that both are alive.
-        self.check("cuEventRecord", unsafe { (self.symbols.event_record)(as_event(event), as_stream(stream)) })
-    }
-
     unsafe fn event_record_context(&self, event: RawEvent) -> Result<()> {
-        let Some(record) = self.symbols.context_record_event else { return Err(self.lacks("cuCtxRecordEvent")) };
+        let record = self.optional(self.symbols.context_record_event)?;
         let context = ptr::without_provenance_mut(self.current_context()?);
         // SAFETY: the context is current, and the caller promises that the event is alive.
-        self.check("cuCtxRecordEvent", unsafe { record(context, as_event(event)) })
+        self.check(unsafe { record.call(context, as_event(event)) })
     }
 
     unsafe fn context_wait_event(&self, event: RawEvent) -> Result<()> {
-        let Some(wait) = self.symbols.context_wait_event else { return Err(self.lacks("cuCtxWaitEvent")) };
+        let wait = self.optional(self.symbols.context_wait_event)?;
         let context = ptr::without_provenance_mut(self.current_context()?);
         // SAFETY: the context is current, and the caller promises that the event is alive.
-        self.check("cuCtxWaitEvent", unsafe { wait(context, as_event(event)) })
-    }
-
-    unsafe fn event_query(&self, event: RawEvent) -> Result<bool> {
-        // SAFETY: the caller promises that the event is alive.
-        self.is_ready("cuEventQuery", unsafe { (self.symbols.event_query)(as_event(event)) })
-    }
-
-    unsafe fn event_synchronize(&self, event: RawEvent) -> Result<()> {
-        // SAFETY: the caller promises that the event is alive.
-        self.check("cuEventSynchronize", unsafe { (self.symbols.event_synchronize)(as_event(event)) })
+        self.check(unsafe { wait.call(context, as_event(event)) })
     }
 
     fn context_synchronize(&self) -> Result<()> {
         // SAFETY: the function takes nothing, and refuses where no context is current.
-        self.check("cuCtxSynchronize", unsafe { (self.symbols.context_synchronize)() })
+        self.check(unsafe { self.symbols.context_synchronize.call() })
     }
 }

@@ -10,7 +10,7 @@ use super::Cuda;
 use super::extent_use::lesser;
 use super::sharing::POSIX_FD;
 use crate::error::{Result, StatusKind};
-use crate::ids::{Device, MemoryLocation, NumaNode};
+use crate::ids::{Device, MemoryLocation};
 use crate::observe::target::RUNTIME;
 use crate::runtime::{Extent, ExtentUse, VirtualMemoryCalls};
 
@@ -19,27 +19,6 @@ use crate::runtime::{Extent, ExtentUse, VirtualMemoryCalls};
 struct CudaMemLocation {
     kind: sys::CUmemLocationType,
     id: c_int,
-}
-
-fn location_of(location: CudaMemLocation) -> sys::CUmemLocation {
-    // SAFETY: the driver's struct is a kind and an int, or a union of ints of that size.
-    unsafe { mem::transmute::<CudaMemLocation, sys::CUmemLocation>(location) }
-}
-
-/// Returns the properties of plain memory there, not shared with other processes.
-fn extent_properties(location: sys::CUmemLocation) -> sys::CUmemAllocationProp {
-    sys::CUmemAllocationProp {
-        type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
-        requestedHandleTypes: sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
-        location,
-        win32HandleMetaData: ptr::null_mut(),
-        allocFlags: sys::CUmemAllocationProp_st__bindgen_ty_1 {
-            compressionType: 0,
-            gpuDirectRDMACapable: 0,
-            usage: 0,
-            reserved: [0; 4],
-        },
-    }
 }
 
 impl Cuda {
@@ -53,12 +32,24 @@ impl Cuda {
                 (sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA, node.number().cast_signed())
             }
         };
-        Ok(location_of(CudaMemLocation { kind, id }))
+        // SAFETY: the driver's struct is a kind and an int, or a union of ints of that size.
+        Ok(unsafe { mem::transmute::<CudaMemLocation, sys::CUmemLocation>(CudaMemLocation { kind, id }) })
     }
 
     /// Returns the properties of plain memory there, for this process alone.
     fn extent_properties(&self, location: MemoryLocation) -> Result<sys::CUmemAllocationProp> {
-        self.location(location).map(extent_properties)
+        Ok(sys::CUmemAllocationProp {
+            type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+            requestedHandleTypes: sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+            location: self.location(location)?,
+            win32HandleMetaData: ptr::null_mut(),
+            allocFlags: sys::CUmemAllocationProp_st__bindgen_ty_1 {
+                compressionType: 0,
+                gpuDirectRDMACapable: 0,
+                usage: 0,
+                reserved: [0; 4],
+            },
+        })
     }
 
     fn create_for(&self, location: MemoryLocation, bytes: u64, extent_use: ExtentUse) -> Result<Extent> {
@@ -69,18 +60,12 @@ impl Cuda {
         properties.allocFlags.gpuDirectRDMACapable = u8::from(extent_use.is_rdma);
         let mut extent = 0;
         // SAFETY: `extent` is a valid place for one, the properties are whole, and 0 are the only flags.
-        self.check("cuMemCreate", unsafe {
-            (self.symbols.extent_create)(&mut extent, bytes as usize, &properties, 0)
-        })?;
+        self.check(unsafe { self.symbols.extent_create.call(&mut extent, bytes as usize, &properties, 0) })?;
         Ok(Extent(extent))
     }
 
-    /// Returns whether extents can be made on a node of the host and mapped for it and every device. It is tried:
-    /// drivers since CUDA 12.2 can, on some machines, but the attribute for it came with CUDA 12.9.
-    fn has_host_extents(&self, node: NumaNode) -> bool {
-        self.rehearse(node.into()).is_ok()
-    }
-
+    /// Makes an extent on a node of the host and maps it for the node and every device. Drivers since CUDA 12.2 can, on some
+    /// machines, but the attribute for it came with CUDA 12.9.
     fn rehearse(&self, node: MemoryLocation) -> Result<()> {
         let bytes = self.page_bytes(node)?;
         let address = self.address_reserve(bytes)?;
@@ -106,7 +91,7 @@ impl VirtualMemoryCalls for Cuda {
     fn supports_virtual_memory(&self, location: MemoryLocation) -> Result<bool> {
         let device = match location {
             MemoryLocation::Device(device) => device,
-            MemoryLocation::Host(node) => return Ok(self.has_host_extents(node)),
+            MemoryLocation::Host(_) => return Ok(self.rehearse(location).is_ok()),
         };
         let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
         self.attribute(attribute, device).map(|value| value != 0)
@@ -117,8 +102,7 @@ impl VirtualMemoryCalls for Cuda {
         let least = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
         let mut bytes = 0;
         // SAFETY: `bytes` is a valid place for a size, and the properties are whole.
-        let status = unsafe { (self.symbols.granularity)(&mut bytes, &properties, least as c_int) };
-        self.check("cuMemGetAllocationGranularity", status)?;
+        self.check(unsafe { self.symbols.granularity.call(&mut bytes, &properties, least as c_int) })?;
         Ok(bytes as u64)
     }
 
@@ -126,9 +110,7 @@ impl VirtualMemoryCalls for Cuda {
         let (device, peer) = (self.slot(device)?.handle, self.slot(peer)?.handle);
         let mut can_access = 0;
         // SAFETY: `can_access` is a valid place for an int, and the handles came from `cuDeviceGet`.
-        self.check("cuDeviceCanAccessPeer", unsafe {
-            (self.symbols.device_can_access_peer)(&mut can_access, device, peer)
-        })?;
+        self.check(unsafe { self.symbols.device_can_access_peer.call(&mut can_access, device, peer) })?;
         Ok(can_access != 0)
     }
 
@@ -136,14 +118,13 @@ impl VirtualMemoryCalls for Cuda {
         let mut address = 0;
         // SAFETY: `address` is a valid place for one. Alignment 0 is the driver's own, which is the page size; no
         // address is asked for, and 0 are the only flags.
-        let status = unsafe { (self.symbols.address_reserve)(&mut address, bytes as usize, 0, 0, 0) };
-        self.check("cuMemAddressReserve", status)?;
+        self.check(unsafe { self.symbols.address_reserve.call(&mut address, bytes as usize, 0, 0, 0) })?;
         Ok(address)
     }
 
     unsafe fn address_free(&self, address: u64, bytes: u64) -> Result<()> {
         // SAFETY: the caller owns the reservation.
-        self.check("cuMemAddressFree", unsafe { (self.symbols.address_free)(address, bytes as usize) })
+        self.check(unsafe { self.symbols.address_free.call(address, bytes as usize) })
     }
 
     /// Makes an extent for as many uses as the driver allows, which a device's first one finds out.
@@ -193,12 +174,12 @@ impl VirtualMemoryCalls for Cuda {
 
     unsafe fn extent_release(&self, extent: Extent) -> Result<()> {
         // SAFETY: the caller owns the extent.
-        self.check("cuMemRelease", unsafe { (self.symbols.extent_release)(extent.0) })
+        self.check(unsafe { self.symbols.extent_release.call(extent.0) })
     }
 
     unsafe fn memory_map(&self, address: u64, bytes: u64, extent: Extent) -> Result<()> {
         // SAFETY: the caller promises that the addresses are free and the memory alive; 0 are the only flags.
-        self.check("cuMemMap", unsafe { (self.symbols.memory_map)(address, bytes as usize, 0, extent.0, 0) })
+        self.check(unsafe { self.symbols.memory_map.call(address, bytes as usize, 0, extent.0, 0) })
     }
 
     unsafe fn memory_set_access(&self, address: u64, bytes: u64, by: &[MemoryLocation]) -> Result<()> {
@@ -206,13 +187,13 @@ impl VirtualMemoryCalls for Cuda {
         let describe = |&by: &MemoryLocation| Ok(sys::CUmemAccessDesc { location: self.location(by)?, flags });
         let access = by.iter().map(describe).collect::<Result<Vec<_>>>()?;
         // SAFETY: the caller promises that the range is mapped, and `access` has as many entries as said.
-        let status =
-            unsafe { (self.symbols.memory_set_access)(address, bytes as usize, access.as_ptr(), access.len()) };
-        self.check("cuMemSetAccess", status)
+        self.check(unsafe {
+            self.symbols.memory_set_access.call(address, bytes as usize, access.as_ptr(), access.len())
+        })
     }
 
     unsafe fn memory_unmap(&self, address: u64, bytes: u64) -> Result<()> {
         // SAFETY: the caller promises that nothing uses these mappings again.
-        self.check("cuMemUnmap", unsafe { (self.symbols.memory_unmap)(address, bytes as usize) })
+        self.check(unsafe { self.symbols.memory_unmap.call(address, bytes as usize) })
     }
 }

@@ -16,7 +16,7 @@ impl MemoryCalls for Hip {
     fn memory_info(&self) -> Result<MemoryInfo> {
         let (mut free, mut total) = (0, 0);
         // SAFETY: both are valid places for a size.
-        self.check("hipMemGetInfo", unsafe { (self.symbols.memory_info)(&mut free, &mut total) })?;
+        self.check(unsafe { self.symbols.memory_info.call(&mut free, &mut total) })?;
         Ok(MemoryInfo { free: free as u64, total: total as u64 })
     }
 
@@ -24,41 +24,37 @@ impl MemoryCalls for Hip {
         let MemoryLocation::Device(device) = location else { return Ok(most_memory()) };
         let mut bytes = 0;
         // SAFETY: `bytes` is a valid place for a size.
-        let status = unsafe { (self.symbols.device_total_memory)(&mut bytes, self.ordinal(device)?) };
-        self.check("hipDeviceTotalMem", status)?;
+        self.check(unsafe { self.symbols.device_total_memory.call(&mut bytes, self.ordinal(device)?) })?;
         Ok(bytes as u64)
     }
 
     fn memory_allocate(&self, bytes: u64) -> Result<u64> {
         let mut address = ptr::null_mut();
         // SAFETY: `address` is a valid place for one.
-        self.check("hipMalloc", unsafe { (self.symbols.memory_allocate)(&mut address, bytes as usize) })?;
+        self.check(unsafe { self.symbols.memory_allocate.call(&mut address, bytes as usize) })?;
         Ok(address.addr() as u64)
     }
 
     unsafe fn memory_free(&self, address: u64) -> Result<()> {
         // SAFETY: the caller owns the memory.
-        self.check("hipFree", unsafe { (self.symbols.memory_free)(as_pointer(address)) })
+        self.check(unsafe { self.symbols.memory_free.call(as_pointer(address)) })
     }
 
     unsafe fn fill(&self, address: u64, byte: u8, bytes: u64, stream: RawStream) -> Result<()> {
         // SAFETY: the caller promises that the memory and the stream last.
-        let status = unsafe { (self.symbols.fill)(as_pointer(address), byte, bytes as usize, as_stream(stream)) };
-        self.check("hipMemsetD8Async", status)
+        self.check(unsafe { self.symbols.fill.call(as_pointer(address), byte, bytes as usize, as_stream(stream)) })
     }
 
     unsafe fn copy_to_host(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
         let (to, from, stream) = (as_pointer(to), as_pointer(from), as_stream(stream));
         // SAFETY: the caller promises that the stream and both ranges are alive.
-        let status = unsafe { (self.symbols.copy_to_host)(to, from, bytes as usize, stream) };
-        self.check("hipMemcpyDtoHAsync", status)
+        self.check(unsafe { self.symbols.copy_to_host.call(to, from, bytes as usize, stream) })
     }
 
     unsafe fn copy_to_device(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
         let (to, from, stream) = (as_pointer(to), as_pointer(from), as_stream(stream));
         // SAFETY: the caller promises that the stream and both ranges are alive.
-        let status = unsafe { (self.symbols.copy_to_device)(to, from, bytes as usize, stream) };
-        self.check("hipMemcpyHtoDAsync", status)
+        self.check(unsafe { self.symbols.copy_to_device.call(to, from, bytes as usize, stream) })
     }
 
     fn stream_ordered_memory(&self) -> &dyn StreamOrderedMemory {
@@ -72,14 +68,13 @@ impl MemoryCalls for Hip {
     fn host_allocate(&self, _node: NumaNode, bytes: u64) -> Result<u64> {
         let mut address = ptr::null_mut();
         // SAFETY: `address` is a valid place for one.
-        let status = unsafe { (self.symbols.host_allocate)(&mut address, bytes as usize, PORTABLE_AND_MAPPED) };
-        self.check("hipHostMalloc", status)?;
+        self.check(unsafe { self.symbols.host_allocate.call(&mut address, bytes as usize, PORTABLE_AND_MAPPED) })?;
         Ok(address.expose_provenance() as u64)
     }
 
     unsafe fn host_free(&self, _node: NumaNode, address: u64, _bytes: u64) -> Result<()> {
         // SAFETY: the caller owns the memory.
-        self.check("hipHostFree", unsafe { (self.symbols.host_free)(as_pointer(address)) })
+        self.check(unsafe { self.symbols.host_free.call(as_pointer(address)) })
     }
 }
 
@@ -87,14 +82,14 @@ impl StreamOrderedMemory for Hip {
     unsafe fn allocate_async(&self, bytes: u64, stream: RawStream) -> Result<u64> {
         let mut address = ptr::null_mut();
         // SAFETY: `address` is a valid place for one, and the caller promises that the stream is alive.
-        let status = unsafe { (self.symbols.memory_allocate_async)(&mut address, bytes as usize, as_stream(stream)) };
-        self.check("hipMallocAsync", status)?;
+        self.check(unsafe {
+            self.symbols.memory_allocate_async.call(&mut address, bytes as usize, as_stream(stream))
+        })?;
         Ok(address.addr() as u64)
     }
 
     unsafe fn free_async(&self, address: u64, stream: RawStream) -> Result<()> {
         // SAFETY: the caller owns the memory and promises that the stream is alive.
-        let status = unsafe { (self.symbols.memory_free_async)(as_pointer(address), as_stream(stream)) };
-        self.check("hipFreeAsync", status)
+        self.check(unsafe { self.symbols.memory_free_async.call(as_pointer(address), as_stream(stream)) })
     }
 }

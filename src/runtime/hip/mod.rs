@@ -18,7 +18,7 @@ use std::ptr;
 use self::symbols::Symbols;
 use self::virtual_memory::{Mappings, PrivateDevices};
 use super::device_info::{DeviceInfo, text, uuid_text};
-use super::symbols::Status;
+use super::symbols::{CallStatus, SUCCESS, Status, documented_name};
 use super::{Context, DeviceUuid, Kind, MemoryCalls, RawEvent, Runtime, VirtualMemoryCalls, no_such_device};
 use crate::error::{Error, Result, StatusKind, UNKNOWN_STATUS};
 use crate::ids::{Device, MemoryLocation, RawStream};
@@ -68,15 +68,16 @@ fn uuid_of(bytes: [u8; 16]) -> Option<String> {
 }
 
 impl Hip {
-    /// Turns a status into a result that names the function.
+    /// Turns a call's status into a result that names the function.
     #[inline]
-    fn check(&self, function: &'static str, status: Status) -> Result<()> {
-        if status == 0 { Ok(()) } else { Err(self.refused(function, status)) }
+    fn check(&self, call: CallStatus) -> Result<()> {
+        if call.status == SUCCESS { Ok(()) } else { Err(self.refused(call)) }
     }
 
     #[cold]
-    fn refused(&self, function: &'static str, status: Status) -> Error {
+    fn refused(&self, CallStatus { name: function, status }: CallStatus) -> Error {
         self.forget_last_error();
+        let function = documented_name(function);
         let kind = match status {
             OUT_OF_MEMORY => StatusKind::OutOfMemory,
             NOT_INITIALIZED => StatusKind::NotInitialized,
@@ -84,7 +85,7 @@ impl Hip {
             _ => StatusKind::Other,
         };
         // SAFETY: the function takes any status and returns a string that lives as long as the library, or null.
-        let name = unsafe { (self.symbols.error_name)(status) };
+        let name = unsafe { (self.symbols.error_name.function)(status) };
         if name.is_null() {
             return Error::refused("hip", function, UNKNOWN_STATUS, status, kind);
         }
@@ -98,7 +99,7 @@ impl Hip {
     /// Clears the last call's status from this thread's last error.
     fn forget_last_error(&self) {
         // SAFETY: the function takes nothing and may be called at any time.
-        unsafe { (self.symbols.last_error)() };
+        unsafe { self.symbols.last_error.call() };
     }
 
     fn ordinal(&self, device: Device) -> Result<c_int> {
@@ -117,15 +118,14 @@ impl Hip {
         let mut place = [0_u8; 32];
         let (buffer, length) = (place.as_mut_ptr().cast(), place.len() as c_int);
         // SAFETY: `place` has the given length, which the library keeps to, with a final zero.
-        let status = unsafe { (self.symbols.device_pci_bus_id)(buffer, length, ordinal) };
-        self.check("hipDeviceGetPCIBusId", status)?;
+        self.check(unsafe { self.symbols.device_pci_bus_id.call(buffer, length, ordinal) })?;
         Ok(text(&place))
     }
 
     fn current_ordinal(&self) -> Result<c_int> {
         let mut ordinal = 0;
         // SAFETY: `ordinal` is a valid place for an int.
-        self.check("hipGetDevice", unsafe { (self.symbols.get_device)(&mut ordinal) })?;
+        self.check(unsafe { self.symbols.get_device.call(&mut ordinal) })?;
         Ok(ordinal)
     }
 }
@@ -147,11 +147,10 @@ impl Runtime for Hip {
         let ordinal = self.ordinal(device)?;
         let (mut name, mut uuid) = ([0_u8; 256], [0_u8; 16]);
         // SAFETY: `name` has the given length, which the library keeps to, with a final zero.
-        let status = unsafe { (self.symbols.device_name)(name.as_mut_ptr().cast(), name.len() as c_int, ordinal) };
-        self.check("hipDeviceGetName", status)?;
+        self.check(unsafe { self.symbols.device_name.call(name.as_mut_ptr().cast(), name.len() as c_int, ordinal) })?;
         let place = self.pci_bus_id(ordinal)?;
         // SAFETY: `uuid` is a valid place for a `hipUUID`, 16 bytes.
-        self.check("hipDeviceGetUuid", unsafe { (self.symbols.device_uuid)(&mut uuid, ordinal) })?;
+        self.check(unsafe { self.symbols.device_uuid.call(&mut uuid, ordinal) })?;
         let previous = self.bind(device.into())?;
         let memory = self.memory_info();
         if let Some(previous) = previous {
@@ -174,7 +173,7 @@ impl Runtime for Hip {
     fn device_uuid(&self, device: Device) -> Result<DeviceUuid> {
         let mut uuid = [0; 16];
         // SAFETY: `uuid` is a valid place for a `hipUUID`, 16 bytes.
-        self.check("hipDeviceGetUuid", unsafe { (self.symbols.device_uuid)(&mut uuid, self.ordinal(device)?) })?;
+        self.check(unsafe { self.symbols.device_uuid.call(&mut uuid, self.ordinal(device)?) })?;
         Ok(uuid)
     }
 
@@ -195,14 +194,13 @@ impl Runtime for Hip {
             return Ok(None);
         }
         // SAFETY: the ordinal is a device's.
-        self.check("hipSetDevice", unsafe { (self.symbols.set_device)(wanted) })?;
+        self.check(unsafe { self.symbols.set_device.call(wanted) })?;
         Ok(Some(Context(previous.unsigned_abs() as usize)))
     }
 
     fn restore(&self, previous: Context) {
-        // SAFETY: this device was current in this thread before.
-        let status = unsafe { (self.symbols.set_device)(previous.0 as c_int) };
         // There is nothing better to restore if it is refused.
-        let _ = self.check("hipSetDevice", status);
+        // SAFETY: this device was current in this thread before.
+        let _ = self.check(unsafe { self.symbols.set_device.call(previous.0 as c_int) });
     }
 }

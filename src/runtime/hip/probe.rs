@@ -8,7 +8,7 @@ use super::symbols::Symbols;
 use super::virtual_memory::Mappings;
 use super::{Hip, file};
 use crate::error::{Error, Result};
-use crate::runtime::symbols::Status;
+use crate::runtime::symbols::{CallStatus, Status};
 use crate::shared_object;
 
 /// `hipErrorNoDevice`.
@@ -52,26 +52,25 @@ impl Hip {
     }
 
     fn start(&mut self, path: &Path) -> Result<()> {
-        let check = |hip: &Self, function, status| {
-            match status {
+        let does_not_start = |error: Error| {
+            let error = error.map_library(|refused| refused.path = Some(path.to_owned()));
+            let reason = format!(
+                "HIP does not start ({error}); `rocminfo` says whether it works here. See that the kernel's module amdgpu is \
+                 loaded, that a container was started with --device=/dev/kfd --device=/dev/dri, and that no process was \
+                 forked after it used HIP"
+            );
+            Error::runtime_broken("hip", reason)
+        };
+        let check = |hip: &Self, call: CallStatus| match call.status {
             NO_DEVICE => Err(hip.no_device()),
             INVALID_DEVICE if !Path::new(KERNEL_DRIVER).exists() => Err(hip.no_device()),
-            status => hip.check(function, status).map_err(|error| {
-                let error = error.map_library(|refused| refused.path = Some(path.to_owned()));
-                let reason = format!(
-                    "HIP does not start ({error}); `rocminfo` says whether it works here. See that the kernel's module amdgpu is \
-                     loaded, that a container was started with --device=/dev/kfd --device=/dev/dri, and that no process was \
-                     forked after it used HIP"
-                );
-                Error::runtime_broken("hip", reason)
-            }),
-        }
+            _ => hip.check(call).map_err(does_not_start),
         };
         // SAFETY: `hipInit` may be called from any thread at any time; 0 is its only flag.
-        check(self, "hipInit", unsafe { (self.symbols.init)(0) })?;
+        check(self, unsafe { self.symbols.init.call(0) })?;
         let mut version: c_int = 0;
         // SAFETY: `version` is a valid place for an int.
-        check(self, "hipRuntimeGetVersion", unsafe { (self.symbols.runtime_version)(&mut version) })?;
+        check(self, unsafe { self.symbols.runtime_version.call(&mut version) })?;
         let version = version.unsigned_abs();
         self.version = (version / 10_000_000, version / 100_000 % 100);
         if self.version < OLDEST {
@@ -81,7 +80,7 @@ impl Hip {
         }
         let mut count: c_int = 0;
         // SAFETY: `count` is a valid place for an int.
-        check(self, "hipGetDeviceCount", unsafe { (self.symbols.device_count)(&mut count) })?;
+        check(self, unsafe { self.symbols.device_count.call(&mut count) })?;
         self.devices = u32::try_from(count).unwrap_or(0);
         if self.devices == 0 { Err(self.no_device()) } else { Ok(()) }
     }

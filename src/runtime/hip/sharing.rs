@@ -18,24 +18,21 @@ impl SharingCalls for Hip {
     fn event_create_interprocess(&self) -> Result<RawEvent> {
         let mut event = ptr::null_mut();
         // SAFETY: `event` is a valid place for an event.
-        let status = unsafe { (self.symbols.event_create)(&mut event, INTERPROCESS) };
-        self.check("hipEventCreateWithFlags", status)?;
+        self.check(unsafe { self.symbols.event_create.call(&mut event, INTERPROCESS) })?;
         Ok(RawEvent(event.addr()))
     }
 
     unsafe fn event_export(&self, event: RawEvent) -> Result<ExportedEvent> {
         let mut name = [0; 64];
         // SAFETY: `name` is a valid place for a handle, 64 bytes; the caller promises that the event is alive.
-        let status = unsafe { (self.symbols.event_export)(&mut name, as_event(event)) };
-        self.check("hipIpcGetEventHandle", status)?;
+        self.check(unsafe { self.symbols.event_export.call(&mut name, as_event(event)) })?;
         Ok(ExportedEvent { name, descriptor: None })
     }
 
     fn event_import(&self, exported: ExportedEvent) -> Result<RawEvent> {
         let mut event = ptr::null_mut();
         // SAFETY: `event` is a valid place for an event; the library refuses a handle that names none.
-        let status = unsafe { (self.symbols.event_import)(&mut event, EventHandle(exported.name)) };
-        self.check("hipIpcOpenEventHandle", status)?;
+        self.check(unsafe { self.symbols.event_import.call(&mut event, EventHandle(exported.name)) })?;
         Ok(RawEvent(event.addr()))
     }
 
@@ -44,8 +41,7 @@ impl SharingCalls for Hip {
         let place = ptr::from_mut(&mut descriptor).cast();
         // SAFETY: the caller promises that the extent is alive; `descriptor` is a valid place for one, and 0 are the only
         // flags.
-        let status = unsafe { (self.symbols.extent_export)(place, as_pointer(extent.0), POSIX_FD, 0) };
-        self.check("hipMemExportToShareableHandle", status)?;
+        self.check(unsafe { self.symbols.extent_export.call(place, as_pointer(extent.0), POSIX_FD, 0) })?;
         // SAFETY: the library has just made the descriptor, and only this function has it.
         Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
     }
@@ -55,8 +51,7 @@ impl SharingCalls for Hip {
         // A descriptor is given as a pointer of its value.
         let descriptor = as_pointer(exported.as_raw_fd() as u64);
         // SAFETY: `extent` is a valid place for one, and the descriptor is open.
-        let status = unsafe { (self.symbols.extent_import)(&mut extent, descriptor, POSIX_FD) };
-        self.check("hipMemImportFromShareableHandle", status)?;
+        self.check(unsafe { self.symbols.extent_import.call(&mut extent, descriptor, POSIX_FD) })?;
         Ok(Extent(extent.addr() as u64))
     }
 }

@@ -5,7 +5,8 @@ use std::ptr;
 use super::{Hip, as_event, as_stream};
 use crate::error::Result;
 use crate::ids::{Device, RawStream};
-use crate::runtime::symbols::Status;
+use crate::runtime::driver_streams::driver_stream_calls;
+use crate::runtime::symbols::{CallStatus, Status};
 use crate::runtime::{RawEvent, Runtime, StreamCalls};
 
 /// `hipErrorNotReady`.
@@ -16,27 +17,23 @@ const DISABLE_TIMING: u32 = 2;
 
 impl Hip {
     /// Returns whether the queried work is done.
-    fn is_ready(&self, function: &'static str, status: Status) -> Result<bool> {
-        if status == NOT_READY {
+    fn is_ready(&self, call: CallStatus) -> Result<bool> {
+        if call.status == NOT_READY {
             self.forget_last_error();
             return Ok(false);
         }
-        self.check(function, status).map(|()| true)
+        self.check(call).map(|()| true)
     }
 }
 
 impl StreamCalls for Hip {
+    driver_stream_calls!();
+
     fn stream_create(&self) -> Result<RawStream> {
         let mut stream = ptr::null_mut();
         // SAFETY: `stream` is a valid place for a stream.
-        let status = unsafe { (self.symbols.stream_create)(&mut stream, NON_BLOCKING) };
-        self.check("hipStreamCreateWithFlags", status)?;
+        self.check(unsafe { self.symbols.stream_create.call(&mut stream, NON_BLOCKING) })?;
         Ok(RawStream::from_address(stream.addr()))
-    }
-
-    unsafe fn stream_destroy(&self, stream: RawStream) -> Result<()> {
-        // SAFETY: the caller owns the stream.
-        self.check("hipStreamDestroy", unsafe { (self.symbols.stream_destroy)(as_stream(stream)) })
     }
 
     unsafe fn stream_device(&self, stream: RawStream) -> Result<Device> {
@@ -49,77 +46,39 @@ impl StreamCalls for Hip {
         }
         let mut ordinal = 0;
         // SAFETY: the caller promises that the stream is alive.
-        let status = unsafe { (self.symbols.stream_device)(as_stream(stream), &mut ordinal) };
-        self.check("hipStreamGetDevice", status)?;
+        self.check(unsafe { self.symbols.stream_device.call(as_stream(stream), &mut ordinal) })?;
         Ok(Device::from_ordinal(ordinal.unsigned_abs()))
     }
 
     unsafe fn stream_id(&self, stream: RawStream) -> Result<u64> {
-        let Some(stream_id) = self.symbols.stream_id else { return Ok(0) };
+        let Ok(stream_id) = self.symbols.stream_id else { return Ok(0) };
         let mut id = 0;
         // SAFETY: the caller promises that the stream is alive, and `id` is a valid place for a number.
-        self.check("hipStreamGetId", unsafe { stream_id(as_stream(stream), &mut id) })?;
+        self.check(unsafe { stream_id.call(as_stream(stream), &mut id) })?;
         Ok(id)
-    }
-
-    unsafe fn stream_query(&self, stream: RawStream) -> Result<bool> {
-        // SAFETY: the caller promises that the stream is alive.
-        self.is_ready("hipStreamQuery", unsafe { (self.symbols.stream_query)(as_stream(stream)) })
-    }
-
-    unsafe fn stream_synchronize(&self, stream: RawStream) -> Result<()> {
-        // SAFETY: the caller promises that the stream is alive.
-        self.check("hipStreamSynchronize", unsafe { (self.symbols.stream_synchronize)(as_stream(stream)) })
-    }
-
-    unsafe fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> Result<()> {
-        // SAFETY: the caller promises that both are alive.
-        let status = unsafe { (self.symbols.stream_wait_event)(as_stream(stream), as_event(event), 0) };
-        self.check("hipStreamWaitEvent", status)
     }
 
     fn event_create(&self) -> Result<RawEvent> {
         let mut event = ptr::null_mut();
         // SAFETY: `event` is a valid place for an event.
-        let status = unsafe { (self.symbols.event_create)(&mut event, DISABLE_TIMING) };
-        self.check("hipEventCreateWithFlags", status)?;
+        self.check(unsafe { self.symbols.event_create.call(&mut event, DISABLE_TIMING) })?;
         Ok(RawEvent(event.addr()))
-    }
-
-    unsafe fn event_destroy(&self, event: RawEvent) -> Result<()> {
-        // SAFETY: the caller owns the event.
-        self.check("hipEventDestroy", unsafe { (self.symbols.event_destroy)(as_event(event)) })
-    }
-
-    unsafe fn event_record(&self, event: RawEvent, stream: RawStream) -> Result<()> {
-        // SAFETY: the caller promises that both are alive.
-        self.check("hipEventRecord", unsafe { (self.symbols.event_record)(as_event(event), as_stream(stream)) })
     }
 
     /// HIP has no event of a whole device. So this waits for the device, and records that nothing is left.
     unsafe fn event_record_context(&self, event: RawEvent) -> Result<()> {
         // SAFETY: the function takes nothing.
-        self.check("hipDeviceSynchronize", unsafe { (self.symbols.device_synchronize)() })?;
+        self.check(unsafe { self.symbols.device_synchronize.call() })?;
         // SAFETY: the caller promises that the event is alive and of the current device.
-        self.check("hipEventRecord", unsafe { (self.symbols.event_record)(as_event(event), ptr::null_mut()) })
+        self.check(unsafe { self.symbols.event_record.call(as_event(event), ptr::null_mut()) })
     }
 
     unsafe fn context_wait_event(&self, _event: RawEvent) -> Result<()> {
         Ok(())
     }
 
-    unsafe fn event_query(&self, event: RawEvent) -> Result<bool> {
-        // SAFETY: the caller promises that the event is alive.
-        self.is_ready("hipEventQuery", unsafe { (self.symbols.event_query)(as_event(event)) })
-    }
-
-    unsafe fn event_synchronize(&self, event: RawEvent) -> Result<()> {
-        // SAFETY: the caller promises that the event is alive.
-        self.check("hipEventSynchronize", unsafe { (self.symbols.event_synchronize)(as_event(event)) })
-    }
-
     fn context_synchronize(&self) -> Result<()> {
         // SAFETY: the function takes nothing.
-        self.check("hipDeviceSynchronize", unsafe { (self.symbols.device_synchronize)() })
+        self.check(unsafe { self.symbols.device_synchronize.call() })
     }
 }

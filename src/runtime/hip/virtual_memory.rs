@@ -67,11 +67,6 @@ impl PrivateDevices {
 }
 
 impl Hip {
-    /// Returns whether the device has virtual memory by its attribute, and the allocator's use of it works.
-    fn has_virtual_memory(&self, device: Device) -> Result<bool> {
-        Ok(self.has_virtual_memory_by_attribute(device)? && self.rehearse(device).is_ok())
-    }
-
     /// Returns whether the device has virtual memory by its attribute, and it may be used.
     fn has_virtual_memory_by_attribute(&self, device: Device) -> Result<bool> {
         let ordinal = self.ordinal(device)?;
@@ -80,8 +75,7 @@ impl Hip {
         }
         let mut is_supported = 0;
         // SAFETY: `is_supported` is a valid place for an int, and the ordinal is a device's.
-        let status = unsafe { (self.symbols.device_attribute)(&mut is_supported, SUPPORTED, ordinal) };
-        self.check("hipDeviceGetAttribute", status)?;
+        self.check(unsafe { self.symbols.device_attribute.call(&mut is_supported, SUPPORTED, ordinal) })?;
         Ok(is_supported != 0)
     }
 
@@ -121,15 +115,15 @@ impl Hip {
         }
         let mut extent = ptr::null_mut();
         // SAFETY: `extent` is a valid place for one, the properties are whole, and 0 are the only flags.
-        let status = unsafe { (self.symbols.extent_create)(&mut extent, bytes as usize, &properties, 0) };
-        self.check("hipMemCreate", status)?;
+        self.check(unsafe { self.symbols.extent_create.call(&mut extent, bytes as usize, &properties, 0) })?;
         Ok(Extent(extent.addr() as u64))
     }
 }
 
 impl VirtualMemoryCalls for Hip {
     fn supports_virtual_memory(&self, location: MemoryLocation) -> Result<bool> {
-        location.device().map_or(Ok(false), |device| self.has_virtual_memory(device))
+        let Some(device) = location.device() else { return Ok(false) };
+        Ok(self.has_virtual_memory_by_attribute(device)? && self.rehearse(device).is_ok())
     }
 
     fn page_bytes(&self, location: MemoryLocation) -> Result<u64> {
@@ -137,8 +131,7 @@ impl VirtualMemoryCalls for Hip {
         let properties = AllocationProperties::device(self.ordinal(device)?);
         let mut bytes = 0;
         // SAFETY: `bytes` is a valid place for a size and the properties are whole; 0 asks for the least granularity.
-        let status = unsafe { (self.symbols.granularity)(&mut bytes, &properties, 0) };
-        self.check("hipMemGetAllocationGranularity", status)?;
+        self.check(unsafe { self.symbols.granularity.call(&mut bytes, &properties, 0) })?;
         Ok(bytes as u64)
     }
 
@@ -146,8 +139,7 @@ impl VirtualMemoryCalls for Hip {
         let (device, peer) = (self.ordinal(device)?, self.ordinal(peer)?);
         let mut can_access = 0;
         // SAFETY: `can_access` is a valid place for an int.
-        let status = unsafe { (self.symbols.device_can_access_peer)(&mut can_access, device, peer) };
-        self.check("hipDeviceCanAccessPeer", status)?;
+        self.check(unsafe { self.symbols.device_can_access_peer.call(&mut can_access, device, peer) })?;
         Ok(can_access != 0)
     }
 
@@ -155,16 +147,15 @@ impl VirtualMemoryCalls for Hip {
         let mut address = ptr::null_mut();
         let alignment = LARGE_PAGE as usize;
         // SAFETY: `address` is a valid place for one, no address is asked for, and 0 are the only flags.
-        let status =
-            unsafe { (self.symbols.address_reserve)(&mut address, bytes as usize, alignment, ptr::null_mut(), 0) };
-        self.check("hipMemAddressReserve", status)?;
+        self.check(unsafe {
+            self.symbols.address_reserve.call(&mut address, bytes as usize, alignment, ptr::null_mut(), 0)
+        })?;
         Ok(address.addr() as u64)
     }
 
     unsafe fn address_free(&self, address: u64, bytes: u64) -> Result<()> {
         // SAFETY: the caller owns the reservation.
-        let status = unsafe { (self.symbols.address_free)(as_pointer(address), bytes as usize) };
-        self.check("hipMemAddressFree", status)
+        self.check(unsafe { self.symbols.address_free.call(as_pointer(address), bytes as usize) })
     }
 
     fn extent_create(&self, location: MemoryLocation, bytes: u64) -> Result<Extent> {
@@ -189,13 +180,13 @@ impl VirtualMemoryCalls for Hip {
 
     unsafe fn extent_release(&self, extent: Extent) -> Result<()> {
         // SAFETY: the caller owns the extent.
-        self.check("hipMemRelease", unsafe { (self.symbols.extent_release)(as_pointer(extent.0)) })
+        self.check(unsafe { self.symbols.extent_release.call(as_pointer(extent.0)) })
     }
 
     unsafe fn memory_map(&self, address: u64, bytes: u64, extent: Extent) -> Result<()> {
         let (place, extent) = (as_pointer(address), as_pointer(extent.0));
         // SAFETY: the caller promises that the addresses are free and the memory alive; 0 are the only flags.
-        self.check("hipMemMap", unsafe { (self.symbols.memory_map)(place, bytes as usize, 0, extent, 0) })?;
+        self.check(unsafe { self.symbols.memory_map.call(place, bytes as usize, 0, extent, 0) })?;
         self.mappings.add(address, bytes);
         Ok(())
     }
@@ -206,9 +197,9 @@ impl VirtualMemoryCalls for Hip {
         for (address, bytes) in self.mappings.within(address, bytes) {
             let place = as_pointer(address);
             // SAFETY: the caller promises that the range is mapped, and `access` has as many entries as said.
-            let status =
-                unsafe { (self.symbols.memory_set_access)(place, bytes as usize, access.as_ptr(), access.len()) };
-            self.check("hipMemSetAccess", status)?;
+            self.check(unsafe {
+                self.symbols.memory_set_access.call(place, bytes as usize, access.as_ptr(), access.len())
+            })?;
         }
         Ok(())
     }
@@ -217,8 +208,7 @@ impl VirtualMemoryCalls for Hip {
     unsafe fn memory_unmap(&self, address: u64, bytes: u64) -> Result<()> {
         for (address, bytes) in self.mappings.within(address, bytes) {
             // SAFETY: the caller promises that nothing uses these mappings again.
-            let status = unsafe { (self.symbols.memory_unmap)(as_pointer(address), bytes as usize) };
-            self.check("hipMemUnmap", status)?;
+            self.check(unsafe { self.symbols.memory_unmap.call(as_pointer(address), bytes as usize) })?;
             self.mappings.remove(address);
         }
         Ok(())

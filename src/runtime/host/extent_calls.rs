@@ -39,7 +39,7 @@ pub fn break_extents() {
 }
 
 impl ExtentCall {
-    /// Begins a call, in the midst of which other threads may run.
+    /// Begins a call, during which other threads may run.
     pub(super) fn begin(numbers: impl FnOnce() -> Vec<u64>) -> Self {
         if !cfg!(feature = "fault-injection") {
             return Self { numbers: BTreeSet::new(), is_alone: true };
@@ -69,7 +69,7 @@ impl ExtentCall {
         if self.numbers.is_disjoint(broken_ones) { Ok(()) } else { Err(broken(function)) }
     }
 
-    /// Forgets what was broken, since the extents go.
+    /// Forgets that the extents are broken, since they are released.
     pub(super) fn mend(&self) {
         for number in &self.numbers {
             lock(&CALLS).broken.remove(number);

@@ -1,110 +1,71 @@
 //! Faults on demand: any call of the simulated platform, or of its library, fails when a test wants it to, and is a
 //! place where another thread of a schedule may go on. Without the feature `fault-injection` none does.
 
-/// A call that can be made to fail.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[allow(missing_docs, reason = "each is named after the runtime's or the library's function")]
-#[cfg_attr(not(feature = "fault-injection"), expect(unreachable_pub, reason = "tests name calls"))]
-pub enum Call {
-    CurrentDevice,
-    Bind,
-    MemoryInfo,
-    Allocate,
-    ExchangeCaptureMode,
-    StreamCreate,
-    StreamDestroy,
-    StreamDevice,
-    StreamId,
-    StreamQuery,
-    StreamSynchronize,
-    StreamWaitEvent,
-    StreamCaptureStatus,
-    StreamCapture,
-    GraphRetain,
-    EventCreate,
-    EventDestroy,
-    EventRecord,
-    EventRecordContext,
-    ContextWaitEvent,
-    EventQuery,
-    EventSynchronize,
-    EventExport,
-    EventImport,
-    HandleCreate,
-    HandleDestroy,
-    HandleSetStream,
-    AddressReserve,
-    AddressFree,
-    ExtentCreate,
-    ExtentRelease,
-    ExtentExport,
-    ExtentImport,
-    MemoryMap,
-    MemorySetAccess,
-    MemoryUnmap,
-    MemoryAllocate,
-    MemoryFree,
-    PageBytes,
-    ContextSynchronize,
-    CopyToHost,
-    CopyToDevice,
-    NearestHostNode,
-    HostAllocate,
-    HostFree,
-    Fill,
+macro_rules! calls {
+    ($($name:ident)*) => {
+        /// A call that can be made to fail.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        #[allow(missing_docs, reason = "each is named after the runtime's or the library's function")]
+        #[cfg_attr(not(feature = "fault-injection"), expect(unreachable_pub, reason = "tests name calls"))]
+        pub enum Call {
+            $($name,)*
+        }
+
+        #[cfg(feature = "fault-injection")]
+        impl Call {
+            /// Every call, for tests that go through all of them.
+            pub const ALL: [Call; [$(stringify!($name)),*].len()] = [$(Call::$name),*];
+        }
+    };
 }
 
-#[cfg(feature = "fault-injection")]
-impl Call {
-    /// Every call, for tests that go through all of them.
-    pub const ALL: [Call; 46] = [
-        Call::CurrentDevice,
-        Call::Bind,
-        Call::MemoryInfo,
-        Call::Allocate,
-        Call::ExchangeCaptureMode,
-        Call::StreamCreate,
-        Call::StreamDestroy,
-        Call::StreamDevice,
-        Call::StreamId,
-        Call::StreamQuery,
-        Call::StreamSynchronize,
-        Call::StreamWaitEvent,
-        Call::StreamCaptureStatus,
-        Call::StreamCapture,
-        Call::GraphRetain,
-        Call::EventCreate,
-        Call::EventDestroy,
-        Call::EventRecord,
-        Call::EventRecordContext,
-        Call::ContextWaitEvent,
-        Call::EventQuery,
-        Call::EventSynchronize,
-        Call::EventExport,
-        Call::EventImport,
-        Call::HandleCreate,
-        Call::HandleDestroy,
-        Call::HandleSetStream,
-        Call::AddressReserve,
-        Call::AddressFree,
-        Call::ExtentCreate,
-        Call::ExtentRelease,
-        Call::ExtentExport,
-        Call::ExtentImport,
-        Call::MemoryMap,
-        Call::MemorySetAccess,
-        Call::MemoryUnmap,
-        Call::MemoryAllocate,
-        Call::MemoryFree,
-        Call::PageBytes,
-        Call::ContextSynchronize,
-        Call::CopyToHost,
-        Call::CopyToDevice,
-        Call::NearestHostNode,
-        Call::HostAllocate,
-        Call::HostFree,
-        Call::Fill,
-    ];
+calls! {
+    CurrentDevice
+    Bind
+    MemoryInfo
+    Allocate
+    ExchangeCaptureMode
+    StreamCreate
+    StreamDestroy
+    StreamDevice
+    StreamId
+    StreamQuery
+    StreamSynchronize
+    StreamWaitEvent
+    StreamCaptureStatus
+    StreamCapture
+    GraphRetain
+    EventCreate
+    EventDestroy
+    EventRecord
+    EventRecordContext
+    ContextWaitEvent
+    EventQuery
+    EventSynchronize
+    EventExport
+    EventImport
+    HandleCreate
+    HandleDestroy
+    HandleSetStream
+    AddressReserve
+    AddressFree
+    ExtentCreate
+    ExtentRelease
+    ExtentExport
+    ExtentImport
+    MemoryMap
+    MemorySetAccess
+    MemoryUnmap
+    MemoryAllocate
+    MemoryFree
+    PageBytes
+    ContextSynchronize
+    CopyToHost
+    CopyToDevice
+    NearestHostNode
+    HostAllocate
+    HostFree
+    Fill
 }
 
 #[cfg(not(feature = "fault-injection"))]

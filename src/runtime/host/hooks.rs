@@ -1,7 +1,6 @@
 //! Code that a test runs before a call of the simulated platform, with none of its locks held, to get a rare order of
 //! two threads' calls each time. Only with the feature `fault-injection`.
 
-use std::fmt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -13,13 +12,6 @@ struct Hook {
     /// How many calls come first.
     after: u32,
     run: Box<dyn FnOnce() + Send>,
-}
-
-/// Without the code.
-impl fmt::Debug for Hook {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Hook").field("call", &self.call).field("after", &self.after).finish_non_exhaustive()
-    }
 }
 
 static ARMED: AtomicBool = AtomicBool::new(false);

@@ -82,6 +82,12 @@ fn timeline() -> MutexGuard<'static, Timeline> {
     lock(&TIMELINE)
 }
 
+/// As [`timeline`], if devices are simulated.
+fn simulated() -> Result<MutexGuard<'static, Timeline>> {
+    super::require(Kind::Host)?;
+    Ok(timeline())
+}
+
 impl Host {
     pub(super) fn from_environment() -> Result<Self> {
         let devices = number(DEVICES_VARIABLE, 1..=MOST_DEVICES, 1)?;
@@ -148,8 +154,7 @@ fn not_chosen() -> Error {
 /// # Errors
 /// As [`submit`].
 pub fn create_stream(device: Device) -> Result<RawStream> {
-    super::require(Kind::Host)?;
-    Ok(timeline().create_stream(super::existing(device)?, false))
+    Ok(simulated()?.create_stream(super::existing(device)?, false))
 }
 
 /// As [`create_stream`], but a blocking one (`CU_STREAM_DEFAULT`): while it is captured, the legacy default stream must
@@ -158,8 +163,7 @@ pub fn create_stream(device: Device) -> Result<RawStream> {
 /// # Errors
 /// As [`submit`].
 pub fn create_blocking_stream(device: Device) -> Result<RawStream> {
-    super::require(Kind::Host)?;
-    Ok(timeline().create_stream(super::existing(device)?, true))
+    Ok(simulated()?.create_stream(super::existing(device)?, true))
 }
 
 /// Destroys a stream of [`create_stream`]. A later call with it fails, while a driver would crash.
@@ -167,8 +171,7 @@ pub fn create_blocking_stream(device: Device) -> Result<RawStream> {
 /// # Errors
 /// As [`submit`].
 pub fn destroy_stream(stream: RawStream, device: Device) -> Result<()> {
-    super::require(Kind::Host)?;
-    timeline().destroy_stream(StreamKey::new(stream, super::existing(device)?))
+    simulated()?.destroy_stream(StreamKey::new(stream, super::existing(device)?))
 }
 
 /// Destroys a stream of [`create_stream`] whose work goes on, and creates another one, which gets its address, as drivers
@@ -178,8 +181,7 @@ pub fn destroy_stream(stream: RawStream, device: Device) -> Result<()> {
 /// As [`submit`].
 #[cfg(feature = "fault-injection")]
 pub fn replace_stream(stream: RawStream, device: Device) -> Result<()> {
-    super::require(Kind::Host)?;
-    timeline().replace_stream(StreamKey::new(stream, super::existing(device)?))
+    simulated()?.replace_stream(StreamKey::new(stream, super::existing(device)?))
 }
 
 /// Puts a piece of work on the stream and returns its number; it is done when [`complete`] says so.
@@ -187,8 +189,7 @@ pub fn replace_stream(stream: RawStream, device: Device) -> Result<()> {
 /// # Errors
 /// `ErrorKind::RuntimeUnavailable` on another runtime; `ErrorKind::Library` if the stream is gone.
 pub fn submit(stream: &Stream) -> Result<u64> {
-    super::require(Kind::Host)?;
-    timeline().submit(StreamKey::new(stream.raw(), stream.device()))
+    simulated()?.submit(StreamKey::new(stream.raw(), stream.device()))
 }
 
 /// As [`submit`], for work that uses these blocks: until it is done nothing of it may be unmapped, nor be given
@@ -198,8 +199,7 @@ pub fn submit(stream: &Stream) -> Result<u64> {
 /// # Errors
 /// As [`submit`].
 pub fn submit_using(stream: &Stream, blocks: &[UsedBlock]) -> Result<u64> {
-    super::require(Kind::Host)?;
-    timeline().submit_using(StreamKey::new(stream.raw(), stream.device()), blocks)
+    simulated()?.submit_using(StreamKey::new(stream.raw(), stream.device()), blocks)
 }
 
 /// Completes the stream's work up to this number, as far as what it waits for allows.
@@ -207,8 +207,7 @@ pub fn submit_using(stream: &Stream, blocks: &[UsedBlock]) -> Result<u64> {
 /// # Errors
 /// As [`submit`].
 pub fn complete(stream: &Stream, number: u64) -> Result<()> {
-    super::require(Kind::Host)?;
-    timeline().complete_allowed(StreamKey::new(stream.raw(), stream.device()), number)
+    simulated()?.complete_allowed(StreamKey::new(stream.raw(), stream.device()), number)
 }
 
 /// Completes the work of every stream of every device.
@@ -216,14 +215,13 @@ pub fn complete(stream: &Stream, number: u64) -> Result<()> {
 /// # Errors
 /// As [`submit`].
 pub fn complete_all() -> Result<()> {
-    super::require(Kind::Host)?;
-    timeline().complete_all(None)
+    simulated()?.complete_all(None)
 }
 
 /// Returns whether the device has access to the memory that is mapped or allocated at the address. Every device has
 /// access to contiguous pinned memory.
 pub fn accessible(address: u64, device: Device) -> bool {
-    space().is_accessible(address, device)
+    space().is_accessible(address, 1, device)
 }
 
 /// Returns how many calls that create, release, map, set access to, unmap, allocate or free memory this process has
@@ -237,8 +235,7 @@ pub fn driver_calls() -> u64 {
 /// # Errors
 /// As [`submit`], and if the stream is captured already.
 pub fn begin_capture(stream: &Stream, mode: CaptureMode) -> Result<()> {
-    super::require(Kind::Host)?;
-    timeline().begin_capture(StreamKey::new(stream.raw(), stream.device()), mode)
+    simulated()?.begin_capture(StreamKey::new(stream.raw(), stream.device()), mode)
 }
 
 /// Ends the recording (`cuStreamEndCapture`) and returns the graph.
@@ -246,9 +243,8 @@ pub fn begin_capture(stream: &Stream, mode: CaptureMode) -> Result<()> {
 /// # Errors
 /// As [`submit`], and with code 901 if a forbidden call invalidated the capture.
 pub fn end_capture(stream: &Stream) -> Result<Graph> {
-    super::require(Kind::Host)?;
     // What a spoiled capture keeps is dropped here, where the timeline is free.
-    let mut capture = timeline().end_capture(StreamKey::new(stream.raw(), stream.device()))?;
+    let mut capture = simulated()?.end_capture(StreamKey::new(stream.raw(), stream.device()))?;
     if !capture.is_valid {
         return Err(refused("end_capture", capture::INVALIDATED, StatusKind::Other));
     }

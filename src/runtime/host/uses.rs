@@ -113,7 +113,7 @@ pub(super) fn begin(by: User, device: Device, block: UsedBlock, is_behind: impl 
     }
     let behind = {
         let space = space();
-        if space.is_accessible_range(address, bytes, device) { Some(space.bytes_behind(address, bytes)) } else { None }
+        if space.is_accessible(address, bytes, device) { Some(space.bytes_behind(address, bytes)) } else { None }
     };
     let table = &mut *lock(&TABLE);
     let Some(behind) = behind else {

@@ -117,7 +117,7 @@ struct SimulatedMapping {
     bytes: u64,
     /// The number of what is mapped.
     extent: u64,
-    /// Who was given access.
+    /// The devices and nodes that have access.
     access: Vec<MemoryLocation>,
 }
 
@@ -274,27 +274,32 @@ impl Space {
         const FUNCTION: &str = "extent_create";
         pages(FUNCTION, 0, bytes)?;
         let place = self.take(FUNCTION, memory, location, bytes)?;
-        let number = self.number();
-        let extent = SimulatedExtent { place, imported: None, mappings: 0, first: None, is_released: false };
-        self.extents.get_or_insert_default().insert(number, extent);
-        Ok(Extent(number))
+        Ok(self.add_extent(place, None))
     }
 
-    fn number(&mut self) -> u64 {
-        self.gone_extents.pop().unwrap_or_else(|| {
+    fn add_extent(&mut self, place: StoreRange, imported: Option<Arc<File>>) -> Extent {
+        let number = self.gone_extents.pop().unwrap_or_else(|| {
             self.next_extent += 1;
             self.next_extent - 1
-        })
+        });
+        let extent = SimulatedExtent { place, imported, mappings: 0, first: None, is_released: false };
+        self.extents.get_or_insert_default().insert(number, extent);
+        Extent(number)
+    }
+
+    /// Returns where an extent is, whether another process has its bytes, and the file that they are in.
+    fn place_of(&mut self, function: &str, extent: Extent) -> Result<(StoreRange, bool, RawFd)> {
+        let SimulatedExtent { place, ref imported, .. } = *self.extent(function, extent.0)?;
+        match imported {
+            Some(file) => Ok((place, true, file.as_raw_fd())),
+            None => Ok((place, false, self.store(place.location)?.descriptor())),
+        }
     }
 
     /// Returns a descriptor of the device's file whose own offset is that of the extent.
     pub(super) fn extent_export(&mut self, extent: Extent) -> Result<OwnedFd> {
         const FUNCTION: &str = "extent_export";
-        let SimulatedExtent { place, ref imported, .. } = *self.extent(FUNCTION, extent.0)?;
-        let descriptor = match imported {
-            Some(file) => file.as_raw_fd(),
-            None => self.store(place.location)?.descriptor(),
-        };
+        let (place, _, descriptor) = self.place_of(FUNCTION, extent)?;
         let path = format!("/proc/self/fd/{descriptor}");
         let opened = OpenOptions::new().read(true).write(true).open(path).and_then(|mut file| {
             file.seek(SeekFrom::Start(place.offset))?;
@@ -320,10 +325,7 @@ impl Space {
             }
         };
         let place = StoreRange { location: Device::from_ordinal(0).into(), offset, bytes: 0 };
-        let number = self.number();
-        let extent = SimulatedExtent { place, imported: Some(file), mappings: 0, first: None, is_released: false };
-        self.extents.get_or_insert_default().insert(number, extent);
-        Ok(Extent(number))
+        Ok(self.add_extent(place, Some(file)))
     }
 
     /// Returns the extent with this number, unless it was released.
@@ -365,14 +367,10 @@ impl Space {
         if last.is_some_and(|(start, mapping)| start + mapping.bytes > address) {
             return Err(invalid(FUNCTION, "something is mapped there"));
         }
-        let SimulatedExtent { place, ref imported, .. } = *self.extent(FUNCTION, extent.0)?;
-        if place.bytes != bytes && imported.is_none() {
+        let (place, is_imported, descriptor) = self.place_of(FUNCTION, extent)?;
+        if place.bytes != bytes && !is_imported {
             return Err(invalid(FUNCTION, "this is not the whole of the extent"));
         }
-        let descriptor = match imported {
-            Some(file) => file.as_raw_fd(),
-            None => self.store(place.location)?.descriptor(),
-        };
         // SAFETY: the range is of a reservation, and nothing is mapped there.
         unsafe { map(FUNCTION, Some(address), bytes, &Behind::Closed(descriptor, place)) }?;
         let extent_mapped = self.extent(FUNCTION, extent.0)?;
@@ -496,8 +494,8 @@ impl Space {
     }
 
     /// Returns whether all of a range is mapped, and the device has access to it.
-    pub(super) fn is_accessible_range(&self, address: u64, bytes: u64, device: Device) -> bool {
-        let end = address + bytes;
+    pub(super) fn is_accessible(&self, address: u64, bytes: u64, device: Device) -> bool {
+        let Some(end) = address.checked_add(bytes) else { return false };
         let mut at = address;
         while at < end {
             let mapping = self.mappings.range(..=at).next_back();
@@ -527,15 +525,5 @@ impl Space {
             });
         let behind = mapped.chain(allocated).filter(|(.., from, to)| from < to);
         behind.map(|(of, start, from, to)| PhysicalBytes { of, range: from - start..to - start }).collect()
-    }
-
-    pub(super) fn is_accessible(&self, address: u64, device: Device) -> bool {
-        if let Some((start, mapping)) = self.mappings.range(..=address).next_back()
-            && address - start < mapping.bytes
-        {
-            return mapping.access.contains(&device.into());
-        }
-        let allocation = self.allocations.range(..=address).next_back();
-        allocation.is_some_and(|(start, place)| address - start < place.bytes && place.location == device)
     }
 }

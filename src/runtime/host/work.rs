@@ -35,7 +35,7 @@ impl Work {
         let bytes = self.bytes();
         // Under the lock, so that nothing is unmapped meanwhile.
         let space = space();
-        if !space.is_accessible_range(self.mapped(), bytes, device) {
+        if !space.is_accessible(self.mapped(), bytes, device) {
             let status = ("HOST_ERROR_ILLEGAL_ADDRESS", 700);
             return Err(refused("a copy or a fill", status, StatusKind::Other).on(device));
         }
@@ -44,8 +44,8 @@ impl Work {
         }
         let pointer = |address: u64| ptr::with_exposed_provenance_mut::<u8>(address as usize);
         match self {
-            // SAFETY: the device's range is mapped, as was just seen, and by the promise of who submitted the copy the host's
-            // is there until it is done; `copy` allows them to overlap.
+            // SAFETY: the device's range is mapped, as was just seen, and the caller that submitted the copy promises that the
+            // host's is there until it is done; `copy` allows them to overlap.
             Self::Copy { to, from, .. } => unsafe { ptr::copy(pointer(from), pointer(to), bytes as usize) },
             // SAFETY: the range is mapped, as was just seen.
             Self::Fill { address, byte, .. } => unsafe { pointer(address).write_bytes(byte, bytes as usize) },

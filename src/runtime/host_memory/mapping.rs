@@ -21,7 +21,7 @@ const THREADS_MOST: u64 = 16;
 /// When the pages of a mapping are touched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::runtime) enum PagePopulation {
-    /// By several threads, before the mapping is handed out.
+    /// By several threads, before the mapping is returned.
     Now,
     /// When they are first written to.
     WhenWritten,

@@ -25,7 +25,7 @@ impl Stream {
         Ok(!self.raw.is_legacy() && self.capture_status()? != CaptureStatus::None)
     }
 
-    /// Returns the capture that work on the stream goes to, if the driver can tell.
+    /// Returns the capture that work on the stream goes to, if the driver identifies it.
     pub(crate) fn capture(&self) -> Result<Option<Capture>> {
         let _bound = self.bind_default()?;
         // SAFETY: the stream is alive: ours until the last clone, a foreign one by `from_raw`'s contract.

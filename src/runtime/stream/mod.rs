@@ -202,7 +202,7 @@ impl Stream {
         Self { raw, device: actual, owned: None }.on(device)
     }
 
-    /// Notes that the code that made this stream never destroys it.
+    /// Declares that the code that made this stream never destroys it.
     pub(crate) fn declare_lasting(&self) {
         let mut lasting = lock(&LASTING);
         if self.is_lasting() || lock(&OWNED).contains_key(&(self.device, self.raw.address())) {
@@ -238,7 +238,7 @@ impl Stream {
         stream.is_lasting().then_some(stream)
     }
 
-    /// Returns how many clones there are of a stream of our own; none for a foreign one, whose end no driver tells.
+    /// Returns how many clones there are of a stream of our own; none for a foreign one, whose end no driver reports.
     pub(crate) fn clones(&self) -> Option<usize> {
         self.owned.as_ref().map(Arc::strong_count)
     }
@@ -302,8 +302,8 @@ impl Stream {
     }
 
     /// Returns a number that no other stream of this process has or will have; 0 for a default stream, and where the driver
-    /// has none; none while the stream is captured, which the question would spoil. A new stream may have the address of one
-    /// that was destroyed, whose work goes on.
+    /// has none; none while the stream is captured, which the query would spoil. A new stream may have the address of one that
+    /// was destroyed, whose work goes on.
     ///
     /// # Errors
     /// `ErrorKind::Library` if the driver refuses.

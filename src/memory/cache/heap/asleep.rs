@@ -1,5 +1,5 @@
 //! A heap whose memory is away: its blocks stay and may be freed, and none is handed out. It serves requests as a
-//! closed heap does, so they need no check of their own. Whoever adds or takes memory sees a service that has ended.
+//! closed heap does, so they need no check of their own. A thread that adds or takes memory sees a service that has ended.
 
 use std::ops::Range;
 

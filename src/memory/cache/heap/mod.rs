@@ -314,7 +314,7 @@ impl Heap {
             self.join_freed();
         }
         self.unjoined = id;
-        // Published before it is joined: whoever comes for its pages locks the heap and joins it.
+        // Published before it is joined: a thread that takes its pages locks the heap and joins it.
         if size >= self.published.from {
             self.publish_pages();
         }

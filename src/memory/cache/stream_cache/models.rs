@@ -1,4 +1,4 @@
-//! Every interleaving of what an owner and other threads do to a cache: its frees, its locks, and who owns it.
+//! Every interleaving of what an owner and other threads do to a cache: its frees, its locks, and its change of owner.
 
 use std::ops::Deref;
 

@@ -1,5 +1,5 @@
-//! The memory of CuPy's arrays, as objects of a class of our own below `cupy.cuda.BaseMemory`: one object has what would
-//! else be CuPy's object and the `DeviceBuffer` that it keeps.
+//! The memory of CuPy's arrays, as objects of a class of our own below `cupy.cuda.BaseMemory`: one object instead of CuPy's
+//! and the `DeviceBuffer` that it would keep.
 
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::mem::{ManuallyDrop, transmute};
@@ -33,10 +33,11 @@ struct CupyBuffer {
 
 const NAME: &CStr = c"gpupool._native.CupyMemory";
 const DOCUMENTATION: &CStr = c"Memory of an array of CuPy's, from gpupool.";
-const NEVER_MADE: ffi::PyGetSetDef =
+/// Ends a list of attributes.
+const NO_ATTRIBUTE: ffi::PyGetSetDef =
     ffi::PyGetSetDef { name: ptr::null(), get: None, set: None, doc: ptr::null(), closure: ptr::null_mut() };
 
-/// What Python sees of it besides what `cupy.cuda.BaseMemory` has.
+/// The attributes beyond those of `cupy.cuda.BaseMemory`.
 struct MemoryAttributes([ffi::PyGetSetDef; 3]);
 
 // SAFETY: the pointers in it are to constants.
@@ -57,7 +58,7 @@ static ATTRIBUTES: MemoryAttributes = MemoryAttributes([
         doc: c"The id of the pool that it came from.".as_ptr(),
         closure: ptr::null_mut(),
     },
-    NEVER_MADE,
+    NO_ATTRIBUTE,
 ]);
 
 /// Makes the memory of arrays, and CuPy's pointers to it.
@@ -83,7 +84,7 @@ impl Memories {
         let (base, pointer) = (base.cast::<PyType>().ok()?, pointer.cast::<PyType>().ok()?);
         // SAFETY: both are classes.
         let flags = [base, pointer].map(|class| unsafe { ffi::PyType_GetFlags(class.as_type_ptr()) });
-        // What Python code has made has other ends, and what is traced has fields with objects.
+        // Classes made by Python code end their objects in another way, and traced ones have fields with objects.
         if flags.iter().any(|flags| flags & ffi::Py_TPFLAGS_HEAPTYPE != 0) || flags[0] & ffi::Py_TPFLAGS_HAVE_GC != 0 {
             return None;
         }
@@ -168,7 +169,6 @@ impl CupyBuffer {
     }
 }
 
-/// Makes the class.
 fn class_below<'py>(base: &Bound<'py, PyType>) -> Option<Bound<'py, PyType>> {
     let mut slots = [
         ffi::PyType_Slot { slot: ffi::Py_tp_dealloc, pfunc: dealloc as *mut c_void },
@@ -202,7 +202,7 @@ unsafe extern "C" fn dealloc(object: *mut ffi::PyObject) {
     let py = unsafe { Python::assume_attached() };
     // SAFETY: the object is of our class, and so was given what it holds, which is taken once.
     let held = unsafe { ManuallyDrop::take(&mut (*object.cast::<Object>()).held) };
-    // A panic was printed, and there is nothing that could be told.
+    // A panic was printed, and `tp_dealloc` can raise no exception.
     let _ = catch_unwind(AssertUnwindSafe(|| held.end(py)));
     // SAFETY: an object of a class that was made from a specification has a reference to it, and was allocated by
     // `PyType_GenericAlloc` without the collector.
@@ -213,13 +213,13 @@ unsafe extern "C" fn dealloc(object: *mut ffi::PyObject) {
     }
 }
 
-/// Answers a question about the buffer of an object.
+/// Returns an attribute of the buffer of an object.
 ///
 /// # Safety
 /// The object is one of the class, and the thread is attached.
-unsafe fn ask(
+unsafe fn attribute(
     object: *mut ffi::PyObject,
-    question: impl FnOnce(Python<'_>, &DeviceBuffer) -> PyResult<Py<PyAny>>,
+    read: impl FnOnce(Python<'_>, &DeviceBuffer) -> PyResult<Py<PyAny>>,
 ) -> *mut ffi::PyObject {
     // SAFETY: the caller promises that the thread is attached.
     let py = unsafe { Python::assume_attached() };
@@ -227,7 +227,7 @@ unsafe fn ask(
     let held = unsafe { &(*object.cast::<Object>()).held };
     let answer = catch_unwind(AssertUnwindSafe(|| {
         process::refuse_forked()?;
-        question(py, &held.buffer)
+        read(py, &held.buffer)
     }));
     let panicked = |_| Err(Error::internal("an attribute of CuPy's memory panicked").into());
     answer.unwrap_or_else(panicked).map_or_else(
@@ -241,13 +241,15 @@ unsafe fn ask(
 
 unsafe extern "C" fn get_stream(object: *mut ffi::PyObject, _: *mut c_void) -> *mut ffi::PyObject {
     // SAFETY: Python calls this for objects of the class.
-    unsafe { ask(object, |py, buffer| Ok(buffer.own_stream().raw().address().into_pyobject(py)?.into_any().unbind())) }
+    unsafe {
+        attribute(object, |py, buffer| Ok(buffer.own_stream().raw().address().into_pyobject(py)?.into_any().unbind()))
+    }
 }
 
 unsafe extern "C" fn get_pool_id(object: *mut ffi::PyObject, _: *mut c_void) -> *mut ffi::PyObject {
     // SAFETY: Python calls this for objects of the class.
     unsafe {
-        ask(object, |py, buffer| {
+        attribute(object, |py, buffer| {
             let id = buffer.pool_id();
             Ok((id.0, id.1).into_pyobject(py)?.into_any().unbind())
         })

@@ -1,4 +1,4 @@
-//! CuPy's allocators. CuPy calls them straight, so that a request that is served at once runs no Python.
+//! CuPy's allocators. CuPy calls them directly, so that a request that is served at once runs no Python.
 
 mod allocator;
 mod pinned;

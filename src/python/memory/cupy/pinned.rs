@@ -67,7 +67,7 @@ impl PyCupyPinnedMemory {
 pub(in crate::python) struct PyCupyPinnedAllocator {
     /// `cupy.cuda.PinnedMemoryPointer`.
     pointer: Py<PyAny>,
-    /// Called with the bytes and the error of a request that failed for want of memory; returns what the request does.
+    /// Called with the bytes and the error of a request that found no memory; returns what the request does.
     retry: Py<PyAny>,
     /// The allocator of threads that are in no block; none where all threads are served.
     otherwise: Option<Py<PyAny>>,

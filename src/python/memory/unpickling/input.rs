@@ -1,11 +1,11 @@
-//! The bytes of a pickle, a chunk at a time: a length is believed only as far as there are bytes for it.
+//! The bytes of a pickle, a chunk at a time: a length without its bytes takes no memory.
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use super::wrong;
 
-/// How much is read at a time.
+/// How many bytes are read at a time.
 const CHUNK: usize = 1 << 18;
 
 /// A file that is read in chunks.
@@ -67,8 +67,8 @@ impl<'py> Input<'py> {
         Ok(number)
     }
 
-    /// Returns what `make` makes of the next bytes. They are copied only where they are in several chunks, and then as
-    /// they are read, so that a length without its bytes takes no memory.
+    /// Returns what `make` makes of the next bytes. They are copied only if they are in several chunks, and then as they are
+    /// read.
     pub(super) fn bytes<T>(&mut self, count: u64, make: impl FnOnce(&[u8]) -> T) -> PyResult<T> {
         let count = usize::try_from(count).unwrap_or(usize::MAX);
         let rest = &self.chunk[self.at..];

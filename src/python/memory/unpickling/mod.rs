@@ -20,7 +20,7 @@ const MAX_DEPTH: usize = 1000;
 const MAX_PROTOCOL: u8 = 5;
 /// The longest text, in bytes; a snapshot has names and settings.
 const MAX_TEXT: u64 = 1 << 20;
-/// How much an error tells of the name of what could run code.
+/// The most characters that an error shows of the name of what could run code.
 const MAX_NAME: usize = 80;
 
 // About what values take of memory in CPython, and what refers to them.
@@ -40,7 +40,7 @@ fn wrong(what: String) -> PyErr {
     Error::invalid_value(what).into()
 }
 
-/// What a pickle is: a program that puts values together on a stack.
+/// Runs a pickle, which is a program that puts values together on a stack.
 struct Machine<'py> {
     py: Python<'py>,
     input: Input<'py>,
@@ -198,7 +198,7 @@ impl<'py> Machine<'py> {
         let dictionary = dictionary.ok_or_else(|| self.here("no dictionary to fill"))?;
         for pair in values.chunks(2) {
             let [key, value] = pair else { return Err(self.here("a key without a value")) };
-            // To hash a tuple can take for ever, or more of the C stack than there is.
+            // Hashing a nested tuple can take exponential time, or more of the C stack than there is.
             if !(key.is_instance_of::<PyString>() || key.is_instance_of::<PyInt>()) {
                 return Err(self.here("a key that is neither text nor an integer"));
             }

@@ -15,7 +15,7 @@ use crate::runtime::{MemoryCalls, MemoryInfo, StreamOrderedMemory};
 /// the work is done. The caller promises that host memory stays until then.
 fn submit_work(function: &str, key: StreamKey, work: Work) -> Result<()> {
     let device = timeline().device(key)?;
-    if !space().is_accessible(work.mapped(), device) {
+    if !space().is_accessible(work.mapped(), 1, device) {
         let error = refused(function, ("HOST_ERROR_INVALID_VALUE", 1), StatusKind::Other);
         let why = format!("{:#x} is not memory that {device} has access to", work.mapped());
         return Err(error.map_library(|refused| refused.advice = Some(why)));

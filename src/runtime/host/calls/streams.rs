@@ -1,4 +1,4 @@
-//! Simulated streams and events, whose work completes when a test completes it, or somebody waits for it.
+//! Simulated streams and events, whose work completes when a test completes it, or a call waits for it.
 
 use std::thread;
 use std::time::Duration;

@@ -171,7 +171,7 @@ def one_of_a_program_s_own_context_is_refused():
 def an_old_driver_cannot_tell():
     refusal = error_of(gpupool.empty, 1, GreenContext().stream())
     assert "belongs to a context that is neither" in refusal, f"it is refused by {refusal}"
-    assert "this driver cannot tell whose, one for CUDA 12.5 or later can" in refusal, f"it is refused by {refusal}"
+    assert "this driver cannot say of which, one for CUDA 12.5 or later can" in refusal, f"it is refused by {refusal}"
 
 
 if __name__ == "__main__":

@@ -1,0 +1,11 @@
+//! Callbacks that Python registers: for a pool's segments, and for requests that find no memory.
+
+mod oom;
+mod registration;
+mod segment;
+mod segment_event;
+
+pub(in crate::python) use oom::{PyOomCallback, on_oom};
+pub(in crate::python) use segment::PySegmentCallback;
+pub(super) use segment::on_segment;
+pub(in crate::python) use segment_event::PySegmentEvent;

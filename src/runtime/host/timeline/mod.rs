@@ -1,0 +1,243 @@
+//! Simulated streams and events: work is numbered, and done on demand. Copies and fills are done as soon as the work
+//! before them is.
+
+mod captures;
+mod events;
+mod stream;
+
+use std::collections::HashMap;
+
+use self::events::{Pending, Recorded};
+pub(super) use self::stream::StreamKey;
+use self::stream::{AwaitedWork, SimulatedStream, Wait};
+use super::capture;
+use super::refusal::{INVALID_HANDLE, refused};
+use super::uses::{self, UsedBlock, User};
+use super::words::Word;
+use super::work::Work;
+use crate::error::{Result, StatusKind};
+use crate::ids::{Device, RawStream};
+use crate::runtime::RawEvent;
+
+#[derive(Debug)]
+pub(super) struct Timeline {
+    streams: Option<HashMap<StreamKey, SimulatedStream>>,
+    events: Option<HashMap<RawEvent, Option<Recorded>>>,
+    /// The words of the events that were made for other processes.
+    words: Option<HashMap<RawEvent, Word>>,
+    pending: Vec<Pending>,
+    has_imported: bool,
+    next_address: usize,
+    next_capture: u64,
+}
+
+impl Timeline {
+    pub(super) const fn new() -> Self {
+        // Addresses are never used twice, so that a stream used after its end is always recognised.
+        Self {
+            streams: None,
+            events: None,
+            words: None,
+            pending: Vec::new(),
+            has_imported: false,
+            next_address: 0x1000,
+            next_capture: 0,
+        }
+    }
+
+    fn address(&mut self) -> usize {
+        self.next_address += 0x100;
+        self.next_address
+    }
+
+    fn streams(&mut self) -> &mut HashMap<StreamKey, SimulatedStream> {
+        self.streams.get_or_insert_default()
+    }
+
+    fn streams_of(&mut self, device: Option<Device>) -> Vec<StreamKey> {
+        let is_wanted = |stream: &SimulatedStream| device.is_none_or(|device| stream.device == device);
+        self.streams().iter().filter(|(_, stream)| is_wanted(stream)).map(|(&key, _)| key).collect()
+    }
+
+    fn stream(&mut self, key: StreamKey) -> Result<&mut SimulatedStream> {
+        let streams = self.streams();
+        if let Some(device) = key.default_of {
+            return Ok(streams.entry(key).or_insert_with(|| SimulatedStream::new(device, 0, true)));
+        }
+        streams.get_mut(&key).ok_or_else(|| refused("the stream's look-up", INVALID_HANDLE, StatusKind::Other))
+    }
+
+    pub(super) fn create_stream(&mut self, device: Device, is_blocking: bool) -> RawStream {
+        let raw = RawStream::from_address(self.address());
+        let id = raw.address() as u64;
+        self.streams().insert(StreamKey::new(raw, device), SimulatedStream::new(device, id, is_blocking));
+        raw
+    }
+
+    /// Destroys a stream whose work goes on, and creates another at its address. The former is found only with all of
+    /// its device.
+    #[cfg(feature = "fault-injection")]
+    pub(super) fn replace_stream(&mut self, key: StreamKey) -> Result<()> {
+        let SimulatedStream { device, is_blocking, .. } = *self.stream(key)?;
+        let former = StreamKey { raw: RawStream::from_address(self.address()), ..key };
+        let id = self.address() as u64;
+        if let Some(replaced) = self.streams().insert(key, SimulatedStream::new(device, id, is_blocking)) {
+            self.streams().insert(former, SimulatedStream { is_replaced: true, ..replaced });
+        }
+        uses::rename(key, former);
+        let rename = |source: &mut AwaitedWork| {
+            if *source == AwaitedWork::Stream(key) {
+                *source = AwaitedWork::Stream(former);
+            }
+        };
+        self.streams().values_mut().flat_map(|stream| &mut stream.waits).for_each(|wait| rename(&mut wait.other));
+        self.pending.iter_mut().flat_map(|pending| &mut pending.work).for_each(|(source, _)| rename(source));
+        for recorded in self.events.get_or_insert_default().values_mut().flatten() {
+            if let Recorded::Work(work) = recorded {
+                work.iter_mut().for_each(|(source, _)| rename(source));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn id(&mut self, key: StreamKey) -> Result<u64> {
+        self.stream(key).map(|stream| stream.id)
+    }
+
+    pub(super) fn destroy_stream(&mut self, key: StreamKey) -> Result<()> {
+        // Its work still completes; its errors are reported to no one.
+        let _ = self.stream(key)?.complete(u64::MAX);
+        uses::end(|user| matches!(user, User::Work(of, _) if of == key));
+        self.streams().remove(&key);
+        self.publish();
+        Ok(())
+    }
+
+    pub(super) fn device(&mut self, key: StreamKey) -> Result<Device> {
+        self.stream(key).map(|stream| stream.device)
+    }
+
+    pub(super) fn submit(&mut self, key: StreamKey) -> Result<u64> {
+        self.check_not_beside_capture("submit", key)?;
+        let stream = self.stream(key)?;
+        stream.submitted += 1;
+        Ok(stream.submitted)
+    }
+
+    pub(super) fn submit_using(&mut self, key: StreamKey, blocks: &[UsedBlock]) -> Result<u64> {
+        let user = match &self.stream(key)?.capture {
+            Some(capture) => User::Graph(capture.id),
+            None => User::Work(key, self.submit(key)?),
+        };
+        blocks.iter().try_for_each(|&block| self.begin_use(user, key, block))?;
+        Ok(if let User::Work(_, number) = user { number } else { 0 })
+    }
+
+    fn begin_use(&mut self, user: User, key: StreamKey, block: UsedBlock) -> Result<()> {
+        let SimulatedStream { device, waits, .. } = self.stream(key)?;
+        let is_behind = |other: StreamKey, number: u64| {
+            let waits_for = |wait: &Wait| wait.other == AwaitedWork::Stream(other) && wait.until >= number;
+            other == key || waits.iter().any(waits_for)
+        };
+        uses::begin(user, *device, block, is_behind);
+        Ok(())
+    }
+
+    /// Submits a copy or a fill to the stream. A captured one is the graph's, and not done now.
+    pub(super) fn submit_work(&mut self, key: StreamKey, work: Work) -> Result<()> {
+        if let Some(capture) = &self.stream(key)?.capture {
+            return if capture.is_valid {
+                Ok(())
+            } else {
+                Err(refused("work", capture::INVALIDATED, StatusKind::Other))
+            };
+        }
+        let number = self.submit(key)?;
+        let block = UsedBlock { number: 0, address: work.mapped(), bytes: work.bytes() };
+        self.begin_use(User::Work(key, number), key, block)?;
+        let stream = self.stream(key)?;
+        stream.work.push_back((number, work));
+        let done = stream.completed;
+        self.complete_allowed(key, done)
+    }
+
+    pub(super) fn is_idle(&mut self, key: StreamKey) -> Result<bool> {
+        self.advance();
+        self.stream(key).map(|stream| stream.completed == stream.submitted)
+    }
+
+    fn completed(&mut self, source: AwaitedWork) -> u64 {
+        match source {
+            // A destroyed stream's work counts as done: no call can complete it any more.
+            AwaitedWork::Stream(key) => self.stream(key).map_or(u64::MAX, |stream| stream.completed),
+            AwaitedWork::Elsewhere(word) => word.done(),
+        }
+    }
+
+    /// Does what follows work of other processes that they have completed meanwhile.
+    fn advance(&mut self) {
+        if !self.has_imported {
+            return;
+        }
+        for key in self.streams_of(None) {
+            let done = self.completed(AwaitedWork::Stream(key));
+            // The work's errors are returned where the stream is waited for.
+            let _ = self.complete_allowed(key, done);
+        }
+    }
+
+    /// Completes work as far as the events that it waits for allow.
+    pub(super) fn complete_allowed(&mut self, key: StreamKey, number: u64) -> Result<()> {
+        let stream = self.stream(key)?;
+        let mut allowed = stream.submitted;
+        for wait in stream.waits.clone() {
+            if self.completed(wait.other) < wait.until {
+                allowed = allowed.min(wait.after);
+            }
+        }
+        let stream = self.stream(key)?;
+        let mut done = stream.completed.max(number.min(allowed));
+        // Copies and fills complete by themselves.
+        while done < allowed && stream.work.iter().any(|(at, _)| *at == done + 1) {
+            done += 1;
+        }
+        let outcome = stream.complete(done);
+        uses::end(|user| matches!(user, User::Work(of, number) if of == key && number <= done));
+        stream.waits.retain(|wait| wait.after >= done);
+        if !self.pending.is_empty() {
+            self.publish();
+        }
+        outcome
+    }
+
+    /// Completes work, first what it waits for, as far as other processes have done their part. This terminates, since
+    /// an event is recorded before anything waits for it.
+    pub(super) fn complete(&mut self, key: StreamKey, number: u64) -> Result<()> {
+        for wait in self.stream(key)?.waits.clone() {
+            if wait.after < number && self.completed(wait.other) < wait.until {
+                self.complete_source(wait.other, wait.until)?;
+            }
+        }
+        self.complete_allowed(key, number)
+    }
+
+    fn complete_source(&mut self, source: AwaitedWork, number: u64) -> Result<()> {
+        match source {
+            AwaitedWork::Stream(key) => self.complete(key, number),
+            AwaitedWork::Elsewhere(_) => Ok(()),
+        }
+    }
+
+    /// Completes all work of a stream, and returns whether all is done, as other processes may delay some.
+    pub(super) fn complete_stream(&mut self, key: StreamKey) -> Result<bool> {
+        self.complete(key, u64::MAX)?;
+        self.stream(key).map(|stream| stream.completed == stream.submitted)
+    }
+
+    pub(super) fn complete_all(&mut self, device: Option<Device>) -> Result<()> {
+        let outcome = self.streams_of(device).into_iter().try_for_each(|key| self.complete(key, u64::MAX));
+        // Nothing names these any more.
+        self.streams().retain(|_, stream| !stream.is_replaced || stream.completed < stream.submitted);
+        outcome
+    }
+}
