@@ -701,3 +701,22 @@ fn a_sleep_that_fails_waits_for_its_copies_before_others_have_the_memory() {
     drop((blocks, pool));
     assert_all_back();
 }
+
+#[test]
+fn blocks_of_a_pool_that_is_gone_sleep_and_wake_also_where_they_stand_beside_its_reserve() {
+    host!();
+    let (stream, other) = (stream(0), stream(0));
+    let pool = builder().reserve(16 * PAGE).build().unwrap();
+    let others = blocks_of(&[9 * PAGE], &pool, &other);
+    let blocks = blocks_of(&[7 * PAGE, 2 * PAGE], &pool, &stream);
+    assert_eq!(blocks[1].address(), others[0].address() + 16 * PAGE);
+    drop(pool);
+    for _ in 0..2 {
+        gpupool::sleep(device(0), Backup::Host).unwrap();
+        gpupool::wake(device(0)).unwrap();
+        (1..).zip(&blocks).for_each(|(number, block)| assert_filled(block, number << 32));
+        assert_filled(&others[0], 1 << 32);
+    }
+    drop((blocks, others));
+    assert_all_back();
+}

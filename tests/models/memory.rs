@@ -6,7 +6,7 @@
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use gpupool::runtime::host::{
@@ -865,6 +865,18 @@ fn check(program: &[(Op, Option<Fault>)]) {
     model.finish();
 }
 
+/// Prints the first program that fails, whose failure a smaller one may not repeat.
+struct ShownIfItFails<'a>(&'a [(Op, Option<Fault>)]);
+
+impl Drop for ShownIfItFails<'_> {
+    fn drop(&mut self) {
+        static IS_SHOWN: AtomicBool = AtomicBool::new(false);
+        if std::thread::panicking() && !IS_SHOWN.swap(true, Ordering::Relaxed) {
+            println!("the first program that failed: {:?}", self.0);
+        }
+    }
+}
+
 /// Checks as many programs as `GPUPOOL_MODEL_OPERATIONS` makes of this length, by default 25,000 operations.
 fn check_all<P: Strategy>(longest: usize, programs: P, faults_of: impl Fn(P::Value) -> Vec<(Op, Option<Fault>)>) {
     let setting = std::env::var("GPUPOOL_MODEL_OPERATIONS");
@@ -875,7 +887,9 @@ fn check_all<P: Strategy>(longest: usize, programs: P, faults_of: impl Fn(P::Val
     let outcome = TestRunner::new(config).run(&programs, |program| {
         let program = faults_of(program);
         done.set(done.get() + program.len());
+        let shown = ShownIfItFails(&program);
         check(&program);
+        drop(shown);
         Ok(())
     });
     println!("{} operations in {cases} programs", done.get());

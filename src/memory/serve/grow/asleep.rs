@@ -32,13 +32,18 @@ pub(in crate::memory) fn pages_asleep(pool: &Pool, thread: ThisThread, may_let_g
         free = without_all(free, &[reserve.run]);
         // None: the pool has no extents while it is asleep.
         retire_extents(pool, reserve.put_back(of_reserve));
+        // A cache may have pages of the reserve and, beside them, others, whose extents are not the reserve's.
+        let in_use: Vec<_> = needed.iter().filter_map(|run| run.common(reserve.run)).collect();
+        needed = without_all(needed, &[reserve.run]);
         if !reserve.has_ended() {
-            needed = without_all(needed, &[reserve.run]);
             needed.push(reserve.run);
-        } else if may_let_go {
-            free.extend(reserve.take_free());
         } else {
-            needed.extend(reserve.free());
+            needed.extend(in_use);
+            if may_let_go {
+                free.extend(reserve.take_free());
+            } else {
+                needed.extend(reserve.free());
+            }
         }
     }
     free.into_iter().for_each(|run| memory.put_back_pages(run));
