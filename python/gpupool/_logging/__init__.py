@@ -63,9 +63,15 @@ def begin() -> None:
     """Start the thread that hands over records; the compiled part calls this, too, in the main thread."""
     global _done
     if _done is None and not _is_ended:
-        _done = threading.Event()
-        # No Thread, whose start waits for the thread to run: the caller has logging's lock, which the thread may want.
-        _thread.start_new_thread(_deliver, (_done,))
+        done = threading.Event()
+        try:
+            # No Thread, whose start waits for the thread to run: the caller has logging's lock, and the thread may
+            # want that.
+            _thread.start_new_thread(_deliver, (done,))
+        except RuntimeError:
+            # Python 3.12 starts none once the process ends: what there is by then is handed over in the end.
+            return
+        _done = done
 
 
 def _deliver(done: threading.Event) -> None:

@@ -75,8 +75,21 @@ def fail_to_register_in_a_thread():
 
 
 def warn_as_the_process_ends():
-    """Warn in the first function of atexit, of which gpupool's is the last."""
-    atexit.register(fail_to_register_in_a_thread)
+    """Warn in the first function of atexit, of which gpupool's is the last, in a thread that began before."""
+    is_ending = threading.Event()
+
+    def wait_and_fail():
+        is_ending.wait()
+        fail_to_register()
+
+    thread = threading.Thread(target=wait_and_fail, daemon=True)
+    thread.start()
+
+    def warn():
+        is_ending.set()
+        thread.join()
+
+    atexit.register(warn)
 
 
 def fail_to_make_a_handle():
