@@ -48,7 +48,7 @@ def is_whole() -> None:
     told = metadata("gpupool")
     assert told["Version"] == gpupool.__version__
     assert told.get_all("License-File") == ["LICENSE-APACHE", "LICENSE-MIT"]
-    assert {"cuda12", "cuda13"} <= set(told.get_all("Provides-Extra") or [])
+    assert {"cupy12", "cupy13", "torch"} <= set(told.get_all("Provides-Extra") or [])
 
 
 def is_enabled_at_start() -> None:
