@@ -58,7 +58,7 @@ _COMMENTS = {
     r'|r(?P<marks>#*)".*?"(?P=marks)'
     r"|'(?:\\.|[^'\\])'|" + _DOUBLE,
     # A string that is a line of its own explains, as a docstring does.
-    ".py": r'(?P<comment>^[ \t]*r?"{3}.*?"{3}[ \t]*$|\#[^\n]*)|"{3}.*?"{3}|' + f"{_DOUBLE}|{_SINGLE}",
+    ".py": r'(?P<comment>^[ \t]*r?"{3}(?:(?!"{3}).)*"{3}[ \t]*$|\#[^\n]*)|"{3}.*?"{3}|' + f"{_DOUBLE}|{_SINGLE}",
 }
 
 

@@ -107,6 +107,7 @@ def test_a_figure_of_nothing_is_refused(results):
             'def a():\n    return "#"',
         ),
         (".py", 'a = """b"""  # c', 'a = """b"""', 'a = """d"""'),
+        (".py", 'a(\n    """b""", c\n)\n"""d"""', 'a(\n    """b""", c\n)', 'a(\n    """b""", e\n)\n"""d"""'),
     ],
 )
 def test_comments_change_no_digest(suffix, text, same, other):
