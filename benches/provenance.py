@@ -1,7 +1,7 @@
 """What a results file says of itself: when, on what machine, and of which code.
 
-Each folder of benches/results has it in measured.json, by the names of its files. The code is told by a digest of each
-subject's sources without comments, so that it can be seen without a GPU whether figures are of the code that is here.
+Each folder of benches/results has it in measured.json, by the names of its files. The code is identified by a digest of
+each subject's sources without comments: so it can be seen without a GPU whether figures are of the code that is here.
 
 Usage:
     provenance.py                  list the files whose figures the README or a page has
@@ -142,7 +142,7 @@ def differences(file: str) -> list[str]:
 
 def used() -> list[str]:
     """Return the files of results whose figures the README or a page has."""
-    sys.path.insert(0, str(ROOT / "benches"))
+    # Not above: the hook of the pages loads this file by its path.
     from quoted import files
     from table import TABLES
 
@@ -182,10 +182,7 @@ def machine() -> str:
 def measured(folder: Path, of_code: Path) -> None:
     """Write what is known of each file of a folder that a run on this machine made."""
     known = {"date": datetime.date.today().isoformat(), "machine": machine(), **json.loads(of_code.read_text())}
-    found = {}
-    for path in sorted(folder.iterdir()):
-        if path.is_file() and path.name != NAME:
-            found[path.name] = known
+    found = {path.name: known for path in sorted(folder.iterdir()) if path.is_file() and path.name != NAME}
     (folder / NAME).write_text(json.dumps(found, indent=1) + "\n")
 
 

@@ -45,7 +45,7 @@ def imports(python: Path, variables: dict[str, str]) -> dict[str, tuple[int, int
 
 
 def summary(values: list[float]) -> dict[str, int]:
-    """Return what is told of many measurements."""
+    """Return the median and the least of many measurements."""
     return {"median_us": round(statistics.median(values)), "least_us": round(min(values))}
 
 

@@ -13,6 +13,7 @@ A `figure` of benches/quoted.py stands within a line, and is as its file of resu
 """
 
 import ast
+import functools
 import importlib.util
 import itertools
 import json
@@ -33,6 +34,7 @@ EXAMPLES = "https://github.com/gpupool/gpupool/blob/main/examples/"
 COMMENT = re.compile(r"^<!-- (table|output|command|file|notebook|program|printed|picture): (.+) -->$", re.MULTILINE)
 
 
+@functools.cache
 def _load(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:

@@ -4,8 +4,8 @@ The compiled part makes records only at levels that a logger of gpupool's is ena
 again whenever a level changes: ``logging`` then clears every logger's cache of what it is enabled for.
 
 A thread hands the records to ``logging``. It starts when records of ``INFO`` or below are first wanted, otherwise with
-the first warning, so that a program that is told of nothing has none. The code that makes a record may not wait for the
-GIL, and handlers may do anything.
+the first warning, so that a program without either has none. The code that makes a record may not wait for the GIL, and
+handlers may do anything.
 """
 
 import _thread
@@ -111,7 +111,7 @@ def _end() -> None:
     if _done is not None:
         _done.wait(_PATIENCE)
     else:
-        # A warning of which the main thread was not told yet.
+        # What the thread was to hand over, which did not start.
         _deliver(threading.Event())
 
 

@@ -13,7 +13,8 @@ pub(in crate::python) fn begin_log_soon() -> bool {
     unsafe { ffi::Py_AddPendingCall(Some(begin_log), ptr::null_mut()) == 0 }
 }
 
-/// Called by the interpreter, with the GIL. An exception is told to `sys.unraisablehook`: the code that runs is another's.
+/// Called by the interpreter, with the GIL. An exception goes to `sys.unraisablehook`: the code that it interrupts did not
+/// ask for this call.
 extern "C" fn begin_log(_: *mut c_void) -> c_int {
     let _ = Python::try_attach(|py| {
         let begun = py.import("gpupool._logging").and_then(|logging| logging.call_method0("begin"));
