@@ -1,6 +1,8 @@
 """Allocating device memory with gpupool's Python API and with its peers, in one run, as one JSON object a line.
 
     python benches/memory_peers.py [TRACE.csv.gz...]
+    python benches/memory_peers.py --torch [TRACE.csv.gz...]    PyTorch alone, with the settings of the environment
+    python benches/memory_peers.py --replay TRACE.csv.gz...     the same, and nothing but the traces
 
 Times are nanoseconds. PyTorch's allocator is driven from C++ (benches/torch_mix.cpp, built here) as benches/memory.rs
 drives gpupool's, once with its default settings and once with expandable segments. Where that cannot be built, threads
@@ -101,8 +103,8 @@ def python_mix(threads: int) -> float:
     return mix(lambda: contextlib.nullcontext(calls), threads)
 
 
-def torch_figures(traces: list[str]) -> None:
-    """Print what PyTorch's allocator takes with the settings of this process."""
+def torch_figures(traces: list[str], with_work: bool) -> None:
+    """Print what PyTorch's allocator takes with the settings of this process, for work of other kinds too or not."""
     import torch
 
     torch.empty(1, device="cuda")
@@ -115,9 +117,9 @@ def torch_figures(traces: list[str]) -> None:
         for threads in THREADS:
             tell(peer="torch", conf=setting, work="python mix", threads=threads, ns_per_step=python_mix(threads))
         return
-    for size in (512, 65536, 1 << 20, 32 << 20):
+    for size in (512, 65536, 1 << 20, 32 << 20) if with_work else ():
         tell(peer="torch", conf=setting, work="pair", size=size, ns_per_pair=round(native.pair(size), 1))
-    for threads in THREADS:
+    for threads in THREADS if with_work else ():
         tell(peer="torch", conf=setting, work="mix", threads=threads, ns_per_step=round(native.mix(threads), 1))
     for path in traces:
         slots, sizes, numbers, peak = read_trace(path)
@@ -129,8 +131,8 @@ def torch_figures(traces: list[str]) -> None:
 
 def main() -> None:
     """Measure everything that can be measured here."""
-    if sys.argv[1:2] == ["--torch"]:
-        torch_figures(sys.argv[2:])
+    if sys.argv[1:2] in (["--torch"], ["--replay"]):
+        torch_figures(sys.argv[2:], with_work=sys.argv[1] == "--torch")
         return
     python_figures()
     try:

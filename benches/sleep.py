@@ -1,29 +1,34 @@
-"""How long pools take to sleep and to wake, beside one plain copy of the same bytes and beside torch-memory-saver.
+"""How long pools take to sleep and to wake, beside plain copies of the same bytes and beside torch-memory-saver.
 
-    python benches/sleep.py [--gib 64] [--without-backup] [--output FILE]
+    python benches/sleep.py [--gib 32] [--turns 5] [--without-backup]
 
 Memory is CuPy's arrays in one pool of gpupool's, with a captured graph that uses them, which is replayed and checked in
-between. Each line names what it took, in milliseconds: the first sleep of the process, with nothing prepared, and then
-the median of five, with the pinned memory there. Where PyTorch and torch-memory-saver are installed, the same tensors
-sleep by that in a process of its own. Without a backup there are two lines of each: with half a second in between, as
-where another program has the device meanwhile, and woken at once, when the driver still clears what was given back.
+between. Where PyTorch and torch-memory-saver are installed, the same tensors sleep by that. Each way has a process for
+each turn, and they alternate. With a backup there is one turn, whose first sleep, with nothing prepared, is told apart.
+Without one there is half a second in between, as where another program has the device meanwhile, or memory is woken at
+once, when the driver still clears what was given back.
+
+One JSON object a line: the medians of a turn's cycles, in milliseconds.
 """
 
 import argparse
-import itertools
 import json
 import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import NoReturn
+
+from figures import tell
 
 MIB, GIB = 1 << 20, 1 << 30
 LARGE, SMALL = 512 * MIB, 2 * MIB
-SIZES = (("large tensors", LARGE), ("small tensors", SMALL))
-ROUNDS = 5
+SIZES = (LARGE, SMALL)
+WAYS = ("gpupool", "torch-memory-saver")
+# Cycles in a turn.
+ROUNDS = 3
 # Longer than the driver takes to clear what was given back, which is 0.1 s for 64 GiB on an H200.
 PAUSE = 0.5
 
@@ -39,11 +44,6 @@ def median(pairs: list[tuple[float, float]]) -> tuple[float, float]:
     """Return the median of the first and of the second of each pair."""
     firsts, seconds = zip(*pairs, strict=True)
     return statistics.median(firsts), statistics.median(seconds)
-
-
-def titled(name: str, backup: str | None, pause: float) -> str:
-    """Return the name of a line."""
-    return f"{name}, {'with' if backup else 'without'} backup{'' if backup or pause else ', woken at once'}"
 
 
 def pauses(backup: str | None) -> tuple[float, ...]:
@@ -112,84 +112,88 @@ class Arrays:
         return times
 
 
-def of_gpupool(nbytes: int, backups: list[str | None]) -> Iterator[tuple[str, dict[str, float]]]:
-    """Yield what gpupool takes, with these backups."""
-    import gpupool
+def of_gpupool(nbytes: int, size: int, backup: str | None) -> None:
+    """Print what gpupool takes on as many tensors, for each pause; with a backup also the first, and plain copies."""
+    arrays = Arrays(nbytes, size)
+    if backup:
+        sleep, wake = arrays.cycle(backup, 0)
+        tell(work="the first of the process", sleep_ms=sleep, wake_ms=wake)
+    for pause in pauses(backup):
+        sleep, wake = median([arrays.cycle(backup, pause) for _ in range(ROUNDS)])
+        tell(pause_s=pause, sleep_ms=sleep, wake_ms=wake)
+    if backup:
+        import gpupool
 
-    def entry(name: str, times: tuple[float, float]) -> tuple[str, dict[str, float]]:
-        return name, {"sleep_ms": times[0], "wake_ms": times[1]}
-
-    is_first = True
-    for name, size in SIZES:
-        arrays = Arrays(nbytes, size)
-        for backup in backups:
-            if is_first:
-                yield entry("the first of the process", arrays.cycle(backup, 0))
-                is_first = False
-            for pause in pauses(backup):
-                yield entry(titled(name, backup, pause), median([arrays.cycle(backup, pause) for _ in range(ROUNDS)]))
         arrays.pool.close()
         del arrays
         gpupool.empty_cache()
-    if any(backups):
-        yield entry("plain copies", plain_copies(nbytes))
+        out, back = plain_copies(nbytes)
+        tell(work="plain copies", sleep_ms=out, wake_ms=back)
 
 
-def of_memory_saver(nbytes: int, size: int, backup: bool) -> NoReturn:
+def of_memory_saver(nbytes: int, size: int, backup: str | None) -> NoReturn:
     """Print what torch-memory-saver takes on as many tensors, for each pause, and end the process."""
     import torch
     from torch_memory_saver import torch_memory_saver as saver
 
     saver.hook_mode = "torch"
-    with saver.region(tag="all", enable_cpu_backup=backup):
+    with saver.region(tag="all", enable_cpu_backup=backup is not None):
         _tensors = [torch.full((size // 8,), place, device="cuda") for place in range(nbytes // size)]
     torch.cuda.synchronize()
-    for pause in pauses("host" if backup else None):
+    for pause in pauses(backup):
         pairs = []
-        # With a backup of 64 GiB it takes half a minute.
+        # With a backup of 64 GiB it takes a minute.
         for _ in range(1 if backup else ROUNDS):
             asleep = milliseconds(lambda: saver.pause("all"))
             time.sleep(pause)
             pairs.append((asleep, milliseconds(lambda: saver.resume("all"))))
             torch.cuda.synchronize()
         sleep, wake = median(pairs)
-        print(json.dumps({"sleep_ms": sleep, "wake_ms": wake}), flush=True)
+        tell(pause_s=pause, sleep_ms=sleep, wake_ms=wake)
     # It ends the process where memory is freed outside of its region, as at the end of the interpreter.
+    sys.stdout.flush()
     os._exit(0)
 
 
+def measure(way: str, gib: int, size: int, backup: str | None, turn: int) -> None:
+    """Print what one way takes in a process of its own; a way that fails says why."""
+    command = [sys.executable, __file__, "--gib", str(gib), "--way", way, "--size", str(size)]
+    done = subprocess.run(
+        [*command, *([] if backup else ["--without-backup"])], capture_output=True, text=True, check=False
+    )
+    of_all = {"peer": way, "gib": gib, "size": size, "backup": backup is not None, "turn": turn}
+    for line in done.stdout.splitlines():
+        tell(**of_all, **json.loads(line))
+    if done.returncode:
+        tell(**of_all, error=done.stderr.strip()[-400:])
+
+
 def main() -> None:
-    """Measure, and print a line for each."""
+    """Measure each way in turns, or in this process the one that is named."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gib", type=int, default=0, help="live GiB; by default 64, or 32 where there is less memory")
+    parser.add_argument("--gib", type=int, default=0, help="live GiB; by default 32, or half of less memory")
+    parser.add_argument("--turns", type=int, default=5, help="turns without a backup")
     parser.add_argument("--without-backup", action="store_true", help="only what copies nothing")
-    parser.add_argument("--output", help="a file for the figures as JSON")
-    parser.add_argument("--peer", type=int, metavar="BYTES", help=argparse.SUPPRESS)
-    parser.add_argument("--backup", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
+    parser.add_argument("--size", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.peer:
-        of_memory_saver(arguments.gib * GIB, arguments.peer, arguments.backup)
+    if arguments.way:
+        run = of_gpupool if arguments.way == "gpupool" else of_memory_saver
+        run(arguments.gib * GIB, arguments.size, None if arguments.without_backup else "host")
+        return
     import gpupool
 
+    # The driver's count, without a context that would hold memory meanwhile.
     total = gpupool.memory_summary().devices[0].total_bytes or 0
-    gib = arguments.gib or (64 if total > 70 * GIB else 32 if total > 36 * GIB else max(1, total // GIB // 2))
-    results: dict[str, Any] = {"gib": gib, "large_bytes": LARGE, "small_bytes": SMALL}
-    backups: list[str | None] = [None] if arguments.without_backup else ["host", None]
-    # Before this process has memory, which both together would not find.
-    for (name, size), backup in itertools.product(SIZES, backups):
-        command = [sys.executable, __file__, "--gib", str(gib), "--peer", str(size), *(["--backup"] if backup else [])]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        told = done.stdout.strip().splitlines()
-        for pause, line in itertools.zip_longest(pauses(backup), told[-len(pauses(backup)) :]):
-            title = f"torch-memory-saver, {titled(name, backup, pause)}"
-            results[title] = json.loads(line) if done.returncode == 0 and line else done.stderr[-400:]
-            print(f"{title}: {results[title]}", flush=True)
-    for name, times in of_gpupool(gib * GIB, backups):
-        results[name] = times
-        print(f"{name}: sleep {times['sleep_ms']:.1f} ms, wake {times['wake_ms']:.1f} ms", flush=True)
-    if arguments.output:
-        with open(arguments.output, "w") as file:
-            json.dump(results, file, indent=1)
+    gib = arguments.gib or (32 if total > 36 * GIB else max(1, total // GIB // 2))
+    for turn in range(arguments.turns):
+        for size in SIZES:
+            for way in WAYS:
+                measure(way, gib, size, None, turn)
+    if not arguments.without_backup:
+        for size in SIZES:
+            for way in WAYS:
+                measure(way, gib, size, "host", 0)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # Runs everything of this folder on a GPU machine: installs the wheel, tests, runs the examples, measures, and prints a
 # short table last. Usage: run.sh [RESULTS_FOLDER], which gets run.txt (what is printed), log.txt (all output),
-# leases.txt, and peers.json, workspaces.json, green_contexts.json, frameworks.json, plugs.json, rmm.json, rmm_cpp.json, nccl.json, recording.json, pinned.json and
-# memory.json (one object a line). PYTHON chooses the interpreter (python3); SKIP_BENCHES=1 leaves out the measuring and the long soak,
-# SKIP_TESTS=1 all that is no measuring. Of that, ONLY=handles, frameworks or memory does one part, and ONLY=memory also
-# leaves out what is not about memory; TRACES names a folder with more logs to replay than tests/data has.
+# examples.txt, info.txt, leases.txt, green_contexts.txt, and one object a line in peers.json, workspaces.json, memory.json,
+# turns.json, passes.json, recording.json, pinned.json, sleep.json, share.json, frameworks.json, plugs.json, rmm.json,
+# rmm_cpp.json, nccl.json, pytorch.json and torch_sharing.json. PYTHON chooses the interpreter (python3); SKIP_BENCHES=1
+# leaves out the measuring and the long soak, SKIP_TESTS=1 all that is no measuring. Of that, ONLY=handles, memory, copies,
+# frameworks, pytorch or examples does one part, and ONLY=memory also leaves out tests that are not about memory. TRACES
+# names a folder with more logs to replay than tests/data has, and TURNS says how often peers take turns (5).
 #
 # MEMCHECK=1 does one thing alone: it runs the tests of tests/gpu, and the processes that they start, under
 # compute-sanitizer, a step for each file and some ten times as slowly. A step fails at a wrong access of GPU memory, at
@@ -31,12 +33,13 @@ step() {
   { echo "== $name"; cat "$log"; } >>"$results/log.txt"
 }
 
-# measure NAME COMMAND...: a step whose output are the lines of memory.json.
+# measure FILE SECONDS COMMAND...: a step whose output are lines of that file, with what it had until its time was over.
 measure() {
-  local name=$1
-  shift
+  local file=$1 seconds=$2 name
+  shift 2
+  name=${file%.*}
   # shellcheck disable=SC2016 # for the inner shell
-  step "$name" bash -c 'set -o pipefail; "${@:2}" | tee -a "$1"' _ "$results/memory.json" "$@"
+  step "bench-$name" bash -c 'set -o pipefail; timeout "$2" "${@:3}" | tee -a "$1"' _ "$results/$file" "$seconds" "$@"
 }
 
 # Whether the figures and long tests of this kind are wanted.
@@ -90,7 +93,7 @@ run_memcheck() {
 
 # What needs no Python: the promises about memory, then the figures.
 run_memory() {
-  local traces work
+  local traces trace turn work
   if tests; then
     test_memory
   fi
@@ -99,18 +102,66 @@ run_memory() {
     GPUPOOL_SOAK_OPERATIONS=1000000 step long-soak timeout 400 bin/test_cuda --include-ignored --nocapture memory::every_word
   fi
   traces=(tests/data/*.csv.gz ${TRACES:+"$TRACES"/*.csv.gz})
-  for work in pair c_abi "mix 1 2 4 8 16" random "recording 1 16"; do
+  for work in c_abi random "recording 1 16"; do
     # shellcheck disable=SC2086 # several words
-    measure "bench-${work%% *}" timeout 120 bin/bench_memory $work
+    measure memory.json 120 bin/bench_memory $work
   done
-  measure bench-replay timeout 120 bin/bench_memory replay "${traces[@]}"
-  measure memory-peers timeout 500 "$python" benches/memory_peers.py "${traces[@]}"
+  measure memory.json 500 "$python" benches/memory_peers.py "${traces[@]}"
+  measure recording.json 120 "$python" benches/recording.py
+  for ((turn = 0; turn < ${TURNS:-5}; turn++)); do
+    measure turns.json 60 bin/bench_memory pair
+    measure turns.json 60 bin/bench_memory mix 1 2 4 8 16
+    measure turns.json 60 "$python" benches/memory_peers.py --torch
+    # The first pass over a log takes its memory of the driver only in a new process, which costs seconds.
+    ((turn < 3)) && for trace in "${traces[@]}"; do
+      measure passes.json 60 bin/bench_memory replay "$trace"
+      PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True measure passes.json 60 "$python" benches/memory_peers.py --replay "$trace"
+    done
+  done
+}
+
+# What is copied, by this process and others.
+run_copies() {
+  local turn
+  measure sleep.json 580 "$python" benches/sleep.py --turns "${TURNS:-5}"
+  measure share.json 200 "$python" benches/share.py
+  measure torch_sharing.json 200 "$python" benches/torch_sharing.py 100
+  for ((turn = 0; turn < 2; turn++)); do
+    measure pinned_rust.json 60 bin/bench_memory pinned 1 16
+  done
+  measure pinned.json 500 "$python" benches/pinned_peers.py
+}
+
+run_frameworks() {
+  local peers
+  for peers in framework numba; do
+    measure frameworks.json 500 "$python" "benches/${peers}_peers.py"
+  done
+  measure rmm.json 500 "$python" benches/rmm_peers.py
+  measure rmm_cpp.json 600 rmm_peers/rmm_peers
+  measure plugs.json 580 "$python" benches/plug_peers.py
+  NCCL_NVLS_ENABLE=0 measure nccl.json 120 "$python" benches/nccl.py
+}
+
+run_handles() {
+  measure workspaces.json 60 "$python" benches/workspaces.py
+  measure green_contexts.txt 120 "$python" benches/green_contexts.py
   # shellcheck disable=SC2016 # for the inner shell
-  step recording bash -c 'set -o pipefail; timeout 120 "$1" benches/recording.py | tee "$2"' _ "$python" "$results/recording.json"
-  # shellcheck disable=SC2016
-  step pinned-peers bash -c 'set -o pipefail; timeout 500 "$1" benches/pinned_peers.py | tee "$2"' _ "$python" "$results/pinned.json"
-  step sleep timeout 500 "$python" benches/sleep.py --output "$results/sleep.json"
-  step share timeout 200 "$python" benches/share.py --output "$results/share.json"
+  step leases bash -c 'leases() { bin/bench_handle --bench "at once" --measurement-time 0.3 --warm-up-time 0.1 \
+    --sample-size 10 2>&1 | grep -vE "^Benchmarking" | grep -E "at once|time:" | paste -d " " - - | tr -s " "; }
+    (leases && GPUPOOL_RUNTIME=host leases) | tee "$1"' _ "$results/leases.txt"
+  step peers "$python" benches/peers.py --bench bin/bench_handle --output "$results/peers.json"
+}
+
+# What the examples print, each with its command, in three runs: the figures differ.
+run_examples() {
+  local example turn
+  for ((turn = 0; turn < 3; turn++)); do
+    for example in torch_training cupy_pool numba_kernel nvmath_solve; do
+      # shellcheck disable=SC2016 # for the inner shell
+      measure examples.txt 100 bash -c 'echo; echo "python $2"; "$1" "$2"' _ "$python" "examples/$example.py"
+    done
+  done
 }
 
 test_memory() {
@@ -153,7 +204,7 @@ run_tests() {
 }
 
 run_all() {
-  local site cudss peers
+  local site cudss
   site=$(mktemp -d)
   "$python" -m pip install --quiet --no-index --no-deps --target "$site" ./gpupool-*.whl || return 1
   export PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH}
@@ -182,36 +233,15 @@ run_all() {
   if tests; then
     run_tests
   fi
-  if [ -z "${SKIP_BENCHES:-}" ] && only frameworks; then
-    for peers in framework torch numba; do
-      # shellcheck disable=SC2016 # for the inner shell
-      step "bench-$peers" bash -c 'set -o pipefail; timeout 500 "$1" "benches/$2_peers.py" | tee -a "$3"' _ "$python" "$peers" \
-        "$results/frameworks.json"
-    done
-    # shellcheck disable=SC2016
-    step bench-rmm bash -c 'set -o pipefail; timeout 500 "$1" benches/rmm_peers.py | tee "$2"' _ "$python" "$results/rmm.json"
-    # shellcheck disable=SC2016
-    step bench-rmm-cpp bash -c 'set -o pipefail; timeout 600 rmm_peers/rmm_peers | tee "$1"' _ "$results/rmm_cpp.json"
-    # shellcheck disable=SC2016
-    step bench-plug bash -c 'set -o pipefail; timeout 580 "$1" benches/plug_peers.py | tee "$2"' _ "$python" \
-      "$results/plugs.json"
-    # shellcheck disable=SC2016
-    step bench-nccl bash -c 'set -o pipefail; NCCL_NVLS_ENABLE=0 timeout 120 "$1" benches/nccl.py | tee "$2"' _ "$python" \
-      "$results/nccl.json"
-  fi
-  if [ -z "${SKIP_BENCHES:-}" ] && only handles; then
-    # shellcheck disable=SC2016 # for the inner shell
-    step workspaces bash -c 'set -o pipefail; "$1" benches/workspaces.py | tee "$2"' _ "$python" "$results/workspaces.json"
-    # shellcheck disable=SC2016
-    step green_contexts bash -c 'set -o pipefail; timeout 120 "$1" benches/green_contexts.py | tee "$2"' _ "$python" \
-      "$results/green_contexts.json"
-    # shellcheck disable=SC2016
-    step leases bash -c 'leases() { bin/bench_handle --bench "at once" --measurement-time 0.3 --warm-up-time 0.1 \
-      --sample-size 10 2>&1 | grep -vE "^Benchmarking" | grep -E "at once|time:" | paste -d " " - - | tr -s " "; }
-      (leases && GPUPOOL_RUNTIME=host leases) | tee "$1"' _ "$results/leases.txt"
-    step peers "$python" benches/peers.py --bench bin/bench_handle --output "$results/peers.json"
+  if [ -z "${SKIP_BENCHES:-}" ]; then
+    only copies && run_copies
+    only frameworks && run_frameworks
+    only pytorch && measure pytorch.json 580 "$python" benches/torch_peers.py
+    only examples && run_examples
+    only handles && run_handles
   fi
 
+  "$python" -m gpupool info >"$results/info.txt"
   echo
   "$python" -m gpupool demo
   echo
@@ -234,7 +264,7 @@ finish() {
 }
 
 mkdir -p "$results"
-rm -f "$results"/{log.txt,leases.txt,peers.json,workspaces.json,green_contexts.json,frameworks.json,plugs.json,rmm.json,rmm_cpp.json,nccl.json,recording.json,pinned.json,memory.json}
+rm -f "$results"/{log,examples,leases,green_contexts}.txt "$results"/*.json
 run_all | tee "$results/run.txt"
 status=$?
 [ ! -f code.json ] || "$python" benches/provenance.py measured "$results"
