@@ -67,7 +67,7 @@ def other_process() -> None:
                 gpupool.empty(1).free()
                 stream = cupy.cuda.Stream(non_blocking=True)
                 start = time.perf_counter()
-                kept[name] = gpupool.attach(token, device, stream)
+                kept[name] = gpupool.attach(token, stream, device=device)
                 answer["ms"] = (time.perf_counter() - start) * 1e3
         elif order == "copy":
             device = int(rest[0])

@@ -83,6 +83,14 @@ def number(figure: float | None) -> str:
     return "" if figure is None else f"{figure:,.0f}".replace(",", " ")
 
 
+def runs(figures: list[float], written: Callable[[float], str] = number) -> str:
+    """Return the median of several runs, and how far they are apart."""
+    if not figures:
+        return ""
+    least, most = written(min(figures)), written(max(figures))
+    return written(statistics.median(figures)) + (f" ({least} to {most})" if least != most else "")
+
+
 def figure(figures: dict[str, float], name: str | None) -> str:
     """Return a figure for a cell; an empty text where there is none."""
     return f"{figures[name]:.0f}" if name in figures else ""
@@ -155,6 +163,11 @@ def pick(lines: list[dict], **wanted: object) -> dict:
     return found[0] if found else {}
 
 
+def every(lines: list[dict], unit: str, **wanted: object) -> list[float]:
+    """Return a figure of all lines with these values."""
+    return [line[unit] for line in lines if all(line.get(key) == value for key, value in wanted.items())]
+
+
 def waste(lines: list[dict]) -> str:
     """Return the table of what allocators reserve for the programs of trace files, over what those request."""
     head = ["reserved / requested, at their peaks", "gpupool", "PyTorch", "with expandable segments"]
@@ -202,11 +215,6 @@ def simulated(results: dict) -> str:
 
 def allocations(lines: list[dict]) -> str:
     """Return the table of what an allocation costs."""
-
-    def pair(**peer: str) -> dict:
-        return pick(lines, work="pair", size=512, **peer)
-
-    torch = {"peer": "torch", "conf": ""}
     python = [
         ("gpupool", "empty(1024)"),
         ("torch", "empty(1024, uint8)"),
@@ -217,8 +225,8 @@ def allocations(lines: list[dict]) -> str:
         ["nanoseconds", "gpupool", "PyTorch", "CuPy", "cuda.core"],
         [
             "allocate and free 512 bytes, Rust or C++",
-            number(pair(peer="gpupool")["buffer_ns_per_pair"]),
-            number(pair(**torch)["ns_per_pair"]),
+            runs(every(lines, "buffer_ns_per_pair", work="pair", size=512, peer="gpupool")),
+            runs(every(lines, "ns_per_pair", work="pair", size=512, peer="torch", conf="")),
             "",
             "",
         ],
@@ -228,17 +236,18 @@ def allocations(lines: list[dict]) -> str:
 
 def threads(lines: list[dict]) -> str:
     """Return the table of what a step of the random mix costs each of several threads on one stream."""
-    peers = {
-        "gpupool": {"peer": "gpupool"},
-        "PyTorch": {"peer": "torch", "conf": ""},
-    }
-    counts = (1, 2, 16)
+    counts = (1, 2, 4, 8, 16)
     head = ["a step of a random mix, ns", *(f"{count} thread{'s' * (count > 1)}" for count in counts)]
-    rows = [
-        [title, *(number(pick(lines, work="mix", threads=count, **peer)["ns_per_step"]) for count in counts)]
-        for title, peer in peers.items()
+    steps = {
+        title: [every(lines, "ns_per_step", work="mix", threads=count, peer=peer) for count in counts]
+        for title, peer in {"gpupool": "gpupool", "PyTorch": "torch"}.items()
+    }
+    ratios = [
+        [other / own for own, other in zip(*of_both, strict=True)] for of_both in zip(*steps.values(), strict=True)
     ]
-    return table(head, *rows)
+    rows = [[title, *map(runs, figures)] for title, figures in steps.items()]
+    last = ["PyTorch's over gpupool's", *(runs(each, "{:.1f}".format) for each in ratios)]
+    return table(head, *rows, last)
 
 
 def frameworks(lines: list[dict]) -> str:
@@ -284,6 +293,8 @@ def leases(text: str) -> str:
     units = {"ns": 1, "µs": 1000}
     figures = {}
     for line in text.splitlines():
+        if " calls at once/" in line:
+            continue
         found = re.fullmatch(r"(\w+) at once/(\w+), (\d+) threads time: \[\S+ \S+ (\S+) (\S+) \S+ \S+\]", line)
         if found is None:
             raise ValueError(f"no line of leases: {line}")
@@ -294,7 +305,9 @@ def leases(text: str) -> str:
     head = ["ns for each of so many threads", *(f"{call}, {n}" for call in ("handle", "lease") for n in (1, 4, 16))]
     titles = {**LIBRARIES, "simulated": "simulated"}
     cells = [(call, n) for call in ("handle", "lease") for n in (1, 4, 16)]
-    return table(head, *([title, *(figures[name, *cell] for cell in cells)] for name, title in titles.items()))
+    measured = {name for name, *_ in figures}
+    rows = [[title, *(figures[name, *cell] for cell in cells)] for name, title in titles.items() if name in measured]
+    return table(head, *rows)
 
 
 def of_text(file: str) -> str:
@@ -330,13 +343,13 @@ TABLES = {
     "rush": Table(("h200/peers.json",), rush),
     "leases": Table(("h200/leases.txt",), leases, of_text),
     "workspaces": Table(("h200/workspaces.json",), workspaces, of_lines),
-    "waste": Table(("one-heap/replays.json", "h200-memory/memory-4.json"), waste, of_lines),
-    "passes": Table(("h200-memory/first_pass.json",), passes, of_lines),
-    "allocations": Table(("h200-memory/memory.json",), allocations, of_lines),
-    "threads": Table(("one-heap/threads.json",), threads, of_lines),
+    "waste": Table(("one-heap/replays.json", "h200/memory.json"), waste, of_lines),
+    "passes": Table(("h200/passes.json",), passes, of_lines),
+    "allocations": Table(("h200/memory.json", "h200/turns.json"), allocations, of_lines),
+    "threads": Table(("h200/turns.json",), threads, of_lines),
     "frameworks": Table(("h200-frameworks/frameworks.json",), frameworks, of_lines),
     "simulated": Table(("pytorch-simulated/peaks.json",), simulated),
-    "pytorch": Table(("h100-pytorch/pytorch_peers.json",), pytorch, of_lines),
+    "pytorch": Table(("h200/pytorch.json",), pytorch, of_lines),
 }
 
 

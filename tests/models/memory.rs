@@ -610,7 +610,9 @@ impl Model {
                     match error.kind() {
                         ErrorKind::InvalidValue(_) => assert!(is_capturing, "{error}"),
                         // Some of the pools in the second place stay where they are.
-                        ErrorKind::Unavailable(_) => assert!(pool.is_some_and(|(place, _)| place == 1 || lends), "{error}"),
+                        ErrorKind::Unavailable(_) => {
+                            assert!(pool.is_some_and(|(place, _)| place == 1 || lends), "{error}")
+                        }
                         _ => assert!(fault.is_some(), "{error}"),
                     }
                 }
