@@ -182,8 +182,11 @@ figures: .venv/ready ## the figures in README.md and docs, anew from benches/res
 	$(BIN)/python benches/provenance.py
 
 .PHONY: pictures
-pictures: .venv/built .venv/docs ## the pictures in docs/pictures and what the notebooks print, made anew; no GPU is needed
-	$(BIN)/python docs/hooks/draw.py
+pictures: .venv/docs ## the pictures in docs/pictures, what the notebooks print and pages quote, made anew with an optimised build; no GPU is needed
+	@rm -rf build/pictures
+	$(BIN)/maturin build --release --quiet --target-dir target/python --features python --compatibility linux --out build/pictures
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target build/pictures/site build/pictures/*.whl
+	PYTHONPATH=$(CURDIR)/build/pictures/site $(BIN)/python docs/hooks/draw.py
 
 .PHONY: allocators
 allocators: .venv/ready ## build/allocators: the library of PyTorch's allocator for each version of PyTorch, as the wheel has them
