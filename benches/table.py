@@ -343,7 +343,7 @@ TABLES = {
     "rush": Table(("h200/peers.json",), rush),
     "leases": Table(("h200/leases.txt",), leases, of_text),
     "workspaces": Table(("h200/workspaces.json",), workspaces, of_lines),
-    "waste": Table(("one-heap/replays.json", "h200/memory.json"), waste, of_lines),
+    "waste": Table(("h200/passes.json", "h200/memory.json"), waste, of_lines),
     "passes": Table(("h200/passes.json",), passes, of_lines),
     "allocations": Table(("h200/memory.json", "h200/turns.json"), allocations, of_lines),
     "threads": Table(("h200/turns.json",), threads, of_lines),
