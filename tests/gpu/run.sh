@@ -2,8 +2,8 @@
 # Runs everything of this folder on a GPU machine: installs the wheel, tests, runs the examples, measures, and prints a
 # short table last. Usage: run.sh [RESULTS_FOLDER], which gets run.txt (what is printed), log.txt (all output),
 # examples.txt, info.txt, leases.txt, green_contexts.txt, and one object a line in peers.json, workspaces.json, memory.json,
-# turns.json, passes.json, recording.json, pinned.json, pinned_rust.json, sleep.json, share.json, frameworks.json, plugs.json, rmm.json,
-# rmm_cpp.json, nccl.json, pytorch.json and torch_sharing.json. PYTHON chooses the interpreter (python3); SKIP_BENCHES=1
+# turns.json, passes.json, recording.json, pinned.json, pinned_rust.json, sleep.json, share.json, frameworks.json, plugs.json,
+# rmm.json, rmm_cpp.json, nccl.json, pytorch.json and torch_sharing.json. PYTHON chooses the interpreter (python3); SKIP_BENCHES=1
 # leaves out the measuring and the long soak, SKIP_TESTS=1 all that is no measuring. Of that, ONLY=handles, memory, copies,
 # frameworks, pytorch or examples does one part, and ONLY=memory also leaves out tests that are not about memory. TRACES
 # names a folder with more logs to replay than tests/data has, and TURNS says how often peers take turns (5).
