@@ -103,11 +103,16 @@ def python_mix(threads: int) -> float:
     return mix(lambda: contextlib.nullcontext(calls), threads)
 
 
-def torch_figures(traces: list[str], with_work: bool) -> None:
-    """Print what PyTorch's allocator takes with the settings of this process, for work of other kinds too or not."""
+def begin_torch() -> None:
+    """Have PyTorch make its context, which no figure has in it."""
     import torch
 
     torch.empty(1, device="cuda")
+
+
+def torch_figures(traces: list[str]) -> None:
+    """Print what PyTorch's allocator takes with the settings of this process."""
+    begin_torch()
     setting = os.environ.get(CONFIGURATION, "")
     try:
         native = Calls()
@@ -117,10 +122,16 @@ def torch_figures(traces: list[str], with_work: bool) -> None:
         for threads in THREADS:
             tell(peer="torch", conf=setting, work="python mix", threads=threads, ns_per_step=python_mix(threads))
         return
-    for size in (512, 65536, 1 << 20, 32 << 20) if with_work else ():
+    for size in (512, 65536, 1 << 20, 32 << 20):
         tell(peer="torch", conf=setting, work="pair", size=size, ns_per_pair=round(native.pair(size), 1))
-    for threads in THREADS if with_work else ():
+    for threads in THREADS:
         tell(peer="torch", conf=setting, work="mix", threads=threads, ns_per_step=round(native.mix(threads), 1))
+    replay_with_torch(native, traces)
+
+
+def replay_with_torch(native: Calls, traces: list[str]) -> None:
+    """Print what PyTorch's allocator takes for these logs, with the settings of this process."""
+    setting = os.environ.get(CONFIGURATION, "")
     for path in traces:
         slots, sizes, numbers, peak = read_trace(path)
         figures = native.replay(slots, sizes, numbers)
@@ -131,9 +142,14 @@ def torch_figures(traces: list[str], with_work: bool) -> None:
 
 def main() -> None:
     """Measure everything that can be measured here."""
-    if sys.argv[1:2] in (["--torch"], ["--replay"]):
-        torch_figures(sys.argv[2:], with_work=sys.argv[1] == "--torch")
-        return
+    match sys.argv[1:]:
+        case ["--torch", *traces]:
+            torch_figures(traces)
+            return
+        case ["--replay", *traces]:
+            begin_torch()
+            replay_with_torch(Calls(), traces)
+            return
     python_figures()
     try:
         import torch  # noqa: F401

@@ -151,7 +151,6 @@ def of_memory_saver(nbytes: int, size: int, backup: str | None) -> NoReturn:
         sleep, wake = median(pairs)
         tell(pause_s=pause, sleep_ms=sleep, wake_ms=wake)
     # It ends the process where memory is freed outside of its region, as at the end of the interpreter.
-    sys.stdout.flush()
     os._exit(0)
 
 

@@ -157,15 +157,19 @@ def rush(results: dict) -> str:
     return table(head, *rows)
 
 
+def chosen(lines: list[dict], **wanted: object) -> list[dict]:
+    """Return the lines of results with these values."""
+    return [line for line in lines if all(line.get(key) == value for key, value in wanted.items())]
+
+
 def pick(lines: list[dict], **wanted: object) -> dict:
     """Return the one line of results with these values; an empty one where it was not measured."""
-    found = [line for line in lines if all(line.get(key) == value for key, value in wanted.items())]
-    return found[0] if found else {}
+    return next(iter(chosen(lines, **wanted)), {})
 
 
 def every(lines: list[dict], unit: str, **wanted: object) -> list[float]:
     """Return a figure of all lines with these values."""
-    return [line[unit] for line in lines if all(line.get(key) == value for key, value in wanted.items())]
+    return [line[unit] for line in chosen(lines, **wanted)]
 
 
 def waste(lines: list[dict]) -> str:
@@ -190,11 +194,11 @@ def passes(lines: list[dict]) -> str:
     ]
     rows = []
     for name, title in TRACES.items():
-        rounds = [line for line in lines if line["trace"] == f"{name}.csv.gz"]
+        rounds = chosen(lines, trace=f"{name}.csv.gz")
         if not rounds:
             continue
         figures = [
-            statistics.median(line[unit] for line in rounds if line["peer"] == peer)
+            statistics.median(every(rounds, unit, peer=peer))
             for unit in ("cold_ns", "warm_ns")
             for peer in ("gpupool", "torch")
         ]

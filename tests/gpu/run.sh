@@ -266,7 +266,9 @@ finish() {
 }
 
 mkdir -p "$results"
-rm -f "$results"/{log,examples,leases,green_contexts}.txt "$results"/*.json
+rm -f "$results"/{log,examples,leases,green_contexts}.txt \
+  "$results"/{peers,workspaces,memory,turns,passes,recording,pinned,pinned_rust,sleep,share}.json \
+  "$results"/{frameworks,plugs,rmm,rmm_cpp,nccl,pytorch,torch_sharing}.json
 run_all | tee "$results/run.txt"
 status=$?
 [ ! -f code.json ] || "$python" benches/provenance.py measured "$results"
