@@ -142,7 +142,7 @@ fn op() -> impl Strategy<Value = Op> {
     ];
     let by = prop_oneof![Just(By::Drop), Just(By::Address), (0..STREAMS).prop_map(By::Stream)];
     let (stream, pool, which) = (0..STREAMS, 0..POOLS, 0..1000_usize);
-    let backup = prop_oneof![Just(Backup::Host), Just(Backup::None)];
+    let backup = prop_oneof![3 => Just(Backup::Host), 1 => Just(Backup::None)];
     prop_oneof![
         30 => (bytes, stream.clone()).prop_map(|(bytes, stream)| Op::Allocate { bytes, stream }),
         22 => (which.clone(), by).prop_map(|(which, by)| Op::Free { which, by }),
@@ -157,8 +157,8 @@ fn op() -> impl Strategy<Value = Op> {
         2 => Just(Op::EmptyCache),
         4 => (OWN_STREAMS..STREAMS).prop_map(|stream| Op::Replace { stream }),
         2 => pool.clone().prop_map(|pool| Op::DropPool { pool }),
-        1 => (prop::option::weighted(0.8, pool.clone()), backup).prop_map(|(pool, backup)| Op::Sleep { pool, backup }),
-        2 => prop::option::weighted(0.5, pool).prop_map(|pool| Op::Wake { pool }),
+        4 => (prop::option::weighted(0.8, pool.clone()), backup).prop_map(|(pool, backup)| Op::Sleep { pool, backup }),
+        5 => prop::option::weighted(0.5, pool).prop_map(|pool| Op::Wake { pool }),
     ]
 }
 
