@@ -95,9 +95,10 @@ pub use handle::{
 pub use ids::{CaptureMode, CaptureStatus, Device, MemoryLocation, NumaNode, RawStream};
 pub use memory::{Backup, wake};
 pub use memory::{
-    CaptureScope, DeviceBuffer, GraphMemory, MemPool, MemPoolBuilder, MemoryStats, PoolId, PoolScope, PoolStats,
-    PoolSummary, PoolToken, SegmentEvent, SegmentEventKind, StreamStats, empty, empty_cache, enable_peer_access,
-    graph_pool_handle, memory_snapshot, memory_stats, on_oom, oom_callbacks, peers,
+    CaptureScope, CommitOptions, DeviceBuffer, DiscardGuard, GraphMemory, MemPool, MemPoolBuilder, MemoryRange,
+    MemoryStats, PoolId, PoolScope, PoolStats, PoolSummary, PoolToken, RangePages, SegmentEvent, SegmentEventKind,
+    StreamStats, empty, empty_cache, enable_peer_access, graph_pool_handle, memory_snapshot, memory_stats, on_oom,
+    oom_callbacks, peers,
 };
 pub use memory::{
     PinnedBuffer, empty_pinned, empty_pinned_cache, empty_pinned_on_node, pinned_limit, pinned_stats, set_pinned_limit,

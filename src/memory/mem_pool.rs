@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::device::{DriverSegments, SegmentSource, Source};
 use super::device_buffer::{DeviceBuffer, empty};
 use super::pool::{Pool, PoolId, Rules, SegmentEvent};
+use super::range::{MemoryRange, reserve_range};
 use super::report::{self, PoolStats, SegmentView};
 use super::route::{CaptureScope, PoolScope, PoolToken, PoolUse};
 use super::serve::{self, Patience, PoolSettings, SegmentGuard};
@@ -234,6 +235,17 @@ impl MemPool {
     /// `ErrorKind::InvalidValue` if the stream is of another device.
     pub fn capture(&self, stream: &Stream) -> Result<CaptureScope> {
         CaptureScope::new(&self.token(), stream)
+    }
+
+    /// Reserves addresses for memory that is committed and decommitted page by page: see [`MemoryRange`]. A page is a
+    /// multiple of 2 MiB, and the range one of its pages. Takes no memory.
+    ///
+    /// # Errors
+    /// `ErrorKind::InvalidValue` for other sizes, or if the pool is closed; `ErrorKind::Unavailable` if the pool has its own
+    /// allocator, plain segments or `no_split`, or the device has no virtual memory; `ErrorKind::OutOfMemory` if so many
+    /// addresses are not left.
+    pub fn reserve_range(&self, nbytes: u64, page_bytes: u64) -> Result<MemoryRange> {
+        reserve_range(self.pool(), nbytes, page_bytes)
     }
 
     /// Returns the statistics of the pool.

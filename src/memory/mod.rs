@@ -17,6 +17,7 @@ mod mem_pool;
 pub(crate) mod plug;
 pub(crate) mod pool;
 mod pool_by_id;
+mod range;
 pub(crate) mod report;
 pub(crate) mod route;
 pub(crate) mod serve;
@@ -63,6 +64,7 @@ pub(crate) use plug::LibraryMemory;
 pub use plug::{DEVICE_MEM_HANDLER, PINNED_MEM_HANDLER, feed};
 pub use pool::{MemoryLimit, PoolId, SegmentEvent, SegmentEventKind, graph_pool_handle};
 pub use pool_by_id::{begin_allocate_to_pool, end_allocate_to_pool, pool_use_count, release_pool};
+pub use range::{CommitOptions, DiscardGuard, MemoryRange, RangePages};
 pub use report::{
     BlockView, MemorySnapshot, MemoryStats, PoolStats, PoolSummary, SegmentView, StreamStats, memory_snapshot,
     memory_stats, reset_peak_memory_stats,

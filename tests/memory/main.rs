@@ -21,6 +21,7 @@ mod peers;
 mod pinned;
 mod pinned_unknown_graphs;
 mod pools;
+mod ranges;
 mod recording;
 mod registration;
 mod reserve;

@@ -129,6 +129,8 @@ impl StreamUser {
 #[derive(Debug)]
 pub(in crate::memory) struct Waiting {
     pub(in crate::memory) offset: u64,
+    /// Further blocks that wait for the same, freed in one call.
+    pub(in crate::memory) beside: Vec<u64>,
     pub(in crate::memory) until: Until,
     /// The graphs that must be gone, of pinned memory.
     graphs: Vec<GraphUse>,
@@ -138,7 +140,11 @@ pub(in crate::memory) struct Waiting {
 
 impl Waiting {
     pub(in crate::memory) const fn new(offset: u64, until: Until) -> Self {
-        Self { offset, until, graphs: Vec::new(), shared: Vec::new() }
+        Self { offset, beside: Vec::new(), until, graphs: Vec::new(), shared: Vec::new() }
+    }
+
+    pub(in crate::memory) fn offsets(&self) -> impl Iterator<Item = u64> {
+        [self.offset].into_iter().chain(self.beside.iter().copied())
     }
 
     /// Returns whether it can be used again; with `wait`, waits for what is recorded, but not for the end of graphs, nor
@@ -175,6 +181,6 @@ impl Waiting {
             // A stream noted before a capture began may be part of it now.
             graphs.extend(users.into_iter().filter(is_nameable).filter_map(|user| GraphUse::of(&user.stream)));
         }
-        Self { offset, until, graphs, shared }
+        Self { offset, beside: Vec::new(), until, graphs, shared }
     }
 }

@@ -68,7 +68,7 @@ mod sharing;
 mod stream_cache;
 
 pub(in crate::memory) use block_user::{BlockUser, Waiting};
-pub(in crate::memory) use device_caches::DeviceCaches;
+pub(in crate::memory) use device_caches::{DeviceCaches, Discardable};
 pub(in crate::memory) use event::{
     EventCallback, To, each_event, events, is_recorded, note_oom, note_snapshot, observe,
 };
@@ -85,4 +85,4 @@ pub(in crate::memory) use recorded_blocks::RecordedGuard;
 pub(crate) use service::Order;
 pub(in crate::memory) use service::Service;
 pub(in crate::memory) use sharing::Sharing;
-pub(in crate::memory) use stream_cache::StreamCache;
+pub(in crate::memory) use stream_cache::{NotAdded, StreamCache};

@@ -16,7 +16,7 @@ pub(in crate::memory) struct Service {
     pub(in crate::memory) number: u64,
     pub(in crate::memory) pool: Arc<Pool>,
     /// The stream in whose order the memory is used; none where free memory waits for no stream: pinned memory, which
-    /// the host writes next, and a lender's.
+    /// the host writes next, a lender's, and that of ranges.
     pub(in crate::memory) stream: Option<Stream>,
     /// The [`Stream::id`] of a stream that may end and leave its address to another; 0 for a lasting one and for
     /// graphs.
@@ -55,7 +55,15 @@ impl Order for NumaNode {
 
 impl Service {
     pub(in crate::memory) fn of_lender(pool: &Arc<Pool>) -> Self {
-        Self { number: 0, pool: Arc::clone(pool), stream: None, stream_id: 0, per_thread_of: None, role: Role::Lender }
+        Self::without_stream(pool, Role::Lender)
+    }
+
+    pub(in crate::memory) fn of_ranges(pool: &Arc<Pool>) -> Self {
+        Self::without_stream(pool, Role::Ranges)
+    }
+
+    fn without_stream(pool: &Arc<Pool>, role: Role) -> Self {
+        Self { number: 0, pool: Arc::clone(pool), stream: None, stream_id: 0, per_thread_of: None, role }
     }
 
     pub(in crate::memory) fn address(&self) -> usize {
@@ -86,7 +94,7 @@ impl Service {
     pub(in crate::memory) fn is_in_order_with(&self, other: &Self) -> bool {
         self.is_of_stream_of(other)
             && self.per_thread_of == other.per_thread_of
-            && ![self.role, other.role].contains(&Role::Lender)
+            && ![self.role, other.role].iter().any(|role| role.is_of_no_stream())
     }
 
     pub(in crate::memory) fn is_as(&self, other: &Self) -> bool {

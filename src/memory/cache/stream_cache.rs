@@ -6,6 +6,7 @@
 mod frees;
 #[cfg(all(test, loom))]
 mod models;
+mod range_pages;
 mod spans;
 mod uses;
 
@@ -125,7 +126,7 @@ impl StreamCache {
     /// Begins a service of an empty cache, and returns its number.
     pub(in crate::memory) fn serve(&self, mut service: Service) -> u64 {
         let ledger = HeapLedger { ledger: Arc::clone(&service.pool.ledger), cache: self.number };
-        let is_lender = service.role == Role::Lender;
+        let (is_lender, is_of_ranges) = (service.role == Role::Lender, service.role == Role::Ranges);
         {
             let mut heap = self.heap.lock();
             service.number = heap.restart(service.pool.begin_cutting(), is_lender, ledger);
@@ -133,6 +134,9 @@ impl StreamCache {
             self.duties.store(if is_lender { LENDER } else { 0 }, Ordering::Relaxed);
         }
         self.recording.set_pool(service.pool.id);
+        if is_of_ranges {
+            self.hold_for_ranges();
+        }
         self.stream.store(service.address(), Ordering::Relaxed);
         let number = service.number;
         *write(&self.service) = Some(service);
@@ -144,6 +148,7 @@ impl StreamCache {
     pub(in crate::memory) fn end_service(&self) {
         self.serving.store(0, Ordering::Relaxed);
         let ended = write(&self.service).take();
+        self.end_hold_for_ranges();
         // Outside the lock: the last clone of a stream destroys it.
         drop(ended);
     }

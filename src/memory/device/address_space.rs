@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::held_runs::HeldRuns;
 use super::run::Run;
 
 /// Unused pages, in runs that do not touch.
@@ -13,6 +14,8 @@ pub(in crate::memory) struct AddressSpace {
     by_length: BTreeSet<(u32, u32)>,
     /// Runs of at least so many pages are room to grow for caches, not holes to fill.
     wide: u32,
+    /// Runs that stay taken, whatever is mapped there.
+    held: HeldRuns,
 }
 
 impl AddressSpace {
@@ -22,6 +25,7 @@ impl AddressSpace {
             free: BTreeMap::from([(first, pages)]),
             by_length: BTreeSet::from([(pages, first)]),
             wide: (pages / 256).max(1),
+            held: HeldRuns::default(),
         }
     }
 
@@ -73,7 +77,30 @@ impl AddressSpace {
         true
     }
 
-    pub(in crate::memory) fn put_back(&mut self, Run { mut first, mut pages }: Run) {
+    /// Takes so many unused pages in a row, which stay taken until [`AddressSpace::let_go`]; none if there are not so
+    /// many. Nothing is mapped there.
+    pub(in crate::memory) fn hold(&mut self, pages: u32) -> Option<Run> {
+        let run = self.take_any(pages)?;
+        self.held.add(run);
+        Some(run)
+    }
+
+    /// Notes that something will be mapped at held pages. Returns false, and notes nothing, if something is.
+    pub(in crate::memory) fn map_held(&mut self, run: Run) -> bool {
+        self.held.map(run)
+    }
+
+    /// Ends the hold of a run: its pages become unused, each once nothing is mapped there.
+    pub(in crate::memory) fn let_go(&mut self, run: Run) {
+        self.held.remove(run).into_iter().for_each(|unmapped| self.free(unmapped));
+    }
+
+    /// Notes that nothing is mapped at these pages any more. Those that are not held become unused.
+    pub(in crate::memory) fn put_back(&mut self, run: Run) {
+        self.held.unmap(run).into_iter().for_each(|unused| self.free(unused));
+    }
+
+    fn free(&mut self, Run { mut first, mut pages }: Run) {
         if pages == 0 {
             return;
         }
@@ -122,6 +149,23 @@ mod tests {
         space.put_back(Run { first: 15, pages: 5 });
         assert_eq!(space.free, BTreeMap::from([(10, 1000)]));
         assert_eq!(space.by_length, BTreeSet::from([(1000, 10)]));
+    }
+
+    #[test]
+    fn held_pages_stay_taken_until_they_are_let_go_and_nothing_is_mapped_there() {
+        let mut space = AddressSpace::new(0, 1000);
+        let run = space.hold(10).unwrap();
+        let at = |first, pages| Run { first: run.first + first, pages };
+        assert!(space.map_held(at(2, 5)) && !space.map_held(at(6, 2)));
+        space.put_back(at(2, 2));
+        assert!(space.map_held(at(3, 1)) && space.free_at(run.first) == 0);
+        space.let_go(run);
+        assert_eq!(
+            (space.free_at(run.first), space.free_at(run.first + 3), space.free_at(run.first + 7) > 3),
+            (3, 0, true)
+        );
+        space.put_back(at(3, 4));
+        assert_eq!(space.free, BTreeMap::from([(0, 1000)]));
     }
 
     #[test]

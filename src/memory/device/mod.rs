@@ -7,6 +7,7 @@ mod address_space;
 mod device_memory;
 mod elsewhere;
 mod event_pool;
+mod held_runs;
 mod live_peak;
 mod pages;
 mod pieces;

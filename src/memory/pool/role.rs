@@ -10,11 +10,19 @@ pub(in crate::memory) enum Role {
     Feed { is_captured: bool },
     /// Slabs for the pool's other heaps: of no stream, so free memory waits for nothing.
     Lender,
+    /// Committed pages of memory ranges: of no stream, since each page is freed once the streams that used it are done.
+    /// What is free there moves to requests, which are never served from it in place.
+    Ranges,
 }
 
 impl Role {
     pub(in crate::memory) const fn is_captured(self) -> bool {
         matches!(self, Self::Graphs | Self::Feed { is_captured: true })
+    }
+
+    /// Returns whether free memory of device memory in this role waits for no stream.
+    pub(in crate::memory) const fn is_of_no_stream(self) -> bool {
+        matches!(self, Self::Lender | Self::Ranges)
     }
 
     pub(in crate::memory) const fn is_feed(self) -> bool {
@@ -26,7 +34,7 @@ impl Role {
         match self {
             Self::Requests | Self::Graphs => Self::Graphs,
             Self::Feed { .. } => Self::Feed { is_captured: true },
-            Self::Lender => Self::Lender,
+            Self::Lender | Self::Ranges => self,
         }
     }
 }

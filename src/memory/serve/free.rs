@@ -191,6 +191,12 @@ pub(crate) fn find(address: u64, device: Option<Device>) -> Result<Allocation> {
 #[cold]
 fn refuse_own(block: Allocation) -> Result<Allocation> {
     process::refuse_forked()?;
+    if block.cache.is_of_ranges() {
+        let (address, device) = (block.address(), block.cache.memory.location);
+        return Err(Error::invalid_value(format!(
+            "{address:#x} on {device} is in a MemoryRange, which alone commits and decommits its pages; call those"
+        )));
+    }
     if !block.cache.is_gpupools(block.offset) {
         return Ok(block);
     }

@@ -44,7 +44,9 @@ pub(super) fn with_room_made<R>(pool: &Pool, bytes: u64, mut attempt: impl FnMut
     let mut try_again = || {
         memory.under_way.wait_with_own();
         if let Some(caches) = DeviceCaches::known(memory.location) {
-            make_room(caches, ThisThread::get(), Pool::gives_way);
+            // Its own extents may be of another size than it needs.
+            let is_meant = |other: &Pool| (other.number == pool.number && !other.no_split()) || other.gives_way();
+            make_room(caches, ThisThread::get(), is_meant);
         }
         memory.retries.fetch_add(1, Ordering::Relaxed);
         match attempt() {
@@ -55,9 +57,18 @@ pub(super) fn with_room_made<R>(pool: &Pool, bytes: u64, mut attempt: impl FnMut
             outcome => outcome.map(Some),
         }
     };
-    let found = match try_again()? {
-        None => after_callbacks(pool, 0, bytes, try_again)?,
-        found => found,
-    };
+    let mut found = try_again()?;
+    while found.is_none() && discard(pool, bytes) {
+        found = try_again()?;
+    }
+    if found.is_none() {
+        found = after_callbacks(pool, 0, bytes, try_again)?;
+    }
     found.ok_or(refused)
+}
+
+/// Takes discardable pages of so many bytes for a pool's request, those of lowest priority first. Returns false if there
+/// are none.
+pub(super) fn discard(pool: &Pool, bytes: u64) -> bool {
+    DeviceCaches::known(pool.memory.location).is_some_and(|caches| caches.discardable.discard(bytes) > 0)
 }

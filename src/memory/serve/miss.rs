@@ -11,7 +11,7 @@ use super::grow::{
     Grown, grow_by_pages, grow_by_segment, is_no_memory, serve_from_empty_slabs, serve_from_lent_slab,
     serve_from_reserve, serve_in_place,
 };
-use super::make_room::make_room;
+use super::make_room::{discard, make_room};
 use super::out_of_memory::{after_callbacks, no_memory_left, note};
 use super::request::{Allocation, AllocationRequest};
 use super::settle::{Patience, settle};
@@ -45,7 +45,7 @@ const READY: [Step; 7] = [
 
 /// The steps from there on, which wait for the GPU and look for all free memory.
 #[rustfmt::skip]
-const SEARCH: [Step; 12] = [
+const SEARCH: [Step; 13] = [
     Escalation::blocks_of_pool,          // blocks of this pool, once its streams are done
     Escalation::reserve,                 // from here on pages are waited for
     Escalation::pages,
@@ -58,6 +58,7 @@ const SEARCH: [Step; 12] = [
     Escalation::reserve,
     Escalation::pages,
     Escalation::segment,
+    Escalation::discardable,             // pages of ranges that may be taken, lowest priority first
 ];
 
 #[rustfmt::skip]
@@ -325,6 +326,16 @@ impl Escalation {
             cache.add_use(offset, BlockUser::OtherPool);
         }
         Some(offset)
+    }
+
+    /// Takes discardable pages, which go back to the driver, and searches again, until there are none.
+    fn discardable(&mut self) -> Result<Option<Allocation>> {
+        while discard(self.request.pool(), self.request.bytes) {
+            if let Some(found) = self.try_each(&[Self::pages, Self::segment])? {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
     }
 
     /// Gives what cannot be moved into this pool back to the driver, which can then give it to this pool. With

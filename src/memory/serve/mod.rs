@@ -3,6 +3,7 @@
 
 mod abandoned;
 mod at_address;
+mod commit;
 mod devices;
 mod free;
 mod grow;
@@ -19,6 +20,7 @@ mod users;
 
 pub(in crate::memory) use abandoned::end_abandoned;
 pub(crate) use at_address::allocate_at;
+pub(in crate::memory) use commit::{commit_run, decommit_blocks, ranges_cache, release_places};
 pub(crate) use devices::device_caches;
 #[cfg(feature = "python")]
 pub(in crate::memory) use free::check_stream;
@@ -28,7 +30,7 @@ pub(in crate::memory) use free::{check_live, free_after_all_work, record_consume
 pub(crate) use free::{find, free, free_kept, owns, record_stream};
 pub use grow::SegmentGuard;
 pub(crate) use grow::on_segment;
-pub(in crate::memory) use grow::{extent_for_waking, pages_asleep, retire_extents, warm_by_segments};
+pub(in crate::memory) use grow::{extent_for_waking, make_ready, pages_asleep, retire_extents, warm_by_segments};
 pub(crate) use make_room::release_unused;
 pub(in crate::memory) use miss::Miss;
 #[cfg(feature = "python")]
@@ -44,5 +46,5 @@ pub(crate) use request::Allocation;
 pub(crate) use settle::Patience;
 pub(in crate::memory) use settle::settle;
 pub(crate) use trim::trim;
-pub(in crate::memory) use trim::{sum_of_all, trim_pools};
+pub(in crate::memory) use trim::{release_ready, sum_of_all, trim_pools};
 pub(crate) use users::users;

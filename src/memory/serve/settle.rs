@@ -34,7 +34,7 @@ pub(in crate::memory) fn settle(cache: &StreamCache, thread: ThisThread, patienc
     let mut outcome = Ok(());
     asked.retain_mut(|block| match block.is_done(&cache.memory.events, patience == Patience::Wait) {
         Ok(true) => {
-            done.push(block.offset);
+            done.extend(block.offsets());
             false
         }
         Ok(false) => true,

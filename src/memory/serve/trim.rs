@@ -8,7 +8,7 @@ use super::grow::{let_go_asleep, retire_extents, retire_mappings, retire_reserve
 use super::settle::{Patience, settle};
 use crate::error::{Bytes, Result};
 use crate::memory::cache::{DeviceCaches, Heap, Service, StreamCache};
-use crate::memory::device::{Until, log_out};
+use crate::memory::device::{Mapping, Remains, Run, Until, log_out};
 use crate::memory::pool::Pool;
 use crate::observe::Activity;
 use crate::observe::delivery::Delivery;
@@ -89,6 +89,7 @@ pub(crate) fn trim(pool: &Arc<Pool>, thread: ThisThread, patience: Patience) -> 
             outcome = outcome.and(retire_free(cache, thread, &service));
         }
     }
+    release_ready(pool);
     let_go_unneeded(pool, thread);
     let at_once = memory.end_retired(patience == Patience::Wait)?;
     let released = at_once + memory.begin_ending_pinned()?;
@@ -100,6 +101,17 @@ pub(crate) fn trim(pool: &Arc<Pool>, thread: ThisThread, patience: Patience) -> 
         );
     }
     outcome.map(|()| released)
+}
+
+/// Gives back the extents that were made ahead of need.
+pub(in crate::memory) fn release_ready(pool: &Pool) {
+    let extents = pool.supply.ready.take_all().into_iter();
+    let unmapped: Vec<_> = extents.map(|(pages, extent)| Mapping { run: Run { first: 0, pages }, extent }).collect();
+    if !unmapped.is_empty() {
+        let remains = Remains::Released { mapped: Vec::new(), unmapped };
+        // SAFETY: nobody else has the extents, which are mapped nowhere.
+        unsafe { pool.memory.retire(remains, Until::at_once(), &pool.supply) };
+    }
 }
 
 /// Returns the sum of several calls' results. All are made, even if one fails.

@@ -15,7 +15,7 @@ use crate::error::{Bytes, Error, Result};
 use crate::memory::cache::DeviceCaches;
 use crate::memory::device::DeviceMemory;
 use crate::memory::pool::{Change, KeptExtents, Pool, Record, SleepChange};
-use crate::memory::serve::{Patience, settle};
+use crate::memory::serve::{Patience, release_ready, settle};
 use crate::memory::share::refuse_held;
 use crate::memory::tuning::WAIT_ASLEEP;
 use crate::observe::delivery::Delivery;
@@ -146,6 +146,7 @@ fn wait_for_work(pool: &Pool, thread: ThisThread) -> Result<()> {
             heap.fall_asleep();
         }
     }
+    release_ready(pool);
     // A process that attaches from now on finds the pool asleep.
     refuse_held(pool)?;
     refuse_captures(pool, thread)?;

@@ -167,7 +167,9 @@ fn take(pool: &Pool, record: &Record, missing: &[Run], taken: &mut NewExtents, t
 fn large_blocks(pool: &Pool, thread: ThisThread) -> Vec<Run> {
     let mut large = Vec::new();
     for cache in DeviceCaches::caches_of(pool) {
-        large.extend(cache.lock(thread).large_blocks(&pool.memory.pages, LARGE_PAGES));
+        // Pages of ranges come and go one by one.
+        let least = if cache.is_of_ranges() { 1 } else { LARGE_PAGES };
+        large.extend(cache.lock(thread).large_blocks(&pool.memory.pages, least));
     }
     large.sort_unstable();
     large

@@ -1,5 +1,6 @@
 //! A device's memory with the pools and caches that share it. Made when first needed and never dropped.
 
+mod discard_list;
 mod of_pool;
 mod pools;
 mod reports;
@@ -8,6 +9,7 @@ mod table;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, OnceLock};
 
+pub(in crate::memory) use self::discard_list::{DiscardList, Discardable};
 use self::pools::PoolList;
 use self::reports::Reports;
 use self::table::CacheTable;
@@ -26,6 +28,8 @@ pub(crate) struct DeviceCaches {
     pub(in crate::memory) pools: PoolList,
     pub(in crate::memory) table: CacheTable,
     pub(in crate::memory) reports: Reports,
+    /// What may be taken when memory is short.
+    pub(in crate::memory) discardable: DiscardList,
 }
 
 /// The caches of up to so many devices, or NUMA nodes of the host, by number.
@@ -96,6 +100,7 @@ impl DeviceCaches {
             pools: PoolList::default(),
             table: CacheTable::new(),
             reports: Reports::default(),
+            discardable: DiscardList::default(),
         }))
     }
 

@@ -59,20 +59,41 @@ impl DeviceCaches {
         if count <= many || lender.is_some() {
             return Ok(lender.filter(|_| count > many));
         }
+        Self::make_of_no_stream(pool, Service::of_lender(pool), |entry| &mut entry.lender)
+    }
+
+    /// Returns the cache of the pages of the pool's memory ranges, if it has one.
+    pub(in crate::memory) fn ranges_of(pool: &Pool) -> Option<&'static StreamCache> {
+        Self::of_pool(pool, |entry| entry.ranges)
+    }
+
+    /// Returns the cache of the pages of the pool's memory ranges; makes it when first needed. None if the pool is gone.
+    pub(in crate::memory) fn make_ranges_of(pool: &Arc<Pool>) -> Result<Option<&'static StreamCache>> {
+        match Self::ranges_of(pool) {
+            None => Self::make_of_no_stream(pool, Service::of_ranges(pool), |entry| &mut entry.ranges),
+            found => Ok(found),
+        }
+    }
+
+    fn make_of_no_stream(
+        pool: &Pool,
+        service: Service,
+        place: impl FnOnce(&mut PoolCaches) -> &mut Option<&'static StreamCache>,
+    ) -> Result<Option<&'static StreamCache>> {
         let Some(caches) = Self::known(pool.memory.location) else { return Ok(None) };
-        let (made, _) = caches.table.begin(&caches.memory, Service::of_lender(pool))?;
-        let lender = Self::of_pool(pool, |entry| Some(*entry.lender.get_or_insert(made)));
-        if lender.is_none_or(|lender| !std::ptr::eq(lender, made)) {
+        let (made, _) = caches.table.begin(&caches.memory, service)?;
+        let found = Self::of_pool(pool, |entry| Some(*place(entry).get_or_insert(made)));
+        if found.is_none_or(|found| !std::ptr::eq(found, made)) {
             caches.table.end(made);
         }
-        Ok(lender)
+        Ok(found)
     }
 
     /// Returns the pool's caches with these numbers. Drops the other numbers from its ledger.
     pub(in crate::memory) fn numbered(pool: &Pool, numbers: &[u32]) -> Vec<&'static StreamCache> {
         let of_number = |entry: &mut PoolCaches, number: u32| {
-            let lender = entry.lender.filter(|lender| lender.number == number);
-            let cache = entry.caches.get(&number).copied().or(lender);
+            let of_no_stream = || [entry.lender, entry.ranges].into_iter().flatten().find(|one| one.number == number);
+            let cache = entry.caches.get(&number).copied().or_else(of_no_stream);
             if cache.is_none() {
                 pool.ledger.remove_with_pages(number);
             }

@@ -44,13 +44,15 @@ pub(super) struct PoolCaches {
     pub(super) by_stream: FxHashMap<usize, Vec<&'static StreamCache>>,
     /// The cache that lends slabs to the others, if they are many.
     pub(super) lender: Option<&'static StreamCache>,
+    /// The cache of the pages of its memory ranges, if it has any.
+    pub(super) ranges: Option<&'static StreamCache>,
     pub(super) past: Counts,
 }
 
 impl PoolCaches {
     /// Returns every cache, the lender last, since the others return slabs to it.
     pub(super) fn all(&self) -> impl Iterator<Item = &'static StreamCache> {
-        self.caches.values().copied().chain(self.lender)
+        self.caches.values().copied().chain(self.ranges).chain(self.lender)
     }
 }
 
@@ -92,6 +94,7 @@ impl PoolList {
             caches: BTreeMap::new(),
             by_stream: FxHashMap::default(),
             lender: None,
+            ranges: None,
             past: Counts::default(),
         };
         let mut pools = lock(&self.0);

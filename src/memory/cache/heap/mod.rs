@@ -304,6 +304,18 @@ impl Heap {
         self.counts.end_waiting(kind, bytes, requested);
     }
 
+    /// Makes a block live again that was freed and waits for streams. Returns whether it was.
+    pub(in crate::memory) fn resume(&mut self, pages: &'static Pages, offset: u64) -> bool {
+        let PageEntry::Freed(id) = pages.entry(offset) else { return false };
+        let Some((kind, bytes, requested)) = self.freed_block(pages, offset) else { return false };
+        pages.set_block(offset, id);
+        // For the counts it is free for a moment, and handed out anew.
+        self.counts.free(kind, bytes, requested);
+        self.counts.end_waiting(kind, bytes, requested);
+        self.count_allocation(kind, bytes, requested);
+        true
+    }
+
     #[inline]
     fn free_block(&mut self, pages: &'static Pages, id: u32) {
         let block = &self.map.all[id as usize];

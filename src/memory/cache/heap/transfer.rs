@@ -146,6 +146,46 @@ impl Heap {
         {
             taken.push(smallest);
         }
+        self.cut_out_mappings(pages, taken)
+    }
+
+    /// Takes up to `most` wholly free mappings of exactly so many pages each out of the heap.
+    pub(in crate::memory) fn take_mappings_of(&mut self, pages: &'static Pages, most: u32, each: u32) -> Vec<Mapping> {
+        let mut taken = Vec::new();
+        let mut candidates = self.map.at_least(u64::from(each) * PAGE);
+        candidates.sort_unstable_by_key(|&id| self.map.all[id as usize].start);
+        'enough: for id in candidates {
+            let block = &self.map.all[id as usize];
+            let mut at = block.start.next_multiple_of(PAGE);
+            while at < block.end() {
+                if taken.len() == most as usize {
+                    break 'enough;
+                }
+                let Some(mapping) = pages.mapping(at) else {
+                    at += PAGE;
+                    continue;
+                };
+                if mapping.run.pages == each && mapping.start() >= block.start && mapping.end() <= block.end() {
+                    taken.push((id, mapping));
+                }
+                at = mapping.end();
+            }
+        }
+        self.cut_out_mappings(pages, taken)
+    }
+
+    /// Takes the wholly free mappings that start at these places out of the heap.
+    pub(in crate::memory) fn take_mappings_at(&mut self, pages: &'static Pages, places: &[u64]) -> Vec<Mapping> {
+        let free = |&at: &u64| {
+            let mapping = pages.mapping(at).filter(|mapping| mapping.start() == at)?;
+            Some((self.map.free_with(at, mapping.bytes())?, mapping))
+        };
+        let taken = places.iter().filter_map(free).collect();
+        self.cut_out_mappings(pages, taken)
+    }
+
+    /// Cuts mappings out of the heap, each given with its free block.
+    fn cut_out_mappings(&mut self, pages: &'static Pages, mut taken: Vec<(u32, Mapping)>) -> Vec<Mapping> {
         taken.sort_unstable_by_key(|(id, mapping)| (*id, mapping.run.first));
         // Mappings in a row are cut out together. The rest of their block after them gets a number of its own.
         let is_row = |(id, mapping): &(u32, Mapping), (of_next, next): &(u32, Mapping)| {

@@ -57,7 +57,7 @@ impl StreamCache {
 
     /// Locks the heap and adds free memory if the cache is in this service. The observer is called before any thread
     /// can have it.
-    fn add_observed(
+    pub(super) fn add_observed(
         &self,
         service: &Service,
         thread: ThisThread,
@@ -124,7 +124,7 @@ impl StreamCache {
         self.note_taken(heap, taken)
     }
 
-    fn note_taken(&self, heap: &mut Heap, taken: Vec<Mapping>) -> Vec<Mapping> {
+    pub(super) fn note_taken(&self, heap: &mut Heap, taken: Vec<Mapping>) -> Vec<Mapping> {
         if is_recorded() {
             // Mappings in a row are one event; segments are one each.
             let has_segments = self.has_segments();

@@ -5,6 +5,7 @@
 //! where the caller does not need the memory.
 
 mod budget;
+mod ready;
 mod reserve;
 mod segment_source;
 mod times;
@@ -17,6 +18,7 @@ use crate::ids::NumaNode;
 use crate::runtime::Stream;
 
 pub(in crate::memory) use budget::{Budget, PINNED};
+use ready::Ready;
 pub(in crate::memory) use reserve::Reserve;
 pub(in crate::memory) use segment_source::DriverSegments;
 pub use segment_source::{AllocateFunction, FreeFunction, SegmentFunctions, SegmentSource};
@@ -82,13 +84,14 @@ pub(in crate::memory) struct Supply {
     pub(in crate::memory) source: Source,
     pub(in crate::memory) budget: Budget,
     pub(in crate::memory) reserve: OnceLock<Reserve>,
+    pub(in crate::memory) ready: Ready,
 }
 
 impl Supply {
     pub(in crate::memory) fn new(source: Source, limit: Option<u64>) -> Self {
         let budget = Budget::new();
         budget.set_limit(limit);
-        Self { source, budget, reserve: OnceLock::new() }
+        Self { source, budget, reserve: OnceLock::new(), ready: Ready::default() }
     }
 
     pub(in crate::memory) fn reserve(&self) -> Option<&Reserve> {

@@ -82,8 +82,13 @@ fn gather_from(
     let missing = growth.missing_pages();
     let slack = u64::from(growth.place.taken.saturating_sub(growth.gathered_pages() + missing)) * PAGE;
     let wanted = u64::from(missing) * PAGE;
+    let each = growth.each;
     let select = |heap: &mut _, _: &_| {
-        Some(cache.take_mappings(heap, wanted, slack, u64::MAX)).filter(|taken| !taken.is_empty())
+        let taken = match each {
+            Some(each) => cache.take_mappings_of(heap, missing / each, each),
+            None => cache.take_mappings(heap, wanted, slack, u64::MAX),
+        };
+        Some(taken).filter(|taken| !taken.is_empty())
     };
     let taken = take_from(growth.request, reach, Giver { cache, pool, least: 1, drops_slabs: true }, select)?;
     Ok(taken.map(|taken| growth.gathered.push(taken)).err())

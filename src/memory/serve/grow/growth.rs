@@ -7,6 +7,7 @@ use super::claim::{BudgetClaim, claimed, limit_reached};
 use super::place::{PagePlacement, extent_pages};
 use super::segment_events::{report_added, retire_mappings};
 use crate::error::Result;
+use crate::memory::cache::NotAdded;
 use crate::memory::device::{DeviceMemory, Mapping, Remains, Run, Until};
 use crate::memory::pool::Pool;
 use crate::memory::serve::request::AllocationRequest;
@@ -25,6 +26,8 @@ pub(super) struct Growth<'a> {
     pub(super) request: &'a AllocationRequest,
     pub(super) memory: &'static DeviceMemory,
     pub(super) place: PagePlacement,
+    /// The pages of each extent, if they must be so many.
+    pub(super) each: Option<u32>,
     pub(super) gathered: Vec<Taken<Vec<Mapping>>>,
     /// New extents, with the bytes counted for each.
     created: Vec<Mapping>,
@@ -37,7 +40,12 @@ pub(super) struct Growth<'a> {
 impl<'a> Growth<'a> {
     pub(super) fn new(request: &'a AllocationRequest, place: PagePlacement) -> Self {
         let (gathered, created, mapped, replaced) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Self { request, memory: request.memory(), place, gathered, created, mapped, replaced }
+        Self { request, memory: request.memory(), place, each: None, gathered, created, mapped, replaced }
+    }
+
+    /// Makes one whose extents have exactly so many pages each.
+    pub(super) fn of_extents(request: &'a AllocationRequest, place: PagePlacement, each: u32) -> Self {
+        Self { each: Some(each), ..Self::new(request, place) }
     }
 
     fn pool(&self) -> &'a Arc<Pool> {
@@ -78,13 +86,17 @@ impl<'a> Growth<'a> {
         let part = extent_pages(self.memory, self.request.bytes);
         // A segment that may be registered is one extent: libraries register no more than one at an address.
         let is_whole = self.pool().no_split();
-        let most = if is_whole { missing } else { part };
+        let most = if is_whole { missing } else { self.each.unwrap_or(part) };
         let _activity =
             (missing > 0).then(|| Activity::begin_of(u64::from(missing) * PAGE, format_args!("create pages")));
         while missing > 0 {
             let pages = most.min(missing);
             let bytes = u64::from(pages) * PAGE;
-            let extent = claimed(self.pool(), bytes, || self.memory.range.create(pages))?;
+            let ready = self.each.and_then(|each| self.pool().supply.ready.take(each));
+            let extent = match ready {
+                Some(extent) => extent,
+                None => claimed(self.pool(), bytes, || self.memory.range.create(pages))?,
+            };
             self.created.push(Mapping { run: Run { first: 0, pages }, extent });
             missing -= pages;
         }
@@ -154,10 +166,25 @@ impl<'a> Growth<'a> {
 
     /// Gives the new pages to the cache, and retires the old places. Returns the offset of a block for the request.
     pub(super) fn finish(self) -> Option<u64> {
+        let add = |request: &AllocationRequest, start, amounts| {
+            request.cache.add_and_allocate(&request.service, request.thread, start, amounts, request.bytes)
+        };
+        self.finish_by(add).ok().flatten()
+    }
+
+    /// Gives the new pages to the cache by `add`, with where they start, their bytes, and those that moved; then retires the
+    /// old places.
+    ///
+    /// # Errors
+    /// [`NotAdded`] as of `add`: the new pages go back to the driver.
+    pub(super) fn finish_by<R>(
+        self,
+        add: impl FnOnce(&AllocationRequest, u64, (u64, u64)) -> Result<R, NotAdded>,
+    ) -> Result<R, NotAdded> {
         for (pool, bytes) in self.foreign() {
             pool.budget().release(bytes);
         }
-        let AllocationRequest { cache, ref service, thread, bytes: request } = *self.request;
+        let service = &self.request.service;
         let moved = self.moved_bytes();
         let pages: u32 = self.mapped.iter().map(|mapping| mapping.run.pages).sum();
         let bytes = u64::from(pages) * PAGE;
@@ -167,7 +194,7 @@ impl<'a> Growth<'a> {
             memory.pages.set_mapping(mapping);
         }
         report_added(&service.pool, memory.address(self.place.start()), bytes);
-        let added = cache.add_and_allocate(service, thread, self.place.start(), (bytes, moved), request);
+        let added = add(self.request, self.place.start(), (bytes, moved));
         if added.is_err() {
             // SAFETY: no cache has got the new place, so no work uses it.
             unsafe { retire_mappings(&service.pool, self.mapped, Until::at_once()) };
@@ -181,7 +208,7 @@ impl<'a> Growth<'a> {
             // them.
             unsafe { memory.retire(remains, from.until, &from.service.pool.supply) };
         }
-        added.ok().flatten()
+        added
     }
 
     /// Puts everything back to where it was; what the driver refuses now is tried again later.

@@ -2,8 +2,9 @@
 //! hands without a driver call, once the GPU is done with them, so this comes before any move.
 
 use crate::error::Result;
-use crate::memory::cache::DeviceCaches;
+use crate::memory::cache::{DeviceCaches, Service};
 use crate::memory::device::Mapping;
+use crate::memory::pool::Role;
 use crate::memory::serve::request::AllocationRequest;
 use crate::memory::serve::take::{Giver, NotTaken, Reach, Taken, take_from};
 use crate::memory::tuning::{A_FEW, MANY, PAGE};
@@ -27,7 +28,11 @@ pub(in crate::memory::serve) fn serve_in_place(request: &AllocationRequest, reac
     let mut at_work = 0;
     for cache in others {
         let giver = Giver { cache, pool, least: needed, drops_slabs: false };
-        let select = |heap: &mut _, _: &_| Some(cache.take_row(heap, needed)).filter(|row| !row.is_empty());
+        // The addresses of a range's pages are the range's.
+        let select = |heap: &mut _, service: &Service| {
+            let is_of_range = service.role == Role::Ranges;
+            (!is_of_range).then(|| cache.take_row(heap, needed)).filter(|row| !row.is_empty())
+        };
         match take_from(request, reach, giver, select)? {
             Ok(row) => return Ok(hand_over(request, row)),
             Err(NotTaken::AtWork) => at_work += 1,

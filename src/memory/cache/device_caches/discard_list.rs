@@ -1,0 +1,44 @@
+//! What can be taken when memory is short: the pages of memory ranges that were committed with a priority.
+
+use std::fmt::Debug;
+use std::sync::{Arc, Mutex, Weak};
+
+use crate::sync::lock;
+
+/// Somebody with memory that may be taken.
+pub(in crate::memory) trait Discardable: Debug + Send + Sync {
+    /// Returns the lowest priority of what may be taken now; none if nothing may.
+    fn lowest(&self) -> Option<i32>;
+
+    /// Gives pages of this priority back to the driver until so many bytes went, once the work that uses them is done, and
+    /// returns the bytes. No lock is held.
+    fn discard(&self, priority: i32, bytes: u64) -> u64;
+}
+
+/// All on one device that have such memory.
+#[derive(Debug, Default)]
+pub(in crate::memory) struct DiscardList(Mutex<Vec<Weak<dyn Discardable>>>);
+
+impl DiscardList {
+    pub(in crate::memory) fn add(&self, one: Weak<dyn Discardable>) {
+        let mut all = lock(&self.0);
+        all.retain(|known| known.strong_count() > 0);
+        all.push(one);
+    }
+
+    /// Gives back at least so many bytes of the lowest priorities, or all there are, and returns how many.
+    pub(in crate::memory) fn discard(&self, bytes: u64) -> u64 {
+        let all: Vec<Arc<_>> = lock(&self.0).iter().filter_map(Weak::upgrade).collect();
+        let mut gone = 0;
+        while gone < bytes {
+            let lowest = all.iter().filter_map(|one| Some((one.lowest()?, one))).min_by_key(|(priority, _)| *priority);
+            let Some((priority, one)) = lowest else { break };
+            match one.discard(priority, bytes - gone) {
+                // What is in use by now, or was taken by another thread.
+                0 => break,
+                more => gone += more,
+            }
+        }
+        gone
+    }
+}

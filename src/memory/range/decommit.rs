@@ -1,0 +1,118 @@
+//! Decommitting: pages are freed, once the streams that used them are done; and the end of a range.
+
+use super::held_range::HeldRange;
+use super::page_table::{NamedStream, Phase};
+use super::refusal::{refuse_change, refuse_stream};
+use crate::error::{Error, Result};
+use crate::memory::cache::{DeviceCaches, StreamCache, Waiting};
+use crate::memory::device::Until;
+use crate::memory::serve::{Patience, decommit_blocks, settle};
+use crate::observe::recording::{Purpose, hold_stack};
+use crate::process;
+use crate::runtime::Stream;
+use crate::sync::{ThisThread, lock};
+
+/// Pages by the streams that used them.
+pub(super) type ByUsers = Vec<(u64, Vec<u64>)>;
+
+/// Decommits pages, given in order. A page that is not committed stays so.
+pub(super) fn decommit(range: &HeldRange, pages: &[u32], stream: Option<&Stream>) -> Result<()> {
+    refuse_change(range, stream)?;
+    end(range, pages, stream, true).map(drop)
+}
+
+/// Frees committed pages, and returns them; with `refuses_pins` none if one is pinned.
+fn end(range: &HeldRange, pages: &[u32], stream: Option<&Stream>, refuses_pins: bool) -> Result<()> {
+    let _stack = hold_stack(Purpose::Free);
+    let named = stream.map(NamedStream::of).transpose()?.zip(stream);
+    let mut users = Vec::new();
+    let busy = range.begin(pages, |table, pages| {
+        let is_committed = |page: &u32| table.pages[*page as usize].phase == Phase::Committed;
+        let chosen: Vec<_> = pages.iter().copied().filter(is_committed).collect();
+        if refuses_pins && let Some(pinned) = chosen.iter().find(|page| table.pages[**page as usize].pins > 0) {
+            return Err(refuse_pinned(*pinned));
+        }
+        let bit = named.map_or(0, |(name, stream)| table.bit_of(name, stream));
+        for &page in &chosen {
+            let state = &mut table.pages[page as usize];
+            state.users |= bit;
+            users.push((page, state.users));
+            if state.pins > 0 {
+                state.pins = 0;
+                table.pinned -= 1;
+            }
+        }
+        table.committed -= chosen.len() as u32;
+        Ok(chosen)
+    })?;
+    let outcome = depart(range, forget(range, users.into_iter()), named);
+    drop(busy);
+    outcome
+}
+
+/// Groups pages by the streams that used them.
+pub(super) fn forget(range: &HeldRange, users: impl Iterator<Item = (u32, u64)>) -> ByUsers {
+    let mut groups = ByUsers::new();
+    for (page, bits) in users {
+        let offset = range.offset(page);
+        match groups.iter_mut().find(|(known, _)| *known == bits) {
+            Some((_, offsets)) => offsets.push(offset),
+            None => groups.push((bits, vec![offset])),
+        }
+    }
+    groups
+}
+
+/// Frees busy pages, each once its users are done.
+///
+/// # Errors
+/// `ErrorKind::InternalError` if the cache does not have one.
+pub(super) fn depart(range: &HeldRange, groups: ByUsers, named: Option<(NamedStream, &Stream)>) -> Result<()> {
+    let Some(cache) = DeviceCaches::ranges_of(&range.pool) else { return Ok(()) };
+    let thread = ThisThread::get();
+    for (bits, offsets) in groups {
+        let Some((&first, beside)) = offsets.split_first() else { continue };
+        let users = lock(&range.table).users(bits, named);
+        let mut waiting = match users {
+            Some(users) => Waiting::for_users(first, &users, &cache.memory.events, Some(thread)),
+            None => Waiting::new(first, all_work(cache)),
+        };
+        waiting.beside = beside.to_vec();
+        decommit_blocks(cache, waiting, thread)
+            .map_err(|_| Error::internal("a committed page of a range is not where it was"))?;
+    }
+    Ok(())
+}
+
+fn all_work(cache: &StreamCache) -> Until {
+    let devices = cache.memory.location.device();
+    let later = || Until::recorded_later(devices);
+    Until::all_work(&cache.memory.events, devices.as_slice()).unwrap_or_else(|_| later())
+}
+
+/// Ends a range: its pages are freed, and its addresses are others', each once nothing is mapped there.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` with `refuses_pins` if a page is pinned; `ErrorKind::Forked`.
+pub(super) fn free(range: &HeldRange, stream: Option<&Stream>, refuses_pins: bool) -> Result<()> {
+    process::refuse_forked()?;
+    if lock(&range.table).is_freed {
+        return Ok(());
+    }
+    stream.map_or(Ok(()), |stream| refuse_stream(range, stream))?;
+    let all: Vec<_> = (0..range.count()).collect();
+    end(range, &all, stream, refuses_pins)?;
+    if let Some(cache) = DeviceCaches::ranges_of(&range.pool) {
+        // At once where no work uses it; what the driver does not answer is asked again.
+        let _ = settle(cache, ThisThread::get(), Patience::Ask);
+    }
+    if !std::mem::replace(&mut lock(&range.table).is_freed, true) {
+        lock(&range.memory().space).let_go(range.run);
+    }
+    Ok(())
+}
+
+#[cold]
+fn refuse_pinned(page: u32) -> Error {
+    Error::invalid_value(format!("page {page} of the range is pinned: unpin it first"))
+}

@@ -1,0 +1,130 @@
+//! Discardable pages: those committed with a priority go back to the driver when memory is short, the lowest first.
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, Weak};
+
+use log::error;
+
+use super::decommit::{depart, forget};
+use super::held_range::HeldRange;
+use super::page_table::Phase;
+use crate::memory::cache::{DeviceCaches, Discardable};
+use crate::memory::device::call_out;
+use crate::memory::serve::{Patience, release_places, settle};
+use crate::observe::target::MEMORY;
+use crate::process;
+use crate::sync::{ThisThread, lock};
+
+/// Called with the numbers of the pages that were taken.
+pub(super) type DiscardCallback = Box<dyn Fn(&[u32]) + Send + Sync>;
+
+/// The callbacks of a range.
+#[derive(Default)]
+pub(super) struct DiscardListeners(Mutex<Vec<Arc<DiscardCallback>>>);
+
+impl fmt::Debug for DiscardListeners {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("DiscardListeners").field(&lock(&self.0).len()).finish()
+    }
+}
+
+/// A callback for discarded pages, registered until this is dropped.
+#[must_use = "the callback is removed when this is dropped"]
+pub struct DiscardGuard {
+    range: Weak<HeldRange>,
+    callback: Arc<DiscardCallback>,
+}
+
+impl fmt::Debug for DiscardGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DiscardGuard").finish_non_exhaustive()
+    }
+}
+
+impl DiscardGuard {
+    pub(super) fn register(range: &Arc<HeldRange>, callback: DiscardCallback) -> Self {
+        let callback = Arc::new(callback);
+        lock(&range.listeners.0).push(Arc::clone(&callback));
+        Self { range: Arc::downgrade(range), callback }
+    }
+
+    /// Keeps the callback registered as long as the range lives.
+    pub fn keep(self) {
+        let mut this = self;
+        this.range = Weak::new();
+    }
+}
+
+impl Drop for DiscardGuard {
+    fn drop(&mut self) {
+        // A forked child calls no callback, and the lock may be held for ever.
+        if !process::is_forked()
+            && let Some(range) = self.range.upgrade()
+        {
+            lock(&range.listeners.0).retain(|known| !Arc::ptr_eq(known, &self.callback));
+        }
+    }
+}
+
+impl HeldRange {
+    fn tell_discarded(&self, pages: &[u32]) {
+        let callbacks = lock(&self.listeners.0).clone();
+        for callback in callbacks {
+            // A callback is others' code.
+            let called = call_out(|| catch_unwind(AssertUnwindSafe(|| callback(pages))));
+            if called.is_err() {
+                error!(target: MEMORY, "a callback for discarded pages of a memory range panicked; the others are called");
+            }
+        }
+    }
+}
+
+impl Discardable for HeldRange {
+    fn lowest(&self) -> Option<i32> {
+        let table = lock(&self.table);
+        if table.is_freed || self.pool.sleep.is_asleep() {
+            return None;
+        }
+        table.pages.iter().filter(|page| page.is_discardable()).filter_map(|page| page.priority).min()
+    }
+
+    fn discard(&self, priority: i32, bytes: u64) -> u64 {
+        let count = bytes.div_ceil(self.page_bytes()) as usize;
+        let mut users = Vec::new();
+        let busy = self.begin(&[], |table, _| {
+            let is_meant = |page: &u32| {
+                let state = table.pages[*page as usize];
+                state.is_discardable() && state.priority == Some(priority)
+            };
+            let chosen: Vec<_> = (0..self.count()).filter(is_meant).take(count).collect();
+            users.extend(chosen.iter().map(|&page| (page, table.pages[page as usize].users)));
+            table.committed -= chosen.len() as u32;
+            Ok(chosen)
+        });
+        let Ok(busy) = busy else { return 0 };
+        if busy.pages.is_empty() {
+            return 0;
+        }
+        let pages = busy.pages.clone();
+        // Both fail only where the pages are gone already.
+        let _ = depart(self, forget(self, users.into_iter()), None);
+        busy.end(Phase::Empty, |_, _| {});
+        let released = self.release(&pages);
+        self.tell_discarded(&pages);
+        released
+    }
+}
+
+impl HeldRange {
+    /// Gives the driver what was decommitted at these pages, once the work that used it is done. Returns the bytes.
+    fn release(&self, pages: &[u32]) -> u64 {
+        let Some(cache) = DeviceCaches::ranges_of(&self.pool) else { return 0 };
+        let Some(service) = cache.service_of(&self.pool) else { return 0 };
+        let thread = ThisThread::get();
+        let places: Vec<_> = pages.iter().map(|&page| self.offset(page)).collect();
+        // What the driver refuses is tried again whenever memory is given back.
+        let _ = settle(cache, thread, Patience::Wait);
+        release_places(cache, &service, &places, thread).unwrap_or(0)
+    }
+}

@@ -1,0 +1,174 @@
+//! What a memory range is: a run of a device's addresses, held for a pool, and the state of its pages.
+
+use std::fmt;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+
+use super::discard::DiscardListeners;
+use super::page_table::{PageTable, Phase};
+use crate::error::{Error, Result};
+use crate::memory::cache::DeviceCaches;
+use crate::memory::device::{DeviceMemory, Run};
+use crate::memory::pool::Pool;
+use crate::memory::tuning::PAGE;
+use crate::process;
+use crate::sync::{AtomicU32, ThisThread, ThreadNumber, lock, wait};
+
+/// A range's addresses and pages.
+pub(super) struct HeldRange {
+    pub(super) pool: Arc<Pool>,
+    /// Its addresses, as pages of 2 MiB of the device's address range.
+    pub(super) run: Run,
+    /// Such pages in one of the range.
+    pub(super) each: u32,
+    pub(super) table: Mutex<PageTable>,
+    /// Notified when pages are busy no more.
+    settled: Condvar,
+    /// Threads with busy pages.
+    busy: Mutex<Vec<ThreadNumber>>,
+    /// Extents to be kept ready for commits.
+    pub(super) kept_ready: AtomicU32,
+    pub(super) listeners: DiscardListeners,
+}
+
+/// Without its pages, which are many.
+impl fmt::Debug for HeldRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HeldRange").field("run", &self.run).field("each", &self.each).finish_non_exhaustive()
+    }
+}
+
+impl HeldRange {
+    pub(super) fn new(pool: &Arc<Pool>, run: Run, each: u32) -> Self {
+        Self {
+            pool: Arc::clone(pool),
+            run,
+            each,
+            table: Mutex::new(PageTable::new(run.pages / each)),
+            settled: Condvar::new(),
+            busy: Mutex::default(),
+            kept_ready: AtomicU32::new(0),
+            listeners: DiscardListeners::default(),
+        }
+    }
+
+    pub(super) fn memory(&self) -> &'static DeviceMemory {
+        self.pool.memory
+    }
+
+    pub(super) const fn count(&self) -> u32 {
+        self.run.pages / self.each
+    }
+
+    pub(super) const fn page_bytes(&self) -> u64 {
+        self.each as u64 * PAGE
+    }
+
+    /// Returns where a page is in the device's memory.
+    pub(super) const fn offset(&self, page: u32) -> u64 {
+        self.run.start() + page as u64 * self.page_bytes()
+    }
+
+    /// Returns the page at an offset in the device's memory.
+    pub(super) const fn page_at(&self, offset: u64) -> u32 {
+        ((offset - self.run.start()) / self.page_bytes()) as u32
+    }
+
+    /// Returns pages in a row, of the device's pages.
+    pub(super) const fn run_of(&self, first: u32, count: u32) -> Run {
+        Run { first: self.run.first + first * self.each, pages: count * self.each }
+    }
+
+    /// Makes those pages busy that `select` selects, once none of `pages` is busy. The table is locked meanwhile.
+    ///
+    /// # Errors
+    /// What `select` returns, for which nothing is changed; `ErrorKind::InvalidValue` if the range was freed, or this
+    /// thread has busy pages, as in a callback of its own commit.
+    pub(super) fn begin(
+        &self,
+        pages: &[u32],
+        select: impl FnOnce(&mut PageTable, &[u32]) -> Result<Vec<u32>>,
+    ) -> Result<BusyPages<'_>> {
+        let thread = ThisThread::get().number();
+        let mut table = lock(&self.table);
+        while pages.iter().any(|&page| table.pages[page as usize].phase == Phase::Busy) {
+            if lock(&self.busy).contains(&thread) {
+                return Err(Error::invalid_value(
+                    "pages of the range are just being committed or decommitted by this thread, which called a callback \
+                     meanwhile: leave them to that call",
+                ));
+            }
+            table = wait(&self.settled, &self.table, table);
+        }
+        if table.is_freed {
+            return Err(freed());
+        }
+        let chosen = select(&mut table, pages)?;
+        for &page in &chosen {
+            table.pages[page as usize].phase = Phase::Busy;
+        }
+        lock(&self.busy).push(thread);
+        drop(table);
+        Ok(BusyPages { range: self, pages: chosen, thread })
+    }
+
+    /// Returns the table, if the range was not freed.
+    ///
+    /// # Errors
+    /// `ErrorKind::InvalidValue` if it was; `ErrorKind::Forked`.
+    pub(super) fn open_table(&self) -> Result<MutexGuard<'_, PageTable>> {
+        process::refuse_forked()?;
+        let table = lock(&self.table);
+        if table.is_freed { Err(freed()) } else { Ok(table) }
+    }
+
+    pub(super) fn caches(&self) -> Option<&'static DeviceCaches> {
+        DeviceCaches::known(self.memory().location)
+    }
+}
+
+#[cold]
+fn freed() -> Error {
+    Error::invalid_value("the memory range was freed: its addresses may be others' by now")
+}
+
+/// Pages that a call commits or decommits. Those that are busy still when this is dropped are empty then.
+pub(super) struct BusyPages<'a> {
+    range: &'a HeldRange,
+    pub(super) pages: Vec<u32>,
+    thread: ThreadNumber,
+}
+
+impl BusyPages<'_> {
+    /// Ends the call: each of the pages is committed, with what `change` notes, or empty.
+    pub(super) fn end(self, phase: Phase, mut change: impl FnMut(&mut PageTable, u32)) {
+        let mut table = lock(&self.range.table);
+        for &page in &self.pages {
+            table.pages[page as usize].phase = phase;
+            change(&mut table, page);
+        }
+    }
+}
+
+impl Drop for BusyPages<'_> {
+    fn drop(&mut self) {
+        let mut table = lock(&self.range.table);
+        for &page in &self.pages {
+            let state = &mut table.pages[page as usize];
+            if state.phase == Phase::Busy {
+                state.phase = Phase::Empty;
+            }
+        }
+        drop(table);
+        let mut busy = lock(&self.range.busy);
+        if let Some(place) = busy.iter().position(|thread| *thread == self.thread) {
+            busy.swap_remove(place);
+        }
+        drop(busy);
+        self.range.settled.notify_all();
+    }
+}
+
+/// Calls `f` with each row of numbers that follow one another: the first, and how many.
+pub(super) fn rows(sorted: &[u32]) -> impl Iterator<Item = (u32, u32)> {
+    sorted.chunk_by(|one, next| one + 1 == *next).map(|row| (row[0], row.len() as u32))
+}

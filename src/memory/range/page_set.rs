@@ -1,0 +1,96 @@
+//! Which pages of a range a call is for.
+
+use std::ops::Range;
+
+use crate::error::{Error, Result};
+
+/// Pages of a range: bytes of it, or numbers of pages.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum RangePages<'a> {
+    /// Bytes from the range's start, both multiples of its page size.
+    Bytes(Range<u64>),
+    /// Numbers of pages, in any order; one that is named twice counts once.
+    Numbers(&'a [u32]),
+}
+
+impl From<Range<u64>> for RangePages<'_> {
+    fn from(bytes: Range<u64>) -> Self {
+        Self::Bytes(bytes)
+    }
+}
+
+impl<'a> From<&'a [u32]> for RangePages<'a> {
+    fn from(numbers: &'a [u32]) -> Self {
+        Self::Numbers(numbers)
+    }
+}
+
+impl<'a, const N: usize> From<&'a [u32; N]> for RangePages<'a> {
+    fn from(numbers: &'a [u32; N]) -> Self {
+        Self::Numbers(numbers)
+    }
+}
+
+impl<'a> From<&'a Vec<u32>> for RangePages<'a> {
+    fn from(numbers: &'a Vec<u32>) -> Self {
+        Self::Numbers(numbers)
+    }
+}
+
+impl RangePages<'_> {
+    /// Returns the numbers of the pages in order, each once.
+    pub(super) fn sorted(&self, count: u32, page_bytes: u64) -> Result<Vec<u32>> {
+        match self {
+            Self::Bytes(bytes) => {
+                check_bytes(bytes, count, page_bytes)?;
+                Ok(((bytes.start / page_bytes) as u32..(bytes.end / page_bytes) as u32).collect())
+            }
+            Self::Numbers(numbers) => {
+                let mut sorted = numbers.to_vec();
+                if !sorted.is_sorted_by(|one, next| one < next) {
+                    sorted.sort_unstable();
+                    sorted.dedup();
+                }
+                match sorted.last() {
+                    Some(&last) if last >= count => Err(beyond(last, count)),
+                    _ => Ok(sorted),
+                }
+            }
+        }
+    }
+
+    /// Calls `f` with each page in the order given, as often as it is named.
+    pub(super) fn each(&self, count: u32, page_bytes: u64, mut f: impl FnMut(u32)) -> Result<()> {
+        match self {
+            Self::Bytes(bytes) => {
+                check_bytes(bytes, count, page_bytes)?;
+                ((bytes.start / page_bytes) as u32..(bytes.end / page_bytes) as u32).for_each(f);
+            }
+            Self::Numbers(numbers) => {
+                if let Some(&page) = numbers.iter().find(|page| **page >= count) {
+                    return Err(beyond(page, count));
+                }
+                numbers.iter().for_each(|&page| f(page));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn check_bytes(bytes: &Range<u64>, count: u32, page_bytes: u64) -> Result<()> {
+    let Range { start, end } = *bytes;
+    let nbytes = u64::from(count) * page_bytes;
+    if start.is_multiple_of(page_bytes) && end.is_multiple_of(page_bytes) && start <= end && end <= nbytes {
+        return Ok(());
+    }
+    Err(Error::invalid_value(format!(
+        "bytes {start} to {end} are not whole pages of the range: give multiples of its page size, {page_bytes} bytes, of which \
+         it has {count}, {nbytes} bytes together"
+    )))
+}
+
+#[cold]
+fn beyond(page: u32, count: u32) -> Error {
+    Error::invalid_value(format!("the range has {count} pages and no page {page}: give numbers below {count}"))
+}

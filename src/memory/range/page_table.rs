@@ -1,0 +1,98 @@
+//! The state of each page of a range: committed or not, pinned or not, what it may be taken for, and the streams that
+//! used it.
+
+use crate::ids::{Device, RawStream};
+use crate::memory::cache::BlockUser;
+use crate::runtime::Stream;
+use crate::sync::ThisThread;
+
+/// Streams of a range that are told apart; more of them count as all work on the device.
+const STREAMS_MOST: usize = 0x3f;
+/// The bit of all work on the device.
+const ALL_WORK: u64 = 1 << STREAMS_MOST;
+
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub(super) enum Phase {
+    #[default]
+    Empty,
+    /// A call commits or decommits it.
+    Busy,
+    Committed,
+}
+
+/// A page. Its users stay noted after it was decommitted: its memory may be there still, and in use.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct PageState {
+    /// A bit for each stream that used it.
+    pub(super) users: u64,
+    pub(super) pins: u32,
+    pub(super) phase: Phase,
+    /// The order in which it may be taken when memory is short, if it may.
+    pub(super) priority: Option<i32>,
+}
+
+impl PageState {
+    pub(super) fn is_discardable(&self) -> bool {
+        self.phase == Phase::Committed && self.pins == 0 && self.priority.is_some()
+    }
+}
+
+/// A stream, as a caller named it: another one may get its address later.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct NamedStream {
+    device: Device,
+    raw: RawStream,
+    id: Option<u64>,
+}
+
+impl NamedStream {
+    pub(super) fn of(stream: &Stream) -> crate::error::Result<Self> {
+        Ok(Self { device: stream.device(), raw: stream.raw(), id: stream.id()? })
+    }
+}
+
+/// The pages of a range, and the streams that use them.
+#[derive(Debug)]
+pub(super) struct PageTable {
+    pub(super) pages: Vec<PageState>,
+    streams: Vec<(NamedStream, BlockUser)>,
+    pub(super) committed: u32,
+    /// Pages with pins.
+    pub(super) pinned: u32,
+    pub(super) is_freed: bool,
+}
+
+impl PageTable {
+    pub(super) fn new(count: u32) -> Self {
+        let pages = vec![PageState::default(); count as usize];
+        Self { pages, streams: Vec::new(), committed: 0, pinned: 0, is_freed: false }
+    }
+
+    /// Returns the bit of a stream, which a caller has just named.
+    pub(super) fn bit_of(&mut self, named: NamedStream, stream: &Stream) -> u64 {
+        if let Some(place) = self.streams.iter().position(|(known, _)| *known == named) {
+            return 1 << place;
+        }
+        if self.streams.len() == STREAMS_MOST {
+            return ALL_WORK;
+        }
+        self.streams.push((named, BlockUser::new(stream, ThisThread::get()).fleeting()));
+        1 << (self.streams.len() - 1)
+    }
+
+    /// Returns the users that these bits stand for, of which a caller has just named one stream; none for all work on
+    /// the device.
+    pub(super) fn users(&self, bits: u64, named: Option<(NamedStream, &Stream)>) -> Option<Vec<BlockUser>> {
+        let with_name = |(known, user): &(NamedStream, BlockUser)| match named {
+            Some((name, stream)) if *known == name => BlockUser::new(stream, ThisThread::get()),
+            _ => user.clone(),
+        };
+        let of_bits = self.streams.iter().enumerate().filter(|(place, _)| bits & (1 << place) != 0);
+        (bits & ALL_WORK == 0).then(|| of_bits.map(|(_, entry)| with_name(entry)).collect())
+    }
+
+    /// Returns the streams that can be asked at any time.
+    pub(super) fn lasting_streams(&self) -> Vec<Stream> {
+        self.streams.iter().filter_map(|(named, _)| Stream::lasting(named.raw, named.device)).collect()
+    }
+}

@@ -1,0 +1,102 @@
+//! Memory for pages of ranges: mapped at the addresses that the range names, and given up there.
+
+use std::sync::Arc;
+
+use super::grow::grow_at;
+use super::make_room::with_room_made;
+use super::out_of_memory::no_memory_left;
+use super::request::AllocationRequest;
+use super::settle;
+use super::take::{Reach, other_pools};
+use super::trim::leave_closed;
+use crate::error::Result;
+use crate::memory::cache::{Service, StreamCache, Waiting};
+use crate::memory::device::{Invalid, Remains, Run, Until};
+use crate::memory::pool::Pool;
+use crate::observe::delivery::Delivery;
+use crate::sync::ThisThread;
+
+/// Maps memory at a run of a range's addresses, in extents of `each` pages, each of which is then a live block of the
+/// pool's cache for ranges: free ones of the pool first, then new ones; then what others give back. Returns false if
+/// something is mapped there still.
+///
+/// # Errors
+/// `ErrorKind::OutOfMemory` if there is not enough; `ErrorKind::Asleep` or `ErrorKind::InvalidValue` if the pool fell
+/// asleep or was closed meanwhile; any other refusal of the driver. Nothing is mapped there then.
+pub(in crate::memory) fn commit_run(
+    cache: &'static StreamCache,
+    service: &Service,
+    run: Run,
+    each: u32,
+) -> Result<bool> {
+    let _delivery = Delivery::at_end();
+    let pool = &service.pool;
+    let request = AllocationRequest { cache, service: service.clone(), thread: ThisThread::get(), bytes: run.bytes() };
+    let mut reach = Reach::of_pool(pool);
+    let committed = with_room_made(pool, request.bytes, || {
+        let outcome = grow_at(&request, &reach, run, each);
+        if !reach.waits {
+            // After a refusal also free pages of pools that give way, and what is waited for.
+            reach = Reach { waits: true, ..Reach::of_pool(pool) };
+            reach.pools.extend(other_pools(pool, Pool::gives_way));
+        }
+        outcome
+    });
+    committed.map_err(|error| no_memory_left(pool, request.bytes, error))
+}
+
+/// Frees blocks of a cache of ranges, which are free once what `waiting` waits for is done.
+///
+/// # Errors
+/// `Invalid` if one is not live.
+pub(in crate::memory) fn decommit_blocks(
+    cache: &'static StreamCache,
+    waiting: Waiting,
+    thread: ThisThread,
+) -> Result<(), Invalid> {
+    let _delivery = Delivery::at_end();
+    waiting.offsets().for_each(|offset| cache.note_free(offset, false));
+    let outcome = cache.begin_waiting_each(thread, &waiting);
+    settle::wait(cache, waiting);
+    if cache.is_closing() {
+        // What the driver refuses to take back now is tried again whenever memory is given back.
+        let _ = leave_closed(cache, thread);
+    }
+    outcome
+}
+
+/// Gives the driver those of these places of a cache of ranges that are free, and returns the bytes.
+///
+/// # Errors
+/// `ErrorKind::Library` if the driver refuses.
+pub(in crate::memory) fn release_places(
+    cache: &'static StreamCache,
+    service: &Service,
+    places: &[u64],
+    thread: ThisThread,
+) -> Result<u64> {
+    let memory = cache.memory;
+    let _moving = memory.under_way.begin();
+    let taken = match cache.lock_in(service, thread) {
+        Some(mut heap) => cache.take_mappings_at(&mut heap, places),
+        None => Vec::new(),
+    };
+    let bytes = taken.iter().map(|mapping| mapping.bytes()).sum();
+    let remains = Remains::Released { mapped: taken, unmapped: Vec::new() };
+    // SAFETY: the extents were taken out of the cache, where free blocks wait for nothing.
+    unsafe { memory.retire(remains, Until::at_once(), &service.pool.supply) };
+    memory.end_retired(false)?;
+    Ok(bytes)
+}
+
+/// Returns the pool's cache for the pages of ranges, and its service; makes it when first needed.
+///
+/// # Errors
+/// `ErrorKind::Unavailable` if there are too many caches; `ErrorKind::InvalidValue` if the pool is gone.
+pub(in crate::memory) fn ranges_cache(pool: &Arc<Pool>) -> Result<(&'static StreamCache, Service)> {
+    use crate::memory::cache::DeviceCaches;
+    use crate::memory::pool::closed;
+    let cache = DeviceCaches::make_ranges_of(pool)?.ok_or_else(|| closed(pool))?;
+    let service = cache.service_of(pool).ok_or_else(|| closed(pool))?;
+    Ok((cache, service))
+}

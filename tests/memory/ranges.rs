@@ -1,0 +1,576 @@
+//! Memory ranges: addresses that stay, whose pages come and go.
+
+use std::sync::{Arc, Mutex};
+
+use crate::common::memory::{MIB, PAGE, assert_all_back, deallocate, empty_in, out_of_memory, used};
+use crate::common::{MEMORY, device, on_thread, stream, wait_until};
+use gpupool::memory::{memory_snapshot, record_stream};
+use gpupool::runtime::host::{
+    Call, Fault, UsedBlock, accessible, begin_capture, clear_faults, complete_all, end_capture, inject, submit,
+    submit_using,
+};
+use gpupool::{
+    Backup, CaptureMode, CommitOptions, ErrorKind, MemPool, MemoryRange, Result, StatusKind, Stream, empty,
+    empty_cache, memory_stats,
+};
+
+fn pool() -> MemPool {
+    MemPool::builder().device(device(0)).build().unwrap()
+}
+
+fn driver_calls() -> u64 {
+    memory_stats(device(0)).unwrap().driver_calls
+}
+
+fn plain() -> CommitOptions {
+    CommitOptions::default()
+}
+
+fn priority(priority: i32) -> CommitOptions {
+    CommitOptions { priority: Some(priority), fill: None }
+}
+
+fn filled(byte: u8) -> CommitOptions {
+    CommitOptions { priority: None, fill: Some(byte) }
+}
+
+fn page(range: &MemoryRange, page: u32) -> u64 {
+    range.address() + u64::from(page) * range.page_bytes()
+}
+
+fn word(range: &MemoryRange, number: u32) -> *mut u64 {
+    std::ptr::with_exposed_provenance_mut(page(range, number) as usize)
+}
+
+fn write(range: &MemoryRange, number: u32, value: u64) {
+    // SAFETY: the test has committed the page, which has bytes behind it.
+    unsafe { word(range, number).write_volatile(value) }
+}
+
+fn read(range: &MemoryRange, number: u32) -> u64 {
+    // SAFETY: as in `write`.
+    unsafe { word(range, number).read_volatile() }
+}
+
+/// Work of the stream that uses a page.
+fn use_page(range: &MemoryRange, number: u32, stream: &Stream) {
+    let used = UsedBlock { number: u64::from(number), address: page(range, number), bytes: range.page_bytes() };
+    submit_using(stream, &[used]).unwrap();
+}
+
+#[track_caller]
+fn refused<T>(outcome: Result<T>, words: &[&str]) {
+    let error = outcome.map(drop).expect_err("it is refused");
+    assert!(matches!(error.kind(), ErrorKind::InvalidValue(_)), "{error:?}");
+    let said = error.to_string();
+    words.iter().for_each(|word| assert!(said.contains(word), "{said}"));
+}
+
+#[test]
+fn addresses_take_no_memory_and_committed_pages_do() {
+    host!();
+    let (pool, stream) = (pool(), stream(0));
+    let range = pool.reserve_range(1 << 40, PAGE).unwrap();
+    assert_eq!((range.nbytes(), range.page_bytes(), range.committed_bytes().unwrap()), (1 << 40, PAGE, 0));
+    assert_eq!((range.pool_id(), range.device().unwrap(), used(0)), (pool.id(), device(0), 0));
+    range.commit(4 * PAGE..8 * PAGE, &stream, plain()).unwrap();
+    range.commit(&[100, 5, 100_000, 5], &stream, plain()).unwrap();
+    assert_eq!((range.committed_bytes().unwrap(), used(0)), (6 * PAGE, 6 * PAGE));
+    assert_eq!((pool.stats().unwrap().live_bytes, pool.stats().unwrap().live_blocks), (6 * PAGE, 6));
+    for number in [4, 5, 6, 7, 100, 100_000] {
+        write(&range, number, u64::from(number));
+    }
+    assert!(!accessible(page(&range, 3), device(0)) && accessible(page(&range, 7), device(0)));
+    assert_eq!([4, 7, 100, 100_000].map(|number| read(&range, number)), [4, 7, 100, 100_000]);
+    range.decommit(0..1 << 30, Some(&stream)).unwrap();
+    assert_eq!((range.committed_bytes().unwrap(), pool.trim().unwrap(), used(0)), (PAGE, 5 * PAGE, PAGE));
+    assert_eq!(pool.stats().unwrap().live_bytes, PAGE);
+    range.free(None).unwrap();
+    range.free(None).unwrap();
+    refused(range.commit(&[1], &stream, plain()), &["was freed"]);
+    refused(range.committed_bytes(), &["was freed"]);
+    drop((range, pool));
+    assert_all_back();
+}
+
+#[test]
+fn sizes_and_pages_that_do_not_fit_are_refused_with_the_values() {
+    host!();
+    let (pool, stream, other) = (pool(), stream(0), stream(1));
+    refused(pool.reserve_range(5 * MIB, PAGE), &["5242880", "2097152"]);
+    refused(pool.reserve_range(0, PAGE), &["0 bytes"]);
+    refused(pool.reserve_range(6 * MIB, 3 * MIB), &["3145728", "2097152"]);
+    refused(pool.reserve_range(4 * MIB, 0), &["0 bytes"]);
+    out_of_memory(pool.reserve_range(1 << 60, PAGE));
+    let range = pool.reserve_range(64 * PAGE, 2 * PAGE).unwrap();
+    refused(range.commit(PAGE..4 * PAGE, &stream, plain()), &["2097152 to 8388608", "4194304"]);
+    refused(range.commit(0..66 * PAGE, &stream, plain()), &["138412032"]);
+    refused(range.commit(&[0, 32], &stream, plain()), &["32 pages", "no page 32"]);
+    refused(range.pin(&[0, 32], None), &["no page 32"]);
+    refused(range.unpin(&[0], None), &["page 0", "not pinned"]);
+    refused(range.commit(&[0], &other, plain()), &["enable_peer_access"]);
+    assert_eq!((range.committed_bytes().unwrap(), used(0)), (0, 0));
+    range.commit(Vec::new().as_slice(), &stream, plain()).unwrap();
+    range.commit(0..0, &stream, plain()).unwrap();
+    drop((range, pool));
+    assert_all_back();
+}
+
+#[test]
+fn pools_whose_memory_stays_where_it_is_have_none() {
+    host!();
+    for pool in [MemPool::builder().no_split(true), MemPool::builder().segments(true)] {
+        let error = pool.device(device(0)).build().unwrap().reserve_range(PAGE, PAGE).unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::Unavailable(_)) && error.to_string().contains("no_split"), "{error}");
+    }
+    let pool = pool();
+    pool.close().unwrap();
+    refused(pool.reserve_range(PAGE, PAGE), &["closed"]);
+}
+
+#[test]
+fn a_page_that_is_committed_again_in_the_same_order_is_there_still_without_a_driver_call() {
+    host!();
+    let (pool, stream) = (pool(), stream(0));
+    let range = pool.reserve_range(16 * PAGE, PAGE).unwrap();
+    range.commit(0..16 * PAGE, &stream, plain()).unwrap();
+    use_page(&range, 3, &stream);
+    let before = driver_calls();
+    range.decommit(0..16 * PAGE, Some(&stream)).unwrap();
+    range.commit(&[3, 4], &stream, plain()).unwrap();
+    use_page(&range, 3, &stream);
+    assert_eq!(driver_calls(), before);
+    complete_all().unwrap();
+    // Also once the work is done.
+    range.commit(0..16 * PAGE, &stream, plain()).unwrap();
+    assert_eq!((driver_calls(), used(0)), (before, 16 * PAGE));
+    // Committed a second time nothing changes.
+    range.commit(0..16 * PAGE, &stream, plain()).unwrap();
+    assert_eq!((driver_calls(), range.committed_bytes().unwrap()), (before, 16 * PAGE));
+    drop((range, pool));
+    assert_all_back();
+}
+
+#[test]
+fn a_page_that_another_stream_uses_still_is_taken_back_after_its_work() {
+    host!();
+    let (pool, own, other) = (pool(), stream(0), stream(0));
+    let range = pool.reserve_range(PAGE, PAGE).unwrap();
+    range.commit(&[0], &own, plain()).unwrap();
+    use_page(&range, 0, &own);
+    let first = submit(&own).unwrap();
+    range.decommit(&[0], Some(&own)).unwrap();
+    range.commit(&[0], &other, plain()).unwrap();
+    use_page(&range, 0, &other);
+    // Only after the first stream's work: the simulated device checks that no work of both is under way.
+    assert!(!other.query().unwrap());
+    gpupool::runtime::host::complete(&own, first).unwrap();
+    complete_all().unwrap();
+    assert_eq!(used(0), PAGE);
+    drop((range, pool));
+    assert_all_back();
+}
+
+#[test]
+fn a_decommitted_page_stays_mapped_for_running_work_and_then_serves_others() {
+    host!();
+    let (pool, own, other) = (pool(), stream(0), stream(0));
+    let range = pool.reserve_range(64 * PAGE, PAGE).unwrap();
+    range.commit(&[0, 1, 2], &own, plain()).unwrap();
+    use_page(&range, 0, &own);
+    range.decommit(&[0, 1, 2], Some(&own)).unwrap();
+    // While the work runs, others get new memory, and nothing waits.
+    range.commit(&[9], &other, plain()).unwrap();
+    assert!(accessible(page(&range, 0), device(0)));
+    assert_eq!(used(0), 4 * PAGE);
+    complete_all().unwrap();
+    // Done, its pages move: to another page, another range, and a request.
+    let second = pool.reserve_range(PAGE, PAGE).unwrap();
+    range.commit(&[10], &other, plain()).unwrap();
+    second.commit(&[0], &own, plain()).unwrap();
+    let block = empty_in(&pool, PAGE, &own).unwrap();
+    assert_eq!(used(0), 4 * PAGE);
+    assert!([0, 1, 2].iter().all(|&number| !accessible(page(&range, number), device(0))));
+    assert!(!(range.address()..range.address() + range.nbytes()).contains(&block.address()));
+    drop((block, second, range, pool));
+    assert_all_back();
+}
+
+#[test]
+fn free_pages_of_the_pool_move_to_a_range_before_new_ones_are_made() {
+    host!();
+    let (pool, stream) = (pool(), stream(0));
+    drop(empty_in(&pool, 5 * PAGE, &stream).unwrap());
+    assert_eq!(used(0), 5 * PAGE);
+    let range = pool.reserve_range(64 * PAGE, PAGE).unwrap();
+    range.commit(0..7 * PAGE, &stream, plain()).unwrap();
+    assert_eq!((used(0), pool.stats().unwrap().cached_bytes), (7 * PAGE, 0));
+    drop((range, pool));
+    assert_all_back();
+}
+
+#[test]
+fn pages_of_several_sizes_come_and_go_whole() {
+    host!();
+    let (pool, stream) = (pool(), stream(0));
+    let large = pool.reserve_range(64 * PAGE, 8 * PAGE).unwrap();
+    let small = pool.reserve_range(64 * PAGE, PAGE).unwrap();
+    large.commit(&[1, 3, 4], &stream, filled(7)).unwrap();
+    small.commit(&[1], &stream, plain()).unwrap();
+    complete_all().unwrap();
+    assert_eq!((used(0), large.committed_bytes().unwrap()), (25 * PAGE, 24 * PAGE));
+    submit(&stream).unwrap();
+    large.decommit(&[1, 4], Some(&stream)).unwrap();
+    large.commit(&[6], &stream, plain()).unwrap();
+    complete_all().unwrap();
+    large.commit(&[7], &stream, plain()).unwrap();
+    assert_eq!(used(0), 33 * PAGE);
+    assert_eq!(pool.trim().unwrap(), 8 * PAGE);
+    assert_eq!(large.committed_bytes().unwrap(), 24 * PAGE);
+    drop((small, large, pool));
+    assert_all_back();
+}
+
+#[test]
+fn fill_sets_what_was_not_committed_before() {
+    host!();
+    let (pool, stream) = (pool(), stream(0));
+    let range = pool.reserve_range(4 * PAGE, PAGE).unwrap();
+    range.commit(&[0, 1], &stream, filled(0xab)).unwrap();
+    complete_all().unwrap();
+    assert_eq!([0, 1].map(|number| read(&range, number)), [0xabab_abab_abab_abab; 2]);
+    write(&range, 0, 5);
+    range.commit(0..4 * PAGE, &stream, filled(0)).unwrap();
+    complete_all().unwrap();
+    assert_eq!([0, 1, 2, 3].map(|number| read(&range, number)), [5, 0xabab_abab_abab_abab, 0, 0]);
+    drop((range, pool));
+    assert_all_back();
+}
+
+#[test]
+fn the_pools_limit_counts_committed_pages_and_a_failed_commit_leaves_nothing() {
+    host!();
+    let pool = MemPool::builder().device(device(0)).limit(8 * PAGE).build().unwrap();
+    let stream = stream(0);
+    let range = pool.reserve_range(64 * PAGE, PAGE).unwrap();
+    range.commit(0..6 * PAGE, &stream, plain()).unwrap();
+    let error = out_of_memory(range.commit(&[2, 8, 10, 12], &stream, plain()));
+    assert!(error.to_string().contains("limit"), "{error}");
+    assert_eq!((range.committed_bytes().unwrap(), pool.stats().unwrap().live_bytes), (6 * PAGE, 6 * PAGE));
+    assert!(!accessible(page(&range, 12), device(0)));
+    range.commit(&[8, 10], &stream, plain()).unwrap();
+    out_of_memory(empty_in(&pool, 100, &stream));
+    range.decommit(&[8], Some(&stream)).unwrap();
+    drop(empty_in(&pool, 100, &stream).unwrap());
+    drop((range, pool));
+    assert_all_back();
+}
+
+#[test]
+fn a_full_device_gives_what_waits_and_what_others_have_free() {
+    host!();
+    let (pool, other_pool, own, other) = (pool(), pool(), stream(0), stream(0));
+    let range = pool.reserve_range(2 * MEMORY, PAGE).unwrap();
+    let pages = (MEMORY / PAGE) as u32;
+    range.commit(0..MEMORY, &own, plain()).unwrap();
+    use_page(&range, 5, &own);
+    range.decommit(0..MEMORY / 2, Some(&own)).unwrap();
+    // All is taken, and half of it waits for work that the test ends from another thread.
+    let work = on_thread(|| ());
+    let helper = std::thread::spawn(complete_all);
+    range.commit(MEMORY..MEMORY + MEMORY / 2, &other, plain()).unwrap();
+    helper.join().unwrap().unwrap();
+    assert_eq!((used(0), range.committed_bytes().unwrap()), (MEMORY, MEMORY));
+    out_of_memory(range.commit(&[1], &own, plain()));
+    out_of_memory(empty_in(&other_pool, PAGE, &own));
+    // A live pool keeps what it has free.
+    range.decommit(&[pages], Some(&own)).unwrap();
+    complete_all().unwrap();
+    out_of_memory(empty_in(&other_pool, PAGE, &own));
+    pool.trim().unwrap();
+    let block = empty_in(&other_pool, PAGE, &own).unwrap();
+    drop((block, range, pool, other_pool, work));
+    assert_all_back();
+}
+
+#[test]
+fn pages_with_a_priority_are_taken_before_a_request_fails_the_lowest_first() {
+    host!();
+    let (pool, own) = (pool(), stream(0));
+    let range = pool.reserve_range(2 * MEMORY, PAGE).unwrap();
+    let gone = Arc::new(Mutex::new(Vec::new()));
+    let guard = {
+        let gone = Arc::clone(&gone);
+        range.on_discard(move |pages| gone.lock().unwrap().extend_from_slice(pages))
+    };
+    let pages = (MEMORY / PAGE) as u32;
+    range.commit(0..MEMORY - 6 * PAGE, &own, plain()).unwrap();
+    range.commit(&[pages, pages + 1], &own, priority(5)).unwrap();
+    range.commit(&[pages + 2, pages + 3], &own, priority(-1)).unwrap();
+    range.commit(&[pages + 4, pages + 5], &own, priority(1)).unwrap();
+    assert_eq!((used(0), range.discardable_bytes().unwrap()), (MEMORY, 6 * PAGE));
+    assert_eq!(range.pin(&[pages + 2, 0, pages + 6], Some(&own)).unwrap(), [0b011]);
+    let first = empty(PAGE, &own).unwrap();
+    assert_eq!(*gone.lock().unwrap(), [pages + 3]);
+    let second = empty(2 * PAGE, &own).unwrap();
+    assert_eq!(*gone.lock().unwrap(), [pages + 3, pages + 4, pages + 5]);
+    assert_eq!(range.pin(&[pages + 2, pages + 3, pages + 4, pages], None).unwrap(), [0b1001]);
+    range.unpin(&[pages + 2], Some(&own)).unwrap();
+    // Of its own pages too, and what is pinned never.
+    range.commit(&[pages + 6], &own, plain()).unwrap();
+    assert_eq!(gone.lock().unwrap().last(), Some(&(pages + 1)));
+    out_of_memory(empty(PAGE, &own));
+    assert!(!accessible(page(&range, pages + 1), device(0)) && accessible(page(&range, pages), device(0)));
+    refused(range.decommit(&[pages], Some(&own)), &["pinned", &pages.to_string()]);
+    refused(range.free(Some(&own)), &["pinned"]);
+    range.unpin(&[pages, pages + 2, 0], None).unwrap();
+    drop(empty(PAGE, &own).unwrap());
+    assert_eq!(gone.lock().unwrap().len(), 5);
+    drop((first, second, guard, range, pool));
+    assert_all_back();
+}
+
+#[test]
+fn what_is_in_use_on_a_stream_is_taken_only_once_that_work_is_done() {
+    host!();
+    let (pool, own, other) = (pool(), stream(0), stream(0));
+    let range = pool.reserve_range(MEMORY, PAGE).unwrap();
+    range.commit(0..MEMORY, &own, priority(0)).unwrap();
+    assert_eq!(range.pin(&[0], Some(&other)).unwrap(), [1]);
+    use_page(&range, 0, &other);
+    range.unpin(&[0], Some(&other)).unwrap();
+    // The request waits for the pages' streams; the simulated device ends the process if one goes before.
+    let helper = std::thread::spawn(complete_all);
+    let block = empty(MEMORY, &own).unwrap();
+    helper.join().unwrap().unwrap();
+    assert_eq!(range.committed_bytes().unwrap(), 0);
+    drop((block, range, pool));
+    assert_all_back();
+}
+
+#[test]
+fn a_pool_with_ranges_sleeps_and_wakes_with_their_committed_pages_at_their_addresses() {
+    host!();
+    let (pool, stream) = (pool(), stream(0));
+    let range = pool.reserve_range(64 * PAGE, PAGE).unwrap();
+    range.commit(0..8 * PAGE, &stream, plain()).unwrap();
+    range.commit(&[20, 22], &stream, priority(1)).unwrap();
+    for number in [0, 7, 20, 22] {
+        write(&range, number, 100 + u64::from(number));
+    }
+    range.decommit(&[3, 4], Some(&stream)).unwrap();
+    assert_eq!((pool.sleep(Backup::Host).unwrap(), used(0)), (10 * PAGE, 0));
+    for asleep in [range.commit(&[1], &stream, plain()), range.decommit(&[1], None)] {
+        assert!(matches!(asleep.unwrap_err().kind(), ErrorKind::Asleep(_)));
+    }
+    assert_eq!(range.committed_bytes().unwrap(), 8 * PAGE);
+    pool.wake().unwrap();
+    assert_eq!([0, 7, 20, 22].map(|number| read(&range, number)), [100, 107, 120, 122]);
+    assert_eq!(used(0), 8 * PAGE);
+    // Each page goes by itself still, and serves another.
+    range.decommit(&[5], Some(&stream)).unwrap();
+    complete_all().unwrap();
+    range.commit(&[40], &stream, plain()).unwrap();
+    assert_eq!(used(0), 8 * PAGE);
+    pool.sleep(Backup::None).unwrap();
+    range.free(None).unwrap();
+    drop(range);
+    pool.wake().unwrap();
+    assert_eq!(used(0), 0);
+    drop(pool);
+    assert_all_back();
+}
+
+#[test]
+fn while_a_stream_of_the_pool_is_captured_no_page_comes_or_goes() {
+    host!();
+    let (pool, own, other) = (pool(), stream(0), stream(0));
+    let range = pool.reserve_range(64 * PAGE, PAGE).unwrap();
+    range.commit(&[0], &own, plain()).unwrap();
+    begin_capture(&own, CaptureMode::Relaxed).unwrap();
+    for outcome in [range.commit(&[1], &own, plain()), range.commit(&[1], &other, plain()), range.decommit(&[0], None)]
+    {
+        refused(outcome, &["captured"]);
+    }
+    end_capture(&own).unwrap();
+    range.commit(&[1], &other, plain()).unwrap();
+    range.decommit(&[0], None).unwrap();
+    drop((range, pool));
+    assert_all_back();
+}
+
+#[test]
+fn a_range_that_is_dropped_frees_itself_in_stream_order_and_its_addresses_are_used_again() {
+    host!();
+    let (pool, stream) = (pool(), stream(0));
+    for backwards in [false, true] {
+        let range = pool.reserve_range(64 * PAGE, PAGE).unwrap();
+        let address = range.address();
+        range.commit(0..4 * PAGE, &stream, plain()).unwrap();
+        range.pin(&[1], Some(&stream)).unwrap();
+        use_page(&range, 1, &stream);
+        drop(range);
+        // The work runs, and its page is there.
+        assert!(accessible(address + PAGE, device(0)));
+        complete_all().unwrap();
+        if backwards {
+            pool.trim().unwrap();
+        }
+        let again = pool.reserve_range(64 * PAGE, PAGE).unwrap();
+        again.commit(0..4 * PAGE, &stream, plain()).unwrap();
+        assert_eq!(used(0), 4 * PAGE);
+        drop(again);
+        complete_all().unwrap();
+        pool.trim().unwrap();
+        assert_eq!(used(0), 0);
+    }
+    drop(pool);
+    assert_all_back();
+}
+
+#[test]
+fn a_pool_that_is_gone_leaves_its_ranges_valid_and_takes_no_more() {
+    host!();
+    let (pool, stream) = (pool(), stream(0));
+    let range = pool.reserve_range(64 * PAGE, PAGE).unwrap();
+    range.commit(0..4 * PAGE, &stream, plain()).unwrap();
+    write(&range, 3, 9);
+    drop(pool);
+    assert_eq!((read(&range, 3), used(0)), (9, 4 * PAGE));
+    refused(range.commit(&[9], &stream, plain()), &["released"]);
+    drop(range);
+    assert_all_back();
+}
+
+#[test]
+fn an_address_in_a_range_is_no_block_to_free_or_record() {
+    host!();
+    let (pool, stream) = (pool(), stream(0));
+    let range = pool.reserve_range(64 * PAGE, PAGE).unwrap();
+    range.commit(0..4 * PAGE, &stream, plain()).unwrap();
+    refused(deallocate(page(&range, 1), None), &["MemoryRange"]);
+    refused(record_stream(page(&range, 1), &stream), &["MemoryRange"]);
+    refused(deallocate(page(&range, 9), None), &["not memory"]);
+    assert_eq!(range.committed_bytes().unwrap(), 4 * PAGE);
+    drop((range, pool));
+    assert_all_back();
+}
+
+#[test]
+fn prepared_pages_are_only_mapped_by_a_commit_and_go_when_asked_to() {
+    host!();
+    let (pool, stream) = (pool(), stream(0));
+    let range = pool.reserve_range(64 * PAGE, PAGE).unwrap();
+    range.prepare(3).unwrap();
+    wait_until("three pages are ready", || used(0) == 3 * PAGE);
+    assert_eq!(pool.stats().unwrap().reserved_bytes, 3 * PAGE);
+    let before = driver_calls();
+    range.commit(&[5], &stream, plain()).unwrap();
+    wait_until("the taken one is made again", || used(0) == 4 * PAGE);
+    // Mapped and opened here, created there.
+    assert_eq!(driver_calls(), before + 3);
+    range.prepare(0).unwrap();
+    assert_eq!((pool.trim().unwrap(), used(0)), (3 * PAGE, PAGE));
+    range.prepare(2).unwrap();
+    wait_until("two are ready", || used(0) == 3 * PAGE);
+    assert!(pool.sleep(Backup::None).unwrap() > 0);
+    assert_eq!(used(0), 0);
+    pool.wake().unwrap();
+    drop((range, pool));
+    assert_all_back();
+}
+
+#[test]
+fn each_refused_driver_call_of_a_commit_leaves_all_as_it_was() {
+    host!();
+    let (pool, stream) = (pool(), stream(0));
+    let range = pool.reserve_range(64 * PAGE, PAGE).unwrap();
+    let calls = [
+        Call::StreamCaptureStatus,
+        Call::StreamId,
+        Call::ExtentCreate,
+        Call::MemoryMap,
+        Call::MemorySetAccess,
+        Call::MemoryUnmap,
+        Call::EventRecord,
+        Call::EventQuery,
+        Call::ExchangeCaptureMode,
+        Call::Bind,
+        Call::Fill,
+    ];
+    let mut failed = 0;
+    for call in calls {
+        for after in 0..6 {
+            range.commit(&[1, 2, 30], &stream, plain()).unwrap();
+            range.decommit(&[1, 2], Some(&stream)).unwrap();
+            submit(&stream).unwrap();
+            let before = range.committed_bytes().unwrap();
+            inject(Fault { call, kind: StatusKind::Other, after, times: 1 });
+            let outcome = range.commit(&[2, 8, 9, 20], &stream, filled(1));
+            clear_faults();
+            let after_it = range.committed_bytes().unwrap();
+            match outcome {
+                Ok(()) => assert_eq!(after_it, before + 4 * PAGE),
+                Err(error) => {
+                    failed += 1;
+                    assert_eq!(after_it, before, "{error}");
+                }
+            }
+            complete_all().unwrap();
+            range.decommit(0..64 * PAGE, None).unwrap();
+        }
+    }
+    assert!(failed > 10, "{failed}");
+    drop((range, pool));
+    assert_all_back();
+}
+
+#[test]
+fn threads_that_commit_and_decommit_the_same_pages_lose_none() {
+    host!();
+    let pool = pool();
+    let range = Arc::new(pool.reserve_range(16 * PAGE, PAGE).unwrap());
+    let threads: Vec<_> = (0..4)
+        .map(|seed| {
+            let range = Arc::clone(&range);
+            std::thread::spawn(move || {
+                let (stream, mut random) = (stream(0), crate::common::memory::Random(seed + 1));
+                for _ in 0..300 {
+                    let pages = [random.below(16) as u32, random.below(16) as u32];
+                    if random.below(2) == 0 {
+                        range.commit(&pages, &stream, plain()).unwrap();
+                    } else {
+                        range.decommit(&pages, Some(&stream)).unwrap();
+                    }
+                    if random.below(8) == 0 {
+                        complete_all().unwrap();
+                    }
+                }
+            })
+        })
+        .collect();
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    let committed = range.committed_bytes().unwrap();
+    complete_all().unwrap();
+    pool.trim().unwrap();
+    assert_eq!(pool.stats().unwrap().live_bytes, committed);
+    assert_eq!(used(0), committed);
+    drop((range, pool));
+    assert_all_back();
+}
+
+#[test]
+fn snapshots_show_committed_pages_as_blocks() {
+    host!();
+    let (pool, stream) = (pool(), stream(0));
+    let range = pool.reserve_range(64 * PAGE, PAGE).unwrap();
+    range.commit(&[0, 1, 5], &stream, plain()).unwrap();
+    let segments = memory_snapshot().unwrap();
+    let blocks: Vec<_> = segments.iter().flat_map(|segment| &segment.blocks).collect();
+    assert_eq!(segments.len(), 2);
+    assert!(blocks.iter().all(|block| block.is_live && block.nbytes == PAGE));
+    assert_eq!(blocks.len(), 3);
+    empty_cache().unwrap();
+    drop((range, pool));
+    assert_all_back();
+}
