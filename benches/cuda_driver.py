@@ -3,7 +3,7 @@
 import ctypes
 from pathlib import Path
 
-_KERNELS = Path(__file__).parents[1] / "tests" / "driver" / "kernels.ptx"
+_KERNELS = Path(__file__).parents[1] / "tests" / "cuda" / "driver" / "kernels.ptx"
 _PORTABLE = 1
 _TO_DEVICE, _TO_HOST = "cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2"
 _at = ctypes.c_void_p

@@ -147,7 +147,7 @@ run_handles() {
   measure workspaces.json 60 "$python" benches/workspaces.py
   # Its table goes to stderr, the same as JSON to stdout.
   # shellcheck disable=SC2016 # for the inner shell
-  measure green_contexts.txt 120 bash -c '"$1" benches/green_contexts.py 2>&1 >/dev/null' _ "$python"
+  measure green_contexts.txt 120 bash -c '"$1" -W ignore benches/green_contexts.py 2>&1 >/dev/null' _ "$python"
   # shellcheck disable=SC2016 # for the inner shell
   step leases bash -c 'leases() { bin/bench_handle --bench "at once" --measurement-time 0.3 --warm-up-time 0.1 \
     --sample-size 10 2>&1 | grep -vE "^Benchmarking" | grep -E "at once|time:" | paste -d " " - - | tr -s " "; }
