@@ -35,15 +35,21 @@ SUBJECTS = {
     "memory": (*_BELOW, "src/memory"),
     "python": ("src/python", "python/gpupool"),
 }
-# The subjects of files whose name begins so; of others it is memory.
+# The subjects of files whose name begins so; of others it is memory. The first are of calls of drivers and libraries
+# alone.
 _SUBJECTS_OF = {
+    "by_hand": (),
+    "calls": (),
+    "streams": (),
     "peers": ("handles", "python"),
     "leases": ("handles",),
     "workspaces": ("handles",),
     "green_contexts": ("handles",),
     "frameworks": ("memory", "python"),
+    "pinned.": ("memory", "python"),
     "plugs": ("memory", "python"),
     "pytorch_peers": ("memory", "python"),
+    "rmm.": ("memory", "python"),
     "start": ("python",),
 }
 # How much the instructions of a call may differ where its sources do.
@@ -126,6 +132,8 @@ def differences(file: str) -> list[str]:
 
     Comments do not count, nor do sources whose instructions of a call are the same but for :data:`TOLERANCE`.
     """
+    if not subjects(file):
+        return []
     known = of(file)
     if "digests" not in known:
         return [f"it is not known of which sources it is, only that it was kept at commit {known['commit']}"]

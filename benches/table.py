@@ -37,16 +37,18 @@ EXPANDABLE = "expandable_segments:True"
 PEERS = {
     "gpupool.empty": "`gpupool.empty`",
     "cupy": "CuPy's own pool",
+    "cupy async": "CuPy's `MemoryAsyncPool`",
     "cupy over gpupool": "CuPy over gpupool",
     "cupy over rmm pool": "CuPy over RMM's pool",
     "cupy over rmm arena": "CuPy over RMM's arena",
     "cupy over rmm async": "CuPy over RMM's `CudaAsyncMemoryResource`",
-    "rmm pool": "RMM's pool",
-    "rmm arena": "RMM's arena",
-    "rmm async": "RMM's `CudaAsyncMemoryResource`",
-    "rmm gpupool": "RMM over gpupool",
+    "pool": "RMM's pool",
+    "arena": "RMM's arena",
+    "async": "RMM's `CudaAsyncMemoryResource`",
+    "binning": "RMM's binning resource over its pool",
+    "gpupool": "RMM over gpupool",
     "cuda.core": "cuda.core",
-    "cuda.core, gpupool": "cuda.core over gpupool",
+    "cuda.core over gpupool": "cuda.core over gpupool",
     "cuMemAllocAsync": "`cuMemAllocAsync`",
     "numba": "Numba",
     "numba, gpupool": "Numba over gpupool",
@@ -259,11 +261,11 @@ def frameworks(lines: list[dict]) -> str:
     head = ["in Python, ns", "allocate and free", "a step of the mix, 1 thread", "16 threads"]
     rows = []
     for peer, title in PEERS.items():
-        of_peer = [line for line in lines if line["peer"] == peer]
-        pairs = [line.get("ns_per_pair", line.get("ns")) for line in of_peer]
-        mixes = [line for line in of_peer if str(line["work"]).startswith("mix")]
-        steps = [number(pick(mixes, threads=count)["ns_per_step"]) for count in (1, 16)]
-        rows.append([title, number(pairs[0]), *steps])
+        # What was measured in turns comes first.
+        of_peer = chosen(lines, peer=peer)
+        mixes = chosen(of_peer, work="mix")
+        measured = [of_peer[0], *(pick(mixes, threads=count) for count in (1, 16))]
+        rows.append([title, *(number(next(line[unit] for unit in UNITS if unit in line)) for line in measured)])
     return table(head, *rows)
 
 
@@ -351,7 +353,7 @@ TABLES = {
     "passes": Table(("h200/passes.json",), passes, of_lines),
     "allocations": Table(("h200/memory.json", "h200/turns.json"), allocations, of_lines),
     "threads": Table(("h200/turns.json",), threads, of_lines),
-    "frameworks": Table(("h200-frameworks/frameworks.json",), frameworks, of_lines),
+    "frameworks": Table(("h200/plugs.json", "h200/rmm.json", "h200/frameworks.json"), frameworks, of_lines),
     "simulated": Table(("pytorch-simulated/peaks.json",), simulated),
     "pytorch": Table(("h200/pytorch.json",), pytorch, of_lines),
 }
