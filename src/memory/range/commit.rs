@@ -29,17 +29,23 @@ pub(super) fn commit(
 ) -> Result<()> {
     let _delivery = Delivery::at_end();
     let _stack = hold_stack(Purpose::Allocation);
+    process::refuse_forked()?;
+    if range.pool.is_closed() {
+        return Err(pool::closed(&range.pool));
+    }
     refuse_change(range, Some(stream))?;
     let named = NamedStream::of(stream)?;
     let mut users = Vec::new();
-    let mut bit = 0;
+    let (mut bit, mut there) = (0, Vec::new());
     let busy = range.begin(pages, |table, pages| {
         bit = table.bit_of(named, stream);
         for &page in pages {
             let state = &mut table.pages[page as usize];
             if state.phase == Phase::Committed {
-                // Committed before, and only its priority changes.
-                state.priority = options.priority;
+                // It is not taken for this very call.
+                state.named += 1;
+                state.users |= bit;
+                there.push(page);
             }
         }
         let empty = |page: &u32| table.pages[*page as usize].phase == Phase::Empty;
@@ -47,26 +53,53 @@ pub(super) fn commit(
         users = wanted.iter().map(|&page| table.pages[page as usize].users).collect();
         Ok(wanted)
     })?;
-    if busy.pages.is_empty() {
-        return Ok(());
-    }
-    let (cache, service) = ranges_cache(&range.pool)?;
-    let mut commit = Commit { range, cache, service, stream, bit, thread: ThisThread::get(), committed: Vec::new() };
-    let outcome = commit.all(&busy.pages, &users).and_then(|()| commit.fill(&busy.pages, options.fill));
-    if let Err(error) = outcome {
-        // What this call committed is free again, once the streams that it waits for are done.
-        commit.undo(&busy.pages, &users);
-        return Err(error);
-    }
-    busy.end(Phase::Committed, |table, page| {
-        table.pages[page as usize] =
-            PageState { users: bit, pins: 0, phase: Phase::Committed, priority: options.priority };
-        table.committed += 1;
-    });
+    let outcome =
+        if busy.pages.is_empty() { Ok(()) } else { commit_empty(range, &busy.pages, &users, (stream, bit), options) };
+    let priority = options.priority;
+    let is_done = outcome.is_ok();
+    busy.end(
+        if is_done { Phase::Committed } else { Phase::Empty },
+        |table| {
+            for page in there {
+                let state = &mut table.pages[page as usize];
+                // Another thread may have decommitted it meanwhile.
+                state.named = state.named.saturating_sub(1);
+                if is_done {
+                    state.priority = priority;
+                }
+            }
+        },
+        |table, page| {
+            if is_done {
+                table.pages[page as usize] =
+                    PageState { users: bit, phase: Phase::Committed, priority, ..PageState::default() };
+                table.committed += 1;
+            }
+        },
+    );
+    outcome?;
     if range.kept_ready.load(Ordering::Relaxed) > 0 {
         refill(range);
     }
     Ok(())
+}
+
+/// Commits busy pages; on failure none.
+fn commit_empty(
+    range: &HeldRange,
+    pages: &[u32],
+    users: &[u64],
+    (stream, bit): (&Stream, u64),
+    options: CommitOptions,
+) -> Result<()> {
+    let (cache, service) = ranges_cache(&range.pool)?;
+    let mut commit = Commit { range, cache, service, stream, bit, thread: ThisThread::get(), committed: Vec::new() };
+    let outcome = commit.all(pages, users).and_then(|()| commit.fill(pages, options.fill));
+    if outcome.is_err() {
+        // What this call committed is free again, once the streams that it waits for are done.
+        commit.undo(pages, users);
+    }
+    outcome
 }
 
 /// A commit under way.

@@ -69,19 +69,39 @@ pub(super) fn forget(range: &HeldRange, users: impl Iterator<Item = (u32, u64)>)
 /// `ErrorKind::InternalError` if the cache does not have one.
 pub(super) fn depart(range: &HeldRange, groups: ByUsers, named: Option<(NamedStream, &Stream)>) -> Result<()> {
     let Some(cache) = DeviceCaches::ranges_of(&range.pool) else { return Ok(()) };
-    let thread = ThisThread::get();
-    for (bits, offsets) in groups {
-        let Some((&first, beside)) = offsets.split_first() else { continue };
+    depart_after(cache, waits(range, cache, groups, named))
+}
+
+/// Returns what the pages of each group wait for.
+pub(super) fn waits(
+    range: &HeldRange,
+    cache: &StreamCache,
+    groups: ByUsers,
+    named: Option<(NamedStream, &Stream)>,
+) -> Vec<Waiting> {
+    let of_group = |(bits, offsets): (u64, Vec<u64>)| {
+        let (&first, beside) = offsets.split_first()?;
         let users = lock(&range.table).users(bits, named);
         let mut waiting = match users {
-            Some(users) => Waiting::for_users(first, &users, &cache.memory.events, Some(thread)),
+            Some(users) => Waiting::for_users(first, &users, &cache.memory.events, Some(ThisThread::get())),
             None => Waiting::new(first, all_work(cache)),
         };
         waiting.beside = beside.to_vec();
+        Some(waiting)
+    };
+    groups.into_iter().filter_map(of_group).collect()
+}
+
+/// Frees busy pages, each once what it waits for is done.
+///
+/// # Errors
+/// `ErrorKind::InternalError` if the cache does not have one.
+pub(super) fn depart_after(cache: &'static StreamCache, waits: Vec<Waiting>) -> Result<()> {
+    let thread = ThisThread::get();
+    waits.into_iter().try_for_each(|waiting| {
         decommit_blocks(cache, waiting, thread)
-            .map_err(|_| Error::internal("a committed page of a range is not where it was"))?;
-    }
-    Ok(())
+            .map_err(|_| Error::internal("a committed page of a range is not where it was"))
+    })
 }
 
 fn all_work(cache: &StreamCache) -> Until {

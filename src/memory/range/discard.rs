@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex, Weak};
 
 use log::error;
 
-use super::decommit::{depart, forget};
+use super::decommit::{depart_after, forget, waits};
 use super::held_range::HeldRange;
 use super::page_table::Phase;
-use crate::memory::cache::{DeviceCaches, Discardable};
-use crate::memory::device::call_out;
+use crate::memory::cache::{DeviceCaches, Discardable, Waiting};
+use crate::memory::device::{Until, call_out};
 use crate::memory::serve::{Patience, release_places, settle};
 use crate::observe::target::MEMORY;
 use crate::process;
@@ -81,6 +81,10 @@ impl HeldRange {
 }
 
 impl Discardable for HeldRange {
+    fn pool_number(&self) -> u32 {
+        self.pool.number
+    }
+
     fn lowest(&self) -> Option<i32> {
         let table = lock(&self.table);
         if table.is_freed || self.pool.sleep.is_asleep() {
@@ -99,17 +103,35 @@ impl Discardable for HeldRange {
             };
             let chosen: Vec<_> = (0..self.count()).filter(is_meant).take(count).collect();
             users.extend(chosen.iter().map(|&page| (page, table.pages[page as usize].users)));
-            table.committed -= chosen.len() as u32;
             Ok(chosen)
         });
-        let Ok(busy) = busy else { return 0 };
-        if busy.pages.is_empty() {
+        let Some((busy, cache)) = busy.ok().zip(DeviceCaches::ranges_of(&self.pool)) else { return 0 };
+        let waits = waits(self, cache, forget(self, users.into_iter()), None);
+        // What is in use by a stream that cannot be asked now, beside a capture, stays.
+        let (gone, kept): (Vec<_>, Vec<_>) =
+            waits.into_iter().partition(|waiting| matches!(waiting.until, Until::Events(_)));
+        let pages_of = |waits: &[Waiting]| -> Vec<u32> {
+            waits.iter().flat_map(Waiting::offsets).map(|offset| self.page_at(offset)).collect()
+        };
+        let (mut pages, kept) = (pages_of(&gone), pages_of(&kept));
+        pages.sort_unstable();
+        // It fails only where the pages are gone already.
+        let _ = depart_after(cache, gone);
+        let is_kept = |page: u32| kept.contains(&page);
+        busy.end(
+            Phase::Empty,
+            |_| {},
+            |table, page| {
+                if is_kept(page) {
+                    table.pages[page as usize].phase = Phase::Committed;
+                } else {
+                    table.committed -= 1;
+                }
+            },
+        );
+        if pages.is_empty() {
             return 0;
         }
-        let pages = busy.pages.clone();
-        // Both fail only where the pages are gone already.
-        let _ = depart(self, forget(self, users.into_iter()), None);
-        busy.end(Phase::Empty, |_, _| {});
         let released = self.release(&pages);
         self.tell_discarded(&pages);
         released

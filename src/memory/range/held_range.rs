@@ -139,9 +139,15 @@ pub(super) struct BusyPages<'a> {
 }
 
 impl BusyPages<'_> {
-    /// Ends the call: each of the pages is committed, with what `change` notes, or empty.
-    pub(super) fn end(self, phase: Phase, mut change: impl FnMut(&mut PageTable, u32)) {
+    /// Ends the call, with what `first` notes: each of the pages is in this phase, and as `change` notes.
+    pub(super) fn end(
+        self,
+        phase: Phase,
+        first: impl FnOnce(&mut PageTable),
+        mut change: impl FnMut(&mut PageTable, u32),
+    ) {
         let mut table = lock(&self.range.table);
+        first(&mut table);
         for &page in &self.pages {
             table.pages[page as usize].phase = phase;
             change(&mut table, page);

@@ -26,6 +26,8 @@ pub(super) struct PageState {
     /// A bit for each stream that used it.
     pub(super) users: u64,
     pub(super) pins: u32,
+    /// Commits under way that name it, though it is committed.
+    pub(super) named: u32,
     pub(super) phase: Phase,
     /// The order in which it may be taken when memory is short, if it may.
     pub(super) priority: Option<i32>,
@@ -33,7 +35,7 @@ pub(super) struct PageState {
 
 impl PageState {
     pub(super) fn is_discardable(&self) -> bool {
-        self.phase == Phase::Committed && self.pins == 0 && self.priority.is_some()
+        self.phase == Phase::Committed && self.pins == 0 && self.named == 0 && self.priority.is_some()
     }
 }
 

@@ -43,14 +43,11 @@ pub(super) fn refuse_sizes(nbytes: u64, page_bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// Refuses to change pages: in a forked child, of a pool that is closed or asleep, and while a stream of the pool is
-/// captured, whose graph would use what goes.
+/// Refuses to change pages: in a forked child, of a pool that is asleep, and while a stream of the pool is captured, whose
+/// graph would use what goes.
 pub(super) fn refuse_change(range: &HeldRange, on: Option<&Stream>) -> Result<()> {
     process::refuse_forked()?;
     let pool = &range.pool;
-    if pool.is_closed() {
-        return Err(closed(pool));
-    }
     if pool.sleep.is_asleep() {
         return Err(pool::asleep(pool));
     }

@@ -70,5 +70,9 @@ pub(super) fn with_room_made<R>(pool: &Pool, bytes: u64, mut attempt: impl FnMut
 /// Takes discardable pages of so many bytes for a pool's request, those of lowest priority first. Returns false if there
 /// are none.
 pub(super) fn discard(pool: &Pool, bytes: u64) -> bool {
-    DeviceCaches::known(pool.memory.location).is_some_and(|caches| caches.discardable.discard(bytes) > 0)
+    // What others give up does not help a pool at its limit.
+    let budget = pool.budget();
+    let is_at_limit = budget.limit().is_some_and(|limit| budget.reserved().saturating_add(bytes) > limit);
+    let only = is_at_limit.then_some(pool.number);
+    DeviceCaches::known(pool.memory.location).is_some_and(|caches| caches.discardable.discard(bytes, only) > 0)
 }

@@ -7,6 +7,9 @@ use crate::sync::lock;
 
 /// Somebody with memory that may be taken.
 pub(in crate::memory) trait Discardable: Debug + Send + Sync {
+    /// Returns the number of the pool whose memory it is.
+    fn pool_number(&self) -> u32;
+
     /// Returns the lowest priority of what may be taken now; none if nothing may.
     fn lowest(&self) -> Option<i32>;
 
@@ -26,9 +29,11 @@ impl DiscardList {
         all.push(one);
     }
 
-    /// Gives back at least so many bytes of the lowest priorities, or all there are, and returns how many.
-    pub(in crate::memory) fn discard(&self, bytes: u64) -> u64 {
-        let all: Vec<Arc<_>> = lock(&self.0).iter().filter_map(Weak::upgrade).collect();
+    /// Gives back at least so many bytes of the lowest priorities, or all there are, and returns how many; of one pool
+    /// alone, if one is named.
+    pub(in crate::memory) fn discard(&self, bytes: u64, pool: Option<u32>) -> u64 {
+        let mut all: Vec<Arc<_>> = lock(&self.0).iter().filter_map(Weak::upgrade).collect();
+        all.retain(|one| pool.is_none_or(|pool| one.pool_number() == pool));
         let mut gone = 0;
         while gone < bytes {
             let lowest = all.iter().filter_map(|one| Some((one.lowest()?, one))).min_by_key(|(priority, _)| *priority);
