@@ -20,7 +20,7 @@ CIRCLES = {"src": 5, "src/handle": 4}
 ARROWS = {
     "src": "python -> c_api -> replay, summary, recording -> handle -> memory -> library -> runtime "
     "-> process & observe -> sync & ids & error",
-    "src/memory": "plug -> sleep -> share -> host -> report -> route -> serve -> cache -> pool -> device",
+    "src/memory": "plug -> sleep -> share -> host -> report -> range -> route -> serve -> cache -> pool -> device",
 }
 # The files that may keep a function which is given to them from above, and call it: what an event, or the scope of a
 # context, is only those know who give it. In circles the functions count as uses.
@@ -58,9 +58,11 @@ UNSAFE = {
     "src/memory/device": "address_range.rs retired.rs",
     "src/memory/device/supply": "mod.rs segment_source.rs",
     "src/memory/serve": "devices.rs trim.rs",
-    "src/memory/serve/grow": "asleep.rs gather.rs growth.rs reserve.rs segment.rs segment_events.rs",
+    "src/memory/serve/grow": "asleep.rs commit.rs gather.rs growth.rs reserve.rs segment.rs segment_events.rs",
     "src/memory/share": "mapping.rs server.rs",
     "src/memory/sleep": "asleep.rs awake.rs backup.rs",
+    # What was just committed is filled.
+    "src/memory/range": "commit.rs",
     # Users free an address, borrow pinned memory as bytes, and copy bytes between a device and the host.
     "src/memory": "copies.rs mod.rs staging.rs",
     "src/memory/host": "pinned_buffer.rs",

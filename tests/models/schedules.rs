@@ -20,8 +20,8 @@ use gpupool::runtime::host::{
     destroy_stream, end_capture, replace_stream, submit_using,
 };
 use gpupool::{
-    Backup, CaptureMode, Device, DeviceBuffer, Error, ErrorKind, Event, GraphMemory, MemPool, RawStream, Stream, empty,
-    empty_cache, memory_stats,
+    Backup, CaptureMode, CommitOptions, Device, DeviceBuffer, Error, ErrorKind, Event, GraphMemory, MemPool,
+    MemoryRange, RawStream, Stream, empty, empty_cache, memory_stats,
 };
 
 use crate::common::memory::{PAGE, Random, deallocate, used};
@@ -71,6 +71,11 @@ enum Kind {
     /// A pool serves all threads for a while, on so many streams that it lends slabs.
     ServeAll,
     Look,
+    /// Pages of a range, each of which one thread names.
+    Commit,
+    Decommit,
+    UsePage,
+    ReplaceRange,
 }
 
 /// Those that most programs have.
@@ -126,6 +131,10 @@ enum Theme {
     SleepingHelpers,
     /// Other devices get access.
     Peers,
+    /// Pages of ranges come and go, and some are taken.
+    Ranges,
+    /// The same while pools sleep and wake.
+    RangesAsleep,
 }
 
 struct Program {
@@ -154,6 +163,7 @@ impl Program {
             Theme::Sleep => &[Kind::Fill, Kind::Sleep, Kind::Wake],
             Theme::SleepingHelpers => &[],
             Theme::Peers => &[Kind::EnablePeer, Kind::PassOn, Kind::TakeOver],
+            Theme::Ranges | Theme::RangesAsleep => &[],
         });
         if matches!(theme, Theme::Closing) && random.below(2) == 0 {
             // Caches come and go as fast as may be.
@@ -168,13 +178,20 @@ impl Program {
         if matches!(theme, Theme::SleepingHelpers) {
             kinds = vec![Kind::Allocate, Kind::Allocate, Kind::Fill, Kind::Fill, Kind::Free, Kind::Sleep, Kind::Wake];
         }
+        if matches!(theme, Theme::Ranges | Theme::RangesAsleep) {
+            kinds = vec![Kind::Commit, Kind::Commit, Kind::UsePage, Kind::Decommit, Kind::Complete, Kind::Allocate];
+            kinds.extend([Kind::Free, Kind::Trim, Kind::ReplaceRange, Kind::Decommit]);
+        }
+        if matches!(theme, Theme::RangesAsleep) {
+            kinds.extend([Kind::Sleep, Kind::Wake]);
+        }
         let more: Vec<_> = (0..random.below(if matches!(theme, Theme::Trims) { 1 } else { 4 }))
             .map(|_| SELDOM[random.below(SELDOM.len())])
             .collect();
         kinds.extend(more);
-        if matches!(theme, Theme::Sleep | Theme::SleepingHelpers) {
+        if matches!(theme, Theme::Sleep | Theme::SleepingHelpers | Theme::RangesAsleep) {
             // Work on what is asleep would be the program's fault.
-            kinds.retain(|kind| !matches!(kind, Kind::Use | Kind::UseElsewhere | Kind::FreeElsewhere));
+            kinds.retain(|kind| !matches!(kind, Kind::Use | Kind::UseElsewhere | Kind::FreeElsewhere | Kind::UsePage));
         }
         if matches!(theme, Theme::Addresses) {
             // No thread uses another one's stream, which may end at any time.
@@ -188,7 +205,7 @@ impl Program {
         let sizes = match theme {
             Theme::Trims | Theme::Reserves | Theme::Lent => Sizes::Small,
             Theme::SleepingHelpers => Sizes::Parts,
-            Theme::Tight => Sizes::Pages,
+            Theme::Tight | Theme::Ranges | Theme::RangesAsleep => Sizes::Pages,
             _ => [Sizes::Small, Sizes::Pages, Sizes::Mixed][random.below(3)],
         };
         let may_reserve = matches!(theme, Theme::Graphs | Theme::Closing | Theme::Peers);
@@ -270,6 +287,7 @@ struct World {
     streams: Mutex<Vec<Stream>>,
     pools: Mutex<Vec<Arc<MemPool>>>,
     shelf: Mutex<VecDeque<Block>>,
+    ranges: Mutex<Vec<Arc<MemoryRange>>>,
     graphs: Mutex<Vec<LiveGraph>>,
     submitted: AtomicU64,
     peer: Device,
@@ -288,6 +306,13 @@ thread_local! {
 /// The foreign streams of a program, which live as long.
 static FOREIGN: Mutex<Vec<RawStream>> = Mutex::new(Vec::new());
 
+/// Pages of a range: as many for each thread.
+const PAGES_OF_RANGE: usize = 4 * THREADS;
+
+fn range_of(pool: &Arc<MemPool>) -> Arc<MemoryRange> {
+    Arc::new(pool.reserve_range(PAGES_OF_RANGE as u64 * PAGE, PAGE).unwrap())
+}
+
 fn foreign_stream() -> Stream {
     let raw = create_stream(DEVICE).unwrap();
     FOREIGN.lock().unwrap().push(raw);
@@ -301,12 +326,15 @@ impl World {
         let is_foreign = matches!(program.theme, Theme::Foreign | Theme::Addresses);
         let stream = |_| if is_foreign { foreign_stream() } else { Stream::new(DEVICE).unwrap() };
         let streams: Vec<_> = (0..program.streams).map(stream).collect();
+        let has_ranges = matches!(program.theme, Theme::Ranges | Theme::RangesAsleep);
+        let ranges = pools.iter().filter(|_| has_ranges).map(range_of).collect();
         let keeps = matches!(program.theme, Theme::SleepingHelpers);
         let kept = pools.iter().filter(|_| keeps).map(|pool| Block::of(pool, &streams[0]));
         Self {
             program,
             shelf: Mutex::new(kept.collect()),
             streams: Mutex::new(streams),
+            ranges: Mutex::new(ranges),
             pools: Mutex::new(pools),
             graphs: Mutex::default(),
             submitted: AtomicU64::new(0),
@@ -330,9 +358,14 @@ impl World {
         let theme = self.program.theme;
         let is_allowed = match error.kind() {
             ErrorKind::OutOfMemory(_) => !matches!(theme, Theme::Tight),
-            ErrorKind::Asleep(_) => matches!(theme, Theme::Sleep | Theme::SleepingHelpers),
+            ErrorKind::Asleep(_) => matches!(theme, Theme::Sleep | Theme::SleepingHelpers | Theme::RangesAsleep),
             ErrorKind::Unavailable(_) => matches!(theme, Theme::SleepingHelpers) && what == Kind::Sleep,
-            ErrorKind::InvalidValue(_) => pool.is_some_and(MemPool::is_closed) || matches!(theme, Theme::Lent),
+            ErrorKind::InvalidValue(_) => {
+                pool.is_some_and(MemPool::is_closed)
+                    || matches!(theme, Theme::Lent)
+                    // The range was dropped meanwhile, or its pool is gone.
+                    || matches!(what, Kind::Commit | Kind::Decommit)
+            }
             _ => false,
         };
         assert!(is_allowed, "{what:?}: {error}");
@@ -518,7 +551,53 @@ impl World {
                 drop(scope);
             }
             (Kind::Look, _) => drop(memory_stats(DEVICE).unwrap()),
+            (Kind::Commit | Kind::Decommit | Kind::UsePage | Kind::ReplaceRange, _) => {
+                self.step_of_ranges(kind, random)
+            }
             (_, None) => {}
+        }
+    }
+
+    fn step_of_ranges(&self, kind: Kind, random: &mut Random) {
+        let place = random.below(POOLS);
+        if kind == Kind::ReplaceRange {
+            let new = range_of(&self.pools.lock().unwrap()[place].clone());
+            let old = std::mem::replace(&mut self.ranges.lock().unwrap()[place], new);
+            // Another thread that has it uses it for its step alone.
+            drop(old);
+            return;
+        }
+        let Some(range) = self.ranges.lock().unwrap().get(place).cloned() else { return };
+        let stream = self.stream(random);
+        let own = |page: usize| (page * THREADS + PLACE.get()) as u32;
+        let pages: Vec<_> = (0..1 + random.below(3)).map(|_| own(random.below(PAGES_OF_RANGE / THREADS))).collect();
+        match kind {
+            Kind::Commit => {
+                let fill = (random.below(2) == 0).then_some(7);
+                let priority = (random.below(3) == 0).then_some(random.below(2) as i32);
+                if let Err(error) = range.commit(&pages, &stream, CommitOptions { priority, fill }) {
+                    self.allow(kind, &error, None);
+                }
+            }
+            Kind::Decommit => {
+                let named = (random.below(2) == 0).then_some(&stream);
+                if let Err(error) = range.decommit(&pages, named) {
+                    self.allow(kind, &error, None);
+                }
+            }
+            _ => {
+                let page = pages[0];
+                // Pinned it stays; what it was committed for comes first.
+                if range.pin(&[page], Some(&stream)).unwrap() != [1] {
+                    return;
+                }
+                let address = range.address() + u64::from(page) * range.page_bytes();
+                complete_all().unwrap();
+                let used =
+                    UsedBlock { number: NUMBERS.fetch_add(1, Ordering::Relaxed), address, bytes: range.page_bytes() };
+                self.submitted.fetch_max(submit_using(&stream, &[used]).unwrap(), Ordering::Relaxed);
+                range.unpin(&[page], Some(&stream)).unwrap();
+            }
         }
     }
 
@@ -689,4 +768,16 @@ fn pools_that_sleep_while_their_memory_serves_others() {
 fn peers_that_are_let_in() {
     host!(201, MEMORY);
     explore(Theme::Peers, 200);
+}
+
+#[test]
+fn pages_of_ranges_that_come_and_go() {
+    host!(1, 12 * PAGE);
+    explore(Theme::Ranges, 300);
+}
+
+#[test]
+fn pages_of_ranges_whose_pools_sleep() {
+    host!(1, 12 * PAGE);
+    explore(Theme::RangesAsleep, 300);
 }

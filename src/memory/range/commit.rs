@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use super::decommit::{depart, forget};
 use super::held_range::{HeldRange, rows};
 use super::memory_range::CommitOptions;
-use super::page_table::{NamedStream, PageState, Phase};
+use super::page_table::{NamedStream, PagePhase, PageState};
 use super::prepare::refill;
 use super::refusal::refuse_change;
 use crate::error::{Error, Result};
@@ -41,14 +41,14 @@ pub(super) fn commit(
         bit = table.bit_of(named, stream);
         for &page in pages {
             let state = &mut table.pages[page as usize];
-            if state.phase == Phase::Committed {
+            if state.phase == PagePhase::Committed {
                 // It is not taken for this very call.
                 state.named += 1;
                 state.users |= bit;
                 there.push(page);
             }
         }
-        let empty = |page: &u32| table.pages[*page as usize].phase == Phase::Empty;
+        let empty = |page: &u32| table.pages[*page as usize].phase == PagePhase::Empty;
         let wanted: Vec<_> = pages.iter().copied().filter(empty).collect();
         users = wanted.iter().map(|&page| table.pages[page as usize].users).collect();
         Ok(wanted)
@@ -58,7 +58,7 @@ pub(super) fn commit(
     let priority = options.priority;
     let is_done = outcome.is_ok();
     busy.end(
-        if is_done { Phase::Committed } else { Phase::Empty },
+        if is_done { PagePhase::Committed } else { PagePhase::Empty },
         |table| {
             for page in there {
                 let state = &mut table.pages[page as usize];
@@ -72,7 +72,7 @@ pub(super) fn commit(
         |table, page| {
             if is_done {
                 table.pages[page as usize] =
-                    PageState { users: bit, phase: Phase::Committed, priority, ..PageState::default() };
+                    PageState { users: bit, phase: PagePhase::Committed, priority, ..PageState::default() };
                 table.committed += 1;
             }
         },
@@ -120,6 +120,10 @@ impl Commit<'_> {
         let memory = self.range.memory();
         let mut left = pages.to_vec();
         for attempt in 0..A_FEW {
+            // After the cache was found: a pool that falls asleep from now on, or is closed, finds it, too.
+            if self.range.pool.is_closed() || self.range.pool.sleep.is_asleep() {
+                return Err(out_of_service(&self.range.pool));
+            }
             self.take_back(&mut left, |page| users[pages.partition_point(|&other| other < page)])?;
             if left.is_empty() {
                 return Ok(());

@@ -1,7 +1,7 @@
 //! Decommitting: pages are freed, once the streams that used them are done; and the end of a range.
 
 use super::held_range::HeldRange;
-use super::page_table::{NamedStream, Phase};
+use super::page_table::{NamedStream, PagePhase};
 use super::refusal::{refuse_change, refuse_stream};
 use crate::error::{Error, Result};
 use crate::memory::cache::{DeviceCaches, StreamCache, Waiting};
@@ -18,18 +18,30 @@ pub(super) type ByUsers = Vec<(u64, Vec<u64>)>;
 /// Decommits pages, given in order. A page that is not committed stays so.
 pub(super) fn decommit(range: &HeldRange, pages: &[u32], stream: Option<&Stream>) -> Result<()> {
     refuse_change(range, stream)?;
-    end(range, pages, stream, true).map(drop)
+    end(range, pages, stream, Ends::Pages)?
 }
 
-/// Frees committed pages, and returns them; with `refuses_pins` none if one is pinned.
-fn end(range: &HeldRange, pages: &[u32], stream: Option<&Stream>, refuses_pins: bool) -> Result<()> {
+/// What ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Ends {
+    Pages,
+    /// All pages, and with them the range.
+    Range,
+    /// The same of a range that nobody has any more, with its pins.
+    Dropped,
+}
+
+/// Frees committed pages, and returns how that went; a refusal, as of pinned pages, changes nothing.
+fn end(range: &HeldRange, pages: &[u32], stream: Option<&Stream>, what: Ends) -> Result<Result<()>> {
     let _stack = hold_stack(Purpose::Free);
     let named = stream.map(NamedStream::of).transpose()?.zip(stream);
     let mut users = Vec::new();
     let busy = range.begin(pages, |table, pages| {
-        let is_committed = |page: &u32| table.pages[*page as usize].phase == Phase::Committed;
+        let is_committed = |page: &u32| table.pages[*page as usize].phase == PagePhase::Committed;
         let chosen: Vec<_> = pages.iter().copied().filter(is_committed).collect();
-        if refuses_pins && let Some(pinned) = chosen.iter().find(|page| table.pages[**page as usize].pins > 0) {
+        if what != Ends::Dropped
+            && let Some(pinned) = chosen.iter().find(|page| table.pages[**page as usize].pins > 0)
+        {
             return Err(refuse_pinned(*pinned));
         }
         let bit = named.map_or(0, |(name, stream)| table.bit_of(name, stream));
@@ -43,11 +55,12 @@ fn end(range: &HeldRange, pages: &[u32], stream: Option<&Stream>, refuses_pins: 
             }
         }
         table.committed -= chosen.len() as u32;
+        table.is_freed = what != Ends::Pages;
         Ok(chosen)
     })?;
     let outcome = depart(range, forget(range, users.into_iter()), named);
     drop(busy);
-    outcome
+    Ok(outcome)
 }
 
 /// Groups pages by the streams that used them.
@@ -113,23 +126,25 @@ fn all_work(cache: &StreamCache) -> Until {
 /// Ends a range: its pages are freed, and its addresses are others', each once nothing is mapped there.
 ///
 /// # Errors
-/// `ErrorKind::InvalidValue` with `refuses_pins` if a page is pinned; `ErrorKind::Forked`.
-pub(super) fn free(range: &HeldRange, stream: Option<&Stream>, refuses_pins: bool) -> Result<()> {
+/// `ErrorKind::InvalidValue` if a page is pinned, unless the range was dropped; `ErrorKind::Forked`.
+pub(super) fn free(range: &HeldRange, stream: Option<&Stream>, what: Ends) -> Result<()> {
     process::refuse_forked()?;
     if lock(&range.table).is_freed {
         return Ok(());
     }
     stream.map_or(Ok(()), |stream| refuse_stream(range, stream))?;
     let all: Vec<_> = (0..range.count()).collect();
-    end(range, &all, stream, refuses_pins)?;
+    let outcome = match end(range, &all, stream, what) {
+        // Another thread has freed it meanwhile.
+        Err(_) if lock(&range.table).is_freed => return Ok(()),
+        refused_or_ended => refused_or_ended?,
+    };
     if let Some(cache) = DeviceCaches::ranges_of(&range.pool) {
         // At once where no work uses it; what the driver does not answer is asked again.
         let _ = settle(cache, ThisThread::get(), Patience::Ask);
     }
-    if !std::mem::replace(&mut lock(&range.table).is_freed, true) {
-        lock(&range.memory().space).let_go(range.run);
-    }
-    Ok(())
+    lock(&range.memory().space).let_go(range.run);
+    outcome
 }
 
 #[cold]

@@ -8,7 +8,7 @@ use log::error;
 
 use super::decommit::{depart_after, forget, waits};
 use super::held_range::HeldRange;
-use super::page_table::Phase;
+use super::page_table::PagePhase;
 use crate::memory::cache::{DeviceCaches, Discardable, Waiting};
 use crate::memory::device::{Until, call_out};
 use crate::memory::serve::{Patience, release_places, settle};
@@ -119,11 +119,11 @@ impl Discardable for HeldRange {
         let _ = depart_after(cache, gone);
         let is_kept = |page: u32| kept.contains(&page);
         busy.end(
-            Phase::Empty,
+            PagePhase::Empty,
             |_| {},
             |table, page| {
                 if is_kept(page) {
-                    table.pages[page as usize].phase = Phase::Committed;
+                    table.pages[page as usize].phase = PagePhase::Committed;
                 } else {
                     table.committed -= 1;
                 }

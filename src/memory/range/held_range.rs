@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use super::discard::DiscardListeners;
-use super::page_table::{PageTable, Phase};
+use super::page_table::{PagePhase, PageTable};
 use crate::error::{Error, Result};
 use crate::memory::cache::DeviceCaches;
 use crate::memory::device::{DeviceMemory, Run};
@@ -90,7 +90,7 @@ impl HeldRange {
     ) -> Result<BusyPages<'_>> {
         let thread = ThisThread::get().number();
         let mut table = lock(&self.table);
-        while pages.iter().any(|&page| table.pages[page as usize].phase == Phase::Busy) {
+        while pages.iter().any(|&page| table.pages[page as usize].phase == PagePhase::Busy) {
             if lock(&self.busy).contains(&thread) {
                 return Err(Error::invalid_value(
                     "pages of the range are just being committed or decommitted by this thread, which called a callback \
@@ -104,7 +104,7 @@ impl HeldRange {
         }
         let chosen = select(&mut table, pages)?;
         for &page in &chosen {
-            table.pages[page as usize].phase = Phase::Busy;
+            table.pages[page as usize].phase = PagePhase::Busy;
         }
         lock(&self.busy).push(thread);
         drop(table);
@@ -142,7 +142,7 @@ impl BusyPages<'_> {
     /// Ends the call, with what `first` notes: each of the pages is in this phase, and as `change` notes.
     pub(super) fn end(
         self,
-        phase: Phase,
+        phase: PagePhase,
         first: impl FnOnce(&mut PageTable),
         mut change: impl FnMut(&mut PageTable, u32),
     ) {
@@ -160,8 +160,8 @@ impl Drop for BusyPages<'_> {
         let mut table = lock(&self.range.table);
         for &page in &self.pages {
             let state = &mut table.pages[page as usize];
-            if state.phase == Phase::Busy {
-                state.phase = Phase::Empty;
+            if state.phase == PagePhase::Busy {
+                state.phase = PagePhase::Empty;
             }
         }
         drop(table);

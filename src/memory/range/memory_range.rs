@@ -3,7 +3,7 @@
 use std::sync::{Arc, Weak};
 
 use super::commit::commit;
-use super::decommit::{decommit, free};
+use super::decommit::{Ends, decommit, free};
 use super::discard::DiscardGuard;
 use super::held_range::HeldRange;
 use super::page_set::RangePages;
@@ -193,7 +193,7 @@ impl MemoryRange {
     /// # Errors
     /// `ErrorKind::InvalidValue` while a page is pinned; `ErrorKind::Forked`.
     pub fn free(&self, stream: Option<&Stream>) -> Result<()> {
-        free(&self.held, stream, true)
+        free(&self.held, stream, Ends::Range)
     }
 }
 
@@ -201,7 +201,7 @@ impl Drop for MemoryRange {
     fn drop(&mut self) {
         // In a forked child the locks may be held for ever.
         if !process::is_forked() {
-            let _ = free(&self.held, None, false);
+            let _ = free(&self.held, None, Ends::Dropped);
         }
     }
 }

@@ -12,7 +12,7 @@ const STREAMS_MOST: usize = 0x3f;
 const ALL_WORK: u64 = 1 << STREAMS_MOST;
 
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub(super) enum Phase {
+pub(super) enum PagePhase {
     #[default]
     Empty,
     /// A call commits or decommits it.
@@ -28,14 +28,14 @@ pub(super) struct PageState {
     pub(super) pins: u32,
     /// Commits under way that name it, though it is committed.
     pub(super) named: u32,
-    pub(super) phase: Phase,
+    pub(super) phase: PagePhase,
     /// The order in which it may be taken when memory is short, if it may.
     pub(super) priority: Option<i32>,
 }
 
 impl PageState {
     pub(super) fn is_discardable(&self) -> bool {
-        self.phase == Phase::Committed && self.pins == 0 && self.named == 0 && self.priority.is_some()
+        self.phase == PagePhase::Committed && self.pins == 0 && self.named == 0 && self.priority.is_some()
     }
 }
 

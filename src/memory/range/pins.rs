@@ -2,7 +2,7 @@
 
 use super::held_range::HeldRange;
 use super::page_set::RangePages;
-use super::page_table::{NamedStream, Phase};
+use super::page_table::{NamedStream, PagePhase};
 use super::refusal::refuse_stream;
 use crate::error::{Error, Result};
 use crate::runtime::Stream;
@@ -17,7 +17,7 @@ pub(super) fn pin(range: &HeldRange, pages: &RangePages<'_>, stream: Option<&Str
     let states = &mut table.pages;
     pages.each(range.count(), range.page_bytes(), |page| {
         let state = &mut states[page as usize];
-        let is_there = state.phase == Phase::Committed;
+        let is_there = state.phase == PagePhase::Committed;
         if is_there {
             pinned += u32::from(state.pins == 0);
             state.pins += 1;

@@ -8,7 +8,7 @@ use log::debug;
 
 use super::held_range::HeldRange;
 use crate::error::{Error, Result};
-use crate::memory::serve::make_ready;
+use crate::memory::serve::{make_ready, release_ready};
 use crate::observe::nvtx;
 use crate::observe::target::MEMORY;
 use crate::process;
@@ -74,6 +74,11 @@ fn make_all(range: &Weak<HeldRange>) {
         if let Err(error) = make_ready(pool, range.each) {
             debug!(target: MEMORY, "no page made ready for a range of pool {}: {error}", pool.label());
             return;
+        }
+        if pool.is_closed() || pool.sleep.is_asleep() {
+            // Since then; what was made ready before went with that.
+            release_ready(pool);
+            pool.memory.try_end_retired();
         }
     }
 }

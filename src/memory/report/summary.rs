@@ -92,6 +92,7 @@ impl PoolSummary {
         let free_in_reserve =
             pool.supply.reserve().map_or(0, |reserve| reserve.free().iter().map(|run| run.bytes()).sum());
         stats.cached_bytes += free_in_reserve.min(pool.budget().reserved().saturating_sub(stats.in_use()));
+        stats.cached_bytes += pool.supply.ready.bytes();
         stats.backup_bytes = pool.sleep.backup_bytes();
         stats.set_reserved(pool.budget());
         let bytes = |stream: &StreamStats| stream.live_bytes + stream.cached_bytes;

@@ -3,7 +3,6 @@
 
 mod abandoned;
 mod at_address;
-mod commit;
 mod devices;
 mod free;
 mod grow;
@@ -20,7 +19,6 @@ mod users;
 
 pub(in crate::memory) use abandoned::end_abandoned;
 pub(crate) use at_address::allocate_at;
-pub(in crate::memory) use commit::{commit_run, decommit_blocks, ranges_cache, release_places};
 pub(crate) use devices::device_caches;
 #[cfg(feature = "python")]
 pub(in crate::memory) use free::check_stream;
@@ -30,7 +28,10 @@ pub(in crate::memory) use free::{check_live, free_after_all_work, record_consume
 pub(crate) use free::{find, free, free_kept, owns, record_stream};
 pub use grow::SegmentGuard;
 pub(crate) use grow::on_segment;
-pub(in crate::memory) use grow::{extent_for_waking, make_ready, pages_asleep, retire_extents, warm_by_segments};
+pub(in crate::memory) use grow::{
+    commit_run, decommit_blocks, extent_for_waking, make_ready, pages_asleep, ranges_cache, release_places,
+    retire_extents, warm_by_segments,
+};
 pub(crate) use make_room::release_unused;
 pub(in crate::memory) use miss::Miss;
 #[cfg(feature = "python")]

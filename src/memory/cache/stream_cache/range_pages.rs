@@ -48,10 +48,12 @@ impl StreamCache {
         if live.len() == places.len() {
             return Ok(());
         }
-        // Numbers have run out.
+        // The pool was closed, or numbers have run out.
         for offset in live {
             let _ = heap.free(&self.memory.pages, offset);
         }
+        heap.join_freed();
+        drop(self.take_mappings_at(&mut heap, &places));
         Err(NotAdded)
     }
 

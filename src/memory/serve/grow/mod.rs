@@ -9,8 +9,8 @@
 //! GPU unless memory has run out. No lock is held during a driver call.
 
 mod asleep;
-mod at_place;
 mod claim;
+mod commit;
 mod empty_slabs;
 mod gather;
 mod growth;
@@ -24,9 +24,9 @@ mod segment_events;
 
 pub(super) use asleep::let_go_asleep;
 pub(in crate::memory) use asleep::{extent_for_waking, pages_asleep};
-pub(super) use at_place::grow_at;
 pub(super) use claim::is_no_memory;
 pub(in crate::memory) use claim::make_ready;
+pub(in crate::memory) use commit::{commit_run, decommit_blocks, ranges_cache, release_places};
 pub(super) use empty_slabs::serve_from_empty_slabs;
 pub(super) use in_place::serve_in_place;
 pub(super) use lent_slabs::{return_slabs, serve_from_lent_slab};

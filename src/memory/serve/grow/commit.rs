@@ -1,20 +1,25 @@
-//! Memory for pages of ranges: mapped at the addresses that the range names, and given up there.
+//! Memory for pages of ranges: mapped at the addresses that a range names, and given up there. Free extents of the right
+//! size are moved there, and created for what is missing.
 
 use std::sync::Arc;
 
-use super::grow::grow_at;
-use super::make_room::with_room_made;
-use super::out_of_memory::no_memory_left;
-use super::request::AllocationRequest;
-use super::settle;
-use super::take::{Reach, other_pools};
-use super::trim::leave_closed;
+use super::gather::gather;
+use super::growth::Growth;
+use super::place::PagePlacement;
 use crate::error::Result;
-use crate::memory::cache::{Service, StreamCache, Waiting};
+use crate::memory::cache::{DeviceCaches, Service, StreamCache, Waiting};
 use crate::memory::device::{Invalid, Remains, Run, Until};
-use crate::memory::pool::Pool;
+use crate::memory::pool::{self, Pool, closed};
+use crate::memory::serve::make_room::with_room_made;
+use crate::memory::serve::out_of_memory::no_memory_left;
+use crate::memory::serve::request::AllocationRequest;
+use crate::memory::serve::settle;
+use crate::memory::serve::take::{Reach, other_pools};
+use crate::memory::serve::trim::leave_closed;
+use crate::memory::tuning::PAGE;
+use crate::observe::Activity;
 use crate::observe::delivery::Delivery;
-use crate::sync::ThisThread;
+use crate::sync::{ThisThread, lock};
 
 /// Maps memory at a run of a range's addresses, in extents of `each` pages, each of which is then a live block of the
 /// pool's cache for ranges: free ones of the pool first, then new ones; then what others give back. Returns false if
@@ -94,9 +99,49 @@ pub(in crate::memory) fn release_places(
 /// # Errors
 /// `ErrorKind::Unavailable` if there are too many caches; `ErrorKind::InvalidValue` if the pool is gone.
 pub(in crate::memory) fn ranges_cache(pool: &Arc<Pool>) -> Result<(&'static StreamCache, Service)> {
-    use crate::memory::cache::DeviceCaches;
-    use crate::memory::pool::closed;
     let cache = DeviceCaches::make_ranges_of(pool)?.ok_or_else(|| closed(pool))?;
     let service = cache.service_of(pool).ok_or_else(|| closed(pool))?;
     Ok((cache, service))
+}
+
+/// Maps memory at held addresses where nothing is mapped, and makes each extent of `each` pages a live block of the
+/// request's cache. Returns false if something is mapped there still.
+///
+/// # Errors
+/// One for which [`is_no_memory`](super::is_no_memory) holds if there is not enough; `ErrorKind::Asleep` or
+/// `ErrorKind::InvalidValue` if the pool fell asleep or was closed meanwhile; any other refusal of the driver. Nothing
+/// is mapped there then.
+fn grow_at(request: &AllocationRequest, reach: &Reach, run: Run, each: u32) -> Result<bool> {
+    let AllocationRequest { cache, service, thread, bytes } = request;
+    let memory = cache.memory;
+    let _moving = memory.under_way.begin();
+    if !lock(&memory.space).map_held(run) {
+        return Ok(false);
+    }
+    let _activity = Activity::begin_of(*bytes, format_args!("commit memory"));
+    let own = match cache.lock_in(service, *thread) {
+        Some(mut heap) => cache.take_mappings_of(&mut heap, run.pages / each, each),
+        None => Vec::new(),
+    };
+    let place = PagePlacement { first: run.first, pages: run.pages, taken: run.pages };
+    let mut growth = Growth::of_extents(request, place, each);
+    let filled = (|| {
+        growth.add_own(own)?;
+        gather(&mut growth, reach)?;
+        growth.create()?;
+        growth.map()
+    })();
+    if let Err(error) = filled {
+        growth.undo();
+        return Err(error);
+    }
+    let each = u64::from(each) * PAGE;
+    let added = growth.finish_by(|request, start, (bytes, _)| {
+        request.cache.add_live(&request.service, request.thread, (start, bytes), each)
+    });
+    memory.try_end_retired();
+    added.map(|()| true).map_err(|_| {
+        let pool = request.pool();
+        if pool.is_closed() { closed(pool) } else { pool::asleep(pool) }
+    })
 }
