@@ -8,7 +8,7 @@ from typing import Any, Literal, Never, Self, SupportsIndex, final
 from _typeshed import ReadableBuffer, SupportsRead, WriteableBuffer
 from typing_extensions import disjoint_base
 
-from gpupool.typing import AllocatorLike, DeviceLike, PoolId, StreamLike
+from gpupool.typing import AllocatorLike, DeviceLike, PageNumbers, PoolId, StreamLike
 
 __version__: str
 
@@ -1155,8 +1155,8 @@ class MemPool:
     def use_count(self) -> int:
         """Return the number of uses that keep the pool alive.
 
-        The object counts as one, and so does each entered scope, each capture that was not reset, and each library that
-        allocates from the pool.
+        The object counts as one, and so does each entered scope, each capture that was not reset, each memory range, and
+        each library that allocates from the pool.
         """
 
     @property
@@ -1218,6 +1218,25 @@ class MemPool:
         Raises:
             OutOfMemory: The pool's limit is reached, or the device has no more memory.
             InvalidValue: The pool was closed, or the stream is of another device.
+        """
+
+    def reserve_range(self, nbytes: SupportsIndex, page_bytes: SupportsIndex = 2 << 20) -> MemoryRange:
+        """Reserve addresses for memory that is committed and decommitted page by page; it takes no memory.
+
+        >>> pool = gpupool.MemPool()
+        >>> cache = pool.reserve_range(1 << 30)
+        >>> cache.commit(0, 4 << 20)
+        >>> cache.committed_bytes, pool.stats().live_bytes
+        (4194304, 4194304)
+
+        Args:
+            nbytes: The bytes of addresses, a multiple of ``page_bytes``.
+            page_bytes: The bytes of a page, a multiple of 2 MiB.
+
+        Raises:
+            InvalidValue: For other sizes; the message has them.
+            Unavailable: The pool has ``no_split``, ``segments`` or an ``allocator``, or the device has no virtual memory.
+            OutOfMemory: So many addresses are not left in a row.
         """
 
     def sleep(self, backup: Literal["host"] | None = "host") -> int:
@@ -1600,6 +1619,251 @@ class OomCallback:
 
     def remove(self) -> None:
         """Remove the callback, which is not called again."""
+
+@final
+class MemoryRange:
+    """Addresses that stay, whose pages of physical memory come and go; :meth:`MemPool.reserve_range` makes one.
+
+    It is for what is large and only partly needed at any time, and that graphs, tensors and kernels hold pointers into:
+    a KV cache, an embedding table, a growing array. No call waits for the GPU while there is memory: a decommitted page
+    stays mapped until the streams that used it are done, and then serves the pool's next requests.
+
+    A page that is not committed must not be accessed: on a GPU that is an illegal access, after which all calls fail.
+
+    ``torch.from_dlpack(range)`` and ``cupy.from_dlpack(range)`` make an array of all its bytes, committed or not. When
+    the object and all such arrays are gone, the range frees itself in the order of the streams that used it.
+
+    >>> pool = gpupool.MemPool()
+    >>> stream = gpupool.Stream()
+    >>> with pool.reserve_range(64 << 20) as cache:
+    ...     cache.commit([3, 5], stream, fill=0)
+    ...     cache.decommit([3], stream)
+    ...     cache.committed_bytes
+    2097152
+    """
+
+    @property
+    def ptr(self) -> int:
+        """The address of its first byte."""
+
+    @property
+    def nbytes(self) -> int:
+        """Its bytes, committed or not."""
+
+    @property
+    def page_bytes(self) -> int:
+        """The bytes of a page."""
+
+    @property
+    def committed_bytes(self) -> int:
+        """The bytes of its committed pages.
+
+        Raises:
+            InvalidValue: The range was freed.
+        """
+
+    @property
+    def discardable_bytes(self) -> int:
+        """The bytes of its committed pages that may be taken now: they have a priority and no pins.
+
+        Raises:
+            InvalidValue: The range was freed.
+        """
+
+    @property
+    def device(self) -> int:
+        """The device's ordinal."""
+
+    @property
+    def pool_id(self) -> PoolId:
+        """The id of its pool."""
+
+    def commit(
+        self,
+        start: SupportsIndex | PageNumbers,
+        nbytes: SupportsIndex | None = None,
+        stream: StreamLike | None = None,
+        *,
+        priority: int | None = None,
+        fill: SupportsIndex | None = None,
+    ) -> None:
+        """Give pages physical memory, for later work of the stream: ``(start, nbytes, stream)`` or ``(pages, stream)``.
+
+        A page that is committed keeps its content and gets the new priority. For the others, memory that is still there
+        is taken back, then free pages of the pool are moved, then new ones are created; if there are none, other pools
+        release what they can, as for any request. If that fails, nothing is committed.
+
+        >>> cache = gpupool.MemPool().reserve_range(64 << 20)
+        >>> cache.commit(0, 4 << 20)
+        >>> cache.commit(range(8, 12), priority=1)
+        >>> cache.committed_bytes, cache.discardable_bytes
+        (12582912, 8388608)
+
+        Args:
+            start: The first byte; or page numbers: a sequence, or an array of integers with one dimension.
+            nbytes: The number of bytes. Both are multiples of :attr:`page_bytes`.
+            stream: The stream; this thread's current one by default.
+            priority: If given, the pages may be taken when memory is short, those with the lowest number first, unless
+                they are pinned; see :meth:`pin`.
+            fill: A byte to fill the pages with that were not committed. Otherwise their content is undefined.
+
+        Raises:
+            OutOfMemory: There is not enough memory; it says what holds it.
+            InvalidValue: The bytes are no whole pages, the range has no such page or was freed, the pool was closed, or
+                a stream of the pool is being captured.
+            Asleep: The pool is asleep.
+        """
+
+    def decommit(
+        self,
+        start: SupportsIndex | PageNumbers,
+        nbytes: SupportsIndex | None = None,
+        stream: StreamLike | None = None,
+    ) -> None:
+        """Take the memory of pages away: ``(start, nbytes, stream)`` or ``(pages, stream)``; nothing waits.
+
+        The memory serves others once the work so far is done on this stream and on those that the pages were committed
+        and pinned for. A page that is not committed stays so.
+
+        Args:
+            start: As for :meth:`commit`.
+            nbytes: As for :meth:`commit`.
+            stream: A stream that also used them. Name streams of other code here, which may be destroyed later: for one
+                that was only named before, all work on the device is waited for.
+
+        Raises:
+            InvalidValue: As for :meth:`commit`, and if a page is pinned.
+            Asleep: The pool is asleep.
+        """
+
+    def pin(self, pages: PageNumbers, stream: StreamLike | None = None) -> bytes:
+        """Keep those of the pages that are committed from being taken for want of memory, until :meth:`unpin`.
+
+        >>> cache = gpupool.MemPool().reserve_range(64 << 20)
+        >>> cache.commit([0, 2], priority=0)
+        >>> there = cache.pin([0, 1, 2])
+        >>> bin(there[0])
+        '0b101'
+        >>> cache.unpin([0, 2])
+
+        Args:
+            pages: Page numbers, as for :meth:`commit`.
+            stream: The stream whose work uses them.
+
+        Returns:
+            A bit for each page, in the order given, the lowest bit of a byte first: 1 if it is committed, and so pinned.
+            ``numpy.unpackbits(numpy.frombuffer(bits, numpy.uint8), count=len(pages), bitorder="little")`` has them as an
+            array. A page that is not committed is not pinned; commit it, and pin it then.
+
+        Raises:
+            InvalidValue: The range has no such page, or was freed.
+        """
+
+    def unpin(self, pages: PageNumbers, stream: StreamLike | None = None) -> None:
+        """End one pin of each page, which may be taken once the work so far on the stream is done, too.
+
+        Args:
+            pages: Page numbers, as for :meth:`commit`.
+            stream: A stream whose work uses them.
+
+        Raises:
+            InvalidValue: A page has no pin: then none is changed. Or the range has no such page, or was freed.
+        """
+
+    def prepare(self, pages: SupportsIndex) -> None:
+        """Keep physical memory for so many pages ready, made by a background thread, so that a commit only maps it.
+
+        It counts as reserved and cached memory of the pool, and goes back with :meth:`MemPool.trim`, when the pool
+        sleeps, and when memory is short. 0 ends it.
+
+        Args:
+            pages: How many pages of :attr:`page_bytes`.
+
+        Raises:
+            InvalidValue: The range was freed.
+            Unavailable: The system starts no thread.
+        """
+
+    def on_discard(self, callback: Callable[[list[int]], object]) -> DiscardCallback:
+        """Call ``callback(pages)`` with the numbers of pages that were taken for want of memory.
+
+        It is called on the thread of the request that lacked memory, with no lock held, also if the result is not kept.
+
+        Args:
+            callback: A callable. What it raises is logged and given to ``sys.unraisablehook``.
+
+        Returns:
+            An object that can remove the callback.
+        """
+
+    def free(self, stream: StreamLike | None = None) -> None:
+        """Free all of it, in the order of the streams that used it and of this one. A second call does nothing.
+
+        Args:
+            stream: A stream that also used it.
+
+        Raises:
+            InvalidValue: A page is pinned, or an array of DLPack uses the range.
+        """
+
+    def __enter__(self) -> Self:
+        """Return this object."""
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _value: BaseException | None, _traceback: TracebackType | None
+    ) -> Literal[False]:
+        """Free the range, as :meth:`free` does."""
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, object]:
+        """All its bytes as an array, version 3. Some libraries ask the driver about the first page: commit that first.
+
+        Raises:
+            AttributeError: The memory is simulated.
+            InvalidValue: The range was freed.
+        """
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return DLPack's type and ordinal of the device."""
+
+    def __dlpack__(
+        self,
+        *,
+        stream: object = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """Return all its bytes as a capsule of DLPack, for ``from_dlpack``. Its pages are ordered by their commits.
+
+        Args:
+            stream: Ignored: the pages are used in the order of the streams that they are committed for.
+            max_version: The highest version that the consumer takes.
+            dl_device: Where it wants the memory, which must be where it is.
+            copy: Whether it wants a copy, which it does not get.
+
+        Raises:
+            BufferError: The memory would have to be copied or moved.
+            InvalidValue: The range was freed.
+        """
+
+@final
+class DiscardCallback:
+    """A callback that :meth:`MemoryRange.on_discard` registered, until it is removed or the range is gone.
+
+    As a context manager it is removed at the end of the block.
+    """
+
+    def remove(self) -> None:
+        """Remove the callback, which is not called again, except for running calls on other threads."""
+
+    def __enter__(self) -> Self:
+        """Return this object."""
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _value: BaseException | None, _traceback: TracebackType | None
+    ) -> Literal[False]:
+        """Remove the callback, as :meth:`remove` does."""
 
 @final
 class SegmentCallback:

@@ -158,7 +158,7 @@ impl MemPool {
     }
 
     /// Returns how many users the pool has: 1 for this object, and 1 for each open scope, each capture that was not
-    /// reset and each library that allocates from it.
+    /// reset, each memory range and each library that allocates from it.
     pub fn use_count(&self) -> u32 {
         self.pool().use_count()
     }
@@ -245,7 +245,7 @@ impl MemPool {
     /// allocator, plain segments or `no_split`, or the device has no virtual memory; `ErrorKind::OutOfMemory` if so many
     /// addresses are not left.
     pub fn reserve_range(&self, nbytes: u64, page_bytes: u64) -> Result<MemoryRange> {
-        reserve_range(self.pool(), nbytes, page_bytes)
+        reserve_range(self.in_use.again()?, nbytes, page_bytes)
     }
 
     /// Returns the statistics of the pool.

@@ -87,14 +87,14 @@ mod _native {
     #[pymodule_export]
     use super::memory::{
         PyCApi, PyCapture, PyCudaCoreMemory, PyCupyAllocator, PyCupyPinnedAllocator, PyCupyPinnedMemory,
-        PyDeviceBuffer, PyGraphMemory, PyMemPool, PyMemoryStats, PyOomCallback, PyPoolScope, PyPoolStats, PyPoolToken,
-        PyReplayResult, PySegmentCallback, PySegmentEvent, begin_allocate_to_pool, empty, empty_cache,
-        empty_pinned_cache, enable_peer_access, end_allocate_to_pool, fence, get_memory_history, get_memory_limit,
-        get_per_process_memory_fraction, get_pinned_limit, graph_pool_handle, memory_snapshot, memory_stats,
-        nearest_numa_node, on_oom, oom_callbacks, owns, peers, pinned_stats, pinned_times, pool_use_count,
-        record_memory_history, release_pool, replay, replay_reserved, request_counts, reset_peak_pinned_stats,
-        set_memory_limit, set_per_process_memory_fraction, set_pinned_limit, summarize_pinned, unpickle, use_mem_pool,
-        warm_pinned,
+        PyDeviceBuffer, PyDiscardCallback, PyGraphMemory, PyMemPool, PyMemoryRange, PyMemoryStats, PyOomCallback,
+        PyPoolScope, PyPoolStats, PyPoolToken, PyReplayResult, PySegmentCallback, PySegmentEvent,
+        begin_allocate_to_pool, empty, empty_cache, empty_pinned_cache, enable_peer_access, end_allocate_to_pool,
+        fence, get_memory_history, get_memory_limit, get_per_process_memory_fraction, get_pinned_limit,
+        graph_pool_handle, memory_snapshot, memory_stats, nearest_numa_node, on_oom, oom_callbacks, owns, peers,
+        pinned_stats, pinned_times, pool_use_count, record_memory_history, release_pool, replay, replay_reserved,
+        request_counts, reset_peak_pinned_stats, set_memory_limit, set_per_process_memory_fraction, set_pinned_limit,
+        summarize_pinned, unpickle, use_mem_pool, warm_pinned,
     };
     #[pymodule_export]
     use super::share::{PyShareToken, attach, share_at};

@@ -35,12 +35,16 @@ names! {
     Address "address"
     Byte "byte" = "a whole number from 0 to 255"
     Limit "limit"
+    PageBytes "page_bytes"
+    PageNumber "a page"
+    Pages "pages"
     MaxEntries "max_entries"
     Nbytes "nbytes"
     Numa "numa" = "the number of a NUMA node of the host"
     PoolIdPart "a number of a pool's id"
     Reserve "reserve"
     Size "size"
+    Start "start"
 }
 
 /// An argument that is a number from 0 to 2**64 - 1.

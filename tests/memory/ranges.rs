@@ -429,16 +429,28 @@ fn a_range_that_is_dropped_frees_itself_in_stream_order_and_its_addresses_are_us
 }
 
 #[test]
-fn a_pool_that_is_gone_leaves_its_ranges_valid_and_takes_no_more() {
+fn a_range_keeps_its_pool_and_a_closed_one_takes_no_more() {
     host!();
     let (pool, stream) = (pool(), stream(0));
     let range = pool.reserve_range(64 * PAGE, PAGE).unwrap();
     range.commit(0..4 * PAGE, &stream, plain()).unwrap();
     write(&range, 3, 9);
+    assert_eq!(pool.use_count(), 2);
     drop(pool);
-    assert_eq!((read(&range, 3), used(0)), (9, 4 * PAGE));
-    refused(range.commit(&[9], &stream, plain()), &["released"]);
+    range.commit(&[8], &stream, plain()).unwrap();
+    assert_eq!((read(&range, 3), used(0)), (9, 5 * PAGE));
     drop(range);
+    assert_all_back();
+    let pool = self::pool();
+    let range = pool.reserve_range(64 * PAGE, PAGE).unwrap();
+    range.commit(0..4 * PAGE, &stream, plain()).unwrap();
+    pool.close().unwrap();
+    refused(range.commit(&[9], &stream, plain()), &["closed"]);
+    range.decommit(&[3], Some(&stream)).unwrap();
+    assert_eq!((range.committed_bytes().unwrap(), used(0)), (3 * PAGE, 3 * PAGE));
+    range.free(None).unwrap();
+    assert_eq!(pool.use_count(), 1);
+    drop((range, pool));
     assert_all_back();
 }
 

@@ -771,9 +771,11 @@ impl Model {
                         self.blocks[number].held = None;
                     }
                 }
+                let id = dropped.pool;
                 arm();
                 drop(dropped);
                 clear_faults();
+                self.hold(id, -1);
             }
             Op::DropPool { pool } => {
                 if let Some(pool) = self.pools[pool].take() {
@@ -808,6 +810,7 @@ impl Model {
             range.on_discard(move |pages| list.lock().unwrap().extend_from_slice(pages)).keep();
             let unique = NUMBERS.fetch_add(1, Ordering::Relaxed);
             self.ranges[place] = Some(Ranged { range, pool: id, taken, unique });
+            self.hold(id, 1);
         }
         let of = self.ranges[place].as_ref().unwrap();
         let (id, unique, start, page_bytes) = (of.pool, of.unique, of.range.address(), of.range.page_bytes());

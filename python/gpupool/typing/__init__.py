@@ -10,6 +10,8 @@ one without an index is the current device.
 ``PoolId`` is the id of a memory pool in the process, a pair of ints: ``(0, n)`` is a pool that the program created,
 ``(n, 0)`` one for graph capture, and ``(0, 0)`` the device's default pool. Ids are never reused.
 
+``PageNumbers`` are numbers of pages of a :class:`gpupool.MemoryRange`: a sequence of them, or an array of integers.
+
 ``AllocatorLike`` is a custom source of memory for a :class:`gpupool.MemPool`: a pair of callables, a pair of addresses
 of C functions, or a PyTorch allocator.
 
@@ -21,7 +23,7 @@ of C functions, or a PyTorch allocator.
 1000
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol, SupportsIndex, TypeAlias
 
 __all__ = [
@@ -30,6 +32,7 @@ __all__ = [
     "CudaStream",
     "DeviceLike",
     "NumbaStream",
+    "PageNumbers",
     "PoolId",
     "StreamLike",
     "TorchDevice",
@@ -120,6 +123,9 @@ StreamLike: TypeAlias = int | CudaStream | TorchStream | CuPyStream | NumbaStrea
 
 DeviceLike: TypeAlias = SupportsIndex | TorchDevice
 """A device: its ordinal from 0, or a ``torch.device``."""
+
+PageNumbers: TypeAlias = Iterable[SupportsIndex]
+"""Pages of a memory range: their numbers, in a sequence or an array of integers."""
 
 PoolId: TypeAlias = tuple[int, int]
 """A pool of memory: ``(0, n)`` made by the program, ``(n, 0)`` for graph capture, ``(0, 0)`` the default pool."""

@@ -1,6 +1,6 @@
 //! A memory range, as users have it.
 
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use super::commit::commit;
 use super::decommit::{Ends, decommit, free};
@@ -12,7 +12,8 @@ use super::prepare::prepare;
 use super::refusal::{refuse_pool, refuse_sizes};
 use crate::error::{Error, GPUPOOL, Result};
 use crate::ids::Device;
-use crate::memory::pool::{Pool, PoolId};
+use crate::memory::pool::PoolId;
+use crate::memory::route::PoolUse;
 use crate::memory::serve::no_memory_left;
 use crate::memory::tuning::PAGE;
 use crate::process;
@@ -34,7 +35,7 @@ pub struct CommitOptions {
 ///
 /// A page is not readable before it is committed: on a GPU access to it is an illegal memory access. A decommitted page
 /// serves the pool's next requests once the streams that used it are done, so nothing waits for the GPU. Dropped, the
-/// range frees all of it in stream order.
+/// range frees all of it in stream order. Until then it is a use of its pool.
 ///
 /// ```
 /// use gpupool::{CommitOptions, MemPool, Stream};
@@ -53,13 +54,16 @@ pub struct CommitOptions {
 #[derive(Debug)]
 pub struct MemoryRange {
     held: Arc<HeldRange>,
+    /// None once it was freed.
+    in_use: Mutex<Option<PoolUse>>,
 }
 
 /// Reserves addresses for a range of a pool.
 ///
 /// # Errors
 /// As [`MemPool::reserve_range`](crate::MemPool::reserve_range).
-pub(in crate::memory) fn reserve_range(pool: &Arc<Pool>, nbytes: u64, page_bytes: u64) -> Result<MemoryRange> {
+pub(in crate::memory) fn reserve_range(in_use: PoolUse, nbytes: u64, page_bytes: u64) -> Result<MemoryRange> {
+    let pool = in_use.pool();
     refuse_pool(pool)?;
     refuse_sizes(nbytes, page_bytes)?;
     let memory = pool.memory;
@@ -77,7 +81,7 @@ pub(in crate::memory) fn reserve_range(pool: &Arc<Pool>, nbytes: u64, page_bytes
         let weak: Weak<HeldRange> = Arc::downgrade(&held);
         caches.discardable.add(weak);
     }
-    Ok(MemoryRange { held })
+    Ok(MemoryRange { held, in_use: Mutex::new(Some(in_use)) })
 }
 
 impl MemoryRange {
@@ -193,7 +197,11 @@ impl MemoryRange {
     /// # Errors
     /// `ErrorKind::InvalidValue` while a page is pinned; `ErrorKind::Forked`.
     pub fn free(&self, stream: Option<&Stream>) -> Result<()> {
-        free(&self.held, stream, Ends::Range)
+        free(&self.held, stream, Ends::Range)?;
+        // Dropped without the lock: it may be the pool's last use.
+        let ended = lock(&self.in_use).take();
+        drop(ended);
+        Ok(())
     }
 }
 

@@ -12,7 +12,8 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use crate::c_api::C_API;
-use crate::memory::{DeviceBuffer, PinnedBuffer};
+use crate::ids::Device;
+use crate::memory::{DeviceBuffer, MemoryRange, PinnedBuffer};
 use crate::runtime::{self, Kind};
 
 /// `kDLCPU`, `kDLCUDA`, `kDLCUDAHost`, `kDLROCM`, `kDLROCMHost`.
@@ -98,11 +99,29 @@ impl Exported for DeviceBuffer {
     }
 
     fn place(&self) -> (i32, i32) {
-        match runtime::get().map(|runtime| runtime.kind()) {
-            Ok(Kind::Cuda) => (CUDA, self.device().ordinal() as i32),
-            Ok(Kind::Hip) => (ROCM, self.device().ordinal() as i32),
-            _ => (CPU, 0),
-        }
+        on_device(self.device().ordinal())
+    }
+}
+
+fn on_device(ordinal: usize) -> (i32, i32) {
+    match runtime::get().map(|runtime| runtime.kind()) {
+        Ok(Kind::Cuda) => (CUDA, ordinal as i32),
+        Ok(Kind::Hip) => (ROCM, ordinal as i32),
+        _ => (CPU, 0),
+    }
+}
+
+impl Exported for MemoryRange {
+    fn address(&self) -> u64 {
+        self.address()
+    }
+
+    fn nbytes(&self) -> u64 {
+        self.nbytes()
+    }
+
+    fn place(&self) -> (i32, i32) {
+        on_device(self.device().map_or(0, Device::ordinal))
     }
 }
 

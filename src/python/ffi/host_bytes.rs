@@ -17,14 +17,14 @@ const MOST_BETWEEN: usize = 8;
 
 /// What an object shows of its memory, which stays as long as this lives. PyO3's own buffers refuse arrays of ctypes and
 /// numbers of NumPy, which leave out their strides.
-struct View<'py> {
-    view: Box<ffi::Py_buffer>,
+pub(super) struct View<'py> {
+    pub(super) view: Box<ffi::Py_buffer>,
     /// A view is released by a thread that is attached to the interpreter.
     _py: Python<'py>,
 }
 
 impl<'py> View<'py> {
-    fn new(object: &Bound<'py, PyAny>) -> PyResult<Self> {
+    pub(super) fn new(object: &Bound<'py, PyAny>) -> PyResult<Self> {
         let mut view = Box::new(ffi::Py_buffer::new());
         // SAFETY: the object is alive, and the view is a place for one that does not move.
         let status = unsafe { ffi::PyObject_GetBuffer(object.as_ptr(), &raw mut *view, ffi::PyBUF_FULL_RO) };

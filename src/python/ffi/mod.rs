@@ -10,6 +10,7 @@ pub(super) mod frames;
 pub(super) mod host_bytes;
 #[cfg(Py_GIL_DISABLED)]
 mod immortal;
+mod integers;
 mod pending;
 mod pinned_buffer;
 mod source;
@@ -22,6 +23,7 @@ pub(super) use cuda_core::StreamHandles;
 pub(super) use cupy::{CurrentStream, Memories};
 #[cfg(Py_GIL_DISABLED)]
 pub(super) use immortal::make_immortal;
+pub(super) use integers::lent_integers;
 pub(super) use pending::begin_log_soon;
 pub(super) use pinned_buffer::{PyPinnedBuffer, empty_pinned};
 pub(super) use source::{Keeping, PythonSource, Trusted};

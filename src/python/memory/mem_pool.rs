@@ -9,6 +9,7 @@ use super::allocator::source;
 use super::buffer::PyDeviceBuffer;
 use super::callbacks::{PySegmentCallback, on_segment};
 use super::capture::PyCapture;
+use super::range::PyMemoryRange;
 use super::scope::{PyPoolToken, ScopeBlocks};
 use super::snapshot::segments;
 use super::stats::PyPoolStats;
@@ -18,7 +19,7 @@ use crate::memory::{self, Backup, MemPool, PoolStats};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
 use crate::python::sleep::PyBackup;
-use crate::python::whole::{Limit, Nbytes, Reserve, Whole};
+use crate::python::whole::{Limit, Nbytes, PageBytes, Reserve, Whole};
 use crate::python::{device, stream};
 
 #[doc = docstring!("MemPool")]
@@ -239,6 +240,18 @@ impl PyMemPool {
         let stream = stream::resolve_on(py, stream, Some(pool.device()))?;
         let _scope = pool.token().enter_scope(false)?;
         PyDeviceBuffer::new(py, nbytes.0, &stream)
+    }
+
+    #[doc = docstring!("MemPool.reserve_range")]
+    #[pyo3(signature = (nbytes, page_bytes = Whole::new(2 << 20)), text_signature = "($self, nbytes, page_bytes=2097152)")]
+    fn reserve_range(
+        &self,
+        py: Python<'_>,
+        nbytes: Whole<Nbytes>,
+        page_bytes: Whole<PageBytes>,
+    ) -> PyResult<PyMemoryRange> {
+        let pool = self.pool()?;
+        Ok(py.detach(|| pool.reserve_range(nbytes.0, page_bytes.0))?.into())
     }
 
     #[doc = docstring!("MemPool.__enter__")]

@@ -10,6 +10,7 @@ mod cupy;
 mod functions;
 mod mem_pool;
 mod pinned;
+mod range;
 mod recording;
 mod replaying;
 mod scope;
@@ -18,7 +19,7 @@ mod stats;
 mod unpickling;
 
 pub(super) use buffer::{PyDeviceBuffer, allocate_detached, empty, fence};
-pub(super) use callbacks::{PyOomCallback, PySegmentCallback, PySegmentEvent, on_oom};
+pub(super) use callbacks::{PyDiscardCallback, PyOomCallback, PySegmentCallback, PySegmentEvent, on_oom};
 pub(super) use capture::{PyCapture, PyGraphMemory};
 pub(super) use cuda_core::PyCudaCoreMemory;
 pub(super) use cupy::{PyCupyAllocator, PyCupyPinnedAllocator, PyCupyPinnedMemory};
@@ -30,6 +31,7 @@ pub(super) use pinned::{
     empty_pinned_cache, get_pinned_limit, nearest_numa_node, number as numa_number, owns, pinned_stats, pinned_times,
     reset_peak_pinned_stats, set_pinned_limit, summarize_pinned, warm_pinned,
 };
+pub(super) use range::PyMemoryRange;
 pub(super) use recording::{get_memory_history, record_memory_history};
 pub(super) use replaying::{PyReplayResult, replay, replay_reserved};
 pub(super) use scope::{PyPoolScope, PyPoolToken, token_of, use_mem_pool};

@@ -1,0 +1,261 @@
+"""Memory ranges from Python: how pages are named, views of the whole, pins, callbacks, and what errors say."""
+
+import array
+import gc
+import pickle
+import subprocess
+import sys
+import threading
+import weakref
+
+import gpupool
+import numpy as np
+import pytest
+
+PAGE = 2 << 20
+
+
+@pytest.fixture
+def pool():
+    return gpupool.MemPool()
+
+
+@pytest.fixture
+def stream():
+    return gpupool.Stream()
+
+
+@pytest.fixture
+def ranged(pool):
+    return pool.reserve_range(64 * PAGE)
+
+
+def committed(ranged):
+    """Return the numbers of the committed pages."""
+    pages = range(ranged.nbytes // ranged.page_bytes)
+    bits = np.unpackbits(np.frombuffer(ranged.pin(pages), np.uint8), count=len(pages), bitorder="little")
+    there = np.flatnonzero(bits).tolist()
+    ranged.unpin(there)
+    return there
+
+
+def test_bytes_and_pages_are_committed_and_decommitted(pool, ranged, stream):
+    assert (ranged.nbytes, ranged.page_bytes, ranged.committed_bytes) == (64 * PAGE, PAGE, 0)
+    assert (ranged.device, ranged.pool_id) == (0, pool.id)
+    ranged.commit(2 * PAGE, 3 * PAGE, stream)
+    ranged.commit([9, 7, 9], stream)
+    ranged.commit([11], stream=stream)
+    assert committed(ranged) == [2, 3, 4, 7, 9, 11]
+    assert pool.stats().live_bytes == ranged.committed_bytes == 6 * PAGE
+    ranged.decommit(3 * PAGE, 2 * PAGE)
+    ranged.decommit((7, 8), stream)
+    assert committed(ranged) == [2, 9, 11]
+
+
+@pytest.mark.parametrize(
+    "pages",
+    [
+        [1, 4, 6],
+        (1, 4, 6),
+        iter([1, 4, 6]),
+        {1, 4, 6},
+        bytes([1, 4, 6]),
+        array.array("H", [1, 4, 6]),
+        memoryview(array.array("q", [1, 4, 6])),
+        *(np.array([1, 4, 6], kind) for kind in ("i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8")),
+        np.array([6, 0, 4, 0, 1])[::-2],
+        np.array([[1, 0], [4, 0], [6, 0]])[:, 0],
+        np.array([1, 4, 6], ">i4"),
+        [np.int64(1), np.uint8(4), np.int32(6)],
+    ],
+    ids=str,
+)
+def test_page_numbers_are_any_sequence_or_array_of_integers(ranged, pages):
+    ranged.commit(pages)
+    assert committed(ranged) == [1, 4, 6]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "said"),
+    [
+        (lambda r: r.commit(1), TypeError, "needs nbytes"),
+        (lambda r: r.commit([1], 2, 3), TypeError, "take no nbytes"),
+        (lambda r: r.commit("12"), TypeError, "a page is '1'"),
+        (lambda r: r.commit([1.5]), TypeError, "a page is 1.5"),
+        (lambda r: r.commit(np.array([1.5])), TypeError, "a page is"),
+        (lambda r: r.commit(object()), TypeError, "sequence"),
+        (lambda r: r.commit([True]), gpupool.InvalidValue, "a page is True"),
+        (lambda r: r.commit([-1]), gpupool.InvalidValue, "a page is -1"),
+        (lambda r: r.commit(np.array([-1])), gpupool.InvalidValue, "page -1"),
+        (lambda r: r.commit([64]), gpupool.InvalidValue, "64 pages and no page 64"),
+        (lambda r: r.commit(1, PAGE), gpupool.InvalidValue, "1 to 2097153"),
+        (lambda r: r.commit(0, 65 * PAGE), gpupool.InvalidValue, "136314880"),
+        (lambda r: r.commit(True, PAGE), gpupool.InvalidValue, "start is True"),
+        (lambda r: r.commit([0], fill=256), gpupool.InvalidValue, "fill is 256"),
+        (lambda r: r.unpin([0]), gpupool.InvalidValue, "page 0 of the range is not pinned"),
+        (lambda r: r.on_discard(3), gpupool.InvalidValue, "callable"),
+        (lambda r: pickle.dumps(r), TypeError, "pickle"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_values(ranged, call, error, said):
+    with pytest.raises(error, match=said):
+        call(ranged)
+    assert ranged.committed_bytes == 0
+
+
+@pytest.mark.parametrize(("sizes", "said"), [((PAGE + 1,), "2097153"), ((0,), "0 bytes"), ((PAGE, 3 << 20), "3145728")])
+def test_sizes_that_are_no_whole_pages_are_refused(pool, sizes, said):
+    with pytest.raises(gpupool.InvalidValue, match=said):
+        pool.reserve_range(*sizes)
+
+
+@pytest.mark.parametrize("settings", [{"no_split": True}, {"segments": True}])
+def test_pools_whose_memory_stays_have_no_ranges(settings):
+    with pytest.raises(gpupool.Unavailable, match="no_split"):
+        gpupool.MemPool(**settings).reserve_range(PAGE)
+
+
+def test_an_array_is_of_all_bytes_and_keeps_the_range(pool, ranged, stream):
+    ranged.commit([1], stream, fill=7)
+    stream.synchronize()
+    view = np.from_dlpack(ranged)
+    assert (view.nbytes, view.ctypes.data) == (ranged.nbytes, ranged.ptr)
+    assert (view[PAGE : 2 * PAGE] == 7).all()
+    with pytest.raises(gpupool.InvalidValue, match="DLPack"):
+        ranged.free()
+    with pytest.raises(BufferError):
+        ranged.__dlpack__(copy=True)
+    with pytest.raises(AttributeError, match="simulated"):
+        _ = ranged.__cuda_array_interface__
+    seen = weakref.ref(ranged)
+    del ranged
+    gc.collect()
+    assert view[PAGE] == 7
+    assert pool.stats().live_bytes == PAGE
+    del view
+    gc.collect()
+    assert seen() is None or pool.stats().live_bytes == PAGE
+
+
+def test_a_range_is_freed_once_its_object_and_its_arrays_are_gone(pool, stream):
+    ranged = pool.reserve_range(8 * PAGE)
+    ranged.commit([0, 1], stream)
+    view = np.from_dlpack(ranged)
+    del ranged
+    gc.collect()
+    assert pool.stats().live_bytes == 2 * PAGE
+    del view
+    gc.collect()
+    pool.trim()
+    assert pool.stats().reserved_bytes == 0
+
+
+def test_a_with_block_frees_it_and_a_second_free_does_nothing(pool, stream):
+    with pool.reserve_range(8 * PAGE) as ranged:
+        ranged.commit([0], stream)
+    assert repr(ranged) == "gpupool.MemoryRange(freed)"
+    ranged.free()
+    for call in (lambda: ranged.commit([0]), lambda: ranged.committed_bytes, lambda: np.from_dlpack(ranged)):
+        with pytest.raises(gpupool.InvalidValue, match="freed"):
+            call()
+
+
+def test_pinned_pages_are_neither_decommitted_nor_freed(ranged, stream):
+    ranged.commit([0, 1], stream)
+    assert ranged.pin([0, 5], stream) == b"\x01"
+    for call in (lambda: ranged.decommit([1, 0]), ranged.free):
+        with pytest.raises(gpupool.InvalidValue, match="page 0 of the range is pinned"):
+            call()
+    assert committed(ranged) == [0, 1]
+    ranged.unpin([0], stream)
+    ranged.decommit([1, 0])
+
+
+def test_what_is_taken_is_told_and_what_is_pinned_stays(stream):
+    pool, other = gpupool.MemPool(limit=8 * PAGE), gpupool.Stream()
+    ranged = pool.reserve_range(16 * PAGE)
+    taken = []
+    with ranged.on_discard(taken.extend) as callback:
+        assert "extend" in repr(callback)
+        ranged.commit(range(4), stream, priority=3)
+        ranged.commit(range(4, 8), stream, priority=-3)
+        assert ranged.pin([4], other) == b"\x01"
+        assert ranged.discardable_bytes == 7 * PAGE
+        block = pool.empty(2 * PAGE, stream)
+        assert taken == [5, 6]
+        ranged.commit([9, 10], stream)
+        assert taken == [5, 6, 7, 0]
+    ranged.commit([11], stream)
+    assert taken == [5, 6, 7, 0]
+    assert committed(ranged) == [2, 3, 4, 9, 10, 11]
+    del block
+
+
+def test_a_callback_that_raises_is_told_and_the_request_served(monkeypatch, stream):
+    seen = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: seen.append(unraisable.exc_type))
+    pool = gpupool.MemPool(limit=2 * PAGE)
+    ranged = pool.reserve_range(4 * PAGE)
+    ranged.on_discard(lambda _pages: 1 / 0)
+    ranged.commit([0, 1], stream, priority=0)
+    assert pool.empty(PAGE, stream).nbytes == PAGE
+    assert seen == [ZeroDivisionError]
+
+
+def test_an_error_for_want_of_memory_names_the_limit_and_leaves_nothing(stream):
+    pool = gpupool.MemPool(limit=4 * PAGE)
+    ranged = pool.reserve_range(16 * PAGE)
+    with pytest.raises(gpupool.OutOfMemory, match="limit"):
+        ranged.commit(range(5), stream)
+    assert (ranged.committed_bytes, pool.stats().live_bytes) == (0, 0)
+
+
+def test_a_sleeping_pool_keeps_what_its_ranges_hold(pool, ranged, stream):
+    ranged.commit([0, 9], stream, fill=5)
+    assert pool.sleep() >= 2 * PAGE
+    for call in (lambda: ranged.commit([1]), lambda: ranged.decommit([0])):
+        with pytest.raises(gpupool.Asleep):
+            call()
+    pool.wake()
+    view = np.from_dlpack(ranged)
+    assert (view[9 * PAGE : 10 * PAGE] == 5).all()
+    del view
+
+
+def test_prepared_pages_are_reserved_until_they_are_trimmed(pool, ranged):
+    ranged.prepare(2)
+    done = threading.Event()
+    while pool.stats().reserved_bytes < 2 * PAGE:
+        done.wait(0.001)
+    assert pool.stats().cached_bytes == 2 * PAGE
+    ranged.prepare(0)
+    assert pool.trim() == 2 * PAGE
+
+
+def test_snapshots_and_summaries_show_committed_pages(pool, ranged, stream):
+    ranged.commit([0, 1, 5], stream)
+    segments = pool.snapshot()
+    assert [len(segment["blocks"]) for segment in segments] == [2, 1]
+    assert {block["size"] for segment in segments for block in segment["blocks"]} == {PAGE}
+    assert "6.0 MiB" in str(gpupool.memory_summary())
+
+
+def test_a_forked_child_is_refused(tmp_path):
+    program = tmp_path / "forks.py"
+    program.write_text(
+        "import os, gpupool\n"
+        "ranged = gpupool.MemPool().reserve_range(4 << 20)\n"
+        "ranged.commit([0])\n"
+        "if os.fork() == 0:\n"
+        "    calls = (lambda: ranged.commit([1]), lambda: ranged.decommit([0]), lambda: ranged.pin([0]), ranged.free)\n"
+        "    for call in calls:\n"
+        "        try:\n"
+        "            call()\n"
+        "        except gpupool.Forked:\n"
+        "            continue\n"
+        "        os._exit(1)\n"
+        "    assert 'parent' in repr(ranged)\n"
+        "    os._exit(0)\n"
+        "assert os.waitstatus_to_exitcode(os.wait()[1]) == 0\n"
+    )
+    subprocess.run([sys.executable, program], check=True)
