@@ -15,6 +15,7 @@ mod header;
 mod oom_callbacks;
 mod pinned;
 mod pools;
+mod ranges;
 mod recording;
 mod share;
 mod sized;
@@ -28,6 +29,7 @@ pub use handles::{HandleCounts, HandleLease};
 pub use oom_callbacks::OomFunction;
 pub use pinned::Durations;
 pub use pools::{AllocatedFunction, Checkpoint, FreedFunction, PoolHandle, PoolOptions, PoolSource};
+pub use ranges::{DiscardFunction, RangeHandle};
 pub use recording::{Recording, TakeStack};
 pub use share::Attached;
 pub use snapshot::{Segment, SnapshotVisitor};
@@ -213,4 +215,22 @@ api! {
     handles::trim_handles: fn(c_int, c_int, *mut u64) -> c_int,
     /// Sets the maximum number of a library's handles on each device.
     handles::set_handle_limit: fn(c_int, u64) -> c_int,
+    /// Reserves addresses for a range of a pool.
+    ranges::pool_reserve_range: fn(*const PoolHandle, u64, u64, *mut *mut RangeHandle, *mut *mut c_void) -> c_int,
+    /// Commits pages of a range.
+    ranges::range_commit: fn(*const RangeHandle, *const u32, u64, c_int, *mut c_void, *const c_int, c_int) -> c_int,
+    /// Decommits pages of a range.
+    ranges::range_decommit: fn(*const RangeHandle, *const u32, u64, c_int, *mut c_void) -> c_int,
+    /// Pins committed pages of a range.
+    ranges::range_pin: fn(*const RangeHandle, *const u32, u64, c_int, *mut c_void, *mut c_void) -> c_int,
+    /// Ends one pin of each page.
+    ranges::range_unpin: fn(*const RangeHandle, *const u32, u64, c_int, *mut c_void) -> c_int,
+    /// Keeps pages ready for commits.
+    ranges::range_prepare: fn(*const RangeHandle, u64) -> c_int,
+    /// Returns the bytes of a range that are committed, and those that may be taken.
+    ranges::range_bytes: fn(*const RangeHandle, *mut u64, *mut u64) -> c_int,
+    /// Registers a function that is called for pages that were taken.
+    ranges::range_on_discard: fn(*const RangeHandle, Option<DiscardFunction>, *mut c_void) -> c_int,
+    /// Frees a range.
+    ranges::range_release: fn(*mut RangeHandle, c_int, *mut c_void) -> c_int,
 }

@@ -64,6 +64,7 @@ pub(crate) use plug::LibraryMemory;
 pub use plug::{DEVICE_MEM_HANDLER, PINNED_MEM_HANDLER, feed};
 pub use pool::{MemoryLimit, PoolId, SegmentEvent, SegmentEventKind, graph_pool_handle};
 pub use pool_by_id::{begin_allocate_to_pool, end_allocate_to_pool, pool_use_count, release_pool};
+pub(crate) use range::reserve_range as reserve_range_of;
 pub use range::{CommitOptions, DiscardGuard, MemoryRange, RangePages};
 pub use report::{
     BlockView, MemorySnapshot, MemoryStats, PoolStats, PoolSummary, SegmentView, StreamStats, memory_snapshot,

@@ -10,6 +10,7 @@ mod checkpoints;
 mod handles;
 mod pinned;
 mod pools;
+mod ranges;
 mod recording;
 mod scopes;
 mod segments;

@@ -8,6 +8,7 @@
 #include <thread>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #define EXPECT(condition) \
   ((condition) ? void() : (std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition), std::exit(1)))
@@ -156,6 +157,27 @@ void what_is_no_block_is_refused_by_its_address() {
   is_refused(data, "free", [data] { gpupool::deallocate(data); });
 }
 
+void ranges_hold_addresses() {
+  gpupool::pool pool;
+  gpupool::memory_range range(pool, 64 * 2 * MIB);
+  range.commit({1, 3}, nullptr, 5);
+  range.commit_discardable({4}, 1);
+  EXPECT(range.committed_bytes() == 3 * 2 * MIB && range.size() == 64 * 2 * MIB && range.page_bytes() == 2 * MIB);
+  gpupool::synchronize();
+  EXPECT(static_cast<unsigned char *>(range.data())[3 * 2 * MIB] == 5);
+  EXPECT((range.pin({0, 1, 4}) == std::vector<bool>{false, true, true}));
+  range.unpin({1, 4});
+  gpupool::memory_range same(std::move(range));
+  same.decommit({1, 3, 9});
+  EXPECT(same.committed_bytes() == 2 * MIB && !range.handle());
+  try {
+    same.commit({64});
+    EXPECT(!"there are so many pages");
+  } catch (const gpupool::error &error) {
+    EXPECT(error.status() == GPUPOOL_ERROR_INVALID_VALUE && std::strstr(error.what(), "64"));
+  }
+}
+
 void what_fails_throws() {
   try {
     gpupool::device_buffer(std::size_t{1} << 50);
@@ -188,6 +210,7 @@ static_assert(std::is_nothrow_move_constructible_v<gpupool::device_buffer>);
 static_assert(std::is_nothrow_move_assignable_v<gpupool::pinned_buffer>);
 static_assert(std::is_nothrow_move_constructible_v<gpupool::pool> && !std::is_copy_constructible_v<gpupool::pool>);
 static_assert(!std::is_move_constructible_v<gpupool::scope>);
+static_assert(std::is_nothrow_move_constructible_v<gpupool::memory_range>);
 
 } // namespace
 
@@ -198,5 +221,6 @@ int main() {
   a_scope_is_left_once_on_its_thread();
   pools_sleep();
   what_is_no_block_is_refused_by_its_address();
+  ranges_hold_addresses();
   what_fails_throws();
 }

@@ -46,6 +46,8 @@ typedef struct gpupool_pool_id {
 
 /* A use of a pool, which keeps it alive. */
 typedef struct gpupool_pool gpupool_pool;
+/* Addresses of a pool whose pages are committed and decommitted. */
+typedef struct gpupool_range gpupool_range;
 /* Which blocks of a pool were live at a moment. */
 typedef struct gpupool_checkpoint gpupool_checkpoint;
 
@@ -477,6 +479,39 @@ typedef struct gpupool_api {
   /* Limits the handles on each device, at least 1; UINT64_MAX for no limit. Requests beyond it wait until a lease or a
    * thread ends, in `handle` for 30 seconds. Handles beyond a new limit are kept. */
   int (*set_handle_limit)(int library, uint64_t handles);
+
+  /* Reserves addresses for memory that is committed and decommitted page by page, and takes no memory: `bytes` is a multiple
+   * of `page_bytes`, and that of 2 MiB. `pointer` is the first address. A page must not be accessed before it is committed.
+   * The range is a use of the pool. Refused for pools with a source or no_split. Null pointers on failure. */
+  int (*pool_reserve_range)(const gpupool_pool *pool, uint64_t bytes, uint64_t page_bytes, gpupool_range **range,
+                            void **pointer);
+  /* Gives physical memory to those of `count` pages, by their numbers, that have none, for later work of the stream; for
+   * device -1 the device is the stream's, which asks the driver. With a `priority`, all these pages may be taken when memory
+   * is short, those with the lowest number first, unless they are pinned; it may be null. `fill` is a byte for those that
+   * were not committed, or -1. On failure nothing is committed. Refused while a stream of the pool is captured. */
+  int (*range_commit)(const gpupool_range *range, const uint32_t *pages, uint64_t count, int device, void *stream,
+                      const int *priority, int fill);
+  /* Takes the memory of pages away, once the work so far is done on this stream and on those that they were committed and
+   * pinned for; for device -1 on the latter alone. Nothing waits. Refused, with no change, if a page is pinned. */
+  int (*range_decommit)(const gpupool_range *range, const uint32_t *pages, uint64_t count, int device, void *stream);
+  /* Keeps those of the pages that are committed from being taken, until range_unpin, for work of the stream; for device -1 of
+   * none. `bits` gets a bit for each page in this order, the lowest of a byte first: whether it is committed, and so
+   * pinned. */
+  int (*range_pin)(const gpupool_range *range, const uint32_t *pages, uint64_t count, int device, void *stream, void *bits);
+  /* Ends one pin of each page, which may be taken once the work so far on the stream is done, too; for device -1 no stream
+   * is named. Refused, with no change, if a page has no pin. */
+  int (*range_unpin)(const gpupool_range *range, const uint32_t *pages, uint64_t count, int device, void *stream);
+  /* Keeps physical memory for so many pages ready, made by a thread of gpupool, so that a commit only maps it; 0 ends it. */
+  int (*range_prepare)(const gpupool_range *range, uint64_t pages);
+  /* The bytes of committed pages, and of those that may be taken now; either may be null. */
+  int (*range_bytes)(const gpupool_range *range, uint64_t *committed, uint64_t *discardable);
+  /* Calls `callback` with the numbers of pages that were taken, on the thread of the request that lacked memory, while gpupool
+   * holds no lock, until range_release. It must not throw or longjmp. */
+  int (*range_on_discard)(const gpupool_range *range,
+                          void (*callback)(void *context, const uint32_t *pages, uint64_t count), void *context);
+  /* Frees a range, once the work so far is done on the streams that used it, and on this one; for device -1 on the former
+   * alone. Refused, and the range stays, while a page is pinned. */
+  int (*range_release)(gpupool_range *range, int device, void *stream);
 } gpupool_api;
 
 /* Returns the table of libgpupool.so, or null if that gpupool does not know this version of it; pass

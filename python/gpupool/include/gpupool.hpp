@@ -28,6 +28,7 @@
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "gpupool.h"
 
@@ -350,6 +351,71 @@ class scope {
 
  private:
   std::uint64_t number_ = 0;
+};
+
+// Addresses whose pages of physical memory come and go; see pool_reserve_range. It is freed in the order of the streams that
+// used it; pinned pages are unpinned first, by whoever pinned them.
+class memory_range {
+ public:
+  memory_range(const pool &pool, std::uint64_t bytes, std::uint64_t page_bytes = std::uint64_t{2} << 20)
+      : device_(pool.device()), bytes_(bytes), page_bytes_(page_bytes) {
+    check(api().pool_reserve_range(pool.handle(), bytes, page_bytes, &handle_, &pointer_));
+  }
+  memory_range(memory_range &&other) noexcept
+      : device_(other.device_), bytes_(other.bytes_), page_bytes_(other.page_bytes_), pointer_(other.pointer_),
+        handle_(std::exchange(other.handle_, nullptr)) {}
+  memory_range &operator=(memory_range &&) = delete;
+  ~memory_range() {
+    // Refused in a forked child, and while a page is pinned.
+    if (handle_) api().range_release(handle_, -1, nullptr);
+  }
+
+  void *data() const noexcept { return pointer_; }
+  std::uint64_t size() const noexcept { return bytes_; }
+  std::uint64_t page_bytes() const noexcept { return page_bytes_; }
+  int device() const noexcept { return device_; }
+  gpupool_range *handle() const noexcept { return handle_; }
+  std::uint64_t committed_bytes() const {
+    std::uint64_t bytes = 0;
+    check(api().range_bytes(handle_, &bytes, nullptr));
+    return bytes;
+  }
+
+  // Pages by their numbers; what they are filled with, if anything, is a byte.
+  void commit(const std::vector<std::uint32_t> &pages, stream_argument stream = nullptr, int fill = -1) const {
+    check(detail::call([&] {
+      return api().range_commit(handle_, pages.data(), pages.size(), device_, stream, nullptr, fill);
+    }));
+  }
+  // The same for pages that may be taken when memory is short, those with the lowest priority first.
+  void commit_discardable(const std::vector<std::uint32_t> &pages, int priority, stream_argument stream = nullptr,
+                          int fill = -1) const {
+    check(detail::call([&] {
+      return api().range_commit(handle_, pages.data(), pages.size(), device_, stream, &priority, fill);
+    }));
+  }
+  void decommit(const std::vector<std::uint32_t> &pages, stream_argument stream = nullptr) const {
+    check(detail::call([&] { return api().range_decommit(handle_, pages.data(), pages.size(), device_, stream); }));
+  }
+  // Whether each page is committed, and so pinned until unpin.
+  std::vector<bool> pin(const std::vector<std::uint32_t> &pages, stream_argument stream = nullptr) const {
+    std::vector<unsigned char> bits((pages.size() + 7) / 8);
+    check(api().range_pin(handle_, pages.data(), pages.size(), device_, stream, bits.data()));
+    std::vector<bool> is_there(pages.size());
+    for (std::size_t place = 0; place < pages.size(); ++place) is_there[place] = bits[place / 8] >> place % 8 & 1;
+    return is_there;
+  }
+  void unpin(const std::vector<std::uint32_t> &pages, stream_argument stream = nullptr) const {
+    check(api().range_unpin(handle_, pages.data(), pages.size(), device_, stream));
+  }
+  // Keeps so many pages ready.
+  void prepare(std::uint64_t pages) const { check(api().range_prepare(handle_, pages)); }
+
+ private:
+  int device_;
+  std::uint64_t bytes_, page_bytes_;
+  void *pointer_ = nullptr;
+  gpupool_range *handle_ = nullptr;
 };
 
 // Frees a block, in the order of the stream that it was allocated on, or of another one of the device. Does nothing for a

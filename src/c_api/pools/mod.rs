@@ -81,6 +81,15 @@ pub(super) fn pool_of(pool: *const PoolHandle) -> Result<Arc<Pool>> {
     held(pool).map(|held| Arc::clone(held.in_use.pool()))
 }
 
+/// Returns another use of the pool of a handle.
+///
+/// # Errors
+/// As [`pool_of`]; `ErrorKind::InvalidValue` if the pool is closed.
+pub(super) fn use_of(pool: *const PoolHandle) -> Result<PoolUse> {
+    process::refuse_forked()?;
+    held(pool)?.in_use.again()
+}
+
 pub(super) unsafe extern "C" fn pool_id(pool: *const PoolHandle, id: *mut PoolId) -> c_int {
     // SAFETY: the caller passes a place for an id, or null.
     unsafe { answer(id, "id", || Ok(pool_of(pool)?.id)) }

@@ -62,7 +62,7 @@ pub struct MemoryRange {
 ///
 /// # Errors
 /// As [`MemPool::reserve_range`](crate::MemPool::reserve_range).
-pub(in crate::memory) fn reserve_range(in_use: PoolUse, nbytes: u64, page_bytes: u64) -> Result<MemoryRange> {
+pub(crate) fn reserve_range(in_use: PoolUse, nbytes: u64, page_bytes: u64) -> Result<MemoryRange> {
     let pool = in_use.pool();
     refuse_pool(pool)?;
     refuse_sizes(nbytes, page_bytes)?;

@@ -21,6 +21,6 @@ mod prepare;
 mod refusal;
 
 pub use discard::DiscardGuard;
-pub(super) use memory_range::reserve_range;
+pub(crate) use memory_range::reserve_range;
 pub use memory_range::{CommitOptions, MemoryRange};
 pub use page_set::RangePages;

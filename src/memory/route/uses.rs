@@ -39,7 +39,7 @@ impl PoolUse {
         Ok(Self::first(Arc::clone(pool), is_captured))
     }
 
-    pub(in crate::memory) fn again(&self) -> Result<Self> {
+    pub(crate) fn again(&self) -> Result<Self> {
         Self::new(&self.pool, self.is_captured)
     }
 

@@ -1,0 +1,127 @@
+//! Memory ranges, by the C interface.
+
+use std::ffi::{c_int, c_void};
+use std::ptr::{self, null, null_mut};
+
+use crate::common::c_pools::{CPool, INVALID_VALUE, OUT_OF_MEMORY, create, failed, options, succeeded};
+use crate::common::memory::{PAGE, assert_all_back, used};
+use crate::common::{MEMORY, stream};
+use gpupool::c_api::{C_API, RangeHandle};
+
+fn reserve(pool: CPool, bytes: u64) -> (*mut RangeHandle, *mut c_void) {
+    let (mut range, mut address) = (null_mut(), null_mut());
+    // SAFETY: both places are those of pointers.
+    succeeded(unsafe { (C_API.pool_reserve_range)(pool.0, bytes, PAGE, &raw mut range, &raw mut address) });
+    (range, address)
+}
+
+fn commit(range: *mut RangeHandle, pages: &[u32], stream: *mut c_void, priority: Option<c_int>, fill: c_int) -> c_int {
+    let priority = priority.as_ref().map_or(null(), ptr::from_ref);
+    // SAFETY: the pages are as many, and the stream is alive.
+    unsafe { (C_API.range_commit)(range, pages.as_ptr(), pages.len() as u64, 0, stream, priority, fill) }
+}
+
+fn bytes_of(range: *mut RangeHandle) -> (u64, u64) {
+    let (mut committed, mut discardable) = (0, 0);
+    // SAFETY: both places are those of numbers.
+    succeeded(unsafe { (C_API.range_bytes)(range, &raw mut committed, &raw mut discardable) });
+    (committed, discardable)
+}
+
+unsafe extern "C" fn note(context: *mut c_void, pages: *const u32, count: u64) {
+    // SAFETY: the context is the test's list, and there are so many pages.
+    unsafe {
+        let taken = &mut *context.cast::<Vec<u32>>();
+        taken.extend_from_slice(std::slice::from_raw_parts(pages, count as usize));
+    }
+}
+
+#[test]
+fn pages_come_and_go_and_are_taken() {
+    host!();
+    let (pool, stream) = (create(options()), stream(0));
+    let raw = stream.raw().as_ptr();
+    let (range, address) = reserve(pool, 2 * MEMORY);
+    let mut taken: Vec<u32> = Vec::new();
+    // SAFETY: the list lives as long as the range.
+    succeeded(unsafe { (C_API.range_on_discard)(range, Some(note), (&raw mut taken).cast()) });
+    succeeded(commit(range, &[0, 3], raw, None, 7));
+    succeeded(commit(range, &[5, 6], raw, Some(-1), -1));
+    assert_eq!((bytes_of(range), used(0)), ((4 * PAGE, 2 * PAGE), 4 * PAGE));
+    gpupool::runtime::host::complete_all().unwrap();
+    // SAFETY: the page is committed and was filled.
+    assert_eq!(unsafe { address.cast::<u8>().add(3 * PAGE as usize).read() }, 7);
+    let pages = [0_u32, 1, 5];
+    let mut bits = [0_u8; 1];
+    // SAFETY: there is room for a bit of each page.
+    unsafe {
+        succeeded((C_API.range_pin)(range, pages.as_ptr(), 3, 0, raw, bits.as_mut_ptr().cast()));
+        assert_eq!(bits, [0b101]);
+        failed((C_API.range_decommit)(range, pages.as_ptr(), 3, -1, null_mut()), INVALID_VALUE, &["page 0", "pinned"]);
+        failed((C_API.range_release)(range, -1, null_mut()), INVALID_VALUE, &["page 0", "pinned"]);
+    }
+    let rest: Vec<_> = (8..8 + (MEMORY / PAGE) as u32 - 3).collect();
+    succeeded(commit(range, &rest, raw, None, -1));
+    assert_eq!((taken.as_slice(), used(0)), (&[6][..], MEMORY));
+    failed(commit(range, &[7], raw, None, -1), OUT_OF_MEMORY, &["tried to allocate"]);
+    let pinned = [0_u32, 5];
+    // SAFETY: the pages are as many, and the range is released last.
+    unsafe {
+        succeeded((C_API.range_unpin)(range, pinned.as_ptr(), 2, 0, raw));
+        succeeded((C_API.range_decommit)(range, rest.as_ptr(), rest.len() as u64, 0, raw));
+        succeeded((C_API.range_prepare)(range, 0));
+        succeeded((C_API.range_release)(range, 0, raw));
+    }
+    pool.release();
+    assert_all_back();
+}
+
+#[test]
+fn wrong_values_are_refused_by_name() {
+    host!();
+    let pool = create(options());
+    let (range, _) = reserve(pool, 8 * PAGE);
+    let (mut none, mut address) = (null_mut(), null_mut());
+    let page = 1_u32;
+    // SAFETY: what is wrong is not used, and all else is right.
+    unsafe {
+        let reserve = C_API.pool_reserve_range;
+        failed(
+            reserve(null(), PAGE, PAGE, &raw mut none, &raw mut address),
+            INVALID_VALUE,
+            &["pool is a null pointer"],
+        );
+        failed(reserve(pool.0, PAGE, PAGE, null_mut(), &raw mut address), INVALID_VALUE, &["range"]);
+        failed(reserve(pool.0, PAGE, PAGE, &raw mut none, null_mut()), INVALID_VALUE, &["pointer"]);
+        failed(reserve(pool.0, PAGE + 1, PAGE, &raw mut none, &raw mut address), INVALID_VALUE, &["2097153"]);
+        assert!(none.is_null() && address.is_null());
+        failed((C_API.range_bytes)(null(), null_mut(), null_mut()), INVALID_VALUE, &["range"]);
+        failed((C_API.range_commit)(range, null(), 1, 0, null_mut(), null(), -1), INVALID_VALUE, &["pages"]);
+        failed(
+            (C_API.range_commit)(range, &raw const page, u64::MAX, 0, null_mut(), null(), -1),
+            INVALID_VALUE,
+            &["count"],
+        );
+        failed((C_API.range_pin)(range, &raw const page, 1, -1, null_mut(), null_mut()), INVALID_VALUE, &["bits"]);
+        failed((C_API.range_on_discard)(range, None, null_mut()), INVALID_VALUE, &["callback"]);
+        failed((C_API.range_prepare)(range, u64::MAX), INVALID_VALUE, &["18446744073709551615"]);
+        failed((C_API.range_release)(null_mut(), -1, null_mut()), INVALID_VALUE, &["range"]);
+        for device in [-2, 99] {
+            let said = format!("no device {device}");
+            failed((C_API.range_unpin)(range, &raw const page, 1, device, null_mut()), INVALID_VALUE, &[&said]);
+        }
+        for fill in [-2, 256] {
+            let said = format!("fill is {fill}");
+            failed(
+                (C_API.range_commit)(range, &raw const page, 1, 0, null_mut(), null(), fill),
+                INVALID_VALUE,
+                &[&said],
+            );
+        }
+        assert_eq!(bytes_of(range), (0, 0));
+        succeeded((C_API.range_commit)(range, null(), 0, 0, null_mut(), null(), -1));
+        succeeded((C_API.range_release)(range, -1, null_mut()));
+    }
+    pool.release();
+    assert_all_back();
+}
