@@ -183,14 +183,14 @@ pub(super) unsafe extern "C" fn range_bytes(
 }
 
 /// A context of the caller's, which may be used on any thread.
-struct Context(*mut c_void);
+struct DiscardContext(*mut c_void);
 
 // SAFETY: the header says that the callback is called on any thread, with this.
-unsafe impl Send for Context {}
-// SAFETY: as above.
-unsafe impl Sync for Context {}
+unsafe impl Send for DiscardContext {}
+// SAFETY: the callback may be called on several threads, each with this.
+unsafe impl Sync for DiscardContext {}
 
-impl Context {
+impl DiscardContext {
     /// By a method, so that closures take the whole.
     const fn get(&self) -> *mut c_void {
         self.0
@@ -204,7 +204,7 @@ pub(super) unsafe extern "C" fn range_on_discard(
 ) -> c_int {
     run(|| {
         let callback = callback.ok_or_else(|| null("callback"))?;
-        let context = Context(context);
+        let context = DiscardContext(context);
         // SAFETY: the caller promises that the function may be called so as long as the range lives.
         let call = move |pages: &[u32]| unsafe { callback(context.get(), pages.as_ptr(), pages.len() as u64) };
         // SAFETY: the caller passes a range that was not released, or null.

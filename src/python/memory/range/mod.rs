@@ -1,22 +1,23 @@
 //! `MemoryRange`: addresses whose pages come and go.
 
-use std::ops::Range;
+mod named_pages;
+
 use std::sync::Arc;
 
-use pyo3::exceptions::{PyAttributeError, PyTypeError};
+use pyo3::exceptions::PyAttributeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyBytes, PyDict, PyInt};
+use pyo3::types::{PyBytes, PyDict};
 
+use self::named_pages::{NamedPages, numbers};
 use super::callbacks::{PyDiscardCallback, on_discard};
 use super::{Id, pair};
 use crate::error::Error;
-use crate::memory::{CommitOptions, MemoryRange, RangePages};
+use crate::memory::{CommitOptions, MemoryRange};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
 use crate::python::ffi::dlpack::{self, Exported};
-use crate::python::ffi::lent_integers;
 use crate::python::held::array_interface;
-use crate::python::whole::{Byte, Nbytes, PageNumber, Pages, Start, Whole, wrong_argument};
+use crate::python::whole::{Byte, Pages, Whole};
 use crate::python::{device, stream};
 use crate::runtime::{Kind, Stream, get};
 
@@ -34,72 +35,7 @@ impl From<MemoryRange> for PyMemoryRange {
     }
 }
 
-/// The pages that a call's arguments name.
-enum Named {
-    Bytes(Range<u64>),
-    Numbers(Vec<u32>),
-}
-
-impl Named {
-    fn pages(&self) -> RangePages<'_> {
-        match self {
-            Self::Bytes(bytes) => bytes.clone().into(),
-            Self::Numbers(numbers) => numbers.into(),
-        }
-    }
-}
-
-const ACCEPTED: &str = "whole numbers of pages: a sequence of them, or an array of integers with one dimension";
-
-/// Returns the page numbers that an object has: an array's, else those it yields.
-fn numbers(pages: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
-    let mut found = Vec::new();
-    let too_large = |page: i128| Error::invalid_value(format!("page {page} is no page of a range: give {ACCEPTED}"));
-    let mut take = |page: i128| -> PyResult<()> {
-        found.push(u32::try_from(page).map_err(|_| too_large(page))?);
-        Ok(())
-    };
-    if lent_integers(pages, &mut take)?.is_some() {
-        return Ok(found);
-    }
-    let items = pages.try_iter().map_err(|_| {
-        PyTypeError::new_err(format!("pages are {ACCEPTED}, not {}", wrong_argument("pages", pages, ACCEPTED)))
-    })?;
-    for item in items {
-        let page: Whole<PageNumber> = item?.extract()?;
-        take(page.0.into())?;
-    }
-    Ok(found)
-}
-
-/// Whether an argument is one number rather than several.
-fn is_number(argument: &Bound<'_, PyAny>) -> bool {
-    argument.is_instance_of::<PyInt>()
-        || argument.is_instance_of::<PyBool>()
-        || (argument.hasattr("__index__").unwrap_or(false) && argument.try_iter().is_err())
-}
-
 impl PyMemoryRange {
-    /// Returns the pages and the stream of a call `(start, nbytes, stream)` or `(pages, stream)`.
-    fn named<'a, 'py>(
-        start: &Bound<'py, PyAny>,
-        second: Option<&'a Bound<'py, PyAny>>,
-        stream: Option<&'a Bound<'py, PyAny>>,
-    ) -> PyResult<(Named, Option<&'a Bound<'py, PyAny>>)> {
-        if !is_number(start) {
-            if second.is_some() && stream.is_some() {
-                return Err(PyTypeError::new_err("page numbers take no nbytes: give the pages, and the stream alone"));
-            }
-            return Ok((Named::Numbers(numbers(start)?), second.or(stream)));
-        }
-        let start: Whole<Start> = start.extract()?;
-        let nbytes = second.ok_or_else(|| {
-            PyTypeError::new_err("a start needs nbytes: give both, in bytes, or a sequence of page numbers instead")
-        })?;
-        let nbytes: Whole<Nbytes> = nbytes.extract()?;
-        Ok((Named::Bytes(start.0..start.0.saturating_add(nbytes.0)), stream))
-    }
-
     fn stream_or_current(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<Stream> {
         let device = self.range.device()?;
         match stream {
@@ -170,7 +106,7 @@ impl PyMemoryRange {
         fill: Option<Whole<Byte>>,
     ) -> PyResult<()> {
         process::refuse_forked()?;
-        let (named, stream) = Self::named(start, nbytes, stream)?;
+        let (named, stream) = NamedPages::of_call(start, nbytes, stream)?;
         let stream = self.stream_or_current(py, stream)?;
         let byte = |byte: Whole<Byte>| {
             let wrong = |_| Error::invalid_value(format!("fill is {}: give a whole number from 0 to 255", byte.0));
@@ -191,7 +127,7 @@ impl PyMemoryRange {
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         process::refuse_forked()?;
-        let (named, stream) = Self::named(start, nbytes, stream)?;
+        let (named, stream) = NamedPages::of_call(start, nbytes, stream)?;
         let stream = Self::named_stream(py, stream)?;
         let _stack = hold_stack(Purpose::Free);
         Ok(py.detach(|| self.range.decommit(named.pages(), stream.as_ref()))?)
