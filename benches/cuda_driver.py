@@ -1,12 +1,35 @@
 """What the benches ask of the CUDA driver itself: plain pinned memory, timed copies, a kernel that takes a while."""
 
 import ctypes
+import time
 from pathlib import Path
 
 _KERNELS = Path(__file__).parents[1] / "tests" / "cuda" / "driver" / "kernels.ptx"
 _PORTABLE = 1
 _TO_DEVICE, _TO_HOST = "cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2"
 _at = ctypes.c_void_p
+
+
+class _Location(ctypes.Structure):
+    _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
+
+
+class _Properties(ctypes.Structure):
+    """``CUmemAllocationProp``."""
+
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("handle_types", ctypes.c_int),
+        ("location", _Location),
+        ("metadata", ctypes.c_void_p),
+        ("flags", ctypes.c_ubyte * 8),
+    )
+
+
+class _Access(ctypes.Structure):
+    """``CUmemAccessDesc``."""
+
+    _fields_ = (("location", _Location), ("flags", ctypes.c_int))
 
 
 class Driver:
@@ -77,3 +100,31 @@ class Driver:
         nanoseconds = ctypes.c_uint64(milliseconds * 1_000_000)
         arguments = (ctypes.c_void_p * 1)(ctypes.cast(ctypes.byref(nanoseconds), ctypes.c_void_p))
         self._call("cuLaunchKernel", self._spin, 1, 1, 1, 1, 1, 1, 0, self._stream, arguments, None)
+
+    @property
+    def stream(self) -> int:
+        """The address of the stream of copies and of the kernel."""
+        return self._stream.value or 0
+
+    def is_idle(self) -> bool:
+        """Whether all work of the stream is done."""
+        return self._library.cuStreamQuery(self._stream) == 0
+
+    def extent_times(self, nbytes: int, rounds: int) -> tuple[list[float], list[float]]:
+        """Return the microseconds to create, map and open one extent, and to unmap and release it."""
+        size, none = ctypes.c_size_t(nbytes), ctypes.c_uint64(0)
+        address = self._object("cuMemAddressReserve", size, ctypes.c_size_t(0), none, none)
+        properties, access = _Properties(1, 0, _Location(1, 0)), _Access(_Location(1, 0), 3)
+        come, go = [], []
+        for _ in range(rounds):
+            begun = time.perf_counter()
+            extent = self._object("cuMemCreate", size, ctypes.byref(properties), none)
+            self._call("cuMemMap", address, size, ctypes.c_size_t(0), extent, none)
+            self._call("cuMemSetAccess", address, size, ctypes.byref(access), ctypes.c_size_t(1))
+            mapped = time.perf_counter()
+            self._call("cuMemUnmap", address, size)
+            self._call("cuMemRelease", extent)
+            come.append((mapped - begun) * 1e6)
+            go.append((time.perf_counter() - mapped) * 1e6)
+        self._call("cuMemAddressFree", address, size)
+        return come, go

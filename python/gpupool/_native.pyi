@@ -1155,8 +1155,8 @@ class MemPool:
     def use_count(self) -> int:
         """Return the number of uses that keep the pool alive.
 
-        The object counts as one, and so does each entered scope, each capture that was not reset, each memory range, and
-        each library that allocates from the pool.
+        The object counts as one, and so does each entered scope, each capture that was not reset, each memory range,
+        and each library that allocates from the pool.
         """
 
     @property
@@ -1235,7 +1235,8 @@ class MemPool:
 
         Raises:
             InvalidValue: For other sizes; the message has them.
-            Unavailable: The pool has ``no_split``, ``segments`` or an ``allocator``, or the device has no virtual memory.
+            Unavailable: The pool has ``no_split``, ``segments`` or an ``allocator``, or the device has no virtual
+                memory.
             OutOfMemory: So many addresses are not left in a row.
         """
 
@@ -1751,9 +1752,9 @@ class MemoryRange:
             stream: The stream whose work uses them.
 
         Returns:
-            A bit for each page, in the order given, the lowest bit of a byte first: 1 if it is committed, and so pinned.
-            ``numpy.unpackbits(numpy.frombuffer(bits, numpy.uint8), count=len(pages), bitorder="little")`` has them as an
-            array. A page that is not committed is not pinned; commit it, and pin it then.
+            A bit for each page, in the order given, the lowest bit of a byte first: 1 if it is committed, and so
+            pinned. ``numpy.unpackbits(numpy.frombuffer(bits, numpy.uint8), count=len(pages), bitorder="little")`` has
+            them as an array. A page that is not committed is not pinned; commit it, and pin it then.
 
         Raises:
             InvalidValue: The range has no such page, or was freed.

@@ -8,4 +8,5 @@ mod dead_stream;
 mod handles;
 mod memory;
 mod pinned;
+mod ranges;
 mod slices;
