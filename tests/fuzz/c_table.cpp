@@ -1,7 +1,8 @@
 // Fuzzes the table of gpupool.h over simulated devices: random calls, right and wrong ones, of one thread or of several.
 //
 // Each live block is full of its own pattern, and none overlaps another; a wrong call is refused, and is not how the next
-// right one fails; after each round all memory is back. Usage: c_table SECONDS SEED THREADS. One thread makes the same calls
+// right one fails; a page of a memory range keeps what was written to it as long as it may, and is told of when it is taken;
+// after each round all memory is back. Usage: c_table SECONDS SEED THREADS. One thread makes the same calls
 // for the same seed. What is not so is written to stderr with the seed, and ends the process.
 
 #include <gpupool.h>
@@ -34,11 +35,12 @@ namespace {
 
 constexpr std::uint64_t KIB = 1 << 10, MIB = 1 << 20;
 constexpr int DEVICES = 2, CALLS_A_ROUND = 1500;
-constexpr std::size_t MOST_BLOCKS = 48, MOST_POOLS = 6;
+constexpr std::size_t MOST_BLOCKS = 48, MOST_POOLS = 6, MOST_RANGES = 3;
 constexpr std::uint64_t DEVICE_MEMORY = 192 * MIB; // it runs out
 
 const gpupool_api *api;
 std::uint64_t seed;
+bool is_one_thread;
 std::atomic<std::uint64_t> calls{0}, refusals{0}, blocks_made{0};
 
 [[noreturn]] void fail(const char *format, ...) {
@@ -109,7 +111,7 @@ struct Pool {
   gpupool_pool *handle = nullptr;
   int device = 0;
   gpupool_pool_id id{};
-  bool is_asleep = false, for_graphs = false;
+  bool is_asleep = false, for_graphs = false, has_fixed_segments = false;
 };
 
 struct Block {
@@ -150,6 +152,86 @@ struct Block {
   }
 };
 
+// A memory range, of one thread. Requests of others may take its discardable pages at any time.
+struct Range {
+  struct Page {
+    bool is_committed = false; // or was taken since, if it may be
+    bool is_discardable = false, is_marked = false;
+    std::uint64_t mark = 0;
+    unsigned pins = 0;
+  };
+  // What the callback is told, on any thread.
+  struct Told {
+    std::mutex mutex;
+    std::vector<bool> may_go;
+    std::vector<std::uint32_t> gone;
+
+    static void pages(void *context, const std::uint32_t *pages, std::uint64_t count) {
+      auto &told = *static_cast<Told *>(context);
+      std::lock_guard<std::mutex> lock(told.mutex);
+      if (!count) fail("no page was taken, and the callback called");
+      for (std::uint64_t i = 0; i < count; ++i) {
+        if (pages[i] >= told.may_go.size() || !told.may_go[pages[i]]) fail("page %u was taken, which may not be", pages[i]);
+        if (i && pages[i] <= pages[i - 1]) fail("the callback is told of page %u after %u", pages[i], pages[i - 1]);
+        told.gone.push_back(pages[i]);
+      }
+    }
+  };
+  gpupool_range *handle = nullptr;
+  char *pointer = nullptr;
+  std::uint64_t page_bytes = 0;
+  std::shared_ptr<Pool> pool;
+  std::vector<Page> pages;
+  std::unique_ptr<Told> told = std::make_unique<Told>();
+
+  std::uint32_t count() const { return static_cast<std::uint32_t>(pages.size()); }
+  std::uint64_t bytes() const { return page_bytes * pages.size(); }
+  char *at(std::uint32_t page) const { return pointer + page * page_bytes; }
+  bool may_be_gone(const Page &page) const { return !is_one_thread && page.is_discardable && !page.pins; }
+  // It has memory, and keeps it until the thread's next call.
+  bool is_there(const Page &page) const { return page.is_committed && !may_be_gone(page) && !pool->is_asleep; }
+
+  template <class Visit> void each_word(std::uint32_t page, Visit visit) const {
+    for (auto offset : {std::uint64_t{0}, page_bytes / 2 + 1024, page_bytes - 8}) visit(at(page) + offset, offset);
+  }
+  void write(std::uint32_t number, std::uint64_t mark) {
+    auto &page = pages[number];
+    if (!is_there(page)) {
+      page.is_marked = false;
+      return;
+    }
+    each_word(number, [&](char *place, std::uint64_t offset) {
+      auto word = mark ^ offset;
+      std::memcpy(place, &word, 8);
+    });
+    page.mark = mark;
+    page.is_marked = true;
+  }
+  void check(std::uint32_t number) const {
+    auto &page = pages[number];
+    if (!page.is_marked || !is_there(page)) return;
+    each_word(number, [&](char *place, std::uint64_t offset) {
+      std::uint64_t word;
+      std::memcpy(&word, place, 8);
+      if (word != (page.mark ^ offset)) fail("page %u of a range was written to", number);
+    });
+  }
+  void check() const {
+    for (std::uint32_t page = 0; page < count(); ++page) check(page);
+  }
+  // With one thread what the callback was told is all that went, and went before its call returned.
+  void note_gone() {
+    std::lock_guard<std::mutex> lock(told->mutex);
+    for (auto number : told->gone) {
+      if (!is_one_thread) continue;
+      auto &page = pages[number];
+      if (!page.is_committed || !page.is_discardable || page.pins || pool->is_asleep) fail("page %u was taken", number);
+      page = Page{};
+    }
+    told->gone.clear();
+  }
+};
+
 // Blocks on their way from one thread to another.
 std::mutex exchanging;
 std::vector<Block> exchange;
@@ -176,6 +258,7 @@ class Worker {
     for (auto scope : scopes_) succeeded(api->scope_leave(scope.first), "scope_leave");
     scopes_.clear();
     while (!blocks_.empty()) free_one(blocks_.size() - 1);
+    while (!ranges_.empty()) release_range(ranges_.size() - 1);
     while (!pools_.empty()) release_pool(pools_.size() - 1);
     while (!leases_.empty()) end_lease(leases_.size() - 1);
     for (int device : expected_) succeeded(api->end_expecting_captures(device), "end_expecting_captures");
@@ -186,6 +269,7 @@ class Worker {
   std::mt19937_64 random_;
   std::vector<Block> blocks_;
   std::vector<std::shared_ptr<Pool>> pools_;
+  std::vector<Range> ranges_;
   std::vector<std::pair<std::uint64_t, std::shared_ptr<Pool>>> scopes_;
   std::vector<int> expected_;
   std::vector<gpupool_lease> leases_;
@@ -483,6 +567,7 @@ class Worker {
     succeeded(api->pool_create(on, &options, &handle), "pool_create");
     pool->device = on;
     pool->for_graphs = options.for_graphs;
+    pool->has_fixed_segments = options.no_split || options.source;
     succeeded(api->pool_id(handle, &pool->id), "pool_id");
     pools_.push_back(std::move(pool));
   }
@@ -495,6 +580,9 @@ class Worker {
         pools_.push_back(std::move(pool));
         return;
       }
+    // A range keeps its pool; of one that sleeps none is left, for nothing could wake it.
+    for (auto number = ranges_.size(); number--;)
+      if (ranges_[number].pool == pool && (pool->is_asleep || one_in(2))) release_range(number);
     for (auto &block : blocks_)
       if (block.pool == pool) {
         block.check();
@@ -520,7 +608,14 @@ class Worker {
     auto &pool = pools_[below(pools_.size())];
     switch (below(6)) {
       case 0: return succeeded(api->pool_set_use_on_oom(pool->handle, one_in(2)), "pool_set_use_on_oom");
-      case 1: one_of(api->pool_set_no_split(pool->handle), {0, GPUPOOL_ERROR_INVALID_VALUE}, "pool_set_no_split"); return;
+      case 1: {
+        for (auto &range : ranges_)
+          if (range.pool == pool) return;
+        int status = api->pool_set_no_split(pool->handle);
+        one_of(status, {0, GPUPOOL_ERROR_INVALID_VALUE}, "pool_set_no_split");
+        pool->has_fixed_segments |= !status;
+        return;
+      }
       case 2: one_of(api->pool_trim(pool->handle, nullptr), {0, GPUPOOL_ERROR_ASLEEP}, "pool_trim"); return;
       case 3:
         succeeded(api->pool_by_id(pool->device, &pool->id, &handle), "pool_by_id");
@@ -571,6 +666,8 @@ class Worker {
     if (!pool->is_asleep) {
       for (auto &block : blocks_)
         if (block.pool == pool) block.check();
+      for (auto &range : ranges_)
+        if (range.pool == pool) range.note_gone(), range.check();
       auto backup = one_in(2) ? GPUPOOL_BACKUP_HOST : GPUPOOL_BACKUP_NONE;
       // Refused for some pools, and where pinned memory runs out.
       if (api->pool_sleep(pool->handle, backup, nullptr)) return;
@@ -588,6 +685,11 @@ class Worker {
     bool is_discarded = discarded_.erase(pool.get());
     for (auto &block : blocks_)
       if (block.pool == pool) is_discarded ? block.fill() : block.check();
+    for (auto &range : ranges_) {
+      if (range.pool != pool) continue;
+      for (auto &page : range.pages) page.is_marked &= !is_discarded;
+      range.check();
+    }
   }
 
   // Alone, for all threads' memory sleeps; where nothing does yet, so that there is memory for all of it to wake.
@@ -606,8 +708,10 @@ class Worker {
     }
     int status = api->wake_device(on, nullptr);
     if (status) fail("wake_device failed with %d", status);
-    for (auto *worker : workers)
+    for (auto *worker : workers) {
       for (auto &block : worker->blocks_) block.check();
+      for (auto &range : worker->ranges_) range.note_gone(), range.check();
+    }
     for (auto &block : exchange) block.check();
   }
 
@@ -653,6 +757,25 @@ class Worker {
     };
     for (auto *worker : workers) expect(worker->blocks_);
     expect(exchange);
+    for (auto *worker : workers)
+      for (auto &range : worker->ranges_) {
+        range.note_gone();
+        std::uint64_t there = 0, committed = 0;
+        for (std::uint32_t number = 0; number < range.count(); ++number) {
+          auto &page = range.pages[number];
+          auto place = seen.live.find(range.at(number));
+          bool is_seen = place != seen.live.end();
+          if (is_seen && place->second != range.page_bytes) fail("a page has %llu bytes in a snapshot",
+                                                                 static_cast<unsigned long long>(place->second));
+          if (is_seen != page.is_committed && !(page.is_committed && range.may_be_gone(page)))
+            fail("page %u of a range is committed %d, and in a snapshot %d", number, page.is_committed, is_seen);
+          there += is_seen ? range.page_bytes : 0;
+          if (is_seen) seen.live.erase(place);
+        }
+        succeeded(api->range_bytes(range.handle, &committed, nullptr), "range_bytes");
+        if (there != committed) fail("%llu bytes of a range are in a snapshot, of %llu", static_cast<unsigned long long>(there),
+                                     static_cast<unsigned long long>(committed));
+      }
     bool is_asleep = false;
     for (auto *worker : workers) is_asleep |= worker->has_sleeping();
     for (auto &[pointer, bytes] : seen.live) {
@@ -818,6 +941,274 @@ class Worker {
     if (!is_available) fail("the simulated library is not available");
   }
 
+  // A few pages in any order, some of them twice.
+  std::vector<std::uint32_t> some_pages(const Range &range) {
+    std::vector<std::uint32_t> pages(below(6));
+    for (auto &page : pages) page = static_cast<std::uint32_t>(below(range.count()));
+    if (one_in(8))
+      for (std::uint32_t page = 0; page < std::min(range.count(), 12u); ++page) pages.push_back(page);
+    return pages;
+  }
+
+  void make_range() {
+    if (pools_.empty()) return;
+    auto &pool = pools_[below(pools_.size())];
+    Range range;
+    range.pool = pool;
+    range.page_bytes = 2 * MIB * (one_in(3) ? 1 + below(3) : 1);
+    range.pages.resize(1 + below(24));
+    range.told->may_go.resize(range.pages.size());
+    void *pointer = this;
+    gpupool_range *&handle = range.handle;
+    auto reserve = [&](std::uint64_t bytes, std::uint64_t page_bytes) {
+      return api->pool_reserve_range(pool->handle, bytes, page_bytes, &handle, &pointer);
+    };
+    if (pool->has_fixed_segments) {
+      one_of(reserve(range.bytes(), range.page_bytes), {GPUPOOL_ERROR_OTHER}, "pool_reserve_range of segments that stay");
+      if (handle || pointer) fail("pool_reserve_range failed and left a range");
+      return;
+    }
+    switch (below(10)) {
+      case 0: refused(reserve(range.bytes() + (one_in(2) ? MIB : 8), range.page_bytes), "pool_reserve_range"); break;
+      case 1: refused(reserve(range.bytes(), one_in(2) ? 0 : 3 * MIB), "pool_reserve_range"); break;
+      case 2: refused(reserve(0, range.page_bytes), "pool_reserve_range"); break;
+      case 3: one_of(reserve(std::uint64_t{1} << 60, 2 * MIB), {GPUPOOL_ERROR_OUT_OF_MEMORY}, "pool_reserve_range"); break;
+      case 4:
+        refused(api->pool_reserve_range(nullptr, 2 * MIB, 2 * MIB, &handle, &pointer), "pool_reserve_range");
+        refused(api->pool_reserve_range(reinterpret_cast<gpupool_pool *>(random_()), 2 * MIB, 2 * MIB, &handle, &pointer),
+                "pool_reserve_range");
+        refused(api->pool_reserve_range(pool->handle, 2 * MIB, 2 * MIB, nullptr, &pointer), "pool_reserve_range");
+        return refused(api->pool_reserve_range(pool->handle, 2 * MIB, 2 * MIB, &handle, nullptr), "pool_reserve_range");
+      default: {
+        succeeded(reserve(range.bytes(), range.page_bytes), "pool_reserve_range");
+        if (!handle || reinterpret_cast<std::uintptr_t>(pointer) % (2 * MIB)) fail("a range begins at %p", pointer);
+        range.pointer = static_cast<char *>(pointer);
+        place(pointer, range.bytes());
+        succeeded(api->range_on_discard(handle, Range::Told::pages, range.told.get()), "range_on_discard");
+        ranges_.push_back(std::move(range));
+        return;
+      }
+    }
+    if (handle || pointer) fail("pool_reserve_range failed and left a range");
+  }
+
+  // Pins pages, some of which may be gone, and returns those that are there.
+  std::vector<std::uint32_t> pin(Range &range, const std::vector<std::uint32_t> &pages) {
+    std::vector<unsigned char> bits((pages.size() + 7) / 8, 0xa5);
+    bool has_stream = one_in(2);
+    succeeded(api->range_pin(range.handle, pages.data(), pages.size(), has_stream ? range.pool->device : -1,
+                             has_stream ? stream() : nullptr, bits.data()), "range_pin");
+    if (pages.size() % 8 && bits.back() >> pages.size() % 8) fail("range_pin set bits of no page");
+    std::vector<std::uint32_t> there;
+    for (std::size_t place = 0; place < pages.size(); ++place) {
+      auto &page = range.pages[pages[place]];
+      bool is_there = bits[place / 8] >> place % 8 & 1;
+      if (is_there != page.is_committed && !(page.is_committed && range.may_be_gone(page)))
+        fail("page %u of a range is committed %d, and range_pin says %d", pages[place], page.is_committed, is_there);
+      if (!is_there) continue;
+      ++page.pins;
+      there.push_back(pages[place]);
+    }
+    return there;
+  }
+
+  void unpin(Range &range, const std::vector<std::uint32_t> &pages) {
+    succeeded(api->range_unpin(range.handle, pages.data(), pages.size(), one_in(2) ? range.pool->device : -1, nullptr),
+              "range_unpin");
+    for (auto page : pages) --range.pages[page].pins;
+  }
+
+  void commit(Range &range) {
+    auto pages = some_pages(range);
+    bool is_discardable = one_in(2);
+    int priority = static_cast<int>(below(5)) - 2, fill = one_in(3) ? static_cast<int>(below(256)) : -1;
+    if (is_discardable) {
+      std::lock_guard<std::mutex> lock(range.told->mutex);
+      for (auto page : pages) range.told->may_go[page] = true;
+    }
+    auto on = range.pool->device;
+    auto *in = stream();
+    int status = api->range_commit(range.handle, pages.data(), pages.size(), on, in, is_discardable ? &priority : nullptr, fill);
+    range.note_gone();
+    if ((status == GPUPOOL_ERROR_ASLEEP) != range.pool->is_asleep) fail("range_commit returned %d", status);
+    one_of(status, {0, GPUPOOL_ERROR_OUT_OF_MEMORY, GPUPOOL_ERROR_ASLEEP}, "range_commit");
+    if (status) return range.check();
+    // So that nothing is filled after it is written here.
+    if (fill >= 0) succeeded(api->synchronize(on, in), "synchronize");
+    std::vector<bool> was_there, may_be_old;
+    for (auto page : pages) {
+      auto &state = range.pages[page];
+      was_there.push_back(state.is_committed && !range.may_be_gone(state));
+      may_be_old.push_back(state.is_committed);
+    }
+    for (auto page : pages) {
+      range.pages[page].is_committed = true;
+      range.pages[page].is_discardable = is_discardable;
+    }
+    auto pinned = pin(range, pages);
+    for (std::size_t i = 0; i < pages.size(); ++i) {
+      auto number = pages[i];
+      auto &page = range.pages[number];
+      if (!page.pins) continue; // taken since
+      if (was_there[i]) {
+        range.check(number);
+        continue;
+      }
+      if (fill >= 0 && !may_be_old[i] && !page.is_marked)
+        range.each_word(number, [&](char *place, std::uint64_t) {
+          if (*place != static_cast<char>(fill)) fail("page %u of a range is not filled", number);
+        });
+      range.write(number, random_());
+      was_there[i] = true;
+    }
+    if (!one_in(4)) unpin(range, pinned);
+    if (one_in(16))
+      for (auto page : pages)
+        if (range.pages[page].pins) refuse_as_block(range.at(page));
+  }
+
+  // No address in a range is that of a block.
+  void refuse_as_block(void *pointer) {
+    refused(api->deallocate(pointer), "deallocate of a page");
+    refused(api->deallocate_on(pointer, device(), stream()), "deallocate_on of a page");
+    refused(api->record_stream(pointer, device(), stream()), "record_stream of a page");
+    gpupool_block block{};
+    block.size = sizeof block;
+    refused(api->find_block(pointer, &block), "find_block of a page");
+  }
+
+  void decommit(Range &range) {
+    auto pages = some_pages(range);
+    bool is_pinned = false;
+    for (auto page : pages) is_pinned |= range.pages[page].pins > 0, range.check(page);
+    bool has_stream = one_in(2);
+    int status = api->range_decommit(range.handle, pages.data(), pages.size(), has_stream ? range.pool->device : -1,
+                                     has_stream ? stream() : nullptr);
+    range.note_gone();
+    if (range.pool->is_asleep) return one_of(status, {GPUPOOL_ERROR_ASLEEP}, "range_decommit");
+    if (is_pinned) {
+      refused(status, "range_decommit of a pinned page");
+      return range.check();
+    }
+    succeeded(status, "range_decommit");
+    for (auto page : pages) {
+      range.pages[page] = Range::Page{};
+      freed_.push_back({range.at(page), range.page_bytes, range.pool->device});
+    }
+    while (freed_.size() > 16) freed_.erase(freed_.begin());
+  }
+
+  void use_range_wrongly(Range &range) {
+    auto *handle = range.handle;
+    auto on = range.pool->device;
+    std::uint32_t numbers[] = {static_cast<std::uint32_t>(below(range.count())), range.count()};
+    unsigned char bits[1] = {};
+    switch (below(9)) {
+      case 0:
+        refused(api->range_commit(nullptr, numbers, 1, on, stream(), nullptr, -1), "range_commit");
+        refused(api->range_decommit(nullptr, numbers, 1, -1, nullptr), "range_decommit");
+        refused(api->range_pin(nullptr, numbers, 1, -1, nullptr, bits), "range_pin");
+        refused(api->range_unpin(nullptr, numbers, 1, -1, nullptr), "range_unpin");
+        refused(api->range_prepare(nullptr, 0), "range_prepare");
+        refused(api->range_bytes(nullptr, nullptr, nullptr), "range_bytes");
+        refused(api->range_on_discard(nullptr, Range::Told::pages, range.told.get()), "range_on_discard");
+        refused(api->range_release(nullptr, -1, nullptr), "range_release");
+        break;
+      case 1:
+        refused(api->range_commit(handle, numbers, 2, on, stream(), nullptr, -1), "range_commit");
+        refused(api->range_decommit(handle, numbers, 2, -1, nullptr), "range_decommit");
+        refused(api->range_pin(handle, numbers, 2, -1, nullptr, bits), "range_pin");
+        refused(api->range_unpin(handle, numbers + 1, 1, -1, nullptr), "range_unpin");
+        break;
+      case 2:
+        refused(api->range_commit(handle, nullptr, 1, on, stream(), nullptr, -1), "range_commit");
+        refused(api->range_pin(handle, numbers, 1, -1, nullptr, nullptr), "range_pin");
+        refused(api->range_decommit(handle, numbers, UINT64_MAX, -1, nullptr), "range_decommit");
+        break;
+      case 3: refused(api->range_commit(handle, numbers, 1, on, stream(), nullptr, one_in(2) ? 256 : -2), "range_commit"); break;
+      case 4: {
+        auto wrong = wrong_device();
+        refused(api->range_commit(handle, numbers, 1, wrong, stream(), nullptr, -1), "range_commit");
+        refused(api->range_pin(handle, numbers, 1, wrong, stream(), bits), "range_pin");
+        refused(api->range_release(handle, wrong, nullptr), "range_release");
+        break;
+      }
+      case 5:
+        // The devices are no peers.
+        refused(api->range_pin(handle, numbers, 1, 1 - on, stream(), bits), "range_pin for another device");
+        refused(api->range_release(handle, 1 - on, stream()), "range_release for another device");
+        break;
+      case 6:
+        if (!range.pages[numbers[0]].pins) refused(api->range_unpin(handle, numbers, 1, -1, nullptr), "range_unpin of no pin");
+        break;
+      case 7: refused(api->range_on_discard(handle, nullptr, nullptr), "range_on_discard of nothing"); break;
+      default: refused(api->range_prepare(handle, UINT64_MAX), "range_prepare of what no range has");
+    }
+    range.check();
+  }
+
+  void ask_range(Range &range) {
+    std::uint64_t committed = 0, discardable = 0, sure = 0, most = 0, takeable = 0;
+    succeeded(api->range_bytes(range.handle, &committed, one_in(4) ? nullptr : &discardable), "range_bytes");
+    for (auto &page : range.pages) {
+      most += page.is_committed ? range.page_bytes : 0;
+      sure += page.is_committed && !range.may_be_gone(page) ? range.page_bytes : 0;
+      takeable += page.is_committed && page.is_discardable && !page.pins ? range.page_bytes : 0;
+    }
+    if (committed < sure || committed > most || discardable > takeable)
+      fail("%llu bytes of a range are committed and %llu discardable, of %llu to %llu and %llu",
+           static_cast<unsigned long long>(committed), static_cast<unsigned long long>(discardable),
+           static_cast<unsigned long long>(sure), static_cast<unsigned long long>(most),
+           static_cast<unsigned long long>(takeable));
+    range.check();
+  }
+
+  void release_range(std::size_t number) {
+    auto range = std::move(ranges_[number]);
+    ranges_.erase(ranges_.begin() + static_cast<std::ptrdiff_t>(number));
+    range.note_gone();
+    range.check();
+    std::vector<std::uint32_t> pinned;
+    for (std::uint32_t page = 0; page < range.count(); ++page)
+      pinned.insert(pinned.end(), range.pages[page].pins, page);
+    if (!pinned.empty()) {
+      refused(api->range_release(range.handle, -1, nullptr), "range_release of a pinned page");
+      unpin(range, pinned);
+    }
+    freed_.push_back({range.pointer, range.page_bytes, range.pool->device});
+    // First: another thread may have the addresses as soon as they are free.
+    take_away(range.pointer);
+    bool has_stream = one_in(2);
+    succeeded(api->range_release(range.handle, has_stream ? range.pool->device : -1, has_stream ? stream() : nullptr),
+              "range_release");
+  }
+
+  void use_ranges() {
+    if (ranges_.empty() || (ranges_.size() < MOST_RANGES && one_in(8))) return make_range();
+    auto number = below(ranges_.size());
+    auto &range = ranges_[number];
+    range.note_gone();
+    auto which = below(100);
+    if (which < 40) return commit(range);
+    if (which < 60) return decommit(range);
+    if (which < 70) {
+      auto pinned = pin(range, some_pages(range));
+      range.check();
+      return one_in(2) ? unpin(range, pinned) : void();
+    }
+    if (which < 80) {
+      std::vector<std::uint32_t> pinned;
+      for (std::uint32_t page = 0; page < range.count(); ++page)
+        if (range.pages[page].pins) pinned.push_back(page);
+      return unpin(range, pinned);
+    }
+    if (which < 86) return use_range_wrongly(range);
+    if (which < 92) return ask_range(range);
+    // A thread of gpupool's own makes them, at any time: what one thread is told would differ from run to run.
+    if (which < 95) return succeeded(api->range_prepare(range.handle, is_one_thread ? 0 : below(3)), "range_prepare");
+    release_range(number);
+  }
+
   void trade() {
     std::lock_guard<std::mutex> lock(exchanging);
     if (exchange.size() > 8 || (one_in(2) && !exchange.empty())) {
@@ -831,7 +1222,7 @@ class Worker {
 
   void step() {
     ++calls;
-    auto which = below(1000);
+    auto which = below(1080);
     if (which < 30) {
       std::unique_lock<std::shared_mutex> lock(alone);
       return which < 20 ? free_twice() : which < 27 ? look() : sleep_device();
@@ -849,7 +1240,8 @@ class Worker {
     if (which < 920) return change_scope();
     if (which < 950) return sleep();
     if (which < 980) return ask();
-    trade();
+    if (which < 1000) return trade();
+    use_ranges();
   }
 };
 
@@ -898,9 +1290,9 @@ void round(std::uint64_t round_seed, int threads) {
       if (device < 0 ? api->pinned_stats(-1, &stats) : api->device_stats(device, &stats)) fail("there are no statistics");
       return stats.reserved_bytes[0].current;
     };
-    // Pinned memory goes back on a thread of gpupool's own.
+    // Pinned memory goes back on a thread of gpupool's own, and another one may just make pages ready.
     for (auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
-         ask() && device < 0 && std::chrono::steady_clock::now() < end;)
+         ask() && (device < 0 || threads > 1) && std::chrono::steady_clock::now() < end;)
       std::this_thread::yield();
     auto live = stats.allocated_bytes[0].current, reserved = stats.reserved_bytes[0].current;
     if (live || reserved || stats.requested_bytes[0].current)
@@ -926,6 +1318,7 @@ int main(int count, char **arguments) {
   auto end = std::chrono::steady_clock::now() + std::chrono::seconds(std::atoi(arguments[1]));
   auto first = seed = std::strtoull(arguments[2], nullptr, 10);
   int threads = std::max(1, std::atoi(arguments[3]));
+  is_one_thread = threads == 1;
   std::mt19937_64 rounds(first);
   int number = 0;
   do {

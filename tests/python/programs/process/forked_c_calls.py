@@ -13,7 +13,9 @@ FORKED = 4
 # The simulated library's number.
 SIMULATED = 7
 # Pools and checkpoints need handles of their own kind.
-OF_POOLS = re.compile("pool_|checkpoint_|ticket")
+OF_POOLS = re.compile("pool_(?!reserve_range)|checkpoint_|ticket")
+PAGE = 2 << 20
+PAGES = (ctypes.c_uint32 * 2)(0, 1)
 
 
 class Struct(ctypes.Structure):
@@ -22,7 +24,7 @@ class Struct(ctypes.Structure):
     _fields_ = (("size", ctypes.c_uint64), ("room", ctypes.c_uint64 * 199))
 
 
-def calls(address: int) -> dict[str, tuple]:
+def calls(address: int, pool: ctypes.c_void_p, ranged: ctypes.c_void_p) -> dict[str, tuple]:
     """Return the arguments of each function that returns a status."""
     struct, place, none = ctypes.byref(Struct(size=1600)), ctypes.byref(ctypes.c_uint64()), None
     pointer = ctypes.c_void_p(address)
@@ -76,12 +78,32 @@ def calls(address: int) -> dict[str, tuple]:
         "warm_handles": (SIMULATED, 0, ctypes.c_uint64(1), 0, place),
         "trim_handles": (SIMULATED, -1, place),
         "set_handle_limit": (SIMULATED, ctypes.c_uint64(1)),
+        "pool_reserve_range": (pool, ctypes.c_uint64(PAGE), ctypes.c_uint64(PAGE), place, place),
+        "range_commit": (ranged, PAGES, ctypes.c_uint64(2), 0, none, none, -1),
+        "range_decommit": (ranged, PAGES, ctypes.c_uint64(2), 0, none),
+        "range_pin": (ranged, PAGES, ctypes.c_uint64(2), 0, none, place),
+        "range_unpin": (ranged, PAGES, ctypes.c_uint64(2), 0, none),
+        "range_prepare": (ranged, ctypes.c_uint64(1)),
+        "range_bytes": (ranged, place, none),
+        "range_on_discard": (ranged, callback, none),
+        "range_release": (ranged, -1, none),
     }
 
 
-def child(paged: int, *others: int) -> None:
+def make_range() -> tuple[ctypes.c_void_p, ctypes.c_void_p]:
+    """Return a pool, and a range of it of 64 pages."""
+    options = ctypes.byref(Struct(size=1600))
+    pool, ranged, address = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+    assert function("pool_create")(0, options, ctypes.byref(pool)) == 0
+    size = ctypes.c_uint64(64 * PAGE)
+    reserve = function("pool_reserve_range")
+    assert reserve(pool, size, ctypes.c_uint64(PAGE), ctypes.byref(ranged), ctypes.byref(address)) == 0
+    return pool, ranged
+
+
+def child(handles: tuple[ctypes.c_void_p, ctypes.c_void_p], paged: int, *others: int) -> None:
     for address in (paged, *others):
-        for name, arguments in calls(address).items():
+        for name, arguments in calls(address, *handles).items():
             status = function(name)(*arguments)
             assert status == FORKED, f"{name} returned {status}"
             assert b"spawn" in function("last_error", ctypes.c_char_p)(), f"{name} does not say what to do"
@@ -91,7 +113,9 @@ def child(paged: int, *others: int) -> None:
 def main() -> None:
     names = {name for name in addresses() if not OF_POOLS.match(name)}
     plain = {"malloc", "free", "cupy_malloc", "cupy_free", "handler_alloc", "handler_free", "last_error", "owns"}
-    assert names == plain | calls(0).keys(), "a function of the table is not tried"
+    handles = make_range()
+    tried = calls(0, *handles)
+    assert names == plain | tried.keys(), "a function of the table is not tried"
     buffer = gpupool.empty(1 << 20)
     own = gpupool.MemPool(segments=True)
     with gpupool.use_mem_pool(own):
@@ -108,15 +132,18 @@ def main() -> None:
             gpupool.empty(1 << 20)
             gpupool.empty_pinned(1 << 20)
             gpupool.memory_snapshot()
+            for name in ("range_commit", "range_pin", "range_unpin", "range_decommit"):
+                assert function(name)(*tried[name]) == 0, function("last_error", ctypes.c_char_p)()
 
     worker = threading.Thread(target=work, daemon=True)
     worker.start()
     busy.wait()
     for _ in range(5):
-        in_child(lambda: child(*blocks))
+        in_child(lambda: child(handles, *blocks))
     ends.set()
     worker.join()
     assert buffer.nbytes == segment.nbytes == pinned.nbytes == 1 << 20, "the parent's buffers changed"
+    assert function("range_release")(*tried["range_release"]) == 0, "the parent's range changed"
     os._exit(0)
 
 
