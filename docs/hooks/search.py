@@ -33,14 +33,19 @@ ANCHOR = re.compile(r"#(gpupool(?:\.\w+)+)$")
 CAMEL = re.compile(r"[a-z][A-Z]")
 
 
-def weight(path: str, title: str) -> float:
+def is_property(section: dict[str, Any]) -> bool:
+    """Return whether a section is that of a property."""
+    return "<code>property</code>" in section["title"]
+
+
+def weight(path: str, is_light: bool) -> float:
     """Return what a section of the reference weighs: less than the guide's in its text, and less for long names.
 
-    Those begin with shorter ones, and words that are seldom weigh more.
+    Those begin with shorter ones, and words that are seldom weigh more. Light are properties, and methods whose names
+    begin with that of a property (`reserve_range`), which is found first.
     """
-    is_property = "<code>property</code>" in title
     length = len(path.removeprefix("gpupool."))
-    return 0.01 * (10 / max(6, length)) ** 2 * (0.1 if is_property else 1)
+    return 0.01 * (10 / max(6, length)) ** 2 * (0.1 if is_light else 1)
 
 
 def fields(path: str) -> dict[str, str]:
@@ -60,8 +65,11 @@ def fields(path: str) -> dict[str, str]:
     return found
 
 
-def named(section: dict[str, Any]) -> dict[str, Any]:
-    """Return a section of the index, with its names if it is one of the reference, or with what it is asked for by."""
+def named(section: dict[str, Any], properties: tuple[str, ...]) -> dict[str, Any]:
+    """Return a section of the index, with its names if it is one of the reference, or with what it is asked for by.
+
+    Properties are those of the reference, each with what a longer name has behind it.
+    """
     anchor = ANCHOR.search(section["location"])
     if anchor is None:
         asked = ASKED.get(section["location"])
@@ -74,7 +82,8 @@ def named(section: dict[str, Any]) -> dict[str, Any]:
     # What was found is shown with its first paragraph; the rest is looked through, too.
     text = section["text"]
     first = text[: text.index("</p>") + 4] if "</p>" in text else text
-    return {**section, "title": title, "text": first, "whole": text, "boost": weight(path, title), **fields(path)}
+    boost = weight(path, is_property(section) or path.startswith(properties))
+    return {**section, "title": title, "text": first, "whole": text, "boost": boost, **fields(path)}
 
 
 def on_page_context(context: Any, page: Any, **_: Any) -> Any:
@@ -91,5 +100,7 @@ def on_post_build(config: Any, **_: Any) -> None:
     place = Path(config.site_dir) / "search/search_index.json"
     index = json.loads(place.read_text())
     index["config"]["fields"] |= {name: {"boost": weight} for name, weight in FIELDS.items()}
-    index["docs"] = [named(section) for section in index["docs"]]
+    anchors = [ANCHOR.search(section["location"]) for section in index["docs"] if is_property(section)]
+    properties = tuple(f"{anchor[1]}_" for anchor in anchors if anchor)
+    index["docs"] = [named(section, properties) for section in index["docs"]]
     place.write_text(json.dumps(index, separators=(",", ":")))

@@ -10,6 +10,7 @@ import pydoc
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import docstring_examples
@@ -63,8 +64,9 @@ def public_objects():
 
 
 OBJECTS = public_objects()
-# Numbers and texts have docstrings of their own classes.
-DOCUMENTED = {name: value for name, value in OBJECTS.items() if not isinstance(value, str | int | tuple | dict)}
+# Numbers and texts have docstrings of their own classes, type aliases those of what they stand for, if any.
+UNDOCUMENTED = str | int | tuple | dict | types.GenericAlias | types.UnionType
+DOCUMENTED = {name: value for name, value in OBJECTS.items() if not isinstance(value, UNDOCUMENTED)}
 
 
 def text_of(value):
@@ -201,6 +203,8 @@ def objects():
     whole, told = gpupool.MemPool(no_split=True), []
     segment_callback = whole.on_segment(told.append)
     whole.empty(5).free()
+    ranged = gpupool.MemPool().reserve_range(4 << 20)
+    discard_callback = ranged.on_discard(told.append)
     own = gpupool.HandlePool("own", iter(range(1, 9)).__next__, lambda handle: None)
     pool_id = rf"\({pool.id[0]}, {pool.id[1]}\)"
     scope = gpupool.use_mem_pool(pool.token(), all_threads=True)
@@ -269,6 +273,18 @@ def objects():
             r"gpupool.SegmentEvent\(kind='added', address=0x\w+, nbytes=2097152, device=0 \(simulated\), .*\)",
             None,
             None,
+        ),
+        (
+            discard_callback,
+            r"<gpupool.DiscardCallback list.append>",
+            discard_callback.remove,
+            r"<gpupool.DiscardCallback list.append, removed>",
+        ),
+        (
+            ranged,
+            r"gpupool.MemoryRange\(ptr=0x\w+, nbytes=4194304, committed_bytes=0, device=0 \(simulated\)\)",
+            ranged.free,
+            r"gpupool.MemoryRange\(freed\)",
         ),
         (gpupool.c_api, r"<gpupool.CApi: addresses of C functions, malloc=0x\w+, free=0x\w+>", None, None),
         (gpupool.info(), r"Info\(.*", None, None),

@@ -32,6 +32,11 @@ QUESTIONS = {
     "torch enable": "api/frameworks/",
     "DDP": "pytorch/",
     "Colab": "faq/",
+    "KV cache": "ranges/",
+    "kvcached": "ranges/",
+    "paged": "ranges/",
+    "discardable": "ranges/",
+    "virtual memory": "ranges/",
 }
 
 pytestmark = [

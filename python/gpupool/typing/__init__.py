@@ -10,7 +10,8 @@ one without an index is the current device.
 ``PoolId`` is the id of a memory pool in the process, a pair of ints: ``(0, n)`` is a pool that the program created,
 ``(n, 0)`` one for graph capture, and ``(0, 0)`` the device's default pool. Ids are never reused.
 
-``PageNumbers`` are numbers of pages of a :class:`gpupool.MemoryRange`: a sequence of them, or an array of integers.
+``PageNumbers`` is what names pages of a :class:`gpupool.MemoryRange`: a sequence of their numbers, or an array of
+integers.
 
 ``AllocatorLike`` is a custom source of memory for a :class:`gpupool.MemPool`: a pair of callables, a pair of addresses
 of C functions, or a PyTorch allocator.
