@@ -110,21 +110,28 @@ class Driver:
         """Whether all work of the stream is done."""
         return self._library.cuStreamQuery(self._stream) == 0
 
-    def extent_times(self, nbytes: int, rounds: int) -> tuple[list[float], list[float]]:
-        """Return the microseconds to create, map and open one extent, and to unmap and release it."""
+    def extent_times(self, nbytes: int, rounds: int, spins: int = 0) -> dict[str, list[float]]:
+        """Return the microseconds of the calls for one extent, beside a kernel that runs for so many milliseconds."""
         size, none = ctypes.c_size_t(nbytes), ctypes.c_uint64(0)
         address = self._object("cuMemAddressReserve", size, ctypes.c_size_t(0), none, none)
         properties, access = _Properties(1, 0, _Location(1, 0)), _Access(_Location(1, 0), 3)
-        come, go = [], []
+        times: dict[str, list[float]] = {name: [] for name in ("create", "map and open", "unmap", "release")}
         for _ in range(rounds):
-            begun = time.perf_counter()
+            if spins:
+                self.spin(spins)
+            moments = [time.perf_counter()]
             extent = self._object("cuMemCreate", size, ctypes.byref(properties), none)
+            moments.append(time.perf_counter())
             self._call("cuMemMap", address, size, ctypes.c_size_t(0), extent, none)
             self._call("cuMemSetAccess", address, size, ctypes.byref(access), ctypes.c_size_t(1))
-            mapped = time.perf_counter()
+            moments.append(time.perf_counter())
             self._call("cuMemUnmap", address, size)
+            moments.append(time.perf_counter())
             self._call("cuMemRelease", extent)
-            come.append((mapped - begun) * 1e6)
-            go.append((time.perf_counter() - mapped) * 1e6)
+            moments.append(time.perf_counter())
+            for name, begun, ended in zip(times, moments, moments[1:], strict=False):
+                times[name].append((ended - begun) * 1e6)
+            if spins:
+                self.synchronize()
         self._call("cuMemAddressFree", address, size)
-        return come, go
+        return times

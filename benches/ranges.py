@@ -2,7 +2,8 @@
 
     python benches/ranges.py [ROUNDS]
 
-- driver: microseconds to create, map and open, and to unmap and release one extent of 2 MiB, by the driver's functions.
+- driver: microseconds of its own calls that create, map and open, unmap and release one extent of 2 MiB, alone and
+  while a kernel runs.
 - commit, decommit: of one page, and of each of 512 in one call: pages that the pool has free at other addresses
   (moved), that are created (new), that a thread made ready before (prepared), and that are there still (again).
 - beside a kernel: the same of one page while a kernel runs on the stream, and whether that still runs afterwards.
@@ -42,9 +43,10 @@ def row(work: str, figures: list[float], pages: int = 1, **more: object) -> None
 
 def measure_driver(rounds: int) -> None:
     """Measure the driver's own calls for one extent."""
-    come, go = Driver().extent_times(PAGE, rounds)
-    row("driver: create, map, open", come)
-    row("driver: unmap, release", go)
+    driver = Driver()
+    for beside, spins in (("", 0), (" beside a kernel", 30)):
+        for name, figures in driver.extent_times(PAGE, rounds, spins).items():
+            row(f"driver: {name}{beside}", figures)
 
 
 def measure_pages(rounds: int, many: int) -> None:
@@ -52,6 +54,8 @@ def measure_pages(rounds: int, many: int) -> None:
     pool, stream = gpupool.MemPool(), gpupool.Stream()
     ranged = pool.reserve_range(4 * many * PAGE)
     here, there = np.arange(many), np.arange(2 * many, 3 * many)
+    # Beside them others stay, as a cache has.
+    ranged.commit([many], stream)
     figures: dict[str, list[float]] = {}
 
     def time_it(work: str, call: Callable[[], object]) -> None:

@@ -14,6 +14,7 @@ fn stream<'py>(py: Python<'py>, stream: &StreamStats) -> PyResult<Bound<'py, PyD
     let dict = PyDict::new(py);
     dict.set_item("stream", stream.stream)?;
     dict.set_item("is_feed", stream.is_feed)?;
+    dict.set_item("is_ranges", stream.is_ranges)?;
     dict.set_item("live_bytes", stream.live_bytes)?;
     dict.set_item("requested_bytes", stream.requested_bytes)?;
     dict.set_item("cached_bytes", stream.cached_bytes)?;

@@ -65,7 +65,10 @@ def test_while_torch_captures_a_stream_of_the_pool_no_page_comes(pool):
     ranged = pool.reserve_range(64 * PAGE)
     ranged.commit([0], stream)
     graph = torch.cuda.CUDAGraph()
+    counted = torch.zeros(1, device="cuda")
+    torch.cuda.synchronize()
     with torch.cuda.graph(graph, stream=stream):
+        counted += 1
         with pytest.raises(gpupool.InvalidValue, match="captured"):
             ranged.commit([1], stream)
         with pytest.raises(gpupool.InvalidValue, match="captured"):

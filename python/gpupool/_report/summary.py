@@ -41,11 +41,13 @@ class StreamSummary:
 
     ``stream`` is the stream's address; 0 is the legacy default stream, and what is free in pages that streams share; 2
     stands for all per-thread default streams. With ``is_feed`` it is a stream of gpupool's, and its live memory belongs
-    to another allocator that takes its memory from the pool, as PyTorch's in :func:`gpupool.torch.mem_pool`.
+    to another allocator that takes its memory from the pool, as PyTorch's in :func:`gpupool.torch.mem_pool`. With
+    ``is_ranges`` it is the pages of memory ranges, which many streams may use.
     """
 
     stream: int
     is_feed: bool
+    is_ranges: bool
     live_bytes: int
     requested_bytes: int
     cached_bytes: int
@@ -424,6 +426,8 @@ def _stream_row(name: str, streams: Iterable[StreamSummary]) -> list[str]:
 def _stream_name(stream: StreamSummary) -> str:
     if stream.is_feed:
         return "feeds other allocators"
+    if stream.is_ranges:
+        return "memory ranges"
     names = {0: "0 (default)", 2: "2 (per thread)"}
     return f"stream {names.get(stream.stream, hex(stream.stream))}"
 

@@ -60,6 +60,14 @@ impl RangePages<'_> {
         }
     }
 
+    /// Returns how many pages are named, if they are pages of the range.
+    pub(super) fn len(&self, page_bytes: u64) -> usize {
+        match self {
+            Self::Bytes(bytes) => (bytes.end.saturating_sub(bytes.start) / page_bytes) as usize,
+            Self::Numbers(numbers) => numbers.len(),
+        }
+    }
+
     /// Calls `f` with each page in the order given, as often as it is named.
     pub(super) fn each(&self, count: u32, page_bytes: u64, mut f: impl FnMut(u32)) -> Result<()> {
         match self {
@@ -68,7 +76,7 @@ impl RangePages<'_> {
                 ((bytes.start / page_bytes) as u32..(bytes.end / page_bytes) as u32).for_each(f);
             }
             Self::Numbers(numbers) => {
-                if let Some(&page) = numbers.iter().find(|page| **page >= count) {
+                if let Some(&page) = numbers.iter().max().filter(|page| **page >= count) {
                     return Err(beyond(page, count));
                 }
                 numbers.iter().for_each(|&page| f(page));

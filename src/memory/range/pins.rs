@@ -13,24 +13,25 @@ pub(super) fn pin(range: &HeldRange, pages: &RangePages<'_>, stream: Option<&Str
     let named = name(range, stream)?;
     let mut table = range.open_table()?;
     let bit = named.map_or(0, |(name, stream)| table.bit_of(name, stream));
-    let (mut bits, mut count, mut pinned) = (Vec::new(), 0_usize, 0);
+    let mut bits = Vec::with_capacity((pages.len(range.page_bytes()).min(range.count() as usize)).div_ceil(8));
+    let mut byte = 0;
+    let (mut place, mut pinned) = (0, 0);
     let states = &mut table.pages;
     pages.each(range.count(), range.page_bytes(), |page| {
         let state = &mut states[page as usize];
         let is_there = state.phase == PagePhase::Committed;
-        if is_there {
-            pinned += u32::from(state.pins == 0);
-            state.pins += 1;
-            state.users |= bit;
+        pinned += u32::from(is_there && state.pins == 0);
+        state.pins += u32::from(is_there);
+        state.users |= if is_there { bit } else { 0 };
+        byte |= u8::from(is_there) << place;
+        place = (place + 1) % 8;
+        if place == 0 {
+            bits.push(std::mem::take(&mut byte));
         }
-        if count.is_multiple_of(8) {
-            bits.push(0);
-        }
-        if let Some(last) = bits.last_mut() {
-            *last |= u8::from(is_there) << (count % 8);
-        }
-        count += 1;
     })?;
+    if place > 0 {
+        bits.push(byte);
+    }
     table.pinned += pinned;
     Ok(bits)
 }
@@ -43,29 +44,32 @@ pub(super) fn unpin(range: &HeldRange, pages: &RangePages<'_>, stream: Option<&S
     let named = name(range, stream)?;
     let mut table = range.open_table()?;
     let bit = named.map_or(0, |(name, stream)| table.bit_of(name, stream));
-    let (mut done, mut refused) = (Vec::new(), None);
-    let mut unpinned = 0;
+    let (mut done, mut unpinned, mut refused) = (0, 0, None);
     let states = &mut table.pages;
     pages.each(range.count(), range.page_bytes(), |page| {
         let state = &mut states[page as usize];
-        if refused.is_some() {
-            return;
-        }
-        if state.pins == 0 {
-            refused = Some(page);
+        if refused.is_some() || state.pins == 0 {
+            refused = refused.or(Some(page));
             return;
         }
         state.pins -= 1;
+        state.users |= bit;
         unpinned += u32::from(state.pins == 0);
-        done.push(page);
+        done += 1;
     })?;
     if let Some(page) = refused {
-        done.iter().for_each(|&page| states[page as usize].pins += 1);
+        // As they were, but for the stream, which may count as a user.
+        let mut left = done;
+        pages.each(range.count(), range.page_bytes(), |page| {
+            if left > 0 {
+                states[page as usize].pins += 1;
+                left -= 1;
+            }
+        })?;
         return Err(Error::invalid_value(format!(
             "page {page} of the range is not pinned: unpin what pin() found there"
         )));
     }
-    done.iter().for_each(|&page| states[page as usize].users |= bit);
     table.pinned -= unpinned;
     Ok(())
 }

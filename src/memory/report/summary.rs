@@ -10,7 +10,7 @@ use super::stats::{MemoryStats, PoolStats};
 use crate::counters::Sum;
 use crate::ids::Device;
 use crate::memory::cache::{ALL, Counts, DeviceCaches};
-use crate::memory::pool::{Pool, PoolId};
+use crate::memory::pool::{Pool, PoolId, Role};
 use crate::sync::{ThisThread, lock};
 
 /// The memory of a pool that serves the requests of one stream, whichever threads they come from.
@@ -22,6 +22,8 @@ pub struct StreamStats {
     pub stream: usize,
     /// Whether this is the stream of [`feed`](crate::memory::feed): its live memory is another allocator's.
     pub is_feed: bool,
+    /// Whether these are the pages of memory ranges, which many streams may use.
+    pub is_ranges: bool,
     /// Bytes of live blocks, with rounding.
     pub live_bytes: u64,
     /// The requested bytes of the same blocks.
@@ -77,9 +79,10 @@ impl PoolSummary {
             stats.asleep_bytes += asleep;
 
             let address = cache.stream_address();
-            let is_feed = cache.look_at_service(|service| service.role.is_feed()) == Some(true);
-            let stream =
-                streams.entry(address).or_insert(StreamStats { stream: address, is_feed, ..Default::default() });
+            let role = cache.look_at_service(|service| service.role);
+            let (is_feed, is_ranges) = (role.is_some_and(Role::is_feed), role == Some(Role::Ranges));
+            let of_none = StreamStats { stream: address, is_feed, is_ranges, ..Default::default() };
+            let stream = streams.entry((address, is_ranges)).or_insert(of_none);
             let live = counts.now[ALL];
             stream.live_bytes += live.bytes;
             stream.requested_bytes += live.requested;

@@ -1,7 +1,6 @@
 //! Whole numbers that Python objects lend by the buffer protocol, as arrays of NumPy and `array.array` do.
 
 use std::ffi::CStr;
-use std::mem::size_of;
 
 use pyo3::prelude::*;
 
@@ -14,34 +13,43 @@ struct Format {
     is_signed: bool,
 }
 
-/// Returns the numbers that an object lends, each as `take` takes it; none if it lends no integers in one dimension.
-///
-/// # Errors
-/// What `take` returns.
-pub(in crate::python) fn lent_integers(
-    object: &Bound<'_, PyAny>,
-    mut take: impl FnMut(i128) -> PyResult<()>,
-) -> PyResult<Option<()>> {
-    let Ok(view) = View::new(object) else { return Ok(None) };
-    let (shape, stride) = match view.one_dimension() {
-        Some(dimension) => dimension,
-        None => return Ok(None),
-    };
-    let Some(format) = view.integer_format() else { return Ok(None) };
-    for index in 0..shape {
-        let at = view.start().wrapping_offset(stride * index as isize);
-        let mut bytes = [0; size_of::<u64>()];
-        // SAFETY: the view has so many items at this stride, each as long as its format says, and they need no alignment.
-        unsafe { std::ptr::copy_nonoverlapping(at, bytes.as_mut_ptr(), format.bytes) };
-        let raw = u64::from_ne_bytes(if cfg!(target_endian = "big") { shifted(bytes, format.bytes) } else { bytes });
-        let unused = 64 - 8 * format.bytes as u32;
-        take(if format.is_signed { i128::from((raw << unused).cast_signed() >> unused) } else { i128::from(raw) })?;
+/// The numbers that an object lends, or the first that is not one from 0 to 2**32 - 1.
+pub(in crate::python) type Lent = Result<Vec<u32>, i128>;
+
+/// Returns the numbers that an object lends; none if it lends no integers in one dimension.
+pub(in crate::python) fn lent_integers(object: &Bound<'_, PyAny>) -> Option<Lent> {
+    let view = View::new(object).ok()?;
+    let (count, stride) = view.one_dimension()?;
+    let Format { bytes, is_signed } = view.integer_format()?;
+    let start = view.start();
+    // SAFETY: the view has so many items at this stride, each as long as its format says.
+    unsafe {
+        Some(match (bytes, is_signed) {
+            (1, true) => read::<i8>(start, count, stride),
+            (1, false) => read::<u8>(start, count, stride),
+            (2, true) => read::<i16>(start, count, stride),
+            (2, false) => read::<u16>(start, count, stride),
+            (4, true) => read::<i32>(start, count, stride),
+            (4, false) => read::<u32>(start, count, stride),
+            (8, true) => read::<i64>(start, count, stride),
+            (8, false) => read::<u64>(start, count, stride),
+            _ => return None,
+        })
     }
-    Ok(Some(()))
 }
 
-const fn shifted(bytes: [u8; 8], used: usize) -> [u8; 8] {
-    (u64::from_be_bytes(bytes) >> (64 - 8 * used as u32)).to_be_bytes()
+/// Reads numbers of one type.
+///
+/// # Safety
+/// There are so many at this stride. They need no alignment.
+unsafe fn read<N: Copy + TryInto<u32> + Into<i128>>(start: *const u8, count: usize, stride: isize) -> Lent {
+    let mut numbers = Vec::with_capacity(count);
+    for index in 0..count {
+        // SAFETY: as the caller promises.
+        let number = unsafe { start.wrapping_offset(stride * index as isize).cast::<N>().read_unaligned() };
+        numbers.push(number.try_into().map_err(|_| number.into())?);
+    }
+    Ok(numbers)
 }
 
 impl View<'_> {

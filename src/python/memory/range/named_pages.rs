@@ -50,21 +50,17 @@ const ACCEPTED: &str = "whole numbers of pages: a sequence of them, or an array 
 
 /// Returns the page numbers that an object has: an array's, else those it yields.
 pub(super) fn numbers(pages: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
-    let mut found = Vec::new();
     let too_large = |page: i128| Error::invalid_value(format!("page {page} is no page of a range: give {ACCEPTED}"));
-    let mut take = |page: i128| -> PyResult<()> {
-        found.push(u32::try_from(page).map_err(|_| too_large(page))?);
-        Ok(())
-    };
-    if lent_integers(pages, &mut take)?.is_some() {
-        return Ok(found);
+    if let Some(lent) = lent_integers(pages) {
+        return Ok(lent.map_err(too_large)?);
     }
+    let mut found = Vec::new();
     let items = pages.try_iter().map_err(|_| {
         PyTypeError::new_err(format!("pages are {ACCEPTED}, not {}", wrong_argument("pages", pages, ACCEPTED)))
     })?;
     for item in items {
         let page: Whole<PageNumber> = item?.extract()?;
-        take(page.0.into())?;
+        found.push(u32::try_from(page.0).map_err(|_| too_large(page.0.into()))?);
     }
     Ok(found)
 }
