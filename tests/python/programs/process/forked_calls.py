@@ -34,6 +34,7 @@ ANSWERED = {
     "CApi.malloc": "is an address; the function behind it fails in a child",
     "CApi.pinned_handler": "is an address; the functions behind it refuse",
     "Capture.__exit__": ENDS_A_BLOCK,
+    "DiscardCallback.__exit__": ENDS_A_BLOCK,
     "GraphMemory.pool_id": FACT,
     "HandlePool.available": "is False there, as there are no handles to be had",
     "HandlePool.limit": FACT,
@@ -50,6 +51,12 @@ ANSWERED = {
     "MemPool.no_split": FACT,
     "MemPool.reserve": FACT,
     "MemPool.use_on_oom": FACT,
+    "MemoryRange.__exit__": ENDS_A_BLOCK,
+    "MemoryRange.device": FACT,
+    "MemoryRange.nbytes": FACT,
+    "MemoryRange.page_bytes": FACT,
+    "MemoryRange.pool_id": FACT,
+    "MemoryRange.ptr": FACT,
     "MemoryStats": VALUES,
     "MemorySummary": VALUES,
     "PinnedBuffer.__release_buffer__": "ends a view that the parent took, and nothing is freed in a child",
@@ -102,6 +109,9 @@ def refused_calls():
     buffer, pinned = gpupool.empty(1000, stream), gpupool.empty_pinned(1000, stream)
     mem_pool, whole_pool = gpupool.MemPool(), gpupool.MemPool(no_split=True)
     segment_callback = whole_pool.on_segment(lambda event: None)
+    ranged = mem_pool.reserve_range(4 << 20)
+    ranged.commit([0], stream)
+    discard_callback = ranged.on_discard(lambda pages: None)
     token, shared = mem_pool.token(), buffer.share()
     capture = mem_pool.capture(stream)
     gpupool._native.host_begin_capture(stream)
@@ -137,6 +147,8 @@ def refused_calls():
         "DeviceBuffer.record_stream": lambda: buffer.record_stream(stream),
         "DeviceBuffer.share": buffer.share,
         "DeviceBuffer.stream": lambda: buffer.stream,
+        "DiscardCallback.__enter__": discard_callback.__enter__,
+        "DiscardCallback.remove": discard_callback.remove,
         "GraphMemory.reset": graph_memory.reset,
         "HandlePool.__new__": lambda: gpupool.HandlePool("other", lambda: 1, lambda handle: None),
         "HandlePool.close": pool.close,
@@ -170,6 +182,7 @@ def refused_calls():
         "MemPool.is_asleep": lambda: mem_pool.is_asleep,
         "MemPool.on_segment": lambda: whole_pool.on_segment(lambda event: None),
         "MemPool.limit =": lambda: setattr(mem_pool, "limit", 3),
+        "MemPool.reserve_range": lambda: mem_pool.reserve_range(2 << 20),
         "MemPool.reset_peak_stats": mem_pool.reset_peak_stats,
         "MemPool.sleep": mem_pool.sleep,
         "MemPool.snapshot": mem_pool.snapshot,
@@ -178,6 +191,20 @@ def refused_calls():
         "MemPool.trim": mem_pool.trim,
         "MemPool.use_count": mem_pool.use_count,
         "MemPool.wake": mem_pool.wake,
+        "MemoryRange.__cuda_array_interface__": lambda: ranged.__cuda_array_interface__,
+        "MemoryRange.__dlpack__": ranged.__dlpack__,
+        "MemoryRange.__dlpack_device__": ranged.__dlpack_device__,
+        "MemoryRange.__enter__": ranged.__enter__,
+        "MemoryRange.commit": lambda: ranged.commit([1], stream),
+        "MemoryRange.committed_bytes": lambda: ranged.committed_bytes,
+        "MemoryRange.decommit": lambda: ranged.decommit([0], stream),
+        "MemoryRange.discardable_bytes": lambda: ranged.discardable_bytes,
+        "MemoryRange.free": ranged.free,
+        "MemoryRange.on_discard": lambda: ranged.on_discard(lambda pages: None),
+        "MemoryRange.pin": lambda: ranged.pin([0], stream),
+        "MemoryRange.prepare": lambda: ranged.prepare(1),
+        "MemoryRange.prepare of none": lambda: ranged.prepare(0),
+        "MemoryRange.unpin": lambda: ranged.unpin([0], stream),
         "OomCallback.remove": callback.remove,
         "PinnedBuffer.__array_interface__": lambda: pinned.__array_interface__,
         "PinnedBuffer.__buffer__": lambda: memoryview(pinned),
@@ -265,7 +292,14 @@ def blocks_end_quietly():
     gpupool._native.host_begin_capture(stream)
 
     def in_blocks():
-        with gpupool.simulated.lease(), gpupool.stream(stream), gpupool.use_mem_pool(pool), pool.capture(stream):
+        with (
+            gpupool.simulated.lease(),
+            gpupool.stream(stream),
+            gpupool.use_mem_pool(pool),
+            pool.reserve_range(2 << 20) as ranged,
+            ranged.on_discard(lambda pages: None),
+            pool.capture(stream),
+        ):
             if os.fork() == 0:
                 raise LookupError
 
