@@ -110,28 +110,37 @@ class Driver:
         """Whether all work of the stream is done."""
         return self._library.cuStreamQuery(self._stream) == 0
 
-    def extent_times(self, nbytes: int, rounds: int, spins: int = 0) -> dict[str, list[float]]:
-        """Return the microseconds of the calls for one extent, beside a kernel that runs for so many milliseconds."""
+    def extent_times(self, nbytes: int, count: int, rounds: int, spins: int = 0) -> dict[str, list[float]]:
+        """Return the microseconds of the calls for so many extents, beside a kernel that runs for so many milliseconds.
+
+        They can be exported, and registered with network cards, as gpupool's.
+        """
         size, none = ctypes.c_size_t(nbytes), ctypes.c_uint64(0)
-        address = self._object("cuMemAddressReserve", size, ctypes.c_size_t(0), none, none)
-        properties, access = _Properties(1, 0, _Location(1, 0)), _Access(_Location(1, 0), 3)
+        whole = ctypes.c_size_t(nbytes * count)
+        address = self._object("cuMemAddressReserve", whole, ctypes.c_size_t(0), none, none)
+        properties, access = _Properties(1, 1, _Location(1, 0)), _Access(_Location(1, 0), 3)
+        # gpuDirectRDMACapable
+        properties.flags[1] = 1
+        places = [_at((address.value or 0) + place * nbytes) for place in range(count)]
         times: dict[str, list[float]] = {name: [] for name in ("create", "map and open", "unmap", "release")}
         for _ in range(rounds):
             if spins:
                 self.spin(spins)
             moments = [time.perf_counter()]
-            extent = self._object("cuMemCreate", size, ctypes.byref(properties), none)
+            extents = [self._object("cuMemCreate", size, ctypes.byref(properties), none) for _ in places]
             moments.append(time.perf_counter())
-            self._call("cuMemMap", address, size, ctypes.c_size_t(0), extent, none)
-            self._call("cuMemSetAccess", address, size, ctypes.byref(access), ctypes.c_size_t(1))
+            for place, extent in zip(places, extents, strict=True):
+                self._call("cuMemMap", place, size, ctypes.c_size_t(0), extent, none)
+            self._call("cuMemSetAccess", address, whole, ctypes.byref(access), ctypes.c_size_t(1))
             moments.append(time.perf_counter())
-            self._call("cuMemUnmap", address, size)
+            self._call("cuMemUnmap", address, whole)
             moments.append(time.perf_counter())
-            self._call("cuMemRelease", extent)
+            for extent in extents:
+                self._call("cuMemRelease", extent)
             moments.append(time.perf_counter())
             for name, begun, ended in zip(times, moments, moments[1:], strict=False):
                 times[name].append((ended - begun) * 1e6)
             if spins:
                 self.synchronize()
-        self._call("cuMemAddressFree", address, size)
+        self._call("cuMemAddressFree", address, whole)
         return times

@@ -2,8 +2,8 @@
 
     python benches/ranges.py [ROUNDS]
 
-- driver: microseconds of its own calls that create, map and open, unmap and release one extent of 2 MiB, alone and
-  while a kernel runs.
+- driver: microseconds of its own calls that create, map and open, unmap and release extents of 2 MiB, one and 512 in a
+  row, and one while a kernel runs.
 - commit, decommit: of one page, and of each of 512 in one call: pages that the pool has free at other addresses
   (moved), that are created (new), that a thread made ready before (prepared), and that are there still (again).
 - beside a kernel: the same of one page while a kernel runs on the stream, and whether that still runs afterwards.
@@ -44,9 +44,10 @@ def row(work: str, figures: list[float], pages: int = 1, **more: object) -> None
 def measure_driver(rounds: int) -> None:
     """Measure the driver's own calls for one extent."""
     driver = Driver()
-    for beside, spins in (("", 0), (" beside a kernel", 30)):
-        for name, figures in driver.extent_times(PAGE, rounds, spins).items():
-            row(f"driver: {name}{beside}", figures)
+    for beside, count, spins in (("", 1, 0), ("", MANY, 0), (" beside a kernel", 1, 30)):
+        many = rounds if count == 1 else max(rounds // 5, 5)
+        for name, figures in driver.extent_times(PAGE, count, many, spins).items():
+            row(f"driver: {name}{beside}", figures, count)
 
 
 def measure_pages(rounds: int, many: int) -> None:

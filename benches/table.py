@@ -280,6 +280,33 @@ def pytorch(lines: list[dict]) -> str:
     return table(head, *rows)
 
 
+def ranges(lines: list[dict]) -> str:
+    """Return the table of what pages of ranges cost, and the driver's own calls."""
+
+    def of(work: str, pages: int) -> str:
+        found = [line for line in lines if (line["work"], line["pages"]) == (work, pages)]
+        return f"{found[0]['us']:.1f} ({found[0]['least']:.1f} to {found[0]['most']:.1f})" if found else ""
+
+    head = ["us a page of 2 MiB, median, least and most", "one page", "512 at once"]
+    works = {
+        "commit: created": "commit: new",
+        "commit: moved from a free page elsewhere": "commit: moved",
+        "commit: made ready before": "commit: prepared",
+        "commit: there still": "commit: again",
+        "decommit": "decommit",
+        "commit beside a kernel": "commit beside a kernel",
+        "decommit beside a kernel": "decommit beside a kernel",
+        **{f"the driver alone: {call}": f"driver: {call}" for call in ("create", "map and open", "unmap", "release")},
+        **{
+            f"the driver alone, beside a kernel: {call}": f"driver: {call} beside a kernel"
+            for call in ("create", "map and open", "unmap", "release")
+        },
+        "pin of 4,096 pages, all together": "pin of 4096 pages",
+        "unpin of 4,096 pages": "unpin of 4096 pages",
+    }
+    return table(head, *([title, of(work, 1), of(work, 512)] for title, work in works.items()))
+
+
 def workspaces(lines: list[dict]) -> str:
     """Return the table of products that cuBLAS splits over its workspace.
 
@@ -348,6 +375,7 @@ TABLES = {
     "churn": Table(("h200/peers.json",), churn),
     "rush": Table(("h200/peers.json",), rush),
     "leases": Table(("h200/leases.txt",), leases, of_text),
+    "ranges": Table(("h200/ranges.json",), ranges, of_lines),
     "workspaces": Table(("h200/workspaces.json",), workspaces, of_lines),
     "waste": Table(("h200/passes.json", "h200/memory.json"), waste, of_lines),
     "passes": Table(("h200/passes.json",), passes, of_lines),

@@ -2,7 +2,7 @@
 # Runs everything of this folder on a GPU machine: installs the wheel, tests, runs the examples, measures, and prints a
 # short table last. Usage: run.sh [RESULTS_FOLDER], which gets run.txt (what is printed), log.txt (all output),
 # examples.txt, info.txt, leases.txt, green_contexts.txt, and one object a line in peers.json, workspaces.json, memory.json,
-# turns.json, passes.json, recording.json, pinned.json, pinned_rust.json, sleep.json, share.json, frameworks.json, plugs.json,
+# turns.json, passes.json, recording.json, ranges.json, pinned.json, pinned_rust.json, sleep.json, share.json, frameworks.json, plugs.json,
 # rmm.json, rmm_cpp.json, nccl.json, pytorch.json and torch_sharing.json. PYTHON chooses the interpreter (python3); SKIP_BENCHES=1
 # leaves out the measuring and the long soak, SKIP_TESTS=1 all that is no measuring. Of that, ONLY=handles, memory, copies,
 # frameworks, pytorch or examples does one part, and ONLY=memory also leaves out tests that are not about memory. TRACES
@@ -108,6 +108,7 @@ run_memory() {
   done
   measure memory.json 500 "$python" benches/memory_peers.py "${traces[@]}"
   measure recording.json 120 "$python" benches/recording.py
+  measure ranges.json 90 "$python" benches/ranges.py
   for ((turn = 0; turn < ${TURNS:-5}; turn++)); do
     measure turns.json 60 bin/bench_memory pair
     measure turns.json 60 bin/bench_memory mix 1 2 4 8 16
@@ -159,7 +160,7 @@ run_handles() {
 run_examples() {
   local example turn
   for ((turn = 0; turn < 3; turn++)); do
-    for example in torch_training cupy_pool numba_kernel nvmath_solve; do
+    for example in torch_training cupy_pool numba_kernel nvmath_solve kv_cache; do
       # shellcheck disable=SC2016 # for the inner shell
       measure examples.txt 100 bash -c 'echo; echo "python $2"; "$1" "$2"' _ "$python" "examples/$example.py"
     done
@@ -267,7 +268,7 @@ finish() {
 
 mkdir -p "$results"
 rm -f "$results"/{log,examples,leases,green_contexts}.txt \
-  "$results"/{peers,workspaces,memory,turns,passes,recording,pinned,pinned_rust,sleep,share}.json \
+  "$results"/{peers,workspaces,memory,turns,passes,recording,ranges,pinned,pinned_rust,sleep,share}.json \
   "$results"/{frameworks,plugs,rmm,rmm_cpp,nccl,pytorch,torch_sharing}.json
 run_all | tee "$results/run.txt"
 status=$?

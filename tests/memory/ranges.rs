@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use crate::common::memory::{MIB, PAGE, assert_all_back, deallocate, empty_in, out_of_memory, used};
-use crate::common::{MEMORY, device, on_thread, stream, wait_until};
+use crate::common::{MEMORY, device, stream, wait_until};
 use gpupool::memory::{memory_snapshot, record_stream};
 use gpupool::runtime::host::{
     Call, Fault, UsedBlock, accessible, begin_capture, clear_faults, complete_all, end_capture, inject, submit,
@@ -276,7 +276,6 @@ fn a_full_device_gives_what_waits_and_what_others_have_free() {
     use_page(&range, 5, &own);
     range.decommit(0..MEMORY / 2, Some(&own)).unwrap();
     // All is taken, and half of it waits for work that the test ends from another thread.
-    let work = on_thread(|| ());
     let helper = std::thread::spawn(complete_all);
     range.commit(MEMORY..MEMORY + MEMORY / 2, &other, plain()).unwrap();
     helper.join().unwrap().unwrap();
@@ -289,7 +288,7 @@ fn a_full_device_gives_what_waits_and_what_others_have_free() {
     out_of_memory(empty_in(&other_pool, PAGE, &own));
     pool.trim().unwrap();
     let block = empty_in(&other_pool, PAGE, &own).unwrap();
-    drop((block, range, pool, other_pool, work));
+    drop((block, range, pool, other_pool));
     assert_all_back();
 }
 
@@ -481,8 +480,13 @@ fn prepared_pages_are_only_mapped_by_a_commit_and_go_when_asked_to() {
     wait_until("the taken one is made again", || used(0) == 4 * PAGE);
     // Mapped and opened here, created there.
     assert_eq!(driver_calls(), before + 3);
+    // Two ranges share what is ready, and each has as many kept as it asked for.
+    let second = pool.reserve_range(64 * PAGE, PAGE).unwrap();
+    second.prepare(2).unwrap();
+    wait_until("five pages are ready", || used(0) == 6 * PAGE);
+    second.free(None).unwrap();
     range.prepare(0).unwrap();
-    assert_eq!((pool.trim().unwrap(), used(0)), (3 * PAGE, PAGE));
+    assert_eq!((pool.trim().unwrap(), used(0)), (5 * PAGE, PAGE));
     range.prepare(2).unwrap();
     wait_until("two are ready", || used(0) == 3 * PAGE);
     assert!(pool.sleep(Backup::None).unwrap() > 0);

@@ -166,36 +166,9 @@ impl Commit<'_> {
     fn take_back(&mut self, left: &mut Vec<u32>, users: impl Fn(u32) -> u64) -> Result<()> {
         let (range, cache) = (self.range, self.cache);
         let _moving = cache.memory.under_way.begin();
-        let is_wanted = |offset: u64| {
-            let is_in_range = (range.run.start()..range.run.end()).contains(&offset);
-            is_in_range && left.binary_search(&range.page_at(offset)).is_ok()
-        };
-        let (mut wanted, mut others) = (Vec::new(), Vec::new());
-        if !cache.waiting.is_empty() {
-            let all = cache.waiting.change(std::mem::take);
-            (wanted, others) = all.into_iter().partition(|entry| entry.offsets().any(is_wanted));
-        }
-        let mut outcome = Ok(());
         let mut resumed = Vec::new();
-        for mut entry in wanted {
-            let (back, rest): (Vec<_>, Vec<_>) = entry.offsets().partition(|&offset| is_wanted(offset));
-            // Later work of the stream comes after its own.
-            let is_in_order = back.iter().all(|&offset| users(range.page_at(offset)) & !self.bit == 0);
-            let ordered = if is_in_order || outcome.is_err() { Ok(()) } else { self.wait_for(&mut entry) };
-            if ordered.is_err() || outcome.is_err() {
-                outcome = outcome.and(ordered);
-                others.push(entry);
-                continue;
-            }
-            resumed.extend(back);
-            match rest.split_first() {
-                None => entry.until.recycle(&cache.memory.events),
-                Some((&offset, beside)) => {
-                    (entry.offset, entry.beside) = (offset, beside.to_vec());
-                    others.push(entry);
-                }
-            }
-        }
+        let all = if cache.waiting.is_empty() { Vec::new() } else { cache.waiting.change(std::mem::take) };
+        let (mut others, outcome) = self.order(all, left, users, &mut resumed);
         if process::state().is_observed() {
             resumed.iter().for_each(|&offset| cache.note_completed(offset, To::Observer));
             deliver();
@@ -207,26 +180,61 @@ impl Commit<'_> {
             found.extend(cache.allocate_each(&mut heap, &places, bytes));
             found
         });
-        let is_asleep = found.is_none();
-        if is_asleep {
-            others.extend(
-                resumed
-                    .iter()
-                    .map(|&offset| Waiting::new(offset, Until::recorded_later(cache.memory.location.device()))),
-            );
+        if found.is_none() {
+            let later = || Until::recorded_later(cache.memory.location.device());
+            others.extend(resumed.iter().map(|&offset| Waiting::new(offset, later())));
         }
         cache.waiting.change(|waiting| {
             others.append(waiting);
             *waiting = others;
         });
-        if is_asleep {
-            return Err(out_of_service(&range.pool));
-        }
-        let mut taken: Vec<_> = found.into_iter().flatten().map(|offset| range.page_at(offset)).collect();
+        let Some(found) = found else { return Err(out_of_service(&range.pool)) };
+        let mut taken: Vec<_> = found.into_iter().map(|offset| range.page_at(offset)).collect();
         taken.sort_unstable();
         left.retain(|page| taken.binary_search(page).is_err());
         self.committed.extend(taken.into_iter().map(|page| (page, true)));
         outcome
+    }
+
+    /// Orders the stream behind what the wanted pages among freed blocks wait for, and adds those to `resumed`. Returns the
+    /// blocks that still wait.
+    fn order(
+        &self,
+        freed: Vec<Waiting>,
+        wanted: &[u32],
+        users: impl Fn(u32) -> u64,
+        resumed: &mut Vec<u64>,
+    ) -> (Vec<Waiting>, Result<()>) {
+        let range = self.range;
+        let is_wanted = |offset: u64| {
+            let is_in_range = (range.run.start()..range.run.end()).contains(&offset);
+            is_in_range && wanted.binary_search(&range.page_at(offset)).is_ok()
+        };
+        let (mut others, mut outcome) = (Vec::new(), Ok(()));
+        for mut entry in freed {
+            let (back, rest): (Vec<_>, Vec<_>) = entry.offsets().partition(|&offset| is_wanted(offset));
+            if back.is_empty() || outcome.is_err() {
+                others.push(entry);
+                continue;
+            }
+            // Later work of the stream comes after its own.
+            let is_in_order = back.iter().all(|&offset| users(range.page_at(offset)) & !self.bit == 0);
+            let ordered = if is_in_order { Ok(()) } else { self.wait_for(&mut entry) };
+            if ordered.is_err() {
+                outcome = ordered;
+                others.push(entry);
+                continue;
+            }
+            resumed.extend(back);
+            match rest.split_first() {
+                None => entry.until.recycle(&self.cache.memory.events),
+                Some((&offset, beside)) => {
+                    (entry.offset, entry.beside) = (offset, beside.to_vec());
+                    others.push(entry);
+                }
+            }
+        }
+        (others, outcome)
     }
 
     /// Makes the stream wait for what a freed block waits for; waits here for what the driver could not record.

@@ -2,6 +2,7 @@
 
 use super::held_range::HeldRange;
 use super::page_table::{NamedStream, PagePhase};
+use super::prepare::keep;
 use super::refusal::{refuse_change, refuse_stream};
 use crate::error::{Error, Result};
 use crate::memory::cache::{DeviceCaches, StreamCache, Waiting};
@@ -143,6 +144,7 @@ pub(super) fn free(range: &HeldRange, stream: Option<&Stream>, what: Ends) -> Re
         // At once where no work uses it; what the driver does not answer is asked again.
         let _ = settle(cache, ThisThread::get(), Patience::Ask);
     }
+    keep(range, 0);
     lock(&range.memory().space).let_go(range.run);
     outcome
 }

@@ -25,9 +25,17 @@ static WORKER: Mutex<Option<Sender<Weak<HeldRange>>>> = Mutex::new(None);
 /// # Errors
 /// `ErrorKind::Unavailable` if the system has no thread to give; `ErrorKind::Forked`.
 pub(super) fn prepare(range: &Arc<HeldRange>, pages: u32) -> Result<()> {
-    drop(range.open_table()?);
-    range.kept_ready.store(pages, Ordering::Relaxed);
+    // The table is locked, so that a range that is freed keeps nothing.
+    let table = range.open_table()?;
+    keep(range, pages);
+    drop(table);
     if pages == 0 { Ok(()) } else { ask(range) }
+}
+
+/// Notes how many pages are to be kept for a range.
+pub(super) fn keep(range: &HeldRange, pages: u32) {
+    let before = range.kept_ready.swap(pages, Ordering::Relaxed);
+    range.pool.supply.ready.want(range.each, before, pages);
 }
 
 /// Has what a commit took made again.
@@ -67,8 +75,7 @@ fn make_all(range: &Weak<HeldRange>) {
     loop {
         let Some(range) = range.upgrade() else { return };
         let pool = &range.pool;
-        let wanted = range.kept_ready.load(Ordering::Relaxed) as usize;
-        if pool.is_closed() || pool.sleep.is_asleep() || pool.supply.ready.count(range.each) >= wanted {
+        if pool.is_closed() || pool.sleep.is_asleep() || !pool.supply.ready.lacks(range.each) {
             return;
         }
         if let Err(error) = make_ready(pool, range.each) {

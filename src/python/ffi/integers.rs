@@ -14,10 +14,10 @@ struct Format {
 }
 
 /// The numbers that an object lends, or the first that is not one from 0 to 2**32 - 1.
-pub(in crate::python) type Lent = Result<Vec<u32>, i128>;
+pub(in crate::python) type LentIntegers = Result<Vec<u32>, i128>;
 
 /// Returns the numbers that an object lends; none if it lends no integers in one dimension.
-pub(in crate::python) fn lent_integers(object: &Bound<'_, PyAny>) -> Option<Lent> {
+pub(in crate::python) fn lent_integers(object: &Bound<'_, PyAny>) -> Option<LentIntegers> {
     let view = View::new(object).ok()?;
     let (count, stride) = view.one_dimension()?;
     let Format { bytes, is_signed } = view.integer_format()?;
@@ -42,7 +42,7 @@ pub(in crate::python) fn lent_integers(object: &Bound<'_, PyAny>) -> Option<Lent
 ///
 /// # Safety
 /// There are so many at this stride. They need no alignment.
-unsafe fn read<N: Copy + TryInto<u32> + Into<i128>>(start: *const u8, count: usize, stride: isize) -> Lent {
+unsafe fn read<N: Copy + TryInto<u32> + Into<i128>>(start: *const u8, count: usize, stride: isize) -> LentIntegers {
     let mut numbers = Vec::with_capacity(count);
     for index in 0..count {
         // SAFETY: as the caller promises.

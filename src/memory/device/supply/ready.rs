@@ -3,36 +3,53 @@
 
 use std::sync::Mutex;
 
+use rustc_hash::FxHashMap;
+
+use crate::memory::tuning::PAGE;
 use crate::runtime::Extent;
 use crate::sync::lock;
 
-/// Extents, each with its pages of 2 MiB.
+/// Extents of one size.
 #[derive(Debug, Default)]
-pub(in crate::memory) struct Ready(Mutex<Vec<(u32, Extent)>>);
+struct OfSize {
+    made: Vec<Extent>,
+    /// How many all ranges together want to be kept.
+    wanted: usize,
+}
+
+/// Extents by their pages of 2 MiB.
+#[derive(Debug, Default)]
+pub(in crate::memory) struct Ready(Mutex<FxHashMap<u32, OfSize>>);
 
 impl Ready {
     pub(in crate::memory) fn put(&self, pages: u32, extent: Extent) {
-        lock(&self.0).push((pages, extent));
+        lock(&self.0).entry(pages).or_default().made.push(extent);
     }
 
     /// Takes an extent of exactly so many pages.
     pub(in crate::memory) fn take(&self, pages: u32) -> Option<Extent> {
-        let mut ready = lock(&self.0);
-        let place = ready.iter().rposition(|(of, _)| *of == pages)?;
-        Some(ready.swap_remove(place).1)
+        lock(&self.0).get_mut(&pages)?.made.pop()
     }
 
     pub(in crate::memory) fn take_all(&self) -> Vec<(u32, Extent)> {
-        std::mem::take(&mut *lock(&self.0))
+        let mut sizes = lock(&self.0);
+        sizes.iter_mut().flat_map(|(&pages, of)| of.made.drain(..).map(move |extent| (pages, extent))).collect()
     }
 
-    /// Returns how many there are of so many pages.
-    pub(in crate::memory) fn count(&self, pages: u32) -> usize {
-        lock(&self.0).iter().filter(|(of, _)| *of == pages).count()
+    /// Changes how many extents of so many pages a range wants to be kept.
+    pub(in crate::memory) fn want(&self, pages: u32, before: u32, now: u32) {
+        let mut sizes = lock(&self.0);
+        let of = sizes.entry(pages).or_default();
+        of.wanted = of.wanted.saturating_sub(before as usize) + now as usize;
+    }
+
+    /// Returns whether more extents of so many pages are wanted than there are.
+    pub(in crate::memory) fn lacks(&self, pages: u32) -> bool {
+        lock(&self.0).get(&pages).is_some_and(|of| of.made.len() < of.wanted)
     }
 
     /// Returns the bytes of all.
     pub(in crate::memory) fn bytes(&self) -> u64 {
-        lock(&self.0).iter().map(|(pages, _)| u64::from(*pages) * crate::memory::tuning::PAGE).sum()
+        lock(&self.0).iter().map(|(&pages, of)| u64::from(pages) * PAGE * of.made.len() as u64).sum()
     }
 }
