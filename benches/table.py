@@ -375,7 +375,7 @@ TABLES = {
     "churn": Table(("h200/peers.json",), churn),
     "rush": Table(("h200/peers.json",), rush),
     "leases": Table(("h200/leases.txt",), leases, of_text),
-    "ranges": Table(("h200/ranges.json",), ranges, of_lines),
+    "ranges": Table(("h200-ranges/ranges.json",), ranges, of_lines),
     "workspaces": Table(("h200/workspaces.json",), workspaces, of_lines),
     "waste": Table(("h200/passes.json", "h200/memory.json"), waste, of_lines),
     "passes": Table(("h200/passes.json",), passes, of_lines),
