@@ -2,10 +2,12 @@
 
 use std::ffi::{c_int, c_void};
 use std::ptr::{self, null, null_mut};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 use crate::common::c_pools::{CPool, INVALID_VALUE, OUT_OF_MEMORY, create, failed, options, succeeded};
 use crate::common::memory::{PAGE, assert_all_back, used};
-use crate::common::{MEMORY, stream};
+use crate::common::{MEMORY, stream, wait_until};
 use gpupool::c_api::{C_API, RangeHandle};
 
 fn reserve(pool: CPool, bytes: u64) -> (*mut RangeHandle, *mut c_void) {
@@ -125,3 +127,67 @@ fn wrong_values_are_refused_by_name() {
     pool.release();
     assert_all_back();
 }
+
+/// What a callback of the test below shares with it.
+struct Gate {
+    is_called: AtomicBool,
+    may_end: AtomicBool,
+    has_ended: AtomicBool,
+}
+
+unsafe extern "C" fn wait_at_gate(context: *mut c_void, _pages: *const u32, _count: u64) {
+    // SAFETY: the context is the test's gate.
+    let gate = unsafe { &*context.cast::<Gate>() };
+    gate.is_called.store(true, Ordering::SeqCst);
+    wait_until("the callback may end", || gate.may_end.load(Ordering::SeqCst));
+    gate.has_ended.store(true, Ordering::SeqCst);
+}
+
+#[test]
+fn the_release_of_a_range_waits_for_a_callback_that_runs() {
+    host!();
+    let (pool, stream) = (create(options()), stream(0));
+    let gate = Gate { is_called: false.into(), may_end: false.into(), has_ended: false.into() };
+    let context = (&raw const gate).cast_mut().cast::<c_void>().expose_provenance();
+    let (range, _) = reserve(pool, 2 * MEMORY);
+    // SAFETY: the gate lives longer than the range.
+    succeeded(unsafe {
+        (C_API.range_on_discard)(range, Some(wait_at_gate), ptr::with_exposed_provenance_mut(context))
+    });
+    let all: Vec<_> = (0..(MEMORY / PAGE) as u32).collect();
+    succeeded(commit(range, &all, stream.raw().as_ptr(), Some(0), -1));
+    thread::scope(|scope| {
+        let request = scope.spawn(|| gpupool::empty(PAGE, &stream).unwrap());
+        wait_until("a page is taken", || gate.is_called.load(Ordering::SeqCst));
+        let range = range.expose_provenance();
+        let release = scope.spawn(move || {
+            // SAFETY: the range is the test's, and not used after this.
+            succeeded(unsafe { (C_API.range_release)(ptr::with_exposed_provenance_mut(range), -1, null_mut()) });
+        });
+        (0..1000).for_each(|_| thread::yield_now());
+        assert!(!release.is_finished());
+        gate.may_end.store(true, Ordering::SeqCst);
+        release.join().unwrap();
+        assert!(gate.has_ended.load(Ordering::SeqCst));
+        drop(request.join().unwrap());
+    });
+    pool.release();
+    assert_all_back();
+}
+
+#[test]
+fn a_pool_with_a_range_splits_its_memory_from_then_on() {
+    host!();
+    let pool = create(options());
+    let (range, _) = reserve(pool, 8 * PAGE);
+    // SAFETY: the pool and the range are the test's.
+    unsafe {
+        failed((C_API.pool_set_no_split)(pool.0), INVALID_VALUE, &["no_split"]);
+        succeeded((C_API.range_commit)(range, &raw const ONE, 1, 0, null_mut(), null(), -1));
+        succeeded((C_API.range_release)(range, -1, null_mut()));
+    }
+    pool.release();
+    assert_all_back();
+}
+
+static ONE: u32 = 1;

@@ -610,7 +610,7 @@ class Worker {
       case 0: return succeeded(api->pool_set_use_on_oom(pool->handle, one_in(2)), "pool_set_use_on_oom");
       case 1: {
         for (auto &range : ranges_)
-          if (range.pool == pool) return;
+          if (range.pool == pool) return refused(api->pool_set_no_split(pool->handle), "pool_set_no_split");
         int status = api->pool_set_no_split(pool->handle);
         one_of(status, {0, GPUPOOL_ERROR_INVALID_VALUE}, "pool_set_no_split");
         pool->has_fixed_segments |= !status;

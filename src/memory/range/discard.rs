@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Condvar, Mutex, Weak};
 
 use log::error;
 
@@ -14,18 +14,43 @@ use crate::memory::device::{Until, call_out};
 use crate::memory::serve::{Patience, release_places, settle};
 use crate::observe::target::MEMORY;
 use crate::process;
-use crate::sync::{ThisThread, lock};
+use crate::sync::{ThisThread, ThreadNumber, lock, wait};
 
 /// Called with the numbers of the pages that were taken.
 pub(super) type DiscardCallback = Box<dyn Fn(&[u32]) + Send + Sync>;
 
 /// The callbacks of a range.
 #[derive(Default)]
-pub(super) struct DiscardListeners(Mutex<Vec<Arc<DiscardCallback>>>);
+pub(super) struct DiscardListeners {
+    registered: Mutex<Registered>,
+    /// Notified when a thread has called all.
+    called: Condvar,
+}
+
+#[derive(Default)]
+struct Registered {
+    callbacks: Vec<Arc<DiscardCallback>>,
+    /// The threads that are just calling them.
+    callers: Vec<ThreadNumber>,
+}
 
 impl fmt::Debug for DiscardListeners {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("DiscardListeners").field(&lock(&self.0).len()).finish()
+        f.debug_tuple("DiscardListeners").field(&lock(&self.registered).callbacks.len()).finish()
+    }
+}
+
+impl DiscardListeners {
+    /// Removes all callbacks, and waits until no other thread calls one.
+    pub(super) fn end(&self) {
+        let thread = ThisThread::get().number();
+        let mut registered = lock(&self.registered);
+        let ended = std::mem::take(&mut registered.callbacks);
+        while registered.callers.iter().any(|caller| *caller != thread) {
+            registered = wait(&self.called, &self.registered, registered);
+        }
+        drop(registered);
+        drop(ended);
     }
 }
 
@@ -45,7 +70,10 @@ impl fmt::Debug for DiscardGuard {
 impl DiscardGuard {
     pub(super) fn register(range: &Arc<HeldRange>, callback: DiscardCallback) -> Self {
         let callback = Arc::new(callback);
-        lock(&range.listeners.0).push(Arc::clone(&callback));
+        // A forked child calls no callback, and the lock may be held for ever.
+        if !process::is_forked() {
+            lock(&range.listeners.registered).callbacks.push(Arc::clone(&callback));
+        }
         Self { range: Arc::downgrade(range), callback }
     }
 
@@ -62,14 +90,19 @@ impl Drop for DiscardGuard {
         if !process::is_forked()
             && let Some(range) = self.range.upgrade()
         {
-            lock(&range.listeners.0).retain(|known| !Arc::ptr_eq(known, &self.callback));
+            lock(&range.listeners.registered).callbacks.retain(|known| !Arc::ptr_eq(known, &self.callback));
         }
     }
 }
 
 impl HeldRange {
     fn tell_discarded(&self, pages: &[u32]) {
-        let callbacks = lock(&self.listeners.0).clone();
+        let thread = ThisThread::get().number();
+        let callbacks = {
+            let mut registered = lock(&self.listeners.registered);
+            registered.callers.push(thread);
+            registered.callbacks.clone()
+        };
         for callback in callbacks {
             // A callback is others' code.
             let called = call_out(|| catch_unwind(AssertUnwindSafe(|| callback(pages))));
@@ -77,6 +110,12 @@ impl HeldRange {
                 error!(target: MEMORY, "a callback for discarded pages of a memory range panicked; the others are called");
             }
         }
+        let mut registered = lock(&self.listeners.registered);
+        if let Some(place) = registered.callers.iter().position(|caller| *caller == thread) {
+            registered.callers.swap_remove(place);
+        }
+        drop(registered);
+        self.listeners.called.notify_all();
     }
 }
 

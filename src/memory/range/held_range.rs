@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use super::discard::DiscardListeners;
+use super::page_set::RangePages;
 use super::page_table::{PagePhase, PageTable};
 use crate::error::{Error, Result};
 use crate::memory::cache::DeviceCaches;
@@ -48,6 +49,34 @@ impl HeldRange {
             busy: Mutex::default(),
             kept_ready: AtomicU32::new(0),
             listeners: DiscardListeners::default(),
+        }
+    }
+
+    /// Returns the table once none of these pages is busy, if the range was not freed. Pages that this thread commits or
+    /// decommits, in a callback of that call, are busy still.
+    ///
+    /// # Errors
+    /// As [`HeldRange::open_table`].
+    pub(super) fn settled_table(&self, pages: &RangePages<'_>) -> Result<MutexGuard<'_, PageTable>> {
+        let thread = ThisThread::get().number();
+        let mut table = self.open_table()?;
+        loop {
+            let busy = lock(&self.busy);
+            if busy.is_empty() || busy.contains(&thread) {
+                return Ok(table);
+            }
+            drop(busy);
+            let mut is_busy = false;
+            pages.each(self.count(), self.page_bytes(), |page| {
+                is_busy |= table.pages[page as usize].phase == PagePhase::Busy;
+            })?;
+            if !is_busy {
+                return Ok(table);
+            }
+            table = wait(&self.settled, &self.table, table);
+            if table.is_freed {
+                return Err(freed());
+            }
         }
     }
 

@@ -66,6 +66,10 @@ pub(crate) fn reserve_range(in_use: PoolUse, nbytes: u64, page_bytes: u64) -> Re
     let pool = in_use.pool();
     refuse_pool(pool)?;
     refuse_sizes(nbytes, page_bytes)?;
+    // From now on it cuts its memory, so that it can have no segments for one block each.
+    if !pool.begin_cutting() {
+        return refuse_pool(pool).and(Err(Error::internal("a pool that does not cut its memory has a range")));
+    }
     let memory = pool.memory;
     let run = u32::try_from(nbytes / PAGE).ok().and_then(|pages| lock(&memory.space).hold(pages));
     let Some(run) = run else {
@@ -190,6 +194,11 @@ impl MemoryRange {
     /// is called without any lock held, on the thread of the request that lacked memory.
     pub fn on_discard(&self, callback: impl Fn(&[u32]) + Send + Sync + 'static) -> DiscardGuard {
         DiscardGuard::register(&self.held, Box::new(callback))
+    }
+
+    /// Removes the callbacks, and waits until no other thread calls one.
+    pub(crate) fn end_callbacks(&self) {
+        self.held.listeners.end();
     }
 
     /// Frees all of it, in the order of the streams that used it and of this one. A second call does nothing.

@@ -11,7 +11,7 @@ use crate::runtime::Stream;
 /// first: whether it is.
 pub(super) fn pin(range: &HeldRange, pages: &RangePages<'_>, stream: Option<&Stream>) -> Result<Vec<u8>> {
     let named = name(range, stream)?;
-    let mut table = range.open_table()?;
+    let mut table = range.settled_table(pages)?;
     let bit = named.map_or(0, |(name, stream)| table.bit_of(name, stream));
     let mut bits = Vec::with_capacity((pages.len(range.page_bytes()).min(range.count() as usize)).div_ceil(8));
     let mut byte = 0;
