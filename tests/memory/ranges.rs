@@ -6,8 +6,8 @@ use crate::common::memory::{MIB, PAGE, assert_all_back, deallocate, empty_in, ou
 use crate::common::{MEMORY, device, stream, wait_until};
 use gpupool::memory::{memory_snapshot, record_stream};
 use gpupool::runtime::host::{
-    Call, Fault, UsedBlock, accessible, begin_capture, clear_faults, complete_all, end_capture, inject, submit,
-    submit_using,
+    Call, Fault, UsedBlock, accessible, begin_capture, clear_faults, collect_mistakes, complete_all, end_capture,
+    inject, submit, submit_using,
 };
 use gpupool::{
     Backup, CaptureMode, CommitOptions, ErrorKind, MemPool, MemoryRange, Result, StatusKind, Stream, empty,
@@ -254,8 +254,8 @@ fn the_pools_limit_counts_committed_pages_and_a_failed_commit_leaves_nothing() {
     let stream = stream(0);
     let range = pool.reserve_range(64 * PAGE, PAGE).unwrap();
     range.commit(0..6 * PAGE, &stream, plain()).unwrap();
-    let error = out_of_memory(range.commit(&[2, 8, 10, 12], &stream, plain()));
-    assert!(error.to_string().contains("limit"), "{error}");
+    let error = out_of_memory(range.commit(&[2, 8, 10, 12], &stream, plain())).to_string();
+    assert!(error.contains("limit") && error.contains("of it in ranges)"), "{error}");
     assert_eq!((range.committed_bytes().unwrap(), pool.stats().unwrap().live_bytes), (6 * PAGE, 6 * PAGE));
     assert!(!accessible(page(&range, 12), device(0)));
     range.commit(&[8, 10], &stream, plain()).unwrap();
@@ -587,6 +587,25 @@ fn snapshots_show_committed_pages_as_blocks() {
     assert!(blocks.iter().all(|block| block.is_live && block.nbytes == PAGE));
     assert_eq!(blocks.len(), 3);
     empty_cache().unwrap();
+    drop((range, pool));
+    assert_all_back();
+}
+
+#[test]
+fn work_that_uses_a_page_after_its_decommit_is_seen() {
+    host!();
+    let (pool, stream) = (pool(), stream(0));
+    let range = pool.reserve_range(4 * PAGE, PAGE).unwrap();
+    range.commit(0..2 * PAGE, &stream, plain()).unwrap();
+    use_page(&range, 1, &stream);
+    range.decommit(&[1], Some(&stream)).unwrap();
+    complete_all().unwrap();
+    pool.trim().unwrap();
+    assert_eq!(collect_mistakes(), [""; 0]);
+    use_page(&range, 1, &stream);
+    let mistakes = collect_mistakes();
+    assert!(mistakes.len() == 1 && mistakes[0].contains("cannot reach"), "{mistakes:?}");
+    complete_all().unwrap();
     drop((range, pool));
     assert_all_back();
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::error::MemoryUse;
+use crate::error::{Bytes, MemoryUse};
 use crate::ids::MemoryLocation;
 use crate::library::in_use::handles_in_use;
 use crate::memory::cache::{ALL, DeviceCaches};
@@ -15,6 +15,8 @@ pub(crate) fn users(location: MemoryLocation) -> Vec<MemoryUse> {
         let counts = DeviceCaches::counts_of(&pool, ThisThread::get());
         let name =
             if pool.is_default() { "default memory pool".to_owned() } else { format!("memory pool {}", pool.label()) };
+        let in_ranges = DeviceCaches::ranges_of(&pool).map_or(0, |cache| cache.lock(ThisThread::get()).live());
+        let name = if in_ranges > 0 { format!("{name} ({} of it in ranges)", Bytes(in_ranges)) } else { name };
         let live = counts.now[ALL];
         let (bytes, live_bytes) = (pool.budget().reserved(), Some(live.bytes));
         MemoryUse { pool: name, count: live.blocks as usize, bytes, live_bytes }
