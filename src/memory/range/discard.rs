@@ -22,13 +22,13 @@ pub(super) type DiscardCallback = Box<dyn Fn(&[u32]) + Send + Sync>;
 /// The callbacks of a range.
 #[derive(Default)]
 pub(super) struct DiscardListeners {
-    registered: Mutex<Registered>,
+    registered: Mutex<ListedCallbacks>,
     /// Notified when a thread has called all.
     called: Condvar,
 }
 
 #[derive(Default)]
-struct Registered {
+struct ListedCallbacks {
     callbacks: Vec<Arc<DiscardCallback>>,
     /// The threads that are just calling them.
     callers: Vec<ThreadNumber>,
