@@ -87,6 +87,8 @@ def test_page_numbers_are_any_sequence_or_array_of_integers(ranged, pages):
         (lambda r: r.commit([True]), gpupool.InvalidValue, "a page is True"),
         (lambda r: r.commit([-1]), gpupool.InvalidValue, "a page is -1"),
         (lambda r: r.commit(np.array([-1])), gpupool.InvalidValue, "page -1"),
+        (lambda r: r.commit(np.array([2, 0, 1 << 40, -5, 1])[::2]), gpupool.InvalidValue, "page 1099511627776"),
+        (lambda r: r.pin(np.array([2, 99, 65, 0])), gpupool.InvalidValue, "64 pages and no page 99"),
         (lambda r: r.commit([64]), gpupool.InvalidValue, "64 pages and no page 64"),
         (lambda r: r.commit(1, PAGE), gpupool.InvalidValue, "1 to 2097153"),
         (lambda r: r.commit(0, 65 * PAGE), gpupool.InvalidValue, "136314880"),
@@ -169,6 +171,22 @@ def test_pinned_pages_are_neither_decommitted_nor_freed(ranged, stream):
     assert committed(ranged) == [0, 1]
     ranged.unpin([0], stream)
     ranged.decommit([1, 0])
+
+
+def test_pin_tells_of_each_page_in_the_order_given_and_a_refused_unpin_changes_nothing(ranged, stream):
+    there = [1, 4, 6, 7, 9, 17, 63]
+    ranged.commit(there, stream)
+    for asked in (np.arange(64), np.arange(63, -1, -1), np.array([4, 9, 4, 0, 1, 1, 2, 3, 17, 5, 63])):
+        bits = np.unpackbits(np.frombuffer(ranged.pin(asked, stream), np.uint8), bitorder="little")
+        assert bits[: len(asked)].tolist() == [page in there for page in asked]
+        assert not bits[len(asked) :].any()
+        pinned = asked[bits[: len(asked)] == 1]
+        with pytest.raises(gpupool.InvalidValue, match="page 5 of the range is not pinned"):
+            ranged.unpin([*pinned, 5, *pinned])
+        ranged.unpin(pinned)
+        with pytest.raises(gpupool.InvalidValue, match=f"page {pinned[0]} of the range is not pinned"):
+            ranged.unpin(pinned[:1])
+    ranged.decommit(there)
 
 
 def test_what_is_taken_is_told_and_what_is_pinned_stays(stream):

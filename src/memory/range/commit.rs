@@ -1,8 +1,9 @@
 //! Committing: what is there still is taken back where it is; for the rest memory is mapped.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::decommit::{depart, forget};
+use super::decommit::{by_users, depart};
 use super::held_range::{HeldRange, rows};
 use super::memory_range::CommitOptions;
 use super::page_table::{NamedStream, PagePhase, PageState};
@@ -21,12 +22,7 @@ use crate::runtime::{self, BoundDevice, Stream};
 use crate::sync::ThisThread;
 
 /// Commits pages, given in order, for use in the order of a stream.
-pub(super) fn commit(
-    range: &std::sync::Arc<HeldRange>,
-    pages: &[u32],
-    stream: &Stream,
-    options: CommitOptions,
-) -> Result<()> {
+pub(super) fn commit(range: &Arc<HeldRange>, pages: &[u32], stream: &Stream, options: CommitOptions) -> Result<()> {
     let _delivery = Delivery::at_end();
     let _stack = hold_stack(Purpose::Allocation);
     process::refuse_forked()?;
@@ -273,7 +269,7 @@ impl Commit<'_> {
         let used = |page: u32| users[pages.partition_point(|&other| other < page)] | self.bit;
         let used = |&(page, is_used): &(u32, bool)| (page, if is_used { used(page) } else { 0 });
         let named = NamedStream::of(self.stream).ok().map(|named| (named, self.stream));
-        let groups = forget(self.range, committed.iter().map(used));
+        let groups = by_users(self.range, committed.iter().map(used));
         // Nothing of it is another's by now, and what the driver does not answer is asked again.
         let _ = depart(self.range, groups, named).and_then(|()| settle(self.cache, self.thread, Patience::Ask));
     }

@@ -59,13 +59,13 @@ fn end(range: &HeldRange, pages: &[u32], stream: Option<&Stream>, what: Ends) ->
         table.is_freed = what != Ends::Pages;
         Ok(chosen)
     })?;
-    let outcome = depart(range, forget(range, users.into_iter()), named);
+    let outcome = depart(range, by_users(range, users.into_iter()), named);
     drop(busy);
     Ok(outcome)
 }
 
 /// Groups pages by the streams that used them.
-pub(super) fn forget(range: &HeldRange, users: impl Iterator<Item = (u32, u64)>) -> ByUsers {
+pub(super) fn by_users(range: &HeldRange, users: impl Iterator<Item = (u32, u64)>) -> ByUsers {
     let mut groups = ByUsers::new();
     for (page, bits) in users {
         let offset = range.offset(page);

@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, Weak};
 
 use log::error;
 
-use super::decommit::{depart_after, forget, waits};
+use super::decommit::{by_users, depart_after, waits};
 use super::held_range::HeldRange;
 use super::page_table::PagePhase;
 use crate::memory::cache::{DeviceCaches, Discardable, Waiting};
@@ -145,7 +145,7 @@ impl Discardable for HeldRange {
             Ok(chosen)
         });
         let Some((busy, cache)) = busy.ok().zip(DeviceCaches::ranges_of(&self.pool)) else { return 0 };
-        let waits = waits(self, cache, forget(self, users.into_iter()), None);
+        let waits = waits(self, cache, by_users(self, users.into_iter()), None);
         // What is in use by a stream that cannot be asked now, beside a capture, stays.
         let (gone, kept): (Vec<_>, Vec<_>) =
             waits.into_iter().partition(|waiting| matches!(waiting.until, Until::Events(_)));

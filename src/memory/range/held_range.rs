@@ -66,11 +66,8 @@ impl HeldRange {
                 return Ok(table);
             }
             drop(busy);
-            let mut is_busy = false;
-            pages.each(self.count(), self.page_bytes(), |page| {
-                is_busy |= table.pages[page as usize].phase == PagePhase::Busy;
-            })?;
-            if !is_busy {
+            let is_busy = |page| table.pages[page as usize].phase == PagePhase::Busy;
+            if !pages.listed(self.count(), self.page_bytes())?.any(is_busy) {
                 return Ok(table);
             }
             table = wait(&self.settled, &self.table, table);

@@ -42,10 +42,7 @@ impl RangePages<'_> {
     /// Returns the numbers of the pages in order, each once.
     pub(super) fn sorted(&self, count: u32, page_bytes: u64) -> Result<Vec<u32>> {
         match self {
-            Self::Bytes(bytes) => {
-                check_bytes(bytes, count, page_bytes)?;
-                Ok(((bytes.start / page_bytes) as u32..(bytes.end / page_bytes) as u32).collect())
-            }
+            Self::Bytes(_) => Ok(self.listed(count, page_bytes)?.collect()),
             Self::Numbers(numbers) => {
                 let mut sorted = numbers.to_vec();
                 if !sorted.is_sorted_by(|one, next| one < next) {
@@ -68,21 +65,22 @@ impl RangePages<'_> {
         }
     }
 
-    /// Calls `f` with each page in the order given, as often as it is named.
-    pub(super) fn each(&self, count: u32, page_bytes: u64, mut f: impl FnMut(u32)) -> Result<()> {
-        match self {
+    /// Returns each page in the order given, as often as it is named.
+    pub(super) fn listed(&self, count: u32, page_bytes: u64) -> Result<impl Iterator<Item = u32>> {
+        let (row, numbers): (_, &[u32]) = match self {
             Self::Bytes(bytes) => {
                 check_bytes(bytes, count, page_bytes)?;
-                ((bytes.start / page_bytes) as u32..(bytes.end / page_bytes) as u32).for_each(f);
+                ((bytes.start / page_bytes) as u32..(bytes.end / page_bytes) as u32, &[])
             }
             Self::Numbers(numbers) => {
-                if let Some(&page) = numbers.iter().max().filter(|page| **page >= count) {
-                    return Err(beyond(page, count));
+                // Without an early end, several are compared at once.
+                if !numbers.iter().fold(true, |are_there, page| are_there & (*page < count)) {
+                    return Err(beyond(numbers.iter().copied().max().unwrap_or(count), count));
                 }
-                numbers.iter().for_each(|&page| f(page));
+                (0..0, numbers)
             }
-        }
-        Ok(())
+        };
+        Ok(row.chain(numbers.iter().copied()))
     }
 }
 

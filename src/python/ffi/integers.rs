@@ -43,13 +43,29 @@ pub(in crate::python) fn lent_integers(object: &Bound<'_, PyAny>) -> Option<Lent
 /// # Safety
 /// There are so many at this stride. They need no alignment.
 unsafe fn read<N: Copy + TryInto<u32> + Into<i128>>(start: *const u8, count: usize, stride: isize) -> LentIntegers {
-    let mut numbers = Vec::with_capacity(count);
-    for index in 0..count {
+    let at = |stride: isize, index: usize| start.wrapping_offset(stride * index as isize).cast::<N>();
+    let side_by_side = size_of::<N>() as isize;
+    // Their stride is a constant there, so that several are read at once.
+    if stride == side_by_side {
         // SAFETY: as the caller promises.
-        let number = unsafe { start.wrapping_offset(stride * index as isize).cast::<N>().read_unaligned() };
-        numbers.push(number.try_into().map_err(|_| number.into())?);
+        narrow(count, |index| unsafe { at(side_by_side, index).read_unaligned() })
+    } else {
+        // SAFETY: as the caller promises.
+        narrow(count, |index| unsafe { at(stride, index).read_unaligned() })
     }
-    Ok(numbers)
+}
+
+/// Returns numbers, or the first that is too large.
+fn narrow<N: Copy + TryInto<u32> + Into<i128>>(count: usize, at: impl Fn(usize) -> N) -> LentIntegers {
+    let mut is_wrong = false;
+    let number = |index| {
+        let number: Result<u32, _> = at(index).try_into();
+        is_wrong |= number.is_err();
+        number.unwrap_or_default()
+    };
+    let numbers = (0..count).map(number).collect();
+    let wrong = if is_wrong { (0..count).map(at).find(|number| (*number).try_into().is_err()) } else { None };
+    wrong.map_or(Ok(numbers), |number| Err(number.into()))
 }
 
 impl View<'_> {
