@@ -61,7 +61,8 @@ pub enum ErrorKind {
     InvalidValue(String),
     /// The request is for a pool that is asleep.
     Asleep(String),
-    /// The system, or a table of a fixed size, is exhausted: no thread, no descriptor, no number left.
+    /// This pool, device or driver cannot do what is asked; or the system, or a table of a fixed size, is exhausted: no
+    /// thread, no descriptor, no number left.
     Unavailable(String),
     /// A bug in gpupool.
     InternalError(String),

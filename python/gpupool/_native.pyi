@@ -144,7 +144,10 @@ class Asleep(Error):
     """The request is to a pool that is asleep: wake it first, with its ``wake()`` or with :func:`wake`."""
 
 class Unavailable(Error):
-    """The system, or a table of fixed size, is exhausted: no thread, file descriptor or number is left."""
+    """This pool, device or driver cannot do what is asked, as to sleep or to have memory ranges.
+
+    Also if the system, or a table of fixed size, is exhausted: no thread, file descriptor or number is left.
+    """
 
 class InternalError(Error):
     """A bug in gpupool. Please report it."""

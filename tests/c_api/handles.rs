@@ -5,7 +5,7 @@ use std::ptr::{self, null_mut};
 use std::sync::mpsc::channel;
 use std::thread;
 
-use crate::common::c_pools::{DRIVER, INVALID_VALUE, OUT_OF_MEMORY, failed, last_error, succeeded};
+use crate::common::c_pools::{DRIVER, INVALID_VALUE, OUT_OF_MEMORY, UNAVAILABLE, failed, last_error, succeeded};
 use crate::common::{MEMORY, assert_none_lost, device, on_thread, stream, wait_until};
 use gpupool::c_api::{C_API, HandleCounts, HandleLease};
 use gpupool::library::simulated::{set_handle_bytes, stream_of};
@@ -21,7 +21,6 @@ pub(crate) const SIMULATED: c_int = 7;
 const HIPBLAS: c_int = 8;
 const FORKED: c_int = 4;
 const EXHAUSTED: c_int = 7;
-const UNAVAILABLE: c_int = 8;
 /// No end of a wait, or no limit.
 const NONE: u64 = u64::MAX;
 

@@ -5,10 +5,10 @@ use std::ptr::{self, null, null_mut};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use crate::common::c_pools::{CPool, INVALID_VALUE, OUT_OF_MEMORY, create, failed, options, succeeded};
+use crate::common::c_pools::{CPool, INVALID_VALUE, OUT_OF_MEMORY, UNAVAILABLE, create, failed, options, succeeded};
 use crate::common::memory::{PAGE, assert_all_back, used};
 use crate::common::{MEMORY, stream, wait_until};
-use gpupool::c_api::{C_API, RangeHandle};
+use gpupool::c_api::{C_API, PoolOptions, RangeHandle};
 
 fn reserve(pool: CPool, bytes: u64) -> (*mut RangeHandle, *mut c_void) {
     let (mut range, mut address) = (null_mut(), null_mut());
@@ -96,6 +96,9 @@ fn wrong_values_are_refused_by_name() {
         failed(reserve(pool.0, PAGE, PAGE, null_mut(), &raw mut address), INVALID_VALUE, &["range"]);
         failed(reserve(pool.0, PAGE, PAGE, &raw mut none, null_mut()), INVALID_VALUE, &["pointer"]);
         failed(reserve(pool.0, PAGE + 1, PAGE, &raw mut none, &raw mut address), INVALID_VALUE, &["2097153"]);
+        let whole = create(PoolOptions { no_split: 1, ..options() });
+        failed(reserve(whole.0, PAGE, PAGE, &raw mut none, &raw mut address), UNAVAILABLE, &["no_split"]);
+        whole.release();
         assert!(none.is_null() && address.is_null());
         failed((C_API.range_bytes)(null(), null_mut(), null_mut()), INVALID_VALUE, &["range"]);
         failed((C_API.range_commit)(range, null(), 1, 0, null_mut(), null(), -1), INVALID_VALUE, &["pages"]);

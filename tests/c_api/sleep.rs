@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
-use crate::common::c_pools::{CPool, INVALID_VALUE, create, failed, free, options, succeeded, ticket};
+use crate::common::c_pools::{CPool, INVALID_VALUE, UNAVAILABLE, create, failed, free, options, succeeded, ticket};
 use crate::common::memory::{MIB, PAGE, assert_all_back, used};
 use crate::common::stream;
 use gpupool::c_api::C_API;
@@ -11,7 +11,6 @@ use gpupool::empty;
 
 const NONE: c_int = 0;
 const HOST: c_int = 1;
-const OTHER: c_int = 5;
 const ASLEEP: c_int = 6;
 
 fn is_asleep(pool: CPool) -> bool {
@@ -73,7 +72,7 @@ fn a_pool_that_served_another_sleeps_once_that_has_freed_the_block() {
     succeeded(unsafe { (C_API.pool_set_use_on_oom)(pool.0, 0) });
     let words = ["1 of its blocks", &format!("{:#x}", served.address())];
     // SAFETY: null is allowed for what is not asked.
-    failed(unsafe { (C_API.pool_sleep)(pool.0, HOST, ptr::null_mut()) }, OTHER, &words);
+    failed(unsafe { (C_API.pool_sleep)(pool.0, HOST, ptr::null_mut()) }, UNAVAILABLE, &words);
     assert!(!is_asleep(pool));
     drop(served);
     let mut bytes = 0;
@@ -101,7 +100,7 @@ fn a_wrong_backup_device_or_pool_is_refused() {
     segments.no_split = 1;
     let whole = create(segments);
     // SAFETY: the pool is alive.
-    failed(unsafe { (C_API.pool_sleep)(whole.0, HOST, ptr::null_mut()) }, OTHER, &["cannot sleep"]);
+    failed(unsafe { (C_API.pool_sleep)(whole.0, HOST, ptr::null_mut()) }, UNAVAILABLE, &["cannot sleep"]);
     for pool in [pool, whole] {
         // SAFETY: the use is this test's, and not used again.
         succeeded(unsafe { (C_API.pool_release)(pool.0) });

@@ -9,6 +9,7 @@ use gpupool::{PoolId, Stream};
 pub(crate) const OUT_OF_MEMORY: c_int = 1;
 pub(crate) const INVALID_VALUE: c_int = 2;
 pub(crate) const DRIVER: c_int = 3;
+pub(crate) const UNAVAILABLE: c_int = 8;
 
 pub(crate) fn last_error() -> String {
     // SAFETY: it is never null, and this thread makes no call meanwhile.

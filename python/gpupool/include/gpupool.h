@@ -35,7 +35,7 @@ typedef enum gpupool_status {
   GPUPOOL_ERROR_OTHER = 5,
   GPUPOOL_ERROR_ASLEEP = 6,         /* the pool is asleep: wake it first */
   GPUPOOL_ERROR_EXHAUSTED = 7,      /* all handles that a limit allows stayed in use for the whole timeout */
-  GPUPOOL_ERROR_UNAVAILABLE = 8     /* the library, or the GPU platform that it needs, is missing or cannot be used */
+  GPUPOOL_ERROR_UNAVAILABLE = 8     /* a library or GPU platform is missing or unusable, or this pool, device or system cannot do it */
 } gpupool_status;
 
 /* The id of a pool: (0, n) for a private pool, (n, 0) for one made for graphs, (0, 0) for a device's default pool. */

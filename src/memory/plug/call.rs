@@ -63,7 +63,9 @@ fn status(error: &Error) -> c_int {
         ErrorKind::Forked => FORKED,
         ErrorKind::Asleep(_) => ASLEEP,
         ErrorKind::PoolExhausted(_) => EXHAUSTED,
-        ErrorKind::LibraryNotFound { .. } | ErrorKind::RuntimeUnavailable { .. } => UNAVAILABLE,
+        ErrorKind::LibraryNotFound { .. } | ErrorKind::RuntimeUnavailable { .. } | ErrorKind::Unavailable(_) => {
+            UNAVAILABLE
+        }
         _ => OTHER,
     }
 }
