@@ -964,7 +964,7 @@ class Worker {
       return api->pool_reserve_range(pool->handle, bytes, page_bytes, &handle, &pointer);
     };
     if (pool->has_fixed_segments) {
-      one_of(reserve(range.bytes(), range.page_bytes), {GPUPOOL_ERROR_OTHER}, "pool_reserve_range of segments that stay");
+      one_of(reserve(range.bytes(), range.page_bytes), {GPUPOOL_ERROR_UNAVAILABLE}, "pool_reserve_range of segments that stay");
       if (handle || pointer) fail("pool_reserve_range failed and left a range");
       return;
     }
