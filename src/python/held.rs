@@ -3,8 +3,11 @@
 use std::mem;
 use std::sync::Arc;
 
+use pyo3::exceptions::PyAttributeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+
+use crate::runtime::{Kind, get};
 
 /// Returns NumPy's or CUDA's array interface of bytes, version 3.
 pub(super) fn array_interface(py: Python<'_>, address: u64, nbytes: u64) -> PyResult<Bound<'_, PyDict>> {
@@ -15,6 +18,17 @@ pub(super) fn array_interface(py: Python<'_>, address: u64, nbytes: u64) -> PyRe
     interface.set_item("strides", py.None())?;
     interface.set_item("version", 3)?;
     Ok(interface)
+}
+
+/// Returns CUDA's array interface of bytes.
+///
+/// # Errors
+/// `AttributeError` on the simulated device.
+pub(super) fn cuda_array_interface(py: Python<'_>, address: u64, nbytes: u64) -> PyResult<Bound<'_, PyDict>> {
+    if get()?.kind() == Kind::Host {
+        return Err(PyAttributeError::new_err("simulated memory has no CUDA array interface; it has __dlpack__"));
+    }
+    array_interface(py, address, nbytes)
 }
 
 #[derive(Debug)]

@@ -1,5 +1,5 @@
-//! Runs of pages whose addresses somebody keeps, whatever is mapped there: those of memory ranges. What is mapped there
-//! comes and goes page by page, as elsewhere; only the addresses are nobody else's.
+//! Runs of pages whose addresses memory ranges keep. What is mapped there comes and goes page by page, as elsewhere; only
+//! the addresses serve nothing else.
 
 use std::collections::BTreeMap;
 

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use pyo3::exceptions::{PyAttributeError, PyTypeError};
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 
@@ -14,7 +14,7 @@ use crate::process;
 use crate::python::device;
 use crate::python::ffi::dlpack::{self, Exported};
 use crate::python::ffi::{consumer, host_bytes};
-use crate::python::held::{BufferState, array_interface};
+use crate::python::held::{BufferState, cuda_array_interface};
 use crate::python::share::PyShareToken;
 use crate::python::stream::{self, Keepers};
 use crate::python::whole::{Byte, Nbytes, Whole};
@@ -287,10 +287,7 @@ impl PyDeviceBuffer {
     #[getter]
     fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let buffer = self.shared()?;
-        if get()?.kind() == Kind::Host {
-            return Err(PyAttributeError::new_err("simulated memory has no CUDA array interface; it has __dlpack__"));
-        }
-        let interface = array_interface(py, buffer.address(), buffer.nbytes())?;
+        let interface = cuda_array_interface(py, buffer.address(), buffer.nbytes())?;
         // 0 would be ambiguous: 1 is the legacy default stream, 2 the per-thread one.
         interface.set_item("stream", buffer.own_stream().raw().address().max(1))?;
         Ok(interface)

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use crate::sync::lock;
 
-/// Somebody with memory that may be taken.
+/// What has memory that may be taken: a memory range.
 pub(in crate::memory) trait Discardable: Debug + Send + Sync {
     /// Returns the number of the pool whose memory it is.
     fn pool_number(&self) -> u32;
@@ -18,7 +18,7 @@ pub(in crate::memory) trait Discardable: Debug + Send + Sync {
     fn discard(&self, priority: i32, bytes: u64) -> u64;
 }
 
-/// All on one device that have such memory.
+/// All of a device that have such memory.
 #[derive(Debug, Default)]
 pub(in crate::memory) struct DiscardList(Mutex<Vec<Weak<dyn Discardable>>>);
 

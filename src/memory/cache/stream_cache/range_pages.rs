@@ -12,8 +12,8 @@ use crate::sync::ThisThread;
 const NOWHERE: u64 = u64::MAX;
 
 impl StreamCache {
-    /// Notes that its blocks are pages of ranges, so that callers who name one by its address are refused: whoever looks
-    /// a block up asks for further users first.
+    /// Notes that its blocks are pages of ranges, so that callers who name one by its address are refused: each look-up of
+    /// a block asks for its further users first.
     pub(super) fn hold_for_ranges(&self) {
         self.add_use(NOWHERE, BlockUser::Gpupool);
     }

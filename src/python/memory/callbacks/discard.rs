@@ -3,12 +3,10 @@
 use log::warn;
 use pyo3::prelude::*;
 
-use super::registration::{Registration, callable_name};
-use crate::error::Error;
+use super::registration::{Registration, call, callable_name};
 use crate::memory::{DiscardGuard, MemoryRange};
 use crate::observe::target::MEMORY;
 use crate::process;
-use crate::python::error::with_exception_set_aside;
 use crate::sync::lock;
 
 #[doc = docstring!("DiscardCallback")]
@@ -21,26 +19,14 @@ pub(in crate::python::memory) fn on_discard(
     range: &MemoryRange,
     callback: &Bound<'_, PyAny>,
 ) -> PyResult<PyDiscardCallback> {
-    process::refuse_forked()?;
-    if !callback.is_callable() {
-        return Err(Error::invalid_value(format!("on_discard takes a callable(pages), not {callback}")).into());
-    }
-    let name = callable_name(callback)?;
+    let name = callable_name(callback, "on_discard takes a callable(pages)")?;
     let (callable, called) = (callback.clone().unbind(), name.clone());
-    let guard = range.on_discard(move |pages| call(&callable, &called, pages));
-    Ok(PyDiscardCallback(Registration::new(name, guard)))
-}
-
-/// Calls the callable. What it raises is logged and given to `sys.unraisablehook`: the code that runs is another's.
-fn call(callable: &Py<PyAny>, name: &str, pages: &[u32]) {
-    // Where the interpreter is shutting down nothing is called.
-    let _ = Python::try_attach(|py| {
-        let called = with_exception_set_aside(py, || callable.call1(py, (pages.to_vec(),)));
-        if let Err(raised) = called {
-            warn!(target: MEMORY, "{name}, a callback of on_discard, raised {raised}");
-            raised.write_unraisable(py, Some(callable.bind(py)));
-        }
+    let guard = range.on_discard(move |pages| {
+        call(&callable, (pages.to_vec(),), |raised| {
+            warn!(target: MEMORY, "{called}, a callback of on_discard, raised {raised}");
+        });
     });
+    Ok(PyDiscardCallback(Registration::new(name, guard)))
 }
 
 /// The callback stays registered without this object: a program may not keep it.

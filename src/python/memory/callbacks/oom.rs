@@ -5,10 +5,8 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 
 use super::registration::{Registration, callable_name};
-use crate::error::Error;
 use crate::ids::Device;
 use crate::memory::{self, OomGuard};
-use crate::process;
 
 #[doc = docstring!("OomCallback")]
 #[pyclass(name = "OomCallback", module = "gpupool", frozen)]
@@ -30,13 +28,7 @@ impl PyOomCallback {
 #[doc = docstring!("on_oom")]
 #[pyfunction]
 pub(in crate::python) fn on_oom(callback: Bound<'_, PyAny>) -> PyResult<PyOomCallback> {
-    process::refuse_forked()?;
-    if !callback.is_callable() {
-        return Err(
-            Error::invalid_value(format!("on_oom takes a callable(device, nbytes) -> bool, not {callback}")).into()
-        );
-    }
-    let name = callable_name(&callback)?;
+    let name = callable_name(&callback, "on_oom takes a callable(device, nbytes) -> bool")?;
     let callback = callback.unbind();
     let call = move |device: Device, nbytes: u64| {
         let freed = Python::try_attach(|py| {

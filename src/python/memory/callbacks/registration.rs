@@ -2,10 +2,13 @@
 
 use std::sync::Mutex;
 
+use pyo3::call::PyCallArgs;
 use pyo3::intern;
 use pyo3::prelude::*;
 
+use crate::error::Error;
 use crate::process;
+use crate::python::error::with_exception_set_aside;
 use crate::sync::lock;
 
 /// What an object of Python's has of its callback.
@@ -17,12 +20,30 @@ pub(super) struct Registration<G> {
     pub(super) guard: Mutex<Option<G>>,
 }
 
-/// Returns a callable's name for logs and a `repr`.
-pub(super) fn callable_name(callable: &Bound<'_, PyAny>) -> PyResult<String> {
+/// Returns a callable's name for logs and a `repr`; `takes` says which function takes what, for the error if it is none.
+pub(super) fn callable_name(callable: &Bound<'_, PyAny>, takes: &str) -> PyResult<String> {
+    process::refuse_forked()?;
+    if !callable.is_callable() {
+        return Err(Error::invalid_value(format!("{takes}, not {callable}")).into());
+    }
     Ok(match callable.getattr_opt(intern!(callable.py(), "__qualname__"))? {
         Some(name) => name.to_string(),
         None => callable.get_type().name()?.to_string(),
     })
+}
+
+/// Calls a callable. What it raises is logged and given to `sys.unraisablehook`: the code that runs is another's.
+pub(super) fn call<A>(callable: &Py<PyAny>, arguments: A, log: impl FnOnce(&PyErr))
+where
+    A: for<'py> PyCallArgs<'py>,
+{
+    // Where the interpreter is shutting down nothing is called.
+    let _ = Python::try_attach(|py| {
+        if let Err(raised) = with_exception_set_aside(py, || callable.call1(py, arguments)) {
+            log(&raised);
+            raised.write_unraisable(py, Some(callable.bind(py)));
+        }
+    });
 }
 
 impl<G: Send> Registration<G> {

@@ -3,13 +3,11 @@
 use log::warn;
 use pyo3::prelude::*;
 
-use super::registration::{Registration, callable_name};
+use super::registration::{Registration, call, callable_name};
 use super::segment_event::PySegmentEvent;
-use crate::error::Error;
 use crate::memory::{MemPool, SegmentEvent, SegmentGuard};
 use crate::observe::target::MEMORY;
 use crate::process;
-use crate::python::error::with_exception_set_aside;
 use crate::sync::lock;
 
 #[doc = docstring!("SegmentCallback")]
@@ -22,26 +20,16 @@ pub(in crate::python::memory) fn on_segment(
     pool: &MemPool,
     callback: &Bound<'_, PyAny>,
 ) -> PyResult<PySegmentCallback> {
-    process::refuse_forked()?;
-    if !callback.is_callable() {
-        return Err(Error::invalid_value(format!("on_segment takes a callable(event), not {callback}")).into());
-    }
-    let name = callable_name(callback)?;
+    let name = callable_name(callback, "on_segment takes a callable(event)")?;
     let (callable, called) = (callback.clone().unbind(), name.clone());
-    let guard = callback.py().detach(|| pool.on_segment(move |event| call(&callable, &called, event)))?;
+    let call = move |event: &SegmentEvent| {
+        call(&callable, (PySegmentEvent::from(event),), |raised| {
+            let pool = event.pool;
+            warn!(target: MEMORY, "pool {pool}: {called}, a callback of on_segment, raised {raised} for {event:?}");
+        });
+    };
+    let guard = callback.py().detach(|| pool.on_segment(call))?;
     Ok(PySegmentCallback(Registration::new(name, guard)))
-}
-
-/// Calls the callable. What it raises is logged and given to `sys.unraisablehook`: the code that runs is another's.
-fn call(callable: &Py<PyAny>, name: &str, event: &SegmentEvent) {
-    // Where the interpreter is shutting down nothing is called.
-    let _ = Python::try_attach(|py| {
-        let called = with_exception_set_aside(py, || callable.call1(py, (PySegmentEvent::from(event),)));
-        if let Err(raised) = called {
-            warn!(target: MEMORY, "pool {}: {name}, a callback of on_segment, raised {raised} for {event:?}", event.pool);
-            raised.write_unraisable(py, Some(callable.bind(py)));
-        }
-    });
 }
 
 /// The callback stays registered without this object: a program may not keep it.

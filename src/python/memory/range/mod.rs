@@ -4,7 +4,6 @@ mod named_pages;
 
 use std::sync::Arc;
 
-use pyo3::exceptions::PyAttributeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
@@ -16,10 +15,10 @@ use crate::memory::{CommitOptions, MemoryRange};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
 use crate::python::ffi::dlpack::{self, Exported};
-use crate::python::held::array_interface;
+use crate::python::held::cuda_array_interface;
 use crate::python::whole::{Byte, Pages, Whole};
 use crate::python::{device, stream};
-use crate::runtime::{Kind, Stream, get};
+use crate::runtime::Stream;
 
 #[doc = docstring!("MemoryRange")]
 #[pyclass(name = "MemoryRange", module = "gpupool", frozen, weakref)]
@@ -207,10 +206,7 @@ impl PyMemoryRange {
     #[getter]
     fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         self.range.committed_bytes()?;
-        if get()?.kind() == Kind::Host {
-            return Err(PyAttributeError::new_err("simulated memory has no CUDA array interface; it has __dlpack__"));
-        }
-        array_interface(py, self.range.address(), self.range.nbytes())
+        cuda_array_interface(py, self.range.address(), self.range.nbytes())
     }
 
     #[doc = docstring!("MemoryRange.__dlpack_device__")]
