@@ -1,20 +1,24 @@
 """Two models' KV caches on one GPU: each has addresses for its busiest moment, and memory for what it holds now.
 
-Requests of two models come and go, one model's while the other's are few. Each cache is a range of pages, and a page
-holds some tokens' keys and values; attention reads the cache through a captured CUDA graph, whose pointers never
-change. Pages are committed as requests grow and decommitted as they end. The same program runs once with all pages
-committed, and both give the same results, bit for bit.
+Requests of two models come and go, many of one while few of the other. Each cache is a range of pages, and a page holds
+some tokens' keys and values. Prompts are computed as they come, further tokens by a captured CUDA graph, whose pointers
+never change. While the GPU computes, pages are committed for the next tokens, and those of requests that ended are
+decommitted. The same requests are served with all pages committed, and both give the same results, bit for bit.
 
-    python examples/kv_cache.py [REQUESTS] [SEED]
+    python examples/kv_cache.py [REQUESTS] [RATE...]
 
+REQUESTS is how many each model gets, and a RATE how many a second come while it is busy: there is a row for each RATE.
 It needs PyTorch and a GPU.
 """
 
+import itertools
 import os
 import random
 import statistics
 import sys
 import time
+from collections import deque
+from collections.abc import Callable
 
 import gpupool
 import torch
@@ -25,45 +29,96 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 PAGE_BYTES = 2 << 20
 LAYERS, HEADS, SIZE, SLOTS = 4, 8, 128, 16
+WIDTH = HEADS * SIZE
 # Bytes of one token's keys and values, in half precision.
-TOKEN_BYTES = LAYERS * 2 * HEADS * SIZE * 2
+TOKEN_BYTES = LAYERS * 2 * WIDTH * 2
 TOKENS = PAGE_BYTES // TOKEN_BYTES
-# Pages of one request at most.
-LONGEST = 8
+# Tokens of a prompt and of its answer, at most.
+PROMPT, ANSWER = 3000, 60
+LONGEST = -(-(PROMPT + ANSWER) // TOKENS)
 PAGES = 1 + SLOTS * LONGEST
+# How often busy and quiet turns come: in as many parts the requests of both models are cut.
+TURNS = 4
+
+
+class RangeCache:
+    """The memory of a paged cache: a range of a pool, of which pages are committed as they are needed."""
+
+    def __init__(self, pool: gpupool.MemPool, stream: torch.cuda.Stream) -> None:
+        self.range, self.stream = pool.reserve_range(PAGES * PAGE_BYTES, PAGE_BYTES), stream
+        self.bytes = torch.from_dlpack(self.range)
+        # Page 0 stands for pages that a request does not have. Of the others those come first that were left last.
+        self.unused = list(range(PAGES - 1, 0, -1))
+
+    def commit(self, pages: list[int]) -> None:
+        """Give memory to pages."""
+        # Tokens that are not there yet count nothing, but must be numbers.
+        self.range.commit(pages, self.stream, fill=0)
+
+    def decommit(self, pages: list[int]) -> None:
+        """Take the memory away."""
+        self.range.decommit(pages, self.stream)
+
+
+class WholeCache(RangeCache):
+    """The same with all pages committed, from the beginning to the end."""
+
+    def __init__(self, pool: gpupool.MemPool, stream: torch.cuda.Stream) -> None:
+        super().__init__(pool, stream)
+        super().commit(list(range(PAGES)))
+
+    def commit(self, pages: list[int]) -> None:
+        """Do nothing: the pages have memory."""
+
+    def decommit(self, pages: list[int]) -> None:
+        """Do nothing: the pages keep it."""
+
+
+class Request:
+    """A request: its prompt, how many tokens it takes, and what came of it."""
+
+    def __init__(self, prompt: torch.Tensor, answer: int, comes: float) -> None:
+        self.prompt, self.answer, self.comes = prompt, answer, comes
+        self.length = prompt.shape[0]
+        self.left = answer
+        self.pages: list[int] = []
+        self.first_token: float | None = None
+        self.result: torch.Tensor | None = None
+
+    def pages_for(self, tokens: int) -> int:
+        """Return how many pages it lacks to hold so many tokens more."""
+        return -(-(self.length + tokens) // TOKENS) - len(self.pages)
 
 
 class Model:
     """Attention over a paged cache, for as many requests at once as there are slots."""
 
-    def __init__(self, pool: gpupool.MemPool, stream: torch.cuda.Stream, seed: int, commits_all: bool) -> None:
-        self.pool, self.stream, self.commits_all = pool, stream, commits_all
-        self.range = pool.reserve_range(PAGES * PAGE_BYTES, PAGE_BYTES)
-        # Page 0 stands for pages that a request does not have.
-        self.range.commit(range(PAGES) if commits_all else [0], stream, fill=0)
-        self.cache = torch.from_dlpack(self.range).view(torch.float16).view(PAGES, LAYERS, 2, TOKENS, HEADS, SIZE)
-        self.free = list(range(PAGES - 1, 0, -1))
+    def __init__(self, cache: RangeCache, seed: int) -> None:
+        self.memory, self.stream = cache, cache.stream
+        self.memory.commit([0])
+        # Committed, but no request's: of requests that ended just now, or for the next ones.
+        self.spare: list[int] = []
+        self.cache = cache.bytes.view(torch.float16).view(PAGES, LAYERS, 2, TOKENS, HEADS, SIZE)
         self.tables = torch.zeros(SLOTS, LONGEST, dtype=torch.long, pin_memory=True)
         self.lengths = torch.zeros(SLOTS, dtype=torch.long, pin_memory=True)
-        on_gpu = {"device": "cuda"}
-        self.tables_there = torch.zeros_like(self.tables, **on_gpu)
-        self.lengths_there = torch.zeros_like(self.lengths, **on_gpu)
+        self.tables_there = torch.zeros_like(self.tables, device="cuda")
+        self.lengths_there = torch.zeros_like(self.lengths, device="cuda")
         weights = torch.Generator("cuda").manual_seed(seed)
-        shape = (LAYERS, 3, HEADS * SIZE, HEADS * SIZE)
-        self.weights = torch.randn(shape, generator=weights, dtype=torch.float16, **on_gpu) / (HEADS * SIZE) ** 0.5
-        self.hidden = torch.zeros(SLOTS, HEADS * SIZE, dtype=torch.float16, **on_gpu)
-        self.positions = torch.arange(LONGEST * TOKENS, **on_gpu)
+        shape = (LAYERS, 3, WIDTH, WIDTH)
+        self.weights = torch.randn(shape, generator=weights, dtype=torch.float16, device="cuda") / WIDTH**0.5
+        self.hidden = torch.zeros(SLOTS, WIDTH, dtype=torch.float16, device="cuda")
+        self.positions = torch.arange(LONGEST * TOKENS, device="cuda")
         self.requests: list[Request | None] = [None] * SLOTS
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            self._step()
-        stream.synchronize()
-        self.hidden.zero_()
+        self.waiting: deque[Request] = deque()
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            self._compute_token()
+        self.stream.synchronize()
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, stream=stream):
-            self._step()
+        with torch.cuda.graph(self.graph, stream=self.stream):
+            self._compute_token()
 
-    def _step(self) -> None:
+    def _compute_token(self) -> None:
         """One token of each request, from the hidden state to the next."""
         slots = torch.arange(SLOTS, device="cuda")
         last = (self.lengths_there - 1).clamp(min=0)
@@ -82,112 +137,179 @@ class Model:
             query = query.view(SLOTS, HEADS, 1, SIZE)
             with sdpa_kernel(SDPBackend.MATH):
                 seen = torch.nn.functional.scaled_dot_product_attention(query, keys, values, attn_mask=is_seen)
-            hidden = hidden + seen.nan_to_num().reshape(SLOTS, HEADS * SIZE)
+            hidden = hidden + seen.nan_to_num().reshape(SLOTS, WIDTH)
         self.hidden.copy_(torch.nn.functional.normalize(hidden.float(), dim=1) * 8)
 
-    def step(self) -> None:
-        """Compute one token of each request, committing the pages that they begin, then end those that are done."""
-        new = []
+    def _compute_prompt(self, slot: int, prompt: torch.Tensor) -> list[list[torch.Tensor]]:
+        """All tokens of a prompt at once, without the cache; return each layer's keys and values."""
+        hidden, found = prompt, []
+        for layer in range(LAYERS):
+            query, key, value = ((hidden @ weight).view(-1, HEADS, SIZE) for weight in self.weights[layer])
+            found.append([key, value])
+            heads = (part.transpose(0, 1)[None] for part in (query, key, value))
+            with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
+                seen = torch.nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
+            hidden = hidden + seen[0].transpose(0, 1).reshape(-1, WIDTH)
+        self.hidden[slot] = torch.nn.functional.normalize(hidden[-1].float(), dim=0) * 8
+        return found
+
+    def _keep_prompt(self, slot: int, found: list[list[torch.Tensor]]) -> None:
+        """Write a prompt's keys and values to the pages of its request."""
+        tokens = self.positions[: found[0][0].shape[0]]
+        page = self.tables_there[slot, tokens // TOKENS]
+        for layer, parts in enumerate(found):
+            for part, values in enumerate(parts):
+                self.cache[page, layer, part, tokens % TOKENS] = values
+
+    def _keep_spare(self, count: int) -> None:
+        """Commit pages until so many are spare, or decommit those beyond."""
+        if (more := count - len(self.spare)) > 0:
+            pages = [self.memory.unused.pop() for _ in range(more)]
+            self.memory.commit(pages)
+            self.spare += pages
+        elif more < 0:
+            pages = self.spare[count:]
+            del self.spare[count:]
+            self.memory.decommit(pages)
+            self.memory.unused += pages
+
+    def _give_pages(self) -> None:
+        """Give each request the pages of its next token."""
+        lacking = [request.pages_for(1) if request else 0 for request in self.requests]
+        self._keep_spare(max(len(self.spare), sum(lacking)))
+        for slot, (request, count) in enumerate(zip(self.requests, lacking, strict=True)):
+            for page in [self.spare.pop() for _ in range(count)]:
+                self.tables[slot, len(request.pages)] = page
+                request.pages.append(page)
+            if request:
+                self.lengths[slot] = request.length + 1
+
+    def _next_lacking(self) -> int:
+        """Return how many pages the next token will need, with the requests that can begin then."""
+        lacking, freed, free = 0, 0, 0
+        for request in self.requests:
+            if request and request.left > 1:
+                lacking += request.pages_for(2)
+            else:
+                freed += len(request.pages) if request else 0
+                free += 1
+        lacking += sum(request.pages_for(1) for request in itertools.islice(self.waiting, free))
+        return max(lacking - freed, 0)
+
+    def begin_token(self) -> None:
+        """Begin to compute one token of each request, and the prompts of those that are new."""
+        prompts = []
         for slot, request in enumerate(self.requests):
-            if request is None:
-                continue
-            request.length += 1
-            if request.length > len(request.pages) * TOKENS:
-                request.pages.append(self.free.pop())
-                new.append(request.pages[-1])
-                self.tables[slot, len(request.pages) - 1] = new[-1]
-            self.lengths[slot] = request.length
-        if new and not self.commits_all:
-            # Tokens that are not there yet count nothing, but must be numbers.
-            self.range.commit(new, self.stream, fill=0)
-        with torch.cuda.stream(self.stream):
-            self.tables_there.copy_(self.tables)
-            self.lengths_there.copy_(self.lengths)
-            self.graph.replay()
+            if request is None and self.waiting:
+                self.requests[slot] = request = self.waiting.popleft()
+                with torch.cuda.stream(self.stream):
+                    prompts.append((slot, self._compute_prompt(slot, request.prompt)))
+        if any(self.requests):
+            # While the GPU computes prompts.
+            self._give_pages()
+            with torch.cuda.stream(self.stream):
+                self.tables_there.copy_(self.tables, non_blocking=True)
+                self.lengths_there.copy_(self.lengths, non_blocking=True)
+                for prompt in prompts:
+                    self._keep_prompt(*prompt)
+                self.graph.replay()
+
+    def foresee(self) -> None:
+        """Commit the pages of the next token, and decommit those that are left, while the GPU computes this one."""
+        self._keep_spare(self._next_lacking())
+
+    def end_token(self) -> int:
+        """Wait for the tokens, and end the requests that are done; return how many tokens there were."""
+        if not any(self.requests):
+            return 0
         # The tables are written again for the next token.
         self.stream.synchronize()
-        ended = []
+        now, tokens = time.perf_counter(), 0
         for slot, request in enumerate(self.requests):
             if request is None:
                 continue
+            tokens += 1
+            request.length += 1
+            request.left -= 1
             if request.first_token is None:
-                request.first_token = time.perf_counter() - request.came
-            if request.length == request.longest:
+                request.first_token = now - request.comes
+            if request.left == 0:
                 with torch.cuda.stream(self.stream):
                     request.result = self.hidden[slot].clone()
-                ended += request.pages
+                self.spare += request.pages
                 self.tables[slot] = 0
                 self.lengths[slot] = 0
                 self.requests[slot] = None
-        if ended and not self.commits_all:
-            self.range.decommit(ended, self.stream)
-        self.free += ended
-
-    def add(self, request: "Request") -> bool:
-        """Begin a request, if there is a slot."""
-        if None not in self.requests:
-            return False
-        slot = self.requests.index(None)
-        self.requests[slot] = request
-        with torch.cuda.stream(self.stream):
-            self.hidden[slot] = request.prompt
-        return True
+        return tokens
 
     def live_bytes(self) -> int:
         """Return the bytes of the pages that requests have, and of the one that stands for none."""
         return PAGE_BYTES * (1 + sum(len(request.pages) for request in self.requests if request))
 
 
-class Request:
-    """A request: its prompt's state, how many tokens it takes, and what came of it."""
+def load(requests: int, rate: float, place: int) -> list[tuple[float, int, int]]:
+    """Return when each request of a model comes, in seconds, and its prompt's and answer's tokens.
 
-    def __init__(self, prompt: torch.Tensor, longest: int) -> None:
-        self.prompt, self.longest = prompt, longest
-        self.length = 0
-        self.pages: list[int] = []
-        self.came = time.perf_counter()
-        self.first_token: float | None = None
-        self.result: torch.Tensor | None = None
+    Lengths are those of the log llm_serve-7. In every other turn the model is busy, and else an eighth as many come.
+    """
+    lengths, moments = random.Random(7), random.Random(place)
+    now, found = 0.0, []
+    for turn in range(TURNS):
+        is_busy = turn % 2 == place
+        share = (8 if is_busy else 1) / (9 * TURNS / 2)
+        for _ in range(max(round(requests * share), 1)):
+            answer, prompt = lengths.randint(5, ANSWER), lengths.randint(32, PROMPT)
+            found.append((now, prompt, answer))
+            now += moments.expovariate(rate if is_busy else rate / 8)
+    return found
 
 
-def serve(requests: int, seed: int, commits_all: bool) -> dict[str, object]:
+def serve(requests: int, rate: float, caches: list[RangeCache], held_bytes: Callable[[], int]) -> dict[str, object]:
     """Serve so many requests of each of two models, whose loads rise and fall in turns."""
-    pool, numbers = gpupool.MemPool(), random.Random(seed)
-    models = [Model(pool, torch.cuda.Stream(), seed + place, commits_all) for place in range(2)]
-    prompts = torch.Generator().manual_seed(seed)
-    waiting = [
-        [
-            (torch.randn(HEADS * SIZE, generator=prompts).half().cuda(), numbers.randint(16, LONGEST * TOKENS))
-            for _ in range(requests)
-        ]
-        for _ in models
+    models = [Model(cache, seed) for seed, cache in enumerate(caches)]
+    words = torch.randn(2 * PROMPT, WIDTH, generator=torch.Generator("cuda").manual_seed(1), device="cuda").half()
+    plans = [load(requests, rate, place) for place in range(2)]
+    torch.cuda.synchronize()
+    begun, tokens = time.perf_counter(), 0
+    coming = [
+        deque(
+            Request(words[number % PROMPT :][:prompt], answer, begun + moment)
+            for number, (moment, prompt, answer) in enumerate(plan)
+        )
+        for plan in plans
     ]
-    done: list[list[Request]] = [[], []]
-    held, live = [], []
-    begun, tokens, turn = time.perf_counter(), 0, 0
-    while any(waiting) or any(request for model in models for request in model.requests):
-        for place, model in enumerate(models):
-            # One model's load is high for a while, and the other's low.
-            is_busy = (turn // 400) % 2 == place
-            limit = SLOTS if is_busy else 2
-            while waiting[place] and sum(request is not None for request in model.requests) < limit:
-                request = Request(*waiting[place].pop())
-                model.add(request)
-                done[place].append(request)
-            tokens += sum(request is not None for request in model.requests)
-            model.step()
-        held.append(pool.stats().reserved_bytes)
-        live.append(sum(model.live_bytes() for model in models))
-        turn += 1
+    requests_of = [list(of_model) for of_model in coming]
+    held = live = 0
+    while any(coming) or any(model.waiting or any(model.requests) for model in models):
+        for model, to_come in zip(models, coming, strict=True):
+            while to_come and to_come[0].comes <= time.perf_counter():
+                model.waiting.append(to_come.popleft())
+            model.begin_token()
+        for model in models:
+            model.foresee()
+        held = max(held, held_bytes())
+        live = max(live, sum(model.live_bytes() for model in models))
+        tokens += sum(model.end_token() for model in models)
     seconds = time.perf_counter() - begun
+    for model in models:
+        model.foresee()
+    served = [request for of_model in requests_of for request in of_model]
+    first = sorted(request.first_token for request in served)
     return {
-        "results": [torch.stack([request.result for request in of_model]) for of_model in done],
-        "held": max(held),
-        "live": max(live),
-        "mean held": statistics.mean(held),
+        "results": torch.stack([request.result for request in served]),
+        "held": held,
+        "live": live,
         "tokens/s": tokens / seconds,
-        "first token": statistics.median(request.first_token for of_model in done for request in of_model),
+        "first token": statistics.median(first),
+        "first token, 95 %": first[len(first) * 95 // 100],
     }
+
+
+def serve_from(kind: type[RangeCache], requests: int, rate: float) -> dict[str, object]:
+    """Serve from caches of a kind, in a pool of their own."""
+    pool = gpupool.MemPool()
+    caches = [kind(pool, torch.cuda.Stream()) for _ in range(2)]
+    return serve(requests, rate, caches, lambda: pool.stats().reserved_bytes)
 
 
 def main() -> None:
@@ -195,18 +317,29 @@ def main() -> None:
     if gpupool.runtime() == "host" or not torch.cuda.is_available():
         print("needs PyTorch and a GPU")
         return
-    requests, seed = (int(argument) for argument in (sys.argv[1:] + ["48", "1"][len(sys.argv) - 1 :])[:2])
-    served = {name: serve(requests, seed, name == "all committed") for name in ("all committed", "as needed")}
-    print(f"{2 * requests} requests of 2 models    held MiB  at most live    tokens/s  first token ms")
-    for name, of in served.items():
-        sizes = f"{of['held'] / 2**20:10.0f}  {of['live'] / 2**20:12.0f}"
-        print(f"{name:25}  {sizes}  {of['tokens/s']:10.0f}  {of['first token'] * 1e3:14.2f}")
-    torch.cuda.synchronize()
-    pairs = zip(served["all committed"]["results"], served["as needed"]["results"], strict=True)
-    same = all(map(torch.equal, *zip(*pairs, strict=True)))
-    print("results          ", "the same, bit for bit" if same else "DIFFERENT")
-    print(f"held over live    {served['as needed']['held'] / served['as needed']['live']:.3f}")
-    assert same
+    requests = int(sys.argv[1]) if len(sys.argv) > 1 else 90
+    rates = [float(rate) for rate in sys.argv[2:]] or [10, 40, 1000]
+    kinds = {"all committed": WholeCache, "as needed": RangeCache}
+    for kind in kinds.values():
+        # What PyTorch and its libraries load for each shape.
+        serve_from(kind, 12, 1000)
+    print(f"{2 * requests} requests of 2 models       held    live             first token, ms")
+    print("busy rate, pages            MiB     MiB  tokens/s  median   95 %")
+    for rate in rates:
+        served = {}
+        for name, kind in kinds.items():
+            served[name] = of = serve_from(kind, requests, rate)
+            sizes = f"{of['held'] / 2**20:7.0f} {of['live'] / 2**20:7.0f}"
+            first = f"{of['first token'] * 1e3:7.2f} {of['first token, 95 %'] * 1e3:6.2f}"
+            print(f"{rate:5.0f}/s  {name:15} {sizes}  {of['tokens/s']:8.0f} {first}")
+        whole, needed = served.values()
+        is_same = torch.equal(whole["results"], needed["results"])
+        print(
+            f"         held over live {needed['held'] / needed['live']:.3f}, "
+            f"tokens/s {needed['tokens/s'] / whole['tokens/s']:.3f} of all committed, "
+            f"results {'the same, bit for bit' if is_same else 'DIFFERENT'}"
+        )
+        assert is_same
 
 
 if __name__ == "__main__":
