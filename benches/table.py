@@ -307,6 +307,30 @@ def ranges(lines: list[dict]) -> str:
     return table(head, *([title, of(work, 1), of(work, 512)] for title, work in works.items()))
 
 
+def kv_caches(lines: list[dict]) -> str:
+    """Return the table of paged caches at several rates: the medians of the turns, and the least and most."""
+
+    def cell(found: list[dict], name: str, form: str) -> str:
+        values = sorted(line[name] for line in found)
+        middle, least, most = (format(value, form) for value in (statistics.median(values), values[0], values[-1]))
+        return middle if least == most else f"{middle} ({least} to {most})"
+
+    shown = {
+        "tokens a second": ("tokens_per_s", ".0f"),
+        "ms to the first token": ("first_token_ms", ".1f"),
+        "95 % of them": ("first_token_95_ms", ".0f"),
+        "held over live": ("held_over_live", ".3f"),
+    }
+    rows = []
+    lines = [line for line in lines if "rate" in line]
+    for rate, kind in dict.fromkeys(
+        (line["rate"], line["kind"]) for line in sorted(lines, key=lambda line: line["rate"])
+    ):
+        found = [line for line in lines if (line["rate"], line["kind"]) == (rate, kind)]
+        rows.append([f"{rate:.0f}", kind, *(cell(found, *figure) for figure in shown.values())])
+    return table(["requests a second", "pages", *shown], *rows)
+
+
 def workspaces(lines: list[dict]) -> str:
     """Return the table of products that cuBLAS splits over its workspace.
 
@@ -375,7 +399,8 @@ TABLES = {
     "churn": Table(("h200/peers.json",), churn),
     "rush": Table(("h200/peers.json",), rush),
     "leases": Table(("h200/leases.txt",), leases, of_text),
-    "ranges": Table(("h200-ranges/ranges.json",), ranges, of_lines),
+    "ranges": Table(("ranges/ranges-h100.json",), ranges, of_lines),
+    "kv_caches": Table(("ranges/kv_peers.json",), kv_caches, of_lines),
     "workspaces": Table(("h200/workspaces.json",), workspaces, of_lines),
     "waste": Table(("h200/passes.json", "h200/memory.json"), waste, of_lines),
     "passes": Table(("h200/passes.json",), passes, of_lines),

@@ -39,6 +39,9 @@ LONGEST = -(-(PROMPT + ANSWER) // TOKENS)
 PAGES = 1 + SLOTS * LONGEST
 # How often busy and quiet turns come: in as many parts the requests of both models are cut.
 TURNS = 4
+# One page in so many stays committed when requests end, for the next ones: they differ in length, and beside the GPU's
+# work the driver's calls are slow.
+SPARE_PARTS = 32
 
 
 class RangeCache:
@@ -215,8 +218,9 @@ class Model:
                 self.graph.replay()
 
     def foresee(self) -> None:
-        """Commit the pages of the next token, and decommit those that are left, while the GPU computes this one."""
-        self._keep_spare(self._next_lacking())
+        """While the GPU computes, commit the pages of the next token, and decommit what is left but for a few."""
+        used = sum(len(request.pages) for request in self.requests if request)
+        self._keep_spare(max(self._next_lacking(), min(len(self.spare), used // SPARE_PARTS)))
 
     def end_token(self) -> int:
         """Wait for the tokens, and end the requests that are done; return how many tokens there were."""
