@@ -2,11 +2,12 @@
 # Runs everything of this folder on a GPU machine: installs the wheel, tests, runs the examples, measures, and prints a
 # short table last. Usage: run.sh [RESULTS_FOLDER], which gets run.txt (what is printed), log.txt (all output),
 # examples.txt, info.txt, leases.txt, green_contexts.txt, and one object a line in peers.json, workspaces.json, memory.json,
-# turns.json, passes.json, recording.json, ranges.json, pinned.json, pinned_rust.json, sleep.json, share.json, frameworks.json, plugs.json,
-# rmm.json, rmm_cpp.json, nccl.json, pytorch.json and torch_sharing.json. PYTHON chooses the interpreter (python3); SKIP_BENCHES=1
-# leaves out the measuring and the long soak, SKIP_TESTS=1 all that is no measuring. Of that, ONLY=handles, memory, copies,
-# frameworks, pytorch or examples does one part, and ONLY=memory also leaves out tests that are not about memory. TRACES
-# names a folder with more logs to replay than tests/data has, and TURNS says how often peers take turns (5).
+# turns.json, passes.json, recording.json, ranges.json, idle_server.json, kv_peers.json, pinned.json, pinned_rust.json,
+# sleep.json, share.json, frameworks.json, plugs.json, rmm.json, rmm_cpp.json, nccl.json, pytorch.json and
+# torch_sharing.json. PYTHON chooses the interpreter (python3); SKIP_BENCHES=1 leaves out the measuring and the long soak,
+# SKIP_TESTS=1 all that is no measuring. Of that, ONLY=handles, memory, copies, frameworks, pytorch or examples does one
+# part, and ONLY=memory also leaves out tests that are not about memory. TRACES names a folder with more logs to replay
+# than tests/data has, and TURNS says how often peers take turns (5).
 #
 # MEMCHECK=1 does one thing alone: it runs the tests of tests/gpu, and the processes that they start, under
 # compute-sanitizer, a step for each file and some ten times as slowly. A step fails at a wrong access of GPU memory, at
@@ -109,6 +110,8 @@ run_memory() {
   measure memory.json 500 "$python" benches/memory_peers.py "${traces[@]}"
   measure recording.json 120 "$python" benches/recording.py
   measure ranges.json 90 "$python" benches/ranges.py
+  measure idle_server.json 90 "$python" benches/idle_server.py
+  measure kv_peers.json 400 "$python" benches/kv_peers.py
   for ((turn = 0; turn < ${TURNS:-5}; turn++)); do
     measure turns.json 60 bin/bench_memory pair
     measure turns.json 60 bin/bench_memory mix 1 2 4 8 16
@@ -268,7 +271,8 @@ finish() {
 
 mkdir -p "$results"
 rm -f "$results"/{log,examples,leases,green_contexts}.txt \
-  "$results"/{peers,workspaces,memory,turns,passes,recording,ranges,pinned,pinned_rust,sleep,share}.json \
+  "$results"/{peers,workspaces,memory,turns,passes,recording,ranges,idle_server,kv_peers}.json \
+  "$results"/{pinned,pinned_rust,sleep,share}.json \
   "$results"/{frameworks,plugs,rmm,rmm_cpp,nccl,pytorch,torch_sharing}.json
 run_all | tee "$results/run.txt"
 status=$?
