@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use super::device::{DriverSegments, SegmentSource, Source};
 use super::device_buffer::{DeviceBuffer, empty};
+use super::neighbour::join;
 use super::pool::{Pool, PoolId, Rules, SegmentEvent};
 use super::range::{MemoryRange, reserve_range};
 use super::report::{self, PoolStats, SegmentView};
 use super::route::{CaptureScope, PoolScope, PoolToken, PoolUse};
 use super::serve::{self, Patience, PoolSettings, SegmentGuard};
 use super::sleep::{Backup, sleep_pool, wake_pool};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ids::Device;
 use crate::process;
 use crate::runtime::{self, Stream};
@@ -80,6 +81,23 @@ impl MemPoolBuilder {
         self
     }
 
+    /// Sets whether the pool is put to sleep, with a backup, when another process of the user needs the device's memory and
+    /// gpupool's neighbours have nothing else to give; see [`set_neighbour`](crate::set_neighbour), which this process
+    /// becomes one by. Not while a thread has a scope of the pool, or a stream of it is captured: so hold a scope for as long
+    /// as work with the pool's blocks is being submitted, and wake the pool first. It stays asleep until [`MemPool::wake`],
+    /// unless it [`wakes_on_use`](MemPoolBuilder::wakes_on_use).
+    pub fn sleeps_for_others(mut self, sleeps_for_others: bool) -> Self {
+        self.rules.sleeps_for_others = sleeps_for_others;
+        self
+    }
+
+    /// Sets whether a pool that sleeps for another process is woken by the next request to it, or the next scope of it. That
+    /// takes what waking takes, and fails as waking does.
+    pub fn wakes_on_use(mut self, wakes_on_use: bool) -> Self {
+        self.rules.wakes_on_use = wakes_on_use;
+        self
+    }
+
     /// Sets whether each block has its own segment, which is never split, as needed to register it with NCCL or a
     /// network card. A segment is one extent of physical memory, at one address, until [`MemPool::trim`] or the pool's
     /// end: nothing else releases it, moves it or puts it to sleep. A freed segment serves later requests of at most
@@ -125,11 +143,31 @@ impl MemPoolBuilder {
         let driver_segments = || Source::Segments(Arc::new(DriverSegments));
         let source = self.allocator.clone().map(Source::Segments).or_else(|| self.segments.then(driver_segments));
         let rules = Rules { has_own_source: source.is_some(), ..self.rules };
+        if rules.wakes_on_use && !rules.sleeps_for_others {
+            return Err(Error::invalid_value(
+                "a pool wakes on use when it sleeps for other processes: give sleeps_for_others, too, or leave wakes_on_use out",
+            ));
+        }
+        if rules.sleeps_for_others {
+            refuse_fixed(&rules)?;
+            join()?;
+        }
         let id = PoolId::next(!self.is_for_graphs);
         let options = PoolSettings { rules, source, limit: self.limit, reserve: self.reserve, name: None };
         let pool = serve::make_pool(device, id, options)?;
         Ok(MemPool { in_use: PoolUse::first(pool, false), device, allocator: self.allocator })
     }
+}
+
+/// Refuses to offer a pool that can never sleep.
+fn refuse_fixed(rules: &Rules) -> Result<()> {
+    if rules.no_split || rules.has_own_source {
+        return Err(Error::unavailable(
+            "a pool whose segments stay where they are cannot sleep for others: leave out allocator, segments and no_split, or \
+             sleeps_for_others",
+        ));
+    }
+    Ok(())
 }
 
 impl MemPool {
@@ -166,6 +204,16 @@ impl MemPool {
     /// Returns whether other pools may use its free memory when the device has no more memory.
     pub fn use_on_oom(&self) -> bool {
         self.pool().use_on_oom()
+    }
+
+    /// Returns whether it may be put to sleep for another process.
+    pub fn sleeps_for_others(&self) -> bool {
+        self.pool().offer.is_made
+    }
+
+    /// Returns whether it is woken by its next use when it sleeps for another process.
+    pub fn wakes_on_use(&self) -> bool {
+        self.pool().offer.wakes_on_use
     }
 
     /// Returns whether each block has its own segment.

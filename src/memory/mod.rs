@@ -14,6 +14,7 @@ pub(crate) mod host;
 mod in_parts;
 pub(crate) mod limits;
 mod mem_pool;
+pub(crate) mod neighbour;
 pub(crate) mod plug;
 pub(crate) mod pool;
 mod pool_by_id;
@@ -60,6 +61,10 @@ pub use limits::{
     empty_cache, get_per_process_memory_fraction, memory_limit, set_memory_limit, set_per_process_memory_fraction,
 };
 pub use mem_pool::{MemPool, MemPoolBuilder};
+pub use neighbour::{
+    MemoryClaim, Neighbour, NeighbourSettings, available_memory, claim, neighbours, set_neighbour,
+};
+pub(crate) use neighbour::watch as watch_neighbours;
 pub(crate) use plug::LibraryMemory;
 pub use plug::{DEVICE_MEM_HANDLER, PINNED_MEM_HANDLER, feed};
 pub use pool::{MemoryLimit, PoolId, SegmentEvent, SegmentEventKind, graph_pool_handle};
