@@ -25,6 +25,7 @@ mod info;
 mod interruption;
 mod logging;
 mod memory;
+mod neighbour;
 mod share;
 #[cfg(feature = "fault-injection")]
 mod simulation;
@@ -96,6 +97,8 @@ mod _native {
         request_counts, reset_peak_pinned_stats, set_memory_limit, set_per_process_memory_fraction, set_pinned_limit,
         summarize_pinned, unpickle, use_mem_pool, warm_pinned,
     };
+    #[pymodule_export]
+    use super::neighbour::{PyClaim, PyNeighbour, available_memory, claim, neighbours, set_neighbour};
     #[pymodule_export]
     use super::share::{PyShareToken, attach, share_at};
     #[cfg(feature = "fault-injection")]

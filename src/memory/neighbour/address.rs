@@ -3,9 +3,9 @@
 //! whoever finds one that no process listens to any more removes it.
 
 use std::collections::BTreeSet;
-use std::fs::{self, DirEntry};
+use std::fs::{self, DirEntry, File};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -41,18 +41,19 @@ pub(super) fn name(random: [u8; 16]) -> String {
 }
 
 impl Place {
-    fn address(&self, name: &str) -> io::Result<SocketAddrUnix> {
-        Ok(match self {
-            Self::Machine => SocketAddrUnix::new_abstract_name(name.as_bytes())?,
-            Self::Folder(folder) => SocketAddrUnix::new(folder.join(name))?,
-        })
+    /// Calls a function with the address of a name. A directory is opened meanwhile, so that its path may be longer than that
+    /// of a socket.
+    fn with_address<R>(&self, name: &str, call: impl FnOnce(&SocketAddrUnix) -> io::Result<R>) -> io::Result<R> {
+        let Self::Folder(folder) = self else { return call(&SocketAddrUnix::new_abstract_name(name.as_bytes())?) };
+        let open = File::open(folder)?;
+        call(&SocketAddrUnix::new(format!("/proc/self/fd/{}/{name}", open.as_raw_fd()))?)
     }
 
     pub(super) fn listen(&self, name: &str) -> io::Result<OwnedFd> {
-        let Self::Folder(folder) = self else { return listener_at(&self.address(name)?) };
+        let Self::Folder(folder) = self else { return self.with_address(name, listener_at) };
         // Nobody may find it before it is listened to, and take it for one that was left.
         let unfinished = format!("{name}{UNFINISHED}");
-        let listener = listener_at(&self.address(&unfinished)?)?;
+        let listener = self.with_address(&unfinished, listener_at)?;
         fs::rename(folder.join(unfinished), folder.join(name))?;
         Ok(listener)
     }
@@ -77,7 +78,7 @@ impl Place {
 
     /// Connects to a neighbour; `WouldBlock` while too many others wait for it. Removes what an ended one has left.
     pub(super) fn connect(&self, name: &str) -> io::Result<OwnedFd> {
-        let connected = connected_to(&self.address(name)?);
+        let connected = self.with_address(name, connected_to);
         if let Self::Folder(folder) = self
             && connected.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
         {

@@ -67,7 +67,7 @@ fn unreachable(place: &Place, error: &std::io::Error) -> Error {
         ),
         Place::Folder(folder) => format!(
             "this process cannot be a neighbour of others: no socket in {folder:?}: {error}. GPUPOOL_NEIGHBOURS names a directory \
-             that exists and may be written to, with a path of less than 40 bytes"
+             that exists and may be written to"
         ),
     })
 }
