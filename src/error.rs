@@ -379,7 +379,8 @@ impl fmt::Display for OutOfMemory {
                 None => write!(f, " ({count} handle{s})")?,
             }
         }
-        for (index, NeighbourUse { process, name, bytes, live_bytes, guarantee }) in self.neighbours.iter().enumerate() {
+        for (index, NeighbourUse { process, name, bytes, live_bytes, guarantee }) in self.neighbours.iter().enumerate()
+        {
             f.write_str(if index > 0 { ", " } else { ". Held by its neighbours: " })?;
             write!(f, "process {process} \"{name}\" {} ({} live", Bytes(*bytes), Bytes(*live_bytes))?;
             match guarantee {

@@ -88,7 +88,8 @@ mod sync;
 pub use device_sleep::sleep;
 pub use devices::device;
 pub use error::{
-    Cause, Error, ErrorKind, LibraryError, MemoryUse, NeighbourUse, OutOfMemory, PoolExhausted, Result, StatusKind, Wanted,
+    Cause, Error, ErrorKind, LibraryError, MemoryUse, NeighbourUse, OutOfMemory, PoolExhausted, Result, StatusKind,
+    Wanted,
 };
 pub use handle::{
     Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, Handle, HandleAction, HandleEvent, HandlePool, HandleStats,
@@ -102,12 +103,10 @@ pub use memory::{
     StreamStats, empty, empty_cache, enable_peer_access, graph_pool_handle, memory_snapshot, memory_stats, on_oom,
     oom_callbacks, peers,
 };
+pub use memory::{MemoryClaim, Neighbour, NeighbourSettings, available_memory, claim, neighbours, set_neighbour};
 pub use memory::{
     PinnedBuffer, empty_pinned, empty_pinned_cache, empty_pinned_on_node, pinned_limit, pinned_stats, set_pinned_limit,
     warm_pinned,
-};
-pub use memory::{
-    MemoryClaim, Neighbour, NeighbourSettings, available_memory, claim, neighbours, set_neighbour,
 };
 pub use memory::{ShareToken, attach};
 #[cfg(feature = "cudarc")]

@@ -11,7 +11,7 @@ use super::report::{self, PoolStats, SegmentView};
 use super::route::{CaptureScope, PoolScope, PoolToken, PoolUse};
 use super::serve::{self, Patience, PoolSettings, SegmentGuard};
 use super::sleep::{Backup, sleep_pool, wake_pool};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::ids::Device;
 use crate::process;
 use crate::runtime::{self, Stream};
@@ -131,8 +131,9 @@ impl MemPoolBuilder {
     /// Creates the pool. Apart from its reserve it uses no memory before its first allocation.
     ///
     /// # Errors
-    /// `ErrorKind::InvalidValue` if there is no such device, if the reserve is above the limit, or if a pool with its
-    /// own source or with `no_split` has a reserve; `ErrorKind::OutOfMemory` if there is not enough memory for the
+    /// `ErrorKind::InvalidValue` if there is no such device, if the reserve is above the limit, if a pool with its own
+    /// source or with `no_split` has a reserve, or if one wakes on use that does not sleep for others;
+    /// `ErrorKind::Unavailable` if one with its own source or with `no_split` is to sleep for others; `ErrorKind::OutOfMemory` if there is not enough memory for the
     /// reserve, also after other pools released what they can and callbacks were called; otherwise as
     /// [`device`](crate::device).
     pub fn build(self) -> Result<MemPool> {
@@ -143,31 +144,14 @@ impl MemPoolBuilder {
         let driver_segments = || Source::Segments(Arc::new(DriverSegments));
         let source = self.allocator.clone().map(Source::Segments).or_else(|| self.segments.then(driver_segments));
         let rules = Rules { has_own_source: source.is_some(), ..self.rules };
-        if rules.wakes_on_use && !rules.sleeps_for_others {
-            return Err(Error::invalid_value(
-                "a pool wakes on use when it sleeps for other processes: give sleeps_for_others, too, or leave wakes_on_use out",
-            ));
-        }
-        if rules.sleeps_for_others {
-            refuse_fixed(&rules)?;
-            join()?;
-        }
         let id = PoolId::next(!self.is_for_graphs);
         let options = PoolSettings { rules, source, limit: self.limit, reserve: self.reserve, name: None };
-        let pool = serve::make_pool(device, id, options)?;
-        Ok(MemPool { in_use: PoolUse::first(pool, false), device, allocator: self.allocator })
+        let in_use = PoolUse::first(serve::make_pool(device, id, options)?, false);
+        if rules.sleeps_for_others {
+            join()?;
+        }
+        Ok(MemPool { in_use, device, allocator: self.allocator })
     }
-}
-
-/// Refuses to offer a pool that can never sleep.
-fn refuse_fixed(rules: &Rules) -> Result<()> {
-    if rules.no_split || rules.has_own_source {
-        return Err(Error::unavailable(
-            "a pool whose segments stay where they are cannot sleep for others: leave out allocator, segments and no_split, or \
-             sleeps_for_others",
-        ));
-    }
-    Ok(())
 }
 
 impl MemPool {

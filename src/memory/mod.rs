@@ -61,10 +61,8 @@ pub use limits::{
     empty_cache, get_per_process_memory_fraction, memory_limit, set_memory_limit, set_per_process_memory_fraction,
 };
 pub use mem_pool::{MemPool, MemPoolBuilder};
-pub use neighbour::{
-    MemoryClaim, Neighbour, NeighbourSettings, available_memory, claim, neighbours, set_neighbour,
-};
 pub(crate) use neighbour::watch as watch_neighbours;
+pub use neighbour::{MemoryClaim, Neighbour, NeighbourSettings, available_memory, claim, neighbours, set_neighbour};
 pub(crate) use plug::LibraryMemory;
 pub use plug::{DEVICE_MEM_HANDLER, PINNED_MEM_HANDLER, feed};
 pub use pool::{MemoryLimit, PoolId, SegmentEvent, SegmentEventKind, graph_pool_handle};

@@ -1,8 +1,15 @@
 """Processes on one device that know of each other, and give memory back before one fails."""
 
+import os
+
 import pytest
 from running import functions_of, run_program
 
+# What is made to fail.
+CALLS = (
+    *("Bind", "ExchangeCaptureMode", "StreamQuery", "EventCreate", "EventRecord", "EventQuery", "StreamCaptureStatus"),
+    *("MemoryUnmap", "ExtentRelease", "ContextSynchronize", "HostAllocate", "CopyToHost", "StreamSynchronize"),
+)
 # The device of all processes of a test.
 SMALL = str(64 << 20)
 
@@ -27,3 +34,39 @@ def test_a_process_without_memory_is_given_what_others_can_do_without(together, 
     if case == "nobody_is_asked_by_one_that_is_no_neighbour":
         together["GPUPOOL_NEIGHBOURS"] = "0"
     run_program("neighbours/give.py", case, **together)
+
+
+@pytest.mark.parametrize(
+    "case", functions_of("neighbours/meet.py", "what_the_environment_says_holds_until_a_call")
+)
+def test_neighbours_know_what_others_hold_as_long_as_these_live(together, case):
+    # Who waited for a process that is gone would wait too long.
+    run_program("neighbours/meet.py", case, **{**together, "GPUPOOL_NEIGHBOUR_DEADLINE_MS": "40000"})
+
+
+def test_the_environment_says_what_no_call_has(together):
+    said = {
+        "GPUPOOL_NEIGHBOUR_NAME": "by name",
+        "GPUPOOL_NEIGHBOUR_GUARANTEE": str(3 << 20),
+        "GPUPOOL_NEIGHBOUR_MOST": str(5 << 20),
+        "GPUPOOL_NEIGHBOUR_PRIORITY": "-7",
+    }
+    run_program("neighbours/meet.py", "what_the_environment_says_holds_until_a_call", **together, **said)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        *functions_of("neighbours/strangers.py", "another_user"),
+        pytest.param(
+            "another_user", marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+        ),
+    ],
+)
+def test_strangers_get_nothing_and_harm_no_other(together, case):
+    run_program("neighbours/strangers.py", case, **together)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_refusal_of_the_driver_while_memory_is_given_loses_nothing(together, call):
+    run_program("neighbours/faults.py", call, **together)

@@ -41,25 +41,26 @@ pub(super) fn name(random: [u8; 16]) -> String {
 }
 
 impl Place {
-    /// Calls a function with the address of a name. A directory is opened meanwhile, so that its path may be longer than that
-    /// of a socket.
-    fn with_address<R>(&self, name: &str, call: impl FnOnce(&SocketAddrUnix) -> io::Result<R>) -> io::Result<R> {
-        let Self::Folder(folder) = self else { return call(&SocketAddrUnix::new_abstract_name(name.as_bytes())?) };
-        let open = File::open(folder)?;
-        call(&SocketAddrUnix::new(format!("/proc/self/fd/{}/{name}", open.as_raw_fd()))?)
+    /// Opens the place. A directory stays open, so that its path may be longer than that of a socket.
+    fn open(&self) -> io::Result<OpenPlace<'_>> {
+        Ok(match self {
+            Self::Machine => OpenPlace::Machine,
+            Self::Folder(folder) => OpenPlace::Folder(folder, File::open(folder)?),
+        })
     }
 
     pub(super) fn listen(&self, name: &str) -> io::Result<OwnedFd> {
-        let Self::Folder(folder) = self else { return self.with_address(name, listener_at) };
+        let open = self.open()?;
+        let Self::Folder(folder) = self else { return listener_at(&open.address(name)?) };
         // Nobody may find it before it is listened to, and take it for one that was left.
         let unfinished = format!("{name}{UNFINISHED}");
-        let listener = self.with_address(&unfinished, listener_at)?;
+        let listener = listener_at(&open.address(&unfinished)?)?;
         fs::rename(folder.join(unfinished), folder.join(name))?;
         Ok(listener)
     }
 
     /// Returns the names of the user's other sockets.
-    pub(super) fn others(&self, own: &str) -> io::Result<Vec<String>> {
+    fn others(&self, own: &str) -> io::Result<Vec<String>> {
         let prefix = own_prefix();
         let mut found = match self {
             Self::Machine => names_in(&fs::read_to_string(SOCKETS)?, &prefix),
@@ -76,10 +77,31 @@ impl Place {
         Ok(found.into_iter().collect())
     }
 
-    /// Connects to a neighbour; `WouldBlock` while too many others wait for it. Removes what an ended one has left.
-    pub(super) fn connect(&self, name: &str) -> io::Result<OwnedFd> {
-        let connected = self.with_address(name, connected_to);
-        if let Self::Folder(folder) = self
+    /// Connects to the user's other sockets, but for those that too many others wait for.
+    pub(super) fn connect_to_others(&self, own: &str) -> io::Result<Vec<OwnedFd>> {
+        let open = self.open()?;
+        Ok(self.others(own)?.into_iter().filter_map(|name| open.connect(&name).ok()).collect())
+    }
+}
+
+/// A place while it is open.
+enum OpenPlace<'a> {
+    Machine,
+    Folder(&'a Path, File),
+}
+
+impl OpenPlace<'_> {
+    fn address(&self, name: &str) -> io::Result<SocketAddrUnix> {
+        Ok(match self {
+            Self::Machine => SocketAddrUnix::new_abstract_name(name.as_bytes())?,
+            Self::Folder(_, open) => SocketAddrUnix::new(format!("/proc/self/fd/{}/{name}", open.as_raw_fd()))?,
+        })
+    }
+
+    /// Connects to a neighbour. Removes what an ended one has left.
+    fn connect(&self, name: &str) -> io::Result<OwnedFd> {
+        let connected = connected_to(&self.address(name)?);
+        if let Self::Folder(folder, _) = self
             && connected.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
         {
             // Another one may have been faster.

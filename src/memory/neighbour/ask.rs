@@ -27,7 +27,8 @@ use crate::runtime;
 #[derive(Debug)]
 struct Contacted {
     socket: OwnedFd,
-    /// None once the connection is over.
+    /// Its id; 0 in another PID namespace.
+    process: i32,
     told: Option<Told>,
 }
 
@@ -46,16 +47,12 @@ struct Giving {
 fn ask_all(question: &[u8]) -> Vec<Contacted> {
     let Some(own) = membership() else { return Vec::new() };
     let user = geteuid().as_raw();
-    let names = own.place.others(&own.name).unwrap_or_default();
-    let connect = |name: String| {
-        let socket = own.place.connect(&name).ok()?;
+    let ask = |socket: OwnedFd| {
         let peer = peer_of(socket.as_fd()).ok()?;
-        // The socket of one that has ended may stay open in a child that it has forked.
-        let has_ended = peer.process > 0 && has_ended(peer.process);
-        let is_sent = peer.user == user && !has_ended && matches!(send(&socket, question, &[]), Ok(true));
-        is_sent.then_some(Contacted { socket, told: None })
+        let is_sent = peer.user == user && matches!(send(&socket, question, &[]), Ok(true));
+        is_sent.then_some(Contacted { socket, process: peer.process, told: None })
     };
-    names.into_iter().filter_map(connect).collect()
+    own.place.connect_to_others(&own.name).unwrap_or_default().into_iter().filter_map(ask).collect()
 }
 
 fn has_ended(process: i32) -> bool {
@@ -70,32 +67,46 @@ fn has_ended(process: i32) -> bool {
 fn ask_what_they_hold(before: u64, until: Instant) -> Vec<(OwnedFd, Told)> {
     let mut waiting = ask_all(&Question::Tell { before }.to_bytes());
     let mut answered = Vec::new();
+    // Until when it is not looked whether those that do not answer have ended; once, as there may be hundreds.
+    let mut look_at = Some(Instant::now() + until.saturating_duration_since(Instant::now()) / 4);
     while !waiting.is_empty() {
         let left = until.saturating_duration_since(Instant::now());
         let mut polled: Vec<_> = waiting.iter().map(|asked| PollFd::new(&asked.socket, PollFlags::IN)).collect();
-        let outcome = poll(&mut polled, Some(&timespec(left)));
+        let wait = look_at.map_or(left, |at| left.min(at.saturating_duration_since(Instant::now())));
+        let outcome = poll(&mut polled, Some(&timespec(wait)));
         let ready: Vec<_> = polled.iter().map(|polled| !polled.revents().is_empty()).collect();
         match outcome {
             Ok(0) | Err(Errno::INTR) if left.is_zero() => break,
-            Ok(_) | Err(Errno::INTR) => {}
+            Ok(0) => {
+                // The socket of one that has ended may stay open in a child that it has forked.
+                if look_at.take_if(|at| *at <= Instant::now()).is_some() {
+                    waiting.retain(|asked| asked.process <= 0 || !has_ended(asked.process));
+                }
+            }
+            Ok(_) => {
+                let mut ready = ready.into_iter();
+                let over = waiting.extract_if(.., |asked| ready.next().unwrap_or(false) && asked.is_over());
+                answered.extend(over.filter_map(|asked| Some((asked.socket, asked.told?))));
+            }
+            Err(Errno::INTR) => {}
             Err(_) => break,
         }
-        let mut ready = ready.into_iter();
-        let is_over = |contacted: &mut Contacted| {
-            ready.next().unwrap_or(false)
-                && match receive(&contacted.socket) {
-                    Ok(None) => false,
-                    Ok(Some(Packet { bytes, .. })) => {
-                        contacted.told = Told::from_bytes(&bytes);
-                        true
-                    }
-                    Err(_) => true,
-                }
-        };
-        let over = waiting.extract_if(.., is_over);
-        answered.extend(over.filter_map(|asked| Some((asked.socket, asked.told?))));
     }
     answered
+}
+
+impl Contacted {
+    /// Takes its answer, if there is one, and returns whether nothing more is to come.
+    fn is_over(&mut self) -> bool {
+        match receive(&self.socket) {
+            Ok(None) => false,
+            Ok(Some(Packet { bytes, .. })) => {
+                self.told = Told::from_bytes(&bytes);
+                true
+            }
+            Err(_) => true,
+        }
+    }
 }
 
 /// Returns how long asking may take.

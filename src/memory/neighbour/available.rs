@@ -84,7 +84,13 @@ mod tests {
 
     #[test]
     fn what_is_available_is_free_here_and_there_and_not_claimed() {
-        let held = |reserved, guarantee, claimed| Held { reserved, guarantee, claimed, spare: [10, 20, 30], ..Held::default() };
+        let held = |reserved, guarantee, claimed| Held {
+            reserved,
+            guarantee,
+            claimed,
+            spare: [10, 20, 30],
+            ..Held::default()
+        };
         assert_eq!(sum(5, 7, &[]), 12);
         assert_eq!(sum(5, 7, &[held(100, 0, 0), held(100, 75, 9)]), 12 + 60 + 25 - 9);
         assert_eq!(sum(5, 0, &[held(0, 0, 50)]), 0);

@@ -114,19 +114,18 @@ mod tests {
 
     #[test]
     fn claims_are_used_up_by_what_comes_after_them() {
-        let claim = |number, bytes, base| CountedClaim { number, device: Device::from_ordinal(0), bytes, base, made: number };
-        let left_of = |claims: &[CountedClaim], reserved| left(claims, reserved).map(|(_, left)| left).collect::<Vec<_>>();
+        let claim =
+            |number, bytes, base| CountedClaim { number, device: Device::from_ordinal(0), bytes, base, made: number };
+        let left_of =
+            |claims: &[CountedClaim], reserved| left(claims, reserved).map(|(_, left)| left).collect::<Vec<_>>();
         let one = [claim(0, 10, 100)];
         assert_eq!([90, 100, 104, 110, 200].map(|reserved| left_of(&one, reserved)[0]), [10, 10, 6, 0, 0]);
         // The second was made when six of the first had been taken.
         let two = [claim(0, 10, 0), claim(1, 10, 6)];
-        assert_eq!([6, 8, 12, 20, 30].map(|reserved| left_of(&two, reserved)), [
-            vec![4, 10],
-            vec![2, 10],
-            vec![0, 8],
-            vec![0, 0],
-            vec![0, 0]
-        ]);
+        assert_eq!(
+            [6, 8, 12, 20, 30].map(|reserved| left_of(&two, reserved)),
+            [vec![4, 10], vec![2, 10], vec![0, 8], vec![0, 0], vec![0, 0]]
+        );
         // What went back can be claimed again.
         assert_eq!(left_of(&two, 0), [10, 10]);
     }

@@ -2,7 +2,8 @@
 
 use super::ask::what_they_hold;
 use super::membership::join;
-use super::status::tell;
+use super::settings::name;
+use super::status::held_of;
 use super::wire::{Held, Told};
 use crate::error::Result;
 use crate::ids::Device;
@@ -46,8 +47,18 @@ pub struct Neighbour {
 
 impl Neighbour {
     fn new(told: &Told, held: &Held, device: Device, is_self: bool) -> Self {
-        let Held { reserved, live, free, asleep, spare: [_, discardable, offered], claimed, guarantee, most, priority, .. } =
-            *held;
+        let Held {
+            reserved,
+            live,
+            free,
+            asleep,
+            spare: [_, discardable, offered],
+            claimed,
+            guarantee,
+            most,
+            priority,
+            ..
+        } = *held;
         Self {
             process: told.process,
             name: told.name.clone(),
@@ -77,7 +88,8 @@ pub fn neighbours(device: Device) -> Result<Vec<Neighbour>> {
     let device = runtime::existing(device)?;
     join()?;
     let uuid = uuid_of(device)?;
-    let own = tell(u64::MAX);
+    // Also of a device that this process has not used yet.
+    let own = Told { process: std::process::id(), name: name(), held: held_of(device, u64::MAX).into_iter().collect() };
     let others = what_they_hold(u64::MAX);
     let all = others.iter().map(|told| (told, false)).chain([(&own, true)]);
     let on_device = all.filter_map(|(told, is_self)| {

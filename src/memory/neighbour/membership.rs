@@ -36,7 +36,7 @@ pub(super) fn membership() -> Option<&'static Membership> {
 /// # Errors
 /// `ErrorKind::InvalidValue` if a variable of the environment is wrong; `ErrorKind::Unavailable` if the system has no thread
 /// or descriptor left, or the directory cannot be used; `ErrorKind::Forked`.
-pub(in crate::memory) fn join() -> Result<()> {
+pub(crate) fn join() -> Result<()> {
     process::refuse_forked()?;
     // A forked child is none.
     runtime::get()?;
@@ -93,4 +93,3 @@ pub fn set_neighbour(settings: NeighbourSettings, device: Device) -> Result<()> 
     set(name, Limits { guarantee, most, priority }, device);
     Ok(())
 }
-

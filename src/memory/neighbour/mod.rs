@@ -23,7 +23,7 @@ mod wire;
 pub use available::{available_memory, claim};
 pub use claims::MemoryClaim;
 pub use listing::{Neighbour, neighbours};
-pub(in crate::memory) use membership::join;
+pub(crate) use membership::join;
 pub use membership::set_neighbour;
 pub use settings::NeighbourSettings;
 pub(crate) use vicinity::watch;

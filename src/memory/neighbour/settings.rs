@@ -119,12 +119,17 @@ pub(super) fn devices_set() -> Vec<Device> {
     lock(&SET).limits.keys().copied().collect()
 }
 
+/// Returns the name of the program, as the system has it.
+fn program() -> &'static str {
+    static NAME: OnceLock<String> = OnceLock::new();
+    let read = || std::fs::read_to_string("/proc/self/comm").map(|name| name.trim_end().to_owned());
+    NAME.get_or_init(|| read().unwrap_or_default())
+}
+
 /// Returns the name that the neighbours are told: what was set, or the program's.
 pub(super) fn name() -> String {
     let set = lock(&SET).name.clone().or_else(|| environment().ok().and_then(|read| read.name.clone()));
-    let mut name = set.unwrap_or_else(|| {
-        std::fs::read_to_string("/proc/self/comm").map(|name| name.trim_end().to_owned()).unwrap_or_default()
-    });
+    let mut name = set.unwrap_or_else(|| program().to_owned());
     let mut end = name.len().min(NAME_BYTES);
     while !name.is_char_boundary(end) {
         end -= 1;

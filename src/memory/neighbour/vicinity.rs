@@ -60,13 +60,7 @@ impl Vicinity for Neighbourhood {
         let told = last.map_or_else(|| what_they_hold(u64::MAX), |(_, told)| told);
         let on_device = told.into_iter().filter_map(|Told { process, name, held }| {
             let held = held.into_iter().find(|held| held.device == uuid)?;
-            Some(NeighbourUse {
-                process,
-                name,
-                bytes: held.reserved,
-                live_bytes: held.live,
-                guarantee: held.guarantee,
-            })
+            Some(NeighbourUse { process, name, bytes: held.reserved, live_bytes: held.live, guarantee: held.guarantee })
         });
         on_device.collect()
     }

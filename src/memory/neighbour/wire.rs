@@ -96,7 +96,8 @@ impl Held {
     }
 
     fn to_bytes(self) -> impl Iterator<Item = u8> {
-        let Self { device, reserved, live, free, asleep, spare: [one, two, three], claimed, guarantee, most, priority } = self;
+        let Self { device, reserved, live, free, asleep, spare: [one, two, three], claimed, guarantee, most, priority } =
+            self;
         let (most, priority) = (most.unwrap_or(u64::MAX), i64::from(priority).cast_unsigned());
         let numbers = [reserved, live, free, asleep, one, two, three, claimed, guarantee, most, priority];
         device.into_iter().chain(numbers.into_iter().flat_map(u64::to_le_bytes))
@@ -183,7 +184,8 @@ mod tests {
 
     #[test]
     fn questions_travel_and_rubbish_is_none() {
-        let questions = Spare::ALL.map(|spare| Question::Give { spare, device: [3; 16], bytes: 1 << 40, within_ms: 77 });
+        let questions =
+            Spare::ALL.map(|spare| Question::Give { spare, device: [3; 16], bytes: 1 << 40, within_ms: 77 });
         for question in questions.into_iter().chain([Question::Tell { before: 1 << 60 }]) {
             let bytes = question.to_bytes();
             assert_eq!(Question::from_bytes(&bytes), Some(question));

@@ -62,7 +62,8 @@ fn retire_some(cache: &StreamCache, thread: ThisThread, service: &Service, porti
     let taken = take_out(cache, thread, service, |heap| {
         heap.move_again();
         let source = service.pool.source();
-        let mappings = if source.is_pages() { cache.take_mappings(heap, portion.0, portion.1, u64::MAX) } else { Vec::new() };
+        let mappings =
+            if source.is_pages() { cache.take_mappings(heap, portion.0, portion.1, u64::MAX) } else { Vec::new() };
         let spans = if source.has_segments() && takes_all { cache.take_free_spans(heap) } else { Vec::new() };
         (mappings, spans)
     })?;

@@ -43,8 +43,8 @@ pub(in crate::memory) use socket::{
     Packet, accepted, connected_to, is_ready, listener_at, pidfd, receive, send, timespec,
 };
 pub use token::ShareToken;
-pub(in crate::memory) use token::{Reader, device_with, random, uuid_of};
 pub(crate) use token::wrong_size;
+pub(in crate::memory) use token::{Reader, device_with, random, uuid_of};
 
 /// Shares a block of so many bytes. A process that attaches it waits for what was submitted to the stream so far, if
 /// one is given. If it `is_sent` it is held until another process has attached it.

@@ -32,8 +32,8 @@ use crate::ids::{CaptureMode, Device, MemoryLocation, RawStream};
 use crate::sync::lock;
 use memory::Memory;
 pub(crate) use refusal::refused;
-use together::SharedDevices;
 use timeline::{StreamKey, Timeline};
+use together::SharedDevices;
 use virtual_memory::space;
 
 pub use capture::Graph;

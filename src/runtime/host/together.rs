@@ -45,7 +45,9 @@ impl SharedDevices {
     pub(super) fn from_environment() -> Result<Option<Self>> {
         let Some(folder) = text(SHARED_VARIABLE)? else { return Ok(None) };
         Self::new(PathBuf::from(&folder)).map(Some).map_err(|error| {
-            Error::invalid_value(format!("{SHARED_VARIABLE}={folder:?} is no folder that this process can use: {error}"))
+            Error::invalid_value(format!(
+                "{SHARED_VARIABLE}={folder:?} is no folder that this process can use: {error}"
+            ))
         })
     }
 

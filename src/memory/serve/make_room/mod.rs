@@ -8,19 +8,23 @@ use super::grow::is_no_memory;
 use super::out_of_memory::after_callbacks;
 use super::settle::Patience;
 use super::trim::trim_pools;
-pub(in crate::memory) use vicinity::{Vicinity, ask_neighbours, set_vicinity, wake_if_taken};
-pub(super) use vicinity::{holdings, settle_in};
 use crate::error::Result;
 use crate::ids::Device;
 use crate::memory::cache::DeviceCaches;
 use crate::memory::pool::Pool;
 use crate::memory::tuning::{A_FEW, WAIT};
 use crate::sync::ThisThread;
+pub(in crate::memory) use vicinity::{Vicinity, ask_neighbours, set_vicinity, wake_if_taken};
+pub(super) use vicinity::{holdings, settle_in};
 
 /// Gives as much as possible back to the driver: what the pools selected by `is_meant` have free, once the GPU is done
 /// with it, and mappings of it by other processes, or of theirs by this one. A refusal does not stop the rest. It first
 /// waits for memory that other threads have under way.
-pub(in crate::memory::serve) fn make_room(caches: &'static DeviceCaches, thread: ThisThread, is_meant: impl Fn(&Pool) -> bool) {
+pub(in crate::memory::serve) fn make_room(
+    caches: &'static DeviceCaches,
+    thread: ThisThread,
+    is_meant: impl Fn(&Pool) -> bool,
+) {
     let _ = caches.memory.under_way.wait();
     let _ = trim_pools(caches, thread, Patience::Wait, is_meant);
     caches.memory.elsewhere.end_idle();
