@@ -10,6 +10,8 @@ CALLS = (
     *("Bind", "ExchangeCaptureMode", "StreamQuery", "EventCreate", "EventRecord", "EventQuery", "StreamCaptureStatus"),
     *("MemoryUnmap", "ExtentRelease", "ContextSynchronize", "HostAllocate", "CopyToHost", "StreamSynchronize"),
 )
+# As bytes in the environment need not be text.
+NOT_UTF8 = os.fsdecode(b"\xff\xfe")
 # The device of all processes of a test.
 SMALL = str(64 << 20)
 
@@ -52,6 +54,26 @@ def test_the_environment_says_what_no_call_has(together):
         "GPUPOOL_NEIGHBOUR_PRIORITY": "-7",
     }
     run_program("neighbours/meet.py", "what_the_environment_says_holds_until_a_call", **together, **said)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        *(("GPUPOOL_NEIGHBOURS", value) for value in ("on", "2", "folder", NOT_UTF8)),
+        ("GPUPOOL_NEIGHBOUR_NAME", NOT_UTF8),
+        *(("GPUPOOL_NEIGHBOUR_GUARANTEE", value) for value in ("-1", "1 GiB", str(2**63))),
+        *(("GPUPOOL_NEIGHBOUR_MOST", value) for value in ("-1", "1 GiB", str(2**63))),
+        *(("GPUPOOL_NEIGHBOUR_PRIORITY", value) for value in ("low", str(2**31), "1.5")),
+        *(("GPUPOOL_NEIGHBOUR_DEADLINE_MS", value) for value in ("0", "-1", "soon")),
+    ],
+)
+def test_a_variable_that_cannot_be_right_is_named(together, variable, value):
+    run_program("neighbours/refused.py", "a_variable", variable, **{**together, variable: value})
+
+
+def test_a_directory_that_is_not_there_is_named(together, tmp_path):
+    together["GPUPOOL_NEIGHBOURS"] = str(tmp_path / "nowhere")
+    run_program("neighbours/refused.py", "a_directory", **together)
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,13 @@ use rustix::io::Errno;
 use rustix::process::geteuid;
 
 use super::give::kind_of;
+use super::identity::uuid_of;
 use super::membership::membership;
 use super::settings::environment;
 use super::wire::{Held, Question, Spare, Told, read_given};
 use crate::error::Bytes;
 use crate::ids::Device;
-use crate::memory::share::{Packet, is_ready, pidfd, receive, send, timespec, uuid_of};
+use crate::memory::share::{Packet, is_ready, pidfd, receive, send, timespec};
 use crate::memory::tuning::{GIVEN_WITHIN, PAGE};
 use crate::observe::Activity;
 use crate::observe::target::MEMORY;

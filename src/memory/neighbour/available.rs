@@ -2,13 +2,13 @@
 
 use super::ask::what_they_hold;
 use super::claims::{MemoryClaim, claimed_on, make};
+use super::identity::uuid_of;
 use super::membership::join;
 use super::status::held_of;
 use super::wire::Held;
 use crate::error::{Bytes, Error, GPUPOOL, Result};
 use crate::ids::Device;
 use crate::memory::serve::no_room_for_claim;
-use crate::memory::share::uuid_of;
 use crate::process;
 use crate::runtime::{self, MemoryInfo, RelaxedCapture, get};
 

@@ -1,13 +1,13 @@
 //! The list of all neighbours, for people and for tools.
 
 use super::ask::what_they_hold;
+use super::identity::uuid_of;
 use super::membership::join;
 use super::settings::name;
 use super::status::held_of;
 use super::wire::{Held, Told};
 use crate::error::Result;
 use crate::ids::Device;
-use crate::memory::share::uuid_of;
 use crate::process;
 use crate::runtime;
 

@@ -12,6 +12,7 @@ mod ask;
 mod available;
 mod claims;
 mod give;
+mod identity;
 mod listing;
 mod membership;
 mod settings;

@@ -1,6 +1,7 @@
 //! What this process holds, as its neighbours are told.
 
 use super::claims::{claimed_on, devices_claimed, reserved_on};
+use super::identity::uuid_of;
 use super::settings::{Limits, devices_set, limits_on, name};
 use super::wire::{Held, Told};
 use crate::ids::Device;
@@ -8,7 +9,6 @@ use crate::memory::cache::DeviceCaches;
 use crate::memory::limits::devices_in_use;
 use crate::memory::pool::Pool;
 use crate::memory::report::{PoolStats, summarize};
-use crate::memory::share::uuid_of;
 
 /// Returns what this process holds of every device that it uses or has said something about; of its claims those made
 /// before a time.

@@ -7,6 +7,7 @@ use std::time::Instant;
 use log::warn;
 
 use super::ask::{ask, deadline, what_they_hold};
+use super::identity::uuid_of;
 use super::membership::{join, membership};
 use super::settings::environment;
 use super::wire::Told;
@@ -14,7 +15,6 @@ use crate::error::{NeighbourUse, Result};
 use crate::ids::Device;
 use crate::memory::pool::Pool;
 use crate::memory::serve::{Vicinity, set_vicinity};
-use crate::memory::share::uuid_of;
 use crate::memory::sleep::wake_pool;
 use crate::observe::target::MEMORY;
 use crate::runtime;

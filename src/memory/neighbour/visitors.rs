@@ -10,12 +10,13 @@ use log::debug;
 use rustix::process::geteuid;
 
 use super::give::give;
+use super::identity::device_with;
 use super::settings::limits_on;
 use super::status::tell;
 use super::wire::{Question, Spare, given};
 use crate::ids::Device;
 use crate::memory::cache::DeviceCaches;
-use crate::memory::share::{accepted, device_with, receive, send};
+use crate::memory::share::{accepted, receive, send};
 use crate::memory::tuning::{ASKED_LATELY, MANY, PATIENCE, RETRY_MOST};
 use crate::observe::target::MEMORY;
 use crate::process::{Peer, peer_of};

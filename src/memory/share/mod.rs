@@ -44,7 +44,7 @@ pub(in crate::memory) use socket::{
 };
 pub use token::ShareToken;
 pub(crate) use token::wrong_size;
-pub(in crate::memory) use token::{Reader, device_with, random, uuid_of};
+pub(in crate::memory) use token::{Reader, random};
 
 /// Shares a block of so many bytes. A process that attaches it waits for what was submitted to the stream so far, if
 /// one is given. If it `is_sent` it is held until another process has attached it.

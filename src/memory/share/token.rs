@@ -102,12 +102,12 @@ fn uuids() -> Result<&'static [DeviceUuid]> {
     Ok(UUIDS.get_or_init(|| all))
 }
 
-pub(in crate::memory) fn uuid_of(device: Device) -> Result<DeviceUuid> {
+pub(super) fn uuid_of(device: Device) -> Result<DeviceUuid> {
     let known = uuids()?.get(device.ordinal()).copied();
     known.map_or_else(|| get()?.device_uuid(device), Ok)
 }
 
-pub(in crate::memory) fn device_with(uuid: &DeviceUuid) -> Result<Device> {
+pub(super) fn device_with(uuid: &DeviceUuid) -> Result<Device> {
     let known = (0..).map(Device::from_ordinal).zip(uuids()?).find(|(_, known)| *known == uuid);
     known.map(|(device, _)| device).ok_or_else(|| {
         Error::invalid_value(format!(

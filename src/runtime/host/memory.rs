@@ -59,6 +59,11 @@ impl Memory {
         Ok(self.capacity.saturating_sub(used.load(Ordering::Relaxed)).saturating_sub(others))
     }
 
+    /// Returns a number of the processes that have the devices together.
+    pub(super) fn folder_number(&self) -> Option<u64> {
+        self.together.as_ref().map(SharedDevices::folder_number)
+    }
+
     /// Returns what is to be told to the other processes that use a device.
     fn shared(&self, location: MemoryLocation) -> Option<(&SharedDevices, usize)> {
         Some((self.together.as_ref()?, location.device()?.ordinal()))

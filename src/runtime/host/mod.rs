@@ -292,6 +292,16 @@ impl Runtime for Host {
         Ok(uuid)
     }
 
+    fn memory_uuid(&self, device: Device) -> Result<DeviceUuid> {
+        self.memory.check(device)?;
+        // Of this process alone, unless it has the devices together with others.
+        let whose = self.memory.folder_number().unwrap_or(std::process::id().into());
+        let mut uuid = [0; 16];
+        uuid[..8].copy_from_slice(&whose.to_le_bytes());
+        uuid[8..].copy_from_slice(&(device.ordinal() as u64).to_le_bytes());
+        Ok(uuid)
+    }
+
     fn compute_capability(&self, device: Device) -> Result<Option<(u32, u32)>> {
         self.memory.check(device).map(|()| None)
     }

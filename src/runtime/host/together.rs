@@ -5,7 +5,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard};
 
@@ -25,6 +25,8 @@ const OF_PROCESS: &str = "process-";
 #[derive(Debug)]
 pub(super) struct SharedDevices {
     folder: PathBuf,
+    /// The folder's own number.
+    number: u64,
     /// The name of `own`.
     name: String,
     /// The bytes that this process uses of each device. Locked as long as the process lives.
@@ -64,7 +66,12 @@ impl SharedDevices {
         let own = file(&name)?;
         flock(&own, FlockOperation::LockExclusive)?;
         flock(&alone, FlockOperation::Unlock)?;
-        Ok(Self { folder, name, own, alone: Mutex::new(alone) })
+        let number = fs::metadata(&folder)?.ino();
+        Ok(Self { folder, number, name, own, alone: Mutex::new(alone) })
+    }
+
+    pub(super) const fn folder_number(&self) -> u64 {
+        self.number
     }
 
     pub(super) fn alone(&self) -> Result<Alone<'_>> {

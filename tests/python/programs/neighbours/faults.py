@@ -9,7 +9,7 @@ from other_process import MIB, OtherProcess, other_process
 
 DEVICE = 64 * MIB
 # No call is made more often for one request.
-MOST = 12
+MOST = 8
 
 
 def hold(kept: dict) -> None:
