@@ -78,7 +78,7 @@ pub(crate) use route::allocate as allocate_block;
 pub use route::{CaptureScope, GraphMemory, PoolScope, PoolToken};
 #[cfg(feature = "python")]
 pub(crate) use serve::on_oom_as;
-pub(crate) use serve::{Allocation, free as free_block, release_unused, users};
+pub(crate) use serve::{Allocation, free as free_block, make_room_for, users};
 pub use serve::{OomCallback, OomGuard, SegmentGuard, on_oom, oom_callbacks};
 pub use share::{ShareToken, SharedSummary, shared_blocks};
 pub(crate) use sleep::sleep_pools;

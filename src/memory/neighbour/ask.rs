@@ -42,6 +42,8 @@ struct Giving {
     held: Held,
     /// What it may still be asked for, by its guarantee.
     above: u64,
+    /// Whether it did not answer in time.
+    is_passed_by: bool,
 }
 
 /// Connects to all neighbours and asks them; those that can be reached are in the list.
@@ -149,7 +151,8 @@ pub(super) fn ask(device: Device, wanted: u64) -> Outcome {
     let told: Vec<_> = answered.iter().map(|(_, told)| told.clone()).collect();
     let on_device = |(socket, told): (OwnedFd, Told)| {
         let held = told.held.into_iter().find(|held| held.device == uuid)?;
-        Some(Giving { socket, process: told.process, name: told.name, held, above: held.above_guarantee() })
+        let (process, name, above) = (told.process, told.name, held.above_guarantee());
+        Some(Giving { socket, process, name, held, above, is_passed_by: false })
     };
     let mut neighbours: Vec<_> = answered.into_iter().filter_map(on_device).collect();
     in_order(&mut neighbours);
@@ -175,8 +178,8 @@ impl Giving {
     /// Asks for memory of one kind, and returns how much came in time.
     fn give(&mut self, device: Device, uuid: runtime::DeviceUuid, spare: Spare, wanted: u64, within: Duration) -> u64 {
         let has = self.held.spare[spare as usize].min(self.above);
-        // Idle handles are not counted, and a process that has no more than its guarantee keeps them.
-        if self.above == 0 || (has == 0 && spare != Spare::Free) {
+        // Idle handles are not told, and beside what is guaranteed.
+        if self.is_passed_by || (has == 0 && spare != Spare::Free) {
             return 0;
         }
         let bytes = wanted.next_multiple_of(PAGE);
@@ -184,7 +187,7 @@ impl Giving {
         let question = Question::Give { spare, device: uuid, bytes, within_ms };
         if !matches!(send(&self.socket, &question.to_bytes(), &[]), Ok(true)) || !is_ready(&self.socket, within) {
             // Stopped, at work for another one, or gone: it is passed by, for what comes next, too.
-            self.above = 0;
+            self.is_passed_by = true;
             return 0;
         }
         let packet = receive(&self.socket).ok().flatten();
@@ -208,7 +211,8 @@ mod tests {
         let giving = |process, priority, reserved, most, free| -> Result<Giving, std::io::Error> {
             let held = Held { reserved, most, priority, spare: [free, 0, 0], ..Held::default() };
             let (socket, _) = std::os::unix::net::UnixStream::pair()?;
-            Ok(Giving { socket: socket.into(), process, name: String::new(), held, above: held.above_guarantee() })
+            let (socket, name, above) = (socket.into(), String::new(), held.above_guarantee());
+            Ok(Giving { socket, process, name, held, above, is_passed_by: false })
         };
         let mut neighbours = [
             giving(1, 5, 100, None, 50)?,

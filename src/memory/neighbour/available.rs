@@ -10,7 +10,7 @@ use crate::error::{Bytes, Error, GPUPOOL, Result};
 use crate::ids::Device;
 use crate::memory::serve::no_room_for_claim;
 use crate::process;
-use crate::runtime::{self, MemoryInfo, RelaxedCapture, get};
+use crate::runtime::{self, RelaxedCapture, get};
 
 /// Returns how many bytes of a device this process could have: those that the driver has free and those that it has free
 /// itself, with what its neighbours would give back, less what they have claimed. Where they would have to put pools to
@@ -32,11 +32,13 @@ fn available(device: Device, before: u64) -> Result<u64> {
     let told = what_they_hold(before);
     let others: Vec<_> = told.iter().flat_map(|told| &told.held).filter(|held| held.device == uuid).copied().collect();
     let own_free = held_of(device, before).map_or(0, |held| held.free);
-    let MemoryInfo { free, .. } = {
-        let _relaxed = RelaxedCapture::new(get()?).map_err(|error| error.on(device))?;
-        runtime::memory_info(device)?
-    };
-    Ok(sum(free, own_free, &others))
+    Ok(sum(free_on(device)?, own_free, &others))
+}
+
+/// Returns what the driver has free, also while a stream is captured.
+pub(super) fn free_on(device: Device) -> Result<u64> {
+    let _relaxed = RelaxedCapture::new(get()?).map_err(|error| error.on(device))?;
+    Ok(runtime::memory_info(device)?.free)
 }
 
 fn sum(free: u64, own_free: u64, others: &[Held]) -> u64 {

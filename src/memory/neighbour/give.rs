@@ -10,31 +10,29 @@ use log::info;
 use super::settings::limits_on;
 use super::status::{gives_free_memory, is_on_offer};
 use super::wire::Spare;
-use crate::error::Bytes;
 use crate::ids::Device;
 use crate::library::in_use::{handles_in_use, release_idle};
 use crate::memory::cache::DeviceCaches;
 use crate::memory::serve::{trim_some, without_callbacks};
 use crate::memory::sleep::sleep_for_others;
 use crate::memory::tuning::RETRY;
-use crate::observe::Activity;
 use crate::observe::target::MEMORY;
 use crate::sync::ThisThread;
 
 /// Gives back at most about so many bytes of a device, and returns how many the driver has by then.
-pub(super) fn give(device: Device, spare: Spare, asked: u64, within: Duration, to: i32) -> u64 {
+pub(super) fn give(device: Device, spare: Spare, asked: u64, within: Duration) -> u64 {
     let Some(caches) = DeviceCaches::known(device) else { return 0 };
     let until = Instant::now() + within;
-    let activity = Activity::begin_of(asked, format_args!("give memory to a neighbour"));
     let before = caches.memory.budget.reserved();
     let allowance = Allowance { asked, above: before.saturating_sub(limits_on(device).guarantee) };
-    if allowance.wanted() == 0 {
+    // Idle handles are beside what is guaranteed.
+    if allowance.wanted() == 0 && spare != Spare::Free {
         return 0;
     }
     let of_handles = without_callbacks(|| match spare {
         Spare::Free => give_free(caches, device, allowance, until),
         Spare::Discardable => {
-            caches.discardable.discard(allowance.wanted(), None, false);
+            caches.discardable.discard(allowance.wanted(), allowance.above, None, false);
             0
         }
         Spare::Offered => {
@@ -42,15 +40,7 @@ pub(super) fn give(device: Device, spare: Spare, asked: u64, within: Duration, t
             0
         }
     });
-    let given = before.saturating_sub(caches.memory.budget.reserved()) + of_handles;
-    if given > 0 {
-        let (took, kind) = (activity.took(), kind_of(spare));
-        info!(
-            target: MEMORY,
-            "{device}: process {to}, a neighbour, asked for {}; gave {} of {kind} in {took}", Bytes(asked), Bytes(given)
-        );
-    }
-    given
+    before.saturating_sub(caches.memory.budget.reserved()) + of_handles
 }
 
 pub(super) const fn kind_of(spare: Spare) -> &'static str {
@@ -98,7 +88,7 @@ fn give_free(caches: &'static DeviceCaches, device: Device, allowance: Allowance
         thread::sleep(RETRY);
         caches.memory.try_end_retired();
     }
-    if allowance.less(going).wanted() == 0 {
+    if going >= allowance.asked {
         return 0;
     }
     let of_handles = || handles_in_use(device).iter().map(|used| used.bytes).sum::<u64>();

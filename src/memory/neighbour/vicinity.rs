@@ -7,6 +7,7 @@ use std::time::Instant;
 use log::warn;
 
 use super::ask::{ask, deadline, what_they_hold};
+use super::available::free_on;
 use super::identity::uuid_of;
 use super::membership::{join, membership};
 use super::settings::environment;
@@ -17,7 +18,6 @@ use crate::memory::pool::Pool;
 use crate::memory::serve::{Vicinity, set_vicinity};
 use crate::memory::sleep::wake_pool;
 use crate::observe::target::MEMORY;
-use crate::runtime;
 use crate::sync::lock;
 
 #[derive(Debug)]
@@ -44,7 +44,7 @@ impl Vicinity for Neighbourhood {
             return 0;
         }
         // What is free already counts, unless it was of no use.
-        let free = runtime::memory_info(device).map_or(0, |info| info.free);
+        let free = free_on(device).unwrap_or(0);
         let wanted = Some(bytes.saturating_sub(free)).filter(|missing| *missing > 0).unwrap_or(bytes);
         let outcome = ask(device, wanted);
         *lock(&TOLD) = Some((Instant::now(), outcome.told));

@@ -4,20 +4,23 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use log::debug;
+use log::{debug, info};
 use rustix::process::geteuid;
 
-use super::give::give;
+use super::give::{give, kind_of};
 use super::identity::device_with;
 use super::settings::limits_on;
 use super::status::tell;
 use super::wire::{Question, Spare, given};
+use crate::error::Bytes;
 use crate::ids::Device;
 use crate::memory::cache::DeviceCaches;
-use crate::memory::share::{accepted, receive, send};
-use crate::memory::tuning::{ASKED_LATELY, MANY, PATIENCE, RETRY_MOST};
+use crate::memory::share::{Guest, accepted, receive, send};
+use crate::memory::tuning::{ASKED_LATELY, MANY, PATIENCE, RETRY, RETRY_MOST};
+use crate::observe::Activity;
 use crate::observe::target::MEMORY;
 use crate::process::{Peer, peer_of};
 use crate::sync::lock;
@@ -57,6 +60,8 @@ impl Visitors {
                 Ok(None) => break,
                 Err(error) => {
                     debug!(target: MEMORY, "a neighbour could not be accepted: {error}");
+                    // Most likely no descriptor is left. The listener stays ready, so the next look would come at once.
+                    thread::sleep(RETRY);
                     break;
                 }
             }
@@ -69,7 +74,7 @@ impl Visitors {
     }
 }
 
-impl crate::memory::share::Guest for Visitors {
+impl Guest for Visitors {
     fn descriptors(&self) -> Vec<Arc<OwnedFd>> {
         let connected = lock(&self.connected);
         [&self.listener].into_iter().chain(connected.iter().map(|visitor| &visitor.socket)).map(Arc::clone).collect()
@@ -124,13 +129,26 @@ impl Visitor {
             Some(Question::Give { spare, device, bytes, within_ms }) => {
                 *lock(asked_until) = Some(Instant::now() + ASKED_LATELY);
                 let within = Duration::from_millis(within_ms.into()).min(PATIENCE);
-                given(device_with(&device).map_or(0, |device| give(device, spare, bytes, within, self.process)))
+                given(device_with(&device).map_or(0, |device| self.give(device, spare, bytes, within)))
             }
             // Its end, or something else.
             None => return false,
         };
         // One that asks without reading is disconnected.
         matches!(send(&self.socket, &answer, &[]), Ok(true))
+    }
+}
+
+impl Visitor {
+    fn give(&self, device: Device, spare: Spare, asked: u64, within: Duration) -> u64 {
+        let activity = Activity::begin_of(asked, format_args!("give memory to a neighbour"));
+        let given = give(device, spare, asked, within);
+        if given > 0 {
+            let (process, took, kind) = (self.process, activity.took(), kind_of(spare));
+            let (asked, given) = (Bytes(asked), Bytes(given));
+            info!(target: MEMORY, "{device}: process {process} asked for {asked}, and was given {given} of {kind} in {took}");
+        }
+        given
     }
 }
 
@@ -151,7 +169,7 @@ fn give_unasked() {
     for (device, most) in with_most() {
         let held = DeviceCaches::known(device).map_or(0, |caches| caches.memory.budget.reserved());
         if held > most {
-            give(device, Spare::Free, held - most, Duration::ZERO, 0);
+            give(device, Spare::Free, held - most, Duration::ZERO);
         }
     }
 }

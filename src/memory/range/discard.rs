@@ -166,8 +166,8 @@ impl Discardable for HeldRange {
         table.pages.iter().filter(|page| page.is_discardable()).count() as u64 * self.page_bytes()
     }
 
-    fn discard(&self, priority: i32, bytes: u64, waits: bool) -> u64 {
-        let count = bytes.div_ceil(self.page_bytes()) as usize;
+    fn discard(&self, priority: i32, bytes: u64, most: u64, waits: bool) -> u64 {
+        let count = bytes.div_ceil(self.page_bytes()).min(most / self.page_bytes()) as usize;
         let mut users = Vec::new();
         let busy = self.begin(&[], |table, _| {
             let is_meant = |page: &u32| {

@@ -32,7 +32,7 @@ pub(in crate::memory) use grow::{
     commit_run, decommit_blocks, extent_for_waking, make_ready, pages_asleep, ranges_cache, release_places,
     retire_extents, warm_by_segments,
 };
-pub(crate) use make_room::release_unused;
+pub(crate) use make_room::make_room_for;
 pub(in crate::memory) use make_room::{Vicinity, set_vicinity, wake_if_taken};
 pub(in crate::memory) use miss::Miss;
 #[cfg(feature = "python")]

@@ -10,7 +10,7 @@ use super::buffer::PyDeviceBuffer;
 use super::callbacks::{PySegmentCallback, on_segment};
 use super::capture::PyCapture;
 use super::range::PyMemoryRange;
-use super::scope::{PyPoolToken, ScopeBlocks};
+use super::scope::{PyPoolToken, ScopeBlocks, wake_for_use};
 use super::snapshot::segments;
 use super::stats::PyPoolStats;
 use super::{Id, IdArgument, pair};
@@ -254,7 +254,9 @@ impl PyMemPool {
     ) -> PyResult<PyDeviceBuffer> {
         let pool = self.pool()?;
         let stream = stream::resolve_on(py, stream, Some(pool.device()))?;
-        let _scope = pool.token().enter_scope(false)?;
+        let token = pool.token();
+        wake_for_use(py, &token)?;
+        let _scope = token.enter_scope(false)?;
         PyDeviceBuffer::new(py, nbytes.0, &stream)
     }
 

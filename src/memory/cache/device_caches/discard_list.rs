@@ -16,9 +16,9 @@ pub(in crate::memory) trait Discardable: Debug + Send + Sync {
     /// Returns the bytes that may be taken now.
     fn bytes(&self) -> u64;
 
-    /// Gives pages of this priority back to the driver until so many bytes went, and returns the bytes. It waits for the
-    /// work that uses them; unless it `waits`, what is in use stays. No lock is held.
-    fn discard(&self, priority: i32, bytes: u64, waits: bool) -> u64;
+    /// Gives pages of this priority back to the driver until so many bytes went, or `most` of them would be exceeded, and
+    /// returns the bytes. It waits for the work that uses them; unless it `waits`, what is in use stays. No lock is held.
+    fn discard(&self, priority: i32, bytes: u64, most: u64, waits: bool) -> u64;
 }
 
 /// All of a device that have such memory.
@@ -41,16 +41,16 @@ impl DiscardList {
         self.all().iter().map(|one| one.bytes()).sum()
     }
 
-    /// Gives back at least so many bytes of the lowest priorities, or all there are, and returns how many; of one pool
-    /// alone, if one is named. Unless it `waits`, what is in use stays.
-    pub(in crate::memory) fn discard(&self, bytes: u64, pool: Option<u32>, waits: bool) -> u64 {
+    /// Gives back at least so many bytes of the lowest priorities, but not more than `most`, or all there are, and returns
+    /// how many; of one pool alone, if one is named. Unless it `waits`, what is in use stays.
+    pub(in crate::memory) fn discard(&self, bytes: u64, most: u64, pool: Option<u32>, waits: bool) -> u64 {
         let mut all = self.all();
         all.retain(|one| pool.is_none_or(|pool| one.pool_number() == pool));
         let mut gone = 0;
         while gone < bytes {
             let lowest = all.iter().filter_map(|one| Some((one.lowest()?, one))).min_by_key(|(priority, _)| *priority);
             let Some((priority, one)) = lowest else { break };
-            match one.discard(priority, bytes - gone, waits) {
+            match one.discard(priority, bytes - gone, most.saturating_sub(gone), waits) {
                 // What is in use by now, or was taken by another thread.
                 0 => break,
                 more => gone += more,

@@ -14,6 +14,7 @@ use crate::memory::cache::DeviceCaches;
 use crate::memory::pool::Pool;
 use crate::memory::tuning::{A_FEW, WAIT};
 use crate::sync::ThisThread;
+use vicinity::ask_neighbours_on;
 pub(in crate::memory) use vicinity::{Vicinity, ask_neighbours, set_vicinity, wake_if_taken};
 pub(super) use vicinity::{holdings, settle_in};
 
@@ -32,10 +33,16 @@ pub(in crate::memory::serve) fn make_room(
 }
 
 /// Gives back what pools that help others have free on the device, after waiting for work that uses it.
-pub(crate) fn release_unused(device: Device) {
+fn release_unused(device: Device) {
     if let Some(caches) = DeviceCaches::known(device) {
         make_room(caches, ThisThread::get(), Pool::gives_way);
     }
+}
+
+/// As [`release_unused`], and asks other processes for so many bytes.
+pub(crate) fn make_room_for(device: Device, bytes: u64) {
+    release_unused(device);
+    ask_neighbours_on(device, bytes);
 }
 
 /// Attempts what needs physical memory for a pool: first as things are, then after other pools, other processes and the
@@ -88,5 +95,6 @@ pub(super) fn discard(pool: &Pool, bytes: u64) -> bool {
     let budget = pool.budget();
     let is_at_limit = budget.limit().is_some_and(|limit| budget.reserved().saturating_add(bytes) > limit);
     let only = is_at_limit.then_some(pool.number);
-    DeviceCaches::known(pool.memory.location).is_some_and(|caches| caches.discardable.discard(bytes, only, true) > 0)
+    DeviceCaches::known(pool.memory.location)
+        .is_some_and(|caches| caches.discardable.discard(bytes, u64::MAX, only, true) > 0)
 }

@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use crate::error::{NeighbourUse, Result};
 use crate::ids::{Device, MemoryLocation};
+use crate::memory::device::Budget;
 use crate::memory::pool::Pool;
 use crate::sync::ThisThread;
 
@@ -43,13 +44,20 @@ pub(in crate::memory::serve) fn settle_in(location: MemoryLocation) {
 /// Asks for memory for a pool's request, and returns the bytes that came. None for a pool at its limit, or on a device at
 /// the process's own, where others' memory does not help.
 pub(in crate::memory) fn ask_neighbours(pool: &Pool, bytes: u64) -> u64 {
-    let exceeds = |budget: &crate::memory::device::Budget| {
-        budget.limit().is_some_and(|limit| budget.reserved().saturating_add(bytes) > limit)
-    };
+    let exceeds = |budget: &Budget| budget.limit().is_some_and(|limit| budget.reserved().saturating_add(bytes) > limit);
     if exceeds(pool.budget()) || exceeds(&pool.memory.budget) {
         return 0;
     }
     on_device(pool.memory.location, |vicinity, device| vicinity.ask(device, bytes)).unwrap_or(0)
+}
+
+/// Asks for memory of a device for something else, as a library's handle.
+pub(super) fn ask_neighbours_on(device: Device, bytes: u64) {
+    on_device(device.into(), |vicinity, device| {
+        // It may have no memory there yet.
+        vicinity.settle_on(device);
+        vicinity.ask(device, bytes)
+    });
 }
 
 pub(in crate::memory::serve) fn holdings(location: MemoryLocation) -> Vec<NeighbourUse> {

@@ -96,6 +96,39 @@ def discardable_pages_after_free_memory() -> None:
         assert told == list(range(12))[: len(told)] and len(told) * 2 * MIB >= 20 * MIB, told
 
 
+def large_pages_under_a_guarantee_stay() -> None:
+    with other_process() as other:
+        other.call(say, "server", 36 * MIB)
+        other.call(hold_discardable, 48 * MIB, 0, 8 * MIB)
+        raised(gpupool.OutOfMemory, lambda: fill_up(28 * MIB))
+        # One page of 8 MiB is above the guarantee, a second one is partly below.
+        assert other.call(reserved) == 40 * MIB
+
+
+def idle_handles_of_another() -> None:
+    with other_process() as other:
+        other.call(leave_handles)
+        assert other.call(reserved) == 0
+        before = gpupool.available_memory()
+        assert before < 64 * MIB
+        other.call(cache, 2 * MIB)
+        fill_up(64 * MIB)
+
+
+def leave_handles(kept: dict) -> None:
+    """Have idle handles, which take memory of the device."""
+    gpupool._native.host_set_handle_bytes(8 * MIB)
+    with gpupool.simulated.lease(), gpupool.simulated.lease():
+        pass
+
+
+def a_handle_is_made_of_what_others_give() -> None:
+    with other_process() as other:
+        gpupool._native.host_set_handle_bytes(24 * MIB)
+        other.call(cache, 60 * MIB)
+        assert gpupool.simulated.handle() != 0
+
+
 def pinned_pages_stay() -> None:
     with other_process() as other:
         other.call(hold_discardable, 48 * MIB, 24)

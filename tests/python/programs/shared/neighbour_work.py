@@ -25,10 +25,10 @@ def cache(kept: dict, nbytes: int, pool: str | None = None) -> int:
     return reserved(kept)
 
 
-def hold_discardable(kept: dict, nbytes: int, pinned: int = 0) -> None:
+def hold_discardable(kept: dict, nbytes: int, pinned: int = 0, page_bytes: int = 2 * MIB) -> None:
     """Have pages of a range that may be taken, but for some."""
     kept["pool"] = gpupool.MemPool()
-    kept["range"] = kept["pool"].reserve_range(nbytes)
+    kept["range"] = kept["pool"].reserve_range(nbytes, page_bytes)
     kept["range"].commit(0, nbytes, gpupool.Stream(), priority=1)
     kept["discarded"] = []
     kept["callback"] = kept["range"].on_discard(kept["discarded"].extend)
