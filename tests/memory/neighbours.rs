@@ -3,7 +3,7 @@
 
 use std::env;
 use std::io::{BufRead, BufReader, Write, stdin};
-use std::path::PathBuf;
+use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use gpupool::{NeighbourSettings, neighbours, set_neighbour};
@@ -23,7 +23,7 @@ struct Process {
 }
 
 impl Process {
-    fn start(number: usize, folder: &PathBuf) -> Self {
+    fn start(number: usize, folder: &Path) -> Self {
         let mut child = Command::new(env::current_exe().unwrap())
             .args(["--exact", TEST, "--nocapture"])
             .env(NUMBER, number.to_string())

@@ -38,9 +38,7 @@ def test_a_process_without_memory_is_given_what_others_can_do_without(together, 
     run_program("neighbours/give.py", case, **together)
 
 
-@pytest.mark.parametrize(
-    "case", functions_of("neighbours/meet.py", "what_the_environment_says_holds_until_a_call")
-)
+@pytest.mark.parametrize("case", functions_of("neighbours/meet.py", "what_the_environment_says_holds_until_a_call"))
 def test_neighbours_know_what_others_hold_as_long_as_these_live(together, case):
     # Who waited for a process that is gone would wait too long.
     run_program("neighbours/meet.py", case, **{**together, "GPUPOOL_NEIGHBOUR_DEADLINE_MS": "40000"})

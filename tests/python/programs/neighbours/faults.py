@@ -1,4 +1,4 @@
-"""Whatever call of the driver fails while a process gives memory to a neighbour, it keeps what it holds, and counts right."""
+"""Whatever call of the driver fails while a process gives memory to a neighbour, it keeps what it holds."""
 
 import sys
 

@@ -93,7 +93,8 @@ def discardable_pages_after_free_memory() -> None:
         fill_up(60 * MIB)
         # Told by the range's next call, on the program's own thread.
         told = one.call(cached, "discarded")
-        assert told == list(range(12))[: len(told)] and len(told) * 2 * MIB >= 20 * MIB, told
+        assert told == list(range(12))[: len(told)]
+        assert len(told) * 2 * MIB >= 20 * MIB
 
 
 def large_pages_under_a_guarantee_stay() -> None:
@@ -155,7 +156,8 @@ def a_pool_wakes_by_its_next_request() -> None:
         assert other.call(has, "is_asleep")
         # Where it finds no memory it stays asleep.
         name, text = other.refusal(held, 40 * MIB)
-        assert name == "OutOfMemory" and "stays asleep" in text, text
+        assert name == "OutOfMemory", text
+        assert_says(text, "stays asleep")
         buffer.free()
         # What is free here is asked for.
         other.call(held, 40 * MIB)

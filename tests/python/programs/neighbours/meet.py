@@ -42,7 +42,8 @@ def what_each_holds_is_told() -> None:
         # It would give all but what is guaranteed, what is pinned, and what is claimed.
         assert gpupool.available_memory() == DEVICE - 24 * MIB + 16 * MIB - 16 * MIB
         (this,) = [each for each in gpupool.neighbours() if each.is_self]
-        assert this.pid == os.getpid() and this.reserved_bytes == 0
+        assert this.pid == os.getpid()
+        assert this.reserved_bytes == 0
         assert repr(it).startswith(f'<gpupool.Neighbour {it.pid} "server", device=0 (simulated)')
 
 
@@ -220,7 +221,8 @@ def wrong_settings_are_refused() -> None:
     assert_says(raised(gpupool.Unavailable, gpupool.MemPool, no_split=True, sleeps_for_others=True), "cannot sleep")
     with gpupool.claim(DEVICE) as claim:
         assert_says(raised(gpupool.OutOfMemory, gpupool.claim, 1), "could have 0")
-    assert claim.left == 0 and repr(claim) == f"<gpupool.Claim nbytes={DEVICE}, device=0 (simulated), over>"
+    assert claim.left == 0
+    assert repr(claim) == f"<gpupool.Claim nbytes={DEVICE}, device=0 (simulated), over>"
     claim.release()
     assert gpupool.available_memory() == DEVICE
     assert reserved({}) == 0

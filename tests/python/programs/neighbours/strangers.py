@@ -128,7 +128,9 @@ def another_user() -> None:
         "    answer = b''\n"
         "assert answer == b'', answer\n"
     )
-    subprocess.run([sys.executable, "-c", ask, str(path.parent), path.name, question(TELL).hex()], check=True, timeout=60)
+    subprocess.run(
+        [sys.executable, "-c", ask, str(path.parent), path.name, question(TELL).hex()], check=True, timeout=60
+    )
     a_neighbour_is_served()
 
 

@@ -4,9 +4,7 @@ import gpupool
 from other_process import MIB
 
 
-def say(
-    kept: dict, name: str | None = None, guarantee: int = 0, most: int | None = None, priority: int = 0
-) -> None:
+def say(kept: dict, name: str | None = None, guarantee: int = 0, most: int | None = None, priority: int = 0) -> None:
     """Become a neighbour."""
     gpupool.set_neighbour(name, guarantee, most, priority)
 
@@ -17,7 +15,7 @@ def reserved(kept: dict) -> int:
 
 
 def cache(kept: dict, nbytes: int, pool: str | None = None) -> int:
-    """Have free memory, of the default pool or of a private one, in pieces of 2 MiB; return how much the process has."""
+    """Have free memory, of the default pool or of a private one, in pieces of 2 MiB; return what the process has."""
     kept["pool"] = gpupool.MemPool() if pool else None
     empty = kept["pool"].empty if pool else gpupool.empty
     buffers = [empty(2 * MIB) for _ in range(nbytes // (2 * MIB))]
@@ -76,4 +74,5 @@ def held(kept: dict, nbytes: int, wakes: bool = False) -> None:
     if wakes:
         kept["pool"].wake()
     kept["more"] = kept["pool"].empty(1, kept["stream"])
-    assert set(bytes(kept["buffer"])) == {7} and kept["buffer"].nbytes == nbytes
+    assert set(bytes(kept["buffer"])) == {7}
+    assert kept["buffer"].nbytes == nbytes
