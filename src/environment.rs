@@ -23,6 +23,15 @@ pub(crate) fn number(variable: &str, valid: RangeInclusive<u64>, default: u64) -
     })
 }
 
+/// As [`number`], for one that may be negative.
+pub(crate) fn integer(variable: &str, default: i32) -> Result<i32> {
+    let Some(text) = text(variable)? else { return Ok(default) };
+    text.parse().map_err(|_| {
+        let (least, most) = (i32::MIN, i32::MAX);
+        wrong(variable, text, format_args!("is not a whole number from {least} to {most}; set it to one, or unset it"))
+    })
+}
+
 /// Returns whether a variable switches something on (`1`) or off (`0`); `default` if it is not set.
 pub(crate) fn switch(variable: &str, default: bool) -> Result<bool> {
     match text(variable)?.as_deref() {

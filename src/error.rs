@@ -118,6 +118,8 @@ pub enum Wanted {
         /// The pool's limit, in bytes.
         limit: Option<u64>,
     },
+    /// So many bytes, by a claim to memory that is to be taken later.
+    Claim(u64),
     /// So many bytes of addresses, for a device's memory to be mapped at. Addresses ran out, not memory.
     Addresses(u64),
 }
@@ -137,6 +139,23 @@ pub struct OutOfMemory {
     pub total: u64,
     /// What gpupool holds on this device.
     pub users: Vec<MemoryUse>,
+    /// What this process's neighbours hold of the device, other processes that use gpupool; none unless neighbours are used.
+    pub neighbours: Vec<NeighbourUse>,
+}
+
+/// The device memory of another process that uses gpupool.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NeighbourUse {
+    /// The process's id.
+    pub process: u32,
+    /// Its name, as it tells.
+    pub name: String,
+    /// Device memory in bytes.
+    pub bytes: u64,
+    /// How much of that is in live blocks.
+    pub live_bytes: u64,
+    /// Bytes that it is not asked to go below.
+    pub guarantee: u64,
 }
 
 /// The device memory of one of gpupool's pools, of memory or of handles.
@@ -337,6 +356,7 @@ impl fmt::Display for OutOfMemory {
                 }
                 write!(f, "; {}.", self.refused)?;
             }
+            Wanted::Claim(bytes) => write!(f, "tried to claim {} ({bytes} bytes); {}.", Bytes(*bytes), self.refused)?,
             Wanted::Addresses(bytes) => {
                 return write!(
                     f,
@@ -359,6 +379,15 @@ impl fmt::Display for OutOfMemory {
                 None => write!(f, " ({count} handle{s})")?,
             }
         }
+        for (index, NeighbourUse { process, name, bytes, live_bytes, guarantee }) in self.neighbours.iter().enumerate()
+        {
+            f.write_str(if index > 0 { ", " } else { ". Held by its neighbours: " })?;
+            write!(f, "process {process} \"{name}\" {} ({} live", Bytes(*bytes), Bytes(*live_bytes))?;
+            match guarantee {
+                0 => f.write_str(")")?,
+                _ => write!(f, ", {} guaranteed)", Bytes(*guarantee))?,
+            }
+        }
         f.write_str(self.advice())
     }
 }
@@ -367,6 +396,7 @@ impl OutOfMemory {
     /// Returns what to do, after what was done already.
     fn advice(&self) -> &'static str {
         match self.wanted {
+            Wanted::Claim(_) => "",
             // A refusal of gpupool itself, for a limit, has its own advice: memory freed elsewhere would not help.
             _ if self.refused.library == GPUPOOL => "",
             _ if self.location.device().is_none() => {

@@ -64,6 +64,7 @@ mod guide {}
 pub mod c_api;
 mod counters;
 mod device_sleep;
+mod devices;
 mod environment;
 mod error;
 mod handle;
@@ -85,8 +86,10 @@ mod summary;
 mod sync;
 
 pub use device_sleep::sleep;
+pub use devices::device;
 pub use error::{
-    Cause, Error, ErrorKind, LibraryError, MemoryUse, OutOfMemory, PoolExhausted, Result, StatusKind, Wanted,
+    Cause, Error, ErrorKind, LibraryError, MemoryUse, NeighbourUse, OutOfMemory, PoolExhausted, Result, StatusKind,
+    Wanted,
 };
 pub use handle::{
     Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, Handle, HandleAction, HandleEvent, HandlePool, HandleStats,
@@ -100,6 +103,7 @@ pub use memory::{
     StreamStats, empty, empty_cache, enable_peer_access, graph_pool_handle, memory_snapshot, memory_stats, on_oom,
     oom_callbacks, peers,
 };
+pub use memory::{MemoryClaim, Neighbour, NeighbourSettings, available_memory, claim, neighbours, set_neighbour};
 pub use memory::{
     PinnedBuffer, empty_pinned, empty_pinned_cache, empty_pinned_on_node, pinned_limit, pinned_stats, set_pinned_limit,
     warm_pinned,
@@ -108,5 +112,5 @@ pub use memory::{ShareToken, attach};
 #[cfg(feature = "cudarc")]
 pub use pooled_slice::{PooledSlice, ValidAsAnyBits};
 pub use recording::{MAX_ENTRIES, Recording, Snapshot, StackContext, snapshot};
-pub use runtime::{DeviceInfo, Event, Stream, StreamScope, device, device_info, synchronize};
+pub use runtime::{DeviceInfo, Event, Stream, StreamScope, device_info, synchronize};
 pub use summary::{MemorySummary, devices_in_use, memory_summary, reset_peak_stats};

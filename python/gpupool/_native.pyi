@@ -1115,10 +1115,18 @@ class MemPool:
         is_user_created: False for an id like those of pools for graph capture: ``(n, 0)``.
         reserve: Bytes of physical memory that the pool owns for its whole life, in whole pages of 2 MiB, at contiguous
             addresses. Its requests are served from them first.
+        sleeps_for_others: Let the pool be put to sleep, with a backup, when another process of this user needs the
+            device's memory and its neighbours have nothing else to give; see :func:`set_neighbour`, which this process
+            becomes one by. Not while a thread has a block of the pool open (``with pool:``), or a stream of it is
+            captured: so have one open while work with its buffers is being submitted, and wake the pool first. It
+            stays asleep until :meth:`wake`.
+        wakes_on_use: Wake the pool, when it sleeps for another process, by the next request to it or the next block of
+            it, which then take as long as :meth:`wake`, and fail as that does.
 
     Raises:
-        InvalidValue: If there is no such device, or for a ``reserve`` above the limit or together with
-            ``allocator``, ``segments`` or ``no_split``.
+        InvalidValue: If there is no such device, for a ``reserve`` above the limit or together with ``allocator``,
+            ``segments`` or ``no_split``, or for ``wakes_on_use`` without ``sleeps_for_others``.
+        Unavailable: If a pool with ``allocator``, ``segments`` or ``no_split`` is to sleep for others.
         OutOfMemory: If the device does not have enough for ``reserve``, even after other pools have released what they
             can and the callbacks of :func:`on_oom` were called.
     """
@@ -1134,6 +1142,8 @@ class MemPool:
         *,
         is_user_created: bool = True,
         reserve: int = 0,
+        sleeps_for_others: bool = False,
+        wakes_on_use: bool = False,
     ) -> None: ...
     @property
     def id(self) -> PoolId:
@@ -1154,6 +1164,14 @@ class MemPool:
     @property
     def no_split(self) -> bool:
         """True if each block has its own segment."""
+
+    @property
+    def sleeps_for_others(self) -> bool:
+        """True if it may be put to sleep for another process."""
+
+    @property
+    def wakes_on_use(self) -> bool:
+        """True if it is woken by its next use when it sleeps for another process."""
 
     def use_count(self) -> int:
         """Return the number of uses that keep the pool alive.
@@ -1792,6 +1810,7 @@ class MemoryRange:
         """Call ``callback(pages)`` with the numbers of pages that were taken for want of memory.
 
         It is called on the thread of the request that lacked memory, with no lock held, also if the result is not kept.
+        Pages that another process was given are told by the next call of this range, whichever thread makes it.
 
         Args:
             callback: A callable. What it raises is logged and given to ``sys.unraisablehook``.
@@ -2287,6 +2306,196 @@ def wake(device: SupportsIndex | None = None) -> int:
     Raises:
         OutOfMemory: There is not enough memory for all pools. Each is awake or still asleep, and another call wakes
             the rest.
+    """
+
+def set_neighbour(
+    name: str | None = None,
+    guarantee: SupportsIndex = 0,
+    most: SupportsIndex | None = None,
+    priority: int = 0,
+    device: DeviceLike | None = None,
+) -> None:
+    """Make this process a neighbour of the user's other processes that use gpupool on the same devices.
+
+    When one of them finds no memory, it asks the others before its request fails: for free memory and idle handles,
+    then for discardable pages of memory ranges, then for pools made with ``sleeps_for_others``. Those above their
+    ``most`` are asked first, then those of the lowest ``priority``. Each gives what it can within 200 ms for all
+    together, or ``GPUPOOL_NEIGHBOUR_DEADLINE_MS``. Nobody else sees this process, and nothing but numbers and its name
+    is told. :func:`neighbours`, :func:`claim`, :func:`available_memory`, ``MemPool(sleeps_for_others=True)`` and
+    ``GPUPOOL_NEIGHBOURS=1`` in the environment make a process a neighbour as well. It stays one.
+
+    >>> gpupool.set_neighbour("trainer", priority=-1)
+    >>> [each.priority for each in gpupool.neighbours() if each.is_self]
+    [-1]
+
+    Args:
+        name: The process's name in lists and errors, of which 64 bytes are told; by default the one set before, or the
+            program's.
+        guarantee: Bytes of the device that this process is never asked to go below.
+        most: Bytes of the device beyond which this process is asked first, and, for 5 s after it was asked, gives back
+            what it has free; None for no such bound. It may have more: a limit is what :class:`MemPool` has.
+        priority: How much this process matters: those with the lowest number are asked first.
+        device: The device that this is for; the thread's current one by default.
+
+    Raises:
+        InvalidValue: There is no such device, or ``guarantee`` is above ``most``.
+        Unavailable: The system has no thread or descriptor left, or the directory of ``GPUPOOL_NEIGHBOURS`` cannot be
+            used.
+    """
+
+@final
+class Neighbour:
+    """A process that uses gpupool on a device, as :func:`neighbours` found it at one moment. All sizes are in bytes.
+
+    >>> gpupool.set_neighbour("server")
+    >>> [each.name for each in gpupool.neighbours() if each.is_self]
+    ['server']
+    """
+
+    @property
+    def pid(self) -> int:
+        """The process's id, as it knows it itself."""
+
+    @property
+    def name(self) -> str:
+        """Its name, as it tells."""
+
+    @property
+    def device(self) -> int:
+        """The device's ordinal in this process."""
+
+    @property
+    def reserved_bytes(self) -> int:
+        """The device memory that it has."""
+
+    @property
+    def live_bytes(self) -> int:
+        """The bytes of its live blocks."""
+
+    @property
+    def free_bytes(self) -> int:
+        """Its free bytes, cached for its next requests."""
+
+    @property
+    def asleep_bytes(self) -> int:
+        """Its live bytes that are asleep."""
+
+    @property
+    def discardable_bytes(self) -> int:
+        """The bytes of its memory ranges that may be taken."""
+
+    @property
+    def offered_bytes(self) -> int:
+        """The bytes of pools that it would put to sleep for others now."""
+
+    @property
+    def claimed_bytes(self) -> int:
+        """The bytes that it has claimed and not taken yet."""
+
+    @property
+    def guarantee(self) -> int:
+        """The bytes that it is never asked to go below."""
+
+    @property
+    def most(self) -> int | None:
+        """The bytes beyond which it is asked first; None for no such bound."""
+
+    @property
+    def priority(self) -> int:
+        """Its priority; those with the lowest number are asked first."""
+
+    @property
+    def is_self(self) -> bool:
+        """True if it is this process."""
+
+def neighbours(device: DeviceLike | None = None) -> list[Neighbour]:
+    """Return the neighbours on a device, this process among them, by their ids.
+
+    Those that do not answer within 100 ms are left out, such as stopped ones. This process becomes a neighbour.
+
+    >>> any(each.is_self for each in gpupool.neighbours())
+    True
+
+    Args:
+        device: The device; the thread's current one by default.
+
+    Raises:
+        InvalidValue: There is no such device.
+        Unavailable: As for :func:`set_neighbour`.
+    """
+
+@final
+class Claim:
+    """Memory that this process is about to take, as :func:`claim` returns it, until it is released or lost.
+
+    Memory that the process reserves after the claim was made uses it up, the oldest claim first; what it gives back
+    until the claim ends is claimed again. It ends with the process at the latest.
+
+    >>> with gpupool.claim(1 << 20) as claim:
+    ...     claim.left
+    1048576
+    """
+
+    @property
+    def device(self) -> int:
+        """The device's ordinal."""
+
+    @property
+    def nbytes(self) -> int:
+        """The claimed bytes."""
+
+    @property
+    def left(self) -> int:
+        """The bytes that are not taken yet; 0 once it is over."""
+
+    def release(self) -> None:
+        """End the claim; a second call does nothing."""
+
+    def __enter__(self) -> Self:
+        """Return the claim."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None, /
+    ) -> Literal[False]:
+        """End the claim, as :meth:`release` does."""
+
+def claim(nbytes: SupportsIndex, device: DeviceLike | None = None) -> Claim:
+    """Claim memory before it is taken, so that programs that measure what is free at the same time see each other.
+
+    The neighbours count it in :func:`available_memory` and in their own claims. Of two that claim the same memory at
+    once, the first gets it. Nothing is taken, and no neighbour gives anything back before a request needs it. This
+    process becomes a neighbour.
+
+    Args:
+        nbytes: The bytes.
+        device: The device; the thread's current one by default.
+
+    Returns:
+        The claim, which ends with a ``with`` block, by ``release()``, or when it is lost.
+
+    Raises:
+        OutOfMemory: So much is not available, as :func:`available_memory` has it.
+        InvalidValue: There is no such device.
+        Unavailable: As for :func:`set_neighbour`.
+    """
+
+def available_memory(device: DeviceLike | None = None) -> int:
+    """Return how many bytes of a device this process could have.
+
+    That is what the driver has free and what this process has free itself, with what its neighbours would give back,
+    pools that they would put to sleep among it, less what they have claimed. What others take meanwhile is not held for
+    this process, unless it claims it with :func:`claim`. This process becomes a neighbour.
+
+    >>> gpupool.available_memory() > 0
+    True
+
+    Args:
+        device: The device; the thread's current one by default.
+
+    Raises:
+        InvalidValue: There is no such device.
+        LibraryError: The driver does not tell what is free.
+        Unavailable: As for :func:`set_neighbour`.
     """
 
 def memory_stats(device: SupportsIndex | None = None) -> MemoryStats:

@@ -12,6 +12,7 @@ mod event;
 mod exports;
 mod handles;
 mod header;
+mod neighbours;
 mod oom_callbacks;
 mod pinned;
 mod pools;
@@ -26,6 +27,7 @@ use std::ffi::{c_char, c_int, c_void};
 pub use block::Block;
 pub use event::{Event, Observer};
 pub use handles::{HandleCounts, HandleLease};
+pub use neighbours::ClaimHandle;
 pub use oom_callbacks::OomFunction;
 pub use pinned::Durations;
 pub use pools::{AllocatedFunction, Checkpoint, FreedFunction, PoolHandle, PoolOptions, PoolSource};
@@ -233,4 +235,12 @@ api! {
     ranges::range_on_discard: fn(*const RangeHandle, Option<DiscardFunction>, *mut c_void) -> c_int,
     /// Frees a range.
     ranges::range_release: fn(*mut RangeHandle, c_int, *mut c_void) -> c_int,
+    /// Makes this process a neighbour of the user's others, and sets what they are told of it.
+    neighbours::set_neighbour: fn(c_int, *const c_char, u64, u64, c_int) -> c_int,
+    /// Returns how many bytes of a device this process could have.
+    neighbours::available_memory: fn(c_int, *mut u64) -> c_int,
+    /// Claims memory before it is taken.
+    neighbours::claim: fn(c_int, u64, *mut *mut ClaimHandle) -> c_int,
+    /// Ends a claim.
+    neighbours::claim_release: fn(*mut ClaimHandle) -> c_int,
 }

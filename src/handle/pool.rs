@@ -346,7 +346,7 @@ impl LibraryPool {
             let _activity = Activity::begin(format_args!("free memory for {} handle", self.library.name()));
             info!(target: HANDLE, "giving back what is not in use for a handle, as there was no memory for it: {error}");
             pools::release_idle(device);
-            memory::release_unused(device);
+            memory::make_room_for(device, self.library.handle_bytes());
             create::create(runtime, self.library, device).map_err(|error| create::explain(self.library, device, error))
         });
         let created = match created {

@@ -7,6 +7,7 @@ use super::pool::LibraryPool;
 use super::stats::HandleStats;
 use crate::error::Result;
 use crate::ids::Device;
+use crate::library::in_use::{IdleHandles, set_idle_handles};
 use crate::process;
 use crate::runtime;
 use crate::sync::lock;
@@ -16,9 +17,19 @@ static POOLS: Mutex<Vec<&'static LibraryPool>> = Mutex::new(Vec::new());
 
 /// Adds a pool, before its first handle is made.
 pub(super) fn add(pool: &'static LibraryPool) {
+    set_idle_handles(&AllPools);
     let mut pools = lock(&POOLS);
     let place = pools.partition_point(|other| other.id() < pool.id());
     pools.insert(place, pool);
+}
+
+#[derive(Debug)]
+struct AllPools;
+
+impl IdleHandles for AllPools {
+    fn release(&self, device: Device) {
+        release_where(device, |pool| !pool.library.is_of_program());
+    }
 }
 
 /// Returns a copy, so that no lock is held while one is used.
@@ -64,8 +75,12 @@ pub fn handle_stats(device: Option<Device>) -> Result<Vec<(String, HandleStats)>
 }
 
 pub(crate) fn release_idle(device: Device) {
+    release_where(device, |_| true);
+}
+
+fn release_where(device: Device, is_meant: impl Fn(&LibraryPool) -> bool) {
     let Ok(runtime) = runtime::get() else { return };
-    for pool in all() {
+    for pool in all().into_iter().filter(|pool| is_meant(pool)) {
         // A failure to trim one pool does not stop the rest.
         let _ = pool.trim(runtime, device);
     }

@@ -1,7 +1,7 @@
 //! The device memory that the handles of each library use: counted where handles are made and destroyed, so that errors
 //! about memory can name them.
 
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 
 use super::Library;
 use crate::error::MemoryUse;
@@ -18,6 +18,26 @@ struct HandlesInUse {
 }
 
 static COUNTED: Mutex<Vec<HandlesInUse>> = Mutex::new(Vec::new());
+
+/// Who has idle handles: the pools, which are above this module.
+pub(crate) trait IdleHandles: Sync {
+    /// Destroys the idle handles of a device, but for those of libraries that are the program's own code.
+    fn release(&self, device: Device);
+}
+
+static IDLE: OnceLock<&'static dyn IdleHandles> = OnceLock::new();
+
+/// Sets who has idle handles, before the first is made.
+pub(crate) fn set_idle_handles(idle: &'static dyn IdleHandles) {
+    let _ = IDLE.set(idle);
+}
+
+/// Destroys the idle handles of a device, but for those of libraries that are the program's own code.
+pub(crate) fn release_idle(device: Device) {
+    if let Some(idle) = IDLE.get() {
+        idle.release(device);
+    }
+}
 
 /// Counts a handle that was made, and its bytes.
 pub(crate) fn count_made(library: &'static dyn Library, device: Device, bytes: u64) {

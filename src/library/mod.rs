@@ -189,6 +189,12 @@ pub trait Library: Send + Sync {
         Ok(())
     }
 
+    /// Returns whether its functions are code of the program's own, such as Python's. Then no thread of gpupool's own calls
+    /// them to destroy idle handles when another process needs memory.
+    fn is_of_program(&self) -> bool {
+        false
+    }
+
     /// Returns whether the handle has scratch memory that work in progress may still use. Then the next stream must
     /// wait for the last one when a handle passes from one owner to the next, and a thread gets a handle for each of
     /// its streams.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::device::{DriverSegments, SegmentSource, Source};
 use super::device_buffer::{DeviceBuffer, empty};
+use super::neighbour::join;
 use super::pool::{Pool, PoolId, Rules, SegmentEvent};
 use super::range::{MemoryRange, reserve_range};
 use super::report::{self, PoolStats, SegmentView};
@@ -80,6 +81,23 @@ impl MemPoolBuilder {
         self
     }
 
+    /// Sets whether the pool is put to sleep, with a backup, when another process of the user needs the device's memory and
+    /// gpupool's neighbours have nothing else to give; see [`set_neighbour`](crate::set_neighbour), which this process
+    /// becomes one by. Not while a thread has a scope of the pool, or a stream of it is captured: so hold a scope for as long
+    /// as work with the pool's blocks is being submitted, and wake the pool first. It stays asleep until [`MemPool::wake`],
+    /// unless it [`wakes_on_use`](MemPoolBuilder::wakes_on_use).
+    pub fn sleeps_for_others(mut self, sleeps_for_others: bool) -> Self {
+        self.rules.sleeps_for_others = sleeps_for_others;
+        self
+    }
+
+    /// Sets whether a pool that sleeps for another process is woken by the next request to it, or the next scope of it. That
+    /// takes what waking takes, and fails as waking does.
+    pub fn wakes_on_use(mut self, wakes_on_use: bool) -> Self {
+        self.rules.wakes_on_use = wakes_on_use;
+        self
+    }
+
     /// Sets whether each block has its own segment, which is never split, as needed to register it with NCCL or a
     /// network card. A segment is one extent of physical memory, at one address, until [`MemPool::trim`] or the pool's
     /// end: nothing else releases it, moves it or puts it to sleep. A freed segment serves later requests of at most
@@ -113,8 +131,9 @@ impl MemPoolBuilder {
     /// Creates the pool. Apart from its reserve it uses no memory before its first allocation.
     ///
     /// # Errors
-    /// `ErrorKind::InvalidValue` if there is no such device, if the reserve is above the limit, or if a pool with its
-    /// own source or with `no_split` has a reserve; `ErrorKind::OutOfMemory` if there is not enough memory for the
+    /// `ErrorKind::InvalidValue` if there is no such device, if the reserve is above the limit, if a pool with its own
+    /// source or with `no_split` has a reserve, or if one wakes on use that does not sleep for others;
+    /// `ErrorKind::Unavailable` if one with its own source or with `no_split` is to sleep for others; `ErrorKind::OutOfMemory` if there is not enough memory for the
     /// reserve, also after other pools released what they can and callbacks were called; otherwise as
     /// [`device`](crate::device).
     pub fn build(self) -> Result<MemPool> {
@@ -127,8 +146,11 @@ impl MemPoolBuilder {
         let rules = Rules { has_own_source: source.is_some(), ..self.rules };
         let id = PoolId::next(!self.is_for_graphs);
         let options = PoolSettings { rules, source, limit: self.limit, reserve: self.reserve, name: None };
-        let pool = serve::make_pool(device, id, options)?;
-        Ok(MemPool { in_use: PoolUse::first(pool, false), device, allocator: self.allocator })
+        let in_use = PoolUse::first(serve::make_pool(device, id, options)?, false);
+        if rules.sleeps_for_others {
+            join()?;
+        }
+        Ok(MemPool { in_use, device, allocator: self.allocator })
     }
 }
 
@@ -166,6 +188,16 @@ impl MemPool {
     /// Returns whether other pools may use its free memory when the device has no more memory.
     pub fn use_on_oom(&self) -> bool {
         self.pool().use_on_oom()
+    }
+
+    /// Returns whether it may be put to sleep for another process.
+    pub fn sleeps_for_others(&self) -> bool {
+        self.pool().offer.is_made
+    }
+
+    /// Returns whether it is woken by its next use when it sleeps for another process.
+    pub fn wakes_on_use(&self) -> bool {
+        self.pool().offer.wakes_on_use
     }
 
     /// Returns whether each block has its own segment.

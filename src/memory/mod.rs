@@ -14,6 +14,7 @@ pub(crate) mod host;
 mod in_parts;
 pub(crate) mod limits;
 mod mem_pool;
+pub(crate) mod neighbour;
 pub(crate) mod plug;
 pub(crate) mod pool;
 mod pool_by_id;
@@ -60,6 +61,8 @@ pub use limits::{
     empty_cache, get_per_process_memory_fraction, memory_limit, set_memory_limit, set_per_process_memory_fraction,
 };
 pub use mem_pool::{MemPool, MemPoolBuilder};
+pub(crate) use neighbour::watch as watch_neighbours;
+pub use neighbour::{MemoryClaim, Neighbour, NeighbourSettings, available_memory, claim, neighbours, set_neighbour};
 pub(crate) use plug::LibraryMemory;
 pub use plug::{DEVICE_MEM_HANDLER, PINNED_MEM_HANDLER, feed};
 pub use pool::{MemoryLimit, PoolId, SegmentEvent, SegmentEventKind, graph_pool_handle};
@@ -75,7 +78,7 @@ pub(crate) use route::allocate as allocate_block;
 pub use route::{CaptureScope, GraphMemory, PoolScope, PoolToken};
 #[cfg(feature = "python")]
 pub(crate) use serve::on_oom_as;
-pub(crate) use serve::{Allocation, free as free_block, release_unused, users};
+pub(crate) use serve::{Allocation, free as free_block, make_room_for, users};
 pub use serve::{OomCallback, OomGuard, SegmentGuard, on_oom, oom_callbacks};
 pub use share::{ShareToken, SharedSummary, shared_blocks};
 pub(crate) use sleep::sleep_pools;

@@ -96,6 +96,11 @@ pub(in crate::memory) const PATIENCE: Duration = Duration::from_secs(10);
 pub(in crate::memory) const WAIT_ASLEEP: Duration = Duration::from_secs(2);
 /// How long giving memory back, or a request without memory, waits for them. They take milliseconds unless stopped.
 pub(in crate::memory) const WAIT: Duration = Duration::from_millis(250);
+/// How long asking neighbours for memory takes at most, all of them together, unless the user sets another time. A pool of
+/// 8 GiB is copied and given back in that.
+pub(in crate::memory) const GIVEN_WITHIN: Duration = Duration::from_millis(200);
+/// How long after a neighbour has asked a process above its most gives back unasked: as long as two servers take turns.
+pub(in crate::memory) const ASKED_LATELY: Duration = Duration::from_secs(5);
 /// The first and the longest pause before asking again for what the system had no room for.
 pub(in crate::memory) const RETRY: Duration = Duration::from_millis(1);
 pub(in crate::memory) const RETRY_MOST: Duration = Duration::from_millis(10);

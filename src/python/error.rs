@@ -99,7 +99,7 @@ fn set_attributes(exception: &PyErr, py: Python<'_>, refused: &LibraryError) -> 
 fn set_amounts(exception: &PyErr, py: Python<'_>, out: &OutOfMemory) -> PyResult<()> {
     let value = exception.value(py);
     let requested = match out.wanted {
-        Wanted::Memory { bytes, .. } | Wanted::Addresses(bytes) => Some(bytes),
+        Wanted::Memory { bytes, .. } | Wanted::Claim(bytes) | Wanted::Addresses(bytes) => Some(bytes),
         Wanted::Handle(bytes) => (bytes > 0).then_some(bytes),
     };
     value.setattr("device", ordinal(out.location))?;

@@ -25,6 +25,7 @@ mod info;
 mod interruption;
 mod logging;
 mod memory;
+mod neighbour;
 mod share;
 #[cfg(feature = "fault-injection")]
 mod simulation;
@@ -97,6 +98,8 @@ mod _native {
         summarize_pinned, unpickle, use_mem_pool, warm_pinned,
     };
     #[pymodule_export]
+    use super::neighbour::{PyClaim, PyNeighbour, available_memory, claim, neighbours, set_neighbour};
+    #[pymodule_export]
     use super::share::{PyShareToken, attach, share_at};
     #[cfg(feature = "fault-injection")]
     #[pymodule_export]
@@ -117,6 +120,7 @@ mod _native {
         refuse_second_interpreter(module.py())?;
         error::add_exceptions(module)?;
         logging::install();
+        crate::memory::watch_neighbours();
         module.add("c_api", memory::c_api(module.py())?)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
         for (name, pool) in [

@@ -34,11 +34,13 @@ macro_rules! names {
 names! {
     Address "address"
     Byte "byte" = "a whole number from 0 to 255"
+    Guarantee "guarantee"
     Limit "limit"
     PageBytes "page_bytes"
     PageNumber "a page"
     Pages "pages"
     MaxEntries "max_entries"
+    Most "most"
     Nbytes "nbytes"
     Numa "numa" = "the number of a NUMA node of the host"
     PoolIdPart "a number of a pool's id"

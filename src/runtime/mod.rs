@@ -157,6 +157,10 @@ pub trait Runtime:
     fn device_info(&self, device: Device) -> Result<DeviceInfo>;
     /// Returns the device's UUID, which is the same in every process, however each numbers its devices.
     fn device_uuid(&self, device: Device) -> Result<DeviceUuid>;
+    /// Returns the same for the device's memory: simulated devices of one UUID have theirs in each process apart.
+    fn memory_uuid(&self, device: Device) -> Result<DeviceUuid> {
+        self.device_uuid(device)
+    }
     /// Returns the device's compute capability, major and minor; none where devices have none, as AMD's.
     fn compute_capability(&self, device: Device) -> Result<Option<(u32, u32)>>;
     /// Returns the calling thread's current device: that of the current context, device 0 if there is none.

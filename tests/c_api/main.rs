@@ -8,6 +8,7 @@ mod at_address;
 mod calls;
 mod checkpoints;
 mod handles;
+mod neighbours;
 mod pinned;
 mod pools;
 mod ranges;

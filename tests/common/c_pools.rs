@@ -51,6 +51,8 @@ pub(crate) fn options() -> PoolOptions {
         no_split: 0,
         name: ptr::null(),
         source: ptr::null(),
+        sleeps_for_others: 0,
+        wakes_on_use: 0,
     }
 }
 

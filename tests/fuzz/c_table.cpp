@@ -934,6 +934,17 @@ class Worker {
     refused(api->warm_handles(GPUPOOL_SIMULATED, -1, 1, 0, nullptr), "warm_handles");
     refused(api->trim_handles(GPUPOOL_SIMULATED, wrong_device(), nullptr), "trim_handles");
     refused(api->set_handle_limit(GPUPOOL_SIMULATED, 0), "set_handle_limit");
+    // What is right makes the process one of all the machine's neighbours, whose answers would differ from run to run.
+    gpupool_claim *claim = nullptr;
+    std::uint64_t available = 0;
+    refused(api->set_neighbour(wrong_device(), nullptr, 0, UINT64_MAX, 0), "set_neighbour");
+    refused(api->set_neighbour(device(), "wrong", 2, 1, 0), "set_neighbour");
+    refused(api->available_memory(wrong_device(), &available), "available_memory");
+    refused(api->available_memory(device(), nullptr), "available_memory");
+    refused(api->claim(wrong_device(), 1, &claim), "claim");
+    refused(api->claim(device(), 1, nullptr), "claim");
+    if (claim) fail("a refused claim has an address");
+    refused(api->claim_release(nullptr), "claim_release");
     succeeded(api->set_handle_limit(GPUPOOL_SIMULATED, UINT64_MAX), "set_handle_limit");
     if (api->handle(GPUPOOL_CUBLAS, device(), stream(), &handle) != GPUPOOL_ERROR_UNAVAILABLE)
       fail("cuBLAS has handles on simulated devices");

@@ -14,6 +14,7 @@ mod foreign_captures;
 mod lent_bytes;
 mod many_streams;
 mod moves;
+mod neighbours;
 mod old_drivers;
 mod out_of_memory;
 mod peaks;

@@ -287,6 +287,18 @@ def objects():
             r"gpupool.MemoryRange\(freed\)",
         ),
         (gpupool.c_api, r"<gpupool.CApi: addresses of C functions, malloc=0x\w+, free=0x\w+>", None, None),
+        (
+            claim := gpupool.claim(5),
+            r"<gpupool.Claim nbytes=5, device=0 \(simulated\)>",
+            claim.release,
+            r"<gpupool.Claim nbytes=5, device=0 \(simulated\), over>",
+        ),
+        (
+            next(each for each in gpupool.neighbours() if each.is_self),
+            rf"<gpupool.Neighbour {os.getpid()} \".*\", device=0 \(simulated\), reserved_bytes=.*, this process>",
+            None,
+            None,
+        ),
         (gpupool.info(), r"Info\(.*", None, None),
         (gpupool.memory_summary(), r"MemorySummary\(.*", None, None),
     ]

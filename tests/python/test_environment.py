@@ -19,6 +19,7 @@ NOT_UTF8 = os.fsdecode(b"\xff\xfe")
     [
         *(("GPUPOOL_HOST_DEVICES", value) for value in ("0", "4097", "-1", "many", "1.5", NOT_UTF8)),
         *(("GPUPOOL_HOST_MEMORY", value) for value in ("0", str(2**64 - 1), str(2**64), "-1", "16 GiB", NOT_UTF8)),
+        ("GPUPOOL_HOST_SHARED", "/nowhere"),
         *(("GPUPOOL_NVTX", value) for value in ("on", "yes", "2", "01", NOT_UTF8)),
         *(("GPUPOOL_RUNTIME", value) for value in ("gpu", "Host", NOT_UTF8)),
     ],
@@ -110,6 +111,10 @@ def test_every_variable_of_the_page_is_tried_with_garbage():
         *paths,
         "GPUPOOL_AMDHIP64_PATH",
         *("GPUPOOL_EXTENT_PAGES", "GPUPOOL_HOST_DEVICES", "GPUPOOL_HOST_MEMORY", "GPUPOOL_NVTX", "GPUPOOL_RUNTIME"),
+        "GPUPOOL_HOST_SHARED",
+        # In test_neighbours.py.
+        "GPUPOOL_NEIGHBOURS",
+        *(f"GPUPOOL_NEIGHBOUR_{name}" for name in ("NAME", "GUARANTEE", "MOST", "PRIORITY", "DEADLINE_MS")),
         # In test_hip.py, test_enable_at_start.py and test_worker.py.
         *("GPUPOOL_HIP_VIRTUAL_MEMORY", "GPUPOOL_ENABLE", "GPUPOOL_WORKER"),
     }

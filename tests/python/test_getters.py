@@ -15,6 +15,7 @@ GETTERS = {
     "enable_peer_access": "peers",
     "on_oom": "oom_callbacks",
     "record_memory_history": "get_memory_history",
+    "set_neighbour": "neighbours",
     "set_per_process_memory_fraction": "get_per_process_memory_fraction",
     "set_pinned_limit": "get_pinned_limit",
 }

@@ -48,6 +48,7 @@ typedef struct gpupool_pool_id {
 typedef struct gpupool_pool gpupool_pool;
 /* Addresses of a pool whose pages are committed and decommitted. */
 typedef struct gpupool_range gpupool_range;
+typedef struct gpupool_claim gpupool_claim;
 /* Which blocks of a pool were live at a moment. */
 typedef struct gpupool_checkpoint gpupool_checkpoint;
 
@@ -69,6 +70,8 @@ typedef struct gpupool_pool_options {
   int no_split;                 /* each segment serves one block at a time, and is not moved until pool_trim */
   const char *name;             /* its name in statistics and errors, in addition to its id, or null; copied */
   const gpupool_source *source; /* or null; copied */
+  int sleeps_for_others;        /* another process of the user that has no memory may put it to sleep, not while a thread has a scope of it */
+  int wakes_on_use;             /* the next request to it or scope of it wakes it then, rather than pool_wake alone */
 } gpupool_pool_options;
 
 /* A block, and the contiguous memory that it is a part of. */
@@ -512,6 +515,21 @@ typedef struct gpupool_api {
   /* Frees a range, once the work so far is done on the streams that used it, and on this one; for device -1 on the former
    * alone. Refused, and the range stays, while a page is pinned. */
   int (*range_release)(gpupool_range *range, int device, void *stream);
+
+  /* Makes this process a neighbour of the user's other processes that use gpupool on the same devices: one that finds no
+   * memory asks the others for what they can do without before its request fails. They are told its name, which may be
+   * null for the one before or the program's; for this device the bytes that it is never asked to go below, those beyond
+   * which it is asked first and gives back unasked, UINT64_MAX for no such bound, and its priority: those with the lowest are
+   * asked first. */
+  int (*set_neighbour)(int device, const char *name, uint64_t guarantee, uint64_t most, int priority);
+  /* The bytes of a device that this process could have: what is free, and what its neighbours would give back, less what
+   * they have claimed. */
+  int (*available_memory)(int device, uint64_t *bytes);
+  /* Claims memory before it is taken: its neighbours count it in available_memory and in claims of their own. It is used up
+   * by what this process takes from then on. Refused if so much is not available. Null on failure. */
+  int (*claim)(int device, uint64_t bytes, gpupool_claim **claim);
+  /* Ends a claim. */
+  int (*claim_release)(gpupool_claim *claim);
 } gpupool_api;
 
 /* Returns the table of libgpupool.so, or null if that gpupool does not know this version of it; pass

@@ -24,6 +24,7 @@
 #include <exception>
 #include <memory>
 #include <new>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
@@ -262,6 +263,8 @@ struct pool_options {
   bool no_split = false;
   const char *name = nullptr;
   const gpupool_source *source = nullptr; // its functions may throw
+  bool sleeps_for_others = false;
+  bool wakes_on_use = false;
 };
 
 // A private pool of a device's memory. It ends with its last use; live blocks stay valid.
@@ -273,6 +276,8 @@ class pool {
     own.for_graphs = options.for_graphs;
     own.use_on_oom = options.use_on_oom;
     own.no_split = options.no_split;
+    own.sleeps_for_others = options.sleeps_for_others;
+    own.wakes_on_use = options.wakes_on_use;
     own.name = options.name;
     gpupool_source source;
     if (options.source) {
@@ -420,6 +425,37 @@ class memory_range {
 
 // Frees a block, in the order of the stream that it was allocated on, or of another one of the device. Does nothing for a
 // null pointer.
+// Makes this process a neighbour of the user's others on the device, and sets what they are told of it.
+inline void set_neighbour(const char *name = nullptr, std::uint64_t guarantee = 0, std::optional<std::uint64_t> most = {},
+                          int priority = 0, int device = 0) {
+  check(api().set_neighbour(device, name, guarantee, most.value_or(UINT64_MAX), priority));
+}
+
+// The bytes of a device that this process could have, with what its neighbours would give back.
+inline std::uint64_t available_memory(int device = 0) {
+  std::uint64_t bytes = 0;
+  check(api().available_memory(device, &bytes));
+  return bytes;
+}
+
+// Memory that this process is about to take, of which its neighbours know as long as this lives.
+class claim {
+ public:
+  explicit claim(std::uint64_t bytes, int device = 0) { check(api().claim(device, bytes, &handle_)); }
+  claim(claim &&other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  claim &operator=(claim &&other) noexcept {
+    std::swap(handle_, other.handle_);
+    return *this;
+  }
+  ~claim() {
+    // Refused in a forked child.
+    if (handle_) api().claim_release(handle_);
+  }
+
+ private:
+  gpupool_claim *handle_ = nullptr;
+};
+
 inline void deallocate(void *pointer) { check(detail::call([&] { return api().deallocate(pointer); })); }
 inline void deallocate(void *pointer, stream_argument stream, int device = 0) {
   check(detail::call([&] { return api().deallocate_on(pointer, device, stream); }));

@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_int, c_void};
 
 use super::HeaderStruct;
-use crate::c_api::{Attached, Checkpoint, PoolHandle, RangeHandle};
+use crate::c_api::{Attached, Checkpoint, ClaimHandle, PoolHandle, RangeHandle};
 
 pub(in crate::c_api) trait CType {
     /// Returns the declaration of what the declarator names: of `*` for a pointer to the type.
@@ -52,6 +52,7 @@ c_types! {
     [] Checkpoint, of => format!("gpupool_checkpoint {of}");
     [] Attached, of => format!("gpupool_attached {of}");
     [] RangeHandle, of => format!("gpupool_range {of}");
+    [] ClaimHandle, of => format!("gpupool_claim {of}");
     [T: CType] *mut T, of => T::declare(&format!("*{of}"));
     [T: CType] *const T, of => format!("const {}", T::declare(&format!("*{of}")));
     [T: CType, const LENGTH: usize] [T; LENGTH], of => T::declare(&format!("({of})[{LENGTH}]"));

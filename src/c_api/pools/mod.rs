@@ -23,6 +23,7 @@ pub(super) use sleep::{pool_is_asleep, pool_sleep, pool_wake, sleep_device, wake
 
 use crate::error::{Error, Result};
 use crate::memory::cache::GivenKey;
+use crate::memory::neighbour::join;
 use crate::memory::plug::call::{address_of, answer, answer_or_none, count, device_of, null, run, stream_on};
 use crate::memory::pool::{Pool, PoolId, next_ticket};
 use crate::memory::route::{self, GivenPool, PoolUse};
@@ -43,9 +44,13 @@ pub(super) unsafe extern "C" fn pool_create(
     let create = || {
         let device = device_of(device)?;
         let options = options?;
-        let is_for_graphs = options.rules.is_for_graphs;
+        let (is_for_graphs, is_offered) = (options.rules.is_for_graphs, options.rules.sleeps_for_others);
         let pool = serve::make_pool(device, PoolId::next(!is_for_graphs), options)?;
-        make(PoolUse::first(pool, is_for_graphs))
+        let in_use = PoolUse::first(pool, is_for_graphs);
+        if is_offered {
+            join()?;
+        }
+        make(in_use)
     };
     // SAFETY: the caller passes a place for a pointer, or null.
     unsafe { answer_or_none(pool, "pool", ptr::null_mut(), create) }

@@ -40,6 +40,10 @@ c_struct! {
         pub name: *const c_char,
         /// Its source, or null.
         pub source: *const PoolSource,
+        /// Whether it may be put to sleep for another process that has no memory.
+        pub sleeps_for_others: c_int,
+        /// Whether its next request or scope wakes it then.
+        pub wakes_on_use: c_int,
     }
 }
 
@@ -70,6 +74,8 @@ pub(super) unsafe fn read(options: *const PoolOptions) -> Result<serve::PoolSett
         no_split: options.no_split != 0,
         has_own_source: source.is_some(),
         is_for_graphs: options.for_graphs != 0,
+        sleeps_for_others: options.sleeps_for_others != 0,
+        wakes_on_use: options.wakes_on_use != 0,
     };
     let source = source.map(|source| Source::Segments(Arc::new(source) as Arc<dyn SegmentSource>));
     Ok(serve::PoolSettings { rules, source, limit: None, reserve: 0, name })

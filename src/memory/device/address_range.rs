@@ -67,7 +67,16 @@ fn without_addresses(error: Error, location: MemoryLocation, bytes: u64) -> Erro
         ErrorKind::Library(refused) if refused.kind == StatusKind::OutOfMemory => {
             let MemoryInfo { free, total } = runtime::memory_info(location).unwrap_or_default();
             let wanted = Wanted::Addresses(bytes);
-            ErrorKind::OutOfMemory(OutOfMemory { refused, location, wanted, free, total, users: Vec::new() }).into()
+            ErrorKind::OutOfMemory(OutOfMemory {
+                refused,
+                location,
+                wanted,
+                free,
+                total,
+                users: Vec::new(),
+                neighbours: Vec::new(),
+            })
+            .into()
         }
         other => other.into(),
     }

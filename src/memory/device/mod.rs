@@ -23,7 +23,8 @@ pub(in crate::memory) use access::{Placed, reaches};
 pub(in crate::memory) use address_range::with_device;
 pub(in crate::memory) use device_memory::DeviceMemory;
 pub(in crate::memory) use elsewhere::{
-    DescribedExtent, KeptMapping, Region, end_where_asked, regions_ended, wake, wakeup,
+    DescribedExtent, KeptMapping, Region, be_thread_for_others, end_where_asked, is_thread_for_others, regions_ended,
+    wake, wakeup,
 };
 pub(in crate::memory) use event_pool::EventPool;
 pub(in crate::memory) use live_peak::LivePeak;

@@ -167,6 +167,14 @@ impl Sleep {
         Change { sleep: self, record }
     }
 
+    /// Waits until no thread changes it, unless that is this one.
+    pub(in crate::memory) fn wait_for_change(&self, thread: ThisThread) {
+        let mut phase = lock(&self.phase);
+        while matches!(&*phase, Phase::Changing { thread: changing, .. } if *changing != thread.number()) {
+            phase = wait(&self.changed, &self.phase, phase);
+        }
+    }
+
     /// Takes what is kept of a pool that is asleep and not changing.
     pub(in crate::memory) fn try_change(&self, thread: ThisThread) -> Option<Change<'_>> {
         let mut phase = lock(&self.phase);

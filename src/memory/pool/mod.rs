@@ -5,6 +5,7 @@ mod followed;
 mod id;
 mod ledger;
 mod limit;
+mod offer;
 mod role;
 mod segment_list;
 mod state;

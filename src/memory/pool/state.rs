@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::asleep::Sleep;
 use super::id::PoolId;
 use super::ledger::Ledger;
+use super::offer::Offer;
 use super::segment_list::SegmentList;
 use crate::error::{Error, Result};
 use crate::memory::device::{Budget, DeviceMemory, Source, Supply};
@@ -19,6 +20,10 @@ pub(crate) struct Rules {
     pub(crate) has_own_source: bool,
     /// Whether all its memory is part of graphs, whatever it was allocated for.
     pub(crate) is_for_graphs: bool,
+    /// Whether it may be put to sleep for another process that has no memory.
+    pub(crate) sleeps_for_others: bool,
+    /// Whether its next request or scope wakes it then.
+    pub(crate) wakes_on_use: bool,
 }
 
 /// Each segment serves one block at a time.
@@ -45,6 +50,7 @@ pub(crate) struct Pool {
     pub(in crate::memory) captures: AtomicU32,
     is_closed: AtomicBool,
     pub(crate) sleep: Sleep,
+    pub(in crate::memory) offer: Offer,
     /// Whether the work on foreign streams is marked.
     marks_work: AtomicBool,
     /// What its caches publish.
@@ -89,6 +95,7 @@ impl Pool {
             captures: AtomicU32::new(0),
             is_closed: AtomicBool::new(false),
             sleep: Sleep::default(),
+            offer: Offer::new(rules.sleeps_for_others, rules.wakes_on_use),
             marks_work: AtomicBool::new(false),
             ledger: Arc::new(Ledger::new(memory)),
             segments: SegmentList::default(),

@@ -6,15 +6,15 @@ use std::sync::{Arc, Condvar, Mutex, Weak};
 
 use log::error;
 
-use super::decommit::{by_users, depart_after, waits};
+use super::decommit::{by_users, depart_after, waits as waits_of};
 use super::held_range::HeldRange;
 use super::page_table::PagePhase;
 use crate::memory::cache::{DeviceCaches, Discardable, Waiting};
-use crate::memory::device::{Until, call_out};
+use crate::memory::device::{Until, call_out, is_thread_for_others};
 use crate::memory::serve::{Patience, release_places, settle};
 use crate::observe::target::MEMORY;
 use crate::process;
-use crate::sync::{ThisThread, ThreadNumber, lock, wait};
+use crate::sync::{AtomicBool, Ordering, ThisThread, ThreadNumber, lock, wait};
 
 /// Called with the numbers of the pages that were taken.
 pub(super) type DiscardCallback = Box<dyn Fn(&[u32]) + Send + Sync>;
@@ -25,6 +25,10 @@ pub(super) struct DiscardListeners {
     registered: Mutex<ListedCallbacks>,
     /// Notified when a thread has called all.
     called: Condvar,
+    /// Pages that the thread for other processes took, which calls nobody: they are told by the range's next call.
+    untold: Mutex<Vec<u32>>,
+    /// Whether there are some, so that a call that has nothing to tell takes no lock.
+    has_untold: AtomicBool,
 }
 
 #[derive(Default)]
@@ -96,7 +100,29 @@ impl Drop for DiscardGuard {
 }
 
 impl HeldRange {
+    /// Tells of the pages that were taken for another process, and are not committed again by now.
+    pub(super) fn tell_untold(&self) {
+        if !self.listeners.has_untold.load(Ordering::Relaxed) || process::is_forked() {
+            return;
+        }
+        self.listeners.has_untold.store(false, Ordering::Relaxed);
+        let mut untold = std::mem::take(&mut *lock(&self.listeners.untold));
+        if !untold.is_empty() {
+            untold.sort_unstable();
+            untold.dedup();
+            let table = lock(&self.table);
+            untold.retain(|&page| table.pages[page as usize].phase == PagePhase::Empty);
+            drop(table);
+            self.tell_discarded(&untold);
+        }
+    }
+
     fn tell_discarded(&self, pages: &[u32]) {
+        if is_thread_for_others() {
+            lock(&self.listeners.untold).extend(pages);
+            self.listeners.has_untold.store(true, Ordering::Relaxed);
+            return;
+        }
         let thread = ThisThread::get().number();
         let callbacks = {
             let mut registered = lock(&self.listeners.registered);
@@ -132,8 +158,16 @@ impl Discardable for HeldRange {
         table.pages.iter().filter(|page| page.is_discardable()).filter_map(|page| page.priority).min()
     }
 
-    fn discard(&self, priority: i32, bytes: u64) -> u64 {
-        let count = bytes.div_ceil(self.page_bytes()) as usize;
+    fn bytes(&self) -> u64 {
+        let table = lock(&self.table);
+        if table.is_freed || self.pool.sleep.is_asleep() {
+            return 0;
+        }
+        table.pages.iter().filter(|page| page.is_discardable()).count() as u64 * self.page_bytes()
+    }
+
+    fn discard(&self, priority: i32, bytes: u64, most: u64, waits: bool) -> u64 {
+        let count = bytes.div_ceil(self.page_bytes()).min(most / self.page_bytes()) as usize;
         let mut users = Vec::new();
         let busy = self.begin(&[], |table, _| {
             let is_meant = |page: &u32| {
@@ -145,10 +179,14 @@ impl Discardable for HeldRange {
             Ok(chosen)
         });
         let Some((busy, cache)) = busy.ok().zip(DeviceCaches::ranges_of(&self.pool)) else { return 0 };
-        let waits = waits(self, cache, by_users(self, users.into_iter()), None);
-        // What is in use by a stream that cannot be asked now, beside a capture, stays.
-        let (gone, kept): (Vec<_>, Vec<_>) =
-            waits.into_iter().partition(|waiting| matches!(waiting.until, Until::Events(_)));
+        let mut taken = waits_of(self, cache, by_users(self, users.into_iter()), None);
+        let may_go = |waiting: &mut Waiting| {
+            // What is in use by a stream that cannot be asked now, beside a capture, stays.
+            matches!(waiting.until, Until::Events(_))
+                && (waits || waiting.is_done(&cache.memory.events, false).unwrap_or(false))
+        };
+        let gone: Vec<_> = taken.extract_if(.., may_go).collect();
+        let kept = taken;
         let pages_of = |waits: &[Waiting]| -> Vec<u32> {
             waits.iter().flat_map(Waiting::offsets).map(|offset| self.page_at(offset)).collect()
         };
@@ -171,7 +209,7 @@ impl Discardable for HeldRange {
         if pages.is_empty() {
             return 0;
         }
-        let released = self.release(&pages);
+        let released = self.release(&pages, waits);
         self.tell_discarded(&pages);
         released
     }
@@ -179,13 +217,13 @@ impl Discardable for HeldRange {
 
 impl HeldRange {
     /// Gives the driver what was decommitted at these pages, once the work that used it is done. Returns the bytes.
-    fn release(&self, pages: &[u32]) -> u64 {
+    fn release(&self, pages: &[u32], waits: bool) -> u64 {
         let Some(cache) = DeviceCaches::ranges_of(&self.pool) else { return 0 };
         let Some(service) = cache.service_of(&self.pool) else { return 0 };
         let thread = ThisThread::get();
         let places: Vec<_> = pages.iter().map(|&page| self.offset(page)).collect();
         // What the driver refuses is tried again whenever memory is given back.
-        let _ = settle(cache, thread, Patience::Wait);
+        let _ = settle(cache, thread, if waits { Patience::Wait } else { Patience::Ask });
         release_places(cache, &service, &places, thread).unwrap_or(0)
     }
 }

@@ -144,6 +144,7 @@ impl MemoryRange {
     /// the range does not have, a closed pool, a freed range, or while a stream of the pool is captured;
     /// `ErrorKind::Asleep` while the pool is asleep; `ErrorKind::Library` if the driver refuses.
     pub fn commit<'a>(&self, pages: impl Into<RangePages<'a>>, stream: &Stream, options: CommitOptions) -> Result<()> {
+        self.held.tell_untold();
         commit(&self.held, &self.sorted(pages.into())?, stream, options)
     }
 
@@ -153,6 +154,7 @@ impl MemoryRange {
     /// # Errors
     /// As [`MemoryRange::commit`], and `ErrorKind::InvalidValue` if a page is pinned.
     pub fn decommit<'a>(&self, pages: impl Into<RangePages<'a>>, stream: Option<&Stream>) -> Result<()> {
+        self.held.tell_untold();
         decommit(&self.held, &self.sorted(pages.into())?, stream)
     }
 
@@ -168,6 +170,7 @@ impl MemoryRange {
     /// `ErrorKind::InvalidValue` for a page that the range does not have, a freed range, or a stream of a device that is no
     /// peer; `ErrorKind::Forked`.
     pub fn pin<'a>(&self, pages: impl Into<RangePages<'a>>, stream: Option<&Stream>) -> Result<Vec<u8>> {
+        self.held.tell_untold();
         pin(&self.held, &pages.into(), stream)
     }
 
@@ -176,6 +179,7 @@ impl MemoryRange {
     /// # Errors
     /// As [`MemoryRange::pin`], and `ErrorKind::InvalidValue` if a page has no pin: then none is changed.
     pub fn unpin<'a>(&self, pages: impl Into<RangePages<'a>>, stream: Option<&Stream>) -> Result<()> {
+        self.held.tell_untold();
         unpin(&self.held, &pages.into(), stream)
     }
 
@@ -187,11 +191,13 @@ impl MemoryRange {
     /// `ErrorKind::Unavailable` if the system has no thread to give; `ErrorKind::InvalidValue` for a freed range;
     /// `ErrorKind::Forked`.
     pub fn prepare(&self, pages: u32) -> Result<()> {
+        self.held.tell_untold();
         prepare(&self.held, pages)
     }
 
     /// Calls the callback with the numbers of the pages that were taken for want of memory, until the guard is dropped. It
-    /// is called without any lock held, on the thread of the request that lacked memory.
+    /// is called without any lock held, on the thread of the request that lacked memory. Pages that another process was
+    /// given are told by the range's next call, of whatever kind and thread: no thread of gpupool's own calls back.
     pub fn on_discard(&self, callback: impl Fn(&[u32]) + Send + Sync + 'static) -> DiscardGuard {
         DiscardGuard::register(&self.held, Box::new(callback))
     }

@@ -9,6 +9,7 @@ mod find_cache;
 mod routes;
 mod scope;
 mod shared_route;
+mod stay;
 mod uses;
 
 #[cfg(feature = "python")]

@@ -11,6 +11,7 @@ use super::context_scope::of_context;
 #[cfg(not(feature = "python"))]
 use super::shared_route::of_context;
 use super::shared_route::{AllThreads, of_all_threads};
+use super::stay::ScopeStay;
 use super::uses::PoolUse;
 use crate::error::Result;
 use crate::ids::{Device, RawStream};
@@ -30,6 +31,7 @@ struct Route {
     ticket: u64,
     /// The same for all threads.
     _all_threads: Option<AllThreads>,
+    _stay: Option<ScopeStay>,
 }
 
 /// What a route's memory is for.
@@ -226,14 +228,16 @@ impl EnteredRoute {
     /// Routes this thread's requests on the pool's device into the pool; with `all_threads` also those of every thread
     /// without a route of its own there. The use is the thread's until the route is left.
     pub(crate) fn new(in_use: PoolUse, kind: RouteKind, all_threads: bool) -> Result<Self> {
-        let (pool, ticket) = (Arc::clone(in_use.pool()), next_ticket());
+        let (pool, stay) = (Arc::clone(in_use.pool()), ScopeStay::begin(in_use.pool())?);
+        let ticket = next_ticket();
         let all_threads = all_threads.then(|| AllThreads::new(&pool, ticket));
-        Self::add(Route { pool, kind, uses: vec![in_use], ticket, _all_threads: all_threads })
+        Self::add(Route { pool, kind, uses: vec![in_use], ticket, _all_threads: all_threads, _stay: stay })
     }
 
     /// As [`EnteredRoute::new`], for a pool that the caller keeps, or ends by its id.
     pub(in crate::memory) fn without_use(pool: Arc<Pool>, kind: RouteKind) -> Result<Self> {
-        Self::add(Route { pool, kind, uses: Vec::new(), ticket: next_ticket(), _all_threads: None })
+        let stay = ScopeStay::begin(&pool)?;
+        Self::add(Route { pool, kind, uses: Vec::new(), ticket: next_ticket(), _all_threads: None, _stay: stay })
     }
 
     fn add(route: Route) -> Result<Self> {

@@ -8,6 +8,8 @@ use super::uses::PoolUse;
 use crate::error::Result;
 use crate::ids::Device;
 use crate::memory::pool::{Pool, PoolId};
+#[cfg(feature = "python")]
+use crate::memory::serve::wake_if_taken;
 
 /// A scope that routes the calling thread's allocations to a pool, until it is dropped.
 #[must_use = "allocations go to the pool only while this lives"]
@@ -71,6 +73,21 @@ impl PoolToken {
     /// `ErrorKind::InvalidValue` if the pool was dropped or closed.
     pub fn enter_all_threads(&self) -> Result<PoolScope> {
         PoolScope::new(self.hold()?, true)
+    }
+
+    /// Returns whether entering the pool would wake it first, or wait for that: see [`PoolToken::wake_for_use`].
+    #[cfg(feature = "python")]
+    pub(crate) fn is_taken(&self) -> bool {
+        self.pool.offer.is_taken()
+    }
+
+    /// Wakes a pool that sleeps for another process, if it wakes on use.
+    ///
+    /// # Errors
+    /// Those of waking it.
+    #[cfg(feature = "python")]
+    pub(crate) fn wake_for_use(&self) -> Result<()> {
+        wake_if_taken(&self.pool)
     }
 
     /// As [`PoolToken::enter`], or for all threads, for a caller that cannot keep a guard on its thread.

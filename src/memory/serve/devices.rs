@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::make_room::settle_in;
 use crate::error::Result;
 use crate::ids::MemoryLocation;
 use crate::memory::cache::DeviceCaches;
@@ -40,6 +41,8 @@ fn make(location: MemoryLocation) -> Result<&'static DeviceCaches> {
     if !std::ptr::eq(installed, caches) {
         // SAFETY: another thread was first, so nothing was ever mapped in this range.
         unsafe { memory.range.free() };
+    } else {
+        settle_in(location);
     }
     Ok(installed)
 }

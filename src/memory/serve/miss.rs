@@ -11,7 +11,7 @@ use super::grow::{
     Grown, grow_by_pages, grow_by_segment, is_no_memory, serve_from_empty_slabs, serve_from_lent_slab,
     serve_from_reserve, serve_in_place,
 };
-use super::make_room::{discard, make_room};
+use super::make_room::{ask_neighbours, discard, make_room, wake_if_taken};
 use super::out_of_memory::{after_callbacks, no_memory_left, note};
 use super::request::{Allocation, AllocationRequest};
 use super::settle::{Patience, settle};
@@ -62,8 +62,9 @@ const SEARCH: [Step; 13] = [
 ];
 
 #[rustfmt::skip]
-const LAST: [Step; 2] = [
+const LAST: [Step; 3] = [
     Escalation::what_was_under_way,      // wait for memory under way in other threads, and search all of these again
+    Escalation::neighbours,              // other processes give back what they can do without
     Escalation::callbacks,               // ask the user's callbacks to free something, each followed by another search
 ];
 
@@ -140,6 +141,9 @@ impl Escalation {
     /// Returns a block; none if the cache has ended its service.
     fn run(&mut self) -> Result<Option<Allocation>> {
         self.refuse_more_than_any_device_has()?;
+        if self.request.pool().offer.is_taken() {
+            wake_if_taken(&self.request.service.pool)?;
+        }
         for steps in [&READY[..], &SEARCH, &LAST] {
             if let Some(found) = self.try_each(steps)? {
                 self.log_end();
@@ -331,6 +335,19 @@ impl Escalation {
     /// Takes discardable pages, which go back to the driver, and searches again, until there are none.
     fn discardable(&mut self) -> Result<Option<Allocation>> {
         while discard(self.request.pool(), self.request.bytes) {
+            if let Some(found) = self.try_each(&[Self::pages, Self::segment])? {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Asks other processes for memory, and the driver again, as long as some comes.
+    fn neighbours(&mut self) -> Result<Option<Allocation>> {
+        for _ in 0..A_FEW {
+            if ask_neighbours(self.request.pool(), self.request.bytes) == 0 {
+                break;
+            }
             if let Some(found) = self.try_each(&[Self::pages, Self::segment])? {
                 return Ok(Some(found));
             }

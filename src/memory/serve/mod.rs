@@ -32,12 +32,13 @@ pub(in crate::memory) use grow::{
     commit_run, decommit_blocks, extent_for_waking, make_ready, pages_asleep, ranges_cache, release_places,
     retire_extents, warm_by_segments,
 };
-pub(crate) use make_room::release_unused;
+pub(crate) use make_room::make_room_for;
+pub(in crate::memory) use make_room::{Vicinity, set_vicinity, wake_if_taken};
 pub(in crate::memory) use miss::Miss;
 #[cfg(feature = "python")]
 pub(crate) use out_of_memory::on_oom_as;
 pub use out_of_memory::{OomCallback, OomGuard, on_oom, oom_callbacks};
-pub(in crate::memory) use out_of_memory::{no_memory_left, without_callbacks};
+pub(in crate::memory) use out_of_memory::{no_memory_left, no_room_for_claim, without_callbacks};
 pub(crate) use peers::enable_peer;
 #[cfg(feature = "python")]
 pub(in crate::memory) use pools::pool_anywhere;
@@ -47,5 +48,5 @@ pub(crate) use request::Allocation;
 pub(crate) use settle::Patience;
 pub(in crate::memory) use settle::settle;
 pub(crate) use trim::trim;
-pub(in crate::memory) use trim::{release_ready, sum_of_all, trim_pools};
+pub(in crate::memory) use trim::{release_ready, sum_of_all, trim_pools, trim_some};
 pub(crate) use users::users;

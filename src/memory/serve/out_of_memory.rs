@@ -6,9 +6,10 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use super::grow::is_no_memory;
+use super::make_room::holdings;
 use super::users::users;
 use crate::error::{Error, ErrorKind, OutOfMemory, Result, Wanted};
-use crate::ids::Device;
+use crate::ids::{Device, MemoryLocation};
 use crate::memory::cache::{is_recorded, note_oom};
 use crate::memory::device::call_out;
 use crate::memory::pool::Pool;
@@ -128,6 +129,23 @@ pub(super) fn note(pool: &Pool, stream: usize, bytes: u64) {
     }
 }
 
+/// Returns the error of a claim to more memory than there is, which says what holds the memory.
+#[cold]
+pub(in crate::memory) fn no_room_for_claim(device: Device, bytes: u64, refused: Error) -> Error {
+    let info = runtime::memory_info(device).unwrap_or_default();
+    explained(device.into(), Wanted::Claim(bytes), info, refused)
+}
+
+fn explained(location: MemoryLocation, wanted: Wanted, info: MemoryInfo, refused: Error) -> Error {
+    let refused = match refused.into_kind() {
+        ErrorKind::Library(refused) => refused,
+        other => return other.into(),
+    };
+    let MemoryInfo { free, total } = info;
+    let (users, neighbours) = (users(location), holdings(location));
+    ErrorKind::OutOfMemory(OutOfMemory { refused, location, wanted, free, total, users, neighbours }).into()
+}
+
 /// Counts a failed request, and returns the error that says what holds the memory; another refusal is returned as it
 /// is.
 #[cold]
@@ -137,12 +155,7 @@ pub(in crate::memory) fn no_memory_left(pool: &Pool, bytes: u64, refused: Error)
     }
     let location = pool.memory.location;
     pool.memory.failures.fetch_add(1, Ordering::Relaxed);
-    let MemoryInfo { free, total } = runtime::memory_info(location).unwrap_or_default();
-    let refused = match refused.into_kind() {
-        ErrorKind::Library(refused) => refused,
-        other => return other.into(),
-    };
+    let info = runtime::memory_info(location).unwrap_or_default();
     let wanted = Wanted::Memory { bytes, pool: pool.label(), limit: pool.budget().limit() };
-    let users = users(location);
-    ErrorKind::OutOfMemory(OutOfMemory { refused, location, wanted, free, total, users }).into()
+    explained(location, wanted, info, refused)
 }

@@ -37,10 +37,11 @@ pub(crate) struct PoolSettings {
 /// Makes a pool and adds it to its device.
 ///
 /// # Errors
-/// As [`device_caches`]; `ErrorKind::OutOfMemory` if the device has not enough for the reserve, and
+/// As [`device_caches`]; `ErrorKind::Unavailable` if a pool that never sleeps is to sleep for others; `ErrorKind::OutOfMemory` if the device has not enough for the reserve, and
 /// `ErrorKind::InvalidValue` if the pool can have none.
 pub(crate) fn make_pool(device: Device, id: PoolId, options: PoolSettings) -> Result<Arc<Pool>> {
     let PoolSettings { rules, source, limit, reserve, name } = options;
+    refuse_offer(rules)?;
     let caches = device_caches(device)?;
     let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
     let supply = Supply::new(source.unwrap_or_else(|| caches.memory.default_source()), limit);
@@ -53,6 +54,22 @@ pub(crate) fn make_pool(device: Device, id: PoolId, options: PoolSettings) -> Re
     }
     caches.pools.add(&pool);
     Ok(pool)
+}
+
+/// Refuses to offer a pool that can never sleep to other processes.
+fn refuse_offer(rules: Rules) -> Result<()> {
+    if rules.wakes_on_use && !rules.sleeps_for_others {
+        return Err(Error::invalid_value(
+            "a pool wakes on use when it sleeps for other processes: give sleeps_for_others, too, or leave wakes_on_use out",
+        ));
+    }
+    if rules.sleeps_for_others && (rules.no_split || rules.has_own_source) {
+        return Err(Error::unavailable(
+            "a pool whose segments stay where they are cannot sleep for others: leave out allocator, segments and no_split, or \
+             sleeps_for_others",
+        ));
+    }
+    Ok(())
 }
 
 fn check_reserve(pool: &Pool, bytes: u64) -> Result<()> {

@@ -41,9 +41,20 @@ pub(super) fn take_out<R>(
 
 /// Takes all free memory out of a cache, to go once the stream is done.
 pub(super) fn retire_free(cache: &StreamCache, thread: ThisThread, service: &Service) -> Result<()> {
+    retire_some(cache, thread, service, ALL_FREE).map(drop)
+}
+
+/// How much free memory goes: so many bytes, or, as mappings go whole, at most so many more.
+type Portion = (u64, u64);
+/// All there is, also segments and parts of a reserve.
+const ALL_FREE: Portion = (u64::MAX, 0);
+
+/// As [`retire_free`], for a portion, and returns the bytes.
+fn retire_some(cache: &StreamCache, thread: ThisThread, service: &Service, portion: Portion) -> Result<u64> {
+    let takes_all = portion == ALL_FREE;
     // A sleeping pool has nothing to give. Most of thousands of streams may have nothing, and are not queried.
     if service.pool.sleep.is_asleep() || service.is_of_live_graph() || !cache.lock(thread).has_memory() {
-        return Ok(());
+        return Ok(0);
     }
     let _moving = cache.memory.under_way.begin();
     return_slabs(cache, thread, service)?;
@@ -51,11 +62,14 @@ pub(super) fn retire_free(cache: &StreamCache, thread: ThisThread, service: &Ser
     let taken = take_out(cache, thread, service, |heap| {
         heap.move_again();
         let source = service.pool.source();
-        let mappings = if source.is_pages() { cache.take_mappings(heap, u64::MAX, 0, u64::MAX) } else { Vec::new() };
-        let spans = if source.has_segments() { cache.take_free_spans(heap) } else { Vec::new() };
+        let mappings =
+            if source.is_pages() { cache.take_mappings(heap, portion.0, portion.1, u64::MAX) } else { Vec::new() };
+        let spans = if source.has_segments() && takes_all { cache.take_free_spans(heap) } else { Vec::new() };
         (mappings, spans)
     })?;
-    let Some(((mappings, spans), until)) = taken else { return Ok(()) };
+    let Some(((mappings, spans), until)) = taken else { return Ok(0) };
+    let of_mappings: u64 = mappings.iter().map(|mapping| mapping.bytes()).sum();
+    let of_spans: u64 = spans.iter().map(|(_, bytes)| bytes).sum();
     let mut until = Some(until);
     if !mappings.is_empty() {
         let until = until.take().unwrap_or(Until::at_once());
@@ -70,7 +84,38 @@ pub(super) fn retire_free(cache: &StreamCache, thread: ThisThread, service: &Ser
     if let Some(until) = until {
         until.recycle(&memory.events);
     }
-    retire_reserve(cache, thread, service)
+    if takes_all {
+        retire_reserve(cache, thread, service)?;
+    }
+    Ok(of_mappings + of_spans)
+}
+
+/// Gives back so many bytes of what a pool has free, at most `slack` more, without waiting. Returns those that went or go
+/// once their streams are done. Of segments, all that a stream has go, or none.
+///
+/// # Errors
+/// As [`trim`].
+pub(in crate::memory) fn trim_some(pool: &Arc<Pool>, thread: ThisThread, wanted: u64, slack: u64) -> Result<u64> {
+    let _delivery = Delivery::at_end();
+    let most = wanted.saturating_add(slack);
+    let (mut gone, mut outcome) = (pool.supply.ready.bytes(), Ok(()));
+    if gone <= most {
+        release_ready(pool);
+    } else {
+        gone = 0;
+    }
+    for cache in DeviceCaches::caches_of(pool) {
+        outcome = outcome.and(settle(cache, thread, Patience::Ask).map(drop));
+        let Some(service) = cache.service_of(pool).filter(|_| gone < wanted) else { continue };
+        let all_fits = service.pool.source().has_segments() && cache.lock(thread).unused() <= most - gone;
+        let portion = if all_fits { ALL_FREE } else { (wanted - gone, slack) };
+        match retire_some(cache, thread, &service, portion) {
+            Ok(bytes) => gone += bytes,
+            Err(error) => outcome = outcome.and(Err(error)),
+        }
+    }
+    pool.memory.end_retired(false)?;
+    outcome.map(|()| gone)
 }
 
 /// Gives back what a pool has free, and returns the physical bytes that went; pages of streams at work go later, unless

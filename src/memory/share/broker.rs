@@ -12,11 +12,12 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::{Errno, read};
 
 use super::client::{self, Channel};
+use super::guest::guest;
 use super::server::{self, Connection};
 use super::token::random;
 use super::{background, mapping_cache, socket};
 use crate::error::{Error, Result};
-use crate::memory::device::{end_where_asked, regions_ended, wakeup};
+use crate::memory::device::{be_thread_for_others, end_where_asked, regions_ended, wakeup};
 use crate::memory::tuning::{A_FEW, RETRY, RETRY_MOST};
 use crate::observe::nvtx;
 use crate::observe::target::MEMORY;
@@ -79,6 +80,7 @@ struct Broker {
 impl Broker {
     fn run(mut self) {
         nvtx::name_thread(THREAD);
+        be_thread_for_others();
         loop {
             if let Err(error) = self.turn() {
                 // The system has no memory left.
@@ -92,7 +94,9 @@ impl Broker {
     fn turn(&mut self) -> rustix::io::Result<()> {
         let (channels, processes) = (client::channels(), server::watched());
         let is_behind = !self.notify(&channels);
-        let ready = self.poll(self.wait(is_behind), &channels, &processes)?;
+        let guest = guest();
+        let of_guest = guest.map(|guest| guest.descriptors()).unwrap_or_default();
+        let ready = self.poll(self.wait(is_behind), &channels, &processes, &of_guest)?;
         let mut ready = ready.into_iter();
         let mut is_ready = || ready.next().unwrap_or(false);
         if is_ready() {
@@ -112,6 +116,10 @@ impl Broker {
         }
         if is_listener_ready {
             self.accept();
+        }
+        if let Some(guest) = guest {
+            let ready: Vec<_> = of_guest.iter().map(|_| is_ready()).collect();
+            guest.go_on(&ready);
         }
         let pause = self.pause.map_or(RETRY / 10, |pause| (pause * 2).min(RETRY_MOST));
         self.pause = background::try_tasks().then_some(pause);
@@ -137,16 +145,18 @@ impl Broker {
         let deadline = self.connections.iter().filter_map(|connection| connection.deadline).min();
         let deadline = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let retry = self.connections.iter().any(Connection::is_answering).then_some(RETRY);
-        [self.pause, deadline, retry, is_behind.then_some(RETRY_MOST)].into_iter().flatten().min()
+        let of_guest = guest().and_then(|guest| guest.wait());
+        [self.pause, deadline, retry, is_behind.then_some(RETRY_MOST), of_guest].into_iter().flatten().min()
     }
 
     /// Waits, and returns for each descriptor whether it is ready: the wakeup, the listener, each process's, each
-    /// connection's, and two of each channel.
+    /// connection's, two of each channel, and the guest's.
     fn poll(
         &self,
         wait: Option<Duration>,
         channels: &[Arc<Channel>],
         processes: &[(i32, Arc<OwnedFd>)],
+        of_guest: &[Arc<OwnedFd>],
     ) -> rustix::io::Result<Vec<bool>> {
         let readable = |descriptor| PollFd::from_borrowed_fd(descriptor, PollFlags::IN);
         let mut polled = vec![readable(self.wakeup.as_fd()), readable(self.listener.as_fd())];
@@ -157,6 +167,7 @@ impl Broker {
         }));
         let of_channels = channels.iter().flat_map(|channel| [channel.socket.as_fd(), channel.pidfd.as_fd()]);
         polled.extend(of_channels.map(readable));
+        polled.extend(of_guest.iter().map(|descriptor| readable(descriptor.as_fd())));
         match poll(&mut polled, wait.map(socket::timespec).as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error),

@@ -5,13 +5,15 @@
 //! `attach.rs`), maps its region (`mapping.rs`), and lets it go once its work is done (`attached.rs`). The region stays
 //! mapped for the next block there (`mapping_cache.rs`), until the owner sends that an extent goes back to the driver.
 //! Both sides share the broker's thread (`broker.rs`, `background.rs`), which listens under a random name, answers
-//! processes that show the token's secret (`token.rs`), and sees by pidfds (`socket.rs`) which have ended.
+//! processes that show the token's secret (`token.rs`), and sees by pidfds (`socket.rs`) which have ended. It also does
+//! the work of a guest (`guest.rs`).
 
 mod attach;
 mod attached;
 mod background;
 mod broker;
 mod client;
+mod guest;
 mod mapping;
 mod mapping_cache;
 mod server;
@@ -35,9 +37,14 @@ use crate::runtime::{self, Stream, get};
 
 pub(in crate::memory) use attach::attach;
 pub(in crate::memory) use attached::AttachedBuffer;
+pub(in crate::memory) use guest::{Guest, admit};
 pub(in crate::memory) use shared::refuse_held;
+pub(in crate::memory) use socket::{
+    Packet, accepted, connected_to, is_ready, listener_at, pidfd, receive, send, timespec,
+};
 pub use token::ShareToken;
 pub(crate) use token::wrong_size;
+pub(in crate::memory) use token::{Reader, random};
 
 /// Shares a block of so many bytes. A process that attaches it waits for what was submitted to the stream so far, if
 /// one is given. If it `is_sent` it is held until another process has attached it.

@@ -29,21 +29,29 @@ fn address(name: &[u8; 16]) -> io::Result<SocketAddrUnix> {
 }
 
 pub(super) fn listener(name: &[u8; 16]) -> io::Result<OwnedFd> {
+    listener_at(&address(name)?)
+}
+
+pub(in crate::memory) fn listener_at(address: &SocketAddrUnix) -> io::Result<OwnedFd> {
     let socket = new()?;
-    bind(&socket, &address(name)?)?;
+    bind(&socket, address)?;
     listen(&socket, libc::SOMAXCONN)?;
     Ok(socket)
 }
 
 /// Connects to the process that listens under a name; `WouldBlock` while too many others wait to be accepted.
 pub(super) fn connected(name: &[u8; 16]) -> io::Result<OwnedFd> {
+    connected_to(&address(name)?)
+}
+
+pub(in crate::memory) fn connected_to(address: &SocketAddrUnix) -> io::Result<OwnedFd> {
     let socket = new()?;
-    connect(&socket, &address(name)?)?;
+    connect(&socket, address)?;
     Ok(socket)
 }
 
 /// Accepts a connecting process, if there is one.
-pub(super) fn accepted(listener: &OwnedFd) -> io::Result<Option<OwnedFd>> {
+pub(in crate::memory) fn accepted(listener: &OwnedFd) -> io::Result<Option<OwnedFd>> {
     match accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
         Ok(socket) => Ok(Some(socket)),
         Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(None),
@@ -52,7 +60,7 @@ pub(super) fn accepted(listener: &OwnedFd) -> io::Result<Option<OwnedFd>> {
 }
 
 /// Sends a packet, or returns false if there is no room for it now.
-pub(super) fn send(socket: impl AsFd, packet: &[u8], descriptors: &[OwnedFd]) -> io::Result<bool> {
+pub(in crate::memory) fn send(socket: impl AsFd, packet: &[u8], descriptors: &[OwnedFd]) -> io::Result<bool> {
     let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut along = SendAncillaryBuffer::new(&mut space);
@@ -69,15 +77,15 @@ pub(super) fn send(socket: impl AsFd, packet: &[u8], descriptors: &[OwnedFd]) ->
 }
 
 #[derive(Debug)]
-pub(super) struct Packet {
-    pub(super) bytes: Vec<u8>,
+pub(in crate::memory) struct Packet {
+    pub(in crate::memory) bytes: Vec<u8>,
     pub(super) descriptors: Vec<OwnedFd>,
     /// Whether descriptors were lost, since this process may have no more.
     pub(super) is_cut: bool,
 }
 
 /// Receives a packet, if there is one. An empty one is the end.
-pub(super) fn receive(socket: impl AsFd) -> io::Result<Option<Packet>> {
+pub(in crate::memory) fn receive(socket: impl AsFd) -> io::Result<Option<Packet>> {
     let mut bytes = vec![0; PACKET];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut along = RecvAncillaryBuffer::new(&mut space);
@@ -103,17 +111,17 @@ pub(super) fn receive(socket: impl AsFd) -> io::Result<Option<Packet>> {
 }
 
 /// Returns a descriptor that is ready to be read once a process ends; `ESRCH` if it has, or cannot be seen.
-pub(super) fn pidfd(process: i32) -> rustix::io::Result<OwnedFd> {
+pub(in crate::memory) fn pidfd(process: i32) -> rustix::io::Result<OwnedFd> {
     pidfd_open(Pid::from_raw(process).ok_or(Errno::SRCH)?, PidfdFlags::empty())
 }
 
 /// Returns whether a descriptor is ready to be read, or becomes so within a time.
-pub(super) fn is_ready(descriptor: &OwnedFd, within: Duration) -> bool {
+pub(in crate::memory) fn is_ready(descriptor: &OwnedFd, within: Duration) -> bool {
     poll(&mut [PollFd::new(descriptor, PollFlags::IN)], Some(&timespec(within))).is_ok_and(|ready| ready > 0)
 }
 
 /// Returns a duration as `poll` takes it.
-pub(super) fn timespec(duration: Duration) -> Timespec {
+pub(in crate::memory) fn timespec(duration: Duration) -> Timespec {
     Timespec { tv_sec: duration.as_secs() as i64, tv_nsec: i64::from(duration.subsec_nanos()) }
 }
 

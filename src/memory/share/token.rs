@@ -56,7 +56,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-pub(super) fn random() -> Result<[u8; 16]> {
+pub(in crate::memory) fn random() -> Result<[u8; 16]> {
     let mut bytes = [0; 16];
     // So few come whole, or not at all.
     getrandom(&mut bytes, GetRandomFlags::empty()).map_err(|error| {
@@ -119,20 +119,20 @@ pub(super) fn device_with(uuid: &DeviceUuid) -> Result<Device> {
 }
 
 /// Reads fields in order from bytes that are as long as all of them.
-pub(super) struct Reader<'a>(pub(super) &'a [u8]);
+pub(in crate::memory) struct Reader<'a>(pub(in crate::memory) &'a [u8]);
 
 impl Reader<'_> {
-    pub(super) fn take<const N: usize>(&mut self) -> [u8; N] {
+    pub(in crate::memory) fn take<const N: usize>(&mut self) -> [u8; N] {
         let Some((field, rest)) = self.0.split_first_chunk() else { return [0; N] };
         self.0 = rest;
         *field
     }
 
-    pub(super) fn u32(&mut self) -> u32 {
+    pub(in crate::memory) fn u32(&mut self) -> u32 {
         u32::from_le_bytes(self.take())
     }
 
-    pub(super) fn u64(&mut self) -> u64 {
+    pub(in crate::memory) fn u64(&mut self) -> u64 {
         u64::from_le_bytes(self.take())
     }
 }

@@ -1,9 +1,9 @@
 //! Falling asleep: streams are waited for, live memory is copied, and memory goes part by part.
 
-use std::iter;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
+use std::{iter, thread};
 
 use log::{debug, info};
 
@@ -17,7 +17,7 @@ use crate::memory::device::DeviceMemory;
 use crate::memory::pool::{Change, KeptExtents, Pool, Record, SleepChange};
 use crate::memory::serve::{Patience, release_ready, settle};
 use crate::memory::share::refuse_held;
-use crate::memory::tuning::WAIT_ASLEEP;
+use crate::memory::tuning::{RETRY, WAIT_ASLEEP};
 use crate::observe::delivery::Delivery;
 use crate::observe::target::MEMORY;
 use crate::observe::{Activity, Took};
@@ -31,6 +31,52 @@ use crate::sync::{ThisThread, lock};
 /// As [`put_to_sleep`]; `ErrorKind::Unavailable` also if other pools have blocks of it.
 pub(crate) fn sleep(pool: &Arc<Pool>, backup: Backup) -> Result<u64> {
     put_to_sleep(pool, backup, end_serving_others)
+}
+
+/// Puts a pool that was offered to sleep for another process, with a backup, and returns the bytes that went; 0 if it is
+/// in use, asleep, or its streams are not done by then.
+///
+/// # Errors
+/// As [`sleep`].
+pub(in crate::memory) fn sleep_for_others(pool: &Arc<Pool>, until: Instant) -> Result<u64> {
+    if pool.sleep.is_asleep() || !is_idle(pool, until)? {
+        return Ok(0);
+    }
+    let outcome = put_to_sleep(pool, Backup::Host, take_up);
+    if !pool.sleep.is_asleep() {
+        pool.offer.let_go();
+    }
+    outcome
+}
+
+/// Takes up the pool's offer, unless a thread has a scope of it.
+fn take_up(pool: &Pool, change: &Change<'_>, thread: ThisThread) -> Result<()> {
+    if !pool.offer.take() {
+        return Err(Error::unavailable(format!(
+            "a thread has a scope of pool {} on {}, and may be about to use what it holds",
+            pool.label(),
+            pool.memory.location
+        )));
+    }
+    end_serving_others(pool, change, thread).inspect_err(|_| pool.offer.let_go())
+}
+
+/// Returns whether the work on the pool's streams is done, as far as they can be asked, or is so in time: falling asleep
+/// would wait for it.
+fn is_idle(pool: &Pool, until: Instant) -> Result<bool> {
+    let _relaxed = RelaxedCapture::new(runtime::get()?)?;
+    let thread = ThisThread::get();
+    refuse_captures(pool, thread)?;
+    for (_, service) in DeviceCaches::services_of(pool) {
+        let Some(stream) = service.stream.as_ref().filter(|_| service.is_stream_usable(thread, None)) else { continue };
+        while !stream.query()? {
+            if Instant::now() >= until {
+                return Ok(false);
+            }
+            thread::sleep(RETRY);
+        }
+    }
+    Ok(true)
 }
 
 /// Puts a pool to sleep, and returns the bytes that went back to the driver; 0 if it is asleep. `check` runs before

@@ -14,6 +14,7 @@ mod pieces;
 mod refusal;
 
 pub(crate) use asleep::sleep as sleep_pool;
+pub(in crate::memory) use asleep::sleep_for_others;
 pub(crate) use awake::wake as wake_pool;
 pub use backup::Backup;
 pub(crate) use device::sleep as sleep_pools;

@@ -77,6 +77,10 @@ impl CallbackLibrary {
 }
 
 impl Library for CallbackLibrary {
+    fn is_of_program(&self) -> bool {
+        true
+    }
+
     fn name(&self) -> &str {
         &self.name
     }

@@ -10,7 +10,7 @@ use super::buffer::PyDeviceBuffer;
 use super::callbacks::{PySegmentCallback, on_segment};
 use super::capture::PyCapture;
 use super::range::PyMemoryRange;
-use super::scope::{PyPoolToken, ScopeBlocks};
+use super::scope::{PyPoolToken, ScopeBlocks, wake_for_use};
 use super::snapshot::segments;
 use super::stats::PyPoolStats;
 use super::{Id, IdArgument, pair};
@@ -60,7 +60,7 @@ impl PyMemPool {
     #[pyo3(
         signature = (*_arguments, **_named),
         text_signature = "(allocator=None, use_on_oom=False, no_split=False, limit=None, device=None, segments=False, *, \
-                          is_user_created=True, reserve=0)"
+                          is_user_created=True, reserve=0, sleeps_for_others=False, wakes_on_use=False)"
     )]
     fn new(_arguments: &Bound<'_, PyTuple>, _named: Option<&Bound<'_, PyDict>>) -> Self {
         Self { made: OnceLock::new(), blocks: ScopeBlocks::new() }
@@ -68,7 +68,7 @@ impl PyMemPool {
 
     #[pyo3(signature = (
         allocator = None, use_on_oom = false, no_split = false, limit = None, device = None, segments = false, *,
-        is_user_created = true, reserve = Whole::new(0)
+        is_user_created = true, reserve = Whole::new(0), sleeps_for_others = false, wakes_on_use = false
     ))]
     #[expect(clippy::too_many_arguments, reason = "each is one of Python's, most with a default")]
     fn __init__(
@@ -82,6 +82,8 @@ impl PyMemPool {
         segments: bool,
         is_user_created: bool,
         reserve: Whole<Reserve>,
+        sleeps_for_others: bool,
+        wakes_on_use: bool,
     ) -> PyResult<()> {
         let device = device::extract_or_current(py, device)?;
         let mut builder = MemPool::builder()
@@ -90,7 +92,9 @@ impl PyMemPool {
             .no_split(no_split)
             .segments(segments)
             .user_created(is_user_created)
-            .reserve(reserve.0);
+            .reserve(reserve.0)
+            .sleeps_for_others(sleeps_for_others)
+            .wakes_on_use(wakes_on_use);
         if let Some(limit) = limit {
             builder = builder.limit(limit.0);
         }
@@ -132,6 +136,18 @@ impl PyMemPool {
     #[getter]
     fn no_split(&self) -> PyResult<bool> {
         Ok(self.pool()?.no_split())
+    }
+
+    #[doc = docstring!("MemPool.sleeps_for_others")]
+    #[getter]
+    fn sleeps_for_others(&self) -> PyResult<bool> {
+        Ok(self.pool()?.sleeps_for_others())
+    }
+
+    #[doc = docstring!("MemPool.wakes_on_use")]
+    #[getter]
+    fn wakes_on_use(&self) -> PyResult<bool> {
+        Ok(self.pool()?.wakes_on_use())
     }
 
     #[doc = docstring!("MemPool.reserve")]
@@ -238,7 +254,9 @@ impl PyMemPool {
     ) -> PyResult<PyDeviceBuffer> {
         let pool = self.pool()?;
         let stream = stream::resolve_on(py, stream, Some(pool.device()))?;
-        let _scope = pool.token().enter_scope(false)?;
+        let token = pool.token();
+        wake_for_use(py, &token)?;
+        let _scope = token.enter_scope(false)?;
         PyDeviceBuffer::new(py, nbytes.0, &stream)
     }
 

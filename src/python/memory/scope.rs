@@ -37,7 +37,8 @@ impl PyPoolToken {
     }
 
     #[doc = docstring!("PoolToken.enter")]
-    fn enter(&self) -> PyResult<()> {
+    fn enter(&self, py: Python<'_>) -> PyResult<()> {
+        wake_for_use(py, &self.0)?;
         self.0.enter_scope(false)?.stay();
         Ok(())
     }
@@ -45,6 +46,14 @@ impl PyPoolToken {
     fn __repr__(&self) -> String {
         format!("gpupool.PoolToken(id={:?}, device={})", self.id(), device::shown(self.device()))
     }
+}
+
+/// Wakes a pool that sleeps for another process before it is entered, which would do so with the GIL.
+pub(super) fn wake_for_use(py: Python<'_>, token: &PoolToken) -> PyResult<()> {
+    if token.is_taken() {
+        py.detach(|| token.wake_for_use())?;
+    }
+    Ok(())
 }
 
 /// What a `with` block entered: a scope of its thread, or of its asyncio task.
@@ -64,6 +73,7 @@ impl ScopeBlocks {
     }
 
     pub(super) fn enter(&self, py: Python<'_>, token: &PoolToken, all_threads: bool) -> PyResult<()> {
+        wake_for_use(py, token)?;
         match current_task(py)? {
             Some(task) => {
                 let entered = EnteredContext::new(py, token, all_threads)?;

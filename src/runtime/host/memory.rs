@@ -7,6 +7,7 @@ use std::os::fd::{AsRawFd, FromRawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::refusal::refused;
+use super::together::SharedDevices;
 use crate::error::{Error, Result, StatusKind};
 use crate::ids::MemoryLocation;
 use crate::runtime::no_such_device;
@@ -18,13 +19,16 @@ pub(super) struct Memory {
     used: Vec<AtomicU64>,
     /// The same for the host's NUMA nodes, each with as many bytes as a device.
     used_of_nodes: [AtomicU64; NODES as usize],
+    /// The other processes that use the same devices, if there may be some.
+    together: Option<SharedDevices>,
 }
 
 pub(super) const NODES: u32 = 2;
 
 impl Memory {
-    pub(super) fn new(devices: u64, capacity: u64) -> Self {
-        Self { capacity, used: (0..devices).map(|_| AtomicU64::new(0)).collect(), used_of_nodes: Default::default() }
+    pub(super) fn new(devices: u64, capacity: u64, together: Option<SharedDevices>) -> Self {
+        let used = (0..devices).map(|_| AtomicU64::new(0)).collect();
+        Self { capacity, used, used_of_nodes: Default::default(), together }
     }
 
     pub(super) fn devices(&self) -> usize {
@@ -44,19 +48,49 @@ impl Memory {
         self.slot(location.into()).map(drop)
     }
 
-    pub(super) fn used(&self, location: impl Into<MemoryLocation>) -> Result<u64> {
-        self.slot(location.into()).map(|used| used.load(Ordering::Relaxed))
+    /// Returns the bytes that no process uses.
+    pub(super) fn free(&self, location: impl Into<MemoryLocation>) -> Result<u64> {
+        let location = location.into();
+        let used = self.slot(location)?;
+        let others = match self.shared(location) {
+            Some((together, device)) => together.alone()?.used_by_others(device)?,
+            None => 0,
+        };
+        Ok(self.capacity.saturating_sub(used.load(Ordering::Relaxed)).saturating_sub(others))
+    }
+
+    /// Returns a number of the processes that have the devices together.
+    pub(super) fn folder_number(&self) -> Option<u64> {
+        self.together.as_ref().map(SharedDevices::folder_number)
+    }
+
+    /// Returns what is to be told to the other processes that use a device.
+    fn shared(&self, location: MemoryLocation) -> Option<(&SharedDevices, usize)> {
+        Some((self.together.as_ref()?, location.device()?.ordinal()))
     }
 
     pub(super) fn take(&self, function: &str, location: MemoryLocation, bytes: u64) -> Result<()> {
-        let fits = |used: u64| used.checked_add(bytes).filter(|&after| after <= self.capacity);
-        let taken = self.slot(location)?.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);
-        taken.map(drop).map_err(|_| out_of_memory(function))
+        let slot = self.slot(location)?;
+        let take = |left: u64| {
+            let fits = |used: u64| used.checked_add(bytes).filter(|&after| after <= left);
+            let taken = slot.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);
+            taken.map(|before| before + bytes).map_err(|_| out_of_memory(function))
+        };
+        let Some((together, device)) = self.shared(location) else { return take(self.capacity).map(drop) };
+        let alone = together.alone()?;
+        let used = take(self.capacity.saturating_sub(alone.used_by_others(device)?))?;
+        alone.publish(device, used)
     }
 
     pub(super) fn give_back(&self, location: MemoryLocation, bytes: u64) -> Result<()> {
-        self.slot(location)?.fetch_sub(bytes, Ordering::Relaxed);
-        Ok(())
+        let slot = self.slot(location)?;
+        let give_back = || slot.fetch_sub(bytes, Ordering::Relaxed) - bytes;
+        let Some((together, device)) = self.shared(location) else {
+            give_back();
+            return Ok(());
+        };
+        let alone = together.alone()?;
+        alone.publish(device, give_back())
     }
 }
 

@@ -3,8 +3,8 @@
 //! Each device has memory with real bytes and streams whose work completes on demand ([`submit`], [`complete`]),
 //! captures follow CUDA's rules on unsafe calls, and with the feature `fault-injection` every call can be made to fail
 //! (`inject`), and can have a function run before it (`before_call`). Environment variables set the size:
-//! `GPUPOOL_HOST_DEVICES` (1) and `GPUPOOL_HOST_MEMORY` (bytes a device, 16 GiB). It uses only as much of the machine's
-//! memory as is written to.
+//! `GPUPOOL_HOST_DEVICES` (1) and `GPUPOOL_HOST_MEMORY` (bytes a device, 16 GiB); with `GPUPOOL_HOST_SHARED` several
+//! processes have the devices together. It uses only as much of the machine's memory as is written to.
 
 mod calls;
 mod capture;
@@ -15,6 +15,7 @@ mod hooks;
 mod memory;
 mod refusal;
 mod timeline;
+mod together;
 mod uses;
 mod virtual_memory;
 mod words;
@@ -32,6 +33,7 @@ use crate::sync::lock;
 use memory::Memory;
 pub(crate) use refusal::refused;
 use timeline::{StreamKey, Timeline};
+use together::SharedDevices;
 use virtual_memory::space;
 
 pub use capture::Graph;
@@ -98,7 +100,11 @@ impl Host {
         if !(1..=MOST_DEVICES).contains(&devices) {
             return Err(Error::invalid_value(format!("{devices} devices: 1 to {MOST_DEVICES} can be simulated")));
         }
-        Ok(Self { memory: MEMORY.get_or_init(|| Memory::new(devices, capacity)) })
+        if let Some(memory) = MEMORY.get() {
+            return Ok(Self { memory });
+        }
+        let together = SharedDevices::from_environment()?;
+        Ok(Self { memory: MEMORY.get_or_init(|| Memory::new(devices, capacity, together)) })
     }
 
     fn bound() -> Device {
@@ -265,7 +271,7 @@ impl Runtime for Host {
     }
 
     fn device_info(&self, device: Device) -> Result<DeviceInfo> {
-        let (used, total) = (self.memory.used(device)?, self.memory.capacity);
+        let (free, total) = (self.memory.free(device)?, self.memory.capacity);
         Ok(DeviceInfo {
             name: "simulated device".to_owned(),
             uuid: None,
@@ -275,13 +281,23 @@ impl Runtime for Host {
             is_shareable: true,
             is_rdma: false,
             total_bytes: total,
-            free_bytes: Some(total - used),
+            free_bytes: Some(free),
         })
     }
 
     fn device_uuid(&self, device: Device) -> Result<DeviceUuid> {
         self.memory.check(device)?;
         let mut uuid = *b"simulated device";
+        uuid[8..].copy_from_slice(&(device.ordinal() as u64).to_le_bytes());
+        Ok(uuid)
+    }
+
+    fn memory_uuid(&self, device: Device) -> Result<DeviceUuid> {
+        self.memory.check(device)?;
+        // Of this process alone, unless it has the devices together with others.
+        let whose = self.memory.folder_number().unwrap_or(std::process::id().into());
+        let mut uuid = [0; 16];
+        uuid[..8].copy_from_slice(&whose.to_le_bytes());
         uuid[8..].copy_from_slice(&(device.ordinal() as u64).to_le_bytes());
         Ok(uuid)
     }

@@ -13,9 +13,12 @@ pub(in crate::memory) trait Discardable: Debug + Send + Sync {
     /// Returns the lowest priority of what may be taken now; none if nothing may.
     fn lowest(&self) -> Option<i32>;
 
-    /// Gives pages of this priority back to the driver until so many bytes went, once the work that uses them is done, and
-    /// returns the bytes. No lock is held.
-    fn discard(&self, priority: i32, bytes: u64) -> u64;
+    /// Returns the bytes that may be taken now.
+    fn bytes(&self) -> u64;
+
+    /// Gives pages of this priority back to the driver until so many bytes went, or `most` of them would be exceeded, and
+    /// returns the bytes. It waits for the work that uses them; unless it `waits`, what is in use stays. No lock is held.
+    fn discard(&self, priority: i32, bytes: u64, most: u64, waits: bool) -> u64;
 }
 
 /// All of a device that have such memory.
@@ -29,16 +32,25 @@ impl DiscardList {
         all.push(one);
     }
 
-    /// Gives back at least so many bytes of the lowest priorities, or all there are, and returns how many; of one pool
-    /// alone, if one is named.
-    pub(in crate::memory) fn discard(&self, bytes: u64, pool: Option<u32>) -> u64 {
-        let mut all: Vec<Arc<_>> = lock(&self.0).iter().filter_map(Weak::upgrade).collect();
+    fn all(&self) -> Vec<Arc<dyn Discardable>> {
+        lock(&self.0).iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Returns the bytes that may be taken now.
+    pub(in crate::memory) fn bytes(&self) -> u64 {
+        self.all().iter().map(|one| one.bytes()).sum()
+    }
+
+    /// Gives back at least so many bytes of the lowest priorities, but not more than `most`, or all there are, and returns
+    /// how many; of one pool alone, if one is named. Unless it `waits`, what is in use stays.
+    pub(in crate::memory) fn discard(&self, bytes: u64, most: u64, pool: Option<u32>, waits: bool) -> u64 {
+        let mut all = self.all();
         all.retain(|one| pool.is_none_or(|pool| one.pool_number() == pool));
         let mut gone = 0;
         while gone < bytes {
             let lowest = all.iter().filter_map(|one| Some((one.lowest()?, one))).min_by_key(|(priority, _)| *priority);
             let Some((priority, one)) = lowest else { break };
-            match one.discard(priority, bytes - gone) {
+            match one.discard(priority, bytes - gone, most.saturating_sub(gone), waits) {
                 // What is in use by now, or was taken by another thread.
                 0 => break,
                 more => gone += more,

@@ -17,7 +17,7 @@ use crate::sync::{AtomicU64, Ordering, lock};
 
 pub(super) use regions::end_with;
 pub(in crate::memory) use regions::{DescribedExtent, KeptMapping, Region, regions_ended};
-pub(in crate::memory) use signal::{end_where_asked, wake, wakeup};
+pub(in crate::memory) use signal::{be_thread_for_others, end_where_asked, is_thread_for_others, wake, wakeup};
 
 /// The memory of one device that several processes map.
 #[derive(Debug)]
@@ -66,7 +66,8 @@ impl Elsewhere {
 
     /// Waits a while for other processes that still map what this one has given back.
     pub(in crate::memory) fn wait_for_processes(&self, patience: Duration) {
-        if !self.is_awaited() {
+        // The thread that hears of their ends cannot wait for them.
+        if !self.is_awaited() || is_thread_for_others() {
             return;
         }
         let (late, location) = (self.wait(patience), self.location);
@@ -83,7 +84,7 @@ impl Elsewhere {
 
     /// Ends this process's idle mappings of others' blocks: the driver has the memory then, unless it refuses.
     pub(in crate::memory) fn end_idle(&self) {
-        if self.idle.load(Ordering::Relaxed) > 0 {
+        if self.idle.load(Ordering::Relaxed) > 0 && !is_thread_for_others() {
             // As long as the most idle mappings may take.
             signal::end_idle(self.location, WAIT_ASLEEP);
         }

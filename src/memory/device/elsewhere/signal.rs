@@ -1,6 +1,7 @@
 //! Wakes the thread that talks to other processes, which is in the module of shared blocks, and waits for its answer.
 //! The thread starts with the first block that is shared or attached. Nothing is asked of it before.
 
+use std::cell::Cell;
 use std::os::fd::OwnedFd;
 use std::sync::{Condvar, Mutex, OnceLock};
 use std::time::Duration;
@@ -18,6 +19,20 @@ static WAKEUP: OnceLock<OwnedFd> = OnceLock::new();
 static ASKED: Mutex<Vec<MemoryLocation>> = Mutex::new(Vec::new());
 /// Notified when it has tried.
 static ANSWERED: Condvar = Condvar::new();
+
+thread_local! {
+    static IS_FOR_OTHERS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Declares this thread the one that talks to other processes. It never waits for itself, nor for others' code.
+pub(in crate::memory) fn be_thread_for_others() {
+    let _ = IS_FOR_OTHERS.try_with(|is| is.set(true));
+}
+
+/// Returns whether this is that thread.
+pub(in crate::memory) fn is_thread_for_others() -> bool {
+    IS_FOR_OTHERS.try_with(Cell::get) == Ok(true)
+}
 
 /// Returns the descriptor that is ready to be read after [`wake`]. The first call makes it.
 pub(in crate::memory) fn wakeup() -> rustix::io::Result<&'static OwnedFd> {

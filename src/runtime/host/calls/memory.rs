@@ -26,8 +26,7 @@ fn submit_work(function: &str, key: StreamKey, work: Work) -> Result<()> {
 impl MemoryCalls for Host {
     fn memory_info(&self) -> Result<MemoryInfo> {
         check(Call::MemoryInfo)?;
-        let used = self.memory.used(Self::bound())?;
-        Ok(MemoryInfo { free: self.memory.capacity - used, total: self.memory.capacity })
+        Ok(MemoryInfo { free: self.memory.free(Self::bound())?, total: self.memory.capacity })
     }
 
     fn total_memory(&self, location: MemoryLocation) -> Result<u64> {
@@ -80,8 +79,7 @@ impl MemoryCalls for Host {
 
     fn host_memory_info(&self, node: NumaNode) -> Result<MemoryInfo> {
         check(Call::MemoryInfo)?;
-        let used = self.memory.used(node)?;
-        Ok(MemoryInfo { free: self.memory.capacity - used, total: self.memory.capacity })
+        Ok(MemoryInfo { free: self.memory.free(node)?, total: self.memory.capacity })
     }
 
     fn host_allocate(&self, node: NumaNode, bytes: u64) -> Result<u64> {

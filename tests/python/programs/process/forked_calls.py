@@ -34,6 +34,9 @@ ANSWERED = {
     "CApi.malloc": "is an address; the function behind it fails in a child",
     "CApi.pinned_handler": "is an address; the functions behind it refuse",
     "Capture.__exit__": ENDS_A_BLOCK,
+    "Claim.__exit__": ENDS_A_BLOCK,
+    "Claim.device": FACT,
+    "Claim.nbytes": FACT,
     "DiscardCallback.__exit__": ENDS_A_BLOCK,
     "GraphMemory.pool_id": FACT,
     "HandlePool.available": "is False there, as there are no handles to be had",
@@ -50,7 +53,9 @@ ANSWERED = {
     "MemPool.limit": FACT,
     "MemPool.no_split": FACT,
     "MemPool.reserve": FACT,
+    "MemPool.sleeps_for_others": FACT,
     "MemPool.use_on_oom": FACT,
+    "MemPool.wakes_on_use": FACT,
     "MemoryRange.__exit__": ENDS_A_BLOCK,
     "MemoryRange.device": FACT,
     "MemoryRange.nbytes": FACT,
@@ -59,6 +64,7 @@ ANSWERED = {
     "MemoryRange.ptr": FACT,
     "MemoryStats": VALUES,
     "MemorySummary": VALUES,
+    "Neighbour": VALUES,
     "PinnedBuffer.__release_buffer__": "ends a view that the parent took, and nothing is freed in a child",
     "PoolScope.__exit__": ENDS_A_BLOCK,
     "PoolStats": VALUES,
@@ -118,6 +124,7 @@ def refused_calls():
     with mem_pool.capture(stream) as graph_memory:
         pass
     gpupool._native.host_end_capture(stream)
+    claim = gpupool.claim(0)
     scope = gpupool.use_mem_pool(mem_pool)
     callback = gpupool.on_oom(lambda device, nbytes: False)
     lease = gpupool.simulated.lease()
@@ -127,6 +134,9 @@ def refused_calls():
         "CApi.feed": lambda: gpupool.c_api.feed(mem_pool),
         "CApi.feed of no pool": lambda: gpupool.c_api.feed(),
         "Capture.__enter__": capture.__enter__,
+        "Claim.__enter__": claim.__enter__,
+        "Claim.left": lambda: claim.left,
+        "Claim.release": claim.release,
         "DeviceBuffer.__cuda_array_interface__": lambda: buffer.__cuda_array_interface__,
         "DeviceBuffer.__dlpack__": buffer.__dlpack__,
         "DeviceBuffer.__array__": lambda: buffer.__array__(),
@@ -230,6 +240,8 @@ def refused_calls():
         "current_device": gpupool.current_device,
         "current_stream": gpupool.current_stream,
         "attach": lambda: gpupool.attach(shared),
+        "available_memory": gpupool.available_memory,
+        "claim": lambda: gpupool.claim(1),
         "device_count": gpupool.device_count,
         "dump_snapshot": lambda: gpupool.dump_snapshot(os.devnull),
         "empty": lambda: gpupool.empty(1, stream),
@@ -250,6 +262,8 @@ def refused_calls():
         "memory_summary": gpupool.memory_summary,
         "SegmentCallback.__enter__": segment_callback.__enter__,
         "SegmentCallback.remove": segment_callback.remove,
+        "neighbours": gpupool.neighbours,
+        "set_neighbour": gpupool.set_neighbour,
         "on_oom": lambda: gpupool.on_oom(lambda device, nbytes: False),
         "oom_callbacks": gpupool.oom_callbacks,
         "peers": gpupool.peers,

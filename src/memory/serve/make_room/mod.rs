@@ -1,4 +1,6 @@
-//! Makes room when memory has run out: free memory of other pools goes back to the driver.
+//! Makes room when memory has run out: free memory of other pools goes back to the driver, and other processes are asked.
+
+mod vicinity;
 
 use std::sync::atomic::Ordering;
 
@@ -10,13 +12,20 @@ use crate::error::Result;
 use crate::ids::Device;
 use crate::memory::cache::DeviceCaches;
 use crate::memory::pool::Pool;
-use crate::memory::tuning::WAIT;
+use crate::memory::tuning::{A_FEW, WAIT};
 use crate::sync::ThisThread;
+use vicinity::ask_neighbours_on;
+pub(in crate::memory) use vicinity::{Vicinity, ask_neighbours, set_vicinity, wake_if_taken};
+pub(super) use vicinity::{holdings, settle_in};
 
 /// Gives as much as possible back to the driver: what the pools selected by `is_meant` have free, once the GPU is done
 /// with it, and mappings of it by other processes, or of theirs by this one. A refusal does not stop the rest. It first
 /// waits for memory that other threads have under way.
-pub(super) fn make_room(caches: &'static DeviceCaches, thread: ThisThread, is_meant: impl Fn(&Pool) -> bool) {
+pub(in crate::memory::serve) fn make_room(
+    caches: &'static DeviceCaches,
+    thread: ThisThread,
+    is_meant: impl Fn(&Pool) -> bool,
+) {
     let _ = caches.memory.under_way.wait();
     let _ = trim_pools(caches, thread, Patience::Wait, is_meant);
     caches.memory.elsewhere.end_idle();
@@ -24,14 +33,20 @@ pub(super) fn make_room(caches: &'static DeviceCaches, thread: ThisThread, is_me
 }
 
 /// Gives back what pools that help others have free on the device, after waiting for work that uses it.
-pub(crate) fn release_unused(device: Device) {
+fn release_unused(device: Device) {
     if let Some(caches) = DeviceCaches::known(device) {
         make_room(caches, ThisThread::get(), Pool::gives_way);
     }
 }
 
-/// Attempts what needs physical memory for a pool: first as things are, then after other pools and the user's callbacks
-/// gave memory back. The thread has nothing under way that another waits for.
+/// As [`release_unused`], and asks other processes for so many bytes.
+pub(crate) fn make_room_for(device: Device, bytes: u64) {
+    release_unused(device);
+    ask_neighbours_on(device, bytes);
+}
+
+/// Attempts what needs physical memory for a pool: first as things are, then after other pools, other processes and the
+/// user's callbacks gave memory back. The thread has nothing under way that another waits for.
 ///
 /// # Errors
 /// Those of the last try.
@@ -61,6 +76,12 @@ pub(super) fn with_room_made<R>(pool: &Pool, bytes: u64, mut attempt: impl FnMut
     while found.is_none() && discard(pool, bytes) {
         found = try_again()?;
     }
+    for _ in 0..A_FEW {
+        if found.is_some() || ask_neighbours(pool, bytes) == 0 {
+            break;
+        }
+        found = try_again()?;
+    }
     if found.is_none() {
         found = after_callbacks(pool, 0, bytes, try_again)?;
     }
@@ -74,5 +95,6 @@ pub(super) fn discard(pool: &Pool, bytes: u64) -> bool {
     let budget = pool.budget();
     let is_at_limit = budget.limit().is_some_and(|limit| budget.reserved().saturating_add(bytes) > limit);
     let only = is_at_limit.then_some(pool.number);
-    DeviceCaches::known(pool.memory.location).is_some_and(|caches| caches.discardable.discard(bytes, only) > 0)
+    DeviceCaches::known(pool.memory.location)
+        .is_some_and(|caches| caches.discardable.discard(bytes, u64::MAX, only, true) > 0)
 }

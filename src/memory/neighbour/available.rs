@@ -1,0 +1,100 @@
+//! What this process could have, and claims to it.
+
+use super::ask::what_they_hold;
+use super::claims::{MemoryClaim, claimed_on, make};
+use super::identity::uuid_of;
+use super::membership::join;
+use super::status::held_of;
+use super::wire::Held;
+use crate::error::{Bytes, Error, GPUPOOL, Result};
+use crate::ids::Device;
+use crate::memory::serve::no_room_for_claim;
+use crate::process;
+use crate::runtime::{self, RelaxedCapture, get};
+
+/// Returns how many bytes of a device this process could have: those that the driver has free and those that it has free
+/// itself, with what its neighbours would give back, less what they have claimed. Where they would have to put pools to
+/// sleep, that is counted. Other processes than neighbours are not known, and nobody is held to the answer: see [`claim`].
+/// This process becomes a neighbour itself.
+///
+/// # Errors
+/// As [`set_neighbour`](crate::set_neighbour); `ErrorKind::Library` if the driver does not tell what is free.
+pub fn available_memory(device: Device) -> Result<u64> {
+    process::refuse_forked()?;
+    let device = runtime::existing(device)?;
+    join()?;
+    available(device, u64::MAX)
+}
+
+/// Returns what this process could have, as far as claims were made before a time.
+fn available(device: Device, before: u64) -> Result<u64> {
+    let uuid = uuid_of(device)?;
+    let told = what_they_hold(before);
+    let others: Vec<_> = told.iter().flat_map(|told| &told.held).filter(|held| held.device == uuid).copied().collect();
+    let own_free = held_of(device, before).map_or(0, |held| held.free);
+    Ok(sum(free_on(device)?, own_free, &others))
+}
+
+/// Returns what the driver has free, also while a stream is captured.
+pub(super) fn free_on(device: Device) -> Result<u64> {
+    let _relaxed = RelaxedCapture::new(get()?).map_err(|error| error.on(device))?;
+    Ok(runtime::memory_info(device)?.free)
+}
+
+fn sum(free: u64, own_free: u64, others: &[Held]) -> u64 {
+    let given = others.iter().map(Held::would_give);
+    let claimed = others.iter().fold(0, |sum: u64, held| sum.saturating_add(held.claimed));
+    given.fold(free.saturating_add(own_free), u64::saturating_add).saturating_sub(claimed)
+}
+
+/// Claims memory of a device before it is taken, until the claim is dropped or the process ends: the neighbours count it
+/// as theirs no more, in [`available_memory`] and in their own claims. Memory that this process reserves from then on uses
+/// the claim up. Of two that claim the same memory at once the first gets it. Nothing is taken, and nobody is asked to give
+/// memory back before it is: requests do that.
+///
+/// ```
+/// let device = gpupool::device(0)?;
+/// let claim = gpupool::claim(1 << 20, device)?;
+/// assert_eq!(claim.left(), 1 << 20);
+/// # Ok::<(), gpupool::Error>(())
+/// ```
+///
+/// # Errors
+/// `ErrorKind::OutOfMemory` if so much is not available; as [`available_memory`].
+pub fn claim(nbytes: u64, device: Device) -> Result<MemoryClaim> {
+    process::refuse_forked()?;
+    let device = runtime::existing(device)?;
+    join()?;
+    // First, so that the neighbours know of it before they are asked for theirs.
+    let (claim, made) = make(device, nbytes);
+    let available = available(device, made)?.saturating_sub(claimed_on(device, made));
+    if nbytes <= available {
+        return Ok(claim);
+    }
+    drop(claim);
+    let why = format!(
+        "This process could have {}, with what its neighbours would give back and without what they and it have claimed: \
+         claim less",
+        Bytes(available)
+    );
+    Err(no_room_for_claim(device, nbytes, Error::no_memory(GPUPOOL, why)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_available_is_free_here_and_there_and_not_claimed() {
+        let held = |reserved, guarantee, claimed| Held {
+            reserved,
+            guarantee,
+            claimed,
+            spare: [10, 20, 30],
+            ..Held::default()
+        };
+        assert_eq!(sum(5, 7, &[]), 12);
+        assert_eq!(sum(5, 7, &[held(100, 0, 0), held(100, 75, 9)]), 12 + 60 + 25 - 9);
+        assert_eq!(sum(5, 0, &[held(0, 0, 50)]), 0);
+    }
+}

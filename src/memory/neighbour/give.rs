@@ -1,0 +1,114 @@
+//! Giving memory back for a neighbour: what it asks for, at most, and never below what this process is guaranteed. The
+//! broker's thread does it, so nothing here calls the program's own code or waits longer than the neighbour does, except for
+//! what the driver takes.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use log::info;
+
+use super::settings::limits_on;
+use super::status::{gives_free_memory, is_on_offer};
+use super::wire::Spare;
+use crate::ids::Device;
+use crate::library::in_use::{handles_in_use, release_idle};
+use crate::memory::cache::DeviceCaches;
+use crate::memory::serve::{trim_some, without_callbacks};
+use crate::memory::sleep::sleep_for_others;
+use crate::memory::tuning::RETRY;
+use crate::observe::target::MEMORY;
+use crate::sync::ThisThread;
+
+/// Gives back at most about so many bytes of a device, and returns how many the driver has by then.
+pub(super) fn give(device: Device, spare: Spare, asked: u64, within: Duration) -> u64 {
+    let Some(caches) = DeviceCaches::known(device) else { return 0 };
+    let until = Instant::now() + within;
+    let before = caches.memory.budget.reserved();
+    let allowance = Allowance { asked, above: before.saturating_sub(limits_on(device).guarantee) };
+    // Idle handles are beside what is guaranteed.
+    if allowance.wanted() == 0 && spare != Spare::Free {
+        return 0;
+    }
+    let of_handles = without_callbacks(|| match spare {
+        Spare::Free => give_free(caches, device, allowance, until),
+        Spare::Discardable => {
+            caches.discardable.discard(allowance.wanted(), allowance.above, None, false);
+            0
+        }
+        Spare::Offered => {
+            give_offered(caches, allowance, until);
+            0
+        }
+    });
+    before.saturating_sub(caches.memory.budget.reserved()) + of_handles
+}
+
+pub(super) const fn kind_of(spare: Spare) -> &'static str {
+    match spare {
+        Spare::Free => "free memory",
+        Spare::Discardable => "discardable pages",
+        Spare::Offered => "pools that sleep for others",
+    }
+}
+
+/// How much may go.
+#[derive(Clone, Copy, Debug)]
+struct Allowance {
+    asked: u64,
+    /// What this process has above its guarantee.
+    above: u64,
+}
+
+impl Allowance {
+    fn wanted(self) -> u64 {
+        self.asked.min(self.above)
+    }
+
+    fn less(self, gone: u64) -> Self {
+        Self { asked: self.asked.saturating_sub(gone), above: self.above.saturating_sub(gone) }
+    }
+}
+
+/// Gives back free memory, and then idle handles, of which it returns the bytes. Pages that the GPU may be using go as
+/// soon as it is done, which is waited for as long as the neighbour waits.
+fn give_free(caches: &'static DeviceCaches, device: Device, allowance: Allowance, until: Instant) -> u64 {
+    let thread = ThisThread::get();
+    let before = caches.memory.budget.reserved();
+    let gone = || before.saturating_sub(caches.memory.budget.reserved());
+    let mut going = 0;
+    for pool in caches.pools.all().iter().filter(|pool| gives_free_memory(pool)) {
+        let left = allowance.less(going);
+        if left.wanted() == 0 {
+            break;
+        }
+        // What the driver refuses is tried again whenever memory is given back.
+        going += trim_some(pool, thread, left.wanted(), left.above - left.wanted()).unwrap_or(0);
+    }
+    while gone() < going && Instant::now() < until {
+        thread::sleep(RETRY);
+        caches.memory.try_end_retired();
+    }
+    if going >= allowance.asked {
+        return 0;
+    }
+    let of_handles = || handles_in_use(device).iter().map(|used| used.bytes).sum::<u64>();
+    let before = of_handles();
+    release_idle(device);
+    before.saturating_sub(of_handles())
+}
+
+fn give_offered(caches: &'static DeviceCaches, allowance: Allowance, until: Instant) {
+    let before = caches.memory.budget.reserved();
+    for pool in caches.pools.all().iter().filter(|pool| is_on_offer(pool)) {
+        let left = allowance.less(before.saturating_sub(caches.memory.budget.reserved()));
+        if left.wanted() == 0 || Instant::now() >= until {
+            break;
+        }
+        // It goes as a whole, or not at all.
+        if pool.budget().reserved() <= left.above
+            && let Err(error) = sleep_for_others(pool, until)
+        {
+            info!(target: MEMORY, "pool {} does not sleep for a neighbour: {error}", pool.label());
+        }
+    }
+}

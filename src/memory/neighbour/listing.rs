@@ -1,0 +1,102 @@
+//! The list of all neighbours, for people and for tools.
+
+use super::ask::what_they_hold;
+use super::identity::uuid_of;
+use super::membership::join;
+use super::settings::name;
+use super::status::held_of;
+use super::wire::{Held, Told};
+use crate::error::Result;
+use crate::ids::Device;
+use crate::process;
+use crate::runtime;
+
+/// A process of this user that uses gpupool on a device, and is a neighbour: what it holds there, in bytes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Neighbour {
+    /// The process's id, as it knows it itself.
+    pub process: u32,
+    /// Its name, as it tells.
+    pub name: String,
+    /// The device, as this process numbers it.
+    pub device: Device,
+    /// Device memory that it has.
+    pub reserved_bytes: u64,
+    /// Bytes of live blocks.
+    pub live_bytes: u64,
+    /// Free bytes, cached for its next requests.
+    pub free_bytes: u64,
+    /// Live bytes that are asleep.
+    pub asleep_bytes: u64,
+    /// Bytes of memory ranges that may be taken.
+    pub discardable_bytes: u64,
+    /// Bytes of pools that it would put to sleep for others.
+    pub offered_bytes: u64,
+    /// Bytes that it has claimed and not taken yet.
+    pub claimed_bytes: u64,
+    /// What it is never asked to go below.
+    pub guarantee: u64,
+    /// Beyond this it is asked first.
+    pub most: Option<u64>,
+    /// Those with the lowest number are asked first.
+    pub priority: i32,
+    /// Whether it is this process.
+    pub is_self: bool,
+}
+
+impl Neighbour {
+    fn new(told: &Told, held: &Held, device: Device, is_self: bool) -> Self {
+        let Held {
+            reserved,
+            live,
+            free,
+            asleep,
+            spare: [_, discardable, offered],
+            claimed,
+            guarantee,
+            most,
+            priority,
+            ..
+        } = *held;
+        Self {
+            process: told.process,
+            name: told.name.clone(),
+            device,
+            reserved_bytes: reserved,
+            live_bytes: live,
+            free_bytes: free,
+            asleep_bytes: asleep,
+            discardable_bytes: discardable,
+            offered_bytes: offered,
+            claimed_bytes: claimed,
+            guarantee,
+            most,
+            priority,
+            is_self,
+        }
+    }
+}
+
+/// Returns the neighbours on a device, this process among them, by their ids. Those that do not answer within half of the
+/// deadline are left out, such as stopped ones. This process becomes a neighbour itself.
+///
+/// # Errors
+/// As [`set_neighbour`](crate::set_neighbour).
+pub fn neighbours(device: Device) -> Result<Vec<Neighbour>> {
+    process::refuse_forked()?;
+    let device = runtime::existing(device)?;
+    join()?;
+    let uuid = uuid_of(device)?;
+    // Also of a device that this process has not used yet.
+    let own = Told { process: std::process::id(), name: name(), held: held_of(device, u64::MAX).into_iter().collect() };
+    let others = what_they_hold(u64::MAX);
+    let all = others.iter().map(|told| (told, false)).chain([(&own, true)]);
+    let on_device = all.filter_map(|(told, is_self)| {
+        let held = told.held.iter().find(|held| held.device == uuid)?;
+        Some(Neighbour::new(told, held, device, is_self))
+    });
+    let mut found: Vec<_> = on_device.collect();
+    found.sort_by_key(|neighbour| (neighbour.process, !neighbour.is_self));
+    Ok(found)
+}

@@ -1,0 +1,30 @@
+//! Neighbours: other processes of the same user that use gpupool on the same device. They give memory back before one of
+//! them fails, and can be listed.
+//!
+//! Nothing is kept about them. A process that needs to know finds where the others listen (`address.rs`), connects, asks
+//! (`ask.rs`, `wire.rs`), and knows what they answer in time: one that has ended is not there, and one that is stopped is
+//! passed by. Each answers on the broker's thread (`visitors.rs`): with what it holds (`status.rs`, `claims.rs`) and what it
+//! was told to keep (`settings.rs`), or by giving memory back (`give.rs`). Requests come here by `vicinity.rs`. Off until a
+//! program uses it, or the environment asks for it (`membership.rs`).
+
+mod address;
+mod ask;
+mod available;
+mod claims;
+mod give;
+mod identity;
+mod listing;
+mod membership;
+mod settings;
+mod status;
+mod vicinity;
+mod visitors;
+mod wire;
+
+pub use available::{available_memory, claim};
+pub use claims::MemoryClaim;
+pub use listing::{Neighbour, neighbours};
+pub(crate) use membership::join;
+pub use membership::set_neighbour;
+pub use settings::NeighbourSettings;
+pub(crate) use vicinity::watch;

@@ -1,0 +1,247 @@
+//! What neighbours say to each other: a question, which is answered with what a process holds, or with the bytes that it
+//! has given back. Each is one packet of a bounded size, with a version. Anything else ends the connection: another process
+//! may send anything.
+
+use super::settings::NAME_BYTES;
+use crate::memory::share::Reader;
+use crate::runtime::DeviceUuid;
+
+const MAGIC: u32 = 0x6e70_7067;
+/// The version of these packets. A process of another one is passed by.
+const FORMAT: u16 = 1;
+/// The most devices that a process tells of.
+pub(super) const DEVICES_MOST: usize = 0x20;
+const QUESTION: usize = 0x24;
+const HEAD: usize = 0x0e + NAME_BYTES;
+const HELD: usize = 0x10 + 0x0b * 0x8;
+
+/// What a process can do without, in the order in which it is asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Spare {
+    /// Free memory, and idle handles.
+    Free,
+    /// Pages of ranges that may be taken.
+    Discardable,
+    /// Pools that were offered.
+    Offered,
+}
+
+impl Spare {
+    pub(super) const ALL: [Self; 3] = [Self::Free, Self::Discardable, Self::Offered];
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Question {
+    /// What it holds; of its claims those made before this time.
+    Tell { before: u64 },
+    /// To give back so many bytes of a device within a time.
+    Give { spare: Spare, device: DeviceUuid, bytes: u64, within_ms: u32 },
+}
+
+impl Question {
+    pub(super) fn to_bytes(self) -> Vec<u8> {
+        let (what, device, number, within_ms) = match self {
+            Self::Tell { before } => (0, [0; 16], before, 0),
+            Self::Give { spare, device, bytes, within_ms } => (spare as u16 + 1, device, bytes, within_ms),
+        };
+        let start = [&MAGIC.to_le_bytes()[..], &FORMAT.to_le_bytes(), &what.to_le_bytes()].concat();
+        [&start[..], &device, &number.to_le_bytes(), &within_ms.to_le_bytes()].concat()
+    }
+
+    /// Reads a question, unless the bytes are something else.
+    pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let mut reader = begin(bytes.try_into().ok().map(|bytes: &[u8; QUESTION]| &bytes[..])?)?;
+        let what = u16::from_le_bytes(reader.take());
+        let (device, number, within_ms) = (reader.take(), reader.u64(), reader.u32());
+        match what.checked_sub(1) {
+            None => Some(Self::Tell { before: number }),
+            Some(place) => {
+                let spare = *Spare::ALL.get(usize::from(place))?;
+                Some(Self::Give { spare, device, bytes: number, within_ms })
+            }
+        }
+    }
+}
+
+/// Returns a reader of what follows the beginning that all packets have.
+fn begin(bytes: &[u8]) -> Option<Reader<'_>> {
+    let mut reader = Reader(bytes);
+    (reader.u32() == MAGIC && u16::from_le_bytes(reader.take()) == FORMAT).then_some(reader)
+}
+
+/// What a process holds of a device. All numbers but the priority are bytes.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub(super) struct Held {
+    pub(super) device: DeviceUuid,
+    pub(super) reserved: u64,
+    pub(super) live: u64,
+    pub(super) free: u64,
+    pub(super) asleep: u64,
+    /// What it would give back of each kind, the guarantee aside.
+    pub(super) spare: [u64; 3],
+    pub(super) claimed: u64,
+    pub(super) guarantee: u64,
+    pub(super) most: Option<u64>,
+    pub(super) priority: i32,
+}
+
+impl Held {
+    /// Returns what it would give back, all in all.
+    pub(super) fn would_give(&self) -> u64 {
+        self.spare.iter().fold(0, |sum: u64, spare| sum.saturating_add(*spare)).min(self.above_guarantee())
+    }
+
+    pub(super) const fn above_guarantee(&self) -> u64 {
+        self.reserved.saturating_sub(self.guarantee)
+    }
+
+    fn to_bytes(self) -> impl Iterator<Item = u8> {
+        let Self { device, reserved, live, free, asleep, spare: [one, two, three], claimed, guarantee, most, priority } =
+            self;
+        let (most, priority) = (most.unwrap_or(u64::MAX), i64::from(priority).cast_unsigned());
+        let numbers = [reserved, live, free, asleep, one, two, three, claimed, guarantee, most, priority];
+        device.into_iter().chain(numbers.into_iter().flat_map(u64::to_le_bytes))
+    }
+
+    fn read(bytes: &[u8; HELD]) -> Option<Self> {
+        let mut reader = Reader(bytes);
+        let device = reader.take();
+        let mut next = || reader.u64();
+        let (reserved, live, free, asleep) = (next(), next(), next(), next());
+        let spare = [next(), next(), next()];
+        let (claimed, guarantee, most, priority) = (next(), next(), next(), next());
+        let (most, priority) = ((most != u64::MAX).then_some(most), i32::try_from(priority.cast_signed()).ok()?);
+        Some(Self { device, reserved, live, free, asleep, spare, claimed, guarantee, most, priority })
+    }
+}
+
+/// What a process tells of itself.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Told {
+    pub(super) process: u32,
+    pub(super) name: String,
+    pub(super) held: Vec<Held>,
+}
+
+impl Told {
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
+        let mut name = [0; NAME_BYTES];
+        let used = self.name.len().min(NAME_BYTES);
+        name[..used].copy_from_slice(&self.name.as_bytes()[..used]);
+        let held = &self.held[..self.held.len().min(DEVICES_MOST)];
+        let [process, count] = [self.process, held.len() as u32].map(u32::to_le_bytes);
+        let mut bytes = [&MAGIC.to_le_bytes()[..], &FORMAT.to_le_bytes(), &process, &count, &name].concat();
+        bytes.extend(held.iter().flat_map(|held| held.to_bytes()));
+        bytes
+    }
+
+    /// Reads the output of [`Told::to_bytes`], unless it is something else.
+    pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (head, rest) = bytes.split_first_chunk::<HEAD>()?;
+        let mut reader = begin(head)?;
+        let (process, count) = (reader.u32(), reader.u32() as usize);
+        let name: [u8; NAME_BYTES] = reader.take();
+        let used = name.iter().position(|byte| *byte == 0).unwrap_or(NAME_BYTES);
+        // Shown in terminals and logs.
+        let name = str::from_utf8(&name[..used]).ok()?.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
+        let (held, left) = rest.as_chunks::<HELD>();
+        if !left.is_empty() || held.len() != count || count > DEVICES_MOST {
+            return None;
+        }
+        Some(Self { process, name, held: held.iter().map(Held::read).collect::<Option<_>>()? })
+    }
+}
+
+/// Returns the answer to [`Question::Give`].
+pub(super) fn given(bytes: u64) -> Vec<u8> {
+    [&MAGIC.to_le_bytes()[..], &FORMAT.to_le_bytes(), &bytes.to_le_bytes()].concat()
+}
+
+/// Reads the output of [`given`], unless it is something else.
+pub(super) fn read_given(bytes: &[u8]) -> Option<u64> {
+    let bytes: &[u8; 0x0e] = bytes.try_into().ok()?;
+    begin(bytes).map(|mut reader| reader.u64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn held(device: u8) -> Held {
+        Held {
+            device: [device; 16],
+            reserved: 1,
+            live: 2,
+            free: 3,
+            asleep: 4,
+            spare: [5, 6, 7],
+            claimed: 8,
+            guarantee: 9,
+            most: Some(10),
+            priority: -11,
+        }
+    }
+
+    #[test]
+    fn questions_travel_and_rubbish_is_none() {
+        let questions =
+            Spare::ALL.map(|spare| Question::Give { spare, device: [3; 16], bytes: 1 << 40, within_ms: 77 });
+        for question in questions.into_iter().chain([Question::Tell { before: 1 << 60 }]) {
+            let bytes = question.to_bytes();
+            assert_eq!(Question::from_bytes(&bytes), Some(question));
+            for wrong in 0..bytes.len() {
+                assert_eq!(Question::from_bytes(&bytes[..wrong]), None);
+            }
+            assert_eq!(Question::from_bytes(&[&bytes[..], b"x"].concat()), None);
+            // Another version, and another kind of packet.
+            for place in [0, 4, 7] {
+                let mut other = bytes.clone();
+                other[place] = 99;
+                assert_eq!(Question::from_bytes(&other), None, "{place}");
+            }
+        }
+        assert!(Question::from_bytes(&[0; QUESTION]).is_none() && Question::from_bytes(b"").is_none());
+    }
+
+    #[test]
+    fn what_is_told_travels_and_rubbish_is_none() {
+        let most = Held { most: None, ..held(2) };
+        let told = Told { process: 77, name: "trainer".to_owned(), held: vec![held(1), most] };
+        let bytes = told.to_bytes();
+        assert_eq!(Told::from_bytes(&bytes), Some(told.clone()));
+        for wrong in 0..bytes.len() {
+            assert_eq!(Told::from_bytes(&bytes[..wrong]), None);
+        }
+        assert_eq!(Told::from_bytes(&[&bytes[..], &[0; HELD]].concat()), None);
+        // A priority that is none, and a name that is no text.
+        let mut other = bytes.clone();
+        other[HEAD + HELD - 1] = 1;
+        assert_eq!(Told::from_bytes(&other), None);
+        let mut other = bytes;
+        other[0x0e] = 0xff;
+        assert_eq!(Told::from_bytes(&other), None);
+        let many = Told { held: vec![held(1); 2 * DEVICES_MOST], name: "n".repeat(NAME_BYTES), ..told };
+        let read = Told::from_bytes(&many.to_bytes());
+        assert_eq!(read.map(|read| (read.held.len(), read.name)), Some((DEVICES_MOST, many.name)));
+        const { assert!(HEAD + DEVICES_MOST * HELD <= 0x2000, "a packet's size") };
+    }
+
+    #[test]
+    fn a_name_does_not_control_a_terminal() {
+        let told = Told { process: 1, name: "a\u{1b}[31m".to_owned(), held: Vec::new() };
+        assert_eq!(Told::from_bytes(&told.to_bytes()).map(|told| told.name), Some("a?[31m".to_owned()));
+    }
+
+    #[test]
+    fn what_is_given_travels_and_rubbish_is_none() {
+        assert_eq!(read_given(&given(1 << 50)), Some(1 << 50));
+        assert_eq!((read_given(&given(1)[1..]), read_given(&[0; 0x0e])), (None, None));
+    }
+
+    #[test]
+    fn a_guarantee_is_not_counted_as_given() {
+        let would_give = |reserved, guarantee| Held { reserved, guarantee, ..held(1) }.would_give();
+        assert_eq!((would_give(100, 0), would_give(100, 90), would_give(100, 200)), (18, 10, 0));
+        assert_eq!(Held { reserved: u64::MAX, guarantee: 0, spare: [u64::MAX; 3], ..held(1) }.would_give(), u64::MAX);
+    }
+}

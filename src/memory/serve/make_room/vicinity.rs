@@ -1,0 +1,79 @@
+//! What requests ask of this process's neighbours, which are other processes on the same device. The module of neighbours
+//! is above this one, and puts itself here where a program begins; until neighbours are used, nothing here does anything.
+
+use std::sync::{Arc, OnceLock};
+
+use crate::error::{NeighbourUse, Result};
+use crate::ids::{Device, MemoryLocation};
+use crate::memory::device::Budget;
+use crate::memory::pool::Pool;
+use crate::sync::ThisThread;
+
+/// The neighbours. No lock is held during any of these calls.
+pub(in crate::memory) trait Vicinity: Sync {
+    /// Called once this process has memory on a device, which its neighbours are told of if the environment asks for it.
+    fn settle_on(&self, device: Device);
+
+    /// Asks the neighbours for so many bytes, and returns how many they have given back to the driver.
+    fn ask(&self, device: Device, bytes: u64) -> u64;
+
+    /// Returns what the neighbours hold of the device.
+    fn holdings(&self, device: Device) -> Vec<NeighbourUse>;
+
+    /// Wakes a pool.
+    fn wake(&self, pool: &Arc<Pool>) -> Result<()>;
+}
+
+static VICINITY: OnceLock<&'static dyn Vicinity> = OnceLock::new();
+
+/// Lets requests ask these neighbours from now on.
+pub(in crate::memory) fn set_vicinity(vicinity: &'static dyn Vicinity) {
+    let _ = VICINITY.set(vicinity);
+}
+
+fn on_device<R>(location: MemoryLocation, call: impl FnOnce(&dyn Vicinity, Device) -> R) -> Option<R> {
+    let vicinity = VICINITY.get()?;
+    location.device().map(|device| call(*vicinity, device))
+}
+
+/// Notes that this process has memory there.
+pub(in crate::memory::serve) fn settle_in(location: MemoryLocation) {
+    on_device(location, |vicinity, device| vicinity.settle_on(device));
+}
+
+/// Asks for memory for a pool's request, and returns the bytes that came. None for a pool at its limit, or on a device at
+/// the process's own, where others' memory does not help.
+pub(in crate::memory) fn ask_neighbours(pool: &Pool, bytes: u64) -> u64 {
+    let exceeds = |budget: &Budget| budget.limit().is_some_and(|limit| budget.reserved().saturating_add(bytes) > limit);
+    if exceeds(pool.budget()) || exceeds(&pool.memory.budget) {
+        return 0;
+    }
+    on_device(pool.memory.location, |vicinity, device| vicinity.ask(device, bytes)).unwrap_or(0)
+}
+
+/// Asks for memory of a device for something else, as a library's handle.
+pub(super) fn ask_neighbours_on(device: Device, bytes: u64) {
+    on_device(device.into(), |vicinity, device| {
+        // It may have no memory there yet.
+        vicinity.settle_on(device);
+        vicinity.ask(device, bytes)
+    });
+}
+
+pub(in crate::memory::serve) fn holdings(location: MemoryLocation) -> Vec<NeighbourUse> {
+    on_device(location, |vicinity, device| vicinity.holdings(device)).unwrap_or_default()
+}
+
+/// Wakes a pool that sleeps for another process, if it wakes on use. Waits first for one that is just falling asleep so.
+///
+/// # Errors
+/// Those of waking it.
+pub(in crate::memory) fn wake_if_taken(pool: &Arc<Pool>) -> Result<()> {
+    pool.sleep.wait_for_change(ThisThread::get());
+    match VICINITY.get() {
+        Some(vicinity) if pool.offer.is_taken() && pool.offer.wakes_on_use && pool.sleep.is_asleep() => {
+            vicinity.wake(pool)
+        }
+        _ => Ok(()),
+    }
+}

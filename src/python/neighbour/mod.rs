@@ -1,0 +1,155 @@
+//! Neighbours: other processes that use gpupool on the same device.
+
+mod claims;
+
+use pyo3::prelude::*;
+
+pub(super) use claims::{PyClaim, claim};
+
+use super::device;
+use super::whole::{Guarantee, Most, Whole};
+use crate::error::Error;
+use crate::memory::{self, Neighbour, NeighbourSettings};
+
+#[doc = docstring!("Neighbour")]
+#[pyclass(name = "Neighbour", module = "gpupool", frozen)]
+#[derive(Debug)]
+pub(super) struct PyNeighbour(Neighbour);
+
+#[pymethods]
+impl PyNeighbour {
+    #[doc = docstring!("Neighbour.pid")]
+    #[getter]
+    fn pid(&self) -> u32 {
+        self.0.process
+    }
+
+    #[doc = docstring!("Neighbour.name")]
+    #[getter]
+    fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    #[doc = docstring!("Neighbour.device")]
+    #[getter]
+    fn device(&self) -> usize {
+        self.0.device.ordinal()
+    }
+
+    #[doc = docstring!("Neighbour.reserved_bytes")]
+    #[getter]
+    fn reserved_bytes(&self) -> u64 {
+        self.0.reserved_bytes
+    }
+
+    #[doc = docstring!("Neighbour.live_bytes")]
+    #[getter]
+    fn live_bytes(&self) -> u64 {
+        self.0.live_bytes
+    }
+
+    #[doc = docstring!("Neighbour.free_bytes")]
+    #[getter]
+    fn free_bytes(&self) -> u64 {
+        self.0.free_bytes
+    }
+
+    #[doc = docstring!("Neighbour.asleep_bytes")]
+    #[getter]
+    fn asleep_bytes(&self) -> u64 {
+        self.0.asleep_bytes
+    }
+
+    #[doc = docstring!("Neighbour.discardable_bytes")]
+    #[getter]
+    fn discardable_bytes(&self) -> u64 {
+        self.0.discardable_bytes
+    }
+
+    #[doc = docstring!("Neighbour.offered_bytes")]
+    #[getter]
+    fn offered_bytes(&self) -> u64 {
+        self.0.offered_bytes
+    }
+
+    #[doc = docstring!("Neighbour.claimed_bytes")]
+    #[getter]
+    fn claimed_bytes(&self) -> u64 {
+        self.0.claimed_bytes
+    }
+
+    #[doc = docstring!("Neighbour.guarantee")]
+    #[getter]
+    fn guarantee(&self) -> u64 {
+        self.0.guarantee
+    }
+
+    #[doc = docstring!("Neighbour.most")]
+    #[getter]
+    fn most(&self) -> Option<u64> {
+        self.0.most
+    }
+
+    #[doc = docstring!("Neighbour.priority")]
+    #[getter]
+    fn priority(&self) -> i32 {
+        self.0.priority
+    }
+
+    #[doc = docstring!("Neighbour.is_self")]
+    #[getter]
+    fn is_self(&self) -> bool {
+        self.0.is_self
+    }
+
+    fn __repr__(&self) -> String {
+        let Neighbour { process, name, device, reserved_bytes, live_bytes, priority, is_self, .. } = &self.0;
+        let device = device::shown(device.ordinal());
+        let this = if *is_self { ", this process" } else { "" };
+        format!(
+            "<gpupool.Neighbour {process} {name:?}, device={device}, reserved_bytes={reserved_bytes}, live_bytes={live_bytes}, \
+             priority={priority}{this}>"
+        )
+    }
+}
+
+#[doc = docstring!("set_neighbour")]
+#[pyfunction]
+#[pyo3(
+    signature = (name = None, guarantee = Whole::new(0), most = None, priority = 0, device = None),
+    text_signature = "(name=None, guarantee=0, most=None, priority=0, device=None)"
+)]
+pub(super) fn set_neighbour(
+    py: Python<'_>,
+    name: Option<String>,
+    guarantee: Whole<Guarantee>,
+    most: Option<Whole<Most>>,
+    priority: i64,
+    device: Option<&Bound<'_, PyAny>>,
+) -> PyResult<()> {
+    let device = device::extract_or_current(py, device)?;
+    let priority = i32::try_from(priority).map_err(|_| {
+        let (least, most) = (i32::MIN, i32::MAX);
+        Error::invalid_value(format!("priority is {priority}: give a whole number from {least} to {most}"))
+    })?;
+    let (guarantee, most) = (guarantee.0, most.map(|most| most.0));
+    let settings = NeighbourSettings { name, guarantee, most, priority };
+    Ok(py.detach(|| memory::set_neighbour(settings, device))?)
+}
+
+#[doc = docstring!("neighbours")]
+#[pyfunction]
+#[pyo3(signature = (device = None))]
+pub(super) fn neighbours(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<PyNeighbour>> {
+    let device = device::extract_or_current(py, device)?;
+    let found = py.detach(|| memory::neighbours(device))?;
+    Ok(found.into_iter().map(PyNeighbour).collect())
+}
+
+#[doc = docstring!("available_memory")]
+#[pyfunction]
+#[pyo3(signature = (device = None))]
+pub(super) fn available_memory(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<u64> {
+    let device = device::extract_or_current(py, device)?;
+    Ok(py.detach(|| memory::available_memory(device))?)
+}

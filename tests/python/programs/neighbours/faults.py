@@ -1,0 +1,76 @@
+"""Whatever call of the driver fails while a process gives memory to a neighbour, it keeps what it holds."""
+
+import sys
+
+import gpupool
+from gpupool import _native
+from neighbour_work import reserved
+from other_process import MIB, OtherProcess, other_process
+
+DEVICE = 64 * MIB
+# No call is made more often for one request.
+MOST = 8
+
+
+def hold(kept: dict) -> None:
+    """Have something of every kind."""
+    kept["stream"] = stream = gpupool.Stream()
+    kept["pool"] = gpupool.MemPool(sleeps_for_others=True)
+    kept["buffer"] = kept["pool"].empty(16 * MIB, stream)
+    kept["buffer"].fill(7, stream)
+    kept["ranges"] = gpupool.MemPool()
+    kept["range"] = kept["ranges"].reserve_range(12 * MIB)
+    kept["range"].commit(0, 12 * MIB, stream, priority=1)
+    stream.synchronize()
+    free = [gpupool.empty(2 * MIB, stream) for _ in range(8)]
+    del free
+
+
+def inject(kept: dict, call: str, after: int) -> None:
+    _native.host_inject(call, "other", after)
+
+
+def clear(kept: dict) -> None:
+    _native.host_clear_faults()
+
+
+def check(kept: dict) -> int:
+    """Wake, check what is held, and let all of it go; return what the process still has."""
+    kept["pool"].wake()
+    assert set(bytes(kept.pop("buffer"))) == {7}
+    kept.pop("range").free()
+    del kept["pool"], kept["ranges"]
+    gpupool.synchronize()
+    gpupool.empty_cache()
+    return reserved(kept)
+
+
+def request(nbytes: int) -> None:
+    try:
+        buffer = gpupool.empty(nbytes)
+    except gpupool.OutOfMemory:
+        return
+    buffer.free()
+    gpupool.empty_cache()
+
+
+def one_call(other: OtherProcess, call: str) -> None:
+    for after in range(MOST):
+        other.call(hold)
+        other.call(inject, call, after)
+        request(60 * MIB)
+        other.call(clear)
+        gpupool.empty_cache()
+        assert other.call(check) == 0, (call, after)
+        # All of the device is free again.
+        gpupool.empty(DEVICE).free()
+        gpupool.empty_cache()
+
+
+def main(call: str) -> None:
+    with other_process() as other:
+        one_call(other, call)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,241 @@
+"""A process that has no memory left is given some by its neighbours. The device has 64 MiB for all of them."""
+
+import gc
+import sys
+
+import gpupool
+from errors import assert_says, raised
+from neighbour_work import cache, cached, has, held, hold_discardable, offer, reserved, say
+from other_process import MIB, other_process, stopped
+from waiting import wait_until
+
+
+def fill_up(nbytes: int) -> gpupool.DeviceBuffer:
+    buffer = gpupool.empty(nbytes)
+    buffer.fill(7)
+    return buffer
+
+
+def free_memory_of_another() -> None:
+    with other_process() as other:
+        assert other.call(cache, 48 * MIB) == 48 * MIB
+        fill_up(40 * MIB)
+        assert other.call(reserved) == 24 * MIB
+
+
+def nothing_of_a_private_pool() -> None:
+    with other_process() as other:
+        assert other.call(cache, 48 * MIB, "private") == 48 * MIB
+        raised(gpupool.OutOfMemory, lambda: fill_up(40 * MIB))
+        assert other.call(reserved) == 48 * MIB
+
+
+def nobody_is_asked_by_one_that_is_no_neighbour() -> None:
+    with other_process() as other:
+        other.call(say)
+        assert other.call(cache, 48 * MIB) == 48 * MIB
+        error = raised(gpupool.OutOfMemory, lambda: fill_up(40 * MIB))
+        assert "neighbours" not in str(error), error
+        gpupool.set_neighbour()
+        fill_up(40 * MIB)
+
+
+def nothing_below_a_guarantee() -> None:
+    with other_process() as other:
+        other.call(say, "server", 32 * MIB)
+        assert other.call(cache, 48 * MIB) == 48 * MIB
+        error = raised(gpupool.OutOfMemory, lambda: fill_up(40 * MIB))
+        pid = other.process.pid
+        assert_says(error, f'process {pid} "server" ', "guaranteed", "Held by its neighbours")
+        fill_up(32 * MIB)
+        assert other.call(reserved) == 32 * MIB
+
+
+def all_the_same_where_one_is_not_enough() -> None:
+    with other_process() as one, other_process() as other:
+        one.call(cache, 24 * MIB)
+        other.call(cache, 24 * MIB)
+        fill_up(60 * MIB)
+        assert one.call(reserved) + other.call(reserved) <= 4 * MIB
+
+
+def the_least_important_first() -> None:
+    with other_process() as low, other_process() as high:
+        low.call(say, "low", 0, None, -1)
+        high.call(say, "high", 0, None, 1)
+        low.call(cache, 24 * MIB)
+        high.call(cache, 24 * MIB)
+        fill_up(32 * MIB)
+        assert (low.call(reserved), high.call(reserved)) == (8 * MIB, 24 * MIB)
+
+
+def one_above_its_most_first() -> None:
+    with other_process() as low, other_process() as high:
+        low.call(say, "low", 0, None, -1)
+        high.call(say, "high", 0, 8 * MIB, 1)
+        low.call(cache, 24 * MIB)
+        high.call(cache, 24 * MIB)
+        fill_up(20 * MIB)
+        assert low.call(reserved) == 24 * MIB
+        # It goes on giving back what it has free beyond that, unasked.
+        wait_until(lambda: high.call(reserved) <= 8 * MIB, "the one above its most has given back")
+
+
+def discardable_pages_after_free_memory() -> None:
+    with other_process() as one, other_process() as other:
+        one.call(hold_discardable, 24 * MIB)
+        other.call(cache, 24 * MIB)
+        buffer = fill_up(32 * MIB)
+        assert one.call(cached, "discarded") == []
+        assert (one.call(reserved), other.call(reserved)) == (24 * MIB, 8 * MIB)
+        buffer.free()
+        gpupool.empty_cache()
+        fill_up(60 * MIB)
+        # Told by the range's next call, on the program's own thread.
+        told = one.call(cached, "discarded")
+        assert told == list(range(12))[: len(told)]
+        assert len(told) * 2 * MIB >= 20 * MIB
+
+
+def large_pages_under_a_guarantee_stay() -> None:
+    with other_process() as other:
+        other.call(say, "server", 36 * MIB)
+        other.call(hold_discardable, 48 * MIB, 0, 8 * MIB)
+        raised(gpupool.OutOfMemory, lambda: fill_up(28 * MIB))
+        # One page of 8 MiB is above the guarantee, a second one is partly below.
+        assert other.call(reserved) == 40 * MIB
+
+
+def idle_handles_of_another() -> None:
+    with other_process() as other:
+        other.call(leave_handles)
+        assert other.call(reserved) == 0
+        before = gpupool.available_memory()
+        assert before < 64 * MIB
+        other.call(cache, 2 * MIB)
+        fill_up(64 * MIB)
+
+
+def leave_handles(kept: dict) -> None:
+    """Have idle handles, which take memory of the device."""
+    gpupool._native.host_set_handle_bytes(8 * MIB)
+    with gpupool.simulated.lease(), gpupool.simulated.lease():
+        pass
+
+
+def a_handle_is_made_of_what_others_give() -> None:
+    with other_process() as other:
+        gpupool._native.host_set_handle_bytes(24 * MIB)
+        other.call(cache, 60 * MIB)
+        assert gpupool.simulated.handle() != 0
+
+
+def pinned_pages_stay() -> None:
+    with other_process() as other:
+        other.call(hold_discardable, 48 * MIB, 24)
+        raised(gpupool.OutOfMemory, lambda: fill_up(40 * MIB))
+        assert other.call(reserved) == 48 * MIB
+
+
+def a_pool_sleeps_and_wakes_whole() -> None:
+    with other_process() as other:
+        other.call(offer, 40 * MIB)
+        buffer = fill_up(48 * MIB)
+        assert other.call(has, "is_asleep")
+        name, text = other.refusal(held, 40 * MIB)
+        assert name == "Asleep", text
+        buffer.free()
+        gpupool.empty_cache()
+        other.call(held, 40 * MIB, True)
+
+
+def a_pool_wakes_by_its_next_request() -> None:
+    with other_process() as other:
+        other.call(offer, 40 * MIB, True)
+        buffer = fill_up(48 * MIB)
+        assert other.call(has, "is_asleep")
+        # Where it finds no memory it stays asleep.
+        name, text = other.refusal(held, 40 * MIB)
+        assert name == "OutOfMemory", text
+        assert_says(text, "stays asleep")
+        buffer.free()
+        # What is free here is asked for.
+        other.call(held, 40 * MIB)
+        assert gpupool.memory_stats().reserved_bytes <= 24 * MIB
+
+
+def a_pool_in_use_stays_awake() -> None:
+    with other_process() as other:
+        other.call(offer, 40 * MIB, False, "scope")
+        raised(gpupool.OutOfMemory, lambda: fill_up(48 * MIB))
+        assert not other.call(has, "is_asleep")
+        other.call(offer, 0, False, "leave")
+        fill_up(48 * MIB)
+
+
+def a_pool_at_work_stays_awake() -> None:
+    with other_process() as other:
+        other.call(offer, 40 * MIB, False, "work")
+        raised(gpupool.OutOfMemory, lambda: fill_up(48 * MIB))
+        assert not other.call(has, "is_asleep")
+        other.call(offer, 0, False, "done")
+        fill_up(48 * MIB)
+
+
+def a_pool_beside_a_capture_stays_awake() -> None:
+    with other_process() as other:
+        other.call(offer, 40 * MIB, False, "capture")
+        raised(gpupool.OutOfMemory, lambda: fill_up(48 * MIB))
+        assert not other.call(has, "is_asleep")
+        # The capture is whole.
+        other.call(offer, 0, False, "end")
+        fill_up(48 * MIB)
+
+
+def a_pool_under_a_guarantee_stays_awake() -> None:
+    with other_process() as other:
+        other.call(say, "server", 8 * MIB)
+        other.call(offer, 40 * MIB)
+        raised(gpupool.OutOfMemory, lambda: fill_up(48 * MIB))
+        assert not other.call(has, "is_asleep")
+
+
+def a_stopped_one_is_passed_by() -> None:
+    with other_process() as one, other_process() as other:
+        one.call(cache, 20 * MIB)
+        other.call(cache, 20 * MIB)
+        with stopped(one.process.pid):
+            assert [each.pid for each in gpupool.neighbours() if not each.is_self] == [other.process.pid]
+            kept = fill_up(40 * MIB)
+            raised(gpupool.OutOfMemory, lambda: fill_up(20 * MIB))
+        kept.free()
+        assert one.call(reserved) == 20 * MIB
+
+
+def what_is_asked_is_logged() -> None:
+    import logging
+
+    records: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            records.append(record.getMessage())
+
+    logging.getLogger("gpupool.memory").addHandler(Keep())
+    logging.getLogger("gpupool.memory").setLevel(logging.DEBUG)
+    with other_process() as other:
+        other.call(say, "server")
+        other.call(cache, 48 * MIB)
+        fill_up(40 * MIB)
+        pid = other.process.pid
+        asked = "asked 1 neighbours for 24.0 MiB; they gave 24.0 MiB in"
+        wait_until(lambda: any(asked in text for text in records), f"the log says: {asked}")
+        wait_until(
+            lambda: any(f'process {pid} "server" gave 24.0 MiB of free memory' in text for text in records),
+            "the log says who gave it",
+        )
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()
+    gc.collect()

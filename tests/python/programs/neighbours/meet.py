@@ -1,0 +1,232 @@
+"""Neighbours know what the others hold as long as these live, wherever they end."""
+
+import os
+import random
+import signal
+import stat
+import sys
+import warnings
+from pathlib import Path
+
+import gpupool
+from errors import assert_says, raised
+from neighbour_work import cache, hold_discardable, offer, reserved, say
+from other_process import MIB, OtherProcess, fork_one_that_stays, other_process
+from waiting import wait_until
+
+# From Python 3.12 on it warns of a fork where gpupool has a thread, which is what is tried here.
+warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)
+
+DEVICE = 64 * MIB
+
+
+def others() -> list[gpupool.Neighbour]:
+    return [each for each in gpupool.neighbours() if not each.is_self]
+
+
+def what_each_holds_is_told() -> None:
+    with other_process() as other:
+        other.call(say, "server", 8 * MIB, 50 * MIB, -3)
+        other.call(offer, 8 * MIB)
+        other.call(keep_pool)
+        other.call(hold_discardable, 6 * MIB, 1)
+        other.call(keep_pool)
+        other.call(cache, 10 * MIB)
+        other.call(claim, 16 * MIB)
+        (it,) = others()
+        assert (it.pid, it.name, it.device) == (other.process.pid, "server", 0)
+        assert (it.guarantee, it.most, it.priority) == (8 * MIB, 50 * MIB, -3)
+        assert (it.reserved_bytes, it.live_bytes, it.free_bytes) == (24 * MIB, 14 * MIB, 10 * MIB)
+        assert (it.discardable_bytes, it.offered_bytes, it.asleep_bytes) == (4 * MIB, 8 * MIB, 0)
+        assert it.claimed_bytes == 16 * MIB
+        # It would give all but what is guaranteed, what is pinned, and what is claimed.
+        assert gpupool.available_memory() == DEVICE - 24 * MIB + 16 * MIB - 16 * MIB
+        (this,) = [each for each in gpupool.neighbours() if each.is_self]
+        assert this.pid == os.getpid()
+        assert this.reserved_bytes == 0
+        assert repr(it).startswith(f'<gpupool.Neighbour {it.pid} "server", device=0 (simulated)')
+
+
+def keep_pool(kept: dict) -> None:
+    kept.setdefault("pools", []).append((kept.pop("pool"), kept.pop("buffer", None), kept.pop("range", None)))
+
+
+def claim(kept: dict, nbytes: int) -> int:
+    kept["claim"] = gpupool.claim(nbytes)
+    return kept["claim"].left
+
+
+def release(kept: dict) -> None:
+    if "claim" in kept:
+        kept.pop("claim").release()
+
+
+def take(kept: dict, nbytes: int) -> int:
+    """Take memory, and return what is left of the claim."""
+    kept["taken"] = gpupool.empty(nbytes)
+    return kept["claim"].left
+
+
+def drop(kept: dict) -> int:
+    kept.pop("taken").free()
+    gpupool.empty_cache()
+    return kept["claim"].left
+
+
+def what_is_claimed_is_not_available_to_others() -> None:
+    with other_process() as other:
+        assert other.call(claim, 40 * MIB) == 40 * MIB
+        assert gpupool.available_memory() == DEVICE - 40 * MIB
+        error = raised(gpupool.OutOfMemory, gpupool.claim, 30 * MIB)
+        assert_says(error, "tried to claim 30.0 MiB", "could have 24.0 MiB", "claim less")
+        assert error.requested_bytes == 30 * MIB
+        with gpupool.claim(24 * MIB) as held:
+            assert held.left == held.nbytes == 24 * MIB
+            raised(gpupool.OutOfMemory, gpupool.claim, 1)
+        # What is taken of it counts once.
+        assert other.call(take, 16 * MIB) == 24 * MIB
+        assert gpupool.available_memory() == DEVICE - 40 * MIB
+        assert other.call(drop) == 40 * MIB
+        other.kill()
+        assert gpupool.available_memory() == DEVICE
+
+
+def of_two_claims_at_once_one_is_held() -> None:
+    with other_process() as one, other_process() as other:
+        for _ in range(20):
+            one.begin(try_claim, 40 * MIB)
+            other.begin(try_claim, 40 * MIB)
+            assert sorted([one.end(), other.end()]) == [False, True]
+            one.call(release)
+            other.call(release)
+
+
+def try_claim(kept: dict, nbytes: int) -> bool:
+    try:
+        kept["claim"] = gpupool.claim(nbytes)
+    except gpupool.OutOfMemory:
+        return False
+    return True
+
+
+def request(kept: dict, nbytes: int) -> bool:
+    """Return whether so many bytes can be had, and free them."""
+    try:
+        buffer = gpupool.empty(nbytes)
+    except gpupool.OutOfMemory:
+        return False
+    buffer.fill(3)
+    gpupool.synchronize()
+    buffer.free()
+    return True
+
+
+def two_that_ask_each_other_go_on() -> None:
+    with other_process() as one, other_process() as other:
+        for _ in range(20):
+            for process in (one, other):
+                process.begin(cache, 28 * MIB)
+            assert [one.end(), other.end()] == [28 * MIB, 28 * MIB]
+            for process in (one, other):
+                process.begin(request, 30 * MIB)
+            assert any([one.end(), other.end()])
+            for process in (one, other):
+                process.call(empty)
+
+
+def empty(kept: dict) -> None:
+    gpupool.empty_cache()
+
+
+def live(kept: dict, seed: int) -> None:
+    """Have memory and ask for more, for ever."""
+    chance = random.Random(seed)
+    kept["offered"] = gpupool.MemPool(sleeps_for_others=True, wakes_on_use=True)
+    while True:
+        held = []
+        try:
+            held.append(kept["offered"].empty(chance.randrange(1, 12 * MIB)))
+            held += [gpupool.empty(2 * MIB) for _ in range(chance.randrange(12))]
+            with gpupool.claim(chance.randrange(1, 8 * MIB)):
+                held.append(gpupool.empty(chance.randrange(1, 30 * MIB)))
+        except gpupool.OutOfMemory:
+            pass
+
+
+def killed_at_any_moment(rounds: int = 30) -> None:
+    chance = random.Random(5)
+    waiting = [OtherProcess(), OtherProcess()]
+    for seed in range(rounds):
+        other = waiting.pop(0)
+        other.begin(live, seed)
+        if seed + 2 < rounds:
+            waiting.append(OtherProcess())
+        wait_until(lambda: any(each.reserved_bytes > 0 for each in others()), "the other process has memory")
+        for _ in range(chance.randrange(12)):
+            request({}, chance.randrange(1, 60 * MIB))
+        other.kill()
+        # Nothing is left of it: no number, no wait, no memory.
+        assert others() == []
+        assert gpupool.available_memory() == DEVICE
+        assert request({}, DEVICE)
+        gpupool.empty_cache()
+    for other in waiting:
+        other.leave()
+
+
+def a_child_of_a_neighbour_is_none() -> None:
+    with other_process() as other:
+        other.call(say, "parent")
+        other.call(cache, 10 * MIB)
+        child = other.call(fork_one_that_stays)
+        assert [each.name for each in others()] == ["parent"]
+        other.kill()
+        try:
+            # It has the parent's sockets, and answers nobody.
+            assert others() == []
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def sockets_alone_are_in_the_directory() -> None:
+    folder = Path(os.environ["GPUPOOL_NEIGHBOURS"])
+    with other_process() as one, other_process() as other:
+        one.call(say)
+        other.call(say)
+        assert len(others()) == 2
+        assert all(stat.S_ISSOCK(each.stat().st_mode) for each in folder.iterdir())
+        one.kill()
+        assert len(list(folder.iterdir())) == 3
+        assert len(others()) == 1
+        assert len(list(folder.iterdir())) == 2
+
+
+def what_the_environment_says_holds_until_a_call() -> None:
+    (this,) = gpupool.neighbours()
+    assert (this.name, this.guarantee, this.most, this.priority) == ("by name", 3 * MIB, 5 * MIB, -7)
+    gpupool.set_neighbour(guarantee=MIB)
+    (this,) = gpupool.neighbours()
+    assert (this.name, this.guarantee, this.most, this.priority) == ("by name", MIB, None, 0)
+    gpupool.set_neighbour("another\nname")
+    (this,) = gpupool.neighbours()
+    assert this.name == "another\nname"
+
+
+def wrong_settings_are_refused() -> None:
+    assert_says(raised(gpupool.InvalidValue, gpupool.set_neighbour, guarantee=2, most=1), "raise the most")
+    assert_says(raised(gpupool.InvalidValue, gpupool.set_neighbour, priority=2**31), "priority is 2147483648")
+    raised(gpupool.InvalidValue, gpupool.set_neighbour, device=gpupool.device_count())
+    raised(gpupool.InvalidValue, gpupool.claim, -1)
+    assert_says(raised(gpupool.InvalidValue, gpupool.MemPool, wakes_on_use=True), "sleeps_for_others")
+    assert_says(raised(gpupool.Unavailable, gpupool.MemPool, no_split=True, sleeps_for_others=True), "cannot sleep")
+    with gpupool.claim(DEVICE) as claim:
+        assert_says(raised(gpupool.OutOfMemory, gpupool.claim, 1), "could have 0")
+    assert claim.left == 0
+    assert repr(claim) == f"<gpupool.Claim nbytes={DEVICE}, device=0 (simulated), over>"
+    claim.release()
+    assert gpupool.available_memory() == DEVICE
+    assert reserved({}) == 0
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*map(int, sys.argv[2:]))

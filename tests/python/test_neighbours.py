@@ -1,0 +1,92 @@
+"""Processes on one device that know of each other, and give memory back before one fails."""
+
+import os
+
+import pytest
+from running import functions_of, run_program
+
+# What is made to fail.
+CALLS = (
+    *("Bind", "ExchangeCaptureMode", "StreamQuery", "EventCreate", "EventRecord", "EventQuery", "StreamCaptureStatus"),
+    *("MemoryUnmap", "ExtentRelease", "ContextSynchronize", "HostAllocate", "CopyToHost", "StreamSynchronize"),
+)
+# As bytes in the environment need not be text.
+NOT_UTF8 = os.fsdecode(b"\xff\xfe")
+# The device of all processes of a test.
+SMALL = str(64 << 20)
+
+
+@pytest.fixture
+def together(tmp_path):
+    """Return variables for processes that have one device, and meet nobody else."""
+    folders = {name: tmp_path / name for name in ("device", "neighbours")}
+    for folder in folders.values():
+        folder.mkdir()
+    return {
+        "GPUPOOL_HOST_MEMORY": SMALL,
+        "GPUPOOL_HOST_SHARED": str(folders["device"]),
+        "GPUPOOL_NEIGHBOURS": str(folders["neighbours"]),
+        # On a busy machine nobody is passed by that is not stopped.
+        "GPUPOOL_NEIGHBOUR_DEADLINE_MS": "4000",
+    }
+
+
+@pytest.mark.parametrize("case", functions_of("neighbours/give.py"))
+def test_a_process_without_memory_is_given_what_others_can_do_without(together, case):
+    if case == "nobody_is_asked_by_one_that_is_no_neighbour":
+        together["GPUPOOL_NEIGHBOURS"] = "0"
+    run_program("neighbours/give.py", case, **together)
+
+
+@pytest.mark.parametrize("case", functions_of("neighbours/meet.py", "what_the_environment_says_holds_until_a_call"))
+def test_neighbours_know_what_others_hold_as_long_as_these_live(together, case):
+    # Who waited for a process that is gone would wait too long.
+    run_program("neighbours/meet.py", case, **{**together, "GPUPOOL_NEIGHBOUR_DEADLINE_MS": "40000"})
+
+
+def test_the_environment_says_what_no_call_has(together):
+    said = {
+        "GPUPOOL_NEIGHBOUR_NAME": "by name",
+        "GPUPOOL_NEIGHBOUR_GUARANTEE": str(3 << 20),
+        "GPUPOOL_NEIGHBOUR_MOST": str(5 << 20),
+        "GPUPOOL_NEIGHBOUR_PRIORITY": "-7",
+    }
+    run_program("neighbours/meet.py", "what_the_environment_says_holds_until_a_call", **together, **said)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        *(("GPUPOOL_NEIGHBOURS", value) for value in ("on", "2", "folder", NOT_UTF8)),
+        ("GPUPOOL_NEIGHBOUR_NAME", NOT_UTF8),
+        *(("GPUPOOL_NEIGHBOUR_GUARANTEE", value) for value in ("-1", "1 GiB", str(2**63))),
+        *(("GPUPOOL_NEIGHBOUR_MOST", value) for value in ("-1", "1 GiB", str(2**63))),
+        *(("GPUPOOL_NEIGHBOUR_PRIORITY", value) for value in ("low", str(2**31), "1.5")),
+        *(("GPUPOOL_NEIGHBOUR_DEADLINE_MS", value) for value in ("0", "-1", "soon")),
+    ],
+)
+def test_a_variable_that_cannot_be_right_is_named(together, variable, value):
+    run_program("neighbours/refused.py", "a_variable", variable, **{**together, variable: value})
+
+
+def test_a_directory_that_is_not_there_is_named(together, tmp_path):
+    together["GPUPOOL_NEIGHBOURS"] = str(tmp_path / "nowhere")
+    run_program("neighbours/refused.py", "a_directory", **together)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        *functions_of("neighbours/strangers.py", "another_user"),
+        pytest.param(
+            "another_user", marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+        ),
+    ],
+)
+def test_strangers_get_nothing_and_harm_no_other(together, case):
+    run_program("neighbours/strangers.py", case, **together)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_refusal_of_the_driver_while_memory_is_given_loses_nothing(together, call):
+    run_program("neighbours/faults.py", call, **together)
