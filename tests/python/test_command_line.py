@@ -30,7 +30,7 @@ def test_wrong_numbers():
     assert "--threads and --waves must be at least 1" in done.stderr
 
 
-@pytest.mark.parametrize("command", ["info", "run", "replay"])
+@pytest.mark.parametrize("command", ["info", "run", "replay", "top"])
 def test_what_a_command_does_not_know_is_said_with_its_own_usage(command, capsys):
     with pytest.raises(SystemExit, match="2"):
         main([command, "--foo", "file"])

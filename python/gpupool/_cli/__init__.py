@@ -1,1 +1,1 @@
-"""The command line: ``gpupool info``, ``demo``, ``replay``, ``plot`` and ``run``."""
+"""The command line: ``gpupool info``, ``demo``, ``replay``, ``plot``, ``top`` and ``run``."""

@@ -12,6 +12,7 @@ from gpupool._cli import plot as _plot
 from gpupool._cli import replay as _replay
 from gpupool._cli import run as _run_program
 from gpupool._cli.output import say
+from gpupool._cli.top import command as _top
 from gpupool._report.units import parse_size, size
 from gpupool._traces.bounds import MAX_TIME
 from gpupool._traces.replay import ALLOCATORS, MAX_THREADS
@@ -113,6 +114,7 @@ def _run(arguments: list[str] | None, programs: list[Callable[[], int]]) -> int:
         metavar="MOMENT",
         help="the address map's moment: end, peak, or seconds from the start (default: a snapshot's end, a log's peak)",
     )
+    _top.add(commands)
     run = _run_program.add(commands)
     arguments, program = list(sys.argv[1:] if arguments is None else arguments), None
     if arguments[:1] == ["run"]:
@@ -146,6 +148,8 @@ def _run(arguments: list[str] | None, programs: list[Callable[[], int]]) -> int:
         programs.append(_run_program.prepare(run, options, program))
     elif options.command == "demo":
         _demo.run(threads=options.threads, waves=options.waves)
+    elif options.command == "top":
+        _top.run(options)
     elif options.command == "plot":
         _plot.run(options.file, options.output, options.device, options.at)
     else:

@@ -1,0 +1,96 @@
+"""The options of ``gpupool top``, and which of its forms they ask for."""
+
+import argparse
+import math
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import gpupool
+from gpupool._cli.output import say
+from gpupool._cli.top.columns import KEYS
+from gpupool._cli.top.snapshot import Snapshot, Watch
+from gpupool._cli.top.table import as_text
+from gpupool._cli.top.view import LEAST, MOST, View
+
+
+def add(commands: Any) -> None:
+    """Add the command's options."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "top",
+        help="who holds the memory of each device: a live table of the processes that use gpupool",
+        description="Show for each device the processes of this user that use gpupool and tell of themselves, and what "
+        "they hold of its memory, from the largest on. All else on the device, such as programs without gpupool, "
+        "contexts and libraries' own memory, is one row: what the driver counts beyond what these processes have "
+        "reserved. In a terminal the table is live and has keys, of which h shows a list; elsewhere it is printed as "
+        "text each time. Colours are left out if NO_COLOR is set.",
+        epilog="It makes no context on any device and takes none of its memory: on NVIDIA's, NVML counts. A process "
+        "tells of itself after gpupool.set_neighbour(), or with GPUPOOL_NEIGHBOURS=1 in its environment. In the table "
+        "G is GiB and M is MiB; in JSON sizes are in bytes, and what is unknown or not set is null.",
+    )
+    parser.add_argument("--once", action="store_true", help="print the table once, as text, and end")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object a line: one each time, or with --once one alone"
+    )
+    parser.add_argument(
+        "--interval",
+        type=_interval,
+        default=1.0,
+        metavar="SECONDS",
+        help=f"how often to look, {LEAST:g} to {MOST:g} (default: 1)",
+    )
+    parser.add_argument(
+        "--sort",
+        choices=KEYS,
+        default="reserved",
+        metavar="COLUMN",
+        help=f"the column to sort by: {', '.join(KEYS)} (default: reserved)",
+    )
+    parser.add_argument("--device", type=int, metavar="N", help="show this device alone (default: all)")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Show devices and processes as the options say, until the person ends it."""
+    look = Watch(options.device).look
+    view = View(sort=options.sort, device=options.device, interval=options.interval)
+    # Both, since the one shows the table and the other has the keys.
+    has_terminal = all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
+    if options.once or options.json or not has_terminal:
+        _print(look, view, as_json=options.json, once=options.once)
+        return
+    try:
+        # Here, since no other command needs curses, and some Pythons are built without it.
+        from gpupool._cli.top import screen, terminal
+    except ImportError as error:
+        raise gpupool.Unavailable(f"the live table needs Python's curses, use --once or --json: {error}") from error
+    if terminal.can_place_lines():
+        screen.watch(look, view)
+    else:
+        _print(look, view, as_json=False, once=False)
+
+
+def _print(look: Callable[[], Snapshot], view: View, *, as_json: bool, once: bool) -> None:
+    """Print what each look finds, as wide as a terminal is if there is one."""
+    while True:
+        snapshot = look().only(view.device)
+        if as_json:
+            say(snapshot.to_json())
+        else:
+            # Without a terminal, and without COLUMNS, nothing is left out.
+            room = shutil.get_terminal_size((0, 0)).columns or None
+            say(as_text(snapshot, view, room) + ("" if once else "\n"))
+        if once:
+            return
+        time.sleep(view.interval)
+
+
+def _interval(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not LEAST <= seconds <= MOST:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from {LEAST:g} to {MOST:g}")
+    return seconds

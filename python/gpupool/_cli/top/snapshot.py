@@ -1,0 +1,206 @@
+"""What devices and the processes on them hold at one moment: what neighbours tell, and what the driver counts."""
+
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol
+
+import gpupool
+from gpupool import _native
+
+
+class _Neighbour(Protocol):
+    """What is used of a `gpupool.Neighbour`."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def device(self) -> int: ...
+    @property
+    def reserved_bytes(self) -> int: ...
+    @property
+    def claimed_bytes(self) -> int: ...
+    @property
+    def is_self(self) -> bool: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """Who holds memory of a device: a process, or a pool of one. Sizes are in bytes, and None is unknown or not set.
+
+    The fields are named as those of `gpupool.Neighbour`.
+    """
+
+    name: str
+    pid: int | None = None
+    reserved_bytes: int | None = None
+    live_bytes: int | None = None
+    free_bytes: int | None = None
+    asleep_bytes: int | None = None
+    discardable_bytes: int | None = None
+    offered_bytes: int | None = None
+    claimed_bytes: int | None = None
+    guarantee: int | None = None
+    most: int | None = None
+    priority: int | None = None
+    # None if the process does not tell of them.
+    pools: tuple["Holder", ...] | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has reserved more than it said that it would at most."""
+        return self.most is not None and self.reserved_bytes is not None and self.reserved_bytes > self.most
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """A device, its memory as the driver counts it, and the processes that told of themselves."""
+
+    device: int
+    name: str | None = None
+    uuid: str | None = None
+    total_bytes: int | None = None
+    used_bytes: int | None = None
+    free_bytes: int | None = None
+    # What is used beyond that which the processes have reserved.
+    others_bytes: int | None = None
+    processes: tuple[Holder, ...] = ()
+    error: str | None = None
+
+    @property
+    def claimed_bytes(self) -> int:
+        """What its processes have a right to and have not taken yet."""
+        return sum(process.claimed_bytes or 0 for process in self.processes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """Devices at one moment."""
+
+    # Seconds since 1970.
+    time: float
+    version: str
+    runtime: str
+    devices: tuple[Device, ...]
+
+    def only(self, device: int | None) -> "Snapshot":
+        """Return this with one device, or with all of them for None."""
+        if device is None:
+            return self
+        return replace(self, devices=tuple(each for each in self.devices if each.device == device))
+
+    @property
+    def tells_of_pools(self) -> bool:
+        """Whether any process tells of its pools."""
+        return any(process.pools is not None for device in self.devices for process in device.processes)
+
+    def to_json(self) -> str:
+        """Return this as one JSON object on one line."""
+        found = asdict(self)
+        for device in found["devices"]:
+            for process in device["processes"]:
+                if process["pools"] is None:
+                    del process["pools"]
+                for pool in process.get("pools", ()):
+                    # What a process alone has.
+                    for name in ("pid", "guarantee", "most", "priority", "pools"):
+                        del pool[name]
+        return json.dumps({"schema": 1, **found})
+
+
+class Watch:
+    """Looks at the devices that are here, without a context on any of them.
+
+    Raises:
+        RuntimeUnavailable: There is none.
+        InvalidValue: There is not the device that was asked for.
+    """
+
+    def __init__(self, device: int | None = None) -> None:
+        self._runtime, count = gpupool.runtime(), gpupool.device_count()
+        if count == 0:
+            raise gpupool.RuntimeUnavailable(f"runtime {self._runtime} has no device to watch here")
+        if device is not None and not 0 <= device < count:
+            last = f", but 0 to {count - 1}" if count > 1 else ", but device 0 alone"
+            raise gpupool.InvalidValue(f"there is no device {device} here{last}")
+        self._ordinals = range(count)
+        self._count: Callable[[str], tuple[int, int] | None] | None = None
+        if self._runtime == "cuda":
+            # Here, for ctypes is nothing that the other commands need.
+            from gpupool._cli.top.nvml import Nvml
+
+            self._count = Nvml().memory
+
+    def look(self) -> Snapshot:
+        """Return what is held now."""
+        return Snapshot(
+            time=round(time.time(), 3),
+            version=gpupool.__version__,
+            runtime=self._runtime,
+            devices=tuple(self._device(ordinal, _neighbours(ordinal)) for ordinal in self._ordinals),
+        )
+
+    def _device(self, ordinal: int, neighbours: Iterable[_Neighbour]) -> Device:
+        processes = tuple(_holder(each) for each in neighbours)
+        try:
+            info = _native.device_info(ordinal)
+        except gpupool.Error as error:
+            return Device(device=ordinal, processes=processes, error=str(error))
+        total, free = info["total_bytes"], info["free_bytes"]
+        used = None if free is None else total - free
+        if free is None and self._count is not None and (counted := self._count(info["uuid"])) is not None:
+            used, free = counted
+            total = used + free
+        reserved = sum(process.reserved_bytes or 0 for process in processes)
+        return Device(
+            device=ordinal,
+            name=info["name"],
+            uuid=info["uuid"],
+            total_bytes=total,
+            used_bytes=used,
+            free_bytes=free,
+            # The processes told of themselves at another moment than the driver.
+            others_bytes=None if used is None else max(0, used - reserved),
+            processes=processes,
+        )
+
+
+def _neighbours(device: int) -> list[_Neighbour]:
+    """Return the neighbours on a device, without this process if it holds nothing there, since it only watches."""
+    every: Sequence[_Neighbour] = getattr(gpupool, "neighbours")(device)  # noqa: B009
+    return [
+        each
+        for each in every
+        if each.device == device and (not each.is_self or each.reserved_bytes or each.claimed_bytes)
+    ]
+
+
+# What neighbours and pools are asked for; a pool may have less of it.
+_ASKED = (
+    "reserved_bytes",
+    "live_bytes",
+    "free_bytes",
+    "asleep_bytes",
+    "discardable_bytes",
+    "offered_bytes",
+    "claimed_bytes",
+    "guarantee",
+    "most",
+    "priority",
+)
+
+
+def _holder(neighbour: Any) -> Holder:
+    told = getattr(neighbour, "pools", None)
+    pools = None if told is None else tuple(_pool(each) for each in told)
+    return Holder(name=neighbour.name, pid=neighbour.pid, pools=pools, **_sizes(neighbour))
+
+
+def _pool(pool: Any) -> Holder:
+    name = getattr(pool, "name", None) or f"pool {getattr(pool, 'id', '')}".rstrip()
+    return Holder(name=name, **_sizes(pool))
+
+
+def _sizes(told: object) -> dict[str, Any]:
+    return {name: getattr(told, name, None) for name in _ASKED}
