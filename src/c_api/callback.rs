@@ -1,9 +1,7 @@
 //! Functions that a C program registers, each with its context.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_void;
 
-use super::event::{Event, Observer};
-use super::oom_callbacks::OomFunction;
 use crate::error::Result;
 use crate::memory::plug::call::null;
 
@@ -24,20 +22,5 @@ impl<F> Callback<F> {
     /// `ErrorKind::InvalidValue` without a function.
     pub(super) fn new(function: Option<F>, context: *mut c_void) -> Result<Self> {
         Ok(Self { function: function.ok_or_else(|| null("callback"))?, context })
-    }
-}
-
-impl Callback<Observer> {
-    pub(super) fn call(&self, event: &Event) {
-        // SAFETY: the program that registered the function promises that it may be called so until it is removed.
-        unsafe { (self.function)(self.context, event) };
-    }
-}
-
-impl Callback<OomFunction> {
-    /// Returns whether the function freed anything.
-    pub(super) fn call(&self, device: c_int, bytes: u64) -> bool {
-        // SAFETY: the program that registered the function promises that it may be called so until it is removed.
-        unsafe { (self.function)(self.context, device, bytes) != 0 }
     }
 }

@@ -76,6 +76,13 @@ impl From<&SegmentEvent> for Event {
     }
 }
 
+impl Callback<Observer> {
+    pub(super) fn call(&self, event: &Event) {
+        // SAFETY: the program that registered the function promises that it may be called so until it is removed.
+        unsafe { (self.function)(self.context, event) };
+    }
+}
+
 pub(super) unsafe extern "C" fn observe(observer: Option<Observer>, context: *mut c_void) -> c_int {
     run(|| {
         let _changes = recording::lock_changes();

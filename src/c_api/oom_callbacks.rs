@@ -12,6 +12,14 @@ use crate::sync::{lock, take_last};
 /// Frees what it can, and returns whether it freed anything.
 pub type OomFunction = unsafe extern "C" fn(*mut c_void, c_int, u64) -> c_int;
 
+impl Callback<OomFunction> {
+    /// Returns whether the function freed anything.
+    fn call(&self, device: c_int, bytes: u64) -> bool {
+        // SAFETY: the program that registered the function promises that it may be called so until it is removed.
+        unsafe { (self.function)(self.context, device, bytes) != 0 }
+    }
+}
+
 static REGISTERED: Mutex<Vec<(Callback<OomFunction>, OomGuard)>> = Mutex::new(Vec::new());
 
 pub(super) unsafe extern "C" fn add_oom_callback(function: Option<OomFunction>, context: *mut c_void) -> c_int {

@@ -3,6 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::{ptr, slice};
 
+use super::callback::Callback;
 use super::pools::{PoolHandle, use_of};
 use crate::error::{Error, Result};
 use crate::memory::plug::call::{device_of, null, place, pointer, run, stream_of, stream_on_existing};
@@ -182,18 +183,10 @@ pub(super) unsafe extern "C" fn range_bytes(
     })
 }
 
-/// A context of the caller's, which may be used on any thread.
-struct DiscardContext(*mut c_void);
-
-// SAFETY: the header says that the callback is called on any thread, with this.
-unsafe impl Send for DiscardContext {}
-// SAFETY: the callback may be called on several threads, each with this.
-unsafe impl Sync for DiscardContext {}
-
-impl DiscardContext {
-    /// By a method, so that closures take the whole.
-    const fn get(&self) -> *mut c_void {
-        self.0
+impl Callback<DiscardFunction> {
+    fn call(&self, pages: &[u32]) {
+        // SAFETY: the caller promises that the function may be called so as long as the range lives.
+        unsafe { (self.function)(self.context, pages.as_ptr(), pages.len() as u64) };
     }
 }
 
@@ -203,12 +196,9 @@ pub(super) unsafe extern "C" fn range_on_discard(
     context: *mut c_void,
 ) -> c_int {
     run(|| {
-        let callback = callback.ok_or_else(|| null("callback"))?;
-        let context = DiscardContext(context);
-        // SAFETY: the caller promises that the function may be called so as long as the range lives.
-        let call = move |pages: &[u32]| unsafe { callback(context.get(), pages.as_ptr(), pages.len() as u64) };
+        let callback = Callback::new(callback, context)?;
         // SAFETY: the caller passes a range that was not released, or null.
-        unsafe { range_of(range) }?.on_discard(call).keep();
+        unsafe { range_of(range) }?.on_discard(move |pages| callback.call(pages)).keep();
         Ok(())
     })
 }
