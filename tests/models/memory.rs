@@ -6,6 +6,7 @@
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -20,7 +21,7 @@ use gpupool::{
     memory_stats, memory_summary, pinned_stats,
 };
 use proptest::prelude::*;
-use proptest::test_runner::{Config, TestRunner};
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
 use crate::common::memory::deallocate;
 
@@ -734,6 +735,8 @@ impl Model {
                     None => gpupool::wake(DEVICE),
                 };
                 clear_faults();
+                // A pool that wakes may take pages of one that woke just before.
+                self.note_taken();
                 self.note_sleep();
                 let meant = |id: Option<PoolId>, other: &PoolId| id.is_none_or(|id| id == *other);
                 let left = self.asleep.iter().any(|other| meant(id, other));
@@ -1139,14 +1142,21 @@ impl Drop for ShownIfItFails<'_> {
     }
 }
 
-/// Checks as many programs as `GPUPOOL_MODEL_OPERATIONS` makes of this length, by default 25,000 operations.
+/// Checks as many programs as `GPUPOOL_MODEL_OPERATIONS` makes of this length, by default 25,000 operations. They are those
+/// of `GPUPOOL_MODEL_SEED`, a number, or of a new one, which is printed first: a program may end the process.
 fn check_all<P: Strategy>(longest: usize, programs: P, faults_of: impl Fn(P::Value) -> Vec<(Op, Option<Fault>)>) {
     let setting = std::env::var("GPUPOOL_MODEL_OPERATIONS");
     let operations: u64 = setting.map_or(25_000, |setting| setting.parse().expect("a number of operations"));
     let cases = u32::try_from(operations * 2 / longest as u64).expect("fewer operations");
     let config = Config { cases, failure_persistence: None, max_shrink_iters: 3000, ..Config::default() };
+    let seed: u64 = match std::env::var("GPUPOOL_MODEL_SEED") {
+        Ok(seed) => seed.parse().expect("a number"),
+        Err(_) => RandomState::new().build_hasher().finish(),
+    };
+    eprintln!("GPUPOOL_MODEL_SEED={seed}");
+    let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[seed.to_le_bytes(); 4].concat());
     let done = Cell::new(0);
-    let outcome = TestRunner::new(config).run(&programs, |program| {
+    let outcome = TestRunner::new_with_rng(config, rng).run(&programs, |program| {
         let program = faults_of(program);
         done.set(done.get() + program.len());
         let shown = ShownIfItFails(&program);
