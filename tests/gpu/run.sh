@@ -3,8 +3,8 @@
 # short table last. Usage: run.sh [RESULTS_FOLDER], which gets run.txt (what is printed), log.txt (all output),
 # examples.txt, info.txt, leases.txt, green_contexts.txt, and one object a line in peers.json, workspaces.json, memory.json,
 # turns.json, passes.json, recording.json, ranges.json, idle_server.json, kv_peers.json, pinned.json, pinned_rust.json,
-# sleep.json, share.json, frameworks.json, plugs.json, rmm.json, rmm_cpp.json, nccl.json, pytorch.json and
-# torch_sharing.json. PYTHON chooses the interpreter (python3); SKIP_BENCHES=1 leaves out the measuring and the long soak,
+# sleep.json, neighbours.json, share.json, frameworks.json, plugs.json, rmm.json, rmm_cpp.json, nccl.json, pytorch.json
+# and torch_sharing.json. PYTHON chooses the interpreter (python3); SKIP_BENCHES=1 leaves out the measuring and the long soak,
 # SKIP_TESTS=1 all that is no measuring. Of that, ONLY=handles, memory, copies, frameworks, pytorch or examples does one
 # part, and ONLY=memory also leaves out tests that are not about memory. TRACES names a folder with more logs to replay
 # than tests/data has, and TURNS says how often peers take turns (5).
@@ -128,6 +128,7 @@ run_memory() {
 run_copies() {
   local turn
   measure sleep.json 580 "$python" benches/sleep.py --turns "${TURNS:-5}"
+  measure neighbours.json 400 "$python" benches/neighbours.py --rounds "${TURNS:-5}"
   measure share.json 200 "$python" benches/share.py
   measure torch_sharing.json 200 "$python" benches/torch_sharing.py 100
   for ((turn = 0; turn < 2; turn++)); do
@@ -272,7 +273,7 @@ finish() {
 mkdir -p "$results"
 rm -f "$results"/{log,examples,leases,green_contexts}.txt \
   "$results"/{peers,workspaces,memory,turns,passes,recording,ranges,idle_server,kv_peers}.json \
-  "$results"/{pinned,pinned_rust,sleep,share}.json \
+  "$results"/{pinned,pinned_rust,sleep,neighbours,share}.json \
   "$results"/{frameworks,plugs,rmm,rmm_cpp,nccl,pytorch,torch_sharing}.json
 run_all | tee "$results/run.txt"
 status=$?

@@ -1,5 +1,6 @@
 """Processes on one device that know of each other, and give memory back before one fails."""
 
+import json
 import os
 import re
 from pathlib import Path
@@ -114,3 +115,13 @@ def test_the_example_has_two_workers_whose_peaks_take_turns():
         assert given >= 48
         assert keeps >= 4
     assert last == "all 4 peaks were right, in 72 MiB for both"
+
+
+def test_the_bench_has_all_that_it_measures_on_a_gpu_but_the_driver():
+    bench = Path(__file__).parents[2] / "benches" / "neighbours.py"
+    small = ("--mib", "32", "--rounds", "1", "--trainings", "1", "--steps", "2")
+    done = start_python(bench, *small, folders=[Path(gpupool.__file__).parents[1]], GPUPOOL_RUNTIME="host")
+    free, asleep, *trainings = map(json.loads, succeeded(done).splitlines())
+    assert (free["work"], free["given_mib"]) == ("free memory", 32)
+    assert (asleep["work"], asleep["words_right"]) == ("a pool that sleeps for it", True)
+    assert [each["work"].split(": ")[0] for each in trainings] == ["two trainings"] * 3
