@@ -82,10 +82,10 @@ memcheck() {
 run_memcheck() {
   local sanitizer tests test name
   sanitizer=$(find_sanitizer)
-  # The first fills the device, which leaves the sanitizer no memory for itself. The second calls the driver a million
-  # times and runs no kernel. The third has CUPTI in the process, of which there can be only one tool.
+  # The first two fill the device, which leaves the sanitizer no memory for itself. The third calls the driver a million
+  # times and runs no kernel. The fourth has CUPTI in the process, of which there can be only one tool.
   read -ra tests <<<"${MEMCHECK_TESTS:-$(find tests/gpu -name 'test_*.py' ! -name test_out_of_memory.py \
-    ! -name test_replay.py ! -name test_nvtx.py | sort | xargs)}"
+    ! -name test_neighbours.py ! -name test_replay.py ! -name test_nvtx.py | sort | xargs)}"
   for test in "${tests[@]}"; do
     name=${test##*/test_}
     step "memcheck-${name/.py/}" memcheck "$sanitizer" "$test"
@@ -101,6 +101,8 @@ run_memory() {
   [ -z "${SKIP_BENCHES:-}" ] || return 0
   if tests; then
     GPUPOOL_SOAK_OPERATIONS=1000000 step long-soak timeout 400 bin/test_cuda --include-ignored --nocapture memory::every_word
+    GPUPOOL_SOAK_SECONDS=300 step neighbours-soak timeout 450 "$python" -m pytest -q -s -p no:cacheprovider -m alone \
+      tests/gpu/test_neighbours.py
   fi
   traces=(tests/data/*.csv.gz ${TRACES:+"$TRACES"/*.csv.gz})
   for work in c_abi random "recording 1 16"; do

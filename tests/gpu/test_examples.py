@@ -148,15 +148,6 @@ def test_a_trainer_and_a_generator_share_weights(examples):
     assert same == "all 4 rounds, the weights and the state are the same, bit for bit"
 
 
-@pytest.mark.alone
-def test_peaks_of_two_workers_take_turns(examples):
-    _first, *turns, last = run_python(str(examples / "two_workers.py")).splitlines()
-    given = [int(re.search(r" gave (\d+) MiB to ", turn)[1]) for turn in turns]
-    assert len(given) == 3
-    assert min(given) >= 192
-    assert last.startswith("all 4 peaks were right, in ")
-
-
 def test_a_data_set_larger_than_the_memory_it_may_use(examples):
     import_or_skip("cupy")
     lines = run_python(str(examples / "stream_data_set.py"), "--limit-gib", "2", "--gib", "5").splitlines()

@@ -97,6 +97,11 @@ def test_a_refusal_of_the_driver_while_memory_is_given_loses_nothing(together, c
     run_program("neighbours/faults.py", call, **together)
 
 
+def test_four_processes_without_memory_for_all_keep_every_word(together):
+    soak = Path(__file__).parents[1] / "gpu" / "programs" / "neighbours" / "soak.py"
+    run_program(soak, int(SMALL) >> 20, 150, 0, **together)
+
+
 def test_the_example_has_two_workers_whose_peaks_take_turns():
     example = Path(__file__).parents[2] / "examples" / "two_workers.py"
     variables = {"GPUPOOL_RUNTIME": "host", "GPUPOOL_NEIGHBOUR_DEADLINE_MS": "4000"}
