@@ -1,6 +1,6 @@
 """What memory costs that comes from a neighbour, and two trainings on one GPU, as one JSON object a line.
 
-    python benches/neighbours.py [--mib 8192] [--rounds 5] [--trainings 3] [--steps 300]
+    python benches/neighbours.py [--mib 8192] [--rounds 5] [--trainings 3] [--steps 300] [--room 1.0]
 
 Two processes are neighbours, and this one holds all memory of the device but what each work is said to have:
 
@@ -10,8 +10,8 @@ Two processes are neighbours, and this one holds all memory of the device but wh
 - a pool that sleeps for it: the same, where the other process has a pool in use of that size, which is copied to warm
   pinned memory. `limit_ms` is a copy at 50 GB/s and 25 ms.
 - two trainings: those of examples/torch_training.py, each with its own sentences, where each alone just fits with its
-  cache: one after the other, and both at once. `limit` is the most that the ratio is to be, and `errors` has why
-  trainings failed: then the ratio means nothing.
+  cache, or in --room times as much: one after the other, and both at once. `limit` is the most that the ratio is to be,
+  and `errors` has why trainings failed: then the ratio means nothing.
 
 Figures are medians of the rounds, with the least and the most. On a simulated device the driver is left out, and loops
 that allocate stand in for the trainings: give a small --mib.
@@ -138,6 +138,7 @@ def stand_in(steps: int, seed: int, nbytes: int) -> None:
         for buffer in (*parameters, *activations):
             buffer.fill(1)
         gpupool.synchronize()
+        del buffer, activations
 
 
 def train(steps: int, seed: int, nbytes: int) -> dict[str, Any]:
@@ -241,8 +242,8 @@ def measure_sleep(nbytes: int, rounds: int) -> None:
     row("a pool that sleeps for it", times[1:], mib=nbytes // MIB, words_right=right, limit_ms=round(limit, 3))
 
 
-def measure_trainings(nbytes: int, rounds: int, steps: int) -> None:
-    """Measure two trainings that each alone just fits."""
+def measure_trainings(nbytes: int, rounds: int, steps: int, times: float) -> None:
+    """Measure two trainings in so many times the memory in which each alone just fits."""
     with neighbours() as pair:
         for each in pair:
             each(prepare_training)
@@ -251,7 +252,8 @@ def measure_trainings(nbytes: int, rounds: int, steps: int) -> None:
         peaks = [each(train, steps, seed, nbytes)["peak"] for seed, each in enumerate(pair)]
         for each in pair:
             each(let_go)
-        room = max(peak + rest for peak, rest in zip(peaks, reversed(rests), strict=True)) - sum(rests) + ROUNDING
+        most = max(int(times * peak) + rest for peak, rest in zip(peaks, reversed(rests), strict=True))
+        room = most - sum(rests) + ROUNDING
         alone, at_once, errors = [], [], []
 
         def finish(trainings: "list[Future[Any]]") -> float:
@@ -266,7 +268,7 @@ def measure_trainings(nbytes: int, rounds: int, steps: int) -> None:
                     one_by_one += finish([each.begin(train, steps, seed, nbytes)])
                 alone.append(one_by_one)
                 at_once.append(finish([each.begin(train, steps, seed, nbytes) for seed, each in enumerate(pair)]))
-    told = {"steps": steps, "room_mib": (room + sum(rests)) // MIB}
+    told = {"steps": steps, "room_mib": (most + ROUNDING) // MIB, "alone_mib": [peak // MIB for peak in peaks]}
     row("two trainings: one after the other", alone, "s", **told)
     row("two trainings: both at once", at_once, "s", **told, errors=errors)
     ratios = [both / one for both, one in zip(at_once, alone, strict=True)]
@@ -280,6 +282,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="how often it comes")
     parser.add_argument("--trainings", type=int, default=3, help="how often both trainings run")
     parser.add_argument("--steps", type=int, default=300, help="the steps of a training, more than 50")
+    parser.add_argument("--room", type=float, default=1.0, help="how many times what one of them needs both have")
     arguments = parser.parse_args()
     os.environ.setdefault("GPUPOOL_NEIGHBOUR_DEADLINE_MS", str(DEADLINE_MS))
     with tempfile.TemporaryDirectory() as folder:
@@ -288,7 +291,7 @@ def main() -> None:
         measure_free(arguments.mib * MIB, arguments.rounds)
         measure_sleep(arguments.mib * MIB, arguments.rounds)
         with measured("two trainings"):
-            measure_trainings(arguments.mib * MIB, arguments.trainings, arguments.steps)
+            measure_trainings(arguments.mib * MIB, arguments.trainings, arguments.steps, arguments.room)
 
 
 if __name__ == "__main__":
