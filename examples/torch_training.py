@@ -16,12 +16,12 @@ STEPS, WARM_UP = 300, 50
 WORDS, WIDTH, BATCH = 8000, 512, 16
 
 
-def train(steps):
+def train(steps, seed=0):
     """Train for so many steps, and return the last loss and the seconds a step took, the first ones left out."""
     import torch
     from torch import nn
 
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     layer = nn.TransformerEncoderLayer(WIDTH, nhead=8, dim_feedforward=4 * WIDTH, dropout=0.0, batch_first=True)
     model = nn.Sequential(nn.Embedding(WORDS, WIDTH), nn.TransformerEncoder(layer, 4), nn.Linear(WIDTH, WORDS)).cuda()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)

@@ -56,6 +56,17 @@ class Settings:
     """The most handles on each device, by the name of the pool, as :attr:`gpupool.HandlePool.limit`."""
     warm: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """The number of handles to make ahead of need on the current device, by the name of the pool."""
+    guarantee: int | None = None
+    """The bytes of each device that the process is never asked to go below.
+
+    With this or one of the three that follow the process becomes a neighbour: see :func:`gpupool.set_neighbour`.
+    """
+    most: int | None = None
+    """The bytes of each device beyond which the process is asked for memory first."""
+    priority: int | None = None
+    """How much the process matters: those with the lowest number are asked for memory first; without one it is 0."""
+    name: str | None = None
+    """The process's name as a neighbour, by default that of the worker in error messages."""
 
     def __post_init__(self) -> None:
         if isinstance(self.enable, str):
@@ -68,12 +79,24 @@ class Settings:
         if self.memory_fraction is not None and not _is_fraction(self.memory_fraction):
             raise InvalidValue(f"memory_fraction={self.memory_fraction!r} is no fraction: give 0 to 1")
         memory_bytes = None if self.memory_bytes is None else _count("memory_bytes", self.memory_bytes, 0)
+        guarantee, most = (
+            None if value is None else _count(name, value, 0)
+            for name, value in (("guarantee", self.guarantee), ("most", self.most))
+        )
+        if most is not None and most < (guarantee or 0):
+            raise InvalidValue(f"guarantee={guarantee} is above most={most}: lower the guarantee, or raise the most")
+        priority = None if self.priority is None else _count("priority", self.priority, -(2**31), 2**31)
+        if not isinstance(self.name, str | None):
+            raise InvalidValue(f"name={self.name!r} is no text")
         # The settings are compared and sent in one form, and do not change when the caller's own objects do.
         for field, value in (
             ("enable", tuple(self.enable)),
             ("memory_bytes", memory_bytes),
             ("handle_limits", _counts("handle_limits", self.handle_limits, 1)),
             ("warm", _counts("warm", self.warm, 0)),
+            ("guarantee", guarantee),
+            ("most", most),
+            ("priority", priority),
         ):
             object.__setattr__(self, field, value)
 
@@ -122,13 +145,15 @@ def _is_fraction(value: Any) -> bool:
     return is_number and bool(0 <= value <= 1)
 
 
-def _count(what: str, value: Any, least: int) -> int:
+def _count(what: str, value: Any, least: int, end: int = 2**63) -> int:
     try:
         count = operator.index(value)
     except TypeError:
-        count = -1
-    if not least <= count < 2**63 or isinstance(value, bool):
-        raise InvalidValue(f"{what} must be a whole number from {least} to 2**63 - 1, not {value!r}")
+        count = end
+    if not least <= count < end or isinstance(value, bool):
+        raise InvalidValue(
+            f"{what} must be a whole number from {least} to 2**{end.bit_length() - 1} - 1, not {value!r}"
+        )
     return count
 
 
@@ -153,7 +178,7 @@ class _Setup:
     settings: Settings
     undo: ExitStack
     holders: set[str]
-    warmed: bool = False
+    has_devices: bool = False
 
 
 _setup: _Setup | None = None
@@ -203,7 +228,9 @@ def set_up(
         holder: The name of the worker that calls this, if several share one process: it is undone when the last of
             them calls :func:`tear_down`.
         before_devices: Leave out everything that would initialise the GPU driver, for launchers that assign devices to
-            a process later: handles are then created by :func:`warm`.
+            a process later: handles are then created by :func:`warm`. A process that the settings make a neighbour
+            then becomes one by that, or with the first device that it uses, by the variables of its environment that
+            say so.
 
     Raises:
         SetUpFailed: Something failed; the exception's cause is the error itself.
@@ -218,17 +245,17 @@ def set_up(
         if _setup is None or _setup.settings != settings:
             holders = set() if _setup is None else _setup.holders
             _undo(worker)
-            _setup = _Setup(settings, _apply(settings, worker), holders)
+            _setup = _Setup(settings, _apply(settings, worker, before_devices), holders)
         if not before_devices:
             try:
-                _warm(_setup, worker)
+                _use_devices(_setup, worker)
             except SetUpFailed:
                 _undo("")
                 raise
         _setup.holders.add(holder)
 
 
-def _apply(settings: Settings, worker: str) -> ExitStack:
+def _apply(settings: Settings, worker: str, before_devices: bool) -> ExitStack:
     """Do all that needs no device, and return what undoes it."""
     with ExitStack() as undo:
         if settings.memory_fraction is not None or settings.memory_bytes is not None:
@@ -245,16 +272,61 @@ def _apply(settings: Settings, worker: str) -> ExitStack:
                 framework = importlib.import_module(f"gpupool.{name}")
                 framework.enable()
             undo.callback(framework.disable)
+        if before_devices and _makes_neighbour(settings):
+            with _doing("becoming a neighbour", worker):
+                for variable, value in _neighbour_variables(settings, worker).items():
+                    undo.callback(_set_variable, variable, os.environ.get(variable))
+                    _set_variable(variable, value)
         return undo.pop_all()
 
 
-def _warm(setup: _Setup, worker: str) -> None:
-    if setup.warmed:
+def _makes_neighbour(settings: Settings) -> bool:
+    return any(value is not None for value in (settings.guarantee, settings.most, settings.priority, settings.name))
+
+
+def _neighbour_variables(settings: Settings, worker: str) -> dict[str, str | None]:
+    """Return what the environment is to say of a process that is to be a neighbour; None for what it is not to say."""
+    place, name = (os.environ.get(variable) for variable in ("GPUPOOL_NEIGHBOURS", "GPUPOOL_NEIGHBOUR_NAME"))
+    # More than there are addresses for is refused there.
+    told = {
+        "GUARANTEE": None if settings.guarantee is None else min(settings.guarantee, 2**47),
+        "MOST": None if settings.most is None else min(settings.most, 2**47),
+        "PRIORITY": settings.priority,
+    }
+    return {
+        "GPUPOOL_NEIGHBOURS": "1" if place in (None, "", "0") else place,
+        "GPUPOOL_NEIGHBOUR_NAME": settings.name or worker or name,
+        **{f"GPUPOOL_NEIGHBOUR_{what}": None if number is None else str(number) for what, number in told.items()},
+    }
+
+
+def _set_variable(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
+
+
+def _use_devices(setup: _Setup, worker: str) -> None:
+    """Do what needs the devices, once."""
+    if setup.has_devices:
         return
+    if _makes_neighbour(setup.settings):
+        with _doing("becoming a neighbour", worker):
+            _become_neighbour(setup, worker)
     for name, count in setup.settings.warm.items():
         with _doing(f"making {count} handles of {name}", worker):
             _pool(name).warm(count)
-    setup.warmed = True
+    setup.has_devices = True
+
+
+def _become_neighbour(setup: _Setup, worker: str) -> None:
+    settings = setup.settings
+    for device in range(gpupool.device_count()):
+        (former,) = (each for each in gpupool.neighbours(device) if each.is_self)
+        setup.undo.callback(gpupool.set_neighbour, former.name, former.guarantee, former.most, former.priority, device)
+        name = settings.name or worker or None
+        gpupool.set_neighbour(name, settings.guarantee or 0, settings.most, settings.priority or 0, device)
 
 
 def _undo(worker: str) -> None:
@@ -266,20 +338,23 @@ def _undo(worker: str) -> None:
 
 
 def warm() -> None:
-    """Create the handles in the settings' ``warm``, if :func:`set_up` left that out; otherwise do nothing.
+    """Create the handles in the settings' ``warm`` and become a neighbour, if :func:`set_up` left that out.
+
+    Otherwise do nothing.
 
     Raises:
         SetUpFailed: Something failed; what :func:`set_up` did is kept.
     """
     with _lock:
         if _setup is not None:
-            _warm(_setup, "")
+            _use_devices(_setup, "")
 
 
 def tear_down(holder: str = "") -> None:
     """Undo :func:`set_up` when the last holder asks for it; otherwise do nothing.
 
-    Limits are restored, and the frameworks disabled. Handles are kept until :meth:`gpupool.HandlePool.trim`.
+    Limits and what neighbours are told are restored, and the frameworks disabled. Handles are kept until
+    :meth:`gpupool.HandlePool.trim`, and the process stays a neighbour.
 
     Raises:
         SetUpFailed: Something cannot be undone; everything else is.

@@ -106,10 +106,10 @@ def in_threads_until_returned(pool, count, work):
     return results
 
 
-def _run(*arguments, **variables):
+def _run(*arguments, timeout=110 * PATIENCE, **variables):
     # faulthandler says where a crash was; warnings of other people's packages are not what is tested.
     options = ("-X", "faulthandler", "-W", "ignore")
-    return start_python(*options, *arguments, folders=[HERE, EXAMPLES], timeout=110 * PATIENCE, **variables)
+    return start_python(*options, *arguments, folders=[HERE, EXAMPLES], timeout=timeout, **variables)
 
 
 def run_python(*arguments, **variables):

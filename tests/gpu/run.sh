@@ -3,8 +3,8 @@
 # short table last. Usage: run.sh [RESULTS_FOLDER], which gets run.txt (what is printed), log.txt (all output),
 # examples.txt, info.txt, leases.txt, green_contexts.txt, and one object a line in peers.json, workspaces.json, memory.json,
 # turns.json, passes.json, recording.json, ranges.json, idle_server.json, kv_peers.json, pinned.json, pinned_rust.json,
-# sleep.json, share.json, frameworks.json, plugs.json, rmm.json, rmm_cpp.json, nccl.json, pytorch.json and
-# torch_sharing.json. PYTHON chooses the interpreter (python3); SKIP_BENCHES=1 leaves out the measuring and the long soak,
+# sleep.json, neighbours.json, share.json, frameworks.json, plugs.json, rmm.json, rmm_cpp.json, nccl.json, pytorch.json
+# and torch_sharing.json. PYTHON chooses the interpreter (python3); SKIP_BENCHES=1 leaves out the measuring and the long soak,
 # SKIP_TESTS=1 all that is no measuring. Of that, ONLY=handles, memory, copies, frameworks, pytorch or examples does one
 # part, and ONLY=memory also leaves out tests that are not about memory. TRACES names a folder with more logs to replay
 # than tests/data has, and TURNS says how often peers take turns (5).
@@ -82,10 +82,10 @@ memcheck() {
 run_memcheck() {
   local sanitizer tests test name
   sanitizer=$(find_sanitizer)
-  # The first fills the device, which leaves the sanitizer no memory for itself. The second calls the driver a million
-  # times and runs no kernel. The third has CUPTI in the process, of which there can be only one tool.
+  # The first two fill the device, which leaves the sanitizer no memory for itself. The third calls the driver a million
+  # times and runs no kernel. The fourth has CUPTI in the process, of which there can be only one tool.
   read -ra tests <<<"${MEMCHECK_TESTS:-$(find tests/gpu -name 'test_*.py' ! -name test_out_of_memory.py \
-    ! -name test_replay.py ! -name test_nvtx.py | sort | xargs)}"
+    ! -name test_neighbours.py ! -name test_replay.py ! -name test_nvtx.py | sort | xargs)}"
   for test in "${tests[@]}"; do
     name=${test##*/test_}
     step "memcheck-${name/.py/}" memcheck "$sanitizer" "$test"
@@ -101,6 +101,8 @@ run_memory() {
   [ -z "${SKIP_BENCHES:-}" ] || return 0
   if tests; then
     GPUPOOL_SOAK_OPERATIONS=1000000 step long-soak timeout 400 bin/test_cuda --include-ignored --nocapture memory::every_word
+    GPUPOOL_SOAK_SECONDS=300 step neighbours-soak timeout 450 "$python" -m pytest -q -s -p no:cacheprovider -m alone \
+      tests/gpu/test_neighbours.py
   fi
   traces=(tests/data/*.csv.gz ${TRACES:+"$TRACES"/*.csv.gz})
   for work in c_abi random "recording 1 16"; do
@@ -128,6 +130,7 @@ run_memory() {
 run_copies() {
   local turn
   measure sleep.json 580 "$python" benches/sleep.py --turns "${TURNS:-5}"
+  measure neighbours.json 400 "$python" benches/neighbours.py --rounds "${TURNS:-5}"
   measure share.json 200 "$python" benches/share.py
   measure torch_sharing.json 200 "$python" benches/torch_sharing.py 100
   for ((turn = 0; turn < 2; turn++)); do
@@ -272,7 +275,7 @@ finish() {
 mkdir -p "$results"
 rm -f "$results"/{log,examples,leases,green_contexts}.txt \
   "$results"/{peers,workspaces,memory,turns,passes,recording,ranges,idle_server,kv_peers}.json \
-  "$results"/{pinned,pinned_rust,sleep,share}.json \
+  "$results"/{pinned,pinned_rust,sleep,neighbours,share}.json \
   "$results"/{frameworks,plugs,rmm,rmm_cpp,nccl,pytorch,torch_sharing}.json
 run_all | tee "$results/run.txt"
 status=$?

@@ -86,6 +86,18 @@ def test_tasks_run_within_the_limits_and_their_memory_is_told(client):
     assert gpupool.dask.stats(client)[first]["memory"][0]["peak_reserved_bytes"] == peak
 
 
+def test_workers_are_neighbours_with_the_numbers_of_their_settings(client):
+    def told():
+        (this,) = (each for each in gpupool.neighbours() if each.is_self)
+        return this.name, this.guarantee, this.most, this.priority
+
+    before = client.run(told)
+    client.register_plugin(gpupool.dask.Plugin(Settings(guarantee=MIB, most=8 * MIB, priority=-1)))
+    assert client.run(told) == {address: (f"Dask worker {address}", MIB, 8 * MIB, -1) for address in before}
+    client.unregister_worker_plugin("gpupool")
+    assert client.run(told) == before
+
+
 def test_the_same_plugin_again_changes_nothing_and_another_replaces_it(client):
     def limits():
         return gpupool.simulated.limit, gpupool._native.set_memory_limit(None, None)

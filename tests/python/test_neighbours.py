@@ -1,8 +1,13 @@
 """Processes on one device that know of each other, and give memory back before one fails."""
 
+import json
 import os
+import re
+from pathlib import Path
 
+import gpupool
 import pytest
+from processes import start_python, succeeded
 from running import functions_of, run_program
 
 # What is made to fail.
@@ -90,3 +95,38 @@ def test_strangers_get_nothing_and_harm_no_other(together, case):
 @pytest.mark.parametrize("call", CALLS)
 def test_a_refusal_of_the_driver_while_memory_is_given_loses_nothing(together, call):
     run_program("neighbours/faults.py", call, **together)
+
+
+def test_four_processes_without_memory_for_all_keep_every_word(together):
+    soak = Path(__file__).parents[1] / "gpu" / "programs" / "neighbours" / "soak.py"
+    run_program(soak, int(SMALL) >> 20, 150, 0, **together)
+
+
+def test_the_example_has_two_workers_whose_peaks_take_turns():
+    example = Path(__file__).parents[2] / "examples" / "two_workers.py"
+    variables = {"GPUPOOL_RUNTIME": "host", "GPUPOOL_NEIGHBOUR_DEADLINE_MS": "4000"}
+    done = start_python(example, "--mib", "64", folders=[Path(gpupool.__file__).parents[1]], **variables)
+    first, *turns, last = succeeded(done).splitlines()
+    assert first.startswith("turn 0: B gave 0 MiB to A, which has 64 MiB now; ")
+    told = [
+        re.fullmatch(r"turn \d: (.) gave (\d+) MiB to (.), which has (\d+) MiB now; . keeps (\d+) MiB", turn)
+        for turn in turns
+    ]
+    assert [(each[1], each[3]) for each in told] == [("A", "B"), ("B", "A"), ("A", "B")]
+    for each in told:
+        given, has, keeps = (int(each[place]) for place in (2, 4, 5))
+        assert (given + keeps, has) == (64, 64)
+        # Not below the guarantee.
+        assert given >= 48
+        assert keeps >= 4
+    assert last == "all 4 peaks were right, in 72 MiB for both"
+
+
+def test_the_bench_has_all_that_it_measures_on_a_gpu_but_the_driver():
+    bench = Path(__file__).parents[2] / "benches" / "neighbours.py"
+    small = ("--mib", "32", "--rounds", "1", "--trainings", "1", "--steps", "2")
+    done = start_python(bench, *small, folders=[Path(gpupool.__file__).parents[1]], GPUPOOL_RUNTIME="host")
+    free, asleep, *trainings = map(json.loads, succeeded(done).splitlines())
+    assert (free["work"], free["given_mib"]) == ("free memory", 32)
+    assert (asleep["work"], asleep["words_right"]) == ("a pool that sleeps for it", True)
+    assert [each["work"].split(": ")[0] for each in trainings] == ["two trainings"] * 3

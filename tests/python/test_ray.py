@@ -59,6 +59,11 @@ def make_actor():
             gpupool.empty(nbytes).free()
             return gpupool.memory_stats().peak_reserved_bytes
 
+        def told(self):
+            gpupool.empty(1).free()
+            (this,) = (each for each in gpupool.neighbours() if each.is_self)
+            return this.name, this.guarantee, this.most, this.priority
+
     return Actor.remote()
 
 
@@ -82,7 +87,7 @@ def kill(actor):
 
 @pytest.mark.thorough
 def test_workers_have_what_they_are_to_have():
-    settings = Settings(memory_bytes=8 * MIB, handle_limits={"simulated": 3}, warm={"simulated": 2})
+    settings = Settings(memory_bytes=8 * MIB, handle_limits={"simulated": 3}, warm={"simulated": 2}, guarantee=MIB)
     with cluster(worker_process_setup_hook=gpupool.ray.setup(settings)):
         actors = first, second = [make_actor() for _ in range(2)]
         # Ray is yet to say which devices a process has when it calls the hook, so that must ask no driver.
@@ -100,6 +105,10 @@ def test_workers_have_what_they_are_to_have():
             assert (answer["failure"], answer["runtime"]) == (None, "host")
             assert answer["handles"]["simulated"]["idle"] == 2
         assert stats[first._actor_id.hex()]["memory"][0]["peak_reserved_bytes"] == peak
+
+        told = ray.get([actor.told.remote() for actor in actors], timeout=100)
+        assert [rest for _, *rest in told] == [[MIB, None, 0]] * 2
+        assert all(name.startswith("Ray worker ") for name, *_ in told)
 
         kill(second)
         stats = gpupool.ray.stats(actors)

@@ -70,6 +70,14 @@ def frameworks(monkeypatch):
         ({"handle_limits": ["cublas"]}, "a number for each name"),
         ({"warm": {"cublas": True}}, "not True"),
         ({"warm": {"cublas": "2"}}, "not '2'"),
+        ({"guarantee": -1}, "guarantee must be a whole number from 0 .*, not -1"),
+        ({"guarantee": 2, "most": 1}, "guarantee=2 is above most=1: lower the guarantee, or raise the most"),
+        ({"most": "1 GiB"}, "most must be a whole number from 0 .*, not '1 GiB'"),
+        ({"most": 2**63}, f"most must be a whole number from 0 to 2.*, not {2**63}"),
+        ({"priority": 0.5}, "priority must be a whole number from -2147483648 .*, not 0.5"),
+        ({"priority": 2**31}, rf"priority must be a whole number .* to 2\*\*31 - 1, not {2**31}"),
+        ({"priority": True}, "not True"),
+        ({"name": 5}, "name=5 is no text"),
     ],
 )
 def test_settings_that_cannot_be_right_are_refused_where_they_are_made(settings, message):
@@ -79,7 +87,15 @@ def test_settings_that_cannot_be_right_are_refused_where_they_are_made(settings,
 
 def test_settings_survive_pickle_and_json():
     settings = Settings(
-        enable=["cupy"], memory_fraction=0.0, memory_bytes=0, handle_limits={"simulated": 3}, warm={"simulated": 0}
+        enable=["cupy"],
+        memory_fraction=0.0,
+        memory_bytes=0,
+        handle_limits={"simulated": 3},
+        warm={"simulated": 0},
+        guarantee=0,
+        most=0,
+        priority=0,
+        name="trainer",
     )
     assert Settings.from_json(settings.to_json()) == settings == pickle.loads(pickle.dumps(settings))
     assert Settings().to_json() == "{}"
@@ -257,6 +273,20 @@ def test_stats_are_plain_values():
     assert stats["handles"]["simulated"]["held"] >= 1
     assert stats["runtime"] == "host"
     buffer.free()
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "it_is_a_neighbour_on_every_device_until_the_end",
+        "before_devices_it_becomes_one_with_the_first_that_it_uses",
+        "without_such_a_setting_it_is_none",
+    ],
+)
+def test_a_worker_is_a_neighbour_if_a_setting_makes_it_one(tmp_path, case):
+    # Devices of nobody else, and time for slow machines.
+    variables = {"GPUPOOL_HOST_SHARED": str(tmp_path), "GPUPOOL_HOST_DEVICES": "2"}
+    run_program("process/set_up.py", case, GPUPOOL_NEIGHBOUR_DEADLINE_MS="4000", **variables)
 
 
 def test_any_launcher_can_set_its_workers_up_by_the_variable():

@@ -10,7 +10,7 @@ from gpupool.worker import Settings, set_up, stats, tear_down
 
 
 def starts_no_driver_before_devices_are_known():
-    limits = {"memory_fraction": 0.5, "memory_bytes": 1 << 30, "handle_limits": {"cublas": 2}}
+    limits = {"memory_fraction": 0.5, "memory_bytes": 1 << 30, "handle_limits": {"cublas": 2}, "guarantee": 1 << 20}
     set_up(Settings(enable=["cupy"], warm={"cublas": 1}, **limits), before_devices=True)
     runtime = stats()["runtime"]
     assert runtime is None, f"it started {runtime}"
