@@ -3,7 +3,7 @@
 The samples of a page run one after the other, as a reader would put them into one file, which a process that they
 spawn imports again. A comment on the line before a sample, which the reader does not see, tells more:
 `<!-- sample: gpu -->` of one that needs a GPU, `needs NAME` of one that needs a package, `new` of one that begins a new
-process.
+process, `alone` of one that takes most of a device's memory.
 """
 
 import importlib.util
