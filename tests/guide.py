@@ -3,7 +3,7 @@
 The samples of a page run one after the other, as a reader would put them into one file, which a process that they
 spawn imports again. A comment on the line before a sample, which the reader does not see, tells more:
 `<!-- sample: gpu -->` of one that needs a GPU, `needs NAME` of one that needs a package, `new` of one that begins a new
-process.
+process, `alone` of one that takes most of a device's memory.
 """
 
 import importlib.util
@@ -22,6 +22,8 @@ SAMPLE = re.compile(r"^(?:<!-- sample: (?P<told>[^\n]+) -->\n)?```python\n(?P<co
 QUOTED = re.compile(
     r"^<!-- (?P<how>prints|outlines): (?P<what>[^\n]+) -->\n```\w*\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
+# On a busy machine no neighbour is passed by that is not stopped.
+PATIENT = {"GPUPOOL_NEIGHBOUR_DEADLINE_MS": "4000"}
 # What may be another one each time: addresses, files of Python, and numbers with what they count.
 VARYING = re.compile(r"0x[0-9a-f]+|[\w./-]+\.py\b|\b\d[\d.,]*(?: (?:[num\u00b5]?s|B|[KMG]iB)\b)?")
 
@@ -90,6 +92,7 @@ def print_quoted(block: Quoted, folder: Path) -> str:
     """Run what a block quotes in a folder, on the simulated device, and return all that it prints."""
     environment = {
         **os.environ,
+        **PATIENT,
         "GPUPOOL_RUNTIME": "host",
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
@@ -151,7 +154,7 @@ def run_apart(name: str, on_gpu: bool, folder: Path, **variables: str) -> subpro
         pytest.skip(f"needs {', '.join(lacks)}")
     script = folder / f"{Path(program[0].page).stem.replace('-', '_')}_page.py"
     script.write_text(text_of(program))
-    environment = {**os.environ, **variables}
+    environment = {**os.environ, **PATIENT, **variables}
     command = [sys.executable, script.name]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, cwd=folder)
 

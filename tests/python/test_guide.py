@@ -1,6 +1,7 @@
 """The samples of the guide and the README run, and the README's tables say what was measured."""
 
 import re
+import subprocess
 import sys
 import uuid
 
@@ -80,6 +81,14 @@ def test_every_picture_is_on_a_page_and_made_by_a_command():
         else:
             assert f"(pictures/{path.name})" in text or f"(../docs/pictures/{path.name})" in text, path.name
             assert path.name.startswith("oom-") or f" -o {path.name}" in commands, path.name
+
+
+def test_a_picture_that_a_program_draws_is_drawn_the_same_again(tmp_path):
+    drawn = re.findall(r"^\$ python (docs/hooks/\w+\.py) -o (\S+\.svg)$", text_of_all_pages(), re.MULTILINE)
+    assert drawn
+    for program, name in drawn:
+        subprocess.run([sys.executable, guide.ROOT / program, "-o", tmp_path / name], check=True, timeout=100)
+        assert (tmp_path / name).read_text() == (guide.ROOT / "docs/pictures" / name).read_text()
 
 
 @pytest.mark.parametrize("name", ["fits", "compare"])

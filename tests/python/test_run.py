@@ -1,5 +1,6 @@
 """``gpupool run`` runs a program as Python does."""
 
+import json
 import os
 import subprocess
 import sys
@@ -151,6 +152,13 @@ def test_a_python_that_is_to_be_safe_adds_no_folder_to_the_path():
         (("--max-entries", "0", "x.py"), "--max-entries must be at least 1"),
         (("--nvmath", "x.py"), "--nvmath"),
         (("--snapshot",), "--snapshot"),
+        (("--guarantee", "much", "x.py"), "'much' is not a size"),
+        (("--most", "200TiB", "x.py"), "at most 128 TiB"),
+        (("--guarantee", "2GiB", "--most", "1GiB", "x.py"), "--guarantee must be at most --most"),
+        (("--priority", "high", "x.py"), "'high' is no whole number"),
+        (("--priority", "2147483648", "x.py"), "from -2147483647 to 2147483647"),
+        (("--name",), "--name"),
+        (("--name", os.fsdecode(b"\xff"), "x.py"), "is no name"),
     ],
 )
 def test_wrong_options(arguments, said):
@@ -164,3 +172,59 @@ def test_a_folder_that_cannot_be_written_is_told_before_the_program_runs(tmp_pat
     done = start("-m", "gpupool", "run", "--snapshot", path, ENDS, "well")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"gpupool: {path}: No such file or directory\n"
+
+
+# Each with what the environment says before, if anything, and what the program finds there beside it.
+NEIGHBOURS = [
+    ((), None, {}),
+    (("--neighbours",), None, {"S": "1", "_NAME": "a.py"}),
+    (("--neighbours",), "0", {"S": "1", "_NAME": "a.py"}),
+    (("--neighbours",), "/shared", {"S": "/shared", "_NAME": "a.py"}),
+    (("--neighbours=1",), "/shared", {"S": "{folder}/1", "_NAME": "a.py"}),
+    (("--name", "a b"), None, {"S": "1", "_NAME": "a b"}),
+    (
+        ("--guarantee", "3MiB", "--most=2GB", "--priority", "-3"),
+        None,
+        {"S": "1", "_NAME": "a.py", "_GUARANTEE": str(3 << 20), "_MOST": "2000000000", "_PRIORITY": "-3"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "before", "expected"), NEIGHBOURS)
+def test_options_about_neighbours_are_variables_of_the_program(options, before, expected, tmp_path):
+    (tmp_path / "1").mkdir()
+    start_of_all = "GPUPOOL_NEIGHBOUR"
+    (tmp_path / "a.py").write_text(
+        f"import json, os, sys\n"
+        f"found = {{name: value for name, value in os.environ.items() if name.startswith({start_of_all!r})}}\n"
+        f"print(json.dumps([found, sys.argv[1:]]))\n"
+    )
+    variables = {} if before is None else {"GPUPOOL_NEIGHBOURS": before}
+    done = start("-m", "gpupool", "run", *options, "a.py", "--name", "own", folder=tmp_path, **variables)
+    assert (done.returncode, done.stderr) == (0, "")
+    found, arguments = json.loads(done.stdout)
+    expected = {start_of_all + name: value.format(folder=tmp_path) for name, value in expected.items()}
+    assert (found, arguments) == (expected, ["--name", "own"])
+
+
+def test_the_program_is_a_neighbour_from_its_first_memory_on(tmp_path):
+    (tmp_path / "sockets").mkdir()
+    (tmp_path / "a.py").write_text(
+        "import os\n"
+        "import gpupool\n"
+        "assert os.listdir('sockets') == []\n"
+        "buffer = gpupool.empty(1)\n"
+        "assert len(os.listdir('sockets')) == 1\n"
+        "(own,) = gpupool.neighbours()\n"
+        "print(own.name, own.guarantee, own.most, own.priority)\n"
+    )
+    options = ("--neighbours=sockets", "--name", "server", "--guarantee", "1KiB", "--priority", "2")
+    done = start("-m", "gpupool", "run", *options, "a.py", folder=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "server 1024 None 2\n", "")
+
+
+def test_a_directory_for_neighbours_that_is_not_there_is_told_before_the_program_runs(tmp_path):
+    (tmp_path / "a.txt").touch()
+    for name, why in (("none", "No such file or directory"), ("a.txt", "Not a directory")):
+        done = start("-m", "gpupool", "run", f"--neighbours={name}", ENDS, "well", folder=tmp_path)
+        assert (done.returncode, done.stdout, done.stderr) == (1, "", f"gpupool: {name}: {why}\n")

@@ -37,6 +37,9 @@ QUESTIONS = {
     "paged": "ranges/",
     "discardable": "ranges/",
     "virtual memory": "ranges/",
+    "MPS": "neighbours/",
+    "HAMi": "neighbours/",
+    "oversubscription": "neighbours/",
 }
 
 pytestmark = [

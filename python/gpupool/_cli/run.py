@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import _gpupool_enable
 
+from gpupool._cli import run_neighbours as _neighbours
 from gpupool._run import ending as _ending
 from gpupool._run import program as _program
 
@@ -14,7 +15,7 @@ from gpupool._run import program as _program
 _MAX_ENTRIES = 1_000_000
 _MOST_ENTRIES = 100_000_000
 # The options that the next argument belongs to.
-_WITH_VALUES = ("--max-entries", "--snapshot")
+_WITH_VALUES = ("--max-entries", "--snapshot", *_neighbours.WITH_VALUES)
 
 
 class Command(NamedTuple):
@@ -53,6 +54,7 @@ def add(commands: Any) -> argparse.ArgumentParser:
         f"{_MAX_ENTRIES})",
     )
     parser.add_argument("-m", metavar="MODULE", help="run a module, as python -m does")
+    _neighbours.add(parser)
     return parser
 
 
@@ -79,6 +81,7 @@ def prepare(parser: argparse.ArgumentParser, options: argparse.Namespace, comman
         parser.error("name a script, or a module after -m")
     if not 1 <= options.max_entries <= _MOST_ENTRIES:
         parser.error(f"--max-entries must be at least 1 and at most {_MOST_ENTRIES}")
+    _neighbours.prepare(parser, options, command.target)
     every = set(_gpupool_enable.FRAMEWORKS.values())
     names = every if options.all else {name for name in every if getattr(options, name)} or every
     _ending.prepare(

@@ -423,8 +423,6 @@ class memory_range {
   gpupool_range *handle_ = nullptr;
 };
 
-// Frees a block, in the order of the stream that it was allocated on, or of another one of the device. Does nothing for a
-// null pointer.
 // Makes this process a neighbour of the user's others on the device, and sets what they are told of it.
 inline void set_neighbour(const char *name = nullptr, std::uint64_t guarantee = 0, std::optional<std::uint64_t> most = {},
                           int priority = 0, int device = 0) {
@@ -456,6 +454,8 @@ class claim {
   gpupool_claim *handle_ = nullptr;
 };
 
+// Frees a block, in the order of the stream that it was allocated on, or of another one of the device. Does nothing for a
+// null pointer.
 inline void deallocate(void *pointer) { check(detail::call([&] { return api().deallocate(pointer); })); }
 inline void deallocate(void *pointer, stream_argument stream, int device = 0) {
   check(detail::call([&] { return api().deallocate_on(pointer, device, stream); }));

@@ -27,8 +27,9 @@ def add(commands: Any) -> None:
         "reserved. In a terminal the table is live and has keys, of which h shows a list; elsewhere it is printed as "
         "text each time. Colours are left out if NO_COLOR is set.",
         epilog="It makes no context on any device and takes none of its memory: on NVIDIA's, NVML counts. A process "
-        "tells of itself after gpupool.set_neighbour(), or with GPUPOOL_NEIGHBOURS=1 in its environment. In the table "
-        "G is GiB and M is MiB; in JSON sizes are in bytes, and what is unknown or not set is null.",
+        "tells of itself after gpupool.set_neighbour(), by gpupool run --neighbours, or with GPUPOOL_NEIGHBOURS=1 in "
+        "its environment. In the table G is GiB and M is MiB; in JSON sizes are in bytes, and what is "
+        "unknown or not set is null.",
     )
     parser.add_argument("--once", action="store_true", help="print the table once, as text, and end")
     parser.add_argument(
