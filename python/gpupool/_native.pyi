@@ -2321,8 +2321,8 @@ def set_neighbour(
     then for discardable pages of memory ranges, then for pools made with ``sleeps_for_others``. Those above their
     ``most`` are asked first, then those of the lowest ``priority``. Each gives what it can within 200 ms for all
     together, or ``GPUPOOL_NEIGHBOUR_DEADLINE_MS``. Nobody else sees this process, and nothing but numbers and its name
-    is told. :func:`neighbours`, :func:`claim`, :func:`available_memory`, ``MemPool(sleeps_for_others=True)`` and
-    ``GPUPOOL_NEIGHBOURS=1`` in the environment make a process a neighbour as well. It stays one.
+    is told. :func:`claim` and ``MemPool(sleeps_for_others=True)`` make a process a neighbour as well, and so does its
+    first memory with ``GPUPOOL_NEIGHBOURS=1`` in the environment. It stays one.
 
     >>> gpupool.set_neighbour("trainer", priority=-1)
     >>> [each.priority for each in gpupool.neighbours() if each.is_self]
@@ -2409,10 +2409,12 @@ class Neighbour:
         """True if it is this process."""
 
 def neighbours(device: DeviceLike | None = None) -> list[Neighbour]:
-    """Return the neighbours on a device, this process among them, by their ids.
+    """Return the neighbours on a device, by their ids.
 
-    Those that do not answer within 100 ms are left out, such as stopped ones. This process becomes a neighbour.
+    Those that do not answer within 100 ms are left out, such as stopped ones. This process is among them if it is a
+    neighbour: by this call it becomes none, and none of the others sees it.
 
+    >>> gpupool.set_neighbour()
     >>> any(each.is_self for each in gpupool.neighbours())
     True
 
@@ -2421,7 +2423,7 @@ def neighbours(device: DeviceLike | None = None) -> list[Neighbour]:
 
     Raises:
         InvalidValue: There is no such device.
-        Unavailable: As for :func:`set_neighbour`.
+        Unavailable: The directory of ``GPUPOOL_NEIGHBOURS`` cannot be read, or no descriptor is left.
     """
 
 @final
@@ -2484,7 +2486,7 @@ def available_memory(device: DeviceLike | None = None) -> int:
 
     That is what the driver has free and what this process has free itself, with what its neighbours would give back,
     pools that they would put to sleep among it, less what they have claimed. What others take meanwhile is not held for
-    this process, unless it claims it with :func:`claim`. This process becomes a neighbour.
+    this process, unless it claims it with :func:`claim`. This process need not be a neighbour.
 
     >>> gpupool.available_memory() > 0
     True
@@ -2495,7 +2497,7 @@ def available_memory(device: DeviceLike | None = None) -> int:
     Raises:
         InvalidValue: There is no such device.
         LibraryError: The driver does not tell what is free.
-        Unavailable: As for :func:`set_neighbour`.
+        Unavailable: As for :func:`neighbours`.
     """
 
 def memory_stats(device: SupportsIndex | None = None) -> MemoryStats:

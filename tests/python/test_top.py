@@ -25,8 +25,8 @@ from gpupool._cli.top.snapshot import Device, Holder, Snapshot, Watch
 from gpupool._cli.top.table import as_text, table
 from gpupool._cli.top.view import EVERY, FOOT, POOLS, View, press
 from machines import Machine
-from processes import environment_with
-from running import PROGRAMS, run_program
+from processes import environment_with, succeeded
+from running import PROGRAMS, run_program, start_command
 from vt100 import Terminal
 from waiting import LONG
 
@@ -38,7 +38,7 @@ def neighbour(pid=1, name="one", device=0, reserved=0, **more):
     told = dict.fromkeys(
         (f"{name}_bytes" for name in ("live", "free", "asleep", "discardable", "offered", "claimed")), 0
     )
-    told |= {"guarantee": 0, "most": None, "priority": 0, "is_self": False}
+    told |= {"guarantee": 0, "most": None, "priority": 0}
     told |= {"pid": pid, "name": name, "device": device, "reserved_bytes": reserved}
     return SimpleNamespace(**told | more)
 
@@ -48,7 +48,10 @@ def tell(monkeypatch):
     """Let processes be neighbours that are made up."""
 
     def tell(*neighbours):
-        monkeypatch.setattr(gpupool, "neighbours", lambda device=None: [*neighbours], raising=False)
+        def on_device(device):
+            return [each for each in neighbours if each.device == device]
+
+        monkeypatch.setattr(gpupool, "neighbours", on_device)
 
     tell()
     return tell
@@ -109,10 +112,9 @@ def test_a_device_that_fails_is_a_row_that_says_so(tell, monkeypatch):
     assert any(line.startswith("      1 one") for line in lines)
 
 
-def test_who_only_watches_is_no_row(tell):
-    watching, working = neighbour(1, is_self=True), neighbour(2, is_self=True, reserved=1)
-    tell(watching, working)
-    assert [process.pid for process in Watch().look().devices[0].processes] == [2]
+def test_who_only_watches_is_no_row(tmp_path):
+    done = start_command("top", "--once", "--json", GPUPOOL_NEIGHBOURS=str(tmp_path))
+    assert {len(device["processes"]) for device in json.loads(succeeded(done))["devices"]} == {0}
 
 
 def test_simulated_devices_are_counted_by_their_driver(tell):

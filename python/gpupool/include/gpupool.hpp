@@ -423,22 +423,20 @@ class memory_range {
   gpupool_range *handle_ = nullptr;
 };
 
-// Frees a block, in the order of the stream that it was allocated on, or of another one of the device. Does nothing for a
-// null pointer.
 // Makes this process a neighbour of the user's others on the device, and sets what they are told of it.
 inline void set_neighbour(const char *name = nullptr, std::uint64_t guarantee = 0, std::optional<std::uint64_t> most = {},
                           int priority = 0, int device = 0) {
   check(api().set_neighbour(device, name, guarantee, most.value_or(UINT64_MAX), priority));
 }
 
-// The bytes of a device that this process could have, with what its neighbours would give back.
+// The bytes of a device that this process could have, with what its neighbours would give back. It need not be one.
 inline std::uint64_t available_memory(int device = 0) {
   std::uint64_t bytes = 0;
   check(api().available_memory(device, &bytes));
   return bytes;
 }
 
-// Memory that this process is about to take, of which its neighbours know as long as this lives.
+// Memory that this process is about to take, of which its neighbours know as long as this lives; it becomes one itself.
 class claim {
  public:
   explicit claim(std::uint64_t bytes, int device = 0) { check(api().claim(device, bytes, &handle_)); }
@@ -456,6 +454,8 @@ class claim {
   gpupool_claim *handle_ = nullptr;
 };
 
+// Frees a block, in the order of the stream that it was allocated on, or of another one of the device. Does nothing for a
+// null pointer.
 inline void deallocate(void *pointer) { check(detail::call([&] { return api().deallocate(pointer); })); }
 inline void deallocate(void *pointer, stream_argument stream, int device = 0) {
   check(detail::call([&] { return api().deallocate_on(pointer, device, stream); }));

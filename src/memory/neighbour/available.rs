@@ -15,21 +15,20 @@ use crate::runtime::{self, RelaxedCapture, get};
 /// Returns how many bytes of a device this process could have: those that the driver has free and those that it has free
 /// itself, with what its neighbours would give back, less what they have claimed. Where they would have to put pools to
 /// sleep, that is counted. Other processes than neighbours are not known, and nobody is held to the answer: see [`claim`].
-/// This process becomes a neighbour itself.
+/// This process need not be a neighbour, and becomes none.
 ///
 /// # Errors
-/// As [`set_neighbour`](crate::set_neighbour); `ErrorKind::Library` if the driver does not tell what is free.
+/// As [`neighbours`](crate::neighbours); `ErrorKind::Library` if the driver does not tell what is free.
 pub fn available_memory(device: Device) -> Result<u64> {
     process::refuse_forked()?;
     let device = runtime::existing(device)?;
-    join()?;
     available(device, u64::MAX)
 }
 
 /// Returns what this process could have, as far as claims were made before a time.
 fn available(device: Device, before: u64) -> Result<u64> {
     let uuid = uuid_of(device)?;
-    let told = what_they_hold(before);
+    let told = what_they_hold(before)?;
     let others: Vec<_> = told.iter().flat_map(|told| &told.held).filter(|held| held.device == uuid).copied().collect();
     let own_free = held_of(device, before).map_or(0, |held| held.free);
     Ok(sum(free_on(device)?, own_free, &others))
@@ -50,7 +49,7 @@ fn sum(free: u64, own_free: u64, others: &[Held]) -> u64 {
 /// Claims memory of a device before it is taken, until the claim is dropped or the process ends: the neighbours count it
 /// as theirs no more, in [`available_memory`] and in their own claims. Memory that this process reserves from then on uses
 /// the claim up. Of two that claim the same memory at once the first gets it. Nothing is taken, and nobody is asked to give
-/// memory back before it is: requests do that.
+/// memory back before it is: requests do that. This process becomes a neighbour itself.
 ///
 /// ```
 /// let device = gpupool::device(0)?;
@@ -60,7 +59,8 @@ fn sum(free: u64, own_free: u64, others: &[Held]) -> u64 {
 /// ```
 ///
 /// # Errors
-/// `ErrorKind::OutOfMemory` if so much is not available; as [`available_memory`].
+/// `ErrorKind::OutOfMemory` if so much is not available; as [`available_memory`] and
+/// [`set_neighbour`](crate::set_neighbour).
 pub fn claim(nbytes: u64, device: Device) -> Result<MemoryClaim> {
     process::refuse_forked()?;
     let device = runtime::existing(device)?;

@@ -30,7 +30,6 @@ def neighbour(pid, name, device, reserved, **more):
         guarantee=0,
         most=MIB,
         priority=0,
-        is_self=False,
         **more,
     )
 

@@ -24,7 +24,31 @@ def others() -> list[gpupool.Neighbour]:
     return [each for each in gpupool.neighbours() if not each.is_self]
 
 
+def who_only_watches_is_no_neighbour() -> None:
+    threads = len(os.listdir("/proc/self/task"))
+    assert gpupool.neighbours() == []
+    with other_process() as other:
+        assert other.call(names) == []
+        other.call(say, "server")
+        other.call(cache, 8 * MIB)
+        assert [(each.name, each.reserved_bytes) for each in others()] == [("server", 8 * MIB)]
+        assert gpupool.available_memory() == DEVICE
+        assert other.call(names) == ["server, itself"]
+        # Nobody listens here, and nothing runs for that.
+        assert len(os.listdir("/proc/self/task")) == threads
+        assert len(list(Path(os.environ["GPUPOOL_NEIGHBOURS"]).iterdir())) == 1
+        # It has the device's memory, and with the variable is a neighbour from then on.
+        gpupool.empty(1).free()
+        assert [each.is_self for each in gpupool.neighbours()].count(True) == 1
+        assert len(other.call(names)) == 2
+
+
+def names(kept: dict) -> list[str]:
+    return [each.name + ", itself" * each.is_self for each in gpupool.neighbours()]
+
+
 def what_each_holds_is_told() -> None:
+    gpupool.set_neighbour()
     with other_process() as other:
         other.call(say, "server", 8 * MIB, 50 * MIB, -3)
         other.call(offer, 8 * MIB)
@@ -196,12 +220,15 @@ def sockets_alone_are_in_the_directory() -> None:
         assert len(others()) == 2
         assert all(stat.S_ISSOCK(each.stat().st_mode) for each in folder.iterdir())
         one.kill()
-        assert len(list(folder.iterdir())) == 3
-        assert len(others()) == 1
         assert len(list(folder.iterdir())) == 2
+        # Who only watches removes it as well.
+        assert len(others()) == 1
+        assert len(list(folder.iterdir())) == 1
 
 
 def what_the_environment_says_holds_until_a_call() -> None:
+    assert gpupool.neighbours() == []
+    gpupool.empty(1).free()
     (this,) = gpupool.neighbours()
     assert (this.name, this.guarantee, this.most, this.priority) == ("by name", 3 * MIB, 5 * MIB, -7)
     gpupool.set_neighbour(guarantee=MIB)
