@@ -2405,6 +2405,14 @@ class Neighbour:
         """Its priority; those with the lowest number are asked first."""
 
     @property
+    def system_limit(self) -> int | None:
+        """The bytes that the system lets it have at most; None for no such limit, or none that can be read.
+
+        That is the smallest of CUDA_MPS_PINNED_DEVICE_MEM_LIMIT in its environment, for CUDA's Multi-Process Service,
+        and ``dmem.max`` of its control group and those above, on Linux.
+        """
+
+    @property
     def is_self(self) -> bool:
         """True if it is this process."""
 
@@ -2485,8 +2493,10 @@ def available_memory(device: DeviceLike | None = None) -> int:
     """Return how many bytes of a device this process could have.
 
     That is what the driver has free and what this process has free itself, with what its neighbours would give back,
-    pools that they would put to sleep among it, less what they have claimed. What others take meanwhile is not held for
-    this process, unless it claims it with :func:`claim`. This process need not be a neighbour.
+    pools that they would put to sleep among it, less what they have claimed. A limit of the system counts as the
+    device's size, see :attr:`Neighbour.system_limit`; that of a control group counts as one for all neighbours. What
+    others take meanwhile is not held for this process, unless it claims it with :func:`claim`. This process need not
+    be a neighbour.
 
     >>> gpupool.available_memory() > 0
     True

@@ -10,6 +10,11 @@ CALLS = (
     *("Bind", "ExchangeCaptureMode", "StreamQuery", "EventCreate", "EventRecord", "EventQuery", "StreamCaptureStatus"),
     *("MemoryUnmap", "ExtentRelease", "ContextSynchronize", "HostAllocate", "CopyToHost", "StreamSynchronize"),
 )
+# What needs more of the environment.
+WITH_VARIABLES = (
+    "what_the_environment_says_holds_until_a_call",
+    "a_limit_of_the_system_counts_as_the_devices_size",
+)
 # As bytes in the environment need not be text.
 NOT_UTF8 = os.fsdecode(b"\xff\xfe")
 # The device of all processes of a test.
@@ -38,7 +43,7 @@ def test_a_process_without_memory_is_given_what_others_can_do_without(together, 
     run_program("neighbours/give.py", case, **together)
 
 
-@pytest.mark.parametrize("case", functions_of("neighbours/meet.py", "what_the_environment_says_holds_until_a_call"))
+@pytest.mark.parametrize("case", functions_of("neighbours/meet.py", *WITH_VARIABLES))
 def test_neighbours_know_what_others_hold_as_long_as_these_live(together, case):
     # Who waited for a process that is gone would wait too long.
     run_program("neighbours/meet.py", case, **{**together, "GPUPOOL_NEIGHBOUR_DEADLINE_MS": "40000"})
@@ -52,6 +57,11 @@ def test_the_environment_says_what_no_call_has(together):
         "GPUPOOL_NEIGHBOUR_PRIORITY": "-7",
     }
     run_program("neighbours/meet.py", "what_the_environment_says_holds_until_a_call", **together, **said)
+
+
+def test_a_limit_of_the_system_counts_as_the_devices_size(together):
+    limit = {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "1=3G,0=40MB"}
+    run_program("neighbours/meet.py", "a_limit_of_the_system_counts_as_the_devices_size", **together, **limit)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def neighbour(pid=1, name="one", device=0, reserved=0, **more):
     told = dict.fromkeys(
         (f"{name}_bytes" for name in ("live", "free", "asleep", "discardable", "offered", "claimed")), 0
     )
-    told |= {"guarantee": 0, "most": None, "priority": 0}
+    told |= {"guarantee": 0, "most": None, "priority": 0, "system_limit": None}
     told |= {"pid": pid, "name": name, "device": device, "reserved_bytes": reserved}
     return SimpleNamespace(**told | more)
 
@@ -226,13 +226,16 @@ def test_the_table_has_all_columns_where_there_is_room():
         guarantee=2 * GIB,
         most=6 * GIB,
         priority=7,
+        system_limit=8 * GIB,
     )
     title, *lines = as_text(snapshot(process), View(), None).splitlines()
     assert re.fullmatch(r"gpupool 1\.2, cuda, \d\d:\d\d:\d\d, by reserved", title)
+    heads = "    PID NAME                    RESERVED  LIVE  FREE ASLEEP DISCARD OFFERED CLAIMED GUARANTEE"
+    row = "   1234 trainer                    5.00G 4.00G 1.00G  3.00G   1.00M   2.00M    512M     2.00G"
     assert lines == [
-        "    PID NAME                    RESERVED  LIVE  FREE ASLEEP DISCARD OFFERED CLAIMED GUARANTEE  MOST PRIORITY",
+        f"{heads}  MOST LIMIT PRIORITY",
         "0 GPU: 4.00 GiB of 16.0 GiB used [#####...............] 12.0 GiB free, 512 MiB claimed",
-        "   1234 trainer                    5.00G 4.00G 1.00G  3.00G   1.00M   2.00M    512M     2.00G 6.00G        7",
+        f"{row} 6.00G 8.00G        7",
         "        others (driver's count)    1.00G",
     ]
 
@@ -258,6 +261,7 @@ def test_narrow_terminals_lose_the_least_important_columns_first():
         lost += sorted(every - kept)
         every = kept
     assert lost == [
+        "limit",
         "priority",
         "offered",
         "guarantee",
@@ -270,7 +274,7 @@ def test_narrow_terminals_lose_the_least_important_columns_first():
         "live",
     ]
     assert every == {"name", "reserved"}
-    assert {column.key for column in columns.shown(80)} == {*columns.KEYS} - {"priority", "offered"}
+    assert {column.key for column in columns.shown(80)} == {*columns.KEYS} - {"limit", "priority", "offered"}
 
 
 @pytest.mark.parametrize(("room", "length"), [(None, 40), (200, 40), (100, 15), (97, 12), (50, 14), (21, 12), (15, 6)])
@@ -442,6 +446,7 @@ def test_json_of_one_look(tell, capsys):
         "guarantee": 0,
         "most": 9,
         "priority": 0,
+        "system_limit": None,
     }
     (pool,) = second["pools"]
     assert (pool["name"], pool["reserved_bytes"], pool["free_bytes"]) == ("pool (0, 3)", 1, None)

@@ -5,6 +5,7 @@ use super::claims::{MemoryClaim, claimed_on, make};
 use super::identity::uuid_of;
 use super::membership::join;
 use super::status::held_of;
+use super::system_limit::{SystemLimit, system_limits};
 use super::wire::Held;
 use crate::error::{Bytes, Error, GPUPOOL, Result};
 use crate::ids::Device;
@@ -14,7 +15,9 @@ use crate::runtime::{self, RelaxedCapture, get};
 
 /// Returns how many bytes of a device this process could have: those that the driver has free and those that it has free
 /// itself, with what its neighbours would give back, less what they have claimed. Where they would have to put pools to
-/// sleep, that is counted. Other processes than neighbours are not known, and nobody is held to the answer: see [`claim`].
+/// sleep, that is counted. A limit of the system counts as the device's size: of the Multi-Process Service
+/// (`CUDA_MPS_PINNED_DEVICE_MEM_LIMIT`) for this process, and of the control group (`dmem.max`), which all neighbours are
+/// taken to share. Other processes than neighbours are not known, and nobody is held to the answer: see [`claim`].
 /// This process need not be a neighbour, and becomes none.
 ///
 /// # Errors
@@ -31,7 +34,14 @@ fn available(device: Device, before: u64) -> Result<u64> {
     let told = what_they_hold(before)?;
     let others: Vec<_> = told.iter().flat_map(|told| &told.held).filter(|held| held.device == uuid).copied().collect();
     let own_free = held_of(device, before).map_or(0, |held| held.free);
-    Ok(sum(free_on(device)?, own_free, &others))
+    Ok(within(&system_limits(device), free_on(device)?, own_free, &others))
+}
+
+/// Returns the sum of what is free and would be given, within the system's limits.
+fn within(limits: &[SystemLimit], free: u64, own_free: u64, others: &[Held]) -> u64 {
+    let free = limits.iter().fold(free, |free, limit| free.min(limit.left));
+    let most = |limit: &SystemLimit| if limit.is_own { limit.left.saturating_add(own_free) } else { limit.bytes };
+    limits.iter().map(most).fold(sum(free, own_free, others), u64::min)
 }
 
 /// Returns what the driver has free, also while a stream is captured.
@@ -96,5 +106,12 @@ mod tests {
         assert_eq!(sum(5, 7, &[]), 12);
         assert_eq!(sum(5, 7, &[held(100, 0, 0), held(100, 75, 9)]), 12 + 60 + 25 - 9);
         assert_eq!(sum(5, 0, &[held(0, 0, 50)]), 0);
+        // What others give helps against a limit that they share, and not against one of this process alone.
+        let limit = |bytes, left, is_own| SystemLimit { bytes, left, is_own };
+        assert_eq!(within(&[], 50, 7, &[held(100, 0, 0)]), 50 + 7 + 60);
+        assert_eq!(within(&[limit(90, 20, false)], 50, 7, &[held(100, 0, 0)]), 20 + 7 + 60);
+        assert_eq!(within(&[limit(80, 20, false)], 50, 7, &[held(100, 0, 0)]), 80);
+        assert_eq!(within(&[limit(90, 20, true)], 50, 7, &[held(100, 0, 0)]), 27);
+        assert_eq!(within(&[limit(90, 20, true), limit(90, 0, false)], 50, 0, &[]), 0);
     }
 }

@@ -41,6 +41,8 @@ pub struct Neighbour {
     pub most: Option<u64>,
     /// Those with the lowest number are asked first.
     pub priority: i32,
+    /// What the system lets it have at most, by the Multi-Process Service or its control group; none if it has no limit.
+    pub system_limit: Option<u64>,
     /// Whether it is this process.
     pub is_self: bool,
 }
@@ -57,6 +59,7 @@ impl Neighbour {
             guarantee,
             most,
             priority,
+            system_limit,
             ..
         } = *held;
         Self {
@@ -73,6 +76,7 @@ impl Neighbour {
             guarantee,
             most,
             priority,
+            system_limit,
             is_self,
         }
     }

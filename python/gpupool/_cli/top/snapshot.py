@@ -29,6 +29,7 @@ class Holder:
     guarantee: int | None = None
     most: int | None = None
     priority: int | None = None
+    system_limit: int | None = None
     # None if the process does not tell of them.
     pools: tuple["Holder", ...] | None = None
 
@@ -89,7 +90,7 @@ class Snapshot:
                     del process["pools"]
                 for pool in process.get("pools", ()):
                     # What a process alone has.
-                    for name in ("pid", "guarantee", "most", "priority", "pools"):
+                    for name in ("pid", "guarantee", "most", "priority", "system_limit", "pools"):
                         del pool[name]
         return json.dumps({"schema": 1, **found})
 
@@ -163,6 +164,7 @@ _ASKED = (
     "guarantee",
     "most",
     "priority",
+    "system_limit",
 )
 
 

@@ -30,6 +30,7 @@ def neighbour(pid, name, device, reserved, **more):
         guarantee=0,
         most=MIB,
         priority=0,
+        system_limit=None,
         **more,
     )
 

@@ -239,6 +239,30 @@ def what_the_environment_says_holds_until_a_call() -> None:
     assert this.name == "another\nname"
 
 
+def a_limit_of_the_system_counts_as_the_devices_size() -> None:
+    limit = 40 * MIB
+    assert gpupool.available_memory() == limit
+    del os.environ["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"]
+    with other_process() as free:
+        # Memory that others give does not help against a limit of this process alone.
+        free.call(cache, 48 * MIB)
+        os.environ["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = "1=3G,0=40MB"
+        with other_process() as other:
+            other.call(cache, 8 * MIB)
+            assert gpupool.available_memory() == limit
+            assert {each.pid: each.system_limit for each in others()} == {
+                free.process.pid: None,
+                other.process.pid: limit,
+            }
+            assert other.call(available) == limit
+            assert free.call(available) == DEVICE
+    assert_says(raised(gpupool.OutOfMemory, gpupool.claim, limit + 1), "could have 40.0 MiB")
+
+
+def available(kept: dict) -> int:
+    return gpupool.available_memory()
+
+
 def wrong_settings_are_refused() -> None:
     assert_says(raised(gpupool.InvalidValue, gpupool.set_neighbour, guarantee=2, most=1), "raise the most")
     assert_says(raised(gpupool.InvalidValue, gpupool.set_neighbour, priority=2**31), "priority is 2147483648")
