@@ -1,4 +1,7 @@
-"""Processes on one device that know of each other, and give memory back before one fails."""
+"""Processes on one device that know of each other, and give memory back before one fails.
+
+`GPUPOOL_KILLS` says how many of them are killed at random moments.
+"""
 
 import os
 
@@ -47,6 +50,13 @@ def test_a_process_without_memory_is_given_what_others_can_do_without(together, 
 def test_neighbours_know_what_others_hold_as_long_as_these_live(together, case):
     # Who waited for a process that is gone would wait too long.
     run_program("neighbours/meet.py", case, **{**together, "GPUPOOL_NEIGHBOUR_DEADLINE_MS": "40000"})
+
+
+def test_a_process_killed_at_any_moment_leaves_nothing_behind(together):
+    kills = os.environ.get("GPUPOOL_KILLS", "30")
+    # Who waited for one that is gone, or for what one at work has in use, would wait too long.
+    variables = {**together, "GPUPOOL_NEIGHBOUR_DEADLINE_MS": "40000", "GPUPOOL_KILLS": kills}
+    run_program("neighbours/killed.py", timeout=60 + 5 * int(kills), **variables)
 
 
 def test_the_environment_says_what_no_call_has(together):

@@ -33,7 +33,9 @@ fn available(device: Device, before: u64) -> Result<u64> {
     let uuid = uuid_of(device)?;
     let told = what_they_hold(before)?;
     let others: Vec<_> = told.iter().flat_map(|told| &told.held).filter(|held| held.device == uuid).copied().collect();
-    let own_free = held_of(device, before).map_or(0, |held| held.free);
+    // Beside what is free also what waits to go to the driver.
+    let unused = |held: Held| held.reserved.saturating_add(held.asleep).saturating_sub(held.live).max(held.free);
+    let own_free = held_of(device, before).map_or(0, unused);
     Ok(within(&system_limits(device), free_on(device)?, own_free, &others))
 }
 

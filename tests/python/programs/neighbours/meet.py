@@ -1,7 +1,6 @@
 """Neighbours know what the others hold as long as these live, wherever they end."""
 
 import os
-import random
 import signal
 import stat
 import sys
@@ -10,9 +9,8 @@ from pathlib import Path
 
 import gpupool
 from errors import assert_says, raised
-from neighbour_work import cache, hold_discardable, offer, reserved, say
-from other_process import MIB, OtherProcess, fork_one_that_stays, other_process
-from waiting import wait_until
+from neighbour_work import cache, hold_discardable, offer, request, reserved, say
+from other_process import MIB, fork_one_that_stays, other_process
 
 # From Python 3.12 on it warns of a fork where gpupool has a thread, which is what is tried here.
 warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)
@@ -133,18 +131,6 @@ def try_claim(kept: dict, nbytes: int) -> bool:
     return True
 
 
-def request(kept: dict, nbytes: int) -> bool:
-    """Return whether so many bytes can be had, and free them."""
-    try:
-        buffer = gpupool.empty(nbytes)
-    except gpupool.OutOfMemory:
-        return False
-    buffer.fill(3)
-    gpupool.synchronize()
-    buffer.free()
-    return True
-
-
 def two_that_ask_each_other_go_on() -> None:
     with other_process() as one, other_process() as other:
         for _ in range(20):
@@ -160,42 +146,6 @@ def two_that_ask_each_other_go_on() -> None:
 
 def empty(kept: dict) -> None:
     gpupool.empty_cache()
-
-
-def live(kept: dict, seed: int) -> None:
-    """Have memory and ask for more, for ever."""
-    chance = random.Random(seed)
-    kept["offered"] = gpupool.MemPool(sleeps_for_others=True, wakes_on_use=True)
-    while True:
-        held = []
-        try:
-            held.append(kept["offered"].empty(chance.randrange(1, 12 * MIB)))
-            held += [gpupool.empty(2 * MIB) for _ in range(chance.randrange(12))]
-            with gpupool.claim(chance.randrange(1, 8 * MIB)):
-                held.append(gpupool.empty(chance.randrange(1, 30 * MIB)))
-        except gpupool.OutOfMemory:
-            pass
-
-
-def killed_at_any_moment(rounds: int = 30) -> None:
-    chance = random.Random(5)
-    waiting = [OtherProcess(), OtherProcess()]
-    for seed in range(rounds):
-        other = waiting.pop(0)
-        other.begin(live, seed)
-        if seed + 2 < rounds:
-            waiting.append(OtherProcess())
-        wait_until(lambda: any(each.reserved_bytes > 0 for each in others()), "the other process has memory")
-        for _ in range(chance.randrange(12)):
-            request({}, chance.randrange(1, 60 * MIB))
-        other.kill()
-        # Nothing is left of it: no number, no wait, no memory.
-        assert others() == []
-        assert gpupool.available_memory() == DEVICE
-        assert request({}, DEVICE)
-        gpupool.empty_cache()
-    for other in waiting:
-        other.leave()
 
 
 def a_child_of_a_neighbour_is_none() -> None:
@@ -280,4 +230,4 @@ def wrong_settings_are_refused() -> None:
 
 
 if __name__ == "__main__":
-    globals()[sys.argv[1]](*map(int, sys.argv[2:]))
+    globals()[sys.argv[1]]()
