@@ -1120,8 +1120,9 @@ class MemPool:
             becomes one by. Not while a thread has a block of the pool open (``with pool:``), or a stream of it is
             captured: so have one open while work with its buffers is being submitted, and wake the pool first. It
             stays asleep until :meth:`wake`.
-        wakes_on_use: Wake the pool, when it sleeps for another process, by the next request to it or the next block of
-            it, which then take as long as :meth:`wake`, and fail as that does.
+        wakes_on_use: Wake the pool, when it sleeps for another process, by the next request to it, the next block of it
+            (``with pool:``), the next copy or fill of a buffer of it, or the next commit of pages of its ranges, which
+            then take as long as :meth:`wake`, and fail as that does.
 
     Raises:
         InvalidValue: If there is no such device, for a ``reserve`` above the limit or together with ``allocator``,

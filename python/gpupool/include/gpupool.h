@@ -71,7 +71,7 @@ typedef struct gpupool_pool_options {
   const char *name;             /* its name in statistics and errors, in addition to its id, or null; copied */
   const gpupool_source *source; /* or null; copied */
   int sleeps_for_others;        /* another process of the user that has no memory may put it to sleep, not while a thread has a scope of it */
-  int wakes_on_use;             /* the next request to it or scope of it wakes it then, rather than pool_wake alone */
+  int wakes_on_use;             /* its next request, scope, copy or commit wakes it then, rather than pool_wake alone */
 } gpupool_pool_options;
 
 /* A block, and the contiguous memory that it is a part of. */

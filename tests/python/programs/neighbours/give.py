@@ -164,6 +164,47 @@ def a_pool_wakes_by_its_next_request() -> None:
         assert gpupool.memory_stats().reserved_bytes <= 24 * MIB
 
 
+def a_pool_wakes_by_a_copy_or_a_commit() -> None:
+    with other_process() as other:
+        for use in (copy, fill, commit):
+            other.call(offer, 40 * MIB, True)
+            other.call(add_range)
+            buffer = fill_up(48 * MIB)
+            assert other.call(has, "is_asleep")
+            name, text = other.refusal(use)
+            assert name == "OutOfMemory", text
+            buffer.free()
+            gpupool.empty_cache()
+            other.call(use)
+            assert not other.call(has, "is_asleep")
+            other.call(forget)
+
+
+def forget(kept: dict) -> None:
+    kept.clear()
+    gpupool.empty_cache()
+
+
+def add_range(kept: dict) -> None:
+    kept["range"] = kept["pool"].reserve_range(4 * MIB)
+    kept["range"].commit(0, 2 * MIB, kept["stream"], fill=5)
+    kept["stream"].synchronize()
+
+
+def copy(kept: dict) -> None:
+    assert set(bytes(kept["buffer"])) == {7}
+
+
+def fill(kept: dict) -> None:
+    kept["buffer"].fill(8, kept["stream"])
+    assert set(bytes(kept["buffer"])) == {8}
+
+
+def commit(kept: dict) -> None:
+    kept["range"].commit(2 * MIB, 2 * MIB, kept["stream"])
+    assert kept["range"].committed_bytes == 4 * MIB
+
+
 def a_pool_in_use_stays_awake() -> None:
     with other_process() as other:
         other.call(offer, 40 * MIB, False, "scope")
