@@ -1630,7 +1630,27 @@ class MemoryStats:
     def sent_bytes(self) -> int:
         """Bytes of buffers that were sent to other processes and that none has received yet; they are live."""
 
-    def as_dict(self) -> dict[str, int]:
+    @property
+    def asked_neighbours(self) -> int:
+        """The times that this process asked its neighbours for memory so far, since a request found none."""
+
+    @property
+    def received_bytes(self) -> int:
+        """The bytes that neighbours gave back for this process so far."""
+
+    @property
+    def asking_seconds(self) -> float:
+        """The time that requests of this process waited for neighbours so far."""
+
+    @property
+    def asked_by_neighbours(self) -> int:
+        """The number of neighbours' questions for memory so far: each asks for one kind after the other."""
+
+    @property
+    def given_bytes(self) -> int:
+        """The bytes that this process gave back for neighbours so far."""
+
+    def as_dict(self) -> dict[str, int | float]:
         """Return the counts as a dictionary, by the names of the properties."""
 
     def __eq__(self, value: object, /) -> bool: ...

@@ -17,6 +17,7 @@ use super::settings::environment;
 use super::wire::{Held, Question, Spare, Told, read_given};
 use crate::error::{Bytes, Result};
 use crate::ids::Device;
+use crate::memory::cache::DeviceCaches;
 use crate::memory::share::{Packet, is_ready, pidfd, receive, send, timespec};
 use crate::memory::tuning::{GIVEN_WITHIN, PAGE};
 use crate::observe::Activity;
@@ -148,7 +149,8 @@ pub(super) struct Outcome {
 
 /// Asks the neighbours to give back so many bytes of a device.
 pub(super) fn ask(device: Device, wanted: u64) -> Outcome {
-    let until = Instant::now() + deadline();
+    let begun = Instant::now();
+    let until = begun + deadline();
     let none = |told| Outcome { given: 0, told };
     let Ok(uuid) = uuid_of(device) else { return none(Vec::new()) };
     let activity = Activity::begin_of(wanted, format_args!("ask neighbours for memory"));
@@ -172,6 +174,9 @@ pub(super) fn ask(device: Device, wanted: u64) -> Outcome {
         }
     }
     let took = activity.took();
+    if let Some(caches) = DeviceCaches::known(device) {
+        caches.neighbours.ask(given, begun.elapsed());
+    }
     log::info!(
         target: MEMORY,
         "{device}: asked {} neighbours for {}; they gave {} in {took}", neighbours.len(), Bytes(wanted), Bytes(given)

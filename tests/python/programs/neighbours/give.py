@@ -23,6 +23,25 @@ def free_memory_of_another() -> None:
         assert other.call(reserved) == 24 * MIB
 
 
+def what_is_asked_and_given_is_counted() -> None:
+    with other_process() as other:
+        other.call(cache, 48 * MIB)
+        fill_up(4 * MIB)
+        assert (counts({})["asked_neighbours"], other.call(counts)["asked_by_neighbours"]) == (0, 0)
+        fill_up(40 * MIB)
+        here, there = counts({}), other.call(counts)
+        assert (here["asked_neighbours"], there["asked_by_neighbours"]) == (1, 1)
+        assert here["received_bytes"] == there["given_bytes"] == 24 * MIB
+        assert here["asking_seconds"] > 0 == there["asking_seconds"]
+        text = gpupool.prometheus.text()
+        assert 'gpupool_device_asked_neighbours_total{device="0"} 1\n' in text
+        assert "from neighbours" in str(gpupool.memory_summary())
+
+
+def counts(kept: dict) -> dict[str, float]:
+    return gpupool.memory_stats().as_dict()
+
+
 def nothing_of_a_private_pool() -> None:
     with other_process() as other:
         assert other.call(cache, 48 * MIB, "private") == 48 * MIB
