@@ -9,7 +9,9 @@ use super::system_limit::{SystemLimit, system_limits};
 use super::wire::Held;
 use crate::error::{Bytes, Error, GPUPOOL, Result};
 use crate::ids::Device;
+use crate::memory::cache::DeviceCaches;
 use crate::memory::serve::no_room_for_claim;
+use crate::memory::tuning::A_FEW;
 use crate::process;
 use crate::runtime::{self, RelaxedCapture, get};
 
@@ -33,10 +35,29 @@ fn available(device: Device, before: u64) -> Result<u64> {
     let uuid = uuid_of(device)?;
     let told = what_they_hold(before)?;
     let others: Vec<_> = told.iter().flat_map(|told| &told.held).filter(|held| held.device == uuid).copied().collect();
-    // Beside what is free also what waits to go to the driver.
+    let (free, own_free) = free_and_own(device, before)?;
+    Ok(within(&system_limits(device), free, own_free, &others))
+}
+
+/// Returns what the driver has free, and what this process has: beside what is free there what waits to go to the driver,
+/// which is to be counted once.
+fn free_and_own(device: Device, before: u64) -> Result<(u64, u64)> {
+    let caches = DeviceCaches::known(device);
+    let flow = || caches.map(|caches| caches.memory.pieces.get()[0][1]);
     let unused = |held: Held| held.reserved.saturating_add(held.asleep).saturating_sub(held.live).max(held.free);
-    let own_free = held_of(device, before).map_or(0, unused);
-    Ok(within(&system_limits(device), free_on(device)?, own_free, &others))
+    let mut found = (0, 0);
+    for _ in 0..A_FEW {
+        if let Some(caches) = caches {
+            let _ = caches.memory.under_way.wait();
+        }
+        let at_first = flow();
+        let own = held_of(device, before).map_or(0, unused);
+        found = (free_on(device)?, own);
+        if flow() == at_first {
+            break;
+        }
+    }
+    Ok(found)
 }
 
 /// Returns the sum of what is free and would be given, within the system's limits.
