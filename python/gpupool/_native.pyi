@@ -1120,8 +1120,9 @@ class MemPool:
             becomes one by. Not while a thread has a block of the pool open (``with pool:``), or a stream of it is
             captured: so have one open while work with its buffers is being submitted, and wake the pool first. It
             stays asleep until :meth:`wake`.
-        wakes_on_use: Wake the pool, when it sleeps for another process, by the next request to it or the next block of
-            it, which then take as long as :meth:`wake`, and fail as that does.
+        wakes_on_use: Wake the pool, when it sleeps for another process, by the next request to it, the next block of it
+            (``with pool:``), the next copy or fill of a buffer of it, or the next commit of pages of its ranges, which
+            then take as long as :meth:`wake`, and fail as that does.
 
     Raises:
         InvalidValue: If there is no such device, for a ``reserve`` above the limit or together with ``allocator``,
@@ -1629,7 +1630,27 @@ class MemoryStats:
     def sent_bytes(self) -> int:
         """Bytes of buffers that were sent to other processes and that none has received yet; they are live."""
 
-    def as_dict(self) -> dict[str, int]:
+    @property
+    def asked_neighbours(self) -> int:
+        """The times that this process asked its neighbours for memory so far, since a request found none."""
+
+    @property
+    def received_bytes(self) -> int:
+        """The bytes that neighbours gave back for this process so far."""
+
+    @property
+    def asking_seconds(self) -> float:
+        """The time that requests of this process waited for neighbours so far."""
+
+    @property
+    def asked_by_neighbours(self) -> int:
+        """The number of neighbours' questions for memory so far: each asks for one kind after the other."""
+
+    @property
+    def given_bytes(self) -> int:
+        """The bytes that this process gave back for neighbours so far."""
+
+    def as_dict(self) -> dict[str, int | float]:
         """Return the counts as a dictionary, by the names of the properties."""
 
     def __eq__(self, value: object, /) -> bool: ...
@@ -2321,8 +2342,8 @@ def set_neighbour(
     then for discardable pages of memory ranges, then for pools made with ``sleeps_for_others``. Those above their
     ``most`` are asked first, then those of the lowest ``priority``. Each gives what it can within 200 ms for all
     together, or ``GPUPOOL_NEIGHBOUR_DEADLINE_MS``. Nobody else sees this process, and nothing but numbers and its name
-    is told. :func:`neighbours`, :func:`claim`, :func:`available_memory`, ``MemPool(sleeps_for_others=True)`` and
-    ``GPUPOOL_NEIGHBOURS=1`` in the environment make a process a neighbour as well. It stays one.
+    is told. :func:`claim` and ``MemPool(sleeps_for_others=True)`` make a process a neighbour as well, and so does its
+    first memory with ``GPUPOOL_NEIGHBOURS=1`` in the environment. It stays one.
 
     >>> gpupool.set_neighbour("trainer", priority=-1)
     >>> [each.priority for each in gpupool.neighbours() if each.is_self]
@@ -2405,14 +2426,24 @@ class Neighbour:
         """Its priority; those with the lowest number are asked first."""
 
     @property
+    def system_limit(self) -> int | None:
+        """The bytes that the system lets it have at most; None for no such limit, or none that can be read.
+
+        That is the smallest of CUDA_MPS_PINNED_DEVICE_MEM_LIMIT in its environment, for CUDA's Multi-Process Service,
+        and ``dmem.max`` of its control group and those above, on Linux.
+        """
+
+    @property
     def is_self(self) -> bool:
         """True if it is this process."""
 
 def neighbours(device: DeviceLike | None = None) -> list[Neighbour]:
-    """Return the neighbours on a device, this process among them, by their ids.
+    """Return the neighbours on a device, by their ids.
 
-    Those that do not answer within 100 ms are left out, such as stopped ones. This process becomes a neighbour.
+    Those that do not answer within 100 ms are left out, such as stopped ones. This process is among them if it is a
+    neighbour: by this call it becomes none, and none of the others sees it.
 
+    >>> gpupool.set_neighbour()
     >>> any(each.is_self for each in gpupool.neighbours())
     True
 
@@ -2421,7 +2452,7 @@ def neighbours(device: DeviceLike | None = None) -> list[Neighbour]:
 
     Raises:
         InvalidValue: There is no such device.
-        Unavailable: As for :func:`set_neighbour`.
+        Unavailable: The directory of ``GPUPOOL_NEIGHBOURS`` cannot be read, or no descriptor is left.
     """
 
 @final
@@ -2483,8 +2514,10 @@ def available_memory(device: DeviceLike | None = None) -> int:
     """Return how many bytes of a device this process could have.
 
     That is what the driver has free and what this process has free itself, with what its neighbours would give back,
-    pools that they would put to sleep among it, less what they have claimed. What others take meanwhile is not held for
-    this process, unless it claims it with :func:`claim`. This process becomes a neighbour.
+    pools that they would put to sleep among it, less what they have claimed. A limit of the system counts as the
+    device's size, see :attr:`Neighbour.system_limit`; that of a control group counts as one for all neighbours. What
+    others take meanwhile is not held for this process, unless it claims it with :func:`claim`. This process need not
+    be a neighbour.
 
     >>> gpupool.available_memory() > 0
     True
@@ -2495,7 +2528,7 @@ def available_memory(device: DeviceLike | None = None) -> int:
     Raises:
         InvalidValue: There is no such device.
         LibraryError: The driver does not tell what is free.
-        Unavailable: As for :func:`set_neighbour`.
+        Unavailable: As for :func:`neighbours`.
     """
 
 def memory_stats(device: SupportsIndex | None = None) -> MemoryStats:

@@ -49,6 +49,14 @@ METRICS: dict[str, tuple[str, str]] = {
     "gpupool_device_frees_total": ("counter", "Blocks of memory freed."),
     "gpupool_device_driver_calls_total": ("counter", "Calls of the driver's memory functions."),
     "gpupool_device_moved_pages_total": ("counter", "Pages of 2 MiB that were moved to where they were needed."),
+    "gpupool_device_asked_neighbours_total": ("counter", "Times that this process asked its neighbours for memory."),
+    "gpupool_device_received_bytes_total": ("counter", "Bytes that neighbours gave back for this process."),
+    "gpupool_device_asking_seconds_total": ("counter", "Time that requests waited for neighbours."),
+    "gpupool_device_asked_by_neighbours_total": (
+        "counter",
+        "Questions of neighbours for memory, each for one kind of it.",
+    ),
+    "gpupool_device_given_bytes_total": ("counter", "Bytes that this process gave back for neighbours."),
     "gpupool_framework_memory_reserved_bytes": (
         "gauge",
         "What a framework's own allocator has reserved, a part of the device's other memory.",

@@ -3,6 +3,7 @@
 //! or changed as soon as a call returns, so the call waits, and no device uses that memory: see [`staging`]. A captured
 //! stream is refused, since its graph would copy again at each replay.
 
+use super::route::PoolStay;
 use super::{DeviceBuffer, PinnedBuffer, pool, staging};
 use crate::error::{Error, Result};
 use crate::process;
@@ -150,6 +151,7 @@ impl DeviceBuffer {
             return Ok(());
         }
         let service = self.block().and_then(|block| block.cache.service());
+        let _stay = service.as_ref().map(|on| PoolStay::begin(&on.pool)).transpose()?;
         // Until the work is submitted the pool does not fall asleep, and then it waits for the work.
         let inside = service.as_ref().map(|on| on.pool.sleep.door.enter().ok_or_else(|| pool::asleep(&on.pool)));
         let _inside = inside.transpose()?;

@@ -91,8 +91,9 @@ impl MemPoolBuilder {
         self
     }
 
-    /// Sets whether a pool that sleeps for another process is woken by the next request to it, or the next scope of it. That
-    /// takes what waking takes, and fails as waking does.
+    /// Sets whether a pool that sleeps for another process is woken by the next request to it, the next scope of it, the next
+    /// copy or fill of a buffer of it or the next commit of pages of its ranges. That takes what waking takes, and fails as
+    /// waking does.
     pub fn wakes_on_use(mut self, wakes_on_use: bool) -> Self {
         self.rules.wakes_on_use = wakes_on_use;
         self

@@ -36,7 +36,14 @@ FULL = "gpupool: standard output cannot be written: No space left on device; mak
 
 @pytest.mark.parametrize(
     "arguments",
-    [["replay", "TRACE"], ["plot", "TRACE", "-o", "OUT"], ["info", "--no-smoke-test"], ["demo"], ["--help"]],
+    [
+        ["replay", "TRACE"],
+        ["plot", "TRACE", "-o", "OUT"],
+        ["info", "--no-smoke-test"],
+        ["top", "--once"],
+        ["demo"],
+        ["--help"],
+    ],
 )
 def test_full_disk_behind_standard_output(trace, tmp_path, arguments):
     names = {"TRACE": trace, "OUT": tmp_path / "o.html"}

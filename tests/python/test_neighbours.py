@@ -1,4 +1,7 @@
-"""Processes on one device that know of each other, and give memory back before one fails."""
+"""Processes on one device that know of each other, and give memory back before one fails.
+
+`GPUPOOL_KILLS` says how many of them are killed at random moments.
+"""
 
 import json
 import os
@@ -14,6 +17,11 @@ from running import functions_of, run_program
 CALLS = (
     *("Bind", "ExchangeCaptureMode", "StreamQuery", "EventCreate", "EventRecord", "EventQuery", "StreamCaptureStatus"),
     *("MemoryUnmap", "ExtentRelease", "ContextSynchronize", "HostAllocate", "CopyToHost", "StreamSynchronize"),
+)
+# What needs more of the environment.
+WITH_VARIABLES = (
+    "what_the_environment_says_holds_until_a_call",
+    "a_limit_of_the_system_counts_as_the_devices_size",
 )
 # As bytes in the environment need not be text.
 NOT_UTF8 = os.fsdecode(b"\xff\xfe")
@@ -43,10 +51,17 @@ def test_a_process_without_memory_is_given_what_others_can_do_without(together, 
     run_program("neighbours/give.py", case, **together)
 
 
-@pytest.mark.parametrize("case", functions_of("neighbours/meet.py", "what_the_environment_says_holds_until_a_call"))
+@pytest.mark.parametrize("case", functions_of("neighbours/meet.py", *WITH_VARIABLES))
 def test_neighbours_know_what_others_hold_as_long_as_these_live(together, case):
     # Who waited for a process that is gone would wait too long.
     run_program("neighbours/meet.py", case, **{**together, "GPUPOOL_NEIGHBOUR_DEADLINE_MS": "40000"})
+
+
+def test_a_process_killed_at_any_moment_leaves_nothing_behind(together):
+    kills = os.environ.get("GPUPOOL_KILLS", "30")
+    # Who waited for one that is gone, or for what one at work has in use, would wait too long.
+    variables = {**together, "GPUPOOL_NEIGHBOUR_DEADLINE_MS": "40000", "GPUPOOL_KILLS": kills}
+    run_program("neighbours/killed.py", timeout=60 + 5 * int(kills), **variables)
 
 
 def test_the_environment_says_what_no_call_has(together):
@@ -57,6 +72,11 @@ def test_the_environment_says_what_no_call_has(together):
         "GPUPOOL_NEIGHBOUR_PRIORITY": "-7",
     }
     run_program("neighbours/meet.py", "what_the_environment_says_holds_until_a_call", **together, **said)
+
+
+def test_a_limit_of_the_system_counts_as_the_devices_size(together):
+    limit = {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "1=3G,0=40MB"}
+    run_program("neighbours/meet.py", "a_limit_of_the_system_counts_as_the_devices_size", **together, **limit)
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,8 @@ from gpupool._cli.top.snapshot import Device, Holder, Snapshot, Watch
 from gpupool._cli.top.table import as_text, table
 from gpupool._cli.top.view import EVERY, FOOT, POOLS, View, press
 from machines import Machine
-from processes import environment_with
-from running import PROGRAMS, run_program
+from processes import environment_with, succeeded
+from running import PROGRAMS, run_program, start_command
 from vt100 import Terminal
 from waiting import LONG
 
@@ -38,7 +38,7 @@ def neighbour(pid=1, name="one", device=0, reserved=0, **more):
     told = dict.fromkeys(
         (f"{name}_bytes" for name in ("live", "free", "asleep", "discardable", "offered", "claimed")), 0
     )
-    told |= {"guarantee": 0, "most": None, "priority": 0, "is_self": False}
+    told |= {"guarantee": 0, "most": None, "priority": 0, "system_limit": None}
     told |= {"pid": pid, "name": name, "device": device, "reserved_bytes": reserved}
     return SimpleNamespace(**told | more)
 
@@ -48,7 +48,10 @@ def tell(monkeypatch):
     """Let processes be neighbours that are made up."""
 
     def tell(*neighbours):
-        monkeypatch.setattr(gpupool, "neighbours", lambda device=None: [*neighbours], raising=False)
+        def on_device(device):
+            return [each for each in neighbours if each.device == device]
+
+        monkeypatch.setattr(gpupool, "neighbours", on_device)
 
     tell()
     return tell
@@ -109,10 +112,9 @@ def test_a_device_that_fails_is_a_row_that_says_so(tell, monkeypatch):
     assert any(line.startswith("      1 one") for line in lines)
 
 
-def test_who_only_watches_is_no_row(tell):
-    watching, working = neighbour(1, is_self=True), neighbour(2, is_self=True, reserved=1)
-    tell(watching, working)
-    assert [process.pid for process in Watch().look().devices[0].processes] == [2]
+def test_who_only_watches_is_no_row(tmp_path):
+    done = start_command("top", "--once", "--json", GPUPOOL_NEIGHBOURS=str(tmp_path))
+    assert {len(device["processes"]) for device in json.loads(succeeded(done))["devices"]} == {0}
 
 
 def test_simulated_devices_are_counted_by_their_driver(tell):
@@ -224,13 +226,16 @@ def test_the_table_has_all_columns_where_there_is_room():
         guarantee=2 * GIB,
         most=6 * GIB,
         priority=7,
+        system_limit=8 * GIB,
     )
     title, *lines = as_text(snapshot(process), View(), None).splitlines()
     assert re.fullmatch(r"gpupool 1\.2, cuda, \d\d:\d\d:\d\d, by reserved", title)
+    heads = "    PID NAME                    RESERVED  LIVE  FREE ASLEEP DISCARD OFFERED CLAIMED GUARANTEE"
+    row = "   1234 trainer                    5.00G 4.00G 1.00G  3.00G   1.00M   2.00M    512M     2.00G"
     assert lines == [
-        "    PID NAME                    RESERVED  LIVE  FREE ASLEEP DISCARD OFFERED CLAIMED GUARANTEE  MOST PRIORITY",
+        f"{heads}  MOST LIMIT PRIORITY",
         "0 GPU: 4.00 GiB of 16.0 GiB used [#####...............] 12.0 GiB free, 512 MiB claimed",
-        "   1234 trainer                    5.00G 4.00G 1.00G  3.00G   1.00M   2.00M    512M     2.00G 6.00G        7",
+        f"{row} 6.00G 8.00G        7",
         "        others (driver's count)    1.00G",
     ]
 
@@ -256,6 +261,7 @@ def test_narrow_terminals_lose_the_least_important_columns_first():
         lost += sorted(every - kept)
         every = kept
     assert lost == [
+        "limit",
         "priority",
         "offered",
         "guarantee",
@@ -268,7 +274,7 @@ def test_narrow_terminals_lose_the_least_important_columns_first():
         "live",
     ]
     assert every == {"name", "reserved"}
-    assert {column.key for column in columns.shown(80)} == {*columns.KEYS} - {"priority", "offered"}
+    assert {column.key for column in columns.shown(80)} == {*columns.KEYS} - {"limit", "priority", "offered"}
 
 
 @pytest.mark.parametrize(("room", "length"), [(None, 40), (200, 40), (100, 15), (97, 12), (50, 14), (21, 12), (15, 6)])
@@ -440,6 +446,7 @@ def test_json_of_one_look(tell, capsys):
         "guarantee": 0,
         "most": 9,
         "priority": 0,
+        "system_limit": None,
     }
     (pool,) = second["pools"]
     assert (pool["name"], pool["reserved_bytes"], pool["free_bytes"]) == ("pool (0, 3)", 1, None)

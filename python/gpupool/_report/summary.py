@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, SupportsIndex
 
 from gpupool import _native
-from gpupool._report.units import size
+from gpupool._report.units import duration, size
 
 __all__ = [
     "DeviceSummary",
@@ -181,6 +181,11 @@ class DeviceSummary(_Counts):
     frameworks: tuple[FrameworkSummary, ...]
     attached_bytes: int
     sent_bytes: int
+    asked_neighbours: int
+    received_bytes: int
+    asking_seconds: float
+    asked_by_neighbours: int
+    given_bytes: int
     pools: tuple[PoolSummary, ...]
     shared: tuple[SharedSummary, ...]
     libraries: tuple[LibrarySummary, ...]
@@ -387,6 +392,11 @@ def _device_table(device: DeviceSummary) -> list[list[str]]:
     ]
     if device.attached_bytes:
         rows.append(["attached", size(device.attached_bytes), "", "of other processes, not counted above"])
+    if device.asked_neighbours:
+        took = f"asked {device.asked_neighbours} times, in {duration(round(device.asking_seconds * 1e6))}"
+        rows.append(["from neighbours", size(device.received_bytes), "", took])
+    if device.given_bytes:
+        rows.append(["to neighbours", size(device.given_bytes), "", "given back while they lacked memory"])
     if device.driver_error is not None:
         return [*rows, ["other, free", "unknown", "", device.driver_error]]
     rest = "other processes, CUDA contexts, other allocators"

@@ -72,6 +72,10 @@ def _device(device: int) -> Iterator[str]:
     yield _line("  allocations, driver calls", f"{stats.allocations}, {stats.driver_calls}")
     yield _line("  pages of 2 MiB moved", str(stats.moved_pages))
     yield _line("  memory ran out", f"{retries} requests tried again, {failures} failed")
+    if stats.asked_neighbours:
+        took = duration(round(stats.asking_seconds * 1e6))
+        asked = f"{stats.asked_neighbours} time{'s' if stats.asked_neighbours > 1 else ''}"
+        yield _line("  given by neighbours", f"{size(stats.received_bytes)}, asked {asked}, in {took}")
 
 
 def _handles() -> Iterator[str]:

@@ -71,7 +71,7 @@ typedef struct gpupool_pool_options {
   const char *name;             /* its name in statistics and errors, in addition to its id, or null; copied */
   const gpupool_source *source; /* or null; copied */
   int sleeps_for_others;        /* another process of the user that has no memory may put it to sleep, not while a thread has a scope of it */
-  int wakes_on_use;             /* the next request to it or scope of it wakes it then, rather than pool_wake alone */
+  int wakes_on_use;             /* its next request, scope, copy or commit wakes it then, rather than pool_wake alone */
 } gpupool_pool_options;
 
 /* A block, and the contiguous memory that it is a part of. */
@@ -523,10 +523,11 @@ typedef struct gpupool_api {
    * asked first. */
   int (*set_neighbour)(int device, const char *name, uint64_t guarantee, uint64_t most, int priority);
   /* The bytes of a device that this process could have: what is free, and what its neighbours would give back, less what
-   * they have claimed. */
+   * they have claimed. It need not be a neighbour itself. */
   int (*available_memory)(int device, uint64_t *bytes);
   /* Claims memory before it is taken: its neighbours count it in available_memory and in claims of their own. It is used up
-   * by what this process takes from then on. Refused if so much is not available. Null on failure. */
+   * by what this process takes from then on, which becomes a neighbour. Refused if so much is not available. Null on
+   * failure. */
   int (*claim)(int device, uint64_t bytes, gpupool_claim **claim);
   /* Ends a claim. */
   int (*claim_release)(gpupool_claim *claim);

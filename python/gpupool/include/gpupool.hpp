@@ -429,14 +429,14 @@ inline void set_neighbour(const char *name = nullptr, std::uint64_t guarantee = 
   check(api().set_neighbour(device, name, guarantee, most.value_or(UINT64_MAX), priority));
 }
 
-// The bytes of a device that this process could have, with what its neighbours would give back.
+// The bytes of a device that this process could have, with what its neighbours would give back. It need not be one.
 inline std::uint64_t available_memory(int device = 0) {
   std::uint64_t bytes = 0;
   check(api().available_memory(device, &bytes));
   return bytes;
 }
 
-// Memory that this process is about to take, of which its neighbours know as long as this lives.
+// Memory that this process is about to take, of which its neighbours know as long as this lives; it becomes one itself.
 class claim {
  public:
   explicit claim(std::uint64_t bytes, int device = 0) { check(api().claim(device, bytes, &handle_)); }

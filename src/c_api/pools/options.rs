@@ -42,7 +42,7 @@ c_struct! {
         pub source: *const PoolSource,
         /// Whether it may be put to sleep for another process that has no memory.
         pub sleeps_for_others: c_int,
-        /// Whether its next request or scope wakes it then.
+        /// Whether its next request, scope, copy or commit wakes it then.
         pub wakes_on_use: c_int,
     }
 }

@@ -95,6 +95,11 @@ impl DeviceMemory {
         let _ = self.end_retired(false);
     }
 
+    /// Returns whether memory waits for the GPU; what a thread is just ending is not counted.
+    pub(in crate::memory) fn has_retired(&self) -> bool {
+        self.retired.len.load(Ordering::Acquire) > 0
+    }
+
     /// As [`DeviceMemory::end_retired`], waiting for the GPU, after other threads have finished their moves.
     pub(crate) fn end_retired_by_all(&self) -> Result<u64> {
         let _ = self.under_way.wait();

@@ -12,11 +12,12 @@ use rustix::process::geteuid;
 
 use super::give::kind_of;
 use super::identity::uuid_of;
-use super::membership::membership;
+use super::membership::connect_to_all;
 use super::settings::environment;
 use super::wire::{Held, Question, Spare, Told, read_given};
-use crate::error::Bytes;
+use crate::error::{Bytes, Result};
 use crate::ids::Device;
+use crate::memory::cache::DeviceCaches;
 use crate::memory::share::{Packet, is_ready, pidfd, receive, send, timespec};
 use crate::memory::tuning::{GIVEN_WITHIN, PAGE};
 use crate::observe::Activity;
@@ -47,15 +48,17 @@ struct Giving {
 }
 
 /// Connects to all neighbours and asks them; those that can be reached are in the list.
-fn ask_all(question: &[u8]) -> Vec<Contacted> {
-    let Some(own) = membership() else { return Vec::new() };
+///
+/// # Errors
+/// Those of [`connect_to_all`].
+fn ask_all(question: &[u8]) -> Result<Vec<Contacted>> {
     let user = geteuid().as_raw();
     let ask = |socket: OwnedFd| {
         let peer = peer_of(socket.as_fd()).ok()?;
         let is_sent = peer.user == user && matches!(send(&socket, question, &[]), Ok(true));
         is_sent.then_some(Contacted { socket, process: peer.process, told: None })
     };
-    own.place.connect_to_others(&own.name).unwrap_or_default().into_iter().filter_map(ask).collect()
+    Ok(connect_to_all()?.into_iter().filter_map(ask).collect())
 }
 
 fn has_ended(process: i32) -> bool {
@@ -67,8 +70,8 @@ fn has_ended(process: i32) -> bool {
 
 /// Returns what all neighbours tell that answer in time, with the connections to them; of their claims those made before
 /// a time.
-fn ask_what_they_hold(before: u64, until: Instant) -> Vec<(OwnedFd, Told)> {
-    let mut waiting = ask_all(&Question::Tell { before }.to_bytes());
+fn ask_what_they_hold(before: u64, until: Instant) -> Result<Vec<(OwnedFd, Told)>> {
+    let mut waiting = ask_all(&Question::Tell { before }.to_bytes())?;
     let mut answered = Vec::new();
     // Until when it is not looked whether those that do not answer have ended; once, as there may be hundreds.
     let mut look_at = Some(Instant::now() + until.saturating_duration_since(Instant::now()) / 4);
@@ -95,7 +98,7 @@ fn ask_what_they_hold(before: u64, until: Instant) -> Vec<(OwnedFd, Told)> {
             Err(_) => break,
         }
     }
-    answered
+    Ok(answered)
 }
 
 impl Contacted {
@@ -118,9 +121,12 @@ pub(super) fn deadline() -> Duration {
 }
 
 /// Returns what the neighbours tell that answer within half of the deadline; of their claims those made before a time.
-pub(super) fn what_they_hold(before: u64) -> Vec<Told> {
-    let told = ask_what_they_hold(before, Instant::now() + deadline() / 2);
-    told.into_iter().map(|(_, told)| told).collect()
+///
+/// # Errors
+/// Those of [`connect_to_all`].
+pub(super) fn what_they_hold(before: u64) -> Result<Vec<Told>> {
+    let told = ask_what_they_hold(before, Instant::now() + deadline() / 2)?;
+    Ok(told.into_iter().map(|(_, told)| told).collect())
 }
 
 /// Sorts neighbours in the order in which they are asked: those above their most first, then by priority, the lowest
@@ -143,11 +149,12 @@ pub(super) struct Outcome {
 
 /// Asks the neighbours to give back so many bytes of a device.
 pub(super) fn ask(device: Device, wanted: u64) -> Outcome {
-    let until = Instant::now() + deadline();
+    let begun = Instant::now();
+    let until = begun + deadline();
     let none = |told| Outcome { given: 0, told };
     let Ok(uuid) = uuid_of(device) else { return none(Vec::new()) };
     let activity = Activity::begin_of(wanted, format_args!("ask neighbours for memory"));
-    let answered = ask_what_they_hold(u64::MAX, Instant::now() + deadline() / 2);
+    let answered = ask_what_they_hold(u64::MAX, Instant::now() + deadline() / 2).unwrap_or_default();
     let told: Vec<_> = answered.iter().map(|(_, told)| told.clone()).collect();
     let on_device = |(socket, told): (OwnedFd, Told)| {
         let held = told.held.into_iter().find(|held| held.device == uuid)?;
@@ -167,6 +174,9 @@ pub(super) fn ask(device: Device, wanted: u64) -> Outcome {
         }
     }
     let took = activity.took();
+    if let Some(caches) = DeviceCaches::known(device) {
+        caches.neighbours.ask(given, begun.elapsed());
+    }
     log::info!(
         target: MEMORY,
         "{device}: asked {} neighbours for {}; they gave {} in {took}", neighbours.len(), Bytes(wanted), Bytes(given)

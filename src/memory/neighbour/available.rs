@@ -5,34 +5,66 @@ use super::claims::{MemoryClaim, claimed_on, make};
 use super::identity::uuid_of;
 use super::membership::join;
 use super::status::held_of;
+use super::system_limit::{SystemLimit, system_limits};
 use super::wire::Held;
 use crate::error::{Bytes, Error, GPUPOOL, Result};
 use crate::ids::Device;
+use crate::memory::cache::DeviceCaches;
 use crate::memory::serve::no_room_for_claim;
+use crate::memory::tuning::A_FEW;
 use crate::process;
 use crate::runtime::{self, RelaxedCapture, get};
 
 /// Returns how many bytes of a device this process could have: those that the driver has free and those that it has free
 /// itself, with what its neighbours would give back, less what they have claimed. Where they would have to put pools to
-/// sleep, that is counted. Other processes than neighbours are not known, and nobody is held to the answer: see [`claim`].
-/// This process becomes a neighbour itself.
+/// sleep, that is counted. A limit of the system counts as the device's size: of the Multi-Process Service
+/// (`CUDA_MPS_PINNED_DEVICE_MEM_LIMIT`) for this process, and of the control group (`dmem.max`), which all neighbours are
+/// taken to share. Other processes than neighbours are not known, and nobody is held to the answer: see [`claim`].
+/// This process need not be a neighbour, and becomes none.
 ///
 /// # Errors
-/// As [`set_neighbour`](crate::set_neighbour); `ErrorKind::Library` if the driver does not tell what is free.
+/// As [`neighbours`](crate::neighbours); `ErrorKind::Library` if the driver does not tell what is free.
 pub fn available_memory(device: Device) -> Result<u64> {
     process::refuse_forked()?;
     let device = runtime::existing(device)?;
-    join()?;
     available(device, u64::MAX)
 }
 
 /// Returns what this process could have, as far as claims were made before a time.
 fn available(device: Device, before: u64) -> Result<u64> {
     let uuid = uuid_of(device)?;
-    let told = what_they_hold(before);
+    let told = what_they_hold(before)?;
     let others: Vec<_> = told.iter().flat_map(|told| &told.held).filter(|held| held.device == uuid).copied().collect();
-    let own_free = held_of(device, before).map_or(0, |held| held.free);
-    Ok(sum(free_on(device)?, own_free, &others))
+    let (free, own_free) = free_and_own(device, before)?;
+    Ok(within(&system_limits(device), free, own_free, &others))
+}
+
+/// Returns what the driver has free, and what this process has: beside what is free there what waits to go to the driver,
+/// which is to be counted once.
+fn free_and_own(device: Device, before: u64) -> Result<(u64, u64)> {
+    let caches = DeviceCaches::known(device);
+    let flow = || caches.map(|caches| caches.memory.pieces.get()[0][1]);
+    let unused = |held: Held| held.reserved.saturating_add(held.asleep).saturating_sub(held.live).max(held.free);
+    let mut found = (0, 0);
+    for _ in 0..A_FEW {
+        if let Some(caches) = caches {
+            let _ = caches.memory.under_way.wait();
+        }
+        let at_first = flow();
+        let own = held_of(device, before).map_or(0, unused);
+        found = (free_on(device)?, own);
+        if flow() == at_first {
+            break;
+        }
+    }
+    Ok(found)
+}
+
+/// Returns the sum of what is free and would be given, within the system's limits.
+fn within(limits: &[SystemLimit], free: u64, own_free: u64, others: &[Held]) -> u64 {
+    let free = limits.iter().fold(free, |free, limit| free.min(limit.left));
+    let most = |limit: &SystemLimit| if limit.is_own { limit.left.saturating_add(own_free) } else { limit.bytes };
+    limits.iter().map(most).fold(sum(free, own_free, others), u64::min)
 }
 
 /// Returns what the driver has free, also while a stream is captured.
@@ -50,7 +82,7 @@ fn sum(free: u64, own_free: u64, others: &[Held]) -> u64 {
 /// Claims memory of a device before it is taken, until the claim is dropped or the process ends: the neighbours count it
 /// as theirs no more, in [`available_memory`] and in their own claims. Memory that this process reserves from then on uses
 /// the claim up. Of two that claim the same memory at once the first gets it. Nothing is taken, and nobody is asked to give
-/// memory back before it is: requests do that.
+/// memory back before it is: requests do that. This process becomes a neighbour itself.
 ///
 /// ```
 /// let device = gpupool::device(0)?;
@@ -60,7 +92,8 @@ fn sum(free: u64, own_free: u64, others: &[Held]) -> u64 {
 /// ```
 ///
 /// # Errors
-/// `ErrorKind::OutOfMemory` if so much is not available; as [`available_memory`].
+/// `ErrorKind::OutOfMemory` if so much is not available; as [`available_memory`] and
+/// [`set_neighbour`](crate::set_neighbour).
 pub fn claim(nbytes: u64, device: Device) -> Result<MemoryClaim> {
     process::refuse_forked()?;
     let device = runtime::existing(device)?;
@@ -96,5 +129,12 @@ mod tests {
         assert_eq!(sum(5, 7, &[]), 12);
         assert_eq!(sum(5, 7, &[held(100, 0, 0), held(100, 75, 9)]), 12 + 60 + 25 - 9);
         assert_eq!(sum(5, 0, &[held(0, 0, 50)]), 0);
+        // What others give helps against a limit that they share, and not against one of this process alone.
+        let limit = |bytes, left, is_own| SystemLimit { bytes, left, is_own };
+        assert_eq!(within(&[], 50, 7, &[held(100, 0, 0)]), 50 + 7 + 60);
+        assert_eq!(within(&[limit(90, 20, false)], 50, 7, &[held(100, 0, 0)]), 20 + 7 + 60);
+        assert_eq!(within(&[limit(80, 20, false)], 50, 7, &[held(100, 0, 0)]), 80);
+        assert_eq!(within(&[limit(90, 20, true)], 50, 7, &[held(100, 0, 0)]), 27);
+        assert_eq!(within(&[limit(90, 20, true), limit(90, 0, false)], 50, 0, &[]), 0);
     }
 }

@@ -23,8 +23,9 @@ use crate::sync::ThisThread;
 pub(super) fn give(device: Device, spare: Spare, asked: u64, within: Duration) -> u64 {
     let Some(caches) = DeviceCaches::known(device) else { return 0 };
     let until = Instant::now() + within;
-    let before = caches.memory.budget.reserved();
-    let allowance = Allowance { asked, above: before.saturating_sub(limits_on(device).guarantee) };
+    let gone = gone_since(caches);
+    let above = caches.memory.budget.reserved().saturating_sub(limits_on(device).guarantee);
+    let allowance = Allowance { asked, above };
     // Idle handles are beside what is guaranteed.
     if allowance.wanted() == 0 && spare != Spare::Free {
         return 0;
@@ -40,7 +41,14 @@ pub(super) fn give(device: Device, spare: Spare, asked: u64, within: Duration) -
             0
         }
     });
-    before.saturating_sub(caches.memory.budget.reserved()) + of_handles
+    gone() + of_handles
+}
+
+/// Returns what tells how many bytes have gone to the driver since now, whatever the program takes meanwhile.
+fn gone_since(caches: &'static DeviceCaches) -> impl Fn() -> u64 {
+    let went = || caches.memory.pieces.get()[0][1].went;
+    let before = went();
+    move || went().saturating_sub(before)
 }
 
 pub(super) const fn kind_of(spare: Spare) -> &'static str {
@@ -73,8 +81,7 @@ impl Allowance {
 /// soon as it is done, which is waited for as long as the neighbour waits.
 fn give_free(caches: &'static DeviceCaches, device: Device, allowance: Allowance, until: Instant) -> u64 {
     let thread = ThisThread::get();
-    let before = caches.memory.budget.reserved();
-    let gone = || before.saturating_sub(caches.memory.budget.reserved());
+    let gone = gone_since(caches);
     let mut going = 0;
     for pool in caches.pools.all().iter().filter(|pool| gives_free_memory(pool)) {
         let left = allowance.less(going);
@@ -85,8 +92,13 @@ fn give_free(caches: &'static DeviceCaches, device: Device, allowance: Allowance
         going += trim_some(pool, thread, left.wanted(), left.above - left.wanted()).unwrap_or(0);
     }
     while gone() < going && Instant::now() < until {
-        thread::sleep(RETRY);
         caches.memory.try_end_retired();
+        if !caches.memory.has_retired() {
+            // Another thread ends it, or has it in use again.
+            let _ = caches.memory.under_way.wait();
+            break;
+        }
+        thread::sleep(RETRY);
     }
     if going >= allowance.asked {
         return 0;
@@ -98,9 +110,9 @@ fn give_free(caches: &'static DeviceCaches, device: Device, allowance: Allowance
 }
 
 fn give_offered(caches: &'static DeviceCaches, allowance: Allowance, until: Instant) {
-    let before = caches.memory.budget.reserved();
+    let gone = gone_since(caches);
     for pool in caches.pools.all().iter().filter(|pool| is_on_offer(pool)) {
-        let left = allowance.less(before.saturating_sub(caches.memory.budget.reserved()));
+        let left = allowance.less(gone());
         if left.wanted() == 0 || Instant::now() >= until {
             break;
         }

@@ -2,7 +2,7 @@
 
 use super::ask::what_they_hold;
 use super::identity::uuid_of;
-use super::membership::join;
+use super::membership::membership;
 use super::settings::name;
 use super::status::held_of;
 use super::wire::{Held, Told};
@@ -41,6 +41,8 @@ pub struct Neighbour {
     pub most: Option<u64>,
     /// Those with the lowest number are asked first.
     pub priority: i32,
+    /// What the system lets it have at most, by the Multi-Process Service or its control group; none if it has no limit.
+    pub system_limit: Option<u64>,
     /// Whether it is this process.
     pub is_self: bool,
 }
@@ -57,6 +59,7 @@ impl Neighbour {
             guarantee,
             most,
             priority,
+            system_limit,
             ..
         } = *held;
         Self {
@@ -73,25 +76,28 @@ impl Neighbour {
             guarantee,
             most,
             priority,
+            system_limit,
             is_self,
         }
     }
 }
 
-/// Returns the neighbours on a device, this process among them, by their ids. Those that do not answer within half of the
-/// deadline are left out, such as stopped ones. This process becomes a neighbour itself.
+/// Returns the neighbours on a device by their ids. Those that do not answer within half of the deadline are left out, such as
+/// stopped ones. This process is among them if it is a neighbour, and becomes none: it may watch the others unseen.
 ///
 /// # Errors
-/// As [`set_neighbour`](crate::set_neighbour).
+/// `ErrorKind::InvalidValue` if there is no such device, or a variable of the environment is wrong;
+/// `ErrorKind::Unavailable` if the directory of `GPUPOOL_NEIGHBOURS` cannot be read, or no descriptor is left;
+/// `ErrorKind::Forked`.
 pub fn neighbours(device: Device) -> Result<Vec<Neighbour>> {
     process::refuse_forked()?;
     let device = runtime::existing(device)?;
-    join()?;
     let uuid = uuid_of(device)?;
+    let others = what_they_hold(u64::MAX)?;
     // Also of a device that this process has not used yet.
-    let own = Told { process: std::process::id(), name: name(), held: held_of(device, u64::MAX).into_iter().collect() };
-    let others = what_they_hold(u64::MAX);
-    let all = others.iter().map(|told| (told, false)).chain([(&own, true)]);
+    let held = || held_of(device, u64::MAX).into_iter().collect();
+    let own = membership().map(|_| Told { process: std::process::id(), name: name(), held: held() });
+    let all = others.iter().map(|told| (told, false)).chain(own.iter().map(|own| (own, true)));
     let on_device = all.filter_map(|(told, is_self)| {
         let held = told.held.iter().find(|held| held.device == uuid)?;
         Some(Neighbour::new(told, held, device, is_self))

@@ -1,5 +1,7 @@
 //! Becoming a neighbour: the process listens from then on, and the broker's thread answers. It stays one until it ends.
+//! A process that is none may look at those that are: it asks them where the environment says that they meet.
 
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use log::debug;
@@ -29,6 +31,22 @@ static JOINING: Mutex<()> = Mutex::new(());
 /// Returns where this process listens; none if it is no neighbour.
 pub(super) fn membership() -> Option<&'static Membership> {
     MEMBERSHIP.get().filter(|_| !process::is_forked())
+}
+
+/// Connects to all neighbours but this process, which need not be one.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` if a variable of the environment is wrong; `ErrorKind::Unavailable` if the system does not tell
+/// who is there.
+pub(super) fn connect_to_all() -> Result<Vec<OwnedFd>> {
+    let found = match membership() {
+        Some(own) => own.place.connect_to_others(&own.name).map_err(|error| (error, &own.place)),
+        None => {
+            let place = environment()?.place.as_ref().unwrap_or(&Place::Machine);
+            place.connect_to_others("").map_err(|error| (error, place))
+        }
+    };
+    found.map_err(|(error, place)| not_found(place, &error))
 }
 
 /// Makes this process a neighbour, if it is none.
@@ -71,6 +89,17 @@ fn unreachable(place: &Place, error: &std::io::Error) -> Error {
         ),
     })
 }
+
+#[cold]
+fn not_found(place: &Place, error: &std::io::Error) -> Error {
+    Error::unavailable(match place {
+        Place::Machine => format!("the system does not tell which processes are neighbours: {error}"),
+        Place::Folder(folder) => format!(
+            "no neighbours can be found in {folder:?}: {error}. GPUPOOL_NEIGHBOURS names a directory that exists and may be read"
+        ),
+    })
+}
+
 /// Makes this process a neighbour of the user's other processes that use gpupool on the same devices, and sets what they
 /// are told of it: its name, and for this device what it is guaranteed, what it should stay below, and its priority. From
 /// then on those that lack memory ask it for what it can do without, as it asks them.

@@ -20,6 +20,8 @@ const GUARANTEE: &str = "GPUPOOL_NEIGHBOUR_GUARANTEE";
 const MOST: &str = "GPUPOOL_NEIGHBOUR_MOST";
 const PRIORITY: &str = "GPUPOOL_NEIGHBOUR_PRIORITY";
 const DEADLINE: &str = "GPUPOOL_NEIGHBOUR_DEADLINE_MS";
+/// CUDA's own, by which the Multi-Process Service limits a process's memory.
+const MPS_LIMIT: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
 /// As many bytes as a process has addresses for.
 const BYTES_MOST: u64 = 1 << 0x2f;
 /// A day.
@@ -66,6 +68,7 @@ pub(super) struct FromEnvironment {
     limits: Limits,
     /// How long asking for memory may take in all.
     pub(super) deadline: Duration,
+    pub(super) mps_limit: Option<String>,
 }
 
 impl FromEnvironment {
@@ -84,7 +87,8 @@ impl FromEnvironment {
         let most = text(MOST)?.map(|_| number(MOST, 0..=BYTES_MOST, 0)).transpose()?;
         let limits = Limits { guarantee: number(GUARANTEE, 0..=BYTES_MOST, 0)?, most, priority: integer(PRIORITY, 0)? };
         let deadline = number(DEADLINE, 1..=DEADLINE_MOST, GIVEN_WITHIN.as_millis() as u64)?;
-        Ok(Self { place, name: text(NAME)?, limits, deadline: Duration::from_millis(deadline) })
+        let (deadline, mps_limit) = (Duration::from_millis(deadline), std::env::var(MPS_LIMIT).ok());
+        Ok(Self { place, name: text(NAME)?, limits, deadline, mps_limit })
     }
 }
 

@@ -3,6 +3,7 @@
 use super::claims::{claimed_on, devices_claimed, reserved_on};
 use super::identity::uuid_of;
 use super::settings::{Limits, devices_set, limits_on, name};
+use super::system_limit::system_limit;
 use super::wire::{Held, Told};
 use crate::ids::Device;
 use crate::memory::cache::DeviceCaches;
@@ -26,7 +27,8 @@ pub(super) fn tell(before: u64) -> Told {
 pub(super) fn held_of(device: Device, before: u64) -> Option<Held> {
     let Limits { guarantee, most, priority } = limits_on(device);
     let uuid = uuid_of(device).ok()?;
-    let none = Held { device: uuid, guarantee, most, priority, claimed: claimed_on(device, before), ..Held::default() };
+    let (claimed, system_limit) = (claimed_on(device, before), system_limit(device));
+    let none = Held { device: uuid, guarantee, most, priority, claimed, system_limit, ..Held::default() };
     let Some(caches) = DeviceCaches::known(device) else { return Some(none) };
     let (stats, summaries, _) = summarize(caches);
     let PoolStats { live_bytes, cached_bytes, asleep_bytes, .. } = stats.total;

@@ -57,7 +57,7 @@ impl Vicinity for Neighbourhood {
         }
         let Ok(uuid) = uuid_of(device) else { return Vec::new() };
         let last = lock(&TOLD).take().filter(|(when, _)| when.elapsed() < deadline() * 2);
-        let told = last.map_or_else(|| what_they_hold(u64::MAX), |(_, told)| told);
+        let told = last.map_or_else(|| what_they_hold(u64::MAX).unwrap_or_default(), |(_, told)| told);
         let on_device = told.into_iter().filter_map(|Told { process, name, held }| {
             let held = held.into_iter().find(|held| held.device == uuid)?;
             Some(NeighbourUse { process, name, bytes: held.reserved, live_bytes: held.live, guarantee: held.guarantee })

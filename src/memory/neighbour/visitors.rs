@@ -143,6 +143,9 @@ impl Visitor {
     fn give(&self, device: Device, spare: Spare, asked: u64, within: Duration) -> u64 {
         let activity = Activity::begin_of(asked, format_args!("give memory to a neighbour"));
         let given = give(device, spare, asked, within);
+        if let Some(caches) = DeviceCaches::known(device) {
+            caches.neighbours.give(given);
+        }
         if given > 0 {
             let (process, took, kind) = (self.process, activity.took(), kind_of(spare));
             let (asked, given) = (Bytes(asked), Bytes(given));

@@ -13,7 +13,7 @@ const FORMAT: u16 = 1;
 pub(super) const DEVICES_MOST: usize = 0x20;
 const QUESTION: usize = 0x24;
 const HEAD: usize = 0x0e + NAME_BYTES;
-const HELD: usize = 0x10 + 0x0b * 0x8;
+const HELD: usize = 0x10 + 0x0c * 0x8;
 
 /// What a process can do without, in the order in which it is asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -83,6 +83,8 @@ pub(super) struct Held {
     pub(super) guarantee: u64,
     pub(super) most: Option<u64>,
     pub(super) priority: i32,
+    /// The least that the system lets it have at most.
+    pub(super) system_limit: Option<u64>,
 }
 
 impl Held {
@@ -96,10 +98,10 @@ impl Held {
     }
 
     fn to_bytes(self) -> impl Iterator<Item = u8> {
-        let Self { device, reserved, live, free, asleep, spare: [one, two, three], claimed, guarantee, most, priority } =
-            self;
-        let (most, priority) = (most.unwrap_or(u64::MAX), i64::from(priority).cast_unsigned());
-        let numbers = [reserved, live, free, asleep, one, two, three, claimed, guarantee, most, priority];
+        let Self { device, reserved, live, free, asleep, spare: [one, two, three], claimed, guarantee, .. } = self;
+        let [most, limit] = [self.most, self.system_limit].map(|bytes| bytes.unwrap_or(u64::MAX));
+        let priority = i64::from(self.priority).cast_unsigned();
+        let numbers = [reserved, live, free, asleep, one, two, three, claimed, guarantee, most, priority, limit];
         device.into_iter().chain(numbers.into_iter().flat_map(u64::to_le_bytes))
     }
 
@@ -109,9 +111,10 @@ impl Held {
         let mut next = || reader.u64();
         let (reserved, live, free, asleep) = (next(), next(), next(), next());
         let spare = [next(), next(), next()];
-        let (claimed, guarantee, most, priority) = (next(), next(), next(), next());
-        let (most, priority) = ((most != u64::MAX).then_some(most), i32::try_from(priority.cast_signed()).ok()?);
-        Some(Self { device, reserved, live, free, asleep, spare, claimed, guarantee, most, priority })
+        let (claimed, guarantee, most, priority, limit) = (next(), next(), next(), next(), next());
+        let [most, system_limit] = [most, limit].map(|bytes| (bytes != u64::MAX).then_some(bytes));
+        let priority = i32::try_from(priority.cast_signed()).ok()?;
+        Some(Self { device, reserved, live, free, asleep, spare, claimed, guarantee, most, priority, system_limit })
     }
 }
 
@@ -179,6 +182,7 @@ mod tests {
             guarantee: 9,
             most: Some(10),
             priority: -11,
+            system_limit: Some(12),
         }
     }
 
@@ -205,7 +209,7 @@ mod tests {
 
     #[test]
     fn what_is_told_travels_and_rubbish_is_none() {
-        let most = Held { most: None, ..held(2) };
+        let most = Held { most: None, system_limit: None, ..held(2) };
         let told = Told { process: 77, name: "trainer".to_owned(), held: vec![held(1), most] };
         let bytes = told.to_bytes();
         assert_eq!(Told::from_bytes(&bytes), Some(told.clone()));
@@ -215,7 +219,7 @@ mod tests {
         assert_eq!(Told::from_bytes(&[&bytes[..], &[0; HELD]].concat()), None);
         // A priority that is none, and a name that is no text.
         let mut other = bytes.clone();
-        other[HEAD + HELD - 1] = 1;
+        other[HEAD + HELD - 9] = 1;
         assert_eq!(Told::from_bytes(&other), None);
         let mut other = bytes;
         other[0x0e] = 0xff;

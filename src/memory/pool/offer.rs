@@ -1,5 +1,5 @@
 //! Whether a pool was offered to other processes: it may be put to sleep when one of them has no memory. It is not while
-//! a thread has a scope of it, since that may be about to use what the pool holds.
+//! a thread has a scope of it, or copies or commits what is the pool's, since that may be about to use what it holds.
 
 use crate::sync::{AtomicBool, AtomicU32, Ordering};
 
@@ -7,11 +7,11 @@ use crate::sync::{AtomicBool, AtomicU32, Ordering};
 #[derive(Debug, Default)]
 pub(in crate::memory) struct Offer {
     pub(in crate::memory) is_made: bool,
-    /// Whether the pool wakes by its next request or scope.
+    /// Whether the pool wakes by its next request, scope, copy or commit.
     pub(in crate::memory) wakes_on_use: bool,
     /// Whether it is taken up: the pool sleeps for another process, or is about to.
     is_taken: AtomicBool,
-    /// The scopes of the pool.
+    /// The scopes of the pool, and the calls that use it.
     scopes: AtomicU32,
 }
 
@@ -20,8 +20,8 @@ impl Offer {
         Self { is_made, wakes_on_use, ..Self::default() }
     }
 
-    /// Notes a scope, and returns whether the offer is taken up, which is then to be waited for. Sequentially consistent
-    /// like [`Offer::take`]: either this sees that it is taken, or that one sees the scope.
+    /// Notes a use, and returns whether the offer is taken up, which is then to be waited for. Sequentially consistent
+    /// like [`Offer::take`]: either this sees that it is taken, or that one sees the use.
     pub(in crate::memory) fn begin_use(&self) -> bool {
         self.scopes.fetch_add(1, Ordering::SeqCst);
         self.is_taken()

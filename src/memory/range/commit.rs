@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::memory::cache::{Service, StreamCache, To, Waiting};
 use crate::memory::device::Until;
 use crate::memory::pool::{self, Pool};
+use crate::memory::route::PoolStay;
 use crate::memory::serve::{Patience, commit_run, ranges_cache, settle};
 use crate::memory::tuning::A_FEW;
 use crate::observe::delivery::{Delivery, deliver};
@@ -29,6 +30,7 @@ pub(super) fn commit(range: &Arc<HeldRange>, pages: &[u32], stream: &Stream, opt
     if range.pool.is_closed() {
         return Err(pool::closed(&range.pool));
     }
+    let _stay = PoolStay::begin(&range.pool)?;
     refuse_change(range, Some(stream))?;
     let named = NamedStream::of(stream)?;
     let mut users = Vec::new();

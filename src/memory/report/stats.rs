@@ -1,5 +1,7 @@
 //! Statistics of pools and devices. Each stream is counted for itself; a query adds the counts up.
 
+use std::time::Duration;
+
 use super::summary::{PoolSummary, summarize};
 use crate::counters::counters;
 use crate::error::Result;
@@ -70,6 +72,17 @@ counters! {
         /// Bytes of buffers that were sent to other processes by a queue or a pipe, and that none has attached yet. They
         /// are live.
         pub sent_bytes: u64,
+        /// Times that this process asked its neighbours for memory so far, since a request found none.
+        pub asked_neighbours: u64,
+        /// Bytes that they gave back for it so far.
+        pub received_bytes: u64,
+        /// Time that it waited for that so far.
+        pub asking_time: Duration as asking_seconds,
+        /// Questions of neighbours for memory that this process answered so far: each asks for one kind of memory after
+        /// the other.
+        pub asked_by_neighbours: u64,
+        /// Bytes that it gave back for them so far.
+        pub given_bytes: u64,
     }
 }
 

@@ -140,6 +140,8 @@ pub(in crate::memory) fn summarize(caches: &DeviceCaches) -> (MemoryStats, Vec<P
     total.set_reserved(&caches.memory.budget);
     let (out, back) = caches.reports.grow(counts.ever, counts.back());
     (total.allocations, total.frees) = (out[ALL].blocks, back[ALL].blocks);
+    let (asked_neighbours, received_bytes, asking_time) = caches.neighbours.of_asking();
+    let (asked_by_neighbours, given_bytes) = caches.neighbours.of_giving();
     let stats = MemoryStats {
         total,
         driver_calls: caches.memory.range.driver_calls.load(Ordering::Relaxed),
@@ -147,6 +149,11 @@ pub(in crate::memory) fn summarize(caches: &DeviceCaches) -> (MemoryStats, Vec<P
         pools: pools.len() as u64,
         attached_bytes: caches.memory.attached.load(Ordering::Relaxed),
         sent_bytes: caches.memory.sent.load(Ordering::Relaxed),
+        asked_neighbours,
+        received_bytes,
+        asking_time,
+        asked_by_neighbours,
+        given_bytes,
     };
     (stats, pools, counts)
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use super::scope::PoolToken;
 use super::shared_route::{AllThreads, Rerouted};
-use super::stay::ScopeStay;
+use super::stay::PoolStay;
 use super::uses::PoolUse;
 use crate::error::Result;
 use crate::ids::Device;
@@ -25,7 +25,7 @@ pub(crate) struct ContextScope {
 struct Open {
     _all_threads: Option<AllThreads>,
     _rerouted: Rerouted,
-    _stay: Option<ScopeStay>,
+    _stay: Option<PoolStay>,
     in_use: PoolUse,
 }
 
@@ -71,7 +71,7 @@ impl PoolToken {
     /// Enters the pool for a context, which the caller notes the scope in.
     pub(crate) fn enter_context_scope(&self, all_threads: bool) -> Result<Arc<ContextScope>> {
         let in_use = self.hold()?;
-        let (stay, ticket) = (ScopeStay::begin(in_use.pool())?, next_ticket());
+        let (stay, ticket) = (PoolStay::begin(in_use.pool())?, next_ticket());
         let all_threads = all_threads.then(|| AllThreads::new(in_use.pool(), ticket));
         let open = Open { _all_threads: all_threads, _rerouted: Rerouted::new(), _stay: stay, in_use };
         Ok(Arc::new(ContextScope { ticket, device: self.device(), open: Mutex::new(Some(open)) }))

@@ -24,4 +24,5 @@ pub(in crate::memory) use find_cache::cache_on;
 pub(crate) use routes::{EnteredRoute, GivenPool, RouteKind, leave_by_ticket};
 pub(in crate::memory) use routes::{feed_from, leave_by_id};
 pub use scope::{PoolScope, PoolToken};
+pub(in crate::memory) use stay::PoolStay;
 pub(crate) use uses::PoolUse;

@@ -11,7 +11,7 @@ use super::context_scope::of_context;
 #[cfg(not(feature = "python"))]
 use super::shared_route::of_context;
 use super::shared_route::{AllThreads, of_all_threads};
-use super::stay::ScopeStay;
+use super::stay::PoolStay;
 use super::uses::PoolUse;
 use crate::error::Result;
 use crate::ids::{Device, RawStream};
@@ -31,7 +31,7 @@ struct Route {
     ticket: u64,
     /// The same for all threads.
     _all_threads: Option<AllThreads>,
-    _stay: Option<ScopeStay>,
+    _stay: Option<PoolStay>,
 }
 
 /// What a route's memory is for.
@@ -228,7 +228,7 @@ impl EnteredRoute {
     /// Routes this thread's requests on the pool's device into the pool; with `all_threads` also those of every thread
     /// without a route of its own there. The use is the thread's until the route is left.
     pub(crate) fn new(in_use: PoolUse, kind: RouteKind, all_threads: bool) -> Result<Self> {
-        let (pool, stay) = (Arc::clone(in_use.pool()), ScopeStay::begin(in_use.pool())?);
+        let (pool, stay) = (Arc::clone(in_use.pool()), PoolStay::begin(in_use.pool())?);
         let ticket = next_ticket();
         let all_threads = all_threads.then(|| AllThreads::new(&pool, ticket));
         Self::add(Route { pool, kind, uses: vec![in_use], ticket, _all_threads: all_threads, _stay: stay })
@@ -236,7 +236,7 @@ impl EnteredRoute {
 
     /// As [`EnteredRoute::new`], for a pool that the caller keeps, or ends by its id.
     pub(in crate::memory) fn without_use(pool: Arc<Pool>, kind: RouteKind) -> Result<Self> {
-        let stay = ScopeStay::begin(&pool)?;
+        let stay = PoolStay::begin(&pool)?;
         Self::add(Route { pool, kind, uses: Vec::new(), ticket: next_ticket(), _all_threads: None, _stay: stay })
     }
 

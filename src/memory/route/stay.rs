@@ -1,5 +1,5 @@
-//! A scope's stay in a pool that was offered to other processes: meanwhile the pool is not put to sleep for them, and one
-//! that wakes on use is awake when the scope begins.
+//! A stay in a pool that was offered to other processes, of a scope or of a call that uses what the pool holds: meanwhile
+//! the pool is not put to sleep for them, and one that wakes on use is awake when the stay begins.
 
 use std::sync::Arc;
 
@@ -8,16 +8,16 @@ use crate::memory::pool::Pool;
 use crate::memory::serve::wake_if_taken;
 use crate::process;
 
-/// A scope of an offered pool, until this is dropped.
+/// A use of an offered pool, until this is dropped.
 #[derive(Debug)]
-pub(super) struct ScopeStay(Arc<Pool>);
+pub(in crate::memory) struct PoolStay(Arc<Pool>);
 
-impl ScopeStay {
+impl PoolStay {
     /// Begins a stay; none in a pool that was not offered.
     ///
     /// # Errors
     /// Those of waking the pool; as that of a request, `ErrorKind::OutOfMemory`.
-    pub(super) fn begin(pool: &Arc<Pool>) -> Result<Option<Self>> {
+    pub(in crate::memory) fn begin(pool: &Arc<Pool>) -> Result<Option<Self>> {
         if !pool.offer.is_made {
             return Ok(None);
         }
@@ -30,7 +30,7 @@ impl ScopeStay {
     }
 }
 
-impl Drop for ScopeStay {
+impl Drop for PoolStay {
     fn drop(&mut self) {
         if !process::is_forked() {
             self.0.offer.end_use();

@@ -96,6 +96,12 @@ impl PyNeighbour {
         self.0.priority
     }
 
+    #[doc = docstring!("Neighbour.system_limit")]
+    #[getter]
+    fn system_limit(&self) -> Option<u64> {
+        self.0.system_limit
+    }
+
     #[doc = docstring!("Neighbour.is_self")]
     #[getter]
     fn is_self(&self) -> bool {

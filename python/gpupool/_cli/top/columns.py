@@ -58,6 +58,7 @@ COLUMNS = (
     Column("claimed", "CLAIMED", "claimed_bytes", 7, 7),
     Column("guarantee", "GUARANTEE", "guarantee", 9, 9),
     Column("most", "MOST", "most", 6, 5),
+    Column("limit", "LIMIT", "system_limit", 12, 5),
     Column("priority", "PRIORITY", "priority", 11, 8),
 )
 KEYS = tuple(column.key for column in COLUMNS)

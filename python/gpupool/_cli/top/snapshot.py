@@ -2,27 +2,12 @@
 
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import gpupool
 from gpupool import _native
-
-
-class _Neighbour(Protocol):
-    """What is used of a `gpupool.Neighbour`."""
-
-    @property
-    def pid(self) -> int: ...
-    @property
-    def device(self) -> int: ...
-    @property
-    def reserved_bytes(self) -> int: ...
-    @property
-    def claimed_bytes(self) -> int: ...
-    @property
-    def is_self(self) -> bool: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +29,7 @@ class Holder:
     guarantee: int | None = None
     most: int | None = None
     priority: int | None = None
+    system_limit: int | None = None
     # None if the process does not tell of them.
     pools: tuple["Holder", ...] | None = None
 
@@ -104,7 +90,7 @@ class Snapshot:
                     del process["pools"]
                 for pool in process.get("pools", ()):
                     # What a process alone has.
-                    for name in ("pid", "guarantee", "most", "priority", "pools"):
+                    for name in ("pid", "guarantee", "most", "priority", "system_limit", "pools"):
                         del pool[name]
         return json.dumps({"schema": 1, **found})
 
@@ -138,10 +124,10 @@ class Watch:
             time=round(time.time(), 3),
             version=gpupool.__version__,
             runtime=self._runtime,
-            devices=tuple(self._device(ordinal, _neighbours(ordinal)) for ordinal in self._ordinals),
+            devices=tuple(self._device(ordinal, gpupool.neighbours(ordinal)) for ordinal in self._ordinals),
         )
 
-    def _device(self, ordinal: int, neighbours: Iterable[_Neighbour]) -> Device:
+    def _device(self, ordinal: int, neighbours: Iterable[gpupool.Neighbour]) -> Device:
         processes = tuple(_holder(each) for each in neighbours)
         try:
             info = _native.device_info(ordinal)
@@ -166,16 +152,6 @@ class Watch:
         )
 
 
-def _neighbours(device: int) -> list[_Neighbour]:
-    """Return the neighbours on a device, without this process if it holds nothing there, since it only watches."""
-    every: Sequence[_Neighbour] = getattr(gpupool, "neighbours")(device)  # noqa: B009
-    return [
-        each
-        for each in every
-        if each.device == device and (not each.is_self or each.reserved_bytes or each.claimed_bytes)
-    ]
-
-
 # What neighbours and pools are asked for; a pool may have less of it.
 _ASKED = (
     "reserved_bytes",
@@ -188,6 +164,7 @@ _ASKED = (
     "guarantee",
     "most",
     "priority",
+    "system_limit",
 )
 
 

@@ -1,6 +1,7 @@
 //! A device's memory with the pools and caches that share it. Made when first needed and never dropped.
 
 mod discard_list;
+mod neighbour_counts;
 mod of_pool;
 mod pools;
 mod reports;
@@ -10,6 +11,7 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, OnceLock};
 
 pub(in crate::memory) use self::discard_list::{DiscardList, Discardable};
+use self::neighbour_counts::NeighbourCounts;
 use self::pools::PoolList;
 use self::reports::Reports;
 use self::table::CacheTable;
@@ -28,6 +30,7 @@ pub(crate) struct DeviceCaches {
     pub(in crate::memory) pools: PoolList,
     pub(in crate::memory) table: CacheTable,
     pub(in crate::memory) reports: Reports,
+    pub(in crate::memory) neighbours: NeighbourCounts,
     /// What may be taken when memory is short.
     pub(in crate::memory) discardable: DiscardList,
 }
@@ -100,6 +103,7 @@ impl DeviceCaches {
             pools: PoolList::default(),
             table: CacheTable::new(),
             reports: Reports::default(),
+            neighbours: NeighbourCounts::default(),
             discardable: DiscardList::default(),
         }))
     }

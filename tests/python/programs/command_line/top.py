@@ -30,7 +30,7 @@ def neighbour(pid, name, device, reserved, **more):
         guarantee=0,
         most=MIB,
         priority=0,
-        is_self=False,
+        system_limit=None,
         **more,
     )
 

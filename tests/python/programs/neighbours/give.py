@@ -23,6 +23,25 @@ def free_memory_of_another() -> None:
         assert other.call(reserved) == 24 * MIB
 
 
+def what_is_asked_and_given_is_counted() -> None:
+    with other_process() as other:
+        other.call(cache, 48 * MIB)
+        fill_up(4 * MIB)
+        assert (counts({})["asked_neighbours"], other.call(counts)["asked_by_neighbours"]) == (0, 0)
+        fill_up(40 * MIB)
+        here, there = counts({}), other.call(counts)
+        assert (here["asked_neighbours"], there["asked_by_neighbours"]) == (1, 1)
+        assert here["received_bytes"] == there["given_bytes"] == 24 * MIB
+        assert here["asking_seconds"] > 0 == there["asking_seconds"]
+        text = gpupool.prometheus.text()
+        assert 'gpupool_device_asked_neighbours_total{device="0"} 1\n' in text
+        assert "from neighbours" in str(gpupool.memory_summary())
+
+
+def counts(kept: dict) -> dict[str, float]:
+    return gpupool.memory_stats().as_dict()
+
+
 def nothing_of_a_private_pool() -> None:
     with other_process() as other:
         assert other.call(cache, 48 * MIB, "private") == 48 * MIB
@@ -162,6 +181,47 @@ def a_pool_wakes_by_its_next_request() -> None:
         # What is free here is asked for.
         other.call(held, 40 * MIB)
         assert gpupool.memory_stats().reserved_bytes <= 24 * MIB
+
+
+def a_pool_wakes_by_a_copy_or_a_commit() -> None:
+    with other_process() as other:
+        for use in (copy, fill, commit):
+            other.call(offer, 40 * MIB, True)
+            other.call(add_range)
+            buffer = fill_up(48 * MIB)
+            assert other.call(has, "is_asleep")
+            name, text = other.refusal(use)
+            assert name == "OutOfMemory", text
+            buffer.free()
+            gpupool.empty_cache()
+            other.call(use)
+            assert not other.call(has, "is_asleep")
+            other.call(forget)
+
+
+def forget(kept: dict) -> None:
+    kept.clear()
+    gpupool.empty_cache()
+
+
+def add_range(kept: dict) -> None:
+    kept["range"] = kept["pool"].reserve_range(4 * MIB)
+    kept["range"].commit(0, 2 * MIB, kept["stream"], fill=5)
+    kept["stream"].synchronize()
+
+
+def copy(kept: dict) -> None:
+    assert set(bytes(kept["buffer"])) == {7}
+
+
+def fill(kept: dict) -> None:
+    kept["buffer"].fill(8, kept["stream"])
+    assert set(bytes(kept["buffer"])) == {8}
+
+
+def commit(kept: dict) -> None:
+    kept["range"].commit(2 * MIB, 2 * MIB, kept["stream"])
+    assert kept["range"].committed_bytes == 4 * MIB
 
 
 def a_pool_in_use_stays_awake() -> None:

@@ -1,7 +1,6 @@
 """Neighbours know what the others hold as long as these live, wherever they end."""
 
 import os
-import random
 import signal
 import stat
 import sys
@@ -10,9 +9,8 @@ from pathlib import Path
 
 import gpupool
 from errors import assert_says, raised
-from neighbour_work import cache, hold_discardable, offer, reserved, say
-from other_process import MIB, OtherProcess, fork_one_that_stays, other_process
-from waiting import wait_until
+from neighbour_work import cache, hold_discardable, offer, request, reserved, say
+from other_process import MIB, fork_one_that_stays, other_process
 
 # From Python 3.12 on it warns of a fork where gpupool has a thread, which is what is tried here.
 warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)
@@ -24,7 +22,31 @@ def others() -> list[gpupool.Neighbour]:
     return [each for each in gpupool.neighbours() if not each.is_self]
 
 
+def who_only_watches_is_no_neighbour() -> None:
+    threads = len(os.listdir("/proc/self/task"))
+    assert gpupool.neighbours() == []
+    with other_process() as other:
+        assert other.call(names) == []
+        other.call(say, "server")
+        other.call(cache, 8 * MIB)
+        assert [(each.name, each.reserved_bytes) for each in others()] == [("server", 8 * MIB)]
+        assert gpupool.available_memory() == DEVICE
+        assert other.call(names) == ["server, itself"]
+        # Nobody listens here, and nothing runs for that.
+        assert len(os.listdir("/proc/self/task")) == threads
+        assert len(list(Path(os.environ["GPUPOOL_NEIGHBOURS"]).iterdir())) == 1
+        # It has the device's memory, and with the variable is a neighbour from then on.
+        gpupool.empty(1).free()
+        assert [each.is_self for each in gpupool.neighbours()].count(True) == 1
+        assert len(other.call(names)) == 2
+
+
+def names(kept: dict) -> list[str]:
+    return [each.name + ", itself" * each.is_self for each in gpupool.neighbours()]
+
+
 def what_each_holds_is_told() -> None:
+    gpupool.set_neighbour()
     with other_process() as other:
         other.call(say, "server", 8 * MIB, 50 * MIB, -3)
         other.call(offer, 8 * MIB)
@@ -109,18 +131,6 @@ def try_claim(kept: dict, nbytes: int) -> bool:
     return True
 
 
-def request(kept: dict, nbytes: int) -> bool:
-    """Return whether so many bytes can be had, and free them."""
-    try:
-        buffer = gpupool.empty(nbytes)
-    except gpupool.OutOfMemory:
-        return False
-    buffer.fill(3)
-    gpupool.synchronize()
-    buffer.free()
-    return True
-
-
 def two_that_ask_each_other_go_on() -> None:
     with other_process() as one, other_process() as other:
         for _ in range(20):
@@ -136,42 +146,6 @@ def two_that_ask_each_other_go_on() -> None:
 
 def empty(kept: dict) -> None:
     gpupool.empty_cache()
-
-
-def live(kept: dict, seed: int) -> None:
-    """Have memory and ask for more, for ever."""
-    chance = random.Random(seed)
-    kept["offered"] = gpupool.MemPool(sleeps_for_others=True, wakes_on_use=True)
-    while True:
-        held = []
-        try:
-            held.append(kept["offered"].empty(chance.randrange(1, 12 * MIB)))
-            held += [gpupool.empty(2 * MIB) for _ in range(chance.randrange(12))]
-            with gpupool.claim(chance.randrange(1, 8 * MIB)):
-                held.append(gpupool.empty(chance.randrange(1, 30 * MIB)))
-        except gpupool.OutOfMemory:
-            pass
-
-
-def killed_at_any_moment(rounds: int = 30) -> None:
-    chance = random.Random(5)
-    waiting = [OtherProcess(), OtherProcess()]
-    for seed in range(rounds):
-        other = waiting.pop(0)
-        other.begin(live, seed)
-        if seed + 2 < rounds:
-            waiting.append(OtherProcess())
-        wait_until(lambda: any(each.reserved_bytes > 0 for each in others()), "the other process has memory")
-        for _ in range(chance.randrange(12)):
-            request({}, chance.randrange(1, 60 * MIB))
-        other.kill()
-        # Nothing is left of it: no number, no wait, no memory.
-        assert others() == []
-        assert gpupool.available_memory() == DEVICE
-        assert request({}, DEVICE)
-        gpupool.empty_cache()
-    for other in waiting:
-        other.leave()
 
 
 def a_child_of_a_neighbour_is_none() -> None:
@@ -196,12 +170,15 @@ def sockets_alone_are_in_the_directory() -> None:
         assert len(others()) == 2
         assert all(stat.S_ISSOCK(each.stat().st_mode) for each in folder.iterdir())
         one.kill()
-        assert len(list(folder.iterdir())) == 3
-        assert len(others()) == 1
         assert len(list(folder.iterdir())) == 2
+        # Who only watches removes it as well.
+        assert len(others()) == 1
+        assert len(list(folder.iterdir())) == 1
 
 
 def what_the_environment_says_holds_until_a_call() -> None:
+    assert gpupool.neighbours() == []
+    gpupool.empty(1).free()
     (this,) = gpupool.neighbours()
     assert (this.name, this.guarantee, this.most, this.priority) == ("by name", 3 * MIB, 5 * MIB, -7)
     gpupool.set_neighbour(guarantee=MIB)
@@ -210,6 +187,30 @@ def what_the_environment_says_holds_until_a_call() -> None:
     gpupool.set_neighbour("another\nname")
     (this,) = gpupool.neighbours()
     assert this.name == "another\nname"
+
+
+def a_limit_of_the_system_counts_as_the_devices_size() -> None:
+    limit = 40 * MIB
+    assert gpupool.available_memory() == limit
+    del os.environ["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"]
+    with other_process() as free:
+        # Memory that others give does not help against a limit of this process alone.
+        free.call(cache, 48 * MIB)
+        os.environ["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = "1=3G,0=40MB"
+        with other_process() as other:
+            other.call(cache, 8 * MIB)
+            assert gpupool.available_memory() == limit
+            assert {each.pid: each.system_limit for each in others()} == {
+                free.process.pid: None,
+                other.process.pid: limit,
+            }
+            assert other.call(available) == limit
+            assert free.call(available) == DEVICE
+    assert_says(raised(gpupool.OutOfMemory, gpupool.claim, limit + 1), "could have 40.0 MiB")
+
+
+def available(kept: dict) -> int:
+    return gpupool.available_memory()
 
 
 def wrong_settings_are_refused() -> None:
@@ -229,4 +230,4 @@ def wrong_settings_are_refused() -> None:
 
 
 if __name__ == "__main__":
-    globals()[sys.argv[1]](*map(int, sys.argv[2:]))
+    globals()[sys.argv[1]]()

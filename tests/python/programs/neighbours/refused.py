@@ -16,7 +16,8 @@ def a_variable(name: str) -> None:
 
 def a_directory() -> None:
     gpupool.empty(1).free()
-    assert_says(raised(gpupool.Unavailable, gpupool.set_neighbour), "/nowhere", "GPUPOOL_NEIGHBOURS names a directory")
+    for call in (gpupool.set_neighbour, gpupool.neighbours, gpupool.available_memory, lambda: gpupool.claim(1)):
+        assert_says(raised(gpupool.Unavailable, call), "/nowhere", "GPUPOOL_NEIGHBOURS names a directory")
 
 
 if __name__ == "__main__":

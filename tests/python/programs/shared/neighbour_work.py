@@ -76,3 +76,15 @@ def held(kept: dict, nbytes: int, wakes: bool = False) -> None:
     kept["more"] = kept["pool"].empty(1, kept["stream"])
     assert set(bytes(kept["buffer"])) == {7}
     assert kept["buffer"].nbytes == nbytes
+
+
+def request(kept: dict, nbytes: int) -> bool:
+    """Return whether so many bytes can be had, and free them."""
+    try:
+        buffer = gpupool.empty(nbytes)
+    except gpupool.OutOfMemory:
+        return False
+    buffer.fill(3)
+    gpupool.synchronize()
+    buffer.free()
+    return True
