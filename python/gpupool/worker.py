@@ -323,6 +323,8 @@ def _use_devices(setup: _Setup, worker: str) -> None:
 def _become_neighbour(setup: _Setup, worker: str) -> None:
     settings = setup.settings
     for device in range(gpupool.device_count()):
+        # A claim makes it one, as the environment says, if it is none yet.
+        gpupool.claim(0, device).release()
         (former,) = (each for each in gpupool.neighbours(device) if each.is_self)
         setup.undo.callback(gpupool.set_neighbour, former.name, former.guarantee, former.most, former.priority, device)
         name = settings.name or worker or None

@@ -91,6 +91,7 @@ def test_workers_are_neighbours_with_the_numbers_of_their_settings(client):
         (this,) = (each for each in gpupool.neighbours() if each.is_self)
         return this.name, this.guarantee, this.most, this.priority
 
+    client.run(gpupool.set_neighbour, "before", priority=3)
     before = client.run(told)
     client.register_plugin(gpupool.dask.Plugin(Settings(guarantee=MIB, most=8 * MIB, priority=-1)))
     assert client.run(told) == {address: (f"Dask worker {address}", MIB, 8 * MIB, -1) for address in before}
