@@ -224,32 +224,27 @@ def commit(kept: dict) -> None:
     assert kept["range"].committed_bytes == 4 * MIB
 
 
-def a_pool_in_use_stays_awake() -> None:
+def stays_awake(*, during: str, until: str) -> None:
+    """Check that an offered pool is not taken while something of it is under way, and is once that has ended."""
     with other_process() as other:
-        other.call(offer, 40 * MIB, False, "scope")
+        other.call(offer, 40 * MIB, False, during)
         raised(gpupool.OutOfMemory, lambda: fill_up(48 * MIB))
         assert not other.call(has, "is_asleep")
-        other.call(offer, 0, False, "leave")
+        other.call(offer, 0, False, until)
         fill_up(48 * MIB)
+
+
+def a_pool_in_use_stays_awake() -> None:
+    stays_awake(during="scope", until="leave")
 
 
 def a_pool_at_work_stays_awake() -> None:
-    with other_process() as other:
-        other.call(offer, 40 * MIB, False, "work")
-        raised(gpupool.OutOfMemory, lambda: fill_up(48 * MIB))
-        assert not other.call(has, "is_asleep")
-        other.call(offer, 0, False, "done")
-        fill_up(48 * MIB)
+    stays_awake(during="work", until="done")
 
 
 def a_pool_beside_a_capture_stays_awake() -> None:
-    with other_process() as other:
-        other.call(offer, 40 * MIB, False, "capture")
-        raised(gpupool.OutOfMemory, lambda: fill_up(48 * MIB))
-        assert not other.call(has, "is_asleep")
-        # The capture is whole.
-        other.call(offer, 0, False, "end")
-        fill_up(48 * MIB)
+    # Its end shows that the capture is whole.
+    stays_awake(during="capture", until="end")
 
 
 def a_pool_under_a_guarantee_stays_awake() -> None:
