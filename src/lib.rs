@@ -103,7 +103,9 @@ pub use memory::{
     StreamStats, empty, empty_cache, enable_peer_access, graph_pool_handle, memory_snapshot, memory_stats, on_oom,
     oom_callbacks, peers,
 };
-pub use memory::{MemoryClaim, Neighbour, NeighbourSettings, available_memory, claim, neighbours, set_neighbour};
+pub use memory::{
+    MemoryClaim, Neighbour, NeighbourSettings, available_memory, claim, claim_within, neighbours, set_neighbour,
+};
 pub use memory::{
     PinnedBuffer, empty_pinned, empty_pinned_cache, empty_pinned_on_node, pinned_limit, pinned_stats, set_pinned_limit,
     warm_pinned,

@@ -2459,8 +2459,10 @@ def neighbours(device: DeviceLike | None = None) -> list[Neighbour]:
 class Claim:
     """Memory that this process is about to take, as :func:`claim` returns it, until it is released or lost.
 
-    Memory that the process reserves after the claim was made uses it up, the oldest claim first; what it gives back
-    until the claim ends is claimed again. It ends with the process at the latest.
+    What the process keeps more than when the claim was made uses it up, the oldest claim first, and what it keeps less
+    is claimed again. It makes no difference whether that is free in the process's cache or for the driver. While there
+    is a claim, the process gives no neighbour the free memory that it is for, and none of its pools sleeps for others.
+    It ends with the process at the latest.
 
     >>> with gpupool.claim(1 << 20) as claim:
     ...     claim.left
@@ -2490,23 +2492,29 @@ class Claim:
     ) -> Literal[False]:
         """End the claim, as :meth:`release` does."""
 
-def claim(nbytes: SupportsIndex, device: DeviceLike | None = None) -> Claim:
+def claim(nbytes: SupportsIndex, device: DeviceLike | None = None, timeout: float = 0) -> Claim:
     """Claim memory before it is taken, so that programs that measure what is free at the same time see each other.
 
     The neighbours count it in :func:`available_memory` and in their own claims. Of two that claim the same memory at
     once, the first gets it. Nothing is taken, and no neighbour gives anything back before a request needs it. This
     process becomes a neighbour.
 
+    With a timeout it waits until so much is available, behind all that claimed before. So processes whose work does not
+    fit into the device's memory together do it in turns. A turn takes one claim: two processes that wait for more than
+    they have claimed may wait for each other.
+
     Args:
-        nbytes: The bytes.
+        nbytes: The bytes, beyond what the process has.
         device: The device; the thread's current one by default.
+        timeout: How many seconds to wait at most; ``float("inf")`` for no end.
 
     Returns:
         The claim, which ends with a ``with`` block, by ``release()``, or when it is lost.
 
     Raises:
-        OutOfMemory: So much is not available, as :func:`available_memory` has it.
-        InvalidValue: There is no such device.
+        OutOfMemory: So much is not available, as :func:`available_memory` has it, when the time is over, or is more
+            than the device has.
+        InvalidValue: There is no such device, or the timeout is no number of seconds.
         Unavailable: As for :func:`set_neighbour`.
     """
 

@@ -239,8 +239,8 @@ api! {
     neighbours::set_neighbour: fn(c_int, *const c_char, u64, u64, c_int) -> c_int,
     /// Returns how many bytes of a device this process could have.
     neighbours::available_memory: fn(c_int, *mut u64) -> c_int,
-    /// Claims memory before it is taken.
-    neighbours::claim: fn(c_int, u64, *mut *mut ClaimHandle) -> c_int,
+    /// Claims memory before it is taken, once there is so much.
+    neighbours::claim: fn(c_int, u64, u64, *mut *mut ClaimHandle) -> c_int,
     /// Ends a claim.
     neighbours::claim_release: fn(*mut ClaimHandle) -> c_int,
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use super::device_pool::{DevicePool, Interruption, PooledHandle};
+use super::device_pool::{DevicePool, PooledHandle};
 use super::lease::Lease;
 use super::pool::{BUILT_IN, LibraryPool};
 use super::pools;
@@ -22,6 +22,7 @@ use crate::memory::PoolToken;
 use crate::observe::nvtx;
 use crate::process;
 use crate::runtime::{self, Runtime, Stream};
+use crate::sync::Interruption;
 
 /// A pool of one library's handles. Copies are cheap references to the same pool, which lives as long as the process.
 ///

@@ -20,8 +20,6 @@ pub use built_in::{
     Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, Hipblas, HipblasLt, Hipsolver, Hipsparse, Miopen, Pooled,
     Simulated, handle, lease,
 };
-#[cfg(feature = "python")]
-pub(crate) use device_pool::Interruption;
 pub(crate) use device_pool::PooledHandle;
 pub(crate) use events::events;
 pub use events::{HandleAction, HandleEvent};

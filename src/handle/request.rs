@@ -7,12 +7,13 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::device_pool::{DevicePool, Interrupted, Interruption, PlaceInLine, PooledHandle, Turn};
+use super::device_pool::{DevicePool, PlaceInLine, PooledHandle, Turn};
 use super::hand_over;
 use super::pool::LibraryPool;
 use crate::error::{Error, ErrorKind, PoolExhausted, Result};
 use crate::ids::Device;
 use crate::runtime::{Runtime, Stream};
+use crate::sync::{Interrupted, Interruption};
 
 /// How long a request waits for a handle of a pool with a limit, unless it gives a time. Not for ever: the holders of
 /// handles may be waiting for the thread that requests one. The length is a choice, and rests on no measurement.

@@ -62,7 +62,11 @@ pub use limits::{
 };
 pub use mem_pool::{MemPool, MemPoolBuilder};
 pub(crate) use neighbour::watch as watch_neighbours;
-pub use neighbour::{MemoryClaim, Neighbour, NeighbourSettings, available_memory, claim, neighbours, set_neighbour};
+#[cfg(feature = "python")]
+pub(crate) use neighbour::claim_unless_interrupted;
+pub use neighbour::{
+    MemoryClaim, Neighbour, NeighbourSettings, available_memory, claim, claim_within, neighbours, set_neighbour,
+};
 pub(crate) use plug::LibraryMemory;
 pub use plug::{DEVICE_MEM_HANDLER, PINNED_MEM_HANDLER, feed};
 pub use pool::{MemoryLimit, PoolId, SegmentEvent, SegmentEventKind, graph_pool_handle};

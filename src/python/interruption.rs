@@ -7,7 +7,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 
 use crate::error::Result;
-use crate::handle::Interruption;
+use crate::sync::Interruption;
 
 /// Returns whether the calling thread is the one on which handlers of signals run.
 fn is_main_thread(py: Python<'_>) -> PyResult<bool> {

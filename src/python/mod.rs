@@ -32,6 +32,7 @@ mod simulation;
 mod sleep;
 mod stream;
 mod summary;
+mod timeout;
 mod whole;
 mod with_blocks;
 

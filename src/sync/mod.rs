@@ -4,6 +4,7 @@
 //! with every order of the threads, and every value that the memory orderings let them read.
 
 mod door;
+mod interruption;
 mod locks;
 mod owner_lock;
 mod requests;
@@ -32,6 +33,7 @@ pub(crate) use loom::sync::{
 };
 
 pub(crate) use door::Door;
+pub(crate) use interruption::{Interrupted, Interruption};
 pub(crate) use locks::{lock, read, take_last, try_lock, wait, wait_until, write};
 pub(crate) use owner_lock::{OwnerGuard, OwnerLock};
 pub(crate) use requests::Requests;

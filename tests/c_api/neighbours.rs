@@ -17,7 +17,7 @@ fn available() -> u64 {
 fn claim(bytes: u64) -> (i32, *mut ClaimHandle) {
     let mut claim = null_mut();
     // SAFETY: the place is that of a pointer.
-    let status = unsafe { (C_API.claim)(0, bytes, &raw mut claim) };
+    let status = unsafe { (C_API.claim)(0, bytes, 0, &raw mut claim) };
     (status, claim)
 }
 
@@ -56,7 +56,7 @@ fn a_process_says_what_it_is_and_claims_memory() {
     unsafe {
         succeeded((C_API.claim_release)(held));
         failed((C_API.claim_release)(null_mut()), INVALID_VALUE, &["claim"]);
-        failed((C_API.claim)(0, 1, null_mut()), INVALID_VALUE, &["claim"]);
+        failed((C_API.claim)(0, 1, 0, null_mut()), INVALID_VALUE, &["claim"]);
         failed((C_API.available_memory)(0, null_mut()), INVALID_VALUE, &["bytes"]);
     }
     create(PoolOptions { sleeps_for_others: 1, wakes_on_use: 1, ..options() });

@@ -941,8 +941,8 @@ class Worker {
     refused(api->set_neighbour(device(), "wrong", 2, 1, 0), "set_neighbour");
     refused(api->available_memory(wrong_device(), &available), "available_memory");
     refused(api->available_memory(device(), nullptr), "available_memory");
-    refused(api->claim(wrong_device(), 1, &claim), "claim");
-    refused(api->claim(device(), 1, nullptr), "claim");
+    refused(api->claim(wrong_device(), 1, 0, &claim), "claim");
+    refused(api->claim(device(), 1, 0, nullptr), "claim");
     if (claim) fail("a refused claim has an address");
     refused(api->claim_release(nullptr), "claim_release");
     succeeded(api->set_handle_limit(GPUPOOL_SIMULATED, UINT64_MAX), "set_handle_limit");

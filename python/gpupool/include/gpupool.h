@@ -525,10 +525,10 @@ typedef struct gpupool_api {
   /* The bytes of a device that this process could have: what is free, and what its neighbours would give back, less what
    * they have claimed. It need not be a neighbour itself. */
   int (*available_memory)(int device, uint64_t *bytes);
-  /* Claims memory before it is taken: its neighbours count it in available_memory and in claims of their own. It is used up
-   * by what this process takes from then on, which becomes a neighbour. Refused if so much is not available. Null on
-   * failure. */
-  int (*claim)(int device, uint64_t bytes, gpupool_claim **claim);
+  /* Claims memory before it is taken, beyond what this process has: its neighbours count it in available_memory and in
+   * claims of their own. It is used up by what this process keeps more from then on, which becomes a neighbour. Waits so many
+   * milliseconds until so much is available, behind those that claimed before, UINT64_MAX for no end. Null on failure. */
+  int (*claim)(int device, uint64_t bytes, uint64_t timeout_ms, gpupool_claim **claim);
   /* Ends a claim. */
   int (*claim_release)(gpupool_claim *claim);
 } gpupool_api;

@@ -436,10 +436,13 @@ inline std::uint64_t available_memory(int device = 0) {
   return bytes;
 }
 
-// Memory that this process is about to take, of which its neighbours know as long as this lives; it becomes one itself.
+// Memory that this process is about to take, of which its neighbours know as long as this lives; it becomes one itself. Waits
+// so many milliseconds until so much is available, UINT64_MAX for no end.
 class claim {
  public:
-  explicit claim(std::uint64_t bytes, int device = 0) { check(api().claim(device, bytes, &handle_)); }
+  explicit claim(std::uint64_t bytes, int device = 0, std::uint64_t timeout_ms = 0) {
+    check(api().claim(device, bytes, timeout_ms, &handle_));
+  }
   claim(claim &&other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
   claim &operator=(claim &&other) noexcept {
     std::swap(handle_, other.handle_);

@@ -2,10 +2,11 @@
 
 use std::ffi::{CStr, c_char, c_int};
 use std::ptr;
+use std::time::Duration;
 
 use crate::memory::plug::call::{answer, answer_or_none, device_of, null, run};
 use crate::memory::{
-    MemoryClaim, NeighbourSettings, available_memory as available, claim as make, set_neighbour as set,
+    MemoryClaim, NeighbourSettings, available_memory as available, claim_within, set_neighbour as set,
 };
 
 /// `gpupool_claim`: a claim, until `claim_release` ends it.
@@ -34,8 +35,16 @@ pub(super) unsafe extern "C" fn available_memory(device: c_int, bytes: *mut u64)
     unsafe { answer(bytes, "bytes", || available(device_of(device)?)) }
 }
 
-pub(super) unsafe extern "C" fn claim(device: c_int, bytes: u64, claim: *mut *mut ClaimHandle) -> c_int {
-    let hold = || Ok(Box::into_raw(Box::new(ClaimHandle(make(bytes, device_of(device)?)?))));
+pub(super) unsafe extern "C" fn claim(
+    device: c_int,
+    bytes: u64,
+    timeout_ms: u64,
+    claim: *mut *mut ClaimHandle,
+) -> c_int {
+    let hold = || {
+        let held = claim_within(bytes, device_of(device)?, Duration::from_millis(timeout_ms))?;
+        Ok(Box::into_raw(Box::new(ClaimHandle(held))))
+    };
     // SAFETY: the caller passes a place for a pointer, or null.
     unsafe { answer_or_none(claim, "claim", ptr::null_mut(), hold) }
 }

@@ -6,8 +6,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::interruption::{Interrupted, Interruption};
-use crate::sync::{AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, ThreadNumber, lock, wait_until};
+use crate::sync::{
+    AtomicUsize, Condvar, Interrupted, Interruption, Mutex, MutexGuard, Ordering, ThreadNumber, lock, wait_until,
+};
 
 /// Slots of a device's queue. Threads are spread over them, so that each mostly has its own: 16 busy threads, the most
 /// in `lease, 16 threads` of benches/handle.rs, share none.

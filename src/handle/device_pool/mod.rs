@@ -3,7 +3,6 @@
 
 mod holder;
 mod idle_queue;
-mod interruption;
 mod pooled_handle;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,14 +17,12 @@ use crate::library::RawHandle;
 use crate::memory::LibraryMemory;
 use crate::observe::{Activity, target::HANDLE};
 use crate::runtime::Stream;
-use crate::sync::{ThisThread, lock};
+use crate::sync::{Interrupted, Interruption, ThisThread, lock};
 use holder::HoldKind;
 use idle_queue::IdleQueue;
 
 pub(super) use holder::Holder;
 pub(super) use idle_queue::Turn;
-pub(super) use interruption::Interrupted;
-pub(crate) use interruption::Interruption;
 pub(crate) use pooled_handle::PooledHandle;
 
 pub(super) type PlaceInLine = idle_queue::QueuePlace<PooledHandle>;

@@ -1,19 +1,23 @@
 //! What this process could have, and claims to it.
 
+use std::thread;
+use std::time::{Duration, Instant};
+
 use super::ask::what_they_hold;
 use super::claims::{MemoryClaim, claimed_on, make};
+use super::division::Division;
 use super::identity::uuid_of;
 use super::membership::join;
-use super::status::held_of;
 use super::system_limit::{SystemLimit, system_limits};
 use super::wire::Held;
 use crate::error::{Bytes, Error, GPUPOOL, Result};
 use crate::ids::Device;
 use crate::memory::cache::DeviceCaches;
 use crate::memory::serve::no_room_for_claim;
-use crate::memory::tuning::A_FEW;
+use crate::memory::tuning::{A_FEW, RETRY, RETRY_MOST};
 use crate::process;
-use crate::runtime::{self, RelaxedCapture, get};
+use crate::runtime::{self, MemoryInfo, RelaxedCapture, get};
+use crate::sync::Interruption;
 
 /// Returns how many bytes of a device this process could have: those that the driver has free and those that it has free
 /// itself, with what its neighbours would give back, less what they have claimed. Where they would have to put pools to
@@ -35,23 +39,22 @@ fn available(device: Device, before: u64) -> Result<u64> {
     let uuid = uuid_of(device)?;
     let told = what_they_hold(before)?;
     let others: Vec<_> = told.iter().flat_map(|told| &told.held).filter(|held| held.device == uuid).copied().collect();
-    let (free, own_free) = free_and_own(device, before)?;
+    let (free, own_free) = free_and_own(device)?;
     Ok(within(&system_limits(device), free, own_free, &others))
 }
 
 /// Returns what the driver has free, and what this process has: beside what is free there what waits to go to the driver,
 /// which is to be counted once.
-fn free_and_own(device: Device, before: u64) -> Result<(u64, u64)> {
+fn free_and_own(device: Device) -> Result<(u64, u64)> {
     let caches = DeviceCaches::known(device);
     let flow = || caches.map(|caches| caches.memory.pieces.get()[0][1]);
-    let unused = |held: Held| held.reserved.saturating_add(held.asleep).saturating_sub(held.live).max(held.free);
     let mut found = (0, 0);
     for _ in 0..A_FEW {
         if let Some(caches) = caches {
             let _ = caches.memory.under_way.wait();
         }
         let at_first = flow();
-        let own = held_of(device, before).map_or(0, unused);
+        let own = Division::of(device).unused();
         found = (free_on(device)?, own);
         if flow() == at_first {
             break;
@@ -69,8 +72,12 @@ fn within(limits: &[SystemLimit], free: u64, own_free: u64, others: &[Held]) -> 
 
 /// Returns what the driver has free, also while a stream is captured.
 pub(super) fn free_on(device: Device) -> Result<u64> {
+    Ok(info_of(device)?.free)
+}
+
+fn info_of(device: Device) -> Result<MemoryInfo> {
     let _relaxed = RelaxedCapture::new(get()?).map_err(|error| error.on(device))?;
-    Ok(runtime::memory_info(device)?.free)
+    runtime::memory_info(device)
 }
 
 fn sum(free: u64, own_free: u64, others: &[Held]) -> u64 {
@@ -79,10 +86,12 @@ fn sum(free: u64, own_free: u64, others: &[Held]) -> u64 {
     given.fold(free.saturating_add(own_free), u64::saturating_add).saturating_sub(claimed)
 }
 
-/// Claims memory of a device before it is taken, until the claim is dropped or the process ends: the neighbours count it
-/// as theirs no more, in [`available_memory`] and in their own claims. Memory that this process reserves from then on uses
-/// the claim up. Of two that claim the same memory at once the first gets it. Nothing is taken, and nobody is asked to give
-/// memory back before it is: requests do that. This process becomes a neighbour itself.
+/// Claims memory of a device before it is taken, beyond what this process has, until the claim is dropped or the process
+/// ends: the neighbours count it as theirs no more, in [`available_memory`] and in their own claims. What this process keeps
+/// more from then on uses the claim up. Of two that claim the same memory at once the first gets it. Nothing is taken, and
+/// nobody is asked to give memory back before it is: requests do that. As long as there is a claim, the part of this process's
+/// free memory that it is for is given to nobody, and its pools are not put to sleep for others. This process becomes a
+/// neighbour itself.
 ///
 /// ```
 /// let device = gpupool::device(0)?;
@@ -95,22 +104,62 @@ fn sum(free: u64, own_free: u64, others: &[Held]) -> u64 {
 /// `ErrorKind::OutOfMemory` if so much is not available; as [`available_memory`] and
 /// [`set_neighbour`](crate::set_neighbour).
 pub fn claim(nbytes: u64, device: Device) -> Result<MemoryClaim> {
+    claim_within(nbytes, device, Duration::ZERO)
+}
+
+/// Claims memory like [`claim`], and waits until so much is available. Claims wait in the order in which they were made: one
+/// that waits counts for those behind it. So processes whose work does not fit into the memory of the device together do it in
+/// turns: each claims what its turn takes, all at once, as two that wait for more than they have claimed may wait for each
+/// other.
+///
+/// # Errors
+/// As [`claim`], once the time is over, or at once if the device never has so much.
+pub fn claim_within(nbytes: u64, device: Device, timeout: Duration) -> Result<MemoryClaim> {
+    claim_unless_interrupted(nbytes, device, timeout, Interruption::default())
+}
+
+/// The same, with `ErrorKind::Unavailable` if the wait is interrupted.
+pub(crate) fn claim_unless_interrupted(
+    nbytes: u64,
+    device: Device,
+    timeout: Duration,
+    mut interruption: Interruption<'_>,
+) -> Result<MemoryClaim> {
     process::refuse_forked()?;
     let device = runtime::existing(device)?;
     join()?;
+    let begun = Instant::now();
     // First, so that the neighbours know of it before they are asked for theirs.
     let (claim, made) = make(device, nbytes);
-    let available = available(device, made)?.saturating_sub(claimed_on(device, made));
-    if nbytes <= available {
-        return Ok(claim);
+    let mut pause = RETRY;
+    loop {
+        let available = available(device, made)?;
+        let claimed = claimed_on(device, made.saturating_add(1), &Division::of(device));
+        if claimed <= available {
+            claim.hold();
+            return Ok(claim);
+        }
+        let left = timeout.saturating_sub(begun.elapsed());
+        if left.is_zero() || nbytes > info_of(device)?.total {
+            drop(claim);
+            return Err(no_room(device, nbytes, available.saturating_sub(claimed.saturating_sub(nbytes))));
+        }
+        thread::sleep(pause.min(left));
+        pause = (pause * 2).min(RETRY_MOST);
+        if interruption.is_due() {
+            return Err(Error::unavailable(format!("the wait for a claim to {} of {device} was interrupted", Bytes(nbytes))));
+        }
     }
-    drop(claim);
+}
+
+#[cold]
+fn no_room(device: Device, nbytes: u64, available: u64) -> Error {
     let why = format!(
         "This process could have {}, with what its neighbours would give back and without what they and it have claimed: \
-         claim less",
+         claim less, or wait longer",
         Bytes(available)
     );
-    Err(no_room_for_claim(device, nbytes, Error::no_memory(GPUPOOL, why)))
+    no_room_for_claim(device, nbytes, Error::no_memory(GPUPOOL, why))
 }
 
 #[cfg(test)]

@@ -1,13 +1,14 @@
 //! Claims: memory that this process is about to take, told to its neighbours so that two that measure what is free at the
-//! same time see each other. A claim is used up as the process's reserved memory grows beyond what it was when it was made,
-//! the oldest first, and comes back when that memory does, until the claim is released.
+//! same time see each other. They stand in line by when they were made, and one for which there is room is held. A claim is
+//! used up as the process keeps more than when it was made, the oldest first, and comes back as it keeps less, until it is
+//! released: whether free memory is the driver's or in the process's cache makes no difference.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use super::division::Division;
 use crate::ids::Device;
-use crate::memory::cache::DeviceCaches;
 use crate::process;
 use crate::sync::lock;
 
@@ -26,37 +27,55 @@ struct CountedClaim {
     number: u64,
     device: Device,
     bytes: u64,
-    /// What the process had reserved then.
+    /// What the process kept then.
     base: u64,
     /// When it was made, by a clock that all processes of the machine have: nanoseconds.
     made: u64,
+    /// Whether there was room for it. Until then it only has its place in line.
+    is_held: bool,
 }
 
 static CLAIMS: Mutex<Vec<CountedClaim>> = Mutex::new(Vec::new());
 
-/// Returns what this process has reserved of a device.
-pub(super) fn reserved_on(device: Device) -> u64 {
-    DeviceCaches::known(device).map_or(0, |caches| caches.memory.budget.reserved())
-}
-
-/// Makes a claim, and returns also when it was made: later than any other that a process tells of afterwards is not.
+/// Puts a claim in line, and returns also when it was made: later than any other that a process tells of afterwards is not.
 pub(super) fn make(device: Device, nbytes: u64) -> (MemoryClaim, u64) {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let base = reserved_on(device);
+    let base = Division::of(device).kept();
     let mut claims = lock(&CLAIMS);
     // Read under the lock, so that who asks for claims made before another time misses none.
     let made = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64);
-    claims.push(CountedClaim { number, device, bytes: nbytes, base, made });
+    claims.push(CountedClaim { number, device, bytes: nbytes, base, made, is_held: false });
     (MemoryClaim { number, device, nbytes }, made)
 }
 
-/// Returns the bytes of the device that are claimed and not taken yet, by claims made before a time.
-pub(super) fn claimed_on(device: Device, before: u64) -> u64 {
-    let reserved = reserved_on(device);
-    // In the order in which they were made.
-    let claims: Vec<_> = lock(&CLAIMS).iter().filter(|claim| claim.device == device).copied().collect();
-    left(&claims, reserved).filter(|(claim, _)| claim.made < before).map(|(_, left)| left).sum()
+/// Returns the claims to a device, in the order in which they were made.
+fn claims_to(device: Device) -> Vec<CountedClaim> {
+    lock(&CLAIMS).iter().filter(|claim| claim.device == device).copied().collect()
+}
+
+/// Returns the bytes of a device that are claimed and not taken yet, by claims made before a time.
+pub(super) fn claimed_on(device: Device, before: u64, division: &Division) -> u64 {
+    sum(device, division, |claim| claim.made < before).unwrap_or(0)
+}
+
+/// Returns the bytes of a device that this process has a right to beyond what it keeps; none if it holds no claim.
+pub(super) fn held_on(device: Device, division: &Division) -> Option<u64> {
+    sum(device, division, |claim| claim.is_held)
+}
+
+/// Returns what is left of some claims, with what has to be woken beside: claims are beyond what the process has, which
+/// what sleeps for others is a part of. None if there is no such claim.
+fn sum(device: Device, division: &Division, is_meant: impl Fn(&CountedClaim) -> bool) -> Option<u64> {
+    let claims = claims_to(device);
+    let mut meant = left(&claims, division.kept()).filter(|(claim, _)| is_meant(claim)).map(|(_, left)| left).peekable();
+    meant.peek()?;
+    Some(meant.fold(division.asleep_for_others, u64::saturating_add))
+}
+
+/// Returns whether this process holds a claim to a device.
+pub(super) fn is_claim_held(device: Device) -> bool {
+    lock(&CLAIMS).iter().any(|claim| claim.device == device && claim.is_held)
 }
 
 /// Returns the devices with claims.
@@ -64,11 +83,11 @@ pub(super) fn devices_claimed() -> Vec<Device> {
     lock(&CLAIMS).iter().map(|claim| claim.device).collect()
 }
 
-/// Returns what is left of each claim when the process has reserved so many bytes.
-fn left(claims: &[CountedClaim], reserved: u64) -> impl Iterator<Item = (&CountedClaim, u64)> {
+/// Returns what is left of each claim when the process keeps so many bytes.
+fn left(claims: &[CountedClaim], kept: u64) -> impl Iterator<Item = (&CountedClaim, u64)> {
     let mut earlier: Vec<(u64, u64)> = Vec::new();
     claims.iter().map(move |claim| {
-        let growth = reserved.saturating_sub(claim.base);
+        let growth = kept.saturating_sub(claim.base);
         // Of what earlier claims have used up, the part that came after this claim was made.
         let by_others = |(base, used): &(u64, u64)| used.saturating_sub(claim.base.saturating_sub(*base));
         let used = claim.bytes.min(growth.saturating_sub(earlier.iter().map(by_others).sum()));
@@ -93,9 +112,15 @@ impl MemoryClaim {
         if process::is_forked() {
             return 0;
         }
-        let reserved = reserved_on(self.device);
-        let claims: Vec<_> = lock(&CLAIMS).iter().filter(|claim| claim.device == self.device).copied().collect();
-        left(&claims, reserved).find(|(claim, _)| claim.number == self.number).map_or(0, |(_, left)| left)
+        let claims = claims_to(self.device);
+        left(&claims, Division::of(self.device).kept()).find(|(claim, _)| claim.number == self.number).map_or(0, |(_, left)| left)
+    }
+}
+
+impl MemoryClaim {
+    /// Notes that there is room for it.
+    pub(super) fn hold(&self) {
+        lock(&CLAIMS).iter_mut().filter(|claim| claim.number == self.number).for_each(|claim| claim.is_held = true);
     }
 }
 
@@ -115,15 +140,14 @@ mod tests {
     #[test]
     fn claims_are_used_up_by_what_comes_after_them() {
         let claim =
-            |number, bytes, base| CountedClaim { number, device: Device::from_ordinal(0), bytes, base, made: number };
-        let left_of =
-            |claims: &[CountedClaim], reserved| left(claims, reserved).map(|(_, left)| left).collect::<Vec<_>>();
+            |number, bytes, base| CountedClaim { number, device: Device::from_ordinal(0), bytes, base, made: number, is_held: true };
+        let left_of = |claims: &[CountedClaim], kept| left(claims, kept).map(|(_, left)| left).collect::<Vec<_>>();
         let one = [claim(0, 10, 100)];
-        assert_eq!([90, 100, 104, 110, 200].map(|reserved| left_of(&one, reserved)[0]), [10, 10, 6, 0, 0]);
+        assert_eq!([90, 100, 104, 110, 200].map(|kept| left_of(&one, kept)[0]), [10, 10, 6, 0, 0]);
         // The second was made when six of the first had been taken.
         let two = [claim(0, 10, 0), claim(1, 10, 6)];
         assert_eq!(
-            [6, 8, 12, 20, 30].map(|reserved| left_of(&two, reserved)),
+            [6, 8, 12, 20, 30].map(|kept| left_of(&two, kept)),
             [vec![4, 10], vec![2, 10], vec![0, 8], vec![0, 0], vec![0, 0]]
         );
         // What went back can be claimed again.

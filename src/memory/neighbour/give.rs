@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use log::info;
 
+use super::claims::held_on;
+use super::division::{Division, gives_free_memory, is_on_offer};
 use super::settings::limits_on;
-use super::status::{gives_free_memory, is_on_offer};
 use super::wire::Spare;
 use crate::ids::Device;
 use crate::library::in_use::{handles_in_use, release_idle};
@@ -24,7 +25,16 @@ pub(super) fn give(device: Device, spare: Spare, asked: u64, within: Duration) -
     let Some(caches) = DeviceCaches::known(device) else { return 0 };
     let until = Instant::now() + within;
     let gone = gone_since(caches);
-    let above = caches.memory.budget.reserved().saturating_sub(limits_on(device).guarantee);
+    let division = Division::of(device);
+    let held = held_on(device, &division);
+    let above = division.reserved.saturating_sub(limits_on(device).guarantee);
+    let above = match spare {
+        // What a claim is to be taken from, in this process's cache, it keeps.
+        Spare::Free => above.min(division.free.saturating_sub(held.unwrap_or(0))),
+        Spare::Discardable => above,
+        Spare::Offered if held.is_some() => 0,
+        Spare::Offered => above,
+    };
     let allowance = Allowance { asked, above };
     // Idle handles are beside what is guaranteed.
     if allowance.wanted() == 0 && spare != Spare::Free {

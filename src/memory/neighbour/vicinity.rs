@@ -8,6 +8,8 @@ use log::warn;
 
 use super::ask::{ask, deadline, what_they_hold};
 use super::available::free_on;
+use super::claims::held_on;
+use super::division::Division;
 use super::identity::uuid_of;
 use super::membership::{join, membership};
 use super::settings::environment;
@@ -45,7 +47,11 @@ impl Vicinity for Neighbourhood {
         }
         // What is free already counts, unless it was of no use.
         let free = free_on(device).unwrap_or(0);
-        let wanted = Some(bytes.saturating_sub(free)).filter(|missing| *missing > 0).unwrap_or(bytes);
+        let division = Division::of(device);
+        // All that the claim is for, at once.
+        let claimed = held_on(device, &division).map_or(0, |held| held.saturating_sub(division.free));
+        let missing = bytes.max(claimed).saturating_sub(free);
+        let wanted = if missing > 0 { missing } else { bytes };
         let outcome = ask(device, wanted);
         *lock(&TOLD) = Some((Instant::now(), outcome.told));
         outcome.given

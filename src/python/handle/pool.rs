@@ -3,19 +3,20 @@
 use std::time::Duration;
 
 use pyo3::prelude::*;
-use pyo3::types::PyBool;
 
 use super::callbacks::CallbackLibrary;
 use super::lease::PyLease;
 use super::stats::PyHandleStats;
-use crate::handle::{Claim, HandleAttempt, HandlePool, Interruption, Unfinished};
+use crate::handle::{Claim, HandleAttempt, HandlePool, Unfinished};
 use crate::ids::Device;
 use crate::library::{Origin, Version};
 use crate::python::interruption::interruptible;
 use crate::python::memory::{PyPoolToken, token_of};
+use crate::python::timeout::Timeout;
 use crate::python::whole::{Limit, Whole, number_of, refuse_bool, wrong_argument};
 use crate::python::{device, stream};
 use crate::runtime;
+use crate::sync::Interruption;
 
 #[doc = docstring!("HandlePool")]
 #[pyclass(name = "HandlePool", module = "gpupool", frozen)]
@@ -25,23 +26,6 @@ pub(in crate::python) struct PyHandlePool(HandlePool);
 impl From<HandlePool> for PyHandlePool {
     fn from(pool: HandlePool) -> Self {
         Self(pool)
-    }
-}
-
-/// A timeout in seconds, of which there may be infinitely many.
-#[derive(Clone, Copy, Debug)]
-struct Timeout(Duration);
-
-impl<'py> FromPyObject<'_, 'py> for Timeout {
-    type Error = PyErr;
-
-    fn extract(timeout: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        let wrong = || wrong_argument("timeout", &timeout, "a number of seconds of at least 0, or None");
-        let seconds: f64 = number_of(timeout, wrong)?;
-        if seconds.is_nan() || seconds < 0.0 || timeout.is_exact_instance_of::<PyBool>() {
-            return Err(wrong().into());
-        }
-        Ok(Self(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)))
     }
 }
 

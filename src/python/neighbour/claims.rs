@@ -1,12 +1,15 @@
 //! `Claim`: a right to memory before it is taken, for a `with` block or until it is released.
 
 use std::sync::Mutex;
+use std::time::Duration;
 
 use pyo3::prelude::*;
 
 use crate::memory::{self, MemoryClaim};
 use crate::process;
 use crate::python::device;
+use crate::python::interruption::interruptible;
+use crate::python::timeout::Timeout;
 use crate::python::whole::{Nbytes, Whole};
 use crate::sync::lock;
 
@@ -72,13 +75,16 @@ impl PyClaim {
 
 #[doc = docstring!("claim")]
 #[pyfunction]
-#[pyo3(signature = (nbytes, device = None))]
+#[pyo3(signature = (nbytes, device = None, timeout = Timeout(Duration::ZERO)))]
 pub(in crate::python) fn claim(
     py: Python<'_>,
     nbytes: Whole<Nbytes>,
     device: Option<&Bound<'_, PyAny>>,
+    timeout: Timeout,
 ) -> PyResult<PyClaim> {
     let device = device::extract_or_current(py, device)?;
-    let claim = py.detach(|| memory::claim(nbytes.0, device))?;
+    let claim = interruptible(py, |interruption| {
+        memory::claim_unless_interrupted(nbytes.0, device, timeout.0, interruption)
+    })?;
     Ok(PyClaim { device: device.ordinal(), nbytes: nbytes.0, claim: Mutex::new(Some(claim)) })
 }

@@ -9,7 +9,7 @@ mod mps;
 
 use std::sync::OnceLock;
 
-use super::claims::reserved_on;
+use super::division::reserved_on;
 use crate::error::Result;
 use crate::ids::Device;
 use crate::runtime::{Kind, device_info, get};

@@ -11,7 +11,7 @@ const INTERVAL: Duration = Duration::from_millis(if cfg!(loom) { 0 } else { 50 }
 pub(crate) struct Interruption<'a>(Option<&'a mut (dyn FnMut() -> bool + Send)>);
 
 #[derive(Debug)]
-pub(in crate::handle) struct Interrupted;
+pub(crate) struct Interrupted;
 
 impl<'a> Interruption<'a> {
     /// Makes an interruption that comes once this returns true.
@@ -21,11 +21,11 @@ impl<'a> Interruption<'a> {
     }
 
     /// Returns until when to wait before the next check.
-    pub(super) fn next(&self, deadline: Instant) -> Instant {
+    pub(crate) fn next(&self, deadline: Instant) -> Instant {
         if self.0.is_some() { deadline.min(Instant::now() + INTERVAL) } else { deadline }
     }
 
-    pub(super) fn is_due(&mut self) -> bool {
+    pub(crate) fn is_due(&mut self) -> bool {
         self.0.as_mut().is_some_and(|is_due| is_due())
     }
 }
