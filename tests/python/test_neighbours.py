@@ -57,6 +57,11 @@ def test_neighbours_know_what_others_hold_as_long_as_these_live(together, case):
     run_program("neighbours/meet.py", case, **{**together, "GPUPOOL_NEIGHBOUR_DEADLINE_MS": "40000"})
 
 
+@pytest.mark.parametrize("case", functions_of("neighbours/turns.py"))
+def test_claims_wait_for_their_turn(together, case):
+    run_program("neighbours/turns.py", case, **together)
+
+
 def test_a_process_killed_at_any_moment_leaves_nothing_behind(together):
     kills = os.environ.get("GPUPOOL_KILLS", "30")
     # Who waited for one that is gone, or for what one at work has in use, would wait too long.

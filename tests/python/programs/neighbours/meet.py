@@ -9,7 +9,7 @@ from pathlib import Path
 
 import gpupool
 from errors import assert_says, raised
-from neighbour_work import cache, hold_discardable, offer, request, reserved, say
+from neighbour_work import cache, claim, hold_discardable, offer, release, request, reserved, say
 from other_process import MIB, fork_one_that_stays, other_process
 
 # From Python 3.12 on it warns of a fork where gpupool has a thread, which is what is tried here.
@@ -54,15 +54,17 @@ def what_each_holds_is_told() -> None:
         other.call(hold_discardable, 6 * MIB, 1)
         other.call(keep_pool)
         other.call(cache, 10 * MIB)
-        other.call(claim, 16 * MIB)
         (it,) = others()
         assert (it.pid, it.name, it.device) == (other.process.pid, "server", 0)
         assert (it.guarantee, it.most, it.priority) == (8 * MIB, 50 * MIB, -3)
         assert (it.reserved_bytes, it.live_bytes, it.free_bytes) == (24 * MIB, 14 * MIB, 10 * MIB)
         assert (it.discardable_bytes, it.offered_bytes, it.asleep_bytes) == (4 * MIB, 8 * MIB, 0)
-        assert it.claimed_bytes == 16 * MIB
-        # It would give all but what is guaranteed, what is pinned, and what is claimed.
-        assert gpupool.available_memory() == DEVICE - 24 * MIB + 16 * MIB - 16 * MIB
+        # It would give all but what is guaranteed and what is pinned.
+        assert gpupool.available_memory() == DEVICE - 24 * MIB + 16 * MIB
+        other.call(claim, 16 * MIB)
+        # Its pools stay awake.
+        assert [(each.claimed_bytes, each.offered_bytes) for each in others()] == [(16 * MIB, 0)]
+        assert gpupool.available_memory() == DEVICE - 24 * MIB + 14 * MIB - 16 * MIB
         (this,) = [each for each in gpupool.neighbours() if each.is_self]
         assert this.pid == os.getpid()
         assert this.reserved_bytes == 0
@@ -73,25 +75,16 @@ def keep_pool(kept: dict) -> None:
     kept.setdefault("pools", []).append((kept.pop("pool"), kept.pop("buffer", None), kept.pop("range", None)))
 
 
-def claim(kept: dict, nbytes: int) -> int:
-    kept["claim"] = gpupool.claim(nbytes)
-    return kept["claim"].left
-
-
-def release(kept: dict) -> None:
-    if "claim" in kept:
-        kept.pop("claim").release()
-
-
 def take(kept: dict, nbytes: int) -> int:
     """Take memory, and return what is left of the claim."""
     kept["taken"] = gpupool.empty(nbytes)
     return kept["claim"].left
 
 
-def drop(kept: dict) -> int:
+def drop(kept: dict, for_the_driver: bool = True) -> int:
     kept.pop("taken").free()
-    gpupool.empty_cache()
+    if for_the_driver:
+        gpupool.empty_cache()
     return kept["claim"].left
 
 
@@ -109,6 +102,10 @@ def what_is_claimed_is_not_available_to_others() -> None:
         assert other.call(take, 16 * MIB) == 24 * MIB
         assert gpupool.available_memory() == DEVICE - 40 * MIB
         assert other.call(drop) == 40 * MIB
+        # As it does where it is free in the other's cache.
+        assert other.call(take, 16 * MIB) == 24 * MIB
+        assert other.call(drop, False) == 40 * MIB
+        assert gpupool.available_memory() == DEVICE - 40 * MIB
         other.kill()
         assert gpupool.available_memory() == DEVICE
 

@@ -78,6 +78,18 @@ def held(kept: dict, nbytes: int, wakes: bool = False) -> None:
     assert kept["buffer"].nbytes == nbytes
 
 
+def claim(kept: dict, nbytes: int, timeout: float = 0) -> int:
+    """Claim memory, and return what is not taken of it."""
+    kept["claim"] = gpupool.claim(nbytes, timeout=timeout)
+    return kept["claim"].left
+
+
+def release(kept: dict) -> None:
+    """End the claim, if there is one."""
+    if "claim" in kept:
+        kept.pop("claim").release()
+
+
 def request(kept: dict, nbytes: int) -> bool:
     """Return whether so many bytes can be had, and free them."""
     try:
