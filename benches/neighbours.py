@@ -1,6 +1,6 @@
 """What memory costs that comes from a neighbour, and two trainings on one GPU, as one JSON object a line.
 
-    python benches/neighbours.py [--mib 8192] [--rounds 5] [--trainings 3] [--steps 300] [--room 1.0]
+    python benches/neighbours.py [--mib 8192] [--rounds 5] [--trainings 3] [--steps 300] [--turn 100] [--room 1.0]
 
 Two processes are neighbours, and this one holds all memory of the device but what each work is said to have:
 
@@ -10,8 +10,9 @@ Two processes are neighbours, and this one holds all memory of the device but wh
 - a pool that sleeps for it: the same, where the other process has a pool in use of that size, which is copied to warm
   pinned memory. `limit_ms` is a copy at 50 GB/s and 25 ms.
 - two trainings: those of examples/torch_training.py, each with its own sentences, where each alone just fits with its
-  cache, or in --room times as much: one after the other, and both at once. `limit` is the most that the ratio is to be,
-  and `errors` has why trainings failed: then the ratio means nothing.
+  cache, or in --room times as much: one after the other, and both at once, in turns of so many steps. For a turn a
+  training claims the most that it ever has, and its parameters sleep for the other one between its turns. `limit` is
+  the most that the ratio is to be, and `errors` has why trainings failed: then the ratio means nothing.
 
 Figures are medians of the rounds, with the least and the most. On a simulated device the driver is left out, and loops
 that allocate stand in for the trainings: give a small --mib.
@@ -28,7 +29,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,8 @@ PIECES = 32
 OVER_MS, BYTES_PER_MS, LIMIT_RATIO = 25, 50_000_000, 1.15
 # A pool of 8 GiB takes most of the usual 200 ms.
 DEADLINE_MS = 10_000
+# Who waits longer for its turn waits for ever.
+TURN_S = 300
 
 # What a neighbour keeps between calls.
 kept: dict[str, Any] = {}
@@ -128,11 +131,36 @@ def prepare_training() -> None:
         torch_training.train(torch_training.WARM_UP + 5)
 
 
-def stand_in(steps: int, seed: int, nbytes: int) -> None:
+class Turns:
+    """What a training does before its steps: of so many it makes a turn, for which it claims its peak."""
+
+    def __init__(self, peak: int, steps: int) -> None:
+        self._pool = gpupool.MemPool(sleeps_for_others=True, wakes_on_use=True)
+        self._peak, self._steps = peak, steps
+        self._turn = ExitStack()
+
+    def __call__(self, step: int) -> None:
+        """Begin another turn when it is time for it."""
+        if step % self._steps == 0:
+            self.end()
+            missing = self._peak - gpupool.memory_stats().live_bytes
+            self._turn.enter_context(gpupool.claim(max(0, missing), timeout=TURN_S))
+            self._turn.enter_context(gpupool.use_mem_pool(self._pool, all_threads=True))
+
+    def end(self) -> None:
+        """Let others have their turns."""
+        gpupool.synchronize()
+        self._turn.close()
+
+
+def stand_in(steps: int, seed: int, nbytes: int, before_step: "Turns | None") -> None:
     """Have parameters, and in each step other memory, as a training has."""
     chance = random.Random(seed)
-    parameters = [gpupool.empty(nbytes // 64) for _ in range(8)]
-    for _ in range(steps):
+    for step in range(steps):
+        if before_step:
+            before_step(step)
+        if step == 0:
+            parameters = [gpupool.empty(nbytes // 64) for _ in range(8)]
         length = chance.uniform(0.05, 1)
         activations = [gpupool.empty(max(1, int(length * nbytes / 64))) for _ in range(24)]
         for buffer in (*parameters, *activations):
@@ -141,20 +169,23 @@ def stand_in(steps: int, seed: int, nbytes: int) -> None:
         del buffer, activations
 
 
-def train(steps: int, seed: int, nbytes: int) -> dict[str, Any]:
-    """Train, and return the most memory that it had and what failed."""
+def train(steps: int, seed: int, nbytes: int, peak: int = 0, turn: int = 0) -> dict[str, Any]:
+    """Train, in turns if a peak is given, and return the most memory that it had and what failed."""
     let_go()
     gpupool.reset_peak_memory_stats()
     error = None
+    turns = Turns(peak, turn) if peak else None
     try:
         if gpupool.runtime() == "cuda":
             import torch_training
 
-            torch_training.train(steps, seed)
+            torch_training.train(steps, seed, turns)
         else:
-            stand_in(steps, seed, nbytes)
+            stand_in(steps, seed, nbytes, turns)
     except Exception as failure:
         error = f"{type(failure).__name__}: {failure}"[:1000]
+    if turns:
+        turns.end()
     return {"peak": gpupool.memory_stats().peak_reserved_bytes, "error": error}
 
 
@@ -242,7 +273,7 @@ def measure_sleep(nbytes: int, rounds: int) -> None:
     row("a pool that sleeps for it", times[1:], mib=nbytes // MIB, words_right=right, limit_ms=round(limit, 3))
 
 
-def measure_trainings(nbytes: int, rounds: int, steps: int, times: float) -> None:
+def measure_trainings(nbytes: int, rounds: int, steps: int, turn: int, times: float) -> None:
     """Measure two trainings in so many times the memory in which each alone just fits."""
     with neighbours() as pair:
         for each in pair:
@@ -267,8 +298,9 @@ def measure_trainings(nbytes: int, rounds: int, steps: int, times: float) -> Non
                 for seed, each in enumerate(pair):
                     one_by_one += finish([each.begin(train, steps, seed, nbytes)])
                 alone.append(one_by_one)
-                at_once.append(finish([each.begin(train, steps, seed, nbytes) for seed, each in enumerate(pair)]))
-    told = {"steps": steps, "room_mib": (most + ROUNDING) // MIB, "alone_mib": [peak // MIB for peak in peaks]}
+                both = enumerate(zip(pair, peaks, strict=True))
+                at_once.append(finish([each.begin(train, steps, seed, nbytes, peak, turn) for seed, (each, peak) in both]))
+    told = {"steps": steps, "turn": turn, "room_mib": (most + ROUNDING) // MIB, "alone_mib": [peak // MIB for peak in peaks]}
     row("two trainings: one after the other", alone, "s", **told)
     row("two trainings: both at once", at_once, "s", **told, errors=errors)
     ratios = [both / one for both, one in zip(at_once, alone, strict=True)]
@@ -282,6 +314,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="how often it comes")
     parser.add_argument("--trainings", type=int, default=3, help="how often both trainings run")
     parser.add_argument("--steps", type=int, default=300, help="the steps of a training, more than 50")
+    parser.add_argument("--turn", type=int, default=100, help="the steps of a turn")
     parser.add_argument("--room", type=float, default=1.0, help="how many times what one of them needs both have")
     arguments = parser.parse_args()
     os.environ.setdefault("GPUPOOL_NEIGHBOUR_DEADLINE_MS", str(DEADLINE_MS))
@@ -291,7 +324,7 @@ def main() -> None:
         measure_free(arguments.mib * MIB, arguments.rounds)
         measure_sleep(arguments.mib * MIB, arguments.rounds)
         with measured("two trainings"):
-            measure_trainings(arguments.mib * MIB, arguments.trainings, arguments.steps, arguments.room)
+            measure_trainings(arguments.mib * MIB, arguments.trainings, arguments.steps, arguments.turn, arguments.room)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,11 @@ STEPS, WARM_UP = 300, 50
 WORDS, WIDTH, BATCH = 8000, 512, 16
 
 
-def train(steps, seed=0):
-    """Train for so many steps, and return the last loss and the seconds a step took, the first ones left out."""
+def train(steps, seed=0, before_step=None):
+    """Train for so many steps, and return the last loss and the seconds a step took, the first ones left out.
+
+    `before_step` is called with each step's number: a program that shares the GPU can take turns there.
+    """
     import torch
     from torch import nn
 
@@ -27,6 +30,8 @@ def train(steps, seed=0):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     lengths = torch.randint(32, 768, (steps,)).tolist()
     for step, length in enumerate(lengths):
+        if before_step:
+            before_step(step)
         if step == WARM_UP:
             torch.cuda.synchronize()
             start = time.perf_counter()
@@ -37,7 +42,7 @@ def train(steps, seed=0):
         loss.backward()
         optimizer.step()
     torch.cuda.synchronize()
-    return float(loss), (time.perf_counter() - start) / (steps - WARM_UP)
+    return loss.item(), (time.perf_counter() - start) / (steps - WARM_UP)
 
 
 def measure(allocator):
