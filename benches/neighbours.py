@@ -132,20 +132,24 @@ def prepare_training() -> None:
 
 
 class Turns:
-    """What a training does before its steps: of so many it makes a turn, for which it claims its peak."""
+    """A training's turns: of so many steps each, for which it claims its peak, and between which its memory can sleep."""
 
     def __init__(self, peak: int, steps: int) -> None:
         self._pool = gpupool.MemPool(sleeps_for_others=True, wakes_on_use=True)
         self._peak, self._steps = peak, steps
         self._turn = ExitStack()
 
+    def begin(self) -> None:
+        """Wait for a turn."""
+        missing = self._peak - gpupool.memory_stats().live_bytes
+        self._turn.enter_context(gpupool.claim(max(0, missing), timeout=TURN_S))
+        self._turn.enter_context(gpupool.use_mem_pool(self._pool, all_threads=True))
+
     def __call__(self, step: int) -> None:
-        """Begin another turn when it is time for it."""
-        if step % self._steps == 0:
+        """End a turn before a step when it is time for that, and wait for the next one."""
+        if step and step % self._steps == 0:
             self.end()
-            missing = self._peak - gpupool.memory_stats().live_bytes
-            self._turn.enter_context(gpupool.claim(max(0, missing), timeout=TURN_S))
-            self._turn.enter_context(gpupool.use_mem_pool(self._pool, all_threads=True))
+            self.begin()
 
     def end(self) -> None:
         """Let others have their turns."""
@@ -156,11 +160,10 @@ class Turns:
 def stand_in(steps: int, seed: int, nbytes: int, before_step: "Turns | None") -> None:
     """Have parameters, and in each step other memory, as a training has."""
     chance = random.Random(seed)
+    parameters = [gpupool.empty(nbytes // 64) for _ in range(8)]
     for step in range(steps):
         if before_step:
             before_step(step)
-        if step == 0:
-            parameters = [gpupool.empty(nbytes // 64) for _ in range(8)]
         length = chance.uniform(0.05, 1)
         activations = [gpupool.empty(max(1, int(length * nbytes / 64))) for _ in range(24)]
         for buffer in (*parameters, *activations):
@@ -176,6 +179,9 @@ def train(steps: int, seed: int, nbytes: int, peak: int = 0, turn: int = 0) -> d
     error = None
     turns = Turns(peak, turn) if peak else None
     try:
+        if turns:
+            # The parameters, too, are to be memory that can sleep.
+            turns.begin()
         if gpupool.runtime() == "cuda":
             import torch_training
 
