@@ -40,12 +40,12 @@ from figures import measured, tell
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
 MIB = 1 << 20
-# What gpupool asks the driver for at a time, for requests of this size.
-EXTENT = 4 * MIB
+# What gpupool asks the driver for at a time: one of so many parts of a large request, and two pages at least.
+PAGE, EXTENT_PARTS = 2 * MIB, 300
 # More than the other process gives is free, for what the driver takes itself.
 SLACK = 64
 # What the driver may not give of the last free memory.
-ROUNDING = 8 * EXTENT
+ROUNDING = 16 * PAGE
 PIECES = 32
 OVER_MS, BYTES_PER_MS, LIMIT_RATIO = 25, 50_000_000, 1.15
 # A pool of 8 GiB takes most of the usual 200 ms.
@@ -109,9 +109,15 @@ def wake(number: int) -> bool:
     return was_asleep and bytes(piece).count(number % PIECES) == piece.nbytes
 
 
+def extent_of(nbytes: int) -> int:
+    """Return what gpupool asks the driver for at a time for so much memory."""
+    return max(2, nbytes // PAGE // EXTENT_PARTS) * PAGE
+
+
 def driver_times(nbytes: int, rounds: int) -> list[float]:
     """Return the milliseconds that the driver takes to give back so much memory and to take as much again."""
-    times = Driver().extent_times(EXTENT, nbytes // EXTENT, rounds + 1)
+    extent = extent_of(nbytes)
+    times = Driver().extent_times(extent, nbytes // extent, rounds + 1)
     turns = [
         [
             *(times[name][turn] for name in ("unmap", "release")),
@@ -132,7 +138,7 @@ def prepare_training() -> None:
 
 
 class Turns:
-    """A training's turns: of so many steps each, for which it claims its peak, and between which its memory can sleep."""
+    """A training's turns of so many steps: for each it claims its peak, and between them its memory can sleep."""
 
     def __init__(self, peak: int, steps: int) -> None:
         self._pool = gpupool.MemPool(sleeps_for_others=True, wakes_on_use=True)
@@ -254,7 +260,7 @@ def measure_free(nbytes: int, rounds: int) -> None:
             alone(let_go)
             with room_of(nbytes + nbytes // SLACK):
                 times = alone(driver_times, nbytes, rounds)
-        row("driver: give back and take again", times, mib=mib, extent_mib=EXTENT // MIB)
+        row("driver: give back and take again", times, mib=mib, extent_mib=extent_of(nbytes) // MIB)
         more = {"limit_ms": round(statistics.median(times) + OVER_MS, 3)}
     with neighbours() as (giver, taker), room_of(nbytes + nbytes // SLACK):
         times, given = [], []
@@ -305,8 +311,10 @@ def measure_trainings(nbytes: int, rounds: int, steps: int, turn: int, times: fl
                     one_by_one += finish([each.begin(train, steps, seed, nbytes)])
                 alone.append(one_by_one)
                 both = enumerate(zip(pair, peaks, strict=True))
-                at_once.append(finish([each.begin(train, steps, seed, nbytes, peak, turn) for seed, (each, peak) in both]))
-    told = {"steps": steps, "turn": turn, "room_mib": (most + ROUNDING) // MIB, "alone_mib": [peak // MIB for peak in peaks]}
+                begun = [each.begin(train, steps, seed, nbytes, peak, turn) for seed, (each, peak) in both]
+                at_once.append(finish(begun))
+    alone_mib = [peak // MIB for peak in peaks]
+    told = {"steps": steps, "turn": turn, "room_mib": (most + ROUNDING) // MIB, "alone_mib": alone_mib}
     row("two trainings: one after the other", alone, "s", **told)
     row("two trainings: both at once", at_once, "s", **told, errors=errors)
     ratios = [both / one for both, one in zip(at_once, alone, strict=True)]

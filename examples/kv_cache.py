@@ -2,8 +2,9 @@
 
 Requests of two models come and go, many of one while few of the other. Each cache is a range of pages, and a page holds
 some tokens' keys and values. Prompts are computed as they come, further tokens by a captured CUDA graph, whose pointers
-never change. While the GPU computes, pages are committed for the next tokens, and those of requests that ended are
-decommitted. The same requests are served with all pages committed, and both give the same results, bit for bit.
+never change. Pages are committed by a thread of its own, while this one launches the prompts' kernels and the GPU
+computes, and those of requests that ended are decommitted. The same requests are served with all pages committed, and
+both give the same results, bit for bit.
 
     python examples/kv_cache.py [REQUESTS] [RATE...]
 
@@ -11,7 +12,6 @@ REQUESTS is how many each model gets, and a RATE how many a second come while it
 It needs PyTorch and a GPU.
 """
 
-import itertools
 import os
 import random
 import statistics
@@ -19,6 +19,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import gpupool
 import torch
@@ -42,6 +43,8 @@ TURNS = 4
 # One page in so many stays committed when requests end, for the next ones: they differ in length, and beside the GPU's
 # work the driver's calls are slow.
 SPARE_PARTS = 32
+# What commits pages: gpupool does not hold the GIL meanwhile.
+COMMITTING = ThreadPoolExecutor(1, "commit")
 
 
 class RangeCache:
@@ -177,50 +180,44 @@ class Model:
             self.memory.unused += pages
 
     def _give_pages(self) -> None:
-        """Give each request the pages of its next token."""
-        lacking = [request.pages_for(1) if request else 0 for request in self.requests]
-        self._keep_spare(max(len(self.spare), sum(lacking)))
-        for slot, (request, count) in enumerate(zip(self.requests, lacking, strict=True)):
-            for page in [self.spare.pop() for _ in range(count)]:
+        """Give each request the pages of its next token, of those that are spare."""
+        for slot, request in enumerate(self.requests):
+            if request is None:
+                continue
+            for page in [self.spare.pop() for _ in range(request.pages_for(1))]:
                 self.tables[slot, len(request.pages)] = page
                 request.pages.append(page)
-            if request:
-                self.lengths[slot] = request.length + 1
-
-    def _next_lacking(self) -> int:
-        """Return how many pages the next token will need, with the requests that can begin then."""
-        lacking, freed, free = 0, 0, 0
-        for request in self.requests:
-            if request and request.left > 1:
-                lacking += request.pages_for(2)
-            else:
-                freed += len(request.pages) if request else 0
-                free += 1
-        lacking += sum(request.pages_for(1) for request in itertools.islice(self.waiting, free))
-        return max(lacking - freed, 0)
+            self.lengths[slot] = request.length + 1
 
     def begin_token(self) -> None:
         """Begin to compute one token of each request, and the prompts of those that are new."""
-        prompts = []
+        new = []
         for slot, request in enumerate(self.requests):
             if request is None and self.waiting:
-                self.requests[slot] = request = self.waiting.popleft()
-                with torch.cuda.stream(self.stream):
-                    prompts.append((slot, self._compute_prompt(slot, request.prompt)))
-        if any(self.requests):
-            # While the GPU computes prompts.
-            self._give_pages()
-            with torch.cuda.stream(self.stream):
-                self.tables_there.copy_(self.tables, non_blocking=True)
-                self.lengths_there.copy_(self.lengths, non_blocking=True)
-                for prompt in prompts:
-                    self._keep_prompt(*prompt)
-                self.graph.replay()
+                self.requests[slot] = self.waiting.popleft()
+                new.append(slot)
+        if not any(self.requests):
+            return
+        lacking = sum(request.pages_for(1) for request in self.requests if request)
+        committed = COMMITTING.submit(self._keep_spare, lacking) if lacking > len(self.spare) else None
+        with torch.cuda.stream(self.stream):
+            prompts = [(slot, self._compute_prompt(slot, self.requests[slot].prompt)) for slot in new]
+        if committed:
+            committed.result()
+        self._give_pages()
+        with torch.cuda.stream(self.stream):
+            self.tables_there.copy_(self.tables, non_blocking=True)
+            self.lengths_there.copy_(self.lengths, non_blocking=True)
+            for prompt in prompts:
+                self._keep_prompt(*prompt)
+            self.graph.replay()
 
     def foresee(self) -> None:
         """While the GPU computes, commit the pages of the next token, and decommit what is left but for a few."""
+        going_on = [request for request in self.requests if request and request.left > 1]
         used = sum(len(request.pages) for request in self.requests if request)
-        self._keep_spare(max(self._next_lacking(), min(len(self.spare), used // SPARE_PARTS)))
+        lacking = sum(request.pages_for(2) for request in going_on)
+        self._keep_spare(max(lacking, min(len(self.spare), used // SPARE_PARTS)))
 
     def end_token(self) -> int:
         """Wait for the tokens, and end the requests that are done; return how many tokens there were."""

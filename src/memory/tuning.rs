@@ -27,8 +27,8 @@ pub(in crate::memory) const LOWEST_BELOW: u64 = 16 << 20;
 
 /// Bytes of a page, the unit of physical memory and of mapping: CUDA's minimum granularity.
 pub(in crate::memory) const PAGE: u64 = 2 << 20;
-/// Pages of an extent for a large request, unless the user sets another number; twice as many for less than 64 MiB. An
-/// H200 creates and maps one in 38 us, of one page or of 32. With three pages, free memory beside live blocks in an
+/// The fewest pages of an extent for a large request, unless the user sets another number; twice as many for less than
+/// 64 MiB. An H200 creates and maps one in 38 us, of one page or of 32. With three pages, free memory beside live blocks in an
 /// extent, which cannot move, is up to 1.4 % of what is live in variants of the transformer's log; with two for every
 /// request of 16 MiB and more, small blocks take a server's work areas apart, and 4 to 5 % of what is live stays free
 /// in parts of pages (`one-heap/extents.txt`).
@@ -38,8 +38,9 @@ pub(in crate::memory) const EXTENT_PAGES: u32 = 2;
 pub(in crate::memory) const LARGE_EXTENT_PAGES: u64 = 128;
 /// The fewest pages of an extent that wakes: 32 MiB. From 64 MiB on a block has extents of its own.
 pub(in crate::memory) const WAKE_PAGES_LEAST: u64 = 16;
-/// A waking extent is at most one of so many parts of all that wakes: no more than a pool may leave unused.
-pub(in crate::memory) const WAKE_PARTS: u64 = 300;
+/// An extent is at most one of so many parts of the request that it is created for, or of all that wakes: no more than a
+/// pool may leave unused. So requests of less than 1.8 GiB have the smallest extents, those of 8 GiB some of 26 MiB.
+pub(in crate::memory) const EXTENT_PARTS: u64 = 300;
 /// Addresses reserved for a device, as a multiple of its memory, since moves leave holes, which are filled later. So
 /// much kept every log in one range (`h200-memory/memory.json`); addresses cost nothing but page tables.
 pub(in crate::memory) const ROOM: u64 = 16;

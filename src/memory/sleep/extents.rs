@@ -2,7 +2,7 @@
 //! only when all of it is free. So a large block gets extents of its own, and the rest gets ordinary ones.
 
 use crate::memory::device::Run;
-use crate::memory::tuning::{LARGE_EXTENT_PAGES, PAGE, WAKE_PAGES_LEAST, WAKE_PARTS};
+use crate::memory::tuning::{EXTENT_PARTS, LARGE_EXTENT_PAGES, PAGE, WAKE_PAGES_LEAST};
 
 /// The most pages of an extent inside one block: 512 MiB. An H200 takes 1 GiB in 0.1 to 0.4 ms from extents of 128 MiB
 /// and more, and in 1.5 ms from those of 32 MiB (`docs/sleep.md`).
@@ -14,7 +14,7 @@ const GROUP_PAGES: u32 = 2 * OF_BLOCK_PAGES;
 
 /// Returns the most pages of an extent outside of large blocks, for a pool that takes so many bytes.
 pub(super) fn other_pages(bytes: u64) -> u32 {
-    (bytes / PAGE / WAKE_PARTS).clamp(WAKE_PAGES_LEAST, LARGE_EXTENT_PAGES) as u32
+    (bytes / PAGE / EXTENT_PARTS).clamp(WAKE_PAGES_LEAST, LARGE_EXTENT_PAGES) as u32
 }
 
 /// Returns the extents of a run of pages, in groups: outside of the blocks in `large`, whose whole pages are given in

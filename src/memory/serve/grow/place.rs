@@ -2,7 +2,7 @@
 
 use crate::memory::cache::Heap;
 use crate::memory::device::{DeviceMemory, Run};
-use crate::memory::tuning::{EXTENT_PAGES, LOWEST_BELOW, PAGE};
+use crate::memory::tuning::{EXTENT_PAGES, EXTENT_PARTS, LARGE_EXTENT_PAGES, LOWEST_BELOW, PAGE};
 use crate::sync::lock;
 
 /// Where new pages will be.
@@ -76,6 +76,6 @@ pub(super) fn extent_pages(memory: &DeviceMemory, bytes: u64) -> u32 {
         _ if bytes < LOWEST_BELOW => 1,
         Some(pages) => pages,
         None if bytes < LARGE => EXTENT_PAGES << 1,
-        None => EXTENT_PAGES,
+        None => (bytes / PAGE / EXTENT_PARTS).clamp(EXTENT_PAGES.into(), LARGE_EXTENT_PAGES) as u32,
     }
 }
