@@ -12,6 +12,7 @@ REQUESTS is how many each model gets, and a RATE how many a second come while it
 It needs PyTorch and a GPU.
 """
 
+import itertools
 import os
 import random
 import statistics
@@ -213,11 +214,16 @@ class Model:
             self.graph.replay()
 
     def foresee(self) -> None:
-        """While the GPU computes, commit the pages of the next token, and decommit what is left but for a few."""
-        going_on = [request for request in self.requests if request and request.left > 1]
+        """While the GPU computes, commit the pages of the next token."""
+        lacking = sum(request.pages_for(2) for request in self.requests if request and request.left > 1)
+        self._keep_spare(max(lacking, len(self.spare)))
+
+    def decommit_spare(self) -> None:
+        """Decommit what no request has, but for a few pages and those of requests that begin next."""
         used = sum(len(request.pages) for request in self.requests if request)
-        lacking = sum(request.pages_for(2) for request in going_on)
-        self._keep_spare(max(lacking, min(len(self.spare), used // SPARE_PARTS)))
+        next_ones = itertools.islice(self.waiting, self.requests.count(None))
+        kept = max(sum(request.pages_for(1) for request in next_ones), used // SPARE_PARTS)
+        self._keep_spare(min(kept, len(self.spare)))
 
     def end_token(self) -> int:
         """Wait for the tokens, and end the requests that are done; return how many tokens there were."""
@@ -285,6 +291,9 @@ def serve(requests: int, rate: float, caches: list[RangeCache], held_bytes: Call
         for model, to_come in zip(models, coming, strict=True):
             while to_come and to_come[0].comes <= time.perf_counter():
                 model.waiting.append(to_come.popleft())
+            # Before the other model needs pages.
+            model.decommit_spare()
+        for model in models:
             model.begin_token()
         for model in models:
             model.foresee()
@@ -293,7 +302,7 @@ def serve(requests: int, rate: float, caches: list[RangeCache], held_bytes: Call
         tokens += sum(model.end_token() for model in models)
     seconds = time.perf_counter() - begun
     for model in models:
-        model.foresee()
+        model.decommit_spare()
     served = [request for of_model in requests_of for request in of_model]
     first = sorted(request.first_token for request in served)
     return {

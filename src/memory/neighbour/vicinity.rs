@@ -1,6 +1,7 @@
 //! How requests come to ask the neighbours: `serve` calls what is put there by `watch`, which every program does as it
 //! begins. If the environment asks for neighbours, this process becomes one with the first device that it uses.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -19,11 +20,34 @@ use crate::ids::Device;
 use crate::memory::pool::Pool;
 use crate::memory::serve::{Vicinity, set_vicinity};
 use crate::memory::sleep::wake_pool;
+use crate::memory::tuning::{A_FEW, MANY, PAGE};
 use crate::observe::target::MEMORY;
 use crate::sync::lock;
 
+/// The least and the most that a driver may withhold: 32 and 512 MiB.
+const WITHHELD_LEAST: u64 = A_FEW as u64 * PAGE;
+const WITHHELD_MOST: u64 = MANY as u64 * PAGE;
+
 #[derive(Debug)]
 struct Neighbourhood;
+
+/// What the driver did not hand out though it said that it was free, as far as was seen, on any device.
+static WITHHELD: AtomicU64 = AtomicU64::new(0);
+
+/// Returns how many bytes to ask for if so many are wanted and the driver, which has refused them, has so many free; and
+/// what it withholds by then: an attempt that fails for the last bytes costs as much as one that succeeds.
+fn missing(wanted: u64, free: u64, withheld: u64) -> (u64, u64) {
+    let lacking = |withheld: u64| wanted.saturating_add(withheld).saturating_sub(free);
+    if lacking(withheld) > 0 {
+        return (lacking(withheld), withheld);
+    }
+    if lacking(WITHHELD_MOST) == 0 {
+        // It refuses for another reason, such as a limit of the system for all processes.
+        return (wanted, withheld);
+    }
+    let withheld = (withheld * 2).clamp(WITHHELD_LEAST, WITHHELD_MOST);
+    (lacking(withheld).max(PAGE), withheld)
+}
 
 /// What the neighbours told last, for the error of a request that asked them in vain.
 static TOLD: Mutex<Option<(Instant, Vec<Told>)>> = Mutex::new(None);
@@ -45,14 +69,13 @@ impl Vicinity for Neighbourhood {
         if membership().is_none() {
             return 0;
         }
-        // What is free already counts, unless it was of no use.
         let free = free_on(device).unwrap_or(0);
         let division = Division::of(device);
         // All that the claim is for, at once.
         let claimed = held_on(device, &division).map_or(0, |held| held.saturating_sub(division.free));
-        let missing = bytes.max(claimed).saturating_sub(free);
-        let wanted = if missing > 0 { missing } else { bytes };
-        let outcome = ask(device, wanted);
+        let (missing, withheld) = missing(bytes.max(claimed), free, WITHHELD.load(Ordering::Relaxed));
+        WITHHELD.fetch_max(withheld, Ordering::Relaxed);
+        let outcome = ask(device, missing);
         *lock(&TOLD) = Some((Instant::now(), outcome.told));
         outcome.given
     }
@@ -73,5 +96,23 @@ impl Vicinity for Neighbourhood {
 
     fn wake(&self, pool: &Arc<Pool>) -> Result<()> {
         wake_pool(pool).map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_driver_withholds_is_asked_for_beside_what_is_missing() {
+        let gib = 1 << 30;
+        assert_eq!(missing(8 * gib, gib, 0), (7 * gib, 0));
+        // Refused though it was all there: the next time that is known before.
+        assert_eq!(missing(8 * gib, 8 * gib, 0), (WITHHELD_LEAST, WITHHELD_LEAST));
+        assert_eq!(missing(8 * gib, gib, WITHHELD_LEAST), (7 * gib + WITHHELD_LEAST, WITHHELD_LEAST));
+        assert_eq!(missing(8 * gib, 8 * gib + WITHHELD_LEAST, WITHHELD_LEAST).1, 2 * WITHHELD_LEAST);
+        // Refused for something else.
+        assert_eq!(missing(gib, 8 * gib, 0), (gib, 0));
+        assert_eq!(missing(gib, gib + WITHHELD_MOST - PAGE, WITHHELD_LEAST).0, PAGE);
     }
 }
