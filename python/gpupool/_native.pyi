@@ -2430,7 +2430,8 @@ class Neighbour:
         """The bytes that the system lets it have at most; None for no such limit, or none that can be read.
 
         That is the smallest of CUDA_MPS_PINNED_DEVICE_MEM_LIMIT in its environment, for CUDA's Multi-Process Service,
-        and ``dmem.max`` of its control group and those above, on Linux.
+        ``dmem.max`` of its control group and those above, on Linux, and the hard limit that NVIDIA's driver has for the
+        group, as ``nvidia-smi memory-limits`` sets it, where NVML tells of it.
         """
 
     @property

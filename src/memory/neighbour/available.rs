@@ -22,8 +22,8 @@ use crate::sync::Interruption;
 /// Returns how many bytes of a device this process could have: those that the driver has free and those that it has free
 /// itself, with what its neighbours would give back, less what they have claimed. Where they would have to put pools to
 /// sleep, that is counted. A limit of the system counts as the device's size: of the Multi-Process Service
-/// (`CUDA_MPS_PINNED_DEVICE_MEM_LIMIT`) for this process, and of the control group (`dmem.max`), which all neighbours are
-/// taken to share. Other processes than neighbours are not known, and nobody is held to the answer: see [`claim`].
+/// (`CUDA_MPS_PINNED_DEVICE_MEM_LIMIT`) for this process, and of the control group (`dmem.max`, or NVML's), which all
+/// neighbours are taken to share. Other processes than neighbours are not known, and nobody is held to the answer: see [`claim`].
 /// This process need not be a neighbour, and becomes none.
 ///
 /// # Errors

@@ -41,7 +41,7 @@ pub struct Neighbour {
     pub most: Option<u64>,
     /// Those with the lowest number are asked first.
     pub priority: i32,
-    /// What the system lets it have at most, by the Multi-Process Service or its control group; none if it has no limit.
+    /// What the system lets it have at most, by the Multi-Process Service or for its control group; none if it has no limit.
     pub system_limit: Option<u64>,
     /// Whether it is this process.
     pub is_self: bool,

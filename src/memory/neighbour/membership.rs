@@ -8,6 +8,7 @@ use log::debug;
 
 use super::address::{Place, name};
 use super::settings::{Limits, NeighbourSettings, environment, set};
+use super::system_limit::system_limit;
 use super::vicinity::watch;
 use super::visitors::Visitors;
 use crate::error::{Error, Result};
@@ -62,6 +63,8 @@ pub(crate) fn join() -> Result<()> {
         return Ok(());
     }
     let place = environment()?.place.clone().unwrap_or(Place::Machine);
+    // Loads what tells of limits: the first answer must not wait for that.
+    let _ = system_limit(Device::from_ordinal(0));
     let joining = lock(&JOINING);
     if MEMBERSHIP.get().is_some() {
         return Ok(());
