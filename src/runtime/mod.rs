@@ -56,6 +56,7 @@ pub(crate) use known_captures::{
 pub use scope::StreamScope;
 #[cfg(feature = "python")]
 pub(crate) use scope::{EnteredStream, enter, leave, scoped_view};
+pub(crate) use sharing::KnownUuids;
 pub use sharing::{DeviceUuid, ExportedEvent, ExportedExtent, ExtentUse};
 pub use stream::Stream;
 pub use stream_ordered_memory::{PoolReserved, StreamOrderedMemory};

@@ -11,7 +11,6 @@ use rustix::io::Errno;
 use rustix::process::geteuid;
 
 use super::give::kind_of;
-use super::identity::uuid_of;
 use super::membership::connect_to_all;
 use super::settings::environment;
 use super::wire::{Held, Question, Spare, Told, read_given};
@@ -23,7 +22,7 @@ use crate::memory::tuning::{GIVEN_WITHIN, PAGE};
 use crate::observe::Activity;
 use crate::observe::target::MEMORY;
 use crate::process::peer_of;
-use crate::runtime;
+use crate::runtime::{DeviceUuid, KnownUuids};
 
 /// A connection to a neighbour.
 #[derive(Debug)]
@@ -152,7 +151,7 @@ pub(super) fn ask(device: Device, wanted: u64) -> Outcome {
     let begun = Instant::now();
     let until = begun + deadline();
     let none = |told| Outcome { given: 0, told };
-    let Ok(uuid) = uuid_of(device) else { return none(Vec::new()) };
+    let Ok(uuid) = KnownUuids::Memory.of(device) else { return none(Vec::new()) };
     let activity = Activity::begin_of(wanted, format_args!("ask neighbours for memory"));
     let answered = ask_what_they_hold(u64::MAX, Instant::now() + deadline() / 2).unwrap_or_default();
     let told: Vec<_> = answered.iter().map(|(_, told)| told.clone()).collect();
@@ -186,7 +185,7 @@ pub(super) fn ask(device: Device, wanted: u64) -> Outcome {
 
 impl Giving {
     /// Asks for memory of one kind, and returns how much came in time.
-    fn give(&mut self, device: Device, uuid: runtime::DeviceUuid, spare: Spare, wanted: u64, within: Duration) -> u64 {
+    fn give(&mut self, device: Device, uuid: DeviceUuid, spare: Spare, wanted: u64, within: Duration) -> u64 {
         let has = self.held.spare[spare as usize].min(self.above);
         // Idle handles are not told, and beside what is guaranteed.
         if self.is_passed_by || (has == 0 && spare != Spare::Free) {

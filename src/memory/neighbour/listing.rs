@@ -1,7 +1,6 @@
 //! The list of all neighbours, for people and for tools.
 
 use super::ask::what_they_hold;
-use super::identity::uuid_of;
 use super::membership::membership;
 use super::settings::name;
 use super::status::held_of;
@@ -9,7 +8,7 @@ use super::wire::{Held, Told};
 use crate::error::Result;
 use crate::ids::Device;
 use crate::process;
-use crate::runtime;
+use crate::runtime::{self, KnownUuids};
 
 /// A process of this user that uses gpupool on a device, and is a neighbour: what it holds there, in bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -92,7 +91,7 @@ impl Neighbour {
 pub fn neighbours(device: Device) -> Result<Vec<Neighbour>> {
     process::refuse_forked()?;
     let device = runtime::existing(device)?;
-    let uuid = uuid_of(device)?;
+    let uuid = KnownUuids::Memory.of(device)?;
     let others = what_they_hold(u64::MAX)?;
     // Also of a device that this process has not used yet.
     let held = || held_of(device, u64::MAX).into_iter().collect();

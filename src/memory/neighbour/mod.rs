@@ -14,7 +14,6 @@ mod available;
 mod claims;
 mod division;
 mod give;
-mod identity;
 mod listing;
 mod membership;
 mod settings;

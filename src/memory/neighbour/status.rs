@@ -2,12 +2,12 @@
 
 use super::claims::{claimed_on, devices_claimed};
 use super::division::Division;
-use super::identity::uuid_of;
 use super::settings::{Limits, devices_set, limits_on, name};
 use super::system_limit::system_limit;
 use super::wire::{Held, Told};
 use crate::ids::Device;
 use crate::memory::limits::devices_in_use;
+use crate::runtime::KnownUuids;
 
 /// Returns what this process holds of every device that it uses or has said something about; of its claims those made
 /// before a time.
@@ -27,7 +27,7 @@ pub(super) fn held_of(device: Device, before: u64) -> Option<Held> {
     let division = Division::of(device);
     let Division { reserved, live, cached, asleep, free, discardable, offered, .. } = division;
     Some(Held {
-        device: uuid_of(device).ok()?,
+        device: KnownUuids::Memory.of(device).ok()?,
         reserved,
         live,
         free: cached,

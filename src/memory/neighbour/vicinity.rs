@@ -10,7 +10,6 @@ use super::ask::{ask, deadline, what_they_hold};
 use super::available::free_on;
 use super::claims::held_on;
 use super::division::Division;
-use super::identity::uuid_of;
 use super::membership::{join, membership};
 use super::settings::environment;
 use super::wire::Told;
@@ -20,6 +19,7 @@ use crate::memory::pool::Pool;
 use crate::memory::serve::{Vicinity, set_vicinity};
 use crate::memory::sleep::wake_pool;
 use crate::observe::target::MEMORY;
+use crate::runtime::KnownUuids;
 use crate::sync::lock;
 
 #[derive(Debug)]
@@ -61,7 +61,7 @@ impl Vicinity for Neighbourhood {
         if membership().is_none() {
             return Vec::new();
         }
-        let Ok(uuid) = uuid_of(device) else { return Vec::new() };
+        let Ok(uuid) = KnownUuids::Memory.of(device) else { return Vec::new() };
         let last = lock(&TOLD).take().filter(|(when, _)| when.elapsed() < deadline() * 2);
         let told = last.map_or_else(|| what_they_hold(u64::MAX).unwrap_or_default(), |(_, told)| told);
         let on_device = told.into_iter().filter_map(|Told { process, name, held }| {
