@@ -13,7 +13,7 @@ use rustix::process::geteuid;
 use super::give::kind_of;
 use super::membership::connect_to_all;
 use super::settings::environment;
-use super::wire::{Held, Question, Spare, Told, read_given};
+use super::wire::{Held, NeighbourPool, Question, Spare, Told, read_given, read_pools};
 use crate::error::{Bytes, Result};
 use crate::ids::Device;
 use crate::memory::cache::DeviceCaches;
@@ -126,6 +126,30 @@ pub(super) fn deadline() -> Duration {
 pub(super) fn what_they_hold(before: u64) -> Result<Vec<Told>> {
     let told = ask_what_they_hold(before, Instant::now() + deadline() / 2)?;
     Ok(told.into_iter().map(|(_, told)| told).collect())
+}
+
+/// Returns the same, and for each that holds something of a device its pools there; none of one that does not answer that
+/// within the deadline.
+///
+/// # Errors
+/// Those of [`connect_to_all`].
+pub(super) fn what_their_pools_hold(device: DeviceUuid) -> Result<Vec<(Told, Option<Vec<NeighbourPool>>)>> {
+    let until = Instant::now() + deadline();
+    let told = ask_what_they_hold(u64::MAX, Instant::now() + deadline() / 2)?;
+    let question = Question::Pools { device }.to_bytes();
+    // All at once, and then each is waited for.
+    let ask = |(socket, told): (OwnedFd, Told)| {
+        let is_asked = told.held.iter().any(|held| held.device == device);
+        let is_sent = is_asked && matches!(send(&socket, &question, &[]), Ok(true));
+        (socket, told, is_sent)
+    };
+    let asked: Vec<_> = told.into_iter().map(ask).collect();
+    let answer = |(socket, told, is_sent): (OwnedFd, Told, bool)| {
+        let left = until.saturating_duration_since(Instant::now());
+        let packet = if is_sent && is_ready(&socket, left) { receive(&socket).ok().flatten() } else { None };
+        (told, packet.and_then(|packet| read_pools(&packet.bytes)))
+    };
+    Ok(asked.into_iter().map(answer).collect())
 }
 
 /// Sorts neighbours in the order in which they are asked: those above their most first, then by priority, the lowest

@@ -7,6 +7,7 @@ use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 use super::address::Place;
+use super::wire::cut;
 use crate::environment::{integer, number, text};
 use crate::error::{Error, Result};
 use crate::ids::Device;
@@ -26,8 +27,6 @@ const MPS_LIMIT: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
 const BYTES_MOST: u64 = 1 << 0x2f;
 /// A day.
 const DEADLINE_MOST: u64 = 0x526_5c00;
-/// The most bytes of a name that travel.
-pub(super) const NAME_BYTES: usize = 0x40;
 
 /// What this process tells its neighbours of itself; see [`set_neighbour`](crate::set_neighbour).
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
@@ -133,11 +132,5 @@ fn program() -> &'static str {
 /// Returns the name that the neighbours are told: what was set, or the program's.
 pub(super) fn name() -> String {
     let set = lock(&SET).name.clone().or_else(|| environment().ok().and_then(|read| read.name.clone()));
-    let mut name = set.unwrap_or_else(|| program().to_owned());
-    let mut end = name.len().min(NAME_BYTES);
-    while !name.is_char_boundary(end) {
-        end -= 1;
-    }
-    name.truncate(end);
-    name
+    cut(&set.unwrap_or_else(|| program().to_owned())).to_owned()
 }

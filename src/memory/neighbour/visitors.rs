@@ -12,8 +12,8 @@ use rustix::process::geteuid;
 
 use super::give::{give, kind_of};
 use super::settings::limits_on;
-use super::status::tell;
-use super::wire::{Question, Spare, given};
+use super::status::{pools_of, tell};
+use super::wire::{Question, Spare, given, pools};
 use crate::error::Bytes;
 use crate::ids::Device;
 use crate::memory::cache::DeviceCaches;
@@ -131,6 +131,9 @@ impl Visitor {
                 let within = Duration::from_millis(within_ms.into()).min(PATIENCE);
                 let device = KnownUuids::Memory.device_with(&device).ok().flatten();
                 given(device.map_or(0, |device| self.give(device, spare, bytes, within)))
+            }
+            Some(Question::Pools { device }) => {
+                pools(KnownUuids::Memory.device_with(&device).ok().flatten().map_or_else(Vec::new, pools_of))
             }
             // Its end, or something else.
             None => return false,
