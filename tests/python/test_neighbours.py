@@ -151,6 +151,12 @@ def test_a_variable_that_cannot_be_right_is_named(together, variable, value):
     run_program("neighbours/refused.py", "a_variable", variable, **{**together, variable: value})
 
 
+@pytest.mark.parametrize(("case", "guarantee"), [("a_guarantee_above_the_most", 5), ("a_guarantee_of_the_most", 4)])
+def test_a_guarantee_in_the_environment_is_not_above_the_most(together, case, guarantee):
+    limits = {"GPUPOOL_NEIGHBOUR_GUARANTEE": str(guarantee), "GPUPOOL_NEIGHBOUR_MOST": "4"}
+    run_program("neighbours/refused.py", case, **together, **limits)
+
+
 def test_a_directory_that_is_not_there_is_named(together, tmp_path):
     together["GPUPOOL_NEIGHBOURS"] = str(tmp_path / "nowhere")
     run_program("neighbours/refused.py", "a_directory", **together)

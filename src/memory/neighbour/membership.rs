@@ -115,13 +115,14 @@ pub fn set_neighbour(settings: NeighbourSettings, device: Device) -> Result<()> 
     process::refuse_forked()?;
     let device = runtime::existing(device)?;
     let NeighbourSettings { name, guarantee, most, priority } = settings;
-    if let Some(most) = most.filter(|most| *most < guarantee) {
+    let limits = Limits { guarantee, most, priority };
+    if let Some(most) = limits.most_below_guarantee() {
         return Err(Error::invalid_value(format!(
             "a process cannot be guaranteed {guarantee} bytes of {device} and have at most {most}: lower the guarantee, or raise \
              the most"
         )));
     }
     join()?;
-    set(name, Limits { guarantee, most, priority }, device);
+    set(name, limits, device);
     Ok(())
 }

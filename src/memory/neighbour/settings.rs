@@ -49,6 +49,13 @@ pub(super) struct Limits {
     pub(super) priority: i32,
 }
 
+impl Limits {
+    /// Returns the most, if it is less than what is guaranteed.
+    pub(super) fn most_below_guarantee(&self) -> Option<u64> {
+        self.most.filter(|most| *most < self.guarantee)
+    }
+}
+
 /// What the program has set.
 #[derive(Debug)]
 struct Set {
@@ -85,6 +92,13 @@ impl FromEnvironment {
         };
         let most = text(MOST)?.map(|_| number(MOST, 0..=BYTES_MOST, 0)).transpose()?;
         let limits = Limits { guarantee: number(GUARANTEE, 0..=BYTES_MOST, 0)?, most, priority: integer(PRIORITY, 0)? };
+        if let Some(most) = limits.most_below_guarantee() {
+            return Err(Error::invalid_value(format!(
+                "{GUARANTEE}={} is more than {MOST}={most}, and a process cannot be guaranteed more than it is to have at most: \
+                 lower the first, or raise the second",
+                limits.guarantee
+            )));
+        }
         let deadline = number(DEADLINE, 1..=DEADLINE_MOST, GIVEN_WITHIN.as_millis() as u64)?;
         let (deadline, mps_limit) = (Duration::from_millis(deadline), std::env::var(MPS_LIMIT).ok());
         Ok(Self { place, name: text(NAME)?, limits, deadline, mps_limit })
