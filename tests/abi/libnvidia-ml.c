@@ -1,4 +1,4 @@
-// An ABI double of NVML: the names and signatures that gpupool calls, as nvml.h of CUDA 13.4 has them. Its device is the
+// An ABI double of NVML: the names and signatures that gpupool calls, as NVIDIA's reference of R615 has them. Its device is the
 // driver double's device 0. FAKE_GROUP is the one control group with a limit, FAKE_HARD_LIMIT and FAKE_GROUP_USED what it may
 // have and has. -DWITHOUT_MEMORY_LIMITS leaves out what came with R615. A later struct may be longer: it writes behind it.
 
