@@ -104,7 +104,8 @@ pub use memory::{
     oom_callbacks, peers,
 };
 pub use memory::{
-    MemoryClaim, Neighbour, NeighbourSettings, available_memory, claim, claim_within, neighbours, set_neighbour,
+    MemoryClaim, Neighbour, NeighbourPool, NeighbourSettings, available_memory, claim, claim_within, neighbours,
+    neighbours_with_pools, set_neighbour,
 };
 pub use memory::{
     PinnedBuffer, empty_pinned, empty_pinned_cache, empty_pinned_on_node, pinned_limit, pinned_stats, set_pinned_limit,

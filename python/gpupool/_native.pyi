@@ -2341,9 +2341,9 @@ def set_neighbour(
     When one of them finds no memory, it asks the others before its request fails: for free memory and idle handles,
     then for discardable pages of memory ranges, then for pools made with ``sleeps_for_others``. Those above their
     ``most`` are asked first, then those of the lowest ``priority``. Each gives what it can within 200 ms for all
-    together, or ``GPUPOOL_NEIGHBOUR_DEADLINE_MS``. Nobody else sees this process, and nothing but numbers and its name
-    is told. :func:`claim` and ``MemPool(sleeps_for_others=True)`` make a process a neighbour as well, and so does its
-    first memory with ``GPUPOOL_NEIGHBOURS=1`` in the environment. It stays one.
+    together, or ``GPUPOOL_NEIGHBOUR_DEADLINE_MS``. Nobody else sees this process, and nothing but numbers and names is
+    told: its own, and those of its pools. :func:`claim` and ``MemPool(sleeps_for_others=True)`` make a process a
+    neighbour as well, and so does its first memory with ``GPUPOOL_NEIGHBOURS=1`` in the environment. It stays one.
 
     >>> gpupool.set_neighbour("trainer", priority=-1)
     >>> [each.priority for each in gpupool.neighbours() if each.is_self]
@@ -2430,14 +2430,54 @@ class Neighbour:
         """The bytes that the system lets it have at most; None for no such limit, or none that can be read.
 
         That is the smallest of CUDA_MPS_PINNED_DEVICE_MEM_LIMIT in its environment, for CUDA's Multi-Process Service,
-        and ``dmem.max`` of its control group and those above, on Linux.
+        ``dmem.max`` of its control group and those above, on Linux, and the hard limit that NVIDIA's driver has for the
+        group, as ``nvidia-smi memory-limits`` sets it, where NVML tells of it.
         """
 
     @property
     def is_self(self) -> bool:
         """True if it is this process."""
 
-def neighbours(device: DeviceLike | None = None) -> list[Neighbour]:
+    @property
+    def pools(self) -> list[NeighbourPool] | None:
+        """Its pools on the device, the largest first, at most 64; None if it was not asked, or did not answer."""
+
+@final
+class NeighbourPool:
+    """A pool of a neighbour, as :func:`neighbours` found it at one moment. All sizes are in bytes.
+
+    >>> gpupool.set_neighbour()
+    >>> pool = gpupool.MemPool(reserve=4 << 20)
+    >>> (this,) = [each for each in gpupool.neighbours(pools=True) if each.is_self]
+    >>> [each.reserved_bytes for each in this.pools if each.id == pool.id]
+    [4194304]
+    """
+
+    @property
+    def id(self) -> tuple[int, int]:
+        """The pool's id in that process; ``(0, 0)`` for the device's default pool."""
+
+    @property
+    def given_name(self) -> str | None:
+        """What a framework that made it calls it, of which 64 bytes are told; None without a name."""
+
+    @property
+    def reserved_bytes(self) -> int:
+        """The device memory that it has."""
+
+    @property
+    def live_bytes(self) -> int:
+        """The bytes of its live blocks."""
+
+    @property
+    def free_bytes(self) -> int:
+        """Its free bytes, cached for its next requests."""
+
+    @property
+    def asleep_bytes(self) -> int:
+        """Its live bytes that are asleep."""
+
+def neighbours(device: DeviceLike | None = None, *, pools: bool = False) -> list[Neighbour]:
     """Return the neighbours on a device, by their ids.
 
     Those that do not answer within 100 ms are left out, such as stopped ones. This process is among them if it is a
@@ -2449,6 +2489,7 @@ def neighbours(device: DeviceLike | None = None) -> list[Neighbour]:
 
     Args:
         device: The device; the thread's current one by default.
+        pools: Whether to ask them for their pools as well, which they answer in another 100 ms.
 
     Raises:
         InvalidValue: There is no such device.

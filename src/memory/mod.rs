@@ -61,11 +61,12 @@ pub use limits::{
     empty_cache, get_per_process_memory_fraction, memory_limit, set_memory_limit, set_per_process_memory_fraction,
 };
 pub use mem_pool::{MemPool, MemPoolBuilder};
-pub(crate) use neighbour::watch as watch_neighbours;
 #[cfg(feature = "python")]
 pub(crate) use neighbour::claim_unless_interrupted;
+pub(crate) use neighbour::watch as watch_neighbours;
 pub use neighbour::{
-    MemoryClaim, Neighbour, NeighbourSettings, available_memory, claim, claim_within, neighbours, set_neighbour,
+    MemoryClaim, Neighbour, NeighbourPool, NeighbourSettings, available_memory, claim, claim_within, neighbours,
+    neighbours_with_pools, set_neighbour,
 };
 pub(crate) use plug::LibraryMemory;
 pub use plug::{DEVICE_MEM_HANDLER, PINNED_MEM_HANDLER, feed};

@@ -99,7 +99,7 @@ mod _native {
         summarize_pinned, unpickle, use_mem_pool, warm_pinned,
     };
     #[pymodule_export]
-    use super::neighbour::{PyClaim, PyNeighbour, available_memory, claim, neighbours, set_neighbour};
+    use super::neighbour::{PyClaim, PyNeighbour, PyNeighbourPool, available_memory, claim, neighbours, set_neighbour};
     #[pymodule_export]
     use super::share::{PyShareToken, attach, share_at};
     #[cfg(feature = "fault-injection")]

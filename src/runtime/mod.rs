@@ -27,6 +27,7 @@ mod stream_ordered_memory;
 mod symbols;
 
 use std::fmt;
+use std::path::Path;
 use std::sync::OnceLock;
 
 use log::{info, warn};
@@ -55,6 +56,7 @@ pub(crate) use known_captures::{
 pub use scope::StreamScope;
 #[cfg(feature = "python")]
 pub(crate) use scope::{EnteredStream, enter, leave, scoped_view};
+pub(crate) use sharing::KnownUuids;
 pub use sharing::{DeviceUuid, ExportedEvent, ExportedExtent, ExtentUse};
 pub use stream::Stream;
 pub use stream_ordered_memory::{PoolReserved, StreamOrderedMemory};
@@ -98,6 +100,15 @@ pub struct MemoryInfo {
     pub free: u64,
     /// Total memory.
     pub total: u64,
+}
+
+/// A limit of a device's memory that the driver has for all processes of a control group together, in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct GroupLimit {
+    /// What they may have at most.
+    pub bytes: u64,
+    /// What they have.
+    pub used: u64,
 }
 
 /// A context, or a device with HIP, that was current before [`Runtime::bind`], to be passed to [`Runtime::restore`].
@@ -160,6 +171,11 @@ pub trait Runtime:
     /// Returns the same for the device's memory: simulated devices of one UUID have theirs in each process apart.
     fn memory_uuid(&self, device: Device) -> Result<DeviceUuid> {
         self.device_uuid(device)
+    }
+    /// Returns the limit of the device's memory that the driver has for a control group, by the group's directory. None if
+    /// it has none, or does not tell. It creates no context.
+    fn group_limit(&self, _device: Device, _group: &Path) -> Option<GroupLimit> {
+        None
     }
     /// Returns the device's compute capability, major and minor; none where devices have none, as AMD's.
     fn compute_capability(&self, device: Device) -> Result<Option<(u32, u32)>>;

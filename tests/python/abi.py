@@ -54,6 +54,11 @@ def build_hip(file: Path, *flags: str) -> Path:
     return compile_double("libamdhip64.c", file, *flags)
 
 
+def build_nvml(folder: Path, *flags: str) -> Path:
+    """Build the library of NVIDIA's driver that tells of limits, for LD_LIBRARY_PATH."""
+    return compile_double("libnvidia-ml.c", folder / "libnvidia-ml.so.1", *flags)
+
+
 def build_nvtx(file: Path) -> Path:
     """Build a profiler's library, for NVTX_INJECTION64_PATH."""
     return compile_double("nvtx.c", file)

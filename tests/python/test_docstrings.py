@@ -299,6 +299,12 @@ def objects():
             None,
             None,
         ),
+        (
+            next(pool for each in gpupool.neighbours(pools=True) if each.is_self for pool in each.pools),
+            r"<gpupool.NeighbourPool \(\d+, \d+\), reserved_bytes=\d+, live_bytes=\d+>",
+            None,
+            None,
+        ),
         (gpupool.info(), r"Info\(.*", None, None),
         (gpupool.memory_summary(), r"MemorySummary\(.*", None, None),
     ]

@@ -295,6 +295,7 @@ def test_what_cudas_driver_tells_of_a_device(cuda):
         "is_shareable": False,
         "is_rdma": False,
         "total_bytes": 1 << 30,
+        "neighbours": None,
         "error": None,
     }
     assert (second["ordinal"], second["pci_bus_id"]) == (1, "0000:19:00.0")

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import gpupool
 import pytest
+from abi import build_nvml
+from machines import Machine
 from processes import start_python, succeeded
 from running import functions_of, run_program
 
@@ -84,6 +86,56 @@ def test_a_limit_of_the_system_counts_as_the_devices_size(together):
     run_program("neighbours/meet.py", "a_limit_of_the_system_counts_as_the_devices_size", **together, **limit)
 
 
+MIB = 1 << 20
+# The control group that programs of this process are in, and NVML's largest number, which is no limit.
+GROUP = re.compile(r"^0::(/.*)$", re.MULTILINE).search(Path("/proc/self/cgroup").read_text())
+NO_LIMIT = str(2**64 - 1)
+
+
+def limits_told(folder, neighbours, **variables):
+    """Return what a process is told of its limit, and can have, on a driver of 1 GiB with NVML."""
+    nvml = {"FAKE_GROUP_USED": str(64 * MIB), "FAKE_HARD_LIMIT": str(256 * MIB), "GPUPOOL_NEIGHBOURS": neighbours}
+    return json.loads(Machine("cuda", folder).run("neighbours/limited.py", **{**nvml, **variables}))
+
+
+@pytest.fixture
+def group():
+    """Return the directory of this process's control group."""
+    if GROUP is None:
+        pytest.skip("needs control groups of version 2")
+    return f"/sys/fs/cgroup{GROUP[1]}".rstrip("/")
+
+
+def test_a_limit_of_nvml_counts_as_the_devices_size(together, tmp_path, group):
+    build_nvml(tmp_path / "driver")
+    told = limits_told(tmp_path, together["GPUPOOL_NEIGHBOURS"], FAKE_GROUP=group)
+    # Of the limit the group has used 64 MiB, and NVML's library was there before anybody asked.
+    assert told == {"limit": 256 * MIB, "available": 192 * MIB, "is_loaded_by_joining": True}
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"FAKE_GROUP": "/sys/fs/cgroup/another"},
+        {"FAKE_HARD_LIMIT": NO_LIMIT},
+        {"FAKE_HARD_LIMIT": "0"},
+        *({"FAKE_FAIL": f"{name}=3"} for name in ("nvmlInit_v2", "nvmlDeviceGetHandleByUUID")),
+        {"FAKE_FAIL": "nvmlDeviceGetMemoryLimits_v1=999"},
+    ],
+    ids=lambda variables: "-".join(map("=".join, variables.items())).replace("/", " "),
+)
+def test_nvml_that_tells_of_no_limit(together, tmp_path, group, variables):
+    build_nvml(tmp_path / "driver")
+    told = limits_told(tmp_path, together["GPUPOOL_NEIGHBOURS"], **{"FAKE_GROUP": group, **variables})
+    assert (told["limit"], told["available"]) == (None, 1024 * MIB)
+
+
+def test_an_older_nvml_has_no_limits_and_is_not_begun(together, tmp_path, group):
+    build_nvml(tmp_path / "driver", "-DWITHOUT_MEMORY_LIMITS")
+    told = limits_told(tmp_path, together["GPUPOOL_NEIGHBOURS"], FAKE_GROUP=group)
+    assert told == {"limit": None, "available": 1024 * MIB, "is_loaded_by_joining": False}
+
+
 @pytest.mark.parametrize(
     ("variable", "value"),
     [
@@ -97,6 +149,12 @@ def test_a_limit_of_the_system_counts_as_the_devices_size(together):
 )
 def test_a_variable_that_cannot_be_right_is_named(together, variable, value):
     run_program("neighbours/refused.py", "a_variable", variable, **{**together, variable: value})
+
+
+@pytest.mark.parametrize(("case", "guarantee"), [("a_guarantee_above_the_most", 5), ("a_guarantee_of_the_most", 4)])
+def test_a_guarantee_in_the_environment_is_not_above_the_most(together, case, guarantee):
+    limits = {"GPUPOOL_NEIGHBOUR_GUARANTEE": str(guarantee), "GPUPOOL_NEIGHBOUR_MOST": "4"}
+    run_program("neighbours/refused.py", case, **together, **limits)
 
 
 def test_a_directory_that_is_not_there_is_named(together, tmp_path):

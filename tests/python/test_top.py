@@ -23,7 +23,7 @@ from gpupool._cli.top import cells, columns, command
 from gpupool._cli.top.nvml import Nvml
 from gpupool._cli.top.snapshot import Device, Holder, Snapshot, Watch
 from gpupool._cli.top.table import as_text, table
-from gpupool._cli.top.view import EVERY, FOOT, POOLS, View, press
+from gpupool._cli.top.view import EVERY, FOOT, View, press
 from machines import Machine
 from processes import environment_with, succeeded
 from running import PROGRAMS, run_program, start_command
@@ -38,7 +38,7 @@ def neighbour(pid=1, name="one", device=0, reserved=0, **more):
     told = dict.fromkeys(
         (f"{name}_bytes" for name in ("live", "free", "asleep", "discardable", "offered", "claimed")), 0
     )
-    told |= {"guarantee": 0, "most": None, "priority": 0, "system_limit": None}
+    told |= {"guarantee": 0, "most": None, "priority": 0, "system_limit": None, "pools": None}
     told |= {"pid": pid, "name": name, "device": device, "reserved_bytes": reserved}
     return SimpleNamespace(**told | more)
 
@@ -48,8 +48,9 @@ def tell(monkeypatch):
     """Let processes be neighbours that are made up."""
 
     def tell(*neighbours):
-        def on_device(device):
-            return [each for each in neighbours if each.device == device]
+        def on_device(device, pools):
+            found = [each for each in neighbours if each.device == device]
+            return found if pools else [SimpleNamespace(**vars(each) | {"pools": None}) for each in found]
 
         monkeypatch.setattr(gpupool, "neighbours", on_device)
 
@@ -332,18 +333,32 @@ def test_order(key, is_reversed, order):
     assert "".join(each.name for each in columns.ordered(holders, key, is_reversed)) == order
 
 
-def test_pools_are_shown_only_of_processes_that_tell_of_them(tell):
-    pools = [SimpleNamespace(name="cache", reserved_bytes=GIB), SimpleNamespace(id=(0, 3), live_bytes=MIB)]
+def pool(*pool_id, name=None, **sizes):
+    """Return what stands for a `gpupool.NeighbourPool`."""
+    return SimpleNamespace(id=pool_id, given_name=name, **sizes)
+
+
+def test_pools_are_shown_of_processes_that_tell_of_them(tell):
+    pools = [pool(0, 1, name="cache", reserved_bytes=GIB), pool(0, 3, live_bytes=MIB), pool(0, 0, free_bytes=MIB)]
     tell(neighbour(1, "a", reserved=3, pools=pools), neighbour(2, "b", reserved=2))
-    found = Watch().look()
-    assert found.tells_of_pools
+    found = Watch().look(pools=True)
     rows = [line.text for line in table(found, View(device=0, has_pools=True), 80).body if line.kind == "pool"]
-    assert [row.split() for row in rows] == [["cache", "1.00G"], ["pool", "(0,", "3)", "1.00M"]]
+    assert [row.split() for row in rows] == [
+        ["cache", "1.00G"],
+        ["pool", "(0,", "3)", "1.00M"],
+        ["default", "pool", "1.00M"],
+    ]
     assert not [line for line in table(found, View(), 80).body if line.kind == "pool"]
-    # The key is there only with them.
-    assert "p pools" in table(found, View(), 200).foot.text
-    assert "p pools" not in table(snapshot(), View(), 200).foot.text
-    assert not press(View(), "p", snapshot(), 10).has_pools
+
+
+def test_pools_are_asked_for_only_if_they_are_to_be_shown(tell, capsys):
+    tell(neighbour(1, "a", reserved=3, pools=[pool(0, 3, live_bytes=MIB)]))
+    assert Watch().look().devices[0].processes[0].pools is None
+    assert main(["top", "--once"]) == 0
+    assert "pool (0, 3)" not in capsys.readouterr().out
+    assert main(["top", "--once", "--pools"]) == 0
+    assert "pool (0, 3)" in capsys.readouterr().out
+    assert [after(View(), *"p" * times).has_pools for times in range(3)] == [False, True, False]
 
 
 @pytest.mark.parametrize(
@@ -396,7 +411,7 @@ def test_keys_change_what_is_seen():
 
 def test_every_key_at_the_foot_is_in_the_help():
     every = {key for keys, _ in EVERY for key in keys.split(", ")}
-    assert {key for key, _ in (*FOOT, POOLS)} <= every
+    assert {key for key, _ in FOOT} <= every
 
 
 # Without a terminal.
@@ -423,9 +438,9 @@ def test_once_is_as_wide_as_columns_says(tell, capsys, monkeypatch):
 
 
 def test_json_of_one_look(tell, capsys):
-    pools = [SimpleNamespace(id=(0, 3), reserved_bytes=1, live_bytes=2)]
+    pools = [pool(0, 3, reserved_bytes=1, live_bytes=2)]
     tell(neighbour(1, "a", reserved=5, most=9), neighbour(2, "b", reserved=2, pools=pools))
-    assert main(["top", "--once", "--json", "--device", "0"]) == 0
+    assert main(["top", "--once", "--json", "--pools", "--device", "0"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     found = json.loads(line)
     assert (found["schema"], found["version"], found["runtime"]) == (1, gpupool.__version__, "host")
@@ -448,9 +463,11 @@ def test_json_of_one_look(tell, capsys):
         "priority": 0,
         "system_limit": None,
     }
-    (pool,) = second["pools"]
-    assert (pool["name"], pool["reserved_bytes"], pool["free_bytes"]) == ("pool (0, 3)", 1, None)
-    assert "most" not in pool
+    (found,) = second["pools"]
+    assert (found["name"], found["reserved_bytes"], found["free_bytes"]) == ("pool (0, 3)", 1, None)
+    assert "most" not in found
+    assert main(["top", "--once", "--json", "--device", "0"]) == 0
+    assert not any("pools" in each for each in json.loads(capsys.readouterr().out)["devices"][0]["processes"])
 
 
 @pytest.mark.parametrize("options", [(), ("--json",)])
@@ -592,8 +609,11 @@ def test_the_live_table_and_its_keys():
         top.until_shown(", by pid")
         top.press(b"sssss")
         top.until_shown(", by asleep")
+        # The pools are asked for by another look.
+        top.until_shown("look-1 ")
         top.press(b"p")
         top.until_shown("pool (0, 3)")
+        top.until_shown("look-2 ")
         top.press(b"p")
         top.until(lambda lines: not any("pool (0" in line for line in lines), "the pools are gone")
         top.press(b"d")
@@ -611,9 +631,9 @@ def test_the_live_table_and_its_keys():
         top.until(lambda lines: not any("worker" in line for line in lines), "the help is alone")
         top.press(b"x")
         top.until_shown("worker-1 ")
-        top.until_shown("look-1 ")
-        top.press(b" ")
         top.until_shown("look-2 ")
+        top.press(b" ")
+        top.until_shown("look-3 ")
         top.press(b"q")
         assert top.end() == 0
         # The table stays here, and the shell goes on in a line of its own.

@@ -11,10 +11,9 @@ use rustix::io::Errno;
 use rustix::process::geteuid;
 
 use super::give::kind_of;
-use super::identity::uuid_of;
 use super::membership::connect_to_all;
 use super::settings::environment;
-use super::wire::{Held, Question, Spare, Told, read_given};
+use super::wire::{Held, NeighbourPool, Question, Spare, Told, read_given, read_pools};
 use crate::error::{Bytes, Result};
 use crate::ids::Device;
 use crate::memory::cache::DeviceCaches;
@@ -23,7 +22,7 @@ use crate::memory::tuning::{GIVEN_WITHIN, PAGE};
 use crate::observe::Activity;
 use crate::observe::target::MEMORY;
 use crate::process::peer_of;
-use crate::runtime;
+use crate::runtime::{DeviceUuid, KnownUuids};
 
 /// A connection to a neighbour.
 #[derive(Debug)]
@@ -129,6 +128,30 @@ pub(super) fn what_they_hold(before: u64) -> Result<Vec<Told>> {
     Ok(told.into_iter().map(|(_, told)| told).collect())
 }
 
+/// Returns the same, and for each that holds something of a device its pools there; none of one that does not answer that
+/// within the deadline.
+///
+/// # Errors
+/// Those of [`connect_to_all`].
+pub(super) fn what_their_pools_hold(device: DeviceUuid) -> Result<Vec<(Told, Option<Vec<NeighbourPool>>)>> {
+    let until = Instant::now() + deadline();
+    let told = ask_what_they_hold(u64::MAX, Instant::now() + deadline() / 2)?;
+    let question = Question::Pools { device }.to_bytes();
+    // All at once, and then each is waited for.
+    let ask = |(socket, told): (OwnedFd, Told)| {
+        let is_asked = told.held.iter().any(|held| held.device == device);
+        let is_sent = is_asked && matches!(send(&socket, &question, &[]), Ok(true));
+        (socket, told, is_sent)
+    };
+    let asked: Vec<_> = told.into_iter().map(ask).collect();
+    let answer = |(socket, told, is_sent): (OwnedFd, Told, bool)| {
+        let left = until.saturating_duration_since(Instant::now());
+        let packet = if is_sent && is_ready(&socket, left) { receive(&socket).ok().flatten() } else { None };
+        (told, packet.and_then(|packet| read_pools(&packet.bytes)))
+    };
+    Ok(asked.into_iter().map(answer).collect())
+}
+
 /// Sorts neighbours in the order in which they are asked: those above their most first, then by priority, the lowest
 /// first, then those that can give most.
 fn in_order(neighbours: &mut [Giving]) {
@@ -152,7 +175,7 @@ pub(super) fn ask(device: Device, wanted: u64) -> Outcome {
     let begun = Instant::now();
     let until = begun + deadline();
     let none = |told| Outcome { given: 0, told };
-    let Ok(uuid) = uuid_of(device) else { return none(Vec::new()) };
+    let Ok(uuid) = KnownUuids::Memory.of(device) else { return none(Vec::new()) };
     let activity = Activity::begin_of(wanted, format_args!("ask neighbours for memory"));
     let answered = ask_what_they_hold(u64::MAX, Instant::now() + deadline() / 2).unwrap_or_default();
     let told: Vec<_> = answered.iter().map(|(_, told)| told.clone()).collect();
@@ -186,7 +209,7 @@ pub(super) fn ask(device: Device, wanted: u64) -> Outcome {
 
 impl Giving {
     /// Asks for memory of one kind, and returns how much came in time.
-    fn give(&mut self, device: Device, uuid: runtime::DeviceUuid, spare: Spare, wanted: u64, within: Duration) -> u64 {
+    fn give(&mut self, device: Device, uuid: DeviceUuid, spare: Spare, wanted: u64, within: Duration) -> u64 {
         let has = self.held.spare[spare as usize].min(self.above);
         // Idle handles are not told, and beside what is guaranteed.
         if self.is_passed_by || (has == 0 && spare != Spare::Free) {

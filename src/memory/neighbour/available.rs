@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 use super::ask::what_they_hold;
 use super::claims::{MemoryClaim, claimed_on, make};
 use super::division::Division;
-use super::identity::uuid_of;
 use super::membership::join;
 use super::system_limit::{SystemLimit, system_limits};
 use super::wire::Held;
@@ -16,14 +15,14 @@ use crate::memory::cache::DeviceCaches;
 use crate::memory::serve::no_room_for_claim;
 use crate::memory::tuning::{A_FEW, RETRY, RETRY_MOST};
 use crate::process;
-use crate::runtime::{self, MemoryInfo, RelaxedCapture, get};
+use crate::runtime::{self, KnownUuids, MemoryInfo, RelaxedCapture, get};
 use crate::sync::Interruption;
 
 /// Returns how many bytes of a device this process could have: those that the driver has free and those that it has free
 /// itself, with what its neighbours would give back, less what they have claimed. Where they would have to put pools to
 /// sleep, that is counted. A limit of the system counts as the device's size: of the Multi-Process Service
-/// (`CUDA_MPS_PINNED_DEVICE_MEM_LIMIT`) for this process, and of the control group (`dmem.max`), which all neighbours are
-/// taken to share. Other processes than neighbours are not known, and nobody is held to the answer: see [`claim`].
+/// (`CUDA_MPS_PINNED_DEVICE_MEM_LIMIT`) for this process, and of the control group (`dmem.max`, or NVML's), which all
+/// neighbours are taken to share. Other processes than neighbours are not known, and nobody is held to the answer: see [`claim`].
 /// This process need not be a neighbour, and becomes none.
 ///
 /// # Errors
@@ -36,7 +35,7 @@ pub fn available_memory(device: Device) -> Result<u64> {
 
 /// Returns what this process could have, as far as claims were made before a time.
 fn available(device: Device, before: u64) -> Result<u64> {
-    let uuid = uuid_of(device)?;
+    let uuid = KnownUuids::Memory.of(device)?;
     let told = what_they_hold(before)?;
     let others: Vec<_> = told.iter().flat_map(|told| &told.held).filter(|held| held.device == uuid).copied().collect();
     let (free, own_free) = free_and_own(device)?;

@@ -1,15 +1,14 @@
 //! The list of all neighbours, for people and for tools.
 
-use super::ask::what_they_hold;
-use super::identity::uuid_of;
+use super::ask::{what_their_pools_hold, what_they_hold};
 use super::membership::membership;
 use super::settings::name;
-use super::status::held_of;
-use super::wire::{Held, Told};
+use super::status::{held_of, pools_of};
+use super::wire::{Held, NeighbourPool, Told, told_of};
 use crate::error::Result;
 use crate::ids::Device;
 use crate::process;
-use crate::runtime;
+use crate::runtime::{self, KnownUuids};
 
 /// A process of this user that uses gpupool on a device, and is a neighbour: what it holds there, in bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -41,14 +40,16 @@ pub struct Neighbour {
     pub most: Option<u64>,
     /// Those with the lowest number are asked first.
     pub priority: i32,
-    /// What the system lets it have at most, by the Multi-Process Service or its control group; none if it has no limit.
+    /// What the system lets it have at most, by the Multi-Process Service or for its control group; none if it has no limit.
     pub system_limit: Option<u64>,
     /// Whether it is this process.
     pub is_self: bool,
+    /// Its pools there, the largest first, of which 64 are told; none if it was not asked, or did not answer.
+    pub pools: Option<Vec<NeighbourPool>>,
 }
 
 impl Neighbour {
-    fn new(told: &Told, held: &Held, device: Device, is_self: bool) -> Self {
+    fn new(told: &Told, pools: Option<Vec<NeighbourPool>>, held: &Held, device: Device, is_self: bool) -> Self {
         let Held {
             reserved,
             live,
@@ -78,6 +79,7 @@ impl Neighbour {
             priority,
             system_limit,
             is_self,
+            pools,
         }
     }
 }
@@ -90,17 +92,37 @@ impl Neighbour {
 /// `ErrorKind::Unavailable` if the directory of `GPUPOOL_NEIGHBOURS` cannot be read, or no descriptor is left;
 /// `ErrorKind::Forked`.
 pub fn neighbours(device: Device) -> Result<Vec<Neighbour>> {
+    list(device, false)
+}
+
+/// Returns the neighbours with the pools of each. Asking for these takes as long again: with those that do not answer, up to
+/// the deadline in all.
+///
+/// # Errors
+/// Those of [`neighbours`].
+pub fn neighbours_with_pools(device: Device) -> Result<Vec<Neighbour>> {
+    list(device, true)
+}
+
+fn list(device: Device, has_pools: bool) -> Result<Vec<Neighbour>> {
     process::refuse_forked()?;
     let device = runtime::existing(device)?;
-    let uuid = uuid_of(device)?;
-    let others = what_they_hold(u64::MAX)?;
+    let uuid = KnownUuids::Memory.of(device)?;
+    let others: Vec<_> = if has_pools {
+        what_their_pools_hold(uuid)?
+    } else {
+        what_they_hold(u64::MAX)?.into_iter().map(|told| (told, None)).collect()
+    };
+    let others = others.into_iter().map(|(told, pools)| (told, pools, false));
     // Also of a device that this process has not used yet.
     let held = || held_of(device, u64::MAX).into_iter().collect();
-    let own = membership().map(|_| Told { process: std::process::id(), name: name(), held: held() });
-    let all = others.iter().map(|told| (told, false)).chain(own.iter().map(|own| (own, true)));
-    let on_device = all.filter_map(|(told, is_self)| {
+    let own = membership().map(|_| {
+        let told = Told { process: std::process::id(), name: name(), held: held() };
+        (told, has_pools.then(|| told_of(pools_of(device))), true)
+    });
+    let on_device = others.chain(own).filter_map(|(told, pools, is_self)| {
         let held = told.held.iter().find(|held| held.device == uuid)?;
-        Some(Neighbour::new(told, held, device, is_self))
+        Some(Neighbour::new(&told, pools, held, device, is_self))
     });
     let mut found: Vec<_> = on_device.collect();
     found.sort_by_key(|neighbour| (neighbour.process, !neighbour.is_self));

@@ -8,6 +8,7 @@ use log::debug;
 
 use super::address::{Place, name};
 use super::settings::{Limits, NeighbourSettings, environment, set};
+use super::system_limit::system_limit;
 use super::vicinity::watch;
 use super::visitors::Visitors;
 use crate::error::{Error, Result};
@@ -62,6 +63,8 @@ pub(crate) fn join() -> Result<()> {
         return Ok(());
     }
     let place = environment()?.place.clone().unwrap_or(Place::Machine);
+    // Loads what tells of limits: the first answer must not wait for that.
+    let _ = system_limit(Device::from_ordinal(0));
     let joining = lock(&JOINING);
     if MEMBERSHIP.get().is_some() {
         return Ok(());
@@ -112,13 +115,14 @@ pub fn set_neighbour(settings: NeighbourSettings, device: Device) -> Result<()> 
     process::refuse_forked()?;
     let device = runtime::existing(device)?;
     let NeighbourSettings { name, guarantee, most, priority } = settings;
-    if let Some(most) = most.filter(|most| *most < guarantee) {
+    let limits = Limits { guarantee, most, priority };
+    if let Some(most) = limits.most_below_guarantee() {
         return Err(Error::invalid_value(format!(
             "a process cannot be guaranteed {guarantee} bytes of {device} and have at most {most}: lower the guarantee, or raise \
              the most"
         )));
     }
     join()?;
-    set(name, Limits { guarantee, most, priority }, device);
+    set(name, limits, device);
     Ok(())
 }

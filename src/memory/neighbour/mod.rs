@@ -14,7 +14,6 @@ mod available;
 mod claims;
 mod division;
 mod give;
-mod identity;
 mod listing;
 mod membership;
 mod settings;
@@ -24,12 +23,13 @@ mod vicinity;
 mod visitors;
 mod wire;
 
-pub use available::{available_memory, claim, claim_within};
 #[cfg(feature = "python")]
 pub(crate) use available::claim_unless_interrupted;
+pub use available::{available_memory, claim, claim_within};
 pub use claims::MemoryClaim;
-pub use listing::{Neighbour, neighbours};
+pub use listing::{Neighbour, neighbours, neighbours_with_pools};
 pub(crate) use membership::join;
 pub use membership::set_neighbour;
 pub use settings::NeighbourSettings;
 pub(crate) use vicinity::watch;
+pub use wire::NeighbourPool;

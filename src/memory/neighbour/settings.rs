@@ -7,6 +7,7 @@ use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 use super::address::Place;
+use super::wire::cut;
 use crate::environment::{integer, number, text};
 use crate::error::{Error, Result};
 use crate::ids::Device;
@@ -26,8 +27,6 @@ const MPS_LIMIT: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
 const BYTES_MOST: u64 = 1 << 0x2f;
 /// A day.
 const DEADLINE_MOST: u64 = 0x526_5c00;
-/// The most bytes of a name that travel.
-pub(super) const NAME_BYTES: usize = 0x40;
 
 /// What this process tells its neighbours of itself; see [`set_neighbour`](crate::set_neighbour).
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
@@ -48,6 +47,13 @@ pub(super) struct Limits {
     pub(super) guarantee: u64,
     pub(super) most: Option<u64>,
     pub(super) priority: i32,
+}
+
+impl Limits {
+    /// Returns the most, if it is less than what is guaranteed.
+    pub(super) fn most_below_guarantee(&self) -> Option<u64> {
+        self.most.filter(|most| *most < self.guarantee)
+    }
 }
 
 /// What the program has set.
@@ -86,6 +92,13 @@ impl FromEnvironment {
         };
         let most = text(MOST)?.map(|_| number(MOST, 0..=BYTES_MOST, 0)).transpose()?;
         let limits = Limits { guarantee: number(GUARANTEE, 0..=BYTES_MOST, 0)?, most, priority: integer(PRIORITY, 0)? };
+        if let Some(most) = limits.most_below_guarantee() {
+            return Err(Error::invalid_value(format!(
+                "{GUARANTEE}={} is more than {MOST}={most}, and a process cannot be guaranteed more than it is to have at most: \
+                 lower the first, or raise the second",
+                limits.guarantee
+            )));
+        }
         let deadline = number(DEADLINE, 1..=DEADLINE_MOST, GIVEN_WITHIN.as_millis() as u64)?;
         let (deadline, mps_limit) = (Duration::from_millis(deadline), std::env::var(MPS_LIMIT).ok());
         Ok(Self { place, name: text(NAME)?, limits, deadline, mps_limit })
@@ -133,11 +146,5 @@ fn program() -> &'static str {
 /// Returns the name that the neighbours are told: what was set, or the program's.
 pub(super) fn name() -> String {
     let set = lock(&SET).name.clone().or_else(|| environment().ok().and_then(|read| read.name.clone()));
-    let mut name = set.unwrap_or_else(|| program().to_owned());
-    let mut end = name.len().min(NAME_BYTES);
-    while !name.is_char_boundary(end) {
-        end -= 1;
-    }
-    name.truncate(end);
-    name
+    cut(&set.unwrap_or_else(|| program().to_owned())).to_owned()
 }

@@ -2,12 +2,14 @@
 
 use super::claims::{claimed_on, devices_claimed};
 use super::division::Division;
-use super::identity::uuid_of;
 use super::settings::{Limits, devices_set, limits_on, name};
 use super::system_limit::system_limit;
-use super::wire::{Held, Told};
+use super::wire::{Held, NeighbourPool, Told};
 use crate::ids::Device;
+use crate::memory::cache::DeviceCaches;
 use crate::memory::limits::devices_in_use;
+use crate::memory::report::{PoolSummary, summarize};
+use crate::runtime::KnownUuids;
 
 /// Returns what this process holds of every device that it uses or has said something about; of its claims those made
 /// before a time.
@@ -27,7 +29,7 @@ pub(super) fn held_of(device: Device, before: u64) -> Option<Held> {
     let division = Division::of(device);
     let Division { reserved, live, cached, asleep, free, discardable, offered, .. } = division;
     Some(Held {
-        device: uuid_of(device).ok()?,
+        device: KnownUuids::Memory.of(device).ok()?,
         reserved,
         live,
         free: cached,
@@ -39,4 +41,18 @@ pub(super) fn held_of(device: Device, before: u64) -> Option<Held> {
         priority,
         system_limit: system_limit(device),
     })
+}
+
+/// Returns what the pools of this process hold of a device.
+pub(super) fn pools_of(device: Device) -> Vec<NeighbourPool> {
+    let pools = DeviceCaches::known(device).map_or_else(Vec::new, |caches| summarize(caches).1);
+    let told = |PoolSummary { id, name, stats, .. }: PoolSummary| NeighbourPool {
+        id,
+        name: name.map(|name| name.to_string()),
+        reserved_bytes: stats.reserved_bytes,
+        live_bytes: stats.live_bytes,
+        free_bytes: stats.cached_bytes,
+        asleep_bytes: stats.asleep_bytes,
+    };
+    pools.into_iter().map(told).collect()
 }

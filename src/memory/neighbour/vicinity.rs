@@ -11,7 +11,6 @@ use super::ask::{ask, deadline, what_they_hold};
 use super::available::free_on;
 use super::claims::held_on;
 use super::division::Division;
-use super::identity::uuid_of;
 use super::membership::{join, membership};
 use super::settings::environment;
 use super::wire::Told;
@@ -22,6 +21,7 @@ use crate::memory::serve::{Vicinity, set_vicinity};
 use crate::memory::sleep::wake_pool;
 use crate::memory::tuning::{A_FEW, MANY, PAGE};
 use crate::observe::target::MEMORY;
+use crate::runtime::KnownUuids;
 use crate::sync::lock;
 
 /// The least and the most that a driver may withhold: 32 and 512 MiB.
@@ -84,7 +84,7 @@ impl Vicinity for Neighbourhood {
         if membership().is_none() {
             return Vec::new();
         }
-        let Ok(uuid) = uuid_of(device) else { return Vec::new() };
+        let Ok(uuid) = KnownUuids::Memory.of(device) else { return Vec::new() };
         let last = lock(&TOLD).take().filter(|(when, _)| when.elapsed() < deadline() * 2);
         let told = last.map_or_else(|| what_they_hold(u64::MAX).unwrap_or_default(), |(_, told)| told);
         let on_device = told.into_iter().filter_map(|Told { process, name, held }| {

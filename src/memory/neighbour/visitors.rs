@@ -11,10 +11,9 @@ use log::{debug, info};
 use rustix::process::geteuid;
 
 use super::give::{give, kind_of};
-use super::identity::device_with;
 use super::settings::limits_on;
-use super::status::tell;
-use super::wire::{Question, Spare, given};
+use super::status::{pools_of, tell};
+use super::wire::{Question, Spare, given, pools};
 use crate::error::Bytes;
 use crate::ids::Device;
 use crate::memory::cache::DeviceCaches;
@@ -23,6 +22,7 @@ use crate::memory::tuning::{ASKED_LATELY, MANY, PATIENCE, RETRY, RETRY_MOST};
 use crate::observe::Activity;
 use crate::observe::target::MEMORY;
 use crate::process::{Peer, peer_of};
+use crate::runtime::KnownUuids;
 use crate::sync::lock;
 
 /// The most neighbours that are connected at a time; those that asked first are disconnected.
@@ -129,7 +129,11 @@ impl Visitor {
             Some(Question::Give { spare, device, bytes, within_ms }) => {
                 *lock(asked_until) = Some(Instant::now() + ASKED_LATELY);
                 let within = Duration::from_millis(within_ms.into()).min(PATIENCE);
-                given(device_with(&device).map_or(0, |device| self.give(device, spare, bytes, within)))
+                let device = KnownUuids::Memory.device_with(&device).ok().flatten();
+                given(device.map_or(0, |device| self.give(device, spare, bytes, within)))
+            }
+            Some(Question::Pools { device }) => {
+                pools(KnownUuids::Memory.device_with(&device).ok().flatten().map_or_else(Vec::new, pools_of))
             }
             // Its end, or something else.
             None => return false,

@@ -14,7 +14,7 @@ use super::attached::{AttachedBuffer, Attachment, BlockHold};
 use super::client::{Link, OwnerAnswer, OwnerProcess};
 use super::mapping::{AttachedMapping, ImportedExtent, RegionKey};
 use super::mapping_cache::{self, MappedBlock};
-use super::token::{ShareToken, TokenFields, device_with, uuid_of};
+use super::token::{ShareToken, TokenFields, device_with};
 use super::wire::{Ask, DESCRIBED, DESCRIPTORS, HeldBlock, described};
 use super::{background, broker, shared};
 use crate::error::{Error, Result};
@@ -24,7 +24,7 @@ use crate::memory::serve::device_caches;
 use crate::memory::tuning::SIDE_BY_SIDE;
 use crate::observe::target::MEMORY;
 use crate::process;
-use crate::runtime::{self, DeviceUuid, Event, ExportedEvent, Stream, get};
+use crate::runtime::{self, DeviceUuid, Event, ExportedEvent, KnownUuids, Stream, get};
 
 /// The most extents of a block: each is a page at least, of the addresses that a GPU has.
 const EXTENTS_MOST: u64 = 0x100_0000;
@@ -82,7 +82,7 @@ fn attach_own(token: &TokenFields, memory: &'static DeviceMemory) -> Result<Atta
         ))
     })?;
     let source = block.memory().device()?;
-    check(token, block.bytes, uuid_of(source)?)?;
+    check(token, block.bytes, KnownUuids::Devices.of(source)?)?;
     if memory.location != source {
         return Err(Error::invalid_value(format!(
             "the buffer is this process's own, on {source}: use it on another device after enable_peer_access"

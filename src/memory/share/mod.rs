@@ -33,7 +33,7 @@ use super::serve::{self, Allocation};
 use crate::error::{Error, Result};
 use crate::ids::Device;
 use crate::process;
-use crate::runtime::{self, Stream, get};
+use crate::runtime::{self, KnownUuids, Stream, get};
 
 pub(in crate::memory) use attach::attach;
 pub(in crate::memory) use attached::AttachedBuffer;
@@ -58,7 +58,7 @@ pub(in crate::memory) fn share(
     let (memory, runtime) = (block.cache.memory, get()?);
     let name = broker::start()?;
     let boot = token::boot()?;
-    let device = token::uuid_of(memory.device()?)?;
+    let device = KnownUuids::Devices.of(memory.device()?)?;
     let shared = shared::share(block, bytes, stream)?;
     let in_flight = if is_sent {
         shared.send().ok_or_else(|| Error::invalid_value("the buffer was freed while it was sent"))?

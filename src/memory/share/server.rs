@@ -12,13 +12,12 @@ use rustix::process::geteuid;
 
 use super::shared::{self, Hold, InRegion, SharedBlock};
 use super::socket;
-use super::token::uuid_of;
 use super::wire::{Ask, DESCRIBED, DESCRIPTORS, ENDED, GIVEN, HeldBlock, Message, describe, numbers, refusal};
 use crate::error::{Error, Result};
 use crate::memory::device::{KeptMapping, Region, with_device};
 use crate::memory::tuning::PATIENCE;
 use crate::process::{Peer, peer_of};
-use crate::runtime::Event;
+use crate::runtime::{Event, KnownUuids};
 use crate::sync::lock;
 
 /// The most mappings that one process may keep: no version of gpupool keeps more, so a process that does is
@@ -284,7 +283,7 @@ impl Connection {
         // Either a pool that falls asleep sees this hold, or this sees that it is asleep: each looks after setting its
         // own.
         let InRegion { region, lead } = block.place()?;
-        let device = uuid_of(block.memory().device()?)?;
+        let device = KnownUuids::Devices.of(block.memory().device()?)?;
         let events = block.events();
         let held = HeldBlock {
             lead,

@@ -10,7 +10,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::error::{Error, Result};
 use crate::ids::Device;
-use crate::runtime::{DeviceUuid, Kind, get};
+use crate::runtime::{DeviceUuid, Kind, KnownUuids};
 
 const MAGIC: [u8; 4] = *b"gpsh";
 /// The version of this layout, and of the messages between processes.
@@ -89,27 +89,9 @@ pub(super) fn boot() -> Result<[u8; 16]> {
     Ok(*BOOT.get_or_init(|| number.to_be_bytes()))
 }
 
-/// Returns the UUIDs of this process's devices, in order; queried once, as each block that is shared or attached needs
-/// one.
-fn uuids() -> Result<&'static [DeviceUuid]> {
-    static UUIDS: OnceLock<Vec<DeviceUuid>> = OnceLock::new();
-    if let Some(uuids) = UUIDS.get() {
-        return Ok(uuids);
-    }
-    let runtime = get()?;
-    let all = (0..runtime.device_count()).map(|ordinal| runtime.device_uuid(Device::from_ordinal(ordinal)));
-    let all = all.collect::<Result<_>>()?;
-    Ok(UUIDS.get_or_init(|| all))
-}
-
-pub(super) fn uuid_of(device: Device) -> Result<DeviceUuid> {
-    let known = uuids()?.get(device.ordinal()).copied();
-    known.map_or_else(|| get()?.device_uuid(device), Ok)
-}
-
+/// Returns the device that a token names.
 pub(super) fn device_with(uuid: &DeviceUuid) -> Result<Device> {
-    let known = (0..).map(Device::from_ordinal).zip(uuids()?).find(|(_, known)| *known == uuid);
-    known.map(|(device, _)| device).ok_or_else(|| {
+    KnownUuids::Devices.device_with(uuid)?.ok_or_else(|| {
         Error::invalid_value(format!(
             "the shared buffer is on the device with the UUID {:032x}, which this process does not see: make it visible \
              here (CUDA_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES)",

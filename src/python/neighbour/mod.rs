@@ -1,10 +1,12 @@
 //! Neighbours: other processes that use gpupool on the same device.
 
 mod claims;
+mod pools;
 
 use pyo3::prelude::*;
 
 pub(super) use claims::{PyClaim, claim};
+pub(super) use pools::PyNeighbourPool;
 
 use super::device;
 use super::whole::{Guarantee, Most, Whole};
@@ -108,6 +110,13 @@ impl PyNeighbour {
         self.0.is_self
     }
 
+    #[doc = docstring!("Neighbour.pools")]
+    #[getter]
+    fn pools(&self) -> Option<Vec<PyNeighbourPool>> {
+        let pools = self.0.pools.as_ref()?;
+        Some(pools.iter().cloned().map(PyNeighbourPool).collect())
+    }
+
     fn __repr__(&self) -> String {
         let Neighbour { process, name, device, reserved_bytes, live_bytes, priority, is_self, .. } = &self.0;
         let device = device::shown(device.ordinal());
@@ -145,10 +154,11 @@ pub(super) fn set_neighbour(
 
 #[doc = docstring!("neighbours")]
 #[pyfunction]
-#[pyo3(signature = (device = None))]
-pub(super) fn neighbours(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<PyNeighbour>> {
+#[pyo3(signature = (device = None, *, pools = false))]
+pub(super) fn neighbours(py: Python<'_>, device: Option<&Bound<'_, PyAny>>, pools: bool) -> PyResult<Vec<PyNeighbour>> {
     let device = device::extract_or_current(py, device)?;
-    let found = py.detach(|| memory::neighbours(device))?;
+    let list = if pools { memory::neighbours_with_pools } else { memory::neighbours };
+    let found = py.detach(|| list(device))?;
     Ok(found.into_iter().map(PyNeighbour).collect())
 }
 

@@ -7,6 +7,7 @@ mod capture;
 mod device;
 mod extent_use;
 mod memory;
+mod nvml;
 mod probe;
 mod sharing;
 mod stream_context;
@@ -17,6 +18,7 @@ mod virtual_memory;
 
 use std::ffi::{CStr, c_int, c_void};
 use std::fmt;
+use std::path::Path;
 use std::ptr;
 
 use cudarc::driver::sys;
@@ -26,7 +28,7 @@ use self::stream_context::{ADVICE_IF_GONE, is_gone};
 use self::symbols::Symbols;
 use super::device_info::{DeviceInfo, text, uuid_text};
 use super::symbols::{CallStatus, OptionalSymbol, SUCCESS, Status, Symbol, documented_name};
-use super::{Context, DeviceUuid, ExtentUse, Kind, MemoryCalls, RawEvent, Runtime, VirtualMemoryCalls};
+use super::{Context, DeviceUuid, ExtentUse, GroupLimit, Kind, MemoryCalls, RawEvent, Runtime, VirtualMemoryCalls};
 use crate::error::{Error, Result, StatusKind, UNKNOWN_STATUS};
 use crate::ids::{Device, MemoryLocation, RawStream};
 
@@ -170,6 +172,10 @@ impl Runtime for Cuda {
         // SAFETY: `uuid` is a valid place for a UUID; that of a MIG instance is its own, not its GPU's.
         self.check(unsafe { self.symbols.device_uuid.call(&mut uuid, self.slot(device)?.handle) })?;
         Ok(uuid)
+    }
+
+    fn group_limit(&self, device: Device, group: &Path) -> Option<GroupLimit> {
+        nvml::group_limit(self.device_uuid(device).ok()?, group)
     }
 
     fn compute_capability(&self, device: Device) -> Result<Option<(u32, u32)>> {

@@ -49,13 +49,18 @@ def add(commands: Any) -> None:
         metavar="COLUMN",
         help=f"the column to sort by: {', '.join(KEYS)} (default: reserved)",
     )
+    parser.add_argument(
+        "--pools",
+        action="store_true",
+        help="ask each process for its pools, and show those below it, from the largest on, at most 64",
+    )
     parser.add_argument("--device", type=int, metavar="N", help="show this device alone (default: all)")
 
 
 def run(options: argparse.Namespace) -> None:
     """Show devices and processes as the options say, until the person ends it."""
     look = Watch(options.device).look
-    view = View(sort=options.sort, device=options.device, interval=options.interval)
+    view = View(sort=options.sort, device=options.device, interval=options.interval, has_pools=options.pools)
     # Both, since the one shows the table and the other has the keys.
     has_terminal = all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
     if options.once or options.json or not has_terminal:
@@ -72,10 +77,10 @@ def run(options: argparse.Namespace) -> None:
         _print(look, view, as_json=False, once=False)
 
 
-def _print(look: Callable[[], Snapshot], view: View, *, as_json: bool, once: bool) -> None:
+def _print(look: Callable[..., Snapshot], view: View, *, as_json: bool, once: bool) -> None:
     """Print what each look finds, as wide as a terminal is if there is one."""
     while True:
-        snapshot = look().only(view.device)
+        snapshot = look(pools=view.has_pools).only(view.device)
         if as_json:
             say(snapshot.to_json())
         else:

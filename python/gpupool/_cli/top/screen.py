@@ -17,20 +17,22 @@ from gpupool._cli.top.view import View, press
 _FIXED = 3
 
 
-def watch(look: Callable[[], Snapshot], view: View) -> None:
+def watch(look: Callable[..., Snapshot], view: View) -> None:
     """Show the table, look anew as often as the view says, and return after the key that quits."""
     with taken_over() as terminal:
         window, styles = terminal.window, _styles()
-        snapshot, looked = look(), time.monotonic()
+        snapshot, looked = look(pools=view.has_pools), time.monotonic()
         while True:
             view = _draw(window, styles, snapshot, view)
             key = terminal.key(looked + view.interval)
             if key == "q":
                 return
-            if key in (None, " "):
-                snapshot, looked = look(), time.monotonic()
-            elif key != REDRAW:
+            had_pools = view.has_pools
+            if key not in (None, " ", REDRAW):
                 view = press(view, key, snapshot, _page(window))
+            # Pools that are to be shown were not asked for before.
+            if key in (None, " ") or view.has_pools > had_pools:
+                snapshot, looked = look(pools=view.has_pools), time.monotonic()
 
 
 def _styles() -> dict[str, int]:

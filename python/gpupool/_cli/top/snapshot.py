@@ -30,7 +30,7 @@ class Holder:
     most: int | None = None
     priority: int | None = None
     system_limit: int | None = None
-    # None if the process does not tell of them.
+    # None if the process was not asked for them, or did not answer.
     pools: tuple["Holder", ...] | None = None
 
     @property
@@ -76,11 +76,6 @@ class Snapshot:
             return self
         return replace(self, devices=tuple(each for each in self.devices if each.device == device))
 
-    @property
-    def tells_of_pools(self) -> bool:
-        """Whether any process tells of its pools."""
-        return any(process.pools is not None for device in self.devices for process in device.processes)
-
     def to_json(self) -> str:
         """Return this as one JSON object on one line."""
         found = asdict(self)
@@ -118,13 +113,15 @@ class Watch:
 
             self._count = Nvml().memory
 
-    def look(self) -> Snapshot:
-        """Return what is held now."""
+    def look(self, *, pools: bool = False) -> Snapshot:
+        """Return what is held now, also by each pool if these are asked for."""
         return Snapshot(
             time=round(time.time(), 3),
             version=gpupool.__version__,
             runtime=self._runtime,
-            devices=tuple(self._device(ordinal, gpupool.neighbours(ordinal)) for ordinal in self._ordinals),
+            devices=tuple(
+                self._device(ordinal, gpupool.neighbours(ordinal, pools=pools)) for ordinal in self._ordinals
+            ),
         )
 
     def _device(self, ordinal: int, neighbours: Iterable[gpupool.Neighbour]) -> Device:
@@ -168,16 +165,15 @@ _ASKED = (
 )
 
 
-def _holder(neighbour: Any) -> Holder:
-    told = getattr(neighbour, "pools", None)
-    pools = None if told is None else tuple(_pool(each) for each in told)
+def _holder(neighbour: gpupool.Neighbour) -> Holder:
+    pools = None if neighbour.pools is None else tuple(_pool(each) for each in neighbour.pools)
     return Holder(name=neighbour.name, pid=neighbour.pid, pools=pools, **_sizes(neighbour))
 
 
-def _pool(pool: Any) -> Holder:
-    name = getattr(pool, "name", None) or f"pool {getattr(pool, 'id', '')}".rstrip()
-    return Holder(name=name, **_sizes(pool))
+def _pool(pool: gpupool.NeighbourPool) -> Holder:
+    name = "default pool" if pool.id == (0, 0) else f"pool {pool.id}"
+    return Holder(name=pool.given_name or name, **_sizes(pool))
 
 
-def _sizes(told: object) -> dict[str, Any]:
+def _sizes(told: gpupool.Neighbour | gpupool.NeighbourPool) -> dict[str, Any]:
     return {name: getattr(told, name, None) for name in _ASKED}

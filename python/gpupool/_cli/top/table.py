@@ -7,7 +7,7 @@ from typing import NamedTuple
 from gpupool._cli.top.cells import cut, pad, width
 from gpupool._cli.top.columns import Column, ordered, shown
 from gpupool._cli.top.snapshot import Device, Holder, Snapshot
-from gpupool._cli.top.view import EVERY, FOOT, POOLS, View
+from gpupool._cli.top.view import EVERY, FOOT, View
 from gpupool._report.printable import printable
 from gpupool._report.units import size
 
@@ -58,7 +58,7 @@ def table(snapshot: Snapshot, view: View, room: int | None) -> Table:
             body.append(Line(kind, _row([column.cell(holder) for column in columns], columns, widths)))
     if not any(device.processes for device in seen.devices):
         body.append(Line("note", _NOBODY))
-    made = Table(_title(seen, view), Line("heading", heads), body, _foot(snapshot, view))
+    made = Table(_title(seen, view), Line("heading", heads), body, _foot(view))
     if room is None:
         return made
     title, heading, foot = _fit(made.title, made.heading, made.foot, room=room)
@@ -116,9 +116,8 @@ def _title(snapshot: Snapshot, view: View) -> Line:
     return Line("title", f"gpupool {snapshot.version}, {runtime}, {moment}, {order}")
 
 
-def _foot(snapshot: Snapshot, view: View) -> Line:
-    keys = (*FOOT, POOLS) if snapshot.tells_of_pools else FOOT
-    return Line("foot", "  ".join([f"every {view.interval:g} s", *(f"{key} {meaning}" for key, meaning in keys)]))
+def _foot(view: View) -> Line:
+    return Line("foot", "  ".join([f"every {view.interval:g} s", *(f"{key} {meaning}" for key, meaning in FOOT)]))
 
 
 def _device(device: Device, room: int | None) -> Line:

@@ -9,8 +9,7 @@ from gpupool._cli.top.snapshot import Snapshot
 LEAST, MOST = 0.1, 3600.0
 _INTERVALS = (LEAST, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, MOST)
 
-# The keys with what they do: those at the foot in a word, one that is there only with processes that tell of pools, and
-# all in more words.
+# The keys with what they do: those at the foot in a word, and all in more words.
 FOOT = (
     ("q", "quit"),
     ("h", "help"),
@@ -19,15 +18,15 @@ FOOT = (
     ("d", "device"),
     ("+", "slower"),
     ("-", "faster"),
+    ("p", "pools"),
 )
-POOLS = ("p", "pools")
 EVERY = (
     ("q", "quit, as does Ctrl-C"),
     ("s, S", "sort by the next or the previous column"),
     ("r", "reverse the order"),
     ("d", "show the next device alone, and after the last one all"),
     ("+, -", "look less often, more often"),
-    ("p", "show the pools of processes that tell of them, or hide them"),
+    ("p", "ask the processes for their pools and show them, or hide them"),
     ("space", "look now"),
     ("arrows, j, k", "scroll by a line; pages, home and end by more"),
     ("h, ?", "show this help; any key leaves it"),
@@ -74,7 +73,7 @@ def press(view: View, key: str, snapshot: Snapshot, page: int) -> View:
     if key == "-":
         return replace(view, interval=max((each for each in _INTERVALS if each < view.interval), default=LEAST))
     if key == "p":
-        return replace(view, has_pools=not view.has_pools and snapshot.tells_of_pools)
+        return replace(view, has_pools=not view.has_pools)
     if key in _LINES:
         return replace(view, first=max(0, view.first + _LINES[key]))
     if key in _PAGES:

@@ -6,7 +6,18 @@ created or allocated: a report that changes what it tells of would be of little 
 """
 
 from gpupool._report.info.gather import info
-from gpupool._report.info.report import Check, Device, Framework, Info, Library, Problem, Process, Runtime, Variable
+from gpupool._report.info.report import (
+    Check,
+    Device,
+    Framework,
+    Info,
+    Library,
+    Neighbours,
+    Problem,
+    Process,
+    Runtime,
+    Variable,
+)
 
 __all__ = [
     "Check",
@@ -14,6 +25,7 @@ __all__ = [
     "Framework",
     "Info",
     "Library",
+    "Neighbours",
     "Problem",
     "Process",
     "Runtime",

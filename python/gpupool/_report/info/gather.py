@@ -6,12 +6,13 @@ import platform
 import resource
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 
 from gpupool import _native
 from gpupool._native import Error, Forked
 from gpupool._report.info import frameworks, libraries, variables
-from gpupool._report.info.report import Check, Device, Info, Pinned, Problem, Process, Runtime
+from gpupool._report.info.report import Check, Device, Info, Neighbours, Pinned, Problem, Process, Runtime
 
 # The bytes that the smoke test allocates on each device: a page.
 _BYTES = 2 << 20
@@ -116,16 +117,27 @@ def _device(ordinal: int, smoke_test: bool) -> Device:
     # First, since the context that it leaves lets the driver tell of free memory.
     allocation = _try_allocation(ordinal) if smoke_test else None
     try:
-        info = _native.device_info(ordinal)
+        info, neighbours = _native.device_info(ordinal), _neighbours(ordinal)
     except Error as error:
         return Device(ordinal=ordinal, allocation=allocation, error=str(error))
     capability = info.pop("compute_capability")
     return Device(
         ordinal=ordinal,
         compute_capability=None if capability is None else ".".join(map(str, capability)),
+        neighbours=neighbours,
         allocation=allocation,
         **info,
     )
+
+
+def _neighbours(device: int) -> Neighbours | None:
+    # On another device this would be the first use, with a context.
+    if device not in _native.devices_in_use():
+        return None
+    stats = _native.summarize(device)
+    if not stats["asked_neighbours"] and not stats["asked_by_neighbours"]:
+        return None
+    return Neighbours(**{field.name: stats[field.name] for field in fields(Neighbours)})
 
 
 def _try_allocation(device: int) -> Check:

@@ -45,6 +45,17 @@ class Runtime:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Neighbours:
+    """What this process has asked its neighbours for and given them so far, as :class:`gpupool.MemoryStats` has it."""
+
+    asked_neighbours: int
+    received_bytes: int
+    asking_seconds: float
+    asked_by_neighbours: int
+    given_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Device:
     """A device that the process sees. Where the driver refuses to tell of it, ``error`` says so."""
 
@@ -61,6 +72,8 @@ class Device:
     total_bytes: int | None = None
     free_bytes: int | None = None
     """The bytes that are free; None where the process has no context on the device."""
+    neighbours: Neighbours | None = None
+    """What passed between this process and its neighbours; None if none of them has asked another."""
     allocation: Check | None = None
     """The smoke test's allocation."""
     error: str | None = None

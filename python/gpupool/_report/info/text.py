@@ -3,7 +3,8 @@
 import re
 from collections.abc import Iterator
 
-from gpupool._report.info.report import Check, Device, Framework, Info, Library, Pinned, Runtime
+from gpupool._report.info.report import Check, Device, Framework, Info, Library, Neighbours, Pinned, Runtime
+from gpupool._report.units import duration
 
 _WIDTH = 100
 _HOST = (
@@ -102,9 +103,28 @@ def _device(device: Device) -> Iterator[str]:
         yield from _fold(", ".join(each for each in place if each), "     ")
     uses = ["other processes"] * device.is_shareable + ["network cards (RDMA)"] * device.is_rdma
     yield from _fold(f"memory for {' and '.join(uses)} too" if uses else "memory for this process alone", "     ")
+    if device.neighbours:
+        yield from _fold(_asked(device.neighbours), "     ")
     if device.allocation:
         failed = device.allocation.error
         yield from _fold("allocation failed" if failed else f"allocation in {_time(device.allocation)}", "     ")
+
+
+def _asked(neighbours: Neighbours) -> str:
+    """Return who asked whom, and what came of it."""
+    facts = []
+    if neighbours.asked_neighbours:
+        took = duration(round(neighbours.asking_seconds * 1e6))
+        came = f"{size(neighbours.received_bytes)} came in {took}"
+        facts.append(f"asked its neighbours {_times(neighbours.asked_neighbours)}: {came}")
+    if neighbours.asked_by_neighbours:
+        times = _times(neighbours.asked_by_neighbours)
+        facts.append(f"was asked by its neighbours {times}: {size(neighbours.given_bytes)} given")
+    return "; ".join(facts)
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def _pinned(pinned: Pinned) -> Iterator[str]:

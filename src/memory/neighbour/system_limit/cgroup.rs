@@ -1,9 +1,9 @@
-//! The limit of Linux's control groups, version 2: the files `dmem.max` and `dmem.current` of the process's group, and of
+//! Linux's control groups, version 2, and their own limit: the files `dmem.max` and `dmem.current` of the process's group, and of
 //! those above it, have a line for each region of a device's memory, such as `drm/0000:03:00.0/vram0 8514437120`, or `max`
 //! for no limit. A device is found by its PCI address.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::{DeviceNames, SystemLimit};
 
@@ -12,17 +12,37 @@ const GROUPS: &str = "/sys/fs/cgroup";
 /// Which of them the process is in.
 const OWN: &str = "/proc/self/cgroup";
 
-/// Returns what is most limited of the device's memory, for the process's group or one above it.
-pub(super) fn limit(names: impl Fn() -> DeviceNames) -> Option<SystemLimit> {
-    limit_in(Path::new(GROUPS), &fs::read_to_string(OWN).ok()?, || names().pci)
+/// The control group of this process, by its path below the root of all groups.
+#[derive(Debug)]
+pub(super) struct OwnGroup(PathBuf);
+
+impl OwnGroup {
+    /// Returns it; none if the process is in none of version 2.
+    pub(super) fn find() -> Option<Self> {
+        Self::named_in(&fs::read_to_string(OWN).ok()?)
+    }
+
+    fn named_in(own: &str) -> Option<Self> {
+        // Of version 2 the number is 0, and there is no controller's name.
+        let own = own.lines().find_map(|line| line.strip_prefix("0::/"))?;
+        // A process that was moved out of what its container sees is shown so; the container's own group is at the root.
+        let is_outside = own.split('/').any(|part| part == "..");
+        Some(Self(PathBuf::from(if is_outside { "" } else { own })))
+    }
+
+    /// Returns its directory, without a slash at the end.
+    pub(super) fn folder(&self) -> PathBuf {
+        Path::new(GROUPS).join(&self.0).components().collect()
+    }
+
+    /// Returns what is most limited of the device's memory, for the group or one above it.
+    pub(super) fn limit(&self, names: impl Fn() -> DeviceNames) -> Option<SystemLimit> {
+        limit_in(Path::new(GROUPS), self, || names().pci)
+    }
 }
 
-fn limit_in(groups: &Path, own: &str, pci: impl Fn() -> Option<String>) -> Option<SystemLimit> {
-    // Of version 2 the number is 0, and there is no controller's name.
-    let own = own.lines().find_map(|line| line.strip_prefix("0::/"))?;
-    // A process that was moved out of what its container sees is shown so; the container's own group is at the root.
-    let own = if own.split('/').any(|part| part == "..") { Path::new("") } else { Path::new(own) };
-    let limits = own.ancestors().filter_map(|group| limit_of(&groups.join(group), &pci));
+fn limit_in(groups: &Path, own: &OwnGroup, pci: impl Fn() -> Option<String>) -> Option<SystemLimit> {
+    let limits = own.0.ancestors().filter_map(|group| limit_of(&groups.join(group), &pci));
     limits.reduce(|one, other| SystemLimit {
         bytes: one.bytes.min(other.bytes),
         left: one.left.min(other.left),
@@ -75,7 +95,8 @@ mod tests {
             fs::write(group.join("dmem.max"), format!("drm/0000:3b:00.0/vram0 {most}\n"))?;
             fs::write(group.join("dmem.current"), format!("drm/0000:3b:00.0/vram0 {used}\n"))
         };
-        let limit = |own: &str| limit_in(&root, own, pci).map(|limit| (limit.bytes, limit.left, limit.is_own));
+        let limit_of = |own: &str| limit_in(&root, &OwnGroup::named_in(own)?, pci);
+        let limit = |own: &str| limit_of(own).map(|limit| (limit.bytes, limit.left, limit.is_own));
         write("pods/one", "100", 30)?;
         assert_eq!(limit("0::/pods/one\n"), Some((100, 70, false)));
         write("pods", "150", 120)?;
@@ -88,8 +109,13 @@ mod tests {
         assert_eq!(limit("0::/\n"), Some((80, 0, false)));
         assert_eq!(limit("0::/../pods\n"), Some((80, 0, false)));
         assert_eq!(limit("1:memory:/pods/one\n"), None);
+        let folder = |own: &str| OwnGroup::named_in(own).map(|group| group.folder().into_os_string());
+        assert_eq!(folder("0::/pods/one\n"), Some("/sys/fs/cgroup/pods/one".into()));
+        assert_eq!(folder("0::/\n"), Some("/sys/fs/cgroup".into()));
+        assert_eq!(folder("0::/../pods\n"), Some("/sys/fs/cgroup".into()));
+        assert_eq!(folder("1:memory:/pods/one\n"), None);
         // A device that nothing is known of.
-        assert_eq!(limit_in(&root, "0::/\n", || None), None);
+        assert_eq!(limit_in(&root, &OwnGroup(PathBuf::new()), || None), None);
         fs::remove_dir_all(&root)
     }
 }

@@ -1,14 +1,15 @@
 //! Limits that the system sets for a device's memory, beside what the device has: of CUDA's Multi-Process Service for this
-//! process (`mps.rs`), and of Linux for the processes of a control group (`cgroup.rs`). They are read without rights, and
-//! count as the device's size: where nothing says which device is meant, or the system has none, there is no
-//! limit. NVML's `nvmlDeviceGetMemoryLimits_v1` tells of limits that NVIDIA's driver has for a control group; it is not
-//! asked, and what is free, as the driver tells it, may know of them or not.
+//! process (`mps.rs`), and of Linux (`cgroup.rs`) and NVIDIA's driver (`driver.rs`) for the processes of a control group. They
+//! are read without rights, and count as the device's size: where nothing says which device is meant, or the system has
+//! none, there is no limit.
 
 mod cgroup;
+mod driver;
 mod mps;
 
 use std::sync::OnceLock;
 
+use self::cgroup::OwnGroup;
 use super::division::reserved_on;
 use crate::error::Result;
 use crate::ids::Device;
@@ -62,7 +63,10 @@ pub(super) fn system_limits(device: Device) -> Vec<SystemLimit> {
         left: bytes.saturating_sub(reserved_on(device)),
         is_own: true,
     });
-    of_mps.into_iter().chain(cgroup::limit(|| names_of(device))).collect()
+    let group = OwnGroup::find();
+    let of_system = group.as_ref().and_then(|group| group.limit(|| names_of(device)));
+    let of_driver = group.as_ref().and_then(|group| driver::limit(device, group));
+    of_mps.into_iter().chain(of_system).chain(of_driver).collect()
 }
 
 /// Returns the smallest limit; none if the system has none.

@@ -14,7 +14,7 @@ MOST_LOOKS = int(os.environ.get("GPUPOOL_LOOKS", "1000000"))
 looks = itertools.count(1)
 
 
-def neighbour(pid, name, device, reserved, **more):
+def neighbour(pid, name, device, reserved, pools=None):
     free = reserved // 4
     return SimpleNamespace(
         pid=pid,
@@ -31,18 +31,18 @@ def neighbour(pid, name, device, reserved, **more):
         most=MIB,
         priority=0,
         system_limit=None,
-        **more,
+        pools=pools,
     )
 
 
-def neighbours(device):
+def neighbours(device, pools):
     if device == 0:
         return [neighbour(100 + each, f"worker-{each}", 0, (100 - each) * MIB) for each in range(1, 41)]
-    pool = SimpleNamespace(id=(0, 3), reserved_bytes=5 * MIB, live_bytes=MIB)
+    pool = SimpleNamespace(id=(0, 3), given_name=None, reserved_bytes=5 * MIB, live_bytes=MIB)
     look = next(looks)
     if look > MOST_LOOKS:
         raise gpupool.Unavailable("no more looks")
-    return [neighbour(7, f"look-{look}", 1, 8 * MIB, pools=[pool])]
+    return [neighbour(7, f"look-{look}", 1, 8 * MIB, pools=[pool] if pools else None)]
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import gc
 import sys
+from dataclasses import asdict
 
 import gpupool
 from errors import assert_says, raised
@@ -36,6 +37,17 @@ def what_is_asked_and_given_is_counted() -> None:
         text = gpupool.prometheus.text()
         assert 'gpupool_device_asked_neighbours_total{device="0"} 1\n' in text
         assert "from neighbours" in str(gpupool.memory_summary())
+        of_this, of_other = gpupool.info(), other.call(info)
+        device = of_this.devices[0]
+        named = ("asked_neighbours", "received_bytes", "asking_seconds", "asked_by_neighbours", "given_bytes")
+        assert asdict(device.neighbours) == {name: here[name] for name in named}
+        assert "     asked its neighbours once: 24.0 MiB came in " in str(of_this)
+        assert "was asked" not in str(of_this)
+        assert "     was asked by its neighbours once: 24.0 MiB given\n" in of_other
+
+
+def info(kept: dict) -> str:
+    return str(gpupool.info())
 
 
 def counts(kept: dict) -> dict[str, float]:

@@ -1,5 +1,6 @@
 """Neighbours know what the others hold as long as these live, wherever they end."""
 
+import ctypes
 import os
 import signal
 import stat
@@ -8,6 +9,7 @@ import warnings
 from pathlib import Path
 
 import gpupool
+from c_table import function
 from errors import assert_says, raised
 from neighbour_work import cache, claim, hold_discardable, offer, release, request, reserved, say
 from other_process import MIB, fork_one_that_stays, other_process
@@ -18,8 +20,20 @@ warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)
 DEVICE = 64 * MIB
 
 
-def others() -> list[gpupool.Neighbour]:
-    return [each for each in gpupool.neighbours() if not each.is_self]
+class PoolOptions(ctypes.Structure):
+    """`gpupool_pool_options` of gpupool.h, up to the name."""
+
+    _fields_ = (
+        ("size", ctypes.c_uint64),
+        ("for_graphs", ctypes.c_int),
+        ("use_on_oom", ctypes.c_int),
+        ("no_split", ctypes.c_int),
+        ("name", ctypes.c_char_p),
+    )
+
+
+def others(*, pools: bool = False) -> list[gpupool.Neighbour]:
+    return [each for each in gpupool.neighbours(pools=pools) if not each.is_self]
 
 
 def who_only_watches_is_no_neighbour() -> None:
@@ -69,6 +83,69 @@ def what_each_holds_is_told() -> None:
         assert this.pid == os.getpid()
         assert this.reserved_bytes == 0
         assert repr(it).startswith(f'<gpupool.Neighbour {it.pid} "server", device=0 (simulated)')
+
+
+def pools_are_told_to_who_asks_for_them() -> None:
+    gpupool.set_neighbour()
+    with other_process() as other:
+        other.call(say)
+        # The default pool, one that sleeps, one with a name, and one that has nothing.
+        other.call(cache, 6 * MIB)
+        other.call(sleeping, 8 * MIB)
+        other.call(named, "é" * 40, 2 * MIB)
+        other.call(cache, 0, "private")
+        assert [each.pools for each in gpupool.neighbours()] == [None, None]
+        (it,) = others(pools=True)
+        pools = it.pools or []
+        held = [(each.reserved_bytes, each.live_bytes, each.free_bytes, each.asleep_bytes) for each in pools]
+        sizes = [(0, 8, 0, 8), (6, 0, 6, 0), (2, 2, 0, 0), (0, 0, 0, 0)]
+        assert held == [tuple(size * MIB for size in each) for each in sizes], pools
+        # A name is cut between characters.
+        assert [each.given_name for each in pools] == [None, None, "é" * 32, None]
+        assert pools[1].id == (0, 0)
+        assert len({each.id for each in pools}) == 4
+        begin = f"<gpupool.NeighbourPool {pools[2].id}"
+        assert repr(pools[2]) == f'{begin} "{"é" * 32}", reserved_bytes=2097152, live_bytes=2097152>'
+        (this,) = [each for each in gpupool.neighbours(pools=True) if each.is_self]
+        assert this.pools == []
+        with gpupool.MemPool(reserve=4 * MIB) as pool:
+            (this,) = [each for each in gpupool.neighbours(pools=True) if each.is_self]
+            assert [each.reserved_bytes for each in this.pools or [] if each.id == pool.id] == [4 * MIB]
+
+
+def sleeping(kept: dict, nbytes: int) -> None:
+    offer(kept, nbytes)
+    kept["pool"].sleep()
+    kept["sleeping"] = kept.pop("pool"), kept.pop("buffer")
+
+
+def named(kept: dict, name: str, nbytes: int) -> None:
+    kept["named"] = pool_of_c(name)
+    address = ctypes.c_uint64()
+    ticket, size = ctypes.c_uint64(function("ticket", ctypes.c_uint64)()), ctypes.c_uint64(nbytes)
+    assert function("pool_allocate")(kept["named"], ticket, size, None, ctypes.byref(address)) == 0
+
+
+def pool_of_c(name: str) -> ctypes.c_void_p:
+    """Make a pool with a name, as frameworks do by C."""
+    pool, options = ctypes.c_void_p(), PoolOptions(size=ctypes.sizeof(PoolOptions), name=name.encode())
+    assert function("pool_create")(0, ctypes.byref(options), ctypes.byref(pool)) == 0
+    return pool
+
+
+def of_many_pools_the_largest_are_told() -> None:
+    gpupool.set_neighbour()
+    pools = [gpupool.MemPool() for _ in range(70)]
+    buffers = [pool.empty(2 * MIB) for pool in pools[:7]]
+    with other_process() as other:
+        told = other.call(reserved_by_pool)
+    assert told == [2 * MIB] * 7 + [0] * 57
+    del buffers
+
+
+def reserved_by_pool(kept: dict) -> list[int]:
+    (it,) = others(pools=True)
+    return [each.reserved_bytes for each in it.pools or []]
 
 
 def keep_pool(kept: dict) -> None:

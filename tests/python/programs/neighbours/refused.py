@@ -14,6 +14,19 @@ def a_variable(name: str) -> None:
     assert_starts(raised(gpupool.InvalidValue, gpupool.MemPool, sleeps_for_others=True), f"{name}=")
 
 
+def a_guarantee_above_the_most() -> None:
+    gpupool.empty(1).free()
+    said = "GPUPOOL_NEIGHBOUR_GUARANTEE=5 is more than GPUPOOL_NEIGHBOUR_MOST=4, "
+    for call in (gpupool.set_neighbour, gpupool.neighbours, gpupool.available_memory, lambda: gpupool.claim(1)):
+        assert_starts(raised(gpupool.InvalidValue, call), said)
+
+
+def a_guarantee_of_the_most() -> None:
+    gpupool.claim(0).release()
+    (this,) = gpupool.neighbours()
+    assert (this.guarantee, this.most) == (4, 4)
+
+
 def a_directory() -> None:
     gpupool.empty(1).free()
     for call in (gpupool.set_neighbour, gpupool.neighbours, gpupool.available_memory, lambda: gpupool.claim(1)):

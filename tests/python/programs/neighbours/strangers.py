@@ -5,6 +5,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import gpupool
@@ -12,7 +13,7 @@ from neighbour_work import cache, reserved
 from other_process import MIB, other_process
 
 MAGIC, FORMAT = 0x6E707067, 1
-TELL, FREE, OFFERED = 0, 1, 3
+TELL, FREE, OFFERED, POOLS = 0, 1, 3, 4
 # That of the simulated device.
 DEVICE = struct.pack("<QQ", os.stat(os.environ["GPUPOOL_HOST_SHARED"]).st_ino, 0)
 
@@ -53,7 +54,7 @@ def rubbish() -> None:
         b"GET / HTTP/1.1",
         os.urandom(8192),
         os.urandom(60_000),
-        question(4),
+        question(5),
         question(65535),
         question(TELL, form=2),
         question(TELL) + b"x",
@@ -108,6 +109,44 @@ def many_that_do_not_read() -> None:
             # It was disconnected, or waits.
             pass
         a_neighbour_is_served()
+
+
+class Stranger(threading.Thread):
+    """A process that tells of itself, and answers the question for its pools with something else, or not at all."""
+
+    def __init__(self, answer: bytes | None) -> None:
+        super().__init__(daemon=True)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        folder = Path(os.environ["GPUPOOL_NEIGHBOURS"])
+        os.chdir(folder)
+        self.path = folder / f"gpupool-neighbour-{os.geteuid()}-{os.urandom(16).hex()}"
+        self._listener.bind(self.path.name)
+        self._listener.listen()
+        self._answer = answer
+
+    def run(self) -> None:
+        connection, _ = self._listener.accept()
+        with connection:
+            assert connection.recv(100) == question(TELL, bytes(16), 2**64 - 1, 0)
+            held = struct.pack("<16s12Q", DEVICE, *(1, 0, 0, 0, 0, 0, 0, 0, 0), *(2**64 - 1, 0, 2**64 - 1))
+            connection.send(struct.pack("<IHII64s", MAGIC, FORMAT, 7, 1, b"stranger") + held)
+            self.asked = connection.recv(100)
+            if self._answer is not None:
+                connection.send(self._answer)
+
+
+def pools_that_are_told_wrongly() -> None:
+    gpupool.set_neighbour()
+    head = struct.pack("<IH", MAGIC, FORMAT)
+    for answer in (None, b"x", os.urandom(8192), head + bytes(111), head + b"\xff" * 112, head + bytes(65 * 112)):
+        stranger = Stranger(answer)
+        stranger.start()
+        (it,) = [each for each in gpupool.neighbours(pools=True) if not each.is_self]
+        assert (it.name, it.pools) == ("stranger", None), answer
+        stranger.join()
+        assert stranger.asked == question(POOLS, within=0)
+        stranger.path.unlink()
+    a_neighbour_is_served()
 
 
 def another_user() -> None:

@@ -1,8 +1,15 @@
-//! What neighbours say to each other: a question, which is answered with what a process holds, or with the bytes that it
-//! has given back. Each is one packet of a bounded size, with a version. Anything else ends the connection: another process
-//! may send anything.
+//! What neighbours say to each other: a question, which is answered with what a process holds, with its pools, or with the
+//! bytes that it has given back. Each is one packet of a bounded size, with a version. Anything else ends the connection:
+//! another process may send anything.
 
-use super::settings::NAME_BYTES;
+mod name;
+mod pools;
+
+pub(super) use name::cut;
+pub use pools::NeighbourPool;
+pub(super) use pools::{pools, read_pools, told_of};
+
+use self::name::NAME_BYTES;
 use crate::memory::share::Reader;
 use crate::runtime::DeviceUuid;
 
@@ -36,15 +43,21 @@ pub(super) enum Question {
     Tell { before: u64 },
     /// To give back so many bytes of a device within a time.
     Give { spare: Spare, device: DeviceUuid, bytes: u64, within_ms: u32 },
+    /// Its pools of a device.
+    Pools { device: DeviceUuid },
 }
+
+/// The number of [`Question::Pools`], behind those that ask to give.
+const POOLS: u16 = Spare::ALL.len() as u16 + 1;
 
 impl Question {
     pub(super) fn to_bytes(self) -> Vec<u8> {
         let (what, device, number, within_ms) = match self {
             Self::Tell { before } => (0, [0; 16], before, 0),
             Self::Give { spare, device, bytes, within_ms } => (spare as u16 + 1, device, bytes, within_ms),
+            Self::Pools { device } => (POOLS, device, 0, 0),
         };
-        let start = [&MAGIC.to_le_bytes()[..], &FORMAT.to_le_bytes(), &what.to_le_bytes()].concat();
+        let start = [&head()[..], &what.to_le_bytes()].concat();
         [&start[..], &device, &number.to_le_bytes(), &within_ms.to_le_bytes()].concat()
     }
 
@@ -55,12 +68,19 @@ impl Question {
         let (device, number, within_ms) = (reader.take(), reader.u64(), reader.u32());
         match what.checked_sub(1) {
             None => Some(Self::Tell { before: number }),
+            Some(_) if what == POOLS => Some(Self::Pools { device }),
             Some(place) => {
                 let spare = *Spare::ALL.get(usize::from(place))?;
                 Some(Self::Give { spare, device, bytes: number, within_ms })
             }
         }
     }
+}
+
+/// Returns the beginning that all packets have.
+fn head() -> [u8; 6] {
+    let ([a, b, c, d], [e, f]) = (MAGIC.to_le_bytes(), FORMAT.to_le_bytes());
+    [a, b, c, d, e, f]
 }
 
 /// Returns a reader of what follows the beginning that all packets have.
@@ -128,12 +148,9 @@ pub(super) struct Told {
 
 impl Told {
     pub(super) fn to_bytes(&self) -> Vec<u8> {
-        let mut name = [0; NAME_BYTES];
-        let used = self.name.len().min(NAME_BYTES);
-        name[..used].copy_from_slice(&self.name.as_bytes()[..used]);
         let held = &self.held[..self.held.len().min(DEVICES_MOST)];
         let [process, count] = [self.process, held.len() as u32].map(u32::to_le_bytes);
-        let mut bytes = [&MAGIC.to_le_bytes()[..], &FORMAT.to_le_bytes(), &process, &count, &name].concat();
+        let mut bytes = [&head()[..], &process, &count, &name::to_bytes(&self.name)].concat();
         bytes.extend(held.iter().flat_map(|held| held.to_bytes()));
         bytes
     }
@@ -143,10 +160,7 @@ impl Told {
         let (head, rest) = bytes.split_first_chunk::<HEAD>()?;
         let mut reader = begin(head)?;
         let (process, count) = (reader.u32(), reader.u32() as usize);
-        let name: [u8; NAME_BYTES] = reader.take();
-        let used = name.iter().position(|byte| *byte == 0).unwrap_or(NAME_BYTES);
-        // Shown in terminals and logs.
-        let name = str::from_utf8(&name[..used]).ok()?.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
+        let name = name::read(reader.take())?;
         let (held, left) = rest.as_chunks::<HELD>();
         if !left.is_empty() || held.len() != count || count > DEVICES_MOST {
             return None;
@@ -157,7 +171,7 @@ impl Told {
 
 /// Returns the answer to [`Question::Give`].
 pub(super) fn given(bytes: u64) -> Vec<u8> {
-    [&MAGIC.to_le_bytes()[..], &FORMAT.to_le_bytes(), &bytes.to_le_bytes()].concat()
+    [&head()[..], &bytes.to_le_bytes()].concat()
 }
 
 /// Reads the output of [`given`], unless it is something else.
@@ -190,7 +204,8 @@ mod tests {
     fn questions_travel_and_rubbish_is_none() {
         let questions =
             Spare::ALL.map(|spare| Question::Give { spare, device: [3; 16], bytes: 1 << 40, within_ms: 77 });
-        for question in questions.into_iter().chain([Question::Tell { before: 1 << 60 }]) {
+        let others = [Question::Tell { before: 1 << 60 }, Question::Pools { device: [7; 16] }];
+        for question in questions.into_iter().chain(others) {
             let bytes = question.to_bytes();
             assert_eq!(Question::from_bytes(&bytes), Some(question));
             for wrong in 0..bytes.len() {
@@ -228,12 +243,6 @@ mod tests {
         let read = Told::from_bytes(&many.to_bytes());
         assert_eq!(read.map(|read| (read.held.len(), read.name)), Some((DEVICES_MOST, many.name)));
         const { assert!(HEAD + DEVICES_MOST * HELD <= 0x2000, "a packet's size") };
-    }
-
-    #[test]
-    fn a_name_does_not_control_a_terminal() {
-        let told = Told { process: 1, name: "a\u{1b}[31m".to_owned(), held: Vec::new() };
-        assert_eq!(Told::from_bytes(&told.to_bytes()).map(|told| told.name), Some("a?[31m".to_owned()));
     }
 
     #[test]

@@ -1,6 +1,10 @@
-//! What is sent to other processes: extents and events, by file descriptors and names.
+//! What is sent to other processes: extents and events, by file descriptors and names, and which device is meant.
+
+mod known_uuids;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
+
+pub(crate) use known_uuids::KnownUuids;
 
 /// What the extents of a device can be used for outside this process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
