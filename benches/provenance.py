@@ -43,6 +43,7 @@ _SUBJECTS_OF = {
     "streams": (),
     "peers": ("handles", "python"),
     "leases": ("handles",),
+    "library_memory": ("handles", "memory"),
     "workspaces": ("handles",),
     "green_contexts": ("handles",),
     "frameworks": ("memory", "python"),

@@ -1,6 +1,6 @@
-//! gpupool provides every thread, on every device, with a ready handle of cuDNN, cuSPARSE, cuDSS, cuBLAS, cuBLASLt or
-//! cuSOLVER, or of ROCm's MIOpen, hipBLAS, hipBLASLt, hipSPARSE or hipSOLVER, with its stream set, and with device memory
-//! from a caching allocator.
+//! gpupool provides every thread, on every device, with a ready handle of cuDNN, cuSPARSE, cuDSS, cuBLAS, cuBLASLt, cuSOLVER,
+//! cuStateVec, cuTensorNet, cuTENSOR or cuSPARSELt, or of ROCm's MIOpen, hipBLAS, hipBLASLt, hipSPARSE or hipSOLVER, with its
+//! stream set, and with device memory from a caching allocator.
 //!
 //! A thread's handles return to the pool when it ends, and the next thread gets them: handles are reused instead of being
 //! destroyed and created again, and nothing that gpupool does invalidates a stream capture that it knows of.
@@ -92,8 +92,9 @@ pub use error::{
     Wanted,
 };
 pub use handle::{
-    Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, Handle, HandleAction, HandleEvent, HandlePool, HandleStats,
-    Hipblas, HipblasLt, Hipsolver, Hipsparse, Lease, Miopen, Pooled, Simulated, handle, handle_stats, lease,
+    Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, CusparseLt, Custatevec, Cutensor, Cutensornet, Handle,
+    HandleAction, HandleEvent, HandlePool, HandleStats, Hipblas, HipblasLt, Hipsolver, Hipsparse, Lease, Miopen,
+    Pooled, Simulated, handle, handle_stats, lease,
 };
 pub use ids::{CaptureMode, CaptureStatus, Device, MemoryLocation, NumaNode, RawStream};
 pub use memory::{Backup, wake};

@@ -45,8 +45,8 @@ UNSAFE = {
     "src/python/ffi": "",
     "src/runtime": "",
     "src/observe": "nvtx.rs",
-    "src/library": "device_mem_handler.rs entry_points.rs functions.rs mod.rs refusal.rs reset.rs vendor.rs version.rs "
-    "workspace.rs",
+    "src/library": "callers_struct.rs device_mem_handler.rs entry_points.rs functions.rs mod.rs refusal.rs reset.rs "
+    "vendor.rs version.rs workspace.rs",
     "src/library/find": "loader.rs",
     "src/library/vendors": "simulated.rs",
     # What the process and its threads share.

@@ -18,6 +18,10 @@ cudnn: HandlePool
 cudss: HandlePool
 cusolver: HandlePool
 cusparse: HandlePool
+cusparselt: HandlePool
+custatevec: HandlePool
+cutensor: HandlePool
+cutensornet: HandlePool
 hipblas: HandlePool
 hipblaslt: HandlePool
 hipsolver: HandlePool
@@ -163,8 +167,9 @@ class HandlePool:
     the process, which can have 256 pools; one more raises :class:`Unavailable`.
 
     The pools of libraries that gpupool knows exist already: ``gpupool.cublas``, ``cublaslt``, ``cudnn``, ``cudss``,
-    ``cusolver`` and ``cusparse``, on ROCm ``hipblas``, ``hipblaslt``, ``hipsolver``, ``hipsparse`` and ``miopen``, and
-    on simulated devices ``gpupool.simulated``, which the examples use.
+    ``cusolver``, ``cusparse``, ``cusparselt``, ``custatevec``, ``cutensor`` and ``cutensornet``, on ROCm ``hipblas``,
+    ``hipblaslt``, ``hipsolver``, ``hipsparse`` and ``miopen``, and on simulated devices ``gpupool.simulated``, which
+    the examples use.
 
     >>> handle = gpupool.simulated.handle()  # this thread's handle, like gpupool.cublas.handle() on a GPU
     >>> with gpupool.simulated.lease() as lease:  # one for this block
@@ -192,9 +197,9 @@ class HandlePool:
         Call this inside the capture of a graph, not before: memory that the graph needs for the handle, such as
         cuBLAS's workspace, then belongs to the graph.
 
-        The handles of hipBLAS, hipBLASLt, hipSOLVER and hipSPARSE cannot be shared by streams, so a thread has one for
-        each of up to eight streams; a further stream gets the handle that was assigned to its stream the longest time
-        ago, and waits for the work of that stream.
+        The handles of hipBLAS, hipBLASLt, hipSOLVER, hipSPARSE, cuStateVec and cuTensorNet cannot be shared by
+        streams, so a thread has one for each of up to eight streams; a further stream gets the handle that was assigned
+        to its stream the longest time ago, and waits for the work of that stream.
 
         >>> stream = gpupool.Stream()
         >>> gpupool.simulated.handle(stream) == gpupool.simulated.handle(stream)
@@ -258,15 +263,17 @@ class HandlePool:
     def set_mem_pool(self, pool: MemPool | PoolToken | None, device: SupportsIndex | None = None) -> None:
         """Let the library's handles on a MemPool's device allocate their device memory from that :class:`MemPool`.
 
-        Only cuDSS supports this, with cudssSetDeviceMemHandler (https://docs.nvidia.com/cuda/cudss/functions.html).
+        cuDSS, cuStateVec and cuTensorNet support this, with cudssSetDeviceMemHandler
+        (https://docs.nvidia.com/cuda/cudss/functions.html), custatevecSetDeviceMemHandler and
+        cutensornetSetDeviceMemHandler (https://docs.nvidia.com/cuda/cuquantum/latest/).
 
         It takes effect the next time a thread requests the handle: then everything that the handle allocates, in every
         thread and scope, also for existing objects, comes from the MemPool. If the MemPool has no more memory, the
-        library's call fails (CUDSS_STATUS_ALLOC_FAILED). The MemPool can be changed at any time, because memory is
-        freed to the pool that it came from, in the order of the handle's stream: destroy cuDSS's objects while that
-        stream exists. gpupool keeps the MemPool until another is set, and counts that in its
-        :meth:`~MemPool.use_count`. A memory handler that the program sets on its handle stays until the handle gets a
-        new owner.
+        library's call fails, as with CUDSS_STATUS_ALLOC_FAILED. The MemPool can be changed at any time, because memory
+        is freed to the pool that it came from, in the order of the handle's stream, or for cuTensorNet of the call's:
+        destroy cuDSS's objects while that stream exists. gpupool keeps the MemPool until another is set, and counts
+        that in its :meth:`~MemPool.use_count`. A memory handler that the program sets on its handle stays until the
+        handle gets a new owner.
 
         Args:
             pool: The MemPool; None for plain driver memory.
@@ -311,7 +318,8 @@ class HandlePool:
         """Destroy the idle and discarded handles of one device, or of all, and return how many were destroyed.
 
         cuBLAS, cuBLASLt, cuSOLVER and cuDSS wait for the whole device when a handle is destroyed, which invalidates
-        every capture on it; ROCm's libraries are assumed to do the same. Their handles are not destroyed while gpupool
+        every capture on it; ROCm's libraries, cuStateVec, cuTensorNet, cuTENSOR and cuSPARSELt are assumed to do the
+        same. Their handles are not destroyed while gpupool
         knows of a capture: one on a :class:`Stream`, on this thread's current stream, or on any blocking stream. The
         driver does not report others, so don't trim while another library captures on its own non-blocking stream.
 

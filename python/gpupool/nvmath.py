@@ -52,7 +52,12 @@ class MemoryManager:
 
 # The libraries whose handles nvmath takes, with the name that NVIDIA's pathfinder has for each, and whether its options
 # have an allocator.
-_LIBRARIES = {"cudss": ("cudss", False), "cublaslt": ("cublasLt", True), "cusolver": ("cusolver", True)}
+_LIBRARIES = {
+    "cudss": ("cudss", False),
+    "cublaslt": ("cublasLt", True),
+    "cusolver": ("cusolver", True),
+    "cutensor": ("cutensor", True),
+}
 
 
 @contextmanager
@@ -63,14 +68,15 @@ def options(
     timeout: float | None = None,
     **others: Any,
 ) -> Iterator[dict[str, Any]]:
-    """Lend a handle as the ``options`` of an nvmath solver or product, for a ``with`` block.
+    """Lend a handle as the ``options`` of an nvmath solver, product or contraction, for a ``with`` block.
 
     Free the solver before the block ends. A cuDSS handle for which nvmath loads a threading layer, from
     ``multithreading_lib`` or the variable CUDSS_THREADING_LIB, is not lent again, because cuDSS cannot undo that.
 
     Args:
         pool: :obj:`gpupool.cudss` for ``nvmath.sparse.advanced.DirectSolver``, ``cublaslt`` for
-            ``nvmath.linalg.advanced.Matmul`` or ``cusolver`` for ``nvmath.linalg.DirectSolver``.
+            ``nvmath.linalg.advanced.Matmul``, ``cusolver`` for ``nvmath.linalg.DirectSolver`` or ``cutensor`` for
+            ``nvmath.tensor.BinaryContraction`` and its like.
         stream: As for :meth:`gpupool.HandlePool.lease`; nvmath sets the stream of each call itself.
         device: As for :meth:`gpupool.HandlePool.lease`.
         timeout: As for :meth:`gpupool.HandlePool.lease`.

@@ -101,4 +101,8 @@ built_in! {
     9 HipblasLt HIPBLASLT &library::HIPBLASLT, "hipBLASLt's pool, for AMD GPUs. Its handles have no stream: each call takes one. But they cannot be shared by streams, so a thread has a handle for each.";
     10 Hipsolver HIPSOLVER &library::HIPSOLVER, "hipSOLVER's pool, for AMD GPUs. A thread has a handle for each stream.";
     11 Hipsparse HIPSPARSE &library::HIPSPARSE, "hipSPARSE's pool, for AMD GPUs. A thread has a handle for each stream.";
+    12 Custatevec CUSTATEVEC &library::CUSTATEVEC, "cuStateVec's pool. A thread has a handle for each stream.";
+    13 Cutensornet CUTENSORNET &library::CUTENSORNET, "cuTensorNet's pool. Its handles have no stream: each call takes one. A thread has a handle for each stream.";
+    14 Cutensor CUTENSOR &library::CUTENSOR, "cuTENSOR's pool. Its handles have no stream: each call takes one.";
+    15 CusparseLt CUSPARSELT &library::CUSPARSELT, "cuSPARSELt's pool. Its handles, which are `cusparseLtHandle_t *`, have no stream: each call takes one.";
 }

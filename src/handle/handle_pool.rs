@@ -138,9 +138,9 @@ impl HandlePool {
     /// Returns the calling thread's handle on the stream's device, with the stream set. Call it inside a capture, not
     /// before: memory that a graph needs for the handle, such as cuBLAS's workspace, then belongs to the graph.
     ///
-    /// If a library [keeps scratch memory](Library::keeps_scratch) in its handles, as ROCm's do, a thread has a handle for
-    /// each of up to eight streams; a further stream gets the handle that was assigned to its stream the longest time ago,
-    /// and waits for the work of that stream.
+    /// If a library [keeps scratch memory](Library::keeps_scratch) in its handles, as ROCm's, cuStateVec and cuTensorNet do, a
+    /// thread has a handle for each of up to eight streams; a further stream gets the handle that was assigned to its stream
+    /// the longest time ago, and waits for the work of that stream.
     ///
     /// # Errors
     /// `ErrorKind::LibraryNotFound`, `ErrorKind::RuntimeUnavailable`, `ErrorKind::Library` or `ErrorKind::OutOfMemory`
@@ -263,7 +263,8 @@ impl HandlePool {
     }
 
     /// Lets the handles on the pool's device allocate their device memory from a [`MemPool`](crate::MemPool)
-    /// (`mem_pool.token()`), or with none from the driver again. Only cuDSS supports this.
+    /// (`mem_pool.token()`), or with none from the driver again. cuDSS, cuStateVec and cuTensorNet
+    /// support this.
     ///
     /// It takes effect at the next request for a handle: then everything that the handle allocates comes from there, also for
     /// existing objects. It can be changed at any time: memory is freed to where it came from, in the order of the handle's
@@ -338,9 +339,10 @@ impl HandlePool {
     /// graphs that no longer exist are freed too.
     ///
     /// Some libraries wait for the whole device when a handle is destroyed, which invalidates every capture on it: cuBLAS,
-    /// cuBLASLt, cuSOLVER and cuDSS do, and ROCm's libraries are assumed to. Their handles are not destroyed while gpupool
-    /// knows of a capture: one on a [`Stream`] of gpupool, on the calling thread's current stream, or on any blocking stream.
-    /// The driver does not report others, so do not trim while another library captures on its own non-blocking stream.
+    /// cuBLASLt, cuSOLVER and cuDSS do, and ROCm's libraries, cuStateVec, cuTensorNet, cuTENSOR and cuSPARSELt are assumed to.
+    /// Their handles are not destroyed while gpupool knows of a capture: one on a [`Stream`] of gpupool, on the calling
+    /// thread's current stream, or on any blocking stream. The driver does not report others, so do not trim while another
+    /// library captures on its own non-blocking stream.
     ///
     /// # Errors
     /// The first error of the library or driver; the other idle handles are destroyed nevertheless.

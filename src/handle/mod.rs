@@ -17,8 +17,8 @@ mod window;
 
 pub(crate) use built_in::pool_of_number;
 pub use built_in::{
-    Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, Hipblas, HipblasLt, Hipsolver, Hipsparse, Miopen, Pooled,
-    Simulated, handle, lease,
+    Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, CusparseLt, Custatevec, Cutensor, Cutensornet, Hipblas,
+    HipblasLt, Hipsolver, Hipsparse, Miopen, Pooled, Simulated, handle, lease,
 };
 pub(crate) use device_pool::PooledHandle;
 pub(crate) use events::events;

@@ -21,7 +21,7 @@ use crate::process;
 use crate::runtime::{self, Runtime, Stream};
 
 /// How many pools are gpupool's own. Their ids are the numbers below this one.
-pub(super) const BUILT_IN: usize = 12;
+pub(super) const BUILT_IN: usize = 16;
 
 /// How many of them, by lowest ids, have a place in a window's array: one for each device. If the library keeps scratch
 /// memory in its handles that is not enough, since a thread has a handle for each stream.

@@ -12,6 +12,10 @@ pub(super) struct Description {
     pub(super) component: &'static Component,
     pub(super) create: &'static CStr,
     pub(super) destroy: &'static CStr,
+    /// Whether a handle is a struct of the caller's, which `create` and `destroy` fill and empty: [`CallersStruct`].
+    ///
+    /// [`CallersStruct`]: super::callers_struct::CallersStruct
+    pub(super) is_callers_struct: bool,
     /// None where handles have no stream.
     pub(super) set_stream: Option<&'static CStr>,
     /// Whether setting the stream looks at the thread's current context, and makes one current where there is none.
@@ -25,8 +29,8 @@ pub(super) struct Description {
     pub(super) set_memory: Option<HandlerCalls>,
     /// Given where handles take a workspace of ours.
     pub(super) workspace: Option<WorkspaceCall>,
-    /// As [`Library::keeps_scratch`](super::Library::keeps_scratch): for none of NVIDIA's, as tests/gpu/test_shared_handle.py
-    /// shows on hardware.
+    /// As [`Library::keeps_scratch`](super::Library::keeps_scratch): for none of the toolkit's libraries, nor cuDNN and cuDSS,
+    /// as tests/gpu/test_shared_handle.py shows on hardware.
     pub(super) keeps_scratch: bool,
     pub(super) version: VersionCall,
     pub(super) status_names: StatusNames,
@@ -50,6 +54,7 @@ impl Description {
             component,
             create,
             destroy,
+            is_callers_struct: false,
             set_stream: None,
             set_stream_uses_context: false,
             get_stream: None,

@@ -3,6 +3,7 @@
 //! The vendors' libraries have C interfaces of the same form, so each file is a table of names for one implementation.
 //! To add a library that gpupool does not know, implement [`Library`].
 
+mod callers_struct;
 mod description;
 mod device_mem_handler;
 mod entry_points;
@@ -32,7 +33,8 @@ pub use find::Origin;
 pub(crate) use named::Named;
 pub use vendor::Vendor;
 pub use vendors::{
-    CUBLAS, CUBLASLT, CUDNN, CUDSS, CUSOLVER, CUSPARSE, HIPBLAS, HIPBLASLT, HIPSOLVER, HIPSPARSE, MIOPEN, simulated,
+    CUBLAS, CUBLASLT, CUDNN, CUDSS, CUSOLVER, CUSPARSE, CUSPARSELT, CUSTATEVEC, CUTENSOR, CUTENSORNET, HIPBLAS,
+    HIPBLASLT, HIPSOLVER, HIPSPARSE, MIOPEN, simulated,
 };
 use workspace::HandleWorkspaces;
 

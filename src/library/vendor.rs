@@ -10,6 +10,7 @@ use std::sync::OnceLock;
 
 use log::info;
 
+use super::callers_struct::CallersStruct;
 use super::description::{Description, HandlerCalls};
 use super::entry_points::{EntryPoints, SetStreamFn};
 use super::refusal::refused;
@@ -150,6 +151,35 @@ impl Vendor {
         self.check(api, call.set, unsafe { set(handle.as_ptr(), address, workspace.bytes as usize) })
     }
 
+    /// Calls the function that creates a handle, and returns its status and the handle, which is null if there is none.
+    fn call_create(&self, api: &EntryPoints) -> (c_int, *mut c_void) {
+        if self.description.is_callers_struct {
+            let handle = CallersStruct::allocate();
+            // SAFETY: the function fills the struct, which is as large as that of any version.
+            let status = unsafe { (api.create)(handle.as_ptr().cast()) };
+            if status == 0 {
+                return (status, handle.as_ptr());
+            }
+            // SAFETY: it was just allocated, and the library has refused it.
+            unsafe { CallersStruct::free(handle) };
+            return (status, ptr::null_mut());
+        }
+        let mut handle = ptr::null_mut();
+        // SAFETY: `handle` is a valid place for a handle.
+        let status = unsafe { (api.create)(&mut handle) };
+        (status, handle)
+    }
+
+    /// Takes the handler of device memory off a handle that has one. Not every library documents what it does when there is
+    /// none to take off.
+    fn take_off_handler(&self, api: &EntryPoints, handle: &RawHandle) -> Result<()> {
+        // SAFETY: the handle is live and only its holder uses it.
+        match api.get_memory.is_some_and(|get| unsafe { handler_of(get, handle) }.is_none()) {
+            true => Ok(()),
+            false => self.call_set_memory(api, handle, None),
+        }
+    }
+
     /// Sets the handler of device memory, or with none the library's own.
     #[inline]
     fn call_set_memory(&self, api: &EntryPoints, handle: &RawHandle, memory: Option<&DeviceMemHandler>) -> Result<()> {
@@ -210,9 +240,7 @@ impl Library for Vendor {
 
     fn create(&self, device: Device) -> Result<RawHandle> {
         let api = self.api()?;
-        let mut handle = ptr::null_mut();
-        // SAFETY: `handle` is a valid place for a handle.
-        let status = unsafe { (api.create)(&mut handle) };
+        let (status, handle) = self.call_create(api);
         match NonNull::new(handle) {
             Some(handle) if status == 0 => {
                 // SAFETY: the library just made it, and only this call knows it.
@@ -243,6 +271,11 @@ impl Library for Vendor {
         }
         // SAFETY: the handle is live and owned by this call.
         let destroyed = self.check(api, self.description.destroy, unsafe { (api.destroy)(handle.as_ptr()) });
+        // One that the library would not end stays, for the library may use it still.
+        if self.description.is_callers_struct && destroyed.is_ok() {
+            // SAFETY: `create` allocated it, and the library is done with it.
+            unsafe { CallersStruct::free(handle.as_non_null()) };
+        }
         destroyed.and(handle.workspaces.map_or(Ok(()), |workspaces| workspaces.free()))
     }
 
@@ -269,7 +302,7 @@ impl Library for Vendor {
         }
         // A handle that takes our memory keeps our handler, which `set_memory` checks next.
         if !handle.takes_our_memory() {
-            self.call_set_memory(api, handle, None)?;
+            self.take_off_handler(api, handle)?;
         }
         match (&handle.workspaces, api.set_stream, api.set_workspace) {
             (Some(workspaces), ..) => {
@@ -302,7 +335,7 @@ impl Library for Vendor {
         let current = api.get_memory.and_then(|get| unsafe { handler_of(get, handle) });
         if !current.is_some_and(|current| current.is(memory)) {
             handle.note_our_memory(false);
-            self.call_set_memory(api, handle, None).map_err(|error| {
+            self.take_off_handler(api, handle).map_err(|error| {
                 let advice = current.map(|_| OTHER_HANDLER.to_owned());
                 error.map_library(|refused| refused.advice = advice.or(refused.advice.take()))
             })?;

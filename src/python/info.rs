@@ -6,7 +6,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use super::device;
-use crate::library::{CUBLAS, CUBLASLT, CUDNN, CUDSS, CUSOLVER, CUSPARSE, Library, Vendor};
+use crate::library::{
+    CUBLAS, CUBLASLT, CUDNN, CUDSS, CUSOLVER, CUSPARSE, CUSPARSELT, CUSTATEVEC, CUTENSOR, CUTENSORNET, Library, Vendor,
+};
 use crate::runtime;
 
 #[doc = docstring!("driver_version")]
@@ -43,6 +45,7 @@ pub(super) fn runtimes_passed_over() -> Vec<(&'static str, String, bool)> {
 #[doc = docstring!("cuda_builds")]
 #[pyfunction]
 pub(super) fn cuda_builds() -> Vec<(&'static str, Option<u32>, BTreeMap<u32, &'static str>)> {
-    let vendors: [&'static Vendor; 6] = [&CUDNN, &CUBLAS, &CUBLASLT, &CUSOLVER, &CUSPARSE, &CUDSS];
+    let vendors: [&'static Vendor; 10] =
+        [&CUDNN, &CUBLAS, &CUBLASLT, &CUSOLVER, &CUSPARSE, &CUDSS, &CUSTATEVEC, &CUTENSORNET, &CUTENSOR, &CUSPARSELT];
     vendors.into_iter().map(|vendor| (vendor.name(), vendor.cuda(), vendor.packages())).collect()
 }

@@ -45,8 +45,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyCFunction, PyType};
 
 use crate::handle::{
-    Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, Hipblas, HipblasLt, Hipsolver, Hipsparse, Miopen, Pooled,
-    Simulated,
+    Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, CusparseLt, Custatevec, Cutensor, Cutensornet, Hipblas,
+    HipblasLt, Hipsolver, Hipsparse, Miopen, Pooled, Simulated,
 };
 use crate::library;
 
@@ -136,6 +136,10 @@ mod _native {
             ("hipblaslt", HipblasLt::pool()),
             ("hipsolver", Hipsolver::pool()),
             ("hipsparse", Hipsparse::pool()),
+            ("custatevec", Custatevec::pool()),
+            ("cutensornet", Cutensornet::pool()),
+            ("cutensor", Cutensor::pool()),
+            ("cusparselt", CusparseLt::pool()),
             ("simulated", Simulated::pool()),
         ] {
             module.add(name, PyHandlePool::from(pool))?;

@@ -3,7 +3,8 @@
 // streams, STATUSES its names of statuses, and with USES_CONTEXT its streams must be of the current device, as cuDNN's
 // and MIOpen's. SETTINGS are what can be set of a handle, VALUE(set, get, what a new handle has), POINTER(set, get) and
 // ALLOCATOR(set), and with PINNED there is a handler of pinned memory. With UNFINISHED a creation that is refused leaves a
-// handle.
+// handle. With CALLERS_STRUCT a handle is a struct of so many bytes of the caller's. NO_HANDLER is the status of a handle
+// without a handler of memory that is asked for it, and HANDLER_STAYS the one of taking a handler off, where that is refused.
 
 #include "double.h"
 
@@ -81,10 +82,18 @@ int double_free(void *handle, void *pointer, size_t bytes) {
   own->live -= !status;
   return status;
 }
+// The stream of a call, for libraries whose calls take one.
+void double_use(void *handle, void *stream) { ((Handle *)handle)->stream = stream; }
 int double_keep(void *handle, size_t bytes) { return double_allocate(handle, &((Handle *)handle)->kept, bytes); }
 
 static void make(void **handle) {
+#ifdef CALLERS_STRUCT
+  _Static_assert(sizeof(Handle) <= CALLERS_STRUCT, "the struct has place for all that a handle has");
+  if ((uintptr_t)handle % 16) wrong("%p is not aligned", handle);
+  Handle *made = memset(handle, 0, CALLERS_STRUCT);
+#else
   Handle *made = *handle = calloc(1, sizeof(Handle));
+#endif
   for (int index = 0; index < COUNT; index++) made->settings[index] = settings[index].new;
   add("handle", (uintptr_t)made, 0, driver("double_device", NULL, -1));
 }
@@ -110,7 +119,11 @@ int DESTROY(void *handle) {
   void *kept = ((Handle *)handle)->kept;
   if (kept && double_free(handle, kept, 0)) wrong("%p could not be given back", kept);
   removed(alive("handle", handle));
+#ifdef CALLERS_STRUCT
+  memset(handle, 0xDD, CALLERS_STRUCT);
+#else
   free(handle);
+#endif
   return 0;
 }
 #endif
@@ -158,10 +171,16 @@ static int set_handler(Memory *own, const Memory *memory, int live) {
   *own = memory ? *memory : (Memory){0};
   return 0;
 }
+#ifndef NO_HANDLER
+#define NO_HANDLER 3
+#endif
 #ifdef SET_MEMORY
 int SET_MEMORY(void *handle, const Memory *memory) {
   CALL();
   alive("handle", handle);
+#ifdef HANDLER_STAYS
+  if (!memory) return HANDLER_STAYS;
+#endif
   return set_handler(&((Handle *)handle)->memory, memory, ((Handle *)handle)->live);
 }
 #endif
@@ -185,7 +204,7 @@ int GET_MEMORY(void *handle, Memory *memory) {
   CALL();
   alive("handle", handle);
   *memory = ((Handle *)handle)->memory;
-  return memory->allocate ? 0 : 3;
+  return memory->allocate ? 0 : NO_HANDLER;
 }
 #endif
 #define SET(set, parameters, value) \

@@ -11,8 +11,8 @@ use gpupool::c_api::{C_API, HandleCounts, HandleLease};
 use gpupool::library::simulated::{set_handle_bytes, stream_of};
 use gpupool::runtime::host::{Call, Fault, clear_faults, inject};
 use gpupool::{
-    Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, Hipblas, HipblasLt, Hipsolver, Hipsparse, Miopen, Pooled,
-    Simulated, StatusKind, Stream,
+    Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, CusparseLt, Custatevec, Cutensor, Cutensornet, Hipblas,
+    HipblasLt, Hipsolver, Hipsparse, Miopen, Pooled, Simulated, StatusKind, Stream,
 };
 
 /// `GPUPOOL_CUBLAS`, `GPUPOOL_SIMULATED` and, of ROCm's, `GPUPOOL_HIPBLAS`.
@@ -411,6 +411,10 @@ fn the_numbers_of_libraries_are_those_of_the_header() {
         HipblasLt::pool(),
         Hipsolver::pool(),
         Hipsparse::pool(),
+        Custatevec::pool(),
+        Cutensornet::pool(),
+        Cutensor::pool(),
+        CusparseLt::pool(),
     ];
     let (_, after) = HEADER.split_once("typedef enum gpupool_library {").unwrap();
     let (numbers, _) = after.split_once('}').unwrap();
@@ -429,5 +433,5 @@ fn the_numbers_of_libraries_are_those_of_the_header() {
         assert_eq!(pool.limit(), None);
     }
     // SAFETY: it takes numbers.
-    assert_ne!(unsafe { (C_API.set_handle_limit)(12, 1) }, 0);
+    assert_ne!(unsafe { (C_API.set_handle_limit)(16, 1) }, 0);
 }

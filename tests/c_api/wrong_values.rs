@@ -131,11 +131,11 @@ fn a_library_that_is_none_is_refused_by_every_function_that_takes_one() {
     host!();
     let stream = stream(0);
     let raw = stream.raw().as_ptr();
-    for wrong in [-1, 12, c_int::MIN, c_int::MAX] {
+    for wrong in [-1, 16, c_int::MIN, c_int::MAX] {
         let (mut handle, mut lease, mut number, mut is_available) = (null_mut(), NO_LEASE, 0, 0);
         let mut counts = handle_counts(size_of::<HandleCounts>() as u64);
         let named = format!("no library {wrong}");
-        let words: [&str; 4] = [&named, "gpupool_library", "0 (cudnn)", "11 (hipsparse)"];
+        let words: [&str; 4] = [&named, "gpupool_library", "0 (cudnn)", "15 (cusparselt)"];
         // SAFETY: the stream and the places are alive.
         unsafe {
             failed((C_API.handle)(wrong, 0, raw, &raw mut handle), INVALID_VALUE, &words);

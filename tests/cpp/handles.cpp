@@ -34,6 +34,8 @@ struct miopenHandle {};
 typedef struct miopenHandle *miopenHandle_t;
 typedef struct cudnnContext *cudnnHandle_t;
 typedef struct cudssContext *cudssHandle_t;
+typedef struct custatevecContext *custatevecHandle_t;
+typedef struct cutensorHandle *cutensorHandle_t;
 
 #define EXPECT(condition) \
   ((condition) ? void() : (std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition), std::exit(1)))
@@ -175,10 +177,13 @@ template <class Handle, class Tag> constexpr bool is_of = has_handle<Handle, Han
 static_assert(is_of<cudnnHandle_t, libraries::cudnn> && is_of<cusparseHandle_t, libraries::cusparse>);
 static_assert(is_of<cudssHandle_t, libraries::cudss> && is_of<cublasHandle_t, libraries::cublas>);
 static_assert(is_of<cublasLtHandle_t, libraries::cublaslt> && is_of<cusolverDnHandle_t, libraries::cusolver>);
+static_assert(is_of<custatevecHandle_t, libraries::custatevec> && is_of<cutensorHandle_t, libraries::cutensor>);
+static_assert(has_handle<libraries::cutensornet, void *> && has_handle<libraries::cusparselt, void *>);
 static_assert(is_of<miopenHandle_t, libraries::miopen> && has_handle<libraries::hipblas, void *>);
 static_assert(has_handle<libraries::hipblaslt, void *> && has_handle<libraries::hipsolver, void *>);
 static_assert(has_handle<libraries::hipsparse, void *> && has_handle<libraries::simulated, void *>);
 static_assert(libraries::hipsparse::number == GPUPOOL_HIPSPARSE && libraries::cublaslt::number == GPUPOOL_CUBLASLT);
+static_assert(libraries::custatevec::number == GPUPOOL_CUSTATEVEC && libraries::cusparselt::number == GPUPOOL_CUSPARSELT);
 
 using lease_of_cublas = gpupool::lease<cublasHandle_t>;
 static_assert(std::is_nothrow_move_constructible_v<lease_of_cublas>);

@@ -912,7 +912,7 @@ class Worker {
   }
 
   void ask_for_handles_wrongly() {
-    static constexpr int NO_LIBRARIES[] = {-1, 12, 99, INT32_MAX, INT32_MIN};
+    static constexpr int NO_LIBRARIES[] = {-1, 16, 99, INT32_MAX, INT32_MIN};
     auto wrong = NO_LIBRARIES[below(5)];
     gpupool_handle_stats stats{};
     gpupool_lease lease{};

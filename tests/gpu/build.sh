@@ -20,6 +20,7 @@ install -D -s target/release/libgpupool.so python/gpupool/lib/libgpupool.so.0
 programs() {
   install -s "$(tests/program.sh test --release --no-run --test cuda)" "$out/bin/test_cuda"
   install -s "$(tests/program.sh bench --no-run --bench handle)" "$out/bin/bench_handle"
+  install -s "$(tests/program.sh bench --no-run --bench library_memory)" "$out/bin/bench_library_memory"
   install -s "$(tests/program.sh bench --no-run --bench memory)" "$out/bin/bench_memory"
   install -s "$(tests/program.sh build --example cudarc_stream)" "$out/bin/cudarc_stream"
   install -s "$(tests/program.sh build --release --example cudarc_training)" "$out/bin/cudarc_training"

@@ -18,14 +18,21 @@ HERE = Path(__file__).parent
 PROGRAMS = HERE / "programs"
 EXAMPLES = HERE.parents[1] / "examples"
 
-POOLS = ["cudnn", "cusparse", "cudss", "cublas", "cublaslt", "cusolver"]
+POOLS = [
+    *("cudnn", "cusparse", "cudss", "cublas", "cublaslt", "cusolver"),
+    *("custatevec", "cutensornet", "cutensor", "cusparselt"),
+]
+# Those whose handles have memory that two streams must not use at once: a thread has a handle for each stream.
+BY_STREAM = ["custatevec", "cutensornet"]
 
-# What a library calls its functions that get and set a handle's stream; cuDSS has no getter, cuBLASLt has neither.
+# What a library calls its functions that get and set a handle's stream; cuDSS has no getter, and where a
+# call takes a stream there is neither.
 STREAM_FUNCTIONS = {
     "cudnn": ("cudnnGetStream", "cudnnSetStream"),
     "cusparse": ("cusparseGetStream", "cusparseSetStream"),
     "cublas": ("cublasGetStream_v2", "cublasSetStream_v2"),
     "cusolver": ("cusolverDnGetStream", "cusolverDnSetStream"),
+    "custatevec": ("custatevecGetStream", "custatevecSetStream"),
 }
 
 

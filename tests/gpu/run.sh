@@ -159,6 +159,9 @@ run_handles() {
   step leases bash -c 'leases() { bin/bench_handle --bench "at once" --measurement-time 0.3 --warm-up-time 0.1 \
     --sample-size 10 2>&1 | grep -vE "^Benchmarking" | grep -E "at once|time:" | paste -d " " - - | tr -s " "; }
     (leases && GPUPOOL_RUNTIME=host leases) | tee "$1"' _ "$results/leases.txt"
+  # shellcheck disable=SC2016 # for the inner shell
+  step library_memory bash -c 'bin/bench_library_memory --bench 2>&1 | grep -vE "^Benchmarking" |
+    grep -E "time:|^[a-z]+[ /].*[^:]$|workspace of" | tee "$1"' _ "$results/library_memory.txt"
   step peers "$python" benches/peers.py --bench bin/bench_handle --output "$results/peers.json"
 }
 
@@ -273,7 +276,7 @@ finish() {
 }
 
 mkdir -p "$results"
-rm -f "$results"/{log,examples,leases,green_contexts}.txt \
+rm -f "$results"/{log,examples,leases,green_contexts,library_memory}.txt \
   "$results"/{peers,workspaces,memory,turns,passes,recording,ranges,idle_server,kv_peers}.json \
   "$results"/{pinned,pinned_rust,sleep,neighbours,share}.json \
   "$results"/{frameworks,plugs,rmm,rmm_cpp,nccl,pytorch,torch_sharing}.json

@@ -15,6 +15,10 @@ EXAMPLES = {
     "convolution_cudnn": ["cudnn"],
     "solve_cudss": ["cudss"],
     "gemm_cholesky": ["cublas", "cusolver"],
+    "gates_custatevec": ["custatevec"],
+    "contract_cutensornet": ["cutensornet"],
+    "contract_cutensor": ["cutensor"],
+    "sparse_cusparselt": ["cusparselt"],
 }
 WAVES = 3
 
@@ -87,6 +91,37 @@ def test_products_and_factors():
     assert max(result.factor_error for result in results) < 1e-13
 
 
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [
+        ("gates_custatevec", 1e-13),
+        ("contract_cutensornet", 1e-12),
+        ("contract_cutensor", 1e-12),
+        # Half precision.
+        ("sparse_cusparselt", 2e-3),
+    ],
+)
+def test_of_libraries_that_are_not_the_toolkits(name, most):
+    module = importlib.import_module(name)
+    pool = pool_or_skip(EXAMPLES[name][0])
+    mem_pool = gpupool.MemPool(limit=4 << 30) if pool.name in ("custatevec", "cutensornet") else None
+    if mem_pool:
+        pool.set_mem_pool(mem_pool)
+    try:
+        results = run_waves(name, module.wave, threads=4)
+        if mem_pool:
+            # A gate may find enough memory in the handle.
+            needed = getattr(results[0], "workspace_bytes", 1) > 0
+            assert (mem_pool.stats().allocations > 0) == needed
+    finally:
+        if mem_pool:
+            pool.set_mem_pool(None)
+            pool.trim()
+    assert_all_differ([result.handle for result in results], threads=4)
+    print(f"{pool.name}: largest error: {max(result.error for result in results):.1e}")
+    assert max(result.error for result in results) < most
+
+
 def test_solves_of_nvmath(examples):
     import_or_skip("scipy.sparse.linalg")
     output = run_python(str(examples / "nvmath_solve.py"))
@@ -107,8 +142,8 @@ def test_clusters_share_the_gpu(name, package, examples):
 def test_runs_as_a_script(name, examples):
     import_or_skip("scipy.sparse.linalg")
     output = run_python(str(examples / f"{name}.py"))
-    if name == "solve_cudss" and not gpupool.cudss.available:
-        assert "pip install nvidia-cudss-cu13" in output
+    if not all(getattr(gpupool, pool).available for pool in EXAMPLES[name]):
+        assert "get it with: pip install" in output
     else:
         assert "threads served" in output
 

@@ -6,7 +6,16 @@ import json
 
 import gpupool
 import pytest
-from gpu_helpers import STREAM_FUNCTIONS, cupy, import_or_skip, in_threads, pool_or_skip, run_program, stream_of
+from gpu_helpers import (
+    BY_STREAM,
+    STREAM_FUNCTIONS,
+    cupy,
+    import_or_skip,
+    in_threads,
+    pool_or_skip,
+    run_program,
+    stream_of,
+)
 from partitions import Refused, contexts_of, driver, halves, made
 from products import Product
 from waiting import PATIENCE
@@ -131,7 +140,7 @@ def test_kernels_run_on_the_processors_of_their_part(parts, streams, kernels):
 # Handles and leases.
 
 
-@pytest.mark.parametrize("name", STREAM_FUNCTIONS)
+@pytest.mark.parametrize("name", [name for name in STREAM_FUNCTIONS if name not in BY_STREAM])
 def test_every_checkout_sets_the_stream(name, streams):
     pool = pool_or_skip(name)
     plain = gpupool.Stream()

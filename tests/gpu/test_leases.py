@@ -5,7 +5,7 @@ import threading
 
 import gpupool
 import pytest
-from gpu_helpers import POOLS, cupy, in_threads, pool_or_skip, run_program, stream_of
+from gpu_helpers import BY_STREAM, POOLS, STREAM_FUNCTIONS, cupy, in_threads, pool_or_skip, run_program, stream_of
 
 
 @pytest.mark.parametrize("name", POOLS)
@@ -15,12 +15,12 @@ def test_a_lease_has_its_stream_and_goes_to_the_next(name):
     first, second = gpupool.Stream(), gpupool.Stream()
     with pool.lease(first) as lease:
         handle = int(lease)
-        if name not in ("cudss", "cublaslt"):
+        if name in STREAM_FUNCTIONS:
             assert stream_of(pool, handle) == first.ptr
     created = pool.stats().created
     with pool.lease(second) as lease:
         assert int(lease) == handle
-        if name not in ("cudss", "cublaslt"):
+        if name in STREAM_FUNCTIONS:
             assert stream_of(pool, handle) == second.ptr
     assert (pool.stats().created, pool.stats().leased) == (created, 0)
 
@@ -60,6 +60,7 @@ CHANGES = [
     ("cusparse", "cusparseSetPointerMode", "cusparseGetPointerMode", 1, 0),
     ("cusolver", "cusolverDnSetDeterministicMode", "cusolverDnGetDeterministicMode", 2, 1),
     ("cusolver", "cusolverDnSetMathMode", "cusolverDnGetMathMode", 2, 1),
+    ("custatevec", "custatevecSetMathMode", "custatevecGetMathMode", 2, 0),
     *(("cublas", f"cublasSet{what}", f"cublasGet{what}", changed, new) for what, changed, new in EMULATION),
     *(("cusolver", f"cusolverDnSet{what}", f"cusolverDnGet{what}", changed, new) for what, changed, new in EMULATION),
 ]
@@ -118,7 +119,7 @@ extern "C" __global__ void busy(long long cycles, volatile int *stop) {
 """
 
 
-@pytest.mark.parametrize("name", POOLS)
+@pytest.mark.parametrize("name", [name for name in POOLS if name not in BY_STREAM])
 def test_a_hand_over_waits_for_no_work_of_the_former_stream(name):
     pool = pool_or_skip(name)
     pool.trim()
@@ -183,7 +184,7 @@ def test_threads_that_alternate_devices_get_each_ones_handles(name):
             with pool.lease(streams[device]) as lease:
                 assert (lease.device, pool.handle(streams[device])) == (device, own[device])
                 handles[device].add(int(lease))
-                if name not in ("cudss", "cublaslt"):
+                if name in STREAM_FUNCTIONS:
                     assert stream_of(pool, int(lease)) == streams[device].ptr
         return cupy.cuda.runtime.getDevice()
 

@@ -116,3 +116,49 @@ def test_cudss():
             library.cudssMatrixDestroy(dense)
         library.cudssDataDestroy(handle, data)
         library.cudssConfigDestroy(config)
+
+
+def test_cutensor():
+    """A plan is the handle's; the streams share it as threads may."""
+    pool, streams = pool_or_skip("cutensor"), [gpupool.Stream(), gpupool.Stream()]
+    example = importlib.import_module("contract_cutensor")
+    handle, random, work = pool.handle(), np.random.default_rng(7), []
+    for _ in streams:
+        left, right = (
+            random.standard_normal([example.EXTENTS[m] for m in modes]) for modes in (example.LEFT, example.RIGHT)
+        )
+        expected = np.einsum(f"{example.LEFT},{example.RIGHT}->{example.OUT}", left, right, optimize=True)
+        outs = [cupy.zeros(expected.shape) for _ in range(50)]
+        work.append((cupy.asarray(left), cupy.asarray(right), outs, expected))
+    cupy.cuda.runtime.deviceSynchronize()
+    for turn in range(50):
+        for stream, (left, right, outs, _) in zip(streams, work, strict=True):
+            example.contract(handle, left, right, outs[turn], stream)
+    cupy.cuda.runtime.deviceSynchronize()
+    for _, _, outs, expected in work:
+        for out in outs:
+            np.testing.assert_allclose(out.get(), expected, rtol=0, atol=1e-11 * abs(expected).max())
+
+
+def test_cusparselt():
+    pool, streams = pool_or_skip("cusparselt"), [gpupool.Stream(), gpupool.Stream()]
+    example = importlib.import_module("sparse_cusparselt")
+    product, random, work = example.Product(pool.handle()), np.random.default_rng(9), []
+    for stream in streams:
+        left = cupy.asarray(random.standard_normal((example.ROWS, example.TERMS)).astype(np.float16))
+        right = cupy.asarray(random.standard_normal((example.COLUMNS, example.TERMS)).astype(np.float16))
+        cupy.cuda.runtime.deviceSynchronize()
+        product.prune(left, stream)
+        stream.synchronize()
+        expected = left.astype(np.float64) @ right.astype(np.float64).T
+        outs = [cupy.zeros((example.ROWS, example.COLUMNS), dtype=np.float16) for _ in range(50)]
+        work.append((left, right, outs, expected))
+    cupy.cuda.runtime.deviceSynchronize()
+    for turn in range(50):
+        for stream, (left, right, outs, _) in zip(streams, work, strict=True):
+            product.compute(left, right, outs[turn], stream)
+    cupy.cuda.runtime.deviceSynchronize()
+    for _, _, outs, expected in work:
+        for out in outs:
+            assert float(abs(out - expected).max() / abs(expected).max()) < 2e-3
+    product.close()

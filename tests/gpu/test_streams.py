@@ -3,6 +3,7 @@
 import gpupool
 import pytest
 from gpu_helpers import (
+    BY_STREAM,
     STREAM_FUNCTIONS,
     cupy,
     import_or_none,
@@ -146,7 +147,7 @@ def test_a_new_thread_gets_the_stream(name, kind):
     assert in_threads(2, lambda _: stream_of(pool, pool.handle(stream))) == [expected, expected]
 
 
-@pytest.mark.parametrize("name", ["cudss", "cublaslt"])
+@pytest.mark.parametrize("name", ["cudss", "cublaslt", "cutensornet", "cutensor", "cusparselt"])
 @every_kind
 def test_pools_without_a_getter_take_every_kind(name, kind):
     pool = pool_or_skip(name)
@@ -228,7 +229,8 @@ def test_each_device_has_its_own_handle(name):
         stream = cupy.cuda.Stream(non_blocking=True)
     handle = pool.handle(stream)
     assert stream_of(pool, handle) == stream.ptr
-    assert handle == pool.handle(device=1) != pool.handle(device=0)
+    assert pool.handle(device=1) != pool.handle(device=0)
+    assert (handle == pool.handle(device=1)) == (name not in BY_STREAM)
     assert gpupool.current_device() == cupy.cuda.runtime.getDevice() == 0
     with pytest.raises(gpupool.InvalidValue):
         pool.handle(stream, device=0)

@@ -13,6 +13,7 @@ mod logging;
 mod many_devices;
 mod panics;
 mod pool_limit;
+mod real_libraries;
 mod real_library;
 mod scratch;
 mod stress;

@@ -81,11 +81,13 @@ def build_library(
     version: tuple[int, int, int] = (1, 2, 3),
     without: str | None = None,
     needs: tuple[str, Path] | None = None,
+    handler_stays: int | None = None,
 ) -> Path:
     """Build a library.
 
     `without` is a kind of symbol, or "SETTINGS" for all of them. `needs` is a symbol and the library that has it,
-    without a hint where that is.
+    without a hint where that is. `handler_stays` is the status of taking a handler of memory off, where that is
+    refused.
     """
     library = LIBRARIES[name]
     symbols = {"CREATE": library.create, "DESTROY": library.destroy, **library.symbols}
@@ -97,6 +99,11 @@ def build_library(
         flags.append("-DSETTINGS=" + " ".join(setting.macro for setting in library.settings))
     if library.leaves_unfinished:
         flags.append("-DUNFINISHED")
+    if library.callers_struct:
+        flags.append(f"-DCALLERS_STRUCT={library.callers_struct}")
+    flags.append(f"-DNO_HANDLER={library.no_handler}")
+    if handler_stays is not None:
+        flags.append(f"-DHANDLER_STAYS={handler_stays}")
     if library.uses_context:
         flags.append("-DUSES_CONTEXT")
     if needs:

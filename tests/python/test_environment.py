@@ -79,7 +79,10 @@ def test_few_addresses_are_not_all_the_devices(gibibytes):
 # Values that name no library.
 NO_FILES = ["garbage", "/nowhere", "-1", "a\nb", "/etc/passwd", NOT_UTF8, "x" * 9000]
 LIBRARIES = {
-    "cuda": ("cublas", "cublaslt", "cudnn", "cudss", "cusolver", "cusparse"),
+    "cuda": (
+        *("cublas", "cublaslt", "cudnn", "cudss", "cusolver", "cusparse", "cusparselt"),
+        *("custatevec", "cutensor", "cutensornet"),
+    ),
     "hip": ("hipblas", "hipblaslt", "hipsolver", "hipsparse", "miopen"),
 }
 

@@ -81,7 +81,7 @@ def test_libraries_that_are_missing_come_with_the_command_and_are_no_failure(com
     assert (code, info["ok"], cusparse["state"]) == (0, True, "missing")
     assert cusparse["remedy"].startswith("Install it with: pip install nvidia-cusparse\n")
     _, lines = shown(start_bare_command)
-    assert "  cusparse  missing: pip install nvidia-cusparse" in lines
+    assert "  cusparse    missing: pip install nvidia-cusparse" in lines
 
 
 def test_the_smoke_test_tries_every_device_and_library(command):
@@ -302,7 +302,8 @@ def test_what_cudas_driver_tells_of_a_device(cuda):
     cusparse = by_name(info["libraries"])["cusparse"]
     assert (cusparse["state"], cusparse["version"], cusparse["origin"]) == ("loaded", "1.2.3", "wheel")
     assert cusparse["handles"].keys() == {"0", "1"}
-    assert set(by_name(info["libraries"])) == {"cudnn", "cublas", "cublaslt", "cusolver", "cusparse", "cudss"}
+    of_cuda = {"cudnn", "cublas", "cublaslt", "cusolver", "cusparse", "cudss"}
+    assert set(by_name(info["libraries"])) == of_cuda | {"custatevec", "cutensornet", "cutensor", "cusparselt"}
 
 
 def test_the_text_has_the_same(cuda):
@@ -314,7 +315,7 @@ def test_the_text_has_the_same(cuda):
     )
     assert "     GPU-a0a0a0a0-a0a0-a0a0-a0a0-a0a0a0a0a0a0, PCI 0000:18:00.0" in lines
     assert any(
-        re.fullmatch(r"  cusparse  1\.2\.3      wheel       2 handles in [\d.]+ to [\d.]+ ms", line) for line in lines
+        re.fullmatch(r"  cusparse    1\.2\.3      wheel       2 handles in [\d.]+ to [\d.]+ ms", line) for line in lines
     )
 
 

@@ -86,3 +86,24 @@ def test_what_cannot_be_told_says_so(machine):
 
 def test_arguments_that_cannot_be_right(machine):
     machine.run("library_memory/taking.py", "arguments_that_cannot_be_right", FAKE_VMM="1")
+
+
+# What the library answers if a handler is to be taken off: it does so, as cuStateVec's documentation says, or refuses,
+# as cuTensorNet may, whose documentation says nothing.
+STAYS = ("a_handler_that_stays_ends_the_handle", "an_owners_handler_is_told_where_it_cannot_go")
+
+
+@pytest.mark.parametrize("function", functions_of("library_memory/quantum.py", *STAYS))
+@pytest.mark.parametrize("name", ["custatevec", "cutensornet"])
+def test_memory_for_the_time_of_a_call(tmp_path, name, function):
+    machine = Machine("cuda", tmp_path)
+    machine.install(name)
+    machine.run("library_memory/quantum.py", function, name, FAKE_VMM="1")
+
+
+@pytest.mark.parametrize("function", STAYS)
+@pytest.mark.parametrize("name", ["custatevec", "cutensornet"])
+def test_a_handler_that_cannot_be_taken_off(tmp_path, name, function):
+    machine = Machine("cuda", tmp_path)
+    build_library(name, machine.site_packages / LIBRARIES[name].file, handler_stays=7)
+    machine.run("library_memory/quantum.py", function, name, FAKE_VMM="1")

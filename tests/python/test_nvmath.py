@@ -128,7 +128,7 @@ def test_without_nvmath_it_says_what_is_missing(tmp_path, version, said):
 def run(tmp_path):
     """Run a program on a machine with cuDSS, where the packages of this interpreter are to be found too."""
     machine = Machine("cuda", tmp_path)
-    for name in ("cublaslt", "cublas", "cudss"):
+    for name in ("cublaslt", "cublas", "cudss", "cutensor"):
         machine.install(name)
     packages = os.pathsep.join([str(machine.site_packages), sysconfig.get_path("purelib")])
 

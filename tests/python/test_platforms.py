@@ -11,7 +11,7 @@ from programs.shared.libraries import BY_STREAM, CUDA_LIBRARIES, LIBRARIES
 PLATFORMS = ["cuda", "hip"]
 WITH_STREAM = [name for name, library in LIBRARIES.items() if "SET_STREAM" in library.symbols]
 # Destroying a handle waits for the device, which no capture allows.
-SYNCHRONIZING = ["cublas", "cusolver", "cudss", "cublaslt", "miopen", *BY_STREAM]
+SYNCHRONIZING = ["cublas", "cusolver", "cudss", "cublaslt", "cutensor", "cusparselt", "miopen", *BY_STREAM]
 
 
 def platform_of(name):

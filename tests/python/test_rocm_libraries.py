@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from abi import build_library
 from machines import Machine
-from programs.shared.libraries import BY_STREAM, LIBRARIES
+from programs.shared.libraries import BY_STREAM, CUDA_LIBRARIES, LIBRARIES
 
 PROGRAM = "platforms/rocm_libraries.py"
-EVERY = pytest.mark.parametrize("name", BY_STREAM)
+ROCM = [name for name in BY_STREAM if name not in CUDA_LIBRARIES]
+EVERY = pytest.mark.parametrize("name", ROCM)
 # The names of the files in ROCm 5, 6 and 7.
 SONAMES = {
     "hipblas": ("libhipblas.so.1", "libhipblas.so.2", "libhipblas.so.3"),
@@ -83,7 +84,7 @@ def test_a_capture_on_a_ninth_stream_stays_whole(machine, check, name):
     check("a_capture_on_a_ninth_stream_stays_whole", name)
 
 
-@pytest.mark.parametrize("name", [name for name in BY_STREAM if "SET_STREAM" in LIBRARIES[name].symbols])
+@pytest.mark.parametrize("name", [name for name in ROCM if "SET_STREAM" in LIBRARIES[name].symbols])
 def test_the_stream_is_asked_for_and_set_only_if_it_differs(machine, check, name):
     machine.install(name)
     check("the_stream_is_asked_for_and_set_only_if_it_differs", name)

@@ -26,6 +26,10 @@ LIBRARIES = {
     "cudss": (["cudss.h"], "cudssHandle_t"),
     "cusolver": (["cusolverDn.h"], "cusolverDnHandle_t"),
     "cusparse": (["cusparse.h"], "cusparseHandle_t"),
+    "cusparselt": (["cusparseLt.h"], "cusparseLtHandle_t"),
+    "custatevec": (["custatevec.h"], "custatevecHandle_t"),
+    "cutensor": (["cutensor.h"], "cutensorHandle_t"),
+    "cutensornet": (["cutensornet.h", "types.h"], "cutensornetHandle_t"),
     "miopen": (["miopen.h"], "miopenHandle_t"),
     "hipblas": (["hipblas.h", "rocblas-functions.h"], "hipblasHandle_t"),
     "hipblaslt": (["hipblaslt.h"], "hipblasLtHandle_t"),
@@ -41,7 +45,12 @@ WHEELS = {
     "cudss": "nvidia-cudss-cu13==1.0.0.35",
     "cusolver": "nvidia-cusolver==12.4.1.2",
     "cusparse": "nvidia-cusparse==12.9.4.2",
+    "cusparselt": "nvidia-cusparselt-cu13==0.10.0",
+    "custatevec": "custatevec-cu13==1.15.0",
+    "cutensor": "cutensor-cu13==2.8.1",
+    "cutensornet": "cutensornet-cu13==2.14.0",
 }
+HEADERS = re.compile(r"(nvidia|cuquantum|cutensor)/(.*/)?include/.*\.h$")
 FETCHED = Path(__file__).parents[2] / "build" / "headers"
 
 SETS = re.compile("Set|Enable|Disable|Register|Configure")
@@ -59,7 +68,7 @@ def folders_of(name: str) -> list[Path]:
     folder = FETCHED / f"{name}-{WHEELS[name]}"
     if not folder.exists():
         try:
-            extract(WHEELS[name], re.compile(r"nvidia/.*include/.*\.h$"), folder)
+            extract(WHEELS[name], HEADERS, folder)
         except CannotFetch as error:
             pytest.skip(str(error))
     return [folder]
@@ -85,7 +94,8 @@ def test_every_setter_is_set_back_or_named_with_the_reason_why_not(name):
         or (OF_THE_PROCESS.search(function) and SETS.search(function) and handle not in parameters)
     }
     assert setters, "no function sets anything"
-    source = (VENDORS / f"{name}.rs").read_text()
+    (file,) = VENDORS.rglob(f"{name}.rs")
+    source = file.read_text()
     missing = {setter for setter in setters if not re.search(rf"\b{setter}\b", source)}
     assert not missing, f"{name}.rs says nothing of {sorted(missing)}"
     settings = re.search(r"^    resets:.*?(?=^    (?:version|status_names):)", source, re.DOTALL | re.MULTILINE)
@@ -103,6 +113,14 @@ def test_the_type_of_a_handle_is_what_gpupool_handles_hpp_says(name):
         # A macro's: `struct miopenHandle {}; typedef struct miopenHandle *miopenHandle_t`.
         text = re.sub(r"MIOPEN_DECLARE_OBJECT\((\w+)\)", r"typedef struct \1 *\1_t", text)
     declared = re.search(rf"\btypedef\s+(?:struct\s+)?(\w+)\s*\*\s*{handle}\s*;", text)
+    if name == "cusparselt":
+        # A struct without a name, which no other header can declare: its address is a `void *` there.
+        struct = re.search(rf"\btypedef\s+struct\s*{{[^}}]*?\[(\d+)\]\s*;\s*}}\s*{handle}\s*;", text)
+        assert struct, f"{handle} is no struct of bytes"
+        most = re.search(r"struct CallersStruct\(\[u8; (\d+)\]\)", (VENDORS.parent / "callers_struct.rs").read_text())
+        assert most, "there is no struct for it"
+        assert int(struct[1]) <= int(most[1]), f"{handle} is larger than the place that gpupool has for it"
+        declared = re.match("(void)", "void")
     if not declared:
         pytest.skip(f"needs the headers of {name}")
     header = (Path(gpupool.get_include()) / "gpupool_handles.hpp").read_text()

@@ -28,6 +28,10 @@ def run(threads: int, waves: int) -> None:
             gpupool.cublas,
             gpupool.cublaslt,
             gpupool.cusolver,
+            gpupool.custatevec,
+            gpupool.cutensornet,
+            gpupool.cutensor,
+            gpupool.cusparselt,
             gpupool.miopen,
             gpupool.hipblas,
             gpupool.hipblaslt,
@@ -37,7 +41,7 @@ def run(threads: int, waves: int) -> None:
         pools = [pool for pool in every if pool.available]
     served = threads * waves
     say(f"{served} threads, {threads} at a time, {CHECKOUTS} checkouts each from every pool.\n")
-    header = f"{'pool':<10} {'version':<10} {'threads':>8} {'created':>8} {'hit':>8}"
+    header = f"{'pool':<11} {'version':<10} {'threads':>8} {'created':>8} {'hit':>8}"
     say(f"{header}   one handle for each thread would have cost")
     for pool in pools:
         hit = _serve(pool, threads, waves)
@@ -46,7 +50,7 @@ def run(threads: int, waves: int) -> None:
         nbytes = stats.device_bytes / (stats.idle + stats.held) * served
         version = ".".join(map(str, pool.version or ()))
         say(
-            f"{pool.name:<10} {version:<10} {served:>8} {stats.created:>8} {hit * 1e9:>5.0f} ns"
+            f"{pool.name:<11} {version:<10} {served:>8} {stats.created:>8} {hit * 1e9:>5.0f} ns"
             f"   {seconds * 1e3:>9.1f} ms {nbytes / 2**20:>9.0f} MiB"
         )
 

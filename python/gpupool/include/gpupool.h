@@ -208,18 +208,22 @@ typedef enum gpupool_backup {
 
 /* A library whose handles gpupool pools, and the type of its handles. */
 typedef enum gpupool_library {
-  GPUPOOL_CUDNN = 0,      /* cudnnHandle_t */
-  GPUPOOL_CUSPARSE = 1,   /* cusparseHandle_t */
-  GPUPOOL_CUDSS = 2,      /* cudssHandle_t */
-  GPUPOOL_CUBLAS = 3,     /* cublasHandle_t */
-  GPUPOOL_CUBLASLT = 4,   /* cublasLtHandle_t, which has no stream: each call takes one */
-  GPUPOOL_CUSOLVER = 5,   /* cusolverDnHandle_t */
-  GPUPOOL_MIOPEN = 6,     /* miopenHandle_t */
-  GPUPOOL_SIMULATED = 7,  /* the simulated library, where devices are simulated */
-  GPUPOOL_HIPBLAS = 8,    /* hipblasHandle_t */
-  GPUPOOL_HIPBLASLT = 9,  /* hipblasLtHandle_t, which has no stream: each call takes one */
-  GPUPOOL_HIPSOLVER = 10, /* hipsolverHandle_t */
-  GPUPOOL_HIPSPARSE = 11  /* hipsparseHandle_t */
+  GPUPOOL_CUDNN = 0,        /* cudnnHandle_t */
+  GPUPOOL_CUSPARSE = 1,     /* cusparseHandle_t */
+  GPUPOOL_CUDSS = 2,        /* cudssHandle_t */
+  GPUPOOL_CUBLAS = 3,       /* cublasHandle_t */
+  GPUPOOL_CUBLASLT = 4,     /* cublasLtHandle_t, which has no stream: each call takes one */
+  GPUPOOL_CUSOLVER = 5,     /* cusolverDnHandle_t */
+  GPUPOOL_MIOPEN = 6,       /* miopenHandle_t */
+  GPUPOOL_SIMULATED = 7,    /* the simulated library, where devices are simulated */
+  GPUPOOL_HIPBLAS = 8,      /* hipblasHandle_t */
+  GPUPOOL_HIPBLASLT = 9,    /* hipblasLtHandle_t, which has no stream: each call takes one */
+  GPUPOOL_HIPSOLVER = 10,   /* hipsolverHandle_t */
+  GPUPOOL_HIPSPARSE = 11,   /* hipsparseHandle_t */
+  GPUPOOL_CUSTATEVEC = 12,  /* custatevecHandle_t */
+  GPUPOOL_CUTENSORNET = 13, /* cutensornetHandle_t, which has no stream: each call takes one */
+  GPUPOOL_CUTENSOR = 14,    /* cutensorHandle_t, which has no stream: each call takes one */
+  GPUPOOL_CUSPARSELT = 15   /* cusparseLtHandle_t *, which has no stream: each call takes one */
 } gpupool_library;
 
 /* A handle that only its holder uses until the lease ends. `lease` fills it; the caller reads `handle` alone, may move

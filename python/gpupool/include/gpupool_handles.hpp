@@ -32,6 +32,8 @@ struct cudssContext;
 struct cublasContext;
 struct cublasLtContext;
 struct cusolverDnContext;
+struct custatevecContext;
+struct cutensorHandle;
 struct miopenHandle;
 
 namespace gpupool {
@@ -55,6 +57,10 @@ struct hipblas : library<void *, GPUPOOL_HIPBLAS> {};
 struct hipblaslt : library<void *, GPUPOOL_HIPBLASLT> {};
 struct hipsolver : library<void *, GPUPOOL_HIPSOLVER> {};
 struct hipsparse : library<void *, GPUPOOL_HIPSPARSE> {};
+struct custatevec : library<::custatevecContext *, GPUPOOL_CUSTATEVEC> {};
+struct cutensornet : library<void *, GPUPOOL_CUTENSORNET> {};
+struct cutensor : library<::cutensorHandle *, GPUPOOL_CUTENSOR> {};
+struct cusparselt : library<void *, GPUPOOL_CUSPARSELT> {}; // a cusparseLtHandle_t *
 struct simulated : library<void *, GPUPOOL_SIMULATED> {}; // the simulated library
 
 } // namespace libraries
@@ -75,6 +81,8 @@ template <> struct tag_of<::cudssContext *> { using type = libraries::cudss; };
 template <> struct tag_of<::cublasContext *> { using type = libraries::cublas; };
 template <> struct tag_of<::cublasLtContext *> { using type = libraries::cublaslt; };
 template <> struct tag_of<::cusolverDnContext *> { using type = libraries::cusolver; };
+template <> struct tag_of<::custatevecContext *> { using type = libraries::custatevec; };
+template <> struct tag_of<::cutensorHandle *> { using type = libraries::cutensor; };
 template <> struct tag_of<::miopenHandle *> { using type = libraries::miopen; };
 
 template <class Library> using tag_t = typename tag_of<Library>::type;

@@ -6,7 +6,7 @@ use crate::library::find::{Component, NVJITLINK, Variant};
 use crate::library::vendor::Vendor;
 use crate::runtime::Kind;
 
-static COMPONENT: Component = Component {
+pub(super) static COMPONENT: Component = Component {
     name: "cusolver",
     platform: Kind::Cuda,
     variants: &[

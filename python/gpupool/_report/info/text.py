@@ -143,8 +143,8 @@ def _pinned(pinned: Pinned) -> Iterator[str]:
 
 
 def _library(library: Library) -> Iterator[str]:
-    margin = " " * 12
-    start = f"  {library.name:<9} "
+    margin = " " * 14
+    start = f"  {library.name:<11} "
     if library.state == "loaded":
         facts = [library.version or "", {"simulated": "built in"}.get(library.name, library.origin or "")]
         times = [check.seconds for check in library.handles.values() if check.seconds is not None]

@@ -71,7 +71,7 @@ _OTHERS = (
     "LD_LIBRARY_PATH",
     "LD_PRELOAD",
 )
-_OTHER_PREFIXES = ("CUDA_MPS_", "CUPY_", "CUDNN_", "CUDSS_")
+_OTHER_PREFIXES = ("CUDA_MPS_", "CUPY_", "CUDNN_", "CUDSS_", "CUSPARSELT_", "CUSTATEVEC_", "CUTENSOR_", "CUTENSORNET_")
 
 
 def gather() -> list[Variable]:

@@ -2,7 +2,10 @@
 
 import gpupool
 
-POOLS = [gpupool.cudnn, gpupool.cusparse, gpupool.cudss, gpupool.cublas, gpupool.cublaslt, gpupool.cusolver]
+POOLS = [
+    *(gpupool.cudnn, gpupool.cusparse, gpupool.cudss, gpupool.cublas, gpupool.cublaslt, gpupool.cusolver),
+    *(gpupool.custatevec, gpupool.cutensornet, gpupool.cutensor, gpupool.cusparselt),
+]
 pools = [pool for pool in POOLS if pool.available]
 assert pools, "no library is here"
 

@@ -13,6 +13,7 @@ def main():
     before = loaded()
     gpupool = importlib.import_module("gpupool")
     repr([gpupool.cudnn, gpupool.cusparse, gpupool.cudss, gpupool.cublas, gpupool.cublaslt, gpupool.cusolver])
+    repr([gpupool.custatevec, gpupool.cutensornet, gpupool.cutensor, gpupool.cusparselt])
     found = [name for name in loaded() - before if re.match("lib(cu|nv)", name)]
     assert not found, f"gpupool loads {found}"
 

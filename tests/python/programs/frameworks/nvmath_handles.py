@@ -11,6 +11,7 @@ from library_double import LibraryDouble
 from nvmath.bindings import cudss
 from nvmath.linalg.advanced import MatmulOptions
 from nvmath.sparse.advanced import DirectSolverOptions
+from nvmath.tensor import ContractionOptions
 
 library = LibraryDouble("cudss")
 pool, stream = library.pool, gpupool.Stream(0)
@@ -51,6 +52,11 @@ def come_with_gpupool_s_memory():
         assert options["sm_count_target"] == 4, "an option was lost"
     with gpupool.nvmath.options(gpupool.cublaslt, device=1, allocator=mine) as options:
         assert options["allocator"] is mine, "the program's own allocator was replaced"
+    with gpupool.nvmath.options(gpupool.cutensor, stream, blocking="auto") as options:
+        chosen = ContractionOptions(**options)
+        assert isinstance(chosen.allocator, gpupool.nvmath.MemoryManager), f"the allocator is {chosen.allocator!r}"
+        assert not LibraryDouble("cutensor").is_destroyed(chosen.handle), "there is no handle of the library"
+        assert gpupool.cutensor.stats().leased == 1, "the handle is not lent"
     with gpupool.nvmath.options(gpupool.cublaslt, device=1) as options:
         assert options["allocator"].device_id == 1, "the allocator is of another device than asked for"
 

@@ -53,6 +53,10 @@ class Library:
     uses_context: bool = False
     settings: tuple[Setting, ...] = ()
     leaves_unfinished: bool = False
+    # The bytes of a handle, where that is a struct of the caller's.
+    callers_struct: int = 0
+    # What it answers for the handler of memory of a handle that has none.
+    no_handler: int = 3
     # The file in tests/abi that its double is made from.
     source: str = "library.c"
     # Whether a thread has a handle for each stream.
@@ -195,6 +199,83 @@ LIBRARIES = {
             7: "CUSOLVER_STATUS_INTERNAL_ERROR",
         },
         settings=settings_of("cusolverDn", "", ("DeterministicMode", 1, 2), ("MathMode", 1, 4), *EMULATION),
+    ),
+    "custatevec": Library(
+        "cuquantum/lib/libcustatevec.so.1",
+        "custatevecCreate",
+        "custatevecDestroy",
+        {
+            "SET_STREAM": "custatevecSetStream",
+            "GET_STREAM": "custatevecGetStream",
+            "PROPERTY": "custatevecGetProperty",
+            "STATUS_NAME": "custatevecGetErrorName",
+            "SET_MEMORY": "custatevecSetDeviceMemHandler",
+            "GET_MEMORY": "custatevecGetDeviceMemHandler",
+        },
+        {
+            1: "CUSTATEVEC_STATUS_NOT_INITIALIZED",
+            2: "CUSTATEVEC_STATUS_ALLOC_FAILED",
+            3: "CUSTATEVEC_STATUS_INVALID_VALUE",
+            4: "CUSTATEVEC_STATUS_ARCH_MISMATCH",
+            5: "CUSTATEVEC_STATUS_EXECUTION_FAILED",
+            6: "CUSTATEVEC_STATUS_INTERNAL_ERROR",
+            7: "CUSTATEVEC_STATUS_NOT_SUPPORTED",
+            18: "CUSTATEVEC_STATUS_CUDA_ERROR",
+        },
+        settings=settings_of("custatevec", "", ("MathMode", 0, 1)),
+        no_handler=10,
+        by_stream=True,
+    ),
+    "cutensornet": Library(
+        "cuquantum/lib/libcutensornet.so.2",
+        "cutensornetCreate",
+        "cutensornetDestroy",
+        {
+            "VERSION_NUMBER": "cutensornetGetVersion",
+            "STATUS_NAME": "cutensornetGetErrorString",
+            "SET_MEMORY": "cutensornetSetDeviceMemHandler",
+            "GET_MEMORY": "cutensornetGetDeviceMemHandler",
+        },
+        {
+            1: "CUTENSORNET_STATUS_NOT_INITIALIZED",
+            3: "CUTENSORNET_STATUS_ALLOC_FAILED",
+            7: "CUTENSORNET_STATUS_INVALID_VALUE",
+            18: "CUTENSORNET_STATUS_CUDA_ERROR",
+            22: "CUTENSORNET_STATUS_CUTENSOR_VERSION_MISMATCH",
+        },
+        out_of_memory=3,
+        no_handler=23,
+        by_stream=True,
+    ),
+    "cutensor": Library(
+        "cutensor/lib/libcutensor.so.2",
+        "cutensorCreate",
+        "cutensorDestroy",
+        {"VERSION_NUMBER": "cutensorGetVersion", "STATUS_NAME": "cutensorGetErrorString"},
+        {
+            1: "CUTENSOR_STATUS_NOT_INITIALIZED",
+            3: "CUTENSOR_STATUS_ALLOC_FAILED",
+            7: "CUTENSOR_STATUS_INVALID_VALUE",
+            18: "CUTENSOR_STATUS_CUDA_ERROR",
+            20: "CUTENSOR_STATUS_INSUFFICIENT_DRIVER",
+        },
+        out_of_memory=3,
+    ),
+    "cusparselt": Library(
+        "nvidia/cu13/lib/libcusparseLt.so.0",
+        "cusparseLtInit",
+        "cusparseLtDestroy",
+        {"PROPERTY": "cusparseLtGetProperty"},
+        {
+            1: "CUSPARSE_STATUS_NOT_INITIALIZED",
+            2: "CUSPARSE_STATUS_ALLOC_FAILED",
+            3: "CUSPARSE_STATUS_INVALID_VALUE",
+            4: "CUSPARSE_STATUS_ARCH_MISMATCH",
+            7: "CUSPARSE_STATUS_INTERNAL_ERROR",
+            10: "CUSPARSE_STATUS_NOT_SUPPORTED",
+        },
+        # Of version 0.6, the largest.
+        callers_struct=13072,
     ),
     "miopen": Library(
         "_rocm_sdk_libraries_gfx94X_dcgpu/lib/libMIOpen.so.1",

@@ -1,0 +1,56 @@
+//! cuSPARSELt: <https://docs.nvidia.com/cuda/cusparselt/>. Its handles are structs of the caller's, have no stream and no
+//! workspace: each call takes both, and the handle's address.
+//!
+//! Written from cusparseLt.h 0.6 to 0.10; tested with test doubles alone, and on no GPU yet.
+
+use crate::library::description::{Description, StatusNames, VersionCall};
+use crate::library::find::{Component, Variant};
+use crate::library::vendor::Vendor;
+use crate::runtime::Kind;
+
+static COMPONENT: Component = Component {
+    name: "cusparselt",
+    platform: Kind::Cuda,
+    variants: &[
+        Variant::of_cuda(
+            13,
+            &["libcusparseLt.so.0"],
+            &["nvidia/cu13/lib", "nvidia/cusparselt/lib"],
+            "nvidia-cusparselt-cu13",
+        ),
+        Variant::of_cuda(
+            12,
+            &["libcusparseLt.so.0"],
+            &["nvidia/cusparselt/lib", "cusparselt/lib"],
+            "nvidia-cusparselt-cu12",
+        ),
+    ],
+    needs: &[],
+};
+
+/// cuSPARSELt.
+pub static CUSPARSELT: Vendor = Vendor::new(Description {
+    is_callers_struct: true,
+    // Of cusparseLt.h up to 0.10: no function changes a handle; cusparseLtMatDescSetAttribute,
+    // cusparseLtMatmulDescSetAttribute and cusparseLtMatmulAlgSetAttribute change objects of the caller's.
+    resets: &[],
+    // By its documentation a handle has resources on the host alone.
+    keeps_scratch: false,
+    version: VersionCall::Property(c"cusparseLtGetProperty"),
+    // Versions before 0.7 have no function for it.
+    status_names: StatusNames::Table(&[
+        (1, "CUSPARSE_STATUS_NOT_INITIALIZED"),
+        (2, "CUSPARSE_STATUS_ALLOC_FAILED"),
+        (3, "CUSPARSE_STATUS_INVALID_VALUE"),
+        (4, "CUSPARSE_STATUS_ARCH_MISMATCH"),
+        (5, "CUSPARSE_STATUS_MAPPING_ERROR"),
+        (6, "CUSPARSE_STATUS_EXECUTION_FAILED"),
+        (7, "CUSPARSE_STATUS_INTERNAL_ERROR"),
+        (8, "CUSPARSE_STATUS_MATRIX_TYPE_NOT_SUPPORTED"),
+        (9, "CUSPARSE_STATUS_ZERO_PIVOT"),
+        (10, "CUSPARSE_STATUS_NOT_SUPPORTED"),
+        (11, "CUSPARSE_STATUS_INSUFFICIENT_RESOURCES"),
+    ]),
+    out_of_memory: &[2, 11],
+    ..Description::of(&COMPONENT, c"cusparseLtInit", c"cusparseLtDestroy")
+});
