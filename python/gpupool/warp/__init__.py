@@ -17,7 +17,7 @@ Graphs need no change: an array that is allocated in a capture keeps its memory 
 What Warp's native code allocates for itself, such as for ``wp.Mesh``, ``wp.HashGrid`` and sorting, does not use Warp's
 allocator, nor does pinned memory.
 
-https://nvidia.github.io/warp/stable/deep_dive/allocators.html
+https://nvidia.github.io/warp/stable/api_reference/_generated/warp.Allocator.html
 """
 
 import importlib

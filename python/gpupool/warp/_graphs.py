@@ -71,8 +71,8 @@ class Graphs:
             buffer = self._allocate_of(graphs[0], nbytes, stream)
         else:
             raise InvalidValue(
-                f"{stream} is captured by no wp.capture_begin that is under way, so that nobody knows which graph would "
-                "have the memory: allocate the array before, or put `with pool.capture(stream):` around the capture"
+                f"{stream} is captured by no wp.capture_begin that is under way, so that nobody knows which graph the "
+                "memory is for: allocate the array before, or put `with pool.capture(stream):` around the capture"
             )
         memory = GraphMemory((buffer, stream), self._release)
         for graph in graphs:
