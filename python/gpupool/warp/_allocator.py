@@ -105,10 +105,14 @@ class Allocator:
     def _is_over(self, memory: Memory) -> bool:
         """Return whether memory may be freed in the order of its stream: that is then behind all blocking streams."""
         buffer, stream = memory
+        address = stream.cuda_stream
+        if not address:
+            # The legacy default stream follows them anyway.
+            return True
         try:
             # Other code may have destroyed a stream that is not Warp's, unless it is in use.
             if stream.owner or stream is self._device.stream:
-                return follow_blocking(stream.cuda_stream or 0)
+                return follow_blocking(address)
             with self._device.context_guard:
                 buffer.free(_LEGACY)
         except Forked:
