@@ -1,4 +1,4 @@
-"""One way of having CuPy's or cuda.core's memory, in a process of its own: measures what plug_peers.py asks, in turn.
+"""One way of having CuPy's, cuda.core's or Warp's memory, in a process of its own, which plug_peers.py asks in turn.
 
 python benches/plug_peer.py WAY
 """
@@ -6,6 +6,7 @@ python benches/plug_peer.py WAY
 import contextlib
 import gc
 import sys
+import time
 import timeit
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from figures import CALLS, Allocate, Free, forget, mix
 from turns import Measures, answer
 
 REQUESTS = 200
+STEPS = 20
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
@@ -104,9 +106,53 @@ class CoreMeasures(PlugMeasures):
         yield lambda nbytes: allocate(nbytes, stream=stream), lambda buffer: buffer.close()
 
 
+class WarpMeasures(PlugMeasures):
+    """Warp, on the driver's pool as by default, on `cudaMalloc`, or on gpupool."""
+
+    def __init__(self, way: str) -> None:
+        import warp
+
+        self._warp, self._sample = warp, None
+        warp.init()
+        if way == "warp over gpupool":
+            import gpupool
+
+            gpupool.warp.enable()
+        elif way == "warp without its pool":
+            warp.set_mempool_enabled("cuda:0", False)
+
+    @contextlib.contextmanager
+    def calls(self) -> Iterator[tuple[Allocate, Free]]:
+        """Prepare a thread; all have one stream, since a device of Warp has."""
+        empty, uint8 = self._warp.empty, self._warp.uint8
+        yield lambda nbytes: empty(nbytes, dtype=uint8, device="cuda:0"), forget
+
+    def program(self) -> float:
+        """Return the milliseconds of some steps of Warp's sample, whose kernels the first call compiles."""
+        warp = self._warp
+        if self._sample is None:
+            from warp.examples.fem.example_navier_stokes import Example
+
+            warp.set_module_options({"enable_backward": False})
+            with warp.ScopedDevice("cuda:0"):
+                self._sample = Example(quiet=True)
+            self._steps()
+        return self._steps()
+
+    def _steps(self) -> float:
+        self._warp.synchronize_device("cuda:0")
+        start = time.perf_counter()
+        with self._warp.ScopedDevice("cuda:0"):
+            for _ in range(STEPS):
+                self._sample.step()
+        self._warp.synchronize_device("cuda:0")
+        return (time.perf_counter() - start) * 1e3
+
+
 def measures_of(way: str) -> PlugMeasures:
     """Return what measures a way."""
-    return CupyMeasures(way) if way.startswith("cupy") else CoreMeasures(way)
+    kinds = {"cupy": CupyMeasures, "cuda.core": CoreMeasures, "warp": WarpMeasures}
+    return kinds[way.split()[0]](way)
 
 
 if __name__ == "__main__":

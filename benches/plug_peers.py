@@ -1,12 +1,12 @@
-"""CuPy and cuda.core on gpupool's memory and on their own, in one run on one machine, as one JSON object a line.
+"""CuPy, cuda.core and Warp on gpupool's memory and on their own, in one run on one machine, as one JSON object a line.
 
-    python benches/plug_peers.py [cupy] [cuda.core]
+    python benches/plug_peers.py [cupy] [cuda.core] [warp]
 
 Each way has a process of its own (plug_peer.py). They take turns at every work, some rounds each, in each round on the
 same processors, as many as the work has threads. ``pair`` is 1 KiB that is freed at once, ``mix`` the random mix of
 benches/figures.py, and ``program`` what examples/cupy_pool.py does: 200 requests on four streams, over a pool that has
-nothing yet. Figures are the median of the rounds: nanoseconds, of a program milliseconds; with several threads, those
-of the slowest.
+nothing yet; of Warp steps of its own sample fem/example_navier_stokes.py. Figures are the median of the rounds:
+nanoseconds, of a program milliseconds; with several threads, those of the slowest.
 
 The last lines are ratios, the median of the rounds': gpupool's figure to that of each of the framework's own
 allocators, and to the best of them at that work. A framework that is not installed is left out.
@@ -24,6 +24,7 @@ from turns import Peer, ratio, take_turns
 WAYS = {
     "cupy": ("cupy over gpupool", "cupy", "cupy async"),
     "cuda.core": ("cuda.core over gpupool", "cuda.core"),
+    "warp": ("warp over gpupool", "warp", "warp without its pool"),
 }
 ROUNDS, LONG_ROUNDS = 15, 7
 # The main thread launches, and the driver has one of its own.
@@ -50,7 +51,7 @@ def measure(framework: str) -> list[tuple[dict[str, object], Figures]]:
             rounds = ROUNDS if threads == 1 else LONG_ROUNDS
             figures = take_turns(peers, rounds, "mix", threads, processors=threads)
             row({"work": "mix", "threads": threads}, "ns_per_step", figures)
-        if framework == "cupy":
+        if framework in ("cupy", "warp"):
             figures = take_turns(peers, LONG_ROUNDS, "program", processors=PROCESSORS_OF_A_PROGRAM)
             row({"work": "program"}, "ms", figures)
     return rows

@@ -50,6 +50,9 @@ PEERS = {
     "cuda.core": "cuda.core",
     "cuda.core over gpupool": "cuda.core over gpupool",
     "cuMemAllocAsync": "`cuMemAllocAsync`",
+    "warp": "Warp",
+    "warp without its pool": "Warp without its pool",
+    "warp over gpupool": "Warp over gpupool",
     "numba": "Numba",
     "numba, gpupool": "Numba over gpupool",
 }
@@ -263,6 +266,9 @@ def frameworks(lines: list[dict]) -> str:
     for peer, title in PEERS.items():
         # What was measured in turns comes first.
         of_peer = chosen(lines, peer=peer)
+        if not of_peer:
+            # It was not installed.
+            continue
         mixes = chosen(of_peer, work="mix")
         measured = [of_peer[0], *(pick(mixes, threads=count) for count in (1, 16))]
         rows.append([title, *(number(next(line[unit] for unit in UNITS if unit in line)) for line in measured)])

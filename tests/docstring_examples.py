@@ -61,6 +61,7 @@ SETUPS = {
         "ray.shutdown()",
     ),
     "rmm": ("import rmm", ""),
+    "warp": ("import warp as wp", ""),
     "worker": ("", ""),
 }
 

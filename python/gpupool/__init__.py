@@ -236,7 +236,9 @@ _native.add_site_packages(
 _logging.start()
 
 # Public modules that are imported when first used: one for each framework, and others that few programs need.
-_MODULES = ("cuda_core", "cupy", "dask", "numba", "nvmath", "prometheus", "ray", "rmm", "torch", "typing", "worker")
+_MODULES = (
+    *("cuda_core", "cupy", "dask", "numba", "nvmath", "prometheus", "ray", "rmm", "torch", "typing", "warp", "worker"),
+)
 # Public names and the private modules that define them, which are imported when first used.
 _NAMES = {
     "Info": "_report.info",

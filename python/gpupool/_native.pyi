@@ -2222,6 +2222,29 @@ def fence(stream: StreamLike, delay: bool = True) -> bool:
         LibraryError: The driver refuses.
     """
 
+def follow_blocking(stream: StreamLike) -> bool:
+    """Let later work on the stream wait for all work so far on its device's blocking streams, and return True.
+
+    Memory of ``stream`` that was used on unknown blocking streams may then be freed. The host does not wait. While the
+    stream or a blocking stream is captured, this does nothing and returns False.
+
+    Args:
+        stream: The stream.
+
+    Raises:
+        LibraryError: The driver refuses.
+    """
+
+def is_captured(stream: StreamLike) -> bool:
+    """Return whether work on the stream is recorded into a graph.
+
+    Args:
+        stream: The stream.
+
+    Raises:
+        LibraryError: The driver refuses.
+    """
+
 def graph_pool_handle(is_user_created: bool = True) -> PoolId:
     """Return a new pool id, for :func:`begin_allocate_to_pool`.
 

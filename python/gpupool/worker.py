@@ -31,7 +31,7 @@ __all__ = ["VARIABLE", "SetUpFailed", "Settings", "set_up", "stats", "tear_down"
 # The environment variable with a worker's settings, as JSON.
 VARIABLE = "GPUPOOL_WORKER"
 
-_FRAMEWORKS = ("cuda_core", "cupy", "numba", "rmm", "torch")
+_FRAMEWORKS = ("cuda_core", "cupy", "numba", "rmm", "torch", "warp")
 
 
 class SetUpFailed(Error):

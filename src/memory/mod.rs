@@ -40,7 +40,7 @@ pub(crate) use self::{
     device_buffer::empty_by,
     host::{empty_pinned_by, node_of, pinned_stats_by_node},
     in_parts::allocate_in_parts,
-    plug::{TorchAllocator, fence},
+    plug::{TorchAllocator, fence, follow_blocking},
     pool::no_fraction,
     pool_by_id::device_of_pool,
     report::stacks_in_use,

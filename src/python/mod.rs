@@ -92,11 +92,11 @@ mod _native {
         PyDeviceBuffer, PyDiscardCallback, PyGraphMemory, PyMemPool, PyMemoryRange, PyMemoryStats, PyOomCallback,
         PyPoolScope, PyPoolStats, PyPoolToken, PyReplayResult, PySegmentCallback, PySegmentEvent,
         begin_allocate_to_pool, empty, empty_cache, empty_pinned_cache, enable_peer_access, end_allocate_to_pool,
-        fence, get_memory_history, get_memory_limit, get_per_process_memory_fraction, get_pinned_limit,
-        graph_pool_handle, memory_snapshot, memory_stats, nearest_numa_node, on_oom, oom_callbacks, owns, peers,
-        pinned_stats, pinned_times, pool_use_count, record_memory_history, release_pool, replay, replay_reserved,
-        request_counts, reset_peak_pinned_stats, set_memory_limit, set_per_process_memory_fraction, set_pinned_limit,
-        summarize_pinned, unpickle, use_mem_pool, warm_pinned,
+        fence, follow_blocking, get_memory_history, get_memory_limit, get_per_process_memory_fraction,
+        get_pinned_limit, graph_pool_handle, memory_snapshot, memory_stats, nearest_numa_node, on_oom, oom_callbacks,
+        owns, peers, pinned_stats, pinned_times, pool_use_count, record_memory_history, release_pool, replay,
+        replay_reserved, request_counts, reset_peak_pinned_stats, set_memory_limit, set_per_process_memory_fraction,
+        set_pinned_limit, summarize_pinned, unpickle, use_mem_pool, warm_pinned,
     };
     #[pymodule_export]
     use super::neighbour::{PyClaim, PyNeighbour, PyNeighbourPool, available_memory, claim, neighbours, set_neighbour};
@@ -112,7 +112,7 @@ mod _native {
     #[pymodule_export]
     use super::sleep::{sleep, wake};
     #[pymodule_export]
-    use super::stream::{PyStream, PyStreamScope, current_stream, set_stream_source, stream, synchronize};
+    use super::stream::{PyStream, PyStreamScope, current_stream, is_captured, set_stream_source, stream, synchronize};
     #[pymodule_export]
     use super::summary::{devices_in_use, reset_peak_memory_stats, summarize};
 

@@ -16,6 +16,7 @@ NEEDS = {
     "nvmath": ["nvmath", "cupyx"],
     "ray": ["ray", "cupy"],
     "rmm": ["rmm"],
+    "warp": ["warp"],
     "worker": ["cupy"],
 }
 

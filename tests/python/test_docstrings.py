@@ -20,7 +20,9 @@ from gpupool import _native
 
 MODULES = sorted(set(dir(gpupool)) - set(gpupool.__all__))
 # Modules whose examples need a framework, most of them a GPU too.
-NEED_A_FRAMEWORK = {"cuda_core", "cupy", "dask", "numba", "nvmath", "prometheus", "ray", "rmm", "torch", "worker"}
+NEED_A_FRAMEWORK = {
+    *("cuda_core", "cupy", "dask", "numba", "nvmath", "prometheus", "ray", "rmm", "torch", "warp", "worker"),
+}
 # What Python itself gives a class, and the operators that `help` shows by their own words.
 ORDINARY = {
     *("__annotations__", "__buffer__", "__dataclass_fields__", "__dataclass_params__", "__delattr__", "__dict__"),

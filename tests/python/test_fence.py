@@ -1,4 +1,4 @@
-"""A fence through a device: later work on any stream waits for all work so far."""
+"""Fences: later work of a device, or of one stream, waits for all work so far, or for that of blocking streams."""
 
 import gpupool
 from gpupool import _native
@@ -54,3 +54,29 @@ def test_captures_are_left_alone():
     assert not _native.fence(own)
     _native.host_end_capture(captured)
     assert _native.fence(own)
+
+
+def test_a_stream_follows_the_default_stream_as_blocking_streams_go_before_it():
+    own, other = gpupool.Stream(), gpupool.Stream()
+    work = _native.host_submit(1)
+    assert _native.follow_blocking(own)
+    assert not is_done_when_told_to(own)
+    assert is_done_when_told_to(other)
+    _native.host_complete(1, work)
+    assert is_done_when_told_to(own)
+    assert _native.follow_blocking(1)
+
+
+def test_captures_of_blocking_streams_are_left_alone_and_others_do_not_matter():
+    captured, blocking, own = gpupool.Stream(), _native.host_create_stream(0, True), gpupool.Stream()
+    _native.host_begin_capture(captured)
+    assert (_native.is_captured(captured), _native.is_captured(own), _native.is_captured(1)) == (True, False, False)
+    assert not _native.follow_blocking(captured)
+    assert _native.follow_blocking(own)
+    _native.host_end_capture(captured)
+    _native.host_begin_capture(blocking)
+    assert not _native.follow_blocking(own)
+    # Raises if the capture was spoilt.
+    _native.host_end_capture(blocking)
+    assert _native.follow_blocking(own)
+    _native.host_destroy_stream(blocking)

@@ -1,6 +1,7 @@
-//! A fence for memory that a framework uses on streams that it does not name.
+//! Fences for memory that a framework uses on streams that it does not name.
 
 use crate::error::Result;
+use crate::ids::CaptureStatus;
 use crate::memory::serve::device_caches;
 use crate::runtime::{self, RelaxedCapture, Stream};
 
@@ -28,6 +29,27 @@ pub(crate) fn fence(stream: &Stream, delay: bool) -> Result<bool> {
             return Ok(false);
         }
     }
+    events.put_back([event]);
+    Ok(true)
+}
+
+/// Makes later work on the stream wait for all work so far on the blocking streams of its device, which work on the legacy
+/// default stream follows. So memory of `stream` that those used unrecorded may be freed after it. Costs less than
+/// [`fence`], needs no new driver, and spoils no capture of a non-blocking stream. Returns false, with nothing done, while
+/// the stream or a blocking stream is captured.
+pub(crate) fn follow_blocking(stream: &Stream) -> Result<bool> {
+    if stream.raw().is_legacy() {
+        return Ok(true);
+    }
+    let device = stream.device();
+    let default = Stream::legacy(device)?;
+    if stream.is_captured()? || default.capture_status()? == CaptureStatus::Implicit {
+        return Ok(false);
+    }
+    let events = &device_caches(device)?.memory.events;
+    let event = events.take(device)?;
+    event.record(&default)?;
+    stream.wait(&event)?;
     events.put_back([event]);
     Ok(true)
 }

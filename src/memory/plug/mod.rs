@@ -10,7 +10,10 @@ mod library_memory;
 mod torch_allocator;
 
 #[cfg(feature = "python")]
-pub(crate) use self::{fence::fence, torch_allocator::TorchAllocator};
+pub(crate) use self::{
+    fence::{fence, follow_blocking},
+    torch_allocator::TorchAllocator,
+};
 pub use allocators::{DEVICE_MEM_HANDLER, PINNED_MEM_HANDLER};
 pub(crate) use allocators::{free_behind, free_in_order};
 pub use feed::feed;

@@ -1,4 +1,4 @@
-//! `DeviceBuffer` and `empty`, and `fence` for buffers that are used on streams that no call names.
+//! `DeviceBuffer` and `empty`, and fences for buffers that are used on streams that no call names.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -49,6 +49,15 @@ pub(in crate::python) fn empty(
 pub(in crate::python) fn fence(py: Python<'_>, stream: &Bound<'_, PyAny>, delay: bool) -> PyResult<bool> {
     let stream = stream::resolve(py, Some(stream), None)?;
     Ok(py.detach(|| memory::fence(&stream, delay))?)
+}
+
+#[doc = docstring!("follow_blocking")]
+#[pyfunction]
+#[pyo3(signature = (stream))]
+pub(in crate::python) fn follow_blocking(py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<bool> {
+    process::refuse_forked()?;
+    let stream = stream::resolve(py, Some(stream), None)?;
+    Ok(py.detach(|| memory::follow_blocking(&stream))?)
 }
 
 /// Allocates a block; other threads run Python meanwhile, unless it is there at once.

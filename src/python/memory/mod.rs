@@ -18,7 +18,7 @@ mod snapshot;
 mod stats;
 mod unpickling;
 
-pub(super) use buffer::{PyDeviceBuffer, allocate_detached, empty, fence};
+pub(super) use buffer::{PyDeviceBuffer, allocate_detached, empty, fence, follow_blocking};
 pub(super) use callbacks::{PyDiscardCallback, PyOomCallback, PySegmentCallback, PySegmentEvent, on_oom};
 pub(super) use capture::{PyCapture, PyGraphMemory};
 pub(super) use cuda_core::PyCudaCoreMemory;

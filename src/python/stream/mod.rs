@@ -118,6 +118,14 @@ pub(super) fn current_stream(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) 
     Ok(resolve(py, None, device)?.kept().into())
 }
 
+#[doc = docstring!("is_captured")]
+#[pyfunction]
+#[pyo3(signature = (stream))]
+pub(super) fn is_captured(stream: &Bound<'_, PyAny>) -> PyResult<bool> {
+    process::refuse_forked()?;
+    Ok(resolve(stream.py(), Some(stream), None)?.is_captured()?)
+}
+
 #[doc = docstring!("synchronize")]
 #[pyfunction]
 #[pyo3(signature = (device = None))]

@@ -152,6 +152,23 @@ def _ask_cuda_core(core: Any, devices: range) -> _Allocator:
     return (f"{text}, in this thread", uses_gpupool)
 
 
+def _ask_warp(warp: Any, devices: range) -> _Allocator:
+    # The functions of the module would initialize it.
+    context = sys.modules.get("warp._src.context")
+    if context is not None and context.runtime is None:
+        return ("not chosen yet: Warp is not initialized", False)
+    adapter, found = _adapter("warp"), []
+    for device in warp.get_cuda_devices():
+        allocator = warp.get_device_allocator(device)
+        if adapter is not None and allocator is adapter._allocators.get(device.ordinal):
+            found.append(_GPUPOOL)
+        elif allocator is device.default_allocator or allocator is device.mempool_allocator:
+            found.append(("Warp's own", False))
+        else:
+            found.append((_name(type(allocator)), False))
+    return _each(range(len(found)), found)
+
+
 def _each(devices: range, found: list[_Allocator]) -> _Allocator:
     """Return one text for all devices, if they have the same."""
     if not found:
@@ -175,6 +192,7 @@ _KNOWN = (
     _Known("rmm", ("rmm", "rmm-cu13", "rmm-cu12"), _ask_rmm),
     _Known("numba", ("numba", "numba-cuda"), _ask_numba),
     _Known("cuda.core", ("cuda-core", "cuda-bindings"), _ask_cuda_core),
+    _Known("warp", ("warp-lang",), _ask_warp),
     _Known("nvmath", ("nvmath-python",)),
     _Known("distributed", ("distributed", "dask-cuda")),
     _Known("ray", ("ray",)),

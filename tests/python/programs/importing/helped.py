@@ -3,14 +3,16 @@
 import pydoc
 import sys
 
-for framework in ("torch", "cupy", "numba", "numba_cuda", "cuda", "cuda.core", "rmm", "nvmath", "distributed", "ray"):
+for framework in (
+    *("torch", "cupy", "numba", "numba_cuda", "cuda", "cuda.core", "rmm", "warp", "nvmath", "distributed", "ray"),
+):
     # What stands here cannot be imported.
     sys.modules[framework] = None
 
 import gpupool  # noqa: E402
 from errors import assert_says, raised  # noqa: E402
 
-for name in ("torch", "cupy", "numba", "cuda_core", "rmm", "nvmath", "dask", "ray"):
+for name in ("torch", "cupy", "numba", "cuda_core", "rmm", "warp", "nvmath", "dask", "ray"):
     module = getattr(gpupool, name)
     text = pydoc.plain(pydoc.render_doc(module))
     assert_says(text, f"gpupool.{name}", "FUNCTIONS", module.__doc__.splitlines()[0])
