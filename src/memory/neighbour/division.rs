@@ -22,6 +22,8 @@ pub(super) struct Division {
     pub(super) asleep_for_others: u64,
     /// Free memory that others could have.
     pub(super) free: u64,
+    /// Free memory that they could not.
+    own_free: u64,
     /// Pages of ranges that may be taken.
     pub(super) discardable: u64,
     /// Pools that may be put to sleep for others, but for what they have free.
@@ -47,8 +49,10 @@ impl Division {
         };
         for pool in &caches.pools.all() {
             let stats = stats_of(pool);
-            let free = if gives_free_memory(pool) { stats.cached_bytes } else { 0 };
+            let (free, own_free) =
+                if gives_free_memory(pool) { (stats.cached_bytes, 0) } else { (0, stats.cached_bytes) };
             division.free += free;
+            division.own_free += own_free;
             if is_on_offer(pool) {
                 division.offered += pool.budget().reserved().saturating_sub(free);
             }
@@ -62,9 +66,11 @@ impl Division {
         division
     }
 
-    /// Returns what others could not have of it by asking for free memory. What sleeps for them is this process's.
+    /// Returns what others could not have of it by asking for free memory. What sleeps for them is this process's, and what
+    /// is on its way to the driver is not.
     pub(super) const fn kept(&self) -> u64 {
-        self.reserved.saturating_sub(self.free).saturating_add(self.asleep_for_others)
+        let asleep_for_itself = self.asleep.saturating_sub(self.asleep_for_others);
+        self.live.saturating_sub(asleep_for_itself).saturating_add(self.own_free)
     }
 
     /// Returns what no block uses, wherever it is.
