@@ -70,6 +70,9 @@ def kvcached_caches(is_managed: bool) -> tuple[list[Any], Any]:
             assert vmm_ops.unmap_from_kv_tensors([page * kv_cache.PAGE_BYTES for page in pages], self.group)
             self.mapped.difference_update(pages)
 
+        def finish(self) -> None:
+            """Do nothing: the loop itself has called kvcached."""
+
         def held_bytes(self) -> int:
             """Return the bytes of pages that are mapped."""
             return len(self.mapped) * kv_cache.PAGE_BYTES

@@ -20,7 +20,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import gpupool
 import torch
@@ -44,7 +44,7 @@ TURNS = 4
 # One page in so many stays committed when requests end, for the next ones: they differ in length, and beside the GPU's
 # work the driver's calls are slow.
 SPARE_PARTS = 32
-# What commits pages: gpupool does not hold the GIL meanwhile.
+# What commits and decommits pages: gpupool does not hold the GIL meanwhile.
 COMMITTING = ThreadPoolExecutor(1, "commit")
 
 
@@ -56,15 +56,22 @@ class RangeCache:
         self.bytes = torch.from_dlpack(self.range)
         # Page 0 stands for pages that a request does not have. Of the others those come first that were left last.
         self.unused = list(range(PAGES - 1, 0, -1))
+        self.under_way: list[Future[None]] = []
 
     def commit(self, pages: list[int]) -> None:
-        """Give memory to pages."""
+        """Begin to give memory to pages."""
         # Tokens that are not there yet count nothing, but must be numbers.
-        self.range.commit(pages, self.stream, fill=0)
+        self.under_way.append(COMMITTING.submit(self.range.commit, pages, self.stream, fill=0))
 
     def decommit(self, pages: list[int]) -> None:
-        """Take the memory away."""
-        self.range.decommit(pages, self.stream)
+        """Begin to take the memory away, before anything that is begun later."""
+        self.under_way.append(COMMITTING.submit(self.range.decommit, pages, self.stream))
+
+    def finish(self) -> None:
+        """Wait until all of that is done."""
+        for begun in self.under_way:
+            begun.result()
+        self.under_way.clear()
 
 
 class WholeCache(RangeCache):
@@ -73,6 +80,7 @@ class WholeCache(RangeCache):
     def __init__(self, pool: gpupool.MemPool, stream: torch.cuda.Stream) -> None:
         super().__init__(pool, stream)
         super().commit(list(range(PAGES)))
+        self.finish()
 
     def commit(self, pages: list[int]) -> None:
         """Do nothing: the pages have memory."""
@@ -103,6 +111,7 @@ class Model:
     def __init__(self, cache: RangeCache, seed: int) -> None:
         self.memory, self.stream = cache, cache.stream
         self.memory.commit([0])
+        self.memory.finish()
         # Committed, but no request's: of requests that ended just now, or for the next ones.
         self.spare: list[int] = []
         self.cache = cache.bytes.view(torch.float16).view(PAGES, LAYERS, 2, TOKENS, HEADS, SIZE)
@@ -169,7 +178,7 @@ class Model:
                 self.cache[page, layer, part, tokens % TOKENS] = values
 
     def _keep_spare(self, count: int) -> None:
-        """Commit pages until so many are spare, or decommit those beyond."""
+        """Have pages committed until so many are spare, or those beyond decommitted."""
         if (more := count - len(self.spare)) > 0:
             pages = [self.memory.unused.pop() for _ in range(more)]
             self.memory.commit(pages)
@@ -200,11 +209,10 @@ class Model:
         if not any(self.requests):
             return
         lacking = sum(request.pages_for(1) for request in self.requests if request)
-        committed = COMMITTING.submit(self._keep_spare, lacking) if lacking > len(self.spare) else None
+        self._keep_spare(max(lacking, len(self.spare)))
         with torch.cuda.stream(self.stream):
             prompts = [(slot, self._compute_prompt(slot, self.requests[slot].prompt)) for slot in new]
-        if committed:
-            committed.result()
+        self.memory.finish()
         self._give_pages()
         with torch.cuda.stream(self.stream):
             self.tables_there.copy_(self.tables, non_blocking=True)
@@ -303,6 +311,7 @@ def serve(requests: int, rate: float, caches: list[RangeCache], held_bytes: Call
     seconds = time.perf_counter() - begun
     for model in models:
         model.decommit_spare()
+        model.memory.finish()
     served = [request for of_model in requests_of for request in of_model]
     first = sorted(request.first_token for request in served)
     return {

@@ -2511,8 +2511,8 @@ class NeighbourPool:
 def neighbours(device: DeviceLike | None = None, *, pools: bool = False) -> list[Neighbour]:
     """Return the neighbours on a device, by their ids.
 
-    Those that do not answer within 100 ms are left out, such as stopped ones. This process is among them if it is a
-    neighbour: by this call it becomes none, and none of the others sees it.
+    Those that have not answered when nobody has for 100 ms are left out, such as stopped ones. This process is among
+    them if it is a neighbour: by this call it becomes none, and none of the others sees it.
 
     >>> gpupool.set_neighbour()
     >>> any(each.is_self for each in gpupool.neighbours())

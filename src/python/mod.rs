@@ -22,7 +22,6 @@ mod ffi;
 mod handle;
 mod held;
 mod info;
-mod interruption;
 mod logging;
 mod memory;
 mod neighbour;
@@ -32,7 +31,7 @@ mod simulation;
 mod sleep;
 mod stream;
 mod summary;
-mod timeout;
+mod waiting;
 mod whole;
 mod with_blocks;
 

@@ -24,6 +24,9 @@ use crate::observe::target::MEMORY;
 use crate::process::peer_of;
 use crate::runtime::{DeviceUuid, KnownUuids};
 
+/// A list of all neighbours may take so many deadlines, 2 s by default, if hundreds ask each other at once.
+const LISTED_WITHIN: u32 = 10;
+
 /// A connection to a neighbour.
 #[derive(Debug)]
 struct Contacted {
@@ -68,14 +71,15 @@ fn has_ended(process: i32) -> bool {
 }
 
 /// Returns what all neighbours tell that answer in time, with the connections to them; of their claims those made before
-/// a time.
-fn ask_what_they_hold(before: u64, until: Instant) -> Result<Vec<(OwnedFd, Told)>> {
+/// a time. It ends when no one has answered for so long, or after `most`: hundreds that all ask each other need longer.
+fn ask_what_they_hold(before: u64, silence: Duration, most: Duration) -> Result<Vec<(OwnedFd, Told)>> {
+    let begun = Instant::now();
     let mut waiting = ask_all(&Question::Tell { before }.to_bytes())?;
-    let mut answered = Vec::new();
+    let (mut answered, mut last) = (Vec::new(), Instant::now());
     // Until when it is not looked whether those that do not answer have ended; once, as there may be hundreds.
-    let mut look_at = Some(Instant::now() + until.saturating_duration_since(Instant::now()) / 4);
+    let mut look_at = Some(last + silence / 4);
     while !waiting.is_empty() {
-        let left = until.saturating_duration_since(Instant::now());
+        let left = most.saturating_sub(begun.elapsed()).min(silence.saturating_sub(last.elapsed()));
         let mut polled: Vec<_> = waiting.iter().map(|asked| PollFd::new(&asked.socket, PollFlags::IN)).collect();
         let wait = look_at.map_or(left, |at| left.min(at.saturating_duration_since(Instant::now())));
         let outcome = poll(&mut polled, Some(&timespec(wait)));
@@ -92,6 +96,7 @@ fn ask_what_they_hold(before: u64, until: Instant) -> Result<Vec<(OwnedFd, Told)
                 let mut ready = ready.into_iter();
                 let over = waiting.extract_if(.., |asked| ready.next().unwrap_or(false) && asked.is_over());
                 answered.extend(over.filter_map(|asked| Some((asked.socket, asked.told?))));
+                last = Instant::now();
             }
             Err(Errno::INTR) => {}
             Err(_) => break,
@@ -119,12 +124,13 @@ pub(super) fn deadline() -> Duration {
     environment().map_or(GIVEN_WITHIN, |read| read.deadline)
 }
 
-/// Returns what the neighbours tell that answer within half of the deadline; of their claims those made before a time.
+/// Returns what the neighbours tell, until none has answered for half of the deadline; of their claims those made before a
+/// time.
 ///
 /// # Errors
 /// Those of [`connect_to_all`].
 pub(super) fn what_they_hold(before: u64) -> Result<Vec<Told>> {
-    let told = ask_what_they_hold(before, Instant::now() + deadline() / 2)?;
+    let told = ask_what_they_hold(before, deadline() / 2, deadline() * LISTED_WITHIN)?;
     Ok(told.into_iter().map(|(_, told)| told).collect())
 }
 
@@ -134,8 +140,8 @@ pub(super) fn what_they_hold(before: u64) -> Result<Vec<Told>> {
 /// # Errors
 /// Those of [`connect_to_all`].
 pub(super) fn what_their_pools_hold(device: DeviceUuid) -> Result<Vec<(Told, Option<Vec<NeighbourPool>>)>> {
+    let told = ask_what_they_hold(u64::MAX, deadline() / 2, deadline() * LISTED_WITHIN)?;
     let until = Instant::now() + deadline();
-    let told = ask_what_they_hold(u64::MAX, Instant::now() + deadline() / 2)?;
     let question = Question::Pools { device }.to_bytes();
     // All at once, and then each is waited for.
     let ask = |(socket, told): (OwnedFd, Told)| {
@@ -177,7 +183,7 @@ pub(super) fn ask(device: Device, wanted: u64) -> Outcome {
     let none = |told| Outcome { given: 0, told };
     let Ok(uuid) = KnownUuids::Memory.of(device) else { return none(Vec::new()) };
     let activity = Activity::begin_of(wanted, format_args!("ask neighbours for memory"));
-    let answered = ask_what_they_hold(u64::MAX, Instant::now() + deadline() / 2).unwrap_or_default();
+    let answered = ask_what_they_hold(u64::MAX, deadline() / 2, deadline() / 2).unwrap_or_default();
     let told: Vec<_> = answered.iter().map(|(_, told)| told.clone()).collect();
     let on_device = |(socket, told): (OwnedFd, Told)| {
         let held = told.held.into_iter().find(|held| held.device == uuid)?;

@@ -146,7 +146,10 @@ pub(crate) fn claim_unless_interrupted(
         thread::sleep(pause.min(left));
         pause = (pause * 2).min(RETRY_MOST);
         if interruption.is_due() {
-            return Err(Error::unavailable(format!("the wait for a claim to {} of {device} was interrupted", Bytes(nbytes))));
+            return Err(Error::unavailable(format!(
+                "the wait for a claim to {} of {device} was interrupted",
+                Bytes(nbytes)
+            )));
         }
     }
 }

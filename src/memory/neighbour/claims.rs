@@ -68,7 +68,8 @@ pub(super) fn held_on(device: Device, division: &Division) -> Option<u64> {
 /// what sleeps for others is a part of. None if there is no such claim.
 fn sum(device: Device, division: &Division, is_meant: impl Fn(&CountedClaim) -> bool) -> Option<u64> {
     let claims = claims_to(device);
-    let mut meant = left(&claims, division.kept()).filter(|(claim, _)| is_meant(claim)).map(|(_, left)| left).peekable();
+    let mut meant =
+        left(&claims, division.kept()).filter(|(claim, _)| is_meant(claim)).map(|(_, left)| left).peekable();
     meant.peek()?;
     Some(meant.fold(division.asleep_for_others, u64::saturating_add))
 }
@@ -113,7 +114,9 @@ impl MemoryClaim {
             return 0;
         }
         let claims = claims_to(self.device);
-        left(&claims, Division::of(self.device).kept()).find(|(claim, _)| claim.number == self.number).map_or(0, |(_, left)| left)
+        left(&claims, Division::of(self.device).kept())
+            .find(|(claim, _)| claim.number == self.number)
+            .map_or(0, |(_, left)| left)
     }
 }
 
@@ -139,8 +142,14 @@ mod tests {
 
     #[test]
     fn claims_are_used_up_by_what_comes_after_them() {
-        let claim =
-            |number, bytes, base| CountedClaim { number, device: Device::from_ordinal(0), bytes, base, made: number, is_held: true };
+        let claim = |number, bytes, base| CountedClaim {
+            number,
+            device: Device::from_ordinal(0),
+            bytes,
+            base,
+            made: number,
+            is_held: true,
+        };
         let left_of = |claims: &[CountedClaim], kept| left(claims, kept).map(|(_, left)| left).collect::<Vec<_>>();
         let one = [claim(0, 10, 100)];
         assert_eq!([90, 100, 104, 110, 200].map(|kept| left_of(&one, kept)[0]), [10, 10, 6, 0, 0]);

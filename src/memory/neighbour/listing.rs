@@ -84,8 +84,9 @@ impl Neighbour {
     }
 }
 
-/// Returns the neighbours on a device by their ids. Those that do not answer within half of the deadline are left out, such as
-/// stopped ones. This process is among them if it is a neighbour, and becomes none: it may watch the others unseen.
+/// Returns the neighbours on a device by their ids. Those that have not answered when nobody has for half of the deadline
+/// are left out, such as stopped ones. This process is among them if it is a neighbour, and becomes none: it may watch the
+/// others unseen.
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` if there is no such device, or a variable of the environment is wrong;

@@ -8,8 +8,7 @@ use pyo3::prelude::*;
 use crate::memory::{self, MemoryClaim};
 use crate::process;
 use crate::python::device;
-use crate::python::interruption::interruptible;
-use crate::python::timeout::Timeout;
+use crate::python::waiting::{Timeout, interruptible};
 use crate::python::whole::{Nbytes, Whole};
 use crate::sync::lock;
 
@@ -75,7 +74,10 @@ impl PyClaim {
 
 #[doc = docstring!("claim")]
 #[pyfunction]
-#[pyo3(signature = (nbytes, device = None, timeout = Timeout(Duration::ZERO)))]
+#[pyo3(
+    signature = (nbytes, device = None, timeout = Timeout(Duration::ZERO)),
+    text_signature = "(nbytes, device=None, timeout=0)"
+)]
 pub(in crate::python) fn claim(
     py: Python<'_>,
     nbytes: Whole<Nbytes>,
@@ -83,8 +85,7 @@ pub(in crate::python) fn claim(
     timeout: Timeout,
 ) -> PyResult<PyClaim> {
     let device = device::extract_or_current(py, device)?;
-    let claim = interruptible(py, |interruption| {
-        memory::claim_unless_interrupted(nbytes.0, device, timeout.0, interruption)
-    })?;
+    let claim =
+        interruptible(py, |interruption| memory::claim_unless_interrupted(nbytes.0, device, timeout.0, interruption))?;
     Ok(PyClaim { device: device.ordinal(), nbytes: nbytes.0, claim: Mutex::new(Some(claim)) })
 }

@@ -63,6 +63,8 @@ pub(in crate::memory) fn decommit_blocks(
     waiting.offsets().for_each(|offset| cache.note_free(offset, false));
     let outcome = cache.begin_waiting_each(thread, &waiting);
     settle::wait(cache, waiting);
+    // What earlier commits moved is unmapped where it was here, so that a commit, which work waits for, is not longer.
+    cache.memory.try_end_retired();
     if cache.is_closing() {
         // What the driver refuses to take back now is tried again whenever memory is given back.
         let _ = leave_closed(cache, thread);
@@ -139,7 +141,6 @@ fn grow_at(request: &AllocationRequest, reach: &Reach, run: Run, each: u32) -> R
     let added = growth.finish_by(|request, start, (bytes, _)| {
         request.cache.add_live(&request.service, request.thread, (start, bytes), each)
     });
-    memory.try_end_retired();
     added.map(|()| true).map_err(|_| {
         let pool = request.pool();
         if pool.is_closed() { closed(pool) } else { pool::asleep(pool) }

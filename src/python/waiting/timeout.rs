@@ -5,11 +5,11 @@ use std::time::Duration;
 use pyo3::prelude::*;
 use pyo3::types::PyBool;
 
-use super::whole::{number_of, wrong_argument};
+use crate::python::whole::{number_of, wrong_argument};
 
 /// A timeout in seconds, of which there may be infinitely many.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Timeout(pub(super) Duration);
+pub(in crate::python) struct Timeout(pub(in crate::python) Duration);
 
 impl<'py> FromPyObject<'_, 'py> for Timeout {
     type Error = PyErr;

@@ -17,7 +17,7 @@ fn is_main_thread(py: Python<'_>) -> PyResult<bool> {
 }
 
 /// Runs without the GIL what may wait, and raises what a signal's handler raises meanwhile.
-pub(super) fn interruptible<T: Send>(
+pub(in crate::python) fn interruptible<T: Send>(
     py: Python<'_>,
     run: impl FnOnce(Interruption<'_>) -> Result<T> + Send,
 ) -> PyResult<T> {

@@ -1,0 +1,7 @@
+//! Calls that wait: for how long, and what ends the wait early.
+
+mod interruption;
+mod timeout;
+
+pub(super) use interruption::interruptible;
+pub(super) use timeout::Timeout;
