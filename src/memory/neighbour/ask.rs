@@ -18,14 +18,11 @@ use crate::error::{Bytes, Result};
 use crate::ids::Device;
 use crate::memory::cache::DeviceCaches;
 use crate::memory::share::{Packet, is_ready, pidfd, receive, send, timespec};
-use crate::memory::tuning::{GIVEN_WITHIN, PAGE};
+use crate::memory::tuning::{A_FEW, GIVEN_WITHIN, PAGE};
 use crate::observe::Activity;
 use crate::observe::target::MEMORY;
 use crate::process::peer_of;
 use crate::runtime::{DeviceUuid, KnownUuids};
-
-/// A list of all neighbours may take so many deadlines, 2 s by default, if hundreds ask each other at once.
-const LISTED_WITHIN: u32 = 10;
 
 /// A connection to a neighbour.
 #[derive(Debug)]
@@ -130,7 +127,7 @@ pub(super) fn deadline() -> Duration {
 /// # Errors
 /// Those of [`connect_to_all`].
 pub(super) fn what_they_hold(before: u64) -> Result<Vec<Told>> {
-    let told = ask_what_they_hold(before, deadline() / 2, deadline() * LISTED_WITHIN)?;
+    let told = ask_what_they_hold(before, deadline() / 2, deadline() * A_FEW as u32)?;
     Ok(told.into_iter().map(|(_, told)| told).collect())
 }
 
@@ -140,7 +137,7 @@ pub(super) fn what_they_hold(before: u64) -> Result<Vec<Told>> {
 /// # Errors
 /// Those of [`connect_to_all`].
 pub(super) fn what_their_pools_hold(device: DeviceUuid) -> Result<Vec<(Told, Option<Vec<NeighbourPool>>)>> {
-    let told = ask_what_they_hold(u64::MAX, deadline() / 2, deadline() * LISTED_WITHIN)?;
+    let told = ask_what_they_hold(u64::MAX, deadline() / 2, deadline() * A_FEW as u32)?;
     let until = Instant::now() + deadline();
     let question = Question::Pools { device }.to_bytes();
     // All at once, and then each is waited for.

@@ -40,14 +40,13 @@ def a_claim_waits_until_there_is_room() -> None:
 
 
 def claims_wait_in_line() -> None:
-    with other_process() as first, other_process() as second:
-        with gpupool.claim(40 * MIB):
-            begin_claim(first, 30 * MIB)
-            # There is room for these, but not beside the one before them.
-            raised(gpupool.OutOfMemory, gpupool.claim, 10 * MIB)
-            begin_claim(second, 20 * MIB)
-            first.kill()
-            assert second.end() == 20 * MIB
+    with other_process() as first, other_process() as second, gpupool.claim(40 * MIB):
+        begin_claim(first, 30 * MIB)
+        # There is room for these, but not beside the one before them.
+        raised(gpupool.OutOfMemory, gpupool.claim, 10 * MIB)
+        begin_claim(second, 20 * MIB)
+        first.kill()
+        assert second.end() == 20 * MIB
 
 
 def one_that_gives_up_leaves_the_line() -> None:
