@@ -53,8 +53,8 @@ pub(in crate::memory) const MOVED_PARTS: u64 = 32;
 
 /// Entries to look at where each costs as much as all the rest: free blocks of one size, caches that may be abandoned,
 /// busy streams, searches of all that others have, mappings that one call opens, processes accepted in one go; looks
-/// for an answer between two tries for a lock; deadlines in which hundreds of neighbours that all ask each other answer. A pool with more caches than this lends slabs: with fewer, the
-/// begun pages of all are 32 MiB together.
+/// for an answer between two tries for a lock; deadlines in which hundreds of neighbours that all ask each other answer.
+/// A pool with more caches than this lends slabs: with fewer, the begun pages of all are 32 MiB together.
 pub(in crate::memory) const A_FEW: usize = 16;
 /// Caches with free pages to look at together, where each costs a lock; and attempts to grow, each of which but the
 /// last failed since another thread took pages.
