@@ -20,8 +20,9 @@ import cupy
 import gpupool
 import numpy as np
 
-# A value of CUDA's enums.
+# Values of enums: CUDA's, and cuTensorNet's.
 CUDA_R_64F = 1
+MEMSPACE_DEVICE, WORKSPACE_SCRATCH = 0, 0
 
 EXPRESSION = "abcd,bcef,adeg,fgh->h"
 EXTENT = 12
@@ -57,6 +58,7 @@ def load():
         "cutensornetContractionOptimize": [handle, network, config, c_uint64, info],
         "cutensornetCreateWorkspaceDescriptor": [handle, POINTER(c_void_p)],
         "cutensornetDestroyWorkspaceDescriptor": [c_void_p],
+        "cutensornetWorkspaceSetMemory": [handle, c_void_p, c_int, c_int, memory, c_int64],
         "cutensornetWorkspaceComputeContractionSizes": [handle, network, info, c_void_p],
         "cutensornetNetworkPrepareContraction": [handle, network, c_void_p],
         "cutensornetNetworkSetInputTensorMemory": [handle, network, c_int64, memory, sizes],
@@ -116,15 +118,17 @@ class Network:
 
     def contract(self, arrays, out, stream):
         """Contract these arrays on a stream."""
-        sizes = self.made("WorkspaceDescriptor", self.handle)
-        self.api.cutensornetWorkspaceComputeContractionSizes(self.handle, self.network, self.info, sizes)
-        self.api.cutensornetNetworkPrepareContraction(self.handle, self.network, sizes)
+        workspace = self.made("WorkspaceDescriptor", self.handle)
+        self.api.cutensornetWorkspaceComputeContractionSizes(self.handle, self.network, self.info, workspace)
+        # As much as it recommends, from the MemPool. Version 2.14 crashes if it is given no descriptor instead.
+        self.api.cutensornetWorkspaceSetMemory(self.handle, workspace, MEMSPACE_DEVICE, WORKSPACE_SCRATCH, None, -1)
+        self.api.cutensornetNetworkPrepareContraction(self.handle, self.network, workspace)
         for tensor, array in zip(self.tensors, arrays, strict=True):
             place = array.data.ptr, strides(array)
             self.api.cutensornetNetworkSetInputTensorMemory(self.handle, self.network, tensor, *place)
         self.api.cutensornetNetworkSetOutputTensorMemory(self.handle, self.network, out.data.ptr, strides(out))
-        # No workspace, all slices, and nothing of what is in `out`.
-        self.api.cutensornetNetworkContract(self.handle, self.network, 0, None, None, stream.ptr)
+        # All slices, and nothing of what is in `out`.
+        self.api.cutensornetNetworkContract(self.handle, self.network, 0, workspace, None, stream.ptr)
 
     def close(self):
         """Destroy it. What it keeps of the MemPool's memory goes back."""
