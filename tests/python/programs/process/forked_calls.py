@@ -65,6 +65,7 @@ ANSWERED = {
     "MemoryStats": VALUES,
     "MemorySummary": VALUES,
     "Neighbour": VALUES,
+    "NeighbourPool": VALUES,
     "PinnedBuffer.__release_buffer__": "ends a view that the parent took, and nothing is freed in a child",
     "PoolScope.__exit__": ENDS_A_BLOCK,
     "PoolStats": VALUES,
