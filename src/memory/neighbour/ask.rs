@@ -121,14 +121,18 @@ pub(super) fn deadline() -> Duration {
     environment().map_or(GIVEN_WITHIN, |read| read.deadline)
 }
 
+/// Returns what all neighbours tell, also where hundreds all ask each other, with the connections to them.
+fn listed(before: u64) -> Result<Vec<(OwnedFd, Told)>> {
+    ask_what_they_hold(before, deadline() / 2, deadline() * A_FEW as u32)
+}
+
 /// Returns what the neighbours tell, until none has answered for half of the deadline; of their claims those made before a
 /// time.
 ///
 /// # Errors
 /// Those of [`connect_to_all`].
 pub(super) fn what_they_hold(before: u64) -> Result<Vec<Told>> {
-    let told = ask_what_they_hold(before, deadline() / 2, deadline() * A_FEW as u32)?;
-    Ok(told.into_iter().map(|(_, told)| told).collect())
+    Ok(listed(before)?.into_iter().map(|(_, told)| told).collect())
 }
 
 /// Returns the same, and for each that holds something of a device its pools there; none of one that does not answer that
@@ -137,7 +141,7 @@ pub(super) fn what_they_hold(before: u64) -> Result<Vec<Told>> {
 /// # Errors
 /// Those of [`connect_to_all`].
 pub(super) fn what_their_pools_hold(device: DeviceUuid) -> Result<Vec<(Told, Option<Vec<NeighbourPool>>)>> {
-    let told = ask_what_they_hold(u64::MAX, deadline() / 2, deadline() * A_FEW as u32)?;
+    let told = listed(u64::MAX)?;
     let until = Instant::now() + deadline();
     let question = Question::Pools { device }.to_bytes();
     // All at once, and then each is waited for.

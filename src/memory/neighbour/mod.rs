@@ -3,10 +3,10 @@
 //!
 //! Nothing is kept about them. A process that needs to know finds where the others listen (`address.rs`), connects, asks
 //! (`ask.rs`, `wire.rs`), and knows what they answer in time: one that has ended is not there, and one that is stopped is
-//! passed by. Each answers on the broker's thread (`visitors.rs`): with what it holds (`status.rs`, `division.rs`, `claims.rs`) and what it
-//! was told to keep (`settings.rs`), what the system lets it have (`system_limit/`), or by giving memory back (`give.rs`).
-//! Requests come here by `vicinity.rs`. Off until a program uses it, or the environment asks for it (`membership.rs`); who
-//! only looks at the others (`listing.rs`, `available.rs`) is none of them.
+//! passed by. Each answers on the broker's thread (`visitors.rs`): with what it holds (`status.rs`, `division.rs`,
+//! `claims.rs`) and what it was told to keep (`settings.rs`), what the system lets it have (`system_limit/`), or by giving
+//! memory back (`give.rs`). Requests come here by `vicinity.rs`. Off until a program uses it, or the environment asks for
+//! it (`membership.rs`); who only looks at the others (`listing.rs`, `available.rs`) is none of them.
 
 mod address;
 mod ask;

@@ -1,6 +1,6 @@
-//! Linux's control groups, version 2, and their own limit: the files `dmem.max` and `dmem.current` of the process's group, and of
-//! those above it, have a line for each region of a device's memory, such as `drm/0000:03:00.0/vram0 8514437120`, or `max`
-//! for no limit. A device is found by its PCI address.
+//! Linux's control groups, version 2, and their own limit: the files `dmem.max` and `dmem.current` of the process's group,
+//! and of those above it, have a line for each region of a device's memory, such as
+//! `drm/0000:03:00.0/vram0 8514437120`, or `max` for no limit. A device is found by its PCI address.
 
 use std::fs;
 use std::path::{Path, PathBuf};
