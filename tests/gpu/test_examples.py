@@ -23,8 +23,11 @@ EXAMPLES = {
 WAVES = 3
 
 
-def run_waves(name, wave, threads):
-    """Run waves of threads and check what they did to the pools. Return all results."""
+def run_waves(name, wave, threads, is_reused=True):
+    """Run waves of threads and check what they did to the pools. Return all results.
+
+    A handle with scratch memory whose last stream may be gone is passed over while the pool may make another.
+    """
     pools = [pool_or_skip(pool) for pool in EXAMPLES[name]]
     for pool in pools:
         pool.trim()
@@ -36,8 +39,9 @@ def run_waves(name, wave, threads):
             wait_until(lambda pool=pool: pool.stats().held == before[pool].held, f"{pool.name} handles are back")
     for pool in pools:
         after = pool.stats()
-        assert after.created - before[pool].created == threads
-        assert after.hand_overs - before[pool].hand_overs == (WAVES - 1) * threads
+        created = after.created - before[pool].created
+        assert threads <= created <= (threads if is_reused else WAVES * threads)
+        assert after.hand_overs - before[pool].hand_overs == WAVES * threads - created
         assert after.failures == before[pool].failures
     return results
 
@@ -108,7 +112,7 @@ def test_of_libraries_that_are_not_the_toolkits(name, most):
     if mem_pool:
         pool.set_mem_pool(mem_pool)
     try:
-        results = run_waves(name, module.wave, threads=4)
+        results = run_waves(name, module.wave, threads=4, is_reused=mem_pool is None)
         if mem_pool:
             # A gate may find enough memory in the handle.
             needed = getattr(results[0], "workspace_bytes", 1) > 0
