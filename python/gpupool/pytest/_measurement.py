@@ -150,6 +150,7 @@ class Measurement:
     def look_again(self) -> None:
         """Forget what was left at the end and has been freed since."""
         if self._left:
+            gc.collect()
             places = {(block.device, block.address, block.requested) for block in held_blocks()}
             self._left = [block for block in self._left if (block.device, block.address, block.requested) in places]
 
