@@ -91,9 +91,11 @@ class Measurement:
             gc.collect()
         for device in devices:
             if gpupool.memory_stats(device).waiting_blocks:
-                # Nor is what they freed; a stream that is captured cannot be waited for.
+                # Nor is what they freed, which counts as live until it is looked at; a stream that is captured cannot be
+                # waited for.
                 with contextlib.suppress(gpupool.Error):
                     gpupool.synchronize(device)
+                    gpupool.empty_cache()
             gpupool.reset_peak_memory_stats(device)
             self._base[device] = gpupool.memory_stats(device).live_bytes
         self._before = held_blocks()
