@@ -91,8 +91,8 @@ class Measurement:
             gc.collect()
         for device in devices:
             if gpupool.memory_stats(device).waiting_blocks:
-                # Nor is what they freed, which counts as live until it is looked at; a stream that is captured cannot be
-                # waited for.
+                # Nor is what they freed, which counts as live until it is looked at. A stream that is captured cannot
+                # be waited for.
                 with contextlib.suppress(gpupool.Error):
                     gpupool.synchronize(device)
                     gpupool.empty_cache()
