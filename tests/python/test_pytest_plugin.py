@@ -180,6 +180,12 @@ def test_what_is_freed_or_was_there_before_is_no_leak(run):
 
 def test_garbage_of_earlier_tests_is_none_of_a_later_one(run):
     text = """
+    @pytest.fixture(scope="module", autouse=True)
+    def not_by_itself():
+        gc.disable()
+        yield
+        gc.enable()
+
     def test_that_is_not_measured():
         circle = [gpupool.empty(MIB)]
         circle.append(circle)
