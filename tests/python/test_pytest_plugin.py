@@ -505,6 +505,7 @@ def test_memory_that_frameworks_ask_for_counts(run):
 
 
 def test_processes_of_xdist_do_not_see_each_others_memory(pytester):
+    pytest.importorskip("xdist")
     pytester.makeconftest('pytest_plugins = ["gpupool.pytest"]')
     pytester.makepyfile(
         """
