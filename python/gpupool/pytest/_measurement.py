@@ -83,8 +83,11 @@ class Measurement:
         self._asides = 0
 
     def begin(self) -> None:
-        """Take what is live now for what was before the test."""
-        self.has_begun = True
+        """Take what is live now for what was before the test.
+
+        Raises:
+            gpupool.Forked: The process is a forked child.
+        """
         devices = _native.devices_in_use()
         if any(gpupool.memory_stats(device).live_blocks for device in devices):
             # What earlier tests left in circles of references is no block of this one when it goes.
@@ -104,6 +107,7 @@ class Measurement:
         if self._history is None and self._record:
             gpupool.record_memory_history("all", context="alloc")
             self._history, self._since, self._records = gpupool.get_memory_history(), 0, True
+        self.has_begun = True
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
