@@ -66,8 +66,9 @@ class Quoted:
 def quoted() -> dict[str, Quoted]:
     """Return every such block, by page and line.
 
-    The comment on the line before it says which: `<!-- prints: sample -->`, `<!-- prints: COMMAND -->`, or `outlines`
-    where only the headings are the same everywhere.
+    The comment on the line before it says which: `<!-- prints: sample -->`, `<!-- prints: sample by COMMAND -->` where
+    it is not Python that runs it, `<!-- prints: COMMAND -->`, or `outlines` where only the headings are the same
+    everywhere.
     """
     found = {}
     for page in pages():
@@ -96,14 +97,14 @@ def print_quoted(block: Quoted, folder: Path) -> str:
         "GPUPOOL_RUNTIME": "host",
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
-    if block.what == "sample":
+    if block.what.split(" by ")[0] == "sample":
         (program,) = [
             each for each in programs(False).values() if block.page == each[0].page and each[0].line < block.line
         ]
         program = [sample for sample in program if sample.line < block.line]
         script = folder / "program.py"
         script.write_text(text_of(program))
-        command = "python program.py"
+        command = f"{block.what.partition(' by ')[2] or 'python'} program.py"
     else:
         command = block.what
         (folder / "tests").symlink_to(ROOT / "tests")

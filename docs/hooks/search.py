@@ -83,7 +83,11 @@ def named(section: dict[str, Any], properties: tuple[str, ...]) -> dict[str, Any
     text = section["text"]
     first = text[: text.index("</p>") + 4] if "</p>" in text else text
     boost = weight(path, is_property(section) or path.startswith(properties))
-    return {**section, "title": title, "text": first, "whole": text, "boost": boost, **fields(path)}
+    found = fields(path)
+    if last.startswith(tuple(word for words in ASKED.values() for word in words.split())):
+        # A member such as `leaked`, which is found by its class's name, is not before the page for the question.
+        found.pop("member", None)
+    return {**section, "title": title, "text": first, "whole": text, "boost": boost, **found}
 
 
 def on_page_context(context: Any, page: Any, **_: Any) -> Any:

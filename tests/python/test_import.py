@@ -11,7 +11,7 @@ def test_import_loads_no_gpu_library_and_chooses_no_runtime():
 
 
 def test_import_imports_no_framework():
-    frameworks = ("cupy", "torch", "numba", "numpy", "cuda")
+    frameworks = ("cupy", "torch", "numba", "numpy", "cuda", "pytest")
     run_program("importing/leaves_alone.py", "these_modules", "", *frameworks)
 
 
