@@ -1633,6 +1633,14 @@ class MemoryStats:
         """The number of pages of 2 MiB that were moved so far."""
 
     @property
+    def retries(self) -> int:
+        """The number of requests so far that were tried again after memory was released to the driver."""
+
+    @property
+    def failures(self) -> int:
+        """The number of requests that failed for lack of memory so far."""
+
+    @property
     def pools(self) -> int:
         """The number of pools, including the default one."""
 

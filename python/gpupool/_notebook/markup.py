@@ -6,7 +6,7 @@ from html import escape
 # The ground of a heading, and lines: of the colour of the text, but paler.
 _LINE = "1px solid rgba(128,128,128,.35)"
 _TABLE = "color:inherit;font-size:inherit;border-collapse:collapse;margin:.3em 0 .6em;font-variant-numeric:tabular-nums"
-_CELL = "padding:.1em .8em .1em 0;vertical-align:top;white-space:pre-wrap"
+_CELL = "padding:.1em .8em .1em 0;vertical-align:top"
 
 
 def element(name: str, text: str, style: str = "", **attributes: str) -> str:
@@ -51,14 +51,18 @@ def table(rows: Sequence[Sequence[str]]) -> str:
         for cell, side in zip(filled, sides, strict=True):
             # The rows of a table of text are indented below the one that they belong to.
             text = cell.lstrip(" ")
-            style = f"{_CELL};text-align:{side}{more}" + (";padding-left:1.2em" if text != cell else "")
+            # Numbers keep their units beside them; remarks may be long.
+            space = "nowrap" if side == "right" or cell is filled[0] else "pre-wrap"
+            style = f"{_CELL};white-space:{space};text-align:{side}{more}" + (
+                ";padding-left:1.2em" if text != cell else ""
+            )
             made.append(element(name, text, style))
         return around("tr", "".join(made))
 
     heads = row(head, "th", f";border-bottom:{_LINE};font-weight:600")
-    return around(
-        "table", around("thead", heads) + around("tbody", "".join(row(each, "td", "") for each in body)), _TABLE
-    )
+    rows_below = "".join(row(each, "td", "") for each in body)
+    # Its own class, so that styles for tables without one, which some sites have, leave it alone.
+    return around("table", around("thead", heads) + around("tbody", rows_below), _TABLE, **{"class": "gpupool"})
 
 
 def bar(parts: Sequence[tuple[str, int, str, str]], whole: int) -> str:

@@ -168,6 +168,8 @@ class DeviceSummary(_Counts):
     backup_bytes: int
     driver_calls: int
     moved_pages: int
+    retries: int
+    failures: int
     handle_bytes: int
     workspace_bytes: int
     other_bytes: int | None

@@ -88,6 +88,8 @@ def _device_table(device: "DeviceSummary") -> list[list[str]]:
         rows.append(["from neighbours", size(device.received_bytes), "", took])
     if device.given_bytes:
         rows.append(["to neighbours", size(device.given_bytes), "", "given back while they lacked memory"])
+    if device.failures:
+        rows.append(["failed requests", str(device.failures), "", "for lack of memory"])
     if device.driver_error is not None:
         return [*rows, ["other, free", "unknown", "", device.driver_error]]
     rest = "other processes, CUDA contexts, other allocators"
