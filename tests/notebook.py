@@ -25,7 +25,7 @@ def command(line):
 
 
 def run_cell(code, name, names):
-    """Run a cell, and return what it prints, and its last expression in the forms that it has: text alone is printed."""
+    """Run a cell, and return what it prints, and the forms of its last expression, which is printed if it has one."""
     lines = [f"_command({line[1:]!r})" if line.startswith("!") else line for line in code.splitlines()]
     tree = ast.parse("\n".join(lines), name)
     shown = None
@@ -36,7 +36,10 @@ def run_cell(code, name, names):
             value = eval(compile(ast.Expression(last.value), name, "eval"), names)
             html = value._repr_html_() if hasattr(value, "_repr_html_") else None
             if html is not None:
-                shown = {"text/html": html.splitlines(keepends=True), "text/plain": repr(value).splitlines(keepends=True)}
+                shown = {
+                    "text/html": html.splitlines(keepends=True),
+                    "text/plain": repr(value).splitlines(keepends=True),
+                }
             elif value is not None:
                 print(repr(value))
     return printed.getvalue(), shown

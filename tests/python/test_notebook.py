@@ -19,7 +19,7 @@ def code(content):
 
 
 def outputs(cell):
-    """Return what a cell printed, and what it showed without what is another each time: numbers, and drawings of them."""
+    """Return what a cell printed, and what it showed without what varies: numbers, and drawings of them."""
     found = []
     for output in cell["outputs"]:
         shown = {kind: "".join(lines) for kind, lines in output.get("data", {}).items()}
