@@ -77,7 +77,7 @@ def _svg(height: float, label: str, shapes: Sequence[str]) -> str:
     return around(
         "svg",
         "".join(shapes),
-        f"display:block;width:100%;max-width:{_WIDTH}px;height:auto;color:inherit;font:11px sans-serif",
+        f"display:block;width:100%;min-width:34em;max-width:{_WIDTH}px;height:auto;color:inherit;font:11px sans-serif",
         viewBox=f"0 0 {_WIDTH} {_short(height)}",
         role="img",
         xmlns="http://www.w3.org/2000/svg",
