@@ -25,7 +25,10 @@ PICTURES = ROOT / "docs/pictures"
 COMMAND = re.compile(r"^\$ gpupool (.*-o (\w[\w-]*)\.png.*)$", re.MULTILINE)
 DRAWN = re.compile(r"^\$ python (docs/hooks/\w+\.py) -o (\w[\w-]*\.svg)$", re.MULTILINE)
 # The notebooks of examples/, and the pictures that they leave behind, by their names in docs/pictures.
-NOTEBOOKS = {"out_of_memory.ipynb": {"before.png": "oom-before.png", "after.png": "oom-after.png"}}
+NOTEBOOKS = {
+    "out_of_memory.ipynb": {"before.png": "oom-before.png", "after.png": "oom-after.png"},
+    "objects_in_a_notebook.ipynb": {},
+}
 
 
 def run(folder: Path, *arguments: str) -> str:

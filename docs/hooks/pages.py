@@ -4,7 +4,7 @@
 - `output: FILE: COMMAND`: the output of a command, from a file of benches/results; without a command all of the file
 - `command: NAME`: the help of `gpupool NAME`
 - `file: PATH`: another page that is Markdown, from the repository's root
-- `notebook: NAME`: a notebook of examples/, with what its cells print, but for its title
+- `notebook: NAME`: a notebook of examples/, with what its cells print and show, but for its title
 - `program: NAME`: a program of examples/: what its head says, and a link to it
 - `printed: NAME`: what the command printed that drew docs/pictures/NAME.png, kept by `make pictures`
 - `picture: NAME`: docs/pictures/NAME.svg as a part of the page, so that it follows its colours
@@ -99,9 +99,12 @@ def notebook(name: str) -> str:
             continue
         language = "console" if text.startswith("!") else "python"
         parts.append(f"```{language}\n{re.sub(r'^!', '$ ', text)}\n```")
-        printed = "".join(line for output in cell["outputs"] for line in output["text"])
+        printed = "".join(line for output in cell["outputs"] for line in output.get("text", []))
         if printed:
             parts.append(f"```text\n{printed.rstrip()}\n```")
+        shown = "".join(line for output in cell["outputs"] for line in output.get("data", {}).get("text/html", []))
+        if shown:
+            parts.append(f'<div class="shown">\n{shown}\n</div>')
     return "\n\n".join(parts)
 
 

@@ -115,6 +115,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from gpupool._notebook.plot import Plot, plot
     from gpupool._report.info import Info, info
     from gpupool._report.summary import MemorySummary, memory_summary
     from gpupool._traces.dump import dump_snapshot
@@ -146,6 +147,7 @@ __all__ = [
     "OomCallback",
     "OutOfMemory",
     "PinnedBuffer",
+    "Plot",
     "PoolExhausted",
     "PoolScope",
     "PoolStats",
@@ -204,6 +206,7 @@ __all__ = [
     "oom_callbacks",
     "peers",
     "pinned_stats",
+    "plot",
     "pool_use_count",
     "record_memory_history",
     "release_pool",
@@ -243,9 +246,11 @@ _MODULES = (
 _NAMES = {
     "Info": "_report.info",
     "MemorySummary": "_report.summary",
+    "Plot": "_notebook.plot",
     "dump_snapshot": "_traces.dump",
     "info": "_report.info",
     "memory_summary": "_report.summary",
+    "plot": "_notebook.plot",
 }
 
 

@@ -532,6 +532,9 @@ class HandleStats:
     def as_dict(self) -> dict[str, int | float]:
         """Return the counts as a dictionary, by the names of the properties."""
 
+    def _repr_html_(self) -> str | None:
+        """Return the counts as HTML, for a notebook."""
+
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
 
@@ -1393,6 +1396,9 @@ class MemPool:
             InvalidValue: The stream is on another device, or the pool was closed.
         """
 
+    def _repr_html_(self) -> str | None:
+        """Return what the pool's repr tells as HTML, for a notebook."""
+
 @final
 class PoolToken:
     """A token with which another thread can enter a pool; :meth:`MemPool.token` creates one.
@@ -1550,6 +1556,9 @@ class PoolStats:
     def as_dict(self) -> dict[str, int]:
         """Return the counts as a dictionary, by the names of the properties."""
 
+    def _repr_html_(self) -> str | None:
+        """Return the counts as HTML, for a notebook."""
+
     def __eq__(self, value: object, /) -> bool: ...
     def __ne__(self, value: object, /) -> bool: ...
 
@@ -1624,6 +1633,14 @@ class MemoryStats:
         """The number of pages of 2 MiB that were moved so far."""
 
     @property
+    def retries(self) -> int:
+        """The number of requests so far that were tried again after memory was released to the driver."""
+
+    @property
+    def failures(self) -> int:
+        """The number of requests that failed for lack of memory so far."""
+
+    @property
     def pools(self) -> int:
         """The number of pools, including the default one."""
 
@@ -1660,6 +1677,9 @@ class MemoryStats:
 
     def as_dict(self) -> dict[str, int | float]:
         """Return the counts as a dictionary, by the names of the properties."""
+
+    def _repr_html_(self) -> str | None:
+        """Return the counts as HTML, for a notebook."""
 
     def __eq__(self, value: object, /) -> bool: ...
     def __ne__(self, value: object, /) -> bool: ...
@@ -1898,6 +1918,9 @@ class MemoryRange:
             BufferError: The memory would have to be copied or moved.
             InvalidValue: The range was freed.
         """
+
+    def _repr_html_(self) -> str | None:
+        """Return what the range's repr tells as HTML, for a notebook."""
 
 @final
 class DiscardCallback:

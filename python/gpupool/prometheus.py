@@ -49,6 +49,11 @@ METRICS: dict[str, tuple[str, str]] = {
     "gpupool_device_frees_total": ("counter", "Blocks of memory freed."),
     "gpupool_device_driver_calls_total": ("counter", "Calls of the driver's memory functions."),
     "gpupool_device_moved_pages_total": ("counter", "Pages of 2 MiB that were moved to where they were needed."),
+    "gpupool_device_retries_total": (
+        "counter",
+        "Requests that were tried again after memory was released to the driver.",
+    ),
+    "gpupool_device_failures_total": ("counter", "Requests that failed for lack of memory."),
     "gpupool_device_asked_neighbours_total": ("counter", "Times that this process asked its neighbours for memory."),
     "gpupool_device_received_bytes_total": ("counter", "Bytes that neighbours gave back for this process."),
     "gpupool_device_asking_seconds_total": ("counter", "Time that requests waited for neighbours."),
@@ -67,6 +72,10 @@ METRICS: dict[str, tuple[str, str]] = {
         "Live memory of a pool that is asleep, without device memory.",
     ),
     "gpupool_pool_memory_backup_bytes": ("gauge", "Pinned host memory that backs up a sleeping pool."),
+    "gpupool_pool_memory_ranges_bytes": (
+        "gauge",
+        "Committed pages of a pool's memory ranges, a part of its live memory.",
+    ),
     "gpupool_pool_memory_requested_bytes": ("gauge", "Requested bytes of a pool's live memory."),
     "gpupool_pool_memory_peak_live_bytes": ("gauge", "The peak of a pool's live memory."),
     "gpupool_pool_memory_peak_reserved_bytes": ("gauge", "The peak of a pool's reserved memory."),
@@ -258,14 +267,20 @@ def _of_pools(device: _summary.DeviceSummary, count: int) -> _Part:
         labels = {"pool": pool.name}
         yield from _states("pool_memory_bytes", labels, [pool])
         yield from _counters("pool", labels, pool)
+        yield "pool_memory_ranges_bytes", labels, _in_ranges(pool)
         yield "pool_memory_limit_bytes", labels, pool.limit
     if rest := ranked[count:]:
         labels = {"pool": "others"}
         yield from _states("pool_memory_bytes", labels, rest)
+        yield "pool_memory_ranges_bytes", labels, sum(map(_in_ranges, rest))
         for name, counter in _named("pool", rest[0]):
             # The sum of peaks is no peak of the sum.
             if not counter.startswith("peak_"):
                 yield name, labels, sum(getattr(pool, counter) for pool in rest)
+
+
+def _in_ranges(pool: _summary.PoolSummary) -> int:
+    return sum(stream.live_bytes for stream in pool.streams if stream.is_ranges)
 
 
 def _of_streams(device: _summary.DeviceSummary, count: int) -> _Part:

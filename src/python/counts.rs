@@ -63,6 +63,11 @@ macro_rules! counts_class {
                 let counts: Vec<String> = counts.iter().map(|(name, value)| format!("{name}={value}")).collect();
                 Ok(format!("{}({})", $name, counts.join(", ")))
             }
+
+            #[doc = docstring!($name, "._repr_html_")]
+            fn _repr_html_(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
+                $crate::python::facts::html(py, $name, &self.as_dict(py)?, Vec::new())
+            }
         }
     };
 }

@@ -18,6 +18,7 @@ macro_rules! docstring {
 mod counts;
 mod device;
 mod error;
+mod facts;
 mod ffi;
 mod handle;
 mod held;

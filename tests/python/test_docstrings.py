@@ -309,6 +309,7 @@ def objects():
         ),
         (gpupool.info(), r"Info\(.*", None, None),
         (gpupool.memory_summary(), r"MemorySummary\(.*", None, None),
+        (gpupool.plot(), r"<gpupool.Plot of this process: a memory snapshot, device 0.*>", None, None),
     ]
 
 

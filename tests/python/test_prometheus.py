@@ -2,6 +2,7 @@
 
 import gc
 import importlib
+import re
 from pathlib import Path
 
 import gpupool
@@ -88,6 +89,27 @@ def test_the_text_is_valid_and_says_what_the_summary_says(client, busy):
     assert states == {("idle",): stats.idle, ("held",): stats.held, ("leased",): 1, ("discarded",): stats.retired}
     assert values(text, "gpupool_handles_created_total", **library) == {(): stats.created}
     assert values(text, "gpupool_handle_create_seconds_total", **library) == {(): stats.create_seconds}
+
+
+def test_failed_requests_and_pages_of_ranges_are_counted(client, nothing_left):
+    pool = gpupool.MemPool(limit=8 * MIB)
+    pages = pool.reserve_range(16 * MIB)
+    pages.commit([0, 2])
+    before = gpupool.memory_stats()
+    with gpupool.use_mem_pool(pool), pytest.raises(gpupool.OutOfMemory):
+        gpupool.empty(16 * MIB)
+    after = gpupool.memory_stats()
+    assert after.failures == before.failures + 1
+    assert after.retries >= before.retries
+    text = prometheus.text()
+    assert values(text, "gpupool_device_failures_total", device="0") == {(): after.failures}
+    assert values(text, "gpupool_device_retries_total", device="0") == {(): after.retries}
+    ranges = values(text, "gpupool_pool_memory_ranges_bytes", device="0")
+    assert ranges == {("default",): 0, (str(pool.id),): 4 * MIB}
+    assert values(prometheus.text(pools=1), "gpupool_pool_memory_ranges_bytes", device="0")[("others",)] == 4 * MIB
+    shown = str(gpupool.memory_summary(0))
+    assert re.search(rf"^failed requests +{after.failures} +for lack of memory$", shown, re.MULTILINE)
+    pages.free()
 
 
 def test_every_metric_has_its_type_and_meaning_and_follows_the_conventions(client, busy):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, SupportsIndex
 
 from gpupool import _native
-from gpupool._report.units import duration, size
+from gpupool._report import tables as _tables
 
 __all__ = [
     "DeviceSummary",
@@ -26,13 +26,6 @@ __all__ = [
     "gather",
     "memory_summary",
 ]
-
-# The number of streams of a pool that the table shows.
-_STREAMS = 8
-
-# The columns of a pool's bytes, and those of them that show no zero.
-_COLUMNS = ("live", "cached", "releasing", "asleep", "backup", "reserved", "peak live", "peak reserved")
-_RARE = ("releasing", "asleep", "backup")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -175,6 +168,8 @@ class DeviceSummary(_Counts):
     backup_bytes: int
     driver_calls: int
     moved_pages: int
+    retries: int
+    failures: int
     handle_bytes: int
     workspace_bytes: int
     other_bytes: int | None
@@ -197,8 +192,13 @@ class DeviceSummary(_Counts):
 
     def __str__(self) -> str:
         """Return the tables of the device."""
-        tables = [_device_table(self), _pool_table(self.pools), _library_table(self.libraries)]
-        return "\n\n".join("\n".join(_aligned(table)) for table in tables if len(table) > 1)
+        return "\n\n".join("\n".join(_tables.aligned(table)) for table in _tables.of_device(self))
+
+    def _repr_html_(self) -> str:
+        """Return the tables of the device as HTML, for a notebook."""
+        from gpupool._notebook import summary
+
+        return summary.of_device(self)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -237,12 +237,23 @@ class MemorySummary:
     def __str__(self) -> str:
         """Return the tables of all devices."""
         if not self.devices:
-            return f"process {self.process} has used no device through gpupool"
-        title = f"process {self.process}, runtime {self.runtime}"
-        tables = [title, *map(str, self.devices)]
+            return self._title
+        tables = [self._title, *map(str, self.devices)]
         if self.pinned:
-            tables.append("\n".join(_aligned(_pinned_table(self.pinned, self.pinned_limit))))
+            tables.append("\n".join(_tables.aligned(_tables.of_pinned(self.pinned, self.pinned_limit))))
         return "\n\n".join(tables)
+
+    def _repr_html_(self) -> str:
+        """Return the tables of all devices as HTML, for a notebook."""
+        from gpupool._notebook import summary
+
+        return summary.html(self)
+
+    @property
+    def _title(self) -> str:
+        if not self.devices:
+            return f"process {self.process} has used no device through gpupool"
+        return f"process {self.process}, runtime {self.runtime}"
 
 
 def memory_summary(device: SupportsIndex | None = None) -> MemorySummary:
@@ -340,113 +351,3 @@ def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     return value
-
-
-def _aligned(rows: list[list[str]]) -> list[str]:
-    """Return the lines of a table.
-
-    The first column is at the left, the others are at the right, and columns without a heading come last.
-    """
-    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
-
-    def line(row: list[str]) -> str:
-        numbers = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=False)]
-        return "  ".join([row[0].ljust(widths[0]), *numbers, *row[len(widths) :]]).rstrip()
-
-    return [line(row) for row in rows]
-
-
-def _parts(counts: _Counts) -> str:
-    parts = f"live {size(counts.live_bytes)}, cached {size(counts.cached_bytes)}"
-    return f"{parts}, releasing {size(counts.releasing_bytes)}" if counts.releasing_bytes else parts
-
-
-def _pinned_table(nodes: tuple[PinnedSummary, ...], limit: int | None) -> list[list[str]]:
-    rows = [["pinned memory", "now", "peak", ""]]
-    for node in nodes:
-        reserved = [size(node.reserved_bytes), size(node.peak_reserved_bytes)]
-        rows.append([f"NUMA node {node.numa}", *reserved, _parts(node)])
-    if limit is not None:
-        rows.append(["limit of all", size(limit), "", ""])
-    return rows
-
-
-def _device_table(device: DeviceSummary) -> list[list[str]]:
-    named = [f"{each.framework} {size(each.reserved_bytes)}" for each in device.frameworks]
-    parts = _parts(device)
-    if device.asleep_bytes:
-        asleep, backup = size(device.asleep_bytes), size(device.backup_bytes)
-        parts += f"; of the live {asleep} asleep, {backup} of pinned memory back it up"
-    if device.shared:
-        blocks, processes = len(device.shared), {process for each in device.shared for process in each.processes}
-        by = f" by processes {', '.join(map(str, sorted(processes)))}" if processes else ""
-        parts += f"; shared {size(sum(each.nbytes for each in device.shared))} in {blocks} blocks{by}"
-    if device.sent_bytes:
-        parts += f"; sent and not received {size(device.sent_bytes)}"
-    handles = [f"{each.library} {size(each.device_bytes)}" for each in device.libraries if each.device_bytes]
-    rows = [
-        [f"device {device.device}", "now", "peak"],
-        ["memory pools", size(device.reserved_bytes), size(device.peak_reserved_bytes), parts],
-        ["library handles", size(device.handle_bytes), "", ", ".join(handles)],
-        ["workspaces", size(device.workspace_bytes), ""],
-    ]
-    if device.attached_bytes:
-        rows.append(["attached", size(device.attached_bytes), "", "of other processes, not counted above"])
-    if device.asked_neighbours:
-        took = f"asked {device.asked_neighbours} times, in {duration(round(device.asking_seconds * 1e6))}"
-        rows.append(["from neighbours", size(device.received_bytes), "", took])
-    if device.given_bytes:
-        rows.append(["to neighbours", size(device.given_bytes), "", "given back while they lacked memory"])
-    if device.driver_error is not None:
-        return [*rows, ["other, free", "unknown", "", device.driver_error]]
-    rest = "other processes, CUDA contexts, other allocators"
-    for name, nbytes, note in (
-        ("other", device.other_bytes, f"of that {', '.join(named)}" if named else rest),
-        ("free", device.free_bytes, ""),
-        ("total", device.total_bytes, ""),
-    ):
-        rows.append([name, size(nbytes or 0), "", note])
-    return rows
-
-
-def _pool_table(pools: tuple[PoolSummary, ...]) -> list[list[str]]:
-    rows = [["pool", *_COLUMNS, "blocks", "limit"]]
-    for pool in pools:
-        name = pool.name if pool.given_name is None else f'{pool.name} "{pool.given_name}"'
-        name = f"{name}, closed" if pool.is_closed else name
-        name = f"{name}, asleep in {pool.sleep_seconds:.3f} s" if pool.is_asleep else name
-        held = [(column, getattr(pool, f"{column.replace(' ', '_')}_bytes")) for column in _COLUMNS]
-        sizes = [size(nbytes) if nbytes or column not in _RARE else "" for column, nbytes in held]
-        limit = "" if pool.limit is None else size(pool.limit)
-        rows.append([name, *sizes, str(pool.live_blocks), limit])
-        rows += [_stream_row(_stream_name(stream), [stream]) for stream in pool.streams[:_STREAMS]]
-        if rest := pool.streams[_STREAMS:]:
-            rows.append(_stream_row(f"{len(rest)} more streams", rest))
-    used = [place for place in range(len(rows[0])) if any(row[place] for row in rows[1:])]
-    return [[row[place] for place in used] for row in rows]
-
-
-def _stream_row(name: str, streams: Iterable[StreamSummary]) -> list[str]:
-    live, cached, blocks = 0, 0, 0
-    for stream in streams:
-        live, cached, blocks = live + stream.live_bytes, cached + stream.cached_bytes, blocks + stream.live_blocks
-    return [f"  {name}", size(live), size(cached), "", "", "", size(live + cached), "", "", str(blocks), ""]
-
-
-def _stream_name(stream: StreamSummary) -> str:
-    if stream.is_feed:
-        return "feeds other allocators"
-    if stream.is_ranges:
-        return "memory ranges"
-    names = {0: "0 (default)", 2: "2 (per thread)"}
-    return f"stream {names.get(stream.stream, hex(stream.stream))}"
-
-
-def _library_table(libraries: tuple[LibrarySummary, ...]) -> list[list[str]]:
-    rows = [["library", "handles", "in use", "idle", "discarded", "peak in use", "memory", "peak", "workspaces"]]
-    for each in (library for library in libraries if library.created):
-        in_use = each.held + each.leased
-        counts = (in_use + each.idle + each.retired, in_use, each.idle, each.retired, each.peak_in_use)
-        sizes = (each.device_bytes, each.peak_device_bytes, each.workspace_bytes)
-        rows.append([each.library, *map(str, counts), *map(size, sizes)])
-    return rows

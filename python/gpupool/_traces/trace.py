@@ -4,6 +4,7 @@ import functools
 import gzip
 import io
 import os
+import pickle
 import zlib
 from array import array
 from collections.abc import Iterable
@@ -132,6 +133,13 @@ def of_snapshot(content: dict[str, Any], device: int, name: str) -> Trace | None
     """
     snapshot = _trace_snapshot.Snapshot(name, content["device_traces"], content["segments"], [])
     return _pack(name, _bounds.MOST_MEMORY, snapshot.events(device), "{}", snapshot.stacks, device)
+
+
+def of_process(content: dict[str, Any], device: int | None) -> TraceFile:
+    """Return what a snapshot of this process tells of a device, as :func:`read_file` does of a file."""
+    # In the form that a file has, so that it is read in no other way.
+    with io.BufferedReader(io.BytesIO(pickle.dumps(content, protocol=4))) as file:
+        return _file_of("this process", file, device, _bounds.MOST_MEMORY)
 
 
 class _Watched(io.RawIOBase):

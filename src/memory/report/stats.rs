@@ -64,6 +64,10 @@ counters! {
         pub driver_calls: u64,
         /// Pages of 2 MiB that were moved so far.
         pub moved_pages: u64,
+        /// Requests that were tried again after memory was released to the driver so far.
+        pub retries: u64,
+        /// Requests that failed for lack of memory so far.
+        pub failures: u64,
         /// The number of pools, with the default one.
         pub pools: u64,
         /// Bytes of other processes' buffers that are attached on the device. The counts above do not include them, since

@@ -146,6 +146,8 @@ pub(in crate::memory) fn summarize(caches: &DeviceCaches) -> (MemoryStats, Vec<P
         total,
         driver_calls: caches.memory.range.driver_calls.load(Ordering::Relaxed),
         moved_pages: caches.memory.moved_pages.load(Ordering::Relaxed),
+        retries: caches.memory.retries.load(Ordering::Relaxed),
+        failures: caches.memory.failures.load(Ordering::Relaxed),
         pools: pools.len() as u64,
         attached_bytes: caches.memory.attached.load(Ordering::Relaxed),
         sent_bytes: caches.memory.sent.load(Ordering::Relaxed),

@@ -15,9 +15,10 @@ use super::snapshot::segments;
 use super::stats::PyPoolStats;
 use super::{Id, IdArgument, pair};
 use crate::error::Error;
-use crate::memory::{self, Backup, MemPool, PoolStats};
+use crate::memory::{self, Backup, MemPool};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
+use crate::python::facts::Facts;
 use crate::python::sleep::PyBackup;
 use crate::python::whole::{Limit, Nbytes, PageBytes, Reserve, Whole};
 use crate::python::{device, stream};
@@ -38,6 +39,31 @@ struct MadePool {
 }
 
 impl PyMemPool {
+    /// Returns what is told of a pool; None if it was not made.
+    fn facts(slf: &Bound<'_, Self>) -> PyResult<Option<Facts>> {
+        let Some(MadePool { pool, .. }) = slf.get().made.get() else {
+            return Ok(None);
+        };
+        let mut facts = Facts::of(slf.get_type().fully_qualified_name()?.to_string());
+        facts.add("id", format_args!("{:?}", pair(pool.id())));
+        facts.add("device", device::shown(pool.device().ordinal()));
+        if let Some(limit) = pool.limit() {
+            facts.add("limit", limit);
+        }
+        // A forked child has none.
+        if let Some(stats) = slf.py().detach(|| pool.stats().ok()) {
+            facts.add("live_bytes", stats.live_bytes);
+            facts.add("reserved_bytes", stats.reserved_bytes);
+        }
+        if pool.is_closed() {
+            facts.state("closed");
+        }
+        if pool.is_asleep() {
+            facts.state("asleep");
+        }
+        Ok(Some(facts))
+    }
+
     fn made(&self) -> PyResult<&MadePool> {
         let unmade =
             || Error::invalid_value("this MemPool was not made: call MemPool.__init__ first, as super().__init__()");
@@ -301,23 +327,15 @@ impl PyMemPool {
     }
 
     fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
-        let name = slf.get_type().fully_qualified_name()?;
-        Ok(match slf.get().made.get() {
-            Some(MadePool { pool, .. }) => {
-                let limit = pool.limit().map(|limit| format!(", limit={limit}")).unwrap_or_default();
-                // A forked child has none.
-                let stats = slf.py().detach(|| pool.stats().ok());
-                let bytes = |stats: PoolStats| {
-                    format!(", live_bytes={}, reserved_bytes={}", stats.live_bytes, stats.reserved_bytes)
-                };
-                let bytes = stats.map(bytes).unwrap_or_default();
-                let closed = if pool.is_closed() { ", closed" } else { "" };
-                let asleep = if pool.is_asleep() { ", asleep" } else { "" };
-                let (id, device) = (pair(pool.id()), device::shown(pool.device().ordinal()));
-                format!("{name}(id={id:?}, device={device}{limit}{bytes}{closed}{asleep})")
-            }
-            None => format!("<{name} that was not made>"),
+        Ok(match Self::facts(slf)? {
+            Some(facts) => facts.to_string(),
+            None => format!("<{} that was not made>", slf.get_type().fully_qualified_name()?),
         })
+    }
+
+    #[doc = docstring!("MemPool._repr_html_")]
+    fn _repr_html_(slf: &Bound<'_, Self>) -> PyResult<Option<Py<PyAny>>> {
+        Self::facts(slf)?.map_or(Ok(None), |facts| facts.html(slf.py()))
     }
 }
 

@@ -186,3 +186,9 @@ class Info:
         from gpupool._report.info.text import text
 
         return text(self)
+
+    def _repr_html_(self) -> str:
+        """Return the report as HTML, for a notebook."""
+        from gpupool._notebook import info
+
+        return info.html(self)

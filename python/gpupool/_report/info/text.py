@@ -15,9 +15,15 @@ _HOST = (
 
 def text(info: Info) -> str:
     """Return the whole report, without a final newline."""
+    (_, head), *others = sections(info)
+    return "\n".join([*head, *(line for title, section in others for line in ("", title, *section))])
+
+
+def sections(info: Info) -> list[tuple[str, list[str]]]:
+    """Return the lines of the report, by the titles of its sections; the first has none."""
     process = info.process
-    lines = [*_fold(f"gpupool {info.version}, Python {process.python}, {process.platform}")]
-    for title, section in (
+    every = [
+        ("", list(_fold(f"gpupool {info.version}, Python {process.python}, {process.platform}"))),
         ("Runtime", _runtime(info.runtime)),
         ("Devices", [line for device in info.devices for line in _device(device)]),
         ("Pinned memory", list(_pinned(info.pinned))),
@@ -29,10 +35,8 @@ def text(info: Info) -> str:
         ),
         ("Process", list(_process(info))),
         ("Problems", list(_problems(info))),
-    ):
-        if section:
-            lines += ["", title, *section]
-    return "\n".join(lines)
+    ]
+    return [(title, lines) for title, lines in every if lines]
 
 
 def size(nbytes: int) -> str:

@@ -14,6 +14,7 @@ use crate::error::Error;
 use crate::memory::{CommitOptions, MemoryRange};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
+use crate::python::facts::Facts;
 use crate::python::ffi::dlpack::{self, Exported};
 use crate::python::held::cuda_array_interface;
 use crate::python::whole::{Byte, Pages, Whole};
@@ -35,6 +36,29 @@ impl From<MemoryRange> for PyMemoryRange {
 }
 
 impl PyMemoryRange {
+    /// Returns what is told of a range.
+    fn facts(&self) -> Facts {
+        let mut facts = Facts::of("gpupool.MemoryRange");
+        if process::is_forked() {
+            facts.state("of the parent process");
+            return facts;
+        }
+        match self.range.committed_bytes() {
+            Ok(committed) => {
+                facts.add("ptr", format_args!("{:#x}", self.range.address()));
+                facts.add("nbytes", self.range.nbytes());
+                facts.add("committed_bytes", committed);
+                let device = self.range.device().map(|on| device::shown(on.ordinal()));
+                match device {
+                    Ok(device) => facts.add("device", device),
+                    Err(_) => facts.add("device", "unknown"),
+                }
+            }
+            Err(_) => facts.state("freed"),
+        }
+        facts
+    }
+
     fn stream_or_current(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<Stream> {
         let device = self.range.device()?;
         match stream {
@@ -234,17 +258,11 @@ impl PyMemoryRange {
     }
 
     fn __repr__(&self) -> String {
-        let (address, nbytes) = (self.range.address(), self.range.nbytes());
-        if process::is_forked() {
-            return "gpupool.MemoryRange(of the parent process)".to_owned();
-        }
-        let device =
-            self.range.device().map_or_else(|_| "unknown".to_owned(), |on| device::shown(on.ordinal()).to_string());
-        match self.range.committed_bytes() {
-            Ok(committed) => format!(
-                "gpupool.MemoryRange(ptr={address:#x}, nbytes={nbytes}, committed_bytes={committed}, device={device})"
-            ),
-            Err(_) => "gpupool.MemoryRange(freed)".to_owned(),
-        }
+        self.facts().to_string()
+    }
+
+    #[doc = docstring!("MemoryRange._repr_html_")]
+    fn _repr_html_(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
+        self.facts().html(py)
     }
 }

@@ -20,6 +20,7 @@ ORDINARY = {
 
 FACT = "is known since the object was made, and touches nothing that another thread of the parent may have locked"
 ENDS_A_BLOCK = "ends the block that the child was forked in, quietly, as a refusal would hide what was raised there"
+REPR = "tells what the repr tells, which asks for nothing that the child does not have"
 VALUES = "are plain values, taken before"
 
 # What is not refused, and why.
@@ -48,6 +49,7 @@ ANSWERED = {
     "Lease.__exit__": ENDS_A_BLOCK,
     "Lease.device": FACT,
     "MemPool.__exit__": ENDS_A_BLOCK,
+    "MemPool._repr_html_": REPR,
     "MemPool.device": FACT,
     "MemPool.id": FACT,
     "MemPool.limit": FACT,
@@ -57,6 +59,7 @@ ANSWERED = {
     "MemPool.use_on_oom": FACT,
     "MemPool.wakes_on_use": FACT,
     "MemoryRange.__exit__": ENDS_A_BLOCK,
+    "MemoryRange._repr_html_": REPR,
     "MemoryRange.device": FACT,
     "MemoryRange.nbytes": FACT,
     "MemoryRange.page_bytes": FACT,
@@ -67,6 +70,7 @@ ANSWERED = {
     "Neighbour": VALUES,
     "NeighbourPool": VALUES,
     "PinnedBuffer.__release_buffer__": "ends a view that the parent took, and nothing is freed in a child",
+    "Plot": VALUES,
     "PoolScope.__exit__": ENDS_A_BLOCK,
     "PoolStats": VALUES,
     "PoolToken.device": FACT,
@@ -269,6 +273,7 @@ def refused_calls():
         "oom_callbacks": gpupool.oom_callbacks,
         "peers": gpupool.peers,
         "pinned_stats": gpupool.pinned_stats,
+        "plot": gpupool.plot,
         "pool_use_count": lambda: gpupool.pool_use_count(0, mem_pool.id),
         "record_memory_history": gpupool.record_memory_history,
         "release_pool": lambda: gpupool.release_pool(0, mem_pool.id),
