@@ -126,6 +126,10 @@ schedules: ## SCHEDULES (900) random programs of threads on each subject, a quar
 user-crate: ## a program that depends on gpupool, with its default features alone
 	GPUPOOL_RUNTIME=host cargo run --quiet --manifest-path tests/user_crate/Cargo.toml --target-dir target/user
 
+.PHONY: cuda-core
+cuda-core: ## crates/cuda-core, with CUDA's headers from wheels (105 MB) and on a double of the driver; not in CI
+	PYTHON=$(PYTHON) bash tests/package/cuda_core.sh
+
 .PHONY: miri
 miri: ## what needs no driver under Miri, where a nightly toolchain has it; not in CI
 	bash tests/sanitizers/miri.sh
@@ -154,6 +158,7 @@ fuzz-c: .venv/library ## for FUZZ_SECONDS random calls of gpupool.h's functions,
 lint: .venv/built .venv/frameworks ## formatting, clippy, ruff, the stubs against the module, the layout, and CI's workflows
 	cargo fmt --check
 	cargo fmt --check --manifest-path tests/user_crate/Cargo.toml
+	cargo fmt --check --manifest-path crates/cuda-core/Cargo.toml
 	cargo clippy --quiet --all-targets -- -D warnings
 	cargo clippy --quiet --all-targets --features python -- -D warnings
 	cargo clippy --quiet --lib --features python -- -D warnings

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 PLACES = {
     "Cargo.lock": r'name = "gpupool"\nversion = "(.*)"',
     "tests/user_crate/Cargo.lock": r'name = "gpupool"\nversion = "(.*)"',
+    "crates/cuda-core/Cargo.lock": r'name = "gpupool"\nversion = "(.*)"',
     "python/gpupool/lib/pkgconfig/gpupool.pc": r"^Version: (.*)$",
     "python/gpupool/lib/cmake/gpupool/gpupool-config-version.cmake": r'^set\(PACKAGE_VERSION "(.*)"\)$',
     "packaging/conda/recipe.yaml": r'^  version: "(.*)"$',

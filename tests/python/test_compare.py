@@ -15,7 +15,6 @@ import pytest
 from gpupool import _native
 from gpupool.__main__ import main
 from gpupool._report import units as _units
-from gpupool._traces import progress as _progress
 from gpupool._traces import trace as _trace
 from running import PROGRAMS, start_command
 from snapshots import block, entry, segment, write
@@ -351,33 +350,6 @@ def test_ctrl_c_ends_a_replay():
     assert b"Traceback" not in shown
     # The bar is gone.
     assert shown.endswith(b"\r\x1b[K")
-
-
-def test_progress_is_for_terminals(monkeypatch, capsys):
-    with _progress.Progress("working") as progress:
-        monkeypatch.setattr(_progress.time, "monotonic", lambda: 1e12)
-        progress(0.5)
-    assert capsys.readouterr().err == ""
-
-
-def test_progress_bar(monkeypatch, capsys):
-    now = [100.0]
-    monkeypatch.setattr(_progress.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "40")
-    with _progress.Progress("working") as progress:
-        now[0] = 100.9
-        progress(0.1)
-        assert capsys.readouterr().err == ""
-        now[0] = 101.5
-        progress(0.5)
-        shown = capsys.readouterr().err
-        assert shown == "\rworking [" + "#" * 12 + " " * 11 + "]  50%\x1b[K"
-        assert len(shown) - len("\r\x1b[K") < 40
-        progress(0.51)
-        assert capsys.readouterr().err == ""
-    assert capsys.readouterr().err == "\r\x1b[K"
 
 
 def test_interrupted_command(monkeypatch, capsys):

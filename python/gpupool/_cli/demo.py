@@ -6,6 +6,7 @@ import time
 import gpupool
 from gpupool import _native
 from gpupool._cli.output import say
+from gpupool._traces.progress import Progress
 
 # The time and memory that a handle of the simulated library costs.
 SIMULATED_CREATE_SECONDS = 65e-6
@@ -44,7 +45,8 @@ def run(threads: int, waves: int) -> None:
     header = f"{'pool':<11} {'version':<10} {'threads':>8} {'created':>8} {'hit':>8}"
     say(f"{header}   one handle for each thread would have cost")
     for pool in pools:
-        hit = _serve(pool, threads, waves)
+        with Progress(f"threads take handles of {pool.name}") as progress:
+            hit = _serve(pool, threads, waves, progress)
         stats = pool.stats()
         seconds = stats.create_seconds / stats.created * served
         nbytes = stats.device_bytes / (stats.idle + stats.held) * served
@@ -55,7 +57,7 @@ def run(threads: int, waves: int) -> None:
         )
 
 
-def _serve(pool: gpupool.HandlePool, threads: int, waves: int) -> float:
+def _serve(pool: gpupool.HandlePool, threads: int, waves: int, progress: Progress) -> float:
     """Run the threads, wave after wave, and return the median time of a checkout in seconds."""
     times: list[float] = []
     errors: list[Exception] = []
@@ -75,7 +77,8 @@ def _serve(pool: gpupool.HandlePool, threads: int, waves: int) -> float:
             barrier.abort()
             errors.append(error)
 
-    for _ in range(waves):
+    for wave in range(waves):
+        progress(wave / waves)
         barrier = threading.Barrier(threads)
         workers = [threading.Thread(target=work, args=(barrier,)) for _ in range(threads)]
         try:

@@ -21,9 +21,11 @@ def run(path: str, outputs: list[str], device: int | None, moment: str | None) -
         _output.check(output)
     with Progress(f"reading {printable(os.path.basename(path))}") as progress:
         file = _trace.read_file(path, device, progress)
-    picture = _draw.draw(file, moment)
+    with Progress(f"laying out {printable(file.name)}", counts=False):
+        picture = _draw.draw(file, moment)
     for output in outputs:
-        _output.write(output, picture)
+        with Progress(f"drawing {printable(output)}", counts=False):
+            _output.write(output, picture)
     others = [other for other in file.devices if other != file.device]
     if others and device is None:
         say(f"device {file.device}, which has most; --device {_bounds.first_of(others, ' or ')} draws another")

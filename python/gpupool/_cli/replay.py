@@ -3,6 +3,7 @@
 import json
 import os
 import textwrap
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -14,7 +15,7 @@ from gpupool._plot.picture import AddressMap, Chart, Picture
 from gpupool._report.printable import printable
 from gpupool._report.units import size
 from gpupool._traces import trace as _trace
-from gpupool._traces.progress import Progress
+from gpupool._traces.progress import Progress, Turn
 from gpupool._traces.replay import ALLOCATORS, HOST_MEMORY, Row, rows
 
 
@@ -67,11 +68,13 @@ def run(
             f" {'ratio':>6} {'driver calls':>12} {'moved pages':>11} {'cold ns':>8} {'warm ns':>8}"
         )
     charts: list[Chart | AddressMap] = []
-    for path in paths:
-        with Progress(f"reading {printable(os.path.basename(path))}") as progress:
+    start = time.monotonic()
+    for number, path in enumerate(paths, 1):
+        turn = Turn(number, len(paths), start)
+        with Progress(f"reading {printable(os.path.basename(path))}", turn) as progress:
             trace = _trace.read(path, progress)
         found: list[Row] = []
-        for row in rows(trace, threads, allocators, compare, draw=bool(outputs)):
+        for row in rows(trace, threads, allocators, compare, draw=bool(outputs), turn=turn):
             say(_as_json(row, compare) if as_json else _as_text(row, width, compare))
             if row.out_of_memory is not None and not as_json:
                 text = f"{row.allocator} ran out of memory{row.out_of_memory}"
@@ -87,7 +90,8 @@ def run(
         subtitle = f"what programs asked for, and what allocators reserved for it in a replay on {where}"
         picture = Picture(title, subtitle, [], charts)
     for output in outputs:
-        _output.write(output, picture)
+        with Progress(f"drawing {printable(output)}", counts=False):
+            _output.write(output, picture)
         if not as_json:
             say(f"wrote {printable(output)}")
 

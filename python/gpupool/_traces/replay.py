@@ -7,7 +7,7 @@ import gpupool
 from gpupool import _native
 from gpupool._report.units import size
 from gpupool._traces import pytorch
-from gpupool._traces.progress import Progress
+from gpupool._traces.progress import Progress, Turn
 from gpupool._traces.trace import Trace
 
 # The simulated device's memory unless GPUPOOL_HOST_MEMORY is set: traces of any device fit, with many threads too.
@@ -48,7 +48,15 @@ class Row:
     then."""
 
 
-def rows(trace: Trace, threads: int, allocators: Sequence[str], compare: bool, *, draw: bool = False) -> Iterator[Row]:
+def rows(
+    trace: Trace,
+    threads: int,
+    allocators: Sequence[str],
+    compare: bool,
+    *,
+    draw: bool = False,
+    turn: Turn | None = None,
+) -> Iterator[Row]:
     """Replay the trace in every one of the threads at once, with each allocator, and yield a row as soon as it is done.
 
     Args:
@@ -58,13 +66,14 @@ def rows(trace: Trace, threads: int, allocators: Sequence[str], compare: bool, *
         compare: Tell of PyTorch's allocator as well, simulated, and of the program's own, if the trace does; and of
             each for which the trace does not fit.
         draw: Tell what was reserved at each change.
+        turn: The trace's place among several.
     """
     most = _MOST_CHANGES if draw else 0
     # No more can be live than if the threads reached their peaks at the same moment.
     peak_live = threads * trace.peak_live
     for allocator in allocators:
         try:
-            with Progress(f"replaying {trace.name} with {allocator}") as progress:
+            with Progress(f"replaying {trace.name} with {allocator}", turn) as progress:
                 result = _native.replay(
                     trace.slots, trace.sizes, trace.streams, trace.slot_count, threads, allocator, progress, most
                 )
@@ -90,7 +99,7 @@ def rows(trace: Trace, threads: int, allocators: Sequence[str], compare: bool, *
     if compare and threads == 1:
         capacity = _native.device_info(gpupool.current_device())["total_bytes"]
         for allocator in SIMULATED:
-            found = simulated(trace, allocator, capacity)
+            found = simulated(trace, allocator, capacity, turn)
             peak, changes = found.peak_reserved, found.changes if draw else []
             ratio = peak / peak_live
             yield Row(
@@ -126,9 +135,9 @@ def _shortage(found: pytorch.Simulation) -> str | None:
     )
 
 
-def simulated(trace: Trace, allocator: str, capacity: int) -> pytorch.Simulation:
+def simulated(trace: Trace, allocator: str, capacity: int, turn: Turn | None = None) -> pytorch.Simulation:
     """Return what PyTorch's own allocator would have reserved on a device, by the name of its kind in `SIMULATED`."""
-    with Progress(f"simulating {trace.name} with {allocator}") as progress:
+    with Progress(f"simulating {trace.name} with {allocator}", turn) as progress:
         return pytorch.simulate(trace, expandable=SIMULATED[allocator], capacity=capacity, watch=progress)
 
 
