@@ -3,7 +3,7 @@
 >>> pool = gpupool.MemPool(limit=8 << 30)
 >>> runtime.gpu_allocator = gpupool.tensorrt.Allocator(pool)
 
-TensorRT calls an allocator that is written in Python through Python, under the GIL. A program in C++ has the same without
+TensorRT calls an allocator of its Python package through Python, under the GIL. A program in C++ has the same without
 Python, by ``gpupool_tensorrt.hpp``.
 
 https://docs.nvidia.com/deeplearning/tensorrt/latest/_static/python-api/infer/Core/GpuAllocator.html

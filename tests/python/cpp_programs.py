@@ -1,5 +1,6 @@
 """Programs in C and C++ that tests compile against gpupool's headers and run on simulated devices."""
 
+import ctypes
 import importlib.util
 import os
 import shutil
@@ -65,3 +66,24 @@ def sanitizer(folder):
     # It also has to run: it does not under every emulator or limit of memory.
     runs = compiles and subprocess.run([folder / "sanitized"], capture_output=True, check=False).returncode == 0
     return ["-fsanitize=address", "-g"] if runs else []
+
+
+def headers_of(framework, variable, *wheels):
+    """Return the options for a framework's headers: its own where the variable names their folders, or their double's.
+
+    Args:
+        framework: The folder of the double.
+        variable: An environment variable: folders, separated by colons.
+        wheels: Packages and folders of headers that its own need besides.
+    """
+    if variable not in os.environ:
+        return [f"-I{ROOT / 'tests' / 'doubles' / framework}"]
+    folders = [*os.environ[variable].split(os.pathsep), *(folder_of(*wheel) for wheel in wheels)]
+    return [option for folder in folders for option in ("-isystem", str(folder))]
+
+
+def load(library, folder, source, *options):
+    """Compile a program as a library that uses the gpupool of this Python process, and load it."""
+    # Without a path to the library: the module that is in memory goes by its name.
+    linked = ["-shared", "-fPIC", f"-L{library.parent}", f"-l:{library.name}"]
+    return ctypes.CDLL(str(build("c++", source, folder / "library.so", "-std=c++17", *STRICT, *options, *linked)))

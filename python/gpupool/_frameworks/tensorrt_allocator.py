@@ -20,8 +20,8 @@ _LEGACY = 0
 class Allocator(tensorrt.IGpuAsyncAllocator):  # type: ignore[misc]
     """Device memory from gpupool, for ``IBuilder``, ``IRuntime`` and ``IExecutionContext`` of TensorRT.
 
-    With a ``pool``, a MemPool or its ``token()``, all memory is the pool's, otherwise that of the pool in whose scope the
-    calling thread is. Any thread may call it, as TensorRT does.
+    With a ``pool``, a MemPool or its ``token()``, all memory is the pool's, otherwise that of the pool in whose scope
+    the calling thread is. Any thread may call it, as TensorRT does.
 
     https://docs.nvidia.com/deeplearning/tensorrt/latest/_static/python-api/infer/Core/GpuAllocator.html
     """
