@@ -91,7 +91,7 @@ class InPython:
 def tensorrt(monkeypatch):
     """Return the double of TensorRT's package."""
     monkeypatch.syspath_prepend(str(ROOT / "tests" / "doubles"))
-    names = ("tensorrt", "gpupool._frameworks.tensorrt_allocator")
+    names = ("tensorrt", "gpupool.tensorrt._allocator")
     for name in names:
         monkeypatch.delitem(sys.modules, name, raising=False)
     yield importlib.import_module("tensorrt")

@@ -13,7 +13,7 @@ for framework in (
 import gpupool  # noqa: E402
 from errors import assert_says, raised  # noqa: E402
 
-for name in ("torch", "cupy", "numba", "cuda_core", "rmm", "warp", "nvmath", "tensorrt", "dask", "ray"):
+for name in ("torch", "cupy", "numba", "cuda_core", "rmm", "warp", "nvmath", "dask", "ray"):
     module = getattr(gpupool, name)
     text = pydoc.plain(pydoc.render_doc(module))
     assert_says(text, f"gpupool.{name}", "FUNCTIONS", module.__doc__.splitlines()[0])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from gpupool._frameworks import plug as _plug
 
 if TYPE_CHECKING:
-    from gpupool._frameworks.tensorrt_allocator import Allocator as Allocator
+    from gpupool.tensorrt._allocator import Allocator as Allocator
 
 __all__ = ["Allocator"]
 
@@ -26,7 +26,7 @@ _NEEDED = ("tensorrt", (10,), "tensorrt")
 def __getattr__(name: str) -> Any:
     if name == "Allocator":
         _plug.require_name(*_NEEDED)
-        return importlib.import_module("gpupool._frameworks.tensorrt_allocator").Allocator
+        return importlib.import_module("gpupool.tensorrt._allocator").Allocator
     raise AttributeError(f"module 'gpupool.tensorrt' has no attribute {name!r}")
 
 
