@@ -71,6 +71,7 @@ int main(int count, char **arguments) {
          std::size_t step = 0;
          check(cudaMallocPitch(&memory, &step, bytes / 2, 2), "cudaMallocPitch");
          check(cudaFree(memory), "cudaFree");
+         check(step == (bytes / 2 + 511) / 512 * 512, "the step of gpupool_opencv.hpp, which is another here,");
        }},
   };
   for (std::size_t bytes : {std::size_t{1} << 10, std::size_t{1} << 20, std::size_t{64} << 20}) {
