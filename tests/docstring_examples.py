@@ -61,6 +61,13 @@ SETUPS = {
         "ray.shutdown()",
     ),
     "rmm": ("import rmm", ""),
+    "tensorrt": (
+        """
+        import tensorrt
+        runtime = tensorrt.Runtime(tensorrt.Logger())
+        """,
+        "del runtime",
+    ),
     "warp": ("import warp as wp", ""),
     "worker": ("", ""),
 }

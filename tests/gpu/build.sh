@@ -25,6 +25,7 @@ programs() {
   install -s "$(tests/program.sh build --example cudarc_stream)" "$out/bin/cudarc_stream"
   install -s "$(tests/program.sh build --release --example cudarc_training)" "$out/bin/cudarc_training"
   bash benches/rmm_peers.sh "$out/rmm_peers"
+  bash benches/cpp_peers.sh "$out/cpp_peers"
   # With what it needs of C++, for the machine's own may be older. The wheel has the library.
   "${CXX:-c++}" -std=c++17 -Wall -Wextra tests/cpp/cublas_handles.cpp -o "$out/bin/cublas_handles" \
     -Ipython/gpupool/include -Lpython/gpupool/lib -l:libgpupool.so.0 -static-libstdc++ -static-libgcc -pthread -ldl

@@ -3,8 +3,8 @@
 # short table last. Usage: run.sh [RESULTS_FOLDER], which gets run.txt (what is printed), log.txt (all output),
 # examples.txt, info.txt, leases.txt, green_contexts.txt, and one object a line in peers.json, workspaces.json, memory.json,
 # turns.json, passes.json, recording.json, ranges.json, idle_server.json, kv_peers.json, pinned.json, pinned_rust.json,
-# sleep.json, neighbours.json, share.json, frameworks.json, plugs.json, rmm.json, rmm_cpp.json, nccl.json, pytorch.json
-# and torch_sharing.json. PYTHON chooses the interpreter (python3); SKIP_BENCHES=1 leaves out the measuring and the long soak,
+# sleep.json, neighbours.json, share.json, frameworks.json, plugs.json, rmm.json, rmm_cpp.json, cpp_peers.json,
+# nccl.json, pytorch.json and torch_sharing.json. PYTHON chooses the interpreter (python3); SKIP_BENCHES=1 leaves out the measuring and the long soak,
 # SKIP_TESTS=1 all that is no measuring. Of that, ONLY=handles, memory, copies, frameworks, pytorch or examples does one
 # part, and ONLY=memory also leaves out tests that are not about memory. TRACES names a folder with more logs to replay
 # than tests/data has, and TURNS says how often peers take turns (5).
@@ -146,6 +146,7 @@ run_frameworks() {
   done
   measure rmm.json 500 "$python" benches/rmm_peers.py
   measure rmm_cpp.json 600 rmm_peers/rmm_peers
+  measure cpp_peers.json 200 cpp_peers/cpp_peers
   measure plugs.json 580 "$python" benches/plug_peers.py
   NCCL_NVLS_ENABLE=0 measure nccl.json 120 "$python" benches/nccl.py
 }
@@ -281,7 +282,7 @@ mkdir -p "$results"
 rm -f "$results"/{log,examples,leases,green_contexts,library_memory}.txt \
   "$results"/{peers,workspaces,memory,turns,passes,recording,ranges,idle_server,kv_peers}.json \
   "$results"/{pinned,pinned_rust,sleep,neighbours,share}.json \
-  "$results"/{frameworks,plugs,rmm,rmm_cpp,nccl,pytorch,torch_sharing}.json
+  "$results"/{frameworks,plugs,rmm,rmm_cpp,cpp_peers,nccl,pytorch,torch_sharing}.json
 run_all | tee "$results/run.txt"
 status=$?
 [ ! -f code.json ] || "$python" benches/provenance.py measured "$results"

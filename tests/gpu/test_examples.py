@@ -132,6 +132,12 @@ def test_solves_of_nvmath(examples):
     assert "pip install 'nvmath-python[cu13]'" in output or "with gpupool" in output
 
 
+def test_an_engine_of_tensorrt(examples):
+    output = run_python(str(examples / "engine_tensorrt.py"))
+    # It says so where TensorRT is missing.
+    assert "pip install tensorrt" in output or "still in use      0 blocks" in output
+
+
 @pytest.mark.parametrize(("name", "package"), [("dask_workers", "distributed"), ("ray_workers", "ray")])
 def test_clusters_share_the_gpu(name, package, examples):
     output = run_python(str(examples / f"{name}.py"))

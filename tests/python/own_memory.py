@@ -1,4 +1,4 @@
-"""What tests of pools share: an allocator of one's own, a limit to the byte, and other threads."""
+"""What tests of pools share: an allocator of one's own, a limit to the byte, work on a stream, and other threads."""
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -7,6 +7,8 @@ import gpupool
 from gpupool import _native
 
 MIB = 1 << 20
+# cudaStreamLegacy.
+LEGACY = 1
 
 
 class Allocator:
@@ -37,6 +39,33 @@ def leave(nbytes):
     except gpupool.OutOfMemory as error:
         total = error.total_bytes
     gpupool.set_per_process_memory_fraction((gpupool.memory_stats().reserved_bytes + nbytes) / total)
+
+
+class Work:
+    """Work on the legacy default stream, which is done when it is told to be, or once the host waits for it.
+
+    On a GPU that stream is behind blocking streams, too; simulated ones are in no order with it. Ask twice at most.
+    """
+
+    def __init__(self):
+        other = gpupool.Stream()
+        pools = gpupool.MemPool(), gpupool.MemPool()
+        buffers = [pool.empty(3 * MIB, other) for pool in pools]
+        self.number = _native.host_submit(LEGACY)
+        # What is freed behind it, another stream gets once it is done.
+        self.freed = [(pool, other, buffer.ptr) for pool, buffer in zip(pools, buffers, strict=True)]
+        for buffer in buffers:
+            buffer.free(LEGACY)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        _native.host_complete(LEGACY, self.number)
+
+    def is_done(self):
+        pool, other, address = self.freed.pop()
+        return pool.empty(3 * MIB, other).ptr == address
 
 
 def allocate_in(pool, nbytes, stream=None):

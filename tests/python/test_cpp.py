@@ -1,7 +1,6 @@
 """The headers and the library for C and C++: what a program in either does with them, and the samples of the guide."""
 
 import ctypes
-import importlib.util
 import os
 import re
 import shutil
@@ -12,15 +11,13 @@ from pathlib import Path
 
 import gpupool
 import pytest
+from cpp_programs import INCLUDE, ROOT, STRICT, build, find_library, folder_of, link, run, sanitizer
 from machines import Machine
 from pytorch.fetch import CannotFetch, extract
 from running import run_program
 
-ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "c-and-cpp.md"
-INCLUDE = Path(gpupool.get_include())
 PACKAGE = INCLUDE.parent
-STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"]
 # CCCL before 3.2 asks for it.
 EXPERIMENTAL = "-DLIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE"
 
@@ -28,20 +25,7 @@ EXPERIMENTAL = "-DLIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE"
 @pytest.fixture(scope="session")
 def library():
     """Return the C library, which `make .venv/library` builds."""
-    try:
-        return Path(gpupool.get_library())
-    except gpupool.LibraryNotFound:
-        pytest.skip("needs the C library: make .venv/library")
-
-
-def folder_of(package, *parts):
-    """Return a folder of an installed package, or skip the test where it is missing."""
-    found = importlib.util.find_spec(package)
-    places = [Path(place, *parts) for place in (found.submodule_search_locations or [])] if found else []
-    for place in places:
-        if place.is_dir():
-            return place
-    pytest.skip(f"needs {'/'.join((package, *parts))}, of a wheel")
+    return find_library()
 
 
 def cuda_headers():
@@ -57,43 +41,10 @@ def cuda_headers():
     return [EXPERIMENTAL, *headers, *links, "-lrmm", "-lrapids_logger", "-l:libcudart.so.13"]
 
 
-def build(compiler, source, out, *options):
-    """Compile a program, or skip the test where there is no compiler."""
-    if shutil.which(compiler) is None:
-        pytest.skip(f"needs a compiler, {compiler}")
-    done = subprocess.run(
-        [compiler, str(source), "-o", str(out), f"-I{INCLUDE}", *options], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return out
-
-
-def link(library):
-    return [f"-L{library.parent}", f"-l:{library.name}", f"-Wl,-rpath,{library.parent}", "-pthread"]
-
-
-def run(program, **variables):
-    environment = {**os.environ, "GPUPOOL_RUNTIME": "host", "GPUPOOL_HOST_DEVICES": "2", **variables}
-    done = subprocess.run([program], capture_output=True, text=True, env=environment, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
-
-
 @pytest.mark.parametrize("standard", ["c++17", "c++20"])
 def test_wrappers_give_back_what_they_hold(library, tmp_path, standard):
     source = ROOT / "tests" / "cpp" / "wrappers.cpp"
     assert run(build("c++", source, tmp_path / "program", f"-std={standard}", *STRICT, *link(library))) == ""
-
-
-def sanitizer(folder):
-    """Return the option for AddressSanitizer, which finds leaks too, if the compiler has it."""
-    source = folder / "sanitized.cpp"
-    source.write_text("int main() {}\n")
-    command = ["c++", "-fsanitize=address", str(source), "-o", str(folder / "sanitized")]
-    compiles = shutil.which("c++") and subprocess.run(command, capture_output=True, check=False).returncode == 0
-    # It also has to run: it does not under every emulator or limit of memory.
-    runs = compiles and subprocess.run([folder / "sanitized"], capture_output=True, check=False).returncode == 0
-    return ["-fsanitize=address", "-g"] if runs else []
 
 
 @pytest.mark.parametrize("standard", ["c++17", "c++20"])

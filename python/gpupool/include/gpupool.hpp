@@ -192,6 +192,25 @@ template <class Function> int allocate(void *&pointer, Function function) {
   }
 }
 
+// gpupool's blocks begin at multiples of this.
+inline constexpr std::size_t ALIGNMENT = 512;
+
+inline void check_alignment(std::uint64_t alignment) {
+  if (alignment > ALIGNMENT || (alignment & (alignment - 1)))
+    throw error(GPUPOOL_ERROR_INVALID_VALUE,
+                "alignment must be a power of two up to 512, and is " + std::to_string(alignment));
+}
+
+// Waits until memory that was allocated on the legacy default stream may be used on any stream. If that fails, the memory is
+// freed.
+inline void wait_for_use(void *pointer, int device) {
+  int status = api().synchronize(device, nullptr);
+  if (status == GPUPOOL_SUCCESS) return;
+  error failed(status, api().last_error()); // before what comes next fails too
+  api().deallocate(pointer);
+  throw failed;
+}
+
 // A program's source, behind functions that throw nothing. gpupool's release deletes it.
 class source {
  public:

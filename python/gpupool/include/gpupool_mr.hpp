@@ -29,19 +29,10 @@ struct own_errors {
 
 namespace detail {
 
-// gpupool's blocks begin at multiples of this.
-inline constexpr std::size_t ALIGNMENT = 512;
-
 template <class Errors> void check_resource(int status) {
   if (status == GPUPOOL_SUCCESS) return;
   if (status == GPUPOOL_ERROR_OUT_OF_MEMORY) Errors::out_of_memory(api().last_error());
   check(status);
-}
-
-template <class Errors> void check_alignment(std::size_t alignment) {
-  if (alignment > ALIGNMENT || (alignment & (alignment - 1)))
-    throw error(GPUPOOL_ERROR_INVALID_VALUE,
-                "alignment must be a power of two up to 512, and is " + std::to_string(alignment));
 }
 
 } // namespace detail
@@ -56,7 +47,7 @@ template <class Errors, bool IsPerThread = GPUPOOL_PER_THREAD> class basic_memor
   int device() const noexcept { return device_; }
 
   void *allocate(cuda::stream_ref stream, std::size_t bytes, std::size_t alignment = detail::ALIGNMENT) {
-    detail::check_alignment<Errors>(alignment);
+    detail::check_alignment(alignment);
     return allocate_on(detail::table_stream<IsPerThread>(stream.get()), bytes);
   }
   void deallocate(cuda::stream_ref stream, void *pointer, std::size_t, std::size_t = detail::ALIGNMENT) noexcept {
@@ -65,13 +56,9 @@ template <class Errors, bool IsPerThread = GPUPOOL_PER_THREAD> class basic_memor
 
   // The memory may be used on any stream immediately; it is freed once the work so far on the legacy default stream is done.
   void *allocate_sync(std::size_t bytes, std::size_t alignment = detail::ALIGNMENT) {
-    detail::check_alignment<Errors>(alignment);
+    detail::check_alignment(alignment);
     auto *pointer = allocate_on(nullptr, bytes);
-    if (int status = api().synchronize(device_, nullptr)) {
-      std::string why = api().last_error(); // before what comes next fails too
-      deallocate_on(nullptr, pointer);
-      throw error(status, why);
-    }
+    detail::wait_for_use(pointer, device_);
     return pointer;
   }
   void deallocate_sync(void *pointer, std::size_t, std::size_t = detail::ALIGNMENT) noexcept {
@@ -113,7 +100,7 @@ template <class Errors, bool IsPerThread = GPUPOOL_PER_THREAD> class basic_pinne
   int device() const noexcept { return device_; }
 
   void *allocate_sync(std::size_t bytes, std::size_t alignment = detail::ALIGNMENT) {
-    detail::check_alignment<Errors>(alignment);
+    detail::check_alignment(alignment);
     void *pointer = nullptr;
     detail::check_resource<Errors>(
         detail::allocate(pointer, [&](void **place) { return api().allocate_pinned(bytes, -1, place); }));

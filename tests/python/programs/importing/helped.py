@@ -4,7 +4,8 @@ import pydoc
 import sys
 
 for framework in (
-    *("torch", "cupy", "numba", "numba_cuda", "cuda", "cuda.core", "rmm", "warp", "nvmath", "distributed", "ray"),
+    *("torch", "cupy", "numba", "numba_cuda", "cuda", "cuda.core", "rmm", "warp", "nvmath", "tensorrt", "distributed"),
+    "ray",
 ):
     # What stands here cannot be imported.
     sys.modules[framework] = None
@@ -17,7 +18,7 @@ for name in ("torch", "cupy", "numba", "cuda_core", "rmm", "warp", "nvmath", "da
     text = pydoc.plain(pydoc.render_doc(module))
     assert_says(text, f"gpupool.{name}", "FUNCTIONS", module.__doc__.splitlines()[0])
 
-for module, name in ((gpupool.cuda_core, "MemoryResource"), (gpupool.dask, "Plugin")):
+for module, name in ((gpupool.cuda_core, "MemoryResource"), (gpupool.dask, "Plugin"), (gpupool.tensorrt, "Allocator")):
     assert not hasattr(module, name), f"{name} is there without its framework"
     error = raised(gpupool.LibraryNotFound, lambda module=module, name=name: getattr(module, name))
     assert_says(error, "cannot be imported", "pip install")

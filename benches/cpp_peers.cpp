@@ -1,0 +1,95 @@
+// The allocators for TensorRT and OpenCV in C++, called as those call one, against what both use without: TensorRT
+// cudaMallocAsync and cudaFreeAsync, OpenCV cudaMallocPitch and cudaFree.
+//
+//     cpp_peers [ROUNDS] [PAIRS]
+//
+// Prints one JSON object a line: what memory of a size takes that is allocated and freed at once on one stream, in
+// nanoseconds, the median of so many rounds, 15 by default, of so many pairs, 2000 by default. The ways take turns.
+// TensorRT and OpenCV are the tests' doubles, which call nothing else. benches/cpp_peers.sh builds it.
+#include <cuda_runtime_api.h>
+
+#include <gpupool_opencv.hpp>
+#include <gpupool_tensorrt.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+void check(bool is_right, const char *what) {
+  if (is_right) return;
+  std::fprintf(stderr, "cpp_peers: %s failed\n", what);
+  std::exit(1);
+}
+void check(cudaError_t status, const char *what) { check(status == cudaSuccess, what); }
+
+struct Way {
+  const char *door, *peer;
+  std::function<void(std::size_t bytes)> pair;
+};
+
+} // namespace
+
+int main(int count, char **arguments) {
+  int rounds = count > 1 ? std::atoi(arguments[1]) : 15;
+  int pairs = count > 2 ? std::atoi(arguments[2]) : 2000;
+  cudaStream_t stream = nullptr;
+  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+  gpupool::tensorrt_allocator tensorrt(0);
+  nvinfer1::IGpuAllocator &as_tensorrt_does = tensorrt;
+  gpupool::opencv_allocator waits(0), in_order(0);
+  in_order.set_stream(stream);
+
+  auto matrix = [](gpupool::opencv_allocator &allocator, std::size_t bytes) {
+    cv::cuda::GpuMat made(2, int(bytes / 2), CV_8UC1, &allocator);
+  };
+  std::vector<Way> ways = {
+      {"tensorrt", "gpupool",
+       [&](std::size_t bytes) {
+         void *memory = as_tensorrt_does.allocateAsync(bytes, 256, 0, stream);
+         check(memory && as_tensorrt_does.deallocateAsync(memory, stream), "gpupool");
+       }},
+      {"tensorrt", "cudaMallocAsync",
+       [&](std::size_t bytes) {
+         void *memory = nullptr;
+         check(cudaMallocAsync(&memory, bytes, stream), "cudaMallocAsync");
+         check(cudaFreeAsync(memory, stream), "cudaFreeAsync");
+       }},
+      {"opencv", "gpupool", [&](std::size_t bytes) { matrix(waits, bytes); }},
+      {"opencv", "gpupool on a stream", [&](std::size_t bytes) { matrix(in_order, bytes); }},
+      {"opencv", "cudaMallocPitch",
+       [&](std::size_t bytes) {
+         void *memory = nullptr;
+         std::size_t step = 0;
+         check(cudaMallocPitch(&memory, &step, bytes / 2, 2), "cudaMallocPitch");
+         check(cudaFree(memory), "cudaFree");
+         check(step == (bytes / 2 + 511) / 512 * 512, "the step of gpupool_opencv.hpp, which is another here,");
+       }},
+  };
+  for (std::size_t bytes : {std::size_t{1} << 10, std::size_t{1} << 20, std::size_t{64} << 20}) {
+    std::map<const Way *, std::vector<double>> figures;
+    // The first round is for memory that nobody has yet.
+    for (int round = -1; round < rounds; ++round)
+      for (auto &way : ways) {
+        auto begin = Clock::now();
+        for (int pair = 0; pair < pairs; ++pair) way.pair(bytes);
+        std::chrono::duration<double, std::nano> taken = Clock::now() - begin;
+        check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+        if (round >= 0) figures[&way].push_back(taken.count() / pairs);
+      }
+    for (auto &way : ways) {
+      auto &all = figures[&way];
+      std::nth_element(all.begin(), all.begin() + rounds / 2, all.end());
+      std::printf("{\"door\": \"%s\", \"peer\": \"%s\", \"work\": \"pair\", \"bytes\": %zu, \"ns_per_pair\": %.1f}\n", way.door,
+                  way.peer, bytes, all[std::size_t(rounds / 2)]);
+    }
+  }
+}
