@@ -707,3 +707,16 @@ fn peers_reach_memory_that_was_moved_or_made_after_a_refusal() {
     drop((moved, held, theirs));
     assert_all_back();
 }
+
+#[test]
+fn the_driver_is_asked_once_and_once_more_when_everything_else_was_tried() {
+    host!();
+    let stream = stream(0);
+    let held = empty(MEMORY - 40 * MIB, &stream).unwrap();
+    let before = work().0;
+    out_of_memory(empty(200 * MIB, &stream));
+    // Each time it creates what it has left, in extents of 4 MiB, refuses the next one, and takes them back.
+    assert_eq!(work().0 - before, 2 * (10 + 1 + 10));
+    drop(held);
+    assert_all_back();
+}

@@ -107,7 +107,7 @@ impl Miss {
             forget_last();
             return Ok(None);
         };
-        let request = AllocationRequest { cache, service, thread: ThisThread::get(), bytes };
+        let request = AllocationRequest::new(cache, service, ThisThread::get(), bytes);
         Escalation::new(request).run().inspect_err(|error| info!(target: MEMORY, "{error}"))
     }
 }
@@ -335,7 +335,7 @@ impl Escalation {
     /// Takes discardable pages, which go back to the driver, and searches again, until there are none.
     fn discardable(&mut self) -> Result<Option<Allocation>> {
         while discard(self.request.pool(), self.request.bytes) {
-            if let Some(found) = self.try_each(&[Self::pages, Self::segment])? {
+            if let Some(found) = self.ask_again()? {
                 return Ok(Some(found));
             }
         }
@@ -348,11 +348,17 @@ impl Escalation {
             if ask_neighbours(self.request.pool(), self.request.bytes) == 0 {
                 break;
             }
-            if let Some(found) = self.try_each(&[Self::pages, Self::segment])? {
+            if let Some(found) = self.ask_again()? {
                 return Ok(Some(found));
             }
         }
         Ok(None)
+    }
+
+    /// Asks the driver, or the pool's own source, once more.
+    fn ask_again(&mut self) -> Result<Option<Allocation>> {
+        self.request.ask_again();
+        self.try_each(&[Self::pages, Self::segment])
     }
 
     /// Gives what cannot be moved into this pool back to the driver, which can then give it to this pool. With
@@ -427,6 +433,7 @@ impl Escalation {
     }
 
     fn give_memory_back(&self) {
+        self.request.ask_again();
         if let Some(caches) = DeviceCaches::known(self.request.memory().location) {
             let own = self.request.pool().number;
             let is_meant = |pool: &Pool| (pool.number == own && !pool.no_split()) || pool.gives_way();

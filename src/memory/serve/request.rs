@@ -1,5 +1,7 @@
 //! A request that its cache could not serve at once, and the block that it gets.
 
+use std::cell::Cell;
+
 use crate::error::Result;
 use crate::memory::cache::{Service, StreamCache};
 use crate::memory::device::DeviceMemory;
@@ -27,9 +29,43 @@ pub(super) struct AllocationRequest {
     pub(super) service: Service,
     pub(super) thread: ThisThread,
     pub(super) bytes: u64,
+    refused: Cell<Option<RefusedPages>>,
+}
+
+/// Pages that could not be created for a request. To find that out again takes as long as to create all that the driver has
+/// left, which may be milliseconds.
+#[derive(Clone, Copy, Debug)]
+struct RefusedPages {
+    pages: u32,
+    /// The bytes that this process had given back by then.
+    went: u64,
 }
 
 impl AllocationRequest {
+    pub(super) fn new(cache: &'static StreamCache, service: Service, thread: ThisThread, bytes: u64) -> Self {
+        Self { cache, service, thread, bytes, refused: Cell::new(None) }
+    }
+
+    /// Notes that so many pages could not be created.
+    pub(super) fn note_refusal(&self, pages: u32) {
+        self.refused.set((pages > 0).then(|| RefusedPages { pages, went: self.given_back() }));
+    }
+
+    /// Returns whether as many pages, or fewer, could not be created before, and this process has given nothing back since.
+    pub(super) fn would_be_refused(&self, pages: u32) -> bool {
+        self.refused.get().is_some_and(|refused| pages >= refused.pages && self.given_back() == refused.went)
+    }
+
+    /// Has the driver asked again, since others may have given memory back.
+    pub(super) fn ask_again(&self) {
+        self.refused.set(None);
+    }
+
+    /// Returns the bytes that this process has given back to the driver so far.
+    fn given_back(&self) -> u64 {
+        self.memory().pieces.get()[0][1].went
+    }
+
     pub(super) fn memory(&self) -> &'static DeviceMemory {
         self.cache.memory
     }

@@ -36,7 +36,7 @@ pub(in crate::memory) fn commit_run(
 ) -> Result<bool> {
     let _delivery = Delivery::at_end();
     let pool = &service.pool;
-    let request = AllocationRequest { cache, service: service.clone(), thread: ThisThread::get(), bytes: run.bytes() };
+    let request = AllocationRequest::new(cache, service.clone(), ThisThread::get(), run.bytes());
     let mut reach = Reach::of_pool(pool);
     let committed = with_room_made(pool, request.bytes, || {
         let outcome = grow_at(&request, &reach, run, each);
@@ -114,7 +114,7 @@ pub(in crate::memory) fn ranges_cache(pool: &Arc<Pool>) -> Result<(&'static Stre
 /// `ErrorKind::InvalidValue` if the pool fell asleep or was closed meanwhile; any other refusal of the driver. Nothing
 /// is mapped there then.
 fn grow_at(request: &AllocationRequest, reach: &Reach, run: Run, each: u32) -> Result<bool> {
-    let AllocationRequest { cache, service, thread, bytes } = request;
+    let AllocationRequest { cache, service, thread, bytes, .. } = request;
     let memory = cache.memory;
     let _moving = memory.under_way.begin();
     if !lock(&memory.space).map_held(run) {

@@ -6,7 +6,7 @@ use crate::memory::tuning::SMALL_MAX;
 
 /// Serves a large request from its cache's free memory after dropping its empty slabs: the offset of the block.
 pub(in crate::memory::serve) fn serve_from_empty_slabs(request: &AllocationRequest) -> Option<u64> {
-    let AllocationRequest { cache, ref service, thread, bytes } = *request;
+    let AllocationRequest { cache, ref service, thread, bytes, .. } = *request;
     if bytes <= SMALL_MAX || cache.is_lender() || !service.pool.source().is_pages() {
         return None;
     }

@@ -47,7 +47,7 @@ pub(in crate::memory::serve) fn serve_in_place(request: &AllocationRequest, reac
 
 /// Gives pages in a row to the request's cache: the offset of the block; none if it cannot take any.
 fn hand_over(request: &AllocationRequest, row: Taken<Vec<Mapping>>) -> Option<u64> {
-    let AllocationRequest { cache, ref service, thread, bytes } = *request;
+    let AllocationRequest { cache, ref service, thread, bytes, .. } = *request;
     let (start, end) = (row.memory.first()?.start(), row.memory.last()?.end());
     let Ok(offset) = cache.add_and_allocate(service, thread, start, (end - start, 0), bytes) else {
         // No driver can refuse pages that are put back.

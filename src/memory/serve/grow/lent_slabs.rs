@@ -21,7 +21,7 @@ use crate::sync::ThisThread;
 /// # Errors
 /// A refusal of the driver, but for want of memory.
 pub(in crate::memory::serve) fn serve_from_lent_slab(request: &AllocationRequest) -> Result<Option<u64>> {
-    let AllocationRequest { cache, ref service, thread, bytes } = *request;
+    let AllocationRequest { cache, ref service, thread, bytes, .. } = *request;
     let may_borrow = service.pool.source().is_pages() && service.may_borrow();
     if !may_borrow || !cache.lock_in(service, thread).is_some_and(|heap| heap.borrows_for(bytes)) {
         return Ok(None);
@@ -45,7 +45,7 @@ pub(in crate::memory::serve) fn serve_from_lent_slab(request: &AllocationRequest
         slab = lend();
     }
     if slab.is_none() {
-        let request = AllocationRequest { cache: lender, service: lending.clone(), thread, bytes: PAGE };
+        let request = AllocationRequest::new(lender, lending.clone(), thread, PAGE);
         let reach = Reach::of_pool(&service.pool);
         let grown = serve_in_place(&request, &reach)
             .and_then(|found| found.map_or_else(|| grow_by_pages(&request, &reach, false).map(drop), |_| Ok(())));

@@ -50,7 +50,7 @@ pub(in crate::memory::serve) fn grow_by_pages(
 }
 
 fn grow_beside(request: &AllocationRequest, reach: &Reach, prefers_segment: bool, beside: Beside) -> Result<Grown> {
-    let AllocationRequest { cache, service, thread, bytes } = request;
+    let AllocationRequest { cache, service, thread, bytes, .. } = request;
     let memory = cache.memory;
     let activity = Activity::begin_of(*bytes, format_args!("grow memory pool"));
     let may_move = request.may_move()?;
@@ -80,26 +80,36 @@ fn grow_beside(request: &AllocationRequest, reach: &Reach, prefers_segment: bool
         }
         Ok(true) => Ok(finish(growth, request, &activity)),
         Err(error) => {
+            let missing = growth.missing_pages();
             growth.undo();
-            if may_move && !moves && is_no_memory(&error) {
-                if let Some(mut heap) = cache.lock_in(service, *thread) {
-                    heap.move_again();
-                }
-                return grow_beside(request, reach, prefers_segment, beside);
+            if !is_no_memory(&error) {
+                return Err(error);
             }
-            Err(error)
+            // What was created is given back by now.
+            request.note_refusal(missing);
+            if !may_move || moves {
+                return Err(error);
+            }
+            if let Some(mut heap) = cache.lock_in(service, *thread) {
+                heap.move_again();
+            }
+            match grow_beside(request, reach, prefers_segment, beside)? {
+                Grown::Nothing => Err(error),
+                grown => Ok(grown),
+            }
         }
     }
 }
 
 /// Fills the place with pages of the cache itself, of others within the reach, if any, and with new ones. Returns false
-/// if a segment is to be tried first.
+/// if a segment is to be tried first, or the driver has just refused as many.
 fn fill(growth: &mut Growth<'_>, own: Vec<Mapping>, others: Option<&Reach>, prefers_segment: bool) -> Result<bool> {
     growth.add_own(own)?;
     if let Some(reach) = others {
         gather(growth, reach)?;
     }
-    if prefers_segment && u64::from(growth.missing_pages()) >= LARGE_EXTENT_PAGES {
+    let missing = growth.missing_pages();
+    if (prefers_segment && u64::from(missing) >= LARGE_EXTENT_PAGES) || growth.request.would_be_refused(missing) {
         return Ok(false);
     }
     growth.create()?;

@@ -105,7 +105,7 @@ pub(in crate::memory::serve) fn serve_from_reserve(request: &AllocationRequest, 
 
 /// Takes so many pages in a row for the request's cache, counting its own as free, and the block from them.
 fn take(request: &AllocationRequest, reserve: &Reserve, reach: &Reach, pages: u32) -> Option<u64> {
-    let AllocationRequest { cache, ref service, thread, bytes } = *request;
+    let AllocationRequest { cache, ref service, thread, bytes, .. } = *request;
     let mut heap = cache.lock_in(service, thread)?;
     if reach.waits {
         heap.drop_empty_slabs(&cache.memory.pages);
