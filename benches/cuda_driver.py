@@ -1,6 +1,7 @@
 """What the benches ask of the CUDA driver itself: plain pinned memory, timed copies, a kernel that takes a while."""
 
 import ctypes
+import threading
 import time
 from pathlib import Path
 
@@ -110,10 +111,13 @@ class Driver:
         """Whether all work of the stream is done."""
         return self._library.cuStreamQuery(self._stream) == 0
 
-    def extent_times(self, nbytes: int, count: int, rounds: int, spins: int = 0) -> dict[str, list[float]]:
+    def extent_times(
+        self, nbytes: int, count: int, rounds: int, spins: int = 0, *, in_a_thread: bool = False
+    ) -> dict[str, list[float]]:
         """Return the microseconds of the calls for so many extents, beside a kernel that runs for so many milliseconds.
 
-        They can be exported, and registered with network cards, as gpupool's.
+        They can be exported, and registered with network cards, as gpupool's. `in_a_thread` has another thread create
+        them, as those are that a range has ready.
         """
         size, none = ctypes.c_size_t(nbytes), ctypes.c_uint64(0)
         whole = ctypes.c_size_t(nbytes * count)
@@ -127,7 +131,18 @@ class Driver:
             if spins:
                 self.spin(spins)
             moments = [time.perf_counter()]
-            extents = [self._object("cuMemCreate", size, ctypes.byref(properties), none) for _ in places]
+            extents: list[_at] = []
+
+            def create(extents: list[_at] = extents) -> None:
+                self.enter()
+                extents.extend(self._object("cuMemCreate", size, ctypes.byref(properties), none) for _ in places)
+
+            if in_a_thread:
+                maker = threading.Thread(target=create)
+                maker.start()
+                maker.join()
+            else:
+                create()
             moments.append(time.perf_counter())
             for place, extent in zip(places, extents, strict=True):
                 self._call("cuMemMap", place, size, ctypes.c_size_t(0), extent, none)

@@ -8,7 +8,7 @@ Two processes are neighbours, and this one holds all memory of the device but wh
   process gives back what is missing, and the driver gives that to the request. Beside it is what the driver itself
   takes to unmap, release, create, map and open as much, in extents as gpupool's. `limit_ms` is 25 ms more than that.
 - a pool that sleeps for it: the same, where the other process has a pool in use of that size, which is copied to warm
-  pinned memory. `limit_ms` is a copy at 50 GB/s and 25 ms.
+  pinned memory. `limit_ms` is a copy at 50 GB/s and 25 ms. Beside it is what a copy of as much takes on this machine.
 - two trainings: those of examples/torch_training.py, each with its own sentences, where each alone just fits with its
   cache, or in --room times as much: one after the other, and both at once, in turns of so many steps. For a turn a
   training claims the most that it ever has, and its parameters sleep for the other one between its turns. `limit` is
@@ -126,6 +126,16 @@ def driver_times(nbytes: int, rounds: int) -> list[float]:
         for turn in range(rounds)
     ]
     return [sum(turn) / 1e3 for turn in turns]
+
+
+def driver_copies(nbytes: int, rounds: int) -> list[float]:
+    """Return the milliseconds in which the driver copies so much memory to pinned memory, by copies of a part."""
+    driver = Driver()
+    part = nbytes // PIECES
+    pinned = driver.allocate_pinned(part)
+    rates = [driver.copy_rates(pinned, part, 2)["to the host"] for _ in range(rounds)]
+    driver.free_pinned(pinned)
+    return [nbytes / rate / 1e6 for rate in rates]
 
 
 def prepare_training() -> None:
@@ -274,6 +284,10 @@ def measure_free(nbytes: int, rounds: int) -> None:
 
 def measure_sleep(nbytes: int, rounds: int) -> None:
     """Measure a pool of a neighbour's that sleeps for the request. The first time is left out."""
+    if gpupool.runtime() == "cuda":
+        with process() as alone:
+            copies = alone(driver_copies, nbytes, rounds)
+        row("driver: copy to pinned memory", copies, mib=nbytes // MIB)
     with neighbours() as (giver, taker), room_of(nbytes + nbytes // SLACK):
         giver(offer, nbytes)
         times, right = [], True

@@ -3,7 +3,7 @@
     python benches/ranges.py [ROUNDS]
 
 - driver: microseconds of its own calls that create, map and open, unmap and release extents of 2 MiB, one and 512 in a
-  row, and one while a kernel runs.
+  row, one while a kernel runs, and what mapping takes that another thread has just created.
 - commit, decommit: of one page, and of each of 512 in one call: pages that the pool has free at other addresses
   (moved), that are created (new), that a thread made ready before (prepared), and that are there still (again).
 - beside a kernel: the same of one page while a kernel runs on the stream, and whether that still runs afterwards.
@@ -48,6 +48,9 @@ def measure_driver(rounds: int) -> None:
         many = rounds if count == 1 else max(rounds // 5, 5)
         for name, figures in driver.extent_times(PAGE, count, many, spins).items():
             row(f"driver: {name}{beside}", figures, count)
+    for count in (1, MANY):
+        made = driver.extent_times(PAGE, count, rounds if count == 1 else max(rounds // 5, 5), in_a_thread=True)
+        row("driver: map and open, created by another thread", made["map and open"], count)
 
 
 def measure_pages(rounds: int, many: int) -> None:
@@ -75,7 +78,8 @@ def measure_pages(rounds: int, many: int) -> None:
         time_it("trim", pool.trim)
         ranged.prepare(many)
         while pool.stats().cached_bytes < many * PAGE:
-            time.sleep(0.001)
+            # No sleep: the first call after one takes longer, whatever it does.
+            pass
         ranged.prepare(0)
         time_it("commit: prepared", lambda: ranged.commit(here, stream))
         ranged.decommit(here, stream)
