@@ -206,9 +206,9 @@ inline void check_alignment(std::uint64_t alignment) {
 inline void wait_for_use(void *pointer, int device) {
   int status = api().synchronize(device, nullptr);
   if (status == GPUPOOL_SUCCESS) return;
-  error failed(status, api().last_error()); // before what comes next fails too
+  std::string why = api().last_error(); // before what comes next fails too
   api().deallocate(pointer);
-  throw failed;
+  throw error(status, why); // not one that is moved: the C++ library of GCC 8 has no function for that
 }
 
 // A program's source, behind functions that throw nothing. gpupool's release deletes it.
