@@ -1074,6 +1074,8 @@ impl Model {
         // Where there is not enough some are freed asleep.
         let woken = gpupool::wake(DEVICE);
         assert!(woken.is_ok() || !self.asleep.is_empty(), "{woken:?}");
+        // For what wakes.
+        self.note_taken();
         self.note_sleep();
         for number in self.live().collect::<Vec<_>>() {
             self.check_marks(number);
