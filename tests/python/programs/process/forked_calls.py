@@ -132,6 +132,8 @@ def refused_calls():
     pool = gpupool.HandlePool("own", lambda: 1, lambda handle: None)
     pool.handle()
     return {
+        "CApi.bare_feed": lambda: gpupool.c_api.bare_feed(mem_pool),
+        "CApi.bare_feed of no pool": lambda: gpupool.c_api.bare_feed(),
         "CApi.feed": lambda: gpupool.c_api.feed(mem_pool),
         "CApi.feed of no pool": lambda: gpupool.c_api.feed(),
         "Capture.__enter__": capture.__enter__,
