@@ -87,7 +87,10 @@ ANSWERED = {
     "info": "tells that the process was forked",
     "worker": "has settings, which are plain values, and otherwise does what it does by the calls above",
     **dict.fromkeys(
-        ("cuda_core", "cupy", "dask", "numba", "nvmath", "prometheus", "ray", "rmm", "tensorrt", "torch", "warp"),
+        (
+            *("cuda_core", "cupy", "dask", "numba", "nvmath", "onnxruntime", "prometheus", "ray", "rmm", "tensorrt"),
+            *("torch", "warp"),
+        ),
         "does what it does by the calls above",
     ),
 }
