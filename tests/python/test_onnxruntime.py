@@ -17,6 +17,7 @@ import pytest
 from cpp_programs import ROOT, STRICT, build, find_library, folder_of, headers_of, link, load, run, sanitizer
 from gpupool import _native
 from own_memory import MIB
+from processes import start_python, succeeded
 
 VARIABLE = "GPUPOOL_ONNXRUNTIME_INCLUDE"
 SOURCE = ROOT / "tests" / "cpp" / "onnxruntime_allocator.cpp"
@@ -278,6 +279,12 @@ def test_without_a_pool_it_is_the_default_one(nothing_left):
 def test_what_is_no_pool_is_refused():
     with pytest.raises(gpupool.InvalidValue, match="pool is 'mine': give a MemPool"):
         gpupool.onnxruntime.provider_options("mine")
+
+
+def test_the_example_shows_the_functions_where_there_is_no_provider():
+    output = succeeded(start_python(ROOT / "examples" / "session_onnxruntime.py"))
+    assert "in use            3 blocks, 4 MiB" in output
+    assert "still in use      0 blocks" in output
 
 
 def test_onnx_runtime_itself_computes_in_a_pools_memory(tmp_path):
