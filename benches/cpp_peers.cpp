@@ -1,13 +1,15 @@
-// The allocators for TensorRT and OpenCV in C++, called as those call one, against what both use without: TensorRT
-// cudaMallocAsync and cudaFreeAsync, OpenCV cudaMallocPitch and cudaFree.
+// The allocators for TensorRT, OpenCV and ONNX Runtime in C++, called as those call one, against what they use without:
+// TensorRT cudaMallocAsync and cudaFreeAsync, OpenCV cudaMallocPitch and cudaFree, ONNX Runtime, if it is told to use no arena
+// of its own, cudaMallocAsync or cudaMalloc.
 //
 //     cpp_peers [ROUNDS] [PAIRS]
 //
 // Prints one JSON object a line: what memory of a size takes that is allocated and freed at once on one stream, in
 // nanoseconds, the median of so many rounds, 15 by default, of so many pairs, 2000 by default. The ways take turns.
-// TensorRT and OpenCV are the tests' doubles, which call nothing else. benches/cpp_peers.sh builds it.
+// TensorRT, OpenCV and ONNX Runtime are the tests' doubles, which call nothing else. benches/cpp_peers.sh builds it.
 #include <cuda_runtime_api.h>
 
+#include <gpupool_onnxruntime.hpp>
 #include <gpupool_opencv.hpp>
 #include <gpupool_tensorrt.hpp>
 
@@ -17,6 +19,7 @@
 #include <cstdlib>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -30,6 +33,17 @@ void check(bool is_right, const char *what) {
   std::exit(1);
 }
 void check(cudaError_t status, const char *what) { check(status == cudaSuccess, what); }
+
+// What the allocator for ONNX Runtime calls of it here.
+OrtApi ort() {
+  OrtApi api{};
+  api.CreateMemoryInfo = [](const char *, OrtAllocatorType, int, OrtMemType, OrtMemoryInfo **) noexcept -> OrtStatus * {
+    return nullptr;
+  };
+  api.ReleaseMemoryInfo = [](OrtMemoryInfo *) {};
+  api.SyncStream_GetHandle = [](OrtSyncStream *stream) noexcept -> void * { return stream; };
+  return api;
+}
 
 struct Way {
   const char *door, *peer;
@@ -47,6 +61,9 @@ int main(int count, char **arguments) {
   nvinfer1::IGpuAllocator &as_tensorrt_does = tensorrt;
   gpupool::opencv_allocator waits(0), in_order(0);
   in_order.set_stream(stream);
+  OrtApi api = ort();
+  gpupool::onnxruntime_allocator onnxruntime(std::make_shared<gpupool::pool>(0), "Cuda", &api);
+  OrtAllocator *as_onnxruntime_does = &onnxruntime;
 
   auto matrix = [](gpupool::opencv_allocator &allocator, std::size_t bytes) {
     cv::cuda::GpuMat made(2, int(bytes / 2), CV_8UC1, &allocator);
@@ -72,6 +89,27 @@ int main(int count, char **arguments) {
          check(cudaMallocPitch(&memory, &step, bytes / 2, 2), "cudaMallocPitch");
          check(cudaFree(memory), "cudaFree");
          check(step == (bytes / 2 + 511) / 512 * 512, "the step of gpupool_opencv.hpp, which is another here,");
+       }},
+      {"onnxruntime", "gpupool",
+       [&](std::size_t bytes) {
+         void *memory = as_onnxruntime_does->AllocOnStream(as_onnxruntime_does, bytes, reinterpret_cast<OrtSyncStream *>(stream));
+         as_onnxruntime_does->Free(as_onnxruntime_does, memory);
+       }},
+      {"onnxruntime", "gpupool without a stream",
+       [&](std::size_t bytes) {
+         as_onnxruntime_does->Free(as_onnxruntime_does, as_onnxruntime_does->Alloc(as_onnxruntime_does, bytes));
+       }},
+      {"onnxruntime", "cudaMallocAsync",
+       [&](std::size_t bytes) {
+         void *memory = nullptr;
+         check(cudaMallocAsync(&memory, bytes, stream), "cudaMallocAsync");
+         check(cudaFreeAsync(memory, stream), "cudaFreeAsync");
+       }},
+      {"onnxruntime", "cudaMalloc",
+       [&](std::size_t bytes) {
+         void *memory = nullptr;
+         check(cudaMalloc(&memory, bytes), "cudaMalloc");
+         check(cudaFree(memory), "cudaFree");
        }},
   };
   for (std::size_t bytes : {std::size_t{1} << 10, std::size_t{1} << 20, std::size_t{64} << 20}) {

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds cpp_peers.cpp into a folder with gpupool's library. It takes a C++ compiler, the CUDA headers of .venv, and
-# `make .venv/library`; no GPU, no TensorRT and no OpenCV, and nothing of CUDA where it runs but the driver.
+# `make .venv/library`; no GPU, none of the three, and nothing of CUDA where it runs but the driver.
 # Usage: benches/cpp_peers.sh FOLDER
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -9,5 +9,5 @@ cuda=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("platlib"
 mkdir -p "$out"
 cp python/gpupool/lib/libgpupool.so.0 "$("${CXX:-c++}" -print-file-name=libstdc++.so.6)" "$out"
 "${CXX:-c++}" -std=c++17 -O2 -Wall -Wextra benches/cpp_peers.cpp tests/doubles/opencv/library.cpp -o "$out/cpp_peers" \
-  -Ipython/gpupool/include -Itests/doubles/tensorrt -Itests/doubles/opencv -isystem "$cuda/include" \
+  -Ipython/gpupool/include -Itests/doubles/tensorrt -Itests/doubles/opencv -Itests/doubles/onnxruntime -isystem "$cuda/include" \
   -L"$out" -l:libgpupool.so.0 -Wl,-rpath,'$ORIGIN' "$cuda/lib/libcudart_static.a" -pthread -ldl -lrt

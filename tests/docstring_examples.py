@@ -61,6 +61,14 @@ SETUPS = {
         "ray.shutdown()",
     ),
     "rmm": ("import rmm", ""),
+    "onnxruntime": (
+        """
+        import onnxruntime
+        from onnxruntime.datasets import get_example
+        model = get_example("sigmoid.onnx")
+        """,
+        "del session",
+    ),
     "tensorrt": (
         """
         import tensorrt

@@ -240,8 +240,8 @@ _logging.start()
 
 # Public modules that are imported when first used: one for each framework, and others that few programs need.
 _MODULES = (
-    *("cuda_core", "cupy", "dask", "numba", "nvmath", "prometheus", "ray", "rmm", "tensorrt", "torch", "typing"),
-    *("warp", "worker"),
+    *("cuda_core", "cupy", "dask", "numba", "nvmath", "onnxruntime", "prometheus", "ray", "rmm", "tensorrt"),
+    *("torch", "typing", "warp", "worker"),
 )
 # Public names and the private modules that define them, which are imported when first used.
 _NAMES = {

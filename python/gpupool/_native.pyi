@@ -2072,6 +2072,19 @@ class CApi:
             InvalidValue: 64 pools have such functions already.
         """
 
+    def bare_feed(self, pool: MemPool | PoolToken | None = None) -> tuple[int, int, int]:
+        """Return the addresses of functions like those of :meth:`feed`, with the fewest arguments.
+
+        ``void *(size_t)`` allocates on the pool's device, ``void (void *)`` frees, and ``void (void)`` does what
+        :func:`empty_cache` does. ONNX Runtime takes such; see :func:`gpupool.onnxruntime.provider_options`.
+
+        Args:
+            pool: The pool; by default the default pool of the calling thread's current device.
+
+        Raises:
+            Unavailable: 64 pools have such functions already.
+        """
+
 c_api: CApi
 
 def attach(

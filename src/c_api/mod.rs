@@ -243,4 +243,8 @@ api! {
     neighbours::claim: fn(c_int, u64, u64, *mut *mut ClaimHandle) -> c_int,
     /// Ends a claim.
     neighbours::claim_release: fn(*mut ClaimHandle) -> c_int,
+    /// Allocates memory that no work uses, for any stream.
+    allocation::feed_allocate: fn(*const PoolHandle, c_int, u64, *mut *mut c_void) -> c_int,
+    /// Frees memory that any stream may have used.
+    allocation::feed_deallocate: fn(*mut c_void) -> c_int,
 }

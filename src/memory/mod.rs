@@ -69,7 +69,7 @@ pub use neighbour::{
     neighbours_with_pools, set_neighbour,
 };
 pub(crate) use plug::LibraryMemory;
-pub use plug::{DEVICE_MEM_HANDLER, PINNED_MEM_HANDLER, feed};
+pub use plug::{BareAllocate, BareFree, DEVICE_MEM_HANDLER, EmptyCache, PINNED_MEM_HANDLER, bare_feed, feed};
 pub use pool::{MemoryLimit, PoolId, SegmentEvent, SegmentEventKind, graph_pool_handle};
 pub use pool_by_id::{begin_allocate_to_pool, end_allocate_to_pool, pool_use_count, release_pool};
 pub(crate) use range::reserve_range as reserve_range_of;

@@ -4,8 +4,9 @@ use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
 use std::sync::Mutex;
 
+use crate::common::c_pools::{create, options};
 use crate::common::{MEMORY, device, on_thread, stream};
-use gpupool::c_api::{Block, C_API};
+use gpupool::c_api::{Block, C_API, PoolHandle};
 use gpupool::runtime::host::{Call, Fault, begin_capture, complete_all, create_stream, end_capture, inject, submit};
 use gpupool::{CaptureMode, StatusKind, Stream, empty_cache, memory_stats};
 
@@ -189,6 +190,43 @@ fn a_block_that_is_freed_on_a_stream_waits_for_that_one() {
     }
     assert_eq!(free_on(ptr::null_mut(), &own), 0);
     assert_failed(free_on((&raw const OTHERS).cast_mut().cast(), &own), INVALID_VALUE, &["0x"]);
+}
+
+#[test]
+fn memory_for_code_that_names_no_stream_is_idle_and_waits_for_all_work_when_it_is_freed() {
+    host!();
+    let (pool, user) = (create(options()), stream(0));
+    let allocate = |pool: *const PoolHandle, device, bytes| {
+        let mut pointer = ptr::dangling_mut();
+        // SAFETY: the pool is alive or null, and there is a place for the pointer.
+        let status = unsafe { (C_API.feed_allocate)(pool, device, bytes, &raw mut pointer) };
+        (status, pointer)
+    };
+    // SAFETY: what is no block is refused.
+    let free = |pointer| unsafe { (C_API.feed_deallocate)(pointer) };
+    for bytes in SIZES {
+        let (status, pointer) = allocate(pool.0, 0, bytes);
+        assert_eq!((status, find_block(pointer).unwrap().requested), (0, bytes));
+        // Of a stream that nobody names.
+        submit(&user).unwrap();
+        assert_eq!(free(pointer), 0);
+        let (_, other) = allocate(pool.0, 0, bytes);
+        assert_ne!(other, pointer);
+        complete_all().unwrap();
+        assert_eq!((free(other), memory_stats(device(0)).unwrap().total.live_blocks), (0, 0));
+    }
+    // A block of a stream is freed so, too.
+    assert_eq!(free(self::allocate(MIB, &user).unwrap()), 0);
+    let (_, of_default) = allocate(ptr::null(), 1, MIB);
+    assert_eq!((find_block(of_default).unwrap().device, free(of_default)), (1, 0));
+    assert_eq!((allocate(pool.0, 0, 0), free(ptr::null_mut())), ((0, ptr::null_mut()), 0));
+    assert_failed(allocate(pool.0, 1, MIB).0, INVALID_VALUE, &["has no memory for device 1"]);
+    assert_failed(allocate(ptr::null(), 9, MIB).0, INVALID_VALUE, &["no device 9"]);
+    assert_eq!(allocate(pool.0, 0, 1 << 50), (OUT_OF_MEMORY, ptr::null_mut()));
+    assert_failed(free((&raw const OTHERS).cast_mut().cast()), INVALID_VALUE, &["0x"]);
+    // SAFETY: it is the only use.
+    assert_eq!(unsafe { (C_API.pool_release)(pool.0) }, 0);
+    empty_cache().unwrap();
 }
 
 /// Memory that is not gpupool's.

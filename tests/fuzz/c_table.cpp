@@ -389,7 +389,7 @@ class Worker {
     auto bytes = size();
     auto on = device();
     void *pointer = nullptr;
-    switch (below(12)) {
+    switch (below(13)) {
       case 0:
         if (bytes > INT64_MAX) return;
         pointer = api->malloc(static_cast<std::ptrdiff_t>(bytes), on, stream());
@@ -417,6 +417,13 @@ class Worker {
         int status = api->allocate_pinned(bytes, -1, &pointer);
         return got(status, pointer, bytes, "allocate_pinned");
       }
+      case 10: {
+        auto *pool = pools_.empty() || one_in(2) ? nullptr : pools_[below(pools_.size())]->handle;
+        int status = api->feed_allocate(pool, on, bytes, &pointer);
+        // The pool may be of the other device.
+        if (pool && status == GPUPOOL_ERROR_INVALID_VALUE) return;
+        return got(status, pointer, bytes, "feed_allocate");
+      }
       case 5: case 6: case 7: case 8: {
         if (pools_.empty()) return;
         auto &pool = pools_[below(pools_.size())];
@@ -443,7 +450,8 @@ class Worker {
     freed_.push_back({block.pointer, block.bytes, block.device});
     if (freed_.size() > 16) freed_.erase(freed_.begin());
     auto on = block.device < 0 ? 0 : block.device;
-    switch (below(8)) {
+    switch (below(9)) {
+      case 4: return succeeded(api->feed_deallocate(block.pointer), "feed_deallocate");
       case 0: return api->free(block.pointer, static_cast<std::ptrdiff_t>(block.bytes), on, stream());
       case 1: return api->cupy_free(nullptr, block.pointer, on);
       case 2: case 3: return succeeded(api->deallocate_on(block.pointer, on, stream()), "deallocate_on");

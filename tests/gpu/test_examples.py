@@ -138,6 +138,11 @@ def test_an_engine_of_tensorrt(examples):
     assert "pip install tensorrt" in output or "still in use      0 blocks" in output
 
 
+def test_a_session_of_onnx_runtime(examples):
+    # Without its CUDA provider the example calls the functions that it would be given.
+    assert "still in use      0 blocks" in run_python(str(examples / "session_onnxruntime.py"))
+
+
 @pytest.mark.parametrize(("name", "package"), [("dask_workers", "distributed"), ("ray_workers", "ray")])
 def test_clusters_share_the_gpu(name, package, examples):
     output = run_python(str(examples / f"{name}.py"))

@@ -21,8 +21,8 @@ from gpupool import _native
 MODULES = sorted(set(dir(gpupool)) - set(gpupool.__all__))
 # Modules whose examples need a framework, most of them a GPU too.
 NEED_A_FRAMEWORK = {
-    *("cuda_core", "cupy", "dask", "numba", "nvmath", "prometheus", "ray", "rmm", "tensorrt", "torch", "warp"),
-    "worker",
+    *("cuda_core", "cupy", "dask", "numba", "nvmath", "onnxruntime", "prometheus", "ray", "rmm", "tensorrt"),
+    *("torch", "warp", "worker"),
 }
 # What Python itself gives a class, and the operators that `help` shows by their own words.
 ORDINARY = {

@@ -196,3 +196,47 @@ def test_a_graphs_memory_waits_for_replays_on_any_stream(again):
     _native.host_complete(other, work)
     pool.trim()
     assert pool.stats().reserved_bytes == 0
+
+
+def bare_feed(pool=None):
+    forms = (ctypes.c_void_p, ctypes.c_size_t), (None, ctypes.c_void_p), (None,)
+    return [
+        ctypes.CFUNCTYPE(*form)(address) for form, address in zip(forms, gpupool.c_api.bare_feed(pool), strict=True)
+    ]
+
+
+def test_in_the_barest_form_a_size_is_enough(nothing_left):
+    pool, other = gpupool.MemPool(limit=8 * MIB), gpupool.MemPool(device=1)
+    (malloc, free, _), (malloc_of_other, *_), (malloc_of_default, *_) = map(bare_feed, (pool, other, None))
+    default = [gpupool.memory_stats(device).live_bytes for device in (0, 1)]
+    with gpupool.use_mem_pool(gpupool.MemPool()):
+        addresses = [malloc(3 * MIB), malloc_of_other(MIB), malloc_of_default(MIB)]
+    assert (pool.stats().live_bytes, other.stats().live_bytes) == (3 * MIB, MIB)
+    assert [gpupool.memory_stats(device).live_bytes for device in (0, 1)] == [default[0] + 4 * MIB, default[1] + MIB]
+    assert (malloc(0), malloc(16 * MIB), malloc((1 << 64) - 1)) == (None, None, None)
+    for address in [*addresses, None]:
+        free(address)
+    assert (pool.stats().live_bytes, other.stats().live_bytes) == (0, 0)
+
+
+def test_the_barest_form_has_its_pools_rules():
+    pool, user = gpupool.MemPool(), gpupool.Stream()
+    malloc, free, empty_cache = bare_feed(pool)
+    assert gpupool.c_api.bare_feed(pool) == gpupool.c_api.bare_feed(pool.token())
+    address = malloc(4 * MIB)
+    work = _native.host_submit(user)
+    free(address)
+    other = malloc(4 * MIB)
+    assert other != address
+    _native.host_complete(user, work)
+    assert malloc(4 * MIB) == address
+    free(address)
+    before = pool.stats().reserved_bytes
+    empty_cache()
+    assert pool.stats().reserved_bytes == before - 4 * MIB
+    free(other)
+    with pytest.raises(gpupool.InvalidValue, match="bare_feed takes a MemPool"):
+        gpupool.c_api.bare_feed(5)
+    del pool
+    gc.collect()
+    assert malloc(MIB) is None

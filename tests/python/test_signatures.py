@@ -8,7 +8,9 @@ from pathlib import Path
 import gpupool
 import pytest
 
-FRAMEWORKS = ("torch", "cupy", "numba", "cuda_core", "rmm", "warp", "nvmath", "tensorrt", "dask", "ray")
+FRAMEWORKS = (
+    *("torch", "cupy", "numba", "cuda_core", "rmm", "warp", "nvmath", "tensorrt", "onnxruntime", "dask", "ray"),
+)
 # What each framework's module has, unless the reference says otherwise.
 COMMON = {
     "enable": "(*, pinned=None)",

@@ -535,6 +535,14 @@ typedef struct gpupool_api {
   int (*claim)(int device, uint64_t bytes, uint64_t timeout_ms, gpupool_claim **claim);
   /* Ends a claim. */
   int (*claim_release)(gpupool_claim *claim);
+
+  /* For code that names no stream: allocates memory that no work uses, as cudaMalloc does, so that it may be used on any
+   * stream immediately; from a pool of the device, or for null from the device's default pool, regardless of scopes. It does
+   * not call callbacks for when memory runs out. The pointer is null for 0 bytes, and on failure. */
+  int (*feed_allocate)(const gpupool_pool *pool, int device, uint64_t bytes, void **pointer);
+  /* Frees any block, as cudaFree does, but does not wait: it is reused once all work so far on the device, on any stream, is
+   * done. */
+  int (*feed_deallocate)(void *pointer);
 } gpupool_api;
 
 /* Returns the table of libgpupool.so, or null if that gpupool does not know this version of it; pass

@@ -23,6 +23,7 @@
 #include <cstdio>
 #include <exception>
 #include <memory>
+#include <mutex>
 #include <new>
 #include <optional>
 #include <stdexcept>
@@ -210,6 +211,40 @@ inline void wait_for_use(void *pointer, int device) {
   api().deallocate(pointer);
   throw error(status, why); // not one that is moved: the C++ library of GCC 8 has no function for that
 }
+
+// Runs functions where nothing may be thrown, and keeps why the last one that failed did, on whichever thread.
+class last_failure {
+ public:
+  std::string text() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return text_;
+  }
+
+  // Returns whether the function succeeded.
+  template <class Function> bool attempt(Function function) noexcept {
+    try {
+      function();
+      return true;
+    } catch (const std::exception &failure) {
+      keep(failure.what());
+    } catch (...) {
+      keep("a callback threw what is no std::exception");
+    }
+    return false;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::string text_;
+
+  void keep(const char *why) noexcept {
+    try {
+      std::lock_guard<std::mutex> lock(mutex_);
+      text_ = why;
+    } catch (...) { // no memory for the text
+    }
+  }
+};
 
 // A program's source, behind functions that throw nothing. gpupool's release deletes it.
 class source {

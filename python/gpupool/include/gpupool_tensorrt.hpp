@@ -12,9 +12,7 @@
 
 #include <NvInferRuntime.h>
 
-#include <exception>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 
@@ -39,17 +37,14 @@ class tensorrt_allocator : public nvinfer1::IGpuAsyncAllocator {
   int device() const noexcept { return device_; }
 
   // Why the last call that failed did, on whichever thread; empty if none has failed.
-  std::string last_error() const {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return last_error_;
-  }
+  std::string last_error() const { return failure_.text(); }
 
   // Allocates in the order of the stream. Null for 0 bytes, and if there is not enough memory or the alignment is no power of
   // two up to 512; 0 is any.
   void *allocateAsync(std::uint64_t const size, std::uint64_t const alignment, nvinfer1::AllocatorFlags const,
                       cudaStream_t stream) noexcept override {
     void *pointer = nullptr;
-    attempt([&] { pointer = allocate_on(size, alignment, stream); });
+    failure_.attempt([&] { pointer = allocate_on(size, alignment, stream); });
     return pointer;
   }
 
@@ -57,7 +52,7 @@ class tensorrt_allocator : public nvinfer1::IGpuAsyncAllocator {
   // the stream's work so far is done. In the order of the legacy default stream if that stream cannot be named any more. If
   // neither is possible, returns false and frees nothing.
   bool deallocateAsync(void *const memory, cudaStream_t stream) noexcept override {
-    return attempt([&] {
+    return failure_.attempt([&] {
       if (!memory) return;
       check(detail::call([&] {
         int status = api().deallocate_on(memory, device_, stream);
@@ -70,7 +65,7 @@ class tensorrt_allocator : public nvinfer1::IGpuAsyncAllocator {
   void *allocate(std::uint64_t const size, std::uint64_t const alignment,
                  nvinfer1::AllocatorFlags const) noexcept override {
     void *pointer = nullptr;
-    attempt([&] {
+    failure_.attempt([&] {
       void *allocated = allocate_on(size, alignment, nullptr);
       detail::wait_for_use(allocated, device_);
       pointer = allocated;
@@ -81,8 +76,7 @@ class tensorrt_allocator : public nvinfer1::IGpuAsyncAllocator {
  private:
   int device_;
   std::shared_ptr<const pool> pool_;
-  mutable std::mutex mutex_;
-  std::string last_error_;
+  detail::last_failure failure_;
 
   void *allocate_on(std::uint64_t size, std::uint64_t alignment, void *stream) const {
     detail::check_alignment(alignment);
@@ -92,26 +86,6 @@ class tensorrt_allocator : public nvinfer1::IGpuAsyncAllocator {
                    : api().allocate(size, device_, stream, place);
     }));
     return pointer;
-  }
-
-  // Returns whether a function succeeded, and keeps what it threw.
-  template <class Function> bool attempt(Function function) noexcept {
-    try {
-      function();
-      return true;
-    } catch (const std::exception &failure) {
-      keep(failure.what());
-    } catch (...) {
-      keep("a callback threw what is no std::exception");
-    }
-    return false;
-  }
-  void keep(const char *why) noexcept {
-    try {
-      std::lock_guard<std::mutex> lock(mutex_);
-      last_error_ = why;
-    } catch (...) { // no memory for the text
-    }
   }
 };
 

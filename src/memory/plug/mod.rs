@@ -16,5 +16,6 @@ pub(crate) use self::{
 };
 pub use allocators::{DEVICE_MEM_HANDLER, PINNED_MEM_HANDLER};
 pub(crate) use allocators::{free_behind, free_in_order};
-pub use feed::feed;
+pub use feed::{BareAllocate, BareFree, EmptyCache, bare_feed, feed};
+pub(crate) use feed::{allocate_to_feed, default_pool, free_to_feed};
 pub(crate) use library_memory::LibraryMemory;

@@ -41,6 +41,14 @@ impl PyCApi {
         Ok((malloc as usize, free as usize))
     }
 
+    #[doc = docstring!("CApi.bare_feed")]
+    #[pyo3(signature = (pool = None))]
+    fn bare_feed(&self, pool: Option<&Bound<'_, PyAny>>) -> PyResult<(usize, usize, usize)> {
+        let token = pool.map(|pool| token_of(pool, "bare_feed")).transpose()?;
+        let (allocate, free, empty_cache) = memory::bare_feed(token.as_ref())?;
+        Ok((allocate as usize, free as usize, empty_cache as usize))
+    }
+
     fn __repr__(&self) -> String {
         format!("<gpupool.CApi: addresses of C functions, malloc={:#x}, free={:#x}>", self.malloc, self.free)
     }

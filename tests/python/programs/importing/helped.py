@@ -4,8 +4,8 @@ import pydoc
 import sys
 
 for framework in (
-    *("torch", "cupy", "numba", "numba_cuda", "cuda", "cuda.core", "rmm", "warp", "nvmath", "tensorrt", "distributed"),
-    "ray",
+    *("torch", "cupy", "numba", "numba_cuda", "cuda", "cuda.core", "rmm", "warp", "nvmath", "tensorrt", "onnxruntime"),
+    *("distributed", "ray"),
 ):
     # What stands here cannot be imported.
     sys.modules[framework] = None
@@ -13,7 +13,7 @@ for framework in (
 import gpupool  # noqa: E402
 from errors import assert_says, raised  # noqa: E402
 
-for name in ("torch", "cupy", "numba", "cuda_core", "rmm", "warp", "nvmath", "dask", "ray"):
+for name in ("torch", "cupy", "numba", "cuda_core", "rmm", "warp", "nvmath", "onnxruntime", "dask", "ray"):
     module = getattr(gpupool, name)
     text = pydoc.plain(pydoc.render_doc(module))
     assert_says(text, f"gpupool.{name}", "FUNCTIONS", module.__doc__.splitlines()[0])

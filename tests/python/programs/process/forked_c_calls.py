@@ -91,6 +91,8 @@ def calls(address: int, pool: ctypes.c_void_p, ranged: ctypes.c_void_p) -> dict[
         "available_memory": (0, place),
         "claim": (0, ctypes.c_uint64(1), ctypes.c_uint64(0), place),
         "claim_release": (none,),
+        "feed_allocate": (none, 0, ctypes.c_uint64(1), place),
+        "feed_deallocate": (pointer,),
     }
 
 

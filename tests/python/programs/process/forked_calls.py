@@ -91,7 +91,10 @@ ANSWERED = {
     "info": "tells that the process was forked",
     "worker": "has settings, which are plain values, and otherwise does what it does by the calls above",
     **dict.fromkeys(
-        ("cuda_core", "cupy", "dask", "numba", "nvmath", "prometheus", "ray", "rmm", "tensorrt", "torch", "warp"),
+        (
+            *("cuda_core", "cupy", "dask", "numba", "nvmath", "onnxruntime", "prometheus", "ray", "rmm", "tensorrt"),
+            *("torch", "warp"),
+        ),
         "does what it does by the calls above",
     ),
 }
@@ -136,6 +139,8 @@ def refused_calls():
     pool = gpupool.HandlePool("own", lambda: 1, lambda handle: None)
     pool.handle()
     return {
+        "CApi.bare_feed": lambda: gpupool.c_api.bare_feed(mem_pool),
+        "CApi.bare_feed of no pool": lambda: gpupool.c_api.bare_feed(),
         "CApi.feed": lambda: gpupool.c_api.feed(mem_pool),
         "CApi.feed of no pool": lambda: gpupool.c_api.feed(),
         "Capture.__enter__": capture.__enter__,
