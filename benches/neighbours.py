@@ -340,7 +340,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=int, default=8192, help="how much memory comes from the neighbour")
     parser.add_argument("--rounds", type=int, default=5, help="how often it comes")
-    parser.add_argument("--trainings", type=int, default=3, help="how often both trainings run")
+    parser.add_argument("--trainings", type=int, default=3, help="how often both trainings run, or 0")
     parser.add_argument("--steps", type=int, default=300, help="the steps of a training, more than 50")
     parser.add_argument("--turn", type=int, default=100, help="the steps of a turn")
     parser.add_argument("--room", type=float, default=1.0, help="how many times what one of them needs both have")
@@ -351,8 +351,10 @@ def main() -> None:
         os.environ["GPUPOOL_HOST_SHARED"] = folder
         measure_free(arguments.mib * MIB, arguments.rounds)
         measure_sleep(arguments.mib * MIB, arguments.rounds)
-        with measured("two trainings"):
-            measure_trainings(arguments.mib * MIB, arguments.trainings, arguments.steps, arguments.turn, arguments.room)
+        if arguments.trainings:
+            with measured("two trainings"):
+                sizes = (arguments.steps, arguments.turn, arguments.room)
+                measure_trainings(arguments.mib * MIB, arguments.trainings, *sizes)
 
 
 if __name__ == "__main__":
