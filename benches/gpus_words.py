@@ -2,8 +2,9 @@
 
 Each process has its heads of the attention and its part of the linear layers, and what they make of a word is summed
 over the processes twice a layer. The sums are made in memory that is registered with NCCL: on gpupool in a pool with
-``no_split``, on PyTorch's own allocator in a pool of ``ncclMemAlloc``, since its expandable segments cannot be
-registered, or where the machine has no multicast for that, in whatever pool can be. `registered` says in which. Caches of keys and values grow with each word.
+``no_split``, on PyTorch's own allocator, whose expandable segments cannot be registered, in a pool of ``ncclMemAlloc``
+or, where PyTorch refuses that for want of multicast, in one with ``no_split``. `registered` says in which. Caches of
+keys and values grow with each word.
 """
 
 from __future__ import annotations
