@@ -1,26 +1,26 @@
 """What is to cost no more than in proportion to the devices, with 1, 2, 4, ... of them, as one JSON object a line.
 
-    python benches/devices.py [--counts 1 2 4 8 16] [--rounds 9]
+    python benches/devices.py [--counts 1 2 4 8 16] [--rounds 15]
 
 Simulated devices are as many as each count says, GPUs the first ones of the machine (by CUDA_VISIBLE_DEVICES); without
 --counts these are the powers of two that it has, and all. In each round each count has a process of its own, which
 measures:
 
 - first use: from the import of gpupool to a block on each device, with what the driver does.
-- peers: `enable_peer_access` of every device for every other one, as the time for one device, and for one pair.
+- peers of all: `enable_peer_access` of every device for every other one, of which there are n (n - 1).
 - memory_stats of every device; info(); empty_cache(), which finds 64 MiB free on every device beside 72 MiB in use.
 - fork: until the parent goes on, and until it knows of the end of the child, which ends at once.
 - end of the process: from the last line of the program until its parent knows.
 
-Rows have microseconds, the median of the rounds and the least. The last row of each work fits to the least ones a power
-of the number of devices by which what those after the first add grows: with 1 it grows as they do, with 0 not at all.
+Rows have microseconds, the median of the rounds and the least. The last row of each work has the exponent k of the fit
+a + b n^k to the least ones, where n is the number of devices, and for peers of pairs: 1 is in proportion, and 0 is said
+of what hardly grows.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import statistics
 import subprocess
@@ -35,10 +35,12 @@ COUNTS = (1, 2, 4, 8, 16)
 BLOCK, BLOCKS = 8 << 20, 8
 # How often a call is repeated that changes nothing; the least is told.
 CALLS = 20
+PEERS = "peers of all"
 # What differs less from one device's is no growth.
-NOISE = 0.05
-# A fit of measurements of what is linear is not 1 to the last digit.
-MOST_EXPONENT = 1.1
+NOISE = 0.1
+EXPONENTS = [step / 100 for step in range(5, 301)]
+# A fit of measurements of what is in proportion is not 1 to the last digit; what all pairs of devices cost is 2.
+MOST_EXPONENT = 1.2
 PATIENCE = 120
 
 
@@ -80,8 +82,7 @@ def measure(count: int) -> dict[str, float]:
     pairs = [(device, peer) for device in devices for peer in devices if peer != device]
     if pairs:
         try:
-            total = microseconds(lambda: [gpupool.enable_peer_access(*pair) for pair in pairs])
-            figures |= {"peers of one device": total / count, "peers of one pair": total / len(pairs)}
+            figures[PEERS] = microseconds(lambda: [gpupool.enable_peer_access(*pair) for pair in pairs])
         except gpupool.Error as error:
             print(f"without peers: {error}", file=sys.stderr)
     figures["memory_stats of all"] = least(lambda: [gpupool.memory_stats(device) for device in devices])
@@ -120,26 +121,30 @@ def environment(count: int, runtime: str) -> dict[str, str]:
     return {**os.environ, name: ",".join(visible[:count])}
 
 
-def exponent(times: dict[int, float]) -> float | None:
-    """Return the power of the number of devices by which what those after the first add grows.
+def misfit(points: list[tuple[float, float]]) -> float:
+    """Return how far times are from the best a + b x, of what each is, squared and summed; a is not below 0."""
+    ones, xs, ts, xxs, xts = (
+        sum(value / time_**2 for value, time_ in values)
+        for values in zip(*([(1.0, t), (x, t), (t, t), (x * x, t), (x * t, t)] for x, t in points), strict=True)
+    )
+    slope = (ones * xts - xs * ts) / (ones * xxs - xs * xs)
+    start = (ts - slope * xs) / ones
+    if start < 0:
+        start, slope = 0.0, xts / xxs
+    return sum((time_ - start - slope * x) ** 2 / time_**2 for x, time_ in points)
 
-    0 if they add nothing, None if there are too few counts to tell.
-    """
-    counts = sorted(times)
-    if len(counts) < 3:
+
+def exponent(times: dict[float, float]) -> float | None:
+    """Return the power with which times grow, 0 if they hardly do, None if there are too few to tell."""
+    if len(times) < 3:
         return None
-    first = counts[0]
-    added = {count: times[count] - times[first] for count in counts[1:]}
-    points = [(math.log(count - first), math.log(more)) for count, more in added.items() if more > NOISE * times[first]]
-    if len(points) < 2:
+    if times[max(times)] < times[min(times)] * (1 + NOISE):
         return 0.0
-    middle = [statistics.fmean(values) for values in zip(*points, strict=True)]
-    slope = sum((x - middle[0]) * (y - middle[1]) for x, y in points) / sum((x - middle[0]) ** 2 for x, _ in points)
-    return round(slope, 3)
+    return min(EXPONENTS, key=lambda power: misfit([(size**power, time_) for size, time_ in times.items()]))
 
 
-def is_linear_at_most(times: dict[int, float]) -> bool | None:
-    """Return whether times grow no more than in proportion to the devices, if there are enough to tell."""
+def is_linear_at_most(times: dict[float, float]) -> bool | None:
+    """Return whether times grow no more than in proportion, if there are enough to tell."""
     first, last = min(times), max(times)
     if first == last:
         return None
@@ -148,15 +153,19 @@ def is_linear_at_most(times: dict[int, float]) -> bool | None:
     return times[last] / times[first] <= last / first * (1 + NOISE) if found is None else found <= MOST_EXPONENT
 
 
-def tell_growth(work: str, times: dict[int, float]) -> None:
+def tell_growth(work: str, by_count: dict[int, float]) -> None:
     """Print how a work grows."""
-    first, last = min(times), max(times)
+    first, last = min(by_count), max(by_count)
+    is_of_pairs = work == PEERS
+    times = {float(count * (count - 1) if is_of_pairs else count): time_ for count, time_ in by_count.items()}
+    more = (by_count[last] - by_count[first]) / max(1, max(times) - min(times))
     tell(
         work=work,
         devices=f"{first} to {last}",
         exponent=exponent(times),
-        most_over_least=round(times[last] / times[first], 2),
-        us_for_each_more=round((times[last] - times[first]) / max(1, last - first), 1),
+        of="pairs" if is_of_pairs else "devices",
+        last_over_first=round(by_count[last] / by_count[first], 2),
+        us_for_each_more=round(more, 1),
         is_linear_at_most=is_linear_at_most(times),
     )
 
@@ -165,7 +174,7 @@ def main() -> None:
     """Measure, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--counts", type=int, nargs="+", help="how many devices")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=15, help="how many processes for each count")
     # What the processes are started with.
     parser.add_argument("--measure", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
