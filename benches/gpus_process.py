@@ -73,7 +73,9 @@ def main() -> None:
     from gpus_training import train
     from gpus_words import generate
 
-    sys.stdin.readline()
+    if not sys.stdin.readline():
+        # Who started it has ended.
+        return
     if way == GPUPOOL:
         import gpupool.torch
 

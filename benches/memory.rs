@@ -194,7 +194,8 @@ fn mix(threads: usize) {
 /// anything, for a thread that waits for a lock takes little of it and one that reads what others write takes more.
 fn devices(threads: usize) {
     const TURNS: usize = 5;
-    let there = gpupool::runtime::get().expect("a runtime").device_count();
+    let runtime = gpupool::runtime::get().expect("a runtime");
+    let (there, runtime) = (runtime.device_count(), runtime.kind().name());
     let counts: Vec<u32> = (0..).map(|power| 1 << power).take_while(|count| *count < there).chain([there]).collect();
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let mut turns: Vec<Vec<(f64, f64)>> = vec![Vec::new(); counts.len()];
@@ -212,7 +213,7 @@ fn devices(threads: usize) {
         };
         let ((wall, ratio), (processor, processor_ratio)) = (of(|times| times.0), of(|times| times.1));
         println!(
-            r#"{{"peer":"gpupool","work":"mix on devices","devices":{count},"threads_each":{threads},"cores":{cores},"ns_per_step":{wall:.1},"ratio":{ratio:.3},"processor_ns_per_step":{processor:.1},"processor_ratio":{processor_ratio:.3}}}"#
+            r#"{{"peer":"gpupool","work":"mix on devices","runtime":"{runtime}","devices":{count},"threads_each":{threads},"cores":{cores},"ns_per_step":{wall:.1},"ratio":{ratio:.3},"processor_ns_per_step":{processor:.1},"processor_ratio":{processor_ratio:.3}}}"#
         );
     }
 }
