@@ -69,6 +69,7 @@ def main() -> None:
     # What is printed elsewhere is not a result.
     results, sys.stdout = sys.stdout, sys.stderr
     import torch
+    import torch._dynamo  # The first optimizer imports it.
     from gpus_pipeline import train as train_stages
     from gpus_training import train
     from gpus_words import generate

@@ -8,6 +8,7 @@ import torch
 from gpus_run import Place, Run
 from gpus_transformer import batches, blocks, layers, loss_of, optimizer_of
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 STEPS, WARM_UP = 60, 15
 
@@ -19,8 +20,6 @@ def distributed(model: nn.Module, device: torch.device) -> nn.Module:
 
 def sharded(model: nn.Module, device: torch.device) -> nn.Module:
     """Return the model with a part of each parameter in each process."""
-    from torch.distributed.fsdp import fully_shard
-
     for block in blocks(model):
         fully_shard(block)
     return fully_shard(model)

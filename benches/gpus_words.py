@@ -48,7 +48,7 @@ class Sums:
         device = place.devices[0]
         if device.type != "cuda":
             return []
-        self._backend = torch.distributed.group.WORLD._get_backend(device)  # type: ignore[union-attr]
+        self._backend = torch.distributed.group.WORLD._get_backend(device)
         never_moved = "no_split", lambda: torch.cuda.MemPool(no_split=True)
         by_nccl = "ncclMemAlloc", lambda: torch.cuda.MemPool(self._backend.mem_allocator)
         return [never_moved] if place.way == GPUPOOL else [by_nccl, never_moved]

@@ -6,8 +6,9 @@
 # sleep.json, neighbours.json, share.json, frameworks.json, plugs.json, rmm.json, rmm_cpp.json, cpp_peers.json,
 # nccl.json, pytorch.json, torch_sharing.json, two_gpus.json, devices.json and devices_mix.json. PYTHON chooses the
 # interpreter (python3); SKIP_BENCHES=1 leaves out the measuring and the long soak, SKIP_TESTS=1 all that is no
-# measuring. Of that, ONLY=handles, memory, copies, frameworks, pytorch, devices or examples does one part, and ONLY=memory also leaves out tests that are not about memory. TRACES names a folder with more logs to replay
-# than tests/data has, and TURNS says how often peers take turns (5).
+# measuring. Of that, ONLY=handles, memory, copies, frameworks, pytorch, devices or examples does one part, and
+# ONLY=memory also leaves out tests that are not about memory. TRACES names a folder with more logs to replay than
+# tests/data has, and TURNS says how often peers take turns (5).
 #
 # MEMCHECK=1 does one thing alone: it runs the tests of tests/gpu, and the processes that they start, under
 # compute-sanitizer, a step for each file and some ten times as slowly. A step fails at a wrong access of GPU memory, at
