@@ -1,8 +1,8 @@
 //! The cost of the allocator: allocation and freeing of one size, a random mix on several threads, a recording, many live
 //! blocks, and the replay of trace files. It prints one JSON object a line, as benches/memory_peers.py does.
 //!
-//! `memory pair | c_abi | pinned THREADS... | mix THREADS... | recording THREADS... | random | replay TRACE.csv[.gz]...`; without arguments it
-//! measures all but the replay.
+//! `memory pair | c_abi | pinned THREADS... | mix THREADS... | devices THREADS_EACH... | recording THREADS... | random |
+//! replay TRACE.csv[.gz]...`; without arguments it measures all but the replay.
 
 use std::collections::HashMap;
 use std::hint::black_box;
@@ -43,8 +43,12 @@ fn median(mut times: Vec<f64>) -> f64 {
     times[times.len() / 2]
 }
 
+fn stream_on(device: u32) -> Stream {
+    Stream::legacy(gpupool::device(device.into()).expect("a device")).expect("a device")
+}
+
 fn stream() -> Stream {
-    Stream::legacy(gpupool::device(0).expect("a device")).expect("a device")
+    stream_on(0)
 }
 
 fn timed(count: usize, mut run: impl FnMut()) -> f64 {
@@ -116,18 +120,31 @@ fn c_abi() {
     }
 }
 
-/// Prints the wall nanoseconds that one step of a random mix takes the slowest thread: in the first round, in which threads
-/// still grow, and in the median of nine. Each thread keeps 100 to 200 live blocks of log-uniform size 512 B to 8 MiB, all
-/// on one stream.
-fn mix(threads: usize) {
-    const STEPS: usize = 20_000;
-    const ROUNDS: usize = 9;
-    let barrier = Barrier::new(threads);
-    let rounds = thread::scope(|scope| {
-        let spawn = |index| {
+/// What a step of the random mix took the slowest thread in each round, in wall nanoseconds and in those of the processor.
+struct MixRounds {
+    wall: Vec<f64>,
+    processor: Vec<f64>,
+}
+
+/// Returns the nanoseconds that this thread has had a processor.
+fn processor_nanoseconds() -> f64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the place for the time is valid.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    time.tv_sec as f64 * 1e9 + time.tv_nsec as f64
+}
+
+/// Runs the random mix in so many threads on each of the first devices at once. Each thread keeps 100 to 200 live blocks of
+/// log-uniform size 512 B to 8 MiB; all of a device are on one stream.
+fn mix_on(devices: u32, threads: usize, round_count: usize, steps: usize) -> MixRounds {
+    let barrier = Barrier::new(devices as usize * threads);
+    let all: Vec<Vec<(f64, f64)>> = thread::scope(|scope| {
+        let spawn = |index: usize| {
             let barrier = &barrier;
             scope.spawn(move || {
-                let (stream, mut random, mut live) = (stream(), Random(42 + index as u64), Vec::new());
+                // So that the threads of one device have the same seeds as those of each other one.
+                let (device, place) = ((index / threads) as u32, index % threads);
+                let (stream, mut random, mut live) = (stream_on(device), Random(42 + place as u64), Vec::new());
                 let mut step = || {
                     if live.len() < 100 || (live.len() < 200 && random.next() & 1 == 1) {
                         let size = (9.0 + 14.0 * random.uniform()).exp2() as u64;
@@ -140,24 +157,65 @@ fn mix(threads: usize) {
                 (0..5000).for_each(|_| step());
                 let round = |_| {
                     barrier.wait();
-                    let start = Instant::now();
-                    (0..STEPS).for_each(|_| step());
-                    start.elapsed().as_nanos() as f64 / STEPS as f64
+                    let (start, before) = (Instant::now(), processor_nanoseconds());
+                    (0..steps).for_each(|_| step());
+                    let wall = start.elapsed().as_nanos() as f64;
+                    (wall / steps as f64, (processor_nanoseconds() - before) / steps as f64)
                 };
-                let rounds: Vec<f64> = (0..ROUNDS).map(round).collect();
+                let rounds = (0..round_count).map(round).collect();
                 live.into_iter().for_each(deallocate);
                 rounds
             })
         };
-        let running: Vec<_> = (0..threads).map(spawn).collect();
-        let all: Vec<_> = running.into_iter().map(|thread| thread.join().expect("no panic")).collect();
-        let slowest = |round: usize| all.iter().map(|times| times[round]).fold(0.0, f64::max);
-        (0..ROUNDS).map(slowest).collect::<Vec<_>>()
+        let running: Vec<_> = (0..devices as usize * threads).map(spawn).collect();
+        running.into_iter().map(|thread| thread.join().expect("no panic")).collect()
     });
+    let slowest = |figure: fn(&(f64, f64)) -> f64| {
+        (0..round_count).map(|round| all.iter().map(|times| figure(&times[round])).fold(0.0, f64::max)).collect()
+    };
+    MixRounds { wall: slowest(|times| times.0), processor: slowest(|times| times.1) }
+}
+
+/// Prints the wall nanoseconds that one step of the random mix takes the slowest thread: in the first round, in which threads
+/// still grow, and in the median of nine.
+fn mix(threads: usize) {
+    let rounds = mix_on(1, threads, 9, 20_000).wall;
     let (first, time) = (rounds[0], median(rounds));
     println!(
         r#"{{"peer":"gpupool","work":"mix","threads":{threads},"ns_per_step":{time:.1},"first_ns_per_step":{first:.1}}}"#
     );
+}
+
+/// Prints what a step of the random mix takes with so many threads on each of 1, 2, 4, 8, ... devices and of all that are
+/// there, and what that is of one device's, by medians of five turns.
+///
+/// The counts take turns, and with each is compared what one device took in the same turn. Where there are fewer cores than
+/// threads the wall time of many devices is longer for that alone: then the processor's time says whether they share
+/// anything, for a thread that waits for a lock takes little of it and one that reads what others write takes more.
+fn devices(threads: usize) {
+    const TURNS: usize = 5;
+    let runtime = gpupool::runtime::get().expect("a runtime");
+    let (there, runtime) = (runtime.device_count(), runtime.kind().name());
+    let counts: Vec<u32> = (0..).map(|power| 1 << power).take_while(|count| *count < there).chain([there]).collect();
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let mut turns: Vec<Vec<(f64, f64)>> = vec![Vec::new(); counts.len()];
+    for _ in 0..TURNS {
+        for (count, turns) in counts.iter().zip(&mut turns) {
+            let rounds = mix_on(*count, threads, 3, 100_000);
+            turns.push((median(rounds.wall), median(rounds.processor)));
+        }
+    }
+    for (count, of_count) in counts.iter().zip(&turns) {
+        let of = |figure: fn(&(f64, f64)) -> f64| {
+            let time = median(of_count.iter().map(figure).collect());
+            let ratios = of_count.iter().zip(&turns[0]).map(|(all, one)| figure(all) / figure(one).max(1.0));
+            (time, median(ratios.collect()))
+        };
+        let ((wall, ratio), (processor, processor_ratio)) = (of(|times| times.0), of(|times| times.1));
+        println!(
+            r#"{{"peer":"gpupool","work":"mix on devices","runtime":"{runtime}","devices":{count},"threads_each":{threads},"cores":{cores},"ns_per_step":{wall:.1},"ratio":{ratio:.3},"processor_ns_per_step":{processor:.1},"processor_ratio":{processor_ratio:.3}}}"#
+        );
+    }
 }
 
 /// Prints the nanoseconds that allocating and freeing 4 KiB takes the slowest thread, with and without recording, each
@@ -285,6 +343,7 @@ fn main() {
             c_abi();
             [1, 2].into_iter().for_each(pinned);
             [1, 2].into_iter().for_each(mix);
+            [1, 2].into_iter().for_each(devices);
             [1, 2].into_iter().for_each(recording);
             random(100_000);
         }
@@ -294,6 +353,9 @@ fn main() {
             arguments[1..].iter().for_each(|threads| pinned(threads.parse().expect("a number of threads")))
         }
         Some("mix") => arguments[1..].iter().for_each(|threads| mix(threads.parse().expect("a number of threads"))),
+        Some("devices") => {
+            arguments[1..].iter().for_each(|threads| devices(threads.parse().expect("a number of threads")));
+        }
         Some("recording") => {
             arguments[1..].iter().for_each(|threads| recording(threads.parse().expect("a number of threads")));
         }

@@ -40,6 +40,8 @@ SUBJECTS = {
 _SUBJECTS_OF = {
     "by_hand": (),
     "calls": (),
+    "devices": ("memory", "python"),
+    "two_gpus": ("memory", "python"),
     "streams": (),
     "peers": ("handles", "python"),
     "leases": ("handles",),

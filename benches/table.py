@@ -32,6 +32,17 @@ TRACES = {
     "cupy_science-1": "CuPy: sparse, FFT, QR, SVD",
     "llm_serve-7": "serving a language model",
 }
+# What benches/devices.py measures.
+OF_DEVICES = {
+    "first use": "from the import to a block on each device",
+    "peers of all": "`enable_peer_access` of all for all",
+    "memory_stats of all": "`memory_stats()` of each",
+    "info": "`info()`",
+    "empty_cache": "`empty_cache()`, 64 MiB on each",
+    "fork": "a fork, until the parent goes on",
+    "fork and its child's end": "a fork, until its child has ended",
+    "end of the process": "the end of the process",
+}
 EXPANDABLE = "expandable_segments:True"
 # The names of peers in the benches' results, and those in the tables.
 PEERS = {
@@ -286,6 +297,19 @@ def pytorch(lines: list[dict]) -> str:
     return table(head, *rows)
 
 
+def devices(lines: list[dict]) -> str:
+    """Return the table of what is done for every device, by their number."""
+    counts = sorted({line["devices"] for line in lines if "least_us" in line})
+    rows = []
+    for work, title in OF_DEVICES.items():
+        least = {line["devices"]: line["least_us"] for line in chosen(lines, work=work) if "least_us" in line}
+        (grows,) = (line for line in chosen(lines, work=work) if "exponent" in line)
+        power = "" if grows["exponent"] is None else f"{grows['exponent']:.2f}"
+        power += " of the pairs" if power and grows["of"] == "pairs" else ""
+        rows.append([title, *(number(least.get(count)) for count in counts), power])
+    return table(["µs, by the number of devices", *map(str, counts), "power"], *rows)
+
+
 def ranges(lines: list[dict]) -> str:
     """Return the table of what pages of ranges cost, and the driver's own calls."""
 
@@ -405,6 +429,7 @@ TABLES = {
     "churn": Table(("h200/peers.json",), churn),
     "rush": Table(("h200/peers.json",), rush),
     "leases": Table(("h200/leases.txt",), leases, of_text),
+    "devices": Table(("devices/simulated.json",), devices, of_lines),
     "ranges": Table(("ranges/ranges-h100.json",), ranges, of_lines),
     "kv_caches": Table(("ranges/kv_peers.json",), kv_caches, of_lines),
     "workspaces": Table(("h200/workspaces.json",), workspaces, of_lines),

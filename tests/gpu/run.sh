@@ -4,10 +4,11 @@
 # examples.txt, info.txt, leases.txt, green_contexts.txt, and one object a line in peers.json, workspaces.json, memory.json,
 # turns.json, passes.json, recording.json, ranges.json, idle_server.json, kv_peers.json, pinned.json, pinned_rust.json,
 # sleep.json, neighbours.json, share.json, frameworks.json, plugs.json, rmm.json, rmm_cpp.json, cpp_peers.json,
-# nccl.json, pytorch.json and torch_sharing.json. PYTHON chooses the interpreter (python3); SKIP_BENCHES=1 leaves out the measuring and the long soak,
-# SKIP_TESTS=1 all that is no measuring. Of that, ONLY=handles, memory, copies, frameworks, pytorch or examples does one
-# part, and ONLY=memory also leaves out tests that are not about memory. TRACES names a folder with more logs to replay
-# than tests/data has, and TURNS says how often peers take turns (5).
+# nccl.json, pytorch.json, torch_sharing.json, two_gpus.json, devices.json and devices_mix.json. PYTHON chooses the
+# interpreter (python3); SKIP_BENCHES=1 leaves out the measuring and the long soak, SKIP_TESTS=1 all that is no
+# measuring. Of that, ONLY=handles, memory, copies, frameworks, pytorch, devices or examples does one part, and
+# ONLY=memory also leaves out tests that are not about memory. TRACES names a folder with more logs to replay than
+# tests/data has, and TURNS says how often peers take turns (5).
 #
 # MEMCHECK=1 does one thing alone: it runs the tests of tests/gpu, and the processes that they start, under
 # compute-sanitizer, a step for each file and some ten times as slowly. A step fails at a wrong access of GPU memory, at
@@ -166,6 +167,14 @@ run_handles() {
   step peers "$python" benches/peers.py --bench bin/bench_handle --output "$results/peers.json"
 }
 
+# What several GPUs cost; the simulated devices beside them are measured as all that gpupool adds.
+run_devices() {
+  measure two_gpus.json 600 "$python" benches/two_gpus.py --turns "${TURNS:-5}" --seconds 500
+  measure devices.json 300 "$python" benches/devices.py --rounds 5
+  measure devices_mix.json 300 bin/bench_memory devices 8
+  GPUPOOL_RUNTIME=host GPUPOOL_HOST_DEVICES=16 measure devices_mix.json 200 bin/bench_memory devices 1 2
+}
+
 # What the examples print, each with its command, in three runs: the figures differ.
 run_examples() {
   local example turn
@@ -252,6 +261,7 @@ run_all() {
     only copies && run_copies
     only frameworks && run_frameworks
     only pytorch && measure pytorch.json 580 "$python" benches/torch_peers.py
+    only devices && run_devices
     only examples && run_examples
     only handles && run_handles
   fi
@@ -282,7 +292,8 @@ mkdir -p "$results"
 rm -f "$results"/{log,examples,leases,green_contexts,library_memory}.txt \
   "$results"/{peers,workspaces,memory,turns,passes,recording,ranges,idle_server,kv_peers}.json \
   "$results"/{pinned,pinned_rust,sleep,neighbours,share}.json \
-  "$results"/{frameworks,plugs,rmm,rmm_cpp,cpp_peers,nccl,pytorch,torch_sharing}.json
+  "$results"/{frameworks,plugs,rmm,rmm_cpp,cpp_peers,nccl,pytorch,torch_sharing}.json \
+  "$results"/{two_gpus,devices,devices_mix}.json
 run_all | tee "$results/run.txt"
 status=$?
 [ ! -f code.json ] || "$python" benches/provenance.py measured "$results"
