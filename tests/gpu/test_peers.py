@@ -4,6 +4,8 @@ import gpupool
 import pytest
 from gpu_helpers import cupy, run_program
 
+pytestmark = pytest.mark.device_memory(gib=5)
+
 # Access is given once in a process, and each has a few of the orders that threads' calls can come in.
 PROCESSES = 8
 

@@ -12,6 +12,8 @@ import pytest
 from gpu_helpers import PROGRAMS, cupy, wait_until
 from gpupool import _native
 
+pytestmark = pytest.mark.device_memory(gib=4)
+
 MIB = 1 << 20
 SIZES = [8, 4096, 3 * MIB, 300 * MIB]
 # A second, more or less.
@@ -224,6 +226,7 @@ def live_and_die(seed):
 
 
 @pytest.mark.thorough
+@pytest.mark.device_memory(gib=10)
 def test_processes_come_go_and_die_while_every_word_is_checked():
     with ThreadPoolExecutor(4) as executor:
         blocks = sum(executor.map(live_and_die, range(LIVES)))
