@@ -233,8 +233,8 @@ impl<'a> Worker<'a> {
             }
             self.end_what_came();
             match self.random.below(2000) {
-                0..=3 => self.sleep(),
-                4 | 5 => drop(empty_cache().unwrap()),
+                0..=7 => self.sleep(),
+                8 | 9 => drop(empty_cache().unwrap()),
                 _ => {}
             }
         }
@@ -290,7 +290,7 @@ fn soak(devices: [Device; 2], number: u64, blocks: u64) {
         start.elapsed().as_secs_f64(),
     );
     assert_eq!(wrong, [0, 0]);
-    assert!(across > blocks / 8 && moved > 0 && refused * 20 <= blocks);
+    assert!(across > blocks / 8 && moved > 0 && sleeps > 0 && refused * 20 <= blocks);
     for home in 0..2 {
         tells_right_from_wrong(&devices, &kernels, home);
     }
@@ -337,6 +337,10 @@ fn every_word_is_right_on_both_devices_whenever_they_become_peers() {
             .unwrap();
         let (told, complained) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
         told.lines().filter(|line| line.contains("soak:")).for_each(|line| println!("{line}"));
-        assert!(done.status.success() && told.contains("soak:"), "process {number}: {}\n{told}{complained}", done.status);
+        assert!(
+            done.status.success() && told.contains("soak:"),
+            "process {number}: {}\n{told}{complained}",
+            done.status
+        );
     }
 }

@@ -10,7 +10,9 @@ use std::thread::{self, JoinHandle};
 use crate::common::memory::{MIB, PAGE, Random, assert_all_back, empty_in, reserved};
 use crate::common::{device, stream, wait_until};
 use gpupool::runtime::host::{Call, Fault, accessible, before_call, clear_faults, complete_all, inject};
-use gpupool::{Backup, DeviceBuffer, ErrorKind, MemPool, StatusKind, Stream, empty, empty_cache, enable_peer_access, memory_stats};
+use gpupool::{
+    Backup, DeviceBuffer, ErrorKind, MemPool, StatusKind, Stream, empty, empty_cache, enable_peer_access, memory_stats,
+};
 
 /// Gives the second device access to the first one's memory.
 fn enable() {
