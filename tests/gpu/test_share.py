@@ -281,6 +281,8 @@ def free_bytes():
     return free
 
 
+# Twenty-four processes begin and end.
+@pytest.mark.timeout(400)
 @pytest.mark.alone
 @pytest.mark.usefixtures("two_gpus")
 def test_memory_across_gpus_comes_back_whoever_dies_first(processes):
