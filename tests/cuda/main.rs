@@ -7,6 +7,7 @@ mod driver;
 mod dead_stream;
 mod handles;
 mod memory;
+mod peers;
 mod pinned;
 mod ranges;
 mod slices;

@@ -11,13 +11,14 @@ use std::time::Instant;
 
 use crate::common::wait_until;
 use crate::driver::{
-    DEVICE, Filled, Kernels, MIB, Random, bind, instantiate, ok, raw, read, setting, synchronize, word, write,
+    DEVICE, Filled, Kernels, MIB, Random, bind, instantiate, ok, raw, read, setting, synchronize, two_devices, word,
+    write,
 };
 use cudarc::driver::sys;
 use gpupool::memory::{get_per_process_memory_fraction, reset_peak_memory_stats, set_per_process_memory_fraction};
 use gpupool::runtime::{self, BoundDevice, RelaxedCapture};
 use gpupool::{
-    CaptureStatus, Device, ErrorKind, Event, MemPool, Stream, empty, empty_cache, enable_peer_access, memory_snapshot,
+    CaptureStatus, ErrorKind, Event, MemPool, Stream, empty, empty_cache, enable_peer_access, memory_snapshot,
     memory_stats,
 };
 
@@ -750,12 +751,7 @@ fn a_request_that_cannot_be_met_says_who_holds_the_memory() {
 #[ignore = "needs a GPU"]
 fn another_gpu_reads_memory_once_it_may() {
     let (kernels, _bound, _turn) = gpu!();
-    let driver = runtime::get().unwrap();
-    let peer = Device::from_ordinal(1);
-    if driver.device_count() < 2 || !driver.can_access_peer(peer, DEVICE).unwrap() {
-        eprintln!("skipped: needs two GPUs that reach each other");
-        return;
-    }
+    let Some([_, peer]) = two_devices() else { return };
     let stream = Stream::new(DEVICE).unwrap();
     let before = Filled::new(kernels, &stream, 8 * MIB, 1).unwrap();
     enable_peer_access(DEVICE, peer).unwrap();

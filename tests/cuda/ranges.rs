@@ -8,8 +8,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Instant;
 
-use crate::driver::{DEVICE, Kernels, MIB, Random, bind, setting, synchronize};
-use gpupool::{Backup, CommitOptions, ErrorKind, Event, MemPool, MemoryRange, Stream, empty_cache, memory_stats};
+use crate::driver::{DEVICE, Kernels, MIB, Random, bind, setting, synchronize, two_devices};
+use gpupool::{
+    Backup, CommitOptions, Device, ErrorKind, Event, MemPool, MemoryRange, Stream, empty_cache, memory_stats,
+};
 
 const PAGE: u64 = 2 * MIB;
 const THREADS: u64 = 16;
@@ -29,21 +31,45 @@ struct Committed {
     is_discardable: bool,
 }
 
-struct Worker<'a> {
+/// What the threads share of a device.
+struct Shared {
+    device: Device,
     kernels: &'static Kernels,
-    ranges: &'a [Arc<MemoryRange>],
-    pools: &'a [MemPool],
+    pools: Vec<MemPool>,
+    ranges: Vec<Arc<MemoryRange>>,
+    taken: AtomicU64,
+    refused: AtomicU64,
+}
+
+impl Shared {
+    fn new(device: Device) -> Self {
+        let _bound = bind(device);
+        let kernels = Kernels::of(device);
+        kernels.reset();
+        let pool = || MemPool::builder().device(device).limit(LIMIT / 2).build().unwrap();
+        let pools = vec![pool(), pool()];
+        let reserve = |at: usize| Arc::new(pools[at % 2].reserve_range(OWN * THREADS * PAGE, PAGE).unwrap());
+        let ranges = (0..RANGES).map(reserve).collect();
+        Self { device, kernels, pools, ranges, taken: AtomicU64::new(0), refused: AtomicU64::new(0) }
+    }
+}
+
+struct Worker<'a> {
+    of: &'a Shared,
     place: u64,
     random: Random,
     streams: Vec<Stream>,
     held: Vec<Committed>,
-    taken: &'a AtomicU64,
-    refused: &'a AtomicU64,
 }
 
-impl Worker<'_> {
+impl<'a> Worker<'a> {
+    fn new(of: &'a Shared, place: u64) -> Self {
+        let streams = (0..STREAMS).map(|_| Stream::new(of.device).unwrap()).collect();
+        Self { of, place, random: Random(place), streams, held: Vec::new() }
+    }
+
     fn address(&self, committed: &Committed) -> u64 {
-        self.ranges[committed.range].address() + u64::from(committed.page) * PAGE
+        self.of.ranges[committed.range].address() + u64::from(committed.page) * PAGE
     }
 
     fn below(&mut self, end: u64) -> u64 {
@@ -71,9 +97,9 @@ impl Worker<'_> {
         let pages: Vec<_> = pages.into_iter().filter(is_new).collect();
         let priority = (self.below(4) == 0).then_some(self.random.next() as i32 % 3);
         let options = CommitOptions { priority, fill: None };
-        if let Err(error) = self.ranges[range].commit(&pages, &self.streams[stream], options) {
+        if let Err(error) = self.of.ranges[range].commit(&pages, &self.streams[stream], options) {
             assert!(matches!(error.kind(), ErrorKind::OutOfMemory(_)), "{error}");
-            self.refused.fetch_add(1, Ordering::Relaxed);
+            self.of.refused.fetch_add(1, Ordering::Relaxed);
             return self.decommit();
         }
         for page in pages {
@@ -82,9 +108,9 @@ impl Worker<'_> {
             if is_discardable && !self.pin(&committed) {
                 continue;
             }
-            self.kernels.fill(&self.streams[stream], self.address(&committed), PAGE, seed);
+            self.of.kernels.fill(&self.streams[stream], self.address(&committed), PAGE, seed);
             if is_discardable {
-                self.ranges[range].unpin(&[page], Some(&self.streams[stream])).unwrap();
+                self.of.ranges[range].unpin(&[page], Some(&self.streams[stream])).unwrap();
             }
             self.held.push(committed);
         }
@@ -92,9 +118,9 @@ impl Worker<'_> {
 
     /// Returns whether a page is there still, and pins it.
     fn pin(&self, committed: &Committed) -> bool {
-        let is_there = self.ranges[committed.range].pin(&[committed.page], None).unwrap() == [1];
+        let is_there = self.of.ranges[committed.range].pin(&[committed.page], None).unwrap() == [1];
         if !is_there {
-            self.taken.fetch_add(1, Ordering::Relaxed);
+            self.of.taken.fetch_add(1, Ordering::Relaxed);
         }
         is_there
     }
@@ -110,11 +136,11 @@ impl Worker<'_> {
         }
         let other = self.below(STREAMS as u64) as usize;
         let (committed, streams) = (&self.held[at], &self.streams);
-        let filled = Event::new(DEVICE).unwrap();
+        let filled = Event::new(self.of.device).unwrap();
         filled.record(&streams[committed.stream]).unwrap();
         streams[other].wait(&filled).unwrap();
-        self.kernels.check(&streams[other], self.address(committed), PAGE, committed.seed);
-        self.ranges[committed.range].unpin(&[committed.page], Some(&streams[other])).unwrap();
+        self.of.kernels.check(&streams[other], self.address(committed), PAGE, committed.seed);
+        self.of.ranges[committed.range].unpin(&[committed.page], Some(&streams[other])).unwrap();
     }
 
     fn decommit(&mut self) {
@@ -124,11 +150,11 @@ impl Worker<'_> {
         let at = self.below(self.held.len() as u64) as usize;
         let committed = self.held.swap_remove(at);
         let stream = &self.streams[committed.stream];
-        let range = &self.ranges[committed.range];
+        let range = &self.of.ranges[committed.range];
         if committed.is_discardable && !self.pin(&committed) {
             return;
         }
-        self.kernels.check(stream, self.address(&committed), PAGE, committed.seed);
+        self.of.kernels.check(stream, self.address(&committed), PAGE, committed.seed);
         if committed.is_discardable {
             range.unpin(&[committed.page], Some(stream)).unwrap();
         }
@@ -137,14 +163,59 @@ impl Worker<'_> {
 
     /// A block of the same memory, for a moment.
     fn allocate(&mut self) {
-        let (pool, stream) = (self.below(self.pools.len() as u64) as usize, self.below(STREAMS as u64) as usize);
+        let (pool, stream) = (self.below(self.of.pools.len() as u64) as usize, self.below(STREAMS as u64) as usize);
         let (bytes, seed) = ((1 + self.below(3)) * PAGE - 512, self.random.next() as u32);
-        let Ok(block) = self.pools[pool].empty(bytes, &self.streams[stream]) else {
-            self.refused.fetch_add(1, Ordering::Relaxed);
+        let Ok(block) = self.of.pools[pool].empty(bytes, &self.streams[stream]) else {
+            self.of.refused.fetch_add(1, Ordering::Relaxed);
             return;
         };
-        self.kernels.fill(&self.streams[stream], block.address(), bytes, seed);
-        self.kernels.check(&self.streams[stream], block.address(), bytes, seed);
+        self.of.kernels.fill(&self.streams[stream], block.address(), bytes, seed);
+        self.of.kernels.check(&self.streams[stream], block.address(), bytes, seed);
+    }
+}
+
+/// As many threads for each device, all at once.
+fn soak(devices: &[Device]) {
+    let operations = setting("GPUPOOL_SOAK_OPERATIONS", 20_000);
+    let before: Vec<_> = devices.iter().map(|&device| memory_stats(device).unwrap()).collect();
+    let shared: Vec<_> = devices.iter().map(|&device| Shared::new(device)).collect();
+    let start = Instant::now();
+    thread::scope(|scope| {
+        for of in &shared {
+            for place in 0..THREADS {
+                scope.spawn(move || {
+                    let _bound = bind(of.device);
+                    let mut worker = Worker::new(of, place);
+                    (0..operations / THREADS).for_each(|_| worker.step());
+                    while !worker.held.is_empty() {
+                        worker.decommit();
+                    }
+                });
+            }
+        }
+    });
+    for (of, before) in shared.into_iter().zip(before) {
+        let Shared { device, kernels, pools, ranges, taken, refused } = of;
+        let _bound = bind(device);
+        let (wrong, after) = (kernels.wrong_words(), memory_stats(device).unwrap());
+        println!(
+            "soak: {operations} operations on ranges of {device} in {:.1} s, {wrong} wrong words, {} pages moved, {} driver \
+             calls, {} pages taken, {} calls refused",
+            start.elapsed().as_secs_f64(),
+            after.moved_pages - before.moved_pages,
+            after.driver_calls - before.driver_calls,
+            taken.into_inner(),
+            refused.into_inner(),
+        );
+        assert_eq!(wrong, 0);
+        for range in ranges {
+            assert_eq!(range.committed_bytes().unwrap(), 0);
+            range.free(None).unwrap();
+        }
+        drop(pools);
+        synchronize();
+        empty_cache().unwrap();
+        assert_eq!(memory_stats(device).unwrap().total.live_blocks, before.total.live_blocks);
     }
 }
 
@@ -153,50 +224,16 @@ impl Worker<'_> {
 fn every_word_of_ranges_is_right_while_threads_and_streams_share_their_memory() {
     let _turn = crate::driver::turn();
     let _bound = bind(DEVICE);
-    let kernels = Kernels::of(DEVICE);
-    kernels.reset();
-    let before = memory_stats(DEVICE).unwrap();
-    let operations = setting("GPUPOOL_SOAK_OPERATIONS", 20_000);
-    let pools: Vec<_> = (0..2).map(|_| MemPool::builder().device(DEVICE).limit(LIMIT / 2).build().unwrap()).collect();
-    let reserve = |at: usize| Arc::new(pools[at % 2].reserve_range(OWN * THREADS * PAGE, PAGE).unwrap());
-    let ranges: Vec<_> = (0..RANGES).map(reserve).collect();
-    let (taken, refused) = (AtomicU64::new(0), AtomicU64::new(0));
-    let start = Instant::now();
-    thread::scope(|scope| {
-        for place in 0..THREADS {
-            let (ranges, pools, taken, refused) = (&ranges, &pools, &taken, &refused);
-            scope.spawn(move || {
-                let _bound = bind(DEVICE);
-                let streams = (0..STREAMS).map(|_| Stream::new(DEVICE).unwrap()).collect();
-                let (random, held) = (Random(place), Vec::new());
-                let mut worker = Worker { kernels, ranges, pools, place, random, streams, held, taken, refused };
-                (0..operations / THREADS).for_each(|_| worker.step());
-                while !worker.held.is_empty() {
-                    worker.decommit();
-                }
-            });
-        }
-    });
-    let wrong = kernels.wrong_words();
-    let after = memory_stats(DEVICE).unwrap();
-    println!(
-        "soak: {operations} operations on ranges in {:.1} s, {wrong} wrong words, {} pages moved, {} driver calls, {} pages \
-         taken, {} calls refused",
-        start.elapsed().as_secs_f64(),
-        after.moved_pages - before.moved_pages,
-        after.driver_calls - before.driver_calls,
-        taken.into_inner(),
-        refused.into_inner(),
-    );
-    assert_eq!(wrong, 0);
-    for range in ranges {
-        assert_eq!(range.committed_bytes().unwrap(), 0);
-        range.free(None).unwrap();
+    soak(&[DEVICE]);
+}
+
+#[test]
+#[ignore = "needs two GPUs"]
+fn every_word_of_ranges_is_right_on_two_devices_at_once() {
+    let _turn = crate::driver::turn();
+    if let Some(devices) = two_devices() {
+        soak(&devices);
     }
-    drop(pools);
-    synchronize();
-    empty_cache().unwrap();
-    assert_eq!(memory_stats(DEVICE).unwrap().total.live_blocks, before.total.live_blocks);
 }
 
 #[test]

@@ -1,16 +1,82 @@
-"""Tests that need a GPU and CuPy; without them the whole folder is skipped."""
+"""Tests that need a GPU and CuPy; without them the whole folder is skipped.
 
+Several processes, of pytest-xdist, share the device: before a test begins it takes as many gibibytes as its marker
+`device_memory` says, or waits for them where others have them. What its process has cached goes back with them.
+"""
+
+import contextlib
+import functools
+import gc
 import os
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import gpupool
 import pytest
+from memory_tokens import MemoryTokens, count_tokens
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "examples"
 sys.path[:0] = [str(HERE), str(EXAMPLES)]
+
+# Gibibytes of a test that does not say what it needs, with the context of a program that it runs.
+USUAL = 2
+
+
+def is_one_of_several() -> bool:
+    """Return whether other processes run tests beside this one."""
+    return "PYTEST_XDIST_WORKER" in os.environ
+
+
+@functools.cache
+def smallest_device() -> int:
+    """Return the bytes of the GPU that has the least memory, or 0 where there is no GPU."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # That there is no GPU.
+            if gpupool.runtime() != "cuda":
+                return 0
+            return min(device.total_bytes for device in gpupool.info().devices)
+    except gpupool.Error:
+        return 0
+
+
+@functools.cache
+def tokens(config: pytest.Config) -> MemoryTokens:
+    """Return the tokens of the devices' memory, which all processes of this run take turns with."""
+    # xdist has a folder in which each of its processes has one.
+    folder = Path(config.option.basetemp).parent / "device_memory"
+    processes = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    return MemoryTokens(folder, count_tokens(smallest_device(), processes))
+
+
+def give_back_what_is_cached() -> None:
+    """Give back the memory that frameworks in this process keep for later."""
+    gc.collect()
+    # After a test that broke the context nothing can be given back, and that test has said so.
+    with contextlib.suppress(Exception):
+        if torch := sys.modules.get("torch"):
+            torch.cuda.empty_cache()
+        if cupy := sys.modules.get("cupy"):
+            cupy.get_default_memory_pool().free_all_blocks()
+        gpupool.empty_cache()
+
+
+# Around a test's time limit too, which the wait for memory does not count to.
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Have the memory that a test says it needs, where others run beside it."""
+    is_waiting = is_one_of_several() and HERE in item.path.parents and not item.get_closest_marker("alone")
+    if not is_waiting or not smallest_device():
+        return (yield)
+    marker = item.get_closest_marker("device_memory")
+    with tokens(item.config).taken(marker.kwargs["gib"] if marker else USUAL):
+        try:
+            return (yield)
+        finally:
+            give_back_what_is_cached()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -34,7 +100,7 @@ def gpu():
 @pytest.fixture(autouse=True)
 def alone(request, gpu):
     """Skip what wants the device for itself where tests run in several processes."""
-    if "PYTEST_XDIST_WORKER" in os.environ and request.node.get_closest_marker("alone"):
+    if is_one_of_several() and request.node.get_closest_marker("alone"):
         pytest.skip("wants the device for itself: run it with -m alone, in one process")
 
 

@@ -74,6 +74,13 @@ def pool_or_skip(name):
     return pool
 
 
+def skip_without_two_gpus():
+    """Skip the test where there are no two GPUs that reach each other's memory."""
+    can_access = cupy.cuda.runtime.deviceCanAccessPeer
+    if gpupool.device_count() < 2 or not (can_access(1, 0) and can_access(0, 1)):
+        pytest.skip("needs two GPUs that reach each other")
+
+
 def stream_of(pool, handle):
     """Ask the library itself for the address of a handle's stream."""
     getter = getattr(ctypes.CDLL(pool.path), STREAM_FUNCTIONS[pool.name][0])

@@ -102,6 +102,7 @@ run_memory() {
   [ -z "${SKIP_BENCHES:-}" ] || return 0
   if tests; then
     GPUPOOL_SOAK_OPERATIONS=1000000 step long-soak timeout 400 bin/test_cuda --include-ignored --nocapture memory::every_word
+    GPUPOOL_SOAK_OPERATIONS=1000000 step peers-soak timeout 580 bin/test_cuda --include-ignored --nocapture peers::every_word
     GPUPOOL_SOAK_SECONDS=300 step neighbours-soak timeout 450 "$python" -m pytest -q -s -p no:cacheprovider -m alone \
       tests/gpu/test_neighbours.py
   fi
@@ -190,6 +191,8 @@ test_memory() {
   local sanitizer
   step memory-tests timeout 300 bin/test_cuda --include-ignored --nocapture --test-threads 1 memory::
   step pinned-tests timeout 200 bin/test_cuda --include-ignored --nocapture --test-threads 1 pinned::
+  step ranges-tests timeout 300 bin/test_cuda --include-ignored --nocapture --test-threads 1 ranges::
+  step peers-tests timeout 200 bin/test_cuda --include-ignored --nocapture --test-threads 1 peers::
   step dead-streams timeout 120 bin/test_cuda --include-ignored --nocapture dead_stream::
   step slices timeout 120 bin/test_cuda --include-ignored --nocapture --test-threads 1 slices::
   sanitizer=$(find_sanitizer)

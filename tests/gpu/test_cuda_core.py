@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from gpu_helpers import cupy, import_or_skip, pinned_blocks, run_program
 
+pytestmark = pytest.mark.device_memory(gib=4)
+
 MIB = 1 << 20
 
 

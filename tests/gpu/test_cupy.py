@@ -17,6 +17,8 @@ from gpu_helpers import (
     stream_of,
 )
 
+pytestmark = pytest.mark.device_memory(gib=6)
+
 MIB, GIB = 1 << 20, 1 << 30
 
 

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from gpu_helpers import cupy, import_or_skip, in_threads
 
+pytestmark = pytest.mark.device_memory(gib=4)
+
 MIB = 1 << 20
 # About half a second of an H200.
 SLEEP_CYCLES = 1_000_000_000

@@ -9,6 +9,8 @@ import pytest
 from gpu_helpers import import_or_skip, pool_or_skip, run_python
 from waiting import wait_until
 
+pytestmark = pytest.mark.device_memory(gib=4)
+
 # What each example needs.
 EXAMPLES = {
     "spmv_cusparse": ["cusparse"],
@@ -102,6 +104,7 @@ def test_products_and_factors():
         ("sparse_cusparselt", 2e-3),
     ],
 )
+@pytest.mark.device_memory(gib=7)
 def test_of_libraries_that_are_not_the_toolkits(name, most):
     module = importlib.import_module(name)
     pool = pool_or_skip(EXAMPLES[name][0])
@@ -144,6 +147,7 @@ def test_a_session_of_onnx_runtime(examples):
 
 
 @pytest.mark.parametrize(("name", "package"), [("dask_workers", "distributed"), ("ray_workers", "ray")])
+@pytest.mark.device_memory(gib=6)
 def test_clusters_share_the_gpu(name, package, examples):
     output = run_python(str(examples / f"{name}.py"))
     if importlib.util.find_spec(package) is None:
@@ -153,6 +157,7 @@ def test_clusters_share_the_gpu(name, package, examples):
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.device_memory(gib=6)
 def test_runs_as_a_script(name, examples):
     import_or_skip("scipy.sparse.linalg")
     output = run_python(str(examples / f"{name}.py"))
@@ -163,6 +168,7 @@ def test_runs_as_a_script(name, examples):
 
 
 @pytest.mark.thorough
+@pytest.mark.device_memory(gib=8)
 def test_training_with_and_without():
     import_or_skip("torch")
     torch_training = importlib.import_module("torch_training")
@@ -177,6 +183,7 @@ def test_training_with_and_without():
 
 
 @pytest.mark.thorough
+@pytest.mark.device_memory(gib=6)
 def test_frameworks_in_processes_of_their_own_pass_an_array_on(examples):
     import_or_skip("cupy")
     said = run_python(str(examples / "relay_between_frameworks.py"))

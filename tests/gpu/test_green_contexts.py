@@ -20,6 +20,8 @@ from partitions import Refused, contexts_of, driver, halves, made
 from products import Product
 from waiting import PATIENCE
 
+pytestmark = pytest.mark.device_memory(gib=3)
+
 MIB = 1 << 20
 NOT_READY = 600
 # About 100 ms of an H200, in which the host does what comes next.

@@ -3,6 +3,8 @@
 import guide
 import pytest
 
+pytestmark = pytest.mark.device_memory(gib=4)
+
 
 def programs():
     """Return the names of all programs, marked if no other test may need the GPU's memory meanwhile."""

@@ -18,6 +18,8 @@ from gpu_helpers import (
 )
 from waiting import wait_until
 
+pytestmark = pytest.mark.device_memory(gib=3)
+
 # The file's stem, and the wheel that brings it.
 FILES = {
     "cudnn": ("libcudnn", "nvidia-cudnn-cu13"),

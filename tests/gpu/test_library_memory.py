@@ -10,6 +10,8 @@ from cudss_system import System
 from gpu_helpers import cupy, import_or_skip, in_threads_until_returned, pool_or_skip, run_program
 from waiting import wait_until
 
+pytestmark = pytest.mark.device_memory(gib=3)
+
 MIB = 1 << 20
 THREADS = 16
 

@@ -9,6 +9,8 @@ from equations import poisson
 from gpu_helpers import cupy, import_or_skip, in_threads, pool_or_skip, run_program
 from waiting import wait_until
 
+pytestmark = pytest.mark.device_memory(gib=4)
+
 MIB = 1 << 20
 THREADS = 16
 

@@ -12,6 +12,8 @@ import pytest
 from gpu_helpers import cupy, import_or_skip, in_threads_until_returned, pool_or_skip
 from waiting import wait_until
 
+pytestmark = pytest.mark.device_memory(gib=4)
+
 MIB = 1 << 20
 BUSY = """
 extern "C" __global__ void busy(long long cycles) {

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from gpu_helpers import import_or_skip, run_python
 
+pytestmark = pytest.mark.device_memory(gib=3)
+
 PAGE = 2 << 20
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

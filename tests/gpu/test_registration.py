@@ -20,6 +20,7 @@ def allocation_at(address):
     return handle.value
 
 
+@pytest.mark.device_memory(gib=3)
 def test_a_segment_is_one_allocation_of_the_drivers_until_the_trim():
     pool, told = gpupool.MemPool(no_split=True), []
     callback = pool.on_segment(told.append)

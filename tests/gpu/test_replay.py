@@ -27,6 +27,7 @@ ALLOCATORS = ["gpupool", *(pytest.param(name, marks=pytest.mark.alone) for name 
 
 
 @pytest.mark.parametrize("allocator", ALLOCATORS)
+@pytest.mark.device_memory(gib=7)
 def test_a_log_is_replayed_on_each_allocator(allocator):
     (result,) = replay("--allocator", allocator, str(DATA / "two_streams-1.csv.gz"))
     assert result["events"] > 70_000
@@ -52,6 +53,7 @@ def test_a_snapshot_that_pytorch_wrote_is_replayed(tmp_path):
 
 
 @pytest.mark.thorough
+@pytest.mark.device_memory(gib=20)
 def test_allocators_are_compared_and_drawn(tmp_path):
     output = tmp_path / "compared.html"
     rows = replay("--compare", str(DATA / "two_streams-1.csv.gz"), "-o", str(output))
@@ -75,6 +77,7 @@ def test_allocators_are_compared_and_drawn(tmp_path):
     print(rows)
 
 
+@pytest.mark.device_memory(gib=4)
 def test_a_snapshot_of_pytorch_is_drawn_beside_what_it_recorded(tmp_path):
     torch = import_or_skip("torch")
     path = tmp_path / "snapshot.pickle"

@@ -3,14 +3,17 @@
 import gc
 import os
 import random
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import gpupool
 import pytest
-from gpu_helpers import PROGRAMS, cupy, wait_until
+from gpu_helpers import PROGRAMS, cupy, skip_without_two_gpus, wait_until
 from gpupool import _native
+
+pytestmark = pytest.mark.device_memory(gib=4)
 
 MIB = 1 << 20
 SIZES = [8, 4096, 3 * MIB, 300 * MIB]
@@ -32,22 +35,48 @@ class OtherProcess:
         self.process.stdin.flush()
         return self.process.stdout.readline().strip()
 
-    def attach(self, buffer, stream=None, device=-1):
-        said = self("attach", bytes(buffer.share(stream)).hex(), device)
+    def attach(self, buffer, stream=None, device=-1, how="attach"):
+        said = self(how, bytes(buffer.share(stream)).hex(), device)
         assert said == f"{buffer.nbytes} bytes", said
+
+    def leave(self):
+        self.process.stdin.close()
+        assert self.process.wait(60) == 0
+
+    def kill(self):
+        self.process.kill()
+        assert self.process.wait(60) == -signal.SIGKILL
 
 
 @pytest.fixture
-def other():
-    """Return another process, and see that nothing of it is left."""
-    other = OtherProcess()
-    yield other
-    other.process.stdin.close()
-    other.process.wait(60)
-    other.process.stdout.close()
+def processes():
+    """Return what starts other processes, and see that nothing of them is left."""
+    started = []
+
+    def start():
+        started.append(OtherProcess())
+        return started[-1]
+
+    yield start
+    for other in started:
+        other.process.stdin.close()
+        other.process.wait(60)
+        other.process.stdout.close()
     wait_until(lambda: shared() == [], "nothing is shared")
     gc.collect()
     gpupool.empty_cache()
+
+
+@pytest.fixture
+def other(processes):
+    """Return another process."""
+    return processes()
+
+
+@pytest.fixture
+def two_gpus():
+    """Skip without a second GPU that reaches the first."""
+    skip_without_two_gpus()
 
 
 @pytest.fixture(autouse=True)
@@ -58,8 +87,7 @@ def shareable():
 
 
 def shared():
-    (device,) = gpupool.memory_summary(0).devices
-    return [each.nbytes for each in device.shared]
+    return [each.nbytes for device in gpupool.memory_summary().devices for each in device.shared]
 
 
 def words(nbytes, first):
@@ -170,30 +198,134 @@ def test_memory_stays_after_its_owner():
     wait_until(lambda: gpupool.memory_stats().attached_bytes == 0, "it is let go")
 
 
-def test_another_gpu_that_can_reach_the_memory(other):
-    if gpupool.device_count() < 2 or not cupy.cuda.runtime.deviceCanAccessPeer(1, 0):
-        pytest.skip("needs two GPUs that reach each other")
+# How a process whose current device is GPU 1 has memory of GPU 0: as that of GPU 1, or as GPU 0's, whose peer GPU 1 is.
+ACROSS = pytest.mark.parametrize("how", ["attach", "reach"])
+
+
+@ACROSS
+@pytest.mark.usefixtures("two_gpus")
+def test_another_gpu_that_can_reach_the_memory(other, how):
+    assert other("use", 1) == "device 1"
+    for number, nbytes in enumerate(SIZES):
+        first = number << 40
+        buffer, array = words(nbytes, first)
+        cupy.cuda.Device().synchronize()
+        other.attach(buffer, device=1, how=how)
+        assert other("count", first) == "0 wrong words"
+        assert other("add") == "added"
+        assert count_wrong(array, first + 1) == 0
+        array += 1
+        cupy.cuda.Device().synchronize()
+        assert other("count", first + 2) == "0 wrong words"
+        # It tells right from wrong.
+        assert other("count", first + 3) == f"{nbytes // 8} wrong words"
+        assert other("free") == "freed"
+        del array
+        buffer.free()
+    wait_until(lambda: other("left") == "0 and 0 bytes", "it has let go of all")
+
+
+@ACROSS
+@pytest.mark.usefixtures("two_gpus")
+def test_a_process_killed_at_work_on_another_gpu_has_let_go(other, how):
+    other("use", 1)
+    live = gpupool.memory_stats(0).live_bytes
     buffer, array = words(64 * MIB, 0)
     cupy.cuda.Device().synchronize()
-    other.attach(buffer, device=1)
+    other.attach(buffer, device=1, how=how)
     assert other("count", 0) == "0 wrong words"
-    assert other("add") == "added"
-    assert count_wrong(array, 1) == 0
-    assert other("free") == "freed"
+    assert other("add-behind", LONG_KERNEL) == "submitted"
+    other.kill()
+    wait_until(lambda: shared() == [], "the killed process has let go")
+    # Its kernel may have come to the addition, or not. What is written now stays.
+    array[...] = cupy.arange(5, 5 + array.size, dtype=cupy.uint64)
+    assert count_wrong(array, 5) == 0
+    del array
+    buffer.free()
+    assert gpupool.memory_stats(0).live_bytes == live
+    # It is used again at once, and nothing of the other's work is in it.
+    again, array = words(64 * MIB, 9)
+    assert count_wrong(array, 9) == 0
+    del array
+    again.free()
 
 
-def live_and_die(seed):
-    """Share blocks of all sizes with a process until it ends or is killed, and check every word. Return the blocks."""
+@ACROSS
+@pytest.mark.parametrize("end", [OtherProcess.leave, OtherProcess.kill])
+@pytest.mark.usefixtures("two_gpus")
+def test_memory_stays_on_another_gpu_after_its_owner(processes, how, end):
+    owner, user = processes(), processes()
+    assert owner("use", 0) == "device 0"
+    assert user("use", 1) == "device 1"
+    token = owner("share", 300 * MIB, 7)
+    assert user(how, token, 1) == f"{300 * MIB} bytes"
+    assert user("count", 7) == "0 wrong words"
+    end(owner)
+    assert user("count", 7) == "0 wrong words"
+    assert user("add") == "added"
+    assert user("count", 8) == "0 wrong words"
+    assert user("free") == "freed"
+    wait_until(lambda: user("left") == "0 and 0 bytes", "it has let go of all")
+    said = user("attach", token, 1)
+    assert said.startswith("Unavailable: ")
+    assert "has ended" in said
+    user.leave()
+
+
+def free_bytes():
+    """Return what the driver says is free of each of the first two GPUs."""
+    free = []
+    for device in (0, 1):
+        with cupy.cuda.Device(device):
+            free.append(cupy.cuda.runtime.memGetInfo()[0])
+    return free
+
+
+# Twenty-four processes begin and end.
+@pytest.mark.timeout(400)
+@pytest.mark.alone
+@pytest.mark.usefixtures("two_gpus")
+def test_memory_across_gpus_comes_back_whoever_dies_first(processes):
+    free_bytes()  # Which makes this process's contexts.
+    before = free_bytes()
+    for first in range(3):
+        for how in ("attach", "reach"):
+            for dies in ("owner", "user"):
+                owner, user = processes(), processes()
+                owner("use", 0)
+                user("use", 1)
+                assert user(how, owner("share", 300 * MIB, first), 1) == f"{300 * MIB} bytes"
+                assert user("count", first) == "0 wrong words"
+                assert user("add-behind", LONG_KERNEL // 10) == "submitted"
+                if dies == "owner":
+                    owner.kill()
+                    assert user("count", first + 1) == "0 wrong words"
+                    user.leave()
+                else:
+                    user.kill()
+                    owner.leave()
+    enough = [free - 8 * MIB for free in before]
+    wait_until(lambda: all(now >= then for now, then in zip(free_bytes(), enough, strict=True)), "all memory is back")
+
+
+def live_and_die(seed, gpus):
+    """Share blocks of all sizes with a process until it ends or is killed, and check every word. Return the blocks.
+
+    The blocks are of a GPU of the first so many, and so is the device that the process works on.
+    """
     chance, other = random.Random(seed), OtherProcess()
     turns, end = chance.randrange(3, 9), chance.choice(["leaves", "is killed", "is killed at work"])
-    with cupy.cuda.Stream(non_blocking=True) as stream:
+    here, there = chance.randrange(gpus), chance.randrange(gpus)
+    with cupy.cuda.Device(here), cupy.cuda.Stream(non_blocking=True) as stream:
+        assert other("use", there) == f"device {there}"
 
         def attached():
             first, nbytes = chance.randrange(1 << 40), 8 * int(2 ** chance.uniform(0, 25))
             buffer = gpupool.empty(nbytes, stream)
             array = cupy.asarray(buffer).view(cupy.uint64)
             array[...] = cupy.arange(first, first + array.size, dtype=cupy.uint64)
-            other.attach(buffer, stream)
+            how = chance.choice(["attach", "reach"]) if here != there else "attach"
+            other.attach(buffer, stream, there, how)
             assert other("count", first) == "0 wrong words", f"seed {seed}: what was shared"
             return buffer, array, first
 
@@ -224,10 +356,14 @@ def live_and_die(seed):
 
 
 @pytest.mark.thorough
-def test_processes_come_go_and_die_while_every_word_is_checked():
+@pytest.mark.device_memory(gib=10)
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_processes_come_go_and_die_while_every_word_is_checked(gpus):
+    if gpus == 2:
+        skip_without_two_gpus()
     with ThreadPoolExecutor(4) as executor:
-        blocks = sum(executor.map(live_and_die, range(LIVES)))
+        blocks = sum(executor.map(live_and_die, range(LIVES), [gpus] * LIVES))
     wait_until(lambda: shared() == [], "nothing is shared")
     gc.collect()
     gpupool.empty_cache()
-    print(f"soak: {LIVES} processes took up {blocks} blocks, every word right")
+    print(f"soak: {LIVES} processes on {gpus} GPUs took up {blocks} blocks, every word right")

@@ -11,6 +11,8 @@ import gpupool
 import pytest
 from gpu_helpers import PROGRAMS, cupy, import_or_skip
 
+pytestmark = pytest.mark.device_memory(gib=4)
+
 MIB, GIB = 1 << 20, 1 << 30
 CYCLES = 10
 

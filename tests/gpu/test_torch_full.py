@@ -6,6 +6,8 @@ Each test has a process of its own, since an allocator is a process's.
 import pytest
 from gpu_helpers import import_or_skip, run_loud_program, run_prepared_program, run_program
 
+pytestmark = pytest.mark.device_memory(gib=3)
+
 PROGRAMS = {
     "memory_statistics": [
         "count_tensors",
@@ -126,6 +128,7 @@ def test_pinned_memory_of_a_data_loader_with_workers():
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("what", ["train", "infer", "keeps_outputs_that_live_on", "outlives_disable"])
+@pytest.mark.device_memory(gib=4)
 def test_graph_trees(what):
     print(run_loud_program("pytorch/recompiled.py", what))
 
@@ -160,6 +163,7 @@ def test_settings_of_pytorchs_own_allocator_do_no_harm():
         ("with_gpytorch", ["gpytorch"]),
     ],
 )
+@pytest.mark.device_memory(gib=5)
 def test_packages_on_top_of_pytorch(program, packages):
     for package in packages:
         import_or_skip(package)
@@ -182,6 +186,7 @@ def test_lightning(torch):
 @pytest.mark.parametrize("registers", [None, "1"], ids=["", "registered"])
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("way", ["ddp", "fsdp2"])
+@pytest.mark.device_memory(gib=6)
 def test_training_over_nccl(torch, way, ranks, registers):
     if torch.cuda.device_count() < ranks:
         pytest.skip(f"needs {ranks} GPUs")

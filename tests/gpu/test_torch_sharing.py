@@ -3,6 +3,8 @@
 import pytest
 from gpu_helpers import import_or_skip, run_loud_program, run_prepared_program
 
+pytestmark = pytest.mark.device_memory(gib=6)
+
 
 @pytest.fixture
 def torch():

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from gpu_helpers import import_or_skip, run_program, run_python
 
+pytestmark = pytest.mark.device_memory(gib=3)
+
 MIB = 1 << 20
 
 

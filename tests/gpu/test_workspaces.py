@@ -10,6 +10,8 @@ from gpu_helpers import cupy, in_threads_until_returned, pool_or_skip
 from products import Product
 from waiting import wait_until
 
+pytestmark = pytest.mark.device_memory(gib=3)
+
 MIB = 1 << 20
 
 

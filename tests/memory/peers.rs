@@ -10,7 +10,9 @@ use std::thread::{self, JoinHandle};
 use crate::common::memory::{MIB, PAGE, Random, assert_all_back, empty_in, reserved};
 use crate::common::{device, stream, wait_until};
 use gpupool::runtime::host::{Call, Fault, accessible, before_call, clear_faults, complete_all, inject};
-use gpupool::{Backup, DeviceBuffer, ErrorKind, MemPool, StatusKind, Stream, empty, empty_cache, enable_peer_access};
+use gpupool::{
+    Backup, DeviceBuffer, ErrorKind, MemPool, StatusKind, Stream, empty, empty_cache, enable_peer_access, memory_stats,
+};
 
 /// Gives the second device access to the first one's memory.
 fn enable() {
@@ -230,16 +232,22 @@ const TIMES: u32 = 40;
 /// As the number of those that are enabled: the threads are to end.
 const OVER: u32 = TIMES + 1;
 
-/// What one of these threads does until all is enabled: its block is for the peers that are enabled before it looks, and for
-/// as long as it has it.
+/// The peers of the first two devices, in the order they get access in: each other, then the same.
+fn peer_of(home: u32, number: u32) -> u32 {
+    if number == 1 { 1 - home } else { number }
+}
+
+/// What one of these threads does until all is enabled: its block, of one of the first two devices, is for the peers that
+/// are enabled before it looks, and for as long as it has it.
 fn work(number: u64, enabled: &AtomicU32, checked: &AtomicU64) {
-    let own = stream(0);
-    let pool = MemPool::builder().device(device(0)).build().unwrap();
+    let home = (number / 2 % 2) as u32;
+    let own = stream(home);
+    let pool = MemPool::builder().device(device(home)).build().unwrap();
     let mut random = Random(number + 1);
     let mut held: Vec<DeviceBuffer> = Vec::new();
     while enabled.load(Ordering::Acquire) < OVER {
         let bytes = [600 << 10, 3 * MIB, 7 * MIB, 30 * MIB, 70 * MIB][random.below(5)];
-        let of = if random.below(4) == 0 { &Stream::new(device(0)).unwrap() } else { &own };
+        let of = if random.below(4) == 0 { &Stream::new(device(home)).unwrap() } else { &own };
         held.push(if number.is_multiple_of(2) {
             empty(bytes, of).unwrap()
         } else {
@@ -251,7 +259,7 @@ fn work(number: u64, enabled: &AtomicU32, checked: &AtomicU64) {
         }
         let peers = enabled.load(Ordering::Acquire).min(TIMES);
         for block in &held {
-            let missing = (1..=peers).find(|&peer| !reaches_from(block, peer));
+            let missing = (1..=peers).map(|number| peer_of(home, number)).find(|&peer| !reaches_from(block, peer));
             assert!(missing.is_none(), "{missing:?} of {peers} cannot use a block of {} bytes", block.nbytes());
         }
         checked.fetch_add(1, Ordering::Relaxed);
@@ -269,7 +277,7 @@ fn peers_reach_every_block_of_threads_that_allocate_grow_sleep_and_wake() {
     host!(TIMES + 1, 16 << 30);
     let (enabled, checked) = (AtomicU32::new(0), AtomicU64::new(0));
     thread::scope(|scope| {
-        for number in 0..7 {
+        for number in 0..8 {
             let (enabled, checked) = (&enabled, &checked);
             scope.spawn(move || {
                 // The others end where this one fails.
@@ -282,7 +290,8 @@ fn peers_reach_every_block_of_threads_that_allocate_grow_sleep_and_wake() {
         }
         for peer in 1..=TIMES {
             let before = checked.load(Ordering::Relaxed);
-            let outcome = enable_peer_access(device(0), device(peer));
+            let enable = |home| enable_peer_access(device(home), device(peer_of(home, peer)));
+            let outcome = enable(0).and_then(|()| enable(1));
             if let Err(error) = outcome {
                 enabled.store(OVER, Ordering::Release);
                 panic!("peer {peer}: {error}");
@@ -291,11 +300,12 @@ fn peers_reach_every_block_of_threads_that_allocate_grow_sleep_and_wake() {
                 return;
             }
             wait_until("threads have looked", || {
-                checked.load(Ordering::Relaxed) > before + 7 || enabled.load(Ordering::Acquire) > peer
+                checked.load(Ordering::Relaxed) > before + 8 || enabled.load(Ordering::Acquire) > peer
             });
         }
         enabled.store(OVER, Ordering::Release);
     });
     complete_all().unwrap();
     assert_all_back();
+    assert_eq!(memory_stats(device(1)).unwrap().total.reserved_bytes, 0);
 }

@@ -27,6 +27,9 @@ WITH_VARIABLES = (
 )
 # As bytes in the environment need not be text.
 NOT_UTF8 = os.fsdecode(b"\xff\xfe")
+# Programs that run on a GPU as well.
+GPU_PROGRAMS = Path(__file__).parents[1] / "gpu" / "programs" / "neighbours"
+TWO_DEVICES = GPU_PROGRAMS / "two_devices.py"
 # The device of all processes of a test.
 SMALL = str(64 << 20)
 
@@ -181,8 +184,12 @@ def test_a_refusal_of_the_driver_while_memory_is_given_loses_nothing(together, c
 
 
 def test_four_processes_without_memory_for_all_keep_every_word(together):
-    soak = Path(__file__).parents[1] / "gpu" / "programs" / "neighbours" / "soak.py"
-    run_program(soak, int(SMALL) >> 20, 150, 0, **together)
+    run_program(GPU_PROGRAMS / "soak.py", int(SMALL) >> 20, 150, 0, **together)
+
+
+@pytest.mark.parametrize("case", functions_of(TWO_DEVICES))
+def test_neighbours_on_two_devices_give_where_memory_is_short(together, case):
+    run_program(TWO_DEVICES, case, **{**together, "GPUPOOL_HOST_DEVICES": "2", "GPUPOOL_HOST_MEMORY": str(1 << 30)})
 
 
 def test_the_example_has_two_workers_whose_peaks_take_turns():

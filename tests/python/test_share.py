@@ -135,6 +135,11 @@ def test_peers_use_attached_memory(case):
     run_program("share/peers.py", case, GPUPOOL_HOST_DEVICES="3")
 
 
+@pytest.mark.parametrize("case", ["the_owner_ends_first", "who_attached_it_ends_first"])
+def test_memory_that_a_peer_uses_comes_back_whoever_ends_first(case):
+    run_program("share/peers.py", case, GPUPOOL_HOST_DEVICES="2", GPUPOOL_HOST_MEMORY=str(16 << 20))
+
+
 def test_c_programs_share_any_pointer():
     run_program("share/c_functions.py")
 

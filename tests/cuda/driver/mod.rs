@@ -26,6 +26,18 @@ pub fn turn() -> MutexGuard<'static, ()> {
     guard
 }
 
+/// Two GPUs that reach each other's memory; without them it says that the test is skipped.
+pub fn two_devices() -> Option<[Device; 2]> {
+    let (driver, devices) = (runtime::get().unwrap(), [0, 1].map(Device::from_ordinal));
+    let [one, other] = devices;
+    let reach = |from, to| driver.can_access_peer(from, to).unwrap();
+    if driver.device_count() < 2 || !reach(one, other) || !reach(other, one) {
+        eprintln!("skipped: needs two GPUs that reach each other");
+        return None;
+    }
+    Some(devices)
+}
+
 /// Makes the device current for this thread until dropped.
 pub fn bind(device: Device) -> BoundDevice {
     BoundDevice::new(runtime::get().unwrap(), device).unwrap()
