@@ -15,6 +15,7 @@ from machines import Machine
 from processes import start_python, succeeded
 from running import functions_of, run_program
 
+KILLS = int(os.environ.get("GPUPOOL_KILLS", "30"))
 # What is made to fail.
 CALLS = (
     *("Bind", "ExchangeCaptureMode", "StreamQuery", "EventCreate", "EventRecord", "EventQuery", "StreamCaptureStatus"),
@@ -67,11 +68,11 @@ def test_claims_wait_for_their_turn(together, case):
     run_program("neighbours/turns.py", case, **together)
 
 
+@pytest.mark.timeout(70 + 5 * KILLS)
 def test_a_process_killed_at_any_moment_leaves_nothing_behind(together):
-    kills = os.environ.get("GPUPOOL_KILLS", "30")
     # Who waited for one that is gone, or for what one at work has in use, would wait too long.
-    variables = {**together, "GPUPOOL_NEIGHBOUR_DEADLINE_MS": "40000", "GPUPOOL_KILLS": kills}
-    run_program("neighbours/killed.py", timeout=60 + 5 * int(kills), **variables)
+    variables = {**together, "GPUPOOL_NEIGHBOUR_DEADLINE_MS": "40000", "GPUPOOL_KILLS": str(KILLS)}
+    run_program("neighbours/killed.py", timeout=60 + 5 * KILLS, **variables)
 
 
 def test_the_environment_says_what_no_call_has(together):
