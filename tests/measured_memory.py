@@ -1,7 +1,7 @@
 """A plugin that tells which tests take more memory of a GPU than their marker `device_memory` says, programs included.
 
-``PYTHONPATH=tests python -m pytest -p measured_memory tests/gpu`` runs them one after the other, on GPUs that nobody else
-uses, and prints a line for each that takes more. NVML is asked every few milliseconds, so a short peak may be missed.
+``PYTHONPATH=tests python -m pytest -p measured_memory tests/gpu`` runs them one after the other, on GPUs that nobody
+else uses, and prints a line for each that takes more. NVML is asked every few milliseconds, and may miss a short peak.
 """
 
 import threading

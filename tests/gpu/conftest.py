@@ -15,6 +15,7 @@ from pathlib import Path
 
 import gpupool
 import pytest
+from gpupool import _native
 from memory_tokens import MemoryTokens, count_tokens, needed
 
 HERE = Path(__file__).parent
@@ -35,7 +36,7 @@ def smallest_device() -> int:
             warnings.simplefilter("ignore", RuntimeWarning)  # That there is no GPU.
             if gpupool.runtime() != "cuda":
                 return 0
-            return min(device.total_bytes for device in gpupool.info().devices)
+            return min(_native.device_info(device)["total_bytes"] for device in range(gpupool.device_count()))
     except gpupool.Error:
         return 0
 
