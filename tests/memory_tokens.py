@@ -12,9 +12,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 GIB = 1 << 30
 # Gibibytes that a process which runs tests keeps all the time: contexts, kernels, and what libraries allocate once.
 OF_A_PROCESS = 2
+# Those of a test that does not say what it needs, with the context of a program that it runs.
+USUAL = 2
 # Seconds between two looks for tokens that were given back.
 PAUSE = 0.01
 
@@ -22,6 +26,12 @@ PAUSE = 0.01
 def count_tokens(total_bytes: int, processes: int) -> int:
     """Return how many tokens there are of a device's memory beside what so many processes keep."""
     return max(total_bytes // GIB - OF_A_PROCESS * processes, 1)
+
+
+def needed(test: pytest.Item) -> int:
+    """Return the gibibytes that a test says it needs."""
+    marker = test.get_closest_marker("device_memory")
+    return marker.kwargs["gib"] if marker else USUAL
 
 
 class MemoryTokens:

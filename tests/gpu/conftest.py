@@ -15,14 +15,12 @@ from pathlib import Path
 
 import gpupool
 import pytest
-from memory_tokens import MemoryTokens, count_tokens
+from gpupool import _native
+from memory_tokens import MemoryTokens, count_tokens, needed
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "examples"
 sys.path[:0] = [str(HERE), str(EXAMPLES)]
-
-# Gibibytes of a test that does not say what it needs, with the context of a program that it runs.
-USUAL = 2
 
 
 def is_one_of_several() -> bool:
@@ -38,7 +36,7 @@ def smallest_device() -> int:
             warnings.simplefilter("ignore", RuntimeWarning)  # That there is no GPU.
             if gpupool.runtime() != "cuda":
                 return 0
-            return min(device.total_bytes for device in gpupool.info().devices)
+            return min(_native.device_info(device)["total_bytes"] for device in range(gpupool.device_count()))
     except gpupool.Error:
         return 0
 
@@ -71,8 +69,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     is_waiting = is_one_of_several() and HERE in item.path.parents and not item.get_closest_marker("alone")
     if not is_waiting or not smallest_device():
         return (yield)
-    marker = item.get_closest_marker("device_memory")
-    with tokens(item.config).taken(marker.kwargs["gib"] if marker else USUAL):
+    with tokens(item.config).taken(needed(item)):
         try:
             return (yield)
         finally:
