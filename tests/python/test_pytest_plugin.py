@@ -19,11 +19,11 @@ HEAD = """
 
 @pytest.fixture
 def run(pytester):
-    """Run tests that are given as text with the plugin, in this process."""
+    """Run tests that are given as text with the plugin, in a process of their own, which ends with what they leave."""
 
     def run(text, *options):
         pytester.makepyfile(textwrap.dedent(HEAD) + textwrap.dedent(text))
-        return pytester.runpytest_inprocess("-p", "gpupool.pytest", "--strict-markers", "-W", "error", *options)
+        return pytester.runpytest_subprocess("-p", "gpupool.pytest", "--strict-markers", "-W", "error", *options)
 
     return run
 
@@ -268,7 +268,7 @@ def test_the_lines_are_named_while_they_are_recorded(run, pytester):
     assert "--gpu-memory-history" not in said(result)
     # A configuration file may say so too.
     pytester.makeini("[pytest]\ngpu_memory_history = true")
-    again = pytester.runpytest_inprocess("-p", "gpupool.pytest")
+    again = pytester.runpytest_subprocess("-p", "gpupool.pytest")
     again.assert_outcomes(passed=1, failed=2)
     assert f"{name}:{line + 12} in test_leaves" in said(again)
 
@@ -586,9 +586,9 @@ def test_the_peaks_of_others_stay(run):
 
 
 def test_markers_and_options_are_described(pytester):
-    result = pytester.runpytest_inprocess("-p", "gpupool.pytest", "--help")
+    result = pytester.runpytest_subprocess("-p", "gpupool.pytest", "--help")
     assert "--gpu-memory-history" in said(result)
-    result = pytester.runpytest_inprocess("-p", "gpupool.pytest", "--markers")
+    result = pytester.runpytest_subprocess("-p", "gpupool.pytest", "--markers")
     assert "@pytest.mark.gpu_memory(peak=None, leaks=False, device=None): " in said(result)
 
 
