@@ -1,10 +1,15 @@
 //! Extents that the driver maps nowhere else any more, as NVIDIA's driver 580.159 may do with those that have moved: a request
 //! for which such pages would move is served all the same, and all memory comes back.
 
-use crate::common::memory::{MIB, assert_all_back, reserved};
-use crate::common::stream;
-use gpupool::runtime::host::{Call, Fault, break_extents, clear_faults, inject};
-use gpupool::{StatusKind, empty};
+use std::thread;
+
+use crate::common::memory::{MIB, PAGE, assert_all_back, reserved};
+use crate::common::{device, stream};
+use gpupool::runtime::host::{
+    Call, Fault, accessible, before_call, break_extents, break_moved_extents, clear_faults, complete_all, inject,
+    submit,
+};
+use gpupool::{MemPool, StatusKind, empty, enable_peer_access};
 
 #[test]
 fn a_request_is_served_by_new_extents_in_place_of_broken_ones() {
@@ -37,4 +42,44 @@ fn what_is_undone_after_a_replacement_comes_back() {
             assert_all_back();
         }
     }
+}
+
+/// Two H200s refused so: the pages were mapped at their new place, their first one went, and the driver gave the peer no access
+/// there, nor mapped them once more for that.
+#[test]
+fn pages_that_cannot_be_opened_to_a_peer_are_replaced() {
+    host!();
+    enable_peer_access(device(0), device(1)).unwrap();
+    let own = stream(0);
+    let (first, kept) = (empty(40 * MIB, &own).unwrap(), empty(30 * MIB, &own).unwrap());
+    submit(&own).unwrap();
+    drop(first);
+    // The pages move, and stand at their first place too until that work is done.
+    let moved = empty(50 * MIB, &own).unwrap();
+    // Behind it, so that more pages cannot be added there.
+    let behind = empty(60 * MIB, &own).unwrap();
+    drop(moved);
+    let other = MemPool::builder().device(device(0)).build().unwrap();
+    thread::scope(|scope| {
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let trimming = scope.spawn(move || {
+            receiver.recv().unwrap();
+            complete_all();
+            other.trim().unwrap();
+        });
+        // Once some are mapped at the next place.
+        before_call(Call::MemoryMap, 3, move || {
+            sender.send(()).unwrap();
+            (0..10_000).for_each(|_| thread::yield_now());
+        });
+        before_call(Call::MemorySetAccess, 0, break_moved_extents);
+        let block = empty(70 * MIB, &own).unwrap();
+        trimming.join().unwrap();
+        let end = block.address() + block.nbytes();
+        assert!((block.address()..end).step_by(PAGE as usize).all(|at| accessible(at, device(1))));
+        block.fill(3, &own).unwrap();
+        drop(block);
+    });
+    drop((kept, behind));
+    assert_all_back();
 }

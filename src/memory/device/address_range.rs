@@ -25,6 +25,19 @@ const ROOM_LEAST: u64 = if cfg!(loom) {
 };
 const ROOM_MOST: u64 = if cfg!(miri) { ROOM_LEAST } else { 0x1000_0000_0000 };
 
+/// Why a row is not open to all that are to have access.
+struct Unopened {
+    error: Error,
+    /// The mapping whose extent the driver maps nowhere else any more, if that is why. Those before are open.
+    broken: Option<usize>,
+}
+
+impl From<Error> for Unopened {
+    fn from(error: Error) -> Self {
+        Self { error, broken: None }
+    }
+}
+
 /// Addresses reserved for a device's pages, which are at offsets in it.
 #[derive(Debug)]
 pub(in crate::memory) struct AddressRange {
@@ -59,6 +72,10 @@ pub(super) fn with_limits(error: Error, location: MemoryLocation) -> Error {
 
 /// As CUDA, HIP and the simulated platform number it.
 const INVALID_VALUE: i32 = 1;
+/// The status 999 of CUDA, HIP and the simulated platform, by which a driver refuses an extent for ever: NVIDIA's
+/// driver 580.159 may do so with one that was mapped and unmapped often, by several threads, and leaves it usable where
+/// it is mapped (`benches/results/h100-extents`).
+pub(in crate::memory) const UNKNOWN: i32 = 0x3e7;
 
 /// Returns the error of a device for whose memory too few addresses are left, which drivers report as out of memory.
 #[cold]
@@ -184,7 +201,7 @@ impl AddressRange {
     }
 
     /// Maps extents in a row, and opens them to the device and its peers. Returns how many were mapped. If the driver
-    /// refuses one, the caller unmaps those before.
+    /// refuses one, the caller unmaps those before; so also if it refuses one for ever ([`UNKNOWN`]) as it is opened.
     ///
     /// # Safety
     /// The addresses are reserved for this caller alone, which owns the extents, and these are as long as said.
@@ -200,8 +217,20 @@ impl AddressRange {
             self.mapped.add(placed);
             drop(turn);
         }
+        let turn = ExtentTurn::take(row.iter().map(|placed| placed.extent));
         // SAFETY: all of it was just mapped, and the caller alone unmaps it.
-        (row.len(), unsafe { self.open(row) })
+        let opened = unsafe { self.open_in_turn(row, &turn) };
+        drop(turn);
+        let Err(Unopened { error, broken }) = opened else { return (row.len(), Ok(())) };
+        let Some((first, from)) = broken.and_then(|index| Some((index, row.get(index..)?))) else {
+            return (row.len(), Err(error));
+        };
+        let bytes = from.iter().map(|placed| placed.bytes).sum();
+        // SAFETY: no one has this place yet.
+        match unsafe { self.unmap(row[first].address, bytes, from.iter().map(|placed| placed.extent)) } {
+            Ok(()) => (first, Err(error)),
+            Err(_) => (row.len(), Err(error)),
+        }
     }
 
     /// Opens mappings to the device and its peers, as far as they are not, once no other call works on their extents.
@@ -211,7 +240,7 @@ impl AddressRange {
     pub(in crate::memory) unsafe fn open(&self, row: &[Placed]) -> Result<()> {
         let turn = ExtentTurn::take(row.iter().map(|placed| placed.extent));
         // SAFETY: as the caller promises.
-        unsafe { self.open_in_turn(row, &turn) }
+        unsafe { self.open_in_turn(row, &turn) }.map_err(|unopened| unopened.error)
     }
 
     /// Opens mappings to the device and those peers that reach the memory.
@@ -219,7 +248,7 @@ impl AddressRange {
     /// # Safety
     /// All of it is mapped in a row, and nothing unmaps it meanwhile. The turn is for its extents: of two calls that open one
     /// mapping at once NVIDIA's driver 580.159 refuses one, and the peer may have no access then (`benches/results/h100-peers`).
-    unsafe fn open_in_turn(&self, row: &[Placed], _turn: &ExtentTurn) -> Result<()> {
+    unsafe fn open_in_turn(&self, row: &[Placed], _turn: &ExtentTurn) -> Result<(), Unopened> {
         let (Some(first), Some(last)) = (row.first(), row.last()) else { return Ok(()) };
         let mut by = vec![self.location];
         for peer in self.peers.devices() {
@@ -231,10 +260,13 @@ impl AddressRange {
         let opened = unsafe { self.set_access(first.address, last.end() - first.address, &by) };
         match opened {
             Err(error) if by.len() > 1 && error.is_status(INVALID_VALUE) => {
-                // SAFETY: each is mapped, and its extent's turn is this caller's.
-                row.iter().try_for_each(|placed| unsafe { self.open_by_another_place(placed, &by) })
+                row.iter().enumerate().try_for_each(|(index, placed)| {
+                    // SAFETY: each is mapped, and its extent's turn is this caller's.
+                    let opened = unsafe { self.open_by_another_place(placed, &by) };
+                    opened.map_err(|error| Unopened { broken: error.is_status(UNKNOWN).then_some(index), error })
+                })
             }
-            opened => opened,
+            opened => opened.map_err(Unopened::from),
         }
     }
 
@@ -264,7 +296,8 @@ impl AddressRange {
         });
         // SAFETY: nothing is mapped there any more; where something is, the driver refuses.
         let _ = self.driver(|runtime| unsafe { runtime.address_free(other, bytes) });
-        opened.map_err(|_| refused)
+        // One that the driver maps nowhere else any more says so.
+        opened.map_err(|error| if error.is_status(UNKNOWN) { error } else { refused })
     }
 
     /// # Safety
@@ -315,7 +348,7 @@ impl AddressRange {
                 let turn = ExtentTurn::take(row.iter().map(|placed| placed.extent));
                 for still in self.mapped.still(&row) {
                     // SAFETY: it is on the list of what is mapped, and what would unmap it waits for its turn.
-                    unsafe { self.open_in_turn(&still, &turn) }?;
+                    unsafe { self.open_in_turn(&still, &turn) }.map_err(|unopened| unopened.error)?;
                 }
             }
             Ok(())

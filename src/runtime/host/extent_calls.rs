@@ -34,7 +34,14 @@ pub(super) struct ExtentCall {
 /// Breaks all extents: they work where they are mapped, and can be mapped nowhere else.
 #[cfg(feature = "fault-injection")]
 pub fn break_extents() {
-    let numbers = space().extent_numbers();
+    let numbers = space().extent_numbers(false);
+    lock(&CALLS).broken.extend(numbers);
+}
+
+/// Breaks those extents whose first mapping is gone and that have others.
+#[cfg(feature = "fault-injection")]
+pub fn break_moved_extents() {
+    let numbers = space().extent_numbers(true);
     lock(&CALLS).broken.extend(numbers);
 }
 

@@ -38,7 +38,7 @@ use virtual_memory::space;
 
 pub use capture::Graph;
 #[cfg(feature = "fault-injection")]
-pub use extent_calls::break_extents;
+pub use extent_calls::{break_extents, break_moved_extents};
 #[cfg(not(feature = "fault-injection"))]
 pub(crate) use fault::Call;
 pub(crate) use fault::check;

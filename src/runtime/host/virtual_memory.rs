@@ -380,9 +380,13 @@ impl Space {
         Ok(())
     }
 
+    /// Returns the numbers of all extents, or of those whose first mapping is gone and that have others.
     #[cfg(feature = "fault-injection")]
-    pub(super) fn extent_numbers(&self) -> Vec<u64> {
-        self.extents.iter().flatten().map(|(number, _)| *number).collect()
+    pub(super) fn extent_numbers(&self, have_moved: bool) -> Vec<u64> {
+        let is_mapped = |number| self.mappings.values().any(|mapping| mapping.extent == number);
+        let all = self.extents.iter().flatten();
+        let meant = all.filter(|(number, extent)| !have_moved || extent.first.is_none() && is_mapped(**number));
+        meant.map(|(number, _)| *number).collect()
     }
 
     pub(super) fn extents_in(&self, address: u64, bytes: u64) -> Vec<u64> {

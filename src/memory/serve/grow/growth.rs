@@ -8,18 +8,13 @@ use super::place::{PagePlacement, extent_pages};
 use super::segment_events::{report_added, retire_mappings};
 use crate::error::Result;
 use crate::memory::cache::NotAdded;
-use crate::memory::device::{DeviceMemory, Mapping, Remains, Run, Until};
+use crate::memory::device::{DeviceMemory, Mapping, Remains, Run, UNKNOWN, Until};
 use crate::memory::pool::Pool;
 use crate::memory::serve::request::AllocationRequest;
 use crate::memory::serve::take::Taken;
 use crate::memory::tuning::PAGE;
 use crate::observe::Activity;
 use crate::runtime::Extent;
-
-/// The status 999 of CUDA, HIP and the simulated platform, by which a driver refuses an extent for ever: NVIDIA's
-/// driver 580.159 may do so with one that was mapped and unmapped often, by several threads, and leaves it usable where
-/// it is mapped (`benches/results/h100-extents`).
-const UNKNOWN: i32 = 0x3e7;
 
 #[derive(Debug)]
 pub(super) struct Growth<'a> {
