@@ -64,7 +64,7 @@ fn pages_that_cannot_be_opened_to_a_peer_are_replaced() {
         let (sender, receiver) = std::sync::mpsc::channel();
         let trimming = scope.spawn(move || {
             receiver.recv().unwrap();
-            complete_all();
+            complete_all().unwrap();
             other.trim().unwrap();
         });
         // Once some are mapped at the next place.
