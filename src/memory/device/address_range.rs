@@ -26,13 +26,13 @@ const ROOM_LEAST: u64 = if cfg!(loom) {
 const ROOM_MOST: u64 = if cfg!(miri) { ROOM_LEAST } else { 0x1000_0000_0000 };
 
 /// Why a row is not open to all that are to have access.
-struct Unopened {
+struct NotOpened {
     error: Error,
     /// The mapping whose extent the driver maps nowhere else any more, if that is why. Those before are open.
     broken: Option<usize>,
 }
 
-impl From<Error> for Unopened {
+impl From<Error> for NotOpened {
     fn from(error: Error) -> Self {
         Self { error, broken: None }
     }
@@ -221,7 +221,7 @@ impl AddressRange {
         // SAFETY: all of it was just mapped, and the caller alone unmaps it.
         let opened = unsafe { self.open_in_turn(row, &turn) };
         drop(turn);
-        let Err(Unopened { error, broken }) = opened else { return (row.len(), Ok(())) };
+        let Err(NotOpened { error, broken }) = opened else { return (row.len(), Ok(())) };
         let Some((first, from)) = broken.and_then(|index| Some((index, row.get(index..)?))) else {
             return (row.len(), Err(error));
         };
@@ -240,7 +240,7 @@ impl AddressRange {
     pub(in crate::memory) unsafe fn open(&self, row: &[Placed]) -> Result<()> {
         let turn = ExtentTurn::take(row.iter().map(|placed| placed.extent));
         // SAFETY: as the caller promises.
-        unsafe { self.open_in_turn(row, &turn) }.map_err(|unopened| unopened.error)
+        unsafe { self.open_in_turn(row, &turn) }.map_err(|refused| refused.error)
     }
 
     /// Opens mappings to the device and those peers that reach the memory.
@@ -248,7 +248,7 @@ impl AddressRange {
     /// # Safety
     /// All of it is mapped in a row, and nothing unmaps it meanwhile. The turn is for its extents: of two calls that open one
     /// mapping at once NVIDIA's driver 580.159 refuses one, and the peer may have no access then (`benches/results/h100-peers`).
-    unsafe fn open_in_turn(&self, row: &[Placed], _turn: &ExtentTurn) -> Result<(), Unopened> {
+    unsafe fn open_in_turn(&self, row: &[Placed], _turn: &ExtentTurn) -> Result<(), NotOpened> {
         let (Some(first), Some(last)) = (row.first(), row.last()) else { return Ok(()) };
         let mut by = vec![self.location];
         for peer in self.peers.devices() {
@@ -263,10 +263,10 @@ impl AddressRange {
                 row.iter().enumerate().try_for_each(|(index, placed)| {
                     // SAFETY: each is mapped, and its extent's turn is this caller's.
                     let opened = unsafe { self.open_by_another_place(placed, &by) };
-                    opened.map_err(|error| Unopened { broken: error.is_status(UNKNOWN).then_some(index), error })
+                    opened.map_err(|error| NotOpened { broken: error.is_status(UNKNOWN).then_some(index), error })
                 })
             }
-            opened => opened.map_err(Unopened::from),
+            opened => opened.map_err(NotOpened::from),
         }
     }
 
@@ -348,7 +348,7 @@ impl AddressRange {
                 let turn = ExtentTurn::take(row.iter().map(|placed| placed.extent));
                 for still in self.mapped.still(&row) {
                     // SAFETY: it is on the list of what is mapped, and what would unmap it waits for its turn.
-                    unsafe { self.open_in_turn(&still, &turn) }.map_err(|unopened| unopened.error)?;
+                    unsafe { self.open_in_turn(&still, &turn) }.map_err(|refused| refused.error)?;
                 }
             }
             Ok(())
