@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from figures import tell
+from figures import microseconds, tell
 
 COUNTS = (1, 2, 4, 8, 16)
 BLOCK, BLOCKS = 8 << 20, 8
@@ -42,13 +42,6 @@ EXPONENTS = [step / 100 for step in range(5, 301)]
 # A fit of measurements of what is in proportion is not 1 to the last digit; what all pairs of devices cost is 2.
 MOST_EXPONENT = 1.2
 PATIENCE = 120
-
-
-def microseconds(call: Callable[[], object]) -> float:
-    """Return what one call takes."""
-    started = time.perf_counter()
-    call()
-    return (time.perf_counter() - started) * 1e6
 
 
 def least(call: Callable[[], object]) -> float:

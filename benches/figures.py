@@ -31,6 +31,18 @@ def tell(**figures: object) -> None:
     print(json.dumps(figures), flush=True)
 
 
+def microseconds(call: Callable[[], object]) -> float:
+    """Return how long one call takes."""
+    begun = time.perf_counter()
+    call()
+    return (time.perf_counter() - begun) * 1e6
+
+
+def milliseconds(call: Callable[[], object]) -> float:
+    """Return how long one call takes."""
+    return microseconds(call) / 1e3
+
+
 def interpreter() -> dict[str, object]:
     """Return the version of Python, and whether its threads take turns, which an import may have changed."""
     return {"python": sys.version.split()[0], "gil": getattr(sys, "_is_gil_enabled", lambda: True)()}

@@ -14,24 +14,16 @@ Figures are medians of the rounds, with the least and the most; Python's own cal
 
 import statistics
 import sys
-import time
 from collections.abc import Callable
 
 import gpupool
 import numpy as np
 from cuda_driver import Driver
-from figures import tell
+from figures import microseconds, tell
 
 PAGE = 2 << 20
 MANY = 512
 PINNED = 4096
-
-
-def microseconds(call: Callable[[], object]) -> float:
-    """Return how long a call takes."""
-    begun = time.perf_counter()
-    call()
-    return (time.perf_counter() - begun) * 1e6
 
 
 def row(work: str, figures: list[float], pages: int = 1, **more: object) -> None:

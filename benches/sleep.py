@@ -18,10 +18,9 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from typing import NoReturn
 
-from figures import tell
+from figures import milliseconds, tell
 
 MIB, GIB = 1 << 20, 1 << 30
 LARGE, SMALL = 512 * MIB, 2 * MIB
@@ -31,13 +30,6 @@ WAYS = ("gpupool", "torch-memory-saver")
 ROUNDS = 3
 # Longer than the driver takes to clear what was given back, which is 0.1 s for 64 GiB on an H200.
 PAUSE = 0.5
-
-
-def milliseconds(call: Callable[[], object]) -> float:
-    """Return how long a call takes."""
-    start = time.perf_counter()
-    call()
-    return (time.perf_counter() - start) * 1e3
 
 
 def median(pairs: list[tuple[float, float]]) -> tuple[float, float]:
