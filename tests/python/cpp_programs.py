@@ -5,6 +5,7 @@ import importlib.util
 import os
 import shutil
 import subprocess
+from contextlib import contextmanager
 from pathlib import Path
 
 import gpupool
@@ -42,6 +43,20 @@ def build(compiler, source, out, *options):
     )
     assert done.returncode == 0, done.stderr
     return out
+
+
+@contextmanager
+def allocators(kind, source):
+    """Return what makes allocators of a kind for pools, all of which end with the block."""
+    made = []
+
+    def make(pool):
+        made.append(kind(source, pool))
+        return made[-1]
+
+    yield make
+    for allocator in made:
+        allocator.end()
 
 
 def link(library):

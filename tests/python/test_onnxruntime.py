@@ -14,7 +14,19 @@ import gpupool
 import numpy as np
 import onnx_model
 import pytest
-from cpp_programs import ROOT, STRICT, build, find_library, folder_of, headers_of, link, load, run, sanitizer
+from cpp_programs import (
+    ROOT,
+    STRICT,
+    allocators,
+    build,
+    find_library,
+    folder_of,
+    headers_of,
+    link,
+    load,
+    run,
+    sanitizer,
+)
 from gpupool import _native
 from own_memory import MIB
 from processes import start_python, succeeded
@@ -94,15 +106,8 @@ def functions(tmp_path_factory):
 @pytest.fixture
 def make(functions, nothing_left):
     """Return what makes an allocator of a pool."""
-    made = []
-
-    def make(pool):
-        made.append(Allocator(functions, pool))
-        return made[-1]
-
-    yield make
-    for allocator in made:
-        allocator.end()
+    with allocators(Allocator, functions) as make:
+        yield make
 
 
 def test_where_a_stream_is_named_memory_follows_it(make):

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import gpupool
 import pytest
-from cpp_programs import ROOT, STRICT, build, find_library, headers_of, link, load, run, sanitizer
+from cpp_programs import ROOT, STRICT, allocators, build, find_library, headers_of, link, load, run, sanitizer
 from gpupool import _native
 from own_memory import MIB, Work, other_thread
 from running import run_bare_program
@@ -109,15 +109,8 @@ def functions(tmp_path_factory):
 def make(request, nothing_left):
     """Return what makes an allocator of a pool, in either language."""
     name, kind = ("functions", InCpp) if request.param == "C++" else ("tensorrt", InPython)
-    made, source = [], request.getfixturevalue(name)
-
-    def make(pool):
-        made.append(kind(source, pool))
-        return made[-1]
-
-    yield make
-    for allocator in made:
-        allocator.end()
+    with allocators(kind, request.getfixturevalue(name)) as make:
+        yield make
 
 
 def test_memory_is_the_pools_in_the_order_of_the_stream(make):
