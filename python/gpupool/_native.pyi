@@ -395,6 +395,9 @@ class HandlePool:
     def name(self) -> str:
         """The pool's name."""
 
+    def _repr_html_(self) -> str | None:
+        """Return the pool's name, library and counts as HTML, for a notebook; this loads no library."""
+
 @final
 class Lease:
     """A handle that belongs to one holder until the block ends; see :meth:`HandlePool.lease`.

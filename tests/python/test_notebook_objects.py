@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 import gpupool
 import pytest
 from gpupool._report.units import size
+from machines import Machine
 from running import functions_of, run_program, start_command
 
 MIB = 1 << 20
@@ -122,10 +123,37 @@ def test_a_range_shows_what_its_repr_tells(nothing_left):
     assert "freed" in text_of(pages._repr_html_())
 
 
+def rows_of(html):
+    """Return a table's rows below its head, each as its cells' texts."""
+    return [["".join(cell.itertext()) for cell in row] for row in parsed(html).iter("tr")][1:]
+
+
+def test_a_pool_of_handles_shows_its_counts_and_its_limit(nothing_left):
+    pool = gpupool.HandlePool("shown", iter(range(1, 100)).__next__, lambda handle: None)
+    pool.limit = 3
+    with pool.lease():
+        shown = {name: rounded for name, rounded, _ in rows_of(pool._repr_html_())}
+    assert (shown["name"], shown["handle_limit"], shown["created"], shown["leased"]) == ("shown", "3", "1", "1")
+    assert "closed" not in text_of(pool._repr_html_())
+    pool.close()
+    assert "closed" in text_of(pool._repr_html_())
+
+
+def test_a_pool_of_handles_whose_library_is_not_loaded_shows_that_and_loads_nothing():
+    assert "not loaded" in text_of(gpupool.cublas._repr_html_())
+    assert not gpupool.cublas.loaded
+
+
+def test_a_pool_of_handles_shows_its_library(tmp_path):
+    machine = Machine("cuda", tmp_path)
+    machine.install("cublas")
+    machine.run("telling/handle_pools.py", "shows_its_library", "cublas")
+
+
 def test_counts_are_all_shown_exactly(pool):
     gpupool.simulated.handle()
     for stats in (gpupool.memory_stats(), pool.stats(), gpupool.simulated.stats()):
-        rows = [["".join(cell.itertext()) for cell in row] for row in parsed(stats._repr_html_()).iter("tr")][1:]
+        rows = rows_of(stats._repr_html_())
         assert [row[0] for row in rows] == [re.sub("_(bytes|seconds)$", "", name) for name in stats.as_dict()]
         for row, (name, count) in zip(rows, stats.as_dict().items(), strict=True):
             unit = "B" if name.endswith("bytes") else "s" if name.endswith("seconds") else None

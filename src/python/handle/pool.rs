@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
 use super::callbacks::CallbackLibrary;
 use super::lease::PyLease;
@@ -14,7 +15,7 @@ use crate::python::memory::{PyPoolToken, token_of};
 use crate::python::waiting::Timeout;
 use crate::python::waiting::interruptible;
 use crate::python::whole::{Limit, Whole, number_of, refuse_bool, wrong_argument};
-use crate::python::{device, stream};
+use crate::python::{device, facts, stream};
 use crate::runtime;
 use crate::sync::Interruption;
 
@@ -213,5 +214,28 @@ impl PyHandlePool {
     fn __repr__(&self) -> String {
         let closed = if self.0.is_closed() { " (closed)" } else { "" };
         format!("<gpupool.HandlePool {}{closed}>", self.0.name())
+    }
+
+    #[doc = docstring!("HandlePool._repr_html_")]
+    fn _repr_html_(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
+        let (known, is_loaded) = (PyDict::new(py), self.loaded());
+        known.set_item("name", self.name())?;
+        if let Some(limit) = self.limit() {
+            known.set_item("handle_limit", limit)?;
+        }
+        // To show a pool loads no library; a forked child is told nothing.
+        if is_loaded && let Ok(Some((major, minor, patch))) = self.version(py) {
+            known.set_item("version", format!("{major}.{minor}.{patch}"))?;
+        }
+        if is_loaded && let (Ok(Some(path)), Ok(Some(origin))) = (self.path(py), self.origin(py)) {
+            known.set_item("path", path)?;
+            known.set_item("origin", origin)?;
+        }
+        if let Ok(stats) = self.stats(py, None) {
+            known.update(stats.as_dict(py)?.as_mapping())?;
+        }
+        let states = [("not loaded", !is_loaded), ("closed", self.0.is_closed())];
+        let states = states.into_iter().filter_map(|(state, is_so)| is_so.then_some(state)).collect();
+        facts::html(py, "gpupool.HandlePool", &known, states)
     }
 }

@@ -40,6 +40,7 @@ ANSWERED = {
     "Claim.nbytes": FACT,
     "DiscardCallback.__exit__": ENDS_A_BLOCK,
     "GraphMemory.pool_id": FACT,
+    "HandlePool._repr_html_": REPR,
     "HandlePool.available": "is False there, as there are no handles to be had",
     "HandlePool.limit": FACT,
     "HandlePool.loaded": FACT,

@@ -22,6 +22,8 @@ def of_a_forked_child():
     def show():
         assert "gpupool.MemPool" in pool._repr_html_()
         assert "live" not in pool._repr_html_()
+        assert "simulated" in gpupool.simulated._repr_html_()
+        assert "created" not in gpupool.simulated._repr_html_()
         assert "of the parent process" in buffer_range._repr_html_()
         assert "now" in summary._repr_html_()
         assert "live" in stats._repr_html_()
@@ -36,6 +38,7 @@ def are_those_of_their_reprs_when_html_fails():
     sys.modules["gpupool._notebook.facts"] = None
     assert pool._repr_html_() is None
     assert stats._repr_html_() is None
+    assert gpupool.simulated._repr_html_() is None
     assert pool.reserve_range(2 << 20)._repr_html_() is None
 
 
