@@ -18,8 +18,11 @@ HEAD = """
 
 
 @pytest.fixture
-def run(pytester):
+def run(pytester, monkeypatch):
     """Run tests that are given as text with the plugin, in a process of their own, which ends with what they leave."""
+    # Where CI runs, pytest's summary says again, and whole, why tests failed.
+    for name in ("CI", "BUILD_NUMBER"):
+        monkeypatch.delenv(name, raising=False)
 
     def run(text, *options):
         pytester.makepyfile(textwrap.dedent(HEAD) + textwrap.dedent(text))
