@@ -24,6 +24,7 @@
 #include <shared_mutex>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -235,6 +236,13 @@ struct Range {
 // Blocks on their way from one thread to another.
 std::mutex exchanging;
 std::vector<Block> exchange;
+
+// Pools by their devices and ids.
+using PoolNames = std::set<std::tuple<int, std::uint64_t, std::uint64_t>>;
+
+// Those that were released while they slept: each keeps its memory until its last block is free, one that waits included.
+std::mutex releasing;
+PoolNames released_asleep;
 
 int give_nothing(void *, int, std::uint64_t) { return 0; }
 void count_event(void *count, const gpupool_event *) { ++*static_cast<std::atomic<std::uint64_t> *>(count); }
@@ -597,6 +605,10 @@ class Worker {
         block.is_lost = pool->is_asleep;
         block.pool = nullptr;
       }
+    if (pool->is_asleep) {
+      std::lock_guard<std::mutex> lock(releasing);
+      released_asleep.emplace(pool->device, pool->id.first, pool->id.second);
+    }
     succeeded(api->pool_release(pool->handle), "pool_release");
     refused(api->pool_release(pool->handle), "a second pool_release");
     std::uint64_t bytes;
@@ -728,6 +740,7 @@ class Worker {
   void look() {
     struct Seen {
       std::map<void *, std::uint64_t> live;
+      PoolNames waiting;
       std::uint64_t left = 0;
     } seen;
     gpupool_snapshot_visitor visitor{};
@@ -741,6 +754,7 @@ class Worker {
     visitor.block = [](void *context, const gpupool_block *block) {
       auto &seen = *static_cast<Seen *>(context);
       seen.left -= block->bytes;
+      if (block->is_waiting) seen.waiting.emplace(block->device, block->pool.first, block->pool.second);
       if (block->is_live && !seen.live.emplace(block->address, block->requested).second)
         fail("a block is in a snapshot twice");
     };
@@ -786,6 +800,7 @@ class Worker {
       }
     bool is_asleep = false;
     for (auto *worker : workers) is_asleep |= worker->has_sleeping();
+    for (auto &pool : released_asleep) is_asleep |= seen.waiting.count(pool) > 0;
     for (auto &[pointer, bytes] : seen.live) {
       if (!is_asleep) fail("a snapshot has %p of %llu bytes, which no thread has", pointer,
                            static_cast<unsigned long long>(bytes));
@@ -1288,6 +1303,7 @@ void round(std::uint64_t round_seed, int threads) {
     if (int status = api->deallocate(block.pointer)) fail("deallocate failed with %d", status);
   }
   exchange.clear();
+  released_asleep.clear();
   gpupool_handle_stats handles{};
   handles.size = sizeof handles;
   if (api->trim_handles(GPUPOOL_SIMULATED, -1, nullptr) || api->handle_stats(GPUPOOL_SIMULATED, -1, &handles))
