@@ -25,15 +25,15 @@ use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
 use crate::common::memory::deallocate;
 
-const MEMORY: u64 = 256 << 20;
+const MEMORY: u64 = 96 << 20;
 /// The last two are not gpupool's, and may be gone at any time.
 const STREAMS: usize = 4;
 const OWN_STREAMS: usize = 2;
 const POOLS: usize = 2;
 const RANGES: usize = 3;
 /// Pages of a range.
-const RANGE_PAGES: u32 = 12;
-const RESERVE: u64 = 32 << 20;
+const RANGE_PAGES: u32 = 6;
+const RESERVE: u64 = 12 << 20;
 /// Marks stand at the start and the end of a block, and at every multiple of this, so that each page has some.
 const STRIDE: u64 = 512 << 10;
 /// In a block of at most this size every old mark is looked for.
@@ -157,7 +157,7 @@ fn op() -> impl Strategy<Value = Op> {
         4 => 1..=8192_u64,
         3 => 1..=(128_u64 << 10),
         3 => 1..=(3_u64 << 20),
-        3 => 1..=(24_u64 << 20),
+        3 => 1..=(8_u64 << 20),
     ];
     let by = prop_oneof![Just(By::Drop), Just(By::Address), (0..STREAMS).prop_map(By::Stream)];
     let (stream, pool, which) = (0..STREAMS, 0..POOLS, 0..1000_usize);
@@ -176,8 +176,8 @@ fn op() -> impl Strategy<Value = Op> {
         2 => Just(Op::EmptyCache),
         4 => (OWN_STREAMS..STREAMS).prop_map(|stream| Op::Replace { stream }),
         2 => pool.clone().prop_map(|pool| Op::DropPool { pool }),
-        4 => (prop::option::weighted(0.8, pool.clone()), backup).prop_map(|(pool, backup)| Op::Sleep { pool, backup }),
-        5 => prop::option::weighted(0.5, pool).prop_map(|pool| Op::Wake { pool }),
+        1 => (prop::option::weighted(0.8, pool.clone()), backup).prop_map(|(pool, backup)| Op::Sleep { pool, backup }),
+        2 => prop::option::weighted(0.5, pool).prop_map(|pool| Op::Wake { pool }),
         12 => commit(),
         4 => (0..1000_usize, any::<bool>()).prop_map(|(which, is_end)| Op::Pin { which, is_end }),
         2 => (0..RANGES).prop_map(|range| Op::DropRange { range }),
@@ -1144,11 +1144,11 @@ impl Drop for ShownIfItFails<'_> {
     }
 }
 
-/// Checks as many programs as `GPUPOOL_MODEL_OPERATIONS` makes of this length, by default 25,000 operations. They are those
+/// Checks as many programs as `GPUPOOL_MODEL_OPERATIONS` makes of this length, by default 60,000 operations. They are those
 /// of `GPUPOOL_MODEL_SEED`, a number, or of a new one, which is printed first: a program may end the process.
 fn check_all<P: Strategy>(longest: usize, programs: P, faults_of: impl Fn(P::Value) -> Vec<(Op, Option<Fault>)>) {
     let setting = std::env::var("GPUPOOL_MODEL_OPERATIONS");
-    let operations: u64 = setting.map_or(25_000, |setting| setting.parse().expect("a number of operations"));
+    let operations: u64 = setting.map_or(60_000, |setting| setting.parse().expect("a number of operations"));
     let cases = u32::try_from(operations * 2 / longest as u64).expect("fewer operations");
     let config = Config { cases, failure_persistence: None, max_shrink_iters: 3000, ..Config::default() };
     let seed: u64 = match std::env::var("GPUPOOL_MODEL_SEED") {
