@@ -14,7 +14,10 @@ use crate::common::memory::{MIB, PAGE, assert_all_back, used};
 use crate::common::{MEMORY, device, on_thread, stream};
 use gpupool::c_api::{C_API, PoolHandle, PoolOptions, PoolSource};
 use gpupool::memory::{begin_allocate_to_pool, end_allocate_to_pool, pool_use_count, release_pool};
-use gpupool::runtime::host::{Call, Fault, begin_capture, clear_faults, complete_all, end_capture, inject, submit};
+use gpupool::runtime::host::{
+    Call, Fault, before_call, begin_capture, clear_before_call, clear_faults, complete_all, create_stream, end_capture,
+    inject, submit,
+};
 use gpupool::{
     CaptureMode, DeviceBuffer, MemPool, PoolId, StatusKind, Stream, empty, empty_cache, memory_snapshot, memory_summary,
 };
@@ -68,6 +71,29 @@ fn a_pool_has_an_id_and_serves_requests_until_its_last_use() {
         failed(by_id(0, id).unwrap_err(), INVALID_VALUE, &[&id.to_string(), "is gone"]);
         free(kept);
     }
+    assert_all_back();
+}
+
+#[test]
+fn a_stream_that_gpupool_did_not_make_is_asked_once_whether_it_is_captured() {
+    host!();
+    let raw = create_stream(device(0)).unwrap();
+    // SAFETY: the stream lives as long as the test.
+    let stream = unsafe { Stream::from_raw_on(raw.as_ptr(), device(0)) }.unwrap();
+    let (pool, ticket) = (create(options()), ticket());
+    let allocate = || pool.try_allocate(700, ticket, &stream).unwrap();
+    free(allocate());
+    // A second question would run what waits for it.
+    before_call(Call::StreamCaptureStatus, 1, || {});
+    let block = allocate();
+    assert_eq!(clear_before_call(), 1);
+    free(block);
+    begin_capture(&stream, CaptureMode::Relaxed).unwrap();
+    let of_the_graph = allocate();
+    assert_ne!(of_the_graph, block);
+    end_capture(&stream).unwrap();
+    free(of_the_graph);
+    pool.release();
     assert_all_back();
 }
 

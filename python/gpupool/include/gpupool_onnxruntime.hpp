@@ -78,9 +78,11 @@ class onnxruntime_allocator : public OrtAllocator {
   OrtMemoryInfo *info_ = nullptr;
   std::atomic<std::uint64_t> allocations_{0}, reserves_{0}, largest_{0};
   detail::last_failure failure_;
-  // Blocks that were allocated for no stream.
+  // Blocks that were allocated for no stream, and of each a bit, which stays: a block without its bit is none of them, so that
+  // most frees take no lock.
   std::mutex mutex_;
   std::unordered_set<void *> streamless_;
+  std::atomic<std::uint64_t> bits_[64] = {};
 
   static onnxruntime_allocator &of(OrtAllocator *own) noexcept { return *static_cast<onnxruntime_allocator *>(own); }
   static const onnxruntime_allocator &of(const OrtAllocator *own) noexcept {
@@ -110,6 +112,8 @@ class onnxruntime_allocator : public OrtAllocator {
     try {
       std::lock_guard<std::mutex> lock(mutex_);
       streamless_.insert(memory);
+      auto [word, bit] = place_of(memory);
+      word->fetch_or(bit, std::memory_order_relaxed);
     } catch (...) {
       api().feed_deallocate(memory);
       throw;
@@ -137,8 +141,17 @@ class onnxruntime_allocator : public OrtAllocator {
     });
   }
 
+  // Blocks begin at multiples of 512 bytes.
+  std::pair<std::atomic<std::uint64_t> *, std::uint64_t> place_of(void *memory) noexcept {
+    auto number = (reinterpret_cast<std::uintptr_t>(memory) >> 9) * UINT64_C(0x9e3779b97f4a7c15) >> 52;
+    return {&bits_[number / 64], UINT64_C(1) << number % 64};
+  }
+
   // Forgets it, too.
   bool is_streamless(void *memory) {
+    auto [word, bit] = place_of(memory);
+    // Who frees a block has it from whoever allocated it, and so sees its bit.
+    if (!(word->load(std::memory_order_relaxed) & bit)) return false;
     std::lock_guard<std::mutex> lock(mutex_);
     return streamless_.erase(memory) != 0;
   }

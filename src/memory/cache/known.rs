@@ -35,6 +35,7 @@ pub(crate) struct GivenKey {
     pub(crate) pool: u32,
     /// The pool yields to scopes entered after this ticket.
     pub(crate) ticket: u64,
+    /// Whether the request is for a graph; if not, its stream was just asked and is not captured.
     pub(crate) is_captured: bool,
 }
 
@@ -126,28 +127,29 @@ impl Last {
         Self { location: location.packed(), stream, stream_id, changes, found }
     }
 
+    /// Returns the cache if it serves the order, whose stream has the number that is asked for where that matters.
     #[inline]
-    fn serving(self, order: &impl Order) -> Option<Found> {
+    fn serving(self, order: &impl Order, id: impl FnOnce(&Stream) -> Result<Option<u64>>) -> Option<Found> {
         let (location, stream) = order.named();
         let is_same = self.stream == order.address()
             && self.location == location.packed()
             && self.changes == pool::changes()
-            && (self.stream_id == 0 || stream.is_none_or(|stream| is_still(stream, self.stream_id)));
+            && (self.stream_id == 0 || stream.is_none_or(|stream| is_still(self.stream_id, || id(stream))));
         is_same.then_some(self.found)
     }
 }
 
-/// Returns whether the named stream is the one that had this number, as far as is known. If the driver refuses to
-/// answer, the search for the stream's cache gets the same error.
+/// Returns whether a stream is the one that had this number, as far as is known. If the driver refuses to answer, the
+/// search for the stream's cache gets the same error.
 #[inline(never)]
-fn is_still(stream: &Stream, id: u64) -> bool {
-    stream.id().is_ok_and(|now| now.is_none_or(|now| now == id))
+fn is_still(id: u64, now: impl FnOnce() -> Result<Option<u64>>) -> bool {
+    now().is_ok_and(|now| now.is_none_or(|now| now == id))
 }
 
 /// Returns the cache that served this thread last, if it serves the order by the thread's present routes.
 #[inline]
 pub(in crate::memory) fn last(order: &impl Order) -> Option<Found> {
-    LAST.get()?.serving(order)
+    LAST.get()?.serving(order, Stream::id)
 }
 
 /// Remembers the cache that serves this thread by its routes after so many changes.
@@ -158,8 +160,9 @@ pub(in crate::memory) fn remember(key: CacheKey, changes: u32, found: Found) {
 /// As [`last`], for a request for one pool.
 #[inline]
 pub(in crate::memory) fn last_given(stream: &Stream, given: GivenKey) -> Option<Found> {
-    let (key, last) = LAST_GIVEN.get()?;
-    last.serving(stream).filter(|_| key == given)
+    let (_, last) = LAST_GIVEN.get().filter(|(key, _)| *key == given)?;
+    // Of a request outside captures the stream was asked already.
+    last.serving(stream, |stream| if given.is_captured { stream.id() } else { stream.id_outside_captures().map(Some) })
 }
 
 /// As [`remember`], for a request for one pool.

@@ -311,11 +311,19 @@ impl Stream {
         if self.raw.is_default() {
             return Ok(Some(0));
         }
-        if self.is_captured()? {
-            return Ok(None);
+        if self.is_captured()? { Ok(None) } else { self.id_outside_captures().map(Some) }
+    }
+
+    /// As [`Stream::id`], for a stream of which the caller just learnt that it is not captured.
+    ///
+    /// # Errors
+    /// As [`Stream::id`].
+    pub(crate) fn id_outside_captures(&self) -> Result<u64> {
+        if self.raw.is_default() {
+            return Ok(0);
         }
         // SAFETY: the stream is alive: ours until the last clone, a foreign one by `from_raw`'s contract.
-        unsafe { get()?.stream_id(self.raw) }.map(Some).map_err(|e| e.on(self.device))
+        unsafe { get()?.stream_id(self.raw) }.map_err(|e| e.on(self.device))
     }
 
     /// Returns whether all work on the stream is done.
