@@ -34,13 +34,13 @@ class _Access(ctypes.Structure):
 
 
 class Driver:
-    """The driver, with device 0's context current in the calling thread."""
+    """The driver, with a device's context current in the calling thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: int = 0) -> None:
         self._library = ctypes.CDLL("libcuda.so.1")
         self._call("cuInit", 0)
         self._context = _at()
-        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), 0)
+        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), device)
         self.enter()
         self._stream = self._object("cuStreamCreate", 1)
         self._spin: _at | None = None
@@ -60,6 +60,16 @@ class Driver:
         """Make the context current in this thread too."""
         self._call("cuCtxSetCurrent", self._context)
 
+    def reach(self, peer: "Driver") -> None:
+        """Give this device access to another one's memory, as `cudaDeviceEnablePeerAccess` does."""
+        self.enter()
+        self._call("cuCtxEnablePeerAccess", peer._context, 0)
+
+    def allocate(self, nbytes: int) -> int:
+        """Return the address of device memory, as `cudaMalloc` does."""
+        self.enter()
+        return self._object("cuMemAlloc_v2", ctypes.c_size_t(nbytes)).value or 0
+
     def allocate_pinned(self, nbytes: int) -> int:
         """Return the address of pinned memory, as `cudaHostAlloc` does."""
         return self._object("cuMemHostAlloc", ctypes.c_size_t(nbytes), _PORTABLE).value or 0
@@ -74,7 +84,7 @@ class Driver:
 
     def copy_rates(self, pinned: int, nbytes: int, rounds: int) -> dict[str, float]:
         """Return the best rates of copies from pinned memory to the device and back, in GB/s."""
-        device = self._object("cuMemAlloc_v2", ctypes.c_size_t(nbytes))
+        device = _at(self.allocate(nbytes))
         start, end = (self._object("cuEventCreate", 0) for _ in range(2))
         milliseconds, rates = ctypes.c_float(), {}
         for name, call in (("to the device", _TO_DEVICE), ("to the host", _TO_HOST)):

@@ -8,25 +8,29 @@ measures:
 
 - first use: from the import of gpupool to a block on each device, with what the driver does.
 - peers of all: `enable_peer_access` of every device for every other one, of which there are n (n - 1).
-- memory_stats of every device; info(); empty_cache(), which finds 64 MiB free on every device beside 72 MiB in use.
-- fork: until the parent goes on, and until it knows of the end of the child, which ends at once.
+- memory_stats of every device; info(); empty_cache(), which finds 64 MiB free on every device beside 72 MiB in use, and
+  the same among peers, where each of n devices has n mappings of what goes.
+- fork: until the parent goes on, and until it knows of the end of the child, which ends at once; on GPUs also in a
+  process without gpupool that has as much memory of the driver on as many devices, peers of each other too.
 - end of the process: from the last line of the program until its parent knows.
 
 Rows have microseconds, the median of the rounds and the least. The last row of each work has the exponent k of the fit
-a + b n^k to the least ones, where n is the number of devices, and for peers of pairs: 1 is in proportion, and 0 is said
-of what hardly grows.
+a + b n^k to the least ones, where n is the number of devices, or of pairs of them, or of mappings: 1 is in proportion,
+and 0 is said of what hardly grows.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 import json
 import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from figures import microseconds, tell
@@ -35,7 +39,13 @@ COUNTS = (1, 2, 4, 8, 16)
 BLOCK, BLOCKS = 8 << 20, 8
 # How often a call is repeated that changes nothing; the least is told.
 CALLS = 20
-PEERS = "peers of all"
+PEERS, AMONG_PEERS = "peers of all", "empty_cache among peers"
+# What a work is in proportion to, by its name and their number with so many devices; for the others, the devices.
+SIZES: dict[str, tuple[str, Callable[[int], int]]] = {
+    PEERS: ("pairs", lambda count: count * (count - 1)),
+    AMONG_PEERS: ("mappings", lambda count: count * count),
+}
+DEVICES = ("devices", int)
 # What differs less from one device's is no growth.
 NOISE = 0.1
 EXPONENTS = [step / 100 for step in range(5, 301)]
@@ -60,6 +70,20 @@ def fork() -> tuple[float, float]:
     return (went_on - started) * 1e6, (time.perf_counter() - started) * 1e6
 
 
+def forks() -> dict[str, float]:
+    """Return what forks take."""
+    each = [fork() for _ in range(CALLS)]
+    return {
+        "fork": statistics.median(parent for parent, _ in each),
+        "fork and its child's end": statistics.median(child for _, child in each),
+    }
+
+
+def pairs_of(devices: Iterable[Any]) -> list[tuple[Any, Any]]:
+    """Return every device with every other one."""
+    return list(itertools.permutations(devices, 2))
+
+
 def measure(count: int) -> dict[str, float]:
     """Return what everything takes in this process."""
     started = time.perf_counter()
@@ -72,36 +96,52 @@ def measure(count: int) -> dict[str, float]:
     if gpupool.device_count() != count:
         raise RuntimeError(f"{count} devices are to be measured, and {gpupool.device_count()} are there")
     live += [gpupool.empty(BLOCK, stream) for stream in streams for _ in range(BLOCKS)]
-    pairs = [(device, peer) for device in devices for peer in devices if peer != device]
-    if pairs:
+
+    def empty_cache() -> float:
+        for buffer in [gpupool.empty(BLOCK, stream) for stream in streams for _ in range(BLOCKS)]:
+            buffer.free()
+        gpupool.synchronize()
+        return microseconds(gpupool.empty_cache)
+
+    figures["empty_cache"] = empty_cache()
+    if pairs := pairs_of(devices):
         try:
             figures[PEERS] = microseconds(lambda: [gpupool.enable_peer_access(*pair) for pair in pairs])
+            figures[AMONG_PEERS] = empty_cache()
         except gpupool.Error as error:
             print(f"without peers: {error}", file=sys.stderr)
     figures["memory_stats of all"] = least(lambda: [gpupool.memory_stats(device) for device in devices])
     figures["info"] = least(gpupool.info)
-    free = [gpupool.empty(BLOCK, stream) for stream in streams for _ in range(BLOCKS)]
-    for buffer in free:
-        buffer.free()
-    gpupool.synchronize()
-    figures["empty_cache"] = microseconds(gpupool.empty_cache)
-    forks = [fork() for _ in range(CALLS)]
-    figures["fork"] = statistics.median(parent for parent, _ in forks)
-    figures["fork and its child's end"] = statistics.median(child for _, child in forks)
+    figures |= forks()
     for buffer in live:
         buffer.free()
     return figures
 
 
-def process(count: int, variables: dict[str, str]) -> dict[str, float]:
-    """Return what a new process measures, and how long its end takes."""
-    command = [sys.executable, __file__, "--measure", str(count)]
+def measure_driver(count: int) -> dict[str, float]:
+    """Return what a process takes that has the driver alone."""
+    from cuda_driver import Driver
+
+    drivers = [Driver(device) for device in range(count)]
+    for driver in drivers:
+        driver.allocate(BLOCK * (BLOCKS + 1))
+    for driver, peer in pairs_of(drivers):
+        # Where they cannot be, gpupool's are none either.
+        with contextlib.suppress(RuntimeError):
+            driver.reach(peer)
+    return {f"{work}, without gpupool": time_ for work, time_ in forks().items()}
+
+
+def process(count: int, variables: dict[str, str], *, of_driver: bool = False) -> dict[str, float]:
+    """Return what a new process measures, and how long its end takes; of one without gpupool, what it measures."""
+    command = [sys.executable, __file__, "--measure", str(count), *(["--driver"] if of_driver else [])]
     started = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True)
     lines = started.communicate(timeout=PATIENCE)[0].splitlines()
     ended = time.clock_gettime(time.CLOCK_MONOTONIC)
     if started.returncode or len(lines) != 2:
         raise RuntimeError(f"the process of {count} devices ended with {started.returncode}")
-    return {**json.loads(lines[0]), "end of the process": (ended - float(lines[1])) * 1e6}
+    figures: dict[str, float] = json.loads(lines[0])
+    return figures if of_driver else {**figures, "end of the process": (ended - float(lines[1])) * 1e6}
 
 
 def environment(count: int, runtime: str) -> dict[str, str]:
@@ -149,14 +189,14 @@ def is_linear_at_most(times: dict[float, float]) -> bool | None:
 def tell_growth(work: str, by_count: dict[int, float]) -> None:
     """Print how a work grows."""
     first, last = min(by_count), max(by_count)
-    is_of_pairs = work == PEERS
-    times = {float(count * (count - 1) if is_of_pairs else count): time_ for count, time_ in by_count.items()}
+    of, number = SIZES.get(work, DEVICES)
+    times = {float(number(count)): time_ for count, time_ in by_count.items()}
     more = (by_count[last] - by_count[first]) / max(1, max(times) - min(times))
     tell(
         work=work,
         devices=f"{first} to {last}",
         exponent=exponent(times),
-        of="pairs" if is_of_pairs else "devices",
+        of=of,
         last_over_first=round(by_count[last] / by_count[first], 2),
         us_for_each_more=round(more, 1),
         is_linear_at_most=is_linear_at_most(times),
@@ -170,9 +210,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15, help="how many processes for each count")
     # What the processes are started with.
     parser.add_argument("--measure", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--driver", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:
-        print(json.dumps(measure(arguments.measure)))
+        print(json.dumps((measure_driver if arguments.driver else measure)(arguments.measure)))
         print(time.clock_gettime(time.CLOCK_MONOTONIC), flush=True)
         return
     import gpupool
@@ -185,7 +226,11 @@ def main() -> None:
     for _ in range(arguments.rounds):
         for count in counts:
             try:
-                rounds[count].append(process(count, environment(count, runtime)))
+                variables = environment(count, runtime)
+                figures = process(count, variables)
+                if runtime == "cuda":
+                    figures |= process(count, variables, of_driver=True)
+                rounds[count].append(figures)
             except (RuntimeError, subprocess.TimeoutExpired) as error:
                 tell(devices=count, error=repr(error))
     works: dict[str, dict[int, list[float]]] = {}

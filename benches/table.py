@@ -39,6 +39,7 @@ OF_DEVICES = {
     "memory_stats of all": "`memory_stats()` of each",
     "info": "`info()`",
     "empty_cache": "`empty_cache()`, 64 MiB on each",
+    "empty_cache among peers": "the same where all have access to all",
     "fork": "a fork, until the parent goes on",
     "fork and its child's end": "a fork, until its child has ended",
     "end of the process": "the end of the process",
@@ -305,7 +306,7 @@ def devices(lines: list[dict]) -> str:
         least = {line["devices"]: line["least_us"] for line in chosen(lines, work=work) if "least_us" in line}
         (grows,) = (line for line in chosen(lines, work=work) if "exponent" in line)
         power = "" if grows["exponent"] is None else f"{grows['exponent']:.2f}"
-        power += " of the pairs" if power and grows["of"] == "pairs" else ""
+        power += f" of the {grows['of']}" if power and grows["of"] != "devices" else ""
         rows.append([title, *(number(least.get(count)) for count in counts), power])
     return table(["µs, by the number of devices", *map(str, counts), "power"], *rows)
 
