@@ -14,6 +14,7 @@ mod fault;
 mod hooks;
 mod memory;
 mod refusal;
+mod system_mapping;
 mod timeline;
 mod together;
 mod uses;

@@ -2,24 +2,22 @@
 //! until it is released and unmapped, may be mapped at several addresses, and a mapping can be used once access was
 //! set. As for memory that RDMA can use, other devices get access only by an extent's first mapping
 //! (`benches/results/h100-peers`). Extents and mappings have a lock of their own, so that a call takes little more than
-//! its system call. Under Miri, which maps no files, addresses are numbers without memory.
+//! its system call.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
-use std::ffi::c_void;
 use std::fs::{File, OpenOptions};
-use std::io::{self, Seek, SeekFrom};
+use std::io::{Seek, SeekFrom};
 use std::num::NonZero;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::ptr;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use rustix::fs::{fstat, seek};
 
 use super::memory::{Memory, Store, out_of_memory, system_error};
 use super::refusal::refused;
+use super::system_mapping::{Behind, map, open, unmap};
 use crate::error::{Error, Result, StatusKind};
 use crate::ids::{Device, MemoryLocation};
 use crate::runtime::Extent;
@@ -136,76 +134,6 @@ fn pages(function: &str, address: u64, bytes: u64) -> Result<Range<u64>> {
     Ok(address..end)
 }
 
-fn pointer(address: u64) -> *mut c_void {
-    ptr::with_exposed_provenance_mut(address as usize)
-}
-
-/// Returns the system's error, if the status of its call is one.
-fn checked(function: &str, status: i32) -> Result<()> {
-    if status == 0 { Ok(()) } else { Err(system_error(function, &io::Error::last_os_error())) }
-}
-
-/// Under Miri, the next free address, far from real ones.
-static NEXT_NUMBER: AtomicU64 = AtomicU64::new(1 << 46);
-
-/// What `mmap` puts at addresses.
-enum Behind {
-    /// Nothing: the addresses are only kept from others.
-    Nothing,
-    /// These bytes, without access.
-    Closed(RawFd, StoreRange),
-    /// These bytes, to read and write.
-    Open(RawFd, StoreRange),
-}
-
-/// Calls `mmap` at free addresses, or over these.
-///
-/// # Safety
-/// Nothing uses what is at `over` now.
-unsafe fn map(function: &str, over: Option<u64>, bytes: u64, behind: &Behind) -> Result<u64> {
-    if cfg!(miri) {
-        return Ok(over.unwrap_or_else(|| NEXT_NUMBER.fetch_add(bytes + PAGE, Ordering::Relaxed)));
-    }
-    let (protection, source) = match behind {
-        Behind::Nothing => (libc::PROT_NONE, None),
-        Behind::Closed(file, place) => (libc::PROT_NONE, Some((file, place))),
-        Behind::Open(file, place) => (libc::PROT_READ | libc::PROT_WRITE, Some((file, place))),
-    };
-    let (flags, descriptor, offset) = match source {
-        None => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1, 0),
-        Some((file, place)) => (libc::MAP_SHARED, *file, place.offset as libc::off_t),
-    };
-    let flags = if over.is_some() { flags | libc::MAP_FIXED } else { flags };
-    let at = over.map_or(ptr::null_mut(), pointer);
-    // SAFETY: fixed addresses are ones of ours that the caller vouches for, others are chosen by the system.
-    let mapped = unsafe { libc::mmap(at, bytes as usize, protection, flags, descriptor, offset) };
-    if mapped == libc::MAP_FAILED {
-        Err(system_error(function, &io::Error::last_os_error()))
-    } else {
-        Ok(mapped.expose_provenance() as u64)
-    }
-}
-
-/// # Safety
-/// These are addresses of ours that nothing uses any more.
-unsafe fn unmap(function: &str, address: u64, bytes: u64) -> Result<()> {
-    if bytes == 0 || cfg!(miri) {
-        return Ok(());
-    }
-    // SAFETY: the caller vouches for the addresses.
-    checked(function, unsafe { libc::munmap(pointer(address), bytes as usize) })
-}
-
-/// Lets the process read and write a range of mappings that were made here, where more access does no harm.
-fn open(function: &str, address: u64, bytes: u64) -> Result<()> {
-    if cfg!(miri) {
-        return Ok(());
-    }
-    // SAFETY: access alone changes, of mappings of ours.
-    let status = unsafe { libc::mprotect(pointer(address), bytes as usize, libc::PROT_READ | libc::PROT_WRITE) };
-    checked(function, status)
-}
-
 impl Space {
     fn take(&mut self, function: &str, memory: &Memory, location: MemoryLocation, bytes: u64) -> Result<StoreRange> {
         memory.take(function, location, bytes)?;
@@ -242,7 +170,7 @@ impl Space {
         // A page more, so that whole pages can be cut out of it.
         let taken = bytes.checked_add(PAGE).ok_or_else(|| out_of_memory(FUNCTION))?;
         // SAFETY: the system chooses the addresses.
-        let first = unsafe { map(FUNCTION, None, taken, &Behind::Nothing) }?;
+        let first = unsafe { map(FUNCTION, None, taken, Behind::Nothing) }?;
         let address = first.next_multiple_of(PAGE);
         let before = address - first;
         // SAFETY: both ends are of the range that was just mapped, and not of what is kept.
@@ -372,7 +300,7 @@ impl Space {
             return Err(invalid(FUNCTION, "this is not the whole of the extent"));
         }
         // SAFETY: the range is of a reservation, and nothing is mapped there.
-        unsafe { map(FUNCTION, Some(address), bytes, &Behind::Closed(descriptor, place)) }?;
+        unsafe { map(FUNCTION, Some(address), bytes, Behind::Closed(descriptor, place.offset)) }?;
         let extent_mapped = self.extent(FUNCTION, extent.0)?;
         extent_mapped.mappings += 1;
         extent_mapped.first = extent_mapped.first.or(NonZero::new(address));
@@ -444,7 +372,7 @@ impl Space {
         let range = pages(FUNCTION, address, bytes)?;
         self.check_mapped(FUNCTION, &range)?;
         // SAFETY: the range consists of mappings made here, and their owner gives them up.
-        unsafe { map(FUNCTION, Some(address), bytes, &Behind::Nothing) }?;
+        unsafe { map(FUNCTION, Some(address), bytes, Behind::Nothing) }?;
         while let Some((&start, _)) = self.mappings.range(range.clone()).next() {
             let Some(mapping) = self.mappings.remove(&start) else { break };
             if let Some(extent) = self.extents.get_or_insert_default().get_mut(&mapping.extent) {
@@ -466,7 +394,7 @@ impl Space {
         let place = self.take(FUNCTION, memory, device.into(), bytes)?;
         let file = self.store(place.location)?.descriptor();
         // SAFETY: the system chooses the addresses.
-        match unsafe { map(FUNCTION, None, bytes, &Behind::Open(file, place)) } {
+        match unsafe { map(FUNCTION, None, bytes, Behind::Open(file, place.offset)) } {
             Ok(address) => {
                 self.allocations.insert(address, place);
                 Ok(address)
