@@ -1,14 +1,25 @@
-//! A recording that begins while one thread frees a block and another takes it, in random schedules of the real code: a
-//! snapshot shows what is live.
+//! A recording that begins or ends while threads free and take blocks, in random schedules of the real code: a snapshot
+//! shows what is live.
 
+use std::ffi::c_int;
 use std::iter;
+use std::ptr;
 use std::sync::{Arc, Mutex};
 
+use gpupool::c_api::{self, C_API};
 use gpupool::runtime::host::schedule::{self, Body};
-use gpupool::{Device, Recording, Stream, empty, snapshot};
+use gpupool::runtime::host::{complete_all, submit};
+use gpupool::{Device, DeviceBuffer, Recording, Stream, empty, snapshot};
 
 const PAGE: u64 = 2 << 20;
 const BYTES: u64 = 512 << 10;
+
+/// Returns whether a snapshot shows a live block as one that is held.
+fn is_shown(block: &DeviceBuffer) -> bool {
+    let segments = snapshot(None).unwrap().memory.segments;
+    let mut views = segments.iter().flat_map(|segment| &segment.blocks);
+    views.any(|view| view.address == block.address() && view.is_live && !view.is_waiting)
+}
 
 #[test]
 fn a_block_taken_while_a_recording_begins_is_in_snapshots() {
@@ -25,12 +36,52 @@ fn a_block_taken_while_a_recording_begins_is_in_snapshots() {
         assert!(schedule::run(seed, vec![taker, recording, freeing]).is_ok(), "schedule {seed}");
         let taken = taken.lock().unwrap().take();
         if let Some(block) = &taken {
-            let segments = snapshot(None).unwrap().memory.segments;
-            let views = segments.iter().flat_map(|segment| &segment.blocks);
-            let is_live = views.filter(|view| view.address == block.address()).all(|view| view.is_live);
-            assert!(is_live, "schedule {seed}: a live block is said to be free");
+            assert!(is_shown(block), "schedule {seed}: a live block is said to be free");
         }
         Recording::stop().unwrap();
         blocks.extend(taken.or_else(|| empty(BYTES, &stream).ok()));
+    }
+}
+
+/// The stack of a program in C, which a block keeps when the recording ends.
+extern "C" fn take_stack(_: c_int) -> u32 {
+    1 << 31 | 1
+}
+
+fn record(settings: *const c_api::Recording) {
+    // SAFETY: the settings are alive or null, and any thread may call the function for stacks.
+    assert_eq!(unsafe { (C_API.record)(settings) }, 0);
+}
+
+#[test]
+fn a_block_freed_while_a_recording_ends_leaves_nothing_to_the_next_one_there() {
+    host!(1, PAGE);
+    let [stream, other] = [(); 2].map(|()| Stream::new(Device::from_ordinal(0)).unwrap());
+    let settings = c_api::Recording {
+        size: size_of::<c_api::Recording>() as u64,
+        most_events: 100,
+        live_stacks: 1,
+        alloc_stacks: 0,
+        free_stacks: 0,
+        skipped_actions: 0,
+        take_stack: Some(take_stack),
+        forget: 1,
+    };
+    for seed in 1..=2000 {
+        record(&raw const settings);
+        let block = empty(BYTES, &stream).unwrap();
+        let address = block.address();
+        // So that it waits once it is freed.
+        block.record_stream(&other).unwrap();
+        submit(&other).unwrap();
+        let freeing: Body = Box::new(move || drop(block));
+        let ending: Body = Box::new(|| record(ptr::null()));
+        assert!(schedule::run(seed, vec![freeing, ending]).is_ok(), "schedule {seed}");
+        complete_all().unwrap();
+        let held: Vec<_> = iter::from_fn(|| empty(BYTES, &stream).ok()).collect();
+        let next = held.iter().find(|block| block.address() == address).expect("a block where that one was");
+        record(&raw const settings);
+        assert!(is_shown(next), "schedule {seed}: a live block is said to be free");
+        record(ptr::null());
     }
 }

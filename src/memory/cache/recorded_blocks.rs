@@ -143,6 +143,11 @@ impl StreamCache {
     fn record_free(&self, offset: u64, is_completed: bool) {
         let stack = recording::stack_if(Settings::get().has_free_stacks);
         let mut recorded = self.recording.lock();
+        // A recording that has ended since keeps nothing but stacks of live blocks.
+        if !is_recorded() {
+            drop(recorded);
+            return self.forget_stack(offset);
+        }
         // An unknown block was allocated before the recording, or does not exist.
         let Some(block) = recorded.blocks.get_mut(&offset).filter(|block| block.freed.is_none()) else { return };
         block.freed = Some(stack);
