@@ -1,8 +1,8 @@
-//! A pool that is dropped while another thread frees its last block, in random schedules of the real code: its memory is back
-//! once both are done.
+//! A pool that is dropped, asleep or not, while threads free its last blocks, in random schedules of the real code: its memory
+//! is back once all are done.
 
 use gpupool::runtime::host::schedule::{self, Body};
-use gpupool::{Device, MemPool, Stream, empty_cache, memory_stats};
+use gpupool::{Backup, Device, MemPool, Stream, empty_cache, memory_stats, pinned_stats};
 
 const PAGE: u64 = 2 << 20;
 const DEVICE: Device = Device::from_ordinal(0);
@@ -21,6 +21,25 @@ fn the_last_free_of_a_dropped_pool_gives_its_memory_back() {
             let reserved = memory_stats(DEVICE).unwrap().total.reserved_bytes;
             assert_eq!(reserved, 0, "of blocks of {bytes} bytes in schedule {seed}");
             empty_cache().unwrap();
+        }
+    }
+}
+
+#[test]
+fn the_last_frees_of_a_dropped_pool_that_sleeps_give_its_backup_back() {
+    host!(1, 16 * PAGE);
+    let stream = Stream::new(DEVICE).unwrap();
+    for bytes in [512, PAGE] {
+        for seed in 1..=300 {
+            let pool = MemPool::builder().device(DEVICE).build().unwrap();
+            let blocks = [(); 2].map(|()| pool.empty(bytes, &stream).unwrap());
+            pool.sleep(Backup::Host).unwrap();
+            drop(pool);
+            let bodies = blocks.map(|block| Box::new(move || drop(block)) as Body).into_iter();
+            let emptying: Body = Box::new(|| _ = empty_cache().unwrap());
+            assert!(schedule::run(seed, bodies.chain([emptying]).collect()).is_ok(), "schedule {seed}");
+            let live = pinned_stats(None).unwrap().total.live_bytes;
+            assert_eq!(live, 0, "of blocks of {bytes} bytes in schedule {seed}");
         }
     }
 }

@@ -13,7 +13,7 @@ use super::state::Pool;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::device::{Mapping, Run, run_of};
 use crate::runtime::Stream;
-use crate::sync::{Door, ThisThread, ThreadNumber, lock, wait};
+use crate::sync::{AtomicBool, Door, Ordering, ThisThread, ThreadNumber, lock, wait};
 
 /// Pinned memory with a part of a backup. Freed when dropped.
 #[derive(Debug)]
@@ -110,6 +110,8 @@ pub(crate) struct Sleep {
     phase: Mutex<Phase>,
     /// Notified when a change is over.
     changed: Condvar,
+    /// Written with the phase locked.
+    is_to_let_go: AtomicBool,
     pub(in crate::memory) times: Mutex<SleepTimes>,
 }
 
@@ -175,10 +177,20 @@ impl Sleep {
         }
     }
 
-    /// Takes what is kept of a pool that is asleep and not changing.
+    /// Takes what is kept of a pool that is asleep and not changing. Otherwise whoever changes it finds
+    /// [`Sleep::is_to_let_go`].
     pub(in crate::memory) fn try_change(&self, thread: ThisThread) -> Option<Change<'_>> {
         let mut phase = lock(&self.phase);
-        matches!(*phase, Phase::Asleep(_)).then(|| self.change(&mut phase, SleepChange::Wake, thread))
+        let is_asleep = matches!(*phase, Phase::Asleep(_));
+        self.is_to_let_go.store(!is_asleep, Ordering::Relaxed);
+        is_asleep.then(|| self.change(&mut phase, SleepChange::Wake, thread))
+    }
+
+    /// Returns whether a thread wanted to let go of what is kept while another one changed the pool.
+    pub(in crate::memory) fn is_to_let_go(&self) -> bool {
+        // Its callers wanted to under this lock.
+        let _phase = lock(&self.phase);
+        self.is_to_let_go.load(Ordering::Relaxed)
     }
 
     /// Returns the bytes of its backup in pinned memory; none while it changes.

@@ -8,7 +8,7 @@ use super::reserve::retire_extents;
 use crate::error::Result;
 use crate::memory::cache::{DeviceCaches, StreamCache};
 use crate::memory::device::{Run, without_all};
-use crate::memory::pool::{KeptExtents, Pool, Record};
+use crate::memory::pool::{Change, KeptExtents, Pool, Record};
 use crate::memory::serve::make_room::with_room_made;
 use crate::memory::tuning::PAGE;
 use crate::runtime::{self, Extent, RelaxedCapture};
@@ -54,7 +54,16 @@ pub(in crate::memory) fn pages_asleep(pool: &Pool, thread: ThisThread, may_let_g
 /// Releases what a sleeping pool does not need any more: addresses and pinned memory; and, if nothing uses the pool,
 /// what the driver did not take back when it fell asleep.
 pub(in crate::memory::serve) fn let_go_asleep(pool: &Arc<Pool>, thread: ThisThread) {
-    let Some(mut change) = pool.sleep.try_change(thread) else { return };
+    // A thread that changes the pool meanwhile does it again for this one: here, or by giving back what a closed pool has free.
+    while let Some(change) = pool.sleep.try_change(thread) {
+        let_go_of(pool, change, thread);
+        if !pool.sleep.is_to_let_go() {
+            return;
+        }
+    }
+}
+
+fn let_go_of(pool: &Arc<Pool>, mut change: Change<'_>, thread: ThisThread) {
     let Some(record) = &mut change.record else { return };
     if !record.kept.is_empty() && is_over(pool, thread) {
         // What the driver refuses to take back now is tried again whenever memory is given back.
