@@ -150,7 +150,7 @@ class onnxruntime_allocator : public OrtAllocator {
   // Forgets it, too.
   bool is_streamless(void *memory) {
     auto [word, bit] = place_of(memory);
-    // Who frees a block has it from whoever allocated it, and so sees its bit.
+    // The bit was set before the block was handed out, so the thread that frees it sees the bit.
     if (!(word->load(std::memory_order_relaxed) & bit)) return false;
     std::lock_guard<std::mutex> lock(mutex_);
     return streamless_.erase(memory) != 0;

@@ -110,7 +110,7 @@ pub(crate) struct Sleep {
     phase: Mutex<Phase>,
     /// Notified when a change is over.
     changed: Condvar,
-    /// Written with the phase locked.
+    /// Written with the phase locked, which the end of a change locks, too.
     is_to_let_go: AtomicBool,
     pub(in crate::memory) times: Mutex<SleepTimes>,
 }
@@ -177,8 +177,8 @@ impl Sleep {
         }
     }
 
-    /// Takes what is kept of a pool that is asleep and not changing. Otherwise whoever changes it finds
-    /// [`Sleep::is_to_let_go`].
+    /// Takes what is kept of a pool that is asleep and not changing. Otherwise the thread that changes it finds
+    /// [`Sleep::is_to_let_go`] once it has ended its change.
     pub(in crate::memory) fn try_change(&self, thread: ThisThread) -> Option<Change<'_>> {
         let mut phase = lock(&self.phase);
         let is_asleep = matches!(*phase, Phase::Asleep(_));
@@ -188,8 +188,6 @@ impl Sleep {
 
     /// Returns whether a thread wanted to let go of what is kept while another one changed the pool.
     pub(in crate::memory) fn is_to_let_go(&self) -> bool {
-        // Its callers wanted to under this lock.
-        let _phase = lock(&self.phase);
         self.is_to_let_go.load(Ordering::Relaxed)
     }
 

@@ -223,7 +223,7 @@ impl PyHandlePool {
         if let Some(limit) = self.limit() {
             known.set_item("handle_limit", limit)?;
         }
-        // To show a pool loads no library; a forked child is told nothing.
+        // To show a pool loads no library. In a forked child these fail, and the name is all that is shown.
         if is_loaded && let Ok(Some((major, minor, patch))) = self.version(py) {
             known.set_item("version", format!("{major}.{minor}.{patch}"))?;
         }
