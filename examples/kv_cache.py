@@ -312,6 +312,8 @@ def serve(requests: int, rate: float, caches: list[RangeCache], held_bytes: Call
     for model in models:
         model.decommit_spare()
         model.memory.finish()
+        # The last results may still be under way there.
+        torch.cuda.current_stream().wait_stream(model.stream)
     served = [request for of_model in requests_of for request in of_model]
     first = sorted(request.first_token for request in served)
     return {

@@ -472,26 +472,72 @@ fn prepared_pages_are_only_mapped_by_a_commit_and_go_when_asked_to() {
     host!();
     let (pool, stream) = (pool(), stream(0));
     let range = pool.reserve_range(64 * PAGE, PAGE).unwrap();
+    let has_ready = |pages| pool.stats().unwrap().cached_bytes == pages * PAGE;
     range.prepare(3).unwrap();
-    wait_until("three pages are ready", || used(0) == 3 * PAGE);
+    wait_until("three pages are ready", || has_ready(3));
     assert_eq!(pool.stats().unwrap().reserved_bytes, 3 * PAGE);
     let before = driver_calls();
     range.commit(&[5], &stream, plain()).unwrap();
-    wait_until("the taken one is made again", || used(0) == 4 * PAGE);
-    // Mapped and opened here, created there.
-    assert_eq!(driver_calls(), before + 3);
+    wait_until("the taken one is made again", || has_ready(3));
+    // Mapped and opened here; created, mapped and opened there.
+    assert_eq!(driver_calls(), before + 5);
     // Two ranges share what is ready, and each has as many kept as it asked for.
     let second = pool.reserve_range(64 * PAGE, PAGE).unwrap();
     second.prepare(2).unwrap();
-    wait_until("five pages are ready", || used(0) == 6 * PAGE);
+    wait_until("five pages are ready", || has_ready(5));
     second.free(None).unwrap();
     range.prepare(0).unwrap();
     assert_eq!((pool.trim().unwrap(), used(0)), (5 * PAGE, PAGE));
     range.prepare(2).unwrap();
-    wait_until("two are ready", || used(0) == 3 * PAGE);
+    wait_until("two are ready", || has_ready(2));
     assert!(pool.sleep(Backup::None).unwrap() > 0);
     assert_eq!(used(0), 0);
     pool.wake().unwrap();
+    drop((range, pool));
+    assert_all_back();
+}
+
+#[test]
+fn pages_that_cannot_be_prepared_leave_nothing_and_are_prepared_later() {
+    host!();
+    let (pool, stream) = (pool(), stream(0));
+    let range = pool.reserve_range(64 * PAGE, PAGE).unwrap();
+    for call in [Call::ExtentCreate, Call::MemoryMap, Call::MemorySetAccess] {
+        inject(Fault { call, kind: StatusKind::Other, after: 1, times: 1 });
+        wait_until("two are ready", || {
+            range.prepare(2).unwrap();
+            pool.stats().unwrap().cached_bytes == 2 * PAGE
+        });
+        assert_eq!(clear_faults(), 0, "{call:?} was not refused");
+        assert_eq!(used(0), 2 * PAGE, "{call:?}");
+        range.prepare(0).unwrap();
+        range.commit(&[1, 2], &stream, plain()).unwrap();
+        assert_eq!((used(0), pool.stats().unwrap().cached_bytes), (2 * PAGE, 0));
+        range.decommit(&[1, 2], None).unwrap();
+        pool.trim().unwrap();
+    }
+    drop((range, pool));
+    assert_all_back();
+}
+
+#[test]
+fn prepared_pages_of_a_commit_that_failed_serve_the_next_one() {
+    host!();
+    let (pool, stream) = (pool(), stream(0));
+    let range = pool.reserve_range(64 * PAGE, PAGE).unwrap();
+    range.prepare(3).unwrap();
+    wait_until("three pages are ready", || pool.stats().unwrap().cached_bytes == 3 * PAGE);
+    range.prepare(0).unwrap();
+    for call in [Call::MemoryMap, Call::MemorySetAccess] {
+        inject(Fault { call, kind: StatusKind::NotSupported, after: 0, times: 1 });
+        range.commit(0..2 * PAGE, &stream, plain()).unwrap_err();
+        assert_eq!(clear_faults(), 0);
+        let stats = pool.stats().unwrap();
+        assert_eq!((stats.live_bytes, stats.cached_bytes, used(0)), (0, 3 * PAGE, 3 * PAGE), "{call:?}");
+    }
+    range.commit(0..3 * PAGE, &stream, filled(7)).unwrap();
+    complete_all().unwrap();
+    assert_eq!((used(0), pool.stats().unwrap().cached_bytes), (3 * PAGE, 0));
     drop((range, pool));
     assert_all_back();
 }

@@ -8,7 +8,7 @@ use super::grow::{let_go_asleep, retire_extents, retire_mappings, retire_reserve
 use super::settle::{Patience, settle};
 use crate::error::{Bytes, Result};
 use crate::memory::cache::{DeviceCaches, Heap, Service, StreamCache};
-use crate::memory::device::{Mapping, Remains, Run, Until, log_out};
+use crate::memory::device::{Remains, Until, log_out};
 use crate::memory::pool::Pool;
 use crate::observe::Activity;
 use crate::observe::delivery::Delivery;
@@ -150,11 +150,10 @@ pub(crate) fn trim(pool: &Arc<Pool>, thread: ThisThread, patience: Patience) -> 
 
 /// Gives back the extents that were made ahead of need.
 pub(in crate::memory) fn release_ready(pool: &Pool) {
-    let extents = pool.supply.ready.take_all().into_iter();
-    let unmapped: Vec<_> = extents.map(|(pages, extent)| Mapping { run: Run { first: 0, pages }, extent }).collect();
-    if !unmapped.is_empty() {
-        let remains = Remains::Released { mapped: Vec::new(), unmapped };
-        // SAFETY: nobody else has the extents, which are mapped nowhere.
+    let mapped = pool.supply.ready.take_all();
+    if !mapped.is_empty() {
+        let remains = Remains::Released { mapped, unmapped: Vec::new() };
+        // SAFETY: no cache has got any of it, so no work uses it.
         unsafe { pool.memory.retire(remains, Until::at_once(), &pool.supply) };
     }
 }

@@ -1,18 +1,17 @@
-//! Extents made ahead of need, for pages of memory ranges: a commit then only maps them. They are mapped nowhere, and
-//! count as the pool's reserved memory.
+//! Extents made ahead of need, for pages of memory ranges: a commit then only maps them. Until then they are mapped where
+//! nobody uses them, and count as the pool's reserved memory.
 
 use std::sync::Mutex;
 
 use rustc_hash::FxHashMap;
 
-use crate::memory::tuning::PAGE;
-use crate::runtime::Extent;
+use crate::memory::device::Mapping;
 use crate::sync::lock;
 
 /// Extents of one size.
 #[derive(Debug, Default)]
 struct OfSize {
-    made: Vec<Extent>,
+    made: Vec<Mapping>,
     /// How many all ranges together want to be kept.
     wanted: usize,
 }
@@ -22,18 +21,19 @@ struct OfSize {
 pub(in crate::memory) struct Ready(Mutex<FxHashMap<u32, OfSize>>);
 
 impl Ready {
-    pub(in crate::memory) fn put(&self, pages: u32, extent: Extent) {
-        lock(&self.0).entry(pages).or_default().made.push(extent);
+    pub(in crate::memory) fn put(&self, made: Mapping) {
+        lock(&self.0).entry(made.run.pages).or_default().made.push(made);
     }
 
-    /// Takes an extent of exactly so many pages.
-    pub(in crate::memory) fn take(&self, pages: u32) -> Option<Extent> {
-        lock(&self.0).get_mut(&pages)?.made.pop()
-    }
-
-    pub(in crate::memory) fn take_all(&self) -> Vec<(u32, Extent)> {
+    /// Takes at most so many extents of exactly so many pages.
+    pub(in crate::memory) fn take(&self, pages: u32, most: u32) -> Vec<Mapping> {
         let mut sizes = lock(&self.0);
-        sizes.iter_mut().flat_map(|(&pages, of)| of.made.drain(..).map(move |extent| (pages, extent))).collect()
+        let Some(OfSize { made, .. }) = sizes.get_mut(&pages) else { return Vec::new() };
+        made.split_off(made.len().saturating_sub(most as usize))
+    }
+
+    pub(in crate::memory) fn take_all(&self) -> Vec<Mapping> {
+        lock(&self.0).values_mut().flat_map(|of| of.made.drain(..)).collect()
     }
 
     /// Changes how many extents of so many pages a range wants to be kept.
@@ -50,6 +50,6 @@ impl Ready {
 
     /// Returns the bytes of all.
     pub(in crate::memory) fn bytes(&self) -> u64 {
-        lock(&self.0).iter().map(|(&pages, of)| u64::from(pages) * PAGE * of.made.len() as u64).sum()
+        lock(&self.0).values().flat_map(|of| &of.made).map(|made| made.bytes()).sum()
     }
 }

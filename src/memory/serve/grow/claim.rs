@@ -5,7 +5,6 @@ use std::mem::ManuallyDrop;
 use crate::error::{Error, ErrorKind, GPUPOOL, Result, StatusKind};
 use crate::memory::device::{Budget, DeviceMemory, PINNED_MADE};
 use crate::memory::pool::Pool;
-use crate::memory::tuning::PAGE;
 
 /// Returns whether an error means that memory ran out, so that freeing some may help.
 pub(in crate::memory::serve) fn is_no_memory(error: &Error) -> bool {
@@ -74,14 +73,4 @@ pub(super) fn claimed<R>(pool: &Pool, bytes: u64, supply: impl FnOnce() -> Resul
     memory.pieces.come(bytes);
     [Some(of_pool), Some(of_device), of_process].into_iter().flatten().for_each(BudgetClaim::settle);
     Ok(supplied)
-}
-
-/// Makes an extent ahead of need.
-///
-/// # Errors
-/// One for which [`is_no_memory`] holds if there is not enough; any other refusal of the driver.
-pub(in crate::memory) fn make_ready(pool: &Pool, pages: u32) -> Result<()> {
-    let extent = claimed(pool, u64::from(pages) * PAGE, || pool.memory.range.create(pages))?;
-    pool.supply.ready.put(pages, extent);
-    Ok(())
 }

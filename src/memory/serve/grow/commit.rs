@@ -130,6 +130,7 @@ fn grow_at(request: &AllocationRequest, reach: &Reach, run: Run, each: u32) -> R
     let filled = (|| {
         growth.add_own(own)?;
         gather(&mut growth, reach)?;
+        growth.add_ready();
         growth.create()?;
         growth.map()
     })();

@@ -76,6 +76,16 @@ impl<'a> Growth<'a> {
         Ok(())
     }
 
+    /// Adds what was made ahead of need, which no work has used.
+    pub(super) fn add_ready(&mut self) {
+        let Some(each) = self.each else { return };
+        let memory = self.pool().supply.ready.take(each, self.missing_pages() / each);
+        if !memory.is_empty() {
+            let AllocationRequest { cache, ref service, .. } = *self.request;
+            self.gathered.push(Taken { cache, service: service.clone(), memory, until: Until::at_once() });
+        }
+    }
+
     pub(super) fn create(&mut self) -> Result<()> {
         let mut missing = self.missing_pages();
         let part = extent_pages(self.memory, self.request.bytes);
@@ -87,11 +97,7 @@ impl<'a> Growth<'a> {
         while missing > 0 {
             let pages = most.min(missing);
             let bytes = u64::from(pages) * PAGE;
-            let ready = self.each.and_then(|each| self.pool().supply.ready.take(each));
-            let extent = match ready {
-                Some(extent) => extent,
-                None => claimed(self.pool(), bytes, || self.memory.range.create(pages))?,
-            };
+            let extent = claimed(self.pool(), bytes, || self.memory.range.create(pages))?;
             self.created.push(Mapping { run: Run { first: 0, pages }, extent });
             missing -= pages;
         }

@@ -1,7 +1,8 @@
 //! A pool's reserve: how it is made, and how a cache gets pages of it without a driver call, as they stay where they
 //! are. Pages that other streams of the pool have free return once the work that used them is done.
 
-use super::claim::{claimed, out_of_addresses};
+use super::claim::out_of_addresses;
+use super::extents::map_new;
 use crate::error::Result;
 use crate::memory::cache::{DeviceCaches, Service, StreamCache};
 use crate::memory::device::{Mapping, Remains, Reserve, Run, Until};
@@ -12,7 +13,7 @@ use crate::memory::serve::trim::take_out;
 use crate::memory::tuning::{LARGE_EXTENT_PAGES, MANY, PAGE};
 use crate::observe::Activity;
 use crate::observe::delivery::deliver;
-use crate::sync::{ThisThread, lock};
+use crate::sync::ThisThread;
 
 /// The most pages of an extent of a reserve: each extent costs a creation and a mapping, and after the pool's end a
 /// live block keeps a whole one.
@@ -25,38 +26,14 @@ const EXTENT_PAGES: u32 = LARGE_EXTENT_PAGES as u32 / 2;
 /// Nothing is kept then.
 pub(in crate::memory::serve) fn make_reserve(pool: &Pool, bytes: u64) -> Result<()> {
     let memory = pool.memory;
-    let _moving = memory.under_way.begin();
     let _activity = Activity::begin_of(bytes, format_args!("reserve memory"));
     let pages = u32::try_from(bytes.div_ceil(PAGE)).map_err(|_| out_of_addresses(memory))?;
-    let run = lock(&memory.space).take_any(pages).ok_or_else(|| out_of_addresses(memory))?;
-    let mut extents = Vec::new();
-    let mut mapped = 0;
-    let outcome = (|| {
-        let mut at = run.first;
-        while at < run.next() {
-            let pages = EXTENT_PAGES.min(run.next() - at);
-            let extent = claimed(pool, u64::from(pages) * PAGE, || memory.range.create(pages))?;
-            extents.push(Mapping { run: Run { first: at, pages }, extent });
-            at += pages;
-        }
-        // SAFETY: the pages were taken for this reserve above, which alone has the extents.
-        let (count, outcome) = unsafe { memory.range.map(&memory.range.placed(&extents)) };
-        mapped = count;
-        outcome
-    })();
-    if outcome.is_err() {
-        let unmapped = extents.split_off(mapped);
-        let first = extents.last().map_or(run.first, |mapping| mapping.run.next());
-        memory.put_back_pages(Run { first, pages: run.next() - first });
-        // SAFETY: no cache has got any of it, so no work uses it.
-        unsafe { memory.retire(Remains::Released { mapped: extents, unmapped }, Until::at_once(), &pool.supply) };
-        memory.try_end_retired();
-        return outcome;
-    }
+    let reserve = Reserve::new(map_new(pool, pages, EXTENT_PAGES)?);
+    let run = reserve.run;
     // Its pages are never moved.
     memory.pages.set_segment(run.start(), run.bytes(), run.start());
     // A pool is given one reserve, before any other thread sees it.
-    let _ = pool.supply.reserve.set(Reserve::new(extents));
+    let _ = pool.supply.reserve.set(reserve);
     Ok(())
 }
 

@@ -1,4 +1,7 @@
-//! Slabs that a pool lends to caches without pages, so that many streams that each hold little need no page each. Only
+//! What slabs serve before memory is added or moved. One of each small size stays though it is empty: a large request
+//! that fits nowhere else has them joined with what is free beside them. All sizes together keep some 10 MiB.
+//!
+//! A pool also lends slabs to caches without pages, so that many streams that each hold little need no page each. Only
 //! lasting streams take part: their work is recorded when a slab is returned, which may be long after its last use.
 //! Pools with few caches do not, nor do captures, since a graph's memory is its own.
 
@@ -12,8 +15,21 @@ use crate::memory::serve::request::AllocationRequest;
 use crate::memory::serve::settle::{Patience, settle, wait};
 use crate::memory::serve::take::Reach;
 use crate::memory::serve::trim::retire_free;
-use crate::memory::tuning::{A_FEW, PAGE};
+use crate::memory::tuning::{A_FEW, PAGE, SMALL_MAX};
 use crate::sync::ThisThread;
+
+/// Serves a large request from its cache's free memory after dropping its empty slabs: the offset of the block.
+pub(in crate::memory::serve) fn serve_from_empty_slabs(request: &AllocationRequest) -> Option<u64> {
+    let AllocationRequest { cache, ref service, thread, bytes, .. } = *request;
+    if bytes <= SMALL_MAX || cache.is_lender() || !service.pool.source().is_pages() {
+        return None;
+    }
+    let mut heap = cache.lock_in(service, thread)?;
+    if !heap.drop_empty_slabs_at_times(&cache.memory.pages) {
+        return None;
+    }
+    cache.allocate_locked(&mut heap, bytes)
+}
 
 /// Serves a request of a cache without pages from a slab that it borrows: the offset of the block. None if request and
 /// pool do not take part, or memory for slabs has run out.
