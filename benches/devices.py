@@ -10,9 +10,11 @@ measures:
 - peers of all: `enable_peer_access` of every device for every other one, of which there are n (n - 1).
 - memory_stats of every device; info(); empty_cache(), which finds 64 MiB free on every device beside 72 MiB in use, and
   the same among peers, where each of n devices has n mappings of what goes.
-- fork: until the parent goes on, and until it knows of the end of the child, which ends at once; on GPUs also in a
-  process without gpupool that has as much memory of the driver on as many devices, peers of each other too.
+- fork: until the parent goes on, and until it knows of the end of the child, which ends at once.
 - end of the process: from the last line of the program until its parent knows.
+
+On GPUs first use, forks and the end are measured in a process without gpupool, too, which has as much memory of the
+driver on as many devices, peers of each other.
 
 Rows have microseconds, the median of the rounds and the least. The last row of each work has the exponent k of the fit
 a + b n^k to the least ones, where n is the number of devices, or of pairs of them, or of mappings: 1 is in proportion,
@@ -120,20 +122,24 @@ def measure(count: int) -> dict[str, float]:
 
 def measure_driver(count: int) -> dict[str, float]:
     """Return what a process takes that has the driver alone."""
+    started = time.perf_counter()
     from cuda_driver import Driver
 
     drivers = [Driver(device) for device in range(count)]
     for driver in drivers:
-        driver.allocate(BLOCK * (BLOCKS + 1))
+        driver.allocate(BLOCK)
+    figures = {"first use": (time.perf_counter() - started) * 1e6}
+    for driver in drivers:
+        driver.allocate(BLOCK * BLOCKS)
     for driver, peer in pairs_of(drivers):
         # Where they cannot be, gpupool's are none either.
         with contextlib.suppress(RuntimeError):
             driver.reach(peer)
-    return {f"{work}, without gpupool": time_ for work, time_ in forks().items()}
+    return figures | forks()
 
 
 def process(count: int, variables: dict[str, str], *, of_driver: bool = False) -> dict[str, float]:
-    """Return what a new process measures, and how long its end takes; of one without gpupool, what it measures."""
+    """Return what a new process measures, and how long its end takes."""
     command = [sys.executable, __file__, "--measure", str(count), *(["--driver"] if of_driver else [])]
     started = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True)
     lines = started.communicate(timeout=PATIENCE)[0].splitlines()
@@ -141,7 +147,8 @@ def process(count: int, variables: dict[str, str], *, of_driver: bool = False) -
     if started.returncode or len(lines) != 2:
         raise RuntimeError(f"the process of {count} devices ended with {started.returncode}")
     figures: dict[str, float] = json.loads(lines[0])
-    return figures if of_driver else {**figures, "end of the process": (ended - float(lines[1])) * 1e6}
+    figures["end of the process"] = (ended - float(lines[1])) * 1e6
+    return {f"{work}, without gpupool": time_ for work, time_ in figures.items()} if of_driver else figures
 
 
 def environment(count: int, runtime: str) -> dict[str, str]:
