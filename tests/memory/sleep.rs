@@ -720,3 +720,26 @@ fn blocks_of_a_pool_that_is_gone_sleep_and_wake_also_where_they_stand_beside_its
     drop((blocks, others));
     assert_all_back();
 }
+
+#[test]
+fn a_request_that_awaits_the_last_block_of_a_dropped_pool_lets_go_of_its_backup() {
+    host!();
+    let (own, other) = (stream(0), stream(0));
+    let helper = builder().use_on_oom(true).build().unwrap();
+    drop(empty_in(&helper, MEMORY, &own).unwrap());
+    let pool = builder().build().unwrap();
+    let block = empty_in(&pool, 3 * MIB, &own).unwrap();
+    pool.sleep(Backup::Host).unwrap();
+    drop(pool);
+    block.record_stream(&other).unwrap();
+    submit(&other).unwrap();
+    drop(block);
+    let backup = || pinned_stats(None).unwrap().total.live_bytes;
+    assert!(backup() > 0, "its freed block waits");
+    // Served by the helper's pages, so that nothing is given back.
+    let found = empty(900 * MIB, &own).unwrap();
+    assert!(other.query().unwrap());
+    assert_eq!(backup(), 0);
+    drop((found, helper));
+    assert_all_back();
+}

@@ -107,7 +107,7 @@ pub(in crate::memory) fn free_after_all_work(block: Allocation) -> Result<()> {
         return trim::leave_closed(cache, thread);
     }
     // At once if the device is idle.
-    settle::settle(cache, thread, settle::Patience::Ask).map(drop)
+    trim::settle(cache, thread, settle::Patience::Ask).map(drop)
 }
 
 /// Refuses in a forked child, and a block that no caller holds.

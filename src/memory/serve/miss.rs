@@ -14,9 +14,9 @@ use super::grow::{
 use super::make_room::{ask_neighbours, discard, make_room, wake_if_taken};
 use super::out_of_memory::{after_callbacks, no_memory_left, note};
 use super::request::{Allocation, AllocationRequest};
-use super::settle::{Patience, settle};
+use super::settle::Patience;
 use super::take::{FreeMemory, Giver, Reach, other_pools, take_from};
-use super::trim::leave_closed;
+use super::trim::{leave_closed, settle};
 use crate::error::{Error, GPUPOOL, Result};
 use crate::memory::cache::{BLOCK_BYTES_MAX, BlockUser, DeviceCaches, Heap, Service, StreamCache, forget_last};
 use crate::memory::device::{Moment, Until};

@@ -46,7 +46,6 @@ pub(in crate::memory) use pools::{Ending, close_pool, end_pool};
 pub(crate) use pools::{PoolSettings, make_pool, pool_of_id};
 pub(crate) use request::Allocation;
 pub(crate) use settle::Patience;
-pub(in crate::memory) use settle::settle;
 pub(crate) use trim::trim;
-pub(in crate::memory) use trim::{release_ready, sum_of_all, trim_pools, trim_some};
+pub(in crate::memory) use trim::{release_ready, settle, sum_of_all, trim_pools, trim_some};
 pub(crate) use users::users;

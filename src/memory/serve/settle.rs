@@ -24,7 +24,7 @@ pub(super) fn wait(cache: &StreamCache, block: Waiting) {
 ///
 /// # Errors
 /// `ErrorKind::Library` if the driver refuses. Blocks that were not asked about still wait.
-pub(in crate::memory) fn settle(cache: &StreamCache, thread: ThisThread, patience: Patience) -> Result<bool> {
+pub(super) fn settle_blocks(cache: &StreamCache, thread: ThisThread, patience: Patience) -> Result<bool> {
     if cache.waiting.is_empty() {
         return Ok(false);
     }

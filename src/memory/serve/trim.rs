@@ -5,7 +5,7 @@ use std::sync::Arc;
 use log::Level;
 
 use super::grow::{let_go_asleep, retire_extents, retire_mappings, retire_reserve, retire_segment, return_slabs};
-use super::settle::{Patience, settle};
+use super::settle::{Patience, settle_blocks};
 use crate::error::{Bytes, Result};
 use crate::memory::cache::{DeviceCaches, Heap, Service, StreamCache};
 use crate::memory::device::{Remains, Until, log_out};
@@ -129,7 +129,7 @@ pub(crate) fn trim(pool: &Arc<Pool>, thread: ThisThread, patience: Patience) -> 
     let _delivery = Delivery::at_end();
     let mut outcome = Ok(());
     for cache in DeviceCaches::caches_of(pool) {
-        outcome = outcome.and(settle(cache, thread, patience).map(drop));
+        outcome = outcome.and(settle_blocks(cache, thread, patience).map(drop));
         if let Some(service) = cache.service_of(pool) {
             outcome = outcome.and(retire_free(cache, thread, &service));
         }
@@ -156,6 +156,19 @@ pub(in crate::memory) fn release_ready(pool: &Pool) {
         // SAFETY: no cache has got any of it, so no work uses it.
         unsafe { pool.memory.retire(remains, Until::at_once(), &pool.supply) };
     }
+}
+
+/// Frees the cache's waiting blocks whose streams are done, as [`settle_blocks`], and then gives back what a closed pool
+/// has no more need of: who closed it may have found them waiting.
+///
+/// # Errors
+/// As [`settle_blocks`].
+pub(in crate::memory) fn settle(cache: &StreamCache, thread: ThisThread, patience: Patience) -> Result<bool> {
+    let outcome = settle_blocks(cache, thread, patience);
+    if matches!(outcome, Ok(true)) && cache.is_closing() {
+        leave_closed(cache, thread)?;
+    }
+    outcome
 }
 
 /// Returns the sum of several calls' results. All are made, even if one fails.
@@ -185,7 +198,7 @@ pub(super) fn mark_closed(pool: &Pool) {
 /// Gives back the pages of a closed pool's cache in which a block was freed, unless it serves another pool by now.
 pub(super) fn leave_closed(cache: &StreamCache, thread: ThisThread) -> Result<()> {
     let Some(service) = cache.service().filter(|service| service.pool.is_closed()) else { return Ok(()) };
-    settle(cache, thread, Patience::Ask)?;
+    settle_blocks(cache, thread, Patience::Ask)?;
     retire_free(cache, thread, &service)?;
     let_go_unneeded(&service.pool, thread);
     cache.memory.end_retired(false).map(drop)

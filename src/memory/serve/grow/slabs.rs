@@ -12,9 +12,9 @@ use crate::error::Result;
 use crate::memory::cache::{DeviceCaches, MemoryAction, Service, StreamCache, To, Waiting, is_recorded};
 use crate::memory::device::{Slab, Until};
 use crate::memory::serve::request::AllocationRequest;
-use crate::memory::serve::settle::{Patience, settle, wait};
+use crate::memory::serve::settle::{Patience, wait};
 use crate::memory::serve::take::Reach;
-use crate::memory::serve::trim::retire_free;
+use crate::memory::serve::trim::{retire_free, settle};
 use crate::memory::tuning::{A_FEW, PAGE, SMALL_MAX};
 use crate::sync::ThisThread;
 
