@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import queue
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
 import torch
 from gpus_run import Place, Run
-from gpus_transformer import LAYERS, batches, layers, loss_of, optimizer_of
+from gpus_transformer import LAYERS, batches, optimizer_of
 from torch import nn
 
 STEPS, WARM_UP = 50, 12
@@ -24,6 +25,8 @@ PARTS = 4
 SENTENCES = (2, 7)
 # Seconds after which a stage gives up on another one.
 PATIENCE = 60
+
+LossOf = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class Link:
@@ -35,10 +38,12 @@ class Link:
 
 
 class Stage:
-    """Some blocks of the model on one GPU, and the links to its neighbours."""
+    """Some blocks of the model on one GPU, what its loss is, and the links to its neighbours."""
 
-    def __init__(self, model: nn.Module, device: torch.device, before: Link | None, after: Link | None) -> None:
-        self._device, self._before, self._after = device, before, after
+    def __init__(
+        self, model: nn.Module, loss_of: LossOf, device: torch.device, before: Link | None, after: Link | None
+    ) -> None:
+        self._loss_of, self._device, self._before, self._after = loss_of, device, before, after
         self._model = model
         self._optimizer = optimizer_of(self._model)
         self._open: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -65,7 +70,7 @@ class Stage:
         with torch.autocast(self._device.type, dtype=torch.bfloat16):
             made = self._model(given)
             if not self._after:
-                made = loss_of(made, words.to(self._device)) / PARTS
+                made = self._loss_of(made, words.to(self._device)) / PARTS
                 losses.append(made.detach())
         self._open.append((given, made))
         if self._after:
@@ -81,12 +86,12 @@ class Stage:
             self._before.back.put(given.grad)
 
 
-def stages_on(devices: list[torch.device]) -> list[Stage]:
-    """Cut the model into a stage for each GPU."""
+def stages_of(model: Any, devices: list[torch.device]) -> list[Stage]:
+    """Cut the model of a module into a stage for each GPU."""
     cuts = [(LAYERS + 2) * number // len(devices) for number in range(len(devices) + 1)]
     links: list[Any] = [None, *(Link() for _ in devices[1:]), None]
     return [
-        Stage(layers(first, last, device), device, before, after)
+        Stage(model.layers(first, last, device), model.loss_of, device, before, after)
         for device, (first, last), (before, after) in zip(devices, pairwise(cuts), pairwise(links), strict=True)
     ]
 
@@ -94,7 +99,7 @@ def stages_on(devices: list[torch.device]) -> list[Stage]:
 def train(place: Place, work: str, steps: int = STEPS) -> Run:
     """Train, a thread for each stage."""
     torch.manual_seed(0)
-    stages = stages_on(place.devices)
+    stages = stages_of(place.model, place.devices)
     run = Run(WARM_UP)
     with ThreadPoolExecutor(len(stages)) as threads:
         parts_of_all = [*batches(steps * PARTS, 5, "cpu", SENTENCES)]

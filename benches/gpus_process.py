@@ -1,14 +1,16 @@
 """One process of a work on several GPUs, with one allocator: two_gpus.py starts it and reads the figures it prints.
 
-    python benches/gpus_process.py WORK WAY RANK RANKS FILE
+    python benches/gpus_process.py WORK WAY MODEL RANK RANKS FILE
 
-It imports PyTorch, waits for a line to begin, and prints a JSON object: for each of its GPUs the MiB held at the peak
-by the driver's count (from the context and NCCL's communicator on), reserved and live at their peaks by PyTorch's own
-statistics, and the median milliseconds of a step. In FILE the processes find each other.
+MODEL is the end of the name of the module that makes what is trained. It imports PyTorch, waits for a line to begin,
+and prints a JSON object: for each of its GPUs the MiB held at the peak by the driver's count (from the context and
+NCCL's communicator on), reserved and live at their peaks by PyTorch's own statistics, and the median milliseconds of a
+step. In FILE the processes find each other.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 import threading
@@ -64,7 +66,7 @@ def meet(rank: int, ranks: int, file: str, device: Any) -> None:
 
 def main() -> None:
     """Do the work."""
-    work, way, number, count, file = sys.argv[1:]
+    work, way, model, number, count, file = sys.argv[1:]
     rank, ranks = int(number), int(count)
     # What is printed elsewhere is not a result.
     results, sys.stdout = sys.stdout, sys.stderr
@@ -74,6 +76,7 @@ def main() -> None:
     from gpus_training import train
     from gpus_words import generate
 
+    module = importlib.import_module(f"gpus_{model}")
     if not sys.stdin.readline():
         # Who started it has ended.
         return
@@ -91,7 +94,7 @@ def main() -> None:
         meet(rank, ranks, file, devices[0])
     most: list[float] = []
     with held(devices, most):
-        run = works[work](Place(way, rank, ranks, devices), work)
+        run = works[work](Place(way, rank, ranks, devices, module), work)
     told = {
         "held_mib": most,
         "reserved_mib": [round(torch.cuda.max_memory_reserved(device) / MIB, 1) for device in devices],

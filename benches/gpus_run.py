@@ -33,10 +33,10 @@ class Run:
 
 
 class Place:
-    """Where a process stands among the others, and its GPUs."""
+    """Where a process stands among the others, its GPUs, and the module of the model that is trained."""
 
-    def __init__(self, way: str, rank: int, ranks: int, devices: list[Any]) -> None:
-        self.way, self.rank, self.ranks, self.devices = way, rank, ranks, devices
+    def __init__(self, way: str, rank: int, ranks: int, devices: list[Any], model: Any) -> None:
+        self.way, self.rank, self.ranks, self.devices, self.model = way, rank, ranks, devices, model
 
     def synchronize(self) -> None:
         """Wait until the work of its GPUs is done."""
