@@ -273,9 +273,9 @@ def test_a_sleeping_pool_keeps_what_its_ranges_hold(pool, ranged, stream):
 def test_prepared_pages_are_reserved_until_they_are_trimmed(pool, ranged):
     ranged.prepare(2)
     done = threading.Event()
-    while pool.stats().reserved_bytes < 2 * PAGE:
+    while pool.stats().cached_bytes < 2 * PAGE:
         done.wait(0.001)
-    assert pool.stats().cached_bytes == 2 * PAGE
+    assert pool.stats().reserved_bytes == 2 * PAGE
     ranged.prepare(0)
     assert pool.trim() == 2 * PAGE
 
