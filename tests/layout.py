@@ -59,8 +59,7 @@ UNSAFE = {
     "src/memory/device": "address_range.rs retired.rs",
     "src/memory/device/supply": "mod.rs segment_source.rs",
     "src/memory/serve": "devices.rs trim.rs",
-    "src/memory/serve/grow": "asleep.rs commit.rs extents.rs gather.rs growth.rs reserve.rs segment.rs "
-    "segment_events.rs",
+    "src/memory/serve/grow": "asleep.rs extents.rs gather.rs growth.rs reserve.rs segment.rs segment_events.rs",
     "src/memory/share": "mapping.rs server.rs",
     "src/memory/sleep": "asleep.rs awake.rs backup.rs",
     # What was just committed is filled.

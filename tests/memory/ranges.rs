@@ -467,29 +467,33 @@ fn an_address_in_a_range_is_no_block_to_free_or_record() {
     assert_all_back();
 }
 
+/// Returns whether so many prepared pages are ready, of a pool that has nothing else free.
+fn has_ready(pool: &MemPool, pages: u64) -> bool {
+    pool.stats().unwrap().cached_bytes == pages * PAGE
+}
+
 #[test]
 fn prepared_pages_are_only_mapped_by_a_commit_and_go_when_asked_to() {
     host!();
     let (pool, stream) = (pool(), stream(0));
     let range = pool.reserve_range(64 * PAGE, PAGE).unwrap();
-    let has_ready = |pages| pool.stats().unwrap().cached_bytes == pages * PAGE;
     range.prepare(3).unwrap();
-    wait_until("three pages are ready", || has_ready(3));
+    wait_until("three pages are ready", || has_ready(&pool, 3));
     assert_eq!(pool.stats().unwrap().reserved_bytes, 3 * PAGE);
     let before = driver_calls();
     range.commit(&[5], &stream, plain()).unwrap();
-    wait_until("the taken one is made again", || has_ready(3));
+    wait_until("the taken one is made again", || has_ready(&pool, 3));
     // Mapped and opened here; created, mapped and opened there.
     assert_eq!(driver_calls(), before + 5);
     // Two ranges share what is ready, and each has as many kept as it asked for.
     let second = pool.reserve_range(64 * PAGE, PAGE).unwrap();
     second.prepare(2).unwrap();
-    wait_until("five pages are ready", || has_ready(5));
+    wait_until("five pages are ready", || has_ready(&pool, 5));
     second.free(None).unwrap();
     range.prepare(0).unwrap();
     assert_eq!((pool.trim().unwrap(), used(0)), (5 * PAGE, PAGE));
     range.prepare(2).unwrap();
-    wait_until("two are ready", || has_ready(2));
+    wait_until("two are ready", || has_ready(&pool, 2));
     assert!(pool.sleep(Backup::None).unwrap() > 0);
     assert_eq!(used(0), 0);
     pool.wake().unwrap();
@@ -506,7 +510,7 @@ fn pages_that_cannot_be_prepared_leave_nothing_and_are_prepared_later() {
         inject(Fault { call, kind: StatusKind::Other, after: 1, times: 1 });
         wait_until("two are ready", || {
             range.prepare(2).unwrap();
-            pool.stats().unwrap().cached_bytes == 2 * PAGE
+            has_ready(&pool, 2)
         });
         assert_eq!(clear_faults(), 0, "{call:?} was not refused");
         assert_eq!(used(0), 2 * PAGE, "{call:?}");
@@ -526,7 +530,7 @@ fn prepared_pages_of_a_commit_that_failed_serve_the_next_one() {
     let (pool, stream) = (pool(), stream(0));
     let range = pool.reserve_range(64 * PAGE, PAGE).unwrap();
     range.prepare(3).unwrap();
-    wait_until("three pages are ready", || pool.stats().unwrap().cached_bytes == 3 * PAGE);
+    wait_until("three pages are ready", || has_ready(&pool, 3));
     range.prepare(0).unwrap();
     for call in [Call::MemoryMap, Call::MemorySetAccess] {
         inject(Fault { call, kind: StatusKind::NotSupported, after: 0, times: 1 });

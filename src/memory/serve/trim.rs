@@ -8,7 +8,7 @@ use super::grow::{let_go_asleep, retire_extents, retire_mappings, retire_reserve
 use super::settle::{Patience, settle_blocks};
 use crate::error::{Bytes, Result};
 use crate::memory::cache::{DeviceCaches, Heap, Service, StreamCache};
-use crate::memory::device::{Remains, Until, log_out};
+use crate::memory::device::{Until, log_out};
 use crate::memory::pool::Pool;
 use crate::observe::Activity;
 use crate::observe::delivery::Delivery;
@@ -150,12 +150,7 @@ pub(crate) fn trim(pool: &Arc<Pool>, thread: ThisThread, patience: Patience) -> 
 
 /// Gives back the extents that were made ahead of need.
 pub(in crate::memory) fn release_ready(pool: &Pool) {
-    let mapped = pool.supply.ready.take_all();
-    if !mapped.is_empty() {
-        let remains = Remains::Released { mapped, unmapped: Vec::new() };
-        // SAFETY: no cache has got any of it, so no work uses it.
-        unsafe { pool.memory.retire(remains, Until::at_once(), &pool.supply) };
-    }
+    retire_extents(pool, pool.supply.ready.take_all());
 }
 
 /// Frees the cache's waiting blocks whose streams are done, as [`settle_blocks`], and then gives back what a closed pool

@@ -1,5 +1,5 @@
-//! Extents made ahead of need, for pages of memory ranges: a commit then only maps them. Until then they are mapped where
-//! nobody uses them, and count as the pool's reserved memory.
+//! Extents made ahead of need, for pages of memory ranges: a commit then only maps them. Until then they are mapped at
+//! addresses that no cache has, and count as the pool's reserved memory.
 
 use std::sync::Mutex;
 

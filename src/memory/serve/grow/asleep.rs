@@ -4,7 +4,7 @@ use std::mem;
 use std::sync::Arc;
 
 use super::claim::claimed;
-use super::reserve::retire_extents;
+use super::extents::retire_extents;
 use crate::error::Result;
 use crate::memory::cache::{DeviceCaches, StreamCache};
 use crate::memory::device::{Run, without_all};

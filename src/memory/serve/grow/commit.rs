@@ -3,12 +3,13 @@
 
 use std::sync::Arc;
 
+use super::extents::retire_extents;
 use super::gather::gather;
 use super::growth::Growth;
 use super::place::PagePlacement;
 use crate::error::Result;
 use crate::memory::cache::{DeviceCaches, Service, StreamCache, Waiting};
-use crate::memory::device::{Invalid, Remains, Run, Until};
+use crate::memory::device::{Invalid, Run};
 use crate::memory::pool::{self, Pool, closed};
 use crate::memory::serve::make_room::with_room_made;
 use crate::memory::serve::out_of_memory::no_memory_left;
@@ -89,9 +90,8 @@ pub(in crate::memory) fn release_places(
         None => Vec::new(),
     };
     let bytes = taken.iter().map(|mapping| mapping.bytes()).sum();
-    let remains = Remains::Released { mapped: taken, unmapped: Vec::new() };
-    // SAFETY: the extents were taken out of the cache, where free blocks wait for nothing.
-    unsafe { memory.retire(remains, Until::at_once(), &service.pool.supply) };
+    // Free blocks wait for nothing.
+    retire_extents(&service.pool, taken);
     memory.end_retired(false)?;
     Ok(bytes)
 }

@@ -1,6 +1,6 @@
-//! New extents, mapped in a row: of a pool's reserve, and of pages that are made ahead of need. What is mapped somewhere
-//! already NVIDIA's driver maps at another place in five sixths of the time (`benches/results/ranges`), so pages made
-//! ahead are mapped too, until a commit moves them.
+//! Extents that no cache has: those of a pool's reserve, and of pages that are made ahead of need. What is mapped
+//! somewhere already NVIDIA's driver maps at another place in five sixths of the time (`benches/results/ranges`), so pages
+//! made ahead are mapped too, until a commit moves them.
 
 use super::claim::{claimed, out_of_addresses};
 use crate::error::Result;
@@ -53,4 +53,13 @@ pub(in crate::memory) fn make_ready(pool: &Pool, pages: u32) -> Result<()> {
         pool.supply.ready.put(mapping);
     }
     Ok(())
+}
+
+/// Releases mapped extents that no cache has.
+pub(in crate::memory) fn retire_extents(pool: &Pool, mapped: Vec<Mapping>) {
+    if !mapped.is_empty() {
+        let remains = Remains::Released { mapped, unmapped: Vec::new() };
+        // SAFETY: no cache has any of it, and no work uses it.
+        unsafe { pool.memory.retire(remains, Until::at_once(), &pool.supply) };
+    }
 }

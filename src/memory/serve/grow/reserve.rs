@@ -2,10 +2,10 @@
 //! are. Pages that other streams of the pool have free return once the work that used them is done.
 
 use super::claim::out_of_addresses;
-use super::extents::map_new;
+use super::extents::{map_new, retire_extents};
 use crate::error::Result;
 use crate::memory::cache::{DeviceCaches, Service, StreamCache};
-use crate::memory::device::{Mapping, Remains, Reserve, Run, Until};
+use crate::memory::device::{Remains, Reserve, Run, Until};
 use crate::memory::pool::Pool;
 use crate::memory::serve::request::AllocationRequest;
 use crate::memory::serve::take::{FreeMemory, Giver, Reach, take_from};
@@ -143,13 +143,4 @@ pub(in crate::memory::serve) fn retire_reserve(
         retire_runs(service, runs, until);
     }
     Ok(())
-}
-
-/// Releases extents of a reserve whose pool has ended.
-pub(in crate::memory) fn retire_extents(pool: &Pool, mapped: Vec<Mapping>) {
-    if !mapped.is_empty() {
-        let remains = Remains::Released { mapped, unmapped: Vec::new() };
-        // SAFETY: what is in the reserve is in no cache, and no work uses it.
-        unsafe { pool.memory.retire(remains, Until::at_once(), &pool.supply) };
-    }
 }
