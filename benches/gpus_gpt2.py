@@ -6,10 +6,8 @@ steps and its loss in single precision, so more memory comes and goes, in more s
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from gpus_transformer import HEADS, LAYERS, LENGTHS, WIDTH, WORDS
+from gpus_transformer import HEADS, LAYERS, LENGTHS, WIDTH, WORDS, Begin, Model
 from torch import nn
 from transformers import GPT2Config
 from transformers.loss.loss_utils import ForCausalLMLoss
@@ -25,17 +23,9 @@ CONFIG = GPT2Config(
 )
 
 
-class Begin(nn.Module):
-    """Words and their places, as numbers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(LENGTHS[1], WIDTH)
-        self.dropout = nn.Dropout(CONFIG.embd_pdrop)
-
-    def forward(self, words: torch.Tensor) -> torch.Tensor:
-        """Return what the first block gets."""
-        return self.dropout(self.words(words) + self.places(torch.arange(words.shape[1], device=words.device)))
+def begin() -> nn.Module:
+    """Make what turns words into what the first block gets."""
+    return nn.Sequential(Begin(), nn.Dropout(CONFIG.embd_pdrop))
 
 
 class Block(nn.Module):
@@ -52,23 +42,9 @@ class Block(nn.Module):
         return made[0] if isinstance(made, tuple) else made
 
 
-def end() -> nn.Module:
-    """Make what turns the last block's output into a score for each word."""
-    return nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS, bias=False))
-
-
-def layers(first: int = 0, last: int = LAYERS + 2, device: Any = None) -> nn.Sequential:
-    """Make the model, or some of its layers: the words, its blocks, the scores."""
-    made = [Begin, *[Block] * LAYERS, end][first:last]
-    with torch.device(device):
-        return nn.Sequential(*(make() for make in made))
-
-
-def blocks(model: nn.Sequential) -> list[nn.Module]:
-    """Return the model's blocks."""
-    return [part for part in model if isinstance(part, Block)]
-
-
 def loss_of(scores: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
     """Return how badly each next word was predicted."""
     return ForCausalLMLoss(scores, words, vocab_size=WORDS)
+
+
+MODEL = Model(begin, Block, loss_of)

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
 import torch
 from gpus_run import Place, Run
-from gpus_transformer import LAYERS, batches, optimizer_of
+from gpus_transformer import LAYERS, LossOf, Model, batches, optimizer_of
 from torch import nn
 
 STEPS, WARM_UP = 50, 12
@@ -25,8 +24,6 @@ PARTS = 4
 SENTENCES = (2, 7)
 # Seconds after which a stage gives up on another one.
 PATIENCE = 60
-
-LossOf = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class Link:
@@ -86,8 +83,8 @@ class Stage:
             self._before.back.put(given.grad)
 
 
-def stages_of(model: Any, devices: list[torch.device]) -> list[Stage]:
-    """Cut the model of a module into a stage for each GPU."""
+def stages_of(model: Model, devices: list[torch.device]) -> list[Stage]:
+    """Cut a model into a stage for each GPU."""
     cuts = [(LAYERS + 2) * number // len(devices) for number in range(len(devices) + 1)]
     links: list[Any] = [None, *(Link() for _ in devices[1:]), None]
     return [

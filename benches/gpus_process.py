@@ -2,7 +2,7 @@
 
     python benches/gpus_process.py WORK WAY MODEL RANK RANKS FILE
 
-MODEL is the end of the name of the module that makes what is trained. It imports PyTorch, waits for a line to begin,
+MODEL is the end of the name of the module whose MODEL is trained. It imports PyTorch, waits for a line to begin,
 and prints a JSON object: for each of its GPUs the MiB held at the peak by the driver's count (from the context and
 NCCL's communicator on), reserved and live at their peaks by PyTorch's own statistics, and the median milliseconds of a
 step. In FILE the processes find each other.
@@ -76,7 +76,7 @@ def main() -> None:
     from gpus_training import train
     from gpus_words import generate
 
-    module = importlib.import_module(f"gpus_{model}")
+    trained = importlib.import_module(f"gpus_{model}").MODEL
     if not sys.stdin.readline():
         # Who started it has ended.
         return
@@ -94,7 +94,7 @@ def main() -> None:
         meet(rank, ranks, file, devices[0])
     most: list[float] = []
     with held(devices, most):
-        run = works[work](Place(way, rank, ranks, devices, module), work)
+        run = works[work](Place(way, rank, ranks, devices, trained), work)
     told = {
         "held_mib": most,
         "reserved_mib": [round(torch.cuda.max_memory_reserved(device) / MIB, 1) for device in devices],

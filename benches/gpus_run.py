@@ -33,7 +33,7 @@ class Run:
 
 
 class Place:
-    """Where a process stands among the others, its GPUs, and the module of the model that is trained."""
+    """Where a process stands among the others, its GPUs, and the model that is trained."""
 
     def __init__(self, way: str, rank: int, ranks: int, devices: list[Any], model: Any) -> None:
         self.way, self.rank, self.ranks, self.devices, self.model = way, rank, ranks, devices, model

@@ -6,7 +6,7 @@ process seeds: so both allocators get the same requests, and few sizes come twic
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ from torch import nn
 WORDS, WIDTH, HEADS, LAYERS = 50257, 768, 12, 12
 LENGTHS, BATCHES = (64, 1024), (2, 13)
 DROPOUT, LEARNING_RATE = 0.1, 1e-4
+
+LossOf = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class Block(nn.Module):
@@ -54,21 +56,29 @@ def end(width: int = WIDTH) -> nn.Module:
     return nn.Sequential(nn.LayerNorm(width), nn.Linear(width, WORDS, bias=False))
 
 
-def layers(first: int = 0, last: int = LAYERS + 2, device: Any = None) -> nn.Sequential:
-    """Make the model, or some of its layers: the words, its blocks, the scores."""
-    made = [Begin, *[Block] * LAYERS, end][first:last]
-    with torch.device(device):
-        return nn.Sequential(*(make() for make in made))
-
-
-def blocks(model: nn.Sequential) -> list[nn.Module]:
-    """Return the model's blocks."""
-    return [part for part in model if isinstance(part, Block)]
-
-
 def loss_of(scores: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
     """Return how badly each next word was predicted."""
     return nn.functional.cross_entropy(scores[:, :-1].flatten(0, 1), words[:, 1:].flatten())
+
+
+class Model:
+    """How a model is made: what it begins with, its blocks, and its loss."""
+
+    def __init__(self, begin: Callable[[], nn.Module], block: type[nn.Module], loss_of: LossOf) -> None:
+        self._begin, self._block, self.loss_of = begin, block, loss_of
+
+    def layers(self, first: int = 0, last: int = LAYERS + 2, device: Any = None) -> nn.Sequential:
+        """Make it, or some of its layers: the words, its blocks, the scores."""
+        made = [self._begin, *[self._block] * LAYERS, end][first:last]
+        with torch.device(device):
+            return nn.Sequential(*(make() for make in made))
+
+    def blocks(self, made: nn.Sequential) -> list[nn.Module]:
+        """Return the blocks among its layers."""
+        return [part for part in made if isinstance(part, self._block)]
+
+
+MODEL = Model(Begin, Block, loss_of)
 
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:

@@ -109,7 +109,7 @@ class Layer:
 def generate(place: Place, work: str, batches: tuple[tuple[int, int, int], ...] = BATCHES) -> Run:
     """Generate words for some batches of sentences."""
     device = place.devices[0]
-    # It plans anew for each length of a cache, which takes longer than all else of a step.
+    # cuDNN's attention plans anew for each length of a cache, which takes longer than all else of a step.
     torch.backends.cuda.enable_cudnn_sdp(False)
     torch.manual_seed(0)
     # The same in all processes.
