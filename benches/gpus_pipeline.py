@@ -18,7 +18,7 @@ from gpus_run import Place, Run
 from gpus_transformer import LAYERS, LossOf, Model, batches, optimizer_of
 from torch import nn
 
-STEPS, WARM_UP = 50, 12
+STEPS, WARM_UP = 40, 10
 PARTS = 4
 # Sentences of a part.
 SENTENCES = (2, 7)
