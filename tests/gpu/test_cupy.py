@@ -16,6 +16,7 @@ from gpu_helpers import (
     run_python,
     stream_of,
 )
+from long_kernel import LongKernel
 
 pytestmark = pytest.mark.device_memory(gib=6)
 
@@ -326,21 +327,13 @@ def test_memory_of_the_host_is_copied_through_gpupools(pinned):
 
 def test_a_recorded_stream_keeps_pinned_memory_from_the_next(pinned):
     words = 8 << 20
-    kernel = cupy.RawKernel(
-        'extern "C" __global__ void spin(const volatile int* ends, long long ns) { long long s, n; '
-        'asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(s)); do { asm volatile("mov.u64 %0, %%globaltimer;" : '
-        '"=l"(n)); } while (!*ends && n - s < ns); }',
-        "spin",
-    )
-    ends = pinned.empty_pinned(1, np.int32)
-    ends[0] = 0
+    kernel = LongKernel()
     with cupy.cuda.Stream(non_blocking=True) as stream:
         target = cupy.empty(words, np.uint32)
         source = pinned.empty_pinned(words, np.uint32)
         source[:] = pattern(1, words)
         address = source.ctypes.data
-        # Until it is told to end; five seconds at most.
-        kernel((1,), (1,), (np.intp(ends.ctypes.data), np.int64(5_000_000_000)))
+        kernel.begin()
         target.set(source, stream=stream)
         gpupool.cupy.record_stream(source, stream)
         del source
@@ -349,10 +342,10 @@ def test_a_recorded_stream_keeps_pinned_memory_from_the_next(pinned):
         for other in others:
             assert other.ctypes.data != address
             other[:] = 0
-        ends[0] = 1
+        kernel.end()
         stream.synchronize()
         assert bool((target == cupy.asarray(pattern(1, words))).all())
-    del others, ends
+    del others, kernel
     gc.collect()
     assert pinned.empty_pinned(words, np.uint32).nbytes == 4 * words
 

@@ -16,6 +16,7 @@ from gpu_helpers import (
     run_program,
     stream_of,
 )
+from long_kernel import LongKernel
 from partitions import Refused, contexts_of, driver, halves, made
 from products import Product
 from waiting import PATIENCE
@@ -259,11 +260,11 @@ def test_memory_is_used_again_on_its_stream(streams):
 
 
 @pytest.mark.parametrize("owner", ["the other part", "the whole GPU"])
-def test_memory_waits_for_the_part_that_uses_it(streams, kernels, owner):
+def test_memory_waits_for_the_part_that_uses_it(streams, owner):
     plain = gpupool.Stream()
     own, other = streams[0] if owner == "the other part" else plain.ptr, streams[1]
     buffer, result = filled(8 * MIB, own, 1), cupy.zeros(8 * MIB, dtype=cupy.uint8)
-    view = cupy.asarray(buffer)
+    view, kernel = cupy.asarray(buffer), LongKernel()
     with on(other):
         # Loads what copies.
         result[:] = view
@@ -271,13 +272,14 @@ def test_memory_waits_for_the_part_that_uses_it(streams, kernels, owner):
     result.fill(0)
     cupy.cuda.runtime.deviceSynchronize()
     with on(other):
-        kernels["spin"]((1,), (1,), (SPIN_CYCLES,))
+        kernel.begin()
         result[:] = view
     del view
     buffer.record_stream(other)
     buffer.free()
     others = [filled(8 * MIB, own, 2) for _ in range(4)]
     was_busy = driver.cuStreamQuery(at(other)) == NOT_READY
+    kernel.end()
     assert total(result) == 8 * MIB
     assert was_busy, "the host waited for the GPU"
     del others

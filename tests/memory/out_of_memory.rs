@@ -420,6 +420,39 @@ fn a_callback_may_free_and_register_and_ask() {
 }
 
 #[test]
+fn a_request_larger_than_its_limit_costs_no_driver_call_and_asks_the_callbacks() {
+    host!();
+    let stream = stream(0);
+    let pool = Arc::new(builder().limit(100 * MIB).build().unwrap());
+    // Pages that a search would move.
+    let held = [(); 9].map(|()| empty_in(&pool, 10 * MIB, &stream).unwrap());
+    let held: Vec<_> = held.into_iter().step_by(2).collect();
+    let before = work();
+    out_of_memory(empty_in(&pool, 101 * MIB, &stream));
+    let raised = Arc::clone(&pool);
+    let guard = on_oom(move |_, bytes| {
+        raised.set_limit(Some(2 * bytes));
+        bytes > 101 * MIB
+    });
+    out_of_memory(empty_in(&pool, 101 * MIB, &stream));
+    assert_eq!(work(), before);
+    drop(empty_in(&pool, 300 * MIB, &stream).unwrap());
+    drop((held, guard, pool));
+    assert_all_back();
+}
+
+#[test]
+fn a_limit_below_a_free_block_does_not_refuse_it() {
+    host!();
+    let pool = pool();
+    drop(empty_in(&pool, 200 * MIB, &stream(0)).unwrap());
+    pool.set_limit(Some(100 * MIB));
+    drop(empty_in(&pool, 200 * MIB, &stream(0)).unwrap());
+    drop(pool);
+    assert_all_back();
+}
+
+#[test]
 fn the_error_says_what_was_asked_for_and_who_holds_what() {
     host!();
     let stream = stream(0);

@@ -1,8 +1,9 @@
 //! Requests that find no memory, while other threads have some in their hands.
 
 use std::ptr;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use crate::common::{device, stream};
 use gpupool::c_api::C_API;
 use gpupool::memory::SegmentSource;
 use gpupool::runtime::host::{Call, before_call, submit};
-use gpupool::{Backup, DeviceBuffer, MemPool, Result, Stream, empty, empty_cache, on_oom};
+use gpupool::{Backup, DeviceBuffer, MemPool, Result, Stream, empty, empty_cache, memory_stats, on_oom};
 
 /// Longer than any request takes; a test that waits for it has failed.
 const FOREVER: Duration = Duration::from_secs(20);
@@ -321,5 +322,91 @@ fn slabs_that_an_abandoned_cache_returns_are_waited_for() {
         move || drop(empty_in(&asking, PAGE, &user).unwrap()),
     );
     drop((live, many, pool));
+    assert_all_back();
+}
+
+#[test]
+fn threads_without_memory_do_not_have_each_other_search_again_and_again() {
+    const THREADS: u64 = 8;
+    host!();
+    let begin = Barrier::new(THREADS as usize);
+    let retries = || memory_stats(device(0)).unwrap().retries;
+    let before = retries();
+    thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                let stream = stream(0);
+                // Pages that each search has in its hands for a while.
+                let held = [(); 20].map(|()| empty(5 * MIB, &stream).unwrap());
+                let held: Vec<_> = held.into_iter().step_by(2).collect();
+                begin.wait();
+                out_of_memory(empty(900 * MIB, &stream));
+                begin.wait();
+                drop(held);
+            });
+        }
+    });
+    // Once, and once more alone; again beside the first search of another.
+    let searched = retries() - before;
+    assert!(searched <= 5 * THREADS, "{searched} searches of {THREADS} threads");
+    empty_cache().unwrap();
+    assert_all_back();
+}
+
+/// An allocator that has no memory but uses some, after which a request searches once more. It may be held while it does.
+#[derive(Debug, Default)]
+struct Busy {
+    calls: AtomicU32,
+    held: Option<Held>,
+}
+
+impl Busy {
+    /// The requests of a search are three after the first one, so that this is one of the next search.
+    const AGAIN: u32 = 6;
+
+    fn asks(self: &Arc<Self>) {
+        let pool = MemPool::builder().device(device(0)).allocator(Arc::<Self>::clone(self)).build().unwrap();
+        out_of_memory(empty_in(&pool, PAGE, &stream(0)));
+        assert!(self.calls.load(Ordering::Relaxed) >= Self::AGAIN);
+    }
+}
+
+// SAFETY: it returns no memory.
+unsafe impl SegmentSource for Busy {
+    fn allocate(&self, bytes: u64, stream: &Stream) -> Result<u64> {
+        drop(empty(MIB, stream)?);
+        if self.calls.fetch_add(1, Ordering::Relaxed) + 1 == Self::AGAIN
+            && let Some(held) = &self.held
+        {
+            held.allocate(bytes, stream)?;
+        }
+        empty(900 * MIB, stream).map(DeviceBuffer::into_address)
+    }
+
+    unsafe fn free(&self, _address: u64, _bytes: u64, _stream: &Stream) -> Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn no_request_waits_for_one_that_searches_again_and_is_in_a_callback() {
+    host!();
+    let live = empty(500 * MIB, &stream(0)).unwrap();
+    let ((called, is_called), (go_on, may_go_on)) = (channel(), channel());
+    let held = Held { called, go_on: Mutex::new(Some(may_go_on)) };
+    let first = Arc::new(Busy { held: Some(held), ..Busy::default() });
+    let first = thread::spawn(move || first.asks());
+    is_called.recv_timeout(FOREVER).unwrap();
+    let (ended, has_ended) = channel();
+    let second = thread::spawn(move || {
+        Arc::new(Busy::default()).asks();
+        ended.send(()).unwrap();
+    });
+    let outcome = has_ended.recv_timeout(FOREVER);
+    go_on.send(()).unwrap();
+    second.join().unwrap();
+    first.join().unwrap();
+    assert!(outcome.is_ok(), "a request waits for another thread's callback, which may wait for it");
+    drop(live);
     assert_all_back();
 }

@@ -25,8 +25,9 @@
 //! **The last page.** Of two threads that ask for it at once, the first to lock the heap has it, and the other goes on
 //! with the steps. Memory that a thread has taken out of one place and not yet put into another is under way
 //! (`device/under_way.rs`): the search waits for it, and starts again, a few times, if there was any or blocks were
-//! taken or freed meanwhile. Only then come the program's callbacks and the error. Free pages beside new ones can be
-//! taken while those are created; then, the second time, as many are moved or created as the request needs.
+//! taken or freed meanwhile; requests do so one after another. Only then come the program's callbacks and the error. Free
+//! pages beside new ones can be taken while those are created; then, the second time, as many are moved or created as the
+//! request needs.
 //!
 //! **A graph's memory** is in caches of its own, one for each stream of a capture, with the role of graphs, or of a
 //! feed that is captured; graphs of one pool and stream share it. They use its blocks whenever they run, so free ones

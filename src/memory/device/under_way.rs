@@ -1,7 +1,8 @@
 //! Memory under way: taken out of one place by a thread, and not yet in another. No search finds it, so a request that
 //! finds nothing waits for it and searches again before it fails. A thread with memory under way holds a [`Moving`].
-//! No request waits for it during [`call_out`]: a callback may take long, or wait for the very thread whose request would
-//! wait.
+//! Requests search again one after another, each with a [`Repeat`]: a search has memory under way itself, so that many at
+//! once would always find that some was. No request waits for either during [`call_out`]: a callback may take long, or
+//! wait for the very thread whose request would wait.
 
 use std::cell::Cell;
 use std::fmt;
@@ -17,17 +18,21 @@ use crate::sync::{ThisThread, ThreadNumber, lock, wait};
 thread_local! {
     /// How many moves the calling thread is in.
     static OWN: Cell<u32> = const { Cell::new(0) };
+    /// How many repeats the calling thread is in: more than one if it calls out in one.
+    static OWN_REPEATS: Cell<u32> = const { Cell::new(0) };
 }
 
 /// All moves of the process, since a thread may be in moves of several devices when it calls out.
-static MOVES: Mutex<ProcessMoves> = Mutex::new(ProcessMoves { begun: 0, under_way: Vec::new() });
-/// Notified when a move ends, or calls out.
+static MOVES: Mutex<ProcessMoves> = Mutex::new(ProcessMoves { begun: 0, under_way: Vec::new(), repeats: Vec::new() });
+/// Notified when a move or a repeat ends, or calls out.
 static CHANGED: Condvar = Condvar::new();
 
 #[derive(Debug)]
 struct ProcessMoves {
     begun: u64,
     under_way: Vec<Move>,
+    /// Moves of no memory, by which requests wait for each other.
+    repeats: Vec<Move>,
 }
 
 #[derive(Debug)]
@@ -64,6 +69,13 @@ pub(in crate::memory) struct Moving {
     number: u64,
 }
 
+/// Marks that a request searches once more, alone as long as this lives and its thread does not call out.
+#[must_use = "it ends when this is dropped"]
+#[derive(Debug)]
+pub(in crate::memory) struct Repeat {
+    number: u64,
+}
+
 /// What was under way at a moment.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::memory) struct Moment {
@@ -81,9 +93,9 @@ impl MovesUnderWay {
         let thread = ThisThread::get().number();
         OWN.set(OWN.get() + 1);
         let mut moves = lock(&MOVES);
-        moves.begun += 1;
-        let number = moves.begun;
-        moves.under_way.push(Move { number, location: self.location, thread, callbacks: 0, waits: false });
+        let begins = moves.next(self.location, thread);
+        let number = begins.number;
+        moves.under_way.push(begins);
         let mut begun = lock(&self.begun);
         if begun.thread != Some(thread) {
             begun.last_of_others = begun.last;
@@ -116,6 +128,23 @@ impl MovesUnderWay {
         own_moves(thread, |one| one.waits = false);
     }
 
+    /// Waits until no other request searches again on the device, but not for one that calls out. None if the calling
+    /// thread is in a move, which others may wait for.
+    pub(in crate::memory) fn repeat(&self) -> Option<Repeat> {
+        if OWN.get() > 0 {
+            return None;
+        }
+        let mut moves = lock(&MOVES);
+        while moves.repeats.iter().any(|one| one.location == self.location && one.callbacks == 0) {
+            moves = wait(&CHANGED, &MOVES, moves);
+        }
+        let begins = moves.next(self.location, ThisThread::get().number());
+        let number = begins.number;
+        moves.repeats.push(begins);
+        OWN_REPEATS.set(OWN_REPEATS.get() + 1);
+        Some(Repeat { number })
+    }
+
     /// Waits until the selected moves that have begun by now have ended, or call out.
     fn wait_for<'a>(
         &self,
@@ -143,16 +172,34 @@ impl MovesUnderWay {
     }
 }
 
+impl ProcessMoves {
+    fn next(&mut self, location: MemoryLocation, thread: ThreadNumber) -> Move {
+        self.begun += 1;
+        Move { number: self.begun, location, thread, callbacks: 0, waits: false }
+    }
+}
+
 impl Drop for Moving {
     fn drop(&mut self) {
         OWN.set(OWN.get() - 1);
-        if process::is_forked() {
-            // A callback has forked: in the child the lock may be held for ever.
-            return;
-        }
-        lock(&MOVES).under_way.retain(|one| one.number != self.number);
-        CHANGED.notify_all();
+        end(|moves| &mut moves.under_way, self.number);
     }
+}
+
+impl Drop for Repeat {
+    fn drop(&mut self) {
+        OWN_REPEATS.set(OWN_REPEATS.get() - 1);
+        end(|moves| &mut moves.repeats, self.number);
+    }
+}
+
+fn end(list: impl FnOnce(&mut ProcessMoves) -> &mut Vec<Move>, number: u64) {
+    if process::is_forked() {
+        // A callback has forked: in the child the lock may be held for ever.
+        return;
+    }
+    list(&mut lock(&MOVES)).retain(|one| one.number != number);
+    CHANGED.notify_all();
 }
 
 /// Logs a line, in [`call_out`]: a logger is others' code, and may wait for a lock whose holder allocates.
@@ -162,7 +209,7 @@ pub(in crate::memory) fn log_out(level: Level, line: fmt::Arguments<'_>) {
     }
 }
 
-/// Calls others' code: a callback, an observer or an allocator. No thread waits meanwhile for this one's moves.
+/// Calls others' code: a callback, an observer or an allocator. No thread waits meanwhile for this one's moves or repeat.
 pub(in crate::memory) fn call_out<R>(call: impl FnOnce() -> R) -> R {
     /// Ends the call, also after a panic.
     struct Called(ThreadNumber);
@@ -173,7 +220,7 @@ pub(in crate::memory) fn call_out<R>(call: impl FnOnce() -> R) -> R {
             }
         }
     }
-    if OWN.get() == 0 {
+    if OWN.get() == 0 && OWN_REPEATS.get() == 0 {
         return call();
     }
     let thread = ThisThread::get().number();
@@ -184,5 +231,6 @@ pub(in crate::memory) fn call_out<R>(call: impl FnOnce() -> R) -> R {
 }
 
 fn own_moves(thread: ThreadNumber, change: impl FnMut(&mut Move)) {
-    lock(&MOVES).under_way.iter_mut().filter(|one| one.thread == thread).for_each(change);
+    let moves = &mut *lock(&MOVES);
+    moves.under_way.iter_mut().chain(&mut moves.repeats).filter(|one| one.thread == thread).for_each(change);
 }

@@ -8,7 +8,7 @@ use log::info;
 
 use super::free::free;
 use super::grow::{
-    Grown, grow_by_pages, grow_by_segment, is_no_memory, serve_from_empty_slabs, serve_from_lent_slab,
+    Grown, beyond_a_limit, grow_by_pages, grow_by_segment, is_no_memory, serve_from_empty_slabs, serve_from_lent_slab,
     serve_from_reserve, serve_in_place,
 };
 use super::make_room::{ask_neighbours, discard, make_room, wake_if_taken};
@@ -67,6 +67,9 @@ const LAST: [Step; 3] = [
     Escalation::neighbours,              // other processes give back what they can do without
     Escalation::callbacks,               // ask the user's callbacks to free something, each followed by another search
 ];
+
+/// What is left to a request that is larger than a limit, which a callback may raise.
+const BEYOND_A_LIMIT: [Step; 1] = [Escalation::callbacks];
 
 /// A block that another cache had free.
 struct FreeBlock(u64);
@@ -144,7 +147,9 @@ impl Escalation {
         if self.request.pool().offer.is_taken() {
             wake_if_taken(&self.request.service.pool)?;
         }
-        for steps in [&READY[..], &SEARCH, &LAST] {
+        self.refused = beyond_a_limit(self.request.pool(), self.request.bytes);
+        let parts: &[&[Step]] = if self.refused.is_some() { &[&BEYOND_A_LIMIT] } else { &[&READY, &SEARCH, &LAST] };
+        for steps in parts {
             if let Some(found) = self.try_each(steps)? {
                 self.log_end();
                 return Ok(Some(found));
@@ -370,6 +375,10 @@ impl Escalation {
     }
 
     fn what_was_under_way(&mut self) -> Result<Option<Allocation>> {
+        if self.has_missed_nothing() {
+            return Ok(None);
+        }
+        let _alone = self.request.memory().under_way.repeat();
         for _ in 0..A_FEW {
             if self.has_missed_nothing() || self.has_ended() {
                 break;
@@ -409,6 +418,9 @@ impl Escalation {
         let AllocationRequest { cache, service, bytes, .. } = &self.request;
         let (pool, stream, bytes) = (Arc::clone(&service.pool), cache.stream_address(), *bytes);
         after_callbacks(&pool, stream, bytes, || {
+            if beyond_a_limit(&pool, bytes).is_some() {
+                return Ok(None);
+            }
             // Another thread may have what the callback freed under way by now.
             self.beginning = self.begin_search();
             self.give_memory_back();

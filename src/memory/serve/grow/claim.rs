@@ -27,6 +27,30 @@ pub(super) fn limit_reached(pool: &Pool) -> Error {
     Error::no_memory(GPUPOOL, why)
 }
 
+fn fraction_used_up() -> Error {
+    let why = "This process's memory fraction is used up: raise it (set_per_process_memory_fraction), free live blocks \
+               (other pools keep their free memory until their trim()), or request less";
+    Error::no_memory(GPUPOOL, why)
+}
+
+fn pinned_limit_reached() -> Error {
+    let why = "The limit of pinned memory is reached: raise it (set_pinned_limit), free pinned memory, or request less";
+    Error::no_memory(GPUPOOL, why)
+}
+
+/// Returns the refusal of a block that is larger than a limit, so that whatever is freed does not help. None if a limit
+/// was lowered below what is reserved, which may have such a block.
+pub(in crate::memory::serve) fn beyond_a_limit(pool: &Pool, bytes: u64) -> Option<Error> {
+    let is_beyond = |budget: &Budget| budget.limit().is_some_and(|limit| bytes > limit.max(budget.reserved()));
+    if is_beyond(pool.budget()) {
+        Some(limit_reached(pool))
+    } else if is_beyond(&pool.memory.budget) {
+        Some(fraction_used_up())
+    } else {
+        pool.memory.process_budget().is_some_and(is_beyond).then(pinned_limit_reached)
+    }
+}
+
 /// Bytes claimed of a budget, which are returned unless settled.
 pub(super) struct BudgetClaim<'a> {
     budget: &'a Budget,
@@ -53,21 +77,10 @@ impl Drop for BudgetClaim<'_> {
 /// Returns a piece of physical memory from `supply`, within the limits of the pool and the process. `supply` may panic.
 pub(super) fn claimed<R>(pool: &Pool, bytes: u64, supply: impl FnOnce() -> Result<R>) -> Result<R> {
     let memory = pool.memory;
-    let refused = |why: &str| Error::no_memory(GPUPOOL, why);
     let of_pool = BudgetClaim::new(pool.budget(), bytes).ok_or_else(|| limit_reached(pool))?;
-    let of_device = BudgetClaim::new(&memory.budget, bytes).ok_or_else(|| {
-        refused(
-            "This process's memory fraction is used up: raise it (set_per_process_memory_fraction), free live blocks (other \
-             pools keep their free memory until their trim()), or request less",
-        )
-    })?;
-    let of_process = memory.process_budget().map(|budget| {
-        BudgetClaim::new(budget, bytes).ok_or_else(|| {
-            refused(
-                "The limit of pinned memory is reached: raise it (set_pinned_limit), free pinned memory, or request less",
-            )
-        })
-    });
+    let of_device = BudgetClaim::new(&memory.budget, bytes).ok_or_else(fraction_used_up)?;
+    let of_process =
+        memory.process_budget().map(|budget| BudgetClaim::new(budget, bytes).ok_or_else(pinned_limit_reached));
     let of_process = of_process.transpose()?;
     let supplied = if memory.is_of_host() { PINNED_MADE.time(supply) } else { supply() }?;
     memory.pieces.come(bytes);
