@@ -2822,7 +2822,8 @@ def enable_peer_access(device: SupportsIndex, peer: SupportsIndex) -> None:
 
     Raises:
         InvalidValue: There is no such device, or the two cannot access each other.
-        LibraryError: The driver refuses; the peer then gets no access to later memory, and the call may be repeated.
+        LibraryError: The driver refuses; the peer then gets no access to later memory, and the call may be repeated, at
+            best after some blocks of the device were freed.
     """
 
 def peers(device: SupportsIndex | None = None) -> list[int]:

@@ -83,3 +83,27 @@ fn pages_that_cannot_be_opened_to_a_peer_are_replaced() {
     drop((kept, behind));
     assert_all_back();
 }
+
+/// An H100 refused so in one of sixteen processes, in which seven threads moved pages until then.
+#[test]
+fn pages_that_cannot_be_opened_to_a_new_peer_go_once_they_are_free() {
+    host!();
+    let own = stream(0);
+    let (first, kept) = (empty(40 * MIB, &own).unwrap(), empty(30 * MIB, &own).unwrap());
+    submit(&own).unwrap();
+    drop(first);
+    // The pages move, and leave their first place.
+    let moved = empty(50 * MIB, &own).unwrap();
+    complete_all().unwrap();
+    MemPool::builder().device(device(0)).build().unwrap().trim().unwrap();
+    break_moved_extents();
+    let refused = enable_peer_access(device(0), device(1)).unwrap_err().to_string();
+    assert!(refused.contains("(999)") && refused.contains("free blocks of device 0 and call again"), "{refused}");
+    assert!(!accessible(moved.address(), device(1)));
+    drop(moved);
+    enable_peer_access(device(0), device(1)).unwrap();
+    let again = empty(50 * MIB, &own).unwrap();
+    assert!([again.address(), kept.address()].iter().all(|&at| accessible(at, device(1))));
+    drop((again, kept));
+    assert_all_back();
+}

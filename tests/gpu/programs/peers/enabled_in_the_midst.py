@@ -108,7 +108,8 @@ class Run:
             gpupool.enable_peer_access(0, 1)
         except BaseException as error:
             self.failed.append(error)
-        self.enabled.set()
+        else:
+            self.enabled.set()
 
 
 def main() -> None:
@@ -124,7 +125,10 @@ def main() -> None:
     threads = [threading.Thread(target=run.work, args=(number,)) for number in range(THREADS)]
     for thread in threads:
         thread.start()
-    wait_until(lambda: run.failed or min(run.turns) >= TURNS_BEFORE, "every thread is at work")
+    try:
+        wait_until(lambda: run.failed or min(run.turns) >= TURNS_BEFORE, "every thread is at work")
+    except AssertionError as error:
+        run.failed.append(AssertionError(f"{error}: {run.turns} turns each"))
     # Each returns once there is access.
     enablers = [threading.Thread(target=run.enable) for _ in range(2)]
     for thread in enablers:
