@@ -1,6 +1,6 @@
-"""Memory of a device, in tokens of 1 GiB that tests in several processes take turns with.
+"""Tokens, as one for each GiB of a device, that tests in several processes take turns with.
 
-A token is a file that is locked as long as its memory is in use, so that the end of a process gives its tokens back
+A token is a file that is locked as long as it is in use, so that the end of a process gives its tokens back
 however it ends. Who wants some waits in a queue, which is one more locked file, and at its head for tokens that others
 give back: all in their turn, those that want many too, and nobody holds tokens while it waits for its turn.
 """
@@ -34,8 +34,8 @@ def needed(test: pytest.Item) -> int:
     return marker.kwargs["gib"] if marker else USUAL
 
 
-class MemoryTokens:
-    """The tokens of one device, whose files are in a folder that all the processes know."""
+class Tokens:
+    """So many tokens, whose files are in a folder that all the processes know."""
 
     def __init__(self, folder: Path, count: int) -> None:
         self._folder, self._count = folder, count
@@ -75,12 +75,12 @@ class MemoryTokens:
             time.sleep(PAUSE)
 
     @contextlib.contextmanager
-    def taken(self, gib: int) -> Iterator[int]:
+    def taken(self, wanted: int) -> Iterator[int]:
         """Have so many tokens meanwhile, or all where there are fewer; wait until there are."""
         held: dict[int, int] = {}
         try:
             with self._lock("queue"):
-                self._take(held, min(gib, self._count))
+                self._take(held, min(wanted, self._count))
             yield len(held)
         finally:
             for file in held.values():

@@ -1,7 +1,9 @@
 """Tests that need a GPU and CuPy; without them the whole folder is skipped.
 
 Several processes, of pytest-xdist, share the device: before a test begins it takes as many gibibytes as its marker
-`device_memory` says, or waits for them where others have them. What its process has cached goes back with them.
+`device_memory` says, or waits for them where others have them. What its process has cached goes back with them. Tests
+marked `many_driver_calls` take turns: eight of them at once, each with seven threads in the driver, take minutes instead
+of seconds, since the driver has one lock for all processes.
 """
 
 import contextlib
@@ -16,7 +18,7 @@ from pathlib import Path
 import gpupool
 import pytest
 from gpupool import _native
-from memory_tokens import MemoryTokens, count_tokens, needed
+from memory_tokens import Tokens, count_tokens, needed
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "examples"
@@ -41,13 +43,23 @@ def smallest_device() -> int:
         return 0
 
 
-@functools.cache
-def tokens(config: pytest.Config) -> MemoryTokens:
-    """Return the tokens of the devices' memory, which all processes of this run take turns with."""
+def tokens_of(config: pytest.Config, name: str, count: int) -> Tokens:
+    """Return so many tokens, which all processes of this run take turns with."""
     # xdist has a folder in which each of its processes has one.
-    folder = Path(config.option.basetemp).parent / "device_memory"
+    return Tokens(Path(config.option.basetemp).parent / name, count)
+
+
+@functools.cache
+def memory(config: pytest.Config) -> Tokens:
+    """Return the tokens of the devices' memory."""
     processes = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
-    return MemoryTokens(folder, count_tokens(smallest_device(), processes))
+    return tokens_of(config, "device_memory", count_tokens(smallest_device(), processes))
+
+
+@functools.cache
+def driver(config: pytest.Config) -> Tokens:
+    """Return the one token of those that keep the driver busy."""
+    return tokens_of(config, "driver", 1)
 
 
 def give_back_what_is_cached() -> None:
@@ -69,7 +81,10 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     is_waiting = is_one_of_several() and HERE in item.path.parents and not item.get_closest_marker("alone")
     if not is_waiting or not smallest_device():
         return (yield)
-    with tokens(item.config).taken(needed(item)):
+    with contextlib.ExitStack() as turns:
+        if item.get_closest_marker("many_driver_calls"):
+            turns.enter_context(driver(item.config).taken(1))
+        turns.enter_context(memory(item.config).taken(needed(item)))
         try:
             return (yield)
         finally:

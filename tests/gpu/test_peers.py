@@ -3,7 +3,7 @@
 import pytest
 from gpu_helpers import run_program, skip_without_two_gpus
 
-pytestmark = pytest.mark.device_memory(gib=5)
+pytestmark = [pytest.mark.device_memory(gib=5), pytest.mark.many_driver_calls]
 
 # Access is given once in a process, and each has a few of the orders that threads' calls can come in.
 PROCESSES = 8

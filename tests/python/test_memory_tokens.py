@@ -8,7 +8,7 @@ import threading
 from contextlib import contextmanager
 
 import pytest
-from memory_tokens import GIB, MemoryTokens, count_tokens
+from memory_tokens import GIB, Tokens, count_tokens
 from processes import HERE, environment_with
 from waiting import wait_for_end, wait_until
 
@@ -16,8 +16,8 @@ from waiting import wait_for_end, wait_until
 HOLDER = """
 import os, signal, sys
 from pathlib import Path
-from memory_tokens import MemoryTokens
-with MemoryTokens(Path(sys.argv[1]), 4).taken(3):
+from memory_tokens import Tokens
+with Tokens(Path(sys.argv[1]), 4).taken(3):
     child = os.fork() if sys.argv[2] == "forks" else 1
     if not child:
         signal.alarm(60)
@@ -72,7 +72,7 @@ def test_what_processes_keep_is_no_token():
 
 
 def test_who_wants_more_than_there_are_gets_all(folder):
-    with MemoryTokens(folder, 4).taken(40) as taken:
+    with Tokens(folder, 4).taken(40) as taken:
         assert taken == 4
 
 
@@ -80,10 +80,10 @@ def test_who_finds_too_few_waits_for_others(folder):
     order = []
 
     def work():
-        with MemoryTokens(folder, 4).taken(2):
+        with Tokens(folder, 4).taken(2):
             order.append("taken")
 
-    with MemoryTokens(folder, 4).taken(3):
+    with Tokens(folder, 4).taken(3):
         thread = start(work)
         wait_until(lambda: is_somebody_at_the_head(folder), "the other waits")
         order.append("given back")
@@ -95,10 +95,10 @@ def test_who_wants_many_is_not_overtaken_by_those_that_want_few(folder):
     order = []
 
     def work(count):
-        with MemoryTokens(folder, 4).taken(count):
+        with Tokens(folder, 4).taken(count):
             order.append(count)
 
-    with MemoryTokens(folder, 4).taken(3):
+    with Tokens(folder, 4).taken(3):
         many = start(lambda: work(4))
         wait_until(lambda: is_somebody_at_the_head(folder), "the one that wants many waits")
         few = [start(lambda: work(1)) for _ in range(3)]
@@ -111,7 +111,7 @@ def test_tokens_of_a_killed_process_come_back(folder):
         thread_has = threading.Event()
 
         def work():
-            with MemoryTokens(folder, 4).taken(4):
+            with Tokens(folder, 4).taken(4):
                 thread_has.set()
 
         thread = start(work)
@@ -128,14 +128,14 @@ def test_a_child_that_was_forked_meanwhile_holds_none(folder):
             process.stdin.write("\n")
             process.stdin.flush()
             assert process.stdout.readline() == "given back\n"
-            with MemoryTokens(folder, 4).taken(4) as taken:
+            with Tokens(folder, 4).taken(4) as taken:
                 assert taken == 4
         finally:
             os.kill(child, 9)
 
 
 def test_a_failed_test_gives_its_tokens_back(folder):
-    tokens = MemoryTokens(folder, 4)
+    tokens = Tokens(folder, 4)
     with pytest.raises(ZeroDivisionError), tokens.taken(4):
         raise ZeroDivisionError
     with tokens.taken(4) as taken:

@@ -1,8 +1,12 @@
 """Seven threads allocate, grow, sleep and wake on one GPU while another gets access, and then reads every word."""
 
 import contextlib
+import faulthandler
 import itertools
+import os
+import pathlib
 import random
+import sys
 import threading
 
 import cupy
@@ -112,6 +116,17 @@ class Run:
             self.enabled.set()
 
 
+def tell_where_threads_are(run: Run) -> None:
+    """Write what each thread does, and end the process, whose threads may never end."""
+    print(f"turns: {run.turns}", file=sys.stderr)
+    faulthandler.dump_traceback(sys.stderr, all_threads=True)
+    for task in pathlib.Path("/proc/self/task").iterdir():
+        told = [(task / name).read_text().strip() for name in ("comm", "wchan", "syscall")]
+        print(task.name, *told, file=sys.stderr)
+    sys.stderr.flush()
+    os._exit(1)
+
+
 def main() -> None:
     # The kernels are there before the threads are, on both.
     for device in (0, 1):
@@ -127,8 +142,8 @@ def main() -> None:
         thread.start()
     try:
         wait_until(lambda: run.failed or min(run.turns) >= TURNS_BEFORE, "every thread is at work")
-    except AssertionError as error:
-        run.failed.append(AssertionError(f"{error}: {run.turns} turns each"))
+    except AssertionError:
+        tell_where_threads_are(run)
     # Each returns once there is access.
     enablers = [threading.Thread(target=run.enable) for _ in range(2)]
     for thread in enablers:
