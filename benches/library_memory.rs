@@ -5,16 +5,18 @@
 //!   `<library>/handle(stream)` and `lease(stream)` are gpupool's.
 //! - `handler/...` is a block of 1 MiB by the two functions that a library calls, as gpupool and as NVIDIA's samples have
 //!   them, with a synchronisation after each hundred.
-//! - `custatevec/gate ...` is a gate on ten qubits, whose workspace is drawn at each call or given to it.
+//! - `custatevec/gate ...` is a gate on ten qubits, whose workspace is drawn at each call or given to it; also in turns.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::hint::black_box;
 use std::ptr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use gpupool::library::{CUSPARSELT, CUSTATEVEC, CUTENSOR, CUTENSORNET, DeviceMemHandler, Library, Vendor};
-use gpupool::{CusparseLt, Custatevec, Cutensor, Cutensornet, Device, HandlePool, MemPool, Pooled, Stream};
+use gpupool::library::{CUSPARSELT, CUSTATEVEC, CUTENSOR, CUTENSORNET, DeviceMemHandler, Library, RawHandle, Vendor};
+use gpupool::{
+    CusparseLt, Custatevec, Cutensor, Cutensornet, Device, DeviceBuffer, HandlePool, MemPool, Pooled, Stream,
+};
 use libloading::Symbol;
 
 type Driver = unsafe extern "C" fn(*mut u64, usize, *mut c_void) -> c_int;
@@ -162,6 +164,9 @@ fn handlers(criterion: &mut Criterion) {
 
 const QUBITS: u32 = 16;
 const TARGETS: u32 = 10;
+/// How often the gates take turns, and how many each applies in a turn.
+const TURNS: usize = 301;
+const OF_A_TURN: u32 = 8;
 /// `CUDA_C_64F`, `CUSTATEVEC_MATRIX_LAYOUT_ROW`.
 const COMPLEX: c_int = 5;
 const BY_ROWS: c_int = 1;
@@ -199,6 +204,55 @@ type SizeOfMatrix = unsafe extern "C" fn(
 ) -> c_int;
 type SetHandler = unsafe extern "C" fn(*mut c_void, *const DeviceMemHandler) -> c_int;
 
+/// A gate, and what cuStateVec has for it.
+struct Gate<'a> {
+    name: &'static str,
+    apply: &'a Symbol<'a, ApplyMatrix>,
+    handle: RawHandle,
+    stream: &'a Stream,
+    state: &'a DeviceBuffer,
+    matrix: *const c_void,
+    targets: &'a [i32],
+    /// Given to each call; none is drawn then.
+    workspace: Option<DeviceBuffer>,
+}
+
+impl Gate<'_> {
+    /// Applies it and waits for it.
+    fn apply(&self) {
+        let (address, given) = match &self.workspace {
+            Some(workspace) => (ptr::without_provenance_mut(workspace.address() as usize), workspace.nbytes() as usize),
+            None => (ptr::null_mut(), 0),
+        };
+        let raw = self.handle.as_ptr();
+        let state = ptr::without_provenance_mut(self.state.address() as usize);
+        let (targets, count) = (self.targets.as_ptr(), self.targets.len() as u32);
+        // SAFETY: the state and the workspace are as large as cuStateVec asks for, and used on this stream alone.
+        let status = unsafe {
+            (self.apply)(
+                raw,
+                state,
+                COMPLEX,
+                QUBITS,
+                self.matrix,
+                COMPLEX,
+                BY_ROWS,
+                0,
+                targets,
+                count,
+                ptr::null(),
+                ptr::null(),
+                0,
+                0,
+                address,
+                given,
+            )
+        };
+        assert_eq!(status, 0);
+        self.stream.synchronize().expect("it works");
+    }
+}
+
 /// Measures a gate with each handler, on handles of the bench's own, and with a workspace that is there.
 fn gates(criterion: &mut Criterion, library: &libloading::Library, stream: &Stream, ours: DeviceMemHandler) {
     // SAFETY: the types are those of the functions in custatevec.h.
@@ -219,58 +273,68 @@ fn gates(criterion: &mut Criterion, library: &libloading::Library, stream: &Stre
     (0..side).for_each(|row| matrix[2 * (row * side + row)] = 1.0);
     let targets: Vec<i32> = (0..TARGETS as i32).collect();
     let matrix = matrix.as_ptr().cast::<c_void>();
-    let mut group = criterion.benchmark_group("custatevec gate");
-    for (name, handler) in
-        [("gpupool", Some(ours)), ("cuMemAllocAsync", Some(drivers_handler())), ("a workspace that is there", None)]
-    {
-        let handle = CUSTATEVEC.create(Device::from_ordinal(0)).expect("a handle");
-        let raw = handle.as_ptr();
-        let mut bytes = 0;
-        // SAFETY: the handle is the bench's own, the stream and the handler outlive it, and the places are of their types.
-        unsafe {
-            assert_eq!(set_stream(raw, stream.raw().as_ptr()), 0);
-            if let Some(handler) = &handler {
-                assert_eq!(set_handler(raw, handler), 0);
+    let handlers =
+        [("gpupool", Some(ours)), ("cuMemAllocAsync", Some(drivers_handler())), ("a workspace that is there", None)];
+    let gates: Vec<_> = handlers
+        .into_iter()
+        .map(|(name, handler)| {
+            let handle = CUSTATEVEC.create(Device::from_ordinal(0)).expect("a handle");
+            let raw = handle.as_ptr();
+            let mut bytes = 0;
+            // SAFETY: the handle is the bench's own, the stream and the handler outlive it, and the places are of their types.
+            unsafe {
+                assert_eq!(set_stream(raw, stream.raw().as_ptr()), 0);
+                if let Some(handler) = &handler {
+                    assert_eq!(set_handler(raw, handler), 0);
+                }
+                let how = (COMPLEX, BY_ROWS, 0, TARGETS, 0, 0);
+                let outcome =
+                    size_of(raw, COMPLEX, QUBITS, matrix, how.0, how.1, how.2, how.3, how.4, how.5, &mut bytes);
+                assert_eq!(outcome, 0);
             }
-            let how = (COMPLEX, BY_ROWS, 0, TARGETS, 0, 0);
-            assert_eq!(size_of(raw, COMPLEX, QUBITS, matrix, how.0, how.1, how.2, how.3, how.4, how.5, &mut bytes), 0);
-        }
-        println!("custatevec gate: a workspace of {bytes} bytes beside the handle's");
-        let workspace = gpupool::empty(bytes as u64, stream).expect("memory");
-        let (address, given) = match handler {
-            Some(_) => (ptr::null_mut(), 0),
-            None => (ptr::without_provenance_mut(workspace.address() as usize), bytes),
-        };
-        group.bench_function(name, |bench| {
-            bench.iter(|| {
-                // SAFETY: the state and the workspace are as large as cuStateVec asks for, and used on this stream alone.
-                let status = unsafe {
-                    apply(
-                        raw,
-                        ptr::without_provenance_mut(state.address() as usize),
-                        COMPLEX,
-                        QUBITS,
-                        matrix,
-                        COMPLEX,
-                        BY_ROWS,
-                        0,
-                        targets.as_ptr(),
-                        TARGETS,
-                        ptr::null(),
-                        ptr::null(),
-                        0,
-                        0,
-                        address,
-                        given,
-                    )
-                };
-                assert_eq!(status, 0);
-                stream.synchronize().expect("it works");
-            });
-        });
-        CUSTATEVEC.destroy(handle).expect("it is destroyed");
+            println!("custatevec gate: a workspace of {bytes} bytes beside the handle's");
+            let workspace = handler.is_none().then(|| gpupool::empty(bytes as u64, stream).expect("memory"));
+            let (apply, state, targets) = (&apply, &state, &targets[..]);
+            Gate { name, apply, handle, stream, state, matrix, targets, workspace }
+        })
+        .collect();
+    let mut group = criterion.benchmark_group("custatevec gate");
+    for gate in &gates {
+        group.bench_function(gate.name, |bench| bench.iter(|| gate.apply()));
     }
     group.finish();
+    take_turns(&gates);
+    for gate in gates {
+        CUSTATEVEC.destroy(gate.handle).expect("it is destroyed");
+    }
+}
+
+/// Prints the median of a gate with each handler, another one first in each turn, and of its ratio to the driver's
+/// allocator in the same turn: what a single run of each measures differs by more than the handlers do.
+fn take_turns(gates: &[Gate<'_>]) {
+    let mut times = vec![Vec::new(); gates.len()];
+    for turn in 0..TURNS {
+        for number in (0..gates.len()).map(|number| (number + turn) % gates.len()) {
+            let begun = Instant::now();
+            (0..OF_A_TURN).for_each(|_| gates[number].apply());
+            times[number].push(begun.elapsed().as_secs_f64() * 1e6 / f64::from(OF_A_TURN));
+        }
+    }
+    let median = |mut figures: Vec<f64>| {
+        figures.sort_by(f64::total_cmp);
+        figures[figures.len() / 2]
+    };
+    let drivers = times[1].clone();
+    for (gate, figures) in gates.iter().zip(times) {
+        let ratios: Vec<_> = figures.iter().zip(&drivers).map(|(one, other)| one / other).collect();
+        let shorter = ratios.iter().filter(|&&ratio| ratio < 1.0).count();
+        println!(
+            "custatevec gate in {TURNS} turns, {}: {:.1} us, {:.4} of cuMemAllocAsync's, shorter in {shorter}",
+            gate.name,
+            median(figures),
+            median(ratios)
+        );
+    }
 }
 
 criterion_group! {

@@ -2,8 +2,8 @@
 
 Several processes, of pytest-xdist, share the device: before a test begins it takes as many gibibytes as its marker
 `device_memory` says, or waits for them where others have them. What its process has cached goes back with them. Tests
-marked `many_driver_calls` take turns: eight of them at once, each with seven threads in the driver, take minutes instead
-of seconds, since the driver has one lock for all processes.
+marked `many_driver_calls` take turns: eight at once, each with seven threads in the driver, take minutes instead of
+seconds, since the driver has one lock for all processes.
 """
 
 import contextlib
