@@ -121,8 +121,10 @@ def tell_where_threads_are(run: Run) -> None:
     print(f"turns: {run.turns}", file=sys.stderr)
     faulthandler.dump_traceback(sys.stderr, all_threads=True)
     for task in pathlib.Path("/proc/self/task").iterdir():
-        told = [(task / name).read_text().strip() for name in ("comm", "wchan", "syscall")]
-        print(task.name, *told, file=sys.stderr)
+        # Not of a thread that has just ended.
+        with contextlib.suppress(OSError):
+            told = [(task / name).read_text().strip() for name in ("comm", "wchan", "syscall")]
+            print(task.name, *told, file=sys.stderr)
     sys.stderr.flush()
     os._exit(1)
 
