@@ -210,7 +210,7 @@ fn what_was_refused_is_done_when_it_is_asked_for_again() {
     let (own, other) = (stream(0), stream(0));
     let blocks = [empty(40 * MIB, &own).unwrap(), empty(40 * MIB, &other).unwrap()];
     for after in 0..2 {
-        inject(Fault { call: Call::MemorySetAccess, kind: StatusKind::Other, after, times: 1 });
+        inject(Fault { call: Call::MemorySetAccess, kind: StatusKind::OutOfMemory, after, times: 1 });
         let error = enable_peer_access(device(0), device(1)).unwrap_err();
         assert!(matches!(error.kind(), ErrorKind::Library(_)), "{error}");
         assert_eq!(clear_faults(), 0);
