@@ -51,7 +51,8 @@ def fail():
     pool = gpupool.MemPool(limit=8 << 20)
     kept.append(pool)
     with gpupool.use_mem_pool(pool):
-        raised(gpupool.Error, gpupool.empty, 20 << 20)
+        kept.append(gpupool.empty(4 << 20))
+        raised(gpupool.Error, gpupool.empty, 8 << 20)
     raised(gpupool.Error, gpupool.HandlePool("own", no_handle, lambda handle: None).handle)
 
 
