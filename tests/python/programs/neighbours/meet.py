@@ -192,7 +192,8 @@ def of_two_claims_at_once_one_is_held() -> None:
         for _ in range(20):
             one.begin(try_claim, 40 * MIB)
             other.begin(try_claim, 40 * MIB)
-            assert sorted([one.end(), other.end()]) == [False, True]
+            is_held = [one.end(), other.end()]
+            assert sorted(is_held) == [False, True], is_held
             one.call(release)
             other.call(release)
 
