@@ -39,6 +39,17 @@ impl Budget {
         self.reserved.load(Ordering::Relaxed)
     }
 
+    /// Returns whether so many more bytes are within the limit.
+    pub(in crate::memory) fn has_room_for(&self, bytes: u64) -> bool {
+        self.limit().is_none_or(|limit| self.reserved().saturating_add(bytes) <= limit)
+    }
+
+    /// Returns whether a block of so many bytes can be within the limit, or within what was reserved before that was
+    /// lowered.
+    pub(in crate::memory) fn can_hold(&self, bytes: u64) -> bool {
+        self.limit().is_none_or(|limit| bytes <= limit.max(self.reserved()))
+    }
+
     pub(in crate::memory) fn peak(&self) -> u64 {
         self.peak.load(Ordering::Relaxed)
     }

@@ -38,17 +38,23 @@ fn pinned_limit_reached() -> Error {
     Error::no_memory(GPUPOOL, why)
 }
 
-/// Returns the refusal of a block that is larger than a limit, so that whatever is freed does not help. None if a limit
-/// was lowered below what is reserved, which may have such a block.
+/// A budget that what a pool takes is within, and the refusal of what is not.
+type Limited<'a> = (&'a Budget, fn(&Pool) -> Error);
+
+/// Returns the budgets of the pool and of the process, for the device and for pinned memory.
+fn budgets(pool: &Pool) -> [Option<Limited<'_>>; 3] {
+    let memory = pool.memory;
+    [
+        Some((pool.budget(), limit_reached)),
+        Some((&memory.budget, |_| fraction_used_up())),
+        memory.process_budget().map(|budget| -> Limited<'_> { (budget, |_| pinned_limit_reached()) }),
+    ]
+}
+
+/// Returns the refusal of a block that is larger than a limit, so that whatever is freed does not help.
 pub(in crate::memory::serve) fn beyond_a_limit(pool: &Pool, bytes: u64) -> Option<Error> {
-    let is_beyond = |budget: &Budget| budget.limit().is_some_and(|limit| bytes > limit.max(budget.reserved()));
-    if is_beyond(pool.budget()) {
-        Some(limit_reached(pool))
-    } else if is_beyond(&pool.memory.budget) {
-        Some(fraction_used_up())
-    } else {
-        pool.memory.process_budget().is_some_and(is_beyond).then(pinned_limit_reached)
-    }
+    let (_, refusal) = budgets(pool).into_iter().flatten().find(|(budget, _)| !budget.can_hold(bytes))?;
+    Some(refusal(pool))
 }
 
 /// Bytes claimed of a budget, which are returned unless settled.
@@ -75,15 +81,15 @@ impl Drop for BudgetClaim<'_> {
 }
 
 /// Returns a piece of physical memory from `supply`, within the limits of the pool and the process. `supply` may panic.
-pub(super) fn claimed<R>(pool: &Pool, bytes: u64, supply: impl FnOnce() -> Result<R>) -> Result<R> {
+pub(super) fn claimed<'a, R>(pool: &'a Pool, bytes: u64, supply: impl FnOnce() -> Result<R>) -> Result<R> {
     let memory = pool.memory;
-    let of_pool = BudgetClaim::new(pool.budget(), bytes).ok_or_else(|| limit_reached(pool))?;
-    let of_device = BudgetClaim::new(&memory.budget, bytes).ok_or_else(fraction_used_up)?;
-    let of_process =
-        memory.process_budget().map(|budget| BudgetClaim::new(budget, bytes).ok_or_else(pinned_limit_reached));
-    let of_process = of_process.transpose()?;
+    let claim = |limited: Option<Limited<'a>>| {
+        limited.map(|(budget, refusal)| BudgetClaim::new(budget, bytes).ok_or_else(|| refusal(pool))).transpose()
+    };
+    let [of_pool, of_device, of_process] = budgets(pool);
+    let claims = [claim(of_pool)?, claim(of_device)?, claim(of_process)?];
     let supplied = if memory.is_of_host() { PINNED_MADE.time(supply) } else { supply() }?;
     memory.pieces.come(bytes);
-    [Some(of_pool), Some(of_device), of_process].into_iter().flatten().for_each(BudgetClaim::settle);
+    claims.into_iter().flatten().for_each(BudgetClaim::settle);
     Ok(supplied)
 }

@@ -92,9 +92,7 @@ pub(super) fn with_room_made<R>(pool: &Pool, bytes: u64, mut attempt: impl FnMut
 /// are none.
 pub(super) fn discard(pool: &Pool, bytes: u64) -> bool {
     // What others give up does not help a pool at its limit.
-    let budget = pool.budget();
-    let is_at_limit = budget.limit().is_some_and(|limit| budget.reserved().saturating_add(bytes) > limit);
-    let only = is_at_limit.then_some(pool.number);
+    let only = (!pool.budget().has_room_for(bytes)).then_some(pool.number);
     DeviceCaches::known(pool.memory.location)
         .is_some_and(|caches| caches.discardable.discard(bytes, u64::MAX, only, true) > 0)
 }

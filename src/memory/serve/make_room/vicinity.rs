@@ -5,7 +5,6 @@ use std::sync::{Arc, OnceLock};
 
 use crate::error::{NeighbourUse, Result};
 use crate::ids::{Device, MemoryLocation};
-use crate::memory::device::Budget;
 use crate::memory::pool::Pool;
 use crate::sync::ThisThread;
 
@@ -44,8 +43,7 @@ pub(in crate::memory::serve) fn settle_in(location: MemoryLocation) {
 /// Asks for memory for a pool's request, and returns the bytes that came. None for a pool at its limit, or on a device at
 /// the process's own, where others' memory does not help.
 pub(in crate::memory) fn ask_neighbours(pool: &Pool, bytes: u64) -> u64 {
-    let exceeds = |budget: &Budget| budget.limit().is_some_and(|limit| budget.reserved().saturating_add(bytes) > limit);
-    if exceeds(pool.budget()) || exceeds(&pool.memory.budget) {
+    if ![pool.budget(), &pool.memory.budget].into_iter().all(|budget| budget.has_room_for(bytes)) {
         return 0;
     }
     on_device(pool.memory.location, |vicinity, device| vicinity.ask(device, bytes)).unwrap_or(0)
