@@ -26,17 +26,18 @@ pub(crate) fn enable_peer(device: Device, peer: Device) -> Result<()> {
              through the host instead"
         )));
     }
-    let mut opened = caches.memory.range.let_in(peer);
     for _ in 0..A_FEW {
-        match &opened {
+        match caches.memory.range.let_in(peer) {
             Err(refused) if refused.is_status(UNKNOWN) => {
                 make_room(caches, ThisThread::get(), |pool: &Pool| !pool.no_split());
-                opened = caches.memory.range.let_in(peer);
             }
-            _ => return opened,
+            outcome => return outcome,
         }
     }
-    opened.map_err(|refused| {
+    caches.memory.range.let_in(peer).map_err(|refused| {
+        if !refused.is_status(UNKNOWN) {
+            return refused;
+        }
         refused.advised(format!(
             "It opens some pages in use, which have moved, to no other device any more: free blocks of {device} and call \
              again, or enable access before there are any"
