@@ -61,12 +61,19 @@ unsafe impl SegmentSource for MadeUp {
 
 /// A request of more than there is ends while another thread is in `call`, which goes on only after that.
 fn ends_beside(call: impl FnOnce(Sender<()>, Receiver<()>) + Send + 'static) {
+    both_end(call, || {
+        out_of_memory(empty(900 * MIB, &stream(0)));
+    });
+}
+
+/// As [`ends_beside`], for another request.
+fn both_end(call: impl FnOnce(Sender<()>, Receiver<()>) + Send + 'static, asks: impl FnOnce() + Send + 'static) {
     let ((called, is_called), (go_on, may_go_on)) = (channel(), channel());
     let other = thread::spawn(move || call(called, may_go_on));
     is_called.recv_timeout(FOREVER).unwrap();
     let (ended, has_ended) = channel();
     let request = thread::spawn(move || {
-        out_of_memory(empty(900 * MIB, &stream(0)));
+        asks();
         ended.send(()).unwrap();
     });
     let outcome = has_ended.recv_timeout(FOREVER);
@@ -392,21 +399,11 @@ unsafe impl SegmentSource for Busy {
 fn no_request_waits_for_one_that_searches_again_and_is_in_a_callback() {
     host!();
     let live = empty(500 * MIB, &stream(0)).unwrap();
-    let ((called, is_called), (go_on, may_go_on)) = (channel(), channel());
-    let held = Held { called, go_on: Mutex::new(Some(may_go_on)) };
-    let first = Arc::new(Busy { held: Some(held), ..Busy::default() });
-    let first = thread::spawn(move || first.asks());
-    is_called.recv_timeout(FOREVER).unwrap();
-    let (ended, has_ended) = channel();
-    let second = thread::spawn(move || {
-        Arc::new(Busy::default()).asks();
-        ended.send(()).unwrap();
-    });
-    let outcome = has_ended.recv_timeout(FOREVER);
-    go_on.send(()).unwrap();
-    second.join().unwrap();
-    first.join().unwrap();
-    assert!(outcome.is_ok(), "a request waits for another thread's callback, which may wait for it");
+    let searches_again = |called, go_on| {
+        let held = Held { called, go_on: Mutex::new(Some(go_on)) };
+        Arc::new(Busy { held: Some(held), ..Busy::default() }).asks();
+    };
+    both_end(searches_again, || Arc::new(Busy::default()).asks());
     drop(live);
     assert_all_back();
 }
