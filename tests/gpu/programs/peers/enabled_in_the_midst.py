@@ -16,7 +16,8 @@ from waiting import wait_until
 
 MIB = 1 << 20
 THREADS = 7
-# How often each thread looks before access is given, and after.
+# How often each thread allocates before access is given, and looks after. Before, none gets further ahead of another:
+# the driver's lock is not fair, and a thread that sleeps waits for it more often.
 TURNS_BEFORE = 20
 TURNS = 60
 SIZES = [600 << 10, 3 * MIB, 7 * MIB, 30 * MIB, 70 * MIB]
@@ -70,6 +71,7 @@ class Run:
 
     def __init__(self) -> None:
         self.enabled = threading.Event()
+        self.turned = threading.Condition()
         self.turns = [0] * THREADS
         self.failed: list[BaseException] = []
 
@@ -77,7 +79,22 @@ class Run:
         try:
             self.take_turns(number)
         except BaseException as error:
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """Have all threads end."""
+        with self.turned:
             self.failed.append(error)
+            self.turned.notify_all()
+
+    def end_turn(self, number: int) -> None:
+        """Count it, and wait for those that are far behind until there is access."""
+        with self.turned:
+            self.turns[number] += 1
+            self.turned.notify_all()
+            self.turned.wait_for(
+                lambda: self.enabled.is_set() or self.failed or self.turns[number] < min(self.turns) + TURNS_BEFORE
+            )
 
     def take_turns(self, number: int) -> None:
         chance = random.Random(number)
@@ -103,7 +120,7 @@ class Run:
                 held.pop(chance.randrange(len(held)))
             if chance.randrange(16) == 0:
                 gpupool.empty_cache()
-            self.turns[number] += 1
+            self.end_turn(number)
         held.clear()
         pool.close()
 
@@ -111,9 +128,11 @@ class Run:
         try:
             gpupool.enable_peer_access(0, 1)
         except BaseException as error:
-            self.failed.append(error)
+            self.fail(error)
         else:
-            self.enabled.set()
+            with self.turned:
+                self.enabled.set()
+                self.turned.notify_all()
 
 
 def tell_where_threads_are(run: Run) -> None:
