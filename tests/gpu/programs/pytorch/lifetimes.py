@@ -54,6 +54,7 @@ def of_meanwhile_go_back():
     with torch.cuda.stream(side):
         tensor.add_(1)
     tensor.record_stream(side)
+    torch.cuda.current_stream().wait_stream(side)
     assert all_are(tensor.cpu(), 4)
     del tensor
     torch.cuda.caching_allocator_delete(pointer)
