@@ -54,6 +54,7 @@ _SUBJECTS_OF = {
     "pytorch_peers": ("memory", "python"),
     "rmm.": ("memory", "python"),
     "start": ("python",),
+    "warp_turns": ("memory", "python"),
 }
 # How much the instructions of a call may differ where its sources do.
 TOLERANCE = 0.02

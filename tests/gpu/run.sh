@@ -3,9 +3,9 @@
 # short table last. Usage: run.sh [RESULTS_FOLDER], which gets run.txt (what is printed), log.txt (all output),
 # examples.txt, info.txt, leases.txt, green_contexts.txt, and one object a line in peers.json, workspaces.json, memory.json,
 # turns.json, passes.json, recording.json, ranges.json, idle_server.json, kv_peers.json, pinned.json, pinned_rust.json,
-# sleep.json, neighbours.json, share.json, frameworks.json, plugs.json, rmm.json, rmm_cpp.json, cpp_peers.json,
-# nccl.json, pytorch.json, torch_sharing.json, two_gpus.json, devices.json and devices_mix.json. PYTHON chooses the
-# interpreter (python3); SKIP_BENCHES=1 leaves out the measuring and the long soak, SKIP_TESTS=1 all that is no
+# sleep.json, neighbours.json, share.json, frameworks.json, plugs.json, warp_turns.json, rmm.json, rmm_cpp.json,
+# cpp_peers.json, nccl.json, pytorch.json, torch_sharing.json, two_gpus.json, devices.json and devices_mix.json. PYTHON
+# chooses the interpreter (python3); SKIP_BENCHES=1 leaves out the measuring and the long soak, SKIP_TESTS=1 all that is no
 # measuring. Of that, ONLY=handles, memory, copies, frameworks, pytorch, devices or examples does one part, and
 # ONLY=memory also leaves out tests that are not about memory. TRACES names a folder with more logs to replay than
 # tests/data has, and TURNS says how often peers take turns (5).
@@ -150,6 +150,10 @@ run_frameworks() {
   measure rmm_cpp.json 600 rmm_peers/rmm_peers
   measure cpp_peers.json 200 cpp_peers/cpp_peers
   measure plugs.json 580 "$python" benches/plug_peers.py
+  # Warp's wheel is larger than all that is here, and may be missing.
+  if "$python" -c 'import warp' 2>/dev/null; then
+    measure warp_turns.json 300 "$python" benches/warp_turns.py
+  fi
   NCCL_NVLS_ENABLE=0 measure nccl.json 120 "$python" benches/nccl.py
 }
 
@@ -224,7 +228,6 @@ run_tests() {
       info library_memory loader logging miopen numba nvmath nvtx platforms rocm_libraries setters summary \
       torch_allocator torch_enabled versions workflows workspaces)
   for example in examples/*.py; do
-    # Warp's wheel is larger than all that is here, and may be missing.
     case $example in *warp_*) "$python" -c 'import warp' 2>/dev/null || continue ;; esac
     step "$(basename "$example" .py)" "$python" "$example"
   done
@@ -295,7 +298,7 @@ mkdir -p "$results"
 rm -f "$results"/{log,examples,leases,green_contexts,library_memory}.txt \
   "$results"/{peers,workspaces,memory,turns,passes,recording,ranges,idle_server,kv_peers}.json \
   "$results"/{pinned,pinned_rust,sleep,neighbours,share}.json \
-  "$results"/{frameworks,plugs,rmm,rmm_cpp,cpp_peers,nccl,pytorch,torch_sharing}.json \
+  "$results"/{frameworks,plugs,warp_turns,rmm,rmm_cpp,cpp_peers,nccl,pytorch,torch_sharing}.json \
   "$results"/{two_gpus,devices,devices_mix}.json
 run_all | tee "$results/run.txt"
 status=$?
