@@ -129,6 +129,11 @@ class WarpMeasures(PlugMeasures):
 
     def program(self) -> float:
         """Return the milliseconds of some steps of Warp's sample, whose kernels the first call compiles."""
+        self.prepare_sample()
+        return self.steps()
+
+    def prepare_sample(self) -> None:
+        """Make Warp's sample, and compile its kernels."""
         warp = self._warp
         if self._sample is None:
             from warp.examples.fem.example_navier_stokes import Example
@@ -136,14 +141,14 @@ class WarpMeasures(PlugMeasures):
             warp.set_module_options({"enable_backward": False})
             with warp.ScopedDevice("cuda:0"):
                 self._sample = Example(quiet=True)
-            self._steps()
-        return self._steps()
+            self.steps()
 
-    def _steps(self) -> float:
+    def steps(self, count: int = STEPS) -> float:
+        """Return the milliseconds of so many steps of the sample."""
         self._warp.synchronize_device("cuda:0")
         start = time.perf_counter()
         with self._warp.ScopedDevice("cuda:0"):
-            for _ in range(STEPS):
+            for _ in range(count):
                 self._sample.step()
         self._warp.synchronize_device("cuda:0")
         return (time.perf_counter() - start) * 1e3

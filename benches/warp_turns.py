@@ -7,63 +7,56 @@ have the same kernels, processors and clocks: between two processes these differ
 are milliseconds of a turn's steps: the medians, the quartiles, and the median of the ratios of each turn.
 """
 
+import contextlib
 import gc
 import statistics
 import sys
-import time
 
 import gpupool
-import warp
 from figures import tell
+from plug_peer import WarpMeasures
+from turns import ratio
 
-STEPS = 20
 # What enables each way.
 WAYS = {"warp over gpupool": gpupool.warp.enable, "warp": gpupool.warp.disable}
 
 
-def steps_of(sample: object) -> float:
-    """Return the milliseconds of some steps."""
-    warp.synchronize_device("cuda:0")
-    start = time.perf_counter()
-    for _ in range(STEPS):
-        sample.step()
-    warp.synchronize_device("cuda:0")
-    return (time.perf_counter() - start) * 1e3
+def measure(turns: int) -> dict[str, list[float]]:
+    """Return the milliseconds of each turn."""
+    warp = WarpMeasures("warp")
+    warp.prepare_sample()
+    times: dict[str, list[float]] = {way: [] for way in WAYS}
+    # Each allocator takes its memory.
+    for enable in WAYS.values():
+        enable()
+        warp.steps()
+    # A collection takes longer than many steps, and falls on the way that is at work.
+    gc.disable()
+    for turn in range(turns):
+        for way in list(WAYS)[:: -1 if turn % 2 else 1]:
+            WAYS[way]()
+            # The arrays that live from step to step become this allocator's.
+            warp.steps(1)
+            times[way].append(warp.steps())
+        gc.collect()
+    return times
 
 
 def main(turns: int) -> None:
     """Print what each way takes, and the ratio of both."""
-    warp.config.quiet = True
-    warp.init()
-    from warp.examples.fem.example_navier_stokes import Example
-
-    warp.set_module_options({"enable_backward": False})
-    times: dict[str, list[float]] = {way: [] for way in WAYS}
-    with warp.ScopedDevice("cuda:0"):
-        sample = Example(quiet=True)
-        # Compiles the kernels, and has each allocator take its memory.
-        for enable in WAYS.values():
-            enable()
-            steps_of(sample)
-        # A collection takes longer than many steps, and falls on the way that is at work.
-        gc.disable()
-        for turn in range(turns):
-            for way in list(WAYS)[:: -1 if turn % 2 else 1]:
-                WAYS[way]()
-                # The arrays that live from step to step become this allocator's.
-                sample.step()
-                times[way].append(steps_of(sample))
-            gc.collect()
+    # What Warp prints is not a result.
+    with contextlib.redirect_stdout(sys.stderr):
+        times = measure(turns)
     for way, figures in times.items():
         lower, median, upper = statistics.quantiles(figures, n=4)
         tell(peer=way, work="program", turns=turns, ms=round(median, 2), quartiles=[round(lower, 2), round(upper, 2)])
-    ratios = [one / other for one, other in zip(*times.values(), strict=True)]
+    ours, theirs = times.values()
     tell(
         work="program",
         ratio=" over ".join(WAYS),
-        of_medians=round(statistics.median(times["warp over gpupool"]) / statistics.median(times["warp"]), 4),
-        median_of_ratios=round(statistics.median(ratios), 4),
-        shorter=sum(ratio < 1 for ratio in ratios),
+        of_medians=round(statistics.median(ours) / statistics.median(theirs), 4),
+        median_of_ratios=ratio(ours, theirs),
+        shorter=sum(one < other for one, other in zip(ours, theirs, strict=True)),
         turns=turns,
     )
 

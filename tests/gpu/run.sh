@@ -50,6 +50,9 @@ only() { [ -z "${ONLY:-}" ] || [ "$ONLY" = "$1" ]; }
 # Whether tests and examples are wanted.
 tests() { [ -z "${SKIP_TESTS:-}" ]; }
 
+# Whether Warp is there: its wheel is larger than all that is here.
+has_warp() { "$python" -c 'import warp' 2>/dev/null; }
+
 # Where compute-sanitizer is, if anywhere.
 find_sanitizer() {
   local place
@@ -150,10 +153,7 @@ run_frameworks() {
   measure rmm_cpp.json 600 rmm_peers/rmm_peers
   measure cpp_peers.json 200 cpp_peers/cpp_peers
   measure plugs.json 580 "$python" benches/plug_peers.py
-  # Warp's wheel is larger than all that is here, and may be missing.
-  if "$python" -c 'import warp' 2>/dev/null; then
-    measure warp_turns.json 300 "$python" benches/warp_turns.py
-  fi
+  has_warp && measure warp_turns.json 300 "$python" benches/warp_turns.py
   NCCL_NVLS_ENABLE=0 measure nccl.json 120 "$python" benches/nccl.py
 }
 
@@ -228,7 +228,7 @@ run_tests() {
       info library_memory loader logging miopen numba nvmath nvtx platforms rocm_libraries setters summary \
       torch_allocator torch_enabled versions workflows workspaces)
   for example in examples/*.py; do
-    case $example in *warp_*) "$python" -c 'import warp' 2>/dev/null || continue ;; esac
+    case $example in *warp_*) has_warp || continue ;; esac
     step "$(basename "$example" .py)" "$python" "$example"
   done
 }
