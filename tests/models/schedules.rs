@@ -561,7 +561,8 @@ impl World {
     fn step_of_ranges(&self, kind: Kind, random: &mut Random) {
         let place = random.below(POOLS);
         if kind == Kind::ReplaceRange {
-            let new = range_of(&self.pools.lock().unwrap()[place].clone());
+            let pool = Arc::clone(&self.pools.lock().unwrap()[place]);
+            let new = range_of(&pool);
             let old = std::mem::replace(&mut self.ranges.lock().unwrap()[place], new);
             // Another thread that has it uses it for its step alone.
             drop(old);
