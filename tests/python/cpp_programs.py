@@ -5,7 +5,9 @@ import importlib.util
 import os
 import shutil
 import subprocess
+import tempfile
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import gpupool
@@ -72,15 +74,22 @@ def run(program, **variables):
     return done.stdout
 
 
-def sanitizer(folder):
-    """Return the option for AddressSanitizer, which finds leaks too, if the compiler has it."""
-    source = folder / "sanitized.cpp"
-    source.write_text("int main() {}\n")
-    command = ["c++", "-fsanitize=address", str(source), "-o", str(folder / "sanitized")]
-    compiles = shutil.which("c++") and subprocess.run(command, capture_output=True, check=False).returncode == 0
-    # It also has to run: it does not under every emulator or limit of memory.
-    runs = compiles and subprocess.run([folder / "sanitized"], capture_output=True, check=False).returncode == 0
-    return ["-fsanitize=address", "-g"] if runs else []
+@cache
+def sanitizer():
+    """Return the option for AddressSanitizer, which finds leaks too, if the compiler has it.
+
+    It names functions without debug information too, which takes the compiler long.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        program = f"{folder}/sanitized"
+        command = ["c++", "-fsanitize=address", "-x", "c++", "-", "-o", program]
+        compiles = (
+            shutil.which("c++")
+            and not subprocess.run(command, input=b"int main() {}", capture_output=True, check=False).returncode
+        )
+        # It also has to run: it does not under every emulator or limit of memory.
+        runs = compiles and subprocess.run([program], capture_output=True, check=False).returncode == 0
+    return ["-fsanitize=address"] if runs else []
 
 
 def headers_of(framework, variable, *wheels):

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -50,14 +51,14 @@ def test_wrappers_give_back_what_they_hold(library, tmp_path, standard):
 @pytest.mark.parametrize("standard", ["c++17", "c++20"])
 def test_what_callbacks_throw_comes_out_of_the_call_that_led_to_them(library, tmp_path, standard):
     source = ROOT / "tests" / "cpp" / "callbacks.cpp"
-    options = [f"-std={standard}", *STRICT, *sanitizer(tmp_path), *link(library)]
+    options = [f"-std={standard}", *STRICT, *sanitizer(), *link(library)]
     assert run(build("c++", source, tmp_path / "program", *options)) == ""
 
 
 @pytest.mark.parametrize("standard", ["c++17", "c++20"])
 def test_handles_come_from_their_pools_and_go_back(library, tmp_path, standard):
     source = ROOT / "tests" / "cpp" / "handles.cpp"
-    options = [f"-std={standard}", *STRICT, *sanitizer(tmp_path), *link(library)]
+    options = [f"-std={standard}", *STRICT, *sanitizer(), *link(library)]
     assert run(build("c++", source, tmp_path / "program", *options)) == ""
 
 
@@ -73,54 +74,93 @@ def test_cublas_says_which_stream_its_handles_have(library, tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-@pytest.mark.parametrize(
-    ("wrong", "why"),
-    [
-        ("(void)gpupool::handle<void *>();", "not the handle of one library"),
-        ("(void)gpupool::handle<int>();", "not the handle of one library"),
-        ("cublasHandle_t handle = gpupool::handle<cudnnContext *>();", "cannot (convert|initialize)"),
-        ("cublasHandle_t handle = gpupool::lease<cublasHandle_t>();", "conver"),
-        ("cublasHandle_t handle = gpupool::lease<cublasHandle_t>().get();", "delete"),
-        ("gpupool::lease<cublasHandle_t> lease = nullptr;", "conver"),
-        ("gpupool::lease<cublasHandle_t> first; auto second = first;", "delete"),
-    ],
-)
-def test_what_would_mislead_does_not_compile(tmp_path, wrong, why):
+WRONG = {
+    "(void)gpupool::handle<void *>();": "not the handle of one library",
+    "(void)gpupool::handle<int>();": "not the handle of one library",
+    "cublasHandle_t handle = gpupool::handle<cudnnContext *>();": "cannot (convert|initialize)",
+    "cublasHandle_t handle = gpupool::lease<cublasHandle_t>();": "conver",
+    "cublasHandle_t handle = gpupool::lease<cublasHandle_t>().get();": "delete",
+    "gpupool::lease<cublasHandle_t> lease = nullptr;": "conver",
+    "gpupool::lease<cublasHandle_t> first; auto second = first;": "delete",
+}
+
+
+@pytest.fixture(scope="module")
+def complaints(tmp_path_factory):
+    """Return what the compiler says of all that is wrong, from one run: each in a file of its own name."""
     if shutil.which("c++") is None:
         pytest.skip("needs a compiler, c++")
-    text = "#include <gpupool_handles.hpp>\ntypedef struct cublasContext *cublasHandle_t;\nint main() {{ {} }}\n"
-    source = tmp_path / "program.cpp"
+    lines = ["#include <gpupool_handles.hpp>", "typedef struct cublasContext *cublasHandle_t;"]
+    for number, text in enumerate(("(void)gpupool::handle<cublasHandle_t>();", *WRONG)):
+        lines += [f'#line 1 "case {number}"', f"void function_{number}() {{ {text} }}"]
+    source = tmp_path_factory.mktemp("wrong") / "program.cpp"
+    source.write_text("\n".join(lines) + "\n")
     compile_it = ["c++", "-std=c++17", "-fsyntax-only", f"-I{INCLUDE}", str(source)]
-    source.write_text(text.format("(void)gpupool::handle<cublasHandle_t>();"))
-    assert subprocess.run(compile_it, check=False).returncode == 0
-    source.write_text(text.format(wrong))
     done = subprocess.run(compile_it, capture_output=True, text=True, check=False)
     assert done.returncode != 0
-    assert re.search(why, done.stderr)
+    # What is right, which is the first, is not named.
+    _, *told = re.split(r"^case (?=\d+:)", done.stderr, flags=re.MULTILINE)
+    found = {}
+    for part in told:
+        number, text = part.split(":", 1)
+        found[int(number)] = found.get(int(number), "") + text
+    assert 0 not in found, found[0]
+    return found
+
+
+@pytest.mark.parametrize(("wrong", "why"), WRONG.items())
+def test_what_would_mislead_does_not_compile(complaints, wrong, why):
+    number = 1 + list(WRONG).index(wrong)
+    assert number in complaints, "it compiles"
+    assert re.search(f"error: .*{why}", complaints[number])
+
+
+def compile_streams(out, resources, *options):
+    cuda = ["-DWITH_RESOURCES", *cuda_headers()] if resources else []
+    # Unoptimised, so that the linker takes the first of two functions of one name.
+    options = ["-c", "-std=c++17", "-O0", *STRICT, *cuda, *options]
+    return build("c++", ROOT / "tests" / "cpp" / "default_streams.cpp", out, *options)
+
+
+@pytest.fixture(scope="module")
+def legacy(tmp_path_factory):
+    """Return what compiles once, with CCCL and without it, the half of a program that has the legacy default stream."""
+    return cache(lambda resources: compile_streams(tmp_path_factory.mktemp("legacy") / "legacy.o", resources))
 
 
 @pytest.mark.parametrize("macro", ["CUDA_API_PER_THREAD_DEFAULT_STREAM", "HIP_API_PER_THREAD_DEFAULT_STREAM"])
 @pytest.mark.parametrize("resources", [False, True], ids=["classes", "CCCL"])
-def test_a_null_stream_is_the_one_that_the_code_was_compiled_for(library, tmp_path, macro, resources):
-    source = ROOT / "tests" / "cpp" / "default_streams.cpp"
-    cuda = ["-DWITH_RESOURCES", *cuda_headers()] if resources else []
-    # Unoptimised, so that the linker takes the first of two functions of one name.
-    options = ["-std=c++17", "-O0", *STRICT, *cuda]
-    legacy = build("c++", source, tmp_path / "legacy.o", "-c", *options)
-    per_thread = build("c++", source, tmp_path / "per_thread.o", "-c", "-DAS_PER_THREAD", f"-D{macro}", *options)
-    for first, second in ((legacy, per_thread), (per_thread, legacy)):
-        program = build("c++", first, tmp_path / "program", str(second), *options, *link(library))
-        assert run(program) == ""
+def test_a_null_stream_is_the_one_that_the_code_was_compiled_for(library, tmp_path, legacy, macro, resources):
+    per_thread = compile_streams(tmp_path / "per_thread.o", resources, "-DAS_PER_THREAD", f"-D{macro}")
+    halves = (legacy(resources), per_thread)
+    for first, second in (halves, halves[::-1]):
+        links = [*link(library), *(cuda_headers() if resources else [])]
+        assert run(build("c++", first, tmp_path / "program", str(second), *links)) == ""
+
+
+@pytest.fixture(scope="module")
+def fuzzer(library, tmp_path_factory):
+    """Return the program that makes random calls."""
+    source, out = ROOT / "tests" / "fuzz" / "c_table.cpp", tmp_path_factory.mktemp("fuzzer") / "program"
+    return build("c++", source, out, "-std=c++17", *STRICT, *sanitizer(), *link(library))
+
+
+def fuzz(fuzzer, seed, threads):
+    """Make one round of random calls: `make fuzz-c` makes more."""
+    done = subprocess.run([fuzzer, "0", str(seed), str(threads)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_random_calls_of_the_table_keep_its_promises(library, tmp_path, threads):
-    source = ROOT / "tests" / "fuzz" / "c_table.cpp"
-    program = build("c++", source, tmp_path / "program", "-std=c++17", *STRICT, *sanitizer(tmp_path), *link(library))
-    # One round each of some seeds: `make fuzz-c` makes more.
-    for seed in range(1, 4):
-        done = subprocess.run([program, "0", str(seed), str(threads)], capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stderr) == (0, "")
+def test_random_calls_of_the_table_keep_its_promises(fuzzer, threads):
+    fuzz(fuzzer, 1, threads)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("seed", range(2, 8))
+def test_more_random_calls_of_the_table_keep_its_promises(fuzzer, seed, threads):
+    fuzz(fuzzer, seed, threads)
 
 
 def test_what_no_call_can_throw_is_written_to_stderr(library, tmp_path):

@@ -1,11 +1,15 @@
 """Frameworks that are enabled as a program imports them: by modules in their place, and by the real ones."""
 
+import contextlib
+
 import _gpupool_enable as hook
 import pytest
 from framework_machine import framework_machine
 from gpupool import worker
+from gpupool._compiled.cache import NoLibrary
 from gpupool._run import enabling as _enabling
 from pytorch.fetch import VERSIONS
+from rmm_module import cache_of, compiled_module
 from running import run_bare_program, start_bare_program
 from torch_machine import COMPILED, TorchMachine
 
@@ -57,13 +61,23 @@ def test_a_framework_that_cannot_be_enabled_is_told_of_by_a_warning(folder):
     assert done.stderr.startswith("gpupool: torch stays on its own memory")
 
 
+def rmm_compiled():
+    """Have gpupool's module for RMM compiled once for all tests; return the variables with which it is found."""
+    rmm = pytest.importorskip("rmm")
+    # Where none can be compiled there is a warning, which fails the program.
+    with contextlib.suppress(NoLibrary):
+        compiled_module(rmm)
+    return {"XDG_CACHE_HOME": str(cache_of(rmm))}
+
+
 @pytest.mark.parametrize(
     ("name", "what"),
     [("numba_cuda", "numba"), ("cuda.core", "cuda_core"), ("rmm", "rmm"), ("cupy", "cupy")],
 )
 def test_real_frameworks_are_enabled_without_a_start_of_the_driver(tmp_path, name, what):
     pytest.importorskip(name)
-    framework_machine(tmp_path)("run/frameworks.py", f"of_{what}", CUDA_VISIBLE_DEVICES="0,1")
+    caches = rmm_compiled() if what == "rmm" else {}
+    framework_machine(tmp_path)("run/frameworks.py", f"of_{what}", CUDA_VISIBLE_DEVICES="0,1", **caches)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +97,8 @@ def test_devices_are_counted_without_the_driver(tmp_path, monkeypatch, gpus, vis
 def test_programs_that_enable_frameworks_themselves(tmp_path):
     for name in ("cupy", "numba_cuda", "cuda.core", "rmm"):
         pytest.importorskip(name)
-    framework_machine(tmp_path)("run/frameworks.py", "by_the_programs_own_call", CUDA_VISIBLE_DEVICES="0,1")
+    variables = {"CUDA_VISIBLE_DEVICES": "0,1", **rmm_compiled()}
+    framework_machine(tmp_path)("run/frameworks.py", "by_the_programs_own_call", **variables)
 
 
 def test_numbas_own_variable_goes_with_the_hook(tmp_path):

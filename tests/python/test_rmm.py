@@ -3,7 +3,6 @@
 import ctypes
 import gc
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 
 import gpupool
@@ -12,25 +11,21 @@ from gpupool import _native
 from gpupool._report.info import frameworks
 from gpupool._rmm import library
 from own_memory import MIB, allocate_in, leave
+from rmm_module import cache_of, compiled_module
 from running import run_bare_program, run_program
 
 rmm = pytest.importorskip("rmm")
 adapter = gpupool.rmm
 streams = pytest.importorskip("rmm.pylibrmm.stream")
 
-# Where what is compiled here stays for the next run.
-CACHE = Path(__file__).parents[2] / "build" / "cache"
-
 
 @pytest.fixture(scope="session")
 def module():
     """Return the module with resources in C++, compiled for this RMM; None where it cannot be."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(CACHE))
-        try:
-            return library.load(rmm)
-        except library.NoLibrary:
-            return None
+    try:
+        return compiled_module(rmm)
+    except library.NoLibrary:
+        return None
 
 
 @pytest.fixture(params=["native", "callback"], autouse=True)
@@ -126,7 +121,7 @@ def test_rmms_adaptors_stand_on_pinned_memory():
 
 
 def test_a_deallocation_never_raises(way):
-    run_program("frameworks/rmm_deallocation.py", way, XDG_CACHE_HOME=str(CACHE))
+    run_program("frameworks/rmm_deallocation.py", way, XDG_CACHE_HOME=str(cache_of(rmm)))
 
 
 def test_threads_allocate_at_once():
@@ -339,7 +334,7 @@ def test_the_pools_device_is_current_in_a_resource(monkeypatch):
 
 @pytest.mark.parametrize("order", [("rmm", "gpupool"), ("gpupool", "rmm")])
 def test_exits_cleanly_with_live_buffers(order, way):
-    run_program("frameworks/rmm_exit.py", way, *order, XDG_CACHE_HOME=str(CACHE))
+    run_program("frameworks/rmm_exit.py", way, *order, XDG_CACHE_HOME=str(cache_of(rmm)))
 
 
 def test_without_rmm_that_is_said():

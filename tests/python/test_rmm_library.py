@@ -9,6 +9,7 @@ import gpupool
 import pytest
 from gpupool._rmm import commands, library
 from gpupool._torch import compiler
+from rmm_module import cache_of, compiled_module
 
 rmm = pytest.importorskip("rmm")
 shipped = library._shipped
@@ -37,23 +38,26 @@ def as_version(version):
     return SimpleNamespace(__version__=version, __file__=rmm.__file__)
 
 
-@pytest.mark.usefixtures("able")
-def test_a_module_is_compiled_once_and_kept(empty_cache, monkeypatch):
-    module = library.load(rmm)
-    assert ".".join(map(str, module.version())) == ".".join(rmm.__version__.split(".")[:2])
-    (path,) = empty_cache.iterdir()
+@pytest.fixture
+def compiled(able, monkeypatch):
+    """Have a cache with the module alone that tests have compiled, and return that."""
+    module = compiled_module(rmm)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache_of(rmm)))
+    return module
+
+
+def test_a_module_is_compiled_once_and_kept(compiled, monkeypatch):
+    assert ".".join(map(str, compiled.version())) == ".".join(rmm.__version__.split(".")[:2])
+    (path,) = (cache_of(rmm) / "gpupool" / "rmm").iterdir()
     assert path == library.cache_path(rmm)
     monkeypatch.setattr(compiler, "run", lambda *_: pytest.fail("compiled again"))
     assert library.load(rmm).MemoryResource(0).allocate(0) == 0
 
 
-@pytest.mark.usefixtures("able")
-def test_a_module_for_another_version_is_refused(empty_cache):
-    library.load(rmm)
-    other = as_version("99.12.00")
-    shutil.copy(library.cache_path(rmm), library.cache_path(other))
+def test_a_module_for_another_version_is_refused(compiled, tmp_path):
+    other = shutil.copy(library.cache_path(rmm), tmp_path / library.cache_path(as_version("99.12.00")).name)
     with pytest.raises(library.NoLibrary, match=r"is for RMM \d+\.\d+, not for 99\.12"):
-        library._import(library.cache_path(other), (99, 12))
+        library._import(other, (99, 12))
 
 
 def test_what_came_with_gpupool_is_for_releases_of_its_version(monkeypatch, tmp_path):

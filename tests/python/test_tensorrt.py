@@ -25,7 +25,7 @@ def headers():
 
 @pytest.mark.parametrize("standard", ["c++17", "c++20"])
 def test_in_cpp_it_gives_memory_or_a_reason(tmp_path, standard):
-    options = [f"-std={standard}", *STRICT, *headers(), *sanitizer(tmp_path), *link(find_library())]
+    options = [f"-std={standard}", *STRICT, *headers(), *sanitizer(), *link(find_library())]
     assert run(build("c++", SOURCE, tmp_path / "program", *options)) == ""
 
 
