@@ -5,9 +5,9 @@ from pathlib import Path
 
 import gpupool
 import pytest
+from forks import run_program
 from machines import Machine
 from processes import start_python, succeeded
-from running import run_program
 
 # A device without room for two large buffers.
 SMALL = str(64 << 20)

@@ -1,6 +1,6 @@
 """Neighbours on two devices: a server on each and one across both. What lacks memory on one device gets it there alone.
 
-It needs the devices for itself. On simulated ones, where all is a quarter as large, they have 1 GiB each.
+It needs the devices for itself. On simulated ones, where all is a sixteenth as large, they have 256 MiB each.
 """
 
 import json
@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 import gpupool
 from other_process import MIB, OtherProcess, other_process
 
-UNIT = 4 * MIB if gpupool.runtime() == "cuda" else MIB
+UNIT = 4 * MIB if gpupool.runtime() == "cuda" else MIB // 4
 # What is free for the driver where memory is short, what the server there has free, and the one across on each device.
 ROOM, OF_A_SERVER, ACROSS = 64 * UNIT, 128 * UNIT, (96 * UNIT, 160 * UNIT)
 # What the driver may need for itself meanwhile.

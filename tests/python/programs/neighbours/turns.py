@@ -136,15 +136,15 @@ def turns_whose_peaks_do_not_fit_together() -> None:
 
 
 def work_in_turns(kept: dict, number: int) -> int:
-    """Have a state of 16 MiB, and in each turn a peak of all memory; return in how many turns all was right."""
+    """Have a state of 4 MiB, and in each turn a peak of all 16 MiB; return in how many turns all was right."""
     stream, right = gpupool.Stream(), 0
     pool = gpupool.MemPool(sleeps_for_others=True, wakes_on_use=True)
     for turn in range(TURNS):
-        with gpupool.claim((48 if turn else 64) * MIB, timeout=LONG), gpupool.use_mem_pool(pool):
+        with gpupool.claim((12 if turn else 16) * MIB, timeout=LONG), gpupool.use_mem_pool(pool):
             if turn == 0:
-                state = pool.empty(16 * MIB, stream)
+                state = pool.empty(4 * MIB, stream)
                 state.fill(number, stream)
-            pieces = [gpupool.empty(4 * MIB, stream) for _ in range(12)]
+            pieces = [gpupool.empty(2 * MIB, stream) for _ in range(6)]
             for piece in pieces:
                 piece.fill(turn, stream)
             kept_here = bytes(state).count(number + 2 * turn) == state.nbytes

@@ -5,7 +5,7 @@ import sys
 import gpupool
 from errors import assert_says, raised
 from gpupool import _native
-from other_process import MIB, is_full, other_process, shared_blocks, wait_until_free
+from other_process import MIB, is_full, other_process, shared_blocks, values, wait_until_free
 from waiting import wait_until
 
 LARGE = 40 * MIB
@@ -55,7 +55,7 @@ def what_the_owner_submitted_comes_first() -> None:
         assert other.call(is_done) is False
         _native.host_complete(stream, number)
         wait_until(lambda: other.call(is_done), "the other process's work is done")
-        assert set(bytes(buffer)) == {2}
+        assert values(buffer) == {2}
         # What is shared after is waited for by who attaches after.
         number = _native.host_submit(stream)
         assert other.call(attach_on, token) is True
@@ -74,7 +74,7 @@ def a_dead_owner_is_not_waited_for() -> None:
         assert not stream.query()
         owner.kill()
         stream.synchronize()
-        assert set(bytes(buffer)) == {3}
+        assert values(buffer) == {3}
 
 
 def share_behind_work(kept: dict) -> gpupool.ShareToken:

@@ -31,10 +31,46 @@ def _serve(connection) -> None:
         connection.send(answer)
 
 
+# What starts processes where this one is a fork of `fork_server`.
+nursery = None
+
+
+class Forked:
+    """A process that the nursery has started, as `multiprocessing` shows its own."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._exitcode: int | None = None
+
+    @property
+    def exitcode(self) -> int | None:
+        """How the process has ended, if it has."""
+        if self._exitcode is None:
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            self._exitcode = os.waitstatus_to_exitcode(status) if ended else None
+        return self._exitcode
+
+    def is_alive(self) -> bool:
+        """Return whether the process has not ended."""
+        return self.exitcode is None
+
+    def kill(self) -> None:
+        """Send what ends it."""
+        os.kill(self.pid, signal.SIGKILL)
+
+    def join(self, _timeout: float | None = None) -> None:
+        """Wait for its end."""
+        wait_until(lambda: not self.is_alive(), "the other process has ended")
+
+
 class OtherProcess:
     """A process that calls functions with a dictionary of its own, which keeps what they put there."""
 
     def __init__(self) -> None:
+        if nursery:
+            pid, self._connection = nursery.start(_serve)
+            self.process = Forked(pid)
+            return
         context = multiprocessing.get_context("spawn")
         self._connection, other = context.Pipe()
         self.process = context.Process(target=_serve, args=(other,))
@@ -128,7 +164,13 @@ def fill(kept: dict, byte: int, name: str = "buffer") -> None:
 
 def content(kept: dict, name: str = "buffer") -> set[int]:
     """Return the values of the bytes of what was attached."""
-    return set(bytes(kept[name]))
+    return values(kept[name])
+
+
+def values(buffer: gpupool.DeviceBuffer) -> set[int]:
+    """Return the values of a buffer's bytes, at once where all are the same."""
+    found = bytes(buffer)
+    return set(found[:1]) if found.count(found[:1]) == len(found) else set(found)
 
 
 def attached_bytes(kept: dict) -> int:
