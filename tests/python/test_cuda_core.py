@@ -5,11 +5,11 @@ from framework_machine import framework_machine
 from running import functions_of, run_bare_program, run_program
 
 
-@pytest.fixture
-def run(tmp_path):
-    """Return what runs a program with cuda.core."""
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Return what runs a program that finds cuda.core imported."""
     pytest.importorskip("cuda.core")
-    return framework_machine(tmp_path)
+    return framework_machine(tmp_path_factory.mktemp("driver"), "cuda.core")
 
 
 @pytest.mark.parametrize("function", functions_of("frameworks/cuda_core_buffers.py"))
@@ -32,8 +32,9 @@ def test_pinned_buffers(run, function):
 
 
 @pytest.mark.parametrize("order", [("gpupool", "cuda.core"), ("cuda.core", "gpupool")])
-def test_exits_cleanly_with_live_buffers(run, order):
-    run("frameworks/cuda_core_exit.py", *order)
+def test_exits_cleanly_with_live_buffers(tmp_path, order):
+    pytest.importorskip("cuda.core")
+    framework_machine(tmp_path)("frameworks/cuda_core_exit.py", *order)
 
 
 def test_cuda_core_is_imported_when_used():

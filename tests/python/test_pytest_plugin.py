@@ -3,7 +3,9 @@
 import re
 import textwrap
 
+import forks
 import pytest
+from _pytest.config import default_plugins
 
 pytest_plugins = ["pytester"]
 
@@ -19,16 +21,29 @@ HEAD = """
 
 @pytest.fixture
 def run(pytester, monkeypatch):
-    """Run tests that are given as text with the plugin, in a process of their own, which ends with what they leave."""
+    """Run tests that are given as text with the plugin, in a process of their own, which ends with what they leave.
+
+    It finds pytest imported, and nothing used of gpupool.
+    """
     # Where CI runs, pytest's summary says again, and whole, why tests failed.
     for name in ("CI", "BUILD_NUMBER"):
         monkeypatch.delenv(name, raising=False)
 
     def run(text, *options):
         pytester.makepyfile(textwrap.dedent(HEAD) + textwrap.dedent(text))
-        return pytester.runpytest_subprocess("-p", "gpupool.pytest", "--strict-markers", "-W", "error", *options)
+        return start("-p", "gpupool.pytest", "--strict-markers", "-W", "error", *options)
 
     return run
+
+
+# All that pytest imports as it starts.
+IMPORTED = ("pytest", *(f"_pytest.{name}" for name in default_plugins))
+
+
+def start(*options):
+    """Run pytest in this folder."""
+    done = forks.start("-m", "pytest", *options, modules=IMPORTED)
+    return pytest.RunResult(done.returncode, done.stdout.splitlines(), done.stderr.splitlines(), 0)
 
 
 def said(result):
@@ -271,7 +286,7 @@ def test_the_lines_are_named_while_they_are_recorded(run, pytester):
     assert "--gpu-memory-history" not in said(result)
     # A configuration file may say so too.
     pytester.makeini("[pytest]\ngpu_memory_history = true")
-    again = pytester.runpytest_subprocess("-p", "gpupool.pytest")
+    again = start("-p", "gpupool.pytest")
     again.assert_outcomes(passed=1, failed=2)
     assert f"{name}:{line + 12} in test_leaves" in said(again)
 
@@ -399,44 +414,86 @@ def test_the_closest_marker_decides_on_each_argument(run):
     assert "gpu_memory(peak='2MiB', leaks=False)" in said(result)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("peak='2 GiB of'", "has peak='2 GiB of', which is no size: give bytes, or a text such as '2GiB'"),
-        ("peak=-1", "has peak=-1, which is no size"),
-        ("peak=True", "has peak=True, which is no size"),
-        ("peak=1.5", "has peak=1.5, which is no size"),
-        ("leaks='1MiB'", "has leaks='1MiB': give False"),
-        ("device='cuda:0'", "has device='cuda:0': give a device's ordinal"),
-        ("peek=1", "has no argument peek"),
-        ("1", "takes keywords alone, and has 1"),
-    ],
-)
-def test_a_wrong_marker_is_an_error_that_names_it_and_the_test(run, arguments, words):
-    result = run(f"""
-    @pytest.mark.gpu_memory({arguments})
-    def test_one():
-        pass
+@pytest.fixture(scope="module")
+def run_all(tmp_path_factory):
+    """Return what runs the tests of several cases at once, by verbose pytest."""
 
-    def test_other():
-        pass
-    """)
-    result.assert_outcomes(passed=1, errors=1)
-    assert re.search(r"the marker gpu_memory of \S+::test_one " + re.escape(words), said(result))
+    def run(texts):
+        folder = tmp_path_factory.mktemp("cases")
+        (folder / "test_cases.py").write_text("".join(map(textwrap.dedent, (HEAD, *texts))))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(folder)
+            return start("-p", "gpupool.pytest", "--strict-markers", "-W", "error", "-v")
+
+    return run
 
 
-@pytest.mark.parametrize("size", ["2GiB", "2 GiB", "2048 MiB", "2g", "2147483648", 2 << 30])
-def test_sizes_are_read_as_everywhere_in_gpupool(run, size):
-    result = run(f"""
-    @pytest.mark.gpu_memory(peak={size!r})
-    def test_fits():
-        gpupool.empty(2 << 30)
+WRONG = {
+    "peak='2 GiB of'": "has peak='2 GiB of', which is no size: give bytes, or a text such as '2GiB'",
+    "peak=-1": "has peak=-1, which is no size",
+    "peak=True": "has peak=True, which is no size",
+    "peak=1.5": "has peak=1.5, which is no size",
+    "leaks='1MiB'": "has leaks='1MiB': give False",
+    "device='cuda:0'": "has device='cuda:0': give a device's ordinal",
+    "peek=1": "has no argument peek",
+    "1": "takes keywords alone, and has 1",
+}
 
-    @pytest.mark.gpu_memory(peak={size!r})
-    def test_does_not():
-        gpupool.empty((2 << 30) + 1)
-    """)
-    result.assert_outcomes(passed=1, failed=1)
+
+@pytest.fixture(scope="module")
+def wrong_ones(run_all):
+    """Run a test with each of the wrong markers, and one without."""
+    return run_all(
+        (
+            *(
+                f"""
+                @pytest.mark.gpu_memory({arguments})
+                def test_{number}():
+                    pass
+                """
+                for number, arguments in enumerate(WRONG)
+            ),
+            """
+            def test_other():
+                pass
+            """,
+        )
+    )
+
+
+@pytest.mark.parametrize(("arguments", "words"), WRONG.items())
+def test_a_wrong_marker_is_an_error_that_names_it_and_the_test(wrong_ones, arguments, words):
+    name = f"test_{list(WRONG).index(arguments)}"
+    wrong_ones.stdout.fnmatch_lines([f"*::{name} ERROR*"])
+    wrong_ones.stdout.no_fnmatch_line(f"*::{name} PASSED*")
+    wrong_ones.stdout.fnmatch_lines(["*::test_other PASSED*"])
+    assert re.search(rf"the marker gpu_memory of \S+::{name} {re.escape(words)}", said(wrong_ones))
+
+
+SIZES = ["2GiB", "2 GiB", "2048 MiB", "2g", "2147483648", 2 << 30]
+
+
+@pytest.fixture(scope="module")
+def sizes(run_all):
+    """Run two tests with each of the sizes."""
+    return run_all(
+        f"""
+        @pytest.mark.gpu_memory(peak={size!r})
+        def test_fits_{number}():
+            gpupool.empty(2 << 30)
+
+        @pytest.mark.gpu_memory(peak={size!r})
+        def test_does_not_{number}():
+            gpupool.empty((2 << 30) + 1)
+        """
+        for number, size in enumerate(SIZES)
+    )
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_sizes_are_read_as_everywhere_in_gpupool(sizes, size):
+    number = SIZES.index(size)
+    sizes.stdout.fnmatch_lines([f"*::test_fits_{number} PASSED*", f"*::test_does_not_{number} FAILED*"])
 
 
 def test_classes_of_unittest(run):
@@ -588,10 +645,10 @@ def test_the_peaks_of_others_stay(run):
     run(text).assert_outcomes(passed=2)
 
 
-def test_markers_and_options_are_described(pytester):
-    result = pytester.runpytest_subprocess("-p", "gpupool.pytest", "--help")
+def test_markers_and_options_are_described():
+    result = start("-p", "gpupool.pytest", "--help")
     assert "--gpu-memory-history" in said(result)
-    result = pytester.runpytest_subprocess("-p", "gpupool.pytest", "--markers")
+    result = start("-p", "gpupool.pytest", "--markers")
     assert "@pytest.mark.gpu_memory(peak=None, leaks=False, device=None): " in said(result)
 
 
