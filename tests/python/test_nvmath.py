@@ -6,11 +6,12 @@ import sysconfig
 from contextlib import nullcontext
 from types import SimpleNamespace
 
+import forks
 import gpupool
 import pytest
 from abi import build_library
 from machines import Machine
-from running import functions_of, run_bare_program, run_program
+from running import PLACES, functions_of, run_bare_program, run_program
 
 nvmath = pytest.importorskip("nvmath")
 LOGGER = logging.getLogger("test_nvmath")
@@ -124,30 +125,44 @@ def test_without_nvmath_it_says_what_is_missing(tmp_path, version, said):
     run_bare_program("importing/missing.py", "nvmath", *expected, PYTHONPATH=str(tmp_path))
 
 
-@pytest.fixture
-def run(tmp_path):
-    """Run a program on a machine with cuDSS, where the packages of this interpreter are to be found too."""
-    machine = Machine("cuda", tmp_path)
-    for name in ("cublaslt", "cublas", "cudss", "cutensor"):
-        machine.install(name)
-    packages = os.pathsep.join([str(machine.site_packages), sysconfig.get_path("purelib")])
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory):
+    """Return a machine."""
+    return Machine("cuda", tmp_path_factory.mktemp("machine"))
 
-    def run(name, *arguments, **variables):
-        machine.run(f"frameworks/{name}", *arguments, FAKE_VMM="1", PYTHONPATH=packages, **variables)
+
+@pytest.fixture(scope="module")
+def libraries(machine):
+    """Install the libraries that nvmath uses on that machine; return the variables that name them."""
+    names = ("cublaslt", "cublas", "cudss", "cutensor")
+    return {f"GPUPOOL_{name.upper()}_PATH": str(machine.install(name)) for name in names}
+
+
+@pytest.fixture
+def run(machine, libraries, monkeypatch):
+    """Run a program that finds nvmath imported on that machine."""
+    # NumPy's library has no threads then, which a fork would not have either.
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")
+    # The folders of wheels are those of gpupool's import, so the libraries are named.
+    variables = {**dict.fromkeys(PLACES), **machine.variables, **libraries, "FAKE_VMM": "1"}
+
+    def run(function, *arguments, **more):
+        program = "frameworks/nvmath_handles.py"
+        forks.run_program(program, function, *arguments, modules=("nvmath.bindings.cudss",), **{**variables, **more})
 
     return run
 
 
 def test_options_lend_a_handle_and_take_it_back(run):
-    run("nvmath_handles.py", "are_lent_and_taken_back")
-    run("nvmath_handles.py", "come_with_gpupool_s_memory")
+    run("are_lent_and_taken_back")
+    run("come_with_gpupool_s_memory")
 
 
 @pytest.mark.parametrize(
     "function", functions_of("frameworks/nvmath_handles.py", "are_lent_and_taken_back", "come_with_gpupool_s_memory")
 )
 def test_handles_for_nvmath(run, function):
-    run("nvmath_handles.py", function)
+    run(function)
 
 
 def test_a_handle_that_got_a_threading_layer_is_not_lent_again(run, tmp_path):
@@ -155,8 +170,8 @@ def test_a_handle_that_got_a_threading_layer_is_not_lent_again(run, tmp_path):
     layer.touch()
 
     def are_retired(number, name, asked_for, in_environment):
-        program = ("nvmath_handles.py", "with_a_threading_layer_are_retired")
-        run(*program, name, asked_for, number, CUDSS_THREADING_LIB=in_environment)
+        variables = {"CUDSS_THREADING_LIB": in_environment}
+        run("with_a_threading_layer_are_retired", name, asked_for, number, **variables)
 
     are_retired(1, "cudss", layer, None)
     are_retired(1, "cudss", "none", str(layer))
@@ -166,6 +181,9 @@ def test_a_handle_that_got_a_threading_layer_is_not_lent_again(run, tmp_path):
     are_retired(0, "cublaslt", "none", str(layer))
 
 
-def test_two_copies_of_a_library_are_refused(run, tmp_path):
+def test_two_copies_of_a_library_are_refused(machine, libraries, tmp_path):
+    # Which of them nvmath loads is decided as it is imported.
+    packages = os.pathsep.join([str(machine.site_packages), sysconfig.get_path("purelib")])
     theirs, ours = (build_library("cudss", tmp_path / folder / "libcudss.so.1") for folder in ("one", "two"))
-    run("nvmath_copies.py", theirs, ours, GPUPOOL_CUDSS_PATH=str(ours.parent))
+    variables = {"FAKE_VMM": "1", "PYTHONPATH": packages, "GPUPOOL_CUDSS_PATH": str(ours.parent)}
+    machine.run("frameworks/nvmath_copies.py", theirs, ours, **variables)
