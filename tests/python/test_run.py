@@ -1,11 +1,13 @@
 """``gpupool run`` runs a program as Python does."""
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import zipfile
 
+import forks
 import pytest
 from running import PROGRAMS, SHARED
 
@@ -33,6 +35,12 @@ def both(*command, **options):
     """Run a program by Python itself and by ``gpupool run``: what it wrote, and how it ended."""
     ended = [start(*first, *command, **options) for first in ((), ("-m", "gpupool", "run"))]
     return [(one.returncode, one.stdout, one.stderr) for one in ended]
+
+
+def start_ours(*arguments, folder=".", **variables):
+    """Run ``gpupool run`` in a process that has found gpupool imported; return how it ended."""
+    with contextlib.chdir(folder):
+        return forks.start("-m", "gpupool", "run", *arguments, modules=("gpupool._cli.main",), **variables)
 
 
 @pytest.mark.parametrize(
@@ -162,14 +170,14 @@ def test_a_python_that_is_to_be_safe_adds_no_folder_to_the_path():
     ],
 )
 def test_wrong_options(arguments, said):
-    done = start("-m", "gpupool", "run", *arguments)
+    done = start_ours(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr
 
 
 def test_a_folder_that_cannot_be_written_is_told_before_the_program_runs(tmp_path):
     path = tmp_path / "none" / "snapshot.pickle"
-    done = start("-m", "gpupool", "run", "--snapshot", path, ENDS, "well")
+    done = start_ours("--snapshot", path, ENDS, "well")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"gpupool: {path}: No such file or directory\n"
 
@@ -200,7 +208,7 @@ def test_options_about_neighbours_are_variables_of_the_program(options, before, 
         f"print(json.dumps([found, sys.argv[1:]]))\n"
     )
     variables = {} if before is None else {"GPUPOOL_NEIGHBOURS": before}
-    done = start("-m", "gpupool", "run", *options, "a.py", "--name", "own", folder=tmp_path, **variables)
+    done = start_ours(*options, "a.py", "--name", "own", folder=tmp_path, **variables)
     assert (done.returncode, done.stderr) == (0, "")
     found, arguments = json.loads(done.stdout)
     expected = {start_of_all + name: value.format(folder=tmp_path) for name, value in expected.items()}
@@ -219,12 +227,12 @@ def test_the_program_is_a_neighbour_from_its_first_memory_on(tmp_path):
         "print(own.name, own.guarantee, own.most, own.priority)\n"
     )
     options = ("--neighbours=sockets", "--name", "server", "--guarantee", "1KiB", "--priority", "2")
-    done = start("-m", "gpupool", "run", *options, "a.py", folder=tmp_path)
+    done = start_ours(*options, "a.py", folder=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "server 1024 None 2\n", "")
 
 
 def test_a_directory_for_neighbours_that_is_not_there_is_told_before_the_program_runs(tmp_path):
     (tmp_path / "a.txt").touch()
     for name, why in (("none", "No such file or directory"), ("a.txt", "Not a directory")):
-        done = start("-m", "gpupool", "run", f"--neighbours={name}", ENDS, "well", folder=tmp_path)
+        done = start_ours(f"--neighbours={name}", ENDS, "well", folder=tmp_path)
         assert (done.returncode, done.stdout, done.stderr) == (1, "", f"gpupool: {name}: {why}\n")
