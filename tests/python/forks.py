@@ -13,16 +13,18 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
 import gpupool
+import machines
 from processes import environment_with, succeeded
 from running import PLACES, PROGRAMS, SHARED
 
 SERVER = SHARED / "fork_server.py"
 # What most programs import.
-IMPORTED = ("gpupool", "errors", "waiting", "subprocess", "json", "tempfile", "multiprocessing.spawn", "logging")
+IMPORTED = ("libraries", "errors", "waiting", "subprocess", "json", "tempfile", "multiprocessing.spawn", "logging")
 # What the loader, the interpreter or what is imported reads once.
 READ_AT_THE_START = ("LD_", "PYTHON", "GPUPOOL_ENABLE", "NUMBA_", "MALLOC_")
 FOLDERS = (SHARED, Path(gpupool.__file__).parents[1])
@@ -39,7 +41,6 @@ class Server:
         with theirs:
             command = [sys.executable, *flags, str(SERVER), str(theirs.fileno()), *modules]
             self._process = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()])
-        atexit.register(self.close)
 
     def close(self) -> None:
         """Have it end."""
@@ -75,9 +76,23 @@ class Server:
         return int(answer)
 
 
-@functools.cache
+_servers: dict[tuple, Server] = {}
+# How many are kept, the latest that were used.
+KEPT = 12
+
+
+@atexit.register
+def _close() -> None:
+    while _servers:
+        _servers.popitem()[1].close()
+
+
 def _server(*what: object) -> Server:
-    return Server(*what)
+    server = _servers.pop(what, None) or Server(*what)
+    _servers[what] = server
+    if len(_servers) > KEPT:
+        _servers.pop(next(iter(_servers))).close()
+    return server
 
 
 def start(
@@ -117,6 +132,48 @@ def run_bare_program(name: str, *arguments: object, **options: object) -> str:
     return succeeded(start_bare_program(name, *arguments, **options))
 
 
+def start_command(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
+    """Run gpupool's command line."""
+    return start("-m", "gpupool", *arguments, modules=("gpupool.__main__",), **options)
+
+
 def start_bare_command(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
     """Run gpupool's command line where no package is installed other than gpupool and those of PYTHONPATH."""
     return start_bare_program("-m", "gpupool", *arguments, modules=("gpupool.__main__",), **options)
+
+
+@functools.cache
+def _driver(platform: str) -> Path:
+    folder = tempfile.TemporaryDirectory(prefix="gpupool-driver-")
+    atexit.register(folder.cleanup)
+    return machines.Machine(platform, Path(folder.name)).driver
+
+
+class Machine(machines.Machine):
+    """A machine whose programs run in forks: what is installed is its own, its driver that of all such machines."""
+
+    # Unless it is built with flags.
+    has_own_driver = False
+
+    @property
+    def driver(self) -> Path:
+        """The file of its driver."""
+        return super().driver if self.has_own_driver else _driver(self.platform)
+
+    def build(self, *flags: str) -> None:
+        """Build the driver; one with flags is this machine's, whose programs run in new interpreters."""
+        if flags:
+            self.has_own_driver = True
+            super().build(*flags)
+
+    def start(self, name: str, *arguments: object, **variables: str | None) -> subprocess.CompletedProcess[str]:
+        """Run a program on it."""
+        if self.has_own_driver:
+            return super().start(name, *arguments, **variables)
+        return start_bare_program(name, *arguments, **{**self.variables, **variables})
+
+    def start_command(self, *arguments: object, **variables: str | None) -> subprocess.CompletedProcess[str]:
+        """Run gpupool's command line on it."""
+        if self.has_own_driver:
+            return super().start_command(*arguments, **variables)
+        return start_bare_command(*arguments, **{**self.variables, **variables})

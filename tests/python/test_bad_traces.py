@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 
 import pytest
+from forks import start_command, start_program
 from gpupool.__main__ import main
 from gpupool._traces import bounds as _bounds
-from running import start_command, start_program
 from snapshots import block, entry, handle, segment, write
 
 HEADER = "Thread,Time,Action,Pointer,Size,Stream\n"

@@ -1,7 +1,7 @@
 """The end of things, as whole processes: by exit code and output, on the legacy and on per-thread default streams."""
 
 import pytest
-from running import run_program, start_program
+from forks import run_program, start_program
 
 # The legacy default stream and the per-thread one.
 STREAMS = [1, 2]

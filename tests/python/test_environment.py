@@ -5,8 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from machines import Machine
-from running import run_bare_program
+from forks import Machine, run_bare_program
 
 PAGE = Path(__file__).parents[2] / "docs" / "environment.md"
 

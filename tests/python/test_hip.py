@@ -1,9 +1,10 @@
 """The hip runtime over an ABI double of HIP: how it is found, and what HIP does otherwise than CUDA."""
 
+import machines
 import pytest
 from abi import build_driver, build_hip
-from machines import Machine
-from running import NO_GPU, functions_of, run_bare_program
+from forks import Machine, run_bare_program
+from running import NO_GPU, functions_of
 
 
 @pytest.fixture
@@ -17,7 +18,10 @@ def check_bare(what, *arguments, **variables):
     run_bare_program("loading/runtimes.py", what, *arguments, **{"GPUPOOL_RUNTIME": None, **variables})
 
 
-def test_the_first_platform_with_a_device_is_chosen(machine):
+def test_the_first_platform_with_a_device_is_chosen(tmp_path):
+    # Two drivers are in one folder.
+    machine = machines.Machine("hip", tmp_path)
+
     def is_chosen(name, **variables):
         machine.run("loading/runtimes.py", "is_chosen", name, **variables)
 

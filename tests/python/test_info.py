@@ -11,13 +11,13 @@ from types import SimpleNamespace
 import gpupool
 import pytest
 from abi import build_library
+from forks import Machine, run_bare_program, run_program, start_bare_command, start_program
 from framework_machine import framework_machine
 from gpupool import _native
 from gpupool._report import info as _info
 from gpupool._report.info import frameworks, libraries, text, variables
 from gpupool._torch import place, pools
-from machines import Machine
-from running import functions_of, run_bare_program, run_program, start_bare_command, start_program
+from running import functions_of
 
 ROOT = Path(__file__).parents[2]
 # What leads gpupool elsewhere on the machine that the tests run on.

@@ -7,8 +7,9 @@ from pathlib import Path
 import gpupool
 import pytest
 from abi import build_library, build_wheel
+from forks import run_bare_program
 from programs.shared.libraries import LIBRARIES, OPTIONAL
-from running import NO_GPU, run_bare_program
+from running import NO_GPU
 
 
 @pytest.fixture

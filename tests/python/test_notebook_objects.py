@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 
 import gpupool
 import pytest
+from forks import Machine
 from gpupool._report.units import size
-from machines import Machine
 from running import functions_of, run_program, start_command
 
 MIB = 1 << 20

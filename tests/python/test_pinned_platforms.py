@@ -1,7 +1,7 @@
 """Pinned memory over ABI doubles of the drivers: the true bindings, and every way in which a driver can refuse."""
 
 import pytest
-from machines import Machine
+from forks import Machine
 from running import functions_of
 
 

@@ -5,7 +5,7 @@ device, memory that is not there. So whatever a test looks at, it also shows tha
 """
 
 import pytest
-from machines import Machine
+from forks import Machine
 from programs.shared.libraries import BY_STREAM, CUDA_LIBRARIES, LIBRARIES
 
 PLATFORMS = ["cuda", "hip"]

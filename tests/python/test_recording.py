@@ -10,8 +10,9 @@ import weakref
 import gpupool
 import pytest
 from c_table import function
+from forks import run_program
 from gpupool import _native
-from running import functions_of, run_program
+from running import functions_of
 
 KEEPS_CODE = pytest.mark.skipif(
     not getattr(sys, "_is_gil_enabled", lambda: True)(), reason="free-threaded Python keeps code objects for ever"

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import gpupool
 import pytest
+from forks import start_command
 from gpupool import _native
 from gpupool.__main__ import main
 from gpupool._report import units as _units
-from running import start_command
 
 DATA = Path(__file__).parents[1] / "data"
 TRACES = [str(DATA / "gnn_sampled-1.csv.gz"), str(DATA / "two_streams-1.csv.gz")]

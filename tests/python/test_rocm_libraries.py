@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from abi import build_library
-from machines import Machine
+from forks import Machine
 from programs.shared.libraries import BY_STREAM, CUDA_LIBRARIES, LIBRARIES
 
 PROGRAM = "platforms/rocm_libraries.py"

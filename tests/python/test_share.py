@@ -5,8 +5,7 @@ from pathlib import Path
 
 import gpupool
 import pytest
-from forks import run_program
-from machines import Machine
+from forks import Machine, run_program
 from processes import start_python, succeeded
 
 # A device without room for two large buffers.

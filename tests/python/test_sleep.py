@@ -10,9 +10,9 @@ from pathlib import Path
 
 import gpupool
 import pytest
+from forks import run_program
 from gpupool import _native
 from own_memory import MIB, Allocator, allocate_in, capturing, leave
-from running import run_program
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

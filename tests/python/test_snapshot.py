@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import gpupool
 import pytest
+from forks import run_program
 from gpupool.__main__ import main
 from gpupool._traces import trace as _trace
-from running import run_program
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

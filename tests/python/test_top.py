@@ -17,6 +17,7 @@ from types import SimpleNamespace
 
 import gpupool
 import pytest
+from forks import Machine
 from gpupool import _native
 from gpupool.__main__ import main
 from gpupool._cli.top import cells, columns, command
@@ -24,7 +25,6 @@ from gpupool._cli.top.nvml import Nvml
 from gpupool._cli.top.snapshot import Device, Holder, Snapshot, Watch
 from gpupool._cli.top.table import as_text, table
 from gpupool._cli.top.view import EVERY, FOOT, View, press
-from machines import Machine
 from processes import environment_with, succeeded
 from running import PROGRAMS, run_program, start_command
 from vt100 import Terminal

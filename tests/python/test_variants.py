@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from running import start_command
+from forks import start_command
 
 ROOT = Path(__file__).parents[2]
 

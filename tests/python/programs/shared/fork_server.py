@@ -6,6 +6,7 @@ Such a program is as fresh as one in a new interpreter, and costs neither the in
 
 import ctypes
 import functools
+import gc
 import importlib
 import os
 import pickle
@@ -93,6 +94,8 @@ def run(program: str, arguments: list[str]) -> None:
     """Be the program."""
     if program == "-m":
         sys.argv = arguments
+        # What was imported for this process is not to be found by that one.
+        sys.modules.pop(f"{arguments[0]}.__main__", None)
         runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
         return
     sys.argv = [program, *arguments]
@@ -121,6 +124,7 @@ def serve(asked: socket.socket, places: list[str]) -> None:
             os.chdir(folder)
             first = folder if program == "-m" else os.path.dirname(program)
             sys.path[:] = [first, *environment["PYTHONPATH"].split(os.pathsep), *places]
+            sys.modules["gpupool"]._native.add_site_packages(sys.path)
             return run(program, arguments)
         for file in files:
             os.close(file)
@@ -131,11 +135,18 @@ def serve(asked: socket.socket, places: list[str]) -> None:
 
 def main(number: str, *modules: str) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # gpupool looks for wheels where it could be imported from, which each program says for itself.
+    known = sys.path[:]
+    sys.path[:] = [place for place in known if not place.endswith("site-packages")]
+    importlib.import_module("gpupool")
+    sys.path[:] = known
     for module in modules:
         importlib.import_module(module)
     assert threading.active_count() == len(os.listdir("/proc/self/task")) == 1, "a fork has no threads"
     given = [os.path.dirname(os.path.abspath(__file__)), *os.environ["PYTHONPATH"].split(os.pathsep)]
     places = [place for place in sys.path if place not in given]
+    # What is here is looked at by no collection of garbage in a fork, nor at its end, and so not copied for that.
+    gc.freeze()
     serve(socket.socket(fileno=int(number)), places)
 
 
