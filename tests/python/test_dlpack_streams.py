@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from machines import Machine
+from forks import Machine
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """What the ABI doubles refuse. The other tests rely on it: what they don't see refused was not done."""
 
 import pytest
-from machines import Machine
+from forks import Machine
 from programs.shared.libraries import LIBRARIES
 
 # What is called on each platform, and what the double says of it.

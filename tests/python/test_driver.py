@@ -2,7 +2,7 @@
 
 import pytest
 from abi import build_stub
-from machines import Machine
+from forks import Machine
 from running import NO_GPU, run_bare_program
 
 

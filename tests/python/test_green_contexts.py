@@ -1,7 +1,7 @@
 """Streams of green contexts on doubles of the driver and of cuBLAS, on machines with one device and with two."""
 
 import pytest
-from machines import Machine
+from forks import Machine
 
 
 @pytest.fixture

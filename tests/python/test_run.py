@@ -40,7 +40,7 @@ def both(*command, **options):
 def start_ours(*arguments, folder=".", **variables):
     """Run ``gpupool run`` in a process that has found gpupool imported; return how it ended."""
     with contextlib.chdir(folder):
-        return forks.start("-m", "gpupool", "run", *arguments, modules=("gpupool._cli.main",), **variables)
+        return forks.start_command("run", *arguments, **variables)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
 """What ``gpupool run`` reports and writes at the end of a program."""
 
 import pytest
+from forks import start_command
 from gpupool._traces import trace as _trace
-from running import PROGRAMS, start_command
+from running import PROGRAMS
 
 PROGRAM = PROGRAMS / "run" / "allocates.py"
 MIB = 1 << 20

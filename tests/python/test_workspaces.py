@@ -2,7 +2,7 @@
 
 import pytest
 from abi import build_library
-from machines import Machine
+from forks import Machine
 from programs.shared.libraries import LIBRARIES
 
 
