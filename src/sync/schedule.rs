@@ -45,6 +45,7 @@ impl Drop for ThreadEnd {
         let me = MEMBER.replace(NONE);
         let next = state().as_mut().and_then(|state| {
             state.members[me].is_over = true;
+            state.watcher.unpark();
             state.choose(me, true)
         });
         if let Some((next, thread)) = next {
@@ -66,6 +67,8 @@ struct Member {
 struct ScheduleState {
     random: Random,
     members: Vec<Member>,
+    /// The thread that waits for the others' ends.
+    watcher: Thread,
     way: ThreadChoice,
 }
 
@@ -106,7 +109,7 @@ impl ScheduleState {
         let member =
             |_| Member { thread: None, is_over: false, waits_at: None, priority: (1 << 32) + random.below(1 << 32) };
         let members = (0..threads).map(member).collect();
-        Self { random, members, way }
+        Self { random, members, watcher: thread::current(), way }
     }
 
     /// Returns the thread to run next; none if all are over.
@@ -226,19 +229,15 @@ pub fn run(seed: u64, bodies: Vec<Body>) -> thread::Result<u64> {
     let before = CHOICES.load(Ordering::Relaxed);
     RUNNING.store(NONE, Ordering::Release);
     IS_ON.store(true, Ordering::Relaxed);
-    let caller = thread::current();
     // SAFETY: the call takes nothing. Miri does not know it, and runs one thread at a time anyway.
     let cpu = if cfg!(miri) { 0 } else { unsafe { libc::sched_getcpu() } };
     let main = |me: usize, body: Body| {
-        let caller = caller.clone();
         move || {
             END.with(|_| ());
             stay_on(cpu);
             MEMBER.set(me);
             wait_for_turn(me);
-            let outcome = catch_unwind(AssertUnwindSafe(body));
-            caller.unpark();
-            outcome
+            catch_unwind(AssertUnwindSafe(body))
         }
     };
     let threads: Vec<_> = bodies.into_iter().enumerate().map(|(me, body)| thread::spawn(main(me, body))).collect();
@@ -255,7 +254,7 @@ pub fn run(seed: u64, bodies: Vec<Body>) -> thread::Result<u64> {
         RUNNING.store(first, Ordering::Release);
         thread.unpark();
     }
-    watch(seed, || threads.iter().all(thread::JoinHandle::is_finished));
+    watch(seed);
     let outcomes: Vec<_> = threads.into_iter().map(thread::JoinHandle::join).collect();
     IS_ON.store(false, Ordering::Relaxed);
     *state() = None;
@@ -266,21 +265,25 @@ pub fn run(seed: u64, bodies: Vec<Body>) -> thread::Result<u64> {
 }
 
 /// Until all threads have ended, lets others go on when one blocks in the operating system.
-fn watch(seed: u64, have_ended: impl Fn() -> bool) {
-    let (mut choices, mut progress) = (u64::MAX, u64::MAX);
-    let mut since = Instant::now();
+fn watch(seed: u64) {
+    let have_ended = || state().as_ref().is_none_or(|state| state.members.iter().all(|member| member.is_over));
+    let (mut choices, mut chosen_at) = (0, Instant::now());
+    let (mut progress, mut went_on_at) = (0, Instant::now());
     while !have_ended() {
-        thread::park_timeout(if choices == u64::MAX { Duration::from_millis(1) } else { STUCK_AFTER });
+        thread::park_timeout(STUCK_AFTER);
         let (choices_now, progress_now) = (CHOICES.load(Ordering::Relaxed), PROGRESS.load(Ordering::Relaxed));
         if progress_now != progress {
-            since = Instant::now();
+            (progress, went_on_at) = (progress_now, Instant::now());
         }
-        assert!(since.elapsed() < DEADLOCK_AFTER, "the threads of schedule {seed} wait for each other");
-        if choices_now == choices && !have_ended() {
+        assert!(went_on_at.elapsed() < DEADLOCK_AFTER, "the threads of schedule {seed} wait for each other");
+        if choices_now != choices {
+            (choices, chosen_at) = (choices_now, Instant::now());
+        } else if chosen_at.elapsed() >= STUCK_AFTER && !have_ended() {
+            chosen_at = Instant::now();
             let next = state().as_mut().and_then(|state| {
                 let running = RUNNING.load(Ordering::Acquire);
                 if let Some(member) = state.members.get_mut(running) {
-                    member.waits_at = Some(PROGRESS.load(Ordering::Relaxed));
+                    member.waits_at = Some(progress_now);
                 }
                 state.choose(running.min(state.members.len() - 1), true)
             });
@@ -289,6 +292,5 @@ fn watch(seed: u64, have_ended: impl Fn() -> bool) {
                 thread.unpark();
             }
         }
-        (choices, progress) = (choices_now, progress_now);
     }
 }

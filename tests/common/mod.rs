@@ -34,6 +34,22 @@ pub(crate) fn stream(ordinal: u32) -> Stream {
     Stream::new(device(ordinal)).expect("a stream")
 }
 
+/// For how long a test of random work or of faults goes on, in seconds: `make thorough` and `make soak` say more.
+const SECONDS: f64 = 1.0;
+
+/// Numbers from 1 on, one for each turn of such work: until the test's time is over, but so many at least.
+///
+/// # Panics
+/// If `GPUPOOL_TEST_SECONDS` is no number of seconds.
+pub(crate) fn turns(least: u64) -> impl Iterator<Item = u64> {
+    let seconds = match std::env::var("GPUPOOL_TEST_SECONDS") {
+        Ok(said) => said.parse().expect("GPUPOOL_TEST_SECONDS is a number of seconds"),
+        Err(_) => SECONDS,
+    };
+    let end = Instant::now() + Duration::from_secs_f64(seconds);
+    (1..).take_while(move |&turn| turn <= least || Instant::now() < end)
+}
+
 /// Waits until the condition holds; `what` says which it is, for the panic that comes if it never does.
 #[track_caller]
 pub(crate) fn wait_until(what: &str, condition: impl Fn() -> bool) {

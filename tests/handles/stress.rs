@@ -7,12 +7,11 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use crate::common::{assert_none_lost, device, stream};
+use crate::common::{assert_none_lost, device, stream, turns};
 use gpupool::library::simulated::{SimulatedLibrary, set_keeps_scratch};
 use gpupool::runtime::host::{Call, Fault, clear_faults, inject};
 use gpupool::{ErrorKind, HandlePool, StatusKind};
 
-const ROUNDS: u32 = 150;
 const THREADS: u32 = 8;
 
 #[test]
@@ -31,7 +30,7 @@ fn no_handle_serves_two_threads_at_once_and_none_is_lost() {
             }
         })
     };
-    for round in 0..ROUNDS {
+    for round in turns(30).map(|round| round as u32) {
         let call = Call::ALL[round as usize % Call::ALL.len()];
         inject(Fault { call, kind: StatusKind::Other, after: round % 7, times: 3 });
         let threads: Vec<_> = (0..THREADS)
@@ -71,18 +70,17 @@ fn on_each_device_a_handle_can_still_be_had(pool: HandlePool) {
     }
 }
 
-/// A million requests of 64 threads, under a limit now and then, with failing calls: at every quiet point each handle made
+/// Requests of 64 threads, hundreds of thousands in `make thorough`, under a limit now and then, with failing calls: at every quiet point each handle made
 /// is idle, retired or destroyed.
 #[test]
-fn a_million_leases_of_many_threads_share_and_lose_no_handle() {
-    const QUIET_POINTS: u32 = 8;
+fn leases_of_many_threads_share_and_lose_no_handle() {
     const LEASERS: u32 = 64;
-    const REQUESTS: u32 = 1_000_000 / QUIET_POINTS / LEASERS + 1;
+    const REQUESTS: u32 = 250;
     host!();
     let pool = HandlePool::new(SimulatedLibrary).unwrap();
     let streams: Arc<Vec<_>> = Arc::new((0..8).map(|number| stream(number % 2)).collect());
     let in_use = Arc::new([const { Mutex::new(BTreeSet::new()) }; 16]);
-    for point in 0..QUIET_POINTS {
+    for point in turns(8).map(|point| point as u32) {
         pool.set_limit((point % 2 == 1).then_some(6)).unwrap();
         set_keeps_scratch(point % 4 > 1);
         let call = [Call::HandleCreate, Call::HandleSetStream, Call::Bind, Call::HandleDestroy][point as usize % 4];

@@ -46,9 +46,9 @@ fn a_live_block_takes_at_most_100_bytes_of_host_memory() {
     host!(1, 1500 << 30);
     drop(gpupool::empty(1, &Stream::legacy(Device::from_ordinal(0)).unwrap()).unwrap());
     // The first of each kind, so that what it needs is not there already.
-    let large = bytes_a_block(20_000, |_| 2 << 20);
-    let mixed = bytes_a_block(100_000, |index| 1 + (index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) % (1 << 20));
-    let small = bytes_a_block(1_000_000, |_| 512);
+    let large = bytes_a_block(5_000, |_| 2 << 20);
+    let mixed = bytes_a_block(25_000, |index| 1 + (index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) % (1 << 20));
+    let small = bytes_a_block(250_000, |_| 512);
     assert!(small <= 100, "{small}");
     // What the simulated driver keeps for each extent, of which a block of 2 MiB has one, is counted too.
     assert!(mixed <= 110 && large <= 400, "{mixed} {large}");

@@ -1,12 +1,13 @@
 //! Each driver call that memory makes fails at each place of one program, once or from there on: every error says which
 //! call it was, nothing is handed out twice, and afterwards everything comes back.
 
+use std::iter;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 
-use crate::common::device;
 use crate::common::memory::{MIB, deallocate, used};
+use crate::common::{device, turns};
 use gpupool::memory::{
     SegmentSource, begin_allocate_to_pool, end_allocate_to_pool, pool_use_count, record_stream, release_pool,
 };
@@ -24,6 +25,8 @@ const MEMORY: u64 = 96 * MIB;
 /// One for the program, one as its peer, the others to be used for the first time.
 const DEVICES: u32 = 80;
 const DEVICE: Device = Device::from_ordinal(0);
+/// Every so many-th call of a kind fails whatever time there is.
+const FIRST_STEP: u32 = 64;
 
 /// What the program calls, each often. The rest are asked for once per device, or never by memory.
 const CALLS: [Call; 19] = [
@@ -433,10 +436,25 @@ fn run_with(fault: Option<Fault>) -> bool {
     })
 }
 
-/// The program with a fault at each call of this kind, or each so many of them, up to the last that it makes.
-fn fail_each(call: Call, kind: StatusKind, times: u32, step: usize) {
-    let after = (0..5000).step_by(step).find(|&after| !run_with(Some(Fault { call, kind, after, times })));
-    assert!(after.expect("the program ends") > 0, "the program makes no {call:?}");
+/// The program with a fault at each call of these kinds, up to the last that it makes: first at every so many-th, then
+/// at those in the middle between them, as far as the test's time allows.
+fn fail_each(cases: &[(Call, StatusKind)], times: u32) {
+    let mut time = turns(1);
+    for step in iter::successors(Some(FIRST_STEP), |step| (*step > 1).then_some(step / 2)) {
+        let is_first = step == FIRST_STEP;
+        for &(call, kind) in cases {
+            for after in (if is_first { 0 } else { step }..).step_by(if is_first { step } else { 2 * step } as usize) {
+                if !is_first && time.next().is_none() {
+                    return;
+                }
+                let came = run_with(Some(Fault { call, kind, after, times }));
+                assert!(came || after > 0, "the program makes no {call:?}");
+                if !came {
+                    break;
+                }
+            }
+        }
+    }
 }
 
 #[test]
@@ -454,7 +472,7 @@ fn the_program_does_what_it_is_to_fail_in() {
 fn any_one_call_may_fail() {
     host!(DEVICES, MEMORY);
     theirs();
-    CALLS.into_iter().for_each(|call| fail_each(call, StatusKind::Other, 1, 1));
+    fail_each(&CALLS.map(|call| (call, StatusKind::Other)), 1);
 }
 
 #[test]
@@ -462,21 +480,18 @@ fn any_one_call_may_find_no_memory() {
     host!(DEVICES, MEMORY);
     theirs();
     let calls = [Call::EventRecord, Call::ExtentCreate, Call::MemoryMap, Call::MemorySetAccess, Call::MemoryUnmap];
-    calls.into_iter().for_each(|call| fail_each(call, StatusKind::OutOfMemory, 1, 1));
+    fail_each(&calls.map(|call| (call, StatusKind::OutOfMemory)), 1);
 }
 
 #[test]
 fn any_call_may_fail_from_some_time_on() {
     host!(DEVICES, MEMORY);
     theirs();
-    for call in CALLS {
-        // Not each time of those that come most, which takes long; none is left out above.
-        let often = matches!(call, Call::Bind | Call::ExchangeCaptureMode | Call::StreamCaptureStatus);
-        fail_each(call, StatusKind::Other, u32::MAX, if often { 17 } else { 1 });
-        if matches!(call, Call::ExtentCreate | Call::MemoryMap | Call::MemorySetAccess) {
-            fail_each(call, StatusKind::OutOfMemory, u32::MAX, 1);
-        }
-    }
+    let mut cases = CALLS.map(|call| (call, StatusKind::Other)).to_vec();
+    cases.extend(
+        [Call::ExtentCreate, Call::MemoryMap, Call::MemorySetAccess].map(|call| (call, StatusKind::OutOfMemory)),
+    );
+    fail_each(&cases, u32::MAX);
 }
 
 #[test]

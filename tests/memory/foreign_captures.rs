@@ -17,8 +17,6 @@ use gpupool::runtime::host::{
 };
 use gpupool::{CaptureMode, MemPool, MemPoolBuilder, Stream, empty, empty_cache, empty_pinned};
 
-const MODES: [CaptureMode; 3] = [CaptureMode::Global, CaptureMode::ThreadLocal, CaptureMode::Relaxed];
-
 /// The stream that another library captures.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Captured {
@@ -332,34 +330,49 @@ fn try_step(kind: Captured, mode: CaptureMode, by: By, step: Step, asker: Used, 
     outcome.and(back)
 }
 
-#[test]
-fn nothing_spoils_them_and_nothing_fails_beside_them() {
-    host!();
+/// Nothing spoils captures of this mode, and nothing fails beside them.
+fn check(mode: CaptureMode) {
     let (mut wrong, mut tried) = (Vec::new(), 0);
-    for mode in MODES {
-        for kind in CAPTURED {
-            for by in [By::ThisThread, By::AnotherThread] {
-                // No driver reports it, so gpupool assumes that there is none.
-                let is_unknown = kind == Captured::NonBlocking;
-                let of_device: &[(&str, Step)] = if is_unknown { &[] } else { &STEPS_OF_THE_DEVICE };
-                for &(name, step) in STEPS.iter().chain(of_device) {
-                    for (asker, other) in ASKERS.into_iter().flat_map(|asker| OTHERS.map(|other| (asker, other))) {
-                        // Work on the captured stream itself is another matter.
-                        let is_captured = kind == Captured::PerThread && by == By::ThisThread;
-                        let uses_it = is_captured && [asker, other].contains(&Used::PerThread);
-                        if uses_it || (is_unknown && other == Used::Foreign) {
-                            continue;
-                        }
-                        tried += 1;
-                        if let Err(why) = try_step(kind, mode, by, step, asker, other) {
-                            wrong.push(format!("{kind:?} {mode:?} {by:?}, {asker:?} beside {other:?}: {name}: {why}"));
-                        }
+    for kind in CAPTURED {
+        for by in [By::ThisThread, By::AnotherThread] {
+            // No driver reports it, so gpupool assumes that there is none.
+            let is_unknown = kind == Captured::NonBlocking;
+            let of_device: &[(&str, Step)] = if is_unknown { &[] } else { &STEPS_OF_THE_DEVICE };
+            for &(name, step) in STEPS.iter().chain(of_device) {
+                for (asker, other) in ASKERS.into_iter().flat_map(|asker| OTHERS.map(|other| (asker, other))) {
+                    // Work on the captured stream itself is another matter.
+                    let is_captured = kind == Captured::PerThread && by == By::ThisThread;
+                    let uses_it = is_captured && [asker, other].contains(&Used::PerThread);
+                    if uses_it || (is_unknown && other == Used::Foreign) {
+                        continue;
+                    }
+                    tried += 1;
+                    if let Err(why) = try_step(kind, mode, by, step, asker, other) {
+                        wrong.push(format!("{kind:?} {by:?}, {asker:?} beside {other:?}: {name}: {why}"));
                     }
                 }
             }
         }
     }
     assert!(wrong.is_empty(), "{} of {tried}:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+#[test]
+fn nothing_spoils_global_ones_and_nothing_fails_beside_them() {
+    host!();
+    check(CaptureMode::Global);
+}
+
+#[test]
+fn nothing_spoils_a_threads_own_ones_and_nothing_fails_beside_them() {
+    host!();
+    check(CaptureMode::ThreadLocal);
+}
+
+#[test]
+fn nothing_spoils_relaxed_ones_and_nothing_fails_beside_them() {
+    host!();
+    check(CaptureMode::Relaxed);
 }
 
 #[test]

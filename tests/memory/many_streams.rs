@@ -2,7 +2,7 @@
 //! one, for no more driver calls than the first.
 
 use crate::common::memory::{PAGE, reserved};
-use crate::common::{device, stream};
+use crate::common::{device, stream, turns};
 use gpupool::memory::{
     begin_allocate_to_pool, empty_cache, end_allocate_to_pool, graph_pool_handle, memory_stats, release_pool,
 };
@@ -18,7 +18,7 @@ const MEMORY: u64 = 256 << 30;
 #[test]
 fn one_byte_on_each_of_thousands_of_streams_takes_a_part_of_a_page_each() {
     host!(2, MEMORY);
-    for count in [1000, 4000, 8000] {
+    for count in [250, 1000, 4000] {
         let streams: Vec<_> = (0..count).map(|_| stream(0)).collect();
         let before = driver_calls();
         let buffers: Vec<_> = streams.iter().map(|stream| empty(1, stream).unwrap()).collect();
@@ -103,10 +103,14 @@ fn pages_that_thousands_of_streams_have_free_are_found_by_the_next_requests() {
     empty_cache().unwrap();
 }
 
+/// More mappings than this the system gives no process, by default.
+const MOST_CAPTURES: u64 = 60_000;
+
 /// Thousands of captures on a stream, each in a pool of its own and with a block that lives.
-fn capture(count: u64, stream: &Stream) {
+fn capture(stream: &Stream) {
     let before = driver_calls();
-    let captured: Vec<_> = (0..count)
+    let captured: Vec<_> = (1..=MOST_CAPTURES)
+        .zip(turns(3000))
         .map(|_| {
             let pool = MemPool::builder().device(device(0)).build().unwrap();
             let scope = pool.capture(stream).unwrap();
@@ -114,16 +118,17 @@ fn capture(count: u64, stream: &Stream) {
             (scope.end().unwrap(), buffer, pool)
         })
         .collect();
+    let count = captured.len() as u64;
     assert_eq!(reserved(), count * PAGE);
     assert_eq!(driver_calls() - before, count * CALLS_A_PAGE);
     drop(captured);
 }
 
 #[test]
-fn sixty_thousand_live_captures_take_a_page_each() {
+fn thousands_of_live_captures_take_a_page_each() {
     host!(2, MEMORY);
     let stream = stream(0);
-    capture(60_000, &stream);
+    capture(&stream);
     empty_cache().unwrap();
     assert_eq!(reserved(), 0);
 }
@@ -132,7 +137,7 @@ fn sixty_thousand_live_captures_take_a_page_each() {
 fn thousands_of_pools_that_are_used_by_id_take_a_page_each() {
     host!(2, MEMORY);
     let stream = stream(0);
-    let begun: Vec<_> = (0..10_000)
+    let begun: Vec<_> = (0..3000)
         .map(|_| {
             let id = graph_pool_handle(false);
             begin_allocate_to_pool(device(0), id).unwrap();
@@ -141,7 +146,7 @@ fn thousands_of_pools_that_are_used_by_id_take_a_page_each() {
             (id, buffer)
         })
         .collect();
-    assert_eq!(reserved(), 10_000 * PAGE);
+    assert_eq!(reserved(), 3000 * PAGE);
     for (id, buffer) in begun {
         drop(buffer);
         release_pool(device(0), id).unwrap();

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use crate::common::memory::{MIB, assert_all_back, empty_in};
-use crate::common::{device, stream, wait_until};
+use crate::common::{device, stream, turns, wait_until};
 use gpupool::runtime::host::{Call, before_call, begin_capture, end_capture};
 use gpupool::{
     Backup, CaptureMode, DeviceBuffer, Error, ErrorKind, MemPool, Result, Stream, empty_pinned, enable_peer_access,
@@ -164,7 +164,6 @@ fn a_fill_that_a_capture_just_takes_has_the_pool_stay_awake() {
 
 #[test]
 fn many_fills_beside_sleep_are_refused_or_kept() {
-    const ROUNDS: u64 = 100;
     host!();
     let pool = MemPool::builder().device(device(0)).build().unwrap();
     let is_over = AtomicBool::new(false);
@@ -204,7 +203,7 @@ fn many_fills_beside_sleep_are_refused_or_kept() {
             })
             .collect();
         let has_ended = || fillers.iter().any(|filler| filler.is_finished());
-        for _ in 0..ROUNDS {
+        for _ in turns(8) {
             let before = done.load(Ordering::Relaxed);
             wait_until("something is filled", || done.load(Ordering::Relaxed) > before || has_ended());
             pool.sleep(Backup::Host).unwrap();

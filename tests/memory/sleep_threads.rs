@@ -4,11 +4,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use crate::common::memory::{MIB, assert_all_back, empty_in, used};
-use crate::common::{device, stream, wait_until};
+use crate::common::{device, stream, turns, wait_until};
 use gpupool::runtime::host::{Call, Fault, clear_faults, complete_all, inject};
 use gpupool::{Backup, DeviceBuffer, ErrorKind, MemPool, StatusKind, empty_cache, memory_stats, on_oom, pinned_stats};
-
-const ROUNDS: u64 = 200;
 
 /// Waits for the pool to be awake and to hold a block there, which must hold its number.
 fn check(pool: &MemPool, block: &DeviceBuffer, number: u64) {
@@ -35,7 +33,7 @@ fn threads_that_sleep_and_wake_one_pool_take_turns() {
         for part in 0..4 {
             let (pool, went, came) = (&pool, &went, &came);
             scope.spawn(move || {
-                for round in 0..ROUNDS {
+                for round in turns(8) {
                     if (round + part) % 2 == 0 {
                         went.fetch_add(pool.sleep(Backup::Host).unwrap(), Ordering::Relaxed);
                     } else {
@@ -91,7 +89,7 @@ fn requests_find_the_pool_awake_or_asleep_and_nothing_between() {
             });
         }
         scope.spawn(|| {
-            for round in 0..ROUNDS {
+            for round in turns(8) {
                 pool.sleep(Backup::Host).unwrap();
                 if round % 5 == 0 {
                     pool.trim().unwrap();
@@ -136,7 +134,7 @@ fn a_device_that_sleeps_meets_pools_that_come_and_go() {
             });
         }
         scope.spawn(|| {
-            for _ in 0..ROUNDS {
+            for _ in turns(8) {
                 gpupool::sleep(device(0), Backup::Host).unwrap();
                 gpupool::wake(device(0)).unwrap();
             }

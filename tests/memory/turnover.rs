@@ -6,14 +6,14 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use crate::common::memory::{MIB, Random, assert_all_back};
-use crate::common::{device, stream};
+use crate::common::{device, stream, turns};
 use gpupool::runtime::host::{complete_all, submit};
 use gpupool::{DeviceBuffer, ErrorKind, MemPool, Stream, empty, empty_cache};
 
 const THREADS: u64 = 8;
 const STREAMS: usize = 3;
 const POOLS: usize = 4;
-const OPERATIONS: u32 = 1200;
+const OPERATIONS: u32 = 400;
 /// What a thread may hold: together three quarters of the device, so that pages must move.
 const MOST: u64 = 96 * MIB;
 
@@ -112,7 +112,7 @@ fn word(buffer: &DeviceBuffer) -> *mut u64 {
 fn pools_that_come_and_go_among_threads_lose_no_memory() {
     host!();
     let made = AtomicU32::new(0);
-    for round in 0..4 {
+    for round in turns(1) {
         let pools = [(); POOLS].map(|()| Mutex::new(make_pool(made.fetch_add(1, Ordering::Relaxed))));
         let (senders, receivers): (Vec<_>, Vec<_>) = (0..THREADS).map(|_| channel()).unzip();
         thread::scope(|scope| {

@@ -4,13 +4,15 @@
 use gpupool::runtime::host::schedule::{self, Body};
 use gpupool::{Backup, Device, MemPool, Stream, empty_cache, memory_stats, pinned_stats};
 
+use crate::common::turns;
+
 const PAGE: u64 = 2 << 20;
 const DEVICE: Device = Device::from_ordinal(0);
 
 /// Yields new pools, each with the size of its blocks and the seed of its schedule.
 fn pools() -> impl Iterator<Item = (MemPool, u64, u64)> {
     let make = || MemPool::builder().device(DEVICE).build().unwrap();
-    [512, PAGE].into_iter().flat_map(move |bytes| (1..=300).map(move |seed| (make(), bytes, seed)))
+    turns(20).flat_map(move |seed| [512, PAGE].map(|bytes| (make(), bytes, seed)))
 }
 
 #[test]

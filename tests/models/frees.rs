@@ -6,6 +6,8 @@ use std::iter;
 use gpupool::runtime::host::schedule::{self, Body};
 use gpupool::{Device, Stream, empty};
 
+use crate::common::turns;
+
 const PAGE: u64 = 2 << 20;
 const BYTES: u64 = 512;
 
@@ -15,7 +17,7 @@ fn a_slot_serves_the_thread_that_freed_it() {
     let stream = Stream::new(Device::from_ordinal(0)).unwrap();
     let mut blocks: Vec<_> = iter::from_fn(|| empty(BYTES, &stream).ok()).collect();
     assert_eq!(blocks.len() as u64, PAGE / BYTES);
-    for seed in 1..=2000 {
+    for seed in turns(50) {
         let (first, second) = (blocks.pop().unwrap(), blocks.pop().unwrap());
         let again = stream.clone();
         let other: Body = Box::new(move || drop(first));

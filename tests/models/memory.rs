@@ -24,6 +24,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
 use crate::common::memory::deallocate;
+use crate::common::turns;
 
 const MEMORY: u64 = 96 << 20;
 /// The last two are not gpupool's, and may be gone at any time.
@@ -1149,44 +1150,46 @@ impl Drop for ShownIfItFails<'_> {
     }
 }
 
-/// Checks as many programs as `GPUPOOL_MODEL_OPERATIONS` makes of this length, by default 60,000 operations. They are those
-/// of `GPUPOOL_MODEL_SEED`, a number, or of a new one, which is printed first: a program may end the process.
-fn check_all<P: Strategy>(longest: usize, programs: P, faults_of: impl Fn(P::Value) -> Vec<(Op, Option<Fault>)>) {
-    let setting = std::env::var("GPUPOOL_MODEL_OPERATIONS");
-    let operations: u64 = setting.map_or(60_000, |setting| setting.parse().expect("a number of operations"));
-    let cases = u32::try_from(operations * 2 / longest as u64).expect("fewer operations");
-    let config = Config { cases, failure_persistence: None, max_shrink_iters: 3000, ..Config::default() };
+/// Checks programs for the time of a test. They are those of `GPUPOOL_MODEL_SEED`, a number, or of a new one, which is
+/// printed first: a program may end the process.
+fn check_all<P: Strategy>(programs: P, faults_of: impl Fn(P::Value) -> Vec<(Op, Option<Fault>)>) {
+    let config = Config { failure_persistence: None, max_shrink_iters: 3000, ..Config::default() };
     let seed: u64 = match std::env::var("GPUPOOL_MODEL_SEED") {
         Ok(seed) => seed.parse().expect("a number"),
         Err(_) => RandomState::new().build_hasher().finish(),
     };
     eprintln!("GPUPOOL_MODEL_SEED={seed}");
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[seed.to_le_bytes(); 4].concat());
-    let done = Cell::new(0);
-    let outcome = TestRunner::new_with_rng(config, rng).run(&programs, |program| {
-        let program = faults_of(program);
-        done.set(done.get() + program.len());
-        let shown = ShownIfItFails(&program);
-        check(&program);
-        drop(shown);
-        Ok(())
-    });
-    println!("{} operations in {cases} programs", done.get());
-    if let Err(failure) = outcome {
-        panic!("{failure}");
+    let mut runner = TestRunner::new_with_rng(config, rng);
+    let (operations, mut done) = (Cell::new(0), 0);
+    for turn in turns(20) {
+        let program = programs.new_tree(&mut runner).expect("nothing is rejected");
+        let outcome = runner.run_one(program, |program| {
+            let program = faults_of(program);
+            operations.set(operations.get() + program.len());
+            let shown = ShownIfItFails(&program);
+            check(&program);
+            drop(shown);
+            Ok(())
+        });
+        if let Err(failure) = outcome {
+            panic!("{failure}");
+        }
+        done = turn;
     }
+    println!("{} operations in {done} programs", operations.get());
 }
 
 #[test]
 fn any_program_keeps_its_bytes_and_counts() {
     host!(1, MEMORY);
     let without = |program: Vec<Op>| program.into_iter().map(|op| (op, None)).collect();
-    check_all(200, prop::collection::vec(op(), 1..200), without);
+    check_all(prop::collection::vec(op(), 1..200), without);
 }
 
 #[test]
 fn whatever_the_driver_refuses_nothing_is_lost() {
     host!(1, MEMORY);
     let step = (op(), prop::option::weighted(0.3, fault()));
-    check_all(150, prop::collection::vec(step, 1..150), |program| program);
+    check_all(prop::collection::vec(step, 1..150), |program| program);
 }

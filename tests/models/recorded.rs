@@ -11,6 +11,8 @@ use gpupool::runtime::host::schedule::{self, Body};
 use gpupool::runtime::host::{complete_all, submit};
 use gpupool::{Device, DeviceBuffer, Recording, Stream, empty, snapshot};
 
+use crate::common::turns;
+
 const PAGE: u64 = 2 << 20;
 const BYTES: u64 = 512 << 10;
 
@@ -26,7 +28,7 @@ fn a_block_taken_while_a_recording_begins_is_in_snapshots() {
     host!(1, PAGE);
     let stream = Stream::new(Device::from_ordinal(0)).unwrap();
     let mut blocks: Vec<_> = iter::from_fn(|| empty(BYTES, &stream).ok()).collect();
-    for seed in 1..=2000 {
+    for seed in turns(50) {
         let freed = blocks.pop().unwrap();
         let taken = Arc::new(Mutex::new(None));
         let (again, of_taker) = (stream.clone(), Arc::clone(&taken));
@@ -67,7 +69,7 @@ fn a_block_freed_while_a_recording_ends_leaves_nothing_to_the_next_one_there() {
         take_stack: Some(take_stack),
         forget: 1,
     };
-    for seed in 1..=2000 {
+    for seed in turns(50) {
         record(&raw const settings);
         let block = empty(BYTES, &stream).unwrap();
         let address = block.address();

@@ -3,15 +3,13 @@
 //!
 //! The simulated device sees what work uses. Each program does a few kinds of things only, so that those meet often, and its
 //! seed makes it again, after those before it: `GPUPOOL_SCHEDULE=<seed> cargo test --test models schedules::<test> --
-//! --nocapture` prints what it does. `GPUPOOL_SCHEDULES` says how many there are, and `GPUPOOL_SCHEDULE_SECONDS` for how long
-//! there are more.
+//! --nocapture` prints what it does.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::env;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
 
 use gpupool::memory::enable_peer_access;
 use gpupool::runtime::host::schedule::{self, Body};
@@ -25,6 +23,7 @@ use gpupool::{
 };
 
 use crate::common::memory::{PAGE, Random, deallocate, used};
+use crate::common::turns;
 
 const MEMORY: u64 = 64 << 20;
 const DEVICE: Device = Device::from_ordinal(0);
@@ -671,25 +670,15 @@ fn try_seed(theme: Theme, seed: u64) -> Result<u64, String> {
     if wrong.is_empty() { outcome.map_err(|_| String::new()) } else { Err(wrong.join("\n")) }
 }
 
-fn number(variable: &str) -> Option<u64> {
-    env::var(variable).ok()?.parse().ok()
-}
-
-/// Runs so many programs of a theme, or that of one seed.
-fn explore(theme: Theme, many: u64) {
-    let shown = number("GPUPOOL_SCHEDULE");
-    let many = shown.or_else(|| number("GPUPOOL_SCHEDULES")).unwrap_or(many);
-    // A program of these takes several times as long as another.
-    let many = if matches!(theme, Theme::Addresses) && shown.is_none() { many.div_ceil(4) } else { many };
-    let end = number("GPUPOOL_SCHEDULE_SECONDS").map(|seconds| Instant::now() + Duration::from_secs(seconds));
+/// Runs programs of a theme, or those up to that of one seed, which is shown.
+fn explore(theme: Theme) {
+    let shown = env::var("GPUPOOL_SCHEDULE").ok().map(|seed| seed.parse().expect("the number of a schedule"));
+    let seeds = turns(shown.unwrap_or(20)).take_while(|&seed| shown.is_none_or(|shown| seed <= shown));
     collect_mistakes();
     // What is made once is made before threads take turns.
     drop(empty(512, &Stream::new(DEVICE).unwrap()).unwrap());
     let (mut choices, mut done) = (0, 0);
-    for seed in 1.. {
-        if end.map_or(done == many, |end| Instant::now() >= end) {
-            break;
-        }
+    for seed in seeds {
         IS_SHOWN.store(shown == Some(seed), Ordering::Relaxed);
         match try_seed(theme, seed) {
             Ok(made) => (choices, done) = (choices + made, seed),
@@ -702,83 +691,83 @@ fn explore(theme: Theme, many: u64) {
 #[test]
 fn memory_that_comes_and_goes() {
     host!(1, MEMORY);
-    explore(Theme::Flow, 200);
+    explore(Theme::Flow);
 }
 
 #[test]
 fn memory_of_one_stream_that_is_trimmed() {
     host!(1, MEMORY);
-    explore(Theme::Trims, 200);
+    explore(Theme::Trims);
 }
 
 #[test]
 fn no_request_fails_while_enough_is_free() {
     host!(1, TIGHT_MEMORY);
-    explore(Theme::Tight, 200);
+    explore(Theme::Tight);
 }
 
 #[test]
 fn pools_closed_in_the_midst() {
     host!(1, MEMORY);
-    explore(Theme::Closing, 200);
+    explore(Theme::Closing);
 }
 
 #[test]
 fn pools_with_reserves_that_come_and_go() {
     host!(1, MEMORY);
-    explore(Theme::Reserves, 200);
+    explore(Theme::Reserves);
 }
 
 #[test]
 fn pools_that_lend_slabs_and_end() {
     host!(1, MEMORY);
-    explore(Theme::Lent, 100);
+    explore(Theme::Lent);
 }
 
 #[test]
 fn streams_of_other_code() {
     host!(1, MEMORY);
-    explore(Theme::Foreign, 200);
+    explore(Theme::Foreign);
 }
 
 #[test]
 fn streams_of_other_code_that_leave_their_addresses_to_others() {
     host!(1, MEMORY);
-    explore(Theme::Addresses, 200);
+    explore(Theme::Addresses);
 }
 
 #[test]
 fn graphs_that_come_and_go() {
     host!(1, MEMORY);
-    explore(Theme::Graphs, 200);
+    explore(Theme::Graphs);
 }
 
 #[test]
 fn pools_that_sleep() {
     host!(1, MEMORY);
-    explore(Theme::Sleep, 200);
+    explore(Theme::Sleep);
 }
 
 #[test]
 fn pools_that_sleep_while_their_memory_serves_others() {
     host!(1, 2 * PAGE);
-    explore(Theme::SleepingHelpers, 400);
+    explore(Theme::SleepingHelpers);
 }
 
 #[test]
 fn peers_that_are_let_in() {
     host!(201, MEMORY);
-    explore(Theme::Peers, 200);
+    explore(Theme::Peers);
 }
 
 #[test]
 fn pages_of_ranges_that_come_and_go() {
     host!(1, 12 * PAGE);
-    explore(Theme::Ranges, 300);
+    explore(Theme::Ranges);
 }
 
 #[test]
 fn pages_of_ranges_whose_pools_sleep() {
     host!(1, 12 * PAGE);
-    explore(Theme::RangesAsleep, 300);
+    explore(Theme::RangesAsleep);
 }

@@ -7,6 +7,8 @@ use gpupool::runtime::host::schedule::{self, Body};
 use gpupool::runtime::host::{begin_capture, end_capture};
 use gpupool::{Backup, CaptureMode, Device, ErrorKind, MemPool, Result, Stream, empty_cache, synchronize};
 
+use crate::common::turns;
+
 const MEMORY: u64 = 64 << 20;
 const DEVICE: Device = Device::from_ordinal(0);
 
@@ -24,7 +26,7 @@ fn captures(pool: &MemPool) {
 /// Does something to the device beside captures of another thread, in many schedules.
 fn explore(work: impl Fn() -> Result<()> + Send + Sync + 'static) {
     let work = Arc::new(work);
-    for seed in 1..=300 {
+    for seed in turns(20) {
         let pool = Arc::new(MemPool::builder().device(DEVICE).build().unwrap());
         let capturing: Body = Box::new(move || captures(&pool));
         let work = Arc::clone(&work);

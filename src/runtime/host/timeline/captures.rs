@@ -13,10 +13,12 @@ impl Timeline {
     /// Returns the captures beside which a stream must not be used: if it is the legacy default one, those of blocking
     /// streams of its device.
     fn captures_beside(&mut self, key: StreamKey) -> impl Iterator<Item = &mut SimulatedCapture> {
-        let device = key.default_of.filter(|_| key.raw == RawStream::LEGACY);
-        let blocking =
-            self.streams().values_mut().filter(move |stream| stream.is_blocking && Some(stream.device) == device);
-        blocking.filter_map(|stream| stream.capture.as_mut())
+        let legacy = key.default_of.filter(|_| key.raw == RawStream::LEGACY);
+        // Each use of a stream asks, so those of thousands are looked at for the legacy stream alone.
+        let streams = legacy.map(|device| {
+            self.streams().values_mut().filter(move |stream| stream.is_blocking && stream.device == device)
+        });
+        streams.into_iter().flatten().filter_map(|stream| stream.capture.as_mut())
     }
 
     /// Returns whether the stream must not be used, beside a capture. The query spoils nothing.

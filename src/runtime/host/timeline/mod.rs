@@ -5,7 +5,7 @@ mod captures;
 mod events;
 mod stream;
 
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 
 use self::events::{Pending, Recorded};
 pub(super) use self::stream::StreamKey;
@@ -21,10 +21,10 @@ use crate::runtime::RawEvent;
 
 #[derive(Debug)]
 pub(super) struct Timeline {
-    streams: Option<HashMap<StreamKey, SimulatedStream>>,
-    events: Option<HashMap<RawEvent, Option<Recorded>>>,
+    streams: Option<FxHashMap<StreamKey, SimulatedStream>>,
+    events: Option<FxHashMap<RawEvent, Option<Recorded>>>,
     /// The words of the events that were made for other processes.
-    words: Option<HashMap<RawEvent, Word>>,
+    words: Option<FxHashMap<RawEvent, Word>>,
     pending: Vec<Pending>,
     has_imported: bool,
     next_address: usize,
@@ -50,7 +50,7 @@ impl Timeline {
         self.next_address
     }
 
-    fn streams(&mut self) -> &mut HashMap<StreamKey, SimulatedStream> {
+    fn streams(&mut self) -> &mut FxHashMap<StreamKey, SimulatedStream> {
         self.streams.get_or_insert_default()
     }
 
