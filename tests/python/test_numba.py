@@ -12,11 +12,11 @@ from running import functions_of, run_program
 MIB = 1 << 20
 
 
-@pytest.fixture
-def run(tmp_path):
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
     """Return what runs a program with Numba."""
     pytest.importorskip("numba_cuda")
-    return framework_machine(tmp_path)
+    return framework_machine(tmp_path_factory.mktemp("numba"), "asyncio", "numpy", "numba", "cuda.core")
 
 
 @pytest.mark.parametrize("function", functions_of("numba/arrays.py"))

@@ -5,6 +5,7 @@ import gc
 import inspect
 import sys
 import threading
+import types
 import weakref
 
 import gpupool
@@ -318,14 +319,16 @@ def test_the_defaults_are_as_documented(record, stream):
 def test_many_stacks_are_kept_and_those_that_nothing_names_are_dropped(record, stream):
     """Each of them ends in a function of its own."""
     record(max_entries=100)
-    made = "def made():\n    return empty(1000, stream)"
+
+    def made():
+        return _native.empty(1000, stream)
+
     references = []
     for _ in range(70_000):
-        namespace = {"empty": _native.empty, "stream": stream}
-        exec(made, namespace)
-        references.append(weakref.ref(namespace["made"].__code__))
-        namespace["made"]()
-        del namespace
+        code = made.__code__.replace()
+        references.append(weakref.ref(code))
+        types.FunctionType(code, globals(), closure=made.__closure__)()
+        del code
     alive = sum(reference() is not None for reference in references)
     assert 100 // 3 <= alive < 40_000
     assert all(entry["frames"][0]["name"] == "made" for entry in entries("alloc"))

@@ -25,7 +25,9 @@ def texts():
 
 def is_named(name, text):
     """Return whether a text has the name, and not as a part of a longer one."""
-    return name in text and re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", text) is not None
+    places = (found.start() for found in re.finditer(re.escape(name), text))
+    around = (text[max(place - 1, 0) : place] + text[place + len(name) : place + len(name) + 1] for place in places)
+    return any(not re.search(r"[\w-]", each) for each in around)
 
 
 def used_in(folder, text):
