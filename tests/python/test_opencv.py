@@ -12,16 +12,22 @@ from gpupool import _native
 from own_memory import MIB, Work
 
 SOURCE = ROOT / "tests" / "cpp" / "opencv_allocator.cpp"
-LIBRARY = str(ROOT / "tests" / "doubles" / "opencv" / "library.cpp")
 
 
 def headers():
     return headers_of("opencv", "GPUPOOL_OPENCV_INCLUDE")
 
 
+@pytest.fixture(scope="module")
+def opencv(tmp_path_factory):
+    """Compile the double of OpenCV's library, for all programs."""
+    source, out = ROOT / "tests" / "doubles" / "opencv" / "library.cpp", tmp_path_factory.mktemp("double") / "library.o"
+    return str(build("c++", source, out, "-c", "-fPIC", "-std=c++17", *STRICT, *headers()))
+
+
 @pytest.mark.parametrize("standard", ["c++17", "c++20"])
-def test_matrices_have_memory_laid_out_as_opencvs(tmp_path, standard):
-    options = [LIBRARY, f"-std={standard}", *STRICT, *headers(), *sanitizer(), *link(find_library())]
+def test_matrices_have_memory_laid_out_as_opencvs(opencv, tmp_path, standard):
+    options = [opencv, f"-std={standard}", *STRICT, *headers(), *sanitizer(), *link(find_library())]
     assert run(build("c++", SOURCE, tmp_path / "program", *options)) == ""
 
 
@@ -49,9 +55,9 @@ class Allocator:
 
 
 @pytest.fixture(scope="module")
-def functions(tmp_path_factory):
+def functions(opencv, tmp_path_factory):
     """Return the functions of the program in C++, which use this process's gpupool."""
-    found = load(find_library(), tmp_path_factory.mktemp("opencv"), SOURCE, LIBRARY, *headers())
+    found = load(find_library(), tmp_path_factory.mktemp("opencv"), SOURCE, opencv, *headers())
     pointer, number = ctypes.c_void_p, ctypes.c_uint64
     types = {
         "make_allocator": (pointer, number, number),
