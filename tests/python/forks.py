@@ -25,6 +25,8 @@ from running import PLACES, PROGRAMS, SHARED
 SERVER = SHARED / "fork_server.py"
 # What most programs import.
 IMPORTED = ("libraries", "errors", "waiting", "subprocess", "json", "tempfile", "multiprocessing.spawn", "logging")
+# What the command line imports.
+COMMAND = ("gpupool.__main__", "gpupool._cli.main", "gpupool._report.info", "platform")
 # What the loader, the interpreter or what is imported reads once.
 READ_AT_THE_START = ("LD_", "PYTHON", "GPUPOOL_ENABLE", "NUMBA_", "MALLOC_")
 FOLDERS = (SHARED, Path(gpupool.__file__).parents[1])
@@ -134,12 +136,12 @@ def run_bare_program(name: str, *arguments: object, **options: object) -> str:
 
 def start_command(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
     """Run gpupool's command line."""
-    return start("-m", "gpupool", *arguments, modules=("gpupool.__main__",), **options)
+    return start("-m", "gpupool", *arguments, modules=COMMAND, **options)
 
 
 def start_bare_command(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
     """Run gpupool's command line where no package is installed other than gpupool and those of PYTHONPATH."""
-    return start_bare_program("-m", "gpupool", *arguments, modules=("gpupool.__main__",), **options)
+    return start_bare_program("-m", "gpupool", *arguments, modules=COMMAND, **options)
 
 
 @functools.cache

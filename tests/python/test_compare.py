@@ -12,11 +12,12 @@ from types import SimpleNamespace
 
 import gpupool
 import pytest
+from forks import start_command
 from gpupool import _native
 from gpupool.__main__ import main
 from gpupool._report import units as _units
 from gpupool._traces import trace as _trace
-from running import PROGRAMS, start_command
+from running import PROGRAMS
 from snapshots import block, entry, segment, write
 from test_plot import page
 
@@ -215,9 +216,9 @@ def test_sizes_that_are_none(text, capsys):
     assert f"argument --memory: {text!r} is" in capsys.readouterr().err
 
 
-def test_png_of_one_allocator(tmp_path, capsys):
+def test_png_of_one_allocator(pieces, tmp_path, capsys):
     output = tmp_path / "out.png"
-    assert main(["replay", LOG, "-o", str(output)]) == 0
+    assert main(["replay", pieces, "-o", str(output)]) == 0
     assert output.read_bytes().startswith(b"\x89PNG")
 
 
@@ -289,7 +290,7 @@ def long_replay():
     """Return a replay that takes longer than anybody waits for, unless it is stopped."""
     events = [event for slot in range(200_000) for event in ((slot, 512), (slot | _trace.FREE, 0))]
     arguments = packed(events)
-    yield lambda watch: _native.replay(*arguments, 128, "gpupool", watch)
+    yield lambda watch: _native.replay(*arguments, 16, "gpupool", watch)
     assert gpupool.memory_stats().live_blocks == 0
 
 
@@ -333,7 +334,7 @@ def test_replay_that_fails_frees_its_blocks():
 def test_ctrl_c_ends_a_replay():
     seen, terminal = pty.openpty()
     program = PROGRAMS / "command_line" / "eager_progress.py"
-    command = [sys.executable, str(program), "replay", LOG, "--threads", "128"]
+    command = [sys.executable, str(program), "replay", LOG, "--threads", "16"]
     environment = {**os.environ, "TERM": "xterm"}
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=terminal, env=environment) as running:
         os.close(terminal)

@@ -11,6 +11,9 @@ import pytest
 from gpupool.worker import Settings, SetUpFailed
 from running import run_bare_program
 
+dask = pytest.importorskip("dask")
+# Workers are forks of a process that has imported Dask, and not new interpreters.
+dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
 distributed = pytest.importorskip("distributed")
 Client, LocalCluster = distributed.Client, distributed.LocalCluster
 
@@ -195,7 +198,9 @@ def test_an_asynchronous_client_awaits_the_answers():
 
 
 def test_the_example_runs_without_a_gpu():
-    done = subprocess.run([sys.executable, str(EXAMPLE)], capture_output=True, text=True, timeout=110, check=False)
+    command = [sys.executable, str(EXAMPLE)]
+    environment = {**os.environ, "DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD": "forkserver"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stderr
     first, *workers = done.stdout.splitlines()
     assert first.startswith("tasks  16 in ")
