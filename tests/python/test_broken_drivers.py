@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import forks
 import pytest
 from abi import compile_double
 from machines import Machine
@@ -31,6 +32,18 @@ def hip(tmp_path):
     return Machine("hip", tmp_path)
 
 
+@pytest.fixture
+def whole(tmp_path):
+    """Return a machine whose driver stays as it is built."""
+    return forks.Machine("cuda", tmp_path)
+
+
+@pytest.fixture
+def whole_hip(tmp_path):
+    """Return a machine whose HIP stays as it is built."""
+    return forks.Machine("hip", tmp_path)
+
+
 def refuses(machine, start, *said, **variables):
     machine.run("loading/runtimes.py", "memory_is_refused", start, *said, **variables)
 
@@ -40,19 +53,19 @@ def simulates(machine, **variables):
 
 
 @pytest.mark.parametrize("status", STATUSES)
-def test_a_driver_that_does_not_start(machine, status):
+def test_a_driver_that_does_not_start(whole, status):
     name, *said = STATUSES[status]
     name = name if name.endswith(str(status)) else f"{name} ({status})"
-    failed = f"cuda: cuInit failed with {name}, library {machine.driver}"
+    failed = f"cuda: cuInit failed with {name}, library {whole.driver}"
     fails = {"FAKE_FAIL": f"cuInit={status}"}
-    refuses(machine, f"{CUDA}the NVIDIA driver does not start ({failed})", *said, **fails)
-    simulates(machine, GPUPOOL_RUNTIME="host", **fails)
+    refuses(whole, f"{CUDA}the NVIDIA driver does not start ({failed})", *said, **fails)
+    simulates(whole, GPUPOOL_RUNTIME="host", **fails)
 
 
 @pytest.mark.parametrize("function", ["cuDriverGetVersion", "cuDeviceGetCount", "cuDeviceGet"])
-def test_a_driver_that_does_not_tell_its_devices(machine, function):
+def test_a_driver_that_does_not_tell_its_devices(whole, function):
     said = f"the NVIDIA driver does not start (cuda: {function} failed with CUDA_ERROR_UNKNOWN (999)"
-    refuses(machine, CUDA + said, f"library {machine.driver}", FAKE_FAIL=f"{function}=999")
+    refuses(whole, CUDA + said, f"library {whole.driver}", FAKE_FAIL=f"{function}=999")
 
 
 def test_a_toolkits_stub_in_place_of_the_driver(machine):
@@ -67,9 +80,9 @@ def test_a_driver_that_lacks_a_symbol(machine):
     refuses(machine, CUDA + said, "the driver is too old", FAKE_DRIVER_VERSION="11020")
 
 
-def test_a_driver_that_is_too_old(machine):
-    said = f"{machine.driver} is a driver that supports CUDA 11.8 at most, and CUDA 12 or later is needed"
-    refuses(machine, CUDA + said, FAKE_DRIVER_VERSION="11080")
+def test_a_driver_that_is_too_old(whole):
+    said = f"{whole.driver} is a driver that supports CUDA 11.8 at most, and CUDA 12 or later is needed"
+    refuses(whole, CUDA + said, FAKE_DRIVER_VERSION="11080")
 
 
 def test_a_file_that_is_no_library(machine):
@@ -84,8 +97,8 @@ def test_a_driver_that_needs_a_library_which_is_not_there(machine, tmp_path):
 
 
 @pytest.mark.parametrize("variables", [{"FAKE_DEVICES": "0"}, {"FAKE_FAIL": "cuInit=100"}])
-def test_a_driver_without_a_device_is_none(machine, variables):
-    simulates(machine, **variables)
+def test_a_driver_without_a_device_is_none(whole, variables):
+    simulates(whole, **variables)
 
 
 def test_no_driver_at_all_is_none(machine):
@@ -93,21 +106,21 @@ def test_no_driver_at_all_is_none(machine):
     simulates(machine)
 
 
-def test_hip_that_does_not_start(hip):
-    failed = f"hip: hipInit failed with hipErrorNotInitialized (3), library {hip.driver}"
+def test_hip_that_does_not_start(whole_hip):
+    failed = f"hip: hipInit failed with hipErrorNotInitialized (3), library {whole_hip.driver}"
     fails = {"FAKE_FAIL": "hipInit=3"}
-    refuses(hip, f"{HIP}HIP does not start ({failed})", "`rocminfo` says", "/dev/kfd", **fails)
-    simulates(hip, GPUPOOL_RUNTIME="host", **fails)
+    refuses(whole_hip, f"{HIP}HIP does not start ({failed})", "`rocminfo` says", "/dev/kfd", **fails)
+    simulates(whole_hip, GPUPOOL_RUNTIME="host", **fails)
 
 
 @pytest.mark.skipif(Path("/sys/class/kfd").exists(), reason="needs a machine without the kernel's driver of AMD's GPUs")
-def test_hip_that_a_distribution_installed_where_no_gpu_is_amds(hip):
-    simulates(hip, FAKE_FAIL="hipInit=101")
+def test_hip_that_a_distribution_installed_where_no_gpu_is_amds(whole_hip):
+    simulates(whole_hip, FAKE_FAIL="hipInit=101")
 
 
-def test_hip_that_is_too_old(hip):
-    said = f"{hip.driver} is of HIP 5.5, which is too old; ROCm 5.6 or later is needed"
-    refuses(hip, HIP + said, FAKE_HIP_VERSION="50531061")
+def test_hip_that_is_too_old(whole_hip):
+    said = f"{whole_hip.driver} is of HIP 5.5, which is too old; ROCm 5.6 or later is needed"
+    refuses(whole_hip, HIP + said, FAKE_HIP_VERSION="50531061")
 
 
 def test_hips_file_that_is_no_library(hip):
@@ -115,9 +128,14 @@ def test_hips_file_that_is_no_library(hip):
     refuses(hip, f"{HIP}HIP's library cannot be loaded (", f"{hip.driver}: ")
 
 
-def test_hips_file_that_is_named_and_not_there(hip):
+def test_hips_file_that_is_named_and_not_there(whole_hip):
     variables = {"GPUPOOL_AMDHIP64_PATH": "/nowhere/hip.so"}
-    refuses(hip, f"{HIP}no HIP library was found (/nowhere/hip.so: ", "name another file, or unset it", **variables)
+    refuses(
+        whole_hip,
+        f"{HIP}no HIP library was found (/nowhere/hip.so: ",
+        "name another file, or unset it",
+        **variables,
+    )
 
 
 def test_hip_serves_beside_a_driver_of_nvidias_that_does_not_work(hip, machine):

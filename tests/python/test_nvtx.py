@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 from abi import build_nvtx
-from machines import Machine
-from running import run_program
+from forks import Machine, run_program
 
 
 class Profiler:
