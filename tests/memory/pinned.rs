@@ -119,6 +119,53 @@ fn a_block_used_before_a_capture_and_freed_in_it_is_the_graphs_too() {
     drop((graph, other));
 }
 
+fn refuse_capture_status() {
+    host::inject(Fault { call: Call::StreamCaptureStatus, kind: StatusKind::Other, after: 0, times: u32::MAX });
+}
+
+/// Once the capture has ended nothing tells which graph it made, so a refusal must not pass for "not captured".
+#[test]
+fn a_captured_block_is_the_graphs_though_the_driver_refuses_to_say_whether_the_stream_is_captured() {
+    host!(2, 8 * GIB);
+    let mut others = Vec::new();
+    for is_recorded_before in [false, true] {
+        let stream = Stream::new(device(0)).unwrap();
+        let buffer = empty_pinned(32 * MIB, is_recorded_before.then_some(&stream)).unwrap();
+        let address = buffer.address();
+        host::begin_capture(&stream, CaptureMode::Relaxed).unwrap();
+        refuse_capture_status();
+        let kept = if is_recorded_before {
+            drop(buffer);
+            None
+        } else {
+            buffer.record_stream(&stream).unwrap();
+            Some(buffer)
+        };
+        host::clear_faults();
+        let graph = host::end_capture(&stream).unwrap();
+        drop(kept);
+        let mut again = || {
+            others.push(empty_pinned(32 * MIB, None).unwrap());
+            others.last().unwrap().address() == address
+        };
+        assert!(!again(), "while the graph may run; recorded before: {is_recorded_before}");
+        drop(graph);
+        assert!(again());
+    }
+}
+
+#[test]
+fn a_block_of_no_capture_comes_back_though_the_driver_refuses_to_say_whether_the_stream_is_captured() {
+    host!(2, 8 * GIB);
+    let stream = Stream::new(device(0)).unwrap();
+    refuse_capture_status();
+    let buffer = empty_pinned(32 * MIB, Some(&stream)).unwrap();
+    let address = buffer.address();
+    drop(buffer);
+    host::clear_faults();
+    assert_eq!(empty_pinned(32 * MIB, None).unwrap().address(), address);
+}
+
 #[test]
 fn large_needs_are_segments_that_go_when_asked() {
     host!(2, 8 * GIB);

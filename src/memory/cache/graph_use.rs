@@ -1,7 +1,7 @@
 //! Graphs that use a block of pinned memory, which is theirs as long as they may run. A graph uses its blocks whenever
 //! it is replayed, on any stream, so no event marks its end. The driver reports when a graph, its instances and their
-//! last runs are gone. Where it does not report which capture a stream's work goes to (before CUDA 12.3, HIP), a block
-//! that a graph may use is never used again.
+//! last runs are gone. Where it does not report which capture a stream's work goes to (before CUDA 12.3, HIP, or as it
+//! refuses), a block that a graph may use is never used again.
 
 use std::sync::{Arc, Mutex, Weak};
 
@@ -22,11 +22,16 @@ static KEPT: Mutex<Vec<KeptGraph>> = Mutex::new(Vec::new());
 impl GraphUse {
     /// Returns the graph that the stream's work goes to; none if the stream is not captured.
     pub(in crate::memory) fn of(stream: &Stream) -> Option<Self> {
-        match stream.capture_status() {
-            Ok(CaptureStatus::Active) => Some(Self(stream.capture().ok().flatten().and_then(kept_for))),
-            // A spoilt capture never runs. Where the driver reports no capture, it later refuses to record on the
-            // stream, which keeps the block.
-            _ => None,
+        let status = stream.capture_status();
+        // A spoilt capture never runs.
+        if status.as_ref().is_ok_and(|status| *status != CaptureStatus::Active) {
+            return None;
+        }
+        match (status, stream.capture()) {
+            // The driver refused the first question, and the second one answers that, too. Once a capture has ended, no
+            // question tells which graph it made: so the answer counts now, and without one there may be a graph.
+            (Err(_), Ok(None)) => None,
+            (_, capture) => Some(Self(capture.ok().flatten().and_then(kept_for))),
         }
     }
 
