@@ -6,16 +6,23 @@ import re
 import threading
 
 import gpupool
-from c_table import addresses, function
+from c_table import addresses
 from forking import in_child
 
 FORKED = 4
+# Read once, not at each of the calls.
+TABLE = addresses()
 # The simulated library's number.
 SIMULATED = 7
 # Pools and checkpoints need handles of their own kind.
 OF_POOLS = re.compile("pool_(?!reserve_range)|checkpoint_|ticket")
 PAGE = 2 << 20
 PAGES = (ctypes.c_uint32 * 2)(0, 1)
+
+
+def function(name: str, restype: type = ctypes.c_int) -> ctypes._CFuncPtr:
+    """Return a function of the table, which takes what it is given."""
+    return ctypes.CFUNCTYPE(restype)(TABLE[name])
 
 
 class Struct(ctypes.Structure):
@@ -117,7 +124,7 @@ def child(handles: tuple[ctypes.c_void_p, ctypes.c_void_p], paged: int, *others:
 
 
 def main() -> None:
-    names = {name for name in addresses() if not OF_POOLS.match(name)}
+    names = {name for name in TABLE if not OF_POOLS.match(name)}
     plain = {"malloc", "free", "cupy_malloc", "cupy_free", "handler_alloc", "handler_free", "last_error", "owns"}
     handles = make_range()
     tried = calls(0, *handles)
