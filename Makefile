@@ -25,10 +25,20 @@ help: ## list the targets
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/dev.txt
 	@touch $@
 
-# What the tests run gpupool with, some hundreds of megabytes that the demo does without.
+# What the tests run gpupool with, some hundreds of megabytes that the demo does without. Python compiles what is imported
+# of it.
 .venv/frameworks: .venv/ready requirements/frameworks.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/frameworks.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(CUDNN)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -r requirements/frameworks.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps $(CUDNN)
+	@touch $@
+
+# What `make thorough` runs besides, and what `make lint` runs.
+.venv/clusters: .venv/frameworks requirements/clusters.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -r requirements/clusters.txt
+	@touch $@
+
+.venv/lint: .venv/ready requirements/lint.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/lint.txt
 	@touch $@
 
 # What `make fuzz` runs.
@@ -55,7 +65,8 @@ help: ## list the targets
 	@touch $@
 
 # The library for C and C++: with the features of Cargo.toml's dev-dependencies it is the crate that Rust's tests use.
-.venv/library: .venv/ready $(SOURCES)
+.venv/library: $(SOURCES)
+	@mkdir -p .venv
 	cargo build --quiet --features c-api,cudarc,fault-injection
 	install -D -s target/debug/libgpupool.so python/gpupool/lib/libgpupool.so.0
 	@touch $@
@@ -80,47 +91,59 @@ library: ## python/gpupool/lib: the library for C and C++, optimised, with its f
 PROCESSES ?= auto
 SKIPS ?=
 # What a process of the tests writes as it ends too early is seen: nothing takes over its descriptors.
-PYTEST := $(BIN)/python -m pytest --quiet -r fE --capture=sys --numprocesses $(PROCESSES) --dist worksteal $(if $(SKIPS),--skips $(SKIPS))
+PYTEST := $(BIN)/python -m pytest --quiet -r fE --capture=sys --numprocesses $(PROCESSES) --dist worksteal \
+  --durations 10 --durations-min 1 $(if $(SKIPS),--skips $(SKIPS))
+# For how long `make thorough` goes on with each test of random work or of faults, in seconds; `make test` takes one.
+SECONDS ?= 10
+# What Rust's tests say of themselves, one line each.
+RUST_TESTS := $(CURDIR)/build/tests/rust
 
 .PHONY: test
-test: announce rust-tests python-tests ## all tests but the thorough ones; those that need a GPU skip without one
+test: ## all tests but the thorough ones; those that need a GPU skip without one
+	@bash tests/timed.sh build/tests/took $(MAKE) --no-print-directory tests
+
+# What is fetched and what is compiled goes two at a time, and the tests, which have a process for each core, come after.
+.PHONY: tests
+tests:
+	@$(MAKE) --no-print-directory --jobs=2 rust-programs .venv/built .venv/frameworks
+	@$(MAKE) --no-print-directory rust-tests python-tests
 
 .PHONY: thorough
-thorough: models schedules user-crate .venv/built .venv/library .venv/frameworks ## models of the lock-free parts, and tests that compare with whole frameworks
+thorough: models long-random user-crate .venv/built .venv/library .venv/clusters ## models of the lock-free parts, longer random work, and tests that compare with whole frameworks
 	$(PYTEST) -m thorough tests/gpu
 	$(PYTEST) -m thorough tests/python
 
 .PHONY: test-all
 test-all: test thorough miri thread-sanitizer ## `make test`, `make thorough` and the sanitizers
 
-.PHONY: announce
-announce:
-	@echo "Fetches what is missing (0.5 GB at first), builds the crate, the Python module and the C library, then runs"
-	@echo "Rust's tests (some 500) and Python's (some 3,000). On two cores: about 5 minutes, in a fresh clone 9."
-
 # The library is built where Rust's tests are, and Cargo would exchange what these are compiled against meanwhile.
-rust-tests schedules: | .venv/library
+rust-programs long-random: | .venv/library
+
+.PHONY: rust-programs
+rust-programs:
+	cargo test --quiet --no-run
 
 .PHONY: rust-tests
-rust-tests: .venv/frameworks
-	cargo test --quiet
+rust-tests: rust-programs .venv/frameworks
+	@mkdir -p $(dir $(RUST_TESTS)) && rm -f $(RUST_TESTS)
+	GPUPOOL_TEST_REPORT=$(RUST_TESTS) cargo test --quiet
 	VIRTUAL_ENV=$(CURDIR)/.venv cargo test --quiet --test handles -- --ignored real_library
 	VIRTUAL_ENV=$(CURDIR)/.venv cargo run --quiet --example cudarc_stream
 	cargo run --quiet --example cudarc_training
+	$(BIN)/python tests/rust_report.py $(RUST_TESTS)
 
 .PHONY: python-tests
 python-tests: .venv/built .venv/library .venv/frameworks
 	$(PYTEST) -m "not thorough" tests/gpu
-	$(PYTEST) -m "not thorough" tests/python
+	$(PYTEST) -m "not thorough" --ignore=tests/python/test_ray.py tests/python
 
 .PHONY: models
 models: ## every interleaving of the lock-free parts, by loom
 	RUSTFLAGS="--cfg loom" cargo test --quiet --target-dir target/loom --lib models
 
-.PHONY: schedules
-schedules: SCHEDULES ?= 900
-schedules: ## SCHEDULES (900) random programs of threads on each subject, a quarter on addresses, each in a random schedule of the real code
-	GPUPOOL_SCHEDULES=$(SCHEDULES) cargo test --quiet --test models schedules:: -- --nocapture
+.PHONY: long-random
+long-random: ## Rust's tests of random work, schedules and faults, each for SECONDS (10)
+	GPUPOOL_TEST_SECONDS=$(SECONDS) cargo test --quiet --test models --test memory --test handles --test c_api -- --nocapture
 
 .PHONY: user-crate
 user-crate: ## a program that depends on gpupool, with its default features alone
@@ -155,7 +178,7 @@ fuzz-c: .venv/library ## for FUZZ_SECONDS random calls of gpupool.h's functions,
 	bash tests/fuzz/c_table.sh build/fuzz-c $(FUZZ_SECONDS)
 
 .PHONY: lint
-lint: .venv/built .venv/frameworks ## formatting, clippy, ruff, the stubs against the module, the layout, and CI's workflows
+lint: .venv/built .venv/frameworks .venv/lint ## formatting, clippy, ruff, the stubs against the module, the layout, and CI's workflows
 	cargo fmt --check
 	cargo fmt --check --manifest-path tests/user_crate/Cargo.toml
 	cargo fmt --check --manifest-path crates/cuda-core/Cargo.toml
@@ -235,11 +258,10 @@ bench: ## the Rust benches, on whatever runtime is here
 	cargo bench
 
 .PHONY: soak
-soak: OPERATIONS ?= 100000000
-soak: SECONDS ?= 3600
-soak: .venv/library ## OPERATIONS (10^8) random operations on memory against the naive model, half with faults; SECONDS of random schedules; ten minutes of fuzz-c
+soak: SECONDS = 3600
+soak: .venv/library ## SECONDS (3600) of random operations against the naive model, half with faults, and as long of random schedules; ten minutes of fuzz-c
 	bash tests/fuzz/c_table.sh build/fuzz-c 600
-	bash tests/soak.sh "$$(tests/program.sh test --release --no-run --test models)" $(OPERATIONS) \
+	bash tests/soak.sh "$$(tests/program.sh test --release --no-run --test models)" \
 	  "$$(tests/program.sh test --no-run --test models)" $(SECONDS)
 
 .PHONY: gpu

@@ -42,6 +42,7 @@ const SECONDS: f64 = 1.0;
 /// # Panics
 /// If `GPUPOOL_TEST_SECONDS` is no number of seconds.
 pub(crate) fn turns(least: u64) -> impl Iterator<Item = u64> {
+    process::set_by_time();
     let seconds = match std::env::var("GPUPOOL_TEST_SECONDS") {
         Ok(said) => said.parse().expect("GPUPOOL_TEST_SECONDS is a number of seconds"),
         Err(_) => SECONDS,

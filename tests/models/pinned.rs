@@ -16,6 +16,8 @@ use gpupool::{
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
+use crate::common::turns;
+
 const MEMORY: u64 = 1 << 30;
 const STREAMS: usize = 3;
 const MIB: u64 = 1 << 20;
@@ -327,21 +329,22 @@ impl Drop for Model {
 
 /// Runs programs with these faults, or without.
 fn run(with_faults: bool) {
-    let mut runner =
-        TestRunner::new(Config { cases: 40, max_shrink_iters: 200, failure_persistence: None, ..Config::default() });
+    let mut runner = TestRunner::new(Config { max_shrink_iters: 200, failure_persistence: None, ..Config::default() });
     let programs = proptest::collection::vec(op(), 1..120);
-    let outcome = runner.run(&programs, |ops| {
-        let mut model = Model::new();
-        // A refusal to report a capture leaves a graph that is unknown.
-        let is_known =
-            |op: &Op| !matches!(op, Op::Fail(fault) if matches!(fault.call, Call::StreamCapture | Call::GraphRetain));
-        for op in ops.into_iter().filter(|op| with_faults || !matches!(op, Op::Fail(_))).filter(is_known) {
-            model.run(op);
-        }
-        model.end();
-        Ok(())
-    });
-    outcome.unwrap();
+    for _ in turns(10) {
+        let program = programs.new_tree(&mut runner).expect("nothing is rejected");
+        let outcome = runner.run_one(program, |ops| {
+            let mut model = Model::new();
+            // A refusal to report a capture leaves a graph that is unknown.
+            let is_known = |op: &Op| !matches!(op, Op::Fail(fault) if matches!(fault.call, Call::StreamCapture | Call::GraphRetain));
+            for op in ops.into_iter().filter(|op| with_faults || !matches!(op, Op::Fail(_))).filter(is_known) {
+                model.run(op);
+            }
+            model.end();
+            Ok(())
+        });
+        outcome.unwrap();
+    }
 }
 
 #[test]
