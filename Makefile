@@ -90,6 +90,8 @@ library: ## python/gpupool/lib: the library for C and C++, optimised, with its f
 # How many processes Python's tests run in, and what pytest is told besides, as SKIPS=tests/skips.txt of CI.
 PROCESSES ?= auto
 SKIPS ?=
+# Python keeps what it compiles, also where the environment says not to: thousands of processes import the same.
+unexport PYTHONDONTWRITEBYTECODE
 # What a process of the tests writes as it ends too early is seen: nothing takes over its descriptors.
 PYTEST := $(BIN)/python -m pytest --quiet -r fE --capture=sys --numprocesses $(PROCESSES) --dist worksteal \
   --durations 10 --durations-min 1 $(if $(SKIPS),--skips $(SKIPS))

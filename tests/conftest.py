@@ -1,10 +1,31 @@
-"""What skips is told: how many tests for which reason. With ``--skips`` each reason must be on the list in a file."""
+"""What skips is told: how many tests for which reason. With ``--skips`` each reason must be on the list in a file.
 
+What tests start is counted, and may not become more: what takes long is a process or a compiler for one line.
+"""
+
+import os
 import re
+import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
+
+# What all tests of a run may start: a tenth more than they do.
+MOST_STARTED = {"compilers": 1000, "other processes": 10000}
+COMPILERS = ("cc", "c++", "gcc", "g++", "nvcc", "cmake")
+_started: Counter[str] = Counter()
+
+
+def _count(event: str, arguments: tuple) -> None:
+    if event == "subprocess.Popen":
+        name = os.path.basename(os.fsdecode(arguments[0]))
+        _started["compilers" if name in COMPILERS else "other processes"] += 1
+    elif event == "os.fork":
+        _started["other processes"] += 1
+
+
+sys.addaudithook(_count)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -37,10 +58,23 @@ def unexpected(config: pytest.Config) -> list[str]:
     ]
 
 
+def too_many() -> list[str]:
+    """Return a line for each kind of process of which more were started than may be."""
+    return [f"{_started[kind]} {kind}, more than {most}" for kind, most in MOST_STARTED.items() if _started[kind] > most]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: object) -> None:
+    """Add what a process of the tests has started."""
+    _started.update(getattr(node, "workeroutput", {}).get("started", {}))
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail where a test skipped that should not have."""
-    if not hasattr(session.config, "workerinput") and unexpected(session.config):
+    """Fail where a test skipped that should not have, or tests started too much."""
+    if hasattr(session.config, "workerinput"):
+        session.config.workeroutput["started"] = dict(_started)
+    elif unexpected(session.config) or too_many():
         session.exitstatus = max(session.exitstatus, pytest.ExitCode.TESTS_FAILED)
 
 
@@ -58,3 +92,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.section(f"not on the list in {config.option.skips}", red=True)
         for line in lines:
             terminalreporter.line(line)
+    lines = too_many()
+    if lines:
+        terminalreporter.section("tests start more than MOST_STARTED of tests/conftest.py says", red=True)
+    terminalreporter.line("started: " + ", ".join(f"{_started[kind]} {kind}" for kind in MOST_STARTED))
+    for line in lines:
+        terminalreporter.line(line)
