@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -10,6 +11,9 @@ import pytest
 # Before gpupool chooses a runtime, which it does at the first call that needs a device.
 os.environ["GPUPOOL_RUNTIME"] = "host"
 os.environ["GPUPOOL_HOST_DEVICES"] = "2"
+# Where neighbours meet: those of a test meet none of another run's, nor of this machine's.
+_runtime_folder = tempfile.TemporaryDirectory(prefix="gpupool-tests-")
+os.environ["XDG_RUNTIME_DIR"] = _runtime_folder.name
 
 import gpupool
 from gpupool import _native

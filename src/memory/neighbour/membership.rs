@@ -43,7 +43,7 @@ pub(super) fn connect_to_all() -> Result<Vec<OwnedFd>> {
     let found = match membership() {
         Some(own) => own.place.connect_to_others(&own.name).map_err(|error| (error, &own.place)),
         None => {
-            let place = environment()?.place.as_ref().unwrap_or(&Place::Machine);
+            let place = environment()?.place.as_ref().unwrap_or(&Place::Own);
             place.connect_to_others("").map_err(|error| (error, place))
         }
     };
@@ -62,7 +62,7 @@ pub(crate) fn join() -> Result<()> {
     if MEMBERSHIP.get().is_some() {
         return Ok(());
     }
-    let place = environment()?.place.clone().unwrap_or(Place::Machine);
+    let place = environment()?.place.clone().unwrap_or(Place::Own);
     // Loads what tells of limits: the first answer must not wait for that.
     let _ = system_limit(Device::from_ordinal(0));
     let joining = lock(&JOINING);
@@ -82,25 +82,26 @@ pub(crate) fn join() -> Result<()> {
 
 #[cold]
 fn unreachable(place: &Place, error: &std::io::Error) -> Error {
-    Error::unavailable(match place {
-        Place::Machine => format!(
-            "this process cannot be a neighbour of others: no socket to listen on: {error}. Raise the limit of open files (ulimit -n)"
-        ),
-        Place::Folder(folder) => format!(
-            "this process cannot be a neighbour of others: no socket in {folder:?}: {error}. GPUPOOL_NEIGHBOURS names a directory \
-             that exists and may be written to"
-        ),
-    })
+    Error::unavailable(format!(
+        "this process cannot be a neighbour of others: no socket in {:?}: {error}. {}",
+        place.folder(),
+        advice(place)
+    ))
 }
 
 #[cold]
 fn not_found(place: &Place, error: &std::io::Error) -> Error {
-    Error::unavailable(match place {
-        Place::Machine => format!("the system does not tell which processes are neighbours: {error}"),
-        Place::Folder(folder) => format!(
-            "no neighbours can be found in {folder:?}: {error}. GPUPOOL_NEIGHBOURS names a directory that exists and may be read"
-        ),
-    })
+    Error::unavailable(format!("no neighbours can be found in {:?}: {error}. {}", place.folder(), advice(place)))
+}
+
+fn advice(place: &Place) -> &'static str {
+    match place {
+        Place::Own => {
+            "Neighbours need a directory of this user's own, with mode 0700: XDG_RUNTIME_DIR says below which, by default /tmp; \
+             and descriptors (ulimit -n)"
+        }
+        Place::Folder(_) => "GPUPOOL_NEIGHBOURS names a directory that exists, and that may be read and written to",
+    }
 }
 
 /// Makes this process a neighbour of the user's other processes that use gpupool on the same devices, and sets what they

@@ -81,7 +81,7 @@ impl FromEnvironment {
     fn read() -> Result<Self> {
         let place = match text(SWITCH)?.as_deref() {
             None | Some("0") => None,
-            Some("1") => Some(Place::Machine),
+            Some("1") => Some(Place::Own),
             Some(folder) if folder.contains('/') => Some(Place::Folder(PathBuf::from(folder))),
             Some(other) => {
                 return Err(Error::invalid_value(format!(
