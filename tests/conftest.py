@@ -60,7 +60,8 @@ def unexpected(config: pytest.Config) -> list[str]:
 
 def too_many() -> list[str]:
     """Return a line for each kind of process of which more were started than may be."""
-    return [f"{_started[kind]} {kind}, more than {most}" for kind, most in MOST_STARTED.items() if _started[kind] > most]
+    more = {kind: most for kind, most in MOST_STARTED.items() if _started[kind] > most}
+    return [f"{_started[kind]} {kind}, more than {most}" for kind, most in more.items()]
 
 
 @pytest.hookimpl(optionalhook=True)

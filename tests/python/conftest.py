@@ -11,9 +11,6 @@ import pytest
 # Before gpupool chooses a runtime, which it does at the first call that needs a device.
 os.environ["GPUPOOL_RUNTIME"] = "host"
 os.environ["GPUPOOL_HOST_DEVICES"] = "2"
-# Where neighbours meet: those of a test meet none of another run's, nor of this machine's.
-_runtime_folder = tempfile.TemporaryDirectory(prefix="gpupool-tests-")
-os.environ["XDG_RUNTIME_DIR"] = _runtime_folder.name
 
 import gpupool
 from gpupool import _native
@@ -21,6 +18,10 @@ from waiting import wait_until
 
 # `make test &` of a script starts with SIGINT ignored, and the programs that tests interrupt would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Where neighbours meet: those of a test meet none of another run's, nor of this machine's.
+_runtime_folder = tempfile.TemporaryDirectory(prefix="gpupool-tests-")
+os.environ["XDG_RUNTIME_DIR"] = _runtime_folder.name
 
 if not hasattr(_native, "host_inject"):
     pytest.exit("gpupool was built without the feature fault-injection; `make .venv/built` builds it for tests", 1)
