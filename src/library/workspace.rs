@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crate::error::Result;
 use crate::ids::{CaptureStatus, Device, RawStream};
-use crate::runtime::{self, BoundDevice, Capture, RelaxedCapture, Runtime, Stream};
+use crate::runtime::{self, BoundDevice, Capture, Event, RelaxedCapture, Runtime, Stream, StreamIdentity};
 use crate::sync::lock;
 
 /// How many streams of a handle get a workspace of their own. Further streams use the library's, as no driver reports when a
@@ -118,6 +118,8 @@ impl Drop for InGraph {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct WorkspaceUse {
     stream: RawStream,
+    /// The stream's own number: another one may get its address. 0 in a capture, which has a number of its own.
+    number: u64,
     /// 0 for none.
     capture: u64,
 }
@@ -127,22 +129,25 @@ struct WorkspaceUse {
 struct CurrentUse {
     /// One more than the stream's address; 0 if what the workspace is for is not known.
     stream_and_one: AtomicUsize,
+    number: AtomicU64,
     capture: AtomicU64,
 }
 
 impl CurrentUse {
     const fn unknown() -> Self {
-        Self { stream_and_one: AtomicUsize::new(0), capture: AtomicU64::new(0) }
+        Self { stream_and_one: AtomicUsize::new(0), number: AtomicU64::new(0), capture: AtomicU64::new(0) }
     }
 
     #[inline]
     fn is(&self, wanted: WorkspaceUse) -> bool {
         self.stream_and_one.load(Ordering::Relaxed) == wanted.stream.address().wrapping_add(1)
+            && self.number.load(Ordering::Relaxed) == wanted.number
             && self.capture.load(Ordering::Relaxed) == wanted.capture
     }
 
     fn set(&self, current: WorkspaceUse) {
         self.stream_and_one.store(current.stream.address().wrapping_add(1), Ordering::Relaxed);
+        self.number.store(current.number, Ordering::Relaxed);
         self.capture.store(current.capture, Ordering::Relaxed);
     }
 
@@ -162,7 +167,7 @@ pub(super) struct HandleWorkspaces {
 
 #[derive(Debug, Default)]
 struct KeptWorkspaces {
-    streams: Vec<(RawStream, Workspace)>,
+    streams: Vec<(StreamIdentity, Workspace)>,
     graphs: Vec<(WorkspaceUse, Weak<InGraph>)>,
 }
 
@@ -187,17 +192,19 @@ impl HandleWorkspaces {
     ) -> Result<()> {
         // The legacy default stream is never captured itself.
         let status = if stream.raw().is_legacy() { CaptureStatus::None } else { stream.capture_status()? };
-        let is_right = || self.current_use.is(WorkspaceUse { stream: stream.raw(), capture: 0 });
+        let number = if status == CaptureStatus::None { stream.id_outside_captures()? } else { 0 };
+        let is_right = || self.current_use.is(WorkspaceUse { stream: stream.raw(), number, capture: 0 });
         if status == CaptureStatus::None && !was_stream_set && is_right() {
             return Ok(());
         }
-        self.change(stream, status, was_stream_set, set)
+        self.change(stream, number, status, was_stream_set, set)
     }
 
     #[cold]
     fn change(
         &self,
         stream: &Stream,
+        number: u64,
         status: CaptureStatus,
         was_stream_set: bool,
         set: impl FnOnce(Option<Workspace>) -> Result<()>,
@@ -209,12 +216,12 @@ impl HandleWorkspaces {
             CaptureStatus::Invalidated => return Ok(()),
         };
         let id = capture.map_or(0, |capture| capture.map_or(UNIDENTIFIED, |capture| capture.id));
-        let wanted = WorkspaceUse { stream: stream.raw(), capture: id };
+        let wanted = WorkspaceUse { stream: stream.raw(), number, capture: id };
         if !was_stream_set && self.current_use.is(wanted) {
             return Ok(());
         }
         let workspace = match capture {
-            None => self.of_stream(stream),
+            None => self.of_stream(stream)?,
             Some(Some(capture)) => self.of_capture(stream, wanted, capture),
             Some(None) => None,
         };
@@ -226,21 +233,36 @@ impl HandleWorkspaces {
         Ok(())
     }
 
-    fn of_stream(&self, stream: &Stream) -> Option<Workspace> {
+    /// Returns the stream's workspace; none where the library's own is to be used.
+    fn of_stream(&self, stream: &Stream) -> Result<Option<Workspace>> {
         // It is another stream in each thread.
         if stream.raw() == RawStream::PER_THREAD {
-            return None;
+            return Ok(None);
         }
-        {
+        let identity = StreamIdentity::of(stream)?;
+        let former = {
             let kept = lock(&self.kept);
-            let known = kept.streams.iter().find(|(raw, _)| *raw == stream.raw());
-            if known.is_some() || kept.streams.len() >= STREAMS {
-                return known.map(|(_, workspace)| *workspace);
+            if let Some((_, known)) = kept.streams.iter().find(|(known, _)| identity.is_behind(known)) {
+                return Ok(Some(*known));
             }
+            let former = kept.streams.iter().find(|(known, _)| known.had_address_of(&identity)).copied();
+            if former.is_none() && kept.streams.len() >= STREAMS {
+                return Ok(None);
+            }
+            former
+        };
+        let obtain = || self.home.obtain(runtime::get()?, stream.device(), self.bytes);
+        let workspace = match former {
+            // That stream is destroyed, and its work may go on.
+            Some((_, workspace)) => wait_for_all_work(stream)?.then_some(workspace),
+            None => obtain().ok(),
+        };
+        if let Some(workspace) = workspace {
+            let mut kept = lock(&self.kept);
+            kept.streams.retain(|(known, _)| !known.had_address_of(&identity));
+            kept.streams.push((identity, workspace));
         }
-        let workspace = self.home.obtain(runtime::get().ok()?, stream.device(), self.bytes).ok()?;
-        lock(&self.kept).streams.push((stream.raw(), workspace));
-        Some(workspace)
+        Ok(workspace)
     }
 
     fn of_capture(&self, stream: &Stream, wanted: WorkspaceUse, capture: Capture) -> Option<Workspace> {
@@ -269,4 +291,16 @@ impl HandleWorkspaces {
         let workspaces: Vec<_> = kept.streams.into_iter().map(|(_, workspace)| workspace).collect();
         if workspaces.is_empty() { Ok(()) } else { self.home.free(runtime::get()?, workspaces) }
     }
+}
+
+/// Makes the stream wait for all work on its device so far, of streams that are gone, too; false if a capture forbids that.
+fn wait_for_all_work(stream: &Stream) -> Result<bool> {
+    let runtime = runtime::get()?;
+    let _bound = BoundDevice::of(runtime, stream.device())?;
+    let _relaxed = RelaxedCapture::new(runtime)?;
+    let event = Event::of(stream.device())?;
+    if !event.record_or_await_context()? {
+        return Ok(false);
+    }
+    stream.wait(&event).map(|()| true)
 }

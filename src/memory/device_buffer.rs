@@ -10,6 +10,8 @@ use crate::error::{Error, Result};
 use crate::ids::Device;
 use crate::process;
 use crate::runtime::Stream;
+#[cfg(feature = "python")]
+use crate::sync::ThisThread;
 
 /// Device memory, aligned to 512 bytes, freed in stream order when dropped.
 ///
@@ -131,6 +133,16 @@ impl DeviceBuffer {
     #[cfg(feature = "python")]
     pub(crate) const fn own_stream(&self) -> &Stream {
         &self.stream
+    }
+
+    /// Returns whether its own stream is the per-thread default stream of another thread, which alone can name it.
+    #[cfg(feature = "python")]
+    pub(crate) fn is_of_another_threads_stream(&self) -> bool {
+        match &self.held {
+            BufferMemory::Block(block) => !block.cache.is_nameable_by(ThisThread::get()),
+            BufferMemory::Attached(attached) => !attached.is_nameable_by(ThisThread::get()),
+            BufferMemory::Nothing => false,
+        }
     }
 
     /// Returns the pool that it came from; [`PoolId::NONE`] for attached memory.

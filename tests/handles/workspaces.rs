@@ -2,7 +2,10 @@
 
 use crate::common::{device, on_thread, stream};
 use gpupool::library::simulated::{SimulatedLibrary, set_workspace_bytes, set_workspace_of, workspace_of};
-use gpupool::runtime::host::{Call, Fault, begin_capture, clear_faults, driver_calls, end_capture, inject};
+use gpupool::runtime::host::{
+    Call, Fault, UsedBlock, begin_capture, clear_faults, complete_all, create_stream, driver_calls, end_capture,
+    inject, replace_stream, submit_using,
+};
 use gpupool::{CaptureMode, CaptureStatus, HandlePool, StatusKind, Stream};
 
 const BYTES: u64 = 32 << 20;
@@ -223,4 +226,22 @@ fn none_is_lost_whatever_the_driver_refuses() {
             assert!(pool.0.handle(&stream).is_ok(), "{call:?} after {after}");
         }
     }
+}
+
+#[test]
+fn a_stream_at_the_address_of_one_that_is_gone_has_its_workspace_only_after_its_work() {
+    host!();
+    let (pool, raw) = (Pool::new(), create_stream(device(0)).unwrap());
+    // SAFETY: a simulated stream can be asked for also when it is gone.
+    let view = || unsafe { Stream::from_raw_on(raw.as_ptr(), device(0)) }.unwrap();
+    let used = |number, address| [UsedBlock { number, address, bytes: BYTES }];
+    let workspace = pool.workspace(&view());
+    submit_using(&view(), &used(1, workspace)).unwrap();
+    replace_stream(raw, device(0)).unwrap();
+    // The simulated device checks that work with it comes after the other's.
+    assert_eq!(pool.workspace(&view()), workspace);
+    submit_using(&view(), &used(2, workspace)).unwrap();
+    assert_eq!(pool.workspace(&view()), workspace);
+    assert_eq!(pool.count(), 1);
+    complete_all().unwrap();
 }

@@ -1,6 +1,7 @@
 //! Memory ranges: addresses that stay, whose pages come and go.
 
 use std::sync::{Arc, Mutex};
+use std::thread;
 
 use crate::common::memory::{MIB, PAGE, assert_all_back, deallocate, empty_in, out_of_memory, used};
 use crate::common::{MEMORY, device, stream, wait_until};
@@ -656,6 +657,52 @@ fn work_that_uses_a_page_after_its_decommit_is_seen() {
     let mistakes = collect_mistakes();
     assert!(mistakes.len() == 1 && mistakes[0].contains("cannot reach"), "{mistakes:?}");
     complete_all().unwrap();
+    drop((range, pool));
+    assert_all_back();
+}
+
+/// Has one stream use a page and decommit it, and another one commit and use it while that work goes on.
+fn pass_on(range: &MemoryRange, own: &Stream, other: impl FnOnce()) {
+    range.commit(&[0], own, plain()).unwrap();
+    use_page(range, 0, own);
+    range.decommit(&[0], Some(own)).unwrap();
+    // The simulated device checks that its work comes after the other's.
+    other();
+    complete_all().unwrap();
+}
+
+#[test]
+fn of_more_streams_than_a_range_tells_apart_none_is_taken_for_another() {
+    host!();
+    let (pool, streams) = (pool(), (0..70).map(|_| stream(0)).collect::<Vec<_>>());
+    let range = pool.reserve_range(PAGE, PAGE).unwrap();
+    for pair in streams.windows(2) {
+        pass_on(&range, &pair[0], || {
+            range.commit(&[0], &pair[1], plain()).unwrap();
+            use_page(&range, 0, &pair[1]);
+            range.decommit(&[0], Some(&pair[1])).unwrap();
+        });
+    }
+    drop((range, pool));
+    assert_all_back();
+}
+
+#[test]
+fn a_threads_per_thread_stream_is_not_taken_for_another_threads() {
+    host!();
+    let (pool, own) = (pool(), Stream::per_thread(device(0)).unwrap());
+    let range = pool.reserve_range(PAGE, PAGE).unwrap();
+    pass_on(&range, &own, || {
+        let there = thread::scope(|scope| {
+            let commit = || {
+                let other = Stream::per_thread(device(0)).unwrap();
+                range.commit(&[0], &other, plain()).unwrap();
+                use_page(&range, 0, &other);
+            };
+            scope.spawn(commit).join()
+        });
+        there.unwrap();
+    });
     drop((range, pool));
     assert_all_back();
 }

@@ -1,8 +1,9 @@
 //! How long streams live: as long as a clone, a scope or a buffer has them, whatever is dropped first.
 
 use crate::common::memory::assert_all_back;
-use crate::common::{device, stream, wait_until};
-use gpupool::{RawStream, Stream, attach, empty, empty_cache, memory_stats};
+use crate::common::{device, on_thread, stream, wait_until};
+use gpupool::runtime::host::{UsedBlock, complete_all, submit, submit_using};
+use gpupool::{DeviceBuffer, RawStream, Stream, attach, empty, empty_cache, memory_stats};
 
 /// The driver's answer, which is an error for a stream that was destroyed.
 fn is_alive(stream: RawStream) -> bool {
@@ -112,4 +113,52 @@ fn assert_all_back_but_streams() {
         drop(empty(512, &stream(0)).unwrap());
     }
     assert_all_back();
+}
+
+fn used_as(number: u64, block: &DeviceBuffer) -> [UsedBlock; 1] {
+    [UsedBlock { number, address: block.address(), bytes: block.nbytes() }]
+}
+
+#[test]
+fn what_a_process_attaches_of_its_own_waits_for_the_work_before_it_was_shared() {
+    host!();
+    let (own, other) = (stream(0), stream(0));
+    let buffer = empty(1 << 20, &own).unwrap();
+    submit_using(&own, &used_as(1, &buffer)).unwrap();
+    let attached = attach(&buffer.share(&own).unwrap(), None, Some(&other)).unwrap();
+    // The simulated device checks that it comes after the work on the first stream.
+    submit_using(&other, &used_as(2, &attached)).unwrap();
+    complete_all().unwrap();
+}
+
+#[test]
+fn attached_memory_that_another_thread_drops_waits_for_the_stream_of_the_thread_that_attached_it() {
+    host!();
+    let own = stream(0);
+    let share = || {
+        let buffer = empty(1 << 20, &own).unwrap();
+        let token = buffer.share(&own).unwrap();
+        (buffer, token)
+    };
+    let waiting = || memory_stats(device(0)).unwrap().total.waiting_blocks;
+    let ((buffer, token), (beside, of_beside)) = (share(), share());
+    let attached = on_thread(move || {
+        let per_thread = Stream::per_thread(device(0)).unwrap();
+        let attached = attach(&token, None, Some(&per_thread)).unwrap();
+        submit(&per_thread).unwrap();
+        attached
+    });
+    drop((buffer, attached));
+    // The thread that lets go looks at what came first before this.
+    drop((attach(&of_beside, None, Some(&own)).unwrap(), beside));
+    wait_until("the second one is free", || {
+        empty_cache().unwrap();
+        waiting() <= 1
+    });
+    assert_eq!(waiting(), 1, "its owner may use it, and work of the thread's stream goes on");
+    complete_all().unwrap();
+    wait_until("the first one is free", || {
+        empty_cache().unwrap();
+        waiting() == 0
+    });
 }

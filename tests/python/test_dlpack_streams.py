@@ -52,5 +52,10 @@ def test_the_threads_own_stream_is_not_another_threads(check):
     check("the_threads_own_stream_is_not_another_threads")
 
 
+@pytest.mark.parametrize("consumer", ["per-thread", "another"])
+def test_another_threads_per_thread_stream_is_waited_for(check, consumer):
+    check("another_threads_per_thread_stream_is_waited_for", consumer)
+
+
 def test_a_stream_of_another_device_is_refused(check):
     check("a_stream_of_another_device_is_refused")

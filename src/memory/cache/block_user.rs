@@ -92,6 +92,12 @@ impl BlockUser {
         }
     }
 
+    /// Returns whether the thread can name its stream, if it is one.
+    #[cfg(feature = "python")]
+    pub(in crate::memory) fn is_nameable_by(&self, thread: ThisThread) -> bool {
+        self.stream().is_none_or(|user| user.can_be_named_by(thread))
+    }
+
     fn stream(&self) -> Option<&StreamUser> {
         if let Self::Stream(user) = self { Some(user) } else { None }
     }

@@ -175,6 +175,13 @@ impl StreamCache {
             && (stream.raw() != RawStream::PER_THREAD || self.is_of_this_thread())
     }
 
+    /// Returns whether the thread can name its stream: it is not another one's per-thread default stream.
+    #[cfg(feature = "python")]
+    pub(in crate::memory) fn is_nameable_by(&self, thread: ThisThread) -> bool {
+        let is_others = |service: &Service| service.per_thread_of.is_some_and(|of| of != thread.number());
+        self.look_at_service(is_others) != Some(true)
+    }
+
     #[cold]
     fn is_of_this_thread(&self) -> bool {
         self.look_at_service(|service| service.per_thread_of == Some(ThisThread::get().number())) == Some(true)

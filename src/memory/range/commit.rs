@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use super::decommit::{by_users, depart};
 use super::held_range::{HeldRange, rows};
 use super::memory_range::CommitOptions;
-use super::page_table::{NamedStream, PagePhase, PageState};
+use super::page_table::{PagePhase, PageState, is_behind};
 use super::prepare::refill;
 use super::refusal::refuse_change;
 use crate::error::{Error, Result};
@@ -19,7 +19,7 @@ use crate::memory::tuning::A_FEW;
 use crate::observe::delivery::{Delivery, deliver};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
-use crate::runtime::{self, BoundDevice, Stream};
+use crate::runtime::{self, BoundDevice, Stream, StreamIdentity};
 use crate::sync::ThisThread;
 
 /// Commits pages, given in order, for use in the order of a stream.
@@ -32,7 +32,7 @@ pub(super) fn commit(range: &Arc<HeldRange>, pages: &[u32], stream: &Stream, opt
     }
     let _stay = PoolStay::begin(&range.pool)?;
     refuse_change(range, Some(stream))?;
-    let named = NamedStream::of(stream)?;
+    let named = StreamIdentity::of(stream)?;
     let mut users = Vec::new();
     let (mut bit, mut there) = (0, Vec::new());
     let busy = range.begin(pages, |table, pages| {
@@ -216,7 +216,7 @@ impl Commit<'_> {
                 continue;
             }
             // Later work of the stream comes after its own.
-            let is_in_order = back.iter().all(|&offset| users(range.page_at(offset)) & !self.bit == 0);
+            let is_in_order = back.iter().all(|&offset| is_behind(self.bit, users(range.page_at(offset))));
             let ordered = if is_in_order { Ok(()) } else { self.wait_for(&mut entry) };
             if ordered.is_err() {
                 outcome = ordered;
@@ -270,7 +270,7 @@ impl Commit<'_> {
         }
         let used = |page: u32| users[pages.partition_point(|&other| other < page)] | self.bit;
         let used = |&(page, is_used): &(u32, bool)| (page, if is_used { used(page) } else { 0 });
-        let named = NamedStream::of(self.stream).ok().map(|named| (named, self.stream));
+        let named = StreamIdentity::of(self.stream).ok().map(|named| (named, self.stream));
         let groups = by_users(self.range, committed.iter().map(used));
         // Nothing of it is another's by now, and what the driver does not answer is asked again.
         let _ = depart(self.range, groups, named).and_then(|()| settle(self.cache, self.thread, Patience::Ask));

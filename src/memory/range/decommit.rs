@@ -1,7 +1,7 @@
 //! Decommitting: pages are freed, once the streams that used them are done; and the end of a range.
 
 use super::held_range::HeldRange;
-use super::page_table::{NamedStream, PagePhase};
+use super::page_table::PagePhase;
 use super::prepare::keep;
 use super::refusal::{refuse_change, refuse_stream};
 use crate::error::{Error, Result};
@@ -10,7 +10,7 @@ use crate::memory::device::Until;
 use crate::memory::serve::{Patience, decommit_blocks, settle};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
-use crate::runtime::Stream;
+use crate::runtime::{Stream, StreamIdentity};
 use crate::sync::{ThisThread, lock};
 
 /// Pages by the streams that used them.
@@ -35,7 +35,7 @@ pub(super) enum Ends {
 /// Frees committed pages, and returns how that went; a refusal, as of pinned pages, changes nothing.
 fn end(range: &HeldRange, pages: &[u32], stream: Option<&Stream>, what: Ends) -> Result<Result<()>> {
     let _stack = hold_stack(Purpose::Free);
-    let named = stream.map(NamedStream::of).transpose()?.zip(stream);
+    let named = stream.map(StreamIdentity::of).transpose()?.zip(stream);
     let mut users = Vec::new();
     let busy = range.begin(pages, |table, pages| {
         let is_committed = |page: &u32| table.pages[*page as usize].phase == PagePhase::Committed;
@@ -81,7 +81,7 @@ pub(super) fn by_users(range: &HeldRange, users: impl Iterator<Item = (u32, u64)
 ///
 /// # Errors
 /// `ErrorKind::InternalError` if the cache does not have one.
-pub(super) fn depart(range: &HeldRange, groups: ByUsers, named: Option<(NamedStream, &Stream)>) -> Result<()> {
+pub(super) fn depart(range: &HeldRange, groups: ByUsers, named: Option<(StreamIdentity, &Stream)>) -> Result<()> {
     let Some(cache) = DeviceCaches::ranges_of(&range.pool) else { return Ok(()) };
     depart_after(cache, waits(range, cache, groups, named))
 }
@@ -91,7 +91,7 @@ pub(super) fn waits(
     range: &HeldRange,
     cache: &StreamCache,
     groups: ByUsers,
-    named: Option<(NamedStream, &Stream)>,
+    named: Option<(StreamIdentity, &Stream)>,
 ) -> Vec<Waiting> {
     let of_group = |(bits, offsets): (u64, Vec<u64>)| {
         let (&first, beside) = offsets.split_first()?;

@@ -1,9 +1,8 @@
 //! The state of each page of a range: committed or not, pinned or not, what it may be taken for, and the streams that
 //! used it.
 
-use crate::ids::{Device, RawStream};
 use crate::memory::cache::BlockUser;
-use crate::runtime::Stream;
+use crate::runtime::{Stream, StreamIdentity};
 use crate::sync::ThisThread;
 
 /// Streams of a range that are told apart; more of them count as all work on the device.
@@ -39,25 +38,24 @@ impl PageState {
     }
 }
 
-/// A stream, as a caller named it: another one may get its address later.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct NamedStream {
-    device: Device,
-    raw: RawStream,
-    id: Option<u64>,
+/// A stream that a caller has named, as its user.
+#[derive(Debug)]
+struct KnownStream {
+    identity: StreamIdentity,
+    user: BlockUser,
 }
 
-impl NamedStream {
-    pub(super) fn of(stream: &Stream) -> crate::error::Result<Self> {
-        Ok(Self { device: stream.device(), raw: stream.raw(), id: stream.id()? })
-    }
+/// Returns whether later work of the stream of one bit comes after that of all users that these bits stand for. The bit of
+/// all work is many streams', in no order.
+pub(super) fn is_behind(bit: u64, users: u64) -> bool {
+    users & !(bit & !ALL_WORK) == 0
 }
 
 /// The pages of a range, and the streams that use them.
 #[derive(Debug)]
 pub(super) struct PageTable {
     pub(super) pages: Vec<PageState>,
-    streams: Vec<(NamedStream, BlockUser)>,
+    streams: Vec<KnownStream>,
     pub(super) committed: u32,
     /// Pages with pins.
     pub(super) pinned: u32,
@@ -71,30 +69,31 @@ impl PageTable {
     }
 
     /// Returns the bit of a stream, which a caller has just named.
-    pub(super) fn bit_of(&mut self, named: NamedStream, stream: &Stream) -> u64 {
-        if let Some(place) = self.streams.iter().position(|(known, _)| *known == named) {
+    pub(super) fn bit_of(&mut self, identity: StreamIdentity, stream: &Stream) -> u64 {
+        if let Some(place) = self.streams.iter().position(|known| identity.is_behind(&known.identity)) {
             return 1 << place;
         }
         if self.streams.len() == STREAMS_MOST {
             return ALL_WORK;
         }
-        self.streams.push((named, BlockUser::new(stream, ThisThread::get()).fleeting()));
+        let user = BlockUser::new(stream, ThisThread::get()).fleeting();
+        self.streams.push(KnownStream { identity, user });
         1 << (self.streams.len() - 1)
     }
 
     /// Returns the users that these bits stand for, of which a caller has just named one stream; none for all work on
     /// the device.
-    pub(super) fn users(&self, bits: u64, named: Option<(NamedStream, &Stream)>) -> Option<Vec<BlockUser>> {
-        let with_name = |(known, user): &(NamedStream, BlockUser)| match named {
-            Some((name, stream)) if *known == name => BlockUser::new(stream, ThisThread::get()),
-            _ => user.clone(),
+    pub(super) fn users(&self, bits: u64, named: Option<(StreamIdentity, &Stream)>) -> Option<Vec<BlockUser>> {
+        let with_name = |known: &KnownStream| match named {
+            Some((identity, stream)) if identity == known.identity => BlockUser::new(stream, ThisThread::get()),
+            _ => known.user.clone(),
         };
         let of_bits = self.streams.iter().enumerate().filter(|(place, _)| bits & (1 << place) != 0);
-        (bits & ALL_WORK == 0).then(|| of_bits.map(|(_, entry)| with_name(entry)).collect())
+        (bits & ALL_WORK == 0).then(|| of_bits.map(|(_, known)| with_name(known)).collect())
     }
 
     /// Returns the streams that can be asked at any time.
     pub(super) fn lasting_streams(&self) -> Vec<Stream> {
-        self.streams.iter().filter_map(|(named, _)| Stream::lasting(named.raw, named.device)).collect()
+        self.streams.iter().filter_map(|known| known.identity.lasting()).collect()
     }
 }

@@ -4,10 +4,10 @@ use std::mem;
 
 use super::held_range::HeldRange;
 use super::page_set::RangePages;
-use super::page_table::{NamedStream, PagePhase, PageState};
+use super::page_table::{PagePhase, PageState};
 use super::refusal::refuse_stream;
 use crate::error::{Error, Result};
-use crate::runtime::Stream;
+use crate::runtime::{Stream, StreamIdentity};
 
 /// Pins those pages that are committed, and returns a bit for each page in the order given, the lowest of the first byte
 /// first: whether it is.
@@ -80,7 +80,7 @@ pub(super) fn unpin(range: &HeldRange, pages: &RangePages<'_>, stream: Option<&S
     Ok(())
 }
 
-fn name<'a>(range: &HeldRange, stream: Option<&'a Stream>) -> Result<Option<(NamedStream, &'a Stream)>> {
+fn name<'a>(range: &HeldRange, stream: Option<&'a Stream>) -> Result<Option<(StreamIdentity, &'a Stream)>> {
     stream.map_or(Ok(()), |stream| refuse_stream(range, stream))?;
-    Ok(stream.map(NamedStream::of).transpose()?.zip(stream))
+    Ok(stream.map(StreamIdentity::of).transpose()?.zip(stream))
 }

@@ -64,7 +64,7 @@ pub(in crate::memory) fn attach(
     }
     let memory = &device_caches(on)?.memory;
     let buffer = if broker::start()? == fields.name {
-        attach_own(&fields, memory)?
+        attach_own(&fields, memory, &stream)?
     } else {
         attach_others(&fields, owned_by, memory, &stream)?
     };
@@ -72,7 +72,7 @@ pub(in crate::memory) fn attach(
 }
 
 /// Attaches a block of this process itself: the same memory, kept until this use is freed as well.
-fn attach_own(token: &TokenFields, memory: &'static DeviceMemory) -> Result<AttachedBuffer> {
+fn attach_own(token: &TokenFields, memory: &'static DeviceMemory, stream: &Stream) -> Result<AttachedBuffer> {
     let block = shared::find(token.block).filter(|block| block.secret.is(&token.secret.0));
     let held = block.and_then(|block| Some((block.hold(token.in_flight)?, block)));
     let (hold, block) = held.ok_or_else(|| {
@@ -89,8 +89,9 @@ fn attach_own(token: &TokenFields, memory: &'static DeviceMemory) -> Result<Atta
         )));
     }
     block.place()?;
+    block.events().iter().try_for_each(|event| stream.wait(event))?;
     block.arrived(token.in_flight);
-    Ok(AttachedBuffer::new(BlockHold::Own(hold), block.block.address(), token.bytes, memory))
+    Ok(AttachedBuffer::new(BlockHold::Own(hold), block.block.address(), token.bytes, memory, stream))
 }
 
 /// Refuses a token that differs from its block.
@@ -123,7 +124,7 @@ fn attach_others(
             }
             let address = block.address;
             let attachment = Attachment { block, source, owner: attaching.link.put_back(), let_go, ending: None };
-            Ok(AttachedBuffer::new(BlockHold::Others(attachment), address, token.bytes, memory))
+            Ok(AttachedBuffer::new(BlockHold::Others(attachment), address, token.bytes, memory, stream))
         }
         Err(error) => {
             // The connection is closed, as answers may still come by it.

@@ -25,6 +25,8 @@ pub(in crate::memory) struct AttachedBuffer {
     pub(in crate::memory) address: u64,
     pub(in crate::memory) bytes: u64,
     memory: &'static DeviceMemory,
+    /// Its own stream, which the thread that attached it named.
+    own: BlockUser,
     users: Mutex<Vec<BlockUser>>,
 }
 
@@ -85,8 +87,10 @@ impl Attachment {
 }
 
 impl AttachedBuffer {
-    pub(super) fn new(hold: BlockHold, address: u64, bytes: u64, memory: &'static DeviceMemory) -> Self {
-        Self { hold, address, bytes, memory, users: Mutex::default() }
+    /// Attached memory that the calling thread uses on its own stream.
+    pub(super) fn new(hold: BlockHold, address: u64, bytes: u64, memory: &'static DeviceMemory, own: &Stream) -> Self {
+        let own = BlockUser::new(own, ThisThread::get());
+        Self { hold, address, bytes, memory, own, users: Mutex::default() }
     }
 
     /// Refuses a stream of a device that cannot reach the memory.
@@ -107,6 +111,12 @@ impl AttachedBuffer {
         )))
     }
 
+    /// Returns whether the thread can name its own stream.
+    #[cfg(feature = "python")]
+    pub(in crate::memory) fn is_nameable_by(&self, thread: ThisThread) -> bool {
+        self.own.is_nameable_by(thread)
+    }
+
     /// Keeps the memory, once freed, until the stream's work at that time is done.
     pub(in crate::memory) fn record_stream(&self, stream: &Stream, is_fleeting: bool) -> Result<()> {
         self.check_stream(stream)?;
@@ -124,13 +134,13 @@ impl AttachedBuffer {
         process::refuse_forked()?;
         let thread = ThisThread::get();
         let mut users = self.users.into_inner().unwrap_or_default();
-        let own_user = BlockUser::new(own, thread);
-        match on {
-            // Of a stream that may be gone, another one may have the address.
-            Some(on) if on.raw() == own.raw() && (own.is_lasting() || own.raw().is_default()) => users.push(own_user),
-            Some(on) => users.extend([BlockUser::new(on, thread), own_user.fleeting()]),
-            None => users.push(own_user.fleeting()),
+        let on = on.map(|on| BlockUser::new(on, thread));
+        // Of a stream that may be gone, another one may have the address.
+        let lasts = own.is_lasting() || own.raw().is_default();
+        if !(lasts && on.as_ref().is_some_and(|on| on.is(&self.own))) {
+            users.push(self.own.fleeting());
         }
+        users.extend(on);
         let (mut hold, memory) = (self.hold, self.memory);
         let mut until = Waiting::for_users(0, &users, &memory.events, Some(thread)).until;
         background::later(move || {

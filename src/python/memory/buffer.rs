@@ -18,7 +18,7 @@ use crate::python::held::{BufferState, cuda_array_interface};
 use crate::python::share::PyShareToken;
 use crate::python::stream::{self, Keepers};
 use crate::python::whole::{Byte, Nbytes, Whole};
-use crate::runtime::{Event, Kind, Stream, get};
+use crate::runtime::{Event, Kind, Stream, StreamIdentity, get};
 use crate::sync::lock;
 
 #[doc = docstring!("DeviceBuffer")]
@@ -322,7 +322,7 @@ impl PyDeviceBuffer {
         if get()?.kind() != Kind::Host {
             let device = buffer.device();
             if let Some(consumer) = consumer(stream, device)? {
-                py.detach(|| wait(&consumer, buffer.own_stream()))?;
+                py.detach(|| wait(&consumer, &buffer))?;
                 // A consumer ends its share when its array dies, even if its stream still has work on it.
                 buffer.record_consumer(&consumer)?;
             }
@@ -343,11 +343,19 @@ impl PyDeviceBuffer {
 }
 
 /// Makes the consumer's stream wait for what was submitted to the buffer's so far.
-fn wait(consumer: &Stream, own: &Stream) -> crate::error::Result<()> {
-    if consumer.raw().address().max(1) == own.raw().address().max(1) {
-        return Ok(());
-    }
+fn wait(consumer: &Stream, buffer: &DeviceBuffer) -> crate::error::Result<()> {
+    let own = buffer.own_stream();
     let event = Event::of(own.device())?;
-    event.record(own)?;
+    if !buffer.is_of_another_threads_stream() {
+        if StreamIdentity::of(consumer)?.is_behind(&StreamIdentity::of(own)?) {
+            return Ok(());
+        }
+        event.record(own)?;
+    } else if !event.record_or_await_context()? {
+        return Err(Error::invalid_value(
+            "the buffer was allocated on another thread's per-thread default stream, whose work cannot be waited for while a \
+             stream of its device is captured: export it before the capture, or allocate it on a stream that both threads name",
+        ));
+    }
     consumer.wait(&event)
 }

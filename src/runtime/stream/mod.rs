@@ -1,6 +1,7 @@
 //! Streams: those of gpupool, or views of those of other code.
 
 mod capture;
+mod identity;
 
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, Weak};
@@ -13,6 +14,8 @@ use crate::ids::{Device, RawStream};
 use crate::observe::nvtx;
 use crate::process;
 use crate::sync::lock;
+
+pub(crate) use identity::StreamIdentity;
 
 /// A stream and the device it belongs to.
 ///

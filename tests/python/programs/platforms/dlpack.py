@@ -123,6 +123,21 @@ def the_threads_own_stream_is_not_another_threads():
     assert calls("cuCtxRecordEvent") - before == 1, "the memory waits for another thread's stream"
 
 
+def another_threads_per_thread_stream_is_waited_for(consumer):
+    """Have the work of a thread's own stream waited for, which no other thread can name."""
+    made, other = [], gpupool.Stream()
+    in_thread(lambda: made.append(gpupool.empty(MIB, 2)))
+    stream = {"per-thread": 2, "another": other.ptr}[consumer]
+    found = "cuCtxRecordEvent", "cuEventRecord", "cuStreamWaitEvent"
+    before = [calls(name) for name in found]
+    share = made[0].__dlpack__(stream=stream)
+    # The work of the whole device stands for it.
+    assert [calls(name) - then for name, then in zip(found, before, strict=True)] == [1, 0, 1]
+    del share, made[:]
+    gpupool.synchronize()
+    assert_nothing_is_left()
+
+
 def a_stream_of_another_device_is_refused():
     producer, other = Producer(), gpupool.Stream(1)
     error = error_of(producer.buffer.__dlpack__, stream=other.ptr).split(";")[0]
