@@ -12,6 +12,7 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use log::info;
+use rustix::process::geteuid;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::observe::target::RUNTIME;
@@ -122,6 +123,28 @@ pub(crate) struct Peer {
     pub(crate) user: u32,
 }
 
+impl Peer {
+    /// Returns whether it is a process of this one's user.
+    pub(crate) fn is_of_own_user(&self) -> bool {
+        is_own_user(self.user)
+    }
+}
+
+/// Returns whether this number of a user, as the system reports it here, is that of this process's user.
+pub(crate) fn is_own_user(user: u32) -> bool {
+    let read = || std::fs::read_to_string(OVERFLOW_USER).ok()?.trim().parse().ok();
+    is_same_user(user, geteuid().as_raw(), read().unwrap_or(OVERFLOW_USER_BY_DEFAULT))
+}
+
+/// In a user namespace the system reports all users outside as this one, and so a process of one that is not mapped
+/// itself. It is nobody's number.
+const OVERFLOW_USER: &str = "/proc/sys/kernel/overflowuid";
+const OVERFLOW_USER_BY_DEFAULT: u32 = 0xfffe;
+
+const fn is_same_user(peer: u32, own: u32, nobody: u32) -> bool {
+    peer == own && own != nobody
+}
+
 /// Returns the process at the other end of a Unix socket: the one that connected, or that listened.
 pub(crate) fn peer_of(socket: BorrowedFd<'_>) -> io::Result<Peer> {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
@@ -153,4 +176,16 @@ fn forked() -> Error {
         info!(target: RUNTIME, "this call and later ones are refused: {error}");
     }
     error
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_same_user;
+
+    #[test]
+    fn a_process_of_another_user_or_of_nobody_is_not_of_ones_own() {
+        assert!(is_same_user(1000, 1000, 65_534) && is_same_user(0, 0, 65_534));
+        assert!(!is_same_user(1001, 1000, 65_534) && !is_same_user(0, 1000, 65_534) && !is_same_user(1000, 0, 65_534));
+        assert!(!is_same_user(65_534, 65_534, 65_534) && is_same_user(65_534, 65_534, 5));
+    }
 }

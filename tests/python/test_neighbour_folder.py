@@ -58,3 +58,13 @@ def test_another_users_runtime_directory_is_not_taken(variables, tmp_path):
     meet(variables)
     assert not (tmp_path / "gpupool").exists()
     assert Path(f"/tmp/gpupool-{os.geteuid()}").stat().st_mode & 0o777 == 0o700
+
+
+def test_in_a_user_namespace_a_user_outside_is_another_one(variables, tmp_path):
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    said = run_program(
+        "neighbours/folder.py", "nobody_meets_nobody", **{**variables, "GPUPOOL_NEIGHBOURS": str(folder)}
+    )
+    if said == "refused\n":
+        pytest.skip("needs a user namespace")

@@ -9,12 +9,13 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::fs::{AtFlags, Mode, OFlags, fstat, mkdir, open, renameat, unlinkat};
+use rustix::fs::{AtFlags, Mode, OFlags, fstat, mkdir, open, renameat, stat, unlinkat};
 use rustix::io::Errno;
 use rustix::net::SocketAddrUnix;
 use rustix::process::geteuid;
 
 use crate::memory::share::{connected_to, listener_at};
+use crate::process::is_own_user;
 
 /// The start of the name of every neighbour's socket; the user's number and random digits follow.
 const PREFIX: &str = "gpupool-neighbour-";
@@ -48,10 +49,10 @@ impl Place {
         match self {
             Self::Folder(folder) => folder.clone(),
             Self::Own => {
-                let user = geteuid().as_raw();
-                let is_users = |folder: &Path| rustix::fs::stat(folder).is_ok_and(|about| about.st_uid == user);
-                let runtime = env::var_os(RUNTIME_FOLDER).map(PathBuf::from).filter(|folder| is_users(folder));
-                runtime.map_or_else(|| format!("/tmp/gpupool-{user}").into(), |folder| folder.join("gpupool"))
+                let is_own = |folder: &PathBuf| stat(folder).is_ok_and(|about| is_own_user(about.st_uid));
+                let runtime = env::var_os(RUNTIME_FOLDER).map(PathBuf::from).filter(is_own);
+                let of_user = || format!("/tmp/gpupool-{}", geteuid().as_raw()).into();
+                runtime.map_or_else(of_user, |folder| folder.join("gpupool"))
             }
         }
     }
@@ -65,8 +66,7 @@ impl Place {
         }
         let open = open(&folder, flags | OFlags::NOFOLLOW, Mode::empty())?;
         let about = fstat(&open)?;
-        if about.st_uid != geteuid().as_raw() || Mode::from_raw_mode(about.st_mode).intersects(Mode::RWXG | Mode::RWXO)
-        {
+        if !is_own_user(about.st_uid) || Mode::from_raw_mode(about.st_mode).intersects(Mode::RWXG | Mode::RWXO) {
             return Err(io::Error::new(
                 io::ErrorKind::PermissionDenied,
                 "others may enter it, or it is another user's",

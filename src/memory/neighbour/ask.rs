@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use rustix::process::geteuid;
 
 use super::give::kind_of;
 use super::membership::connect_to_all;
@@ -51,10 +50,9 @@ struct Giving {
 /// # Errors
 /// Those of [`connect_to_all`].
 fn ask_all(question: &[u8]) -> Result<Vec<Contacted>> {
-    let user = geteuid().as_raw();
     let ask = |socket: OwnedFd| {
         let peer = peer_of(socket.as_fd()).ok()?;
-        let is_sent = peer.user == user && matches!(send(&socket, question, &[]), Ok(true));
+        let is_sent = peer.is_of_own_user() && matches!(send(&socket, question, &[]), Ok(true));
         is_sent.then_some(Contacted { socket, process: peer.process, told: None })
     };
     Ok(connect_to_all()?.into_iter().filter_map(ask).collect())

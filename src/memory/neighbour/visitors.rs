@@ -8,7 +8,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use log::{debug, info};
-use rustix::process::geteuid;
 
 use super::give::{give, kind_of};
 use super::settings::limits_on;
@@ -21,7 +20,7 @@ use crate::memory::share::{Guest, accepted, receive, send};
 use crate::memory::tuning::{ASKED_LATELY, MANY, PATIENCE, RETRY, RETRY_MOST};
 use crate::observe::Activity;
 use crate::observe::target::MEMORY;
-use crate::process::{Peer, peer_of};
+use crate::process::peer_of;
 use crate::runtime::KnownUuids;
 use crate::sync::lock;
 
@@ -112,9 +111,9 @@ impl Guest for Visitors {
 impl Visitor {
     /// Makes one of a process that has connected, if it is this user's.
     fn new(socket: OwnedFd) -> Option<Self> {
-        let Peer { process, user } = peer_of(socket.as_fd()).ok()?;
-        let is_welcome = user == geteuid().as_raw();
-        is_welcome.then(|| Self { socket: Arc::new(socket), process, deadline: Instant::now() + PATIENCE })
+        let peer = peer_of(socket.as_fd()).ok()?;
+        let deadline = Instant::now() + PATIENCE;
+        peer.is_of_own_user().then(|| Self { socket: Arc::new(socket), process: peer.process, deadline })
     }
 
     /// Answers what it has asked by now; false if the connection is over.

@@ -104,7 +104,7 @@ impl OwnerProcess {
         };
         let peer = peer_of(socket.as_fd()).map_err(|error| self.unreachable(&error))?;
         let own = geteuid().as_raw();
-        if peer.user != own {
+        if !peer.is_of_own_user() {
             return Err(Error::invalid_value(format!(
                 "the process that listens for this token is user {}'s, and this one is user {own}'s: memory is shared between \
                  processes of one user",

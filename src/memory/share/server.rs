@@ -8,15 +8,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use rustix::process::geteuid;
-
 use super::shared::{self, Hold, InRegion, SharedBlock};
 use super::socket;
 use super::wire::{Ask, DESCRIBED, DESCRIPTORS, ENDED, GIVEN, HeldBlock, Message, describe, numbers, refusal};
 use crate::error::{Error, Result};
 use crate::memory::device::{KeptMapping, Region, with_device};
 use crate::memory::tuning::PATIENCE;
-use crate::process::{Peer, peer_of};
+use crate::process::peer_of;
 use crate::runtime::{Event, KnownUuids};
 use crate::sync::lock;
 
@@ -161,10 +159,10 @@ pub(super) struct Connection {
 impl Connection {
     /// Makes one for a process that has connected, if it is this user's.
     pub(super) fn new(socket: OwnedFd) -> Option<Self> {
-        let Peer { process, user } = peer_of(socket.as_fd()).ok()?;
-        is_welcome(user, geteuid().as_raw()).then(|| Self {
+        let peer = peer_of(socket.as_fd()).ok()?;
+        peer.is_of_own_user().then(|| Self {
             socket,
-            process,
+            process: peer.process,
             deadline: Some(Instant::now() + PATIENCE / 2),
             answer: None,
             current: None,
@@ -357,20 +355,4 @@ fn part<'a, T>(all: &'a [T], message: &Message, most: usize) -> &'a [T] {
     let from = usize::try_from(message.from).unwrap_or(usize::MAX).min(all.len());
     let count = (message.count as usize).min(most).min(all.len() - from);
     &all[from..from + count]
-}
-
-/// Returns whether a process of a user may connect to a process of the user `own`.
-const fn is_welcome(user: u32, own: u32) -> bool {
-    user == own
-}
-
-#[cfg(test)]
-mod tests {
-    use super::is_welcome;
-
-    #[test]
-    fn a_process_of_another_user_is_not_welcome() {
-        assert!(is_welcome(1000, 1000));
-        assert!(!is_welcome(1001, 1000) && !is_welcome(0, 1000) && !is_welcome(1000, 0));
-    }
 }
