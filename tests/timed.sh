@@ -9,8 +9,9 @@ else
   echo "Fetches what is missing (0.4 GB at first), builds the crate, the Python module and the C library, and runs the tests."
 fi
 "$@"
-# The second line is what the processes took that have ended.
-processor=$(times | tail -n 1 | sed -E 's/([0-9.]+)s/\1 s/g; s/([0-9]+)m/\1 min /g; s/ s ([0-9])/ s of users and \1/')
-printf 'Last time, on %s: %d min %d s on %d cores; processors: %s of the system.\n' \
-  "$(date +%F)" $((SECONDS / 60)) $((SECONDS % 60)) "$(nproc)" "$processor" >"$file"
+# Of the processes that have ended; the builtin runs in this shell alone.
+times >"$file"
+read -r user system < <(tail -n 1 "$file")
+printf 'Last time, on %s: %d min %d s on %d cores; processors: %s of programs and %s of the system.\n' \
+  "$(date +%F)" $((SECONDS / 60)) $((SECONDS % 60)) "$(nproc)" "$user" "$system" >"$file"
 cat "$file"
