@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::memory::device_buffer::{self, DeviceBuffer};
 use crate::memory::plug::call::{device_of, null, place, pointer, run, stream_of, stream_on_existing};
 use crate::memory::share::{self, ShareToken};
+use crate::process;
 use crate::runtime::Stream;
 
 /// `gpupool_attached`: attached memory, until `detach` ends it.
@@ -111,6 +112,10 @@ pub(super) unsafe extern "C" fn detach(attached: *mut Attached, device: c_int, s
         }
         // SAFETY: the caller promises that the stream is alive and of the device.
         let stream = unsafe { named(device, stream) }?;
+        // What refuses comes before this: a refused call has freed nothing.
+        process::refuse_forked()?;
+        // SAFETY: `attach` made it, and no other call has it.
+        stream.as_ref().map_or(Ok(()), |stream| unsafe { &*attached }.0.check_stream(stream))?;
         // SAFETY: `attach` made it, and the caller gives it up.
         let Attached(buffer) = *unsafe { Box::from_raw(attached) };
         // Without a stream it is freed as dropping it does.

@@ -182,9 +182,9 @@ impl DeviceBuffer {
     }
 
     /// Checks that the memory can be freed on this stream.
-    #[cfg(feature = "python")]
     pub(crate) fn check_stream(&self, stream: &Stream) -> Result<()> {
         match &self.held {
+            BufferMemory::Block(_) if stream.device() == self.device() => Ok(()),
             BufferMemory::Block(block) => serve::check_stream(*block, stream),
             BufferMemory::Attached(attached) => attached.check_stream(stream),
             BufferMemory::Nothing => Ok(()),
@@ -194,8 +194,8 @@ impl DeviceBuffer {
     /// Frees the memory after the work submitted to this stream so far.
     ///
     /// # Errors
-    /// `ErrorKind::Library` if the driver refuses to release memory of a pool that no longer exists; the block is freed
-    /// nevertheless. `ErrorKind::Forked` in a forked child.
+    /// `ErrorKind::InvalidValue` if the stream's device cannot reach the memory, which is then freed as by dropping it;
+    /// `ErrorKind::Forked` in a forked child.
     pub fn free_on(mut self, stream: &Stream) -> Result<()> {
         self.end(Some(stream))
     }
@@ -208,10 +208,8 @@ impl DeviceBuffer {
 
     fn end(&mut self, on: Option<&Stream>) -> Result<()> {
         process::refuse_forked()?;
-        if let (BufferMemory::Attached(attached), Some(on)) = (&self.held, on) {
-            // A refusal leaves the buffer as it is, to be freed when dropped.
-            attached.check_stream(on)?;
-        }
+        // A refusal leaves the buffer as it is, to be freed when dropped.
+        on.map_or(Ok(()), |on| self.check_stream(on))?;
         mem::take(&mut self.held).free(&self.stream, on)
     }
 

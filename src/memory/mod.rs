@@ -135,8 +135,7 @@ pub fn allocate(nbytes: u64, stream: &Stream) -> Result<u64> {
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` if the address is not the start of a block, was freed before, or is of a block that gpupool holds
-/// for its own work; `ErrorKind::Library` if the driver refuses to release memory of a pool that no longer exists: the block is
-/// freed nevertheless.
+/// for its own work, or the stream's device cannot reach it. After an error the block is as it was.
 ///
 /// # Safety
 /// The block at the address is the caller's: it came from [`allocate`], from a buffer's `into_address`, or from a function of

@@ -55,6 +55,22 @@ fn names(device: c_int, status: c_int) {
 }
 
 #[test]
+fn attached_memory_whose_end_is_refused_is_as_it_was() {
+    host!();
+    let (stream, elsewhere) = (stream(0), crate::common::stream(1));
+    let block = allocate(&stream);
+    let (_, own) = attached(block);
+    // SAFETY: the stream is alive, and only the last call gives up what was attached.
+    unsafe {
+        failed((C_API.detach)(own, 1, elsewhere.raw().as_ptr()), INVALID_VALUE, &["was attached for device 0"]);
+        succeeded((C_API.attached_record_stream)(own, 0, stream.raw().as_ptr()));
+        succeeded((C_API.detach)(own, 0, stream.raw().as_ptr()));
+        succeeded((C_API.deallocate)(block));
+    }
+    gpupool::empty_cache().unwrap();
+}
+
+#[test]
 fn a_device_that_is_none_is_refused_by_every_function_that_takes_one() {
     host!();
     let stream = stream(0);

@@ -706,3 +706,21 @@ fn a_threads_per_thread_stream_is_not_taken_for_another_threads() {
     drop((range, pool));
     assert_all_back();
 }
+
+#[test]
+fn a_page_whose_fill_was_refused_in_the_middle_waits_for_what_was_filled() {
+    host!();
+    let (pool, own, other) = (pool(), stream(0), stream(0));
+    let range = pool.reserve_range(4 * PAGE, PAGE).unwrap();
+    // So that the fill is not done at once.
+    submit(&own).unwrap();
+    inject(Fault { call: Call::Fill, kind: StatusKind::Other, after: 1, times: 1 });
+    range.commit(&[0, 2], &own, filled(7)).unwrap_err();
+    clear_faults();
+    range.commit(&[0], &other, plain()).unwrap();
+    // The simulated device checks that its work comes after the fill.
+    use_page(&range, 0, &other);
+    complete_all().unwrap();
+    drop((range, pool));
+    assert_all_back();
+}

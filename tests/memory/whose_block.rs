@@ -3,8 +3,8 @@
 use crate::common::memory::{MIB, assert_all_back, deallocate};
 use crate::common::{device, on_thread, stream};
 use gpupool::memory::record_stream;
-use gpupool::runtime::host::{Call, before_call, clear_before_call};
-use gpupool::{Backup, ErrorKind, MemPool, PinnedBuffer, Result, empty, empty_pinned};
+use gpupool::runtime::host::{Call, Fault, before_call, clear_before_call, clear_faults, inject};
+use gpupool::{Backup, ErrorKind, MemPool, PinnedBuffer, Result, StatusKind, empty, empty_pinned, memory_stats};
 
 /// The address of pinned memory that was freed, which the next request for as much gets.
 fn freed(bytes: u64) -> u64 {
@@ -66,4 +66,42 @@ fn a_second_free_does_not_free_the_memory_that_a_copy_goes_by() {
     assert_eq!(freed(MIB), address);
     drop(buffer);
     assert_all_back();
+}
+
+#[test]
+fn a_block_whose_free_is_refused_is_as_it_was_and_a_buffer_is_freed_as_by_dropping_it() {
+    host!();
+    let (own, elsewhere) = (stream(0), stream(1));
+    let live = || memory_stats(device(0)).unwrap().total.live_blocks;
+    let is_of_stream = |error: &gpupool::Error| matches!(error.kind(), ErrorKind::InvalidValue(_));
+    let error = empty(40 * MIB, &own).unwrap().free_on(&elsewhere).unwrap_err();
+    assert!(is_of_stream(&error), "{error}");
+    assert_eq!(live(), 0);
+    let address = empty(40 * MIB, &own).unwrap().into_address();
+    let error = deallocate(address, Some(&elsewhere)).unwrap_err();
+    assert!(is_of_stream(&error), "{error}");
+    assert_eq!(live(), 1);
+    deallocate(address, None).unwrap();
+    assert_all_back();
+}
+
+#[test]
+fn a_free_that_the_driver_keeps_memory_of_is_one() {
+    host!();
+    let stream = stream(0);
+    for call in [Call::MemoryUnmap, Call::ExtentRelease, Call::Bind, Call::ExchangeCaptureMode] {
+        for is_elsewhere in [false, true] {
+            let pool = MemPool::builder().device(device(0)).build().unwrap();
+            let address = pool.empty(4 * MIB, &stream).unwrap().into_address();
+            pool.close().unwrap();
+            inject(Fault { call, kind: StatusKind::Other, after: 0, times: 1 });
+            // Whoever is told that it failed would free it once more.
+            deallocate(address, is_elsewhere.then_some(&stream)).unwrap();
+            clear_faults();
+            let error = deallocate(address, None).unwrap_err();
+            assert!(matches!(error.kind(), ErrorKind::InvalidValue(_)), "{error}");
+            drop(pool);
+            assert_all_back();
+        }
+    }
 }

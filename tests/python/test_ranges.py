@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import gpupool
 import numpy as np
 import pytest
+from running import run_program
 
 PAGE = 2 << 20
 
@@ -309,3 +310,7 @@ def test_a_forked_child_is_refused(tmp_path):
         "assert os.waitstatus_to_exitcode(os.wait()[1]) == 0\n"
     )
     subprocess.run([sys.executable, program], check=True)
+
+
+def test_a_pin_that_waits_for_a_commit_leaves_the_interpreter_to_its_callback():
+    run_program("memory/pin_beside_commit.py", GPUPOOL_HOST_MEMORY=str(32 * PAGE))

@@ -68,10 +68,13 @@ pub(super) fn commit(range: &Arc<HeldRange>, pages: &[u32], stream: &Stream, opt
             }
         },
         |table, page| {
+            let state = &mut table.pages[page as usize];
             if is_done {
-                table.pages[page as usize] =
-                    PageState { users: bit, phase: PagePhase::Committed, priority, ..PageState::default() };
+                *state = PageState { users: bit, phase: PagePhase::Committed, priority, ..PageState::default() };
                 table.committed += 1;
+            } else {
+                // It may be being filled.
+                state.users |= bit;
             }
         },
     );

@@ -3,12 +3,15 @@
 use super::request::Allocation;
 use super::take::mark_work;
 use super::{settle, trim};
+use log::warn;
+
 use crate::error::{Error, Result};
 use crate::ids::Device;
-use crate::memory::cache::{BlockUser, DeviceCaches, Waiting};
+use crate::memory::cache::{BlockUser, DeviceCaches, StreamCache, Waiting};
 use crate::memory::device::Invalid;
 use crate::observe::delivery::deliver;
 use crate::observe::recording::{self, Purpose};
+use crate::observe::target::MEMORY;
 use crate::process;
 use crate::runtime::{self, Stream};
 use crate::sync::ThisThread;
@@ -17,8 +20,7 @@ use crate::sync::ThisThread;
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` if no block starts there, it was freed before, or the stream is of a device that is no
-/// peer; `ErrorKind::Library` if the driver refuses to take back memory of a pool that is gone: the block is freed all
-/// the same.
+/// peer. After an error the block is as it was.
 #[inline]
 pub(crate) fn free(block: Allocation, on: Option<&Stream>) -> Result<()> {
     let cache = block.cache;
@@ -33,7 +35,10 @@ pub(crate) fn free(block: Allocation, on: Option<&Stream>) -> Result<()> {
     let thread = ThisThread::get();
     cache.free(thread, block.offset).map_err(|reason| refuse(block, reason))?;
     // Read again, as the pool may have been closed before the block was free.
-    if cache.is_closing() { trim::leave_closed(cache, thread) } else { Ok(()) }
+    if cache.is_closing() {
+        leave_closed(cache, thread);
+    }
+    Ok(())
 }
 
 /// As [`free`], for a block that the caller has kept and not looked up: a wrong free by its address may have made its
@@ -78,7 +83,19 @@ fn free_slowly(block: Allocation, on: Option<&Stream>) -> Result<()> {
     } else {
         wait_for(block, &users, thread, Some(thread))?;
     }
-    if cache.is_closing() { trim::leave_closed(cache, thread) } else { Ok(()) }
+    if cache.is_closing() {
+        leave_closed(cache, thread);
+    }
+    Ok(())
+}
+
+/// Gives back what a closed pool has free. The block is freed by now, so a refusal of the driver fails no call, as its caller
+/// would free once more: what the driver did not take goes when memory is next given back.
+#[cold]
+fn leave_closed(cache: &StreamCache, thread: ThisThread) {
+    if let Err(error) = trim::leave_closed(cache, thread) {
+        warn!(target: MEMORY, "memory of a pool that is closed stays until memory is next given back: {error}");
+    }
 }
 
 /// Keeps a freed block until its users are done, whose streams a thread names, or until all work is.
@@ -104,10 +121,12 @@ pub(in crate::memory) fn free_after_all_work(block: Allocation) -> Result<()> {
     let thread = ThisThread::get();
     wait_for(block, &users, thread, None)?;
     if cache.is_closing() {
-        return trim::leave_closed(cache, thread);
+        leave_closed(cache, thread);
+        return Ok(());
     }
-    // At once if the device is idle.
-    trim::settle(cache, thread, settle::Patience::Ask).map(drop)
+    // At once if the device is idle; what the driver does not answer is asked again.
+    let _ = trim::settle(cache, thread, settle::Patience::Ask);
+    Ok(())
 }
 
 /// Refuses in a forked child, and a block that no caller holds.
@@ -135,7 +154,6 @@ fn user(block: Allocation, stream: &Stream) -> Result<BlockUser> {
 
 /// # Errors
 /// `ErrorKind::InvalidValue` if the stream is of a device that is no peer; `ErrorKind::Forked`.
-#[cfg(feature = "python")]
 pub(in crate::memory) fn check_stream(block: Allocation, stream: &Stream) -> Result<()> {
     process::refuse_forked()?;
     user(block, stream).map(drop)

@@ -20,7 +20,6 @@ mod users;
 pub(in crate::memory) use abandoned::end_abandoned;
 pub(crate) use at_address::allocate_at;
 pub(crate) use devices::device_caches;
-#[cfg(feature = "python")]
 pub(in crate::memory) use free::check_stream;
 #[cfg(feature = "python")]
 pub(in crate::memory) use free::let_streams_end;

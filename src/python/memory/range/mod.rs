@@ -167,7 +167,9 @@ impl PyMemoryRange {
         process::refuse_forked()?;
         let numbers = numbers(pages)?;
         let stream = Self::named_stream(py, stream)?;
-        Ok(PyBytes::new(py, &self.range.pin(&numbers, stream.as_ref())?))
+        // It waits for a thread that commits the pages, which may need the interpreter.
+        let pinned = py.detach(|| self.range.pin(&numbers, stream.as_ref()))?;
+        Ok(PyBytes::new(py, &pinned))
     }
 
     #[doc = docstring!("MemoryRange.unpin")]
@@ -176,7 +178,7 @@ impl PyMemoryRange {
         process::refuse_forked()?;
         let numbers = numbers(pages)?;
         let stream = Self::named_stream(py, stream)?;
-        Ok(self.range.unpin(&numbers, stream.as_ref())?)
+        Ok(py.detach(|| self.range.unpin(&numbers, stream.as_ref()))?)
     }
 
     #[doc = docstring!("MemoryRange.prepare")]
