@@ -301,7 +301,11 @@ OF_FRAMEWORKS = [
     ("nvmath", lambda: gpupool.nvmath.options("cudss").__enter__(), "pool", "'cudss'", "gpupool.cudss"),
     ("distributed", lambda: gpupool.dask.stats("tcp"), "client", "'tcp'", "a distributed.Client"),
     ("distributed", lambda: gpupool.dask.Plugin("cupy"), "settings", "'cupy'", "gpupool.worker.Settings"),
-    ("ray", lambda: gpupool.ray.stats("actor"), "actors", "'actor'", "a list of handles"),
+    # Ray is there for thorough tests alone.
+    pytest.param(
+        *("ray", lambda: gpupool.ray.stats("actor"), "actors", "'actor'", "a list of handles"),
+        marks=pytest.mark.thorough,
+    ),
 ]
 
 

@@ -11,7 +11,14 @@ import pytest
 from running import start_command
 
 
-@pytest.mark.parametrize("name", guide.programs(on_gpu=False))
+def programs():
+    """Return the names of the programs; what starts a cluster of Ray's is thorough."""
+    for name, program in guide.programs(on_gpu=False).items():
+        needs_ray = any("needs ray" in sample.told for sample in program)
+        yield pytest.param(name, marks=[pytest.mark.thorough] if needs_ray else [])
+
+
+@pytest.mark.parametrize("name", list(programs()))
 def test_samples_run(name, tmp_path, monkeypatch):
     program = guide.programs(on_gpu=False)[name]
     if any(word.startswith("needs ") for sample in program for word in sample.told):
