@@ -10,7 +10,6 @@ from pathlib import Path
 import gpupool
 import pytest
 from gpupool.worker import Settings
-from running import run_bare_program
 from waiting import wait_until
 
 ray = pytest.importorskip("ray")
@@ -169,8 +168,3 @@ def test_the_example_runs_without_a_gpu():
     assert first == "calls  16 to 2 actors"
     assert [line.split("  ")[1] for line in actors] == ["host", "host"]
     assert all("peak reserved" in line and line.endswith("handles created 1") for line in actors)
-
-
-def test_the_module_imports_no_ray_and_says_what_brings_it():
-    run_bare_program("importing/leaves_alone.py", "ray")
-    run_bare_program("importing/missing.py", "ray", "pip install 'ray>=2.10'")

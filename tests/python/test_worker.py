@@ -12,7 +12,7 @@ import gpupool
 import pytest
 from gpupool import worker
 from gpupool.worker import Settings, SetUpFailed
-from running import run_program
+from running import run_bare_program, run_program
 from waiting import wait_for
 
 MIB = 1 << 20
@@ -296,3 +296,8 @@ def test_any_launcher_can_set_its_workers_up_by_the_variable():
 
 def test_a_forked_worker_is_set_up_anew_and_fails_clearly_if_its_parent_used_the_gpu():
     run_program("process/set_up.py", "a_forked_one_is_set_up_anew_and_fails_clearly_if_its_parent_used_the_gpu")
+
+
+def test_the_module_for_ray_imports_none_and_says_what_brings_it():
+    run_bare_program("importing/leaves_alone.py", "ray")
+    run_bare_program("importing/missing.py", "ray", "pip install 'ray>=2.10'")
