@@ -96,7 +96,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest --quiet -r fE --capture=sys --numprocesses $(PROCESSES) --dist worksteal \
   --durations 10 --durations-min 1 $(if $(SKIPS),--skips $(SKIPS))
 # For how long `make thorough` goes on with each test of random work or of faults, in seconds; `make test` takes one.
-SECONDS ?= 10
+SECONDS ?= 5
 # What Rust's tests say of themselves, one line each.
 RUST_TESTS := $(CURDIR)/build/tests/rust
 
@@ -144,7 +144,7 @@ models: ## every interleaving of the lock-free parts, by loom
 	RUSTFLAGS="--cfg loom" cargo test --quiet --target-dir target/loom --lib models
 
 .PHONY: long-random
-long-random: ## Rust's tests of random work, schedules and faults, each for SECONDS (10)
+long-random: ## Rust's tests of random work, schedules and faults, each for SECONDS (5)
 	GPUPOOL_TEST_SECONDS=$(SECONDS) cargo test --quiet --test models --test memory --test handles --test c_api -- --nocapture
 
 .PHONY: user-crate
