@@ -8,8 +8,8 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Once, OnceLock};
 
 use log::info;
 use rustix::process::geteuid;
@@ -132,17 +132,19 @@ impl Peer {
 
 /// Returns whether this number of a user, as the system reports it here, is that of this process's user.
 pub(crate) fn is_own_user(user: u32) -> bool {
+    // Hundreds of neighbours are compared with it, and the system does not change it.
+    static OVERFLOW: OnceLock<u32> = OnceLock::new();
     let read = || std::fs::read_to_string(OVERFLOW_USER).ok()?.trim().parse().ok();
-    is_same_user(user, geteuid().as_raw(), read().unwrap_or(OVERFLOW_USER_BY_DEFAULT))
+    is_same_user(user, geteuid().as_raw(), *OVERFLOW.get_or_init(|| read().unwrap_or(OVERFLOW_USER_BY_DEFAULT)))
 }
 
 /// In a user namespace the system reports all users outside as this one, and so a process of one that is not mapped
-/// itself. It is nobody's number.
+/// itself. It names no user.
 const OVERFLOW_USER: &str = "/proc/sys/kernel/overflowuid";
 const OVERFLOW_USER_BY_DEFAULT: u32 = 0xfffe;
 
-const fn is_same_user(peer: u32, own: u32, nobody: u32) -> bool {
-    peer == own && own != nobody
+const fn is_same_user(peer: u32, own: u32, overflow: u32) -> bool {
+    peer == own && own != overflow
 }
 
 /// Returns the process at the other end of a Unix socket: the one that connected, or that listened.

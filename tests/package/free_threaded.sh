@@ -22,11 +22,11 @@ install -r "$out/requirements.txt" cython prometheus-client
 # The newest of these that has a wheel: the tests are content with it.
 install --only-binary matplotlib,cuda-bindings matplotlib cuda-bindings
 # A framework itself is a wheel; what it needs may be compiled.
-frameworks=$(sed 's/==.*//' requirements/frameworks.txt | paste -sd,),llvmlite
+frameworks=$(sed 's/==.*//' requirements/{frameworks,clusters}.txt | paste -sd,),llvmlite
 lacking=()
 while read -r framework; do
   install --only-binary "$frameworks" "$framework" 2>/dev/null || lacking+=("$framework")
-done < <(grep -E '^(cupy|cuda-core|distributed|numba|numba-cuda|nvidia-.*|nvmath-python|ray|rmm)[^=]*==' requirements/frameworks.txt)
+done < <(grep -E '^(cupy|cuda-core|distributed|numba|numba-cuda|nvidia-.*|nvmath-python|ray|rmm)[^=]*==' -h requirements/{frameworks,clusters}.txt)
 echo "no wheels for $("$python" -V): ${lacking[*]:-none}"
 
 # A folder of its own: what is built for the other interpreters stays. As tests need it: beside its sources, with faults.
