@@ -490,6 +490,19 @@ def test_without_a_terminal_it_prints_until_it_is_interrupted(tell, capsys, monk
         assert "\x1b" not in printed.out
 
 
+def test_ctrl_c_ends_it_within_a_second_even_just_before_it_sleeps(tell, monkeypatch):
+    waited = []
+
+    def wait(seconds):
+        waited.append(seconds)
+        if len(waited) == 6:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(command.time, "sleep", wait)
+    assert main(["top", "--json", "--interval", "2.5"]) == 130
+    assert waited == [1.0, 1.0, 0.5] * 2
+
+
 @pytest.mark.parametrize("interval", ["0", "-1", "nan", "inf", "3601", "soon"])
 def test_intervals_that_are_none(capsys, interval):
     with pytest.raises(SystemExit, match="2"):

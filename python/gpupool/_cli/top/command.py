@@ -89,7 +89,14 @@ def _print(look: Callable[..., Snapshot], view: View, *, as_json: bool, once: bo
             say(as_text(snapshot, view, room) + ("" if once else "\n"))
         if once:
             return
-        time.sleep(view.interval)
+        _pause(view.interval)
+
+
+def _pause(seconds: float) -> None:
+    """Sleep, for at most a second at a time: a signal just before the system sleeps is seen only when that ends."""
+    whole, rest = divmod(seconds, 1.0)
+    for each in (*[1.0] * int(whole), rest):
+        time.sleep(each)
 
 
 def _interval(text: str) -> float:
