@@ -145,7 +145,8 @@ models: ## every interleaving of the lock-free parts, by loom
 
 .PHONY: long-random
 long-random: ## Rust's tests of random work, schedules and faults, each for SECONDS (5)
-	GPUPOOL_TEST_SECONDS=$(SECONDS) cargo test --quiet --test models --test memory --test handles --test c_api -- --nocapture
+	GPUPOOL_TEST_SECONDS=$(SECONDS) cargo test --quiet --test models --test memory --test handles -- \
+	  $$(grep -l 'turns(' tests/*/*.rs | sed 's,.*/\(.*\)\.rs,\1::,')
 
 .PHONY: user-crate
 user-crate: ## a program that depends on gpupool, with its default features alone

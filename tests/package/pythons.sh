@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Runs Python's tests on each other Python that pyproject.toml promises: with the module that is built, which is for all of
-# them, and without CUDA's frameworks, whose tests skip. A Python is found on PATH, among pyenv's, and in ~/.cache/gpupool, where
-# build_python.sh puts one that a machine lacks: PYTHON_SOURCES=ARCHIVE builds the newest. Usage: tests/package/pythons.sh FOLDER
+# them, without CUDA's frameworks, whose tests skip, and without the long tests of what no Python changes. A Python is found
+# on PATH, among pyenv's, and in ~/.cache/gpupool, where build_python.sh puts one that a machine lacks:
+# PYTHON_SOURCES=ARCHIVE builds the newest. Usage: tests/package/pythons.sh FOLDER
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 out=${1:?usage: tests/package/pythons.sh FOLDER}
@@ -25,6 +26,8 @@ find_python() {
   done
 }
 
+# C++ that is compiled, and what processes do for each other, which is the core's.
+same=(--ignore=tests/python/test_cpp.py --ignore=tests/python/test_neighbours.py --ignore=tests/python/test_share.py)
 missing=()
 for version in $promised; do
   [ "$version" = "$ours" ] && continue
@@ -37,6 +40,6 @@ for version in $promised; do
   printf '#!%s\nimport sys\nfrom gpupool.__main__ import main\nsys.exit(main())\n' "$out/$version/bin/python" >"$out/$version/bin/gpupool"
   chmod +x "$out/$version/bin/gpupool"
   echo "Python $version: $python"
-  "$out/$version/bin/python" -m pytest -q -r fE -p no:cacheprovider -n auto --dist worksteal -m "not thorough" tests/python
+  "$out/$version/bin/python" -m pytest -q -r fE -p no:cacheprovider -n auto --dist worksteal -m "not thorough" "${same[@]}" tests/python
 done
 for version in "${missing[@]}"; do echo "no Python $version here: its tests did not run"; done
