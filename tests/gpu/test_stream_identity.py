@@ -68,7 +68,12 @@ def ranged():
     """Return a range with memory for one page, and its bytes by pages."""
     pool = gpupool.MemPool(limit=PAGE)
     ranged = pool.reserve_range(STREAMS * PAGE)
-    return ranged, cupy.asarray(ranged).view(np.uint32).reshape(STREAMS, -1)
+    # CuPy asks the driver whose memory it is, which knows only what is committed.
+    ranged.commit([0], cupy.cuda.Stream.null)
+    words = cupy.asarray(ranged).view(np.uint32).reshape(STREAMS, -1)
+    ranged.decommit([0], cupy.cuda.Stream.null)
+    cupy.cuda.runtime.deviceSynchronize()
+    return ranged, words
 
 
 def test_of_many_streams_one_gets_no_page_that_anothers_work_uses(ranged, spin):
