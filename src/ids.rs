@@ -189,9 +189,9 @@ impl RawStream {
         std::ptr::without_provenance_mut(self.0)
     }
 
-    /// Returns the stream as every HIP takes it: those before 6.2 know the legacy default stream by the null pointer
+    /// Returns the same stream by one name: the legacy default stream has two, of which HIP before 6.2 knows the null pointer
     /// alone.
-    pub(crate) const fn as_hip_knows_it(self) -> Self {
+    pub(crate) const fn by_one_name(self) -> Self {
         if self.0 == 1 { Self::LEGACY } else { self }
     }
 

@@ -3,10 +3,10 @@
 
 use super::device_pool::PooledHandle;
 use crate::error::Result;
-use crate::ids::{CaptureStatus, RawStream};
+use crate::ids::CaptureStatus;
 use crate::library::Library;
 use crate::observe::Activity;
-use crate::runtime::{BoundDevice, Event, RelaxedCapture, Runtime, Stream};
+use crate::runtime::{BoundDevice, Event, RelaxedCapture, Runtime, Stream, StreamIdentity};
 
 /// Makes the stream wait for the work of the handle's former stream, if needed. False if it cannot now: then another
 /// handle is to be used. With `at_all_costs` it also waits, by way of the whole device, for a foreign stream that may
@@ -21,10 +21,10 @@ pub(super) fn wait_for_former(
     if !library.keeps_scratch() || pooled.is_ready_for(stream) {
         return Ok(true);
     }
-    let is_ready = match pooled.last_stream() {
+    let is_ready = match pooled.ready_for() {
         Some(former) => {
             let _activity = Activity::begin(format_args!("hand over {} handle", library.name()));
-            wait_for(runtime, former, stream, at_all_costs)?
+            wait_for(runtime, &former, stream, at_all_costs)?
         }
         None => true,
     };
@@ -34,7 +34,12 @@ pub(super) fn wait_for_former(
     Ok(is_ready)
 }
 
-fn wait_for(runtime: &'static dyn Runtime, former: RawStream, stream: &Stream, at_all_costs: bool) -> Result<bool> {
+fn wait_for(
+    runtime: &'static dyn Runtime,
+    former: &StreamIdentity,
+    stream: &Stream,
+    at_all_costs: bool,
+) -> Result<bool> {
     let device = stream.device();
     let _bound = BoundDevice::of(runtime, device)?;
     let _relaxed = RelaxedCapture::new(runtime).map_err(|e| e.on(device))?;
@@ -42,20 +47,15 @@ fn wait_for(runtime: &'static dyn Runtime, former: RawStream, stream: &Stream, a
     if stream.capture_status()? != CaptureStatus::None {
         return Ok(false);
     }
-    let event = Event::of(device)?;
-    match Stream::lasting(former, device) {
-        Some(former) => {
-            if former.capture_status()? != CaptureStatus::None {
-                return Ok(false);
-            }
-            event.record(&former)?;
-        }
+    // Another stream may have its address by now, also one of gpupool's.
+    let Some(former) = former.lasting().filter(|alive| former.is_named_by(alive)) else {
         // It may be destroyed by now, so this waits for all work on the device.
-        None => {
-            if !at_all_costs || !event.record_or_await_context()? {
-                return Ok(false);
-            }
-        }
+        return if at_all_costs { stream.wait_for_device() } else { Ok(false) };
+    };
+    if former.capture_status()? != CaptureStatus::None {
+        return Ok(false);
     }
+    let event = Event::of(device)?;
+    event.record(&former)?;
     stream.wait(&event).map(|()| true)
 }

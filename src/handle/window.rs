@@ -105,12 +105,8 @@ impl FarSlot {
 
     /// Returns whether a request for the stream uses this place. `by_stream`: the library has a handle for each stream.
     fn is_for(&self, stream: &Stream, by_stream: bool) -> bool {
-        if !by_stream {
-            return true;
-        }
-        // A per-thread default stream is one stream here, since the handle ran on it in this thread.
-        let ran_on_it = |pooled: &PooledHandle| pooled.last_stream() == Some(stream.raw());
-        self.pooled.try_borrow().is_ok_and(|pooled| pooled.as_deref().is_some_and(ran_on_it))
+        let is_ready = |pooled: &PooledHandle| pooled.is_ready_for(stream);
+        !by_stream || self.pooled.try_borrow().is_ok_and(|pooled| pooled.as_deref().is_some_and(is_ready))
     }
 }
 

@@ -84,7 +84,7 @@ impl Vendor {
     fn raw(&self, stream: &Stream) -> RawStream {
         let raw = stream.raw();
         // The address first: it needs no load.
-        if raw.is_default() && self.description.component.platform == Kind::Hip { raw.as_hip_knows_it() } else { raw }
+        if raw.is_default() && self.description.component.platform == Kind::Hip { raw.by_one_name() } else { raw }
     }
 
     #[inline]

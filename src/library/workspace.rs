@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crate::error::Result;
 use crate::ids::{CaptureStatus, Device, RawStream};
-use crate::runtime::{self, BoundDevice, Capture, Event, RelaxedCapture, Runtime, Stream, StreamIdentity};
+use crate::runtime::{self, BoundDevice, Capture, RelaxedCapture, Runtime, Stream, StreamIdentity};
 use crate::sync::lock;
 
 /// How many streams of a handle get a workspace of their own. Further streams use the library's, as no driver reports when a
@@ -221,7 +221,7 @@ impl HandleWorkspaces {
             return Ok(());
         }
         let workspace = match capture {
-            None => self.of_stream(stream)?,
+            None => self.of_stream(stream, number)?,
             Some(Some(capture)) => self.of_capture(stream, wanted, capture),
             Some(None) => None,
         };
@@ -234,12 +234,12 @@ impl HandleWorkspaces {
     }
 
     /// Returns the stream's workspace; none where the library's own is to be used.
-    fn of_stream(&self, stream: &Stream) -> Result<Option<Workspace>> {
+    fn of_stream(&self, stream: &Stream, number: u64) -> Result<Option<Workspace>> {
+        let identity = StreamIdentity::numbered(stream, Some(number));
         // It is another stream in each thread.
-        if stream.raw() == RawStream::PER_THREAD {
+        if identity.is_per_thread() {
             return Ok(None);
         }
-        let identity = StreamIdentity::of(stream)?;
         let former = {
             let kept = lock(&self.kept);
             if let Some((_, known)) = kept.streams.iter().find(|(known, _)| identity.is_behind(known)) {
@@ -254,7 +254,7 @@ impl HandleWorkspaces {
         let obtain = || self.home.obtain(runtime::get()?, stream.device(), self.bytes);
         let workspace = match former {
             // That stream is destroyed, and its work may go on.
-            Some((_, workspace)) => wait_for_all_work(stream)?.then_some(workspace),
+            Some((_, workspace)) => stream.wait_for_device()?.then_some(workspace),
             None => obtain().ok(),
         };
         if let Some(workspace) = workspace {
@@ -291,16 +291,4 @@ impl HandleWorkspaces {
         let workspaces: Vec<_> = kept.streams.into_iter().map(|(_, workspace)| workspace).collect();
         if workspaces.is_empty() { Ok(()) } else { self.home.free(runtime::get()?, workspaces) }
     }
-}
-
-/// Makes the stream wait for all work on its device so far, of streams that are gone, too; false if a capture forbids that.
-fn wait_for_all_work(stream: &Stream) -> Result<bool> {
-    let runtime = runtime::get()?;
-    let _bound = BoundDevice::of(runtime, stream.device())?;
-    let _relaxed = RelaxedCapture::new(runtime)?;
-    let event = Event::of(stream.device())?;
-    if !event.record_or_await_context()? {
-        return Ok(false);
-    }
-    stream.wait(&event).map(|()| true)
 }

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <stdexcept>
 #include <thread>
 #include <type_traits>
 #include <utility>
@@ -178,6 +179,38 @@ void ranges_hold_addresses() {
   }
 }
 
+void a_range_is_freed_though_an_exception_passes_an_unpin() {
+  gpupool::pool pool;
+  try {
+    gpupool::memory_range range(pool, 64 * 2 * MIB);
+    range.commit({1, 3, 63});
+    range.pin({3, 63, 63});
+    throw std::runtime_error("in the midst of its use");
+  } catch (const std::runtime_error &) {
+  }
+  gpupool::synchronize();
+  EXPECT(pool.trim() == 3 * 2 * MIB);
+}
+
+const gpupool_api *own_table;
+int freed_behind_all_work = 0;
+
+void what_is_freed_on_a_stream_that_cannot_be_named_waits_for_all_work() {
+  own_table = &gpupool::api();
+  static gpupool_api table = *own_table;
+  table.deallocate_on = [](void *, int, void *) -> int { return GPUPOOL_ERROR_INVALID_VALUE; };
+  table.feed_deallocate = [](void *pointer) {
+    ++freed_behind_all_work;
+    return own_table->feed_deallocate(pointer);
+  };
+  gpupool::set_api(&table);
+  auto before = live();
+  void *data = gpupool::device_buffer(MIB).release();
+  EXPECT(gpupool::detail::deallocate_behind(data, 0, nullptr) == GPUPOOL_SUCCESS);
+  EXPECT(freed_behind_all_work == 1 && live() == before);
+  gpupool::set_api(own_table);
+}
+
 void what_fails_throws() {
   try {
     gpupool::device_buffer(std::size_t{1} << 50);
@@ -222,5 +255,7 @@ int main() {
   pools_sleep();
   what_is_no_block_is_refused_by_its_address();
   ranges_hold_addresses();
+  a_range_is_freed_though_an_exception_passes_an_unpin();
+  what_is_freed_on_a_stream_that_cannot_be_named_waits_for_all_work();
   what_fails_throws();
 }

@@ -132,6 +132,46 @@ fn a_driver_without_events_of_the_device_is_waited_for() {
 }
 
 #[test]
+fn the_work_of_a_former_stream_whose_address_another_of_gpupool_s_has_is_waited_for() {
+    host!();
+    let pool = HandlePool::new(Stubborn { keeps_scratch: true }).unwrap();
+    pool.set_limit(Some(1)).unwrap();
+    let (former, next) = (stream(0), stream(0));
+    let handle = end(pool.lease(&former).unwrap(), WILLING);
+    submit(&former).unwrap();
+    // What a clone has from now on is a new stream.
+    replace_stream(former.raw(), device(0)).unwrap();
+    assert_eq!(end(pool.lease(&next).unwrap(), WILLING), handle);
+    submit(&next).unwrap();
+    complete(&next, 1).unwrap();
+    assert!(!next.query().unwrap(), "the next stream's work is done beside the former's");
+    complete_all().unwrap();
+    assert!(next.query().unwrap());
+}
+
+#[test]
+fn a_per_thread_default_stream_waits_for_that_of_another_thread_and_not_for_itself() {
+    host!();
+    let pool = HandlePool::new(Stubborn { keeps_scratch: true }).unwrap();
+    pool.set_limit(Some(1)).unwrap();
+    let lease = move || {
+        let own = Stream::per_thread(device(0)).unwrap();
+        let handle = end(pool.lease(&own).unwrap(), WILLING);
+        submit(&own).unwrap();
+        complete(&own, 1).unwrap();
+        (handle, own.query().unwrap())
+    };
+    let own = Stream::per_thread(device(0)).unwrap();
+    let handle = end(pool.lease(&own).unwrap(), WILLING);
+    submit(&own).unwrap();
+    let calls = pool.stats(None).unwrap().hits;
+    assert_eq!(end(pool.lease(&own).unwrap(), WILLING), handle);
+    assert_eq!(pool.stats(None).unwrap().hits, calls + 1, "it is a hit");
+    assert_eq!(on_thread(lease), (handle, false), "another thread's work is done beside this one's");
+    complete_all().unwrap();
+}
+
+#[test]
 fn a_new_stream_at_the_address_of_the_former_waits_for_its_work() {
     host!();
     let pool = HandlePool::new(Stubborn { keeps_scratch: true }).unwrap();

@@ -4,7 +4,7 @@
 use crate::common::{assert_none_lost, device, on_thread, stream};
 use gpupool::library::simulated::{SimulatedLibrary, resets_of, set_keeps_scratch, stream_of};
 use gpupool::runtime::host::{
-    begin_capture, complete, complete_all, create_blocking_stream, create_stream, end_capture, submit,
+    begin_capture, complete, complete_all, create_blocking_stream, create_stream, end_capture, replace_stream, submit,
 };
 use gpupool::{CaptureMode, CaptureStatus, HandlePool, Stream};
 
@@ -43,6 +43,22 @@ fn a_thread_has_a_handle_for_each_stream() {
     assert!(!handles.contains(&elsewhere));
     let stats = pool.stats(Some(device(0))).unwrap();
     assert_eq!((stats.created, stats.held, stats.hits, stats.misses, stats.hand_overs), (8, 8, 8, 8, 0));
+}
+
+#[test]
+fn a_new_stream_at_the_address_of_one_that_is_gone_has_a_handle_of_its_own() {
+    host!();
+    let (pool, raw) = (pool(), create_stream(device(0)).unwrap());
+    // SAFETY: a simulated stream can be asked for also when it is gone.
+    let view = || unsafe { Stream::from_raw_on(raw.as_ptr(), device(0)) }.unwrap();
+    let former = address(pool, &view());
+    submit(&view()).unwrap();
+    assert_eq!(address(pool, &view()), former);
+    replace_stream(raw, device(0)).unwrap();
+    let next = address(pool, &view());
+    assert_ne!(next, former, "work of the stream that is gone uses its scratch memory still");
+    assert_eq!(address(pool, &view()), next);
+    complete_all().unwrap();
 }
 
 #[test]

@@ -5,12 +5,13 @@
 //! seed makes it again, after those before it: `GPUPOOL_SCHEDULE=<seed> cargo test --test models schedules::<test> --
 //! --nocapture` prints what it does.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::env;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 
+use gpupool::library::simulated::{SimulatedLibrary, set_workspace_bytes, workspace_of};
 use gpupool::memory::enable_peer_access;
 use gpupool::runtime::host::schedule::{self, Body};
 use gpupool::runtime::host::{
@@ -18,12 +19,12 @@ use gpupool::runtime::host::{
     destroy_stream, end_capture, replace_stream, submit_using,
 };
 use gpupool::{
-    Backup, CaptureMode, CommitOptions, Device, DeviceBuffer, Error, ErrorKind, Event, GraphMemory, MemPool,
-    MemoryRange, RawStream, Stream, empty, empty_cache, memory_stats,
+    Backup, CaptureMode, CommitOptions, Device, DeviceBuffer, Error, ErrorKind, Event, GraphMemory, HandlePool,
+    MemPool, MemoryRange, RawStream, Stream, attach, empty, empty_cache, memory_stats,
 };
 
 use crate::common::memory::{PAGE, Random, deallocate, used};
-use crate::common::turns;
+use crate::common::{turns, wait_until};
 
 const MEMORY: u64 = 64 << 20;
 const DEVICE: Device = Device::from_ordinal(0);
@@ -37,6 +38,8 @@ const PAGES_MOST: u64 = 10;
 /// The same where no request may fail, and what all of them together are given.
 const TIGHT_MOST: u64 = 2;
 const TIGHT_MEMORY: u64 = THREADS as u64 * TIGHT_MOST * PAGE;
+/// What a handle computes with on each stream.
+const WORKSPACE: u64 = 64 << 10;
 
 /// A kind of thing that a thread does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -49,6 +52,10 @@ enum Kind {
     Use,
     UseElsewhere,
     Fill,
+    /// Shares a block and takes it up again, for another stream.
+    Attach,
+    /// Computes with a library's handle, in the workspace that it has for the stream.
+    Compute,
     Free,
     FreeByAddress,
     FreeElsewhere,
@@ -70,7 +77,7 @@ enum Kind {
     /// A pool serves all threads for a while, on so many streams that it lends slabs.
     ServeAll,
     Look,
-    /// Pages of a range, each of which one thread names.
+    /// Pages of a range, of which each is one thread's until it is decommitted.
     Commit,
     Decommit,
     UsePage,
@@ -122,6 +129,8 @@ enum Theme {
     Foreign,
     /// The same of streams that end with their work pending, and leave their addresses to others: each thread has its own.
     Addresses,
+    /// The same of each thread's per-thread default stream besides, of blocks that are attached, and of workspaces.
+    Own,
     /// Graphs are captured and reset.
     Graphs,
     /// Pools sleep and wake.
@@ -158,6 +167,16 @@ impl Program {
             Theme::Lent => &[],
             Theme::Foreign => &[Kind::EmptyCache, Kind::Free, Kind::ReplacePool, Kind::PassOn, Kind::TakeOver],
             Theme::Addresses => &[Kind::EmptyCache, Kind::ReplaceInPlace, Kind::ReplaceInPlace],
+            Theme::Own => &[
+                Kind::Attach,
+                Kind::Compute,
+                Kind::Compute,
+                Kind::UseElsewhere,
+                Kind::FreeElsewhere,
+                Kind::PassOn,
+                Kind::TakeOver,
+                Kind::ReplaceInPlace,
+            ],
             Theme::Graphs => &[Kind::Capture, Kind::Reset, Kind::ReplaceStream],
             Theme::Sleep => &[Kind::Fill, Kind::Sleep, Kind::Wake],
             Theme::SleepingHelpers => &[],
@@ -196,6 +215,9 @@ impl Program {
             // No thread uses another one's stream, which may end at any time.
             let own = |kind: &Kind| !matches!(kind, Kind::UseElsewhere | Kind::FreeElsewhere | Kind::PassOn);
             kinds.retain(|kind| own(kind) && !matches!(kind, Kind::TakeOver | Kind::ReplaceStream));
+        }
+        if matches!(theme, Theme::Own) {
+            kinds.retain(|kind| *kind != Kind::ReplaceStream);
         }
         if matches!(theme, Theme::Tight | Theme::SleepingHelpers) {
             // So that each thread knows what it holds, and takes no block over that pools keep.
@@ -252,6 +274,8 @@ struct Block {
     is_of_pool: bool,
     /// Whether its stream is at its end.
     is_stream_gone: bool,
+    /// The place of the thread that has named its stream.
+    place: usize,
 }
 
 impl Block {
@@ -262,7 +286,12 @@ impl Block {
 
     fn new(buffer: DeviceBuffer, stream: Stream, is_of_pool: bool) -> Self {
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
-        Self { buffer, stream, number, is_of_pool, is_stream_gone: false }
+        Self { buffer, stream, number, is_of_pool, is_stream_gone: false, place: PLACE.get() }
+    }
+
+    /// Whether this thread can name its stream.
+    fn is_nameable(&self) -> bool {
+        !self.is_stream_gone && (self.place == PLACE.get() || self.stream.raw() != RawStream::PER_THREAD)
     }
 
     fn used(&self) -> UsedBlock {
@@ -287,6 +316,8 @@ struct World {
     pools: Mutex<Vec<Arc<MemPool>>>,
     shelf: Mutex<VecDeque<Block>>,
     ranges: Mutex<Vec<Arc<MemoryRange>>>,
+    /// A page of each range that no thread has.
+    spare_pages: Mutex<[u32; POOLS]>,
     graphs: Mutex<Vec<LiveGraph>>,
     submitted: AtomicU64,
     peer: Device,
@@ -297,16 +328,34 @@ struct World {
 static IS_SHOWN: AtomicBool = AtomicBool::new(false);
 static NUMBERS: AtomicU64 = AtomicU64::new(1);
 
+/// A page of a range that a thread has, and the number of what it holds, if the thread has committed it.
+#[derive(Clone, Copy, Debug)]
+struct OwnPage {
+    page: u32,
+    number: Option<u64>,
+}
+
 thread_local! {
     /// The calling thread's place among the program's threads.
     static PLACE: Cell<usize> = const { Cell::new(0) };
+    static PAGES: RefCell<Vec<OwnPage>> = const { RefCell::new(Vec::new()) };
 }
+
+/// Handles that compute, for all programs: such a pool lives as long as the process.
+static HANDLES: LazyLock<HandlePool> = LazyLock::new(|| {
+    set_workspace_bytes(WORKSPACE);
+    HandlePool::new(SimulatedLibrary).unwrap()
+});
 
 /// The foreign streams of a program, which live as long.
 static FOREIGN: Mutex<Vec<RawStream>> = Mutex::new(Vec::new());
 
-/// Pages of a range: as many for each thread.
-const PAGES_OF_RANGE: usize = 4 * THREADS;
+/// Pages of a range that each thread has.
+const OWN_PAGES: usize = 4;
+/// As many for each thread, and a spare one.
+const PAGES_OF_RANGE: usize = OWN_PAGES * THREADS + 1;
+/// Streams that a range tells apart, of which a program's ranges know so many before its own.
+const STREAMS_OF_RANGE: [usize; 3] = [0, 62, 63];
 
 fn range_of(pool: &Arc<MemPool>) -> Arc<MemoryRange> {
     Arc::new(pool.reserve_range(PAGES_OF_RANGE as u64 * PAGE, PAGE).unwrap())
@@ -322,11 +371,15 @@ fn foreign_stream() -> Stream {
 impl World {
     fn new(program: Program, peer: Device) -> Self {
         let pools: Vec<_> = (0..POOLS).map(|_| program.pool()).collect();
-        let is_foreign = matches!(program.theme, Theme::Foreign | Theme::Addresses);
+        let is_foreign = matches!(program.theme, Theme::Foreign | Theme::Addresses | Theme::Own);
         let stream = |_| if is_foreign { foreign_stream() } else { Stream::new(DEVICE).unwrap() };
         let streams: Vec<_> = (0..program.streams).map(stream).collect();
         let has_ranges = matches!(program.theme, Theme::Ranges | Theme::RangesAsleep);
-        let ranges = pools.iter().filter(|_| has_ranges).map(range_of).collect();
+        let ranges: Vec<_> = pools.iter().filter(|_| has_ranges).map(range_of).collect();
+        for range in &ranges {
+            let others = (0..STREAMS_OF_RANGE[peer.ordinal() % STREAMS_OF_RANGE.len()]).map(|_| foreign_stream());
+            others.for_each(|other| assert!(range.pin(&[], Some(&other)).unwrap().is_empty()));
+        }
         let keeps = matches!(program.theme, Theme::SleepingHelpers);
         let kept = pools.iter().filter(|_| keeps).map(|pool| Block::of(pool, &streams[0]));
         Self {
@@ -334,6 +387,7 @@ impl World {
             shelf: Mutex::new(kept.collect()),
             streams: Mutex::new(streams),
             ranges: Mutex::new(ranges),
+            spare_pages: Mutex::new([PAGES_OF_RANGE as u32 - 1; POOLS]),
             pools: Mutex::new(pools),
             graphs: Mutex::default(),
             submitted: AtomicU64::new(0),
@@ -344,7 +398,10 @@ impl World {
 
     fn stream(&self, random: &mut Random) -> Stream {
         let any = random.below(self.program.streams);
-        let place = if matches!(self.program.theme, Theme::Addresses) { PLACE.get() } else { any };
+        if matches!(self.program.theme, Theme::Own | Theme::Ranges) && random.below(3) == 0 {
+            return Stream::per_thread(DEVICE).unwrap();
+        }
+        let place = if matches!(self.program.theme, Theme::Addresses | Theme::Own) { PLACE.get() } else { any };
         self.streams.lock().unwrap()[place].clone()
     }
 
@@ -413,7 +470,9 @@ impl World {
     }
 
     fn use_elsewhere(&self, block: &Block, random: &mut Random) -> Stream {
-        let stream = self.stream(random);
+        // What a block was recorded on outlives it.
+        let is_own = matches!(self.program.theme, Theme::Own);
+        let stream = if is_own { Stream::per_thread(DEVICE).unwrap() } else { self.stream(random) };
         // What was the block's memory before may still be in use, in the order of its stream.
         let ready = Event::new(DEVICE).unwrap();
         ready.record(&block.stream).unwrap();
@@ -479,7 +538,8 @@ impl World {
                 self.allocate(stream, random, &mut block);
                 block.iter().for_each(|block| self.submit(block, &block.stream));
             }
-            (Kind::Use, Some(at)) if held[at].is_stream_gone => {}
+            (Kind::Use | Kind::UseElsewhere | Kind::FreeElsewhere | Kind::Attach, Some(at))
+                if !held[at].is_nameable() => {}
             (Kind::Use, Some(at)) => self.submit(&held[at], &held[at].stream),
             (Kind::UseElsewhere, Some(at)) => drop(self.use_elsewhere(&held[at], random)),
             (Kind::Fill, Some(at)) => {
@@ -488,14 +548,36 @@ impl World {
                     self.allow(kind, &error, None);
                 }
             }
+            (Kind::Attach, Some(at)) if held[at].buffer.is_attached() => {}
+            (Kind::Attach, Some(at)) => {
+                let (shared, stream) = (&held[at], self.stream(random));
+                let token = shared.buffer.share(&shared.stream).unwrap();
+                let number = shared.number;
+                let buffer = attach(&token, None, Some(&stream)).unwrap();
+                held.push(Block { number, ..Block::new(buffer, stream, false) });
+            }
+            (Kind::Compute, _) => {
+                let stream = self.stream(random);
+                let handle = HANDLES.handle(&stream).unwrap();
+                // SAFETY: the thread holds the handle until it ends.
+                let address = unsafe { workspace_of(handle.as_ptr()) };
+                if address != 0 {
+                    // Of one stream at a time.
+                    let used = UsedBlock { number: 0, address, bytes: WORKSPACE };
+                    self.submitted.fetch_max(submit_using(&stream, &[used]).unwrap(), Ordering::Relaxed);
+                }
+            }
             (Kind::Free, Some(at)) => drop(held.swap_remove(at)),
+            (Kind::FreeByAddress, Some(at)) if held[at].buffer.is_attached() => drop(held.swap_remove(at)),
             (Kind::FreeByAddress, Some(at)) => deallocate(held.swap_remove(at).buffer.into_address(), None).unwrap(),
             (Kind::FreeElsewhere, Some(at)) => {
                 let stream = self.use_elsewhere(&held[at], random);
                 held.swap_remove(at).buffer.free_on(&stream).unwrap();
             }
             (Kind::PassOn, Some(at)) => {
-                let block = held.swap_remove(at);
+                let mut block = held.swap_remove(at);
+                // Each thread has its streams, and ends them when it likes.
+                block.is_stream_gone |= matches!(self.program.theme, Theme::Own);
                 self.shelf.lock().unwrap().push_back(block);
             }
             (Kind::TakeOver, _) => {
@@ -519,8 +601,10 @@ impl World {
                 drop(old);
             }
             (Kind::ReplaceInPlace, _) => {
-                replace_stream(self.stream(random).raw(), DEVICE).unwrap();
-                held.iter_mut().for_each(|block| block.is_stream_gone = true);
+                let own = self.streams.lock().unwrap()[PLACE.get()].raw();
+                replace_stream(own, DEVICE).unwrap();
+                let is_of_it = |block: &&mut Block| block.stream.raw() == own;
+                held.iter_mut().filter(is_of_it).for_each(|block| block.is_stream_gone = true);
             }
             (Kind::ReplacePool, _) => self.replace_pool(random, false),
             (Kind::ClosePool, _) => self.replace_pool(random, true),
@@ -569,40 +653,62 @@ impl World {
         }
         let Some(range) = self.ranges.lock().unwrap().get(place).cloned() else { return };
         let stream = self.stream(random);
-        let own = |page: usize| (page * THREADS + PLACE.get()) as u32;
-        let pages: Vec<_> = (0..1 + random.below(3)).map(|_| own(random.below(PAGES_OF_RANGE / THREADS))).collect();
+        let mut own = PAGES.take();
+        let first = place * OWN_PAGES;
+        let mut named: Vec<_> = (0..1 + random.below(3)).map(|_| first + random.below(OWN_PAGES)).collect();
+        named.sort_unstable();
+        named.dedup();
+        let pages: Vec<_> = named.iter().map(|&at| own[at].page).collect();
         match kind {
             Kind::Commit => {
                 let fill = (random.below(2) == 0).then_some(7);
                 let priority = (random.below(3) == 0).then_some(random.below(2) as i32);
-                if let Err(error) = range.commit(&pages, &stream, CommitOptions { priority, fill }) {
-                    self.allow(kind, &error, None);
+                match range.commit(&pages, &stream, CommitOptions { priority, fill }) {
+                    // Work of its stream may use those that were not committed, for another one.
+                    Ok(()) if self.program.kinds.contains(&Kind::UsePage) => {
+                        let new = named.iter().filter(|&&at| own[at].number.is_none()).copied().collect::<Vec<_>>();
+                        new.into_iter().for_each(|at| self.use_page(&range, &mut own[at], &stream));
+                    }
+                    Ok(()) => {}
+                    Err(error) => self.allow(kind, &error, None),
                 }
             }
             Kind::Decommit => {
-                let named = (random.below(2) == 0).then_some(&stream);
-                if let Err(error) = range.decommit(&pages, named) {
-                    self.allow(kind, &error, None);
+                let on = (random.below(2) == 0).then_some(&stream);
+                match range.decommit(&pages, on) {
+                    Ok(()) => {
+                        named.iter().for_each(|&at| own[at].number = None);
+                        // The next thread that has it commits it for a stream of its own.
+                        std::mem::swap(&mut own[named[0]].page, &mut self.spare_pages.lock().unwrap()[place]);
+                    }
+                    Err(error) => self.allow(kind, &error, None),
                 }
             }
             _ => {
-                let page = pages[0];
-                // Pinned it stays; what it was committed for comes first.
-                if range.pin(&[page], Some(&stream)).unwrap() != [1] {
-                    return;
-                }
-                let address = range.address() + u64::from(page) * range.page_bytes();
+                // What it was committed for comes first.
                 complete_all().unwrap();
-                let used =
-                    UsedBlock { number: NUMBERS.fetch_add(1, Ordering::Relaxed), address, bytes: range.page_bytes() };
-                self.submitted.fetch_max(submit_using(&stream, &[used]).unwrap(), Ordering::Relaxed);
-                range.unpin(&[page], Some(&stream)).unwrap();
+                self.use_page(&range, &mut own[named[0]], &stream);
             }
         }
+        PAGES.set(own);
+    }
+
+    /// Uses a page, which is pinned meanwhile, if it is there.
+    fn use_page(&self, range: &MemoryRange, OwnPage { page, number, .. }: &mut OwnPage, stream: &Stream) {
+        if range.pin(&[*page], Some(stream)).unwrap() != [1] {
+            return;
+        }
+        let address = range.address() + u64::from(*page) * range.page_bytes();
+        let number = *number.get_or_insert_with(|| NUMBERS.fetch_add(1, Ordering::Relaxed));
+        let used = UsedBlock { number, address, bytes: range.page_bytes() };
+        self.submitted.fetch_max(submit_using(stream, &[used]).unwrap(), Ordering::Relaxed);
+        range.unpin(&[*page], Some(stream)).unwrap();
     }
 
     fn work(&self, place: usize, seed: u64) {
         PLACE.set(place);
+        let own = |at: usize| OwnPage { page: (at % OWN_PAGES * THREADS + place) as u32, number: None };
+        PAGES.set((0..POOLS * OWN_PAGES).map(own).collect());
         let mut random = Random(seed | 1);
         let mut held = Vec::new();
         for _ in 0..self.program.steps {
@@ -655,6 +761,15 @@ fn try_seed(theme: Theme, seed: u64) -> Result<u64, String> {
     let foreign = std::mem::take(&mut *FOREIGN.lock().unwrap());
     let _ = complete_all();
     foreign.into_iter().for_each(|raw| destroy_stream(raw, DEVICE).unwrap());
+    if matches!(theme, Theme::Own) && wrong.is_empty() {
+        // What was attached is let go by a thread of gpupool's own.
+        wait_until("what was attached is let go", || {
+            empty_cache().unwrap();
+            let total = memory_stats(DEVICE).unwrap().total;
+            (total.live_blocks, total.waiting_blocks) == (0, 0)
+        });
+        HANDLES.trim(None).unwrap();
+    }
     let end = complete_all().and_then(|()| empty_cache()).and_then(|_| memory_stats(DEVICE));
     match end {
         Ok(stats) if wrong.is_empty() => {
@@ -734,6 +849,12 @@ fn streams_of_other_code() {
 fn streams_of_other_code_that_leave_their_addresses_to_others() {
     host!(1, MEMORY);
     explore(Theme::Addresses);
+}
+
+#[test]
+fn streams_that_each_thread_alone_can_name() {
+    host!(1, MEMORY);
+    explore(Theme::Own);
 }
 
 #[test]

@@ -212,6 +212,12 @@ inline void wait_for_use(void *pointer, int device) {
   throw error(status, why); // not one that is moved: the C++ library of GCC 8 has no function for that
 }
 
+// Frees memory in the order of a stream; if that cannot be named any more, behind all work so far of the device.
+inline int deallocate_behind(void *pointer, int device, void *stream) {
+  int status = api().deallocate_on(pointer, device, stream);
+  return status == GPUPOOL_SUCCESS ? status : api().feed_deallocate(pointer);
+}
+
 // Runs functions where nothing may be thrown, and keeps why the last one that failed did, on whichever thread.
 class last_failure {
  public:
@@ -413,7 +419,7 @@ class scope {
 };
 
 // Addresses whose pages of physical memory come and go; see pool_reserve_range. It is freed in the order of the streams that
-// used it; pinned pages are unpinned first, by whoever pinned them.
+// used it and that its pages were pinned for; what an exception has left pinned is unpinned first.
 class memory_range {
  public:
   memory_range(const pool &pool, std::uint64_t bytes, std::uint64_t page_bytes = std::uint64_t{2} << 20)
@@ -426,7 +432,10 @@ class memory_range {
   memory_range &operator=(memory_range &&) = delete;
   ~memory_range() {
     // Refused in a forked child, and while a page is pinned.
-    if (handle_) api().range_release(handle_, -1, nullptr);
+    if (!handle_ || api().range_release(handle_, -1, nullptr) != GPUPOOL_ERROR_INVALID_VALUE) return;
+    for (std::uint32_t page = 0; page < bytes_ / page_bytes_; ++page)
+      while (api().range_unpin(handle_, &page, 1, -1, nullptr) == GPUPOOL_SUCCESS) {}
+    api().range_release(handle_, -1, nullptr);
   }
 
   void *data() const noexcept { return pointer_; }

@@ -85,10 +85,7 @@ template <class Errors, bool IsPerThread = GPUPOOL_PER_THREAD> class basic_memor
     }));
     return pointer;
   }
-  // A stream that is gone cannot be named: then the block goes in the order of its own.
-  void deallocate_on(void *stream, void *pointer) noexcept {
-    if (api().deallocate_on(pointer, device_, stream)) api().deallocate(pointer);
-  }
+  void deallocate_on(void *stream, void *pointer) noexcept { detail::deallocate_behind(pointer, device_, stream); }
 };
 
 // Pinned host memory, for the host and the device.
@@ -123,7 +120,7 @@ template <class Errors, bool IsPerThread = GPUPOOL_PER_THREAD> class basic_pinne
     return pointer;
   }
   void deallocate(cuda::stream_ref stream, void *pointer, std::size_t, std::size_t = detail::ALIGNMENT) noexcept {
-    if (api().deallocate_on(pointer, device_, detail::table_stream<IsPerThread>(stream.get()))) api().deallocate(pointer);
+    detail::deallocate_behind(pointer, device_, detail::table_stream<IsPerThread>(stream.get()));
   }
 
   friend bool operator==(const basic_pinned_memory_resource &one, const basic_pinned_memory_resource &other) noexcept {

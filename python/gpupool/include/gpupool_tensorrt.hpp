@@ -49,15 +49,12 @@ class tensorrt_allocator : public nvinfer1::IGpuAsyncAllocator {
   }
 
   // Frees in the order of the stream, which may differ from that of the allocation: the memory is reused, on any stream, once
-  // the stream's work so far is done. In the order of the legacy default stream if that stream cannot be named any more. If
-  // neither is possible, returns false and frees nothing.
+  // the stream's work so far is done, or all work of the device if that stream cannot be named any more. If neither is
+  // possible, returns false and frees nothing.
   bool deallocateAsync(void *const memory, cudaStream_t stream) noexcept override {
     return failure_.attempt([&] {
       if (!memory) return;
-      check(detail::call([&] {
-        int status = api().deallocate_on(memory, device_, stream);
-        return status == GPUPOOL_SUCCESS ? status : api().deallocate_on(memory, device_, nullptr);
-      }));
+      check(detail::call([&] { return detail::deallocate_behind(memory, device_, stream); }));
     });
   }
 

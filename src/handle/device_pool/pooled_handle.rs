@@ -1,11 +1,13 @@
 //! A handle of a pool, with its state.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock};
 
 use super::holder::Holder;
 use crate::ids::RawStream;
 use crate::library::RawHandle;
-use crate::runtime::Stream;
+use crate::runtime::{Stream, StreamIdentity};
+use crate::sync::lock;
 
 /// A handle with its state. Only its holder writes to it, so plain stores suffice; others read the counters for statistics.
 /// Alone in its cache lines, so that threads with different handles do not slow each other down.
@@ -14,12 +16,11 @@ use crate::runtime::Stream;
 pub(crate) struct PooledHandle {
     pub(in crate::handle) handle: RawHandle,
     pub(in crate::handle) bytes: u64,
-    /// The address of the stream that it last ran on, plus one; 0 if it never ran.
+    /// The address of the stream that it last ran on, plus one; 0 if it never ran. A request prefers a handle by it, which
+    /// needs not be the right one.
     last_stream: AtomicUsize,
-    /// The stream that its scratch memory was last made ready for, as `last_stream`, and its [`Stream::id`]; 0 for
-    /// none.
-    ready_for: AtomicUsize,
-    ready_for_id: AtomicU64,
+    /// The only stream that uses its scratch memory, if it has some and ever ran.
+    ready_for: OnceLock<Mutex<StreamIdentity>>,
     hits: AtomicU64,
     holder: AtomicU64,
     /// Whether the library takes this handle's device memory from gpupool.
@@ -34,8 +35,7 @@ impl PooledHandle {
             handle,
             bytes,
             last_stream: AtomicUsize::new(0),
-            ready_for: AtomicUsize::new(0),
-            ready_for_id: AtomicU64::new(0),
+            ready_for: OnceLock::new(),
             hits: AtomicU64::new(0),
             holder: AtomicU64::new(Holder::NONE),
             takes_our_memory: AtomicBool::new(false),
@@ -48,11 +48,6 @@ impl PooledHandle {
         self.last_stream.store(stream.address().wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// Returns the stream that the handle last ran on, if it ever ran.
-    pub(in crate::handle) fn last_stream(&self) -> Option<RawStream> {
-        self.last_stream.load(Ordering::Relaxed).checked_sub(1).map(RawStream::from_address)
-    }
-
     /// Returns whether the handle last ran on a stream of this address. Per-thread default streams differ by thread.
     #[inline]
     pub(in crate::handle) fn last_ran_on(&self, stream: RawStream) -> bool {
@@ -62,22 +57,23 @@ impl PooledHandle {
     /// Notes the only stream that uses the handle's scratch memory. Without its number now, the next hand-over waits
     /// for it.
     pub(in crate::handle) fn note_ready_for(&self, stream: &Stream) {
-        let id = stream.id().ok().flatten().unwrap_or(u64::MAX);
-        self.ready_for.store(stream.raw().address().wrapping_add(1), Ordering::Relaxed);
-        self.ready_for_id.store(id, Ordering::Relaxed);
+        let identity = StreamIdentity::of(stream).unwrap_or_else(|_| StreamIdentity::numbered(stream, None));
+        *lock(self.ready_for.get_or_init(|| Mutex::new(identity))) = identity;
     }
 
-    /// Returns whether only this stream uses the handle's scratch memory, if any: it last ran on this very stream, not
-    /// on an earlier one at its address.
+    /// Returns the only stream that uses the handle's scratch memory, if it has some and ever ran.
+    pub(in crate::handle) fn ready_for(&self) -> Option<StreamIdentity> {
+        self.ready_for.get().map(|stream| *lock(stream))
+    }
+
+    /// Returns whether only this stream uses the handle's scratch memory; if it has none, whether it last ran on a stream of
+    /// this address.
     #[inline]
     pub(in crate::handle) fn is_ready_for(&self, stream: &Stream) -> bool {
-        self.last_ran_on(stream.raw()) && (self.ready_for.load(Ordering::Relaxed) == 0 || self.was_ready_for(stream))
-    }
-
-    #[inline(never)]
-    fn was_ready_for(&self, stream: &Stream) -> bool {
-        self.ready_for.load(Ordering::Relaxed) == stream.raw().address().wrapping_add(1)
-            && stream.id().is_ok_and(|id| id.is_none_or(|id| id == self.ready_for_id.load(Ordering::Relaxed)))
+        match self.ready_for() {
+            Some(known) => known.is_named_by(stream),
+            None => self.last_ran_on(stream.raw()),
+        }
     }
 
     /// Notes that the library takes this handle's device memory from gpupool.

@@ -6,19 +6,16 @@ use std::sync::Arc;
 use super::graph_use::GraphUse;
 use super::sharing::Sharing;
 use crate::error::Result;
-use crate::ids::RawStream;
 use crate::memory::device::{EventPool, Until, each_once};
-use crate::runtime::Stream;
-use crate::sync::{ThisThread, ThreadNumber};
+use crate::runtime::{Stream, StreamIdentity};
+use crate::sync::ThisThread;
 
-/// Which threads can name a user's stream once the block is freed.
+/// Whether a user's stream can be named once the block is freed, by the threads that can name it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum NamedBy {
-    All,
-    /// The thread whose per-thread default stream it is.
-    Thread(ThreadNumber),
-    /// None: the stream may be gone, and is not touched again.
-    None,
+enum AtFree {
+    Alive,
+    /// It may be gone, and is not touched again.
+    Unknown,
 }
 
 /// A user of a block other than its own stream.
@@ -37,16 +34,18 @@ pub(in crate::memory) enum BlockUser {
 #[derive(Clone, Debug)]
 pub(in crate::memory) struct StreamUser {
     stream: Stream,
-    named_by: NamedBy,
+    /// With the number 0: who names it promises that it outlives the block, unless that is not known.
+    identity: StreamIdentity,
+    at_free: AtFree,
     /// The graph that its work goes to, of pinned memory.
     graph: Option<GraphUse>,
 }
 
 impl BlockUser {
-    pub(in crate::memory) fn new(stream: &Stream, thread: ThisThread) -> Self {
-        let is_per_thread = stream.raw() == RawStream::PER_THREAD;
-        let named_by = if is_per_thread { NamedBy::Thread(thread.number()) } else { NamedBy::All };
-        Self::Stream(StreamUser { stream: stream.kept(), named_by, graph: None })
+    /// A stream that the calling thread names.
+    pub(in crate::memory) fn new(stream: &Stream) -> Self {
+        let identity = StreamIdentity::numbered(stream, Some(0));
+        Self::Stream(StreamUser { stream: stream.kept(), identity, at_free: AtFree::Alive, graph: None })
     }
 
     /// Returns the same user with the graph that its stream's work goes to now, if it is captured.
@@ -65,11 +64,11 @@ impl BlockUser {
 
     /// Does in place what [`BlockUser::fleeting`] does.
     pub(in crate::memory) fn become_fleeting(&mut self) {
-        if let Self::Stream(user) = self {
-            let lasts = user.named_by != NamedBy::All || user.stream.is_lasting();
-            if !lasts {
-                user.named_by = NamedBy::None;
-            }
+        if let Self::Stream(user) = self
+            && !user.identity.is_per_thread()
+            && !user.stream.is_lasting()
+        {
+            user.at_free = AtFree::Unknown;
         }
     }
 
@@ -116,18 +115,11 @@ fn end_sharing(users: &[BlockUser]) -> Vec<Arc<Sharing>> {
 
 impl StreamUser {
     fn is(&self, other: &Self) -> bool {
-        self.stream.raw() == other.stream.raw()
-            && self.stream.device() == other.stream.device()
-            && self.named_by == other.named_by
-            && self.graph == other.graph
+        (self.identity, self.at_free, &self.graph) == (other.identity, other.at_free, &other.graph)
     }
 
     fn can_be_named_by(&self, thread: ThisThread) -> bool {
-        match self.named_by {
-            NamedBy::All => true,
-            NamedBy::Thread(number) => number == thread.number(),
-            NamedBy::None => false,
-        }
+        self.at_free == AtFree::Alive && self.identity.is_nameable_by(thread)
     }
 }
 

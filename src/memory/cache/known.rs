@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::ids::MemoryLocation;
 use crate::memory::pool::{self, Role, ending};
 use crate::memory::tuning::A_FEW;
-use crate::runtime::Stream;
+use crate::runtime::{Stream, is_still};
 use crate::sync::ThisThread;
 
 /// The key by which a thread finds its cache.
@@ -24,7 +24,7 @@ pub(in crate::memory) struct CacheKey {
     pub(in crate::memory) role: Role,
     /// As [`Order::address`].
     pub(in crate::memory) stream: usize,
-    /// As [`Service::stream_id`].
+    /// The stream's number, 0 for a lasting one and for graphs.
     pub(in crate::memory) stream_id: u64,
 }
 
@@ -127,23 +127,18 @@ impl Last {
         Self { location: location.packed(), stream, stream_id, changes, found }
     }
 
-    /// Returns the cache if it serves the order, whose stream has the number that is asked for where that matters.
+    /// Returns the cache if it serves the order, whose stream has the number that is asked for where that matters; if the
+    /// driver refuses, the search for the stream's cache gets the same error. A thread has its own, so that this compares
+    /// less than [`StreamIdentity`](crate::runtime::StreamIdentity) does, which a hit would feel.
     #[inline]
     fn serving(self, order: &impl Order, id: impl FnOnce(&Stream) -> Result<Option<u64>>) -> Option<Found> {
         let (location, stream) = order.named();
         let is_same = self.stream == order.address()
             && self.location == location.packed()
             && self.changes == pool::changes()
-            && (self.stream_id == 0 || stream.is_none_or(|stream| is_still(self.stream_id, || id(stream))));
+            && (self.stream_id == 0 || stream.is_none_or(|stream| is_still(Some(self.stream_id), || id(stream))));
         is_same.then_some(self.found)
     }
-}
-
-/// Returns whether a stream is the one that had this number, as far as is known. If the driver refuses to answer, the
-/// search for the stream's cache gets the same error.
-#[inline(never)]
-fn is_still(id: u64, now: impl FnOnce() -> Result<Option<u64>>) -> bool {
-    now().is_ok_and(|now| now.is_none_or(|now| now == id))
 }
 
 /// Returns the cache that served this thread last, if it serves the order by the thread's present routes.

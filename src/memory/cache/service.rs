@@ -6,8 +6,8 @@ use crate::error::Result;
 use crate::ids::{MemoryLocation, NumaNode};
 use crate::memory::device::{EventPool, Until};
 use crate::memory::pool::{Pool, Role};
-use crate::runtime::Stream;
-use crate::sync::{Ordering, ThisThread, ThreadNumber};
+use crate::runtime::{Stream, StreamIdentity};
+use crate::sync::{Ordering, ThisThread};
 
 /// What a cache serves.
 #[derive(Clone, Debug)]
@@ -18,11 +18,8 @@ pub(in crate::memory) struct Service {
     /// The stream in whose order the memory is used; none where free memory waits for no stream: pinned memory, which
     /// the host writes next, a lender's, and that of ranges.
     pub(in crate::memory) stream: Option<Stream>,
-    /// The [`Stream::id`] of a stream that may end and leave its address to another; 0 for a lasting one and for
-    /// graphs.
-    pub(in crate::memory) stream_id: u64,
-    /// The thread whose per-thread default stream this is, if it is one.
-    pub(in crate::memory) per_thread_of: Option<ThreadNumber>,
+    /// Its stream's, with the number 0 for a lasting one, which this keeps, and for graphs.
+    pub(in crate::memory) identity: Option<StreamIdentity>,
     pub(in crate::memory) role: Role,
 }
 
@@ -34,8 +31,7 @@ pub(crate) trait Order {
     /// for pinned memory.
     #[inline]
     fn address(&self) -> usize {
-        let address = self.named().1.map_or(0, |stream| stream.raw().address());
-        if address == 1 { 0 } else { address }
+        self.named().1.map_or(0, |stream| stream.raw().by_one_name().address())
     }
 }
 
@@ -63,7 +59,7 @@ impl Service {
     }
 
     fn without_stream(pool: &Arc<Pool>, role: Role) -> Self {
-        Self { number: 0, pool: Arc::clone(pool), stream: None, stream_id: 0, per_thread_of: None, role }
+        Self { number: 0, pool: Arc::clone(pool), stream: None, identity: None, role }
     }
 
     pub(in crate::memory) fn address(&self) -> usize {
@@ -77,24 +73,22 @@ impl Service {
 
     /// Returns whether it can borrow slabs: its stream can be used at any time, and no graph replays its work.
     pub(in crate::memory) fn may_borrow(&self) -> bool {
-        self.role == Role::Requests && self.per_thread_of.is_none() && self.lasts()
+        self.role == Role::Requests && self.lasts() && !self.identity.is_some_and(|own| own.is_per_thread())
     }
 
+    /// Returns whether both are of one stream, or of none.
     pub(in crate::memory) fn is_of_stream_of(&self, other: &Self) -> bool {
-        self.address() == other.address() && self.stream_id == other.stream_id
+        self.identity == other.identity
     }
 
     /// Returns whether a stream that a caller names is the served one, not another at its address.
     pub(in crate::memory) fn is_of(&self, named: &Stream) -> bool {
-        self.address() == named.address()
-            && (self.stream_id == 0 || named.id().is_ok_and(|id| id == Some(self.stream_id)))
+        self.identity.is_some_and(|own| own.is_named_by(named))
     }
 
     /// Returns whether work of one is ordered with work of the other: both are of one stream.
     pub(in crate::memory) fn is_in_order_with(&self, other: &Self) -> bool {
-        self.is_of_stream_of(other)
-            && self.per_thread_of == other.per_thread_of
-            && ![self.role, other.role].iter().any(|role| role.is_of_no_stream())
+        self.is_of_stream_of(other) && ![self.role, other.role].iter().any(|role| role.is_of_no_stream())
     }
 
     pub(in crate::memory) fn is_as(&self, other: &Self) -> bool {
@@ -113,9 +107,9 @@ impl Service {
         if self.role.is_captured() {
             return false;
         }
-        match self.per_thread_of {
-            Some(number) => number == thread.number(),
-            None => self.lasts() || alive.is_some_and(|alive| self.is_of_stream_of(alive)),
+        match &self.identity {
+            Some(own) if own.is_per_thread() => own.is_nameable_by(thread),
+            _ => self.lasts() || alive.is_some_and(|alive| self.is_of_stream_of(alive)),
         }
     }
 

@@ -167,7 +167,9 @@ impl StreamCache {
         self.service().filter(|service| service.pool.number == pool.number)
     }
 
-    /// Returns whether its blocks are used in the order of this stream, as the calling thread names it.
+    /// Returns whether its blocks are used in the order of this stream, as the calling thread names it, or of one that had
+    /// its address. That one is gone: no request can name it, and what its cache has free goes to others only behind all
+    /// work of the device.
     #[inline]
     pub(in crate::memory) fn is_of(&self, stream: &Stream) -> bool {
         self.stream.load(Ordering::Relaxed) == stream.address()
@@ -178,13 +180,14 @@ impl StreamCache {
     /// Returns whether the thread can name its stream: it is not another one's per-thread default stream.
     #[cfg(feature = "python")]
     pub(in crate::memory) fn is_nameable_by(&self, thread: ThisThread) -> bool {
-        let is_others = |service: &Service| service.per_thread_of.is_some_and(|of| of != thread.number());
-        self.look_at_service(is_others) != Some(true)
+        let is_own = |service: &Service| service.identity.is_none_or(|own| own.is_nameable_by(thread));
+        self.look_at_service(is_own) != Some(false)
     }
 
     #[cold]
     fn is_of_this_thread(&self) -> bool {
-        self.look_at_service(|service| service.per_thread_of == Some(ThisThread::get().number())) == Some(true)
+        let is_own = |service: &Service| service.identity.is_some_and(|own| own.is_nameable_by(ThisThread::get()));
+        self.look_at_service(is_own) == Some(true)
     }
 
     /// Returns the address of its stream; 0 for the legacy default one.

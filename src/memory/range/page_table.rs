@@ -3,7 +3,6 @@
 
 use crate::memory::cache::BlockUser;
 use crate::runtime::{Stream, StreamIdentity};
-use crate::sync::ThisThread;
 
 /// Streams of a range that are told apart; more of them count as all work on the device.
 const STREAMS_MOST: usize = 0x3f;
@@ -76,7 +75,7 @@ impl PageTable {
         if self.streams.len() == STREAMS_MOST {
             return ALL_WORK;
         }
-        let user = BlockUser::new(stream, ThisThread::get()).fleeting();
+        let user = BlockUser::new(stream).fleeting();
         self.streams.push(KnownStream { identity, user });
         1 << (self.streams.len() - 1)
     }
@@ -85,7 +84,7 @@ impl PageTable {
     /// the device.
     pub(super) fn users(&self, bits: u64, named: Option<(StreamIdentity, &Stream)>) -> Option<Vec<BlockUser>> {
         let with_name = |known: &KnownStream| match named {
-            Some((identity, stream)) if identity == known.identity => BlockUser::new(stream, ThisThread::get()),
+            Some((identity, stream)) if identity == known.identity => BlockUser::new(stream),
             _ => known.user.clone(),
         };
         let of_bits = self.streams.iter().enumerate().filter(|(place, _)| bits & (1 << place) != 0);

@@ -4,12 +4,11 @@ use std::sync::Arc;
 
 use super::routes::{Destination, GivenPool, destination};
 use crate::error::Result;
-use crate::ids::RawStream;
 use crate::memory::cache::{self, CacheKey, Counts, DeviceCaches, Found, GivenKey, Order, Service, StreamCache};
 use crate::memory::pool::{self, Role};
 use crate::memory::serve::{device_caches, end_abandoned};
 use crate::process;
-use crate::runtime::Stream;
+use crate::runtime::{Stream, StreamIdentity};
 use crate::sync::ThisThread;
 
 /// Returns the cache for this thread's requests in this order.
@@ -84,7 +83,8 @@ fn find_now(order: &impl Order, given: Option<&GivenPool>, is_rerouted: bool) ->
     Ok((key, Found { cache, service, thread }))
 }
 
-/// Returns the stream's [`Service::stream_id`]; for a captured stream that of the last one seen at its address.
+/// Returns the number by which a stream's services are told from those of earlier ones at its address: 0 for a lasting one,
+/// for a captured stream that of the last one seen there.
 fn id_of(stream: &Stream) -> Result<u64> {
     if stream.raw().is_default() || stream.kept().is_lasting() {
         return Ok(0);
@@ -105,9 +105,8 @@ fn acquire(
         Some(Destination { pool, role }) => (pool, role),
         None => (Arc::clone(caches.default_pool()?), Role::Requests),
     };
-    let per_thread = stream.filter(|stream| stream.raw() == RawStream::PER_THREAD);
-    let (stream, per_thread_of) = (stream.map(Stream::kept), per_thread.map(|_| thread.number()));
-    let service = Service { number: 0, pool, stream, stream_id, per_thread_of, role };
+    let identity = stream.map(|stream| StreamIdentity::numbered(stream, Some(stream_id)));
+    let service = Service { number: 0, pool, stream: stream.map(Stream::kept), identity, role };
     loop {
         for cache in DeviceCaches::caches_on(&service.pool, service.address()) {
             if let Some(number) = cache.number_of(&service) {

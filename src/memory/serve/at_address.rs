@@ -32,7 +32,7 @@ pub(crate) fn allocate_at(address: u64, bytes: u64, stream: &Stream) -> Result<A
     let service =
         cache.service().filter(|_| !cache.is_lender()).ok_or_else(|| refused("the pool gave the memory up"))?;
     // A graph's memory is its graph's, whatever stream is named.
-    let may_use = service.role.is_captured() || (service.is_of(stream) && cache.is_of(stream));
+    let may_use = service.role.is_captured() || service.is_of(stream);
     if !may_use {
         return Err(refused("the memory serves another stream; name that one"));
     }

@@ -148,7 +148,7 @@ fn user(block: Allocation, stream: &Stream) -> Result<BlockUser> {
             memory.location
         )));
     }
-    let user = BlockUser::new(stream, ThisThread::get());
+    let user = BlockUser::new(stream);
     Ok(if memory.is_of_host() { user.with_graph() } else { user })
 }
 

@@ -307,7 +307,7 @@ impl Escalation {
 
     /// Returns a free block of another cache, which is reused there once the request's stream is done with it.
     fn block_of(&self, cache: &'static StreamCache, pool: &Pool) -> Result<Option<Allocation>> {
-        let AllocationRequest { service, thread, bytes, .. } = &self.request;
+        let AllocationRequest { service, bytes, .. } = &self.request;
         let _moving = cache.memory.under_way.begin();
         let select = |heap: &mut Heap, other: &Service| self.take_block(cache, other, heap).map(FreeBlock);
         let giver = Giver { cache, pool, least: *bytes, drops_slabs: false };
@@ -316,7 +316,7 @@ impl Escalation {
         if let Some(stream) = &service.stream
             && !taken.is_in_order_with(&self.request)
         {
-            cache.add_use(offset, BlockUser::new(stream, *thread).fleeting());
+            cache.add_use(offset, BlockUser::new(stream).fleeting());
         }
         taken.until.recycle(&cache.memory.events);
         Ok(Some(Allocation { cache, offset }))

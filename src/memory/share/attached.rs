@@ -89,7 +89,7 @@ impl Attachment {
 impl AttachedBuffer {
     /// Attached memory that the calling thread uses on its own stream.
     pub(super) fn new(hold: BlockHold, address: u64, bytes: u64, memory: &'static DeviceMemory, own: &Stream) -> Self {
-        let own = BlockUser::new(own, ThisThread::get());
+        let own = BlockUser::new(own);
         Self { hold, address, bytes, memory, own, users: Mutex::default() }
     }
 
@@ -120,7 +120,7 @@ impl AttachedBuffer {
     /// Keeps the memory, once freed, until the stream's work at that time is done.
     pub(in crate::memory) fn record_stream(&self, stream: &Stream, is_fleeting: bool) -> Result<()> {
         self.check_stream(stream)?;
-        let user = BlockUser::new(stream, ThisThread::get());
+        let user = BlockUser::new(stream);
         let user = if is_fleeting { user.fleeting() } else { user };
         let mut users = lock(&self.users);
         if users.iter().all(|known| !known.is(&user)) {
@@ -134,7 +134,7 @@ impl AttachedBuffer {
         process::refuse_forked()?;
         let thread = ThisThread::get();
         let mut users = self.users.into_inner().unwrap_or_default();
-        let on = on.map(|on| BlockUser::new(on, thread));
+        let on = on.map(BlockUser::new);
         // Of a stream that may be gone, another one may have the address.
         let lasts = own.is_lasting() || own.raw().is_default();
         if !(lasts && on.as_ref().is_some_and(|on| on.is(&self.own))) {

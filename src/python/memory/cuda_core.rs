@@ -128,9 +128,6 @@ impl PyCudaCoreMemory {
             CudaCoreBuffer::Alone(buffer) => {
                 // What cannot be freed on this stream is freed on its own.
                 let on = self.made()?.stream(stream)?;
-                if on.raw() != buffer.own_stream().raw() {
-                    buffer.check_stream(&on)?;
-                }
                 let _stack = hold_stack(Purpose::Free);
                 Ok(buffer.free_on(&on)?)
             }

@@ -54,7 +54,7 @@ fn as_event(event: RawEvent) -> *mut c_void {
 }
 
 fn as_stream(stream: RawStream) -> *mut c_void {
-    stream.as_hip_knows_it().as_ptr()
+    stream.by_one_name().as_ptr()
 }
 
 /// Returns a device's UUID as `rocminfo` writes it: HIP returns the letters after `GPU-`, `XX` for none.

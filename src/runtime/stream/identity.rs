@@ -11,7 +11,8 @@ use crate::sync::{ThisThread, ThreadNumber};
 pub(crate) struct StreamIdentity {
     device: Device,
     raw: RawStream,
-    /// The stream's own number; none while it is captured, as no driver tells it then.
+    /// The stream's own number, none while it is captured, as no driver tells it then; 0 for one that outlives all that has
+    /// this identity, so that its address is its alone.
     number: Option<u64>,
     /// The thread of a per-thread default stream.
     thread: Option<ThreadNumber>,
@@ -23,10 +24,35 @@ impl StreamIdentity {
     /// # Errors
     /// As [`Stream::id`].
     pub(crate) fn of(stream: &Stream) -> Result<Self> {
-        // The legacy default stream has two names.
-        let raw = if stream.raw().is_legacy() { RawStream::LEGACY } else { stream.raw() };
+        Ok(Self::numbered(stream, stream.id()?))
+    }
+
+    /// As [`StreamIdentity::of`], for a caller that knows the stream's number.
+    pub(crate) fn numbered(stream: &Stream, number: Option<u64>) -> Self {
+        let raw = stream.raw().by_one_name();
         let thread = (raw == RawStream::PER_THREAD).then(|| ThisThread::get().number());
-        Ok(Self { device: stream.device(), raw, number: stream.id()?, thread })
+        Self { device: stream.device(), raw, number, thread }
+    }
+
+    pub(crate) const fn number(&self) -> Option<u64> {
+        self.number
+    }
+
+    /// Returns whether it is the per-thread default stream of a thread.
+    pub(crate) const fn is_per_thread(&self) -> bool {
+        self.thread.is_some()
+    }
+
+    /// Returns whether the thread can name the stream: it is not the per-thread default stream of another one.
+    pub(crate) fn is_nameable_by(&self, thread: ThisThread) -> bool {
+        self.thread.is_none_or(|own| own == thread.number())
+    }
+
+    /// Returns whether a stream that the calling thread names is this one, as far as is known: a captured one, whose number
+    /// no driver tells, is taken for the last one at its address.
+    pub(crate) fn is_named_by(&self, stream: &Stream) -> bool {
+        Self::numbered(stream, self.number).is_behind(self)
+            && (self.number == Some(0) || is_still(self.number, || stream.id()))
     }
 
     /// Returns the stream, if it can be used at any time.
@@ -43,4 +69,11 @@ impl StreamIdentity {
     pub(crate) fn is_behind(&self, earlier: &Self) -> bool {
         self == earlier
     }
+}
+
+/// Returns whether the stream at an address is the one that had this number, as far as is known. If the driver refuses to
+/// answer, it is not.
+#[inline(never)]
+pub(crate) fn is_still(number: Option<u64>, now: impl FnOnce() -> Result<Option<u64>>) -> bool {
+    now().is_ok_and(|now| now.is_none() || now == number)
 }

@@ -28,7 +28,7 @@ struct Pools {
     serving: BTreeMap<u32, &'static StreamCache>,
     /// How many of them serve the streams at an address.
     on_stream: FxHashMap<usize, usize>,
-    /// The [`Service::stream_id`] of the last stream seen at each address.
+    /// The number of the last stream seen at each address.
     last_ids: FxHashMap<usize, u64>,
     /// The number of the cache that [`PoolList::next_serving`] returned last.
     last_seen: u32,
@@ -150,7 +150,8 @@ impl PoolList {
 
     /// Returns whether the service's stream is known to be gone because another one has its address.
     pub(in crate::memory) fn is_stream_gone(&self, service: &Service) -> bool {
-        service.stream_id != 0 && self.last_id(service.address()) != service.stream_id
+        let number = service.identity.and_then(|own| own.number()).unwrap_or(0);
+        number != 0 && self.last_id(service.address()) != number
     }
 
     pub(super) fn with<R>(&self, pool: &Pool, f: impl FnOnce(&mut PoolCaches) -> R) -> Option<R> {
