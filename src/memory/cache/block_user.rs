@@ -49,6 +49,11 @@ impl BlockUser {
         Self::Stream(StreamUser { stream: stream.kept(), named_by, graph: None })
     }
 
+    /// Makes the user of a stream that is not touched again, and so not kept alive: all work on its device stands for its.
+    pub(in crate::memory) fn untouched(stream: &Stream) -> Self {
+        Self::Stream(StreamUser { stream: stream.view(), named_by: NamedBy::None, graph: None })
+    }
+
     /// Returns the same user with the graph that its stream's work goes to now, if it is captured.
     pub(in crate::memory) fn with_graph(mut self) -> Self {
         if let Self::Stream(user) = &mut self {
