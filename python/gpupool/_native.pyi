@@ -1851,10 +1851,10 @@ class MemoryRange:
         sleeps, and when memory is short. 0 ends it.
 
         Args:
-            pages: How many pages of :attr:`page_bytes`.
+            pages: How many pages of :attr:`page_bytes`, at most those of the range.
 
         Raises:
-            InvalidValue: The range was freed.
+            InvalidValue: The range has fewer pages, or was freed.
             Unavailable: The system starts no thread.
         """
 

@@ -32,11 +32,14 @@ pub(crate) fn set_idle_handles(idle: &'static dyn IdleHandles) {
     let _ = IDLE.set(idle);
 }
 
-/// Destroys the idle handles of a device, but for those of libraries that are the program's own code.
-pub(crate) fn release_idle(device: Device) {
-    if let Some(idle) = IDLE.get() {
-        idle.release(device);
-    }
+/// Destroys the idle handles of a device, but for those of libraries that are the program's own code. Returns the bytes
+/// that they used.
+pub(crate) fn release_idle(device: Device) -> u64 {
+    let Some(idle) = IDLE.get() else { return 0 };
+    let used = || handles_in_use(device).iter().map(|used| used.bytes).sum::<u64>();
+    let before = used();
+    idle.release(device);
+    before.saturating_sub(used())
 }
 
 /// Counts a handle that was made, and its bytes.

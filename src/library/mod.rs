@@ -191,8 +191,8 @@ pub trait Library: Send + Sync {
         Ok(())
     }
 
-    /// Returns whether its functions are code of the program's own, such as Python's. Then no thread of gpupool's own calls
-    /// them to destroy idle handles when another process needs memory.
+    /// Returns whether its functions are code of the program's own, such as Python's. Then they are not called to destroy
+    /// idle handles when a request, or another process, needs memory.
     fn is_of_program(&self) -> bool {
         false
     }

@@ -59,7 +59,7 @@ pub(crate) use scope::{EnteredStream, enter, leave, scoped_view};
 pub(crate) use sharing::KnownUuids;
 pub use sharing::{DeviceUuid, ExportedEvent, ExportedExtent, ExtentUse};
 pub use stream::Stream;
-pub(crate) use stream::{StreamIdentity, is_still};
+pub(crate) use stream::{StreamIdentity, WeakStream, is_still};
 pub use stream_ordered_memory::{PoolReserved, StreamOrderedMemory};
 
 /// The environment variable that chooses the runtime: `cuda`, `hip` or `host`.

@@ -8,10 +8,16 @@
 use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering, lock, try_lock};
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
+use std::thread;
+use std::time::Duration;
 
 /// How often the owner locks by the mutex before it returns to the fast path. A barrier costs as much as some hundred
 /// locks of a mutex, and stops every core; so other threads' locks in close succession share one.
 const LOCKS_AFTER_OTHERS: u32 = if cfg!(any(loom, miri)) { 2 } else { 64 };
+
+/// How often another thread yields its core to the owner before it sleeps: far longer than an owner that runs is inside.
+const YIELDS: u32 = 1000;
+const PAUSE: Duration = Duration::from_micros(50);
 
 /// A value that one thread uses often and others seldom.
 #[derive(Debug)]
@@ -130,8 +136,10 @@ impl<T> OwnerLock<T> {
             barrier::heavy();
             // Acquire: what the owner did is seen once it has stepped out. It makes no system call inside, unless
             // memory is recorded.
+            let mut looks = 0_u32;
             while self.inside.load(Ordering::Acquire) {
-                yield_now();
+                give_way(looks);
+                looks = looks.saturating_add(1);
             }
         }
         OwnerGuard::new(self, Some(owner_locks), false)
@@ -158,13 +166,18 @@ impl<'a, T> OwnerGuard<'a, T> {
     }
 }
 
-fn yield_now() {
+/// Lets the owner go on, after so many looks. A thread with a real-time priority (`SCHED_FIFO`) yields to none of a lower
+/// one, so if the owner waits for its core it has to sleep.
+fn give_way(looks: u32) {
     #[cfg(schedules)]
     super::schedule::wait();
-    #[cfg(not(any(loom, schedules)))]
-    std::thread::yield_now();
     #[cfg(loom)]
     loom::thread::yield_now();
+    match looks {
+        _ if cfg!(any(loom, schedules)) => {}
+        ..YIELDS => thread::yield_now(),
+        _ => thread::sleep(PAUSE),
+    }
 }
 
 impl<T> Deref for OwnerGuard<'_, T> {

@@ -41,4 +41,5 @@ mod summary;
 mod threads;
 mod turnover;
 mod under_way;
+mod whole_search;
 mod whose_block;

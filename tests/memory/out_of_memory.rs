@@ -1,5 +1,6 @@
 //! What a request finds when the device is full, step by step: each test leaves one step only that can serve it.
 
+use std::any::Any;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 
@@ -8,8 +9,8 @@ use crate::common::{MEMORY, device, on_thread, stream};
 use gpupool::memory::{get_per_process_memory_fraction, set_per_process_memory_fraction};
 use gpupool::runtime::host::{accessible, begin_capture, complete, complete_all, end_capture, submit};
 use gpupool::{
-    CaptureMode, CaptureStatus, DeviceBuffer, ErrorKind, MemPool, MemPoolBuilder, MemoryUse, PoolId, Pooled, Simulated,
-    Stream, Wanted, empty, empty_cache, enable_peer_access, memory_stats, on_oom,
+    CaptureMode, CaptureStatus, CommitOptions, DeviceBuffer, ErrorKind, MemPool, MemPoolBuilder, MemoryUse, PoolId,
+    Pooled, Result, Simulated, Stream, Wanted, empty, empty_cache, enable_peer_access, memory_stats, on_oom,
 };
 
 /// Calls of the driver's memory functions, and pages moved, so far.
@@ -441,6 +442,41 @@ fn a_request_larger_than_its_limit_costs_no_driver_call_and_asks_the_callbacks()
     assert_all_back();
 }
 
+/// What needs memory, and returns it.
+type Need = fn(bytes: u64, stream: &Stream) -> Result<Box<dyn Any>>;
+
+#[test]
+fn idle_handles_give_their_memory_to_whatever_needs_it() {
+    let needs: [(&str, Need); 3] = [
+        ("a request", |bytes, stream| Ok(Box::new(empty(bytes, stream)?))),
+        ("a reserve", |bytes, _| Ok(Box::new(builder().reserve(bytes).build()?))),
+        ("pages of a range", |bytes, stream| {
+            let range = pool().reserve_range(bytes, PAGE)?;
+            range.commit(0..bytes, stream, CommitOptions::default())?;
+            Ok(Box::new(range))
+        }),
+    ];
+    host!();
+    let (handles, stream) = (Simulated::pool(), stream(0));
+    for (what, need) in needs {
+        // Each has 1 MiB here.
+        handles.warm(60, device(0)).unwrap();
+        let lease = handles.lease(&stream).unwrap();
+        let found = need(MEMORY - 2 * MIB, &stream);
+        assert!(found.is_ok(), "{what}: {}", found.unwrap_err());
+        let stats = handles.stats(None).unwrap();
+        assert_eq!((stats.idle, stats.leased, stats.device_bytes), (0, 1, MIB), "{what}");
+        // They help no pool that is at its limit.
+        drop((found, lease));
+        handles.warm(60, device(0)).unwrap();
+        let idle = handles.stats(None).unwrap().idle;
+        out_of_memory(empty_in(&builder().limit(PAGE).build().unwrap(), 2 * PAGE, &stream));
+        assert_eq!((idle > 0, handles.stats(None).unwrap().idle), (true, idle), "{what}");
+        handles.trim(None).unwrap();
+    }
+    assert_all_back();
+}
+
 #[test]
 fn a_limit_below_a_free_block_does_not_refuse_it() {
     host!();
@@ -462,8 +498,7 @@ fn the_error_says_what_was_asked_for_and_who_holds_what() {
         empty(100 * MIB, &stream).unwrap(),
         empty_in(&pool, 200 * MIB, &stream).unwrap(),
     ];
-    let theirs = stream.clone();
-    on_thread(move || gpupool::handle::<Simulated>(&theirs).map(drop).unwrap());
+    let lease = Simulated::pool().lease(&stream).unwrap();
     let error = out_of_memory(empty(700 * MIB, &stream));
     let ErrorKind::OutOfMemory(out) = error.kind() else { panic!("{error}") };
     assert_eq!(out.wanted, Wanted::Memory { bytes: 700 * MIB, pool: PoolId::NONE.to_string(), limit: None });
@@ -499,7 +534,7 @@ fn the_error_says_what_was_asked_for_and_who_holds_what() {
     let limit = Some(100 * MIB);
     assert_eq!(out.wanted, Wanted::Memory { bytes: 101 * MIB, pool: limited.id().to_string(), limit });
     assert!(error.to_string().contains("whose limit is 100.0 MiB"), "{error}");
-    drop((held, pool, limited));
+    drop((held, pool, limited, lease));
     Simulated::pool().trim(None).unwrap();
     assert_all_back();
 }

@@ -99,6 +99,22 @@ fn pages_that_have_moved_are_the_peers_too() {
 }
 
 #[test]
+fn a_place_that_was_needed_to_open_a_moved_page_goes_also_where_the_driver_refuses_at_first() {
+    host!();
+    let own = stream(0);
+    let (first, kept) = (empty(40 * MIB, &own).unwrap(), empty(30 * MIB, &own).unwrap());
+    drop(first);
+    let block = empty(50 * MIB, &own).unwrap();
+    empty_cache().unwrap();
+    inject(Fault { call: Call::MemoryUnmap, kind: StatusKind::Other, after: 0, times: 2 });
+    enable();
+    assert_eq!(clear_faults(), 0);
+    assert!(reaches(&block) && reaches(&kept));
+    drop((block, kept));
+    assert_all_back();
+}
+
+#[test]
 fn a_reserve_that_is_being_made_is_the_peers_too() {
     host!();
     let beside = Beside::enable(Call::MemorySetAccess);

@@ -1,5 +1,6 @@
 //! Memory ranges: addresses that stay, whose pages come and go.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
@@ -349,6 +350,84 @@ fn what_is_in_use_on_a_stream_is_taken_only_once_that_work_is_done() {
 }
 
 #[test]
+fn pages_that_cannot_go_hide_none_that_can() {
+    const PAGES: u64 = 32;
+    host!(1, PAGES * PAGE);
+    let (pool, stuck, own) = (pool(), stream(0), stream(0));
+    let (range, other) =
+        (pool.reserve_range(PAGES * PAGE, PAGE).unwrap(), pool.reserve_range(PAGES * PAGE, PAGE).unwrap());
+    // The page that is looked at first, which a captured stream uses, and the one that is to go.
+    let cases: [(&str, &MemoryRange, i32); 3] =
+        [("of its priority", &range, 0), ("of a higher one", &range, 1), ("of another range", &other, 0)];
+    for (what, second, its_priority) in cases {
+        range.commit(2 * PAGE..PAGES * PAGE, &own, plain()).unwrap();
+        range.commit(&[0], &stuck, priority(0)).unwrap();
+        second.commit(&[1], &own, priority(its_priority)).unwrap();
+        begin_capture(&stuck, CaptureMode::Relaxed).unwrap();
+        let found = empty(PAGE, &own);
+        end_capture(&stuck).unwrap();
+        assert!(found.is_ok(), "{what}: {}", found.unwrap_err());
+        assert_eq!(second.pin(&[1], None).unwrap(), [0], "{what}");
+        drop(found);
+        range.decommit(0..PAGES * PAGE, Some(&own)).unwrap();
+    }
+    drop((range, other, pool));
+    assert_all_back();
+}
+
+#[test]
+fn a_callback_that_commits_what_was_taken_keeps_no_request_going() {
+    host!();
+    let (pool, own) = (pool(), stream(0));
+    let range = Arc::new(pool.reserve_range(MEMORY, PAGE).unwrap());
+    range.commit(64 * PAGE..MEMORY, &own, plain()).unwrap();
+    range.commit(0..64 * PAGE, &own, priority(0)).unwrap();
+    let calls = Arc::new(AtomicUsize::new(0));
+    let guard = {
+        let (range, calls, own) = (Arc::downgrade(&range), Arc::clone(&calls), own.clone());
+        range.upgrade().unwrap().on_discard(move |pages| {
+            // A request that goes on and on ends there.
+            if calls.fetch_add(1, Ordering::Relaxed) < 5000 {
+                range.upgrade().unwrap().commit(pages, &own, priority(0)).unwrap();
+            }
+        })
+    };
+    let other = pool.reserve_range(PAGE, PAGE).unwrap();
+    let requests: [&dyn Fn() -> Result<()>; 2] =
+        [&|| empty(PAGE, &own).map(drop), &|| other.commit(&[0], &own, plain())];
+    for request in requests {
+        out_of_memory(request());
+        // No more than the device has.
+        let calls = calls.swap(0, Ordering::Relaxed) as u64;
+        assert!((1..=MEMORY / PAGE).contains(&calls), "{calls}");
+    }
+    assert_eq!(range.committed_bytes().unwrap(), MEMORY);
+    drop((guard, other, range, pool));
+    assert_all_back();
+}
+
+#[test]
+fn a_callback_that_commits_more_than_was_taken_gets_nothing_of_its_range_for_that() {
+    host!();
+    let (pool, own) = (pool(), stream(0));
+    let range = Arc::new(pool.reserve_range(2 * MEMORY, PAGE).unwrap());
+    let every_other: Vec<_> = (0..(2 * MEMORY / PAGE) as u32).step_by(2).collect();
+    range.commit(&every_other, &own, priority(0)).unwrap();
+    let calls = Arc::new(AtomicUsize::new(0));
+    let guard = {
+        let (range, calls, own) = (Arc::downgrade(&range), Arc::clone(&calls), own.clone());
+        range.upgrade().unwrap().on_discard(move |taken| {
+            calls.fetch_add(1, Ordering::Relaxed);
+            out_of_memory(range.upgrade().unwrap().commit(&[taken[0], taken[0] + 1], &own, priority(0)));
+        })
+    };
+    let block = empty(PAGE, &own).unwrap();
+    assert_eq!((calls.load(Ordering::Relaxed), range.committed_bytes().unwrap()), (1, MEMORY - PAGE));
+    drop((block, guard, range, pool));
+    assert_all_back();
+}
+
+#[test]
 fn a_pool_with_ranges_sleeps_and_wakes_with_their_committed_pages_at_their_addresses() {
     host!();
     let (pool, stream) = (pool(), stream(0));
@@ -378,6 +457,26 @@ fn a_pool_with_ranges_sleeps_and_wakes_with_their_committed_pages_at_their_addre
     pool.wake().unwrap();
     assert_eq!(used(0), 0);
     drop(pool);
+    assert_all_back();
+}
+
+#[test]
+fn a_page_that_wakes_is_one_extent_however_large_it_is() {
+    const LARGE: u64 = 1 << 30;
+    host!(1, 4 * LARGE);
+    let (pool, stream) = (pool(), stream(0));
+    let range = pool.reserve_range(4 * LARGE, LARGE).unwrap();
+    range.commit(&[0, 1], &stream, plain()).unwrap();
+    pool.sleep(Backup::None).unwrap();
+    pool.wake().unwrap();
+    // Each goes alone, and its memory serves another, or itself.
+    for (gone, wanted) in [(0, 2), (1, 3), (2, 2), (3, 0)] {
+        range.decommit(&[gone], Some(&stream)).unwrap();
+        complete_all().unwrap();
+        range.commit(&[wanted], &stream, plain()).unwrap();
+        assert_eq!(used(0), 2 * LARGE);
+    }
+    drop((range, pool));
     assert_all_back();
 }
 
@@ -498,6 +597,18 @@ fn prepared_pages_are_only_mapped_by_a_commit_and_go_when_asked_to() {
     assert!(pool.sleep(Backup::None).unwrap() > 0);
     assert_eq!(used(0), 0);
     pool.wake().unwrap();
+    drop((range, pool));
+    assert_all_back();
+}
+
+#[test]
+fn no_more_pages_are_prepared_than_a_range_has() {
+    host!();
+    let pool = pool();
+    let range = pool.reserve_range(8 * PAGE, 2 * PAGE).unwrap();
+    for pages in [5, u32::MAX] {
+        refused(range.prepare(pages), &[&pages.to_string(), "4"]);
+    }
     drop((range, pool));
     assert_all_back();
 }

@@ -1,9 +1,9 @@
 //! How long streams live: as long as a clone, a scope or a buffer has them, whatever is dropped first.
 
-use crate::common::memory::assert_all_back;
+use crate::common::memory::{PAGE, assert_all_back};
 use crate::common::{device, on_thread, stream, wait_until};
 use gpupool::runtime::host::{UsedBlock, complete_all, submit, submit_using};
-use gpupool::{DeviceBuffer, RawStream, Stream, attach, empty, empty_cache, memory_stats};
+use gpupool::{CommitOptions, DeviceBuffer, MemPool, RawStream, Stream, attach, empty, empty_cache, memory_stats};
 
 /// The driver's answer, which is an error for a stream that was destroyed.
 fn is_alive(stream: RawStream) -> bool {
@@ -43,6 +43,27 @@ fn a_scope_keeps_its_stream() {
     drop(scope);
     assert!(!is_alive(address));
     assert_eq!(Stream::current().unwrap().raw(), RawStream::LEGACY);
+}
+
+#[test]
+fn a_range_keeps_no_stream() {
+    host!();
+    let pool = MemPool::builder().device(device(0)).build().unwrap();
+    let range = pool.reserve_range(8 * PAGE, PAGE).unwrap();
+    let (first, pinned_on) = (stream(0), stream(0));
+    let raws = [first.raw(), pinned_on.raw()];
+    range.commit(&[0, 1], &first, CommitOptions::default()).unwrap();
+    range.pin(&[0], Some(&pinned_on)).unwrap();
+    let used = UsedBlock { number: 1, address: range.address(), bytes: PAGE };
+    submit_using(&pinned_on, &[used]).unwrap();
+    range.unpin(&[0], Some(&pinned_on)).unwrap();
+    drop((first, pinned_on));
+    assert_eq!(raws.map(is_alive), [false; 2]);
+    // What they have submitted is waited for all the same: the simulated device ends the process if the page goes before.
+    range.decommit(&[0, 1], None).unwrap();
+    assert_eq!(pool.trim().unwrap(), 2 * PAGE);
+    drop((range, pool));
+    assert_all_back();
 }
 
 #[test]

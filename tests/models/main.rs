@@ -9,6 +9,7 @@ mod common;
 mod closing;
 #[cfg(debug_assertions)]
 mod frees;
+mod full;
 mod memory;
 mod pinned;
 #[cfg(debug_assertions)]

@@ -508,7 +508,8 @@ typedef struct gpupool_api {
   /* Ends one pin of each page, which may be taken once the work so far on the stream is done, too; for device -1 no stream
    * is named. Refused, with no change, if a page has no pin. */
   int (*range_unpin)(const gpupool_range *range, const uint32_t *pages, uint64_t count, int device, void *stream);
-  /* Keeps physical memory for so many pages ready, made by a thread of gpupool, so that a commit only maps it; 0 ends it. */
+  /* Keeps physical memory for so many pages ready, at most those of the range, made by a thread of gpupool, so that a commit
+   * only maps it; 0 ends it. */
   int (*range_prepare)(const gpupool_range *range, uint64_t pages);
   /* The bytes of committed pages, and of those that may be taken now; either may be null. */
   int (*range_bytes)(const gpupool_range *range, uint64_t *committed, uint64_t *discardable);

@@ -48,6 +48,12 @@ impl BlockUser {
         Self::Stream(StreamUser { stream: stream.kept(), identity, at_free: AtFree::Alive, graph: None })
     }
 
+    /// Makes the user of a stream that is not touched again, and so not kept alive: all work on its device stands for its.
+    pub(in crate::memory) fn untouched(stream: &Stream) -> Self {
+        let identity = StreamIdentity::numbered(stream, Some(0));
+        Self::Stream(StreamUser { stream: stream.view(), identity, at_free: AtFree::Unknown, graph: None })
+    }
+
     /// Returns the same user with the graph that its stream's work goes to now, if it is captured.
     pub(in crate::memory) fn with_graph(mut self) -> Self {
         if let Self::Stream(user) = &mut self {

@@ -17,7 +17,7 @@ use std::sync::{Arc, RwLock};
 
 use super::block_user::{BlockUser, Waiting};
 use super::event::is_recorded;
-use super::heap::{Counts, Heap, HeapLedger};
+use super::heap::{Counts, Heap, HeapLedger, HeapSearch};
 use super::known::Found;
 use super::last_work::LastWork;
 use super::recorded_blocks::CacheRecording;
@@ -392,7 +392,7 @@ impl StreamCache {
 
     #[inline]
     fn allocate_in(&self, service: u64, heap: &mut Heap, bytes: u64) -> Option<u64> {
-        if heap.is_in(service) { self.allocate_locked(heap, bytes) } else { None }
+        if heap.is_in(service) { self.allocate_locked(heap, bytes, HeapSearch::AFew) } else { None }
     }
 
     #[cold]
@@ -452,8 +452,8 @@ impl StreamCache {
     /// As [`StreamCache::allocate_block`], with the heap locked. A recording begins with all heaps locked, so a block
     /// that it does not find live is recorded here.
     #[inline]
-    pub(in crate::memory) fn allocate_locked(&self, heap: &mut Heap, bytes: u64) -> Option<u64> {
-        let offset = heap.allocate(&self.memory.pages, bytes)?;
+    pub(in crate::memory) fn allocate_locked(&self, heap: &mut Heap, bytes: u64, search: HeapSearch) -> Option<u64> {
+        let offset = heap.allocate(&self.memory.pages, bytes, search)?;
         if is_recorded() {
             self.record_alloc(offset, bytes);
         }

@@ -3,6 +3,8 @@
 //! peer is added before the list is read for it. So each mapping is opened for each peer, by whichever thread comes
 //! second.
 
+use std::sync::Mutex;
+
 use rustix::process::{Resource, getrlimit};
 
 use super::access::{ExtentTurn, Mapped, Peers, Placed, reaches};
@@ -12,7 +14,7 @@ use crate::error::{Error, ErrorKind, OutOfMemory, Result, StatusKind, Wanted};
 use crate::ids::{Device, MemoryLocation};
 use crate::memory::tuning::{PAGE, ROOM};
 use crate::runtime::{self, BoundDevice, Extent, MemoryInfo, RelaxedCapture, Runtime, locking_limits};
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Ordering, lock};
 
 /// The least and the most bytes reserved: page tables have this size, and a GPU has 2^47 addresses. Miri is slow with
 /// tables.
@@ -60,6 +62,39 @@ pub(in crate::memory) fn with_device<R>(
     let _bound = BoundDevice::of(runtime, location)?;
     let _relaxed = RelaxedCapture::new(runtime).map_err(|e| e.on(location))?;
     call(runtime).map_err(|e| e.on(location))
+}
+
+/// Places where the driver did not unmap extents that were opened there; see [`AddressRange::open_by_another_place`].
+static LEFT: Mutex<Vec<(MemoryLocation, Placed)>> = Mutex::new(Vec::new());
+
+/// Unmaps an extent at a place that was reserved to open it for a device, and gives up the addresses. If the driver
+/// refuses, the place is kept for [`end_left`].
+///
+/// # Safety
+/// Nothing uses the place, and no other call works on the extent.
+unsafe fn end_place(location: MemoryLocation, other: Placed) -> Result<()> {
+    let Placed { address, bytes, .. } = other;
+    with_device(location, |runtime| {
+        // SAFETY: as the caller promises.
+        unsafe { runtime.memory_unmap(address, bytes) }?;
+        // SAFETY: nothing is mapped there any more.
+        let _ = unsafe { runtime.address_free(address, bytes) };
+        Ok(())
+    })
+    .inspect_err(|_| lock(&LEFT).push((location, other)))
+}
+
+/// Unmaps an extent wherever the driver did not do so before. Its memory does not go as long as it is mapped.
+///
+/// # Errors
+/// `ErrorKind::Library` if the driver refuses again; the call is to be repeated then.
+///
+/// # Safety
+/// No other call works on the extent.
+pub(in crate::memory) unsafe fn end_left(extent: Extent) -> Result<()> {
+    let left: Vec<_> = lock(&LEFT).extract_if(.., |(_, placed)| placed.extent == extent).collect();
+    // SAFETY: as the caller promises, and nothing has used the place.
+    left.into_iter().map(|(location, other)| unsafe { end_place(location, other) }).fold(Ok(()), Result::and)
 }
 
 /// Adds the limits on lockable memory to an error.
@@ -187,6 +222,8 @@ impl AddressRange {
         // First, since the driver may reuse the extent's number at once.
         end_with(self.location, extent);
         let _turn = ExtentTurn::take([extent]);
+        // SAFETY: the extent has the turn.
+        unsafe { end_left(extent) }?;
         // SAFETY: the caller owns the extent and gives it up.
         self.driver(|runtime| unsafe { runtime.extent_release(extent) })
     }
@@ -286,16 +323,22 @@ impl AddressRange {
         let other = self.driver(|runtime| runtime.address_reserve(bytes))?;
         // SAFETY: the addresses were reserved for this, and the extent is mapped, so alive, and as long as its mapping.
         let mapped = self.driver(|runtime| unsafe { runtime.memory_map(other, bytes, extent) });
-        let opened = mapped.and_then(|()| {
-            // SAFETY: both are mapped, and nothing uses the other place.
-            unsafe {
-                let opened = self.set_access(other, bytes, by).and_then(|()| self.set_access(address, bytes, by));
-                let unmapped = self.driver(|runtime| runtime.memory_unmap(other, bytes));
-                opened.and(unmapped)
+        let opened = match mapped {
+            Ok(()) => {
+                // SAFETY: both are mapped.
+                let opened =
+                    unsafe { self.set_access(other, bytes, by).and_then(|()| self.set_access(address, bytes, by)) };
+                // What the driver refuses is tried again before the extent is released: until then its memory counts.
+                // SAFETY: nothing uses the other place.
+                let _ = unsafe { end_place(self.location, Placed { address: other, ..*placed }) };
+                opened
             }
-        });
-        // SAFETY: nothing is mapped there any more; where something is, the driver refuses.
-        let _ = self.driver(|runtime| unsafe { runtime.address_free(other, bytes) });
+            Err(error) => {
+                // SAFETY: nothing is mapped there.
+                let _ = self.driver(|runtime| unsafe { runtime.address_free(other, bytes) });
+                Err(error)
+            }
+        };
         // One that the driver maps nowhere else any more says so.
         opened.map_err(|error| if error.is_status(UNKNOWN) { error } else { refused })
     }

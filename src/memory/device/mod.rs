@@ -20,7 +20,7 @@ mod under_way;
 mod until;
 
 pub(in crate::memory) use access::{Placed, reaches};
-pub(in crate::memory) use address_range::{UNKNOWN, with_device};
+pub(in crate::memory) use address_range::{UNKNOWN, end_left, with_device};
 pub(in crate::memory) use device_memory::DeviceMemory;
 pub(in crate::memory) use elsewhere::{
     DescribedExtent, KeptMapping, Region, be_thread_for_others, end_where_asked, is_thread_for_others, regions_ended,

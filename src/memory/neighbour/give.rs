@@ -12,7 +12,7 @@ use super::division::{Division, gives_free_memory, is_on_offer};
 use super::settings::limits_on;
 use super::wire::Spare;
 use crate::ids::Device;
-use crate::library::in_use::{handles_in_use, release_idle};
+use crate::library::in_use::release_idle;
 use crate::memory::cache::DeviceCaches;
 use crate::memory::serve::{trim_some, without_callbacks};
 use crate::memory::sleep::sleep_for_others;
@@ -113,10 +113,7 @@ fn give_free(caches: &'static DeviceCaches, device: Device, allowance: Allowance
     if going >= allowance.asked {
         return 0;
     }
-    let of_handles = || handles_in_use(device).iter().map(|used| used.bytes).sum::<u64>();
-    let before = of_handles();
-    release_idle(device);
-    before.saturating_sub(of_handles())
+    release_idle(device)
 }
 
 fn give_offered(caches: &'static DeviceCaches, allowance: Allowance, until: Instant) {

@@ -150,12 +150,17 @@ impl Discardable for HeldRange {
         self.pool.number
     }
 
-    fn lowest(&self) -> Option<i32> {
+    fn lowest(&self, above: Option<i32>) -> Option<i32> {
+        // A callback may commit what was taken: nothing is taken for that, so that one does not cause the other for ever.
+        if lock(&self.listeners.registered).callers.contains(&ThisThread::get().number()) {
+            return None;
+        }
         let table = lock(&self.table);
         if table.is_freed || self.pool.sleep.is_asleep() {
             return None;
         }
-        table.pages.iter().filter(|page| page.is_discardable()).filter_map(|page| page.priority).min()
+        let priorities = table.pages.iter().filter(|page| page.is_discardable()).filter_map(|page| page.priority);
+        priorities.filter(|&priority| above.is_none_or(|above| priority > above)).min()
     }
 
     fn bytes(&self) -> u64 {
@@ -167,19 +172,40 @@ impl Discardable for HeldRange {
     }
 
     fn discard(&self, priority: i32, bytes: u64, most: u64, waits: bool) -> u64 {
-        let count = bytes.div_ceil(self.page_bytes()).min(most / self.page_bytes()) as usize;
+        let mut left = bytes.div_ceil(self.page_bytes()).min(most / self.page_bytes()) as usize;
+        let (mut released, mut staying) = (0, Vec::new());
+        loop {
+            let kept_before = staying.len();
+            let pages = self.take(priority, left, &mut staying, waits);
+            left -= pages.len();
+            if !pages.is_empty() {
+                released += self.release(&pages, waits);
+                self.tell_discarded(&pages);
+            }
+            // There may be others that can go.
+            if left == 0 || staying.len() == kept_before {
+                return released;
+            }
+        }
+    }
+}
+
+impl HeldRange {
+    /// Takes at most so many pages of this priority that no work uses, or, if it `waits`, none that cannot be waited for.
+    /// Those that were used by the streams of `staying` stay; adds to it what is found to stay.
+    fn take(&self, priority: i32, count: usize, staying: &mut Vec<u64>, waits: bool) -> Vec<u32> {
         let mut users = Vec::new();
         let busy = self.begin(&[], |table, _| {
             let is_meant = |page: &u32| {
                 let state = table.pages[*page as usize];
-                state.is_discardable() && state.priority == Some(priority)
+                state.is_discardable() && state.priority == Some(priority) && !staying.contains(&state.users)
             };
             let chosen: Vec<_> = (0..self.count()).filter(is_meant).take(count).collect();
             users.extend(chosen.iter().map(|&page| (page, table.pages[page as usize].users)));
             Ok(chosen)
         });
-        let Some((busy, cache)) = busy.ok().zip(DeviceCaches::ranges_of(&self.pool)) else { return 0 };
-        let mut taken = waits_of(self, cache, by_users(self, users.into_iter()), None);
+        let Some((busy, cache)) = busy.ok().zip(DeviceCaches::ranges_of(&self.pool)) else { return Vec::new() };
+        let mut taken = waits_of(self, cache, by_users(self, users.iter().copied()), None);
         let may_go = |waiting: &mut Waiting| {
             // What is in use by a stream that cannot be asked now, beside a capture, stays.
             matches!(waiting.until, Until::Events(_))
@@ -195,6 +221,7 @@ impl Discardable for HeldRange {
         // It fails only where the pages are gone already.
         let _ = depart_after(cache, gone);
         let is_kept = |page: u32| kept.contains(&page);
+        staying.extend(users.iter().filter(|(page, _)| is_kept(*page)).map(|(_, users)| users));
         busy.end(
             PagePhase::Empty,
             |_| {},
@@ -206,16 +233,9 @@ impl Discardable for HeldRange {
                 }
             },
         );
-        if pages.is_empty() {
-            return 0;
-        }
-        let released = self.release(&pages, waits);
-        self.tell_discarded(&pages);
-        released
+        pages
     }
-}
 
-impl HeldRange {
     /// Gives the driver what was decommitted at these pages, once the work that used it is done. Returns the bytes.
     fn release(&self, pages: &[u32], waits: bool) -> u64 {
         let Some(cache) = DeviceCaches::ranges_of(&self.pool) else { return 0 };

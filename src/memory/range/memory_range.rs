@@ -188,8 +188,8 @@ impl MemoryRange {
     /// 0 ends it.
     ///
     /// # Errors
-    /// `ErrorKind::Unavailable` if the system has no thread to give; `ErrorKind::InvalidValue` for a freed range;
-    /// `ErrorKind::Forked`.
+    /// `ErrorKind::Unavailable` if the system has no thread to give; `ErrorKind::InvalidValue` for more pages than the range
+    /// has, or a freed range; `ErrorKind::Forked`.
     pub fn prepare(&self, pages: u32) -> Result<()> {
         self.held.tell_untold();
         prepare(&self.held, pages)

@@ -2,7 +2,7 @@
 //! used it.
 
 use crate::memory::cache::BlockUser;
-use crate::runtime::{Stream, StreamIdentity};
+use crate::runtime::{Stream, StreamIdentity, WeakStream};
 
 /// Streams of a range that are told apart; more of them count as all work on the device.
 const STREAMS_MOST: usize = 0x3f;
@@ -23,7 +23,7 @@ pub(super) enum PagePhase {
 pub(super) struct PageState {
     /// A bit for each stream that used it.
     pub(super) users: u64,
-    pub(super) pins: u32,
+    pub(super) pins: u64,
     /// Commits under way that name it, though it is committed.
     pub(super) named: u32,
     pub(super) phase: PagePhase,
@@ -41,7 +41,28 @@ impl PageState {
 #[derive(Debug)]
 struct KnownStream {
     identity: StreamIdentity,
+    /// The user, also once a stream of our own is gone.
     user: BlockUser,
+    /// A stream of our own, which no range keeps alive.
+    own: Option<WeakStream>,
+}
+
+impl KnownStream {
+    fn new(identity: StreamIdentity, stream: &Stream) -> Self {
+        let own = stream.weak();
+        let user = match own {
+            Some(_) => BlockUser::untouched(stream),
+            None => BlockUser::new(stream).fleeting(),
+        };
+        Self { identity, user, own }
+    }
+
+    fn user(&self) -> BlockUser {
+        match self.own.as_ref().and_then(WeakStream::upgrade) {
+            Some(stream) => BlockUser::new(&stream),
+            None => self.user.clone(),
+        }
+    }
 }
 
 /// Returns whether later work of the stream of one bit comes after that of all users that these bits stand for. The bit of
@@ -75,8 +96,7 @@ impl PageTable {
         if self.streams.len() == STREAMS_MOST {
             return ALL_WORK;
         }
-        let user = BlockUser::new(stream).fleeting();
-        self.streams.push(KnownStream { identity, user });
+        self.streams.push(KnownStream::new(identity, stream));
         1 << (self.streams.len() - 1)
     }
 
@@ -85,7 +105,7 @@ impl PageTable {
     pub(super) fn users(&self, bits: u64, named: Option<(StreamIdentity, &Stream)>) -> Option<Vec<BlockUser>> {
         let with_name = |known: &KnownStream| match named {
             Some((identity, stream)) if identity == known.identity => BlockUser::new(stream),
-            _ => known.user.clone(),
+            _ => known.user(),
         };
         let of_bits = self.streams.iter().enumerate().filter(|(place, _)| bits & (1 << place) != 0);
         (bits & ALL_WORK == 0).then(|| of_bits.map(|(_, known)| with_name(known)).collect())

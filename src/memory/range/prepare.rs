@@ -23,8 +23,15 @@ static WORKER: Mutex<Option<Sender<Weak<HeldRange>>>> = Mutex::new(None);
 /// Keeps so many pages ready from now on, made by a thread of gpupool's own.
 ///
 /// # Errors
-/// `ErrorKind::Unavailable` if the system has no thread to give; `ErrorKind::Forked`.
+/// `ErrorKind::Unavailable` if the system has no thread to give; `ErrorKind::InvalidValue` for more pages than there are;
+/// `ErrorKind::Forked`.
 pub(super) fn prepare(range: &Arc<HeldRange>, pages: u32) -> Result<()> {
+    if pages > range.count() {
+        let count = range.count();
+        return Err(Error::invalid_value(format!(
+            "{pages} pages cannot be kept ready for a range of {count}: prepare {count} at most"
+        )));
+    }
     // The table is locked, so that a range that is freed keeps nothing.
     let table = range.open_table()?;
     keep(range, pages);

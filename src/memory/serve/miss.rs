@@ -11,14 +11,16 @@ use super::grow::{
     Grown, beyond_a_limit, grow_by_pages, grow_by_segment, is_no_memory, serve_from_empty_slabs, serve_from_lent_slab,
     serve_from_reserve, serve_in_place,
 };
-use super::make_room::{ask_neighbours, discard, make_room, wake_if_taken};
+use super::make_room::{after_discarding, after_handles, after_neighbours, make_room, wake_if_taken};
 use super::out_of_memory::{after_callbacks, no_memory_left, note};
 use super::request::{Allocation, AllocationRequest};
 use super::settle::Patience;
 use super::take::{FreeMemory, Giver, Reach, other_pools, take_from};
 use super::trim::{leave_closed, settle};
 use crate::error::{Error, GPUPOOL, Result};
-use crate::memory::cache::{BLOCK_BYTES_MAX, BlockUser, DeviceCaches, Heap, Service, StreamCache, forget_last};
+use crate::memory::cache::{
+    BLOCK_BYTES_MAX, BlockUser, DeviceCaches, Heap, HeapSearch, Service, StreamCache, forget_last,
+};
 use crate::memory::device::{Moment, Until};
 use crate::memory::pool::{self, Pool, Role};
 use crate::memory::tuning::{A_FEW, MANY};
@@ -45,7 +47,7 @@ const READY: [Step; 7] = [
 
 /// The steps from there on, which wait for the GPU and look for all free memory.
 #[rustfmt::skip]
-const SEARCH: [Step; 13] = [
+const SEARCH: [Step; 14] = [
     Escalation::blocks_of_pool,          // blocks of this pool, once its streams are done
     Escalation::reserve,                 // from here on pages are waited for
     Escalation::pages,
@@ -56,20 +58,22 @@ const SEARCH: [Step; 13] = [
     Escalation::blocks_of_other_caches,  // free blocks of this pool's other streams, and of those pools, which stay theirs
     Escalation::give_back,               // free memory goes back to the driver, which is asked once more
     Escalation::reserve,
+    Escalation::lent_slab,               // what other streams have given back of theirs
     Escalation::pages,
     Escalation::segment,
     Escalation::discardable,             // pages of ranges that may be taken, lowest priority first
 ];
 
 #[rustfmt::skip]
-const LAST: [Step; 3] = [
+const LAST: [Step; 4] = [
     Escalation::what_was_under_way,      // wait for memory under way in other threads, and search all of these again
+    Escalation::idle_handles,            // libraries' handles that no thread has are destroyed
     Escalation::neighbours,              // other processes give back what they can do without
     Escalation::callbacks,               // ask the user's callbacks to free something, each followed by another search
 ];
 
 /// What is left to a request that is larger than a limit, which a callback may raise.
-const BEYOND_A_LIMIT: [Step; 1] = [Escalation::callbacks];
+const BEYOND_A_LIMIT: [Step; 2] = [Escalation::any_block, Escalation::callbacks];
 
 /// A block that another cache had free.
 struct FreeBlock(u64);
@@ -133,12 +137,15 @@ struct Escalation {
     waiting: Option<Activity>,
     /// How that part began; none inside a move of this thread.
     beginning: Option<Beginning>,
+    /// The most bytes of discardable pages that it may still take.
+    left_to_discard: u64,
 }
 
 impl Escalation {
     fn new(request: AllocationRequest) -> Self {
         let reach = Reach::of_pool(&request.service.pool);
-        Self { request, reach, refused: None, waiting: None, beginning: None }
+        let left_to_discard = request.memory().total;
+        Self { request, reach, refused: None, waiting: None, beginning: None, left_to_discard }
     }
 
     /// Returns a block; none if the cache has ended its service.
@@ -217,7 +224,7 @@ impl Escalation {
 
     fn blocks_of_other_streams(&mut self) -> Result<Option<Allocation>> {
         let has_settled = settle(self.request.cache, self.request.thread, Patience::Ask)?;
-        Ok(if has_settled { self.request.search() } else { None })
+        Ok(if has_settled { self.request.search(HeapSearch::AFew) } else { None })
     }
 
     fn reserve(&mut self) -> Result<Option<Allocation>> {
@@ -225,7 +232,7 @@ impl Escalation {
     }
 
     fn lent_slab(&mut self) -> Result<Option<Allocation>> {
-        self.grow(|request, _| serve_from_lent_slab(request).map(Grown::or_nothing))
+        self.grow(|request, reach| serve_from_lent_slab(request, reach).map(Grown::or_nothing))
     }
 
     fn empty_slabs(&mut self) -> Result<Option<Allocation>> {
@@ -328,7 +335,7 @@ impl Escalation {
         if serves_another && !other.pool.sleep.may_serve_others() {
             return None;
         }
-        let offset = cache.allocate_locked(heap, self.request.bytes)?;
+        let offset = cache.allocate_locked(heap, self.request.bytes, self.reach.search())?;
         // The default pool sleeps only with the whole device, which no such block prevents.
         if serves_another && !other.pool.is_default() {
             // With the heap locked, as in the search for such blocks before the pool falls asleep.
@@ -337,27 +344,35 @@ impl Escalation {
         Some(offset)
     }
 
-    /// Takes discardable pages, which go back to the driver, and searches again, until there are none.
-    fn discardable(&mut self) -> Result<Option<Allocation>> {
-        while discard(self.request.pool(), self.request.bytes) {
-            if let Some(found) = self.ask_again()? {
-                return Ok(Some(found));
-            }
-        }
-        Ok(None)
+    fn any_block(&mut self) -> Result<Option<Allocation>> {
+        Ok(self.request.search(HeapSearch::Whole))
     }
 
-    /// Asks other processes for memory, and the driver again, as long as some comes.
-    fn neighbours(&mut self) -> Result<Option<Allocation>> {
-        for _ in 0..A_FEW {
-            if ask_neighbours(self.request.pool(), self.request.bytes) == 0 {
-                break;
-            }
-            if let Some(found) = self.ask_again()? {
-                return Ok(Some(found));
-            }
+    fn discardable(&mut self) -> Result<Option<Allocation>> {
+        let (pool, bytes) = self.wanted();
+        let mut left = self.left_to_discard;
+        let found = after_discarding(&pool, bytes, &mut left, || self.ask_again());
+        self.left_to_discard = left;
+        found
+    }
+
+    fn idle_handles(&mut self) -> Result<Option<Allocation>> {
+        // Some libraries wait for the device then, which would spoil the capture.
+        if self.request.is_captured()? {
+            return Ok(None);
         }
-        Ok(None)
+        let (pool, bytes) = self.wanted();
+        after_handles(&pool, bytes, || self.ask_again())
+    }
+
+    fn neighbours(&mut self) -> Result<Option<Allocation>> {
+        let (pool, bytes) = self.wanted();
+        after_neighbours(&pool, bytes, || self.ask_again())
+    }
+
+    /// Returns the pool that is to have so many bytes.
+    fn wanted(&self) -> (Arc<Pool>, u64) {
+        (Arc::clone(&self.request.service.pool), self.request.bytes)
     }
 
     /// Asks the driver, or the pool's own source, once more.
@@ -415,8 +430,8 @@ impl Escalation {
     }
 
     fn callbacks(&mut self) -> Result<Option<Allocation>> {
-        let AllocationRequest { cache, service, bytes, .. } = &self.request;
-        let (pool, stream, bytes) = (Arc::clone(&service.pool), cache.stream_address(), *bytes);
+        let (pool, bytes) = self.wanted();
+        let stream = self.request.cache.stream_address();
         after_callbacks(&pool, stream, bytes, || {
             if beyond_a_limit(&pool, bytes).is_some() {
                 return Ok(None);
@@ -424,10 +439,7 @@ impl Escalation {
             // Another thread may have what the callback freed under way by now.
             self.beginning = self.begin_search();
             self.give_memory_back();
-            if let Some(found) = self.request.search() {
-                return Ok(Some(found));
-            }
-            match self.try_each(&[Self::reserve, Self::pages, Self::segment])? {
+            match self.try_each(&[Self::any_block, Self::reserve, Self::lent_slab, Self::pages, Self::segment])? {
                 None => self.what_was_under_way(),
                 found => Ok(found),
             }
@@ -441,7 +453,7 @@ impl Escalation {
             let _ = settle(cache, self.request.thread, Patience::Wait);
         }
         let _ = self.request.memory().end_retired(true);
-        self.request.search()
+        self.request.search(HeapSearch::Whole)
     }
 
     fn give_memory_back(&self) {

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 use crate::error::Result;
-use crate::memory::cache::{Service, StreamCache};
+use crate::memory::cache::{HeapSearch, Service, StreamCache};
 use crate::memory::device::DeviceMemory;
 use crate::memory::pool::Pool;
 use crate::runtime::Stream;
@@ -82,10 +82,14 @@ impl AllocationRequest {
     /// Returns whether pages may move for it. Not for a captured stream, whose work runs whenever its graph does and so
     /// is never known to be done; nor segments that may be registered, which stay where they are.
     pub(super) fn may_move(&self) -> Result<bool> {
-        let service = &self.service;
-        let is_captured = || service.stream.as_ref().map_or(Ok(false), Stream::is_captured);
-        let may_move = service.pool.source().is_pages() && !service.role.is_captured() && !service.pool.no_split();
-        Ok(may_move && !is_captured()?)
+        let pool = self.pool();
+        Ok(pool.source().is_pages() && !pool.no_split() && !self.is_captured()?)
+    }
+
+    /// Returns whether it is for a captured stream.
+    pub(super) fn is_captured(&self) -> Result<bool> {
+        let Service { role, stream, .. } = &self.service;
+        Ok(role.is_captured() || stream.as_ref().map_or(Ok(false), Stream::is_captured)?)
     }
 
     /// Returns the block at an offset that the cache handed out.
@@ -94,9 +98,12 @@ impl AllocationRequest {
     }
 
     /// Searches the cache's heap once for a free block, if it is still in the service.
-    pub(super) fn search(&self) -> Option<Allocation> {
+    pub(super) fn search(&self, search: HeapSearch) -> Option<Allocation> {
         let mut heap = self.cache.lock_in(&self.service, self.thread)?;
-        let offset = self.cache.allocate_locked(&mut heap, self.bytes)?;
+        if search == HeapSearch::Whole {
+            heap.drop_empty_slabs(&self.memory().pages);
+        }
+        let offset = self.cache.allocate_locked(&mut heap, self.bytes, search)?;
         Some(self.allocation(offset))
     }
 }

@@ -12,7 +12,7 @@ use super::token::Secret;
 use super::wire::{Ask, Message};
 use crate::error::Result;
 use crate::ids::{Device, MemoryLocation};
-use crate::memory::device::{DeviceMemory, Placed, with_device};
+use crate::memory::device::{DeviceMemory, Placed, end_left, with_device};
 use crate::runtime::{ExportedExtent, Extent};
 use crate::sync::{AtomicUsize, Ordering, lock};
 
@@ -184,8 +184,11 @@ impl Drop for ImportedExtent {
         }
         drop(imported);
         let (extent, location) = (self.extent, self.location);
-        // SAFETY: `extent_import` made the extent, and its only owner gives it up.
-        let release = move || with_device(location, |runtime| unsafe { runtime.extent_release(extent) });
-        background::now_or_later(move || release().map(|()| true));
+        background::now_or_later(move || {
+            // SAFETY: the extent's only owner gives it up, so no other call works on it.
+            unsafe { end_left(extent) }?;
+            // SAFETY: `extent_import` made the extent, and its only owner gives it up.
+            with_device(location, |runtime| unsafe { runtime.extent_release(extent) }).map(|()| true)
+        });
     }
 }

@@ -6,11 +6,11 @@ use std::time::Instant;
 use log::info;
 
 use super::backup::copy_back;
-use super::extents::{LARGE_PAGES, groups, other_pages};
+use super::extents::{LARGE_PAGES, LargeBlock, groups, other_pages};
 use crate::error::{Bytes, Result};
 use crate::memory::cache::DeviceCaches;
 use crate::memory::device::{Mapping, Remains, Run, Until, run_of, without_all};
-use crate::memory::pool::{KeptExtents, Pool, Record, SleepChange};
+use crate::memory::pool::{KeptExtents, Pool, Record, Role, SleepChange};
 use crate::memory::serve::{Patience, extent_for_waking, no_memory_left, pages_asleep, retire_extents, trim};
 use crate::observe::delivery::Delivery;
 use crate::observe::target::MEMORY;
@@ -61,7 +61,12 @@ pub(super) fn trim_if_closed(pool: &Arc<Pool>, thread: ThisThread) {
 
 /// Makes the pool's caches hand out blocks again.
 pub(super) fn wake_caches(pool: &Pool, thread: ThisThread) {
-    DeviceCaches::each_asleep(pool, thread, |_, heap| heap.wake());
+    let pages = &pool.memory.pages;
+    let has_one_extent = |page: &Run| pages.mapping(page.start()).is_some_and(|mapping| mapping.run == *page);
+    DeviceCaches::each_asleep(pool, thread, |service, heap| {
+        debug_assert!(service.role != Role::Ranges || heap.large_blocks(pages, 1).iter().all(has_one_extent));
+        heap.wake();
+    });
 }
 
 /// Extents made for a pool so far.
@@ -165,12 +170,12 @@ fn take(pool: &Pool, record: &Record, missing: &[Run], taken: &mut NewExtents, t
 }
 
 /// Returns the whole pages inside each large block of a sleeping pool, in order.
-fn large_blocks(pool: &Pool, thread: ThisThread) -> Vec<Run> {
+fn large_blocks(pool: &Pool, thread: ThisThread) -> Vec<LargeBlock> {
     let mut large = Vec::new();
     for cache in DeviceCaches::caches_of(pool) {
-        // Pages of ranges come and go one by one.
-        let least = if cache.is_of_ranges() { 1 } else { LARGE_PAGES };
-        large.extend(cache.lock(thread).large_blocks(&pool.memory.pages, least));
+        let (least, block): (u32, fn(Run) -> LargeBlock) =
+            if cache.is_of_ranges() { (1, LargeBlock::of_one_extent) } else { (LARGE_PAGES, LargeBlock::new) };
+        large.extend(cache.lock(thread).large_blocks(&pool.memory.pages, least).into_iter().map(block));
     }
     large.sort_unstable();
     large

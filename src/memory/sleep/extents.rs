@@ -1,5 +1,6 @@
 //! The extents of a pool that wakes. The driver's time grows with their number, so they are large; but one is released
-//! only when all of it is free. So a large block gets extents of its own, and the rest gets ordinary ones.
+//! only when all of it is free. So a large block gets extents of its own, and the rest gets ordinary ones. A page of a
+//! range gets one, however large it is, since pages come and go one by one.
 
 use crate::memory::device::Run;
 use crate::memory::tuning::{EXTENT_PARTS, LARGE_EXTENT_PAGES, PAGE, WAKE_PAGES_LEAST};
@@ -17,17 +18,37 @@ pub(super) fn other_pages(bytes: u64) -> u32 {
     (bytes / PAGE / EXTENT_PARTS).clamp(WAKE_PAGES_LEAST, LARGE_EXTENT_PAGES) as u32
 }
 
-/// Returns the extents of a run of pages, in groups: outside of the blocks in `large`, whose whole pages are given in
-/// order, each has at most `other` pages.
-pub(super) fn groups(run: Run, large: &[Run], other: u32) -> Vec<Vec<Run>> {
+/// A block that gets extents of its own.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct LargeBlock {
+    /// Its whole pages.
+    run: Run,
+    /// The most pages of one of its extents.
+    most: u32,
+}
+
+impl LargeBlock {
+    pub(super) const fn new(run: Run) -> Self {
+        Self { run, most: OF_BLOCK_PAGES }
+    }
+
+    /// A page of a range.
+    pub(super) const fn of_one_extent(run: Run) -> Self {
+        Self { run, most: run.pages }
+    }
+}
+
+/// Returns the extents of a run of pages, in groups: outside of the blocks in `large`, which are given in order, each has
+/// at most `other` pages.
+pub(super) fn groups(run: Run, large: &[LargeBlock], other: u32) -> Vec<Vec<Run>> {
     let mut groups: Vec<Vec<Run>> = Vec::new();
-    let mut next = large.partition_point(|block| block.next() <= run.first);
+    let mut next = large.partition_point(|block| block.run.next() <= run.first);
     let mut first = run.first;
     while first < run.next() {
-        let block = large.get(next).filter(|block| block.first < run.next());
+        let block = large.get(next).filter(|block| block.run.first < run.next());
         let (end, most) = match block {
-            Some(block) if first >= block.first => (block.next(), OF_BLOCK_PAGES),
-            Some(block) => (block.first, other),
+            Some(block) if first >= block.run.first => (block.run.next(), block.most),
+            Some(block) => (block.run.first, other),
             None => (run.next(), other),
         };
         let pages = (end.min(run.next()) - first).min(most);
@@ -37,7 +58,7 @@ pub(super) fn groups(run: Run, large: &[Run], other: u32) -> Vec<Vec<Run>> {
             None => groups.push(vec![Run { first, pages }]),
         }
         first += pages;
-        if block.is_some_and(|block| first >= block.next()) {
+        if block.is_some_and(|block| first >= block.run.next()) {
             next += 1;
         }
     }
@@ -55,7 +76,8 @@ mod tests {
     /// Returns the first page of each extent, and its pages.
     fn extents(run: Run, large: &[Run]) -> Vec<Vec<(u32, u32)>> {
         let places = |group: Vec<Run>| group.into_iter().map(|run| (run.first, run.pages)).collect();
-        groups(run, large, 16).into_iter().map(places).collect()
+        let large: Vec<_> = large.iter().copied().map(LargeBlock::new).collect();
+        groups(run, &large, 16).into_iter().map(places).collect()
     }
 
     #[test]
@@ -67,6 +89,12 @@ mod tests {
         assert_eq!(one, [vec![(0, 256), (256, 256)], vec![(512, 256), (768, 256)], vec![(1024, 76)]]);
         // Only a part of the block is there.
         assert_eq!(extents(run(20, 60), &[run(10, 90)]), [[(20, 40)]]);
+    }
+
+    #[test]
+    fn a_page_of_a_range_has_one_extent() {
+        let pages = [LargeBlock::of_one_extent(run(0, 600)), LargeBlock::of_one_extent(run(600, 1200))];
+        assert_eq!(groups(run(0, 1200), &pages, 16), [[run(0, 600)], [run(600, 1200)]]);
     }
 
     #[test]

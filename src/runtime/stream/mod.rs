@@ -45,6 +45,20 @@ static OWNED: Mutex<FxHashMap<(Device, usize), Weak<Owned>>> = Mutex::new(FxHash
 /// Streams of other code that are never destroyed.
 static LASTING: Mutex<Vec<Arc<Owned>>> = Mutex::new(Vec::new());
 
+/// A stream of our own, or another that lasts, which this does not keep alive.
+#[derive(Clone, Debug)]
+pub(crate) struct WeakStream {
+    view: Stream,
+    owned: Weak<Owned>,
+}
+
+impl WeakStream {
+    /// Returns the stream, if it was not destroyed.
+    pub(crate) fn upgrade(&self) -> Option<Stream> {
+        self.owned.upgrade().map(|owned| Stream { owned: Some(owned), ..self.view.view() })
+    }
+}
+
 #[derive(Debug)]
 struct Owned {
     raw: RawStream,
@@ -239,6 +253,12 @@ impl Stream {
     pub(crate) fn lasting(raw: RawStream, device: Device) -> Option<Self> {
         let stream = Self { raw, device, owned: None }.kept();
         stream.is_lasting().then_some(stream)
+    }
+
+    /// Returns the same stream without what keeps it alive; none for a foreign one, or a default stream.
+    pub(crate) fn weak(&self) -> Option<WeakStream> {
+        let owned = Arc::downgrade(self.kept().owned.as_ref()?);
+        Some(WeakStream { view: self.view(), owned })
     }
 
     /// Returns how many clones there are of a stream of our own; none for a foreign one, whose end no driver reports.

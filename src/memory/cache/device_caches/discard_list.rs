@@ -10,8 +10,8 @@ pub(in crate::memory) trait Discardable: Debug + Send + Sync {
     /// Returns the number of the pool whose memory it is.
     fn pool_number(&self) -> u32;
 
-    /// Returns the lowest priority of what may be taken now; none if nothing may.
-    fn lowest(&self) -> Option<i32>;
+    /// Returns the lowest priority of what may be taken now, above one if that is given; none if nothing may.
+    fn lowest(&self, above: Option<i32>) -> Option<i32>;
 
     /// Returns the bytes that may be taken now.
     fn bytes(&self) -> u64;
@@ -44,17 +44,19 @@ impl DiscardList {
     /// Gives back at least so many bytes of the lowest priorities, but not more than `most`, or all there are, and returns
     /// how many; of one pool alone, if one is named. Unless it `waits`, what is in use stays.
     pub(in crate::memory) fn discard(&self, bytes: u64, most: u64, pool: Option<u32>, waits: bool) -> u64 {
-        let mut all = self.all();
-        all.retain(|one| pool.is_none_or(|pool| one.pool_number() == pool));
+        let all = self.all().into_iter().filter(|one| pool.is_none_or(|pool| one.pool_number() == pool));
+        // Each with the priority up to which nothing more of it goes, as it is in use by now, or was taken.
+        let mut all: Vec<_> = all.map(|one| (one, None)).collect();
         let mut gone = 0;
         while gone < bytes {
-            let lowest = all.iter().filter_map(|one| Some((one.lowest()?, one))).min_by_key(|(priority, _)| *priority);
-            let Some((priority, one)) = lowest else { break };
-            match one.discard(priority, bytes - gone, most.saturating_sub(gone), waits) {
-                // What is in use by now, or was taken by another thread.
-                0 => break,
-                more => gone += more,
+            let candidates = all.iter_mut().filter_map(|(one, done)| Some((one.lowest(*done)?, one, done)));
+            let Some((priority, one, done)) = candidates.min_by_key(|(priority, ..)| *priority) else { break };
+            let wanted = bytes - gone;
+            let more = one.discard(priority, wanted, most.saturating_sub(gone), waits);
+            if more < wanted {
+                *done = Some(priority);
             }
+            gone += more;
         }
         gone
     }

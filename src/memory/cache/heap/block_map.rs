@@ -74,7 +74,13 @@ impl BlockMap {
         self.at_least(bytes).into_iter().find(|&id| has(&self.all[id as usize]))
     }
 
-    /// Returns a free block with room for `bytes` at a multiple of 64 KiB.
+    /// Returns the smallest free block of at least this size that has room, the lowest of equals.
+    pub(super) fn smallest(&self, size: u64, has_room: impl Fn(&BlockNode) -> bool) -> Option<u32> {
+        let all = self.at_least(size).into_iter().filter(|&id| has_room(&self.all[id as usize]));
+        all.min_by_key(|&id| (self.all[id as usize].size(), self.all[id as usize].start))
+    }
+
+    /// Returns a free block with room for `bytes` at a multiple of 64 KiB, among the few that are compared.
     pub(super) fn find_aligned(&self, bytes: u64) -> Option<u32> {
         let fits = |id: u32| {
             let block = self.get(id)?;

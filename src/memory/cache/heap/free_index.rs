@@ -1,6 +1,7 @@
 //! Free blocks by size: finds the smallest that is large enough, or the lowest, in constant time. Each multiple of 512
 //! bytes up to 64 KiB has a bin, then each doubling has 64, so that sizes in a bin differ by at most 1.6 %. A bitmap,
-//! one word a doubling, marks the bins in use. In a bin only a few blocks are compared, of which the lowest is first.
+//! one word a doubling, marks the bins in use. In a bin only a few blocks are compared, of which the lowest is first; who
+//! needs any that fits, however many there are, asks for all of them ([`FreeIndex::at_least`]).
 
 use super::block::{BLOCK_BYTES_MAX, BlockNode, NONE};
 use crate::memory::tuning::{A_FEW, ALIGNMENT, FREE_STEP_BITS};

@@ -20,7 +20,7 @@ mod view;
 use crate::memory::device::{Invalid, PageEntry, Pages, SizeClass};
 use crate::memory::tuning::{ALIGNMENT, SMALL_MAX};
 pub(in crate::memory) use block::BLOCK_BYTES_MAX;
-use block::{BlockState, NONE};
+use block::{BlockNode, BlockState, NONE};
 use block_map::BlockMap;
 pub(in crate::memory) use counts::{ALL, Amount, Amounts, Counts, most};
 use counts::{LARGE, RunningCounts, SMALL};
@@ -38,6 +38,15 @@ enum Cut {
     ToSize,
     Whole,
     Nothing,
+}
+
+/// How many free blocks a request looks at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::memory) enum HeapSearch {
+    /// A few of each size, so that it takes constant time.
+    AFew,
+    /// All of them, since memory has run out.
+    Whole,
 }
 
 /// The service that a heap is in, and how it serves there.
@@ -173,15 +182,38 @@ impl Heap {
         }
     }
 
-    /// Returns a block of at least this many bytes; none if nothing fits, and for 0 bytes.
+    /// Returns a block of at least this many bytes; none if nothing that the search looks at fits, and for 0 bytes.
     #[inline]
-    pub(in crate::memory) fn allocate(&mut self, pages: &'static Pages, bytes: u64) -> Option<u64> {
+    pub(in crate::memory) fn allocate(&mut self, pages: &'static Pages, bytes: u64, search: HeapSearch) -> Option<u64> {
         // 0 wraps, and so is not small.
-        if bytes.wrapping_sub(1) < SMALL_MAX && self.serving.cut == Cut::ToSize {
+        let found = if bytes.wrapping_sub(1) < SMALL_MAX && self.serving.cut == Cut::ToSize {
             self.take_slot(pages, bytes)
         } else {
             self.take_block(pages, bytes)
+        };
+        match search {
+            HeapSearch::Whole if found.is_none() => self.take_any(pages, bytes),
+            _ => found,
         }
+    }
+
+    /// Returns a block from any free one that has room, where none of the few that are compared has. A small one for
+    /// which there is no room for a slab is cut like a large one.
+    #[cold]
+    fn take_any(&mut self, pages: &'static Pages, bytes: u64) -> Option<u64> {
+        let mut size = bytes.checked_next_multiple_of(ALIGNMENT).filter(|&size| size > 0)?;
+        if self.serving.cut == Cut::ToSize && bytes <= SMALL_MAX {
+            let slab = SizeClass::of(bytes).slab_bytes();
+            let has_room = |block: &BlockNode| block.start.next_multiple_of(SMALL_MAX) + slab <= block.end();
+            if let Some(id) = self.map.smallest(slab, has_room) {
+                self.new_slab(pages, SizeClass::of(bytes), id)?;
+                return self.take_slot(pages, bytes);
+            }
+            // A page's table tells two blocks apart that start farther apart than this.
+            size = SMALL_MAX + ALIGNMENT;
+        }
+        let id = self.map.smallest(size, |_| true)?;
+        self.take_from(pages, id, size, bytes)
     }
 
     /// Returns a block at this offset for a request of so many bytes; none if its memory is not free there, or is
@@ -203,7 +235,7 @@ impl Heap {
     /// Allocates as [`Heap::allocate`], for the request that memory was just added for.
     pub(in crate::memory) fn allocate_grown(&mut self, pages: &'static Pages, bytes: u64) -> Option<u64> {
         self.published.is_growing = true;
-        let offset = self.allocate(pages, bytes);
+        let offset = self.allocate(pages, bytes, HeapSearch::Whole);
         self.published.is_growing = false;
         offset
     }
@@ -228,6 +260,12 @@ impl Heap {
             self.join_freed();
         }
         let id = self.map.place_for(size);
+        self.take_from(pages, id, size, bytes)
+    }
+
+    /// Hands out `size` bytes at the start of a free block, or all of it.
+    #[inline]
+    fn take_from(&mut self, pages: &'static Pages, id: u32, size: u64, bytes: u64) -> Option<u64> {
         let block = self.map.get(id)?;
         let (start, whole) = (block.start, block.size());
         let size = match self.serving.cut {

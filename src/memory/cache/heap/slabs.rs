@@ -5,7 +5,7 @@
 
 use super::block::BlockState;
 use super::counts::SMALL;
-use super::{Cut, Heap};
+use super::{Cut, Heap, HeapSearch};
 use crate::memory::device::{CLASSES, PageEntry, Pages, SizeClass, Slab};
 use crate::memory::tuning::{BORROWED_MAX, EMPTY_SLABS_APART, SMALL_MAX};
 
@@ -32,7 +32,7 @@ impl Heap {
         let class = SizeClass::of(bytes);
         let slab = match self.slabs.open[class.index()].last() {
             Some(slab) => slab,
-            None => self.new_slab(pages, class)?,
+            None => self.find_slab(pages, class)?,
         };
         let slot = slab.take(bytes as u32)?;
         if slab.is_full() {
@@ -44,9 +44,14 @@ impl Heap {
     }
 
     #[cold]
-    fn new_slab(&mut self, pages: &'static Pages, class: SizeClass) -> Option<&'static Slab> {
+    fn find_slab(&mut self, pages: &'static Pages, class: SizeClass) -> Option<&'static Slab> {
         self.join_freed();
         let id = self.map.find_aligned(class.slab_bytes())?;
+        self.new_slab(pages, class, id)
+    }
+
+    /// Makes a slab in a free block that has room for it.
+    pub(super) fn new_slab(&mut self, pages: &'static Pages, class: SizeClass, id: u32) -> Option<&'static Slab> {
         let start = self.map.all[id as usize].start.next_multiple_of(SMALL_MAX);
         let slab = self.cut_slab(pages, class, id, start)?;
         self.add_slab(pages, slab);
@@ -157,11 +162,12 @@ impl Heap {
         }
     }
 
-    /// Returns whether to borrow a slab for a request: the heap has no pages, and has borrowed little.
-    pub(in crate::memory) fn borrows_for(&self, bytes: u64) -> bool {
+    /// Returns whether to borrow a slab for a request: the heap has no pages and has borrowed little, or memory has run out.
+    pub(in crate::memory) fn borrows_for(&self, bytes: u64, search: HeapSearch) -> bool {
         let is_small = self.serving.cut == Cut::ToSize && (1..=SMALL_MAX).contains(&bytes);
         let borrowed: u64 = self.slabs.borrowed.iter().map(|slab| slab.class().slab_bytes()).sum();
-        is_small && self.mapped == borrowed && borrowed + SizeClass::of(bytes).slab_bytes() <= BORROWED_MAX
+        let has_little = || self.mapped == borrowed && borrowed + SizeClass::of(bytes).slab_bytes() <= BORROWED_MAX;
+        is_small && (search == HeapSearch::Whole || has_little())
     }
 
     /// Cuts a slab for another cache's heap. Only the lender's lock guards changes of its pages. None while the heap is

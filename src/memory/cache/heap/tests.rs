@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use proptest::prelude::*;
 
 use super::block::{BlockNode, BlockState};
-use super::{Heap, HeapBlock};
+use super::{Heap, HeapBlock, HeapSearch};
 use crate::memory::device::Pages;
 use crate::memory::tuning::{ALIGNMENT, PAGE};
 
@@ -50,7 +50,7 @@ fn free_neighbours_of_more_than_two_tebibytes_are_one() {
     let size = 3 * TIB / 2;
     assert!(heap.add_span(0, size) && heap.add_span(2 * size, size) && heap.add_span(size, size));
     assert_eq!(blocks(&mut heap), [[(0, 3 * size, false)]]);
-    let starts: Vec<_> = (0..4).filter_map(|_| heap.allocate(pages, size)).collect();
+    let starts: Vec<_> = (0..4).filter_map(|_| heap.allocate(pages, size, HeapSearch::AFew)).collect();
     assert_eq!(starts, [0, size, 2 * size]);
     starts.iter().for_each(|&start| free(&mut heap, start));
     assert_eq!(blocks(&mut heap), [[(0, 3 * size, false)]]);
@@ -151,7 +151,7 @@ proptest! {
                     }
                 }
                 Op::Allocate { bytes } => {
-                    let start = heap.allocate(pages, bytes);
+                    let start = heap.allocate(pages, bytes, HeapSearch::Whole);
                     prop_assert_eq!(start.is_some(), model.has_room(bytes));
                     model.live.extend(start.map(|start| (start, bytes)));
                 }

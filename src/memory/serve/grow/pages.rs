@@ -61,7 +61,7 @@ fn grow_beside(request: &AllocationRequest, reach: &Reach, prefers_segment: bool
         }
         // Another thread may have freed or added memory meanwhile.
         if !cache.is_lender()
-            && let Some(offset) = cache.allocate_locked(&mut heap, *bytes)
+            && let Some(offset) = cache.allocate_locked(&mut heap, *bytes, reach.search())
         {
             return Ok(Grown::Block(offset));
         }

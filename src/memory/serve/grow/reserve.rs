@@ -92,7 +92,7 @@ fn take(request: &AllocationRequest, reserve: &Reserve, reach: &Reach, pages: u3
     own.extend(found);
     let left = cache.add_reserve(&mut heap, own);
     retire_runs(service, left, Until::recorded_later(cache.memory.location.device()));
-    found.and_then(|_| cache.allocate_locked(&mut heap, bytes))
+    found.and_then(|_| cache.allocate_locked(&mut heap, bytes, reach.search()))
 }
 
 /// Takes back free pages of the reserve that no work uses from other caches of the pool: from all once memory has run

@@ -9,7 +9,7 @@ use super::claim::is_no_memory;
 use super::in_place::serve_in_place;
 use super::pages::grow_by_pages;
 use crate::error::Result;
-use crate::memory::cache::{DeviceCaches, MemoryAction, Service, StreamCache, To, Waiting, is_recorded};
+use crate::memory::cache::{DeviceCaches, HeapSearch, MemoryAction, Service, StreamCache, To, Waiting, is_recorded};
 use crate::memory::device::{Slab, Until};
 use crate::memory::serve::request::AllocationRequest;
 use crate::memory::serve::settle::{Patience, wait};
@@ -28,24 +28,33 @@ pub(in crate::memory::serve) fn serve_from_empty_slabs(request: &AllocationReque
     if !heap.drop_empty_slabs_at_times(&cache.memory.pages) {
         return None;
     }
-    cache.allocate_locked(&mut heap, bytes)
+    cache.allocate_locked(&mut heap, bytes, HeapSearch::AFew)
 }
 
 /// Serves a request of a cache without pages from a slab that it borrows: the offset of the block. None if request and
-/// pool do not take part, or memory for slabs has run out.
+/// pool do not take part, or memory for slabs has run out. Once memory has run out any cache may borrow.
 ///
 /// # Errors
 /// A refusal of the driver, but for want of memory.
-pub(in crate::memory::serve) fn serve_from_lent_slab(request: &AllocationRequest) -> Result<Option<u64>> {
+pub(in crate::memory::serve) fn serve_from_lent_slab(
+    request: &AllocationRequest,
+    reach: &Reach,
+) -> Result<Option<u64>> {
     let AllocationRequest { cache, ref service, thread, bytes, .. } = *request;
+    let search = reach.search();
     let may_borrow = service.pool.source().is_pages() && service.may_borrow();
-    if !may_borrow || !cache.lock_in(service, thread).is_some_and(|heap| heap.borrows_for(bytes)) {
+    if !may_borrow || !cache.lock_in(service, thread).is_some_and(|heap| heap.borrows_for(bytes, search)) {
         return Ok(None);
     }
     let _moving = cache.memory.under_way.begin();
-    let Some(lender) = DeviceCaches::lender_for_many(&service.pool, A_FEW)? else { return Ok(None) };
-    // Read once the pool knows the lender, so that the call that ends the pool sees it, or this one sees the end.
-    if service.pool.is_closed() {
+    let lender = match search {
+        HeapSearch::AFew => DeviceCaches::lender_for_many(&service.pool, A_FEW)?,
+        HeapSearch::Whole => DeviceCaches::lender_of(&service.pool),
+    };
+    let Some(lender) = lender else { return Ok(None) };
+    // Read once the pool knows the lender, so that the call that ends the pool or puts it to sleep sees it, or this one
+    // sees that.
+    if service.pool.is_closed() || service.pool.sleep.is_asleep() {
         return Ok(None);
     }
     // A lender whose pool has ended may lend for another.
@@ -60,7 +69,7 @@ pub(in crate::memory::serve) fn serve_from_lent_slab(request: &AllocationRequest
     if slab.is_none() && settle(lender, thread, Patience::Ask)? {
         slab = lend();
     }
-    if slab.is_none() {
+    if slab.is_none() && search == HeapSearch::AFew {
         let request = AllocationRequest::new(lender, lending.clone(), thread, PAGE);
         let reach = Reach::of_pool(&service.pool);
         let grown = serve_in_place(&request, &reach)
@@ -79,7 +88,7 @@ pub(in crate::memory::serve) fn serve_from_lent_slab(request: &AllocationRequest
     };
     heap.borrow(slab);
     record(cache, MemoryAction::SegmentMap, slab);
-    Ok(cache.allocate_locked(&mut heap, bytes))
+    Ok(cache.allocate_locked(&mut heap, bytes, search))
 }
 
 /// Records that a slab came to a cache or left it, if memory is recorded; with the heap's lock held.

@@ -10,12 +10,13 @@ use super::settle::Patience;
 use super::trim::trim_pools;
 use crate::error::Result;
 use crate::ids::Device;
+use crate::library::in_use::release_idle;
 use crate::memory::cache::DeviceCaches;
 use crate::memory::pool::Pool;
 use crate::memory::tuning::{A_FEW, WAIT};
 use crate::sync::ThisThread;
-use vicinity::ask_neighbours_on;
-pub(in crate::memory) use vicinity::{Vicinity, ask_neighbours, set_vicinity, wake_if_taken};
+pub(in crate::memory) use vicinity::{Vicinity, set_vicinity, wake_if_taken};
+use vicinity::{ask_neighbours, ask_neighbours_on, others_help};
 pub(super) use vicinity::{holdings, settle_in};
 
 /// Gives as much as possible back to the driver: what the pools selected by `is_meant` have free, once the GPU is done
@@ -45,8 +46,8 @@ pub(crate) fn make_room_for(device: Device, bytes: u64) {
     ask_neighbours_on(device, bytes);
 }
 
-/// Attempts what needs physical memory for a pool: first as things are, then after other pools, other processes and the
-/// user's callbacks gave memory back. The thread has nothing under way that another waits for.
+/// Attempts what needs physical memory for a pool: first as things are, then after other pools, idle handles, other
+/// processes and the user's callbacks gave memory back. The thread has nothing under way that another waits for.
 ///
 /// # Errors
 /// Those of the last try.
@@ -73,14 +74,15 @@ pub(super) fn with_room_made<R>(pool: &Pool, bytes: u64, mut attempt: impl FnMut
         }
     };
     let mut found = try_again()?;
-    while found.is_none() && discard(pool, bytes) {
-        found = try_again()?;
+    if found.is_none() {
+        let mut left = memory.total;
+        found = after_discarding(pool, bytes, &mut left, &mut try_again)?;
     }
-    for _ in 0..A_FEW {
-        if found.is_some() || ask_neighbours(pool, bytes) == 0 {
-            break;
-        }
-        found = try_again()?;
+    if found.is_none() {
+        found = after_handles(pool, bytes, &mut try_again)?;
+    }
+    if found.is_none() {
+        found = after_neighbours(pool, bytes, &mut try_again)?;
     }
     if found.is_none() {
         found = after_callbacks(pool, 0, bytes, try_again)?;
@@ -88,11 +90,56 @@ pub(super) fn with_room_made<R>(pool: &Pool, bytes: u64, mut attempt: impl FnMut
     found.ok_or(refused)
 }
 
-/// Takes discardable pages of so many bytes for a pool's request, those of lowest priority first. Returns false if there
-/// are none.
-pub(super) fn discard(pool: &Pool, bytes: u64) -> bool {
-    // What others give up does not help a pool at its limit.
-    let only = (!pool.budget().has_room_for(bytes)).then_some(pool.number);
-    DeviceCaches::known(pool.memory.location)
-        .is_some_and(|caches| caches.discardable.discard(bytes, u64::MAX, only, true) > 0)
+/// Takes discardable pages for a pool's request, which go back to the driver, those of lowest priority first, and tries
+/// again after each part. In all calls for one request at most `left`, at first all memory of the device: a callback may
+/// commit what was taken anew.
+pub(super) fn after_discarding<R>(
+    pool: &Pool,
+    bytes: u64,
+    left: &mut u64,
+    mut try_again: impl FnMut() -> Result<Option<R>>,
+) -> Result<Option<R>> {
+    let Some(caches) = DeviceCaches::known(pool.memory.location) else { return Ok(None) };
+    while *left > 0 {
+        // What others give up does not help a pool at its limit.
+        let only = (!pool.budget().has_room_for(bytes)).then_some(pool.number);
+        let gone = caches.discardable.discard(bytes.min(*left), u64::MAX, only, true);
+        if gone == 0 {
+            break;
+        }
+        *left = left.saturating_sub(gone);
+        if let Some(found) = try_again()? {
+            return Ok(Some(found));
+        }
+    }
+    Ok(None)
+}
+
+/// Destroys libraries' idle handles for a pool's request, and tries again if they held memory.
+pub(super) fn after_handles<R>(
+    pool: &Pool,
+    bytes: u64,
+    mut try_again: impl FnMut() -> Result<Option<R>>,
+) -> Result<Option<R>> {
+    match pool.memory.location.device().filter(|_| others_help(pool, bytes)) {
+        Some(device) if release_idle(device) > 0 => try_again(),
+        _ => Ok(None),
+    }
+}
+
+/// Asks other processes for memory for a pool's request, and tries again, as long as some comes.
+pub(super) fn after_neighbours<R>(
+    pool: &Pool,
+    bytes: u64,
+    mut try_again: impl FnMut() -> Result<Option<R>>,
+) -> Result<Option<R>> {
+    for _ in 0..A_FEW {
+        if ask_neighbours(pool, bytes) == 0 {
+            break;
+        }
+        if let Some(found) = try_again()? {
+            return Ok(Some(found));
+        }
+    }
+    Ok(None)
 }

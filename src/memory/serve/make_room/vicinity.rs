@@ -40,10 +40,15 @@ pub(in crate::memory::serve) fn settle_in(location: MemoryLocation) {
     on_device(location, |vicinity, device| vicinity.settle_on(device));
 }
 
-/// Asks for memory for a pool's request, and returns the bytes that came. None for a pool at its limit, or on a device at
-/// the process's own, where others' memory does not help.
-pub(in crate::memory) fn ask_neighbours(pool: &Pool, bytes: u64) -> u64 {
-    if ![pool.budget(), &pool.memory.budget].into_iter().all(|budget| budget.has_room_for(bytes)) {
+/// Returns whether memory that is not gpupool's own would help a pool's request: not a pool at its limit, nor on a device
+/// at the process's own.
+pub(super) fn others_help(pool: &Pool, bytes: u64) -> bool {
+    [pool.budget(), &pool.memory.budget].into_iter().all(|budget| budget.has_room_for(bytes))
+}
+
+/// Asks for memory for a pool's request, and returns the bytes that came.
+pub(super) fn ask_neighbours(pool: &Pool, bytes: u64) -> u64 {
+    if !others_help(pool, bytes) {
         return 0;
     }
     on_device(pool.memory.location, |vicinity, device| vicinity.ask(device, bytes)).unwrap_or(0)

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::memory::cache::DeviceCaches;
+use crate::memory::cache::{DeviceCaches, HeapSearch};
 use crate::memory::pool::Pool;
 
 /// The pools whose free pages a request may take, its own first, and whether it waits for the work that used them.
@@ -17,6 +17,11 @@ impl Reach {
     /// Reaches for ready pages of one pool.
     pub(in crate::memory::serve) fn of_pool(pool: &Arc<Pool>) -> Self {
         Self { pools: vec![Arc::clone(pool)], waits: false }
+    }
+
+    /// Returns how many free blocks of a heap are looked at.
+    pub(in crate::memory::serve) fn search(&self) -> HeapSearch {
+        if self.waits { HeapSearch::Whole } else { HeapSearch::AFew }
     }
 }
 
