@@ -1296,8 +1296,8 @@ class MemPool:
             Unavailable: The memory cannot sleep: that of a pool with ``no_split``, ``segments`` or an ``allocator``, or
                 on a device without virtual memory management. Or others use blocks of the pool: other processes, which
                 have attached them, or requests of other pools, which got them as the pool has ``use_on_oom``.
-            InvalidValue: A stream of the device is captured. Or another thread puts the pool to sleep or wakes it, and this
-                is called in a callback that may not wait for it: see :func:`on_oom`.
+            InvalidValue: A stream of the device is captured. Or another thread puts the pool to sleep or wakes it, and
+                this is called in a callback that may not wait for it: see :func:`on_oom`.
             OutOfMemory: There is not enough pinned memory. After any error the pool is awake with all its memory; if
                 the driver also refuses that, it is asleep with its backup complete, and the message says so.
         """
@@ -1314,8 +1314,8 @@ class MemPool:
             OutOfMemory: There is not enough memory, even after other pools released what they can and callbacks were
                 called. The message says what holds it. The pool stays asleep, with its backup complete, also if the
                 driver refuses a call for another reason.
-            InvalidValue: Another thread puts the pool to sleep or wakes it, and this is called in a callback that may not
-                wait for it: see :func:`on_oom`.
+            InvalidValue: Another thread puts the pool to sleep or wakes it, and this is called in a callback that may
+                not wait for it: see :func:`on_oom`.
         """
 
     @property
@@ -1789,8 +1789,8 @@ class MemoryRange:
         Raises:
             OutOfMemory: There is not enough memory; it says what holds it.
             InvalidValue: The bytes are no whole pages, the range has no such page or was freed, the pool was closed, or
-                a stream of the pool is being captured. Or another thread commits or decommits some of the pages, and this
-                is called in a callback that may not wait for it: see :func:`on_oom`.
+                a stream of the pool is being captured. Or another thread commits or decommits some of the pages, and
+                this is called in a callback that may not wait for it: see :func:`on_oom`.
             Asleep: The pool is asleep.
         """
 
@@ -1868,7 +1868,8 @@ class MemoryRange:
         """Call ``callback(pages)`` with the numbers of pages that were taken for want of memory.
 
         It is called on the thread of the request that lacked memory, with no lock held, also if the result is not kept;
-        see :func:`on_oom` for what it may not do. Pages that another process was given are told by the next call of this range, whichever thread makes it.
+        :func:`on_oom` says what it may not do. Pages that another process was given are told by the next call of this
+        range, whichever thread makes it.
 
         Args:
             callback: A callable. What it raises is logged and given to ``sys.unraisablehook``.
@@ -1884,7 +1885,8 @@ class MemoryRange:
             stream: A stream that also used it.
 
         Raises:
-            InvalidValue: A page is pinned, or an array of DLPack uses the range; or as for :meth:`commit` in a callback.
+            InvalidValue: A page is pinned, or an array of DLPack uses the range; or as for :meth:`commit` in a
+                callback.
         """
 
     def __enter__(self) -> Self:
@@ -2762,9 +2764,9 @@ def on_oom(callback: Callable[[int, int], Any]) -> OomCallback:
     It returns True if it freed memory, and the request is then retried. It runs on the requesting thread, with no lock
     held. If it allocates and finds no memory, no callback is called.
 
-    Other threads wait for a call that commits pages of a :class:`MemoryRange`, or puts a pool to sleep or wakes it. So in
-    a callback of such a call, of whatever kind, what would have to wait for another thread's call is refused with
-    :class:`InvalidValue`: the other one may be waiting for this one. All else may be called there.
+    Other threads wait for a call that commits pages of a :class:`MemoryRange`, or puts a pool to sleep or wakes it. So
+    in a callback of such a call, of whatever kind, what would have to wait for another thread's call is refused with
+    :class:`InvalidValue`: that one may be waiting for this one. All else may be called there.
 
     >>> cache = [gpupool.empty(1 << 20)]
     >>> def forget(device, nbytes):
