@@ -1296,7 +1296,8 @@ class MemPool:
             Unavailable: The memory cannot sleep: that of a pool with ``no_split``, ``segments`` or an ``allocator``, or
                 on a device without virtual memory management. Or others use blocks of the pool: other processes, which
                 have attached them, or requests of other pools, which got them as the pool has ``use_on_oom``.
-            InvalidValue: A stream of the device is captured.
+            InvalidValue: A stream of the device is captured. Or another thread puts the pool to sleep or wakes it, and
+                this is called in a callback that may not wait for it: see :func:`on_oom`.
             OutOfMemory: There is not enough pinned memory. After any error the pool is awake with all its memory; if
                 the driver also refuses that, it is asleep with its backup complete, and the message says so.
         """
@@ -1313,6 +1314,8 @@ class MemPool:
             OutOfMemory: There is not enough memory, even after other pools released what they can and callbacks were
                 called. The message says what holds it. The pool stays asleep, with its backup complete, also if the
                 driver refuses a call for another reason.
+            InvalidValue: Another thread puts the pool to sleep or wakes it, and this is called in a callback that may
+                not wait for it: see :func:`on_oom`.
         """
 
     @property
@@ -1396,7 +1399,9 @@ class MemPool:
             stream: The stream that is captured, on the pool's device.
 
         Raises:
-            InvalidValue: The stream is on another device, or the pool was closed.
+            InvalidValue: The stream is on another device, or the pool was closed. The block is not entered in the
+                ``destroy`` of a :class:`HandlePool` that may wait for all work of the device, as this would spoil the
+                capture.
         """
 
     def _repr_html_(self) -> str | None:
@@ -1784,7 +1789,8 @@ class MemoryRange:
         Raises:
             OutOfMemory: There is not enough memory; it says what holds it.
             InvalidValue: The bytes are no whole pages, the range has no such page or was freed, the pool was closed, or
-                a stream of the pool is being captured.
+                a stream of the pool is being captured. Or another thread commits or decommits some of the pages, and
+                this is called in a callback that may not wait for it: see :func:`on_oom`.
             Asleep: The pool is asleep.
         """
 
@@ -1830,7 +1836,7 @@ class MemoryRange:
             them as an array. A page that is not committed is not pinned; commit it, and pin it then.
 
         Raises:
-            InvalidValue: The range has no such page, or was freed.
+            InvalidValue: The range has no such page, or was freed; or as for :meth:`commit` in a callback.
         """
 
     def unpin(self, pages: PageNumbers, stream: StreamLike | None = None) -> None:
@@ -1861,8 +1867,9 @@ class MemoryRange:
     def on_discard(self, callback: Callable[[list[int]], object]) -> DiscardCallback:
         """Call ``callback(pages)`` with the numbers of pages that were taken for want of memory.
 
-        It is called on the thread of the request that lacked memory, with no lock held, also if the result is not kept.
-        Pages that another process was given are told by the next call of this range, whichever thread makes it.
+        It is called on the thread of the request that lacked memory, with no lock held, also if the result is not kept;
+        :func:`on_oom` says what it may not do. Pages that another process was given are told by the next call of this
+        range, whichever thread makes it.
 
         Args:
             callback: A callable. What it raises is logged and given to ``sys.unraisablehook``.
@@ -1878,7 +1885,8 @@ class MemoryRange:
             stream: A stream that also used it.
 
         Raises:
-            InvalidValue: A page is pinned, or an array of DLPack uses the range.
+            InvalidValue: A page is pinned, or an array of DLPack uses the range; or as for :meth:`commit` in a
+                callback.
         """
 
     def __enter__(self) -> Self:
@@ -2754,7 +2762,11 @@ def on_oom(callback: Callable[[int, int], Any]) -> OomCallback:
     """Call ``callback(device, nbytes)`` when memory has run out, before the request fails.
 
     It returns True if it freed memory, and the request is then retried. It runs on the requesting thread, with no lock
-    held, and must not allocate in a way that calls it again.
+    held. If it allocates and finds no memory, no callback is called.
+
+    Other threads wait for a call that commits pages of a :class:`MemoryRange`, or puts a pool to sleep or wakes it. So
+    in a callback of such a call, of whatever kind, what would have to wait for another thread's call is refused with
+    :class:`InvalidValue`: that one may be waiting for this one. All else may be called there.
 
     >>> cache = [gpupool.empty(1 << 20)]
     >>> def forget(device, nbytes):

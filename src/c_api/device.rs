@@ -64,7 +64,7 @@ pub(super) unsafe extern "C" fn declare_lasting(device: c_int, stream: *mut c_vo
 }
 
 pub(super) unsafe extern "C" fn expect_captures(device: c_int) -> c_int {
-    run(|| device_of(device).map(runtime::expect_captures))
+    run(|| runtime::expect_captures(device_of(device)?))
 }
 
 pub(super) unsafe extern "C" fn end_expecting_captures(device: c_int) -> c_int {

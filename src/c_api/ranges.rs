@@ -208,9 +208,8 @@ pub(super) unsafe extern "C" fn range_release(range: *mut RangeHandle, device: c
         // SAFETY: the caller passes a range that was not released, or null; and a stream that is alive.
         let (held, stream) = unsafe { (range_of(range)?, named(device, stream)?) };
         let _stack = hold_stack(Purpose::Free);
-        held.free(stream.as_ref())?;
         // The context is the caller's again after this.
-        held.end_callbacks();
+        held.release(stream.as_ref())?;
         // SAFETY: `pool_reserve_range` made it, and the caller gives it up.
         drop(unsafe { Box::from_raw(range) });
         Ok(())

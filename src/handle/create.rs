@@ -11,6 +11,7 @@ use crate::library::{Library, RawHandle};
 use crate::memory;
 use crate::observe::Activity;
 use crate::runtime::{self, BoundDevice, MemoryInfo, RelaxedCapture, Runtime, WholeDevice};
+use crate::sync::{CallbackKind, InHand, in_callback};
 
 /// A handle just created.
 pub(super) struct Created {
@@ -76,7 +77,8 @@ impl Prepared {
     pub(super) fn destroy(&self, library: &dyn Library, handles: Vec<RawHandle>) -> Result<()> {
         let mut result = Ok(());
         for handle in handles {
-            let destroyed = library.destroy(handle).map_err(|e| e.on(self.device));
+            let destroyed = in_callback(CallbackKind::Library, || library.destroy(handle));
+            let destroyed = destroyed.map_err(|e| e.on(self.device));
             result = result.and(destroyed);
         }
         result
@@ -89,7 +91,8 @@ pub(super) fn create(runtime: &'static dyn Runtime, library: &dyn Library, devic
 
 /// A time in which handles may be destroyed: no announced capture that this would spoil begins meanwhile.
 pub(super) struct Destroying {
-    _whole: Option<WholeDevice>,
+    /// A capture waits for it, and a program's own library is called meanwhile.
+    _whole: Option<(WholeDevice, InHand)>,
 }
 
 impl Destroying {
@@ -98,7 +101,7 @@ impl Destroying {
         if !library.synchronizes_on_destroy() {
             return Ok(Some(Self { _whole: None }));
         }
-        Ok(WholeDevice::begin(runtime, device)?.map(|whole| Self { _whole: Some(whole) }))
+        Ok(WholeDevice::begin(runtime, device)?.map(|whole| Self { _whole: Some((whole, InHand::begin())) }))
     }
 }
 

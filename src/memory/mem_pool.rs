@@ -353,7 +353,8 @@ impl MemPool {
     /// other pools use some, see [`MemPoolBuilder::use_on_oom`]; `ErrorKind::InvalidValue` while a stream of the device is
     /// captured; `ErrorKind::OutOfMemory` if there is not enough pinned memory; any other refusal of the driver. After
     /// an error the pool is awake with all its memory, unless the driver also refuses to map the released part again:
-    /// then it is asleep with its backup complete.
+    /// then it is asleep with its backup complete. `ErrorKind::InvalidValue` also in a callback that may not wait for another
+    /// thread's sleep or wake of the pool (see [`on_oom`](crate::on_oom)).
     pub fn sleep(&self, backup: Backup) -> Result<u64> {
         sleep_pool(self.pool(), backup)
     }
@@ -365,7 +366,7 @@ impl MemPool {
     /// # Errors
     /// `ErrorKind::OutOfMemory` if there is not enough memory, also after other pools released what they can and
     /// callbacks were called; it says what holds the memory. Any other refusal of the driver. After an error the pool
-    /// is still asleep, with its backup complete.
+    /// is still asleep, with its backup complete. `ErrorKind::InvalidValue` in a callback as for [`MemPool::sleep`].
     pub fn wake(&self) -> Result<u64> {
         wake_pool(self.pool())
     }

@@ -74,6 +74,7 @@ impl Queue {
     }
 
     /// Waits for entries and takes them all; none once the queue is ended.
+    #[expect(clippy::disallowed_methods, reason = "a thread of logging's own, which has nothing else to do")]
     fn take(&self) -> Vec<LogRecord> {
         self.has_reader.store(true, Ordering::Relaxed);
         let mut entries = lock(&self.entries);

@@ -121,6 +121,7 @@ mod _native {
         refuse_second_interpreter(module.py())?;
         error::add_exceptions(module)?;
         logging::install();
+        crate::sync::set_detach(ffi::wait_detached);
         crate::memory::watch_neighbours();
         module.add("c_api", memory::c_api(module.py())?)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;

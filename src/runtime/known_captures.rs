@@ -11,7 +11,7 @@ use super::{BoundDevice, Runtime, Stream, existing, get, scope};
 use crate::error::{Error, Result};
 use crate::ids::{CaptureStatus, Device, RawStream};
 use crate::process;
-use crate::sync::{lock, wait};
+use crate::sync::{MayWait, lock, wait};
 
 #[derive(Clone, Debug)]
 struct CapturedStream {
@@ -39,11 +39,14 @@ fn count(counts: &BTreeMap<Device, usize>, device: Device) -> usize {
     counts.get(&device).copied().unwrap_or(0)
 }
 
-/// Waits until no call for the whole device is in progress. None begins after an announcement.
-fn wait_for_calls(mut known: MutexGuard<'_, KnownCaptures>, device: Device) {
+/// Waits until no call for the whole device is in progress. None begins after an announcement. One that destroys handles
+/// may be in a function of the program's.
+fn wait_for_calls(mut known: MutexGuard<'_, KnownCaptures>, device: Device) -> Result<()> {
+    let may_wait = MayWait::until("no call for the whole device, such as one that destroys handles, is in progress");
     while count(&known.whole, device) > 0 {
-        known = wait(&ENDED, &KNOWN, known);
+        known = wait(&ENDED, &KNOWN, known, may_wait)?;
     }
+    Ok(())
 }
 
 /// A call for a whole device, in progress while this lives.
@@ -107,12 +110,16 @@ pub(crate) struct KnownCapture {
 }
 
 /// Notes that a foreign stream is about to be captured, which no driver reports. Its owner keeps it alive meanwhile.
-pub(crate) fn note_capture(stream: &Stream) -> KnownCapture {
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` in a callback that may not wait.
+pub(crate) fn note_capture(stream: &Stream) -> Result<KnownCapture> {
     let mut known = lock(&KNOWN);
     let number = known.captured.iter().map(|noted| noted.number + 1).max().unwrap_or(0);
     known.captured.push(CapturedStream { number, stream: stream.clone() });
-    wait_for_calls(known, stream.device());
-    KnownCapture { number }
+    let noted = KnownCapture { number };
+    wait_for_calls(known, stream.device())?;
+    Ok(noted)
 }
 
 impl Drop for KnownCapture {
@@ -132,10 +139,13 @@ impl Drop for KnownCapture {
 }
 
 /// Assumes that any streams of the device are captured, until as many calls of [`end_expecting_captures`].
-pub(crate) fn expect_captures(device: Device) {
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` in a callback that may not wait.
+pub(crate) fn expect_captures(device: Device) -> Result<()> {
     let mut known = lock(&KNOWN);
     *known.expecting.entry(device).or_default() += 1;
-    wait_for_calls(known, device);
+    wait_for_calls(known, device).inspect_err(|_| _ = end_expecting_captures(device))
 }
 
 /// Ends one call of [`expect_captures`]; false if there is none.
@@ -202,7 +212,7 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "Miri has no forks")]
     fn a_forked_child_ends_a_capture_though_the_lock_is_held_for_ever() {
-        let known = note_capture(&Stream::default_of(Device::from_ordinal(77)));
+        let known = note_capture(&Stream::default_of(Device::from_ordinal(77))).unwrap();
         let held = lock(&KNOWN);
         assert_ends_in_forked_child(|| drop(KnownCapture { number: known.number }));
         drop(held);

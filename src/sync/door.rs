@@ -2,7 +2,7 @@
 //! closed and how many are inside, so a thread that enters either comes before the closing, and is waited for, or finds
 //! the door closed. Entering and leaving take no lock, except to wake the waiting thread.
 
-use crate::sync::{AtomicUsize, Condvar, Mutex, Ordering, lock, wait};
+use crate::sync::{AtomicUsize, Condvar, Mutex, Ordering, lock, wait_for_driver};
 
 /// The state's bit for a closed door; the rest is how many threads are inside.
 const CLOSED: usize = 1 << (usize::BITS - 1);
@@ -47,11 +47,11 @@ impl Door {
         self.state.load(Ordering::SeqCst) & !CLOSED != 0
     }
 
-    /// Waits until no one is inside a closed door. What they did is then visible to this thread.
+    /// Waits until no one is inside a closed door, where nobody calls back. What they did is then visible to this thread.
     pub(crate) fn wait_until_empty(&self) {
         let mut leaving = lock(&self.leaving);
         while self.is_used() {
-            leaving = wait(&self.is_empty, &self.leaving, leaving);
+            leaving = wait_for_driver(&self.is_empty, &self.leaving, leaving);
         }
     }
 }

@@ -4,7 +4,9 @@
 use std::sync::{LockResult, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError, TryLockResult};
 use std::time::Instant;
 
+use super::may_wait::{MayWait, detached};
 use super::{Condvar, Mutex, MutexGuard};
+use crate::error;
 
 /// Takes a lock: a thread of a schedule, which must not block, tries until it has it.
 #[cfg(schedules)]
@@ -96,6 +98,7 @@ pub(crate) trait Condition<M: Lock> {
 }
 
 impl<T> Condition<std::sync::Mutex<T>> for std::sync::Condvar {
+    #[expect(clippy::disallowed_methods, reason = "the waits of this file")]
     fn wait_whole<'a>(&self, guard: std::sync::MutexGuard<'a, T>) -> std::sync::MutexGuard<'a, T>
     where
         T: 'a,
@@ -114,8 +117,30 @@ impl<T> Condition<loom::sync::Mutex<T>> for loom::sync::Condvar {
     }
 }
 
-/// Waits until notified, or spuriously woken.
-pub(crate) fn wait<'a, M: Lock>(condition: &impl Condition<M>, mutex: &'a M, guard: M::Guard<'a>) -> M::Guard<'a> {
+/// Waits until notified, or spuriously woken, by a thread that may be in a callback meanwhile.
+///
+/// # Errors
+/// As [`MayWait::check`]; the mutex is unlocked then.
+pub(crate) fn wait<'a, M: Lock>(
+    condition: &impl Condition<M>,
+    mutex: &'a M,
+    guard: M::Guard<'a>,
+    may_wait: MayWait,
+) -> error::Result<M::Guard<'a>> {
+    may_wait.check()?;
+    let mut guard = Some(guard);
+    // The mutex is not held while the thread asks for the interpreter again.
+    detached(&mut || drop(guard.take().map(|guard| wait_for_driver(condition, mutex, guard))));
+    Ok(lock(mutex))
+}
+
+/// Waits until notified, or spuriously woken, by a thread that calls nobody back meanwhile, and waits for nothing but the
+/// driver: so in a callback, too.
+pub(crate) fn wait_for_driver<'a, M: Lock>(
+    condition: &impl Condition<M>,
+    mutex: &'a M,
+    guard: M::Guard<'a>,
+) -> M::Guard<'a> {
     #[cfg(schedules)]
     if super::schedule::is_member() {
         drop(guard);
@@ -126,8 +151,8 @@ pub(crate) fn wait<'a, M: Lock>(condition: &impl Condition<M>, mutex: &'a M, gua
     condition.wait_whole(guard)
 }
 
-/// Waits until notified or the deadline. Returns the guard as an error once the deadline has passed. In a model no time
-/// passes, and a deadline is over at once or never.
+/// Waits until notified or the deadline, which ends it whatever the other threads wait for: so in a callback, too. Returns
+/// the guard as an error once the deadline has passed. In a model no time passes, and a deadline is over at once or never.
 pub(crate) fn wait_until<'a, T>(
     condition: &Condvar,
     guard: MutexGuard<'a, T>,

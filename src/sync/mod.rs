@@ -6,6 +6,7 @@
 mod door;
 mod interruption;
 mod locks;
+mod may_wait;
 mod owner_lock;
 mod requests;
 #[cfg(schedules)]
@@ -34,7 +35,10 @@ pub(crate) use loom::sync::{
 
 pub(crate) use door::Door;
 pub(crate) use interruption::{Interrupted, Interruption};
-pub(crate) use locks::{lock, read, take_last, try_lock, wait, wait_until, write};
+pub(crate) use locks::{lock, read, take_last, try_lock, wait, wait_for_driver, wait_until, write};
+#[cfg(feature = "python")]
+pub(crate) use may_wait::set_detach;
+pub(crate) use may_wait::{CallbackKind, InHand, MayWait, in_callback};
 pub(crate) use owner_lock::{OwnerGuard, OwnerLock};
 pub(crate) use requests::Requests;
 pub(crate) use shared_list::SharedList;

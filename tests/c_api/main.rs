@@ -7,6 +7,7 @@ mod common;
 mod at_address;
 mod calls;
 mod checkpoints;
+mod crosswise;
 mod handles;
 mod neighbours;
 mod pinned;

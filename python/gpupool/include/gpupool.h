@@ -364,7 +364,8 @@ typedef struct gpupool_api {
    * streams it uses only in calls that name them. */
   int (*declare_lasting)(int device, void *stream);
   /* Until end_expecting_captures a stream of the device may be captured that gpupool does not know of, so gpupool records
-   * no events for the whole device, which would invalidate the capture. Calls are counted. */
+   * no events for the whole device, which would invalidate the capture. Calls are counted. It waits for calls for the whole
+   * device that are in progress, and is refused in a callback of one. */
   int (*expect_captures)(int device);
   /* Ends the effect of one call of expect_captures. */
   int (*end_expecting_captures)(int device);
@@ -514,11 +515,14 @@ typedef struct gpupool_api {
   /* The bytes of committed pages, and of those that may be taken now; either may be null. */
   int (*range_bytes)(const gpupool_range *range, uint64_t *committed, uint64_t *discardable);
   /* Calls `callback` with the numbers of pages that were taken, on the thread of the request that lacked memory, while gpupool
-   * holds no lock, until range_release, which waits for running calls on other threads. It must not throw or longjmp. */
+   * holds no lock, until range_release, which waits for running calls on other threads. It must not throw or longjmp. In it,
+   * as in any callback, what would have to wait for another thread's call that may be waiting for this one is refused with
+   * GPUPOOL_ERROR_INVALID_VALUE. */
   int (*range_on_discard)(const gpupool_range *range,
                           void (*callback)(void *context, const uint32_t *pages, uint64_t count), void *context);
   /* Frees a range, once the work so far is done on the streams that used it, and on this one; for device -1 on the former
-   * alone. Refused, and the range stays, while a page is pinned. */
+   * alone. Refused, and the range stays, while a page is pinned, and in a callback while another thread is in a callback of
+   * the range. */
   int (*range_release)(gpupool_range *range, int device, void *stream);
 
   /* Makes this process a neighbour of the user's other processes that use gpupool on the same devices: one that finds no

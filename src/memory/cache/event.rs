@@ -14,7 +14,7 @@ use crate::memory::pool::PoolId;
 use crate::observe::recording::{self, Settings, Stack};
 use crate::observe::{OwnBuffer, Ring, Timed, delivery};
 use crate::process;
-use crate::sync::{Ordering, ThisThread, read, write};
+use crate::sync::{CallbackKind, Ordering, ThisThread, read, write};
 
 /// What the allocator did; numbered as PyTorch's actions are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -173,7 +173,7 @@ fn deliver_kept() {
         // A clone: the observer may end the observation, and is called without a lock.
         let observer = read(&OBSERVER).clone().filter(|_| observation == OBSERVATION.load(Ordering::Relaxed));
         if let Some(observer) = observer {
-            call_out(|| observer(&event));
+            call_out(CallbackKind::Observer, || observer(&event));
         }
     }
 }

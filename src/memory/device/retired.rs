@@ -14,7 +14,7 @@ use super::until::Until;
 use crate::error::Result;
 use crate::observe::delivery::deliver;
 use crate::runtime::Stream;
-use crate::sync::{AtomicUsize, Ordering, lock, wait};
+use crate::sync::{AtomicUsize, CallbackKind, Ordering, lock, wait_for_driver};
 
 /// What is left of memory that was taken out of a cache.
 #[derive(Debug)]
@@ -147,7 +147,8 @@ impl DeviceMemory {
             retired.done.notify_all();
         }
         while pinned.under_way > 0 {
-            pinned = wait(&retired.done, &retired.pinned, pinned);
+            // Pinned memory is freed without a callback.
+            pinned = wait_for_driver(&retired.done, &retired.pinned, pinned);
         }
         outcome
     }
@@ -216,7 +217,8 @@ impl DeviceMemory {
                 self.range.count_driver_call();
                 // SAFETY: by the promise of `retire` the segment is of this pool's source, and no work uses it.
                 let free = || unsafe { source.free(*address, *bytes, stream.as_ref()) };
-                let outcome = if self.is_of_host() { PINNED_GONE.time(free) } else { call_out(free) };
+                let outcome =
+                    if self.is_of_host() { PINNED_GONE.time(free) } else { call_out(CallbackKind::Allocator, free) };
                 if outcome.is_ok() || !source.frees_again() {
                     self.uncount(mem::take(bytes), supply, released);
                 }

@@ -13,7 +13,7 @@ use log::{Level, log, log_enabled};
 use crate::ids::MemoryLocation;
 use crate::observe::target::MEMORY;
 use crate::process;
-use crate::sync::{ThisThread, ThreadNumber, lock, wait};
+use crate::sync::{CallbackKind, ThisThread, ThreadNumber, in_callback, lock, wait_for_driver};
 
 thread_local! {
     /// How many moves the calling thread is in.
@@ -136,7 +136,7 @@ impl MovesUnderWay {
         }
         let mut moves = lock(&MOVES);
         while moves.repeats.iter().any(|one| one.location == self.location && one.callbacks == 0) {
-            moves = wait(&CHANGED, &MOVES, moves);
+            moves = wait_for_driver(&CHANGED, &MOVES, moves);
         }
         let begins = moves.next(self.location, ThisThread::get().number());
         let number = begins.number;
@@ -145,7 +145,8 @@ impl MovesUnderWay {
         Some(Repeat { number })
     }
 
-    /// Waits until the selected moves that have begun by now have ended, or call out.
+    /// Waits until the selected moves that have begun by now have ended, or call out: until then they wait for the driver
+    /// alone.
     fn wait_for<'a>(
         &self,
         mut moves: MutexGuard<'a, ProcessMoves>,
@@ -155,7 +156,7 @@ impl MovesUnderWay {
         let is_waited_for =
             |one: &Move| one.location == self.location && one.number <= begun && one.callbacks == 0 && is_meant(one);
         while moves.under_way.iter().any(is_waited_for) {
-            moves = wait(&CHANGED, &MOVES, moves);
+            moves = wait_for_driver(&CHANGED, &MOVES, moves);
         }
         moves
     }
@@ -205,12 +206,12 @@ fn end(list: impl FnOnce(&mut ProcessMoves) -> &mut Vec<Move>, number: u64) {
 /// Logs a line, in [`call_out`]: a logger is others' code, and may wait for a lock whose holder allocates.
 pub(in crate::memory) fn log_out(level: Level, line: fmt::Arguments<'_>) {
     if log_enabled!(target: MEMORY, level) {
-        call_out(|| log!(target: MEMORY, level, "{line}"));
+        call_out(CallbackKind::Logger, || log!(target: MEMORY, level, "{line}"));
     }
 }
 
 /// Calls others' code: a callback, an observer or an allocator. No thread waits meanwhile for this one's moves or repeat.
-pub(in crate::memory) fn call_out<R>(call: impl FnOnce() -> R) -> R {
+pub(in crate::memory) fn call_out<R>(kind: CallbackKind, call: impl FnOnce() -> R) -> R {
     /// Ends the call, also after a panic.
     struct Called(ThreadNumber);
     impl Drop for Called {
@@ -221,13 +222,13 @@ pub(in crate::memory) fn call_out<R>(call: impl FnOnce() -> R) -> R {
         }
     }
     if OWN.get() == 0 && OWN_REPEATS.get() == 0 {
-        return call();
+        return in_callback(kind, call);
     }
     let thread = ThisThread::get().number();
     own_moves(thread, |one| one.callbacks += 1);
     CHANGED.notify_all();
     let _called = Called(thread);
-    call()
+    in_callback(kind, call)
 }
 
 fn own_moves(thread: ThreadNumber, change: impl FnMut(&mut Move)) {

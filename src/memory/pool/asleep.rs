@@ -13,7 +13,7 @@ use super::state::Pool;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::device::{Mapping, Run, run_of};
 use crate::runtime::Stream;
-use crate::sync::{AtomicBool, Door, Ordering, ThisThread, ThreadNumber, lock, wait};
+use crate::sync::{AtomicBool, Door, InHand, MayWait, Ordering, ThisThread, ThreadNumber, lock, wait};
 
 /// Pinned memory with a part of a backup. Freed when dropped.
 #[derive(Debug)]
@@ -125,6 +125,8 @@ pub(in crate::memory) enum SleepChange {
 #[derive(Debug)]
 pub(in crate::memory) struct Change<'a> {
     sleep: &'a Sleep,
+    /// Other threads wait for the end of the change, in the course of which callbacks are called.
+    _in_hand: InHand,
     /// What is kept of the pool; none if it is to be awake.
     pub(in crate::memory) record: Option<Record>,
 }
@@ -145,13 +147,14 @@ impl Sleep {
     /// [`Change::close`].
     ///
     /// # Errors
-    /// `ErrorKind::InvalidValue` if this thread is changing it already.
+    /// `ErrorKind::InvalidValue` if this thread is changing it already, or is in a callback and may not wait.
     pub(in crate::memory) fn begin(&self, wanted: SleepChange, thread: ThisThread) -> Result<Option<Change<'_>>> {
+        let may_wait = until_changed();
         let mut phase = lock(&self.phase);
         loop {
             match &*phase {
                 Phase::Changing { thread: changing, .. } if *changing == thread.number() => return Err(within_itself()),
-                Phase::Changing { .. } => phase = wait(&self.changed, &self.phase, phase),
+                Phase::Changing { .. } => phase = wait(&self.changed, &self.phase, phase, may_wait)?,
                 Phase::Awake if wanted == SleepChange::Wake => return Ok(None),
                 Phase::Asleep(_) if wanted == SleepChange::Sleep => return Ok(None),
                 Phase::Awake | Phase::Asleep(_) => break,
@@ -166,15 +169,20 @@ impl Sleep {
             Phase::Asleep(record) => Some(record),
             Phase::Awake | Phase::Changing { .. } => None,
         };
-        Change { sleep: self, record }
+        Change { sleep: self, _in_hand: InHand::begin(), record }
     }
 
     /// Waits until no thread changes it, unless that is this one.
-    pub(in crate::memory) fn wait_for_change(&self, thread: ThisThread) {
+    ///
+    /// # Errors
+    /// `ErrorKind::InvalidValue` in a callback that may not wait.
+    pub(in crate::memory) fn wait_for_change(&self, thread: ThisThread) -> Result<()> {
+        let may_wait = until_changed();
         let mut phase = lock(&self.phase);
         while matches!(&*phase, Phase::Changing { thread: changing, .. } if *changing != thread.number()) {
-            phase = wait(&self.changed, &self.phase, phase);
+            phase = wait(&self.changed, &self.phase, phase, may_wait)?;
         }
+        Ok(())
     }
 
     /// Takes what is kept of a pool that is asleep and not changing. Otherwise the thread that changes it finds
@@ -254,6 +262,10 @@ pub(in crate::memory) fn asleep(pool: &Pool) -> Error {
         "{name} on {device} is asleep and serves no request: wake it first, by {wake}gpupool.wake({number})"
     ))
     .into()
+}
+
+fn until_changed() -> MayWait {
+    MayWait::until("another thread has put the pool to sleep or woken it")
 }
 
 #[cold]

@@ -1,7 +1,7 @@
 //! Decommitting: pages are freed, once the streams that used them are done; and the end of a range.
 
 use super::held_range::HeldRange;
-use super::page_table::PagePhase;
+use super::page_table::{PagePhase, PageTable, RangeLife};
 use super::prepare::keep;
 use super::refusal::{refuse_change, refuse_stream};
 use crate::error::{Error, Result};
@@ -19,7 +19,7 @@ pub(super) type ByUsers = Vec<(u64, Vec<u64>)>;
 /// Decommits pages, given in order. A page that is not committed stays so.
 pub(super) fn decommit(range: &HeldRange, pages: &[u32], stream: Option<&Stream>) -> Result<()> {
     refuse_change(range, stream)?;
-    end(range, pages, stream, Ends::Pages)?
+    end(range, pages, stream, Ends::Pages)?.unwrap_or(Ok(()))
 }
 
 /// What ends.
@@ -32,12 +32,13 @@ pub(super) enum Ends {
     Dropped,
 }
 
-/// Frees committed pages, and returns how that went; a refusal, as of pinned pages, changes nothing.
-fn end(range: &HeldRange, pages: &[u32], stream: Option<&Stream>, what: Ends) -> Result<Result<()>> {
+/// Frees committed pages, and returns how that went, none if that is left to another call; a refusal, as of pinned pages,
+/// changes nothing.
+fn end(range: &HeldRange, pages: &[u32], stream: Option<&Stream>, what: Ends) -> Result<Option<Result<()>>> {
     let _stack = hold_stack(Purpose::Free);
     let named = stream.map(StreamIdentity::of).transpose()?.zip(stream);
     let mut users = Vec::new();
-    let busy = range.begin(pages, |table, pages| {
+    let select = |table: &mut PageTable, pages: &[u32]| {
         let is_committed = |page: &u32| table.pages[*page as usize].phase == PagePhase::Committed;
         let chosen: Vec<_> = pages.iter().copied().filter(is_committed).collect();
         if what != Ends::Dropped
@@ -56,12 +57,21 @@ fn end(range: &HeldRange, pages: &[u32], stream: Option<&Stream>, what: Ends) ->
             }
         }
         table.committed -= chosen.len() as u32;
-        table.is_freed = what != Ends::Pages;
+        if what != Ends::Pages {
+            table.life = RangeLife::Freed;
+        }
         Ok(chosen)
-    })?;
+    };
+    let busy = match what {
+        Ends::Pages | Ends::Range => range.begin(pages, select)?,
+        Ends::Dropped => match range.begin_end(pages, select)? {
+            Some(busy) => busy,
+            None => return Ok(None),
+        },
+    };
     let outcome = depart(range, by_users(range, users.into_iter()), named);
     drop(busy);
-    Ok(outcome)
+    Ok(Some(outcome))
 }
 
 /// Groups pages by the streams that used them.
@@ -127,19 +137,21 @@ fn all_work(cache: &StreamCache) -> Until {
 /// Ends a range: its pages are freed, and its addresses are others', each once nothing is mapped there.
 ///
 /// # Errors
-/// `ErrorKind::InvalidValue` if a page is pinned, unless the range was dropped; `ErrorKind::Forked`.
+/// `ErrorKind::InvalidValue` if a page is pinned, or in a callback that may not wait, unless the range was dropped;
+/// `ErrorKind::Forked`.
 pub(super) fn free(range: &HeldRange, stream: Option<&Stream>, what: Ends) -> Result<()> {
     process::refuse_forked()?;
-    if lock(&range.table).is_freed {
+    if lock(&range.table).is_freed() {
         return Ok(());
     }
     stream.map_or(Ok(()), |stream| refuse_stream(range, stream))?;
     let all: Vec<_> = (0..range.count()).collect();
-    let outcome = match end(range, &all, stream, what) {
+    let ended = match end(range, &all, stream, what) {
         // Another thread has freed it meanwhile.
-        Err(_) if lock(&range.table).is_freed => return Ok(()),
+        Err(_) if lock(&range.table).is_freed() => return Ok(()),
         refused_or_ended => refused_or_ended?,
     };
+    let Some(outcome) = ended else { return Ok(()) };
     if let Some(cache) = DeviceCaches::ranges_of(&range.pool) {
         // At once where no work uses it; what the driver does not answer is asked again.
         let _ = settle(cache, ThisThread::get(), Patience::Ask);

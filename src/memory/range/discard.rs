@@ -9,12 +9,13 @@ use log::error;
 use super::decommit::{by_users, depart_after, waits as waits_of};
 use super::held_range::HeldRange;
 use super::page_table::PagePhase;
+use crate::error::Result;
 use crate::memory::cache::{DeviceCaches, Discardable, Waiting};
 use crate::memory::device::{Until, call_out, is_thread_for_others};
 use crate::memory::serve::{Patience, release_places, settle};
 use crate::observe::target::MEMORY;
 use crate::process;
-use crate::sync::{AtomicBool, Ordering, ThisThread, ThreadNumber, lock, wait};
+use crate::sync::{AtomicBool, CallbackKind, MayWait, Ordering, ThisThread, ThreadNumber, lock, wait};
 
 /// Called with the numbers of the pages that were taken.
 pub(super) type DiscardCallback = Box<dyn Fn(&[u32]) + Send + Sync>;
@@ -46,15 +47,39 @@ impl fmt::Debug for DiscardListeners {
 
 impl DiscardListeners {
     /// Removes all callbacks, and waits until no other thread calls one.
-    pub(super) fn end(&self) {
-        let thread = ThisThread::get().number();
+    ///
+    /// # Errors
+    /// As [`DiscardListeners::refuse_to_wait`], for a thread that has begun since; then the callbacks are removed, and
+    /// another call waits.
+    pub(super) fn end(&self) -> Result<()> {
+        let (thread, may_wait) = (ThisThread::get().number(), until_called());
         let mut registered = lock(&self.registered);
         let ended = std::mem::take(&mut registered.callbacks);
-        while registered.callers.iter().any(|caller| *caller != thread) {
-            registered = wait(&self.called, &self.registered, registered);
+        while registered.is_called_by_others(thread) {
+            registered = wait(&self.called, &self.registered, registered, may_wait)?;
         }
         drop(registered);
+        // Without the lock: a callback may hold anything.
         drop(ended);
+        Ok(())
+    }
+
+    /// # Errors
+    /// `ErrorKind::InvalidValue` in a callback while another thread calls one of these: [`DiscardListeners::end`] would
+    /// wait for it.
+    pub(super) fn refuse_to_wait(&self) -> Result<()> {
+        let is_called = lock(&self.registered).is_called_by_others(ThisThread::get().number());
+        if is_called { until_called().check() } else { Ok(()) }
+    }
+}
+
+fn until_called() -> MayWait {
+    MayWait::until_callbacks_end("another thread's call of a callback of the range has returned")
+}
+
+impl ListedCallbacks {
+    fn is_called_by_others(&self, thread: ThreadNumber) -> bool {
+        self.callers.iter().any(|caller| *caller != thread)
     }
 }
 
@@ -131,7 +156,7 @@ impl HeldRange {
         };
         for callback in callbacks {
             // A callback is others' code.
-            let called = call_out(|| catch_unwind(AssertUnwindSafe(|| callback(pages))));
+            let called = call_out(CallbackKind::Discard, || catch_unwind(AssertUnwindSafe(|| callback(pages))));
             if called.is_err() {
                 error!(target: MEMORY, "a callback for discarded pages of a memory range panicked; the others are called");
             }
@@ -156,7 +181,7 @@ impl Discardable for HeldRange {
             return None;
         }
         let table = lock(&self.table);
-        if table.is_freed || self.pool.sleep.is_asleep() {
+        if table.is_freed() || self.pool.sleep.is_asleep() {
             return None;
         }
         let priorities = table.pages.iter().filter(|page| page.is_discardable()).filter_map(|page| page.priority);
@@ -165,7 +190,7 @@ impl Discardable for HeldRange {
 
     fn bytes(&self) -> u64 {
         let table = lock(&self.table);
-        if table.is_freed || self.pool.sleep.is_asleep() {
+        if table.is_freed() || self.pool.sleep.is_asleep() {
             return 0;
         }
         table.pages.iter().filter(|page| page.is_discardable()).count() as u64 * self.page_bytes()

@@ -3,16 +3,17 @@
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
+use super::decommit::{Ends, free};
 use super::discard::DiscardListeners;
 use super::page_set::RangePages;
-use super::page_table::{PagePhase, PageTable};
+use super::page_table::{PagePhase, PageTable, RangeLife};
 use crate::error::{Error, Result};
 use crate::memory::cache::DeviceCaches;
 use crate::memory::device::{DeviceMemory, Run};
 use crate::memory::pool::Pool;
 use crate::memory::tuning::PAGE;
 use crate::process;
-use crate::sync::{AtomicU32, ThisThread, ThreadNumber, lock, wait};
+use crate::sync::{AtomicU32, InHand, MayWait, ThisThread, ThreadNumber, lock, wait};
 
 /// A range's addresses and pages.
 pub(super) struct HeldRange {
@@ -56,9 +57,9 @@ impl HeldRange {
     /// decommits, in a callback of that call, are busy still.
     ///
     /// # Errors
-    /// As [`HeldRange::open_table`].
+    /// As [`HeldRange::open_table`]; `ErrorKind::InvalidValue` in a callback that may not wait.
     pub(super) fn settled_table(&self, pages: &RangePages<'_>) -> Result<MutexGuard<'_, PageTable>> {
-        let thread = ThisThread::get().number();
+        let (thread, may_wait) = (ThisThread::get().number(), until_settled());
         let mut table = self.open_table()?;
         loop {
             let busy = lock(&self.busy);
@@ -70,8 +71,8 @@ impl HeldRange {
             if !pages.listed(self.count(), self.page_bytes())?.any(is_busy) {
                 return Ok(table);
             }
-            table = wait(&self.settled, &self.table, table);
-            if table.is_freed {
+            table = wait(&self.settled, &self.table, table, may_wait)?;
+            if table.is_freed() {
                 return Err(freed());
             }
         }
@@ -108,13 +109,13 @@ impl HeldRange {
     ///
     /// # Errors
     /// What `select` returns, for which nothing is changed; `ErrorKind::InvalidValue` if the range was freed, or this
-    /// thread has busy pages, as in a callback of its own commit.
+    /// thread has busy pages, as in a callback of its own commit, or may not wait in another callback.
     pub(super) fn begin(
         &self,
         pages: &[u32],
         select: impl FnOnce(&mut PageTable, &[u32]) -> Result<Vec<u32>>,
     ) -> Result<BusyPages<'_>> {
-        let thread = ThisThread::get().number();
+        let (thread, may_wait) = (ThisThread::get().number(), until_settled());
         let mut table = lock(&self.table);
         while pages.iter().any(|&page| table.pages[page as usize].phase == PagePhase::Busy) {
             if lock(&self.busy).contains(&thread) {
@@ -123,18 +124,43 @@ impl HeldRange {
                      meanwhile: leave them to that call",
                 ));
             }
-            table = wait(&self.settled, &self.table, table);
+            table = wait(&self.settled, &self.table, table, may_wait)?;
         }
-        if table.is_freed {
+        self.take(table, pages, select)
+    }
+
+    /// As [`HeldRange::begin`], for the end of a range that nobody has any more. None if another call has busy pages, which
+    /// frees the range then: the end of an object never waits.
+    pub(super) fn begin_end(
+        &self,
+        pages: &[u32],
+        select: impl FnOnce(&mut PageTable, &[u32]) -> Result<Vec<u32>>,
+    ) -> Result<Option<BusyPages<'_>>> {
+        let mut table = lock(&self.table);
+        if lock(&self.busy).is_empty() {
+            return self.take(table, pages, select).map(Some);
+        }
+        table.life = RangeLife::Dropped;
+        Ok(None)
+    }
+
+    fn take(
+        &self,
+        mut table: MutexGuard<'_, PageTable>,
+        pages: &[u32],
+        select: impl FnOnce(&mut PageTable, &[u32]) -> Result<Vec<u32>>,
+    ) -> Result<BusyPages<'_>> {
+        if table.is_freed() {
             return Err(freed());
         }
         let chosen = select(&mut table, pages)?;
         for &page in &chosen {
             table.pages[page as usize].phase = PagePhase::Busy;
         }
+        let thread = ThisThread::get().number();
         lock(&self.busy).push(thread);
         drop(table);
-        Ok(BusyPages { range: self, pages: chosen, thread })
+        Ok(BusyPages { range: self, pages: chosen, thread, _in_hand: InHand::begin() })
     }
 
     /// Returns the table, if the range was not freed.
@@ -144,12 +170,16 @@ impl HeldRange {
     pub(super) fn open_table(&self) -> Result<MutexGuard<'_, PageTable>> {
         process::refuse_forked()?;
         let table = lock(&self.table);
-        if table.is_freed { Err(freed()) } else { Ok(table) }
+        if table.is_freed() { Err(freed()) } else { Ok(table) }
     }
 
     pub(super) fn caches(&self) -> Option<&'static DeviceCaches> {
         DeviceCaches::known(self.memory().location)
     }
+}
+
+fn until_settled() -> MayWait {
+    MayWait::until("another thread has committed or decommitted these pages of the range")
 }
 
 #[cold]
@@ -162,6 +192,8 @@ pub(super) struct BusyPages<'a> {
     range: &'a HeldRange,
     pub(super) pages: Vec<u32>,
     thread: ThreadNumber,
+    /// Other threads wait for them, and the call may call back meanwhile.
+    _in_hand: InHand,
 }
 
 impl BusyPages<'_> {
@@ -195,8 +227,13 @@ impl Drop for BusyPages<'_> {
         if let Some(place) = busy.iter().position(|thread| *thread == self.thread) {
             busy.swap_remove(place);
         }
+        let is_last = busy.is_empty();
         drop(busy);
         self.range.settled.notify_all();
+        if is_last && lock(&self.range.table).life == RangeLife::Dropped {
+            // What the driver refuses to take back is tried again whenever memory is given back.
+            let _ = free(self.range, None, Ends::Dropped);
+        }
     }
 }
 

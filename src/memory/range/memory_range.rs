@@ -141,7 +141,8 @@ impl MemoryRange {
     ///
     /// # Errors
     /// `ErrorKind::OutOfMemory` if there is not enough; `ErrorKind::InvalidValue` for bytes that are no whole pages, a page that
-    /// the range does not have, a closed pool, a freed range, or while a stream of the pool is captured;
+    /// the range does not have, a closed pool, a freed range, while a stream of the pool is captured, or in a callback that
+    /// may not wait for another thread's commit or decommit of these pages (see [`on_oom`](crate::on_oom));
     /// `ErrorKind::Asleep` while the pool is asleep; `ErrorKind::Library` if the driver refuses.
     pub fn commit<'a>(&self, pages: impl Into<RangePages<'a>>, stream: &Stream, options: CommitOptions) -> Result<()> {
         self.held.tell_untold();
@@ -167,8 +168,8 @@ impl MemoryRange {
     /// it is committed. What was taken is committed again by the caller, and then pinned.
     ///
     /// # Errors
-    /// `ErrorKind::InvalidValue` for a page that the range does not have, a freed range, or a stream of a device that is no
-    /// peer; `ErrorKind::Forked`.
+    /// `ErrorKind::InvalidValue` for a page that the range does not have, a freed range, a stream of a device that is no peer,
+    /// or in a callback as for [`MemoryRange::commit`]; `ErrorKind::Forked`.
     pub fn pin<'a>(&self, pages: impl Into<RangePages<'a>>, stream: Option<&Stream>) -> Result<Vec<u8>> {
         self.held.tell_untold();
         pin(&self.held, &pages.into(), stream)
@@ -202,15 +203,20 @@ impl MemoryRange {
         DiscardGuard::register(&self.held, Box::new(callback))
     }
 
-    /// Removes the callbacks, and waits until no other thread calls one.
-    pub(crate) fn end_callbacks(&self) {
-        self.held.listeners.end();
+    /// As [`MemoryRange::free`], removes the callbacks, and waits until no other thread calls one.
+    ///
+    /// # Errors
+    /// As [`MemoryRange::free`]; `ErrorKind::InvalidValue` in a callback that may not wait. Another call does what is left.
+    pub(crate) fn release(&self, stream: Option<&Stream>) -> Result<()> {
+        self.held.listeners.refuse_to_wait()?;
+        self.free(stream)?;
+        self.held.listeners.end()
     }
 
     /// Frees all of it, in the order of the streams that used it and of this one. A second call does nothing.
     ///
     /// # Errors
-    /// `ErrorKind::InvalidValue` while a page is pinned; `ErrorKind::Forked`.
+    /// `ErrorKind::InvalidValue` while a page is pinned, or in a callback as for [`MemoryRange::commit`]; `ErrorKind::Forked`.
     pub fn free(&self, stream: Option<&Stream>) -> Result<()> {
         free(&self.held, stream, Ends::Range)?;
         // Dropped without the lock: it may be the pool's last use.

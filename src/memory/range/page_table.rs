@@ -18,6 +18,15 @@ pub(super) enum PagePhase {
     Committed,
 }
 
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub(super) enum RangeLife {
+    #[default]
+    Held,
+    /// Nobody has it any more; the last call with busy pages frees it.
+    Dropped,
+    Freed,
+}
+
 /// A page. Its users stay noted after it was decommitted: its memory may be there still, and in use.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct PageState {
@@ -79,13 +88,17 @@ pub(super) struct PageTable {
     pub(super) committed: u32,
     /// Pages with pins.
     pub(super) pinned: u32,
-    pub(super) is_freed: bool,
+    pub(super) life: RangeLife,
 }
 
 impl PageTable {
     pub(super) fn new(count: u32) -> Self {
         let pages = vec![PageState::default(); count as usize];
-        Self { pages, streams: Vec::new(), committed: 0, pinned: 0, is_freed: false }
+        Self { pages, streams: Vec::new(), committed: 0, pinned: 0, life: RangeLife::Held }
+    }
+
+    pub(super) fn is_freed(&self) -> bool {
+        self.life == RangeLife::Freed
     }
 
     /// Returns the bit of a stream, which a caller has just named.

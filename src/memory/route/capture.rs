@@ -51,7 +51,7 @@ impl EnteredCapture {
         }
         let kind = RouteKind::Capture(Some(stream.raw()));
         let route = EnteredRoute::new(PoolUse::new(pool, true)?, kind, false)?;
-        Ok(Self { pool: pool.id, route, _known: note_capture(stream) })
+        Ok(Self { pool: pool.id, route, _known: note_capture(stream)? })
     }
 
     /// Ends the routing of the capture and returns its memory.

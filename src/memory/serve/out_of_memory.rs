@@ -16,7 +16,7 @@ use crate::memory::pool::Pool;
 use crate::observe::delivery::deliver;
 use crate::process;
 use crate::runtime::{self, MemoryInfo};
-use crate::sync::{lock, take_last};
+use crate::sync::{CallbackKind, lock, take_last};
 
 /// A callback for when memory has run out: it frees what it can, and returns whether it freed anything.
 pub type OomCallback = Arc<dyn Fn(Device, u64) -> bool + Send + Sync>;
@@ -52,6 +52,10 @@ impl Drop for OomGuard {
 /// any lock held, on the thread of the request; it may free memory of gpupool's and of others. If the callback itself
 /// allocates and runs out of memory, no callback is called. In a forked child, where every request fails, it registers
 /// nothing.
+///
+/// Other threads wait for a call that commits pages of a range, or puts a pool to sleep or wakes it. So in a callback of such
+/// a call, of whatever kind, what would have to wait for another thread's call is refused, with `ErrorKind::InvalidValue`:
+/// that one may be waiting for this one.
 pub fn on_oom<F: Fn(Device, u64) -> bool + Send + Sync + 'static>(callback: F) -> OomGuard {
     on_oom_as(type_name::<F>().to_owned(), Arc::new(callback))
 }
@@ -97,7 +101,7 @@ pub(super) fn after_callbacks<R>(
     // Their lock is not held while they are called.
     let callbacks: Vec<_> = lock(&CALLBACKS).iter().map(|registered| Arc::clone(&registered.callback)).collect();
     for callback in callbacks {
-        let has_freed = call_out(|| without_callbacks(|| callback(device, bytes)));
+        let has_freed = call_out(CallbackKind::Oom, || without_callbacks(|| callback(device, bytes)));
         if has_freed && let Some(found) = try_again()? {
             return Ok(Some(found));
         }

@@ -38,6 +38,7 @@ impl BackupPieces {
     pub(super) fn next(&self) -> Result<BackupPiece> {
         let gone = || Error::internal("a backup has no room for what it was made for");
         match &self.made {
+            // The threads that make them wait for no other.
             Some(made) => made.recv().map_err(|_| gone())?,
             None => make(self.node, &self.left).ok_or_else(gone)?,
         }

@@ -16,6 +16,7 @@ use libloading::os::unix::Library;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
+use super::interpreter::attached;
 use crate::observe::recording::{Stack, StackCallback};
 use crate::sync::lock;
 use rustc_hash::FxHashMap;
@@ -47,15 +48,12 @@ fn stacks_taken() -> MutexGuard<'static, Option<Stacks>> {
     lock(&STACKS_TAKEN)
 }
 
-type GetThreadState = unsafe extern "C" fn() -> *mut ffi::PyThreadState;
 type GetBack = unsafe extern "C" fn(*mut ffi::PyFrameObject) -> *mut ffi::PyFrameObject;
 type GetLasti = unsafe extern "C" fn(*mut ffi::PyFrameObject) -> c_int;
 
 /// Functions of CPython that the stable ABI lacks.
 #[derive(Clone, Copy, Debug)]
 struct CPythonFunctions {
-    /// This thread's state if it holds the GIL; in Python 3.11 that of the thread that holds it.
-    thread_state: GetThreadState,
     back: GetBack,
     lasti: GetLasti,
 }
@@ -65,36 +63,15 @@ fn functions() -> Option<CPythonFunctions> {
     static FUNCTIONS: OnceLock<Option<CPythonFunctions>> = OnceLock::new();
     *FUNCTIONS.get_or_init(|| {
         let process = Library::this();
-        // SAFETY: the functions have had these types in every version that has them: PyThreadState_GetUnchecked since
-        // 3.13, its former name since 3.5, PyFrame_GetBack since 3.9, PyFrame_GetLasti since 3.11.
+        // SAFETY: the functions have had these types in every version that has them: PyFrame_GetBack since 3.9,
+        // PyFrame_GetLasti since 3.11.
         unsafe {
-            let thread_state = process
-                .get::<GetThreadState>(c"PyThreadState_GetUnchecked")
-                .or_else(|_| process.get::<GetThreadState>(c"_PyThreadState_UncheckedGet"));
             Some(CPythonFunctions {
-                thread_state: *thread_state.ok()?,
                 back: *process.get::<GetBack>(c"PyFrame_GetBack").ok()?,
                 lasti: *process.get::<GetLasti>(c"PyFrame_GetLasti").ok()?,
             })
         }
     })
-}
-
-/// The interpreter, if this thread holds its lock. Otherwise this touches nothing of Python's, and it never waits.
-fn attached<'py>(functions: CPythonFunctions) -> Option<Python<'py>> {
-    // SAFETY: both functions may be called by any thread at any time; the first knows the calling thread's state, if it
-    // has one, and the second is that same state only while this thread holds the GIL.
-    let is_attached = unsafe {
-        let own = ffi::PyGILState_GetThisThreadState();
-        !own.is_null() && own == (functions.thread_state)()
-    };
-    // SAFETY: the calling thread holds the GIL, and no other thread can make it release it.
-    is_attached.then(|| unsafe { Python::assume_attached() })
-}
-
-/// Runs this if the calling thread holds the GIL, which is never waited for.
-pub(in crate::python) fn if_attached<R>(run: impl FnOnce(Python<'_>) -> R) -> Option<R> {
-    functions().and_then(attached).map(run)
 }
 
 /// Writes down where the calling thread is in each of its functions, the innermost first.
@@ -124,7 +101,7 @@ thread_local! {
 
 /// The calling thread's stack, if it holds the GIL.
 fn take() -> Stack {
-    let Some((functions, py)) = functions().and_then(|functions| Some((functions, attached(functions)?))) else {
+    let Some((functions, py)) = functions().zip(attached()) else {
         return Stack::NONE;
     };
     // Taken out, for new frames can set off a collection of garbage, which can come here again.

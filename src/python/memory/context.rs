@@ -13,7 +13,7 @@ use pyo3::sync::PyOnceLock;
 use crate::ids::Device;
 use crate::memory::{ContextScope, PoolToken, set_find_context_scope};
 use crate::python::error::with_exception_set_aside;
-use crate::python::ffi::frames;
+use crate::python::ffi::if_attached;
 
 /// What the variable holds: the scopes of a context, the innermost last.
 #[pyclass(frozen)]
@@ -67,7 +67,7 @@ fn find(device: Device, first: u64) -> Option<Arc<ContextScope>> {
     if HAS_ENTERED.try_with(Cell::get).unwrap_or(false) {
         Python::try_attach(|py| look(py, device, first)).flatten()
     } else {
-        frames::if_attached(|py| look(py, device, first)).flatten()
+        if_attached(|py| look(py, device, first)).flatten()
     }
 }
 

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::sync::{Condvar, Mutex};
 
 use crate::runtime::Extent;
-use crate::sync::{lock, wait};
+use crate::sync::{lock, wait_for_driver};
 
 /// The numbers of the extents being worked on, for the whole process, since an imported one may be mapped for several
 /// devices.
@@ -25,7 +25,7 @@ impl ExtentTurn {
         let wanted: Vec<_> = extents.into_iter().map(Extent::number).collect();
         let mut busy = lock(&BUSY);
         while wanted.iter().any(|number| busy.contains(number)) {
-            busy = wait(&FREED, &BUSY, busy);
+            busy = wait_for_driver(&FREED, &BUSY, busy);
         }
         busy.extend(&wanted);
         Self(wanted)

@@ -7,7 +7,7 @@ use std::sync::{Condvar, Mutex};
 use crate::error::Result;
 use crate::ids::Device;
 use crate::runtime::get;
-use crate::sync::{lock, wait};
+use crate::sync::{lock, wait_for_driver};
 
 #[derive(Debug, Default)]
 pub(in crate::memory) struct Peers {
@@ -33,7 +33,7 @@ impl Peers {
             if !is_entering {
                 return Ok(());
             }
-            all = wait(&self.changed, &self.all, all);
+            all = wait_for_driver(&self.changed, &self.all, all);
         }
         all.insert(device, true);
         drop(all);

@@ -10,7 +10,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::write;
 
 use crate::ids::MemoryLocation;
-use crate::sync::lock;
+use crate::sync::{InHand, lock};
 
 /// Ready to be read once the thread was woken.
 static WAKEUP: OnceLock<OwnedFd> = OnceLock::new();
@@ -24,8 +24,10 @@ thread_local! {
     static IS_FOR_OTHERS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Declares this thread the one that talks to other processes. It never waits for itself, nor for others' code.
+/// Declares this thread the one that talks to other processes, which wait for it. It never waits for itself, nor for others'
+/// code.
 pub(in crate::memory) fn be_thread_for_others() {
+    InHand::begin().for_ever();
     let _ = IS_FOR_OTHERS.try_with(|is| is.set(true));
 }
 

@@ -15,7 +15,7 @@ use crate::memory::tuning::{ALIGNMENT, PAGE};
 use crate::observe::Activity;
 use crate::observe::delivery::Delivery;
 use crate::observe::recording::{Purpose, hold_stack};
-use crate::sync::ThisThread;
+use crate::sync::{CallbackKind, ThisThread};
 
 /// Adds a segment of the pool's own source to the request's cache, and serves the request from it.
 ///
@@ -47,12 +47,12 @@ fn make_segment(cache: &StreamCache, service: &Service, bytes: u64) -> Result<u6
     let (pool, source, stream) = (&service.pool, service.pool.source(), service.stream.as_ref());
     let start = claimed(pool, bytes, || {
         cache.memory.range.count_driver_call();
-        let address = supply(pool, || call_out(|| source.allocate(bytes, stream)))?;
+        let address = supply(pool, || call_out(CallbackKind::Allocator, || source.allocate(bytes, stream)))?;
         add_segment(cache, address, bytes).inspect_err(|_| {
             // Freeing an address where another segment starts would take that from its holder.
             if !cache.memory.segments.starts_at(address) {
                 // SAFETY: it was just allocated so, and no cache has it.
-                let _ = call_out(|| unsafe { source.free(address, bytes, stream) });
+                let _ = call_out(CallbackKind::Allocator, || unsafe { source.free(address, bytes, stream) });
             }
         })
     })?;

@@ -12,6 +12,7 @@ use crate::memory::cache::Service;
 use crate::memory::device::{Mapping, Remains, Until, call_out, log_out};
 use crate::memory::pool::{Leaving, Listener, Pool, SegmentCallback, SegmentEvent, SegmentEventKind, closed};
 use crate::process;
+use crate::sync::CallbackKind;
 
 /// A callback for a pool's segments, registered until this is dropped.
 #[must_use = "the callback is removed when this is dropped"]
@@ -142,7 +143,7 @@ fn report(pool: &Pool, listener: &Listener, kind: SegmentEventKind, address: u64
     // Pools of users are of devices.
     let Some(device) = pool.memory.location.device() else { return };
     let event = SegmentEvent { kind, address, nbytes, device, pool: pool.id };
-    if catch_unwind(AssertUnwindSafe(|| call_out(|| listener.call(&event)))).is_err() {
+    if catch_unwind(AssertUnwindSafe(|| call_out(CallbackKind::Segment, || listener.call(&event)))).is_err() {
         log_out(
             Level::Error,
             format_args!("pool {} on {device}: a callback of on_segment panicked for {event:?}", pool.label()),

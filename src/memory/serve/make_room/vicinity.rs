@@ -70,9 +70,9 @@ pub(in crate::memory::serve) fn holdings(location: MemoryLocation) -> Vec<Neighb
 /// Wakes a pool that sleeps for another process, if it wakes on use. Waits first for one that is just falling asleep so.
 ///
 /// # Errors
-/// Those of waking it.
+/// Those of waking it; `ErrorKind::InvalidValue` in a callback that may not wait.
 pub(in crate::memory) fn wake_if_taken(pool: &Arc<Pool>) -> Result<()> {
-    pool.sleep.wait_for_change(ThisThread::get());
+    pool.sleep.wait_for_change(ThisThread::get())?;
     match VICINITY.get() {
         Some(vicinity) if pool.offer.is_taken() && pool.offer.wakes_on_use && pool.sleep.is_asleep() => {
             vicinity.wake(pool)
