@@ -151,6 +151,19 @@ def test_one_in_the_cache_that_is_broken_is_made_anew(machine):
     assert path.stat().st_size > 1000
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who may give a file to another user")
+def test_one_that_another_user_has_put_into_the_cache_is_not_loaded(machine, compilations):
+    path = library.load(torch()).path
+    os.chown(path, 65_000, -1)
+    assert library.load(torch()).path == path
+    assert len(compilations) == 2
+    assert path.stat().st_uid == os.geteuid()
+    # In a folder of another user nothing is safe.
+    os.chown(path.parent, 65_000, -1)
+    with pytest.raises(library.NoLibrary, match="belongs to user 65000"):
+        library.load(torch())
+
+
 def test_many_processes_may_compile_at_once(machine):
     failures = []
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,19 +20,62 @@ def folder() -> Path:
     return base / "gpupool"
 
 
+def kept(path: Path) -> Path | None:
+    """Return the file that is kept under a path, without links on the way there; None if there is none.
+
+    Raises:
+        NoLibrary: Somebody else could have put it there.
+    """
+    try:
+        return nobody_elses(path)
+    except OSError:
+        return None
+
+
+def nobody_elses(path: Path) -> Path:
+    """Return the place that a path leads to, which only this user and root can change: code from there may run.
+
+    Raises:
+        NoLibrary: Others can change it, or a folder that it is in.
+    """
+    place = path.resolve(strict=True)
+    # In a user namespace root may have another number, or share it with others.
+    owners, owners_above = {0, os.geteuid()}, {0, os.geteuid(), os.stat("/").st_uid}
+    for each in (place, *place.parents):
+        about = each.stat()
+        writable = about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        # In a folder such as /tmp others can make files, and not change those of this user.
+        is_shared = each != place and about.st_mode & stat.S_ISVTX
+        if about.st_uid not in (owners if each in (place, place.parent) else owners_above):
+            reason = f"{each} belongs to user {about.st_uid}"
+        elif writable and not is_shared:
+            reason = f"others may write to {each}"
+        else:
+            continue
+        raise NoLibrary(
+            f"{path} is not used, for {reason}, so its code may be anybody's: remove it, or set XDG_CACHE_HOME to a folder "
+            "of this user's own, in folders that no group and nobody else may write to (chmod go-w)"
+        )
+    return place
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a file to make, which becomes the one of this path at once: another process never sees half of it.
 
     Raises:
-        NoLibrary: The folder cannot be written.
+        NoLibrary: The folder cannot be written, or others can change what is there.
     """
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        temporary = tempfile.TemporaryDirectory(dir=path.parent)
+        # All that are missing, whatever the umask.
+        for each in reversed((path.parent, *path.parent.parents)):
+            if not each.exists():
+                each.mkdir(mode=0o700, exist_ok=True)
+        temporary = tempfile.TemporaryDirectory(dir=nobody_elses(path.parent))
     except OSError as error:
         raise NoLibrary(f"{path.parent} cannot be written: {error}: set XDG_CACHE_HOME to a folder that can") from error
     with temporary as name:
         made = Path(name) / path.name
         yield made
+        made.chmod(0o700)
         made.replace(path)

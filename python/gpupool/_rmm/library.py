@@ -95,8 +95,7 @@ def _shipped(rmm: Any, version: tuple[int, int]) -> Path | None:
 
 def _cached(rmm: Any, version: tuple[int, int]) -> Path | None:
     """Return the module that was compiled before."""
-    path = cache_path(rmm)
-    return path if path.is_file() else None
+    return cache.kept(cache_path(rmm))
 
 
 def _compiled(rmm: Any, version: tuple[int, int]) -> Path:

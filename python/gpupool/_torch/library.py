@@ -174,8 +174,7 @@ def _shipped(torch: Any, version: str) -> Path | None:
 
 def _cached(torch: Any, version: str) -> Path | None:
     """Return the library that was compiled before."""
-    path = cache_path(torch)
-    return path if path.is_file() else None
+    return cache.kept(cache_path(torch))
 
 
 def _compiled(torch: Any, version: str) -> Path:

@@ -1,0 +1,90 @@
+"""What was compiled is loaded only where nobody else could have put it: its code runs in the process."""
+
+import os
+
+import pytest
+from gpupool._compiled import cache
+
+ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who may give a file to another user")
+ANOTHER = 65_000
+
+
+@pytest.fixture
+def path(tmp_path):
+    """Return a file that is kept, as it is made."""
+    path = tmp_path / "home" / "gpupool" / "torch" / "allocator.so"
+    with cache.replacing(path) as made:
+        made.write_bytes(b"code")
+        made.chmod(0o777)
+    return path
+
+
+def test_what_was_made_here_is_used(path):
+    assert cache.kept(path) == path
+    assert cache.kept(path.with_name("another.so")) is None
+    assert cache.kept(path / "in a file") is None
+
+
+def test_it_is_made_so_whatever_the_umask(tmp_path):
+    before = os.umask(0)
+    try:
+        path = tmp_path / "cache" / "gpupool" / "rmm" / "resource.so"
+        with cache.replacing(path) as made:
+            made.touch()
+    finally:
+        os.umask(before)
+    assert cache.kept(path) == path
+    assert [each.stat().st_mode & 0o777 for each in (path, *path.parents[:3])] == [0o700] * 4
+
+
+def break_mode(mode):
+    return lambda place: place.chmod(mode)
+
+
+def give_away(place):
+    os.chown(place, ANOTHER, -1)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (break_mode(0o720), "others may write to"),
+        (break_mode(0o702), "others may write to"),
+        pytest.param(give_away, f"belongs to user {ANOTHER}", marks=ROOT),
+    ],
+    ids=["its group", "everybody", "another user"],
+)
+@pytest.mark.parametrize("level", range(4), ids=["the file", "its folder", "above", "further above"])
+def test_what_others_can_change_is_refused(path, change, said, level):
+    place = [path, *path.parents][level]
+    change(place)
+    with pytest.raises(cache.NoLibrary, match=f"{place}.*XDG_CACHE_HOME") as refused:
+        cache.kept(path)
+    assert f"{said} {place}" in str(refused.value) or f"{place} {said}" in str(refused.value)
+    if level == 0:
+        # It is made anew, and then this user's.
+        with cache.replacing(path) as made:
+            made.write_bytes(b"new")
+        assert cache.kept(path).read_bytes() == b"new"
+    else:
+        with pytest.raises(cache.NoLibrary, match="is not used"), cache.replacing(path):
+            pytest.fail("made where others can change it")
+
+
+def test_a_folder_in_which_all_make_files_may_be_above(path):
+    path.parents[2].chmod(0o1777)
+    assert cache.kept(path) == path
+    # A link there leads where it leads, which is what counts.
+    link = path.parents[2] / "link"
+    link.symlink_to(path)
+    assert cache.kept(link) == path
+
+
+def test_a_link_to_what_others_can_change_is_refused(path, tmp_path):
+    planted = tmp_path / "planted.so"
+    planted.touch()
+    planted.chmod(0o666)
+    path.unlink()
+    path.symlink_to(planted)
+    with pytest.raises(cache.NoLibrary, match=r"others may write to .*planted\.so"):
+        cache.kept(path)
