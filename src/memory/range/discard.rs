@@ -14,7 +14,7 @@ use crate::memory::device::{Until, call_out, is_thread_for_others};
 use crate::memory::serve::{Patience, release_places, settle};
 use crate::observe::target::MEMORY;
 use crate::process;
-use crate::sync::{AtomicBool, Ordering, ThisThread, ThreadNumber, lock, wait};
+use crate::sync::{AtomicBool, Ordering, ThisThread, ThreadNumber, lock, take_last, wait};
 
 /// Called with the numbers of the pages that were taken.
 pub(super) type DiscardCallback = Box<dyn Fn(&[u32]) + Send + Sync>;
@@ -62,7 +62,8 @@ impl DiscardListeners {
 #[must_use = "the callback is removed when this is dropped"]
 pub struct DiscardGuard {
     range: Weak<HeldRange>,
-    callback: Arc<DiscardCallback>,
+    /// The range's, so that this keeps nothing of the callback's.
+    callback: Weak<DiscardCallback>,
 }
 
 impl fmt::Debug for DiscardGuard {
@@ -74,11 +75,12 @@ impl fmt::Debug for DiscardGuard {
 impl DiscardGuard {
     pub(super) fn register(range: &Arc<HeldRange>, callback: DiscardCallback) -> Self {
         let callback = Arc::new(callback);
+        let known = Arc::downgrade(&callback);
         // A forked child calls no callback, and the lock may be held for ever.
         if !process::is_forked() {
-            lock(&range.listeners.registered).callbacks.push(Arc::clone(&callback));
+            lock(&range.listeners.registered).callbacks.push(callback);
         }
-        Self { range: Arc::downgrade(range), callback }
+        Self { range: Arc::downgrade(range), callback: known }
     }
 
     /// Keeps the callback registered as long as the range lives.
@@ -94,7 +96,10 @@ impl Drop for DiscardGuard {
         if !process::is_forked()
             && let Some(range) = self.range.upgrade()
         {
-            lock(&range.listeners.registered).callbacks.retain(|known| !Arc::ptr_eq(known, &self.callback));
+            let is_meant = |known: &Arc<DiscardCallback>| self.callback.as_ptr() == Arc::as_ptr(known);
+            // Dropped outside the lock: it may hold anything.
+            let removed = take_last(&mut lock(&range.listeners.registered).callbacks, is_meant);
+            drop(removed);
         }
     }
 }
