@@ -64,6 +64,13 @@ pub enum ErrorKind {
     /// This pool, device or driver cannot do what is asked; or the system, or a table of a fixed size, is exhausted: no
     /// thread, no descriptor, no number left.
     Unavailable(String),
+    /// Code of the program that the call ran, such as its callback for a lack of memory, ended the call by an error of its own.
+    Interrupted {
+        /// The error of that code.
+        cause: Cause,
+        /// Why the call ran it, if it would have failed anyway.
+        refused: Option<Error>,
+    },
     /// A bug in gpupool.
     InternalError(String),
 }
@@ -235,6 +242,20 @@ impl Error {
         ErrorKind::Unavailable(what.into()).into()
     }
 
+    /// Creates the error of a call that an error of the program's own code ends.
+    #[cfg(feature = "python")]
+    pub(crate) fn interrupted(cause: Cause) -> Self {
+        ErrorKind::Interrupted { cause, refused: None }.into()
+    }
+
+    /// Adds to the error of an interrupted call why it ran the program's code; other errors pass unchanged.
+    pub(crate) fn while_refused(mut self, why: impl FnOnce() -> Self) -> Self {
+        if let ErrorKind::Interrupted { refused: refused @ None, .. } = self.0.as_mut() {
+            *refused = Some(why());
+        }
+        self
+    }
+
     /// Creates the error of a fault of gpupool's own.
     #[cold]
     pub(crate) fn internal(what: impl Into<String>) -> Self {
@@ -307,6 +328,12 @@ impl fmt::Display for Error {
                  Start workers with the 'spawn' or 'forkserver' method, or fork before the first GPU call",
             ),
             ErrorKind::InvalidValue(what) | ErrorKind::Asleep(what) | ErrorKind::Unavailable(what) => f.write_str(what),
+            ErrorKind::Interrupted { cause, refused: None } => {
+                write!(f, "the program's own code ended the call: {cause}")
+            }
+            ErrorKind::Interrupted { cause, refused: Some(refused) } => {
+                write!(f, "{refused}. The program's own code ended the call then: {cause}")
+            }
             ErrorKind::InternalError(what) => {
                 write!(f, "a bug in gpupool: {what}; please report it at {}", env!("CARGO_PKG_REPOSITORY"))
             }
@@ -457,6 +484,7 @@ impl std::error::Error for Error {
         match self.kind() {
             ErrorKind::Library(refused) => refused.cause.as_deref().map(|cause| cause as _),
             ErrorKind::OutOfMemory(out) => out.refused.cause.as_deref().map(|cause| cause as _),
+            ErrorKind::Interrupted { cause, .. } => Some(cause.as_ref()),
             _ => None,
         }
     }

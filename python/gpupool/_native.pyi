@@ -32,8 +32,8 @@ simulated: HandlePool
 def set_log_level(level: int) -> None:
     """Set the lowest level of the records to create, as ``logging`` numbers levels."""
 
-def take_log_records() -> list[tuple[str, int, str, int, str, float, int]]:
-    """Wait for log records and return all there are; an empty list means that the log has ended.
+def start_log(hand_over: Callable[[list[tuple[str, int, str, int, str, float, int]]], None]) -> None:
+    """Set what takes log records, on a thread of gpupool's.
 
     A record is its logger, level, file, line, message, time in seconds since 1970, and thread as ``gettid`` numbers it.
     """
@@ -41,8 +41,11 @@ def take_log_records() -> list[tuple[str, int, str, int, str, float, int]]:
 def clear_log_records() -> None:
     """Discard the log records that a forked child inherited from its parent."""
 
-def end_log() -> None:
-    """End the log: :func:`take_log_records` returns the records that are left, and then empty lists."""
+def end_log(patience: float) -> None:
+    """Hand over the log records that are left, and start no thread for others.
+
+    It waits for a thread that hands records over, but not longer than so many seconds.
+    """
 
 class Error(Exception):
     """The base class of gpupool's errors.
@@ -460,6 +463,7 @@ class HandleStats:
     0
     """
 
+    def __new__(cls, counts: dict[str, int | float], /) -> Self: ...
     @property
     def created(self) -> int:
         """The number of handles created so far."""
@@ -1116,8 +1120,10 @@ class MemPool:
         allocator: A pair ``malloc(size, device, stream) -> address``, ``free(address, size, device, stream)``:
             callables, or addresses of C functions with the signatures of PyTorch's pluggable allocators; or such an
             allocator of PyTorch, the ``CUDAPluggableAllocator`` or what its ``allocator()`` returns. If they allocate
-            from gpupool themselves, that ignores the thread's scopes. The pool keeps them as long as it has memory, so
-            a callable that refers to the pool keeps it alive forever: refer to ``pool.token()``.
+            from gpupool themselves, that ignores the thread's scopes. The pool keeps them as long as it has memory. An
+            exception of ``malloc`` counts as a lack of memory, and is the ``__cause__`` of the :class:`OutOfMemory`,
+            but for Ctrl-C and whatever else is no ``Exception``, which ends the request and is raised; one of ``free``
+            goes to ``sys.unraisablehook``, and Ctrl-C reaches the main thread soon after.
         use_on_oom: Let requests of every other pool use this pool's free memory when the device has no more.
             They get free pages, or else blocks of this pool; while such blocks are live, :meth:`sleep` is refused.
             Without it, memory that the pool has freed serves only the pool itself.
@@ -1331,11 +1337,11 @@ class MemPool:
         a segment first waits for the work of the segment's streams, so that the callback can deregister it.
 
         It runs on the thread whose call adds or releases the segment, with no lock held, and may allocate. An exception
-        goes to the log and to ``sys.unraisablehook``, and the request continues. Segments are reported until
-        :meth:`SegmentCallback.remove` or the pool's end, even if the object that this returns dies; after that nothing
-        is reported, not even the release of existing segments. Nothing is reported at the end of the process. The pool
-        keeps the callback, so one that refers to the pool keeps it alive forever: refer to ``pool.token()`` there, or
-        remove it.
+        goes to the log and to ``sys.unraisablehook``, and the request continues; Ctrl-C reaches the main thread soon
+        after. Segments are reported until :meth:`SegmentCallback.remove` or the pool's end, even if the object that
+        this returns dies; after that nothing is reported, not even the release of existing segments. Nothing is
+        reported at the end of the process. The pool keeps the callback; one that refers to the pool ends with it when
+        Python collects garbage.
 
         >>> pool = gpupool.MemPool(no_split=True)
         >>> registered = {}
@@ -1387,6 +1393,9 @@ class MemPool:
         self, _kind: type[BaseException] | None, _value: BaseException | None, _traceback: TracebackType | None
     ) -> Literal[False]:
         """End the block that the thread, or the asyncio task, entered last."""
+    def __del__(self) -> None:
+        """End the pool before Python collects it as garbage with what its allocator and its callbacks refer to."""
+
     def capture(self, stream: StreamLike) -> Capture:
         """Separate a graph's memory from other memory: ``with pool.capture(stream) as memory:`` around its capture.
 
@@ -1506,6 +1515,7 @@ class PoolStats:
     (1024, 1000, 1)
     """
 
+    def __new__(cls, counts: dict[str, int | float], /) -> Self: ...
     @property
     def live_bytes(self) -> int:
         """The bytes of live blocks after rounding: multiples of 512, small ones rounded up by at most an eighth."""
@@ -1577,6 +1587,7 @@ class MemoryStats:
     :func:`memory_stats` returns them, and :func:`pinned_stats` those of pinned host memory.
     """
 
+    def __new__(cls, counts: dict[str, int | float], /) -> Self: ...
     @property
     def live_bytes(self) -> int:
         """The bytes of live blocks after rounding: multiples of 512, small ones rounded up by at most an eighth."""
@@ -1694,10 +1705,21 @@ class MemoryStats:
 
 @final
 class OomCallback:
-    """A callback that :func:`on_oom` registered, until it is removed or this object dies: keep the object."""
+    """A callback that :func:`on_oom` registered, until it is removed.
+
+    As a context manager it is removed at the end of the block.
+    """
 
     def remove(self) -> None:
-        """Remove the callback, which is not called again."""
+        """Remove the callback, which is not called again, except for running calls on other threads."""
+
+    def __enter__(self) -> Self:
+        """Return this object."""
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _value: BaseException | None, _traceback: TracebackType | None
+    ) -> Literal[False]:
+        """Remove the callback, as :meth:`remove` does."""
 
 @final
 class MemoryRange:
@@ -1867,12 +1889,14 @@ class MemoryRange:
     def on_discard(self, callback: Callable[[list[int]], object]) -> DiscardCallback:
         """Call ``callback(pages)`` with the numbers of pages that were taken for want of memory.
 
-        It is called on the thread of the request that lacked memory, with no lock held, also if the result is not kept;
-        :func:`on_oom` says what it may not do. Pages that another process was given are told by the next call of this
-        range, whichever thread makes it.
+        It is called on the thread of the request that lacked memory, with no lock held, until
+        :meth:`DiscardCallback.remove` or the range's end, also if the object that this returns dies; :func:`on_oom` says
+        what it may not do. Pages that another process was given are told by the next call of this range, whichever thread
+        makes it.
 
         Args:
-            callback: A callable. What it raises is logged and given to ``sys.unraisablehook``.
+            callback: A callable. What it raises is logged and given to ``sys.unraisablehook``; Ctrl-C reaches the main
+                thread soon after.
 
         Returns:
             An object that can remove the callback.
@@ -1976,6 +2000,9 @@ class SegmentCallback:
 class SegmentEvent:
     """A segment of a pool that is added or removed, as :meth:`MemPool.on_segment` reports it."""
 
+    def __new__(
+        cls, kind: Literal["added", "removed"], address: int, nbytes: int, device: int, pool_id: PoolId
+    ) -> Self: ...
     @property
     def kind(self) -> Literal["added", "removed"]:
         """``"added"`` for a segment that exists, ``"removed"`` for one that is about to be released."""
@@ -2451,6 +2478,25 @@ class Neighbour:
     ['server']
     """
 
+    def __new__(
+        cls,
+        pid: int,
+        name: str,
+        device: int,
+        reserved_bytes: int,
+        live_bytes: int,
+        free_bytes: int,
+        asleep_bytes: int,
+        discardable_bytes: int,
+        offered_bytes: int,
+        claimed_bytes: int,
+        guarantee: int,
+        most: int | None,
+        priority: int,
+        system_limit: int | None,
+        is_self: bool,
+        pools: list[NeighbourPool] | None,
+    ) -> Self: ...
     @property
     def pid(self) -> int:
         """The process's id, as it knows it itself."""
@@ -2531,6 +2577,15 @@ class NeighbourPool:
     [4194304]
     """
 
+    def __new__(
+        cls,
+        id: PoolId,
+        given_name: str | None,
+        reserved_bytes: int,
+        live_bytes: int,
+        free_bytes: int,
+        asleep_bytes: int,
+    ) -> Self: ...
     @property
     def id(self) -> tuple[int, int]:
         """The pool's id in that process; ``(0, 0)`` for the device's default pool."""
@@ -2762,7 +2817,11 @@ def on_oom(callback: Callable[[int, int], Any]) -> OomCallback:
     """Call ``callback(device, nbytes)`` when memory has run out, before the request fails.
 
     It returns True if it freed memory, and the request is then retried. It runs on the requesting thread, with no lock
-    held. If it allocates and finds no memory, no callback is called.
+    held. If it allocates and finds no memory, no callback is called. What it raises ends the request, which raises that,
+    with the :class:`OutOfMemory` as its ``__context__``. A framework's request fails as for want of memory; Ctrl-C then
+    reaches the main thread soon after.
+
+    It stays registered until :meth:`OomCallback.remove`, also if the object that this returns dies.
 
     Other threads wait for a call that commits pages of a :class:`MemoryRange`, or puts a pool to sleep or wakes it. So
     in a callback of such a call, of whatever kind, what would have to wait for another thread's call is refused with
@@ -2773,14 +2832,14 @@ def on_oom(callback: Callable[[int, int], Any]) -> OomCallback:
     ...     is_used = bool(cache)
     ...     cache.clear()
     ...     return is_used
-    >>> callback = gpupool.on_oom(forget)  # until it dies
+    >>> callback = gpupool.on_oom(forget)
     >>> callback.remove()
 
     Args:
         callback: Takes the device's ordinal and the number of requested bytes.
 
     Returns:
-        An object that keeps the callback registered while it lives.
+        An object that can remove the callback, or does so at the end of a ``with`` block.
 
     Raises:
         InvalidValue: ``callback`` is not callable.
@@ -2849,6 +2908,15 @@ def peers(device: SupportsIndex | None = None) -> list[int]:
 class ReplayResult:
     """The memory and time that the replay of one trace took; :func:`replay` returns it."""
 
+    def __new__(
+        cls,
+        peak_reserved: int,
+        driver_calls: int,
+        moved_pages: int,
+        cold_ns: float,
+        warm_ns: float,
+        reserved: list[tuple[int, int]],
+    ) -> Self: ...
     @property
     def peak_reserved(self) -> int:
         """The maximum number of bytes that the allocator had reserved on the device."""

@@ -250,6 +250,24 @@ impl MemPool {
         empty(nbytes, &stream)
     }
 
+    /// Ends the owner's use, as dropping the pool does; scopes may still use it.
+    #[cfg(feature = "python")]
+    pub(crate) fn end(&self) {
+        self.in_use.end_now();
+    }
+
+    /// Returns whether the owner's use has not ended.
+    #[cfg(feature = "python")]
+    pub(crate) fn is_owned(&self) -> bool {
+        !self.in_use.is_over()
+    }
+
+    /// Returns whether no use and no memory of the pool is left; then there never is again.
+    #[cfg(feature = "python")]
+    pub(crate) fn is_gone(&self) -> bool {
+        self.pool().use_count() == 0 && self.pool().budget().reserved() == 0
+    }
+
     /// Returns whether [`MemPool::close`] was called.
     pub fn is_closed(&self) -> bool {
         self.pool().is_closed()

@@ -84,7 +84,7 @@ pub use route::{CaptureScope, GraphMemory, PoolScope, PoolToken};
 #[cfg(feature = "python")]
 pub(crate) use serve::on_oom_as;
 pub(crate) use serve::{Allocation, free as free_block, make_room_for, users};
-pub use serve::{OomCallback, OomGuard, SegmentGuard, on_oom, oom_callbacks};
+pub use serve::{OomGuard, SegmentGuard, on_oom, oom_callbacks};
 pub use share::{ShareToken, SharedSummary, shared_blocks};
 pub(crate) use sleep::sleep_pools;
 pub use sleep::{Backup, wake};

@@ -3,6 +3,9 @@
 use std::time::Duration;
 
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::error::Error;
 
 /// A counter's value as Python has it: a duration in seconds.
 #[derive(IntoPyObject)]
@@ -20,6 +23,31 @@ impl From<u64> for Shown {
 impl From<Duration> for Shown {
     fn from(time: Duration) -> Self {
         Self::Seconds(time.as_secs_f64())
+    }
+}
+
+/// A counter of which Python has a number.
+pub(in crate::python) trait Counter: Sized {
+    fn of(number: &Bound<'_, PyAny>) -> PyResult<Self>;
+}
+
+impl Counter for u64 {
+    fn of(number: &Bound<'_, PyAny>) -> PyResult<Self> {
+        number.extract()
+    }
+}
+
+impl Counter for Duration {
+    fn of(number: &Bound<'_, PyAny>) -> PyResult<Self> {
+        Self::try_from_secs_f64(number.extract()?).map_err(|wrong| Error::invalid_value(wrong.to_string()).into())
+    }
+}
+
+/// Returns the counter of this name of a dictionary that has them all.
+pub(in crate::python) fn counter<C: Counter>(class: &str, counts: &Bound<'_, PyDict>, name: &str) -> PyResult<C> {
+    match counts.get_item(name)? {
+        Some(number) => C::of(&number),
+        None => Err(Error::invalid_value(format!("{class} needs {name}, too: give it what as_dict() returns")).into()),
     }
 }
 
@@ -42,6 +70,20 @@ macro_rules! counts_class {
 
         #[pymethods]
         impl $class {
+            #[new]
+            #[pyo3(signature = (counts, /))]
+            fn new(counts: &Bound<'_, PyDict>) -> PyResult<Self> {
+                let mut made = <$rust>::default();
+                let $stats = &mut made;
+                $($($place.$counter = $crate::python::counts::counter($name, counts, stringify!($shown))?;)*)*
+                Ok(Self(made))
+            }
+
+            fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<$crate::python::pickling::Reduced<'py>> {
+                let counts = slf.get().as_dict(slf.py())?;
+                Ok((slf.get_type(), pyo3::types::PyTuple::new(slf.py(), [counts])?))
+            }
+
             $($(
                 #[doc = docstring!($name, ".", stringify!($shown))]
                 #[getter]

@@ -1,10 +1,11 @@
 //! Exceptions: one for each kind of [`Error`], below `gpupool.Error`, some also below Python's own.
 
-use pyo3::exceptions::{PyException, PyMemoryError, PyTimeoutError, PyValueError};
+use pyo3::exceptions::{PyException, PyMemoryError, PyRuntimeError, PyTimeoutError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple, PyType};
 
+use super::raised::Raised;
 use crate::error::{Error, ErrorKind, LibraryError, OutOfMemory, Wanted};
 use crate::ids::{Device, MemoryLocation};
 
@@ -52,7 +53,8 @@ exceptions! {
     invalid_value "InvalidValue" also PyValueError: ErrorKind::InvalidValue(_),
     asleep "Asleep": ErrorKind::Asleep(_),
     unavailable "Unavailable": ErrorKind::Unavailable(_),
-    internal "InternalError": ErrorKind::InternalError(_),
+    // What interrupted a call is raised in its place.
+    internal "InternalError": ErrorKind::InternalError(_) | ErrorKind::Interrupted { .. },
 }
 
 static EXCEPTIONS: PyOnceLock<Exceptions> = PyOnceLock::new();
@@ -86,68 +88,77 @@ fn ordinal(location: MemoryLocation) -> Option<usize> {
     location.device().map(Device::ordinal)
 }
 
-fn set_attributes(exception: &PyErr, py: Python<'_>, refused: &LibraryError) -> PyResult<()> {
-    let value = exception.value(py);
-    value.setattr("library", &refused.library)?;
-    value.setattr("function", &refused.function)?;
-    value.setattr("status", &refused.status)?;
-    value.setattr("code", refused.code)?;
-    value.setattr("device", refused.location.and_then(ordinal))?;
-    value.setattr("path", refused.path.as_ref().map(|path| path.to_string_lossy().into_owned()))
+fn set_attributes(exception: &Bound<'_, PyAny>, refused: &LibraryError) -> PyResult<()> {
+    exception.setattr("library", &refused.library)?;
+    exception.setattr("function", &refused.function)?;
+    exception.setattr("status", &refused.status)?;
+    exception.setattr("code", refused.code)?;
+    exception.setattr("device", refused.location.and_then(ordinal))?;
+    exception.setattr("path", refused.path.as_ref().map(|path| path.to_string_lossy().into_owned()))
 }
 
-fn set_amounts(exception: &PyErr, py: Python<'_>, out: &OutOfMemory) -> PyResult<()> {
-    let value = exception.value(py);
+fn set_amounts(exception: &Bound<'_, PyAny>, out: &OutOfMemory) -> PyResult<()> {
     let requested = match out.wanted {
         Wanted::Memory { bytes, .. } | Wanted::Claim(bytes) | Wanted::Addresses(bytes) => Some(bytes),
         Wanted::Handle(bytes) => (bytes > 0).then_some(bytes),
     };
-    value.setattr("device", ordinal(out.location))?;
-    value.setattr("requested_bytes", requested)?;
-    value.setattr("free_bytes", out.free)?;
-    value.setattr("total_bytes", out.total)
+    exception.setattr("device", ordinal(out.location))?;
+    exception.setattr("requested_bytes", requested)?;
+    exception.setattr("free_bytes", out.free)?;
+    exception.setattr("total_bytes", out.total)
 }
 
 fn convert(py: Python<'_>, error: Error) -> PyResult<PyErr> {
     let exceptions = EXCEPTIONS.get_or_try_init(py, || Exceptions::new(py))?;
-    let exception = PyErr::from_type(exceptions.class_of(error.kind()).bind(py).clone(), error.to_string());
-    let refused = match error.kind() {
-        ErrorKind::Library(refused) => refused,
-        ErrorKind::OutOfMemory(out) => &out.refused,
+    // Made here: PyO3 makes one later without the GIL, for which it panics as the interpreter ends.
+    let exception = exceptions.class_of(error.kind()).bind(py).call1((error.to_string(),))?;
+    let mut cause = None;
+    match error.into_kind() {
+        ErrorKind::Library(refused) => {
+            set_attributes(&exception, &refused)?;
+            cause = refused.cause;
+        }
+        ErrorKind::OutOfMemory(out) => {
+            set_attributes(&exception, &out.refused)?;
+            set_amounts(&exception, &out)?;
+            cause = out.refused.cause;
+        }
+        ErrorKind::Interrupted { cause, refused } => {
+            let Some(raised) = Raised::take(cause) else { return Ok(PyErr::from_value(exception)) };
+            // As where the code had run in an except clause of the refusal.
+            if let Some(refused) = refused
+                && raised.context(py).is_none()
+            {
+                raised.set_context(py, Some(convert(py, refused)?));
+            }
+            return Ok(raised);
+        }
         ErrorKind::PoolExhausted(exhausted) => {
-            let value = exception.value(py);
-            value.setattr("library", &exhausted.library)?;
-            value.setattr("device", exhausted.device.ordinal())?;
-            value.setattr("limit", exhausted.limit)?;
-            value.setattr("holders", exhausted.holders.clone())?;
-            return Ok(exception);
+            exception.setattr("library", exhausted.library)?;
+            exception.setattr("device", exhausted.device.ordinal())?;
+            exception.setattr("limit", exhausted.limit)?;
+            exception.setattr("holders", exhausted.holders)?;
         }
         ErrorKind::LibraryNotFound { library, tried, remedy, is_present } => {
-            let value = exception.value(py);
-            value.setattr("library", library)?;
-            value.setattr("tried", tried.clone())?;
-            value.setattr("remedy", remedy)?;
-            value.setattr("is_present", is_present)?;
-            return Ok(exception);
+            exception.setattr("library", library)?;
+            exception.setattr("tried", tried)?;
+            exception.setattr("remedy", remedy)?;
+            exception.setattr("is_present", is_present)?;
         }
-        _ => return Ok(exception),
-    };
-    set_attributes(&exception, py, refused)?;
-    if let ErrorKind::OutOfMemory(out) = error.kind() {
-        set_amounts(&exception, py, out)?;
+        _ => (),
     }
-    if let Some(raised) = refused.cause.as_ref().and_then(|cause| cause.downcast_ref::<PyErr>()) {
-        // KeyboardInterrupt and SystemExit pass as they are: they are no failure of the callback.
-        if !raised.is_instance_of::<PyException>(py) {
-            return Ok(raised.clone_ref(py));
-        }
-        exception.set_cause(py, Some(raised.clone_ref(py)));
+    let exception = PyErr::from_value(exception);
+    if let Some(raised) = cause.and_then(Raised::take) {
+        exception.set_cause(py, Some(raised));
     }
     Ok(exception)
 }
 
 impl From<Error> for PyErr {
     fn from(error: Error) -> Self {
-        Python::attach(|py| convert(py, error).unwrap_or_else(|failed| failed))
+        let mut error = Some(error);
+        let converted = Python::try_attach(|py| Some(convert(py, error.take()?).unwrap_or_else(|failed| failed)));
+        // As the interpreter ends, no class of gpupool's is at hand.
+        converted.flatten().unwrap_or_else(|| PyRuntimeError::new_err(error.map(|error| error.to_string())))
     }
 }

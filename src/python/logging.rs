@@ -2,20 +2,20 @@
 //!
 //! A record may be made anywhere: in a thread that runs no Python, in a call of PyTorch's that holds PyTorch's locks,
 //! with the GIL or without. To ask for the GIL there could wait for a thread that waits for those locks. So a record is
-//! queued, without waiting or running Python, and `gpupool._logging` takes it out in a thread of its own. A program that
-//! wants warnings alone, as any does by default, gets that thread with the first of them.
+//! queued, without waiting or running Python, and a thread hands over what is queued. It is none of Python's own threads, which
+//! gevent and others replace by what runs only where the others wait; and it ends when the queue is empty, since each fork of a
+//! process with two threads is warned of by Python.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::thread;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use log::{LevelFilter, Log, Metadata, Record};
 use pyo3::prelude::*;
 
 use crate::observe::target;
-use crate::python::ffi::begin_log_soon;
 use crate::sync::ThisThread;
 use crate::sync::lock;
 
@@ -24,30 +24,43 @@ type LogRecord = (String, u8, &'static str, u32, String, f64, u32);
 
 /// More than any burst; beyond it the newest are lost and counted.
 const MOST: usize = 8192;
-/// How often the queue's lock is asked for, which is held for less than a microsecond. In the child of a fork the
-/// thread that holds it may be gone.
+/// How often the queue's lock is asked for, which is held for less than a microsecond, but for the start of a thread. In the
+/// child of a fork the thread that holds it may be gone.
 const TRIES: usize = 1000;
 
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reader {
+    /// The next entry starts one.
+    None,
+    Running,
+    /// None is started any more.
+    Ended,
+}
+
+struct Entries {
+    list: VecDeque<LogRecord>,
+    reader: Reader,
+}
+
 struct Queue {
-    entries: Mutex<VecDeque<LogRecord>>,
-    has_entries: Condvar,
+    entries: Mutex<Entries>,
+    /// Notified when a reader has handed over all.
+    is_idle: Condvar,
     lost: AtomicU64,
-    /// Whether a thread takes entries out, or Python was asked to start it.
-    has_reader: AtomicBool,
-    is_ended: AtomicBool,
 }
 
 static QUEUE: Queue = Queue {
-    entries: Mutex::new(VecDeque::new()),
-    has_entries: Condvar::new(),
+    entries: Mutex::new(Entries { list: VecDeque::new(), reader: Reader::None }),
+    is_idle: Condvar::new(),
     lost: AtomicU64::new(0),
-    has_reader: AtomicBool::new(false),
-    is_ended: AtomicBool::new(false),
 };
+
+/// Python's function that takes entries.
+static HAND_OVER: OnceLock<Py<PyAny>> = OnceLock::new();
 
 impl Queue {
     /// Returns the entries, if the lock is free within about a millisecond.
-    fn try_entries(&self) -> Option<MutexGuard<'_, VecDeque<LogRecord>>> {
+    fn try_entries(&self) -> Option<MutexGuard<'_, Entries>> {
         for _ in 0..TRIES {
             match self.entries.try_lock() {
                 Ok(entries) => return Some(entries),
@@ -59,29 +72,36 @@ impl Queue {
     }
 
     fn put(&self, entry: LogRecord) {
-        let Some(mut entries) = self.try_entries().filter(|entries| entries.len() < MOST) else {
+        let Some(mut entries) = self.try_entries().filter(|entries| entries.list.len() < MOST) else {
             self.lost.fetch_add(1, Ordering::Relaxed);
             return;
         };
-        entries.push_back(entry);
-        drop(entries);
-        self.has_entries.notify_one();
-        let is_ended = self.is_ended.load(Ordering::Relaxed);
-        if !is_ended && !self.has_reader.swap(true, Ordering::Relaxed) && !begin_log_soon() {
-            // The next entry asks again.
-            self.has_reader.store(false, Ordering::Relaxed);
+        entries.list.push_back(entry);
+        // Where the system has no thread, the next entry asks again.
+        if entries.reader == Reader::None && thread::Builder::new().spawn(|| QUEUE.read()).is_ok() {
+            entries.reader = Reader::Running;
         }
     }
 
-    /// Waits for entries and takes them all; none once the queue is ended.
-    #[expect(clippy::disallowed_methods, reason = "a thread of logging's own, which has nothing else to do")]
-    fn take(&self) -> Vec<LogRecord> {
-        self.has_reader.store(true, Ordering::Relaxed);
-        let mut entries = lock(&self.entries);
-        while entries.is_empty() && !self.is_ended.load(Ordering::Relaxed) {
-            entries = self.has_entries.wait(entries).unwrap_or_else(PoisonError::into_inner);
+    /// Hands over entries until there is none.
+    fn read(&self) {
+        while let Some(entries) = self.take() {
+            // Where the interpreter has ended nobody takes them.
+            let _ = Python::try_attach(|py| hand_over(py, entries));
         }
-        let taken = std::mem::take(&mut *entries);
+    }
+
+    /// Takes all entries; if there is none, the reader is none any more.
+    fn take(&self) -> Option<Vec<LogRecord>> {
+        let mut entries = lock(&self.entries);
+        if entries.list.is_empty() {
+            if entries.reader == Reader::Running {
+                entries.reader = Reader::None;
+            }
+            self.is_idle.notify_all();
+            return None;
+        }
+        let taken = std::mem::take(&mut entries.list);
         drop(entries);
         let lost = self.lost.swap(0, Ordering::Relaxed);
         let lost = (lost > 0).then(|| {
@@ -93,7 +113,27 @@ impl Queue {
                 format!("{lost} records were lost: too many at once"),
             )
         });
-        taken.into_iter().chain(lost).collect()
+        Some(taken.into_iter().chain(lost).collect())
+    }
+
+    /// Waits until a reader has handed over all, but not longer than this, and lets no other start. Returns the entries for
+    /// which there was none.
+    fn end(&self, patience: Duration) -> Option<Vec<LogRecord>> {
+        let entries = lock(&self.entries);
+        let is_busy = |entries: &mut Entries| entries.reader == Reader::Running;
+        let waited = self.is_idle.wait_timeout_while(entries, patience, is_busy);
+        let (mut entries, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+        entries.reader = Reader::Ended;
+        drop(entries);
+        if waited.timed_out() { None } else { self.take() }
+    }
+}
+
+fn hand_over(py: Python<'_>, entries: Vec<LogRecord>) {
+    if let Some(function) = HAND_OVER.get()
+        && let Err(raised) = function.call1(py, (entries,))
+    {
+        raised.write_unraisable(py, Some(function.bind(py)));
     }
 }
 
@@ -145,26 +185,27 @@ pub(super) fn set_log_level(level: i64) {
     });
 }
 
-#[doc = docstring!("take_log_records")]
+#[doc = docstring!("start_log")]
 #[pyfunction]
-pub(super) fn take_log_records(py: Python<'_>) -> Vec<LogRecord> {
-    py.detach(|| QUEUE.take())
+pub(super) fn start_log(hand_over: Py<PyAny>) {
+    let _ = HAND_OVER.set(hand_over);
 }
 
 #[doc = docstring!("clear_log_records")]
 #[pyfunction]
 pub(super) fn clear_log_records() {
-    QUEUE.has_reader.store(false, Ordering::Relaxed);
+    ThisThread::forget_system_id();
     if let Some(mut entries) = QUEUE.try_entries() {
-        entries.clear();
+        entries.list.clear();
+        entries.reader = Reader::None;
     }
 }
 
 #[doc = docstring!("end_log")]
 #[pyfunction]
-pub(super) fn end_log() {
-    // With the lock, so that no thread misses it that is about to wait.
-    let _entries = QUEUE.try_entries();
-    QUEUE.is_ended.store(true, Ordering::Relaxed);
-    QUEUE.has_entries.notify_all();
+pub(super) fn end_log(py: Python<'_>, patience: f64) {
+    let patience = Duration::try_from_secs_f64(patience).unwrap_or_default();
+    if let Some(left) = py.detach(|| QUEUE.end(patience)) {
+        hand_over(py, left);
+    }
 }

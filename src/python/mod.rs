@@ -23,9 +23,12 @@ mod ffi;
 mod handle;
 mod held;
 mod info;
+mod kept;
 mod logging;
 mod memory;
 mod neighbour;
+mod pickling;
+mod raised;
 mod share;
 #[cfg(feature = "fault-injection")]
 mod simulation;
@@ -85,7 +88,7 @@ mod _native {
     #[pymodule_export]
     use super::info::{cuda_builds, device_info, driver_version, runtimes_passed_over};
     #[pymodule_export]
-    use super::logging::{clear_log_records, end_log, set_log_level, take_log_records};
+    use super::logging::{clear_log_records, end_log, set_log_level, start_log};
     #[pymodule_export]
     use super::memory::{
         PyCApi, PyCapture, PyCudaCoreMemory, PyCupyAllocator, PyCupyPinnedAllocator, PyCupyPinnedMemory,
@@ -123,6 +126,9 @@ mod _native {
         logging::install();
         crate::sync::set_detach(ffi::wait_detached);
         crate::memory::watch_neighbours();
+        // Python calls the finalizer of a class only where it was set.
+        let pool = module.py().get_type::<PyMemPool>();
+        pool.setattr("__del__", pool.getattr("__del__")?)?;
         module.add("c_api", memory::c_api(module.py())?)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
         for (name, pool) in [

@@ -2,7 +2,10 @@
 
 use std::sync::{Mutex, MutexGuard};
 
-use crate::error::{Error, Result};
+use pyo3::prelude::*;
+
+use super::ffi::frames::calling_generator;
+use crate::error::Error;
 use crate::sync::{ThisThread, ThreadNumber, lock};
 
 /// A `with` block that a thread has entered and not left.
@@ -11,6 +14,8 @@ struct WithBlock<T> {
     thread: ThreadNumber,
     /// The identity of the task that entered it; none outside of tasks.
     task: Option<usize>,
+    /// The identity of the generator or coroutine that it is in, until that ends.
+    generator: Option<usize>,
     entered: T,
 }
 
@@ -30,28 +35,29 @@ impl<T> WithBlocks<T> {
     }
 
     /// Adds what the calling thread, or a task of it, entered.
-    pub(super) fn enter(&self, task: Option<usize>, entered: T) {
-        self.open().push(WithBlock { thread: ThisThread::get().number(), task, entered });
+    pub(super) fn enter(&self, py: Python<'_>, task: Option<usize>, entered: T) {
+        let (thread, generator) = (ThisThread::get().number(), calling_generator(py));
+        self.open().push(WithBlock { thread, task, generator, entered });
     }
 
-    /// Ends the block that the calling thread, or the task of it, entered last, and returns what that entered. A task may also
-    /// end the thread's own blocks, and the thread, outside of tasks, those of its tasks.
+    /// Ends a block, and returns what that entered: the one of the generator that leaves it, which another thread or task may do
+    /// that ends an abandoned one; else the one that the calling thread, or the task of it, entered last. A task may also end the
+    /// thread's own blocks, and the thread, outside of tasks, those of its tasks.
     ///
     /// # Errors
-    /// `ErrorKind::InvalidValue` if it entered nothing that it has not left.
-    pub(super) fn leave(&self, task: Option<usize>, name: &str) -> Result<T> {
-        let this = ThisThread::get().number();
+    /// `InvalidValue` if it entered nothing that it has not left.
+    pub(super) fn leave(&self, py: Python<'_>, task: Option<usize>, name: &str) -> PyResult<T> {
+        let (this, generator) = (ThisThread::get().number(), calling_generator(py));
         let mut open = self.open();
-        let own = open.iter().rposition(|block| block.thread == this && block.task == task);
+        let of_generator = generator.and_then(|_| open.iter().rposition(|block| block.generator == generator));
+        let own = || open.iter().rposition(|block| block.thread == this && block.task == task);
         let around = || open.iter().rposition(|block| block.thread == this && (block.task.is_none() || task.is_none()));
-        match own.or_else(around) {
-            Some(last) => Ok(open.remove(last).entered),
-            None if open.iter().any(|block| block.thread == this) => Err(Error::invalid_value(format!(
-                "{name} was left in a task that did not enter it; enter and leave it in one task"
-            ))),
-            None => Err(Error::invalid_value(format!(
-                "{name} was left on a thread that did not enter it; enter and leave it on one thread"
-            ))),
-        }
+        let (on, one) = match of_generator.or_else(own).or_else(around) {
+            Some(last) => return Ok(open.remove(last).entered),
+            None if open.iter().any(|block| block.thread == this) => ("in a task", "in one task"),
+            None => ("on a thread", "on one thread"),
+        };
+        Err(Error::invalid_value(format!("{name} was left {on} that did not enter it; enter and leave it {one}"))
+            .into())
     }
 }

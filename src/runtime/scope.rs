@@ -5,27 +5,25 @@
 use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{BoundDevice, Stream, get};
 use crate::error::{Error, Result};
 use crate::ids::Device;
+use crate::sync::take_last;
 
 #[derive(Debug)]
 struct Scope {
-    number: u64,
+    /// Whether another thread has ended it. It goes with the thread's next scope.
+    is_over: Arc<AtomicBool>,
     /// Not dropped by the end of the thread, which may call no driver: a forgotten scope keeps its stream.
     stream: ManuallyDrop<Stream>,
     bound: ManuallyDrop<BoundDevice>,
 }
 
-#[derive(Debug)]
-struct Scopes {
-    next: u64,
-    entered: Vec<Scope>,
-}
-
 thread_local! {
-    static SCOPES: RefCell<Scopes> = const { RefCell::new(Scopes { next: 0, entered: Vec::new() }) };
+    static SCOPES: RefCell<Vec<Scope>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Takes the stream of the innermost scope on the device, if any. No call is made during the borrow, so it cannot fail.
@@ -33,7 +31,11 @@ thread_local! {
 fn innermost(device: Device, take: impl FnOnce(&Stream) -> Stream) -> Option<Stream> {
     let taken = SCOPES.try_with(|scopes| {
         let scopes = scopes.try_borrow().ok()?;
-        scopes.entered.iter().rev().find(|scope| scope.stream.device() == device).map(|scope| take(&scope.stream))
+        scopes
+            .iter()
+            .rev()
+            .find(|scope| scope.stream.device() == device && !scope.is_over.load(Ordering::Acquire))
+            .map(|scope| take(&scope.stream))
     });
     taken.ok().flatten()
 }
@@ -50,40 +52,55 @@ pub(crate) fn scoped_view(device: Device) -> Option<Stream> {
     innermost(device, Stream::view)
 }
 
-/// A scope that was entered, to be left on the same thread.
+/// A scope that was entered, to be left.
 #[derive(Debug)]
 pub(crate) struct EnteredStream {
-    number: u64,
+    is_over: Arc<AtomicBool>,
+}
+
+impl Scope {
+    /// Outside a borrow of the thread's scopes: the last clone of a stream destroys it.
+    fn end(self) {
+        drop(ManuallyDrop::into_inner(self.bound));
+        drop(ManuallyDrop::into_inner(self.stream));
+    }
+}
+
+/// Takes the thread's last scope that this holds for out of the list.
+fn take(is_meant: impl FnMut(&Scope) -> bool) -> Option<Scope> {
+    let taken = SCOPES.try_with(|scopes| {
+        let mut scopes = scopes.try_borrow_mut().ok()?;
+        take_last(&mut scopes, is_meant)
+    });
+    taken.ok().flatten()
 }
 
 /// Makes the stream current for the calling thread, and its device with it.
 pub(crate) fn enter(stream: &Stream) -> Result<EnteredStream> {
     let runtime = get()?;
+    while let Some(ended) = take(|scope| scope.is_over.load(Ordering::Acquire)) {
+        ended.end();
+    }
     let stream = stream.kept();
     let bound = BoundDevice::of(runtime, stream.device())?;
     let entered = SCOPES.try_with(|scopes| {
         let mut scopes = scopes.try_borrow_mut().ok()?;
-        let number = scopes.next;
-        scopes.next += 1;
         let (stream, bound) = (ManuallyDrop::new(stream), ManuallyDrop::new(bound));
-        scopes.entered.push(Scope { number, stream, bound });
-        Some(EnteredStream { number })
+        let is_over = Arc::new(AtomicBool::new(false));
+        scopes.push(Scope { is_over: Arc::clone(&is_over), stream, bound });
+        Some(EnteredStream { is_over })
     });
     let entered = entered.ok().flatten();
     entered.ok_or_else(|| Error::invalid_value("this thread is ending, and can enter no stream any more"))
 }
 
-/// Undoes [`enter`], on the same thread.
+/// Undoes [`enter`]. On another thread the stream is no longer current for the one that entered it, whose current device stays
+/// until it enters another scope.
 pub(crate) fn leave(entered: &EnteredStream) {
-    let left = SCOPES.try_with(|scopes| {
-        let mut scopes = scopes.try_borrow_mut().ok()?;
-        let place = scopes.entered.iter().rposition(|scope| scope.number == entered.number)?;
-        Some(scopes.entered.remove(place))
-    });
-    let Some(Scope { stream, bound, .. }) = left.ok().flatten() else { return };
-    // Outside the borrow: the last clone of a stream destroys it.
-    drop(ManuallyDrop::into_inner(bound));
-    drop(ManuallyDrop::into_inner(stream));
+    match take(|scope| Arc::ptr_eq(&scope.is_over, &entered.is_over)) {
+        Some(left) => left.end(),
+        None => entered.is_over.store(true, Ordering::Release),
+    }
 }
 
 /// A stream made current for this thread until the guard is dropped; see [`Stream::enter`].

@@ -63,6 +63,12 @@ impl ThisThread {
         }
     }
 
+    /// Has the system asked for the calling thread's id again: in a forked child it has another one.
+    #[cfg(feature = "python")]
+    pub(crate) fn forget_system_id() {
+        SYSTEM_ID.set(0);
+    }
+
     /// Returns a thread of a model, which loom runs as a coroutine of one thread.
     ///
     /// # Safety

@@ -11,6 +11,7 @@ ENDS = {
     "with_daemon_threads_that_hold_everything": (0, ""),
     "with_threads_that_end_after_the_main_thread": (0, ""),
     "with_a_pool_whose_segments_are_told_of": (0, ""),
+    "with_calls_that_are_refused": (0, "OutOfMemory\nOutOfMemory\nLibraryError\n"),
     "with_use_at_exit": (0, "at exit 2\n"),
     "while_another_thread_creates": (0, ""),
     "by_an_exception_inside_a_lease": (3, ""),

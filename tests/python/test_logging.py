@@ -123,9 +123,7 @@ def test_levels_set_before_the_import_count():
 
 @pytest.mark.parametrize("function", functions_of("telling/log_handlers.py", "one_that_raises_stops_nothing"))
 def test_handlers(function):
-    # A fork's main thread has the native id of the process that it is of, for Python 3.11.
-    start = run_program if function == "a_record_tells_when_and_on_which_thread_it_was_made" else forks.run_program
-    start("telling/log_handlers.py", function)
+    forks.run_program("telling/log_handlers.py", function)
 
 
 @pytest.mark.parametrize("interface", ["without the GIL", "with the GIL"])
@@ -142,6 +140,13 @@ def test_a_handler_that_raises_stops_nothing():
 def test_none_is_lost_at_the_end_of_the_process():
     told = forks.run_program("telling/logs.py", "make_many_handles", "INFO")
     assert re.findall(r"own: handle (\d+) created", told) == [str(number) for number in range(1, 3001)]
+
+
+@pytest.mark.parametrize("function", functions_of("telling/log_threads.py"))
+def test_threads(function):
+    if function == "under_gevent":
+        pytest.importorskip("gevent")
+    assert "handle 1 created" in run_program("telling/log_threads.py", function)
 
 
 @pytest.mark.parametrize("function", functions_of("telling/log_forks.py"))

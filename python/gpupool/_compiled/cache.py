@@ -13,11 +13,21 @@ class NoLibrary(Exception):
 
 
 def folder() -> Path:
-    """Return the folder for all that gpupool keeps."""
+    """Return the folder for all that gpupool keeps.
+
+    Raises:
+        NoLibrary: The user has no home, as in many a container.
+    """
     caches = os.environ.get("XDG_CACHE_HOME", "")
     # The variable counts only if it is an absolute path, as its specification says.
-    base = Path(caches) if os.path.isabs(caches) else Path("~/.cache").expanduser()
-    return base / "gpupool"
+    if os.path.isabs(caches):
+        return Path(caches) / "gpupool"
+    try:
+        return Path.home() / ".cache/gpupool"
+    except RuntimeError as error:
+        raise NoLibrary(
+            f"there is no folder for what is compiled, as user {os.getuid()} has no home: set XDG_CACHE_HOME, or HOME"
+        ) from error
 
 
 def kept(path: Path) -> Path | None:

@@ -17,7 +17,6 @@ from gpupool._native import (
     DeviceBuffer,
     Forked,
     LibraryError,
-    OomCallback,
     OutOfMemory,
     PinnedBuffer,
     RuntimeUnavailable,
@@ -59,7 +58,6 @@ class MemoryManager(driver.GetIpcHandleMixin, driver.HostOnlyCUDAMemoryManager):
     def __init__(self, *args: Any, context: Any, **named: Any) -> None:
         super().__init__(*args, context=context, **named)
         self._stream: Stream | None = None
-        self._callback: OomCallback | None = None
         self._fenced = 0
         self._marked = 0
         self._dead_bytes = 0
@@ -83,9 +81,12 @@ class MemoryManager(driver.GetIpcHandleMixin, driver.HostOnlyCUDAMemoryManager):
 
         def give_up_the_dead(device: int, nbytes: int) -> bool:
             manager = this()
-            return manager is not None and device == ordinal(manager.context) and manager._give_up_the_dead()
+            if manager is None:
+                callback.remove()
+                return False
+            return device == ordinal(manager.context) and manager._give_up_the_dead()
 
-        self._callback = on_oom(give_up_the_dead)
+        callback = on_oom(give_up_the_dead)
         self._stream = Stream(ordinal(self.context))
         _managers.append(this)
 

@@ -3,12 +3,10 @@
 The compiled part makes records only at levels that a logger of gpupool's is enabled for. It learns of them here, and
 again whenever a level changes: ``logging`` then clears every logger's cache of what it is enabled for.
 
-A thread hands the records to ``logging``. It starts when records of ``INFO`` or below are first wanted, otherwise with
-the first warning, so that a program without either has none. The code that makes a record may not wait for the GIL, and
-handlers may do anything.
+A thread of the compiled part hands the records to ``logging``, and ends once there are none. The code that makes a
+record may not wait for the GIL, and handlers may do anything.
 """
 
-import _thread
 import atexit
 import logging
 import os
@@ -23,9 +21,10 @@ _OFF = logging.CRITICAL + 1
 # The seconds that the process waits at its end for handlers to take the last records.
 _PATIENCE = 5.0
 
-# The event that is set once the thread has handed over all records; None without a thread.
-_done: threading.Event | None = None
 _is_ended = False
+
+# Logger, level, file, line, message, time in seconds since 1970, and thread as ``gettid`` numbers it.
+_Made = tuple[str, int, str, int, str, float, int]
 
 
 class _Enabled(dict[int, bool]):
@@ -38,6 +37,7 @@ class _Enabled(dict[int, bool]):
 
 def start() -> None:
     """Follow the levels of the loggers."""
+    _native.start_log(_deliver)
     _LOGGERS[0].addHandler(logging.NullHandler())
     # A later version of logging may have no such cache: then the levels at gpupool's import count.
     if hasattr(_LOGGERS[0], "_cache"):
@@ -54,40 +54,26 @@ def _follow() -> None:
     level = max(level, logging.root.manager.disable + 1)
     if _is_ended:
         level = _OFF
-    elif level <= logging.INFO:
-        begin()
     _native.set_log_level(level)
 
 
-def begin() -> None:
-    """Start the thread that hands over records; the compiled part calls this, too, in the main thread."""
-    global _done
-    if _done is None and not _is_ended:
-        done = threading.Event()
+def _deliver(records: list[_Made]) -> None:
+    threads = {thread.native_id: thread for thread in threading.enumerate()}
+    # Python 3.11 keeps its parent's number in a forked child.
+    threads.setdefault(os.getpid(), threading.main_thread())
+    for record in records:
         try:
-            # No Thread, whose start waits for the thread to run: the caller has logging's lock, and the thread may
-            # want that.
-            _thread.start_new_thread(_deliver, (done,))
-        except RuntimeError:
-            # Python 3.12 starts none once the process ends: what there is by then is handed over in the end.
-            return
-        _done = done
+            _hand_over(record, threads)
+        except BaseException:
+            # Such as a filter's error, since handlers deal with their own; there is no caller to raise it to.
+            if logging.raiseExceptions and sys.stderr:
+                traceback.print_exc()
+    # Before Python 3.13 threading never forgets a thread that it has not started.
+    if isinstance(threading.current_thread(), threading._DummyThread):
+        threading._active.pop(threading.get_ident(), None)  # type: ignore[attr-defined]
 
 
-def _deliver(done: threading.Event) -> None:
-    while records := _native.take_log_records():
-        threads = {thread.native_id: thread for thread in threading.enumerate()}
-        for record in records:
-            try:
-                _hand_over(record, threads)
-            except BaseException:
-                # Such as a filter's error, since handlers deal with their own; there is no caller to raise it to.
-                if logging.raiseExceptions and sys.stderr:
-                    traceback.print_exc()
-    done.set()
-
-
-def _hand_over(made: tuple[str, int, str, int, str, float, int], threads: dict[int | None, threading.Thread]) -> None:
+def _hand_over(made: _Made, threads: dict[int | None, threading.Thread]) -> None:
     name, level, file, line, message, created, native_id = made
     logger = logging.getLogger(name)
     if not logger.isEnabledFor(level):
@@ -107,17 +93,10 @@ def _end() -> None:
     global _is_ended
     _is_ended = True
     _native.set_log_level(_OFF)
-    _native.end_log()
-    if _done is not None:
-        _done.wait(_PATIENCE)
-    else:
-        # What the thread was to hand over, which did not start.
-        _deliver(threading.Event())
+    _native.end_log(_PATIENCE)
 
 
 def _after_fork() -> None:
     """Forget, in a forked child, its parent's thread and records."""
-    global _done
-    _done = None
     _native.clear_log_records()
     _follow()

@@ -46,7 +46,7 @@ def load(rmm: Any) -> Any:
                 return _import(path, version)
         except (NoLibrary, compiler.CompilationFailed) as error:
             reasons.append(str(error))
-    raise NoLibrary("; ".join(reasons))
+    raise NoLibrary("; ".join(dict.fromkeys(reasons)))
 
 
 def _version(rmm: Any) -> tuple[int, int]:

@@ -159,7 +159,7 @@ def load(torch: Any) -> Library:
                 return Library(path, version)
         except (NoLibrary, compiler.CompilationFailed) as error:
             reasons.append(str(error))
-    raise NoLibrary("; ".join(reasons))
+    raise NoLibrary("; ".join(dict.fromkeys(reasons)))
 
 
 def _shipped(torch: Any, version: str) -> Path | None:

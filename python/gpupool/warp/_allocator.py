@@ -43,9 +43,12 @@ class Allocator:
 
         def free_what_died_beside_a_capture(device: int, nbytes: int) -> bool:
             allocator = this()
-            return allocator is not None and device == ordinal and allocator._free_late()
+            if allocator is None:
+                callback.remove()
+                return False
+            return device == ordinal and allocator._free_late()
 
-        self._callback = on_oom(free_what_died_beside_a_capture)
+        callback = on_oom(free_what_died_beside_a_capture)
 
     def __repr__(self) -> str:
         return f"<gpupool's memory of {self._device}>"

@@ -59,6 +59,7 @@ fn status(error: &Error) -> c_int {
         ErrorKind::OutOfMemory(_) => OUT_OF_MEMORY,
         ErrorKind::Library(refused) if refused.kind == StatusKind::OutOfMemory => OUT_OF_MEMORY,
         ErrorKind::Library(_) => DRIVER,
+        ErrorKind::Interrupted { refused: Some(refused), .. } => status(refused),
         ErrorKind::InvalidValue(_) => INVALID_VALUE,
         ErrorKind::Forked => FORKED,
         ErrorKind::Asleep(_) => ASLEEP,

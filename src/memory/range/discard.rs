@@ -15,7 +15,7 @@ use crate::memory::device::{Until, call_out, is_thread_for_others};
 use crate::memory::serve::{Patience, release_places, settle};
 use crate::observe::target::MEMORY;
 use crate::process;
-use crate::sync::{AtomicBool, CallbackKind, MayWait, Ordering, ThisThread, ThreadNumber, lock, wait};
+use crate::sync::{AtomicBool, CallbackKind, MayWait, Ordering, ThisThread, ThreadNumber, lock, take_last, wait};
 
 /// Called with the numbers of the pages that were taken.
 pub(super) type DiscardCallback = Box<dyn Fn(&[u32]) + Send + Sync>;
@@ -87,7 +87,8 @@ impl ListedCallbacks {
 #[must_use = "the callback is removed when this is dropped"]
 pub struct DiscardGuard {
     range: Weak<HeldRange>,
-    callback: Arc<DiscardCallback>,
+    /// The range's, so that this keeps nothing of the callback's.
+    callback: Weak<DiscardCallback>,
 }
 
 impl fmt::Debug for DiscardGuard {
@@ -99,11 +100,12 @@ impl fmt::Debug for DiscardGuard {
 impl DiscardGuard {
     pub(super) fn register(range: &Arc<HeldRange>, callback: DiscardCallback) -> Self {
         let callback = Arc::new(callback);
+        let known = Arc::downgrade(&callback);
         // A forked child calls no callback, and the lock may be held for ever.
         if !process::is_forked() {
-            lock(&range.listeners.registered).callbacks.push(Arc::clone(&callback));
+            lock(&range.listeners.registered).callbacks.push(callback);
         }
-        Self { range: Arc::downgrade(range), callback }
+        Self { range: Arc::downgrade(range), callback: known }
     }
 
     /// Keeps the callback registered as long as the range lives.
@@ -119,7 +121,10 @@ impl Drop for DiscardGuard {
         if !process::is_forked()
             && let Some(range) = self.range.upgrade()
         {
-            lock(&range.listeners.registered).callbacks.retain(|known| !Arc::ptr_eq(known, &self.callback));
+            let is_meant = |known: &Arc<DiscardCallback>| self.callback.as_ptr() == Arc::as_ptr(known);
+            // Dropped outside the lock: it may hold anything.
+            let removed = take_last(&mut lock(&range.listeners.registered).callbacks, is_meant);
+            drop(removed);
         }
     }
 }
@@ -201,7 +206,7 @@ impl Discardable for HeldRange {
         let (mut released, mut staying) = (0, Vec::new());
         loop {
             let kept_before = staying.len();
-            let pages = self.take(priority, left, &mut staying, waits);
+            let pages = self.take_pages(priority, left, &mut staying, waits);
             left -= pages.len();
             if !pages.is_empty() {
                 released += self.release(&pages, waits);
@@ -218,7 +223,7 @@ impl Discardable for HeldRange {
 impl HeldRange {
     /// Takes at most so many pages of this priority that no work uses, or, if it `waits`, none that cannot be waited for.
     /// Those that were used by the streams of `staying` stay; adds to it what is found to stay.
-    fn take(&self, priority: i32, count: usize, staying: &mut Vec<u64>, waits: bool) -> Vec<u32> {
+    fn take_pages(&self, priority: i32, count: usize, staying: &mut Vec<u64>, waits: bool) -> Vec<u32> {
         let mut users = Vec::new();
         let busy = self.begin(&[], |table, _| {
             let is_meant = |page: &u32| {

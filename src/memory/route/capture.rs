@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use super::routes::{EnteredRoute, RouteKind};
+use super::routes::EnteredRoute;
 use super::scope::PoolToken;
 use super::uses::PoolUse;
 use crate::error::{Error, Result};
@@ -49,8 +49,7 @@ impl EnteredCapture {
                 stream.device()
             )));
         }
-        let kind = RouteKind::Capture(Some(stream.raw()));
-        let route = EnteredRoute::new(PoolUse::new(pool, true)?, kind, false)?;
+        let route = EnteredRoute::capture(PoolUse::new(pool, true)?, stream.raw())?;
         Ok(Self { pool: pool.id, route, _known: note_capture(stream)? })
     }
 

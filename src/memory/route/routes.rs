@@ -3,14 +3,14 @@
 //! have not changed ([`changes`](crate::memory::pool::changes)), the cache for a stream is found at once.
 
 use std::cell::RefCell;
-use std::mem::ManuallyDrop;
-use std::sync::{Arc, Mutex};
+use std::mem::{self, ManuallyDrop};
+use std::sync::{Arc, Mutex, Weak};
 
 #[cfg(feature = "python")]
 use super::context_scope::of_context;
 #[cfg(not(feature = "python"))]
 use super::shared_route::of_context;
-use super::shared_route::{AllThreads, of_all_threads};
+use super::shared_route::{AllThreads, Rerouted, of_all_threads};
 use super::stay::PoolStay;
 use super::uses::PoolUse;
 use crate::error::Result;
@@ -24,14 +24,54 @@ use crate::sync::{lock, take_last};
 struct Route {
     pool: Arc<Pool>,
     kind: RouteKind,
-    /// Uses of the pool, and, for a capture, of pools in whose scopes it allocated, which its graph uses too. None for
-    /// a route that is entered and left by the pool's id.
+    /// Of a capture: uses of the pool, and of pools in whose scopes it allocated, which its graph uses too.
     uses: Vec<PoolUse>,
     /// What the route is found by when it is left.
     ticket: u64,
-    /// The same for all threads.
-    _all_threads: Option<AllThreads>,
+    /// None for a capture, and for a route that is entered and left by the pool's id.
+    scope: Option<Arc<OpenScope>>,
     _stay: Option<PoolStay>,
+}
+
+impl Route {
+    /// Ends its uses without a driver call.
+    fn abandon(self) {
+        self.uses.into_iter().for_each(PoolUse::abandon);
+        if let Some(scope) = self.scope
+            && let ScopeState::Open { in_use, .. } = mem::replace(&mut *lock(&scope.0), ScopeState::Abandoned)
+        {
+            in_use.abandon();
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.scope.as_ref().is_some_and(|scope| matches!(*lock(&scope.0), ScopeState::EndedElsewhere(_)))
+    }
+}
+
+/// A scope of a thread, which it ends by dropping it, and another thread by [`OpenScope::end_elsewhere`].
+#[derive(Debug)]
+struct OpenScope(Mutex<ScopeState>);
+
+#[derive(Debug)]
+enum ScopeState {
+    Open {
+        in_use: PoolUse,
+        /// The same for all threads.
+        _all_threads: Option<AllThreads>,
+        _stay: Option<PoolStay>,
+    },
+    /// By another thread. The scope's own thread looks for such scopes, and takes this out, before its next request.
+    EndedElsewhere(Rerouted),
+    Abandoned,
+}
+
+impl OpenScope {
+    fn end_elsewhere(&self) {
+        let ended = mem::replace(&mut *lock(&self.0), ScopeState::EndedElsewhere(Rerouted::new()));
+        // Outside the lock: with the last use of a pool its memory goes back to the driver.
+        drop(ended);
+    }
 }
 
 /// What a route's memory is for.
@@ -85,7 +125,7 @@ impl Drop for Routes {
     fn drop(&mut self) {
         note_change();
         // Scopes that were never left end with their thread.
-        self.0.get_mut().drain(..).flat_map(|route| route.uses).for_each(PoolUse::abandon);
+        self.0.get_mut().drain(..).for_each(Route::abandon);
     }
 }
 
@@ -214,39 +254,55 @@ pub(in crate::memory) fn destination(
     given: Option<&GivenPool>,
     is_rerouted: bool,
 ) -> Result<Option<Destination>> {
+    while is_rerouted && let Some(ended) = take_route(Route::is_over) {
+        ended.abandon();
+    }
     ROUTES.try_with(|routes| routes.destination(stream, given, is_rerouted)).unwrap_or_else(|_| Err(ending()))
 }
 
-/// A route of the thread that entered it, until dropped there. Dropped on another, it stays until that thread ends.
+/// A route of the thread that entered it, until dropped. Dropped on another thread, a scope ends there, and a capture with the
+/// thread that entered it.
 #[must_use = "requests follow the route only while this lives"]
 #[derive(Debug)]
 pub(crate) struct EnteredRoute {
     ticket: u64,
+    /// Gone with the thread.
+    scope: Weak<OpenScope>,
 }
 
 impl EnteredRoute {
     /// Routes this thread's requests on the pool's device into the pool; with `all_threads` also those of every thread
-    /// without a route of its own there. The use is the thread's until the route is left.
-    pub(crate) fn new(in_use: PoolUse, kind: RouteKind, all_threads: bool) -> Result<Self> {
+    /// without a route of its own there. The use is the thread's until the scope is left.
+    pub(crate) fn scope(in_use: PoolUse, all_threads: bool) -> Result<Self> {
         let (pool, stay) = (Arc::clone(in_use.pool()), PoolStay::begin(in_use.pool())?);
         let ticket = next_ticket();
         let all_threads = all_threads.then(|| AllThreads::new(&pool, ticket));
-        Self::add(Route { pool, kind, uses: vec![in_use], ticket, _all_threads: all_threads, _stay: stay })
+        let open = ScopeState::Open { in_use, _all_threads: all_threads, _stay: stay };
+        let scope = Some(Arc::new(OpenScope(Mutex::new(open))));
+        Self::add(Route { pool, kind: RouteKind::Scope, uses: Vec::new(), ticket, scope, _stay: None })
     }
 
-    /// As [`EnteredRoute::new`], for a pool that the caller keeps, or ends by its id.
+    /// Routes this thread's requests on the pool's device into the pool, for the graph that this stream's capture makes.
+    pub(super) fn capture(in_use: PoolUse, stream: RawStream) -> Result<Self> {
+        let (pool, stay) = (Arc::clone(in_use.pool()), PoolStay::begin(in_use.pool())?);
+        let kind = RouteKind::Capture(Some(stream));
+        Self::add(Route { pool, kind, uses: vec![in_use], ticket: next_ticket(), scope: None, _stay: stay })
+    }
+
+    /// As [`EnteredRoute::scope`], for a pool that the caller keeps, or ends by its id.
     pub(in crate::memory) fn without_use(pool: Arc<Pool>, kind: RouteKind) -> Result<Self> {
         let stay = PoolStay::begin(&pool)?;
-        Self::add(Route { pool, kind, uses: Vec::new(), ticket: next_ticket(), _all_threads: None, _stay: stay })
+        Self::add(Route { pool, kind, uses: Vec::new(), ticket: next_ticket(), scope: None, _stay: stay })
     }
 
     fn add(route: Route) -> Result<Self> {
         let ticket = route.ticket;
+        let scope = route.scope.as_ref().map_or_else(Weak::new, Arc::downgrade);
         let entered = ROUTES.try_with(|routes| {
             routes.0.borrow_mut().push(route);
             note_change();
         });
-        entered.map(|()| Self { ticket }).map_err(|_| ending())
+        entered.map(|()| Self { ticket, scope }).map_err(|_| ending())
     }
 
     /// Leaves the route entered until it is left by its ticket or its pool's id, or the thread ends.
@@ -254,7 +310,7 @@ impl EnteredRoute {
         ManuallyDrop::new(self).ticket
     }
 
-    /// Ends the route, at any depth, and returns its uses; none if this thread has no such route.
+    /// Ends the route, at any depth, and returns a capture's uses; none if this thread has no such route.
     pub(super) fn leave(&self) -> Option<Vec<PoolUse>> {
         take_route(|route| route.ticket == self.ticket).map(|route| route.uses)
     }
@@ -262,18 +318,23 @@ impl EnteredRoute {
 
 impl Drop for EnteredRoute {
     fn drop(&mut self) {
-        drop(self.leave());
+        if self.leave().is_none()
+            && let Some(scope) = self.scope.upgrade()
+        {
+            scope.end_elsewhere();
+        }
     }
 }
 
-/// Ends a scope of this thread by its ticket, and returns its use; none if this thread has no such scope.
-pub(crate) fn leave_by_ticket(ticket: u64) -> Option<Vec<PoolUse>> {
-    take_route(|route| route.ticket == ticket && route.kind == RouteKind::Scope).map(|route| route.uses)
+/// Ends a scope of this thread by its ticket; false if this thread has no such scope.
+pub(crate) fn leave_by_ticket(ticket: u64) -> bool {
+    take_route(|route| route.ticket == ticket && route.kind == RouteKind::Scope).is_some()
 }
 
 /// Ends this thread's innermost route with this id; false if there is none.
 pub(in crate::memory) fn leave_by_id(device: Device, id: PoolId) -> bool {
-    let is_meant = |route: &Route| route.uses.is_empty() && route.pool.id == id && route.pool.memory.location == device;
+    let has_use = |route: &Route| route.scope.is_some() || !route.uses.is_empty();
+    let is_meant = |route: &Route| !has_use(route) && route.pool.id == id && route.pool.memory.location == device;
     take_route(is_meant).is_some()
 }
 

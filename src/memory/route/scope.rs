@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use super::routes::{EnteredRoute, RouteKind};
+use super::routes::EnteredRoute;
 use super::uses::PoolUse;
 use crate::error::Result;
 use crate::ids::Device;
@@ -22,7 +22,7 @@ pub struct PoolScope {
 impl PoolScope {
     /// Makes a scope with a use of the pool; with `all_threads` also for every thread without one of its own.
     pub(in crate::memory) fn new(in_use: PoolUse, all_threads: bool) -> Result<Self> {
-        let entered = EnteredRoute::new(in_use, RouteKind::Scope, all_threads)?;
+        let entered = EnteredRoute::scope(in_use, all_threads)?;
         Ok(Self { _entered: entered, this_thread: PhantomData })
     }
 }
@@ -93,6 +93,6 @@ impl PoolToken {
     /// As [`PoolToken::enter`], or for all threads, for a caller that cannot keep a guard on its thread.
     #[cfg(feature = "python")]
     pub(crate) fn enter_scope(&self, all_threads: bool) -> Result<EnteredRoute> {
-        EnteredRoute::new(self.hold()?, RouteKind::Scope, all_threads)
+        EnteredRoute::scope(self.hold()?, all_threads)
     }
 }

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::memory::pool::{Pool, closed};
 use crate::memory::serve::{Ending, end_pool};
 use crate::process;
-use crate::sync::Ordering;
+use crate::sync::{AtomicBool, Ordering};
 
 /// One of a pool's uses, until it is dropped. The pool ends with the last.
 #[derive(Debug)]
@@ -15,7 +15,7 @@ pub(crate) struct PoolUse {
     /// Whether it is for a captured graph, which may use the memory at any time.
     is_captured: bool,
     /// Whether the use has ended, or is left to end by the pool's id.
-    is_over: bool,
+    is_over: AtomicBool,
 }
 
 impl PoolUse {
@@ -23,7 +23,7 @@ impl PoolUse {
         if is_captured {
             pool.captures.fetch_add(1, Ordering::AcqRel);
         }
-        Self { pool, is_captured, is_over: false }
+        Self { pool, is_captured, is_over: AtomicBool::new(false) }
     }
 
     /// # Errors
@@ -48,25 +48,36 @@ impl PoolUse {
     }
 
     /// Leaves the use to be ended by the pool's id.
-    pub(in crate::memory) fn into_id(mut self) {
+    pub(in crate::memory) fn into_id(self) {
         self.pool.uses_by_id.fetch_add(1, Ordering::AcqRel);
-        self.is_over = true;
+        self.is_over.store(true, Ordering::Relaxed);
     }
 
     /// Takes up a use left by [`PoolUse::into_id`]; none if none is left.
     pub(in crate::memory) fn from_id(pool: Arc<Pool>, is_captured: bool) -> Option<Self> {
         let take = |uses: u32| uses.checked_sub(1);
         pool.uses_by_id.fetch_update(Ordering::AcqRel, Ordering::Acquire, take).ok()?;
-        Some(Self { pool, is_captured, is_over: false })
+        Some(Self { pool, is_captured, is_over: AtomicBool::new(false) })
     }
 
     /// Ends the use without a driver call, for an ending thread.
-    pub(super) fn abandon(mut self) {
+    pub(super) fn abandon(self) {
         self.end(Ending::Later);
     }
 
-    fn end(&mut self, ending: Ending) {
-        if std::mem::replace(&mut self.is_over, true) || process::is_forked() {
+    /// Ends the use now, as dropping it does.
+    #[cfg(feature = "python")]
+    pub(in crate::memory) fn end_now(&self) {
+        self.end(Ending::Now);
+    }
+
+    #[cfg(feature = "python")]
+    pub(in crate::memory) fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Acquire)
+    }
+
+    fn end(&self, ending: Ending) {
+        if self.is_over.swap(true, Ordering::AcqRel) || process::is_forked() {
             return;
         }
         if self.is_captured {

@@ -17,7 +17,7 @@ use super::request::{Allocation, AllocationRequest};
 use super::settle::Patience;
 use super::take::{FreeMemory, Giver, Reach, other_pools, take_from};
 use super::trim::{leave_closed, settle};
-use crate::error::{Error, GPUPOOL, Result};
+use crate::error::{Error, ErrorKind, GPUPOOL, Result};
 use crate::memory::cache::{
     BLOCK_BYTES_MAX, BlockUser, DeviceCaches, Heap, HeapSearch, Service, StreamCache, forget_last,
 };
@@ -432,7 +432,7 @@ impl Escalation {
     fn callbacks(&mut self) -> Result<Option<Allocation>> {
         let (pool, bytes) = self.wanted();
         let stream = self.request.cache.stream_address();
-        after_callbacks(&pool, stream, bytes, || {
+        let found = after_callbacks(&pool, stream, bytes, || {
             if beyond_a_limit(&pool, bytes).is_some() {
                 return Ok(None);
             }
@@ -443,7 +443,8 @@ impl Escalation {
                 None => self.what_was_under_way(),
                 found => Ok(found),
             }
-        })
+        });
+        found.map_err(|error| no_memory_left(&pool, bytes, error.while_refused(|| self.last_refusal())))
     }
 
     /// Waits for the streams of these pools' waiting blocks and pages, then searches once. A refusal for another pool
@@ -487,6 +488,7 @@ impl Escalation {
                         return Ok(None);
                     }
                 }
+                Err(error) if matches!(error.kind(), ErrorKind::Interrupted { .. }) => return Err(error),
                 // Whatever a pool's own allocator refuses counts as a lack of memory.
                 Err(error) if is_no_memory(&error) || !self.has_pages() => {
                     self.refused = Some(error);

@@ -36,7 +36,7 @@ pub(in crate::memory) use make_room::{Vicinity, set_vicinity, wake_if_taken};
 pub(in crate::memory) use miss::Miss;
 #[cfg(feature = "python")]
 pub(crate) use out_of_memory::on_oom_as;
-pub use out_of_memory::{OomCallback, OomGuard, on_oom, oom_callbacks};
+pub use out_of_memory::{OomGuard, on_oom, oom_callbacks};
 pub(in crate::memory) use out_of_memory::{no_memory_left, no_room_for_claim, without_callbacks};
 pub(crate) use peers::enable_peer;
 #[cfg(feature = "python")]

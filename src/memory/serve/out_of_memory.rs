@@ -2,6 +2,7 @@
 
 use std::any::type_name;
 use std::cell::Cell;
+use std::mem;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
@@ -18,8 +19,9 @@ use crate::process;
 use crate::runtime::{self, MemoryInfo};
 use crate::sync::{CallbackKind, lock, take_last};
 
-/// A callback for when memory has run out: it frees what it can, and returns whether it freed anything.
-pub type OomCallback = Arc<dyn Fn(Device, u64) -> bool + Send + Sync>;
+/// A callback for when memory has run out: it frees what it can, and returns whether it freed anything. Its error ends the
+/// request.
+pub(crate) type OomCallback = Arc<dyn Fn(Device, u64) -> Result<bool> + Send + Sync>;
 
 struct Registered {
     number: u64,
@@ -34,6 +36,13 @@ static CALLBACKS: Mutex<Vec<Registered>> = Mutex::new(Vec::new());
 #[derive(Debug)]
 pub struct OomGuard {
     number: u64,
+}
+
+impl OomGuard {
+    /// Keeps the callback registered as long as the process lives.
+    pub fn keep(self) {
+        mem::forget(self);
+    }
 }
 
 impl Drop for OomGuard {
@@ -57,7 +66,7 @@ impl Drop for OomGuard {
 /// a call, of whatever kind, what would have to wait for another thread's call is refused, with `ErrorKind::InvalidValue`:
 /// that one may be waiting for this one.
 pub fn on_oom<F: Fn(Device, u64) -> bool + Send + Sync + 'static>(callback: F) -> OomGuard {
-    on_oom_as(type_name::<F>().to_owned(), Arc::new(callback))
+    on_oom_as(type_name::<F>().to_owned(), Arc::new(move |device, bytes| Ok(callback(device, bytes))))
 }
 
 /// [`on_oom`] for a callback that has a name of its own.
@@ -87,6 +96,9 @@ thread_local! {
 
 /// Calls the user's callbacks in turn, and tries again after each that has freed something. None inside a callback, so
 /// that one that allocates does not call itself, nor in [`without_callbacks`], nor for pinned memory.
+///
+/// # Errors
+/// That of a callback, after which no other is called; those of trying again.
 pub(super) fn after_callbacks<R>(
     pool: &Pool,
     stream: usize,
@@ -101,7 +113,7 @@ pub(super) fn after_callbacks<R>(
     // Their lock is not held while they are called.
     let callbacks: Vec<_> = lock(&CALLBACKS).iter().map(|registered| Arc::clone(&registered.callback)).collect();
     for callback in callbacks {
-        let has_freed = call_out(CallbackKind::Oom, || without_callbacks(|| callback(device, bytes)));
+        let has_freed = call_out(CallbackKind::Oom, || without_callbacks(|| callback(device, bytes)))?;
         if has_freed && let Some(found) = try_again()? {
             return Ok(Some(found));
         }
@@ -150,10 +162,17 @@ fn explained(location: MemoryLocation, wanted: Wanted, info: MemoryInfo, refused
     ErrorKind::OutOfMemory(OutOfMemory { refused, location, wanted, free, total, users, neighbours }).into()
 }
 
-/// Counts a failed request, and returns the error that says what holds the memory; another refusal is returned as it
-/// is.
+/// Counts a failed request, and returns the error that says what holds the memory, also where a callback interrupted it;
+/// another refusal is returned as it is.
 #[cold]
 pub(in crate::memory) fn no_memory_left(pool: &Pool, bytes: u64, refused: Error) -> Error {
+    let refused = match refused.into_kind() {
+        ErrorKind::Interrupted { cause, refused: Some(refused) } => {
+            let refused = Some(no_memory_left(pool, bytes, refused));
+            return ErrorKind::Interrupted { cause, refused }.into();
+        }
+        other => Error::from(other),
+    };
     if !is_no_memory(&refused) {
         return refused;
     }

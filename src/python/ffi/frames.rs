@@ -14,6 +14,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use libloading::os::unix::Library;
 use pyo3::ffi;
+use pyo3::intern;
 use pyo3::prelude::*;
 
 use super::interpreter::attached;
@@ -72,6 +73,23 @@ fn functions() -> Option<CPythonFunctions> {
             })
         }
     })
+}
+
+/// Returns the identity of the function that made this call, as long as it has not ended, if it is a generator or a coroutine:
+/// one that another thread or task may go on with.
+pub(in crate::python) fn calling_generator(py: Python<'_>) -> Option<usize> {
+    /// `CO_GENERATOR`, `CO_COROUTINE` and `CO_ASYNC_GENERATOR` of `inspect`.
+    const KINDS: u32 = 0x20 | 0x80 | 0x200;
+    // SAFETY: the thread holds the GIL, and the innermost frame runs; a frame has its code object as long as it lives.
+    let (frame, code) = unsafe {
+        let frame = ffi::PyEval_GetFrame();
+        if frame.is_null() {
+            return None;
+        }
+        (frame.addr(), Bound::from_owned_ptr(py, ffi::PyFrame_GetCode(frame).cast()))
+    };
+    let flags: u32 = code.getattr(intern!(py, "co_flags")).ok()?.extract().ok()?;
+    (flags & KINDS != 0).then_some(frame)
 }
 
 /// Writes down where the calling thread is in each of its functions, the innermost first.

@@ -9,6 +9,8 @@ use libloading::os::unix::Library;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
+use crate::python::raised::take_left;
+
 type GetThreadState = unsafe extern "C" fn() -> *mut ffi::PyThreadState;
 
 /// Returns what knows this thread's state if it holds the GIL; in Python 3.11 that of the thread that holds it. It is not
@@ -67,20 +69,18 @@ pub(in crate::python) fn wait_detached(wait: &mut dyn FnMut()) {
     }
 }
 
-/// Has the interpreter call a function of `gpupool._logging` soon, and returns whether it will.
-pub(in crate::python) fn begin_log_soon() -> bool {
+/// Has the main thread raise the exceptions that are left to it.
+pub(in crate::python) fn raise_soon() {
     // SAFETY: any thread may call this without the GIL, and the function is there as long as the process.
-    unsafe { ffi::Py_AddPendingCall(Some(begin_log), ptr::null_mut()) == 0 }
+    let _ = unsafe { ffi::Py_AddPendingCall(Some(raise_left), ptr::null_mut()) };
 }
 
-/// Called by the interpreter, with the GIL. An exception goes to `sys.unraisablehook`: the code that it interrupts did not
-/// ask for this call.
-extern "C" fn begin_log(_: *mut c_void) -> c_int {
-    let _ = Python::try_attach(|py| {
-        let begun = py.import("gpupool._logging").and_then(|logging| logging.call_method0("begin"));
-        if let Err(raised) = begun {
-            raised.write_unraisable(py, None);
-        }
-    });
-    0
+/// Called by the interpreter, with the GIL, one exception at a time.
+extern "C" fn raise_left(_: *mut c_void) -> c_int {
+    let Some(exception) = take_left() else { return 0 };
+    raise_soon();
+    match Python::try_attach(|py| exception.restore(py)) {
+        Some(()) => -1,
+        None => 0,
+    }
 }

@@ -24,7 +24,7 @@ pub(super) use cupy::{CurrentStream, Memories};
 #[cfg(Py_GIL_DISABLED)]
 pub(super) use immortal::make_immortal;
 pub(super) use integers::lent_integers;
-pub(super) use interpreter::{begin_log_soon, if_attached, wait_detached};
+pub(super) use interpreter::{if_attached, raise_soon, wait_detached};
 pub(super) use pinned_buffer::{PyPinnedBuffer, empty_pinned};
 pub(super) use source::{Keeping, PythonSource, Trusted};
 pub(super) use torch::torch_allocator;

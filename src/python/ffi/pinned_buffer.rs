@@ -28,7 +28,7 @@ use crate::runtime::{Kind, Stream, get};
 use crate::sync::lock;
 
 #[doc = docstring!("PinnedBuffer")]
-#[pyclass(name = "PinnedBuffer", module = "gpupool", frozen)]
+#[pyclass(name = "PinnedBuffer", module = "gpupool", frozen, weakref)]
 #[derive(Debug)]
 pub(in crate::python) struct PyPinnedBuffer(Mutex<PinnedState>);
 

@@ -1,9 +1,10 @@
 //! Sources of pools' memory in Python: the program promises that what they return is memory without another owner.
 
-use pyo3::prelude::*;
+use std::sync::Arc;
 
 use crate::error::Result;
 use crate::memory::SegmentSource;
+use crate::python::kept::Kept;
 use crate::runtime::Stream;
 
 /// A [`SegmentSource`] of Python code, which has no `unsafe`.
@@ -31,11 +32,11 @@ unsafe impl<S: PythonSource> SegmentSource for Trusted<S> {
 #[derive(Debug)]
 pub(in crate::python) struct Keeping<S> {
     source: S,
-    _object: Py<PyAny>,
+    _object: Arc<Kept>,
 }
 
 impl<S> Keeping<S> {
-    pub(in crate::python) const fn new(source: S, object: Py<PyAny>) -> Self {
+    pub(in crate::python) const fn new(source: S, object: Arc<Kept>) -> Self {
         Self { source, _object: object }
     }
 }

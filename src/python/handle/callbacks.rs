@@ -3,11 +3,12 @@
 use pyo3::prelude::*;
 use pyo3::types::PyInt;
 
-use crate::error::{Error, Result, StatusKind};
+use crate::error::{Cause, Error, Result, StatusKind};
 use crate::ids::Device;
 use crate::library::functions::{Create, Destroy, SetStream};
 use crate::library::{Library, RawHandle};
 use crate::python::ffi::PythonAddress;
+use crate::python::raised::interrupted_or;
 use crate::python::whole::wrong_argument;
 use crate::runtime::Stream;
 
@@ -63,16 +64,15 @@ impl CallbackLibrary {
     fn call<R>(&self, function: &str, call: impl FnOnce(Python<'_>) -> PyResult<R>) -> Result<R> {
         let called = Python::try_attach(|py| {
             call(py).map_err(|raised| {
-                let name = raised.get_type(py).name().map(|name| name.to_string());
-                self.refused(function, name.unwrap_or_default(), Some(raised))
+                let name = raised.get_type(py).name().map(|name| name.to_string()).unwrap_or_default();
+                interrupted_or(py, raised, |cause| self.refused(function, name, Some(cause)))
             })
         });
         called.unwrap_or_else(|| Err(self.refused(function, "the interpreter is shutting down".to_owned(), None)))
     }
 
-    fn refused(&self, function: &str, status: String, cause: Option<PyErr>) -> Error {
-        Error::refused(&self.name, function, status, -1, StatusKind::Other)
-            .map_library(|refused| refused.cause = cause.map(|raised| Box::new(raised) as _))
+    fn refused(&self, function: &str, status: String, cause: Option<Cause>) -> Error {
+        Error::refused(&self.name, function, status, -1, StatusKind::Other).map_library(|refused| refused.cause = cause)
     }
 }
 

@@ -12,7 +12,7 @@ use crate::python::device;
 use crate::sync::lock;
 
 #[doc = docstring!("Lease")]
-#[pyclass(name = "Lease", module = "gpupool", frozen)]
+#[pyclass(name = "Lease", module = "gpupool", frozen, weakref)]
 #[derive(Debug)]
 pub(in crate::python) struct PyLease {
     library: &'static str,

@@ -20,7 +20,7 @@ use crate::runtime;
 use crate::sync::Interruption;
 
 #[doc = docstring!("HandlePool")]
-#[pyclass(name = "HandlePool", module = "gpupool", frozen)]
+#[pyclass(name = "HandlePool", module = "gpupool", frozen, weakref)]
 #[derive(Debug)]
 pub(in crate::python) struct PyHandlePool(HandlePool);
 

@@ -22,11 +22,12 @@ use crate::runtime::{Event, Kind, Stream, StreamIdentity, get};
 use crate::sync::lock;
 
 #[doc = docstring!("DeviceBuffer")]
-#[pyclass(name = "DeviceBuffer", module = "gpupool", frozen)]
+#[pyclass(name = "DeviceBuffer", module = "gpupool", frozen, weakref)]
 #[derive(Debug)]
 pub(in crate::python) struct PyDeviceBuffer {
     buffer: Mutex<BufferState<DeviceBuffer>>,
-    /// The object that keeps its stream alive, if there is one.
+    /// The object that keeps its stream alive, if there is one. The garbage collector does not know of it, nor of the others: it
+    /// might end a stream before the buffer, whose end asks its streams.
     keeper: Option<Py<PyAny>>,
     /// Dropped after the buffer, whose end asks the streams.
     keepers: Mutex<Keepers>,

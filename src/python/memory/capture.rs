@@ -2,6 +2,7 @@
 
 use std::sync::Mutex;
 
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 
 use super::mem_pool::PyMemPool;
@@ -14,18 +15,18 @@ use crate::runtime::Stream;
 use crate::sync::{ThisThread, ThreadNumber, lock};
 
 #[doc = docstring!("Capture")]
-#[pyclass(name = "Capture", module = "gpupool", frozen)]
+#[pyclass(name = "Capture", module = "gpupool", frozen, weakref)]
 #[derive(Debug)]
 pub(in crate::python) struct PyCapture {
     /// Kept as long as it may be entered.
-    _pool: Py<PyMemPool>,
+    pool: Py<PyMemPool>,
     token: PoolToken,
     stream: Stream,
     state: Mutex<Option<(ThreadNumber, EnteredCapture, Py<PyGraphMemory>)>>,
 }
 
 #[doc = docstring!("GraphMemory")]
-#[pyclass(name = "GraphMemory", module = "gpupool", frozen)]
+#[pyclass(name = "GraphMemory", module = "gpupool", frozen, weakref)]
 #[derive(Debug)]
 pub(in crate::python) struct PyGraphMemory {
     pool_id: Id,
@@ -37,7 +38,7 @@ pub(in crate::python) struct PyGraphMemory {
 impl PyCapture {
     pub(super) fn new(pool: &Bound<'_, PyMemPool>, stream: &Stream) -> PyResult<Self> {
         let token = pool.get().token()?;
-        Ok(Self { _pool: pool.clone().unbind(), token, stream: stream.kept(), state: Mutex::new(None) })
+        Ok(Self { pool: pool.clone().unbind(), token, stream: stream.kept(), state: Mutex::new(None) })
     }
 }
 
@@ -97,6 +98,10 @@ impl PyCapture {
             py.detach(|| drop(memory));
         }
         Ok(false)
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.pool)
     }
 
     fn __repr__(&self) -> String {

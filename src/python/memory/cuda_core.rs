@@ -3,6 +3,7 @@
 
 use std::sync::{Mutex, OnceLock};
 
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple, PyType};
@@ -21,7 +22,7 @@ use crate::runtime::Stream;
 use crate::sync::lock;
 
 #[doc = docstring!("CudaCoreMemory")]
-#[pyclass(name = "CudaCoreMemory", module = "gpupool._native", frozen, subclass)]
+#[pyclass(name = "CudaCoreMemory", module = "gpupool._native", frozen, subclass, weakref)]
 #[derive(Debug)]
 pub(in crate::python) struct PyCudaCoreMemory {
     made: OnceLock<MadeResource>,
@@ -107,6 +108,12 @@ impl PyCudaCoreMemory {
             drop(refused);
         }
         made
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        let Some(MadeResource { make_buffer, pool, .. }) = self.made.get() else { return Ok(()) };
+        visit.call(make_buffer)?;
+        visit.call(pool)
     }
 
     #[doc = docstring!("CudaCoreMemory.deallocate")]

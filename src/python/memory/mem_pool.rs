@@ -2,6 +2,7 @@
 
 use std::sync::OnceLock;
 
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 
@@ -19,6 +20,7 @@ use crate::memory::{self, Backup, MemPool};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
 use crate::python::facts::Facts;
+use crate::python::kept::KeptObjects;
 use crate::python::sleep::PyBackup;
 use crate::python::whole::{Limit, Nbytes, PageBytes, Reserve, Whole};
 use crate::python::{device, stream};
@@ -29,6 +31,8 @@ use crate::python::{device, stream};
 pub(in crate::python) struct PyMemPool {
     made: OnceLock<MadePool>,
     blocks: ScopeBlocks,
+    /// Its allocator's functions and its callbacks, which its memory needs as long as there is some.
+    kept: KeptObjects,
 }
 
 /// What `__init__` makes.
@@ -89,7 +93,7 @@ impl PyMemPool {
                           is_user_created=True, reserve=0, sleeps_for_others=False, wakes_on_use=False)"
     )]
     fn new(_arguments: &Bound<'_, PyTuple>, _named: Option<&Bound<'_, PyDict>>) -> Self {
-        Self { made: OnceLock::new(), blocks: ScopeBlocks::new() }
+        Self { made: OnceLock::new(), blocks: ScopeBlocks::new(), kept: KeptObjects::default() }
     }
 
     #[pyo3(signature = (
@@ -125,7 +129,7 @@ impl PyMemPool {
             builder = builder.limit(limit.0);
         }
         if let Some(allocator) = allocator {
-            builder = builder.allocator(source(allocator)?);
+            builder = builder.allocator(source(allocator, &self.kept)?);
         }
         let pool = py.detach(|| builder.build())?;
         let made = MadePool { pool, allocator: allocator.map(|allocator| allocator.clone().unbind()) };
@@ -251,7 +255,7 @@ impl PyMemPool {
 
     #[doc = docstring!("MemPool.on_segment")]
     fn on_segment(&self, callback: &Bound<'_, PyAny>) -> PyResult<PySegmentCallback> {
-        on_segment(self.pool()?, callback)
+        on_segment(self.pool()?, &self.kept, callback)
     }
 
     #[doc = docstring!("MemPool.snapshot")]
@@ -318,6 +322,26 @@ impl PyMemPool {
             self.blocks.leave(py, "a MemPool's block")?;
         }
         Ok(false)
+    }
+
+    #[doc = docstring!("MemPool.__del__")]
+    fn __del__(&self, py: Python<'_>) {
+        if let Some(MadePool { pool, .. }) = self.made.get() {
+            py.detach(|| pool.end());
+        }
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        let Some(MadePool { pool, allocator }) = self.made.get() else { return Ok(()) };
+        visit.call(allocator)?;
+        // What outlives the pool needs them itself.
+        if pool.is_owned() || pool.is_gone() { self.kept.traverse(&visit) } else { Ok(()) }
+    }
+
+    fn __clear__(&self) {
+        if self.made.get().is_some_and(|made| made.pool.is_gone()) {
+            self.kept.clear();
+        }
     }
 
     #[doc = docstring!("MemPool.capture")]

@@ -3,13 +3,14 @@
 use pyo3::prelude::*;
 
 use crate::error::{Error, Result};
+use crate::python::pickling::{Reduced, reduce};
 use crate::replay::{ReplayAllocator, ReplayEvent, ReplayResult};
 
 /// In a slot's number: the event frees it.
 const FREE: u32 = 1 << 31;
 
 #[doc = docstring!("ReplayResult")]
-#[pyclass(name = "ReplayResult", module = "gpupool", frozen, get_all)]
+#[pyclass(name = "ReplayResult", module = "gpupool._native", frozen, get_all)]
 #[derive(Debug)]
 pub(in crate::python) struct PyReplayResult {
     #[doc = docstring!("ReplayResult.peak_reserved")]
@@ -30,6 +31,25 @@ impl From<ReplayResult> for PyReplayResult {
     fn from(result: ReplayResult) -> Self {
         let ReplayResult { peak_reserved, driver_calls, moved_pages, cold_ns, warm_ns, reserved } = result;
         Self { peak_reserved, driver_calls, moved_pages, cold_ns, warm_ns, reserved }
+    }
+}
+
+#[pymethods]
+impl PyReplayResult {
+    #[new]
+    const fn new(
+        peak_reserved: u64,
+        driver_calls: u64,
+        moved_pages: u64,
+        cold_ns: f64,
+        warm_ns: f64,
+        reserved: Vec<(usize, u64)>,
+    ) -> Self {
+        Self { peak_reserved, driver_calls, moved_pages, cold_ns, warm_ns, reserved }
+    }
+
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<Reduced<'py>> {
+        reduce(slf, &["peak_reserved", "driver_calls", "moved_pages", "cold_ns", "warm_ns", "reserved"])
     }
 }
 

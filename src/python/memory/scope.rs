@@ -1,5 +1,6 @@
 //! `use_mem_pool`: a scope as a `with` block, and the tokens that take a pool to other threads.
 
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 
 use super::context::{EnteredContext, current_task};
@@ -12,7 +13,7 @@ use crate::python::device;
 use crate::python::with_blocks::WithBlocks;
 
 #[doc = docstring!("PoolToken")]
-#[pyclass(name = "PoolToken", module = "gpupool", frozen)]
+#[pyclass(name = "PoolToken", module = "gpupool", frozen, weakref)]
 #[derive(Debug)]
 pub(in crate::python) struct PyPoolToken(PoolToken);
 
@@ -77,15 +78,15 @@ impl ScopeBlocks {
         match current_task(py)? {
             Some(task) => {
                 let entered = EnteredContext::new(py, token, all_threads)?;
-                self.0.enter(Some(task), Entered::Context(entered));
+                self.0.enter(py, Some(task), Entered::Context(entered));
             }
-            None => self.0.enter(None, Entered::Thread(token.enter_scope(all_threads)?)),
+            None => self.0.enter(py, None, Entered::Thread(token.enter_scope(all_threads)?)),
         }
         Ok(())
     }
 
     pub(super) fn leave(&self, py: Python<'_>, name: &str) -> PyResult<()> {
-        match self.0.leave(current_task(py)?, name)? {
+        match self.0.leave(py, current_task(py)?, name)? {
             Entered::Thread(entered) => py.detach(|| drop(entered)),
             Entered::Context(entered) => entered.leave(py)?,
         }
@@ -94,7 +95,7 @@ impl ScopeBlocks {
 }
 
 #[doc = docstring!("PoolScope")]
-#[pyclass(name = "PoolScope", module = "gpupool", frozen)]
+#[pyclass(name = "PoolScope", module = "gpupool", frozen, weakref)]
 #[derive(Debug)]
 pub(in crate::python) struct PyPoolScope {
     pool: Py<PyAny>,
@@ -157,6 +158,10 @@ impl PyPoolScope {
             self.blocks.leave(py, "use_mem_pool")?;
         }
         Ok(false)
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.pool)
     }
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {

@@ -13,7 +13,7 @@ use crate::python::whole::{Nbytes, Whole};
 use crate::sync::lock;
 
 #[doc = docstring!("Claim")]
-#[pyclass(name = "Claim", module = "gpupool", frozen)]
+#[pyclass(name = "Claim", module = "gpupool", frozen, weakref)]
 #[derive(Debug)]
 pub(in crate::python) struct PyClaim {
     device: usize,

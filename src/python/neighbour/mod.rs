@@ -9,8 +9,10 @@ pub(super) use claims::{PyClaim, claim};
 pub(super) use pools::PyNeighbourPool;
 
 use super::device;
+use super::pickling::{Reduced, reduce};
 use super::whole::{Guarantee, Most, Whole};
 use crate::error::Error;
+use crate::ids::Device;
 use crate::memory::{self, Neighbour, NeighbourSettings};
 
 #[doc = docstring!("Neighbour")]
@@ -20,6 +22,68 @@ pub(super) struct PyNeighbour(Neighbour);
 
 #[pymethods]
 impl PyNeighbour {
+    #[new]
+    #[expect(clippy::too_many_arguments, reason = "each is one of its properties")]
+    fn new(
+        pid: u32,
+        name: String,
+        device: u32,
+        reserved_bytes: u64,
+        live_bytes: u64,
+        free_bytes: u64,
+        asleep_bytes: u64,
+        discardable_bytes: u64,
+        offered_bytes: u64,
+        claimed_bytes: u64,
+        guarantee: u64,
+        most: Option<u64>,
+        priority: i32,
+        system_limit: Option<u64>,
+        is_self: bool,
+        pools: Option<Vec<PyNeighbourPool>>,
+    ) -> Self {
+        Self(Neighbour {
+            process: pid,
+            name,
+            device: Device::from_ordinal(device),
+            reserved_bytes,
+            live_bytes,
+            free_bytes,
+            asleep_bytes,
+            discardable_bytes,
+            offered_bytes,
+            claimed_bytes,
+            guarantee,
+            most,
+            priority,
+            system_limit,
+            is_self,
+            pools: pools.map(|pools| pools.into_iter().map(|pool| pool.0).collect()),
+        })
+    }
+
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<Reduced<'py>> {
+        const PROPERTIES: [&str; 16] = [
+            "pid",
+            "name",
+            "device",
+            "reserved_bytes",
+            "live_bytes",
+            "free_bytes",
+            "asleep_bytes",
+            "discardable_bytes",
+            "offered_bytes",
+            "claimed_bytes",
+            "guarantee",
+            "most",
+            "priority",
+            "system_limit",
+            "is_self",
+            "pools",
+        ];
+        reduce(slf, &PROPERTIES)
+    }
+
     #[doc = docstring!("Neighbour.pid")]
     #[getter]
     fn pid(&self) -> u32 {

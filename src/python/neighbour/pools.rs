@@ -2,16 +2,34 @@
 
 use pyo3::prelude::*;
 
-use crate::memory::NeighbourPool;
+use crate::memory::{NeighbourPool, PoolId};
 use crate::python::memory::pair;
+use crate::python::pickling::{Reduced, reduce};
 
 #[doc = docstring!("NeighbourPool")]
-#[pyclass(name = "NeighbourPool", module = "gpupool", frozen)]
-#[derive(Debug)]
+#[pyclass(name = "NeighbourPool", module = "gpupool", frozen, from_py_object)]
+#[derive(Clone, Debug)]
 pub(in crate::python) struct PyNeighbourPool(pub(super) NeighbourPool);
 
 #[pymethods]
 impl PyNeighbourPool {
+    #[new]
+    fn new(
+        id: (u64, u64),
+        given_name: Option<String>,
+        reserved_bytes: u64,
+        live_bytes: u64,
+        free_bytes: u64,
+        asleep_bytes: u64,
+    ) -> Self {
+        let id = PoolId(id.0, id.1);
+        Self(NeighbourPool { id, name: given_name, reserved_bytes, live_bytes, free_bytes, asleep_bytes })
+    }
+
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<Reduced<'py>> {
+        reduce(slf, &["id", "given_name", "reserved_bytes", "live_bytes", "free_bytes", "asleep_bytes"])
+    }
+
     #[doc = docstring!("NeighbourPool.id")]
     #[getter]
     fn id(&self) -> (u64, u64) {

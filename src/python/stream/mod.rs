@@ -3,6 +3,7 @@
 mod keepers;
 mod source;
 
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyInt, PyTuple};
@@ -19,7 +20,7 @@ pub(in crate::python) use keepers::Keepers;
 pub(super) use source::set_stream_source;
 
 #[doc = docstring!("Stream")]
-#[pyclass(name = "Stream", module = "gpupool", frozen)]
+#[pyclass(name = "Stream", module = "gpupool", frozen, weakref)]
 #[derive(Debug)]
 pub(super) struct PyStream {
     stream: Stream,
@@ -71,18 +72,19 @@ impl PyStream {
 
     #[doc = docstring!("Stream.__enter__")]
     fn __enter__(slf: PyRef<'_, Self>) -> PyResult<PyRef<'_, Self>> {
-        slf.blocks.enter(None, runtime::enter(&slf.stream)?);
+        slf.blocks.enter(slf.py(), None, runtime::enter(&slf.stream)?);
         Ok(slf)
     }
 
     #[doc = docstring!("Stream.__exit__")]
     fn __exit__(
         &self,
+        py: Python<'_>,
         _kind: &Bound<'_, PyAny>,
         _value: &Bound<'_, PyAny>,
         _traceback: &Bound<'_, PyAny>,
     ) -> PyResult<bool> {
-        leave(&self.blocks, "a Stream's block")
+        leave(py, &self.blocks, "a Stream's block")
     }
 
     fn __eq__(&self, other: &Self) -> bool {
@@ -135,9 +137,9 @@ pub(super) fn synchronize(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> 
 }
 
 /// Ends the block of a stream that the calling thread entered last. In a forked child it does nothing.
-fn leave(blocks: &WithBlocks<runtime::EnteredStream>, name: &str) -> PyResult<bool> {
+fn leave(py: Python<'_>, blocks: &WithBlocks<runtime::EnteredStream>, name: &str) -> PyResult<bool> {
     if !process::is_forked() {
-        runtime::leave(&blocks.leave(None, name)?);
+        runtime::leave(&blocks.leave(py, None, name)?);
     }
     Ok(false)
 }
@@ -272,7 +274,7 @@ fn valid_ordinal(ordinal: &Bound<'_, PyAny>) -> PyResult<Option<Device>> {
 }
 
 #[doc = docstring!("StreamScope")]
-#[pyclass(name = "StreamScope", module = "gpupool", frozen)]
+#[pyclass(name = "StreamScope", module = "gpupool", frozen, weakref)]
 #[derive(Debug)]
 pub(super) struct PyStreamScope {
     stream: Py<PyAny>,
@@ -295,18 +297,23 @@ impl PyStreamScope {
     #[doc = docstring!("StreamScope.__enter__")]
     fn __enter__(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let stream = resolve(py, Some(self.stream.bind(py)), None)?;
-        self.blocks.enter(None, runtime::enter(&stream)?);
+        self.blocks.enter(py, None, runtime::enter(&stream)?);
         Ok(self.stream.clone_ref(py))
     }
 
     #[doc = docstring!("StreamScope.__exit__")]
     fn __exit__(
         &self,
+        py: Python<'_>,
         _kind: &Bound<'_, PyAny>,
         _value: &Bound<'_, PyAny>,
         _traceback: &Bound<'_, PyAny>,
     ) -> PyResult<bool> {
-        leave(&self.blocks, "gpupool.stream")
+        leave(py, &self.blocks, "gpupool.stream")
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.stream)
     }
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {

@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::sync::Interruption;
 
 /// Returns whether the calling thread is the one on which handlers of signals run.
-fn is_main_thread(py: Python<'_>) -> PyResult<bool> {
+pub(in crate::python) fn is_main_thread(py: Python<'_>) -> PyResult<bool> {
     let threading = py.import(intern!(py, "threading"))?;
     let main = threading.call_method0(intern!(py, "main_thread"))?.getattr(intern!(py, "ident"))?;
     main.eq(threading.call_method0(intern!(py, "get_ident"))?)

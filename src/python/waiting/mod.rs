@@ -3,5 +3,5 @@
 mod interruption;
 mod timeout;
 
-pub(super) use interruption::interruptible;
+pub(super) use interruption::{interruptible, is_main_thread};
 pub(super) use timeout::Timeout;

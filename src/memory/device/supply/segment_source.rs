@@ -18,8 +18,8 @@ pub unsafe trait SegmentSource: Send + Sync + fmt::Debug {
     /// Allocates at least `bytes` of device memory at a multiple of 512 bytes, to be used first on the stream.
     ///
     /// # Errors
-    /// Any error is treated as a lack of memory: the request releases what it can and tries again, and the caller sees
-    /// the error of the last attempt.
+    /// Any error but `ErrorKind::Interrupted`, which ends the request, is treated as a lack of memory: the request releases
+    /// what it can and tries again, and the caller sees the error of the last attempt.
     fn allocate(&self, bytes: u64, stream: &Stream) -> Result<u64>;
 
     /// Frees memory of [`SegmentSource::allocate`]. All work that uses it is done.

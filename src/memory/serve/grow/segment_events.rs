@@ -19,7 +19,8 @@ use crate::sync::CallbackKind;
 #[derive(Debug)]
 pub struct SegmentGuard {
     pool: Weak<Pool>,
-    listener: Arc<Listener>,
+    /// The pool's, so that this keeps nothing of the callback's.
+    listener: Weak<Listener>,
 }
 
 impl SegmentGuard {
@@ -34,9 +35,9 @@ impl Drop for SegmentGuard {
     fn drop(&mut self) {
         // A forked child calls no callback, and the lock may be held for ever there.
         if !process::is_forked()
-            && let Some(pool) = self.pool.upgrade()
+            && let Some((pool, listener)) = self.pool.upgrade().zip(self.listener.upgrade())
         {
-            pool.segments.end(&self.listener);
+            pool.segments.end(&listener);
         }
     }
 }
@@ -68,7 +69,7 @@ pub(crate) fn on_segment(pool: &Arc<Pool>, callback: SegmentCallback) -> Result<
             pool.memory.try_end_retired();
         }
     }
-    Ok(SegmentGuard { pool: Arc::downgrade(pool), listener })
+    Ok(SegmentGuard { pool: Arc::downgrade(pool), listener: Arc::downgrade(&listener) })
 }
 
 /// Calls the pool's callbacks, if any, for a segment that no cache has yet.

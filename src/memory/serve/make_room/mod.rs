@@ -85,7 +85,10 @@ pub(super) fn with_room_made<R>(pool: &Pool, bytes: u64, mut attempt: impl FnMut
         found = after_neighbours(pool, bytes, &mut try_again)?;
     }
     if found.is_none() {
-        found = after_callbacks(pool, 0, bytes, try_again)?;
+        match after_callbacks(pool, 0, bytes, try_again) {
+            Ok(freed) => found = freed,
+            Err(error) => return Err(error.while_refused(|| refused)),
+        }
     }
     found.ok_or(refused)
 }

@@ -2,13 +2,11 @@
 
 use std::sync::Mutex;
 
-use pyo3::call::PyCallArgs;
 use pyo3::intern;
 use pyo3::prelude::*;
 
 use crate::error::Error;
 use crate::process;
-use crate::python::error::with_exception_set_aside;
 use crate::sync::lock;
 
 /// What an object of Python's has of its callback.
@@ -30,20 +28,6 @@ pub(super) fn callable_name(callable: &Bound<'_, PyAny>, takes: &str) -> PyResul
         Some(name) => name.to_string(),
         None => callable.get_type().name()?.to_string(),
     })
-}
-
-/// Calls a callable. What it raises is logged and given to `sys.unraisablehook`: the code that runs is another's.
-pub(super) fn call<A>(callable: &Py<PyAny>, arguments: A, log: impl FnOnce(&PyErr))
-where
-    A: for<'py> PyCallArgs<'py>,
-{
-    // Where the interpreter is shutting down nothing is called.
-    let _ = Python::try_attach(|py| {
-        if let Err(raised) = with_exception_set_aside(py, || callable.call1(py, arguments)) {
-            log(&raised);
-            raised.write_unraisable(py, Some(callable.bind(py)));
-        }
-    });
 }
 
 impl<G: Send> Registration<G> {
@@ -69,3 +53,56 @@ impl<G: Send> Registration<G> {
         format!("<gpupool.{class} {}{state}>", self.name)
     }
 }
+
+/// Makes a class of callbacks of one kind, each registered until it is removed.
+macro_rules! callback_class {
+    ($class:ident = $name:literal of $guard:ty) => {
+        #[doc = docstring!($name)]
+        #[pyclass(name = $name, module = "gpupool", frozen, weakref)]
+        #[derive(Debug)]
+        pub(in crate::python) struct $class(Registration<$guard>);
+
+        /// The callback stays registered without this object: a program may not keep it.
+        impl Drop for $class {
+            fn drop(&mut self) {
+                if let Some(guard) = $crate::sync::lock(&self.0.guard).take() {
+                    guard.keep();
+                }
+            }
+        }
+
+        #[pymethods]
+        impl $class {
+            #[doc = docstring!($name, ".remove")]
+            fn remove(&self, py: Python<'_>) -> PyResult<()> {
+                self.0.remove(py)
+            }
+
+            #[doc = docstring!($name, ".__enter__")]
+            fn __enter__(slf: &Bound<'_, Self>) -> PyResult<Py<Self>> {
+                $crate::process::refuse_forked()?;
+                Ok(slf.clone().unbind())
+            }
+
+            #[doc = docstring!($name, ".__exit__")]
+            fn __exit__(
+                &self,
+                py: Python<'_>,
+                _kind: &Bound<'_, PyAny>,
+                _value: &Bound<'_, PyAny>,
+                _traceback: &Bound<'_, PyAny>,
+            ) -> PyResult<bool> {
+                if !$crate::process::is_forked() {
+                    self.remove(py)?;
+                }
+                Ok(false)
+            }
+
+            fn __repr__(&self) -> String {
+                self.0.repr($name)
+            }
+        }
+    };
+}
+
+pub(super) use callback_class;

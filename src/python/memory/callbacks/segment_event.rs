@@ -3,8 +3,10 @@
 use pyo3::prelude::*;
 
 use super::super::{Id, pair};
+use crate::error::Error;
 use crate::memory::{SegmentEvent, SegmentEventKind};
 use crate::python::device;
+use crate::python::pickling::{Reduced, reduce};
 
 #[doc = docstring!("SegmentEvent")]
 #[pyclass(name = "SegmentEvent", module = "gpupool", frozen, get_all, eq, hash)]
@@ -35,6 +37,19 @@ impl From<&SegmentEvent> for PySegmentEvent {
 
 #[pymethods]
 impl PySegmentEvent {
+    #[new]
+    fn new(kind: &str, address: u64, nbytes: u64, device: usize, pool_id: Id) -> PyResult<Self> {
+        let kinds = ["added", "removed"];
+        let Some(kind) = kinds.into_iter().find(|known| *known == kind) else {
+            return Err(Error::invalid_value(format!("kind is {kind:?}: give 'added' or 'removed'")).into());
+        };
+        Ok(Self { kind, address, nbytes, device, pool_id })
+    }
+
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<Reduced<'py>> {
+        reduce(slf, &["kind", "address", "nbytes", "device", "pool_id"])
+    }
+
     fn __repr__(&self) -> String {
         let Self { kind, address, nbytes, pool_id, .. } = self;
         let device = device::shown(self.device);

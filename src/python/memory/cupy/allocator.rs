@@ -1,5 +1,6 @@
 //! CuPy's allocator of device memory.
 
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::intern;
 use pyo3::prelude::*;
 
@@ -10,7 +11,7 @@ use crate::python::memory::buffer::{PyDeviceBuffer, allocate};
 use crate::python::whole::{Nbytes, Whole};
 
 #[doc = docstring!("CupyAllocator")]
-#[pyclass(name = "CupyAllocator", module = "gpupool._native", frozen)]
+#[pyclass(name = "CupyAllocator", module = "gpupool._native", frozen, weakref)]
 #[derive(Debug)]
 pub(in crate::python) struct PyCupyAllocator {
     current: CurrentStream,
@@ -60,6 +61,10 @@ impl PyCupyAllocator {
             Some(memories) => memories.point_to(py, buffer, keeper),
             None => self.point_to(py, buffer, keeper),
         }
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.failed)
     }
 
     #[doc = docstring!("CupyAllocator.current_stream")]

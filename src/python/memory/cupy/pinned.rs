@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::sync::Mutex;
 
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 
 use crate::error::{Error, ErrorKind};
@@ -21,7 +22,7 @@ thread_local! {
 }
 
 #[doc = docstring!("CupyPinnedMemory")]
-#[pyclass(name = "CupyPinnedMemory", module = "gpupool._native", frozen)]
+#[pyclass(name = "CupyPinnedMemory", module = "gpupool._native", frozen, weakref)]
 #[derive(Debug)]
 pub(in crate::python) struct PyCupyPinnedMemory {
     buffer: PinnedBuffer,
@@ -62,7 +63,7 @@ impl PyCupyPinnedMemory {
 }
 
 #[doc = docstring!("CupyPinnedAllocator")]
-#[pyclass(name = "CupyPinnedAllocator", module = "gpupool._native", frozen)]
+#[pyclass(name = "CupyPinnedAllocator", module = "gpupool._native", frozen, weakref)]
 #[derive(Debug)]
 pub(in crate::python) struct PyCupyPinnedAllocator {
     /// `cupy.cuda.PinnedMemoryPointer`.
@@ -93,6 +94,12 @@ impl PyCupyPinnedAllocator {
             Ok(memory) => self.pointer.bind(py).call1((memory, 0)),
             Err(error) => self.failed(py, nbytes.0, error),
         }
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        [Some(&self.pointer), Some(&self.retry), self.otherwise.as_ref()]
+            .into_iter()
+            .try_for_each(|kept| visit.call(kept))
     }
 
     #[doc = docstring!("CupyPinnedAllocator.enter")]

@@ -4,6 +4,7 @@ mod named_pages;
 
 use std::sync::Arc;
 
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
@@ -17,6 +18,7 @@ use crate::process;
 use crate::python::facts::Facts;
 use crate::python::ffi::dlpack::{self, Exported};
 use crate::python::held::cuda_array_interface;
+use crate::python::kept::KeptObjects;
 use crate::python::whole::{Byte, Pages, Whole};
 use crate::python::{device, stream};
 use crate::runtime::Stream;
@@ -27,15 +29,22 @@ use crate::runtime::Stream;
 pub(in crate::python) struct PyMemoryRange {
     /// DLPack's consumers have shares of it.
     range: Arc<MemoryRange>,
+    /// Its callbacks.
+    kept: KeptObjects,
 }
 
 impl From<MemoryRange> for PyMemoryRange {
     fn from(range: MemoryRange) -> Self {
-        Self { range: Arc::new(range) }
+        Self { range: Arc::new(range), kept: KeptObjects::default() }
     }
 }
 
 impl PyMemoryRange {
+    /// Returns whether the range ends with this object.
+    fn is_last(&self) -> bool {
+        Arc::strong_count(&self.range) == 1
+    }
+
     /// Returns what is told of a range.
     fn facts(&self) -> Facts {
         let mut facts = Facts::of("gpupool.MemoryRange");
@@ -190,7 +199,7 @@ impl PyMemoryRange {
 
     #[doc = docstring!("MemoryRange.on_discard")]
     fn on_discard(&self, callback: &Bound<'_, PyAny>) -> PyResult<PyDiscardCallback> {
-        on_discard(&self.range, callback)
+        on_discard(&self.range, &self.kept, callback)
     }
 
     #[doc = docstring!("MemoryRange.free")]
@@ -198,7 +207,7 @@ impl PyMemoryRange {
     fn free(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         process::refuse_forked()?;
         let stream = Self::named_stream(py, stream)?;
-        if Arc::strong_count(&self.range) > 1 {
+        if !self.is_last() {
             return Err(Error::invalid_value(
                 "this range is shared by DLPack; it is freed when this object and the last array that uses it die",
             )
@@ -257,6 +266,16 @@ impl PyMemoryRange {
         dlpack::check_request(&*self.range, "MemoryRange", dl_device, copy)?;
         let range: Arc<MemoryRange> = Arc::clone(&self.range);
         dlpack::export(py, range, max_version.is_some_and(|(major, _)| major >= 1))
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        if self.is_last() { self.kept.traverse(&visit) } else { Ok(()) }
+    }
+
+    fn __clear__(&self) {
+        if self.is_last() {
+            self.kept.clear();
+        }
     }
 
     fn __repr__(&self) -> String {

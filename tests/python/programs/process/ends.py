@@ -62,6 +62,27 @@ def with_a_pool_whose_segments_are_told_of():
     held.append((followed, followed.empty(1 << 20)))
 
 
+def with_calls_that_are_refused():
+    class Late:
+        """Calls gpupool as the interpreter ends its modules."""
+
+        def __init__(self):
+            limited, empty = gpupool.MemPool(limit=2 << 20), gpupool.MemPool((lambda *_: 0, lambda *_: None))
+            refused = gpupool.HandlePool("refused", lambda: "no address", lambda handle: None)
+            # Modules are gone by then.
+            self.calls, self.write = [lambda: limited.empty(4 << 20), lambda: empty.empty(1), refused.handle], os.write
+
+        def __del__(self):
+            for call in self.calls:
+                try:
+                    call()
+                except Exception as error:
+                    self.write(1, f"{type(error).__name__}\n".encode())
+
+    # What ends last.
+    sys.late = Late()
+
+
 def with_use_at_exit():
     held.append(take())
     atexit.register(lambda: print("at exit", len(take())))

@@ -49,6 +49,7 @@ ANSWERED = {
     "Info": VALUES,
     "Lease.__exit__": ENDS_A_BLOCK,
     "Lease.device": FACT,
+    "MemPool.__del__": "does nothing there, as the end of a pool",
     "MemPool.__exit__": ENDS_A_BLOCK,
     "MemPool._repr_html_": REPR,
     "MemPool.device": FACT,
@@ -70,6 +71,7 @@ ANSWERED = {
     "MemorySummary": VALUES,
     "Neighbour": VALUES,
     "NeighbourPool": VALUES,
+    "OomCallback.__exit__": ENDS_A_BLOCK,
     "PinnedBuffer.__release_buffer__": "ends a view that the parent took, and nothing is freed in a child",
     "Plot": VALUES,
     "PoolScope.__exit__": ENDS_A_BLOCK,
@@ -226,6 +228,7 @@ def refused_calls():
         "MemoryRange.prepare": lambda: ranged.prepare(1),
         "MemoryRange.prepare of none": lambda: ranged.prepare(0),
         "MemoryRange.unpin": lambda: ranged.unpin([0], stream),
+        "OomCallback.__enter__": callback.__enter__,
         "OomCallback.remove": callback.remove,
         "PinnedBuffer.__array_interface__": lambda: pinned.__array_interface__,
         "PinnedBuffer.__buffer__": lambda: memoryview(pinned),
@@ -324,6 +327,7 @@ def blocks_end_quietly():
             gpupool.use_mem_pool(pool),
             pool.reserve_range(2 << 20) as ranged,
             ranged.on_discard(lambda pages: None),
+            gpupool.on_oom(lambda device, nbytes: False),
             pool.capture(stream),
         ):
             if os.fork() == 0:

@@ -7,9 +7,9 @@ import threading
 import gpupool
 from errors import raised
 from forking import in_child
-from gpupool import _logging, _native
+from gpupool import _native
 from log_records import listen, next_record, records, wait_for_record
-from waiting import wait_for
+from waiting import LONG
 
 
 def before_the_first_use_each_logs_its_own():
@@ -17,7 +17,8 @@ def before_the_first_use_each_logs_its_own():
 
     def work():
         gpupool.simulated.handle()
-        wait_for_record("handle 1 created")
+        name = wait_for_record("handle 1 created").threadName
+        assert name == "MainThread", f"the child's thread is called {name}"
 
     in_child(work)
     gpupool.simulated.handle()
@@ -35,9 +36,9 @@ def a_refusal_is_told_once():
             raised(gpupool.Forked, gpupool.simulated.handle)
         record = wait_for_record("refused")
         assert record.name == "gpupool.runtime", f"the logger is {record.name}"
+        assert record.threadName == "MainThread", f"the child's thread is called {record.threadName}"
         assert "spawn" in record.getMessage(), f"what helps is not told: {record.getMessage()}"
-        _native.end_log()
-        wait_for(_logging._done, "all was logged")
+        _native.end_log(LONG)
         assert records.empty(), f"more was told: {records.get().getMessage()}"
 
     in_child(work)
