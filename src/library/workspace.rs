@@ -240,29 +240,21 @@ impl HandleWorkspaces {
         if identity.is_per_thread() {
             return Ok(None);
         }
-        let former = {
+        {
             let kept = lock(&self.kept);
             if let Some((_, known)) = kept.streams.iter().find(|(known, _)| identity.is_behind(known)) {
                 return Ok(Some(*known));
             }
-            let former = kept.streams.iter().find(|(known, _)| known.had_address_of(&identity)).copied();
-            if former.is_none() && kept.streams.len() >= STREAMS {
+            // Work of a stream that is gone may use the workspace of this address, and nothing waits for that work but what
+            // spoils captures of others.
+            let is_taken = kept.streams.iter().any(|(known, _)| known.had_address_of(&identity));
+            if is_taken || kept.streams.len() >= STREAMS {
                 return Ok(None);
             }
-            former
-        };
-        let obtain = || self.home.obtain(runtime::get()?, stream.device(), self.bytes);
-        let workspace = match former {
-            // That stream is destroyed, and its work may go on.
-            Some((_, workspace)) => stream.wait_for_device()?.then_some(workspace),
-            None => obtain().ok(),
-        };
-        if let Some(workspace) = workspace {
-            let mut kept = lock(&self.kept);
-            kept.streams.retain(|(known, _)| !known.had_address_of(&identity));
-            kept.streams.push((identity, workspace));
         }
-        Ok(workspace)
+        let Ok(workspace) = self.home.obtain(runtime::get()?, stream.device(), self.bytes) else { return Ok(None) };
+        lock(&self.kept).streams.push((identity, workspace));
+        Ok(Some(workspace))
     }
 
     fn of_capture(&self, stream: &Stream, wanted: WorkspaceUse, capture: Capture) -> Option<Workspace> {
