@@ -350,11 +350,13 @@ impl Escalation {
     /// Asks other processes for memory, and the driver again, as long as some comes.
     fn neighbours(&mut self) -> Result<Option<Allocation>> {
         for _ in 0..A_FEW {
-            if ask_neighbours(self.request.pool(), self.request.bytes) == 0 {
-                break;
-            }
+            let Some(given) = ask_neighbours(self.request.pool(), self.request.bytes) else { break };
+            // Also where nothing came in time: it may have come since.
             if let Some(found) = self.ask_again()? {
                 return Ok(Some(found));
+            }
+            if given == 0 {
+                break;
             }
         }
         Ok(None)

@@ -16,7 +16,7 @@ use crate::memory::tuning::{A_FEW, WAIT};
 use crate::sync::ThisThread;
 use vicinity::ask_neighbours_on;
 pub(in crate::memory) use vicinity::{Vicinity, ask_neighbours, set_vicinity, wake_if_taken};
-pub(super) use vicinity::{holdings, settle_in};
+pub(super) use vicinity::{asked_neighbours, settle_in};
 
 /// Gives as much as possible back to the driver: what the pools selected by `is_meant` have free, once the GPU is done
 /// with it, and mappings of it by other processes, or of theirs by this one. A refusal does not stop the rest. It first
@@ -77,10 +77,12 @@ pub(super) fn with_room_made<R>(pool: &Pool, bytes: u64, mut attempt: impl FnMut
         found = try_again()?;
     }
     for _ in 0..A_FEW {
-        if found.is_some() || ask_neighbours(pool, bytes) == 0 {
+        let Some(given) = found.is_none().then(|| ask_neighbours(pool, bytes)).flatten() else { break };
+        // Also where nothing came in time: it may have come since.
+        found = try_again()?;
+        if given == 0 {
             break;
         }
-        found = try_again()?;
     }
     if found.is_none() {
         found = after_callbacks(pool, 0, bytes, try_again)?;
