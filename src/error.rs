@@ -147,7 +147,24 @@ pub struct OutOfMemory {
     /// What gpupool holds on this device.
     pub users: Vec<MemoryUse>,
     /// What this process's neighbours hold of the device, other processes that use gpupool; none unless neighbours are used.
-    pub neighbours: Vec<NeighbourUse>,
+    pub neighbours: Option<AskedNeighbours>,
+}
+
+/// How asking the neighbours went.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct AskedNeighbours {
+    /// What those that answered hold of the device.
+    pub uses: Vec<NeighbourUse>,
+    /// How many answered.
+    pub answered: usize,
+    /// How many did not in time, or could not be asked.
+    pub unanswered: usize,
+    /// How long they were asked.
+    pub took: Duration,
+    /// Why they could not be asked.
+    pub refused: Option<String>,
+    /// Bytes of this process's claims that are lost, as it did not answer in time itself.
+    pub lost_claims: u64,
 }
 
 /// The device memory of another process that uses gpupool.
@@ -163,6 +180,8 @@ pub struct NeighbourUse {
     pub live_bytes: u64,
     /// Bytes that it is not asked to go below.
     pub guarantee: u64,
+    /// Bytes that it has claimed and not taken yet.
+    pub claimed_bytes: u64,
 }
 
 /// The device memory of one of gpupool's pools, of memory or of handles.
@@ -406,16 +425,47 @@ impl fmt::Display for OutOfMemory {
                 None => write!(f, " ({count} handle{s})")?,
             }
         }
-        for (index, NeighbourUse { process, name, bytes, live_bytes, guarantee }) in self.neighbours.iter().enumerate()
-        {
-            f.write_str(if index > 0 { ", " } else { ". Held by its neighbours: " })?;
-            write!(f, "process {process} \"{name}\" {} ({} live", Bytes(*bytes), Bytes(*live_bytes))?;
-            match guarantee {
-                0 => f.write_str(")")?,
-                _ => write!(f, ", {} guaranteed)", Bytes(*guarantee))?,
+        self.neighbours.iter().try_for_each(|neighbours| neighbours.fmt(f))?;
+        f.write_str(self.advice())
+    }
+}
+
+impl fmt::Display for AskedNeighbours {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(refused) = &self.refused {
+            write!(f, ". Its neighbours were not asked: {refused}")?;
+        }
+        let (answered, all) = (self.answered, self.answered + self.unanswered);
+        if all > 0 {
+            write!(
+                f,
+                ". Held by its neighbours, of which {answered} of {all} answered in {} ms:",
+                self.took.as_millis()
+            )?;
+            if self.uses.is_empty() {
+                f.write_str(" nothing")?;
             }
         }
-        f.write_str(self.advice())
+        for (index, each) in self.uses.iter().enumerate() {
+            let NeighbourUse { process, name, bytes, live_bytes, guarantee, claimed_bytes } = each;
+            let comma = if index > 0 { "," } else { "" };
+            write!(f, "{comma} process {process} \"{name}\" {} ({} live", Bytes(*bytes), Bytes(*live_bytes))?;
+            for (bytes, what) in [(*guarantee, "guaranteed"), (*claimed_bytes, "claimed")] {
+                if bytes > 0 {
+                    write!(f, ", {} {what}", Bytes(bytes))?;
+                }
+            }
+            f.write_str(")")?;
+        }
+        if self.lost_claims > 0 {
+            write!(
+                f,
+                ". Its own claims to {} are lost: it did not answer its neighbours in time, as if it was stopped, while one of \
+                 them claimed memory",
+                Bytes(self.lost_claims)
+            )?;
+        }
+        Ok(())
     }
 }
 

@@ -88,7 +88,7 @@ mod sync;
 pub use device_sleep::sleep;
 pub use devices::device;
 pub use error::{
-    Cause, Error, ErrorKind, LibraryError, MemoryUse, NeighbourUse, OutOfMemory, PoolExhausted, Result, StatusKind,
+    AskedNeighbours, Cause, Error, ErrorKind, LibraryError, MemoryUse, NeighbourUse, OutOfMemory, PoolExhausted, Result, StatusKind,
     Wanted,
 };
 pub use handle::{

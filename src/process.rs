@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Once, OnceLock};
 
 use log::info;
-use rustix::process::geteuid;
+use rustix::process::{Resource, geteuid, getrlimit};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::observe::target::RUNTIME;
@@ -156,6 +156,11 @@ pub(crate) fn peer_of(socket: BorrowedFd<'_>) -> io::Result<Peer> {
     let status =
         unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, place, &mut bytes) };
     if status == 0 { Ok(Peer { process: peer.pid, user: peer.uid }) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Returns how many descriptors any one use may take that others can drive up: a quarter of those that the process may have.
+pub(crate) fn share_of_descriptors() -> usize {
+    getrlimit(Resource::Nofile).current.map_or(usize::MAX, |most| (most as usize / 4).max(1))
 }
 
 /// Returns whether this process is such a child.

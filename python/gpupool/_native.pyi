@@ -2631,12 +2631,13 @@ def neighbours(device: DeviceLike | None = None, *, pools: bool = False) -> list
 
 @final
 class Claim:
-    """Memory that this process is about to take, as :func:`claim` returns it, until it is released or lost.
+    """Memory that this process is about to take, as :func:`claim` returns it, until it is released or dropped.
 
     What the process keeps more than when the claim was made uses it up, the oldest claim first, and what it keeps less
     is claimed again. It makes no difference whether that is free in the process's cache or for the driver. While there
     is a claim, the process gives no neighbour the free memory that it is for, and none of its pools sleeps for others.
-    It ends with the process at the latest.
+    It ends with the process at the latest. A process that does not answer its neighbours, as it is stopped, loses it if
+    what they claim meanwhile leaves no room for it: a warning in the log says so.
 
     >>> with gpupool.claim(1 << 20) as claim:
     ...     claim.left
@@ -2653,7 +2654,7 @@ class Claim:
 
     @property
     def left(self) -> int:
-        """The bytes that are not taken yet; 0 once it is over."""
+        """The bytes that are not taken yet; 0 once it is over or lost."""
 
     def release(self) -> None:
         """End the claim; a second call does nothing."""
@@ -2683,13 +2684,13 @@ def claim(nbytes: SupportsIndex, device: DeviceLike | None = None, timeout: floa
         timeout: How many seconds to wait at most; ``float("inf")`` for no end.
 
     Returns:
-        The claim, which ends with a ``with`` block, by ``release()``, or when it is lost.
+        The claim, which ends with a ``with`` block, by ``release()``, or when it is dropped.
 
     Raises:
         OutOfMemory: So much is not available, as :func:`available_memory` has it, when the time is over, or is more
             than the device has.
         InvalidValue: There is no such device, or the timeout is no number of seconds.
-        Unavailable: As for :func:`set_neighbour`.
+        Unavailable: As for :func:`set_neighbour`; or a neighbour could not be asked what it has claimed.
     """
 
 def available_memory(device: DeviceLike | None = None) -> int:
@@ -3145,6 +3146,7 @@ def host_inject(call: str, kind: str = "other", after: int = 0, times: int = 1) 
 def host_clear_faults() -> None: ...
 def host_reuse_extent_numbers() -> None: ...
 def host_set_create_cost(seconds: float) -> None: ...
+def host_set_clock(nanoseconds: int) -> None: ...
 def host_set_handle_bytes(nbytes: int) -> None: ...
 def host_stream_of(handle: int) -> int: ...
 def host_create_stream(device: int, blocking: bool = False) -> int: ...

@@ -131,5 +131,5 @@ pub(super) fn explain(library: &dyn Library, device: Device, error: Error) -> Er
     let location = device.into();
     let users = memory::users(location);
     let wanted = Wanted::Handle(library.handle_bytes());
-    ErrorKind::OutOfMemory(OutOfMemory { refused, location, wanted, free, total, users, neighbours: Vec::new() }).into()
+    ErrorKind::OutOfMemory(OutOfMemory { refused, location, wanted, free, total, users, neighbours: None }).into()
 }

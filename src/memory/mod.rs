@@ -63,6 +63,8 @@ pub use limits::{
 pub use mem_pool::{MemPool, MemPoolBuilder};
 #[cfg(feature = "python")]
 pub(crate) use neighbour::claim_unless_interrupted;
+#[cfg(all(feature = "fault-injection", feature = "python"))]
+pub(crate) use neighbour::set_clock;
 pub(crate) use neighbour::watch as watch_neighbours;
 pub use neighbour::{
     MemoryClaim, Neighbour, NeighbourPool, NeighbourSettings, available_memory, claim, claim_within, neighbours,

@@ -109,8 +109,8 @@ mod _native {
     #[pymodule_export]
     use super::simulation::{
         host_begin_capture, host_clear_faults, host_complete, host_create_stream, host_destroy_stream,
-        host_end_capture, host_inject, host_reuse_extent_numbers, host_set_create_cost, host_set_handle_bytes,
-        host_stream_of, host_submit,
+        host_end_capture, host_inject, host_reuse_extent_numbers, host_set_clock, host_set_create_cost,
+        host_set_handle_bytes, host_stream_of, host_submit,
     };
     #[pymodule_export]
     use super::sleep::{sleep, wake};

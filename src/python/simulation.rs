@@ -9,6 +9,7 @@ use super::stream::resolve;
 use crate::error::{Error, StatusKind};
 use crate::ids::CaptureMode;
 use crate::library::simulated as library;
+use crate::memory;
 use crate::runtime::host::{self, Call, Fault};
 
 #[pyfunction]
@@ -47,6 +48,11 @@ pub(super) fn host_set_create_cost(seconds: f64) -> PyResult<()> {
 #[pyfunction]
 pub(super) fn host_set_handle_bytes(nbytes: u64) {
     library::set_handle_bytes(nbytes);
+}
+
+#[pyfunction]
+pub(super) fn host_set_clock(nanoseconds: u64) {
+    memory::set_clock(nanoseconds);
 }
 
 #[pyfunction]

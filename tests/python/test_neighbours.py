@@ -1,11 +1,14 @@
 """Processes on one device that know of each other, and give memory back before one fails.
 
-`GPUPOOL_KILLS` says how many of them are killed at random moments.
+`GPUPOOL_KILLS` says how many of them are killed at random moments, and `GPUPOOL_TEST_ROUNDS` how many times as much is
+done at random.
 """
 
+import contextlib
 import json
 import os
 import re
+import socket
 from pathlib import Path
 
 import gpupool
@@ -17,7 +20,9 @@ from processes import start_python, succeeded
 from running import functions_of
 
 KILLS = int(os.environ.get("GPUPOOL_KILLS", "8"))
+ROUNDS = int(os.environ.get("GPUPOOL_TEST_ROUNDS", "1"))
 THOROUGH = pytest.mark.thorough
+NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who may be another user")
 # What is made to fail.
 CALLS = (
     *("Bind", "ExchangeCaptureMode", "StreamQuery", "EventCreate", "EventRecord", "EventQuery", "StreamCaptureStatus"),
@@ -173,6 +178,19 @@ def test_a_guarantee_in_the_environment_is_not_above_the_most(together, case, gu
     run_program("neighbours/refused.py", case, **together, **limits)
 
 
+@pytest.mark.parametrize("kind", ["fifo", "file", "socket"])
+def test_what_is_no_directory_is_named(together, tmp_path, kind):
+    place = tmp_path / "nowhere"
+    {"fifo": os.mkfifo, "file": Path.touch, "socket": bind}[kind](place)
+    together["GPUPOOL_NEIGHBOURS"] = str(place)
+    run_program("neighbours/refused.py", "a_directory", **together)
+
+
+def bind(place):
+    with contextlib.chdir(place.parent), socket.socket(socket.AF_UNIX) as one:
+        one.bind(place.name)
+
+
 def test_a_directory_that_is_not_there_is_named(together, tmp_path):
     together["GPUPOOL_NEIGHBOURS"] = str(tmp_path / "nowhere")
     run_program("neighbours/refused.py", "a_directory", **together)
@@ -189,6 +207,43 @@ def test_a_directory_that_is_not_there_is_named(together, tmp_path):
 )
 def test_strangers_get_nothing_and_harm_no_other(together, case):
     run_program("neighbours/strangers.py", case, **together)
+
+
+# What takes the longest wait for an answer, or some time until this process looks by itself.
+SANDBOXED = {
+    "names_of_another_user_hide_nobody": [NEEDS_ROOT],
+    "one_that_asks_nobody_is_found_again": [THOROUGH],
+}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=SANDBOXED.get(case, ())) for case in functions_of("neighbours/sandboxed.py")],
+)
+def test_who_cannot_be_asked_is_not_taken_for_nobody(together, case):
+    Path(together["GPUPOOL_NEIGHBOURS"]).chmod(0o777)
+    said = run_program("neighbours/sandboxed.py", case, **{**together, "GPUPOOL_NEIGHBOUR_DEADLINE_MS": "400"})
+    if said:
+        pytest.skip("needs seccomp")
+
+
+@pytest.mark.parametrize("case", functions_of("neighbours/once.py"))
+def test_what_is_claimed_is_granted_once(together, case):
+    run_program("neighbours/once.py", case, **{**together, "GPUPOOL_NEIGHBOUR_DEADLINE_MS": "400"})
+
+
+@pytest.mark.timeout(60 * ROUNDS)
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=THOROUGH)])
+def test_holders_of_claims_hold_no_more_than_the_device_has(together, seed):
+    variables = {**together, "GPUPOOL_NEIGHBOUR_DEADLINE_MS": "100"}
+    run_program("neighbours/random_claims.py", seed, 60 * ROUNDS, timeout=60 * ROUNDS, **variables)
+
+
+@pytest.mark.timeout(60 * ROUNDS)
+@pytest.mark.parametrize(("case", "count"), [("questions", 20_000), ("answers", 1_000)])
+def test_packets_made_at_random_harm_nobody(together, case, count):
+    variables = {**together, "GPUPOOL_NEIGHBOUR_DEADLINE_MS": "100"}
+    run_program("neighbours/packets.py", case, 1, count * ROUNDS, timeout=60 * ROUNDS, **variables)
 
 
 @pytest.mark.parametrize("call", CALLS)

@@ -63,8 +63,8 @@ def nobody_elses(path: Path) -> Path:
         else:
             continue
         raise NoLibrary(
-            f"{path} is not used, for {reason}, so its code may be anybody's: remove it, or set XDG_CACHE_HOME to a folder "
-            "of this user's own, in folders that no group and nobody else may write to (chmod go-w)"
+            f"{path} is not used, for {reason}, so its code may be anybody's: remove it, or set XDG_CACHE_HOME to a "
+            "folder of this user's own, in folders that no group and nobody else may write to (chmod go-w)"
         )
     return place
 

@@ -126,7 +126,7 @@ fn without_addresses(error: Error, location: MemoryLocation, bytes: u64) -> Erro
                 free,
                 total,
                 users: Vec::new(),
-                neighbours: Vec::new(),
+                neighbours: None,
             })
             .into()
         }

@@ -1,21 +1,25 @@
 //! Where neighbours listen, and how they find each other: by the sockets in a directory. It is the user's own, which nobody
 //! else may enter; or one that containers share. Whoever finds a socket that no process listens to any more removes it.
 
-use std::collections::BTreeSet;
+use std::collections::VecDeque;
 use std::env;
 use std::fs::{self, DirEntry};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use rustix::fs::{AtFlags, Mode, OFlags, fstat, mkdir, open, renameat, stat, unlinkat};
+use rustix::fs::{AtFlags, Mode, OFlags, Stat, fstat, mkdir, open, renameat, stat, statat, unlinkat};
 use rustix::io::Errno;
 use rustix::net::SocketAddrUnix;
 use rustix::process::geteuid;
 
+use crate::memory::device::wake;
 use crate::memory::share::{connected_to, listener_at};
 use crate::process::is_own_user;
+use crate::sync::lock;
 
 /// The start of the name of every neighbour's socket; the user's number and random digits follow.
 const PREFIX: &str = "gpupool-neighbour-";
@@ -75,7 +79,8 @@ impl Place {
         Ok(OpenPlace(open))
     }
 
-    pub(super) fn listen(&self, name: &str) -> io::Result<OwnedFd> {
+    /// Opens a socket of this name, and returns it with what the system says of its file.
+    fn listen(&self, name: &str) -> io::Result<(OwnedFd, Stat)> {
         if *self == Self::Own {
             match mkdir(self.folder(), Mode::RWXU) {
                 Ok(()) | Err(Errno::EXIST) => {}
@@ -86,23 +91,68 @@ impl Place {
         // Nobody may find it before it is listened to, and take it for one that was left.
         let unfinished = format!("{name}{UNFINISHED}");
         let listener = listener_at(&open.address(&unfinished)?)?;
+        let about = statat(&open.0, &unfinished, AtFlags::SYMLINK_NOFOLLOW)?;
         renameat(&open.0, unfinished, &open.0, name)?;
-        Ok(listener)
+        Ok((listener, about))
     }
 
-    /// Connects to the user's other sockets, but for those that too many others wait for.
-    pub(super) fn connect_to_others(&self, own: &str) -> io::Result<Vec<OwnedFd>> {
-        let open = match self.open() {
-            // The first neighbour makes it.
-            Err(error) if *self == Self::Own && error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            open => open?,
-        };
-        Ok(open.others(own)?.into_iter().filter_map(|name| open.connect(&name).ok()).collect())
+    /// Opens the directory to look for the user's other sockets; none if no neighbour has made it yet.
+    pub(super) fn look(&self) -> io::Result<Option<OpenPlace>> {
+        match self.open() {
+            Err(error) if *self == Self::Own && error.kind() == io::ErrorKind::NotFound => Ok(None),
+            open => open.map(Some),
+        }
     }
 }
 
+/// Where this process listens.
+#[derive(Debug)]
+pub(super) struct Listening {
+    pub(super) place: Place,
+    pub(super) name: String,
+    /// With what the system says of its file.
+    socket: Mutex<(Arc<OwnedFd>, Stat)>,
+}
+
+impl Listening {
+    pub(super) fn begin(place: Place, name: String) -> io::Result<Self> {
+        let (listener, about) = place.listen(&name)?;
+        Ok(Self { place, name, socket: Mutex::new((Arc::new(listener), about)) })
+    }
+
+    pub(super) fn socket(&self) -> Arc<OwnedFd> {
+        Arc::clone(&lock(&self.socket).0)
+    }
+
+    /// Listens anew if the name is not its socket's any more: whoever cleans the directory may have removed it, and then
+    /// no neighbour would find this process again.
+    pub(super) fn stay_to_be_found(&self) -> io::Result<()> {
+        let mut socket = lock(&self.socket);
+        match self.place.open().and_then(|open| Ok(statat(&open.0, &self.name, AtFlags::SYMLINK_NOFOLLOW)?)) {
+            Ok(found) if (found.st_dev, found.st_ino) == (socket.1.st_dev, socket.1.st_ino) => return Ok(()),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let (listener, about) = self.place.listen(&self.name)?;
+        *socket = (Arc::new(listener), about);
+        wake();
+        Ok(())
+    }
+}
+
+/// What came of connecting to a neighbour.
+#[derive(Debug)]
+pub(super) enum Reached {
+    Connected(OwnedFd),
+    /// Too many others wait for it.
+    Busy,
+    /// Nobody listens there any more.
+    Nobody,
+}
+
 /// The directory of a place while it is open.
-struct OpenPlace(OwnedFd);
+#[derive(Debug)]
+pub(super) struct OpenPlace(OwnedFd);
 
 impl OpenPlace {
     fn path(&self) -> PathBuf {
@@ -113,30 +163,48 @@ impl OpenPlace {
         Ok(SocketAddrUnix::new(self.path().join(name))?)
     }
 
-    /// Returns the names of the user's other sockets.
-    fn others(&self, own: &str) -> io::Result<BTreeSet<String>> {
+    /// Returns the names of the user's other sockets. What else has such a name is another user's, who may have made any
+    /// number of them, or something that must not be opened.
+    pub(super) fn others(&self, own: &str) -> io::Result<VecDeque<String>> {
         let prefix = own_prefix();
-        let name = |entry: DirEntry| entry.file_name().into_string().ok();
-        let entries = fs::read_dir(self.path())?.flatten().filter_map(name);
-        let names: BTreeSet<_> = entries.filter(|name| name.starts_with(&prefix) && name != own).collect();
-        let (unfinished, finished) = names.into_iter().partition(|name| name.ends_with(UNFINISHED));
-        remove_unfinished(&self.path(), unfinished);
-        Ok(finished)
+        let is_own_socket = |entry: &DirEntry| {
+            entry.metadata().is_ok_and(|about| about.file_type().is_socket() && is_own_user(about.uid()))
+        };
+        let mut names = Vec::new();
+        for entry in fs::read_dir(self.path())? {
+            let entry = entry?;
+            let name = entry.file_name().into_string();
+            names.extend(name.ok().filter(|name| name.starts_with(&prefix) && name != own && is_own_socket(&entry)));
+        }
+        let (unfinished, finished): (Vec<_>, Vec<_>) = names.into_iter().partition(|name| name.ends_with(UNFINISHED));
+        remove_unfinished(&self.path(), &unfinished);
+        Ok(finished.into())
     }
 
     /// Connects to a neighbour. Removes what an ended one has left.
-    fn connect(&self, name: &str) -> io::Result<OwnedFd> {
-        let connected = connected_to(&self.address(name)?);
-        if connected.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
-            // Another one may have been faster.
-            let _ = unlinkat(&self.0, name, AtFlags::empty());
+    ///
+    /// # Errors
+    /// What keeps this process from connecting, whoever listens.
+    pub(super) fn connect(&self, name: &str) -> io::Result<Reached> {
+        match connected_to(&self.address(name)?) {
+            Ok(socket) => Ok(Reached::Connected(socket)),
+            Err(error) => match Errno::from_io_error(&error) {
+                Some(Errno::AGAIN | Errno::INTR) => Ok(Reached::Busy),
+                Some(Errno::CONNREFUSED) => {
+                    // Another one may have been faster.
+                    let _ = unlinkat(&self.0, name, AtFlags::empty());
+                    Ok(Reached::Nobody)
+                }
+                // The last one: a socket of another kind, of some other program.
+                Some(Errno::NOENT | Errno::PROTOTYPE) => Ok(Reached::Nobody),
+                _ => Err(error),
+            },
         }
-        connected
     }
 }
 
 /// Removes the files of processes that ended before they listened.
-fn remove_unfinished(folder: &Path, names: BTreeSet<String>) {
+fn remove_unfinished(folder: &Path, names: &[String]) {
     for path in names.iter().map(|name| folder.join(name)) {
         let age = fs::metadata(&path).and_then(|about| about.modified()).map(|made| made.elapsed().unwrap_or_default());
         if age.is_ok_and(|age| age > UNFINISHED_FOR) {

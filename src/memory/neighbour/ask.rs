@@ -1,117 +1,217 @@
-//! Asking the neighbours. All are asked at once what they hold; who does not answer in time is passed by. Then those of
-//! lowest priority are asked for memory first: each for free memory, then each for discardable pages, then each for pools
-//! that were offered, until there is enough or the time is over. Nothing stays open afterwards.
+//! Asking the neighbours, each question by a connection of its own. All are asked at once what they hold, as many at a time
+//! as this process's descriptors allow; who does not answer in time is passed by. Then those of lowest priority are asked for
+//! memory first: each for free memory, then each for discardable pages, then each for pools that were offered, until there
+//! is enough or the time is over.
 
 use std::cmp::Reverse;
+use std::fs;
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
+use super::address::Reached;
 use super::give::kind_of;
-use super::membership::connect_to_all;
+use super::membership::{Others, others};
 use super::settings::environment;
 use super::wire::{Held, NeighbourPool, Question, Spare, Told, read_given, read_pools};
 use crate::error::{Bytes, Result};
 use crate::ids::Device;
 use crate::memory::cache::DeviceCaches;
 use crate::memory::share::{Packet, is_ready, pidfd, receive, send, timespec};
-use crate::memory::tuning::{A_FEW, GIVEN_WITHIN, PAGE};
+use crate::memory::tuning::{A_FEW, GIVEN_WITHIN, PAGE, RETRY_MOST};
 use crate::observe::Activity;
 use crate::observe::target::MEMORY;
-use crate::process::peer_of;
-use crate::runtime::{DeviceUuid, KnownUuids};
+use crate::process::{peer_of, share_of_descriptors};
+use crate::runtime::DeviceUuid;
 
-/// A connection to a neighbour.
+/// A neighbour that was sent a question.
 #[derive(Debug)]
 struct Contacted {
+    /// Of its socket.
+    name: String,
     socket: OwnedFd,
     /// Its id; 0 in another PID namespace.
     process: i32,
-    told: Option<Told>,
 }
 
-/// A neighbour that may give memory of the device, and what it tells of that.
+/// What came of sending a question.
 #[derive(Debug)]
-struct Giving {
-    socket: OwnedFd,
-    process: u32,
-    name: String,
-    held: Held,
-    /// What it may still be asked for, by its guarantee.
-    above: u64,
-    /// Whether it did not answer in time.
-    is_passed_by: bool,
+enum Contact {
+    Made(Contacted),
+    /// Too many others wait for it.
+    Busy,
+    /// It has ended, or is another user's.
+    Nobody,
 }
 
-/// Connects to all neighbours and asks them; those that can be reached are in the list.
-///
-/// # Errors
-/// Those of [`connect_to_all`].
-fn ask_all(question: &[u8]) -> Result<Vec<Contacted>> {
-    let ask = |socket: OwnedFd| {
-        let peer = peer_of(socket.as_fd()).ok()?;
-        let is_sent = peer.is_of_own_user() && matches!(send(&socket, question, &[]), Ok(true));
-        is_sent.then_some(Contacted { socket, process: peer.process, told: None })
-    };
-    Ok(connect_to_all()?.into_iter().filter_map(ask).collect())
-}
-
-fn has_ended(process: i32) -> bool {
-    match pidfd(process) {
-        Ok(pidfd) => is_ready(&pidfd, Duration::ZERO),
-        Err(error) => error == Errno::SRCH,
+impl Others {
+    /// Sends a neighbour a question.
+    ///
+    /// # Errors
+    /// What keeps this process from asking, whoever is asked.
+    fn send(&self, name: String, question: Question) -> io::Result<Contact> {
+        let Some(open) = &self.open else { return Ok(Contact::Nobody) };
+        let socket = match open.connect(&name)? {
+            Reached::Connected(socket) => socket,
+            Reached::Busy => return Ok(Contact::Busy),
+            Reached::Nobody => return Ok(Contact::Nobody),
+        };
+        let peer = peer_of(socket.as_fd())?;
+        if !peer.is_of_own_user() {
+            return Ok(Contact::Nobody);
+        }
+        match send(&socket, &question.to_bytes(), &[]) {
+            Ok(false) => Ok(Contact::Busy),
+            // It has disconnected this process, which reads that as its answer.
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error),
+            _ => Ok(Contact::Made(Contacted { name, socket, process: peer.process })),
+        }
     }
 }
 
-/// Returns what all neighbours tell that answer in time, with the connections to them; of their claims those made before
-/// a time. It ends when no one has answered for so long, or after `most`: hundreds that all ask each other need longer.
-fn ask_what_they_hold(before: u64, silence: Duration, most: Duration) -> Result<Vec<(OwnedFd, Told)>> {
+/// Returns whether a process has ended, as far as this one can see it.
+fn has_ended(process: i32) -> bool {
+    process > 0
+        && match pidfd(process) {
+            Ok(pidfd) => is_ready(&pidfd, Duration::ZERO),
+            Err(error) => error == Errno::SRCH,
+        }
+}
+
+/// Returns whether a process runs, so that an answer may still come; false for one that is stopped, or cannot be seen.
+fn is_running(process: i32) -> bool {
+    if process <= 0 {
+        return false;
+    }
+    match fs::read(format!("/proc/{process}/stat")) {
+        Ok(text) => {
+            // Behind its program's name, which may have any characters.
+            let state = text.iter().rposition(|byte| *byte == b')').and_then(|end| text.get(end + 2));
+            state.is_none_or(|state| !b"TtZX".contains(state))
+        }
+        Err(error) => error.kind() != io::ErrorKind::NotFound,
+    }
+}
+
+/// For whom an answer is waited beyond the time of silence.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum WaitFor {
+    Nobody,
+    /// For those that run: what they have claimed must not be granted to others because they are slow.
+    TheRunning,
+}
+
+/// What neighbours have told, with the names of their sockets, and how many have not.
+#[derive(Default, Debug)]
+pub(super) struct Heard {
+    told: Vec<(String, Told)>,
+    /// The names of those that have not answered in time.
+    silent: Vec<String>,
+    /// How many could not be asked, as too many others wait for them.
+    pub(super) unasked: usize,
+}
+
+impl Heard {
+    pub(super) fn told(&self) -> impl Iterator<Item = &Told> {
+        self.told.iter().map(|(_, told)| told)
+    }
+
+    /// Returns what they hold of a device.
+    pub(super) fn on(&self, device: DeviceUuid) -> Vec<Held> {
+        self.told().flat_map(|told| &told.held).filter(|held| held.device == device).copied().collect()
+    }
+
+    pub(super) fn answered(&self) -> usize {
+        self.told.len()
+    }
+
+    pub(super) fn unanswered(&self) -> usize {
+        self.silent.len() + self.unasked
+    }
+
+    /// Tells those that were passed by that beside a new claim there is room for so many bytes: once they go on, they may
+    /// have claimed more than that. Returns whether all will know.
+    pub(super) fn pass_by_silent(&mut self, device: DeviceUuid, room: u64) -> Result<bool> {
+        if !self.silent.is_empty() {
+            let others = others()?;
+            for name in std::mem::take(&mut self.silent) {
+                let sent = others.send(name, Question::PassedBy { device, room });
+                let is_busy = matches!(sent.map_err(|error| others.cannot_be_asked(&error))?, Contact::Busy);
+                self.unasked += usize::from(is_busy);
+            }
+        }
+        Ok(self.unasked == 0)
+    }
+}
+
+/// Asks all neighbours what they hold; of their claims those made before a time. It ends when no one has answered for so
+/// long, or after `most`: hundreds that all ask each other need longer.
+///
+/// # Errors
+/// Those of [`others`]; `ErrorKind::Unavailable` if this process can connect to no more of them.
+fn ask_what_they_hold(before: u64, silence: Duration, most: Duration, wait_for: WaitFor) -> Result<Heard> {
     let begun = Instant::now();
-    let mut waiting = ask_all(&Question::Tell { before }.to_bytes())?;
-    let (mut answered, mut last) = (Vec::new(), Instant::now());
-    // Until when it is not looked whether those that do not answer have ended; once, as there may be hundreds.
-    let mut look_at = Some(last + silence / 4);
-    while !waiting.is_empty() {
-        let left = most.saturating_sub(begun.elapsed()).min(silence.saturating_sub(last.elapsed()));
+    let mut others = others()?;
+    let (mut heard, mut waiting, mut last) = (Heard::default(), Vec::new(), begun);
+    loop {
+        let mut busy = Vec::new();
+        while waiting.len() < share_of_descriptors()
+            && let Some(name) = others.names.pop_front()
+        {
+            match others
+                .send(name.clone(), Question::Tell { before })
+                .map_err(|error| others.cannot_be_asked(&error))?
+            {
+                Contact::Made(asked) => waiting.push(asked),
+                Contact::Busy => busy.push(name),
+                Contact::Nobody => {}
+            }
+        }
+        let pause = if busy.is_empty() { silence / 4 } else { RETRY_MOST };
+        others.names.extend(busy);
+        let left = most.saturating_sub(begun.elapsed());
+        let quiet = silence.saturating_sub(last.elapsed());
+        if quiet.min(left).is_zero() {
+            if waiting.is_empty() && wait_for == WaitFor::Nobody {
+                break;
+            }
+            let is_waited_for =
+                |asked: &Contacted| wait_for == WaitFor::TheRunning && !left.is_zero() && is_running(asked.process);
+            heard.silent.extend(waiting.extract_if(.., |asked| !is_waited_for(asked)).map(|asked| asked.name));
+            last = Instant::now();
+        }
+        if left.is_zero() || (waiting.is_empty() && others.names.is_empty()) {
+            break;
+        }
         let mut polled: Vec<_> = waiting.iter().map(|asked| PollFd::new(&asked.socket, PollFlags::IN)).collect();
-        let wait = look_at.map_or(left, |at| left.min(at.saturating_duration_since(Instant::now())));
-        let outcome = poll(&mut polled, Some(&timespec(wait)));
+        let outcome = poll(&mut polled, Some(&timespec(left.min(quiet).min(pause))));
         let ready: Vec<_> = polled.iter().map(|polled| !polled.revents().is_empty()).collect();
         match outcome {
-            Ok(0) | Err(Errno::INTR) if left.is_zero() => break,
-            Ok(0) => {
-                // The socket of one that has ended may stay open in a child that it has forked.
-                if look_at.take_if(|at| *at <= Instant::now()).is_some() {
-                    waiting.retain(|asked| asked.process <= 0 || !has_ended(asked.process));
-                }
-            }
+            // The socket of one that has ended may stay open in a child that it has forked.
+            Ok(0) => waiting.retain(|asked| !has_ended(asked.process)),
             Ok(_) => {
                 let mut ready = ready.into_iter();
-                let over = waiting.extract_if(.., |asked| ready.next().unwrap_or(false) && asked.is_over());
-                answered.extend(over.filter_map(|asked| Some((asked.socket, asked.told?))));
+                for asked in std::mem::take(&mut waiting) {
+                    let answer = if ready.next().unwrap_or(false) { receive(&asked.socket) } else { Ok(None) };
+                    match answer.map(|packet| packet.map(|Packet { bytes, .. }| Told::from_bytes(&bytes))) {
+                        Ok(None) => waiting.push(asked),
+                        Ok(Some(Some(told))) => heard.told.push((asked.name, told)),
+                        // Something else, or the end.
+                        _ if has_ended(asked.process) => {}
+                        _ => heard.silent.push(asked.name),
+                    }
+                }
                 last = Instant::now();
             }
             Err(Errno::INTR) => {}
-            Err(_) => break,
+            Err(error) => return Err(others.cannot_be_asked(&error.into())),
         }
     }
-    Ok(answered)
-}
-
-impl Contacted {
-    /// Takes its answer, if there is one, and returns whether nothing more is to come.
-    fn is_over(&mut self) -> bool {
-        match receive(&self.socket) {
-            Ok(None) => false,
-            Ok(Some(Packet { bytes, .. })) => {
-                self.told = Told::from_bytes(&bytes);
-                true
-            }
-            Err(_) => true,
-        }
-    }
+    heard.unasked = others.names.len();
+    Ok(heard)
 }
 
 /// Returns how long asking may take.
@@ -119,42 +219,56 @@ pub(super) fn deadline() -> Duration {
     environment().map_or(GIVEN_WITHIN, |read| read.deadline)
 }
 
-/// Returns what all neighbours tell, also where hundreds all ask each other, with the connections to them.
-fn listed(before: u64) -> Result<Vec<(OwnedFd, Told)>> {
-    ask_what_they_hold(before, deadline() / 2, deadline() * A_FEW as u32)
-}
-
-/// Returns what the neighbours tell, until none has answered for half of the deadline; of their claims those made before a
-/// time.
+/// Returns what the neighbours tell, also where hundreds all ask each other, until none has answered for half of the
+/// deadline; of their claims those made before a time.
 ///
 /// # Errors
-/// Those of [`connect_to_all`].
-pub(super) fn what_they_hold(before: u64) -> Result<Vec<Told>> {
-    Ok(listed(before)?.into_iter().map(|(_, told)| told).collect())
+/// Those of [`others`]; `ErrorKind::Unavailable` if this process can connect to no more of them.
+pub(super) fn what_they_hold(before: u64, wait_for: WaitFor) -> Result<Heard> {
+    ask_what_they_hold(before, deadline() / 2, deadline() * A_FEW as u32, wait_for)
 }
 
-/// Returns the same, and for each that holds something of a device its pools there; none of one that does not answer that
-/// within the deadline.
+/// Returns what the neighbours tell, and for each that holds something of a device its pools there; none of one that does
+/// not answer that within the deadline.
 ///
 /// # Errors
-/// Those of [`connect_to_all`].
+/// Those of [`what_they_hold`].
 pub(super) fn what_their_pools_hold(device: DeviceUuid) -> Result<Vec<(Told, Option<Vec<NeighbourPool>>)>> {
-    let told = listed(u64::MAX)?;
-    let until = Instant::now() + deadline();
-    let question = Question::Pools { device }.to_bytes();
-    // All at once, and then each is waited for.
-    let ask = |(socket, told): (OwnedFd, Told)| {
-        let is_asked = told.held.iter().any(|held| held.device == device);
-        let is_sent = is_asked && matches!(send(&socket, &question, &[]), Ok(true));
-        (socket, told, is_sent)
+    let heard = what_they_hold(u64::MAX, WaitFor::Nobody)?;
+    let (others, until) = (others()?, Instant::now() + deadline());
+    let ask = |(name, told): &(String, Told)| {
+        told.held.iter().find(|held| held.device == device)?;
+        match others.send(name.clone(), Question::Pools { device }) {
+            Ok(Contact::Made(asked)) => Some(asked.socket),
+            _ => None,
+        }
     };
-    let asked: Vec<_> = told.into_iter().map(ask).collect();
-    let answer = |(socket, told, is_sent): (OwnedFd, Told, bool)| {
+    let answer = |socket: OwnedFd| {
         let left = until.saturating_duration_since(Instant::now());
-        let packet = if is_sent && is_ready(&socket, left) { receive(&socket).ok().flatten() } else { None };
-        (told, packet.and_then(|packet| read_pools(&packet.bytes)))
+        let packet = if is_ready(&socket, left) { receive(&socket).ok().flatten() } else { None };
+        packet.and_then(|packet| read_pools(&packet.bytes))
     };
-    Ok(asked.into_iter().map(answer).collect())
+    let mut found = Vec::new();
+    // All at once, as far as descriptors allow, and then each is waited for.
+    for some in heard.told.chunks(share_of_descriptors()) {
+        let asked: Vec<_> = some.iter().map(ask).collect();
+        found.extend(some.iter().zip(asked).map(|((_, told), socket)| (told.clone(), socket.and_then(answer))));
+    }
+    Ok(found)
+}
+
+/// A neighbour that may give memory of the device, and what it tells of that.
+#[derive(Debug)]
+struct Giving {
+    /// Of its socket.
+    socket: String,
+    process: u32,
+    name: String,
+    held: Held,
+    /// What it may still be asked for, by its guarantee.
+    above: u64,
+    /// Whether it did not answer in time.
+    is_passed_by: bool,
 }
 
 /// Sorts neighbours in the order in which they are asked: those above their most first, then by priority, the lowest
@@ -167,38 +281,39 @@ fn in_order(neighbours: &mut [Giving]) {
     });
 }
 
-/// What came of asking.
+/// What came of asking for memory.
 #[derive(Debug)]
 pub(super) struct Outcome {
     pub(super) given: u64,
     /// What the neighbours told before.
-    pub(super) told: Vec<Told>,
+    pub(super) heard: Result<Heard>,
+    pub(super) took: Duration,
 }
 
 /// Asks the neighbours to give back so many bytes of a device.
-pub(super) fn ask(device: Device, wanted: u64) -> Outcome {
+pub(super) fn ask(device: Device, uuid: DeviceUuid, wanted: u64) -> Outcome {
     let begun = Instant::now();
     let until = begun + deadline();
-    let none = |told| Outcome { given: 0, told };
-    let Ok(uuid) = KnownUuids::Memory.of(device) else { return none(Vec::new()) };
     let activity = Activity::begin_of(wanted, format_args!("ask neighbours for memory"));
-    let answered = ask_what_they_hold(u64::MAX, deadline() / 2, deadline() / 2).unwrap_or_default();
-    let told: Vec<_> = answered.iter().map(|(_, told)| told.clone()).collect();
-    let on_device = |(socket, told): (OwnedFd, Told)| {
-        let held = told.held.into_iter().find(|held| held.device == uuid)?;
-        let (process, name, above) = (told.process, told.name, held.above_guarantee());
-        Some(Giving { socket, process, name, held, above, is_passed_by: false })
+    let heard = ask_what_they_hold(u64::MAX, deadline() / 2, deadline() / 2, WaitFor::Nobody);
+    let on_device = |(socket, told): &(String, Told)| {
+        let held = *told.held.iter().find(|held| held.device == uuid)?;
+        let (socket, name, above) = (socket.clone(), told.name.clone(), held.above_guarantee());
+        Some(Giving { socket, process: told.process, name, held, above, is_passed_by: false })
     };
-    let mut neighbours: Vec<_> = answered.into_iter().filter_map(on_device).collect();
+    let told = heard.as_ref().map_or(&[][..], |heard| &heard.told);
+    let mut neighbours: Vec<_> = told.iter().filter_map(on_device).collect();
     in_order(&mut neighbours);
-    let mut given = 0;
-    for spare in Spare::ALL {
-        for neighbour in &mut neighbours {
-            let left = until.saturating_duration_since(Instant::now());
-            if given >= wanted || left.is_zero() {
-                break;
+    let mut given: u64 = 0;
+    if let Ok(others) = others() {
+        for spare in Spare::ALL {
+            for neighbour in &mut neighbours {
+                let left = until.saturating_duration_since(Instant::now());
+                if given >= wanted || left.is_zero() {
+                    break;
+                }
+                given += neighbour.give(&others, device, uuid, spare, wanted - given, left);
             }
-            given += neighbour.give(device, uuid, spare, wanted - given, left);
         }
     }
     let took = activity.took();
@@ -209,12 +324,20 @@ pub(super) fn ask(device: Device, wanted: u64) -> Outcome {
         target: MEMORY,
         "{device}: asked {} neighbours for {}; they gave {} in {took}", neighbours.len(), Bytes(wanted), Bytes(given)
     );
-    Outcome { given, told }
+    Outcome { given, heard, took: begun.elapsed() }
 }
 
 impl Giving {
     /// Asks for memory of one kind, and returns how much came in time.
-    fn give(&mut self, device: Device, uuid: DeviceUuid, spare: Spare, wanted: u64, within: Duration) -> u64 {
+    fn give(
+        &mut self,
+        others: &Others,
+        device: Device,
+        uuid: DeviceUuid,
+        spare: Spare,
+        wanted: u64,
+        within: Duration,
+    ) -> u64 {
         let has = self.held.spare[spare as usize].min(self.above);
         // Idle handles are not told, and beside what is guaranteed.
         if self.is_passed_by || (has == 0 && spare != Spare::Free) {
@@ -223,12 +346,15 @@ impl Giving {
         let bytes = wanted.next_multiple_of(PAGE);
         let within_ms = u32::try_from(within.as_millis()).unwrap_or(u32::MAX);
         let question = Question::Give { spare, device: uuid, bytes, within_ms };
-        if !matches!(send(&self.socket, &question.to_bytes(), &[]), Ok(true)) || !is_ready(&self.socket, within) {
-            // Stopped, at work for another one, or gone: it is passed by, for what comes next, too.
-            self.is_passed_by = true;
-            return 0;
-        }
-        let packet = receive(&self.socket).ok().flatten();
+        let answering = match others.send(self.socket.clone(), question) {
+            Ok(Contact::Made(asked)) if is_ready(&asked.socket, within) => asked.socket,
+            _ => {
+                // Stopped, at work for another one, or gone: it is passed by, for what comes next, too.
+                self.is_passed_by = true;
+                return 0;
+            }
+        };
+        let packet = receive(&answering).ok().flatten();
         let given = packet.and_then(|packet| read_given(&packet.bytes)).unwrap_or(0);
         self.above = self.above.saturating_sub(given);
         if given > 0 {
@@ -244,23 +370,20 @@ mod tests {
     use super::*;
 
     #[test]
-    #[cfg_attr(miri, ignore = "Miri has no such sockets")]
-    fn the_least_important_are_asked_first() -> Result<(), std::io::Error> {
-        let giving = |process, priority, reserved, most, free| -> Result<Giving, std::io::Error> {
+    fn the_least_important_are_asked_first() {
+        let giving = |process, priority, reserved, most, free| {
             let held = Held { reserved, most, priority, spare: [free, 0, 0], ..Held::default() };
-            let (socket, _) = std::os::unix::net::UnixStream::pair()?;
-            let (socket, name, above) = (socket.into(), String::new(), held.above_guarantee());
-            Ok(Giving { socket, process, name, held, above, is_passed_by: false })
+            let (socket, name, above) = (String::new(), String::new(), held.above_guarantee());
+            Giving { socket, process, name, held, above, is_passed_by: false }
         };
         let mut neighbours = [
-            giving(1, 5, 100, None, 50)?,
-            giving(2, -5, 100, None, 10)?,
-            giving(3, -5, 100, Some(100), 20)?,
+            giving(1, 5, 100, None, 50),
+            giving(2, -5, 100, None, 10),
+            giving(3, -5, 100, Some(100), 20),
             // Above its most, whatever its priority.
-            giving(4, 9, 100, Some(99), 1)?,
+            giving(4, 9, 100, Some(99), 1),
         ];
         in_order(&mut neighbours);
         assert_eq!(neighbours.map(|giving| giving.process), [4, 3, 2, 1]);
-        Ok(())
     }
 }

@@ -3,8 +3,8 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::ask::what_they_hold;
-use super::claims::{MemoryClaim, claimed_on, make};
+use super::ask::{Heard, WaitFor, what_they_hold};
+use super::claims::{MemoryClaim, Standing, claimed_on, make};
 use super::division::Division;
 use super::membership::join;
 use super::system_limit::{SystemLimit, system_limits};
@@ -30,16 +30,40 @@ use crate::sync::Interruption;
 pub fn available_memory(device: Device) -> Result<u64> {
     process::refuse_forked()?;
     let device = runtime::existing(device)?;
-    available(device, u64::MAX)
+    Ok(available(device, u64::MAX, WaitFor::Nobody)?.0)
 }
 
-/// Returns what this process could have, as far as claims were made before a time.
-fn available(device: Device, before: u64) -> Result<u64> {
+/// Returns what this process could have beside claims that are held or were made before a time, and who has told of them.
+fn available(device: Device, before: u64, wait_for: WaitFor) -> Result<(u64, Heard)> {
     let uuid = KnownUuids::Memory.of(device)?;
-    let told = what_they_hold(before)?;
-    let others: Vec<_> = told.iter().flat_map(|told| &told.held).filter(|held| held.device == uuid).copied().collect();
-    let (free, own_free) = free_and_own(device)?;
-    Ok(within(&system_limits(device), free, own_free, &others))
+    let at_first = free_and_own(device)?;
+    let heard = what_they_hold(before, wait_for)?;
+    // What another process takes or gives back meanwhile must not count as free and as its own to give.
+    let at_last = free_and_own(device)?;
+    let (free, own_free) = if at_first.0 + at_first.1 < at_last.0 + at_last.1 { at_first } else { at_last };
+    Ok((within(&system_limits(device), free, own_free, &heard.on(uuid)), heard))
+}
+
+/// What there is for a claim.
+#[derive(Debug)]
+struct Availability {
+    available: u64,
+    /// By this process, the claim included.
+    claimed: u64,
+    heard: Heard,
+}
+
+impl Availability {
+    fn of(device: Device, made: u64) -> Result<Self> {
+        let (available, heard) = available(device, made, WaitFor::TheRunning)?;
+        let claimed = claimed_on(device, made.saturating_add(1), &Division::of(device));
+        Ok(Self { available, claimed, heard })
+    }
+
+    /// Returns whether there is enough: nobody who could not be asked may have claimed it.
+    fn is_enough(&self) -> bool {
+        self.claimed <= self.available && self.heard.unasked == 0
+    }
 }
 
 /// Returns what the driver has free, and what this process has: beside what is free there what waits to go to the driver,
@@ -100,8 +124,8 @@ fn sum(free: u64, own_free: u64, others: &[Held]) -> u64 {
 /// ```
 ///
 /// # Errors
-/// `ErrorKind::OutOfMemory` if so much is not available; as [`available_memory`] and
-/// [`set_neighbour`](crate::set_neighbour).
+/// `ErrorKind::OutOfMemory` if so much is not available; `ErrorKind::Unavailable` if a neighbour could not be asked what it has
+/// claimed; as [`available_memory`] and [`set_neighbour`](crate::set_neighbour).
 pub fn claim(nbytes: u64, device: Device) -> Result<MemoryClaim> {
     claim_within(nbytes, device, Duration::ZERO)
 }
@@ -127,21 +151,26 @@ pub(crate) fn claim_unless_interrupted(
     process::refuse_forked()?;
     let device = runtime::existing(device)?;
     join()?;
-    let begun = Instant::now();
+    let (begun, uuid) = (Instant::now(), KnownUuids::Memory.of(device)?);
     // First, so that the neighbours know of it before they are asked for theirs.
     let (claim, made) = make(device, nbytes);
     let mut pause = RETRY;
     loop {
-        let available = available(device, made)?;
-        let claimed = claimed_on(device, made.saturating_add(1), &Division::of(device));
-        if claimed <= available {
-            claim.hold();
-            return Ok(claim);
+        let mut room = Availability::of(device, made)?;
+        if room.is_enough() {
+            // Whatever clocks say of who was first: of two that both come this far, each asks once more while its own claim
+            // is held, and so one of them sees the other's.
+            claim.stand(Standing::Held);
+            room = Availability::of(device, made)?;
+            if room.is_enough() && room.heard.pass_by_silent(uuid, room.available - room.claimed)? {
+                return Ok(claim);
+            }
+            claim.stand(Standing::InLine);
         }
         let left = timeout.saturating_sub(begun.elapsed());
         if left.is_zero() || nbytes > info_of(device)?.total {
             drop(claim);
-            return Err(no_room(device, nbytes, available.saturating_sub(claimed.saturating_sub(nbytes))));
+            return Err(no_room(device, nbytes, &room));
         }
         thread::sleep(pause.min(left));
         pause = (pause * 2).min(RETRY_MOST);
@@ -155,7 +184,16 @@ pub(crate) fn claim_unless_interrupted(
 }
 
 #[cold]
-fn no_room(device: Device, nbytes: u64, available: u64) -> Error {
+fn no_room(device: Device, nbytes: u64, room: &Availability) -> Error {
+    if room.heard.unasked > 0 {
+        return Error::unavailable(format!(
+            "{} of {device} could not be claimed: {} neighbours could not be asked what they have claimed, as too many others \
+             wait for them. Wait longer, or end those that are stopped",
+            Bytes(nbytes),
+            room.heard.unasked
+        ));
+    }
+    let available = room.available.saturating_sub(room.claimed.saturating_sub(nbytes));
     let why = format!(
         "This process could have {}, with what its neighbours would give back and without what they and it have claimed: \
          claim less, or wait longer",

@@ -1,14 +1,19 @@
 //! Claims: memory that this process is about to take, told to its neighbours so that two that measure what is free at the
-//! same time see each other. They stand in line by when they were made, and one for which there is room is held. A claim is
-//! used up as the process keeps more than when it was made, the oldest first, and comes back as it keeps less, until it is
-//! released: whether free memory is the driver's or in the process's cache makes no difference.
+//! same time see each other. They stand in line by when they were made, and one for which there is room is held: from then on
+//! it counts for everybody, whatever clocks say. A claim is used up as the process keeps more than when it was made, the
+//! oldest first, and comes back as it keeps less, until it is released: whether free memory is the driver's or in the
+//! process's cache makes no difference.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use log::warn;
+
 use super::division::Division;
+use crate::error::Bytes;
 use crate::ids::Device;
+use crate::observe::target::MEMORY;
 use crate::process;
 use crate::sync::lock;
 
@@ -21,53 +26,107 @@ pub struct MemoryClaim {
     nbytes: u64,
 }
 
+/// How a claim stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Standing {
+    /// It has its place in line, until there is room for it.
+    InLine,
+    /// There was room for it.
+    Held,
+    /// Others have claimed the memory while this process did not answer them.
+    Lost,
+}
+
 /// A claim, as it is counted.
 #[derive(Clone, Copy, Debug)]
 struct CountedClaim {
     number: u64,
     device: Device,
     bytes: u64,
-    /// What the process kept then.
+    /// The least that the process was seen to keep since then.
     base: u64,
-    /// When it was made, by a clock that all processes of the machine have: nanoseconds.
+    /// When it was made, by a clock that all processes of the machine have: nanoseconds. No two of a process are equal.
     made: u64,
-    /// Whether there was room for it. Until then it only has its place in line.
-    is_held: bool,
+    standing: Standing,
 }
 
+impl CountedClaim {
+    /// Returns whether it counts for one made at a time.
+    fn counts(&self, before: u64) -> bool {
+        match self.standing {
+            Standing::InLine => self.made < before,
+            Standing::Held => true,
+            Standing::Lost => false,
+        }
+    }
+}
+
+static NEXT: AtomicU64 = AtomicU64::new(0);
 static CLAIMS: Mutex<Vec<CountedClaim>> = Mutex::new(Vec::new());
 
-/// Puts a claim in line, and returns also when it was made: later than any other that a process tells of afterwards is not.
+/// Puts a claim in line, and returns also when it was made.
 pub(super) fn make(device: Device, nbytes: u64) -> (MemoryClaim, u64) {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let base = Division::of(device).kept();
+    let number = NEXT.fetch_add(1, Ordering::AcqRel);
     let mut claims = lock(&CLAIMS);
     // Read under the lock, so that who asks for claims made before another time misses none.
-    let made = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64);
-    claims.push(CountedClaim { number, device, bytes: nbytes, base, made, is_held: false });
+    let made = now().max(claims.last().map_or(0, |last| last.made.saturating_add(1)));
+    claims.push(CountedClaim { number, device, bytes: nbytes, base, made, standing: Standing::InLine });
     (MemoryClaim { number, device, nbytes }, made)
 }
 
-/// Returns the claims to a device, in the order in which they were made.
-fn claims_to(device: Device) -> Vec<CountedClaim> {
-    lock(&CLAIMS).iter().filter(|claim| claim.device == device).copied().collect()
+/// Returns the time in nanoseconds.
+fn now() -> u64 {
+    #[cfg(feature = "fault-injection")]
+    if let set @ 1.. = CLOCK.load(Ordering::Relaxed) {
+        return set;
+    }
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64)
 }
 
-/// Returns the bytes of a device that are claimed and not taken yet, by claims made before a time.
+/// The time at which this process's clock stands; 0 if it goes.
+#[cfg(feature = "fault-injection")]
+static CLOCK: AtomicU64 = AtomicU64::new(0);
+
+/// Makes the clock by which claims are made stand at a time, or go again with 0: for gpupool's own tests.
+#[cfg(all(feature = "fault-injection", feature = "python"))]
+pub(crate) fn set_clock(nanoseconds: u64) {
+    CLOCK.store(nanoseconds, Ordering::Relaxed);
+}
+
+/// Returns the number of the next claim.
+pub(super) fn next() -> u64 {
+    NEXT.load(Ordering::Acquire)
+}
+
+/// Returns the claims to a device that are not lost, in the order in which they were made. What the process no longer keeps of what it had
+/// before is anybody's: from then on whatever it keeps more uses its claims up.
+fn claims_to(device: Device, division: &Division) -> Vec<CountedClaim> {
+    let mut claims = lock(&CLAIMS);
+    let of_device = claims.iter_mut().filter(|claim| claim.device == device && claim.standing != Standing::Lost);
+    let seen = |claim: &mut CountedClaim| {
+        if claim.number < division.next_claim {
+            claim.base = claim.base.min(division.kept());
+        }
+        *claim
+    };
+    of_device.map(seen).collect()
+}
+
+/// Returns the bytes of a device that are claimed and not taken yet, by claims that are held or were made before a time.
 pub(super) fn claimed_on(device: Device, before: u64, division: &Division) -> u64 {
-    sum(device, division, |claim| claim.made < before).unwrap_or(0)
+    sum(device, division, |claim| claim.counts(before)).unwrap_or(0)
 }
 
 /// Returns the bytes of a device that this process has a right to beyond what it keeps; none if it holds no claim.
 pub(super) fn held_on(device: Device, division: &Division) -> Option<u64> {
-    sum(device, division, |claim| claim.is_held)
+    sum(device, division, |claim| claim.standing == Standing::Held)
 }
 
 /// Returns what is left of some claims, with what has to be woken beside: claims are beyond what the process has, which
 /// what sleeps for others is a part of. None if there is no such claim.
 fn sum(device: Device, division: &Division, is_meant: impl Fn(&CountedClaim) -> bool) -> Option<u64> {
-    let claims = claims_to(device);
+    let claims = claims_to(device, division);
     let mut meant =
         left(&claims, division.kept()).filter(|(claim, _)| is_meant(claim)).map(|(_, left)| left).peekable();
     meant.peek()?;
@@ -76,7 +135,32 @@ fn sum(device: Device, division: &Division, is_meant: impl Fn(&CountedClaim) -> 
 
 /// Returns whether this process holds a claim to a device.
 pub(super) fn is_claim_held(device: Device) -> bool {
-    lock(&CLAIMS).iter().any(|claim| claim.device == device && claim.is_held)
+    lock(&CLAIMS).iter().any(|claim| claim.device == device && claim.standing == Standing::Held)
+}
+
+/// Loses what this process has claimed of a device, if that is more than there is room for beside what others have claimed
+/// while it did not answer.
+pub(super) fn pass_by(device: Device, room: u64) {
+    let held = held_on(device, &Division::of(device)).unwrap_or(0);
+    if held <= room {
+        return;
+    }
+    for claim in lock(&CLAIMS).iter_mut().filter(|claim| claim.device == device && claim.standing == Standing::Held) {
+        claim.standing = Standing::Lost;
+    }
+    warn!(
+        target: MEMORY,
+        "{device}: this process did not answer its neighbours in time, as if it was stopped, and another one claimed memory: its \
+         own claims, with {} left, are lost",
+        Bytes(held)
+    );
+}
+
+/// Returns the bytes of claims to a device that are lost.
+pub(super) fn lost_on(device: Device) -> u64 {
+    let claims = lock(&CLAIMS);
+    let lost = claims.iter().filter(|claim| claim.device == device && claim.standing == Standing::Lost);
+    lost.fold(0, |sum: u64, claim| sum.saturating_add(claim.bytes))
 }
 
 /// Returns the devices with claims.
@@ -108,22 +192,25 @@ impl MemoryClaim {
         self.nbytes
     }
 
-    /// Returns how much of it is not taken yet, in bytes.
+    /// Returns how much of it is not taken yet, in bytes; 0 of one that is lost, since this process did not answer in time
+    /// while another one claimed the memory.
     pub fn left(&self) -> u64 {
         if process::is_forked() {
             return 0;
         }
-        let claims = claims_to(self.device);
-        left(&claims, Division::of(self.device).kept())
-            .find(|(claim, _)| claim.number == self.number)
-            .map_or(0, |(_, left)| left)
+        let division = Division::of(self.device);
+        let claims = claims_to(self.device, &division);
+        left(&claims, division.kept()).find(|(claim, _)| claim.number == self.number).map_or(0, |(_, left)| left)
     }
 }
 
 impl MemoryClaim {
-    /// Notes that there is room for it.
-    pub(super) fn hold(&self) {
-        lock(&CLAIMS).iter_mut().filter(|claim| claim.number == self.number).for_each(|claim| claim.is_held = true);
+    /// Notes how it stands.
+    pub(super) fn stand(&self, standing: Standing) {
+        lock(&CLAIMS)
+            .iter_mut()
+            .filter(|claim| claim.number == self.number)
+            .for_each(|claim| claim.standing = standing);
     }
 }
 
@@ -148,7 +235,7 @@ mod tests {
             bytes,
             base,
             made: number,
-            is_held: true,
+            standing: Standing::Held,
         };
         let left_of = |claims: &[CountedClaim], kept| left(claims, kept).map(|(_, left)| left).collect::<Vec<_>>();
         let one = [claim(0, 10, 100)];

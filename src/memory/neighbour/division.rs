@@ -1,6 +1,6 @@
 //! How this process's memory of a device divides into what others could have of it, and what they could not.
 
-use super::claims::is_claim_held;
+use super::claims::{is_claim_held, next};
 use crate::ids::Device;
 use crate::memory::cache::DeviceCaches;
 use crate::memory::pool::Pool;
@@ -28,11 +28,14 @@ pub(super) struct Division {
     pub(super) discardable: u64,
     /// Pools that may be put to sleep for others, but for what they have free.
     pub(super) offered: u64,
+    /// The number of the first claim that was made after this was seen.
+    pub(super) next_claim: u64,
 }
 
 impl Division {
     pub(super) fn of(device: Device) -> Self {
-        let Some(caches) = DeviceCaches::known(device) else { return Self::default() };
+        let next_claim = next();
+        let Some(caches) = DeviceCaches::known(device) else { return Self { next_claim, ..Self::default() } };
         let (stats, summaries, _) = summarize(caches);
         let PoolStats { live_bytes, cached_bytes, asleep_bytes, .. } = stats.total;
         let stats_of = |pool: &Pool| {
@@ -45,6 +48,7 @@ impl Division {
             cached: cached_bytes,
             asleep: asleep_bytes,
             discardable: caches.discardable.bytes(),
+            next_claim,
             ..Self::default()
         };
         for pool in &caches.pools.all() {

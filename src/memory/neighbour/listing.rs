@@ -1,6 +1,6 @@
 //! The list of all neighbours, for people and for tools.
 
-use super::ask::{what_their_pools_hold, what_they_hold};
+use super::ask::{WaitFor, what_their_pools_hold, what_they_hold};
 use super::membership::membership;
 use super::settings::name;
 use super::status::{held_of, pools_of};
@@ -112,7 +112,7 @@ fn list(device: Device, has_pools: bool) -> Result<Vec<Neighbour>> {
     let others: Vec<_> = if has_pools {
         what_their_pools_hold(uuid)?
     } else {
-        what_they_hold(u64::MAX)?.into_iter().map(|told| (told, None)).collect()
+        what_they_hold(u64::MAX, WaitFor::Nobody)?.told().map(|told| (told.clone(), None)).collect()
     };
     let others = others.into_iter().map(|(told, pools)| (told, pools, false));
     // Also of a device that this process has not used yet.

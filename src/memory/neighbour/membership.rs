@@ -1,12 +1,14 @@
 //! Becoming a neighbour: the process listens from then on, and the broker's thread answers. It stays one until it ends.
 //! A process that is none may look at those that are: it asks them where the environment says that they meet.
 
-use std::os::fd::OwnedFd;
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use log::debug;
 
-use super::address::{Place, name};
+use super::address::{Listening, OpenPlace, Place, name};
 use super::settings::{Limits, NeighbourSettings, environment, set};
 use super::system_limit::system_limit;
 use super::vicinity::watch;
@@ -15,39 +17,60 @@ use crate::error::{Error, Result};
 use crate::ids::Device;
 use crate::memory::share::{admit, random};
 use crate::observe::target::MEMORY;
+use crate::process::peer_of;
 use crate::sync::lock;
 use crate::{process, runtime};
 
 /// Where this process listens, once it is a neighbour.
-#[derive(Debug)]
-pub(super) struct Membership {
-    pub(super) place: Place,
-    pub(super) name: String,
-}
-
-static MEMBERSHIP: OnceLock<Membership> = OnceLock::new();
+static MEMBERSHIP: OnceLock<Arc<Listening>> = OnceLock::new();
 /// Held while the process becomes one.
 static JOINING: Mutex<()> = Mutex::new(());
 
 /// Returns where this process listens; none if it is no neighbour.
-pub(super) fn membership() -> Option<&'static Membership> {
+pub(super) fn membership() -> Option<&'static Arc<Listening>> {
     MEMBERSHIP.get().filter(|_| !process::is_forked())
 }
 
-/// Connects to all neighbours but this process, which need not be one.
+/// All neighbours but this process, which need not be one.
+#[derive(Debug)]
+pub(super) struct Others {
+    /// None if there are none.
+    pub(super) open: Option<OpenPlace>,
+    pub(super) names: VecDeque<String>,
+    place: &'static Place,
+}
+
+/// Looks for all neighbours but this process, and sees to it that they find this one.
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` if a variable of the environment is wrong; `ErrorKind::Unavailable` if the system does not tell
 /// who is there.
-pub(super) fn connect_to_all() -> Result<Vec<OwnedFd>> {
-    let found = match membership() {
-        Some(own) => own.place.connect_to_others(&own.name).map_err(|error| (error, &own.place)),
-        None => {
-            let place = environment()?.place.as_ref().unwrap_or(&Place::Own);
-            place.connect_to_others("").map_err(|error| (error, place))
+pub(super) fn others() -> Result<Others> {
+    let (place, own) = match membership() {
+        Some(own) => {
+            own.stay_to_be_found().map_err(|error| unreachable(&own.place, &error))?;
+            (&own.place, own.name.as_str())
         }
+        None => (environment()?.place.as_ref().unwrap_or(&Place::Own), ""),
     };
-    found.map_err(|(error, place)| not_found(place, &error))
+    let look = || {
+        let open = place.look()?;
+        let names = open.as_ref().map(|open| open.others(own)).transpose()?.unwrap_or_default();
+        Ok(Others { open, names, place })
+    };
+    look().map_err(|error| not_found(place, &error))
+}
+
+impl Others {
+    /// Returns the error of one that cannot be asked, whoever that is.
+    #[cold]
+    pub(super) fn cannot_be_asked(&self, error: &io::Error) -> Error {
+        Error::unavailable(format!(
+            "not all neighbours in {:?} can be asked: {error}. Let the process open more descriptors (ulimit -n), and its \
+             container allow Unix sockets and SO_PEERCRED (seccomp)",
+            self.place.folder()
+        ))
+    }
 }
 
 /// Makes this process a neighbour, if it is none.
@@ -70,9 +93,12 @@ pub(crate) fn join() -> Result<()> {
         return Ok(());
     }
     let name = name(random()?);
-    let listener = place.listen(&name).map_err(|error| unreachable(&place, &error))?;
-    admit(Arc::new(Visitors::new(listener)))?;
-    let _ = MEMBERSHIP.set(Membership { place, name });
+    let listening = Listening::begin(place.clone(), name).map_err(|error| unreachable(&place, &error))?;
+    // A neighbour compares users, so where the system does not tell them it could be asked nothing.
+    peer_of(listening.socket().as_fd()).map_err(|error| unreachable(&place, &error))?;
+    let listening = Arc::new(listening);
+    admit(Arc::new(Visitors::new(Arc::clone(&listening))?))?;
+    let _ = MEMBERSHIP.set(listening);
     // A logger is others' code, which may wait for a thread that waits for the lock.
     drop(joining);
     watch();
@@ -81,7 +107,7 @@ pub(crate) fn join() -> Result<()> {
 }
 
 #[cold]
-fn unreachable(place: &Place, error: &std::io::Error) -> Error {
+fn unreachable(place: &Place, error: &io::Error) -> Error {
     Error::unavailable(format!(
         "this process cannot be a neighbour of others: no socket in {:?}: {error}. {}",
         place.folder(),
@@ -90,7 +116,7 @@ fn unreachable(place: &Place, error: &std::io::Error) -> Error {
 }
 
 #[cold]
-fn not_found(place: &Place, error: &std::io::Error) -> Error {
+fn not_found(place: &Place, error: &io::Error) -> Error {
     Error::unavailable(format!("no neighbours can be found in {:?}: {error}. {}", place.folder(), advice(place)))
 }
 
@@ -98,9 +124,12 @@ fn advice(place: &Place) -> &'static str {
     match place {
         Place::Own => {
             "Neighbours need a directory of this user's own, with mode 0700: XDG_RUNTIME_DIR says below which, by default /tmp; \
-             and descriptors (ulimit -n)"
+             descriptors (ulimit -n), and Unix sockets with SO_PEERCRED, which a container's seccomp may refuse"
         }
-        Place::Folder(_) => "GPUPOOL_NEIGHBOURS names a directory that exists, and that may be read and written to",
+        Place::Folder(_) => {
+            "GPUPOOL_NEIGHBOURS names a directory that exists, and that may be read and written to; descriptors (ulimit -n) and \
+             Unix sockets with SO_PEERCRED (seccomp) are needed as well"
+        }
     }
 }
 

@@ -27,6 +27,8 @@ mod wire;
 pub(crate) use available::claim_unless_interrupted;
 pub use available::{available_memory, claim, claim_within};
 pub use claims::MemoryClaim;
+#[cfg(all(feature = "fault-injection", feature = "python"))]
+pub(crate) use claims::set_clock;
 pub use listing::{Neighbour, neighbours, neighbours_with_pools};
 pub(crate) use membership::join;
 pub use membership::set_neighbour;

@@ -7,7 +7,7 @@ use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 use super::address::Place;
-use super::wire::cut;
+use super::wire::{BYTES_MOST, cut};
 use crate::environment::{integer, number, text};
 use crate::error::{Error, Result};
 use crate::ids::Device;
@@ -23,8 +23,6 @@ const PRIORITY: &str = "GPUPOOL_NEIGHBOUR_PRIORITY";
 const DEADLINE: &str = "GPUPOOL_NEIGHBOUR_DEADLINE_MS";
 /// CUDA's own, by which the Multi-Process Service limits a process's memory.
 const MPS_LIMIT: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
-/// As many bytes as a process has addresses for.
-const BYTES_MOST: u64 = 1 << 0x2f;
 /// A day.
 const DEADLINE_MOST: u64 = 0x526_5c00;
 

@@ -7,14 +7,13 @@ use std::time::Instant;
 
 use log::warn;
 
-use super::ask::{ask, deadline, what_they_hold};
+use super::ask::{Outcome, WaitFor, ask, deadline, what_they_hold};
 use super::available::free_on;
-use super::claims::held_on;
+use super::claims::{held_on, lost_on};
 use super::division::Division;
 use super::membership::{join, membership};
 use super::settings::environment;
-use super::wire::Told;
-use crate::error::{NeighbourUse, Result};
+use crate::error::{AskedNeighbours, NeighbourUse, Result};
 use crate::ids::Device;
 use crate::memory::pool::Pool;
 use crate::memory::serve::{Vicinity, set_vicinity};
@@ -49,8 +48,8 @@ fn missing(wanted: u64, free: u64, withheld: u64) -> (u64, u64) {
     (lacking(withheld).max(PAGE), withheld)
 }
 
-/// What the neighbours told last, for the error of a request that asked them in vain.
-static TOLD: Mutex<Option<(Instant, Vec<Told>)>> = Mutex::new(None);
+/// What came of asking last, for the error of a request that asked in vain.
+static LAST: Mutex<Option<(Instant, Outcome)>> = Mutex::new(None);
 
 /// Lets requests ask neighbours once this process is one. Cheap: every program calls it as it begins.
 pub(crate) fn watch() {
@@ -65,33 +64,49 @@ impl Vicinity for Neighbourhood {
         }
     }
 
-    fn ask(&self, device: Device, bytes: u64) -> u64 {
-        if membership().is_none() {
-            return 0;
-        }
+    fn ask(&self, device: Device, bytes: u64) -> Option<u64> {
+        membership()?;
+        let uuid = KnownUuids::Memory.of(device).ok()?;
         let free = free_on(device).unwrap_or(0);
         let division = Division::of(device);
         // All that the claim is for, at once.
         let claimed = held_on(device, &division).map_or(0, |held| held.saturating_sub(division.free));
         let (missing, withheld) = missing(bytes.max(claimed), free, WITHHELD.load(Ordering::Relaxed));
         WITHHELD.fetch_max(withheld, Ordering::Relaxed);
-        let outcome = ask(device, missing);
-        *lock(&TOLD) = Some((Instant::now(), outcome.told));
-        outcome.given
+        let outcome = ask(device, uuid, missing);
+        let given = outcome.given;
+        *lock(&LAST) = Some((Instant::now(), outcome));
+        Some(given)
     }
 
-    fn holdings(&self, device: Device) -> Vec<NeighbourUse> {
-        if membership().is_none() {
-            return Vec::new();
-        }
-        let Ok(uuid) = KnownUuids::Memory.of(device) else { return Vec::new() };
-        let last = lock(&TOLD).take().filter(|(when, _)| when.elapsed() < deadline() * 2);
-        let told = last.map_or_else(|| what_they_hold(u64::MAX).unwrap_or_default(), |(_, told)| told);
-        let on_device = told.into_iter().filter_map(|Told { process, name, held }| {
-            let held = held.into_iter().find(|held| held.device == uuid)?;
-            Some(NeighbourUse { process, name, bytes: held.reserved, live_bytes: held.live, guarantee: held.guarantee })
+    fn asked(&self, device: Device) -> Option<AskedNeighbours> {
+        membership()?;
+        let uuid = KnownUuids::Memory.of(device).ok()?;
+        let last = lock(&LAST).take().filter(|(when, _)| when.elapsed() < deadline() * 2);
+        let (heard, took) = last.map_or_else(
+            || {
+                let begun = Instant::now();
+                (what_they_hold(u64::MAX, WaitFor::Nobody), begun.elapsed())
+            },
+            |(_, Outcome { heard, took, .. })| (heard, took),
+        );
+        let refused = heard.as_ref().err().map(ToString::to_string);
+        let heard = heard.unwrap_or_default();
+        let on_device = heard.told().filter_map(|told| {
+            let held = told.held.iter().find(|held| held.device == uuid)?;
+            let (process, name) = (told.process, told.name.clone());
+            let (bytes, live_bytes, guarantee, claimed_bytes) =
+                (held.reserved, held.live, held.guarantee, held.claimed);
+            Some(NeighbourUse { process, name, bytes, live_bytes, guarantee, claimed_bytes })
         });
-        on_device.collect()
+        Some(AskedNeighbours {
+            uses: on_device.collect(),
+            answered: heard.answered(),
+            unanswered: heard.unanswered(),
+            took,
+            refused,
+            lost_claims: lost_on(device),
+        })
     }
 
     fn wake(&self, pool: &Arc<Pool>) -> Result<()> {

@@ -2,6 +2,7 @@
 //! that stalls or sends anything else is disconnected. Here is also what is given unasked: while others have asked lately, a
 //! process that holds more than its most gives back what it has free.
 
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -9,22 +10,25 @@ use std::time::{Duration, Instant};
 
 use log::{debug, info};
 
+use super::address::Listening;
+use super::claims::pass_by;
 use super::give::{give, kind_of};
 use super::settings::limits_on;
 use super::status::{pools_of, tell};
 use super::wire::{Question, Spare, given, pools};
-use crate::error::Bytes;
+use crate::error::{Bytes, Error, Result};
 use crate::ids::Device;
 use crate::memory::cache::DeviceCaches;
-use crate::memory::share::{Guest, accepted, receive, send};
+use crate::memory::share::{Guest, accepted, is_ready, receive, send};
 use crate::memory::tuning::{ASKED_LATELY, MANY, PATIENCE, RETRY, RETRY_MOST};
 use crate::observe::Activity;
 use crate::observe::target::MEMORY;
-use crate::process::peer_of;
+use crate::process::{peer_of, share_of_descriptors};
 use crate::runtime::KnownUuids;
 use crate::sync::lock;
 
-/// The most neighbours that are connected at a time; those that asked first are disconnected.
+/// The most neighbours that are connected at a time, or as many as there is a share of descriptors for; those that asked
+/// first are disconnected.
 const VISITORS_MOST: usize = 0x400;
 
 /// A neighbour that is connected.
@@ -39,7 +43,9 @@ struct Visitor {
 /// All of them, and who may become one.
 #[derive(Debug)]
 pub(super) struct Visitors {
-    listener: Arc<OwnedFd>,
+    listening: Arc<Listening>,
+    /// A descriptor to close where no other is left: whoever asks must hear of claims.
+    spare: Mutex<Option<OwnedFd>>,
     /// Changed by the broker's thread alone.
     connected: Mutex<Vec<Visitor>>,
     /// Until when this process gives back unasked.
@@ -47,25 +53,52 @@ pub(super) struct Visitors {
 }
 
 impl Visitors {
-    pub(super) fn new(listener: OwnedFd) -> Self {
-        Self { listener: Arc::new(listener), connected: Mutex::default(), asked_until: Mutex::default() }
+    /// # Errors
+    /// `ErrorKind::Unavailable` if no descriptor is left.
+    pub(super) fn new(listening: Arc<Listening>) -> Result<Self> {
+        let spare = spare_of(&listening).map_err(|error| {
+            Error::unavailable(format!(
+                "this process cannot be a neighbour of others: {error}. Raise its limit (ulimit -n)"
+            ))
+        })?;
+        let spare = Mutex::new(Some(spare));
+        Ok(Self { listening, spare, connected: Mutex::default(), asked_until: Mutex::default() })
     }
 
-    fn accept(&self) -> Vec<Visitor> {
-        let mut new = Vec::new();
+    /// Accepts those that have connected, and answers what they have asked by now, which is nearly always all.
+    fn accept(&self, listener: &OwnedFd, connected: &mut Vec<Visitor>) {
+        // Those that are disconnected here are open until the thread's turn ends.
+        let most = VISITORS_MOST.min(share_of_descriptors() / 2);
         for _ in 0..MANY {
-            match accepted(&self.listener) {
-                Ok(Some(socket)) => new.extend(Visitor::new(socket)),
+            match accepted(listener) {
+                Ok(Some(socket)) => {
+                    connected.extend(Visitor::new(socket).filter(|visitor| visitor.answer(&self.asked_until)));
+                    if connected.len() > most {
+                        connected.remove(0);
+                    }
+                }
                 Ok(None) => break,
                 Err(error) => {
                     debug!(target: MEMORY, "a neighbour could not be accepted: {error}");
-                    // Most likely no descriptor is left. The listener stays ready, so the next look would come at once.
-                    thread::sleep(RETRY);
+                    self.accept_without_descriptors(listener);
                     break;
                 }
             }
         }
-        new
+    }
+
+    /// Accepts one where most likely no descriptor is left, answers it, and disconnects it.
+    fn accept_without_descriptors(&self, listener: &OwnedFd) {
+        drop(lock(&self.spare).take());
+        match accepted(listener).ok().flatten().and_then(Visitor::new) {
+            Some(visitor) => {
+                is_ready(&visitor.socket, RETRY_MOST);
+                visitor.answer(&self.asked_until);
+            }
+            // The listener stays ready, so the next look would come at once.
+            None => thread::sleep(RETRY),
+        }
+        *lock(&self.spare) = spare_of(&self.listening).ok();
     }
 
     fn was_asked_lately(&self) -> bool {
@@ -76,19 +109,23 @@ impl Visitors {
 impl Guest for Visitors {
     fn descriptors(&self) -> Vec<Arc<OwnedFd>> {
         let connected = lock(&self.connected);
-        [&self.listener].into_iter().chain(connected.iter().map(|visitor| &visitor.socket)).map(Arc::clone).collect()
+        [self.listening.socket()]
+            .into_iter()
+            .chain(connected.iter().map(|visitor| Arc::clone(&visitor.socket)))
+            .collect()
     }
 
     fn wait(&self) -> Option<Duration> {
         let deadline = lock(&self.connected).iter().map(|visitor| visitor.deadline).min();
         let deadline = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let unasked = (self.was_asked_lately() && has_most()).then_some(RETRY_MOST * 0x10);
-        [deadline, unasked].into_iter().flatten().min()
+        // Some time is the most, after which it looks whether others still find it.
+        [deadline, unasked, Some(PATIENCE)].into_iter().flatten().min()
     }
 
     fn go_on(&self, ready: &[bool]) {
         let mut ready = ready.iter().copied();
-        let is_listener_ready = ready.next().unwrap_or(false);
+        let (socket, is_listener_ready) = (self.listening.socket(), ready.next().unwrap_or(false));
         // Without the lock, since a neighbour may be given memory.
         let mut connected = std::mem::take(&mut *lock(&self.connected));
         connected.retain(|visitor| {
@@ -96,11 +133,11 @@ impl Guest for Visitors {
             if is_ready { visitor.answer(&self.asked_until) } else { Instant::now() < visitor.deadline }
         });
         if is_listener_ready {
-            // Most have sent their question by now.
-            connected.extend(self.accept().into_iter().filter(|visitor| visitor.answer(&self.asked_until)));
+            self.accept(&socket, &mut connected);
         }
-        let too_many = connected.len().saturating_sub(VISITORS_MOST);
-        connected.drain(..too_many);
+        if let Err(error) = self.listening.stay_to_be_found() {
+            debug!(target: MEMORY, "neighbours do not find this process any more: {error}");
+        }
         *lock(&self.connected) = connected;
         if self.was_asked_lately() {
             give_unasked();
@@ -134,6 +171,12 @@ impl Visitor {
             Some(Question::Pools { device }) => {
                 pools(KnownUuids::Memory.device_with(&device).ok().flatten().map_or_else(Vec::new, pools_of))
             }
+            Some(Question::PassedBy { device, room }) => {
+                if let Ok(Some(device)) = KnownUuids::Memory.device_with(&device) {
+                    pass_by(device, room);
+                }
+                return true;
+            }
             // Its end, or something else.
             None => return false,
         };
@@ -156,6 +199,10 @@ impl Visitor {
         }
         given
     }
+}
+
+fn spare_of(listening: &Listening) -> io::Result<OwnedFd> {
+    listening.socket().try_clone()
 }
 
 fn with_most() -> impl Iterator<Item = (Device, u64)> {

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use super::grow::is_no_memory;
-use super::make_room::holdings;
+use super::make_room::asked_neighbours;
 use super::users::users;
 use crate::error::{Error, ErrorKind, OutOfMemory, Result, Wanted};
 use crate::ids::{Device, MemoryLocation};
@@ -158,7 +158,7 @@ fn explained(location: MemoryLocation, wanted: Wanted, info: MemoryInfo, refused
         other => return other.into(),
     };
     let MemoryInfo { free, total } = info;
-    let (users, neighbours) = (users(location), holdings(location));
+    let (users, neighbours) = (users(location), asked_neighbours(location));
     ErrorKind::OutOfMemory(OutOfMemory { refused, location, wanted, free, total, users, neighbours }).into()
 }
 

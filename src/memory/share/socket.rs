@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, fchmod};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -34,6 +35,8 @@ pub(super) fn listener(name: &[u8; 16]) -> io::Result<OwnedFd> {
 
 pub(in crate::memory) fn listener_at(address: &SocketAddrUnix) -> io::Result<OwnedFd> {
     let socket = new()?;
+    // One in a directory is its user's alone, whatever the umask. A sandbox may not know of this.
+    let _ = fchmod(&socket, Mode::RUSR | Mode::WUSR);
     bind(&socket, address)?;
     listen(&socket, libc::SOMAXCONN)?;
     Ok(socket)

@@ -16,6 +16,8 @@ use crate::runtime::DeviceUuid;
 const MAGIC: u32 = 0x6e70_7067;
 /// The version of these packets. A process of another one is passed by.
 const FORMAT: u16 = 1;
+/// The most bytes of any count: as many as a process has addresses for. A packet with more is none.
+pub(super) const BYTES_MOST: u64 = 1 << 0x2f;
 /// The most devices that a process tells of.
 pub(super) const DEVICES_MOST: usize = 0x20;
 const QUESTION: usize = 0x24;
@@ -45,10 +47,14 @@ pub(super) enum Question {
     Give { spare: Spare, device: DeviceUuid, bytes: u64, within_ms: u32 },
     /// Its pools of a device.
     Pools { device: DeviceUuid },
+    /// None, but a word that it did not answer while the sender claimed memory of a device, beside which there is room for
+    /// so many bytes. It is not answered.
+    PassedBy { device: DeviceUuid, room: u64 },
 }
 
 /// The number of [`Question::Pools`], behind those that ask to give.
 const POOLS: u16 = Spare::ALL.len() as u16 + 1;
+const PASSED_BY: u16 = POOLS + 1;
 
 impl Question {
     pub(super) fn to_bytes(self) -> Vec<u8> {
@@ -56,6 +62,7 @@ impl Question {
             Self::Tell { before } => (0, [0; 16], before, 0),
             Self::Give { spare, device, bytes, within_ms } => (spare as u16 + 1, device, bytes, within_ms),
             Self::Pools { device } => (POOLS, device, 0, 0),
+            Self::PassedBy { device, room } => (PASSED_BY, device, room, 0),
         };
         let start = [&head()[..], &what.to_le_bytes()].concat();
         [&start[..], &device, &number.to_le_bytes(), &within_ms.to_le_bytes()].concat()
@@ -69,6 +76,7 @@ impl Question {
         match what.checked_sub(1) {
             None => Some(Self::Tell { before: number }),
             Some(_) if what == POOLS => Some(Self::Pools { device }),
+            Some(_) if what == PASSED_BY => Some(Self::PassedBy { device, room: number }),
             Some(place) => {
                 let spare = *Spare::ALL.get(usize::from(place))?;
                 Some(Self::Give { spare, device, bytes: number, within_ms })
@@ -87,6 +95,11 @@ fn head() -> [u8; 6] {
 fn begin(bytes: &[u8]) -> Option<Reader<'_>> {
     let mut reader = Reader(bytes);
     (reader.u32() == MAGIC && u16::from_le_bytes(reader.take()) == FORMAT).then_some(reader)
+}
+
+/// Returns a count, unless it is more than there can be.
+fn bytes(reader: &mut Reader<'_>) -> Option<u64> {
+    Some(reader.u64()).filter(|bytes| *bytes <= BYTES_MOST)
 }
 
 /// What a process holds of a device. All numbers but the priority are bytes.
@@ -119,20 +132,27 @@ impl Held {
 
     fn to_bytes(self) -> impl Iterator<Item = u8> {
         let Self { device, reserved, live, free, asleep, spare: [one, two, three], claimed, guarantee, .. } = self;
-        let [most, limit] = [self.most, self.system_limit].map(|bytes| bytes.unwrap_or(u64::MAX));
-        let priority = i64::from(self.priority).cast_unsigned();
-        let numbers = [reserved, live, free, asleep, one, two, three, claimed, guarantee, most, priority, limit];
-        device.into_iter().chain(numbers.into_iter().flat_map(u64::to_le_bytes))
+        // A guarantee or a claim may be for more than there can be.
+        let counts =
+            [reserved, live, free, asleep, one, two, three, claimed, guarantee].map(|bytes| bytes.min(BYTES_MOST));
+        let [most, limit] =
+            [self.most, self.system_limit].map(|bytes| bytes.map_or(u64::MAX, |bytes| bytes.min(BYTES_MOST)));
+        let numbers = [most, i64::from(self.priority).cast_unsigned(), limit];
+        device.into_iter().chain(counts.into_iter().chain(numbers).flat_map(u64::to_le_bytes))
     }
 
-    fn read(bytes: &[u8; HELD]) -> Option<Self> {
-        let mut reader = Reader(bytes);
+    fn read(packed: &[u8; HELD]) -> Option<Self> {
+        let mut reader = Reader(packed);
         let device = reader.take();
-        let mut next = || reader.u64();
-        let (reserved, live, free, asleep) = (next(), next(), next(), next());
-        let spare = [next(), next(), next()];
-        let (claimed, guarantee, most, priority, limit) = (next(), next(), next(), next(), next());
+        let mut next = || bytes(&mut reader);
+        let (reserved, live, free, asleep) = (next()?, next()?, next()?, next()?);
+        let spare = [next()?, next()?, next()?];
+        let (claimed, guarantee) = (next()?, next()?);
+        let (most, priority, limit) = (reader.u64(), reader.u64(), reader.u64());
         let [most, system_limit] = [most, limit].map(|bytes| (bytes != u64::MAX).then_some(bytes));
+        if [most, system_limit].into_iter().flatten().any(|bytes| bytes > BYTES_MOST) {
+            return None;
+        }
         let priority = i32::try_from(priority.cast_signed()).ok()?;
         Some(Self { device, reserved, live, free, asleep, spare, claimed, guarantee, most, priority, system_limit })
     }
@@ -175,9 +195,9 @@ pub(super) fn given(bytes: u64) -> Vec<u8> {
 }
 
 /// Reads the output of [`given`], unless it is something else.
-pub(super) fn read_given(bytes: &[u8]) -> Option<u64> {
-    let bytes: &[u8; 0x0e] = bytes.try_into().ok()?;
-    begin(bytes).map(|mut reader| reader.u64())
+pub(super) fn read_given(packet: &[u8]) -> Option<u64> {
+    let packet: &[u8; 0x0e] = packet.try_into().ok()?;
+    bytes(&mut begin(packet)?)
 }
 
 #[cfg(test)]
@@ -204,7 +224,8 @@ mod tests {
     fn questions_travel_and_rubbish_is_none() {
         let questions =
             Spare::ALL.map(|spare| Question::Give { spare, device: [3; 16], bytes: 1 << 40, within_ms: 77 });
-        let others = [Question::Tell { before: 1 << 60 }, Question::Pools { device: [7; 16] }];
+        let passed_by = Question::PassedBy { device: [8; 16], room: 1 << 41 };
+        let others = [Question::Tell { before: 1 << 60 }, Question::Pools { device: [7; 16] }, passed_by];
         for question in questions.into_iter().chain(others) {
             let bytes = question.to_bytes();
             assert_eq!(Question::from_bytes(&bytes), Some(question));
@@ -247,8 +268,33 @@ mod tests {
 
     #[test]
     fn what_is_given_travels_and_rubbish_is_none() {
-        assert_eq!(read_given(&given(1 << 50)), Some(1 << 50));
+        assert_eq!(read_given(&given(BYTES_MOST)), Some(BYTES_MOST));
         assert_eq!((read_given(&given(1)[1..]), read_given(&[0; 0x0e])), (None, None));
+        for more in [BYTES_MOST + 1, u64::MAX] {
+            assert_eq!(read_given(&given(more)), None);
+        }
+    }
+
+    #[test]
+    fn a_count_above_any_memory_is_no_packet() {
+        let told = Told { process: 1, name: String::new(), held: vec![held(1)] };
+        let bytes = told.to_bytes();
+        let numbers: Vec<_> = (HEAD + 0x10..bytes.len()).step_by(8).collect();
+        // The priority is none, and one of all bits is no most and no limit.
+        for (place, number) in numbers.iter().enumerate() {
+            let with = |more: u64| {
+                let mut other = bytes.clone();
+                other[*number..number + 8].copy_from_slice(&more.to_le_bytes());
+                Told::from_bytes(&other)
+            };
+            assert_eq!((with(BYTES_MOST + 1), with(u64::MAX >> 1)), (None, None), "{place}");
+            assert_eq!(with(u64::MAX).is_some(), place >= 9, "{place}");
+        }
+        // Whatever the program has asked for.
+        let much = Held { guarantee: u64::MAX, claimed: u64::MAX, most: Some(u64::MAX - 1), ..held(1) };
+        let read = Told::from_bytes(&Told { held: vec![much], ..told }.to_bytes());
+        let most = read.map(|read| (read.held[0].guarantee, read.held[0].claimed, read.held[0].most));
+        assert_eq!(most, Some((BYTES_MOST, BYTES_MOST, Some(BYTES_MOST))));
     }
 
     #[test]

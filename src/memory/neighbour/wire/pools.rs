@@ -4,7 +4,7 @@
 use std::cmp::Reverse;
 
 use super::name::{self, NAME_BYTES};
-use super::{begin, head};
+use super::{begin, bytes, head};
 use crate::memory::pool::PoolId;
 use crate::memory::share::Reader;
 
@@ -38,12 +38,12 @@ impl NeighbourPool {
         name.into_iter().chain(numbers.into_iter().flat_map(u64::to_le_bytes))
     }
 
-    fn read(bytes: &[u8; POOL]) -> Option<Self> {
-        let mut reader = Reader(bytes);
+    fn read(packed: &[u8; POOL]) -> Option<Self> {
+        let mut reader = Reader(packed);
         let name = Some(name::read(reader.take())?).filter(|name| !name.is_empty());
-        let mut next = || reader.u64();
-        let (id, reserved_bytes, live_bytes) = (PoolId(next(), next()), next(), next());
-        let (free_bytes, asleep_bytes) = (next(), next());
+        let id = PoolId(reader.u64(), reader.u64());
+        let mut next = || bytes(&mut reader);
+        let (reserved_bytes, live_bytes, free_bytes, asleep_bytes) = (next()?, next()?, next()?, next()?);
         Some(Self { id, name, reserved_bytes, live_bytes, free_bytes, asleep_bytes })
     }
 }
@@ -62,8 +62,8 @@ pub(in crate::memory::neighbour) fn pools(pools: Vec<NeighbourPool>) -> Vec<u8> 
 }
 
 /// Reads the output of [`pools`], unless it is something else.
-pub(in crate::memory::neighbour) fn read_pools(bytes: &[u8]) -> Option<Vec<NeighbourPool>> {
-    let (pools, left) = begin(bytes)?.0.as_chunks::<POOL>();
+pub(in crate::memory::neighbour) fn read_pools(packet: &[u8]) -> Option<Vec<NeighbourPool>> {
+    let (pools, left) = begin(packet)?.0.as_chunks::<POOL>();
     let is_whole = left.is_empty() && pools.len() <= POOLS_MOST;
     is_whole.then(|| pools.iter().map(NeighbourPool::read).collect()).flatten()
 }
@@ -92,7 +92,8 @@ mod tests {
         for wrong in (0..bytes.len()).filter(|wrong| *wrong != head().len() && *wrong != bytes.len() - POOL) {
             assert_eq!(read_pools(&bytes[..wrong]), None, "{wrong}");
         }
-        for place in [0, 4, head().len()] {
+        // Another version, a name that is no text, and a count above any memory.
+        for place in [0, 4, head().len(), bytes.len() - 1] {
             let mut other = bytes.clone();
             other[place] = 0xff;
             assert_eq!(read_pools(&other), None, "{place}");

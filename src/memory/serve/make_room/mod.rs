@@ -17,7 +17,7 @@ use crate::memory::tuning::{A_FEW, WAIT};
 use crate::sync::ThisThread;
 pub(in crate::memory) use vicinity::{Vicinity, set_vicinity, wake_if_taken};
 use vicinity::{ask_neighbours, ask_neighbours_on, others_help};
-pub(super) use vicinity::{holdings, settle_in};
+pub(super) use vicinity::{asked_neighbours, settle_in};
 
 /// Gives as much as possible back to the driver: what the pools selected by `is_meant` have free, once the GPU is done
 /// with it, and mappings of it by other processes, or of theirs by this one. A refusal does not stop the rest. It first
@@ -137,11 +137,13 @@ pub(super) fn after_neighbours<R>(
     mut try_again: impl FnMut() -> Result<Option<R>>,
 ) -> Result<Option<R>> {
     for _ in 0..A_FEW {
-        if ask_neighbours(pool, bytes) == 0 {
-            break;
-        }
+        let Some(given) = ask_neighbours(pool, bytes) else { break };
+        // Also where nothing came in time: it may have come since.
         if let Some(found) = try_again()? {
             return Ok(Some(found));
+        }
+        if given == 0 {
+            break;
         }
     }
     Ok(None)

@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use crate::error::{NeighbourUse, Result};
+use crate::error::{AskedNeighbours, Result};
 use crate::ids::{Device, MemoryLocation};
 use crate::memory::pool::Pool;
 use crate::sync::ThisThread;
@@ -13,11 +13,12 @@ pub(in crate::memory) trait Vicinity: Sync {
     /// Called once this process has memory on a device, which its neighbours are told of if the environment asks for it.
     fn settle_on(&self, device: Device);
 
-    /// Asks the neighbours for so many bytes, and returns how many they have given back to the driver.
-    fn ask(&self, device: Device, bytes: u64) -> u64;
+    /// Asks the neighbours for so many bytes, and returns how many they have given back to the driver in time; none if this
+    /// process is no neighbour.
+    fn ask(&self, device: Device, bytes: u64) -> Option<u64>;
 
-    /// Returns what the neighbours hold of the device.
-    fn holdings(&self, device: Device) -> Vec<NeighbourUse>;
+    /// Returns what the neighbours hold of the device, and how asking them went.
+    fn asked(&self, device: Device) -> Option<AskedNeighbours>;
 
     /// Wakes a pool.
     fn wake(&self, pool: &Arc<Pool>) -> Result<()>;
@@ -46,12 +47,13 @@ pub(super) fn others_help(pool: &Pool, bytes: u64) -> bool {
     [pool.budget(), &pool.memory.budget].into_iter().all(|budget| budget.has_room_for(bytes))
 }
 
-/// Asks for memory for a pool's request, and returns the bytes that came.
-pub(super) fn ask_neighbours(pool: &Pool, bytes: u64) -> u64 {
+/// Asks for memory for a pool's request, and returns the bytes that came in time. None if nobody is asked, as where it would
+/// not help.
+pub(super) fn ask_neighbours(pool: &Pool, bytes: u64) -> Option<u64> {
     if !others_help(pool, bytes) {
-        return 0;
+        return None;
     }
-    on_device(pool.memory.location, |vicinity, device| vicinity.ask(device, bytes)).unwrap_or(0)
+    on_device(pool.memory.location, |vicinity, device| vicinity.ask(device, bytes)).flatten()
 }
 
 /// Asks for memory of a device for something else, as a library's handle.
@@ -63,8 +65,8 @@ pub(super) fn ask_neighbours_on(device: Device, bytes: u64) {
     });
 }
 
-pub(in crate::memory::serve) fn holdings(location: MemoryLocation) -> Vec<NeighbourUse> {
-    on_device(location, |vicinity, device| vicinity.holdings(device)).unwrap_or_default()
+pub(in crate::memory::serve) fn asked_neighbours(location: MemoryLocation) -> Option<AskedNeighbours> {
+    on_device(location, |vicinity, device| vicinity.asked(device)).flatten()
 }
 
 /// Wakes a pool that sleeps for another process, if it wakes on use. Waits first for one that is just falling asleep so.

@@ -54,7 +54,7 @@ def rubbish() -> None:
         b"GET / HTTP/1.1",
         os.urandom(8192),
         os.urandom(60_000),
-        question(5),
+        question(6),
         question(65535),
         question(TELL, form=2),
         question(TELL) + b"x",
@@ -130,6 +130,8 @@ class Stranger(threading.Thread):
             assert connection.recv(100) == question(TELL, bytes(16), 2**64 - 1, 0)
             held = struct.pack("<16s12Q", DEVICE, *(1, 0, 0, 0, 0, 0, 0, 0, 0), *(2**64 - 1, 0, 2**64 - 1))
             connection.send(struct.pack("<IHII64s", MAGIC, FORMAT, 7, 1, b"stranger") + held)
+        connection, _ = self._listener.accept()
+        with connection:
             self.asked = connection.recv(100)
             if self._answer is not None:
                 connection.send(self._answer)

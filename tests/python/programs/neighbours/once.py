@@ -1,0 +1,148 @@
+"""What is claimed is granted once, whatever clocks say and whoever is stopped. The device has 64 MiB."""
+
+import sys
+
+import gpupool
+from errors import assert_says, raised
+from gpupool import _native
+from neighbour_work import claim, release
+from other_process import MIB, OtherProcess, other_process, stopped
+from waiting import wait_until
+
+HOUR = 3600 * 10**9
+NOW = 10**18
+
+
+def set_clock(kept: dict, nanoseconds: int) -> None:
+    _native.host_set_clock(nanoseconds)
+
+
+def try_claim(kept: dict, nbytes: int, timeout: float = 0) -> bool:
+    try:
+        kept["claim"] = gpupool.claim(nbytes, timeout=timeout)
+    except (gpupool.OutOfMemory, gpupool.Unavailable):
+        return False
+    return True
+
+
+def left(kept: dict) -> int:
+    return kept["claim"].left
+
+
+def a_held_claim_counts_though_the_clock_was_set_back() -> None:
+    with other_process() as one, other_process() as other:
+        one.call(set_clock, NOW)
+        one.call(claim, 40 * MIB)
+        for now in (NOW - HOUR, NOW, NOW + HOUR):
+            other.call(set_clock, now)
+            assert not other.call(try_claim, 30 * MIB), f"granted twice, {now - NOW} ns later"
+        # Its own ones as well.
+        one.call(set_clock, NOW - HOUR)
+        assert not one.call(try_another, 30 * MIB)
+
+
+def try_another(kept: dict, nbytes: int) -> bool:
+    try:
+        gpupool.claim(nbytes).release()
+    except gpupool.OutOfMemory:
+        return False
+    return True
+
+
+def what_a_process_gave_back_is_no_part_of_its_claim() -> None:
+    with other_process() as one, other_process() as other:
+        one.call(take, 20 * MIB)
+        one.call(claim, 20 * MIB)
+        one.call(give_back)
+        # Beside the claim there is what the process had before it.
+        assert other.call(try_claim, 44 * MIB)
+        one.call(take, 20 * MIB)
+        assert one.call(left) == 0
+
+
+def give_back(kept: dict) -> None:
+    kept.pop("taken").free()
+    gpupool.empty_cache()
+
+
+def of_two_claims_at_the_same_time_one_is_held_at_most() -> None:
+    with other_process() as one, other_process() as other:
+        both = (one, other)
+        for process in both:
+            process.call(set_clock, NOW)
+        granted = 0
+        for _ in range(30):
+            for process in both:
+                process.begin(try_claim, 40 * MIB)
+            held = [process.end() for process in both]
+            assert held != [True, True], "granted twice"
+            granted += held.count(True)
+            for process in both:
+                process.call(release)
+        # One that waits gets it, though both wait.
+        for process in both:
+            process.begin(take_turns, 10)
+        assert [process.end() for process in both] == [10, 10]
+
+
+def take_turns(kept: dict, turns: int) -> int:
+    for turn in range(turns):
+        with gpupool.claim(40 * MIB, timeout=40):
+            assert kept.get("claim") is None, turn
+    return turns
+
+
+def a_stopped_one_loses_its_claim_and_learns_it() -> None:
+    gpupool.set_neighbour()
+    with other_process() as other:
+        other.call(claim, 40 * MIB)
+        with stopped(other.process.pid), gpupool.claim(20 * MIB):
+            # Beside that there is room for the other's.
+            pass
+        wait_until(lambda: claimed_by(other) == 40 * MIB, "the other process answers again")
+        assert other.call(left) == 40 * MIB
+        with stopped(other.process.pid):
+            held = gpupool.claim(30 * MIB)
+        wait_until(lambda: claimed_by(other) == 0, "the other process has lost its claim")
+        assert other.call(left) == 0
+        name, text = other.refusal(claim, 40 * MIB)
+        assert name == "OutOfMemory"
+        # Whoever took what it had says so.
+        buffer = gpupool.empty(30 * MIB)
+        assert held.left == 0
+        name, text = other.refusal(take, 40 * MIB)
+        assert name == "OutOfMemory"
+        assert_says(text, "Its own claims to 40.0 MiB are lost", "Held by its neighbours, of which 1 of 1 answered in")
+        other.call(release)
+        name, text = other.refusal(take, 40 * MIB)
+        assert "lost" not in text
+        buffer.free()
+        held.release()
+        assert other.call(try_claim, 40 * MIB)
+
+
+def take(kept: dict, nbytes: int) -> None:
+    kept["taken"] = gpupool.empty(nbytes)
+
+
+def claimed_by(other: OtherProcess) -> int | None:
+    """Return what another process tells that it has claimed; None if it does not answer."""
+    claimed = [each.claimed_bytes for each in gpupool.neighbours() if each.pid == other.process.pid]
+    return claimed[0] if claimed else None
+
+
+def who_asked_in_vain_says_how_many_answered_and_what_they_have_claimed() -> None:
+    gpupool.set_neighbour()
+    with other_process() as one, other_process() as other:
+        one.call(claim, 40 * MIB)
+        other.call(claim, 1)
+        with stopped(other.process.pid):
+            buffer = gpupool.empty(20 * MIB)
+            error = raised(gpupool.OutOfMemory, gpupool.empty, 60 * MIB)
+            said = f'process {one.process.pid} "python'
+            assert_says(error, "of which 1 of 2 answered in ", said, "(0.0 MiB live, 40.0 MiB claimed)")
+        buffer.free()
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()
