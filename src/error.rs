@@ -382,7 +382,7 @@ impl fmt::Display for OutOfMemory {
         for (index, NeighbourUse { process, name, bytes, live_bytes, guarantee }) in self.neighbours.iter().enumerate()
         {
             f.write_str(if index > 0 { ", " } else { ". Held by its neighbours: " })?;
-            write!(f, "process {process} \"{name}\" {} ({} live", Bytes(*bytes), Bytes(*live_bytes))?;
+            write!(f, "process {process} {name:?} {} ({} live", Bytes(*bytes), Bytes(*live_bytes))?;
             match guarantee {
                 0 => f.write_str(")")?,
                 _ => write!(f, ", {} guaranteed)", Bytes(*guarantee))?,
