@@ -157,11 +157,16 @@ def enable(name: str) -> None:
 
 
 def warn(text: str) -> None:
-    """Warn, but raise nothing where warnings are errors: the program does not know of gpupool."""
+    """Warn, but raise nothing: the program does not know of gpupool."""
     import warnings
 
     try:
-        warnings.warn_explicit(text, RuntimeWarning, "gpupool", 1)
-    except RuntimeWarning:
-        if sys.stderr is not None:
-            print(f"gpupool: {text}", file=sys.stderr)
+        try:
+            warnings.warn_explicit(text, RuntimeWarning, "gpupool", 1)
+        except RuntimeWarning:
+            # Here warnings are errors.
+            if sys.stderr is not None:
+                print(f"gpupool: {text}", file=sys.stderr)
+    except (OSError, ValueError):
+        # Standard error is closed, or full.
+        pass

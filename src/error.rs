@@ -449,7 +449,7 @@ impl fmt::Display for AskedNeighbours {
         for (index, each) in self.uses.iter().enumerate() {
             let NeighbourUse { process, name, bytes, live_bytes, guarantee, claimed_bytes } = each;
             let comma = if index > 0 { "," } else { "" };
-            write!(f, "{comma} process {process} \"{name}\" {} ({} live", Bytes(*bytes), Bytes(*live_bytes))?;
+            write!(f, "{comma} process {process} {name:?} {} ({} live", Bytes(*bytes), Bytes(*live_bytes))?;
             for (bytes, what) in [(*guarantee, "guaranteed"), (*claimed_bytes, "claimed")] {
                 if bytes > 0 {
                     write!(f, ", {} {what}", Bytes(bytes))?;

@@ -180,7 +180,7 @@ class HandlePool:
     False
 
     Args:
-        name: The pool's name, in errors and statistics.
+        name: The pool's name, in errors and statistics: text on one line.
         create: Creates a handle and returns it: an address or any other number except 0.
         destroy: Destroys a handle.
         set_stream: Sets a handle's stream; None for a library whose handles have none.
@@ -2977,8 +2977,8 @@ def replay_reserved(
 def unpickle(file: SupportsRead[bytes], memory_limit: int) -> Any:
     """Read a pickle of dictionaries, lists, tuples, numbers and texts, run nothing, and return its content.
 
-    Integers have at most 64 bits, keys are texts or integers, and the values that are made take about ``memory_limit``
-    bytes at most; anything else is :class:`InvalidValue`. What ``file`` raises is raised.
+    Integers have at most 64 bits, and keys are texts or integers; anything else is :class:`InvalidValue`. Values that
+    take more than about ``memory_limit`` bytes are an OverflowError. What ``file`` raises is raised.
     """
 
 def stream(stream: StreamLike) -> StreamScope:

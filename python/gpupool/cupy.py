@@ -34,6 +34,7 @@ CuPy's side is described at https://docs.cupy.dev/en/stable/user_guide/memory.ht
 
 import functools
 import gc
+import numbers
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -166,11 +167,11 @@ def _part(device: int, size: float | None, fraction: float | None) -> float:
     if size is not None and fraction is not None:
         raise InvalidValue("size and fraction cannot be specified at one time")
     if fraction is not None:
-        if not 0 <= fraction <= 1:
+        if not isinstance(fraction, numbers.Real) or not 0 <= fraction <= 1:
             raise InvalidValue(f"memory limit fraction out of range: {fraction}")
         # For CuPy a limit of 0 is no limit.
         return fraction or 1.0
-    if size is not None and size < 0:
+    if size is not None and (not isinstance(size, numbers.Real) or not size >= 0):
         raise InvalidValue(f"memory limit size out of range: {size}")
     return min(1.0, size / _total_bytes(device)) if size else 1.0
 
@@ -187,11 +188,17 @@ def _limits_of_environment() -> dict[int, float]:
         raise InvalidValue(f"CUPY_GPU_MEMORY_LIMIT={text!r}, a number of bytes or per cent: {error}") from error
 
 
-def _limit(device: int, part: float) -> tuple[float, float]:
-    """Set a device's limit, and return the former limit and the new one as it was rounded."""
-    before = get_per_process_memory_fraction(device)
-    set_per_process_memory_fraction(part, device)
-    return before, get_per_process_memory_fraction(device)
+def _limit(parts: dict[int, float]) -> dict[int, tuple[float, float]]:
+    """Set the limits of all devices or of none, and return of each the former one and the new one as it was rounded."""
+    limits = {}
+    with ExitStack() as undo:
+        for device, part in parts.items():
+            before = get_per_process_memory_fraction(device)
+            set_per_process_memory_fraction(part, device)
+            undo.callback(set_per_process_memory_fraction, before, device)
+            limits[device] = before, get_per_process_memory_fraction(device)
+        undo.pop_all()
+    return limits
 
 
 def enable(*, pinned: bool | None = None, handles: bool | None = None) -> None:
@@ -234,7 +241,7 @@ def enable(*, pinned: bool | None = None, handles: bool | None = None) -> None:
         if handles:
             _cupy_handles.lend()
         if _enabled is None:
-            _enabled = _Enabled(former, {device: _limit(device, part) for device, part in parts.items()})
+            _enabled = _Enabled(former, _limit(parts))
         elif former is not allocate:
             # Other code has set another allocator meanwhile.
             _enabled = _enabled._replace(allocator=former)

@@ -181,7 +181,7 @@ def _count(what: str, number: Any) -> int:
         count = operator.index(number)
     except TypeError:
         count = -1
-    if count < 0:
+    if count < 0 or isinstance(number, bool):
         raise gpupool.InvalidValue(f"{what} must be a whole number from 0, not {number!r}")
     return count
 

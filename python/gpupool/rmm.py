@@ -20,7 +20,7 @@ import importlib
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from types import ModuleType
 from typing import Any
 
@@ -174,13 +174,17 @@ def _enable_on(devices: Iterable[int]) -> None:
     """Let RMM allocate from gpupool on these devices. No driver is started, and RMM takes numbers of no device too."""
     mr = _rmm().mr
     _native_module()
-    with _lock:
+    new = {}
+    with _lock, ExitStack() as undo:
         for device in devices:
             former = mr.get_per_device_resource(device)
             if device in _enabled and former is _enabled[device][0]:
                 continue
-            _enabled[device] = (resource(device), former)
-            mr.set_per_device_resource(device, _enabled[device][0])
+            new[device] = resource(device), former
+            undo.callback(mr.set_per_device_resource, device, former)
+            mr.set_per_device_resource(device, new[device][0])
+        undo.pop_all()
+        _enabled.update(new)
 
 
 def disable() -> None:

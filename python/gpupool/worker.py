@@ -25,6 +25,7 @@ from typing import Any
 import gpupool
 from gpupool import Error, HandlePool, InvalidValue, _native
 from gpupool._report import summary as _summary
+from gpupool._report.printable import printable
 
 __all__ = ["VARIABLE", "SetUpFailed", "Settings", "set_up", "stats", "tear_down", "warm"]
 
@@ -73,11 +74,11 @@ class Settings:
             raise InvalidValue(f"enable is a list of names: give [{self.enable!r}]")
         if not isinstance(self.enable, Iterable):
             raise InvalidValue(f"enable is a list of names, not {self.enable!r}")
-        for name in self.enable:
+        enable = tuple(self.enable)
+        for name in enable:
             if name not in _FRAMEWORKS:
                 raise InvalidValue(f"{name!r} is not a framework to enable; there are: {', '.join(_FRAMEWORKS)}")
-        if self.memory_fraction is not None and not _is_fraction(self.memory_fraction):
-            raise InvalidValue(f"memory_fraction={self.memory_fraction!r} is no fraction: give 0 to 1")
+        memory_fraction = None if self.memory_fraction is None else _fraction("memory_fraction", self.memory_fraction)
         memory_bytes = None if self.memory_bytes is None else _count("memory_bytes", self.memory_bytes, 0)
         guarantee, most = (
             None if value is None else _count(name, value, 0)
@@ -90,7 +91,8 @@ class Settings:
             raise InvalidValue(f"name={self.name!r} is no text")
         # The settings are compared and sent in one form, and do not change when the caller's own objects do.
         for field, value in (
-            ("enable", tuple(self.enable)),
+            ("enable", enable),
+            ("memory_fraction", memory_fraction),
             ("memory_bytes", memory_bytes),
             ("handle_limits", _counts("handle_limits", self.handle_limits, 1)),
             ("warm", _counts("warm", self.warm, 0)),
@@ -140,9 +142,11 @@ class Settings:
             raise InvalidValue(f"{VARIABLE}: {error}") from error
 
 
-def _is_fraction(value: Any) -> bool:
+def _fraction(what: str, value: Any) -> float:
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    return is_number and bool(0 <= value <= 1)
+    if not is_number or not 0 <= value <= 1:
+        raise InvalidValue(f"{what}={value!r} is no fraction: give 0 to 1")
+    return float(value)
 
 
 def _count(what: str, value: Any, least: int, end: int = 2**63) -> int:
@@ -203,7 +207,7 @@ def _doing(what: str, worker: str) -> Iterator[None]:
         yield
     except Exception as error:
         place = f"process {os.getpid()} on {socket.gethostname()}"
-        _failure = f"{worker or 'worker'} ({place}): {what} failed: {type(error).__name__}: {error}"
+        _failure = f"{printable(worker) or 'worker'} ({place}): {what} failed: {type(error).__name__}: {error}"
         raise SetUpFailed(_failure) from error
 
 

@@ -169,6 +169,16 @@ fn a_pool_s_name_stands_beside_its_id_where_memory_is_counted_and_where_it_ran_o
 }
 
 #[test]
+fn a_pool_s_name_is_shown_on_one_line() {
+    host!();
+    let pool = named("a\nb\u{1b}[31m");
+    let status = pool.try_allocate(2 * MEMORY, ticket(), &stream(0)).unwrap_err();
+    failed(status, OUT_OF_MEMORY, &[&format!("from pool {} \"a\\nb\\u{{1b}}[31m\"", pool.id())]);
+    pool.release();
+    assert_all_back();
+}
+
+#[test]
 fn no_split_can_be_set_until_memory_was_cut() {
     host!();
     let stream = stream(0);

@@ -62,7 +62,7 @@ def changed_snapshot(content: bytes, random: Random) -> bytes | None:
         for _ in range(random.choice((1, 1, 2, 5))):
             snapshot = _changed(snapshot, random)
         return pickle.dumps(snapshot, random.randint(2, 5))
-    except (_native.Error, RecursionError):
+    except (_native.Error, OverflowError, RecursionError):
         return None
 
 

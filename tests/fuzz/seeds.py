@@ -46,4 +46,5 @@ def snapshots() -> Iterator[bytes]:
     for protocol in (2, 4):
         yield pickle.dumps({**whole, "allocator_settings": settings}, protocol)
     yield pickle.dumps({"segments": segments[:1], "device_traces": []}, 4)
+    yield pickle.dumps(segments, 4)
     yield pickle.dumps({"segments": [], "device_traces": [[], history[2:4]]}, 3)

@@ -26,7 +26,10 @@ SERVER = SHARED / "fork_server.py"
 # What most programs import.
 IMPORTED = ("libraries", "errors", "waiting", "subprocess", "json", "tempfile", "multiprocessing.spawn", "logging")
 # What the command line imports.
-COMMAND = ("gpupool.__main__", "gpupool._cli.main", "gpupool._report.info", "platform")
+COMMAND = (
+    *("gpupool.__main__", "gpupool._cli.main", "gpupool._cli.top.command", "gpupool._report.info", "platform"),
+    *(f"gpupool._cli.{name}" for name in ("demo", "info", "plot", "replay", "run")),
+)
 # What the loader, the interpreter or what is imported reads once.
 READ_AT_THE_START = ("LD_", "PYTHON", "GPUPOOL_ENABLE", "NUMBA_", "MALLOC_")
 FOLDERS = (SHARED, Path(gpupool.__file__).parents[1])

@@ -1,8 +1,12 @@
 """Arguments of a wrong kind: a bool is no number, no device and no stream, and nothing that is wrong crashes."""
 
 import gpupool
+import gpupool.cupy as _cupy
+import numpy
 import pytest
 from gpupool import _native
+from gpupool._frameworks import plug as _plug
+from gpupool._notebook import plot as _plot
 
 
 @pytest.mark.parametrize("wrong", [True, False, 1.0, "1", None])
@@ -221,6 +225,55 @@ def test_a_wrong_value_is_an_error_that_names_it(call):
             function(wrong)
         if wrong != 10**400:
             assert names(caught.value, wrong), f"{call}({wrong!r}): {caught.value}"
+
+
+# Numbers as NumPy has them.
+FRACTIONS = [numpy.float16(1), numpy.float32(1), numpy.float64(1), numpy.int8(1), numpy.uint64(1)]
+
+
+def test_numbers_of_numpy_are_numbers(make_pool):
+    pool = make_pool()
+    for number in FRACTIONS:
+        gpupool.set_per_process_memory_fraction(number)
+        assert gpupool.get_per_process_memory_fraction() == 1.0
+        assert _cupy._part(0, None, number) == 1.0
+        pool.lease(timeout=number).release()
+        assert _plot._moment(number) == "1.0"
+        if not isinstance(number, numpy.integer):
+            continue
+        stream = gpupool.Stream(number)
+        assert (gpupool.empty(number, stream).nbytes, stream.device) == (1, 1)
+        assert gpupool.memory_summary(number).devices[0].device == 1
+        assert len(gpupool.memory_snapshot(device=number)["device_traces"]) > 1
+        assert gpupool.plot(device=number) is not None
+        assert gpupool.prometheus.text(pools=number, streams=number)
+        assert _plug.index_of("device", number, "a number") == 1
+
+
+@pytest.mark.parametrize("wrong", [True, False, 1.5, "1", numpy.float32(1), numpy.True_, 1e300, []])
+@pytest.mark.parametrize("take", ["pools", "streams", "index", "device"])
+def test_what_is_no_number_is_none_in_python_too(take, wrong):
+    call = {
+        "pools": lambda: gpupool.prometheus.text(pools=wrong),
+        "streams": lambda: gpupool.prometheus.text(streams=wrong),
+        "index": lambda: _plug.index_of("device", wrong, "a number"),
+        "device": lambda: gpupool.plot(device=wrong),
+    }[take]
+    with pytest.raises(gpupool.Error):
+        call()
+
+
+def test_all_devices_have_cupy_s_limits_or_none():
+    with pytest.raises(gpupool.InvalidValue):
+        _cupy._limit({0: 0.5, 99: 0.5})
+    assert gpupool.get_per_process_memory_fraction(0) == 1.0
+
+
+@pytest.mark.parametrize("limit", [-1, NAN, "1", [], b"1"])
+@pytest.mark.parametrize("name", ["size", "fraction"])
+def test_what_is_no_limit_of_cupy_s(name, limit):
+    with pytest.raises(gpupool.InvalidValue, match=f"memory limit {name} out of range: "):
+        _cupy._part(0, **{"size": None, "fraction": None, name: limit})
 
 
 @pytest.mark.parametrize("address", [-1, -(2**70), 3, 4096, 2**31, 2**63, 2**64 - 1, 2**64, 2**70])

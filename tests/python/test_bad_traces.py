@@ -109,7 +109,7 @@ def test_many_events_of_a_small_file(run, tmp_path, monkeypatch):
 
 def test_memory_that_a_file_may_take(tmp_path):
     path = tmp_path / "a"
-    for nbytes, expected in ((0, 64 * MIB), (MIB, 576 * MIB), (1 << 40, 8192 * MIB)):
+    for nbytes, expected in ((0, 64 * MIB), (MIB, 576 * MIB), (1 << 30, 24 << 30), (1 << 40, (8 << 30) + (16 << 40))):
         path.touch()
         os.truncate(path, nbytes)
         with open(path) as file:
@@ -274,6 +274,7 @@ def refused(tmp_path, content, mebibytes=96):
         (b"\x95\xff\xff\xff\xff\xff\xff\xff\xff", "cut off at byte"),
         (b"I123\n", "opcode 0x49, which"),
         (b"c" + b"x" * 100_000, "it names x"),
+        (b"\x8c\x05\x1b[31m\x8c\x01\n\x93", r"it names \u{1b}[31m.\n, which could run code"),
         (b"(" * 100_000, "values nested deeper than 1000 at byte"),
         (b"a", "no value to take at byte 2"),
         (b"]u", "no mark at byte 3"),
@@ -289,8 +290,11 @@ def test_opcodes(tmp_path, code, reason):
 
 
 def test_many_values_of_a_small_file(tmp_path):
-    content = gzip.compress(PICKLE + b"}" * (2 * MIB))
-    assert re.match(r"reading it would take more than 65 MiB of memory, .*gunzip", refused(tmp_path, content, 256))
+    path = tmp_path / "s"
+    path.write_bytes(gzip.compress(PICKLE + b"}" * (2 * MIB)))
+    done = start_program("command_line/little_memory.py", 256, "plot", path, "-o", tmp_path / "o.html")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1), done.stderr
+    assert re.match(rf"gpupool: {path}: reading it would take more than 65\.0 MiB of memory, .*gunzip", done.stderr)
 
 
 def snapshot_of(entry):
@@ -321,7 +325,7 @@ def test_segments_that_share_their_blocks(tmp_path):
     path = write(tmp_path / "s", segments=[{**shared} for _ in range(5000)])
     done = start_program("command_line/little_memory.py", 96, "plot", path, "-o", tmp_path / "o.html")
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert "segments[1]: its blocks are those of another segment" in done.stderr
+    assert "reading it would take more than 223 MiB of memory, too much for a file of its size" in done.stderr
 
 
 # Names.

@@ -61,6 +61,10 @@ def test_a_framework_that_cannot_be_enabled_is_told_of_by_a_warning(folder):
     assert done.stderr.startswith("gpupool: torch stays on its own memory")
 
 
+def test_a_warning_that_cannot_be_written_is_none():
+    run_bare_program("run/hook.py", "with_no_error_where_standard_error_is_gone")
+
+
 def rmm_compiled():
     """Have gpupool's module for RMM compiled once for all tests; return the variables with which it is found."""
     rmm = pytest.importorskip("rmm")

@@ -15,6 +15,10 @@ def test_import_imports_no_framework():
     run_program("importing/leaves_alone.py", "these_modules", "", *frameworks)
 
 
+def test_a_command_imports_nothing_of_others():
+    run_program("importing/leaves_alone.py", "other_commands")
+
+
 @pytest.mark.parametrize("what", ["of_the_package", "of_the_command"])
 def test_ctrl_c_during_an_import(what):
     run_program("importing/interrupted.py", what)

@@ -82,6 +82,33 @@ def test_an_exhausted_pool_is_a_timeout_that_says_who_holds_what(make_pool):
     assert pool.stats().waits == 1
 
 
+def test_a_thread_s_name_is_told_on_one_line(make_pool):
+    pool = make_pool()
+    pool.limit = 1
+    with pytest.raises(gpupool.PoolExhausted, match=r"\(a\\n\\u\{1b\}\[31m\)"):
+        run_in_thread_named(b"a\n\x1b[31m", pool)
+
+
+def run_in_thread_named(name, pool):
+    """Hold a handle in a thread with this name in the operating system, and ask for another."""
+    held, over = threading.Event(), threading.Event()
+
+    def hold():
+        ctypes.CDLL(None).prctl(15, name, 0, 0, 0)
+        with pool.lease():
+            held.set()
+            over.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    try:
+        pool.lease(timeout=0.001)
+    finally:
+        over.set()
+        thread.join()
+
+
 def test_those_who_wait_go_on_when_a_lease_ends(make_pool):
     pool = make_pool()
     pool.limit = 1

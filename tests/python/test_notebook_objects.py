@@ -6,6 +6,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import gpupool
+import numpy
 import pytest
 from forks import Machine
 from gpupool._report.units import size
@@ -241,7 +242,10 @@ def test_a_plot_of_this_process(pool):
     assert len(kept) == 3
 
 
-@pytest.mark.parametrize("at", ["start", -1, float("nan"), [], "inf"])
+@pytest.mark.parametrize(
+    "at",
+    ["start", -1, float("nan"), [], "inf", True, 1e300, pytest.param(10**400, id="huge"), b"end", numpy.array([1, 2])],
+)
 def test_a_moment_that_is_none_is_refused(at):
     with pytest.raises(gpupool.InvalidValue, match="at must be"):
         gpupool.plot(LOG, at=at)

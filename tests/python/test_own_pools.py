@@ -144,6 +144,8 @@ def test_a_callback_that_asks_its_own_pool_ends_in_an_error_or_a_handle(make_poo
     "arguments",
     [
         ("", int, int),
+        ("two\nlines", int, int),
+        ("red \x1b[31m", int, int),
         ("x", None, int),
         ("x", int, "y"),
         ("x", 0, int),

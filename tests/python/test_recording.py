@@ -293,7 +293,9 @@ def test_none_forgets_everything(record, stream):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"enabled": "some"}, "enabled=\"some\" is not valid: give 'all', 'state' or None"),
+        ({"enabled": "some"}, "enabled is 'some': give 'all' or 'state', or None to stop"),
+        ({"enabled": True}, "enabled is True: give 'all' or 'state', or None to stop"),
+        ({"enabled": False}, "enabled is False: give 'all' or 'state', or None to stop"),
         ({"context": "some"}, "context=\"some\" is not valid: give 'state', 'alloc', 'all' or None"),
         ({"stacks": "all"}, "stacks=\"all\" is not valid: give 'python'"),
         ({"max_entries": 0}, "max_entries must be at least 1"),

@@ -247,6 +247,22 @@ def test_a_block_is_a_pools_and_enables(disabled):
     assert pool.stats().live_blocks == 0
 
 
+def test_where_one_device_cannot_be_enabled_none_is(disabled, monkeypatch):
+    own = rmm.mr.set_per_device_resource
+
+    def refuse(device, resource):
+        if device == 1:
+            raise RuntimeError("the second device is lost")
+        own(device, resource)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rmm.mr, "set_per_device_resource", refuse)
+        with pytest.raises(RuntimeError, match="is lost"):
+            adapter.enable()
+    assert not adapter.is_enabled()
+    assert current_resources() == disabled
+
+
 def test_a_resource_that_others_set_stays_and_comes_back(disabled):
     theirs = rmm.mr.CudaMemoryResource()
     adapter.enable()

@@ -284,3 +284,15 @@ def test_a_pool_that_a_framework_made_has_the_framework_s_name_beside_its_id():
         ]
     finally:
         assert function("pool_release")(pool) == 0
+
+
+def test_a_name_is_shown_on_one_line():
+    pool = ctypes.c_void_p()
+    options = _PoolOptions(size=ctypes.sizeof(_PoolOptions), name=b"a\nb\x1b[31m")
+    assert function("pool_create")(0, ctypes.byref(options), ctypes.byref(pool)) == 0
+    try:
+        shown = str(gpupool.memory_summary(0))
+        assert '"a\\nb\\x1b[31m"  ' in shown
+        assert "\x1b" not in shown
+    finally:
+        assert function("pool_release")(pool) == 0

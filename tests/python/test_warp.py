@@ -84,6 +84,22 @@ def test_each_device_has_its_own(wp):
     assert live(1) == 0
 
 
+def test_where_the_allocator_of_one_device_cannot_be_set_none_is(warp, monkeypatch):
+    own = warp.set_device_allocator
+
+    def refuse(device, allocator):
+        if device.ordinal == 1 and allocator is not None:
+            raise RuntimeError("the second device is lost")
+        own(device, allocator)
+
+    monkeypatch.setattr(warp, "set_device_allocator", refuse)
+    with pytest.raises(RuntimeError, match="is lost"):
+        gpupool.warp.enable()
+    assert not gpupool.warp.is_enabled()
+    for device in warp.get_cuda_devices():
+        assert device.get_allocator() is device.mempool_allocator
+
+
 def test_snapshots_name_the_code_that_made_an_array(wp):
     gpupool.record_memory_history("all")
     try:

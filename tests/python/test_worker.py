@@ -9,6 +9,7 @@ import types
 from concurrent.futures import ThreadPoolExecutor
 
 import gpupool
+import numpy
 import pytest
 from gpupool import worker
 from gpupool.worker import Settings, SetUpFailed
@@ -54,6 +55,11 @@ def frameworks(monkeypatch):
         ({"memory_fraction": "half"}, "memory_fraction='half' is no fraction"),
         ({"memory_fraction": True}, "memory_fraction=True is no fraction"),
         ({"memory_fraction": [1]}, r"memory_fraction=\[1\] is no fraction"),
+        ({"memory_fraction": numpy.True_}, r"memory_fraction=np.True_ is no fraction"),
+        ({"memory_fraction": numpy.float32(2)}, r"memory_fraction=np.float32\(2.0\) is no fraction"),
+        ({"memory_fraction": numpy.array([0.5, 1])}, r"memory_fraction=array\(\[0.5, 1. \]\) is no fraction"),
+        ({"memory_bytes": numpy.float64(1)}, r"memory_bytes must be a whole number .*, not np.float64\(1.0\)"),
+        ({"warm": {"cublas": numpy.True_}}, "not np.True_"),
         ({"memory_bytes": 2**64}, f"memory_bytes must be a whole number from 0 to 2.*, not {2**64}"),
         (
             {"handle_limits": {"simulated": 2**70}},
@@ -99,6 +105,27 @@ def test_settings_survive_pickle_and_json():
     )
     assert Settings.from_json(settings.to_json()) == settings == pickle.loads(pickle.dumps(settings))
     assert Settings().to_json() == "{}"
+
+
+def test_an_iterator_is_a_list_of_names():
+    assert Settings(enable=iter(["cupy", "numba"])).enable == ("cupy", "numba")
+    with pytest.raises(gpupool.InvalidValue, match="'tensorflow' is not a framework"):
+        Settings(enable=iter(["cupy", "tensorflow"]))
+
+
+@pytest.mark.parametrize("kind", ["float16", "float32", "float64", "int8", "uint64"])
+def test_numbers_of_numpy_are_numbers(kind):
+    number = getattr(numpy, kind)(1)
+    given = {"memory_fraction": number}
+    if isinstance(number, numpy.integer):
+        given |= dict.fromkeys(("memory_bytes", "guarantee", "most", "priority"), number)
+        given |= {name: {"simulated": number} for name in ("warm", "handle_limits")}
+    settings = Settings(**given)
+    assert settings == Settings(
+        **{name: {"simulated": 1} if isinstance(one, dict) else 1 for name, one in given.items()}
+    )
+    assert type(settings.memory_fraction) is float
+    assert Settings.from_json(settings.to_json()) == settings
 
 
 def test_settings_do_not_change_with_what_they_were_made_from():

@@ -1,11 +1,14 @@
 """The demo: threads come and go, and handles stay."""
 
+import argparse
 import threading
 import time
+from typing import Any
 
 import gpupool
 from gpupool import _native
 from gpupool._cli.output import say
+from gpupool._traces.bounds import MAX_THREADS
 from gpupool._traces.progress import Progress
 
 # The time and memory that a handle of the simulated library costs.
@@ -14,8 +17,26 @@ SIMULATED_HANDLE_BYTES = 64 << 20
 CHECKOUTS = 2000
 
 
-def run(threads: int, waves: int) -> None:
+def add(commands: Any) -> None:
+    """Add the command's options."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "demo", help="threads come and go and share handles; a table shows what that saves"
+    )
+    parser.add_argument(
+        "--threads", type=int, default=16, help=f"threads alive at a time, at most {MAX_THREADS} (default: 16)"
+    )
+    parser.add_argument(
+        "--waves", type=int, default=8, help="how often all threads end and new ones start (default: 8)"
+    )
+
+
+def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     """Let `waves` times `threads` threads check handles out of every available pool, and print what that cost."""
+    threads, waves = options.threads, options.waves
+    if threads < 1 or waves < 1:
+        parser.error("--threads and --waves must be at least 1")
+    if threads > MAX_THREADS:
+        parser.error(f"--threads must be at most {MAX_THREADS}")
     if gpupool.runtime() == "host":
         say("No GPU: the host runtime simulates one, and a library whose handles take 65 us and 64 MiB each.")
         _native.simulate_costly_handles(SIMULATED_CREATE_SECONDS, SIMULATED_HANDLE_BYTES)
@@ -55,6 +76,7 @@ def run(threads: int, waves: int) -> None:
             f"{pool.name:<11} {version:<10} {served:>8} {stats.created:>8} {hit * 1e9:>5.0f} ns"
             f"   {seconds * 1e3:>9.1f} ms {nbytes / 2**20:>9.0f} MiB"
         )
+    return 0
 
 
 def _serve(pool: gpupool.HandlePool, threads: int, waves: int, progress: Progress) -> float:

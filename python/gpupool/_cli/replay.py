@@ -1,45 +1,88 @@
 """The command ``gpupool replay``: a row for each trace and allocator, as text or JSON, and a picture on request."""
 
+import argparse
 import json
 import os
 import textwrap
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any
 
 import gpupool
 from gpupool._cli.output import say
+from gpupool._cli.trace_file import trace_path, warn_of_cut
 from gpupool._plot import comparison as _comparison
 from gpupool._plot import output as _output
 from gpupool._plot.picture import AddressMap, Chart, Picture
 from gpupool._report.printable import printable
-from gpupool._report.units import size
+from gpupool._report.units import parse_size, size
 from gpupool._traces import trace as _trace
+from gpupool._traces.bounds import MAX_THREADS
 from gpupool._traces.progress import Progress, Turn
 from gpupool._traces.replay import ALLOCATORS, HOST_MEMORY, Row, rows
 
+# The most memory of a simulated device.
+_MOST_MEMORY = 1 << 47
 
-def run(
-    paths: Sequence[str],
-    threads: int = 1,
-    allocator: str = "gpupool",
-    as_json: bool = False,
-    compare: bool = False,
-    outputs: Sequence[str] = (),
-    memory: int | None = None,
-) -> None:
-    """Replay each trace in every one of the threads at once, and print a line for each trace as soon as it is done.
 
-    Args:
-        paths: The trace files.
-        threads: The number of threads.
-        allocator: The allocator whose memory the replay takes.
-        as_json: Print JSON objects instead of a table.
-        compare: Replay with every allocator that is available here, and show the program's own as well, if the trace
-            tells of it.
-        outputs: The files for a picture, if one is to be drawn; all are of one replay.
-        memory: The bytes of a simulated device to replay on, in place of the device that is here.
-    """
+def add(commands: Any) -> None:
+    """Add the command's options."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "replay",
+        help="replay a program's allocations; a table shows the memory and time they take",
+        description="Replay trace files, and print for each the memory and the time that it takes.",
+        epilog="Events and times are those of one thread, times in nanoseconds for each event: cold in a first pass "
+        "without cached memory, warm in later passes. Peak live is the peak of requested bytes, times --threads: an "
+        "upper bound, because threads seldom reach their peaks together. Ratio is peak reserved over peak live.",
+    )
+    parser.add_argument(
+        "traces",
+        nargs="+",
+        type=trace_path,
+        metavar="TRACE",
+        help="a CSV log of RMM or a memory snapshot of PyTorch, also with gzip; - is standard input",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object a line, sizes in bytes")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=1,
+        help=f"threads that replay the trace at once, at most {MAX_THREADS} (default: 1)",
+    )
+    parser.add_argument(
+        "--allocator",
+        choices=ALLOCATORS,
+        default="gpupool",
+        help="whose memory: gpupool's (default), the driver's (cuMemAlloc) or its pool's (cuMemAllocAsync); the last "
+        "two need a GPU",
+    )
+    parser.add_argument(
+        "--compare",
+        action="store_true",
+        help="replay with every allocator that is available here, simulate PyTorch's, and show what a snapshot says "
+        "about the program's own",
+    )
+    parser.add_argument(
+        "--memory",
+        type=_size,
+        metavar="SIZE",
+        help="replay on a simulated device with this much memory, such as 22GiB: does the program fit there?",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="also draw it: a .html or a .png file, or both by giving it twice",
+    )
+
+
+def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    """Replay each trace, print a line for it as soon as it is done, and return the exit code."""
+    _check(parser, options)
+    paths, allocator, threads, outputs = options.traces, options.allocator, options.threads, options.output
+    as_json, compare, memory = options.json, options.compare, options.memory
     for output in outputs:
         _output.check(output)
     if memory is not None:
@@ -73,6 +116,7 @@ def run(
         turn = Turn(number, len(paths), start)
         with Progress(f"reading {printable(os.path.basename(path))}", turn) as progress:
             trace = _trace.read(path, progress)
+        warn_of_cut(path, trace)
         found: list[Row] = []
         for row in rows(trace, threads, allocators, compare, draw=bool(outputs), turn=turn):
             say(_as_json(row, compare) if as_json else _as_text(row, width, compare))
@@ -94,6 +138,18 @@ def run(
             _output.write(output, picture)
         if not as_json:
             say(f"wrote {printable(output)}")
+    return 0
+
+
+def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    if not 1 <= options.threads <= MAX_THREADS:
+        parser.error(f"--threads must be at least 1 and at most {MAX_THREADS}")
+    if options.compare and options.allocator != "gpupool":
+        parser.error("--compare takes every allocator; leave --allocator out")
+    if options.output and options.threads > 1:
+        parser.error("a picture shows one thread; leave --threads out")
+    if options.memory is not None and options.allocator != "gpupool":
+        parser.error("--memory simulates a device, which has gpupool's allocator alone; leave --allocator out")
 
 
 def _as_json(row: Row, compare: bool) -> str:
@@ -120,3 +176,13 @@ def _as_text(row: Row, width: int, compare: bool) -> str:
         f" {reserved:>13} {ratio:>6} {whole(row.driver_calls):>12} {whole(row.moved_pages):>11}"
         f" {whole(row.cold_ns):>8} {whole(row.warm_ns):>8}"
     )
+
+
+def _size(text: str) -> int:
+    try:
+        nbytes = parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if not 1 <= nbytes <= _MOST_MEMORY:
+        raise argparse.ArgumentTypeError(f"{text!r} is the memory of no device: at most {size(_MOST_MEMORY)}")
+    return nbytes

@@ -26,8 +26,8 @@ class Command(NamedTuple):
     is_module: bool
 
 
-def add(commands: Any) -> argparse.ArgumentParser:
-    """Add the command's options, and return its parser."""
+def add(commands: Any) -> None:
+    """Add the command's options."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "run",
         allow_abbrev=False,
@@ -55,7 +55,6 @@ def add(commands: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("-m", metavar="MODULE", help="run a module, as python -m does")
     _neighbours.add(parser)
-    return parser
 
 
 def split(arguments: list[str]) -> tuple[list[str], Command | None]:

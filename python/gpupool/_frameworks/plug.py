@@ -68,9 +68,12 @@ def index_of(name: str, number: Any, accepted: str) -> int:
         InvalidValue: It is none.
     """
     try:
-        return operator.index(number)
+        index = operator.index(number)
     except TypeError:
         raise wrong(name, number, accepted) from None
+    if isinstance(number, bool):
+        raise wrong(name, number, accepted)
+    return index
 
 
 def device_of(pool: object) -> int:

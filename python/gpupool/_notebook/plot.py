@@ -8,10 +8,12 @@ from typing import SupportsIndex
 
 import gpupool
 from gpupool import _native
+from gpupool._frameworks import plug as _plug
 from gpupool._plot import draw as _draw
 from gpupool._plot import output as _output
 from gpupool._plot.picture import Picture
 from gpupool._traces import trace as _trace
+from gpupool._traces.bounds import MAX_TIME
 
 __all__ = ["Plot", "plot"]
 
@@ -72,20 +74,20 @@ def plot(
         gpupool.Forked: The process is a forked child.
     """
     moment = _moment(at)
-    ordinal = None if device is None else device.__index__()
+    ordinal = None if device is None else _plug.index_of("device", device, "a device's ordinal, or None")
     if file is not None:
         return Plot(_drawn_apart(os.fsdecode(file), ordinal, moment))
     return Plot(_draw.draw(_trace.of_process(_native.memory_snapshot(), ordinal), moment))
 
 
 def _moment(at: str | float | None) -> str | None:
-    if at is None or at in ("end", "peak"):
-        return None if at is None else str(at)
+    if at is None or (isinstance(at, str) and at in ("end", "peak")):
+        return at
     try:
-        seconds = float(at)
-    except (TypeError, ValueError):
+        seconds = -1.0 if isinstance(at, bool) else float(at)
+    except (TypeError, ValueError, OverflowError):
         seconds = -1.0
-    if not 0 <= seconds < float("inf"):
+    if not 0 <= seconds * 1e6 <= MAX_TIME:
         raise gpupool.InvalidValue(f"at must be 'end', 'peak' or seconds from the start, not {at!r}")
     return str(seconds)
 

@@ -125,4 +125,6 @@ def _subtitle(file: TraceFile, end: int) -> str:
         parts.append(f"{trace.events:,} event{'s' if trace.events != 1 else ''}")
     if end:
         parts.append(duration(end))
+    if trace is not None and trace.cut is not None:
+        parts.append(trace.cut)
     return ", ".join(parts)

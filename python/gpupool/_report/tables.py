@@ -6,6 +6,7 @@ In a table's first row are the headings. A row may go on beyond them, with remar
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from gpupool._report.printable import printable
 from gpupool._report.units import duration, size
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def aligned(rows: list[list[str]]) -> list[str]:
 
     The first column is at the left, the others are at the right, and columns without a heading come last.
     """
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
 
     def line(row: list[str]) -> str:

@@ -23,11 +23,11 @@ def report(program: str, names: Iterable[str], seconds: float) -> str:
         names: The frameworks that were to be enabled.
         seconds: How long it ran.
     """
-    return "\n".join(_lines(program, sorted(names), seconds))
+    return "\n".join(map(printable, _lines(program, sorted(names), seconds)))
 
 
 def _lines(program: str, names: list[str], seconds: float) -> Iterator[str]:
-    yield f"gpupool run: {printable(program)}, {duration(round(seconds * 1e6))}"
+    yield f"gpupool run: {program}, {duration(round(seconds * 1e6))}"
     enabled = [name for name in names if name in _enabling.enabled]
     missed = [name for name in names if name in _gpupool_enable.failed]
     if enabled or not missed:

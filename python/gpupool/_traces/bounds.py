@@ -8,6 +8,8 @@ import reprlib
 import stat
 from collections.abc import Sequence
 
+from gpupool._report.units import size
+
 # The most bytes of a request, an address and a stream.
 MAX_SIZE = (1 << 64) - 1
 # The most bytes that are live or reserved at a time.
@@ -18,6 +20,8 @@ MAX_TIME = (1 << 62) - 1
 MAX_LINE = 1 << 16
 # The most streams: a replay makes them all.
 MAX_STREAMS = 1 << 14
+# The most threads of a replay, or of a demo's wave.
+MAX_THREADS = 1024
 # The most frames of a call stack that are kept, the innermost, and the most characters of each name in them.
 MAX_FRAMES = 24
 MAX_NAME = 200
@@ -25,16 +29,29 @@ MAX_NAME = 200
 EVENT_MEMORY = 128
 
 _LEAST_MEMORY, MOST_MEMORY = 64 << 20, 8 << 30
-# A byte of a file that is packed well makes two hundred bytes of objects.
-_MEMORY_OF_A_BYTE = 512
+# A byte of a file that is packed well makes two hundred bytes of objects, and one of a file that is not packed eight.
+_MEMORY_OF_A_PACKED_BYTE, _MEMORY_OF_A_BYTE = 512, 16
 
 
 def memory_limit(descriptor: int) -> int:
-    """Return the most bytes of memory that reading a file may take, for one that seems made to take all there is."""
+    """Return the most bytes of memory that reading a file may take, for one that seems made to take all there is.
+
+    A file that is as it should be and not packed takes less, whatever its size.
+    """
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode):
         return MOST_MEMORY
-    return min(_LEAST_MEMORY + _MEMORY_OF_A_BYTE * found.st_size, MOST_MEMORY)
+    return min(
+        _LEAST_MEMORY + _MEMORY_OF_A_PACKED_BYTE * found.st_size, MOST_MEMORY + _MEMORY_OF_A_BYTE * found.st_size
+    )
+
+
+def too_much(limit: int) -> str:
+    """Return what is said of a file that would take more memory."""
+    return (
+        f"reading it would take more than {size(limit)} of memory, too much for a file of its size; if it is as it "
+        "should be, unpack it with gunzip, or save to a file what a pipe has, or record fewer events (max_entries)"
+    )
 
 
 def first_of(numbers: Sequence[int], separator: str = ", ") -> str:

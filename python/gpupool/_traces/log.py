@@ -5,14 +5,24 @@ import functools
 import io
 from collections.abc import Callable, Iterator
 
+from gpupool._traces import wrong_file
 from gpupool._traces.bounds import MAX_LINE, MAX_SIZE, MAX_STREAMS, MAX_TIME
 from gpupool._traces.event import Event, TraceError, pointer
 
 _DAY = 86_400_000_000
 
 
-def events(path: str, text: io.TextIOWrapper) -> Iterator[Event]:
-    """Yield the allocations and frees of a log, in order; it has no pools and no call stacks."""
+def events(
+    path: str, text: io.TextIOWrapper, is_cut: Callable[[], bool], tell: Callable[[str], object]
+) -> Iterator[Event]:
+    """Yield the allocations and frees of a log, in order; it has no pools and no call stacks.
+
+    Args:
+        path: The file, for errors.
+        text: The log. A program that is killed leaves its last line without an end, and that is left out.
+        is_cut: Says, once the text is read, whether more of it is known to be missing.
+        tell: Is told where the log was cut off, if it was.
+    """
     lines = _lines(path, text)
     number, line = next(lines, (1, ""))
     try:
@@ -21,10 +31,7 @@ def events(path: str, text: io.TextIOWrapper) -> Iterator[Event]:
         names = []
     missing = [name for name in ("Action", "Pointer", "Size", "Stream") if name.lower() not in names]
     if missing:
-        raise TraceError(
-            f"{path}: line 1: no column {missing[0]}: neither an RMM log, whose first line is "
-            "Thread,Time,Action,Pointer,Size,Stream, nor a PyTorch memory snapshot"
-        )
+        raise wrong_file.error(path, f"line 1: no column {missing[0]}")
     action_column, pointer_column, size_column, stream_column = map(
         names.index, ("action", "pointer", "size", "stream")
     )
@@ -32,7 +39,11 @@ def events(path: str, text: io.TextIOWrapper) -> Iterator[Event]:
     time_of = _clock()
     try:
         for number, line in lines:
-            if not line:
+            if line[-1] not in "\r\n":
+                # What is left of a line may look like a whole one.
+                tell(f"in line {number}")
+                return
+            if line.isspace():
                 continue
             row = _fields(line)
             action = row[action_column].strip()
@@ -48,13 +59,16 @@ def events(path: str, text: io.TextIOWrapper) -> Iterator[Event]:
                 raise ValueError(action)
             time = None if time_column is None else time_of(row[time_column].strip())
             # The pointer's text is enough to tell blocks apart.
-            block, stream = row[pointer_column].strip(), _stream(row[stream_column])
+            block, stream = row[pointer_column].strip(), _stream(row[stream_column].strip())
             yield Event(action == "allocate", block, size, stream, number, time)
     except (ValueError, IndexError, csv.Error) as error:
-        shown = line if len(line) <= 80 else f"{line[:77]}..."
+        shown = line.rstrip("\r\n")
+        shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
         raise TraceError(
             f"{path}: line {number}: neither an allocation nor a free: {shown!r}; correct or remove the line"
         ) from error
+    if is_cut():
+        tell(f"after line {number}")
 
 
 def _lines(path: str, text: io.TextIOWrapper) -> Iterator[tuple[int, str]]:
@@ -64,7 +78,7 @@ def _lines(path: str, text: io.TextIOWrapper) -> Iterator[tuple[int, str]]:
         number += 1
         if len(line) > MAX_LINE:
             raise TraceError(f"{path}: line {number}: longer than {MAX_LINE} characters; correct or remove the line")
-        yield number, line.rstrip("\r\n")
+        yield number, line
 
 
 def _fields(line: str) -> list[str]:

@@ -13,9 +13,6 @@ from gpupool._traces.trace import Trace
 # The simulated device's memory unless GPUPOOL_HOST_MEMORY is set: traces of any device fit, with many threads too.
 HOST_MEMORY = 1500 << 30
 
-# The most threads of a replay.
-MAX_THREADS = 1024
-
 ALLOCATORS = ("gpupool", "driver", "async")
 # The allocator that the program ran with, of which only the memory is known.
 RECORDED = "recorded"

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import gpupool
 from gpupool import _native
-from gpupool._traces.bounds import MAX_NAME, MAX_SIZE, MAX_TIME, MAX_TOTAL, told
+from gpupool._traces.bounds import EVENT_MEMORY, MAX_NAME, MAX_SIZE, MAX_TIME, MAX_TOTAL, told, too_much
 from gpupool._traces.event import Event, PoolId, Reader, Stacks, TraceError
 
 # The actions of a trace that change the bytes which the allocator has of the device, and their signs.
@@ -94,17 +94,12 @@ class Snapshot:
     def segments(self, device: int) -> list[Segment]:
         """Return the device's segments, by address; those without a byte are left out."""
         segments = []
-        # Segments of a file that was made to take all memory could share a long list of blocks.
-        known: set[int] = set()
         total = 0
         for number, entry in enumerate(self.segment_entries):
             if _device_of(entry) != device:
                 continue
             try:
                 segment = self._segment(entry)
-                if id(entry["blocks"]) in known:
-                    raise ValueError("its blocks are those of another segment")
-                known.add(id(entry["blocks"]))
             except (LookupError, TypeError, ValueError) as error:
                 raise self._damaged(f"segments[{number}]", error) from error
             total += segment.size
@@ -207,10 +202,20 @@ def load(path: str, file: Reader, memory_limit: int) -> Snapshot:
         content = _native.unpickle(file, memory_limit)
     except gpupool.InvalidValue as error:
         raise _not_a_snapshot(path, str(error)) from error
+    except OverflowError:
+        raise TraceError(f"{path}: {too_much(memory_limit)}") from None
+    if isinstance(content, list):
+        # What torch.cuda.memory_snapshot() returns.
+        content = {"segments": content, "device_traces": []}
     traces = content.get("device_traces") if isinstance(content, dict) else None
     if not isinstance(traces, list) or not all(isinstance(trace, list) for trace in traces):
         raise _not_a_snapshot(path, "it has no lists device_traces")
-    return Snapshot(path, traces, _list_of(content, "segments"), _list_of(content, "handle_events"))
+    segments, handle_events = _list_of(content, "segments"), _list_of(content, "handle_events")
+    # A file that was made to take all memory could have one entry, or list of blocks, many times.
+    blocks = (_list_of(segment, "blocks") for segment in segments if isinstance(segment, dict))
+    if sum(map(len, (*traces, *blocks, handle_events))) > memory_limit // EVENT_MEMORY:
+        raise TraceError(f"{path}: {too_much(memory_limit)}")
+    return Snapshot(path, traces, segments, handle_events)
 
 
 def _list_of(content: dict[str, Any], key: str) -> list[Any]:
@@ -221,7 +226,7 @@ def _list_of(content: dict[str, Any], key: str) -> list[Any]:
 def _not_a_snapshot(path: str, reason: str) -> TraceError:
     return TraceError(
         f"{path}: not a PyTorch memory snapshot, or a damaged one: {reason}; "
-        "write one with torch.cuda.memory._dump_snapshot()"
+        "copy it again, or write one with torch.cuda.memory._dump_snapshot()"
     )
 
 

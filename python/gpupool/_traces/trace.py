@@ -7,8 +7,8 @@ import os
 import pickle
 import zlib
 from array import array
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpupool._report.printable import printable
@@ -16,6 +16,7 @@ from gpupool._report.units import size as _size
 from gpupool._traces import bounds as _bounds
 from gpupool._traces import log as _trace_log
 from gpupool._traces import snapshot as _trace_snapshot
+from gpupool._traces import wrong_file as _wrong_file
 from gpupool._traces.event import Event, PoolId, Reader, Stacks, TraceError, Watch, pointer
 from gpupool._traces.snapshot import HandleEvent, OutOfMemory, Segment
 
@@ -67,6 +68,8 @@ class Trace:
     """The device whose events these are. None for a log, which does not name devices."""
     device_count: int = 1
     """The number of devices that the file has events of."""
+    cut: str | None = None
+    """Where the file was cut off, as the end of a sentence; None if it is whole."""
 
 
 @dataclass(frozen=True)
@@ -117,12 +120,15 @@ def read_file(path: str, device: int | None = None, watch: Watch | None = None) 
             limit = _bounds.memory_limit(raw.fileno())
             if file.peek(2)[:2] != b"\x1f\x8b":
                 return _file_of(path, file, device, limit)
-            with gzip.GzipFile(fileobj=file) as unpacked, io.BufferedReader(unpacked, 1 << 18) as buffered:
-                return _file_of(path, buffered, device, limit)
+            unpacked = _Unpacked(file)
+            with io.BufferedReader(unpacked, 1 << 18) as buffered:
+                return _file_of(path, buffered, device, limit, lambda: unpacked.is_cut)
+    except IsADirectoryError:
+        raise _wrong_file.error(path, "a folder") from None
     except OSError as error:
         raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (EOFError, zlib.error) as error:
-        raise TraceError(f"{path}: damaged or cut off, copy it again: {error}") from error
+    except zlib.error as error:
+        raise TraceError(f"{path}: damaged, copy it again: {error}") from error
 
 
 def of_snapshot(content: dict[str, Any], device: int, name: str) -> Trace | None:
@@ -162,17 +168,46 @@ class _Watched(io.RawIOBase):
         return count
 
 
-def _file_of(path: str, file: Reader, device: int | None, memory_limit: int) -> TraceFile:
+class _Unpacked(io.RawIOBase):
+    """What a file packed with gzip holds, up to where it was cut off."""
+
+    def __init__(self, file: Reader) -> None:
+        self._file = gzip.GzipFile(fileobj=file)
+        self.is_cut = False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: "bytearray | memoryview") -> int:  # type: ignore[override]
+        try:
+            # The file's own readinto() would lose what it has when it finds no more.
+            found = self._file.read1(len(buffer))
+        except EOFError:
+            found, self.is_cut = b"", True
+        buffer[: len(found)] = found
+        return len(found)
+
+
+def _file_of(
+    path: str, file: Reader, device: int | None, memory_limit: int, is_cut: Callable[[], bool] = lambda: False
+) -> TraceFile:
     name = printable(os.path.basename(path))
     pack = functools.partial(_pack, path, memory_limit)
+    start = file.peek(1)
     # Every pickle of protocol 2 or later starts with the opcode PROTO.
-    if file.peek(1)[:1] != b"\x80":
+    if start[:1] != b"\x80":
+        wrong = "packed with gzip, and cut off at its start" if is_cut() and not start else _wrong_file.kind_of(start)
+        if wrong is not None:
+            raise _wrong_file.error(path, wrong)
+        if device is not None:
+            raise TraceError(f"{path}: a log does not name devices; leave --device out")
         with io.TextIOWrapper(file, encoding="utf-8-sig", errors="replace", newline="") as text:
-            if device is not None:
-                raise TraceError(f"{path}: a log does not name devices; leave --device out")
-            log = pack(_trace_log.events(path, text), "line {}", Stacks())
+            cuts: list[str] = []
+            log = pack(_trace_log.events(path, text, is_cut, cuts.append), "line {}", Stacks())
         if log is None:
             raise _nothing(path)
+        if cuts:
+            log = replace(log, cut=f"cut off {cuts[0]}, read up to there as if the program had ended")
         return TraceFile(name, log, True, None, (), [], [], [], log.call_stacks)
     snapshot = _trace_snapshot.load(path, file, memory_limit)
     devices = tuple(snapshot.devices())
@@ -266,10 +301,7 @@ def _pack(
                         "which no device has; correct the sizes"
                     )
             if count > most:
-                raise TraceError(
-                    f"{path}: {place.format(event.place)}: reading it would take more than {_size(memory_limit)} of "
-                    "memory, too much for a file of its size; if it is as it should be, unpack it with gunzip"
-                )
+                raise TraceError(f"{path}: {place.format(event.place)}: {_bounds.too_much(memory_limit)}")
         if len(stream_numbers) > _bounds.MAX_STREAMS:
             raise TraceError(
                 f"{path}: {place.format(event.place)}: more than {_bounds.MAX_STREAMS} streams, too many to make; "

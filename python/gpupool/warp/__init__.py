@@ -71,18 +71,21 @@ def _devices(warp: Any) -> list[Any]:
 
 
 def _place() -> None:
-    """Set the allocator of each device to gpupool's, and note those that there were."""
+    """Set the allocator of every device to gpupool's, or of none, and note those that there were."""
     warp = _warp()
     devices = _devices(warp)
     make = importlib.import_module("gpupool.warp._allocator").Allocator
-    for device in devices:
-        if device.ordinal not in _allocators:
-            _allocators[device.ordinal] = make(device)
-        own, current = _allocators[device.ordinal], warp.get_device_allocator(device)
-        if current is not own:
-            warps = (device.default_allocator, device.mempool_allocator)
-            _former[device.ordinal] = None if any(current is each for each in warps) else current
-            warp.set_device_allocator(device, own)
+    with ExitStack() as undo:
+        for device in devices:
+            if device.ordinal not in _allocators:
+                _allocators[device.ordinal] = make(device)
+            own, current = _allocators[device.ordinal], warp.get_device_allocator(device)
+            if current is not own:
+                warps = (device.default_allocator, device.mempool_allocator)
+                _former[device.ordinal] = None if any(current is each for each in warps) else current
+                undo.callback(warp.set_device_allocator, device, _former[device.ordinal])
+                warp.set_device_allocator(device, own)
+        undo.pop_all()
 
 
 def _take_away() -> None:

@@ -66,7 +66,7 @@ impl fmt::Display for Holder {
         })?;
         write!(f, "{}", self.thread)?;
         match &self.name {
-            Some(name) => write!(f, " ({name})"),
+            Some(name) => write!(f, " ({})", name.escape_debug()),
             None => f.write_str(" (ended)"),
         }
     }

@@ -359,7 +359,7 @@ impl Giving {
         self.above = self.above.saturating_sub(given);
         if given > 0 {
             let (process, name, kind) = (self.process, &self.name, kind_of(spare));
-            log::debug!(target: MEMORY, "{device}: process {process} \"{name}\" gave {} of {kind}", Bytes(given));
+            log::debug!(target: MEMORY, "{device}: process {process} {name:?} gave {} of {kind}", Bytes(given));
         }
         given
     }

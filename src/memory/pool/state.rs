@@ -116,7 +116,7 @@ impl Pool {
 
     /// Returns the pool's name in messages: its id, and its maker's name.
     pub(crate) fn label(&self) -> String {
-        self.name.as_ref().map_or_else(|| self.id.to_string(), |name| format!("{} \"{name}\"", self.id))
+        self.name.as_ref().map_or_else(|| self.id.to_string(), |name| format!("{} {name:?}", self.id))
     }
 
     pub(in crate::memory) fn use_on_oom(&self) -> bool {

@@ -15,12 +15,22 @@ fn invalid(name: &str, value: &str, valid: &str) -> PyErr {
 }
 
 /// Whether events are kept; none to stop.
-fn has_events(enabled: Option<&str>) -> PyResult<Option<bool>> {
-    match enabled {
-        None => Ok(None),
-        Some("all") => Ok(Some(true)),
-        Some("state") => Ok(Some(false)),
-        Some(other) => Err(invalid("enabled", other, "'all', 'state' or None")),
+#[derive(Clone, Copy, Debug)]
+pub(in crate::python) struct Enabled(Option<bool>);
+
+impl<'py> FromPyObject<'_, 'py> for Enabled {
+    type Error = PyErr;
+
+    fn extract(enabled: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        if enabled.is_none() {
+            return Ok(Self(None));
+        }
+        match enabled.extract() {
+            Ok("all") => Ok(Self(Some(true))),
+            Ok("state") => Ok(Self(Some(false))),
+            // PyTorch's former call has a bool here, and other parameters.
+            _ => Err(wrong_argument("enabled", &enabled, "'all' or 'state', or None to stop").into()),
+        }
     }
 }
 
@@ -51,12 +61,12 @@ fn action_of(name: &str) -> PyResult<MemoryAction> {
 #[doc = docstring!("record_memory_history")]
 #[pyfunction]
 #[pyo3(signature = (
-    enabled = "all", context = "all", stacks = "python", max_entries = Whole::new(MAX_ENTRIES as u64), clear_history = false,
-    skip_actions = None
-))]
+    enabled = Enabled(Some(true)), context = "all", stacks = "python", max_entries = Whole::new(MAX_ENTRIES as u64),
+    clear_history = false, skip_actions = None
+), text_signature = "(enabled='all', context='all', stacks='python', max_entries=..., clear_history=False, skip_actions=None)")]
 pub(in crate::python) fn record_memory_history(
     py: Python<'_>,
-    enabled: Option<&str>,
+    enabled: Enabled,
     context: Option<&str>,
     stacks: &str,
     max_entries: Whole<MaxEntries>,
@@ -75,7 +85,7 @@ pub(in crate::python) fn record_memory_history(
     if stacks != "python" {
         return Err(invalid("stacks", stacks, "'python': gpupool records no frames of C++"));
     }
-    let Some(has_events) = has_events(enabled)? else {
+    let Some(has_events) = enabled.0 else {
         py.detach(Recording::stop)?;
         frames::clear(py);
         return Ok(());

@@ -57,15 +57,15 @@ def add(commands: Any) -> None:
     parser.add_argument("--device", type=int, metavar="N", help="show this device alone (default: all)")
 
 
-def run(options: argparse.Namespace) -> None:
-    """Show devices and processes as the options say, until the person ends it."""
+def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    """Show devices and processes as the options say until the person ends it, and return the exit code."""
     look = Watch(options.device).look
     view = View(sort=options.sort, device=options.device, interval=options.interval, has_pools=options.pools)
     # Both, since the one shows the table and the other has the keys.
     has_terminal = all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
     if options.once or options.json or not has_terminal:
         _print(look, view, as_json=options.json, once=options.once)
-        return
+        return 0
     try:
         # Here, since no other command needs curses, and some Pythons are built without it.
         from gpupool._cli.top import screen, terminal
@@ -75,6 +75,7 @@ def run(options: argparse.Namespace) -> None:
         screen.watch(look, view)
     else:
         _print(look, view, as_json=False, once=False)
+    return 0
 
 
 def _print(look: Callable[..., Snapshot], view: View, *, as_json: bool, once: bool) -> None:

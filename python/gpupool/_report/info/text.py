@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 
 from gpupool._report.info.report import Check, Device, Framework, Info, Library, Neighbours, Pinned, Runtime
+from gpupool._report.printable import printable
 from gpupool._report.units import duration
 
 _WIDTH = 100
@@ -51,7 +52,7 @@ def _fold(paragraph: str, first: str = "", further: str | None = None) -> Iterat
     A path is cut only where it would not fit a line of its own.
     """
     margin = first if further is None else further
-    for part in paragraph.split("\n"):
+    for part in map(printable, paragraph.split("\n")):
         line, is_empty = first, True
         for word in re.findall(r"\S+\s*", part):
             pieces = [word]

@@ -9,6 +9,7 @@ mod input;
 
 use std::fmt::Display;
 
+use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 
@@ -23,15 +24,14 @@ const MAX_TEXT: u64 = 1 << 20;
 /// The most characters that an error shows of the name of what could run code.
 const MAX_NAME: usize = 80;
 
-// About what values take of memory in CPython, and what refers to them.
+// About what values take of memory in CPython, and the place of each: on the stack, then in a list or another value, into
+// which it moves. A value that is used again takes its place alone.
 const REFERENCE: u64 = 8;
 const NUMBER: u64 = 32;
 const TEXT: u64 = 56;
 const LIST: u64 = 64;
 const DICTIONARY: u64 = 72;
 const ITEM: u64 = 16;
-/// What the readers make of a value that is in one more list or dictionary.
-const USE: u64 = 24;
 
 type Value<'py> = Bound<'py, PyAny>;
 
@@ -64,11 +64,7 @@ impl<'py> Machine<'py> {
         if self.taken <= self.limit {
             return Ok(());
         }
-        Err(wrong(format!(
-            "reading it would take more than {} MiB of memory, too much for a file of its size; if it is as it should \
-             be, unpack it with gunzip, or keep a shorter trace",
-            self.limit >> 20
-        )))
+        Err(PyOverflowError::new_err(format!("the values take more than {} bytes", self.limit)))
     }
 
     fn push<T>(&mut self, value: Bound<'py, T>, bytes: u64) -> PyResult<()> {
@@ -181,12 +177,10 @@ impl<'py> Machine<'py> {
     }
 
     fn tuple(&mut self, values: Vec<Value<'py>>) -> PyResult<()> {
-        let bytes = LIST + REFERENCE * values.len() as u64;
-        self.push(PyTuple::new(self.py, values)?, bytes)
+        self.push(PyTuple::new(self.py, values)?, LIST)
     }
 
     fn append(&mut self, values: Vec<Value<'py>>) -> PyResult<()> {
-        self.take_memory(REFERENCE * values.len() as u64)?;
         let list = self.stack.last().and_then(|value| value.cast::<PyList>().ok());
         let list = list.ok_or_else(|| self.here("no list to append to"))?;
         values.into_iter().try_for_each(|value| list.append(value))
@@ -211,7 +205,7 @@ impl<'py> Machine<'py> {
         let place = self.input.unsigned(width)?;
         let known = self.memo.get(place as usize).cloned().flatten();
         let value = known.ok_or_else(|| self.here(format_args!("no memo entry {place}")))?;
-        self.push(value, USE)
+        self.push(value, 0)
     }
 
     fn put(&mut self, place: u64) -> PyResult<()> {
@@ -342,7 +336,7 @@ impl<'py> Machine<'py> {
 }
 
 fn named(module: &str, name: &str) -> PyErr {
-    wrong(format!("it names {module}.{name}, which could run code"))
+    wrong(format!("it names {}.{}, which could run code", module.escape_debug(), name.escape_debug()))
 }
 
 /// Returns the start of a text, and of any other value nothing.

@@ -1,11 +1,14 @@
 """What is imported, loaded and chosen by `import gpupool` and by a first look at one of its modules: nothing more."""
 
+import contextlib
+import io
 import operator
 import re
 import sys
 from pathlib import Path
 
 import gpupool
+from gpupool.__main__ import main
 
 
 def these_modules(touched, *names):
@@ -45,6 +48,21 @@ def gpu_libraries():
         maps,
     )
     assert not loaded, f"gpupool loads {set(loaded)}"
+
+
+def other_commands():
+    """Ask commands for their help, each of which imports what it takes and not what others do."""
+    for command in ("info", "demo", "run", "top"):
+        with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
+            main([command, "--help"])
+        imported = {
+            "gpupool._cli.plot",
+            "gpupool._cli.replay",
+            "gpupool._plot",
+            "gpupool._traces.trace",
+        } & sys.modules.keys()
+        assert not imported, f"{command} imports {imported}"
+        assert command == "top" or "gpupool._cli.top" not in sys.modules, f"{command} imports that of top"
 
 
 if __name__ == "__main__":

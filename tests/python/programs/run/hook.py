@@ -1,7 +1,10 @@
 """Frameworks are enabled as they are imported. Those here are small modules of a folder, and enabling is noted."""
 
+import errno
 import importlib
 import importlib.util
+import io
+import os
 import sys
 import threading
 import traceback
@@ -171,6 +174,20 @@ def with_one_warning_where_it_fails():
     # Where warnings are errors too, the program goes on.
     warnings.simplefilter("error")
     importlib.reload(torch)
+
+
+def with_no_error_where_standard_error_is_gone():
+    class Full:
+        def write(self, text):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    own, closed = sys.stderr, io.StringIO()
+    closed.close()
+    for action in ("always", "error"):
+        warnings.simplefilter(action)
+        for sys.stderr in (closed, Full(), None):
+            hook.warn("torch stays on its own memory")
+    sys.stderr = own
 
 
 def by_names_with_commas():
