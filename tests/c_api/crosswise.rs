@@ -138,8 +138,9 @@ struct Party {
 
 impl Party {
     fn new(handles: HandlePool) -> Self {
-        // Those of an earlier case.
+        // One is idle, and none of an earlier case.
         handles.trim(None).unwrap();
+        handles.warm(1, device(0)).unwrap();
         let stream = stream(0);
         let pool = |limit| MemPool::builder().device(device(0)).limit(limit).build().unwrap();
         let (ranges, scarce, sleeper) = (pool(4 * PAGE), pool(2 * PAGE), pool(MEMORY));
@@ -155,12 +156,7 @@ impl Party {
         let fixed = MemPool::builder().device(device(0)).no_split(true).build().unwrap();
         fixed.on_segment(|_| called(Kind::Segment)).unwrap().keep();
         let own = MemPool::builder().device(device(0)).allocator(Arc::new(MadeUp)).build().unwrap();
-        let party = Self { stream, ranges, range, scarce, discardable, sleeper, _asleep: asleep, fixed, own, handles };
-        thread::scope(|scope| {
-            // Idle once the thread has ended.
-            scope.spawn(|| party.handles.handle(&party.stream).map(drop).unwrap()).join().unwrap();
-        });
-        party
+        Self { stream, ranges, range, scarce, discardable, sleeper, _asleep: asleep, fixed, own, handles }
     }
 }
 
@@ -209,7 +205,7 @@ fn pairs() -> Vec<[Context; 2]> {
 /// What may wait for another thread, with what another thread may have in hand.
 type Touch = (&'static str, fn(&Party) -> Result<()>);
 
-const TOUCHES: [Touch; 17] = [
+const TOUCHES: [Touch; 18] = [
     ("commit", commit),
     ("commit of discardable pages", |party| {
         party.discardable.commit(0..4 * PAGE, &party.stream, CommitOptions::default())
@@ -222,6 +218,7 @@ const TOUCHES: [Touch; 17] = [
     ("sleep", |party| party.sleeper.sleep(Backup::None).map(drop)),
     ("sleep of a pool with a range", |party| party.ranges.sleep(Backup::None).map(drop)),
     ("wake", |party| party.sleeper.wake().map(drop)),
+    ("commit and wake", |party| commit(party).and(party.sleeper.wake().map(drop))),
     ("sleep of all", |_| gpupool::sleep(device(0), Backup::None).map(drop)),
     ("wake of all", |_| gpupool::wake(device(0)).map(drop)),
     ("request", request),
