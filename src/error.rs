@@ -362,7 +362,7 @@ impl fmt::Display for Error {
 
 impl fmt::Display for LibraryError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {} failed with ", self.library, self.function)?;
+        write!(f, "{}: {} failed with ", self.library.escape_debug(), self.function)?;
         match self.status.as_str() {
             UNKNOWN_STATUS => write!(f, "{UNKNOWN_STATUS} {}", self.code)?,
             status => write!(f, "{status} ({})", self.code)?,
@@ -393,7 +393,8 @@ impl fmt::Display for OutOfMemory {
         match &self.wanted {
             Wanted::Handle(0) => write!(f, "{}.", self.refused)?,
             Wanted::Handle(needed) => {
-                write!(f, "{}. A {} handle takes about {}.", self.refused, self.refused.library, Bytes(*needed))?;
+                let library = self.refused.library.escape_debug();
+                write!(f, "{}. A {library} handle takes about {}.", self.refused, Bytes(*needed))?;
             }
             Wanted::Memory { bytes, pool, limit } => {
                 write!(f, "tried to allocate {} ({bytes} bytes) from pool {pool}", Bytes(*bytes))?;
@@ -502,7 +503,7 @@ impl fmt::Display for PoolExhausted {
         write!(
             f,
             "no {} handle on {} after {:.1} s: all {} that the limit allows are in use, by",
-            self.library,
+            self.library.escape_debug(),
             self.device,
             self.waited.as_secs_f64(),
             self.limit

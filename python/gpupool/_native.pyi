@@ -180,7 +180,7 @@ class HandlePool:
     False
 
     Args:
-        name: The pool's name, in errors and statistics: text on one line.
+        name: The pool's name, in errors and statistics.
         create: Creates a handle and returns it: an address or any other number except 0.
         destroy: Destroys a handle.
         set_stream: Sets a handle's stream; None for a library whose handles have none.

@@ -58,7 +58,7 @@ impl Prepared {
     }
 
     pub(super) fn create(&self, library: &dyn Library) -> Result<Created> {
-        let _activity = Activity::begin(format_args!("create {} handle", library.name()));
+        let _activity = Activity::begin(format_args!("create {} handle", library.name().escape_debug()));
         let _under_way = CreationUnderWay::new();
         let begun = BEGUN.load(Ordering::Relaxed);
         let was_alone = UNDER_WAY.load(Ordering::Relaxed) == 1;

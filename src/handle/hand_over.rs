@@ -23,7 +23,7 @@ pub(super) fn wait_for_former(
     }
     let is_ready = match pooled.ready_for() {
         Some(former) => {
-            let _activity = Activity::begin(format_args!("hand over {} handle", library.name()));
+            let _activity = Activity::begin(format_args!("hand over {} handle", library.name().escape_debug()));
             wait_for(runtime, &former, stream, at_all_costs)?
         }
         None => true,

@@ -331,7 +331,10 @@ impl HandlePool {
             self.warm(count, device)
         };
         thread.spawn(warm).map_err(|e| {
-            Error::unavailable(format!("no thread could be started to warm the {} pool: {e}", self.name()))
+            Error::unavailable(format!(
+                "no thread could be started to warm the {} pool: {e}",
+                self.name().escape_debug()
+            ))
         })
     }
 
@@ -373,7 +376,7 @@ impl HandlePool {
         if self.0.is_built_in() {
             return Err(Error::invalid_value(format!(
                 "the {} pool is shared by the whole process and cannot be closed; trim() frees its idle handles",
-                self.name()
+                self.name().escape_debug()
             )));
         }
         let runtime = runtime::get()?;

@@ -125,11 +125,11 @@ impl<T: Claim> Unfinished<'_, T> {
     #[cold]
     pub(crate) fn finish(mut self, timeout: Option<Duration>, interruption: Interruption<'_>) -> Result<T> {
         let timeout = timeout.unwrap_or(WAIT);
-        let name = self.pool.library.name();
+        let name = self.pool.library.name().escape_debug();
         let turn = match self.turn.take() {
             Some(Ok(turn)) => Some(turn),
             Some(Err(place)) => {
-                let waited = self.on_device.wait(place, name, self.stream, timeout, interruption);
+                let waited = self.on_device.wait(place, &name, self.stream, timeout, interruption);
                 waited.map_err(|Interrupted| {
                     Error::unavailable(format!("the wait for a {name} handle was interrupted"))
                 })?

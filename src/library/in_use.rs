@@ -75,7 +75,7 @@ pub(crate) fn handles_in_use(device: Device) -> Vec<MemoryUse> {
     let all = lock(&COUNTED).clone();
     let of_device = all.into_iter().filter(|counted| counted.device == device);
     let used = of_device.map(|HandlesInUse { library, handles, bytes, .. }| MemoryUse {
-        pool: library.name().to_owned(),
+        pool: library.name().escape_debug().to_string(),
         count: handles,
         bytes: bytes + library.workspace_bytes(device),
         live_bytes: None,

@@ -9,7 +9,7 @@ pub(crate) struct Named<'a>(pub(crate) &'a dyn Library);
 
 impl fmt::Display for Named<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.0.name())?;
+        write!(f, "{}", self.0.name().escape_debug())?;
         match self.0.version() {
             Ok(Some((major, minor, patch))) => write!(f, " {major}.{minor}.{patch}"),
             _ => Ok(()),

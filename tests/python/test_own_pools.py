@@ -144,8 +144,6 @@ def test_a_callback_that_asks_its_own_pool_ends_in_an_error_or_a_handle(make_poo
     "arguments",
     [
         ("", int, int),
-        ("two\nlines", int, int),
-        ("red \x1b[31m", int, int),
         ("x", None, int),
         ("x", int, "y"),
         ("x", 0, int),
@@ -158,6 +156,23 @@ def test_a_callback_that_asks_its_own_pool_ends_in_an_error_or_a_handle(make_poo
 def test_wrong_functions(arguments):
     with pytest.raises(gpupool.InvalidValue):
         gpupool.HandlePool(*arguments)
+
+
+def test_a_name_is_shown_on_one_line():
+    def refuse():
+        raise RuntimeError("none today")
+
+    name, shown = "two\nlines \x1b[31m", "two\\nlines \\u{1b}[31m"
+    pool = gpupool.HandlePool(name, refuse, lambda handle: None)
+    assert pool.name == name
+    assert f"HandlePool {shown}" in repr(pool)
+    with pytest.raises(gpupool.LibraryError) as raised:
+        pool.handle()
+    assert raised.value.library == name
+    assert str(raised.value).startswith(f"{shown}: create failed")
+    pool.close()
+    with pytest.raises(gpupool.InvalidValue, match=r"the two\\nlines \\u\{1b\}\[31m pool is closed"):
+        pool.handle()
 
 
 def test_a_closed_pool(make_pool):

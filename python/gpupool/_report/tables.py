@@ -32,7 +32,6 @@ def aligned(rows: list[list[str]]) -> list[str]:
 
     The first column is at the left, the others are at the right, and columns without a heading come last.
     """
-    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
 
     def line(row: list[str]) -> str:
@@ -50,7 +49,8 @@ def _parts(counts: "_Counts") -> str:
 def of_device(device: "DeviceSummary") -> list[list[list[str]]]:
     """Return the tables of a device that have rows."""
     tables = [_device_table(device), _pool_table(device.pools), _library_table(device.libraries)]
-    return [table for table in tables if len(table) > 1]
+    # Libraries, pools and frameworks have the names that somebody gave them.
+    return [[[printable(cell) for cell in row] for row in table] for table in tables if len(table) > 1]
 
 
 def of_pinned(nodes: "tuple[PinnedSummary, ...]", limit: int | None) -> list[list[str]]:

@@ -5,6 +5,7 @@ mod holder;
 mod idle_queue;
 mod pooled_handle;
 
+use std::fmt::Display;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
@@ -166,7 +167,7 @@ impl DevicePool {
     pub(super) fn wait(
         &self,
         place: PlaceInLine,
-        name: &str,
+        name: &impl Display,
         stream: &Stream,
         timeout: Duration,
         interruption: Interruption<'_>,

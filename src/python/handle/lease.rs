@@ -89,12 +89,11 @@ impl PyLease {
     }
 
     fn __repr__(&self) -> String {
+        let library = self.library.escape_debug();
         match self.__index__() {
-            Ok(address) => {
-                format!("<gpupool.Lease {} {address:#x}, device={}>", self.library, device::shown(self.device))
-            }
-            Err(_) if process::is_forked() => format!("<gpupool.Lease {} (of the parent process)>", self.library),
-            Err(_) => format!("<gpupool.Lease {} (over)>", self.library),
+            Ok(address) => format!("<gpupool.Lease {library} {address:#x}, device={}>", device::shown(self.device)),
+            Err(_) if process::is_forked() => format!("<gpupool.Lease {library} (of the parent process)>"),
+            Err(_) => format!("<gpupool.Lease {library} (over)>"),
         }
     }
 }

@@ -213,7 +213,7 @@ impl PyHandlePool {
 
     fn __repr__(&self) -> String {
         let closed = if self.0.is_closed() { " (closed)" } else { "" };
-        format!("<gpupool.HandlePool {}{closed}>", self.0.name())
+        format!("<gpupool.HandlePool {}{closed}>", self.0.name().escape_debug())
     }
 
     #[doc = docstring!("HandlePool._repr_html_")]
