@@ -1862,7 +1862,8 @@ class MemoryRange:
         """Call ``callback(pages)`` with the numbers of pages that were taken for want of memory.
 
         It is called on the thread of the request that lacked memory, with no lock held, also if the result is not kept.
-        Pages that another process was given are told by the next call of this range, whichever thread makes it.
+        Pages that another process was given are told by the next call of this range, whichever thread makes it, and
+        before a commit that finds one taken returns.
 
         Args:
             callback: A callable. What it raises is logged and given to ``sys.unraisablehook``.
