@@ -1892,7 +1892,7 @@ class MemoryRange:
         It is called on the thread of the request that lacked memory, with no lock held, until
         :meth:`DiscardCallback.remove` or the range's end, also if the object that this returns dies; :func:`on_oom` says
         what it may not do. Pages that another process was given are told by the next call of this range, whichever thread
-        makes it.
+        makes it, and before a commit that finds one taken returns.
 
         Args:
             callback: A callable. What it raises is logged and given to ``sys.unraisablehook``; Ctrl-C reaches the main

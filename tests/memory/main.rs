@@ -24,6 +24,7 @@ mod pinned_unknown_graphs;
 mod pools;
 mod ranges;
 mod recording;
+mod refused_calls;
 mod registration;
 mod reserve;
 mod settings;

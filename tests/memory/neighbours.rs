@@ -1,18 +1,21 @@
-//! Processes that know of each other, as many as a machine may have. How they give memory is tested from Python, where
-//! other processes do what they are told.
+//! Processes that know of each other, as many as a machine may have, and what is taken from one in the middle of a call. How
+//! they give memory else is tested from Python, where other processes do what they are told.
 
 use std::env;
 use std::io::{BufRead, BufReader, Write, stdin};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread;
 
-use gpupool::{NeighbourSettings, neighbours, set_neighbour};
+use gpupool::runtime::host::{Call, before_call};
+use gpupool::{CommitOptions, MemPool, NeighbourSettings, empty, empty_cache, neighbours, set_neighbour};
 
-use crate::common::device;
-use crate::common::memory::MIB;
+use crate::common::memory::{MIB, PAGE};
+use crate::common::{device, stream};
 
 const MANY: usize = 200;
-/// Set in each of the processes, to its number.
+/// Set in each of the processes, to its number or to what it does.
 const NUMBER: &str = "GPUPOOL_TEST_NEIGHBOUR";
 const TEST: &str = "neighbours::two_hundred_processes_know_each_other";
 
@@ -22,8 +25,18 @@ struct Process {
     output: BufReader<ChildStdout>,
 }
 
+/// Makes a folder where the processes of a test meet.
+fn meeting_place() -> PathBuf {
+    let folder =
+        env::temp_dir().join(format!("gpupool-neighbours-{}-{:?}", std::process::id(), thread::current().id()));
+    for each in ["device", "neighbours"] {
+        std::fs::create_dir_all(folder.join(each)).unwrap();
+    }
+    folder
+}
+
 impl Process {
-    fn start(number: usize, folder: &Path) -> Self {
+    fn start(number: impl ToString, folder: &Path) -> Self {
         let mut child = Command::new(env::current_exe().unwrap())
             .args(["--exact", TEST, "--nocapture"])
             .env(NUMBER, number.to_string())
@@ -39,7 +52,7 @@ impl Process {
         Self { child, input, output }
     }
 
-    /// Returns how many neighbours the process knows.
+    /// Returns what the process knows once it has gone on.
     fn ask(&mut self) -> String {
         self.input.write_all(b"go\n").unwrap();
         self.read("knows: ")
@@ -70,15 +83,62 @@ fn be_one(number: &str) {
     gpupool::runtime::host::simulate(1, 64 * MIB).unwrap();
     let settings = NeighbourSettings { name: Some(format!("one of many, {number}")), ..Default::default() };
     set_neighbour(settings, device(0)).unwrap();
-    println!("ready: {number}");
-    let mut line = String::new();
-    stdin().read_line(&mut line).unwrap();
+    match number {
+        "holder" => return hold(),
+        "taker" => return take(),
+        _ => println!("ready: {number}"),
+    }
+    wait_for_go();
     let found = neighbours(device(0)).unwrap();
     let own = format!("one of many, {number}");
     assert!(found.iter().any(|each| each.is_self && each.name == own));
     println!("knows: {}", found.len());
     // Until the test drops it.
-    stdin().read_line(&mut line).unwrap();
+    wait_for_go();
+}
+
+fn wait_for_go() {
+    stdin().read_line(&mut String::new()).unwrap();
+}
+
+/// Commits a discardable page, for good, that is taken for another process within that call, and says what it was told.
+fn hold() {
+    let (pool, stream) = (MemPool::builder().device(device(0)).build().unwrap(), stream(0));
+    let range = pool.reserve_range(12 * PAGE, PAGE).unwrap();
+    range.commit(0..12 * PAGE, &stream, CommitOptions { priority: Some(0), fill: None }).unwrap();
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let each = Arc::clone(&told);
+    range.on_discard(move |pages| each.lock().unwrap().push(pages.to_vec())).keep();
+    before_call(Call::StreamId, 0, || {
+        println!("ready: it has begun");
+        wait_for_go();
+    });
+    range.commit(&[0], &stream, CommitOptions::default()).unwrap();
+    println!("knows: {:?}", told.lock().unwrap());
+    wait_for_go();
+}
+
+/// Takes nearly all memory, when it is to go, and gives it back.
+fn take() {
+    println!("ready: it has none");
+    wait_for_go();
+    drop(empty(60 * MIB, &stream(0)).unwrap());
+    empty_cache().unwrap();
+    println!("knows: nothing");
+    wait_for_go();
+}
+
+#[test]
+fn a_page_that_is_taken_while_it_is_committed_again_is_told_before_that_returns() {
+    let folder = meeting_place();
+    let [mut holder, mut taker] = ["holder", "taker"].map(|role| Process::start(role, &folder));
+    taker.read("ready: ");
+    holder.read("ready: ");
+    taker.ask();
+    let told = holder.ask();
+    assert!(told.starts_with("[[0, 1, 2, 3") && !told.contains("[]"), "{told}");
+    drop((holder, taker));
+    std::fs::remove_dir_all(&folder).unwrap();
 }
 
 #[test]
@@ -86,10 +146,7 @@ fn two_hundred_processes_know_each_other() {
     if let Ok(number) = env::var(NUMBER) {
         return be_one(&number);
     }
-    let folder = env::temp_dir().join(format!("gpupool-neighbours-{}", std::process::id()));
-    for each in ["device", "neighbours"] {
-        std::fs::create_dir_all(folder.join(each)).unwrap();
-    }
+    let folder = meeting_place();
     let mut all: Vec<_> = (0..MANY).map(|number| Process::start(number, &folder)).collect();
     all.iter_mut().for_each(|process| drop(process.read("ready: ")));
     // The first answer of each has all of them, within half of the deadline.

@@ -169,10 +169,10 @@ impl Program {
             Theme::Addresses => &[Kind::EmptyCache, Kind::ReplaceInPlace, Kind::ReplaceInPlace],
             Theme::Own => &[
                 Kind::Attach,
+                Kind::Attach,
                 Kind::Compute,
-                Kind::Compute,
+                Kind::Free,
                 Kind::UseElsewhere,
-                Kind::FreeElsewhere,
                 Kind::PassOn,
                 Kind::TakeOver,
                 Kind::ReplaceInPlace,
@@ -226,7 +226,7 @@ impl Program {
         let sizes = match theme {
             Theme::Trims | Theme::Reserves | Theme::Lent => Sizes::Small,
             Theme::SleepingHelpers => Sizes::Parts,
-            Theme::Tight | Theme::Ranges | Theme::RangesAsleep => Sizes::Pages,
+            Theme::Tight | Theme::Ranges | Theme::RangesAsleep | Theme::Own => Sizes::Pages,
             _ => [Sizes::Small, Sizes::Pages, Sizes::Mixed][random.below(3)],
         };
         let may_reserve = matches!(theme, Theme::Graphs | Theme::Closing | Theme::Peers);
@@ -328,11 +328,12 @@ struct World {
 static IS_SHOWN: AtomicBool = AtomicBool::new(false);
 static NUMBERS: AtomicU64 = AtomicU64::new(1);
 
-/// A page of a range that a thread has, and the number of what it holds, if the thread has committed it.
-#[derive(Clone, Copy, Debug)]
+/// A page of a range that a thread has, with the number of what it holds and the stream that uses it, from when the thread has
+/// committed it.
+#[derive(Clone, Debug)]
 struct OwnPage {
     page: u32,
-    number: Option<u64>,
+    held: Option<(u64, Stream)>,
 }
 
 thread_local! {
@@ -351,7 +352,7 @@ static HANDLES: LazyLock<HandlePool> = LazyLock::new(|| {
 static FOREIGN: Mutex<Vec<RawStream>> = Mutex::new(Vec::new());
 
 /// Pages of a range that each thread has.
-const OWN_PAGES: usize = 4;
+const OWN_PAGES: usize = 2;
 /// As many for each thread, and a spare one.
 const PAGES_OF_RANGE: usize = OWN_PAGES * THREADS + 1;
 /// Streams that a range tells apart, of which a program's ranges know so many before its own.
@@ -398,7 +399,7 @@ impl World {
 
     fn stream(&self, random: &mut Random) -> Stream {
         let any = random.below(self.program.streams);
-        if matches!(self.program.theme, Theme::Own | Theme::Ranges) && random.below(3) == 0 {
+        if matches!(self.program.theme, Theme::Own | Theme::Ranges) && random.below(2) == 0 {
             return Stream::per_thread(DEVICE).unwrap();
         }
         let place = if matches!(self.program.theme, Theme::Addresses | Theme::Own) { PLACE.get() } else { any };
@@ -555,6 +556,10 @@ impl World {
                 let number = shared.number;
                 let buffer = attach(&token, None, Some(&stream)).unwrap();
                 held.push(Block { number, ..Block::new(buffer, stream, false) });
+                self.submit(&held[held.len() - 1], &held[held.len() - 1].stream);
+                if random.below(2) == 0 {
+                    drop(held.swap_remove(at));
+                }
             }
             (Kind::Compute, _) => {
                 let stream = self.stream(random);
@@ -567,7 +572,11 @@ impl World {
                     self.submitted.fetch_max(submit_using(&stream, &[used]).unwrap(), Ordering::Relaxed);
                 }
             }
-            (Kind::Free, Some(at)) => drop(held.swap_remove(at)),
+            (Kind::Free, Some(at)) => {
+                let is_attached = held.swap_remove(at).buffer.is_attached();
+                // A thread of gpupool's own lets it go.
+                (0..if is_attached { 100 } else { 0 }).for_each(|_| std::thread::yield_now());
+            }
             (Kind::FreeByAddress, Some(at)) if held[at].buffer.is_attached() => drop(held.swap_remove(at)),
             (Kind::FreeByAddress, Some(at)) => deallocate(held.swap_remove(at).buffer.into_address(), None).unwrap(),
             (Kind::FreeElsewhere, Some(at)) => {
@@ -658,56 +667,57 @@ impl World {
         let mut named: Vec<_> = (0..1 + random.below(3)).map(|_| first + random.below(OWN_PAGES)).collect();
         named.sort_unstable();
         named.dedup();
-        let pages: Vec<_> = named.iter().map(|&at| own[at].page).collect();
+        // Its later work comes after all that used a page before; another one's would not.
+        let stream = own[named[0]].held.as_ref().map_or(stream, |(_, stream)| stream.clone());
+        let is_of_it = |page: &OwnPage| page.held.as_ref().is_none_or(|(_, other)| other.raw() == stream.raw());
+        let pages_of = |named: &[usize], own: &[OwnPage]| named.iter().map(|&at| own[at].page).collect::<Vec<_>>();
         match kind {
             Kind::Commit => {
+                named.retain(|&at| is_of_it(&own[at]));
                 let fill = (random.below(2) == 0).then_some(7);
                 let priority = (random.below(3) == 0).then_some(random.below(2) as i32);
-                match range.commit(&pages, &stream, CommitOptions { priority, fill }) {
-                    // Work of its stream may use those that were not committed, for another one.
-                    Ok(()) if self.program.kinds.contains(&Kind::UsePage) => {
-                        let new = named.iter().filter(|&&at| own[at].number.is_none()).copied().collect::<Vec<_>>();
-                        new.into_iter().for_each(|at| self.use_page(&range, &mut own[at], &stream));
-                    }
-                    Ok(()) => {}
+                match range.commit(&pages_of(&named, &own), &stream, CommitOptions { priority, fill }) {
+                    Ok(()) => named.iter().for_each(|&at| {
+                        let number = || NUMBERS.fetch_add(1, Ordering::Relaxed);
+                        own[at].held.get_or_insert_with(|| (number(), stream.clone()));
+                        self.use_page(&range, &own[at]);
+                    }),
                     Err(error) => self.allow(kind, &error, None),
                 }
             }
             Kind::Decommit => {
                 let on = (random.below(2) == 0).then_some(&stream);
-                match range.decommit(&pages, on) {
+                match range.decommit(&pages_of(&named, &own), on) {
                     Ok(()) => {
-                        named.iter().for_each(|&at| own[at].number = None);
+                        named.iter().for_each(|&at| own[at].held = None);
                         // The next thread that has it commits it for a stream of its own.
                         std::mem::swap(&mut own[named[0]].page, &mut self.spare_pages.lock().unwrap()[place]);
                     }
                     Err(error) => self.allow(kind, &error, None),
                 }
             }
-            _ => {
-                // What it was committed for comes first.
-                complete_all().unwrap();
-                self.use_page(&range, &mut own[named[0]], &stream);
-            }
+            _ => self.use_page(&range, &own[named[0]]),
         }
         PAGES.set(own);
     }
 
     /// Uses a page, which is pinned meanwhile, if it is there.
-    fn use_page(&self, range: &MemoryRange, OwnPage { page, number, .. }: &mut OwnPage, stream: &Stream) {
+    fn use_page(&self, range: &MemoryRange, OwnPage { page, held }: &OwnPage) {
+        let Some((number, stream)) = held.as_ref().filter(|_| self.program.kinds.contains(&Kind::UsePage)) else {
+            return;
+        };
         if range.pin(&[*page], Some(stream)).unwrap() != [1] {
             return;
         }
         let address = range.address() + u64::from(*page) * range.page_bytes();
-        let number = *number.get_or_insert_with(|| NUMBERS.fetch_add(1, Ordering::Relaxed));
-        let used = UsedBlock { number, address, bytes: range.page_bytes() };
+        let used = UsedBlock { number: *number, address, bytes: range.page_bytes() };
         self.submitted.fetch_max(submit_using(stream, &[used]).unwrap(), Ordering::Relaxed);
         range.unpin(&[*page], Some(stream)).unwrap();
     }
 
     fn work(&self, place: usize, seed: u64) {
         PLACE.set(place);
-        let own = |at: usize| OwnPage { page: (at % OWN_PAGES * THREADS + place) as u32, number: None };
+        let own = |at: usize| OwnPage { page: (at % OWN_PAGES * THREADS + place) as u32, held: None };
         PAGES.set((0..POOLS * OWN_PAGES).map(own).collect());
         let mut random = Random(seed | 1);
         let mut held = Vec::new();

@@ -515,8 +515,9 @@ typedef struct gpupool_api {
   /* The bytes of committed pages, and of those that may be taken now; either may be null. */
   int (*range_bytes)(const gpupool_range *range, uint64_t *committed, uint64_t *discardable);
   /* Calls `callback` with the numbers of pages that were taken, on the thread of the request that lacked memory, while gpupool
-   * holds no lock, until range_release, which waits for running calls on other threads. It must not throw or longjmp. In it,
-   * as in any callback, what would have to wait for another thread's call that may be waiting for this one is refused with
+   * holds no lock, until range_release, which waits for running calls on other threads. Pages that another process was given
+   * are told by the range's next call, and before a range_commit that finds one taken returns. It must not throw or longjmp. In
+   * it, as in any callback, what would have to wait for another thread's call that may be waiting for this one is refused with
    * GPUPOOL_ERROR_INVALID_VALUE. */
   int (*range_on_discard)(const gpupool_range *range,
                           void (*callback)(void *context, const uint32_t *pages, uint64_t count), void *context);

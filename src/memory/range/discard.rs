@@ -130,7 +130,7 @@ impl Drop for DiscardGuard {
 }
 
 impl HeldRange {
-    /// Tells of the pages that were taken for another process, and are not committed again by now.
+    /// Tells of the pages that were taken for another process.
     pub(super) fn tell_untold(&self) {
         if !self.listeners.has_untold.load(Ordering::Relaxed) || process::is_forked() {
             return;
@@ -140,19 +140,11 @@ impl HeldRange {
         if !untold.is_empty() {
             untold.sort_unstable();
             untold.dedup();
-            let table = lock(&self.table);
-            untold.retain(|&page| table.pages[page as usize].phase == PagePhase::Empty);
-            drop(table);
             self.tell_discarded(&untold);
         }
     }
 
     fn tell_discarded(&self, pages: &[u32]) {
-        if is_thread_for_others() {
-            lock(&self.listeners.untold).extend(pages);
-            self.listeners.has_untold.store(true, Ordering::Relaxed);
-            return;
-        }
         let thread = ThisThread::get().number();
         let callbacks = {
             let mut registered = lock(&self.listeners.registered);
@@ -210,7 +202,9 @@ impl Discardable for HeldRange {
             left -= pages.len();
             if !pages.is_empty() {
                 released += self.release(&pages, waits);
-                self.tell_discarded(&pages);
+                if !is_thread_for_others() {
+                    self.tell_discarded(&pages);
+                }
             }
             // There may be others that can go.
             if left == 0 || staying.len() == kept_before {
@@ -252,9 +246,16 @@ impl HeldRange {
         let _ = depart_after(cache, gone);
         let is_kept = |page: u32| kept.contains(&page);
         staying.extend(users.iter().filter(|(page, _)| is_kept(*page)).map(|(_, users)| users));
+        let is_untold = is_thread_for_others();
         busy.end(
             PagePhase::Empty,
-            |_| {},
+            |_| {
+                // Before anybody finds the pages empty: a commit that does tells of them.
+                if is_untold && !pages.is_empty() {
+                    lock(&self.listeners.untold).extend(&pages);
+                    self.listeners.has_untold.store(true, Ordering::Relaxed);
+                }
+            },
             |table, page| {
                 if is_kept(page) {
                     table.pages[page as usize].phase = PagePhase::Committed;

@@ -146,7 +146,10 @@ impl MemoryRange {
     /// `ErrorKind::Asleep` while the pool is asleep; `ErrorKind::Library` if the driver refuses.
     pub fn commit<'a>(&self, pages: impl Into<RangePages<'a>>, stream: &Stream, options: CommitOptions) -> Result<()> {
         self.held.tell_untold();
-        commit(&self.held, &self.sorted(pages.into())?, stream, options)
+        let outcome = commit(&self.held, &self.sorted(pages.into())?, stream, options);
+        // Also of a page that was taken beside this call, which has committed it anew, for its caller to find as it was.
+        self.held.tell_untold();
+        outcome
     }
 
     /// Decommits pages, once the work so far on this stream, on those that they were committed for and on those that they
@@ -198,7 +201,8 @@ impl MemoryRange {
 
     /// Calls the callback with the numbers of the pages that were taken for want of memory, until the guard is dropped. It
     /// is called without any lock held, on the thread of the request that lacked memory. Pages that another process was
-    /// given are told by the range's next call, of whatever kind and thread: no thread of gpupool's own calls back.
+    /// given are told by the range's next call, of whatever kind and thread, and before a commit that finds one taken
+    /// returns: no thread of gpupool's own calls back.
     pub fn on_discard(&self, callback: impl Fn(&[u32]) + Send + Sync + 'static) -> DiscardGuard {
         DiscardGuard::register(&self.held, Box::new(callback))
     }
