@@ -7,7 +7,7 @@ use std::ptr;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::python::raised::take_left;
+use crate::python::program::take_left;
 
 /// Has the main thread raise the exceptions that are left to it.
 pub(in crate::python) fn raise_soon() {
