@@ -27,24 +27,24 @@ impl From<Duration> for Shown {
 }
 
 /// A counter of which Python has a number.
-pub(in crate::python) trait Counter: Sized {
+pub(in crate::python) trait FromNumber: Sized {
     fn of(number: &Bound<'_, PyAny>) -> PyResult<Self>;
 }
 
-impl Counter for u64 {
+impl FromNumber for u64 {
     fn of(number: &Bound<'_, PyAny>) -> PyResult<Self> {
         number.extract()
     }
 }
 
-impl Counter for Duration {
+impl FromNumber for Duration {
     fn of(number: &Bound<'_, PyAny>) -> PyResult<Self> {
         Self::try_from_secs_f64(number.extract()?).map_err(|wrong| Error::invalid_value(wrong.to_string()).into())
     }
 }
 
 /// Returns the counter of this name of a dictionary that has them all.
-pub(in crate::python) fn counter<C: Counter>(class: &str, counts: &Bound<'_, PyDict>, name: &str) -> PyResult<C> {
+pub(in crate::python) fn counter<C: FromNumber>(class: &str, counts: &Bound<'_, PyDict>, name: &str) -> PyResult<C> {
     match counts.get_item(name)? {
         Some(number) => C::of(&number),
         None => Err(Error::invalid_value(format!("{class} needs {name}, too: give it what as_dict() returns")).into()),
@@ -79,7 +79,7 @@ macro_rules! counts_class {
                 Ok(Self(made))
             }
 
-            fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<$crate::python::pickling::Reduced<'py>> {
+            fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<$crate::python::facts::Reduced<'py>> {
                 let counts = slf.get().as_dict(slf.py())?;
                 Ok((slf.get_type(), pyo3::types::PyTuple::new(slf.py(), [counts])?))
             }

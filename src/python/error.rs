@@ -5,7 +5,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple, PyType};
 
-use super::raised::Raised;
+use super::program::Raised;
 use crate::error::{Error, ErrorKind, LibraryError, OutOfMemory, Wanted};
 use crate::ids::{Device, MemoryLocation};
 

@@ -1,4 +1,4 @@
-//! What is told of an object, in the same words by its `repr` and, as HTML, by a notebook.
+//! What is told of an object, in the same words by its `repr` and, as HTML, by a notebook; and what a value is copied by.
 //!
 //! The HTML is made by the private package `gpupool._notebook`, which is imported at the first cell that shows an object. A
 //! notebook asks for it after each such cell, and must get an answer: without one it shows the `repr`.
@@ -7,7 +7,7 @@ use std::fmt;
 
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyTuple, PyType};
 
 /// The name of an object's class, what is known of the object by name, and the states that it is in.
 pub(in crate::python) struct Facts {
@@ -63,4 +63,13 @@ pub(in crate::python) fn html(
         // Who interrupts a program is not to be ignored.
         Err(error) => Err(error),
     }
+}
+
+/// What `__reduce__` returns, by which a value is pickled and copied: its class, and what that makes it of.
+pub(in crate::python) type Reduced<'py> = (Bound<'py, PyType>, Bound<'py, PyTuple>);
+
+/// Reduces a value to the properties that its constructor takes, in that order.
+pub(in crate::python) fn reduce<'py>(value: &Bound<'py, PyAny>, properties: &[&str]) -> PyResult<Reduced<'py>> {
+    let arguments = properties.iter().map(|name| value.getattr(*name)).collect::<PyResult<Vec<_>>>()?;
+    Ok((value.get_type(), PyTuple::new(value.py(), arguments)?))
 }

@@ -29,7 +29,7 @@ const MOST: usize = 8192;
 const TRIES: usize = 1000;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Reader {
+enum LogReader {
     /// The next entry starts one.
     None,
     Running,
@@ -39,7 +39,7 @@ enum Reader {
 
 struct Entries {
     list: VecDeque<LogRecord>,
-    reader: Reader,
+    reader: LogReader,
 }
 
 struct Queue {
@@ -50,7 +50,7 @@ struct Queue {
 }
 
 static QUEUE: Queue = Queue {
-    entries: Mutex::new(Entries { list: VecDeque::new(), reader: Reader::None }),
+    entries: Mutex::new(Entries { list: VecDeque::new(), reader: LogReader::None }),
     is_idle: Condvar::new(),
     lost: AtomicU64::new(0),
 };
@@ -78,8 +78,8 @@ impl Queue {
         };
         entries.list.push_back(entry);
         // Where the system has no thread, the next entry asks again.
-        if entries.reader == Reader::None && thread::Builder::new().spawn(|| QUEUE.read()).is_ok() {
-            entries.reader = Reader::Running;
+        if entries.reader == LogReader::None && thread::Builder::new().spawn(|| QUEUE.read()).is_ok() {
+            entries.reader = LogReader::Running;
         }
     }
 
@@ -95,8 +95,8 @@ impl Queue {
     fn take(&self) -> Option<Vec<LogRecord>> {
         let mut entries = lock(&self.entries);
         if entries.list.is_empty() {
-            if entries.reader == Reader::Running {
-                entries.reader = Reader::None;
+            if entries.reader == LogReader::Running {
+                entries.reader = LogReader::None;
             }
             self.is_idle.notify_all();
             return None;
@@ -120,10 +120,10 @@ impl Queue {
     /// which there was none.
     fn end(&self, patience: Duration) -> Option<Vec<LogRecord>> {
         let entries = lock(&self.entries);
-        let is_busy = |entries: &mut Entries| entries.reader == Reader::Running;
+        let is_busy = |entries: &mut Entries| entries.reader == LogReader::Running;
         let waited = self.is_idle.wait_timeout_while(entries, patience, is_busy);
         let (mut entries, waited) = waited.unwrap_or_else(PoisonError::into_inner);
-        entries.reader = Reader::Ended;
+        entries.reader = LogReader::Ended;
         drop(entries);
         if waited.timed_out() { None } else { self.take() }
     }
@@ -197,7 +197,7 @@ pub(super) fn clear_log_records() {
     ThisThread::forget_system_id();
     if let Some(mut entries) = QUEUE.try_entries() {
         entries.list.clear();
-        entries.reader = Reader::None;
+        entries.reader = LogReader::None;
     }
 }
 

@@ -23,12 +23,10 @@ mod ffi;
 mod handle;
 mod held;
 mod info;
-mod kept;
 mod logging;
 mod memory;
 mod neighbour;
-mod pickling;
-mod raised;
+mod program;
 mod share;
 #[cfg(feature = "fault-injection")]
 mod simulation;

@@ -1,7 +1,6 @@
 """How gpupool's objects live and end in Python: copies, weak references, garbage, and what callbacks raise."""
 
 import asyncio
-import contextlib
 import copy
 import ctypes
 import gc
@@ -10,10 +9,12 @@ import sys
 import threading
 import weakref
 
+import forks
 import gpupool
 import pytest
 from gpupool import _native
 from own_memory import MIB, Allocator, allocate_in, leave, other_thread
+from running import functions_of
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -348,65 +349,9 @@ def test_a_range_that_an_array_shares_still_tells_of_its_pages():
 # ---- registered until removed ----
 
 
-def of_oom():
-    with_room = gpupool.MemPool(limit=PAGE)
-
-    def call():
-        with contextlib.suppress(gpupool.OutOfMemory):
-            allocate_in(with_room, 2 * PAGE)
-
-    return gpupool.on_oom, call
-
-
-def of_segments():
-    pool = gpupool.MemPool(no_split=True)
-
-    def call():
-        pool.empty(MIB)
-        pool.trim()
-
-    return pool.on_segment, call
-
-
-def of_pages():
-    pool, stream = gpupool.MemPool(limit=2 * PAGE), gpupool.Stream()
-    ranged = pool.reserve_range(2 * PAGE)
-
-    def call():
-        ranged.commit([0, 1], stream, priority=0)
-        pool.empty(PAGE)
-        pool.trim()
-
-    return ranged.on_discard, call
-
-
-REGISTERED = {"on_oom": of_oom, "on_segment": of_segments, "on_discard": of_pages}
-
-
-@pytest.mark.parametrize("kind", REGISTERED)
+@pytest.mark.parametrize("kind", functions_of("memory/callbacks.py"))
 def test_a_callback_stays_until_it_is_removed(kind):
-    register, call = REGISTERED[kind]()
-    calls = []
-    callback = register(lambda *arguments: calls.append(arguments))
-    # A plain statement. What on_oom has stays for the life of the process.
-    register(lambda *arguments: calls.append("kept"))
-    call()
-    assert "kept" in calls
-    assert len(calls) > calls.count("kept")
-    callback.remove()
-    calls.clear()
-    call()
-    assert set(calls) == {"kept"}
-    gpupool_callbacks = gpupool.oom_callbacks()
-    calls.clear()
-    with register(lambda *arguments: calls.append(arguments)) as registered:
-        assert "lambda" in repr(registered)
-        call()
-        assert len(calls) > calls.count("kept")
-    calls.clear()
-    call()
-    assert set(calls) == {"kept"}
-    assert gpupool.oom_callbacks() == gpupool_callbacks
+    forks.run_program("memory/callbacks.py", kind)
 
 
 # ---- what callbacks raise ----

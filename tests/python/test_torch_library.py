@@ -3,6 +3,7 @@
 import ctypes
 import logging
 import os
+import pwd
 import stat
 import subprocess
 import sys
@@ -141,6 +142,18 @@ def test_the_cache_is_where_its_specification_says(machine, monkeypatch, tmp_pat
     for value in ("", "relative"):
         monkeypatch.setenv("XDG_CACHE_HOME", value)
         assert library.cache_path(torch()).parent == tmp_path / "home" / ".cache" / "gpupool" / "torch"
+
+
+def test_a_user_without_a_home_is_told_what_to_set(machine, monkeypatch):
+    def name_nobody(number):
+        raise KeyError(number)
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", name_nobody)
+    with pytest.raises(library.NoLibrary, match="has no home: set XDG_CACHE_HOME, or HOME") as refused:
+        library.load(torch())
+    assert str(refused.value).count("no home") == 1
 
 
 def test_one_in_the_cache_that_is_broken_is_made_anew(machine):

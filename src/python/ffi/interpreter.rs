@@ -9,7 +9,7 @@ use libloading::os::unix::Library;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::python::raised::take_left;
+use crate::python::program::take_left;
 
 type GetThreadState = unsafe extern "C" fn() -> *mut ffi::PyThreadState;
 

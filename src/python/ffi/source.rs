@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::error::Result;
 use crate::memory::SegmentSource;
-use crate::python::kept::Kept;
+use crate::python::program::Kept;
 use crate::runtime::Stream;
 
 /// A [`SegmentSource`] of Python code, which has no `unsafe`.

@@ -8,7 +8,7 @@ use crate::ids::Device;
 use crate::library::functions::{Create, Destroy, SetStream};
 use crate::library::{Library, RawHandle};
 use crate::python::ffi::PythonAddress;
-use crate::python::raised::interrupted_or;
+use crate::python::program::interrupted_or;
 use crate::python::whole::wrong_argument;
 use crate::runtime::Stream;
 

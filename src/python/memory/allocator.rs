@@ -10,8 +10,7 @@ use pyo3::types::{PyFloat, PyInt};
 use crate::error::{Cause, Error, OWN_ALLOCATOR, Result, StatusKind};
 use crate::memory::{SegmentSource, TorchAllocator};
 use crate::python::ffi::{Keeping, PythonAddress, PythonSource, Trusted, torch_allocator};
-use crate::python::kept::{Kept, KeptObjects};
-use crate::python::raised::{call_unasked, interrupted_or};
+use crate::python::program::{Kept, KeptObjects, call_unasked, interrupted_or};
 use crate::runtime::Stream;
 
 /// The source that an `allocator` argument names.

@@ -20,7 +20,7 @@ use crate::memory::{self, Backup, MemPool};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
 use crate::python::facts::Facts;
-use crate::python::kept::KeptObjects;
+use crate::python::program::KeptObjects;
 use crate::python::sleep::PyBackup;
 use crate::python::whole::{Limit, Nbytes, PageBytes, Reserve, Whole};
 use crate::python::{device, stream};

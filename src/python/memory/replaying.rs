@@ -3,7 +3,7 @@
 use pyo3::prelude::*;
 
 use crate::error::{Error, Result};
-use crate::python::pickling::{Reduced, reduce};
+use crate::python::facts::{Reduced, reduce};
 use crate::replay::{ReplayAllocator, ReplayEvent, ReplayResult};
 
 /// In a slot's number: the event frees it.

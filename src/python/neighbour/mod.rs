@@ -9,7 +9,7 @@ pub(super) use claims::{PyClaim, claim};
 pub(super) use pools::PyNeighbourPool;
 
 use super::device;
-use super::pickling::{Reduced, reduce};
+use super::facts::{Reduced, reduce};
 use super::whole::{Guarantee, Most, Whole};
 use crate::error::Error;
 use crate::ids::Device;

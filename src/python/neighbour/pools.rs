@@ -3,8 +3,8 @@
 use pyo3::prelude::*;
 
 use crate::memory::{NeighbourPool, PoolId};
+use crate::python::facts::{Reduced, reduce};
 use crate::python::memory::pair;
-use crate::python::pickling::{Reduced, reduce};
 
 #[doc = docstring!("NeighbourPool")]
 #[pyclass(name = "NeighbourPool", module = "gpupool", frozen, from_py_object)]

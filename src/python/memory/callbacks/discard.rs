@@ -6,8 +6,7 @@ use pyo3::prelude::*;
 use super::registration::{Registration, callable_name, callback_class};
 use crate::memory::{DiscardGuard, MemoryRange};
 use crate::observe::target::MEMORY;
-use crate::python::kept::KeptObjects;
-use crate::python::raised::call_unasked;
+use crate::python::program::{KeptObjects, call_unasked};
 
 callback_class! { PyDiscardCallback = "DiscardCallback" of DiscardGuard }
 

@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use super::registration::{Registration, callable_name, callback_class};
 use crate::ids::Device;
 use crate::memory::{self, OomGuard};
-use crate::python::raised::interrupted;
+use crate::python::program::interrupted;
 
 callback_class! { PyOomCallback = "OomCallback" of OomGuard }
 

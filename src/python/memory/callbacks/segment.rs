@@ -7,8 +7,7 @@ use super::registration::{Registration, callable_name, callback_class};
 use super::segment_event::PySegmentEvent;
 use crate::memory::{MemPool, SegmentEvent, SegmentGuard};
 use crate::observe::target::MEMORY;
-use crate::python::kept::KeptObjects;
-use crate::python::raised::call_unasked;
+use crate::python::program::{KeptObjects, call_unasked};
 
 callback_class! { PySegmentCallback = "SegmentCallback" of SegmentGuard }
 

@@ -6,7 +6,7 @@ use super::super::{Id, pair};
 use crate::error::Error;
 use crate::memory::{SegmentEvent, SegmentEventKind};
 use crate::python::device;
-use crate::python::pickling::{Reduced, reduce};
+use crate::python::facts::{Reduced, reduce};
 
 #[doc = docstring!("SegmentEvent")]
 #[pyclass(name = "SegmentEvent", module = "gpupool", frozen, get_all, eq, hash)]

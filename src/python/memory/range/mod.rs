@@ -18,7 +18,7 @@ use crate::process;
 use crate::python::facts::Facts;
 use crate::python::ffi::dlpack::{self, Exported};
 use crate::python::held::cuda_array_interface;
-use crate::python::kept::KeptObjects;
+use crate::python::program::KeptObjects;
 use crate::python::whole::{Byte, Pages, Whole};
 use crate::python::{device, stream};
 use crate::runtime::Stream;

@@ -125,7 +125,7 @@ def in_on_segment_of_what_is_there():
 
 def in_an_unraisable_hook():
     sys.unraisablehook = stay
-    run_out_of_memory(lambda: None)
+    follow_segments(lambda: None)
 
 
 def in_an_allocators_malloc():

@@ -15,12 +15,12 @@ use crate::sync::lock;
 /// An object that is held; none once the collector has taken it. No Python runs under the lock, so that the collector never
 /// finds it locked.
 #[derive(Debug)]
-pub(super) struct Kept(Mutex<Option<Py<PyAny>>>);
+pub(in crate::python) struct Kept(Mutex<Option<Py<PyAny>>>);
 
 impl Kept {
     /// # Errors
     /// `ReferenceError` once the collector has taken it.
-    pub(super) fn bind<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+    pub(in crate::python) fn bind<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let object = lock(&self.0).as_ref().map(|object| object.bind(py).clone());
         object.ok_or_else(|| PyReferenceError::new_err("it was collected as garbage"))
     }
@@ -28,11 +28,11 @@ impl Kept {
 
 /// The objects that are held for one object of gpupool's.
 #[derive(Debug, Default)]
-pub(super) struct KeptObjects(Mutex<Vec<Weak<Kept>>>);
+pub(in crate::python) struct KeptObjects(Mutex<Vec<Weak<Kept>>>);
 
 impl KeptObjects {
     /// Holds another object until what this returns is dropped.
-    pub(super) fn keep(&self, object: &Bound<'_, PyAny>) -> Arc<Kept> {
+    pub(in crate::python) fn keep(&self, object: &Bound<'_, PyAny>) -> Arc<Kept> {
         let kept = Arc::new(Kept(Mutex::new(Some(object.clone().unbind()))));
         let mut all = lock(&self.0);
         all.retain(|other| other.strong_count() > 0);
@@ -44,7 +44,7 @@ impl KeptObjects {
         lock(&self.0).iter().filter_map(Weak::upgrade).collect()
     }
 
-    pub(super) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+    pub(in crate::python) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
         let visited = |kept: Arc<Kept>| match kept.0.try_lock() {
             Ok(object) => visit.call(object.as_ref()),
             Err(TryLockError::Poisoned(poisoned)) => visit.call(poisoned.into_inner().as_ref()),
@@ -53,7 +53,7 @@ impl KeptObjects {
         self.all().into_iter().try_for_each(visited)
     }
 
-    pub(super) fn clear(&self) {
+    pub(in crate::python) fn clear(&self) {
         for kept in self.all() {
             let taken = lock(&kept.0).take();
             // Its end may run Python.

@@ -13,15 +13,15 @@ use pyo3::call::PyCallArgs;
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 
-use super::error::with_exception_set_aside;
-use super::ffi::raise_soon;
-use super::waiting::is_main_thread;
 use crate::error::{Cause, Error};
+use crate::python::error::with_exception_set_aside;
+use crate::python::ffi::raise_soon;
+use crate::python::waiting::is_main_thread;
 use crate::sync::lock;
 
 /// What code of the program raised, as the cause of an error of gpupool's.
 #[derive(Debug)]
-pub(super) struct Raised {
+pub(in crate::python) struct Raised {
     /// None once a call raises it.
     exception: Option<PyErr>,
     is_for_program: bool,
@@ -38,7 +38,7 @@ impl Raised {
     }
 
     /// Returns the exception of a cause, for the caller to raise; none if it is no exception.
-    pub(super) fn take(cause: Cause) -> Option<PyErr> {
+    pub(in crate::python) fn take(cause: Cause) -> Option<PyErr> {
         cause.downcast::<Self>().ok()?.exception.take()
     }
 }
@@ -63,12 +63,12 @@ impl Drop for Raised {
 }
 
 /// Returns the error of a call that what its code raised ends.
-pub(super) fn interrupted(py: Python<'_>, raised: PyErr) -> Error {
+pub(in crate::python) fn interrupted(py: Python<'_>, raised: PyErr) -> Error {
     Error::interrupted(Raised::cause(py, raised))
 }
 
 /// As [`interrupted`] for what is no `Exception`, else the error that `refused` makes of the cause.
-pub(super) fn interrupted_or(py: Python<'_>, raised: PyErr, refused: impl FnOnce(Cause) -> Error) -> Error {
+pub(in crate::python) fn interrupted_or(py: Python<'_>, raised: PyErr, refused: impl FnOnce(Cause) -> Error) -> Error {
     if raised.is_instance_of::<PyException>(py) { refused(Raised::cause(py, raised)) } else { interrupted(py, raised) }
 }
 
@@ -86,14 +86,14 @@ fn leave_to_main_thread(exception: PyErr) {
 }
 
 /// Takes the next exception that the main thread, which this is, is to raise now.
-pub(super) fn take_left() -> Option<PyErr> {
+pub(in crate::python) fn take_left() -> Option<PyErr> {
     let mut left = lock(&LEFT);
     (UNASKED.get() == 0 && !left.is_empty()).then(|| left.remove(0))
 }
 
 /// Calls code of the program's on behalf of a call that did not ask for it, and so raises nothing of it: what is not for the
 /// program is passed to `log` and goes to `sys.unraisablehook`.
-pub(super) fn call_unasked<'py, A: PyCallArgs<'py>>(
+pub(in crate::python) fn call_unasked<'py, A: PyCallArgs<'py>>(
     callable: &Bound<'py, PyAny>,
     arguments: A,
     log: impl FnOnce(&PyErr),
