@@ -146,29 +146,33 @@ pub(super) fn detached(wait: &mut dyn FnMut()) {
 mod tests {
     use super::*;
 
+    fn here() -> Result<()> {
+        MayWait::until("the sun rises").check()
+    }
+
     #[test]
-    fn a_thread_with_something_in_hand_may_not_wait_and_is_told_where() {
-        let here = || MayWait::until("the sun rises").check();
-        in_callback(CallbackKind::Oom, || here()).unwrap();
+    fn a_thread_with_something_in_hand_may_not_wait_and_is_told_where() -> Result<()> {
+        in_callback(CallbackKind::Oom, here)?;
         let first = InHand::begin();
         let second = InHand::begin();
         drop(second);
         let said = in_callback(CallbackKind::Oom, || {
             in_callback(CallbackKind::Segment, || ());
-            here().unwrap_err().to_string()
+            here().map_err(|refused| refused.to_string())
         });
-        assert!(said.contains("a callback of on_oom may not wait until the sun rises"), "{said}");
+        let expected = "a callback of on_oom may not wait until the sun rises";
+        assert!(said.as_ref().is_err_and(|said| said.contains(expected)), "{said:?}");
         assert!(here().is_err());
-        std::thread::scope(|scope| assert!(scope.spawn(|| MayWait::until("").check().is_ok()).join().unwrap()));
+        std::thread::scope(|scope| assert!(matches!(scope.spawn(|| here().is_ok()).join(), Ok(true))));
         drop(first);
-        here().unwrap();
+        here()
     }
 
     #[test]
-    fn a_callback_may_not_wait_for_the_end_of_callbacks() {
+    fn a_callback_may_not_wait_for_the_end_of_callbacks() -> Result<()> {
         let here = || MayWait::until_callbacks_end("they have ended").check();
-        here().unwrap();
+        here()?;
         assert!(in_callback(CallbackKind::Discard, here).is_err());
-        here().unwrap();
+        here()
     }
 }
