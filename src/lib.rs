@@ -88,8 +88,8 @@ mod sync;
 pub use device_sleep::sleep;
 pub use devices::device;
 pub use error::{
-    AskedNeighbours, Cause, Error, ErrorKind, LibraryError, MemoryUse, NeighbourUse, OutOfMemory, PoolExhausted, Result, StatusKind,
-    Wanted,
+    AskedNeighbours, Cause, Error, ErrorKind, LibraryError, MemoryUse, NeighbourUse, OutOfMemory, PoolExhausted,
+    Result, StatusKind, Wanted,
 };
 pub use handle::{
     Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, CusparseLt, Custatevec, Cutensor, Cutensornet, Handle,
