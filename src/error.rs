@@ -362,7 +362,7 @@ impl fmt::Display for Error {
 
 impl fmt::Display for LibraryError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {} failed with ", self.library.escape_debug(), self.function)?;
+        write!(f, "{}: {} failed with ", OneLine(&self.library), self.function)?;
         match self.status.as_str() {
             UNKNOWN_STATUS => write!(f, "{UNKNOWN_STATUS} {}", self.code)?,
             status => write!(f, "{status} ({})", self.code)?,
@@ -393,7 +393,7 @@ impl fmt::Display for OutOfMemory {
         match &self.wanted {
             Wanted::Handle(0) => write!(f, "{}.", self.refused)?,
             Wanted::Handle(needed) => {
-                let library = self.refused.library.escape_debug();
+                let library = OneLine(&self.refused.library);
                 write!(f, "{}. A {library} handle takes about {}.", self.refused, Bytes(*needed))?;
             }
             Wanted::Memory { bytes, pool, limit } => {
@@ -503,7 +503,7 @@ impl fmt::Display for PoolExhausted {
         write!(
             f,
             "no {} handle on {} after {:.1} s: all {} that the limit allows are in use, by",
-            self.library.escape_debug(),
+            OneLine(&self.library),
             self.device,
             self.waited.as_secs_f64(),
             self.limit
@@ -517,6 +517,19 @@ impl fmt::Display for PoolExhausted {
         f.write_str(
             ". A thread returns its handle when it ends, a lease when its block ends: use leases, raise the limit, or wait longer",
         )
+    }
+}
+
+/// A name that a program gave, on one line whatever it is.
+pub(crate) struct OneLine<'a>(pub(crate) &'a str);
+
+impl fmt::Display for OneLine<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.chars().try_for_each(|letter| match letter {
+            // No escapes, as an apostrophe stands for itself here.
+            '\'' | '"' => write!(f, "{letter}"),
+            _ => write!(f, "{}", letter.escape_debug()),
+        })
     }
 }
 

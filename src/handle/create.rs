@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::error::{Error, ErrorKind, OutOfMemory, Result, StatusKind, Wanted};
+use crate::error::{Error, ErrorKind, OneLine, OutOfMemory, Result, StatusKind, Wanted};
 use crate::ids::Device;
 use crate::library::{Library, RawHandle};
 use crate::memory;
@@ -58,7 +58,7 @@ impl Prepared {
     }
 
     pub(super) fn create(&self, library: &dyn Library) -> Result<Created> {
-        let _activity = Activity::begin(format_args!("create {} handle", library.name().escape_debug()));
+        let _activity = Activity::begin(format_args!("create {} handle", OneLine(library.name())));
         let _under_way = CreationUnderWay::new();
         let begun = BEGUN.load(Ordering::Relaxed);
         let was_alone = UNDER_WAY.load(Ordering::Relaxed) == 1;

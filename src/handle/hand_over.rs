@@ -2,7 +2,7 @@
 //! so the new stream waits for that first.
 
 use super::device_pool::PooledHandle;
-use crate::error::Result;
+use crate::error::{OneLine, Result};
 use crate::ids::CaptureStatus;
 use crate::library::Library;
 use crate::observe::Activity;
@@ -23,7 +23,7 @@ pub(super) fn wait_for_former(
     }
     let is_ready = match pooled.ready_for() {
         Some(former) => {
-            let _activity = Activity::begin(format_args!("hand over {} handle", library.name().escape_debug()));
+            let _activity = Activity::begin(format_args!("hand over {} handle", OneLine(library.name())));
             wait_for(runtime, &former, stream, at_all_costs)?
         }
         None => true,
@@ -47,15 +47,21 @@ fn wait_for(
     if stream.capture_status()? != CaptureStatus::None {
         return Ok(false);
     }
-    // Another stream may have its address by now, also one of gpupool's.
-    let Some(former) = former.lasting().filter(|alive| former.is_named_by(alive)) else {
-        // It may be destroyed by now, so this waits for all work on the device.
-        return if at_all_costs { stream.wait_for_device() } else { Ok(false) };
-    };
-    if former.capture_status()? != CaptureStatus::None {
-        return Ok(false);
-    }
     let event = Event::of(device)?;
-    event.record(&former)?;
+    // Another stream may have its address by now, also one of gpupool's.
+    match former.lasting().filter(|alive| former.is_named_by(alive)) {
+        Some(former) => {
+            if former.capture_status()? != CaptureStatus::None {
+                return Ok(false);
+            }
+            event.record(&former)?;
+        }
+        // It may be destroyed by now, so this waits for all work on the device.
+        None => {
+            if !at_all_costs || !event.record_or_await_context()? {
+                return Ok(false);
+            }
+        }
+    }
     stream.wait(&event).map(|()| true)
 }

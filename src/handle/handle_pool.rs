@@ -15,7 +15,7 @@ use super::pools;
 use super::request::{self, Claim, HandleAttempt};
 use super::stats::HandleStats;
 use super::window::{self, Handle};
-use crate::error::{Error, Result};
+use crate::error::{Error, OneLine, Result};
 use crate::ids::Device;
 use crate::library::{self, Library};
 use crate::memory::PoolToken;
@@ -331,10 +331,7 @@ impl HandlePool {
             self.warm(count, device)
         };
         thread.spawn(warm).map_err(|e| {
-            Error::unavailable(format!(
-                "no thread could be started to warm the {} pool: {e}",
-                self.name().escape_debug()
-            ))
+            Error::unavailable(format!("no thread could be started to warm the {} pool: {e}", OneLine(self.name())))
         })
     }
 
@@ -376,7 +373,7 @@ impl HandlePool {
         if self.0.is_built_in() {
             return Err(Error::invalid_value(format!(
                 "the {} pool is shared by the whole process and cannot be closed; trim() frees its idle handles",
-                self.name().escape_debug()
+                OneLine(self.name())
             )));
         }
         let runtime = runtime::get()?;

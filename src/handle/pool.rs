@@ -11,7 +11,7 @@ use super::device_pool::{DevicePool, PooledHandle};
 use super::events::{self, HandleAction};
 use super::pools;
 use super::stats::HandleStats;
-use crate::error::{Bytes, Error, Result};
+use crate::error::{Bytes, Error, OneLine, Result};
 use crate::ids::Device;
 use crate::library::in_use::{count_destroyed, count_made};
 use crate::library::{Library, Named};
@@ -112,7 +112,7 @@ impl LibraryPool {
             None => runtime::get()?,
         };
         if self.is_closed() {
-            let name = self.library.name().escape_debug();
+            let name = OneLine(self.library.name());
             return Err(Error::invalid_value(format!("the {name} pool is closed; make another HandlePool")));
         }
         Ok(runtime)
@@ -248,7 +248,7 @@ impl LibraryPool {
         if !self.library.cannot_be_reset(&pooled.handle) {
             return Err(self.put_back(on_device, pooled, stream, error));
         }
-        let (name, error) = (self.library.name().escape_debug(), error.on(stream.device()));
+        let (name, error) = (OneLine(self.library.name()), error.on(stream.device()));
         warn!(target: HANDLE, "{name}: a handle is given up, as something of its former owner's is in use: {error}");
         events::note(self.library, stream.device(), HandleAction::Discard, &pooled.handle);
         on_device.replace(pooled);
@@ -275,7 +275,7 @@ impl LibraryPool {
             return Ok(());
         }
         if !self.library.takes_memory()? {
-            let name = self.library.name().escape_debug();
+            let name = OneLine(self.library.name());
             return Err(Error::invalid_value(format!("{name} cannot allocate its device memory from a MemPool")));
         }
         on_device.memory.get_or_init(|| LibraryMemory::new(device)).set(pool)?;
@@ -343,7 +343,7 @@ impl LibraryPool {
             if !create::is_for_want_of_memory(self.library, device, &error) {
                 return Err(error);
             }
-            let _activity = Activity::begin(format_args!("free memory for {} handle", self.library.name().escape_debug()));
+            let _activity = Activity::begin(format_args!("free memory for {} handle", OneLine(self.library.name())));
             info!(target: HANDLE, "giving back what is not in use for a handle, as there was no memory for it: {error}");
             pools::release_idle(device);
             memory::make_room_for(device, self.library.handle_bytes());
@@ -389,7 +389,7 @@ impl LibraryPool {
         let count = handles.len();
         count_destroyed(self.library, device, count, bytes);
         handles.iter().for_each(|handle| events::note(self.library, device, HandleAction::Destroy, handle));
-        let name = self.library.name().escape_debug();
+        let name = OneLine(self.library.name());
         let activity = Activity::begin(format_args!("trim {name} handles"));
         let destroyed = prepared.destroy(self.library, handles).inspect_err(|_| pool.count_failure());
         // A logger may begin a capture.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::device_pool::{DevicePool, PlaceInLine, PooledHandle, Turn};
 use super::hand_over;
 use super::pool::LibraryPool;
-use crate::error::{Error, ErrorKind, PoolExhausted, Result};
+use crate::error::{Error, ErrorKind, OneLine, PoolExhausted, Result};
 use crate::ids::Device;
 use crate::runtime::{Runtime, Stream};
 use crate::sync::{Interrupted, Interruption};
@@ -125,7 +125,7 @@ impl<T: Claim> Unfinished<'_, T> {
     #[cold]
     pub(crate) fn finish(mut self, timeout: Option<Duration>, interruption: Interruption<'_>) -> Result<T> {
         let timeout = timeout.unwrap_or(WAIT);
-        let name = self.pool.library.name().escape_debug();
+        let name = OneLine(self.pool.library.name());
         let turn = match self.turn.take() {
             Some(Ok(turn)) => Some(turn),
             Some(Err(place)) => {

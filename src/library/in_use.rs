@@ -4,7 +4,7 @@
 use std::sync::{Mutex, OnceLock};
 
 use super::Library;
-use crate::error::MemoryUse;
+use crate::error::{MemoryUse, OneLine};
 use crate::ids::Device;
 use crate::sync::lock;
 
@@ -75,7 +75,7 @@ pub(crate) fn handles_in_use(device: Device) -> Vec<MemoryUse> {
     let all = lock(&COUNTED).clone();
     let of_device = all.into_iter().filter(|counted| counted.device == device);
     let used = of_device.map(|HandlesInUse { library, handles, bytes, .. }| MemoryUse {
-        pool: library.name().escape_debug().to_string(),
+        pool: OneLine(library.name()).to_string(),
         count: handles,
         bytes: bytes + library.workspace_bytes(device),
         live_bytes: None,

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::error::OneLine;
 use crate::sync::ThisThread;
 
 /// How a handle is held.
@@ -66,7 +67,7 @@ impl fmt::Display for Holder {
         })?;
         write!(f, "{}", self.thread)?;
         match &self.name {
-            Some(name) => write!(f, " ({})", name.escape_debug()),
+            Some(name) => write!(f, " ({})", OneLine(name)),
             None => f.write_str(" (ended)"),
         }
     }

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use pyo3::intern;
 use pyo3::prelude::*;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, OneLine, Result};
 use crate::handle::Lease;
 use crate::process;
 use crate::python::device;
@@ -89,7 +89,7 @@ impl PyLease {
     }
 
     fn __repr__(&self) -> String {
-        let library = self.library.escape_debug();
+        let library = OneLine(self.library);
         match self.__index__() {
             Ok(address) => format!("<gpupool.Lease {library} {address:#x}, device={}>", device::shown(self.device)),
             Err(_) if process::is_forked() => format!("<gpupool.Lease {library} (of the parent process)>"),

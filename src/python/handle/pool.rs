@@ -8,6 +8,7 @@ use pyo3::types::PyDict;
 use super::callbacks::CallbackLibrary;
 use super::lease::PyLease;
 use super::stats::PyHandleStats;
+use crate::error::OneLine;
 use crate::handle::{Claim, HandleAttempt, HandlePool, Unfinished};
 use crate::ids::Device;
 use crate::library::{Origin, Version};
@@ -213,7 +214,7 @@ impl PyHandlePool {
 
     fn __repr__(&self) -> String {
         let closed = if self.0.is_closed() { " (closed)" } else { "" };
-        format!("<gpupool.HandlePool {}{closed}>", self.0.name().escape_debug())
+        format!("<gpupool.HandlePool {}{closed}>", OneLine(self.0.name()))
     }
 
     #[doc = docstring!("HandlePool._repr_html_")]

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
-use super::{BoundDevice, Event, Kind, RelaxedCapture, existing, get, scope};
+use super::{BoundDevice, Event, Kind, existing, get, scope};
 use crate::error::{Error, Result};
 use crate::ids::{Device, RawStream};
 use crate::observe::nvtx;
@@ -379,16 +379,6 @@ impl Stream {
         // SAFETY: the stream is alive: ours until the last clone, a foreign one by `from_raw`'s contract. An `Event` owns its
         // event.
         unsafe { get()?.stream_wait_event(self.raw, event.raw()) }.map_err(|e| e.on(self.device))
-    }
-
-    /// Makes later work on this stream wait for all work so far on its device, on any stream, destroyed ones too. Returns
-    /// false, with nothing done, if that would spoil a known capture.
-    pub(crate) fn wait_for_device(&self) -> Result<bool> {
-        let runtime = get()?;
-        let _bound = BoundDevice::of(runtime, self.device)?;
-        let _relaxed = RelaxedCapture::new(runtime).map_err(|e| e.on(self.device))?;
-        let event = Event::of(self.device)?;
-        Ok(event.record_or_await_context()? && self.wait(&event).map(|()| true)?)
     }
 
     /// Default streams are found through the current context, so that must be the device's.
