@@ -1890,9 +1890,9 @@ class MemoryRange:
         """Call ``callback(pages)`` with the numbers of pages that were taken for want of memory.
 
         It is called on the thread of the request that lacked memory, with no lock held, until
-        :meth:`DiscardCallback.remove` or the range's end, also if the object that this returns dies; :func:`on_oom` says
-        what it may not do. Pages that another process was given are told by the next call of this range, whichever thread
-        makes it, and before a commit that finds one taken returns.
+        :meth:`DiscardCallback.remove` or the range's end, also if the object that this returns dies; :func:`on_oom`
+        says what it may not do. Pages that another process was given are told by the next call of this range, whichever
+        thread makes it, and before a commit that finds one taken returns.
 
         Args:
             callback: A callable. What it raises is logged and given to ``sys.unraisablehook``; Ctrl-C reaches the main
@@ -2818,9 +2818,9 @@ def on_oom(callback: Callable[[int, int], Any]) -> OomCallback:
     """Call ``callback(device, nbytes)`` when memory has run out, before the request fails.
 
     It returns True if it freed memory, and the request is then retried. It runs on the requesting thread, with no lock
-    held. If it allocates and finds no memory, no callback is called. What it raises ends the request, which raises that,
-    with the :class:`OutOfMemory` as its ``__context__``. A framework's request fails as for want of memory; Ctrl-C then
-    reaches the main thread soon after.
+    held. If it allocates and finds no memory, no callback is called. What it raises ends the request, which raises
+    that, with the :class:`OutOfMemory` as its ``__context__``. A framework's request fails as for want of memory;
+    Ctrl-C then reaches the main thread soon after.
 
     It stays registered until :meth:`OomCallback.remove`, also if the object that this returns dies.
 

@@ -9,7 +9,7 @@ import pytest
 from gpupool import _native
 from gpupool.__main__ import main
 from gpupool._cli import replay as _replay
-from gpupool._traces import replay as _replays
+from gpupool._traces.bounds import MAX_THREADS
 from running import run_program, start_command, start_program
 from snapshots import block, entry, segment, write
 
@@ -80,7 +80,7 @@ def test_moment_beyond_all_time(trace, capsys, moment):
     assert f"'{moment}' is neither end nor peak nor a number of seconds" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("threads", [_replays.MAX_THREADS + 1, 10**9, 10**30])
+@pytest.mark.parametrize("threads", [MAX_THREADS + 1, 10**9, 10**30])
 def test_more_threads_than_a_replay_has(trace, capsys, threads):
     for arguments in (["replay", trace], ["demo"]):
         with pytest.raises(SystemExit, match="2"):
@@ -90,10 +90,10 @@ def test_more_threads_than_a_replay_has(trace, capsys, threads):
 
 def test_the_replay_itself_has_the_same_bound():
     slots, sizes, streams = bytes(4), (1).to_bytes(8, "little"), bytes(4)
-    result = _native.replay(slots, sizes, streams, 1, _replays.MAX_THREADS, "gpupool")
+    result = _native.replay(slots, sizes, streams, 1, MAX_THREADS, "gpupool")
     assert result.peak_reserved > 0
     with pytest.raises(gpupool.InvalidValue, match="a replay has at most 1024 threads, not 1025"):
-        _native.replay(slots, sizes, streams, 1, _replays.MAX_THREADS + 1, "gpupool")
+        _native.replay(slots, sizes, streams, 1, MAX_THREADS + 1, "gpupool")
 
 
 def test_threads_that_the_system_does_not_start(trace):

@@ -285,6 +285,8 @@ fn in_order(neighbours: &mut [Giving]) {
 #[derive(Debug)]
 pub(super) struct Outcome {
     pub(super) given: u64,
+    /// Whether one of them may give more once the time is over.
+    pub(super) is_one_late: bool,
     /// What the neighbours told before.
     pub(super) heard: Result<Heard>,
     pub(super) took: Duration,
@@ -324,7 +326,8 @@ pub(super) fn ask(device: Device, uuid: DeviceUuid, wanted: u64) -> Outcome {
         target: MEMORY,
         "{device}: asked {} neighbours for {}; they gave {} in {took}", neighbours.len(), Bytes(wanted), Bytes(given)
     );
-    Outcome { given, heard, took: begun.elapsed() }
+    let is_one_late = neighbours.iter().any(|neighbour| neighbour.is_passed_by);
+    Outcome { given, is_one_late, heard, took: begun.elapsed() }
 }
 
 impl Giving {

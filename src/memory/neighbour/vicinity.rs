@@ -74,9 +74,9 @@ impl Vicinity for Neighbourhood {
         let (missing, withheld) = missing(bytes.max(claimed), free, WITHHELD.load(Ordering::Relaxed));
         WITHHELD.fetch_max(withheld, Ordering::Relaxed);
         let outcome = ask(device, uuid, missing);
-        let given = outcome.given;
+        let (given, is_one_late) = (outcome.given, outcome.is_one_late);
         *lock(&LAST) = Some((Instant::now(), outcome));
-        Some(given)
+        (given > 0 || is_one_late).then_some(given)
     }
 
     fn asked(&self, device: Device) -> Option<AskedNeighbours> {

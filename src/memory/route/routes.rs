@@ -307,7 +307,9 @@ impl EnteredRoute {
 
     /// Leaves the route entered until it is left by its ticket or its pool's id, or the thread ends.
     pub(crate) fn stay(self) -> u64 {
-        ManuallyDrop::new(self).ticket
+        let mut left = ManuallyDrop::new(self);
+        left.scope = Weak::new();
+        left.ticket
     }
 
     /// Ends the route, at any depth, and returns a capture's uses; none if this thread has no such route.

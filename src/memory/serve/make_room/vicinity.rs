@@ -13,8 +13,8 @@ pub(in crate::memory) trait Vicinity: Sync {
     /// Called once this process has memory on a device, which its neighbours are told of if the environment asks for it.
     fn settle_on(&self, device: Device);
 
-    /// Asks the neighbours for so many bytes, and returns how many they have given back to the driver in time; none if this
-    /// process is no neighbour.
+    /// Asks the neighbours for so many bytes, and returns how many they have given back to the driver in time; none where nothing
+    /// came that may be late either.
     fn ask(&self, device: Device, bytes: u64) -> Option<u64>;
 
     /// Returns what the neighbours hold of the device, and how asking them went.
@@ -47,8 +47,8 @@ pub(super) fn others_help(pool: &Pool, bytes: u64) -> bool {
     [pool.budget(), &pool.memory.budget].into_iter().all(|budget| budget.has_room_for(bytes))
 }
 
-/// Asks for memory for a pool's request, and returns the bytes that came in time. None if nobody is asked, as where it would
-/// not help.
+/// Asks for memory for a pool's request, and returns the bytes that came in time. None if none comes, as where nobody is asked
+/// since it would not help.
 pub(super) fn ask_neighbours(pool: &Pool, bytes: u64) -> Option<u64> {
     if !others_help(pool, bytes) {
         return None;
