@@ -71,7 +71,7 @@ impl Made {
     }
 
     fn allocate(&self, bytes: u64) -> u64 {
-        self.lock(owner()).allocate(&self.memory.pages, bytes).unwrap()
+        self.lock(owner()).allocate(&self.memory.pages, bytes, HeapSearch::AFew).unwrap()
     }
 
     /// Frees as another thread does.
@@ -173,7 +173,7 @@ fn a_wrong_second_free_does_not_touch_another_cache_s_block() {
         assert_eq!(cache.lock(owner()).take_free_spans(&cache.memory.pages, 0), [(0, PAGE)]);
         let other_cache = boxed(1, cache.memory);
         give_page(&other_cache);
-        let again = other_cache.lock(owner()).allocate(&other_cache.memory.pages, LARGE);
+        let again = other_cache.lock(owner()).allocate(&other_cache.memory.pages, LARGE, HeapSearch::AFew);
         assert_eq!(again, Some(offset));
         // The free found the cache while the page was still its own.
         assert_eq!(cache.free(other(), offset), Err(Invalid::Freed));
