@@ -1394,7 +1394,10 @@ class MemPool:
     ) -> Literal[False]:
         """End the block that the thread, or the asyncio task, entered last."""
     def __del__(self) -> None:
-        """End the pool before Python collects it as garbage with what its allocator and its callbacks refer to."""
+        """End the pool before Python collects it as garbage with what its allocator and its callbacks refer to.
+
+        A subclass with a finalizer of its own is not collected while these refer to it.
+        """
 
     def capture(self, stream: StreamLike) -> Capture:
         """Separate a graph's memory from other memory: ``with pool.capture(stream) as memory:`` around its capture.
@@ -1885,6 +1888,9 @@ class MemoryRange:
             InvalidValue: The range has fewer pages, or was freed.
             Unavailable: The system starts no thread.
         """
+
+    def __del__(self) -> None:
+        """Call no callback any more, before Python collects them as garbage with the range."""
 
     def on_discard(self, callback: Callable[[list[int]], object]) -> DiscardCallback:
         """Call ``callback(pages)`` with the numbers of pages that were taken for want of memory.

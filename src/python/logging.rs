@@ -24,9 +24,10 @@ type LogRecord = (String, u8, &'static str, u32, String, f64, u32);
 
 /// More than any burst; beyond it the newest are lost and counted.
 const MOST: usize = 8192;
-/// How often the queue's lock is asked for, which is held for less than a microsecond, but for the start of a thread. In the
-/// child of a fork the thread that holds it may be gone.
+/// How often the queue's lock is asked for, which is held for less than a microsecond. In the child of a fork the thread that
+/// holds it may be gone.
 const TRIES: usize = 1000;
+const STACK: usize = 8 << 20;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum LogReader {
@@ -77,9 +78,18 @@ impl Queue {
             return;
         };
         entries.list.push_back(entry);
-        // Where the system has no thread, the next entry asks again.
-        if entries.reader == LogReader::None && thread::Builder::new().spawn(|| QUEUE.read()).is_ok() {
-            entries.reader = LogReader::Running;
+        if entries.reader != LogReader::None {
+            return;
+        }
+        entries.reader = LogReader::Running;
+        drop(entries);
+        // Handlers may need as much of it as on Python's own threads.
+        if thread::Builder::new().stack_size(STACK).spawn(|| QUEUE.read()).is_err()
+            && let Some(mut entries) = self.try_entries()
+        {
+            // The next entry asks again.
+            entries.reader = LogReader::None;
+            self.is_idle.notify_all();
         }
     }
 
@@ -119,7 +129,8 @@ impl Queue {
     /// Waits until a reader has handed over all, but not longer than this, and lets no other start. Returns the entries for
     /// which there was none.
     fn end(&self, patience: Duration) -> Option<Vec<LogRecord>> {
-        let entries = lock(&self.entries);
+        // In the child of a fork it may be locked for ever.
+        let entries = self.try_entries()?;
         let is_busy = |entries: &mut Entries| entries.reader == LogReader::Running;
         let waited = self.is_idle.wait_timeout_while(entries, patience, is_busy);
         let (mut entries, waited) = waited.unwrap_or_else(PoisonError::into_inner);

@@ -125,8 +125,9 @@ mod _native {
         crate::sync::set_detach(ffi::wait_detached);
         crate::memory::watch_neighbours();
         // Python calls the finalizer of a class only where it was set.
-        let pool = module.py().get_type::<PyMemPool>();
-        pool.setattr("__del__", pool.getattr("__del__")?)?;
+        for class in [module.py().get_type::<PyMemPool>(), module.py().get_type::<PyMemoryRange>()] {
+            class.setattr("__del__", class.getattr("__del__")?)?;
+        }
         module.add("c_api", memory::c_api(module.py())?)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
         for (name, pool) in [

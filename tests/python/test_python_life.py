@@ -671,3 +671,8 @@ def test_an_async_generator_that_is_abandoned_leaves_its_task_and_raises_nowhere
     assert asyncio.run(main()) == ([other.id] * 2, other.id)
     assert raised == []
     assert pool.use_count() == 1
+
+
+@pytest.mark.parametrize("case", functions_of("memory/garbage.py"))
+def test_what_is_garbage_is_called_no_more(case):
+    forks.run_program("memory/garbage.py", case)

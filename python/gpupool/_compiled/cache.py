@@ -63,8 +63,8 @@ def nobody_elses(path: Path) -> Path:
         else:
             continue
         raise NoLibrary(
-            f"{path} is not used, for {reason}, so its code may be anybody's: remove it, or set XDG_CACHE_HOME to a "
-            "folder of this user's own, in folders that no group and nobody else may write to (chmod go-w)"
+            f"{path} is not used, for {reason}, so its code may be anybody's: chmod go-w {each}, if it is yours, or "
+            "set XDG_CACHE_HOME to a folder of this user's own, in folders that no group and nobody else may write to"
         )
     return place
 
@@ -81,11 +81,12 @@ def replacing(path: Path) -> Iterator[Path]:
         for each in reversed((path.parent, *path.parent.parents)):
             if not each.exists():
                 each.mkdir(mode=0o700, exist_ok=True)
-        temporary = tempfile.TemporaryDirectory(dir=nobody_elses(path.parent))
+        folder = nobody_elses(path.parent)
+        temporary = tempfile.TemporaryDirectory(dir=folder)
     except OSError as error:
         raise NoLibrary(f"{path.parent} cannot be written: {error}: set XDG_CACHE_HOME to a folder that can") from error
     with temporary as name:
         made = Path(name) / path.name
         yield made
         made.chmod(0o700)
-        made.replace(path)
+        made.replace(folder / path.name)

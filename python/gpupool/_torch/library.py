@@ -191,7 +191,8 @@ def _compiled(torch: Any, version: str) -> Path:
     logging.getLogger("gpupool.library").info(
         "allocator for PyTorch %s: compiled to %s in %.1f s", torch.__version__, path, time.monotonic() - began
     )
-    return path
+    # Without links, which others may change.
+    return cache.nobody_elses(path)
 
 
 def cache_path(torch: Any) -> Path:

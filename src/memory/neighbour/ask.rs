@@ -132,11 +132,11 @@ impl Heard {
         self.silent.len() + self.unasked
     }
 
-    /// Tells those that were passed by that beside a new claim there is room for so many bytes: once they go on, they may
-    /// have claimed more than that. Returns whether all will know.
+    /// Tells those that were passed by that beside a new claim there is room for so many bytes, of which each may keep an equal
+    /// part: once they go on, they may have claimed more than that. Returns whether all will know.
     pub(super) fn pass_by_silent(&mut self, device: DeviceUuid, room: u64) -> Result<bool> {
         if !self.silent.is_empty() {
-            let others = others()?;
+            let (others, room) = (others()?, room / self.silent.len() as u64);
             for name in std::mem::take(&mut self.silent) {
                 let sent = others.send(name, Question::PassedBy { device, room });
                 let is_busy = matches!(sent.map_err(|error| others.cannot_be_asked(&error))?, Contact::Busy);

@@ -162,7 +162,9 @@ pub(crate) fn claim_unless_interrupted(
             // is held, and so one of them sees the other's.
             claim.stand(Standing::Held);
             room = Availability::of(device, made)?;
-            if room.is_enough() && room.heard.pass_by_silent(uuid, room.available - room.claimed)? {
+            let may_be_granted = room.is_enough() && room.heard.pass_by_silent(uuid, room.available - room.claimed)?;
+            // Another process may have passed this one by meanwhile.
+            if may_be_granted && claim.stands() == Some(Standing::Held) {
                 return Ok(claim);
             }
             claim.stand(Standing::InLine);

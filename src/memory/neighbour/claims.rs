@@ -99,8 +99,8 @@ pub(super) fn next() -> u64 {
     NEXT.load(Ordering::Acquire)
 }
 
-/// Returns the claims to a device that are not lost, in the order in which they were made. What the process no longer keeps of what it had
-/// before is anybody's: from then on whatever it keeps more uses its claims up.
+/// Returns the claims to a device that are not lost, in the order in which they were made. What the process no longer keeps of
+/// what it had before is anybody's: from then on whatever it keeps more uses its claims up.
 fn claims_to(device: Device, division: &Division) -> Vec<CountedClaim> {
     let mut claims = lock(&CLAIMS);
     let of_device = claims.iter_mut().filter(|claim| claim.device == device && claim.standing != Standing::Lost);
@@ -205,6 +205,10 @@ impl MemoryClaim {
 }
 
 impl MemoryClaim {
+    pub(super) fn stands(&self) -> Option<Standing> {
+        lock(&CLAIMS).iter().find(|claim| claim.number == self.number).map(|claim| claim.standing)
+    }
+
     /// Notes how it stands.
     pub(super) fn stand(&self, standing: Standing) {
         lock(&CLAIMS)

@@ -3,6 +3,7 @@
 use std::sync::OnceLock;
 
 use pyo3::gc::{PyTraverseError, PyVisit};
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 
@@ -40,6 +41,8 @@ pub(in crate::python) struct PyMemPool {
 struct MadePool {
     pool: MemPool,
     allocator: Option<Py<PyAny>>,
+    /// Whether `MemPool.__del__` ends it before the collector clears what it calls; not where a class has one of its own.
+    is_ended_first: bool,
 }
 
 impl PyMemPool {
@@ -102,8 +105,7 @@ impl PyMemPool {
     ))]
     #[expect(clippy::too_many_arguments, reason = "each is one of Python's, most with a default")]
     fn __init__(
-        &self,
-        py: Python<'_>,
+        slf: &Bound<'_, Self>,
         allocator: Option<&Bound<'_, PyAny>>,
         use_on_oom: bool,
         no_split: bool,
@@ -115,6 +117,7 @@ impl PyMemPool {
         sleeps_for_others: bool,
         wakes_on_use: bool,
     ) -> PyResult<()> {
+        let (py, this) = (slf.py(), slf.get());
         let device = device::extract_or_current(py, device)?;
         let mut builder = MemPool::builder()
             .device(device)
@@ -129,12 +132,15 @@ impl PyMemPool {
             builder = builder.limit(limit.0);
         }
         if let Some(allocator) = allocator {
-            builder = builder.allocator(source(allocator, &self.kept)?);
+            builder = builder.allocator(source(allocator, &this.kept)?);
         }
         let pool = py.detach(|| builder.build())?;
-        let made = MadePool { pool, allocator: allocator.map(|allocator| allocator.clone().unbind()) };
+        let finalizer = intern!(py, "__del__");
+        let is_ended_first = slf.get_type().getattr(finalizer)?.is(&py.get_type::<Self>().getattr(finalizer)?);
+        let allocator = allocator.map(|allocator| allocator.clone().unbind());
+        let made = MadePool { pool, allocator, is_ended_first };
         // What is not used of it goes outside of the lock.
-        self.made.set(made).map_err(|_| Error::invalid_value("this MemPool was made before; make another").into())
+        this.made.set(made).map_err(|_| Error::invalid_value("this MemPool was made before; make another").into())
     }
 
     #[doc = docstring!("MemPool.id")]
@@ -332,10 +338,10 @@ impl PyMemPool {
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        let Some(MadePool { pool, allocator }) = self.made.get() else { return Ok(()) };
+        let Some(MadePool { pool, allocator, is_ended_first }) = self.made.get() else { return Ok(()) };
         visit.call(allocator)?;
         // What outlives the pool needs them itself.
-        if pool.is_owned() || pool.is_gone() { self.kept.traverse(&visit) } else { Ok(()) }
+        if (pool.is_owned() && *is_ended_first) || pool.is_gone() { self.kept.traverse(&visit) } else { Ok(()) }
     }
 
     fn __clear__(&self) {

@@ -268,6 +268,13 @@ impl PyMemoryRange {
         dlpack::export(py, range, max_version.is_some_and(|(major, _)| major >= 1))
     }
 
+    #[doc = docstring!("MemoryRange.__del__")]
+    fn __del__(&self) {
+        if self.is_last() {
+            self.kept.clear();
+        }
+    }
+
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         if self.is_last() { self.kept.traverse(&visit) } else { Ok(()) }
     }

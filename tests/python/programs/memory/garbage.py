@@ -1,0 +1,56 @@
+"""What is collected as garbage is not called any more, whichever end comes first."""
+
+import gc
+import sys
+import threading
+
+import gpupool
+
+MIB = 1 << 20
+called = []
+
+
+def a_pool_whose_class_has_a_finalizer() -> None:
+    class Pool(gpupool.MemPool):
+        def __del__(self) -> None:
+            """Do nothing, nor what its base class does."""
+
+    pool = Pool(no_split=True)
+
+    def listen(event: gpupool.SegmentEvent) -> None:
+        called.append(event.kind)
+
+    listen.pool = pool
+    pool.on_segment(listen)
+    pool.empty(MIB).free()
+    del pool, listen
+    gc.collect()
+
+
+def a_range_that_another_thread_is_about_to_tell() -> None:
+    # No other thread gets the interpreter unless this one gives it up.
+    sys.setswitchinterval(1000)
+
+    # The older, which is cleared first.
+    def lost(pages: list[int]) -> None:
+        called.extend(pages)
+
+    pool = gpupool.MemPool(limit=16 * MIB)
+    ranged = lost.ranged = pool.reserve_range(16 * MIB)
+    ranged.on_discard(lost)
+    ranged.commit(range(4), priority=0)
+    thread = threading.Thread(target=lambda: pool.empty(12 * MIB))
+    thread.start()
+    while ranged.committed_bytes == 8 * MIB:
+        pass
+    # Until it waits for the interpreter, with what it is to call in hand.
+    for _ in range(5_000_000):
+        pass
+    del ranged, lost
+    gc.collect()
+    sys.setswitchinterval(0.005)
+    thread.join()
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()
