@@ -1,6 +1,7 @@
 """What was compiled is loaded only where nobody else could have put it: its code runs in the process."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 from gpupool._compiled import cache
@@ -41,6 +42,11 @@ def break_mode(mode):
     return lambda place: place.chmod(mode)
 
 
+def give_to_group(place):
+    os.chown(place, -1, ANOTHER)
+    place.chmod(0o720)
+
+
 def give_away(place):
     os.chown(place, ANOTHER, -1)
 
@@ -48,7 +54,7 @@ def give_away(place):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (break_mode(0o720), "others may write to"),
+        pytest.param(give_to_group, "others may write to", marks=ROOT),
         (break_mode(0o702), "others may write to"),
         pytest.param(give_away, f"belongs to user {ANOTHER}", marks=ROOT),
     ],
@@ -69,6 +75,27 @@ def test_what_others_can_change_is_refused(path, change, said, level):
     else:
         with pytest.raises(cache.NoLibrary, match="is not used"), cache.replacing(path):
             pytest.fail("made where others can change it")
+
+
+def test_the_group_of_the_users_own_name_is_nobody_else(path, monkeypatch):
+    user = os.geteuid()
+    path.parents[1].chmod(0o775)
+    place, folder = path.stat(), path.parents[1].stat()
+    users = SimpleNamespace(getpwuid={user: SimpleNamespace(pw_gid=folder.st_gid, pw_name="user")}.__getitem__)
+    monkeypatch.setattr(cache, "pwd", users)
+    for name, members, is_own in [
+        ("user", [], True),
+        ("user", ["user"], True),
+        ("user", ["other"], False),
+        ("staff", [], False),
+    ]:
+        group = SimpleNamespace(gr_name=name, gr_mem=members)
+        monkeypatch.setattr(cache, "grp", SimpleNamespace(getgrgid={place.st_gid: group}.__getitem__))
+        if is_own:
+            assert cache.kept(path) == path
+        else:
+            with pytest.raises(cache.NoLibrary, match="others may write to"):
+                cache.kept(path)
 
 
 def test_a_folder_in_which_all_make_files_may_be_above(path):

@@ -1,7 +1,9 @@
 """Where libraries are kept that were compiled on this machine: one file for each version of all they depend on."""
 
 import contextlib
+import grp
 import os
+import pwd
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -53,7 +55,8 @@ def nobody_elses(path: Path) -> Path:
     owners, owners_above = {0, os.geteuid()}, {0, os.geteuid(), os.stat("/").st_uid}
     for each in (place, *place.parents):
         about = each.stat()
-        writable = about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        others = stat.S_IWOTH if _is_of_user_alone(about.st_gid) else stat.S_IWGRP | stat.S_IWOTH
+        writable = about.st_mode & others
         # In a folder such as /tmp others can make files, and not change those of this user.
         is_shared = each != place and about.st_mode & stat.S_ISVTX
         if about.st_uid not in (owners if each in (place, place.parent) else owners_above):
@@ -67,6 +70,16 @@ def nobody_elses(path: Path) -> Path:
             "set XDG_CACHE_HOME to a folder of this user's own, in folders that no group and nobody else may write to"
         )
     return place
+
+
+def _is_of_user_alone(group: int) -> bool:
+    """Return whether a group is the one of this user's name, which systems make for each user, and has nobody else."""
+    try:
+        user, found = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
+    except KeyError:
+        return False
+    is_own = (user.pw_gid, user.pw_name) == (group, found.gr_name)
+    return is_own and set(found.gr_mem) <= {user.pw_name}
 
 
 @contextlib.contextmanager
