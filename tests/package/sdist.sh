@@ -15,7 +15,7 @@ sdist=$(ls "$out"/*.tar.gz)
 # earlier run made of it there, the source distribution is what is compiled.
 export CARGO_TARGET_DIR=$PWD/target/sdist
 # Only whether it can be built is tried, which need not be fast then.
-export CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 CARGO_PROFILE_RELEASE_OPT_LEVEL=0
+export CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 CARGO_PROFILE_RELEASE_OPT_LEVEL=1
 cargo clean --quiet --release --package gpupool
 environment=$out/from-sdist
 rm -rf "$environment"
