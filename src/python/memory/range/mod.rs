@@ -280,9 +280,7 @@ impl PyMemoryRange {
     }
 
     fn __clear__(&self) {
-        if self.is_last() {
-            self.kept.clear();
-        }
+        self.__del__();
     }
 
     fn __repr__(&self) -> String {
