@@ -30,6 +30,8 @@ use crate::python::{device, stream};
 #[pyclass(name = "MemPool", module = "gpupool", frozen, subclass, dict, weakref)]
 #[derive(Debug)]
 pub(in crate::python) struct PyMemPool {
+    /// Python 3.11 makes an object's dict, and may look for garbage, while all fields of the object are still zeros.
+    has_fields: bool,
     made: OnceLock<MadePool>,
     blocks: ScopeBlocks,
     /// Its allocator's functions and its callbacks, which its memory needs as long as there is some.
@@ -96,7 +98,7 @@ impl PyMemPool {
                           is_user_created=True, reserve=0, sleeps_for_others=False, wakes_on_use=False)"
     )]
     fn new(_arguments: &Bound<'_, PyTuple>, _named: Option<&Bound<'_, PyDict>>) -> Self {
-        Self { made: OnceLock::new(), blocks: ScopeBlocks::new(), kept: KeptObjects::default() }
+        Self { has_fields: true, made: OnceLock::new(), blocks: ScopeBlocks::new(), kept: KeptObjects::default() }
     }
 
     #[pyo3(signature = (
@@ -338,6 +340,9 @@ impl PyMemPool {
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        if !self.has_fields {
+            return Ok(());
+        }
         let Some(MadePool { pool, allocator, is_ended_first }) = self.made.get() else { return Ok(()) };
         visit.call(allocator)?;
         // What outlives the pool needs them itself.

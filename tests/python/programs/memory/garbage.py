@@ -1,4 +1,4 @@
-"""What is collected as garbage is not called any more, whichever end comes first."""
+"""What is collected as garbage is not called any more, whichever end comes first; it may be looked for at any time."""
 
 import gc
 import sys
@@ -50,6 +50,19 @@ def a_range_that_another_thread_is_about_to_tell() -> None:
     gc.collect()
     sys.setswitchinterval(0.005)
     thread.join()
+
+
+def collected_while_pools_are_made() -> None:
+    class Pool(gpupool.MemPool):
+        """A subclass, whose objects are made another way."""
+
+    for each in (gpupool.MemPool, Pool):
+        before = gc.get_threshold()
+        # At each object that is made.
+        gc.set_threshold(1)
+        pools = [each() for _ in range(100)]
+        gc.set_threshold(*before)
+        del pools
 
 
 if __name__ == "__main__":

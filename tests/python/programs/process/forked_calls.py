@@ -60,6 +60,7 @@ ANSWERED = {
     "MemPool.sleeps_for_others": FACT,
     "MemPool.use_on_oom": FACT,
     "MemPool.wakes_on_use": FACT,
+    "MemoryRange.__del__": "does nothing there, as the end of a range",
     "MemoryRange.__exit__": ENDS_A_BLOCK,
     "MemoryRange._repr_html_": REPR,
     "MemoryRange.device": FACT,
