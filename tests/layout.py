@@ -77,6 +77,14 @@ UNSAFE = {
 # What gpupool.h and Rust's users each call so: a program in Rust that has both names the module.
 SHARED_NAMES = ("Event", "Recording")
 
+# What makes an object of Python's, or an exception of an error, which an `?` does where exceptions are returned; and what
+# ends the object that was in a place. Either may run Python, which may want the lock that is held meanwhile.
+LOCKED = re.compile(r"^( *)(?:let (?:mut )?(\w+) = )?.*?\block\([^()]*\)(.*)$", re.MULTILINE)
+BLOCK = re.compile(r" *(?:if let|while let|match|for)\b")
+SIGNATURE = re.compile(r"\bfn \w+[^;{]*\{")
+MAKES = re.compile(r"\.into\(\)|\bnew_err\(|\bPy::new\(|\.call\w*\(")
+ENDS = re.compile(r"^ *lock\(.*\)\.(?:insert|remove|replace|take|clear)\(.*\);$")
+
 CONSTANT = re.compile(r"^[ \t]*(?:pub(?:\([^)]*\))? +)?const (\w+): [^;=]*(?:; *\w+\][^;=]*)*=([^;]*);", re.MULTILINE)
 DECIMAL = re.compile(r"\b(?!0[xb])[0-9][0-9_]*(?=\b|[a-z])")
 COUNTERS = re.compile(r"^counters! \{.*?^    pub struct (\w+) as (.*?)^\}$", re.MULTILINE | re.DOTALL)
@@ -216,6 +224,22 @@ def unsafe(crate: Crate, root: Path) -> Iterator[str]:
             yield f"{place} has no unsafe code, and needs no place in UNSAFE"
 
 
+def under_locks(code: str) -> Iterator[str]:
+    """Yield each line that takes a lock under which an object of Python's is made or ends."""
+    for taken in LOCKED.finditer(code):
+        indent, guard, rest = taken.groups()
+        if guard and rest == ";":
+            end = rf"^{indent}drop\({guard}\)"
+        else:
+            end = rf"^{indent}\}}" if BLOCK.match(taken[0]) else r"[;{]$"
+        # At the latest where the block around it ends.
+        last = re.compile(rf"{end}|^(?! *$|{indent})", re.MULTILINE).search(code, taken.start(3))
+        locked = code[taken.start(3) : last.start() if last else None]
+        *_, signature = SIGNATURE.finditer(code, 0, taken.start())
+        if MAKES.search(locked) or ("?" in locked and "PyResult" in signature[0]) or ENDS.match(taken[0]):
+            yield taken[0].strip()
+
+
 def shared_names(crate: Crate) -> dict[str, list[Path]]:
     """Return the names that types in several files have, with the files. In one file it is one type, for each `cfg`."""
     files: dict[str, list[Path]] = {}
@@ -256,6 +280,9 @@ def broken(root: Path) -> Iterator[str]:
         found = ", ".join(path.relative_to(root).as_posix() for path in paths)
         yield f"{name} is the name of several types, and each needs its own: {found}"
     yield from unsafe(crate, root)
+    for module in (module for module in names if module[0:1] == ("python",)):
+        for line in under_locks(crate.code[module]):
+            yield f"{names[module]} makes or ends an object of Python's under a lock: {line}"
     for struct, path, listing in counters(crate):
         for name in sorted({each.relative_to(root).as_posix() for each in listing} - {*COUNT}):
             yield f"{name} names the counters of {struct}, which are listed in {path.relative_to(root)} alone"

@@ -1,11 +1,11 @@
 //! The `with` blocks of one object that are entered, each by a thread or a task.
 
-use std::sync::{Mutex, MutexGuard};
+use std::sync::Mutex;
 
 use pyo3::prelude::*;
 
 use super::ffi::frames::calling_generator;
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::sync::{ThisThread, ThreadNumber, lock};
 
 /// A `with` block that a thread has entered and not left.
@@ -30,14 +30,10 @@ impl<T> WithBlocks<T> {
         Self { open: Mutex::new(Vec::new()) }
     }
 
-    fn open(&self) -> MutexGuard<'_, Vec<WithBlock<T>>> {
-        lock(&self.open)
-    }
-
     /// Adds what the calling thread, or a task of it, entered.
     pub(super) fn enter(&self, py: Python<'_>, task: Option<usize>, entered: T) {
         let (thread, generator) = (ThisThread::get().number(), calling_generator(py));
-        self.open().push(WithBlock { thread, task, generator, entered });
+        lock(&self.open).push(WithBlock { thread, task, generator, entered });
     }
 
     /// Ends a block, and returns what that entered: the one of the generator that leaves it, which another thread or task may do
@@ -46,9 +42,9 @@ impl<T> WithBlocks<T> {
     ///
     /// # Errors
     /// `InvalidValue` if it entered nothing that it has not left.
-    pub(super) fn leave(&self, py: Python<'_>, task: Option<usize>, name: &str) -> PyResult<T> {
+    pub(super) fn leave(&self, py: Python<'_>, task: Option<usize>, name: &str) -> Result<T> {
         let (this, generator) = (ThisThread::get().number(), calling_generator(py));
-        let mut open = self.open();
+        let mut open = lock(&self.open);
         let of_generator = generator.and_then(|_| open.iter().rposition(|block| block.generator == generator));
         let own = || open.iter().rposition(|block| block.thread == this && block.task == task);
         let around = || open.iter().rposition(|block| block.thread == this && (block.task.is_none() || task.is_none()));
@@ -57,7 +53,6 @@ impl<T> WithBlocks<T> {
             None if open.iter().any(|block| block.thread == this) => ("in a task", "in one task"),
             None => ("on a thread", "on one thread"),
         };
-        Err(Error::invalid_value(format!("{name} was left {on} that did not enter it; enter and leave it {one}"))
-            .into())
+        Err(Error::invalid_value(format!("{name} was left {on} that did not enter it; enter and leave it {one}")))
     }
 }

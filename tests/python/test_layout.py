@@ -153,6 +153,57 @@ def test_counters_are_listed_where_they_are_declared_alone(tmp_path):
     ]
 
 
+def test_nothing_of_pythons_is_made_or_ended_under_a_lock(tmp_path):
+    kept = """
+fn shared(&self) -> Result<Buffer> {
+    let mut place = lock(&self.place);
+    place.take().map_err(shared)?.ok_or_else(freed)
+}
+fn free(&self) -> PyResult<()> {
+    let before = lock(&self.place).insert(1);
+    drop(before);
+    let place = lock(&self.place);
+
+    place.count();
+    drop(place);
+    if lock(&self.place).is_some() {
+        return Err(wrong().into());
+    }
+    let own = {
+        let place = lock(&self.place);
+        place.clone()
+    };
+    Ok(own.free()?)
+}
+"""
+    broken = """
+fn free(&self) -> PyResult<()> {
+    lock(&self.place).insert(1);
+    let place = lock(&self.place);
+
+    if place.is_freed() {
+        drop(place);
+        return Err(freed().into());
+    }
+    drop(place);
+    if let Some(callable) = lock(&self.place).as_ref() {
+        callable.call0();
+    }
+    Ok(lock(&self.place)
+        .share()?)
+}
+"""
+    assert check(tmp_path, GOOD | {"src/python/kept.rs": kept}) == []
+    told = "src/python/broken.rs makes or ends an object of Python's under a lock"
+    lines = [
+        "lock(&self.place).insert(1);",
+        "let place = lock(&self.place);",
+        "if let Some(callable) = lock(&self.place).as_ref() {",
+        "Ok(lock(&self.place)",
+    ]
+    assert check(tmp_path, {"src/python/broken.rs": broken}) == [f"{told}: {line}" for line in lines]
+
+
 def test_unsafe_code_is_where_it_may_be(tmp_path):
     block = "// SAFETY: it is alive.\nunsafe { free(address) }"
     allowed = {f"src/{name}.rs": block for name in ("runtime/cuda/memory", "process", "memory/host/pinned_buffer")}

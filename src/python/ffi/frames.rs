@@ -10,7 +10,7 @@ use std::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::c_int;
 use std::sync::Arc;
-use std::sync::{Mutex, MutexGuard, OnceLock};
+use std::sync::{Mutex, OnceLock};
 
 use libloading::os::unix::Library;
 use pyo3::ffi;
@@ -43,11 +43,6 @@ struct Stacks {
 }
 
 static STACKS_TAKEN: Mutex<Option<Stacks>> = Mutex::new(None);
-
-/// Never while the GIL might change hands: nothing that runs under this lock calls Python.
-fn stacks_taken() -> MutexGuard<'static, Option<Stacks>> {
-    lock(&STACKS_TAKEN)
-}
 
 type GetBack = unsafe extern "C" fn(*mut ffi::PyFrameObject) -> *mut ffi::PyFrameObject;
 type GetLasti = unsafe extern "C" fn(*mut ffi::PyFrameObject) -> c_int;
@@ -137,7 +132,7 @@ fn number(py: Python<'_>, key: &StackKey) -> Stack {
     if key.is_empty() {
         return Stack::NONE;
     }
-    let known = stacks_taken().as_ref().and_then(|stacks| stacks.numbers.get(key).copied());
+    let known = lock(&STACKS_TAKEN).as_ref().and_then(|stacks| stacks.numbers.get(key).copied());
     known.map_or_else(|| add(py, key), Stack)
 }
 
@@ -150,22 +145,26 @@ fn add(py: Python<'_>, key: &StackKey) -> Stack {
         (unsafe { Bound::from_borrowed_ptr(py, code) }.unbind(), lasti)
     };
     let places: Vec<CodePosition> = key.iter().map(place).collect();
-    let mut stacks = stacks_taken();
-    let stacks = stacks.get_or_insert_default();
-    stacks.last = stacks.last % Stack::LAST + 1;
-    stacks.numbers.insert(key.clone(), stacks.last);
-    stacks.places.insert(stacks.last, places);
-    Stack(stacks.last)
+    let (number, before) = {
+        let mut stacks = lock(&STACKS_TAKEN);
+        let stacks = stacks.get_or_insert_default();
+        stacks.last = stacks.last % Stack::LAST + 1;
+        stacks.numbers.insert(key.clone(), stacks.last);
+        (stacks.last, stacks.places.insert(stacks.last, places))
+    };
+    // Outside the lock, as below.
+    drop(before);
+    Stack(number)
 }
 
 /// Drops the stacks that neither an event nor a block names, once there are many.
 fn drop_unnamed() {
-    if stacks_taken().as_ref().is_none_or(|stacks| stacks.numbers.len() < stacks.room.max(STACKS)) {
+    if lock(&STACKS_TAKEN).as_ref().is_none_or(|stacks| stacks.numbers.len() < stacks.room.max(STACKS)) {
         return;
     }
     let named = crate::memory::stacks_in_use();
     let unnamed: Vec<_> = {
-        let mut stacks = stacks_taken();
+        let mut stacks = lock(&STACKS_TAKEN);
         let Some(stacks) = stacks.as_mut() else { return };
         stacks.numbers.retain(|_, number| named.contains(&Stack(*number)));
         stacks.room = 2 * stacks.numbers.len();
@@ -177,7 +176,7 @@ fn drop_unnamed() {
 
 /// The places of a stack, the innermost first; none if nothing is known of it.
 pub(in crate::python) fn places(py: Python<'_>, stack: Stack) -> Vec<CodePosition> {
-    let stacks = stacks_taken();
+    let stacks = lock(&STACKS_TAKEN);
     let places = stacks.as_ref().and_then(|stacks| stacks.places.get(&stack.0));
     places.into_iter().flatten().map(|(code, lasti)| (code.clone_ref(py), *lasti)).collect()
 }
@@ -189,6 +188,6 @@ pub(in crate::python) fn stack_callback() -> StackCallback {
 
 /// Forgets all stacks. With the GIL held, so that their code objects end here.
 pub(in crate::python) fn clear(_py: Python<'_>) {
-    let forgotten = stacks_taken().take();
+    let forgotten = lock(&STACKS_TAKEN).take();
     drop(forgotten);
 }

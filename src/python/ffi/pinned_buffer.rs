@@ -14,7 +14,7 @@ use pyo3::types::PyDict;
 
 use super::address::consumer;
 use super::dlpack::{self, Exported};
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::ids::NumaNode;
 use crate::memory::{self, PinnedBuffer};
 use crate::observe::recording::{Purpose, hold_stack};
@@ -75,26 +75,24 @@ fn freed() -> Error {
 
 impl PyPinnedBuffer {
     /// Refuses in a forked child, whose parent's memory it is, before it takes the lock.
-    pub(super) fn shared(&self) -> PyResult<Arc<PinnedBuffer>> {
+    pub(super) fn shared(&self) -> Result<Arc<PinnedBuffer>> {
         process::refuse_forked()?;
-        Ok(lock(&self.0).buffer.share().ok_or_else(freed)?)
+        lock(&self.0).buffer.share().ok_or_else(freed)
     }
 
     /// Returns what `read` takes out of the buffer, under the lock. Refuses as [`PyPinnedBuffer::shared`].
-    fn read<R>(&self, read: impl FnOnce(&PinnedBuffer) -> R) -> PyResult<R> {
+    fn read<R>(&self, read: impl FnOnce(&PinnedBuffer) -> R) -> Result<R> {
         process::refuse_forked()?;
-        Ok(lock(&self.0).buffer.buffer().map(read).ok_or_else(freed)?)
+        lock(&self.0).buffer.buffer().map(read).ok_or_else(freed)
     }
 
-    /// Counts one more export, and returns the memory's start and its bytes.
-    fn lend(&self) -> PyResult<(*mut u8, u64)> {
-        process::refuse_forked()?;
+    /// Counts one more export, and returns the memory's start and its bytes; none once freed.
+    fn lend(&self) -> Option<(*mut u8, u64)> {
         let mut state = lock(&self.0);
-        let freed = || PyBufferError::new_err("this buffer was freed; keep it as long as its memory is used");
-        let buffer = state.buffer.buffer().ok_or_else(freed)?;
+        let buffer = state.buffer.buffer()?;
         let lent = (buffer.as_ptr(), buffer.nbytes());
         state.exports += 1;
-        Ok(lent)
+        Some(lent)
     }
 
     fn end_lending(&self) {
@@ -105,21 +103,25 @@ impl PyPinnedBuffer {
         }
     }
 
-    /// Frees the memory; refused while it is lent.
-    fn end(&self, py: Python<'_>, stream: Option<&Stream>) -> PyResult<()> {
+    /// Takes the buffer, which may be freed on the stream, if one is given; none while it is lent. A refusal leaves it as it
+    /// is.
+    fn take(&self, stream: Option<&Stream>) -> Result<Option<(PinnedBuffer, Keepers)>> {
         process::refuse_forked()?;
         let mut state = lock(&self.0);
-        let freed = || Error::invalid_value("this buffer was freed before; free each buffer once");
         if state.exports > 0 {
-            return Err(lent());
+            return Ok(None);
         }
         if let (Some(buffer), Some(stream)) = (state.buffer.buffer(), stream) {
-            // A refusal leaves the buffer as it is.
             buffer.check_stream(stream)?;
         }
-        let buffer = state.buffer.take().map_err(|_| lent())?.ok_or_else(freed)?;
-        let keepers = mem::take(&mut state.keepers);
-        drop(state);
+        let Ok(taken) = state.buffer.take() else { return Ok(None) };
+        let freed = || Error::invalid_value("this buffer was freed before; free each buffer once");
+        Ok(Some((taken.ok_or_else(freed)?, mem::take(&mut state.keepers))))
+    }
+
+    /// Frees the memory; refused while it is lent.
+    fn end(&self, py: Python<'_>, stream: Option<&Stream>) -> PyResult<()> {
+        let (buffer, keepers) = self.take(stream)?.ok_or_else(lent)?;
         let _stack = hold_stack(Purpose::Free);
         let outcome = py.detach(|| buffer.free(stream));
         drop(keepers);
@@ -143,19 +145,19 @@ impl Drop for PyPinnedBuffer {
 impl PyPinnedBuffer {
     #[doc = docstring!("PinnedBuffer.ptr")]
     #[getter]
-    fn ptr(&self) -> PyResult<u64> {
+    fn ptr(&self) -> Result<u64> {
         self.read(PinnedBuffer::address)
     }
 
     #[doc = docstring!("PinnedBuffer.nbytes")]
     #[getter]
-    fn nbytes(&self) -> PyResult<u64> {
+    fn nbytes(&self) -> Result<u64> {
         self.read(PinnedBuffer::nbytes)
     }
 
     #[doc = docstring!("PinnedBuffer.numa")]
     #[getter]
-    fn numa(&self) -> PyResult<u32> {
+    fn numa(&self) -> Result<u32> {
         self.read(PinnedBuffer::numa)
     }
 
@@ -181,7 +183,9 @@ impl PyPinnedBuffer {
     /// # Safety
     /// Python passes a place for a view.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
-        let (start, bytes) = slf.get().lend()?;
+        process::refuse_forked()?;
+        let freed = || PyBufferError::new_err("this buffer was freed; keep it as long as its memory is used");
+        let (start, bytes) = slf.get().lend().ok_or_else(freed)?;
         // A view of no bytes has an address, too.
         let start = NonNull::new(start).unwrap_or(NonNull::dangling()).as_ptr();
         // SAFETY: Python passes a place for a view, and the memory stays until the view is released: it is counted, and the
@@ -210,7 +214,7 @@ impl PyPinnedBuffer {
     }
 
     #[doc = docstring!("PinnedBuffer.__dlpack_device__")]
-    fn __dlpack_device__(&self) -> PyResult<(i32, i32)> {
+    fn __dlpack_device__(&self) -> Result<(i32, i32)> {
         self.read(|buffer| buffer.place())
     }
 

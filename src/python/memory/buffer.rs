@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 
 use super::{Id, pair};
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::memory::{self, Allocation, DeviceBuffer, Order};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
@@ -67,7 +67,7 @@ pub(in crate::python) fn allocate_detached(
     py: Python<'_>,
     nbytes: u64,
     order: &(impl Order + Sync),
-) -> crate::error::Result<Allocation> {
+) -> Result<Allocation> {
     memory::allocate_in_parts(nbytes, order, |rest| {
         let _stack = hold_stack(Purpose::Allocation);
         py.detach(rest)
@@ -76,7 +76,7 @@ pub(in crate::python) fn allocate_detached(
 
 /// Allocates memory; other threads run Python meanwhile, unless it is there at once.
 #[inline]
-pub(super) fn allocate(py: Python<'_>, nbytes: u64, stream: &Stream) -> crate::error::Result<DeviceBuffer> {
+pub(super) fn allocate(py: Python<'_>, nbytes: u64, stream: &Stream) -> Result<DeviceBuffer> {
     memory::empty_by(nbytes, stream, |nbytes, stream| allocate_detached(py, nbytes, stream))
 }
 
@@ -121,16 +121,33 @@ impl PyDeviceBuffer {
     }
 
     /// Refuses in a forked child, whose parent's memory it is, before it takes the lock.
-    pub(in crate::python) fn shared(&self) -> PyResult<Arc<DeviceBuffer>> {
+    pub(in crate::python) fn shared(&self) -> Result<Arc<DeviceBuffer>> {
         process::refuse_forked()?;
-        Ok(lock(&self.buffer).share().ok_or_else(freed)?)
+        lock(&self.buffer).share().ok_or_else(freed)
     }
 
     /// Returns what `read` takes out of the buffer, under the lock. Refuses as [`PyDeviceBuffer::shared`].
     #[inline]
-    fn read<R>(&self, read: impl FnOnce(&DeviceBuffer) -> R) -> PyResult<R> {
+    fn read<R>(&self, read: impl FnOnce(&DeviceBuffer) -> R) -> Result<R> {
         process::refuse_forked()?;
-        Ok(lock(&self.buffer).buffer().map(read).ok_or_else(freed)?)
+        lock(&self.buffer).buffer().map(read).ok_or_else(freed)
+    }
+
+    /// Takes the buffer, which may be freed on the stream, if one is given. A refusal leaves it as it is.
+    fn take(&self, stream: Option<&Stream>) -> Result<DeviceBuffer> {
+        process::refuse_forked()?;
+        let mut place = lock(&self.buffer);
+        if let (Some(buffer), Some(stream)) = (place.buffer(), stream) {
+            buffer.check_stream(stream)?;
+        }
+        let shared = |_| {
+            Error::invalid_value(
+                "this buffer is shared by DLPack, or another thread is copying it; it is freed when the last array that \
+                 uses it dies",
+            )
+        };
+        let freed = || Error::invalid_value("this buffer was freed before; free each buffer once");
+        place.take().map_err(shared)?.ok_or_else(freed)
     }
 }
 
@@ -164,37 +181,37 @@ impl Drop for PyDeviceBuffer {
 impl PyDeviceBuffer {
     #[doc = docstring!("DeviceBuffer.ptr")]
     #[getter]
-    fn ptr(&self) -> PyResult<u64> {
+    fn ptr(&self) -> Result<u64> {
         self.read(|buffer| buffer.address())
     }
 
     #[doc = docstring!("DeviceBuffer.nbytes")]
     #[getter]
-    fn nbytes(&self) -> PyResult<u64> {
+    fn nbytes(&self) -> Result<u64> {
         self.read(|buffer| buffer.nbytes())
     }
 
     #[doc = docstring!("DeviceBuffer.device")]
     #[getter]
-    fn device(&self) -> PyResult<usize> {
+    fn device(&self) -> Result<usize> {
         self.read(|buffer| buffer.device().ordinal())
     }
 
     #[doc = docstring!("DeviceBuffer.stream")]
     #[getter]
-    fn stream(&self) -> PyResult<usize> {
+    fn stream(&self) -> Result<usize> {
         self.read(|buffer| buffer.own_stream().raw().address())
     }
 
     #[doc = docstring!("DeviceBuffer.pool_id")]
     #[getter]
-    fn pool_id(&self) -> PyResult<Id> {
+    fn pool_id(&self) -> Result<Id> {
         self.read(|buffer| pair(buffer.pool_id()))
     }
 
     #[doc = docstring!("DeviceBuffer.is_attached")]
     #[getter]
-    fn is_attached(&self) -> PyResult<bool> {
+    fn is_attached(&self) -> Result<bool> {
         self.read(|buffer| buffer.is_attached())
     }
 
@@ -266,21 +283,7 @@ impl PyDeviceBuffer {
     #[pyo3(signature = (stream = None))]
     fn free(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let stream = stream.map(|stream| stream::resolve(py, Some(stream), None)).transpose()?;
-        process::refuse_forked()?;
-        let mut place = lock(&self.buffer);
-        let freed = || Error::invalid_value("this buffer was freed before; free each buffer once");
-        if let (Some(buffer), Some(stream)) = (place.buffer(), &stream) {
-            // A refusal leaves the buffer as it is.
-            buffer.check_stream(stream)?;
-        }
-        let shared = |_| {
-            Error::invalid_value(
-                "this buffer is shared by DLPack, or another thread is copying it; it is freed when the last array that \
-                 uses it dies",
-            )
-        };
-        let buffer = place.take().map_err(shared)?.ok_or_else(freed)?;
-        drop(place);
+        let buffer = self.take(stream.as_ref())?;
         let stream = stream.or_else(|| self.living_stream(&buffer));
         let _stack = hold_stack(Purpose::Free);
         let outcome = py.detach(|| match stream {
@@ -304,7 +307,7 @@ impl PyDeviceBuffer {
     }
 
     #[doc = docstring!("DeviceBuffer.__dlpack_device__")]
-    fn __dlpack_device__(&self) -> PyResult<(i32, i32)> {
+    fn __dlpack_device__(&self) -> Result<(i32, i32)> {
         self.read(|buffer| buffer.place())
     }
 
@@ -344,7 +347,7 @@ impl PyDeviceBuffer {
 }
 
 /// Makes the consumer's stream wait for what was submitted to the buffer's so far.
-fn wait(consumer: &Stream, buffer: &DeviceBuffer) -> crate::error::Result<()> {
+fn wait(consumer: &Stream, buffer: &DeviceBuffer) -> Result<()> {
     let own = buffer.own_stream();
     let event = Event::of(own.device())?;
     if !buffer.is_of_another_threads_stream() {

@@ -98,7 +98,8 @@ impl PyCudaCoreMemory {
         }
         let address = buffer.address();
         if address != 0 {
-            lock(&this.buffers).insert(address, CudaCoreBuffer::Alone(buffer));
+            let freed_before = lock(&this.buffers).insert(address, CudaCoreBuffer::Alone(buffer));
+            drop(freed_before);
         }
         let pointer = address.into_pyobject(py)?;
         let arguments = [pointer.as_any(), size, slf.as_any()];

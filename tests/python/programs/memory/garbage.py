@@ -1,5 +1,6 @@
 """What is collected as garbage is not called any more, whichever end comes first; it may be looked for at any time."""
 
+import functools
 import gc
 import sys
 import threading
@@ -63,6 +64,41 @@ def collected_while_pools_are_made() -> None:
         pools = [each() for _ in range(100)]
         gc.set_threshold(*before)
         del pools
+
+
+def asked_again_while_it_is_refused() -> None:
+    freed, lent = gpupool.empty(1), gpupool.empty(1)
+    freed_pinned, lent_pinned = gpupool.empty_pinned(1), gpupool.empty_pinned(1)
+    consumers = lent.__dlpack__(), memoryview(lent_pinned)
+    freed.free()
+    freed_pinned.free()
+    stream, end = gpupool.Stream(), (None, None, None)
+    scopes = gpupool.MemPool(), gpupool.use_mem_pool(gpupool.MemPool()), stream, gpupool.stream(stream)
+    calls = [each.free for each in (freed, lent, freed_pinned, lent_pinned)]
+    calls += [functools.partial(getattr, each, "nbytes") for each in (freed, freed_pinned)]
+    calls += [functools.partial(each.record_stream, stream) for each in (freed, freed_pinned)]
+    calls += [functools.partial(memoryview, freed_pinned), *(functools.partial(each.__exit__, *end) for each in scopes)]
+    for call in calls:
+
+        def refused(*_: object, call: functools.partial = call) -> None:
+            try:
+                call()
+            except (gpupool.InvalidValue, BufferError):
+                return
+            raise AssertionError(call)
+
+        before = gc.get_threshold()
+        # Called where garbage is looked for, which Python 3.11 does while it makes the exception.
+        gc.callbacks.append(refused)
+        for spare in range(4):
+            gc.collect()
+            some = set(), set()
+            gc.set_threshold(gc.get_count()[0] + spare)
+            refused()
+            gc.set_threshold(*before)
+            del some
+        gc.callbacks.remove(refused)
+    del consumers
 
 
 if __name__ == "__main__":
