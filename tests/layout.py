@@ -77,7 +77,7 @@ UNSAFE = {
 # What gpupool.h and Rust's users each call so: a program in Rust that has both names the module.
 SHARED_NAMES = ("Event", "Recording")
 
-# What makes an object of Python's, or an exception of an error, which an `?` does where exceptions are returned; and what
+# What makes an object of Python's, or an exception of an error, as an `?` does where exceptions are returned; and what
 # ends the object that was in a place. Either may run Python, which may want the lock that is held meanwhile.
 LOCKED = re.compile(r"^( *)(?:let (?:mut )?(\w+) = )?.*?\block\([^()]*\)(.*)$", re.MULTILINE)
 BLOCK = re.compile(r" *(?:if let|while let|match|for)\b")

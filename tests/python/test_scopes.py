@@ -285,7 +285,7 @@ def test_a_closed_pool_refuses_a_task_that_is_in_it():
 
 
 def test_programs_without_tasks_do_not_load_asyncio():
-    run_program("memory/no_asyncio.py")
+    assert run_program("memory/no_asyncio.py") == "1 was left"
 
 
 # ---- threads ----

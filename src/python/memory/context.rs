@@ -9,6 +9,7 @@ use std::sync::Arc;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
+use pyo3::types::PyDict;
 
 use crate::ids::Device;
 use crate::memory::{ContextScope, PoolToken, set_find_context_scope};
@@ -73,12 +74,15 @@ fn find(device: Device, first: u64) -> Option<Arc<ContextScope>> {
 
 /// Returns the identity of the running asyncio task; none outside of one.
 pub(super) fn current_task(py: Python<'_>) -> PyResult<Option<usize>> {
+    /// Kept, since `sys` cannot be imported any more while the interpreter ends.
+    static MODULES: PyOnceLock<Py<PyDict>> = PyOnceLock::new();
     static FUNCTIONS: PyOnceLock<(Py<PyAny>, Py<PyAny>)> = PyOnceLock::new();
     let functions = match FUNCTIONS.get(py) {
         Some(functions) => functions,
         None => {
-            let modules = py.import(intern!(py, "sys"))?.getattr(intern!(py, "modules"))?;
-            if !modules.contains(intern!(py, "asyncio"))? {
+            let loaded = MODULES.import(py, "sys", "modules")?.get_item(intern!(py, "asyncio"))?;
+            // None is what keeps it from being imported.
+            if loaded.is_none_or(|asyncio| asyncio.is_none()) {
                 return Ok(None);
             }
             let asyncio = py.import("asyncio")?;
