@@ -7,7 +7,7 @@ use pyo3::exceptions::PyRuntimeWarning;
 use pyo3::intern;
 use pyo3::prelude::*;
 
-use super::whole::refuse_bool;
+use super::whole::{accepted, refuse_bool};
 use crate::ids::Device;
 use crate::runtime::{Kind, Runtime, device as existing, get as chosen, is_chosen, passed_over};
 
@@ -39,22 +39,22 @@ pub(super) fn shown(number: impl Display) -> String {
 pub(super) fn extract(py: Python<'_>, device: &Bound<'_, PyAny>) -> PyResult<Device> {
     get(py)?;
     let wrong = || crate::Error::invalid_value(format!("device must be a whole number from 0, not {device}"));
-    match device.extract::<i64>() {
-        Ok(ordinal) => {
+    match accepted(py, device.extract::<i64>())? {
+        Some(ordinal) => {
             refuse_bool(device, ordinal.cast_unsigned(), wrong)?;
             Ok(existing(ordinal)?)
         }
-        Err(_) => extract_index(py, device)?.ok_or_else(|| wrong().into()),
+        None => extract_index(py, device)?.ok_or_else(|| wrong().into()),
     }
 }
 
 /// The device that an object of PyTorch's names, whose `index` is None for the current one; none for another object.
 fn extract_index(py: Python<'_>, device: &Bound<'_, PyAny>) -> PyResult<Option<Device>> {
-    let index = device.getattr_opt(intern!(py, "index"))?;
-    Ok(match index.map(|index| index.extract::<Option<i64>>()) {
-        Some(Ok(Some(ordinal))) => Some(existing(ordinal)?),
-        Some(Ok(None)) => Some(get(py)?.current_device()?),
-        _ => None,
+    let Some(index) = device.getattr_opt(intern!(py, "index"))? else { return Ok(None) };
+    Ok(match accepted(py, index.extract::<Option<i64>>())? {
+        Some(Some(ordinal)) => Some(existing(ordinal)?),
+        Some(None) => Some(get(py)?.current_device()?),
+        None => None,
     })
 }
 

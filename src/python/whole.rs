@@ -5,7 +5,7 @@
 use std::fmt;
 use std::marker::PhantomData;
 
-use pyo3::exceptions::{PyOverflowError, PyTypeError};
+use pyo3::exceptions::{PyBufferError, PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyBool;
 
@@ -96,6 +96,23 @@ where
         }
         error
     })
+}
+
+/// Whether an exception only says that an object is not of the kind that was tried.
+pub(super) fn is_refusal(py: Python<'_>, raised: &PyErr) -> bool {
+    raised.is_instance_of::<PyTypeError>(py)
+        || raised.is_instance_of::<PyOverflowError>(py)
+        || raised.is_instance_of::<PyBufferError>(py)
+}
+
+/// Returns what an object was tried as; none if it is refused as that. What its own code raises else is for the caller.
+#[inline]
+pub(super) fn accepted<T>(py: Python<'_>, tried: PyResult<T>) -> PyResult<Option<T>> {
+    match tried {
+        Ok(found) => Ok(Some(found)),
+        Err(raised) if is_refusal(py, &raised) => Ok(None),
+        Err(raised) => Err(raised),
+    }
 }
 
 impl<'py, N: ArgumentName> FromPyObject<'_, 'py> for Whole<N> {

@@ -1,5 +1,8 @@
 """Arguments of a wrong kind: a bool is no number, no device and no stream, and nothing that is wrong crashes."""
 
+import sys
+from types import SimpleNamespace
+
 import gpupool
 import gpupool.cupy as _cupy
 import numpy
@@ -30,6 +33,70 @@ def test_what_is_no_stream_is_refused_everywhere(make_pool, wrong):
         with pytest.raises(gpupool.InvalidValue, match="is not a stream"):
             call()
     buffer.free()
+
+
+def raising(raised, *methods):
+    """Return an object whose methods of these names raise."""
+
+    def fail(*_):
+        raise raised
+
+    return type("Raising", (), dict.fromkeys(methods, fail))()
+
+
+def lending(raised, name):
+    """Return bytes with a property that raises."""
+
+    def fail(_):
+        raise raised
+
+    return type("Lending", (bytearray,), {name: property(fail)})(1)
+
+
+def with_stream_source(answer):
+    former = _native.set_stream_source(lambda device: answer)
+    try:
+        gpupool.empty(1)
+    finally:
+        _native.set_stream_source(former)
+
+
+# Calls with an argument whose own code raises.
+OWN_CODE = {
+    "address of a stream": lambda raised: gpupool.empty(1, SimpleNamespace(ptr=raising(raised, "__index__"))),
+    "address by the protocol": lambda raised: gpupool.empty(
+        1, SimpleNamespace(__cuda_stream__=(0, raising(raised, "__index__")))
+    ),
+    "version of the protocol": lambda raised: gpupool.empty(
+        1, SimpleNamespace(__cuda_stream__=(raising(raised, "__index__"), 1))
+    ),
+    "device of a stream": lambda raised: gpupool.empty(
+        1, SimpleNamespace(ptr=0, device_id=raising(raised, "__index__"))
+    ),
+    "stream source": lambda raised: with_stream_source(raising(raised, "__index__")),
+    "device": lambda raised: gpupool.Stream(raising(raised, "__index__")),
+    "device of PyTorch": lambda raised: gpupool.Stream(SimpleNamespace(index=raising(raised, "__index__"))),
+    "pages": lambda raised: gpupool.MemPool().reserve_range(2 << 20).commit(raising(raised, "__iter__")),
+    "a page": lambda raised: gpupool.MemPool().reserve_range(2 << 20).commit([raising(raised, "__index__")]),
+    "start": lambda raised: (
+        gpupool.MemPool().reserve_range(2 << 20).commit(raising(raised, "__index__", "__iter__"), 1)
+    ),
+    "obj of memory": lambda raised: gpupool.empty(1).copy_from(lending(raised, "obj")),
+    "base of memory": lambda raised: gpupool.empty(1).copy_to(lending(raised, "base")),
+    "nbytes": lambda raised: gpupool.empty(raising(raised, "__index__")),
+}
+if sys.version_info >= (3, 12):
+    OWN_CODE["memory"] = lambda raised: gpupool.empty(1).copy_from(raising(raised, "__buffer__"))
+    OWN_CODE["array of pages"] = lambda raised: (
+        gpupool.MemPool().reserve_range(2 << 20).commit(raising(raised, "__buffer__", "__iter__"))
+    )
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize("argument", OWN_CODE)
+def test_what_an_arguments_own_code_raises_is_raised(argument, raised):
+    with pytest.raises(raised):
+        OWN_CODE[argument](raised)
 
 
 class Protocol:

@@ -8,13 +8,14 @@ use std::mem::transmute;
 use std::ptr::{self, NonNull};
 
 use pyo3::prelude::*;
+use pyo3::types::PyBool;
 
 use crate::error::{Error, Result, StatusKind};
 use crate::ids::Device;
 use crate::library::RawHandle;
 use crate::library::functions::{Create, CreateFn, Destroy, DestroyFn, SetStream, SetStreamFn};
 use crate::memory::{AllocateFunction, FreeFunction, SegmentFunctions};
-use crate::python::whole::{refuse_bool, wrong_argument};
+use crate::python::whole::{accepted, refuse_bool, wrong_argument};
 use crate::runtime::{Kind, Stream, get};
 
 /// An address that a Python value gave.
@@ -34,6 +35,14 @@ impl<'py> FromPyObject<'_, 'py> for PythonAddress {
 }
 
 impl PythonAddress {
+    /// Returns the address that a value gives; none if it gives none.
+    pub(in crate::python) fn given(number: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
+        if number.is_exact_instance_of::<PyBool>() {
+            return Ok(None);
+        }
+        Ok(accepted(number.py(), number.extract())?.map(|number| Self { number }))
+    }
+
     /// The null pointer, which names the legacy default stream.
     pub(in crate::python) const NULL: Self = Self { number: 0 };
     /// The name of the legacy default stream where 0 could be another.

@@ -10,6 +10,7 @@ use pyo3::{ffi, intern};
 use super::PyPinnedBuffer;
 use crate::error::Error;
 use crate::memory::{CopyDirection, DeviceBuffer, HostBytes, PinnedBuffer};
+use crate::python::whole::is_refusal;
 use crate::runtime::Stream;
 
 /// How many objects lie between a view and the pinned memory that it is of, at most: an array of a memoryview of a buffer.
@@ -65,6 +66,9 @@ impl<'py> Lent<'py> {
     fn new(host: &Bound<'py, PyAny>, method: &str) -> PyResult<Self> {
         let name = host.get_type().name()?;
         let view = View::new(host).map_err(|error| {
+            if !is_refusal(host.py(), &error) {
+                return error;
+            }
             PyTypeError::new_err(format!(
                 "{method}() takes host memory with Python's buffer protocol (bytes, bytearray, memoryview, a NumPy array, \
                  PinnedBuffer), not {name}: {error}. For a CPU tensor of PyTorch give tensor.numpy()"
@@ -96,8 +100,11 @@ impl<'py> Lent<'py> {
                 let is_inside = buffer.address() <= self.address() && self.address() + self.bytes() <= end;
                 return Ok(is_inside.then_some(buffer));
             }
-            let names = [intern!(py, "obj"), intern!(py, "base")];
-            let Some(next) = names.into_iter().find_map(|name| object.getattr_opt(name).ok()?) else { break };
+            let next = match object.getattr_opt(intern!(py, "obj"))? {
+                None => object.getattr_opt(intern!(py, "base"))?,
+                found => found,
+            };
+            let Some(next) = next else { break };
             object = next;
         }
         Ok(None)

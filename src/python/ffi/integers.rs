@@ -5,6 +5,7 @@ use std::ffi::CStr;
 use pyo3::prelude::*;
 
 use super::host_bytes::View;
+use crate::python::whole::accepted;
 
 /// How the integers of a buffer are stored.
 #[derive(Clone, Copy)]
@@ -17,25 +18,8 @@ struct Format {
 pub(in crate::python) type LentIntegers = Result<Vec<u32>, i128>;
 
 /// Returns the numbers that an object lends; none if it lends no integers in one dimension.
-pub(in crate::python) fn lent_integers(object: &Bound<'_, PyAny>) -> Option<LentIntegers> {
-    let view = View::new(object).ok()?;
-    let (count, stride) = view.one_dimension()?;
-    let Format { bytes, is_signed } = view.integer_format()?;
-    let start = view.start();
-    // SAFETY: the view has so many items at this stride, each as long as its format says.
-    unsafe {
-        Some(match (bytes, is_signed) {
-            (1, true) => read::<i8>(start, count, stride),
-            (1, false) => read::<u8>(start, count, stride),
-            (2, true) => read::<i16>(start, count, stride),
-            (2, false) => read::<u16>(start, count, stride),
-            (4, true) => read::<i32>(start, count, stride),
-            (4, false) => read::<u32>(start, count, stride),
-            (8, true) => read::<i64>(start, count, stride),
-            (8, false) => read::<u64>(start, count, stride),
-            _ => return None,
-        })
-    }
+pub(in crate::python) fn lent_integers(object: &Bound<'_, PyAny>) -> PyResult<Option<LentIntegers>> {
+    Ok(accepted(object.py(), View::new(object))?.and_then(|view| view.integers()))
 }
 
 /// Reads numbers of one type.
@@ -69,6 +53,26 @@ fn narrow<N: Copy + TryInto<u32> + Into<i128>>(count: usize, at: impl Fn(usize) 
 }
 
 impl View<'_> {
+    fn integers(&self) -> Option<LentIntegers> {
+        let (count, stride) = self.one_dimension()?;
+        let Format { bytes, is_signed } = self.integer_format()?;
+        let start = self.start();
+        // SAFETY: the view has so many items at this stride, each as long as its format says.
+        unsafe {
+            Some(match (bytes, is_signed) {
+                (1, true) => read::<i8>(start, count, stride),
+                (1, false) => read::<u8>(start, count, stride),
+                (2, true) => read::<i16>(start, count, stride),
+                (2, false) => read::<u16>(start, count, stride),
+                (4, true) => read::<i32>(start, count, stride),
+                (4, false) => read::<u32>(start, count, stride),
+                (8, true) => read::<i64>(start, count, stride),
+                (8, false) => read::<u64>(start, count, stride),
+                _ => return None,
+            })
+        }
+    }
+
     fn start(&self) -> *const u8 {
         self.view.buf.cast_const().cast()
     }

@@ -17,7 +17,7 @@ use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
 use crate::python::device;
 use crate::python::ffi::{PythonAddress, StreamHandles, vectorcall};
-use crate::python::whole::{Size, Whole};
+use crate::python::whole::{Size, Whole, accepted};
 use crate::runtime::Stream;
 use crate::sync::lock;
 
@@ -219,7 +219,7 @@ fn known_buffer(
 /// Returns the address that cuda.core names, by an int or by a handle of cuda.bindings.
 #[inline]
 fn address_of(pointer: &Bound<'_, PyAny>) -> PyResult<u64> {
-    if let Ok(address) = pointer.extract::<u64>() {
+    if let Some(address) = accepted(pointer.py(), pointer.extract::<u64>())? {
         return Ok(address);
     }
     pointer.call_method0(intern!(pointer.py(), "__int__"))?.extract()

@@ -6,10 +6,11 @@ mod source;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyInt, PyTuple};
+use pyo3::types::PyInt;
 
 use super::device;
 use super::ffi::PythonAddress;
+use super::whole::accepted;
 use super::with_blocks::WithBlocks;
 use crate::error::Error;
 use crate::ids::{Device, RawStream};
@@ -208,9 +209,9 @@ fn address_of(stream: &Bound<'_, PyAny>) -> PyResult<PythonAddress> {
                 "__cuda_stream__ of {stream} returned {answer}; version 0 of the protocol, (0, address), is supported"
             ))
         };
-        let pair = answer.cast::<PyTuple>().map_err(|_| wrong())?;
-        return match pair.extract::<(i64, PythonAddress)>() {
-            Ok((0, address)) => Ok(address),
+        let (version, address): (Bound<'_, PyAny>, Bound<'_, PyAny>) = answer.extract().map_err(|_| wrong())?;
+        return match (accepted(py, version.extract())?, PythonAddress::given(&address)?) {
+            (Some(0), Some(address)) => Ok(address),
             _ => Err(wrong().into()),
         };
     }
@@ -221,7 +222,7 @@ fn address_of(stream: &Bound<'_, PyAny>) -> PyResult<PythonAddress> {
         if address.is_none() {
             return Ok(PythonAddress::NULL);
         }
-        if let Ok(address) = address.extract() {
+        if let Some(address) = PythonAddress::given(&address)? {
             return Ok(address);
         }
     }
@@ -267,8 +268,8 @@ fn device_of(stream: &Bound<'_, PyAny>) -> PyResult<Option<Device>> {
 }
 
 fn valid_ordinal(ordinal: &Bound<'_, PyAny>) -> PyResult<Option<Device>> {
-    match ordinal.extract::<i64>() {
-        Ok(ordinal) if ordinal >= 0 => Ok(Some(runtime::device(ordinal)?)),
+    match accepted(ordinal.py(), ordinal.extract::<i64>())? {
+        Some(ordinal) if ordinal >= 0 => Ok(Some(runtime::device(ordinal)?)),
         _ => Ok(None),
     }
 }

@@ -43,7 +43,7 @@ fn from_source(py: Python<'_>, device: Device) -> PyResult<Stream> {
     };
     let Some(source) = source else { return Ok(Stream::current_view(device)) };
     let answer = source.call1(py, (device.ordinal(),))?;
-    let Ok(address) = answer.extract::<PythonAddress>(py) else {
+    let Some(address) = PythonAddress::given(answer.bind(py))? else {
         return Err(Error::invalid_value(format!("{source} returned {answer}, not the address of a stream")).into());
     };
     Ok(address.stream(Some(device))?)

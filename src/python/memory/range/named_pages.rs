@@ -4,12 +4,12 @@ use std::ops::Range;
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyInt};
+use pyo3::types::PyInt;
 
 use crate::error::Error;
 use crate::memory::RangePages;
 use crate::python::ffi::lent_integers;
-use crate::python::whole::{Nbytes, PageNumber, Start, Whole, wrong_argument};
+use crate::python::whole::{Nbytes, PageNumber, Start, Whole, accepted, wrong_argument};
 
 /// The pages that a call's arguments name.
 pub(super) enum NamedPages {
@@ -31,7 +31,7 @@ impl NamedPages {
         second: Option<&'a Bound<'py, PyAny>>,
         stream: Option<&'a Bound<'py, PyAny>>,
     ) -> PyResult<(Self, Option<&'a Bound<'py, PyAny>>)> {
-        if !is_number(start) {
+        if !is_number(start)? {
             if second.is_some() && stream.is_some() {
                 return Err(PyTypeError::new_err("page numbers take no nbytes: give the pages, and the stream alone"));
             }
@@ -51,11 +51,11 @@ const ACCEPTED: &str = "whole numbers of pages: a sequence of them, or an array 
 /// Returns the page numbers that an object has: an array's, else those it yields.
 pub(super) fn numbers(pages: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
     let too_large = |page: i128| Error::invalid_value(format!("page {page} is no page of a range: give {ACCEPTED}"));
-    if let Some(lent) = lent_integers(pages) {
+    if let Some(lent) = lent_integers(pages)? {
         return Ok(lent.map_err(too_large)?);
     }
     let mut found = Vec::new();
-    let items = pages.try_iter().map_err(|_| {
+    let items = accepted(pages.py(), pages.try_iter())?.ok_or_else(|| {
         PyTypeError::new_err(format!("pages are {ACCEPTED}, not {}", wrong_argument("pages", pages, ACCEPTED)))
     })?;
     for item in items {
@@ -66,8 +66,7 @@ pub(super) fn numbers(pages: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
 }
 
 /// Whether an argument is one number rather than several.
-fn is_number(argument: &Bound<'_, PyAny>) -> bool {
-    argument.is_instance_of::<PyInt>()
-        || argument.is_instance_of::<PyBool>()
-        || (argument.hasattr("__index__").unwrap_or(false) && argument.try_iter().is_err())
+fn is_number(argument: &Bound<'_, PyAny>) -> PyResult<bool> {
+    Ok(argument.is_instance_of::<PyInt>()
+        || argument.hasattr("__index__")? && accepted(argument.py(), argument.try_iter())?.is_none())
 }
