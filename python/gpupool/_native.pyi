@@ -726,7 +726,7 @@ class DeviceBuffer:
 
         The buffer can also be sent directly, as an argument of a ``multiprocessing`` process or through its queues and
         pipes. Then it is kept until the receiver has it, so you may free it immediately; if it is never received, it is
-        kept until the process ends, and :func:`memory_stats` counts it as ``sent_bytes``.
+        kept until the process ends or :meth:`recall`, and :func:`memory_stats` counts it as ``sent_bytes``.
 
         >>> buffer = gpupool.empty(4)
         >>> buffer.copy_from(b"gpu!")
@@ -743,6 +743,25 @@ class DeviceBuffer:
             Asleep: Its pool is asleep.
             Unavailable: The system has no thread or file descriptor left.
             LibraryError: The driver refuses.
+        """
+
+    def recall(self) -> None:
+        """End what keeps the memory for messages of ``multiprocessing`` that have not been received.
+
+        Call it if a message with the buffer could not be sent, for example because another part of it cannot be
+        pickled, or will not be received. A message that arrives later still has the buffer unless it was freed.
+
+        >>> import multiprocessing
+        >>> buffer = gpupool.empty(4)
+        >>> try:
+        ...     multiprocessing.Pipe()[0].send((buffer, lambda: 0))
+        ... except Exception:  # no function without a name can be pickled
+        ...     buffer.recall()
+        >>> gpupool.memory_stats().sent_bytes
+        0
+
+        Raises:
+            InvalidValue: The buffer was freed.
         """
 
     def record_stream(self, stream: StreamLike) -> None:

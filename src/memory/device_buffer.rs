@@ -256,6 +256,19 @@ impl DeviceBuffer {
         self.share_as(stream, true)
     }
 
+    /// Ends what keeps the memory for tokens of [`DeviceBuffer::send`] that were not attached, because a message was not sent
+    /// or will not be received. As with [`DeviceBuffer::share`], they can be attached until the buffer is freed.
+    ///
+    /// # Errors
+    /// `ErrorKind::Forked` in a forked child.
+    pub fn recall(&self) -> Result<()> {
+        process::refuse_forked()?;
+        if let BufferMemory::Block(block) = &self.held {
+            share::recall(*block);
+        }
+        Ok(())
+    }
+
     fn share_as(&self, stream: &Stream, is_sent: bool) -> Result<ShareToken> {
         process::refuse_forked()?;
         match &self.held {

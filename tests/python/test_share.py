@@ -38,6 +38,7 @@ def test_a_buffer_is_the_same_memory_in_other_processes(how):
         "attached_twice",
         "never_read",
         "sent_and_freed",
+        "recalled",
         "owner_ends_first",
         "owner_whose_child_keeps_its_socket_ends",
         "child_of_an_attached_process",

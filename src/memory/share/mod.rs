@@ -38,7 +38,7 @@ use crate::runtime::{self, KnownUuids, Stream, get};
 pub(in crate::memory) use attach::attach;
 pub(in crate::memory) use attached::AttachedBuffer;
 pub(in crate::memory) use guest::{Guest, admit};
-pub(in crate::memory) use shared::refuse_held;
+pub(in crate::memory) use shared::{recall, refuse_held};
 pub(in crate::memory) use socket::{
     Packet, accepted, connected_to, is_ready, listener_at, pidfd, receive, send, timespec,
 };

@@ -4,6 +4,7 @@
 //! process may be about to import it.
 
 use std::collections::BTreeMap;
+use std::mem;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -183,6 +184,16 @@ pub(super) fn all() -> Vec<Arc<SharedBlock>> {
     let mut blocks = lock(&BLOCKS);
     blocks.forget_gone();
     blocks.by_number.values().cloned().collect()
+}
+
+/// Ends what keeps a block that was sent, and has not arrived.
+pub(in crate::memory) fn recall(block: Allocation) {
+    let is_it = |shared: &&Arc<SharedBlock>| shared.block.address() == block.address() && !shared.sharing.is_freed();
+    let found = lock(&BLOCKS).by_number.values().find(is_it).cloned();
+    if let Some(shared) = found {
+        let ended = mem::take(&mut *lock(&shared.in_flight));
+        shared.memory().sent.fetch_sub(shared.bytes * ended.len() as u64, Ordering::Relaxed);
+    }
 }
 
 /// Refuses if another process holds a block of the pool.

@@ -221,6 +221,11 @@ impl PyDeviceBuffer {
         self.share_on(py, stream, false)
     }
 
+    #[doc = docstring!("DeviceBuffer.recall")]
+    fn recall(&self) -> PyResult<()> {
+        Ok(self.shared()?.recall()?)
+    }
+
     fn __reduce_ex__<'py>(&self, py: Python<'py>, _protocol: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyTuple>> {
         self.reduce(py)
     }

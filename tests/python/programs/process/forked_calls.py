@@ -169,6 +169,7 @@ def refused_calls():
         "DeviceBuffer.pool_id": lambda: buffer.pool_id,
         "DeviceBuffer.ptr": lambda: buffer.ptr,
         "DeviceBuffer.record_stream": lambda: buffer.record_stream(stream),
+        "DeviceBuffer.recall": buffer.recall,
         "DeviceBuffer.share": buffer.share,
         "DeviceBuffer.stream": lambda: buffer.stream,
         "DiscardCallback.__enter__": discard_callback.__enter__,

@@ -5,6 +5,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 
 import gpupool
 from errors import assert_says, raised
@@ -109,6 +110,26 @@ def sent_and_freed() -> None:
         assert is_full(LARGE)
         other.call(free)
         wait_until_free(LARGE).free()
+    gpupool.empty_cache()
+
+
+def recalled() -> None:
+    connection, other_end = multiprocessing.get_context("spawn").Pipe()
+    buffer = large()
+    for _ in range(2):
+        raised(TypeError, connection.send, (buffer, threading.Lock()))
+    assert gpupool.memory_stats().sent_bytes == 2 * LARGE
+    connection.send(buffer)
+    buffer.recall()
+    assert gpupool.memory_stats().sent_bytes == 0
+    with other_process() as other:
+        # What was sent in spite of that is received as long as the buffer lives.
+        assert other.call(receive, other_end) == {1}
+        other.call(free)
+    raised(TypeError, connection.send, (buffer, threading.Lock()))
+    buffer.recall()
+    buffer.free()
+    wait_until_free(LARGE).free()
     gpupool.empty_cache()
 
 
