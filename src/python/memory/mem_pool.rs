@@ -30,7 +30,7 @@ use crate::python::{device, stream};
 #[pyclass(name = "MemPool", module = "gpupool", frozen, subclass, dict, weakref)]
 #[derive(Debug)]
 pub(in crate::python) struct PyMemPool {
-    /// Python 3.11 makes an object's dict, and may look for garbage, while all fields of the object are still zeros.
+    /// False for an object that has no fields yet, which the collector of garbage may find all the same: see [`Self::new`].
     has_fields: bool,
     made: OnceLock<MadePool>,
     blocks: ScopeBlocks,
@@ -97,7 +97,10 @@ impl PyMemPool {
         text_signature = "(allocator=None, use_on_oom=False, no_split=False, limit=None, device=None, segments=False, *, \
                           is_user_created=True, reserve=0, sleeps_for_others=False, wakes_on_use=False)"
     )]
-    fn new(_arguments: &Bound<'_, PyTuple>, _named: Option<&Bound<'_, PyDict>>) -> Self {
+    fn new(py: Python<'_>, _arguments: &Bound<'_, PyTuple>, _named: Option<&Bound<'_, PyDict>>) -> Self {
+        // Python 3.11 makes the object's dict while the object has no fields yet, and may collect garbage for it, which
+        // could find the object: unless it has a dict at hand that was given back.
+        drop(PyDict::new(py));
         Self { has_fields: true, made: OnceLock::new(), blocks: ScopeBlocks::new(), kept: KeptObjects::default() }
     }
 
