@@ -47,6 +47,15 @@ def end_log(patience: float) -> None:
     It waits for a thread that hands records over, but not longer than so many seconds.
     """
 
+def pause_log(patience: float) -> None:
+    """Start no thread for log records until :func:`resume_log`; a forked child starts some without that.
+
+    It waits for a thread that is starting, but not longer than so many seconds.
+    """
+
+def resume_log() -> None:
+    """Start threads for log records again, and one for those that were made meanwhile."""
+
 class Error(Exception):
     """The base class of gpupool's errors.
 

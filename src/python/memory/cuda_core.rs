@@ -125,6 +125,7 @@ impl PyCudaCoreMemory {
             return Ok(());
         }
         let address = address_of(ptr)?;
+        let on = self.made()?.stream(stream)?;
         let found = lock(&self.buffers).remove(&address);
         let unknown = || {
             Error::invalid_value(format!(
@@ -133,8 +134,10 @@ impl PyCudaCoreMemory {
         };
         match found.ok_or_else(unknown)? {
             CudaCoreBuffer::Alone(buffer) => {
-                // What cannot be freed on this stream is freed on its own.
-                let on = self.made()?.stream(stream)?;
+                if let Err(refused) = buffer.check_stream(&on) {
+                    lock(&self.buffers).insert(address, CudaCoreBuffer::Alone(buffer));
+                    return Err(refused.into());
+                }
                 let _stack = hold_stack(Purpose::Free);
                 Ok(buffer.free_on(&on)?)
             }

@@ -24,6 +24,7 @@ use crate::python::facts::Facts;
 use crate::python::program::KeptObjects;
 use crate::python::sleep::PyBackup;
 use crate::python::whole::{Limit, Nbytes, PageBytes, Reserve, Whole};
+use crate::python::with_blocks::Ignored;
 use crate::python::{device, stream};
 
 #[doc = docstring!("MemPool")]
@@ -322,13 +323,7 @@ impl PyMemPool {
     }
 
     #[doc = docstring!("MemPool.__exit__")]
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        _kind: &Bound<'_, PyAny>,
-        _value: &Bound<'_, PyAny>,
-        _traceback: &Bound<'_, PyAny>,
-    ) -> PyResult<bool> {
+    fn __exit__(&self, py: Python<'_>, _kind: Ignored, _value: Ignored, _traceback: Ignored) -> PyResult<bool> {
         if !process::is_forked() {
             self.blocks.leave(py, "a MemPool's block")?;
         }
