@@ -8,7 +8,7 @@ use log::error;
 
 use super::decommit::{by_users, depart_after, waits as waits_of};
 use super::held_range::HeldRange;
-use super::page_table::PagePhase;
+use super::page_table::{PagePhase, RangeLife};
 use crate::error::Result;
 use crate::memory::cache::{DeviceCaches, Discardable, Waiting};
 use crate::memory::device::{Until, call_out, is_thread_for_others};
@@ -46,18 +46,18 @@ impl fmt::Debug for DiscardListeners {
 }
 
 impl DiscardListeners {
-    /// Removes all callbacks, and waits until no other thread calls one.
+    /// Waits until no other thread calls one of the callbacks of a range that has ended, for which none is called any more,
+    /// and removes all.
     ///
     /// # Errors
-    /// As [`DiscardListeners::refuse_to_wait`], for a thread that has begun since; then the callbacks are removed, and
-    /// another call waits.
+    /// As [`DiscardListeners::refuse_to_wait`].
     pub(super) fn end(&self) -> Result<()> {
         let (thread, may_wait) = (ThisThread::get().number(), until_called());
         let mut registered = lock(&self.registered);
-        let ended = std::mem::take(&mut registered.callbacks);
         while registered.is_called_by_others(thread) {
             registered = wait(&self.called, &self.registered, registered, may_wait)?;
         }
+        let ended = std::mem::take(&mut registered.callbacks);
         drop(registered);
         // Without the lock: a callback may hold anything.
         drop(ended);
@@ -147,6 +147,11 @@ impl HeldRange {
     fn tell_discarded(&self, pages: &[u32]) {
         let thread = ThisThread::get().number();
         let callbacks = {
+            let table = lock(&self.table);
+            // Who ends the range, with the table locked, waits for those that are called by then.
+            if table.life != RangeLife::Held {
+                return;
+            }
             let mut registered = lock(&self.listeners.registered);
             registered.callers.push(thread);
             registered.callbacks.clone()
