@@ -199,21 +199,21 @@ impl Discardable for HeldRange {
     }
 
     fn discard(&self, priority: i32, bytes: u64, most: u64, waits: bool) -> u64 {
-        let mut left = bytes.div_ceil(self.page_bytes()).min(most / self.page_bytes()) as usize;
-        let (mut released, mut staying) = (0, Vec::new());
+        let wanted = bytes.div_ceil(self.page_bytes()).min(most / self.page_bytes());
+        let (mut left, mut staying) = (wanted as usize, Vec::new());
         loop {
             let kept_before = staying.len();
             let pages = self.take_pages(priority, left, &mut staying, waits);
             left -= pages.len();
             if !pages.is_empty() {
-                released += self.release(&pages, waits);
+                self.release(&pages, waits);
                 if !is_thread_for_others() {
                     self.tell_discarded(&pages);
                 }
             }
             // There may be others that can go.
             if left == 0 || staying.len() == kept_before {
-                return released;
+                return (wanted - left as u64) * self.page_bytes();
             }
         }
     }
@@ -272,14 +272,14 @@ impl HeldRange {
         pages
     }
 
-    /// Gives the driver what was decommitted at these pages, once the work that used it is done. Returns the bytes.
-    fn release(&self, pages: &[u32], waits: bool) -> u64 {
-        let Some(cache) = DeviceCaches::ranges_of(&self.pool) else { return 0 };
-        let Some(service) = cache.service_of(&self.pool) else { return 0 };
+    /// Gives the driver what was decommitted at these pages, once the work that used it is done.
+    fn release(&self, pages: &[u32], waits: bool) {
+        let Some(cache) = DeviceCaches::ranges_of(&self.pool) else { return };
+        let Some(service) = cache.service_of(&self.pool) else { return };
         let thread = ThisThread::get();
         let places: Vec<_> = pages.iter().map(|&page| self.offset(page)).collect();
         // What the driver refuses is tried again whenever memory is given back.
         let _ = settle(cache, thread, if waits { Patience::Wait } else { Patience::Ask });
-        release_places(cache, &service, &places, thread).unwrap_or(0)
+        let _ = release_places(cache, &service, &places, thread);
     }
 }
