@@ -253,6 +253,7 @@ class HandlePool:
             stream: The stream to set, as in :meth:`handle`.
             device: The device's ordinal, as in :meth:`handle`.
             timeout: How many seconds to wait for a handle if the pool has a :attr:`limit`; 30 by default.
+                ``float("inf")`` is refused in a callback of gpupool's.
 
         Returns:
             The lease, a context manager. It can also be ended by :meth:`Lease.release`.
@@ -2696,7 +2697,8 @@ def claim(nbytes: SupportsIndex, device: DeviceLike | None = None, timeout: floa
     Args:
         nbytes: The bytes, beyond what the process has.
         device: The device; the thread's current one by default.
-        timeout: How many seconds to wait at most; ``float("inf")`` for no end.
+        timeout: How many seconds to wait at most; ``float("inf")`` for no end, which is refused in a callback of
+            gpupool's.
 
     Returns:
         The claim, which ends with a ``with`` block, by ``release()``, or when it is dropped.
