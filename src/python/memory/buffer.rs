@@ -322,7 +322,7 @@ impl PyDeviceBuffer {
         dlpack::check_request(&*buffer, "DeviceBuffer", dl_device, copy)?;
         if get()?.kind() != Kind::Host {
             let device = buffer.device();
-            if let Some(consumer) = consumer(stream, device)? {
+            if let Some(consumer) = consumer(stream, Some(device))? {
                 py.detach(|| wait(&consumer, &buffer))?;
                 // A consumer ends its share when its array dies, even if its stream still has work on it.
                 buffer.record_consumer(&consumer)?;
