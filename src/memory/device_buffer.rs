@@ -153,8 +153,7 @@ impl DeviceBuffer {
         Ok(own)
     }
 
-    /// Makes later work on a stream wait for what was submitted to the buffer's own so far, of which nothing is known to be
-    /// done.
+    /// Makes later work on a stream wait for what was submitted to the buffer's own so far.
     ///
     /// # Errors
     /// `ErrorKind::InvalidValue` if the wait would cross the boundary of a capture, or a known one would be spoilt, and as
