@@ -686,6 +686,11 @@ class DeviceBuffer:
     Without a framework, write its bytes with :meth:`fill` and :meth:`copy_from`, and read them with :meth:`copy_to` and
     ``bytes(buffer)``, in stream order. ``len(buffer)`` is :attr:`nbytes`.
 
+    A buffer that was allocated on a thread's per-thread default stream (2) has a stream that no other thread can name.
+    If another thread copies, fills, shares or sends it, or asks for its ``__cuda_array_interface__``, and names no
+    stream, that thread's own default stream is used, after all work of the device so far, and a copy or a fill returns
+    when it is done. This raises InvalidValue while a stream of the device is captured.
+
     See https://dmlc.github.io/dlpack/latest/python_spec.html and
     https://nvidia.github.io/numba-cuda/user/cuda_array_interface.html
 
@@ -876,6 +881,11 @@ class DeviceBuffer:
         """The buffer as an array of bytes, version 3; simulated memory does not have it.
 
         See https://nvidia.github.io/numba-cuda/user/cuda_array_interface.html
+
+        Raises:
+            AttributeError: The memory is simulated.
+            InvalidValue: The buffer was freed, or is on another thread's per-thread default stream while a stream of
+                the device is captured.
         """
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -901,7 +911,8 @@ class DeviceBuffer:
 
         Raises:
             BufferError: The memory would have to be copied or moved.
-            InvalidValue: The buffer was freed, or ``stream`` is not a stream.
+            InvalidValue: The buffer was freed, ``stream`` is not a stream, or one of the two streams is captured and
+                the other one's work is not part of that capture.
         """
 
 def empty(nbytes: SupportsIndex, stream: StreamLike | None = None) -> DeviceBuffer:

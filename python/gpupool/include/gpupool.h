@@ -361,7 +361,7 @@ typedef struct gpupool_api {
   int (*pool_by_id)(int device, const gpupool_pool_id *id, gpupool_pool **pool);
 
   /* Declares that a stream is never destroyed, so that gpupool may query it and record events on it at any time. Other
-   * streams it uses only in calls that name them. */
+   * streams it uses only in calls that name them. A per-thread default stream is refused: each thread has another. */
   int (*declare_lasting)(int device, void *stream);
   /* Until end_expecting_captures a stream of the device may be captured that gpupool does not know of, so gpupool records
    * no events for the whole device, which would invalidate the capture. Calls are counted. It waits for calls for the whole
