@@ -268,8 +268,8 @@ soak: .venv/library ## SECONDS (3600) of random operations against the naive mod
 	  "$$(tests/program.sh test --no-run --test models)" $(SECONDS)
 
 .PHONY: gpu
-gpu: .venv/ready .venv/frameworks allocators resources ## build/gpu: all that a GPU machine without Rust or network needs, and run.sh to run it there
-	bash tests/gpu/build.sh build/gpu
+gpu: .venv/ready .venv/frameworks allocators resources ## build/gpu: all that a GPU machine without Rust or network needs, and run.sh to run it there; PROFILE=dev only to see that it can be built
+	bash tests/gpu/build.sh build/gpu $(PROFILE)
 
 .PHONY: clean
 clean: ## remove everything built

@@ -177,6 +177,11 @@ impl<T> Drop for PooledSlice<T> {
     fn drop(&mut self) {
         // SAFETY: it is taken once, here. `leak` has the slice's stream wait for others that used it, and frees nothing.
         unsafe { ManuallyDrop::take(&mut self.slice) }.leak();
+        // Of a per-thread default stream it was this thread's that waits, which need not be the memory's own.
+        // SAFETY: the stream is of the device, and lives as long as this.
+        let waiting = unsafe { Stream::view_of(self.stream.cu_stream().cast(), self.buffer.device()) };
+        // Refused in a forked child, where nothing is freed.
+        let _ = self.buffer.record_stream(&waiting);
     }
 }
 

@@ -47,6 +47,15 @@ def end_log(patience: float) -> None:
     It waits for a thread that hands records over, but not longer than so many seconds.
     """
 
+def pause_log(patience: float) -> None:
+    """Start no thread for log records until :func:`resume_log`; a forked child starts some without that.
+
+    It waits for a thread that is starting, but not longer than so many seconds.
+    """
+
+def resume_log() -> None:
+    """Start threads for log records again, and one for those that were made meanwhile."""
+
 class Error(Exception):
     """The base class of gpupool's errors.
 
@@ -244,6 +253,7 @@ class HandlePool:
             stream: The stream to set, as in :meth:`handle`.
             device: The device's ordinal, as in :meth:`handle`.
             timeout: How many seconds to wait for a handle if the pool has a :attr:`limit`; 30 by default.
+                ``float("inf")`` is refused in a callback of gpupool's.
 
         Returns:
             The lease, a context manager. It can also be ended by :meth:`Lease.release`.
@@ -676,6 +686,11 @@ class DeviceBuffer:
     Without a framework, write its bytes with :meth:`fill` and :meth:`copy_from`, and read them with :meth:`copy_to` and
     ``bytes(buffer)``, in stream order. ``len(buffer)`` is :attr:`nbytes`.
 
+    A buffer that was allocated on a thread's per-thread default stream (2) has a stream that no other thread can name.
+    If another thread copies, fills, shares or sends it, or asks for its ``__cuda_array_interface__``, and names no
+    stream, that thread's own default stream is used, after all work of the device so far, and a copy or a fill returns
+    when it is done. This raises InvalidValue while a stream of the device is captured.
+
     See https://dmlc.github.io/dlpack/latest/python_spec.html and
     https://nvidia.github.io/numba-cuda/user/cuda_array_interface.html
 
@@ -885,6 +900,11 @@ class DeviceBuffer:
         """The buffer as an array of bytes, version 3; simulated memory does not have it.
 
         See https://nvidia.github.io/numba-cuda/user/cuda_array_interface.html
+
+        Raises:
+            AttributeError: The memory is simulated.
+            InvalidValue: The buffer was freed, or is on another thread's per-thread default stream while a stream of
+                the device is captured.
         """
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -910,7 +930,8 @@ class DeviceBuffer:
 
         Raises:
             BufferError: The memory would have to be copied or moved.
-            InvalidValue: The buffer was freed, or ``stream`` is not a stream.
+            InvalidValue: The buffer was freed, ``stream`` is not a stream, or one of the two streams is captured and
+                the other one's work is not part of that capture.
         """
 
 def empty(nbytes: SupportsIndex, stream: StreamLike | None = None) -> DeviceBuffer:
@@ -2706,7 +2727,8 @@ def claim(nbytes: SupportsIndex, device: DeviceLike | None = None, timeout: floa
     Args:
         nbytes: The bytes, beyond what the process has.
         device: The device; the thread's current one by default.
-        timeout: How many seconds to wait at most; ``float("inf")`` for no end.
+        timeout: How many seconds to wait at most; ``float("inf")`` for no end, which is refused in a callback of
+            gpupool's.
 
     Returns:
         The claim, which ends with a ``with`` block, by ``release()``, or when it is dropped.

@@ -60,7 +60,7 @@ pub(super) unsafe extern "C" fn synchronize(device: c_int, stream: *mut c_void) 
 
 pub(super) unsafe extern "C" fn declare_lasting(device: c_int, stream: *mut c_void) -> c_int {
     // SAFETY: the caller names a stream that is alive, of this device.
-    run(|| unsafe { stream_on_existing(device, stream) }.map(|stream| stream.declare_lasting()))
+    run(|| unsafe { stream_on_existing(device, stream) }?.declare_lasting())
 }
 
 pub(super) unsafe extern "C" fn expect_captures(device: c_int) -> c_int {

@@ -235,6 +235,8 @@ api! {
     ranges::range_on_discard: fn(*const RangeHandle, Option<DiscardFunction>, *mut c_void) -> c_int,
     /// Frees a range.
     ranges::range_release: fn(*mut RangeHandle, c_int, *mut c_void) -> c_int,
+    /// Frees a range of an owner that cannot keep it.
+    ranges::range_drop: fn(*mut RangeHandle) -> c_int,
     /// Makes this process a neighbour of the user's others, and sets what they are told of it.
     neighbours::set_neighbour: fn(c_int, *const c_char, u64, u64, c_int) -> c_int,
     /// Returns how many bytes of a device this process could have.

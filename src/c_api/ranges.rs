@@ -11,7 +11,7 @@ use crate::memory::{CommitOptions, MemoryRange, reserve_range_of};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::runtime::Stream;
 
-/// `gpupool_range`: a range, until `range_release` ends it.
+/// `gpupool_range`: a range, until `range_release` or `range_drop` ends it.
 #[derive(Debug)]
 pub struct RangeHandle(MemoryRange);
 
@@ -212,6 +212,17 @@ pub(super) unsafe extern "C" fn range_release(range: *mut RangeHandle, device: c
         held.release(stream.as_ref())?;
         // SAFETY: `pool_reserve_range` made it, and the caller gives it up.
         drop(unsafe { Box::from_raw(range) });
+        Ok(())
+    })
+}
+
+pub(super) unsafe extern "C" fn range_drop(range: *mut RangeHandle) -> c_int {
+    run(|| {
+        // SAFETY: the caller passes a range that was not released, or null.
+        unsafe { range_of(range) }?;
+        let _stack = hold_stack(Purpose::Free);
+        // SAFETY: `pool_reserve_range` made it, and the caller gives it up.
+        unsafe { Box::from_raw(range) }.0.give_up();
         Ok(())
     })
 }

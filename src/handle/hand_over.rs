@@ -21,17 +21,9 @@ pub(super) fn wait_for_former(
     if !library.keeps_scratch() || pooled.is_ready_for(stream) {
         return Ok(true);
     }
-    let is_ready = match pooled.ready_for() {
-        Some(former) => {
-            let _activity = Activity::begin(format_args!("hand over {} handle", OneLine(library.name())));
-            wait_for(runtime, &former, stream, at_all_costs)?
-        }
-        None => true,
-    };
-    if is_ready {
-        pooled.note_ready_for(stream);
-    }
-    Ok(is_ready)
+    let Some(former) = pooled.ready_for() else { return Ok(true) };
+    let _activity = Activity::begin(format_args!("hand over {} handle", OneLine(library.name())));
+    wait_for(runtime, &former, stream, at_all_costs)
 }
 
 fn wait_for(

@@ -211,7 +211,7 @@ impl HandlePool {
     /// As [`HandlePool::lease`], but waits at most so long.
     ///
     /// # Errors
-    /// As [`HandlePool::lease`].
+    /// As [`HandlePool::lease`]; `ErrorKind::InvalidValue` in a callback, if it would have to wait and the time never ends.
     #[inline]
     pub fn lease_within(&self, stream: &Stream, timeout: Duration) -> Result<Lease> {
         self.lease_for(stream, Some(timeout))

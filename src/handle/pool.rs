@@ -40,7 +40,7 @@ pub(crate) struct LibraryPool {
 
 const NO_LIMIT: usize = usize::MAX;
 
-/// A handle during a call of a user's library, which may panic: then it becomes idle. gpupool's own do not.
+/// A handle during a call of a user's library, which may panic: then it goes back. gpupool's own do not.
 struct InUse<'a> {
     on_device: &'a DevicePool,
     pooled: Option<Arc<PooledHandle>>,
@@ -57,7 +57,7 @@ impl<'a> InUse<'a> {
 
 impl Drop for InUse<'_> {
     fn drop(&mut self) {
-        self.on_device.put_idle(self.pooled.take());
+        self.pooled.take().into_iter().for_each(|pooled| self.on_device.put_back(pooled));
     }
 }
 
@@ -175,9 +175,9 @@ impl LibraryPool {
         error.on(device)
     }
 
-    /// Resets what the former owner of an idle handle may have changed, and sets the stream. On a refusal the handle is
-    /// idle again. Returns none if the handle was given up, since something of its former owner's is in use: then there is
-    /// room for another, which the caller uses or leaves.
+    /// Resets what the former owner of a handle may have changed, and sets the stream. On a refusal the handle is where it was:
+    /// idle, or held. Returns none if it has no use for the request, since something of its former owner's is in use: then
+    /// there is room for another, which the caller uses or leaves.
     #[inline(always)]
     pub(super) fn make_ready(
         &self,
@@ -236,7 +236,8 @@ impl LibraryPool {
         }
     }
 
-    /// Ends a refused hand-over: no request gets the handle again if the reason is what its former owner has in use.
+    /// Ends a refused hand-over: no request gets the handle again if the reason is what its former owner has in use, who may
+    /// hold it still and goes on with it.
     #[cold]
     fn give_up(
         &self,
@@ -245,8 +246,12 @@ impl LibraryPool {
         stream: &Stream,
         error: Error,
     ) -> Result<Option<Arc<PooledHandle>>> {
-        if !self.library.cannot_be_reset(&pooled.handle) {
+        let is_held = pooled.holder().is_some();
+        if !self.library.cannot_be_reset(&pooled.handle) || (is_held && !on_device.make_room()) {
             return Err(self.put_back(on_device, pooled, stream, error));
+        }
+        if is_held {
+            return Ok(None);
         }
         let (name, error) = (OneLine(self.library.name()), error.on(stream.device()));
         warn!(target: HANDLE, "{name}: a handle is given up, as something of its former owner's is in use: {error}");
@@ -257,7 +262,7 @@ impl LibraryPool {
 
     #[cold]
     fn put_back(&self, on_device: &DevicePool, pooled: Arc<PooledHandle>, stream: &Stream, error: Error) -> Error {
-        on_device.put_idle([pooled]);
+        on_device.put_back(pooled);
         self.refused(stream.device(), error)
     }
 

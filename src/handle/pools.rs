@@ -27,8 +27,8 @@ pub(super) fn add(pool: &'static LibraryPool) {
 struct AllPools;
 
 impl IdleHandles for AllPools {
-    fn release(&self, device: Device) {
-        release_where(device, |pool| !pool.library.is_of_program());
+    fn release(&self, device: Device) -> usize {
+        release_where(device, |pool| !pool.library.is_of_program())
     }
 }
 
@@ -78,10 +78,10 @@ pub(crate) fn release_idle(device: Device) {
     release_where(device, |_| true);
 }
 
-fn release_where(device: Device, is_meant: impl Fn(&LibraryPool) -> bool) {
-    let Ok(runtime) = runtime::get() else { return };
-    for pool in all().into_iter().filter(|pool| is_meant(pool)) {
-        // A failure to trim one pool does not stop the rest.
-        let _ = pool.trim(runtime, device);
-    }
+/// Returns how many were destroyed.
+fn release_where(device: Device, is_meant: impl Fn(&LibraryPool) -> bool) -> usize {
+    let Ok(runtime) = runtime::get() else { return 0 };
+    let meant = all().into_iter().filter(|pool| is_meant(pool));
+    // A failure to trim one pool does not stop the rest; it may have destroyed some.
+    meant.map(|pool| pool.trim(runtime, device).unwrap_or(1)).sum()
 }

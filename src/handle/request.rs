@@ -13,7 +13,7 @@ use super::pool::LibraryPool;
 use crate::error::{Error, ErrorKind, OneLine, PoolExhausted, Result};
 use crate::ids::Device;
 use crate::runtime::{Runtime, Stream};
-use crate::sync::{Interrupted, Interruption};
+use crate::sync::{Interrupted, Interruption, MayWait};
 
 /// How long a request waits for a handle of a pool with a limit, unless it gives a time. Not for ever: the holders of
 /// handles may be waiting for the thread that requests one. The length is a choice, and rests on no measurement.
@@ -30,8 +30,9 @@ pub(crate) trait Claim: Sized {
     /// If it cannot be held; it is idle then.
     fn claim(pool: &'static LibraryPool, stream: &Stream, pooled: Arc<PooledHandle>) -> Result<Self>;
 
-    /// Takes a handle that the caller holds for another stream, if it may hold no more.
-    fn take_own(_pool: &'static LibraryPool, _device: Device) -> Option<Arc<PooledHandle>> {
+    /// Returns a handle that the caller holds for another stream, if it may hold no more. It holds it until this request has
+    /// it.
+    fn own(_pool: &'static LibraryPool, _device: Device) -> Option<Arc<PooledHandle>> {
         None
     }
 }
@@ -77,8 +78,8 @@ pub(super) fn begin<'s, T: Claim>(
     stream: &'s Stream,
 ) -> Result<HandleAttempt<'s, T>> {
     let on_device = pool.on(stream.device())?;
-    let turn = match T::take_own(pool, stream.device()) {
-        Some(own) => Ok(on_device.take_back(own)),
+    let turn = match T::own(pool, stream.device()) {
+        Some(own) => Ok(on_device.take_held(own)),
         None => on_device.take(stream.raw()),
     };
     let turn = match turn {
@@ -121,11 +122,16 @@ impl<T: Claim> Unfinished<'_, T> {
     /// Does the rest: waits for the request's turn, and makes the handle ready or creates one.
     ///
     /// # Errors
-    /// `ErrorKind::Unavailable` if the wait was interrupted; else as the request it finishes.
+    /// `ErrorKind::Unavailable` if the wait was interrupted; `ErrorKind::InvalidValue` for one without an end in a callback;
+    /// else as the request it finishes.
     #[cold]
     pub(crate) fn finish(mut self, timeout: Option<Duration>, interruption: Interruption<'_>) -> Result<T> {
         let timeout = timeout.unwrap_or(WAIT);
         let name = OneLine(self.pool.library.name());
+        if matches!(self.turn, Some(Err(_))) {
+            let may_wait = MayWait::until_callbacks_end("a handle is free, without a timeout");
+            may_wait.check_for(timeout).map_err(|refused| self.pool.refused(self.stream.device(), refused))?;
+        }
         let turn = match self.turn.take() {
             Some(Ok(turn)) => Some(turn),
             Some(Err(place)) => {
@@ -156,11 +162,11 @@ impl<T: Claim> Unfinished<'_, T> {
                 None => self.create(),
             },
             Ok(false) => {
-                self.on_device.put_idle([pooled]);
+                self.on_device.put_back(pooled);
                 if self.on_device.make_room() { self.create() } else { Err(self.exhausted(Duration::ZERO)) }
             }
             Err(error) => {
-                self.on_device.put_idle([pooled]);
+                self.on_device.put_back(pooled);
                 Err(self.pool.refused(self.stream.device(), error))
             }
         }

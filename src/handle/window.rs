@@ -44,24 +44,30 @@ impl Handle {
 impl Claim for Handle {
     fn claim(pool: &'static LibraryPool, stream: &Stream, pooled: Arc<PooledHandle>) -> Result<Self> {
         let (handle, device) = (Self::of(&pooled), stream.device());
+        let place = far_slots(pool, device).into_iter().find(|slot| slot.has(&pooled));
+        if place.is_some_and(|of_another_stream| of_another_stream.take().is_some()) {
+            events::note(pool.library, device, HandleAction::GiveBack, &pooled.handle);
+        }
         events::note(pool.library, device, HandleAction::Take, &pooled.handle);
         if let Err((error, pooled)) = hold(pool, stream, pooled) {
             pool.give_back(device, pooled);
             return Err(error);
         }
+        let own = far_slots(pool, device);
+        if let Some(oldest) = own.first().filter(|_| own.len() > STREAMS).and_then(|oldest| oldest.take()) {
+            pool.give_back(device, oldest);
+        }
         Ok(handle)
     }
 
-    fn take_own(pool: &'static LibraryPool, device: Device) -> Option<Arc<PooledHandle>> {
+    fn own(pool: &'static LibraryPool, device: Device) -> Option<Arc<PooledHandle>> {
         if !pool.library.keeps_scratch() {
             return None;
         }
         let (own, on_device) = (far_slots(pool, device), pool.on(device).ok()?);
         // If others hold the rest of the limit, waiting for them might be waiting for this thread.
         let is_last = || on_device.is_full() && on_device.idle_count() == 0;
-        let pooled = own.first().filter(|_| own.len() >= STREAMS || is_last())?.take()?;
-        events::note(pool.library, device, HandleAction::GiveBack, &pooled.handle);
-        Some(pooled)
+        own.first().filter(|_| own.len() >= STREAMS || is_last())?.unused()
     }
 }
 
@@ -96,6 +102,15 @@ impl FarSlot {
 
     fn is_empty(&self) -> bool {
         self.pooled.try_borrow().is_ok_and(|pooled| pooled.is_none())
+    }
+
+    /// Returns the handle, unless it is in use.
+    fn unused(&self) -> Option<Arc<PooledHandle>> {
+        self.pooled.try_borrow_mut().ok()?.clone()
+    }
+
+    fn has(&self, pooled: &Arc<PooledHandle>) -> bool {
+        self.unused().is_some_and(|own| Arc::ptr_eq(&own, pooled))
     }
 
     /// Takes the handle out, unless it is in use.

@@ -21,8 +21,8 @@ static COUNTED: Mutex<Vec<HandlesInUse>> = Mutex::new(Vec::new());
 
 /// Who has idle handles: the pools, which are above this module.
 pub(crate) trait IdleHandles: Sync {
-    /// Destroys the idle handles of a device, but for those of libraries that are the program's own code.
-    fn release(&self, device: Device);
+    /// Destroys the idle handles of a device, but for those of libraries that are the program's own code. Returns how many.
+    fn release(&self, device: Device) -> usize;
 }
 
 static IDLE: OnceLock<&'static dyn IdleHandles> = OnceLock::new();
@@ -33,13 +33,14 @@ pub(crate) fn set_idle_handles(idle: &'static dyn IdleHandles) {
 }
 
 /// Destroys the idle handles of a device, but for those of libraries that are the program's own code. Returns the bytes
-/// that they used.
-pub(crate) fn release_idle(device: Device) -> u64 {
-    let Some(idle) = IDLE.get() else { return 0 };
+/// that they are known to have used, which may be none of many; nothing if no memory has gone.
+pub(crate) fn release_idle(device: Device) -> Option<u64> {
     let used = || handles_in_use(device).iter().map(|used| used.bytes).sum::<u64>();
     let before = used();
-    idle.release(device);
-    before.saturating_sub(used())
+    let count = IDLE.get()?.release(device);
+    let bytes = before.saturating_sub(used());
+    // Workspaces go without a handle, too.
+    (count > 0 || bytes > 0).then_some(bytes)
 }
 
 /// Counts a handle that was made, and its bytes.

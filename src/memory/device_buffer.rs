@@ -11,6 +11,8 @@ use crate::ids::Device;
 use crate::process;
 use crate::runtime::Stream;
 #[cfg(feature = "python")]
+use crate::runtime::{Event, RelaxedCapture, StreamIdentity, get};
+#[cfg(feature = "python")]
 use crate::sync::ThisThread;
 
 /// Device memory, aligned to 512 bytes, freed in stream order when dropped.
@@ -124,7 +126,9 @@ impl DeviceBuffer {
         self.stream.device()
     }
 
-    /// Returns the stream on which it was allocated, which the result keeps alive if it is one of gpupool's.
+    /// Returns the stream on which it was allocated, which the result keeps alive if it is one of gpupool's. A per-thread
+    /// default stream is that of the thread which allocated it, and no other thread can name it: there the result is the
+    /// calling thread's own, which is in no order with it.
     pub fn stream(&self) -> Stream {
         self.stream.kept()
     }
@@ -133,6 +137,50 @@ impl DeviceBuffer {
     #[cfg(feature = "python")]
     pub(crate) const fn own_stream(&self) -> &Stream {
         &self.stream
+    }
+
+    /// Returns its own stream for work of the calling thread: if that is the per-thread default stream of another one, which
+    /// alone can name it, this is the calling thread's, behind all work of the device so far.
+    ///
+    /// # Errors
+    /// As [`DeviceBuffer::hold_back`].
+    #[cfg(feature = "python")]
+    pub(crate) fn own_stream_here(&self) -> Result<Stream> {
+        let own = self.stream.view();
+        if self.is_of_another_threads_stream() {
+            self.hold_back(&own)?;
+        }
+        Ok(own)
+    }
+
+    /// Makes later work on a stream wait for what was submitted to the buffer's own so far.
+    ///
+    /// # Errors
+    /// `ErrorKind::InvalidValue` if the wait would cross the boundary of a capture, or a known one would be spoilt, and as
+    /// for [`Stream::wait`]; `ErrorKind::Library` if the driver refuses.
+    #[cfg(feature = "python")]
+    pub(crate) fn hold_back(&self, stream: &Stream) -> Result<()> {
+        let own = &self.stream;
+        let event = if self.is_of_another_threads_stream() {
+            let event = Event::of(own.device())?;
+            // The stream's capture may be one that gpupool does not know of.
+            if stream.is_captured()? || !event.record_or_await_context()? {
+                return Err(Error::invalid_value(
+                    "the buffer was allocated on another thread's per-thread default stream, whose work cannot be waited for \
+                     while a stream of its device is captured: do this outside of the capture, or allocate it on a stream that \
+                     both threads can name",
+                ));
+            }
+            event
+        } else {
+            if StreamIdentity::of(stream)?.is_behind(&StreamIdentity::of(own)?) || !must_wait(stream, own)? {
+                return Ok(());
+            }
+            let event = Event::of(own.device())?;
+            event.record(own)?;
+            event
+        };
+        stream.wait(&event)
     }
 
     /// Returns whether its own stream is the per-thread default stream of another thread, which alone can name it.
@@ -299,6 +347,35 @@ impl DeviceBuffer {
 pub fn attach(token: &ShareToken, device: Option<Device>, stream: Option<&Stream>) -> Result<DeviceBuffer> {
     let (attached, stream) = share::attach(token, device, stream)?;
     Ok(DeviceBuffer { bytes: attached.bytes, held: BufferMemory::Attached(Box::new(attached)), stream })
+}
+
+/// Returns whether a stream must wait for the work so far on another one, which the calling thread names too.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` if just one of them is captured, or they are by different captures.
+#[cfg(feature = "python")]
+fn must_wait(stream: &Stream, earlier: &Stream) -> Result<bool> {
+    let is_one_capture =
+        || matches!((stream.capture(), earlier.capture()), (Ok(Some(one)), Ok(Some(other))) if one == other);
+    match (stream.is_captured()?, earlier.is_captured()?) {
+        (false, false) => Ok(true),
+        (true, false) => {
+            // The query spoils captures of this thread, and of others in global mode.
+            let _relaxed = RelaxedCapture::new(get()?)?;
+            if earlier.query()? {
+                return Ok(false);
+            }
+            Err(Error::invalid_value(
+                "the consumer's stream is being captured, and its graph cannot wait for work outside of it, which the buffer's \
+                 stream has: wait for that one first, or export the buffer before the capture",
+            ))
+        }
+        (true, true) if is_one_capture() => Ok(true),
+        (_, true) => Err(Error::invalid_value(
+            "the buffer's stream is being captured, and the consumer's is not part of that capture, so that it cannot wait for \
+             what the graph will do: export the buffer after the capture, or for a stream that is part of it",
+        )),
+    }
 }
 
 impl Drop for DeviceBuffer {

@@ -4,7 +4,7 @@
 //! with the GIL or without. To ask for the GIL there could wait for a thread that waits for those locks. So a record is
 //! queued, without waiting or running Python, and a thread hands over what is queued. It is none of Python's own threads, which
 //! gevent and others replace by what runs only where the others wait; and it ends when the queue is empty, since each fork of a
-//! process with two threads is warned of by Python.
+//! process with two threads is warned of by Python. It starts beside no fork: see `python/gpupool/_logging`.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -33,6 +33,8 @@ const STACK: usize = 8 << 20;
 enum LogReader {
     /// The next entry starts one.
     None,
+    /// It is becoming one of Python's threads, for which it takes a lock of the interpreter's.
+    Starting,
     Running,
     /// None is started any more.
     Ended,
@@ -41,18 +43,26 @@ enum LogReader {
 struct Entries {
     list: VecDeque<LogRecord>,
     reader: LogReader,
+    /// The threads that are forking the process: meanwhile none is started.
+    forking: usize,
+}
+
+impl Entries {
+    fn is_busy(&self) -> bool {
+        matches!(self.reader, LogReader::Starting | LogReader::Running)
+    }
 }
 
 struct Queue {
     entries: Mutex<Entries>,
-    /// Notified when a reader has handed over all.
-    is_idle: Condvar,
+    /// Notified when a reader has started, and when it has handed over all.
+    changed: Condvar,
     lost: AtomicU64,
 }
 
 static QUEUE: Queue = Queue {
-    entries: Mutex::new(Entries { list: VecDeque::new(), reader: LogReader::None }),
-    is_idle: Condvar::new(),
+    entries: Mutex::new(Entries { list: VecDeque::new(), reader: LogReader::None, forking: 0 }),
+    changed: Condvar::new(),
     lost: AtomicU64::new(0),
 };
 
@@ -78,10 +88,15 @@ impl Queue {
             return;
         };
         entries.list.push_back(entry);
-        if entries.reader != LogReader::None {
+        self.start_reader(entries);
+    }
+
+    /// Starts a reader if there are entries for it, and none.
+    fn start_reader(&self, mut entries: MutexGuard<'_, Entries>) {
+        if entries.reader != LogReader::None || entries.forking > 0 || entries.list.is_empty() {
             return;
         }
-        entries.reader = LogReader::Running;
+        entries.reader = LogReader::Starting;
         drop(entries);
         // Handlers may need as much of it as on Python's own threads.
         if thread::Builder::new().stack_size(STACK).spawn(|| QUEUE.read()).is_err()
@@ -89,15 +104,26 @@ impl Queue {
         {
             // The next entry asks again.
             entries.reader = LogReader::None;
-            self.is_idle.notify_all();
+            self.changed.notify_all();
         }
     }
 
     /// Hands over entries until there is none.
     fn read(&self) {
-        while let Some(entries) = self.take() {
+        let attached = Python::try_attach(|py| {
+            let mut entries = lock(&self.entries);
+            if entries.reader == LogReader::Starting {
+                entries.reader = LogReader::Running;
+            }
+            drop(entries);
+            self.changed.notify_all();
+            while let Some(entries) = self.take() {
+                hand_over(py, entries);
+            }
+        });
+        if attached.is_none() {
             // Where the interpreter has ended nobody takes them.
-            let _ = Python::try_attach(|py| hand_over(py, entries));
+            while self.take().is_some() {}
         }
     }
 
@@ -105,10 +131,10 @@ impl Queue {
     fn take(&self) -> Option<Vec<LogRecord>> {
         let mut entries = lock(&self.entries);
         if entries.list.is_empty() {
-            if entries.reader == LogReader::Running {
+            if entries.is_busy() {
                 entries.reader = LogReader::None;
             }
-            self.is_idle.notify_all();
+            self.changed.notify_all();
             return None;
         }
         let taken = std::mem::take(&mut entries.list);
@@ -131,12 +157,25 @@ impl Queue {
     fn end(&self, patience: Duration) -> Option<Vec<LogRecord>> {
         // In the child of a fork it may be locked for ever.
         let entries = self.try_entries()?;
-        let is_busy = |entries: &mut Entries| entries.reader == LogReader::Running;
-        let waited = self.is_idle.wait_timeout_while(entries, patience, is_busy);
+        let waited = self.changed.wait_timeout_while(entries, patience, |entries| entries.is_busy());
         let (mut entries, waited) = waited.unwrap_or_else(PoisonError::into_inner);
         entries.reader = LogReader::Ended;
         drop(entries);
         if waited.timed_out() { None } else { self.take() }
+    }
+
+    /// Lets no reader start until [`Self::resume`], and waits, but not longer than this, until one that is starting has started.
+    fn pause(&self, patience: Duration) {
+        let Some(mut entries) = self.try_entries() else { return };
+        entries.forking += 1;
+        let is_starting = |entries: &mut Entries| entries.reader == LogReader::Starting;
+        drop(self.changed.wait_timeout_while(entries, patience, is_starting));
+    }
+
+    fn resume(&self) {
+        let Some(mut entries) = self.try_entries() else { return };
+        entries.forking = entries.forking.saturating_sub(1);
+        self.start_reader(entries);
     }
 }
 
@@ -209,7 +248,21 @@ pub(super) fn clear_log_records() {
     if let Some(mut entries) = QUEUE.try_entries() {
         entries.list.clear();
         entries.reader = LogReader::None;
+        entries.forking = 0;
     }
+}
+
+#[doc = docstring!("pause_log")]
+#[pyfunction]
+pub(super) fn pause_log(py: Python<'_>, patience: f64) {
+    let patience = Duration::try_from_secs_f64(patience).unwrap_or_default();
+    py.detach(|| QUEUE.pause(patience));
+}
+
+#[doc = docstring!("resume_log")]
+#[pyfunction]
+pub(super) fn resume_log() {
+    QUEUE.resume();
 }
 
 #[doc = docstring!("end_log")]

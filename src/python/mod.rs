@@ -86,7 +86,7 @@ mod _native {
     #[pymodule_export]
     use super::info::{cuda_builds, device_info, driver_version, runtimes_passed_over};
     #[pymodule_export]
-    use super::logging::{clear_log_records, end_log, set_log_level, start_log};
+    use super::logging::{clear_log_records, end_log, pause_log, resume_log, set_log_level, start_log};
     #[pymodule_export]
     use super::memory::{
         PyCApi, PyCapture, PyCudaCoreMemory, PyCupyAllocator, PyCupyPinnedAllocator, PyCupyPinnedMemory,

@@ -1,5 +1,6 @@
 //! The `with` blocks of one object that are entered, each by a thread or a task.
 
+use std::convert::Infallible;
 use std::sync::Mutex;
 
 use pyo3::prelude::*;
@@ -7,6 +8,18 @@ use pyo3::prelude::*;
 use super::ffi::frames::calling_generator;
 use crate::error::{Error, Result};
 use crate::sync::{ThisThread, ThreadNumber, lock};
+
+/// An argument of `__exit__` that makes no difference.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ignored;
+
+impl<'py> FromPyObject<'_, 'py> for Ignored {
+    type Error = Infallible;
+
+    fn extract(_argument: Borrowed<'_, 'py, PyAny>) -> Result<Self, Infallible> {
+        Ok(Self)
+    }
+}
 
 /// A `with` block that a thread has entered and not left.
 #[derive(Debug)]

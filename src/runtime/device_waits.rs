@@ -1,6 +1,6 @@
-//! Waits for a whole device, in place of a device-wide event, which drivers before CUDA 12.5 lack. Events of the known
-//! streams would not do: they miss a stream that may be gone, and so does the legacy default stream, unless that one
-//! blocks. Much may wait for one device, so the start of the last wait is kept: earlier work needs no other.
+//! Waits for a whole device, in place of a device-wide event, which drivers before CUDA 12.5 lack, and HIP. Events of the
+//! known streams would not do: they miss a stream that may be gone, and so does the legacy default stream, unless that
+//! one blocks. Much may wait for one device, so the start of the last wait is kept: earlier work needs no other.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;

@@ -17,7 +17,7 @@ pub(crate) enum ContextRecord {
     Recorded,
     /// Not done: it would spoil a known capture.
     Captured,
-    /// Not done: the driver, before CUDA 12.5, cannot. The device can be waited for.
+    /// Not done: the driver, before CUDA 12.5 or HIP's, cannot. The device can be waited for.
     Unsupported,
 }
 

@@ -4,33 +4,50 @@
 
 use std::cell::RefCell;
 use std::marker::PhantomData;
-use std::mem::ManuallyDrop;
-use std::sync::Arc;
+use std::mem::{self, ManuallyDrop};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use super::{BoundDevice, Stream, get};
 use crate::error::{Error, Result};
 use crate::ids::Device;
-use crate::sync::take_last;
+use crate::process;
+use crate::sync::{lock, take_last};
 
 #[derive(Debug)]
 struct Scope {
     /// Whether another thread has ended it. It goes with the thread's next scope.
     is_over: Arc<AtomicBool>,
-    /// Not dropped by the end of the thread, which may call no driver: a forgotten scope keeps its stream.
+    /// Neither is dropped by the end of the thread, which may call no driver.
     stream: ManuallyDrop<Stream>,
     bound: ManuallyDrop<BoundDevice>,
 }
 
+struct Scopes(RefCell<Vec<Scope>>);
+
 thread_local! {
-    static SCOPES: RefCell<Vec<Scope>> = const { RefCell::new(Vec::new()) };
+    static SCOPES: Scopes = const { Scopes(RefCell::new(Vec::new())) };
+}
+
+/// Streams of scopes that threads had when they ended, forgotten ones and those that another thread has ended. They go with the
+/// next scope of any thread.
+static LEFT: Mutex<Vec<Stream>> = Mutex::new(Vec::new());
+
+impl Drop for Scopes {
+    fn drop(&mut self) {
+        // In a forked child the lock may be held for ever.
+        if !process::is_forked() {
+            let streams = self.0.get_mut().drain(..).map(|scope| ManuallyDrop::into_inner(scope.stream));
+            lock(&LEFT).extend(streams);
+        }
+    }
 }
 
 /// Takes the stream of the innermost scope on the device, if any. No call is made during the borrow, so it cannot fail.
 #[inline]
 fn innermost(device: Device, take: impl FnOnce(&Stream) -> Stream) -> Option<Stream> {
     let taken = SCOPES.try_with(|scopes| {
-        let scopes = scopes.try_borrow().ok()?;
+        let scopes = scopes.0.try_borrow().ok()?;
         scopes
             .iter()
             .rev()
@@ -69,7 +86,7 @@ impl Scope {
 /// Takes the thread's last scope that this holds for out of the list.
 fn take(is_meant: impl FnMut(&Scope) -> bool) -> Option<Scope> {
     let taken = SCOPES.try_with(|scopes| {
-        let mut scopes = scopes.try_borrow_mut().ok()?;
+        let mut scopes = scopes.0.try_borrow_mut().ok()?;
         take_last(&mut scopes, is_meant)
     });
     taken.ok().flatten()
@@ -81,10 +98,13 @@ pub(crate) fn enter(stream: &Stream) -> Result<EnteredStream> {
     while let Some(ended) = take(|scope| scope.is_over.load(Ordering::Acquire)) {
         ended.end();
     }
+    // Outside the lock.
+    let left = mem::take(&mut *lock(&LEFT));
+    drop(left);
     let stream = stream.kept();
     let bound = BoundDevice::of(runtime, stream.device())?;
     let entered = SCOPES.try_with(|scopes| {
-        let mut scopes = scopes.try_borrow_mut().ok()?;
+        let mut scopes = scopes.0.try_borrow_mut().ok()?;
         let (stream, bound) = (ManuallyDrop::new(stream), ManuallyDrop::new(bound));
         let is_over = Arc::new(AtomicBool::new(false));
         scopes.push(Scope { is_over: Arc::clone(&is_over), stream, bound });

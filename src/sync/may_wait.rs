@@ -8,8 +8,12 @@ use std::fmt::{self, Display};
 use std::marker::PhantomData;
 #[cfg(feature = "python")]
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use crate::error::{Error, Result};
+
+/// Longer than any program runs: so long a timeout is none.
+pub(crate) const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// Others' code that gpupool calls.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -107,6 +111,14 @@ impl MayWait {
     /// `ErrorKind::InvalidValue` if the thread has something in hand that others wait for.
     pub(crate) fn check(self) -> Result<()> {
         if self.is_refused { Err(self.refused()) } else { Ok(()) }
+    }
+
+    /// The same for a wait of at most so long, which ends whatever others do, unless it is longer than any program runs.
+    ///
+    /// # Errors
+    /// As [`MayWait::check`].
+    pub(crate) fn check_for(self, timeout: Duration) -> Result<()> {
+        if timeout < FOREVER { Ok(()) } else { self.check() }
     }
 
     #[cold]

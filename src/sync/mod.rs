@@ -38,7 +38,7 @@ pub(crate) use interruption::{Interrupted, Interruption};
 pub(crate) use locks::{lock, read, take_last, try_lock, wait, wait_for_driver, wait_until, write};
 #[cfg(feature = "python")]
 pub(crate) use may_wait::set_detach;
-pub(crate) use may_wait::{CallbackKind, InHand, MayWait, in_callback};
+pub(crate) use may_wait::{CallbackKind, FOREVER, InHand, MayWait, in_callback};
 pub(crate) use owner_lock::{OwnerGuard, OwnerLock};
 pub(crate) use requests::Requests;
 pub(crate) use shared_list::SharedList;

@@ -424,6 +424,10 @@ void double_set_capture(void *stream, int state) {
   if (state == 1) object->mappings = ++last;
   object->state = state;
 }
+void double_join_capture(void *stream, void *captured) {
+  alive("stream", stream)->mappings = alive("stream", captured)->mappings;
+  alive("stream", stream)->state = alive("stream", captured)->state;
+}
 int double_capture(void *stream) { return alive("stream", stream)->state; }
 unsigned long double_used(int device) { return used[device]; }
 unsigned long double_used_of_host(void) { return used[PINNED] + used[MAX_DEVICES] + used[MAX_DEVICES + 1]; }

@@ -19,7 +19,7 @@ typedef struct UserObject {
 
 enum { INVALID_CONTEXT = 201, CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76, VIRTUAL_MEMORY_SUPPORTED = 102 };
 enum { CAN_MAP_HOST_MEMORY = 19, POSIX_FD_SUPPORTED = 103, RDMA_WITH_VMM_SUPPORTED = 110 };
-enum { PCI_BUS = 33, PCI_DEVICE = 34, PCI_DOMAIN = 50, REGISTERED_IN_PLACE = 91, HOST_NUMA_ID = 134 };
+enum { PCI_BUS = 33, PCI_DEVICE = 34, PCI_DOMAIN = 50, REGISTERED_IN_PLACE = 91, MEMORY_POOLS_SUPPORTED = 115, HOST_NUMA_ID = 134 };
 // The driver's own pool, which says that it has so much.
 enum { POOL_RESERVED = 5, POOL_RESERVED_HIGH = 6, POOL_BYTES = 64 << 20 };
 
@@ -217,6 +217,7 @@ Result cuDeviceGetAttribute(int *value, int attribute, int device) {
     case RDMA_WITH_VMM_SUPPORTED: *value = is_rdma(); break;
     case CAN_MAP_HOST_MEMORY: *value = 1; break;
     case REGISTERED_IN_PLACE: *value = (int)number("FAKE_IN_PLACE", 1); break;
+    case MEMORY_POOLS_SUPPORTED: *value = 1; break;
     case HOST_NUMA_ID: *value = (int)number("FAKE_NUMA", -1); break;
     case PCI_BUS: case PCI_DEVICE: case PCI_DOMAIN: *value = device; break;
     default: wrong("attribute %d", attribute);

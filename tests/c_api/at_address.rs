@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ptr;
 
 use crate::common::c_pools::{Address, INVALID_VALUE, create, failed, for_graphs, free, options, succeeded, ticket};
-use crate::common::memory::{MIB, Random, assert_all_back};
+use crate::common::memory::{MIB, PAGE, Random, assert_all_back};
 use crate::common::stream;
 use gpupool::Stream;
 use gpupool::c_api::C_API;
@@ -72,6 +72,28 @@ fn a_block_is_placed_in_the_middle_of_what_is_free() {
     // Behind the slab, which stays for the next of its size, all is one piece again.
     succeeded(allocate_at(at(2 * MIB), 6 * MIB, &stream));
     free(at(2 * MIB));
+    // SAFETY: it is the only use.
+    succeeded(unsafe { (C_API.pool_release)(pool.0) });
+    assert_all_back();
+}
+
+#[test]
+fn a_small_block_without_a_slab_is_placed_where_it_was() {
+    host!(1, PAGE);
+    let (stream, pool) = (stream(0), create(options()));
+    // Beside it there is no room for a slab of 16 blocks.
+    let large = pool.try_allocate(PAGE - (100 << 10), ticket(), &stream).unwrap();
+    let small = pool.try_allocate(8 << 10, ticket(), &stream).unwrap();
+    for _ in 0..2 {
+        free(small);
+        succeeded(allocate_at(small, 8 << 10, &stream));
+    }
+    failed(allocate_at(small, 8 << 10, &stream), INVALID_VALUE, &["not free there"]);
+    // Nor where less than that is free.
+    let behind = Address(small.0 + (80 << 10));
+    failed(allocate_at(behind, 8 << 10, &stream), INVALID_VALUE, &["not free there"]);
+    free(small);
+    free(large);
     // SAFETY: it is the only use.
     succeeded(unsafe { (C_API.pool_release)(pool.0) });
     assert_all_back();

@@ -283,6 +283,10 @@ fn captures_that_are_expected_or_known_of_are_not_spoilt() {
     // SAFETY: the stream is alive and of the device.
     assert_eq!(unsafe { (C_API.declare_lasting)(0, stream.raw().as_ptr()) }, 0);
     assert!(is_spared(&stream), "a stream that lasts is asked");
+    let own = Stream::per_thread(gpupool::device(0).unwrap()).unwrap();
+    // SAFETY: the stream is alive and of the device.
+    let refused = unsafe { (C_API.declare_lasting)(0, own.raw().as_ptr()) };
+    assert_failed(refused, INVALID_VALUE, &["stream 2", "per-thread default stream"]);
     empty_cache().unwrap();
     assert_failed(expect(99), INVALID_VALUE, &["99"]);
     assert_failed(end(99), INVALID_VALUE, &["99"]);

@@ -3,7 +3,7 @@
 
 use std::cell::RefCell;
 use std::ffi::c_void;
-use std::ptr::{NonNull, null_mut, with_exposed_provenance_mut};
+use std::ptr::{NonNull, null, null_mut, with_exposed_provenance_mut};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Barrier, Mutex};
@@ -18,6 +18,7 @@ use crate::common::{MEMORY, device, stream, wait_until};
 use gpupool::c_api::{C_API, Event, RangeHandle};
 use gpupool::library::{Library, RawHandle};
 use gpupool::memory::SegmentSource;
+use gpupool::runtime::host::{Call, before_call, clear_before_call};
 use gpupool::{Backup, CommitOptions, Device, DeviceBuffer, HandlePool, MemPool, MemoryRange, Result, Stream, on_oom};
 
 /// Longer than any of the calls takes.
@@ -432,3 +433,77 @@ fn callbacks_that_release_each_others_ranges_do_not_wait_for_each_other() {
 }
 
 static ZERO: i32 = 0;
+
+static IS_RELEASING: AtomicU32 = AtomicU32::new(0);
+static IS_TOLD: AtomicU32 = AtomicU32::new(0);
+static HAS_GONE_ON: AtomicU32 = AtomicU32::new(0);
+static MAY_RETURN: AtomicU32 = AtomicU32::new(0);
+
+unsafe extern "C" fn note_and_wait(_context: *mut c_void, _pages: *const u32, _count: u64) {
+    IS_TOLD.store(1, Ordering::SeqCst);
+    wait_until("the callback may return", || MAY_RETURN.load(Ordering::SeqCst) == 1);
+}
+
+/// Runs in a call of the release, as the first of all calls: lets the thread that has taken a page go on, until it tells of it
+/// or has not done so.
+fn let_the_other_tell() {
+    if IS_RELEASING.swap(1, Ordering::SeqCst) == 0 {
+        let goes_on = || [&IS_TOLD, &HAS_GONE_ON].into_iter().any(|at| at.load(Ordering::SeqCst) == 1);
+        wait_until("the page is told of or not", goes_on);
+    }
+}
+
+#[test]
+fn a_release_in_a_callback_is_whole_though_another_thread_was_about_to_tell_of_a_page() {
+    host!(2, 4 * PAGE);
+    let (own, other) = (stream(0), stream(1));
+    let (mut pool, mut range, mut address) = (null_mut(), null_mut(), null_mut());
+    let of_any_kind = options();
+    // SAFETY: all places are those of pointers, the pages are as many, and the stream is alive.
+    unsafe {
+        succeeded((C_API.pool_create)(0, &raw const of_any_kind, &raw mut pool));
+        succeeded((C_API.pool_reserve_range)(pool, 4 * PAGE, PAGE, &raw mut range, &raw mut address));
+        succeeded((C_API.pool_release)(pool));
+        succeeded((C_API.range_on_discard)(range, Some(note_and_wait), null_mut()));
+        let stream = own.raw().as_ptr();
+        succeeded((C_API.range_commit)(range, [0, 1, 2].as_ptr(), 3, 0, stream, null(), -1));
+        succeeded((C_API.range_commit)(range, [3].as_ptr(), 1, 0, stream, &raw const ZERO, -1));
+    }
+    let fixed = MemPool::builder().device(device(1)).no_split(true).build().unwrap();
+    fixed.on_segment(|_| called(Kind::Segment)).unwrap().keep();
+    let (taken, is_taken) = channel();
+    // When the page was taken, and nobody has been told yet.
+    before_call(Call::MemoryUnmap, 0, move || {
+        before_call(Call::ExtentCreate, 0, || HAS_GONE_ON.store(1, Ordering::SeqCst));
+        Call::ALL.into_iter().for_each(|call| before_call(call, 0, let_the_other_tell));
+        taken.send(()).unwrap();
+        wait_until("the range is being released", || IS_RELEASING.load(Ordering::SeqCst) == 1);
+    });
+    let range = range.expose_provenance();
+    let (released, outcome) = channel();
+    let (begin, begun) = channel();
+    let act: Act = Box::new(move || {
+        begin.send(()).unwrap();
+        is_taken.recv_timeout(FOREVER).unwrap();
+        // SAFETY: the range is the test's, and not used after this.
+        let status = unsafe { (C_API.range_release)(with_exposed_provenance_mut(range), -1, null_mut()) };
+        let made_a_call = IS_RELEASING.swap(1, Ordering::SeqCst) == 1;
+        released.send((status, last_error(), made_a_call)).unwrap();
+        MAY_RETURN.store(1, Ordering::SeqCst);
+    });
+    thread::scope(|scope| {
+        let request = scope.spawn(move || {
+            begun.recv_timeout(FOREVER).unwrap();
+            gpupool::empty(PAGE, &own).unwrap()
+        });
+        ACT.set(Some((Kind::Segment, act)));
+        drop(empty_in(&fixed, PAGE, &other).unwrap());
+        drop(request.join().unwrap());
+    });
+    clear_before_call();
+    let (status, said, made_a_call) = outcome.recv_timeout(FOREVER).unwrap();
+    assert!(made_a_call);
+    assert_eq!(status, 0, "it has freed the range, and says: {said}");
+    drop(fixed);
+    assert_all_back();
+}

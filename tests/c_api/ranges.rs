@@ -131,6 +131,24 @@ fn wrong_values_are_refused_by_name() {
     assert_all_back();
 }
 
+#[test]
+fn a_range_that_cannot_be_released_is_dropped() {
+    host!();
+    let (pool, stream) = (create(options()), stream(0));
+    let (range, _) = reserve(pool, 2 * MEMORY);
+    succeeded(commit(range, &[0, 7], stream.raw().as_ptr(), None, -1));
+    let (pages, mut bits) = ([0_u32, 7], [0_u8; 1]);
+    // SAFETY: the pages are as many, there is room for a bit of each, and the range is dropped last.
+    unsafe {
+        succeeded((C_API.range_pin)(range, pages.as_ptr(), 2, -1, null_mut(), bits.as_mut_ptr().cast()));
+        failed((C_API.range_release)(range, -1, null_mut()), INVALID_VALUE, &["pinned"]);
+        succeeded((C_API.range_drop)(range));
+        failed((C_API.range_drop)(null_mut()), INVALID_VALUE, &["range"]);
+    }
+    pool.release();
+    assert_all_back();
+}
+
 /// What a callback of the test below shares with it.
 struct Gate {
     is_called: AtomicBool,

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <future>
 #include <map>
 #include <mutex>
 #include <new>
@@ -270,6 +271,43 @@ void calls_in_callbacks_have_exceptions_of_their_own() {
   EXPECT(inner == "inner" && refused::alive == 0 && reported.empty());
 }
 
+// What a callback of a range waits for.
+struct gate {
+  std::promise<void> is_in, may_leave;
+  static void wait(void *context, const std::uint32_t *, std::uint64_t) {
+    auto &own = *static_cast<gate *>(context);
+    own.is_in.set_value();
+    own.may_leave.get_future().wait();
+  }
+};
+
+void a_range_ends_in_a_callback_while_another_thread_is_in_one_of_its_own() {
+  gpupool::pool pool;
+  std::optional<gpupool::memory_range> range(std::in_place, pool, 64 * 2 * MIB);
+  range->commit({1, 2});
+  range->pin({2});
+  range->commit_discardable({0}, 0);
+  gate gate;
+  gpupool::check(gpupool::api().range_on_discard(range->handle(), gate::wait, &gate));
+  gpupool::device_buffer held(MIB);
+  std::thread other([] {
+    EXPECT(thrown_by<std::bad_alloc>([] { gpupool::device_buffer buffer(TOO_MUCH); }) != "nothing was thrown");
+  });
+  gate.is_in.get_future().wait();
+  gpupool::pool_options whole;
+  whole.no_split = true;
+  gpupool::pool registered(0, whole);
+  {
+    gpupool::segment_listener listener(registered, [&](const gpupool_event &) { range.reset(); });
+    gpupool::device_buffer buffer(registered, MIB);
+  }
+  EXPECT(!range);
+  gate.may_leave.set_value();
+  other.join();
+  gpupool::synchronize();
+  EXPECT(pool.trim() == 2 * 2 * MIB);
+}
+
 } // namespace
 
 int main() {
@@ -282,4 +320,5 @@ int main() {
   what_an_oom_callback_throws_comes_out_of_the_request();
   a_request_gives_back_what_it_got_where_a_listener_throws();
   calls_in_callbacks_have_exceptions_of_their_own();
+  a_range_ends_in_a_callback_while_another_thread_is_in_one_of_its_own();
 }

@@ -2,4 +2,5 @@
 
 mod double;
 mod first_use;
+mod slices;
 mod unknown_statuses;

@@ -102,7 +102,6 @@ const BOUND: &[Call] = &[
     call("cuEventDestroy_v2", "hipEventDestroy", |r| unsafe { r.event_destroy(r.event_create()?) }),
     call("cuEventRecord", "hipEventRecord", |r| unsafe { r.event_record(r.event_create()?, stream(r)?) }),
     call("cuCtxRecordEvent", "", |r| unsafe { r.event_record_context(r.event_create()?) }),
-    call("", "hipDeviceSynchronize", |r| unsafe { r.event_record_context(r.event_create()?) }),
     call("cuCtxWaitEvent", "", |r| unsafe { r.context_wait_event(r.event_create()?) }),
     call("cuEventQuery", "hipEventQuery", |r| unsafe { r.event_query(r.event_create()?) }.map(drop)),
     call("cuEventSynchronize", "hipEventSynchronize", |r| unsafe { r.event_synchronize(r.event_create()?) }),

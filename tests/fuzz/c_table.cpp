@@ -1147,6 +1147,7 @@ class Worker {
         refused(api->range_bytes(nullptr, nullptr, nullptr), "range_bytes");
         refused(api->range_on_discard(nullptr, Range::Told::pages, range.told.get()), "range_on_discard");
         refused(api->range_release(nullptr, -1, nullptr), "range_release");
+        refused(api->range_drop(nullptr), "range_drop");
         break;
       case 1:
         refused(api->range_commit(handle, numbers, 2, on, stream(), nullptr, -1), "range_commit");
@@ -1205,13 +1206,13 @@ class Worker {
     std::vector<std::uint32_t> pinned;
     for (std::uint32_t page = 0; page < range.count(); ++page)
       pinned.insert(pinned.end(), range.pages[page].pins, page);
-    if (!pinned.empty()) {
-      refused(api->range_release(range.handle, -1, nullptr), "range_release of a pinned page");
-      unpin(range, pinned);
-    }
+    if (!pinned.empty()) refused(api->range_release(range.handle, -1, nullptr), "range_release of a pinned page");
+    bool is_dropped = one_in(4);
+    if (!is_dropped && !pinned.empty()) unpin(range, pinned);
     freed_.push_back({range.pointer, range.page_bytes, range.pool->device});
     // First: another thread may have the addresses as soon as they are free.
     take_away(range.pointer);
+    if (is_dropped) return succeeded(api->range_drop(range.handle), "range_drop");
     bool has_stream = one_in(2);
     succeeded(api->range_release(range.handle, has_stream ? range.pool->device : -1, has_stream ? stream() : nullptr),
               "range_release");

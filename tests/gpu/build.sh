@@ -1,9 +1,14 @@
 #!/usr/bin/env bash
 # Builds into one folder all that a GPU machine without Rust or network needs: the wheel, the test and bench programs,
-# the Python tests, the examples, and run.sh, which runs them there.
+# the Python tests, the examples, and run.sh, which runs them there. PROFILE is release, or dev to see that it can be built:
+# then most of it is compiled already where tests ran. Usage: tests/gpu/build.sh FOLDER [PROFILE]
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-out=${1:?usage: tests/gpu/build.sh FOLDER}
+out=${1:?usage: tests/gpu/build.sh FOLDER [PROFILE]}
+profile=${2:-release}
+# As Cargo names them: benches of a release have a profile of their own, and what is made for dev is in a folder named debug.
+benches=${profile/#release/bench}
+made=target/${profile/#dev/debug}
 rm -rf "$out"
 mkdir -p "$out/bin"
 
@@ -14,16 +19,16 @@ cp build/resources/resource-*.so python/gpupool/_rmm
 
 # The library for C and C++, optimised, and with the faults on demand that the tests inject, which the published one has
 # not; the programs below are linked with the same crate.
-cargo build --quiet --release --features c-api,cudarc,fault-injection
-install -D -s target/release/libgpupool.so python/gpupool/lib/libgpupool.so.0
+cargo build --quiet --profile "$profile" --features c-api,cudarc,fault-injection
+install -D -s "$made/libgpupool.so" python/gpupool/lib/libgpupool.so.0
 # The programs are compiled while the wheel is: each takes one core for most of its time.
 programs() {
-  install -s "$(tests/program.sh test --release --no-run --test cuda)" "$out/bin/test_cuda"
-  install -s "$(tests/program.sh bench --no-run --bench handle)" "$out/bin/bench_handle"
-  install -s "$(tests/program.sh bench --no-run --bench library_memory)" "$out/bin/bench_library_memory"
-  install -s "$(tests/program.sh bench --no-run --bench memory)" "$out/bin/bench_memory"
-  install -s "$(tests/program.sh build --example cudarc_stream)" "$out/bin/cudarc_stream"
-  install -s "$(tests/program.sh build --release --example cudarc_training)" "$out/bin/cudarc_training"
+  install -s "$(tests/program.sh test --profile "$profile" --no-run --test cuda)" "$out/bin/test_cuda"
+  install -s "$(tests/program.sh bench --profile "$benches" --no-run --bench handle)" "$out/bin/bench_handle"
+  install -s "$(tests/program.sh bench --profile "$benches" --no-run --bench library_memory)" "$out/bin/bench_library_memory"
+  install -s "$(tests/program.sh bench --profile "$benches" --no-run --bench memory)" "$out/bin/bench_memory"
+  install -s "$(tests/program.sh build --profile "$profile" --example cudarc_stream)" "$out/bin/cudarc_stream"
+  install -s "$(tests/program.sh build --profile "$profile" --example cudarc_training)" "$out/bin/cudarc_training"
   bash benches/rmm_peers.sh "$out/rmm_peers"
   bash benches/cpp_peers.sh "$out/cpp_peers"
   # With what it needs of C++, for the machine's own may be older. The wheel has the library.
@@ -32,7 +37,7 @@ programs() {
 }
 (set -e && programs) &
 programs=$!
-.venv/bin/maturin build --release --quiet --target-dir target/python --features python,fault-injection \
+.venv/bin/maturin build --profile "$profile" --quiet --target-dir target/python --features python,fault-injection \
   --compatibility linux --out "$out"
 wait "$programs"
 

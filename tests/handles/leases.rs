@@ -1,16 +1,18 @@
 //! Leases: handles for a scope, as many as work at once, and what a limit does.
 
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use crate::common::{assert_none_lost, device, on_thread, stream, wait_until};
+use crate::common::memory::out_of_memory;
+use crate::common::{MEMORY, assert_none_lost, device, on_thread, stream, wait_until};
 use gpupool::library::simulated::{SimulatedLibrary, resets_of, set_keeps_scratch, stream_of};
 use gpupool::runtime::host::{
     Call, Fault, begin_capture, clear_faults, complete, complete_all, end_capture, inject, submit,
 };
 use gpupool::{
-    CaptureMode, CaptureStatus, ErrorKind, HandlePool, Lease, Pooled, Simulated, StatusKind, Stream, handle_stats,
+    CaptureMode, CaptureStatus, ErrorKind, HandlePool, Lease, Pooled, Simulated, StatusKind, Stream, empty,
+    handle_stats, on_oom,
 };
 
 /// Longer than any test takes.
@@ -134,6 +136,44 @@ fn a_request_over_the_limit_waits_for_a_lease_to_end() {
     drop(lease);
     assert_eq!(waiting.join().unwrap(), first);
     assert_eq!(counts(pool), (1, 1, 0));
+}
+
+#[test]
+fn a_wait_without_an_end_is_refused_in_a_callback() {
+    host!();
+    let (pool, stream) = (pool(), stream(0));
+    pool.set_limit(Some(1)).unwrap();
+    let lease = pool.lease(&stream).unwrap();
+    let said: Arc<Mutex<Vec<String>>> = Arc::default();
+    let guard = {
+        let (said, stream) = (Arc::clone(&said), stream.clone());
+        on_oom(move |_, _| {
+            for timeout in [Duration::ZERO, Duration::MAX, Duration::from_millis(u64::MAX)] {
+                let outcome = pool.lease_within(&stream, timeout).map_err(|error| error.to_string());
+                said.lock().unwrap().push(outcome.err().unwrap_or_default());
+            }
+            false
+        })
+    };
+    thread::scope(|scope| {
+        let request = scope.spawn(|| {
+            let _held = empty(1, &stream).unwrap();
+            out_of_memory(empty(MEMORY, &stream));
+        });
+        let has_gone_on = || said.lock().unwrap().len() == 3 || pool.stats(None).unwrap().waits > 1;
+        wait_until("the callback waits without an end or is refused", has_gone_on);
+        drop(lease);
+        request.join().unwrap();
+    });
+    drop(guard);
+    let said = said.lock().unwrap();
+    assert!(said[0].contains("the limit"), "{}", said[0]);
+    for said in &said[1..] {
+        assert!(said.contains("a callback of on_oom may not wait until a handle is free, without a timeout"), "{said}");
+    }
+    assert_eq!(counts(pool), (1, 1, 0));
+    // Anywhere else it waits.
+    assert!(pool.lease_within(&stream, Duration::MAX).is_ok());
 }
 
 #[test]

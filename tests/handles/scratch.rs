@@ -1,12 +1,16 @@
 //! A library whose handles keep scratch memory, as ROCm's do: a thread has one for each stream, so that the work of one never
 //! meets another's there.
 
+use std::ptr::NonNull;
+
 use crate::common::{assert_none_lost, device, on_thread, stream};
 use gpupool::library::simulated::{SimulatedLibrary, resets_of, set_keeps_scratch, stream_of};
+use gpupool::library::{Library, RawHandle};
 use gpupool::runtime::host::{
-    begin_capture, complete, complete_all, create_blocking_stream, create_stream, end_capture, replace_stream, submit,
+    Call, Fault, begin_capture, clear_faults, complete, complete_all, create_blocking_stream, create_stream,
+    end_capture, inject, replace_stream, submit,
 };
-use gpupool::{CaptureMode, CaptureStatus, HandlePool, Stream};
+use gpupool::{CaptureMode, CaptureStatus, Device, Error, HandlePool, Result, StatusKind, Stream};
 
 fn pool() -> HandlePool {
     set_keeps_scratch(true);
@@ -135,6 +139,86 @@ fn a_captured_stream_takes_no_handle_that_it_would_wait_for() {
     assert_none_lost(stats);
     assert_eq!((stats.created, stats.held, stats.idle), (9, 8, 1));
     complete_all().unwrap();
+}
+
+#[test]
+fn a_hand_over_that_is_refused_leaves_the_oldest_stream_its_handle() {
+    host!();
+    let pool = pool();
+    let (streams, handles) = full_window(pool);
+    let is_refused = |what: &str, ninth: &Stream| {
+        assert!(pool.handle(ninth).is_err(), "{what}");
+        let stats = pool.stats(None).unwrap();
+        assert_eq!((stats.held, stats.idle), (8, 0), "{what}: it is anybody's");
+        // As a hit, with the stream set.
+        assert_eq!(address(pool, &streams[0]), handles[0], "{what}");
+        assert_eq!(pool.stats(None).unwrap().hits, stats.hits + 1, "{what}");
+        complete_all().unwrap();
+    };
+    for call in [Call::EventCreate, Call::EventRecord, Call::StreamWaitEvent, Call::HandleSetStream] {
+        submit(&streams[0]).unwrap();
+        inject(Fault { call, kind: StatusKind::Other, after: 0, times: 1 });
+        is_refused(&format!("{call:?}"), &stream(0));
+        assert_eq!(clear_faults(), 0, "{call:?}");
+    }
+    pool.set_limit(Some(8)).unwrap();
+    let captured = stream(0);
+    submit(&streams[0]).unwrap();
+    begin_capture(&captured, CaptureMode::Relaxed).unwrap();
+    is_refused("a captured stream at the limit", &captured);
+    end_capture(&captured).unwrap();
+}
+
+/// A library whose handles cannot be reset, as what their owner has made with them is in use.
+struct Stuck;
+
+impl Library for Stuck {
+    fn name(&self) -> &str {
+        "stuck"
+    }
+
+    fn create(&self, _device: Device) -> Result<RawHandle> {
+        // SAFETY: the box is leaked, and nobody destroys it.
+        Ok(unsafe { RawHandle::from_ptr(NonNull::from(Box::leak(Box::new(0_u64))).cast()) })
+    }
+
+    fn destroy(&self, _handle: RawHandle) -> Result<()> {
+        Ok(())
+    }
+
+    fn set_stream(&self, _handle: &RawHandle, _stream: &Stream) -> Result<()> {
+        Ok(())
+    }
+
+    fn reset(&self, _handle: &RawHandle) -> Result<()> {
+        Err(Error::refused("stuck", "reset", "IN_USE", 1, StatusKind::Other))
+    }
+
+    fn cannot_be_reset(&self, _handle: &RawHandle) -> bool {
+        true
+    }
+
+    fn keeps_scratch(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn a_handle_that_cannot_be_reset_stays_its_threads_at_a_limit() {
+    host!();
+    let pool = HandlePool::new(Stuck).unwrap();
+    let streams: Vec<_> = (0..9).map(|_| stream(0)).collect();
+    let of = |stream: &Stream| pool.handle(stream).unwrap().as_ptr().addr();
+    let handles: Vec<_> = streams[..8].iter().map(of).collect();
+    pool.set_limit(Some(8)).unwrap();
+    assert!(pool.handle(&streams[8]).is_err());
+    assert_eq!(of(&streams[0]), handles[0]);
+    // Where there may be another one, the oldest is left for others to find out.
+    pool.set_limit(None).unwrap();
+    assert!(!handles.contains(&of(&streams[8])));
+    let stats = pool.stats(None).unwrap();
+    assert_eq!((stats.created, stats.held, stats.idle), (9, 8, 1));
+    assert_none_lost(stats);
 }
 
 #[test]

@@ -1,16 +1,20 @@
 //! What a request finds when the device is full, step by step: each test leaves one step only that can serve it.
 
 use std::any::Any;
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 
 use crate::common::memory::{MIB, PAGE, assert_all_back, empty_in, out_of_memory, reserved, used};
 use crate::common::{MEMORY, device, on_thread, stream};
+use gpupool::library::{Library, RawHandle};
 use gpupool::memory::{get_per_process_memory_fraction, set_per_process_memory_fraction};
 use gpupool::runtime::host::{accessible, begin_capture, complete, complete_all, end_capture, submit};
+use gpupool::runtime::{self, BoundDevice};
 use gpupool::{
-    CaptureMode, CaptureStatus, CommitOptions, DeviceBuffer, ErrorKind, MemPool, MemPoolBuilder, MemoryUse, PoolId,
-    Pooled, Result, Simulated, Stream, Wanted, empty, empty_cache, enable_peer_access, memory_stats, on_oom,
+    CaptureMode, CaptureStatus, CommitOptions, Device, DeviceBuffer, ErrorKind, HandlePool, MemPool, MemPoolBuilder,
+    MemoryUse, PoolId, Pooled, Result, Simulated, Stream, Wanted, empty, empty_cache, enable_peer_access, memory_stats,
+    on_oom,
 };
 
 /// Calls of the driver's memory functions, and pages moved, so far.
@@ -445,20 +449,21 @@ fn a_request_larger_than_its_limit_costs_no_driver_call_and_asks_the_callbacks()
 /// What needs memory, and returns it.
 type Need = fn(bytes: u64, stream: &Stream) -> Result<Box<dyn Any>>;
 
+const NEEDS: [(&str, Need); 3] = [
+    ("a request", |bytes, stream| Ok(Box::new(empty(bytes, stream)?))),
+    ("a reserve", |bytes, _| Ok(Box::new(builder().reserve(bytes).build()?))),
+    ("pages of a range", |bytes, stream| {
+        let range = pool().reserve_range(bytes, PAGE)?;
+        range.commit(0..bytes, stream, CommitOptions::default())?;
+        Ok(Box::new(range))
+    }),
+];
+
 #[test]
 fn idle_handles_give_their_memory_to_whatever_needs_it() {
-    let needs: [(&str, Need); 3] = [
-        ("a request", |bytes, stream| Ok(Box::new(empty(bytes, stream)?))),
-        ("a reserve", |bytes, _| Ok(Box::new(builder().reserve(bytes).build()?))),
-        ("pages of a range", |bytes, stream| {
-            let range = pool().reserve_range(bytes, PAGE)?;
-            range.commit(0..bytes, stream, CommitOptions::default())?;
-            Ok(Box::new(range))
-        }),
-    ];
     host!();
     let (handles, stream) = (Simulated::pool(), stream(0));
-    for (what, need) in needs {
+    for (what, need) in NEEDS {
         // Each has 1 MiB here.
         handles.warm(60, device(0)).unwrap();
         let lease = handles.lease(&stream).unwrap();
@@ -474,6 +479,82 @@ fn idle_handles_give_their_memory_to_whatever_needs_it() {
         assert_eq!((idle > 0, handles.stats(None).unwrap().idle), (true, idle), "{what}");
         handles.trim(None).unwrap();
     }
+    assert_all_back();
+}
+
+/// What handles have taken since they were made, until one is destroyed.
+static GROWN: Mutex<Vec<Box<dyn Any + Send>>> = Mutex::new(Vec::new());
+
+/// A library whose handles take memory when they compute, of which their pool does not know.
+struct Growing;
+
+impl Library for Growing {
+    fn name(&self) -> &str {
+        "growing"
+    }
+
+    fn create(&self, _device: Device) -> Result<RawHandle> {
+        // SAFETY: nothing reads what it points to.
+        Ok(unsafe { RawHandle::from_ptr(NonNull::dangling()) })
+    }
+
+    fn destroy(&self, _handle: RawHandle) -> Result<()> {
+        GROWN.lock().unwrap().clear();
+        Ok(())
+    }
+
+    fn set_stream(&self, _handle: &RawHandle, _stream: &Stream) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Memory of the driver's.
+struct Plain(u64);
+
+impl Plain {
+    fn allocate(bytes: u64) -> Self {
+        let runtime = runtime::get().unwrap();
+        let _bound = BoundDevice::new(runtime, device(0)).unwrap();
+        Self(runtime.memory_allocate(bytes).unwrap())
+    }
+}
+
+impl Drop for Plain {
+    fn drop(&mut self) {
+        // SAFETY: it is this value's, and nothing uses it.
+        unsafe { runtime::get().unwrap().memory_free(self.0) }.unwrap();
+    }
+}
+
+#[test]
+fn idle_handles_are_destroyed_for_memory_that_nobody_knew_of() {
+    host!();
+    let (handles, own, other) = (HandlePool::new(Growing).unwrap(), stream(0), stream(0));
+    for (what, need) in NEEDS {
+        handles.warm(1, device(0)).unwrap();
+        GROWN.lock().unwrap().push(Box::new(Plain::allocate(MEMORY / 2)));
+        let found = need(MEMORY - 2 * MIB, &own);
+        assert!(found.is_ok(), "{what}: {}", found.unwrap_err());
+        drop(found);
+        empty_cache().unwrap();
+    }
+    // A block of another stream, beside one that stays: what callbacks free is looked for in the same way.
+    let rest = empty(MEMORY - PAGE, &own).unwrap();
+    let kept = empty(MIB, &other).unwrap();
+    let grow = || GROWN.lock().unwrap().push(Box::new(empty(MIB, &other).unwrap()));
+    grow();
+    handles.warm(1, device(0)).unwrap();
+    let found = empty(MIB, &own);
+    assert!(found.is_ok(), "{}", found.unwrap_err());
+    drop(found);
+    grow();
+    let guard = on_oom(|_, _| {
+        GROWN.lock().unwrap().clear();
+        true
+    });
+    let found = empty(MIB, &own);
+    assert!(found.is_ok(), "{}", found.unwrap_err());
+    drop((found, guard, kept, rest));
     assert_all_back();
 }
 

@@ -376,6 +376,32 @@ fn pages_that_cannot_go_hide_none_that_can() {
 }
 
 #[test]
+fn a_page_that_the_driver_does_not_unmap_at_once_serves_whom_it_was_taken_for() {
+    const PAGES: u64 = 8;
+    host!(1, PAGES * PAGE);
+    let (pool, other_pool, own) = (pool(), pool(), stream(0));
+    let range = pool.reserve_range(PAGES * PAGE, PAGE).unwrap();
+    let other = other_pool.reserve_range(PAGE, PAGE).unwrap();
+    let needs: [(&str, &dyn Fn() -> Result<()>); 2] =
+        [("a request", &|| empty(PAGE, &own).map(drop)), ("a commit", &|| other.commit(&[0], &own, plain()))];
+    for (what, need) in needs {
+        range.commit(PAGE..PAGES * PAGE, &own, plain()).unwrap();
+        range.commit(&[0], &own, priority(0)).unwrap();
+        inject(Fault { call: Call::MemoryUnmap, kind: StatusKind::Other, after: 0, times: 1 });
+        let outcome = need();
+        assert_eq!(clear_faults(), 0, "{what}");
+        assert!(outcome.is_ok(), "{what}: {}", outcome.unwrap_err());
+        range.decommit(0..PAGES * PAGE, Some(&own)).unwrap();
+        other.decommit(&[0], Some(&own)).unwrap();
+        pool.trim().unwrap();
+        other_pool.trim().unwrap();
+        empty_cache().unwrap();
+    }
+    drop((range, other, pool, other_pool));
+    assert_all_back();
+}
+
+#[test]
 fn a_callback_that_commits_what_was_taken_keeps_no_request_going() {
     host!();
     let (pool, own) = (pool(), stream(0));

@@ -1,7 +1,11 @@
 //! How long streams live: as long as a clone, a scope or a buffer has them, whatever is dropped first.
 
+use std::sync::mpsc::channel;
+use std::thread;
+
 use crate::common::memory::{PAGE, assert_all_back};
 use crate::common::{device, on_thread, stream, wait_until};
+use gpupool::runtime::StreamScope;
 use gpupool::runtime::host::{UsedBlock, complete_all, submit, submit_using};
 use gpupool::{CommitOptions, DeviceBuffer, MemPool, RawStream, Stream, attach, empty, empty_cache, memory_stats};
 
@@ -43,6 +47,36 @@ fn a_scope_keeps_its_stream() {
     drop(scope);
     assert!(!is_alive(address));
     assert_eq!(Stream::current().unwrap().raw(), RawStream::LEGACY);
+}
+
+/// A scope that another thread ends, as Python's `with` blocks may be.
+struct Moved(StreamScope);
+
+// SAFETY: the end of a scope on another thread leaves the lists of its own thread alone.
+unsafe impl Send for Moved {}
+
+#[test]
+fn a_scope_that_its_thread_has_not_ended_keeps_the_stream_until_the_next_scope_of_any_thread() {
+    host!();
+    let forgotten = on_thread(|| {
+        let own = stream(0);
+        std::mem::forget(own.enter().unwrap());
+        own.raw()
+    });
+    let (give, given) = channel();
+    let (end, may_end) = channel();
+    let thread = thread::spawn(move || {
+        let own = stream(0);
+        give.send((own.raw(), Moved(own.enter().unwrap()))).unwrap();
+        drop(own);
+        may_end.recv().unwrap();
+    });
+    let (ended_elsewhere, Moved(scope)) = given.recv().unwrap();
+    drop(scope);
+    end.send(()).unwrap();
+    thread.join().unwrap();
+    drop(stream(0).enter().unwrap());
+    assert_eq!([forgotten, ended_elsewhere].map(is_alive), [false; 2]);
 }
 
 #[test]

@@ -52,9 +52,22 @@ def test_the_threads_own_stream_is_not_another_threads(check):
     check("the_threads_own_stream_is_not_another_threads")
 
 
-@pytest.mark.parametrize("consumer", ["per-thread", "another"])
+@pytest.mark.parametrize("consumer", ["per-thread", "another", "of the array interface"])
 def test_another_threads_per_thread_stream_is_waited_for(check, consumer):
     check("another_threads_per_thread_stream_is_waited_for", consumer)
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "a_capture_waits_for_no_work_outside_of_it",
+        "no_work_outside_of_a_capture_waits_for_it",
+        "captures_do_not_wait_for_one_another",
+        "streams_of_one_capture_wait_for_one_another",
+    ],
+)
+def test_no_wait_crosses_the_boundary_of_a_capture(check, what):
+    check(what)
 
 
 def test_a_stream_of_another_device_is_refused(check):

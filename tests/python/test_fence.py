@@ -1,6 +1,7 @@
 """Fences: later work of a device, or of one stream, waits for all work so far, or for that of blocking streams."""
 
 import gpupool
+import pytest
 from gpupool import _native
 
 
@@ -54,6 +55,25 @@ def test_captures_are_left_alone():
     assert not _native.fence(own)
     _native.host_end_capture(captured)
     assert _native.fence(own)
+
+
+def test_the_capture_of_the_stream_itself_is_left_alone():
+    captured = _native.host_create_stream(0)
+    _native.host_begin_capture(captured)
+    assert not _native.fence(captured)
+    # Raises if the capture was spoilt.
+    _native.host_end_capture(captured)
+    _native.host_destroy_stream(captured)
+
+
+def test_a_fence_that_is_refused_holds_back_no_stream():
+    _native.host_inject("ContextWaitEvent")
+    busy, own = gpupool.Stream(), gpupool.Stream()
+    number = _native.host_submit(busy)
+    with pytest.raises(gpupool.LibraryError, match="ContextWaitEvent"):
+        _native.fence(own)
+    assert is_done_when_told_to(own)
+    _native.host_complete(busy, number)
 
 
 def test_a_stream_follows_the_default_stream_as_blocking_streams_go_before_it():

@@ -7,6 +7,7 @@ import ctypes
 import gc
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import gpupool
 import gpupool.torch
@@ -266,6 +267,26 @@ def test_16_threads_in_one_pool(torch):
     used.clear()
     gpupool.torch.empty_cache()
     assert pool.stats().live_bytes == 0
+
+
+def test_threads_make_pools_of_pytorchs_at_once(torch, monkeypatch):
+    """PyTorch calls the driver for it, which may wait for what another thread does."""
+    both, make, pool = threading.Barrier(2, timeout=60), torch.cuda.MemPool, gpupool.MemPool()
+
+    def make_with_the_other(*arguments, **named):
+        both.wait()
+        return make(*arguments, **named)
+
+    monkeypatch.setattr(torch.cuda, "MemPool", make_with_the_other)
+
+    def work():
+        with gpupool.torch.using(pool):
+            return torch.local.pool
+
+    with ThreadPoolExecutor(2) as threads:
+        made = [each.result() for each in [threads.submit(work) for _ in range(2)]]
+    assert made[0] is not made[1]
+    assert pools.blocks() == 0
 
 
 # Enabling.

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import pickle
+import random
 import re
 import tracemalloc
 import zlib
@@ -58,6 +59,7 @@ def run(request, tmp_path, monkeypatch, capsys):
         (packed(b""), "an empty file"),
         (packed(LOG)[:5], "packed with gzip, and cut off at its start"),
         (packed(LOG)[:10], "packed with gzip, and cut off at its start"),
+        (packed(HEADER.encode())[:30], "cut off in line 1"),
         (json.dumps({"segments": [], "device_traces": []}).encode(), "JSON"),
         (b"\xef\xbb\xbf\n[1, 2]", "JSON"),
         (json.dumps({"schemaVersion": 1, "traceEvents": []}).encode(), "a Chrome trace, as torch.profiler writes"),
@@ -129,11 +131,52 @@ def test_a_log_is_read_up_to_where_it_was_cut(tmp_path):
         if end < len(HEADER) - 1:
             assert TAKE in message
         elif lines < 2:
-            assert message.endswith("nothing to replay: no allocation of at least one byte in it")
+            cut = f", which was cut off in line {1 + lines}; copy it again" if lines and rest else ""
+            assert message.endswith(f"nothing to replay: no allocation of at least one byte in it{cut}")
+        elif end == len(LOG) - 1:
+            # Its stream is one that the log has, and no other begins so.
+            assert (trace.events, trace.cut) == (3, None)
         else:
             assert trace.events == lines - 1
             cut = f"cut off in line {1 + lines}, read up to there as if the program had ended"
             assert trace.cut == (cut if rest else None)
+
+
+@pytest.mark.parametrize(
+    ("header", "earlier", "last", "is_whole"),
+    [
+        (HEADER, "0x10", "0x10", True),
+        (HEADER, "0x10", " 0x10 ", True),
+        (HEADER, "0x10", "0x1", False),
+        (HEADER, "0x10", "0x1000", False),
+        (HEADER, "0x10", "", False),
+        (HEADER.replace("Stream\n", "Stream,More\n"), "0x10,0x10", "0x10,0x10", False),
+        (HEADER.replace("Stream\n", "Stream,More\n"), "0x10,0x10", "0x10", False),
+    ],
+)
+def test_a_last_line_without_an_end_counts_if_it_is_known_to_be_whole(tmp_path, header, earlier, last, is_whole):
+    trace, _ = read(tmp_path, f"{header}1,1,allocate,0x100,512,{earlier}\n1,2,allocate,0x900,512,{last}".encode())
+    assert (trace.events, trace.cut is None) == ((2, True) if is_whole else (1, False))
+
+
+def test_a_stream_that_another_begins_with_may_be_cut(tmp_path):
+    lines = [f"1,1,allocate,{number},512,{stream}\n" for number, stream in enumerate(["0x10", "0x1", "0x1"])]
+    trace, _ = read(tmp_path, (HEADER + "".join(lines))[:-1].encode())
+    assert trace.events == 2
+    assert trace.cut.startswith("cut off in line 4")
+
+
+def test_a_packed_log_that_was_cut_behind_its_header_is_told_of(tmp_path):
+    # What packing makes no shorter, so that there are cuts in it.
+    pointer = random.Random(1).randbytes(200).hex()
+    content = packed(f"{HEADER}1,1,allocate,0x{pointer},512,0\n".encode())
+    ends = {
+        message[message.index("nothing") :]
+        for end in range(len(content))
+        if "nothing" in (message := read(tmp_path, content[:end])[1] or "")
+    }
+    nothing = "nothing to replay: no allocation of at least one byte in it, which was cut off"
+    assert {f"{nothing} after line 1; copy it again", f"{nothing} in line 2; copy it again"} == ends
 
 
 def test_a_packed_log_is_read_up_to_where_it_was_cut(tmp_path):
@@ -146,10 +189,11 @@ def test_a_packed_log_is_read_up_to_where_it_was_cut(tmp_path):
         if trace is None:
             assert there.count("\n") < 2, message
             continue
-        whole = there.count("\n")
+        # A line that only lacks its end is whole.
+        whole = there.count("\n") + there.endswith(",512,0")
         seen.add(whole)
         assert trace.events == whole - 1
-        place = f"in line {1 + whole}" if there[-1] != "\n" else f"after line {whole}"
+        place = f"after line {whole}" if there.endswith(("\n", ",512,0")) else f"in line {1 + whole}"
         assert trace.cut == f"cut off {place}, read up to there as if the program had ended"
     assert {2, 201} <= seen
     assert read(tmp_path, log)[0].cut is None

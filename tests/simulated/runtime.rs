@@ -34,6 +34,7 @@ fn an_event_is_done_with_the_work_before_it_and_holds_a_waiting_stream_back() {
     event.record(&producer).unwrap();
     let after = submit(&producer).unwrap();
     consumer.wait(&event).unwrap();
+    assert!(!consumer.query().unwrap(), "a stream that waits has nothing left to do");
     let waiting = submit(&consumer).unwrap();
     complete(&consumer, waiting).unwrap();
     assert!(!consumer.query().unwrap() && !event.query().unwrap());

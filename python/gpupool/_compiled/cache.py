@@ -1,13 +1,20 @@
 """Where libraries are kept that were compiled on this machine: one file for each version of all they depend on."""
 
+import atexit
 import contextlib
 import grp
 import os
 import pwd
+import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+import _gpupool_enable
+
+# The folders that are used in place of one that others can change, by the processes that made them.
+_private: dict[int, Path] = {}
 
 
 class NoLibrary(Exception):
@@ -82,9 +89,28 @@ def _is_of_user_alone(group: int) -> bool:
     return is_own and set(found.gr_mem) <= {user.pw_name}
 
 
+def _private_folder(reason: NoLibrary) -> Path:
+    """Return a folder of this process alone; the first time it warns of why it is used."""
+    process = os.getpid()
+    if process not in _private:
+        _private[process] = Path(tempfile.mkdtemp(prefix="gpupool-"))
+        atexit.register(_remove, process, _private[process])
+        _gpupool_enable.warn(f"what gpupool compiles is kept in {_private[process]}, for this process alone: {reason}")
+    return _private[process]
+
+
+def _remove(process: int, folder: Path) -> None:
+    # A forked child calls what its parent registered.
+    if process == os.getpid():
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yield a file to make, which becomes the one of this path at once: another process never sees half of it.
+def replacing(path: Path) -> Iterator[tuple[Path, Path]]:
+    """Yield a file to make, and the place that it gets at once: another process never sees half of it.
+
+    The place is the path's, without links on the way there; where others can change that, it is in a folder of this
+    process alone.
 
     Raises:
         NoLibrary: The folder cannot be written, or others can change what is there.
@@ -94,12 +120,15 @@ def replacing(path: Path) -> Iterator[Path]:
         for each in reversed((path.parent, *path.parent.parents)):
             if not each.exists():
                 each.mkdir(mode=0o700, exist_ok=True)
-        folder = nobody_elses(path.parent)
+        try:
+            folder = nobody_elses(path.parent)
+        except NoLibrary as reason:
+            folder = nobody_elses(_private_folder(reason))
         temporary = tempfile.TemporaryDirectory(dir=folder)
     except OSError as error:
         raise NoLibrary(f"{path.parent} cannot be written: {error}: set XDG_CACHE_HOME to a folder that can") from error
     with temporary as name:
-        made = Path(name) / path.name
-        yield made
+        made, place = Path(name) / path.name, folder / path.name
+        yield made, place
         made.chmod(0o700)
-        made.replace(folder / path.name)
+        made.replace(place)

@@ -38,9 +38,10 @@ class PinnedMemoryResource(cuda.core.MemoryResource):  # type: ignore[misc]
         """Free what :meth:`allocate` returned, for use after the work so far on the stream. cuda.core calls this."""
         # 0 bytes have no address.
         if size:
-            buffer = self._buffers.pop(int(ptr))
+            address = int(ptr)
+            self._buffers[address].record_stream(stream)
             # Others may have it still by `pinned_buffer`, and free it with the last of them.
-            buffer.record_stream(stream)
+            del self._buffers[address]
 
     @property
     def is_device_accessible(self) -> bool:

@@ -18,7 +18,8 @@ from gpupool import _native
 
 _LOGGERS = [logging.getLogger(f"gpupool{child}") for child in ("", ".handle", ".library", ".memory", ".runtime")]
 _OFF = logging.CRITICAL + 1
-# The seconds that the process waits at its end for handlers to take the last records.
+# The seconds that the process waits: at its end for handlers to take the last records, before a fork for a thread that
+# hands records over to have started.
 _PATIENCE = 5.0
 
 _is_ended = False
@@ -44,7 +45,11 @@ def start() -> None:
         _LOGGERS[0]._cache = _Enabled()
     _follow()
     atexit.register(_end)
-    os.register_at_fork(after_in_child=_after_fork)
+    # A thread that becomes one of Python's holds a lock of the interpreter's for a moment, without the GIL. In Python
+    # 3.11 a child that is forked then waits for that lock for ever.
+    os.register_at_fork(
+        before=lambda: _native.pause_log(_PATIENCE), after_in_parent=_native.resume_log, after_in_child=_after_fork
+    )
 
 
 def _follow() -> None:

@@ -100,13 +100,13 @@ def _cached(rmm: Any, version: tuple[int, int]) -> Path | None:
 
 def _compiled(rmm: Any, version: tuple[int, int]) -> Path:
     """Compile the module into the cache."""
-    path, began = cache_path(rmm), time.monotonic()
+    began = time.monotonic()
     command = compiler.find_compiler()
     if importlib.util.find_spec("Cython") is None:
         raise NoLibrary("Cython is missing, by which the module for RMM is made: pip install cython")
     declarations = [_folder("rmm").parent, _folder("cuda.bindings").parents[1]]
     librmm, headers = _folder("librmm"), _headers()
-    with cache.replacing(path) as made:
+    with cache.replacing(cache_path(rmm)) as (made, path):
         code = made.with_suffix(".cpp")
         compiler.run(commands.cython(sys.executable, declarations, code), commands.SOURCE)
         compiler.run(commands.cxx(command, code, librmm, headers, made), commands.SOURCE)

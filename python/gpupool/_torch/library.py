@@ -181,18 +181,17 @@ def _compiled(torch: Any, version: str) -> Path:
     """Compile the library into the cache."""
     if torch.version.cuda is None:
         raise NoLibrary(f"PyTorch {torch.__version__} is not built for CUDA, which alone gpupool's allocator is for")
-    path, began = cache_path(torch), time.monotonic()
+    began = time.monotonic()
     cuda = compiler.cuda_headers(str(torch.version.cuda))
     options = [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"]
-    with cache.replacing(path) as made:
+    with cache.replacing(cache_path(torch)) as (made, path):
         compiler.compile_library(Path(torch.__file__).parent, cuda, made, options=options)
         # A library that cannot be used is not kept.
         Library(made, version)
     logging.getLogger("gpupool.library").info(
         "allocator for PyTorch %s: compiled to %s in %.1f s", torch.__version__, path, time.monotonic() - began
     )
-    # Without links, which others may change.
-    return cache.nobody_elses(path)
+    return path
 
 
 def cache_path(torch: Any) -> Path:

@@ -90,9 +90,12 @@ def _enter(torch: Any, pool: _native.MemPool | None, key: _Key) -> Any:
     global _inside
     with _lock:
         idle = _idle.get(key)
-        torch_pool = idle.pop() if idle else fed(torch, pool, key[0], use_on_oom=False, no_split=False)
-        # A block keeps the gpupool pool alive; a PyTorch pool that waits for the next block does not.
-        torch_pool.gpupool_pool = None
+        torch_pool = idle.pop() if idle else None
+    if torch_pool is None:
+        torch_pool = fed(torch, pool, key[0], use_on_oom=False, no_split=False)
+    # A block keeps the gpupool pool alive; a PyTorch pool that waits for the next block does not.
+    torch_pool.gpupool_pool = None
+    with _lock:
         _inside += 1
     return torch_pool
 
@@ -113,4 +116,5 @@ def drop_idle() -> None:
     """Drop PyTorch's pools that wait for the next block, unless a thread is in one."""
     with _lock:
         if _inside == 0:
+            # Though PyTorch may call the driver: it ends the process if a thread enters a pool while another pool dies.
             _idle.clear()

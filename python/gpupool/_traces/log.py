@@ -19,7 +19,8 @@ def events(
 
     Args:
         path: The file, for errors.
-        text: The log. A program that is killed leaves its last line without an end, and that is left out.
+        text: The log. A program that is killed leaves its last line without an end, and that is left out unless it is
+            known to be whole.
         is_cut: Says, once the text is read, whether more of it is known to be missing.
         tell: Is told where the log was cut off, if it was.
     """
@@ -31,15 +32,25 @@ def events(
         names = []
     missing = [name for name in ("Action", "Pointer", "Size", "Stream") if name.lower() not in names]
     if missing:
-        raise wrong_file.error(path, f"line 1: no column {missing[0]}")
+        is_cut_there = is_cut() and line[-1:] not in "\r\n"
+        raise wrong_file.error(path, "cut off in line 1" if is_cut_there else f"line 1: no column {missing[0]}")
     action_column, pointer_column, size_column, stream_column = map(
         names.index, ("action", "pointer", "size", "stream")
     )
     time_column = names.index("time") if "time" in names else None
     time_of = _clock()
+    streams: set[str] = set()
+
+    def is_whole(last: str) -> bool:
+        """Return whether the last line, without an end, ends with a stream of the log's that no other begins with."""
+        *others, stream = map(str.strip, last.split(","))
+        return len(others) == stream_column == len(names) - 1 and [stream] == [
+            each for each in streams if each.startswith(stream)
+        ]
+
     try:
         for number, line in lines:
-            if line[-1] not in "\r\n":
+            if line[-1] not in "\r\n" and not is_whole(line):
                 # What is left of a line may look like a whole one.
                 tell(f"in line {number}")
                 return
@@ -59,8 +70,10 @@ def events(
                 raise ValueError(action)
             time = None if time_column is None else time_of(row[time_column].strip())
             # The pointer's text is enough to tell blocks apart.
-            block, stream = row[pointer_column].strip(), _stream(row[stream_column].strip())
-            yield Event(action == "allocate", block, size, stream, number, time)
+            block, stream = row[pointer_column].strip(), row[stream_column].strip()
+            yield Event(action == "allocate", block, size, _stream(stream), number, time)
+            if len(streams) < MAX_STREAMS:
+                streams.add(stream)
     except (ValueError, IndexError, csv.Error) as error:
         shown = line.rstrip("\r\n")
         shown = shown if len(shown) <= 80 else f"{shown[:77]}..."

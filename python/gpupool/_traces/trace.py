@@ -205,7 +205,7 @@ def _file_of(
             cuts: list[str] = []
             log = pack(_trace_log.events(path, text, is_cut, cuts.append), "line {}", Stacks())
         if log is None:
-            raise _nothing(path)
+            raise _nothing(path, *cuts)
         if cuts:
             log = replace(log, cut=f"cut off {cuts[0]}, read up to there as if the program had ended")
         return TraceFile(name, log, True, None, (), [], [], [], log.call_stacks)
@@ -229,8 +229,9 @@ def _file_of(
     return TraceFile(name, trace, has_events, device, devices, segments, failures, handle_events, stacks)
 
 
-def _nothing(path: str) -> TraceError:
-    return TraceError(f"{path}: nothing to replay: no allocation of at least one byte in it")
+def _nothing(path: str, *cuts: str) -> TraceError:
+    cut = "".join(f", which was cut off {cut}; copy it again" for cut in cuts)
+    return TraceError(f"{path}: nothing to replay: no allocation of at least one byte in it{cut}")
 
 
 def _pack(

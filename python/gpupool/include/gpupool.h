@@ -361,7 +361,7 @@ typedef struct gpupool_api {
   int (*pool_by_id)(int device, const gpupool_pool_id *id, gpupool_pool **pool);
 
   /* Declares that a stream is never destroyed, so that gpupool may query it and record events on it at any time. Other
-   * streams it uses only in calls that name them. */
+   * streams it uses only in calls that name them. A per-thread default stream is refused: each thread has another. */
   int (*declare_lasting)(int device, void *stream);
   /* Until end_expecting_captures a stream of the device may be captured that gpupool does not know of, so gpupool records
    * no events for the whole device, which would invalidate the capture. Calls are counted. It waits for calls for the whole
@@ -461,8 +461,8 @@ typedef struct gpupool_api {
    * the handle, and do not use it on another thread. It is null on failure. */
   int (*handle)(int library, int device, void *stream, void **handle);
   /* Leases a handle, which only the holder uses until lease_release, on any thread; library, device and stream are as
-   * for `handle`. Where there is a limit it waits so many milliseconds for a handle, UINT64_MAX for no end. What the
-   * struct held before is overwritten; it is all zero on failure. */
+   * for `handle`. Where there is a limit it waits so many milliseconds for a handle, UINT64_MAX for no end, which is refused
+   * in a callback. What the struct held before is overwritten; it is all zero on failure. */
   int (*lease)(int library, int device, void *stream, uint64_t timeout_ms, gpupool_lease *lease);
   /* Ends a lease, on any thread: its handle returns to the pool, and the struct becomes all zero. One that is all zero
    * is refused. */
@@ -515,7 +515,7 @@ typedef struct gpupool_api {
   /* The bytes of committed pages, and of those that may be taken now; either may be null. */
   int (*range_bytes)(const gpupool_range *range, uint64_t *committed, uint64_t *discardable);
   /* Calls `callback` with the numbers of pages that were taken, on the thread of the request that lacked memory, while gpupool
-   * holds no lock, until range_release, which waits for running calls on other threads. Pages that another process was given
+   * holds no lock, until range_release or range_drop, which waits for running calls on other threads. Pages that another process was given
    * are told by the range's next call, and before a range_commit that finds one taken returns. It must not throw or longjmp. In
    * it, as in any callback, what would have to wait for another thread's call that may be waiting for this one is refused with
    * GPUPOOL_ERROR_INVALID_VALUE. */
@@ -525,6 +525,10 @@ typedef struct gpupool_api {
    * alone. Refused, and the range stays, while a page is pinned, and in a callback while another thread is in a callback of
    * the range. */
   int (*range_release)(gpupool_range *range, int device, void *stream);
+  /* The same for an owner that ends itself, and cannot keep the range: with its pins, and anywhere. In a callback, calls of
+   * the range's callbacks on other threads go on, with their contexts, where range_release would have been refused. Not in a
+   * callback of a call with this range. */
+  int (*range_drop)(gpupool_range *range);
 
   /* Makes this process a neighbour of the user's other processes that use gpupool on the same devices: one that finds no
    * memory asks the others for what they can do without before its request fails. They are told its name, which may be
@@ -537,7 +541,8 @@ typedef struct gpupool_api {
   int (*available_memory)(int device, uint64_t *bytes);
   /* Claims memory before it is taken, beyond what this process has: its neighbours count it in available_memory and in
    * claims of their own. It is used up by what this process keeps more from then on, which becomes a neighbour. Waits so many
-   * milliseconds until so much is available, behind those that claimed before, UINT64_MAX for no end. Null on failure. */
+   * milliseconds until so much is available, behind those that claimed before, UINT64_MAX for no end, which is refused in a
+   * callback. Null on failure. */
   int (*claim)(int device, uint64_t bytes, uint64_t timeout_ms, gpupool_claim **claim);
   /* Ends a claim. */
   int (*claim_release)(gpupool_claim *claim);

@@ -419,7 +419,7 @@ class scope {
 };
 
 // Addresses whose pages of physical memory come and go; see pool_reserve_range. It is freed in the order of the streams that
-// used it and that its pages were pinned for; what an exception has left pinned is unpinned first.
+// used it and that its pages were pinned for, also what an exception has left pinned, and in a callback; see range_drop.
 class memory_range {
  public:
   memory_range(const pool &pool, std::uint64_t bytes, std::uint64_t page_bytes = std::uint64_t{2} << 20)
@@ -431,11 +431,8 @@ class memory_range {
         handle_(std::exchange(other.handle_, nullptr)) {}
   memory_range &operator=(memory_range &&) = delete;
   ~memory_range() {
-    // Refused in a forked child, and while a page is pinned.
-    if (!handle_ || api().range_release(handle_, -1, nullptr) != GPUPOOL_ERROR_INVALID_VALUE) return;
-    for (std::uint32_t page = 0; page < bytes_ / page_bytes_; ++page)
-      while (api().range_unpin(handle_, &page, 1, -1, nullptr) == GPUPOOL_SUCCESS) {}
-    api().range_release(handle_, -1, nullptr);
+    // Refused in a forked child.
+    if (handle_) api().range_drop(handle_);
   }
 
   void *data() const noexcept { return pointer_; }

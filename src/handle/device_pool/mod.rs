@@ -18,7 +18,7 @@ use crate::library::RawHandle;
 use crate::memory::LibraryMemory;
 use crate::observe::{Activity, target::HANDLE};
 use crate::runtime::Stream;
-use crate::sync::{Interrupted, Interruption, ThisThread, lock};
+use crate::sync::{FOREVER, Interrupted, Interruption, ThisThread, lock};
 use holder::HoldKind;
 use idle_queue::IdleQueue;
 
@@ -156,11 +156,17 @@ impl DevicePool {
         self.idle.take(|pooled| pooled.last_ran_on(stream))
     }
 
-    /// Takes a handle back from a holder to serve its own next request. Counts a miss.
-    pub(super) fn take_back(&self, pooled: Arc<PooledHandle>) -> Turn<PooledHandle> {
+    /// Lets a handle serve its holder's next request, and stay held until then. Counts a miss.
+    pub(super) fn take_held(&self, pooled: Arc<PooledHandle>) -> Turn<PooledHandle> {
         self.table().misses += 1;
-        pooled.hold(Holder::NONE);
         Turn::Handle(pooled)
+    }
+
+    /// Takes a handle back that its request does not use, unless it has a holder still.
+    pub(super) fn put_back(&self, pooled: Arc<PooledHandle>) {
+        if pooled.holder().is_none() {
+            self.idle.put(pooled);
+        }
     }
 
     /// Waits in the queue, and returns what the request was given; none after the timeout. `name` is the library's.
@@ -184,7 +190,10 @@ impl DevicePool {
     }
 
     pub(super) fn give_up(&self, turn: Result<Turn<PooledHandle>, PlaceInLine>) {
-        self.idle.give_up(turn);
+        match turn {
+            Ok(Turn::Handle(pooled)) => self.put_back(pooled),
+            turn => self.idle.give_up(turn),
+        }
     }
 
     /// Makes room for a handle that no request waits for, and returns whether there was any.
@@ -321,6 +330,3 @@ impl DevicePool {
         }
     }
 }
-
-/// Longer than any program runs, for deadlines beyond a clock's range.
-const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);

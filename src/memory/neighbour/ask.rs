@@ -27,7 +27,7 @@ use crate::observe::target::MEMORY;
 use crate::process::{peer_of, share_of_descriptors};
 use crate::runtime::DeviceUuid;
 
-/// A neighbour that was sent a question.
+/// A neighbour that is connected, to be sent a question.
 #[derive(Debug)]
 struct Contacted {
     /// Of its socket.
@@ -37,7 +37,7 @@ struct Contacted {
     process: i32,
 }
 
-/// What came of sending a question.
+/// What came of connecting, or of sending a question.
 #[derive(Debug)]
 enum Contact {
     Made(Contacted),
@@ -48,11 +48,11 @@ enum Contact {
 }
 
 impl Others {
-    /// Sends a neighbour a question.
+    /// Connects to a neighbour.
     ///
     /// # Errors
     /// What keeps this process from asking, whoever is asked.
-    fn send(&self, name: String, question: Question) -> io::Result<Contact> {
+    fn connect(&self, name: String) -> io::Result<Contact> {
         let Some(open) = &self.open else { return Ok(Contact::Nobody) };
         let socket = match open.connect(&name)? {
             Reached::Connected(socket) => socket,
@@ -63,11 +63,28 @@ impl Others {
         if !peer.is_of_own_user() {
             return Ok(Contact::Nobody);
         }
-        match send(&socket, &question.to_bytes(), &[]) {
+        Ok(Contact::Made(Contacted { name, socket, process: peer.process }))
+    }
+
+    /// Sends a neighbour a question.
+    ///
+    /// # Errors
+    /// As [`Others::connect`].
+    fn send(&self, name: String, question: Question) -> io::Result<Contact> {
+        match self.connect(name)? {
+            Contact::Made(reached) => reached.send(question),
+            other => Ok(other),
+        }
+    }
+}
+
+impl Contacted {
+    fn send(self, question: Question) -> io::Result<Contact> {
+        match send(&self.socket, &question.to_bytes(), &[]) {
             Ok(false) => Ok(Contact::Busy),
             // It has disconnected this process, which reads that as its answer.
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error),
-            _ => Ok(Contact::Made(Contacted { name, socket, process: peer.process })),
+            _ => Ok(Contact::Made(self)),
         }
     }
 }
@@ -133,15 +150,23 @@ impl Heard {
     }
 
     /// Tells those that were passed by that beside a new claim there is room for so many bytes, of which each may keep an equal
-    /// part: once they go on, they may have claimed more than that. Returns whether all will know.
+    /// part: once they go on, they may have claimed more than that. Returns whether all will know: none is told, and may lose
+    /// what it has claimed, before all are reached.
     pub(super) fn pass_by_silent(&mut self, device: DeviceUuid, room: u64) -> Result<bool> {
-        if !self.silent.is_empty() {
-            let (others, room) = (others()?, room / self.silent.len() as u64);
-            for name in std::mem::take(&mut self.silent) {
-                let sent = others.send(name, Question::PassedBy { device, room });
-                let is_busy = matches!(sent.map_err(|error| others.cannot_be_asked(&error))?, Contact::Busy);
-                self.unasked += usize::from(is_busy);
+        if self.silent.is_empty() {
+            return Ok(true);
+        }
+        let (others, mut reached) = (others()?, Vec::new());
+        for name in std::mem::take(&mut self.silent) {
+            match others.connect(name).map_err(|error| others.cannot_be_asked(&error))? {
+                Contact::Made(silent) => reached.push(silent),
+                Contact::Busy => self.unasked += 1,
+                Contact::Nobody => {}
             }
+        }
+        let room = room / reached.len().max(1) as u64;
+        for silent in reached.into_iter().filter(|_| self.unasked == 0) {
+            silent.send(Question::PassedBy { device, room }).map_err(|error| others.cannot_be_asked(&error))?;
         }
         Ok(self.unasked == 0)
     }

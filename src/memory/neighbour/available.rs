@@ -16,7 +16,7 @@ use crate::memory::serve::no_room_for_claim;
 use crate::memory::tuning::{A_FEW, RETRY, RETRY_MOST};
 use crate::process;
 use crate::runtime::{self, KnownUuids, MemoryInfo, RelaxedCapture, get};
-use crate::sync::Interruption;
+use crate::sync::{Interruption, MayWait};
 
 /// Returns how many bytes of a device this process could have: those that the driver has free and those that it has free
 /// itself, with what its neighbours would give back, less what they have claimed. Where they would have to put pools to
@@ -136,7 +136,8 @@ pub fn claim(nbytes: u64, device: Device) -> Result<MemoryClaim> {
 /// other.
 ///
 /// # Errors
-/// As [`claim`], once the time is over, or at once if the device never has so much.
+/// As [`claim`], once the time is over, or at once if the device never has so much; `ErrorKind::InvalidValue` without an end in a
+/// callback.
 pub fn claim_within(nbytes: u64, device: Device, timeout: Duration) -> Result<MemoryClaim> {
     claim_unless_interrupted(nbytes, device, timeout, Interruption::default())
 }
@@ -174,6 +175,7 @@ pub(crate) fn claim_unless_interrupted(
             drop(claim);
             return Err(no_room(device, nbytes, &room));
         }
+        MayWait::until_callbacks_end("so much memory can be claimed, without a timeout").check_for(timeout)?;
         thread::sleep(pause.min(left));
         pause = (pause * 2).min(RETRY_MOST);
         if interruption.is_due() {

@@ -113,7 +113,7 @@ fn give_free(caches: &'static DeviceCaches, device: Device, allowance: Allowance
     if going >= allowance.asked {
         return 0;
     }
-    release_idle(device)
+    release_idle(device).unwrap_or(0)
 }
 
 fn give_offered(caches: &'static DeviceCaches, allowance: Allowance, until: Instant) {

@@ -8,8 +8,11 @@ use crate::runtime::{self, RelaxedCapture, Stream};
 /// Makes later work of the device, on any stream, wait for all work so far, without the host, unless the driver is
 /// older than CUDA 12.5: then the host waits. So memory of `stream` that others used unrecorded may be freed after it,
 /// and reused on any stream. Without `delay` only later work on `stream` waits, which is enough if each next user of
-/// the memory waits for that stream. Returns false, with nothing done, if that would spoil a known capture.
+/// the memory waits for that stream. Returns false, with nothing done, if that would spoil a known capture, or the stream's.
 pub(crate) fn fence(stream: &Stream, delay: bool) -> Result<bool> {
+    if stream.is_captured()? {
+        return Ok(false);
+    }
     let device = stream.device();
     let events = &device_caches(device)?.memory.events;
     let event = events.take(device)?;
@@ -22,12 +25,12 @@ pub(crate) fn fence(stream: &Stream, delay: bool) -> Result<bool> {
         event.query()?
     };
     if !is_done {
-        // Only this stream is queried by the allocator later.
-        stream.wait(&event)?;
         // A capture that has begun since is spared, too.
         if delay && !event.delay_context()? {
             return Ok(false);
         }
+        // Only this stream is queried by the allocator later.
+        stream.wait(&event)?;
     }
     events.put_back([event]);
     Ok(true)

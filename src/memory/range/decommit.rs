@@ -28,6 +28,8 @@ pub(super) enum Ends {
     Pages,
     /// All pages, and with them the range.
     Range,
+    /// The same with the range's callbacks; refused where a running one would have to be waited for, and may not.
+    RangeAndCallbacks,
     /// The same of a range that nobody has any more, with its pins.
     Dropped,
 }
@@ -46,6 +48,9 @@ fn end(range: &HeldRange, pages: &[u32], stream: Option<&Stream>, what: Ends) ->
         {
             return Err(refuse_pinned(*pinned));
         }
+        if what == Ends::RangeAndCallbacks {
+            range.listeners.refuse_to_wait()?;
+        }
         let bit = named.map_or(0, |(name, stream)| table.bit_of(name, stream));
         for &page in &chosen {
             let state = &mut table.pages[page as usize];
@@ -63,7 +68,7 @@ fn end(range: &HeldRange, pages: &[u32], stream: Option<&Stream>, what: Ends) ->
         Ok(chosen)
     };
     let busy = match what {
-        Ends::Pages | Ends::Range => range.begin(pages, select)?,
+        Ends::Pages | Ends::Range | Ends::RangeAndCallbacks => range.begin(pages, select)?,
         Ends::Dropped => match range.begin_end(pages, select)? {
             Some(busy) => busy,
             None => return Ok(None),

@@ -8,7 +8,7 @@ use log::error;
 
 use super::decommit::{by_users, depart_after, waits as waits_of};
 use super::held_range::HeldRange;
-use super::page_table::PagePhase;
+use super::page_table::{PagePhase, RangeLife};
 use crate::error::Result;
 use crate::memory::cache::{DeviceCaches, Discardable, Waiting};
 use crate::memory::device::{Until, call_out, is_thread_for_others};
@@ -46,18 +46,18 @@ impl fmt::Debug for DiscardListeners {
 }
 
 impl DiscardListeners {
-    /// Removes all callbacks, and waits until no other thread calls one.
+    /// Waits until no other thread calls one of the callbacks of a range that has ended, for which none is called any more,
+    /// and removes all.
     ///
     /// # Errors
-    /// As [`DiscardListeners::refuse_to_wait`], for a thread that has begun since; then the callbacks are removed, and
-    /// another call waits.
+    /// As [`DiscardListeners::refuse_to_wait`].
     pub(super) fn end(&self) -> Result<()> {
         let (thread, may_wait) = (ThisThread::get().number(), until_called());
         let mut registered = lock(&self.registered);
-        let ended = std::mem::take(&mut registered.callbacks);
         while registered.is_called_by_others(thread) {
             registered = wait(&self.called, &self.registered, registered, may_wait)?;
         }
+        let ended = std::mem::take(&mut registered.callbacks);
         drop(registered);
         // Without the lock: a callback may hold anything.
         drop(ended);
@@ -147,6 +147,11 @@ impl HeldRange {
     fn tell_discarded(&self, pages: &[u32]) {
         let thread = ThisThread::get().number();
         let callbacks = {
+            let table = lock(&self.table);
+            // Who ends the range, with the table locked, waits for those that are called by then.
+            if table.life != RangeLife::Held {
+                return;
+            }
             let mut registered = lock(&self.listeners.registered);
             registered.callers.push(thread);
             registered.callbacks.clone()
@@ -194,21 +199,21 @@ impl Discardable for HeldRange {
     }
 
     fn discard(&self, priority: i32, bytes: u64, most: u64, waits: bool) -> u64 {
-        let mut left = bytes.div_ceil(self.page_bytes()).min(most / self.page_bytes()) as usize;
-        let (mut released, mut staying) = (0, Vec::new());
+        let wanted = bytes.div_ceil(self.page_bytes()).min(most / self.page_bytes());
+        let (mut left, mut staying) = (wanted as usize, Vec::new());
         loop {
             let kept_before = staying.len();
             let pages = self.take_pages(priority, left, &mut staying, waits);
             left -= pages.len();
             if !pages.is_empty() {
-                released += self.release(&pages, waits);
+                self.release(&pages, waits);
                 if !is_thread_for_others() {
                     self.tell_discarded(&pages);
                 }
             }
             // There may be others that can go.
             if left == 0 || staying.len() == kept_before {
-                return released;
+                return (wanted - left as u64) * self.page_bytes();
             }
         }
     }
@@ -267,14 +272,14 @@ impl HeldRange {
         pages
     }
 
-    /// Gives the driver what was decommitted at these pages, once the work that used it is done. Returns the bytes.
-    fn release(&self, pages: &[u32], waits: bool) -> u64 {
-        let Some(cache) = DeviceCaches::ranges_of(&self.pool) else { return 0 };
-        let Some(service) = cache.service_of(&self.pool) else { return 0 };
+    /// Gives the driver what was decommitted at these pages, once the work that used it is done.
+    fn release(&self, pages: &[u32], waits: bool) {
+        let Some(cache) = DeviceCaches::ranges_of(&self.pool) else { return };
+        let Some(service) = cache.service_of(&self.pool) else { return };
         let thread = ThisThread::get();
         let places: Vec<_> = pages.iter().map(|&page| self.offset(page)).collect();
         // What the driver refuses is tried again whenever memory is given back.
         let _ = settle(cache, thread, if waits { Patience::Wait } else { Patience::Ask });
-        release_places(cache, &service, &places, thread).unwrap_or(0)
+        let _ = release_places(cache, &service, &places, thread);
     }
 }

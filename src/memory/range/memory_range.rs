@@ -210,11 +210,18 @@ impl MemoryRange {
     /// As [`MemoryRange::free`], removes the callbacks, and waits until no other thread calls one.
     ///
     /// # Errors
-    /// As [`MemoryRange::free`]; `ErrorKind::InvalidValue` in a callback that may not wait. Another call does what is left.
+    /// As [`MemoryRange::free`]; `ErrorKind::InvalidValue` in a callback that may not wait.
     pub(crate) fn release(&self, stream: Option<&Stream>) -> Result<()> {
-        self.held.listeners.refuse_to_wait()?;
-        self.free(stream)?;
+        self.end(stream, Ends::RangeAndCallbacks)?;
         self.held.listeners.end()
+    }
+
+    /// The same for the end of an object, which nothing can refuse: pages are freed with their pins, and in a callback that
+    /// may not wait those of other threads go on.
+    pub(crate) fn give_up(self) {
+        let held = Arc::clone(&self.held);
+        drop(self);
+        let _ = held.listeners.end();
     }
 
     /// Frees all of it, in the order of the streams that used it and of this one. A second call does nothing.
@@ -222,7 +229,11 @@ impl MemoryRange {
     /// # Errors
     /// `ErrorKind::InvalidValue` while a page is pinned, or in a callback as for [`MemoryRange::commit`]; `ErrorKind::Forked`.
     pub fn free(&self, stream: Option<&Stream>) -> Result<()> {
-        free(&self.held, stream, Ends::Range)?;
+        self.end(stream, Ends::Range)
+    }
+
+    fn end(&self, stream: Option<&Stream>, what: Ends) -> Result<()> {
+        free(&self.held, stream, what)?;
         // Dropped without the lock: it may be the pool's last use.
         let ended = lock(&self.in_use).take();
         drop(ended);

@@ -278,7 +278,9 @@ impl Escalation {
                 "pool {id} on {device}: no memory for {bytes} bytes, waiting for streams and trimming"
             );
         }
-        self.beginning = self.begin_search();
+        // What other threads have under way is waited for.
+        let under_way = self.request.memory().under_way.wait();
+        self.beginning = under_way.map(|under_way| Beginning { under_way, traffic: self.traffic() });
         self.reach = Reach { waits: true, ..Reach::of_pool(&self.request.service.pool) };
         Ok(self.blocks_after_waiting(&self.reach.pools))
     }
@@ -362,7 +364,7 @@ impl Escalation {
             return Ok(None);
         }
         let (pool, bytes) = self.wanted();
-        after_handles(&pool, bytes, || self.ask_again())
+        after_handles(&pool, bytes, || self.search_again())
     }
 
     fn neighbours(&mut self) -> Result<Option<Allocation>> {
@@ -381,10 +383,30 @@ impl Escalation {
         self.try_each(&[Self::pages, Self::segment])
     }
 
+    /// Searches once more for all that there is, as anything may have been freed: blocks of other streams, too.
+    fn search_again(&mut self) -> Result<Option<Allocation>> {
+        self.request.ask_again();
+        match self.try_each(&SEARCH)? {
+            None => self.what_was_under_way(),
+            found => Ok(found),
+        }
+    }
+
     /// Gives what cannot be moved into this pool back to the driver, which can then give it to this pool. With
     /// `no_split` the pool's own segments go only by its trim.
     fn give_back(&mut self) -> Result<Option<Allocation>> {
-        self.give_memory_back();
+        self.request.ask_again();
+        if let Some(caches) = DeviceCaches::known(self.request.memory().location) {
+            let own = self.request.pool().number;
+            let is_meant = |pool: &Pool| (pool.number == own && !pool.no_split()) || pool.gives_way();
+            make_room(caches, self.request.thread, is_meant);
+            if self.request.memory().is_of_host() {
+                // The limit of pinned memory is of all nodes together.
+                for other in DeviceCaches::of_nodes().filter(|other| !std::ptr::eq(*other, caches)) {
+                    make_room(other, self.request.thread, Pool::gives_way);
+                }
+            }
+        }
         self.request.memory().retries.fetch_add(1, Ordering::Relaxed);
         Ok(None)
     }
@@ -403,12 +425,6 @@ impl Escalation {
             }
         }
         Ok(None)
-    }
-
-    /// Waits for memory that other threads have under way, and notes how the search begins.
-    fn begin_search(&self) -> Option<Beginning> {
-        let under_way = self.request.memory().under_way.wait()?;
-        Some(Beginning { under_way, traffic: self.traffic() })
     }
 
     fn has_missed_nothing(&self) -> bool {
@@ -436,13 +452,7 @@ impl Escalation {
             if beyond_a_limit(&pool, bytes).is_some() {
                 return Ok(None);
             }
-            // Another thread may have what the callback freed under way by now.
-            self.beginning = self.begin_search();
-            self.give_memory_back();
-            match self.try_each(&[Self::any_block, Self::reserve, Self::lent_slab, Self::pages, Self::segment])? {
-                None => self.what_was_under_way(),
-                found => Ok(found),
-            }
+            self.search_again()
         });
         found.map_err(|error| no_memory_left(&pool, bytes, error.while_refused(|| self.last_refusal())))
     }
@@ -455,21 +465,6 @@ impl Escalation {
         }
         let _ = self.request.memory().end_retired(true);
         self.request.search(HeapSearch::Whole)
-    }
-
-    fn give_memory_back(&self) {
-        self.request.ask_again();
-        if let Some(caches) = DeviceCaches::known(self.request.memory().location) {
-            let own = self.request.pool().number;
-            let is_meant = |pool: &Pool| (pool.number == own && !pool.no_split()) || pool.gives_way();
-            make_room(caches, self.request.thread, is_meant);
-            if self.request.memory().is_of_host() {
-                // The limit of pinned memory is of all nodes together.
-                for other in DeviceCaches::of_nodes().filter(|other| !std::ptr::eq(*other, caches)) {
-                    make_room(other, self.request.thread, Pool::gives_way);
-                }
-            }
-        }
     }
 
     /// Runs a step that adds memory to the cache, again if another thread takes that; none for want of memory, which is

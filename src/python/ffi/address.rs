@@ -123,16 +123,20 @@ impl PythonAddress {
     }
 }
 
-/// The stream on which a consumer will use the buffer, by the array API standard: none for -1, which asks for no order.
-/// 0 is the default stream of ROCm, and refused for CUDA, where it could be either.
-pub(in crate::python) fn consumer(stream: Option<&Bound<'_, PyAny>>, device: Device) -> PyResult<Option<Stream>> {
-    let Some(stream) = stream else { return Ok(Some(PythonAddress::LEGACY_STREAM.stream(Some(device))?)) };
+/// The stream on which a consumer will use a buffer, by the array API standard: none for -1, which asks for no order.
+/// 0 is the default stream of ROCm, and refused for CUDA, where it could be either. The device is that of the buffer, if it
+/// has one.
+pub(in crate::python) fn consumer(
+    stream: Option<&Bound<'_, PyAny>>,
+    device: Option<Device>,
+) -> PyResult<Option<Stream>> {
+    let Some(stream) = stream else { return Ok(Some(PythonAddress::LEGACY_STREAM.stream(device)?)) };
     let number = stream.extract::<i64>()?;
     refuse_bool(stream, number.cast_unsigned(), || wrong_argument("stream", stream, "-1, 1, 2 or an address"))?;
     match number {
         -1 => Ok(None),
-        1.. => Ok(Some(stream.extract::<PythonAddress>()?.stream(Some(device))?)),
-        0 if get()?.kind() == Kind::Hip => Ok(Some(Stream::default_of(device))),
+        1.. => Ok(Some(stream.extract::<PythonAddress>()?.stream(device)?)),
+        0 if get()?.kind() == Kind::Hip => Ok(Some(PythonAddress::NULL.stream(device)?)),
         _ => Err(Error::invalid_value(format!(
             "stream={number} is not a stream in DLPack: give -1, 1, 2 or an address; with CUDA 0 is ambiguous"
         ))

@@ -233,7 +233,7 @@ impl PyPinnedBuffer {
         // The host's memory has no stream; a consumer that names one will use it there.
         if stream.is_some()
             && get()?.kind() != Kind::Host
-            && let Some(consumer) = consumer(stream, get()?.current_device()?)?
+            && let Some(consumer) = consumer(stream, None)?
         {
             buffer.record_consumer(&consumer)?;
         }

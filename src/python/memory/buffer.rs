@@ -18,7 +18,7 @@ use crate::python::held::{BufferState, cuda_array_interface};
 use crate::python::share::PyShareToken;
 use crate::python::stream::{self, Keepers};
 use crate::python::whole::{Byte, Nbytes, Whole};
-use crate::runtime::{Event, Kind, Stream, StreamIdentity, get};
+use crate::runtime::{Kind, RelaxedCapture, Stream, get};
 use crate::sync::lock;
 
 #[doc = docstring!("DeviceBuffer")]
@@ -106,7 +106,7 @@ impl PyDeviceBuffer {
         self.keeper.as_ref().map(|_| buffer.own_stream().view())
     }
 
-    /// Returns the buffer and the stream that a call names, by default the buffer's own.
+    /// Returns the buffer and the stream that a call names, by default the buffer's own as this thread can use it.
     pub(in crate::python) fn on(
         &self,
         py: Python<'_>,
@@ -115,9 +115,28 @@ impl PyDeviceBuffer {
         let buffer = self.shared()?;
         let stream = match stream {
             Some(stream) => stream::resolve(py, Some(stream), None)?,
-            None => buffer.own_stream().view(),
+            None => py.detach(|| buffer.own_stream_here())?,
         };
         Ok((buffer, stream))
+    }
+
+    /// Submits work with the buffer to the stream that a call names, by default in the order of the buffer's own: if that
+    /// is another thread's, this waits for the work, so that what that thread submits later comes after it.
+    fn submit<R>(
+        &self,
+        py: Python<'_>,
+        stream: Option<&Bound<'_, PyAny>>,
+        work: impl FnOnce(&DeviceBuffer, &Stream) -> PyResult<R>,
+    ) -> PyResult<R> {
+        let (buffer, on) = self.on(py, stream)?;
+        let done = work(&buffer, &on)?;
+        if stream.is_none() && buffer.is_of_another_threads_stream() {
+            py.detach(|| {
+                let _relaxed = RelaxedCapture::new(get()?)?;
+                on.synchronize()
+            })?;
+        }
+        Ok(done)
     }
 
     /// Refuses in a forked child, whose parent's memory it is, before it takes the lock.
@@ -233,24 +252,21 @@ impl PyDeviceBuffer {
     #[doc = docstring!("DeviceBuffer.copy_from")]
     #[pyo3(signature = (host, stream = None))]
     fn copy_from(&self, py: Python<'_>, host: &Bound<'_, PyAny>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-        let (buffer, stream) = self.on(py, stream)?;
-        host_bytes::copy_from(&buffer, host, &stream)
+        self.submit(py, stream, |buffer, stream| host_bytes::copy_from(buffer, host, stream))
     }
 
     #[doc = docstring!("DeviceBuffer.copy_to")]
     #[pyo3(signature = (host, stream = None))]
     fn copy_to(&self, py: Python<'_>, host: &Bound<'_, PyAny>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-        let (buffer, stream) = self.on(py, stream)?;
-        host_bytes::copy_to(&buffer, host, &stream)
+        self.submit(py, stream, |buffer, stream| host_bytes::copy_to(buffer, host, stream))
     }
 
     #[doc = docstring!("DeviceBuffer.fill")]
     #[pyo3(signature = (byte, stream = None))]
     fn fill(&self, py: Python<'_>, byte: Whole<Byte>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-        let (buffer, stream) = self.on(py, stream)?;
         let wrong = |_| Error::invalid_value(format!("byte is {}: give a whole number from 0 to 255", byte.0));
         let byte = u8::try_from(byte.0).map_err(wrong)?;
-        Ok(py.detach(|| buffer.fill(byte, &stream))?)
+        self.submit(py, stream, |buffer, stream| Ok(py.detach(|| buffer.fill(byte, stream))?))
     }
 
     #[doc = docstring!("DeviceBuffer.__bytes__")]
@@ -306,8 +322,9 @@ impl PyDeviceBuffer {
     fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let buffer = self.shared()?;
         let interface = cuda_array_interface(py, buffer.address(), buffer.nbytes())?;
+        let stream = py.detach(|| buffer.own_stream_here())?;
         // 0 would be ambiguous: 1 is the legacy default stream, 2 the per-thread one.
-        interface.set_item("stream", buffer.own_stream().raw().address().max(1))?;
+        interface.set_item("stream", stream.raw().address().max(1))?;
         Ok(interface)
     }
 
@@ -330,8 +347,8 @@ impl PyDeviceBuffer {
         dlpack::check_request(&*buffer, "DeviceBuffer", dl_device, copy)?;
         if get()?.kind() != Kind::Host {
             let device = buffer.device();
-            if let Some(consumer) = consumer(stream, device)? {
-                py.detach(|| wait(&consumer, &buffer))?;
+            if let Some(consumer) = consumer(stream, Some(device))? {
+                py.detach(|| buffer.hold_back(&consumer))?;
                 // A consumer ends its share when its array dies, even if its stream still has work on it.
                 buffer.record_consumer(&consumer)?;
             }
@@ -349,22 +366,4 @@ impl PyDeviceBuffer {
             Err(_) => "gpupool.DeviceBuffer(freed)".to_owned(),
         }
     }
-}
-
-/// Makes the consumer's stream wait for what was submitted to the buffer's so far.
-fn wait(consumer: &Stream, buffer: &DeviceBuffer) -> Result<()> {
-    let own = buffer.own_stream();
-    let event = Event::of(own.device())?;
-    if !buffer.is_of_another_threads_stream() {
-        if StreamIdentity::of(consumer)?.is_behind(&StreamIdentity::of(own)?) {
-            return Ok(());
-        }
-        event.record(own)?;
-    } else if !event.record_or_await_context()? {
-        return Err(Error::invalid_value(
-            "the buffer was allocated on another thread's per-thread default stream, whose work cannot be waited for while a \
-             stream of its device is captured: export it before the capture, or allocate it on a stream that both threads name",
-        ));
-    }
-    consumer.wait(&event)
 }

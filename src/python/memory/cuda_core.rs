@@ -98,8 +98,7 @@ impl PyCudaCoreMemory {
         }
         let address = buffer.address();
         if address != 0 {
-            let freed_before = lock(&this.buffers).insert(address, CudaCoreBuffer::Alone(buffer));
-            drop(freed_before);
+            this.keep(address, buffer);
         }
         let pointer = address.into_pyobject(py)?;
         let arguments = [pointer.as_any(), size, slf.as_any()];
@@ -126,6 +125,7 @@ impl PyCudaCoreMemory {
             return Ok(());
         }
         let address = address_of(ptr)?;
+        let on = self.made()?.stream(stream)?;
         let found = lock(&self.buffers).remove(&address);
         let unknown = || {
             Error::invalid_value(format!(
@@ -134,8 +134,10 @@ impl PyCudaCoreMemory {
         };
         match found.ok_or_else(unknown)? {
             CudaCoreBuffer::Alone(buffer) => {
-                // What cannot be freed on this stream is freed on its own.
-                let on = self.made()?.stream(stream)?;
+                if let Err(refused) = buffer.check_stream(&on) {
+                    self.keep(address, buffer);
+                    return Err(refused.into());
+                }
                 let _stack = hold_stack(Purpose::Free);
                 Ok(buffer.free_on(&on)?)
             }
@@ -194,6 +196,13 @@ impl MadeResource {
 }
 
 impl PyCudaCoreMemory {
+    /// Keeps a buffer. One that Python freed at its address before is dropped with no lock held.
+    #[inline]
+    fn keep(&self, address: u64, buffer: DeviceBuffer) {
+        let before = lock(&self.buffers).insert(address, CudaCoreBuffer::Alone(buffer));
+        drop(before);
+    }
+
     #[inline]
     fn made(&self) -> PyResult<&MadeResource> {
         let unmade = || {

@@ -24,13 +24,14 @@ use crate::python::facts::Facts;
 use crate::python::program::KeptObjects;
 use crate::python::sleep::PyBackup;
 use crate::python::whole::{Limit, Nbytes, PageBytes, Reserve, Whole};
+use crate::python::with_blocks::Ignored;
 use crate::python::{device, stream};
 
 #[doc = docstring!("MemPool")]
 #[pyclass(name = "MemPool", module = "gpupool", frozen, subclass, dict, weakref)]
 #[derive(Debug)]
 pub(in crate::python) struct PyMemPool {
-    /// Python 3.11 makes an object's dict, and may look for garbage, while all fields of the object are still zeros.
+    /// False for an object that has no fields yet, which the collector of garbage may find all the same: see [`Self::new`].
     has_fields: bool,
     made: OnceLock<MadePool>,
     blocks: ScopeBlocks,
@@ -97,7 +98,10 @@ impl PyMemPool {
         text_signature = "(allocator=None, use_on_oom=False, no_split=False, limit=None, device=None, segments=False, *, \
                           is_user_created=True, reserve=0, sleeps_for_others=False, wakes_on_use=False)"
     )]
-    fn new(_arguments: &Bound<'_, PyTuple>, _named: Option<&Bound<'_, PyDict>>) -> Self {
+    fn new(py: Python<'_>, _arguments: &Bound<'_, PyTuple>, _named: Option<&Bound<'_, PyDict>>) -> Self {
+        // Python 3.11 makes the object's dict while the object has no fields yet, and may collect garbage for it, which
+        // could find the object: unless it has a dict at hand that was given back.
+        drop(PyDict::new(py));
         Self { has_fields: true, made: OnceLock::new(), blocks: ScopeBlocks::new(), kept: KeptObjects::default() }
     }
 
@@ -319,13 +323,7 @@ impl PyMemPool {
     }
 
     #[doc = docstring!("MemPool.__exit__")]
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        _kind: &Bound<'_, PyAny>,
-        _value: &Bound<'_, PyAny>,
-        _traceback: &Bound<'_, PyAny>,
-    ) -> PyResult<bool> {
+    fn __exit__(&self, py: Python<'_>, _kind: Ignored, _value: Ignored, _traceback: Ignored) -> PyResult<bool> {
         if !process::is_forked() {
             self.blocks.leave(py, "a MemPool's block")?;
         }

@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::memory::{EnteredRoute, PoolToken};
 use crate::process;
 use crate::python::device;
-use crate::python::with_blocks::WithBlocks;
+use crate::python::with_blocks::{Ignored, WithBlocks};
 
 #[doc = docstring!("PoolToken")]
 #[pyclass(name = "PoolToken", module = "gpupool", frozen, weakref)]
@@ -147,13 +147,7 @@ impl PyPoolScope {
     }
 
     #[doc = docstring!("PoolScope.__exit__")]
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        _kind: &Bound<'_, PyAny>,
-        _value: &Bound<'_, PyAny>,
-        _traceback: &Bound<'_, PyAny>,
-    ) -> PyResult<bool> {
+    fn __exit__(&self, py: Python<'_>, _kind: Ignored, _value: Ignored, _traceback: Ignored) -> PyResult<bool> {
         if !process::is_forked() {
             self.blocks.leave(py, "use_mem_pool")?;
         }

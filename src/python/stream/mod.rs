@@ -11,7 +11,7 @@ use pyo3::types::PyInt;
 use super::device;
 use super::ffi::PythonAddress;
 use super::whole::accepted;
-use super::with_blocks::WithBlocks;
+use super::with_blocks::{Ignored, WithBlocks};
 use crate::error::Error;
 use crate::ids::{Device, RawStream};
 use crate::process;
@@ -78,13 +78,7 @@ impl PyStream {
     }
 
     #[doc = docstring!("Stream.__exit__")]
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        _kind: &Bound<'_, PyAny>,
-        _value: &Bound<'_, PyAny>,
-        _traceback: &Bound<'_, PyAny>,
-    ) -> PyResult<bool> {
+    fn __exit__(&self, py: Python<'_>, _kind: Ignored, _value: Ignored, _traceback: Ignored) -> PyResult<bool> {
         leave(py, &self.blocks, "a Stream's block")
     }
 
@@ -303,13 +297,7 @@ impl PyStreamScope {
     }
 
     #[doc = docstring!("StreamScope.__exit__")]
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        _kind: &Bound<'_, PyAny>,
-        _value: &Bound<'_, PyAny>,
-        _traceback: &Bound<'_, PyAny>,
-    ) -> PyResult<bool> {
+    fn __exit__(&self, py: Python<'_>, _kind: Ignored, _value: Ignored, _traceback: Ignored) -> PyResult<bool> {
         leave(py, &self.blocks, "gpupool.stream")
     }
 

@@ -65,14 +65,14 @@ pub trait StreamCalls {
     /// Both are alive, of this runtime and of one device.
     unsafe fn event_record(&self, event: RawEvent, stream: RawStream) -> Result<()>;
     /// Records all work of the current device's context so far (`cuCtxRecordEvent`), also of its green contexts. It
-    /// invalidates every capture of the context, in any mode. Drivers older than CUDA 12.5 refuse it. HIP has no such
-    /// event: it waits for the device instead.
+    /// invalidates every capture of the context, in any mode. Drivers older than CUDA 12.5, and HIP, have no such event and
+    /// refuse it.
     ///
     /// # Safety
     /// The event is alive, of this runtime and of the current device.
     unsafe fn event_record_context(&self, event: RawEvent) -> Result<()>;
     /// Makes all later work of the current device's context, on any stream, wait for the event (`cuCtxWaitEvent`). It
-    /// invalidates captures and is refused as [`StreamCalls::event_record_context`], which has waited already with HIP.
+    /// invalidates captures and is refused as [`StreamCalls::event_record_context`].
     ///
     /// # Safety
     /// The event is alive, of this runtime and of the current device.

@@ -1,8 +1,8 @@
-//! HIP's streams and events. Waiting for a whole device replaces CUDA's events of a context, which HIP lacks.
+//! HIP's streams and events. HIP lacks CUDA's events of a context; waiting for a whole device replaces them.
 
 use std::ptr;
 
-use super::{Hip, as_event, as_stream};
+use super::{Hip, NOT_SUPPORTED, as_event, as_stream};
 use crate::error::Result;
 use crate::ids::{Device, RawStream};
 use crate::runtime::driver_streams::driver_stream_calls;
@@ -65,16 +65,12 @@ impl StreamCalls for Hip {
         Ok(RawEvent(event.addr()))
     }
 
-    /// HIP has no event of a whole device. So this waits for the device, and records that nothing is left.
-    unsafe fn event_record_context(&self, event: RawEvent) -> Result<()> {
-        // SAFETY: the function takes nothing.
-        self.check(unsafe { self.symbols.device_synchronize.call() })?;
-        // SAFETY: the caller promises that the event is alive and of the current device.
-        self.check(unsafe { self.symbols.event_record.call(as_event(event), ptr::null_mut()) })
+    unsafe fn event_record_context(&self, _event: RawEvent) -> Result<()> {
+        Err(self.refused(CallStatus { name: c"hipCtxRecordEvent", status: NOT_SUPPORTED }))
     }
 
     unsafe fn context_wait_event(&self, _event: RawEvent) -> Result<()> {
-        Ok(())
+        Err(self.refused(CallStatus { name: c"hipCtxWaitEvent", status: NOT_SUPPORTED }))
     }
 
     fn context_synchronize(&self) -> Result<()> {

@@ -121,7 +121,7 @@ impl Stream {
         existing(device).map(Self::default_of)
     }
 
-    /// Returns the calling thread's own default stream on the device.
+    /// Returns the calling thread's own default stream on the device. On another thread the result is that one's own.
     ///
     /// # Errors
     /// As [`device`](crate::device).
@@ -220,14 +220,24 @@ impl Stream {
     }
 
     /// Declares that the code that made this stream never destroys it.
-    pub(crate) fn declare_lasting(&self) {
+    ///
+    /// # Errors
+    /// `ErrorKind::InvalidValue` for a per-thread default stream, which no other thread can use, and which ends with its own.
+    pub(crate) fn declare_lasting(&self) -> Result<()> {
+        if self.raw == RawStream::PER_THREAD {
+            return Err(Error::invalid_value(
+                "stream 2 is the per-thread default stream, which is another one in each thread and ends with it: declare \
+                 streams that your code has made, and never destroys",
+            ));
+        }
         let mut lasting = lock(&LASTING);
         if self.is_lasting() || lock(&OWNED).contains_key(&(self.device, self.raw.address())) {
-            return;
+            return Ok(());
         }
         let owned = Arc::new(Owned { raw: self.raw, device: self.device, end: StreamEnd::None });
         note_owned(&owned);
         lasting.push(owned);
+        Ok(())
     }
 
     /// Returns whether it can be used at any time: a stream of our own, the legacy default one, or one that was

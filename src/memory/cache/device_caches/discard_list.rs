@@ -16,8 +16,9 @@ pub(in crate::memory) trait Discardable: Debug + Send + Sync {
     /// Returns the bytes that may be taken now.
     fn bytes(&self) -> u64;
 
-    /// Gives pages of this priority back to the driver until so many bytes went, or `most` of them would be exceeded, and
-    /// returns the bytes. It waits for the work that uses them; unless it `waits`, what is in use stays. No lock is held.
+    /// Takes pages of this priority, so many bytes or all there are, but not more than `most`, and gives them back to the driver.
+    /// Returns the bytes, also of what the driver refuses, which goes when memory is next given back. It waits for the work
+    /// that uses them; unless it `waits`, what is in use stays. No lock is held.
     fn discard(&self, priority: i32, bytes: u64, most: u64, waits: bool) -> u64;
 }
 
@@ -41,8 +42,8 @@ impl DiscardList {
         self.all().iter().map(|one| one.bytes()).sum()
     }
 
-    /// Gives back at least so many bytes of the lowest priorities, but not more than `most`, or all there are, and returns
-    /// how many; of one pool alone, if one is named. Unless it `waits`, what is in use stays.
+    /// Takes at least so many bytes of the lowest priorities, but not more than `most`, or all there are, as
+    /// [`Discardable::discard`], and returns how many; of one pool alone, if one is named.
     pub(in crate::memory) fn discard(&self, bytes: u64, most: u64, pool: Option<u32>, waits: bool) -> u64 {
         let all = self.all().into_iter().filter(|one| pool.is_none_or(|pool| one.pool_number() == pool));
         // Each with the priority up to which nothing more of it goes, as it is in use by now, or was taken.

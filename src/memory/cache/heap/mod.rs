@@ -31,6 +31,9 @@ pub(in crate::memory) use restore::{LivePiece, Misfit, Restoration};
 use slabs::HeapSlabs;
 pub(in crate::memory) use view::HeapBlock;
 
+/// The least that is cut out of a free block: a page's table tells two blocks apart that start farther apart than this.
+const CUT_LEAST: u64 = SMALL_MAX + ALIGNMENT;
+
 /// How a heap serves requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Cut {
@@ -209,8 +212,7 @@ impl Heap {
                 self.new_slab(pages, SizeClass::of(bytes), id)?;
                 return self.take_slot(pages, bytes);
             }
-            // A page's table tells two blocks apart that start farther apart than this.
-            size = SMALL_MAX + ALIGNMENT;
+            size = CUT_LEAST;
         }
         let id = self.map.smallest(size, |_| true)?;
         self.take_from(pages, id, size, bytes)
@@ -223,10 +225,13 @@ impl Heap {
         if self.serving.cut != Cut::ToSize || !offset.is_multiple_of(ALIGNMENT) {
             return None;
         }
-        if (1..=SMALL_MAX).contains(&bytes) {
-            return self.take_slot_at(pages, offset, bytes);
+        if (1..=SMALL_MAX).contains(&bytes)
+            && let Some(offset) = self.take_slot_at(pages, offset, bytes)
+        {
+            return Some(offset);
         }
-        let size = bytes.checked_next_multiple_of(ALIGNMENT).filter(|&size| size > 0)?;
+        // A small one that was no slot was cut like a large one.
+        let size = bytes.checked_next_multiple_of(ALIGNMENT).filter(|&size| size > 0)?.max(CUT_LEAST);
         let id = self.map.free_with(offset, size)?;
         let id = self.map.cut(id, offset, size)?;
         Some(self.hand_out(pages, id, offset, size, bytes))

@@ -73,7 +73,7 @@ pub(in crate::memory) fn decommit_blocks(
     outcome
 }
 
-/// Gives the driver those of these places of a cache of ranges that are free, and returns the bytes.
+/// Gives the driver those of these places of a cache of ranges that are free.
 ///
 /// # Errors
 /// `ErrorKind::Library` if the driver refuses.
@@ -82,18 +82,16 @@ pub(in crate::memory) fn release_places(
     service: &Service,
     places: &[u64],
     thread: ThisThread,
-) -> Result<u64> {
+) -> Result<()> {
     let memory = cache.memory;
     let _moving = memory.under_way.begin();
     let taken = match cache.lock_in(service, thread) {
         Some(mut heap) => cache.take_mappings_at(&mut heap, places),
         None => Vec::new(),
     };
-    let bytes = taken.iter().map(|mapping| mapping.bytes()).sum();
     // Free blocks wait for nothing.
     retire_extents(&service.pool, taken);
-    memory.end_retired(false)?;
-    Ok(bytes)
+    memory.end_retired(false).map(drop)
 }
 
 /// Returns the pool's cache for the pages of ranges, and its service; makes it when first needed.

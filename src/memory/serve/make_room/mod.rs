@@ -118,14 +118,14 @@ pub(super) fn after_discarding<R>(
     Ok(None)
 }
 
-/// Destroys libraries' idle handles for a pool's request, and tries again if they held memory.
+/// Destroys libraries' idle handles for a pool's request, and tries again if there were any: what they held may not be known.
 pub(super) fn after_handles<R>(
     pool: &Pool,
     bytes: u64,
     mut try_again: impl FnMut() -> Result<Option<R>>,
 ) -> Result<Option<R>> {
     match pool.memory.location.device().filter(|_| others_help(pool, bytes)) {
-        Some(device) if release_idle(device) > 0 => try_again(),
+        Some(device) if release_idle(device).is_some() => try_again(),
         _ => Ok(None),
     }
 }

@@ -7,6 +7,7 @@ use super::registration::{Registration, callable_name, callback_class};
 use crate::memory::{DiscardGuard, MemoryRange};
 use crate::observe::target::MEMORY;
 use crate::python::program::{KeptObjects, call_unasked};
+use crate::python::with_blocks::Ignored;
 
 callback_class! { PyDiscardCallback = "DiscardCallback" of DiscardGuard }
 

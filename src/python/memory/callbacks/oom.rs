@@ -8,6 +8,7 @@ use super::registration::{Registration, callable_name, callback_class};
 use crate::ids::Device;
 use crate::memory::{self, OomGuard};
 use crate::python::program::interrupted;
+use crate::python::with_blocks::Ignored;
 
 callback_class! { PyOomCallback = "OomCallback" of OomGuard }
 

@@ -85,13 +85,7 @@ macro_rules! callback_class {
             }
 
             #[doc = docstring!($name, ".__exit__")]
-            fn __exit__(
-                &self,
-                py: Python<'_>,
-                _kind: &Bound<'_, PyAny>,
-                _value: &Bound<'_, PyAny>,
-                _traceback: &Bound<'_, PyAny>,
-            ) -> PyResult<bool> {
+            fn __exit__(&self, py: Python<'_>, _kind: Ignored, _value: Ignored, _traceback: Ignored) -> PyResult<bool> {
                 if !$crate::process::is_forked() {
                     self.remove(py)?;
                 }

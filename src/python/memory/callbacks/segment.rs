@@ -8,6 +8,7 @@ use super::segment_event::PySegmentEvent;
 use crate::memory::{MemPool, SegmentEvent, SegmentGuard};
 use crate::observe::target::MEMORY;
 use crate::python::program::{KeptObjects, call_unasked};
+use crate::python::with_blocks::Ignored;
 
 callback_class! { PySegmentCallback = "SegmentCallback" of SegmentGuard }
 

@@ -151,7 +151,7 @@ impl Timeline {
     }
 
     /// Returns the work submitted to a stream, and other streams' that it waits for, with work after it or none.
-    fn work_so_far(&mut self, key: StreamKey) -> Result<Vec<(AwaitedWork, u64)>> {
+    pub(super) fn work_so_far(&mut self, key: StreamKey) -> Result<Vec<(AwaitedWork, u64)>> {
         let mut waits = std::mem::take(&mut self.stream(key)?.waits);
         waits.retain(|wait| self.completed(wait.other) < wait.until);
         let mut work: Vec<_> = waits.iter().map(|wait| (wait.other, wait.until)).collect();

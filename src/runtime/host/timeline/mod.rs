@@ -161,9 +161,11 @@ impl Timeline {
         self.complete_allowed(key, done)
     }
 
+    /// Returns whether the stream has nothing left to do; to wait is something.
     pub(super) fn is_idle(&mut self, key: StreamKey) -> Result<bool> {
         self.advance();
-        self.stream(key).map(|stream| stream.completed == stream.submitted)
+        let work = self.work_so_far(key)?;
+        Ok(self.are_done(&work))
     }
 
     fn completed(&mut self, source: AwaitedWork) -> u64 {
@@ -231,7 +233,7 @@ impl Timeline {
     /// Completes all work of a stream, and returns whether all is done, as other processes may delay some.
     pub(super) fn complete_stream(&mut self, key: StreamKey) -> Result<bool> {
         self.complete(key, u64::MAX)?;
-        self.stream(key).map(|stream| stream.completed == stream.submitted)
+        self.is_idle(key)
     }
 
     pub(super) fn complete_all(&mut self, device: Option<Device>) -> Result<()> {

@@ -94,6 +94,11 @@ def that_are_not_to_be_had_are_refused():
     elsewhere = gpupool.cuda_core.PinnedMemoryResource(numa=1000)
     assert_says(raised(gpupool.InvalidValue, elsewhere.allocate, 100, stream=stream), "no NUMA node 1000")
     assert live() == 0, "a refusal left memory"
+    buffer = resource.allocate(1000, stream=stream)
+    raised(gpupool.InvalidValue, resource.deallocate, int(buffer.handle), 1000, stream="stream")
+    assert live() == 1, "a refusal freed memory"
+    buffer.close()
+    assert live() == 0, "a closed buffer is alive"
 
 
 if __name__ == "__main__":

@@ -144,6 +144,9 @@ def is_left_as_it_was_by_what_fails():
     assert_says(
         raised(gpupool.InvalidValue, resource.deallocate, address + 8, 1000, stream=stream), "no memory of this"
     )
+    raised(AttributeError, resource.deallocate, address, 1000, stream="stream")
+    error = raised(gpupool.InvalidValue, resource.deallocate, address, 1000, stream=gpupool.Stream(1))
+    assert_says(error, "which a stream of device 1 cannot use")
     assert live() == 1, "a refusal freed memory"
     buffer.close()
     assert live() == 0, "a closed buffer is alive"

@@ -4,6 +4,8 @@ import functools
 import gc
 import sys
 import threading
+import weakref
+from collections.abc import Callable
 
 import gpupool
 
@@ -53,17 +55,41 @@ def a_range_that_another_thread_is_about_to_tell() -> None:
     thread.join()
 
 
-def collected_while_pools_are_made() -> None:
-    class Pool(gpupool.MemPool):
-        """A subclass, whose objects are made another way."""
+class Pool(gpupool.MemPool):
+    """A subclass, whose objects are made another way."""
 
-    for each in (gpupool.MemPool, Pool):
-        before = gc.get_threshold()
-        # At each object that is made.
-        gc.set_threshold(1)
-        pools = [each() for _ in range(100)]
-        gc.set_threshold(*before)
-        del pools
+
+def make_pools(look: Callable[[gpupool.MemPool], object]) -> None:
+    """Make pools, and look at each one that can be found where garbage is collected, which is often."""
+    seen: list[object] = []
+
+    def look_at_all(phase: str, facts: dict[str, int]) -> None:
+        seen[:] = [look(each) for each in gc.get_objects() if isinstance(each, gpupool.MemPool)]
+
+    before = gc.get_threshold()
+    gc.callbacks.append(look_at_all)
+    gc.set_threshold(20)
+    # Dicts of the program's, so that now and then none is at hand that was given back.
+    dicts: list[dict[object, object]] = []
+    for count in range(2000):
+        kind = (gpupool.MemPool, Pool)[count % 2]
+        kind.__new__(kind)
+        dicts += [{} for _ in range(count % 5)]
+        if len(dicts) > 1000:
+            dicts.clear()
+    gc.callbacks.remove(look_at_all)
+    gc.set_threshold(*before)
+
+
+def collected_while_pools_are_made() -> None:
+    make_pools(repr)
+
+
+def referred_to_while_pools_are_made() -> None:
+    refs: list[weakref.ref[gpupool.MemPool]] = []
+    make_pools(lambda pool: refs.append(weakref.ref(pool)))
+    gc.collect()
+    assert [each() for each in refs if each() is not None] == []
 
 
 def asked_again_while_it_is_refused() -> None:

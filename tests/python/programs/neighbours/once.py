@@ -1,5 +1,7 @@
 """What is claimed is granted once, whatever clocks say and whoever is stopped. The device has 64 MiB."""
 
+import os
+import socket
 import sys
 
 import gpupool
@@ -119,6 +121,27 @@ def a_stopped_one_loses_its_claim_and_learns_it() -> None:
         buffer.free()
         held.release()
         assert other.call(try_claim, 40 * MIB)
+
+
+def none_loses_its_claim_where_another_cannot_be_told() -> None:
+    gpupool.set_neighbour()
+    with other_process() as one, other_process() as busy:
+        one.call(claim, 20 * MIB)
+        # It is asked twice before it is to be told.
+        busy.call(listen_for, 2)
+        with stopped(one.process.pid), stopped(busy.process.pid):
+            assert_says(raised(gpupool.Unavailable, gpupool.claim, 30 * MIB), "1 neighbours could not be asked")
+        wait_until(lambda: claimed_by(one) is not None, "the other process answers again")
+        assert one.call(left) == 20 * MIB
+
+
+def listen_for(kept: dict, most: int) -> None:
+    """Be a neighbour for which at most so many others wait."""
+    os.chdir(os.environ["GPUPOOL_NEIGHBOURS"])
+    kept["listener"] = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    kept["listener"].bind(f"gpupool-neighbour-{os.geteuid()}-{1:032x}")
+    # The system allows one more.
+    kept["listener"].listen(most - 1)
 
 
 def take(kept: dict, nbytes: int) -> None:

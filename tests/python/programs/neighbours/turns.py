@@ -49,6 +49,31 @@ def claims_wait_in_line() -> None:
         assert second.end() == 20 * MIB
 
 
+def one_without_an_end_is_refused_in_a_callback() -> None:
+    held, said = gpupool.empty(40 * MIB), []
+
+    def claim_in_callback(device: int, nbytes: int) -> bool:
+        try:
+            said.append(str(gpupool.claim(40 * MIB, timeout=float("inf"))))
+        except gpupool.InvalidValue as refused:
+            said.append(str(refused))
+        return False
+
+    def is_in_line() -> bool:
+        return any(each.is_self and each.claimed_bytes for each in gpupool.neighbours())
+
+    callback = gpupool.on_oom(claim_in_callback)
+    thread = threading.Thread(target=raised, args=(gpupool.OutOfMemory, gpupool.empty, 60 * MIB))
+    thread.start()
+    wait_until(lambda: said or is_in_line(), "the callback waits for its claim or is refused")
+    held.free()
+    thread.join()
+    callback.remove()
+    assert_says(said[0], "a callback of on_oom may not wait until so much memory can be claimed, without a timeout")
+    # Anywhere else, and where there is no wait.
+    gpupool.claim(20 * MIB, timeout=float("inf")).release()
+
+
 def one_that_gives_up_leaves_the_line() -> None:
     with other_process() as other, gpupool.claim(40 * MIB):
         name, text = other.refusal(claim, 30 * MIB, 0.01)

@@ -7,7 +7,7 @@ import ctypes
 import sys
 
 import gpupool
-from double import MIB, calls, driver, error_of
+from double import MIB, calls, driver, error_of, fail, is_capturing, join_capture, set_capture
 from waiting import in_thread
 
 driver.cuCtxSetCurrent.argtypes = driver.cuStreamDestroy_v2.argtypes = [ctypes.c_void_p]
@@ -127,15 +127,72 @@ def another_threads_per_thread_stream_is_waited_for(consumer):
     """Have the work of a thread's own stream waited for, which no other thread can name."""
     made, other = [], gpupool.Stream()
     in_thread(lambda: made.append(gpupool.empty(MIB, 2)))
-    stream = {"per-thread": 2, "another": other.ptr}[consumer]
     found = "cuCtxRecordEvent", "cuEventRecord", "cuStreamWaitEvent"
     before = [calls(name) for name in found]
-    share = made[0].__dlpack__(stream=stream)
+    share = {
+        "per-thread": lambda: made[0].__dlpack__(stream=2),
+        "another": lambda: made[0].__dlpack__(stream=other.ptr),
+        "of the array interface": lambda: made[0].__cuda_array_interface__,
+    }[consumer]()
     # The work of the whole device stands for it.
     assert [calls(name) - then for name, then in zip(found, before, strict=True)] == [1, 0, 1]
     del share, made[:]
     gpupool.synchronize()
     assert_nothing_is_left()
+
+
+def assert_refused_by_a_capture(said, export):
+    captured = [stream for stream in (export.own, export.consumer) if is_capturing(stream)]
+    error = error_of(export)
+    assert error.startswith(f"InvalidValue {said}"), f"it is told as: {error}"
+    assert all(map(is_capturing, captured)), "the capture is spoilt"
+
+
+class Export:
+    """An export of a buffer to a consumer, of whose streams some are captured."""
+
+    def __init__(self, *captured):
+        self.producer, other = Producer(), gpupool.Stream()
+        self._kept, self.own, self.consumer = other, self.producer.stream.ptr, other.ptr
+        for stream in captured:
+            set_capture({"own": self.own, "consumer": self.consumer}[stream], 1)
+
+    def __call__(self):
+        return self.producer.buffer.__dlpack__(stream=self.consumer)
+
+
+def a_capture_waits_for_no_work_outside_of_it():
+    export = Export("consumer")
+    fail("cuStreamQuery=600")
+    assert_refused_by_a_capture("the consumer's stream is being captured", export)
+    fail()
+    # What is done is not waited for.
+    export()
+    export.producer.assert_ordered(0, 0, waiting_blocks=0)
+    assert is_capturing(export.consumer), "the capture is spoilt"
+
+
+def no_work_outside_of_a_capture_waits_for_it():
+    export = Export("own")
+    assert_refused_by_a_capture("the buffer's stream is being captured", export)
+    export.producer.assert_ordered(0, 0, waiting_blocks=0)
+
+
+def captures_do_not_wait_for_one_another():
+    export = Export("own", "consumer")
+    assert_refused_by_a_capture("the buffer's stream is being captured", export)
+    export.producer.assert_ordered(0, 0, waiting_blocks=0)
+
+
+def streams_of_one_capture_wait_for_one_another():
+    export = Export("own")
+    join_capture(export.consumer, export.own)
+    export()
+    export.producer.assert_ordered(1, 1, waiting_blocks=0)
+    assert is_capturing(export.own), "the capture is spoilt"
+    # Nor is there anything to wait for on the same stream.
+    export.producer.buffer.__dlpack__(stream=export.own)
+    export.producer.assert_ordered(1, 1, waiting_blocks=0)
 
 
 def a_stream_of_another_device_is_refused():

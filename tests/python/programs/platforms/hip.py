@@ -111,6 +111,24 @@ def a_capture_on_a_blocking_stream_is_seen():
     assert_no_error_is_left()
 
 
+def a_free_waits_for_no_device():
+    """Free what a stream used that may be gone: HIP has no event of a whole device, which is waited for later."""
+    other = gpupool.Stream()
+    stream = ctypes.c_void_p()
+    driver.hipStreamCreateWithFlags(ctypes.byref(stream), 1)
+    buffer = gpupool.empty(MIB, other)
+    share = buffer.__dlpack__(stream=stream.value)
+    driver.hipStreamDestroy(stream)
+    before = calls("hipDeviceSynchronize")
+    del share, buffer
+    found = calls("hipDeviceSynchronize") - before, gpupool.memory_stats().waiting_blocks
+    assert found == (0, 1), f"waits for the device, and blocks that wait: {found}"
+    gpupool.empty_cache()
+    found = calls("hipDeviceSynchronize") - before, gpupool.memory_stats().waiting_blocks
+    assert found[0] > 0, "nothing waited for the work of the stream that is gone"
+    assert found[1] == 0, "memory is left"
+
+
 def buffers_tell_other_libraries_where_they_are():
     stream = gpupool.Stream(1)
     buffer = gpupool.empty(MIB, stream)

@@ -103,6 +103,16 @@ def a_full_node_is_helped_by_others():
     fail()
 
 
+def its_consumers_may_be_of_any_device():
+    for device in range(2):
+        buffer, stream = gpupool.empty_pinned(5 * MIB), gpupool.Stream(device)
+        share = buffer.__dlpack__(stream=stream.ptr)
+        del share, buffer
+        found = gpupool.pinned_stats().waiting_blocks
+        assert found == 1, f"{found} blocks wait for a consumer of device {device}, not 1"
+        gpupool.empty_cache()
+
+
 def a_graph_keeps_it():
     stream = gpupool.Stream()
     set_capture(stream.ptr, 1)

@@ -94,6 +94,7 @@ def calls(address: int, pool: ctypes.c_void_p, ranged: ctypes.c_void_p) -> dict[
         "range_bytes": (ranged, place, none),
         "range_on_discard": (ranged, callback, none),
         "range_release": (ranged, -1, none),
+        "range_drop": (ranged,),
         "set_neighbour": (0, none, ctypes.c_uint64(0), ctypes.c_uint64(0), 0),
         "available_memory": (0, place),
         "claim": (0, ctypes.c_uint64(1), ctypes.c_uint64(0), place),

@@ -30,6 +30,11 @@ def set_capture(stream: int, state: int) -> None:
     driver.double_set_capture(ctypes.c_void_p(stream), state)
 
 
+def join_capture(stream: int, captured: int) -> None:
+    """Make the stream at this address part of the capture of another one."""
+    driver.double_join_capture(ctypes.c_void_p(stream), ctypes.c_void_p(captured))
+
+
 def is_capturing(stream: int) -> bool:
     """Return whether the stream at this address is in a capture that nothing has spoilt."""
     return driver.double_capture(ctypes.c_void_p(stream)) == 1
