@@ -11,6 +11,8 @@ use crate::sync::ThisThread;
 pub(crate) enum Patience {
     /// It only queries.
     Ask,
+    /// It waits only for the work on segments whose end callbacks are told of.
+    Report,
     /// It waits for recorded work.
     Wait,
 }
