@@ -211,7 +211,7 @@ pub(in crate::memory) fn log_out(level: Level, line: fmt::Arguments<'_>) {
 }
 
 /// Calls others' code: a callback, an observer or an allocator. No thread waits meanwhile for this one's moves or repeat.
-pub(in crate::memory) fn call_out<R>(kind: CallbackKind, call: impl FnOnce() -> R) -> R {
+pub(crate) fn call_out<R>(kind: CallbackKind, call: impl FnOnce() -> R) -> R {
     /// Ends the call, also after a panic.
     struct Called(ThreadNumber);
     impl Drop for Called {
