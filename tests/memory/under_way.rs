@@ -277,6 +277,36 @@ fn asked_while_held(begin: impl FnOnce() + Send + 'static, hook: (Call, u32), as
 }
 
 #[test]
+fn a_commit_in_a_callback_waits_for_what_another_thread_has_in_hand() {
+    host!();
+    let (used, other) = (stream(0), stream(0));
+    let pool = Arc::new(MemPool::builder().device(device(0)).build().unwrap());
+    let range = pool.reserve_range(4 * PAGE, PAGE).unwrap();
+    range.commit(&[0], &used, CommitOptions::default()).unwrap();
+    submit(&used).unwrap();
+    range.decommit(&[0], None).unwrap();
+    let range = Arc::new(range);
+    let (trimmed, committed) = (Arc::clone(&pool), Arc::clone(&range));
+    asked_while_held(
+        move || {
+            trimmed.trim().unwrap();
+        },
+        (Call::EventQuery, 0),
+        move || {
+            let fixed = MemPool::builder().device(device(0)).no_split(true).build().unwrap();
+            let on = other.clone();
+            let callback = move |_: &SegmentEvent| committed.commit(&[0], &on, CommitOptions::default()).unwrap();
+            let guard = fixed.on_segment(callback).unwrap();
+            let block = empty_in(&fixed, PAGE, &other).unwrap();
+            drop((guard, block));
+        },
+    );
+    assert_eq!(range.committed_bytes().unwrap(), PAGE);
+    drop((range, pool));
+    assert_all_back();
+}
+
+#[test]
 fn an_emptied_cache_that_is_waited_for_is_empty_also_where_another_thread_gives_it_back() {
     host!();
     // SAFETY: the place for the bytes may be null.
