@@ -1816,7 +1816,8 @@ class MemoryRange:
             OutOfMemory: There is not enough memory; it says what holds it.
             InvalidValue: The bytes are no whole pages, the range has no such page or was freed, the pool was closed, or
                 a stream of the pool is being captured. Or another thread commits or decommits some of the pages, and
-                this is called in a callback that may not wait for it: see :func:`on_oom`.
+                this is called in a callback that may not wait for it: see :func:`on_oom`. Or a call that has some of
+                the pages' former memory in hand is in a callback.
             Asleep: The pool is asleep.
         """
 

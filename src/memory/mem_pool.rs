@@ -289,7 +289,8 @@ impl MemPool {
     }
 
     /// Reserves addresses for memory that is committed and decommitted page by page: see [`MemoryRange`]. A page is a
-    /// multiple of 2 MiB, and the range one of its pages. Takes no memory.
+    /// multiple of 2 MiB, and the range one of its pages. Takes no memory. Before it fails, what is free at the addresses of
+    /// freed ranges goes back to the driver, once the work that uses it is done.
     ///
     /// # Errors
     /// `ErrorKind::InvalidValue` for other sizes, or if the pool is closed; `ErrorKind::Unavailable` if the pool has its own

@@ -153,9 +153,10 @@ impl MemoryRange {
     ///
     /// # Errors
     /// `ErrorKind::OutOfMemory` if there is not enough; `ErrorKind::InvalidValue` for bytes that are no whole pages, a page that
-    /// the range does not have, a closed pool, a freed range, while a stream of the pool is captured, or in a callback that
-    /// may not wait for another thread's commit or decommit of these pages (see [`on_oom`](crate::on_oom));
-    /// `ErrorKind::Asleep` while the pool is asleep; `ErrorKind::Library` if the driver refuses.
+    /// the range does not have, a closed pool, a freed range, while a stream of the pool is captured, in a callback that
+    /// may not wait for another thread's commit or decommit of these pages (see [`on_oom`](crate::on_oom)), or while a call
+    /// that has their former memory in hand is in a callback; `ErrorKind::Asleep` while the pool is asleep;
+    /// `ErrorKind::Library` if the driver refuses.
     pub fn commit<'a>(&self, pages: impl Into<RangePages<'a>>, stream: &Stream, options: CommitOptions) -> Result<()> {
         self.held.tell_untold();
         let outcome = commit(&self.held, &self.sorted(pages.into())?, stream, options);
