@@ -220,7 +220,7 @@ impl Commit<'_> {
         let (mut others, mut resumed, mut outcome) = (Vec::new(), Vec::new(), Ok(()));
         for mut entry in freed {
             let (back, rest): (Vec<_>, Vec<_>) = entry.offsets().partition(|&offset| is_wanted(offset));
-            if back.is_empty() || outcome.is_err() {
+            if outcome.is_err() {
                 others.push(entry);
                 continue;
             }

@@ -93,7 +93,7 @@ fn retire_some(
     let Some(((mappings, spans), until)) = taken else { return Ok(0) };
     let of_mappings: u64 = mappings.iter().map(|mapping| mapping.bytes()).sum();
     let of_spans: u64 = spans.iter().map(|(_, bytes)| bytes).sum();
-    // Of segments that go only once their work is done nothing is left to wait for.
+    // Where that is done, so is the work on all that was taken.
     let is_done = matches!(&until, Until::Events(events) if events.is_empty());
     let mut until = Some(until);
     if !mappings.is_empty() {
