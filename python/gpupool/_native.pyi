@@ -1374,7 +1374,8 @@ class MemPool:
         Use it to register memory by its address, for NCCL, UCX or NVSHMEM. Existing segments are reported immediately,
         each later one before it is first used, and each before it is released: by :meth:`trim`, with the pool, and in a
         pool with ``segments`` or an ``allocator`` also before one of its own requests would fail. A call that releases
-        a segment first waits for the work of the segment's streams, so that the callback can deregister it.
+        a segment first waits for the work of the segment's streams, so that the callback can deregister it. The end of
+        a block of a closed pool, or of the pool, does not wait: a segment at work goes when memory is next given back.
 
         It runs on the thread whose call adds or releases the segment, with no lock held, and may allocate. An exception
         goes to the log and to ``sys.unraisablehook``, and the request continues; Ctrl-C reaches the main thread soon
@@ -1855,7 +1856,8 @@ class MemoryRange:
             OutOfMemory: There is not enough memory; it says what holds it.
             InvalidValue: The bytes are no whole pages, the range has no such page or was freed, the pool was closed, or
                 a stream of the pool is being captured. Or another thread commits or decommits some of the pages, and
-                this is called in a callback that may not wait for it: see :func:`on_oom`.
+                this is called in a callback that may not wait for it: see :func:`on_oom`. Or a call that has some of
+                the pages' former memory in hand is in a callback.
             Asleep: The pool is asleep.
         """
 

@@ -19,6 +19,7 @@ use crate::memory::{self, LibraryMemory, PoolToken};
 use crate::observe::{Activity, Took, target::HANDLE};
 use crate::process;
 use crate::runtime::{self, Runtime, Stream};
+use crate::sync::CallbackKind;
 
 /// How many pools are gpupool's own. Their ids are the numbers below this one.
 pub(super) const BUILT_IN: usize = 16;
@@ -399,7 +400,10 @@ impl LibraryPool {
         let destroyed = prepared.destroy(self.library, handles).inspect_err(|_| pool.count_failure());
         // A logger may begin a capture.
         drop(destroying);
-        info!(target: HANDLE, "{name}: {count} idle handles destroyed on {device} in {}", activity.took());
+        // A pool that wakes has memory under way meanwhile.
+        memory::call_out(CallbackKind::Logger, || {
+            info!(target: HANDLE, "{name}: {count} idle handles destroyed on {device} in {}", activity.took());
+        });
         released.and(destroyed).map(|()| count)
     }
 }

@@ -78,7 +78,7 @@ pub(crate) fn devices_in_use() -> Result<Vec<Device>> {
 /// # Errors
 /// `ErrorKind::Library` if the driver refuses; the rest has been released.
 pub fn empty_cache() -> Result<u64> {
-    let of_devices = empty_cache_of(None, Patience::Ask);
+    let of_devices = empty_cache_of(None, Patience::Report);
     let pinned = empty_pinned_cache();
     Ok(of_devices? + pinned?)
 }

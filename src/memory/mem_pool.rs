@@ -289,7 +289,8 @@ impl MemPool {
     }
 
     /// Reserves addresses for memory that is committed and decommitted page by page: see [`MemoryRange`]. A page is a
-    /// multiple of 2 MiB, and the range one of its pages. Takes no memory.
+    /// multiple of 2 MiB, and the range one of its pages. Takes no memory. Before it fails, what is free at the addresses of
+    /// freed ranges goes back to the driver, once the work that uses it is done.
     ///
     /// # Errors
     /// `ErrorKind::InvalidValue` for other sizes, or if the pool is closed; `ErrorKind::Unavailable` if the pool has its own
@@ -326,7 +327,7 @@ impl MemPool {
     /// `ErrorKind::Library` if the driver refuses.
     pub fn trim(&self) -> Result<u64> {
         process::refuse_forked()?;
-        serve::trim(self.pool(), ThisThread::get(), Patience::Ask)
+        serve::trim(self.pool(), ThisThread::get(), Patience::Report)
     }
 
     /// Closes the pool: new requests fail from now on, also in open scopes, and no scope or capture can be entered any
@@ -401,8 +402,10 @@ impl MemPool {
     /// It is called with no lock held, on the thread whose request adds the segment or whose call releases it, and may
     /// allocate and free. A segment is released by [`MemPool::trim`] or with the pool; in a pool with plain segments or
     /// its own allocator also before a request of the pool would fail. With a callback, the release waits for the work
-    /// of the segment's streams, so the callback can end a registration. Removing the callback does not call it for the
-    /// segments that exist, and a call in progress on another thread continues. A panic of the callback is logged.
+    /// of the segment's streams, so the callback can end a registration; where a block of a closed pool or the pool is
+    /// dropped, nothing waits, and a segment at work goes when memory is next given back. Removing the callback does not
+    /// call it for the segments that exist, and a call in progress on another thread continues. A panic of the callback is
+    /// logged.
     ///
     /// ```
     /// use gpupool::{MemPool, SegmentEventKind};

@@ -50,6 +50,7 @@ pub(crate) use self::{
 };
 pub use crate::library::DeviceMemHandler;
 pub use cache::{MemoryAction, MemoryEvent};
+pub(crate) use device::call_out;
 pub use device::{AllocateFunction, FreeFunction, SegmentFunctions, SegmentSource};
 pub use device_buffer::{DeviceBuffer, attach, empty};
 pub use host::{

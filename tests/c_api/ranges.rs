@@ -1,14 +1,18 @@
 //! Memory ranges, by the C interface.
 
+use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
 use std::ptr::{self, null, null_mut};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use crate::common::c_pools::{CPool, INVALID_VALUE, OUT_OF_MEMORY, UNAVAILABLE, create, failed, options, succeeded};
 use crate::common::memory::{PAGE, assert_all_back, used};
-use crate::common::{MEMORY, stream, wait_until};
-use gpupool::c_api::{C_API, PoolOptions, RangeHandle};
+use crate::common::{MEMORY, device, stream, wait_until};
+use gpupool::c_api::{C_API, Event, PoolOptions, RangeHandle};
+use gpupool::runtime::host::{complete_all, submit};
+use gpupool::{CommitOptions, ErrorKind, MemPool};
 
 fn reserve(pool: CPool, bytes: u64) -> (*mut RangeHandle, *mut c_void) {
     let (mut range, mut address) = (null_mut(), null_mut());
@@ -196,9 +200,78 @@ fn the_release_of_a_range_waits_for_a_callback_that_runs() {
     assert_all_back();
 }
 
+thread_local! {
+    /// What the observer does when it is next told that a freed block has become free.
+    static ACT: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
+}
+
+unsafe extern "C" fn acting(_: *mut c_void, event: *const Event) {
+    const FREE_COMPLETED: c_int = 2;
+    // SAFETY: gpupool passes an event that is alive.
+    if unsafe { (*event).action } == FREE_COMPLETED
+        && let Some(act) = ACT.take()
+    {
+        act();
+    }
+}
+
+#[test]
+fn an_observer_of_freed_pages_commits_those_that_wait_still() {
+    host!();
+    let (used, idle, other) = (stream(0), stream(0), stream(0));
+    let pool = MemPool::builder().device(device(0)).build().unwrap();
+    let range = Arc::new(pool.reserve_range(4 * PAGE, PAGE).unwrap());
+    // SAFETY: the function takes any context.
+    succeeded(unsafe { (C_API.observe)(Some(acting), null_mut()) });
+    let plain = CommitOptions::default;
+    let commit_in_observer = |page: u32| {
+        let (range, other) = (Arc::clone(&range), other.clone());
+        ACT.set(Some(Box::new(move || range.commit(&[page], &other, plain()).unwrap())));
+    };
+    // Another page of the same decommit, of which a commit takes back one; then one beside a page that is done.
+    range.commit(&[0, 1], &used, plain()).unwrap();
+    submit(&used).unwrap();
+    range.decommit(&[0, 1], None).unwrap();
+    commit_in_observer(1);
+    range.commit(&[0], &other, plain()).unwrap();
+    range.commit(&[2], &used, plain()).unwrap();
+    range.commit(&[3], &idle, plain()).unwrap();
+    range.decommit(&[2], None).unwrap();
+    range.decommit(&[3], None).unwrap();
+    commit_in_observer(2);
+    pool.trim().unwrap();
+    assert!(ACT.take().is_none(), "the observer was not told");
+    assert_eq!(range.committed_bytes().unwrap(), 3 * PAGE);
+    // Its own page is in the hands of the call that called it.
+    range.decommit(&[0], None).unwrap();
+    let (again, on) = (Arc::clone(&range), other.clone());
+    ACT.set(Some(Box::new(move || {
+        let error = again.commit(&[0], &on, plain()).unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::InvalidValue(_)), "{error}");
+        assert!(error.to_string().contains("once that callback has returned"), "{error}");
+    })));
+    complete_all().unwrap();
+    pool.trim().unwrap();
+    assert!(ACT.take().is_none(), "the observer was not told");
+    range.commit(&[0], &other, plain()).unwrap();
+    // SAFETY: no observer is none.
+    succeeded(unsafe { (C_API.observe)(None, null_mut()) });
+    drop((range, pool));
+    assert_all_back();
+}
+
 #[test]
 fn a_pool_with_a_range_splits_its_memory_from_then_on() {
     host!();
+    let pool = create(options());
+    let (mut refused, mut address) = (null_mut(), null_mut());
+    // SAFETY: both places are those of pointers, and the pool is the test's.
+    unsafe {
+        let reserve = C_API.pool_reserve_range;
+        failed(reserve(pool.0, 1 << 50, PAGE, &raw mut refused, &raw mut address), OUT_OF_MEMORY, &["addresses"]);
+        succeeded((C_API.pool_set_no_split)(pool.0));
+    }
+    pool.release();
     let pool = create(options());
     let (range, _) = reserve(pool, 8 * PAGE);
     // SAFETY: the pool and the range are the test's.

@@ -53,6 +53,20 @@ void buffers_free_what_they_hold() {
   EXPECT(live() == before);
   gpupool::device_buffer nothing(0);
   EXPECT(!nothing);
+  gpupool::device_buffer on_its_own(1000, nullptr, 1), not_on_another(1000, nullptr, 1);
+  on_its_own.record_stream(nullptr);
+  on_its_own.free(nullptr);
+  EXPECT(!on_its_own);
+  try {
+    not_on_another.free(nullptr, 0);
+    EXPECT(!"it is freed on a stream of a device that is no peer");
+  } catch (const gpupool::error &error) {
+    EXPECT(error.status() == GPUPOOL_ERROR_INVALID_VALUE);
+  }
+  EXPECT(not_on_another && not_on_another.size() == 1000);
+  on_its_own = std::move(not_on_another);
+  EXPECT(on_its_own.device() == 1);
+  on_its_own.free(nullptr);
   gpupool::device_buffer freed(MIB);
   freed.record_stream(nullptr);
   freed.free(nullptr, 0);

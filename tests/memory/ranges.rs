@@ -554,6 +554,26 @@ fn a_range_that_is_dropped_frees_itself_in_stream_order_and_its_addresses_are_us
 }
 
 #[test]
+fn addresses_of_freed_ranges_serve_others_also_where_pages_were_left_there() {
+    const GIB: u64 = 1 << 30;
+    host!();
+    let (pools, stream) = ([pool(), pool()], stream(0));
+    for is_at_work in [false, true] {
+        for pool in &pools {
+            // Of 1 TiB; the page is in the middle.
+            let range = pool.reserve_range(600 * GIB, PAGE).unwrap();
+            range.commit(&[150_000], &stream, plain()).unwrap();
+            if is_at_work {
+                use_page(&range, 150_000, &stream);
+            }
+            range.free(None).unwrap();
+        }
+    }
+    drop(pools);
+    assert_all_back();
+}
+
+#[test]
 fn a_range_keeps_its_pool_and_a_closed_one_takes_no_more() {
     host!();
     let (pool, stream) = (pool(), stream(0));

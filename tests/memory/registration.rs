@@ -287,6 +287,37 @@ fn the_end_of_a_segment_is_reported_once_the_work_on_its_streams_is_done() {
 }
 
 #[test]
+fn the_end_of_a_block_or_a_pool_waits_for_no_work_though_callbacks_are_told_of_its_segments() {
+    host!();
+    let stream = stream(0);
+    for ends_pool in [false, true] {
+        let pool = whole();
+        let (registered, guard) = Registered::of(&pool);
+        guard.keep();
+        let buffer = pool.empty(8 * MIB, &stream).unwrap();
+        let address = buffer.address();
+        let pool = if ends_pool {
+            submit(&stream).unwrap();
+            drop(buffer);
+            drop(pool);
+            None
+        } else {
+            pool.close().unwrap();
+            submit(&stream).unwrap();
+            drop(buffer);
+            Some(pool)
+        };
+        assert!(!stream.query().unwrap(), "the work was waited for");
+        assert_eq!(registered.all(), [(address, 8 * MIB)]);
+        // Who gives memory back on purpose may wait.
+        assert_eq!(empty_cache().unwrap(), 8 * MIB);
+        assert!(stream.query().unwrap() && registered.all().is_empty());
+        drop(pool);
+        assert_all_back();
+    }
+}
+
+#[test]
 fn a_callback_that_was_removed_is_called_no_more() {
     host!();
     let stream = stream(0);

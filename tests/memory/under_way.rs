@@ -14,7 +14,10 @@ use crate::common::{device, stream};
 use gpupool::c_api::C_API;
 use gpupool::memory::SegmentSource;
 use gpupool::runtime::host::{Call, before_call, submit};
-use gpupool::{Backup, DeviceBuffer, MemPool, Result, Stream, empty, empty_cache, memory_stats, on_oom};
+use gpupool::{
+    Backup, CommitOptions, DeviceBuffer, MemPool, Pooled, Result, SegmentEvent, Simulated, Stream, empty, empty_cache,
+    memory_stats, on_oom,
+};
 
 /// Longer than any request takes; a test that waits for it has failed.
 const FOREVER: Duration = Duration::from_secs(20);
@@ -157,7 +160,7 @@ fn no_request_waits_for_a_logger_of_another_thread() {
         *LINE.lock().unwrap() = Some(("a callback of on_segment panicked", called, go_on));
         drop(empty_in(&pool, PAGE, &stream(0)).unwrap());
     });
-    // A pool that wakes has others give way before it says that there is not enough.
+    // A pool that wakes has others give way before it says that there is not enough, and idle handles destroyed.
     ends_beside(move |called, go_on| {
         let (asleep, helper) = (pool(), MemPool::builder().device(device(0)).use_on_oom(true).build().unwrap());
         let _live = [200, 200].map(|mib| empty_in(&asleep, mib * MIB, &stream(0)).unwrap());
@@ -168,6 +171,16 @@ fn no_request_waits_for_a_logger_of_another_thread() {
         out_of_memory(asleep.wake());
         drop(beside);
         asleep.wake().unwrap();
+    });
+    ends_beside(move |called, go_on| {
+        let asleep = pool();
+        let live = empty_in(&asleep, 400 * MIB, &stream(0)).unwrap();
+        asleep.sleep(Backup::None).unwrap();
+        Simulated::pool().warm(1, device(0)).unwrap();
+        let beside = empty(300 * MIB, &stream(0)).unwrap();
+        *LINE.lock().unwrap() = Some(("idle handles destroyed", called, go_on));
+        out_of_memory(asleep.wake());
+        drop((beside, live));
     });
     drop(held);
     assert_all_back();
@@ -261,6 +274,36 @@ fn asked_while_held(begin: impl FnOnce() + Send + 'static, hook: (Call, u32), as
     begun.join().unwrap();
     drop(busy);
     assert!(outcome.is_ok(), "what is asked for is in the hands of a thread that gives it back");
+}
+
+#[test]
+fn a_commit_in_a_callback_waits_for_what_another_thread_has_in_hand() {
+    host!();
+    let (used, other) = (stream(0), stream(0));
+    let pool = Arc::new(MemPool::builder().device(device(0)).build().unwrap());
+    let range = pool.reserve_range(4 * PAGE, PAGE).unwrap();
+    range.commit(&[0], &used, CommitOptions::default()).unwrap();
+    submit(&used).unwrap();
+    range.decommit(&[0], None).unwrap();
+    let range = Arc::new(range);
+    let (trimmed, committed) = (Arc::clone(&pool), Arc::clone(&range));
+    asked_while_held(
+        move || {
+            trimmed.trim().unwrap();
+        },
+        (Call::EventQuery, 0),
+        move || {
+            let fixed = MemPool::builder().device(device(0)).no_split(true).build().unwrap();
+            let on = other.clone();
+            let callback = move |_: &SegmentEvent| committed.commit(&[0], &on, CommitOptions::default()).unwrap();
+            let guard = fixed.on_segment(callback).unwrap();
+            let block = empty_in(&fixed, PAGE, &other).unwrap();
+            drop((guard, block));
+        },
+    );
+    assert_eq!(range.committed_bytes().unwrap(), PAGE);
+    drop((range, pool));
+    assert_all_back();
 }
 
 #[test]

@@ -70,6 +70,10 @@ def test_a_lack_of_addresses_is_a_lack_of_memory():
     run_bare_program("process/limits.py", "of_addresses", GPUPOOL_RUNTIME="host")
 
 
+def test_pages_that_no_thread_could_make_ready_are_not_made_later():
+    run_bare_program("process/limits.py", "of_a_thread_for_ready_pages", GPUPOOL_RUNTIME="host")
+
+
 @pytest.mark.parametrize("gibibytes", [40, 68, 70, 1100])
 def test_few_addresses_are_not_all_the_devices(gibibytes):
     run_bare_program("process/limits.py", "of_few_addresses", str(gibibytes), GPUPOOL_RUNTIME="host")

@@ -74,6 +74,7 @@ def test_work_of_both_sides_comes_in_order(case):
         "guesses",
         "extents_that_have_gone_back_are_not_given",
         "an_answer_that_is_not_waited_for_holds_nothing",
+        "what_was_let_go_by_a_connection_that_is_ended_is_let_go",
         "tokens_of_elsewhere",
         "tokens_that_say_more_than_is_there",
         "nothing_is_left_in_the_file_system",

@@ -412,7 +412,8 @@ typedef struct gpupool_api {
   int (*wake_device)(int device, uint64_t *bytes);
   /* Calls `callback` for each segment of a pool with no_split or a source, whose segments are not moved: with
    * GPUPOOL_SEGMENT_ALLOC immediately for existing segments, then for each new one before it is used, and with
-   * GPUPOOL_SEGMENT_FREE before it is released, once the work of its streams is done. The event's `stream` and `stack` are 0.
+   * GPUPOOL_SEGMENT_FREE before it is released, once the work of its streams is done; no free of a block waits for that: where
+   * the pool is closed, its segment goes when memory is next given back. The event's `stream` and `stack` are 0.
    * It is called while gpupool holds no lock, on the thread whose call adds or releases the segment, until the pool ends, or
    * until `pool_remove_segment_callback` with the same two arguments: then it is not called again, except for running calls
    * on other threads. It must not throw or longjmp. Refused for other pools. */

@@ -536,14 +536,23 @@ class block {
   std::size_t size() const noexcept { return size_; }
   explicit operator bool() const noexcept { return pointer_; }
 
-  // Makes sure that the block, once freed, is not reused before the stream's work at that time is done.
-  void record_stream(stream_argument stream, int device = 0) const {
+  // Makes sure that the block, once freed, is not reused before the stream's work at that time is done. The stream is of the
+  // block's device, of the first one for pinned memory, or of the one that is named.
+  void record_stream(stream_argument stream) const { record_stream(stream, device_); }
+  void record_stream(stream_argument stream, int device) const {
     check(api().record_stream(pointer_, device, stream));
   }
 
-  // Frees it now, in the order of its own stream; or of another one.
+  // Frees it now, in the order of its own stream; or of another one, and where that is refused it is as it was.
   void free() { deallocate(release()); }
-  void free(stream_argument stream, int device = 0) { deallocate(release(), stream, device); }
+  void free(stream_argument stream) { free(stream, device_); }
+  void free(stream_argument stream, int device) {
+    check(call([&] {
+      int status = api().deallocate_on(pointer_, device, stream);
+      if (status == GPUPOOL_SUCCESS) release();
+      return status;
+    }));
+  }
 
   // Releases ownership of the block to the caller, who frees it.
   void *release() noexcept {
@@ -552,9 +561,10 @@ class block {
   }
 
  protected:
-  block() = default;
-  block(block &&other) noexcept : size_(other.size_), pointer_(other.release()) {}
+  explicit block(int device = 0) : device_(device) {}
+  block(block &&other) noexcept : device_(other.device_), size_(other.size_), pointer_(other.release()) {}
   block &operator=(block &&other) noexcept {
+    std::swap(device_, other.device_);
     std::swap(size_, other.size_);
     std::swap(pointer_, other.pointer_);
     return *this;
@@ -564,6 +574,7 @@ class block {
     if (pointer_) api().deallocate(pointer_);
   }
 
+  int device_;
   std::size_t size_ = 0;
   void *pointer_ = nullptr;
 };
@@ -576,13 +587,13 @@ class device_buffer : public detail::block {
   device_buffer() = default;
   // From the pool of the thread's scope.
   explicit device_buffer(std::size_t bytes, stream_argument stream = nullptr, int device = 0)
-      : device_(device), stream_(stream) {
+      : block(device), stream_(stream) {
     check(detail::allocate(pointer_, [&](void **place) { return api().allocate(bytes, device, stream, place); }));
     size_ = bytes;
   }
   // From this pool, regardless of the scope.
   device_buffer(const pool &pool, std::size_t bytes, stream_argument stream = nullptr)
-      : device_(pool.device()), stream_(stream) {
+      : block(pool.device()), stream_(stream) {
     pointer_ = pool.allocate(bytes, stream);
     size_ = bytes;
   }
@@ -593,7 +604,6 @@ class device_buffer : public detail::block {
   void *stream() const noexcept { return stream_; }
 
  private:
-  int device_ = 0;
   void *stream_ = nullptr;
 };
 

@@ -78,9 +78,14 @@ impl AddressSpace {
     }
 
     /// Takes so many unused pages in a row, which stay taken until [`AddressSpace::let_go`]; none if there are not so
-    /// many. Nothing is mapped there.
+    /// many. Nothing is mapped there. They are the last of the smallest run that has as many: what is held does not grow, and
+    /// in the middle it would leave no room for more of its size.
     pub(in crate::memory) fn hold(&mut self, pages: u32) -> Option<Run> {
-        let run = self.take_any(pages)?;
+        let unused = self.runs_from(pages).next()?;
+        let run = Run { first: unused.next() - pages, pages };
+        if !self.take(run) {
+            return None;
+        }
         self.held.add(run);
         Some(run)
     }
@@ -161,11 +166,21 @@ mod tests {
         space.put_back(at(2, 2));
         assert!(space.map_held(at(3, 1)) && space.free_at(run.first) == 0);
         space.let_go(run);
-        assert_eq!(
-            (space.free_at(run.first), space.free_at(run.first + 3), space.free_at(run.first + 7) > 3),
-            (3, 0, true)
-        );
+        assert_eq!((space.free_at(run.first), space.free_at(run.first + 3), space.free_at(run.first + 7)), (3, 0, 3));
         space.put_back(at(3, 4));
+        assert_eq!(space.free, BTreeMap::from([(0, 1000)]));
+    }
+
+    #[test]
+    fn what_is_held_leaves_the_rest_in_one_piece() {
+        let mut space = AddressSpace::new(0, 1000);
+        let [first, second, third] = [100, 200, 300].map(|pages| space.hold(pages));
+        assert_eq!((first.map(|run| run.pages), space.by_length.len()), (Some(100), 1));
+        second.into_iter().for_each(|run| space.let_go(run));
+        // Into the hole, not into the rest.
+        let again = space.hold(150);
+        assert_eq!(again.zip(second).map(|(again, hole)| again.next() == hole.next()), Some(true));
+        [first, third, again].into_iter().flatten().for_each(|run| space.let_go(run));
         assert_eq!(space.free, BTreeMap::from([(0, 1000)]));
     }
 

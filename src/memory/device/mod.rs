@@ -37,5 +37,6 @@ pub(in crate::memory) use small::{CLASSES, SizeClass, Slab};
 pub use supply::{AllocateFunction, FreeFunction, SegmentFunctions, SegmentSource};
 pub(in crate::memory) use supply::{Budget, DriverSegments, PINNED, PINNED_GONE, PINNED_MADE, Reserve, Supply};
 pub(crate) use supply::{CallTimes, Source};
-pub(in crate::memory) use under_way::{Moment, call_out, log_out};
+pub(crate) use under_way::call_out;
+pub(in crate::memory) use under_way::{Moment, log_out};
 pub(in crate::memory) use until::{Until, each_once};

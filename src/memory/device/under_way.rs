@@ -105,14 +105,21 @@ impl MovesUnderWay {
     }
 
     /// Waits for the end of all moves that other threads have begun, but not for those that call out. None if the
-    /// calling thread is in a move itself, since others may wait for that.
+    /// calling thread is in a move itself, since others may wait for that, unless it is in a callback of all its moves.
     pub(in crate::memory) fn wait(&self) -> Option<Moment> {
-        if OWN.get() > 0 {
+        let thread = ThisThread::get().number();
+        let moves = lock(&MOVES);
+        if OWN.get() > 0 && moves.under_way.iter().any(|one| one.thread == thread && one.callbacks == 0) {
             return None;
         }
-        let moves = self.wait_for(lock(&MOVES), |_| true);
-        let is_quiet = !moves.under_way.iter().any(|one| one.location == self.location);
+        let moves = self.wait_for(moves, |_| true);
+        let is_quiet = !moves.under_way.iter().any(|one| one.location == self.location && one.thread != thread);
         Some(Moment { last: self.last_of_others(), is_quiet })
+    }
+
+    /// Returns whether a thread that has memory under way has called out, which nobody waits for.
+    pub(in crate::memory) fn has_called_out(&self) -> bool {
+        lock(&MOVES).under_way.iter().any(|one| one.location == self.location && one.callbacks > 0)
     }
 
     /// As [`MovesUnderWay::wait`], on a thread that is in one move and holds nothing that another mover waits for. Such
@@ -211,7 +218,7 @@ pub(in crate::memory) fn log_out(level: Level, line: fmt::Arguments<'_>) {
 }
 
 /// Calls others' code: a callback, an observer or an allocator. No thread waits meanwhile for this one's moves or repeat.
-pub(in crate::memory) fn call_out<R>(kind: CallbackKind, call: impl FnOnce() -> R) -> R {
+pub(crate) fn call_out<R>(kind: CallbackKind, call: impl FnOnce() -> R) -> R {
     /// Ends the call, also after a panic.
     struct Called(ThreadNumber);
     impl Drop for Called {

@@ -9,6 +9,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use log::Level;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
@@ -20,10 +21,10 @@ use super::wire::{Held, NeighbourPool, Question, Spare, Told, read_given, read_p
 use crate::error::{Bytes, Result};
 use crate::ids::Device;
 use crate::memory::cache::DeviceCaches;
+use crate::memory::device::log_out;
 use crate::memory::share::{Packet, is_ready, pidfd, receive, send, timespec};
 use crate::memory::tuning::{A_FEW, GIVEN_WITHIN, PAGE, RETRY_MOST};
 use crate::observe::Activity;
-use crate::observe::target::MEMORY;
 use crate::process::{peer_of, share_of_descriptors};
 use crate::runtime::DeviceUuid;
 
@@ -347,10 +348,8 @@ pub(super) fn ask(device: Device, uuid: DeviceUuid, wanted: u64) -> Outcome {
     if let Some(caches) = DeviceCaches::known(device) {
         caches.neighbours.ask(given, begun.elapsed());
     }
-    log::info!(
-        target: MEMORY,
-        "{device}: asked {} neighbours for {}; they gave {} in {took}", neighbours.len(), Bytes(wanted), Bytes(given)
-    );
+    let (count, wanted, gave) = (neighbours.len(), Bytes(wanted), Bytes(given));
+    log_out(Level::Info, format_args!("{device}: asked {count} neighbours for {wanted}; they gave {gave} in {took}"));
     let is_one_late = neighbours.iter().any(|neighbour| neighbour.is_passed_by);
     Outcome { given, is_one_late, heard, took: begun.elapsed() }
 }
@@ -387,7 +386,8 @@ impl Giving {
         self.above = self.above.saturating_sub(given);
         if given > 0 {
             let (process, name, kind) = (self.process, &self.name, kind_of(spare));
-            log::debug!(target: MEMORY, "{device}: process {process} {name:?} gave {} of {kind}", Bytes(given));
+            let given = Bytes(given);
+            log_out(Level::Debug, format_args!("{device}: process {process} {name:?} gave {given} of {kind}"));
         }
         given
     }

@@ -159,7 +159,11 @@ impl Commit<'_> {
                 return Ok(());
             }
         }
-        Err(Error::internal("memory stays mapped at pages of a range that nobody has"))
+        Err(if memory.under_way.has_called_out() {
+            in_hand(&self.range.pool)
+        } else {
+            Error::internal("memory stays mapped at pages of a range that nobody has")
+        })
     }
 
     /// Takes back those pages whose memory is there still, and removes them from the list: at once what is free, and in
@@ -167,9 +171,19 @@ impl Commit<'_> {
     fn take_back(&mut self, left: &mut Vec<u32>, users: impl Fn(u32) -> u64) -> Result<()> {
         let (range, cache) = (self.range, self.cache);
         let _moving = cache.memory.under_way.begin();
-        let mut resumed = Vec::new();
-        let all = if cache.waiting.is_empty() { Vec::new() } else { cache.waiting.change(std::mem::take) };
-        let (mut others, outcome) = self.order(all, left, users, &mut resumed);
+        let is_wanted = |offset: u64| {
+            let is_in_range = (range.run.start()..range.run.end()).contains(&offset);
+            is_in_range && left.binary_search(&range.page_at(offset)).is_ok()
+        };
+        let has_wanted = |entry: &mut Waiting| entry.offsets().any(is_wanted);
+        let freed: Vec<_> = if cache.waiting.is_empty() {
+            Vec::new()
+        } else {
+            cache.waiting.change(|waiting| waiting.extract_if(.., has_wanted).collect())
+        };
+        let (mut others, resumed, outcome) = self.order(freed, is_wanted, users);
+        // Before an observer is called, which may commit the others.
+        cache.waiting.change(|waiting| waiting.append(&mut others));
         if process::state().is_observed() {
             resumed.iter().for_each(|&offset| cache.note_completed(offset, To::Observer));
             deliver();
@@ -183,12 +197,9 @@ impl Commit<'_> {
         });
         if found.is_none() {
             let later = || Until::recorded_later(cache.memory.location.device());
-            others.extend(resumed.iter().map(|&offset| Waiting::new(offset, later())));
+            let again = resumed.iter().map(|&offset| Waiting::new(offset, later()));
+            cache.waiting.change(|waiting| waiting.extend(again));
         }
-        cache.waiting.change(|waiting| {
-            others.append(waiting);
-            *waiting = others;
-        });
         let Some(found) = found else { return Err(out_of_service(&range.pool)) };
         let mut taken: Vec<_> = found.into_iter().map(|offset| range.page_at(offset)).collect();
         taken.sort_unstable();
@@ -197,24 +208,19 @@ impl Commit<'_> {
         outcome
     }
 
-    /// Orders the stream behind what the wanted pages among freed blocks wait for, and adds those to `resumed`. Returns the
-    /// blocks that still wait.
+    /// Orders the stream behind what the wanted pages among freed blocks wait for. Returns the blocks that still wait, and
+    /// the wanted ones that do not.
     fn order(
         &self,
         freed: Vec<Waiting>,
-        wanted: &[u32],
+        is_wanted: impl Fn(u64) -> bool,
         users: impl Fn(u32) -> u64,
-        resumed: &mut Vec<u64>,
-    ) -> (Vec<Waiting>, Result<()>) {
+    ) -> (Vec<Waiting>, Vec<u64>, Result<()>) {
         let range = self.range;
-        let is_wanted = |offset: u64| {
-            let is_in_range = (range.run.start()..range.run.end()).contains(&offset);
-            is_in_range && wanted.binary_search(&range.page_at(offset)).is_ok()
-        };
-        let (mut others, mut outcome) = (Vec::new(), Ok(()));
+        let (mut others, mut resumed, mut outcome) = (Vec::new(), Vec::new(), Ok(()));
         for mut entry in freed {
             let (back, rest): (Vec<_>, Vec<_>) = entry.offsets().partition(|&offset| is_wanted(offset));
-            if back.is_empty() || outcome.is_err() {
+            if outcome.is_err() {
                 others.push(entry);
                 continue;
             }
@@ -235,7 +241,7 @@ impl Commit<'_> {
                 }
             }
         }
-        (others, outcome)
+        (others, resumed, outcome)
     }
 
     /// Makes the stream wait for what a freed block waits for; waits here for what the driver could not record.
@@ -282,6 +288,15 @@ impl Commit<'_> {
 
 fn out_of_service(pool: &Pool) -> Error {
     if pool.is_closed() { pool::closed(pool) } else { pool::asleep(pool) }
+}
+
+#[cold]
+fn in_hand(pool: &Pool) -> Error {
+    Error::invalid_value(format!(
+        "the former memory of pages of the range is in the hands of a call that is in a callback just now: commit them once \
+         that callback has returned (pool {})",
+        pool.label()
+    ))
 }
 
 #[cold]

@@ -4,16 +4,15 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, Weak};
 
-use log::error;
+use log::Level;
 
 use super::decommit::{by_users, depart_after, waits as waits_of};
 use super::held_range::HeldRange;
 use super::page_table::{PagePhase, RangeLife};
 use crate::error::Result;
 use crate::memory::cache::{DeviceCaches, Discardable, Waiting};
-use crate::memory::device::{Until, call_out, is_thread_for_others};
+use crate::memory::device::{Until, call_out, is_thread_for_others, log_out};
 use crate::memory::serve::{Patience, release_places, settle};
-use crate::observe::target::MEMORY;
 use crate::process;
 use crate::sync::{AtomicBool, CallbackKind, MayWait, Ordering, ThisThread, ThreadNumber, lock, take_last, wait};
 
@@ -160,7 +159,10 @@ impl HeldRange {
             // A callback is others' code.
             let called = call_out(CallbackKind::Discard, || catch_unwind(AssertUnwindSafe(|| callback(pages))));
             if called.is_err() {
-                error!(target: MEMORY, "a callback for discarded pages of a memory range panicked; the others are called");
+                log_out(
+                    Level::Error,
+                    format_args!("a callback for discarded pages of a memory range panicked; the others are called"),
+                );
             }
         }
         let mut registered = lock(&self.listeners.registered);

@@ -12,9 +12,10 @@ use super::prepare::prepare;
 use super::refusal::{refuse_pool, refuse_sizes};
 use crate::error::{Error, GPUPOOL, Result};
 use crate::ids::Device;
+use crate::memory::device::{DeviceMemory, Run};
 use crate::memory::pool::PoolId;
 use crate::memory::route::PoolUse;
-use crate::memory::serve::no_memory_left;
+use crate::memory::serve::{Patience, free_places, no_memory_left};
 use crate::memory::tuning::PAGE;
 use crate::process;
 use crate::runtime::Stream;
@@ -66,13 +67,8 @@ pub(crate) fn reserve_range(in_use: PoolUse, nbytes: u64, page_bytes: u64) -> Re
     let pool = in_use.pool();
     refuse_pool(pool)?;
     refuse_sizes(nbytes, page_bytes)?;
-    // From now on it cuts its memory, so that it can have no segments for one block each.
-    if !pool.begin_cutting() {
-        return refuse_pool(pool).and(Err(Error::internal("a pool that does not cut its memory has a range")));
-    }
     let memory = pool.memory;
-    let run = u32::try_from(nbytes / PAGE).ok().and_then(|pages| lock(&memory.space).hold(pages));
-    let Some(run) = run else {
+    let Some(run) = u32::try_from(nbytes / PAGE).ok().and_then(|pages| hold(memory, pages)) else {
         let why = format!(
             "{nbytes} bytes of addresses are not left in a row of the {} bytes reserved for {}: free ranges or blocks there, \
              or reserve less",
@@ -80,12 +76,28 @@ pub(crate) fn reserve_range(in_use: PoolUse, nbytes: u64, page_bytes: u64) -> Re
         );
         return Err(no_memory_left(pool, nbytes, Error::no_memory(GPUPOOL, why)));
     };
+    // From now on it cuts its memory, so that it can have no segments for one block each.
+    if !pool.begin_cutting() {
+        lock(&memory.space).let_go(run);
+        return refuse_pool(pool).and(Err(Error::internal("a pool that does not cut its memory has a range")));
+    }
     let held = Arc::new(HeldRange::new(pool, run, (page_bytes / PAGE) as u32));
     if let Some(caches) = held.caches() {
         let weak: Weak<HeldRange> = Arc::downgrade(&held);
         caches.discardable.add(weak);
     }
     Ok(MemoryRange { held, in_use: Mutex::new(Some(in_use)) })
+}
+
+/// Takes so many pages of addresses in a row; none if there are not so many, also without what is free at the addresses of
+/// freed ranges, first as far as no work uses it.
+fn hold(memory: &'static DeviceMemory, pages: u32) -> Option<Run> {
+    let held = || lock(&memory.space).hold(pages);
+    let after = |patience| {
+        free_places(memory, patience);
+        held()
+    };
+    held().or_else(|| after(Patience::Ask)).or_else(|| after(Patience::Wait))
 }
 
 impl MemoryRange {
@@ -141,9 +153,10 @@ impl MemoryRange {
     ///
     /// # Errors
     /// `ErrorKind::OutOfMemory` if there is not enough; `ErrorKind::InvalidValue` for bytes that are no whole pages, a page that
-    /// the range does not have, a closed pool, a freed range, while a stream of the pool is captured, or in a callback that
-    /// may not wait for another thread's commit or decommit of these pages (see [`on_oom`](crate::on_oom));
-    /// `ErrorKind::Asleep` while the pool is asleep; `ErrorKind::Library` if the driver refuses.
+    /// the range does not have, a closed pool, a freed range, while a stream of the pool is captured, in a callback that
+    /// may not wait for another thread's commit or decommit of these pages (see [`on_oom`](crate::on_oom)), or while a call
+    /// that has their former memory in hand is in a callback; `ErrorKind::Asleep` while the pool is asleep;
+    /// `ErrorKind::Library` if the driver refuses.
     pub fn commit<'a>(&self, pages: impl Into<RangePages<'a>>, stream: &Stream, options: CommitOptions) -> Result<()> {
         self.held.tell_untold();
         let outcome = commit(&self.held, &self.sorted(pages.into())?, stream, options);

@@ -34,15 +34,21 @@ pub(super) fn prepare(range: &Arc<HeldRange>, pages: u32) -> Result<()> {
     }
     // The table is locked, so that a range that is freed keeps nothing.
     let table = range.open_table()?;
-    keep(range, pages);
+    let before = keep(range, pages);
     drop(table);
-    if pages == 0 { Ok(()) } else { ask(range) }
+    let asked = if pages == 0 { Ok(()) } else { ask(range) };
+    if asked.is_err() {
+        let _table = range.open_table()?;
+        keep(range, before);
+    }
+    asked
 }
 
-/// Notes how many pages are to be kept for a range.
-pub(super) fn keep(range: &HeldRange, pages: u32) {
+/// Notes how many pages are to be kept for a range. Returns how many were.
+pub(super) fn keep(range: &HeldRange, pages: u32) -> u32 {
     let before = range.kept_ready.swap(pages, Ordering::Relaxed);
     range.pool.supply.ready.want(range.each, before, pages);
+    before
 }
 
 /// Has what a commit took made again.

@@ -3,6 +3,7 @@
 //! dropped leave nothing behind.
 
 use super::grow::{retire_reserve, return_slabs};
+use super::settle::Patience;
 use super::trim::retire_free;
 use crate::error::Result;
 use crate::memory::cache::{DeviceCaches, Service, StreamCache};
@@ -36,7 +37,7 @@ fn is_bare(cache: &StreamCache, thread: ThisThread) -> bool {
 /// Takes the free memory out of a cache; if its pool keeps memory, only borrowed slabs and pages of the reserve.
 fn leave_memory(cache: &StreamCache, service: &Service, thread: ThisThread) -> Result<()> {
     if service.pool.gives_way() {
-        retire_free(cache, thread, service)
+        retire_free(cache, thread, service, Patience::Ask)
     } else {
         return_slabs(cache, thread, service)?;
         retire_reserve(cache, thread, service)

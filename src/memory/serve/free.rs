@@ -3,15 +3,14 @@
 use super::request::Allocation;
 use super::take::mark_work;
 use super::{settle, trim};
-use log::warn;
+use log::Level;
 
 use crate::error::{Error, Result};
 use crate::ids::Device;
 use crate::memory::cache::{BlockUser, DeviceCaches, StreamCache, Waiting};
-use crate::memory::device::Invalid;
+use crate::memory::device::{Invalid, log_out};
 use crate::observe::delivery::deliver;
 use crate::observe::recording::{self, Purpose};
-use crate::observe::target::MEMORY;
 use crate::process;
 use crate::runtime::{self, Stream};
 use crate::sync::ThisThread;
@@ -94,7 +93,10 @@ fn free_slowly(block: Allocation, on: Option<&Stream>) -> Result<()> {
 #[cold]
 fn leave_closed(cache: &StreamCache, thread: ThisThread) {
     if let Err(error) = trim::leave_closed(cache, thread) {
-        warn!(target: MEMORY, "memory of a pool that is closed stays until memory is next given back: {error}");
+        log_out(
+            Level::Warn,
+            format_args!("memory of a pool that is closed stays until memory is next given back: {error}"),
+        );
     }
 }
 

@@ -28,8 +28,8 @@ pub(crate) use free::{find, free, free_kept, owns, record_stream};
 pub use grow::SegmentGuard;
 pub(crate) use grow::on_segment;
 pub(in crate::memory) use grow::{
-    commit_run, decommit_blocks, extent_for_waking, make_ready, pages_asleep, ranges_cache, release_places,
-    retire_extents, warm_by_segments,
+    commit_run, decommit_blocks, extent_for_waking, free_places, make_ready, pages_asleep, ranges_cache,
+    release_places, retire_extents, warm_by_segments,
 };
 pub(crate) use make_room::make_room_for;
 pub(in crate::memory) use make_room::{Vicinity, set_vicinity, wake_if_taken};

@@ -151,7 +151,7 @@ fn refuse_id(id: PoolId, device: Option<Device>) -> Error {
 pub(in crate::memory) fn close_pool(pool: &Arc<Pool>) -> Result<u64> {
     process::refuse_forked()?;
     mark_closed(pool);
-    trim(pool, ThisThread::get(), Patience::Ask)
+    trim(pool, ThisThread::get(), Patience::Report)
 }
 
 /// When the memory of a pool goes after its last use.

@@ -11,6 +11,8 @@ use crate::sync::ThisThread;
 pub(crate) enum Patience {
     /// It only queries.
     Ask,
+    /// It waits only for the work on segments whose end callbacks are told of.
+    Report,
     /// It waits for recorded work.
     Wait,
 }
@@ -43,6 +45,11 @@ pub(super) fn settle_blocks(cache: &StreamCache, thread: ThisThread, patience: P
             true
         }
     });
+    // Before an observer is called, which may want the others.
+    cache.waiting.change(|waiting| {
+        asked.append(waiting);
+        *waiting = asked;
+    });
     let has_settled = !done.is_empty();
     if has_settled {
         if process::state().is_observed() {
@@ -62,9 +69,5 @@ pub(super) fn settle_blocks(cache: &StreamCache, thread: ThisThread, patience: P
             }
         }
     }
-    cache.waiting.change(|waiting| {
-        asked.append(waiting);
-        *waiting = asked;
-    });
     outcome.map(|()| has_settled)
 }

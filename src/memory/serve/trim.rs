@@ -15,8 +15,9 @@ use crate::observe::delivery::Delivery;
 use crate::sync::ThisThread;
 
 /// Takes free memory out of a cache's heap. Returns it, and when all work that may use it is done; none if that service
-/// has ended, or live graphs may use the memory. Empty slabs are dropped before the work is recorded, since slots that
-/// are used and freed leave no trace in the heap.
+/// has ended, live graphs may use the memory, or the memory is segments whose work would have to be waited for with more
+/// patience, as callbacks are told of their end. Empty slabs are dropped before the work is recorded, since slots that are
+/// used and freed leave no trace in the heap.
 ///
 /// # Errors
 /// `ErrorKind::Library` if the driver records no work. Then nothing was taken.
@@ -24,6 +25,7 @@ pub(super) fn take_out<R>(
     cache: &StreamCache,
     thread: ThisThread,
     service: &Service,
+    patience: Patience,
     take: impl FnOnce(&mut Heap) -> R,
 ) -> Result<Option<(R, Until)>> {
     let memory = cache.memory;
@@ -32,16 +34,31 @@ pub(super) fn take_out<R>(
         heap.drop_empty_slabs(&memory.pages);
         heap.turnover()
     };
-    let until = service.work_so_far(&memory.events, thread, None)?;
+    let mut until = service.work_so_far(&memory.events, thread, None)?;
+    let must_be_done = patience == Patience::Ask && service.pool.segments.has_listeners();
+    if must_be_done && !until.is_done(&memory.events, false)? {
+        until.recycle(&memory.events);
+        return Ok(None);
+    }
     let Some(mut heap) = cache.lock_to_take(service, thread) else { return Ok(None) };
-    // What was freed since may have later work, recorded when this is next checked.
-    let until = if heap.turnover() == turnover { until } else { Until::recorded_later(memory.location.device()) };
+    if heap.turnover() != turnover {
+        if must_be_done {
+            return Ok(None);
+        }
+        // What was freed since may have later work, recorded when this is next checked.
+        until = Until::recorded_later(memory.location.device());
+    }
     Ok(Some((take(&mut heap), until)))
 }
 
 /// Takes all free memory out of a cache, to go once the stream is done.
-pub(super) fn retire_free(cache: &StreamCache, thread: ThisThread, service: &Service) -> Result<()> {
-    retire_some(cache, thread, service, ALL_FREE).map(drop)
+pub(super) fn retire_free(
+    cache: &StreamCache,
+    thread: ThisThread,
+    service: &Service,
+    patience: Patience,
+) -> Result<()> {
+    retire_some(cache, thread, service, ALL_FREE, patience).map(drop)
 }
 
 /// How much free memory goes: so many bytes, or, as mappings go whole, at most so many more.
@@ -50,7 +67,13 @@ type Portion = (u64, u64);
 const ALL_FREE: Portion = (u64::MAX, 0);
 
 /// As [`retire_free`], for a portion, and returns the bytes.
-fn retire_some(cache: &StreamCache, thread: ThisThread, service: &Service, portion: Portion) -> Result<u64> {
+fn retire_some(
+    cache: &StreamCache,
+    thread: ThisThread,
+    service: &Service,
+    portion: Portion,
+    patience: Patience,
+) -> Result<u64> {
     let takes_all = portion == ALL_FREE;
     // A sleeping pool has nothing to give. Most of thousands of streams may have nothing, and are not queried.
     if service.pool.sleep.is_asleep() || service.is_of_live_graph() || !cache.lock(thread).has_memory() {
@@ -59,7 +82,7 @@ fn retire_some(cache: &StreamCache, thread: ThisThread, service: &Service, porti
     let _moving = cache.memory.under_way.begin();
     return_slabs(cache, thread, service)?;
     let (memory, pool) = (cache.memory, &service.pool);
-    let taken = take_out(cache, thread, service, |heap| {
+    let taken = take_out(cache, thread, service, patience, |heap| {
         heap.move_again();
         let source = service.pool.source();
         let mappings =
@@ -70,6 +93,8 @@ fn retire_some(cache: &StreamCache, thread: ThisThread, service: &Service, porti
     let Some(((mappings, spans), until)) = taken else { return Ok(0) };
     let of_mappings: u64 = mappings.iter().map(|mapping| mapping.bytes()).sum();
     let of_spans: u64 = spans.iter().map(|(_, bytes)| bytes).sum();
+    // Where that is done, so is the work on all that was taken.
+    let is_done = matches!(&until, Until::Events(events) if events.is_empty());
     let mut until = Some(until);
     if !mappings.is_empty() {
         let until = until.take().unwrap_or(Until::at_once());
@@ -77,7 +102,9 @@ fn retire_some(cache: &StreamCache, thread: ThisThread, service: &Service, porti
         unsafe { retire_mappings(pool, mappings, until) };
     }
     for (offset, bytes) in spans {
-        let until = until.take().unwrap_or_else(|| service.work_so_far_or_later(&memory.events, thread));
+        let until = until.take().unwrap_or_else(|| {
+            if is_done { Until::at_once() } else { service.work_so_far_or_later(&memory.events, thread) }
+        });
         // SAFETY: the segment was taken out of the cache, and `until` is all work on the stream that it serves.
         unsafe { retire_segment(service, (offset, bytes), until) };
     }
@@ -109,7 +136,7 @@ pub(in crate::memory) fn trim_some(pool: &Arc<Pool>, thread: ThisThread, wanted:
         let Some(service) = cache.service_of(pool).filter(|_| gone < wanted) else { continue };
         let all_fits = service.pool.source().has_segments() && cache.lock(thread).unused() <= most - gone;
         let portion = if all_fits { ALL_FREE } else { (wanted - gone, slack) };
-        match retire_some(cache, thread, &service, portion) {
+        match retire_some(cache, thread, &service, portion, Patience::Ask) {
             Ok(bytes) => gone += bytes,
             Err(error) => outcome = outcome.and(Err(error)),
         }
@@ -119,7 +146,7 @@ pub(in crate::memory) fn trim_some(pool: &Arc<Pool>, thread: ThisThread, wanted:
 }
 
 /// Gives back what a pool has free, and returns the physical bytes that went; pages of streams at work go later, unless
-/// it waits.
+/// it waits. Segments at work whose end callbacks are told of stay, unless it waits for those.
 ///
 /// # Errors
 /// `ErrorKind::Library` if the driver refuses; what it did not refuse has gone.
@@ -131,7 +158,7 @@ pub(crate) fn trim(pool: &Arc<Pool>, thread: ThisThread, patience: Patience) -> 
     for cache in DeviceCaches::caches_of(pool) {
         outcome = outcome.and(settle_blocks(cache, thread, patience).map(drop));
         if let Some(service) = cache.service_of(pool) {
-            outcome = outcome.and(retire_free(cache, thread, &service));
+            outcome = outcome.and(retire_free(cache, thread, &service, patience));
         }
     }
     release_ready(pool);
@@ -194,7 +221,7 @@ pub(super) fn mark_closed(pool: &Pool) {
 pub(super) fn leave_closed(cache: &StreamCache, thread: ThisThread) -> Result<()> {
     let Some(service) = cache.service().filter(|service| service.pool.is_closed()) else { return Ok(()) };
     settle_blocks(cache, thread, Patience::Ask)?;
-    retire_free(cache, thread, &service)?;
+    retire_free(cache, thread, &service, Patience::Ask)?;
     let_go_unneeded(&service.pool, thread);
     cache.memory.end_retired(false).map(drop)
 }

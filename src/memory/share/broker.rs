@@ -179,11 +179,13 @@ impl Broker {
     fn accept(&mut self) {
         for _ in 0..A_FEW {
             match socket::accepted(&self.listener) {
-                Ok(Some(socket)) if self.connections.len() < CONNECTIONS_MOST => {
-                    self.connections.extend(Connection::new(socket));
-                    self.end_strangers(STRANGERS_MOST);
+                Ok(Some(socket)) => {
+                    let connection = Connection::new(socket);
+                    if self.connections.len() < CONNECTIONS_MOST {
+                        self.connections.extend(connection);
+                        self.end_strangers(STRANGERS_MOST);
+                    }
                 }
-                Ok(Some(_)) => {}
                 Ok(None) => return,
                 Err(error) => {
                     info!(target: MEMORY, "shared memory: a process that attaches could not be accepted: {error}");

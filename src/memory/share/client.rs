@@ -235,7 +235,11 @@ impl Link {
                 return Err(self.owner.ended());
             }
             if begun.elapsed() >= PATIENCE {
-                return Err(self.owner.failed(SILENT));
+                // An answer that comes later the owner knows to be lost. One that came just now is taken.
+                match socket::receive_last(&self.socket) {
+                    Ok(Some(packet)) if !packet.bytes.is_empty() => break packet,
+                    _ => return Err(self.owner.failed(SILENT)),
+                }
             }
         };
         let Some((status, rest)) = bytes.split_first() else {

@@ -347,6 +347,14 @@ impl Drop for Connection {
         if let Some(block) = self.answer.take().and_then(|answer| answer.held) {
             let_go(self.process, block);
         }
+        // What it let go is not told again.
+        while let Ok(Some(packet)) = socket::receive_last(&self.socket)
+            && let Some(message) = Message::from_bytes(&packet.bytes)
+        {
+            if message.ask == Ask::LetGo {
+                self.handle(&message);
+            }
+        }
     }
 }
 

@@ -12,8 +12,8 @@ use rustix::fs::{Mode, fchmod};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
-    recvmsg, sendmsg, socket_with,
+    SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect,
+    listen, recvmsg, sendmsg, shutdown, socket_with,
 };
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
@@ -113,6 +113,13 @@ pub(in crate::memory) fn receive(socket: impl AsFd) -> io::Result<Option<Packet>
     Ok(Some(Packet { bytes, descriptors, is_cut: received.flags.contains(ReturnFlags::CTRUNC) }))
 }
 
+/// Lets the other end send no more packets, which sees that, and receives what it had sent, packet by packet; in the end an
+/// empty one.
+pub(super) fn receive_last(socket: &OwnedFd) -> io::Result<Option<Packet>> {
+    shutdown(socket, Shutdown::Read)?;
+    receive(socket)
+}
+
 /// Returns a descriptor that is ready to be read once a process ends; `ESRCH` if it has, or cannot be seen.
 pub(in crate::memory) fn pidfd(process: i32) -> rustix::io::Result<OwnedFd> {
     pidfd_open(Pid::from_raw(process).ok_or(Errno::SRCH)?, PidfdFlags::empty())
@@ -158,6 +165,13 @@ mod tests {
         assert!(receive(&other)?.is_none());
         assert_eq!(receive(&other)?.ok_or(io::ErrorKind::NotFound)?.bytes, b"last");
         assert!(receive(&other)?.ok_or(io::ErrorKind::NotFound)?.bytes.is_empty());
+        // Nothing is lost where one end takes no more: the other cannot send what is not received.
+        let one = connected(&name)?;
+        let other = accepted(&listener)?.ok_or(io::ErrorKind::NotFound)?;
+        assert!(send(&one, b"in time", &[])?);
+        assert_eq!(receive_last(&other)?.ok_or(io::ErrorKind::NotFound)?.bytes, b"in time");
+        assert!(send(&one, b"too late", &[]).is_err());
+        assert!(receive_last(&other)?.ok_or(io::ErrorKind::NotFound)?.bytes.is_empty());
         // The received descriptor is of the same listener.
         drop((listener, first));
         assert!(connected(&name).is_err());

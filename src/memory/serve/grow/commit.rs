@@ -9,14 +9,14 @@ use super::growth::Growth;
 use super::place::PagePlacement;
 use crate::error::Result;
 use crate::memory::cache::{DeviceCaches, Service, StreamCache, Waiting};
-use crate::memory::device::{Invalid, Run};
+use crate::memory::device::{DeviceMemory, Invalid, Run};
 use crate::memory::pool::{self, Pool, closed};
 use crate::memory::serve::make_room::with_room_made;
 use crate::memory::serve::out_of_memory::no_memory_left;
 use crate::memory::serve::request::AllocationRequest;
-use crate::memory::serve::settle;
+use crate::memory::serve::settle::{self, Patience, settle_blocks};
 use crate::memory::serve::take::{Reach, other_pools};
-use crate::memory::serve::trim::leave_closed;
+use crate::memory::serve::trim::{leave_closed, retire_free};
 use crate::memory::tuning::PAGE;
 use crate::observe::Activity;
 use crate::observe::delivery::Delivery;
@@ -92,6 +92,23 @@ pub(in crate::memory) fn release_places(
     // Free blocks wait for nothing.
     retire_extents(&service.pool, taken);
     memory.end_retired(false).map(drop)
+}
+
+/// Gives the driver what the device's pools have free at the addresses of ranges, so that those of freed ranges serve others.
+/// With patience it waits for the work that uses it.
+pub(in crate::memory) fn free_places(memory: &DeviceMemory, patience: Patience) {
+    let Some(caches) = DeviceCaches::known(memory.location) else { return };
+    let thread = ThisThread::get();
+    let _ = memory.under_way.wait();
+    for pool in caches.pools.all() {
+        let Some(cache) = DeviceCaches::ranges_of(&pool) else { continue };
+        // What the driver refuses is tried again whenever memory is given back.
+        let _ = settle_blocks(cache, thread, patience);
+        if let Some(service) = cache.service_of(&pool) {
+            let _ = retire_free(cache, thread, &service, patience);
+        }
+    }
+    let _ = memory.end_retired(patience == Patience::Wait);
 }
 
 /// Returns the pool's cache for the pages of ranges, and its service; makes it when first needed.

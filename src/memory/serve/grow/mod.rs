@@ -25,7 +25,7 @@ mod slabs;
 pub(super) use asleep::let_go_asleep;
 pub(in crate::memory) use asleep::{extent_for_waking, pages_asleep};
 pub(super) use claim::{beyond_a_limit, is_no_memory};
-pub(in crate::memory) use commit::{commit_run, decommit_blocks, ranges_cache, release_places};
+pub(in crate::memory) use commit::{commit_run, decommit_blocks, free_places, ranges_cache, release_places};
 pub(in crate::memory) use extents::{make_ready, retire_extents};
 pub(super) use in_place::serve_in_place;
 pub(super) use pages::{Grown, grow_by_pages};

@@ -8,6 +8,7 @@ use crate::memory::cache::{DeviceCaches, Service, StreamCache};
 use crate::memory::device::{Remains, Reserve, Run, Until};
 use crate::memory::pool::Pool;
 use crate::memory::serve::request::AllocationRequest;
+use crate::memory::serve::settle::Patience;
 use crate::memory::serve::take::{FreeMemory, Giver, Reach, take_from};
 use crate::memory::serve::trim::take_out;
 use crate::memory::tuning::{LARGE_EXTENT_PAGES, MANY, PAGE};
@@ -134,7 +135,7 @@ pub(in crate::memory::serve) fn retire_reserve(
     let Some(reserve) = service.pool.supply.reserve() else { return Ok(()) };
     let memory = cache.memory;
     let _moving = memory.under_way.begin();
-    let taken = take_out(cache, thread, service, |heap| cache.take_reserve(heap, reserve))?;
+    let taken = take_out(cache, thread, service, Patience::Ask, |heap| cache.take_reserve(heap, reserve))?;
     let Some((runs, until)) = taken else { return Ok(()) };
     if runs.is_empty() {
         until.recycle(&memory.events);

@@ -130,5 +130,5 @@ pub(in crate::memory::serve) fn return_slabs(cache: &StreamCache, thread: ThisTh
     }
     // Nothing else would give its pages back.
     settle(lender, thread, Patience::Ask)?;
-    lender.service_of(&service.pool).map_or(Ok(()), |service| retire_free(lender, thread, &service))
+    lender.service_of(&service.pool).map_or(Ok(()), |service| retire_free(lender, thread, &service, Patience::Ask))
 }

@@ -5,6 +5,7 @@ import sys
 
 import gpupool
 from errors import assert_says, assert_starts, raised
+from waiting import wait_until
 
 
 def none():
@@ -28,6 +29,27 @@ def of_addresses():
         assert_says(error, "out of memory on device 0: tried to reserve ", "addresses", "ulimit -v")
         assert error.requested_bytes >= error.total_bytes > 0, "the bytes are not those of the device"
     assert gpupool.empty(1000, stream).nbytes == 1000, "the lack outlives the limit"
+
+
+def of_a_thread_for_ready_pages():
+    """Give the process no address for a thread's stack, and see that what was refused is not made later."""
+    page = 2 << 20
+    stream = gpupool.Stream()
+    pool, other = gpupool.MemPool(), gpupool.MemPool()
+    refused, served, last = (of.reserve_range(8 * page) for of in (pool, pool, other))
+    refused.commit([7], stream)
+    with open("/proc/self/statm") as told:
+        has = int(told.read().split()[0]) * resource.getpagesize()
+    former = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (has + (1 << 20), former[1]))
+    error = raised(gpupool.Unavailable, refused.prepare, 4)
+    resource.setrlimit(resource.RLIMIT_AS, former)
+    assert_starts(error, "the system starts no thread that makes pages ready")
+    served.prepare(1)
+    # One range after the other is served.
+    last.prepare(1)
+    wait_until(lambda: other.stats().cached_bytes == page, "the last range has its page")
+    assert pool.stats().cached_bytes == page, "pages are made that were refused"
 
 
 def of_few_addresses(gibibytes):

@@ -1,5 +1,6 @@
 """Processes that send rubbish, stall, guess, or have tokens of elsewhere: they get nothing, and harm no other."""
 
+import contextlib
 import os
 import resource
 import secrets
@@ -214,6 +215,32 @@ def an_answer_that_is_not_waited_for_holds_nothing() -> None:
             assert data[0] == 0
             os.close(received[0])
             assert owner.call(holders) == [os.getpid()]
+
+
+def open_files(kept: dict) -> int:
+    return len(os.listdir("/proc/self/fd")) - 1
+
+
+def what_was_let_go_by_a_connection_that_is_ended_is_let_go() -> None:
+    with other_process() as owner:
+        token = owner.call(share_one)
+        with connected(token) as holding:
+            holding.send(request(token, HOLD))
+            assert descriptors(holding)[0][0] == 0
+            assert owner.call(holders) == [os.getpid()]
+            limits = resource.prlimit(owner.process.pid, resource.RLIMIT_NOFILE)
+            # The owner has a descriptor for one more connection, and then for none.
+            most = owner.call(open_files) + 1
+            resource.prlimit(owner.process.pid, resource.RLIMIT_NOFILE, (most, limits[1]))
+            with stopped(owner.process.pid):
+                letting_go, beyond = connected(token), connected(token)
+                letting_go.send(request(token, LET_GO))
+            with contextlib.suppress(ConnectionResetError):
+                assert letting_go.recv(100) == b"", "the connection was not ended"
+            resource.prlimit(owner.process.pid, resource.RLIMIT_NOFILE, limits)
+            assert owner.call(holders) == []
+            letting_go.close()
+            beyond.close()
 
 
 def tokens_of_elsewhere() -> None:
