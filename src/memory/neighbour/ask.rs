@@ -70,6 +70,16 @@ impl Others {
             _ => Ok(Contact::Made(Contacted { name, socket, process: peer.process })),
         }
     }
+
+    /// Returns whether a neighbour has ended, as far as this process can see it. Its socket may stay open in a child of it, and
+    /// fill with questions: it is removed.
+    fn has_ended(&self, asked: &Contacted) -> bool {
+        let has_ended = has_ended(asked.process);
+        if has_ended && let Some(open) = &self.open {
+            open.remove(&asked.name);
+        }
+        has_ended
+    }
 }
 
 /// Returns whether a process has ended, as far as this one can see it.
@@ -190,8 +200,7 @@ fn ask_what_they_hold(before: u64, silence: Duration, most: Duration, wait_for: 
         let outcome = poll(&mut polled, Some(&timespec(left.min(quiet).min(pause))));
         let ready: Vec<_> = polled.iter().map(|polled| !polled.revents().is_empty()).collect();
         match outcome {
-            // The socket of one that has ended may stay open in a child that it has forked.
-            Ok(0) => waiting.retain(|asked| !has_ended(asked.process)),
+            Ok(0) => waiting.retain(|asked| !others.has_ended(asked)),
             Ok(_) => {
                 let mut ready = ready.into_iter();
                 for asked in std::mem::take(&mut waiting) {
@@ -200,7 +209,7 @@ fn ask_what_they_hold(before: u64, silence: Duration, most: Duration, wait_for: 
                         Ok(None) => waiting.push(asked),
                         Ok(Some(Some(told))) => heard.told.push((asked.name, told)),
                         // Something else, or the end.
-                        _ if has_ended(asked.process) => {}
+                        _ if others.has_ended(&asked) => {}
                         _ => heard.silent.push(asked.name),
                     }
                 }

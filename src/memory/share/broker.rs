@@ -21,7 +21,7 @@ use crate::memory::device::{be_thread_for_others, end_where_asked, regions_ended
 use crate::memory::tuning::{A_FEW, RETRY, RETRY_MOST};
 use crate::observe::nvtx;
 use crate::observe::target::MEMORY;
-use crate::process;
+use crate::process::{self, ListeningFor, close_in_children};
 use crate::sync::lock;
 
 /// The name of the thread; the system keeps 15 bytes.
@@ -81,6 +81,7 @@ impl Broker {
     fn run(mut self) {
         nvtx::name_thread(THREAD);
         be_thread_for_others();
+        close_in_children(ListeningFor::SharedMemory, self.listener.as_fd());
         loop {
             if let Err(error) = self.turn() {
                 // The system has no memory left.
