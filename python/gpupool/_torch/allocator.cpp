@@ -118,7 +118,9 @@ enum class OnFailure { THROW, WARN };
 C10_NOINLINE void deallocate_other(void *pointer, int status, OnFailure on_failure) {
   if (!is_ours(pointer)) return native->raw_delete(pointer);
   if (on_failure == OnFailure::THROW) fail(status);
-  TORCH_WARN("gpupool could not free memory: ", api.last_error());
+  // Workers that were forked drop what they inherited.
+  if (status == GPUPOOL_ERROR_FORKED) return;
+  warned([] { TORCH_WARN("gpupool could not free memory: ", api.last_error()); });
 }
 
 // Frees, and tells trackers and profilers.
