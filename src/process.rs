@@ -8,7 +8,7 @@
 //!   handler closes what the process listened on.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, Ordering};
 use std::sync::{Once, OnceLock};
 
@@ -113,9 +113,9 @@ pub(crate) enum ListeningFor {
 const CLOSED: i32 = -1;
 static LISTENERS: [AtomicI32; 2] = [const { AtomicI32::new(CLOSED) }; 2];
 
-/// Has forked children close this listener, and no longer the one before.
-pub(crate) fn close_in_children(purpose: ListeningFor, socket: BorrowedFd<'_>) {
-    LISTENERS[purpose as usize].store(socket.as_raw_fd(), Ordering::Relaxed);
+/// Has forked children close this listener, which stays open, and no longer the one before.
+pub(crate) fn close_in_children(purpose: ListeningFor, socket: RawFd) {
+    LISTENERS[purpose as usize].store(socket, Ordering::Relaxed);
 }
 
 fn set(bit: u8, is_set: bool) {

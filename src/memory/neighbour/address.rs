@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::env;
 use std::fs::{self, DirEntry};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -134,7 +134,7 @@ impl Listening {
             _ => {}
         }
         let (listener, about) = self.place.listen(&self.name)?;
-        close_in_children(ListeningFor::Neighbours, listener.as_fd());
+        close_in_children(ListeningFor::Neighbours, listener.as_raw_fd());
         *socket = (Arc::new(listener), about);
         wake();
         Ok(())
@@ -142,7 +142,7 @@ impl Listening {
 
     /// Has forked children close the socket, which is open from now on.
     pub(super) fn close_in_children(&self) {
-        close_in_children(ListeningFor::Neighbours, lock(&self.socket).0.as_fd());
+        close_in_children(ListeningFor::Neighbours, lock(&self.socket).0.as_raw_fd());
     }
 }
 

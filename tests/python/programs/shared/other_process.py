@@ -232,10 +232,15 @@ def _link_of(number: str) -> str:
 
 
 def fork_one_that_stays(kept: dict, *, runs_handlers: bool = True) -> int:
-    """Fork a child that does nothing, and return its id."""
+    """Fork a child that does nothing, and return its id once it has begun that."""
+    reading, writing = os.pipe()
     child = os.fork() if runs_handlers else ctypes.PyDLL(None)._Fork()
     if child == 0:
+        os.write(writing, b".")
         # Gone also where the test fails.
         signal.alarm(60)
         signal.pause()
+    os.read(reading, 1)
+    for file in (reading, writing):
+        os.close(file)
     return child
