@@ -159,7 +159,11 @@ void detach(gpupool_attached *attached, DeviceIndex device) {
       c10::cuda::MaybeExchangeDevice(before);
     } catch (...) { // a device that has failed does no more work
     }
-  warned([&] { check(is_captured ? api.detach(attached, device, current_stream(device)) : api.detach(attached, -1, nullptr)); });
+  warned([&] {
+    int status = is_captured ? api.detach(attached, device, current_stream(device)) : api.detach(attached, -1, nullptr);
+    // Workers that were forked drop what they inherited.
+    if (status != GPUPOOL_ERROR_FORKED) check(status);
+  });
 }
 
 // What getCheckpointState gives.
