@@ -4,11 +4,12 @@
 //!   Python, no panic.
 //! - The process ends: nothing is destroyed. Pools are `static` or leaked, so nothing of theirs is dropped.
 //! - The process forks: a child made after the first use of a runtime gets `ErrorKind::Forked` from every call. The flag
-//!   is set by a `pthread_atfork` handler and read before any lock is taken, for a lock may be held for ever there.
+//!   is set by a `pthread_atfork` handler and read before any lock is taken, for a lock may be held for ever there. The
+//!   handler closes what the process listened on.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, Ordering};
 use std::sync::{Once, OnceLock};
 
 use log::info;
@@ -82,7 +83,7 @@ pub(crate) fn watch_forks() {
     if cfg!(miri) {
         return;
     }
-    // SAFETY: the child handler only stores to an atomic, which is allowed between fork and exec.
+    // SAFETY: the child handler only uses atomics and closes descriptors, which is allowed between fork and exec.
     INSTALLED.call_once(|| unsafe {
         libc::pthread_atfork(None, None, Some(in_child));
     });
@@ -92,6 +93,29 @@ pub(crate) fn watch_forks() {
 /// held for ever.
 extern "C" fn in_child() {
     STATE.store(FORKED, Ordering::Relaxed);
+    for listener in &LISTENERS {
+        let descriptor = listener.swap(CLOSED, Ordering::Relaxed);
+        if descriptor != CLOSED {
+            // SAFETY: the child uses no listener of its parent's, and never drops what owns it there.
+            unsafe { libc::close(descriptor) };
+        }
+    }
+}
+
+/// What this process listens for. A forked child answers nobody, so it must not keep that open after its parent's end: whoever
+/// connects would wait for an answer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum ListeningFor {
+    SharedMemory,
+    Neighbours,
+}
+
+const CLOSED: i32 = -1;
+static LISTENERS: [AtomicI32; 2] = [const { AtomicI32::new(CLOSED) }; 2];
+
+/// Has forked children close this listener, which stays open, and no longer the one before.
+pub(crate) fn close_in_children(purpose: ListeningFor, socket: RawFd) {
+    LISTENERS[purpose as usize].store(socket, Ordering::Relaxed);
 }
 
 fn set(bit: u8, is_set: bool) {

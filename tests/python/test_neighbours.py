@@ -73,7 +73,7 @@ def test_a_process_without_memory_is_given_what_others_can_do_without(together, 
 @pytest.mark.parametrize("case", functions_of("neighbours/meet.py", *WITH_VARIABLES))
 def test_neighbours_know_what_others_hold_as_long_as_these_live(together, case):
     # Who waited for a process that is gone would wait too long. One that never answers is waited for an eighth of it.
-    deadline = "16000" if case == "a_child_of_a_neighbour_is_none" else "40000"
+    deadline = "16000" if case == "a_child_that_keeps_a_neighbours_socket_is_none" else "40000"
     run_program("neighbours/meet.py", case, **{**together, "GPUPOOL_NEIGHBOUR_DEADLINE_MS": deadline})
 
 

@@ -467,6 +467,26 @@ def test_a_capture_dropped_in_its_block_routes_no_more():
     assert (pool.use_count(), gpupool.empty(MIB).pool_id) == (1, (0, 0))
 
 
+def test_a_capture_whose_generator_another_thread_ends_routes_no_more():
+    pool, side, stream = gpupool.MemPool(), gpupool.MemPool(), gpupool.Stream()
+
+    def captured():
+        with pool.capture(stream):
+            with gpupool.use_mem_pool(side):
+                gpupool.empty(MIB, stream).free()
+            yield
+
+    generator = captured()
+    next(generator)
+    assert (pool.use_count(), side.use_count(), gpupool.empty(MIB, stream).pool_id) == (2, 2, pool.id)
+    with other_thread() as run:
+        with pytest.raises(gpupool.InvalidValue, match="left on a thread that did not enter it"):
+            run(generator.close)
+        del generator
+        gc.collect()
+    assert (pool.use_count(), side.use_count(), gpupool.empty(MIB, stream).pool_id) == (1, 1, (0, 0))
+
+
 def test_a_snapshot_tells_blocks_that_wait_from_blocks_that_are_held():
     pool, stream, side = gpupool.MemPool(), gpupool.Stream(), gpupool.Stream()
     work = _native.host_submit(side)

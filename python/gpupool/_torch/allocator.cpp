@@ -118,7 +118,9 @@ enum class OnFailure { THROW, WARN };
 C10_NOINLINE void deallocate_other(void *pointer, int status, OnFailure on_failure) {
   if (!is_ours(pointer)) return native->raw_delete(pointer);
   if (on_failure == OnFailure::THROW) fail(status);
-  TORCH_WARN("gpupool could not free memory: ", api.last_error());
+  // Workers that were forked drop what they inherited.
+  if (status == GPUPOOL_ERROR_FORKED) return;
+  warned([] { TORCH_WARN("gpupool could not free memory: ", api.last_error()); });
 }
 
 // Frees, and tells trackers and profilers.
@@ -157,7 +159,11 @@ void detach(gpupool_attached *attached, DeviceIndex device) {
       c10::cuda::MaybeExchangeDevice(before);
     } catch (...) { // a device that has failed does no more work
     }
-  warned([&] { check(is_captured ? api.detach(attached, device, current_stream(device)) : api.detach(attached, -1, nullptr)); });
+  warned([&] {
+    int status = is_captured ? api.detach(attached, device, current_stream(device)) : api.detach(attached, -1, nullptr);
+    // Workers that were forked drop what they inherited.
+    if (status != GPUPOOL_ERROR_FORKED) check(status);
+  });
 }
 
 // What getCheckpointState gives.

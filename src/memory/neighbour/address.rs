@@ -18,7 +18,7 @@ use rustix::process::geteuid;
 
 use crate::memory::device::wake;
 use crate::memory::share::{connected_to, listener_at};
-use crate::process::is_own_user;
+use crate::process::{ListeningFor, close_in_children, is_own_user};
 use crate::sync::lock;
 
 /// The start of the name of every neighbour's socket; the user's number and random digits follow.
@@ -134,9 +134,15 @@ impl Listening {
             _ => {}
         }
         let (listener, about) = self.place.listen(&self.name)?;
+        close_in_children(ListeningFor::Neighbours, listener.as_raw_fd());
         *socket = (Arc::new(listener), about);
         wake();
         Ok(())
+    }
+
+    /// Has forked children close the socket, which is open from now on.
+    pub(super) fn close_in_children(&self) {
+        close_in_children(ListeningFor::Neighbours, lock(&self.socket).0.as_raw_fd());
     }
 }
 
@@ -191,8 +197,7 @@ impl OpenPlace {
             Err(error) => match Errno::from_io_error(&error) {
                 Some(Errno::AGAIN | Errno::INTR) => Ok(Reached::Busy),
                 Some(Errno::CONNREFUSED) => {
-                    // Another one may have been faster.
-                    let _ = unlinkat(&self.0, name, AtFlags::empty());
+                    self.remove(name);
                     Ok(Reached::Nobody)
                 }
                 // The last one: a socket of another kind, of some other program.
@@ -200,6 +205,12 @@ impl OpenPlace {
                 _ => Err(error),
             },
         }
+    }
+
+    /// Removes what an ended neighbour has left. No other process ever has its name.
+    pub(super) fn remove(&self, name: &str) {
+        // Another one may have been faster.
+        let _ = unlinkat(&self.0, name, AtFlags::empty());
     }
 }
 

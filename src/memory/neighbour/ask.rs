@@ -4,9 +4,11 @@
 //! is enough or the time is over.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use log::Level;
@@ -27,6 +29,7 @@ use crate::memory::tuning::{A_FEW, GIVEN_WITHIN, PAGE, RETRY_MOST};
 use crate::observe::Activity;
 use crate::process::{peer_of, share_of_descriptors};
 use crate::runtime::DeviceUuid;
+use crate::sync::lock;
 
 /// A neighbour that is connected, to be sent a question.
 #[derive(Debug)]
@@ -88,6 +91,16 @@ impl Contacted {
             _ => Ok(Contact::Made(self)),
         }
     }
+
+    /// Returns whether a neighbour has ended, as far as this process can see it. Its socket may stay open in a child of it, and
+    /// fill with questions: it is removed.
+    fn has_ended(&self, asked: &Contacted) -> bool {
+        let has_ended = has_ended(asked.process);
+        if has_ended && let Some(open) = &self.open {
+            open.remove(&asked.name);
+        }
+        has_ended
+    }
 }
 
 /// Returns whether a process has ended, as far as this one can see it.
@@ -99,19 +112,42 @@ fn has_ended(process: i32) -> bool {
         }
 }
 
+/// Returns the letter of a process's state, if the system shows one.
+///
+/// # Errors
+/// `NotFound` for one that has ended, or that this process cannot see.
+fn state_of(process: i32) -> io::Result<Option<u8>> {
+    if process <= 0 {
+        return Err(io::ErrorKind::NotFound.into());
+    }
+    let text = fs::read(format!("/proc/{process}/stat"))?;
+    // Behind its program's name, which may have any characters.
+    Ok(text.iter().rposition(|byte| *byte == b')').and_then(|end| text.get(end + 2)).copied())
+}
+
 /// Returns whether a process runs, so that an answer may still come; false for one that is stopped, or cannot be seen.
 fn is_running(process: i32) -> bool {
-    if process <= 0 {
-        return false;
-    }
-    match fs::read(format!("/proc/{process}/stat")) {
-        Ok(text) => {
-            // Behind its program's name, which may have any characters.
-            let state = text.iter().rposition(|byte| *byte == b')').and_then(|end| text.get(end + 2));
-            state.is_none_or(|state| !b"TtZX".contains(state))
-        }
+    match state_of(process) {
+        Ok(state) => state.is_none_or(|state| !b"TtZX".contains(&state)),
         Err(error) => error.kind() != io::ErrorKind::NotFound,
     }
+}
+
+fn is_stopped(process: i32) -> bool {
+    matches!(state_of(process), Ok(Some(b'T' | b't')))
+}
+
+/// The neighbours that were stopped when they had not answered in time, by the names of their sockets. One that still is gets
+/// no question: each would wait at its socket, where there is room for only so many.
+static STOPPED: Mutex<BTreeMap<String, i32>> = Mutex::new(BTreeMap::new());
+
+fn is_still_stopped(name: &str) -> bool {
+    let Some(process) = lock(&STOPPED).get(name).copied() else { return false };
+    let is_stopped = is_stopped(process);
+    if !is_stopped {
+        lock(&STOPPED).remove(name);
+    }
+    is_stopped
 }
 
 /// For whom an answer is waited beyond the time of silence.
@@ -182,11 +218,16 @@ fn ask_what_they_hold(before: u64, silence: Duration, most: Duration, wait_for: 
     let begun = Instant::now();
     let mut others = others()?;
     let (mut heard, mut waiting, mut last) = (Heard::default(), Vec::new(), begun);
+    lock(&STOPPED).retain(|name, _| others.names.contains(name));
     loop {
         let mut busy = Vec::new();
         while waiting.len() < share_of_descriptors()
             && let Some(name) = others.names.pop_front()
         {
+            if is_still_stopped(&name) {
+                heard.silent.push(name);
+                continue;
+            }
             match others
                 .send(name.clone(), Question::Tell { before })
                 .map_err(|error| others.cannot_be_asked(&error))?
@@ -206,7 +247,12 @@ fn ask_what_they_hold(before: u64, silence: Duration, most: Duration, wait_for: 
             }
             let is_waited_for =
                 |asked: &Contacted| wait_for == WaitFor::TheRunning && !left.is_zero() && is_running(asked.process);
-            heard.silent.extend(waiting.extract_if(.., |asked| !is_waited_for(asked)).map(|asked| asked.name));
+            for asked in waiting.extract_if(.., |asked| !is_waited_for(asked)) {
+                if is_stopped(asked.process) {
+                    lock(&STOPPED).insert(asked.name.clone(), asked.process);
+                }
+                heard.silent.push(asked.name);
+            }
             last = Instant::now();
         }
         if left.is_zero() || (waiting.is_empty() && others.names.is_empty()) {
@@ -216,8 +262,7 @@ fn ask_what_they_hold(before: u64, silence: Duration, most: Duration, wait_for: 
         let outcome = poll(&mut polled, Some(&timespec(left.min(quiet).min(pause))));
         let ready: Vec<_> = polled.iter().map(|polled| !polled.revents().is_empty()).collect();
         match outcome {
-            // The socket of one that has ended may stay open in a child that it has forked.
-            Ok(0) => waiting.retain(|asked| !has_ended(asked.process)),
+            Ok(0) => waiting.retain(|asked| !others.has_ended(asked)),
             Ok(_) => {
                 let mut ready = ready.into_iter();
                 for asked in std::mem::take(&mut waiting) {
@@ -226,7 +271,7 @@ fn ask_what_they_hold(before: u64, silence: Duration, most: Duration, wait_for: 
                         Ok(None) => waiting.push(asked),
                         Ok(Some(Some(told))) => heard.told.push((asked.name, told)),
                         // Something else, or the end.
-                        _ if has_ended(asked.process) => {}
+                        _ if others.has_ended(&asked) => {}
                         _ => heard.silent.push(asked.name),
                     }
                 }

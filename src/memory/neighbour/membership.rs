@@ -98,6 +98,7 @@ pub(crate) fn join() -> Result<()> {
     peer_of(listening.socket().as_fd()).map_err(|error| unreachable(&place, &error))?;
     let listening = Arc::new(listening);
     admit(Arc::new(Visitors::new(Arc::clone(&listening))?))?;
+    listening.close_in_children();
     let _ = MEMBERSHIP.set(listening);
     // A logger is others' code, which may wait for a thread that waits for the lock.
     drop(joining);

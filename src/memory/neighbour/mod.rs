@@ -1,7 +1,7 @@
 //! Neighbours: other processes of the same user that use gpupool on the same device. They give memory back before one of
 //! them fails, and can be listed.
 //!
-//! Nothing is kept about them. A process that needs to know finds where the others listen (`address.rs`), connects, asks
+//! Nothing is kept about them but which are stopped. A process that needs to know finds where the others listen (`address.rs`), connects, asks
 //! (`ask.rs`, `wire.rs`), and knows what they answer in time: one that has ended is not there, and one that is stopped is
 //! passed by. Each answers on the broker's thread (`visitors.rs`): with what it holds (`status.rs`, `division.rs`,
 //! `claims.rs`) and what it was told to keep (`settings.rs`), what the system lets it have (`system_limit/`), or by giving

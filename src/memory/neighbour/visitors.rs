@@ -19,6 +19,7 @@ use super::wire::{Question, Spare, given, pools};
 use crate::error::{Bytes, Error, Result};
 use crate::ids::Device;
 use crate::memory::cache::DeviceCaches;
+use crate::memory::device::wakeup;
 use crate::memory::share::{Guest, accepted, is_ready, receive, send};
 use crate::memory::tuning::{ASKED_LATELY, MANY, PATIENCE, RETRY, RETRY_MOST};
 use crate::observe::Activity;
@@ -56,7 +57,7 @@ impl Visitors {
     /// # Errors
     /// `ErrorKind::Unavailable` if no descriptor is left.
     pub(super) fn new(listening: Arc<Listening>) -> Result<Self> {
-        let spare = spare_of(&listening).map_err(|error| {
+        let spare = spare().map_err(|error| {
             Error::unavailable(format!(
                 "this process cannot be a neighbour of others: {error}. Raise its limit (ulimit -n)"
             ))
@@ -98,7 +99,7 @@ impl Visitors {
             // The listener stays ready, so the next look would come at once.
             None => thread::sleep(RETRY),
         }
-        *lock(&self.spare) = spare_of(&self.listening).ok();
+        *lock(&self.spare) = spare().ok();
     }
 
     fn was_asked_lately(&self) -> bool {
@@ -201,8 +202,9 @@ impl Visitor {
     }
 }
 
-fn spare_of(listening: &Listening) -> io::Result<OwnedFd> {
-    listening.socket().try_clone()
+/// Returns a descriptor that is there to be closed, of something that forked children may keep open.
+fn spare() -> io::Result<OwnedFd> {
+    wakeup()?.try_clone()
 }
 
 fn with_most() -> impl Iterator<Item = (Device, u64)> {

@@ -29,7 +29,7 @@ pub struct GraphMemory {
 }
 
 /// A capture under way, for a caller that promises to end it on the same thread. Dropped without an end it releases
-/// everything; on another thread it ends with the thread that began it.
+/// everything, also on another thread.
 #[derive(Debug)]
 pub(crate) struct EnteredCapture {
     pool: PoolId,

@@ -16,6 +16,7 @@ use super::uses::PoolUse;
 use crate::error::Result;
 use crate::ids::{Device, RawStream};
 use crate::memory::pool::{Pool, PoolId, Role, Unfollowed, ending, first_ticket, next_ticket, note_change};
+use crate::process;
 use crate::runtime::Stream;
 use crate::sync::{lock, take_last};
 
@@ -24,54 +25,73 @@ use crate::sync::{lock, take_last};
 struct Route {
     pool: Arc<Pool>,
     kind: RouteKind,
-    /// Of a capture: uses of the pool, and of pools in whose scopes it allocated, which its graph uses too.
-    uses: Vec<PoolUse>,
     /// What the route is found by when it is left.
     ticket: u64,
-    /// None for a capture, and for a route that is entered and left by the pool's id.
-    scope: Option<Arc<OpenScope>>,
+    /// None for a route that is entered and left by the pool's id.
+    open: Option<Arc<OpenRoute>>,
     _stay: Option<PoolStay>,
 }
 
 impl Route {
     /// Ends its uses without a driver call.
     fn abandon(self) {
-        self.uses.into_iter().for_each(PoolUse::abandon);
-        if let Some(scope) = self.scope
-            && let ScopeState::Open { in_use, .. } = mem::replace(&mut *lock(&scope.0), ScopeState::Abandoned)
-        {
-            in_use.abandon();
-        }
+        self.end().into_iter().for_each(PoolUse::abandon);
+    }
+
+    /// Ends it on its own thread, and returns its uses.
+    fn end(self) -> Vec<PoolUse> {
+        let state = self.open.map(|open| open.turn_into(RouteState::Over));
+        if let Some(RouteState::Open { uses, .. }) = state { uses } else { Vec::new() }
     }
 
     fn is_over(&self) -> bool {
-        self.scope.as_ref().is_some_and(|scope| matches!(*lock(&scope.0), ScopeState::EndedElsewhere(_)))
+        self.open.as_ref().is_some_and(|open| matches!(*lock(&open.0), RouteState::EndedElsewhere(_)))
     }
 }
 
-/// A scope of a thread, which it ends by dropping it, and another thread by [`OpenScope::end_elsewhere`].
+/// What a scope or a capture of a thread holds, until that thread ends it, or another one by [`OpenRoute::end_elsewhere`].
 #[derive(Debug)]
-struct OpenScope(Mutex<ScopeState>);
+struct OpenRoute(Mutex<RouteState>);
 
 #[derive(Debug)]
-enum ScopeState {
+enum RouteState {
     Open {
-        in_use: PoolUse,
-        /// The same for all threads.
+        /// Of the pool; of a capture also of pools in whose scopes it allocated, which its graph uses too.
+        uses: Vec<PoolUse>,
+        /// The same route for all threads.
         _all_threads: Option<AllThreads>,
         _stay: Option<PoolStay>,
     },
-    /// By another thread. The scope's own thread looks for such scopes, and takes this out, before its next request.
+    /// By another thread. The route's own thread looks for such routes, and takes this out, before its next request.
     EndedElsewhere(Rerouted),
-    Abandoned,
+    Over,
 }
 
-impl OpenScope {
-    fn end_elsewhere(&self) {
-        let ended = mem::replace(&mut *lock(&self.0), ScopeState::EndedElsewhere(Rerouted::new()));
-        // Outside the lock: with the last use of a pool its memory goes back to the driver.
-        drop(ended);
+impl OpenRoute {
+    /// Returns what it was. That is dropped outside the lock: with the last use of a pool its memory goes back to the driver.
+    fn turn_into(&self, state: RouteState) -> RouteState {
+        mem::replace(&mut *lock(&self.0), state)
     }
+
+    fn end_elsewhere(&self) {
+        drop(self.turn_into(RouteState::EndedElsewhere(Rerouted::new())));
+    }
+
+    /// Uses a pool for the graph until this is ended.
+    fn keep(&self, pool: &Arc<Pool>) -> Result<()> {
+        match &mut *lock(&self.0) {
+            RouteState::Open { uses, .. } => keep(uses, pool),
+            RouteState::EndedElsewhere(_) | RouteState::Over => Ok(()),
+        }
+    }
+}
+
+/// Adds a use of a pool by a graph, unless there is one.
+fn keep(uses: &mut Vec<PoolUse>, pool: &Arc<Pool>) -> Result<()> {
+    if uses.iter().all(|used| used.pool().number != pool.number) {
+        uses.push(PoolUse::new(pool, true)?);
+    }
+    Ok(())
 }
 
 /// What a route's memory is for.
@@ -159,9 +179,9 @@ impl Routes {
         let given = given.filter(|given| given.ticket >= first);
         // Before the routes are borrowed, since Python may call back here.
         let of_context = if is_rerouted { self.of_context(device) } else { None };
-        let mut routes = self.0.borrow_mut();
-        let is_followed = |route: &&mut Route| route.ticket >= first && route.pool.memory.location == device;
-        let mut followed = routes.iter_mut().rev().filter(is_followed).peekable();
+        let routes = self.0.borrow();
+        let is_followed = |route: &&Route| route.ticket >= first && route.pool.memory.location == device;
+        let mut followed = routes.iter().rev().filter(is_followed).peekable();
         let own = followed.peek().map_or(0, |own| own.ticket);
         let of_context = of_context.filter(|(ticket, _)| *ticket > own);
         let innermost = of_context.as_ref().map_or(own, |(ticket, _)| *ticket);
@@ -197,12 +217,12 @@ impl Routes {
         if let Some(given) = given.filter(|_| is_given && kind.is_captured()) {
             given.keep(&pool)?;
         }
-        let captures = |route: &&mut Route| matches!(route.kind, RouteKind::Capture(Some(_)));
+        let captures = |route: &&Route| matches!(route.kind, RouteKind::Capture(Some(_)));
         let Some(capture) = followed.find(captures) else { return to(kind.is_captured()) };
         let is_captured =
             kind.is_captured() || capture.kind == RouteKind::Capture(Some(stream.raw())) || stream.is_captured()?;
-        if is_captured && capture.uses.iter().all(|used| used.pool().number != pool.number) {
-            capture.uses.push(PoolUse::new(&pool, true)?);
+        if is_captured && let Some(open) = &capture.open {
+            open.keep(&pool)?;
         }
         to(is_captured)
     }
@@ -235,11 +255,7 @@ impl GivenPool<'_> {
         if pool.number == self.pool.number && pool.is_for_graphs {
             return Ok(());
         }
-        let mut further = lock(self.further);
-        if further.iter().all(|used| used.pool().number != pool.number) {
-            further.push(PoolUse::new(pool, true)?);
-        }
-        Ok(())
+        keep(&mut lock(self.further), pool)
     }
 }
 
@@ -260,70 +276,72 @@ pub(in crate::memory) fn destination(
     ROUTES.try_with(|routes| routes.destination(stream, given, is_rerouted)).unwrap_or_else(|_| Err(ending()))
 }
 
-/// A route of the thread that entered it, until dropped. Dropped on another thread, a scope ends there, and a capture with the
-/// thread that entered it.
+/// A route of the thread that entered it, until dropped, by whichever thread.
 #[must_use = "requests follow the route only while this lives"]
 #[derive(Debug)]
 pub(crate) struct EnteredRoute {
     ticket: u64,
     /// Gone with the thread.
-    scope: Weak<OpenScope>,
+    open: Weak<OpenRoute>,
 }
 
 impl EnteredRoute {
     /// Routes this thread's requests on the pool's device into the pool; with `all_threads` also those of every thread
     /// without a route of its own there. The use is the thread's until the scope is left.
     pub(crate) fn scope(in_use: PoolUse, all_threads: bool) -> Result<Self> {
-        let (pool, stay) = (Arc::clone(in_use.pool()), PoolStay::begin(in_use.pool())?);
-        let ticket = next_ticket();
-        let all_threads = all_threads.then(|| AllThreads::new(&pool, ticket));
-        let open = ScopeState::Open { in_use, _all_threads: all_threads, _stay: stay };
-        let scope = Some(Arc::new(OpenScope(Mutex::new(open))));
-        Self::add(Route { pool, kind: RouteKind::Scope, uses: Vec::new(), ticket, scope, _stay: None })
+        Self::hold(in_use, RouteKind::Scope, all_threads)
     }
 
     /// Routes this thread's requests on the pool's device into the pool, for the graph that this stream's capture makes.
     pub(super) fn capture(in_use: PoolUse, stream: RawStream) -> Result<Self> {
+        Self::hold(in_use, RouteKind::Capture(Some(stream)), false)
+    }
+
+    fn hold(in_use: PoolUse, kind: RouteKind, all_threads: bool) -> Result<Self> {
         let (pool, stay) = (Arc::clone(in_use.pool()), PoolStay::begin(in_use.pool())?);
-        let kind = RouteKind::Capture(Some(stream));
-        Self::add(Route { pool, kind, uses: vec![in_use], ticket: next_ticket(), scope: None, _stay: stay })
+        let ticket = next_ticket();
+        let all_threads = all_threads.then(|| AllThreads::new(&pool, ticket));
+        let state = RouteState::Open { uses: vec![in_use], _all_threads: all_threads, _stay: stay };
+        Self::add(Route { pool, kind, ticket, open: Some(Arc::new(OpenRoute(Mutex::new(state)))), _stay: None })
     }
 
     /// As [`EnteredRoute::scope`], for a pool that the caller keeps, or ends by its id.
     pub(in crate::memory) fn without_use(pool: Arc<Pool>, kind: RouteKind) -> Result<Self> {
         let stay = PoolStay::begin(&pool)?;
-        Self::add(Route { pool, kind, uses: Vec::new(), ticket: next_ticket(), scope: None, _stay: stay })
+        Self::add(Route { pool, kind, ticket: next_ticket(), open: None, _stay: stay })
     }
 
     fn add(route: Route) -> Result<Self> {
         let ticket = route.ticket;
-        let scope = route.scope.as_ref().map_or_else(Weak::new, Arc::downgrade);
+        let open = route.open.as_ref().map_or_else(Weak::new, Arc::downgrade);
         let entered = ROUTES.try_with(|routes| {
             routes.0.borrow_mut().push(route);
             note_change();
         });
-        entered.map(|()| Self { ticket, scope }).map_err(|_| ending())
+        entered.map(|()| Self { ticket, open }).map_err(|_| ending())
     }
 
     /// Leaves the route entered until it is left by its ticket or its pool's id, or the thread ends.
     pub(crate) fn stay(self) -> u64 {
         let mut left = ManuallyDrop::new(self);
-        left.scope = Weak::new();
+        left.open = Weak::new();
         left.ticket
     }
 
     /// Ends the route, at any depth, and returns a capture's uses; none if this thread has no such route.
     pub(super) fn leave(&self) -> Option<Vec<PoolUse>> {
-        take_route(|route| route.ticket == self.ticket).map(|route| route.uses)
+        take_route(|route| route.ticket == self.ticket).map(Route::end)
     }
 }
 
 impl Drop for EnteredRoute {
     fn drop(&mut self) {
+        // In a forked child a lock may be held for ever.
         if self.leave().is_none()
-            && let Some(scope) = self.scope.upgrade()
+            && !process::is_forked()
+            && let Some(open) = self.open.upgrade()
         {
-            scope.end_elsewhere();
+            open.end_elsewhere();
         }
     }
 }
@@ -335,8 +353,7 @@ pub(crate) fn leave_by_ticket(ticket: u64) -> bool {
 
 /// Ends this thread's innermost route with this id; false if there is none.
 pub(in crate::memory) fn leave_by_id(device: Device, id: PoolId) -> bool {
-    let has_use = |route: &Route| route.scope.is_some() || !route.uses.is_empty();
-    let is_meant = |route: &Route| !has_use(route) && route.pool.id == id && route.pool.memory.location == device;
+    let is_meant = |route: &Route| route.open.is_none() && route.pool.id == id && route.pool.memory.location == device;
     take_route(is_meant).is_some()
 }
 

@@ -2,7 +2,7 @@
 //! starts with the first block that is shared or attached and lives as long as the process. It waits only in one call
 //! of `poll`, for all descriptors: a process that stalls, sends garbage or is another user's delays no other.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ use crate::memory::device::{be_thread_for_others, end_where_asked, regions_ended
 use crate::memory::tuning::{A_FEW, RETRY, RETRY_MOST};
 use crate::observe::nvtx;
 use crate::observe::target::MEMORY;
-use crate::process;
+use crate::process::{self, ListeningFor, close_in_children};
 use crate::sync::lock;
 
 /// The name of the thread; the system keeps 15 bytes.
@@ -54,10 +54,13 @@ pub(super) fn start() -> Result<[u8; 16]> {
     let name = random()?;
     let wakeup = wakeup().map_err(|error| refused("no descriptor to wake a thread by", &error))?;
     let listener = socket::listener(&name).map_err(|error| refused("no socket to listen on", &error))?;
+    let descriptor = listener.as_raw_fd();
     thread::Builder::new()
         .name(THREAD.to_owned())
         .spawn(move || Broker { wakeup, listener, connections: Vec::new(), ended: 0, pause: None }.run())
         .map_err(|error| refused("no thread could be started", &error))?;
+    // Open as long as the thread runs.
+    close_in_children(ListeningFor::SharedMemory, descriptor);
     *started = Some(name);
     // A logger is others' code, which may wait for a thread that waits for the lock.
     drop(started);

@@ -1,11 +1,14 @@
 """Neighbours know what the others hold as long as these live, wherever they end."""
 
+import contextlib
 import ctypes
 import os
 import signal
+import socket
 import stat
 import sys
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import gpupool
@@ -224,15 +227,36 @@ def empty(kept: dict) -> None:
 
 
 def a_child_of_a_neighbour_is_none() -> None:
-    with other_process() as other:
+    with an_ended_one(fork_one_that_stays) as connect:
+        raised(ConnectionRefusedError, connect)
+
+
+def a_child_that_keeps_a_neighbours_socket_is_none() -> None:
+    with an_ended_one(fork_without_handlers) as connect:
+        connect()
+
+
+def fork_without_handlers(kept: dict) -> int:
+    """Fork as libraries may that know nothing of who is to be told."""
+    return fork_one_that_stays(kept, runs_handlers=False)
+
+
+@contextlib.contextmanager
+def an_ended_one(fork: Callable[[dict], int]) -> Iterator[Callable[[], None]]:
+    """Kill a neighbour that has forked a child, and give what connects to its socket; then nobody finds it."""
+    os.chdir(os.environ["GPUPOOL_NEIGHBOURS"])
+    with other_process() as other, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         other.call(say, "parent")
         other.call(cache, 10 * MIB)
-        child = other.call(fork_one_that_stays)
+        child = other.call(fork)
         assert [each.name for each in others()] == ["parent"]
         other.kill()
         try:
-            # It has the parent's sockets, and answers nobody.
+            (name,) = os.listdir()
+            yield lambda: connection.connect(name)
             assert others() == []
+            # It is asked no more, as questions to nobody would fill its socket.
+            assert os.listdir() == []
         finally:
             os.kill(child, signal.SIGKILL)
 

@@ -3,11 +3,12 @@
 import os
 import socket
 import sys
+from pathlib import Path
 
 import gpupool
 from errors import assert_says, raised
 from gpupool import _native
-from neighbour_work import claim, release
+from neighbour_work import claim, release, say
 from other_process import MIB, OtherProcess, other_process, stopped
 from waiting import wait_until
 
@@ -142,6 +143,26 @@ def listen_for(kept: dict, most: int) -> None:
     kept["listener"].bind(f"gpupool-neighbour-{os.geteuid()}-{1:032x}")
     # The system allows one more.
     kept["listener"].listen(most - 1)
+
+
+def a_stopped_one_is_asked_no_more_until_it_goes_on() -> None:
+    with other_process() as other:
+        other.call(say)
+        (listener,) = Path(os.environ["GPUPOOL_NEIGHBOURS"]).iterdir()
+        for _ in range(2):
+            wait_until(lambda: claimed_by(other) == 0, "the other process answers")
+            with stopped(other.process.pid):
+                assert claimed_by(other) is None
+                at_first = connections_to(listener.name)
+                assert [claimed_by(other) for _ in range(9)] == [None] * 9
+                # There is room for some thousand. Then it could not be passed by, and no claim would be granted.
+                assert connections_to(listener.name) == at_first
+                gpupool.claim(64 * MIB).release()
+
+
+def connections_to(name: str) -> int:
+    """Return how many wait for a neighbour, or are served."""
+    return Path("/proc/net/unix").read_text().count(name)
 
 
 def take(kept: dict, nbytes: int) -> None:

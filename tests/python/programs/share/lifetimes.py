@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import resource
 import signal
+import socket
 import sys
 import threading
 
@@ -12,6 +13,7 @@ from errors import assert_says, raised
 from other_process import (
     MIB,
     OtherProcess,
+    address_of,
     attach,
     content,
     fill,
@@ -170,6 +172,9 @@ def owner_whose_child_keeps_its_socket_ends() -> None:
         same = gpupool.attach(token)
         owner.kill()
         assert values(same) == {7}
+        # The child does not listen.
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+            raised(ConnectionRefusedError, connection.connect, address_of(token))
         error = raised(gpupool.Unavailable, lambda: gpupool.attach(token))
         assert_says(error, "has ended")
         os.kill(child, signal.SIGKILL)

@@ -12,7 +12,7 @@ import warnings
 
 import gpupool
 from errors import assert_says, raised
-from other_process import MIB, attach, content, free, other_process, shared_blocks, stopped
+from other_process import MIB, address_of, attach, content, free, other_process, shared_blocks, stopped
 from waiting import wait_until
 
 # From Python 3.12 on it warns of a fork where gpupool has a thread, which is what is tried here.
@@ -28,11 +28,6 @@ def changed(token: gpupool.ShareToken, at: int, data: bytes) -> bytes:
     copy = bytearray(bytes(token))
     copy[at : at + len(data)] = data
     return bytes(copy)
-
-
-def address_of(token: gpupool.ShareToken) -> bytes:
-    """Return the name that the owner listens under."""
-    return b"\0gpupool-share-" + bytes(token)[NAME : NAME + 16].hex().encode()
 
 
 def connected(token: gpupool.ShareToken) -> socket.socket:

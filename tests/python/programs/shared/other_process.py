@@ -1,6 +1,7 @@
 """Another process that does what it is asked: what programs about shared memory are made of."""
 
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -144,6 +145,11 @@ def state(process: int) -> str:
     return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
 
 
+def address_of(token: gpupool.ShareToken) -> bytes:
+    """Return the name that the owner listens under."""
+    return b"\0gpupool-share-" + bytes(token)[36:52].hex().encode()
+
+
 def attach(kept: dict, token: gpupool.ShareToken, name: str = "buffer", **arguments: Any) -> int:
     """Attach a buffer, keep it, and return its address."""
     kept[name] = gpupool.attach(token, **arguments)
@@ -225,11 +231,16 @@ def _link_of(number: str) -> str:
         return ""
 
 
-def fork_one_that_stays(kept: dict) -> int:
-    """Fork a child that does nothing, and return its id."""
-    child = os.fork()
+def fork_one_that_stays(kept: dict, *, runs_handlers: bool = True) -> int:
+    """Fork a child that does nothing, and return its id once it has begun that."""
+    reading, writing = os.pipe()
+    child = os.fork() if runs_handlers else ctypes.PyDLL(None)._Fork()
     if child == 0:
+        os.write(writing, b".")
         # Gone also where the test fails.
         signal.alarm(60)
         signal.pause()
+    os.read(reading, 1)
+    for file in (reading, writing):
+        os.close(file)
     return child

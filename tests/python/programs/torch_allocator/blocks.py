@@ -2,6 +2,7 @@
 
 import ctypes
 
+from forking import in_child
 from torch_calls import MIB, NATIVE, NO_POOL, VERSION, Allocator, call, counted, drop, main, set_pending
 
 
@@ -141,6 +142,20 @@ def compare_given_addresses(allocator):
     seen.append(allocator.allocate_with_address(4 * MIB, whole["address"] + 8 * MIB))
     seen.append(allocator.kind_of_error("allocate_with_address", 4096, 1 << 40))
     return seen, counted(allocator)["requested_bytes"]["all"]["current"]
+
+
+def check_forks(ours):
+    """A worker that was forked drops what it inherited without a word, and is told what it may not do."""
+    held, raw = ours.block(MIB), ours.raw_alloc(MIB)
+
+    def child():
+        assert "spawn" in ours.text_of_error("allocate", MIB)
+        assert "spawn" in ours.text_of_error("raw_delete", raw)
+        drop(held)
+
+    in_child(child)
+    drop(held)
+    ours.raw_delete(raw)
 
 
 def check_errors_of_given_addresses(ours):

@@ -3,6 +3,7 @@
 import ctypes
 
 import gpupool
+from forking import in_child
 from other_process import attached_bytes, other_process, shared_blocks
 from torch_calls import MIB, NATIVE, OURS, Allocator, Failed, call, drop, install, main, uninstall
 from waiting import wait_until
@@ -93,6 +94,23 @@ def check_a_freed_block_stays_while_it_is_received(ours):
             wait_until_let_go()
             again = ours.block(700 * MIB)
             drop(again)
+
+
+def check_forks(ours):
+    """A worker that was forked drops what its parent has received without a word, and its parent keeps it."""
+    block = ours.allocate(5000)
+    set_word(block["address"], 5)
+    with other_process() as other:
+        other.call(begin)
+        assert other.call(receive, ours.share(block["address"])["handle"])[0]
+        other.call(let_go_in_child)
+        assert other.call(read, 0) == 5
+        other.call(let_go)
+        wait_until_let_go()
+
+
+def let_go_in_child(kept: dict) -> None:
+    in_child(lambda: let_go(kept))
 
 
 def check_the_same_block_twice(ours):
