@@ -80,6 +80,16 @@ impl Others {
             other => Ok(other),
         }
     }
+
+    /// Returns whether a neighbour has ended, as far as this process can see it. Its socket may stay open in a child of it, and
+    /// fill with questions: it is removed.
+    fn has_ended(&self, asked: &Contacted) -> bool {
+        let has_ended = has_ended(asked.process);
+        if has_ended && let Some(open) = &self.open {
+            open.remove(&asked.name);
+        }
+        has_ended
+    }
 }
 
 impl Contacted {
@@ -90,16 +100,6 @@ impl Contacted {
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error),
             _ => Ok(Contact::Made(self)),
         }
-    }
-
-    /// Returns whether a neighbour has ended, as far as this process can see it. Its socket may stay open in a child of it, and
-    /// fill with questions: it is removed.
-    fn has_ended(&self, asked: &Contacted) -> bool {
-        let has_ended = has_ended(asked.process);
-        if has_ended && let Some(open) = &self.open {
-            open.remove(&asked.name);
-        }
-        has_ended
     }
 }
 
