@@ -415,7 +415,8 @@ impl Escalation {
         if self.has_missed_nothing() {
             return Ok(None);
         }
-        let _alone = self.request.memory().under_way.repeat();
+        // Not in a callback of a move: what led to it searches again itself.
+        let Some(_alone) = self.request.memory().under_way.repeat() else { return Ok(None) };
         for _ in 0..A_FEW {
             if self.has_missed_nothing() || self.has_ended() {
                 break;
