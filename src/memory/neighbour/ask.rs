@@ -81,6 +81,27 @@ impl Others {
         }
     }
 
+    /// Asks as many more what they hold as this process's descriptors allow, but for those that are still stopped, and returns
+    /// those for which too many others wait.
+    fn ask_more(&mut self, before: u64, waiting: &mut Vec<Contacted>, silent: &mut Vec<String>) -> Result<Vec<String>> {
+        let mut busy = Vec::new();
+        while waiting.len() < share_of_descriptors()
+            && let Some(name) = self.names.pop_front()
+        {
+            if is_still_stopped(&name) {
+                silent.push(name);
+                continue;
+            }
+            let sent = self.send(name.clone(), Question::Tell { before });
+            match sent.map_err(|error| self.cannot_be_asked(&error))? {
+                Contact::Made(asked) => waiting.push(asked),
+                Contact::Busy => busy.push(name),
+                Contact::Nobody => {}
+            }
+        }
+        Ok(busy)
+    }
+
     /// Returns whether a neighbour has ended, as far as this process can see it. Its socket may stay open in a child of it, and
     /// fill with questions: it is removed.
     fn has_ended(&self, asked: &Contacted) -> bool {
@@ -220,23 +241,7 @@ fn ask_what_they_hold(before: u64, silence: Duration, most: Duration, wait_for: 
     let (mut heard, mut waiting, mut last) = (Heard::default(), Vec::new(), begun);
     lock(&STOPPED).retain(|name, _| others.names.contains(name));
     loop {
-        let mut busy = Vec::new();
-        while waiting.len() < share_of_descriptors()
-            && let Some(name) = others.names.pop_front()
-        {
-            if is_still_stopped(&name) {
-                heard.silent.push(name);
-                continue;
-            }
-            match others
-                .send(name.clone(), Question::Tell { before })
-                .map_err(|error| others.cannot_be_asked(&error))?
-            {
-                Contact::Made(asked) => waiting.push(asked),
-                Contact::Busy => busy.push(name),
-                Contact::Nobody => {}
-            }
-        }
+        let busy = others.ask_more(before, &mut waiting, &mut heard.silent)?;
         let pause = if busy.is_empty() { silence / 4 } else { RETRY_MOST };
         others.names.extend(busy);
         let left = most.saturating_sub(begun.elapsed());
