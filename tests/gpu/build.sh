@@ -42,8 +42,8 @@ programs=$!
 wait "$programs"
 
 cp -r tests examples benches docs pyproject.toml README.md "$out"
-# Of which code the figures will be.
-.venv/bin/python benches/provenance.py code >"$out/code.json"
+# Of which code the figures will be, with the instructions of its calls; there are none of what is not optimised.
+if [ "$profile" = release ]; then .venv/bin/python benches/provenance.py code >"$out/code.json"; fi
 cp tests/gpu/run.sh "$out"
 find "$out" -name __pycache__ -prune -exec rm -rf {} +
 du -sh "$out"
