@@ -28,6 +28,7 @@ mod refused_calls;
 mod registration;
 mod reserve;
 mod settings;
+mod several_streams;
 mod shared_pages;
 mod slabs;
 mod sleep;

@@ -24,7 +24,7 @@ use block::{BlockNode, BlockState, NONE};
 use block_map::BlockMap;
 pub(in crate::memory) use counts::{ALL, Amount, Amounts, Counts, most};
 use counts::{LARGE, RunningCounts, SMALL};
-use moves::MovedBytes;
+use moves::Moves;
 pub(in crate::memory) use published::HeapLedger;
 use published::Published;
 pub(in crate::memory) use restore::{LivePiece, Misfit, Restoration};
@@ -78,7 +78,7 @@ pub(in crate::memory) struct Heap {
     serving: Serving,
     counts: RunningCounts,
     published: Published,
-    moves: MovedBytes,
+    moves: Moves,
 }
 
 impl Heap {
@@ -94,7 +94,7 @@ impl Heap {
             serving: Serving { number: 0, cut, asleep: None, has_ended: false },
             counts: RunningCounts::new(),
             published: Published::default(),
-            moves: MovedBytes::default(),
+            moves: Moves::default(),
         }
     }
 

@@ -1,12 +1,17 @@
-//! How much a heap moves: a request gets free pages moved rather than new ones created, as long as that is rare. For a
-//! program with large blocks of random sizes the heap stops: most requests would move pages.
+//! Where a heap gets the pages for a request that found no block. Until it has the most that it has needed, others' free
+//! pages serve it where they are; from there on its own free pages are moved together first, and it gets only what it
+//! lacks: so streams have no more together than if none took from others. A heap for large blocks of random sizes, most of
+//! whose requests would move pages, gets new pages instead, unless others of its pool have pages, too.
 
 use super::Heap;
-use crate::memory::tuning::MOVED_PARTS;
+use crate::memory::pool::Pool;
+use crate::memory::tuning::{MOVED_PARTS, PAGE};
 
-/// The bytes that were moved for a heap's requests.
+/// What a heap has needed, and the bytes that were moved for its requests.
 #[derive(Debug, Default)]
-pub(super) struct MovedBytes {
+pub(super) struct Moves {
+    /// The most bytes that were live together with a request that found no block, in whole pages.
+    needed: u64,
     /// Bytes moved beyond the allowed part of those handed out.
     beyond: u64,
     /// Bytes handed out at the last count.
@@ -15,23 +20,36 @@ pub(super) struct MovedBytes {
 }
 
 impl Heap {
+    /// Notes that a request of so many bytes found no block.
+    pub(in crate::memory) fn note_need(&mut self, bytes: u64) {
+        let needed = self.counts.live() + self.needed_for(bytes);
+        self.moves.needed = self.moves.needed.max(needed.next_multiple_of(PAGE));
+    }
+
+    /// Returns whether with so many bytes more it would have more pages than it has needed.
+    pub(in crate::memory) fn would_exceed_need(&self, bytes: u64) -> bool {
+        self.mapped + bytes > self.moves.needed
+    }
+
     /// Counts bytes that were moved here for a request.
     pub(in crate::memory) fn count_moved(&mut self, bytes: u64) {
         let handed_out = self.counts.handed_out();
         let since = handed_out - self.moves.handed_out;
-        let beyond = self.moves.beyond.saturating_sub(since / MOVED_PARTS) + bytes;
-        let has_ended = self.moves.has_ended || beyond > self.mapped;
-        self.moves = MovedBytes { beyond, handed_out, has_ended };
+        self.moves.beyond = self.moves.beyond.saturating_sub(since / MOVED_PARTS) + bytes;
+        self.moves.handed_out = handed_out;
+        self.moves.has_ended |= self.moves.beyond > self.mapped;
     }
 
-    /// Returns whether pages are moved to its requests even where new ones can be created: until the bytes moved beyond
-    /// the allowed part reach the bytes that the heap has.
-    pub(in crate::memory) fn moves_pages(&self) -> bool {
-        !self.moves.has_ended
+    /// Returns whether pages are moved to a request of it even where new ones can be created: until the bytes moved beyond
+    /// the allowed part reach the bytes that it has, and where others of its pool have pages while it has what it has needed.
+    pub(in crate::memory) fn moves_pages(&self, pool: &Pool, bytes: u64) -> bool {
+        let shares_pool = || pool.budget().reserved() > self.mapped;
+        !self.moves.has_ended || (self.would_exceed_need(self.needed_for(bytes)) && shares_pool())
     }
 
-    /// Allows moves again, since no new pages can be had or free ones were given back.
+    /// Allows moves again, since no new pages can be had or free ones were given back, and forgets what was needed before.
     pub(in crate::memory) fn move_again(&mut self) {
-        self.moves = MovedBytes { handed_out: self.counts.handed_out(), ..MovedBytes::default() };
+        let (needed, handed_out) = (self.counts.live().next_multiple_of(PAGE), self.counts.handed_out());
+        self.moves = Moves { needed, handed_out, ..Moves::default() };
     }
 }

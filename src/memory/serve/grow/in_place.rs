@@ -1,5 +1,6 @@
 //! Growth in place: enough free pages in a row of another stream's cache serve a request where they are. They change
-//! hands without a driver call, once the GPU is done with them, so this comes before any move.
+//! hands without a driver call, once the GPU is done with them, so this comes before any move, until the stream has as much
+//! as it has needed at its most.
 
 use crate::error::Result;
 use crate::memory::cache::{DeviceCaches, Service};
@@ -19,6 +20,10 @@ pub(in crate::memory::serve) fn serve_in_place(request: &AllocationRequest, reac
         return Ok(None);
     }
     let (pool, needed) = (request.pool(), request.needed().max(PAGE));
+    // Others would have to create what this one gets beyond its need, while its own free pages are out of their reach.
+    if !reach.waits && request.cache.lock(request.thread).would_exceed_need(needed) {
+        return Ok(None);
+    }
     let mut others = DeviceCaches::numbered(pool, &pool.ledger.with_pages(MANY));
     others.retain(|cache| !std::ptr::eq(*cache, request.cache));
     if others.is_empty() {

@@ -68,7 +68,7 @@ fn grow_beside(request: &AllocationRequest, reach: &Reach, prefers_segment: bool
         let place = find_place(memory, &heap, *bytes, beside);
         let place = place.ok_or_else(|| out_of_addresses(memory))?;
         let (wanted, slack) = (u64::from(place.pages) * PAGE, u64::from(place.taken - place.pages) * PAGE);
-        let moves = may_move && (reach.waits || heap.moves_pages());
+        let moves = may_move && (reach.waits || heap.moves_pages(&service.pool, *bytes));
         let own = if moves { cache.take_mappings(&mut heap, wanted, slack, place.start()) } else { Vec::new() };
         (place, own, moves)
     };
