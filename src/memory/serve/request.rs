@@ -42,11 +42,7 @@ struct RefusedPages {
 }
 
 impl AllocationRequest {
-    /// Makes one that found no free block.
     pub(super) fn new(cache: &'static StreamCache, service: Service, thread: ThisThread, bytes: u64) -> Self {
-        if let Some(mut heap) = cache.lock_in(&service, thread) {
-            heap.note_need(bytes);
-        }
         Self { cache, service, thread, bytes, refused: Cell::new(None) }
     }
 

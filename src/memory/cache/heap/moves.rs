@@ -20,15 +20,16 @@ pub(super) struct Moves {
 }
 
 impl Heap {
-    /// Notes that a request of so many bytes found no block.
-    pub(in crate::memory) fn note_need(&mut self, bytes: u64) {
-        let needed = self.counts.live() + self.needed_for(bytes);
+    /// Notes that so many bytes more are needed than are live, and returns how many it lacks to have as much as it has needed
+    /// at its most.
+    pub(in crate::memory) fn note_need(&mut self, bytes: u64) -> u64 {
+        let needed = self.counts.live() + bytes;
         self.moves.needed = self.moves.needed.max(needed.next_multiple_of(PAGE));
+        self.lacking()
     }
 
-    /// Returns whether with so many bytes more it would have more pages than it has needed.
-    pub(in crate::memory) fn would_exceed_need(&self, bytes: u64) -> bool {
-        self.mapped + bytes > self.moves.needed
+    fn lacking(&self) -> u64 {
+        self.moves.needed.saturating_sub(self.mapped)
     }
 
     /// Counts bytes that were moved here for a request.
@@ -44,7 +45,7 @@ impl Heap {
     /// the allowed part reach the bytes that it has, and where others of its pool have pages while it has what it has needed.
     pub(in crate::memory) fn moves_pages(&self, pool: &Pool, bytes: u64) -> bool {
         let shares_pool = || pool.budget().reserved() > self.mapped;
-        !self.moves.has_ended || (self.would_exceed_need(self.needed_for(bytes)) && shares_pool())
+        !self.moves.has_ended || (self.lacking() < self.needed_for(bytes) && shares_pool())
     }
 
     /// Allows moves again, since no new pages can be had or free ones were given back, and forgets what was needed before.

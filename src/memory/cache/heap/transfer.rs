@@ -69,8 +69,8 @@ impl Heap {
     }
 
     /// Takes mappings in a row out of the smallest free block with enough: at least so many bytes, and all of the
-    /// block's where the rest is no more than that.
-    pub(in crate::memory) fn take_row(&mut self, pages: &'static Pages, bytes: u64) -> Vec<Mapping> {
+    /// block's if that is no more than `most`.
+    pub(in crate::memory) fn take_row(&mut self, pages: &'static Pages, bytes: u64, most: u64) -> Vec<Mapping> {
         let mut candidates = self.map.at_least(bytes);
         candidates.sort_unstable_by_key(|&id| self.map.all[id as usize].size());
         for id in candidates {
@@ -91,8 +91,7 @@ impl Heap {
             if needed > row.len() {
                 continue;
             }
-            let (taken, all) = (row[needed - 1].end() - first, row[row.len() - 1].end() - first);
-            if all > 2 * taken {
+            if row[row.len() - 1].end() - first > most {
                 row.truncate(needed);
             }
             let end = row[row.len() - 1].end();

@@ -119,8 +119,8 @@ impl StreamCache {
         self.note_taken(heap, taken)
     }
 
-    pub(in crate::memory) fn take_row(&self, heap: &mut Heap, bytes: u64) -> Vec<Mapping> {
-        let taken = heap.take_row(&self.memory.pages, bytes);
+    pub(in crate::memory) fn take_row(&self, heap: &mut Heap, bytes: u64, most: u64) -> Vec<Mapping> {
+        let taken = heap.take_row(&self.memory.pages, bytes, most);
         self.note_taken(heap, taken)
     }
 

@@ -20,8 +20,9 @@ pub(in crate::memory::serve) fn serve_in_place(request: &AllocationRequest, reac
         return Ok(None);
     }
     let (pool, needed) = (request.pool(), request.needed().max(PAGE));
+    let lacking = request.cache.lock(request.thread).note_need(needed);
     // Others would have to create what this one gets beyond its need, while its own free pages are out of their reach.
-    if !reach.waits && request.cache.lock(request.thread).would_exceed_need(needed) {
+    if !reach.waits && lacking < needed {
         return Ok(None);
     }
     let mut others = DeviceCaches::numbered(pool, &pool.ledger.with_pages(MANY));
@@ -36,7 +37,7 @@ pub(in crate::memory::serve) fn serve_in_place(request: &AllocationRequest, reac
         // The addresses of a range's pages are the range's.
         let select = |heap: &mut _, service: &Service| {
             let is_of_range = service.role == Role::Ranges;
-            (!is_of_range).then(|| cache.take_row(heap, needed)).filter(|row| !row.is_empty())
+            (!is_of_range).then(|| cache.take_row(heap, needed, lacking)).filter(|row| !row.is_empty())
         };
         match take_from(request, reach, giver, select)? {
             Ok(row) => return Ok(hand_over(request, row)),
