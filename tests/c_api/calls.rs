@@ -170,6 +170,18 @@ fn a_recorded_stream_keeps_a_freed_block_back() {
 }
 
 #[test]
+fn a_shared_block_that_no_process_attached_is_free_at_once() {
+    host!();
+    let pointer = allocate(MIB, &stream(0)).unwrap();
+    let (mut token, mut bytes, mut offset) = ([0_u8; 108], 108, 0);
+    let place = token.as_mut_ptr().cast();
+    // SAFETY: the places are alive, and device -1 has no stream.
+    let shared = unsafe { (C_API.share)(pointer, -1, ptr::null_mut(), 0, place, &raw mut bytes, &raw mut offset) };
+    assert_eq!((shared, deallocate(pointer)), (0, 0));
+    assert_eq!(memory_stats(device(0)).unwrap().total.live_blocks, 0);
+}
+
+#[test]
 fn a_block_that_is_freed_on_a_stream_waits_for_that_one() {
     host!();
     let (own, other) = (stream(0), stream(0));

@@ -45,6 +45,8 @@ fn a_lease_ends_with_its_scope_and_the_next_gets_the_handle() {
     assert_eq!(counts(pool), (1, 1, 0));
     let again = pool.lease(&stream).unwrap();
     assert_eq!(address(&again), first);
+    let stats = pool.stats(None).unwrap();
+    assert_eq!((stats.hits, stats.misses, stats.hand_overs), (1, 1, 0));
     // While it is lent, others get others.
     assert_ne!(address(&pool.lease(&stream).unwrap()), first);
 }

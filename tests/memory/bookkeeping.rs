@@ -3,7 +3,8 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use gpupool::{Device, Stream, memory};
+use gpupool::runtime::host::{begin_capture, end_capture};
+use gpupool::{CaptureMode, Device, Stream, empty_pinned, memory};
 
 use crate::common::memory::deallocate;
 
@@ -52,4 +53,20 @@ fn a_live_block_takes_at_most_100_bytes_of_host_memory() {
     assert!(small <= 100, "{small}");
     // What the simulated driver keeps for each extent, of which a block of 2 MiB has one, is counted too.
     assert!(mixed <= 110 && large <= 400, "{mixed} {large}");
+}
+
+#[test]
+fn graphs_that_are_gone_leave_nothing_behind() {
+    host!();
+    let stream = Stream::new(Device::from_ordinal(0)).unwrap();
+    let [_, before, after] = [(); 3].map(|()| {
+        for _ in 0..200 {
+            begin_capture(&stream, CaptureMode::Relaxed).unwrap();
+            drop(empty_pinned(4096, Some(&stream)).unwrap());
+            drop(end_capture(&stream).unwrap());
+        }
+        memory::empty_cache().unwrap();
+        HELD.load(Ordering::Relaxed)
+    });
+    assert!(after <= before, "{} bytes", after - before);
 }

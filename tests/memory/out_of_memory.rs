@@ -84,14 +84,17 @@ fn a_block_that_others_still_use_is_waited_for_and_nothing_else_is() {
 fn free_pages_of_the_same_stream_are_put_together_without_waiting() {
     host!();
     let own = stream(0);
-    let held = scattered(&own);
     submit(&own).unwrap();
-    let before = work().1;
-    let found = empty(512 * MIB, &own).unwrap();
-    assert!((1..=512 * MIB / PAGE).contains(&(work().1 - before)));
-    assert!(!own.query().unwrap());
-    assert_eq!((reserved(), used(0)), (MEMORY, MEMORY));
-    drop((found, held));
+    // After the first few more was moved than is without need.
+    for _ in 0..6 {
+        let held = scattered(&own);
+        let before = work().1;
+        let found = empty(512 * MIB, &own).unwrap();
+        assert!((1..=512 * MIB / PAGE).contains(&(work().1 - before)));
+        assert!(!own.query().unwrap());
+        assert_eq!((reserved(), used(0)), (MEMORY, MEMORY));
+        drop((found, held));
+    }
     assert_all_back();
 }
 

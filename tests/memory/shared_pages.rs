@@ -46,6 +46,23 @@ fn streams_that_hold_little_share_pages() {
     assert!(reserved() <= 40 * PAGE, "{}", reserved());
     let pages: HashSet<_> = held[300..].iter().map(|(_, buffer)| page_of(buffer.address())).collect();
     assert!(pages.len() <= 5, "{pages:?}");
+    // With a block of another size each has two slabs, 16 streams to a page.
+    let others: Vec<_> = held.iter().map(|(stream, _)| empty(1024, stream).unwrap()).collect();
+    assert!(reserved() <= 50 * PAGE, "{}", reserved());
+    drop((held, others));
+    empty_cache().unwrap();
+    assert_eq!(reserved(), 0);
+}
+
+#[test]
+fn what_there_is_to_lend_is_lent_however_few_streams_are_left() {
+    host!();
+    let mut held = crowd(40);
+    held.drain(..39);
+    empty_cache().unwrap();
+    let before = reserved();
+    held.extend(crowd(10));
+    assert_eq!(reserved(), before);
     drop(held);
     empty_cache().unwrap();
     assert_eq!(reserved(), 0);

@@ -87,7 +87,10 @@ fn what_is_live_comes_back_at_the_same_addresses() {
     let taken = pool.wake().unwrap();
     assert!((had.live_bytes..had.reserved_bytes - 60 * MIB).contains(&taken), "{taken}");
     assert!(!pool.is_asleep());
+    let took = || memory_summary(device(0)).unwrap().pools.iter().map(|pool| pool.wake_took).collect::<Vec<_>>();
+    let waking = took();
     assert_eq!((pool.wake().unwrap(), used(0), pinned()), (0, taken, 0));
+    assert_eq!(took(), waking, "a pool that is awake was woken");
     assert_whole(&blocks);
     let woken = pool.stats().unwrap();
     assert_eq!((woken.live_bytes, woken.asleep_bytes, woken.backup_bytes), (had.live_bytes, 0, 0));

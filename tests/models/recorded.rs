@@ -7,6 +7,7 @@ use std::ptr;
 use std::sync::{Arc, Mutex};
 
 use gpupool::c_api::{self, C_API};
+use gpupool::memory::MemoryAction;
 use gpupool::runtime::host::schedule::{self, Body};
 use gpupool::runtime::host::{complete_all, submit};
 use gpupool::{Device, DeviceBuffer, Recording, Stream, empty, snapshot};
@@ -42,6 +43,22 @@ fn a_block_taken_while_a_recording_begins_is_in_snapshots() {
         }
         Recording::stop().unwrap();
         blocks.extend(taken.or_else(|| empty(BYTES, &stream).ok()));
+    }
+}
+
+#[test]
+fn blocks_that_threads_take_at_once_are_recorded_as_theirs() {
+    host!(1, PAGE);
+    let stream = Stream::new(Device::from_ordinal(0)).unwrap();
+    drop(empty(BYTES, &stream).unwrap());
+    Recording::new().start().unwrap();
+    for seed in 1..=50 {
+        let takers =
+            [(); 2].map(|()| stream.clone()).map(|stream| -> Body { Box::new(move || drop(empty(BYTES, &stream))) });
+        assert!(schedule::run(seed, takers.into()).is_ok(), "schedule {seed}");
+        let events = snapshot(None).unwrap().memory.events;
+        let taken: Vec<_> = events.iter().rev().filter(|event| event.action == MemoryAction::Alloc).take(2).collect();
+        assert_ne!(taken[0].thread, taken[1].thread, "schedule {seed}: one thread is said to have taken both");
     }
 }
 

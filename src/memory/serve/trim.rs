@@ -76,7 +76,7 @@ fn retire_some(
 ) -> Result<u64> {
     let takes_all = portion == ALL_FREE;
     // A sleeping pool has nothing to give. Most of thousands of streams may have nothing, and are not queried.
-    if service.pool.sleep.is_asleep() || service.is_of_live_graph() || !cache.lock(thread).has_memory() {
+    if service.pool.sleep.is_asleep() || !cache.lock(thread).has_memory() {
         return Ok(0);
     }
     let _moving = cache.memory.under_way.begin();

@@ -53,11 +53,11 @@ impl DeviceCaches {
         Self::of_pool(pool, |entry| entry.lender)
     }
 
-    /// Returns the pool's lender if it has more than `many` other caches; makes it when first needed.
+    /// Returns the pool's lender; makes it once the pool has more than `many` other caches.
     pub(in crate::memory) fn lender_for_many(pool: &Arc<Pool>, many: usize) -> Result<Option<&'static StreamCache>> {
         let (count, lender) = Self::of_pool(pool, |entry| (entry.caches.len(), entry.lender));
         if count <= many || lender.is_some() {
-            return Ok(lender.filter(|_| count > many));
+            return Ok(lender);
         }
         Self::make_of_no_stream(pool, Service::of_lender(pool), |entry| &mut entry.lender)
     }

@@ -8,8 +8,8 @@ use proptest::prelude::*;
 
 use super::block::{BlockNode, BlockState};
 use super::{Heap, HeapBlock, HeapSearch};
-use crate::memory::device::Pages;
-use crate::memory::tuning::{ALIGNMENT, PAGE};
+use crate::memory::device::{BLOCKS_MAX, Pages};
+use crate::memory::tuning::{ALIGNMENT, LOWEST_BELOW, PAGE};
 
 const TIB: u64 = 1 << 40;
 const END: u64 = 16 * TIB;
@@ -54,6 +54,77 @@ fn free_neighbours_of_more_than_two_tebibytes_are_one() {
     assert_eq!(starts, [0, size, 2 * size]);
     starts.iter().for_each(|&start| free(&mut heap, start));
     assert_eq!(blocks(&mut heap), [[(0, 3 * size, false)]]);
+}
+
+/// Three blocks in a row, each live or free, of which some that are free are taken out.
+#[test]
+fn what_is_taken_out_leaves_the_rest_as_it_was() {
+    let places = [0..1, 1..2, 2..3, 0..2, 1..3, 0..3];
+    for (live, taken) in (0..8).flat_map(|live: u64| places.clone().map(|taken| (live, taken))) {
+        let is_live = |place: &u64| live >> place & 1 == 1;
+        let (pages, mut heap, mut model) = (no_pages(), Heap::new(true), Model::default());
+        assert!(heap.add_span(0, 3 * TIB) && model.add(0, 3 * TIB));
+        model.live.extend((0..3).filter_map(|_| heap.allocate(pages, TIB, HeapSearch::AFew)).map(|start| (start, TIB)));
+        for place in (0..3).filter(|place| !is_live(place)) {
+            model.live.remove(&(place * TIB));
+            free(&mut heap, place * TIB);
+        }
+        heap.join_freed();
+        heap.take_pages(pages, taken.start * TIB..taken.end * TIB);
+        taken.clone().filter(|place| !is_live(place)).for_each(|place| model.has[place as usize] = false);
+        assert_eq!(blocks(&mut heap), model.blocks(), "live: {live:b}, taken: {taken:?}");
+    }
+}
+
+/// Four blocks in a row, of which some are free, the last of them since just now: it is not joined with its neighbours yet.
+#[test]
+#[cfg_attr(miri, ignore = "8,000 heaps, and nothing unsafe")]
+fn a_request_goes_to_the_lowest_place_and_a_large_one_to_the_smallest() {
+    const SIZES: [u64; 4] = [LOWEST_BELOW / 2, LOWEST_BELOW - ALIGNMENT, LOWEST_BELOW, 2 * LOWEST_BELOW];
+    for (case, last) in (0..1 << 12).flat_map(|case| (0..4).map(move |last| (case, last))) {
+        let row: [_; 4] = std::array::from_fn(|place| (SIZES[case >> (3 * place) & 3], case >> (3 * place) & 4 != 0));
+        let (wanted, is_free) = row[last];
+        if !is_free {
+            continue;
+        }
+        let (pages, mut heap) = (no_pages(), Heap::new(true));
+        assert!(heap.add_span(0, row.iter().map(|(size, _)| size).sum()));
+        let starts = row.map(|(size, _)| heap.allocate(pages, size, HeapSearch::AFew).unwrap_or(END));
+        (0..4).filter(|&place| place != last && row[place].1).for_each(|place| free(&mut heap, starts[place]));
+        // Where each stretch of free blocks starts, and its bytes.
+        let mut free_at = Vec::<(u64, u64)>::new();
+        for ((size, _), start) in row.into_iter().zip(starts).filter(|((_, is_free), _)| *is_free) {
+            match free_at.last_mut() {
+                Some((first, bytes)) if *first + *bytes == start => *bytes += size,
+                _ => free_at.push((start, size)),
+            }
+        }
+        free_at.retain(|(_, bytes)| *bytes >= wanted);
+        free(&mut heap, starts[last]);
+        let found = heap.allocate(pages, wanted, HeapSearch::AFew);
+        let taken = free_at.iter().find(|(start, _)| Some(*start) == found);
+        if wanted < LOWEST_BELOW {
+            assert_eq!(taken, free_at.first(), "{row:?}, freed last: {last}");
+        // Where what follows has room too, the block may stay apart from that, as it has just the right size.
+        } else if row.get(last + 1).is_none_or(|&(size, is_free)| !is_free || size < wanted) {
+            let smallest = free_at.iter().map(|(_, bytes)| bytes).min();
+            assert_eq!(taken.map(|(_, bytes)| bytes), smallest, "{row:?}, freed last: {last}");
+        }
+    }
+}
+
+#[test]
+fn a_request_for_which_numbers_run_out_changes_nothing() {
+    let (pages, mut heap) = (no_pages(), Heap::new(true));
+    assert!(heap.add_span(0, END));
+    let starts: Vec<_> = std::iter::from_fn(|| heap.allocate(pages, PAGE, HeapSearch::AFew)).collect();
+    // What is left is a block, too.
+    assert_eq!(starts.len() as u32, BLOCKS_MAX - 1);
+    let last = starts[starts.len() - 1];
+    free(&mut heap, last);
+    // In the midst of what is free a block needs two numbers, and at its start one.
+    assert_eq!(heap.allocate_at(pages, END / 2, PAGE), None);
+    assert_eq!(heap.allocate(pages, PAGE, HeapSearch::AFew), Some(last));
 }
 
 #[derive(Clone, Debug)]

@@ -3,7 +3,7 @@
 //!
 //! A pool also lends slabs to caches without pages, so that many streams that each hold little need no page each. Only
 //! lasting streams take part: their work is recorded when a slab is returned, which may be long after its last use.
-//! Pools with few caches do not, nor do captures, since a graph's memory is its own.
+//! Pools begin to with many caches; captures never do, since a graph's memory is its own.
 
 use super::claim::is_no_memory;
 use super::in_place::serve_in_place;
