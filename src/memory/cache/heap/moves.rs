@@ -1,7 +1,7 @@
-//! Where a heap gets the pages for a request that found no block. Until it has the most that it has needed, others' free
-//! pages serve it where they are; from there on its own free pages are moved together first, and it gets only what it
-//! lacks: so streams have no more together than if none took from others. A heap for large blocks of random sizes, most of
-//! whose requests would move pages, gets new pages instead, unless others of its pool have pages, too.
+//! Where a heap gets pages for a request that found no block. Until it has the most that it has needed at once, others' free
+//! pages serve it where they are. From there on its own free pages are moved together first, and it takes what these lack:
+//! so heaps have no more together than if none took from others. A heap for large blocks of random sizes, most of whose
+//! requests would move pages, gets new ones instead; if others of its pool have pages, until it has what it has needed.
 
 use super::Heap;
 use crate::memory::pool::Pool;
