@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use gpupool::c_api::C_API;
 use gpupool::memory::{self, allocate};
-use gpupool::replay::{ReplayAllocator, ReplayEvent, replay};
+use gpupool::replay::{ReplayAllocator, ReplayEvent, ReplaySettings, replay};
 use gpupool::{Recording, Stream};
 
 /// A small generator of random numbers (splitmix64), which gives every allocator the same ones.
@@ -317,7 +317,8 @@ fn replay_trace(path: &str) {
         }
         peak = peak.max(now);
     }
-    let result = replay(&events, 1, ReplayAllocator::Gpupool, 0, &mut |_| true);
+    let settings = ReplaySettings { allocator: ReplayAllocator::Gpupool, lag: 0 };
+    let result = replay(&events, 1, settings, 0, &mut |_| true);
     let result = result.expect("the trace fits").expect("it runs to its end");
     let name = path.rsplit('/').next().unwrap_or(path);
     println!(

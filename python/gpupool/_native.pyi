@@ -3000,12 +3000,14 @@ def replay(
     allocator: str,
     watch: Callable[[float], object] | None = None,
     changes: int = 0,
+    lag: int = 0,
 ) -> ReplayResult:
     """Replay a trace in several threads at the same time, and return the memory and time that it took.
 
     ``watch`` is called about ten times a second with the part that is done, 0 to 1. What it raises, or Ctrl-C, ends the
     replay. With ``changes``, on one thread, the result has what was reserved, as from :func:`replay_reserved`: it is
-    that of the pass that peak and driver calls are of, which is not timed.
+    that of the pass that peak and driver calls are of, which is not timed. With ``lag``, on a simulated device, each
+    event is a piece of work on its stream, done when so many more have been submitted: at most a million.
     """
 
 def replay_reserved(

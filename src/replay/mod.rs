@@ -5,6 +5,7 @@
 //! reads it after every event, so that reading costs the timed passes nothing; peak and driver calls are then of that
 //! pass.
 
+mod lag;
 mod reserved;
 mod server;
 mod watch;
@@ -13,12 +14,13 @@ use std::sync::{Barrier, mpsc};
 use std::thread;
 use std::time::Instant;
 
+use self::lag::Lag;
 use self::reserved::look;
 use self::server::{ReplayedBlock, Server};
 use self::watch::{Progress, watched};
 use crate::error::{Error, Result};
 use crate::memory::memory_stats;
-use crate::runtime::{self, BoundDevice, Stream};
+use crate::runtime::{self, BoundDevice, Kind, Stream};
 
 pub use self::reserved::replay_reserved;
 
@@ -44,6 +46,17 @@ pub enum ReplayAllocator {
     Async,
 }
 
+/// What a log is replayed on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ReplaySettings {
+    /// What serves the requests.
+    pub allocator: ReplayAllocator,
+    /// How far a simulated device lags behind: each allocation, and each free before it frees, is a piece of work on its
+    /// stream, which is done when so many more have been submitted, by any thread on any stream. At most a million; with
+    /// 0 no work is ever under way.
+    pub lag: usize,
+}
+
 /// The measurements of a replay.
 #[derive(Clone, Debug)]
 pub struct ReplayResult {
@@ -65,6 +78,8 @@ pub struct ReplayResult {
 const PASSES: usize = 4;
 /// The most threads of a replay.
 const MAX_THREADS: usize = 1024;
+/// The most pieces of work under way: more than streams hold before a launch waits.
+const MAX_LAG: usize = 1_000_000;
 /// Events between two looks at whether the replay is to end: too many for the look to show in the times.
 const CHUNK: usize = 512;
 
@@ -84,12 +99,20 @@ fn empty_slots(count: usize) -> Result<Slots> {
 /// Where a log is replayed: the calling thread's current device.
 struct ReplayPlace {
     server: Server,
+    lag: Lag,
     streams: Vec<Stream>,
     slots: usize,
 }
 
 impl ReplayPlace {
-    fn new(events: &[ReplayEvent], allocator: ReplayAllocator) -> Result<Self> {
+    fn new(events: &[ReplayEvent], settings: ReplaySettings) -> Result<Self> {
+        let ReplaySettings { allocator, lag } = settings;
+        if lag > MAX_LAG {
+            return Err(Error::invalid_value(format!("a replay lags by at most {MAX_LAG} pieces of work, not {lag}")));
+        }
+        if lag > 0 {
+            runtime::require(Kind::Host)?;
+        }
         let device = runtime::get()?.current_device()?;
         let slots = events.iter().map(|event| event.slot as usize + 1).max().unwrap_or(0);
         let count = events.iter().map(|event| event.stream as usize + 1).max().unwrap_or(0);
@@ -97,16 +120,32 @@ impl ReplayPlace {
         while streams.len() < count {
             streams.push(Stream::new(device)?);
         }
-        Ok(Self { server: Server::new(device, allocator), streams, slots })
+        Ok(Self { server: Server::new(device, allocator), lag: Lag::new(lag), streams, slots })
+    }
+
+    fn step(&self, event: &ReplayEvent, blocks: &mut Slots) -> Result<()> {
+        let stream = &self.streams[event.stream as usize];
+        let slot = &mut blocks[event.slot as usize];
+        if let Some(bytes) = event.allocate {
+            *slot = Some((self.server.allocate(bytes, stream)?, bytes, event.stream));
+            return self.lag.submit(event.stream, &self.streams);
+        }
+        let Some((block, bytes, _)) = slot.take() else { return Ok(()) };
+        let submitted = self.lag.submit(event.stream, &self.streams);
+        submitted.and(self.server.free(block, bytes, stream))
+    }
+
+    /// Ends the work of a pass, and frees what is left.
+    fn end_pass(&self, blocks: &mut Slots) -> Result<()> {
+        self.lag.end(&self.streams).and(self.server.free_all(blocks, &self.streams))
     }
 }
 
 /// Returns one thread's passes over the log; the barrier keeps the passes of all threads together.
 fn run(place: &ReplayPlace, events: &[ReplayEvent], progress: &Progress, barrier: &Barrier) -> Result<Vec<f64>> {
-    let ReplayPlace { server, streams, slots } = place;
-    let bound = runtime::get().and_then(|runtime| BoundDevice::of(runtime, server.device));
+    let bound = runtime::get().and_then(|runtime| BoundDevice::of(runtime, place.server.device));
     let mut times = Vec::new();
-    let (_bound, mut blocks, mut outcome) = match bound.and_then(|bound| Ok((bound, empty_slots(*slots)?))) {
+    let (_bound, mut blocks, mut outcome) = match bound.and_then(|bound| Ok((bound, empty_slots(place.slots)?))) {
         Ok((bound, blocks)) => (Some(bound), blocks, Ok(())),
         // The other threads wait for this one at the barrier all the same.
         Err(error) => (None, Slots::new(), Err(error)),
@@ -115,43 +154,23 @@ fn run(place: &ReplayPlace, events: &[ReplayEvent], progress: &Progress, barrier
         barrier.wait();
         let start = Instant::now();
         if outcome.is_ok() && !progress.is_stopped() {
-            outcome = pass(server, events, streams, &mut blocks, progress);
+            outcome = pass(place, events, &mut blocks, progress);
         }
         times.push(start.elapsed().as_nanos() as f64 / events.len().max(1) as f64);
         barrier.wait();
-        outcome = outcome.and(server.free_all(&mut blocks, streams));
+        outcome = outcome.and(place.end_pass(&mut blocks));
         barrier.wait();
     }
     outcome.map(|()| times)
 }
 
-fn pass(
-    server: &Server,
-    events: &[ReplayEvent],
-    streams: &[Stream],
-    blocks: &mut Slots,
-    progress: &Progress,
-) -> Result<()> {
+fn pass(place: &ReplayPlace, events: &[ReplayEvent], blocks: &mut Slots, progress: &Progress) -> Result<()> {
     for chunk in events.chunks(CHUNK) {
         for event in chunk {
-            step(server, event, streams, blocks)?;
+            place.step(event, blocks)?;
         }
         if !progress.advance(chunk.len()) {
             break;
-        }
-    }
-    Ok(())
-}
-
-fn step(server: &Server, event: &ReplayEvent, streams: &[Stream], blocks: &mut Slots) -> Result<()> {
-    let stream = &streams[event.stream as usize];
-    let slot = &mut blocks[event.slot as usize];
-    match event.allocate {
-        Some(bytes) => *slot = Some((server.allocate(bytes, stream)?, bytes, event.stream)),
-        None => {
-            if let Some((block, bytes, _)) = slot.take() {
-                server.free(block, bytes, stream)?;
-            }
         }
     }
     Ok(())
@@ -166,12 +185,13 @@ fn step(server: &Server, event: &ReplayEvent, streams: &[Stream], blocks: &mut S
 ///
 /// # Errors
 /// `ErrorKind::OutOfMemory` if the log does not fit; `ErrorKind::InvalidValue` for a log that allocates 0 bytes, for 0
-/// threads or more than 1024, and if the reserved memory of several threads is requested; `ErrorKind::Unavailable` if
-/// the system cannot start that many.
+/// threads or more than 1024, for a lag of more than a million, and if the reserved memory of several threads is
+/// requested; `ErrorKind::RuntimeUnavailable` for a lag on a GPU; `ErrorKind::Unavailable` if the system cannot start
+/// that many threads.
 pub fn replay(
     events: &[ReplayEvent],
     threads: usize,
-    allocator: ReplayAllocator,
+    settings: ReplaySettings,
     changes: usize,
     watch: &mut dyn FnMut(f64) -> bool,
 ) -> Result<Option<ReplayResult>> {
@@ -186,7 +206,7 @@ pub fn replay(
             "what is reserved over the events can be read only of a replay on one thread",
         ));
     }
-    let place = ReplayPlace::new(events, allocator)?;
+    let place = ReplayPlace::new(events, settings)?;
     let progress = Progress::new((PASSES * threads + usize::from(changes > 0)) * events.len());
     watched(&progress, watch, || {
         let _bound = BoundDevice::of(runtime::get()?, place.server.device)?;

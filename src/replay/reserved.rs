@@ -1,7 +1,7 @@
 //! The bytes that an allocator has reserved on the device over the events of a log, in few numbers.
 
 use super::watch::{Progress, watched};
-use super::{CHUNK, ReplayAllocator, ReplayEvent, ReplayPlace, empty_slots, step};
+use super::{CHUNK, ReplayEvent, ReplayPlace, ReplaySettings, empty_slots};
 use crate::error::Result;
 use crate::runtime::{self, BoundDevice};
 
@@ -52,11 +52,11 @@ impl Changes {
 /// As [`replay`](super::replay).
 pub fn replay_reserved(
     events: &[ReplayEvent],
-    allocator: ReplayAllocator,
+    settings: ReplaySettings,
     most: usize,
     watch: &mut dyn FnMut(f64) -> bool,
 ) -> Result<Option<Vec<(usize, u64)>>> {
-    let place = ReplayPlace::new(events, allocator)?;
+    let place = ReplayPlace::new(events, settings)?;
     let progress = Progress::new(events.len());
     watched(&progress, watch, || {
         let _bound = BoundDevice::of(runtime::get()?, place.server.device)?;
@@ -72,14 +72,13 @@ pub(super) fn look(
     most: usize,
     progress: &Progress,
 ) -> Result<Vec<(usize, u64)>> {
-    let ReplayPlace { server, streams, slots } = place;
-    let mut blocks = empty_slots(*slots)?;
+    let mut blocks = empty_slots(place.slots)?;
     let mut changes = Changes::new(most);
     let mut outcome = Ok(());
     'events: for (number, chunk) in events.chunks(CHUNK).enumerate() {
-        for (place, event) in chunk.iter().enumerate() {
-            outcome = step(server, event, streams, &mut blocks).and_then(|()| server.reserved()).map(|bytes| {
-                changes.add(number * CHUNK + place, bytes);
+        for (within, event) in chunk.iter().enumerate() {
+            outcome = place.step(event, &mut blocks).and_then(|()| place.server.reserved()).map(|bytes| {
+                changes.add(number * CHUNK + within, bytes);
             });
             if outcome.is_err() {
                 break 'events;
@@ -89,7 +88,7 @@ pub(super) fn look(
             break;
         }
     }
-    outcome.and(server.free_all(&mut blocks, streams)).map(|()| changes.found)
+    outcome.and(place.end_pass(&mut blocks)).map(|()| changes.found)
 }
 
 #[cfg(test)]

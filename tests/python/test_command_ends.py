@@ -9,7 +9,7 @@ import pytest
 from gpupool import _native
 from gpupool.__main__ import main
 from gpupool._cli import replay as _replay
-from gpupool._traces.bounds import MAX_THREADS
+from gpupool._traces.bounds import MAX_LAG, MAX_THREADS
 from running import run_program, start_command, start_program
 from snapshots import block, entry, segment, write
 
@@ -88,12 +88,14 @@ def test_more_threads_than_a_replay_has(trace, capsys, threads):
         assert "at most 1024" in capsys.readouterr().err
 
 
-def test_the_replay_itself_has_the_same_bound():
+def test_the_replay_itself_has_the_same_bounds():
     slots, sizes, streams = bytes(4), (1).to_bytes(8, "little"), bytes(4)
     result = _native.replay(slots, sizes, streams, 1, MAX_THREADS, "gpupool")
     assert result.peak_reserved > 0
     with pytest.raises(gpupool.InvalidValue, match="a replay has at most 1024 threads, not 1025"):
         _native.replay(slots, sizes, streams, 1, MAX_THREADS + 1, "gpupool")
+    with pytest.raises(gpupool.InvalidValue, match="a replay lags by at most 1000000 pieces of work, not 1000001"):
+        _native.replay(slots, sizes, streams, 1, 1, "gpupool", None, 0, MAX_LAG + 1)
 
 
 def test_threads_that_the_system_does_not_start(trace):

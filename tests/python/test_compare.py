@@ -17,6 +17,7 @@ from gpupool import _native
 from gpupool.__main__ import main
 from gpupool._report import units as _units
 from gpupool._traces import trace as _trace
+from gpupool._traces.bounds import MAX_LAG
 from running import PROGRAMS
 from snapshots import block, entry, segment, write
 from test_plot import page
@@ -231,6 +232,12 @@ def test_png_of_one_allocator(pieces, tmp_path, capsys):
             ["--memory", "1GiB", "--allocator", "driver"],
             "--memory simulates a device, which has gpupool's allocator alone; leave --allocator out",
         ),
+        (
+            ["--lag", "30", "--allocator", "async"],
+            "--lag simulates a device, which has gpupool's allocator alone; leave --allocator out",
+        ),
+        (["--lag", "-1"], f"--lag must be at least 0 and at most {MAX_LAG}"),
+        (["--lag", str(10**30)], f"--lag must be at least 0 and at most {MAX_LAG}"),
     ],
 )
 def test_options_that_do_not_go_together(arguments, message, capsys):
@@ -265,10 +272,11 @@ def test_requests_for_nothing_are_left_out(tmp_path):
 # The replay itself.
 
 
-def packed(events):
+def packed(events, streams=None):
     slots = b"".join(slot.to_bytes(4, "little") for slot, _ in events)
     sizes = b"".join(size.to_bytes(8, "little") for _, size in events)
-    return slots, sizes, bytes(4 * len(events)), 1 + max(slot & ~_trace.FREE for slot, _ in events)
+    streams = b"".join(stream.to_bytes(4, "little") for stream in streams or [0] * len(events))
+    return slots, sizes, streams, 1 + max(slot & ~_trace.FREE for slot, _ in events)
 
 
 def test_reserved_over_events():
@@ -283,6 +291,28 @@ def test_reserved_over_events():
     # What was freed is used again.
     assert max(nbytes for _, nbytes in reserved) == 100 * MIB
     assert gpupool.memory_stats().live_blocks == 0
+
+
+@pytest.mark.parametrize(("lag", "most"), [(0, 40 * MIB), (1, 80 * MIB), (4, 120 * MIB), (16, 320 * MIB)])
+def test_streams_take_turns_unless_they_are_at_work(lag, most):
+    # Eight streams, three times one after the other; each has a block of 40 MiB, whose two events are work on it.
+    turns = range(3 * 8)
+    events = [event for slot in turns for event in ((slot, 40 * MIB), (slot | _trace.FREE, 0))]
+    streams = [turn % 8 for turn in turns for _ in range(2)]
+    for changes in (0, 100):
+        result = _native.replay(*packed(events, streams), 1, "gpupool", None, changes, lag)
+        assert result.peak_reserved == most
+        assert max((nbytes for _, nbytes in result.reserved), default=most) == most
+        # No work is left, which would have some of it.
+        gpupool.empty_cache()
+        assert gpupool.memory_stats().reserved_bytes == 0
+
+
+def test_no_work_of_several_threads_is_left():
+    events = [event for slot in range(100) for event in ((slot, 512), (slot | _trace.FREE, 0))]
+    assert _native.replay(*packed(events, [1, 1, 0, 0] * 50), 4, "gpupool", None, 0, 7).peak_reserved > 0
+    gpupool.empty_cache()
+    assert gpupool.memory_stats().reserved_bytes == 0
 
 
 @pytest.fixture

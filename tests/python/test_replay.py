@@ -80,6 +80,12 @@ def test_device_that_is_too_small():
     assert done.stderr.startswith("gpupool: out of memory")
 
 
+def test_gpu_that_lags_behind_is_simulated(trace):
+    done = run(trace, "--lag", "30", GPUPOOL_RUNTIME="cuda")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[0] == "runtime host (simulated device), allocator gpupool, 1 thread, lag 30"
+
+
 # These replace the replay itself.
 
 
@@ -89,7 +95,7 @@ def replayed(monkeypatch):
     calls = []
 
     def replay(*arguments):
-        *packed, watch, _ = arguments
+        *packed, watch, _, _ = arguments
         watch(0.5)
         calls.append(tuple(packed))
         return SimpleNamespace(

@@ -17,7 +17,7 @@ from gpupool._plot.picture import AddressMap, Chart, Picture
 from gpupool._report.printable import printable
 from gpupool._report.units import parse_size, size
 from gpupool._traces import trace as _trace
-from gpupool._traces.bounds import MAX_THREADS
+from gpupool._traces.bounds import MAX_LAG, MAX_THREADS
 from gpupool._traces.progress import Progress, Turn
 from gpupool._traces.replay import ALLOCATORS, HOST_MEMORY, Row, rows
 
@@ -69,6 +69,15 @@ def add(commands: Any) -> None:
         help="replay on a simulated device with this much memory, such as 22GiB: does the program fit there?",
     )
     parser.add_argument(
+        "--lag",
+        type=int,
+        default=0,
+        metavar="N",
+        help="replay on a simulated device that lags behind: each event is work on its stream, which ends when N more "
+        f"were submitted on any, at most {MAX_LAG} (default: 0, so no work is ever under way). Times are then also "
+        "those of simulating it. PyTorch's simulated rows need no lag, for it moves no memory between streams",
+    )
+    parser.add_argument(
         "-o",
         "--output",
         metavar="FILE",
@@ -82,11 +91,12 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     """Replay each trace, print a line for it as soon as it is done, and return the exit code."""
     _check(parser, options)
     paths, allocator, threads, outputs = options.traces, options.allocator, options.threads, options.output
-    as_json, compare, memory = options.json, options.compare, options.memory
+    as_json, compare, memory, lag = options.json, options.compare, options.memory, options.lag
     for output in outputs:
         _output.check(output)
-    if memory is not None:
+    if memory is not None or lag:
         os.environ["GPUPOOL_RUNTIME"] = "host"
+    if memory is not None:
         os.environ["GPUPOOL_HOST_MEMORY"] = str(memory)
     os.environ.setdefault("GPUPOOL_HOST_MEMORY", str(HOST_MEMORY))
     runtime = gpupool.runtime()
@@ -101,7 +111,8 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     if not as_json:
         where = f"host ({device})" if runtime == "host" else runtime
         what = "allocators compared" if compare else f"allocator {allocator}"
-        say(f"runtime {where}, {what}, {threads} thread{'s' if threads > 1 else ''}")
+        behind = f", lag {lag}" if lag else ""
+        say(f"runtime {where}, {what}, {threads} thread{'s' if threads > 1 else ''}{behind}")
         if compare and runtime == "host":
             say("the driver's own allocators need a GPU, and are left out")
         if compare and threads == 1:
@@ -118,7 +129,7 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
             trace = _trace.read(path, progress)
         warn_of_cut(path, trace)
         found: list[Row] = []
-        for row in rows(trace, threads, allocators, compare, draw=bool(outputs), turn=turn):
+        for row in rows(trace, threads, allocators, compare, lag=lag, draw=bool(outputs), turn=turn):
             say(_as_json(row, compare) if as_json else _as_text(row, width, compare))
             if row.out_of_memory is not None and not as_json:
                 text = f"{row.allocator} ran out of memory{row.out_of_memory}"
@@ -148,8 +159,11 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
         parser.error("--compare takes every allocator; leave --allocator out")
     if options.output and options.threads > 1:
         parser.error("a picture shows one thread; leave --threads out")
-    if options.memory is not None and options.allocator != "gpupool":
-        parser.error("--memory simulates a device, which has gpupool's allocator alone; leave --allocator out")
+    if not 0 <= options.lag <= MAX_LAG:
+        parser.error(f"--lag must be at least 0 and at most {MAX_LAG}")
+    simulating = "--memory" if options.memory is not None else "--lag" if options.lag else None
+    if simulating and options.allocator != "gpupool":
+        parser.error(f"{simulating} simulates a device, which has gpupool's allocator alone; leave --allocator out")
 
 
 def _as_json(row: Row, compare: bool) -> str:

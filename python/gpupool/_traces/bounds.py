@@ -22,6 +22,8 @@ MAX_LINE = 1 << 16
 MAX_STREAMS = 1 << 14
 # The most threads of a replay, or of a demo's wave.
 MAX_THREADS = 1024
+# The most pieces of work that a replay has under way.
+MAX_LAG = 1_000_000
 # The most frames of a call stack that are kept, the innermost, and the most characters of each name in them.
 MAX_FRAMES = 24
 MAX_NAME = 200

@@ -51,6 +51,7 @@ def rows(
     allocators: Sequence[str],
     compare: bool,
     *,
+    lag: int = 0,
     draw: bool = False,
     turn: Turn | None = None,
 ) -> Iterator[Row]:
@@ -62,6 +63,7 @@ def rows(
         allocators: The allocators that serve the requests.
         compare: Tell of PyTorch's allocator as well, simulated, and of the program's own, if the trace does; and of
             each for which the trace does not fit.
+        lag: How many pieces of work the simulated device lags behind.
         draw: Tell what was reserved at each change.
         turn: The trace's place among several.
     """
@@ -72,7 +74,7 @@ def rows(
         try:
             with Progress(f"replaying {trace.name} with {allocator}", turn) as progress:
                 result = _native.replay(
-                    trace.slots, trace.sizes, trace.streams, trace.slot_count, threads, allocator, progress, most
+                    trace.slots, trace.sizes, trace.streams, trace.slot_count, threads, allocator, progress, most, lag
                 )
         except gpupool.OutOfMemory as error:
             if not compare:

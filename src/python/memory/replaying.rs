@@ -4,7 +4,7 @@ use pyo3::prelude::*;
 
 use crate::error::{Error, Result};
 use crate::python::facts::{Reduced, reduce};
-use crate::replay::{ReplayAllocator, ReplayEvent, ReplayResult};
+use crate::replay::{ReplayAllocator, ReplayEvent, ReplayResult, ReplaySettings};
 
 /// In a slot's number: the event frees it.
 const FREE: u32 = 1 << 31;
@@ -117,7 +117,7 @@ fn watched<T: Send>(
 
 #[doc = docstring!("replay")]
 #[pyfunction]
-#[pyo3(signature = (slots, sizes, streams, slot_count, threads, allocator, watch = None, changes = 0))]
+#[pyo3(signature = (slots, sizes, streams, slot_count, threads, allocator, watch = None, changes = 0, lag = 0))]
 #[expect(clippy::too_many_arguments, reason = "a trace is three arrays and a count")]
 pub(in crate::python) fn replay(
     py: Python<'_>,
@@ -129,10 +129,11 @@ pub(in crate::python) fn replay(
     allocator: &str,
     watch: Option<&Bound<'_, PyAny>>,
     changes: usize,
+    lag: usize,
 ) -> PyResult<PyReplayResult> {
-    let allocator = self::allocator(allocator)?;
+    let settings = ReplaySettings { allocator: self::allocator(allocator)?, lag };
     let events = events(slots, sizes, streams, slot_count)?;
-    watched(py, watch, |watch| crate::replay::replay(&events, threads, allocator, changes, watch)).map(Into::into)
+    watched(py, watch, |watch| crate::replay::replay(&events, threads, settings, changes, watch)).map(Into::into)
 }
 
 #[doc = docstring!("replay_reserved")]
@@ -149,7 +150,7 @@ pub(in crate::python) fn replay_reserved(
     allocator: &str,
     watch: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<Vec<(usize, u64)>> {
-    let allocator = self::allocator(allocator)?;
+    let settings = ReplaySettings { allocator: self::allocator(allocator)?, lag: 0 };
     let events = events(slots, sizes, streams, slot_count)?;
-    watched(py, watch, |watch| crate::replay::replay_reserved(&events, allocator, most, watch))
+    watched(py, watch, |watch| crate::replay::replay_reserved(&events, settings, most, watch))
 }

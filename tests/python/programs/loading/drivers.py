@@ -74,6 +74,8 @@ def is_asked_what_its_pool_has():
         assert peak == expected, f"{allocator} has its peak at {peak} bytes"
         reserved = _native.replay_reserved(slots, sizes, streams, 1, 100, allocator)
         assert reserved == [(0, expected)], f"{allocator} has reserved {reserved}"
+    error = raised(gpupool.RuntimeUnavailable, _native.replay, slots, sizes, streams, 1, 1, "gpupool", None, 0, 1)
+    assert_says(error, "set GPUPOOL_RUNTIME=host before")
 
 
 if __name__ == "__main__":
