@@ -44,7 +44,8 @@ impl Handle {
 impl Claim for Handle {
     fn claim(pool: &'static LibraryPool, stream: &Stream, pooled: Arc<PooledHandle>) -> Result<Self> {
         let (handle, device) = (Self::of(&pooled), stream.device());
-        let place = far_slots(pool, device).into_iter().find(|slot| slot.has(&pooled));
+        let own = far_slots(pool, device);
+        let place = own.iter().find(|slot| slot.has(&pooled));
         if place.is_some_and(|of_another_stream| of_another_stream.take().is_some()) {
             events::note(pool.library, device, HandleAction::GiveBack, &pooled.handle);
         }
@@ -53,8 +54,8 @@ impl Claim for Handle {
             pool.give_back(device, pooled);
             return Err(error);
         }
-        let own = far_slots(pool, device);
-        if let Some(oldest) = own.first().filter(|_| own.len() > STREAMS).and_then(|oldest| oldest.take()) {
+        let is_one_too_many = place.is_none() && own.len() >= STREAMS;
+        if let Some(oldest) = own.first().filter(|_| is_one_too_many).and_then(|oldest| oldest.take()) {
             pool.give_back(device, oldest);
         }
         Ok(handle)

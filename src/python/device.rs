@@ -7,7 +7,7 @@ use pyo3::exceptions::PyRuntimeWarning;
 use pyo3::intern;
 use pyo3::prelude::*;
 
-use super::whole::{accepted, refuse_bool};
+use super::whole::{accepted, refuse_bool, wrong_objects};
 use crate::ids::Device;
 use crate::runtime::{Kind, Runtime, device as existing, get as chosen, is_chosen, passed_over};
 
@@ -38,7 +38,7 @@ pub(super) fn shown(number: impl Display) -> String {
 /// The device that an argument names.
 pub(super) fn extract(py: Python<'_>, device: &Bound<'_, PyAny>) -> PyResult<Device> {
     get(py)?;
-    let wrong = || crate::Error::invalid_value(format!("device must be a whole number from 0, not {device}"));
+    let wrong = || wrong_objects([device], |[device]| format!("device must be a whole number from 0, not {device}"));
     match accepted(py, device.extract::<i64>())? {
         Some(ordinal) => {
             refuse_bool(device, ordinal.cast_unsigned(), wrong)?;

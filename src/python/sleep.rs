@@ -3,7 +3,7 @@
 use pyo3::prelude::*;
 
 use super::device;
-use crate::error::Error;
+use super::whole::wrong_objects;
 use crate::memory::{self, Backup};
 use crate::observe::recording::{Purpose, hold_stack};
 
@@ -21,11 +21,10 @@ impl<'py> FromPyObject<'_, 'py> for PyBackup {
         if backup.extract::<&str>().is_ok_and(|name| name == "host") {
             return Ok(Self(Backup::Host));
         }
-        let given = backup.repr()?;
-        Err(Error::invalid_value(format!(
-            "backup is \"host\" for pinned memory, or None to discard the content, not {given}"
-        ))
-        .into())
+        let text = |[given]: [String; 1]| {
+            format!("backup is \"host\" for pinned memory, or None to discard the content, not {given}")
+        };
+        Err(wrong_objects([&backup], text).into())
     }
 }
 

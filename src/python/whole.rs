@@ -5,11 +5,12 @@
 use std::fmt;
 use std::marker::PhantomData;
 
-use pyo3::exceptions::{PyBufferError, PyOverflowError, PyTypeError};
+use pyo3::exceptions::{PyBufferError, PyException, PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyBool;
 
-use crate::error::{Error, Result};
+use super::program::interrupted;
+use crate::error::{Error, ErrorKind, Result};
 
 pub(super) trait ArgumentName {
     const NAME: &str;
@@ -64,11 +65,35 @@ impl<N: ArgumentName> fmt::Debug for Whole<N> {
     }
 }
 
-/// The error of an argument that cannot be right.
+/// The error of objects that cannot be right, with a text of their reprs. What one raises that is no `Exception` is for the
+/// program, and raised in its place.
 #[cold]
+pub(super) fn wrong_objects<const N: usize>(
+    objects: [&Bound<'_, PyAny>; N],
+    text: impl FnOnce([String; N]) -> String,
+) -> Error {
+    let mut shown = [const { String::new() }; N];
+    for (object, shown) in objects.into_iter().zip(&mut shown) {
+        *shown = match object.repr() {
+            Ok(repr) => repr.to_string(),
+            Err(raised) if raised.is_instance_of::<PyException>(object.py()) => "an object without a repr".to_owned(),
+            Err(raised) => return interrupted(object.py(), raised),
+        };
+    }
+    Error::invalid_value(text(shown))
+}
+
+/// The same of an argument.
 pub(super) fn wrong_argument(name: &str, value: &Bound<'_, PyAny>, accepted: &str) -> Error {
-    let value = value.repr().map_or_else(|_| "an object without a repr".to_owned(), |shown| shown.to_string());
-    Error::invalid_value(format!("{name} is {value}: give {accepted}"))
+    wrong_objects([value], |[value]| format!("{name} is {value}: give {accepted}"))
+}
+
+/// Such an error as a `TypeError`.
+pub(super) fn type_error(wrong: Error) -> PyErr {
+    match wrong.kind() {
+        ErrorKind::InvalidValue(text) => PyTypeError::new_err(text.clone()),
+        _ => wrong.into(),
+    }
 }
 
 /// Refuses an argument that is a bool and was extracted as this number. Only 0 and 1 can be one, so others take no time.
@@ -90,7 +115,7 @@ where
             return wrong().into();
         }
         if error.is_instance_of::<PyTypeError>(py) {
-            let with_name = PyTypeError::new_err(wrong().to_string());
+            let with_name = type_error(wrong());
             with_name.set_cause(py, Some(error));
             return with_name;
         }

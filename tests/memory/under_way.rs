@@ -13,7 +13,7 @@ use crate::common::memory::{MIB, PAGE, assert_all_back, empty_in, out_of_memory,
 use crate::common::{device, stream};
 use gpupool::c_api::C_API;
 use gpupool::memory::SegmentSource;
-use gpupool::runtime::host::{Call, before_call, submit};
+use gpupool::runtime::host::{Call, before_call, complete_all, submit};
 use gpupool::{
     Backup, CommitOptions, DeviceBuffer, MemPool, Pooled, Result, SegmentEvent, Simulated, Stream, empty, empty_cache,
     memory_stats, on_oom,
@@ -448,5 +448,40 @@ fn no_request_waits_for_one_that_searches_again_and_is_in_a_callback() {
     };
     both_end(searches_again, || Arc::new(Busy::default()).asks());
     drop(live);
+    assert_all_back();
+}
+
+/// An allocator of addresses that nothing uses, which requests memory as it frees.
+#[derive(Debug, Default)]
+struct Asking {
+    found: Mutex<Option<Result<DeviceBuffer>>>,
+}
+
+// SAFETY: the addresses are the test's own, and no memory is behind them but the simulated driver's.
+unsafe impl SegmentSource for Asking {
+    fn allocate(&self, _bytes: u64, _stream: &Stream) -> Result<u64> {
+        Ok(1 << 44)
+    }
+
+    unsafe fn free(&self, _address: u64, _bytes: u64, stream: &Stream) -> Result<()> {
+        *self.found.lock().unwrap() = Some(empty(4 * PAGE, stream));
+        Ok(())
+    }
+}
+
+#[test]
+fn what_an_allocator_requests_as_it_frees_has_what_else_goes_back() {
+    host!(1, 5 * PAGE);
+    let (source, own) = (Arc::new(Asking::default()), stream(0));
+    let pages = MemPool::builder().device(device(0)).build().unwrap();
+    let segments = MemPool::builder().device(device(0)).allocator(Arc::<Asking>::clone(&source)).build().unwrap();
+    let blocks = [(&pages, 4 * PAGE), (&segments, PAGE)].map(|(pool, bytes)| empty_in(pool, bytes, &own).unwrap());
+    submit(&own).unwrap();
+    drop(blocks);
+    assert_eq!([&pages, &segments].map(|pool| pool.trim().unwrap()), [0, 0]);
+    complete_all().unwrap();
+    segments.trim().unwrap();
+    source.found.lock().unwrap().take().unwrap().unwrap();
+    drop((pages, segments));
     assert_all_back();
 }

@@ -99,6 +99,40 @@ def test_what_an_arguments_own_code_raises_is_raised(argument, raised):
         OWN_CODE[argument](raised)
 
 
+class Stopped(BaseException):
+    """What no code catches by mistake, as KeyboardInterrupt; pytest itself shows arguments of a test that fails."""
+
+
+# Calls whose errors show an argument.
+SHOWN = {
+    "a number": gpupool.empty,
+    "seconds": lambda wrong: gpupool.simulated.lease(timeout=wrong),
+    "a device": gpupool.Stream,
+    "a stream": lambda wrong: gpupool.empty(1, wrong),
+    "a stream by the protocol": lambda wrong: gpupool.empty(1, SimpleNamespace(__cuda_stream__=(wrong, 1))),
+    "a stream of another device": lambda wrong: gpupool.simulated.handle(
+        SimpleNamespace(ptr=0, device_id=1, shown=wrong), 0
+    ),
+    "a stream source": lambda wrong: with_stream_source(wrong),
+    "a pool": gpupool.use_mem_pool,
+    "a pool's id": lambda wrong: gpupool.begin_allocate_to_pool(0, wrong),
+    "a pool's id of three parts": lambda wrong: gpupool.begin_allocate_to_pool(0, (1, 2, wrong)),
+    "pages": lambda wrong: gpupool.MemPool().reserve_range(2 << 20).commit(wrong),
+    "a function": lambda wrong: gpupool.HandlePool("own", wrong, lambda handle: None),
+    "what is recorded": gpupool.record_memory_history,
+    "names of events": lambda wrong: gpupool.record_memory_history(skip_actions=wrong),
+    "a backup": lambda wrong: gpupool.MemPool().sleep(wrong),
+}
+
+
+@pytest.mark.parametrize("argument", SHOWN)
+def test_an_argument_that_cannot_be_shown_is_refused_all_the_same(argument):
+    with pytest.raises((gpupool.Error, TypeError), match="without a repr"):
+        SHOWN[argument](raising(RuntimeError, "__repr__"))
+    with pytest.raises(Stopped):
+        SHOWN[argument](raising(Stopped, "__repr__"))
+
+
 class Protocol:
     __cuda_stream__ = (0, True)
 

@@ -272,20 +272,28 @@ impl DevicePool {
         (pooled, table.created)
     }
 
-    /// Removes every idle and retired handle, to be destroyed. Returns them, and their bytes.
+    /// Removes every idle and retired handle, to be destroyed. Returns them, and their bytes. One that a request has in hand as
+    /// it puts it back stays, as retired.
     pub(super) fn remove_unused(&self) -> (Vec<RawHandle>, u64) {
         let idle = self.idle.remove_idle();
         let mut table = self.table();
         table.all.retain(|pooled| !idle.iter().any(|gone| Arc::ptr_eq(gone, pooled)));
         // Retired ones have left their places before.
         idle.iter().for_each(|pooled| table.vacate(pooled, self.round()));
-        let unused: Vec<_> = idle.into_iter().chain(std::mem::take(&mut table.retired)).collect();
-        table.destroyed += unused.len() as u64;
-        table.past_hits += unused.iter().map(|pooled| pooled.hits()).sum::<u64>();
-        let bytes = unused.iter().map(|pooled| pooled.bytes).sum();
+        let (mut handles, mut bytes) = (Vec::new(), 0);
+        for pooled in idle.into_iter().chain(std::mem::take(&mut table.retired)) {
+            match Arc::try_unwrap(pooled) {
+                Ok(unused) => {
+                    table.destroyed += 1;
+                    table.past_hits += unused.hits();
+                    bytes += unused.bytes;
+                    handles.push(unused.handle);
+                }
+                Err(in_hand) => table.retired.push(in_hand),
+            }
+        }
         table.device_bytes -= bytes;
-        // It is in no list any more, so this is its only owner.
-        (unused.into_iter().filter_map(Arc::into_inner).map(|pooled| pooled.handle).collect(), bytes)
+        (handles, bytes)
     }
 
     pub(super) fn count_failure(&self) {
@@ -328,5 +336,33 @@ impl DevicePool {
             peak_device_bytes: table.peak_device_bytes,
             workspace_bytes,
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::{Arc, DevicePool, Duration};
+    use crate::error::Result;
+    use crate::library::Library;
+    use crate::library::simulated::SimulatedLibrary;
+
+    #[test]
+    fn a_handle_that_its_request_has_in_hand_is_destroyed_by_a_later_call() -> Result<()> {
+        let device = crate::device(0)?;
+        for give_back in [DevicePool::retire, DevicePool::put_back] {
+            let pool = DevicePool::default();
+            assert!(pool.make_room());
+            let (pooled, _) = pool.add(SimulatedLibrary.create(device)?, Duration::ZERO, None, 100);
+            let in_hand = Arc::clone(&pooled);
+            give_back(&pool, pooled);
+            assert_eq!(pool.remove_unused().1, 0);
+            drop(in_hand);
+            let (handles, bytes) = pool.remove_unused();
+            assert_eq!((handles.len(), bytes), (1, 100));
+            handles.into_iter().try_for_each(|handle| SimulatedLibrary.destroy(handle))?;
+            let stats = pool.stats(0);
+            assert_eq!((stats.created, stats.destroyed, stats.retired, stats.device_bytes), (1, 1, 0, 0));
+        }
+        Ok(())
     }
 }

@@ -61,7 +61,9 @@ impl PooledHandle {
         *lock(self.ready_for.get_or_init(|| Mutex::new(identity))) = identity;
     }
 
-    /// Returns the only stream that uses the handle's scratch memory, if it has some and ever ran.
+    /// Returns the only stream that uses the handle's scratch memory, if it has some and ever ran. Not inlined: most libraries'
+    /// handles have none.
+    #[inline(never)]
     pub(in crate::handle) fn ready_for(&self) -> Option<StreamIdentity> {
         self.ready_for.get().map(|stream| *lock(stream))
     }
@@ -70,10 +72,10 @@ impl PooledHandle {
     /// this address.
     #[inline]
     pub(in crate::handle) fn is_ready_for(&self, stream: &Stream) -> bool {
-        match self.ready_for() {
-            Some(known) => known.is_named_by(stream),
-            None => self.last_ran_on(stream.raw()),
+        if self.ready_for.get().is_none() {
+            return self.last_ran_on(stream.raw());
         }
+        self.ready_for().is_some_and(|known| known.is_named_by(stream))
     }
 
     /// Notes that the library takes this handle's device memory from gpupool.

@@ -57,6 +57,15 @@ struct Pinned {
     under_way: usize,
 }
 
+impl Retired {
+    fn change<R>(&self, change: impl FnOnce(&mut Vec<RetiredMemory>) -> R) -> R {
+        let mut entries = lock(&self.entries);
+        let result = change(&mut entries);
+        self.len.store(entries.len(), Ordering::Release);
+        result
+    }
+}
+
 impl DeviceMemory {
     /// Unmaps or gives back `remains`, which was `supply`'s, once `until` is done. No lock is held, since an observer
     /// is called before, except for pages of a reserve.
@@ -74,9 +83,7 @@ impl DeviceMemory {
             lock(&self.retired.pinned).waiting.push(entry);
             return;
         }
-        let mut entries = lock(&self.retired.entries);
-        entries.push(entry);
-        self.retired.len.store(entries.len(), Ordering::Release);
+        self.retired.change(|entries| entries.push(entry));
     }
 
     /// Ends what the GPU is done with, and returns the physical bytes given back; with `wait`, waits for the GPU.
@@ -107,20 +114,22 @@ impl DeviceMemory {
     }
 
     fn end_retired_others(&self, wait: bool) -> Result<u64> {
-        if self.retired.len.load(Ordering::Acquire) == 0 {
+        let count = self.retired.len.load(Ordering::Acquire);
+        if count == 0 {
             return Ok(0);
         }
         let _moving = self.under_way.begin();
-        let entries = {
-            let mut entries = lock(&self.retired.entries);
-            self.retired.len.store(0, Ordering::Release);
-            mem::take(&mut *entries)
-        };
-        let (left, outcome) = self.end_all(entries, wait);
-        if !left.is_empty() {
-            let mut entries = lock(&self.retired.entries);
-            entries.splice(0..0, left);
-            self.retired.len.store(entries.len(), Ordering::Release);
+        let mut outcome = Ok(0);
+        // The newest first, as in `end_all`. One at a time: a pool's own allocator may be called, and what it requests finds the
+        // others in the list.
+        for index in (0..count).rev() {
+            let taken = self.retired.change(|entries| (index < entries.len()).then(|| entries.remove(index)));
+            let (left, ended) = self.end_all(taken.into_iter().collect(), wait);
+            self.retired.change(|entries| {
+                let place = index.min(entries.len());
+                entries.splice(place..place, left);
+            });
+            outcome = outcome.and_then(|released| Ok(released + ended?));
         }
         outcome
     }

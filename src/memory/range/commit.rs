@@ -281,8 +281,9 @@ impl Commit<'_> {
         let used = |&(page, is_used): &(u32, bool)| (page, if is_used { used(page) } else { 0 });
         let named = StreamIdentity::of(self.stream).ok().map(|named| (named, self.stream));
         let groups = by_users(self.range, committed.iter().map(used));
-        // Nothing of it is another's by now, and what the driver does not answer is asked again.
-        let _ = depart(self.range, groups, named).and_then(|()| settle(self.cache, self.thread, Patience::Ask));
+        depart(self.range, groups, named);
+        // What the driver does not answer is asked again.
+        let _ = settle(self.cache, self.thread, Patience::Ask);
     }
 }
 

@@ -1,12 +1,14 @@
 //! Decommitting: pages are freed, once the streams that used them are done; and the end of a range.
 
+use log::Level;
+
 use super::held_range::HeldRange;
 use super::page_table::{PagePhase, PageTable, RangeLife};
 use super::prepare::keep;
 use super::refusal::{refuse_change, refuse_stream};
 use crate::error::{Error, Result};
 use crate::memory::cache::{DeviceCaches, StreamCache, Waiting};
-use crate::memory::device::Until;
+use crate::memory::device::{Until, log_out};
 use crate::memory::serve::{Patience, decommit_blocks, settle};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
@@ -19,7 +21,7 @@ pub(super) type ByUsers = Vec<(u64, Vec<u64>)>;
 /// Decommits pages, given in order. A page that is not committed stays so.
 pub(super) fn decommit(range: &HeldRange, pages: &[u32], stream: Option<&Stream>) -> Result<()> {
     refuse_change(range, stream)?;
-    end(range, pages, stream, Ends::Pages)?.unwrap_or(Ok(()))
+    end(range, pages, stream, Ends::Pages).map(drop)
 }
 
 /// What ends.
@@ -34,9 +36,8 @@ pub(super) enum Ends {
     Dropped,
 }
 
-/// Frees committed pages, and returns how that went, none if that is left to another call; a refusal, as of pinned pages,
-/// changes nothing.
-fn end(range: &HeldRange, pages: &[u32], stream: Option<&Stream>, what: Ends) -> Result<Option<Result<()>>> {
+/// Frees committed pages; false if that is left to another call. A refusal, as of pinned pages, changes nothing.
+fn end(range: &HeldRange, pages: &[u32], stream: Option<&Stream>, what: Ends) -> Result<bool> {
     let _stack = hold_stack(Purpose::Free);
     let named = stream.map(StreamIdentity::of).transpose()?.zip(stream);
     let mut users = Vec::new();
@@ -71,12 +72,12 @@ fn end(range: &HeldRange, pages: &[u32], stream: Option<&Stream>, what: Ends) ->
         Ends::Pages | Ends::Range | Ends::RangeAndCallbacks => range.begin(pages, select)?,
         Ends::Dropped => match range.begin_end(pages, select)? {
             Some(busy) => busy,
-            None => return Ok(None),
+            None => return Ok(false),
         },
     };
-    let outcome = depart(range, by_users(range, users.into_iter()), named);
+    depart(range, by_users(range, users.into_iter()), named);
     drop(busy);
-    Ok(Some(outcome))
+    Ok(true)
 }
 
 /// Groups pages by the streams that used them.
@@ -93,12 +94,10 @@ pub(super) fn by_users(range: &HeldRange, users: impl Iterator<Item = (u32, u64)
 }
 
 /// Frees busy pages, each once its users are done.
-///
-/// # Errors
-/// `ErrorKind::InternalError` if the cache does not have one.
-pub(super) fn depart(range: &HeldRange, groups: ByUsers, named: Option<(StreamIdentity, &Stream)>) -> Result<()> {
-    let Some(cache) = DeviceCaches::ranges_of(&range.pool) else { return Ok(()) };
-    depart_after(cache, waits(range, cache, groups, named))
+pub(super) fn depart(range: &HeldRange, groups: ByUsers, named: Option<(StreamIdentity, &Stream)>) {
+    if let Some(cache) = DeviceCaches::ranges_of(&range.pool) {
+        depart_after(cache, waits(range, cache, groups, named));
+    }
 }
 
 /// Returns what the pages of each group wait for.
@@ -121,16 +120,17 @@ pub(super) fn waits(
     groups.into_iter().filter_map(of_group).collect()
 }
 
-/// Frees busy pages, each once what it waits for is done.
-///
-/// # Errors
-/// `ErrorKind::InternalError` if the cache does not have one.
-pub(super) fn depart_after(cache: &'static StreamCache, waits: Vec<Waiting>) -> Result<()> {
-    let thread = ThisThread::get();
-    waits.into_iter().try_for_each(|waiting| {
-        decommit_blocks(cache, waiting, thread)
-            .map_err(|_| Error::internal("a committed page of a range is not where it was"))
-    })
+/// Frees busy pages, each once what it waits for is done. The call has freed the others if the cache does not have one, so it
+/// succeeds.
+pub(super) fn depart_after(cache: &'static StreamCache, waits: Vec<Waiting>) {
+    for waiting in waits {
+        if decommit_blocks(cache, waiting, ThisThread::get()).is_err() {
+            log_out(
+                Level::Warn,
+                format_args!("a committed page of a range is not where it was, a fault of gpupool's own"),
+            );
+        }
+    }
 }
 
 fn all_work(cache: &StreamCache) -> Until {
@@ -151,19 +151,20 @@ pub(super) fn free(range: &HeldRange, stream: Option<&Stream>, what: Ends) -> Re
     }
     stream.map_or(Ok(()), |stream| refuse_stream(range, stream))?;
     let all: Vec<_> = (0..range.count()).collect();
-    let ended = match end(range, &all, stream, what) {
+    match end(range, &all, stream, what) {
+        Ok(true) => {}
+        Ok(false) => return Ok(()),
         // Another thread has freed it meanwhile.
         Err(_) if lock(&range.table).is_freed() => return Ok(()),
-        refused_or_ended => refused_or_ended?,
-    };
-    let Some(outcome) = ended else { return Ok(()) };
+        Err(refused) => return Err(refused),
+    }
     if let Some(cache) = DeviceCaches::ranges_of(&range.pool) {
         // At once where no work uses it; what the driver does not answer is asked again.
         let _ = settle(cache, ThisThread::get(), Patience::Ask);
     }
     keep(range, 0);
     lock(&range.memory().space).let_go(range.run);
-    outcome
+    Ok(())
 }
 
 #[cold]

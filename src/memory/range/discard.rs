@@ -249,8 +249,7 @@ impl HeldRange {
         };
         let (mut pages, kept) = (pages_of(&gone), pages_of(&kept));
         pages.sort_unstable();
-        // It fails only where the pages are gone already.
-        let _ = depart_after(cache, gone);
+        depart_after(cache, gone);
         let is_kept = |page: u32| kept.contains(&page);
         staying.extend(users.iter().filter(|(page, _)| is_kept(*page)).map(|(_, users)| users));
         let is_untold = is_thread_for_others();

@@ -262,3 +262,29 @@ impl Drop for MemoryRange {
         }
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::MemPool;
+    use crate::memory::range::page_table::PagePhase;
+
+    #[test]
+    fn a_call_that_freed_pages_succeeds_though_one_of_them_is_not_where_it_was() -> Result<()> {
+        let device = crate::device(0)?;
+        let (stream, pool) = (Stream::new(device)?, MemPool::builder().device(device).build()?);
+        let range = pool.reserve_range(4 * PAGE, PAGE)?;
+        range.commit(&[1, 3], &stream, CommitOptions::default())?;
+        for lost in [0, 2] {
+            let mut table = lock(&range.held.table);
+            table.pages[lost].phase = PagePhase::Committed;
+            table.committed += 1;
+        }
+        range.decommit(&[0, 1], None)?;
+        assert_eq!(range.committed_bytes()?, 2 * PAGE);
+        range.free(None)?;
+        pool.trim()?;
+        assert_eq!(pool.stats()?.reserved_bytes, 0);
+        Ok(())
+    }
+}

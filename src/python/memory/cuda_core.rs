@@ -17,7 +17,7 @@ use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
 use crate::python::device;
 use crate::python::ffi::{PythonAddress, StreamHandles, vectorcall};
-use crate::python::whole::{Size, Whole, accepted};
+use crate::python::whole::{Size, Whole, accepted, wrong_objects};
 use crate::runtime::Stream;
 use crate::sync::lock;
 
@@ -91,10 +91,9 @@ impl PyCudaCoreMemory {
         let buffer = allocate(py, size.extract::<Whole<Size>>()?.0, &on)?;
         if buffer.device().ordinal() != made.device {
             let (device, own) = (buffer.device(), made.device);
-            return Err(Error::invalid_value(format!(
-                "{stream} is a stream of {device}, and the memory of device {own}"
-            ))
-            .into());
+            let text =
+                |[stream]: [String; 1]| format!("{stream} is a stream of {device}, and the memory of device {own}");
+            return Err(wrong_objects([stream], text).into());
         }
         let address = buffer.address();
         if address != 0 {

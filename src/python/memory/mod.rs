@@ -42,12 +42,10 @@ pub(super) use stats::{
 };
 pub(super) use unpickling::unpickle;
 
-use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use super::whole::{PoolIdPart, Whole, wrong_argument};
-use crate::error::Error;
+use super::whole::{PoolIdPart, Whole, type_error, wrong_argument, wrong_objects};
 use crate::memory::PoolId;
 
 /// An id as Python sees it.
@@ -66,7 +64,7 @@ impl<'py> FromPyObject<'_, 'py> for IdArgument {
     fn extract(id: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
         // A tuple of another length is a plain ValueError.
         if id.cast::<PyTuple>().is_ok_and(|pair| pair.len() != 2) {
-            return Err(Error::invalid_value(format!("a pool's id is a pair of numbers, not {}", *id)).into());
+            return Err(wrong_objects([&id], |[id]| format!("a pool's id is a pair of numbers, not {id}")).into());
         }
         if id.cast::<PyTuple>().is_err() {
             let wrong = wrong_argument(
@@ -74,7 +72,7 @@ impl<'py> FromPyObject<'_, 'py> for IdArgument {
                 &id,
                 "a pool's id, a pair of numbers: that of graph_pool_handle() or of a MemPool",
             );
-            return Err(PyTypeError::new_err(wrong.to_string()));
+            return Err(type_error(wrong));
         }
         let (first, second): (Whole<PoolIdPart>, Whole<PoolIdPart>) = id.extract()?;
         Ok(Self(PoolId(first.0, second.0)))

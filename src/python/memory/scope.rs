@@ -10,6 +10,7 @@ use crate::error::Error;
 use crate::memory::{EnteredRoute, PoolToken};
 use crate::process;
 use crate::python::device;
+use crate::python::whole::wrong_objects;
 use crate::python::with_blocks::{Ignored, WithBlocks};
 
 #[doc = docstring!("PoolToken")]
@@ -112,7 +113,7 @@ pub(in crate::python) fn token_of(pool: &Bound<'_, PyAny>, function: &str) -> Py
     } else if let Ok(token) = pool.cast::<PyPoolToken>() {
         Ok(token.get().0.clone())
     } else {
-        Err(Error::invalid_value(format!("{function} takes a MemPool or its token(), not {pool}")).into())
+        Err(wrong_objects([pool], |[pool]| format!("{function} takes a MemPool or its token(), not {pool}")).into())
     }
 }
 

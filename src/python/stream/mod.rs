@@ -10,7 +10,7 @@ use pyo3::types::PyInt;
 
 use super::device;
 use super::ffi::PythonAddress;
-use super::whole::accepted;
+use super::whole::{accepted, wrong_objects};
 use super::with_blocks::{Ignored, WithBlocks};
 use crate::error::Error;
 use crate::ids::{Device, RawStream};
@@ -187,7 +187,8 @@ fn resolve_object(stream: &Bound<'_, PyAny>, device: Option<Device>) -> PyResult
     let own = device_of(stream)?;
     match (device, own) {
         (Some(wanted), Some(own)) if wanted != own => {
-            Err(Error::invalid_value(format!("{stream} is a default stream of {own}, not of {wanted}")).into())
+            Err(wrong_objects([stream], |[stream]| format!("{stream} is a default stream of {own}, not of {wanted}"))
+                .into())
         }
         (wanted, own) => Ok(address.stream(wanted.or(own))?),
     }
@@ -199,9 +200,11 @@ fn address_of(stream: &Bound<'_, PyAny>) -> PyResult<PythonAddress> {
     if let Some(protocol) = stream.getattr_opt(intern!(py, "__cuda_stream__"))? {
         let answer = if protocol.is_callable() { protocol.call0()? } else { protocol };
         let wrong = || {
-            Error::invalid_value(format!(
-                "__cuda_stream__ of {stream} returned {answer}; version 0 of the protocol, (0, address), is supported"
-            ))
+            wrong_objects([stream, &answer], |[stream, answer]| {
+                format!(
+                    "__cuda_stream__ of {stream} returned {answer}; version 0 of the protocol, (0, address), is supported"
+                )
+            })
         };
         let (version, address): (Bound<'_, PyAny>, Bound<'_, PyAny>) = answer.extract().map_err(|_| wrong())?;
         return match (accepted(py, version.extract())?, PythonAddress::given(&address)?) {
@@ -224,11 +227,13 @@ fn address_of(stream: &Bound<'_, PyAny>) -> PyResult<PythonAddress> {
 }
 
 fn no_stream(argument: &Bound<'_, PyAny>) -> PyResult<Error> {
-    Ok(Error::invalid_value(format!(
-        "stream is {}, and {} is not a stream: give an int, a stream of CuPy, PyTorch, Numba or cuda.core, or any object with __cuda_stream__",
-        argument.repr()?,
-        argument.get_type().name()?
-    )))
+    let kind = argument.get_type().name()?;
+    Ok(wrong_objects([argument], |[argument]| {
+        format!(
+            "stream is {argument}, and {kind} is not a stream: give an int, a stream of CuPy, PyTorch, Numba or cuda.core, or any \
+             object with __cuda_stream__"
+        )
+    }))
 }
 
 /// Whether an object has anything that [`address_of`] asks for.

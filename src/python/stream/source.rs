@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use pyo3::prelude::*;
 
-use crate::error::Error;
 use crate::ids::Device;
 use crate::process;
 use crate::python::ffi::PythonAddress;
+use crate::python::whole::wrong_objects;
 use crate::runtime::{Stream, scoped_view};
 use crate::sync::lock;
 
@@ -44,7 +44,8 @@ fn from_source(py: Python<'_>, device: Device) -> PyResult<Stream> {
     let Some(source) = source else { return Ok(Stream::current_view(device)) };
     let answer = source.call1(py, (device.ordinal(),))?;
     let Some(address) = PythonAddress::given(answer.bind(py))? else {
-        return Err(Error::invalid_value(format!("{source} returned {answer}, not the address of a stream")).into());
+        let text = |[source, answer]: [String; 2]| format!("{source} returned {answer}, not the address of a stream");
+        return Err(wrong_objects([source.bind(py), answer.bind(py)], text).into());
     };
     Ok(address.stream(Some(device))?)
 }

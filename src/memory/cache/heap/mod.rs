@@ -185,8 +185,9 @@ impl Heap {
         }
     }
 
-    /// Returns a block of at least this many bytes; none if nothing that the search looks at fits, and for 0 bytes.
-    #[inline]
+    /// Returns a block of at least this many bytes; none if nothing that the search looks at fits, and for 0 bytes. Always
+    /// inlined, since the search of a hit is a constant.
+    #[inline(always)]
     pub(in crate::memory) fn allocate(&mut self, pages: &'static Pages, bytes: u64, search: HeapSearch) -> Option<u64> {
         // 0 wraps, and so is not small.
         let found = if bytes.wrapping_sub(1) < SMALL_MAX && self.serving.cut == Cut::ToSize {

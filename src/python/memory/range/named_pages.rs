@@ -9,7 +9,7 @@ use pyo3::types::PyInt;
 use crate::error::Error;
 use crate::memory::RangePages;
 use crate::python::ffi::lent_integers;
-use crate::python::whole::{Nbytes, PageNumber, Start, Whole, accepted, wrong_argument};
+use crate::python::whole::{Nbytes, PageNumber, Start, Whole, accepted, type_error, wrong_objects};
 
 /// The pages that a call's arguments name.
 pub(super) enum NamedPages {
@@ -55,9 +55,8 @@ pub(super) fn numbers(pages: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
         return Ok(lent.map_err(too_large)?);
     }
     let mut found = Vec::new();
-    let items = accepted(pages.py(), pages.try_iter())?.ok_or_else(|| {
-        PyTypeError::new_err(format!("pages are {ACCEPTED}, not {}", wrong_argument("pages", pages, ACCEPTED)))
-    })?;
+    let items = accepted(pages.py(), pages.try_iter())?
+        .ok_or_else(|| type_error(wrong_objects([pages], |[pages]| format!("pages are {ACCEPTED}, not {pages}"))))?;
     for item in items {
         let page: Whole<PageNumber> = item?.extract()?;
         found.push(u32::try_from(page.0).map_err(|_| too_large(page.0.into()))?);
