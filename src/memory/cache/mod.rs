@@ -75,7 +75,8 @@ pub(in crate::memory) use event::{
 };
 pub use event::{MemoryAction, MemoryEvent};
 pub(in crate::memory) use heap::{
-    ALL, Amount, Amounts, BLOCK_BYTES_MAX, Counts, Heap, HeapBlock, HeapSearch, LivePiece, Misfit, Restoration,
+    ALL, Amount, Amounts, BLOCK_BYTES_MAX, Counts, Heap, HeapBlock, HeapSearch, LivePiece, Misfit, MovedPages, PoolUse,
+    Restoration,
 };
 pub(crate) use known::GivenKey;
 pub(in crate::memory) use known::{

@@ -6,13 +6,15 @@ use std::ops::Bound;
 use std::sync::Mutex;
 
 use crate::memory::device::{DeviceMemory, LivePeak};
-use crate::sync::lock;
+use crate::sync::{AtomicU64, Ordering, lock};
 
 /// What the caches of one pool publish.
 #[derive(Debug)]
 pub(in crate::memory) struct Ledger {
     memory: &'static DeviceMemory,
     pub(in crate::memory) live: LivePeak,
+    /// The sum of what the heaps have needed, each at its most.
+    needed: AtomicU64,
     with_pages: Mutex<WithPages>,
 }
 
@@ -26,7 +28,7 @@ struct WithPages {
 
 impl Ledger {
     pub(super) fn new(memory: &'static DeviceMemory) -> Self {
-        Self { memory, live: LivePeak::default(), with_pages: Mutex::default() }
+        Self { memory, live: LivePeak::default(), needed: AtomicU64::new(0), with_pages: Mutex::default() }
     }
 
     /// Adds a heap, which has published nothing yet.
@@ -44,6 +46,17 @@ impl Ledger {
     pub(in crate::memory) fn change_live(&self, before: u64, now: u64) -> bool {
         self.live.change(before, now);
         self.memory.live.change(before, now)
+    }
+
+    /// Changes what a heap has needed at its most.
+    pub(in crate::memory) fn change_needed(&self, before: u64, now: u64) {
+        // Wraps where it falls.
+        self.needed.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
+    }
+
+    /// Returns the bytes that the heaps would have together if each kept what it has needed at its most.
+    pub(in crate::memory) fn needed(&self) -> u64 {
+        self.needed.load(Ordering::Relaxed)
     }
 
     pub(in crate::memory) fn add_with_pages(&self, cache: u32) {

@@ -25,6 +25,7 @@ use block_map::BlockMap;
 pub(in crate::memory) use counts::{ALL, Amount, Amounts, Counts, most};
 use counts::{LARGE, RunningCounts, SMALL};
 use moves::Moves;
+pub(in crate::memory) use moves::{MovedPages, PoolUse};
 pub(in crate::memory) use published::HeapLedger;
 use published::Published;
 pub(in crate::memory) use restore::{LivePiece, Misfit, Restoration};
@@ -124,6 +125,7 @@ impl Heap {
             return false;
         }
         self.serving.has_ended = true;
+        self.set_needed(0);
         true
     }
 

@@ -1,11 +1,11 @@
-//! Where a heap gets pages for a request that found no block. Until it has the most that it has needed at once, others' free
-//! pages serve it where they are. From there on its own free pages are moved together first, and it takes what these lack:
-//! so heaps have no more together than if none took from others. A heap for large blocks of random sizes, most of whose
-//! requests would move pages, gets new ones instead; if others of its pool have pages, until it has what it has needed.
+//! Where a heap gets the pages for a request that found no block. Until it has the most that it has needed at once, others' free
+//! pages serve it where they are. Free pages are moved to it, its own first, as long as that is rare. Once it is not, a heap that
+//! is alone in its pool gets new ones; beside others it gets new ones until it has what it has needed, and then what its own
+//! free pages lack. So heaps have no more together than if none took from others.
 
 use super::Heap;
 use crate::memory::pool::Pool;
-use crate::memory::tuning::{MOVED_PARTS, PAGE};
+use crate::memory::tuning::{MOVED_PARTS, PAGE, SPARED_PARTS};
 
 /// What a heap has needed, and the bytes that were moved for its requests.
 #[derive(Debug, Default)]
@@ -16,20 +16,46 @@ pub(super) struct Moves {
     beyond: u64,
     /// Bytes handed out at the last count.
     handed_out: u64,
-    has_ended: bool,
+    are_frequent: bool,
+}
+
+/// Whether other heaps of a heap's pool have pages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::memory) enum PoolUse {
+    Alone,
+    Shared,
+}
+
+/// The free pages that are moved to a request before new ones are created.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::memory) enum MovedPages {
+    None,
+    /// Its own heap's.
+    Own,
+    /// Its own heap's, and then others'.
+    All,
 }
 
 impl Heap {
     /// Notes that so many bytes more are needed than are live, and returns how many it lacks to have as much as it has needed
     /// at its most.
     pub(in crate::memory) fn note_need(&mut self, bytes: u64) -> u64 {
-        let needed = self.counts.live() + bytes;
-        self.moves.needed = self.moves.needed.max(needed.next_multiple_of(PAGE));
+        let needed = (self.counts.live() + bytes).next_multiple_of(PAGE);
+        self.set_needed(self.moves.needed.max(needed));
         self.lacking()
     }
 
     fn lacking(&self) -> u64 {
         self.moves.needed.saturating_sub(self.mapped)
+    }
+
+    pub(super) fn set_needed(&mut self, needed: u64) {
+        let before = std::mem::replace(&mut self.moves.needed, needed);
+        self.publish_needed(before, needed);
+    }
+
+    pub(in crate::memory) fn pool_use(&self, pool: &Pool) -> PoolUse {
+        if pool.budget().reserved() > self.mapped { PoolUse::Shared } else { PoolUse::Alone }
     }
 
     /// Counts bytes that were moved here for a request.
@@ -38,19 +64,28 @@ impl Heap {
         let since = handed_out - self.moves.handed_out;
         self.moves.beyond = self.moves.beyond.saturating_sub(since / MOVED_PARTS) + bytes;
         self.moves.handed_out = handed_out;
-        self.moves.has_ended |= self.moves.beyond > self.mapped;
+        self.moves.are_frequent |= self.moves.beyond > self.mapped;
     }
 
-    /// Returns whether pages are moved to a request of it even where new ones can be created: until the bytes moved beyond
-    /// the allowed part reach the bytes that it has, and where others of its pool have pages while it has what it has needed.
-    pub(in crate::memory) fn moves_pages(&self, pool: &Pool, bytes: u64) -> bool {
-        let shares_pool = || pool.budget().reserved() > self.mapped;
-        !self.moves.has_ended || (self.lacking() < self.needed_for(bytes) && shares_pool())
+    /// Returns which free pages are moved to a request of it, even where new ones can be created: all until the bytes moved
+    /// beyond the allowed part reach the bytes that it has. From then on, once it has what it has needed beside others, its
+    /// own, and others' only while that spares the pool much of what its heaps have needed.
+    pub(in crate::memory) fn moved_pages(&self, pool: &Pool, bytes: u64) -> MovedPages {
+        let needed = self.needed_for(bytes);
+        if !self.moves.are_frequent {
+            MovedPages::All
+        } else if self.pool_use(pool) == PoolUse::Alone || self.lacking() >= needed {
+            MovedPages::None
+        } else if pool.budget().reserved() + needed <= pool.ledger.needed() / SPARED_PARTS * (SPARED_PARTS - 1) {
+            MovedPages::All
+        } else {
+            MovedPages::Own
+        }
     }
 
     /// Allows moves again, since no new pages can be had or free ones were given back, and forgets what was needed before.
     pub(in crate::memory) fn move_again(&mut self) {
-        let (needed, handed_out) = (self.counts.live().next_multiple_of(PAGE), self.counts.handed_out());
-        self.moves = Moves { needed, handed_out, ..Moves::default() };
+        self.set_needed(self.counts.live().next_multiple_of(PAGE));
+        self.moves = Moves { needed: self.moves.needed, handed_out: self.counts.handed_out(), ..Moves::default() };
     }
 }

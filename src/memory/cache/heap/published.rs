@@ -1,6 +1,6 @@
-//! What a heap publishes in its pool's ledger, so that others need not lock it: an upper bound of its live bytes, and
-//! whether it may have free pages. A rise is published before the block is handed out, somewhat ahead if rises follow
-//! each other. A fall is published when pages go, and, if the pool has several heaps, once it is a MiB, so that the sum
+//! What a heap publishes in its pool's ledger, so that others need not lock it: an upper bound of its live bytes, the
+//! most that it has needed, and whether it may have free pages. A rise of the live bytes is published before the block is
+//! handed out, somewhat ahead if rises follow each other. A fall is published when pages go, and, if the pool has several heaps, once it is a MiB, so that the sum
 //! peaks where the live bytes do. If threads collide there, falls wait until pages go, and the peak is too high by
 //! them.
 
@@ -82,6 +82,13 @@ impl Heap {
         let before = self.counts.publish(live);
         self.published.is_disturbed |= before != live && ledger.change_live(before, live);
         self.published.least = if self.published.is_exact() { live.saturating_sub(PUBLISHED_SLACK) } else { 0 };
+    }
+
+    /// Publishes what was needed at the most.
+    pub(super) fn publish_needed(&self, before: u64, now: u64) {
+        if let Some(HeapLedger { ledger, .. }) = &self.published.ledger {
+            ledger.change_needed(before, now);
+        }
     }
 
     /// Publishes that there may be free pages.

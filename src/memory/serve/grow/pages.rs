@@ -7,6 +7,7 @@ use super::gather::gather;
 use super::growth::Growth;
 use super::place::{Beside, find_place};
 use crate::error::{Bytes, Result};
+use crate::memory::cache::MovedPages;
 use crate::memory::device::{Mapping, log_out};
 use crate::memory::serve::request::AllocationRequest;
 use crate::memory::serve::take::Reach;
@@ -54,7 +55,7 @@ fn grow_beside(request: &AllocationRequest, reach: &Reach, prefers_segment: bool
     let memory = cache.memory;
     let activity = Activity::begin_of(*bytes, format_args!("grow memory pool"));
     let may_move = request.may_move()?;
-    let (place, own, moves) = {
+    let (place, own, moved, pool_use) = {
         let Some(mut heap) = cache.lock_in(service, *thread) else { return Ok(Grown::TakenAway) };
         if reach.waits {
             heap.drop_empty_slabs(&memory.pages);
@@ -68,12 +69,21 @@ fn grow_beside(request: &AllocationRequest, reach: &Reach, prefers_segment: bool
         let place = find_place(memory, &heap, *bytes, beside);
         let place = place.ok_or_else(|| out_of_addresses(memory))?;
         let (wanted, slack) = (u64::from(place.pages) * PAGE, u64::from(place.taken - place.pages) * PAGE);
-        let moves = may_move && (reach.waits || heap.moves_pages(&service.pool, *bytes));
-        let own = if moves { cache.take_mappings(&mut heap, wanted, slack, place.start()) } else { Vec::new() };
-        (place, own, moves)
+        let moved = match reach.waits {
+            _ if !may_move => MovedPages::None,
+            true => MovedPages::All,
+            false => heap.moved_pages(&service.pool, *bytes),
+        };
+        let pool_use = heap.pool_use(&service.pool);
+        let own = match moved {
+            MovedPages::None => Vec::new(),
+            _ => cache.take_mappings(&mut heap, wanted, slack, place.start()),
+        };
+        (place, own, moved, pool_use)
     };
-    let mut growth = Growth::new(request, place);
-    match fill(&mut growth, own, moves.then_some(reach), prefers_segment) {
+    let mut growth = Growth::new(request, place, pool_use);
+    let others = (moved == MovedPages::All).then_some(reach);
+    match fill(&mut growth, own, others, prefers_segment) {
         Ok(false) => {
             growth.undo();
             Ok(Grown::Nothing)
@@ -87,7 +97,7 @@ fn grow_beside(request: &AllocationRequest, reach: &Reach, prefers_segment: bool
             }
             // What was created is given back by now.
             request.note_refusal(missing);
-            if !may_move || moves {
+            if !may_move || moved == MovedPages::All {
                 return Err(error);
             }
             if let Some(mut heap) = cache.lock_in(service, *thread) {

@@ -1,8 +1,8 @@
 //! Where new pages go: beside free memory, in a hole rather than in new space; and how large their extents are.
 
-use crate::memory::cache::Heap;
+use crate::memory::cache::{Heap, PoolUse};
 use crate::memory::device::{DeviceMemory, Run};
-use crate::memory::tuning::{EXTENT_PAGES, EXTENT_PARTS, LARGE_EXTENT_PAGES, LOWEST_BELOW, PAGE};
+use crate::memory::tuning::{EXTENT_PAGES, EXTENT_PARTS, LARGE_EXTENT_PAGES, LOWEST_BELOW, PAGE, SHARED_EXTENT_PARTS};
 use crate::sync::lock;
 
 /// Where new pages will be.
@@ -71,11 +71,15 @@ pub(super) fn find_place(memory: &DeviceMemory, heap: &Heap, bytes: u64, beside:
 const LARGE: u64 = LOWEST_BELOW << 2;
 
 /// Returns the most pages of an extent created for a request of so many bytes.
-pub(super) fn extent_pages(memory: &DeviceMemory, bytes: u64) -> u32 {
+pub(super) fn extent_pages(memory: &DeviceMemory, bytes: u64, pool_use: PoolUse) -> u32 {
+    let parts = match pool_use {
+        PoolUse::Alone => EXTENT_PARTS,
+        PoolUse::Shared => SHARED_EXTENT_PARTS,
+    };
     match memory.set_extent_pages {
         _ if bytes < LOWEST_BELOW => 1,
         Some(pages) => pages,
         None if bytes < LARGE => EXTENT_PAGES << 1,
-        None => (bytes / PAGE / EXTENT_PARTS).clamp(EXTENT_PAGES.into(), LARGE_EXTENT_PAGES) as u32,
+        None => (bytes / PAGE / parts).clamp(EXTENT_PAGES.into(), LARGE_EXTENT_PAGES) as u32,
     }
 }
