@@ -1,13 +1,12 @@
 //! Growth: finds the pages for a request that no free block can serve.
 //!
 //! No new page is created while free ones are ready: first those of another stream that are in a row, in place, until the
-//! cache has the most that it has needed; then any, its own first, mapped together where the fewest are missing. The driver is asked for what the request
-//! lacks, and nothing ahead: in extents of one page for a request of less than 16 MiB, of at most four for one of less
-//! than 64 MiB, else of two, or of more for much larger ones, above all beside other heaps, or of as many as the user sets; of
-//! one page for pinned memory. A device's heap that has
-//! moved too much (`cache/heap/moves.rs`) gets new pages until none can be had, it is trimmed, or, beside others, it has
-//! what it has needed; pinned memory, which the rest of the system lacks, always moves. Old mappings stay until their streams are done, so nothing waits for the
-//! GPU unless memory has run out. No lock is held during a driver call.
+//! cache has the most that it has needed; then any, its own first, mapped together where the fewest are missing. A device's
+//! heap to which too much was moved gets new ones (`cache/heap/moves.rs`); pinned memory, which the rest of the system
+//! lacks, always moves. The driver is asked for what the request lacks, and nothing ahead: in extents of one page for a
+//! request of less than 16 MiB and for pinned memory, of at most four for one of less than 64 MiB, else of two, of more for
+//! much larger requests and beside other heaps, or of as many as the user sets. Old mappings stay until their streams are
+//! done, so nothing waits for the GPU unless memory has run out. No lock is held during a driver call.
 
 mod asleep;
 mod claim;
