@@ -168,7 +168,7 @@ const BOUNDS: [Bound; 14] = [
     Bound("rounds", rounds, 0, 0.27, 0.73),
     Bound("rounds", rounds, 30, 0.99, 0.99),
     Bound("phases", phases, 0, 0.22, 0.53),
-    Bound("phases", phases, 30, 0.41, 0.99),
+    Bound("phases", phases, 30, 0.41, 1.00),
     Bound("pipeline", pipeline, 0, 0.76, 0.98),
     Bound("pipeline", pipeline, 30, 0.97, 0.97),
     Bound("two pools", two_pools, 0, 0.69, 1.00),
