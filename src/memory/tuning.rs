@@ -43,7 +43,7 @@ pub(in crate::memory) const WAKE_PAGES_LEAST: u64 = 16;
 pub(in crate::memory) const EXTENT_PARTS: u64 = 300;
 /// The same where other heaps of the pool have pages: a block of 400 MiB has extents of 20 MiB then, as those of PyTorch's
 /// expandable segments. Beside running kernels each takes four times as long, so several streams grow three to four times as fast
-/// as with the smallest, and hold the same (`h200/several_streams.json`).
+/// as with the smallest, and hold the same (`one-heap/several_streams.json`).
 pub(in crate::memory) const SHARED_EXTENT_PARTS: u64 = 20;
 /// Addresses reserved for a device, as a multiple of its memory, since moves leave holes, which are filled later. So
 /// much kept every log in one range (`h200-memory/memory.json`); addresses cost nothing but page tables.
@@ -53,7 +53,7 @@ pub(in crate::memory) const ROOM: u64 = 16;
 /// 100 to 1,000 (`one-heap/replays.json`), random sizes of up to 64 MiB 1 in 12, and of up to 1 GiB 1 in 4.
 pub(in crate::memory) const MOVED_PARTS: u64 = 32;
 /// Others' pages are moved, however often, while that spares a pool one of so many parts of what its heaps have needed. With
-/// streams that all work in each step it spares less, and costs four times the step (`h200/several_streams.json`); where they
+/// streams that all work in each step it spares less, and costs four times the step (`one-heap/several_streams.json`); where they
 /// take turns it spares half and more.
 pub(in crate::memory) const SPARED_PARTS: u64 = 8;
 

@@ -26,7 +26,7 @@ def stay(*_):
 class Endless:
     """A stream, a number and a condition, none of which is ever told."""
 
-    __cuda_stream__ = __index__ = __float__ = __bool__ = __str__ = stay
+    __cuda_stream__ = __index__ = __float__ = __bool__ = __repr__ = stay
 
 
 class Property:
