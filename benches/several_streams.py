@@ -1,11 +1,11 @@
-"""What several streams reserve that each take two large blocks in a step, which is waited for, and how long a step takes.
+"""What several streams reserve that each take two large blocks in a step, and how long the step takes, with a wait.
 
     python benches/several_streams.py [TURNS]
 
-As side streams of a pipeline or a recommender's embeddings do. Sizes are new in each step. PyTorch has its own allocator,
-that with expandable segments, or gpupool's (``gpupool.torch.enable``), each in a process of its own, in turns; one JSON
-object a line. ``mib`` is what the driver has given when all steps are done, beyond the context; the milliseconds of a
-step are the mean of the first ten steps, of the second ten, and the median of the last forty.
+As side streams of a pipeline or a recommender's embeddings do. Sizes are new in each step. PyTorch has its own
+allocator, that with expandable segments, or gpupool's (``gpupool.torch.enable``), each in a process of its own, in
+turns; one JSON object a line. ``mib`` is what the driver has given when all steps are done, beyond the context; the
+milliseconds of a step are the mean of the first ten steps, of the second ten, and the median of the last forty.
 """
 
 import os
