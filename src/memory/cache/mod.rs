@@ -75,7 +75,7 @@ pub(in crate::memory) use event::{
 };
 pub use event::{MemoryAction, MemoryEvent};
 pub(in crate::memory) use heap::{
-    ALL, Amount, Amounts, BLOCK_BYTES_MAX, Counts, Heap, HeapBlock, HeapSearch, LivePiece, Misfit, MovedPages, PoolUse,
+    ALL, Amount, Amounts, BLOCK_BYTES_MAX, Company, Counts, Heap, HeapBlock, HeapSearch, LivePiece, Misfit, MovedPages,
     Restoration,
 };
 pub(crate) use known::GivenKey;

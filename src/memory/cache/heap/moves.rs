@@ -21,9 +21,9 @@ pub(super) struct Moves {
 
 /// Whether other heaps of a heap's pool have pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::memory) enum PoolUse {
+pub(in crate::memory) enum Company {
     Alone,
-    Shared,
+    WithOthers,
 }
 
 /// The free pages that are moved to a request before new ones are created.
@@ -54,8 +54,8 @@ impl Heap {
         self.publish_needed(before, needed);
     }
 
-    pub(in crate::memory) fn pool_use(&self, pool: &Pool) -> PoolUse {
-        if pool.budget().reserved() > self.mapped { PoolUse::Shared } else { PoolUse::Alone }
+    pub(in crate::memory) fn company(&self, pool: &Pool) -> Company {
+        if pool.budget().reserved() > self.mapped { Company::WithOthers } else { Company::Alone }
     }
 
     /// Counts bytes that were moved here for a request.
@@ -74,7 +74,7 @@ impl Heap {
         let needed = self.needed_for(bytes);
         if !self.moves.are_frequent {
             MovedPages::All
-        } else if self.pool_use(pool) == PoolUse::Alone || self.lacking() >= needed {
+        } else if self.company(pool) == Company::Alone || self.lacking() >= needed {
             MovedPages::None
         } else if pool.budget().reserved() + needed <= pool.ledger.needed() / SPARED_PARTS * (SPARED_PARTS - 1) {
             MovedPages::All

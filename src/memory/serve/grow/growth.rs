@@ -7,7 +7,7 @@ use super::claim::{BudgetClaim, claimed, limit_reached};
 use super::place::{PagePlacement, extent_pages};
 use super::segment_events::{report_added, retire_mappings};
 use crate::error::Result;
-use crate::memory::cache::{NotAdded, PoolUse};
+use crate::memory::cache::{Company, NotAdded};
 use crate::memory::device::{DeviceMemory, Mapping, Remains, Run, UNKNOWN, Until};
 use crate::memory::pool::Pool;
 use crate::memory::serve::request::AllocationRequest;
@@ -21,7 +21,7 @@ pub(super) struct Growth<'a> {
     pub(super) request: &'a AllocationRequest,
     pub(super) memory: &'static DeviceMemory,
     pub(super) place: PagePlacement,
-    pool_use: PoolUse,
+    company: Company,
     /// The pages of each extent, if they must be so many.
     pub(super) each: Option<u32>,
     pub(super) gathered: Vec<Taken<Vec<Mapping>>>,
@@ -34,14 +34,14 @@ pub(super) struct Growth<'a> {
 }
 
 impl<'a> Growth<'a> {
-    pub(super) fn new(request: &'a AllocationRequest, place: PagePlacement, pool_use: PoolUse) -> Self {
+    pub(super) fn new(request: &'a AllocationRequest, place: PagePlacement, company: Company) -> Self {
         let (gathered, created, mapped, replaced) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Self { request, memory: request.memory(), place, pool_use, each: None, gathered, created, mapped, replaced }
+        Self { request, memory: request.memory(), place, company, each: None, gathered, created, mapped, replaced }
     }
 
     /// Makes one whose extents have exactly so many pages each.
     pub(super) fn of_extents(request: &'a AllocationRequest, place: PagePlacement, each: u32) -> Self {
-        Self { each: Some(each), ..Self::new(request, place, PoolUse::Shared) }
+        Self { each: Some(each), ..Self::new(request, place, Company::WithOthers) }
     }
 
     fn pool(&self) -> &'a Arc<Pool> {
@@ -89,7 +89,7 @@ impl<'a> Growth<'a> {
 
     pub(super) fn create(&mut self) -> Result<()> {
         let mut missing = self.missing_pages();
-        let part = extent_pages(self.memory, self.request.bytes, self.pool_use);
+        let part = extent_pages(self.memory, self.request.bytes, self.company);
         // A segment that may be registered is one extent: libraries register no more than one at an address.
         let is_whole = self.pool().no_split();
         let most = if is_whole { missing } else { self.each.unwrap_or(part) };
@@ -163,7 +163,7 @@ impl<'a> Growth<'a> {
     /// Bytes that count as moved: what a heap has put together itself is no matter beside others.
     fn counted_bytes(&self) -> u64 {
         let is_own = |from: &&Taken<_>| std::ptr::eq(from.cache, self.request.cache);
-        let counted = self.gathered.iter().filter(|from| self.pool_use == PoolUse::Alone || !is_own(from));
+        let counted = self.gathered.iter().filter(|from| self.company == Company::Alone || !is_own(from));
         counted.flat_map(|from| &from.memory).map(|mapping| mapping.bytes()).sum()
     }
 

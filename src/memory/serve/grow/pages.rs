@@ -55,7 +55,7 @@ fn grow_beside(request: &AllocationRequest, reach: &Reach, prefers_segment: bool
     let memory = cache.memory;
     let activity = Activity::begin_of(*bytes, format_args!("grow memory pool"));
     let may_move = request.may_move()?;
-    let (place, own, moved, pool_use) = {
+    let (place, own, moved, company) = {
         let Some(mut heap) = cache.lock_in(service, *thread) else { return Ok(Grown::TakenAway) };
         if reach.waits {
             heap.drop_empty_slabs(&memory.pages);
@@ -74,14 +74,14 @@ fn grow_beside(request: &AllocationRequest, reach: &Reach, prefers_segment: bool
             true => MovedPages::All,
             false => heap.moved_pages(&service.pool, *bytes),
         };
-        let pool_use = heap.pool_use(&service.pool);
+        let company = heap.company(&service.pool);
         let own = match moved {
             MovedPages::None => Vec::new(),
             _ => cache.take_mappings(&mut heap, wanted, slack, place.start()),
         };
-        (place, own, moved, pool_use)
+        (place, own, moved, company)
     };
-    let mut growth = Growth::new(request, place, pool_use);
+    let mut growth = Growth::new(request, place, company);
     let others = (moved == MovedPages::All).then_some(reach);
     match fill(&mut growth, own, others, prefers_segment) {
         Ok(false) => {

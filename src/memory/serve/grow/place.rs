@@ -1,6 +1,6 @@
 //! Where new pages go: beside free memory, in a hole rather than in new space; and how large their extents are.
 
-use crate::memory::cache::{Heap, PoolUse};
+use crate::memory::cache::{Company, Heap};
 use crate::memory::device::{DeviceMemory, Run};
 use crate::memory::tuning::{EXTENT_PAGES, EXTENT_PARTS, LARGE_EXTENT_PAGES, LOWEST_BELOW, PAGE, SHARED_EXTENT_PARTS};
 use crate::sync::lock;
@@ -71,10 +71,10 @@ pub(super) fn find_place(memory: &DeviceMemory, heap: &Heap, bytes: u64, beside:
 const LARGE: u64 = LOWEST_BELOW << 2;
 
 /// Returns the most pages of an extent created for a request of so many bytes.
-pub(super) fn extent_pages(memory: &DeviceMemory, bytes: u64, pool_use: PoolUse) -> u32 {
-    let parts = match pool_use {
-        PoolUse::Alone => EXTENT_PARTS,
-        PoolUse::Shared => SHARED_EXTENT_PARTS,
+pub(super) fn extent_pages(memory: &DeviceMemory, bytes: u64, company: Company) -> u32 {
+    let parts = match company {
+        Company::Alone => EXTENT_PARTS,
+        Company::WithOthers => SHARED_EXTENT_PARTS,
     };
     match memory.set_extent_pages {
         _ if bytes < LOWEST_BELOW => 1,
