@@ -41,10 +41,10 @@ pub(in crate::memory) const WAKE_PAGES_LEAST: u64 = 16;
 /// An extent is at most one of so many parts of the request that it is created for, or of all that wakes: no more than a
 /// pool may leave unused. So requests of less than 1.8 GiB have the smallest extents, those of 8 GiB some of 26 MiB.
 pub(in crate::memory) const EXTENT_PARTS: u64 = 300;
-/// The same where other heaps of the pool have pages: a block of 400 MiB has extents of 20 MiB then, as those of PyTorch's
-/// expandable segments. Beside running kernels each takes four times as long, so several streams grow three to four times as fast
-/// as with the smallest, and hold the same (`one-heap/several_streams.json`).
-pub(in crate::memory) const SHARED_EXTENT_PARTS: u64 = 20;
+/// The same where other heaps of the pool have pages: a block of 400 MiB has extents of 10 MiB then, half of those of PyTorch's
+/// expandable segments. Beside running kernels each takes four times as long, so several streams grow twice as fast as with
+/// the smallest (`one-heap/several_streams.json`); with twice as large ones one program in twenty holds up to 0.5 % more.
+pub(in crate::memory) const SHARED_EXTENT_PARTS: u64 = 40;
 /// Addresses reserved for a device, as a multiple of its memory, since moves leave holes, which are filled later. So
 /// much kept every log in one range (`h200-memory/memory.json`); addresses cost nothing but page tables.
 pub(in crate::memory) const ROOM: u64 = 16;
