@@ -41,7 +41,7 @@ pub(in crate::memory) const WAKE_PAGES_LEAST: u64 = 16;
 /// An extent is at most one of so many parts of the request that it is created for, or of all that wakes: no more than a
 /// pool may leave unused. So requests of less than 1.8 GiB have the smallest extents, those of 8 GiB some of 26 MiB.
 pub(in crate::memory) const EXTENT_PARTS: u64 = 300;
-/// The same where other heaps of the pool have pages: a block of 400 MiB has extents of 10 MiB then, half of those of PyTorch's
+/// The same for a heap whose pool has more in others: a block of 400 MiB has extents of 10 MiB then, half of those of PyTorch's
 /// expandable segments. Beside running kernels each takes four times as long, so several streams grow twice as fast as with
 /// the smallest (`one-heap/several_streams.json`); with twice as large ones one program in twenty holds up to 0.5 % more.
 pub(in crate::memory) const SHARED_EXTENT_PARTS: u64 = 40;

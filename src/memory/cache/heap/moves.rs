@@ -19,11 +19,14 @@ pub(super) struct Moves {
     are_frequent: bool,
 }
 
-/// Whether other heaps of a heap's pool have pages.
+/// What other heaps of a heap's pool have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::memory) enum Company {
+    /// They have no pages.
     Alone,
-    WithOthers,
+    /// They have fewer together than it has.
+    WithFew,
+    WithMany,
 }
 
 /// The free pages that are moved to a request before new ones are created.
@@ -55,7 +58,11 @@ impl Heap {
     }
 
     pub(in crate::memory) fn company(&self, pool: &Pool) -> Company {
-        if pool.budget().reserved() > self.mapped { Company::WithOthers } else { Company::Alone }
+        match pool.budget().reserved().saturating_sub(self.mapped) {
+            0 => Company::Alone,
+            others if others < self.mapped => Company::WithFew,
+            _ => Company::WithMany,
+        }
     }
 
     /// Counts bytes that were moved here for a request.

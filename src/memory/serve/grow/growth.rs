@@ -41,7 +41,7 @@ impl<'a> Growth<'a> {
 
     /// Makes one whose extents have exactly so many pages each.
     pub(super) fn of_extents(request: &'a AllocationRequest, place: PagePlacement, each: u32) -> Self {
-        Self { each: Some(each), ..Self::new(request, place, Company::WithOthers) }
+        Self { each: Some(each), ..Self::new(request, place, Company::WithMany) }
     }
 
     fn pool(&self) -> &'a Arc<Pool> {

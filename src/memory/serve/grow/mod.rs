@@ -5,7 +5,7 @@
 //! heap to which too much was moved gets new ones (`cache/heap/moves.rs`); pinned memory, which the rest of the system
 //! lacks, always moves. The driver is asked for what the request lacks, and nothing ahead: in extents of one page for a
 //! request of less than 16 MiB and for pinned memory, of at most four for one of less than 64 MiB, else of two, of more for
-//! much larger requests and beside other heaps, or of as many as the user sets. Old mappings stay until their streams are
+//! much larger requests and beside larger heaps, or of as many as the user sets. Old mappings stay until their streams are
 //! done, so nothing waits for the GPU unless memory has run out. No lock is held during a driver call.
 
 mod asleep;

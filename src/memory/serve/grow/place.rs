@@ -73,8 +73,8 @@ const LARGE: u64 = LOWEST_BELOW << 2;
 /// Returns the most pages of an extent created for a request of so many bytes.
 pub(super) fn extent_pages(memory: &DeviceMemory, bytes: u64, company: Company) -> u32 {
     let parts = match company {
-        Company::Alone => EXTENT_PARTS,
-        Company::WithOthers => SHARED_EXTENT_PARTS,
+        Company::Alone | Company::WithFew => EXTENT_PARTS,
+        Company::WithMany => SHARED_EXTENT_PARTS,
     };
     match memory.set_extent_pages {
         _ if bytes < LOWEST_BELOW => 1,
