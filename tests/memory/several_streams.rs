@@ -240,18 +240,15 @@ fn small_blocks_are_where_another_stream_has_free_pages_for_no_driver_call() {
     assert_all_back();
 }
 
-/// A block that was free in parts makes room for another, with some of them live.
+/// Returns whether every other part of a large block that is free again is put together for half as large a one: not where
+/// extents are larger than the parts.
 fn is_put_together(pool: &MemPool, stream: &Stream) -> bool {
     let take = |bytes| empty_in(pool, bytes, stream).unwrap();
-    drop(take(640 * MIB));
+    drop(take(2560 * MIB));
     let before = reserved();
-    let mut parts: Vec<_> = (0..40).map(|_| take(16 * MIB)).collect();
-    let mut place = 0;
-    parts.retain(|_| {
-        place += 1;
-        place % 2 == 0
-    });
-    let whole = take(320 * MIB);
+    let parts: Vec<_> = (0..160).map(|_| take(16 * MIB)).collect();
+    let parts: Vec<_> = parts.into_iter().step_by(2).collect();
+    let whole = take(1280 * MIB);
     let together = reserved() == before;
     drop((whole, parts));
     together
