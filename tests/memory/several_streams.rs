@@ -3,11 +3,11 @@
 
 use std::collections::VecDeque;
 
-use crate::common::memory::{MIB, PAGE, Random, empty_in, reserved};
+use crate::common::memory::{MIB, PAGE, Random, assert_all_back, empty_in, reserved};
 use crate::common::{device, stream};
 use gpupool::memory::empty_cache;
-use gpupool::runtime::host::{complete, submit};
-use gpupool::{DeviceBuffer, MemPool, Stream, empty};
+use gpupool::runtime::host::{complete, driver_calls, submit};
+use gpupool::{CommitOptions, DeviceBuffer, MemPool, Stream, empty};
 
 const MEMORY: u64 = 140 << 30;
 
@@ -223,4 +223,66 @@ fn streams_that_take_turns_have_less_than_apart() {
 fn streams_with_random_sizes_have_little_more_than_apart() {
     host!(1, MEMORY);
     check(&[Bound("random sizes", random_sizes, 0, 0.89, 1.00), Bound("random sizes", random_sizes, 30, 1.04, 1.06)]);
+}
+
+/// So many streams, each with blocks of these sizes.
+fn small_blocks(streams: usize, sizes: &[u64]) -> Vec<(Stream, Vec<DeviceBuffer>)> {
+    let with_blocks = |_| {
+        let stream = stream(0);
+        let blocks = sizes.iter().map(|&bytes| empty(bytes, &stream).unwrap()).collect();
+        (stream, blocks)
+    };
+    (0..streams).map(with_blocks).collect()
+}
+
+#[test]
+fn small_blocks_are_where_another_stream_has_free_pages_for_no_driver_call() {
+    host!(1, MEMORY);
+    let first = stream(0);
+    drop(empty(256 * MIB, &first).unwrap());
+    let (before, calls) = (reserved(), driver_calls());
+    // Many streams, each with little: what is lent to them, in pieces of two sizes, does not fill its pages.
+    let many: Vec<_> = (0..400).flat_map(|number| small_blocks(1, &[[1, 10_000][number % 2]])).collect();
+    assert_eq!((reserved(), driver_calls()), (before, calls), "many streams");
+    // A few streams, each with a block of every size: most of what those blocks are cut from is free.
+    let sizes: Vec<_> = (0..8).flat_map(|step| (9..16).map(move |bits| (8 + step) << (bits - 3))).collect();
+    let few = small_blocks(8, &sizes);
+    assert_eq!((reserved(), driver_calls()), (before, calls), "few streams");
+    drop((many, few, first));
+    assert_all_back();
+}
+
+/// Returns whether every other part of a large block that is free again is put together for half as large a one: not where
+/// extents are larger than the parts.
+fn is_put_together(pool: &MemPool, stream: &Stream) -> bool {
+    let take = |bytes| empty_in(pool, bytes, stream).unwrap();
+    drop(take(2560 * MIB));
+    let before = reserved();
+    let parts: Vec<_> = (0..160).map(|_| take(16 * MIB)).collect();
+    let parts: Vec<_> = parts.into_iter().step_by(2).collect();
+    let whole = take(1280 * MIB);
+    let together = reserved() == before;
+    drop((whole, parts));
+    together
+}
+
+#[test]
+fn a_stream_whose_pool_has_pages_of_no_other_stream_has_small_extents() {
+    host!(1, MEMORY);
+    let pool = || MemPool::builder().device(device(0)).build().unwrap();
+    let (own, other) = (stream(0), stream(0));
+    let with_range = pool();
+    let range = with_range.reserve_range(8 * PAGE, PAGE).unwrap();
+    range.commit(0..8 * PAGE, &own, CommitOptions::default()).unwrap();
+    assert!(is_put_together(&pool(), &own) && is_put_together(&with_range, &own));
+    with_range.trim().unwrap();
+    // Another one that has given all back, the most of it to this one.
+    drop(empty_in(&with_range, 64 * MIB, &other).unwrap());
+    drop(empty_in(&with_range, 64 * MIB, &own).unwrap());
+    with_range.trim().unwrap();
+    assert!(is_put_together(&with_range, &own));
+    let with_reserve = MemPool::builder().device(device(0)).reserve(4 * PAGE).build().unwrap();
+    assert!(is_put_together(&with_reserve, &own));
+    drop((range, with_range, with_reserve));
+    assert_all_back();
 }

@@ -75,9 +75,17 @@ fn retire_some(
     patience: Patience,
 ) -> Result<u64> {
     let takes_all = portion == ALL_FREE;
-    // A sleeping pool has nothing to give. Most of thousands of streams may have nothing, and are not queried.
-    if service.pool.sleep.is_asleep() || !cache.lock(thread).has_memory() {
+    // A sleeping pool has nothing to give.
+    if service.pool.sleep.is_asleep() {
         return Ok(0);
+    }
+    {
+        let mut heap = cache.lock(thread);
+        // Most of thousands of streams may have nothing, and are not queried.
+        if !heap.has_memory() {
+            heap.move_again();
+            return Ok(0);
+        }
     }
     let _moving = cache.memory.under_way.begin();
     return_slabs(cache, thread, service)?;

@@ -197,6 +197,11 @@ impl RunningCounts {
         self.kinds[0].now.bytes + self.kinds[1].now.bytes
     }
 
+    /// Returns the bytes of what no request of another size can have: large blocks, and slabs, whether full or not.
+    pub(super) const fn occupied(&self) -> u64 {
+        self.slabs.now() + self.kinds[LARGE - SMALL].now.bytes
+    }
+
     pub(super) const fn allocations(&self) -> u64 {
         self.kinds[0].ever.blocks + self.kinds[1].ever.blocks
     }

@@ -10,7 +10,7 @@ use crate::memory::tuning::{MOVED_PARTS, PAGE, SPARED_PARTS};
 /// What a heap has needed, and the bytes that were moved for its requests.
 #[derive(Debug, Default)]
 pub(super) struct Moves {
-    /// The most bytes that were live together with a request that found no block, in whole pages.
+    /// The most bytes that were occupied together with a request that found no block, in whole pages.
     needed: u64,
     /// Bytes moved beyond the allowed part of those handed out.
     beyond: u64,
@@ -40,16 +40,24 @@ pub(in crate::memory) enum MovedPages {
 }
 
 impl Heap {
-    /// Notes that so many bytes more are needed than are live, and returns how many it lacks to have as much as it has needed
-    /// at its most.
+    /// Notes that so many bytes more are needed than are occupied, and returns how many it lacks to have as much as it has
+    /// needed at its most.
     pub(in crate::memory) fn note_need(&mut self, bytes: u64) -> u64 {
-        let needed = (self.counts.live() + bytes).next_multiple_of(PAGE);
-        self.set_needed(self.moves.needed.max(needed));
+        if self.is_lender {
+            // What it lends is the borrowers', and what it has free has no room for the next slab.
+            return bytes;
+        }
+        self.set_needed(self.moves.needed.max(self.occupied(bytes)));
         self.lacking()
     }
 
     fn lacking(&self) -> u64 {
-        self.moves.needed.saturating_sub(self.mapped)
+        self.moves.needed.saturating_sub(self.mapped - self.borrowed())
+    }
+
+    /// Returns the bytes of its pages that are occupied, and so many more, in whole pages.
+    fn occupied(&self, more: u64) -> u64 {
+        (self.counts.occupied() - self.borrowed() + more).next_multiple_of(PAGE)
     }
 
     pub(super) fn set_needed(&mut self, needed: u64) {
@@ -58,7 +66,10 @@ impl Heap {
     }
 
     pub(in crate::memory) fn company(&self, pool: &Pool) -> Company {
-        match pool.budget().reserved().saturating_sub(self.mapped) {
+        // A pool has pages of ranges, of its reserve and on their way back, too, and heaps to which none are left.
+        let others_have = pool.budget().reserved().saturating_sub(self.mapped);
+        let others_need = pool.ledger.needed().saturating_sub(self.moves.needed);
+        match others_have.min(others_need) {
             0 => Company::Alone,
             others if others < self.mapped => Company::WithFew,
             _ => Company::WithMany,
@@ -92,7 +103,7 @@ impl Heap {
 
     /// Allows moves again, since no new pages can be had or free ones were given back, and forgets what was needed before.
     pub(in crate::memory) fn move_again(&mut self) {
-        self.set_needed(self.counts.live().next_multiple_of(PAGE));
+        self.set_needed(self.moves.needed.min(self.occupied(0)));
         self.moves = Moves { needed: self.moves.needed, handed_out: self.counts.handed_out(), ..Moves::default() };
     }
 }

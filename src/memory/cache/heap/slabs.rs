@@ -165,9 +165,14 @@ impl Heap {
     /// Returns whether to borrow a slab for a request: the heap has no pages and has borrowed little, or memory has run out.
     pub(in crate::memory) fn borrows_for(&self, bytes: u64, search: HeapSearch) -> bool {
         let is_small = self.serving.cut == Cut::ToSize && (1..=SMALL_MAX).contains(&bytes);
-        let borrowed: u64 = self.slabs.borrowed.iter().map(|slab| slab.class().slab_bytes()).sum();
+        let borrowed = self.borrowed();
         let has_little = || self.mapped == borrowed && borrowed + SizeClass::of(bytes).slab_bytes() <= BORROWED_MAX;
         is_small && (search == HeapSearch::Whole || has_little())
+    }
+
+    /// Returns the bytes of borrowed slabs.
+    pub(super) fn borrowed(&self) -> u64 {
+        self.slabs.borrowed.iter().map(|slab| slab.class().slab_bytes()).sum()
     }
 
     /// Cuts a slab for another cache's heap. Only the lender's lock guards changes of its pages. None while the heap is

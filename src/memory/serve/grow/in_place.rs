@@ -20,7 +20,9 @@ pub(in crate::memory::serve) fn serve_in_place(request: &AllocationRequest, reac
         return Ok(None);
     }
     let (pool, needed) = (request.pool(), request.needed().max(PAGE));
-    let lacking = request.cache.lock(request.thread).note_need(needed);
+    let Some(mut heap) = request.cache.lock_in(&request.service, request.thread) else { return Ok(None) };
+    let lacking = heap.note_need(needed);
+    drop(heap);
     // Others would have to create what this one gets beyond its need, while its own free pages are out of their reach.
     if !reach.waits && lacking < needed {
         return Ok(None);
