@@ -267,7 +267,7 @@ fn is_put_together(pool: &MemPool, stream: &Stream) -> bool {
 }
 
 #[test]
-fn a_stream_whose_pool_has_pages_of_no_other_stream_has_small_extents() {
+fn a_stream_whose_pool_has_few_pages_of_other_streams_has_small_extents() {
     host!(1, MEMORY);
     let pool = || MemPool::builder().device(device(0)).build().unwrap();
     let (own, other) = (stream(0), stream(0));
@@ -283,6 +283,11 @@ fn a_stream_whose_pool_has_pages_of_no_other_stream_has_small_extents() {
     assert!(is_put_together(&with_range, &own));
     let with_reserve = MemPool::builder().device(device(0)).reserve(4 * PAGE).build().unwrap();
     assert!(is_put_together(&with_reserve, &own));
+    // One that has little.
+    let with_little = pool();
+    let little = empty_in(&with_little, 1, &other).unwrap();
+    assert!(is_put_together(&with_little, &own));
+    drop((little, with_little));
     drop((range, with_range, with_reserve));
     assert_all_back();
 }

@@ -65,13 +65,14 @@ impl Heap {
         self.publish_needed(before, needed);
     }
 
-    pub(in crate::memory) fn company(&self, pool: &Pool) -> Company {
+    /// Returns what others have beside it, once it has so many bytes more.
+    pub(in crate::memory) fn company(&self, pool: &Pool, bytes: u64) -> Company {
         // A pool has pages of ranges, of its reserve and on their way back, too, and heaps to which none are left.
         let others_have = pool.budget().reserved().saturating_sub(self.mapped);
         let others_need = pool.ledger.needed().saturating_sub(self.moves.needed);
         match others_have.min(others_need) {
             0 => Company::Alone,
-            others if others < self.mapped => Company::WithFew,
+            others if others < self.mapped + bytes => Company::WithFew,
             _ => Company::WithMany,
         }
     }
@@ -92,7 +93,7 @@ impl Heap {
         let needed = self.needed_for(bytes);
         if !self.moves.are_frequent {
             MovedPages::All
-        } else if self.company(pool) == Company::Alone || self.lacking() >= needed {
+        } else if self.company(pool, needed) == Company::Alone || self.lacking() >= needed {
             MovedPages::None
         } else if pool.budget().reserved() + needed <= pool.ledger.needed() / SPARED_PARTS * (SPARED_PARTS - 1) {
             MovedPages::All

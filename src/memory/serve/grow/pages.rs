@@ -74,7 +74,7 @@ fn grow_beside(request: &AllocationRequest, reach: &Reach, prefers_segment: bool
             true => MovedPages::All,
             false => heap.moved_pages(&service.pool, *bytes),
         };
-        let company = heap.company(&service.pool);
+        let company = heap.company(&service.pool, *bytes);
         let own = match moved {
             MovedPages::None => Vec::new(),
             _ => cache.take_mappings(&mut heap, wanted, slack, place.start()),
