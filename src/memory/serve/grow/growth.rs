@@ -181,8 +181,8 @@ impl<'a> Growth<'a> {
         self.finish_by(add).ok().flatten()
     }
 
-    /// Gives the new pages to the cache by `add`, with where they start, their bytes, and those that count as moved; then retires the
-    /// old places.
+    /// Gives the new pages to the cache by `add`, with where they start, their bytes, and those that count as moved; then
+    /// retires the old places.
     ///
     /// # Errors
     /// [`NotAdded`] as of `add`: the new pages go back to the driver.
