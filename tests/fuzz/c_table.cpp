@@ -1240,7 +1240,10 @@ class Worker {
     if (which < 86) return use_range_wrongly(range);
     if (which < 92) return ask_range(range);
     // A thread of gpupool's own makes them, at any time: what one thread is told would differ from run to run.
-    if (which < 95) return succeeded(api->range_prepare(range.handle, is_one_thread ? 0 : below(3)), "range_prepare");
+    if (which < 95) {
+      auto pages = is_one_thread ? 0 : below(std::min(range.count(), 2U) + 1);
+      return succeeded(api->range_prepare(range.handle, pages), "range_prepare");
+    }
     release_range(number);
   }
 
