@@ -8,7 +8,6 @@ turns; one JSON object a line. ``mib`` is what the driver has given when all ste
 milliseconds of a step are the mean of the first ten steps, of the second ten, and the median of the last forty.
 """
 
-import os
 import random
 import statistics
 import subprocess
@@ -16,9 +15,8 @@ import sys
 import time
 
 from figures import tell
+from torch_peers import GPUPOOL, OWN, environment_of
 
-CONFIGURATION = "PYTORCH_CUDA_ALLOC_CONF"
-WAYS = ("torch", "torch expandable", "gpupool")
 # Streams, and the MiB of a block.
 ROWS = ((1, 320, 512), (4, 320, 512), (4, 320, 900), (8, 320, 512))
 STEPS = 100
@@ -58,7 +56,7 @@ def run(way: str) -> None:
     """Measure every row with one allocator, the rows' memory given back between them."""
     import torch
 
-    if way == "gpupool":
+    if way == GPUPOOL:
         import gpupool.torch
 
         gpupool.torch.enable()
@@ -71,11 +69,8 @@ def run(way: str) -> None:
 def main() -> None:
     """Have the allocators take turns."""
     for _ in range(int(sys.argv[1]) if sys.argv[1:] else 5):
-        for way in WAYS:
-            environment = {name: value for name, value in os.environ.items() if name != CONFIGURATION}
-            if way == "torch expandable":
-                environment[CONFIGURATION] = "expandable_segments:True"
-            subprocess.run([sys.executable, __file__, "--of", way], env=environment, check=True)
+        for way in (*OWN, GPUPOOL):
+            subprocess.run([sys.executable, __file__, "--of", way], env=environment_of(way), check=True)
 
 
 if __name__ == "__main__":

@@ -32,12 +32,17 @@ SIZES = (1024, 1 << 20, 32 << 20)
 ROUNDS, STEP_ROUNDS, LONG_ROUNDS = 16, 8, 4
 
 
-def peer_of(way: str) -> Peer:
-    """Start the process of a way."""
+def environment_of(way: str) -> dict[str, str]:
+    """Return the environment of a way's process."""
     environment = {name: value for name, value in os.environ.items() if name != CONFIGURATION}
     if way == EXPANDABLE:
         environment[CONFIGURATION] = "expandable_segments:True"
-    return Peer("torch_peer.py", way, environment)
+    return environment
+
+
+def peer_of(way: str) -> Peer:
+    """Start the process of a way."""
+    return Peer("torch_peer.py", way, environment_of(way))
 
 
 class Table:
