@@ -42,8 +42,8 @@ pub(in crate::memory) const WAKE_PAGES_LEAST: u64 = 16;
 /// pool may leave unused. So requests of less than 1.8 GiB have the smallest extents, those of 8 GiB some of 26 MiB.
 pub(in crate::memory) const EXTENT_PARTS: u64 = 300;
 /// The same for a heap whose pool has more in others: a block of 400 MiB has extents of 10 MiB then, half of those of PyTorch's
-/// expandable segments. Beside running kernels each takes four times as long, so several streams grow twice as fast as with
-/// the smallest (`one-heap/several_streams.json`); with twice as large ones one program in twenty holds up to 0.5 % more.
+/// expandable segments (`one-heap/several_streams.json`). Beside running kernels each takes four times as long as on an idle
+/// device; with twice as large ones one simulated program in twenty holds up to 0.5 % more than with those segments.
 pub(in crate::memory) const SHARED_EXTENT_PARTS: u64 = 40;
 /// Addresses reserved for a device, as a multiple of its memory, since moves leave holes, which are filled later. So
 /// much kept every log in one range (`h200-memory/memory.json`); addresses cost nothing but page tables.
@@ -52,9 +52,9 @@ pub(in crate::memory) const ROOM: u64 = 16;
 /// A heap moves at most one of so many bytes that it hands out, and beyond that as many as it has. Programs move 1 in
 /// 100 to 1,000 (`one-heap/replays.json`), random sizes of up to 64 MiB 1 in 12, and of up to 1 GiB 1 in 4.
 pub(in crate::memory) const MOVED_PARTS: u64 = 32;
-/// Others' pages are moved, however often, while that spares a pool one of so many parts of what its heaps have needed. With
-/// streams that all work in each step it spares less, and costs four times the step (`one-heap/several_streams.json`); where they
-/// take turns it spares half and more.
+/// Others' pages are moved, however often, while that spares a pool one of so many parts of what its heaps have needed: less
+/// where streams all work in each step, which settle without such moves (`one-heap/several_streams.json`), and on simulated
+/// devices half and more where they take turns.
 pub(in crate::memory) const SPARED_PARTS: u64 = 8;
 
 // How far a request looks: bounds on its time in programs with thousands of streams.
