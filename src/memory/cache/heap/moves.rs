@@ -5,7 +5,7 @@
 
 use super::Heap;
 use crate::memory::pool::Pool;
-use crate::memory::tuning::{MOVED_PARTS, PAGE, SPARED_PARTS};
+use crate::memory::tuning::{LONE_PARTS, MOVED_PARTS, PAGE, SPARED_PARTS};
 
 /// What a heap has needed, and the bytes that were moved for its requests.
 #[derive(Debug, Default)]
@@ -83,17 +83,18 @@ impl Heap {
         let since = handed_out - self.moves.handed_out;
         self.moves.beyond = self.moves.beyond.saturating_sub(since / MOVED_PARTS) + bytes;
         self.moves.handed_out = handed_out;
-        self.moves.are_frequent |= self.moves.beyond > self.mapped;
     }
 
     /// Returns which free pages are moved to a request of it, even where new ones can be created: all until the bytes moved
-    /// beyond the allowed part reach the bytes that it has. From then on, once it has what it has needed beside others, its
+    /// beyond the allowed part reach the bytes that it has, or if it is alone a part of them. From then on, once it has what it has needed beside others, its
     /// own, and others' only while that spares the pool much of what its heaps have needed.
-    pub(in crate::memory) fn moved_pages(&self, pool: &Pool, bytes: u64) -> MovedPages {
+    pub(in crate::memory) fn moved_pages(&mut self, pool: &Pool, bytes: u64) -> MovedPages {
         let needed = self.needed_for(bytes);
+        let is_alone = self.company(pool, needed) == Company::Alone;
+        self.moves.are_frequent |= self.moves.beyond > if is_alone { self.mapped / LONE_PARTS } else { self.mapped };
         if !self.moves.are_frequent {
             MovedPages::All
-        } else if self.company(pool, needed) == Company::Alone || self.lacking() >= needed {
+        } else if is_alone || self.lacking() >= needed {
             MovedPages::None
         } else if pool.budget().reserved() + needed <= pool.ledger.needed() / SPARED_PARTS * (SPARED_PARTS - 1) {
             MovedPages::All
