@@ -91,7 +91,7 @@ fn free_slowly(block: Allocation, on: Option<&Stream>) -> Result<()> {
 /// Gives back what a closed pool has free. The block is freed by now, so a refusal of the driver fails no call, as its caller
 /// would free once more: what the driver did not take goes when memory is next given back.
 #[cold]
-fn leave_closed(cache: &StreamCache, thread: ThisThread) {
+fn leave_closed(cache: &'static StreamCache, thread: ThisThread) {
     if let Err(error) = trim::leave_closed(cache, thread) {
         log_out(
             Level::Warn,

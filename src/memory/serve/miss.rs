@@ -6,20 +6,22 @@ use std::sync::atomic::Ordering;
 
 use log::info;
 
+use super::extents::{beyond_a_limit, is_no_memory};
 use super::free::free;
-use super::grow::{
-    Grown, beyond_a_limit, grow_by_pages, grow_by_segment, is_no_memory, serve_from_empty_slabs, serve_from_lent_slab,
-    serve_from_reserve, serve_in_place,
-};
+use super::in_place::serve_in_place;
 use super::make_room::{after_discarding, after_handles, after_neighbours, make_room, wake_if_taken};
 use super::out_of_memory::{after_callbacks, no_memory_left, note};
+use super::pages::{Grown, grow_by_pages};
 use super::request::{Allocation, AllocationRequest};
+use super::reserve::serve_from_reserve;
+use super::segments::grow_by_segment;
 use super::settle::Patience;
+use super::slabs::{serve_from_empty_slabs, serve_from_lent_slab};
 use super::take::{FreeMemory, Giver, Reach, other_pools, take_from};
 use super::trim::{leave_closed, settle};
 use crate::error::{Error, ErrorKind, GPUPOOL, Result};
 use crate::memory::cache::{
-    BLOCK_BYTES_MAX, BlockUser, DeviceCaches, Heap, HeapSearch, Service, StreamCache, forget_last,
+    BLOCK_BYTES_MAX, BlockUser, DeviceCaches, Heap, HeapSearch, Service, ServingCache, StreamCache, forget_last,
 };
 use crate::memory::device::{Moment, Until};
 use crate::memory::pool::{self, Pool, Role};
@@ -79,8 +81,8 @@ const BEYOND_A_LIMIT: [Step; 2] = [Escalation::any_block, Escalation::callbacks]
 struct FreeBlock(u64);
 
 impl FreeMemory for FreeBlock {
-    fn put_back(self, cache: &'static StreamCache, _: &Service, _: ThisThread, _: Until) -> Result<()> {
-        free(Allocation { cache, offset: self.0 }, None)
+    fn put_back(self, from: &ServingCache, _: Until) -> Result<()> {
+        free(Allocation { cache: from.cache, offset: self.0 }, None)
     }
 }
 
@@ -114,7 +116,7 @@ impl Miss {
             forget_last();
             return Ok(None);
         };
-        let request = AllocationRequest::new(cache, service, ThisThread::get(), bytes);
+        let request = AllocationRequest::new(ServingCache { cache, service, thread: ThisThread::get() }, bytes);
         Escalation::new(request).run().inspect_err(|error| info!(target: MEMORY, "{error}"))
     }
 }
@@ -205,9 +207,8 @@ impl Escalation {
             return if pool.sleep.is_asleep() { Err(pool::asleep(pool)) } else { Ok(()) };
         }
         // Pages added since then leave again; a refusal of the driver is not this request's error.
-        let AllocationRequest { cache, thread, .. } = &self.request;
-        if cache.serves_pool(pool.number) {
-            let _ = leave_closed(cache, *thread);
+        if self.request.cache.serves_pool(pool.number) {
+            let _ = leave_closed(self.request.cache, self.request.thread);
         }
         Err(pool::closed(pool))
     }
@@ -316,13 +317,12 @@ impl Escalation {
 
     /// Returns a free block of another cache, which is reused there once the request's stream is done with it.
     fn block_of(&self, cache: &'static StreamCache, pool: &Pool) -> Result<Option<Allocation>> {
-        let AllocationRequest { service, bytes, .. } = &self.request;
         let _moving = cache.memory.under_way.begin();
         let select = |heap: &mut Heap, other: &Service| self.take_block(cache, other, heap).map(FreeBlock);
-        let giver = Giver { cache, pool, least: *bytes, drops_slabs: false };
+        let giver = Giver { cache, pool, least: self.request.bytes, drops_slabs: false };
         let Ok(taken) = take_from(&self.request, &self.reach, giver, select)? else { return Ok(None) };
         let offset = taken.memory.0;
-        if let Some(stream) = &service.stream
+        if let Some(stream) = &self.request.service.stream
             && !taken.is_in_order_with(&self.request)
         {
             cache.add_use(offset, BlockUser::new(stream).fleeting());

@@ -6,7 +6,7 @@ use std::mem;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
-use super::grow::is_no_memory;
+use super::extents::is_no_memory;
 use super::make_room::asked_neighbours;
 use super::users::users;
 use crate::error::{Error, ErrorKind, OutOfMemory, Result, Wanted};

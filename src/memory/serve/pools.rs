@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
 use super::devices::device_caches;
-use super::grow::make_reserve;
 use super::make_room::with_room_made;
 use super::out_of_memory::no_memory_left;
+use super::reserve::make_reserve;
 use super::settle::Patience;
 use super::trim::{mark_closed, trim};
 use crate::error::{Error, GPUPOOL, Result};

@@ -1,13 +1,11 @@
 //! A request that its cache could not serve at once, and the block that it gets.
 
 use std::cell::Cell;
+use std::ops::Deref;
 
 use crate::error::Result;
-use crate::memory::cache::{HeapSearch, Service, StreamCache};
-use crate::memory::device::DeviceMemory;
-use crate::memory::pool::Pool;
+use crate::memory::cache::{HeapSearch, Service, ServingCache, StreamCache};
 use crate::runtime::Stream;
-use crate::sync::ThisThread;
 
 /// A block that a caller holds.
 #[derive(Clone, Copy, Debug)]
@@ -23,11 +21,10 @@ impl Allocation {
     }
 }
 
+/// A request of a cache in its service.
 #[derive(Debug)]
 pub(super) struct AllocationRequest {
-    pub(super) cache: &'static StreamCache,
-    pub(super) service: Service,
-    pub(super) thread: ThisThread,
+    of: ServingCache,
     pub(super) bytes: u64,
     refused: Cell<Option<RefusedPages>>,
 }
@@ -41,9 +38,17 @@ struct RefusedPages {
     went: u64,
 }
 
+impl Deref for AllocationRequest {
+    type Target = ServingCache;
+
+    fn deref(&self) -> &ServingCache {
+        &self.of
+    }
+}
+
 impl AllocationRequest {
-    pub(super) fn new(cache: &'static StreamCache, service: Service, thread: ThisThread, bytes: u64) -> Self {
-        Self { cache, service, thread, bytes, refused: Cell::new(None) }
+    pub(super) fn new(of: ServingCache, bytes: u64) -> Self {
+        Self { of, bytes, refused: Cell::new(None) }
     }
 
     /// Notes that so many pages could not be created.
@@ -64,14 +69,6 @@ impl AllocationRequest {
     /// Returns the bytes that this process has given back to the driver so far.
     fn given_back(&self) -> u64 {
         self.memory().pieces.get()[0][1].went
-    }
-
-    pub(super) fn memory(&self) -> &'static DeviceMemory {
-        self.cache.memory
-    }
-
-    pub(super) fn pool(&self) -> &Pool {
-        &self.service.pool
     }
 
     /// Returns how many bytes must be free in one piece for it.
@@ -99,7 +96,7 @@ impl AllocationRequest {
 
     /// Searches the cache's heap once for a free block, if it is still in the service.
     pub(super) fn search(&self, search: HeapSearch) -> Option<Allocation> {
-        let mut heap = self.cache.lock_in(&self.service, self.thread)?;
+        let mut heap = self.lock()?;
         if search == HeapSearch::Whole {
             heap.drop_empty_slabs(&self.memory().pages);
         }

@@ -4,11 +4,15 @@ use std::sync::Arc;
 
 use log::Level;
 
-use super::grow::{let_go_asleep, retire_extents, retire_mappings, retire_reserve, retire_segment, return_slabs};
+use super::asleep::let_go_asleep;
+use super::extents::retire_extents;
+use super::reserve::retire_reserve;
+use super::segments::{retire, retire_segment};
 use super::settle::{Patience, settle_blocks};
+use super::slabs::return_slabs;
 use crate::error::{Bytes, Result};
-use crate::memory::cache::{DeviceCaches, Heap, Service, StreamCache};
-use crate::memory::device::{Until, log_out};
+use crate::memory::cache::{DeviceCaches, Heap, Portion, ServingCache, StreamCache};
+use crate::memory::device::{Remains, Until, log_out};
 use crate::memory::pool::Pool;
 use crate::observe::Activity;
 use crate::observe::delivery::Delivery;
@@ -22,25 +26,23 @@ use crate::sync::ThisThread;
 /// # Errors
 /// `ErrorKind::Library` if the driver records no work. Then nothing was taken.
 pub(super) fn take_out<R>(
-    cache: &StreamCache,
-    thread: ThisThread,
-    service: &Service,
+    of: &ServingCache,
     patience: Patience,
     take: impl FnOnce(&mut Heap) -> R,
 ) -> Result<Option<(R, Until)>> {
-    let memory = cache.memory;
+    let memory = of.memory();
     let turnover = {
-        let Some(mut heap) = cache.lock_to_take(service, thread) else { return Ok(None) };
+        let Some(mut heap) = of.lock_to_take() else { return Ok(None) };
         heap.drop_empty_slabs(&memory.pages);
         heap.turnover()
     };
-    let mut until = service.work_so_far(&memory.events, thread, None)?;
-    let must_be_done = patience == Patience::Ask && service.pool.segments.has_listeners();
+    let mut until = of.work_so_far(None)?;
+    let must_be_done = patience == Patience::Ask && of.pool().segments.has_listeners();
     if must_be_done && !until.is_done(&memory.events, false)? {
         until.recycle(&memory.events);
         return Ok(None);
     }
-    let Some(mut heap) = cache.lock_to_take(service, thread) else { return Ok(None) };
+    let Some(mut heap) = of.lock_to_take() else { return Ok(None) };
     if heap.turnover() != turnover {
         if must_be_done {
             return Ok(None);
@@ -51,51 +53,50 @@ pub(super) fn take_out<R>(
     Ok(Some((take(&mut heap), until)))
 }
 
-/// Takes all free memory out of a cache, to go once the stream is done.
-pub(super) fn retire_free(
-    cache: &StreamCache,
-    thread: ThisThread,
-    service: &Service,
-    patience: Patience,
-) -> Result<()> {
-    retire_some(cache, thread, service, ALL_FREE, patience).map(drop)
+/// How much free memory leaves a cache.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum HowMuch {
+    /// All there is, also segments and parts of a reserve.
+    All,
+    /// So many bytes, or, as mappings go whole, at most so many more.
+    Bytes { wanted: u64, slack: u64 },
 }
 
-/// How much free memory goes: so many bytes, or, as mappings go whole, at most so many more.
-type Portion = (u64, u64);
-/// All there is, also segments and parts of a reserve.
-const ALL_FREE: Portion = (u64::MAX, 0);
+/// Takes all free memory out of a cache, to go once the stream is done.
+pub(super) fn retire_free(of: &ServingCache, patience: Patience) -> Result<()> {
+    retire_some(of, HowMuch::All, patience).map(drop)
+}
 
-/// As [`retire_free`], for a portion, and returns the bytes.
-fn retire_some(
-    cache: &StreamCache,
-    thread: ThisThread,
-    service: &Service,
-    portion: Portion,
-    patience: Patience,
-) -> Result<u64> {
-    let takes_all = portion == ALL_FREE;
+/// As [`retire_free`], for so much, and returns the bytes.
+fn retire_some(of: &ServingCache, how_much: HowMuch, patience: Patience) -> Result<u64> {
+    let (cache, pool, memory) = (of.cache, of.pool(), of.memory());
     // A sleeping pool has nothing to give.
-    if service.pool.sleep.is_asleep() {
+    if pool.sleep.is_asleep() {
         return Ok(0);
     }
     {
-        let mut heap = cache.lock(thread);
+        let mut heap = cache.lock(of.thread);
         // Most of thousands of streams may have nothing, and are not queried.
         if !heap.has_memory() {
             heap.move_again();
             return Ok(0);
         }
     }
-    let _moving = cache.memory.under_way.begin();
-    return_slabs(cache, thread, service)?;
-    let (memory, pool) = (cache.memory, &service.pool);
-    let taken = take_out(cache, thread, service, patience, |heap| {
+    let _moving = memory.under_way.begin();
+    return_slabs(of)?;
+    let (wanted, slack) = match how_much {
+        HowMuch::All => (u64::MAX, 0),
+        HowMuch::Bytes { wanted, slack } => (wanted, slack),
+    };
+    let taken = take_out(of, patience, |heap| {
         heap.move_again();
-        let source = service.pool.source();
-        let mappings =
-            if source.is_pages() { cache.take_mappings(heap, portion.0, portion.1, u64::MAX) } else { Vec::new() };
-        let spans = if source.has_segments() && takes_all { cache.take_free_spans(heap) } else { Vec::new() };
+        let (mut mappings, mut spans) = (Vec::new(), Vec::new());
+        if pool.source().is_pages() {
+            mappings = cache.take_mappings(heap, Portion::Bytes { wanted, slack, kept: None });
+        }
+        if pool.source().has_segments() && how_much == HowMuch::All {
+            spans = cache.take_free_spans(heap);
+        }
         (mappings, spans)
     })?;
     let Some(((mappings, spans), until)) = taken else { return Ok(0) };
@@ -107,20 +108,19 @@ fn retire_some(
     if !mappings.is_empty() {
         let until = until.take().unwrap_or(Until::at_once());
         // SAFETY: the mappings were taken out of the cache, and `until` is all work on the stream that it serves.
-        unsafe { retire_mappings(pool, mappings, until) };
+        unsafe { retire(pool, Remains::released(mappings), until) };
     }
     for (offset, bytes) in spans {
-        let until = until.take().unwrap_or_else(|| {
-            if is_done { Until::at_once() } else { service.work_so_far_or_later(&memory.events, thread) }
-        });
+        let later = || if is_done { Until::at_once() } else { of.work_so_far_or_later() };
+        let until = until.take().unwrap_or_else(later);
         // SAFETY: the segment was taken out of the cache, and `until` is all work on the stream that it serves.
-        unsafe { retire_segment(service, (offset, bytes), until) };
+        unsafe { retire_segment(of, offset, bytes, until) };
     }
     if let Some(until) = until {
         until.recycle(&memory.events);
     }
-    if takes_all {
-        retire_reserve(cache, thread, service)?;
+    if how_much == HowMuch::All {
+        retire_reserve(of)?;
     }
     Ok(of_mappings + of_spans)
 }
@@ -141,10 +141,10 @@ pub(in crate::memory) fn trim_some(pool: &Arc<Pool>, thread: ThisThread, wanted:
     }
     for cache in DeviceCaches::caches_of(pool) {
         outcome = outcome.and(settle(cache, thread, Patience::Ask).map(drop));
-        let Some(service) = cache.service_of(pool).filter(|_| gone < wanted) else { continue };
-        let all_fits = service.pool.source().has_segments() && cache.lock(thread).unused() <= most - gone;
-        let portion = if all_fits { ALL_FREE } else { (wanted - gone, slack) };
-        match retire_some(cache, thread, &service, portion, Patience::Ask) {
+        let Some(of) = ServingCache::of_pool(cache, pool, thread).filter(|_| gone < wanted) else { continue };
+        let all_fits = pool.source().has_segments() && cache.lock(thread).unused() <= most - gone;
+        let how_much = if all_fits { HowMuch::All } else { HowMuch::Bytes { wanted: wanted - gone, slack } };
+        match retire_some(&of, how_much, Patience::Ask) {
             Ok(bytes) => gone += bytes,
             Err(error) => outcome = outcome.and(Err(error)),
         }
@@ -165,8 +165,8 @@ pub(crate) fn trim(pool: &Arc<Pool>, thread: ThisThread, patience: Patience) -> 
     let mut outcome = Ok(());
     for cache in DeviceCaches::caches_of(pool) {
         outcome = outcome.and(settle_blocks(cache, thread, patience).map(drop));
-        if let Some(service) = cache.service_of(pool) {
-            outcome = outcome.and(retire_free(cache, thread, &service, patience));
+        if let Some(of) = ServingCache::of_pool(cache, pool, thread) {
+            outcome = outcome.and(retire_free(&of, patience));
         }
     }
     release_ready(pool);
@@ -193,7 +193,7 @@ pub(in crate::memory) fn release_ready(pool: &Pool) {
 ///
 /// # Errors
 /// As [`settle_blocks`].
-pub(in crate::memory) fn settle(cache: &StreamCache, thread: ThisThread, patience: Patience) -> Result<bool> {
+pub(in crate::memory) fn settle(cache: &'static StreamCache, thread: ThisThread, patience: Patience) -> Result<bool> {
     let outcome = settle_blocks(cache, thread, patience);
     if matches!(outcome, Ok(true)) && cache.is_closing() {
         leave_closed(cache, thread)?;
@@ -226,11 +226,12 @@ pub(super) fn mark_closed(pool: &Pool) {
 }
 
 /// Gives back the pages of a closed pool's cache in which a block was freed, unless it serves another pool by now.
-pub(super) fn leave_closed(cache: &StreamCache, thread: ThisThread) -> Result<()> {
+pub(super) fn leave_closed(cache: &'static StreamCache, thread: ThisThread) -> Result<()> {
     let Some(service) = cache.service().filter(|service| service.pool.is_closed()) else { return Ok(()) };
+    let of = ServingCache { cache, service, thread };
     settle_blocks(cache, thread, Patience::Ask)?;
-    retire_free(cache, thread, &service, Patience::Ask)?;
-    let_go_unneeded(&service.pool, thread);
+    retire_free(&of, Patience::Ask)?;
+    let_go_unneeded(of.pool(), thread);
     cache.memory.end_retired(false).map(drop)
 }
 

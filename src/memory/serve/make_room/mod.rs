@@ -4,7 +4,7 @@ mod vicinity;
 
 use std::sync::atomic::Ordering;
 
-use super::grow::is_no_memory;
+use super::extents::is_no_memory;
 use super::out_of_memory::after_callbacks;
 use super::settle::Patience;
 use super::trim::trim_pools;

@@ -3,13 +3,12 @@
 use std::mem;
 use std::sync::Arc;
 
-use super::claim::claimed;
-use super::extents::retire_extents;
+use super::extents::{claimed, retire_extents};
+use super::make_room::with_room_made;
 use crate::error::Result;
 use crate::memory::cache::{DeviceCaches, StreamCache};
 use crate::memory::device::{Run, without_all};
 use crate::memory::pool::{Change, KeptExtents, Pool, Record};
-use crate::memory::serve::make_room::with_room_made;
 use crate::memory::tuning::PAGE;
 use crate::runtime::{self, Extent, RelaxedCapture};
 use crate::sync::ThisThread;
@@ -53,7 +52,7 @@ pub(in crate::memory) fn pages_asleep(pool: &Pool, thread: ThisThread, may_let_g
 
 /// Releases what a sleeping pool does not need any more: addresses and pinned memory; and, if nothing uses the pool,
 /// what the driver did not take back when it fell asleep.
-pub(in crate::memory::serve) fn let_go_asleep(pool: &Arc<Pool>, thread: ThisThread) {
+pub(super) fn let_go_asleep(pool: &Arc<Pool>, thread: ThisThread) {
     // A thread that changes the pool meanwhile does it again for this one: here, or by giving back what a closed pool has free.
     while let Some(change) = pool.sleep.try_change(thread) {
         let_go_of(pool, change, thread);

@@ -3,20 +3,18 @@
 
 use std::sync::Arc;
 
-use super::extents::retire_extents;
-use super::gather::gather;
-use super::growth::Growth;
-use super::place::PagePlacement;
+use super::extents::{PagePlacement, retire_extents};
+use super::growth::{Growth, gather};
+use super::make_room::with_room_made;
+use super::out_of_memory::no_memory_left;
+use super::request::AllocationRequest;
+use super::settle::{self, Patience, settle_blocks};
+use super::take::{Reach, other_pools};
+use super::trim::{leave_closed, retire_free};
 use crate::error::Result;
-use crate::memory::cache::{DeviceCaches, Service, StreamCache, Waiting};
+use crate::memory::cache::{DeviceCaches, Portion, ServingCache, StreamCache, Waiting};
 use crate::memory::device::{DeviceMemory, Invalid, Run};
 use crate::memory::pool::{self, Pool, closed};
-use crate::memory::serve::make_room::with_room_made;
-use crate::memory::serve::out_of_memory::no_memory_left;
-use crate::memory::serve::request::AllocationRequest;
-use crate::memory::serve::settle::{self, Patience, settle_blocks};
-use crate::memory::serve::take::{Reach, other_pools};
-use crate::memory::serve::trim::{leave_closed, retire_free};
 use crate::memory::tuning::PAGE;
 use crate::observe::Activity;
 use crate::observe::delivery::Delivery;
@@ -29,15 +27,10 @@ use crate::sync::{ThisThread, lock};
 /// # Errors
 /// `ErrorKind::OutOfMemory` if there is not enough; `ErrorKind::Asleep` or `ErrorKind::InvalidValue` if the pool fell
 /// asleep or was closed meanwhile; any other refusal of the driver. Nothing is mapped there then.
-pub(in crate::memory) fn commit_run(
-    cache: &'static StreamCache,
-    service: &Service,
-    run: Run,
-    each: u32,
-) -> Result<bool> {
+pub(in crate::memory) fn commit_run(of: &ServingCache, run: Run, each: u32) -> Result<bool> {
     let _delivery = Delivery::at_end();
-    let pool = &service.pool;
-    let request = AllocationRequest::new(cache, service.clone(), ThisThread::get(), run.bytes());
+    let pool = of.pool();
+    let request = AllocationRequest::new(of.clone(), run.bytes());
     let mut reach = Reach::of_pool(pool);
     let committed = with_room_made(pool, request.bytes, || {
         let outcome = grow_at(&request, &reach, run, each);
@@ -77,21 +70,12 @@ pub(in crate::memory) fn decommit_blocks(
 ///
 /// # Errors
 /// `ErrorKind::Library` if the driver refuses.
-pub(in crate::memory) fn release_places(
-    cache: &'static StreamCache,
-    service: &Service,
-    places: &[u64],
-    thread: ThisThread,
-) -> Result<()> {
-    let memory = cache.memory;
-    let _moving = memory.under_way.begin();
-    let taken = match cache.lock_in(service, thread) {
-        Some(mut heap) => cache.take_mappings_at(&mut heap, places),
-        None => Vec::new(),
-    };
+pub(in crate::memory) fn release_places(of: &ServingCache, places: &[u64]) -> Result<()> {
+    let _moving = of.memory().under_way.begin();
+    let taken = of.lock().map(|mut heap| of.cache.take_mappings(&mut heap, Portion::At(places)));
     // Free blocks wait for nothing.
-    retire_extents(&service.pool, taken);
-    memory.end_retired(false).map(drop)
+    retire_extents(of.pool(), taken.unwrap_or_default());
+    of.memory().end_retired(false).map(drop)
 }
 
 /// Gives the driver what the device's pools have free at the addresses of ranges, so that those of freed ranges serve others.
@@ -104,21 +88,20 @@ pub(in crate::memory) fn free_places(memory: &DeviceMemory, patience: Patience) 
         let Some(cache) = DeviceCaches::ranges_of(&pool) else { continue };
         // What the driver refuses is tried again whenever memory is given back.
         let _ = settle_blocks(cache, thread, patience);
-        if let Some(service) = cache.service_of(&pool) {
-            let _ = retire_free(cache, thread, &service, patience);
+        if let Some(of) = ServingCache::of_pool(cache, &pool, thread) {
+            let _ = retire_free(&of, patience);
         }
     }
     let _ = memory.end_retired(patience == Patience::Wait);
 }
 
-/// Returns the pool's cache for the pages of ranges, and its service; makes it when first needed.
+/// Returns the pool's cache for the pages of ranges; makes it when first needed.
 ///
 /// # Errors
 /// `ErrorKind::Unavailable` if there are too many caches; `ErrorKind::InvalidValue` if the pool is gone.
-pub(in crate::memory) fn ranges_cache(pool: &Arc<Pool>) -> Result<(&'static StreamCache, Service)> {
-    let cache = DeviceCaches::make_ranges_of(pool)?.ok_or_else(|| closed(pool))?;
-    let service = cache.service_of(pool).ok_or_else(|| closed(pool))?;
-    Ok((cache, service))
+pub(in crate::memory) fn ranges_cache(pool: &Arc<Pool>) -> Result<ServingCache> {
+    let cache = DeviceCaches::make_ranges_of(pool)?;
+    cache.and_then(|cache| ServingCache::of_pool(cache, pool, ThisThread::get())).ok_or_else(|| closed(pool))
 }
 
 /// Maps memory at held addresses where nothing is mapped, and makes each extent of `each` pages a live block of the
@@ -129,21 +112,18 @@ pub(in crate::memory) fn ranges_cache(pool: &Arc<Pool>) -> Result<(&'static Stre
 /// `ErrorKind::InvalidValue` if the pool fell asleep or was closed meanwhile; any other refusal of the driver. Nothing
 /// is mapped there then.
 fn grow_at(request: &AllocationRequest, reach: &Reach, run: Run, each: u32) -> Result<bool> {
-    let AllocationRequest { cache, service, thread, bytes, .. } = request;
-    let memory = cache.memory;
+    let memory = request.memory();
     let _moving = memory.under_way.begin();
     if !lock(&memory.space).map_held(run) {
         return Ok(false);
     }
-    let _activity = Activity::begin_of(*bytes, format_args!("commit memory"));
-    let own = match cache.lock_in(service, *thread) {
-        Some(mut heap) => cache.take_mappings_of(&mut heap, run.pages / each, each),
-        None => Vec::new(),
-    };
+    let _activity = Activity::begin_of(request.bytes, format_args!("commit memory"));
+    let of_each = Portion::Each { most: run.pages / each, pages: each };
+    let own = request.lock().map(|mut heap| request.cache.take_mappings(&mut heap, of_each));
     let place = PagePlacement { first: run.first, pages: run.pages, taken: run.pages };
     let mut growth = Growth::of_extents(request, place, each);
     let filled = (|| {
-        growth.add_own(own)?;
+        growth.add_own(own.unwrap_or_default())?;
         gather(&mut growth, reach)?;
         growth.add_ready();
         growth.create()?;
@@ -153,10 +133,7 @@ fn grow_at(request: &AllocationRequest, reach: &Reach, run: Run, each: u32) -> R
         growth.undo();
         return Err(error);
     }
-    let each = u64::from(each) * PAGE;
-    let added = growth.finish_by(|request, start, (bytes, _)| {
-        request.cache.add_live(&request.service, request.thread, (start, bytes), each)
-    });
+    let added = growth.finish_by(|of, start, bytes, _| of.add_live(start, bytes, u64::from(each) * PAGE));
     added.map(|()| true).map_err(|_| {
         let pool = request.pool();
         if pool.is_closed() { closed(pool) } else { pool::asleep(pool) }
