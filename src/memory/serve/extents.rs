@@ -4,11 +4,9 @@
 //! already NVIDIA's driver maps at another place in five sixths of the time (`benches/results/ranges`), so pages made ahead
 //! are mapped too, until a commit moves them.
 
-use std::mem::ManuallyDrop;
-
 use crate::error::{Error, ErrorKind, GPUPOOL, Result, StatusKind};
 use crate::memory::cache::{Company, Heap};
-use crate::memory::device::{Budget, DeviceMemory, Mapping, PINNED_MADE, Remains, Run, Until};
+use crate::memory::device::{Budget, BudgetClaim, DeviceMemory, Mapping, PINNED_MADE, Remains, Run, Until};
 use crate::memory::pool::Pool;
 use crate::memory::tuning::{EXTENT_PAGES, EXTENT_PARTS, LARGE_EXTENT_PAGES, LOWEST_BELOW, PAGE, SHARED_EXTENT_PARTS};
 use crate::sync::lock;
@@ -28,77 +26,63 @@ pub(super) fn out_of_addresses(memory: &DeviceMemory) -> Error {
     )
 }
 
-pub(super) fn limit_reached(pool: &Pool) -> Error {
-    let label = pool.label();
-    let why = format!("The limit of pool {label} is reached: raise it, free live blocks of the pool, or request less");
-    Error::no_memory(GPUPOOL, why)
+/// A limit on what a pool has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Limit {
+    OfPool,
+    OfProcess,
+    OfPinned,
 }
 
-fn fraction_used_up() -> Error {
-    let why = "This process's memory fraction is used up: raise it (set_per_process_memory_fraction), free live blocks \
-               (other pools keep their free memory until their trim()), or request less";
-    Error::no_memory(GPUPOOL, why)
+pub(super) fn limit_reached(pool: &Pool, limit: Limit) -> Error {
+    let which = match limit {
+        Limit::OfPool => {
+            format!("The limit of pool {} is reached: raise it, free live blocks of the pool", pool.label())
+        }
+        Limit::OfProcess => {
+            "This process's memory fraction is used up: raise it (set_per_process_memory_fraction), free \
+                             live blocks (other pools keep their free memory until their trim())"
+                .to_owned()
+        }
+        Limit::OfPinned => {
+            "The limit of pinned memory is reached: raise it (set_pinned_limit), free pinned memory".to_owned()
+        }
+    };
+    Error::no_memory(GPUPOOL, format!("{which}, or request less"))
 }
 
-fn pinned_limit_reached() -> Error {
-    let why = "The limit of pinned memory is reached: raise it (set_pinned_limit), free pinned memory, or request less";
-    Error::no_memory(GPUPOOL, why)
-}
-
-/// A budget that what a pool takes is within, and the refusal of what is not.
-type Limited<'a> = (&'a Budget, fn(&Pool) -> Error);
-
-/// Returns the budgets of the pool and of the process, for the device and for pinned memory.
-fn budgets(pool: &Pool) -> [Option<Limited<'_>>; 3] {
-    let memory = pool.memory;
-    [
-        Some((pool.budget(), limit_reached)),
-        Some((&memory.budget, |_| fraction_used_up())),
-        memory.process_budget().map(|budget| -> Limited<'_> { (budget, |_| pinned_limit_reached()) }),
-    ]
+/// Returns the budgets that what a pool takes is within.
+fn budgets(pool: &Pool) -> impl Iterator<Item = (&Budget, Limit)> {
+    let of_pinned = pool.memory.process_budget().map(|budget| (budget, Limit::OfPinned));
+    [(pool.budget(), Limit::OfPool), (&pool.memory.budget, Limit::OfProcess)].into_iter().chain(of_pinned)
 }
 
 /// Returns the refusal of a block that is larger than a limit, so that whatever is freed does not help.
 pub(super) fn beyond_a_limit(pool: &Pool, bytes: u64) -> Option<Error> {
-    let (_, refusal) = budgets(pool).into_iter().flatten().find(|(budget, _)| !budget.can_hold(bytes))?;
-    Some(refusal(pool))
-}
-
-/// Bytes claimed of a budget, which are returned unless settled.
-pub(super) struct BudgetClaim<'a> {
-    budget: &'a Budget,
-    bytes: u64,
-}
-
-impl<'a> BudgetClaim<'a> {
-    pub(super) fn new(budget: &'a Budget, bytes: u64) -> Option<Self> {
-        budget.claim(bytes).then(|| Self { budget, bytes })
-    }
-
-    pub(super) fn settle(self) {
-        let settled = ManuallyDrop::new(self);
-        settled.budget.settle(settled.bytes);
-    }
-}
-
-impl Drop for BudgetClaim<'_> {
-    fn drop(&mut self) {
-        self.budget.withdraw(self.bytes);
-    }
+    let (_, limit) = budgets(pool).find(|(budget, _)| !budget.can_hold(bytes))?;
+    Some(limit_reached(pool, limit))
 }
 
 /// Returns a piece of physical memory from `supply`, within the limits of the pool and the process. `supply` may panic.
-pub(super) fn claimed<'a, R>(pool: &'a Pool, bytes: u64, supply: impl FnOnce() -> Result<R>) -> Result<R> {
-    let memory = pool.memory;
-    let claim = |limited: Option<Limited<'a>>| {
-        limited.map(|(budget, refusal)| BudgetClaim::new(budget, bytes).ok_or_else(|| refusal(pool))).transpose()
-    };
-    let [of_pool, of_device, of_process] = budgets(pool);
-    let claims = [claim(of_pool)?, claim(of_device)?, claim(of_process)?];
-    let supplied = if memory.is_of_host() { PINNED_MADE.time(supply) } else { supply() }?;
-    memory.pieces.come(bytes);
-    claims.into_iter().flatten().for_each(BudgetClaim::settle);
+pub(super) fn claimed<R>(pool: &Pool, bytes: u64, supply: impl FnOnce() -> Result<R>) -> Result<R> {
+    let claim = |(budget, limit)| BudgetClaim::new(budget, bytes).ok_or_else(|| limit_reached(pool, limit));
+    let claims = budgets(pool).map(claim).collect::<Result<Vec<_>>>()?;
+    let supplied = if pool.memory.is_of_host() { PINNED_MADE.time(supply) } else { supply() }?;
+    pool.memory.pieces.come(bytes);
+    claims.into_iter().for_each(BudgetClaim::settle);
     Ok(supplied)
+}
+
+/// Creates extents for the pages of a run, of at most `most` each. A refusal leaves those before it.
+pub(super) fn create(pool: &Pool, run: Run, most: u32, created: &mut Vec<Mapping>) -> Result<()> {
+    let mut first = run.first;
+    while first < run.next() {
+        let pages = most.min(run.next() - first);
+        let extent = claimed(pool, u64::from(pages) * PAGE, || pool.memory.range.create(pages))?;
+        created.push(Mapping { run: Run { first, pages }, extent });
+        first += pages;
+    }
+    Ok(())
 }
 
 /// Where new pages will be.
@@ -189,21 +173,13 @@ pub(super) fn map_new(pool: &Pool, pages: u32, most: u32) -> Result<Vec<Mapping>
     let memory = pool.memory;
     let _moving = memory.under_way.begin();
     let run = lock(&memory.space).take_any(pages).ok_or_else(|| out_of_addresses(memory))?;
-    let mut extents = Vec::new();
-    let mut mapped = 0;
-    let outcome = (|| {
-        let mut at = run.first;
-        while at < run.next() {
-            let pages = most.min(run.next() - at);
-            let extent = claimed(pool, u64::from(pages) * PAGE, || memory.range.create(pages))?;
-            extents.push(Mapping { run: Run { first: at, pages }, extent });
-            at += pages;
-        }
+    let (mut extents, mut mapped) = (Vec::new(), 0);
+    let outcome = create(pool, run, most, &mut extents).and_then(|()| {
         // SAFETY: the pages were taken above, and the extents are this call's alone.
         let (count, outcome) = unsafe { memory.range.map(&memory.range.placed(&extents)) };
         mapped = count;
         outcome
-    })();
+    });
     let Err(error) = outcome else { return Ok(extents) };
     let unmapped = extents.split_off(mapped);
     let first = extents.last().map_or(run.first, |mapping| mapping.run.next());

@@ -4,13 +4,13 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::extents::{BudgetClaim, PagePlacement, claimed, extent_pages, limit_reached};
+use super::extents::{Limit, PagePlacement, create, extent_pages, limit_reached};
 use super::request::AllocationRequest;
 use super::segments::{report_added, retire};
 use super::take::{FreeMemory, Giver, NotTaken, Reach, Taken, take_from};
 use crate::error::Result;
 use crate::memory::cache::{Company, DeviceCaches, NotAdded, Portion, ServingCache, StreamCache};
-use crate::memory::device::{DeviceMemory, Mapping, Remains, Run, UNKNOWN, Until};
+use crate::memory::device::{BudgetClaim, DeviceMemory, Mapping, Remains, Run, UNKNOWN, Until};
 use crate::memory::pool::Pool;
 use crate::memory::tuning::{A_FEW, MANY, PAGE};
 use crate::observe::Activity;
@@ -90,22 +90,71 @@ impl<'a> Growth<'a> {
         }
     }
 
+    /// Takes free pages of other caches, until there are enough.
+    pub(super) fn gather(&mut self, reach: &Reach) -> Result<()> {
+        let may_move = |pool: &&Arc<Pool>| pool.source().is_pages() && !pool.no_split();
+        for pool in reach.pools.iter().filter(may_move) {
+            if !reach.waits {
+                self.gather_from_few(reach, pool)?;
+                continue;
+            }
+            for cache in DeviceCaches::caches_of(pool) {
+                if self.missing_pages() == 0 {
+                    return Ok(());
+                }
+                self.gather_from(reach, pool, cache)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes free pages of those caches of a pool that have published some. Goes on while half of them have none any more.
+    fn gather_from_few(&mut self, reach: &Reach, pool: &Pool) -> Result<()> {
+        let mut at_work = 0;
+        loop {
+            let published = pool.ledger.with_pages(MANY);
+            let caches = DeviceCaches::numbered(pool, &published);
+            let mut bare = published.len() - caches.len();
+            for cache in caches {
+                if self.missing_pages() == 0 || at_work >= 3 * A_FEW {
+                    return Ok(());
+                }
+                match self.gather_from(reach, pool, cache)? {
+                    Some(NotTaken::Bare) => bare += 1,
+                    Some(NotTaken::AtWork) => at_work += 1,
+                    Some(NotTaken::Kept) | None => {}
+                }
+            }
+            if bare < MANY / 2 {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Takes free pages of one cache, or returns why there are none: at most those that are missing and a little more.
+    fn gather_from(&mut self, reach: &Reach, pool: &Pool, cache: &'static StreamCache) -> Result<Option<NotTaken>> {
+        let missing = self.missing_pages();
+        let slack = u64::from(self.place.taken.saturating_sub(self.gathered_pages() + missing)) * PAGE;
+        let wanted = u64::from(missing) * PAGE;
+        let portion = match self.each {
+            Some(pages) => Portion::Each { most: missing / pages, pages },
+            None => Portion::Bytes { wanted, slack, kept: None },
+        };
+        let select = |heap: &mut _, _: &_| Some(cache.take_mappings(heap, portion)).filter(|taken| !taken.is_empty());
+        let taken = take_from(self.request, reach, Giver { cache, pool, least: 1, drops_slabs: true }, select)?;
+        Ok(taken.map(|taken| self.gathered.push(taken)).err())
+    }
+
     pub(super) fn create(&mut self) -> Result<()> {
-        let mut missing = self.missing_pages();
+        let missing = self.missing_pages();
         let part = extent_pages(self.memory, self.request.bytes, self.company);
         // A segment that may be registered is one extent: libraries register no more than one at an address.
         let is_whole = self.pool().no_split();
         let most = if is_whole { missing } else { self.each.unwrap_or(part) };
         let _activity =
             (missing > 0).then(|| Activity::begin_of(u64::from(missing) * PAGE, format_args!("create pages")));
-        while missing > 0 {
-            let pages = most.min(missing);
-            let bytes = u64::from(pages) * PAGE;
-            let extent = claimed(self.pool(), bytes, || self.memory.range.create(pages))?;
-            self.created.push(Mapping { run: Run { first: 0, pages }, extent });
-            missing -= pages;
-        }
-        Ok(())
+        // Where they go is set when they are mapped.
+        create(self.pool(), Run { first: 0, pages: missing }, most, &mut self.created)
     }
 
     /// Maps everything at the new place.
@@ -113,7 +162,7 @@ impl<'a> Growth<'a> {
         // Pages of another pool are this pool's from now on.
         let foreign: u64 = self.foreign().map(|(_, bytes)| bytes).sum();
         let pool = self.pool();
-        let claim = BudgetClaim::new(pool.budget(), foreign).ok_or_else(|| limit_reached(pool))?;
+        let claim = BudgetClaim::new(pool.budget(), foreign).ok_or_else(|| limit_reached(pool, Limit::OfPool))?;
         self.map_all()?;
         claim.settle();
         Ok(())
@@ -256,64 +305,4 @@ impl FreeMemory for Vec<Mapping> {
         }
         Ok(())
     }
-}
-
-/// Takes free pages of other caches, until there are enough.
-pub(super) fn gather(growth: &mut Growth<'_>, reach: &Reach) -> Result<()> {
-    let may_move = |pool: &&Arc<Pool>| pool.source().is_pages() && !pool.no_split();
-    for pool in reach.pools.iter().filter(may_move) {
-        if !reach.waits {
-            gather_from_few(growth, reach, pool)?;
-            continue;
-        }
-        for cache in DeviceCaches::caches_of(pool) {
-            if growth.missing_pages() == 0 {
-                return Ok(());
-            }
-            gather_from(growth, reach, pool, cache)?;
-        }
-    }
-    Ok(())
-}
-
-/// Takes free pages of those caches of a pool that have published some. Goes on while half of them have none any more.
-fn gather_from_few(growth: &mut Growth<'_>, reach: &Reach, pool: &Pool) -> Result<()> {
-    let mut at_work = 0;
-    loop {
-        let published = pool.ledger.with_pages(MANY);
-        let caches = DeviceCaches::numbered(pool, &published);
-        let mut bare = published.len() - caches.len();
-        for cache in caches {
-            if growth.missing_pages() == 0 || at_work >= 3 * A_FEW {
-                return Ok(());
-            }
-            match gather_from(growth, reach, pool, cache)? {
-                Some(NotTaken::Bare) => bare += 1,
-                Some(NotTaken::AtWork) => at_work += 1,
-                Some(NotTaken::Kept) | None => {}
-            }
-        }
-        if bare < MANY / 2 {
-            return Ok(());
-        }
-    }
-}
-
-/// Takes free pages of one cache, or returns why there are none: at most those that are missing and a little more.
-fn gather_from(
-    growth: &mut Growth<'_>,
-    reach: &Reach,
-    pool: &Pool,
-    cache: &'static StreamCache,
-) -> Result<Option<NotTaken>> {
-    let missing = growth.missing_pages();
-    let slack = u64::from(growth.place.taken.saturating_sub(growth.gathered_pages() + missing)) * PAGE;
-    let wanted = u64::from(missing) * PAGE;
-    let portion = match growth.each {
-        Some(pages) => Portion::Each { most: missing / pages, pages },
-        None => Portion::Bytes { wanted, slack, kept: None },
-    };
-    let select = |heap: &mut _, _: &_| Some(cache.take_mappings(heap, portion)).filter(|taken| !taken.is_empty());
-    let taken = take_from(growth.request, reach, Giver { cache, pool, least: 1, drops_slabs: true }, select)?;
-    Ok(taken.map(|taken| growth.gathered.push(taken)).err())
 }

@@ -12,7 +12,7 @@
 use log::Level;
 
 use super::extents::{Beside, find_place, is_no_memory, out_of_addresses};
-use super::growth::{Growth, gather};
+use super::growth::Growth;
 use super::request::AllocationRequest;
 use super::take::Reach;
 use crate::error::{Bytes, Result};
@@ -115,11 +115,17 @@ fn grow_beside(request: &AllocationRequest, reach: &Reach, prefers_segment: bool
 
 /// Fills the place with pages of the cache itself, of others within the reach, if any, and with new ones. Returns false
 /// if a segment is to be tried first, or the driver has just refused as many.
-fn fill(growth: &mut Growth<'_>, own: Vec<Mapping>, others: Option<&Reach>, prefers_segment: bool) -> Result<bool> {
+pub(super) fn fill(
+    growth: &mut Growth<'_>,
+    own: Vec<Mapping>,
+    others: Option<&Reach>,
+    prefers_segment: bool,
+) -> Result<bool> {
     growth.add_own(own)?;
     if let Some(reach) = others {
-        gather(growth, reach)?;
+        growth.gather(reach)?;
     }
+    growth.add_ready();
     let missing = growth.missing_pages();
     if (prefers_segment && u64::from(missing) >= LARGE_EXTENT_PAGES) || growth.request.would_be_refused(missing) {
         return Ok(false);

@@ -4,9 +4,10 @@
 use std::sync::Arc;
 
 use super::extents::{PagePlacement, retire_extents};
-use super::growth::{Growth, gather};
+use super::growth::Growth;
 use super::make_room::with_room_made;
 use super::out_of_memory::no_memory_left;
+use super::pages::fill;
 use super::request::AllocationRequest;
 use super::settle::{self, Patience, settle_blocks};
 use super::take::{Reach, other_pools};
@@ -122,14 +123,7 @@ fn grow_at(request: &AllocationRequest, reach: &Reach, run: Run, each: u32) -> R
     let own = request.lock().map(|mut heap| request.cache.take_mappings(&mut heap, of_each));
     let place = PagePlacement { first: run.first, pages: run.pages, taken: run.pages };
     let mut growth = Growth::of_extents(request, place, each);
-    let filled = (|| {
-        growth.add_own(own.unwrap_or_default())?;
-        gather(&mut growth, reach)?;
-        growth.add_ready();
-        growth.create()?;
-        growth.map()
-    })();
-    if let Err(error) = filled {
+    if let Err(error) = fill(&mut growth, own.unwrap_or_default(), Some(reach), false) {
         growth.undo();
         return Err(error);
     }
