@@ -1,6 +1,6 @@
 //! Device memory, and pinned memory of the host: a caching allocator, and private pools on top of it.
 //!
-//! A request goes to its stream's cache, and takes a free block of its heap. If none fits, the steps of `serve/miss.rs`
+//! A request goes to its stream's cache, and takes a free block of its heap. If none fits, the steps of `serve/acquire.rs`
 //! follow: pages move, the pool grows, and at last cached memory is released. Freed blocks are reused in stream order.
 //! Nothing here touches the memory itself.
 
@@ -86,7 +86,7 @@ pub(crate) use route::allocate as allocate_block;
 pub use route::{CaptureScope, GraphMemory, PoolScope, PoolToken};
 #[cfg(feature = "python")]
 pub(crate) use serve::on_oom_as;
-pub(crate) use serve::{Allocation, free as free_block, make_room_for, users};
+pub(crate) use serve::{Allocation, Help, Helper, free as free_block, make_room_for, users};
 pub use serve::{OomGuard, SegmentGuard, on_oom, oom_callbacks};
 pub use share::{ShareToken, SharedSummary, shared_blocks};
 pub(crate) use sleep::sleep_pools;

@@ -150,7 +150,16 @@ struct Capturing {
     stream: usize,
 }
 
+/// What a random program does.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum AsksFor {
+    All,
+    /// For nothing that has pages at an address of its own: no ranges, reserves and sleep.
+    Blocks,
+}
+
 struct Program {
+    asks: AsksFor,
     random: Random,
     streams: Vec<Stream>,
     pools: Vec<Option<MemPool>>,
@@ -167,13 +176,14 @@ struct Program {
 }
 
 impl Program {
-    fn new() -> Self {
+    fn new(asks: AsksFor) -> Self {
         let streams =
             (0..STREAMS).map(|n| if n < OWN_STREAMS { Stream::new(DEVICE).expect("a stream") } else { foreign() });
         let spare = Arc::new(Mutex::new(Vec::new()));
         let freed = Arc::clone(&spare);
         on_oom(move |_, _| freed.lock().expect("no panic").pop().is_some()).keep();
         Self {
+            asks,
             random: Random(0x9e37_79b9_7f4a_7c15),
             streams: streams.collect(),
             pools: (0..POOLS).map(|_| None).collect(),
@@ -198,6 +208,7 @@ impl Program {
             self.made += 1;
             let builder = MemPool::builder().device(DEVICE);
             let builder = match self.made % 9 {
+                4 | 6 if self.asks == AsksFor::Blocks => builder,
                 1 => builder.use_on_oom(true),
                 2 => builder.no_split(true),
                 3 => builder.limit(48 << 20),
@@ -307,6 +318,7 @@ impl Program {
         let most_live = 40 + self.random.below(400);
         let nothing = String::new();
         match self.random.below(200) {
+            173..184 | 191..195 if self.asks == AsksFor::Blocks => ("nothing", nothing, 0),
             0..80 if self.live.len() < most_live => self.allocate(),
             0..140 => self.free(),
             140..150 => {
@@ -396,12 +408,12 @@ impl Program {
     }
 }
 
-fn random_steps(steps: u64) {
+fn random_steps(asks: AsksFor, steps: u64) {
     simulate(1, MEMORY).expect("a simulated device");
-    println!("random");
+    println!("{}", if asks == AsksFor::All { "random" } else { "blocks" });
     let mut digest = Digest::new();
     Call::ALL.into_iter().for_each(note);
-    let mut program = Program::new();
+    let mut program = Program::new(asks);
     for _ in 0..steps {
         let (what, said, address) = program.step();
         digest.add(what, &said, address);
@@ -441,7 +453,8 @@ fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments[..] {
-        ["random", steps] => random_steps(steps.parse().expect("a number of steps")),
+        ["random", steps] => random_steps(AsksFor::All, steps.parse().expect("a number of steps")),
+        ["blocks", steps] => random_steps(AsksFor::Blocks, steps.parse().expect("a number of steps")),
         ["log", lag, path] => log_steps(path, lag.parse().expect("how far the device lags behind")),
         _ => {
             // A process has one simulated device for its life.
@@ -452,6 +465,7 @@ fn main() {
             };
             let Some((steps, logs)) = arguments.split_first() else { return };
             run(&["random", steps]);
+            run(&["blocks", steps]);
             for log in logs {
                 run(&["log", "0", log]);
                 run(&["log", "3000", log]);

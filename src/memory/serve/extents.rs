@@ -29,22 +29,22 @@ pub(super) fn out_of_addresses(memory: &DeviceMemory) -> Error {
 /// A limit on what a pool has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Limit {
-    OfPool,
-    OfProcess,
-    OfPinned,
+    Pool,
+    Process,
+    Pinned,
 }
 
 pub(super) fn limit_reached(pool: &Pool, limit: Limit) -> Error {
     let which = match limit {
-        Limit::OfPool => {
+        Limit::Pool => {
             format!("The limit of pool {} is reached: raise it, free live blocks of the pool", pool.label())
         }
-        Limit::OfProcess => {
+        Limit::Process => {
             "This process's memory fraction is used up: raise it (set_per_process_memory_fraction), free \
                              live blocks (other pools keep their free memory until their trim())"
                 .to_owned()
         }
-        Limit::OfPinned => {
+        Limit::Pinned => {
             "The limit of pinned memory is reached: raise it (set_pinned_limit), free pinned memory".to_owned()
         }
     };
@@ -53,8 +53,8 @@ pub(super) fn limit_reached(pool: &Pool, limit: Limit) -> Error {
 
 /// Returns the budgets that what a pool takes is within.
 fn budgets(pool: &Pool) -> impl Iterator<Item = (&Budget, Limit)> {
-    let of_pinned = pool.memory.process_budget().map(|budget| (budget, Limit::OfPinned));
-    [(pool.budget(), Limit::OfPool), (&pool.memory.budget, Limit::OfProcess)].into_iter().chain(of_pinned)
+    let of_pinned = pool.memory.process_budget().map(|budget| (budget, Limit::Pinned));
+    [(pool.budget(), Limit::Pool), (&pool.memory.budget, Limit::Process)].into_iter().chain(of_pinned)
 }
 
 /// Returns the refusal of a block that is larger than a limit, so that whatever is freed does not help.

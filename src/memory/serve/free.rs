@@ -1,15 +1,17 @@
-//! Freeing: from an address to its block, and what a freed block waits for.
+//! Freeing: from an address to its block, and what a freed block waits for; and allocation at an address that the caller
+//! names, whose memory was its own, is free, and was not moved or given back: a graph uses its addresses as long as it lives,
+//! so a program that freed a tensor of its graph may want it again.
 
-use super::request::Allocation;
-use super::take::mark_work;
-use super::{settle, trim};
 use log::Level;
 
+use super::take::{Allocation, mark_work};
+use super::trim;
 use crate::error::{Error, Result};
 use crate::ids::Device;
-use crate::memory::cache::{BlockUser, DeviceCaches, StreamCache, Waiting};
+use crate::memory::cache::{BlockUser, DeviceCaches, StreamCache, Waiting, is_recorded};
 use crate::memory::device::{Invalid, log_out};
-use crate::observe::delivery::deliver;
+use crate::memory::pool;
+use crate::observe::delivery::{Delivery, deliver};
 use crate::observe::recording::{self, Purpose};
 use crate::process;
 use crate::runtime::{self, Stream};
@@ -104,7 +106,7 @@ fn leave_closed(cache: &'static StreamCache, thread: ThisThread) {
 fn wait_for(block: Allocation, users: &[BlockUser], thread: ThisThread, named_by: Option<ThisThread>) -> Result<()> {
     let Allocation { cache, offset } = block;
     cache.begin_waiting(thread, offset).map_err(|reason| refuse(block, reason))?;
-    settle::wait(cache, Waiting::for_users(offset, users, &cache.memory.events, named_by));
+    trim::wait(cache, Waiting::for_users(offset, users, &cache.memory.events, named_by));
     Ok(())
 }
 
@@ -127,7 +129,7 @@ pub(in crate::memory) fn free_after_all_work(block: Allocation) -> Result<()> {
         return Ok(());
     }
     // At once if the device is idle; what the driver does not answer is asked again.
-    let _ = trim::settle(cache, thread, settle::Patience::Ask);
+    let _ = trim::settle(cache, thread, trim::Patience::Ask);
     Ok(())
 }
 
@@ -255,4 +257,43 @@ fn find_in_segments(address: u64, device: Option<Device>) -> Result<Allocation> 
     runtime::get()?;
     let device = device.map_or_else(|| "any device".to_owned(), |device| device.to_string());
     Err(Error::invalid_value(format!("{address:#x} is not memory that gpupool handed out on {device}")))
+}
+
+/// Allocates bytes at an address from the pool that has the memory there, in the order of the stream.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` if so many bytes are not free there in one piece, or the memory serves another stream;
+/// `ErrorKind::Forked`.
+pub(crate) fn allocate_at(address: u64, bytes: u64, stream: &Stream) -> Result<Allocation> {
+    process::refuse_forked()?;
+    let _delivery = Delivery::at_end();
+    let _stack = recording::hold_stack(Purpose::Allocation);
+    let block = find(address, Some(stream.device()))?;
+    let cache = block.cache;
+    let refused = |why: &str| {
+        Error::invalid_value(format!(
+            "{bytes} bytes at {address:#x} on {} cannot be allocated again: {why}",
+            cache.memory.location
+        ))
+    };
+    let service =
+        cache.service().filter(|_| !cache.is_lender()).ok_or_else(|| refused("the pool gave the memory up"))?;
+    // A graph's memory is its graph's, whatever stream is named.
+    let may_use = service.role.is_captured() || service.is_of(stream);
+    if !may_use {
+        return Err(refused("the memory serves another stream; name that one"));
+    }
+    if service.pool.sleep.is_asleep() {
+        return Err(pool::asleep(&service.pool));
+    }
+    let allocated = cache.lock_in(&service, ThisThread::get()).and_then(|mut heap| {
+        // The page may have left the cache before the lock.
+        let is_there = cache.has_block_at(block.offset);
+        let offset = is_there.then(|| heap.allocate_at(&cache.memory.pages, block.offset, bytes)).flatten()?;
+        if is_recorded() {
+            cache.record_alloc(offset, bytes);
+        }
+        Some(offset)
+    });
+    allocated.map(|_| block).ok_or_else(|| refused("so many bytes are not free there in one piece"))
 }

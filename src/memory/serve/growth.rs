@@ -5,9 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::extents::{Limit, PagePlacement, create, extent_pages, limit_reached};
-use super::request::AllocationRequest;
 use super::segments::{report_added, retire};
-use super::take::{FreeMemory, Giver, NotTaken, Reach, Taken, take_from};
+use super::take::{AllocationRequest, FreeMemory, Giver, NotTaken, Reach, Taken, take_from};
 use crate::error::Result;
 use crate::memory::cache::{Company, DeviceCaches, NotAdded, Portion, ServingCache, StreamCache};
 use crate::memory::device::{BudgetClaim, DeviceMemory, Mapping, Remains, Run, UNKNOWN, Until};
@@ -162,7 +161,7 @@ impl<'a> Growth<'a> {
         // Pages of another pool are this pool's from now on.
         let foreign: u64 = self.foreign().map(|(_, bytes)| bytes).sum();
         let pool = self.pool();
-        let claim = BudgetClaim::new(pool.budget(), foreign).ok_or_else(|| limit_reached(pool, Limit::OfPool))?;
+        let claim = BudgetClaim::new(pool.budget(), foreign).ok_or_else(|| limit_reached(pool, Limit::Pool))?;
         self.map_all()?;
         claim.settle();
         Ok(())

@@ -2,8 +2,7 @@
 //! hands without a driver call, once the GPU is done with them, so this comes before any move, until the stream has as much
 //! as it has needed at its most.
 
-use super::request::AllocationRequest;
-use super::take::{Giver, NotTaken, Reach, Taken, take_from};
+use super::take::{AllocationRequest, Giver, NotTaken, Reach, Taken, take_from};
 use crate::error::Result;
 use crate::memory::cache::{DeviceCaches, Portion, Service};
 use crate::memory::device::Mapping;

@@ -13,8 +13,7 @@ use log::Level;
 
 use super::extents::{Beside, find_place, is_no_memory, out_of_addresses};
 use super::growth::Growth;
-use super::request::AllocationRequest;
-use super::take::Reach;
+use super::take::{AllocationRequest, Reach};
 use crate::error::{Bytes, Result};
 use crate::memory::cache::{MovedPages, Portion};
 use crate::memory::device::{Mapping, log_out};
@@ -23,19 +22,26 @@ use crate::observe::Activity;
 
 /// The result of a step that adds memory to a request's cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Grown {
-    /// The offset of a block for the request.
-    Block(u64),
+pub(super) enum Grown<T = u64> {
+    /// The offset of a block for the request, or what else was needed.
+    Block(T),
     /// Another thread took what the request was to use, or the cache has ended its service.
     TakenAway,
     /// This step has nothing for the request; the next is to be tried.
     Nothing,
 }
 
-impl Grown {
-    /// Returns the result of a step from which no other thread can take anything.
-    pub(super) fn or_nothing(found: Option<u64>) -> Self {
+impl<T> Grown<T> {
+    pub(super) fn found(found: Option<T>) -> Self {
         found.map_or(Self::Nothing, Self::Block)
+    }
+
+    pub(super) fn map<U>(self, f: impl FnOnce(T) -> U) -> Grown<U> {
+        match self {
+            Self::Block(found) => Grown::Block(f(found)),
+            Self::TakenAway => Grown::TakenAway,
+            Self::Nothing => Grown::Nothing,
+        }
     }
 }
 

@@ -3,16 +3,13 @@
 
 use std::sync::Arc;
 
+use super::acquire::{Need, Step, acquire};
 use super::extents::{PagePlacement, retire_extents};
 use super::growth::Growth;
-use super::make_room::with_room_made;
-use super::out_of_memory::no_memory_left;
-use super::pages::fill;
-use super::request::AllocationRequest;
-use super::settle::{self, Patience, settle_blocks};
-use super::take::{Reach, other_pools};
-use super::trim::{leave_closed, retire_free};
-use crate::error::Result;
+use super::pages::{Grown, fill};
+use super::take::{AllocationRequest, Reach};
+use super::trim::{self, Patience, leave_closed, retire_free, settle_blocks};
+use crate::error::{Error, Result};
 use crate::memory::cache::{DeviceCaches, Portion, ServingCache, StreamCache, Waiting};
 use crate::memory::device::{DeviceMemory, Invalid, Run};
 use crate::memory::pool::{self, Pool, closed};
@@ -30,19 +27,17 @@ use crate::sync::{ThisThread, lock};
 /// asleep or was closed meanwhile; any other refusal of the driver. Nothing is mapped there then.
 pub(in crate::memory) fn commit_run(of: &ServingCache, run: Run, each: u32) -> Result<bool> {
     let _delivery = Delivery::at_end();
-    let pool = of.pool();
-    let request = AllocationRequest::new(of.clone(), run.bytes());
-    let mut reach = Reach::of_pool(pool);
-    let committed = with_room_made(pool, request.bytes, || {
-        let outcome = grow_at(&request, &reach, run, each);
-        if !reach.waits {
-            // After a refusal also free pages of pools that give way, and what is waited for.
-            reach = Reach { waits: true, ..Reach::of_pool(pool) };
-            reach.pools.extend(other_pools(pool, Pool::gives_way));
-        }
-        outcome
-    });
-    committed.map_err(|error| no_memory_left(pool, request.bytes, error))
+    let (pool, request) = (of.pool(), AllocationRequest::new(of.clone(), run.bytes()));
+    let take = |step, reach: &Reach| match step {
+        Step::Pages => grow_at(&request, reach, run, each).map(Grown::Block),
+        _ => Ok(Grown::Nothing),
+    };
+    let committed = acquire(Need { pool, bytes: request.bytes, request: Some(&request), take: &take })?;
+    committed.ok_or_else(|| out_of_service(pool))
+}
+
+fn out_of_service(pool: &Pool) -> Error {
+    if pool.is_closed() { closed(pool) } else { pool::asleep(pool) }
 }
 
 /// Frees blocks of a cache of ranges, which are free once what `waiting` waits for is done.
@@ -57,7 +52,7 @@ pub(in crate::memory) fn decommit_blocks(
     let _delivery = Delivery::at_end();
     waiting.offsets().for_each(|offset| cache.note_free(offset, false));
     let outcome = cache.begin_waiting_each(thread, &waiting);
-    settle::wait(cache, waiting);
+    trim::wait(cache, waiting);
     // What earlier commits moved is unmapped where it was here, so that a commit, which work waits for, is not longer.
     cache.memory.try_end_retired();
     if cache.is_closing() {
@@ -128,8 +123,5 @@ fn grow_at(request: &AllocationRequest, reach: &Reach, run: Run, each: u32) -> R
         return Err(error);
     }
     let added = growth.finish_by(|of, start, bytes, _| of.add_live(start, bytes, u64::from(each) * PAGE));
-    added.map(|()| true).map_err(|_| {
-        let pool = request.pool();
-        if pool.is_closed() { closed(pool) } else { pool::asleep(pool) }
-    })
+    added.map(|()| true).map_err(|_| out_of_service(request.pool()))
 }

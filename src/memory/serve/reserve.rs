@@ -2,10 +2,8 @@
 //! are. Pages that other streams of the pool have free return once the work that used them is done.
 
 use super::extents::{map_new, out_of_addresses, retire_extents};
-use super::request::AllocationRequest;
-use super::settle::Patience;
-use super::take::{FreeMemory, Giver, Reach, take_from};
-use super::trim::take_out;
+use super::take::{AllocationRequest, FreeMemory, Giver, Reach, take_from};
+use super::trim::{Patience, take_out};
 use crate::error::Result;
 use crate::memory::cache::{DeviceCaches, ServingCache};
 use crate::memory::device::{Remains, Reserve, Run, Until};

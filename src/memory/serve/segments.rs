@@ -10,7 +10,7 @@ use log::Level;
 use super::extents::{claimed, out_of_addresses};
 use super::out_of_memory::no_memory_left;
 use super::pages::Grown;
-use super::request::AllocationRequest;
+use super::take::AllocationRequest;
 use crate::error::{Bytes, Error, GPUPOOL, Result};
 use crate::memory::cache::{DeviceCaches, ServingCache, StreamCache};
 use crate::memory::device::{DeviceMemory, Remains, Until, call_out, log_out, overlapping};

@@ -8,10 +8,8 @@
 use super::extents::is_no_memory;
 use super::in_place::serve_in_place;
 use super::pages::grow_by_pages;
-use super::request::AllocationRequest;
-use super::settle::{Patience, wait};
-use super::take::Reach;
-use super::trim::{retire_free, settle};
+use super::take::{AllocationRequest, Reach};
+use super::trim::{Patience, retire_free, settle, wait};
 use crate::error::Result;
 use crate::memory::cache::{
     DeviceCaches, HeapSearch, MemoryAction, ServingCache, StreamCache, To, Waiting, is_recorded,

@@ -1,21 +1,27 @@
-//! Giving memory back: free pages and whole free segments go at once, or as soon as their streams are done.
+//! Giving memory back. Freed blocks that waited for other streams become free once those are done: events are queried only
+//! when a request finds no free block, or memory is given back. Free pages and whole free segments go to the driver at once,
+//! or as soon as their streams are done; so does what a pool does not need that is asleep. Abandoned caches are those of
+//! streams that only caches still hold, and of foreign streams that are known to be gone or whose pages all serve others: they
+//! end when a thread needs a cache that it does not know, so that streams made and dropped leave nothing behind.
 
+use std::mem;
 use std::sync::Arc;
 
 use log::Level;
 
-use super::asleep::let_go_asleep;
 use super::extents::retire_extents;
 use super::reserve::retire_reserve;
 use super::segments::{retire, retire_segment};
-use super::settle::{Patience, settle_blocks};
 use super::slabs::return_slabs;
 use crate::error::{Bytes, Result};
-use crate::memory::cache::{DeviceCaches, Heap, Portion, ServingCache, StreamCache};
-use crate::memory::device::{Remains, Until, log_out};
-use crate::memory::pool::Pool;
+use crate::memory::cache::{DeviceCaches, Heap, Portion, ServingCache, StreamCache, To, Waiting, is_recorded};
+use crate::memory::device::{Remains, Run, Until, log_out, without_all};
+use crate::memory::pool::{Change, KeptExtents, Pool, Record};
+use crate::memory::tuning::A_FEW;
 use crate::observe::Activity;
-use crate::observe::delivery::Delivery;
+use crate::observe::delivery::{Delivery, deliver};
+use crate::process;
+use crate::runtime::{self, RelaxedCapture, Stream};
 use crate::sync::ThisThread;
 
 /// Takes free memory out of a cache's heap. Returns it, and when all work that may use it is done; none if that service
@@ -252,4 +258,210 @@ fn let_go_unneeded(pool: &Arc<Pool>, thread: ThisThread) {
     if is_over && DeviceCaches::caches_of(pool).into_iter().all(has_ended) {
         DeviceCaches::remove_pool(pool, thread);
     }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Patience {
+    /// It only queries.
+    Ask,
+    /// It waits only for the work on segments whose end callbacks are told of.
+    Report,
+    /// It waits for recorded work.
+    Wait,
+}
+
+/// Keeps a freed block until what it waits for is done.
+pub(super) fn wait(cache: &StreamCache, block: Waiting) {
+    cache.waiting.change(|waiting| waiting.push(block));
+}
+
+/// Frees the cache's waiting blocks whose streams are done; returns whether there were any.
+///
+/// # Errors
+/// `ErrorKind::Library` if the driver refuses. Blocks that were not asked about still wait.
+pub(super) fn settle_blocks(cache: &StreamCache, thread: ThisThread, patience: Patience) -> Result<bool> {
+    if cache.waiting.is_empty() {
+        return Ok(false);
+    }
+    let _moving = cache.memory.under_way.begin();
+    let mut asked = cache.waiting.change(std::mem::take);
+    let mut done = Vec::new();
+    let mut outcome = Ok(());
+    asked.retain_mut(|block| match block.is_done(&cache.memory.events, patience == Patience::Wait) {
+        Ok(true) => {
+            done.extend(block.offsets());
+            false
+        }
+        Ok(false) => true,
+        Err(error) => {
+            outcome = Err(error);
+            true
+        }
+    });
+    // Before an observer is called, which may want the others.
+    cache.waiting.change(|waiting| {
+        asked.append(waiting);
+        *waiting = asked;
+    });
+    let has_settled = !done.is_empty();
+    if has_settled {
+        if process::state().is_observed() {
+            // Before any thread can have the blocks.
+            done.iter().for_each(|&offset| cache.note_completed(offset, To::Observer));
+            deliver();
+        }
+        let mut heap = cache.lock(thread);
+        for offset in done {
+            if is_recorded() {
+                cache.note_completed(offset, To::Recording);
+            }
+            if cache.is_lender() {
+                heap.end_waiting(&cache.memory.pages, offset);
+            } else {
+                heap.release(&cache.memory.pages, offset);
+            }
+        }
+    }
+    outcome.map(|()| has_settled)
+}
+
+/// Ends the abandoned caches without live blocks among the next few, and goes on while half of them are abandoned.
+pub(in crate::memory) fn end_abandoned(caches: &DeviceCaches, thread: ThisThread) {
+    let ends = |&cache: &&'static StreamCache| {
+        let Some(service) = cache.service() else { return false };
+        let is_abandoned = match service.stream.as_ref().and_then(Stream::clones) {
+            // Each cache holds one clone, and `service` another.
+            Some(clones) => clones == caches.pools.count_on(&service) + 1,
+            None => caches.pools.is_stream_gone(&service) || cache.marks_work() && is_bare(cache, thread),
+        };
+        is_abandoned && end(caches, &ServingCache { cache, service, thread })
+    };
+    loop {
+        let ended = caches.pools.next_serving(A_FEW).into_iter().filter(ends).count();
+        if ended < A_FEW / 2 {
+            break;
+        }
+    }
+}
+
+fn is_bare(cache: &StreamCache, thread: ThisThread) -> bool {
+    cache.lock(thread).mapped() == 0
+}
+
+/// Takes the free memory out of a cache; if its pool keeps memory, only borrowed slabs and pages of the reserve.
+fn leave_memory(of: &ServingCache) -> Result<()> {
+    if of.pool().gives_way() {
+        return retire_free(of, Patience::Ask);
+    }
+    return_slabs(of)?;
+    retire_reserve(of)
+}
+
+/// Takes a cache without memory out of its pool. False if it has live blocks or memory that the pool keeps.
+fn end(caches: &DeviceCaches, of: &ServingCache) -> bool {
+    let ServingCache { cache, ref service, thread } = *of;
+    let is_idle = cache.waiting.is_empty() && cache.lock(thread).live() == 0;
+    if !is_idle || !is_bare(cache, thread) && leave_memory(of).is_err() {
+        return false;
+    }
+    let Some(counts) = cache.end_idle(service, thread) else { return false };
+    let is_ended = caches.pools.remove_cache(&service.pool, cache, counts);
+    if is_ended {
+        caches.table.end(cache);
+    }
+    is_ended
+}
+
+/// Returns the pages that a sleeping pool needs when it wakes, in order: each run is of one cache, or of the pool's
+/// reserve. With `may_let_go`, whole free pages are first taken out of its caches and their addresses released. A graph
+/// that is replayed may use all that its caches have.
+pub(in crate::memory) fn pages_asleep(pool: &Pool, thread: ThisThread, may_let_go: bool) -> Vec<Run> {
+    let memory = pool.memory;
+    let end = memory.range.bytes;
+    let (mut free, mut needed) = (Vec::new(), Vec::new());
+    DeviceCaches::each_asleep(pool, thread, |service, heap| {
+        if may_let_go && !service.is_of_live_graph() {
+            free.extend(heap.take_pages_asleep(&memory.pages, end));
+        }
+        needed.extend(heap.spans_below(end));
+    });
+    if let Some(reserve) = pool.supply.reserve() {
+        let of_reserve = free.iter().filter_map(|run| run.common(reserve.run)).collect();
+        free = without_all(free, &[reserve.run]);
+        // None: the pool has no extents while it is asleep.
+        retire_extents(pool, reserve.put_back(of_reserve));
+        // A cache may have pages of the reserve and, beside them, others, whose extents are not the reserve's.
+        let in_use: Vec<_> = needed.iter().filter_map(|run| run.common(reserve.run)).collect();
+        needed = without_all(needed, &[reserve.run]);
+        if !reserve.has_ended() {
+            needed.push(reserve.run);
+        } else {
+            needed.extend(in_use);
+            if may_let_go {
+                free.extend(reserve.take_free());
+            } else {
+                needed.extend(reserve.free());
+            }
+        }
+    }
+    free.into_iter().for_each(|run| memory.put_back_pages(run));
+    needed.sort_unstable();
+    needed
+}
+
+/// Releases what a sleeping pool does not need any more: addresses and pinned memory; and, if nothing uses the pool,
+/// what the driver did not take back when it fell asleep.
+pub(super) fn let_go_asleep(pool: &Arc<Pool>, thread: ThisThread) {
+    // A thread that changes the pool meanwhile does it again for this one: here, or by giving back what a closed pool has free.
+    while let Some(change) = pool.sleep.try_change(thread) {
+        let_go_of(pool, change, thread);
+        if !pool.sleep.is_to_let_go() {
+            return;
+        }
+    }
+}
+
+fn let_go_of(pool: &Arc<Pool>, mut change: Change<'_>, thread: ThisThread) {
+    let Some(record) = &mut change.record else { return };
+    if !record.kept.is_empty() && is_over(pool, thread) {
+        // What the driver refuses to take back now is tried again whenever memory is given back.
+        let _ = give_kept_back(pool, record);
+    }
+    let needed = pages_asleep(pool, thread, record.kept.is_empty());
+    let unneeded = record.keep_only(&needed);
+    drop(change);
+    drop(unneeded);
+}
+
+/// Returns whether nothing uses the pool or any of its blocks.
+fn is_over(pool: &Pool, thread: ThisThread) -> bool {
+    let is_idle = |cache: &StreamCache| {
+        cache.waiting.is_empty() && cache.lock(thread).live_ranges(&cache.memory.pages).is_empty()
+    };
+    pool.is_closed() && pool.use_count() == 0 && DeviceCaches::caches_of(pool).into_iter().all(is_idle)
+}
+
+/// Gives the driver what it did not take back when the pool fell asleep, once copies of it are done. Keeps what it
+/// refuses again.
+fn give_kept_back(pool: &Pool, record: &mut Record) -> Result<()> {
+    if let Some(copies) = &record.copies {
+        let _relaxed = RelaxedCapture::new(runtime::get()?)?;
+        if !copies.query()? {
+            return Ok(());
+        }
+        record.copies = None;
+    }
+    let (mapped, unmapped): (Vec<_>, Vec<_>) = mem::take(&mut record.kept).into_iter().partition(|kept| kept.is_mapped);
+    let [mut mapped, mut unmapped] =
+        [mapped, unmapped].map(|kept| kept.into_iter().flat_map(|kept| kept.extents).collect::<Vec<_>>());
+    let (memory, supply) = (pool.memory, &pool.supply);
+    let count = |bytes| memory.uncount(bytes, supply, &mut 0);
+    // SAFETY: all work that used these was waited for before the pool fell asleep, copies of them are done, and no
+    // block is there that could be used.
+    let outcome = unsafe { memory.end_extents(&mut mapped, &mut unmapped, false, count) };
+    for (extents, is_mapped) in [(mapped, true), (unmapped, false)] {
+        let left = extents.into_iter().map(|extent| KeptExtents { extents: vec![extent], is_mapped, is_open: false });
+        record.kept.extend(left);
+    }
+    outcome
 }

@@ -140,7 +140,7 @@ fn map_kept(pool: &Pool, record: &mut Record) -> Result<()> {
 }
 
 /// Makes and maps extents at all of these pages, and copies their backup, which is done when this returns.
-fn take(pool: &Pool, record: &Record, missing: &[Run], taken: &mut NewExtents, thread: ThisThread) -> Result<()> {
+fn take(pool: &Arc<Pool>, record: &Record, missing: &[Run], taken: &mut NewExtents, thread: ThisThread) -> Result<()> {
     let memory = pool.memory;
     let large = large_blocks(pool, thread);
     let other = other_pages(missing.iter().map(|run| run.bytes()).sum());
