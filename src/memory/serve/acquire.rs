@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use log::info;
+use log::Level;
 
 use super::extents::{beyond_a_limit, claimed, is_no_memory};
 use super::out_of_memory::{Help, after_callbacks, no_memory_left, settle_in};
@@ -16,11 +16,10 @@ use super::trim::{Patience, leave_closed, settle, trim_pools};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ids::Device;
 use crate::memory::cache::{DeviceCaches, StreamCache};
-use crate::memory::device::{DeviceMemory, Moment};
+use crate::memory::device::{DeviceMemory, Moment, log_out};
 use crate::memory::pool::{self, Pool};
 use crate::memory::tuning::{A_FEW, MANY, PAGE, WAIT};
 use crate::observe::Activity;
-use crate::observe::target::MEMORY;
 use crate::runtime::Extent;
 use crate::sync::ThisThread;
 
@@ -142,7 +141,7 @@ pub(super) fn acquire<R>(need: Need<'_, R>) -> Result<Option<R>> {
     }
     if let Some(waiting) = acquisition.waiting.filter(|_| found.is_some()) {
         let (id, on, took) = (pool.id, pool.memory.location, waiting.took());
-        info!(target: MEMORY, "pool {id} on {on}: found {bytes} bytes after {took}");
+        log_out(Level::Info, format_args!("pool {id} on {on}: found {bytes} bytes after {took}"));
     }
     Ok(found)
 }
@@ -296,9 +295,10 @@ impl<R> Acquisition<'_, R> {
         let under_way = &pool.memory.under_way;
         if self.waiting.is_none() {
             self.waiting = Some(Activity::begin_of(bytes, format_args!("free memory for a request")));
-            info!(
-                target: MEMORY,
-                "pool {} on {}: no memory for {bytes} bytes, waiting for streams and trimming", pool.id, pool.memory.location
+            let (id, on) = (pool.id, pool.memory.location);
+            log_out(
+                Level::Info,
+                format_args!("pool {id} on {on}: no memory for {bytes} bytes, waiting for streams and trimming"),
             );
         }
         // What other threads have under way is waited for.
