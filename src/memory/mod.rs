@@ -73,7 +73,7 @@ pub use neighbour::{
 };
 pub(crate) use plug::LibraryMemory;
 pub use plug::{BareAllocate, BareFree, DEVICE_MEM_HANDLER, EmptyCache, PINNED_MEM_HANDLER, bare_feed, feed};
-pub use pool::{MemoryLimit, PoolId, SegmentEvent, SegmentEventKind, graph_pool_handle};
+pub use pool::{MemoryLimit, PoolId, SegmentEvent, SegmentEventKind, SegmentGuard, graph_pool_handle};
 pub use pool_by_id::{begin_allocate_to_pool, end_allocate_to_pool, pool_use_count, release_pool};
 pub(crate) use range::reserve_range as reserve_range_of;
 pub use range::{CommitOptions, DiscardGuard, MemoryRange, RangePages};
@@ -87,7 +87,7 @@ pub use route::{CaptureScope, GraphMemory, PoolScope, PoolToken};
 #[cfg(feature = "python")]
 pub(crate) use serve::on_oom_as;
 pub(crate) use serve::{Allocation, Help, Helper, free as free_block, make_room_for, users};
-pub use serve::{OomGuard, SegmentGuard, on_oom, oom_callbacks};
+pub use serve::{OomGuard, on_oom, oom_callbacks};
 pub use share::{ShareToken, SharedSummary, shared_blocks};
 pub(crate) use sleep::sleep_pools;
 pub use sleep::{Backup, wake};

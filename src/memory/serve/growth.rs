@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::extents::{Limit, PagePlacement, create, extent_pages, limit_reached};
-use super::segments::{report_added, retire};
+use super::segments::retire;
 use super::take::{AllocationRequest, FreeMemory, Giver, NotTaken, Reach, Taken, take_from};
 use crate::error::Result;
 use crate::memory::cache::{Company, DeviceCaches, NotAdded, Portion, ServingCache, StreamCache};
@@ -247,7 +247,7 @@ impl<'a> Growth<'a> {
         for &mapping in &self.mapped {
             memory.pages.set_mapping(mapping);
         }
-        report_added(pool, memory.address(start), bytes);
+        pool.add_segment(memory.address(start), bytes);
         let added = add(self.request, start, bytes, self.counted_bytes());
         if added.is_err() {
             // SAFETY: no cache has got the new place, so no work uses it.

@@ -29,7 +29,6 @@ pub(in crate::memory) use out_of_memory::{no_memory_left, no_room_for_claim, wak
 pub(in crate::memory) use pools::{Ending, close_pool, end_pool};
 pub(crate) use pools::{PoolSettings, device_caches, enable_peer, make_pool, pool_of_id};
 pub(in crate::memory) use ranges::{commit_run, decommit_blocks, free_places, ranges_cache, release_places};
-pub use segments::SegmentGuard;
 pub(crate) use segments::on_segment;
 pub(in crate::memory) use segments::warm_by_segments;
 pub(crate) use take::Allocation;

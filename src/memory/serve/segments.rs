@@ -2,8 +2,7 @@
 //! first used, and before it is released. Libraries such as NCCL, UCX and NVSHMEM register memory by its address, and must
 //! end that before the memory is released. So callbacks are for pools whose segments are never moved.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use log::Level;
 
@@ -14,7 +13,7 @@ use super::take::AllocationRequest;
 use crate::error::{Bytes, Error, GPUPOOL, Result};
 use crate::memory::cache::{DeviceCaches, ServingCache, StreamCache};
 use crate::memory::device::{DeviceMemory, Remains, Until, call_out, log_out, overlapping};
-use crate::memory::pool::{Leaving, Listener, Pool, SegmentCallback, SegmentEvent, SegmentEventKind, closed, supply};
+use crate::memory::pool::{Pool, SegmentCallback, SegmentGuard, closed, supply};
 use crate::memory::tuning::{ALIGNMENT, PAGE};
 use crate::observe::Activity;
 use crate::observe::delivery::Delivery;
@@ -61,7 +60,7 @@ fn make_segment(of: &ServingCache, bytes: u64) -> Result<u64> {
             }
         })
     })?;
-    report_added(pool, memory.address(start), bytes);
+    pool.add_segment(memory.address(start), bytes);
     Ok(start)
 }
 
@@ -115,34 +114,6 @@ fn add_segment(memory: &DeviceMemory, address: u64, bytes: u64) -> Result<u64> {
     Ok(offset)
 }
 
-/// A callback for a pool's segments, registered until this is dropped.
-#[must_use = "the callback is removed when this is dropped"]
-#[derive(Debug)]
-pub struct SegmentGuard {
-    pool: Weak<Pool>,
-    /// The pool's, so that this keeps nothing of the callback's.
-    listener: Weak<Listener>,
-}
-
-impl SegmentGuard {
-    /// Keeps the callback registered as long as the pool has memory.
-    pub fn keep(self) {
-        let mut this = self;
-        this.pool = Weak::new();
-    }
-}
-
-impl Drop for SegmentGuard {
-    fn drop(&mut self) {
-        // A forked child calls no callback, and the lock may be held for ever there.
-        if !process::is_forked()
-            && let Some((pool, listener)) = self.pool.upgrade().zip(self.listener.upgrade())
-        {
-            pool.segments.end(&listener);
-        }
-    }
-}
-
 /// Registers a callback and calls it for each segment: for the present ones now, and for others as they come and go.
 ///
 /// # Errors
@@ -159,27 +130,12 @@ pub(crate) fn on_segment(pool: &Arc<Pool>, callback: SegmentCallback) -> Result<
              registered: make the pool with no_split, or with segments or an allocator"
         )));
     }
-    let listener = Arc::new(Listener::new(callback));
-    for (address, bytes) in pool.segments.listen(&listener) {
-        report(pool, &listener, SegmentEventKind::Added, address, bytes);
-        if let Some(leaving) = pool.segments.end_reporting(address) {
-            let remains = report_end(pool, leaving);
-            let until = Until::recorded_later(pool.memory.location.device());
-            // SAFETY: the segment was taken out of its cache and off the list, and all work on the device is waited for.
-            unsafe { pool.memory.retire(remains, until, &pool.supply) };
-            pool.memory.try_end_retired();
-        }
-    }
-    Ok(SegmentGuard { pool: Arc::downgrade(pool), listener: Arc::downgrade(&listener) })
-}
-
-/// Calls the pool's callbacks, if any, for a segment that no cache has yet.
-pub(super) fn report_added(pool: &Pool, address: u64, bytes: u64) {
-    if pool.has_fixed_segments() {
-        for listener in pool.segments.add(address, bytes) {
-            report(pool, &listener, SegmentEventKind::Added, address, bytes);
-        }
-    }
+    Ok(pool.listen(callback, |remains| {
+        let until = Until::recorded_later(pool.memory.location.device());
+        // SAFETY: the segment was taken out of its cache and off the list, and all work on the device is waited for.
+        unsafe { pool.memory.retire(remains, until, &pool.supply) };
+        pool.memory.try_end_retired();
+    }))
 }
 
 /// Gives back memory that was taken out of a cache. If it is segments, the pool's callbacks are called first, once the work
@@ -194,15 +150,15 @@ pub(super) unsafe fn retire(pool: &Pool, mut remains: Remains, mut until: Until)
             // What the driver refuses here it refuses again when the memory is released, where a call asks for it.
             let _ = until.is_done(&memory.events, true);
         }
-        let report_end_of = |address, remains| Some(report_end(pool, pool.segments.take(address, remains)?));
         remains = match remains {
             Remains::Released { mut mapped, unmapped } => {
                 mapped.retain(|mapping| {
-                    report_end_of(memory.address(mapping.start()), Remains::released(vec![*mapping])).is_some()
+                    let address = memory.address(mapping.start());
+                    pool.end_segment(address, Remains::released(vec![*mapping])).is_some()
                 });
                 Remains::Released { mapped, unmapped }
             }
-            Remains::Segment { address, .. } => match report_end_of(address, remains) {
+            Remains::Segment { address, .. } => match pool.end_segment(address, remains) {
                 Some(remains) => remains,
                 None => return,
             },
@@ -223,25 +179,4 @@ pub(super) unsafe fn retire_segment(of: &ServingCache, offset: u64, bytes: u64, 
     memory.segments.remove(address, offset, bytes);
     // SAFETY: the caller's promise.
     unsafe { retire(of.pool(), Remains::Segment { address, bytes, stream }, until) };
-}
-
-/// Calls the pool's callbacks for a leaving segment, and returns what remains of it.
-fn report_end(pool: &Pool, leaving: Leaving) -> Remains {
-    for listener in &leaving.listeners {
-        report(pool, listener, SegmentEventKind::Removed, leaving.address, leaving.bytes);
-    }
-    leaving.remains
-}
-
-/// Calls a callback. Its panic is logged only: the call that made or gave back memory is another's.
-fn report(pool: &Pool, listener: &Listener, kind: SegmentEventKind, address: u64, nbytes: u64) {
-    // Pools of users are of devices.
-    let Some(device) = pool.memory.location.device() else { return };
-    let event = SegmentEvent { kind, address, nbytes, device, pool: pool.id };
-    if catch_unwind(AssertUnwindSafe(|| call_out(CallbackKind::Segment, || listener.call(&event)))).is_err() {
-        log_out(
-            Level::Error,
-            format_args!("pool {} on {device}: a callback of on_segment panicked for {event:?}", pool.label()),
-        );
-    }
 }

@@ -285,19 +285,13 @@ pub(super) fn settle_blocks(cache: &StreamCache, thread: ThisThread, patience: P
     }
     let _moving = cache.memory.under_way.begin();
     let mut asked = cache.waiting.change(std::mem::take);
-    let mut done = Vec::new();
     let mut outcome = Ok(());
-    asked.retain_mut(|block| match block.is_done(&cache.memory.events, patience == Patience::Wait) {
-        Ok(true) => {
-            done.extend(block.offsets());
-            false
-        }
-        Ok(false) => true,
-        Err(error) => {
-            outcome = Err(error);
-            true
-        }
-    });
+    let is_done = |block: &mut Waiting| {
+        let asked = block.is_done(&cache.memory.events, patience == Patience::Wait);
+        asked.map_err(|error| outcome = Err(error)).unwrap_or(false)
+    };
+    let settled: Vec<_> = asked.extract_if(.., is_done).collect();
+    let done: Vec<_> = settled.iter().flat_map(Waiting::offsets).collect();
     // Before an observer is called, which may want the others.
     cache.waiting.change(|waiting| {
         asked.append(waiting);
