@@ -144,12 +144,10 @@ fn user(block: Allocation, stream: &Stream) -> Result<BlockUser> {
     if memory.location != stream.device() && !memory.range.peers.has(stream.device()) {
         // Devices named by number, as from C, are checked only here.
         runtime::existing(stream.device())?;
+        let (address, owner, device) = (block.address(), memory.location, stream.device());
         return Err(Error::invalid_value(format!(
-            "{:#x} is memory of {}, which a stream of {} cannot use: give a stream of {}, or call enable_peer_access first",
-            block.address(),
-            memory.location,
-            stream.device(),
-            memory.location
+            "{address:#x} is memory of {owner}, which a stream of {device} cannot use: give a stream of {owner}, or call \
+             enable_peer_access first"
         )));
     }
     let user = BlockUser::new(stream);
@@ -213,20 +211,14 @@ pub(crate) fn find(address: u64, device: Option<Device>) -> Result<Allocation> {
 #[cold]
 fn refuse_own(block: Allocation) -> Result<Allocation> {
     process::refuse_forked()?;
-    if block.cache.is_of_ranges() {
-        let (address, device) = (block.address(), block.cache.memory.location);
-        return Err(Error::invalid_value(format!(
-            "{address:#x} on {device} is in a MemoryRange, which alone commits and decommits its pages; call those"
-        )));
-    }
-    if !block.cache.is_gpupools(block.offset) {
+    let why = if block.cache.is_of_ranges() {
+        "is in a MemoryRange, which alone commits and decommits its pages; call those"
+    } else if block.cache.is_gpupools(block.offset) {
+        "is memory that gpupool has for its own work: what a caller had there was freed before; free each block once"
+    } else {
         return Ok(block);
-    }
-    Err(Error::invalid_value(format!(
-        "{:#x} on {} is memory that gpupool has for its own work: what a caller had there was freed before; free each block once",
-        block.address(),
-        block.cache.memory.location
-    )))
+    };
+    Err(Error::invalid_value(format!("{:#x} on {} {why}", block.address(), block.cache.memory.location)))
 }
 
 /// Returns whether an address is in gpupool's memory; in a forked child, segments do not count.
@@ -240,19 +232,21 @@ pub(crate) fn owns(address: u64) -> bool {
 
 #[inline]
 fn block_in_pages(caches: &'static DeviceCaches, address: u64) -> Option<Allocation> {
-    let offset = caches.memory.range.offset(address)?;
+    block_at(caches, caches.memory.range.offset(address)?)
+}
+
+#[inline]
+fn block_at(caches: &'static DeviceCaches, offset: u64) -> Option<Allocation> {
     Some(Allocation { cache: caches.cache_at(offset)?, offset })
 }
 
 #[cold]
 fn find_in_segments(address: u64, device: Option<Device>) -> Result<Allocation> {
     process::refuse_forked()?;
-    for caches in DeviceCaches::all().filter(|caches| device.is_none_or(|device| caches.memory.location == device)) {
-        if let Some(offset) = caches.memory.segments.offset(address)
-            && let Some(cache) = caches.cache_at(offset)
-        {
-            return refuse_own(Allocation { cache, offset });
-        }
+    let mut all = DeviceCaches::all().filter(|caches| device.is_none_or(|device| caches.memory.location == device));
+    let found = all.find_map(|caches| block_at(caches, caches.memory.segments.offset(address)?));
+    if let Some(block) = found {
+        return refuse_own(block);
     }
     runtime::get()?;
     let device = device.map_or_else(|| "any device".to_owned(), |device| device.to_string());

@@ -224,21 +224,19 @@ pub(crate) fn enable_peer(device: Device, peer: Device) -> Result<()> {
              through the host instead"
         )));
     }
-    for _ in 0..A_FEW {
+    for attempt in 0.. {
         match caches.memory.range.let_in(peer) {
-            Err(refused) if refused.is_status(UNKNOWN) => {
+            Err(refused) if refused.is_status(UNKNOWN) && attempt < A_FEW => {
                 make_room(caches, |pool: &Pool| !pool.no_split());
+            }
+            Err(refused) if refused.is_status(UNKNOWN) => {
+                return Err(refused.advised(format!(
+                    "It opens some pages in use, which have moved, to no other device any more: free blocks of {device} and \
+                     call again, or enable access before there are any"
+                )));
             }
             outcome => return outcome,
         }
     }
-    caches.memory.range.let_in(peer).map_err(|refused| {
-        if !refused.is_status(UNKNOWN) {
-            return refused;
-        }
-        refused.advised(format!(
-            "It opens some pages in use, which have moved, to no other device any more: free blocks of {device} and call \
-             again, or enable access before there are any"
-        ))
-    })
+    Ok(())
 }

@@ -8,7 +8,7 @@ use super::extents::{PagePlacement, retire_extents};
 use super::growth::Growth;
 use super::pages::{Grown, fill};
 use super::take::{AllocationRequest, Reach};
-use super::trim::{self, Patience, leave_closed, retire_free, settle_blocks};
+use super::trim::{self, Patience, leave_closed, settle_and_retire};
 use crate::error::{Error, Result};
 use crate::memory::cache::{DeviceCaches, Portion, ServingCache, StreamCache, Waiting};
 use crate::memory::device::{DeviceMemory, Invalid, Run};
@@ -81,12 +81,8 @@ pub(in crate::memory) fn free_places(memory: &DeviceMemory, patience: Patience) 
     let thread = ThisThread::get();
     let _ = memory.under_way.wait();
     for pool in caches.pools.all() {
-        let Some(cache) = DeviceCaches::ranges_of(&pool) else { continue };
         // What the driver refuses is tried again whenever memory is given back.
-        let _ = settle_blocks(cache, thread, patience);
-        if let Some(of) = ServingCache::of_pool(cache, &pool, thread) {
-            let _ = retire_free(&of, patience);
-        }
+        let _ = DeviceCaches::ranges_of(&pool).map(|cache| settle_and_retire(cache, &pool, thread, patience));
     }
     let _ = memory.end_retired(patience == Patience::Wait);
 }

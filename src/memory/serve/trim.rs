@@ -68,6 +68,19 @@ enum HowMuch {
     Bytes { wanted: u64, slack: u64 },
 }
 
+/// Frees the waiting blocks of a pool's cache whose streams are done, and takes all free memory out of it, also if the driver
+/// refuses the first.
+pub(super) fn settle_and_retire(
+    cache: &'static StreamCache,
+    pool: &Pool,
+    thread: ThisThread,
+    patience: Patience,
+) -> Result<()> {
+    let settled = settle_blocks(cache, thread, patience).map(drop);
+    let of = ServingCache::of_pool(cache, pool, thread);
+    settled.and(of.map_or(Ok(()), |of| retire_free(&of, patience)))
+}
+
 /// Takes all free memory out of a cache, to go once the stream is done.
 pub(super) fn retire_free(of: &ServingCache, patience: Patience) -> Result<()> {
     retire_some(of, HowMuch::All, patience).map(drop)
@@ -168,13 +181,9 @@ pub(crate) fn trim(pool: &Arc<Pool>, thread: ThisThread, patience: Patience) -> 
     let memory = pool.memory;
     let activity = Activity::begin(format_args!("trim memory pool"));
     let _delivery = Delivery::at_end();
-    let mut outcome = Ok(());
-    for cache in DeviceCaches::caches_of(pool) {
-        outcome = outcome.and(settle_blocks(cache, thread, patience).map(drop));
-        if let Some(of) = ServingCache::of_pool(cache, pool, thread) {
-            outcome = outcome.and(retire_free(&of, patience));
-        }
-    }
+    let emptied =
+        DeviceCaches::caches_of(pool).into_iter().map(|cache| settle_and_retire(cache, pool, thread, patience));
+    let outcome = emptied.fold(Ok(()), Result::and);
     release_ready(pool);
     let_go_unneeded(pool, thread);
     let at_once = memory.end_retired(patience == Patience::Wait)?;
