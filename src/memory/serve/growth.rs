@@ -38,11 +38,6 @@ impl<'a> Growth<'a> {
         Self { request, memory: request.memory(), place, company, each: None, gathered, created, mapped, replaced }
     }
 
-    /// Makes one whose extents have exactly so many pages each.
-    pub(super) fn of_extents(request: &'a AllocationRequest, place: PagePlacement, each: u32) -> Self {
-        Self { each: Some(each), ..Self::new(request, place, Company::WithMany) }
-    }
-
     fn pool(&self) -> &'a Arc<Pool> {
         self.request.pool()
     }
@@ -162,12 +157,6 @@ impl<'a> Growth<'a> {
         let foreign: u64 = self.foreign().map(|(_, bytes)| bytes).sum();
         let pool = self.pool();
         let claim = BudgetClaim::new(pool.budget(), foreign).ok_or_else(|| limit_reached(pool, Limit::Pool))?;
-        self.map_all()?;
-        claim.settle();
-        Ok(())
-    }
-
-    fn map_all(&mut self) -> Result<()> {
         let _activity =
             (self.moved_bytes() > 0).then(|| Activity::begin_of(self.moved_bytes(), format_args!("move pages")));
         let mut first = self.place.first;
@@ -188,12 +177,13 @@ impl<'a> Growth<'a> {
         };
         self.mapped.truncate(done);
         outcome?;
-        if self.replaced.is_empty() {
-            return Ok(());
+        if !self.replaced.is_empty() {
+            // What was mapped before the refusal.
+            // SAFETY: all of it was just mapped, and this growth alone unmaps it.
+            unsafe { range.open(&range.placed(&self.mapped)) }?;
         }
-        // What was mapped before the refusal.
-        // SAFETY: all of it was just mapped, and this growth alone unmaps it.
-        unsafe { range.open(&range.placed(&self.mapped)) }
+        claim.settle();
+        Ok(())
     }
 
     /// Replaces a gathered extent by a new one, which counts as the old one; that goes once the work at its old place

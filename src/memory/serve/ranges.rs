@@ -10,7 +10,7 @@ use super::pages::{Grown, fill};
 use super::take::{AllocationRequest, Reach};
 use super::trim::{self, Patience, leave_closed, settle_and_retire};
 use crate::error::{Error, Result};
-use crate::memory::cache::{DeviceCaches, Portion, ServingCache, StreamCache, Waiting};
+use crate::memory::cache::{Company, DeviceCaches, Portion, ServingCache, StreamCache, Waiting};
 use crate::memory::device::{DeviceMemory, Invalid, Run};
 use crate::memory::pool::{self, Pool, closed};
 use crate::memory::tuning::PAGE;
@@ -113,7 +113,8 @@ fn grow_at(request: &AllocationRequest, reach: &Reach, run: Run, each: u32) -> R
     let of_each = Portion::Each { most: run.pages / each, pages: each };
     let own = request.lock().map(|mut heap| request.cache.take_mappings(&mut heap, of_each));
     let place = PagePlacement { first: run.first, pages: run.pages, taken: run.pages };
-    let mut growth = Growth::of_extents(request, place, each);
+    let mut growth = Growth::new(request, place, Company::WithMany);
+    growth.each = Some(each);
     if let Err(error) = fill(&mut growth, own.unwrap_or_default(), Some(reach), false) {
         growth.undo();
         return Err(error);

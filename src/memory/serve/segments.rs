@@ -11,7 +11,7 @@ use super::out_of_memory::no_memory_left;
 use super::pages::Grown;
 use super::take::AllocationRequest;
 use crate::error::{Bytes, Error, GPUPOOL, Result};
-use crate::memory::cache::{DeviceCaches, ServingCache, StreamCache};
+use crate::memory::cache::{DeviceCaches, NotAdded, ServingCache, StreamCache};
 use crate::memory::device::{DeviceMemory, Remains, Until, call_out, log_out, overlapping};
 use crate::memory::pool::{Pool, SegmentCallback, SegmentGuard, closed, supply};
 use crate::memory::tuning::{ALIGNMENT, PAGE};
@@ -31,12 +31,8 @@ pub(super) fn grow_by_segment(request: &AllocationRequest) -> Result<Grown> {
     // Whole pages, so that small requests share one.
     let wanted = request.needed().next_multiple_of(PAGE);
     let activity = Activity::begin_of(wanted, format_args!("grow memory pool"));
-    let start = make_segment(request, wanted)?;
-    let Ok(offset) = request.add_and_allocate(start, wanted, 0, request.bytes) else {
-        // SAFETY: no cache has got the segment, so no work uses it.
-        unsafe { retire_segment(request, start, wanted, Until::at_once()) };
-        return Ok(Grown::TakenAway);
-    };
+    let added = make_segment(request, wanted, |start| request.add_and_allocate(start, wanted, 0, request.bytes))?;
+    let Some(offset) = added else { return Ok(Grown::TakenAway) };
     let (id, device, took) = (pool.id, request.memory().location, activity.took());
     let (segment, reserved) = (Bytes(wanted), Bytes(pool.budget().reserved()));
     log_out(
@@ -46,8 +42,9 @@ pub(super) fn grow_by_segment(request: &AllocationRequest) -> Result<Grown> {
     Ok(offset.map_or(Grown::TakenAway, Grown::Block))
 }
 
-/// Makes a segment that no cache has yet, and returns its offset.
-fn make_segment(of: &ServingCache, bytes: u64) -> Result<u64> {
+/// Makes a segment for a cache, which gets it by `add`, with its offset. Returns what that returns; none if the cache cannot
+/// have it.
+fn make_segment<R>(of: &ServingCache, bytes: u64, add: impl FnOnce(u64) -> Result<R, NotAdded>) -> Result<Option<R>> {
     let (pool, memory, source, stream) = (of.pool(), of.memory(), of.pool().source(), of.service.stream.as_ref());
     let start = claimed(pool, bytes, || {
         memory.range.count_driver_call();
@@ -61,7 +58,12 @@ fn make_segment(of: &ServingCache, bytes: u64) -> Result<u64> {
         })
     })?;
     pool.add_segment(memory.address(start), bytes);
-    Ok(start)
+    let added = add(start);
+    if added.is_err() {
+        // SAFETY: no cache has got the segment, so no work uses it.
+        unsafe { retire_segment(of, start, bytes, Until::at_once()) };
+    }
+    Ok(added.ok())
 }
 
 /// Makes sure that a cache of a pool with segments has so many bytes free, in one piece or in pieces of
@@ -80,14 +82,11 @@ pub(in crate::memory) fn warm_by_segments(cache: &'static StreamCache, bytes: u6
     while left > 0 {
         let piece = left.min(most).next_multiple_of(PAGE);
         let made = if bytes <= cache.memory.total {
-            make_segment(&of, piece)
+            make_segment(&of, piece, |start| of.add(start, piece))
         } else {
             Err(Error::no_memory(GPUPOOL, "The host has not that many bytes: request less"))
         };
-        let start = made.map_err(|error| no_memory_left(of.pool(), bytes, error))?;
-        if of.add(start, piece).is_err() {
-            // SAFETY: no cache has got the segment, so no work uses it.
-            unsafe { retire_segment(&of, start, piece, Until::at_once()) };
+        if made.map_err(|error| no_memory_left(of.pool(), bytes, error))?.is_none() {
             return Err(Error::unavailable("the memory that was made ahead could not be kept: its pool has ended"));
         }
         left = left.saturating_sub(piece);

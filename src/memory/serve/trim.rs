@@ -376,10 +376,10 @@ fn end(caches: &DeviceCaches, of: &ServingCache) -> bool {
 }
 
 /// Returns the pages that a sleeping pool needs when it wakes, in order: each run is of one cache, or of the pool's
-/// reserve. With `may_let_go`, whole free pages are first taken out of its caches and their addresses released. A graph
-/// that is replayed may use all that its caches have.
-pub(in crate::memory) fn pages_asleep(pool: &Pool, thread: ThisThread, may_let_go: bool) -> Vec<Run> {
-    let memory = pool.memory;
+/// reserve. Unless the driver did not take all back when it fell asleep, whole free pages are first taken out of its caches
+/// and their addresses released. A graph that is replayed may use all that its caches have.
+pub(in crate::memory) fn pages_asleep(pool: &Pool, record: &Record, thread: ThisThread) -> Vec<Run> {
+    let (memory, may_let_go) = (pool.memory, record.kept.is_empty());
     let end = memory.range.bytes;
     let (mut free, mut needed) = (Vec::new(), Vec::new());
     DeviceCaches::each_asleep(pool, thread, |service, heap| {
@@ -430,7 +430,7 @@ fn let_go_of(pool: &Arc<Pool>, mut change: Change<'_>, thread: ThisThread) {
         // What the driver refuses to take back now is tried again whenever memory is given back.
         let _ = give_kept_back(pool, record);
     }
-    let needed = pages_asleep(pool, thread, record.kept.is_empty());
+    let needed = pages_asleep(pool, record, thread);
     let unneeded = record.keep_only(&needed);
     drop(change);
     drop(unneeded);

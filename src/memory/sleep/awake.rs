@@ -83,7 +83,7 @@ pub(super) fn bring_back(pool: &Arc<Pool>, record: &mut Record, thread: ThisThre
     let memory = pool.memory;
     // What could not go before may still be in the way.
     let _ = memory.end_retired(record.is_in_the_way);
-    let needed = pages_asleep(pool, thread, record.kept.is_empty());
+    let needed = pages_asleep(pool, record, thread);
     let kept: Vec<_> = record.kept.iter().map(KeptExtents::run).collect();
     let missing = without_all(needed, &kept);
     let wanted = missing.iter().map(|run| run.bytes()).sum();
