@@ -7,7 +7,8 @@ use super::pool::LibraryPool;
 use super::stats::HandleStats;
 use crate::error::Result;
 use crate::ids::Device;
-use crate::library::in_use::{IdleHandles, set_idle_handles};
+use crate::library::in_use::handles_in_use;
+use crate::memory::{Help, Helper};
 use crate::process;
 use crate::runtime;
 use crate::sync::lock;
@@ -17,7 +18,7 @@ static POOLS: Mutex<Vec<&'static LibraryPool>> = Mutex::new(Vec::new());
 
 /// Adds a pool, before its first handle is made.
 pub(super) fn add(pool: &'static LibraryPool) {
-    set_idle_handles(&AllPools);
+    Help::IdleHandles.is_from(&AllPools);
     let mut pools = lock(&POOLS);
     let place = pools.partition_point(|other| other.id() < pool.id());
     pools.insert(place, pool);
@@ -26,9 +27,16 @@ pub(super) fn add(pool: &'static LibraryPool) {
 #[derive(Debug)]
 struct AllPools;
 
-impl IdleHandles for AllPools {
-    fn release(&self, device: Device) -> usize {
-        release_where(device, |pool| !pool.library.is_of_program())
+impl Helper for AllPools {
+    /// Destroys the idle handles of a device, but for those of libraries that are the program's own code, however much is
+    /// wanted. The bytes that they are known to have used may be none of many.
+    fn give(&self, device: Device, _: u64) -> Option<u64> {
+        let used = || handles_in_use(device).iter().map(|used| used.bytes).sum::<u64>();
+        let before = used();
+        let count = release_where(device, |pool| !pool.library.is_of_program());
+        let bytes = before.saturating_sub(used());
+        // Workspaces go without a handle, too.
+        (count > 0 || bytes > 0).then_some(bytes)
     }
 }
 

@@ -1,7 +1,7 @@
 //! The device memory that the handles of each library use: counted where handles are made and destroyed, so that errors
 //! about memory can name them.
 
-use std::sync::{Mutex, OnceLock};
+use std::sync::Mutex;
 
 use super::Library;
 use crate::error::{MemoryUse, OneLine};
@@ -18,30 +18,6 @@ struct HandlesInUse {
 }
 
 static COUNTED: Mutex<Vec<HandlesInUse>> = Mutex::new(Vec::new());
-
-/// Who has idle handles: the pools, which are above this module.
-pub(crate) trait IdleHandles: Sync {
-    /// Destroys the idle handles of a device, but for those of libraries that are the program's own code. Returns how many.
-    fn release(&self, device: Device) -> usize;
-}
-
-static IDLE: OnceLock<&'static dyn IdleHandles> = OnceLock::new();
-
-/// Sets who has idle handles, before the first is made.
-pub(crate) fn set_idle_handles(idle: &'static dyn IdleHandles) {
-    let _ = IDLE.set(idle);
-}
-
-/// Destroys the idle handles of a device, but for those of libraries that are the program's own code. Returns the bytes
-/// that they are known to have used, which may be none of many; nothing if no memory has gone.
-pub(crate) fn release_idle(device: Device) -> Option<u64> {
-    let used = || handles_in_use(device).iter().map(|used| used.bytes).sum::<u64>();
-    let before = used();
-    let count = IDLE.get()?.release(device);
-    let bytes = before.saturating_sub(used());
-    // Workspaces go without a handle, too.
-    (count > 0 || bytes > 0).then_some(bytes)
-}
 
 /// Counts a handle that was made, and its bytes.
 pub(crate) fn count_made(library: &'static dyn Library, device: Device, bytes: u64) {

@@ -1,6 +1,6 @@
 //! Device memory, and pinned memory of the host: a caching allocator, and private pools on top of it.
 //!
-//! A request goes to its stream's cache, and takes a free block of its heap. If none fits, the steps of `serve/miss.rs`
+//! A request goes to its stream's cache, and takes a free block of its heap. If none fits, the steps of `serve/acquire.rs`
 //! follow: pages move, the pool grows, and at last cached memory is released. Freed blocks are reused in stream order.
 //! Nothing here touches the memory itself.
 
@@ -73,7 +73,7 @@ pub use neighbour::{
 };
 pub(crate) use plug::LibraryMemory;
 pub use plug::{BareAllocate, BareFree, DEVICE_MEM_HANDLER, EmptyCache, PINNED_MEM_HANDLER, bare_feed, feed};
-pub use pool::{MemoryLimit, PoolId, SegmentEvent, SegmentEventKind, graph_pool_handle};
+pub use pool::{MemoryLimit, PoolId, SegmentEvent, SegmentEventKind, SegmentGuard, graph_pool_handle};
 pub use pool_by_id::{begin_allocate_to_pool, end_allocate_to_pool, pool_use_count, release_pool};
 pub(crate) use range::reserve_range as reserve_range_of;
 pub use range::{CommitOptions, DiscardGuard, MemoryRange, RangePages};
@@ -86,8 +86,8 @@ pub(crate) use route::allocate as allocate_block;
 pub use route::{CaptureScope, GraphMemory, PoolScope, PoolToken};
 #[cfg(feature = "python")]
 pub(crate) use serve::on_oom_as;
-pub(crate) use serve::{Allocation, free as free_block, make_room_for, users};
-pub use serve::{OomGuard, SegmentGuard, on_oom, oom_callbacks};
+pub(crate) use serve::{Allocation, Help, Helper, free as free_block, make_room_for, users};
+pub use serve::{OomGuard, on_oom, oom_callbacks};
 pub use share::{ShareToken, SharedSummary, shared_blocks};
 pub(crate) use sleep::sleep_pools;
 pub use sleep::{Backup, wake};

@@ -172,16 +172,18 @@ fn no_request_waits_for_a_logger_of_another_thread() {
         drop(beside);
         asleep.wake().unwrap();
     });
-    ends_beside(move |called, go_on| {
-        let asleep = pool();
-        let live = empty_in(&asleep, 400 * MIB, &stream(0)).unwrap();
-        asleep.sleep(Backup::None).unwrap();
-        Simulated::pool().warm(1, device(0)).unwrap();
-        let beside = empty(300 * MIB, &stream(0)).unwrap();
-        *LINE.lock().unwrap() = Some(("idle handles destroyed", called, go_on));
-        out_of_memory(asleep.wake());
-        drop((beside, live));
-    });
+    for line in ["idle handles destroyed", "waiting for streams and trimming"] {
+        ends_beside(move |called, go_on| {
+            let asleep = pool();
+            let live = [200, 200].map(|mib| empty_in(&asleep, mib * MIB, &stream(0)).unwrap());
+            asleep.sleep(Backup::None).unwrap();
+            Simulated::pool().warm(1, device(0)).unwrap();
+            let beside = empty(300 * MIB, &stream(0)).unwrap();
+            *LINE.lock().unwrap() = Some((line, called, go_on));
+            out_of_memory(asleep.wake());
+            drop((beside, live));
+        });
+    }
     drop(held);
     assert_all_back();
 }
@@ -256,6 +258,52 @@ fn what_a_callback_has_freed_is_found_also_in_the_hands_of_another_thread() {
     host!(1, 5 * PAGE);
     asked_while_in_hand(|| drop(empty(4 * PAGE, &stream(0)).unwrap()));
     asked_while_in_hand(|| drop(MemPool::builder().device(device(0)).reserve(4 * PAGE).build().unwrap()));
+}
+
+/// Has four of the five pages freed before such a call of the thread that asks for them, and in the hands of another thread that
+/// gives them back, until the first one has searched for them, or longer.
+fn asked_as_another_frees(after: u32, ask: impl FnOnce() + Send + 'static) {
+    let pool = MemPool::builder().device(device(0)).use_on_oom(true).build().unwrap();
+    let held = empty_in(&pool, 4 * PAGE, &stream(0)).unwrap();
+    let (freed, is_freed) = channel();
+    before_call(Call::ExtentCreate, after, move || {
+        drop(held);
+        let (is_in_hand, go_on) = hold_in((Call::MemoryUnmap, 0));
+        let trimming = thread::spawn(move || pool.trim().unwrap());
+        is_in_hand.recv_timeout(FOREVER).unwrap();
+        freed.send((go_on, trimming)).unwrap();
+    });
+    let asking = thread::spawn(ask);
+    let (go_on, trimming) = is_freed.recv_timeout(FOREVER).unwrap();
+    (0..OFTEN * 10).take_while(|_| !asking.is_finished()).for_each(|_| thread::yield_now());
+    go_on.send(()).unwrap();
+    let outcome = asking.join();
+    trimming.join().unwrap();
+    assert!(outcome.is_ok(), "the four pages are free, in the hands of a thread that gives them back");
+    assert_all_back();
+}
+
+#[test]
+fn what_others_free_during_the_search_is_found_for_a_block_a_commit_a_reserve_and_a_pool_that_wakes() {
+    host!(1, 5 * PAGE);
+    let pool = || MemPool::builder().device(device(0)).build().unwrap();
+    // The second page is created in vain once at first, and then in each part of the search.
+    for after in [3, 7] {
+        asked_as_another_frees(after, move || {
+            let pool = pool();
+            let range = pool.reserve_range(4 * PAGE, PAGE).unwrap();
+            range.commit(&[0, 1, 2, 3], &stream(0), CommitOptions::default()).unwrap();
+        });
+    }
+    asked_as_another_frees(1, || drop(MemPool::builder().device(device(0)).reserve(4 * PAGE).build().unwrap()));
+    let (asleep, user) = (pool(), stream(0));
+    let block = empty_in(&asleep, 4 * PAGE, &user).unwrap();
+    asleep.sleep(Backup::None).unwrap();
+    asked_as_another_frees(1, move || {
+        asleep.wake().unwrap();
+        drop((block, asleep));
+    });
+    asked_as_another_frees(1, || drop(empty(4 * PAGE, &stream(0)).unwrap()));
 }
 
 /// Does `begin` on a thread, which is held in the hook that it is given; meanwhile another thread does `ask`, and others move memory

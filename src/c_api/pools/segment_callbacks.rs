@@ -8,9 +8,10 @@ use super::super::event::{Event, Observer};
 use super::handle::PoolHandle;
 use super::pool_of;
 use crate::error::Error;
+use crate::memory::SegmentGuard;
 use crate::memory::plug::call::run;
 use crate::memory::pool::Pool;
-use crate::memory::serve::{SegmentGuard, on_segment};
+use crate::memory::serve::on_segment;
 use crate::sync::{lock, take_last};
 
 /// The pool, the callback that is called for its segments, and the guard that keeps it registered.

@@ -13,14 +13,14 @@
 //! thread last. There it locks the heap and takes a free block, without a driver call, unless a stream of other code
 //! must be identified. If another thread has the mutex, it leaves the request (`Requests`): a thread that has that for a
 //! request or a free may serve it too, else the thread does once it has the lock. If nothing fits, it goes through the steps of
-//! `serve/miss.rs`, which find free memory elsewhere (`serve/take`), add some (`serve/grow`), give some back or wait.
+//! `serve/acquire.rs`, which find free memory elsewhere (`serve/take.rs`), add some (`serve/pages.rs`), give some back or wait.
 //!
 //! **A free** (`serve/free.rs`) goes from the address to its page, and from there to the cache and the block
 //! (`device/pages.rs`). It is done under the heap's lock, by the freeing thread or the one that has the lock, as for a
 //! request (`stream_cache/frees.rs`). There it is checked that the block is live; a free that does not own the block's
 //! cache also checks that the page is still that cache's. So of two threads that free one block the second gets an
 //! error, unless the block was handed out again meanwhile. A block that other streams use waits for them
-//! (`serve/settle.rs`).
+//! (`serve/trim.rs`).
 //!
 //! **The last page.** Of two threads that ask for it at once, the first to lock the heap has it, and the other goes on
 //! with the steps. Memory that a thread has taken out of one place and not yet put into another is under way
@@ -33,7 +33,7 @@
 //! feed that is captured; graphs of one pool and stream share it. They use its blocks whenever they run, so free ones
 //! serve only captures of that pool and stream (or `allocate_at`, for a caller that names them) while the pool has a
 //! graph's use: a capture, the `GraphMemory` that it left, a graph pool's id. After the last of them the free pages are
-//! taken as others are, once all work on the device is done (`serve/take/readiness.rs`). A feed's blocks are another
+//! taken as others are, once all work on the device is done (`serve/take.rs`). A feed's blocks are another
 //! allocator's; a lender lends slabs to caches without pages. Pinned blocks that graphs use are noted one by one
 //! (`graph_use`).
 //!
@@ -76,7 +76,7 @@ pub(in crate::memory) use event::{
 pub use event::{MemoryAction, MemoryEvent};
 pub(in crate::memory) use heap::{
     ALL, Amount, Amounts, BLOCK_BYTES_MAX, Company, Counts, Heap, HeapBlock, HeapSearch, LivePiece, Misfit, MovedPages,
-    Restoration,
+    Portion, Restoration,
 };
 pub(crate) use known::GivenKey;
 pub(in crate::memory) use known::{
@@ -87,4 +87,4 @@ pub(in crate::memory) use recorded_blocks::RecordedGuard;
 pub(crate) use service::Order;
 pub(in crate::memory) use service::Service;
 pub(in crate::memory) use sharing::Sharing;
-pub(in crate::memory) use stream_cache::{NotAdded, StreamCache};
+pub(in crate::memory) use stream_cache::{NotAdded, ServingCache, StreamCache};

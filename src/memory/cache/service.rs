@@ -127,9 +127,4 @@ impl Service {
             Some(_) => Until::all_work(events, events.location.device().as_slice()),
         }
     }
-
-    /// As [`Service::work_so_far`]; if the driver cannot record it, waits for all work on the device, recorded later.
-    pub(in crate::memory) fn work_so_far_or_later(&self, events: &EventPool, thread: ThisThread) -> Until {
-        self.work_so_far(events, thread, None).unwrap_or_else(|_| Until::recorded_later(events.location.device()))
-    }
 }

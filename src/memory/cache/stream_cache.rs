@@ -30,6 +30,7 @@ use crate::runtime::Stream;
 use crate::sync::{
     AtomicU32, AtomicU64, AtomicUsize, Ordering, OwnerGuard, OwnerLock, Requests, SharedList, ThisThread, read, write,
 };
+pub(in crate::memory) use spans::ServingCache;
 
 /// The pool was closed or dropped: what is freed leaves at once.
 const CLOSING: u32 = 0b0001;
@@ -362,15 +363,6 @@ impl StreamCache {
     /// Locks the heap as [`StreamCache::lock`], if the cache is in this service and that has not ended.
     pub(in crate::memory) fn lock_in(&self, service: &Service, thread: ThisThread) -> Option<OwnerGuard<'_, Heap>> {
         Some(self.lock(thread)).filter(|heap| heap.service() == Some(service.number))
-    }
-
-    /// As [`StreamCache::lock_in`], to take free memory out of the cache: none if live graphs may use it.
-    pub(in crate::memory) fn lock_to_take(
-        &self,
-        service: &Service,
-        thread: ThisThread,
-    ) -> Option<OwnerGuard<'_, Heap>> {
-        self.lock_in(service, thread).filter(|_| !service.is_of_live_graph())
     }
 
     /// Locks the heap by the mutex, also for the owner: a thread that waits for a long reader then sleeps.

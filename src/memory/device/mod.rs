@@ -35,7 +35,9 @@ pub(in crate::memory) use run::{Run, without_all};
 pub(in crate::memory) use segments::overlapping;
 pub(in crate::memory) use small::{CLASSES, SizeClass, Slab};
 pub use supply::{AllocateFunction, FreeFunction, SegmentFunctions, SegmentSource};
-pub(in crate::memory) use supply::{Budget, DriverSegments, PINNED, PINNED_GONE, PINNED_MADE, Reserve, Supply};
+pub(in crate::memory) use supply::{
+    Budget, BudgetClaim, DriverSegments, PINNED, PINNED_GONE, PINNED_MADE, Reserve, Supply,
+};
 pub(crate) use supply::{CallTimes, Source};
 pub(crate) use under_way::call_out;
 pub(in crate::memory) use under_way::{Moment, log_out};

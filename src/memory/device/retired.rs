@@ -32,6 +32,12 @@ pub(in crate::memory) enum Remains {
     Segment { address: u64, bytes: u64, stream: Option<Stream> },
 }
 
+impl Remains {
+    pub(in crate::memory) const fn released(mapped: Vec<Mapping>) -> Self {
+        Self::Released { mapped, unmapped: Vec::new() }
+    }
+}
+
 #[derive(Debug)]
 struct RetiredMemory {
     remains: Remains,
@@ -218,7 +224,7 @@ impl DeviceMemory {
             Remains::Reserve(runs) => {
                 let runs = mem::take(runs);
                 let mapped = supply.reserve().map(|reserve| reserve.put_back(runs)).unwrap_or_default();
-                *remains = Remains::Released { mapped, unmapped: Vec::new() };
+                *remains = Remains::released(mapped);
                 self.end(remains, supply, released)
             }
             Remains::Segment { address, bytes, stream } => {

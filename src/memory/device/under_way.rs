@@ -113,8 +113,12 @@ impl MovesUnderWay {
             return None;
         }
         let moves = self.wait_for(moves, |_| true);
+        Some(self.moment(&moves, thread))
+    }
+
+    fn moment(&self, moves: &ProcessMoves, thread: ThreadNumber) -> Moment {
         let is_quiet = !moves.under_way.iter().any(|one| one.location == self.location && one.thread != thread);
-        Some(Moment { last: self.last_of_others(), is_quiet })
+        Moment { last: self.last_of_others(), is_quiet }
     }
 
     /// Returns whether a thread that has memory under way has called out, which nobody waits for.
@@ -123,16 +127,17 @@ impl MovesUnderWay {
     }
 
     /// As [`MovesUnderWay::wait`], on a thread that is in one move and holds nothing that another mover waits for. Such
-    /// threads do not wait for each other.
-    pub(in crate::memory) fn wait_with_own(&self) {
+    /// threads do not wait for each other. None on any other thread.
+    pub(in crate::memory) fn wait_with_own(&self) -> Option<Moment> {
         if OWN.get() != 1 {
-            return;
+            return None;
         }
         let thread = ThisThread::get().number();
         own_moves(thread, |one| one.waits = true);
         CHANGED.notify_all();
-        drop(self.wait_for(lock(&MOVES), |one| !one.waits));
+        let moment = self.moment(&self.wait_for(lock(&MOVES), |one| !one.waits), thread);
         own_moves(thread, |one| one.waits = false);
+        Some(moment)
     }
 
     /// Waits until no other request searches again on the device, but not for one that calls out. None if the calling

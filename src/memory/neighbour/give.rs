@@ -12,9 +12,8 @@ use super::division::{Division, gives_free_memory, is_on_offer};
 use super::settings::limits_on;
 use super::wire::Spare;
 use crate::ids::Device;
-use crate::library::in_use::release_idle;
 use crate::memory::cache::DeviceCaches;
-use crate::memory::serve::{trim_some, without_callbacks};
+use crate::memory::serve::{Help, trim_some, without_callbacks};
 use crate::memory::sleep::sleep_for_others;
 use crate::memory::tuning::RETRY;
 use crate::observe::target::MEMORY;
@@ -113,7 +112,7 @@ fn give_free(caches: &'static DeviceCaches, device: Device, allowance: Allowance
     if going >= allowance.asked {
         return 0;
     }
-    release_idle(device).unwrap_or(0)
+    Help::IdleHandles.give(device, allowance.asked).unwrap_or(0)
 }
 
 fn give_offered(caches: &'static DeviceCaches, allowance: Allowance, until: Instant) {

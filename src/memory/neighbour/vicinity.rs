@@ -16,7 +16,7 @@ use super::settings::environment;
 use crate::error::{AskedNeighbours, NeighbourUse, Result};
 use crate::ids::Device;
 use crate::memory::pool::Pool;
-use crate::memory::serve::{Vicinity, set_vicinity};
+use crate::memory::serve::{Help, Helper};
 use crate::memory::sleep::wake_pool;
 use crate::memory::tuning::{A_FEW, MANY, PAGE};
 use crate::observe::target::MEMORY;
@@ -53,10 +53,10 @@ static LAST: Mutex<Option<(Instant, Outcome)>> = Mutex::new(None);
 
 /// Lets requests ask neighbours once this process is one. Cheap: every program calls it as it begins.
 pub(crate) fn watch() {
-    set_vicinity(&Neighbourhood);
+    Help::Neighbours.is_from(&Neighbourhood);
 }
 
-impl Vicinity for Neighbourhood {
+impl Helper for Neighbourhood {
     fn settle_on(&self, device: Device) {
         let wanted = environment().and_then(|read| if read.place.is_some() { join() } else { Ok(()) });
         if let Err(error) = wanted {
@@ -64,7 +64,7 @@ impl Vicinity for Neighbourhood {
         }
     }
 
-    fn ask(&self, device: Device, bytes: u64) -> Option<u64> {
+    fn give(&self, device: Device, bytes: u64) -> Option<u64> {
         membership()?;
         let uuid = KnownUuids::Memory.of(device).ok()?;
         let free = free_on(device).unwrap_or(0);

@@ -5,12 +5,17 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, Weak};
 
+use log::Level;
+
+use super::Pool;
 use super::id::PoolId;
 use crate::ids::Device;
-use crate::memory::device::Remains;
-use crate::sync::{AtomicBool, Ordering, lock, take_last};
+use crate::memory::device::{Remains, call_out, log_out};
+use crate::process;
+use crate::sync::{AtomicBool, CallbackKind, Ordering, lock, take_last};
 
 /// What happened to the segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -54,14 +59,51 @@ impl fmt::Debug for Listener {
 }
 
 impl Listener {
-    pub(in crate::memory) fn new(callback: SegmentCallback) -> Self {
-        Self { callback, is_over: AtomicBool::new(false) }
+    /// Calls the callback, unless it was removed. Its panic is logged only: the call that made or gave back memory is
+    /// another's.
+    fn report(&self, pool: &Pool, kind: SegmentEventKind, address: u64, nbytes: u64) {
+        // Pools of users are of devices.
+        let Some(device) = pool.memory.location.device().filter(|_| !self.is_over.load(Ordering::Acquire)) else {
+            return;
+        };
+        let event = SegmentEvent { kind, address, nbytes, device, pool: pool.id };
+        if catch_unwind(AssertUnwindSafe(|| call_out(CallbackKind::Segment, || (self.callback)(&event)))).is_err() {
+            let label = pool.label();
+            log_out(
+                Level::Error,
+                format_args!("pool {label} on {device}: a callback of on_segment panicked for {event:?}"),
+            );
+        }
     }
+}
 
-    /// Calls the callback, unless it was removed.
-    pub(in crate::memory) fn call(&self, event: &SegmentEvent) {
-        if !self.is_over.load(Ordering::Acquire) {
-            (self.callback)(event);
+/// A callback for a pool's segments, registered until this is dropped.
+#[must_use = "the callback is removed when this is dropped"]
+#[derive(Debug)]
+pub struct SegmentGuard {
+    pool: Weak<Pool>,
+    /// The pool's, so that this keeps nothing of the callback's.
+    listener: Weak<Listener>,
+}
+
+impl SegmentGuard {
+    /// Keeps the callback registered as long as the pool has memory.
+    pub fn keep(self) {
+        let mut this = self;
+        this.pool = Weak::new();
+    }
+}
+
+impl Drop for SegmentGuard {
+    fn drop(&mut self) {
+        // A forked child calls no callback, and the lock may be held for ever there.
+        if !process::is_forked()
+            && let Some((pool, listener)) = self.pool.upgrade().zip(self.listener.upgrade())
+        {
+            listener.is_over.store(true, Ordering::Release);
+            // Only calls under way on other threads go on. Dropped outside the lock: it may hold anything.
+            let removed = take_last(&mut lock(&pool.segments.0).listeners, |other| Arc::ptr_eq(other, &listener));
+            drop(removed);
         }
     }
 }
@@ -82,75 +124,69 @@ struct ListedSegments {
     listeners: Vec<Arc<Listener>>,
 }
 
-/// A segment that has left the list, and the callbacks for its end.
-#[derive(Debug)]
-pub(in crate::memory) struct Leaving {
-    pub(in crate::memory) address: u64,
-    pub(in crate::memory) bytes: u64,
-    pub(in crate::memory) remains: Remains,
-    pub(in crate::memory) listeners: Vec<Arc<Listener>>,
-}
-
-impl ListedSegments {
-    fn leave(&mut self, address: u64, remains: Remains) -> Leaving {
-        let bytes = self.segments.remove(&address).map_or(0, |listed| listed.bytes);
-        Leaving { address, bytes, remains, listeners: self.listeners.clone() }
-    }
-}
-
 /// The segments of one pool, and its callbacks.
 #[derive(Debug, Default)]
 pub(in crate::memory) struct SegmentList(Mutex<ListedSegments>);
 
 impl SegmentList {
-    /// Adds a segment that no cache has yet, and returns the callbacks for it.
-    pub(in crate::memory) fn add(&self, address: u64, bytes: u64) -> Vec<Arc<Listener>> {
-        let mut state = lock(&self.0);
-        state.segments.insert(address, Listed { bytes, to_report: 0, left: None });
-        state.listeners.clone()
-    }
-
-    /// Removes a segment that no cache has any more. None if new callbacks are still to be called for its presence:
-    /// then those threads give back what remains of it.
-    pub(in crate::memory) fn take(&self, address: u64, remains: Remains) -> Option<Leaving> {
-        let mut state = lock(&self.0);
-        if let Some(listed) = state.segments.get_mut(&address).filter(|listed| listed.to_report > 0) {
-            listed.left = Some(remains);
-            return None;
-        }
-        Some(state.leave(address, remains))
-    }
-
     pub(in crate::memory) fn has_listeners(&self) -> bool {
         !lock(&self.0).listeners.is_empty()
     }
+}
 
-    /// Adds a callback, and returns the address and bytes of each segment that it is to be called for, each followed by
-    /// [`SegmentList::end_reporting`].
-    pub(in crate::memory) fn listen(&self, listener: &Arc<Listener>) -> Vec<(u64, u64)> {
-        let mut state = lock(&self.0);
-        state.listeners.push(Arc::clone(listener));
-        let to_report = |(&address, listed): (&u64, &mut Listed)| {
-            listed.to_report += 1;
-            (address, listed.bytes)
+impl Pool {
+    /// Adds a segment that no cache has yet, if the pool has such, and calls the callbacks for it.
+    pub(in crate::memory) fn add_segment(&self, address: u64, bytes: u64) {
+        if !self.has_fixed_segments() {
+            return;
+        }
+        let listeners = {
+            let mut state = lock(&self.segments.0);
+            state.segments.insert(address, Listed { bytes, to_report: 0, left: None });
+            state.listeners.clone()
         };
-        state.segments.iter_mut().map(to_report).collect()
+        listeners.iter().for_each(|listener| listener.report(self, SegmentEventKind::Added, address, bytes));
     }
 
-    /// Notes that a new callback was called for a segment. Returns the segment if it is to go by now.
-    pub(in crate::memory) fn end_reporting(&self, address: u64) -> Option<Leaving> {
-        let mut state = lock(&self.0);
-        let listed = state.segments.get_mut(&address)?;
-        listed.to_report -= 1;
-        let remains = listed.left.take_if(|_| listed.to_report == 0)?;
-        Some(state.leave(address, remains))
+    /// Removes a segment that no cache has any more, calls the callbacks for its end, and returns what remains of it. None if new
+    /// callbacks are still to be called for its presence: then those threads give it back.
+    pub(in crate::memory) fn end_segment(&self, address: u64, remains: Remains) -> Option<Remains> {
+        let (bytes, listeners) = {
+            let mut state = lock(&self.segments.0);
+            if let Some(listed) = state.segments.get_mut(&address).filter(|listed| listed.to_report > 0) {
+                listed.left = Some(remains);
+                return None;
+            }
+            (state.segments.remove(&address).map_or(0, |listed| listed.bytes), state.listeners.clone())
+        };
+        listeners.iter().for_each(|listener| listener.report(self, SegmentEventKind::Removed, address, bytes));
+        Some(remains)
     }
 
-    /// Removes a callback. Only calls under way on other threads go on.
-    pub(in crate::memory) fn end(&self, listener: &Arc<Listener>) {
-        listener.is_over.store(true, Ordering::Release);
-        // Dropped outside the lock: it may hold anything.
-        let removed = take_last(&mut lock(&self.0).listeners, |other| Arc::ptr_eq(other, listener));
-        drop(removed);
+    /// Adds a callback, and calls it for each segment. Gives back those that were to go meanwhile by `give_back`.
+    pub(in crate::memory) fn listen(
+        self: &Arc<Self>,
+        callback: SegmentCallback,
+        give_back: impl Fn(Remains),
+    ) -> SegmentGuard {
+        let listener = Arc::new(Listener { callback, is_over: AtomicBool::new(false) });
+        let to_report: Vec<_> = {
+            let mut state = lock(&self.segments.0);
+            state.listeners.push(Arc::clone(&listener));
+            let to_report = |(&address, listed): (&u64, &mut Listed)| {
+                listed.to_report += 1;
+                (address, listed.bytes)
+            };
+            state.segments.iter_mut().map(to_report).collect()
+        };
+        for (address, bytes) in to_report {
+            listener.report(self, SegmentEventKind::Added, address, bytes);
+            let left = lock(&self.segments.0).segments.get_mut(&address).and_then(|listed| {
+                listed.to_report -= 1;
+                listed.left.take_if(|_| listed.to_report == 0)
+            });
+            left.and_then(|remains| self.end_segment(address, remains)).into_iter().for_each(&give_back);
+        }
+        SegmentGuard { pool: Arc::downgrade(self), listener: Arc::downgrade(&listener) }
     }
 }

@@ -10,7 +10,7 @@ use super::page_table::{PagePhase, PageState, is_behind};
 use super::prepare::refill;
 use super::refusal::refuse_change;
 use crate::error::{Error, Result};
-use crate::memory::cache::{Service, StreamCache, To, Waiting};
+use crate::memory::cache::{ServingCache, To, Waiting};
 use crate::memory::device::Until;
 use crate::memory::pool::{self, Pool};
 use crate::memory::route::PoolStay;
@@ -20,7 +20,6 @@ use crate::observe::delivery::{Delivery, deliver};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
 use crate::runtime::{self, BoundDevice, Stream, StreamIdentity};
-use crate::sync::ThisThread;
 
 /// Commits pages, given in order, for use in the order of a stream.
 pub(super) fn commit(range: &Arc<HeldRange>, pages: &[u32], stream: &Stream, options: CommitOptions) -> Result<()> {
@@ -93,8 +92,7 @@ fn commit_empty(
     (stream, bit): (&Stream, u64),
     options: CommitOptions,
 ) -> Result<()> {
-    let (cache, service) = ranges_cache(&range.pool)?;
-    let mut commit = Commit { range, cache, service, stream, bit, thread: ThisThread::get(), committed: Vec::new() };
+    let mut commit = Commit { range, of: ranges_cache(&range.pool)?, stream, bit, committed: Vec::new() };
     let outcome = commit.all(pages, users).and_then(|()| commit.fill(pages, options.fill));
     if outcome.is_err() {
         // What this call committed is free again, once the streams that it waits for are done.
@@ -106,11 +104,9 @@ fn commit_empty(
 /// A commit under way.
 struct Commit<'a> {
     range: &'a HeldRange,
-    cache: &'static StreamCache,
-    service: Service,
+    of: ServingCache,
     stream: &'a Stream,
     bit: u64,
-    thread: ThisThread,
     /// The pages that have memory by now, and whether work may use it: it was taken back, or is being filled.
     committed: Vec<(u32, bool)>,
 }
@@ -131,7 +127,7 @@ impl Commit<'_> {
             }
             if attempt == 0 {
                 // So that what is free by now serves.
-                settle(self.cache, self.thread, Patience::Ask)?;
+                settle(self.of.cache, self.of.thread, Patience::Ask)?;
             } else {
                 // What is there is just leaving, moved by another thread; then nothing uses it.
                 let _ = memory.under_way.wait();
@@ -140,14 +136,13 @@ impl Commit<'_> {
             let mut still_mapped = Vec::new();
             for (first, count) in rows(&left) {
                 let run = self.range.run_of(first, count);
-                if commit_run(self.cache, &self.service, run, self.range.each)? {
+                if commit_run(&self.of, run, self.range.each)? {
                     self.committed.extend((first..first + count).map(|page| (page, false)));
                     continue;
                 }
                 for page in first..first + count {
                     // Some of the row may be empty.
-                    if count > 1 && commit_run(self.cache, &self.service, self.range.run_of(page, 1), self.range.each)?
-                    {
+                    if count > 1 && commit_run(&self.of, self.range.run_of(page, 1), self.range.each)? {
                         self.committed.push((page, false));
                     } else {
                         still_mapped.push(page);
@@ -169,7 +164,7 @@ impl Commit<'_> {
     /// Takes back those pages whose memory is there still, and removes them from the list: at once what is free, and in
     /// stream order what waits for streams.
     fn take_back(&mut self, left: &mut Vec<u32>, users: impl Fn(u32) -> u64) -> Result<()> {
-        let (range, cache) = (self.range, self.cache);
+        let (range, cache) = (self.range, self.of.cache);
         let _moving = cache.memory.under_way.begin();
         let is_wanted = |offset: u64| {
             let is_in_range = (range.run.start()..range.run.end()).contains(&offset);
@@ -189,7 +184,7 @@ impl Commit<'_> {
             deliver();
         }
         let bytes = range.page_bytes();
-        let found = cache.lock_in(&self.service, self.thread).map(|mut heap| {
+        let found = self.of.lock().map(|mut heap| {
             let mut found = cache.resume_each(&mut heap, resumed.iter().copied(), bytes);
             let places: Vec<_> = left.iter().map(|&page| range.offset(page)).collect();
             found.extend(cache.allocate_each(&mut heap, &places, bytes));
@@ -234,7 +229,7 @@ impl Commit<'_> {
             }
             resumed.extend(back);
             match rest.split_first() {
-                None => entry.until.recycle(&self.cache.memory.events),
+                None => entry.until.recycle(&self.of.memory().events),
                 Some((&offset, beside)) => {
                     (entry.offset, entry.beside) = (offset, beside.to_vec());
                     others.push(entry);
@@ -249,7 +244,7 @@ impl Commit<'_> {
         if let Until::Events(events) = &entry.until {
             return events.iter().try_for_each(|event| self.stream.wait(event));
         }
-        if entry.is_done(&self.cache.memory.events, true)? { Ok(()) } else { Err(under_capture(&self.range.pool)) }
+        if entry.is_done(&self.of.memory().events, true)? { Ok(()) } else { Err(under_capture(&self.range.pool)) }
     }
 
     fn fill(&mut self, pages: &[u32], byte: Option<u8>) -> Result<()> {
@@ -283,7 +278,7 @@ impl Commit<'_> {
         let groups = by_users(self.range, committed.iter().map(used));
         depart(self.range, groups, named);
         // What the driver does not answer is asked again.
-        let _ = settle(self.cache, self.thread, Patience::Ask);
+        let _ = settle(self.of.cache, self.of.thread, Patience::Ask);
     }
 }
 

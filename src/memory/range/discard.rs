@@ -10,7 +10,7 @@ use super::decommit::{by_users, depart_after, waits as waits_of};
 use super::held_range::HeldRange;
 use super::page_table::{PagePhase, RangeLife};
 use crate::error::Result;
-use crate::memory::cache::{DeviceCaches, Discardable, Waiting};
+use crate::memory::cache::{DeviceCaches, Discardable, ServingCache, Waiting};
 use crate::memory::device::{Until, call_out, is_thread_for_others, log_out};
 use crate::memory::serve::{Patience, release_places, settle};
 use crate::process;
@@ -276,11 +276,11 @@ impl HeldRange {
     /// Gives the driver what was decommitted at these pages, once the work that used it is done.
     fn release(&self, pages: &[u32], waits: bool) {
         let Some(cache) = DeviceCaches::ranges_of(&self.pool) else { return };
-        let Some(service) = cache.service_of(&self.pool) else { return };
         let thread = ThisThread::get();
+        let Some(of) = ServingCache::of_pool(cache, &self.pool, thread) else { return };
         let places: Vec<_> = pages.iter().map(|&page| self.offset(page)).collect();
         // What the driver refuses is tried again whenever memory is given back.
         let _ = settle(cache, thread, if waits { Patience::Wait } else { Patience::Ask });
-        let _ = release_places(cache, &service, &places, thread);
+        let _ = release_places(&of, &places);
     }
 }

@@ -1,15 +1,17 @@
-//! Freeing: from an address to its block, and what a freed block waits for.
+//! Freeing: from an address to its block, and what a freed block waits for; and allocation at an address that the caller
+//! names, whose memory was its own, is free, and was not moved or given back: a graph uses its addresses as long as it lives,
+//! so a program that freed a tensor of its graph may want it again.
 
-use super::request::Allocation;
-use super::take::mark_work;
-use super::{settle, trim};
 use log::Level;
 
+use super::take::{Allocation, mark_work};
+use super::trim;
 use crate::error::{Error, Result};
 use crate::ids::Device;
-use crate::memory::cache::{BlockUser, DeviceCaches, StreamCache, Waiting};
+use crate::memory::cache::{BlockUser, DeviceCaches, StreamCache, Waiting, is_recorded};
 use crate::memory::device::{Invalid, log_out};
-use crate::observe::delivery::deliver;
+use crate::memory::pool;
+use crate::observe::delivery::{Delivery, deliver};
 use crate::observe::recording::{self, Purpose};
 use crate::process;
 use crate::runtime::{self, Stream};
@@ -91,7 +93,7 @@ fn free_slowly(block: Allocation, on: Option<&Stream>) -> Result<()> {
 /// Gives back what a closed pool has free. The block is freed by now, so a refusal of the driver fails no call, as its caller
 /// would free once more: what the driver did not take goes when memory is next given back.
 #[cold]
-fn leave_closed(cache: &StreamCache, thread: ThisThread) {
+fn leave_closed(cache: &'static StreamCache, thread: ThisThread) {
     if let Err(error) = trim::leave_closed(cache, thread) {
         log_out(
             Level::Warn,
@@ -104,7 +106,7 @@ fn leave_closed(cache: &StreamCache, thread: ThisThread) {
 fn wait_for(block: Allocation, users: &[BlockUser], thread: ThisThread, named_by: Option<ThisThread>) -> Result<()> {
     let Allocation { cache, offset } = block;
     cache.begin_waiting(thread, offset).map_err(|reason| refuse(block, reason))?;
-    settle::wait(cache, Waiting::for_users(offset, users, &cache.memory.events, named_by));
+    trim::wait(cache, Waiting::for_users(offset, users, &cache.memory.events, named_by));
     Ok(())
 }
 
@@ -127,7 +129,7 @@ pub(in crate::memory) fn free_after_all_work(block: Allocation) -> Result<()> {
         return Ok(());
     }
     // At once if the device is idle; what the driver does not answer is asked again.
-    let _ = trim::settle(cache, thread, settle::Patience::Ask);
+    let _ = trim::settle(cache, thread, trim::Patience::Ask);
     Ok(())
 }
 
@@ -142,12 +144,10 @@ fn user(block: Allocation, stream: &Stream) -> Result<BlockUser> {
     if memory.location != stream.device() && !memory.range.peers.has(stream.device()) {
         // Devices named by number, as from C, are checked only here.
         runtime::existing(stream.device())?;
+        let (address, owner, device) = (block.address(), memory.location, stream.device());
         return Err(Error::invalid_value(format!(
-            "{:#x} is memory of {}, which a stream of {} cannot use: give a stream of {}, or call enable_peer_access first",
-            block.address(),
-            memory.location,
-            stream.device(),
-            memory.location
+            "{address:#x} is memory of {owner}, which a stream of {device} cannot use: give a stream of {owner}, or call \
+             enable_peer_access first"
         )));
     }
     let user = BlockUser::new(stream);
@@ -211,20 +211,14 @@ pub(crate) fn find(address: u64, device: Option<Device>) -> Result<Allocation> {
 #[cold]
 fn refuse_own(block: Allocation) -> Result<Allocation> {
     process::refuse_forked()?;
-    if block.cache.is_of_ranges() {
-        let (address, device) = (block.address(), block.cache.memory.location);
-        return Err(Error::invalid_value(format!(
-            "{address:#x} on {device} is in a MemoryRange, which alone commits and decommits its pages; call those"
-        )));
-    }
-    if !block.cache.is_gpupools(block.offset) {
+    let why = if block.cache.is_of_ranges() {
+        "is in a MemoryRange, which alone commits and decommits its pages; call those"
+    } else if block.cache.is_gpupools(block.offset) {
+        "is memory that gpupool has for its own work: what a caller had there was freed before; free each block once"
+    } else {
         return Ok(block);
-    }
-    Err(Error::invalid_value(format!(
-        "{:#x} on {} is memory that gpupool has for its own work: what a caller had there was freed before; free each block once",
-        block.address(),
-        block.cache.memory.location
-    )))
+    };
+    Err(Error::invalid_value(format!("{:#x} on {} {why}", block.address(), block.cache.memory.location)))
 }
 
 /// Returns whether an address is in gpupool's memory; in a forked child, segments do not count.
@@ -238,21 +232,62 @@ pub(crate) fn owns(address: u64) -> bool {
 
 #[inline]
 fn block_in_pages(caches: &'static DeviceCaches, address: u64) -> Option<Allocation> {
-    let offset = caches.memory.range.offset(address)?;
+    block_at(caches, caches.memory.range.offset(address)?)
+}
+
+#[inline]
+fn block_at(caches: &'static DeviceCaches, offset: u64) -> Option<Allocation> {
     Some(Allocation { cache: caches.cache_at(offset)?, offset })
 }
 
 #[cold]
 fn find_in_segments(address: u64, device: Option<Device>) -> Result<Allocation> {
     process::refuse_forked()?;
-    for caches in DeviceCaches::all().filter(|caches| device.is_none_or(|device| caches.memory.location == device)) {
-        if let Some(offset) = caches.memory.segments.offset(address)
-            && let Some(cache) = caches.cache_at(offset)
-        {
-            return refuse_own(Allocation { cache, offset });
-        }
+    let mut all = DeviceCaches::all().filter(|caches| device.is_none_or(|device| caches.memory.location == device));
+    let found = all.find_map(|caches| block_at(caches, caches.memory.segments.offset(address)?));
+    if let Some(block) = found {
+        return refuse_own(block);
     }
     runtime::get()?;
     let device = device.map_or_else(|| "any device".to_owned(), |device| device.to_string());
     Err(Error::invalid_value(format!("{address:#x} is not memory that gpupool handed out on {device}")))
+}
+
+/// Allocates bytes at an address from the pool that has the memory there, in the order of the stream.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` if so many bytes are not free there in one piece, or the memory serves another stream;
+/// `ErrorKind::Forked`.
+pub(crate) fn allocate_at(address: u64, bytes: u64, stream: &Stream) -> Result<Allocation> {
+    process::refuse_forked()?;
+    let _delivery = Delivery::at_end();
+    let _stack = recording::hold_stack(Purpose::Allocation);
+    let block = find(address, Some(stream.device()))?;
+    let cache = block.cache;
+    let refused = |why: &str| {
+        Error::invalid_value(format!(
+            "{bytes} bytes at {address:#x} on {} cannot be allocated again: {why}",
+            cache.memory.location
+        ))
+    };
+    let service =
+        cache.service().filter(|_| !cache.is_lender()).ok_or_else(|| refused("the pool gave the memory up"))?;
+    // A graph's memory is its graph's, whatever stream is named.
+    let may_use = service.role.is_captured() || service.is_of(stream);
+    if !may_use {
+        return Err(refused("the memory serves another stream; name that one"));
+    }
+    if service.pool.sleep.is_asleep() {
+        return Err(pool::asleep(&service.pool));
+    }
+    let allocated = cache.lock_in(&service, ThisThread::get()).and_then(|mut heap| {
+        // The page may have left the cache before the lock.
+        let is_there = cache.has_block_at(block.offset);
+        let offset = is_there.then(|| heap.allocate_at(&cache.memory.pages, block.offset, bytes)).flatten()?;
+        if is_recorded() {
+            cache.record_alloc(offset, bytes);
+        }
+        Some(offset)
+    });
+    allocated.map(|_| block).ok_or_else(|| refused("so many bytes are not free there in one piece"))
 }

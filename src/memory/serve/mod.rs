@@ -1,50 +1,43 @@
 //! What a request does when its cache has no free block: move pages, grow, and make room when memory runs out; and how
 //! memory is freed and given back.
 
-mod abandoned;
-mod at_address;
-mod devices;
+mod acquire;
+mod extents;
 mod free;
-mod grow;
-mod make_room;
+mod growth;
+mod in_place;
 mod miss;
 mod out_of_memory;
-mod peers;
+mod pages;
 mod pools;
-mod request;
-mod settle;
+mod ranges;
+mod reserve;
+mod segments;
+mod slabs;
 mod take;
 mod trim;
-mod users;
 
-pub(in crate::memory) use abandoned::end_abandoned;
-pub(crate) use at_address::allocate_at;
-pub(crate) use devices::device_caches;
-pub(in crate::memory) use free::check_stream;
-#[cfg(feature = "python")]
-pub(in crate::memory) use free::let_streams_end;
-pub(in crate::memory) use free::{check_live, free_after_all_work, record_consumer};
-pub(crate) use free::{find, free, free_kept, owns, record_stream};
-pub use grow::SegmentGuard;
-pub(crate) use grow::on_segment;
-pub(in crate::memory) use grow::{
-    commit_run, decommit_blocks, extent_for_waking, free_places, make_ready, pages_asleep, ranges_cache,
-    release_places, retire_extents, warm_by_segments,
-};
-pub(crate) use make_room::make_room_for;
-pub(in crate::memory) use make_room::{Vicinity, set_vicinity, wake_if_taken};
+pub(in crate::memory) use acquire::extent_for_waking;
+pub(crate) use acquire::make_room_for;
+pub(in crate::memory) use extents::{make_ready, retire_extents};
+pub(crate) use free::{allocate_at, find, free, free_kept, owns, record_stream};
+pub(in crate::memory) use free::{check_live, check_stream, free_after_all_work, record_consumer};
 pub(in crate::memory) use miss::Miss;
+pub(crate) use out_of_memory::{Help, Helper, users};
+pub use out_of_memory::{OomGuard, on_oom, oom_callbacks};
+pub(in crate::memory) use out_of_memory::{no_memory_left, no_room_for_claim, wake_if_taken, without_callbacks};
+pub(in crate::memory) use pools::{Ending, close_pool, end_pool};
+pub(crate) use pools::{PoolSettings, device_caches, enable_peer, make_pool, pool_of_id};
+pub(in crate::memory) use ranges::{commit_run, decommit_blocks, free_places, ranges_cache, release_places};
+pub(crate) use segments::on_segment;
+pub(in crate::memory) use segments::warm_by_segments;
+pub(crate) use take::Allocation;
+pub(crate) use trim::{Patience, trim};
+pub(in crate::memory) use trim::{
+    end_abandoned, pages_asleep, release_ready, settle, sum_of_all, trim_pools, trim_some,
+};
+
 #[cfg(feature = "python")]
 pub(crate) use out_of_memory::on_oom_as;
-pub use out_of_memory::{OomGuard, on_oom, oom_callbacks};
-pub(in crate::memory) use out_of_memory::{no_memory_left, no_room_for_claim, without_callbacks};
-pub(crate) use peers::enable_peer;
 #[cfg(feature = "python")]
-pub(in crate::memory) use pools::pool_anywhere;
-pub(in crate::memory) use pools::{Ending, close_pool, end_pool};
-pub(crate) use pools::{PoolSettings, make_pool, pool_of_id};
-pub(crate) use request::Allocation;
-pub(crate) use settle::Patience;
-pub(crate) use trim::trim;
-pub(in crate::memory) use trim::{release_ready, settle, sum_of_all, trim_pools, trim_some};
-pub(crate) use users::users;
+pub(in crate::memory) use {free::let_streams_end, pools::pool_anywhere};

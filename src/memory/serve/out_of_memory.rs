@@ -1,23 +1,23 @@
-//! When memory ran out: the user's callbacks, and the error that says what holds the memory.
+//! When memory ran out: who gives some from above this module, the user's callbacks, and the error that says what holds the
+//! memory.
 
 use std::any::type_name;
 use std::cell::Cell;
 use std::mem;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
-use super::grow::is_no_memory;
-use super::make_room::asked_neighbours;
-use super::users::users;
-use crate::error::{Error, ErrorKind, OutOfMemory, Result, Wanted};
+use super::extents::is_no_memory;
+use crate::error::{AskedNeighbours, Bytes, Error, ErrorKind, MemoryUse, OutOfMemory, Result, Wanted};
 use crate::ids::{Device, MemoryLocation};
-use crate::memory::cache::{is_recorded, note_oom};
+use crate::library::in_use::handles_in_use;
+use crate::memory::cache::{ALL, DeviceCaches, is_recorded, note_oom};
 use crate::memory::device::call_out;
 use crate::memory::pool::Pool;
 use crate::observe::delivery::deliver;
 use crate::process;
 use crate::runtime::{self, MemoryInfo};
-use crate::sync::{CallbackKind, lock, take_last};
+use crate::sync::{CallbackKind, ThisThread, lock, take_last};
 
 /// A callback for when memory has run out: it frees what it can, and returns whether it freed anything. Its error ends the
 /// request.
@@ -181,4 +181,95 @@ pub(in crate::memory) fn no_memory_left(pool: &Pool, bytes: u64, refused: Error)
     let info = runtime::memory_info(location).unwrap_or_default();
     let wanted = Wanted::Memory { bytes, pool: pool.label(), limit: pool.budget().limit() };
     explained(location, wanted, info, refused)
+}
+
+/// What gives memory when it has run out. No lock is held during any of these calls.
+pub(crate) trait Helper: Sync {
+    /// Gives back memory of a device for a request of so many bytes. Returns how many bytes have gone to the driver, as far as
+    /// is known; none if nothing has gone, nor may go late.
+    fn give(&self, device: Device, bytes: u64) -> Option<u64>;
+
+    /// Called once this process has memory on a device.
+    fn settle_on(&self, _device: Device) {}
+
+    /// Returns what neighbours hold of the device, and how asking them went.
+    fn asked(&self, _device: Device) -> Option<AskedNeighbours> {
+        None
+    }
+
+    /// Wakes a pool that sleeps for others.
+    fn wake(&self, _pool: &Arc<Pool>) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// The helpers, in the order in which they are asked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Help {
+    IdleHandles,
+    Neighbours,
+}
+
+static HELPERS: [OnceLock<&'static dyn Helper>; 2] = [const { OnceLock::new() }; 2];
+
+impl Help {
+    /// Sets who gives this, for the life of the process.
+    pub(crate) fn is_from(self, helper: &'static dyn Helper) {
+        let _ = HELPERS[self as usize].set(helper);
+    }
+
+    fn with<R>(self, location: MemoryLocation, call: impl FnOnce(&dyn Helper, Device) -> R) -> Option<R> {
+        let helper = HELPERS[self as usize].get()?;
+        location.device().map(|device| call(*helper, device))
+    }
+
+    /// Gives back memory of a device, as [`Helper::give`].
+    pub(crate) fn give(self, device: Device, bytes: u64) -> Option<u64> {
+        self.with(device.into(), |helper, device| helper.give(device, bytes)).flatten()
+    }
+
+    /// Gives back memory for a pool's request. None also where that would not help: for a pool at its limit, or on a device
+    /// at the process's own.
+    pub(super) fn give_to(self, pool: &Pool, bytes: u64) -> Option<u64> {
+        let helps = [pool.budget(), &pool.memory.budget].into_iter().all(|budget| budget.has_room_for(bytes));
+        pool.memory.location.device().filter(|_| helps).and_then(|device| self.give(device, bytes))
+    }
+}
+
+/// Notes that this process has memory there.
+pub(super) fn settle_in(location: MemoryLocation) {
+    Help::Neighbours.with(location, |neighbours, device| neighbours.settle_on(device));
+}
+
+pub(super) fn asked_neighbours(location: MemoryLocation) -> Option<AskedNeighbours> {
+    Help::Neighbours.with(location, |neighbours, device| neighbours.asked(device)).flatten()
+}
+
+/// Wakes a pool that sleeps for another process, if it wakes on use. Waits first for one that is just falling asleep so.
+///
+/// # Errors
+/// Those of waking it; `ErrorKind::InvalidValue` in a callback that may not wait.
+pub(in crate::memory) fn wake_if_taken(pool: &Arc<Pool>) -> Result<()> {
+    pool.sleep.wait_for_change(ThisThread::get())?;
+    if !(pool.offer.is_taken() && pool.offer.wakes_on_use && pool.sleep.is_asleep()) {
+        return Ok(());
+    }
+    Help::Neighbours.with(pool.memory.location, |neighbours, _| neighbours.wake(pool)).unwrap_or(Ok(()))
+}
+
+/// Returns what each pool has of the memory there, and each library's handles.
+pub(crate) fn users(location: MemoryLocation) -> Vec<MemoryUse> {
+    let describe = |pool: Arc<Pool>| {
+        let counts = DeviceCaches::counts_of(&pool, ThisThread::get());
+        let name =
+            if pool.is_default() { "default memory pool".to_owned() } else { format!("memory pool {}", pool.label()) };
+        let in_ranges = DeviceCaches::ranges_of(&pool).map_or(0, |cache| cache.lock(ThisThread::get()).live());
+        let name = if in_ranges > 0 { format!("{name} ({} of it in ranges)", Bytes(in_ranges)) } else { name };
+        let live = counts.now[ALL];
+        let (bytes, live_bytes) = (pool.budget().reserved(), Some(live.bytes));
+        MemoryUse { pool: name, count: live.blocks as usize, bytes, live_bytes }
+    };
+    let pools = DeviceCaches::known(location).map(|caches| caches.pools.all()).unwrap_or_default();
+    let used = pools.into_iter().map(describe).filter(|used| used.bytes > 0);
+    used.chain(location.device().into_iter().flat_map(handles_in_use)).collect()
 }

@@ -1,23 +1,21 @@
-//! Pools: how they are made, found by id, and ended with their last use.
+//! Pools: how they are made, found by id, and ended with their last use; and the devices whose memory they have, each made
+//! when first needed, with the process's limit, and with other devices that may access it.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
-use super::devices::device_caches;
-use super::grow::make_reserve;
-use super::make_room::with_room_made;
-use super::out_of_memory::no_memory_left;
-use super::settle::Patience;
-use super::trim::{mark_closed, trim};
+use super::acquire::{acquire_new, make_room};
+use super::out_of_memory::{no_memory_left, settle_in};
+use super::reserve::make_reserve;
+use super::trim::{Patience, mark_closed, trim};
 use crate::error::{Error, GPUPOOL, Result};
-use crate::ids::Device;
+use crate::ids::{Device, MemoryLocation};
 use crate::memory::cache::DeviceCaches;
-use crate::memory::device::{Source, Supply};
-use crate::memory::pool::{Pool, PoolId, Rules};
-use crate::memory::tuning::PAGE;
-use crate::process;
-use crate::runtime;
+use crate::memory::device::{DeviceMemory, Source, Supply, UNKNOWN, reaches};
+use crate::memory::pool::{Pool, PoolId, Rules, lock_limit};
+use crate::memory::tuning::{A_FEW, PAGE};
 use crate::sync::{Ordering, ThisThread};
+use crate::{process, runtime};
 
 /// The numbers of pools, by which threads find their caches; 0 is a default pool's.
 static NUMBERS: AtomicU32 = AtomicU32::new(1);
@@ -49,7 +47,7 @@ pub(crate) fn make_pool(device: Device, id: PoolId, options: PoolSettings) -> Re
     if reserve > 0 {
         check_reserve(&pool, reserve)?;
         // First from what the device has, then from what other pools and the user's callbacks give back.
-        let made = with_room_made(&pool, reserve, || make_reserve(&pool, reserve));
+        let made = acquire_new(&pool, reserve, || make_reserve(&pool, reserve));
         made.map_err(|error| no_memory_left(&pool, reserve, error))?;
     }
     caches.pools.add(&pool);
@@ -170,4 +168,75 @@ pub(in crate::memory) fn end_pool(pool: &Arc<Pool>, ending: Ending) {
         // What the driver refuses to take back now is tried again whenever memory is given back.
         let _ = trim(pool, ThisThread::get(), Patience::Ask);
     }
+}
+
+/// Returns the memory, pools and caches of a device, or of a node of the host.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` if there is none; `ErrorKind::Library` if the driver refuses;
+/// `ErrorKind::Forked` in a forked child, where its locks may be held for ever.
+pub(crate) fn device_caches(location: impl Into<MemoryLocation>) -> Result<&'static DeviceCaches> {
+    process::refuse_forked()?;
+    let location = location.into();
+    match DeviceCaches::known(location) {
+        Some(caches) => Ok(caches),
+        None => make(location),
+    }
+}
+
+#[cold]
+fn make(location: MemoryLocation) -> Result<&'static DeviceCaches> {
+    // Complete, with its default pool, before any other thread sees it.
+    let caches = DeviceCaches::new(DeviceMemory::reserve(location)?);
+    let memory = &caches.memory;
+    let supply = Supply::new(memory.default_source(), None);
+    caches.set_default_pool(Arc::new(Pool::new(PoolId::NONE, 0, memory, Rules::default(), None, supply)));
+    // A call that sets the limit of all devices either comes before, or finds this device.
+    let limit = lock_limit();
+    if !memory.is_of_host() {
+        memory.budget.set_limit(limit.on(memory.total));
+    }
+    let installed = caches.install()?;
+    drop(limit);
+    if !std::ptr::eq(installed, caches) {
+        // SAFETY: another thread was first, so nothing was ever mapped in this range.
+        unsafe { memory.range.free() };
+    } else {
+        settle_in(location);
+    }
+    Ok(installed)
+}
+
+/// Grants `peer` access to all present and later memory of `device`, whatever other threads do with it meanwhile. Pages
+/// that the driver opens to no other device any more go back to it, if they are free.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` if the two cannot reach each other; `ErrorKind::Library` if the driver refuses: no
+/// peer then, and the call may be repeated.
+pub(crate) fn enable_peer(device: Device, peer: Device) -> Result<()> {
+    let caches = device_caches(device)?;
+    if peer == device {
+        return Ok(());
+    }
+    if !reaches(peer, device)? {
+        return Err(Error::invalid_value(format!(
+            "{peer} cannot reach the memory of {device}: the two are not connected by NVLink or peer-to-peer PCIe; copy \
+             through the host instead"
+        )));
+    }
+    for attempt in 0.. {
+        match caches.memory.range.let_in(peer) {
+            Err(refused) if refused.is_status(UNKNOWN) && attempt < A_FEW => {
+                make_room(caches, |pool: &Pool| !pool.no_split());
+            }
+            Err(refused) if refused.is_status(UNKNOWN) => {
+                return Err(refused.advised(format!(
+                    "It opens some pages in use, which have moved, to no other device any more: free blocks of {device} and \
+                     call again, or enable access before there are any"
+                )));
+            }
+            outcome => return outcome,
+        }
+    }
+    Ok(())
 }

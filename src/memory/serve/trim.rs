@@ -1,17 +1,27 @@
-//! Giving memory back: free pages and whole free segments go at once, or as soon as their streams are done.
+//! Giving memory back. Freed blocks that waited for other streams become free once those are done: events are queried only
+//! when a request finds no free block, or memory is given back. Free pages and whole free segments go to the driver at once,
+//! or as soon as their streams are done; so does what a pool does not need that is asleep. Abandoned caches are those of
+//! streams that only caches still hold, and of foreign streams that are known to be gone or whose pages all serve others: they
+//! end when a thread needs a cache that it does not know, so that streams made and dropped leave nothing behind.
 
+use std::mem;
 use std::sync::Arc;
 
 use log::Level;
 
-use super::grow::{let_go_asleep, retire_extents, retire_mappings, retire_reserve, retire_segment, return_slabs};
-use super::settle::{Patience, settle_blocks};
+use super::extents::retire_extents;
+use super::reserve::retire_reserve;
+use super::segments::{retire, retire_segment};
+use super::slabs::return_slabs;
 use crate::error::{Bytes, Result};
-use crate::memory::cache::{DeviceCaches, Heap, Service, StreamCache};
-use crate::memory::device::{Until, log_out};
-use crate::memory::pool::Pool;
+use crate::memory::cache::{DeviceCaches, Heap, Portion, ServingCache, StreamCache, To, Waiting, is_recorded};
+use crate::memory::device::{Remains, Run, Until, log_out, without_all};
+use crate::memory::pool::{Change, KeptExtents, Pool, Record};
+use crate::memory::tuning::A_FEW;
 use crate::observe::Activity;
-use crate::observe::delivery::Delivery;
+use crate::observe::delivery::{Delivery, deliver};
+use crate::process;
+use crate::runtime::{self, RelaxedCapture, Stream};
 use crate::sync::ThisThread;
 
 /// Takes free memory out of a cache's heap. Returns it, and when all work that may use it is done; none if that service
@@ -22,25 +32,23 @@ use crate::sync::ThisThread;
 /// # Errors
 /// `ErrorKind::Library` if the driver records no work. Then nothing was taken.
 pub(super) fn take_out<R>(
-    cache: &StreamCache,
-    thread: ThisThread,
-    service: &Service,
+    of: &ServingCache,
     patience: Patience,
     take: impl FnOnce(&mut Heap) -> R,
 ) -> Result<Option<(R, Until)>> {
-    let memory = cache.memory;
+    let memory = of.memory();
     let turnover = {
-        let Some(mut heap) = cache.lock_to_take(service, thread) else { return Ok(None) };
+        let Some(mut heap) = of.lock_to_take() else { return Ok(None) };
         heap.drop_empty_slabs(&memory.pages);
         heap.turnover()
     };
-    let mut until = service.work_so_far(&memory.events, thread, None)?;
-    let must_be_done = patience == Patience::Ask && service.pool.segments.has_listeners();
+    let mut until = of.work_so_far(None)?;
+    let must_be_done = patience == Patience::Ask && of.pool().segments.has_listeners();
     if must_be_done && !until.is_done(&memory.events, false)? {
         until.recycle(&memory.events);
         return Ok(None);
     }
-    let Some(mut heap) = cache.lock_to_take(service, thread) else { return Ok(None) };
+    let Some(mut heap) = of.lock_to_take() else { return Ok(None) };
     if heap.turnover() != turnover {
         if must_be_done {
             return Ok(None);
@@ -51,51 +59,63 @@ pub(super) fn take_out<R>(
     Ok(Some((take(&mut heap), until)))
 }
 
-/// Takes all free memory out of a cache, to go once the stream is done.
-pub(super) fn retire_free(
-    cache: &StreamCache,
-    thread: ThisThread,
-    service: &Service,
-    patience: Patience,
-) -> Result<()> {
-    retire_some(cache, thread, service, ALL_FREE, patience).map(drop)
+/// How much free memory leaves a cache.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum HowMuch {
+    /// All there is, also segments and parts of a reserve.
+    All,
+    /// So many bytes, or, as mappings go whole, at most so many more.
+    Bytes { wanted: u64, slack: u64 },
 }
 
-/// How much free memory goes: so many bytes, or, as mappings go whole, at most so many more.
-type Portion = (u64, u64);
-/// All there is, also segments and parts of a reserve.
-const ALL_FREE: Portion = (u64::MAX, 0);
-
-/// As [`retire_free`], for a portion, and returns the bytes.
-fn retire_some(
-    cache: &StreamCache,
+/// Frees the waiting blocks of a pool's cache whose streams are done, and takes all free memory out of it, also if the driver
+/// refuses the first.
+pub(super) fn settle_and_retire(
+    cache: &'static StreamCache,
+    pool: &Pool,
     thread: ThisThread,
-    service: &Service,
-    portion: Portion,
     patience: Patience,
-) -> Result<u64> {
-    let takes_all = portion == ALL_FREE;
+) -> Result<()> {
+    let settled = settle_blocks(cache, thread, patience).map(drop);
+    let of = ServingCache::of_pool(cache, pool, thread);
+    settled.and(of.map_or(Ok(()), |of| retire_free(&of, patience)))
+}
+
+/// Takes all free memory out of a cache, to go once the stream is done.
+pub(super) fn retire_free(of: &ServingCache, patience: Patience) -> Result<()> {
+    retire_some(of, HowMuch::All, patience).map(drop)
+}
+
+/// As [`retire_free`], for so much, and returns the bytes.
+fn retire_some(of: &ServingCache, how_much: HowMuch, patience: Patience) -> Result<u64> {
+    let (cache, pool, memory) = (of.cache, of.pool(), of.memory());
     // A sleeping pool has nothing to give.
-    if service.pool.sleep.is_asleep() {
+    if pool.sleep.is_asleep() {
         return Ok(0);
     }
     {
-        let mut heap = cache.lock(thread);
+        let mut heap = cache.lock(of.thread);
         // Most of thousands of streams may have nothing, and are not queried.
         if !heap.has_memory() {
             heap.move_again();
             return Ok(0);
         }
     }
-    let _moving = cache.memory.under_way.begin();
-    return_slabs(cache, thread, service)?;
-    let (memory, pool) = (cache.memory, &service.pool);
-    let taken = take_out(cache, thread, service, patience, |heap| {
+    let _moving = memory.under_way.begin();
+    return_slabs(of)?;
+    let (wanted, slack) = match how_much {
+        HowMuch::All => (u64::MAX, 0),
+        HowMuch::Bytes { wanted, slack } => (wanted, slack),
+    };
+    let taken = take_out(of, patience, |heap| {
         heap.move_again();
-        let source = service.pool.source();
-        let mappings =
-            if source.is_pages() { cache.take_mappings(heap, portion.0, portion.1, u64::MAX) } else { Vec::new() };
-        let spans = if source.has_segments() && takes_all { cache.take_free_spans(heap) } else { Vec::new() };
+        let (mut mappings, mut spans) = (Vec::new(), Vec::new());
+        if pool.source().is_pages() {
+            mappings = cache.take_mappings(heap, Portion::Bytes { wanted, slack, kept: None });
+        }
+        if pool.source().has_segments() && how_much == HowMuch::All {
+            spans = cache.take_free_spans(heap);
+        }
         (mappings, spans)
     })?;
     let Some(((mappings, spans), until)) = taken else { return Ok(0) };
@@ -107,20 +127,19 @@ fn retire_some(
     if !mappings.is_empty() {
         let until = until.take().unwrap_or(Until::at_once());
         // SAFETY: the mappings were taken out of the cache, and `until` is all work on the stream that it serves.
-        unsafe { retire_mappings(pool, mappings, until) };
+        unsafe { retire(pool, Remains::released(mappings), until) };
     }
     for (offset, bytes) in spans {
-        let until = until.take().unwrap_or_else(|| {
-            if is_done { Until::at_once() } else { service.work_so_far_or_later(&memory.events, thread) }
-        });
+        let later = || if is_done { Until::at_once() } else { of.work_so_far_or_later() };
+        let until = until.take().unwrap_or_else(later);
         // SAFETY: the segment was taken out of the cache, and `until` is all work on the stream that it serves.
-        unsafe { retire_segment(service, (offset, bytes), until) };
+        unsafe { retire_segment(of, offset, bytes, until) };
     }
     if let Some(until) = until {
         until.recycle(&memory.events);
     }
-    if takes_all {
-        retire_reserve(cache, thread, service)?;
+    if how_much == HowMuch::All {
+        retire_reserve(of)?;
     }
     Ok(of_mappings + of_spans)
 }
@@ -141,10 +160,10 @@ pub(in crate::memory) fn trim_some(pool: &Arc<Pool>, thread: ThisThread, wanted:
     }
     for cache in DeviceCaches::caches_of(pool) {
         outcome = outcome.and(settle(cache, thread, Patience::Ask).map(drop));
-        let Some(service) = cache.service_of(pool).filter(|_| gone < wanted) else { continue };
-        let all_fits = service.pool.source().has_segments() && cache.lock(thread).unused() <= most - gone;
-        let portion = if all_fits { ALL_FREE } else { (wanted - gone, slack) };
-        match retire_some(cache, thread, &service, portion, Patience::Ask) {
+        let Some(of) = ServingCache::of_pool(cache, pool, thread).filter(|_| gone < wanted) else { continue };
+        let all_fits = pool.source().has_segments() && cache.lock(thread).unused() <= most - gone;
+        let how_much = if all_fits { HowMuch::All } else { HowMuch::Bytes { wanted: wanted - gone, slack } };
+        match retire_some(&of, how_much, Patience::Ask) {
             Ok(bytes) => gone += bytes,
             Err(error) => outcome = outcome.and(Err(error)),
         }
@@ -162,13 +181,9 @@ pub(crate) fn trim(pool: &Arc<Pool>, thread: ThisThread, patience: Patience) -> 
     let memory = pool.memory;
     let activity = Activity::begin(format_args!("trim memory pool"));
     let _delivery = Delivery::at_end();
-    let mut outcome = Ok(());
-    for cache in DeviceCaches::caches_of(pool) {
-        outcome = outcome.and(settle_blocks(cache, thread, patience).map(drop));
-        if let Some(service) = cache.service_of(pool) {
-            outcome = outcome.and(retire_free(cache, thread, &service, patience));
-        }
-    }
+    let emptied =
+        DeviceCaches::caches_of(pool).into_iter().map(|cache| settle_and_retire(cache, pool, thread, patience));
+    let outcome = emptied.fold(Ok(()), Result::and);
     release_ready(pool);
     let_go_unneeded(pool, thread);
     let at_once = memory.end_retired(patience == Patience::Wait)?;
@@ -193,7 +208,7 @@ pub(in crate::memory) fn release_ready(pool: &Pool) {
 ///
 /// # Errors
 /// As [`settle_blocks`].
-pub(in crate::memory) fn settle(cache: &StreamCache, thread: ThisThread, patience: Patience) -> Result<bool> {
+pub(in crate::memory) fn settle(cache: &'static StreamCache, thread: ThisThread, patience: Patience) -> Result<bool> {
     let outcome = settle_blocks(cache, thread, patience);
     if matches!(outcome, Ok(true)) && cache.is_closing() {
         leave_closed(cache, thread)?;
@@ -226,11 +241,12 @@ pub(super) fn mark_closed(pool: &Pool) {
 }
 
 /// Gives back the pages of a closed pool's cache in which a block was freed, unless it serves another pool by now.
-pub(super) fn leave_closed(cache: &StreamCache, thread: ThisThread) -> Result<()> {
+pub(super) fn leave_closed(cache: &'static StreamCache, thread: ThisThread) -> Result<()> {
     let Some(service) = cache.service().filter(|service| service.pool.is_closed()) else { return Ok(()) };
+    let of = ServingCache { cache, service, thread };
     settle_blocks(cache, thread, Patience::Ask)?;
-    retire_free(cache, thread, &service, Patience::Ask)?;
-    let_go_unneeded(&service.pool, thread);
+    retire_free(&of, Patience::Ask)?;
+    let_go_unneeded(of.pool(), thread);
     cache.memory.end_retired(false).map(drop)
 }
 
@@ -251,4 +267,204 @@ fn let_go_unneeded(pool: &Arc<Pool>, thread: ThisThread) {
     if is_over && DeviceCaches::caches_of(pool).into_iter().all(has_ended) {
         DeviceCaches::remove_pool(pool, thread);
     }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Patience {
+    /// It only queries.
+    Ask,
+    /// It waits only for the work on segments whose end callbacks are told of.
+    Report,
+    /// It waits for recorded work.
+    Wait,
+}
+
+/// Keeps a freed block until what it waits for is done.
+pub(super) fn wait(cache: &StreamCache, block: Waiting) {
+    cache.waiting.change(|waiting| waiting.push(block));
+}
+
+/// Frees the cache's waiting blocks whose streams are done; returns whether there were any.
+///
+/// # Errors
+/// `ErrorKind::Library` if the driver refuses. Blocks that were not asked about still wait.
+pub(super) fn settle_blocks(cache: &StreamCache, thread: ThisThread, patience: Patience) -> Result<bool> {
+    if cache.waiting.is_empty() {
+        return Ok(false);
+    }
+    let _moving = cache.memory.under_way.begin();
+    let mut asked = cache.waiting.change(std::mem::take);
+    let mut outcome = Ok(());
+    let is_done = |block: &mut Waiting| {
+        let asked = block.is_done(&cache.memory.events, patience == Patience::Wait);
+        asked.map_err(|error| outcome = Err(error)).unwrap_or(false)
+    };
+    let settled: Vec<_> = asked.extract_if(.., is_done).collect();
+    let done: Vec<_> = settled.iter().flat_map(Waiting::offsets).collect();
+    // Before an observer is called, which may want the others.
+    cache.waiting.change(|waiting| {
+        asked.append(waiting);
+        *waiting = asked;
+    });
+    let has_settled = !done.is_empty();
+    if has_settled {
+        if process::state().is_observed() {
+            // Before any thread can have the blocks.
+            done.iter().for_each(|&offset| cache.note_completed(offset, To::Observer));
+            deliver();
+        }
+        let mut heap = cache.lock(thread);
+        for offset in done {
+            if is_recorded() {
+                cache.note_completed(offset, To::Recording);
+            }
+            if cache.is_lender() {
+                heap.end_waiting(&cache.memory.pages, offset);
+            } else {
+                heap.release(&cache.memory.pages, offset);
+            }
+        }
+    }
+    outcome.map(|()| has_settled)
+}
+
+/// Ends the abandoned caches without live blocks among the next few, and goes on while half of them are abandoned.
+pub(in crate::memory) fn end_abandoned(caches: &DeviceCaches, thread: ThisThread) {
+    let ends = |&cache: &&'static StreamCache| {
+        let Some(service) = cache.service() else { return false };
+        let is_abandoned = match service.stream.as_ref().and_then(Stream::clones) {
+            // Each cache holds one clone, and `service` another.
+            Some(clones) => clones == caches.pools.count_on(&service) + 1,
+            None => caches.pools.is_stream_gone(&service) || cache.marks_work() && is_bare(cache, thread),
+        };
+        is_abandoned && end(caches, &ServingCache { cache, service, thread })
+    };
+    loop {
+        let ended = caches.pools.next_serving(A_FEW).into_iter().filter(ends).count();
+        if ended < A_FEW / 2 {
+            break;
+        }
+    }
+}
+
+fn is_bare(cache: &StreamCache, thread: ThisThread) -> bool {
+    cache.lock(thread).mapped() == 0
+}
+
+/// Takes the free memory out of a cache; if its pool keeps memory, only borrowed slabs and pages of the reserve.
+fn leave_memory(of: &ServingCache) -> Result<()> {
+    if of.pool().gives_way() {
+        return retire_free(of, Patience::Ask);
+    }
+    return_slabs(of)?;
+    retire_reserve(of)
+}
+
+/// Takes a cache without memory out of its pool. False if it has live blocks or memory that the pool keeps.
+fn end(caches: &DeviceCaches, of: &ServingCache) -> bool {
+    let ServingCache { cache, ref service, thread } = *of;
+    let is_idle = cache.waiting.is_empty() && cache.lock(thread).live() == 0;
+    if !is_idle || !is_bare(cache, thread) && leave_memory(of).is_err() {
+        return false;
+    }
+    let Some(counts) = cache.end_idle(service, thread) else { return false };
+    let is_ended = caches.pools.remove_cache(&service.pool, cache, counts);
+    if is_ended {
+        caches.table.end(cache);
+    }
+    is_ended
+}
+
+/// Returns the pages that a sleeping pool needs when it wakes, in order: each run is of one cache, or of the pool's
+/// reserve. Unless the driver did not take all back when it fell asleep, whole free pages are first taken out of its caches
+/// and their addresses released. A graph that is replayed may use all that its caches have.
+pub(in crate::memory) fn pages_asleep(pool: &Pool, record: &Record, thread: ThisThread) -> Vec<Run> {
+    let (memory, may_let_go) = (pool.memory, record.kept.is_empty());
+    let end = memory.range.bytes;
+    let (mut free, mut needed) = (Vec::new(), Vec::new());
+    DeviceCaches::each_asleep(pool, thread, |service, heap| {
+        if may_let_go && !service.is_of_live_graph() {
+            free.extend(heap.take_pages_asleep(&memory.pages, end));
+        }
+        needed.extend(heap.spans_below(end));
+    });
+    if let Some(reserve) = pool.supply.reserve() {
+        let of_reserve = free.iter().filter_map(|run| run.common(reserve.run)).collect();
+        free = without_all(free, &[reserve.run]);
+        // None: the pool has no extents while it is asleep.
+        retire_extents(pool, reserve.put_back(of_reserve));
+        // A cache may have pages of the reserve and, beside them, others, whose extents are not the reserve's.
+        let in_use: Vec<_> = needed.iter().filter_map(|run| run.common(reserve.run)).collect();
+        needed = without_all(needed, &[reserve.run]);
+        if !reserve.has_ended() {
+            needed.push(reserve.run);
+        } else {
+            needed.extend(in_use);
+            if may_let_go {
+                free.extend(reserve.take_free());
+            } else {
+                needed.extend(reserve.free());
+            }
+        }
+    }
+    free.into_iter().for_each(|run| memory.put_back_pages(run));
+    needed.sort_unstable();
+    needed
+}
+
+/// Releases what a sleeping pool does not need any more: addresses and pinned memory; and, if nothing uses the pool,
+/// what the driver did not take back when it fell asleep.
+pub(super) fn let_go_asleep(pool: &Arc<Pool>, thread: ThisThread) {
+    // A thread that changes the pool meanwhile does it again for this one: here, or by giving back what a closed pool has free.
+    while let Some(change) = pool.sleep.try_change(thread) {
+        let_go_of(pool, change, thread);
+        if !pool.sleep.is_to_let_go() {
+            return;
+        }
+    }
+}
+
+fn let_go_of(pool: &Arc<Pool>, mut change: Change<'_>, thread: ThisThread) {
+    let Some(record) = &mut change.record else { return };
+    if !record.kept.is_empty() && is_over(pool, thread) {
+        // What the driver refuses to take back now is tried again whenever memory is given back.
+        let _ = give_kept_back(pool, record);
+    }
+    let needed = pages_asleep(pool, record, thread);
+    let unneeded = record.keep_only(&needed);
+    drop(change);
+    drop(unneeded);
+}
+
+/// Returns whether nothing uses the pool or any of its blocks.
+fn is_over(pool: &Pool, thread: ThisThread) -> bool {
+    let is_idle = |cache: &StreamCache| {
+        cache.waiting.is_empty() && cache.lock(thread).live_ranges(&cache.memory.pages).is_empty()
+    };
+    pool.is_closed() && pool.use_count() == 0 && DeviceCaches::caches_of(pool).into_iter().all(is_idle)
+}
+
+/// Gives the driver what it did not take back when the pool fell asleep, once copies of it are done. Keeps what it
+/// refuses again.
+fn give_kept_back(pool: &Pool, record: &mut Record) -> Result<()> {
+    if let Some(copies) = &record.copies {
+        let _relaxed = RelaxedCapture::new(runtime::get()?)?;
+        if !copies.query()? {
+            return Ok(());
+        }
+        record.copies = None;
+    }
+    let (mapped, unmapped): (Vec<_>, Vec<_>) = mem::take(&mut record.kept).into_iter().partition(|kept| kept.is_mapped);
+    let [mut mapped, mut unmapped] =
+        [mapped, unmapped].map(|kept| kept.into_iter().flat_map(|kept| kept.extents).collect::<Vec<_>>());
+    let (memory, supply) = (pool.memory, &pool.supply);
+    let count = |bytes| memory.uncount(bytes, supply, &mut 0);
+    // SAFETY: all work that used these was waited for before the pool fell asleep, copies of them are done, and no
+    // block is there that could be used.
+    let outcome = unsafe { memory.end_extents(&mut mapped, &mut unmapped, false, count) };
+    for (extents, is_mapped) in [(mapped, true), (unmapped, false)] {
+        let left = extents.into_iter().map(|extent| KeptExtents { extents: vec![extent], is_mapped, is_open: false });
+        record.kept.extend(left);
+    }
+    outcome
 }

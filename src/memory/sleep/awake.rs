@@ -83,7 +83,7 @@ pub(super) fn bring_back(pool: &Arc<Pool>, record: &mut Record, thread: ThisThre
     let memory = pool.memory;
     // What could not go before may still be in the way.
     let _ = memory.end_retired(record.is_in_the_way);
-    let needed = pages_asleep(pool, thread, record.kept.is_empty());
+    let needed = pages_asleep(pool, record, thread);
     let kept: Vec<_> = record.kept.iter().map(KeptExtents::run).collect();
     let missing = without_all(needed, &kept);
     let wanted = missing.iter().map(|run| run.bytes()).sum();
@@ -140,7 +140,7 @@ fn map_kept(pool: &Pool, record: &mut Record) -> Result<()> {
 }
 
 /// Makes and maps extents at all of these pages, and copies their backup, which is done when this returns.
-fn take(pool: &Pool, record: &Record, missing: &[Run], taken: &mut NewExtents, thread: ThisThread) -> Result<()> {
+fn take(pool: &Arc<Pool>, record: &Record, missing: &[Run], taken: &mut NewExtents, thread: ThisThread) -> Result<()> {
     let memory = pool.memory;
     let large = large_blocks(pool, thread);
     let other = other_pages(missing.iter().map(|run| run.bytes()).sum());

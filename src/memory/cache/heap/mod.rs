@@ -30,6 +30,7 @@ pub(in crate::memory) use published::HeapLedger;
 use published::Published;
 pub(in crate::memory) use restore::{LivePiece, Misfit, Restoration};
 use slabs::HeapSlabs;
+pub(in crate::memory) use transfer::Portion;
 pub(in crate::memory) use view::HeapBlock;
 
 /// The least that is cut out of a free block: a page's table tells two blocks apart that start farther apart than this.

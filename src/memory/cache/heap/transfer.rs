@@ -1,5 +1,6 @@
 //! Memory that enters and leaves a heap: spans, and the mappings in them.
 
+use std::iter;
 use std::ops::Range;
 
 use super::block::{BlockNode, BlockState, EDGE, NONE};
@@ -7,6 +8,33 @@ use super::span::Span;
 use super::{Cut, Heap};
 use crate::memory::device::{Mapping, Pages, Run};
 use crate::memory::tuning::PAGE;
+
+/// Which wholly free mappings are taken out of a heap.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::memory) enum Portion<'a> {
+    /// Some in a row, out of the smallest free block with so many bytes: all that the block has if that is no more than `most`.
+    Row { bytes: u64, most: u64 },
+    /// So many bytes, or, as mappings go whole, at most `slack` more; or all there are. The block that ends at `kept` stays.
+    Bytes { wanted: u64, slack: u64, kept: Option<u64> },
+    /// Up to so many of exactly so many pages each.
+    Each { most: u32, pages: u32 },
+    /// Those that start at these places.
+    At(&'a [u64]),
+}
+
+/// Returns the mappings that a block has part in, in their order, and none for each page without one, as of a reserve.
+fn mappings_of(pages: &'static Pages, block: &BlockNode) -> impl Iterator<Item = Option<Mapping>> + use<> {
+    let (mut at, end) = (block.start.next_multiple_of(PAGE), block.end());
+    iter::from_fn(move || {
+        let mapping = (at < end).then(|| pages.mapping(at))?;
+        at = mapping.map_or(at + PAGE, |mapping| mapping.end());
+        Some(mapping)
+    })
+}
+
+fn is_within(mapping: &Mapping, block: &BlockNode) -> bool {
+    mapping.start() >= block.start && mapping.end() <= block.end()
+}
 
 impl Heap {
     /// Returns the end of each span whose last block is free and has at least so many bytes, with that block's bytes.
@@ -68,119 +96,85 @@ impl Heap {
         taken
     }
 
-    /// Takes mappings in a row out of the smallest free block with enough: at least so many bytes, and all of the
-    /// block's if that is no more than `most`.
-    pub(in crate::memory) fn take_row(&mut self, pages: &'static Pages, bytes: u64, most: u64) -> Vec<Mapping> {
+    /// Takes wholly free mappings out of the heap.
+    pub(in crate::memory) fn take_mappings(&mut self, pages: &'static Pages, portion: Portion<'_>) -> Vec<Mapping> {
+        let taken = match portion {
+            Portion::Row { bytes, most } => self.smallest_row(pages, bytes, most),
+            Portion::Bytes { wanted, slack, kept } => self.lowest(pages, wanted, slack, kept),
+            Portion::Each { most, pages: each } => {
+                let free = self.free_mappings(pages, u64::from(each) * PAGE, None);
+                free.filter(|(_, mapping)| mapping.run.pages == each).take(most as usize).collect()
+            }
+            Portion::At(places) => {
+                let free = |&at: &u64| {
+                    let mapping = pages.mapping(at).filter(|mapping| mapping.start() == at)?;
+                    Some((self.map.free_with(at, mapping.bytes())?, mapping))
+                };
+                places.iter().filter_map(free).collect()
+            }
+        };
+        self.cut_out_mappings(pages, taken)
+    }
+
+    /// Returns mappings in a row of the smallest free block with enough, each with the block.
+    fn smallest_row(&self, pages: &'static Pages, bytes: u64, most: u64) -> Vec<(u32, Mapping)> {
         let mut candidates = self.map.at_least(bytes);
         candidates.sort_unstable_by_key(|&id| self.map.all[id as usize].size());
         for id in candidates {
             let block = &self.map.all[id as usize];
-            let (start, end) = (block.start, block.end());
-            let mut row: Vec<Mapping> = Vec::new();
-            let mut at = start.next_multiple_of(PAGE);
-            while at < end
-                && let Some(mapping) = pages.mapping(at)
-            {
-                at = mapping.end();
-                if mapping.start() >= start && at <= end {
-                    row.push(mapping);
-                }
-            }
-            let Some(first) = row.first().map(|mapping| mapping.start()) else { continue };
-            let needed = row.partition_point(|mapping| mapping.end() - first < bytes) + 1;
+            let in_a_row = mappings_of(pages, block).map_while(|mapping| mapping);
+            let mut row: Vec<_> =
+                in_a_row.filter(|mapping| is_within(mapping, block)).map(|mapping| (id, mapping)).collect();
+            let first = row.first().map_or(0, |(_, mapping)| mapping.start());
+            let bytes_to = |(_, mapping): &(u32, Mapping)| mapping.end() - first;
+            let needed = row.partition_point(|one| bytes_to(one) < bytes) + 1;
             if needed > row.len() {
                 continue;
             }
-            if row[row.len() - 1].end() - first > most {
+            if row.last().is_some_and(|last| bytes_to(last) > most) {
                 row.truncate(needed);
             }
-            let end = row[row.len() - 1].end();
-            self.cut_out(pages, id, first, end);
-            self.publish_live();
             return row;
         }
         Vec::new()
     }
 
-    /// Takes wholly free mappings out of the heap: `wanted` bytes, at most `slack` more, or all there are. The block
-    /// that ends at `kept` stays.
-    pub(in crate::memory) fn take_mappings(
-        &mut self,
-        pages: &'static Pages,
-        wanted: u64,
-        slack: u64,
-        kept: u64,
-    ) -> Vec<Mapping> {
-        let mut taken: Vec<(u32, Mapping)> = Vec::new();
-        let mut spare: Vec<(u32, Mapping)> = Vec::new();
-        let mut left = wanted;
-        let mut candidates = self.map.at_least(PAGE);
-        // The lowest first, so that the rest stays together.
-        candidates.sort_unstable_by_key(|&id| self.map.all[id as usize].start);
-        for id in candidates {
-            let block = &self.map.all[id as usize];
-            let mut at = if block.end() == kept { kept } else { block.start.next_multiple_of(PAGE) };
-            while at < block.end() {
-                let Some(mapping) = pages.mapping(at) else {
-                    at += PAGE;
-                    continue;
-                };
-                if mapping.start() >= block.start && mapping.end() <= block.end() {
-                    if mapping.bytes() <= left {
-                        left -= mapping.bytes();
-                        taken.push((id, mapping));
-                    } else {
-                        spare.push((id, mapping));
-                    }
-                }
-                at = mapping.end();
-            }
-            if left == 0 {
+    /// Returns the lowest free mappings, so that the rest stays together, each with its block.
+    fn lowest(&self, pages: &'static Pages, wanted: u64, slack: u64, kept: Option<u64>) -> Vec<(u32, Mapping)> {
+        let (mut left, mut taken, mut spare) = (wanted, Vec::new(), None::<(u32, Mapping)>);
+        for (id, mapping) in self.free_mappings(pages, PAGE, kept) {
+            if mapping.bytes() <= left {
+                left -= mapping.bytes();
+                taken.push((id, mapping));
+            } else if left == 0 {
                 break;
+            } else if spare.is_none_or(|(_, spare)| mapping.run.pages < spare.run.pages) {
+                spare = Some((id, mapping));
             }
         }
-        if left > 0
-            && let Some(smallest) = spare.into_iter().min_by_key(|(_, mapping)| mapping.run.pages)
-            && smallest.1.bytes() <= left.saturating_add(slack)
-        {
-            taken.push(smallest);
-        }
-        self.cut_out_mappings(pages, taken)
+        let is_enough = |(_, spare): &(u32, Mapping)| left > 0 && spare.bytes() <= left.saturating_add(slack);
+        taken.extend(spare.filter(is_enough));
+        taken
     }
 
-    /// Takes up to `most` wholly free mappings of exactly so many pages each out of the heap.
-    pub(in crate::memory) fn take_mappings_of(&mut self, pages: &'static Pages, most: u32, each: u32) -> Vec<Mapping> {
-        let mut taken = Vec::new();
-        let mut candidates = self.map.at_least(u64::from(each) * PAGE);
+    /// Returns the wholly free mappings of the free blocks with at least so many bytes, the lowest first, each with its block;
+    /// not those of the block that ends at `kept`.
+    fn free_mappings(
+        &self,
+        pages: &'static Pages,
+        least: u64,
+        kept: Option<u64>,
+    ) -> impl Iterator<Item = (u32, Mapping)> {
+        let mut candidates = self.map.at_least(least);
         candidates.sort_unstable_by_key(|&id| self.map.all[id as usize].start);
-        'enough: for id in candidates {
+        candidates.retain(|&id| kept != Some(self.map.all[id as usize].end()));
+        candidates.into_iter().flat_map(move |id| {
             let block = &self.map.all[id as usize];
-            let mut at = block.start.next_multiple_of(PAGE);
-            while at < block.end() {
-                if taken.len() == most as usize {
-                    break 'enough;
-                }
-                let Some(mapping) = pages.mapping(at) else {
-                    at += PAGE;
-                    continue;
-                };
-                if mapping.run.pages == each && mapping.start() >= block.start && mapping.end() <= block.end() {
-                    taken.push((id, mapping));
-                }
-                at = mapping.end();
-            }
-        }
-        self.cut_out_mappings(pages, taken)
-    }
-
-    /// Takes the wholly free mappings that start at these places out of the heap.
-    pub(in crate::memory) fn take_mappings_at(&mut self, pages: &'static Pages, places: &[u64]) -> Vec<Mapping> {
-        let free = |&at: &u64| {
-            let mapping = pages.mapping(at).filter(|mapping| mapping.start() == at)?;
-            Some((self.map.free_with(at, mapping.bytes())?, mapping))
-        };
-        let taken = places.iter().filter_map(free).collect();
-        self.cut_out_mappings(pages, taken)
+            mappings_of(pages, block)
+                .flatten()
+                .filter(|mapping| is_within(mapping, block))
+                .map(move |mapping| (id, mapping))
+        })
     }
 
     /// Cuts mappings out of the heap, each given with its free block.

@@ -1,11 +1,10 @@
 //! The pages of memory ranges in the cache that a pool has for them: committed ones are live blocks.
 
-use super::{NotAdded, StreamCache};
+use super::StreamCache;
 use crate::memory::cache::block_user::{BlockUser, Waiting};
 use crate::memory::cache::event::{To, is_recorded};
 use crate::memory::cache::heap::Heap;
-use crate::memory::cache::service::Service;
-use crate::memory::device::{Invalid, Mapping};
+use crate::memory::device::Invalid;
 use crate::sync::ThisThread;
 
 /// No block starts there.
@@ -27,34 +26,6 @@ impl StreamCache {
     /// Returns whether its blocks are the pages of memory ranges.
     pub(in crate::memory) fn is_of_ranges(&self) -> bool {
         self.has_uses() && self.is_gpupools(NOWHERE)
-    }
-
-    /// Adds memory that is mapped at a range's addresses, of which `moved` bytes were moved there, as live blocks of
-    /// `each` bytes.
-    ///
-    /// # Errors
-    /// [`NotAdded`] if the service has ended or sleeps, or there are too many blocks. The cache has none of it then.
-    pub(in crate::memory) fn add_live(
-        &self,
-        service: &Service,
-        thread: ThisThread,
-        (start, bytes): (u64, u64),
-        each: u64,
-    ) -> Result<(), NotAdded> {
-        let mut heap = self.add_observed(service, thread, start, bytes)?;
-        let places: Vec<_> = (0..bytes / each).map(|index| start + index * each).collect();
-        let live = self.allocate_each(&mut heap, &places, each);
-        self.withdraw_if_no_pages(&mut heap);
-        if live.len() == places.len() {
-            return Ok(());
-        }
-        // The pool was closed, or numbers have run out.
-        for offset in live {
-            let _ = heap.free(&self.memory.pages, offset);
-        }
-        heap.join_freed();
-        drop(self.take_mappings_at(&mut heap, &places));
-        Err(NotAdded)
     }
 
     /// Hands out those of these places that are free, and returns them.
@@ -94,16 +65,5 @@ impl StreamCache {
         waiting.offsets().try_for_each(|offset| {
             if self.has_block_at(offset) { heap.begin_waiting(&self.memory.pages, offset) } else { Err(Invalid::Freed) }
         })
-    }
-
-    /// Takes the free extents at these places out of the heap.
-    pub(in crate::memory) fn take_mappings_at(&self, heap: &mut Heap, places: &[u64]) -> Vec<Mapping> {
-        let taken = heap.take_mappings_at(&self.memory.pages, places);
-        self.note_taken(heap, taken)
-    }
-
-    pub(in crate::memory) fn take_mappings_of(&self, heap: &mut Heap, most: u32, each: u32) -> Vec<Mapping> {
-        let taken = heap.take_mappings_of(&self.memory.pages, most, each);
-        self.note_taken(heap, taken)
     }
 }

@@ -1,16 +1,60 @@
 //! Free memory that enters and leaves a cache: pages, which move, and segments, which stay. Each event is recorded and
 //! observed: an arrival before any thread can have the memory, a departure once none can.
 
+use std::sync::Arc;
+
 use super::{NotAdded, StreamCache};
+use crate::error::Result;
 use crate::memory::cache::event::{MemoryAction, To, is_recorded};
-use crate::memory::cache::heap::Heap;
+use crate::memory::cache::heap::{Heap, Portion};
 use crate::memory::cache::service::Service;
-use crate::memory::device::{Mapping, Reserve, Run};
+use crate::memory::device::{DeviceMemory, Mapping, Reserve, Run, Until};
+use crate::memory::pool::Pool;
 use crate::observe::delivery;
 use crate::process;
 use crate::sync::{OwnerGuard, ThisThread, read};
 
-impl StreamCache {
+/// A cache in one of its services, for the calling thread. Once that service has ended, nothing is done by this.
+#[derive(Clone, Debug)]
+pub(in crate::memory) struct ServingCache {
+    pub(in crate::memory) cache: &'static StreamCache,
+    pub(in crate::memory) service: Service,
+    pub(in crate::memory) thread: ThisThread,
+}
+
+impl ServingCache {
+    /// Returns the cache in its service of this pool, which it may have left.
+    pub(in crate::memory) fn of_pool(cache: &'static StreamCache, pool: &Pool, thread: ThisThread) -> Option<Self> {
+        cache.service_of(pool).map(|service| Self { cache, service, thread })
+    }
+
+    pub(in crate::memory) fn pool(&self) -> &Arc<Pool> {
+        &self.service.pool
+    }
+
+    pub(in crate::memory) fn memory(&self) -> &'static DeviceMemory {
+        self.cache.memory
+    }
+
+    pub(in crate::memory) fn lock(&self) -> Option<OwnerGuard<'static, Heap>> {
+        self.cache.lock_in(&self.service, self.thread)
+    }
+
+    /// Locks the heap to take free memory out of the cache: none if live graphs may use it.
+    pub(in crate::memory) fn lock_to_take(&self) -> Option<OwnerGuard<'static, Heap>> {
+        self.lock().filter(|_| !self.service.is_of_live_graph())
+    }
+
+    /// As [`Service::work_so_far`].
+    pub(in crate::memory) fn work_so_far(&self, alive: Option<&Service>) -> Result<Until> {
+        self.service.work_so_far(&self.memory().events, self.thread, alive)
+    }
+
+    /// As [`ServingCache::work_so_far`]; if the driver cannot record it, waits for all work on the device, recorded later.
+    pub(in crate::memory) fn work_so_far_or_later(&self) -> Until {
+        self.work_so_far(None).unwrap_or_else(|_| Until::recorded_later(self.memory().location.device()))
+    }
+
     /// Adds free memory, of which `moved` bytes were moved here, and allocates at once, before another thread takes the
     /// pages. A lender only adds it.
     ///
@@ -18,63 +62,75 @@ impl StreamCache {
     /// [`NotAdded`] if the service has ended, or there are too many blocks.
     pub(in crate::memory) fn add_and_allocate(
         &self,
-        service: &Service,
-        thread: ThisThread,
         start: u64,
-        (bytes, moved): (u64, u64),
+        bytes: u64,
+        moved: u64,
         request: u64,
     ) -> Result<Option<u64>, NotAdded> {
-        let mut heap = self.add_observed(service, thread, start, bytes)?;
+        let cache = self.cache;
+        let mut heap = self.add_observed(start, bytes)?;
         // Pinned memory always moves, since making more costs far more.
-        if moved > 0 && !self.memory.is_of_host() {
+        if moved > 0 && !cache.memory.is_of_host() {
             heap.count_moved(moved);
         }
-        if self.is_lender() {
+        if cache.is_lender() {
             return Ok(Some(start));
         }
-        let offset = heap.allocate_grown(&self.memory.pages, request);
+        let offset = heap.allocate_grown(&cache.memory.pages, request);
         // Most often the request takes all of it.
-        self.withdraw_if_no_pages(&mut heap);
+        cache.withdraw_if_no_pages(&mut heap);
         if let Some(offset) = offset.filter(|_| is_recorded()) {
-            self.record_alloc(offset, request);
+            cache.record_alloc(offset, request);
         }
         Ok(offset)
     }
 
-    /// Adds a segment to the heap if the cache is in this service.
+    /// Adds free memory to the heap.
     ///
     /// # Errors
-    /// [`NotAdded`] if it is not, or there are too many blocks.
-    pub(in crate::memory) fn add_segment(
-        &self,
-        service: &Service,
-        thread: ThisThread,
-        start: u64,
-        bytes: u64,
-    ) -> Result<(), NotAdded> {
-        self.add_observed(service, thread, start, bytes).map(drop)
+    /// [`NotAdded`] if the service has ended, or there are too many blocks.
+    pub(in crate::memory) fn add(&self, start: u64, bytes: u64) -> Result<(), NotAdded> {
+        self.add_observed(start, bytes).map(drop)
     }
 
-    /// Locks the heap and adds free memory if the cache is in this service. The observer is called before any thread
-    /// can have it.
-    pub(super) fn add_observed(
-        &self,
-        service: &Service,
-        thread: ThisThread,
-        start: u64,
-        bytes: u64,
-    ) -> Result<OwnerGuard<'_, Heap>, NotAdded> {
-        self.observe_segment(self.coming(start), start, bytes);
-        let added = self.lock_in(service, thread).ok_or(NotAdded).and_then(|mut heap| {
-            self.add_span(To::Recording, &mut heap, start, bytes)?;
+    /// Adds memory that is mapped at a range's addresses as live blocks of `each` bytes.
+    ///
+    /// # Errors
+    /// [`NotAdded`] if the service has ended or sleeps, or there are too many blocks. The cache has none of it then.
+    pub(in crate::memory) fn add_live(&self, start: u64, bytes: u64, each: u64) -> Result<(), NotAdded> {
+        let cache = self.cache;
+        let mut heap = self.add_observed(start, bytes)?;
+        let places: Vec<_> = (0..bytes / each).map(|index| start + index * each).collect();
+        let live = cache.allocate_each(&mut heap, &places, each);
+        cache.withdraw_if_no_pages(&mut heap);
+        if live.len() == places.len() {
+            return Ok(());
+        }
+        // The pool was closed, or numbers have run out.
+        for offset in live {
+            let _ = heap.free(&cache.memory.pages, offset);
+        }
+        heap.join_freed();
+        drop(cache.take_mappings(&mut heap, Portion::At(&places)));
+        Err(NotAdded)
+    }
+
+    /// Locks the heap and adds free memory. The observer is called before any thread can have it.
+    fn add_observed(&self, start: u64, bytes: u64) -> Result<OwnerGuard<'static, Heap>, NotAdded> {
+        let cache = self.cache;
+        cache.observe_segment(cache.coming(start), start, bytes);
+        let added = self.lock().ok_or(NotAdded).and_then(|mut heap| {
+            cache.add_span(To::Recording, &mut heap, start, bytes)?;
             Ok(heap)
         });
         if added.is_err() {
-            self.observe_segment(self.going(start), start, bytes);
+            cache.observe_segment(cache.going(start), start, bytes);
         }
         added
     }
+}
 
+impl StreamCache {
     fn add_span(&self, to: To, heap: &mut Heap, start: u64, bytes: u64) -> Result<(), NotAdded> {
         if !heap.add_span(start, bytes) {
             return Err(NotAdded);
@@ -114,17 +170,9 @@ impl StreamCache {
         }
     }
 
-    pub(in crate::memory) fn take_mappings(&self, heap: &mut Heap, wanted: u64, slack: u64, kept: u64) -> Vec<Mapping> {
-        let taken = heap.take_mappings(&self.memory.pages, wanted, slack, kept);
-        self.note_taken(heap, taken)
-    }
-
-    pub(in crate::memory) fn take_row(&self, heap: &mut Heap, bytes: u64, most: u64) -> Vec<Mapping> {
-        let taken = heap.take_row(&self.memory.pages, bytes, most);
-        self.note_taken(heap, taken)
-    }
-
-    pub(super) fn note_taken(&self, heap: &mut Heap, taken: Vec<Mapping>) -> Vec<Mapping> {
+    /// Takes wholly free mappings out of the heap.
+    pub(in crate::memory) fn take_mappings(&self, heap: &mut Heap, portion: Portion<'_>) -> Vec<Mapping> {
+        let taken = heap.take_mappings(&self.memory.pages, portion);
         if is_recorded() {
             // Mappings in a row are one event; segments are one each.
             let has_segments = self.has_segments();

@@ -2,6 +2,7 @@
 //! before the driver is asked, so that requests together stay within the limit. Only what the driver gives counts as
 //! reserved, so that a refused request leaves the peak as it was.
 
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 #[derive(Debug)]
@@ -58,26 +59,38 @@ impl Budget {
         self.peak.store(self.reserved(), Ordering::Relaxed);
     }
 
-    /// Claims bytes before the driver is asked; false if the limit forbids it.
-    pub(in crate::memory) fn claim(&self, bytes: u64) -> bool {
-        let limit = self.limit.load(Ordering::Relaxed);
-        let add = |claimed: u64| claimed.checked_add(bytes).filter(|&sum| sum <= limit);
-        self.claimed.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok()
-    }
-
-    /// Withdraws a claim that the driver refused.
-    pub(in crate::memory) fn withdraw(&self, bytes: u64) {
-        self.claimed.fetch_sub(bytes, Ordering::Relaxed);
-    }
-
-    /// Counts claimed bytes, which the driver gave, as reserved.
-    pub(in crate::memory) fn settle(&self, bytes: u64) {
-        let before = self.reserved.fetch_add(bytes, Ordering::Relaxed);
-        self.peak.fetch_max(before + bytes, Ordering::Relaxed);
-    }
-
     pub(in crate::memory) fn release(&self, bytes: u64) {
         self.reserved.fetch_sub(bytes, Ordering::Relaxed);
         self.claimed.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+/// Bytes of a budget that the driver is asked for, within the limit. Unless they are settled they are returned.
+#[derive(Debug)]
+pub(in crate::memory) struct BudgetClaim<'a> {
+    budget: &'a Budget,
+    bytes: u64,
+}
+
+impl<'a> BudgetClaim<'a> {
+    /// Claims bytes; none if the limit forbids it.
+    pub(in crate::memory) fn new(budget: &'a Budget, bytes: u64) -> Option<Self> {
+        let limit = budget.limit.load(Ordering::Relaxed);
+        let add = |claimed: u64| claimed.checked_add(bytes).filter(|&sum| sum <= limit);
+        let claimed = budget.claimed.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
+        claimed.is_ok().then(|| Self { budget, bytes })
+    }
+
+    /// Counts the bytes, which the driver gave, as reserved.
+    pub(in crate::memory) fn settle(self) {
+        let Self { budget, bytes } = *ManuallyDrop::new(self);
+        let before = budget.reserved.fetch_add(bytes, Ordering::Relaxed);
+        budget.peak.fetch_max(before + bytes, Ordering::Relaxed);
+    }
+}
+
+impl Drop for BudgetClaim<'_> {
+    fn drop(&mut self) {
+        self.budget.claimed.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }

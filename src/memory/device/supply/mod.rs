@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::ids::NumaNode;
 use crate::runtime::Stream;
 
-pub(in crate::memory) use budget::{Budget, PINNED};
+pub(in crate::memory) use budget::{Budget, BudgetClaim, PINNED};
 use ready::Ready;
 pub(in crate::memory) use reserve::Reserve;
 pub(in crate::memory) use segment_source::DriverSegments;

@@ -2,12 +2,11 @@
 //! hands without a driver call, once the GPU is done with them, so this comes before any move, until the stream has as much
 //! as it has needed at its most.
 
+use super::take::{AllocationRequest, Giver, NotTaken, Reach, Taken, take_from};
 use crate::error::Result;
-use crate::memory::cache::{DeviceCaches, Service};
+use crate::memory::cache::{DeviceCaches, Portion, Service};
 use crate::memory::device::Mapping;
 use crate::memory::pool::Role;
-use crate::memory::serve::request::AllocationRequest;
-use crate::memory::serve::take::{Giver, NotTaken, Reach, Taken, take_from};
 use crate::memory::tuning::{A_FEW, MANY, PAGE};
 
 /// Serves the request from ready free pages in a row of another cache of its pool: the offset of the block. None if no
@@ -15,12 +14,12 @@ use crate::memory::tuning::{A_FEW, MANY, PAGE};
 ///
 /// # Errors
 /// Any refusal of the driver. Everything is then as it was.
-pub(in crate::memory::serve) fn serve_in_place(request: &AllocationRequest, reach: &Reach) -> Result<Option<u64>> {
+pub(super) fn serve_in_place(request: &AllocationRequest, reach: &Reach) -> Result<Option<u64>> {
     if !request.may_move()? {
         return Ok(None);
     }
     let (pool, needed) = (request.pool(), request.needed().max(PAGE));
-    let Some(mut heap) = request.cache.lock_in(&request.service, request.thread) else { return Ok(None) };
+    let Some(mut heap) = request.lock() else { return Ok(None) };
     let lacking = heap.note_need(needed);
     drop(heap);
     // Others would have to create what this one gets beyond its need, while its own free pages are out of their reach.
@@ -39,7 +38,8 @@ pub(in crate::memory::serve) fn serve_in_place(request: &AllocationRequest, reac
         // The addresses of a range's pages are the range's.
         let select = |heap: &mut _, service: &Service| {
             let is_of_range = service.role == Role::Ranges;
-            (!is_of_range).then(|| cache.take_row(heap, needed, lacking)).filter(|row| !row.is_empty())
+            let row = Portion::Row { bytes: needed, most: lacking };
+            (!is_of_range).then(|| cache.take_mappings(heap, row)).filter(|row| !row.is_empty())
         };
         match take_from(request, reach, giver, select)? {
             Ok(row) => return Ok(hand_over(request, row)),
@@ -55,13 +55,12 @@ pub(in crate::memory::serve) fn serve_in_place(request: &AllocationRequest, reac
 
 /// Gives pages in a row to the request's cache: the offset of the block; none if it cannot take any.
 fn hand_over(request: &AllocationRequest, row: Taken<Vec<Mapping>>) -> Option<u64> {
-    let AllocationRequest { cache, ref service, thread, bytes, .. } = *request;
     let (start, end) = (row.memory.first()?.start(), row.memory.last()?.end());
-    let Ok(offset) = cache.add_and_allocate(service, thread, start, (end - start, 0), bytes) else {
+    let Ok(offset) = request.add_and_allocate(start, end - start, 0, request.bytes) else {
         // No driver can refuse pages that are put back.
-        let _ = row.put_back(thread);
+        let _ = row.put_back();
         return None;
     };
-    row.until.recycle(&cache.memory.events);
+    row.until.recycle(&request.memory().events);
     offset
 }

@@ -3,20 +3,16 @@
 
 use std::sync::Arc;
 
-use super::extents::retire_extents;
-use super::gather::gather;
+use super::acquire::{Need, Step, acquire};
+use super::extents::{PagePlacement, retire_extents};
 use super::growth::Growth;
-use super::place::PagePlacement;
-use crate::error::Result;
-use crate::memory::cache::{DeviceCaches, Service, StreamCache, Waiting};
+use super::pages::{Grown, fill};
+use super::take::{AllocationRequest, Reach};
+use super::trim::{self, Patience, leave_closed, settle_and_retire};
+use crate::error::{Error, Result};
+use crate::memory::cache::{Company, DeviceCaches, Portion, ServingCache, StreamCache, Waiting};
 use crate::memory::device::{DeviceMemory, Invalid, Run};
 use crate::memory::pool::{self, Pool, closed};
-use crate::memory::serve::make_room::with_room_made;
-use crate::memory::serve::out_of_memory::no_memory_left;
-use crate::memory::serve::request::AllocationRequest;
-use crate::memory::serve::settle::{self, Patience, settle_blocks};
-use crate::memory::serve::take::{Reach, other_pools};
-use crate::memory::serve::trim::{leave_closed, retire_free};
 use crate::memory::tuning::PAGE;
 use crate::observe::Activity;
 use crate::observe::delivery::Delivery;
@@ -29,26 +25,19 @@ use crate::sync::{ThisThread, lock};
 /// # Errors
 /// `ErrorKind::OutOfMemory` if there is not enough; `ErrorKind::Asleep` or `ErrorKind::InvalidValue` if the pool fell
 /// asleep or was closed meanwhile; any other refusal of the driver. Nothing is mapped there then.
-pub(in crate::memory) fn commit_run(
-    cache: &'static StreamCache,
-    service: &Service,
-    run: Run,
-    each: u32,
-) -> Result<bool> {
+pub(in crate::memory) fn commit_run(of: &ServingCache, run: Run, each: u32) -> Result<bool> {
     let _delivery = Delivery::at_end();
-    let pool = &service.pool;
-    let request = AllocationRequest::new(cache, service.clone(), ThisThread::get(), run.bytes());
-    let mut reach = Reach::of_pool(pool);
-    let committed = with_room_made(pool, request.bytes, || {
-        let outcome = grow_at(&request, &reach, run, each);
-        if !reach.waits {
-            // After a refusal also free pages of pools that give way, and what is waited for.
-            reach = Reach { waits: true, ..Reach::of_pool(pool) };
-            reach.pools.extend(other_pools(pool, Pool::gives_way));
-        }
-        outcome
-    });
-    committed.map_err(|error| no_memory_left(pool, request.bytes, error))
+    let (pool, request) = (of.pool(), AllocationRequest::new(of.clone(), run.bytes()));
+    let take = |step, reach: &Reach| match step {
+        Step::Pages => grow_at(&request, reach, run, each).map(Grown::Block),
+        _ => Ok(Grown::Nothing),
+    };
+    let committed = acquire(Need { pool, bytes: request.bytes, request: Some(&request), take: &take })?;
+    committed.ok_or_else(|| out_of_service(pool))
+}
+
+fn out_of_service(pool: &Pool) -> Error {
+    if pool.is_closed() { closed(pool) } else { pool::asleep(pool) }
 }
 
 /// Frees blocks of a cache of ranges, which are free once what `waiting` waits for is done.
@@ -63,7 +52,7 @@ pub(in crate::memory) fn decommit_blocks(
     let _delivery = Delivery::at_end();
     waiting.offsets().for_each(|offset| cache.note_free(offset, false));
     let outcome = cache.begin_waiting_each(thread, &waiting);
-    settle::wait(cache, waiting);
+    trim::wait(cache, waiting);
     // What earlier commits moved is unmapped where it was here, so that a commit, which work waits for, is not longer.
     cache.memory.try_end_retired();
     if cache.is_closing() {
@@ -77,21 +66,12 @@ pub(in crate::memory) fn decommit_blocks(
 ///
 /// # Errors
 /// `ErrorKind::Library` if the driver refuses.
-pub(in crate::memory) fn release_places(
-    cache: &'static StreamCache,
-    service: &Service,
-    places: &[u64],
-    thread: ThisThread,
-) -> Result<()> {
-    let memory = cache.memory;
-    let _moving = memory.under_way.begin();
-    let taken = match cache.lock_in(service, thread) {
-        Some(mut heap) => cache.take_mappings_at(&mut heap, places),
-        None => Vec::new(),
-    };
+pub(in crate::memory) fn release_places(of: &ServingCache, places: &[u64]) -> Result<()> {
+    let _moving = of.memory().under_way.begin();
+    let taken = of.lock().map(|mut heap| of.cache.take_mappings(&mut heap, Portion::At(places)));
     // Free blocks wait for nothing.
-    retire_extents(&service.pool, taken);
-    memory.end_retired(false).map(drop)
+    retire_extents(of.pool(), taken.unwrap_or_default());
+    of.memory().end_retired(false).map(drop)
 }
 
 /// Gives the driver what the device's pools have free at the addresses of ranges, so that those of freed ranges serve others.
@@ -101,24 +81,19 @@ pub(in crate::memory) fn free_places(memory: &DeviceMemory, patience: Patience) 
     let thread = ThisThread::get();
     let _ = memory.under_way.wait();
     for pool in caches.pools.all() {
-        let Some(cache) = DeviceCaches::ranges_of(&pool) else { continue };
         // What the driver refuses is tried again whenever memory is given back.
-        let _ = settle_blocks(cache, thread, patience);
-        if let Some(service) = cache.service_of(&pool) {
-            let _ = retire_free(cache, thread, &service, patience);
-        }
+        let _ = DeviceCaches::ranges_of(&pool).map(|cache| settle_and_retire(cache, &pool, thread, patience));
     }
     let _ = memory.end_retired(patience == Patience::Wait);
 }
 
-/// Returns the pool's cache for the pages of ranges, and its service; makes it when first needed.
+/// Returns the pool's cache for the pages of ranges; makes it when first needed.
 ///
 /// # Errors
 /// `ErrorKind::Unavailable` if there are too many caches; `ErrorKind::InvalidValue` if the pool is gone.
-pub(in crate::memory) fn ranges_cache(pool: &Arc<Pool>) -> Result<(&'static StreamCache, Service)> {
-    let cache = DeviceCaches::make_ranges_of(pool)?.ok_or_else(|| closed(pool))?;
-    let service = cache.service_of(pool).ok_or_else(|| closed(pool))?;
-    Ok((cache, service))
+pub(in crate::memory) fn ranges_cache(pool: &Arc<Pool>) -> Result<ServingCache> {
+    let cache = DeviceCaches::make_ranges_of(pool)?;
+    cache.and_then(|cache| ServingCache::of_pool(cache, pool, ThisThread::get())).ok_or_else(|| closed(pool))
 }
 
 /// Maps memory at held addresses where nothing is mapped, and makes each extent of `each` pages a live block of the
@@ -129,36 +104,21 @@ pub(in crate::memory) fn ranges_cache(pool: &Arc<Pool>) -> Result<(&'static Stre
 /// `ErrorKind::InvalidValue` if the pool fell asleep or was closed meanwhile; any other refusal of the driver. Nothing
 /// is mapped there then.
 fn grow_at(request: &AllocationRequest, reach: &Reach, run: Run, each: u32) -> Result<bool> {
-    let AllocationRequest { cache, service, thread, bytes, .. } = request;
-    let memory = cache.memory;
+    let memory = request.memory();
     let _moving = memory.under_way.begin();
     if !lock(&memory.space).map_held(run) {
         return Ok(false);
     }
-    let _activity = Activity::begin_of(*bytes, format_args!("commit memory"));
-    let own = match cache.lock_in(service, *thread) {
-        Some(mut heap) => cache.take_mappings_of(&mut heap, run.pages / each, each),
-        None => Vec::new(),
-    };
+    let _activity = Activity::begin_of(request.bytes, format_args!("commit memory"));
+    let of_each = Portion::Each { most: run.pages / each, pages: each };
+    let own = request.lock().map(|mut heap| request.cache.take_mappings(&mut heap, of_each));
     let place = PagePlacement { first: run.first, pages: run.pages, taken: run.pages };
-    let mut growth = Growth::of_extents(request, place, each);
-    let filled = (|| {
-        growth.add_own(own)?;
-        gather(&mut growth, reach)?;
-        growth.add_ready();
-        growth.create()?;
-        growth.map()
-    })();
-    if let Err(error) = filled {
+    let mut growth = Growth::new(request, place, Company::WithMany);
+    growth.each = Some(each);
+    if let Err(error) = fill(&mut growth, own.unwrap_or_default(), Some(reach), false) {
         growth.undo();
         return Err(error);
     }
-    let each = u64::from(each) * PAGE;
-    let added = growth.finish_by(|request, start, (bytes, _)| {
-        request.cache.add_live(&request.service, request.thread, (start, bytes), each)
-    });
-    added.map(|()| true).map_err(|_| {
-        let pool = request.pool();
-        if pool.is_closed() { closed(pool) } else { pool::asleep(pool) }
-    })
+    let added = growth.finish_by(|of, start, bytes, _| of.add_live(start, bytes, u64::from(each) * PAGE));
+    added.map(|()| true).map_err(|_| out_of_service(request.pool()))
 }

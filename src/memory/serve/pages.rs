@@ -1,34 +1,47 @@
-//! Growth by pages: free ones are moved, and extents are created for what is missing.
+//! Growth by pages: finds those for a request that no free block can serve. Free ones are moved, and extents are created
+//! for what is missing.
+//!
+//! No new page is created while free ones are ready: first those of another stream that are in a row, in place, until the
+//! cache has the most that it has needed; then any, its own first, mapped together where the fewest are missing. A device's
+//! heap to which too much was moved gets new ones (`cache/heap/moves.rs`); pinned memory, which the rest of the system
+//! lacks, always moves. The driver is asked for what the request lacks, and nothing ahead: in extents of one page for a
+//! request of less than 16 MiB and for pinned memory, of at most four for one of less than 64 MiB, else of two, of more for
+//! much larger requests and beside larger heaps, or of as many as the user sets. Old mappings stay until their streams are
+//! done, so nothing waits for the GPU unless memory has run out. No lock is held during a driver call.
 
 use log::Level;
 
-use super::claim::{is_no_memory, out_of_addresses};
-use super::gather::gather;
+use super::extents::{Beside, find_place, is_no_memory, out_of_addresses};
 use super::growth::Growth;
-use super::place::{Beside, find_place};
+use super::take::{AllocationRequest, Reach};
 use crate::error::{Bytes, Result};
-use crate::memory::cache::MovedPages;
+use crate::memory::cache::{MovedPages, Portion};
 use crate::memory::device::{Mapping, log_out};
-use crate::memory::serve::request::AllocationRequest;
-use crate::memory::serve::take::Reach;
 use crate::memory::tuning::{LARGE_EXTENT_PAGES, PAGE};
 use crate::observe::Activity;
 
 /// The result of a step that adds memory to a request's cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::memory::serve) enum Grown {
-    /// The offset of a block for the request.
-    Block(u64),
+pub(super) enum Grown<T = u64> {
+    /// The offset of a block for the request, or what else was needed.
+    Block(T),
     /// Another thread took what the request was to use, or the cache has ended its service.
     TakenAway,
     /// This step has nothing for the request; the next is to be tried.
     Nothing,
 }
 
-impl Grown {
-    /// Returns the result of a step from which no other thread can take anything.
-    pub(in crate::memory::serve) fn or_nothing(found: Option<u64>) -> Self {
+impl<T> Grown<T> {
+    pub(super) fn found(found: Option<T>) -> Self {
         found.map_or(Self::Nothing, Self::Block)
+    }
+
+    pub(super) fn map<U>(self, f: impl FnOnce(T) -> U) -> Grown<U> {
+        match self {
+            Self::Block(found) => Grown::Block(f(found)),
+            Self::TakenAway => Grown::TakenAway,
+            Self::Nothing => Grown::Nothing,
+        }
     }
 }
 
@@ -37,11 +50,7 @@ impl Grown {
 ///
 /// # Errors
 /// One for which [`is_no_memory`] holds if there is not enough; any other refusal of the driver. Everything is then as it was.
-pub(in crate::memory::serve) fn grow_by_pages(
-    request: &AllocationRequest,
-    reach: &Reach,
-    prefers_segment: bool,
-) -> Result<Grown> {
+pub(super) fn grow_by_pages(request: &AllocationRequest, reach: &Reach, prefers_segment: bool) -> Result<Grown> {
     let _moving = request.memory().under_way.begin();
     match grow_beside(request, reach, prefers_segment, Beside::Counts)? {
         // Other threads may take what is free beside the new pages, again and again.
@@ -51,33 +60,32 @@ pub(in crate::memory::serve) fn grow_by_pages(
 }
 
 fn grow_beside(request: &AllocationRequest, reach: &Reach, prefers_segment: bool, beside: Beside) -> Result<Grown> {
-    let AllocationRequest { cache, service, thread, bytes, .. } = request;
-    let memory = cache.memory;
-    let activity = Activity::begin_of(*bytes, format_args!("grow memory pool"));
+    let (cache, pool, memory, bytes) = (request.cache, request.pool(), request.memory(), request.bytes);
+    let activity = Activity::begin_of(bytes, format_args!("grow memory pool"));
     let may_move = request.may_move()?;
     let (place, own, moved, company) = {
-        let Some(mut heap) = cache.lock_in(service, *thread) else { return Ok(Grown::TakenAway) };
+        let Some(mut heap) = request.lock() else { return Ok(Grown::TakenAway) };
         if reach.waits {
             heap.drop_empty_slabs(&memory.pages);
         }
         // Another thread may have freed or added memory meanwhile.
         if !cache.is_lender()
-            && let Some(offset) = cache.allocate_locked(&mut heap, *bytes, reach.search())
+            && let Some(offset) = cache.allocate_locked(&mut heap, bytes, reach.search())
         {
             return Ok(Grown::Block(offset));
         }
-        let place = find_place(memory, &heap, *bytes, beside);
+        let place = find_place(memory, &heap, bytes, beside);
         let place = place.ok_or_else(|| out_of_addresses(memory))?;
         let (wanted, slack) = (u64::from(place.pages) * PAGE, u64::from(place.taken - place.pages) * PAGE);
         let moved = match reach.waits {
             _ if !may_move => MovedPages::None,
             true => MovedPages::All,
-            false => heap.moved_pages(&service.pool, *bytes),
+            false => heap.moved_pages(pool, bytes),
         };
-        let company = heap.company(&service.pool, *bytes);
+        let company = heap.company(pool, bytes);
         let own = match moved {
             MovedPages::None => Vec::new(),
-            _ => cache.take_mappings(&mut heap, wanted, slack, place.start()),
+            _ => cache.take_mappings(&mut heap, Portion::Bytes { wanted, slack, kept: Some(place.start()) }),
         };
         (place, own, moved, company)
     };
@@ -100,7 +108,7 @@ fn grow_beside(request: &AllocationRequest, reach: &Reach, prefers_segment: bool
             if !may_move || moved == MovedPages::All {
                 return Err(error);
             }
-            if let Some(mut heap) = cache.lock_in(service, *thread) {
+            if let Some(mut heap) = request.lock() {
                 heap.move_again();
             }
             match grow_beside(request, reach, prefers_segment, beside)? {
@@ -113,11 +121,17 @@ fn grow_beside(request: &AllocationRequest, reach: &Reach, prefers_segment: bool
 
 /// Fills the place with pages of the cache itself, of others within the reach, if any, and with new ones. Returns false
 /// if a segment is to be tried first, or the driver has just refused as many.
-fn fill(growth: &mut Growth<'_>, own: Vec<Mapping>, others: Option<&Reach>, prefers_segment: bool) -> Result<bool> {
+pub(super) fn fill(
+    growth: &mut Growth<'_>,
+    own: Vec<Mapping>,
+    others: Option<&Reach>,
+    prefers_segment: bool,
+) -> Result<bool> {
     growth.add_own(own)?;
     if let Some(reach) = others {
-        gather(growth, reach)?;
+        growth.gather(reach)?;
     }
+    growth.add_ready();
     let missing = growth.missing_pages();
     if (prefers_segment && u64::from(missing) >= LARGE_EXTENT_PAGES) || growth.request.would_be_refused(missing) {
         return Ok(false);

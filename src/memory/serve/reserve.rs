@@ -1,20 +1,16 @@
 //! A pool's reserve: how it is made, and how a cache gets pages of it without a driver call, as they stay where they
 //! are. Pages that other streams of the pool have free return once the work that used them is done.
 
-use super::claim::out_of_addresses;
-use super::extents::{map_new, retire_extents};
+use super::extents::{map_new, out_of_addresses, retire_extents};
+use super::take::{AllocationRequest, FreeMemory, Giver, Reach, take_from};
+use super::trim::{Patience, take_out};
 use crate::error::Result;
-use crate::memory::cache::{DeviceCaches, Service, StreamCache};
+use crate::memory::cache::{DeviceCaches, ServingCache};
 use crate::memory::device::{Remains, Reserve, Run, Until};
 use crate::memory::pool::Pool;
-use crate::memory::serve::request::AllocationRequest;
-use crate::memory::serve::settle::Patience;
-use crate::memory::serve::take::{FreeMemory, Giver, Reach, take_from};
-use crate::memory::serve::trim::take_out;
 use crate::memory::tuning::{LARGE_EXTENT_PAGES, MANY, PAGE};
 use crate::observe::Activity;
 use crate::observe::delivery::deliver;
-use crate::sync::ThisThread;
 
 /// The most pages of an extent of a reserve: each extent costs a creation and a mapping, and after the pool's end a
 /// live block keeps a whole one.
@@ -25,7 +21,7 @@ const EXTENT_PAGES: u32 = LARGE_EXTENT_PAGES as u32 / 2;
 /// # Errors
 /// One for which [`is_no_memory`](super::is_no_memory) holds if there is not enough; any other refusal of the driver.
 /// Nothing is kept then.
-pub(in crate::memory::serve) fn make_reserve(pool: &Pool, bytes: u64) -> Result<()> {
+pub(super) fn make_reserve(pool: &Pool, bytes: u64) -> Result<()> {
     let memory = pool.memory;
     let _activity = Activity::begin_of(bytes, format_args!("reserve memory"));
     let pages = u32::try_from(bytes.div_ceil(PAGE)).map_err(|_| out_of_addresses(memory))?;
@@ -42,21 +38,21 @@ pub(in crate::memory::serve) fn make_reserve(pool: &Pool, bytes: u64) -> Result<
 struct OfReserve(Vec<Run>);
 
 impl FreeMemory for OfReserve {
-    fn put_back(self, cache: &'static StreamCache, service: &Service, thread: ThisThread, until: Until) -> Result<()> {
-        let left = match cache.lock_in(service, thread) {
-            Some(mut heap) => cache.add_reserve(&mut heap, self.0),
+    fn put_back(self, from: &ServingCache, until: Until) -> Result<()> {
+        let left = match from.lock() {
+            Some(mut heap) => from.cache.add_reserve(&mut heap, self.0),
             None => self.0,
         };
-        retire_runs(service, left, until);
+        retire_runs(from.pool(), left, until);
         Ok(())
     }
 }
 
 /// Returns pages that no cache can take to the reserve once `until`, all work that may have used them, is done.
-fn retire_runs(service: &Service, runs: Vec<Run>, until: Until) {
+fn retire_runs(pool: &Pool, runs: Vec<Run>, until: Until) {
     if !runs.is_empty() {
         // SAFETY: these pages were taken out of their cache, and `until` is all work that may have used them.
-        unsafe { service.pool.memory.retire(Remains::Reserve(runs), until, &service.pool.supply) };
+        unsafe { pool.memory.retire(Remains::Reserve(runs), until, &pool.supply) };
     }
 }
 
@@ -64,7 +60,7 @@ fn retire_runs(service: &Service, runs: Vec<Run>, until: Until) {
 ///
 /// # Errors
 /// Any refusal of the driver. Everything is then as it was.
-pub(in crate::memory::serve) fn serve_from_reserve(request: &AllocationRequest, reach: &Reach) -> Result<Option<u64>> {
+pub(super) fn serve_from_reserve(request: &AllocationRequest, reach: &Reach) -> Result<Option<u64>> {
     let Some(reserve) = request.pool().supply.reserve() else { return Ok(None) };
     let needed = request.needed();
     if needed > reserve.run.bytes() {
@@ -83,8 +79,8 @@ pub(in crate::memory::serve) fn serve_from_reserve(request: &AllocationRequest, 
 
 /// Takes so many pages in a row for the request's cache, counting its own as free, and the block from them.
 fn take(request: &AllocationRequest, reserve: &Reserve, reach: &Reach, pages: u32) -> Option<u64> {
-    let AllocationRequest { cache, ref service, thread, bytes, .. } = *request;
-    let mut heap = cache.lock_in(service, thread)?;
+    let cache = request.cache;
+    let mut heap = request.lock()?;
     if reach.waits {
         heap.drop_empty_slabs(&cache.memory.pages);
     }
@@ -92,8 +88,8 @@ fn take(request: &AllocationRequest, reserve: &Reserve, reach: &Reach, pages: u3
     let found = reserve.take(&mut own, pages);
     own.extend(found);
     let left = cache.add_reserve(&mut heap, own);
-    retire_runs(service, left, Until::recorded_later(cache.memory.location.device()));
-    found.and_then(|_| cache.allocate_locked(&mut heap, bytes, reach.search()))
+    retire_runs(request.pool(), left, Until::recorded_later(cache.memory.location.device()));
+    found.and_then(|_| cache.allocate_locked(&mut heap, request.bytes, reach.search()))
 }
 
 /// Takes back free pages of the reserve that no work uses from other caches of the pool: from all once memory has run
@@ -116,7 +112,7 @@ fn collect(request: &AllocationRequest, reserve: &Reserve, reach: &Reach) -> Res
         has_any = true;
         if taken.is_in_order_with(request) {
             let until = Until::recorded_later(cache.memory.location.device());
-            taken.memory.put_back(request.cache, &request.service, request.thread, until)?;
+            taken.memory.put_back(request, until)?;
         } else {
             // Some go if the pool was closed meanwhile.
             retire_extents(pool, reserve.put_back(taken.memory.0));
@@ -127,21 +123,17 @@ fn collect(request: &AllocationRequest, reserve: &Reserve, reach: &Reach) -> Res
 }
 
 /// Takes a cache's free pages of its pool's reserve, to return them once the stream is done.
-pub(in crate::memory::serve) fn retire_reserve(
-    cache: &StreamCache,
-    thread: ThisThread,
-    service: &Service,
-) -> Result<()> {
-    let Some(reserve) = service.pool.supply.reserve() else { return Ok(()) };
-    let memory = cache.memory;
+pub(super) fn retire_reserve(of: &ServingCache) -> Result<()> {
+    let Some(reserve) = of.pool().supply.reserve() else { return Ok(()) };
+    let memory = of.memory();
     let _moving = memory.under_way.begin();
-    let taken = take_out(cache, thread, service, Patience::Ask, |heap| cache.take_reserve(heap, reserve))?;
+    let taken = take_out(of, Patience::Ask, |heap| of.cache.take_reserve(heap, reserve))?;
     let Some((runs, until)) = taken else { return Ok(()) };
     if runs.is_empty() {
         until.recycle(&memory.events);
     } else {
         deliver();
-        retire_runs(service, runs, until);
+        retire_runs(of.pool(), runs, until);
     }
     Ok(())
 }

@@ -1,18 +1,17 @@
-//! One growth under way: what was taken and done so far, so that it can be undone.
+//! One growth under way: what was taken and done so far, so that it can be undone; and where it finds free pages: first in
+//! its own pool, until there are enough.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::claim::{BudgetClaim, claimed, limit_reached};
-use super::place::{PagePlacement, extent_pages};
-use super::segment_events::{report_added, retire_mappings};
+use super::extents::{Limit, PagePlacement, create, extent_pages, limit_reached};
+use super::segments::retire;
+use super::take::{AllocationRequest, FreeMemory, Giver, NotTaken, Reach, Taken, take_from};
 use crate::error::Result;
-use crate::memory::cache::{Company, NotAdded};
-use crate::memory::device::{DeviceMemory, Mapping, Remains, Run, UNKNOWN, Until};
+use crate::memory::cache::{Company, DeviceCaches, NotAdded, Portion, ServingCache, StreamCache};
+use crate::memory::device::{BudgetClaim, DeviceMemory, Mapping, Remains, Run, UNKNOWN, Until};
 use crate::memory::pool::Pool;
-use crate::memory::serve::request::AllocationRequest;
-use crate::memory::serve::take::Taken;
-use crate::memory::tuning::PAGE;
+use crate::memory::tuning::{A_FEW, MANY, PAGE};
 use crate::observe::Activity;
 use crate::runtime::Extent;
 
@@ -39,17 +38,16 @@ impl<'a> Growth<'a> {
         Self { request, memory: request.memory(), place, company, each: None, gathered, created, mapped, replaced }
     }
 
-    /// Makes one whose extents have exactly so many pages each.
-    pub(super) fn of_extents(request: &'a AllocationRequest, place: PagePlacement, each: u32) -> Self {
-        Self { each: Some(each), ..Self::new(request, place, Company::WithMany) }
+    fn pool(&self) -> &'a Arc<Pool> {
+        self.request.pool()
     }
 
-    fn pool(&self) -> &'a Arc<Pool> {
-        &self.request.service.pool
+    fn gathered_mappings(&self) -> impl Iterator<Item = &Mapping> {
+        self.gathered.iter().flat_map(|taken| &taken.memory)
     }
 
     pub(super) fn gathered_pages(&self) -> u32 {
-        self.gathered.iter().flat_map(|from| &from.memory).map(|mapping| mapping.run.pages).sum()
+        self.gathered_mappings().map(|mapping| mapping.run.pages).sum()
     }
 
     /// Returns how many pages are still to be found, or created.
@@ -71,8 +69,8 @@ impl<'a> Growth<'a> {
     /// `ErrorKind::Library` if the driver does not record the work so far. The cache has them back.
     pub(super) fn add_own(&mut self, mappings: Vec<Mapping>) -> Result<()> {
         if !mappings.is_empty() {
-            let AllocationRequest { cache, ref service, .. } = *self.request;
-            self.gathered.push(Taken::after_work_so_far(cache, service, mappings, self.request)?);
+            let own = ServingCache::clone(self.request);
+            self.gathered.push(Taken::after_work_so_far(own, mappings, self.request)?);
         }
         Ok(())
     }
@@ -82,27 +80,75 @@ impl<'a> Growth<'a> {
         let Some(each) = self.each else { return };
         let memory = self.pool().supply.ready.take(each, self.missing_pages() / each);
         if !memory.is_empty() {
-            let AllocationRequest { cache, ref service, .. } = *self.request;
-            self.gathered.push(Taken { cache, service: service.clone(), memory, until: Until::at_once() });
+            self.gathered.push(Taken { from: ServingCache::clone(self.request), memory, until: Until::at_once() });
         }
     }
 
+    /// Takes free pages of other caches, until there are enough.
+    pub(super) fn gather(&mut self, reach: &Reach) -> Result<()> {
+        let may_move = |pool: &&Arc<Pool>| pool.source().is_pages() && !pool.no_split();
+        for pool in reach.pools.iter().filter(may_move) {
+            if !reach.waits {
+                self.gather_from_few(reach, pool)?;
+                continue;
+            }
+            for cache in DeviceCaches::caches_of(pool) {
+                if self.missing_pages() == 0 {
+                    return Ok(());
+                }
+                self.gather_from(reach, pool, cache)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes free pages of those caches of a pool that have published some. Goes on while half of them have none any more.
+    fn gather_from_few(&mut self, reach: &Reach, pool: &Pool) -> Result<()> {
+        let mut at_work = 0;
+        loop {
+            let published = pool.ledger.with_pages(MANY);
+            let caches = DeviceCaches::numbered(pool, &published);
+            let mut bare = published.len() - caches.len();
+            for cache in caches {
+                if self.missing_pages() == 0 || at_work >= 3 * A_FEW {
+                    return Ok(());
+                }
+                match self.gather_from(reach, pool, cache)? {
+                    Some(NotTaken::Bare) => bare += 1,
+                    Some(NotTaken::AtWork) => at_work += 1,
+                    Some(NotTaken::Kept) | None => {}
+                }
+            }
+            if bare < MANY / 2 {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Takes free pages of one cache, or returns why there are none: at most those that are missing and a little more.
+    fn gather_from(&mut self, reach: &Reach, pool: &Pool, cache: &'static StreamCache) -> Result<Option<NotTaken>> {
+        let missing = self.missing_pages();
+        let slack = u64::from(self.place.taken.saturating_sub(self.gathered_pages() + missing)) * PAGE;
+        let wanted = u64::from(missing) * PAGE;
+        let portion = match self.each {
+            Some(pages) => Portion::Each { most: missing / pages, pages },
+            None => Portion::Bytes { wanted, slack, kept: None },
+        };
+        let select = |heap: &mut _, _: &_| Some(cache.take_mappings(heap, portion)).filter(|taken| !taken.is_empty());
+        let taken = take_from(self.request, reach, Giver { cache, pool, least: 1, drops_slabs: true }, select)?;
+        Ok(taken.map(|taken| self.gathered.push(taken)).err())
+    }
+
     pub(super) fn create(&mut self) -> Result<()> {
-        let mut missing = self.missing_pages();
+        let missing = self.missing_pages();
         let part = extent_pages(self.memory, self.request.bytes, self.company);
         // A segment that may be registered is one extent: libraries register no more than one at an address.
         let is_whole = self.pool().no_split();
         let most = if is_whole { missing } else { self.each.unwrap_or(part) };
         let _activity =
             (missing > 0).then(|| Activity::begin_of(u64::from(missing) * PAGE, format_args!("create pages")));
-        while missing > 0 {
-            let pages = most.min(missing);
-            let bytes = u64::from(pages) * PAGE;
-            let extent = claimed(self.pool(), bytes, || self.memory.range.create(pages))?;
-            self.created.push(Mapping { run: Run { first: 0, pages }, extent });
-            missing -= pages;
-        }
-        Ok(())
+        // Where they go is set when they are mapped.
+        create(self.pool(), Run { first: 0, pages: missing }, most, &mut self.created)
     }
 
     /// Maps everything at the new place.
@@ -110,18 +156,11 @@ impl<'a> Growth<'a> {
         // Pages of another pool are this pool's from now on.
         let foreign: u64 = self.foreign().map(|(_, bytes)| bytes).sum();
         let pool = self.pool();
-        let claim = BudgetClaim::new(pool.budget(), foreign).ok_or_else(|| limit_reached(pool))?;
-        self.map_all()?;
-        claim.settle();
-        Ok(())
-    }
-
-    fn map_all(&mut self) -> Result<()> {
+        let claim = BudgetClaim::new(pool.budget(), foreign).ok_or_else(|| limit_reached(pool, Limit::Pool))?;
         let _activity =
             (self.moved_bytes() > 0).then(|| Activity::begin_of(self.moved_bytes(), format_args!("move pages")));
         let mut first = self.place.first;
-        let moved = self.gathered.iter().flat_map(|from| &from.memory);
-        for &mapping in moved.chain(&self.created) {
+        for &mapping in self.gathered.iter().flat_map(|taken| &taken.memory).chain(&self.created) {
             self.mapped.push(Mapping { run: Run { first, pages: mapping.run.pages }, ..mapping });
             first += mapping.run.pages;
         }
@@ -138,12 +177,13 @@ impl<'a> Growth<'a> {
         };
         self.mapped.truncate(done);
         outcome?;
-        if self.replaced.is_empty() {
-            return Ok(());
+        if !self.replaced.is_empty() {
+            // What was mapped before the refusal.
+            // SAFETY: all of it was just mapped, and this growth alone unmaps it.
+            unsafe { range.open(&range.placed(&self.mapped)) }?;
         }
-        // What was mapped before the refusal.
-        // SAFETY: all of it was just mapped, and this growth alone unmaps it.
-        unsafe { range.open(&range.placed(&self.mapped)) }
+        claim.settle();
+        Ok(())
     }
 
     /// Replaces a gathered extent by a new one, which counts as the old one; that goes once the work at its old place
@@ -151,7 +191,7 @@ impl<'a> Growth<'a> {
     fn replace(&mut self, index: usize) -> bool {
         // None if all is mapped, but not opened.
         let Some(&Mapping { run, extent: old }) = self.mapped.get(index) else { return false };
-        if !self.gathered.iter().flat_map(|from| &from.memory).any(|mapping| mapping.extent == old) {
+        if !self.gathered_mappings().any(|mapping| mapping.extent == old) {
             return false;
         }
         let Ok(new) = self.memory.range.create(run.pages) else { return false };
@@ -162,23 +202,21 @@ impl<'a> Growth<'a> {
 
     /// Bytes that count as moved: what a heap has put together itself is no matter beside others.
     fn counted_bytes(&self) -> u64 {
-        let is_own = |from: &&Taken<_>| std::ptr::eq(from.cache, self.request.cache);
-        let counted = self.gathered.iter().filter(|from| self.company == Company::Alone || !is_own(from));
-        counted.flat_map(|from| &from.memory).map(|mapping| mapping.bytes()).sum()
+        let is_own = |taken: &&Taken<_>| std::ptr::eq(taken.from.cache, self.request.cache);
+        let counted = self.gathered.iter().filter(|taken| self.company == Company::Alone || !is_own(taken));
+        counted.flat_map(|taken| &taken.memory).map(|mapping| mapping.bytes()).sum()
     }
 
     /// Bytes gathered from other pools.
     fn foreign(&self) -> impl Iterator<Item = (&Arc<Pool>, u64)> {
-        let others = self.gathered.iter().filter(|from| from.service.pool.number != self.pool().number);
-        others.map(|from| (&from.service.pool, from.memory.iter().map(|mapping| mapping.bytes()).sum()))
+        let others = self.gathered.iter().filter(|taken| taken.from.pool().number != self.pool().number);
+        others.map(|taken| (taken.from.pool(), taken.memory.iter().map(|mapping| mapping.bytes()).sum()))
     }
 
     /// Gives the new pages to the cache, and retires the old places. Returns the offset of a block for the request.
     pub(super) fn finish(self) -> Option<u64> {
-        let add = |request: &AllocationRequest, start, amounts| {
-            request.cache.add_and_allocate(&request.service, request.thread, start, amounts, request.bytes)
-        };
-        self.finish_by(add).ok().flatten()
+        let wanted = self.request.bytes;
+        self.finish_by(|cache, start, bytes, moved| cache.add_and_allocate(start, bytes, moved, wanted)).ok().flatten()
     }
 
     /// Gives the new pages to the cache by `add`, with where they start, their bytes, and those that count as moved; then
@@ -188,34 +226,31 @@ impl<'a> Growth<'a> {
     /// [`NotAdded`] as of `add`: the new pages go back to the driver.
     pub(super) fn finish_by<R>(
         self,
-        add: impl FnOnce(&AllocationRequest, u64, (u64, u64)) -> Result<R, NotAdded>,
+        add: impl FnOnce(&ServingCache, u64, u64, u64) -> Result<R, NotAdded>,
     ) -> Result<R, NotAdded> {
         for (pool, bytes) in self.foreign() {
             pool.budget().release(bytes);
         }
-        let service = &self.request.service;
-        let moved = self.moved_bytes();
         let pages: u32 = self.mapped.iter().map(|mapping| mapping.run.pages).sum();
-        let bytes = u64::from(pages) * PAGE;
-        let memory = self.memory;
-        memory.moved_pages.fetch_add(moved / PAGE, Ordering::Relaxed);
+        let (memory, pool, start, bytes) = (self.memory, self.pool(), self.place.start(), u64::from(pages) * PAGE);
+        memory.moved_pages.fetch_add(self.gathered_pages().into(), Ordering::Relaxed);
         for &mapping in &self.mapped {
             memory.pages.set_mapping(mapping);
         }
-        report_added(&service.pool, memory.address(self.place.start()), bytes);
-        let added = add(self.request, self.place.start(), (bytes, self.counted_bytes()));
+        pool.add_segment(memory.address(start), bytes);
+        let added = add(self.request, start, bytes, self.counted_bytes());
         if added.is_err() {
             // SAFETY: no cache has got the new place, so no work uses it.
-            unsafe { retire_mappings(&service.pool, self.mapped, Until::at_once()) };
+            unsafe { retire(pool, Remains::released(self.mapped), Until::at_once()) };
         }
         memory.put_back_pages(self.place.left_of(pages));
-        for from in self.gathered {
+        for taken in self.gathered {
             let is_replaced = |mapping: &Mapping| self.replaced.iter().any(|(old, _)| *old == mapping.extent);
-            let (mapped, moved) = from.memory.into_iter().partition(is_replaced);
+            let (mapped, moved) = taken.memory.into_iter().partition(is_replaced);
             let remains = Remains::Moved { moved, mapped, unmapped: Vec::new() };
             // SAFETY: the old mappings were taken out of their cache, and `until` is all work on the streams that used
             // them.
-            unsafe { memory.retire(remains, from.until, &from.service.pool.supply) };
+            unsafe { memory.retire(remains, taken.until, &taken.from.pool().supply) };
         }
         added
     }
@@ -225,7 +260,7 @@ impl<'a> Growth<'a> {
         let memory = self.memory;
         let pages: u32 = self.mapped.iter().map(|mapping| mapping.run.pages).sum();
         // Created memory was mapped after what was gathered.
-        let moved = self.mapped.len().min(self.gathered.iter().map(|from| from.memory.len()).sum());
+        let moved = self.mapped.len().min(self.gathered_mappings().count());
         let created = self.mapped.split_off(moved);
         let unmapped = self.created.split_off(created.len());
         let is_new = |mapping: &Mapping| self.replaced.iter().any(|(_, new)| new == mapping);
@@ -239,11 +274,24 @@ impl<'a> Growth<'a> {
         let created = Remains::Released { mapped: created, unmapped };
         // SAFETY: no cache has got the new extents, so no work uses them.
         unsafe { memory.retire(created, Until::at_once(), supply) };
-        for from in self.gathered {
+        for taken in self.gathered {
             // No driver can refuse pages that are put back.
-            let _ = from.put_back(self.request.thread);
+            let _ = taken.put_back();
         }
         memory.put_back_pages(self.place.left_of(pages));
         memory.try_end_retired();
+    }
+}
+
+/// Pages that move. Those given back are still mapped.
+impl FreeMemory for Vec<Mapping> {
+    fn put_back(mut self, from: &ServingCache, until: Until) -> Result<()> {
+        self.retain(|mapping| from.add(mapping.start(), mapping.bytes()).is_err());
+        if !self.is_empty() {
+            // SAFETY: these mappings were taken out of the cache, and `until` is all work on the stream that it served, or
+            // on the device.
+            unsafe { from.memory().retire(Remains::released(self), until, &from.pool().supply) };
+        }
+        Ok(())
     }
 }
