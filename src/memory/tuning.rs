@@ -49,15 +49,18 @@ pub(in crate::memory) const SHARED_EXTENT_PARTS: u64 = 40;
 /// much kept every log in one range (`h200-memory/memory.json`); addresses cost nothing but page tables.
 pub(in crate::memory) const ROOM: u64 = 16;
 
-/// A heap moves at most one of so many bytes that it hands out, and beyond that as many as it has beside others. Programs move 1 in
-/// 100 to 1,000 (`one-heap/replays.json`), random sizes of up to 64 MiB 1 in 12, and of up to 1 GiB 1 in 4.
+/// Others' pages are moved to a heap at most for one of so many bytes that it hands out, and beyond that as many as it has;
+/// so are its own while it is alone in its pool. Programs move 1 in 100 to 1,000 (`one-heap/replays.json`), random sizes of up
+/// to 64 MiB 1 in 12, and of up to 1 GiB 1 in 4.
 pub(in crate::memory) const MOVED_PARTS: u64 = 32;
-/// The same for a heap that is alone in its pool: beyond the allowed bytes it moves at most one of so many parts of what it has.
-/// Six logs need 0.28; random sizes up to 64 MiB settle with half as many moves as with all, at 1.09 of what is live.
+/// Beyond that part, a heap that is alone in its pool moves at most one of so many parts of what it has before it may have half
+/// more. Six logs need 0.28; random sizes up to 64 MiB settle in three to six passes, at 1.1 of what is
+/// live.
 pub(in crate::memory) const LONE_PARTS: u64 = 3;
-/// Others' pages are moved, however often, while that spares a pool one of so many parts of what its heaps have needed: less
-/// where streams all work in each step, which settle without such moves (`one-heap/several_streams.json`), and on simulated
-/// devices half and more where they take turns.
+/// What is much, as a part. Others' pages are moved, however often, while that spares a pool as much of what its heaps have
+/// needed: less where streams all work in each step, which settle without such moves (`one-heap/several_streams.json`), and on
+/// simulated devices half and more where they take turns. Of what a heap beside others hands out, as much of its own may move:
+/// random sizes on 16 streams move half of it, and settle once they have half more.
 pub(in crate::memory) const SPARED_PARTS: u64 = 8;
 
 // How far a request looks: bounds on its time in programs with thousands of streams.

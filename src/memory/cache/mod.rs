@@ -75,8 +75,8 @@ pub(in crate::memory) use event::{
 };
 pub use event::{MemoryAction, MemoryEvent};
 pub(in crate::memory) use heap::{
-    ALL, Amount, Amounts, BLOCK_BYTES_MAX, Company, Counts, Heap, HeapBlock, HeapSearch, LivePiece, Misfit, MovedPages,
-    Portion, Restoration,
+    ALL, Amount, Amounts, BLOCK_BYTES_MAX, Company, Counts, Heap, HeapBlock, HeapSearch, LivePiece, Misfit, Moved,
+    MovedPages, Portion, Restoration,
 };
 pub(crate) use known::GivenKey;
 pub(in crate::memory) use known::{

@@ -8,7 +8,7 @@ use super::extents::{Limit, PagePlacement, create, extent_pages, limit_reached};
 use super::segments::retire;
 use super::take::{AllocationRequest, FreeMemory, Giver, NotTaken, Reach, Taken, take_from};
 use crate::error::Result;
-use crate::memory::cache::{Company, DeviceCaches, NotAdded, Portion, ServingCache, StreamCache};
+use crate::memory::cache::{Company, DeviceCaches, Moved, NotAdded, Portion, ServingCache, StreamCache};
 use crate::memory::device::{BudgetClaim, DeviceMemory, Mapping, Remains, Run, UNKNOWN, Until};
 use crate::memory::pool::Pool;
 use crate::memory::tuning::{A_FEW, MANY, PAGE};
@@ -200,11 +200,15 @@ impl<'a> Growth<'a> {
         true
     }
 
-    /// Bytes that count as moved: what a heap has put together itself is no matter beside others.
-    fn counted_bytes(&self) -> u64 {
-        let is_own = |taken: &&Taken<_>| std::ptr::eq(taken.from.cache, self.request.cache);
-        let counted = self.gathered.iter().filter(|taken| self.company == Company::Alone || !is_own(taken));
-        counted.flat_map(|taken| &taken.memory).map(|mapping| mapping.bytes()).sum()
+    /// Bytes gathered from the request's own cache, and from others.
+    fn moved(&self) -> Moved {
+        let mut moved = Moved::default();
+        for taken in &self.gathered {
+            let is_own = std::ptr::eq(taken.from.cache, self.request.cache);
+            let of = if is_own { &mut moved.own } else { &mut moved.others };
+            *of += taken.memory.iter().map(|mapping| mapping.bytes()).sum::<u64>();
+        }
+        moved
     }
 
     /// Bytes gathered from other pools.
@@ -219,14 +223,14 @@ impl<'a> Growth<'a> {
         self.finish_by(|cache, start, bytes, moved| cache.add_and_allocate(start, bytes, moved, wanted)).ok().flatten()
     }
 
-    /// Gives the new pages to the cache by `add`, with where they start, their bytes, and those that count as moved; then
+    /// Gives the new pages to the cache by `add`, with where they start, their bytes, and those that were moved; then
     /// retires the old places.
     ///
     /// # Errors
     /// [`NotAdded`] as of `add`: the new pages go back to the driver.
     pub(super) fn finish_by<R>(
         self,
-        add: impl FnOnce(&ServingCache, u64, u64, u64) -> Result<R, NotAdded>,
+        add: impl FnOnce(&ServingCache, u64, u64, Moved) -> Result<R, NotAdded>,
     ) -> Result<R, NotAdded> {
         for (pool, bytes) in self.foreign() {
             pool.budget().release(bytes);
@@ -238,7 +242,7 @@ impl<'a> Growth<'a> {
             memory.pages.set_mapping(mapping);
         }
         pool.add_segment(memory.address(start), bytes);
-        let added = add(self.request, start, bytes, self.counted_bytes());
+        let added = add(self.request, start, bytes, self.moved());
         if added.is_err() {
             // SAFETY: no cache has got the new place, so no work uses it.
             unsafe { retire(pool, Remains::released(self.mapped), Until::at_once()) };

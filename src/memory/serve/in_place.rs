@@ -4,7 +4,7 @@
 
 use super::take::{AllocationRequest, Giver, NotTaken, Reach, Taken, take_from};
 use crate::error::Result;
-use crate::memory::cache::{DeviceCaches, Portion, Service};
+use crate::memory::cache::{DeviceCaches, Moved, Portion, Service};
 use crate::memory::device::Mapping;
 use crate::memory::pool::Role;
 use crate::memory::tuning::{A_FEW, MANY, PAGE};
@@ -56,7 +56,7 @@ pub(super) fn serve_in_place(request: &AllocationRequest, reach: &Reach) -> Resu
 /// Gives pages in a row to the request's cache: the offset of the block; none if it cannot take any.
 fn hand_over(request: &AllocationRequest, row: Taken<Vec<Mapping>>) -> Option<u64> {
     let (start, end) = (row.memory.first()?.start(), row.memory.last()?.end());
-    let Ok(offset) = request.add_and_allocate(start, end - start, 0, request.bytes) else {
+    let Ok(offset) = request.add_and_allocate(start, end - start, Moved::default(), request.bytes) else {
         // No driver can refuse pages that are put back.
         let _ = row.put_back();
         return None;

@@ -11,7 +11,7 @@ use super::out_of_memory::no_memory_left;
 use super::pages::Grown;
 use super::take::AllocationRequest;
 use crate::error::{Bytes, Error, GPUPOOL, Result};
-use crate::memory::cache::{DeviceCaches, NotAdded, ServingCache, StreamCache};
+use crate::memory::cache::{DeviceCaches, Moved, NotAdded, ServingCache, StreamCache};
 use crate::memory::device::{DeviceMemory, Remains, Until, call_out, log_out, overlapping};
 use crate::memory::pool::{Pool, SegmentCallback, SegmentGuard, closed, supply};
 use crate::memory::tuning::{ALIGNMENT, PAGE};
@@ -31,7 +31,9 @@ pub(super) fn grow_by_segment(request: &AllocationRequest) -> Result<Grown> {
     // Whole pages, so that small requests share one.
     let wanted = request.needed().next_multiple_of(PAGE);
     let activity = Activity::begin_of(wanted, format_args!("grow memory pool"));
-    let added = make_segment(request, wanted, |start| request.add_and_allocate(start, wanted, 0, request.bytes))?;
+    let added = make_segment(request, wanted, |start| {
+        request.add_and_allocate(start, wanted, Moved::default(), request.bytes)
+    })?;
     let Some(offset) = added else { return Ok(Grown::TakenAway) };
     let (id, device, took) = (pool.id, request.memory().location, activity.took());
     let (segment, reserved) = (Bytes(wanted), Bytes(pool.budget().reserved()));

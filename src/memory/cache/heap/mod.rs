@@ -25,7 +25,7 @@ use block_map::BlockMap;
 pub(in crate::memory) use counts::{ALL, Amount, Amounts, Counts, most};
 use counts::{LARGE, RunningCounts, SMALL};
 use moves::Moves;
-pub(in crate::memory) use moves::{Company, MovedPages};
+pub(in crate::memory) use moves::{Company, Moved, MovedPages};
 pub(in crate::memory) use published::HeapLedger;
 use published::Published;
 pub(in crate::memory) use restore::{LivePiece, Misfit, Restoration};

@@ -1,7 +1,8 @@
 //! Where a heap gets the pages for a request that found no block. Until it has the most that it has needed at once, others' free
-//! pages serve it where they are. Free pages are moved to it, its own first, as long as that is rare. Once it is not, a heap that
-//! is alone in its pool gets new ones; beside others it gets new ones until it has what it has needed, and then what its own
-//! free pages lack. So heaps have no more together than if none took from others.
+//! pages serve it where they are. Free pages are moved to it, its own first, as long as those of others are rare; from then on it
+//! gets new ones until it has what it has needed, and then what its own free pages lack. So heaps have no more together than if
+//! none took from others. A heap that has moved its own again and again, as sizes are random, may have half more than it has
+//! needed, and gets new ones while it has less.
 
 use super::Heap;
 use crate::memory::pool::Pool;
@@ -12,11 +13,21 @@ use crate::memory::tuning::{LONE_PARTS, MOVED_PARTS, PAGE, SPARED_PARTS};
 pub(super) struct Moves {
     /// The most bytes that were occupied together with a request that found no block, in whole pages.
     needed: u64,
-    /// Bytes moved beyond the allowed part of those handed out.
-    beyond: u64,
+    /// Bytes that it may have beyond those, before any are moved.
+    spare: u64,
+    /// Bytes moved beyond the allowed parts of those handed out.
+    beyond: Moved,
     /// Bytes handed out at the last count.
     handed_out: u64,
+    /// Whether others' pages are moved to it too often.
     are_frequent: bool,
+}
+
+/// Bytes of pages that are moved to a request: of its own heap, and of others.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(in crate::memory) struct Moved {
+    pub(in crate::memory) own: u64,
+    pub(in crate::memory) others: u64,
 }
 
 /// What other heaps of a heap's pool have.
@@ -77,26 +88,33 @@ impl Heap {
         }
     }
 
-    /// Counts bytes that were moved here for a request.
-    pub(in crate::memory) fn count_moved(&mut self, bytes: u64) {
+    /// Counts bytes that were moved here for a request. Its own are no matter while the pool does with much less than its heaps
+    /// have needed, since streams take turns.
+    pub(in crate::memory) fn count_moved(&mut self, pool: &Pool, moved: Moved) {
         let handed_out = self.counts.handed_out();
-        let since = handed_out - self.moves.handed_out;
-        self.moves.beyond = self.moves.beyond.saturating_sub(since / MOVED_PARTS) + bytes;
-        self.moves.handed_out = handed_out;
+        let since = handed_out - std::mem::replace(&mut self.moves.handed_out, handed_out);
+        let is_alone = self.company(pool, 0) == Company::Alone;
+        let (parts, most) =
+            if is_alone { (MOVED_PARTS, self.mapped / LONE_PARTS) } else { (SPARED_PARTS, 2 * self.mapped) };
+        let own = if is_alone || !spares_much(pool, 0) { moved.own } else { 0 };
+        let beyond = &mut self.moves.beyond;
+        beyond.own = beyond.own.saturating_sub(since / parts) + own;
+        beyond.others = beyond.others.saturating_sub(since / MOVED_PARTS) + moved.others;
+        self.moves.are_frequent |= beyond.others > self.mapped;
+        if beyond.own > most {
+            beyond.own = 0;
+            self.moves.spare += self.moves.needed / 2;
+        }
     }
 
-    /// Returns which free pages are moved to a request of it, even where new ones can be created: all until the bytes moved
-    /// beyond the allowed part reach the bytes that it has, or if it is alone a part of them. From then on, once it has what it has needed beside others, its
-    /// own, and others' only while that spares the pool much of what its heaps have needed.
-    pub(in crate::memory) fn moved_pages(&mut self, pool: &Pool, bytes: u64) -> MovedPages {
+    /// Returns which free pages are moved to a request of it, even where new ones can be created.
+    pub(in crate::memory) fn moved_pages(&self, pool: &Pool, bytes: u64) -> MovedPages {
         let needed = self.needed_for(bytes);
-        let is_alone = self.company(pool, needed) == Company::Alone;
-        self.moves.are_frequent |= self.moves.beyond > if is_alone { self.mapped / LONE_PARTS } else { self.mapped };
-        if !self.moves.are_frequent {
-            MovedPages::All
-        } else if is_alone || self.lacking() >= needed {
+        let most = self.moves.needed + self.moves.spare;
+        let gets_new = self.moves.are_frequent || self.moves.spare > 0;
+        if gets_new && self.mapped - self.borrowed() + needed <= most {
             MovedPages::None
-        } else if pool.budget().reserved() + needed <= pool.ledger.needed() / SPARED_PARTS * (SPARED_PARTS - 1) {
+        } else if !self.moves.are_frequent || spares_much(pool, needed) {
             MovedPages::All
         } else {
             MovedPages::Own
@@ -108,4 +126,9 @@ impl Heap {
         self.set_needed(self.moves.needed.min(self.occupied(0)));
         self.moves = Moves { needed: self.moves.needed, handed_out: self.counts.handed_out(), ..Moves::default() };
     }
+}
+
+/// Returns whether a pool, with so many bytes more, has much less than its heaps have needed.
+fn spares_much(pool: &Pool, more: u64) -> bool {
+    pool.budget().reserved() + more <= pool.ledger.needed() / SPARED_PARTS * (SPARED_PARTS - 1)
 }

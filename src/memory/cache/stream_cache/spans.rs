@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::{NotAdded, StreamCache};
 use crate::error::Result;
 use crate::memory::cache::event::{MemoryAction, To, is_recorded};
-use crate::memory::cache::heap::{Heap, Portion};
+use crate::memory::cache::heap::{Heap, Moved, Portion};
 use crate::memory::cache::service::Service;
 use crate::memory::device::{DeviceMemory, Mapping, Reserve, Run, Until};
 use crate::memory::pool::Pool;
@@ -55,7 +55,7 @@ impl ServingCache {
         self.work_so_far(None).unwrap_or_else(|_| Until::recorded_later(self.memory().location.device()))
     }
 
-    /// Adds free memory, of which `moved` bytes were moved here, and allocates at once, before another thread takes the
+    /// Adds free memory, of which the `moved` was moved here, and allocates at once, before another thread takes the
     /// pages. A lender only adds it.
     ///
     /// # Errors
@@ -64,14 +64,14 @@ impl ServingCache {
         &self,
         start: u64,
         bytes: u64,
-        moved: u64,
+        moved: Moved,
         request: u64,
     ) -> Result<Option<u64>, NotAdded> {
         let cache = self.cache;
         let mut heap = self.add_observed(start, bytes)?;
         // Pinned memory always moves, since making more costs far more.
-        if moved > 0 && !cache.memory.is_of_host() {
-            heap.count_moved(moved);
+        if moved != Moved::default() && !cache.memory.is_of_host() {
+            heap.count_moved(self.pool(), moved);
         }
         if cache.is_lender() {
             return Ok(Some(start));
