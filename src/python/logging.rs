@@ -16,8 +16,7 @@ use log::{LevelFilter, Log, Metadata, Record};
 use pyo3::prelude::*;
 
 use crate::observe::target;
-use crate::sync::ThisThread;
-use crate::sync::lock;
+use crate::sync::{ThisThread, lock};
 
 /// Logger, level as `logging` numbers it, file, line, message, seconds since 1970, thread as `gettid` numbers it.
 type LogRecord = (String, u8, &'static str, u32, String, f64, u32);
@@ -217,14 +216,14 @@ impl Log for Queue {
 }
 
 /// Makes the queue the logger of this module, which has a `log` of its own. Nothing is logged before a level is set.
-pub(super) fn install() {
+pub(crate) fn install() {
     // A program that has set another logger keeps it.
     let _ = log::set_logger(&QUEUE);
 }
 
 #[doc = docstring!("set_log_level")]
 #[pyfunction]
-pub(super) fn set_log_level(level: i64) {
+pub(crate) fn set_log_level(level: i64) {
     log::set_max_level(match level {
         ..=5 => LevelFilter::Trace,
         6..=10 => LevelFilter::Debug,
@@ -237,13 +236,13 @@ pub(super) fn set_log_level(level: i64) {
 
 #[doc = docstring!("start_log")]
 #[pyfunction]
-pub(super) fn start_log(hand_over: Py<PyAny>) {
+pub(crate) fn start_log(hand_over: Py<PyAny>) {
     let _ = HAND_OVER.set(hand_over);
 }
 
 #[doc = docstring!("clear_log_records")]
 #[pyfunction]
-pub(super) fn clear_log_records() {
+pub(crate) fn clear_log_records() {
     ThisThread::forget_system_id();
     if let Some(mut entries) = QUEUE.try_entries() {
         entries.list.clear();
@@ -254,20 +253,20 @@ pub(super) fn clear_log_records() {
 
 #[doc = docstring!("pause_log")]
 #[pyfunction]
-pub(super) fn pause_log(py: Python<'_>, patience: f64) {
+pub(crate) fn pause_log(py: Python<'_>, patience: f64) {
     let patience = Duration::try_from_secs_f64(patience).unwrap_or_default();
     py.detach(|| QUEUE.pause(patience));
 }
 
 #[doc = docstring!("resume_log")]
 #[pyfunction]
-pub(super) fn resume_log() {
+pub(crate) fn resume_log() {
     QUEUE.resume();
 }
 
 #[doc = docstring!("end_log")]
 #[pyfunction]
-pub(super) fn end_log(py: Python<'_>, patience: f64) {
+pub(crate) fn end_log(py: Python<'_>, patience: f64) {
     let patience = Duration::try_from_secs_f64(patience).unwrap_or_default();
     if let Some(left) = py.detach(|| QUEUE.end(patience)) {
         hand_over(py, left);

@@ -15,27 +15,29 @@ macro_rules! docstring {
     };
 }
 
-mod counts;
+mod arguments;
+mod buffer;
+mod callbacks;
+mod context;
 mod device;
 mod error;
-mod facts;
 mod ffi;
 mod handle;
-mod held;
-mod info;
+mod kept;
 mod logging;
-mod memory;
+mod mem_pool;
 mod neighbour;
-mod program;
-mod share;
+mod plugs;
+mod range;
+mod recording;
+mod replaying;
+mod scope;
 #[cfg(feature = "fault-injection")]
 mod simulation;
-mod sleep;
+mod stats;
 mod stream;
-mod summary;
-mod waiting;
-mod whole;
-mod with_blocks;
+mod unpickling;
+mod values;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -78,31 +80,37 @@ mod _native {
     #[pymodule_export]
     use super::add_site_packages;
     #[pymodule_export]
-    use super::device::{current_device, device_count, runtime};
+    use super::buffer::{PyDeviceBuffer, PyShareToken, attach, empty, fence, follow_blocking, share_at};
     #[pymodule_export]
-    use super::ffi::{PyPinnedBuffer, empty_pinned};
+    use super::callbacks::{PyDiscardCallback, PyOomCallback, PySegmentCallback, PySegmentEvent, on_oom};
+    #[pymodule_export]
+    use super::device::{
+        cuda_builds, current_device, device_count, device_info, driver_version, runtime, runtimes_passed_over, sleep,
+        wake,
+    };
+    #[pymodule_export]
+    use super::ffi::pinned_buffer::{PyPinnedBuffer, empty_pinned};
     #[pymodule_export]
     use super::handle::{PyHandlePool, PyHandleStats, PyLease, handle_stats, simulate_costly_handles};
     #[pymodule_export]
-    use super::info::{cuda_builds, device_info, driver_version, runtimes_passed_over};
-    #[pymodule_export]
     use super::logging::{clear_log_records, end_log, pause_log, resume_log, set_log_level, start_log};
     #[pymodule_export]
-    use super::memory::{
-        PyCApi, PyCapture, PyCudaCoreMemory, PyCupyAllocator, PyCupyPinnedAllocator, PyCupyPinnedMemory,
-        PyDeviceBuffer, PyDiscardCallback, PyGraphMemory, PyMemPool, PyMemoryRange, PyMemoryStats, PyOomCallback,
-        PyPoolScope, PyPoolStats, PyPoolToken, PyReplayResult, PySegmentCallback, PySegmentEvent,
-        begin_allocate_to_pool, empty, empty_cache, empty_pinned_cache, enable_peer_access, end_allocate_to_pool,
-        fence, follow_blocking, get_memory_history, get_memory_limit, get_per_process_memory_fraction,
-        get_pinned_limit, graph_pool_handle, memory_snapshot, memory_stats, nearest_numa_node, on_oom, oom_callbacks,
-        owns, peers, pinned_stats, pinned_times, pool_use_count, record_memory_history, release_pool, replay,
-        replay_reserved, request_counts, reset_peak_pinned_stats, set_memory_limit, set_per_process_memory_fraction,
-        set_pinned_limit, summarize_pinned, unpickle, use_mem_pool, warm_pinned,
+    use super::mem_pool::{
+        PyCapture, PyGraphMemory, PyMemPool, begin_allocate_to_pool, end_allocate_to_pool, graph_pool_handle,
+        pool_use_count, release_pool,
     };
     #[pymodule_export]
     use super::neighbour::{PyClaim, PyNeighbour, PyNeighbourPool, available_memory, claim, neighbours, set_neighbour};
     #[pymodule_export]
-    use super::share::{PyShareToken, attach, share_at};
+    use super::plugs::{PyCApi, PyCudaCoreMemory, PyCupyAllocator, PyCupyPinnedAllocator, PyCupyPinnedMemory};
+    #[pymodule_export]
+    use super::range::PyMemoryRange;
+    #[pymodule_export]
+    use super::recording::{get_memory_history, memory_snapshot, record_memory_history};
+    #[pymodule_export]
+    use super::replaying::{PyReplayResult, replay, replay_reserved};
+    #[pymodule_export]
+    use super::scope::{PyPoolScope, PyPoolToken, use_mem_pool};
     #[cfg(feature = "fault-injection")]
     #[pymodule_export]
     use super::simulation::{
@@ -111,24 +119,30 @@ mod _native {
         host_set_handle_bytes, host_stream_of, host_submit,
     };
     #[pymodule_export]
-    use super::sleep::{sleep, wake};
+    use super::stats::{
+        PyMemoryStats, PyPoolStats, devices_in_use, empty_cache, empty_pinned_cache, enable_peer_access,
+        get_memory_limit, get_per_process_memory_fraction, get_pinned_limit, memory_stats, nearest_numa_node,
+        oom_callbacks, owns, peers, pinned_stats, pinned_times, request_counts, reset_peak_memory_stats,
+        reset_peak_pinned_stats, set_memory_limit, set_per_process_memory_fraction, set_pinned_limit, summarize,
+        summarize_pinned, warm_pinned,
+    };
     #[pymodule_export]
     use super::stream::{PyStream, PyStreamScope, current_stream, is_captured, set_stream_source, stream, synchronize};
     #[pymodule_export]
-    use super::summary::{devices_in_use, reset_peak_memory_stats, summarize};
+    use super::unpickling::unpickle;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         refuse_second_interpreter(module.py())?;
         error::add_exceptions(module)?;
         logging::install();
-        crate::sync::set_detach(ffi::wait_detached);
+        crate::sync::set_detach(ffi::interpreter::wait_detached);
         crate::memory::watch_neighbours();
         // Python calls the finalizer of a class only where it was set.
-        for class in [module.py().get_type::<PyMemPool>(), module.py().get_type::<PyMemoryRange>()] {
+        for class in [module.py().get_type::<mem_pool::PyMemPool>(), module.py().get_type::<range::PyMemoryRange>()] {
             class.setattr("__del__", class.getattr("__del__")?)?;
         }
-        module.add("c_api", memory::c_api(module.py())?)?;
+        module.add("c_api", plugs::c_api(module.py())?)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
         for (name, pool) in [
             ("cudnn", Cudnn::pool()),
@@ -157,7 +171,7 @@ mod _native {
                 || object.is_instance_of::<PyCFunction>()
                 || object.is_instance_of::<PyHandlePool>()
             {
-                ffi::make_immortal(&object);
+                ffi::interpreter::make_immortal(&object);
             }
         }
         Ok(())

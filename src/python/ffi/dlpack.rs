@@ -80,7 +80,7 @@ struct TensorOwner<M> {
 }
 
 /// Memory that is lent by DLPack.
-pub(in crate::python) trait Exported: Send + Sync {
+pub(crate) trait Exported: Send + Sync {
     /// The address of its first byte.
     fn address(&self) -> u64;
     /// Its bytes.
@@ -198,7 +198,7 @@ fn capsule<'py>(py: Python<'py>, pointer: *mut c_void, name: &'static CStr) -> P
 ///
 /// # Errors
 /// A `BufferError`, which names the class of the buffer.
-pub(in crate::python) fn check_request(
+pub(crate) fn check_request(
     buffer: &impl Exported,
     class: &str,
     dl_device: Option<(i32, i32)>,
@@ -216,11 +216,7 @@ pub(in crate::python) fn check_request(
 }
 
 /// The buffer as a capsule, of version 1 or of before.
-pub(in crate::python) fn export(
-    py: Python<'_>,
-    buffer: Arc<dyn Exported>,
-    versioned: bool,
-) -> PyResult<Bound<'_, PyAny>> {
+pub(crate) fn export(py: Python<'_>, buffer: Arc<dyn Exported>, versioned: bool) -> PyResult<Bound<'_, PyAny>> {
     if versioned {
         let tensor = tensor(buffer.as_ref());
         let context = ptr::null_mut();
@@ -241,7 +237,7 @@ pub(in crate::python) fn export(
 }
 
 /// A capsule named `gpupool.c_api` that points to the table of C functions.
-pub(in crate::python) fn c_api_capsule(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
+pub(crate) fn c_api_capsule(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     let pointer = (&raw const C_API).cast_mut().cast();
     // SAFETY: the table and the name live as long as the process, and the result is checked for null.
     unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyCapsule_New(pointer, c"gpupool.c_api".as_ptr(), None)) }

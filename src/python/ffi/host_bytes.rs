@@ -7,10 +7,10 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::{ffi, intern};
 
-use super::PyPinnedBuffer;
 use crate::error::Error;
 use crate::memory::{CopyDirection, DeviceBuffer, HostBytes, PinnedBuffer};
-use crate::python::whole::is_refusal;
+use crate::python::arguments::{accepted, is_refusal};
+use crate::python::ffi::pinned_buffer::PyPinnedBuffer;
 use crate::runtime::Stream;
 
 /// How many objects lie between a view and the pinned memory that it is of, at most: an array of a memoryview of a buffer.
@@ -18,14 +18,14 @@ const MOST_BETWEEN: usize = 8;
 
 /// What an object shows of its memory, which stays as long as this lives. PyO3's own buffers refuse arrays of ctypes and
 /// numbers of NumPy, which leave out their strides.
-pub(super) struct View<'py> {
-    pub(super) view: Box<ffi::Py_buffer>,
+pub(crate) struct View<'py> {
+    pub(crate) view: Box<ffi::Py_buffer>,
     /// A view is released by a thread that is attached to the interpreter.
     _py: Python<'py>,
 }
 
 impl<'py> View<'py> {
-    pub(super) fn new(object: &Bound<'py, PyAny>) -> PyResult<Self> {
+    pub(crate) fn new(object: &Bound<'py, PyAny>) -> PyResult<Self> {
         let mut view = Box::new(ffi::Py_buffer::new());
         // SAFETY: the object is alive, and the view is a place for one that does not move.
         let status = unsafe { ffi::PyObject_GetBuffer(object.as_ptr(), &raw mut *view, ffi::PyBUF_FULL_RO) };
@@ -127,7 +127,7 @@ impl<'py> Lent<'py> {
 ///
 /// # Errors
 /// `TypeError` for an object without bytes; else as [`DeviceBuffer::copy_from`].
-pub(in crate::python) fn copy_from(buffer: &DeviceBuffer, host: &Bound<'_, PyAny>, stream: &Stream) -> PyResult<()> {
+pub(crate) fn copy_from(buffer: &DeviceBuffer, host: &Bound<'_, PyAny>, stream: &Stream) -> PyResult<()> {
     let lent = Lent::new(host, "copy_from")?;
     let bytes = lent.host_bytes();
     // SAFETY: the object lends the bytes as long as `lent` lives, and pinned ones lie in their buffer.
@@ -139,7 +139,7 @@ pub(in crate::python) fn copy_from(buffer: &DeviceBuffer, host: &Bound<'_, PyAny
 ///
 /// # Errors
 /// As [`copy_from`], and `InvalidValue` for memory that is read-only.
-pub(in crate::python) fn copy_to(buffer: &DeviceBuffer, host: &Bound<'_, PyAny>, stream: &Stream) -> PyResult<()> {
+pub(crate) fn copy_to(buffer: &DeviceBuffer, host: &Bound<'_, PyAny>, stream: &Stream) -> PyResult<()> {
     let lent = Lent::new(host, "copy_to")?;
     if lent.view.view.readonly != 0 {
         return Err(Error::invalid_value(format!(
@@ -153,4 +153,111 @@ pub(in crate::python) fn copy_to(buffer: &DeviceBuffer, host: &Bound<'_, PyAny>,
     // SAFETY: the object lends the bytes, to be written, as long as `lent` lives, and pinned ones lie in their buffer.
     host.py().detach(|| unsafe { buffer.copy(CopyDirection::ToHost, bytes, stream) })?;
     Ok(())
+}
+
+// Whole numbers that Python objects lend by the buffer protocol, as arrays of NumPy and `array.array` do.
+
+/// How the integers of a buffer are stored.
+#[derive(Clone, Copy)]
+struct Format {
+    bytes: usize,
+    is_signed: bool,
+}
+
+/// The numbers that an object lends, or the first that is not one from 0 to 2**32 - 1.
+pub(crate) type LentIntegers = Result<Vec<u32>, i128>;
+
+/// Returns the numbers that an object lends; none if it lends no integers in one dimension.
+pub(crate) fn lent_integers(object: &Bound<'_, PyAny>) -> PyResult<Option<LentIntegers>> {
+    Ok(accepted(object.py(), View::new(object))?.and_then(|view| view.integers()))
+}
+
+/// Reads numbers of one type.
+///
+/// # Safety
+/// There are so many at this stride. They need no alignment.
+unsafe fn read<N: Copy + TryInto<u32> + Into<i128>>(start: *const u8, count: usize, stride: isize) -> LentIntegers {
+    let at = |stride: isize, index: usize| start.wrapping_offset(stride * index as isize).cast::<N>();
+    let side_by_side = size_of::<N>() as isize;
+    // Their stride is a constant there, so that several are read at once.
+    if stride == side_by_side {
+        // SAFETY: as the caller promises.
+        narrow(count, |index| unsafe { at(side_by_side, index).read_unaligned() })
+    } else {
+        // SAFETY: as the caller promises.
+        narrow(count, |index| unsafe { at(stride, index).read_unaligned() })
+    }
+}
+
+/// Returns numbers, or the first that is too large.
+fn narrow<N: Copy + TryInto<u32> + Into<i128>>(count: usize, at: impl Fn(usize) -> N) -> LentIntegers {
+    let mut is_wrong = false;
+    let number = |index| {
+        let number: Result<u32, _> = at(index).try_into();
+        is_wrong |= number.is_err();
+        number.unwrap_or_default()
+    };
+    let numbers = (0..count).map(number).collect();
+    let wrong = if is_wrong { (0..count).map(at).find(|number| (*number).try_into().is_err()) } else { None };
+    wrong.map_or(Ok(numbers), |number| Err(number.into()))
+}
+
+impl View<'_> {
+    fn integers(&self) -> Option<LentIntegers> {
+        let (count, stride) = self.one_dimension()?;
+        let Format { bytes, is_signed } = self.integer_format()?;
+        let start = self.start();
+        // SAFETY: the view has so many items at this stride, each as long as its format says.
+        unsafe {
+            Some(match (bytes, is_signed) {
+                (1, true) => read::<i8>(start, count, stride),
+                (1, false) => read::<u8>(start, count, stride),
+                (2, true) => read::<i16>(start, count, stride),
+                (2, false) => read::<u16>(start, count, stride),
+                (4, true) => read::<i32>(start, count, stride),
+                (4, false) => read::<u32>(start, count, stride),
+                (8, true) => read::<i64>(start, count, stride),
+                (8, false) => read::<u64>(start, count, stride),
+                _ => return None,
+            })
+        }
+    }
+
+    fn start(&self) -> *const u8 {
+        self.view.buf.cast_const().cast()
+    }
+
+    /// Returns how many items there are, and the bytes from one to the next.
+    fn one_dimension(&self) -> Option<(usize, isize)> {
+        if self.view.ndim != 1 || self.view.shape.is_null() {
+            return None;
+        }
+        // SAFETY: a view of one dimension has one item in its shape and, if they are given, in its strides.
+        let (count, stride) = unsafe {
+            let stride = if self.view.strides.is_null() { self.view.itemsize } else { *self.view.strides };
+            (*self.view.shape, stride)
+        };
+        Some((usize::try_from(count).ok()?, stride))
+    }
+
+    fn integer_format(&self) -> Option<Format> {
+        // None stands for bytes.
+        let format = if self.view.format.is_null() {
+            c"B"
+        } else {
+            // SAFETY: a format that is not null is a string that lives as long as the view.
+            unsafe { CStr::from_ptr(self.view.format) }
+        };
+        let own = if cfg!(target_endian = "big") { b'>' } else { b'<' };
+        let is_native = |order: &u8| matches!(order, b'@' | b'=') || *order == own;
+        let letter = match format.to_bytes() {
+            [letter] => *letter,
+            [order, letter] if is_native(order) => *letter,
+            _ => return None,
+        };
+        let is_signed = matches!(letter, b'b' | b'h' | b'i' | b'l' | b'q' | b'n');
+        let is_integer = is_signed || matches!(letter, b'B' | b'H' | b'I' | b'L' | b'Q' | b'N');
+        let bytes = usize::try_from(self.view.itemsize).ok().filter(|bytes| matches!(bytes, 1 | 2 | 4 | 8));
+        bytes.filter(|_| is_integer).map(|bytes| Format { bytes, is_signed })
+    }
 }

@@ -12,17 +12,18 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use super::address::consumer;
-use super::dlpack::{self, Exported};
 use crate::error::{Error, Result};
 use crate::ids::NumaNode;
 use crate::memory::{self, PinnedBuffer};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
-use crate::python::held::{BufferState, array_interface};
-use crate::python::memory::{allocate_detached, numa_number};
-use crate::python::stream::Keepers;
-use crate::python::whole::{Nbytes, Numa, Whole};
+use crate::python::arguments::{Nbytes, Numa, Whole};
+use crate::python::buffer::{BufferState, allocate_detached, array_interface};
+use crate::python::ffi::address::consumer;
+use crate::python::ffi::dlpack;
+use crate::python::ffi::dlpack::Exported;
+use crate::python::kept::Keepers;
+use crate::python::stats::numa_number;
 use crate::python::{device, stream};
 use crate::runtime::{Kind, Stream, get};
 use crate::sync::lock;
@@ -30,7 +31,7 @@ use crate::sync::lock;
 #[doc = docstring!("PinnedBuffer")]
 #[pyclass(name = "PinnedBuffer", module = "gpupool", frozen, weakref)]
 #[derive(Debug)]
-pub(in crate::python) struct PyPinnedBuffer(Mutex<PinnedState>);
+pub(crate) struct PyPinnedBuffer(Mutex<PinnedState>);
 
 #[derive(Debug)]
 struct PinnedState {
@@ -44,7 +45,7 @@ struct PinnedState {
 #[doc = docstring!("empty_pinned")]
 #[pyfunction]
 #[pyo3(signature = (nbytes, stream = None, numa = None))]
-pub(in crate::python) fn empty_pinned(
+pub(crate) fn empty_pinned(
     py: Python<'_>,
     nbytes: Whole<Nbytes>,
     stream: Option<&Bound<'_, PyAny>>,
@@ -75,7 +76,7 @@ fn freed() -> Error {
 
 impl PyPinnedBuffer {
     /// Refuses in a forked child, whose parent's memory it is, before it takes the lock.
-    pub(super) fn shared(&self) -> Result<Arc<PinnedBuffer>> {
+    pub(crate) fn shared(&self) -> Result<Arc<PinnedBuffer>> {
         process::refuse_forked()?;
         lock(&self.0).buffer.share().ok_or_else(freed)
     }

@@ -1,0 +1,172 @@
+//! Numbers as arguments: the error of a wrong one names the argument, its value, and what is accepted. A number out of range
+//! is an `InvalidValue`. So is a bool, which Python accepts as 0 or 1: most likely another argument was meant. What is no
+//! number is a `TypeError`.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::time::Duration;
+
+use pyo3::exceptions::{PyBufferError, PyException, PyOverflowError, PyTypeError};
+use pyo3::prelude::*;
+use pyo3::types::PyBool;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::python::error::interrupted;
+
+pub(crate) trait ArgumentName {
+    const NAME: &str;
+    /// The numbers that are accepted.
+    const ACCEPTED: &str = "a whole number from 0 to 2**64 - 1";
+}
+
+macro_rules! names {
+    ($($argument:ident $name:literal $(= $accepted:literal)?)*) => {
+        $(
+            #[derive(Clone, Copy, Debug)]
+            pub(crate) struct $argument;
+
+            impl ArgumentName for $argument {
+                const NAME: &str = $name;
+                $(const ACCEPTED: &str = $accepted;)?
+            }
+        )*
+    };
+}
+
+names! {
+    Address "address"
+    Byte "byte" = "a whole number from 0 to 255"
+    Guarantee "guarantee"
+    Limit "limit"
+    PageBytes "page_bytes"
+    PageNumber "a page"
+    Pages "pages"
+    MaxEntries "max_entries"
+    Most "most"
+    Nbytes "nbytes"
+    Numa "numa" = "the number of a NUMA node of the host"
+    PoolIdPart "a number of a pool's id"
+    Reserve "reserve"
+    Size "size"
+    Start "start"
+}
+
+/// An argument that is a number from 0 to 2**64 - 1.
+pub(crate) struct Whole<N>(pub(crate) u64, PhantomData<N>);
+
+impl<N> Whole<N> {
+    pub(crate) const fn new(number: u64) -> Self {
+        Self(number, PhantomData)
+    }
+}
+
+impl<N: ArgumentName> fmt::Debug for Whole<N> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={}", N::NAME, self.0)
+    }
+}
+
+/// The error of objects that cannot be right, with a text of their reprs. What one raises that is no `Exception` is for the
+/// program, and raised in its place.
+#[cold]
+pub(crate) fn wrong_objects<const N: usize>(
+    objects: [&Bound<'_, PyAny>; N],
+    text: impl FnOnce([String; N]) -> String,
+) -> Error {
+    let mut shown = [const { String::new() }; N];
+    for (object, shown) in objects.into_iter().zip(&mut shown) {
+        *shown = match object.repr() {
+            Ok(repr) => repr.to_string(),
+            Err(raised) if raised.is_instance_of::<PyException>(object.py()) => "an object without a repr".to_owned(),
+            Err(raised) => return interrupted(object.py(), raised),
+        };
+    }
+    Error::invalid_value(text(shown))
+}
+
+/// The same of an argument.
+pub(crate) fn wrong_argument(name: &str, value: &Bound<'_, PyAny>, accepted: &str) -> Error {
+    wrong_objects([value], |[value]| format!("{name} is {value}: give {accepted}"))
+}
+
+/// Such an error as a `TypeError`.
+pub(crate) fn type_error(wrong: Error) -> PyErr {
+    match wrong.kind() {
+        ErrorKind::InvalidValue(text) => PyTypeError::new_err(text.clone()),
+        _ => wrong.into(),
+    }
+}
+
+/// Refuses an argument that is a bool and was extracted as this number. Only 0 and 1 can be one, so others take no time.
+#[inline]
+pub(crate) fn refuse_bool(argument: &Bound<'_, PyAny>, number: u64, wrong: impl FnOnce() -> Error) -> Result<()> {
+    if number <= 1 && argument.is_exact_instance_of::<PyBool>() { Err(wrong()) } else { Ok(()) }
+}
+
+/// Returns a number as Rust has it: one that is too large for that is `wrong`, and what is no number is a `TypeError` with the
+/// same text.
+#[inline]
+pub(crate) fn number_of<'a, 'py, T>(argument: Borrowed<'a, 'py, PyAny>, wrong: impl FnOnce() -> Error) -> PyResult<T>
+where
+    T: FromPyObject<'a, 'py, Error = PyErr>,
+{
+    argument.extract().map_err(|error: PyErr| {
+        let py = argument.py();
+        if error.is_instance_of::<PyOverflowError>(py) {
+            return wrong().into();
+        }
+        if error.is_instance_of::<PyTypeError>(py) {
+            let with_name = type_error(wrong());
+            with_name.set_cause(py, Some(error));
+            return with_name;
+        }
+        error
+    })
+}
+
+/// Whether an exception only says that an object is not of the kind that was tried.
+pub(crate) fn is_refusal(py: Python<'_>, raised: &PyErr) -> bool {
+    raised.is_instance_of::<PyTypeError>(py)
+        || raised.is_instance_of::<PyOverflowError>(py)
+        || raised.is_instance_of::<PyBufferError>(py)
+}
+
+/// Returns what an object was tried as; none if it is refused as that. What its own code raises else is for the caller.
+#[inline]
+pub(crate) fn accepted<T>(py: Python<'_>, tried: PyResult<T>) -> PyResult<Option<T>> {
+    match tried {
+        Ok(found) => Ok(Some(found)),
+        Err(raised) if is_refusal(py, &raised) => Ok(None),
+        Err(raised) => Err(raised),
+    }
+}
+
+impl<'py, N: ArgumentName> FromPyObject<'_, 'py> for Whole<N> {
+    type Error = PyErr;
+
+    fn extract(number: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let wrong = || wrong_argument(N::NAME, &number, N::ACCEPTED);
+        let whole: u64 = number_of(number, wrong)?;
+        refuse_bool(&number, whole, wrong)?;
+        Ok(Self::new(whole))
+    }
+}
+
+// Timeouts as arguments.
+
+/// A timeout in seconds, of which there may be infinitely many.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Timeout(pub(crate) Duration);
+
+impl<'py> FromPyObject<'_, 'py> for Timeout {
+    type Error = PyErr;
+
+    fn extract(timeout: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let wrong = || wrong_argument("timeout", &timeout, "a number of seconds of at least 0");
+        let seconds: f64 = number_of(timeout, wrong)?;
+        if seconds.is_nan() || seconds < 0.0 || timeout.is_exact_instance_of::<PyBool>() {
+            return Err(wrong().into());
+        }
+        Ok(Self(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)))
+    }
+}

@@ -1,0 +1,572 @@
+//! A buffer as a Python object holds it: most are never shared, and need no count of their owners.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::mem;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use pyo3::exceptions::{PyAttributeError, PyTypeError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyTuple, PyType};
+
+use crate::error::{Error, Result};
+use crate::memory::{self, Allocation, DeviceBuffer, Order, ShareToken};
+use crate::observe::recording::{Purpose, hold_stack};
+use crate::process;
+use crate::python::arguments::{Byte, Nbytes, Whole};
+use crate::python::ffi::address::consumer;
+use crate::python::ffi::dlpack::Exported;
+use crate::python::ffi::{dlpack, host_bytes};
+use crate::python::kept::Keepers;
+use crate::python::mem_pool::{Id, pair};
+use crate::python::{device, stream};
+use crate::runtime::{Kind, RelaxedCapture, Stream, get};
+use crate::sync::lock;
+
+/// Returns NumPy's or CUDA's array interface of bytes, version 3.
+pub(crate) fn array_interface(py: Python<'_>, address: u64, nbytes: u64) -> PyResult<Bound<'_, PyDict>> {
+    let interface = PyDict::new(py);
+    interface.set_item("shape", (nbytes,))?;
+    interface.set_item("typestr", "|u1")?;
+    interface.set_item("data", (address, false))?;
+    interface.set_item("strides", py.None())?;
+    interface.set_item("version", 3)?;
+    Ok(interface)
+}
+
+/// Returns CUDA's array interface of bytes.
+///
+/// # Errors
+/// `AttributeError` on the simulated device.
+pub(crate) fn cuda_array_interface(py: Python<'_>, address: u64, nbytes: u64) -> PyResult<Bound<'_, PyDict>> {
+    if get()?.kind() == Kind::Host {
+        return Err(PyAttributeError::new_err("simulated memory has no CUDA array interface; it has __dlpack__"));
+    }
+    array_interface(py, address, nbytes)
+}
+
+#[derive(Debug)]
+pub(crate) enum BufferState<B> {
+    Alone(B),
+    /// With a call under way, or with consumers of DLPack.
+    Shared(Arc<B>),
+    Freed,
+}
+
+/// The error of taking a buffer that has other owners.
+#[derive(Debug)]
+pub(crate) struct StillShared;
+
+impl<B> BufferState<B> {
+    /// Returns the buffer; none once freed.
+    #[inline]
+    pub(crate) fn buffer(&self) -> Option<&B> {
+        match self {
+            Self::Alone(buffer) => Some(buffer),
+            Self::Shared(buffer) => Some(buffer),
+            Self::Freed => None,
+        }
+    }
+
+    /// Returns the buffer, if it has other owners.
+    pub(crate) fn lent(&self) -> Option<&B> {
+        match self {
+            Self::Shared(buffer) if Arc::strong_count(buffer) > 1 => Some(buffer),
+            Self::Alone(_) | Self::Shared(_) | Self::Freed => None,
+        }
+    }
+
+    /// Returns the buffer, for as long as the caller keeps it; none once freed.
+    pub(crate) fn share(&mut self) -> Option<Arc<B>> {
+        let shared = match mem::replace(self, Self::Freed) {
+            Self::Alone(buffer) => Arc::new(buffer),
+            Self::Shared(buffer) => buffer,
+            Self::Freed => return None,
+        };
+        *self = Self::Shared(Arc::clone(&shared));
+        Some(shared)
+    }
+
+    /// Takes the buffer; none once freed.
+    ///
+    /// # Errors
+    /// [`StillShared`], and it stays as it is.
+    #[inline]
+    pub(crate) fn take(&mut self) -> Result<Option<B>, StillShared> {
+        match mem::replace(self, Self::Freed) {
+            Self::Alone(buffer) => Ok(Some(buffer)),
+            Self::Shared(buffer) => Arc::try_unwrap(buffer).map(Some).map_err(|shared| {
+                *self = Self::Shared(shared);
+                StillShared
+            }),
+            Self::Freed => Ok(None),
+        }
+    }
+}
+
+// `DeviceBuffer` and `empty`, and fences for buffers that are used on streams that no call names.
+
+#[doc = docstring!("DeviceBuffer")]
+#[pyclass(name = "DeviceBuffer", module = "gpupool", frozen, weakref)]
+#[derive(Debug)]
+pub(crate) struct PyDeviceBuffer {
+    buffer: Mutex<BufferState<DeviceBuffer>>,
+    /// The object that keeps its stream alive, if there is one. The garbage collector does not know of it, nor of the others: it
+    /// might end a stream before the buffer, whose end asks its streams.
+    keeper: Option<Py<PyAny>>,
+    /// Dropped after the buffer, whose end asks the streams.
+    keepers: Mutex<Keepers>,
+}
+
+#[doc = docstring!("empty")]
+#[pyfunction]
+#[pyo3(signature = (nbytes, stream = None))]
+pub(crate) fn empty(
+    py: Python<'_>,
+    nbytes: Whole<Nbytes>,
+    stream: Option<&Bound<'_, PyAny>>,
+) -> PyResult<PyDeviceBuffer> {
+    PyDeviceBuffer::new(py, nbytes.0, &stream::resolve(py, stream, None)?)
+}
+
+#[doc = docstring!("fence")]
+#[pyfunction]
+#[pyo3(signature = (stream, delay = true))]
+pub(crate) fn fence(py: Python<'_>, stream: &Bound<'_, PyAny>, delay: bool) -> PyResult<bool> {
+    let stream = stream::resolve(py, Some(stream), None)?;
+    Ok(py.detach(|| memory::fence(&stream, delay))?)
+}
+
+#[doc = docstring!("follow_blocking")]
+#[pyfunction]
+#[pyo3(signature = (stream))]
+pub(crate) fn follow_blocking(py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<bool> {
+    process::refuse_forked()?;
+    let stream = stream::resolve(py, Some(stream), None)?;
+    Ok(py.detach(|| memory::follow_blocking(&stream))?)
+}
+
+/// Allocates a block; other threads run Python meanwhile, unless it is there at once.
+#[inline]
+pub(crate) fn allocate_detached(py: Python<'_>, nbytes: u64, order: &(impl Order + Sync)) -> Result<Allocation> {
+    memory::allocate_in_parts(nbytes, order, |rest| {
+        let _stack = hold_stack(Purpose::Allocation);
+        py.detach(rest)
+    })
+}
+
+/// Allocates memory; other threads run Python meanwhile, unless it is there at once.
+#[inline]
+pub(crate) fn allocate(py: Python<'_>, nbytes: u64, stream: &Stream) -> Result<DeviceBuffer> {
+    memory::empty_by(nbytes, stream, |nbytes, stream| allocate_detached(py, nbytes, stream))
+}
+
+impl PyDeviceBuffer {
+    #[inline]
+    pub(crate) fn new(py: Python<'_>, nbytes: u64, stream: &Stream) -> PyResult<Self> {
+        Ok(Self::keeping(allocate(py, nbytes, stream)?, None))
+    }
+
+    /// Makes one that has no buffer until it is [put](PyDeviceBuffer::put) there.
+    pub(crate) fn without() -> Self {
+        Self { buffer: Mutex::new(BufferState::Freed), keeper: None, keepers: Mutex::default() }
+    }
+
+    pub(crate) fn put(&self, buffer: DeviceBuffer) {
+        *lock(&self.buffer) = BufferState::Alone(buffer);
+    }
+
+    /// Makes one that keeps an object, and so its stream, alive; without one its stream may be gone at any time.
+    #[inline]
+    pub(crate) fn keeping(buffer: DeviceBuffer, keeper: Option<Py<PyAny>>) -> Self {
+        Self { buffer: Mutex::new(BufferState::Alone(buffer)), keeper, keepers: Mutex::default() }
+    }
+
+    /// The buffer's own stream, if it is known to be alive.
+    fn living_stream(&self, buffer: &DeviceBuffer) -> Option<Stream> {
+        self.keeper.as_ref().map(|_| buffer.own_stream().view())
+    }
+
+    /// Returns the buffer and the stream that a call names, by default the buffer's own as this thread can use it.
+    pub(crate) fn on(
+        &self,
+        py: Python<'_>,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<(Arc<DeviceBuffer>, Stream)> {
+        let buffer = self.shared()?;
+        let stream = match stream {
+            Some(stream) => stream::resolve(py, Some(stream), None)?,
+            None => py.detach(|| buffer.own_stream_here())?,
+        };
+        Ok((buffer, stream))
+    }
+
+    /// Submits work with the buffer to the stream that a call names, by default in the order of the buffer's own: if that
+    /// is another thread's, this waits for the work, so that what that thread submits later comes after it.
+    fn submit<R>(
+        &self,
+        py: Python<'_>,
+        stream: Option<&Bound<'_, PyAny>>,
+        work: impl FnOnce(&DeviceBuffer, &Stream) -> PyResult<R>,
+    ) -> PyResult<R> {
+        let (buffer, on) = self.on(py, stream)?;
+        let done = work(&buffer, &on)?;
+        if stream.is_none() && buffer.is_of_another_threads_stream() {
+            py.detach(|| {
+                let _relaxed = RelaxedCapture::new(get()?)?;
+                on.synchronize()
+            })?;
+        }
+        Ok(done)
+    }
+
+    /// Refuses in a forked child, whose parent's memory it is, before it takes the lock.
+    pub(crate) fn shared(&self) -> Result<Arc<DeviceBuffer>> {
+        process::refuse_forked()?;
+        lock(&self.buffer).share().ok_or_else(freed)
+    }
+
+    /// Returns what `read` takes out of the buffer, under the lock. Refuses as [`PyDeviceBuffer::shared`].
+    #[inline]
+    fn read<R>(&self, read: impl FnOnce(&DeviceBuffer) -> R) -> Result<R> {
+        process::refuse_forked()?;
+        lock(&self.buffer).buffer().map(read).ok_or_else(freed)
+    }
+
+    /// Takes the buffer, which may be freed on the stream, if one is given. A refusal leaves it as it is.
+    fn take(&self, stream: Option<&Stream>) -> Result<DeviceBuffer> {
+        process::refuse_forked()?;
+        let mut place = lock(&self.buffer);
+        if let (Some(buffer), Some(stream)) = (place.buffer(), stream) {
+            buffer.check_stream(stream)?;
+        }
+        let shared = |_| {
+            Error::invalid_value(
+                "this buffer is shared by DLPack, or another thread is copying it; it is freed when the last array that \
+                 uses it dies",
+            )
+        };
+        let freed = || Error::invalid_value("this buffer was freed before; free each buffer once");
+        place.take().map_err(shared)?.ok_or_else(freed)
+    }
+}
+
+#[cold]
+fn freed() -> Error {
+    Error::invalid_value("this buffer was freed; keep it as long as its memory is used")
+}
+
+impl Drop for PyDeviceBuffer {
+    #[inline]
+    fn drop(&mut self) {
+        let keepers = self.keepers.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let held = self.buffer.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if !keepers.is_empty()
+            && let Some(buffer) = held.lent()
+        {
+            // Consumers of DLPack free it, after this object's streams.
+            buffer.let_streams_end();
+        }
+        if self.keeper.is_some()
+            && let Ok(Some(buffer)) = held.take()
+        {
+            let stream = buffer.own_stream().view();
+            // What the driver refuses to take back is tried again whenever memory is given back.
+            let _ = buffer.free_on(&stream);
+        }
+    }
+}
+
+#[pymethods]
+impl PyDeviceBuffer {
+    #[doc = docstring!("DeviceBuffer.ptr")]
+    #[getter]
+    fn ptr(&self) -> Result<u64> {
+        self.read(|buffer| buffer.address())
+    }
+
+    #[doc = docstring!("DeviceBuffer.nbytes")]
+    #[getter]
+    fn nbytes(&self) -> Result<u64> {
+        self.read(|buffer| buffer.nbytes())
+    }
+
+    #[doc = docstring!("DeviceBuffer.device")]
+    #[getter]
+    fn device(&self) -> Result<usize> {
+        self.read(|buffer| buffer.device().ordinal())
+    }
+
+    #[doc = docstring!("DeviceBuffer.stream")]
+    #[getter]
+    fn stream(&self) -> Result<usize> {
+        self.read(|buffer| buffer.own_stream().raw().address())
+    }
+
+    #[doc = docstring!("DeviceBuffer.pool_id")]
+    #[getter]
+    fn pool_id(&self) -> Result<Id> {
+        self.read(|buffer| pair(buffer.pool_id()))
+    }
+
+    #[doc = docstring!("DeviceBuffer.is_attached")]
+    #[getter]
+    fn is_attached(&self) -> Result<bool> {
+        self.read(|buffer| buffer.is_attached())
+    }
+
+    #[doc = docstring!("DeviceBuffer.share")]
+    #[pyo3(signature = (stream = None))]
+    fn share(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<PyShareToken> {
+        self.share_on(py, stream, false)
+    }
+
+    #[doc = docstring!("DeviceBuffer.recall")]
+    fn recall(&self) -> PyResult<()> {
+        Ok(self.shared()?.recall()?)
+    }
+
+    fn __reduce_ex__<'py>(&self, py: Python<'py>, _protocol: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyTuple>> {
+        self.reduce(py)
+    }
+
+    #[doc = docstring!("DeviceBuffer.copy_from")]
+    #[pyo3(signature = (host, stream = None))]
+    fn copy_from(&self, py: Python<'_>, host: &Bound<'_, PyAny>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        self.submit(py, stream, |buffer, stream| host_bytes::copy_from(buffer, host, stream))
+    }
+
+    #[doc = docstring!("DeviceBuffer.copy_to")]
+    #[pyo3(signature = (host, stream = None))]
+    fn copy_to(&self, py: Python<'_>, host: &Bound<'_, PyAny>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        self.submit(py, stream, |buffer, stream| host_bytes::copy_to(buffer, host, stream))
+    }
+
+    #[doc = docstring!("DeviceBuffer.fill")]
+    #[pyo3(signature = (byte, stream = None))]
+    fn fill(&self, py: Python<'_>, byte: Whole<Byte>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let wrong = |_| Error::invalid_value(format!("byte is {}: give a whole number from 0 to 255", byte.0));
+        let byte = u8::try_from(byte.0).map_err(wrong)?;
+        self.submit(py, stream, |buffer, stream| Ok(py.detach(|| buffer.fill(byte, stream))?))
+    }
+
+    #[doc = docstring!("DeviceBuffer.__bytes__")]
+    fn __bytes__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let (buffer, stream) = self.on(py, None)?;
+        let bytes = usize::try_from(buffer.nbytes())?;
+        PyBytes::new_with(py, bytes, |bytes| Ok(py.detach(|| buffer.copy_to(bytes, &stream))?))
+    }
+
+    fn __len__(&self) -> PyResult<usize> {
+        Ok(usize::try_from(self.read(DeviceBuffer::nbytes)?)?)
+    }
+
+    #[doc = docstring!("DeviceBuffer.__array__")]
+    #[pyo3(signature = (dtype = None, copy = None))]
+    fn __array__(&self, dtype: Option<&Bound<'_, PyAny>>, copy: Option<bool>) -> PyResult<()> {
+        process::refuse_forked()?;
+        let _ = (dtype, copy);
+        Err(PyTypeError::new_err(
+            "a DeviceBuffer is memory of a device, which NumPy cannot read: copy it to the host by \
+             numpy.frombuffer(bytes(buffer), dtype) or buffer.copy_to(array); on the device it is an array by \
+             cupy.asarray(buffer) or torch.from_dlpack(buffer)",
+        ))
+    }
+
+    #[doc = docstring!("DeviceBuffer.record_stream")]
+    pub(crate) fn record_stream(&self, stream: &Bound<'_, PyAny>) -> PyResult<()> {
+        let recorded = stream::resolve(stream.py(), Some(stream), None)?;
+        let buffer = self.shared()?;
+        lock(&self.keepers).keep(stream);
+        Ok(buffer.record_stream(&recorded)?)
+    }
+
+    #[doc = docstring!("DeviceBuffer.free")]
+    #[pyo3(signature = (stream = None))]
+    fn free(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let stream = stream.map(|stream| stream::resolve(py, Some(stream), None)).transpose()?;
+        let buffer = self.take(stream.as_ref())?;
+        let stream = stream.or_else(|| self.living_stream(&buffer));
+        let _stack = hold_stack(Purpose::Free);
+        let outcome = py.detach(|| match stream {
+            Some(stream) => buffer.free_on(&stream),
+            None => buffer.free(),
+        });
+        let keepers = std::mem::take(&mut *lock(&self.keepers));
+        // With no lock held.
+        drop(keepers);
+        Ok(outcome?)
+    }
+
+    #[doc = docstring!("DeviceBuffer.__cuda_array_interface__")]
+    #[getter]
+    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let buffer = self.shared()?;
+        let interface = cuda_array_interface(py, buffer.address(), buffer.nbytes())?;
+        let stream = py.detach(|| buffer.own_stream_here())?;
+        // 0 would be ambiguous: 1 is the legacy default stream, 2 the per-thread one.
+        interface.set_item("stream", stream.raw().address().max(1))?;
+        Ok(interface)
+    }
+
+    #[doc = docstring!("DeviceBuffer.__dlpack_device__")]
+    fn __dlpack_device__(&self) -> Result<(i32, i32)> {
+        self.read(|buffer| buffer.place())
+    }
+
+    #[doc = docstring!("DeviceBuffer.__dlpack__")]
+    #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<&Bound<'py, PyAny>>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let buffer = self.shared()?;
+        dlpack::check_request(&*buffer, "DeviceBuffer", dl_device, copy)?;
+        if get()?.kind() != Kind::Host {
+            let device = buffer.device();
+            if let Some(consumer) = consumer(stream, Some(device))? {
+                py.detach(|| buffer.hold_back(&consumer))?;
+                // A consumer ends its share when its array dies, even if its stream still has work on it.
+                buffer.record_consumer(&consumer)?;
+            }
+        }
+        dlpack::export(py, buffer, max_version.is_some_and(|(major, _)| major >= 1))
+    }
+
+    fn __repr__(&self) -> String {
+        match self.read(|buffer| (buffer.address(), buffer.nbytes(), buffer.device().ordinal())) {
+            Ok((address, nbytes, device)) => {
+                let device = device::shown(device);
+                format!("gpupool.DeviceBuffer(ptr={address:#x}, nbytes={nbytes}, device={device})")
+            }
+            Err(_) if process::is_forked() => "gpupool.DeviceBuffer(of the parent process)".to_owned(),
+            Err(_) => "gpupool.DeviceBuffer(freed)".to_owned(),
+        }
+    }
+}
+
+// Sharing buffers with other processes: tokens, and attaching by them.
+
+#[doc = docstring!("ShareToken")]
+#[pyclass(name = "ShareToken", module = "gpupool", frozen, eq)]
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct PyShareToken(pub(crate) ShareToken);
+
+#[pymethods]
+impl PyShareToken {
+    #[new]
+    #[pyo3(signature = (data, /))]
+    fn new(data: &[u8]) -> PyResult<Self> {
+        Ok(Self(ShareToken::from_bytes(data)?))
+    }
+
+    #[doc = docstring!("ShareToken.nbytes")]
+    #[getter]
+    fn nbytes(&self) -> u64 {
+        self.0.nbytes()
+    }
+
+    #[doc = docstring!("ShareToken.process")]
+    #[getter]
+    fn process(&self) -> u32 {
+        self.0.process()
+    }
+
+    #[doc = docstring!("ShareToken.__bytes__")]
+    fn __bytes__<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, self.0.as_bytes())
+    }
+
+    fn __reduce__<'py>(&self, py: Python<'py>) -> (Bound<'py, PyType>, (Bound<'py, PyBytes>,)) {
+        (py.get_type::<Self>(), (self.__bytes__(py),))
+    }
+
+    fn __hash__(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.0.hash(&mut hasher);
+        hasher.finish()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("gpupool.ShareToken(of {} bytes of process {})", self.0.nbytes(), self.0.process())
+    }
+}
+
+/// Returns the token that an argument is, or whose bytes it is.
+fn token_of(token: &Bound<'_, PyAny>) -> PyResult<ShareToken> {
+    if let Ok(token) = token.cast::<PyShareToken>() {
+        return Ok(token.get().0.clone());
+    }
+    match token.extract::<&[u8]>() {
+        Ok(bytes) => Ok(ShareToken::from_bytes(bytes)?),
+        Err(_) => Err(PyTypeError::new_err(format!(
+            "attach takes a ShareToken, as share() returns it, or its bytes, not {}",
+            token.get_type().name()?
+        ))),
+    }
+}
+
+#[doc = docstring!("attach")]
+#[pyfunction]
+#[pyo3(signature = (token, stream = None, device = None))]
+pub(crate) fn attach(
+    py: Python<'_>,
+    token: &Bound<'_, PyAny>,
+    stream: Option<&Bound<'_, PyAny>>,
+    device: Option<&Bound<'_, PyAny>>,
+) -> PyResult<PyDeviceBuffer> {
+    process::refuse_forked()?;
+    let token = token_of(token)?;
+    let stream = stream.map(|given| stream::resolve(py, Some(given), device)).transpose()?;
+    let device = device.map(|device| device::extract(py, device)).transpose()?;
+    let _stack = hold_stack(Purpose::Allocation);
+    let buffer = py.detach(|| memory::attach(&token, device, stream.as_ref()))?;
+    Ok(PyDeviceBuffer::keeping(buffer, None))
+}
+
+#[doc = docstring!("share_at")]
+#[pyfunction]
+pub(crate) fn share_at(py: Python<'_>, ptr: u64, stream: &Bound<'_, PyAny>) -> PyResult<(PyShareToken, u64)> {
+    process::refuse_forked()?;
+    let stream = stream::resolve(py, Some(stream), None)?;
+    let (token, offset) = py.detach(|| memory::share_at(ptr, Some(&stream), false))?;
+    Ok((PyShareToken(token), offset))
+}
+
+impl PyDeviceBuffer {
+    /// Shares the buffer, and keeps it until it was attached if it `is_sent`.
+    pub(crate) fn share_on(
+        &self,
+        py: Python<'_>,
+        given: Option<&Bound<'_, PyAny>>,
+        is_sent: bool,
+    ) -> PyResult<PyShareToken> {
+        let (buffer, stream) = self.on(py, given)?;
+        let token = py.detach(|| if is_sent { buffer.send(&stream) } else { buffer.share(&stream) })?;
+        Ok(PyShareToken(token))
+    }
+
+    /// What a pickler of `multiprocessing` writes; any other is refused.
+    pub(crate) fn reduce<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        process::refuse_forked()?;
+        let sender = py.import("gpupool._frameworks.sent_buffers")?;
+        if !sender.call_method0("is_sent")?.extract::<bool>()? {
+            return Err(Error::invalid_value(
+                "a DeviceBuffer can be sent by multiprocessing (its queues, pipes and arguments of processes), but not pickled \
+                 in any other way, because its content is not part of the pickle: pickle the token that share() returns, for \
+                 attach() in another process, or the content, bytes(buffer)",
+            )
+            .into());
+        }
+        let native = py.import("gpupool._native")?;
+        let nbytes = self.shared()?.nbytes();
+        if nbytes == 0 {
+            return (native.getattr("empty")?, (0,)).into_pyobject(py);
+        }
+        let token = self.share_on(py, None, true)?;
+        (native.getattr("attach")?, (token,)).into_pyobject(py)
+    }
+}

@@ -1,0 +1,416 @@
+//! The memory of CuPy's arrays, as objects of a class of our own below `cupy.cuda.BaseMemory`: one object instead of CuPy's
+//! and the `DeviceBuffer` that it would keep.
+
+use std::ffi::{CStr, c_int, c_uint, c_void};
+use std::mem::{ManuallyDrop, transmute};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyTuple, PyType};
+
+use crate::error::Error;
+use crate::memory::DeviceBuffer;
+use crate::process;
+
+/// An object of the class. Its first part is CuPy's.
+#[repr(C)]
+struct Object {
+    base: [u64; MEMORY_SIZE / size_of::<u64>()],
+    held: ManuallyDrop<CupyBuffer>,
+}
+
+// Python's objects are aligned to two words.
+const _: () = assert!(align_of::<Object>() <= 2 * size_of::<usize>());
+
+struct CupyBuffer {
+    buffer: DeviceBuffer,
+    /// The object that keeps the buffer's stream alive, or null.
+    keeper: *mut ffi::PyObject,
+}
+
+const NAME: &CStr = c"gpupool._native.CupyMemory";
+const DOCUMENTATION: &CStr = c"Memory of an array of CuPy's, from gpupool.";
+/// Ends a list of attributes.
+const NO_ATTRIBUTE: ffi::PyGetSetDef =
+    ffi::PyGetSetDef { name: ptr::null(), get: None, set: None, doc: ptr::null(), closure: ptr::null_mut() };
+
+/// The attributes beyond those of `cupy.cuda.BaseMemory`.
+struct MemoryAttributes([ffi::PyGetSetDef; 3]);
+
+// SAFETY: the pointers in it are to constants.
+unsafe impl Sync for MemoryAttributes {}
+
+static ATTRIBUTES: MemoryAttributes = MemoryAttributes([
+    ffi::PyGetSetDef {
+        name: c"stream".as_ptr(),
+        get: Some(get_stream),
+        set: None,
+        doc: c"The address of the stream on which it was allocated.".as_ptr(),
+        closure: ptr::null_mut(),
+    },
+    ffi::PyGetSetDef {
+        name: c"pool_id".as_ptr(),
+        get: Some(get_pool_id),
+        set: None,
+        doc: c"The id of the pool that it came from.".as_ptr(),
+        closure: ptr::null_mut(),
+    },
+    NO_ATTRIBUTE,
+]);
+
+/// Makes the memory of arrays, and CuPy's pointers to it.
+#[derive(Debug)]
+pub(crate) struct Memories {
+    class: Py<PyType>,
+    fields: MemoryFields,
+    pointer: Py<PyType>,
+    new_pointer: ffi::newfunc,
+    pointer_fields: PointerFields,
+    no_arguments: Py<PyTuple>,
+}
+
+impl Memories {
+    /// Takes `cupy.cuda.BaseMemory`, `UnownedMemory` and `MemoryPointer`; none where their objects are not as those of
+    /// CuPy 13 and 14.
+    pub(crate) fn new(base: &Bound<'_, PyAny>, unowned: &Bound<'_, PyAny>, pointer: &Bound<'_, PyAny>) -> Option<Self> {
+        let py = base.py();
+        let (base, pointer) = (base.cast::<PyType>().ok()?, pointer.cast::<PyType>().ok()?);
+        // SAFETY: both are classes.
+        let flags = [base, pointer].map(|class| unsafe { ffi::PyType_GetFlags(class.as_type_ptr()) });
+        // Classes made by Python code end their objects in another way, and traced ones have fields with objects.
+        if flags.iter().any(|flags| flags & ffi::Py_TPFLAGS_HEAPTYPE != 0) || flags[0] & ffi::Py_TPFLAGS_HAVE_GC != 0 {
+            return None;
+        }
+        let (fields, pointer_fields) = find(base, unowned, pointer)?;
+        // SAFETY: it is a class, of CuPy's and so compiled.
+        let new_pointer = unsafe { ffi::PyType_GetSlot(pointer.as_type_ptr(), ffi::Py_tp_new) };
+        if new_pointer.is_null() {
+            return None;
+        }
+        Some(Self {
+            class: class_below(base)?.unbind(),
+            fields,
+            pointer: pointer.clone().unbind(),
+            // SAFETY: this slot has a function of this type, which is not null.
+            new_pointer: unsafe { transmute::<*mut c_void, ffi::newfunc>(new_pointer) },
+            pointer_fields,
+            no_arguments: PyTuple::empty(py).unbind(),
+        })
+    }
+
+    /// Returns a `cupy.cuda.MemoryPointer` to a buffer. The keeper is the object that keeps the buffer's stream alive.
+    ///
+    /// # Errors
+    /// `MemoryError` where Python has no memory for the objects.
+    #[inline]
+    pub(crate) fn point_to<'py>(
+        &self,
+        py: Python<'py>,
+        buffer: DeviceBuffer,
+        keeper: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let (address, bytes, device) = (buffer.address(), buffer.nbytes(), buffer.device().ordinal() as c_int);
+        let held = CupyBuffer { buffer, keeper: keeper.map_or(ptr::null_mut(), Bound::into_ptr) };
+        // SAFETY: the class is alive, and its objects are of one size.
+        let object = unsafe { ffi::PyType_GenericAlloc(self.class.as_ptr().cast(), 0) };
+        if object.is_null() {
+            held.end(py);
+            return Err(PyErr::fetch(py));
+        }
+        // SAFETY: the object is of our class, whose objects have this place, which is written before anything can end it.
+        unsafe { (&raw mut (*object.cast::<Object>()).held).write(ManuallyDrop::new(held)) };
+        // SAFETY: `find` has found these fields of these types in the part of the object that is CuPy's.
+        let memory = unsafe {
+            object.byte_add(self.fields.ptr).cast::<u64>().write(address);
+            object.byte_add(self.fields.size).cast::<u64>().write(bytes);
+            object.byte_add(self.fields.device).cast::<c_int>().write(device);
+            Bound::from_owned_ptr(py, object)
+        };
+        // SAFETY: the function makes objects of this class, for which CuPy's own calls it without arguments.
+        let pointer = unsafe {
+            let made = (self.new_pointer)(self.pointer.as_ptr().cast(), self.no_arguments.as_ptr(), ptr::null_mut());
+            Bound::from_owned_ptr_or_err(py, made)?
+        };
+        let fields = self.pointer_fields;
+        // SAFETY: `find` has found these fields of these types in objects of the class; what the new one has of memory is a
+        // reference of its own, for which it gets ours.
+        unsafe {
+            let object = pointer.as_ptr();
+            object.byte_add(fields.ptr).cast::<u64>().write(address);
+            object.byte_add(fields.device).cast::<c_int>().write(device);
+            let before = object.byte_add(fields.memory).cast::<*mut ffi::PyObject>().replace(memory.into_ptr());
+            ffi::Py_XDECREF(before);
+        }
+        Ok(pointer)
+    }
+}
+
+impl CupyBuffer {
+    /// Frees the buffer, on its stream where that is known to be alive.
+    #[inline]
+    fn end(self, py: Python<'_>) {
+        let Self { buffer, keeper } = self;
+        // SAFETY: this is the reference that the object had, or null.
+        match unsafe { Bound::from_owned_ptr_or_opt(py, keeper) } {
+            None => drop(buffer),
+            Some(_keeper) => {
+                let stream = buffer.own_stream().view();
+                // What the driver refuses to take back is tried again whenever memory is given back.
+                let _ = buffer.free_on(&stream);
+            }
+        }
+    }
+}
+
+fn class_below<'py>(base: &Bound<'py, PyType>) -> Option<Bound<'py, PyType>> {
+    let mut slots = [
+        ffi::PyType_Slot { slot: ffi::Py_tp_dealloc, pfunc: dealloc as *mut c_void },
+        ffi::PyType_Slot { slot: ffi::Py_tp_getset, pfunc: (&raw const ATTRIBUTES.0).cast_mut().cast() },
+        ffi::PyType_Slot { slot: ffi::Py_tp_doc, pfunc: DOCUMENTATION.as_ptr().cast_mut().cast() },
+        ffi::PyType_Slot { slot: 0, pfunc: ptr::null_mut() },
+    ];
+    let flags = ffi::Py_TPFLAGS_DEFAULT | ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION | ffi::Py_TPFLAGS_IMMUTABLETYPE;
+    let mut spec = ffi::PyType_Spec {
+        name: NAME.as_ptr(),
+        basicsize: size_of::<Object>() as c_int,
+        itemsize: 0,
+        flags: flags as c_uint,
+        slots: slots.as_mut_ptr(),
+    };
+    // SAFETY: the specification is whole and is read now; what it points to besides is constant. The base is a class whose
+    // objects are the first part of ours.
+    let class =
+        unsafe { Bound::from_owned_ptr_or_err(base.py(), ffi::PyType_FromSpecWithBases(&raw mut spec, base.as_ptr())) };
+    let class = class.ok()?.cast_into::<PyType>().ok()?;
+    let object = base.py().get_type::<PyAny>();
+    // SAFETY: both are classes.
+    let free = |class: &Bound<'_, PyType>| unsafe { ffi::PyType_GetSlot(class.as_type_ptr(), ffi::Py_tp_free) };
+    // `dealloc` frees as plain objects are freed.
+    (free(&class) == free(&object)).then_some(class)
+}
+
+/// Ends an object of the class: `tp_dealloc`. CuPy's part has nothing to end.
+unsafe extern "C" fn dealloc(object: *mut ffi::PyObject) {
+    // SAFETY: Python ends an object on a thread that is attached.
+    let py = unsafe { Python::assume_attached() };
+    // SAFETY: the object is of our class, and so was given what it holds, which is taken once.
+    let held = unsafe { ManuallyDrop::take(&mut (*object.cast::<Object>()).held) };
+    // A panic was printed, and `tp_dealloc` can raise no exception.
+    let _ = catch_unwind(AssertUnwindSafe(|| held.end(py)));
+    // SAFETY: an object of a class that was made from a specification has a reference to it, and was allocated by
+    // `PyType_GenericAlloc` without the collector.
+    unsafe {
+        let class = ffi::Py_TYPE(object);
+        ffi::PyObject_Free(object.cast());
+        ffi::Py_DECREF(class.cast());
+    }
+}
+
+/// Returns an attribute of the buffer of an object.
+///
+/// # Safety
+/// The object is one of the class, and the thread is attached.
+unsafe fn attribute(
+    object: *mut ffi::PyObject,
+    read: impl FnOnce(Python<'_>, &DeviceBuffer) -> PyResult<Py<PyAny>>,
+) -> *mut ffi::PyObject {
+    // SAFETY: the caller promises that the thread is attached.
+    let py = unsafe { Python::assume_attached() };
+    // SAFETY: the caller promises that the object is one of the class, which the caller's reference keeps alive.
+    let held = unsafe { &(*object.cast::<Object>()).held };
+    let answer = catch_unwind(AssertUnwindSafe(|| {
+        process::refuse_forked()?;
+        read(py, &held.buffer)
+    }));
+    let panicked = |_| Err(Error::internal("an attribute of CuPy's memory panicked").into());
+    answer.unwrap_or_else(panicked).map_or_else(
+        |error| {
+            error.restore(py);
+            ptr::null_mut()
+        },
+        Py::into_ptr,
+    )
+}
+
+unsafe extern "C" fn get_stream(object: *mut ffi::PyObject, _: *mut c_void) -> *mut ffi::PyObject {
+    // SAFETY: Python calls this for objects of the class.
+    unsafe {
+        attribute(object, |py, buffer| Ok(buffer.own_stream().raw().address().into_pyobject(py)?.into_any().unbind()))
+    }
+}
+
+unsafe extern "C" fn get_pool_id(object: *mut ffi::PyObject, _: *mut c_void) -> *mut ffi::PyObject {
+    // SAFETY: Python calls this for objects of the class.
+    unsafe {
+        attribute(object, |py, buffer| {
+            let id = buffer.pool_id();
+            Ok((id.0, id.1).into_pyobject(py)?.into_any().unbind())
+        })
+    }
+}
+
+// Where CuPy's objects have their fields, found by looking for known values in objects that CuPy has made.
+
+/// What comes before the first field of an object.
+const HEADER: usize = size_of::<ffi::PyObject>();
+
+/// The offsets of the fields of an object of `cupy.cuda.BaseMemory`, which has no others.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct MemoryFields {
+    pub(crate) ptr: usize,
+    pub(crate) size: usize,
+    pub(crate) device: usize,
+}
+
+/// The offsets of the fields of a `cupy.cuda.MemoryPointer`, which has no others but a table of functions.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct PointerFields {
+    pub(crate) ptr: usize,
+    pub(crate) device: usize,
+    pub(crate) memory: usize,
+}
+
+/// How many bytes an object of `cupy.cuda.BaseMemory` has: two words, and an int that fills a third.
+pub(crate) const MEMORY_SIZE: usize = HEADER + 3 * size_of::<u64>();
+/// How many a `cupy.cuda.MemoryPointer` has: the table, and as many.
+const POINTER_SIZE: usize = HEADER + 4 * size_of::<u64>();
+
+/// Values that do not come about by chance.
+const TRIALS: [(u64, u64, i32); 2] = [
+    (0x1e5a_77c3_9b04_e200, 0x0c81_5d2f_a36e_4b17, 0x3b5c_19d7),
+    (0x63d0_08f1_4ab7_2c00, 0x2f96_e11c_70d8_53a9, 0x4d02_a6eb),
+];
+/// How far a pointer is into its memory.
+const INTO: u64 = 0x0125_8d00;
+
+/// Returns where the fields are; none where CuPy's objects are made in another way than those that are known.
+pub(crate) fn find(
+    base: &Bound<'_, PyType>,
+    unowned: &Bound<'_, PyAny>,
+    pointer: &Bound<'_, PyType>,
+) -> Option<(MemoryFields, PointerFields)> {
+    let py = base.py();
+    let has = |class: &Bound<'_, PyType>, size: usize| {
+        class.getattr("__basicsize__").and_then(|found| found.extract::<usize>()).is_ok_and(|found| found == size)
+            && class.getattr("__dictoffset__").and_then(|found| found.extract::<isize>()).is_ok_and(|found| found == 0)
+    };
+    if !has(base, MEMORY_SIZE) || !has(pointer, POINTER_SIZE) || base.hasattr("__pyx_vtable__").ok()? {
+        return None;
+    }
+    let mut found = TRIALS.iter().map(|&(ptr, size, device)| {
+        let memory = unowned.call1((ptr, size, py.None(), device)).ok()?;
+        let made = pointer.call1((&memory, INTO)).ok()?;
+        if !memory.is_instance(base).ok()? || !made.is_exact_instance(pointer) {
+            return None;
+        }
+        let words = words(&memory, MEMORY_SIZE);
+        let memory_fields = MemoryFields {
+            ptr: only(&words, |word| word == ptr)?,
+            size: only(&words, |word| word == size)?,
+            device: only(&words, |word| low_half(word) == device)?,
+        };
+        let words = self::words(&made, POINTER_SIZE);
+        let pointer_fields = PointerFields {
+            ptr: only(&words, |word| word == ptr + INTO)?,
+            device: only(&words, |word| low_half(word) == device)?,
+            memory: only(&words, |word| word == memory.as_ptr().expose_provenance() as u64)?,
+        };
+        Some((memory_fields, pointer_fields))
+    });
+    let (first, second) = (found.next()??, found.next()??);
+    (first == second).then_some(first)
+}
+
+/// Returns the words of an object that come after what every object has.
+fn words(object: &Bound<'_, PyAny>, size: usize) -> Vec<u64> {
+    let start = object.as_ptr().cast::<u64>();
+    let range = HEADER / size_of::<u64>()..size / size_of::<u64>();
+    // SAFETY: the object is alive and of a class whose objects have at least so many bytes, and nothing writes to it.
+    range.map(|index| unsafe { start.add(index).read() }).collect()
+}
+
+/// Returns the offset of the one word that is right; none where none or several are.
+fn only(words: &[u64], is_right: impl Fn(u64) -> bool) -> Option<usize> {
+    let mut right = words.iter().enumerate().filter(|(_, word)| is_right(**word)).map(|(index, _)| index);
+    let first = right.next()?;
+    right.next().is_none().then_some(HEADER + first * size_of::<u64>())
+}
+
+/// An int that fills a word with what is behind it.
+const fn low_half(word: u64) -> i32 {
+    word as u32 as i32
+}
+
+// CuPy's current stream, by the C function that CuPy's compiled modules import from each other: it runs no Python.
+
+/// What Cython wrote of `cupy.cuda.stream.get_current_stream`, of CuPy 13 and 14. One that has changed is not called.
+const SIGNATURE: &CStr =
+    c"PyObject *(int __pyx_skip_dispatch, struct __pyx_opt_args_4cupy_4cuda_6stream_get_current_stream \
+                           *__pyx_optional_args)";
+
+/// The first argument is for methods alone; the second has those that may be left out, and is null for none.
+type GetCurrentStream = unsafe extern "C" fn(c_int, *const Options) -> *mut ffi::PyObject;
+
+/// Arguments that may be left out, as Cython passes them.
+#[repr(C)]
+#[derive(Debug)]
+pub(crate) struct Options {
+    /// How many are given.
+    count: c_int,
+    device: c_int,
+}
+
+/// How the thread's current stream on its current device is asked for.
+#[derive(Debug)]
+pub(crate) enum CurrentStream {
+    /// By the C function.
+    Exported(GetCurrentStream),
+    /// By the function for users, where CuPy exports another one or none.
+    Called(Py<PyAny>),
+}
+
+impl CurrentStream {
+    /// `exported` is what `cupy.cuda.stream.__pyx_capi__` has of the name; `function` is for users.
+    pub(crate) fn new(exported: Option<&Bound<'_, PyAny>>, function: Py<PyAny>) -> Self {
+        let Some(exported) = exported else { return Self::Called(function) };
+        // SAFETY: the object is alive, and may be any; the name is a string.
+        let is_known = unsafe { ffi::PyCapsule_IsValid(exported.as_ptr(), SIGNATURE.as_ptr()) } == 1;
+        if !is_known {
+            return Self::Called(function);
+        }
+        // SAFETY: the capsule is one of this name.
+        let address = unsafe { ffi::PyCapsule_GetPointer(exported.as_ptr(), SIGNATURE.as_ptr()) };
+        // SAFETY: the capsule's name is the function's signature, and a module is never unloaded.
+        Self::Exported(unsafe { transmute::<*mut c_void, GetCurrentStream>(address) })
+    }
+
+    /// Whether it is the C function that is called.
+    pub(crate) const fn is_exported(&self) -> bool {
+        matches!(self, Self::Exported(_))
+    }
+
+    /// Returns the object of the stream.
+    #[inline]
+    pub(crate) fn get<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        match self {
+            // SAFETY: the thread is attached; the function returns a new reference, or null with an error set.
+            Self::Exported(function) => unsafe { Bound::from_owned_ptr_or_err(py, function(0, ptr::null())) },
+            Self::Called(function) => function.bind(py).call0(),
+        }
+    }
+
+    /// Returns the object of the thread's current stream on a device.
+    pub(crate) fn get_on<'py>(&self, py: Python<'py>, device: c_int) -> PyResult<Bound<'py, PyAny>> {
+        match self {
+            Self::Exported(function) => {
+                let options = Options { count: 1, device };
+                // SAFETY: the thread is attached, and the options live as long as the call; the function returns a new
+                // reference, or null with an error set.
+                unsafe { Bound::from_owned_ptr_or_err(py, function(0, &raw const options)) }
+            }
+            Self::Called(function) => function.bind(py).call1((device,)),
+        }
+    }
+}

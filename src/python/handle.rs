@@ -1,0 +1,466 @@
+//! `HandlePool`: the pools of gpupool's libraries, and a user's own.
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyInt};
+
+use crate::error::{Cause, Error, OneLine, Result, StatusKind};
+use crate::handle::{self, Claim, HandleAttempt, HandlePool, HandleStats, Lease, Unfinished, handle_counters};
+use crate::ids::Device;
+use crate::library::functions::{Create, Destroy, SetStream};
+use crate::library::{Library, Origin, RawHandle, Version, simulated};
+use crate::python::arguments::{Limit, Timeout, Whole, number_of, refuse_bool, wrong_argument};
+use crate::python::error::{interrupted_or, interruptible};
+use crate::python::ffi::address::PythonAddress;
+use crate::python::scope::{PyPoolToken, token_of};
+use crate::python::values::counts_class;
+use crate::python::{device, stream, values};
+use crate::runtime::Stream;
+use crate::sync::{Interruption, lock};
+use crate::{process, runtime};
+
+#[doc = docstring!("HandlePool")]
+#[pyclass(name = "HandlePool", module = "gpupool", frozen, weakref)]
+#[derive(Debug)]
+pub(crate) struct PyHandlePool(HandlePool);
+
+impl From<HandlePool> for PyHandlePool {
+    fn from(pool: HandlePool) -> Self {
+        Self(pool)
+    }
+}
+
+/// Does what is left of a request, without the GIL, and returns what is made of what it gets.
+fn finish<T: Claim, R: Send>(
+    py: Python<'_>,
+    left: Unfinished<'_, T>,
+    timeout: Option<Duration>,
+    made: impl FnOnce(T) -> R + Send,
+) -> PyResult<R> {
+    if left.must_wait() {
+        return interruptible(py, |interruption| left.finish(timeout, interruption).map(made));
+    }
+    Ok(py.detach(|| left.finish(timeout, Interruption::default()).map(made))?)
+}
+
+#[pymethods]
+impl PyHandlePool {
+    #[new]
+    #[pyo3(signature = (name, create, destroy, set_stream = None))]
+    fn new(
+        name: String,
+        create: &Bound<'_, PyAny>,
+        destroy: &Bound<'_, PyAny>,
+        set_stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        Ok(Self(HandlePool::new(CallbackLibrary::new(name, create, destroy, set_stream)?)?))
+    }
+
+    #[doc = docstring!("HandlePool.handle")]
+    #[pyo3(signature = (stream = None, device = None))]
+    fn handle(
+        &self,
+        py: Python<'_>,
+        stream: Option<&Bound<'_, PyAny>>,
+        device: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<usize> {
+        let stream = stream::resolve(py, stream, device)?;
+        // To give the GIL up and get it back takes longer than to take an idle handle.
+        match self.0.try_handle(&stream)? {
+            HandleAttempt::Ready(handle) => Ok(handle.as_ptr().addr()),
+            HandleAttempt::Unfinished(left) => finish(py, left, None, |handle| handle.as_ptr().addr()),
+        }
+    }
+
+    #[doc = docstring!("HandlePool.lease")]
+    #[pyo3(signature = (stream = None, device = None, timeout = None))]
+    fn lease(
+        &self,
+        py: Python<'_>,
+        stream: Option<&Bound<'_, PyAny>>,
+        device: Option<&Bound<'_, PyAny>>,
+        timeout: Option<Timeout>,
+    ) -> PyResult<PyLease> {
+        let stream = stream::resolve(py, stream, device)?;
+        let lease = match self.0.try_lease(&stream)? {
+            HandleAttempt::Ready(lease) => lease,
+            HandleAttempt::Unfinished(left) => finish(py, left, timeout.map(|timeout| timeout.0), |lease| lease)?,
+        };
+        Ok(PyLease::new(self.0.name(), lease))
+    }
+
+    #[doc = docstring!("HandlePool.limit")]
+    #[getter]
+    fn limit(&self) -> Option<usize> {
+        self.0.limit()
+    }
+
+    #[setter]
+    fn set_limit(&self, limit: Option<Whole<Limit>>) -> PyResult<()> {
+        Ok(self.0.set_limit(limit.map(|limit| usize::try_from(limit.0).unwrap_or(usize::MAX)))?)
+    }
+
+    #[doc = docstring!("HandlePool.set_mem_pool")]
+    #[pyo3(signature = (pool, device = None))]
+    fn set_mem_pool(
+        &self,
+        py: Python<'_>,
+        pool: Option<&Bound<'_, PyAny>>,
+        device: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let pool = pool.map(|pool| token_of(pool, "set_mem_pool")).transpose()?;
+        let devices = match (device, &pool) {
+            (Some(device), _) => vec![device::extract(py, device)?],
+            (None, Some(pool)) => vec![pool.device()],
+            (None, None) => (0..py.detach(runtime::get)?.device_count()).map(Device::from_ordinal).collect(),
+        };
+        let set = |device| self.0.set_mem_pool(device, pool.as_ref());
+        // The last use of a former pool may end here, and its allocator be called.
+        Ok(py.detach(|| devices.into_iter().try_for_each(set))?)
+    }
+
+    #[doc = docstring!("HandlePool.get_mem_pool")]
+    #[pyo3(signature = (device = None))]
+    fn get_mem_pool(&self, py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<Option<PyPoolToken>> {
+        let device = device::extract_or_current(py, device)?;
+        Ok(py.detach(|| self.0.mem_pool(device))?.map(PyPoolToken::from))
+    }
+
+    #[doc = docstring!("HandlePool.warm")]
+    #[pyo3(signature = (count, device = None, background = false))]
+    fn warm(
+        &self,
+        py: Python<'_>,
+        count: &Bound<'_, PyAny>,
+        device: Option<&Bound<'_, PyAny>>,
+        background: bool,
+    ) -> PyResult<usize> {
+        let wrong = || wrong_argument("count", count, "a whole number of handles from 0 to 2**63 - 1");
+        let number = usize::try_from(number_of::<i64>(count.as_borrowed(), wrong)?).map_err(|_| wrong())?;
+        refuse_bool(count, number as u64, wrong)?;
+        let count = number;
+        let device = device::extract_or_current(py, device)?;
+        if background {
+            // The handles show up in the statistics, and a failure there too.
+            drop(self.0.warm_in_background(count, device)?);
+            return Ok(0);
+        }
+        Ok(py.detach(|| self.0.warm(count, device))?)
+    }
+
+    #[doc = docstring!("HandlePool.trim")]
+    #[pyo3(signature = (device = None))]
+    fn trim(&self, py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<usize> {
+        let device = device.map(|device| device::extract(py, device)).transpose()?;
+        Ok(py.detach(|| self.0.trim(device))?)
+    }
+
+    #[doc = docstring!("HandlePool.close")]
+    fn close(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(py.detach(|| self.0.close())?)
+    }
+
+    #[doc = docstring!("HandlePool.stats")]
+    #[pyo3(signature = (device = None))]
+    fn stats(&self, py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<PyHandleStats> {
+        let device = device.map(|device| device::extract(py, device)).transpose()?;
+        Ok(py.detach(|| self.0.stats(device))?.into())
+    }
+
+    #[doc = docstring!("HandlePool.reset_peak_stats")]
+    #[pyo3(signature = (device = None))]
+    fn reset_peak_stats(&self, py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let device = device.map(|device| device::extract(py, device)).transpose()?;
+        Ok(py.detach(|| self.0.reset_peak_stats(device))?)
+    }
+
+    #[doc = docstring!("HandlePool.available")]
+    #[getter]
+    fn available(&self, py: Python<'_>) -> bool {
+        py.detach(|| self.0.is_available())
+    }
+
+    #[doc = docstring!("HandlePool.version")]
+    #[getter]
+    fn version(&self, py: Python<'_>) -> PyResult<Option<Version>> {
+        Ok(py.detach(|| self.0.version())?)
+    }
+
+    #[doc = docstring!("HandlePool.path")]
+    #[getter]
+    fn path(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        let path = py.detach(|| self.0.path())?;
+        Ok(path.map(|path| path.to_string_lossy().into_owned()))
+    }
+
+    #[doc = docstring!("HandlePool.origin")]
+    #[getter]
+    fn origin(&self, py: Python<'_>) -> PyResult<Option<&'static str>> {
+        Ok(py.detach(|| self.0.origin())?.map(Origin::name))
+    }
+
+    #[doc = docstring!("HandlePool.loaded")]
+    #[getter]
+    fn loaded(&self) -> bool {
+        self.0.is_loaded()
+    }
+
+    #[doc = docstring!("HandlePool.name")]
+    #[getter]
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn __repr__(&self) -> String {
+        let closed = if self.0.is_closed() { " (closed)" } else { "" };
+        format!("<gpupool.HandlePool {}{closed}>", OneLine(self.0.name()))
+    }
+
+    #[doc = docstring!("HandlePool._repr_html_")]
+    fn _repr_html_(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
+        let (known, is_loaded) = (PyDict::new(py), self.loaded());
+        known.set_item("name", self.name())?;
+        if let Some(limit) = self.limit() {
+            known.set_item("handle_limit", limit)?;
+        }
+        // To show a pool loads no library. In a forked child these fail, and the name is all that is shown.
+        if is_loaded && let Ok(Some((major, minor, patch))) = self.version(py) {
+            known.set_item("version", format!("{major}.{minor}.{patch}"))?;
+        }
+        if is_loaded && let (Ok(Some(path)), Ok(Some(origin))) = (self.path(py), self.origin(py)) {
+            known.set_item("path", path)?;
+            known.set_item("origin", origin)?;
+        }
+        if let Ok(stats) = self.stats(py, None) {
+            known.update(stats.as_dict(py)?.as_mapping())?;
+        }
+        let states = [("not loaded", !is_loaded), ("closed", self.0.is_closed())];
+        let states = states.into_iter().filter_map(|(state, is_so)| is_so.then_some(state)).collect();
+        values::html(py, "gpupool.HandlePool", &known, states)
+    }
+}
+
+// `pool.lease()`: a handle for a `with` block.
+
+#[doc = docstring!("Lease")]
+#[pyclass(name = "Lease", module = "gpupool", frozen, weakref)]
+#[derive(Debug)]
+pub(crate) struct PyLease {
+    library: &'static str,
+    address: usize,
+    device: usize,
+    /// None once it is over.
+    lease: Mutex<Option<Lease>>,
+}
+
+impl PyLease {
+    pub(crate) fn new(library: &'static str, lease: Lease) -> Self {
+        let (address, device) = (lease.as_ptr().addr(), lease.device().ordinal());
+        Self { library, address, device, lease: Mutex::new(Some(lease)) }
+    }
+
+    /// Takes the lease out. Refuses in a forked child, where the lock may be held for ever.
+    fn end(&self) -> Result<Option<Lease>> {
+        process::refuse_forked()?;
+        Ok(lock(&self.lease).take())
+    }
+}
+
+#[pymethods]
+impl PyLease {
+    #[doc = docstring!("Lease.__enter__")]
+    fn __enter__(slf: PyRef<'_, Self>) -> PyResult<PyRef<'_, Self>> {
+        slf.__index__()?;
+        Ok(slf)
+    }
+
+    #[doc = docstring!("Lease.__exit__")]
+    fn __exit__(&self, _kind: &Bound<'_, PyAny>, _value: &Bound<'_, PyAny>, _traceback: &Bound<'_, PyAny>) -> bool {
+        // In a forked child the refusal would hide what was raised in the block.
+        let _ = self.end();
+        false
+    }
+
+    fn __index__(&self) -> PyResult<usize> {
+        process::refuse_forked()?;
+        if lock(&self.lease).is_some() {
+            return Ok(self.address);
+        }
+        let over = format!("this lease of a {} handle is over; use the handle inside the with block", self.library);
+        Err(Error::invalid_value(over).into())
+    }
+
+    fn __int__(&self) -> PyResult<usize> {
+        self.__index__()
+    }
+
+    #[doc = docstring!("Lease._as_parameter_")]
+    #[getter]
+    fn _as_parameter_<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        py.import(intern!(py, "ctypes"))?.getattr(intern!(py, "c_void_p"))?.call1((self.__index__()?,))
+    }
+
+    #[doc = docstring!("Lease.device")]
+    #[getter]
+    const fn device(&self) -> usize {
+        self.device
+    }
+
+    #[doc = docstring!("Lease.release")]
+    fn release(&self) -> PyResult<()> {
+        Ok(self.end().map(drop)?)
+    }
+
+    #[doc = docstring!("Lease.discard")]
+    fn discard(&self, py: Python<'_>) -> PyResult<()> {
+        if let Some(lease) = self.end()? {
+            py.detach(|| lease.discard());
+        }
+        Ok(())
+    }
+
+    fn __repr__(&self) -> String {
+        let library = OneLine(self.library);
+        match self.__index__() {
+            Ok(address) => format!("<gpupool.Lease {library} {address:#x}, device={}>", device::shown(self.device)),
+            Err(_) if process::is_forked() => format!("<gpupool.Lease {library} (of the parent process)>"),
+            Err(_) => format!("<gpupool.Lease {library} (over)>"),
+        }
+    }
+}
+
+// A user's own library: three functions, each a Python callable or the address of a C function.
+
+/// A Python callable, or a C function.
+enum Function<C> {
+    Callable(Py<PyAny>),
+    C(C),
+}
+
+impl<C> Function<C> {
+    fn new(name: &str, function: &Bound<'_, PyAny>, at: impl FnOnce(PythonAddress) -> Result<C>) -> PyResult<Self> {
+        if function.is_exact_instance_of::<PyInt>() {
+            let wrong = || Error::invalid_value(format!("{name}: {function} is not the address of a C function"));
+            let address = function.extract().map_err(|_| wrong())?;
+            return Ok(Function::C(at(address)?));
+        }
+        if function.is_callable() {
+            return Ok(Function::Callable(function.clone().unbind()));
+        }
+        Err(wrong_argument(name, function, "a callable, or the address of a C function as an int").into())
+    }
+}
+
+/// The library that the three functions make.
+pub(crate) struct CallbackLibrary {
+    name: String,
+    create: Function<Create>,
+    destroy: Function<Destroy>,
+    set_stream: Option<Function<SetStream>>,
+}
+
+impl CallbackLibrary {
+    pub(crate) fn new(
+        name: String,
+        create: &Bound<'_, PyAny>,
+        destroy: &Bound<'_, PyAny>,
+        set_stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        if name.is_empty() {
+            return Err(Error::invalid_value("a pool needs a name, for its errors and statistics".to_owned()).into());
+        }
+        Ok(Self {
+            name,
+            create: Function::new("create", create, PythonAddress::create)?,
+            destroy: Function::new("destroy", destroy, PythonAddress::destroy)?,
+            set_stream: set_stream
+                .map(|function| Function::new("set_stream", function, PythonAddress::set_stream))
+                .transpose()?,
+        })
+    }
+
+    /// Runs a callable, and turns what it raises into a refusal with the exception as its cause.
+    fn call<R>(&self, function: &str, call: impl FnOnce(Python<'_>) -> PyResult<R>) -> Result<R> {
+        let called = Python::try_attach(|py| {
+            call(py).map_err(|raised| {
+                let name = raised.get_type(py).name().map(|name| name.to_string()).unwrap_or_default();
+                interrupted_or(py, raised, |cause| self.refused(function, name, Some(cause)))
+            })
+        });
+        called.unwrap_or_else(|| Err(self.refused(function, "the interpreter is shutting down".to_owned(), None)))
+    }
+
+    fn refused(&self, function: &str, status: String, cause: Option<Cause>) -> Error {
+        Error::refused(&self.name, function, status, -1, StatusKind::Other).map_library(|refused| refused.cause = cause)
+    }
+}
+
+impl Library for CallbackLibrary {
+    fn is_of_program(&self) -> bool {
+        true
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn create(&self, _device: Device) -> Result<RawHandle> {
+        match &self.create {
+            Function::C(create) => create.call(&self.name),
+            Function::Callable(create) => {
+                let created: PythonAddress = self.call("create", |py| create.call0(py)?.extract(py))?;
+                created.created_handle(&self.name)
+            }
+        }
+    }
+
+    fn destroy(&self, handle: RawHandle) -> Result<()> {
+        match &self.destroy {
+            Function::C(destroy) => destroy.call(&self.name, handle),
+            Function::Callable(destroy) => {
+                self.call("destroy", |py| destroy.call1(py, (handle.as_ptr().addr(),)).map(drop))
+            }
+        }
+    }
+
+    fn set_stream(&self, handle: &RawHandle, stream: &Stream) -> Result<()> {
+        match &self.set_stream {
+            None => Ok(()),
+            Some(Function::C(set_stream)) => set_stream.call(&self.name, handle, stream.raw()),
+            Some(Function::Callable(set_stream)) => self.call("set_stream", |py| {
+                set_stream.call1(py, (handle.as_ptr().addr(), stream.raw().address())).map(drop)
+            }),
+        }
+    }
+}
+
+// A pool's counts as a Python object.
+
+handle_counters! { counts_class! { PyHandleStats = "HandleStats" from stats: HandleStats { stats } } }
+
+#[doc = docstring!("handle_stats")]
+#[pyfunction]
+#[pyo3(signature = (device = None))]
+pub(crate) fn handle_stats<'py>(py: Python<'py>, device: Option<&Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyDict>> {
+    let device = device.map(|device| device::extract(py, device)).transpose()?;
+    let all = py.detach(|| handle::handle_stats(device))?;
+    let dict = PyDict::new(py);
+    for (name, stats) in all {
+        dict.set_item(name, PyHandleStats::from(stats))?;
+    }
+    Ok(dict)
+}
+
+// What a handle of the simulated library costs, for the demo.
+
+#[doc = docstring!("simulate_costly_handles")]
+#[pyfunction]
+pub(crate) fn simulate_costly_handles(create_seconds: f64, nbytes: u64) -> PyResult<()> {
+    let cost = Duration::try_from_secs_f64(create_seconds).map_err(|error| Error::invalid_value(error.to_string()))?;
+    simulated::set_create_cost(cost);
+    simulated::set_handle_bytes(nbytes);
+    Ok(())
+}

@@ -1,0 +1,383 @@
+//! `record_memory_history`, with the parameters of `torch.cuda.memory._record_memory_history`.
+
+use std::collections::HashMap;
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList};
+
+use crate::error::Error;
+use crate::handle::HandleEvent;
+use crate::ids::{Device, MemoryLocation};
+use crate::memory::{BlockView, MemoryAction, MemoryEvent, PoolId, SegmentView, device_of_pool};
+use crate::observe::recording::Stack;
+use crate::python::arguments::{MaxEntries, Whole, wrong_argument};
+use crate::python::device;
+use crate::python::ffi::stacks;
+use crate::python::mem_pool::{IdArgument, pair};
+use crate::recording;
+use crate::recording::{MAX_ENTRIES, Recording, StackContext};
+use crate::runtime::{get, is_chosen};
+
+fn invalid(name: &str, value: &str, valid: &str) -> PyErr {
+    Error::invalid_value(format!("{name}={value:?} is not valid: give {valid}")).into()
+}
+
+/// Whether events are kept; none to stop.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Enabled(Option<bool>);
+
+impl<'py> FromPyObject<'_, 'py> for Enabled {
+    type Error = PyErr;
+
+    fn extract(enabled: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        if enabled.is_none() {
+            return Ok(Self(None));
+        }
+        match enabled.extract() {
+            Ok("all") => Ok(Self(Some(true))),
+            Ok("state") => Ok(Self(Some(false))),
+            // PyTorch's former call has a bool here, and other parameters.
+            _ => Err(wrong_argument("enabled", &enabled, "'all' or 'state', or None to stop").into()),
+        }
+    }
+}
+
+fn context_of(context: Option<&str>) -> PyResult<StackContext> {
+    match context {
+        None => Ok(StackContext::None),
+        Some("state") => Ok(StackContext::State),
+        Some("alloc") => Ok(StackContext::Alloc),
+        Some("all") => Ok(StackContext::All),
+        Some(other) => Err(invalid("context", other, "'state', 'alloc', 'all' or None")),
+    }
+}
+
+const fn name_of(context: StackContext) -> Option<&'static str> {
+    match context {
+        StackContext::None => None,
+        StackContext::State => Some("state"),
+        StackContext::Alloc => Some("alloc"),
+        StackContext::All => Some("all"),
+    }
+}
+
+fn action_of(name: &str) -> PyResult<MemoryAction> {
+    let known = MemoryAction::ALL.into_iter().find(|action| action.name() == name);
+    known.ok_or_else(|| invalid("skip_actions", name, &MemoryAction::ALL.map(MemoryAction::name).join(", ")))
+}
+
+#[doc = docstring!("record_memory_history")]
+#[pyfunction]
+#[pyo3(signature = (
+    enabled = Enabled(Some(true)), context = "all", stacks = "python", max_entries = Whole::new(MAX_ENTRIES as u64),
+    clear_history = false, skip_actions = None
+), text_signature = "(enabled='all', context='all', stacks='python', max_entries=..., clear_history=False, skip_actions=None)")]
+pub(crate) fn record_memory_history(
+    py: Python<'_>,
+    enabled: Enabled,
+    context: Option<&str>,
+    stacks: &str,
+    max_entries: Whole<MaxEntries>,
+    clear_history: bool,
+    skip_actions: Option<&Bound<'_, PyAny>>,
+) -> PyResult<()> {
+    let names = skip_actions.map(|names| {
+        let wrong = |_| wrong_argument("skip_actions", names, "a list of names of events, or None").into();
+        names
+            .extract::<Vec<String>>()
+            .map_err(|error| if error.is_instance_of::<PyTypeError>(py) { wrong(()) } else { error })
+    });
+    let names = names.transpose()?.unwrap_or_default();
+    let skipped = names.iter().map(|name| action_of(name)).collect::<PyResult<Vec<_>>>()?;
+    let context = context_of(context)?;
+    if stacks != "python" {
+        return Err(invalid("stacks", stacks, "'python': gpupool records no frames of C++"));
+    }
+    let Some(has_events) = enabled.0 else {
+        py.detach(Recording::stop)?;
+        stacks::clear(py);
+        return Ok(());
+    };
+    let recording = Recording::new()
+        .events(has_events)
+        .context(context)
+        .max_entries(usize::try_from(max_entries.0).unwrap_or(usize::MAX))
+        .clear_history(clear_history)
+        .skip(skipped);
+    Ok(py.detach(|| recording.start_with_stacks(Some(stacks::stack_callback())))?)
+}
+
+#[doc = docstring!("get_memory_history")]
+#[pyfunction]
+pub(crate) fn get_memory_history(py: Python<'_>) -> PyResult<Option<Bound<'_, PyDict>>> {
+    let Some(recording) = py.detach(Recording::running)? else { return Ok(None) };
+    let settings = PyDict::new(py);
+    settings.set_item("enabled", if recording.has_events() { "all" } else { "state" })?;
+    settings.set_item("context", name_of(recording.stacks()))?;
+    settings.set_item("max_entries", recording.most())?;
+    settings.set_item("skip_actions", recording.skipped().map(MemoryAction::name).collect::<Vec<_>>())?;
+    Ok(Some(settings))
+}
+
+// Snapshots in the form of `torch.cuda.memory._snapshot`, to the key, so that PyTorch's viewers open them.
+//
+// `handle_events`, what is of pinned memory, `is_asleep` of a segment and `thread` in each event are gpupool's own; the
+// viewers pass over them.
+
+/// Blocks up to this size are what PyTorch calls small, and the segments of its small blocks are this large.
+const SMALL_SEGMENT: u64 = 2 << 20;
+
+/// Call stacks as lists of frames, each made once: what shares a stack shares its list, also in a pickle.
+struct Frames<'py> {
+    py: Python<'py>,
+    of_stacks: HashMap<Stack, Bound<'py, PyList>>,
+    of_places: HashMap<(usize, i32), Bound<'py, PyDict>>,
+}
+
+impl<'py> Frames<'py> {
+    fn new(py: Python<'py>) -> Self {
+        Self { py, of_stacks: HashMap::new(), of_places: HashMap::new() }
+    }
+
+    /// The frames of a stack, the innermost first.
+    fn of(&mut self, stack: Stack) -> PyResult<Bound<'py, PyList>> {
+        if let Some(known) = self.of_stacks.get(&stack) {
+            return Ok(known.clone());
+        }
+        let list = PyList::empty(self.py);
+        for (code, lasti) in stacks::places(self.py, stack) {
+            let key = (code.as_ptr().addr(), lasti);
+            let known = self.of_places.get(&key).cloned();
+            let frame = known.map_or_else(|| frame(self.py, code.bind(self.py), lasti), Ok)?;
+            list.append(&frame)?;
+            self.of_places.insert(key, frame);
+        }
+        self.of_stacks.insert(stack, list.clone());
+        Ok(list)
+    }
+}
+
+fn frame<'py>(py: Python<'py>, code: &Bound<'py, PyAny>, lasti: i32) -> PyResult<Bound<'py, PyDict>> {
+    // What Python says of a code object, and not how it stores it: start, end and line of each run of instructions.
+    let mut line = code.getattr(intern!(py, "co_firstlineno"))?.extract::<i64>()?;
+    for run in code.call_method0(intern!(py, "co_lines"))?.try_iter()? {
+        let (start, end, of_run): (i32, i32, Option<i64>) = run?.extract()?;
+        if (start..end).contains(&lasti) {
+            line = of_run.unwrap_or(line);
+            break;
+        }
+    }
+    let frame = PyDict::new(py);
+    frame.set_item(intern!(py, "name"), code.getattr(intern!(py, "co_name"))?)?;
+    frame.set_item(intern!(py, "filename"), code.getattr(intern!(py, "co_filename"))?)?;
+    frame.set_item(intern!(py, "line"), line)?;
+    Ok(frame)
+}
+
+const fn state(block: &BlockView) -> &'static str {
+    match block {
+        BlockView { is_waiting: true, .. } => "active_pending_free",
+        BlockView { is_live: true, .. } => "active_allocated",
+        _ => "inactive",
+    }
+}
+
+fn segment<'py>(frames: &mut Frames<'py>, view: &SegmentView) -> PyResult<Bound<'py, PyDict>> {
+    let py = frames.py;
+    let blocks = PyList::empty(py);
+    let (mut allocated, mut active, mut requested) = (0, 0, 0);
+    for block in &view.blocks {
+        let entry = PyDict::new(py);
+        entry.set_item(intern!(py, "address"), block.address)?;
+        entry.set_item(intern!(py, "size"), block.nbytes)?;
+        entry.set_item(intern!(py, "requested_size"), block.requested)?;
+        entry.set_item(intern!(py, "state"), state(block))?;
+        entry.set_item(intern!(py, "frames"), frames.of(block.stack)?)?;
+        blocks.append(entry)?;
+        if block.is_live {
+            active += block.nbytes;
+            requested += block.requested;
+        }
+        if block.is_live && !block.is_waiting {
+            allocated += block.nbytes;
+        }
+    }
+    let entry = PyDict::new(py);
+    match view.location {
+        MemoryLocation::Device(device) => entry.set_item(intern!(py, "device"), device.ordinal())?,
+        MemoryLocation::Host(node) => entry.set_item(intern!(py, "numa"), node.number())?,
+    }
+    entry.set_item(intern!(py, "address"), view.address)?;
+    entry.set_item(intern!(py, "total_size"), view.nbytes)?;
+    entry.set_item(intern!(py, "allocated_size"), allocated)?;
+    entry.set_item(intern!(py, "active_size"), active)?;
+    entry.set_item(intern!(py, "requested_size"), requested)?;
+    entry.set_item(intern!(py, "stream"), view.stream)?;
+    // gpupool has no such types: by the size, as PyTorch's are.
+    let kind = if view.nbytes <= SMALL_SEGMENT { "small" } else { "large" };
+    entry.set_item(intern!(py, "segment_type"), kind)?;
+    entry.set_item(intern!(py, "segment_pool_id"), pair(view.pool))?;
+    entry.set_item(intern!(py, "is_expandable"), view.is_movable)?;
+    if view.is_asleep {
+        entry.set_item(intern!(py, "is_asleep"), true)?;
+    }
+    entry.set_item(intern!(py, "frames"), frames.of(view.stack)?)?;
+    entry.set_item(intern!(py, "blocks"), blocks)?;
+    Ok(entry)
+}
+
+/// Segments with their blocks.
+pub(crate) fn segments<'py>(py: Python<'py>, views: &[SegmentView]) -> PyResult<Bound<'py, PyList>> {
+    list_of_segments(&mut Frames::new(py), views)
+}
+
+fn list_of_segments<'a, 'py>(
+    frames: &mut Frames<'py>,
+    views: impl IntoIterator<Item = &'a SegmentView>,
+) -> PyResult<Bound<'py, PyList>> {
+    let list = PyList::empty(frames.py);
+    for view in views {
+        list.append(segment(frames, view)?)?;
+    }
+    Ok(list)
+}
+
+fn trace_entry<'py>(frames: &mut Frames<'py>, event: &MemoryEvent) -> PyResult<Bound<'py, PyDict>> {
+    let py = frames.py;
+    let entry = PyDict::new(py);
+    entry.set_item(intern!(py, "action"), event.action.name())?;
+    let address = match event.action {
+        MemoryAction::Oom => intern!(py, "device_free"),
+        _ => intern!(py, "addr"),
+    };
+    entry.set_item(address, event.address)?;
+    entry.set_item(intern!(py, "size"), event.nbytes)?;
+    entry.set_item(intern!(py, "stream"), event.stream)?;
+    entry.set_item(intern!(py, "time_us"), event.unix_micros())?;
+    entry.set_item(intern!(py, "compile_context"), intern!(py, "N/A"))?;
+    entry.set_item(intern!(py, "user_metadata"), intern!(py, ""))?;
+    entry.set_item(intern!(py, "pool_id"), pair(event.pool))?;
+    entry.set_item(intern!(py, "thread"), event.thread)?;
+    entry.set_item(intern!(py, "frames"), frames.of(event.stack)?)?;
+    Ok(entry)
+}
+
+/// A list for each device of the process, as PyTorch has it.
+fn device_traces<'py>(
+    frames: &mut Frames<'py>,
+    devices: usize,
+    events: &[MemoryEvent],
+) -> PyResult<Bound<'py, PyList>> {
+    let traces: Vec<_> = (0..devices).map(|_| PyList::empty(frames.py)).collect();
+    for event in events {
+        if let Some(trace) = event.location.device().and_then(|device| traces.get(device.ordinal())) {
+            trace.append(trace_entry(frames, event)?)?;
+        }
+    }
+    PyList::new(frames.py, traces)
+}
+
+/// The events of pinned memory, each with its NUMA node.
+fn pinned_trace<'py>(frames: &mut Frames<'py>, events: &[MemoryEvent]) -> PyResult<Bound<'py, PyList>> {
+    let trace = PyList::empty(frames.py);
+    for event in events {
+        if let Some(node) = event.location.numa() {
+            let entry = trace_entry(frames, event)?;
+            entry.set_item(intern!(frames.py, "numa"), node)?;
+            trace.append(entry)?;
+        }
+    }
+    Ok(trace)
+}
+
+fn handle_events<'py>(py: Python<'py>, events: &[HandleEvent]) -> PyResult<Bound<'py, PyList>> {
+    let list = PyList::empty(py);
+    for event in events {
+        let entry = PyDict::new(py);
+        entry.set_item(intern!(py, "time_us"), event.unix_micros())?;
+        entry.set_item(intern!(py, "library"), event.library)?;
+        entry.set_item(intern!(py, "device"), event.device.ordinal())?;
+        entry.set_item(intern!(py, "action"), event.action.name())?;
+        entry.set_item(intern!(py, "handle"), event.handle)?;
+        entry.set_item(intern!(py, "thread"), event.thread)?;
+        list.append(entry)?;
+    }
+    Ok(list)
+}
+
+/// PyTorch's settings, with the values that say how gpupool behaves: none of them changes that.
+fn allocator_settings<'py>(py: Python<'py>, has_expandable: bool) -> PyResult<Bound<'py, PyDict>> {
+    let settings = PyDict::new(py);
+    settings.set_item("PYTORCH_CUDA_ALLOC_CONF", "")?;
+    settings.set_item("max_split_size", -1)?;
+    settings.set_item("garbage_collection_threshold", 0.0)?;
+    settings.set_item("expandable_segments", has_expandable)?;
+    settings.set_item("pinned_num_register_threads", 1)?;
+    settings.set_item("release_lock_on_cudamalloc", true)?;
+    settings.set_item("pinned_use_cuda_host_register", false)?;
+    settings.set_item("graph_capture_record_stream_reuse", false)?;
+    let divisions = PyDict::new(py);
+    for power in 0..16 {
+        divisions.set_item((1 << power).to_string(), 0)?;
+    }
+    settings.set_item("roundup_power2_divisions", divisions)?;
+    settings.set_item("allocator", concat!("gpupool ", env!("CARGO_PKG_VERSION")))?;
+    Ok(settings)
+}
+
+/// The pool that an argument names by its id; none for every pool.
+fn pool_of(id: &Bound<'_, PyAny>) -> PyResult<Option<PoolId>> {
+    match id.extract::<IdArgument>() {
+        Ok(pair) => Ok(Some(pair.0).filter(|id| *id != PoolId::NONE)),
+        Err(error) if error.is_instance_of::<PyTypeError>(id.py()) => {
+            let wrong =
+                format!("mempool_id must be a pool's id, a pair of numbers, not {id}; a device is given as device=");
+            Err(Error::invalid_value(wrong).into())
+        }
+        Err(error) => Err(error),
+    }
+}
+
+#[doc = docstring!("memory_snapshot")]
+#[pyfunction]
+#[pyo3(signature = (mempool_id = None, include_traces = true, *, device = None))]
+pub(crate) fn memory_snapshot<'py>(
+    py: Python<'py>,
+    mempool_id: Option<&Bound<'py, PyAny>>,
+    include_traces: bool,
+    device: Option<&Bound<'py, PyAny>>,
+) -> PyResult<Bound<'py, PyDict>> {
+    let mut device: Option<Device> = device.map(|device| device::extract(py, device)).transpose()?;
+    let pool = mempool_id.map(pool_of).transpose()?.flatten();
+    if let Some(pool) = pool {
+        device = device_of_pool(pool, device)?.or(device);
+    }
+    let mut taken = py.detach(|| recording::snapshot(device))?;
+    if let Some(pool) = pool {
+        taken.memory.segments.retain(|segment| segment.pool == pool);
+        taken.memory.events.retain(|event| event.pool == pool);
+        // No handle is of a pool of memory.
+        taken.handle_events.clear();
+    }
+    if !include_traces {
+        taken.memory.events.clear();
+        taken.handle_events.clear();
+    }
+    let (views, events) = (&taken.memory.segments, &taken.memory.events);
+    // No driver is touched for this.
+    let devices = if is_chosen() { get()?.device_count() as usize } else { 0 };
+    let frames = &mut Frames::new(py);
+    let snapshot = PyDict::new(py);
+    let (pinned, of_devices): (Vec<_>, Vec<_>) = views.iter().partition(|view| view.location.device().is_none());
+    let has_expandable = of_devices.iter().all(|view| view.is_movable);
+    snapshot.set_item("segments", list_of_segments(frames, of_devices)?)?;
+    snapshot.set_item("device_traces", device_traces(frames, devices, events)?)?;
+    snapshot.set_item("pinned_segments", list_of_segments(frames, pinned)?)?;
+    snapshot.set_item("pinned_trace", pinned_trace(frames, events)?)?;
+    snapshot.set_item("allocator_settings", allocator_settings(py, has_expandable)?)?;
+    snapshot.set_item("external_annotations", PyList::empty(py))?;
+    snapshot.set_item("handle_events", handle_events(py, &taken.handle_events)?)?;
+    Ok(snapshot)
+}

@@ -1,0 +1,462 @@
+//! The reader of pickles of memory snapshots: dictionaries, lists, tuples, numbers and texts, and nothing else.
+//!
+//! `pickle.Unpickler` cannot be bounded: a file of 8 bytes makes it take 4 GiB for a memo, another has it hash tuples
+//! that double at each level. Here every length is of bytes that are in the file, integers have 64 bits, keys are texts
+//! or integers, and what is made is counted against a limit. Opcodes that could run code are refused, and nothing
+//! recurses.
+
+use std::fmt::Display;
+
+use pyo3::exceptions::PyOverflowError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
+
+use crate::error::Error;
+
+/// How deep marks may be nested; a snapshot's are not nested ten deep.
+const MAX_DEPTH: usize = 1000;
+const MAX_PROTOCOL: u8 = 5;
+/// The longest text, in bytes; a snapshot has names and settings.
+const MAX_TEXT: u64 = 1 << 20;
+/// The most characters that an error shows of the name of what could run code.
+const MAX_NAME: usize = 80;
+
+// About what values take of memory in CPython, and the place of each: on the stack, then in a list or another value, into
+// which it moves. A value that is used again takes its place alone.
+const REFERENCE: u64 = 8;
+const NUMBER: u64 = 32;
+const TEXT: u64 = 56;
+const LIST: u64 = 64;
+const DICTIONARY: u64 = 72;
+const ITEM: u64 = 16;
+
+type Value<'py> = Bound<'py, PyAny>;
+
+/// Returns the error for a file that is not as it must be.
+fn wrong(what: String) -> PyErr {
+    Error::invalid_value(what).into()
+}
+
+/// Runs a pickle, which is a program that puts values together on a stack.
+struct Machine<'py> {
+    py: Python<'py>,
+    input: Input<'py>,
+    stack: Vec<Value<'py>>,
+    /// The places in the stack where the values of the next list, dictionary or tuple begin.
+    marks: Vec<usize>,
+    memo: Vec<Option<Value<'py>>>,
+    /// The place in the file of the opcode that is carried out.
+    opcode_at: u64,
+    taken: u64,
+    limit: u64,
+}
+
+impl<'py> Machine<'py> {
+    fn here(&self, what: impl Display) -> PyErr {
+        wrong(format!("{what} at byte {}", self.opcode_at))
+    }
+
+    fn take_memory(&mut self, bytes: u64) -> PyResult<()> {
+        self.taken = self.taken.saturating_add(bytes);
+        if self.taken <= self.limit {
+            return Ok(());
+        }
+        Err(PyOverflowError::new_err(format!("the values take more than {} bytes", self.limit)))
+    }
+
+    fn push<T>(&mut self, value: Bound<'py, T>, bytes: u64) -> PyResult<()> {
+        self.take_memory(REFERENCE + bytes)?;
+        self.stack.push(value.into_any());
+        Ok(())
+    }
+
+    fn pop(&mut self) -> PyResult<Value<'py>> {
+        // What is below a mark belongs to another value.
+        let bottom = self.marks.last().copied().unwrap_or(0);
+        let value = if self.stack.len() > bottom { self.stack.pop() } else { None };
+        value.ok_or_else(|| self.here("no value to take"))
+    }
+
+    fn pop_several(&mut self, count: u8) -> PyResult<Vec<Value<'py>>> {
+        let mut values = (0..count).map(|_| self.pop()).collect::<PyResult<Vec<_>>>()?;
+        values.reverse();
+        Ok(values)
+    }
+
+    /// Returns the values from the last mark on.
+    fn pop_to_mark(&mut self) -> PyResult<Vec<Value<'py>>> {
+        let mark = self.marks.pop().ok_or_else(|| self.here("no mark"))?;
+        Ok(self.stack.split_off(mark))
+    }
+
+    fn mark(&mut self) -> PyResult<()> {
+        if self.marks.len() == MAX_DEPTH {
+            return Err(self.here(format_args!("values nested deeper than {MAX_DEPTH}")));
+        }
+        self.marks.push(self.stack.len());
+        Ok(())
+    }
+
+    /// Takes a value, or a mark that has none.
+    fn discard(&mut self) -> PyResult<()> {
+        if self.marks.last() == Some(&self.stack.len()) {
+            self.marks.pop();
+            return Ok(());
+        }
+        self.pop().map(drop)
+    }
+
+    fn duplicate(&mut self) -> PyResult<()> {
+        let value = self.pop()?;
+        self.push(value.clone(), 0)?;
+        self.push(value, 0)
+    }
+
+    fn integer(&mut self, number: i128) -> PyResult<()> {
+        let value = match (i64::try_from(number), u64::try_from(number)) {
+            (Ok(number), _) => PyInt::new(self.py, number),
+            (_, Ok(number)) => PyInt::new(self.py, number),
+            _ => return Err(self.here("an integer of more than 64 bits")),
+        };
+        self.push(value, NUMBER)
+    }
+
+    fn unsigned(&mut self, width: usize) -> PyResult<()> {
+        let number = self.input.unsigned(width)?;
+        self.integer(number.into())
+    }
+
+    /// An integer with a sign, after the number of its bytes.
+    fn long(&mut self, width: usize) -> PyResult<()> {
+        let count = self.input.unsigned(width)? as usize;
+        // 64 bits and a sign.
+        if count > 9 {
+            return Err(self.here("an integer of more than 64 bits"));
+        }
+        let mut bytes = [0; 16];
+        for byte in &mut bytes[..count] {
+            *byte = self.input.byte()?;
+        }
+        // Shifted up and down again, the highest bit of those bytes is the sign.
+        let unused = 128 - 8 * count as u32;
+        self.integer(i128::from_le_bytes(bytes).checked_shl(unused).map_or(0, |number| number >> unused))
+    }
+
+    fn float(&mut self) -> PyResult<()> {
+        let number = f64::from_be_bytes(self.input.array()?);
+        self.push(PyFloat::new(self.py, number), NUMBER)
+    }
+
+    fn text_length(&mut self, width: usize) -> PyResult<u64> {
+        match self.input.unsigned(width)? {
+            count @ 0..=MAX_TEXT => Ok(count),
+            count => Err(self.here(format_args!("a text of {count} bytes, more than {MAX_TEXT},"))),
+        }
+    }
+
+    fn text(&mut self, width: usize) -> PyResult<()> {
+        let count = self.text_length(width)?;
+        let py = self.py;
+        let (text, taken) = self.input.bytes(count, |bytes| {
+            // CPython takes four bytes for each character if one of them needs so many. Half of a surrogate pair, which
+            // cannot be printed, becomes replacement characters.
+            let taken = if bytes.is_ascii() { count } else { 4 * count };
+            (PyString::new(py, &String::from_utf8_lossy(bytes)), taken)
+        })?;
+        self.push(text, TEXT + taken)
+    }
+
+    fn binary(&mut self, width: usize) -> PyResult<()> {
+        let count = self.text_length(width)?;
+        let py = self.py;
+        let bytes = self.input.bytes(count, |bytes| PyBytes::new(py, bytes))?;
+        self.push(bytes, TEXT + count)
+    }
+
+    fn tuple(&mut self, values: Vec<Value<'py>>) -> PyResult<()> {
+        self.push(PyTuple::new(self.py, values)?, LIST)
+    }
+
+    fn append(&mut self, values: Vec<Value<'py>>) -> PyResult<()> {
+        let list = self.stack.last().and_then(|value| value.cast::<PyList>().ok());
+        let list = list.ok_or_else(|| self.here("no list to append to"))?;
+        values.into_iter().try_for_each(|value| list.append(value))
+    }
+
+    fn set(&mut self, values: Vec<Value<'py>>) -> PyResult<()> {
+        self.take_memory(ITEM * values.len() as u64)?;
+        let dictionary = self.stack.last().and_then(|value| value.cast::<PyDict>().ok());
+        let dictionary = dictionary.ok_or_else(|| self.here("no dictionary to fill"))?;
+        for pair in values.chunks(2) {
+            let [key, value] = pair else { return Err(self.here("a key without a value")) };
+            // Hashing a nested tuple can take exponential time, or more of the C stack than there is.
+            if !(key.is_instance_of::<PyString>() || key.is_instance_of::<PyInt>()) {
+                return Err(self.here("a key that is neither text nor an integer"));
+            }
+            dictionary.set_item(key, value)?;
+        }
+        Ok(())
+    }
+
+    fn get(&mut self, width: usize) -> PyResult<()> {
+        let place = self.input.unsigned(width)?;
+        let known = self.memo.get(place as usize).cloned().flatten();
+        let value = known.ok_or_else(|| self.here(format_args!("no memo entry {place}")))?;
+        self.push(value, 0)
+    }
+
+    fn put(&mut self, place: u64) -> PyResult<()> {
+        // Entries are numbered from 0 on, and each takes a byte of the file at least.
+        if place > self.opcode_at {
+            return Err(self.here(format_args!("memo entry {place}, though no file has more entries than bytes,")));
+        }
+        let place = place as usize;
+        let value = self.stack.last().cloned().ok_or_else(|| self.here("no value to remember"))?;
+        if place >= self.memo.len() {
+            self.take_memory(REFERENCE * (place + 1 - self.memo.len()) as u64)?;
+            self.memo.resize(place + 1, None);
+        }
+        self.memo[place] = Some(value);
+        Ok(())
+    }
+
+    fn put_numbered(&mut self, width: usize) -> PyResult<()> {
+        let place = self.input.unsigned(width)?;
+        self.put(place)
+    }
+
+    fn protocol(&mut self) -> PyResult<()> {
+        match self.input.byte()? {
+            0..=MAX_PROTOCOL => Ok(()),
+            other => Err(wrong(format!("unsupported pickle protocol: {other}"))),
+        }
+    }
+
+    /// Carries out the next opcode, and returns the content of the file if that was the last.
+    fn step(&mut self) -> PyResult<Option<Value<'py>>> {
+        let py = self.py;
+        self.opcode_at = self.input.offset();
+        let opcode = self.input.byte()?;
+        match opcode {
+            0x80 => self.protocol()?,
+            // A frame's length, of no use here.
+            0x95 => drop(self.input.array::<8>()?),
+            b'.' => return self.pop().map(Some),
+            b'(' => self.mark()?,
+            b'0' => self.discard()?,
+            b'1' => drop(self.pop_to_mark()?),
+            b'2' => self.duplicate()?,
+            b'N' => self.push(py.None().into_bound(py), 0)?,
+            0x88 => self.push(true.into_pyobject(py)?.to_owned(), 0)?,
+            0x89 => self.push(false.into_pyobject(py)?.to_owned(), 0)?,
+            b'K' => self.unsigned(1)?,
+            b'M' => self.unsigned(2)?,
+            b'J' => {
+                let number = i32::from_le_bytes(self.input.array()?);
+                self.integer(number.into())?;
+            }
+            0x8a => self.long(1)?,
+            0x8b => self.long(4)?,
+            b'G' => self.float()?,
+            0x8c => self.text(1)?,
+            b'X' => self.text(4)?,
+            0x8d => self.text(8)?,
+            b'C' => self.binary(1)?,
+            b'B' => self.binary(4)?,
+            0x8e => self.binary(8)?,
+            b'h' => self.get(1)?,
+            b'j' => self.get(4)?,
+            b'q' => self.put_numbered(1)?,
+            b'r' => self.put_numbered(4)?,
+            0x94 => self.put(self.memo.len() as u64)?,
+            // A class or a function by its name, which the first two have as lines and the last has on the stack.
+            b'c' | b'i' => return Err(named(&self.input.line(MAX_NAME)?, &self.input.line(MAX_NAME)?)),
+            0x93 => {
+                let name = start_of(&self.pop()?);
+                return Err(named(&start_of(&self.pop()?), &name));
+            }
+            _ if self.fill(opcode)? => {}
+            _ => {
+                return Err(
+                    self.here(format_args!("opcode {opcode:#04x}, which no snapshot has and which could run code,"))
+                );
+            }
+        }
+        Ok(None)
+    }
+
+    /// Takes one step with an opcode of lists, tuples and dictionaries. Returns whether it is one.
+    fn fill(&mut self, opcode: u8) -> PyResult<bool> {
+        let py = self.py;
+        match opcode {
+            b']' => self.push(PyList::empty(py), LIST)?,
+            b'a' => {
+                let value = self.pop()?;
+                self.append(vec![value])?;
+            }
+            b'e' => {
+                let values = self.pop_to_mark()?;
+                self.append(values)?;
+            }
+            b'l' => {
+                let values = self.pop_to_mark()?;
+                self.push(PyList::empty(py), LIST)?;
+                self.append(values)?;
+            }
+            b')' => self.tuple(Vec::new())?,
+            b't' => {
+                let values = self.pop_to_mark()?;
+                self.tuple(values)?;
+            }
+            0x85..=0x87 => {
+                let values = self.pop_several(opcode - 0x84)?;
+                self.tuple(values)?;
+            }
+            b'}' => self.push(PyDict::new(py), DICTIONARY)?,
+            b's' => {
+                let values = self.pop_several(2)?;
+                self.set(values)?;
+            }
+            b'u' => {
+                let values = self.pop_to_mark()?;
+                self.set(values)?;
+            }
+            b'd' => {
+                let values = self.pop_to_mark()?;
+                self.push(PyDict::new(py), DICTIONARY)?;
+                self.set(values)?;
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+}
+
+fn named(module: &str, name: &str) -> PyErr {
+    wrong(format!("it names {}.{}, which could run code", module.escape_debug(), name.escape_debug()))
+}
+
+/// Returns the start of a text, and of any other value nothing.
+fn start_of(value: &Value<'_>) -> String {
+    let text = value.cast::<PyString>().map(|text| text.to_string_lossy().into_owned());
+    text.unwrap_or_default().chars().take(MAX_NAME).collect()
+}
+
+#[doc = docstring!("unpickle")]
+#[pyfunction]
+pub(crate) fn unpickle<'py>(file: Bound<'py, PyAny>, memory_limit: u64) -> PyResult<Value<'py>> {
+    let mut machine = Machine {
+        py: file.py(),
+        input: Input::new(file),
+        stack: Vec::new(),
+        marks: Vec::new(),
+        memo: Vec::new(),
+        opcode_at: 0,
+        taken: 0,
+        limit: memory_limit,
+    };
+    loop {
+        if let Some(content) = machine.step()? {
+            return Ok(content);
+        }
+    }
+}
+
+// The bytes of a pickle, a chunk at a time: a length without its bytes takes no memory.
+
+/// How many bytes are read at a time.
+const CHUNK: usize = 1 << 18;
+
+/// A file that is read in chunks.
+pub(crate) struct Input<'py> {
+    file: Bound<'py, PyAny>,
+    chunk: Vec<u8>,
+    /// The place in the chunk, and the chunk's place in the file.
+    at: usize,
+    start: u64,
+}
+
+impl<'py> Input<'py> {
+    pub(crate) fn new(file: Bound<'py, PyAny>) -> Self {
+        Self { file, chunk: Vec::new(), at: 0, start: 0 }
+    }
+
+    /// Returns the place in the file of the next byte.
+    pub(crate) fn offset(&self) -> u64 {
+        self.start + self.at as u64
+    }
+
+    /// Reads the next chunk, of which there must be a byte.
+    fn refill(&mut self) -> PyResult<()> {
+        self.start += self.chunk.len() as u64;
+        self.at = 0;
+        let read = self.file.call_method1("read", (CHUNK,))?;
+        self.chunk.clear();
+        self.chunk.extend_from_slice(read.cast::<PyBytes>()?.as_bytes());
+        if self.chunk.is_empty() {
+            return Err(wrong(format!("cut off at byte {}", self.start)));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn byte(&mut self) -> PyResult<u8> {
+        loop {
+            if let Some(&byte) = self.chunk.get(self.at) {
+                self.at += 1;
+                return Ok(byte);
+            }
+            self.refill()?;
+        }
+    }
+
+    pub(crate) fn array<const N: usize>(&mut self) -> PyResult<[u8; N]> {
+        let mut bytes = [0; N];
+        for byte in &mut bytes {
+            *byte = self.byte()?;
+        }
+        Ok(bytes)
+    }
+
+    /// Returns a number of so many bytes, 8 at most, the lowest first.
+    pub(crate) fn unsigned(&mut self, width: usize) -> PyResult<u64> {
+        let mut number = 0;
+        for place in 0..width {
+            number |= u64::from(self.byte()?) << (8 * place);
+        }
+        Ok(number)
+    }
+
+    /// Returns what `make` makes of the next bytes. They are copied only if they are in several chunks, and then as they are
+    /// read.
+    pub(crate) fn bytes<T>(&mut self, count: u64, make: impl FnOnce(&[u8]) -> T) -> PyResult<T> {
+        let count = usize::try_from(count).unwrap_or(usize::MAX);
+        let rest = &self.chunk[self.at..];
+        if let Some(bytes) = rest.get(..count) {
+            let made = make(bytes);
+            self.at += count;
+            return Ok(made);
+        }
+        let mut bytes = rest.to_vec();
+        while bytes.len() < count {
+            self.refill()?;
+            self.at = self.chunk.len().min(count - bytes.len());
+            bytes.extend_from_slice(&self.chunk[..self.at]);
+        }
+        Ok(make(&bytes))
+    }
+
+    /// Returns a line in ASCII, or the start of a long one.
+    pub(crate) fn line(&mut self, most: usize) -> PyResult<String> {
+        let mut line = String::new();
+        loop {
+            match self.byte()? {
+                byte if byte.is_ascii_graphic() => line.push(byte.into()),
+                b'\n' => return Ok(line),
+                _ => line.push('?'),
+            }
+            if line.len() == most {
+                return Ok(line);
+            }
+        }
+    }
+}
