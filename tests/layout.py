@@ -1,4 +1,4 @@
-"""The layout that the sources keep: what uses what, sizes of circles and folders, where numbers and counters are.
+"""The layout that the sources keep: what uses what, sizes of circles, where numbers and counters are.
 
 ``python tests/layout.py [ROOT]`` prints a line for everything that breaks a rule, and exits with 1 if there is any. It
 reads Rust as text: `use`, and paths that begin with crate, self or super. What a mod.rs passes on leads to the file
@@ -10,9 +10,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-# The most files of one folder, in these and in the folders inside them.
-MOST_FILES = 14
-COUNTED = ("src", "python/gpupool")
 # The most files of a folder that may use each other in one circle, directly or through others.
 CIRCLES = {"src": 5, "src/handle": 4}
 # The rooms of a folder, which are files or folders, in columns. A room uses rooms of the columns to its right; those of
@@ -293,11 +290,6 @@ def broken(root: Path) -> Iterator[str]:
         if path != table and path.stem not in ("tests", "models"):
             for name in chosen(path):
                 yield f"{path.relative_to(root)}: {name} is chosen, and belongs in {TUNING}, or is hexadecimal"
-    for top in COUNTED:
-        for folder in sorted({path.parent for path in (root / top).rglob("*")}):
-            files = [path for path in folder.iterdir() if path.is_file() and path.suffix not in (".pyc", ".so")]
-            if len(files) > MOST_FILES:
-                yield f"{folder.relative_to(root)}: at most {MOST_FILES} files may be in a folder, and {len(files)} are"
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-//! Numbers as arguments: the error of a wrong one names the argument, its value, and what is accepted. A number out of range
-//! is an `InvalidValue`. So is a bool, which Python accepts as 0 or 1: most likely another argument was meant. What is no
-//! number is a `TypeError`.
+//! Arguments: the error of a wrong one names the argument, its value, and what is accepted. A number out of range is an
+//! `InvalidValue`. So is a bool, which Python accepts as 0 or 1: most likely another argument was meant. What is no number is
+//! a `TypeError`.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -8,10 +8,13 @@ use std::time::Duration;
 
 use pyo3::exceptions::{PyBufferError, PyException, PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::PyBool;
+use pyo3::types::{PyBool, PyTuple};
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::ids::NumaNode;
+use crate::memory::PoolId;
 use crate::python::error::interrupted;
+use crate::runtime::no_host_node;
 
 pub(crate) trait ArgumentName {
     const NAME: &str;
@@ -22,7 +25,7 @@ pub(crate) trait ArgumentName {
 macro_rules! names {
     ($($argument:ident $name:literal $(= $accepted:literal)?)*) => {
         $(
-            #[derive(Clone, Copy, Debug)]
+            #[derive(Clone, Copy)]
             pub(crate) struct $argument;
 
             impl ArgumentName for $argument {
@@ -36,6 +39,7 @@ macro_rules! names {
 names! {
     Address "address"
     Byte "byte" = "a whole number from 0 to 255"
+    Fill "fill" = "a whole number from 0 to 255"
     Guarantee "guarantee"
     Limit "limit"
     PageBytes "page_bytes"
@@ -57,6 +61,14 @@ pub(crate) struct Whole<N>(pub(crate) u64, PhantomData<N>);
 impl<N> Whole<N> {
     pub(crate) const fn new(number: u64) -> Self {
         Self(number, PhantomData)
+    }
+}
+
+impl<N: ArgumentName> Whole<N> {
+    /// Returns the number as one of fewer bits.
+    pub(crate) fn narrow<T: TryFrom<u64>>(self) -> Result<T> {
+        let wrong = |_| Error::invalid_value(format!("{} is {}: give {}", N::NAME, self.0, N::ACCEPTED));
+        T::try_from(self.0).map_err(wrong)
     }
 }
 
@@ -152,10 +164,46 @@ impl<'py, N: ArgumentName> FromPyObject<'_, 'py> for Whole<N> {
     }
 }
 
-// Timeouts as arguments.
+/// A NUMA node of the host. Whether it exists is checked where it is used.
+impl<'py> FromPyObject<'_, 'py> for NumaNode {
+    type Error = PyErr;
+
+    fn extract(node: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let number = Whole::<Numa>::extract(node)?.0;
+        Ok(u32::try_from(number).map(Self::from_number).map_err(|_| no_host_node(number))?)
+    }
+}
+
+/// A pool's id: a pair of numbers.
+impl<'py> FromPyObject<'_, 'py> for PoolId {
+    type Error = PyErr;
+
+    fn extract(id: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let Ok(pair) = id.cast::<PyTuple>() else {
+            let accepted = "a pool's id, a pair of numbers: that of graph_pool_handle() or of a MemPool";
+            return Err(type_error(wrong_argument("pool_id", &id, accepted)));
+        };
+        // A tuple of another length is a plain ValueError.
+        if pair.len() != 2 {
+            return Err(wrong_objects([&id], |[id]| format!("a pool's id is a pair of numbers, not {id}")).into());
+        }
+        let (first, second): (Whole<PoolIdPart>, Whole<PoolIdPart>) = id.extract()?;
+        Ok(Self(first.0, second.0))
+    }
+}
+
+impl<'py> IntoPyObject<'py> for PoolId {
+    type Target = PyTuple;
+    type Output = Bound<'py, PyTuple>;
+    type Error = PyErr;
+
+    fn into_pyobject(self, py: Python<'py>) -> PyResult<Self::Output> {
+        (self.0, self.1).into_pyobject(py)
+    }
+}
 
 /// A timeout in seconds, of which there may be infinitely many.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(crate) struct Timeout(pub(crate) Duration);
 
 impl<'py> FromPyObject<'_, 'py> for Timeout {

@@ -1,4 +1,5 @@
-//! A buffer as a Python object holds it: most are never shared, and need no count of their owners.
+//! `DeviceBuffer` and `empty`, fences for buffers that are used on streams that no call names, and buffers that other
+//! processes use.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::mem;
@@ -9,28 +10,30 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple, PyType};
 
 use crate::error::{Error, Result};
-use crate::memory::{self, Allocation, DeviceBuffer, Order, ShareToken};
+use crate::ids::Device;
+use crate::memory::{self, Allocation, DeviceBuffer, Order, PoolId, ShareToken};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
 use crate::python::arguments::{Byte, Nbytes, Whole};
+use crate::python::context::Ignored;
 use crate::python::ffi::address::consumer;
-use crate::python::ffi::dlpack::Exported;
-use crate::python::ffi::{dlpack, host_bytes};
+use crate::python::ffi::dlpack::{self, Exported};
+use crate::python::ffi::host_bytes;
 use crate::python::kept::Keepers;
-use crate::python::mem_pool::{Id, pair};
+use crate::python::values::with_items;
 use crate::python::{device, stream};
 use crate::runtime::{Kind, RelaxedCapture, Stream, get};
 use crate::sync::lock;
 
 /// Returns NumPy's or CUDA's array interface of bytes, version 3.
 pub(crate) fn array_interface(py: Python<'_>, address: u64, nbytes: u64) -> PyResult<Bound<'_, PyDict>> {
-    let interface = PyDict::new(py);
-    interface.set_item("shape", (nbytes,))?;
-    interface.set_item("typestr", "|u1")?;
-    interface.set_item("data", (address, false))?;
-    interface.set_item("strides", py.None())?;
-    interface.set_item("version", 3)?;
-    Ok(interface)
+    Ok(with_items!(PyDict::new(py), {
+        "shape": (nbytes,),
+        "typestr": "|u1",
+        "data": (address, false),
+        "strides": py.None(),
+        "version": 3,
+    }))
 }
 
 /// Returns CUDA's array interface of bytes.
@@ -44,22 +47,100 @@ pub(crate) fn cuda_array_interface(py: Python<'_>, address: u64, nbytes: u64) ->
     array_interface(py, address, nbytes)
 }
 
-#[derive(Debug)]
-pub(crate) enum BufferState<B> {
+/// A buffer: most are never shared, and need no count of their owners.
+enum BufferState<B> {
     Alone(B),
-    /// With a call under way, or with consumers of DLPack.
+    /// With a call under way, or with consumers of its memory.
     Shared(Arc<B>),
     Freed,
 }
 
-/// The error of taking a buffer that has other owners.
-#[derive(Debug)]
-pub(crate) struct StillShared;
+/// A buffer as a Python object holds it.
+pub(crate) struct HeldBuffer<B>(Mutex<(BufferState<B>, Keepers)>);
+
+impl<B> HeldBuffer<B> {
+    /// Holds a buffer, or none until it is [put](Self::put) there. The keepers are dropped after the buffer, whose end asks the
+    /// streams.
+    #[inline]
+    pub(crate) fn new(buffer: Option<B>, keepers: Keepers) -> Self {
+        Self(Mutex::new((buffer.map_or(BufferState::Freed, BufferState::Alone), keepers)))
+    }
+
+    pub(crate) fn put(&self, buffer: B) {
+        lock(&self.0).0 = BufferState::Alone(buffer);
+    }
+
+    /// Returns the buffer, for as long as the caller keeps it. Refuses in a forked child, whose parent's memory it is, before it
+    /// takes the lock.
+    pub(crate) fn shared(&self) -> Result<Arc<B>> {
+        process::refuse_forked()?;
+        let state = &mut lock(&self.0).0;
+        let shared = match mem::replace(state, BufferState::Freed) {
+            BufferState::Alone(buffer) => Arc::new(buffer),
+            BufferState::Shared(buffer) => buffer,
+            BufferState::Freed => return Err(freed()),
+        };
+        *state = BufferState::Shared(Arc::clone(&shared));
+        Ok(shared)
+    }
+
+    /// Returns what `read` takes out of the buffer, under the lock. Refuses as [`Self::shared`].
+    #[inline]
+    pub(crate) fn read<R>(&self, read: impl FnOnce(&B) -> R) -> Result<R> {
+        process::refuse_forked()?;
+        lock(&self.0).0.buffer().map(read).ok_or_else(freed)
+    }
+
+    /// Records the stream of an object, which is kept as long as the buffer.
+    pub(crate) fn record_stream(
+        &self,
+        stream: &Bound<'_, PyAny>,
+        record: impl FnOnce(&B, &Stream) -> Result<()>,
+    ) -> PyResult<()> {
+        let recorded = stream::named(stream)?;
+        let buffer = self.shared()?;
+        lock(&self.0).1.keep(stream);
+        Ok(record(&buffer, &recorded)?)
+    }
+
+    /// Takes the buffer, which may be freed on the stream, if one is given, and what is to be dropped after it; none while it has
+    /// other owners. A refusal leaves it as it is.
+    pub(crate) fn take(
+        &self,
+        stream: Option<&Stream>,
+        check: impl FnOnce(&B, &Stream) -> Result<()>,
+    ) -> Result<Option<(B, Keepers)>> {
+        process::refuse_forked()?;
+        let mut held = lock(&self.0);
+        if let (Some(buffer), Some(stream)) = (held.0.buffer(), stream) {
+            check(buffer, stream)?;
+        }
+        let taken = held.0.take()?;
+        Ok(taken.map(|buffer| (buffer, mem::take(&mut held.1))))
+    }
+
+    /// Takes the buffer as its object ends; none once freed, or while it has other owners.
+    pub(crate) fn take_last(&mut self) -> Option<B> {
+        self.0.get_mut().unwrap_or_else(PoisonError::into_inner).0.take().ok().flatten()
+    }
+
+    /// Does this, as its object ends, to a buffer that consumers of DLPack free after this object's streams.
+    #[inline]
+    pub(crate) fn let_streams_end(&mut self, let_streams_end: impl FnOnce(&B)) {
+        let (state, keepers) = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if !keepers.is_empty()
+            && let BufferState::Shared(buffer) = state
+            && Arc::strong_count(buffer) > 1
+        {
+            let_streams_end(buffer);
+        }
+    }
+}
 
 impl<B> BufferState<B> {
     /// Returns the buffer; none once freed.
     #[inline]
-    pub(crate) fn buffer(&self) -> Option<&B> {
+    fn buffer(&self) -> Option<&B> {
         match self {
             Self::Alone(buffer) => Some(buffer),
             Self::Shared(buffer) => Some(buffer),
@@ -67,59 +148,44 @@ impl<B> BufferState<B> {
         }
     }
 
-    /// Returns the buffer, if it has other owners.
-    pub(crate) fn lent(&self) -> Option<&B> {
-        match self {
-            Self::Shared(buffer) if Arc::strong_count(buffer) > 1 => Some(buffer),
-            Self::Alone(_) | Self::Shared(_) | Self::Freed => None,
-        }
-    }
-
-    /// Returns the buffer, for as long as the caller keeps it; none once freed.
-    pub(crate) fn share(&mut self) -> Option<Arc<B>> {
-        let shared = match mem::replace(self, Self::Freed) {
-            Self::Alone(buffer) => Arc::new(buffer),
-            Self::Shared(buffer) => buffer,
-            Self::Freed => return None,
-        };
-        *self = Self::Shared(Arc::clone(&shared));
-        Some(shared)
-    }
-
-    /// Takes the buffer; none once freed.
+    /// Takes the buffer; none while it has other owners.
     ///
     /// # Errors
-    /// [`StillShared`], and it stays as it is.
-    #[inline]
-    pub(crate) fn take(&mut self) -> Result<Option<B>, StillShared> {
+    /// `InvalidValue` once it was freed.
+    fn take(&mut self) -> Result<Option<B>> {
         match mem::replace(self, Self::Freed) {
             Self::Alone(buffer) => Ok(Some(buffer)),
-            Self::Shared(buffer) => Arc::try_unwrap(buffer).map(Some).map_err(|shared| {
-                *self = Self::Shared(shared);
-                StillShared
-            }),
-            Self::Freed => Ok(None),
+            Self::Shared(buffer) => {
+                let restore = |shared| *self = Self::Shared(shared);
+                Ok(Arc::try_unwrap(buffer).map_err(restore).ok())
+            }
+            Self::Freed => Err(Error::invalid_value("this buffer was freed before; free each buffer once")),
         }
     }
 }
 
-// `DeviceBuffer` and `empty`, and fences for buffers that are used on streams that no call names.
+#[cold]
+fn freed() -> Error {
+    Error::invalid_value("this buffer was freed; keep it as long as its memory is used")
+}
+
+/// Returns the `repr` of a buffer, of which this is told.
+pub(crate) fn repr(class: &str, told: Result<String>) -> String {
+    let gone = |_| if process::is_forked() { "of the parent process" } else { "freed" }.to_owned();
+    format!("gpupool.{class}({})", told.unwrap_or_else(gone))
+}
 
 #[doc = docstring!("DeviceBuffer")]
 #[pyclass(name = "DeviceBuffer", module = "gpupool", frozen, weakref)]
-#[derive(Debug)]
 pub(crate) struct PyDeviceBuffer {
-    buffer: Mutex<BufferState<DeviceBuffer>>,
-    /// The object that keeps its stream alive, if there is one. The garbage collector does not know of it, nor of the others: it
-    /// might end a stream before the buffer, whose end asks its streams.
+    held: HeldBuffer<DeviceBuffer>,
+    /// The object that keeps its stream alive, if there is one. The garbage collector does not know of it, nor of those that are
+    /// held with the buffer: it might end a stream before the buffer, whose end asks its streams.
     keeper: Option<Py<PyAny>>,
-    /// Dropped after the buffer, whose end asks the streams.
-    keepers: Mutex<Keepers>,
 }
 
 #[doc = docstring!("empty")]
-#[pyfunction]
-#[pyo3(signature = (nbytes, stream = None))]
+#[pyfunction(signature = (nbytes, stream = None))]
 pub(crate) fn empty(
     py: Python<'_>,
     nbytes: Whole<Nbytes>,
@@ -129,19 +195,17 @@ pub(crate) fn empty(
 }
 
 #[doc = docstring!("fence")]
-#[pyfunction]
-#[pyo3(signature = (stream, delay = true))]
+#[pyfunction(signature = (stream, delay = true))]
 pub(crate) fn fence(py: Python<'_>, stream: &Bound<'_, PyAny>, delay: bool) -> PyResult<bool> {
-    let stream = stream::resolve(py, Some(stream), None)?;
+    let stream = stream::named(stream)?;
     Ok(py.detach(|| memory::fence(&stream, delay))?)
 }
 
 #[doc = docstring!("follow_blocking")]
 #[pyfunction]
-#[pyo3(signature = (stream))]
 pub(crate) fn follow_blocking(py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<bool> {
     process::refuse_forked()?;
-    let stream = stream::resolve(py, Some(stream), None)?;
+    let stream = stream::named(stream)?;
     Ok(py.detach(|| memory::follow_blocking(&stream))?)
 }
 
@@ -168,33 +232,24 @@ impl PyDeviceBuffer {
 
     /// Makes one that has no buffer until it is [put](PyDeviceBuffer::put) there.
     pub(crate) fn without() -> Self {
-        Self { buffer: Mutex::new(BufferState::Freed), keeper: None, keepers: Mutex::default() }
+        Self { held: HeldBuffer::new(None, Keepers::default()), keeper: None }
     }
 
     pub(crate) fn put(&self, buffer: DeviceBuffer) {
-        *lock(&self.buffer) = BufferState::Alone(buffer);
+        self.held.put(buffer);
     }
 
     /// Makes one that keeps an object, and so its stream, alive; without one its stream may be gone at any time.
     #[inline]
     pub(crate) fn keeping(buffer: DeviceBuffer, keeper: Option<Py<PyAny>>) -> Self {
-        Self { buffer: Mutex::new(BufferState::Alone(buffer)), keeper, keepers: Mutex::default() }
-    }
-
-    /// The buffer's own stream, if it is known to be alive.
-    fn living_stream(&self, buffer: &DeviceBuffer) -> Option<Stream> {
-        self.keeper.as_ref().map(|_| buffer.own_stream().view())
+        Self { held: HeldBuffer::new(Some(buffer), Keepers::default()), keeper }
     }
 
     /// Returns the buffer and the stream that a call names, by default the buffer's own as this thread can use it.
-    pub(crate) fn on(
-        &self,
-        py: Python<'_>,
-        stream: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<(Arc<DeviceBuffer>, Stream)> {
-        let buffer = self.shared()?;
+    fn on(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<(Arc<DeviceBuffer>, Stream)> {
+        let buffer = self.held.shared()?;
         let stream = match stream {
-            Some(stream) => stream::resolve(py, Some(stream), None)?,
+            Some(stream) => stream::named(stream)?,
             None => py.detach(|| buffer.own_stream_here())?,
         };
         Ok((buffer, stream))
@@ -202,72 +257,37 @@ impl PyDeviceBuffer {
 
     /// Submits work with the buffer to the stream that a call names, by default in the order of the buffer's own: if that
     /// is another thread's, this waits for the work, so that what that thread submits later comes after it.
-    fn submit<R>(
+    fn submit(
         &self,
         py: Python<'_>,
         stream: Option<&Bound<'_, PyAny>>,
-        work: impl FnOnce(&DeviceBuffer, &Stream) -> PyResult<R>,
-    ) -> PyResult<R> {
+        work: impl FnOnce(&DeviceBuffer, &Stream) -> PyResult<()>,
+    ) -> PyResult<()> {
         let (buffer, on) = self.on(py, stream)?;
-        let done = work(&buffer, &on)?;
+        work(&buffer, &on)?;
         if stream.is_none() && buffer.is_of_another_threads_stream() {
             py.detach(|| {
                 let _relaxed = RelaxedCapture::new(get()?)?;
                 on.synchronize()
             })?;
         }
-        Ok(done)
+        Ok(())
     }
 
-    /// Refuses in a forked child, whose parent's memory it is, before it takes the lock.
-    pub(crate) fn shared(&self) -> Result<Arc<DeviceBuffer>> {
-        process::refuse_forked()?;
-        lock(&self.buffer).share().ok_or_else(freed)
+    /// Shares the buffer, and keeps it until it was attached if it `is_sent`.
+    fn share_on(&self, py: Python<'_>, given: Option<&Bound<'_, PyAny>>, is_sent: bool) -> PyResult<PyShareToken> {
+        let (buffer, stream) = self.on(py, given)?;
+        let token = py.detach(|| if is_sent { buffer.send(&stream) } else { buffer.share(&stream) })?;
+        Ok(PyShareToken(token))
     }
-
-    /// Returns what `read` takes out of the buffer, under the lock. Refuses as [`PyDeviceBuffer::shared`].
-    #[inline]
-    fn read<R>(&self, read: impl FnOnce(&DeviceBuffer) -> R) -> Result<R> {
-        process::refuse_forked()?;
-        lock(&self.buffer).buffer().map(read).ok_or_else(freed)
-    }
-
-    /// Takes the buffer, which may be freed on the stream, if one is given. A refusal leaves it as it is.
-    fn take(&self, stream: Option<&Stream>) -> Result<DeviceBuffer> {
-        process::refuse_forked()?;
-        let mut place = lock(&self.buffer);
-        if let (Some(buffer), Some(stream)) = (place.buffer(), stream) {
-            buffer.check_stream(stream)?;
-        }
-        let shared = |_| {
-            Error::invalid_value(
-                "this buffer is shared by DLPack, or another thread is copying it; it is freed when the last array that \
-                 uses it dies",
-            )
-        };
-        let freed = || Error::invalid_value("this buffer was freed before; free each buffer once");
-        place.take().map_err(shared)?.ok_or_else(freed)
-    }
-}
-
-#[cold]
-fn freed() -> Error {
-    Error::invalid_value("this buffer was freed; keep it as long as its memory is used")
 }
 
 impl Drop for PyDeviceBuffer {
     #[inline]
     fn drop(&mut self) {
-        let keepers = self.keepers.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let held = self.buffer.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if !keepers.is_empty()
-            && let Some(buffer) = held.lent()
-        {
-            // Consumers of DLPack free it, after this object's streams.
-            buffer.let_streams_end();
-        }
+        self.held.let_streams_end(DeviceBuffer::let_streams_end);
         if self.keeper.is_some()
-            && let Ok(Some(buffer)) = held.take()
+            && let Some(buffer) = self.held.take_last()
         {
             let stream = buffer.own_stream().view();
             // What the driver refuses to take back is tried again whenever memory is given back.
@@ -281,37 +301,37 @@ impl PyDeviceBuffer {
     #[doc = docstring!("DeviceBuffer.ptr")]
     #[getter]
     fn ptr(&self) -> Result<u64> {
-        self.read(|buffer| buffer.address())
+        self.held.read(DeviceBuffer::address)
     }
 
     #[doc = docstring!("DeviceBuffer.nbytes")]
     #[getter]
     fn nbytes(&self) -> Result<u64> {
-        self.read(|buffer| buffer.nbytes())
+        self.held.read(DeviceBuffer::nbytes)
     }
 
     #[doc = docstring!("DeviceBuffer.device")]
     #[getter]
-    fn device(&self) -> Result<usize> {
-        self.read(|buffer| buffer.device().ordinal())
+    fn device(&self) -> Result<Device> {
+        self.held.read(DeviceBuffer::device)
     }
 
     #[doc = docstring!("DeviceBuffer.stream")]
     #[getter]
     fn stream(&self) -> Result<usize> {
-        self.read(|buffer| buffer.own_stream().raw().address())
+        self.held.read(|buffer| buffer.own_stream().raw().address())
     }
 
     #[doc = docstring!("DeviceBuffer.pool_id")]
     #[getter]
-    fn pool_id(&self) -> Result<Id> {
-        self.read(|buffer| pair(buffer.pool_id()))
+    fn pool_id(&self) -> Result<PoolId> {
+        self.held.read(DeviceBuffer::pool_id)
     }
 
     #[doc = docstring!("DeviceBuffer.is_attached")]
     #[getter]
     fn is_attached(&self) -> Result<bool> {
-        self.read(|buffer| buffer.is_attached())
+        self.held.read(DeviceBuffer::is_attached)
     }
 
     #[doc = docstring!("DeviceBuffer.share")]
@@ -321,12 +341,29 @@ impl PyDeviceBuffer {
     }
 
     #[doc = docstring!("DeviceBuffer.recall")]
-    fn recall(&self) -> PyResult<()> {
-        Ok(self.shared()?.recall()?)
+    fn recall(&self) -> Result<()> {
+        self.held.shared()?.recall()
     }
 
-    fn __reduce_ex__<'py>(&self, py: Python<'py>, _protocol: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyTuple>> {
-        self.reduce(py)
+    // What a pickler of `multiprocessing` writes; any other is refused.
+    fn __reduce_ex__<'py>(&self, py: Python<'py>, _protocol: Ignored) -> PyResult<Bound<'py, PyTuple>> {
+        process::refuse_forked()?;
+        let sender = py.import("gpupool._frameworks.sent_buffers")?;
+        if !sender.call_method0("is_sent")?.extract::<bool>()? {
+            return Err(Error::invalid_value(
+                "a DeviceBuffer can be sent by multiprocessing (its queues, pipes and arguments of processes), but not pickled \
+                 in any other way, because its content is not part of the pickle: pickle the token that share() returns, for \
+                 attach() in another process, or the content, bytes(buffer)",
+            )
+            .into());
+        }
+        let native = py.import("gpupool._native")?;
+        let nbytes = self.held.shared()?.nbytes();
+        if nbytes == 0 {
+            return (native.getattr("empty")?, (0,)).into_pyobject(py);
+        }
+        let token = self.share_on(py, None, true)?;
+        (native.getattr("attach")?, (token,)).into_pyobject(py)
     }
 
     #[doc = docstring!("DeviceBuffer.copy_from")]
@@ -344,8 +381,7 @@ impl PyDeviceBuffer {
     #[doc = docstring!("DeviceBuffer.fill")]
     #[pyo3(signature = (byte, stream = None))]
     fn fill(&self, py: Python<'_>, byte: Whole<Byte>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-        let wrong = |_| Error::invalid_value(format!("byte is {}: give a whole number from 0 to 255", byte.0));
-        let byte = u8::try_from(byte.0).map_err(wrong)?;
+        let byte = byte.narrow()?;
         self.submit(py, stream, |buffer, stream| Ok(py.detach(|| buffer.fill(byte, stream))?))
     }
 
@@ -357,7 +393,7 @@ impl PyDeviceBuffer {
     }
 
     fn __len__(&self) -> PyResult<usize> {
-        Ok(usize::try_from(self.read(DeviceBuffer::nbytes)?)?)
+        Ok(usize::try_from(self.held.read(DeviceBuffer::nbytes)?)?)
     }
 
     #[doc = docstring!("DeviceBuffer.__array__")]
@@ -374,33 +410,34 @@ impl PyDeviceBuffer {
 
     #[doc = docstring!("DeviceBuffer.record_stream")]
     pub(crate) fn record_stream(&self, stream: &Bound<'_, PyAny>) -> PyResult<()> {
-        let recorded = stream::resolve(stream.py(), Some(stream), None)?;
-        let buffer = self.shared()?;
-        lock(&self.keepers).keep(stream);
-        Ok(buffer.record_stream(&recorded)?)
+        self.held.record_stream(stream, DeviceBuffer::record_stream)
     }
 
     #[doc = docstring!("DeviceBuffer.free")]
     #[pyo3(signature = (stream = None))]
     fn free(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-        let stream = stream.map(|stream| stream::resolve(py, Some(stream), None)).transpose()?;
-        let buffer = self.take(stream.as_ref())?;
-        let stream = stream.or_else(|| self.living_stream(&buffer));
-        let _stack = hold_stack(Purpose::Free);
-        let outcome = py.detach(|| match stream {
+        let stream = stream.map(stream::named).transpose()?;
+        let shared = || {
+            Error::invalid_value(
+                "this buffer is shared by DLPack, or another thread is copying it; it is freed when the last array that \
+                 uses it dies",
+            )
+        };
+        let (buffer, keepers) = self.held.take(stream.as_ref(), DeviceBuffer::check_stream)?.ok_or_else(shared)?;
+        // Its own, if that is known to be alive.
+        let stream = stream.or_else(|| self.keeper.as_ref().map(|_| buffer.own_stream().view()));
+        let outcome = device::detached_for(py, Purpose::Free, || match stream {
             Some(stream) => buffer.free_on(&stream),
             None => buffer.free(),
         });
-        let keepers = std::mem::take(&mut *lock(&self.keepers));
-        // With no lock held.
         drop(keepers);
-        Ok(outcome?)
+        outcome
     }
 
     #[doc = docstring!("DeviceBuffer.__cuda_array_interface__")]
     #[getter]
     fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let buffer = self.shared()?;
+        let buffer = self.held.shared()?;
         let interface = cuda_array_interface(py, buffer.address(), buffer.nbytes())?;
         let stream = py.detach(|| buffer.own_stream_here())?;
         // 0 would be ambiguous: 1 is the legacy default stream, 2 the per-thread one.
@@ -410,7 +447,7 @@ impl PyDeviceBuffer {
 
     #[doc = docstring!("DeviceBuffer.__dlpack_device__")]
     fn __dlpack_device__(&self) -> Result<(i32, i32)> {
-        self.read(|buffer| buffer.place())
+        self.held.read(DeviceBuffer::place)
     }
 
     #[doc = docstring!("DeviceBuffer.__dlpack__")]
@@ -423,36 +460,30 @@ impl PyDeviceBuffer {
         dl_device: Option<(i32, i32)>,
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let buffer = self.shared()?;
+        let buffer = self.held.shared()?;
         dlpack::check_request(&*buffer, "DeviceBuffer", dl_device, copy)?;
-        if get()?.kind() != Kind::Host {
-            let device = buffer.device();
-            if let Some(consumer) = consumer(stream, Some(device))? {
-                py.detach(|| buffer.hold_back(&consumer))?;
-                // A consumer ends its share when its array dies, even if its stream still has work on it.
-                buffer.record_consumer(&consumer)?;
-            }
+        if get()?.kind() != Kind::Host
+            && let Some(consumer) = consumer(stream, Some(buffer.device()))?
+        {
+            py.detach(|| buffer.hold_back(&consumer))?;
+            // A consumer ends its share when its array dies, even if its stream still has work on it.
+            buffer.record_consumer(&consumer)?;
         }
-        dlpack::export(py, buffer, max_version.is_some_and(|(major, _)| major >= 1))
+        dlpack::export(py, buffer, max_version)
     }
 
     fn __repr__(&self) -> String {
-        match self.read(|buffer| (buffer.address(), buffer.nbytes(), buffer.device().ordinal())) {
-            Ok((address, nbytes, device)) => {
-                let device = device::shown(device);
-                format!("gpupool.DeviceBuffer(ptr={address:#x}, nbytes={nbytes}, device={device})")
-            }
-            Err(_) if process::is_forked() => "gpupool.DeviceBuffer(of the parent process)".to_owned(),
-            Err(_) => "gpupool.DeviceBuffer(freed)".to_owned(),
-        }
+        let told = self.held.read(|buffer| (buffer.address(), buffer.nbytes(), buffer.device()));
+        let told = told.map(|(address, nbytes, device)| {
+            format!("ptr={address:#x}, nbytes={nbytes}, device={}", device::shown(device.ordinal()))
+        });
+        repr("DeviceBuffer", told)
     }
 }
 
-// Sharing buffers with other processes: tokens, and attaching by them.
-
 #[doc = docstring!("ShareToken")]
 #[pyclass(name = "ShareToken", module = "gpupool", frozen, eq)]
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq)]
 pub(crate) struct PyShareToken(pub(crate) ShareToken);
 
 #[pymethods]
@@ -510,63 +541,25 @@ fn token_of(token: &Bound<'_, PyAny>) -> PyResult<ShareToken> {
 }
 
 #[doc = docstring!("attach")]
-#[pyfunction]
-#[pyo3(signature = (token, stream = None, device = None))]
+#[pyfunction(signature = (token, stream = None, device = None))]
 pub(crate) fn attach(
     py: Python<'_>,
     token: &Bound<'_, PyAny>,
     stream: Option<&Bound<'_, PyAny>>,
-    device: Option<&Bound<'_, PyAny>>,
+    device: Option<Device>,
 ) -> PyResult<PyDeviceBuffer> {
     process::refuse_forked()?;
     let token = token_of(token)?;
     let stream = stream.map(|given| stream::resolve(py, Some(given), device)).transpose()?;
-    let device = device.map(|device| device::extract(py, device)).transpose()?;
-    let _stack = hold_stack(Purpose::Allocation);
-    let buffer = py.detach(|| memory::attach(&token, device, stream.as_ref()))?;
-    Ok(PyDeviceBuffer::keeping(buffer, None))
+    let attach = || memory::attach(&token, device, stream.as_ref());
+    Ok(PyDeviceBuffer::keeping(device::detached_for(py, Purpose::Allocation, attach)?, None))
 }
 
 #[doc = docstring!("share_at")]
 #[pyfunction]
 pub(crate) fn share_at(py: Python<'_>, ptr: u64, stream: &Bound<'_, PyAny>) -> PyResult<(PyShareToken, u64)> {
     process::refuse_forked()?;
-    let stream = stream::resolve(py, Some(stream), None)?;
+    let stream = stream::named(stream)?;
     let (token, offset) = py.detach(|| memory::share_at(ptr, Some(&stream), false))?;
     Ok((PyShareToken(token), offset))
-}
-
-impl PyDeviceBuffer {
-    /// Shares the buffer, and keeps it until it was attached if it `is_sent`.
-    pub(crate) fn share_on(
-        &self,
-        py: Python<'_>,
-        given: Option<&Bound<'_, PyAny>>,
-        is_sent: bool,
-    ) -> PyResult<PyShareToken> {
-        let (buffer, stream) = self.on(py, given)?;
-        let token = py.detach(|| if is_sent { buffer.send(&stream) } else { buffer.share(&stream) })?;
-        Ok(PyShareToken(token))
-    }
-
-    /// What a pickler of `multiprocessing` writes; any other is refused.
-    pub(crate) fn reduce<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        process::refuse_forked()?;
-        let sender = py.import("gpupool._frameworks.sent_buffers")?;
-        if !sender.call_method0("is_sent")?.extract::<bool>()? {
-            return Err(Error::invalid_value(
-                "a DeviceBuffer can be sent by multiprocessing (its queues, pipes and arguments of processes), but not pickled \
-                 in any other way, because its content is not part of the pickle: pickle the token that share() returns, for \
-                 attach() in another process, or the content, bytes(buffer)",
-            )
-            .into());
-        }
-        let native = py.import("gpupool._native")?;
-        let nbytes = self.shared()?.nbytes();
-        if nbytes == 0 {
-            return (native.getattr("empty")?, (0,)).into_pyobject(py);
-        }
-        let token = self.share_on(py, None, true)?;
-        (native.getattr("attach")?, (token,)).into_pyobject(py)
-    }
 }

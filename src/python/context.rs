@@ -21,13 +21,11 @@ use crate::sync::{ThisThread, ThreadNumber, lock};
 
 /// What the variable holds: the scopes of a context, the innermost last.
 #[pyclass(frozen)]
-#[derive(Debug)]
 struct ContextScopes {
     scopes: Vec<Arc<ContextScope>>,
 }
 
 /// A scope that a context was given, until this is dropped.
-#[derive(Debug)]
 pub(crate) struct EnteredContext(Arc<ContextScope>);
 
 thread_local! {
@@ -133,7 +131,7 @@ fn open_scopes(py: Python<'_>) -> PyResult<Vec<Arc<ContextScope>>> {
 // The `with` blocks of one object that are entered, each by a thread or a task.
 
 /// An argument of `__exit__` that makes no difference.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(crate) struct Ignored;
 
 impl<'py> FromPyObject<'_, 'py> for Ignored {
@@ -145,7 +143,6 @@ impl<'py> FromPyObject<'_, 'py> for Ignored {
 }
 
 /// A `with` block that a thread has entered and not left.
-#[derive(Debug)]
 struct WithBlock<T> {
     thread: ThreadNumber,
     /// The identity of the task that entered it; none outside of tasks.
@@ -156,7 +153,6 @@ struct WithBlock<T> {
 }
 
 /// The blocks of one object that threads have entered and not left. It may be entered again, also by another thread.
-#[derive(Debug)]
 pub(crate) struct WithBlocks<T> {
     open: Mutex<Vec<WithBlock<T>>>,
 }

@@ -179,7 +179,7 @@ impl From<Error> for PyErr {
 
 /// What code of the program raised, as the cause of an error of gpupool's.
 #[derive(Debug)]
-pub(crate) struct Raised {
+struct Raised {
     /// None once a call raises it.
     exception: Option<PyErr>,
     is_for_program: bool,
@@ -226,8 +226,22 @@ pub(crate) fn interrupted(py: Python<'_>, raised: PyErr) -> Error {
 }
 
 /// As [`interrupted`] for what is no `Exception`, else the error that `refused` makes of the cause.
-pub(crate) fn interrupted_or(py: Python<'_>, raised: PyErr, refused: impl FnOnce(Cause) -> Error) -> Error {
+fn interrupted_or(py: Python<'_>, raised: PyErr, refused: impl FnOnce(Cause) -> Error) -> Error {
     if raised.is_instance_of::<PyException>(py) { refused(Raised::cause(py, raised)) } else { interrupted(py, raised) }
+}
+
+/// Calls code of the program's for a call that fails if that raises, as `refused` says of a status and the cause.
+pub(crate) fn call_asked<R>(
+    call: impl FnOnce(Python<'_>) -> PyResult<R>,
+    refused: impl Fn(&str, Option<Cause>) -> Error,
+) -> Result<R> {
+    let called = Python::try_attach(|py| {
+        call(py).map_err(|raised| {
+            let name = raised.get_type(py).name().map(|name| name.to_string()).unwrap_or_default();
+            interrupted_or(py, raised, |cause| refused(&name, Some(cause)))
+        })
+    });
+    called.unwrap_or_else(|| Err(refused("the interpreter is shutting down", None)))
 }
 
 /// Exceptions that no call could raise, for the main thread.
@@ -279,7 +293,7 @@ pub(crate) fn call_unasked<'py, A: PyCallArgs<'py>>(
 // from time to time, and a wait on any other goes on.
 
 /// Returns whether the calling thread is the one on which handlers of signals run.
-pub(crate) fn is_main_thread(py: Python<'_>) -> PyResult<bool> {
+fn is_main_thread(py: Python<'_>) -> PyResult<bool> {
     let threading = py.import(intern!(py, "threading"))?;
     let main = threading.call_method0(intern!(py, "main_thread"))?.getattr(intern!(py, "ident"))?;
     main.eq(threading.call_method0(intern!(py, "get_ident"))?)

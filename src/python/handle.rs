@@ -1,37 +1,30 @@
 //! `HandlePool`: the pools of gpupool's libraries, and a user's own.
 
-use std::sync::Mutex;
 use std::time::Duration;
 
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyInt};
 
-use crate::error::{Cause, Error, OneLine, Result, StatusKind};
+use crate::error::{Error, OneLine, Result, StatusKind};
 use crate::handle::{self, Claim, HandleAttempt, HandlePool, HandleStats, Lease, Unfinished, handle_counters};
 use crate::ids::Device;
 use crate::library::functions::{Create, Destroy, SetStream};
 use crate::library::{Library, Origin, RawHandle, Version, simulated};
 use crate::python::arguments::{Limit, Timeout, Whole, number_of, refuse_bool, wrong_argument};
-use crate::python::error::{interrupted_or, interruptible};
+use crate::python::context::Ignored;
+use crate::python::error::{call_asked, interruptible};
 use crate::python::ffi::address::PythonAddress;
+use crate::python::kept::UntilEnd;
 use crate::python::scope::{PyPoolToken, token_of};
 use crate::python::values::counts_class;
 use crate::python::{device, stream, values};
-use crate::runtime::Stream;
-use crate::sync::{Interruption, lock};
-use crate::{process, runtime};
+use crate::runtime::{self, Stream};
+use crate::sync::Interruption;
 
 #[doc = docstring!("HandlePool")]
 #[pyclass(name = "HandlePool", module = "gpupool", frozen, weakref)]
-#[derive(Debug)]
-pub(crate) struct PyHandlePool(HandlePool);
-
-impl From<HandlePool> for PyHandlePool {
-    fn from(pool: HandlePool) -> Self {
-        Self(pool)
-    }
-}
+pub(crate) struct PyHandlePool(pub(crate) HandlePool);
 
 /// Does what is left of a request, without the GIL, and returns what is made of what it gets.
 fn finish<T: Claim, R: Send>(
@@ -61,12 +54,7 @@ impl PyHandlePool {
 
     #[doc = docstring!("HandlePool.handle")]
     #[pyo3(signature = (stream = None, device = None))]
-    fn handle(
-        &self,
-        py: Python<'_>,
-        stream: Option<&Bound<'_, PyAny>>,
-        device: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<usize> {
+    fn handle(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>, device: Option<Device>) -> PyResult<usize> {
         let stream = stream::resolve(py, stream, device)?;
         // To give the GIL up and get it back takes longer than to take an idle handle.
         match self.0.try_handle(&stream)? {
@@ -81,7 +69,7 @@ impl PyHandlePool {
         &self,
         py: Python<'_>,
         stream: Option<&Bound<'_, PyAny>>,
-        device: Option<&Bound<'_, PyAny>>,
+        device: Option<Device>,
         timeout: Option<Timeout>,
     ) -> PyResult<PyLease> {
         let stream = stream::resolve(py, stream, device)?;
@@ -89,7 +77,8 @@ impl PyHandlePool {
             HandleAttempt::Ready(lease) => lease,
             HandleAttempt::Unfinished(left) => finish(py, left, timeout.map(|timeout| timeout.0), |lease| lease)?,
         };
-        Ok(PyLease::new(self.0.name(), lease))
+        let (library, address, device) = (self.0.name(), lease.as_ptr().addr(), lease.device());
+        Ok(PyLease { library, address, device, lease: UntilEnd::new(Some(lease)) })
     }
 
     #[doc = docstring!("HandlePool.limit")]
@@ -105,15 +94,10 @@ impl PyHandlePool {
 
     #[doc = docstring!("HandlePool.set_mem_pool")]
     #[pyo3(signature = (pool, device = None))]
-    fn set_mem_pool(
-        &self,
-        py: Python<'_>,
-        pool: Option<&Bound<'_, PyAny>>,
-        device: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<()> {
+    fn set_mem_pool(&self, py: Python<'_>, pool: Option<&Bound<'_, PyAny>>, device: Option<Device>) -> PyResult<()> {
         let pool = pool.map(|pool| token_of(pool, "set_mem_pool")).transpose()?;
         let devices = match (device, &pool) {
-            (Some(device), _) => vec![device::extract(py, device)?],
+            (Some(device), _) => vec![device],
             (None, Some(pool)) => vec![pool.device()],
             (None, None) => (0..py.detach(runtime::get)?.device_count()).map(Device::from_ordinal).collect(),
         };
@@ -124,9 +108,8 @@ impl PyHandlePool {
 
     #[doc = docstring!("HandlePool.get_mem_pool")]
     #[pyo3(signature = (device = None))]
-    fn get_mem_pool(&self, py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<Option<PyPoolToken>> {
-        let device = device::extract_or_current(py, device)?;
-        Ok(py.detach(|| self.0.mem_pool(device))?.map(PyPoolToken::from))
+    fn get_mem_pool(&self, py: Python<'_>, device: Option<Device>) -> PyResult<Option<PyPoolToken>> {
+        Ok(device::detached(py, device, |device| self.0.mem_pool(device))?.map(PyPoolToken))
     }
 
     #[doc = docstring!("HandlePool.warm")]
@@ -135,26 +118,24 @@ impl PyHandlePool {
         &self,
         py: Python<'_>,
         count: &Bound<'_, PyAny>,
-        device: Option<&Bound<'_, PyAny>>,
+        device: Option<Device>,
         background: bool,
     ) -> PyResult<usize> {
         let wrong = || wrong_argument("count", count, "a whole number of handles from 0 to 2**63 - 1");
         let number = usize::try_from(number_of::<i64>(count.as_borrowed(), wrong)?).map_err(|_| wrong())?;
         refuse_bool(count, number as u64, wrong)?;
-        let count = number;
-        let device = device::extract_or_current(py, device)?;
+        let device = device::or_current(py, device)?;
         if background {
             // The handles show up in the statistics, and a failure there too.
-            drop(self.0.warm_in_background(count, device)?);
+            drop(self.0.warm_in_background(number, device)?);
             return Ok(0);
         }
-        Ok(py.detach(|| self.0.warm(count, device))?)
+        Ok(py.detach(|| self.0.warm(number, device))?)
     }
 
     #[doc = docstring!("HandlePool.trim")]
     #[pyo3(signature = (device = None))]
-    fn trim(&self, py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<usize> {
-        let device = device.map(|device| device::extract(py, device)).transpose()?;
+    fn trim(&self, py: Python<'_>, device: Option<Device>) -> PyResult<usize> {
         Ok(py.detach(|| self.0.trim(device))?)
     }
 
@@ -165,15 +146,13 @@ impl PyHandlePool {
 
     #[doc = docstring!("HandlePool.stats")]
     #[pyo3(signature = (device = None))]
-    fn stats(&self, py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<PyHandleStats> {
-        let device = device.map(|device| device::extract(py, device)).transpose()?;
+    fn stats(&self, py: Python<'_>, device: Option<Device>) -> PyResult<PyHandleStats> {
         Ok(py.detach(|| self.0.stats(device))?.into())
     }
 
     #[doc = docstring!("HandlePool.reset_peak_stats")]
     #[pyo3(signature = (device = None))]
-    fn reset_peak_stats(&self, py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-        let device = device.map(|device| device::extract(py, device)).transpose()?;
+    fn reset_peak_stats(&self, py: Python<'_>, device: Option<Device>) -> PyResult<()> {
         Ok(py.detach(|| self.0.reset_peak_stats(device))?)
     }
 
@@ -243,30 +222,16 @@ impl PyHandlePool {
     }
 }
 
-// `pool.lease()`: a handle for a `with` block.
-
+// A handle for a `with` block.
 #[doc = docstring!("Lease")]
 #[pyclass(name = "Lease", module = "gpupool", frozen, weakref)]
-#[derive(Debug)]
 pub(crate) struct PyLease {
     library: &'static str,
     address: usize,
-    device: usize,
-    /// None once it is over.
-    lease: Mutex<Option<Lease>>,
-}
-
-impl PyLease {
-    pub(crate) fn new(library: &'static str, lease: Lease) -> Self {
-        let (address, device) = (lease.as_ptr().addr(), lease.device().ordinal());
-        Self { library, address, device, lease: Mutex::new(Some(lease)) }
-    }
-
-    /// Takes the lease out. Refuses in a forked child, where the lock may be held for ever.
-    fn end(&self) -> Result<Option<Lease>> {
-        process::refuse_forked()?;
-        Ok(lock(&self.lease).take())
-    }
+    #[doc = docstring!("Lease.device")]
+    #[pyo3(get)]
+    device: Device,
+    lease: UntilEnd<Lease>,
 }
 
 #[pymethods]
@@ -278,22 +243,23 @@ impl PyLease {
     }
 
     #[doc = docstring!("Lease.__exit__")]
-    fn __exit__(&self, _kind: &Bound<'_, PyAny>, _value: &Bound<'_, PyAny>, _traceback: &Bound<'_, PyAny>) -> bool {
+    fn __exit__(&self, _kind: Ignored, _value: Ignored, _traceback: Ignored) -> bool {
         // In a forked child the refusal would hide what was raised in the block.
-        let _ = self.end();
+        let _ = self.release();
         false
     }
 
-    fn __index__(&self) -> PyResult<usize> {
-        process::refuse_forked()?;
-        if lock(&self.lease).is_some() {
-            return Ok(self.address);
-        }
-        let over = format!("this lease of a {} handle is over; use the handle inside the with block", self.library);
-        Err(Error::invalid_value(over).into())
+    fn __index__(&self) -> Result<usize> {
+        let over = || {
+            let library = self.library;
+            Error::invalid_value(format!(
+                "this lease of a {library} handle is over; use the handle inside the with block"
+            ))
+        };
+        self.lease.read(|_| self.address)?.ok_or_else(over)
     }
 
-    fn __int__(&self) -> PyResult<usize> {
+    fn __int__(&self) -> Result<usize> {
         self.__index__()
     }
 
@@ -303,38 +269,30 @@ impl PyLease {
         py.import(intern!(py, "ctypes"))?.getattr(intern!(py, "c_void_p"))?.call1((self.__index__()?,))
     }
 
-    #[doc = docstring!("Lease.device")]
-    #[getter]
-    const fn device(&self) -> usize {
-        self.device
-    }
-
     #[doc = docstring!("Lease.release")]
-    fn release(&self) -> PyResult<()> {
-        Ok(self.end().map(drop)?)
+    fn release(&self) -> Result<()> {
+        self.lease.end().map(drop)
     }
 
     #[doc = docstring!("Lease.discard")]
-    fn discard(&self, py: Python<'_>) -> PyResult<()> {
-        if let Some(lease) = self.end()? {
+    fn discard(&self, py: Python<'_>) -> Result<()> {
+        if let Some(lease) = self.lease.end()? {
             py.detach(|| lease.discard());
         }
         Ok(())
     }
 
     fn __repr__(&self) -> String {
-        let library = OneLine(self.library);
-        match self.__index__() {
-            Ok(address) => format!("<gpupool.Lease {library} {address:#x}, device={}>", device::shown(self.device)),
-            Err(_) if process::is_forked() => format!("<gpupool.Lease {library} (of the parent process)>"),
-            Err(_) => format!("<gpupool.Lease {library} (over)>"),
+        let (library, device) = (OneLine(self.library), device::shown(self.device.ordinal()));
+        match self.lease.is_over() {
+            Ok(false) => format!("<gpupool.Lease {library} {:#x}, device={device}>", self.address),
+            Ok(true) => format!("<gpupool.Lease {library} (over)>"),
+            Err(_) => format!("<gpupool.Lease {library} (of the parent process)>"),
         }
     }
 }
 
-// A user's own library: three functions, each a Python callable or the address of a C function.
-
-/// A Python callable, or a C function.
+/// A function of a user's own library: a Python callable, or a C function.
 enum Function<C> {
     Callable(Py<PyAny>),
     C(C),
@@ -355,7 +313,7 @@ impl<C> Function<C> {
 }
 
 /// The library that the three functions make.
-pub(crate) struct CallbackLibrary {
+struct CallbackLibrary {
     name: String,
     create: Function<Create>,
     destroy: Function<Destroy>,
@@ -382,19 +340,12 @@ impl CallbackLibrary {
         })
     }
 
-    /// Runs a callable, and turns what it raises into a refusal with the exception as its cause.
+    /// Runs a callable, whose exception is the cause of a refusal.
     fn call<R>(&self, function: &str, call: impl FnOnce(Python<'_>) -> PyResult<R>) -> Result<R> {
-        let called = Python::try_attach(|py| {
-            call(py).map_err(|raised| {
-                let name = raised.get_type(py).name().map(|name| name.to_string()).unwrap_or_default();
-                interrupted_or(py, raised, |cause| self.refused(function, name, Some(cause)))
-            })
-        });
-        called.unwrap_or_else(|| Err(self.refused(function, "the interpreter is shutting down".to_owned(), None)))
-    }
-
-    fn refused(&self, function: &str, status: String, cause: Option<Cause>) -> Error {
-        Error::refused(&self.name, function, status, -1, StatusKind::Other).map_library(|refused| refused.cause = cause)
+        call_asked(call, |status, cause| {
+            Error::refused(&self.name, function, status, -1, StatusKind::Other)
+                .map_library(|refused| refused.cause = cause)
+        })
     }
 }
 
@@ -437,15 +388,11 @@ impl Library for CallbackLibrary {
     }
 }
 
-// A pool's counts as a Python object.
-
 handle_counters! { counts_class! { PyHandleStats = "HandleStats" from stats: HandleStats { stats } } }
 
 #[doc = docstring!("handle_stats")]
-#[pyfunction]
-#[pyo3(signature = (device = None))]
-pub(crate) fn handle_stats<'py>(py: Python<'py>, device: Option<&Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyDict>> {
-    let device = device.map(|device| device::extract(py, device)).transpose()?;
+#[pyfunction(signature = (device = None))]
+pub(crate) fn handle_stats<'py>(py: Python<'py>, device: Option<Device>) -> PyResult<Bound<'py, PyDict>> {
     let all = py.detach(|| handle::handle_stats(device))?;
     let dict = PyDict::new(py);
     for (name, stats) in all {
@@ -453,8 +400,6 @@ pub(crate) fn handle_stats<'py>(py: Python<'py>, device: Option<&Bound<'py, PyAn
     }
     Ok(dict)
 }
-
-// What a handle of the simulated library costs, for the demo.
 
 #[doc = docstring!("simulate_costly_handles")]
 #[pyfunction]

@@ -1,28 +1,23 @@
-//! Device memory for Python, one file a concept.
+//! `MemPool`, pools by their ids, and a graph's memory in one.
 
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Mutex, OnceLock};
 
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyFloat, PyInt, PyList, PyTuple};
+use pyo3::types::{PyDict, PyList, PyTuple};
 
-use crate::error::{Cause, Error, OWN_ALLOCATOR, Result, StatusKind};
-use crate::memory::{
-    self, Backup, EnteredCapture, GraphMemory, MemPool, PoolId, PoolToken, SegmentSource, TorchAllocator,
-};
-use crate::observe::recording::{Purpose, hold_stack};
+use crate::error::{Error, Result};
+use crate::ids::Device;
+use crate::memory::{self, Backup, EnteredCapture, GraphMemory, MemPool, PoolId, PoolToken};
+use crate::observe::recording::Purpose;
 use crate::process;
-use crate::python::arguments::{
-    Limit, Nbytes, PageBytes, PoolIdPart, Reserve, Whole, type_error, wrong_argument, wrong_objects,
-};
+use crate::python::arguments::{Limit, Nbytes, PageBytes, Reserve, Whole};
 use crate::python::buffer::PyDeviceBuffer;
 use crate::python::callbacks::{PySegmentCallback, on_segment};
 use crate::python::context::Ignored;
-use crate::python::device::PyBackup;
-use crate::python::error::{call_unasked, interrupted_or};
-use crate::python::ffi::address::{Keeping, PythonAddress, PythonSource, Trusted, torch_allocator};
-use crate::python::kept::{Kept, KeptObjects};
+use crate::python::ffi::address::source;
+use crate::python::kept::{KeptObjects, UntilEnd};
 use crate::python::range::PyMemoryRange;
 use crate::python::recording::segments;
 use crate::python::scope::{PyPoolToken, ScopeBlocks, wake_for_use};
@@ -32,42 +27,8 @@ use crate::python::{device, stream};
 use crate::runtime::Stream;
 use crate::sync::{ThisThread, ThreadNumber, lock};
 
-/// An id as Python sees it.
-pub(crate) type Id = (u64, u64);
-
-pub(crate) const fn pair(id: PoolId) -> Id {
-    (id.0, id.1)
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct IdArgument(pub(crate) PoolId);
-
-impl<'py> FromPyObject<'_, 'py> for IdArgument {
-    type Error = PyErr;
-
-    fn extract(id: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        // A tuple of another length is a plain ValueError.
-        if id.cast::<PyTuple>().is_ok_and(|pair| pair.len() != 2) {
-            return Err(wrong_objects([&id], |[id]| format!("a pool's id is a pair of numbers, not {id}")).into());
-        }
-        if id.cast::<PyTuple>().is_err() {
-            let wrong = wrong_argument(
-                "pool_id",
-                &id,
-                "a pool's id, a pair of numbers: that of graph_pool_handle() or of a MemPool",
-            );
-            return Err(type_error(wrong));
-        }
-        let (first, second): (Whole<PoolIdPart>, Whole<PoolIdPart>) = id.extract()?;
-        Ok(Self(PoolId(first.0, second.0)))
-    }
-}
-
-// `MemPool`, and pools by their ids.
-
 #[doc = docstring!("MemPool")]
 #[pyclass(name = "MemPool", module = "gpupool", frozen, subclass, dict, weakref)]
-#[derive(Debug)]
 pub(crate) struct PyMemPool {
     /// False for an object that has no fields yet, which the collector of garbage may find all the same: see [`Self::new`].
     has_fields: bool,
@@ -78,7 +39,6 @@ pub(crate) struct PyMemPool {
 }
 
 /// What `__init__` makes.
-#[derive(Debug)]
 struct MadePool {
     pool: MemPool,
     allocator: Option<Py<PyAny>>,
@@ -93,7 +53,7 @@ impl PyMemPool {
             return Ok(None);
         };
         let mut facts = Facts::of(slf.get_type().fully_qualified_name()?.to_string());
-        facts.add("id", format_args!("{:?}", pair(pool.id())));
+        facts.add("id", pool.id());
         facts.add("device", device::shown(pool.device().ordinal()));
         if let Some(limit) = pool.limit() {
             facts.add("limit", limit);
@@ -112,17 +72,17 @@ impl PyMemPool {
         Ok(Some(facts))
     }
 
-    fn made(&self) -> PyResult<&MadePool> {
+    fn made(&self) -> Result<&MadePool> {
         let unmade =
             || Error::invalid_value("this MemPool was not made: call MemPool.__init__ first, as super().__init__()");
-        Ok(self.made.get().ok_or_else(unmade)?)
+        self.made.get().ok_or_else(unmade)
     }
 
-    fn pool(&self) -> PyResult<&MemPool> {
+    fn pool(&self) -> Result<&MemPool> {
         Ok(&self.made()?.pool)
     }
 
-    pub(crate) fn token(&self) -> PyResult<memory::PoolToken> {
+    pub(crate) fn token(&self) -> Result<PoolToken> {
         Ok(self.pool()?.token())
     }
 }
@@ -154,7 +114,7 @@ impl PyMemPool {
         use_on_oom: bool,
         no_split: bool,
         limit: Option<Whole<Limit>>,
-        device: Option<&Bound<'_, PyAny>>,
+        device: Option<Device>,
         segments: bool,
         is_user_created: bool,
         reserve: Whole<Reserve>,
@@ -162,7 +122,7 @@ impl PyMemPool {
         wakes_on_use: bool,
     ) -> PyResult<()> {
         let (py, this) = (slf.py(), slf.get());
-        let device = device::extract_or_current(py, device)?;
+        let device = device::or_current(py, device)?;
         let mut builder = MemPool::builder()
             .device(device)
             .use_on_oom(use_on_oom)
@@ -189,14 +149,14 @@ impl PyMemPool {
 
     #[doc = docstring!("MemPool.id")]
     #[getter]
-    fn id(&self) -> PyResult<Id> {
-        Ok(pair(self.pool()?.id()))
+    fn id(&self) -> PyResult<PoolId> {
+        Ok(self.pool()?.id())
     }
 
     #[doc = docstring!("MemPool.device")]
     #[getter]
-    fn device(&self) -> PyResult<usize> {
-        Ok(self.pool()?.device().ordinal())
+    fn device(&self) -> PyResult<Device> {
+        Ok(self.pool()?.device())
     }
 
     #[doc = docstring!("MemPool.allocator")]
@@ -270,30 +230,26 @@ impl PyMemPool {
     #[doc = docstring!("MemPool.trim")]
     fn trim(&self, py: Python<'_>) -> PyResult<u64> {
         let pool = self.pool()?;
-        let _stack = hold_stack(Purpose::Free);
-        Ok(py.detach(|| pool.trim())?)
+        device::detached_for(py, Purpose::Free, || pool.trim())
     }
 
     #[doc = docstring!("MemPool.close")]
     fn close(&self, py: Python<'_>) -> PyResult<u64> {
         let pool = self.pool()?;
-        let _stack = hold_stack(Purpose::Free);
-        Ok(py.detach(|| pool.close())?)
+        device::detached_for(py, Purpose::Free, || pool.close())
     }
 
     #[doc = docstring!("MemPool.sleep")]
-    #[pyo3(signature = (backup = PyBackup(Backup::Host)), text_signature = "($self, backup='host')")]
-    fn sleep(&self, py: Python<'_>, backup: PyBackup) -> PyResult<u64> {
+    #[pyo3(signature = (backup = Backup::Host), text_signature = "($self, backup='host')")]
+    fn sleep(&self, py: Python<'_>, backup: Backup) -> PyResult<u64> {
         let pool = self.pool()?;
-        let _stack = hold_stack(Purpose::Allocation);
-        Ok(py.detach(|| pool.sleep(backup.0))?)
+        device::detached_for(py, Purpose::Allocation, || pool.sleep(backup))
     }
 
     #[doc = docstring!("MemPool.wake")]
     fn wake(&self, py: Python<'_>) -> PyResult<u64> {
         let pool = self.pool()?;
-        let _stack = hold_stack(Purpose::Allocation);
-        Ok(py.detach(|| pool.wake())?)
+        device::detached_for(py, Purpose::Allocation, || pool.wake())
     }
 
     #[doc = docstring!("MemPool.is_asleep")]
@@ -321,7 +277,7 @@ impl PyMemPool {
     #[pyo3(name = "token")]
     fn py_token(&self) -> PyResult<PyPoolToken> {
         process::refuse_forked()?;
-        Ok(PyPoolToken::from(self.token()?))
+        Ok(PyPoolToken(self.token()?))
     }
 
     #[doc = docstring!("MemPool.empty")]
@@ -333,7 +289,7 @@ impl PyMemPool {
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<PyDeviceBuffer> {
         let pool = self.pool()?;
-        let stream = stream::resolve_on(py, stream, Some(pool.device()))?;
+        let stream = stream::resolve(py, stream, Some(pool.device()))?;
         let token = pool.token();
         wake_for_use(py, &token)?;
         let _scope = token.enter_scope(false)?;
@@ -349,7 +305,7 @@ impl PyMemPool {
         page_bytes: Whole<PageBytes>,
     ) -> PyResult<PyMemoryRange> {
         let pool = self.pool()?;
-        Ok(py.detach(|| pool.reserve_range(nbytes.0, page_bytes.0))?.into())
+        Ok(PyMemoryRange::new(py.detach(|| pool.reserve_range(nbytes.0, page_bytes.0))?))
     }
 
     #[doc = docstring!("MemPool.__enter__")]
@@ -393,8 +349,9 @@ impl PyMemPool {
 
     #[doc = docstring!("MemPool.capture")]
     fn capture(slf: &Bound<'_, Self>, stream: &Bound<'_, PyAny>) -> PyResult<PyCapture> {
-        let stream = stream::resolve(slf.py(), Some(stream), None)?;
-        PyCapture::new(slf, &stream)
+        let stream = stream::named(stream)?;
+        let (pool, token) = (slf.clone().unbind(), slf.get().token()?);
+        Ok(PyCapture { pool, token, stream: stream.kept(), state: Mutex::new(None) })
     }
 
     fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
@@ -411,46 +368,39 @@ impl PyMemPool {
 }
 
 #[doc = docstring!("graph_pool_handle")]
-#[pyfunction]
-#[pyo3(signature = (is_user_created = true))]
-pub(crate) fn graph_pool_handle(is_user_created: bool) -> PyResult<Id> {
+#[pyfunction(signature = (is_user_created = true))]
+pub(crate) fn graph_pool_handle(is_user_created: bool) -> PyResult<PoolId> {
     process::refuse_forked()?;
-    Ok(pair(memory::graph_pool_handle(is_user_created)))
+    Ok(memory::graph_pool_handle(is_user_created))
 }
 
 #[doc = docstring!("begin_allocate_to_pool")]
 #[pyfunction]
-pub(crate) fn begin_allocate_to_pool(py: Python<'_>, device: &Bound<'_, PyAny>, pool_id: IdArgument) -> PyResult<()> {
-    let device = device::extract(py, device)?;
-    Ok(memory::begin_allocate_to_pool(device, pool_id.0)?)
+pub(crate) fn begin_allocate_to_pool(device: Device, pool_id: PoolId) -> PyResult<()> {
+    Ok(memory::begin_allocate_to_pool(device, pool_id)?)
 }
 
 #[doc = docstring!("end_allocate_to_pool")]
 #[pyfunction]
-pub(crate) fn end_allocate_to_pool(py: Python<'_>, device: &Bound<'_, PyAny>, pool_id: IdArgument) -> PyResult<()> {
-    let device = device::extract(py, device)?;
-    Ok(memory::end_allocate_to_pool(device, pool_id.0)?)
+pub(crate) fn end_allocate_to_pool(device: Device, pool_id: PoolId) -> PyResult<()> {
+    Ok(memory::end_allocate_to_pool(device, pool_id)?)
 }
 
 #[doc = docstring!("release_pool")]
 #[pyfunction]
-pub(crate) fn release_pool(py: Python<'_>, device: &Bound<'_, PyAny>, pool_id: IdArgument) -> PyResult<()> {
-    let device = device::extract(py, device)?;
-    Ok(py.detach(|| memory::release_pool(device, pool_id.0))?)
+pub(crate) fn release_pool(py: Python<'_>, device: Device, pool_id: PoolId) -> PyResult<()> {
+    Ok(py.detach(|| memory::release_pool(device, pool_id))?)
 }
 
 #[doc = docstring!("pool_use_count")]
 #[pyfunction]
-pub(crate) fn pool_use_count(py: Python<'_>, device: &Bound<'_, PyAny>, pool_id: IdArgument) -> PyResult<Option<u32>> {
-    let device = device::extract(py, device)?;
-    Ok(memory::pool_use_count(device, pool_id.0)?)
+pub(crate) fn pool_use_count(device: Device, pool_id: PoolId) -> PyResult<Option<u32>> {
+    Ok(memory::pool_use_count(device, pool_id)?)
 }
 
-// `MemPool.capture`: the memory of a graph, for the `with` block in which it is captured.
-
+// The memory of a graph, for the `with` block in which it is captured.
 #[doc = docstring!("Capture")]
 #[pyclass(name = "Capture", module = "gpupool", frozen, weakref)]
-#[derive(Debug)]
 pub(crate) struct PyCapture {
     /// Kept as long as it may be entered.
     pool: Py<PyMemPool>,
@@ -461,19 +411,13 @@ pub(crate) struct PyCapture {
 
 #[doc = docstring!("GraphMemory")]
 #[pyclass(name = "GraphMemory", module = "gpupool", frozen, weakref)]
-#[derive(Debug)]
 pub(crate) struct PyGraphMemory {
-    pool_id: Id,
-    device: usize,
-    /// None before the block ends, and after the reset.
-    memory: Mutex<Option<GraphMemory>>,
-}
-
-impl PyCapture {
-    pub(crate) fn new(pool: &Bound<'_, PyMemPool>, stream: &Stream) -> PyResult<Self> {
-        let token = pool.get().token()?;
-        Ok(Self { pool: pool.clone().unbind(), token, stream: stream.kept(), state: Mutex::new(None) })
-    }
+    #[doc = docstring!("GraphMemory.pool_id")]
+    #[pyo3(get)]
+    pool_id: PoolId,
+    device: Device,
+    /// From the end of the block until the reset.
+    memory: UntilEnd<GraphMemory>,
 }
 
 #[pymethods]
@@ -485,12 +429,8 @@ impl PyCapture {
         if lock(&self.state).is_some() {
             return Err(wrong().into());
         }
-        let memory = PyGraphMemory {
-            pool_id: pair(self.token.id()),
-            device: self.token.device().ordinal(),
-            memory: Mutex::new(None),
-        };
-        let memory = Py::new(py, memory)?;
+        let (pool_id, device) = (self.token.id(), self.token.device());
+        let memory = Py::new(py, PyGraphMemory { pool_id, device, memory: UntilEnd::new(None) })?;
         // It waits for calls for the whole device, and they for work that may need Python.
         let entered = py.detach(|| EnteredCapture::new(&self.token, &self.stream))?;
         let is_first = {
@@ -501,10 +441,7 @@ impl PyCapture {
             }
             is_first
         };
-        if !is_first {
-            return Err(wrong().into());
-        }
-        Ok(memory)
+        if is_first { Ok(memory) } else { Err(wrong().into()) }
     }
 
     #[doc = docstring!("Capture.__exit__")]
@@ -512,21 +449,18 @@ impl PyCapture {
         &self,
         py: Python<'_>,
         kind: &Bound<'_, PyAny>,
-        _value: &Bound<'_, PyAny>,
-        _traceback: &Bound<'_, PyAny>,
+        _value: Ignored,
+        _traceback: Ignored,
     ) -> PyResult<bool> {
         if process::is_forked() {
             return Ok(false);
         }
-        let left = {
-            let mut state = lock(&self.state);
-            state.take_if(|(thread, _, _)| *thread == ThisThread::get().number())
-        };
+        let left = lock(&self.state).take_if(|(thread, _, _)| *thread == ThisThread::get().number());
         let wrong = "this capture was left on a thread that did not enter it; enter and leave it on one thread";
         let (_, entered, place) = left.ok_or_else(|| Error::invalid_value(wrong))?;
         let memory = entered.leave()?;
         if kind.is_none() {
-            *lock(&place.get().memory) = Some(memory);
+            place.get().memory.begin(memory);
         } else {
             // The capture failed, so there will be no graph.
             py.detach(|| drop(memory));
@@ -539,111 +473,22 @@ impl PyCapture {
     }
 
     fn __repr__(&self) -> String {
-        let (pool_id, stream) = (pair(self.token.id()), self.stream.raw().address());
+        let (pool_id, stream) = (self.token.id(), self.stream.raw().address());
         let device = device::shown(self.stream.device().ordinal());
-        format!("gpupool.Capture(pool_id={pool_id:?}, stream={stream:#x}, device={device})")
+        format!("gpupool.Capture(pool_id={pool_id}, stream={stream:#x}, device={device})")
     }
 }
 
 #[pymethods]
 impl PyGraphMemory {
-    #[doc = docstring!("GraphMemory.pool_id")]
-    #[getter]
-    const fn pool_id(&self) -> Id {
-        self.pool_id
-    }
-
     #[doc = docstring!("GraphMemory.reset")]
     fn reset(&self, py: Python<'_>) -> PyResult<()> {
-        process::refuse_forked()?;
-        let memory = lock(&self.memory).take();
-        py.detach(|| drop(memory));
-        Ok(())
+        self.memory.end_detached(py)
     }
 
     fn __repr__(&self) -> String {
-        let state = if process::is_forked() {
-            ", of the parent process"
-        } else if lock(&self.memory).is_none() {
-            ", without memory: its capture has not ended, or it was reset"
-        } else {
-            ""
-        };
-        let Self { pool_id, device, .. } = self;
-        format!("gpupool.GraphMemory(pool_id={pool_id:?}, device={}{state})", device::shown(device))
-    }
-}
-
-// A user's own allocator for a pool: two functions, Python callables or addresses of C functions, or an allocator
-// object of PyTorch's.
-
-/// The source that an `allocator` argument names.
-pub(crate) fn source(allocator: &Bound<'_, PyAny>, kept: &KeptObjects) -> PyResult<Arc<dyn SegmentSource>> {
-    let wrong = || {
-        Error::invalid_value(
-            "allocator must be a pair (malloc, free): callables malloc(size, device, stream) -> address and \
-             free(address, size, device, stream), or the addresses of C functions of these forms; or a \
-             CUDAPluggableAllocator of PyTorch",
-        )
-    };
-    if allocator.is_exact_instance_of::<PyInt>() || allocator.is_exact_instance_of::<PyFloat>() {
-        return Err(Error::invalid_value(format!(
-            "MemPool's first argument is its allocator, and {allocator} is a number: was limit={allocator} meant, the most \
-             bytes of the pool, or reserve={allocator}?"
-        ))
-        .into());
-    }
-    let Ok((allocate, free)) = allocator.extract::<(Bound<'_, PyAny>, Bound<'_, PyAny>)>() else {
-        return Ok(Arc::new(torch_source(allocator, kept)?.ok_or_else(wrong)?));
-    };
-    if allocate.is_exact_instance_of::<PyInt>() && free.is_exact_instance_of::<PyInt>() {
-        let address = |function: &Bound<'_, PyAny>| function.extract::<PythonAddress>().map_err(|_| wrong());
-        return Ok(Arc::new(PythonAddress::segment_functions(address(&allocate)?, address(&free)?)?));
-    }
-    if allocate.is_callable() && free.is_callable() {
-        let callables = Callables { allocate: kept.keep(&allocate), free: kept.keep(&free) };
-        return Ok(Arc::new(Trusted(callables)));
-    }
-    Err(wrong().into())
-}
-
-/// Returns a source of an allocator of PyTorch's; none if the object is nothing of PyTorch's.
-fn torch_source(object: &Bound<'_, PyAny>, kept: &KeptObjects) -> PyResult<Option<Keeping<TorchAllocator>>> {
-    let py = object.py();
-    let module = py.import(intern!(py, "gpupool._frameworks.torch_allocator"))?;
-    let found: Option<[usize; 3]> = module.call_method1(intern!(py, "addresses"), (object,))?.extract()?;
-    found.map(|addresses| Ok(Keeping::new(torch_allocator(addresses)?, kept.keep(object)))).transpose()
-}
-
-#[derive(Debug)]
-struct Callables {
-    allocate: Arc<Kept>,
-    free: Arc<Kept>,
-}
-
-fn refused(status: &str, cause: Option<Cause>) -> Error {
-    Error::refused(OWN_ALLOCATOR, "malloc", status, -1, StatusKind::OutOfMemory)
-        .map_library(|refused| refused.cause = cause)
-}
-
-impl PythonSource for Callables {
-    fn allocate(&self, bytes: u64, stream: &Stream) -> Result<u64> {
-        let arguments = (bytes, stream.device().ordinal(), stream.raw().address());
-        let called = Python::try_attach(|py| {
-            let address = self.allocate.bind(py).and_then(|allocate| allocate.call1(arguments)?.extract::<u64>());
-            address.map_err(|raised| interrupted_or(py, raised, |cause| refused("an exception", Some(cause))))
-        });
-        match called {
-            None => Err(refused("the interpreter is shutting down", None)),
-            Some(Ok(0)) => Err(refused("a null pointer", None)),
-            Some(outcome) => outcome,
-        }
-    }
-
-    fn free(&self, address: u64, bytes: u64, stream: &Stream) -> Result<()> {
-        let arguments = (address, bytes, stream.device().ordinal(), stream.raw().address());
-        // Nor is memory freed once the interpreter has ended.
-        let _ = Python::try_attach(|py| self.free.bind(py).map(|free| call_unasked(&free, arguments, |_| ())));
-        Ok(())
+        let state = self.memory.told("without memory: its capture has not ended, or it was reset");
+        let (pool_id, device) = (self.pool_id, device::shown(self.device.ordinal()));
+        format!("gpupool.GraphMemory(pool_id={pool_id}, device={device}{state})")
     }
 }

@@ -47,10 +47,7 @@ use pyo3::prelude::*;
 #[cfg(Py_GIL_DISABLED)]
 use pyo3::types::{PyCFunction, PyType};
 
-use crate::handle::{
-    Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, CusparseLt, Custatevec, Cutensor, Cutensornet, Hipblas,
-    HipblasLt, Hipsolver, Hipsparse, Miopen, Pooled, Simulated,
-};
+use crate::handle::pool_of_number;
 use crate::library;
 
 #[doc = docstring!("add_site_packages")]
@@ -144,25 +141,8 @@ mod _native {
         }
         module.add("c_api", plugs::c_api(module.py())?)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
-        for (name, pool) in [
-            ("cudnn", Cudnn::pool()),
-            ("cusparse", Cusparse::pool()),
-            ("cudss", Cudss::pool()),
-            ("cublas", Cublas::pool()),
-            ("cublaslt", CublasLt::pool()),
-            ("cusolver", Cusolver::pool()),
-            ("miopen", Miopen::pool()),
-            ("hipblas", Hipblas::pool()),
-            ("hipblaslt", HipblasLt::pool()),
-            ("hipsolver", Hipsolver::pool()),
-            ("hipsparse", Hipsparse::pool()),
-            ("custatevec", Custatevec::pool()),
-            ("cutensornet", Cutensornet::pool()),
-            ("cutensor", Cutensor::pool()),
-            ("cusparselt", CusparseLt::pool()),
-            ("simulated", Simulated::pool()),
-        ] {
-            module.add(name, PyHandlePool::from(pool))?;
+        for pool in (0..).map_while(pool_of_number) {
+            module.add(pool.name(), PyHandlePool(pool))?;
         }
         // Its functions, classes and pools, of which threads would wait for each other otherwise.
         #[cfg(Py_GIL_DISABLED)]

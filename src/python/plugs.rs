@@ -29,7 +29,6 @@ use crate::sync::lock;
 
 #[doc = docstring!("CupyAllocator")]
 #[pyclass(name = "CupyAllocator", module = "gpupool._native", frozen, weakref)]
-#[derive(Debug)]
 pub(crate) struct PyCupyAllocator {
     current: CurrentStream,
     /// `cupy.cuda.Stream`, whose objects destroy their streams.
@@ -145,7 +144,6 @@ thread_local! {
 
 #[doc = docstring!("CupyPinnedMemory")]
 #[pyclass(name = "CupyPinnedMemory", module = "gpupool._native", frozen, weakref)]
-#[derive(Debug)]
 pub(crate) struct PyCupyPinnedMemory {
     buffer: PinnedBuffer,
     #[doc = docstring!("CupyPinnedMemory.ptr")]
@@ -186,7 +184,6 @@ impl PyCupyPinnedMemory {
 
 #[doc = docstring!("CupyPinnedAllocator")]
 #[pyclass(name = "CupyPinnedAllocator", module = "gpupool._native", frozen, weakref)]
-#[derive(Debug)]
 pub(crate) struct PyCupyPinnedAllocator {
     /// `cupy.cuda.PinnedMemoryPointer`.
     pointer: Py<PyAny>,
@@ -252,7 +249,6 @@ impl PyCupyPinnedAllocator {
 
 #[doc = docstring!("CudaCoreMemory")]
 #[pyclass(name = "CudaCoreMemory", module = "gpupool._native", frozen, subclass, weakref)]
-#[derive(Debug)]
 pub(crate) struct PyCudaCoreMemory {
     made: OnceLock<MadeResource>,
     /// The buffers that live, by their addresses.
@@ -260,7 +256,6 @@ pub(crate) struct PyCudaCoreMemory {
 }
 
 /// What `__init__` makes.
-#[derive(Debug)]
 struct MadeResource {
     /// `cuda.core.Buffer.from_handle`, or what takes its arguments.
     make_buffer: Py<PyAny>,
@@ -273,7 +268,6 @@ struct MadeResource {
     pool: Option<Py<PyAny>>,
 }
 
-#[derive(Debug)]
 enum CudaCoreBuffer {
     Alone(DeviceBuffer),
     /// Python has it too, which frees it with the last that does.
@@ -466,7 +460,6 @@ fn address_of(pointer: &Bound<'_, PyAny>) -> PyResult<u64> {
 
 #[doc = docstring!("CApi")]
 #[pyclass(name = "CApi", module = "gpupool", frozen, get_all)]
-#[derive(Debug)]
 pub(crate) struct PyCApi {
     #[doc = docstring!("CApi.malloc")]
     malloc: usize,

@@ -8,25 +8,24 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyInt};
 
-use crate::error::Error;
-use crate::memory::{CommitOptions, MemoryRange, RangePages};
-use crate::observe::recording::{Purpose, hold_stack};
+use crate::error::{Error, Result};
+use crate::ids::Device;
+use crate::memory::{CommitOptions, MemoryRange, PoolId, RangePages};
+use crate::observe::recording::Purpose;
 use crate::process;
-use crate::python::arguments::{Byte, Nbytes, PageNumber, Pages, Start, Whole, accepted, type_error, wrong_objects};
+use crate::python::arguments::{Fill, Nbytes, PageNumber, Pages, Start, Whole, accepted, type_error, wrong_objects};
 use crate::python::buffer::cuda_array_interface;
 use crate::python::callbacks::{PyDiscardCallback, on_discard};
-use crate::python::ffi::dlpack;
-use crate::python::ffi::dlpack::Exported;
+use crate::python::context::Ignored;
+use crate::python::ffi::dlpack::{self, Exported};
 use crate::python::ffi::host_bytes::lent_integers;
 use crate::python::kept::KeptObjects;
-use crate::python::mem_pool::{Id, pair};
 use crate::python::values::Facts;
 use crate::python::{device, stream};
 use crate::runtime::Stream;
 
 #[doc = docstring!("MemoryRange")]
 #[pyclass(name = "MemoryRange", module = "gpupool", frozen, weakref)]
-#[derive(Debug)]
 pub(crate) struct PyMemoryRange {
     /// DLPack's consumers have shares of it.
     range: Arc<MemoryRange>,
@@ -34,13 +33,11 @@ pub(crate) struct PyMemoryRange {
     kept: KeptObjects,
 }
 
-impl From<MemoryRange> for PyMemoryRange {
-    fn from(range: MemoryRange) -> Self {
+impl PyMemoryRange {
+    pub(crate) fn new(range: MemoryRange) -> Self {
         Self { range: Arc::new(range), kept: KeptObjects::default() }
     }
-}
 
-impl PyMemoryRange {
     /// Returns whether the range ends with this object.
     fn is_last(&self) -> bool {
         Arc::strong_count(&self.range) == 1
@@ -59,10 +56,7 @@ impl PyMemoryRange {
                 facts.add("nbytes", self.range.nbytes());
                 facts.add("committed_bytes", committed);
                 let device = self.range.device().map(|on| device::shown(on.ordinal()));
-                match device {
-                    Ok(device) => facts.add("device", device),
-                    Err(_) => facts.add("device", "unknown"),
-                }
+                facts.add("device", device.unwrap_or_else(|_| "unknown".to_owned()));
             }
             Err(_) => facts.state("freed"),
         }
@@ -71,15 +65,8 @@ impl PyMemoryRange {
 
     fn stream_or_current(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<Stream> {
         let device = self.range.device()?;
-        match stream {
-            // It may be of a peer.
-            Some(stream) => stream::resolve(py, Some(stream), None),
-            None => stream::resolve_on(py, None, Some(device)),
-        }
-    }
-
-    fn named_stream(py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Stream>> {
-        stream.map(|stream| stream::resolve(py, Some(stream), None)).transpose()
+        // A named one may be of a peer.
+        stream::resolve(py, stream, stream.is_none().then_some(device))
     }
 }
 
@@ -105,26 +92,26 @@ impl PyMemoryRange {
 
     #[doc = docstring!("MemoryRange.committed_bytes")]
     #[getter]
-    fn committed_bytes(&self) -> PyResult<u64> {
-        Ok(self.range.committed_bytes()?)
+    fn committed_bytes(&self) -> Result<u64> {
+        self.range.committed_bytes()
     }
 
     #[doc = docstring!("MemoryRange.discardable_bytes")]
     #[getter]
-    fn discardable_bytes(&self) -> PyResult<u64> {
-        Ok(self.range.discardable_bytes()?)
+    fn discardable_bytes(&self) -> Result<u64> {
+        self.range.discardable_bytes()
     }
 
     #[doc = docstring!("MemoryRange.device")]
     #[getter]
-    fn device(&self) -> PyResult<usize> {
-        Ok(self.range.device()?.ordinal())
+    fn device(&self) -> Result<Device> {
+        self.range.device()
     }
 
     #[doc = docstring!("MemoryRange.pool_id")]
     #[getter]
-    fn pool_id(&self) -> Id {
-        pair(self.range.pool_id())
+    fn pool_id(&self) -> PoolId {
+        self.range.pool_id()
     }
 
     #[doc = docstring!("MemoryRange.commit")]
@@ -136,18 +123,13 @@ impl PyMemoryRange {
         nbytes: Option<&Bound<'_, PyAny>>,
         stream: Option<&Bound<'_, PyAny>>,
         priority: Option<i32>,
-        fill: Option<Whole<Byte>>,
+        fill: Option<Whole<Fill>>,
     ) -> PyResult<()> {
         process::refuse_forked()?;
         let (named, stream) = NamedPages::of_call(start, nbytes, stream)?;
         let stream = self.stream_or_current(py, stream)?;
-        let byte = |byte: Whole<Byte>| {
-            let wrong = |_| Error::invalid_value(format!("fill is {}: give a whole number from 0 to 255", byte.0));
-            u8::try_from(byte.0).map_err(wrong)
-        };
-        let options = CommitOptions { priority, fill: fill.map(byte).transpose()? };
-        let _stack = hold_stack(Purpose::Allocation);
-        Ok(py.detach(|| self.range.commit(named.pages(), &stream, options))?)
+        let options = CommitOptions { priority, fill: fill.map(Whole::narrow).transpose()? };
+        device::detached_for(py, Purpose::Allocation, || self.range.commit(named.pages(), &stream, options))
     }
 
     #[doc = docstring!("MemoryRange.decommit")]
@@ -161,9 +143,8 @@ impl PyMemoryRange {
     ) -> PyResult<()> {
         process::refuse_forked()?;
         let (named, stream) = NamedPages::of_call(start, nbytes, stream)?;
-        let stream = Self::named_stream(py, stream)?;
-        let _stack = hold_stack(Purpose::Free);
-        Ok(py.detach(|| self.range.decommit(named.pages(), stream.as_ref()))?)
+        let stream = stream.map(stream::named).transpose()?;
+        device::detached_for(py, Purpose::Free, || self.range.decommit(named.pages(), stream.as_ref()))
     }
 
     #[doc = docstring!("MemoryRange.pin")]
@@ -176,7 +157,7 @@ impl PyMemoryRange {
     ) -> PyResult<Bound<'py, PyBytes>> {
         process::refuse_forked()?;
         let numbers = numbers(pages)?;
-        let stream = Self::named_stream(py, stream)?;
+        let stream = stream.map(stream::named).transpose()?;
         // It waits for a thread that commits the pages, which may need the interpreter.
         let pinned = py.detach(|| self.range.pin(&numbers, stream.as_ref()))?;
         Ok(PyBytes::new(py, &pinned))
@@ -187,7 +168,7 @@ impl PyMemoryRange {
     fn unpin(&self, py: Python<'_>, pages: &Bound<'_, PyAny>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         process::refuse_forked()?;
         let numbers = numbers(pages)?;
-        let stream = Self::named_stream(py, stream)?;
+        let stream = stream.map(stream::named).transpose()?;
         Ok(py.detach(|| self.range.unpin(&numbers, stream.as_ref()))?)
     }
 
@@ -207,31 +188,24 @@ impl PyMemoryRange {
     #[pyo3(signature = (stream = None))]
     fn free(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         process::refuse_forked()?;
-        let stream = Self::named_stream(py, stream)?;
+        let stream = stream.map(stream::named).transpose()?;
         if !self.is_last() {
             return Err(Error::invalid_value(
                 "this range is shared by DLPack; it is freed when this object and the last array that uses it die",
             )
             .into());
         }
-        let _stack = hold_stack(Purpose::Free);
-        Ok(py.detach(|| self.range.free(stream.as_ref()))?)
+        device::detached_for(py, Purpose::Free, || self.range.free(stream.as_ref()))
     }
 
     #[doc = docstring!("MemoryRange.__enter__")]
-    fn __enter__(slf: &Bound<'_, Self>) -> PyResult<Py<Self>> {
+    fn __enter__(slf: PyRef<'_, Self>) -> PyResult<PyRef<'_, Self>> {
         process::refuse_forked()?;
-        Ok(slf.clone().unbind())
+        Ok(slf)
     }
 
     #[doc = docstring!("MemoryRange.__exit__")]
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        _kind: &Bound<'_, PyAny>,
-        _value: &Bound<'_, PyAny>,
-        _traceback: &Bound<'_, PyAny>,
-    ) -> PyResult<bool> {
+    fn __exit__(&self, py: Python<'_>, _kind: Ignored, _value: Ignored, _traceback: Ignored) -> PyResult<bool> {
         if !process::is_forked() {
             self.free(py, None)?;
         }
@@ -266,7 +240,7 @@ impl PyMemoryRange {
         self.range.committed_bytes()?;
         dlpack::check_request(&*self.range, "MemoryRange", dl_device, copy)?;
         let range: Arc<MemoryRange> = Arc::clone(&self.range);
-        dlpack::export(py, range, max_version.is_some_and(|(major, _)| major >= 1))
+        dlpack::export(py, range, max_version)
     }
 
     #[doc = docstring!("MemoryRange.__del__")]
@@ -294,10 +268,8 @@ impl PyMemoryRange {
     }
 }
 
-// The pages that a call names: bytes of the range, or page numbers.
-
 /// The pages that a call's arguments name.
-pub(crate) enum NamedPages {
+enum NamedPages {
     Bytes(Range<u64>),
     Numbers(Vec<u32>),
 }
@@ -311,7 +283,7 @@ impl NamedPages {
     }
 
     /// Returns the pages and the stream of a call `(start, nbytes, stream)` or `(pages, stream)`.
-    pub(crate) fn of_call<'a, 'py>(
+    fn of_call<'a, 'py>(
         start: &Bound<'py, PyAny>,
         second: Option<&'a Bound<'py, PyAny>>,
         stream: Option<&'a Bound<'py, PyAny>>,

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList};
+use pyo3::types::{IntoPyDict, PyDict, PyList};
 
 use crate::error::Error;
 use crate::handle::HandleEvent;
@@ -13,9 +13,8 @@ use crate::ids::{Device, MemoryLocation};
 use crate::memory::{BlockView, MemoryAction, MemoryEvent, PoolId, SegmentView, device_of_pool};
 use crate::observe::recording::Stack;
 use crate::python::arguments::{MaxEntries, Whole, wrong_argument};
-use crate::python::device;
 use crate::python::ffi::stacks;
-use crate::python::mem_pool::{IdArgument, pair};
+use crate::python::values::with_items;
 use crate::recording;
 use crate::recording::{MAX_ENTRIES, Recording, StackContext};
 use crate::runtime::{get, is_chosen};
@@ -25,7 +24,7 @@ fn invalid(name: &str, value: &str, valid: &str) -> PyErr {
 }
 
 /// Whether events are kept; none to stop.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(crate) struct Enabled(Option<bool>);
 
 impl<'py> FromPyObject<'_, 'py> for Enabled {
@@ -69,8 +68,7 @@ fn action_of(name: &str) -> PyResult<MemoryAction> {
 }
 
 #[doc = docstring!("record_memory_history")]
-#[pyfunction]
-#[pyo3(signature = (
+#[pyfunction(signature = (
     enabled = Enabled(Some(true)), context = "all", stacks = "python", max_entries = Whole::new(MAX_ENTRIES as u64),
     clear_history = false, skip_actions = None
 ), text_signature = "(enabled='all', context='all', stacks='python', max_entries=..., clear_history=False, skip_actions=None)")]
@@ -113,12 +111,12 @@ pub(crate) fn record_memory_history(
 #[pyfunction]
 pub(crate) fn get_memory_history(py: Python<'_>) -> PyResult<Option<Bound<'_, PyDict>>> {
     let Some(recording) = py.detach(Recording::running)? else { return Ok(None) };
-    let settings = PyDict::new(py);
-    settings.set_item("enabled", if recording.has_events() { "all" } else { "state" })?;
-    settings.set_item("context", name_of(recording.stacks()))?;
-    settings.set_item("max_entries", recording.most())?;
-    settings.set_item("skip_actions", recording.skipped().map(MemoryAction::name).collect::<Vec<_>>())?;
-    Ok(Some(settings))
+    Ok(Some(with_items!(PyDict::new(py), {
+        "enabled": if recording.has_events() { "all" } else { "state" },
+        "context": name_of(recording.stacks()),
+        "max_entries": recording.most(),
+        "skip_actions": recording.skipped().map(MemoryAction::name).collect::<Vec<_>>(),
+    })))
 }
 
 // Snapshots in the form of `torch.cuda.memory._snapshot`, to the key, so that PyTorch's viewers open them.
@@ -169,11 +167,11 @@ fn frame<'py>(py: Python<'py>, code: &Bound<'py, PyAny>, lasti: i32) -> PyResult
             break;
         }
     }
-    let frame = PyDict::new(py);
-    frame.set_item(intern!(py, "name"), code.getattr(intern!(py, "co_name"))?)?;
-    frame.set_item(intern!(py, "filename"), code.getattr(intern!(py, "co_filename"))?)?;
-    frame.set_item(intern!(py, "line"), line)?;
-    Ok(frame)
+    Ok(with_items!(PyDict::new(py), {
+        "name": code.getattr(intern!(py, "co_name"))?,
+        "filename": code.getattr(intern!(py, "co_filename"))?,
+        "line": line,
+    }))
 }
 
 const fn state(block: &BlockView) -> &'static str {
@@ -189,13 +187,13 @@ fn segment<'py>(frames: &mut Frames<'py>, view: &SegmentView) -> PyResult<Bound<
     let blocks = PyList::empty(py);
     let (mut allocated, mut active, mut requested) = (0, 0, 0);
     for block in &view.blocks {
-        let entry = PyDict::new(py);
-        entry.set_item(intern!(py, "address"), block.address)?;
-        entry.set_item(intern!(py, "size"), block.nbytes)?;
-        entry.set_item(intern!(py, "requested_size"), block.requested)?;
-        entry.set_item(intern!(py, "state"), state(block))?;
-        entry.set_item(intern!(py, "frames"), frames.of(block.stack)?)?;
-        blocks.append(entry)?;
+        blocks.append(with_items!(PyDict::new(py), {
+            "address": block.address,
+            "size": block.nbytes,
+            "requested_size": block.requested,
+            "state": state(block),
+            "frames": frames.of(block.stack)?,
+        }))?;
         if block.is_live {
             active += block.nbytes;
             requested += block.requested;
@@ -204,28 +202,27 @@ fn segment<'py>(frames: &mut Frames<'py>, view: &SegmentView) -> PyResult<Bound<
             allocated += block.nbytes;
         }
     }
-    let entry = PyDict::new(py);
-    match view.location {
-        MemoryLocation::Device(device) => entry.set_item(intern!(py, "device"), device.ordinal())?,
-        MemoryLocation::Host(node) => entry.set_item(intern!(py, "numa"), node.number())?,
-    }
-    entry.set_item(intern!(py, "address"), view.address)?;
-    entry.set_item(intern!(py, "total_size"), view.nbytes)?;
-    entry.set_item(intern!(py, "allocated_size"), allocated)?;
-    entry.set_item(intern!(py, "active_size"), active)?;
-    entry.set_item(intern!(py, "requested_size"), requested)?;
-    entry.set_item(intern!(py, "stream"), view.stream)?;
-    // gpupool has no such types: by the size, as PyTorch's are.
-    let kind = if view.nbytes <= SMALL_SEGMENT { "small" } else { "large" };
-    entry.set_item(intern!(py, "segment_type"), kind)?;
-    entry.set_item(intern!(py, "segment_pool_id"), pair(view.pool))?;
-    entry.set_item(intern!(py, "is_expandable"), view.is_movable)?;
+    let entry = match view.location {
+        MemoryLocation::Device(device) => with_items!(PyDict::new(py), { "device": device, }),
+        MemoryLocation::Host(node) => with_items!(PyDict::new(py), { "numa": node.number(), }),
+    };
     if view.is_asleep {
         entry.set_item(intern!(py, "is_asleep"), true)?;
     }
-    entry.set_item(intern!(py, "frames"), frames.of(view.stack)?)?;
-    entry.set_item(intern!(py, "blocks"), blocks)?;
-    Ok(entry)
+    Ok(with_items!(entry, {
+        "address": view.address,
+        "total_size": view.nbytes,
+        "allocated_size": allocated,
+        "active_size": active,
+        "requested_size": requested,
+        "stream": view.stream,
+        // gpupool has no such types: by the size, as PyTorch's are.
+        "segment_type": if view.nbytes <= SMALL_SEGMENT { "small" } else { "large" },
+        "segment_pool_id": view.pool,
+        "is_expandable": view.is_movable,
+        "frames": frames.of(view.stack)?,
+        "blocks": blocks,
+    }))
 }
 
 /// Segments with their blocks.
@@ -246,22 +243,22 @@ fn list_of_segments<'a, 'py>(
 
 fn trace_entry<'py>(frames: &mut Frames<'py>, event: &MemoryEvent) -> PyResult<Bound<'py, PyDict>> {
     let py = frames.py;
-    let entry = PyDict::new(py);
-    entry.set_item(intern!(py, "action"), event.action.name())?;
+    let entry = with_items!(PyDict::new(py), { "action": event.action.name(), });
     let address = match event.action {
         MemoryAction::Oom => intern!(py, "device_free"),
         _ => intern!(py, "addr"),
     };
     entry.set_item(address, event.address)?;
-    entry.set_item(intern!(py, "size"), event.nbytes)?;
-    entry.set_item(intern!(py, "stream"), event.stream)?;
-    entry.set_item(intern!(py, "time_us"), event.unix_micros())?;
-    entry.set_item(intern!(py, "compile_context"), intern!(py, "N/A"))?;
-    entry.set_item(intern!(py, "user_metadata"), intern!(py, ""))?;
-    entry.set_item(intern!(py, "pool_id"), pair(event.pool))?;
-    entry.set_item(intern!(py, "thread"), event.thread)?;
-    entry.set_item(intern!(py, "frames"), frames.of(event.stack)?)?;
-    Ok(entry)
+    Ok(with_items!(entry, {
+        "size": event.nbytes,
+        "stream": event.stream,
+        "time_us": event.unix_micros(),
+        "compile_context": intern!(py, "N/A"),
+        "user_metadata": intern!(py, ""),
+        "pool_id": event.pool,
+        "thread": event.thread,
+        "frames": frames.of(event.stack)?,
+    }))
 }
 
 /// A list for each device of the process, as PyTorch has it.
@@ -292,45 +289,38 @@ fn pinned_trace<'py>(frames: &mut Frames<'py>, events: &[MemoryEvent]) -> PyResu
     Ok(trace)
 }
 
-fn handle_events<'py>(py: Python<'py>, events: &[HandleEvent]) -> PyResult<Bound<'py, PyList>> {
-    let list = PyList::empty(py);
-    for event in events {
-        let entry = PyDict::new(py);
-        entry.set_item(intern!(py, "time_us"), event.unix_micros())?;
-        entry.set_item(intern!(py, "library"), event.library)?;
-        entry.set_item(intern!(py, "device"), event.device.ordinal())?;
-        entry.set_item(intern!(py, "action"), event.action.name())?;
-        entry.set_item(intern!(py, "handle"), event.handle)?;
-        entry.set_item(intern!(py, "thread"), event.thread)?;
-        list.append(entry)?;
-    }
-    Ok(list)
+fn handle_event<'py>(py: Python<'py>, event: &HandleEvent) -> PyResult<Bound<'py, PyDict>> {
+    Ok(with_items!(PyDict::new(py), {
+        "time_us": event.unix_micros(),
+        "library": event.library,
+        "device": event.device,
+        "action": event.action.name(),
+        "handle": event.handle,
+        "thread": event.thread,
+    }))
 }
 
 /// PyTorch's settings, with the values that say how gpupool behaves: none of them changes that.
-fn allocator_settings<'py>(py: Python<'py>, has_expandable: bool) -> PyResult<Bound<'py, PyDict>> {
-    let settings = PyDict::new(py);
-    settings.set_item("PYTORCH_CUDA_ALLOC_CONF", "")?;
-    settings.set_item("max_split_size", -1)?;
-    settings.set_item("garbage_collection_threshold", 0.0)?;
-    settings.set_item("expandable_segments", has_expandable)?;
-    settings.set_item("pinned_num_register_threads", 1)?;
-    settings.set_item("release_lock_on_cudamalloc", true)?;
-    settings.set_item("pinned_use_cuda_host_register", false)?;
-    settings.set_item("graph_capture_record_stream_reuse", false)?;
-    let divisions = PyDict::new(py);
-    for power in 0..16 {
-        divisions.set_item((1 << power).to_string(), 0)?;
-    }
-    settings.set_item("roundup_power2_divisions", divisions)?;
-    settings.set_item("allocator", concat!("gpupool ", env!("CARGO_PKG_VERSION")))?;
-    Ok(settings)
+fn allocator_settings(py: Python<'_>, has_expandable: bool) -> PyResult<Bound<'_, PyDict>> {
+    let divisions = (0..16).map(|power| ((1 << power).to_string(), 0)).into_py_dict(py)?;
+    Ok(with_items!(PyDict::new(py), {
+        "PYTORCH_CUDA_ALLOC_CONF": "",
+        "max_split_size": -1,
+        "garbage_collection_threshold": 0.0,
+        "expandable_segments": has_expandable,
+        "pinned_num_register_threads": 1,
+        "release_lock_on_cudamalloc": true,
+        "pinned_use_cuda_host_register": false,
+        "graph_capture_record_stream_reuse": false,
+        "roundup_power2_divisions": divisions,
+        "allocator": concat!("gpupool ", env!("CARGO_PKG_VERSION")),
+    }))
 }
 
 /// The pool that an argument names by its id; none for every pool.
 fn pool_of(id: &Bound<'_, PyAny>) -> PyResult<Option<PoolId>> {
-    match id.extract::<IdArgument>() {
-        Ok(pair) => Ok(Some(pair.0).filter(|id| *id != PoolId::NONE)),
+    match id.extract::<PoolId>() {
+        Ok(id) => Ok(Some(id).filter(|id| *id != PoolId::NONE)),
         Err(error) if error.is_instance_of::<PyTypeError>(id.py()) => {
             let wrong =
                 format!("mempool_id must be a pool's id, a pair of numbers, not {id}; a device is given as device=");
@@ -341,15 +331,13 @@ fn pool_of(id: &Bound<'_, PyAny>) -> PyResult<Option<PoolId>> {
 }
 
 #[doc = docstring!("memory_snapshot")]
-#[pyfunction]
-#[pyo3(signature = (mempool_id = None, include_traces = true, *, device = None))]
+#[pyfunction(signature = (mempool_id = None, include_traces = true, *, device = None))]
 pub(crate) fn memory_snapshot<'py>(
     py: Python<'py>,
     mempool_id: Option<&Bound<'py, PyAny>>,
     include_traces: bool,
-    device: Option<&Bound<'py, PyAny>>,
+    mut device: Option<Device>,
 ) -> PyResult<Bound<'py, PyDict>> {
-    let mut device: Option<Device> = device.map(|device| device::extract(py, device)).transpose()?;
     let pool = mempool_id.map(pool_of).transpose()?.flatten();
     if let Some(pool) = pool {
         device = device_of_pool(pool, device)?.or(device);
@@ -369,15 +357,16 @@ pub(crate) fn memory_snapshot<'py>(
     // No driver is touched for this.
     let devices = if is_chosen() { get()?.device_count() as usize } else { 0 };
     let frames = &mut Frames::new(py);
-    let snapshot = PyDict::new(py);
     let (pinned, of_devices): (Vec<_>, Vec<_>) = views.iter().partition(|view| view.location.device().is_none());
     let has_expandable = of_devices.iter().all(|view| view.is_movable);
-    snapshot.set_item("segments", list_of_segments(frames, of_devices)?)?;
-    snapshot.set_item("device_traces", device_traces(frames, devices, events)?)?;
-    snapshot.set_item("pinned_segments", list_of_segments(frames, pinned)?)?;
-    snapshot.set_item("pinned_trace", pinned_trace(frames, events)?)?;
-    snapshot.set_item("allocator_settings", allocator_settings(py, has_expandable)?)?;
-    snapshot.set_item("external_annotations", PyList::empty(py))?;
-    snapshot.set_item("handle_events", handle_events(py, &taken.handle_events)?)?;
-    Ok(snapshot)
+    let handle_events = taken.handle_events.iter().map(|event| handle_event(py, event));
+    Ok(with_items!(PyDict::new(py), {
+        "segments": list_of_segments(frames, of_devices)?,
+        "device_traces": device_traces(frames, devices, events)?,
+        "pinned_segments": list_of_segments(frames, pinned)?,
+        "pinned_trace": pinned_trace(frames, events)?,
+        "allocator_settings": allocator_settings(py, has_expandable)?,
+        "external_annotations": PyList::empty(py),
+        "handle_events": handle_events.collect::<PyResult<Vec<_>>>()?,
+    }))
 }

@@ -3,53 +3,21 @@
 use pyo3::prelude::*;
 
 use crate::error::{Error, Result};
-use crate::python::values::{Reduced, reduce};
+use crate::python::values::value_class;
 use crate::replay::{ReplayAllocator, ReplayEvent, ReplayResult, ReplaySettings};
 
 /// In a slot's number: the event frees it.
 const FREE: u32 = 1 << 31;
 
-#[doc = docstring!("ReplayResult")]
-#[pyclass(name = "ReplayResult", module = "gpupool._native", frozen, get_all)]
-#[derive(Debug)]
-pub(crate) struct PyReplayResult {
-    #[doc = docstring!("ReplayResult.peak_reserved")]
-    peak_reserved: u64,
-    #[doc = docstring!("ReplayResult.driver_calls")]
-    driver_calls: u64,
-    #[doc = docstring!("ReplayResult.moved_pages")]
-    moved_pages: u64,
-    #[doc = docstring!("ReplayResult.cold_ns")]
-    cold_ns: f64,
-    #[doc = docstring!("ReplayResult.warm_ns")]
-    warm_ns: f64,
-    #[doc = docstring!("ReplayResult.reserved")]
-    reserved: Vec<(usize, u64)>,
-}
-
-impl From<ReplayResult> for PyReplayResult {
-    fn from(result: ReplayResult) -> Self {
-        let ReplayResult { peak_reserved, driver_calls, moved_pages, cold_ns, warm_ns, reserved } = result;
-        Self { peak_reserved, driver_calls, moved_pages, cold_ns, warm_ns, reserved }
-    }
-}
-
-#[pymethods]
-impl PyReplayResult {
-    #[new]
-    const fn new(
-        peak_reserved: u64,
-        driver_calls: u64,
-        moved_pages: u64,
-        cold_ns: f64,
-        warm_ns: f64,
-        reserved: Vec<(usize, u64)>,
-    ) -> Self {
-        Self { peak_reserved, driver_calls, moved_pages, cold_ns, warm_ns, reserved }
-    }
-
-    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<Reduced<'py>> {
-        reduce(slf, &["peak_reserved", "driver_calls", "moved_pages", "cold_ns", "warm_ns", "reserved"])
+value_class! {
+    PyReplayResult = "ReplayResult" in "gpupool._native" {
+        from result: ReplayResult;
+        peak_reserved: u64 = result.peak_reserved,
+        driver_calls: u64 = result.driver_calls,
+        moved_pages: u64 = result.moved_pages,
+        cold_ns: f64 = result.cold_ns,
+        warm_ns: f64 = result.warm_ns,
+        reserved: Vec<(usize, u64)> = result.reserved,
     }
 }
 
@@ -116,8 +84,7 @@ fn watched<T: Send>(
 }
 
 #[doc = docstring!("replay")]
-#[pyfunction]
-#[pyo3(signature = (slots, sizes, streams, slot_count, threads, allocator, watch = None, changes = 0, lag = 0))]
+#[pyfunction(signature = (slots, sizes, streams, slot_count, threads, allocator, watch = None, changes = 0, lag = 0))]
 #[expect(clippy::too_many_arguments, reason = "a trace is three arrays and a count")]
 pub(crate) fn replay(
     py: Python<'_>,
@@ -137,8 +104,7 @@ pub(crate) fn replay(
 }
 
 #[doc = docstring!("replay_reserved")]
-#[pyfunction]
-#[pyo3(signature = (slots, sizes, streams, slot_count, most, allocator, watch = None))]
+#[pyfunction(signature = (slots, sizes, streams, slot_count, most, allocator, watch = None))]
 #[expect(clippy::too_many_arguments, reason = "a trace is three arrays and a count")]
 pub(crate) fn replay_reserved(
     py: Python<'_>,

@@ -4,36 +4,30 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 
 use crate::error::Error;
-use crate::memory::{EnteredRoute, PoolToken};
+use crate::ids::Device;
+use crate::memory::{EnteredRoute, PoolId, PoolToken};
 use crate::process;
 use crate::python::arguments::wrong_objects;
 use crate::python::context::{EnteredContext, Ignored, WithBlocks, current_task};
 use crate::python::device;
-use crate::python::mem_pool::{Id, PyMemPool, pair};
+use crate::python::mem_pool::PyMemPool;
 
 #[doc = docstring!("PoolToken")]
 #[pyclass(name = "PoolToken", module = "gpupool", frozen, weakref)]
-#[derive(Debug)]
-pub(crate) struct PyPoolToken(PoolToken);
-
-impl From<PoolToken> for PyPoolToken {
-    fn from(token: PoolToken) -> Self {
-        Self(token)
-    }
-}
+pub(crate) struct PyPoolToken(pub(crate) PoolToken);
 
 #[pymethods]
 impl PyPoolToken {
     #[doc = docstring!("PoolToken.id")]
     #[getter]
-    fn id(&self) -> Id {
-        pair(self.0.id())
+    fn id(&self) -> PoolId {
+        self.0.id()
     }
 
     #[doc = docstring!("PoolToken.device")]
     #[getter]
-    fn device(&self) -> usize {
-        self.0.device().ordinal()
+    fn device(&self) -> Device {
+        self.0.device()
     }
 
     #[doc = docstring!("PoolToken.enter")]
@@ -44,7 +38,7 @@ impl PyPoolToken {
     }
 
     fn __repr__(&self) -> String {
-        format!("gpupool.PoolToken(id={:?}, device={})", self.id(), device::shown(self.device()))
+        format!("gpupool.PoolToken(id={}, device={})", self.0.id(), device::shown(self.0.device().ordinal()))
     }
 }
 
@@ -57,14 +51,12 @@ pub(crate) fn wake_for_use(py: Python<'_>, token: &PoolToken) -> PyResult<()> {
 }
 
 /// What a `with` block entered: a scope of its thread, or of its asyncio task.
-#[derive(Debug)]
 enum Entered {
     Thread(EnteredRoute),
     Context(EnteredContext),
 }
 
 /// The scopes of one object's `with` blocks. It may be entered again, also in another thread or task.
-#[derive(Debug)]
 pub(crate) struct ScopeBlocks(WithBlocks<Entered>);
 
 impl ScopeBlocks {
@@ -95,7 +87,6 @@ impl ScopeBlocks {
 
 #[doc = docstring!("PoolScope")]
 #[pyclass(name = "PoolScope", module = "gpupool", frozen, weakref)]
-#[derive(Debug)]
 pub(crate) struct PyPoolScope {
     pool: Py<PyAny>,
     token: PoolToken,
@@ -107,7 +98,7 @@ pub(crate) struct PyPoolScope {
 pub(crate) fn token_of(pool: &Bound<'_, PyAny>, function: &str) -> PyResult<PoolToken> {
     process::refuse_forked()?;
     if let Ok(pool) = pool.cast::<PyMemPool>() {
-        pool.get().token()
+        Ok(pool.get().token()?)
     } else if let Ok(token) = pool.cast::<PyPoolToken>() {
         Ok(token.get().0.clone())
     } else {
@@ -116,16 +107,14 @@ pub(crate) fn token_of(pool: &Bound<'_, PyAny>, function: &str) -> PyResult<Pool
 }
 
 #[doc = docstring!("use_mem_pool")]
-#[pyfunction]
-#[pyo3(signature = (pool, device = None, *, all_threads = false))]
+#[pyfunction(signature = (pool, device = None, *, all_threads = false))]
 pub(crate) fn use_mem_pool(
-    py: Python<'_>,
     pool: &Bound<'_, PyAny>,
-    device: Option<&Bound<'_, PyAny>>,
+    device: Option<Device>,
     all_threads: bool,
 ) -> PyResult<PyPoolScope> {
     let token = token_of(pool, "use_mem_pool")?;
-    if let Some(device) = device.map(|device| device::extract(py, device)).transpose()?
+    if let Some(device) = device
         && device != token.device()
     {
         let (id, own) = (token.id(), token.device());

@@ -5,15 +5,13 @@ use std::time::Duration;
 use pyo3::prelude::*;
 
 use crate::error::{Error, StatusKind};
-use crate::ids::CaptureMode;
+use crate::ids::{CaptureMode, Device};
 use crate::library::simulated as library;
 use crate::memory;
-use crate::python::device;
-use crate::python::stream::resolve;
+use crate::python::stream::named;
 use crate::runtime::host::{self, Call, Fault};
 
-#[pyfunction]
-#[pyo3(signature = (call, kind = "other", after = 0, times = 1))]
+#[pyfunction(signature = (call, kind = "other", after = 0, times = 1))]
 pub(crate) fn host_inject(call: &str, kind: &str, after: u32, times: u32) -> PyResult<()> {
     let unknown = |what: &str| Error::invalid_value(format!("{what} is neither a call nor a kind of failure"));
     let call = Call::ALL.into_iter().find(|known| format!("{known:?}") == call).ok_or_else(|| unknown(call))?;
@@ -61,36 +59,34 @@ pub(crate) fn host_stream_of(handle: usize) -> PyResult<usize> {
     Ok(library::stream_at(handle).ok_or_else(none)?)
 }
 
-#[pyfunction]
-#[pyo3(signature = (device, blocking = false))]
-pub(crate) fn host_create_stream(device: &Bound<'_, PyAny>, blocking: bool) -> PyResult<usize> {
-    let device = device::extract(device.py(), device)?;
+#[pyfunction(signature = (device, blocking = false))]
+pub(crate) fn host_create_stream(device: Device, blocking: bool) -> PyResult<usize> {
     let created = if blocking { host::create_blocking_stream(device) } else { host::create_stream(device) };
     Ok(created?.address())
 }
 
 #[pyfunction]
 pub(crate) fn host_destroy_stream(stream: &Bound<'_, PyAny>) -> PyResult<()> {
-    let stream = resolve(stream.py(), Some(stream), None)?;
+    let stream = named(stream)?;
     Ok(host::destroy_stream(stream.raw(), stream.device())?)
 }
 
 #[pyfunction]
-pub(crate) fn host_submit(py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<u64> {
-    Ok(host::submit(&resolve(py, Some(stream), None)?)?)
+pub(crate) fn host_submit(stream: &Bound<'_, PyAny>) -> PyResult<u64> {
+    Ok(host::submit(&named(stream)?)?)
 }
 
 #[pyfunction]
-pub(crate) fn host_complete(py: Python<'_>, stream: &Bound<'_, PyAny>, number: u64) -> PyResult<()> {
-    Ok(host::complete(&resolve(py, Some(stream), None)?, number)?)
+pub(crate) fn host_complete(stream: &Bound<'_, PyAny>, number: u64) -> PyResult<()> {
+    Ok(host::complete(&named(stream)?, number)?)
 }
 
 #[pyfunction]
-pub(crate) fn host_begin_capture(py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
-    Ok(host::begin_capture(&resolve(py, Some(stream), None)?, CaptureMode::Global)?)
+pub(crate) fn host_begin_capture(stream: &Bound<'_, PyAny>) -> PyResult<()> {
+    Ok(host::begin_capture(&named(stream)?, CaptureMode::Global)?)
 }
 
 #[pyfunction]
-pub(crate) fn host_end_capture(py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
-    Ok(host::end_capture(&resolve(py, Some(stream), None)?).map(drop)?)
+pub(crate) fn host_end_capture(stream: &Bound<'_, PyAny>) -> PyResult<()> {
+    Ok(host::end_capture(&named(stream)?).map(drop)?)
 }

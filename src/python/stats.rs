@@ -4,16 +4,15 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict};
 
 use crate::error::Result;
-use crate::ids::Device;
+use crate::ids::{Device, NumaNode};
 use crate::memory::report::{self, memory_counters, pool_counters};
 use crate::memory::{self, MemoryLimit, MemoryStats, PoolStats, PoolSummary, StreamStats, host};
-use crate::observe::recording::{Purpose, hold_stack};
-use crate::python::arguments::{Address, Nbytes, Numa, Whole, number_of};
+use crate::observe::recording::Purpose;
+use crate::python::arguments::{Address, Nbytes, Whole, number_of};
 use crate::python::device;
 use crate::python::handle::PyHandleStats;
-use crate::python::mem_pool::pair;
-use crate::python::values::counts_class;
-use crate::runtime::{nearest_host_node, no_host_node};
+use crate::python::values::{counts_class, with_items};
+use crate::runtime::nearest_host_node;
 use crate::summary;
 
 pool_counters! { counts_class! { PyPoolStats = "PoolStats" from stats: PoolStats { stats } } }
@@ -24,28 +23,24 @@ pool_counters! {
 #[doc = docstring!("empty_cache")]
 #[pyfunction]
 pub(crate) fn empty_cache(py: Python<'_>) -> PyResult<u64> {
-    let _stack = hold_stack(Purpose::Free);
-    Ok(py.detach(memory::empty_cache)?)
+    device::detached_for(py, Purpose::Free, memory::empty_cache)
 }
 
 #[doc = docstring!("memory_stats")]
-#[pyfunction]
-#[pyo3(signature = (device = None))]
-pub(crate) fn memory_stats(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<PyMemoryStats> {
-    let device = device::extract_or_current(py, device)?;
-    Ok(py.detach(|| memory::memory_stats(device))?.into())
+#[pyfunction(signature = (device = None))]
+pub(crate) fn memory_stats(py: Python<'_>, device: Option<Device>) -> PyResult<PyMemoryStats> {
+    Ok(device::detached(py, device, memory::memory_stats)?.into())
 }
 
 #[doc = docstring!("request_counts")]
 #[pyfunction]
-pub(crate) fn request_counts(py: Python<'_>, device: &Bound<'_, PyAny>) -> PyResult<(i64, i64, i64)> {
-    let device = device::extract(py, device)?;
+pub(crate) fn request_counts(py: Python<'_>, device: Device) -> PyResult<(i64, i64, i64)> {
     let stats = py.detach(|| report::device_stats(device))?;
     Ok((stats.requested_bytes[0].peak, stats.alloc_retries, stats.ooms))
 }
 
 /// A fraction of a device's memory, whose range is checked where it is set.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(crate) struct Fraction(f64);
 
 impl<'py> FromPyObject<'_, 'py> for Fraction {
@@ -59,23 +54,19 @@ impl<'py> FromPyObject<'_, 'py> for Fraction {
 }
 
 #[doc = docstring!("set_per_process_memory_fraction")]
-#[pyfunction]
-#[pyo3(signature = (fraction, device = None))]
+#[pyfunction(signature = (fraction, device = None))]
 pub(crate) fn set_per_process_memory_fraction(
     py: Python<'_>,
     fraction: Fraction,
-    device: Option<&Bound<'_, PyAny>>,
+    device: Option<Device>,
 ) -> PyResult<()> {
-    let device = device::extract_or_current(py, device)?;
-    Ok(py.detach(|| memory::set_per_process_memory_fraction(fraction.0, device))?)
+    device::detached(py, device, |device| memory::set_per_process_memory_fraction(fraction.0, device))
 }
 
 #[doc = docstring!("get_per_process_memory_fraction")]
-#[pyfunction]
-#[pyo3(signature = (device = None))]
-pub(crate) fn get_per_process_memory_fraction(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<f64> {
-    let device = device::extract_or_current(py, device)?;
-    Ok(py.detach(|| memory::get_per_process_memory_fraction(device))?)
+#[pyfunction(signature = (device = None))]
+pub(crate) fn get_per_process_memory_fraction(py: Python<'_>, device: Option<Device>) -> PyResult<f64> {
+    device::detached(py, device, memory::get_per_process_memory_fraction)
 }
 
 #[doc = docstring!("set_memory_limit")]
@@ -98,125 +89,106 @@ pub(crate) fn get_memory_limit() -> PyResult<(Option<f64>, Option<u64>)> {
 }
 
 #[doc = docstring!("peers")]
-#[pyfunction]
-#[pyo3(signature = (device = None))]
-pub(crate) fn peers(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<usize>> {
-    let device = device::extract_or_current(py, device)?;
-    Ok(py.detach(|| memory::peers(device))?.into_iter().map(Device::ordinal).collect())
+#[pyfunction(signature = (device = None))]
+pub(crate) fn peers(py: Python<'_>, device: Option<Device>) -> PyResult<Vec<Device>> {
+    device::detached(py, device, memory::peers)
 }
 
 #[doc = docstring!("oom_callbacks")]
 #[pyfunction]
-pub(crate) fn oom_callbacks() -> PyResult<Vec<String>> {
-    Ok(memory::oom_callbacks()?)
+pub(crate) fn oom_callbacks() -> Result<Vec<String>> {
+    memory::oom_callbacks()
 }
 
 #[doc = docstring!("enable_peer_access")]
 #[pyfunction]
-pub(crate) fn enable_peer_access(py: Python<'_>, device: &Bound<'_, PyAny>, peer: &Bound<'_, PyAny>) -> PyResult<()> {
-    let (device, peer) = (device::extract(py, device)?, device::extract(py, peer)?);
+pub(crate) fn enable_peer_access(py: Python<'_>, device: Device, peer: Device) -> PyResult<()> {
     Ok(py.detach(|| memory::enable_peer_access(device, peer))?)
 }
 
-// The summary as plain values, for Python to make its tree of, and what belongs to all pools together.
-
-fn stream<'py>(py: Python<'py>, stream: &StreamStats) -> PyResult<Bound<'py, PyDict>> {
-    let dict = PyDict::new(py);
-    dict.set_item("stream", stream.stream)?;
-    dict.set_item("is_feed", stream.is_feed)?;
-    dict.set_item("is_ranges", stream.is_ranges)?;
-    dict.set_item("live_bytes", stream.live_bytes)?;
-    dict.set_item("requested_bytes", stream.requested_bytes)?;
-    dict.set_item("cached_bytes", stream.cached_bytes)?;
-    dict.set_item("live_blocks", stream.live_blocks)?;
-    Ok(dict)
+fn of_stream<'py>(py: Python<'py>, stream: &StreamStats) -> PyResult<Bound<'py, PyDict>> {
+    Ok(with_items!(PyDict::new(py), {
+        "stream": stream.stream,
+        "is_feed": stream.is_feed,
+        "is_ranges": stream.is_ranges,
+        "live_bytes": stream.live_bytes,
+        "requested_bytes": stream.requested_bytes,
+        "cached_bytes": stream.cached_bytes,
+        "live_blocks": stream.live_blocks,
+    }))
 }
 
-fn pool<'py>(py: Python<'py>, pool: &PoolSummary) -> PyResult<Bound<'py, PyDict>> {
-    let dict = PyPoolStats::from(pool.stats).as_dict(py)?;
-    dict.set_item("id", pair(pool.id))?;
-    dict.set_item("given_name", pool.name.as_deref())?;
-    dict.set_item("is_closed", pool.is_closed)?;
-    dict.set_item("is_asleep", pool.is_asleep)?;
-    dict.set_item("sleeps", pool.sleeps)?;
-    dict.set_item("sleep_seconds", pool.sleep_took.as_secs_f64())?;
-    dict.set_item("wake_seconds", pool.wake_took.as_secs_f64())?;
-    dict.set_item("limit", pool.limit)?;
-    let streams = pool.streams.iter().map(|one| stream(py, one)).collect::<PyResult<Vec<_>>>()?;
-    dict.set_item("streams", streams)?;
-    Ok(dict)
+fn of_pool<'py>(py: Python<'py>, pool: &PoolSummary) -> PyResult<Bound<'py, PyDict>> {
+    Ok(with_items!(PyPoolStats::from(pool.stats).as_dict(py)?, {
+        "id": pool.id,
+        "given_name": pool.name.as_deref(),
+        "is_closed": pool.is_closed,
+        "is_asleep": pool.is_asleep,
+        "sleeps": pool.sleeps,
+        "sleep_seconds": pool.sleep_took.as_secs_f64(),
+        "wake_seconds": pool.wake_took.as_secs_f64(),
+        "limit": pool.limit,
+        "streams": pool.streams.iter().map(|stream| of_stream(py, stream)).collect::<PyResult<Vec<_>>>()?,
+    }))
 }
 
+// As plain values, for Python to make its tree of.
 #[doc = docstring!("summarize")]
-#[pyfunction]
-#[pyo3(signature = (device = None))]
-pub(crate) fn summarize<'py>(py: Python<'py>, device: Option<&Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyDict>> {
-    let device = device::extract_or_current(py, device)?;
+#[pyfunction(signature = (device = None))]
+pub(crate) fn summarize<'py>(py: Python<'py>, device: Option<Device>) -> PyResult<Bound<'py, PyDict>> {
+    let device = device::or_current(py, device)?;
     let found = py.detach(|| summary::memory_summary(device))?;
-    let dict = PyMemoryStats::from(found.memory).as_dict(py)?;
-    dict.set_item("device", device.ordinal())?;
-    dict.set_item("handle_bytes", found.handle_bytes())?;
-    dict.set_item("workspace_bytes", found.workspace_bytes())?;
-    dict.set_item("other_bytes", found.other_bytes())?;
-    dict.set_item("used_bytes", found.info.as_ref().ok().map(|info| info.total.saturating_sub(info.free)))?;
-    dict.set_item("free_bytes", found.info.as_ref().ok().map(|info| info.free))?;
-    dict.set_item("total_bytes", found.info.as_ref().ok().map(|info| info.total))?;
-    dict.set_item("driver_error", found.info.as_ref().err().map(ToString::to_string))?;
-    let pools = found.pools.iter().map(|one| pool(py, one)).collect::<PyResult<Vec<_>>>()?;
-    dict.set_item("pools", pools)?;
-    let mut shared = Vec::new();
-    for block in py.detach(|| memory::shared_blocks(device))? {
-        let one = PyDict::new(py);
-        one.set_item("ptr", block.address)?;
-        one.set_item("nbytes", block.nbytes)?;
-        one.set_item("is_freed", block.is_freed)?;
-        one.set_item("processes", block.processes)?;
-        shared.push(one);
-    }
-    dict.set_item("shared", shared)?;
-    let mut libraries = Vec::new();
-    for (name, stats) in found.handles {
-        let library = PyHandleStats::from(stats).as_dict(py)?;
-        library.set_item("library", name)?;
-        libraries.push(library);
-    }
-    dict.set_item("libraries", libraries)?;
-    Ok(dict)
+    let shared = py.detach(|| memory::shared_blocks(device))?;
+    let info = found.info.as_ref();
+    let shared = shared.into_iter().map(|block| {
+        Ok(with_items!(PyDict::new(py), {
+            "ptr": block.address,
+            "nbytes": block.nbytes,
+            "is_freed": block.is_freed,
+            "processes": block.processes,
+        }))
+    });
+    let libraries = found
+        .handles
+        .iter()
+        .map(|(name, stats)| Ok(with_items!(PyHandleStats::from(*stats).as_dict(py)?, { "library": name, })));
+    Ok(with_items!(PyMemoryStats::from(found.memory).as_dict(py)?, {
+        "device": device,
+        "handle_bytes": found.handle_bytes(),
+        "workspace_bytes": found.workspace_bytes(),
+        "other_bytes": found.other_bytes(),
+        "used_bytes": info.ok().map(|info| info.total.saturating_sub(info.free)),
+        "free_bytes": info.ok().map(|info| info.free),
+        "total_bytes": info.ok().map(|info| info.total),
+        "driver_error": info.err().map(ToString::to_string),
+        "pools": found.pools.iter().map(|pool| of_pool(py, pool)).collect::<PyResult<Vec<_>>>()?,
+        "shared": shared.collect::<PyResult<Vec<_>>>()?,
+        "libraries": libraries.collect::<PyResult<Vec<_>>>()?,
+    }))
 }
 
 #[doc = docstring!("devices_in_use")]
 #[pyfunction]
-pub(crate) fn devices_in_use() -> PyResult<Vec<usize>> {
-    Ok(summary::devices_in_use()?.into_iter().map(Device::ordinal).collect())
+pub(crate) fn devices_in_use() -> Result<Vec<Device>> {
+    summary::devices_in_use()
 }
 
 #[doc = docstring!("reset_peak_memory_stats")]
-#[pyfunction]
-#[pyo3(signature = (device = None))]
-pub(crate) fn reset_peak_memory_stats(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-    let device = device::extract_or_current(py, device)?;
-    Ok(py.detach(|| summary::reset_peak_stats(device))?)
-}
-
-// Settings and statistics of pinned memory.
-
-/// Returns the number of a NUMA node. Whether it exists is checked where it is used.
-pub(crate) fn numa_number(numa: Option<Whole<Numa>>) -> Result<Option<u32>> {
-    numa.map(|number| u32::try_from(number.0).map_err(|_| no_host_node(number.0))).transpose()
+#[pyfunction(signature = (device = None))]
+pub(crate) fn reset_peak_memory_stats(py: Python<'_>, device: Option<Device>) -> PyResult<()> {
+    device::detached(py, device, summary::reset_peak_stats)
 }
 
 #[doc = docstring!("warm_pinned")]
-#[pyfunction]
-#[pyo3(signature = (nbytes, numa = None, background = true))]
+#[pyfunction(signature = (nbytes, numa = None, background = true))]
 pub(crate) fn warm_pinned(
     py: Python<'_>,
     nbytes: Whole<Nbytes>,
-    numa: Option<Whole<Numa>>,
+    numa: Option<NumaNode>,
     background: bool,
 ) -> PyResult<()> {
     device::get(py)?;
-    let numa = numa_number(numa)?;
-    Ok(py.detach(|| memory::warm_pinned(nbytes.0, numa, background))?)
+    Ok(py.detach(|| memory::warm_pinned(nbytes.0, numa.map(NumaNode::number), background))?)
 }
 
 #[doc = docstring!("set_pinned_limit")]
@@ -227,24 +199,20 @@ pub(crate) fn set_pinned_limit(py: Python<'_>, nbytes: Option<Whole<Nbytes>>) ->
 
 #[doc = docstring!("get_pinned_limit")]
 #[pyfunction]
-pub(crate) fn get_pinned_limit() -> PyResult<Option<u64>> {
-    Ok(memory::pinned_limit()?)
+pub(crate) fn get_pinned_limit() -> Result<Option<u64>> {
+    memory::pinned_limit()
 }
 
 #[doc = docstring!("pinned_stats")]
-#[pyfunction]
-#[pyo3(signature = (numa = None))]
-pub(crate) fn pinned_stats(py: Python<'_>, numa: Option<Whole<Numa>>) -> PyResult<PyMemoryStats> {
-    let numa = numa_number(numa)?;
-    Ok(py.detach(|| memory::pinned_stats(numa))?.into())
+#[pyfunction(signature = (numa = None))]
+pub(crate) fn pinned_stats(py: Python<'_>, numa: Option<NumaNode>) -> PyResult<PyMemoryStats> {
+    Ok(py.detach(|| memory::pinned_stats(numa.map(NumaNode::number)))?.into())
 }
 
 #[doc = docstring!("reset_peak_pinned_stats")]
-#[pyfunction]
-#[pyo3(signature = (numa = None))]
-pub(crate) fn reset_peak_pinned_stats(py: Python<'_>, numa: Option<Whole<Numa>>) -> PyResult<()> {
-    let numa = numa_number(numa)?;
-    Ok(py.detach(|| memory::reset_peak_pinned_stats(numa))?)
+#[pyfunction(signature = (numa = None))]
+pub(crate) fn reset_peak_pinned_stats(py: Python<'_>, numa: Option<NumaNode>) -> PyResult<()> {
+    Ok(py.detach(|| memory::reset_peak_pinned_stats(numa.map(NumaNode::number)))?)
 }
 
 #[doc = docstring!("pinned_times")]
@@ -258,27 +226,21 @@ pub(crate) fn pinned_times(py: Python<'_>) -> PyResult<(u64, u64)> {
 #[pyfunction]
 pub(crate) fn summarize_pinned(py: Python<'_>) -> PyResult<(Vec<Bound<'_, PyDict>>, Option<u64>)> {
     let found = py.detach(memory::pinned_stats_by_node)?;
-    let of_node = |(node, stats)| {
-        let counts = PyMemoryStats::from(stats).as_dict(py)?;
-        counts.set_item("numa", node)?;
-        Ok(counts)
-    };
+    let of_node = |(node, stats)| Ok(with_items!(PyMemoryStats::from(stats).as_dict(py)?, { "numa": node, }));
     let nodes = found.into_iter().map(of_node).collect::<PyResult<_>>()?;
     Ok((nodes, memory::pinned_limit()?))
 }
 
 #[doc = docstring!("nearest_numa_node")]
 #[pyfunction]
-pub(crate) fn nearest_numa_node(py: Python<'_>, device: &Bound<'_, PyAny>) -> PyResult<u32> {
-    let device = device::extract(py, device)?;
+pub(crate) fn nearest_numa_node(py: Python<'_>, device: Device) -> PyResult<u32> {
     Ok(py.detach(|| nearest_host_node(device))?.number())
 }
 
 #[doc = docstring!("empty_pinned_cache")]
 #[pyfunction]
 pub(crate) fn empty_pinned_cache(py: Python<'_>) -> PyResult<()> {
-    let _stack = hold_stack(Purpose::Free);
-    Ok(py.detach(memory::empty_pinned_cache).map(drop)?)
+    device::detached_for(py, Purpose::Free, memory::empty_pinned_cache).map(drop)
 }
 
 #[doc = docstring!("owns")]

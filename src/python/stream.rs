@@ -20,25 +20,17 @@ use crate::sync::lock;
 
 #[doc = docstring!("Stream")]
 #[pyclass(name = "Stream", module = "gpupool", frozen, weakref)]
-#[derive(Debug)]
 pub(crate) struct PyStream {
     stream: Stream,
     blocks: WithBlocks<runtime::EnteredStream>,
-}
-
-impl From<Stream> for PyStream {
-    fn from(stream: Stream) -> Self {
-        Self { stream, blocks: WithBlocks::new() }
-    }
 }
 
 #[pymethods]
 impl PyStream {
     #[new]
     #[pyo3(signature = (device = None))]
-    fn new(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
-        let device = device::extract_or_current(py, device)?;
-        Ok(py.detach(|| Stream::new(device))?.into())
+    fn new(py: Python<'_>, device: Option<Device>) -> PyResult<Self> {
+        Ok(Self { stream: device::detached(py, device, Stream::new)?, blocks: WithBlocks::new() })
     }
 
     #[doc = docstring!("Stream.ptr")]
@@ -50,8 +42,8 @@ impl PyStream {
 
     #[doc = docstring!("Stream.device")]
     #[getter]
-    fn device(&self) -> usize {
-        self.stream.device().ordinal()
+    fn device(&self) -> Device {
+        self.stream.device()
     }
 
     #[doc = docstring!("Stream.query")]
@@ -95,38 +87,38 @@ impl PyStream {
             raw if raw.is_default() => ", the legacy default stream",
             _ => "",
         };
-        format!("gpupool.Stream(ptr={:#x}, device={}{name})", self.stream.raw().address(), device::shown(self.device()))
+        format!(
+            "gpupool.Stream(ptr={:#x}, device={}{name})",
+            self.stream.raw().address(),
+            device::shown(self.device().ordinal())
+        )
     }
 }
 
 impl PyStream {
     /// Returns the stream's device and its address, of which the legacy stream has two.
     fn identity(&self) -> (usize, usize) {
-        (self.device(), self.stream.raw().address().max(1))
+        (self.device().ordinal(), self.stream.raw().address().max(1))
     }
 }
 
 #[doc = docstring!("current_stream")]
-#[pyfunction]
-#[pyo3(signature = (device = None))]
-pub(crate) fn current_stream(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<PyStream> {
-    Ok(resolve(py, None, device)?.kept().into())
+#[pyfunction(signature = (device = None))]
+pub(crate) fn current_stream(py: Python<'_>, device: Option<Device>) -> PyResult<PyStream> {
+    Ok(PyStream { stream: resolve(py, None, device)?.kept(), blocks: WithBlocks::new() })
 }
 
 #[doc = docstring!("is_captured")]
 #[pyfunction]
-#[pyo3(signature = (stream))]
 pub(crate) fn is_captured(stream: &Bound<'_, PyAny>) -> PyResult<bool> {
     process::refuse_forked()?;
-    Ok(resolve(stream.py(), Some(stream), None)?.is_captured()?)
+    Ok(named(stream)?.is_captured()?)
 }
 
 #[doc = docstring!("synchronize")]
-#[pyfunction]
-#[pyo3(signature = (device = None))]
-pub(crate) fn synchronize(py: Python<'_>, device: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-    let device = device::extract_or_current(py, device)?;
-    Ok(py.detach(|| runtime::synchronize(device))?)
+#[pyfunction(signature = (device = None))]
+pub(crate) fn synchronize(py: Python<'_>, device: Option<Device>) -> PyResult<()> {
+    device::detached(py, device, runtime::synchronize)
 }
 
 /// Ends the block of a stream that the calling thread entered last. In a forked child it does nothing.
@@ -137,25 +129,15 @@ fn leave(py: Python<'_>, blocks: &WithBlocks<runtime::EnteredStream>, name: &str
     Ok(false)
 }
 
+/// The stream that an argument names.
+pub(crate) fn named(stream: &Bound<'_, PyAny>) -> PyResult<Stream> {
+    resolve(stream.py(), Some(stream), None)
+}
+
 /// The stream that a call's arguments name: `stream`, else the thread's current one on `device`, else the thread's
 /// current one.
 #[inline]
-pub(crate) fn resolve(
-    py: Python<'_>,
-    stream: Option<&Bound<'_, PyAny>>,
-    device: Option<&Bound<'_, PyAny>>,
-) -> PyResult<Stream> {
-    let device = device.map(|device| device::extract(py, device)).transpose()?;
-    resolve_on(py, stream, device)
-}
-
-/// As [`resolve`] for a caller that knows the device.
-#[inline]
-pub(crate) fn resolve_on(
-    py: Python<'_>,
-    stream: Option<&Bound<'_, PyAny>>,
-    device: Option<Device>,
-) -> PyResult<Stream> {
+pub(crate) fn resolve(py: Python<'_>, stream: Option<&Bound<'_, PyAny>>, device: Option<Device>) -> PyResult<Stream> {
     let runtime = device::get(py)?;
     let Some(stream) = stream else {
         let device = device.map_or_else(|| runtime.current_device(), Ok)?;
@@ -273,7 +255,6 @@ fn valid_ordinal(ordinal: &Bound<'_, PyAny>) -> PyResult<Option<Device>> {
 
 #[doc = docstring!("StreamScope")]
 #[pyclass(name = "StreamScope", module = "gpupool", frozen, weakref)]
-#[derive(Debug)]
 pub(crate) struct PyStreamScope {
     stream: Py<PyAny>,
     blocks: WithBlocks<runtime::EnteredStream>,
@@ -294,7 +275,7 @@ pub(crate) fn stream(stream: &Bound<'_, PyAny>) -> PyResult<PyStreamScope> {
 impl PyStreamScope {
     #[doc = docstring!("StreamScope.__enter__")]
     fn __enter__(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        let stream = resolve(py, Some(self.stream.bind(py)), None)?;
+        let stream = named(self.stream.bind(py))?;
         self.blocks.enter(py, None, runtime::enter(&stream)?);
         Ok(self.stream.clone_ref(py))
     }
@@ -322,7 +303,6 @@ static HAS_SOURCE: AtomicBool = AtomicBool::new(false);
 
 #[doc = docstring!("set_stream_source")]
 #[pyfunction]
-#[pyo3(signature = (source))]
 pub(crate) fn set_stream_source(source: Option<Py<PyAny>>) -> PyResult<Option<Py<PyAny>>> {
     process::refuse_forked()?;
     let mut place = lock(&SOURCE);

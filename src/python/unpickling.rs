@@ -122,59 +122,32 @@ impl<'py> Machine<'py> {
     }
 
     fn unsigned(&mut self, width: usize) -> PyResult<()> {
-        let number = self.input.unsigned(width)?;
+        let number = self.input.number(width)?;
         self.integer(number.into())
     }
 
     /// An integer with a sign, after the number of its bytes.
     fn long(&mut self, width: usize) -> PyResult<()> {
-        let count = self.input.unsigned(width)? as usize;
+        let count = self.input.number(width)? as usize;
         // 64 bits and a sign.
         if count > 9 {
             return Err(self.here("an integer of more than 64 bits"));
         }
-        let mut bytes = [0; 16];
-        for byte in &mut bytes[..count] {
-            *byte = self.input.byte()?;
-        }
+        let (low, high) = (self.input.number(count.min(8))?, self.input.number(count.saturating_sub(8))?);
+        let number = i128::from(low) | i128::from(high) << 64;
         // Shifted up and down again, the highest bit of those bytes is the sign.
         let unused = 128 - 8 * count as u32;
-        self.integer(i128::from_le_bytes(bytes).checked_shl(unused).map_or(0, |number| number >> unused))
+        self.integer(number.checked_shl(unused).map_or(0, |number| number >> unused))
     }
 
-    fn float(&mut self) -> PyResult<()> {
-        let number = f64::from_be_bytes(self.input.array()?);
-        self.push(PyFloat::new(self.py, number), NUMBER)
-    }
-
-    fn text_length(&mut self, width: usize) -> PyResult<u64> {
-        match self.input.unsigned(width)? {
-            count @ 0..=MAX_TEXT => Ok(count),
-            count => Err(self.here(format_args!("a text of {count} bytes, more than {MAX_TEXT},"))),
+    /// A text or bytes, after the number of its bytes. `make` says how many bytes of memory each of those takes.
+    fn text(&mut self, width: usize, make: impl FnOnce(&[u8]) -> (Value<'py>, u64)) -> PyResult<()> {
+        let count = self.input.number(width)?;
+        if count > MAX_TEXT {
+            return Err(self.here(format_args!("a text of {count} bytes, more than {MAX_TEXT},")));
         }
-    }
-
-    fn text(&mut self, width: usize) -> PyResult<()> {
-        let count = self.text_length(width)?;
-        let py = self.py;
-        let (text, taken) = self.input.bytes(count, |bytes| {
-            // CPython takes four bytes for each character if one of them needs so many. Half of a surrogate pair, which
-            // cannot be printed, becomes replacement characters.
-            let taken = if bytes.is_ascii() { count } else { 4 * count };
-            (PyString::new(py, &String::from_utf8_lossy(bytes)), taken)
-        })?;
-        self.push(text, TEXT + taken)
-    }
-
-    fn binary(&mut self, width: usize) -> PyResult<()> {
-        let count = self.text_length(width)?;
-        let py = self.py;
-        let bytes = self.input.bytes(count, |bytes| PyBytes::new(py, bytes))?;
-        self.push(bytes, TEXT + count)
-    }
-
-    fn tuple(&mut self, values: Vec<Value<'py>>) -> PyResult<()> {
-        self.push(PyTuple::new(self.py, values)?, LIST)
+        let (value, times) = self.input.bytes(count, make)?;
+        self.push(value, TEXT + times * count)
     }
 
     fn append(&mut self, values: Vec<Value<'py>>) -> PyResult<()> {
@@ -199,7 +172,7 @@ impl<'py> Machine<'py> {
     }
 
     fn get(&mut self, width: usize) -> PyResult<()> {
-        let place = self.input.unsigned(width)?;
+        let place = self.input.number(width)?;
         let known = self.memo.get(place as usize).cloned().flatten();
         let value = known.ok_or_else(|| self.here(format_args!("no memo entry {place}")))?;
         self.push(value, 0)
@@ -220,11 +193,6 @@ impl<'py> Machine<'py> {
         Ok(())
     }
 
-    fn put_numbered(&mut self, width: usize) -> PyResult<()> {
-        let place = self.input.unsigned(width)?;
-        self.put(place)
-    }
-
     fn protocol(&mut self) -> PyResult<()> {
         match self.input.byte()? {
             0..=MAX_PROTOCOL => Ok(()),
@@ -235,39 +203,49 @@ impl<'py> Machine<'py> {
     /// Carries out the next opcode, and returns the content of the file if that was the last.
     fn step(&mut self) -> PyResult<Option<Value<'py>>> {
         let py = self.py;
+        // CPython takes four bytes for each character if one of them needs so many. Half of a surrogate pair, which cannot be
+        // printed, becomes replacement characters.
+        let text = |bytes: &[u8]| {
+            (PyString::new(py, &String::from_utf8_lossy(bytes)).into_any(), if bytes.is_ascii() { 1 } else { 4 })
+        };
+        let binary = |bytes: &[u8]| (PyBytes::new(py, bytes).into_any(), 1);
         self.opcode_at = self.input.offset();
         let opcode = self.input.byte()?;
         match opcode {
             0x80 => self.protocol()?,
             // A frame's length, of no use here.
-            0x95 => drop(self.input.array::<8>()?),
+            0x95 => drop(self.input.number(8)?),
             b'.' => return self.pop().map(Some),
             b'(' => self.mark()?,
             b'0' => self.discard()?,
             b'1' => drop(self.pop_to_mark()?),
             b'2' => self.duplicate()?,
             b'N' => self.push(py.None().into_bound(py), 0)?,
-            0x88 => self.push(true.into_pyobject(py)?.to_owned(), 0)?,
-            0x89 => self.push(false.into_pyobject(py)?.to_owned(), 0)?,
+            0x88 | 0x89 => self.push((opcode == 0x88).into_pyobject(py)?.to_owned(), 0)?,
             b'K' => self.unsigned(1)?,
             b'M' => self.unsigned(2)?,
             b'J' => {
-                let number = i32::from_le_bytes(self.input.array()?);
+                let number = self.input.number(4)? as i32;
                 self.integer(number.into())?;
             }
             0x8a => self.long(1)?,
             0x8b => self.long(4)?,
-            b'G' => self.float()?,
-            0x8c => self.text(1)?,
-            b'X' => self.text(4)?,
-            0x8d => self.text(8)?,
-            b'C' => self.binary(1)?,
-            b'B' => self.binary(4)?,
-            0x8e => self.binary(8)?,
+            b'G' => {
+                let number = f64::from_bits(self.input.number(8)?.swap_bytes());
+                self.push(PyFloat::new(py, number), NUMBER)?;
+            }
+            0x8c => self.text(1, text)?,
+            b'X' => self.text(4, text)?,
+            0x8d => self.text(8, text)?,
+            b'C' => self.text(1, binary)?,
+            b'B' => self.text(4, binary)?,
+            0x8e => self.text(8, binary)?,
             b'h' => self.get(1)?,
             b'j' => self.get(4)?,
-            b'q' => self.put_numbered(1)?,
-            b'r' => self.put_numbered(4)?,
+            b'q' | b'r' => {
+                let place = self.input.number(if opcode == b'q' { 1 } else { 4 })?;
+                self.put(place)?;
+            }
             0x94 => self.put(self.memo.len() as u64)?,
             // A class or a function by its name, which the first two have as lines and the last has on the stack.
             b'c' | b'i' => return Err(named(&self.input.line(MAX_NAME)?, &self.input.line(MAX_NAME)?)),
@@ -287,46 +265,23 @@ impl<'py> Machine<'py> {
 
     /// Takes one step with an opcode of lists, tuples and dictionaries. Returns whether it is one.
     fn fill(&mut self, opcode: u8) -> PyResult<bool> {
-        let py = self.py;
-        match opcode {
-            b']' => self.push(PyList::empty(py), LIST)?,
-            b'a' => {
-                let value = self.pop()?;
-                self.append(vec![value])?;
-            }
-            b'e' => {
-                let values = self.pop_to_mark()?;
-                self.append(values)?;
-            }
-            b'l' => {
-                let values = self.pop_to_mark()?;
-                self.push(PyList::empty(py), LIST)?;
-                self.append(values)?;
-            }
-            b')' => self.tuple(Vec::new())?,
-            b't' => {
-                let values = self.pop_to_mark()?;
-                self.tuple(values)?;
-            }
-            0x85..=0x87 => {
-                let values = self.pop_several(opcode - 0x84)?;
-                self.tuple(values)?;
-            }
-            b'}' => self.push(PyDict::new(py), DICTIONARY)?,
-            b's' => {
-                let values = self.pop_several(2)?;
-                self.set(values)?;
-            }
-            b'u' => {
-                let values = self.pop_to_mark()?;
-                self.set(values)?;
-            }
-            b'd' => {
-                let values = self.pop_to_mark()?;
-                self.push(PyDict::new(py), DICTIONARY)?;
-                self.set(values)?;
-            }
+        let values = match opcode {
+            b']' | b'}' | b')' => Vec::new(),
+            b'a' => self.pop_several(1)?,
+            b's' => self.pop_several(2)?,
+            0x85..=0x87 => self.pop_several(opcode - 0x84)?,
+            b'e' | b'l' | b't' | b'u' | b'd' => self.pop_to_mark()?,
             _ => return Ok(false),
+        };
+        match opcode {
+            b']' | b'l' => self.push(PyList::empty(self.py), LIST)?,
+            b'}' | b'd' => self.push(PyDict::new(self.py), DICTIONARY)?,
+            _ => (),
+        }
+        match opcode {
+            b']' | b'a' | b'e' | b'l' => self.append(values)?,
+            b'}' | b's' | b'u' | b'd' => self.set(values)?,
+            _ => self.push(PyTuple::new(self.py, values)?, LIST)?,
         }
         Ok(true)
     }
@@ -362,13 +317,11 @@ pub(crate) fn unpickle<'py>(file: Bound<'py, PyAny>, memory_limit: u64) -> PyRes
     }
 }
 
-// The bytes of a pickle, a chunk at a time: a length without its bytes takes no memory.
-
 /// How many bytes are read at a time.
 const CHUNK: usize = 1 << 18;
 
-/// A file that is read in chunks.
-pub(crate) struct Input<'py> {
+/// A file that is read in chunks: a length without its bytes takes no memory.
+struct Input<'py> {
     file: Bound<'py, PyAny>,
     chunk: Vec<u8>,
     /// The place in the chunk, and the chunk's place in the file.
@@ -377,12 +330,12 @@ pub(crate) struct Input<'py> {
 }
 
 impl<'py> Input<'py> {
-    pub(crate) fn new(file: Bound<'py, PyAny>) -> Self {
+    fn new(file: Bound<'py, PyAny>) -> Self {
         Self { file, chunk: Vec::new(), at: 0, start: 0 }
     }
 
     /// Returns the place in the file of the next byte.
-    pub(crate) fn offset(&self) -> u64 {
+    fn offset(&self) -> u64 {
         self.start + self.at as u64
     }
 
@@ -399,7 +352,7 @@ impl<'py> Input<'py> {
         Ok(())
     }
 
-    pub(crate) fn byte(&mut self) -> PyResult<u8> {
+    fn byte(&mut self) -> PyResult<u8> {
         loop {
             if let Some(&byte) = self.chunk.get(self.at) {
                 self.at += 1;
@@ -409,16 +362,8 @@ impl<'py> Input<'py> {
         }
     }
 
-    pub(crate) fn array<const N: usize>(&mut self) -> PyResult<[u8; N]> {
-        let mut bytes = [0; N];
-        for byte in &mut bytes {
-            *byte = self.byte()?;
-        }
-        Ok(bytes)
-    }
-
     /// Returns a number of so many bytes, 8 at most, the lowest first.
-    pub(crate) fn unsigned(&mut self, width: usize) -> PyResult<u64> {
+    fn number(&mut self, width: usize) -> PyResult<u64> {
         let mut number = 0;
         for place in 0..width {
             number |= u64::from(self.byte()?) << (8 * place);
@@ -428,7 +373,7 @@ impl<'py> Input<'py> {
 
     /// Returns what `make` makes of the next bytes. They are copied only if they are in several chunks, and then as they are
     /// read.
-    pub(crate) fn bytes<T>(&mut self, count: u64, make: impl FnOnce(&[u8]) -> T) -> PyResult<T> {
+    fn bytes<T>(&mut self, count: u64, make: impl FnOnce(&[u8]) -> T) -> PyResult<T> {
         let count = usize::try_from(count).unwrap_or(usize::MAX);
         let rest = &self.chunk[self.at..];
         if let Some(bytes) = rest.get(..count) {
@@ -446,7 +391,7 @@ impl<'py> Input<'py> {
     }
 
     /// Returns a line in ASCII, or the start of a long one.
-    pub(crate) fn line(&mut self, most: usize) -> PyResult<String> {
+    fn line(&mut self, most: usize) -> PyResult<String> {
         let mut line = String::new();
         loop {
             match self.byte()? {

@@ -1,4 +1,4 @@
-//! Python classes of counts, each made of a declaration of counters: with `as_dict`, `==` and a `repr`.
+//! Values of Python: dictionaries, classes of counts, each made of a declaration of counters, and classes of what is told.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,6 +8,17 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple, PyType};
 
 use crate::error::Error;
+
+/// Adds names and what they stand for to a dictionary, which it returns.
+macro_rules! with_items {
+    ($dict:expr, { $($name:literal: $value:expr,)* }) => {{
+        let dict = $dict;
+        $(dict.set_item(pyo3::intern!(dict.py(), $name), $value)?;)*
+        dict
+    }};
+}
+
+pub(crate) use with_items;
 
 /// A counter's value as Python has it: a duration in seconds.
 #[derive(IntoPyObject)]
@@ -61,7 +72,7 @@ macro_rules! counts_class {
     ) => {
         #[doc = docstring!($name)]
         #[pyclass(name = $name, module = "gpupool", frozen, eq)]
-        #[derive(Debug, PartialEq)]
+        #[derive(PartialEq)]
         pub(crate) struct $class($rust);
 
         impl From<$rust> for $class {
@@ -187,3 +198,49 @@ pub(crate) fn reduce<'py>(value: &Bound<'py, PyAny>, properties: &[&str]) -> PyR
     let arguments = properties.iter().map(|name| value.getattr(*name)).collect::<PyResult<Vec<_>>>()?;
     Ok((value.get_type(), PyTuple::new(value.py(), arguments)?))
 }
+
+/// Makes a class of values, each made of its properties, and copied and pickled by these. What follows the class's name and
+/// module are its further options, and who tells of it for a `repr`; each property has what it is in the Rust struct.
+macro_rules! value_class {
+    ($class:ident = $name:literal in $module:literal $(told by $told:path)? {
+        from $value:ident: $rust:ty;
+        $($property:ident: $kind:ty = $found:expr,)*
+    }) => {
+        #[doc = docstring!($name)]
+        #[pyclass(name = $name, module = $module, frozen, get_all, from_py_object)]
+        #[derive(Clone)]
+        pub(crate) struct $class {
+            $(
+                #[doc = docstring!($name, ".", stringify!($property))]
+                $property: $kind,
+            )*
+        }
+
+        impl From<$rust> for $class {
+            fn from($value: $rust) -> Self {
+                Self { $($property: $found,)* }
+            }
+        }
+
+        #[pymethods]
+        impl $class {
+            #[new]
+            #[allow(clippy::too_many_arguments, reason = "each is one of its properties")]
+            fn new($($property: $kind),*) -> Self {
+                Self { $($property,)* }
+            }
+
+            fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<$crate::python::values::Reduced<'py>> {
+                $crate::python::values::reduce(slf, &[$(stringify!($property)),*])
+            }
+
+            $(
+                fn __repr__(&self) -> String {
+                    $told(self)
+                }
+            )?
+        }
+    };
+}
+
+pub(crate) use value_class;

@@ -1,28 +1,29 @@
-//! Addresses that users of the Python API give: of streams, C functions and handles.
+//! Addresses that users of the Python API give: of streams, C functions and handles; and the allocators of their own pools.
 //!
 //! As with ctypes, the API's user vouches for them: that is its documented contract. A [`PythonAddress`] is made of a Python
 //! value alone, so no other code can make one of a number.
 
 use std::ffi::c_void;
-use std::mem::transmute;
+use std::mem::transmute_copy;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
+use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::PyBool;
+use pyo3::types::{PyBool, PyFloat, PyInt};
 
-use crate::error::{Error, Result, StatusKind};
+use crate::error::{Error, OWN_ALLOCATOR, Result, StatusKind};
 use crate::ids::Device;
 use crate::library::RawHandle;
-use crate::library::functions::{Create, CreateFn, Destroy, DestroyFn, SetStream, SetStreamFn};
-use crate::memory;
-use crate::memory::{AllocateFunction, FreeFunction, SegmentFunctions, SegmentSource};
+use crate::library::functions::{Create, Destroy, SetStream};
+use crate::memory::{SegmentFunctions, SegmentSource, TorchAllocator};
 use crate::python::arguments::{accepted, refuse_bool, wrong_argument};
-use crate::python::kept::Kept;
+use crate::python::error::call_asked;
+use crate::python::kept::{Kept, KeptObjects};
 use crate::runtime::{Kind, Stream, get};
 
 /// An address that a Python value gave.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PythonAddress {
     number: usize,
 }
@@ -49,7 +50,7 @@ impl PythonAddress {
     /// The null pointer, which names the legacy default stream.
     pub(crate) const NULL: Self = Self { number: 0 };
     /// The name of the legacy default stream where 0 could be another.
-    pub(crate) const LEGACY_STREAM: Self = Self { number: 1 };
+    const LEGACY_STREAM: Self = Self { number: 1 };
 
     /// The handle that a framework's stream has.
     pub(crate) const fn from_stream(number: usize) -> Self {
@@ -81,48 +82,35 @@ impl PythonAddress {
         Ok(unsafe { RawHandle::from_ptr(handle) })
     }
 
-    /// The address of the function that the argument `name` gives.
+    /// The function that the argument `name` gives.
     ///
     /// # Errors
     /// `ErrorKind::InvalidValue` for 0.
-    fn function(self, name: &str) -> Result<*const c_void> {
+    ///
+    /// # Safety
+    /// A function of this type lies there, unless it is null.
+    unsafe fn function<F: Copy>(self, name: &str) -> Result<F> {
         if self.number == 0 {
             return Err(Error::invalid_value(format!("{name}: 0 is not the address of a C function")));
         }
-        Ok(ptr::with_exposed_provenance(self.number))
+        let address = ptr::with_exposed_provenance::<c_void>(self.number);
+        // SAFETY: the caller promises the type, which is as long as a pointer, and it is not null.
+        Ok(unsafe { transmute_copy::<*const c_void, F>(&address) })
     }
 
     pub(crate) fn create(self) -> Result<Create> {
-        let function = self.function("create")?;
-        // SAFETY: the user vouches that a function of this prototype lies there, which is not null, and does what it says.
-        Ok(unsafe { Create::new(transmute::<*const c_void, CreateFn>(function)) })
+        // SAFETY: the user vouches that a function of this prototype lies there, which does what it says.
+        Ok(unsafe { Create::new(self.function("create")?) })
     }
 
     pub(crate) fn destroy(self) -> Result<Destroy> {
-        let function = self.function("destroy")?;
-        // SAFETY: the user vouches that a function of this prototype lies there, which is not null, and does what it says.
-        Ok(unsafe { Destroy::new(transmute::<*const c_void, DestroyFn>(function)) })
+        // SAFETY: the user vouches that a function of this prototype lies there, which does what it says.
+        Ok(unsafe { Destroy::new(self.function("destroy")?) })
     }
 
     pub(crate) fn set_stream(self) -> Result<SetStream> {
-        let function = self.function("set_stream")?;
-        // SAFETY: the user vouches that a function of this prototype lies there, which is not null, and does what it says.
-        Ok(unsafe { SetStream::new(transmute::<*const c_void, SetStreamFn>(function)) })
-    }
-
-    /// The source of memory that the C functions at two addresses make.
-    ///
-    /// # Errors
-    /// `ErrorKind::InvalidValue` for 0.
-    pub(crate) fn segment_functions(allocate: Self, free: Self) -> Result<SegmentFunctions> {
-        let (allocate, free) = (allocate.function("allocator")?, free.function("allocator")?);
-        // SAFETY: the user vouches that functions of these prototypes lie there, which are not null, and do what they say.
-        Ok(unsafe {
-            SegmentFunctions::new(
-                transmute::<*const c_void, AllocateFunction>(allocate),
-                transmute::<*const c_void, FreeFunction>(free),
-            )
-        })
+        // SAFETY: the user vouches that a function of this prototype lies there, which does what it says.
+        Ok(unsafe { SetStream::new(self.function("set_stream")?) })
     }
 }
 
@@ -144,63 +132,97 @@ pub(crate) fn consumer(stream: Option<&Bound<'_, PyAny>>, device: Option<Device>
     }
 }
 
-// Sources of pools' memory in Python: the program promises that what they return is memory without another owner.
-
-/// A [`SegmentSource`] of Python code, which has no `unsafe`.
-pub(crate) trait PythonSource: Send + Sync + std::fmt::Debug {
-    fn allocate(&self, bytes: u64, stream: &Stream) -> Result<u64>;
-    fn free(&self, address: u64, bytes: u64, stream: &Stream) -> Result<()>;
+/// The source of a pool's memory that an `allocator` argument names: two functions, Python callables or addresses of C functions,
+/// or an allocator object of PyTorch's. The program promises that what they return is memory without another owner.
+pub(crate) fn source(allocator: &Bound<'_, PyAny>, kept: &KeptObjects) -> PyResult<Arc<dyn SegmentSource>> {
+    let wrong = || {
+        Error::invalid_value(
+            "allocator must be a pair (malloc, free): callables malloc(size, device, stream) -> address and \
+             free(address, size, device, stream), or the addresses of C functions of these forms; or a \
+             CUDAPluggableAllocator of PyTorch",
+        )
+    };
+    if allocator.is_exact_instance_of::<PyInt>() || allocator.is_exact_instance_of::<PyFloat>() {
+        return Err(Error::invalid_value(format!(
+            "MemPool's first argument is its allocator, and {allocator} is a number: was limit={allocator} meant, the most \
+             bytes of the pool, or reserve={allocator}?"
+        ))
+        .into());
+    }
+    let Ok((allocate, free)) = allocator.extract::<(Bound<'_, PyAny>, Bound<'_, PyAny>)>() else {
+        return Ok(Arc::new(torch_source(allocator, kept)?.ok_or_else(wrong)?));
+    };
+    if allocate.is_exact_instance_of::<PyInt>() && free.is_exact_instance_of::<PyInt>() {
+        let address = |function: &Bound<'_, PyAny>| function.extract::<PythonAddress>().map_err(|_| wrong());
+        let (allocate, free) = (address(&allocate)?, address(&free)?);
+        // SAFETY: the user vouches that functions of these prototypes lie there, which do what they say.
+        return Ok(Arc::new(unsafe {
+            SegmentFunctions::new(allocate.function("allocator")?, free.function("allocator")?)
+        }));
+    }
+    if allocate.is_callable() && free.is_callable() {
+        let callables = Callables { allocate: kept.keep(&allocate), free: kept.keep(&free) };
+        return Ok(Arc::new(callables));
+    }
+    Err(wrong().into())
 }
 
-/// A source whose promise is trusted.
-#[derive(Debug)]
-pub(crate) struct Trusted<S>(pub(crate) S);
-
-// SAFETY: the Python program that names the source promises what it returns.
-unsafe impl<S: PythonSource> SegmentSource for Trusted<S> {
-    fn allocate(&self, bytes: u64, stream: &Stream) -> Result<u64> {
-        self.0.allocate(bytes, stream)
-    }
-
-    unsafe fn free(&self, address: u64, bytes: u64, stream: &Stream) -> Result<()> {
-        self.0.free(address, bytes, stream)
-    }
+/// Returns a source of an allocator of PyTorch's; none if the object is nothing of PyTorch's.
+fn torch_source(object: &Bound<'_, PyAny>, kept: &KeptObjects) -> PyResult<Option<TorchSource>> {
+    let py = object.py();
+    let module = py.import(intern!(py, "gpupool._frameworks.torch_allocator"))?;
+    let found: Option<[usize; 3]> = module.call_method1(intern!(py, "addresses"), (object,))?.extract()?;
+    let Some(addresses) = found else { return Ok(None) };
+    // SAFETY: the module got the object's address from PyTorch, for this very class, and looked the functions up by their
+    // names in PyTorch's library, which stays loaded.
+    let allocator = unsafe { TorchAllocator::new(addresses) }?;
+    Ok(Some(TorchSource { allocator, _object: kept.keep(object) }))
 }
 
-/// A source that keeps a Python object alive.
+/// An allocator of PyTorch's, whose object is kept.
 #[derive(Debug)]
-pub(crate) struct Keeping<S> {
-    source: S,
+struct TorchSource {
+    allocator: TorchAllocator,
     _object: Arc<Kept>,
 }
 
-impl<S> Keeping<S> {
-    pub(crate) const fn new(source: S, object: Arc<Kept>) -> Self {
-        Self { source, _object: object }
-    }
-}
-
-// SAFETY: the source inside promises the same.
-unsafe impl<S: SegmentSource> SegmentSource for Keeping<S> {
+// SAFETY: the allocator promises the same.
+unsafe impl SegmentSource for TorchSource {
     fn allocate(&self, bytes: u64, stream: &Stream) -> Result<u64> {
-        self.source.allocate(bytes, stream)
+        self.allocator.allocate(bytes, stream)
     }
 
     unsafe fn free(&self, address: u64, bytes: u64, stream: &Stream) -> Result<()> {
         // SAFETY: as the caller promises.
-        unsafe { self.source.free(address, bytes, stream) }
+        unsafe { self.allocator.free(address, bytes, stream) }
     }
 }
 
-// PyTorch's objects, whose addresses and functions Python looks up.
+#[derive(Debug)]
+struct Callables {
+    allocate: Arc<Kept>,
+    free: Arc<Kept>,
+}
 
-/// Makes a supplier of memory of an allocator of PyTorch's, whose address and those of its functions Python looked up. The
-/// caller keeps the object as long as this.
-///
-/// # Errors
-/// `ErrorKind::InvalidValue` if one is null.
-pub(crate) fn torch_allocator(addresses: [usize; 3]) -> crate::error::Result<memory::TorchAllocator> {
-    // SAFETY: `gpupool._frameworks.torch_allocator` got the object's address from PyTorch, for this very class, and looked
-    // the functions up by their names in PyTorch's library, which stays loaded.
-    unsafe { memory::TorchAllocator::new(addresses) }
+// SAFETY: the Python program that gives the callables promises what they return.
+unsafe impl SegmentSource for Callables {
+    fn allocate(&self, bytes: u64, stream: &Stream) -> Result<u64> {
+        let arguments = (bytes, stream.device(), stream.raw().address());
+        let refused = |status: &str, cause| {
+            Error::refused(OWN_ALLOCATOR, "malloc", status, -1, StatusKind::OutOfMemory)
+                .map_library(|refused| refused.cause = cause)
+        };
+        let address = call_asked(
+            |py| self.allocate.bind(py)?.call1(arguments)?.extract(),
+            |status, cause| refused(if cause.is_some() { "an exception" } else { status }, cause),
+        )?;
+        if address == 0 { Err(refused("a null pointer", None)) } else { Ok(address) }
+    }
+
+    unsafe fn free(&self, address: u64, bytes: u64, stream: &Stream) -> Result<()> {
+        let arguments = (address, bytes, stream.device(), stream.raw().address());
+        // Nor is memory freed once the interpreter has ended.
+        self.free.call_unasked(arguments, |_| ());
+        Ok(())
+    }
 }

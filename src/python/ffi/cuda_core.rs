@@ -3,9 +3,11 @@
 //! A `cuda.core.Stream` has a `std::shared_ptr` to its handle. Calling its `__cuda_stream__` builds a tuple and an int, twice
 //! for each buffer. So gpupool checks whether streams of known handles have these where it expects them, and then reads the
 //! handles of other streams there. Otherwise, and for objects of other classes, it calls `__cuda_stream__`.
+//!
+//! Calls pass their arguments in an array, without a tuple and a dict for each: `PyObject_Vectorcall`. Python has had that since
+//! 3.9, but in the stable ABI, which this module uses, only since 3.12. So it is looked up, and calls are made in the usual way
+//! if it is not found.
 
-use std::ffi::{CStr, c_void};
-use std::mem::transmute;
 use std::ptr;
 use std::sync::OnceLock;
 
@@ -13,7 +15,8 @@ use pyo3::ffi::{self, PyObject};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple, PyType};
 
-use crate::python::ffi::address::PythonAddress;
+use super::address::PythonAddress;
+use super::interpreter::function;
 
 /// Where a stream has the pointer to its handle: behind what every object has, and Cython's table of functions.
 const PLACE: usize = size_of::<ffi::PyObject>() + size_of::<*const ()>();
@@ -21,7 +24,6 @@ const PLACE: usize = size_of::<ffi::PyObject>() + size_of::<*const ()>();
 const TRIALS: [usize; 2] = [1, 2];
 
 /// How handles of streams are read.
-#[derive(Debug)]
 pub(crate) struct StreamHandles {
     /// `cuda.core.Stream`, whose objects have the handle at [`PLACE`].
     class: Py<PyType>,
@@ -78,11 +80,6 @@ fn read_anywhere(address: *const usize) -> Option<usize> {
     (usize::try_from(read) == Ok(size_of::<usize>())).then_some(word)
 }
 
-// Calls that pass their arguments in an array, without a tuple and a dict for each: `PyObject_Vectorcall`.
-//
-// Python has had both functions since 3.9, but in the stable ABI, which this module uses, only since 3.12. So they are looked
-// up, and calls are made in the usual way if they are not found.
-
 /// `PyObject_Vectorcall(callable, arguments, count, names)` and `PyObject_VectorcallMethod(name, arguments, count, names)`.
 type Vectorcall = unsafe extern "C" fn(*mut PyObject, *const *mut PyObject, usize, *mut PyObject) -> *mut PyObject;
 
@@ -90,25 +87,13 @@ type Vectorcall = unsafe extern "C" fn(*mut PyObject, *const *mut PyObject, usiz
 /// it.
 const PLACE_BEFORE: usize = 1 << (usize::BITS - 1);
 
-#[derive(Clone, Copy)]
-struct VectorcallFunctions {
-    call: Vectorcall,
-    method: Vectorcall,
-}
-
+/// Returns both; none where this Python lacks any.
 #[inline]
-fn functions() -> Option<VectorcallFunctions> {
-    static FOUND: OnceLock<Option<VectorcallFunctions>> = OnceLock::new();
-    *FOUND.get_or_init(|| {
-        Some(VectorcallFunctions { call: find(c"PyObject_Vectorcall")?, method: find(c"PyObject_VectorcallMethod")? })
-    })
-}
-
-fn find(name: &CStr) -> Option<Vectorcall> {
-    // SAFETY: the name is a string.
-    let function = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+fn functions() -> Option<[Vectorcall; 2]> {
+    static FOUND: OnceLock<Option<[Vectorcall; 2]>> = OnceLock::new();
     // SAFETY: Python's functions of these names have this prototype in all versions that have them.
-    (!function.is_null()).then(|| unsafe { transmute::<*mut c_void, Vectorcall>(function) })
+    let find = |name| unsafe { function::<Vectorcall>(name) };
+    *FOUND.get_or_init(|| Some([find(c"PyObject_Vectorcall")?, find(c"PyObject_VectorcallMethod")?]))
 }
 
 /// Calls with three arguments, and a fourth by the one name in `names`.
@@ -121,7 +106,7 @@ pub(crate) fn call_named<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = callable.py();
     let [first, second, third] = arguments;
-    let Some(functions) = functions() else {
+    let Some([call, _]) = functions() else {
         let keywords = PyDict::new(py);
         keywords.set_item(names.get_item(0)?, named)?;
         return callable.call((first, second, third), Some(&keywords));
@@ -130,7 +115,7 @@ pub(crate) fn call_named<'py>(
     // SAFETY: all are alive, the names are as many as arguments follow the three, and the place before them is ours.
     unsafe {
         let arguments = places.as_mut_ptr().add(1).cast_const();
-        let result = (functions.call)(callable.as_ptr(), arguments, 3 | PLACE_BEFORE, names.as_ptr());
+        let result = call(callable.as_ptr(), arguments, 3 | PLACE_BEFORE, names.as_ptr());
         Bound::from_owned_ptr_or_err(py, result)
     }
 }
@@ -138,12 +123,12 @@ pub(crate) fn call_named<'py>(
 /// Calls a method without arguments.
 #[inline]
 pub(crate) fn call_method<'py>(object: &Bound<'py, PyAny>, name: &Bound<'py, PyString>) -> PyResult<Bound<'py, PyAny>> {
-    let Some(functions) = functions() else { return object.call_method0(name) };
+    let Some([_, method]) = functions() else { return object.call_method0(name) };
     let mut places = [ptr::null_mut(), object.as_ptr()];
     // SAFETY: both are alive, and the place before the object is ours.
     unsafe {
         let arguments = places.as_mut_ptr().add(1).cast_const();
-        let result = (functions.method)(name.as_ptr(), arguments, 1 | PLACE_BEFORE, ptr::null_mut::<ffi::PyObject>());
+        let result = method(name.as_ptr(), arguments, 1 | PLACE_BEFORE, ptr::null_mut::<ffi::PyObject>());
         Bound::from_owned_ptr_or_err(object.py(), result)
     }
 }

@@ -1,14 +1,14 @@
 //! The memory of CuPy's arrays, as objects of a class of our own below `cupy.cuda.BaseMemory`: one object instead of CuPy's
 //! and the `DeviceBuffer` that it would keep.
 
-use std::ffi::{CStr, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::mem::{ManuallyDrop, transmute};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 
-use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyTuple, PyType};
+use pyo3::{IntoPyObjectExt, ffi};
 
 use crate::error::Error;
 use crate::memory::DeviceBuffer;
@@ -26,48 +26,36 @@ const _: () = assert!(align_of::<Object>() <= 2 * size_of::<usize>());
 
 struct CupyBuffer {
     buffer: DeviceBuffer,
-    /// The object that keeps the buffer's stream alive, or null.
-    keeper: *mut ffi::PyObject,
+    /// The object that keeps the buffer's stream alive, if there is one.
+    keeper: Option<Py<PyAny>>,
 }
 
 const NAME: &CStr = c"gpupool._native.CupyMemory";
 const DOCUMENTATION: &CStr = c"Memory of an array of CuPy's, from gpupool.";
-/// Ends a list of attributes.
-const NO_ATTRIBUTE: ffi::PyGetSetDef =
-    ffi::PyGetSetDef { name: ptr::null(), get: None, set: None, doc: ptr::null(), closure: ptr::null_mut() };
 
-/// The attributes beyond those of `cupy.cuda.BaseMemory`.
+/// The attributes beyond those of `cupy.cuda.BaseMemory`, and the end of their list.
 struct MemoryAttributes([ffi::PyGetSetDef; 3]);
 
 // SAFETY: the pointers in it are to constants.
 unsafe impl Sync for MemoryAttributes {}
 
 static ATTRIBUTES: MemoryAttributes = MemoryAttributes([
-    ffi::PyGetSetDef {
-        name: c"stream".as_ptr(),
-        get: Some(get_stream),
-        set: None,
-        doc: c"The address of the stream on which it was allocated.".as_ptr(),
-        closure: ptr::null_mut(),
-    },
-    ffi::PyGetSetDef {
-        name: c"pool_id".as_ptr(),
-        get: Some(get_pool_id),
-        set: None,
-        doc: c"The id of the pool that it came from.".as_ptr(),
-        closure: ptr::null_mut(),
-    },
-    NO_ATTRIBUTE,
+    attribute(c"stream".as_ptr(), Some(get_stream), c"The address of the stream on which it was allocated.".as_ptr()),
+    attribute(c"pool_id".as_ptr(), Some(get_pool_id), c"The id of the pool that it came from.".as_ptr()),
+    attribute(ptr::null(), None, ptr::null()),
 ]);
 
+const fn attribute(name: *const c_char, get: Option<ffi::getter>, doc: *const c_char) -> ffi::PyGetSetDef {
+    ffi::PyGetSetDef { name, get, set: None, doc, closure: ptr::null_mut() }
+}
+
 /// Makes the memory of arrays, and CuPy's pointers to it.
-#[derive(Debug)]
 pub(crate) struct Memories {
     class: Py<PyType>,
-    fields: MemoryFields,
+    fields: Fields,
     pointer: Py<PyType>,
     new_pointer: ffi::newfunc,
-    pointer_fields: PointerFields,
+    pointer_fields: Fields,
     no_arguments: Py<PyTuple>,
 }
 
@@ -112,7 +100,7 @@ impl Memories {
         keeper: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let (address, bytes, device) = (buffer.address(), buffer.nbytes(), buffer.device().ordinal() as c_int);
-        let held = CupyBuffer { buffer, keeper: keeper.map_or(ptr::null_mut(), Bound::into_ptr) };
+        let held = CupyBuffer { buffer, keeper: keeper.map(Bound::unbind) };
         // SAFETY: the class is alive, and its objects are of one size.
         let object = unsafe { ffi::PyType_GenericAlloc(self.class.as_ptr().cast(), 0) };
         if object.is_null() {
@@ -124,7 +112,7 @@ impl Memories {
         // SAFETY: `find` has found these fields of these types in the part of the object that is CuPy's.
         let memory = unsafe {
             object.byte_add(self.fields.ptr).cast::<u64>().write(address);
-            object.byte_add(self.fields.size).cast::<u64>().write(bytes);
+            object.byte_add(self.fields.other).cast::<u64>().write(bytes);
             object.byte_add(self.fields.device).cast::<c_int>().write(device);
             Bound::from_owned_ptr(py, object)
         };
@@ -140,7 +128,7 @@ impl Memories {
             let object = pointer.as_ptr();
             object.byte_add(fields.ptr).cast::<u64>().write(address);
             object.byte_add(fields.device).cast::<c_int>().write(device);
-            let before = object.byte_add(fields.memory).cast::<*mut ffi::PyObject>().replace(memory.into_ptr());
+            let before = object.byte_add(fields.other).cast::<*mut ffi::PyObject>().replace(memory.into_ptr());
             ffi::Py_XDECREF(before);
         }
         Ok(pointer)
@@ -152,14 +140,11 @@ impl CupyBuffer {
     #[inline]
     fn end(self, py: Python<'_>) {
         let Self { buffer, keeper } = self;
-        // SAFETY: this is the reference that the object had, or null.
-        match unsafe { Bound::from_owned_ptr_or_opt(py, keeper) } {
-            None => drop(buffer),
-            Some(_keeper) => {
-                let stream = buffer.own_stream().view();
-                // What the driver refuses to take back is tried again whenever memory is given back.
-                let _ = buffer.free_on(&stream);
-            }
+        if let Some(keeper) = keeper {
+            let _keeper = keeper.into_bound(py);
+            let stream = buffer.own_stream().view();
+            // What the driver refuses to take back is tried again whenever memory is given back.
+            let _ = buffer.free_on(&stream);
         }
     }
 }
@@ -212,9 +197,9 @@ unsafe extern "C" fn dealloc(object: *mut ffi::PyObject) {
 ///
 /// # Safety
 /// The object is one of the class, and the thread is attached.
-unsafe fn attribute(
+unsafe fn read<'py, R: IntoPyObject<'py>>(
     object: *mut ffi::PyObject,
-    read: impl FnOnce(Python<'_>, &DeviceBuffer) -> PyResult<Py<PyAny>>,
+    read: impl FnOnce(&DeviceBuffer) -> R,
 ) -> *mut ffi::PyObject {
     // SAFETY: the caller promises that the thread is attached.
     let py = unsafe { Python::assume_attached() };
@@ -222,7 +207,7 @@ unsafe fn attribute(
     let held = unsafe { &(*object.cast::<Object>()).held };
     let answer = catch_unwind(AssertUnwindSafe(|| {
         process::refuse_forked()?;
-        read(py, &held.buffer)
+        read(&held.buffer).into_py_any(py)
     }));
     let panicked = |_| Err(Error::internal("an attribute of CuPy's memory panicked").into());
     answer.unwrap_or_else(panicked).map_or_else(
@@ -236,19 +221,12 @@ unsafe fn attribute(
 
 unsafe extern "C" fn get_stream(object: *mut ffi::PyObject, _: *mut c_void) -> *mut ffi::PyObject {
     // SAFETY: Python calls this for objects of the class.
-    unsafe {
-        attribute(object, |py, buffer| Ok(buffer.own_stream().raw().address().into_pyobject(py)?.into_any().unbind()))
-    }
+    unsafe { read(object, |buffer| buffer.own_stream().raw().address()) }
 }
 
 unsafe extern "C" fn get_pool_id(object: *mut ffi::PyObject, _: *mut c_void) -> *mut ffi::PyObject {
     // SAFETY: Python calls this for objects of the class.
-    unsafe {
-        attribute(object, |py, buffer| {
-            let id = buffer.pool_id();
-            Ok((id.0, id.1).into_pyobject(py)?.into_any().unbind())
-        })
-    }
+    unsafe { read(object, DeviceBuffer::pool_id) }
 }
 
 // Where CuPy's objects have their fields, found by looking for known values in objects that CuPy has made.
@@ -256,24 +234,18 @@ unsafe extern "C" fn get_pool_id(object: *mut ffi::PyObject, _: *mut c_void) -> 
 /// What comes before the first field of an object.
 const HEADER: usize = size_of::<ffi::PyObject>();
 
-/// The offsets of the fields of an object of `cupy.cuda.BaseMemory`, which has no others.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct MemoryFields {
-    pub(crate) ptr: usize,
-    pub(crate) size: usize,
-    pub(crate) device: usize,
-}
-
-/// The offsets of the fields of a `cupy.cuda.MemoryPointer`, which has no others but a table of functions.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct PointerFields {
-    pub(crate) ptr: usize,
-    pub(crate) device: usize,
-    pub(crate) memory: usize,
+/// The offsets of the fields of an object of `cupy.cuda.BaseMemory`, or of a `cupy.cuda.MemoryPointer`. Each has no others but,
+/// the second, a table of functions.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Fields {
+    ptr: usize,
+    device: usize,
+    /// The size, or the memory that is pointed to.
+    other: usize,
 }
 
 /// How many bytes an object of `cupy.cuda.BaseMemory` has: two words, and an int that fills a third.
-pub(crate) const MEMORY_SIZE: usize = HEADER + 3 * size_of::<u64>();
+const MEMORY_SIZE: usize = HEADER + 3 * size_of::<u64>();
 /// How many a `cupy.cuda.MemoryPointer` has: the table, and as many.
 const POINTER_SIZE: usize = HEADER + 4 * size_of::<u64>();
 
@@ -286,11 +258,7 @@ const TRIALS: [(u64, u64, i32); 2] = [
 const INTO: u64 = 0x0125_8d00;
 
 /// Returns where the fields are; none where CuPy's objects are made in another way than those that are known.
-pub(crate) fn find(
-    base: &Bound<'_, PyType>,
-    unowned: &Bound<'_, PyAny>,
-    pointer: &Bound<'_, PyType>,
-) -> Option<(MemoryFields, PointerFields)> {
+fn find(base: &Bound<'_, PyType>, unowned: &Bound<'_, PyAny>, pointer: &Bound<'_, PyType>) -> Option<(Fields, Fields)> {
     let py = base.py();
     let has = |class: &Bound<'_, PyType>, size: usize| {
         class.getattr("__basicsize__").and_then(|found| found.extract::<usize>()).is_ok_and(|found| found == size)
@@ -305,19 +273,19 @@ pub(crate) fn find(
         if !memory.is_instance(base).ok()? || !made.is_exact_instance(pointer) {
             return None;
         }
-        let words = words(&memory, MEMORY_SIZE);
-        let memory_fields = MemoryFields {
-            ptr: only(&words, |word| word == ptr)?,
-            size: only(&words, |word| word == size)?,
-            device: only(&words, |word| low_half(word) == device)?,
+        let (of_memory, of_pointer) = (words(&memory, MEMORY_SIZE), words(&made, POINTER_SIZE));
+        let address = memory.as_ptr().expose_provenance() as u64;
+        let fields = Fields {
+            ptr: only(&of_memory, |word| word == ptr)?,
+            device: only(&of_memory, |word| low_half(word) == device)?,
+            other: only(&of_memory, |word| word == size)?,
         };
-        let words = self::words(&made, POINTER_SIZE);
-        let pointer_fields = PointerFields {
-            ptr: only(&words, |word| word == ptr + INTO)?,
-            device: only(&words, |word| low_half(word) == device)?,
-            memory: only(&words, |word| word == memory.as_ptr().expose_provenance() as u64)?,
+        let pointer_fields = Fields {
+            ptr: only(&of_pointer, |word| word == ptr + INTO)?,
+            device: only(&of_pointer, |word| low_half(word) == device)?,
+            other: only(&of_pointer, |word| word == address)?,
         };
-        Some((memory_fields, pointer_fields))
+        Some((fields, pointer_fields))
     });
     let (first, second) = (found.next()??, found.next()??);
     (first == second).then_some(first)
@@ -355,7 +323,6 @@ type GetCurrentStream = unsafe extern "C" fn(c_int, *const Options) -> *mut ffi:
 
 /// Arguments that may be left out, as Cython passes them.
 #[repr(C)]
-#[derive(Debug)]
 pub(crate) struct Options {
     /// How many are given.
     count: c_int,
@@ -363,7 +330,6 @@ pub(crate) struct Options {
 }
 
 /// How the thread's current stream on its current device is asked for.
-#[derive(Debug)]
 pub(crate) enum CurrentStream {
     /// By the C function.
     Exported(GetCurrentStream),

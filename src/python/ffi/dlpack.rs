@@ -29,12 +29,14 @@ const NAME: &CStr = c"dltensor";
 const VERSIONED_NAME: &CStr = c"dltensor_versioned";
 
 #[repr(C)]
+#[derive(Clone, Copy)]
 struct DLDevice {
     kind: i32,
     id: i32,
 }
 
 #[repr(C)]
+#[derive(Clone, Copy)]
 struct DataType {
     code: u8,
     bits: u8,
@@ -43,6 +45,7 @@ struct DataType {
 
 /// `DLTensor`.
 #[repr(C)]
+#[derive(Clone, Copy)]
 struct Tensor {
     data: *mut c_void,
     device: DLDevice,
@@ -72,9 +75,10 @@ struct ManagedVersioned {
     tensor: Tensor,
 }
 
-/// What a managed tensor points to, freed by its deleter.
-struct TensorOwner<M> {
-    managed: M,
+/// What a managed tensor of either version points to, freed by its deleter.
+struct TensorOwner {
+    managed: Managed,
+    versioned: ManagedVersioned,
     shape: [i64; 1],
     _buffer: Arc<dyn Exported>,
 }
@@ -143,9 +147,10 @@ impl Exported for PinnedBuffer {
     }
 }
 
-fn tensor(buffer: &dyn Exported) -> Tensor {
+/// Makes the tensors of a buffer on the heap, where their pointers stay good until a deleter frees them.
+fn own(buffer: Arc<dyn Exported>) -> *mut TensorOwner {
     let (kind, id) = buffer.place();
-    Tensor {
+    let tensor = Tensor {
         data: ptr::with_exposed_provenance_mut(buffer.address() as usize),
         device: DLDevice { kind, id },
         ndim: 1,
@@ -153,28 +158,30 @@ fn tensor(buffer: &dyn Exported) -> Tensor {
         shape: ptr::null_mut(),
         strides: ptr::null_mut(),
         byte_offset: 0,
-    }
-}
-
-/// Moves a managed tensor to the heap, where its pointers stay good until the deleter frees it.
-fn own<M>(managed: M, buffer: Arc<dyn Exported>, link: impl FnOnce(&mut M, *mut i64, *mut c_void)) -> *mut M {
-    let shape = [buffer.nbytes().cast_signed()];
-    let owner = Box::into_raw(Box::new(TensorOwner { managed, shape, _buffer: buffer }));
+    };
+    let (shape, context) = ([buffer.nbytes().cast_signed()], ptr::null_mut());
+    let managed = Managed { tensor, context, deleter: Some(delete) };
+    let versioned = ManagedVersioned { major: 1, minor: 0, context, deleter: Some(delete_versioned), flags: 0, tensor };
+    let owner = Box::into_raw(Box::new(TensorOwner { managed, versioned, shape, _buffer: buffer }));
     // SAFETY: `owner` was just made from a box and is known only here yet.
-    let owned = unsafe { &mut *owner };
-    let shape = owned.shape.as_mut_ptr();
-    link(&mut owned.managed, shape, owner.cast());
-    &raw mut owned.managed
+    unsafe {
+        let shape = (&raw mut (*owner).shape).cast();
+        (*owner).managed.tensor.shape = shape;
+        (*owner).managed.context = owner.cast();
+        (*owner).versioned.tensor.shape = shape;
+        (*owner).versioned.context = owner.cast();
+    }
+    owner
 }
 
 unsafe extern "C" fn delete(managed: *mut Managed) {
     // SAFETY: the context is the box that `own` made, and a deleter is called once.
-    drop(unsafe { Box::from_raw((*managed).context.cast::<TensorOwner<Managed>>()) });
+    drop(unsafe { Box::from_raw((*managed).context.cast::<TensorOwner>()) });
 }
 
 unsafe extern "C" fn delete_versioned(managed: *mut ManagedVersioned) {
-    // SAFETY: the context is the box that `own` made for this kind of tensor, and a deleter is called once.
-    drop(unsafe { Box::from_raw((*managed).context.cast::<TensorOwner<ManagedVersioned>>()) });
+    // SAFETY: the context is the box that `own` made, and of its two deleters one is called, once.
+    drop(unsafe { Box::from_raw((*managed).context.cast::<TensorOwner>()) });
 }
 
 /// Ends a capsule that no consumer took over.
@@ -187,11 +194,6 @@ unsafe extern "C" fn end_capsule(capsule: *mut ffi::PyObject) {
             delete_versioned(ffi::PyCapsule_GetPointer(capsule, VERSIONED_NAME.as_ptr()).cast());
         }
     }
-}
-
-fn capsule<'py>(py: Python<'py>, pointer: *mut c_void, name: &'static CStr) -> PyResult<Bound<'py, PyAny>> {
-    // SAFETY: the pointer is not null, the name lives as long as the process, and the result is checked for null.
-    unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyCapsule_New(pointer, name.as_ptr(), Some(end_capsule))) }
 }
 
 /// Refuses what a consumer asks of `__dlpack__` that no buffer does: to be copied, or moved to another device.
@@ -215,25 +217,21 @@ pub(crate) fn check_request(
     Ok(())
 }
 
-/// The buffer as a capsule, of version 1 or of before.
-pub(crate) fn export(py: Python<'_>, buffer: Arc<dyn Exported>, versioned: bool) -> PyResult<Bound<'_, PyAny>> {
-    if versioned {
-        let tensor = tensor(buffer.as_ref());
-        let context = ptr::null_mut();
-        let managed =
-            ManagedVersioned { major: 1, minor: 0, context, deleter: Some(delete_versioned), flags: 0, tensor };
-        let pointer = own(managed, buffer, |managed, shape, owner| {
-            managed.tensor.shape = shape;
-            managed.context = owner;
-        });
-        return capsule(py, pointer.cast(), VERSIONED_NAME);
+/// The buffer as a capsule, of version 1 if the consumer knows it, or of before.
+pub(crate) fn export(
+    py: Python<'_>,
+    buffer: Arc<dyn Exported>,
+    max_version: Option<(u32, u32)>,
+) -> PyResult<Bound<'_, PyAny>> {
+    let owner = own(buffer);
+    // SAFETY: the owner is not null, the names live as long as the process, and the result is checked for null.
+    unsafe {
+        let (pointer, name) = match max_version {
+            Some((1.., _)) => ((&raw mut (*owner).versioned).cast(), VERSIONED_NAME),
+            _ => ((&raw mut (*owner).managed).cast(), NAME),
+        };
+        Bound::from_owned_ptr_or_err(py, ffi::PyCapsule_New(pointer, name.as_ptr(), Some(end_capsule)))
     }
-    let managed = Managed { tensor: tensor(buffer.as_ref()), context: ptr::null_mut(), deleter: Some(delete) };
-    let pointer = own(managed, buffer, |managed, shape, owner| {
-        managed.tensor.shape = shape;
-        managed.context = owner;
-    });
-    capsule(py, pointer.cast(), NAME)
 }
 
 /// A capsule named `gpupool.c_api` that points to the table of C functions.

@@ -18,7 +18,7 @@ const MOST_BETWEEN: usize = 8;
 
 /// What an object shows of its memory, which stays as long as this lives. PyO3's own buffers refuse arrays of ctypes and
 /// numbers of NumPy, which leave out their strides.
-pub(crate) struct View<'py> {
+struct View<'py> {
     pub(crate) view: Box<ffi::Py_buffer>,
     /// A view is released by a thread that is attached to the interpreter.
     _py: Python<'py>,
@@ -95,7 +95,7 @@ impl<'py> Lent<'py> {
         let mut object = host.clone();
         for _ in 0..MOST_BETWEEN {
             if let Ok(pinned) = object.cast::<PyPinnedBuffer>() {
-                let buffer = pinned.get().shared()?;
+                let buffer = pinned.get().0.shared()?;
                 let end = buffer.address() + buffer.nbytes();
                 let is_inside = buffer.address() <= self.address() && self.address() + self.bytes() <= end;
                 return Ok(is_inside.then_some(buffer));
@@ -165,7 +165,7 @@ struct Format {
 }
 
 /// The numbers that an object lends, or the first that is not one from 0 to 2**32 - 1.
-pub(crate) type LentIntegers = Result<Vec<u32>, i128>;
+type LentIntegers = Result<Vec<u32>, i128>;
 
 /// Returns the numbers that an object lends; none if it lends no integers in one dimension.
 pub(crate) fn lent_integers(object: &Bound<'_, PyAny>) -> PyResult<Option<LentIntegers>> {

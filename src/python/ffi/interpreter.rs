@@ -1,7 +1,7 @@
 //! The interpreter, as code knows it that may run on any thread, with the GIL or without: whether this thread has it, how it
 //! is left to others, and calls that the interpreter makes soon, in its main thread, between two instructions.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{CStr, c_int, c_void};
 use std::sync::OnceLock;
 use std::{ptr, thread};
 
@@ -11,22 +11,23 @@ use pyo3::{ffi, intern};
 
 use crate::python::error::take_left;
 
+/// Returns a function of Python's that the stable ABI of Python 3.11 lacks; none where this Python has none of the name.
+///
+/// # Safety
+/// The function has this type in every version that has it.
+pub(super) unsafe fn function<F: Copy>(name: &CStr) -> Option<F> {
+    // SAFETY: the caller promises the type, and Python is never unloaded.
+    unsafe { Library::this().get::<F>(name) }.ok().map(|found| *found)
+}
+
 type GetThreadState = unsafe extern "C" fn() -> *mut ffi::PyThreadState;
 
-/// Returns what knows this thread's state if it holds the GIL; in Python 3.11 that of the thread that holds it. It is not
-/// part of the stable ABI; none where this Python lacks it.
+/// Returns what knows this thread's state if it holds the GIL; in Python 3.11 that of the thread that holds it.
 fn thread_state() -> Option<GetThreadState> {
     static FOUND: OnceLock<Option<GetThreadState>> = OnceLock::new();
-    *FOUND.get_or_init(|| {
-        let process = Library::this();
-        // SAFETY: the function has had this type in every version that has it: PyThreadState_GetUnchecked since 3.13, its
-        // former name since 3.5.
-        let found = unsafe {
-            process
-                .get::<GetThreadState>(c"PyThreadState_GetUnchecked")
-                .or_else(|_| process.get::<GetThreadState>(c"_PyThreadState_UncheckedGet"))
-        };
-        found.ok().map(|found| *found)
+    // SAFETY: PyThreadState_GetUnchecked has had this type since 3.13, its former name since 3.5.
+    *FOUND.get_or_init(|| unsafe {
+        function(c"PyThreadState_GetUnchecked").or_else(|| function(c"_PyThreadState_UncheckedGet"))
     })
 }
 

@@ -11,27 +11,26 @@ use std::collections::HashMap;
 use std::ffi::c_int;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use libloading::os::unix::Library;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use rustc_hash::FxHashMap;
 
-use super::interpreter::attached;
+use super::interpreter::{attached, function};
 use crate::observe::recording::{Stack, StackCallback};
 use crate::sync::lock;
 
 /// The innermost frames that a stack has at most.
-pub(crate) const DEPTH: usize = 64;
+const DEPTH: usize = 64;
 /// How many stacks are kept before those without a name are looked for.
 const STACKS: usize = 1 << 16;
 
 /// A place in a function: its code object, and the instruction's offset in bytes.
-pub(crate) type CodePosition = (Py<PyAny>, c_int);
+type CodePosition = (Py<PyAny>, c_int);
 
 /// The same by the code object's address, as stacks are compared.
 type StackKey = Vec<(usize, c_int)>;
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Stacks {
     numbers: FxHashMap<StackKey, u32>,
     places: HashMap<u32, Vec<CodePosition>>,
@@ -45,31 +44,15 @@ static STACKS_TAKEN: Mutex<Option<Stacks>> = Mutex::new(None);
 type GetBack = unsafe extern "C" fn(*mut ffi::PyFrameObject) -> *mut ffi::PyFrameObject;
 type GetLasti = unsafe extern "C" fn(*mut ffi::PyFrameObject) -> c_int;
 
-/// Functions of CPython that the stable ABI lacks.
-#[derive(Clone, Copy, Debug)]
-struct CPythonFunctions {
-    back: GetBack,
-    lasti: GetLasti,
-}
-
-/// None where this Python lacks any; then no stacks are taken.
-fn functions() -> Option<CPythonFunctions> {
-    static FUNCTIONS: OnceLock<Option<CPythonFunctions>> = OnceLock::new();
-    *FUNCTIONS.get_or_init(|| {
-        let process = Library::this();
-        // SAFETY: the functions have had these types in every version that has them: PyFrame_GetBack since 3.9,
-        // PyFrame_GetLasti since 3.11.
-        unsafe {
-            Some(CPythonFunctions {
-                back: *process.get::<GetBack>(c"PyFrame_GetBack").ok()?,
-                lasti: *process.get::<GetLasti>(c"PyFrame_GetLasti").ok()?,
-            })
-        }
-    })
+/// Returns `PyFrame_GetBack` and `PyFrame_GetLasti`; none where this Python lacks any, and then no stacks are taken.
+fn functions() -> Option<(GetBack, GetLasti)> {
+    static FOUND: OnceLock<Option<(GetBack, GetLasti)>> = OnceLock::new();
+    // SAFETY: the functions have had these types since 3.9 and 3.11, in which they came.
+    *FOUND.get_or_init(|| unsafe { function(c"PyFrame_GetBack").zip(function(c"PyFrame_GetLasti")) })
 }
 
 /// Writes down where the calling thread is in each of its functions, the innermost first.
-fn walk(_py: Python<'_>, functions: CPythonFunctions, key: &mut StackKey) {
+fn walk(_py: Python<'_>, (back, lasti): (GetBack, GetLasti), key: &mut StackKey) {
     // SAFETY: the thread holds the GIL. The innermost frame runs, so a borrowed reference is good, and each one around
     // it is owned until its successor is known; a frame has its code object as long as it lives.
     unsafe {
@@ -77,12 +60,12 @@ fn walk(_py: Python<'_>, functions: CPythonFunctions, key: &mut StackKey) {
         let mut owned: *mut ffi::PyFrameObject = std::ptr::null_mut();
         while !frame.is_null() && key.len() < DEPTH {
             let code = ffi::PyFrame_GetCode(frame);
-            key.push((code.expose_provenance(), (functions.lasti)(frame)));
+            key.push((code.expose_provenance(), lasti(frame)));
             ffi::Py_DECREF(code.cast());
-            let back = (functions.back)(frame);
+            let next = back(frame);
             ffi::Py_XDECREF(owned.cast());
-            owned = back;
-            frame = back;
+            owned = next;
+            frame = next;
         }
         ffi::Py_XDECREF(owned.cast());
     }
