@@ -11,7 +11,7 @@ use pyo3::types::{PyBytes, PyDict, PyTuple, PyType};
 
 use crate::error::{Error, Result};
 use crate::ids::Device;
-use crate::memory::{self, Allocation, DeviceBuffer, Order, PoolId, ShareToken};
+use crate::memory::{self, Allocation, CopyDirection, DeviceBuffer, Order, PoolId, ShareToken};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
 use crate::python::arguments::{Byte, Nbytes, Whole};
@@ -178,7 +178,7 @@ pub(crate) fn repr(class: &str, told: Result<String>) -> String {
 #[doc = docstring!("DeviceBuffer")]
 #[pyclass(name = "DeviceBuffer", module = "gpupool", frozen, weakref)]
 pub(crate) struct PyDeviceBuffer {
-    held: HeldBuffer<DeviceBuffer>,
+    pub(crate) held: HeldBuffer<DeviceBuffer>,
     /// The object that keeps its stream alive, if there is one. The garbage collector does not know of it, nor of those that are
     /// held with the buffer: it might end a stream before the buffer, whose end asks its streams.
     keeper: Option<Py<PyAny>>,
@@ -230,13 +230,9 @@ impl PyDeviceBuffer {
         Ok(Self::keeping(allocate(py, nbytes, stream)?, None))
     }
 
-    /// Makes one that has no buffer until it is [put](PyDeviceBuffer::put) there.
+    /// Makes one that has no buffer until it is [put](HeldBuffer::put) there.
     pub(crate) fn without() -> Self {
         Self { held: HeldBuffer::new(None, Keepers::default()), keeper: None }
-    }
-
-    pub(crate) fn put(&self, buffer: DeviceBuffer) {
-        self.held.put(buffer);
     }
 
     /// Makes one that keeps an object, and so its stream, alive; without one its stream may be gone at any time.
@@ -369,13 +365,13 @@ impl PyDeviceBuffer {
     #[doc = docstring!("DeviceBuffer.copy_from")]
     #[pyo3(signature = (host, stream = None))]
     fn copy_from(&self, py: Python<'_>, host: &Bound<'_, PyAny>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-        self.submit(py, stream, |buffer, stream| host_bytes::copy_from(buffer, host, stream))
+        self.submit(py, stream, |buffer, stream| host_bytes::copy(buffer, CopyDirection::ToDevice, host, stream))
     }
 
     #[doc = docstring!("DeviceBuffer.copy_to")]
     #[pyo3(signature = (host, stream = None))]
     fn copy_to(&self, py: Python<'_>, host: &Bound<'_, PyAny>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-        self.submit(py, stream, |buffer, stream| host_bytes::copy_to(buffer, host, stream))
+        self.submit(py, stream, |buffer, stream| host_bytes::copy(buffer, CopyDirection::ToHost, host, stream))
     }
 
     #[doc = docstring!("DeviceBuffer.fill")]

@@ -13,7 +13,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple, PyType};
 
 use crate::error::{Cause, Error, ErrorKind, LibraryError, OutOfMemory, Result, Wanted};
-use crate::ids::{Device, MemoryLocation};
+use crate::ids::MemoryLocation;
 use crate::python::ffi::interpreter::raise_soon;
 use crate::sync::{Interruption, lock};
 
@@ -91,17 +91,12 @@ pub(crate) fn with_exception_set_aside<R>(py: Python<'_>, run: impl FnOnce() -> 
     result
 }
 
-/// The number of a device; none for the host's memory.
-fn ordinal(location: MemoryLocation) -> Option<usize> {
-    location.device().map(Device::ordinal)
-}
-
 fn set_attributes(exception: &Bound<'_, PyAny>, refused: &LibraryError) -> PyResult<()> {
     exception.setattr("library", &refused.library)?;
     exception.setattr("function", &refused.function)?;
     exception.setattr("status", &refused.status)?;
     exception.setattr("code", refused.code)?;
-    exception.setattr("device", refused.location.and_then(ordinal))?;
+    exception.setattr("device", refused.location.and_then(MemoryLocation::device))?;
     exception.setattr("path", refused.path.as_ref().map(|path| path.to_string_lossy().into_owned()))
 }
 
@@ -110,7 +105,7 @@ fn set_amounts(exception: &Bound<'_, PyAny>, out: &OutOfMemory) -> PyResult<()> 
         Wanted::Memory { bytes, .. } | Wanted::Claim(bytes) | Wanted::Addresses(bytes) => Some(bytes),
         Wanted::Handle(bytes) => (bytes > 0).then_some(bytes),
     };
-    exception.setattr("device", ordinal(out.location))?;
+    exception.setattr("device", out.location.device())?;
     exception.setattr("requested_bytes", requested)?;
     exception.setattr("free_bytes", out.free)?;
     exception.setattr("total_bytes", out.total)
@@ -143,7 +138,7 @@ fn convert(py: Python<'_>, error: Error) -> PyResult<PyErr> {
         }
         ErrorKind::PoolExhausted(exhausted) => {
             exception.setattr("library", exhausted.library)?;
-            exception.setattr("device", exhausted.device.ordinal())?;
+            exception.setattr("device", exhausted.device)?;
             exception.setattr("limit", exhausted.limit)?;
             exception.setattr("holders", exhausted.holders)?;
         }

@@ -49,7 +49,14 @@ impl PyHandlePool {
         destroy: &Bound<'_, PyAny>,
         set_stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
-        Ok(Self(HandlePool::new(CallbackLibrary::new(name, create, destroy, set_stream)?)?))
+        if name.is_empty() {
+            return Err(Error::invalid_value("a pool needs a name, for its errors and statistics").into());
+        }
+        let create = Function::new("create", create, PythonAddress::create)?;
+        let destroy = Function::new("destroy", destroy, PythonAddress::destroy)?;
+        let set_stream = set_stream.map(|given| Function::new("set_stream", given, PythonAddress::set_stream));
+        let set_stream = set_stream.transpose()?;
+        Ok(Self(HandlePool::new(CallbackLibrary { name, create, destroy, set_stream })?))
     }
 
     #[doc = docstring!("HandlePool.handle")]
@@ -321,25 +328,6 @@ struct CallbackLibrary {
 }
 
 impl CallbackLibrary {
-    pub(crate) fn new(
-        name: String,
-        create: &Bound<'_, PyAny>,
-        destroy: &Bound<'_, PyAny>,
-        set_stream: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Self> {
-        if name.is_empty() {
-            return Err(Error::invalid_value("a pool needs a name, for its errors and statistics".to_owned()).into());
-        }
-        Ok(Self {
-            name,
-            create: Function::new("create", create, PythonAddress::create)?,
-            destroy: Function::new("destroy", destroy, PythonAddress::destroy)?,
-            set_stream: set_stream
-                .map(|function| Function::new("set_stream", function, PythonAddress::set_stream))
-                .transpose()?,
-        })
-    }
-
     /// Runs a callable, whose exception is the cause of a refusal.
     fn call<R>(&self, function: &str, call: impl FnOnce(Python<'_>) -> PyResult<R>) -> Result<R> {
         call_asked(call, |status, cause| {

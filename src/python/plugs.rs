@@ -10,20 +10,20 @@ use pyo3::types::{PyDict, PyTuple, PyType};
 use rustc_hash::FxHashMap;
 
 use crate::c_api::C_API;
-use crate::error::{Error, ErrorKind};
-use crate::ids::NumaNode;
+use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{self, DEVICE_MEM_HANDLER, DeviceBuffer, PINNED_MEM_HANDLER, PinnedBuffer};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
 use crate::python::arguments::{Nbytes, Size, Whole, accepted, wrong_objects};
-use crate::python::buffer::{PyDeviceBuffer, allocate, allocate_detached};
+use crate::python::buffer::{HeldBuffer, PyDeviceBuffer, allocate};
+use crate::python::device;
 use crate::python::ffi::address::PythonAddress;
 use crate::python::ffi::cuda_core::StreamHandles;
 use crate::python::ffi::cupy::{CurrentStream, Memories};
+use crate::python::ffi::pinned_buffer::allocate_pinned;
 use crate::python::ffi::{cuda_core, dlpack};
 use crate::python::kept::Keepers;
 use crate::python::scope::token_of;
-use crate::python::{device, stream};
 use crate::runtime::Stream;
 use crate::sync::lock;
 
@@ -145,23 +145,19 @@ thread_local! {
 #[doc = docstring!("CupyPinnedMemory")]
 #[pyclass(name = "CupyPinnedMemory", module = "gpupool._native", frozen, weakref)]
 pub(crate) struct PyCupyPinnedMemory {
-    buffer: PinnedBuffer,
+    held: HeldBuffer<PinnedBuffer>,
     #[doc = docstring!("CupyPinnedMemory.ptr")]
     #[pyo3(get)]
     ptr: u64,
     #[doc = docstring!("CupyPinnedMemory.size")]
     #[pyo3(get)]
     size: u64,
-    /// Dropped after the buffer, whose end asks the streams.
-    keepers: Mutex<Keepers>,
 }
 
 impl PyCupyPinnedMemory {
-    fn new(py: Python<'_>, nbytes: u64) -> crate::error::Result<Self> {
-        let node = memory::node_of(None, None)?;
-        let allocate = |nbytes, node: &NumaNode| allocate_detached(py, nbytes, node);
-        let buffer = memory::empty_pinned_by(nbytes, node, None, allocate)?;
-        Ok(Self { ptr: buffer.address(), size: nbytes, buffer, keepers: Mutex::default() })
+    fn new(py: Python<'_>, nbytes: u64) -> Result<Self> {
+        let buffer = allocate_pinned(py, nbytes, None, None)?;
+        Ok(Self { ptr: buffer.address(), size: nbytes, held: HeldBuffer::new(Some(buffer), Keepers::default()) })
     }
 }
 
@@ -174,11 +170,8 @@ impl PyCupyPinnedMemory {
     }
 
     #[doc = docstring!("CupyPinnedMemory.record_stream")]
-    fn record_stream(&self, py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
-        let recorded = stream::resolve(py, Some(stream), None)?;
-        process::refuse_forked()?;
-        lock(&self.keepers).keep(stream);
-        Ok(self.buffer.record_stream(&recorded)?)
+    fn record_stream(&self, stream: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.held.record_stream(stream, PinnedBuffer::record_stream)
     }
 }
 
@@ -383,7 +376,7 @@ impl PyCudaCoreMemory {
         }
         if let Some(CudaCoreBuffer::Alone(buffer)) = buffers.insert(pointer, CudaCoreBuffer::Shared(made.clone_ref(py)))
         {
-            made.get().put(buffer);
+            made.get().held.put(buffer);
         }
         Ok(Some(made))
     }

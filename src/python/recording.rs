@@ -15,8 +15,7 @@ use crate::observe::recording::Stack;
 use crate::python::arguments::{MaxEntries, Whole, wrong_argument};
 use crate::python::ffi::stacks;
 use crate::python::values::with_items;
-use crate::recording;
-use crate::recording::{MAX_ENTRIES, Recording, StackContext};
+use crate::recording::{self, MAX_ENTRIES, Recording, StackContext};
 use crate::runtime::{get, is_chosen};
 
 fn invalid(name: &str, value: &str, valid: &str) -> PyErr {
@@ -43,24 +42,13 @@ impl<'py> FromPyObject<'_, 'py> for Enabled {
     }
 }
 
-fn context_of(context: Option<&str>) -> PyResult<StackContext> {
-    match context {
-        None => Ok(StackContext::None),
-        Some("state") => Ok(StackContext::State),
-        Some("alloc") => Ok(StackContext::Alloc),
-        Some("all") => Ok(StackContext::All),
-        Some(other) => Err(invalid("context", other, "'state', 'alloc', 'all' or None")),
-    }
-}
-
-const fn name_of(context: StackContext) -> Option<&'static str> {
-    match context {
-        StackContext::None => None,
-        StackContext::State => Some("state"),
-        StackContext::Alloc => Some("alloc"),
-        StackContext::All => Some("all"),
-    }
-}
+/// What stacks are taken for, by name.
+const CONTEXTS: [(Option<&str>, StackContext); 4] = [
+    (None, StackContext::None),
+    (Some("state"), StackContext::State),
+    (Some("alloc"), StackContext::Alloc),
+    (Some("all"), StackContext::All),
+];
 
 fn action_of(name: &str) -> PyResult<MemoryAction> {
     let known = MemoryAction::ALL.into_iter().find(|action| action.name() == name);
@@ -81,15 +69,17 @@ pub(crate) fn record_memory_history(
     clear_history: bool,
     skip_actions: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<()> {
-    let names = skip_actions.map(|names| {
-        let wrong = |_| wrong_argument("skip_actions", names, "a list of names of events, or None").into();
-        names
-            .extract::<Vec<String>>()
-            .map_err(|error| if error.is_instance_of::<PyTypeError>(py) { wrong(()) } else { error })
+    let names = skip_actions.map(|names| match names.extract::<Vec<String>>() {
+        Err(error) if error.is_instance_of::<PyTypeError>(py) => {
+            Err(wrong_argument("skip_actions", names, "a list of names of events, or None").into())
+        }
+        extracted => extracted,
     });
     let names = names.transpose()?.unwrap_or_default();
     let skipped = names.iter().map(|name| action_of(name)).collect::<PyResult<Vec<_>>>()?;
-    let context = context_of(context)?;
+    let Some((_, context)) = CONTEXTS.into_iter().find(|(name, _)| *name == context) else {
+        return Err(invalid("context", context.unwrap_or_default(), "'state', 'alloc', 'all' or None"));
+    };
     if stacks != "python" {
         return Err(invalid("stacks", stacks, "'python': gpupool records no frames of C++"));
     }
@@ -113,7 +103,7 @@ pub(crate) fn get_memory_history(py: Python<'_>) -> PyResult<Option<Bound<'_, Py
     let Some(recording) = py.detach(Recording::running)? else { return Ok(None) };
     Ok(Some(with_items!(PyDict::new(py), {
         "enabled": if recording.has_events() { "all" } else { "state" },
-        "context": name_of(recording.stacks()),
+        "context": CONTEXTS.iter().find(|(_, context)| *context == recording.stacks()).and_then(|(name, _)| *name),
         "max_entries": recording.most(),
         "skip_actions": recording.skipped().map(MemoryAction::name).collect::<Vec<_>>(),
     })))

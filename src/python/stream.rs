@@ -87,11 +87,8 @@ impl PyStream {
             raw if raw.is_default() => ", the legacy default stream",
             _ => "",
         };
-        format!(
-            "gpupool.Stream(ptr={:#x}, device={}{name})",
-            self.stream.raw().address(),
-            device::shown(self.device().ordinal())
-        )
+        let (address, device) = (self.stream.raw().address(), device::shown(self.device().ordinal()));
+        format!("gpupool.Stream(ptr={address:#x}, device={device}{name})")
     }
 }
 
@@ -144,12 +141,8 @@ pub(crate) fn resolve(py: Python<'_>, stream: Option<&Bound<'_, PyAny>>, device:
         return current(py, device);
     };
     if stream.is_exact_instance_of::<PyInt>() {
-        let Ok(address) = stream.extract::<PythonAddress>() else {
-            return Err(
-                Error::invalid_value(format!("stream is {stream}, which is not the address of a stream")).into()
-            );
-        };
-        return Ok(address.stream(device)?);
+        let wrong = |_| Error::invalid_value(format!("stream is {stream}, which is not the address of a stream"));
+        return Ok(stream.extract::<PythonAddress>().map_err(wrong)?.stream(device)?);
     }
     if let Ok(stream) = stream.cast_exact::<PyStream>() {
         // The caller's reference keeps the stream alive.
@@ -165,13 +158,13 @@ fn resolve_object(stream: &Bound<'_, PyAny>, device: Option<Device>) -> PyResult
         return Ok(address.stream(device)?);
     }
     let own = device_of(stream)?;
-    match (device, own) {
-        (Some(wanted), Some(own)) if wanted != own => {
-            Err(wrong_objects([stream], |[stream]| format!("{stream} is a default stream of {own}, not of {wanted}"))
-                .into())
-        }
-        (wanted, own) => Ok(address.stream(wanted.or(own))?),
+    if let (Some(wanted), Some(own)) = (device, own)
+        && wanted != own
+    {
+        let text = |[stream]: [String; 1]| format!("{stream} is a default stream of {own}, not of {wanted}");
+        return Err(wrong_objects([stream], text).into());
     }
+    Ok(address.stream(device.or(own))?)
 }
 
 fn address_of(stream: &Bound<'_, PyAny>) -> PyResult<PythonAddress> {
@@ -218,14 +211,8 @@ fn no_stream(argument: &Bound<'_, PyAny>) -> PyResult<Error> {
 
 /// Whether an object has anything that [`address_of`] asks for.
 fn has_address(stream: &Bound<'_, PyAny>) -> PyResult<bool> {
-    let py = stream.py();
-    for name in [intern!(py, "__cuda_stream__"), intern!(py, "cuda_stream"), intern!(py, "ptr"), intern!(py, "handle")]
-    {
-        if stream.hasattr(name)? {
-            return Ok(true);
-        }
-    }
-    Ok(false)
+    let mut names = ["__cuda_stream__", "cuda_stream", "ptr", "handle"].into_iter();
+    names.try_fold(false, |has, name| Ok(has || stream.hasattr(name)?))
 }
 
 /// The device that a default stream object says it belongs to.
@@ -237,13 +224,8 @@ fn device_of(stream: &Bound<'_, PyAny>) -> PyResult<Option<Device>> {
             return valid_ordinal(&ordinal);
         }
     }
-    match stream.getattr_opt(intern!(py, "device"))? {
-        Some(device) => match device.getattr_opt(intern!(py, "device_id"))? {
-            Some(ordinal) => valid_ordinal(&ordinal),
-            None => Ok(None),
-        },
-        None => Ok(None),
-    }
+    let Some(device) = stream.getattr_opt(intern!(py, "device"))? else { return Ok(None) };
+    device.getattr_opt(intern!(py, "device_id"))?.map_or(Ok(None), |ordinal| valid_ordinal(&ordinal))
 }
 
 fn valid_ordinal(ordinal: &Bound<'_, PyAny>) -> PyResult<Option<Device>> {

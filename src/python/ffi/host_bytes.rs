@@ -117,31 +117,22 @@ impl<'py> Lent<'py> {
     fn bytes(&self) -> u64 {
         self.view.view.len.unsigned_abs() as u64
     }
-
-    fn host_bytes(&self) -> HostBytes<'_> {
-        HostBytes { address: self.address(), bytes: self.bytes(), pinned: self.pinned.as_deref() }
-    }
 }
 
-/// Copies what an object lends to the buffer. Pinned memory is copied in the background; for any other this waits.
+/// Copies between the buffer and what an object lends. Pinned memory is copied in the background; for any other this waits.
 ///
 /// # Errors
-/// `TypeError` for an object without bytes; else as [`DeviceBuffer::copy_from`].
-pub(crate) fn copy_from(buffer: &DeviceBuffer, host: &Bound<'_, PyAny>, stream: &Stream) -> PyResult<()> {
-    let lent = Lent::new(host, "copy_from")?;
-    let bytes = lent.host_bytes();
-    // SAFETY: the object lends the bytes as long as `lent` lives, and pinned ones lie in their buffer.
-    host.py().detach(|| unsafe { buffer.copy(CopyDirection::ToDevice, bytes, stream) })?;
-    Ok(())
-}
-
-/// Copies the buffer to what an object lends. Pinned memory is copied in the background; for any other this waits.
-///
-/// # Errors
-/// As [`copy_from`], and `InvalidValue` for memory that is read-only.
-pub(crate) fn copy_to(buffer: &DeviceBuffer, host: &Bound<'_, PyAny>, stream: &Stream) -> PyResult<()> {
-    let lent = Lent::new(host, "copy_to")?;
-    if lent.view.view.readonly != 0 {
+/// `TypeError` for an object without bytes; `InvalidValue` for memory that is read-only and would be written; else as
+/// [`DeviceBuffer::copy_from`].
+pub(crate) fn copy(
+    buffer: &DeviceBuffer,
+    direction: CopyDirection,
+    host: &Bound<'_, PyAny>,
+    stream: &Stream,
+) -> PyResult<()> {
+    let is_written = matches!(direction, CopyDirection::ToHost);
+    let lent = Lent::new(host, if is_written { "copy_to" } else { "copy_from" })?;
+    if is_written && lent.view.view.readonly != 0 {
         return Err(Error::invalid_value(format!(
             "copy_to() writes, and this {} is read-only: give a bytearray, a writable array or a PinnedBuffer; bytes(buffer) \
              makes new bytes",
@@ -149,20 +140,13 @@ pub(crate) fn copy_to(buffer: &DeviceBuffer, host: &Bound<'_, PyAny>, stream: &S
         ))
         .into());
     }
-    let bytes = lent.host_bytes();
-    // SAFETY: the object lends the bytes, to be written, as long as `lent` lives, and pinned ones lie in their buffer.
-    host.py().detach(|| unsafe { buffer.copy(CopyDirection::ToHost, bytes, stream) })?;
-    Ok(())
+    let bytes = HostBytes { address: lent.address(), bytes: lent.bytes(), pinned: lent.pinned.as_deref() };
+    // SAFETY: the object lends the bytes, to be written if they are, as long as `lent` lives, and pinned ones lie in their
+    // buffer.
+    Ok(host.py().detach(|| unsafe { buffer.copy(direction, bytes, stream) })?)
 }
 
 // Whole numbers that Python objects lend by the buffer protocol, as arrays of NumPy and `array.array` do.
-
-/// How the integers of a buffer are stored.
-#[derive(Clone, Copy)]
-struct Format {
-    bytes: usize,
-    is_signed: bool,
-}
 
 /// The numbers that an object lends, or the first that is not one from 0 to 2**32 - 1.
 type LentIntegers = Result<Vec<u32>, i128>;
@@ -205,8 +189,8 @@ fn narrow<N: Copy + TryInto<u32> + Into<i128>>(count: usize, at: impl Fn(usize) 
 impl View<'_> {
     fn integers(&self) -> Option<LentIntegers> {
         let (count, stride) = self.one_dimension()?;
-        let Format { bytes, is_signed } = self.integer_format()?;
-        let start = self.start();
+        let (bytes, is_signed) = self.integer_format()?;
+        let start = self.view.buf.cast_const().cast();
         // SAFETY: the view has so many items at this stride, each as long as its format says.
         unsafe {
             Some(match (bytes, is_signed) {
@@ -223,10 +207,6 @@ impl View<'_> {
         }
     }
 
-    fn start(&self) -> *const u8 {
-        self.view.buf.cast_const().cast()
-    }
-
     /// Returns how many items there are, and the bytes from one to the next.
     fn one_dimension(&self) -> Option<(usize, isize)> {
         if self.view.ndim != 1 || self.view.shape.is_null() {
@@ -240,7 +220,8 @@ impl View<'_> {
         Some((usize::try_from(count).ok()?, stride))
     }
 
-    fn integer_format(&self) -> Option<Format> {
+    /// Returns how many bytes an item has, and whether it has a sign; none for what is no integer.
+    fn integer_format(&self) -> Option<(usize, bool)> {
         // None stands for bytes.
         let format = if self.view.format.is_null() {
             c"B"
@@ -258,6 +239,6 @@ impl View<'_> {
         let is_signed = matches!(letter, b'b' | b'h' | b'i' | b'l' | b'q' | b'n');
         let is_integer = is_signed || matches!(letter, b'B' | b'H' | b'I' | b'L' | b'Q' | b'N');
         let bytes = usize::try_from(self.view.itemsize).ok().filter(|bytes| matches!(bytes, 1 | 2 | 4 | 8));
-        bytes.filter(|_| is_integer).map(|bytes| Format { bytes, is_signed })
+        bytes.filter(|_| is_integer).map(|bytes| (bytes, is_signed))
     }
 }

@@ -22,7 +22,7 @@ use crate::python::arguments::{Nbytes, Whole};
 use crate::python::buffer::{HeldBuffer, allocate_detached, array_interface, repr};
 use crate::python::kept::Keepers;
 use crate::python::{device, stream};
-use crate::runtime::{Kind, get};
+use crate::runtime::{Kind, Stream, get};
 
 #[doc = docstring!("PinnedBuffer")]
 #[pyclass(name = "PinnedBuffer", module = "gpupool", frozen, weakref)]
@@ -42,10 +42,19 @@ pub(crate) fn empty_pinned(
     if stream.is_none() {
         device::get(py)?;
     }
-    let node = memory::node_of(numa.map(|node| node.number().into()), stream.as_ref())?;
-    let allocate = |nbytes, node: &NumaNode| allocate_detached(py, nbytes, node);
-    let buffer = memory::empty_pinned_by(nbytes.0, node, stream.as_ref(), allocate)?;
+    let buffer = allocate_pinned(py, nbytes.0, numa, stream.as_ref())?;
     Ok(PyPinnedBuffer(HeldBuffer::new(Some(buffer), keepers)))
+}
+
+/// Allocates pinned memory; other threads run Python meanwhile, unless it is there at once.
+pub(crate) fn allocate_pinned(
+    py: Python<'_>,
+    nbytes: u64,
+    numa: Option<NumaNode>,
+    stream: Option<&Stream>,
+) -> Result<PinnedBuffer> {
+    let node = memory::node_of(numa.map(|node| node.number().into()), stream)?;
+    memory::empty_pinned_by(nbytes, node, stream, |nbytes, node| allocate_detached(py, nbytes, node))
 }
 
 impl Drop for PyPinnedBuffer {
