@@ -2,7 +2,6 @@
 //! `InvalidValue`. So is a bool, which Python accepts as 0 or 1: most likely another argument was meant. What is no number is
 //! a `TypeError`.
 
-use std::fmt;
 use std::marker::PhantomData;
 use std::time::Duration;
 
@@ -69,12 +68,6 @@ impl<N: ArgumentName> Whole<N> {
     pub(crate) fn narrow<T: TryFrom<u64>>(self) -> Result<T> {
         let wrong = |_| Error::invalid_value(format!("{} is {}: give {}", N::NAME, self.0, N::ACCEPTED));
         T::try_from(self.0).map_err(wrong)
-    }
-}
-
-impl<N: ArgumentName> fmt::Debug for Whole<N> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}={}", N::NAME, self.0)
     }
 }
 

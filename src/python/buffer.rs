@@ -1,7 +1,6 @@
 //! `DeviceBuffer` and `empty`, fences for buffers that are used on streams that no call names, and buffers that other
 //! processes use.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::mem;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -17,8 +16,7 @@ use crate::process;
 use crate::python::arguments::{Byte, Nbytes, Whole};
 use crate::python::context::Ignored;
 use crate::python::ffi::address::consumer;
-use crate::python::ffi::dlpack::{self, Exported};
-use crate::python::ffi::host_bytes;
+use crate::python::ffi::buffers::{self, DLMemory};
 use crate::python::kept::Keepers;
 use crate::python::values::with_items;
 use crate::python::{device, stream};
@@ -365,13 +363,13 @@ impl PyDeviceBuffer {
     #[doc = docstring!("DeviceBuffer.copy_from")]
     #[pyo3(signature = (host, stream = None))]
     fn copy_from(&self, py: Python<'_>, host: &Bound<'_, PyAny>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-        self.submit(py, stream, |buffer, stream| host_bytes::copy(buffer, CopyDirection::ToDevice, host, stream))
+        self.submit(py, stream, |buffer, stream| buffers::copy(buffer, CopyDirection::ToDevice, host, stream))
     }
 
     #[doc = docstring!("DeviceBuffer.copy_to")]
     #[pyo3(signature = (host, stream = None))]
     fn copy_to(&self, py: Python<'_>, host: &Bound<'_, PyAny>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-        self.submit(py, stream, |buffer, stream| host_bytes::copy(buffer, CopyDirection::ToHost, host, stream))
+        self.submit(py, stream, |buffer, stream| buffers::copy(buffer, CopyDirection::ToHost, host, stream))
     }
 
     #[doc = docstring!("DeviceBuffer.fill")]
@@ -443,7 +441,7 @@ impl PyDeviceBuffer {
 
     #[doc = docstring!("DeviceBuffer.__dlpack_device__")]
     fn __dlpack_device__(&self) -> Result<(i32, i32)> {
-        self.held.read(DeviceBuffer::place)
+        self.held.read(|buffer| buffers::place(Some(buffer.device())))
     }
 
     #[doc = docstring!("DeviceBuffer.__dlpack__")]
@@ -457,7 +455,9 @@ impl PyDeviceBuffer {
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let buffer = self.held.shared()?;
-        dlpack::check_request(&*buffer, "DeviceBuffer", dl_device, copy)?;
+        let place = buffers::place(Some(buffer.device()));
+        let memory = DLMemory { address: buffer.address(), nbytes: buffer.nbytes(), place };
+        let memory = memory.check("DeviceBuffer", dl_device, copy)?;
         if get()?.kind() != Kind::Host
             && let Some(consumer) = consumer(stream, Some(buffer.device()))?
         {
@@ -465,7 +465,7 @@ impl PyDeviceBuffer {
             // A consumer ends its share when its array dies, even if its stream still has work on it.
             buffer.record_consumer(&consumer)?;
         }
-        dlpack::export(py, buffer, max_version)
+        buffers::export(py, buffer, memory, max_version)
     }
 
     fn __repr__(&self) -> String {
@@ -478,8 +478,8 @@ impl PyDeviceBuffer {
 }
 
 #[doc = docstring!("ShareToken")]
-#[pyclass(name = "ShareToken", module = "gpupool", frozen, eq)]
-#[derive(Clone, PartialEq, Eq)]
+#[pyclass(name = "ShareToken", module = "gpupool", frozen, eq, hash)]
+#[derive(PartialEq, Eq, Hash)]
 pub(crate) struct PyShareToken(pub(crate) ShareToken);
 
 #[pymethods]
@@ -509,12 +509,6 @@ impl PyShareToken {
 
     fn __reduce__<'py>(&self, py: Python<'py>) -> (Bound<'py, PyType>, (Bound<'py, PyBytes>,)) {
         (py.get_type::<Self>(), (self.__bytes__(py),))
-    }
-
-    fn __hash__(&self) -> u64 {
-        let mut hasher = DefaultHasher::new();
-        self.0.hash(&mut hasher);
-        hasher.finish()
     }
 
     fn __repr__(&self) -> String {

@@ -17,7 +17,6 @@ macro_rules! docstring {
 
 mod arguments;
 mod buffer;
-mod callbacks;
 mod context;
 mod device;
 mod error;
@@ -30,13 +29,12 @@ mod neighbour;
 mod plugs;
 mod range;
 mod recording;
-mod replaying;
 mod scope;
 #[cfg(feature = "fault-injection")]
 mod simulation;
 mod stats;
 mod stream;
-mod unpickling;
+mod traces;
 mod values;
 
 use std::path::PathBuf;
@@ -74,40 +72,6 @@ fn refuse_second_interpreter(py: Python<'_>) -> PyResult<()> {
 mod _native {
     use super::*;
 
-    #[pymodule_export]
-    use super::add_site_packages;
-    #[pymodule_export]
-    use super::buffer::{PyDeviceBuffer, PyShareToken, attach, empty, fence, follow_blocking, share_at};
-    #[pymodule_export]
-    use super::callbacks::{PyDiscardCallback, PyOomCallback, PySegmentCallback, PySegmentEvent, on_oom};
-    #[pymodule_export]
-    use super::device::{
-        cuda_builds, current_device, device_count, device_info, driver_version, runtime, runtimes_passed_over, sleep,
-        wake,
-    };
-    #[pymodule_export]
-    use super::ffi::pinned_buffer::{PyPinnedBuffer, empty_pinned};
-    #[pymodule_export]
-    use super::handle::{PyHandlePool, PyHandleStats, PyLease, handle_stats, simulate_costly_handles};
-    #[pymodule_export]
-    use super::logging::{clear_log_records, end_log, pause_log, resume_log, set_log_level, start_log};
-    #[pymodule_export]
-    use super::mem_pool::{
-        PyCapture, PyGraphMemory, PyMemPool, begin_allocate_to_pool, end_allocate_to_pool, graph_pool_handle,
-        pool_use_count, release_pool,
-    };
-    #[pymodule_export]
-    use super::neighbour::{PyClaim, PyNeighbour, PyNeighbourPool, available_memory, claim, neighbours, set_neighbour};
-    #[pymodule_export]
-    use super::plugs::{PyCApi, PyCudaCoreMemory, PyCupyAllocator, PyCupyPinnedAllocator, PyCupyPinnedMemory};
-    #[pymodule_export]
-    use super::range::PyMemoryRange;
-    #[pymodule_export]
-    use super::recording::{get_memory_history, memory_snapshot, record_memory_history};
-    #[pymodule_export]
-    use super::replaying::{PyReplayResult, replay, replay_reserved};
-    #[pymodule_export]
-    use super::scope::{PyPoolScope, PyPoolToken, use_mem_pool};
     #[cfg(feature = "fault-injection")]
     #[pymodule_export]
     use super::simulation::{
@@ -116,17 +80,36 @@ mod _native {
         host_set_handle_bytes, host_stream_of, host_submit,
     };
     #[pymodule_export]
-    use super::stats::{
-        PyMemoryStats, PyPoolStats, devices_in_use, empty_cache, empty_pinned_cache, enable_peer_access,
-        get_memory_limit, get_per_process_memory_fraction, get_pinned_limit, memory_stats, nearest_numa_node,
-        oom_callbacks, owns, peers, pinned_stats, pinned_times, request_counts, reset_peak_memory_stats,
-        reset_peak_pinned_stats, set_memory_limit, set_per_process_memory_fraction, set_pinned_limit, summarize,
-        summarize_pinned, warm_pinned,
+    use super::{
+        add_site_packages,
+        buffer::{PyDeviceBuffer, PyShareToken, attach, empty, fence, follow_blocking, share_at},
+        device::{
+            cuda_builds, current_device, device_count, device_info, driver_version, runtime, runtimes_passed_over,
+            sleep, wake,
+        },
+        ffi::buffers::{PyPinnedBuffer, empty_pinned},
+        handle::{PyHandlePool, PyHandleStats, PyLease, handle_stats, simulate_costly_handles},
+        kept::{PyDiscardCallback, PyOomCallback, PySegmentCallback, PySegmentEvent, on_oom},
+        logging::{clear_log_records, end_log, pause_log, resume_log, set_log_level, start_log},
+        mem_pool::{
+            PyCapture, PyGraphMemory, PyMemPool, begin_allocate_to_pool, end_allocate_to_pool, graph_pool_handle,
+            pool_use_count, release_pool,
+        },
+        neighbour::{PyClaim, PyNeighbour, PyNeighbourPool, available_memory, claim, neighbours, set_neighbour},
+        plugs::{PyCApi, PyCudaCoreMemory, PyCupyAllocator, PyCupyPinnedAllocator, PyCupyPinnedMemory},
+        range::PyMemoryRange,
+        recording::{get_memory_history, memory_snapshot, record_memory_history},
+        scope::{PyPoolScope, PyPoolToken, use_mem_pool},
+        stats::{
+            PyMemoryStats, PyPoolStats, devices_in_use, empty_cache, empty_pinned_cache, enable_peer_access,
+            get_memory_limit, get_per_process_memory_fraction, get_pinned_limit, memory_stats, nearest_numa_node,
+            oom_callbacks, owns, peers, pinned_stats, pinned_times, request_counts, reset_peak_memory_stats,
+            reset_peak_pinned_stats, set_memory_limit, set_per_process_memory_fraction, set_pinned_limit, summarize,
+            summarize_pinned, warm_pinned,
+        },
+        stream::{PyStream, PyStreamScope, current_stream, is_captured, set_stream_source, stream, synchronize},
+        traces::{PyReplayResult, replay, replay_reserved, unpickle},
     };
-    #[pymodule_export]
-    use super::stream::{PyStream, PyStreamScope, current_stream, is_captured, set_stream_source, stream, synchronize};
-    #[pymodule_export]
-    use super::unpickling::unpickle;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

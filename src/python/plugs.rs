@@ -1,6 +1,7 @@
 //! CuPy's allocator of device memory.
 
 use std::cell::Cell;
+use std::mem;
 use std::sync::{Mutex, OnceLock};
 
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -18,10 +19,9 @@ use crate::python::arguments::{Nbytes, Size, Whole, accepted, wrong_objects};
 use crate::python::buffer::{HeldBuffer, PyDeviceBuffer, allocate};
 use crate::python::device;
 use crate::python::ffi::address::PythonAddress;
-use crate::python::ffi::cuda_core::StreamHandles;
-use crate::python::ffi::cupy::{CurrentStream, Memories};
-use crate::python::ffi::pinned_buffer::allocate_pinned;
-use crate::python::ffi::{cuda_core, dlpack};
+use crate::python::ffi::buffers::allocate_pinned;
+use crate::python::ffi::frameworks::{CurrentStream, Memories, StreamHandles};
+use crate::python::ffi::{buffers, frameworks};
 use crate::python::kept::Keepers;
 use crate::python::scope::token_of;
 use crate::runtime::Stream;
@@ -317,7 +317,7 @@ impl PyCudaCoreMemory {
         }
         let pointer = address.into_pyobject(py)?;
         let arguments = [pointer.as_any(), size, slf.as_any()];
-        let made = cuda_core::call_named(made.make_buffer.bind(py), arguments, made.names.bind(py), stream);
+        let made = frameworks::call_named(made.make_buffer.bind(py), arguments, made.names.bind(py), stream);
         if made.is_err() {
             let refused = lock(&this.buffers).remove(&address);
             drop(refused);
@@ -364,20 +364,17 @@ impl PyCudaCoreMemory {
     #[doc = docstring!("CudaCoreMemory.device_buffer")]
     fn device_buffer(&self, py: Python<'_>, pointer: u64) -> PyResult<Option<Py<PyDeviceBuffer>>> {
         process::refuse_forked()?;
-        if let Some(known) = known_buffer(py, &lock(&self.buffers), pointer) {
-            return Ok(known);
-        }
-        // The object is made with no lock held, since that may run Python; meanwhile the buffer may have got another one.
+        // The object is made, and ends if it is of no use, with no lock held, since that may run Python.
         let made = Py::new(py, PyDeviceBuffer::without())?;
         let mut buffers = lock(&self.buffers);
-        if let Some(known) = known_buffer(py, &buffers, pointer) {
-            drop(buffers);
-            return Ok(known);
+        let Some(known) = buffers.get_mut(&pointer) else { return Ok(None) };
+        if let CudaCoreBuffer::Shared(shared) = known {
+            return Ok(Some(shared.clone_ref(py)));
         }
-        if let Some(CudaCoreBuffer::Alone(buffer)) = buffers.insert(pointer, CudaCoreBuffer::Shared(made.clone_ref(py)))
-        {
+        if let CudaCoreBuffer::Alone(buffer) = mem::replace(known, CudaCoreBuffer::Shared(made.clone_ref(py))) {
             made.get().held.put(buffer);
         }
+        drop(buffers);
         Ok(Some(made))
     }
 
@@ -404,7 +401,7 @@ impl MadeResource {
         if let Some(handle) = self.handles.as_ref().and_then(|handles| handles.read(object)) {
             return Ok(handle.stream(None)?);
         }
-        let answer = cuda_core::call_method(object, intern!(py, "__cuda_stream__"))?;
+        let answer = frameworks::call_method(object, intern!(py, "__cuda_stream__"))?;
         let address = answer.cast::<PyTuple>()?.get_borrowed_item(1)?.extract::<PythonAddress>()?;
         Ok(address.stream(None)?)
     }
@@ -424,19 +421,6 @@ impl PyCudaCoreMemory {
             Error::invalid_value("this memory resource was not made: call its __init__ first, as super().__init__()")
         };
         Ok(self.made.get().ok_or_else(unmade)?)
-    }
-}
-
-/// Returns the object of the buffer at an address, or none if there is no buffer; none at all if it has no object yet.
-fn known_buffer(
-    py: Python<'_>,
-    buffers: &FxHashMap<u64, CudaCoreBuffer>,
-    pointer: u64,
-) -> Option<Option<Py<PyDeviceBuffer>>> {
-    match buffers.get(&pointer) {
-        None => Some(None),
-        Some(CudaCoreBuffer::Shared(buffer)) => Some(Some(buffer.clone_ref(py))),
-        Some(CudaCoreBuffer::Alone(_)) => None,
     }
 }
 
@@ -507,6 +491,6 @@ pub(crate) fn c_api(py: Python<'_>) -> PyResult<PyCApi> {
         handler_free: C_API.handler_free as usize,
         handler: (&raw const DEVICE_MEM_HANDLER).addr(),
         pinned_handler: (&raw const PINNED_MEM_HANDLER).addr(),
-        capsule: dlpack::c_api_capsule(py)?.unbind(),
+        capsule: buffers::c_api_capsule(py)?.unbind(),
     })
 }

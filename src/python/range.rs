@@ -15,11 +15,9 @@ use crate::observe::recording::Purpose;
 use crate::process;
 use crate::python::arguments::{Fill, Nbytes, PageNumber, Pages, Start, Whole, accepted, type_error, wrong_objects};
 use crate::python::buffer::cuda_array_interface;
-use crate::python::callbacks::{PyDiscardCallback, on_discard};
 use crate::python::context::Ignored;
-use crate::python::ffi::dlpack::{self, Exported};
-use crate::python::ffi::host_bytes::lent_integers;
-use crate::python::kept::KeptObjects;
+use crate::python::ffi::buffers::{self, DLMemory, lent_integers};
+use crate::python::kept::{KeptObjects, PyDiscardCallback, on_discard};
 use crate::python::values::Facts;
 use crate::python::{device, stream};
 use crate::runtime::Stream;
@@ -61,6 +59,10 @@ impl PyMemoryRange {
             Err(_) => facts.state("freed"),
         }
         facts
+    }
+
+    fn place(&self) -> (i32, i32) {
+        buffers::place(Some(self.range.device().unwrap_or(Device::from_ordinal(0))))
     }
 
     fn stream_or_current(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<Stream> {
@@ -222,7 +224,7 @@ impl PyMemoryRange {
     #[doc = docstring!("MemoryRange.__dlpack_device__")]
     fn __dlpack_device__(&self) -> PyResult<(i32, i32)> {
         process::refuse_forked()?;
-        Ok(self.range.place())
+        Ok(self.place())
     }
 
     #[doc = docstring!("MemoryRange.__dlpack__")]
@@ -238,9 +240,10 @@ impl PyMemoryRange {
         // Its pages are ordered by their commits, not by this.
         let _ = stream;
         self.range.committed_bytes()?;
-        dlpack::check_request(&*self.range, "MemoryRange", dl_device, copy)?;
+        let memory = DLMemory { address: self.ptr(), nbytes: self.nbytes(), place: self.place() };
+        let memory = memory.check("MemoryRange", dl_device, copy)?;
         let range: Arc<MemoryRange> = Arc::clone(&self.range);
-        dlpack::export(py, range, max_version)
+        buffers::export(py, range, memory, max_version)
     }
 
     #[doc = docstring!("MemoryRange.__del__")]

@@ -3,10 +3,7 @@
 #![allow(unsafe_code)]
 
 pub(super) mod address;
-pub(super) mod cuda_core;
-pub(super) mod cupy;
-pub(super) mod dlpack;
-pub(super) mod host_bytes;
+pub(super) mod buffers;
+pub(super) mod frameworks;
 pub(super) mod interpreter;
-pub(super) mod pinned_buffer;
 pub(super) mod stacks;
