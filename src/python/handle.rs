@@ -121,13 +121,8 @@ impl PyHandlePool {
 
     #[doc = docstring!("HandlePool.warm")]
     #[pyo3(signature = (count, device = None, background = false))]
-    fn warm(
-        &self,
-        py: Python<'_>,
-        count: &Bound<'_, PyAny>,
-        device: Option<Device>,
-        background: bool,
-    ) -> PyResult<usize> {
+    fn warm(&self, count: &Bound<'_, PyAny>, device: Option<Device>, background: bool) -> PyResult<usize> {
+        let py = count.py();
         let wrong = || wrong_argument("count", count, "a whole number of handles from 0 to 2**63 - 1");
         let number = usize::try_from(number_of::<i64>(count.as_borrowed(), wrong)?).map_err(|_| wrong())?;
         refuse_bool(count, number as u64, wrong)?;

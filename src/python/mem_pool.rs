@@ -62,12 +62,8 @@ impl PyMemPool {
             facts.add("live_bytes", stats.live_bytes);
             facts.add("reserved_bytes", stats.reserved_bytes);
         }
-        if pool.is_closed() {
-            facts.state("closed");
-        }
-        if pool.is_asleep() {
-            facts.state("asleep");
-        }
+        facts.states.extend(pool.is_closed().then_some("closed"));
+        facts.states.extend(pool.is_asleep().then_some("asleep"));
         Ok(Some(facts))
     }
 
@@ -444,13 +440,7 @@ impl PyCapture {
     }
 
     #[doc = docstring!("Capture.__exit__")]
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        kind: &Bound<'_, PyAny>,
-        _value: Ignored,
-        _traceback: Ignored,
-    ) -> PyResult<bool> {
+    fn __exit__(&self, kind: &Bound<'_, PyAny>, _value: Ignored, _traceback: Ignored) -> PyResult<bool> {
         if process::is_forked() {
             return Ok(false);
         }
@@ -462,7 +452,7 @@ impl PyCapture {
             place.get().memory.begin(memory);
         } else {
             // The capture failed, so there will be no graph.
-            py.detach(|| drop(memory));
+            kind.py().detach(|| drop(memory));
         }
         Ok(false)
     }

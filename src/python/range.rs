@@ -6,7 +6,7 @@ use std::sync::Arc;
 use pyo3::exceptions::PyTypeError;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyInt};
+use pyo3::types::{PyDict, PyInt};
 
 use crate::error::{Error, Result};
 use crate::ids::Device;
@@ -45,7 +45,7 @@ impl PyMemoryRange {
     fn facts(&self) -> Facts {
         let mut facts = Facts::of("gpupool.MemoryRange");
         if process::is_forked() {
-            facts.state("of the parent process");
+            facts.states.push("of the parent process");
             return facts;
         }
         match self.range.committed_bytes() {
@@ -56,7 +56,7 @@ impl PyMemoryRange {
                 let device = self.range.device().map(|on| device::shown(on.ordinal()));
                 facts.add("device", device.unwrap_or_else(|_| "unknown".to_owned()));
             }
-            Err(_) => facts.state("freed"),
+            Err(_) => facts.states.push("freed"),
         }
         facts
     }
@@ -151,18 +151,12 @@ impl PyMemoryRange {
 
     #[doc = docstring!("MemoryRange.pin")]
     #[pyo3(signature = (pages, stream = None))]
-    fn pin<'py>(
-        &self,
-        py: Python<'py>,
-        pages: &Bound<'py, PyAny>,
-        stream: Option<&Bound<'py, PyAny>>,
-    ) -> PyResult<Bound<'py, PyBytes>> {
+    fn pin(&self, py: Python<'_>, pages: &Bound<'_, PyAny>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<u8>> {
         process::refuse_forked()?;
         let numbers = numbers(pages)?;
         let stream = stream.map(stream::named).transpose()?;
         // It waits for a thread that commits the pages, which may need the interpreter.
-        let pinned = py.detach(|| self.range.pin(&numbers, stream.as_ref()))?;
-        Ok(PyBytes::new(py, &pinned))
+        Ok(py.detach(|| self.range.pin(&numbers, stream.as_ref()))?)
     }
 
     #[doc = docstring!("MemoryRange.unpin")]

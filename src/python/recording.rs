@@ -252,12 +252,8 @@ fn trace_entry<'py>(frames: &mut Frames<'py>, event: &MemoryEvent) -> PyResult<B
 }
 
 /// A list for each device of the process, as PyTorch has it.
-fn device_traces<'py>(
-    frames: &mut Frames<'py>,
-    devices: usize,
-    events: &[MemoryEvent],
-) -> PyResult<Bound<'py, PyList>> {
-    let traces: Vec<_> = (0..devices).map(|_| PyList::empty(frames.py)).collect();
+fn device_traces<'py>(frames: &mut Frames<'py>, count: usize, events: &[MemoryEvent]) -> PyResult<Bound<'py, PyList>> {
+    let traces: Vec<_> = (0..count).map(|_| PyList::empty(frames.py)).collect();
     for event in events {
         if let Some(trace) = event.location.device().and_then(|device| traces.get(device.ordinal())) {
             trace.append(trace_entry(frames, event)?)?;

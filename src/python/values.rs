@@ -138,7 +138,7 @@ pub(crate) use counts_class;
 pub(crate) struct Facts {
     class: String,
     known: Vec<(&'static str, String)>,
-    states: Vec<&'static str>,
+    pub(crate) states: Vec<&'static str>,
 }
 
 impl Facts {
@@ -148,10 +148,6 @@ impl Facts {
 
     pub(crate) fn add(&mut self, name: &'static str, value: impl fmt::Display) {
         self.known.push((name, value.to_string()));
-    }
-
-    pub(crate) fn state(&mut self, state: &'static str) {
-        self.states.push(state);
     }
 
     /// Returns them as HTML.

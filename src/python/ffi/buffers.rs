@@ -8,6 +8,7 @@ use std::ptr;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use pyo3::buffer::{Element, PyUntypedBuffer};
 use pyo3::exceptions::{PyBufferError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -355,75 +356,57 @@ impl PyPinnedBuffer {
 /// How many objects lie between a view and the pinned memory that it is of, at most: an array of a memoryview of a buffer.
 const MOST_BETWEEN: usize = 8;
 
-/// What an object shows of its memory, which stays as long as this lives. PyO3's own buffers refuse arrays of ctypes and
-/// numbers of NumPy, which leave out their strides.
-struct View<'py> {
-    pub(crate) view: Box<ffi::Py_buffer>,
+/// Memory that an object lends as long as this lives. PyO3's own buffers refuse arrays of ctypes and numbers of NumPy, which
+/// leave out their strides.
+struct Lent<'py> {
+    view: Box<ffi::Py_buffer>,
+    /// The pinned memory of gpupool's that it lies in.
+    pinned: Option<Arc<PinnedBuffer>>,
     /// A view is released by a thread that is attached to the interpreter.
     _py: Python<'py>,
 }
 
-impl<'py> View<'py> {
-    pub(crate) fn new(object: &Bound<'py, PyAny>) -> PyResult<Self> {
-        let mut view = Box::new(ffi::Py_buffer::new());
-        // SAFETY: the object is alive, and the view is a place for one that does not move.
-        let status = unsafe { ffi::PyObject_GetBuffer(object.as_ptr(), &raw mut *view, ffi::PyBUF_FULL_RO) };
-        if status != 0 {
-            return Err(PyErr::fetch(object.py()));
-        }
-        Ok(Self { view, _py: object.py() })
-    }
-
-    /// Whether the bytes are in one piece, in C order.
-    fn is_contiguous(&self) -> bool {
-        // SAFETY: the view is filled.
-        unsafe { ffi::PyBuffer_IsContiguous(&raw const *self.view, b'C' as c_char) == 1 }
-    }
-
-    /// Whether its items are Python objects.
-    fn holds_objects(&self) -> bool {
-        // SAFETY: a format that is not null is a string that lives as long as the view.
-        !self.view.format.is_null() && unsafe { CStr::from_ptr(self.view.format) }.to_bytes().contains(&b'O')
-    }
-}
-
-impl Drop for View<'_> {
+impl Drop for Lent<'_> {
     fn drop(&mut self) {
-        // SAFETY: the view was filled, and is released once; the thread is attached, as `_py` says.
+        // SAFETY: the view was filled, or has no object, and is released once; the thread is attached, as `_py` says.
         unsafe { ffi::PyBuffer_Release(&raw mut *self.view) };
     }
 }
 
-/// Memory that an object lends as long as this lives.
-struct Lent<'py> {
-    view: View<'py>,
-    /// The pinned memory of gpupool's that it lies in.
-    pinned: Option<Arc<PinnedBuffer>>,
-}
-
 impl<'py> Lent<'py> {
     fn new(host: &Bound<'py, PyAny>, method: &str) -> PyResult<Self> {
-        let name = host.get_type().name()?;
-        let view = View::new(host).map_err(|error| {
-            if !is_refusal(host.py(), &error) {
-                return error;
+        let (py, name) = (host.py(), host.get_type().name()?);
+        let mut lent = Self { view: Box::new(ffi::Py_buffer::new()), pinned: None, _py: py };
+        // SAFETY: the object is alive, and the view is a place for one that does not move.
+        let status = unsafe { ffi::PyObject_GetBuffer(host.as_ptr(), &raw mut *lent.view, ffi::PyBUF_FULL_RO) };
+        if status != 0 {
+            let error = PyErr::fetch(py);
+            if !is_refusal(py, &error) {
+                return Err(error);
             }
-            PyTypeError::new_err(format!(
+            return Err(PyTypeError::new_err(format!(
                 "{method}() takes host memory with Python's buffer protocol (bytes, bytearray, memoryview, a NumPy array, \
                  PinnedBuffer), not {name}: {error}. For a CPU tensor of PyTorch give tensor.numpy()"
-            ))
-        })?;
-        if view.holds_objects() {
+            )));
+        }
+        // SAFETY: the view is filled, and a format that is not null is a string that lives as long.
+        let (holds_objects, is_contiguous) = unsafe {
+            let format = lent.view.format;
+            (
+                !format.is_null() && CStr::from_ptr(format).to_bytes().contains(&b'O'),
+                ffi::PyBuffer_IsContiguous(&raw const *lent.view, b'C' as c_char) == 1,
+            )
+        };
+        if holds_objects {
             return Err(PyTypeError::new_err(format!("{method}() copies bytes, and this {name} holds Python objects")));
         }
-        if !view.is_contiguous() {
+        if !is_contiguous {
             return Err(Error::invalid_value(format!(
                 "{method}() needs contiguous memory in C order, which this {name} is not: give numpy.ascontiguousarray(...) of \
                  it, or copy it there"
             ))
             .into());
         }
-        let mut lent = Self { view, pinned: None };
         lent.pinned = lent.pinned_memory(host)?;
         Ok(lent)
     }
@@ -450,11 +433,11 @@ impl<'py> Lent<'py> {
     }
 
     fn address(&self) -> u64 {
-        self.view.view.buf.expose_provenance() as u64
+        self.view.buf.expose_provenance() as u64
     }
 
     fn bytes(&self) -> u64 {
-        self.view.view.len.unsigned_abs() as u64
+        self.view.len.unsigned_abs() as u64
     }
 }
 
@@ -471,7 +454,7 @@ pub(crate) fn copy(
 ) -> PyResult<()> {
     let is_written = matches!(direction, CopyDirection::ToHost);
     let lent = Lent::new(host, if is_written { "copy_to" } else { "copy_from" })?;
-    if is_written && lent.view.view.readonly != 0 {
+    if is_written && lent.view.readonly != 0 {
         return Err(Error::invalid_value(format!(
             "copy_to() writes, and this {} is read-only: give a bytearray, a writable array or a PinnedBuffer; bytes(buffer) \
              makes new bytes",
@@ -485,99 +468,33 @@ pub(crate) fn copy(
     Ok(host.py().detach(|| unsafe { buffer.copy(direction, bytes, stream) })?)
 }
 
-// Whole numbers that Python objects lend by the buffer protocol, as arrays of NumPy and `array.array` do.
-
 /// The numbers that an object lends, or the first that is not one from 0 to 2**32 - 1.
 type LentIntegers = Result<Vec<u32>, i128>;
 
-/// Returns the numbers that an object lends; none if it lends no integers in one dimension.
+/// Returns the numbers that an object lends, as arrays of NumPy and `array.array` do; none if it lends no integers in one
+/// dimension.
 pub(crate) fn lent_integers(object: &Bound<'_, PyAny>) -> PyResult<Option<LentIntegers>> {
-    Ok(accepted(object.py(), View::new(object))?.and_then(|view| view.integers()))
-}
-
-/// Reads numbers of one type.
-///
-/// # Safety
-/// There are so many at this stride. They need no alignment.
-unsafe fn read<N: Copy + TryInto<u32> + Into<i128>>(start: *const u8, count: usize, stride: isize) -> LentIntegers {
-    let at = |stride: isize, index: usize| start.wrapping_offset(stride * index as isize).cast::<N>();
-    let side_by_side = size_of::<N>() as isize;
-    // Their stride is a constant there, so that several are read at once.
-    if stride == side_by_side {
-        // SAFETY: as the caller promises.
-        narrow(count, |index| unsafe { at(side_by_side, index).read_unaligned() })
-    } else {
-        // SAFETY: as the caller promises.
-        narrow(count, |index| unsafe { at(stride, index).read_unaligned() })
+    let Some(lent) = accepted(object.py(), PyUntypedBuffer::get(object))? else { return Ok(None) };
+    if lent.dimensions() != 1 {
+        return Ok(None);
     }
+    let py = object.py();
+    let readers =
+        [read::<i64>, read::<i32>, read::<u32>, read::<u64>, read::<u16>, read::<i16>, read::<u8>, read::<i8>];
+    Ok(readers.into_iter().find_map(|read| read(py, &lent)))
 }
 
-/// Returns numbers, or the first that is too large.
-fn narrow<N: Copy + TryInto<u32> + Into<i128>>(count: usize, at: impl Fn(usize) -> N) -> LentIntegers {
+/// Returns numbers of one type; none if they are of another.
+fn read<N: Element + Copy + TryInto<u32> + Into<i128>>(py: Python<'_>, lent: &PyUntypedBuffer) -> Option<LentIntegers> {
+    let lent = lent.as_typed::<N>().ok()?.to_vec(py).ok()?;
     let mut is_wrong = false;
-    let number = |index| {
-        let number: Result<u32, _> = at(index).try_into();
+    // Several are converted at once, since none ends this early.
+    let numbers = lent.iter().map(|&number| {
+        let number: Result<u32, _> = number.try_into();
         is_wrong |= number.is_err();
         number.unwrap_or_default()
-    };
-    let numbers = (0..count).map(number).collect();
-    let wrong = if is_wrong { (0..count).map(at).find(|number| (*number).try_into().is_err()) } else { None };
-    wrong.map_or(Ok(numbers), |number| Err(number.into()))
-}
-
-impl View<'_> {
-    fn integers(&self) -> Option<LentIntegers> {
-        let (count, stride) = self.one_dimension()?;
-        let (bytes, is_signed) = self.integer_format()?;
-        let start = self.view.buf.cast_const().cast();
-        // SAFETY: the view has so many items at this stride, each as long as its format says.
-        unsafe {
-            Some(match (bytes, is_signed) {
-                (1, true) => read::<i8>(start, count, stride),
-                (1, false) => read::<u8>(start, count, stride),
-                (2, true) => read::<i16>(start, count, stride),
-                (2, false) => read::<u16>(start, count, stride),
-                (4, true) => read::<i32>(start, count, stride),
-                (4, false) => read::<u32>(start, count, stride),
-                (8, true) => read::<i64>(start, count, stride),
-                (8, false) => read::<u64>(start, count, stride),
-                _ => return None,
-            })
-        }
-    }
-
-    /// Returns how many items there are, and the bytes from one to the next.
-    fn one_dimension(&self) -> Option<(usize, isize)> {
-        if self.view.ndim != 1 || self.view.shape.is_null() {
-            return None;
-        }
-        // SAFETY: a view of one dimension has one item in its shape and, if they are given, in its strides.
-        let (count, stride) = unsafe {
-            let stride = if self.view.strides.is_null() { self.view.itemsize } else { *self.view.strides };
-            (*self.view.shape, stride)
-        };
-        Some((usize::try_from(count).ok()?, stride))
-    }
-
-    /// Returns how many bytes an item has, and whether it has a sign; none for what is no integer.
-    fn integer_format(&self) -> Option<(usize, bool)> {
-        // None stands for bytes.
-        let format = if self.view.format.is_null() {
-            c"B"
-        } else {
-            // SAFETY: a format that is not null is a string that lives as long as the view.
-            unsafe { CStr::from_ptr(self.view.format) }
-        };
-        let own = if cfg!(target_endian = "big") { b'>' } else { b'<' };
-        let is_native = |order: &u8| matches!(order, b'@' | b'=') || *order == own;
-        let letter = match format.to_bytes() {
-            [letter] => *letter,
-            [order, letter] if is_native(order) => *letter,
-            _ => return None,
-        };
-        let is_signed = matches!(letter, b'b' | b'h' | b'i' | b'l' | b'q' | b'n');
-        let is_integer = is_signed || matches!(letter, b'B' | b'H' | b'I' | b'L' | b'Q' | b'N');
-        let bytes = usize::try_from(self.view.itemsize).ok().filter(|bytes| matches!(bytes, 1 | 2 | 4 | 8));
-        bytes.filter(|_| is_integer).map(|bytes| (bytes, is_signed))
-    }
+    });
+    let numbers = numbers.collect();
+    let wrong = if is_wrong { lent.into_iter().find(|&number| number.try_into().is_err()) } else { None };
+    Some(wrong.map_or(Ok(numbers), |number| Err(number.into())))
 }
