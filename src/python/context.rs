@@ -1,4 +1,5 @@
-//! Scopes of a context, by a `contextvars.ContextVar`: of an asyncio task, and of the tasks that it starts meanwhile.
+//! Scopes of a context, by a `contextvars.ContextVar`: of an asyncio task, and of the tasks that it starts meanwhile; and the
+//! `with` blocks of an object.
 //!
 //! A scope entered in an asyncio task belongs to its context; any other to the thread. Requests look for scopes of their
 //! context only while there is one in the process.

@@ -1,4 +1,5 @@
-//! Exceptions: one for each kind of [`Error`], below `gpupool.Error`, some also below Python's own.
+//! Exceptions: one for each kind of [`Error`], below `gpupool.Error`, some also below Python's own; and what the program's code
+//! raises that gpupool runs, or a signal's handler meanwhile.
 
 use std::cell::Cell;
 use std::error::Error as StdError;
@@ -220,11 +221,6 @@ pub(crate) fn interrupted(py: Python<'_>, raised: PyErr) -> Error {
     Error::interrupted(Raised::cause(py, raised))
 }
 
-/// As [`interrupted`] for what is no `Exception`, else the error that `refused` makes of the cause.
-fn interrupted_or(py: Python<'_>, raised: PyErr, refused: impl FnOnce(Cause) -> Error) -> Error {
-    if raised.is_instance_of::<PyException>(py) { refused(Raised::cause(py, raised)) } else { interrupted(py, raised) }
-}
-
 /// Calls code of the program's for a call that fails if that raises, as `refused` says of a status and the cause.
 pub(crate) fn call_asked<R>(
     call: impl FnOnce(Python<'_>) -> PyResult<R>,
@@ -232,8 +228,11 @@ pub(crate) fn call_asked<R>(
 ) -> Result<R> {
     let called = Python::try_attach(|py| {
         call(py).map_err(|raised| {
+            if !raised.is_instance_of::<PyException>(py) {
+                return interrupted(py, raised);
+            }
             let name = raised.get_type(py).name().map(|name| name.to_string()).unwrap_or_default();
-            interrupted_or(py, raised, |cause| refused(&name, Some(cause)))
+            refused(&name, Some(Raised::cause(py, raised)))
         })
     });
     called.unwrap_or_else(|| Err(refused("the interpreter is shutting down", None)))

@@ -1,5 +1,5 @@
 //! Python objects that gpupool calls or needs later, such as callbacks, and which of its objects shows them to the garbage
-//! collector.
+//! collector; and what objects have until they end.
 //!
 //! What a pool or a range calls may refer to it, and keep it alive for ever unless the collector knows. So such an object is
 //! held once, by what may need it, and the pool or range tells the collector of it.

@@ -18,7 +18,7 @@ use crate::python::context::Ignored;
 use crate::python::ffi::address::source;
 use crate::python::kept::{KeptObjects, PySegmentCallback, UntilEnd, on_segment};
 use crate::python::range::PyMemoryRange;
-use crate::python::recording::segments;
+use crate::python::recording::{Frames, list_of_segments};
 use crate::python::scope::{PyPoolToken, ScopeBlocks, wake_for_use};
 use crate::python::stats::PyPoolStats;
 use crate::python::values::Facts;
@@ -265,7 +265,7 @@ impl PyMemPool {
         let _ = include_traces;
         let pool = self.pool()?;
         let found = py.detach(|| pool.snapshot())?;
-        segments(py, &found)
+        list_of_segments(&mut Frames::new(py), &found)
     }
 
     #[doc = docstring!("MemPool.token")]
@@ -313,10 +313,7 @@ impl PyMemPool {
 
     #[doc = docstring!("MemPool.__exit__")]
     fn __exit__(&self, py: Python<'_>, _kind: Ignored, _value: Ignored, _traceback: Ignored) -> PyResult<bool> {
-        if !process::is_forked() {
-            self.blocks.leave(py, "a MemPool's block")?;
-        }
-        Ok(false)
+        self.blocks.leave(py, "a MemPool's block")
     }
 
     #[doc = docstring!("MemPool.__del__")]

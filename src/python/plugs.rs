@@ -1,4 +1,6 @@
-//! CuPy's allocator of device memory.
+//! What other frameworks call to have memory of gpupool: CuPy's allocators, the base class of cuda.core's memory resource, and
+//! the addresses of the C interface. CuPy and cuda.core call them directly, so that a request that is served at once, and its
+//! free, run no Python of ours.
 
 use std::cell::Cell;
 use std::mem;
@@ -135,8 +137,6 @@ impl PyCupyAllocator {
     }
 }
 
-// CuPy's allocator of pinned memory.
-
 thread_local! {
     /// How many blocks of `gpupool.cupy.using(pinned=True)` the thread is in.
     static BLOCKS: Cell<usize> = const { Cell::new(0) };
@@ -236,9 +236,6 @@ impl PyCupyPinnedAllocator {
         self.retry.bind(py).call1((nbytes, PyErr::from(error)))
     }
 }
-
-// The base class of cuda.core's memory resource: cuda.core calls it directly, so that a request that is served at once, and
-// its free, run no Python of ours.
 
 #[doc = docstring!("CudaCoreMemory")]
 #[pyclass(name = "CudaCoreMemory", module = "gpupool._native", frozen, subclass, weakref)]
@@ -432,8 +429,6 @@ fn address_of(pointer: &Bound<'_, PyAny>) -> PyResult<u64> {
     }
     pointer.call_method0(intern!(pointer.py(), "__int__"))?.extract()
 }
-
-// The C interface's addresses, for plugs that take them.
 
 #[doc = docstring!("CApi")]
 #[pyclass(name = "CApi", module = "gpupool", frozen, get_all)]

@@ -1,4 +1,4 @@
-//! `record_memory_history`, with the parameters of `torch.cuda.memory._record_memory_history`.
+//! `record_memory_history`, with the parameters of `torch.cuda.memory._record_memory_history`, and snapshots.
 
 use std::collections::HashMap;
 
@@ -23,22 +23,15 @@ fn invalid(name: &str, value: &str, valid: &str) -> PyErr {
 }
 
 /// Whether events are kept; none to stop.
-#[derive(Clone, Copy)]
-pub(crate) struct Enabled(Option<bool>);
-
-impl<'py> FromPyObject<'_, 'py> for Enabled {
-    type Error = PyErr;
-
-    fn extract(enabled: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        if enabled.is_none() {
-            return Ok(Self(None));
-        }
-        match enabled.extract() {
-            Ok("all") => Ok(Self(Some(true))),
-            Ok("state") => Ok(Self(Some(false))),
-            // PyTorch's former call has a bool here, and other parameters.
-            _ => Err(wrong_argument("enabled", &enabled, "'all' or 'state', or None to stop").into()),
-        }
+fn has_events(enabled: &Bound<'_, PyAny>) -> PyResult<Option<bool>> {
+    if enabled.is_none() {
+        return Ok(None);
+    }
+    match enabled.extract() {
+        Ok("all") => Ok(Some(true)),
+        Ok("state") => Ok(Some(false)),
+        // PyTorch's former call has a bool here, and other parameters.
+        _ => Err(wrong_argument("enabled", enabled, "'all' or 'state', or None to stop").into()),
     }
 }
 
@@ -57,12 +50,12 @@ fn action_of(name: &str) -> PyResult<MemoryAction> {
 
 #[doc = docstring!("record_memory_history")]
 #[pyfunction(signature = (
-    enabled = Enabled(Some(true)), context = "all", stacks = "python", max_entries = Whole::new(MAX_ENTRIES as u64),
+    enabled = Some(true), context = "all", stacks = "python", max_entries = Whole::new(MAX_ENTRIES as u64),
     clear_history = false, skip_actions = None
 ), text_signature = "(enabled='all', context='all', stacks='python', max_entries=..., clear_history=False, skip_actions=None)")]
 pub(crate) fn record_memory_history(
     py: Python<'_>,
-    enabled: Enabled,
+    #[pyo3(from_py_with = has_events)] enabled: Option<bool>,
     context: Option<&str>,
     stacks: &str,
     max_entries: Whole<MaxEntries>,
@@ -83,7 +76,7 @@ pub(crate) fn record_memory_history(
     if stacks != "python" {
         return Err(invalid("stacks", stacks, "'python': gpupool records no frames of C++"));
     }
-    let Some(has_events) = enabled.0 else {
+    let Some(has_events) = enabled else {
         py.detach(Recording::stop)?;
         stacks::clear(py);
         return Ok(());
@@ -118,14 +111,14 @@ pub(crate) fn get_memory_history(py: Python<'_>) -> PyResult<Option<Bound<'_, Py
 const SMALL_SEGMENT: u64 = 2 << 20;
 
 /// Call stacks as lists of frames, each made once: what shares a stack shares its list, also in a pickle.
-struct Frames<'py> {
+pub(crate) struct Frames<'py> {
     py: Python<'py>,
     of_stacks: HashMap<Stack, Bound<'py, PyList>>,
     of_places: HashMap<(usize, i32), Bound<'py, PyDict>>,
 }
 
 impl<'py> Frames<'py> {
-    fn new(py: Python<'py>) -> Self {
+    pub(crate) fn new(py: Python<'py>) -> Self {
         Self { py, of_stacks: HashMap::new(), of_places: HashMap::new() }
     }
 
@@ -216,11 +209,7 @@ fn segment<'py>(frames: &mut Frames<'py>, view: &SegmentView) -> PyResult<Bound<
 }
 
 /// Segments with their blocks.
-pub(crate) fn segments<'py>(py: Python<'py>, views: &[SegmentView]) -> PyResult<Bound<'py, PyList>> {
-    list_of_segments(&mut Frames::new(py), views)
-}
-
-fn list_of_segments<'a, 'py>(
+pub(crate) fn list_of_segments<'a, 'py>(
     frames: &mut Frames<'py>,
     views: impl IntoIterator<Item = &'a SegmentView>,
 ) -> PyResult<Bound<'py, PyList>> {
@@ -251,28 +240,27 @@ fn trace_entry<'py>(frames: &mut Frames<'py>, event: &MemoryEvent) -> PyResult<B
     }))
 }
 
-/// A list for each device of the process, as PyTorch has it.
-fn device_traces<'py>(frames: &mut Frames<'py>, count: usize, events: &[MemoryEvent]) -> PyResult<Bound<'py, PyList>> {
-    let traces: Vec<_> = (0..count).map(|_| PyList::empty(frames.py)).collect();
+/// Returns a list for each device of the process, as PyTorch has it, and the events of pinned memory, each with its NUMA node.
+fn traces<'py>(
+    frames: &mut Frames<'py>,
+    devices: usize,
+    events: &[MemoryEvent],
+) -> PyResult<(Vec<Bound<'py, PyList>>, Bound<'py, PyList>)> {
+    let of_devices: Vec<_> = (0..devices).map(|_| PyList::empty(frames.py)).collect();
+    let pinned = PyList::empty(frames.py);
     for event in events {
-        if let Some(trace) = event.location.device().and_then(|device| traces.get(device.ordinal())) {
-            trace.append(trace_entry(frames, event)?)?;
+        match event.location {
+            MemoryLocation::Device(device) => {
+                if let Some(trace) = of_devices.get(device.ordinal()) {
+                    trace.append(trace_entry(frames, event)?)?;
+                }
+            }
+            MemoryLocation::Host(node) => {
+                pinned.append(with_items!(trace_entry(frames, event)?, { "numa": node.number(), }))?;
+            }
         }
     }
-    PyList::new(frames.py, traces)
-}
-
-/// The events of pinned memory, each with its NUMA node.
-fn pinned_trace<'py>(frames: &mut Frames<'py>, events: &[MemoryEvent]) -> PyResult<Bound<'py, PyList>> {
-    let trace = PyList::empty(frames.py);
-    for event in events {
-        if let Some(node) = event.location.numa() {
-            let entry = trace_entry(frames, event)?;
-            entry.set_item(intern!(frames.py, "numa"), node)?;
-            trace.append(entry)?;
-        }
-    }
-    Ok(trace)
+    Ok((of_devices, pinned))
 }
 
 fn handle_event<'py>(py: Python<'py>, event: &HandleEvent) -> PyResult<Bound<'py, PyDict>> {
@@ -345,12 +333,14 @@ pub(crate) fn memory_snapshot<'py>(
     let frames = &mut Frames::new(py);
     let (pinned, of_devices): (Vec<_>, Vec<_>) = views.iter().partition(|view| view.location.device().is_none());
     let has_expandable = of_devices.iter().all(|view| view.is_movable);
+    let segments = list_of_segments(frames, of_devices)?;
+    let (device_traces, pinned_trace) = traces(frames, devices, events)?;
     let handle_events = taken.handle_events.iter().map(|event| handle_event(py, event));
     Ok(with_items!(PyDict::new(py), {
-        "segments": list_of_segments(frames, of_devices)?,
-        "device_traces": device_traces(frames, devices, events)?,
+        "segments": segments,
+        "device_traces": device_traces,
         "pinned_segments": list_of_segments(frames, pinned)?,
-        "pinned_trace": pinned_trace(frames, events)?,
+        "pinned_trace": pinned_trace,
         "allocator_settings": allocator_settings(py, has_expandable)?,
         "external_annotations": PyList::empty(py),
         "handle_events": handle_events.collect::<PyResult<Vec<_>>>()?,

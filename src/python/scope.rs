@@ -76,12 +76,16 @@ impl ScopeBlocks {
         Ok(())
     }
 
-    pub(crate) fn leave(&self, py: Python<'_>, name: &str) -> PyResult<()> {
+    /// What `__exit__` does; nothing in a forked child.
+    pub(crate) fn leave(&self, py: Python<'_>, name: &str) -> PyResult<bool> {
+        if process::is_forked() {
+            return Ok(false);
+        }
         match self.0.leave(py, current_task(py)?, name)? {
             Entered::Thread(entered) => py.detach(|| drop(entered)),
             Entered::Context(entered) => entered.leave(py)?,
         }
-        Ok(())
+        Ok(false)
     }
 }
 
@@ -136,10 +140,7 @@ impl PyPoolScope {
 
     #[doc = docstring!("PoolScope.__exit__")]
     fn __exit__(&self, py: Python<'_>, _kind: Ignored, _value: Ignored, _traceback: Ignored) -> PyResult<bool> {
-        if !process::is_forked() {
-            self.blocks.leave(py, "use_mem_pool")?;
-        }
-        Ok(false)
+        self.blocks.leave(py, "use_mem_pool")
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {

@@ -1,4 +1,4 @@
-//! Statistics and limits of device memory.
+//! Statistics, summaries and limits of memory, also of pinned memory.
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict};

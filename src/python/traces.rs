@@ -1,4 +1,4 @@
-//! The replay of a recorded log.
+//! Trace files: the replay of a log, and the reader of pickles of memory snapshots.
 
 use std::fmt::Display;
 
@@ -125,7 +125,7 @@ pub(crate) fn replay_reserved(
     watched(py, watch, |watch| crate::replay::replay_reserved(&events, settings, most, watch))
 }
 
-// The reader of pickles of memory snapshots: dictionaries, lists, tuples, numbers and texts, and nothing else.
+// What a pickle of a snapshot may have: dictionaries, lists, tuples, numbers and texts, and nothing else.
 //
 // `pickle.Unpickler` cannot be bounded: a file of 8 bytes makes it take 4 GiB for a memo, another has it hash tuples
 // that double at each level. Here every length is of bytes that are in the file, integers have 64 bits, keys are texts

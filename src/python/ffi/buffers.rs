@@ -1,4 +1,5 @@
-//! DLPack: device memory, and pinned memory of the host, as other array libraries take it. See the specification of dmlc/dlpack, versions 0.8 and 1.
+//! Memory that Python's objects lend each other: by DLPack to other array libraries (see the specification of dmlc/dlpack,
+//! versions 0.8 and 1), and by Python's buffer protocol, to and from `PinnedBuffer`.
 //!
 //! A capsule owns a share of the buffer until a consumer takes it over by renaming it; then the consumer's call of the
 //! deleter ends that share, from any thread and without the GIL.

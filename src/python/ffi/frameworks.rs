@@ -1,5 +1,9 @@
-//! The memory of CuPy's arrays, as objects of a class of our own below `cupy.cuda.BaseMemory`: one object instead of CuPy's
-//! and the `DeviceBuffer` that it would keep.
+//! What CuPy's compiled modules use of each other, and the fields of objects of CuPy's and cuda.core's. CuPy's own pool goes that
+//! way, and calls no class. Each is compared with what public calls make before it is used; one that has changed is not used,
+//! and the public calls are.
+//!
+//! The memory of CuPy's arrays are objects of a class of our own below `cupy.cuda.BaseMemory`: one object instead of CuPy's and
+//! the `DeviceBuffer` that it would keep.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::mem::{ManuallyDrop, transmute};
