@@ -76,8 +76,7 @@ mod _native {
     #[pymodule_export]
     use super::simulation::{
         host_begin_capture, host_clear_faults, host_complete, host_create_stream, host_destroy_stream,
-        host_end_capture, host_inject, host_reuse_extent_numbers, host_set_clock, host_set_create_cost,
-        host_set_handle_bytes, host_stream_of, host_submit,
+        host_end_capture, host_inject, host_reuse_extent_numbers, host_set_clock, host_stream_of, host_submit,
     };
     #[pymodule_export]
     use super::{
@@ -122,7 +121,7 @@ mod _native {
         for class in [module.py().get_type::<mem_pool::PyMemPool>(), module.py().get_type::<range::PyMemoryRange>()] {
             class.setattr("__del__", class.getattr("__del__")?)?;
         }
-        module.add("c_api", plugs::c_api(module.py())?)?;
+        module.add("c_api", plugs::PyCApi::from(ffi::buffers::c_api_capsule(module.py())?.unbind()))?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
         for pool in (0..).map_while(pool_of_number) {
             module.add(pool.name(), PyHandlePool(pool))?;

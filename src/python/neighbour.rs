@@ -16,8 +16,8 @@ use crate::python::kept::UntilEnd;
 use crate::python::values::value_class;
 
 value_class! {
-    PyNeighbour = "Neighbour" in "gpupool" told by told {
-        from neighbour: Neighbour;
+    #[pyclass(name = "Neighbour", module = "gpupool", frozen, get_all)]
+    PyNeighbour = "Neighbour" from neighbour: Neighbour {
         pid: u32 = neighbour.process,
         name: String = neighbour.name,
         device: u32 = neighbour.device.ordinal() as u32,
@@ -34,20 +34,21 @@ value_class! {
         system_limit: Option<u64> = neighbour.system_limit,
         is_self: bool = neighbour.is_self,
         pools: Option<Vec<PyNeighbourPool>> = neighbour.pools.map(|pools| pools.into_iter().map(Into::into).collect()),
-    }
+    } told by told
 }
 
 // What a pool of another process holds.
 value_class! {
-    PyNeighbourPool = "NeighbourPool" in "gpupool" told by pool_told {
-        from pool: NeighbourPool;
+    #[pyclass(name = "NeighbourPool", module = "gpupool", frozen, get_all, from_py_object)]
+    #[derive(Clone)]
+    PyNeighbourPool = "NeighbourPool" from pool: NeighbourPool {
         id: PoolId = pool.id,
         given_name: Option<String> = pool.name,
         reserved_bytes: u64 = pool.reserved_bytes,
         live_bytes: u64 = pool.live_bytes,
         free_bytes: u64 = pool.free_bytes,
         asleep_bytes: u64 = pool.asleep_bytes,
-    }
+    } told by pool_told
 }
 
 fn told(neighbour: &PyNeighbour) -> String {

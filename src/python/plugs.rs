@@ -22,10 +22,11 @@ use crate::python::buffer::{HeldBuffer, PyDeviceBuffer, allocate};
 use crate::python::device;
 use crate::python::ffi::address::PythonAddress;
 use crate::python::ffi::buffers::allocate_pinned;
+use crate::python::ffi::frameworks;
 use crate::python::ffi::frameworks::{CurrentStream, Memories, StreamHandles};
-use crate::python::ffi::{buffers, frameworks};
 use crate::python::kept::Keepers;
 use crate::python::scope::token_of;
+use crate::python::values::told_class;
 use crate::runtime::Stream;
 use crate::sync::lock;
 
@@ -430,27 +431,19 @@ fn address_of(pointer: &Bound<'_, PyAny>) -> PyResult<u64> {
     pointer.call_method0(intern!(pointer.py(), "__int__"))?.extract()
 }
 
-#[doc = docstring!("CApi")]
-#[pyclass(name = "CApi", module = "gpupool", frozen, get_all)]
-pub(crate) struct PyCApi {
-    #[doc = docstring!("CApi.malloc")]
-    malloc: usize,
-    #[doc = docstring!("CApi.free")]
-    free: usize,
-    #[doc = docstring!("CApi.cupy_malloc")]
-    cupy_malloc: usize,
-    #[doc = docstring!("CApi.cupy_free")]
-    cupy_free: usize,
-    #[doc = docstring!("CApi.handler_alloc")]
-    handler_alloc: usize,
-    #[doc = docstring!("CApi.handler_free")]
-    handler_free: usize,
-    #[doc = docstring!("CApi.handler")]
-    handler: usize,
-    #[doc = docstring!("CApi.pinned_handler")]
-    pinned_handler: usize,
-    #[doc = docstring!("CApi.capsule")]
-    capsule: Py<PyAny>,
+told_class! {
+    #[pyclass(name = "CApi", module = "gpupool", frozen, get_all)]
+    PyCApi = "CApi" from table: Py<PyAny> {
+        malloc: usize = C_API.malloc as usize,
+        free: usize = C_API.free as usize,
+        cupy_malloc: usize = C_API.cupy_malloc as usize,
+        cupy_free: usize = C_API.cupy_free as usize,
+        handler_alloc: usize = C_API.handler_alloc as usize,
+        handler_free: usize = C_API.handler_free as usize,
+        handler: usize = (&raw const DEVICE_MEM_HANDLER).addr(),
+        pinned_handler: usize = (&raw const PINNED_MEM_HANDLER).addr(),
+        capsule: Py<PyAny> = table,
+    }
 }
 
 #[pymethods]
@@ -474,18 +467,4 @@ impl PyCApi {
     fn __repr__(&self) -> String {
         format!("<gpupool.CApi: addresses of C functions, malloc={:#x}, free={:#x}>", self.malloc, self.free)
     }
-}
-
-pub(crate) fn c_api(py: Python<'_>) -> PyResult<PyCApi> {
-    Ok(PyCApi {
-        malloc: C_API.malloc as usize,
-        free: C_API.free as usize,
-        cupy_malloc: C_API.cupy_malloc as usize,
-        cupy_free: C_API.cupy_free as usize,
-        handler_alloc: C_API.handler_alloc as usize,
-        handler_free: C_API.handler_free as usize,
-        handler: (&raw const DEVICE_MEM_HANDLER).addr(),
-        pinned_handler: (&raw const PINNED_MEM_HANDLER).addr(),
-        capsule: buffers::c_api_capsule(py)?.unbind(),
-    })
 }

@@ -1,7 +1,5 @@
 //! Controls of the simulated devices, for gpupool's own tests: only with the feature `fault-injection`, and not in the wheel.
 
-use std::time::Duration;
-
 use pyo3::prelude::*;
 
 use crate::error::{Error, StatusKind};
@@ -34,18 +32,6 @@ pub(crate) fn host_clear_faults() {
 #[pyfunction]
 pub(crate) fn host_reuse_extent_numbers() {
     host::reuse_extent_numbers();
-}
-
-#[pyfunction]
-pub(crate) fn host_set_create_cost(seconds: f64) -> PyResult<()> {
-    let cost = Duration::try_from_secs_f64(seconds).map_err(|e| Error::invalid_value(e.to_string()))?;
-    library::set_create_cost(cost);
-    Ok(())
-}
-
-#[pyfunction]
-pub(crate) fn host_set_handle_bytes(nbytes: u64) {
-    library::set_handle_bytes(nbytes);
 }
 
 #[pyfunction]

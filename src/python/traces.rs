@@ -14,8 +14,8 @@ use crate::replay::{ReplayAllocator, ReplayEvent, ReplayResult, ReplaySettings};
 const FREE: u32 = 1 << 31;
 
 value_class! {
-    PyReplayResult = "ReplayResult" in "gpupool._native" {
-        from result: ReplayResult;
+    #[pyclass(name = "ReplayResult", module = "gpupool._native", frozen, get_all)]
+    PyReplayResult = "ReplayResult" from result: ReplayResult {
         peak_reserved: u64 = result.peak_reserved,
         driver_calls: u64 = result.driver_calls,
         moved_pages: u64 = result.moved_pages,

@@ -195,16 +195,13 @@ pub(crate) fn reduce<'py>(value: &Bound<'py, PyAny>, properties: &[&str]) -> PyR
     Ok((value.get_type(), PyTuple::new(value.py(), arguments)?))
 }
 
-/// Makes a class of values, each made of its properties, and copied and pickled by these. What follows the class's name and
-/// module are its further options, and who tells of it for a `repr`; each property has what it is in the Rust struct.
-macro_rules! value_class {
-    ($class:ident = $name:literal in $module:literal $(told by $told:path)? {
-        from $value:ident: $rust:ty;
+/// Makes a class of properties, each with what it is in the Rust value that an object is made from.
+macro_rules! told_class {
+    ($(#[$about:meta])* $class:ident = $name:literal from $value:ident: $rust:ty {
         $($property:ident: $kind:ty = $found:expr,)*
     }) => {
         #[doc = docstring!($name)]
-        #[pyclass(name = $name, module = $module, frozen, get_all, from_py_object)]
-        #[derive(Clone)]
+        $(#[$about])*
         pub(crate) struct $class {
             $(
                 #[doc = docstring!($name, ".", stringify!($property))]
@@ -216,6 +213,19 @@ macro_rules! value_class {
             fn from($value: $rust) -> Self {
                 Self { $($property: $found,)* }
             }
+        }
+    };
+}
+
+pub(crate) use told_class;
+
+/// Makes such a class of values, which are made, copied and pickled by their properties; `told by` is their `repr`.
+macro_rules! value_class {
+    ($(#[$about:meta])* $class:ident = $name:literal from $value:ident: $rust:ty {
+        $($property:ident: $kind:ty = $found:expr,)*
+    } $(told by $told:path)?) => {
+        $crate::python::values::told_class! {
+            $(#[$about])* $class = $name from $value: $rust { $($property: $kind = $found,)* }
         }
 
         #[pymethods]
