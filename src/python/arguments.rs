@@ -24,7 +24,6 @@ pub(crate) trait ArgumentName {
 macro_rules! names {
     ($($argument:ident $name:literal $(= $accepted:literal)?)*) => {
         $(
-            #[derive(Clone, Copy)]
             pub(crate) struct $argument;
 
             impl ArgumentName for $argument {
@@ -196,7 +195,6 @@ impl<'py> IntoPyObject<'py> for PoolId {
 }
 
 /// A timeout in seconds, of which there may be infinitely many.
-#[derive(Clone, Copy)]
 pub(crate) struct Timeout(pub(crate) Duration);
 
 impl<'py> FromPyObject<'_, 'py> for Timeout {

@@ -132,7 +132,6 @@ fn open_scopes(py: Python<'_>) -> PyResult<Vec<Arc<ContextScope>>> {
 // The `with` blocks of one object that are entered, each by a thread or a task.
 
 /// An argument of `__exit__` that makes no difference.
-#[derive(Clone, Copy)]
 pub(crate) struct Ignored;
 
 impl<'py> FromPyObject<'_, 'py> for Ignored {

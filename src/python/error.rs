@@ -301,15 +301,22 @@ pub(crate) fn interruptible<T: Send>(
     if !is_main_thread(py)? {
         return Ok(py.detach(|| run(Interruption::default()))?);
     }
+    asking(py, |py, ()| py.check_signals(), |may_go_on| run(Interruption::when(&mut || !may_go_on(()))))
+}
+
+/// Runs without the GIL what asks from time to time whether it may go on, and raises what `ask` raises, which ends it.
+pub(crate) fn asking<A, T: Send>(
+    py: Python<'_>,
+    mut ask: impl FnMut(Python<'_>, A) -> PyResult<()> + Send,
+    run: impl FnOnce(&mut (dyn FnMut(A) -> bool + Send)) -> Result<T> + Send,
+) -> PyResult<T> {
     let mut raised = None;
     let outcome = py.detach(|| {
-        run(Interruption::when(&mut || {
-            raised = Python::try_attach(|py| py.check_signals().err()).flatten();
-            raised.is_some()
-        }))
+        run(&mut |about| {
+            // None once there is no interpreter any more.
+            let asked = Python::try_attach(|py| ask(py, about));
+            asked.is_some_and(|asked| asked.map_err(|error| raised = Some(error)).is_ok())
+        })
     });
-    match raised {
-        Some(raised) => Err(raised),
-        None => Ok(outcome?),
-    }
+    raised.map_or_else(|| Ok(outcome?), Err)
 }

@@ -40,7 +40,6 @@ pub(crate) fn request_counts(py: Python<'_>, device: Device) -> PyResult<(i64, i
 }
 
 /// A fraction of a device's memory, whose range is checked where it is set.
-#[derive(Clone, Copy)]
 pub(crate) struct Fraction(f64);
 
 impl<'py> FromPyObject<'_, 'py> for Fraction {

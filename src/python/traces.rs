@@ -7,6 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 
 use crate::error::{Error, Result};
+use crate::python::error::asking;
 use crate::python::values::value_class;
 use crate::replay::{ReplayAllocator, ReplayEvent, ReplayResult, ReplaySettings};
 
@@ -65,26 +66,15 @@ fn allocator(name: &str) -> Result<ReplayAllocator> {
 /// Runs a replay that calls `watch` as it goes. What that raises, or Ctrl-C, ends the replay and is raised.
 fn watched<T: Send>(
     py: Python<'_>,
-    watch: Option<&Bound<'_, PyAny>>,
-    run: impl FnOnce(&mut dyn FnMut(f64) -> bool) -> Result<Option<T>> + Send,
+    watch: Option<Py<PyAny>>,
+    run: impl FnOnce(&mut (dyn FnMut(f64) -> bool + Send)) -> Result<Option<T>> + Send,
 ) -> PyResult<T> {
-    let watch = watch.map(|watch| watch.clone().unbind());
-    let mut raised = None;
-    let outcome = py.detach(|| {
-        run(&mut |part| {
-            let asked = Python::try_attach(|py| {
-                py.check_signals()?;
-                watch.as_ref().map_or(Ok(()), |watch| watch.call1(py, (part,)).map(drop))
-            });
-            // None once there is no interpreter any more.
-            asked.is_some_and(|asked| asked.map_err(|error| raised = Some(error)).is_ok())
-        })
-    });
-    if let Some(raised) = raised {
-        return Err(raised);
-    }
+    let ask = |py: Python<'_>, part: f64| {
+        py.check_signals()?;
+        watch.as_ref().map_or(Ok(()), |watch| watch.call1(py, (part,)).map(drop))
+    };
     let ended = || Error::internal("a replay ended early, though no callback asked for that");
-    Ok(outcome?.ok_or_else(ended)?)
+    Ok(asking(py, ask, run)?.ok_or_else(ended)?)
 }
 
 #[doc = docstring!("replay")]
@@ -98,7 +88,7 @@ pub(crate) fn replay(
     slot_count: usize,
     threads: usize,
     allocator: &str,
-    watch: Option<&Bound<'_, PyAny>>,
+    watch: Option<Py<PyAny>>,
     changes: usize,
     lag: usize,
 ) -> PyResult<PyReplayResult> {
@@ -118,7 +108,7 @@ pub(crate) fn replay_reserved(
     slot_count: usize,
     most: usize,
     allocator: &str,
-    watch: Option<&Bound<'_, PyAny>>,
+    watch: Option<Py<PyAny>>,
 ) -> PyResult<Vec<(usize, u64)>> {
     let settings = ReplaySettings { allocator: self::allocator(allocator)?, lag: 0 };
     let events = events(slots, sizes, streams, slot_count)?;
