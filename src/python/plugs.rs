@@ -205,7 +205,10 @@ impl PyCupyPinnedAllocator {
         device::get(py)?;
         match PyCupyPinnedMemory::new(py, nbytes.0) {
             Ok(memory) => self.pointer.bind(py).call1((memory, 0)),
-            Err(error) => self.failed(py, nbytes.0, error),
+            Err(error) if matches!(error.kind(), ErrorKind::OutOfMemory(_)) => {
+                self.retry.bind(py).call1((nbytes.0, PyErr::from(error)))
+            }
+            Err(error) => Err(error.into()),
         }
     }
 
@@ -225,16 +228,6 @@ impl PyCupyPinnedAllocator {
     #[staticmethod]
     fn leave() {
         BLOCKS.set(BLOCKS.get().saturating_sub(1));
-    }
-}
-
-impl PyCupyPinnedAllocator {
-    #[cold]
-    fn failed<'py>(&self, py: Python<'py>, nbytes: u64, error: Error) -> PyResult<Bound<'py, PyAny>> {
-        if !matches!(error.kind(), ErrorKind::OutOfMemory(_)) {
-            return Err(error.into());
-        }
-        self.retry.bind(py).call1((nbytes, PyErr::from(error)))
     }
 }
 

@@ -348,12 +348,11 @@ pub(crate) enum CurrentStream {
 impl CurrentStream {
     /// `exported` is what `cupy.cuda.stream.__pyx_capi__` has of the name; `function` is for users.
     pub(crate) fn new(exported: Option<&Bound<'_, PyAny>>, function: Py<PyAny>) -> Self {
-        let Some(exported) = exported else { return Self::Called(function) };
         // SAFETY: the object is alive, and may be any; the name is a string.
-        let is_known = unsafe { ffi::PyCapsule_IsValid(exported.as_ptr(), SIGNATURE.as_ptr()) } == 1;
-        if !is_known {
-            return Self::Called(function);
-        }
+        let is_known = |exported: &&Bound<'_, PyAny>| unsafe {
+            ffi::PyCapsule_IsValid(exported.as_ptr(), SIGNATURE.as_ptr()) == 1
+        };
+        let Some(exported) = exported.filter(is_known) else { return Self::Called(function) };
         // SAFETY: the capsule is one of this name.
         let address = unsafe { ffi::PyCapsule_GetPointer(exported.as_ptr(), SIGNATURE.as_ptr()) };
         // SAFETY: the capsule's name is the function's signature, and a module is never unloaded.
