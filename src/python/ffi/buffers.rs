@@ -476,7 +476,10 @@ type LentIntegers = Result<Vec<u32>, i128>;
 /// dimension.
 pub(crate) fn lent_integers(object: &Bound<'_, PyAny>) -> PyResult<Option<LentIntegers>> {
     let Some(lent) = accepted(object.py(), PyUntypedBuffer::get(object))? else { return Ok(None) };
-    if lent.dimensions() != 1 {
+    // PyO3 takes numbers of the other byte order, and characters, for such as these.
+    let format = lent.format().to_bytes();
+    let is_foreign = cfg!(target_endian = "little") && format.starts_with(b">");
+    if is_foreign || format.ends_with(b"c") || lent.dimensions() != 1 {
         return Ok(None);
     }
     let py = object.py();
