@@ -1,5 +1,5 @@
 //! What the C library needs of its build: the name that programs linked against it look for. What the Python module needs:
-//! a function of ours before Rust's own, see `src/python/ffi/unwinding.rs`, and its docstrings, which are those of the
+//! a function of ours before Rust's own, see `src/python/ffi/interpreter.rs`, and its docstrings, which are those of the
 //! stubs, `python/gpupool/_native.pyi`. What tests need: `cfg(schedules)`, see `src/sync/schedule.rs`.
 //!
 //! Each docstring becomes a file, `OUT_DIR/docstrings/MemPool.trim`, which `docstring!("MemPool.trim")` includes.

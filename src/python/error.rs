@@ -1,13 +1,22 @@
-//! Exceptions: one for each kind of [`Error`], below `gpupool.Error`, some also below Python's own.
+//! Exceptions: one for each kind of [`Error`], below `gpupool.Error`, some also below Python's own; and what the program's code
+//! raises that gpupool runs, or a signal's handler meanwhile.
 
+use std::cell::Cell;
+use std::error::Error as StdError;
+use std::fmt;
+use std::sync::Mutex;
+
+use pyo3::call::PyCallArgs;
 use pyo3::exceptions::{PyException, PyMemoryError, PyRuntimeError, PyTimeoutError, PyValueError};
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple, PyType};
 
-use super::program::Raised;
-use crate::error::{Error, ErrorKind, LibraryError, OutOfMemory, Wanted};
-use crate::ids::{Device, MemoryLocation};
+use crate::error::{Cause, Error, ErrorKind, LibraryError, OutOfMemory, Result, Wanted};
+use crate::ids::MemoryLocation;
+use crate::python::ffi::interpreter::raise_soon;
+use crate::sync::{Interruption, lock};
 
 /// Declares the classes below `gpupool.Error`, each with the kind of errors that it is for. Some are also below one of Python's.
 macro_rules! exceptions {
@@ -68,13 +77,13 @@ fn class<'py>(name: &str, doc: &str, bases: Vec<Bound<'py, PyType>>) -> PyResult
     Ok(py.get_type::<PyType>().call1((name, PyTuple::new(py, bases)?, namespace))?.cast_into()?)
 }
 
-pub(super) fn add_exceptions(module: &Bound<'_, PyModule>) -> PyResult<()> {
+pub(crate) fn add_exceptions(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
     EXCEPTIONS.get_or_try_init(py, || Exceptions::new(py))?.add_to(module)
 }
 
 /// Runs Python code that may be called while an exception is raised, which is set aside meanwhile: under it none can run.
-pub(super) fn with_exception_set_aside<R>(py: Python<'_>, run: impl FnOnce() -> R) -> R {
+pub(crate) fn with_exception_set_aside<R>(py: Python<'_>, run: impl FnOnce() -> R) -> R {
     let raised = PyErr::take(py);
     let result = run();
     if let Some(raised) = raised {
@@ -83,17 +92,12 @@ pub(super) fn with_exception_set_aside<R>(py: Python<'_>, run: impl FnOnce() -> 
     result
 }
 
-/// The number of a device; none for the host's memory.
-fn ordinal(location: MemoryLocation) -> Option<usize> {
-    location.device().map(Device::ordinal)
-}
-
 fn set_attributes(exception: &Bound<'_, PyAny>, refused: &LibraryError) -> PyResult<()> {
     exception.setattr("library", &refused.library)?;
     exception.setattr("function", &refused.function)?;
     exception.setattr("status", &refused.status)?;
     exception.setattr("code", refused.code)?;
-    exception.setattr("device", refused.location.and_then(ordinal))?;
+    exception.setattr("device", refused.location.and_then(MemoryLocation::device))?;
     exception.setattr("path", refused.path.as_ref().map(|path| path.to_string_lossy().into_owned()))
 }
 
@@ -102,7 +106,7 @@ fn set_amounts(exception: &Bound<'_, PyAny>, out: &OutOfMemory) -> PyResult<()> 
         Wanted::Memory { bytes, .. } | Wanted::Claim(bytes) | Wanted::Addresses(bytes) => Some(bytes),
         Wanted::Handle(bytes) => (bytes > 0).then_some(bytes),
     };
-    exception.setattr("device", ordinal(out.location))?;
+    exception.setattr("device", out.location.device())?;
     exception.setattr("requested_bytes", requested)?;
     exception.setattr("free_bytes", out.free)?;
     exception.setattr("total_bytes", out.total)
@@ -135,7 +139,7 @@ fn convert(py: Python<'_>, error: Error) -> PyResult<PyErr> {
         }
         ErrorKind::PoolExhausted(exhausted) => {
             exception.setattr("library", exhausted.library)?;
-            exception.setattr("device", exhausted.device.ordinal())?;
+            exception.setattr("device", exhausted.device)?;
             exception.setattr("limit", exhausted.limit)?;
             exception.setattr("holders", exhausted.holders)?;
         }
@@ -161,4 +165,158 @@ impl From<Error> for PyErr {
         // As the interpreter ends, no class of gpupool's is at hand.
         converted.flatten().unwrap_or_else(|| PyRuntimeError::new_err(error.map(|error| error.to_string())))
     }
+}
+
+// What the program's own Python code raises that gpupool runs: callbacks, a pool's own allocator, a library's functions.
+//
+// KeyboardInterrupt, SystemExit and whatever else is no `Exception` are for the program, whatever the code was run for. They are
+// raised by the call that ran it; where it can raise nothing, as a framework's or one that frees, by the main thread as soon
+// as that runs Python again.
+
+/// What code of the program raised, as the cause of an error of gpupool's.
+#[derive(Debug)]
+struct Raised {
+    /// None once a call raises it.
+    exception: Option<PyErr>,
+    is_for_program: bool,
+}
+
+/// Whether an exception is for the program, and can be raised by the main thread.
+fn is_for_program(py: Python<'_>, raised: &PyErr) -> bool {
+    !raised.is_instance_of::<PyException>(py) && is_main_thread(py).unwrap_or(false)
+}
+
+impl Raised {
+    fn cause(py: Python<'_>, raised: PyErr) -> Cause {
+        Box::new(Self { is_for_program: is_for_program(py, &raised), exception: Some(raised) })
+    }
+
+    /// Returns the exception of a cause, for the caller to raise; none if it is no exception.
+    pub(crate) fn take(cause: Cause) -> Option<PyErr> {
+        cause.downcast::<Self>().ok()?.exception.take()
+    }
+}
+
+impl fmt::Display for Raised {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = Python::try_attach(|_| self.exception.as_ref().map(ToString::to_string));
+        f.write_str(&text.flatten().unwrap_or_default())
+    }
+}
+
+impl StdError for Raised {}
+
+impl Drop for Raised {
+    fn drop(&mut self) {
+        if let Some(exception) = self.exception.take()
+            && self.is_for_program
+        {
+            leave_to_main_thread(exception);
+        }
+    }
+}
+
+/// Returns the error of a call that what its code raised ends.
+pub(crate) fn interrupted(py: Python<'_>, raised: PyErr) -> Error {
+    Error::interrupted(Raised::cause(py, raised))
+}
+
+/// Calls code of the program's for a call that fails if that raises, as `refused` says of a status and the cause.
+pub(crate) fn call_asked<R>(
+    call: impl FnOnce(Python<'_>) -> PyResult<R>,
+    refused: impl Fn(&str, Option<Cause>) -> Error,
+) -> Result<R> {
+    let called = Python::try_attach(|py| {
+        call(py).map_err(|raised| {
+            if !raised.is_instance_of::<PyException>(py) {
+                return interrupted(py, raised);
+            }
+            let name = raised.get_type(py).name().map(|name| name.to_string()).unwrap_or_default();
+            refused(&name, Some(Raised::cause(py, raised)))
+        })
+    });
+    called.unwrap_or_else(|| Err(refused("the interpreter is shutting down", None)))
+}
+
+/// Exceptions that no call could raise, for the main thread.
+static LEFT: Mutex<Vec<PyErr>> = Mutex::new(Vec::new());
+
+thread_local! {
+    /// How many calls of [`call_unasked`] this thread is in, of which none is to end by what another one raised.
+    static UNASKED: Cell<usize> = const { Cell::new(0) };
+}
+
+fn leave_to_main_thread(exception: PyErr) {
+    lock(&LEFT).push(exception);
+    raise_soon();
+}
+
+/// Takes the next exception that the main thread, which this is, is to raise now.
+pub(crate) fn take_left() -> Option<PyErr> {
+    let mut left = lock(&LEFT);
+    (UNASKED.get() == 0 && !left.is_empty()).then(|| left.remove(0))
+}
+
+/// Calls code of the program's on behalf of a call that did not ask for it, and so raises nothing of it: what is not for the
+/// program is passed to `log` and goes to `sys.unraisablehook`.
+pub(crate) fn call_unasked<'py, A: PyCallArgs<'py>>(
+    callable: &Bound<'py, PyAny>,
+    arguments: A,
+    log: impl FnOnce(&PyErr),
+) {
+    let py = callable.py();
+    UNASKED.set(UNASKED.get() + 1);
+    let outcome = with_exception_set_aside(py, || callable.call1(arguments));
+    UNASKED.set(UNASKED.get() - 1);
+    match outcome {
+        Ok(_) => (),
+        Err(raised) if is_for_program(py, &raised) => lock(&LEFT).push(raised),
+        Err(raised) => {
+            log(&raised);
+            raised.write_unraisable(py, Some(callable));
+        }
+    }
+    if UNASKED.get() == 0 && !lock(&LEFT).is_empty() {
+        raise_soon();
+    }
+}
+
+// Waits without the GIL that end when a signal's handler raises an exception, as for Ctrl-C.
+//
+// Python runs the handlers of signals on its main thread alone, and there only when asked to. So a wait on that thread asks
+// from time to time, and a wait on any other goes on.
+
+/// Returns whether the calling thread is the one on which handlers of signals run.
+fn is_main_thread(py: Python<'_>) -> PyResult<bool> {
+    let threading = py.import(intern!(py, "threading"))?;
+    let main = threading.call_method0(intern!(py, "main_thread"))?.getattr(intern!(py, "ident"))?;
+    main.eq(threading.call_method0(intern!(py, "get_ident"))?)
+}
+
+/// Runs without the GIL what may wait, and raises what a signal's handler raises meanwhile.
+pub(crate) fn interruptible<T: Send>(
+    py: Python<'_>,
+    run: impl FnOnce(Interruption<'_>) -> Result<T> + Send,
+) -> PyResult<T> {
+    if !is_main_thread(py)? {
+        return Ok(py.detach(|| run(Interruption::default()))?);
+    }
+    asking(py, |py, ()| py.check_signals(), |may_go_on| run(Interruption::when(&mut || !may_go_on(()))))
+}
+
+/// Runs without the GIL what asks from time to time whether it may go on, and raises what `ask` raises, which ends it.
+pub(crate) fn asking<A, T: Send>(
+    py: Python<'_>,
+    mut ask: impl FnMut(Python<'_>, A) -> PyResult<()> + Send,
+    run: impl FnOnce(&mut (dyn FnMut(A) -> bool + Send)) -> Result<T> + Send,
+) -> PyResult<T> {
+    let mut raised = None;
+    let outcome = py.detach(|| {
+        run(&mut |about| {
+            // None once there is no interpreter any more.
+            let asked = Python::try_attach(|py| ask(py, about));
+            asked.is_some_and(|asked| asked.map_err(|error| raised = Some(error)).is_ok())
+        })
+    });
+    raised.map_or_else(|| Ok(outcome?), Err)
 }

@@ -12,12 +12,11 @@ use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError}
 use std::thread;
 use std::time::{Duration, SystemTime};
 
-use log::{LevelFilter, Log, Metadata, Record};
+use log::{Level, LevelFilter, Log, Metadata, Record};
 use pyo3::prelude::*;
 
 use crate::observe::target;
-use crate::sync::ThisThread;
-use crate::sync::lock;
+use crate::sync::{ThisThread, lock};
 
 /// Logger, level as `logging` numbers it, file, line, message, seconds since 1970, thread as `gettid` numbers it.
 type LogRecord = (String, u8, &'static str, u32, String, f64, u32);
@@ -141,13 +140,7 @@ impl Queue {
         drop(entries);
         let lost = self.lost.swap(0, Ordering::Relaxed);
         let lost = (lost > 0).then(|| {
-            entry(
-                target::RUNTIME,
-                log::Level::Info,
-                file!(),
-                line!(),
-                format!("{lost} records were lost: too many at once"),
-            )
+            entry(target::RUNTIME, Level::Info, file!(), line!(), format!("{lost} records were lost: too many at once"))
         });
         Some(taken.into_iter().chain(lost).collect())
     }
@@ -188,20 +181,15 @@ fn hand_over(py: Python<'_>, entries: Vec<LogRecord>) {
 }
 
 /// An entry of now and of this thread.
-fn entry(target: &str, level: log::Level, file: &'static str, line: u32, message: String) -> LogRecord {
+fn entry(target: &str, level: Level, file: &'static str, line: u32, message: String) -> LogRecord {
+    let number = LEVELS.iter().find(|(known, _)| *known == level).map_or(0, |(_, number)| *number);
     let time = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs_f64();
-    (target.replace("::", "."), python_level(level), file, line, message, time, ThisThread::get().system_id())
+    (target.replace("::", "."), number, file, line, message, time, ThisThread::get().system_id())
 }
 
-const fn python_level(level: log::Level) -> u8 {
-    match level {
-        log::Level::Error => 40,
-        log::Level::Warn => 30,
-        log::Level::Info => 20,
-        log::Level::Debug => 10,
-        log::Level::Trace => 5,
-    }
-}
+/// Levels, the most frequent first, and how `logging` numbers them.
+const LEVELS: [(Level, u8); 5] =
+    [(Level::Trace, 5), (Level::Debug, 10), (Level::Info, 20), (Level::Warn, 30), (Level::Error, 40)];
 
 impl Log for Queue {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
@@ -217,33 +205,27 @@ impl Log for Queue {
 }
 
 /// Makes the queue the logger of this module, which has a `log` of its own. Nothing is logged before a level is set.
-pub(super) fn install() {
+pub(crate) fn install() {
     // A program that has set another logger keeps it.
     let _ = log::set_logger(&QUEUE);
 }
 
 #[doc = docstring!("set_log_level")]
 #[pyfunction]
-pub(super) fn set_log_level(level: i64) {
-    log::set_max_level(match level {
-        ..=5 => LevelFilter::Trace,
-        6..=10 => LevelFilter::Debug,
-        11..=20 => LevelFilter::Info,
-        21..=30 => LevelFilter::Warn,
-        31..=40 => LevelFilter::Error,
-        _ => LevelFilter::Off,
-    });
+pub(crate) fn set_log_level(level: i64) {
+    let least = LEVELS.iter().find(|(_, number)| level <= i64::from(*number));
+    log::set_max_level(least.map_or(LevelFilter::Off, |(least, _)| least.to_level_filter()));
 }
 
 #[doc = docstring!("start_log")]
 #[pyfunction]
-pub(super) fn start_log(hand_over: Py<PyAny>) {
+pub(crate) fn start_log(hand_over: Py<PyAny>) {
     let _ = HAND_OVER.set(hand_over);
 }
 
 #[doc = docstring!("clear_log_records")]
 #[pyfunction]
-pub(super) fn clear_log_records() {
+pub(crate) fn clear_log_records() {
     ThisThread::forget_system_id();
     if let Some(mut entries) = QUEUE.try_entries() {
         entries.list.clear();
@@ -254,20 +236,20 @@ pub(super) fn clear_log_records() {
 
 #[doc = docstring!("pause_log")]
 #[pyfunction]
-pub(super) fn pause_log(py: Python<'_>, patience: f64) {
+pub(crate) fn pause_log(py: Python<'_>, patience: f64) {
     let patience = Duration::try_from_secs_f64(patience).unwrap_or_default();
     py.detach(|| QUEUE.pause(patience));
 }
 
 #[doc = docstring!("resume_log")]
 #[pyfunction]
-pub(super) fn resume_log() {
+pub(crate) fn resume_log() {
     QUEUE.resume();
 }
 
 #[doc = docstring!("end_log")]
 #[pyfunction]
-pub(super) fn end_log(py: Python<'_>, patience: f64) {
+pub(crate) fn end_log(py: Python<'_>, patience: f64) {
     let patience = Duration::try_from_secs_f64(patience).unwrap_or_default();
     if let Some(left) = py.detach(|| QUEUE.end(patience)) {
         hand_over(py, left);

@@ -15,27 +15,27 @@ macro_rules! docstring {
     };
 }
 
-mod counts;
+mod arguments;
+mod buffer;
+mod context;
 mod device;
 mod error;
-mod facts;
 mod ffi;
 mod handle;
-mod held;
-mod info;
+mod kept;
 mod logging;
-mod memory;
+mod mem_pool;
 mod neighbour;
-mod program;
-mod share;
+mod plugs;
+mod range;
+mod recording;
+mod scope;
 #[cfg(feature = "fault-injection")]
 mod simulation;
-mod sleep;
+mod stats;
 mod stream;
-mod summary;
-mod waiting;
-mod whole;
-mod with_blocks;
+mod traces;
+mod values;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -45,10 +45,7 @@ use pyo3::prelude::*;
 #[cfg(Py_GIL_DISABLED)]
 use pyo3::types::{PyCFunction, PyType};
 
-use crate::handle::{
-    Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, CusparseLt, Custatevec, Cutensor, Cutensornet, Hipblas,
-    HipblasLt, Hipsolver, Hipsparse, Miopen, Pooled, Simulated,
-};
+use crate::handle::pool_of_number;
 use crate::library;
 
 #[doc = docstring!("add_site_packages")]
@@ -75,80 +72,59 @@ fn refuse_second_interpreter(py: Python<'_>) -> PyResult<()> {
 mod _native {
     use super::*;
 
-    #[pymodule_export]
-    use super::add_site_packages;
-    #[pymodule_export]
-    use super::device::{current_device, device_count, runtime};
-    #[pymodule_export]
-    use super::ffi::{PyPinnedBuffer, empty_pinned};
-    #[pymodule_export]
-    use super::handle::{PyHandlePool, PyHandleStats, PyLease, handle_stats, simulate_costly_handles};
-    #[pymodule_export]
-    use super::info::{cuda_builds, device_info, driver_version, runtimes_passed_over};
-    #[pymodule_export]
-    use super::logging::{clear_log_records, end_log, pause_log, resume_log, set_log_level, start_log};
-    #[pymodule_export]
-    use super::memory::{
-        PyCApi, PyCapture, PyCudaCoreMemory, PyCupyAllocator, PyCupyPinnedAllocator, PyCupyPinnedMemory,
-        PyDeviceBuffer, PyDiscardCallback, PyGraphMemory, PyMemPool, PyMemoryRange, PyMemoryStats, PyOomCallback,
-        PyPoolScope, PyPoolStats, PyPoolToken, PyReplayResult, PySegmentCallback, PySegmentEvent,
-        begin_allocate_to_pool, empty, empty_cache, empty_pinned_cache, enable_peer_access, end_allocate_to_pool,
-        fence, follow_blocking, get_memory_history, get_memory_limit, get_per_process_memory_fraction,
-        get_pinned_limit, graph_pool_handle, memory_snapshot, memory_stats, nearest_numa_node, on_oom, oom_callbacks,
-        owns, peers, pinned_stats, pinned_times, pool_use_count, record_memory_history, release_pool, replay,
-        replay_reserved, request_counts, reset_peak_pinned_stats, set_memory_limit, set_per_process_memory_fraction,
-        set_pinned_limit, summarize_pinned, unpickle, use_mem_pool, warm_pinned,
-    };
-    #[pymodule_export]
-    use super::neighbour::{PyClaim, PyNeighbour, PyNeighbourPool, available_memory, claim, neighbours, set_neighbour};
-    #[pymodule_export]
-    use super::share::{PyShareToken, attach, share_at};
     #[cfg(feature = "fault-injection")]
     #[pymodule_export]
     use super::simulation::{
         host_begin_capture, host_clear_faults, host_complete, host_create_stream, host_destroy_stream,
-        host_end_capture, host_inject, host_reuse_extent_numbers, host_set_clock, host_set_create_cost,
-        host_set_handle_bytes, host_stream_of, host_submit,
+        host_end_capture, host_inject, host_reuse_extent_numbers, host_set_clock, host_stream_of, host_submit,
     };
     #[pymodule_export]
-    use super::sleep::{sleep, wake};
-    #[pymodule_export]
-    use super::stream::{PyStream, PyStreamScope, current_stream, is_captured, set_stream_source, stream, synchronize};
-    #[pymodule_export]
-    use super::summary::{devices_in_use, reset_peak_memory_stats, summarize};
+    use super::{
+        add_site_packages,
+        buffer::{PyDeviceBuffer, PyShareToken, attach, empty, fence, follow_blocking, share_at},
+        device::{
+            cuda_builds, current_device, device_count, device_info, driver_version, runtime, runtimes_passed_over,
+            sleep, wake,
+        },
+        ffi::buffers::{PyPinnedBuffer, empty_pinned},
+        handle::{PyHandlePool, PyHandleStats, PyLease, handle_stats, simulate_costly_handles},
+        kept::{PyDiscardCallback, PyOomCallback, PySegmentCallback, PySegmentEvent, on_oom},
+        logging::{clear_log_records, end_log, pause_log, resume_log, set_log_level, start_log},
+        mem_pool::{
+            PyCapture, PyGraphMemory, PyMemPool, begin_allocate_to_pool, end_allocate_to_pool, graph_pool_handle,
+            pool_use_count, release_pool,
+        },
+        neighbour::{PyClaim, PyNeighbour, PyNeighbourPool, available_memory, claim, neighbours, set_neighbour},
+        plugs::{PyCApi, PyCudaCoreMemory, PyCupyAllocator, PyCupyPinnedAllocator, PyCupyPinnedMemory},
+        range::PyMemoryRange,
+        recording::{get_memory_history, memory_snapshot, record_memory_history},
+        scope::{PyPoolScope, PyPoolToken, use_mem_pool},
+        stats::{
+            PyMemoryStats, PyPoolStats, devices_in_use, empty_cache, empty_pinned_cache, enable_peer_access,
+            get_memory_limit, get_per_process_memory_fraction, get_pinned_limit, memory_stats, nearest_numa_node,
+            oom_callbacks, owns, peers, pinned_stats, pinned_times, request_counts, reset_peak_memory_stats,
+            reset_peak_pinned_stats, set_memory_limit, set_per_process_memory_fraction, set_pinned_limit, summarize,
+            summarize_pinned, warm_pinned,
+        },
+        stream::{PyStream, PyStreamScope, current_stream, is_captured, set_stream_source, stream, synchronize},
+        traces::{PyReplayResult, replay, replay_reserved, unpickle},
+    };
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         refuse_second_interpreter(module.py())?;
         error::add_exceptions(module)?;
         logging::install();
-        crate::sync::set_detach(ffi::wait_detached);
+        crate::sync::set_detach(ffi::interpreter::wait_detached);
         crate::memory::watch_neighbours();
         // Python calls the finalizer of a class only where it was set.
-        for class in [module.py().get_type::<PyMemPool>(), module.py().get_type::<PyMemoryRange>()] {
+        for class in [module.py().get_type::<mem_pool::PyMemPool>(), module.py().get_type::<range::PyMemoryRange>()] {
             class.setattr("__del__", class.getattr("__del__")?)?;
         }
-        module.add("c_api", memory::c_api(module.py())?)?;
+        module.add("c_api", plugs::PyCApi::from(ffi::buffers::c_api_capsule(module.py())?.unbind()))?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
-        for (name, pool) in [
-            ("cudnn", Cudnn::pool()),
-            ("cusparse", Cusparse::pool()),
-            ("cudss", Cudss::pool()),
-            ("cublas", Cublas::pool()),
-            ("cublaslt", CublasLt::pool()),
-            ("cusolver", Cusolver::pool()),
-            ("miopen", Miopen::pool()),
-            ("hipblas", Hipblas::pool()),
-            ("hipblaslt", HipblasLt::pool()),
-            ("hipsolver", Hipsolver::pool()),
-            ("hipsparse", Hipsparse::pool()),
-            ("custatevec", Custatevec::pool()),
-            ("cutensornet", Cutensornet::pool()),
-            ("cutensor", Cutensor::pool()),
-            ("cusparselt", CusparseLt::pool()),
-            ("simulated", Simulated::pool()),
-        ] {
-            module.add(name, PyHandlePool::from(pool))?;
+        for pool in (0..).map_while(pool_of_number) {
+            module.add(pool.name(), PyHandlePool(pool))?;
         }
         // Its functions, classes and pools, of which threads would wait for each other otherwise.
         #[cfg(Py_GIL_DISABLED)]
@@ -157,7 +133,7 @@ mod _native {
                 || object.is_instance_of::<PyCFunction>()
                 || object.is_instance_of::<PyHandlePool>()
             {
-                ffi::make_immortal(&object);
+                ffi::interpreter::make_immortal(&object);
             }
         }
         Ok(())

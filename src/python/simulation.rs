@@ -1,20 +1,16 @@
 //! Controls of the simulated devices, for gpupool's own tests: only with the feature `fault-injection`, and not in the wheel.
 
-use std::time::Duration;
-
 use pyo3::prelude::*;
 
-use super::device;
-use super::stream::resolve;
 use crate::error::{Error, StatusKind};
-use crate::ids::CaptureMode;
+use crate::ids::{CaptureMode, Device};
 use crate::library::simulated as library;
 use crate::memory;
+use crate::python::stream::named;
 use crate::runtime::host::{self, Call, Fault};
 
-#[pyfunction]
-#[pyo3(signature = (call, kind = "other", after = 0, times = 1))]
-pub(super) fn host_inject(call: &str, kind: &str, after: u32, times: u32) -> PyResult<()> {
+#[pyfunction(signature = (call, kind = "other", after = 0, times = 1))]
+pub(crate) fn host_inject(call: &str, kind: &str, after: u32, times: u32) -> PyResult<()> {
     let unknown = |what: &str| Error::invalid_value(format!("{what} is neither a call nor a kind of failure"));
     let call = Call::ALL.into_iter().find(|known| format!("{known:?}") == call).ok_or_else(|| unknown(call))?;
     let kind = match kind {
@@ -29,68 +25,54 @@ pub(super) fn host_inject(call: &str, kind: &str, after: u32, times: u32) -> PyR
 }
 
 #[pyfunction]
-pub(super) fn host_clear_faults() {
+pub(crate) fn host_clear_faults() {
     host::clear_faults();
 }
 
 #[pyfunction]
-pub(super) fn host_reuse_extent_numbers() {
+pub(crate) fn host_reuse_extent_numbers() {
     host::reuse_extent_numbers();
 }
 
 #[pyfunction]
-pub(super) fn host_set_create_cost(seconds: f64) -> PyResult<()> {
-    let cost = Duration::try_from_secs_f64(seconds).map_err(|e| Error::invalid_value(e.to_string()))?;
-    library::set_create_cost(cost);
-    Ok(())
-}
-
-#[pyfunction]
-pub(super) fn host_set_handle_bytes(nbytes: u64) {
-    library::set_handle_bytes(nbytes);
-}
-
-#[pyfunction]
-pub(super) fn host_set_clock(nanoseconds: u64) {
+pub(crate) fn host_set_clock(nanoseconds: u64) {
     memory::set_clock(nanoseconds);
 }
 
 #[pyfunction]
-pub(super) fn host_stream_of(handle: usize) -> PyResult<usize> {
+pub(crate) fn host_stream_of(handle: usize) -> PyResult<usize> {
     let none = || Error::invalid_value(format!("{handle:#x} is not a live handle of the simulated library"));
     Ok(library::stream_at(handle).ok_or_else(none)?)
 }
 
-#[pyfunction]
-#[pyo3(signature = (device, blocking = false))]
-pub(super) fn host_create_stream(device: &Bound<'_, PyAny>, blocking: bool) -> PyResult<usize> {
-    let device = device::extract(device.py(), device)?;
+#[pyfunction(signature = (device, blocking = false))]
+pub(crate) fn host_create_stream(device: Device, blocking: bool) -> PyResult<usize> {
     let created = if blocking { host::create_blocking_stream(device) } else { host::create_stream(device) };
     Ok(created?.address())
 }
 
 #[pyfunction]
-pub(super) fn host_destroy_stream(stream: &Bound<'_, PyAny>) -> PyResult<()> {
-    let stream = resolve(stream.py(), Some(stream), None)?;
+pub(crate) fn host_destroy_stream(stream: &Bound<'_, PyAny>) -> PyResult<()> {
+    let stream = named(stream)?;
     Ok(host::destroy_stream(stream.raw(), stream.device())?)
 }
 
 #[pyfunction]
-pub(super) fn host_submit(py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<u64> {
-    Ok(host::submit(&resolve(py, Some(stream), None)?)?)
+pub(crate) fn host_submit(stream: &Bound<'_, PyAny>) -> PyResult<u64> {
+    Ok(host::submit(&named(stream)?)?)
 }
 
 #[pyfunction]
-pub(super) fn host_complete(py: Python<'_>, stream: &Bound<'_, PyAny>, number: u64) -> PyResult<()> {
-    Ok(host::complete(&resolve(py, Some(stream), None)?, number)?)
+pub(crate) fn host_complete(stream: &Bound<'_, PyAny>, number: u64) -> PyResult<()> {
+    Ok(host::complete(&named(stream)?, number)?)
 }
 
 #[pyfunction]
-pub(super) fn host_begin_capture(py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
-    Ok(host::begin_capture(&resolve(py, Some(stream), None)?, CaptureMode::Global)?)
+pub(crate) fn host_begin_capture(stream: &Bound<'_, PyAny>) -> PyResult<()> {
+    Ok(host::begin_capture(&named(stream)?, CaptureMode::Global)?)
 }
 
 #[pyfunction]
-pub(super) fn host_end_capture(py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
-    Ok(host::end_capture(&resolve(py, Some(stream), None)?).map(drop)?)
+pub(crate) fn host_end_capture(stream: &Bound<'_, PyAny>) -> PyResult<()> {
+    Ok(host::end_capture(&named(stream)?).map(drop)?)
 }

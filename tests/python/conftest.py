@@ -38,7 +38,7 @@ def _no_faults() -> Iterator[None]:
     """Leave no simulated fault to the next test."""
     yield
     _native.host_clear_faults()
-    _native.host_set_create_cost(0.0)
+    _native.simulate_costly_handles(0.0, 1 << 20)
 
 
 @pytest.fixture(autouse=True)

@@ -84,6 +84,7 @@ def test_page_numbers_are_any_sequence_or_array_of_integers(ranged, pages):
         (lambda r: r.commit(1), TypeError, "needs nbytes"),
         (lambda r: r.commit([1], 2, 3), TypeError, "take no nbytes"),
         (lambda r: r.commit("12"), TypeError, "a page is '1'"),
+        (lambda r: r.commit(memoryview(b"12").cast("c")), TypeError, "a page is b'1'"),
         (lambda r: r.commit([1.5]), TypeError, "a page is 1.5"),
         (lambda r: r.commit(np.array([1.5])), TypeError, "a page is"),
         (lambda r: r.commit(object()), TypeError, "sequence"),

@@ -34,7 +34,7 @@ def _no_handles_left():
     gpupool.simulated.trim()
     yield
     gpupool.simulated.trim()
-    gpupool._native.host_set_handle_bytes(MIB)
+    gpupool._native.simulate_costly_handles(0.0, MIB)
 
 
 def of_device(ordinal):
@@ -173,7 +173,7 @@ def test_what_nobody_knows_of_is_the_others(nothing_left):
     gpupool.simulated.warm(1)
     before = of_device(0)
     # The driver does not answer as this one is made, so it is taken for one like the last: 1 MiB.
-    gpupool._native.host_set_handle_bytes(6 * MIB)
+    gpupool._native.simulate_costly_handles(0.0, 6 * MIB)
     gpupool._native.host_inject("MemoryInfo")
     gpupool.simulated.warm(2)
     after = of_device(0)

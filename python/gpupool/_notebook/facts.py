@@ -1,4 +1,4 @@
-"""Pools, ranges and counts: what their ``repr`` tells, as a table. Rust calls this, in ``src/python/facts.rs``."""
+"""Pools, ranges and counts: what their ``repr`` tells, as a table. Rust calls this, in ``src/python/values.rs``."""
 
 from collections.abc import Mapping, Sequence
 

@@ -149,14 +149,14 @@ def idle_handles_of_another() -> None:
 
 def leave_handles(kept: dict) -> None:
     """Have idle handles, which take memory of the device."""
-    gpupool._native.host_set_handle_bytes(8 * MIB)
+    gpupool._native.simulate_costly_handles(0.0, 8 * MIB)
     with gpupool.simulated.lease(), gpupool.simulated.lease():
         pass
 
 
 def a_handle_is_made_of_what_others_give() -> None:
     with other_process() as other:
-        gpupool._native.host_set_handle_bytes(24 * MIB)
+        gpupool._native.simulate_costly_handles(0.0, 24 * MIB)
         other.call(cache, 60 * MIB)
         assert gpupool.simulated.handle() != 0
 

@@ -89,7 +89,7 @@ def with_use_at_exit():
 
 
 def while_another_thread_creates():
-    _native.host_set_create_cost(600.0)
+    _native.simulate_costly_handles(600.0, 1 << 20)
     begun = threading.Event()
 
     def create():

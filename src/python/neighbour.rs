@@ -1,0 +1,165 @@
+//! Neighbours: other processes that use gpupool on the same device.
+
+use std::time::Duration;
+
+use pyo3::prelude::*;
+
+use crate::error::{Error, Result};
+use crate::ids::Device;
+use crate::memory::{self, MemoryClaim, Neighbour, NeighbourPool, NeighbourSettings, PoolId};
+use crate::process;
+use crate::python::arguments::{Guarantee, Most, Nbytes, Timeout, Whole};
+use crate::python::context::Ignored;
+use crate::python::device;
+use crate::python::error::interruptible;
+use crate::python::kept::UntilEnd;
+use crate::python::values::value_class;
+
+value_class! {
+    #[pyclass(name = "Neighbour", module = "gpupool", frozen, get_all)]
+    PyNeighbour = "Neighbour" from neighbour: Neighbour {
+        pid: u32 = neighbour.process,
+        name: String = neighbour.name,
+        device: u32 = neighbour.device.ordinal() as u32,
+        reserved_bytes: u64 = neighbour.reserved_bytes,
+        live_bytes: u64 = neighbour.live_bytes,
+        free_bytes: u64 = neighbour.free_bytes,
+        asleep_bytes: u64 = neighbour.asleep_bytes,
+        discardable_bytes: u64 = neighbour.discardable_bytes,
+        offered_bytes: u64 = neighbour.offered_bytes,
+        claimed_bytes: u64 = neighbour.claimed_bytes,
+        guarantee: u64 = neighbour.guarantee,
+        most: Option<u64> = neighbour.most,
+        priority: i32 = neighbour.priority,
+        system_limit: Option<u64> = neighbour.system_limit,
+        is_self: bool = neighbour.is_self,
+        pools: Option<Vec<PyNeighbourPool>> = neighbour.pools.map(|pools| pools.into_iter().map(Into::into).collect()),
+    } told by told
+}
+
+// What a pool of another process holds.
+value_class! {
+    #[pyclass(name = "NeighbourPool", module = "gpupool", frozen, get_all, from_py_object)]
+    #[derive(Clone)]
+    PyNeighbourPool = "NeighbourPool" from pool: NeighbourPool {
+        id: PoolId = pool.id,
+        given_name: Option<String> = pool.name,
+        reserved_bytes: u64 = pool.reserved_bytes,
+        live_bytes: u64 = pool.live_bytes,
+        free_bytes: u64 = pool.free_bytes,
+        asleep_bytes: u64 = pool.asleep_bytes,
+    } told by pool_told
+}
+
+fn told(neighbour: &PyNeighbour) -> String {
+    let PyNeighbour { pid, name, reserved_bytes, live_bytes, priority, is_self, .. } = neighbour;
+    let (device, this) = (device::shown(neighbour.device), if *is_self { ", this process" } else { "" });
+    format!(
+        "<gpupool.Neighbour {pid} {name:?}, device={device}, reserved_bytes={reserved_bytes}, live_bytes={live_bytes}, \
+         priority={priority}{this}>"
+    )
+}
+
+fn pool_told(pool: &PyNeighbourPool) -> String {
+    let PyNeighbourPool { id, given_name, reserved_bytes, live_bytes, .. } = pool;
+    let name = given_name.as_ref().map_or_else(String::new, |name| format!(" {name:?}"));
+    format!("<gpupool.NeighbourPool {id}{name}, reserved_bytes={reserved_bytes}, live_bytes={live_bytes}>")
+}
+
+#[doc = docstring!("set_neighbour")]
+#[pyfunction(
+    signature = (name = None, guarantee = Whole::new(0), most = None, priority = 0, device = None),
+    text_signature = "(name=None, guarantee=0, most=None, priority=0, device=None)"
+)]
+pub(crate) fn set_neighbour(
+    py: Python<'_>,
+    name: Option<String>,
+    guarantee: Whole<Guarantee>,
+    most: Option<Whole<Most>>,
+    priority: i64,
+    device: Option<Device>,
+) -> PyResult<()> {
+    let priority = i32::try_from(priority).map_err(|_| {
+        let (least, most) = (i32::MIN, i32::MAX);
+        Error::invalid_value(format!("priority is {priority}: give a whole number from {least} to {most}"))
+    })?;
+    let (guarantee, most) = (guarantee.0, most.map(|most| most.0));
+    let settings = NeighbourSettings { name, guarantee, most, priority };
+    device::detached(py, device, |device| memory::set_neighbour(settings, device))
+}
+
+#[doc = docstring!("neighbours")]
+#[pyfunction(signature = (device = None, *, pools = false))]
+pub(crate) fn neighbours(py: Python<'_>, device: Option<Device>, pools: bool) -> PyResult<Vec<PyNeighbour>> {
+    let list = if pools { memory::neighbours_with_pools } else { memory::neighbours };
+    Ok(device::detached(py, device, list)?.into_iter().map(PyNeighbour::from).collect())
+}
+
+#[doc = docstring!("available_memory")]
+#[pyfunction(signature = (device = None))]
+pub(crate) fn available_memory(py: Python<'_>, device: Option<Device>) -> PyResult<u64> {
+    device::detached(py, device, memory::available_memory)
+}
+
+// A right to memory before it is taken, for a `with` block or until it is released.
+#[doc = docstring!("Claim")]
+#[pyclass(name = "Claim", module = "gpupool", frozen, weakref)]
+pub(crate) struct PyClaim {
+    #[doc = docstring!("Claim.device")]
+    #[pyo3(get)]
+    device: Device,
+    #[doc = docstring!("Claim.nbytes")]
+    #[pyo3(get)]
+    nbytes: u64,
+    claim: UntilEnd<MemoryClaim>,
+}
+
+#[pymethods]
+impl PyClaim {
+    #[doc = docstring!("Claim.left")]
+    #[getter]
+    fn left(&self) -> Result<u64> {
+        Ok(self.claim.read(MemoryClaim::left)?.unwrap_or_default())
+    }
+
+    #[doc = docstring!("Claim.release")]
+    fn release(&self) -> Result<()> {
+        self.claim.end().map(drop)
+    }
+
+    #[doc = docstring!("Claim.__enter__")]
+    fn __enter__(slf: PyRef<'_, Self>) -> PyResult<PyRef<'_, Self>> {
+        process::refuse_forked()?;
+        Ok(slf)
+    }
+
+    #[doc = docstring!("Claim.__exit__")]
+    fn __exit__(&self, _kind: Ignored, _value: Ignored, _traceback: Ignored) -> bool {
+        // In a forked child the refusal would hide what was raised in the block.
+        let _ = self.release();
+        false
+    }
+
+    fn __repr__(&self) -> String {
+        let (device, nbytes) = (device::shown(self.device.ordinal()), self.nbytes);
+        let state = if matches!(self.claim.is_over(), Ok(false)) { "" } else { ", over" };
+        format!("<gpupool.Claim nbytes={nbytes}, device={device}{state}>")
+    }
+}
+
+#[doc = docstring!("claim")]
+#[pyfunction(
+    signature = (nbytes, device = None, timeout = Timeout(Duration::ZERO)),
+    text_signature = "(nbytes, device=None, timeout=0)"
+)]
+pub(crate) fn claim(
+    py: Python<'_>,
+    nbytes: Whole<Nbytes>,
+    device: Option<Device>,
+    timeout: Timeout,
+) -> PyResult<PyClaim> {
+    let (device, nbytes) = (device::or_current(py, device)?, nbytes.0);
+    let claim =
+        interruptible(py, |interruption| memory::claim_unless_interrupted(nbytes, device, timeout.0, interruption))?;
+    Ok(PyClaim { device, nbytes, claim: UntilEnd::new(Some(claim)) })
+}
