@@ -37,7 +37,7 @@ impl Server {
             ReplayAllocator::Gpupool => return memory::allocate_block(bytes, stream).map(ReplayedBlock::Ours),
             ReplayAllocator::Driver => runtime.memory_allocate(bytes)?,
             // SAFETY: the stream is the replay's own.
-            ReplayAllocator::Async => unsafe { runtime.stream_ordered_memory().allocate_async(bytes, stream.raw()) }?,
+            ReplayAllocator::Async => unsafe { runtime.allocate_async(bytes, stream.raw()) }?,
         };
         let live = self.live.fetch_add(bytes, Ordering::Relaxed) + bytes;
         self.peak.fetch_max(live, Ordering::Relaxed);
@@ -55,7 +55,7 @@ impl Server {
         let runtime = runtime::get()?;
         match self.allocator {
             // SAFETY: the address came from `allocate`, and the stream is the replay's own.
-            ReplayAllocator::Async => unsafe { runtime.stream_ordered_memory().free_async(address, stream.raw()) },
+            ReplayAllocator::Async => unsafe { runtime.free_async(address, stream.raw()) },
             // SAFETY: the address came from `allocate`.
             _ => unsafe { runtime.memory_free(address) },
         }
@@ -87,7 +87,7 @@ impl Server {
         match self.allocator {
             ReplayAllocator::Gpupool => memory::reserved_bytes(self.device),
             ReplayAllocator::Driver => Ok(self.live.load(Ordering::Relaxed)),
-            ReplayAllocator::Async => match runtime::get()?.stream_ordered_memory().pool_reserved()? {
+            ReplayAllocator::Async => match runtime::get()?.pool_reserved()? {
                 Some(pool) => Ok(pool.now),
                 None => Ok(self.live.load(Ordering::Relaxed)),
             },
@@ -99,7 +99,7 @@ impl Server {
         empty_cache()?;
         reset_peak_memory_stats(self.device)?;
         match self.allocator {
-            ReplayAllocator::Async => runtime::get()?.stream_ordered_memory().trim_pool(),
+            ReplayAllocator::Async => runtime::get()?.trim_pool(),
             _ => Ok(()),
         }
     }
@@ -108,9 +108,7 @@ impl Server {
     pub(super) fn peak_reserved(&self) -> Result<u64> {
         let peak = self.peak.load(Ordering::Relaxed);
         match self.allocator {
-            ReplayAllocator::Async => {
-                Ok(runtime::get()?.stream_ordered_memory().pool_reserved()?.map_or(peak, |pool| pool.peak))
-            }
+            ReplayAllocator::Async => Ok(runtime::get()?.pool_reserved()?.map_or(peak, |pool| pool.peak)),
             _ => Ok(peak),
         }
     }

@@ -1,15 +1,9 @@
 //! Events: points in a stream's work that can be queried or waited for.
 
-use super::device_waits::{Point, wait_for_work_before};
-use super::known_captures::WholeDevice;
-use super::{BoundDevice, ExportedEvent, Runtime, Stream, existing, get};
+use super::known_captures::{Point, WholeDevice, wait_for_work_before};
+use super::{BoundDevice, ExportedEvent, RawEvent, Runtime, Stream, existing, get};
 use crate::error::{Error, Result, StatusKind};
 use crate::ids::Device;
-
-/// An event's address in the vendor's API.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[repr(transparent)]
-pub struct RawEvent(pub(super) usize);
 
 /// The result of recording all work on a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,0 +1,533 @@
+//! NVIDIA's and AMD's drivers: what they have alike is here, and what each has of its own is in `cuda.rs` and `hip.rs`. A
+//! probe opens the driver's library and looks up every function that is called, so that what is probed is what is used.
+
+mod cuda;
+mod hip;
+mod nvml;
+mod probe;
+mod symbols;
+
+use std::collections::BTreeMap;
+use std::ffi::{CStr, c_int, c_void};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::{Mutex, OnceLock};
+use std::{fmt, ptr};
+
+use super::host_memory::most_memory;
+use super::{
+    DeviceUuid, DriverCalls, ExportedEvent, ExportedExtent, Extent, ExtentUse, Kind, MemoryInfo, RawEvent, Runtime,
+    no_such_device,
+};
+use crate::error::{Error, Result, StatusKind, UNKNOWN_STATUS};
+use crate::ids::{CaptureMode, CaptureStatus, Device, MemoryLocation, RawStream};
+use crate::sync::lock;
+use cuda::Cuda;
+use hip::Hip;
+use symbols::{
+    AccessDescription, AllocationProperties, CallStatus, DriverLocation, EventHandle, POSIX_FD, SUCCESS, Status,
+    Symbols, documented_name,
+};
+
+#[cfg(feature = "cudarc")]
+pub(crate) use cuda::refused_by_driver;
+
+/// The statuses that mean something here, which `CUresult` and `hipError_t` number alike.
+const OUT_OF_MEMORY: Status = 2;
+const NOT_INITIALIZED: Status = 3;
+const NOT_READY: Status = 600;
+const NOT_SUPPORTED: Status = 801;
+/// Of the legacy default stream alone, while a blocking stream is captured.
+const CAPTURE_IMPLICIT: Status = 906;
+
+/// Flags, which both number alike.
+const NON_BLOCKING: u32 = 1;
+const DISABLE_TIMING: u32 = 2;
+const INTERPROCESS: u32 = 4;
+/// Of pinned memory: for every context, and for kernels.
+const PORTABLE_AND_MAPPED: u32 = 1 | 2;
+const LEAST_GRANULARITY: c_int = 0;
+
+/// Loads and initialises NVIDIA's driver.
+///
+/// # Errors
+/// `ErrorKind::RuntimeUnavailable` if there is no driver, no device, or the driver does not work or is too old.
+pub(super) fn cuda() -> Result<Box<dyn Runtime>> {
+    Ok(Box::new(Driver::<Cuda>::probe()?))
+}
+
+/// As [`cuda`], for AMD's.
+pub(super) fn hip() -> Result<Box<dyn Runtime>> {
+    Ok(Box::new(Driver::<Hip>::probe()?))
+}
+
+/// A vendor's driver.
+struct Driver<V> {
+    symbols: Symbols,
+    version: (u32, u32),
+    devices: Vec<DriverDevice>,
+    /// Every mapping, its address and its bytes, of a driver that takes one at a time.
+    mappings: Option<Mutex<BTreeMap<u64, u64>>>,
+    vendor: V,
+}
+
+struct DriverDevice {
+    handle: c_int,
+    /// The address of CUDA's primary context, once retained.
+    primary: OnceLock<usize>,
+    /// What extents are made for, once that is found out.
+    extent_use: OnceLock<ExtentUse>,
+}
+
+/// What a driver has of its own, in the calls that both have.
+trait DriverVendor: Send + Sync + Sized + 'static {
+    const KIND: Kind;
+    /// The alignment of reserved addresses; 0 for the driver's own, which is the page size.
+    const ALIGNMENT: usize;
+    /// Whether a call takes one mapping, rather than a range of several.
+    const MAPS_ONE_BY_ONE: bool;
+
+    /// Returns the stream as the driver takes it.
+    fn stream(stream: RawStream) -> *mut c_void;
+
+    /// Returns the driver's name of a status that it knows.
+    fn status_name(&self, status: Status) -> Option<&CStr>;
+
+    /// Clears the last call's status from this thread's last error.
+    fn forget_last_error(&self) {}
+
+    /// Returns what to do about a status, if the driver says by it that a stream's context was destroyed.
+    fn advice_if_gone(_status: Status) -> Option<&'static str> {
+        None
+    }
+
+    /// Returns the driver's name of a device, or of a NUMA node of the host.
+    fn location(driver: &Driver<Self>, location: MemoryLocation) -> Result<DriverLocation>;
+}
+
+impl<V: DriverVendor> fmt::Debug for Driver<V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("Driver");
+        shown.field("kind", &V::KIND).field("version", &self.version).field("devices", &self.devices.len());
+        shown.finish_non_exhaustive()
+    }
+}
+
+#[cold]
+fn refusal<V: DriverVendor>(function: &str, name: impl Into<String>, status: Status) -> Error {
+    let kind = match status {
+        OUT_OF_MEMORY => StatusKind::OutOfMemory,
+        NOT_INITIALIZED => StatusKind::NotInitialized,
+        NOT_SUPPORTED => StatusKind::NotSupported,
+        _ => StatusKind::Other,
+    };
+    let error = Error::refused(V::KIND.name(), function, name, status, kind);
+    error.map_library(|refused| refused.advice = V::advice_if_gone(status).map(Into::into))
+}
+
+fn as_event(event: RawEvent) -> *mut c_void {
+    ptr::without_provenance_mut(event.0)
+}
+
+fn host_pointer(address: u64) -> *mut c_void {
+    ptr::with_exposed_provenance_mut(address as usize)
+}
+
+/// Returns a string that a driver wrote into a buffer, up to its final zero.
+fn text(buffer: &[u8]) -> String {
+    let end = buffer.iter().position(|&byte| byte == 0).unwrap_or(buffer.len());
+    String::from_utf8_lossy(&buffer[..end]).into_owned()
+}
+
+/// Returns the bytes of a UUID as text, without a prefix.
+fn uuid_text(bytes: DeviceUuid) -> String {
+    let mut text = String::with_capacity(36);
+    for (index, byte) in bytes.into_iter().enumerate() {
+        if matches!(index, 4 | 6 | 8 | 10) {
+            text.push('-');
+        }
+        text.push_str(&format!("{byte:02x}"));
+    }
+    text
+}
+
+impl<V: DriverVendor> Driver<V> {
+    /// Turns a call's status into a result that names the function.
+    #[inline]
+    fn check(&self, call: CallStatus) -> Result<()> {
+        if call.status == SUCCESS { Ok(()) } else { Err(self.refused(call)) }
+    }
+
+    #[cold]
+    fn refused(&self, CallStatus { name: function, status }: CallStatus) -> Error {
+        self.vendor.forget_last_error();
+        let name = self.vendor.status_name(status).map_or(UNKNOWN_STATUS.into(), CStr::to_string_lossy);
+        refusal::<V>(documented_name(function), name, status)
+    }
+
+    /// Returns whether the queried work is done.
+    #[inline]
+    fn is_ready(&self, call: CallStatus) -> Result<bool> {
+        if call.status == NOT_READY {
+            self.vendor.forget_last_error();
+            return Ok(false);
+        }
+        self.check(call).map(|()| true)
+    }
+
+    fn slot(&self, device: Device) -> Result<&DriverDevice> {
+        self.devices.get(device.ordinal()).ok_or_else(|| no_such_device(device.ordinal() as i64, self.devices.len()))
+    }
+
+    fn handle(&self, device: Device) -> Result<c_int> {
+        self.slot(device).map(|slot| slot.handle)
+    }
+
+    /// Returns the device's name, and its PCI address.
+    fn name_and_place(&self, device: Device) -> Result<(String, String)> {
+        let (mut name, handle) = ([0_u8; 256], self.handle(device)?);
+        // SAFETY: `name` has the given length, which the driver keeps to, with a final zero.
+        self.check(unsafe { self.symbols.device_name.call(name.as_mut_ptr().cast(), name.len() as c_int, handle) })?;
+        Ok((text(&name), self.pci_bus_id(device)?))
+    }
+
+    fn pci_bus_id(&self, device: Device) -> Result<String> {
+        let (mut place, handle) = ([0_u8; 32], self.handle(device)?);
+        let (buffer, length) = (place.as_mut_ptr().cast(), place.len() as c_int);
+        // SAFETY: `place` has the given length, which the driver keeps to, with a final zero.
+        self.check(unsafe { self.symbols.device_pci_bus_id.call(buffer, length, handle) })?;
+        Ok(text(&place))
+    }
+
+    fn attribute(&self, attribute: c_int, device: Device) -> Result<c_int> {
+        let (mut value, handle) = (0, self.handle(device)?);
+        // SAFETY: `value` is a valid place for an int, and the handle is a device's.
+        self.check(unsafe { self.symbols.device_attribute.call(&mut value, attribute, handle) })?;
+        Ok(value)
+    }
+
+    /// Returns the memory of a device that is bound meanwhile.
+    fn memory_of(&self, device: Device) -> Result<MemoryInfo>
+    where
+        Self: Runtime,
+    {
+        let previous = self.bind(device.into())?;
+        let memory = self.memory_info();
+        if let Some(previous) = previous {
+            self.restore(previous);
+        }
+        memory
+    }
+
+    fn create_event(&self, flags: u32) -> Result<RawEvent> {
+        let mut event = ptr::null_mut();
+        // SAFETY: `event` is a valid place for an event.
+        self.check(unsafe { self.symbols.event_create.call(&mut event, flags) })?;
+        Ok(RawEvent(event.addr()))
+    }
+
+    /// Makes an extent for these uses.
+    fn create_for(&self, location: MemoryLocation, bytes: u64, extent_use: ExtentUse) -> Result<Extent> {
+        let properties = AllocationProperties::new(V::location(self, location)?, extent_use);
+        let mut extent = 0;
+        // SAFETY: `extent` is a valid place for one, the properties are whole, and 0 are the only flags.
+        self.check(unsafe { self.symbols.extent_create.call(&mut extent, bytes as usize, &properties, 0) })?;
+        Ok(Extent(extent))
+    }
+
+    /// Returns what is mapped in a range, in pieces that the driver takes. A copy, so that no call is made under the lock.
+    fn pieces(&self, address: u64, bytes: u64) -> Vec<(u64, u64)> {
+        let Some(mappings) = &self.mappings else { return vec![(address, bytes)] };
+        let mappings = lock(mappings);
+        mappings.range(address..address.saturating_add(bytes)).map(|(&address, &bytes)| (address, bytes)).collect()
+    }
+
+    /// Allocates pinned memory of the host, of whatever node the driver chooses.
+    fn allocate_pinned(&self, bytes: u64) -> Result<u64> {
+        let mut address = ptr::null_mut();
+        // SAFETY: `address` is a valid place for one.
+        self.check(unsafe { self.symbols.host_allocate.call(&mut address, bytes as usize, PORTABLE_AND_MAPPED) })?;
+        Ok(address.expose_provenance() as u64)
+    }
+
+    /// # Safety
+    /// The memory is of [`Driver::allocate_pinned`], was not freed before and is not used again.
+    unsafe fn free_pinned(&self, address: u64) -> Result<()> {
+        // SAFETY: the caller owns the memory.
+        self.check(unsafe { self.symbols.host_free.call(host_pointer(address)) })
+    }
+}
+
+impl<V: DriverVendor> DriverCalls for Driver<V> {
+    fn kind(&self) -> Kind {
+        V::KIND
+    }
+
+    fn driver_version(&self) -> Option<(u32, u32)> {
+        Some(self.version)
+    }
+
+    fn device_count(&self) -> u32 {
+        self.devices.len() as u32
+    }
+
+    fn device_uuid(&self, device: Device) -> Result<DeviceUuid> {
+        let mut uuid = [0; 16];
+        // SAFETY: `uuid` is a valid place for a UUID, 16 bytes; that of a MIG instance is its own, not its GPU's.
+        self.check(unsafe { self.symbols.device_uuid.call(&mut uuid, self.handle(device)?) })?;
+        Ok(uuid)
+    }
+
+    fn stream_create(&self) -> Result<RawStream> {
+        let mut stream = ptr::null_mut();
+        // SAFETY: `stream` is a valid place for a stream.
+        self.check(unsafe { self.symbols.stream_create.call(&mut stream, NON_BLOCKING) })?;
+        Ok(RawStream::from_address(stream.addr()))
+    }
+
+    unsafe fn stream_destroy(&self, stream: RawStream) -> Result<()> {
+        // SAFETY: the caller owns the stream.
+        self.check(unsafe { self.symbols.stream_destroy.call(V::stream(stream)) })
+    }
+
+    unsafe fn stream_query(&self, stream: RawStream) -> Result<bool> {
+        // SAFETY: the caller promises that the stream is alive.
+        self.is_ready(unsafe { self.symbols.stream_query.call(V::stream(stream)) })
+    }
+
+    unsafe fn stream_synchronize(&self, stream: RawStream) -> Result<()> {
+        // SAFETY: the caller promises that the stream is alive.
+        self.check(unsafe { self.symbols.stream_synchronize.call(V::stream(stream)) })
+    }
+
+    unsafe fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> Result<()> {
+        // SAFETY: the caller promises that both are alive.
+        self.check(unsafe { self.symbols.stream_wait_event.call(V::stream(stream), as_event(event), 0) })
+    }
+
+    fn event_create(&self) -> Result<RawEvent> {
+        self.create_event(DISABLE_TIMING)
+    }
+
+    fn event_create_interprocess(&self) -> Result<RawEvent> {
+        self.create_event(DISABLE_TIMING | INTERPROCESS)
+    }
+
+    unsafe fn event_destroy(&self, event: RawEvent) -> Result<()> {
+        // SAFETY: the caller owns the event.
+        self.check(unsafe { self.symbols.event_destroy.call(as_event(event)) })
+    }
+
+    unsafe fn event_record(&self, event: RawEvent, stream: RawStream) -> Result<()> {
+        // SAFETY: the caller promises that both are alive.
+        self.check(unsafe { self.symbols.event_record.call(as_event(event), V::stream(stream)) })
+    }
+
+    unsafe fn event_query(&self, event: RawEvent) -> Result<bool> {
+        // SAFETY: the caller promises that the event is alive.
+        self.is_ready(unsafe { self.symbols.event_query.call(as_event(event)) })
+    }
+
+    unsafe fn event_synchronize(&self, event: RawEvent) -> Result<()> {
+        // SAFETY: the caller promises that the event is alive.
+        self.check(unsafe { self.symbols.event_synchronize.call(as_event(event)) })
+    }
+
+    unsafe fn event_export(&self, event: RawEvent) -> Result<ExportedEvent> {
+        let mut name = [0_u8; 64];
+        // SAFETY: `name` is a valid place for a handle, 64 bytes; the caller promises that the event is alive.
+        self.check(unsafe { self.symbols.event_export.call(&mut name, as_event(event)) })?;
+        Ok(ExportedEvent { name, descriptor: None })
+    }
+
+    fn event_import(&self, exported: ExportedEvent) -> Result<RawEvent> {
+        let mut event = ptr::null_mut();
+        // SAFETY: `event` is a valid place for an event; the driver refuses a handle that names none.
+        self.check(unsafe { self.symbols.event_import.call(&mut event, EventHandle(exported.name)) })?;
+        Ok(RawEvent(event.addr()))
+    }
+
+    fn context_synchronize(&self) -> Result<()> {
+        // SAFETY: the function takes nothing; CUDA's refuses where no context is current.
+        self.check(unsafe { self.symbols.context_synchronize.call() })
+    }
+
+    fn exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode> {
+        let mut exchanged = mode.number();
+        // SAFETY: the mode is a valid one, and the driver writes the previous one in its place.
+        self.check(unsafe { self.symbols.exchange_capture_mode.call(&mut exchanged) })?;
+        Ok(CaptureMode::of(exchanged))
+    }
+
+    unsafe fn stream_capture_status(&self, stream: RawStream) -> Result<CaptureStatus> {
+        let mut status = 0;
+        // SAFETY: the caller promises that the stream is alive.
+        let asked = unsafe { self.symbols.stream_is_capturing.call(V::stream(stream), &mut status) };
+        // The end of a context ends the captures of its streams.
+        if V::advice_if_gone(asked.status).is_some() {
+            return Ok(CaptureStatus::None);
+        }
+        // The query harms no capture.
+        if asked.status == CAPTURE_IMPLICIT {
+            self.vendor.forget_last_error();
+            return Ok(CaptureStatus::Implicit);
+        }
+        self.check(asked)?;
+        Ok(CaptureStatus::of(status))
+    }
+
+    fn memory_info(&self) -> Result<MemoryInfo> {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: both are valid places for a size.
+        self.check(unsafe { self.symbols.memory_info.call(&mut free, &mut total) })?;
+        Ok(MemoryInfo { free: free as u64, total: total as u64 })
+    }
+
+    fn total_memory(&self, location: MemoryLocation) -> Result<u64> {
+        let MemoryLocation::Device(device) = location else { return Ok(most_memory()) };
+        let mut bytes = 0;
+        // SAFETY: `bytes` is a valid place for a size, and the handle is a device's.
+        self.check(unsafe { self.symbols.device_total_memory.call(&mut bytes, self.handle(device)?) })?;
+        Ok(bytes as u64)
+    }
+
+    fn memory_allocate(&self, bytes: u64) -> Result<u64> {
+        let mut address = 0;
+        // SAFETY: `address` is a valid place for one.
+        self.check(unsafe { self.symbols.memory_allocate.call(&mut address, bytes as usize) })?;
+        Ok(address)
+    }
+
+    unsafe fn memory_free(&self, address: u64) -> Result<()> {
+        // SAFETY: the caller owns the memory.
+        self.check(unsafe { self.symbols.memory_free.call(address) })
+    }
+
+    unsafe fn fill(&self, address: u64, byte: u8, bytes: u64, stream: RawStream) -> Result<()> {
+        // SAFETY: the caller promises that the memory and the stream last.
+        self.check(unsafe { self.symbols.fill.call(address, byte, bytes as usize, V::stream(stream)) })
+    }
+
+    unsafe fn copy_to_host(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
+        let (to, stream) = (host_pointer(to), V::stream(stream));
+        // SAFETY: the caller promises that the stream and both ranges are alive.
+        self.check(unsafe { self.symbols.copy_to_host.call(to, from, bytes as usize, stream) })
+    }
+
+    unsafe fn copy_to_device(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
+        let (from, stream) = (host_pointer(from).cast_const(), V::stream(stream));
+        // SAFETY: the caller promises that the stream and both ranges are alive.
+        self.check(unsafe { self.symbols.copy_to_device.call(to, from, bytes as usize, stream) })
+    }
+
+    unsafe fn allocate_async(&self, bytes: u64, stream: RawStream) -> Result<u64> {
+        let (mut address, stream) = (0, V::stream(stream));
+        // SAFETY: `address` is a valid place for one, and the caller promises that the stream is alive.
+        self.check(unsafe { self.symbols.memory_allocate_async.call(&mut address, bytes as usize, stream) })?;
+        Ok(address)
+    }
+
+    unsafe fn free_async(&self, address: u64, stream: RawStream) -> Result<()> {
+        // SAFETY: the caller owns the memory and promises that the stream is alive.
+        self.check(unsafe { self.symbols.memory_free_async.call(address, V::stream(stream)) })
+    }
+
+    fn page_bytes(&self, location: MemoryLocation) -> Result<u64> {
+        let properties = AllocationProperties::new(V::location(self, location)?, ExtentUse::PRIVATE);
+        let mut bytes = 0;
+        // SAFETY: `bytes` is a valid place for a size, and the properties are whole.
+        self.check(unsafe { self.symbols.granularity.call(&mut bytes, &properties, LEAST_GRANULARITY) })?;
+        Ok(bytes as u64)
+    }
+
+    fn can_access_peer(&self, device: Device, peer: Device) -> Result<bool> {
+        let (device, peer) = (self.handle(device)?, self.handle(peer)?);
+        let mut can_access = 0;
+        // SAFETY: `can_access` is a valid place for an int, and the handles are devices'.
+        self.check(unsafe { self.symbols.device_can_access_peer.call(&mut can_access, device, peer) })?;
+        Ok(can_access != 0)
+    }
+
+    fn address_reserve(&self, bytes: u64) -> Result<u64> {
+        let mut address = 0;
+        // SAFETY: `address` is a valid place for one, no address is asked for, and 0 are the only flags.
+        self.check(unsafe { self.symbols.address_reserve.call(&mut address, bytes as usize, V::ALIGNMENT, 0, 0) })?;
+        Ok(address)
+    }
+
+    unsafe fn address_free(&self, address: u64, bytes: u64) -> Result<()> {
+        // SAFETY: the caller owns the reservation.
+        self.check(unsafe { self.symbols.address_free.call(address, bytes as usize) })
+    }
+
+    unsafe fn extent_release(&self, extent: Extent) -> Result<()> {
+        // SAFETY: the caller owns the extent.
+        self.check(unsafe { self.symbols.extent_release.call(extent.0) })
+    }
+
+    unsafe fn extent_export(&self, extent: Extent) -> Result<OwnedFd> {
+        let mut descriptor: RawFd = -1;
+        let place = ptr::from_mut(&mut descriptor).cast();
+        // SAFETY: the caller promises that the extent is alive; `descriptor` is a valid place for one, and 0 are the only
+        // flags.
+        self.check(unsafe { self.symbols.extent_export.call(place, extent.0, POSIX_FD, 0) })?;
+        // SAFETY: the driver has just made the descriptor, and only this function has it.
+        Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+    }
+
+    fn extent_import(&self, exported: ExportedExtent<'_>) -> Result<Extent> {
+        let mut extent = 0;
+        // A descriptor is given as a pointer of its value.
+        let descriptor = ptr::without_provenance_mut(exported.as_raw_fd() as usize);
+        // SAFETY: `extent` is a valid place for one, and the descriptor is open.
+        self.check(unsafe { self.symbols.extent_import.call(&mut extent, descriptor, POSIX_FD) })?;
+        Ok(Extent(extent))
+    }
+
+    unsafe fn memory_map(&self, address: u64, bytes: u64, extent: Extent) -> Result<()> {
+        // SAFETY: the caller promises that the addresses are free and the memory alive; 0 are the only flags.
+        self.check(unsafe { self.symbols.memory_map.call(address, bytes as usize, 0, extent.0, 0) })?;
+        if let Some(mappings) = &self.mappings {
+            lock(mappings).insert(address, bytes);
+        }
+        Ok(())
+    }
+
+    unsafe fn memory_set_access(&self, address: u64, bytes: u64, by: &[MemoryLocation]) -> Result<()> {
+        let describe = |&by: &MemoryLocation| V::location(self, by).map(AccessDescription::read_write);
+        let access = by.iter().map(describe).collect::<Result<Vec<_>>>()?;
+        for (address, bytes) in self.pieces(address, bytes) {
+            let (access, count) = (access.as_ptr(), access.len());
+            // SAFETY: the caller promises that the range is mapped, and `access` has as many entries as said.
+            self.check(unsafe { self.symbols.memory_set_access.call(address, bytes as usize, access, count) })?;
+        }
+        Ok(())
+    }
+
+    /// Pieces that were unmapped before a refusal are known, so it can be called again.
+    unsafe fn memory_unmap(&self, address: u64, bytes: u64) -> Result<()> {
+        for (address, bytes) in self.pieces(address, bytes) {
+            // SAFETY: the caller promises that nothing uses these mappings again.
+            self.check(unsafe { self.symbols.memory_unmap.call(address, bytes as usize) })?;
+            if let Some(mappings) = &self.mappings {
+                lock(mappings).remove(&address);
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_uuid_is_written_as_nvidia_smi_writes_it() {
+        let bytes = std::array::from_fn(|index| index as u8 * 17);
+        assert_eq!(uuid_text(bytes), "00112233-4455-6677-8899-aabbccddeeff");
+    }
+
+    #[test]
+    fn a_drivers_string_ends_at_its_zero_or_with_the_buffer() {
+        assert_eq!((text(b"0000:18:00.0\0..").as_str(), text(b"full").as_str()), ("0000:18:00.0", "full"));
+    }
+}

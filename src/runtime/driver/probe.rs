@@ -1,0 +1,333 @@
+//! Looking for a driver: its library, every function of it that is called, and at least one device. Each way in which an
+//! installed driver can fail has its own error, which is what a user sees first.
+
+use std::ffi::{CStr, c_int};
+use std::mem;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, OnceLock};
+
+use super::cuda::{Cuda, CudaSymbols};
+use super::hip::{Hip, HipSymbols};
+use super::symbols::{CallStatus, SUCCESS, Status, Symbols};
+use super::{Driver, DriverDevice, DriverVendor};
+use crate::error::{Error, Result};
+use crate::shared_object::{self, IF_LOADED, Library, NOW, file_of, is_absent};
+use crate::site_packages;
+
+/// The name of every CUDA driver's file. `libcuda.so`, without the number, may be a toolkit's stub.
+const CUDA_FILE: &str = "libcuda.so.1";
+/// The names of HIP's, which have its major version, newest first.
+const SONAMES: [&str; 4] = ["libamdhip64.so.8", "libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5"];
+/// Names the only file or folder to look at for HIP.
+const HIP_VARIABLE: &str = "GPUPOOL_AMDHIP64_PATH";
+/// `CUDA_ERROR_NO_DEVICE` and `hipErrorNoDevice`.
+const NO_DEVICE: Status = 100;
+/// `hipErrorInvalidDevice`: HIP also returns it without the kernel's driver of AMD's GPUs, where a distribution may
+/// have installed the library for another package.
+const INVALID_DEVICE: Status = 101;
+/// Made by that driver, also visible in containers.
+const KERNEL_DRIVER: &str = "/sys/class/kfd";
+
+/// How a vendor's driver is looked for, and what a user is told of one that does not work.
+pub(super) trait Probed: DriverVendor {
+    const NAME: &'static str;
+    const OLDEST: (u32, u32);
+    const NO_DEVICE: &'static str;
+
+    /// Opens the library, and returns it with its file.
+    fn open() -> Result<(Library, PathBuf)>;
+
+    /// Looks up what the driver has of its own; the first symbol that the library lacks is the error.
+    ///
+    /// # Safety
+    /// The library is the vendor's, and stays loaded as long as the result is used.
+    unsafe fn of(library: &Library) -> std::result::Result<Self, &'static CStr>;
+
+    fn lacks(symbol: &CStr, library: &Library, path: &Path) -> String;
+
+    fn version(number: u32) -> (u32, u32);
+
+    fn too_old(version: (u32, u32), path: &Path) -> String;
+
+    /// Returns what the driver calls a device, which may be no more than its ordinal.
+    fn device(&self, ordinal: c_int) -> std::result::Result<c_int, CallStatus>;
+
+    /// Returns whether a driver that starts with this status has no device.
+    fn sees_no_device(status: Status) -> bool;
+
+    /// Returns the remedy for a driver that starts with this status.
+    fn remedy(status: Status) -> &'static str;
+}
+
+impl<V: Probed> Driver<V> {
+    /// Loads and initialises the driver.
+    ///
+    /// # Errors
+    /// `ErrorKind::RuntimeUnavailable` if there is no driver, no device, or the driver does not work or is too old.
+    pub(super) fn probe() -> Result<Self> {
+        let (library, path) = V::open()?;
+        // SAFETY: the file has the name of the vendor's driver, which is kept loaded for the life of the process below.
+        let found = unsafe {
+            // Each function has its names in the order of the kinds.
+            Symbols::of(&library, V::KIND as usize).and_then(|symbols| Ok((symbols, V::of(&library)?)))
+        };
+        let (symbols, vendor) = found.map_err(|symbol| Self::broken(V::lacks(symbol, &library, &path)))?;
+        mem::forget(library);
+        let mappings = V::MAPS_ONE_BY_ONE.then(Mutex::default);
+        let mut driver = Self { symbols, version: (0, 0), devices: Vec::new(), mappings, vendor };
+        driver.start(&path)?;
+        Ok(driver)
+    }
+
+    fn broken(reason: String) -> Error {
+        Error::runtime_broken(V::KIND.name(), reason)
+    }
+
+    fn no_device(&self) -> Error {
+        self.vendor.forget_last_error();
+        Error::runtime_unavailable(V::KIND.name(), V::NO_DEVICE)
+    }
+
+    fn does_not_start(&self, call: CallStatus, path: &Path) -> Error {
+        if V::sees_no_device(call.status) {
+            return self.no_device();
+        }
+        let error = self.refused(call).map_library(|refused| refused.path = Some(path.to_owned()));
+        Self::broken(format!("{} does not start ({error}); {}", V::NAME, V::remedy(call.status)))
+    }
+
+    fn start(&mut self, path: &Path) -> Result<()> {
+        let check = |driver: &Self, call: CallStatus| match call.status {
+            SUCCESS => Ok(()),
+            _ => Err(driver.does_not_start(call, path)),
+        };
+        // SAFETY: the function may be called from any thread at any time; 0 is its only flag.
+        check(self, unsafe { self.symbols.init.call(0) })?;
+        let mut version: c_int = 0;
+        // SAFETY: `version` is a valid place for an int.
+        check(self, unsafe { self.symbols.driver_version.call(&mut version) })?;
+        self.version = V::version(version.unsigned_abs());
+        if self.version < V::OLDEST {
+            return Err(Self::broken(V::too_old(self.version, path)));
+        }
+        let mut count = 0;
+        // SAFETY: `count` is a valid place for an int.
+        check(self, unsafe { self.symbols.device_count.call(&mut count) })?;
+        for ordinal in 0..count {
+            let handle = self.vendor.device(ordinal).map_err(|refused| self.does_not_start(refused, path))?;
+            self.devices.push(DriverDevice { handle, primary: OnceLock::new(), extent_use: OnceLock::new() });
+        }
+        if self.devices.is_empty() { Err(self.no_device()) } else { Ok(()) }
+    }
+}
+
+impl Probed for Cuda {
+    const NAME: &'static str = "the NVIDIA driver";
+    const OLDEST: (u32, u32) = (12, 0);
+    const NO_DEVICE: &'static str = "the NVIDIA driver sees no device; check CUDA_VISIBLE_DEVICES";
+
+    fn open() -> Result<(Library, PathBuf)> {
+        let file = Path::new(CUDA_FILE);
+        let library = shared_object::open(file, NOW).map_err(|reason| {
+            if is_absent(file, &reason) {
+                let reason = format!(
+                    "no NVIDIA driver was found ({reason}); install the driver, run on a machine with an NVIDIA GPU, or start \
+                     the container with --gpus all"
+                );
+                return Error::runtime_unavailable("cuda", reason);
+            }
+            Driver::<Self>::broken(format!(
+                "the NVIDIA driver's library cannot be loaded ({reason}): install the driver again, or take the folder of that \
+                 file off LD_LIBRARY_PATH"
+            ))
+        })?;
+        let path = [c"cuInit", c"cuDriverGetVersion"].iter().find_map(|symbol| file_of(&library, symbol));
+        Ok((library, path.unwrap_or_else(|| file.to_owned())))
+    }
+
+    unsafe fn of(library: &Library) -> std::result::Result<Self, &'static CStr> {
+        // SAFETY: as the caller promises.
+        unsafe { CudaSymbols::of(library, 0) }.map(|symbols| Self { symbols })
+    }
+
+    fn lacks(symbol: &CStr, library: &Library, path: &Path) -> String {
+        let supported = version_of(library)
+            .map_or_else(String::new, |(major, minor)| format!(", a driver that supports CUDA {major}.{minor},"));
+        format!(
+            "{}{supported} lacks the symbol {}: the driver is too old, or a profiler has put its own libcuda in front; CUDA 12 or \
+             later is needed",
+            path.display(),
+            symbol.to_string_lossy()
+        )
+    }
+
+    fn version(number: u32) -> (u32, u32) {
+        (number / 1000, number % 1000 / 10)
+    }
+
+    fn too_old((major, minor): (u32, u32), path: &Path) -> String {
+        format!(
+            "{} is a driver that supports CUDA {major}.{minor} at most, and CUDA 12 or later is needed: update the driver",
+            path.display()
+        )
+    }
+
+    fn device(&self, ordinal: c_int) -> std::result::Result<c_int, CallStatus> {
+        let mut handle = 0;
+        // SAFETY: `handle` is a valid place for a device.
+        let asked = unsafe { self.symbols.device.call(&mut handle, ordinal) };
+        if asked.status == SUCCESS { Ok(handle) } else { Err(asked) }
+    }
+
+    fn sees_no_device(status: Status) -> bool {
+        status == NO_DEVICE
+    }
+
+    fn remedy(status: Status) -> &'static str {
+        // The numbers of `CUresult` in `cuda.h`, some of which are missing in some bindings.
+        match status {
+            34 => {
+                "CUDA_ERROR_STUB_LIBRARY: this is the toolkit's stub, to link with, and no driver: take its folder, which ends in \"stubs\", off \
+                 LD_LIBRARY_PATH, so that the driver's own library is found"
+            }
+            802 => {
+                "the machine is not ready: wait for it, and see that nvidia-fabricmanager runs where GPUs are joined by NVSwitch"
+            }
+            803 => {
+                "the library and the kernel's module are of different drivers: reboot after an update, and take the folder of \
+                 cuda-compat or of another driver off LD_LIBRARY_PATH"
+            }
+            804 => {
+                "the library is of cuda-compat, which this GPU does not support: take its folder off LD_LIBRARY_PATH"
+            }
+            805..=809 => "MPS refuses this process: see its control daemon, nvidia-cuda-mps-control, and its log",
+            _ => {
+                "`nvidia-smi` says whether it works here. See that the kernel's modules nvidia and nvidia_uvm are loaded, that a \
+                 container was started with --gpus all, and that no process was forked after it used CUDA"
+            }
+        }
+    }
+}
+
+/// Returns the version of CUDA that a driver supports, if it reports one.
+fn version_of(library: &Library) -> Option<(u32, u32)> {
+    let mut version: c_int = 0;
+    // SAFETY: the type is the function's prototype in `cuda.h`; it may be called before all others, and `version` is a valid
+    // place for an int.
+    let status = unsafe {
+        let function = library.get::<unsafe extern "C" fn(*mut c_int) -> Status>(c"cuDriverGetVersion").ok()?;
+        function(&mut version)
+    };
+    (status == SUCCESS).then(|| Cuda::version(version.unsigned_abs()))
+}
+
+impl Probed for Hip {
+    const NAME: &'static str = "HIP";
+    const OLDEST: (u32, u32) = (5, 6);
+    const NO_DEVICE: &'static str = "HIP sees no device; check HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES, and that this \
+                                     user may open /dev/kfd";
+
+    fn open() -> Result<(Library, PathBuf)> {
+        let (library, file) = open_hip()?;
+        let path = file_of(&library, c"hipInit").unwrap_or(file);
+        Ok((library, path))
+    }
+
+    unsafe fn of(library: &Library) -> std::result::Result<Self, &'static CStr> {
+        // SAFETY: as the caller promises.
+        unsafe { HipSymbols::of(library, 0) }.map(|symbols| Self { symbols })
+    }
+
+    fn lacks(symbol: &CStr, _library: &Library, path: &Path) -> String {
+        let symbol = symbol.to_string_lossy();
+        format!("{} lacks the symbol {symbol}: it is too old; ROCm 5.6 or later is needed", path.display())
+    }
+
+    fn version(number: u32) -> (u32, u32) {
+        (number / 10_000_000, number / 100_000 % 100)
+    }
+
+    fn too_old((major, minor): (u32, u32), path: &Path) -> String {
+        format!("{} is of HIP {major}.{minor}, which is too old; ROCm 5.6 or later is needed", path.display())
+    }
+
+    fn device(&self, ordinal: c_int) -> std::result::Result<c_int, CallStatus> {
+        Ok(ordinal)
+    }
+
+    fn sees_no_device(status: Status) -> bool {
+        status == NO_DEVICE || status == INVALID_DEVICE && !Path::new(KERNEL_DRIVER).exists()
+    }
+
+    fn remedy(_status: Status) -> &'static str {
+        "`rocminfo` says whether it works here. See that the kernel's module amdgpu is loaded, that a container was started \
+         with --device=/dev/kfd --device=/dev/dri, and that no process was forked after it used HIP"
+    }
+}
+
+struct Unopened {
+    /// Each file, with the linker's reason.
+    tried: String,
+    /// Whether one of the files exists.
+    is_present: bool,
+}
+
+impl From<Unopened> for Error {
+    fn from(Unopened { tried, is_present }: Unopened) -> Self {
+        if is_present {
+            Error::runtime_broken("hip", format!("HIP's library cannot be loaded ({tried}); install ROCm again"))
+        } else {
+            let reason =
+                format!("no HIP library was found ({tried}); install ROCm, or run on a machine with an AMD GPU");
+            Error::runtime_unavailable("hip", reason)
+        }
+    }
+}
+
+/// Opens HIP's library: a copy that the process has, those of wheels, conda, the toolkit, the system. A second copy is never
+/// loaded, since each has devices, streams and memory of its own.
+///
+/// # Errors
+/// `ErrorKind::RuntimeUnavailable` with what was tried, as a library that is broken if a file is there, or was named.
+fn open_hip() -> Result<(Library, PathBuf)> {
+    if let Some(wanted) = std::env::var_os(HIP_VARIABLE).filter(|wanted| !wanted.is_empty()).map(PathBuf::from) {
+        let files = if wanted.is_dir() { in_folder(&wanted) } else { vec![wanted] };
+        return first_of(files).map_err(|Unopened { tried, .. }| {
+            let reason =
+                format!("no HIP library was found ({tried}, from {HIP_VARIABLE}); name another file, or unset it");
+            Error::runtime_broken("hip", reason)
+        });
+    }
+    for soname in SONAMES {
+        if let Ok(library) = shared_object::open(Path::new(soname), IF_LOADED) {
+            return Ok((library, soname.into()));
+        }
+    }
+    // In the order of the search for libraries, since those of a wheel work with that wheel's HIP. PyTorch's has no
+    // version in its name.
+    let torch = site_packages::below("torch/lib").into_iter().map(|folder| folder.join("libamdhip64.so"));
+    let wheels = site_packages::below("_rocm_sdk_core*/lib").into_iter().flat_map(|folder| in_folder(&folder));
+    let conda = site_packages::variables(["CONDA_PREFIX"]).map(|root| root.join("lib"));
+    let toolkit = site_packages::variables(["ROCM_PATH", "HIP_PATH"]).map(|root| root.join("lib"));
+    let here = wheels.chain(torch).chain(conda.chain(toolkit).flat_map(|folder| in_folder(&folder)));
+    let elsewhere = SONAMES.map(PathBuf::from).into_iter().chain(in_folder(Path::new("/opt/rocm/lib")));
+    Ok(first_of(here.filter(|file| file.exists()).chain(elsewhere))?)
+}
+
+fn in_folder(folder: &Path) -> Vec<PathBuf> {
+    SONAMES.iter().map(|soname| folder.join(soname)).collect()
+}
+
+fn first_of(files: impl IntoIterator<Item = PathBuf>) -> std::result::Result<(Library, PathBuf), Unopened> {
+    let (mut tried, mut is_present) = (Vec::new(), false);
+    for file in files {
+        match shared_object::open(&file, NOW) {
+            Ok(library) => return Ok((library, file)),
+            Err(reason) => {
+                is_present |= !is_absent(&file, &reason);
+                tried.push(reason);
+            }
+        }
+    }
+    Err(Unopened { tried: tried.join("; "), is_present })
+}

@@ -1,0 +1,338 @@
+//! Events: what they record, streams that wait for them, and events of other processes.
+//!
+//! Those are words in memory that both processes have mapped. Each process keeps its words in one memfd, so that a thousand
+//! events take one descriptor. A word counts how often its event was recorded, and how many of these are done. When a
+//! process ends, all its words count as done, as a GPU ends the work with the process.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::{io, mem, process, ptr};
+
+use rustix::fs::{MemfdFlags, fstat, ftruncate, memfd_create};
+use rustix::mm::{MapFlags, ProtFlags, mmap};
+use rustix::process::{Pid, test_kill_process};
+
+use super::fault::{CAPTURE_ISOLATION, CAPTURED_EVENT, INVALID_HANDLE, refused, system_error};
+use super::timeline::{AwaitedWork, SimulatedStream, StreamKey, Timeline, Wait};
+use crate::error::Result;
+use crate::ids::Device;
+use crate::runtime::RawEvent;
+use crate::sync::lock;
+
+/// Work that an event for other processes has recorded, and that is not done.
+#[derive(Debug)]
+pub(super) struct Pending {
+    pub(super) work: Vec<(AwaitedWork, u64)>,
+    pub(super) word: Word,
+    pub(super) number: u64,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Recorded {
+    /// The work of streams, each up to a number.
+    Work(Vec<(AwaitedWork, u64)>),
+    /// What another process records.
+    Imported(Word),
+    /// A point of the capture with this id: part of a graph, and never done.
+    Captured(StreamKey, u64),
+}
+
+impl Timeline {
+    fn event(&mut self, event: RawEvent) -> Result<&mut Option<Recorded>> {
+        self.events.get_mut(&event).ok_or_else(|| refused("the event's look-up", INVALID_HANDLE))
+    }
+
+    pub(super) fn are_done(&mut self, work: &[(AwaitedWork, u64)]) -> bool {
+        work.iter().all(|&(source, until)| self.completed(source) >= until)
+    }
+
+    /// Publishes completed work to other processes that wait for it.
+    pub(super) fn publish(&mut self) {
+        for pending in mem::take(&mut self.pending) {
+            if self.are_done(&pending.work) {
+                pending.word.finish(pending.number);
+            } else {
+                self.pending.push(pending);
+            }
+        }
+    }
+
+    pub(super) fn wait_event(&mut self, key: StreamKey, event: RawEvent) -> Result<()> {
+        self.check_not_beside_capture("stream_wait_event", key)?;
+        self.wait_for(key, event)
+    }
+
+    fn wait_for(&mut self, key: StreamKey, event: RawEvent) -> Result<()> {
+        let recorded = self.event(event)?.clone();
+        let stream = self.stream(key)?;
+        let after = stream.submitted;
+        match recorded {
+            Some(Recorded::Work(work)) => {
+                // A stream's own work comes in order.
+                let others = work.into_iter().filter(|(other, _)| *other != AwaitedWork::Stream(key));
+                stream.waits.extend(others.map(|(other, until)| Wait { after, other, until }));
+            }
+            Some(Recorded::Imported(word)) => {
+                if let Some(capture) = &mut stream.capture {
+                    capture.is_valid = false;
+                    return Err(refused("stream_wait_event", CAPTURE_ISOLATION));
+                }
+                stream.waits.push(Wait { after, other: AwaitedWork::Elsewhere(word), until: word.recorded() });
+            }
+            // A captured event is an edge of the graph.
+            Some(Recorded::Captured(..)) | None => {}
+        }
+        Ok(())
+    }
+
+    /// Makes all present streams of the device wait, which spoils every capture on it.
+    pub(super) fn device_wait_event(&mut self, device: Device, event: RawEvent) -> Result<()> {
+        self.spoil_captures_on(device);
+        self.streams_of(Some(device)).into_iter().try_for_each(|key| self.wait_for(key, event))
+    }
+
+    pub(super) fn create_event(&mut self) -> RawEvent {
+        let event = RawEvent(self.address());
+        self.events.insert(event, None);
+        event
+    }
+
+    /// Makes an event that can be exported to other processes.
+    pub(super) fn create_interprocess_event(&mut self) -> Result<RawEvent> {
+        let word = Word::new().map_err(|error| system_error("event_create", error))?;
+        let event = self.create_event();
+        self.words.insert(event, word);
+        Ok(event)
+    }
+
+    /// Returns the word of an event that was made for other processes.
+    pub(super) fn word(&mut self, event: RawEvent) -> Result<Word> {
+        self.words.get(&event).copied().ok_or_else(|| refused("event_export", INVALID_HANDLE))
+    }
+
+    /// Makes an event for another process's.
+    pub(super) fn import_event(&mut self, word: Word) -> RawEvent {
+        let event = self.create_event();
+        self.events.insert(event, Some(Recorded::Imported(word)));
+        self.has_imported = true;
+        event
+    }
+
+    pub(super) fn destroy_event(&mut self, event: RawEvent) -> Result<()> {
+        self.event(event)?;
+        self.events.remove(&event);
+        if let Some(word) = self.words.remove(&event) {
+            self.pending.retain(|pending| pending.word != word);
+            word.give_up();
+        }
+        Ok(())
+    }
+
+    pub(super) fn record_event(&mut self, event: RawEvent, key: StreamKey) -> Result<()> {
+        self.check_not_beside_capture("event_record", key)?;
+        let recorded = match &self.stream(key)?.capture {
+            Some(capture) => Recorded::Captured(key, capture.id),
+            None => Recorded::Work(self.work_so_far(key)?),
+        };
+        let place = self.event(event)?;
+        if let Some(Recorded::Imported(_)) = place {
+            return Err(refused("event_record", INVALID_HANDLE));
+        }
+        *place = Some(recorded.clone());
+        if let (Some(&word), Recorded::Work(work)) = (self.words.get(&event), recorded) {
+            self.pending.push(Pending { work, word, number: word.record() });
+            self.publish();
+        }
+        Ok(())
+    }
+
+    /// Records the work of all streams of the device, which spoils every capture on it.
+    pub(super) fn record_device(&mut self, event: RawEvent, device: Device) -> Result<()> {
+        self.spoil_captures_on(device);
+        let mut work = Vec::new();
+        for key in self.streams_of(Some(device)) {
+            work.extend(self.work_so_far(key)?);
+        }
+        *self.event(event)? = Some(Recorded::Work(work));
+        Ok(())
+    }
+
+    /// Returns the work submitted to a stream, and other streams' that it waits for, with work after it or none.
+    pub(super) fn work_so_far(&mut self, key: StreamKey) -> Result<Vec<(AwaitedWork, u64)>> {
+        let mut waits = mem::take(&mut self.stream(key)?.waits);
+        waits.retain(|wait| self.completed(wait.other) < wait.until);
+        let mut work: Vec<_> = waits.iter().map(|wait| (wait.other, wait.until)).collect();
+        let stream = self.stream(key)?;
+        stream.waits = waits;
+        work.push((AwaitedWork::Stream(key), stream.submitted));
+        Ok(work)
+    }
+
+    /// Returns the work that the event recorded. Querying a captured event, in any mode, spoils the capture.
+    fn recorded_work(&mut self, event: RawEvent) -> Result<Vec<(AwaitedWork, u64)>> {
+        match self.event(event)?.clone() {
+            None => Ok(Vec::new()),
+            Some(Recorded::Imported(word)) => Ok(vec![(AwaitedWork::Elsewhere(word), word.recorded())]),
+            Some(Recorded::Work(work)) => Ok(work),
+            Some(Recorded::Captured(key, id)) => {
+                if let Ok(SimulatedStream { capture: Some(capture), .. }) = self.stream(key)
+                    && capture.id == id
+                {
+                    capture.is_valid = false;
+                }
+                Err(refused("a question about a captured event", CAPTURED_EVENT))
+            }
+        }
+    }
+
+    pub(super) fn is_event_done(&mut self, event: RawEvent) -> Result<bool> {
+        self.advance();
+        let recorded = self.recorded_work(event)?;
+        Ok(self.are_done(&recorded))
+    }
+
+    pub(super) fn complete_event(&mut self, event: RawEvent) -> Result<()> {
+        for (source, position) in self.recorded_work(event)? {
+            if self.completed(source) < position {
+                self.complete_source(source, position)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+const BYTES: usize = 1 << 20;
+const WORD_BYTES: usize = size_of::<WordCounts>();
+/// The first place has the id of the words' process.
+const WORDS: u64 = (BYTES / WORD_BYTES) as u64 - 1;
+
+#[repr(C)]
+struct WordCounts {
+    recorded: AtomicU64,
+    done: AtomicU64,
+}
+
+/// A word of this process or of another one. Its memory stays mapped as long as the process lives.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) struct Word {
+    /// Of the words of its process.
+    base: usize,
+    number: u64,
+}
+
+/// This process's own words.
+#[derive(Debug)]
+struct OwnWords {
+    file: OwnedFd,
+    base: usize,
+    next: u64,
+    free: Vec<u64>,
+}
+
+static OWN: Mutex<Option<OwnWords>> = Mutex::new(None);
+/// The words of other processes, by device and number of the file.
+static OTHERS: Mutex<BTreeMap<(u64, u64), usize>> = Mutex::new(BTreeMap::new());
+
+fn map_words(file: BorrowedFd<'_>) -> io::Result<usize> {
+    // SAFETY: the system chooses the addresses, and nothing here relies on what others write there.
+    let mapped = unsafe { mmap(ptr::null_mut(), BYTES, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, file, 0) };
+    Ok(mapped?.expose_provenance())
+}
+
+fn at(base: usize, number: u64) -> &'static WordCounts {
+    let place: *const WordCounts = ptr::with_exposed_provenance(base + number as usize * WORD_BYTES);
+    // SAFETY: the words of a process are mapped as long as this one lives, and `number` is among them.
+    unsafe { &*place }
+}
+
+impl Word {
+    pub(super) fn new() -> io::Result<Self> {
+        let mut own = lock(&OWN);
+        if own.is_none() {
+            let file = memfd_create(c"gpupool-events", MemfdFlags::CLOEXEC);
+            let file = file?;
+            ftruncate(&file, BYTES as u64)?;
+            let base = map_words(file.as_fd())?;
+            at(base, 0).recorded.store(process::id().into(), Ordering::Release);
+            *own = Some(OwnWords { file, base, next: 1, free: Vec::new() });
+        }
+        let too_many = || io::Error::from(io::ErrorKind::OutOfMemory);
+        let own = own.as_mut().ok_or_else(too_many)?;
+        let number = match own.free.pop() {
+            Some(number) => number,
+            None if own.next <= WORDS => {
+                own.next += 1;
+                own.next - 1
+            }
+            None => return Err(too_many()),
+        };
+        Ok(Self { base: own.base, number })
+    }
+
+    /// Releases the word for another event of this process. What was recorded is done for others.
+    pub(super) fn give_up(self) {
+        let counts = at(self.base, self.number);
+        counts.done.fetch_max(counts.recorded.load(Ordering::Acquire), Ordering::AcqRel);
+        if let Some(own) = lock(&OWN).as_mut() {
+            own.free.push(self.number);
+        }
+    }
+
+    /// Returns what another process needs to find it: its name, and the file.
+    pub(super) fn export(self) -> io::Result<([u8; 64], OwnedFd)> {
+        let own = lock(&OWN);
+        let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
+        let own = own.as_ref().filter(|own| own.base == self.base).ok_or_else(invalid)?;
+        let mut name = [0; 64];
+        name[..8].copy_from_slice(&self.number.to_le_bytes());
+        let file = own.file.try_clone()?;
+        Ok((name, file))
+    }
+
+    pub(super) fn import(name: &[u8; 64], file: OwnedFd) -> io::Result<Self> {
+        let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
+        let mut number = [0; 8];
+        number.copy_from_slice(&name[..8]);
+        let number = u64::from_le_bytes(number);
+        let status = fstat(&file)?;
+        if !(1..=WORDS).contains(&number) || status.st_size != BYTES as i64 {
+            return Err(invalid());
+        }
+        let mut others = lock(&OTHERS);
+        let key = (status.st_dev, status.st_ino);
+        let base = match others.get(&key) {
+            Some(&base) => base,
+            None => {
+                let base = map_words(File::from(file).as_fd())?;
+                others.insert(key, base);
+                base
+            }
+        };
+        Ok(Self { base, number })
+    }
+
+    /// Notes that the event was recorded, and returns how often that is now.
+    pub(super) fn record(self) -> u64 {
+        at(self.base, self.number).recorded.fetch_add(1, Ordering::AcqRel) + 1
+    }
+
+    pub(super) fn recorded(self) -> u64 {
+        at(self.base, self.number).recorded.load(Ordering::Acquire)
+    }
+
+    pub(super) fn finish(self, until: u64) {
+        at(self.base, self.number).done.fetch_max(until, Ordering::AcqRel);
+    }
+
+    /// Returns up to which record the work is done: all if its process is gone.
+    pub(super) fn done(self) -> u64 {
+        let owner = at(self.base, 0).recorded.load(Ordering::Acquire);
+        let is_gone = i32::try_from(owner).ok().and_then(Pid::from_raw).is_some_and(|owner| {
+            test_kill_process(owner).is_err_and(|error| io::Error::from(error).raw_os_error() == Some(libc::ESRCH))
+        });
+        if is_gone { u64::MAX } else { at(self.base, self.number).done.load(Ordering::Acquire) }
+    }
+}

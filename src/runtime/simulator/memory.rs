@@ -1,0 +1,275 @@
+//! The simulated devices' memory: how many bytes of each are used, by all processes that have the devices together, and a
+//! sparse file with the real ones.
+//!
+//! With `GPUPOOL_HOST_SHARED=FOLDER` several processes have the devices together, as they have a GPU: the memory is that of
+//! all processes with the same folder. Each process has a file there with the bytes that it uses, which it keeps locked:
+//! the system ends the lock with the process, however that ends, and a file without one counts for nothing and is
+//! removed. Another lock, which ends so too, is held for the few system calls of each change.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard};
+
+use rustix::fs::{FallocateFlags, FlockOperation, MemfdFlags, fallocate, flock, memfd_create};
+
+use super::fault::{out_of_memory, system_error};
+use crate::environment::text;
+use crate::error::{Error, Result};
+use crate::ids::MemoryLocation;
+use crate::runtime::no_such_device;
+use crate::sync::lock;
+
+/// How many bytes the devices have and use: simulated handles, which are numbers only, and physical memory.
+#[derive(Debug)]
+pub(super) struct Memory {
+    pub(super) capacity: u64,
+    used: Vec<AtomicU64>,
+    /// The same for the host's NUMA nodes, each with as many bytes as a device.
+    used_of_nodes: [AtomicU64; NODES as usize],
+    /// The other processes that use the same devices, if there may be some.
+    together: Option<SharedDevices>,
+}
+
+pub(super) const NODES: u32 = 2;
+
+impl Memory {
+    pub(super) fn new(devices: u64, capacity: u64, together: Option<SharedDevices>) -> Self {
+        let used = (0..devices).map(|_| AtomicU64::new(0)).collect();
+        Self { capacity, used, used_of_nodes: Default::default(), together }
+    }
+
+    pub(super) fn devices(&self) -> usize {
+        self.used.len()
+    }
+
+    fn slot(&self, location: MemoryLocation) -> Result<&AtomicU64> {
+        let slot = match location {
+            MemoryLocation::Device(device) => self.used.get(device.ordinal()),
+            MemoryLocation::Host(node) => self.used_of_nodes.get(node.index()),
+        };
+        slot.ok_or_else(|| no_such_device(location.number(), self.used.len()))
+    }
+
+    /// Refuses a device, or a node, that does not exist.
+    pub(super) fn check(&self, location: impl Into<MemoryLocation>) -> Result<()> {
+        self.slot(location.into()).map(drop)
+    }
+
+    /// Returns the bytes that no process uses.
+    pub(super) fn free(&self, location: impl Into<MemoryLocation>) -> Result<u64> {
+        let location = location.into();
+        let used = self.slot(location)?;
+        let others = match self.shared(location) {
+            Some((together, device)) => together.alone()?.used_by_others(device)?,
+            None => 0,
+        };
+        Ok(self.capacity.saturating_sub(used.load(Ordering::Relaxed)).saturating_sub(others))
+    }
+
+    /// Returns a number of the processes that have the devices together.
+    pub(super) fn folder_number(&self) -> Option<u64> {
+        self.together.as_ref().map(SharedDevices::folder_number)
+    }
+
+    /// Returns what is to be told to the other processes that use a device.
+    fn shared(&self, location: MemoryLocation) -> Option<(&SharedDevices, usize)> {
+        Some((self.together.as_ref()?, location.device()?.ordinal()))
+    }
+
+    pub(super) fn take(&self, function: &str, location: MemoryLocation, bytes: u64) -> Result<()> {
+        let slot = self.slot(location)?;
+        let take = |left: u64| {
+            let fits = |used: u64| used.checked_add(bytes).filter(|&after| after <= left);
+            let taken = slot.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);
+            taken.map(|before| before + bytes).map_err(|_| out_of_memory(function))
+        };
+        let Some((together, device)) = self.shared(location) else { return take(self.capacity).map(drop) };
+        let alone = together.alone()?;
+        let used = take(self.capacity.saturating_sub(alone.used_by_others(device)?))?;
+        alone.publish(device, used)
+    }
+
+    pub(super) fn give_back(&self, location: MemoryLocation, bytes: u64) -> Result<()> {
+        let slot = self.slot(location)?;
+        let give_back = || slot.fetch_sub(bytes, Ordering::Relaxed) - bytes;
+        let Some((together, device)) = self.shared(location) else {
+            give_back();
+            return Ok(());
+        };
+        let alone = together.alone()?;
+        alone.publish(device, give_back())
+    }
+}
+
+/// A device's bytes. Places in the file are handed out first fit. It grows if no gap is large enough: as on a GPU,
+/// physical memory is never too scattered, and only [`Memory`] limits it.
+#[derive(Debug)]
+pub(super) struct Store {
+    /// None under Miri, which makes no such files.
+    file: Option<File>,
+    end: u64,
+    /// Offset and size of the gaps before `end`; no two of them touch.
+    gaps: BTreeMap<u64, u64>,
+}
+
+impl Store {
+    pub(super) fn new() -> Result<Self> {
+        if cfg!(miri) {
+            return Ok(Self { file: None, end: 0, gaps: BTreeMap::new() });
+        }
+        let made = memfd_create("gpupool", MemfdFlags::CLOEXEC).map_err(|error| system_error("memfd_create", error))?;
+        Ok(Self { file: Some(made.into()), end: 0, gaps: BTreeMap::new() })
+    }
+
+    pub(super) fn descriptor(&self) -> RawFd {
+        self.file.as_ref().map_or(-1, AsRawFd::as_raw_fd)
+    }
+
+    pub(super) fn take(&mut self, bytes: u64) -> Result<u64> {
+        if let Some((&offset, &gap)) = self.gaps.iter().find(|&(_, &gap)| gap >= bytes) {
+            self.gaps.remove(&offset);
+            if gap > bytes {
+                self.gaps.insert(offset + bytes, gap - bytes);
+            }
+            return Ok(offset);
+        }
+        let (offset, end) = (self.end, self.end.checked_add(bytes).ok_or_else(|| out_of_memory("ftruncate"))?);
+        if let Some(file) = &self.file {
+            file.set_len(end).map_err(|error| system_error("ftruncate", error))?;
+        }
+        self.end = end;
+        Ok(offset)
+    }
+
+    /// Takes a place back, and returns its memory to the machine.
+    pub(super) fn give_back(&mut self, mut offset: u64, mut bytes: u64) {
+        if let Some(file) = &self.file {
+            // If it fails, the bytes stay until the place is used again, which does no harm.
+            let _ = fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, bytes);
+        }
+        if let Some(after) = self.gaps.remove(&(offset + bytes)) {
+            bytes += after;
+        }
+        if let Some((&before, gap)) =
+            self.gaps.range(..offset).next_back().filter(|(before, gap)| *before + *gap == offset)
+        {
+            bytes += gap;
+            offset = before;
+        }
+        self.gaps.insert(offset, bytes);
+    }
+}
+
+/// The folder of the processes that have their simulated devices together.
+const SHARED_VARIABLE: &str = "GPUPOOL_HOST_SHARED";
+const ALONE: &str = "alone";
+const OF_PROCESS: &str = "process-";
+
+/// What this process has in the folder.
+#[derive(Debug)]
+pub(super) struct SharedDevices {
+    folder: PathBuf,
+    /// The folder's own number.
+    number: u64,
+    /// The name of `own`.
+    name: String,
+    /// The bytes that this process uses of each device. Locked as long as the process lives.
+    own: File,
+    /// Locked by the process that changes anything, and, since such a lock is the process's, by its thread.
+    alone: Mutex<File>,
+}
+
+/// No other thread of any of the processes changes anything while this lives.
+#[derive(Debug)]
+pub(super) struct Alone<'a> {
+    of: &'a SharedDevices,
+    file: MutexGuard<'a, File>,
+}
+
+impl SharedDevices {
+    /// Returns what the environment asks for.
+    pub(super) fn from_environment() -> Result<Option<Self>> {
+        let Some(folder) = text(SHARED_VARIABLE)? else { return Ok(None) };
+        Self::new(PathBuf::from(&folder)).map(Some).map_err(|error| {
+            Error::invalid_value(format!(
+                "{SHARED_VARIABLE}={folder:?} is no folder that this process can use: {error}"
+            ))
+        })
+    }
+
+    fn new(folder: PathBuf) -> io::Result<Self> {
+        let file = |name: &str| {
+            let mut options = OpenOptions::new();
+            options.read(true).write(true).create(true).truncate(false).open(folder.join(name))
+        };
+        let alone = file(ALONE)?;
+        let name = format!("{OF_PROCESS}{}", std::process::id());
+        flock(&alone, FlockOperation::LockExclusive)?;
+        // What a process of the same number has left counts no more.
+        let _ = fs::remove_file(folder.join(&name));
+        let own = file(&name)?;
+        flock(&own, FlockOperation::LockExclusive)?;
+        flock(&alone, FlockOperation::Unlock)?;
+        let number = fs::metadata(&folder)?.ino();
+        Ok(Self { folder, number, name, own, alone: Mutex::new(alone) })
+    }
+
+    pub(super) const fn folder_number(&self) -> u64 {
+        self.number
+    }
+
+    pub(super) fn alone(&self) -> Result<Alone<'_>> {
+        let file = lock(&self.alone);
+        flock(&*file, FlockOperation::LockExclusive).map_err(|error| system_error("flock", error))?;
+        Ok(Alone { of: self, file })
+    }
+}
+
+impl Alone<'_> {
+    /// Returns how many bytes of a device the other living processes use.
+    pub(super) fn used_by_others(&self, device: usize) -> Result<u64> {
+        self.sum(device).map_err(|error| system_error("read", error))
+    }
+
+    fn sum(&self, device: usize) -> io::Result<u64> {
+        let mut sum = 0;
+        for entry in fs::read_dir(&self.of.folder)? {
+            let entry = entry?;
+            let name = entry.file_name();
+            let is_other = name.to_str().is_some_and(|name| name.starts_with(OF_PROCESS) && *name != *self.of.name);
+            let Some(file) = is_other.then(|| File::open(entry.path()).ok()).flatten() else { continue };
+            if flock(&file, FlockOperation::NonBlockingLockShared).is_ok() {
+                fs::remove_file(entry.path())?;
+                continue;
+            }
+            let mut used = [0; 8];
+            // A process that has used nothing has written nothing.
+            if file.read_exact_at(&mut used, place(device)).is_ok() {
+                sum += u64::from_le_bytes(used);
+            }
+        }
+        Ok(sum)
+    }
+
+    /// Tells the others how many bytes this process uses.
+    pub(super) fn publish(&self, device: usize, used: u64) -> Result<()> {
+        let written = self.of.own.write_all_at(&used.to_le_bytes(), place(device));
+        written.map_err(|error| system_error("write", error))
+    }
+}
+
+impl Drop for Alone<'_> {
+    fn drop(&mut self) {
+        // It ends with the process at the latest.
+        let _ = flock(&*self.file, FlockOperation::Unlock);
+    }
+}
+
+const fn place(device: usize) -> u64 {
+    device as u64 * 8
+}
