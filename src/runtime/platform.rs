@@ -47,7 +47,7 @@ pub struct MemoryInfo {
 }
 
 /// What a platform reports about a device.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub struct DeviceInfo {
     /// The name as its vendor gives it.

@@ -41,17 +41,17 @@ symbols! {
         error_name c"cuGetErrorName" (Status, *mut *const c_char) -> Status;
         device c"cuDeviceGet" (*mut c_int, c_int) -> Status;
         primary_state c"cuDevicePrimaryCtxGetState" (c_int, *mut c_uint, *mut c_int) -> Status;
-        primary_retain c"cuDevicePrimaryCtxRetain" (*mut *mut c_void, c_int) -> Status;
-        get_context c"cuCtxGetCurrent" (*mut *mut c_void) -> Status;
+        primary_retain c"cuDevicePrimaryCtxRetain" (*mut usize, c_int) -> Status;
+        get_context c"cuCtxGetCurrent" (*mut usize) -> Status;
         set_context c"cuCtxSetCurrent" (*mut c_void) -> Status;
         device_of_context c"cuCtxGetDevice" (*mut c_int) -> Status;
         stream_id c"cuStreamGetId" (*mut c_void, *mut c_ulonglong) -> Status;
-        stream_context c"cuStreamGetCtx" (*mut c_void, *mut *mut c_void) -> Status;
+        stream_context c"cuStreamGetCtx" (*mut c_void, *mut usize) -> Status;
         host_register c"cuMemHostRegister_v2" (*mut c_void, usize, c_uint) -> Status;
         host_unregister c"cuMemHostUnregister" (*mut c_void) -> Status;
-        memory_pool c"cuDeviceGetMemPool" (*mut *mut c_void, c_int) -> Status;
-        pool_get c"cuMemPoolGetAttribute" (*mut c_void, c_int, *mut c_void) -> Status;
-        pool_set c"cuMemPoolSetAttribute" (*mut c_void, c_int, *mut c_void) -> Status;
+        memory_pool c"cuDeviceGetMemPool" (*mut usize, c_int) -> Status;
+        pool_get c"cuMemPoolGetAttribute" (*mut c_void, c_int, *mut u64) -> Status;
+        pool_set c"cuMemPoolSetAttribute" (*mut c_void, c_int, *mut u64) -> Status;
         pool_trim c"cuMemPoolTrimTo" (*mut c_void, usize) -> Status;
     }
     // They came after the oldest supported driver.
@@ -66,7 +66,7 @@ symbols! {
         // With CUDA 12.5: events of a whole context, and the context of a stream's green context.
         context_record_event c"cuCtxRecordEvent" (*mut c_void, *mut c_void) -> Status;
         context_wait_event c"cuCtxWaitEvent" (*mut c_void, *mut c_void) -> Status;
-        stream_green_context c"cuStreamGetCtx_v2" (*mut c_void, *mut *mut c_void, *mut *mut c_void) -> Status;
+        stream_green_context c"cuStreamGetCtx_v2" (*mut c_void, *mut usize, *mut usize) -> Status;
     }
 }
 
@@ -117,10 +117,10 @@ pub(crate) fn refused_by_driver(function: &'static str, status: sys::CUresult) -
 }
 
 /// Returns the uses of extents to try in turn, if the driver refuses the first.
-fn lesser(wanted: ExtentUse) -> impl Iterator<Item = ExtentUse> {
-    let tried = [wanted, ExtentUse { is_rdma: false, ..wanted }, ExtentUse::PRIVATE];
-    let is_new = move |index: usize| tried[..index].iter().all(|before| *before != tried[index]);
-    (0..tried.len()).filter(move |&index| is_new(index)).map(move |index| tried[index])
+fn lesser(wanted: ExtentUse) -> Vec<ExtentUse> {
+    let mut tried = vec![wanted, ExtentUse { is_rdma: false, ..wanted }, ExtentUse::PRIVATE];
+    tried.dedup();
+    tried
 }
 
 /// Drops what [`Runtime::graph_retain`] kept, on a thread of the driver.
@@ -155,10 +155,8 @@ impl Driver<Cuda> {
     /// Returns the address of the current context; 0 without one.
     #[inline]
     fn current_context(&self) -> Result<usize> {
-        let mut context = ptr::null_mut();
         // SAFETY: `context` is a valid place for a context.
-        self.check(unsafe { self.vendor.symbols.get_context.call(&mut context) })?;
-        Ok(context.addr())
+        self.written(|context| unsafe { self.vendor.symbols.get_context.call(context) })
     }
 
     /// Makes the context at this address current; none for 0.
@@ -175,10 +173,11 @@ impl Driver<Cuda> {
         if slot.primary.get().is_some() {
             return Ok(true);
         }
-        let (mut flags, mut active) = (0, 0);
-        // SAFETY: both are valid places for ints, and the handle came from `cuDeviceGet`.
-        self.check(unsafe { self.vendor.symbols.primary_state.call(slot.handle, &mut flags, &mut active) })?;
-        Ok(active != 0)
+        let state = |(flags, active): &mut (c_uint, c_int)| {
+            // SAFETY: both are valid places for ints, and the handle came from `cuDeviceGet`.
+            unsafe { self.vendor.symbols.primary_state.call(slot.handle, flags, active) }
+        };
+        Ok(self.written(state)?.1 != 0)
     }
 
     /// Returns the address of the device's primary context, retained at the first call. Two threads may both retain it,
@@ -188,11 +187,10 @@ impl Driver<Cuda> {
         if let Some(&context) = slot.primary.get() {
             return Ok(context);
         }
-        let mut context = ptr::null_mut();
         // SAFETY: `context` is a valid place for a context, and the handle came from `cuDeviceGet`.
-        let retained = unsafe { self.vendor.symbols.primary_retain.call(&mut context, slot.handle) };
-        self.check(retained).map_err(|e| e.on(device))?;
-        Ok(*slot.primary.get_or_init(|| context.addr()))
+        let retained = self.written(|context| unsafe { self.vendor.symbols.primary_retain.call(context, slot.handle) });
+        let context = retained.map_err(|e| e.on(device))?;
+        Ok(*slot.primary.get_or_init(|| context))
     }
 
     /// Returns the context for calls on the host's memory: none if the thread has any; else the first active one of a
@@ -215,9 +213,8 @@ impl Driver<Cuda> {
     /// Returns the device of a current context that is not a primary one, or not yet known.
     #[cold]
     fn current_device_by_handle(&self) -> Result<Device> {
-        let mut handle = 0;
         // SAFETY: `handle` is a valid place for a device.
-        self.check(unsafe { self.vendor.symbols.device_of_context.call(&mut handle) })?;
+        let handle = self.written(|handle| unsafe { self.vendor.symbols.device_of_context.call(handle) })?;
         let ordinal = self.devices.iter().position(|slot| slot.handle == handle);
         ordinal
             .map(|ordinal| Device::from_ordinal(ordinal as u32))
@@ -267,10 +264,12 @@ impl Driver<Cuda> {
     /// The stream is alive.
     unsafe fn parent_of_green_context(&self, stream: RawStream) -> Result<Option<usize>> {
         let Ok(green_context) = self.vendor.symbols.stream_green_context else { return Ok(None) };
-        let (mut parent, mut green) = (ptr::null_mut(), ptr::null_mut());
-        // SAFETY: the caller promises that the stream is alive, and both are valid places for a context.
-        self.check(unsafe { green_context.call(stream.as_ptr(), &mut parent, &mut green) })?;
-        Ok((!green.is_null()).then(|| parent.addr()))
+        let ask = |(parent, green): &mut (usize, usize)| {
+            // SAFETY: the caller promises that the stream is alive, and both are valid places for a context.
+            unsafe { green_context.call(stream.as_ptr(), parent, green) }
+        };
+        let (parent, green) = self.written(ask)?;
+        Ok((green != 0).then_some(parent))
     }
 
     /// Returns whether every device uses registered memory at the host's address.
@@ -304,10 +303,9 @@ impl Driver<Cuda> {
     /// Returns the current device's pool for allocations in stream order.
     fn memory_pool(&self) -> Result<*mut c_void> {
         let handle = self.handle(self.current_device()?)?;
-        let mut pool = ptr::null_mut();
         // SAFETY: `pool` is a valid place for a pool.
-        self.check(unsafe { self.vendor.symbols.memory_pool.call(&mut pool, handle) })?;
-        Ok(pool)
+        let pool = self.written(|pool| unsafe { self.vendor.symbols.memory_pool.call(pool, handle) });
+        pool.map(ptr::without_provenance_mut)
     }
 }
 
@@ -388,21 +386,19 @@ impl Runtime for Driver<Cuda> {
         if self.devices.len() == 1 {
             return Ok(Device::from_ordinal(0));
         }
-        let mut context = ptr::null_mut();
-        // SAFETY: the caller promises that the stream is alive.
-        self.check(unsafe { self.vendor.symbols.stream_context.call(stream.as_ptr(), &mut context) })?;
-        match self.known_device_of(context.addr()) {
+        let (stream_context, pointer) = (self.vendor.symbols.stream_context, stream.as_ptr());
+        // SAFETY: the caller promises that the stream is alive, and `context` is a valid place for one.
+        let context = self.written(|context| unsafe { stream_context.call(pointer, context) })?;
+        match self.known_device_of(context) {
             Some(device) => Ok(device),
             // SAFETY: the caller promises that the stream is alive.
-            None => unsafe { self.device_of_stream(stream, context.addr()) },
+            None => unsafe { self.device_of_stream(stream, context) },
         }
     }
 
     unsafe fn stream_id(&self, stream: RawStream) -> Result<u64> {
-        let mut id = 0;
         // SAFETY: the caller promises that the stream is alive, and `id` is a valid place for a number.
-        self.check(unsafe { self.vendor.symbols.stream_id.call(stream.as_ptr(), &mut id) })?;
-        Ok(id)
+        self.written(|id| unsafe { self.vendor.symbols.stream_id.call(stream.as_ptr(), id) })
     }
 
     unsafe fn stream_is_gone(&self, stream: RawStream) -> bool {
@@ -476,11 +472,8 @@ impl Runtime for Driver<Cuda> {
     fn pool_reserved(&self) -> Result<Option<PoolReserved>> {
         let pool = self.memory_pool()?;
         let get = |attribute: sys::CUmemPool_attribute| -> Result<u64> {
-            let mut bytes = 0_u64;
-            let place = ptr::from_mut(&mut bytes).cast();
             // SAFETY: the pool is the device's own, and both attributes are 64 bits wide.
-            self.check(unsafe { self.vendor.symbols.pool_get.call(pool, attribute as c_int, place) })?;
-            Ok(bytes)
+            self.written(|bytes| unsafe { self.vendor.symbols.pool_get.call(pool, attribute as c_int, bytes) })
         };
         let now = get(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?;
         let peak = get(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH)?;
@@ -495,7 +488,7 @@ impl Runtime for Driver<Cuda> {
         // Only 0 may be set.
         let mut bytes = 0_u64;
         // SAFETY: the pool is the device's own, and the attribute is 64 bits wide.
-        self.check(unsafe { self.vendor.symbols.pool_set.call(pool, attribute, ptr::from_mut(&mut bytes).cast()) })
+        self.check(unsafe { self.vendor.symbols.pool_set.call(pool, attribute, &mut bytes) })
     }
 
     fn nearest_host_node(&self, device: Device) -> Result<NumaNode> {
@@ -503,10 +496,7 @@ impl Runtime for Driver<Cuda> {
         let number = self.attribute(Attribute::CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID as c_int, device).unwrap_or(-1);
         match u32::try_from(number) {
             Ok(node) => Ok(NumaNode::from_number(node)),
-            Err(_) => {
-                let info = self.device_info(device)?;
-                Ok(info.pci_bus_id.map_or(NumaNode::FIRST, |place| node_of_pci_device(&place)))
-            }
+            Err(_) => Ok(node_of_pci_device(&self.pci_bus_id(device)?)),
         }
     }
 
@@ -556,24 +546,20 @@ impl Runtime for Driver<Cuda> {
             return outcome;
         }
         let mut made_for = wanted;
-        for less in lesser(wanted).skip(1) {
-            match &outcome {
-                Err(error) if !error.is_of(StatusKind::OutOfMemory) => {}
-                _ => break,
+        for less in lesser(wanted).into_iter().skip(1) {
+            if !outcome.as_ref().is_err_and(|error| !error.is_of(StatusKind::OutOfMemory)) {
+                break;
             }
             outcome = self.create_for(location, bytes, less);
             made_for = less;
         }
-        if outcome.is_ok() {
-            let _ = known_use.set(made_for);
-            if made_for != wanted {
-                let ExtentUse { is_shareable, is_rdma } = made_for;
-                info!(
-                    target: RUNTIME,
-                    "{device}: the driver refused memory as its attributes announce it; made without: shareable with other \
-                     processes {is_shareable}, for RDMA {is_rdma}"
-                );
-            }
+        if outcome.is_ok() && known_use.set(made_for).is_ok() && made_for != wanted {
+            let ExtentUse { is_shareable, is_rdma } = made_for;
+            info!(
+                target: RUNTIME,
+                "{device}: the driver refused memory as its attributes announce it; made without: shareable with other \
+                 processes {is_shareable}, for RDMA {is_rdma}"
+            );
         }
         outcome
     }
@@ -599,9 +585,9 @@ mod tests {
         let all = ExtentUse { is_shareable: true, is_rdma: true };
         let shareable = ExtentUse { is_shareable: true, is_rdma: false };
         let rdma = ExtentUse { is_shareable: false, is_rdma: true };
-        assert_eq!(lesser(all).collect::<Vec<_>>(), [all, shareable, ExtentUse::PRIVATE]);
-        assert_eq!(lesser(shareable).collect::<Vec<_>>(), [shareable, ExtentUse::PRIVATE]);
-        assert_eq!(lesser(rdma).collect::<Vec<_>>(), [rdma, ExtentUse::PRIVATE]);
-        assert_eq!(lesser(ExtentUse::PRIVATE).collect::<Vec<_>>(), [ExtentUse::PRIVATE]);
+        assert_eq!(lesser(all), [all, shareable, ExtentUse::PRIVATE]);
+        assert_eq!(lesser(shareable), [shareable, ExtentUse::PRIVATE]);
+        assert_eq!(lesser(rdma), [rdma, ExtentUse::PRIVATE]);
+        assert_eq!(lesser(ExtentUse::PRIVATE), [ExtentUse::PRIVATE]);
     }
 }

@@ -105,10 +105,8 @@ impl Driver<Hip> {
     }
 
     fn current_ordinal(&self) -> Result<c_int> {
-        let mut ordinal = 0;
         // SAFETY: `ordinal` is a valid place for an int.
-        self.check(unsafe { self.vendor.symbols.get_device.call(&mut ordinal) })?;
-        Ok(ordinal)
+        self.written(|ordinal| unsafe { self.vendor.symbols.get_device.call(ordinal) })
     }
 
     /// Returns whether the device has virtual memory by its attribute, and it may be used.
@@ -158,13 +156,11 @@ impl Runtime for Driver<Hip> {
         Ok(DeviceInfo {
             name,
             uuid,
-            compute_capability: None,
             pci_bus_id: Some(place),
-            is_mig: false,
             is_shareable: self.extent_use(device.into())?.is_shareable,
-            is_rdma: false,
             total_bytes: memory.total,
             free_bytes: Some(memory.free),
+            ..DeviceInfo::default()
         })
     }
 
@@ -203,18 +199,16 @@ impl Runtime for Driver<Hip> {
         if self.devices.len() == 1 {
             return Ok(Device::from_ordinal(0));
         }
-        let mut ordinal = 0;
-        // SAFETY: the caller promises that the stream is alive.
-        self.check(unsafe { self.vendor.symbols.stream_device.call(Hip::stream(stream), &mut ordinal) })?;
+        let (stream_device, stream) = (self.vendor.symbols.stream_device, Hip::stream(stream));
+        // SAFETY: the caller promises that the stream is alive, and `ordinal` is a valid place for an int.
+        let ordinal = self.written(|ordinal| unsafe { stream_device.call(stream, ordinal) })?;
         Ok(Device::from_ordinal(ordinal.unsigned_abs()))
     }
 
     unsafe fn stream_id(&self, stream: RawStream) -> Result<u64> {
         let Ok(stream_id) = self.vendor.symbols.stream_id else { return Ok(0) };
-        let mut id = 0;
         // SAFETY: the caller promises that the stream is alive, and `id` is a valid place for a number.
-        self.check(unsafe { stream_id.call(Hip::stream(stream), &mut id) })?;
-        Ok(id)
+        self.written(|id| unsafe { stream_id.call(Hip::stream(stream), id) })
     }
 
     unsafe fn event_record_context(&self, _event: RawEvent) -> Result<()> {

@@ -134,20 +134,13 @@ fn host_pointer(address: u64) -> *mut c_void {
 
 /// Returns a string that a driver wrote into a buffer, up to its final zero.
 fn text(buffer: &[u8]) -> String {
-    let end = buffer.iter().position(|&byte| byte == 0).unwrap_or(buffer.len());
-    String::from_utf8_lossy(&buffer[..end]).into_owned()
+    String::from_utf8_lossy(buffer.split(|&byte| byte == 0).next().unwrap_or_default()).into_owned()
 }
 
 /// Returns the bytes of a UUID as text, without a prefix.
 fn uuid_text(bytes: DeviceUuid) -> String {
-    let mut text = String::with_capacity(36);
-    for (index, byte) in bytes.into_iter().enumerate() {
-        if matches!(index, 4 | 6 | 8 | 10) {
-            text.push('-');
-        }
-        text.push_str(&format!("{byte:02x}"));
-    }
-    text
+    let hex = |part: &[u8]| part.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    [&bytes[..4], &bytes[4..6], &bytes[6..8], &bytes[8..10], &bytes[10..]].map(hex).join("-")
 }
 
 impl<V: DriverVendor> Driver<V> {
@@ -155,6 +148,13 @@ impl<V: DriverVendor> Driver<V> {
     #[inline]
     fn check(&self, call: CallStatus) -> Result<()> {
         if call.status == SUCCESS { Ok(()) } else { Err(self.refused(call)) }
+    }
+
+    /// Makes a call that writes a value, whose place it is given, and returns the value.
+    #[inline]
+    fn written<T: Default>(&self, call: impl FnOnce(&mut T) -> CallStatus) -> Result<T> {
+        let mut value = T::default();
+        self.check(call(&mut value)).map(|()| value)
     }
 
     #[cold]
@@ -199,10 +199,9 @@ impl<V: DriverVendor> Driver<V> {
     }
 
     fn attribute(&self, attribute: c_int, device: Device) -> Result<c_int> {
-        let (mut value, handle) = (0, self.handle(device)?);
+        let handle = self.handle(device)?;
         // SAFETY: `value` is a valid place for an int, and the handle is a device's.
-        self.check(unsafe { self.symbols.device_attribute.call(&mut value, attribute, handle) })?;
-        Ok(value)
+        self.written(|value| unsafe { self.symbols.device_attribute.call(value, attribute, handle) })
     }
 
     /// Returns the memory of a device that is bound meanwhile.
@@ -219,19 +218,18 @@ impl<V: DriverVendor> Driver<V> {
     }
 
     fn create_event(&self, flags: u32) -> Result<RawEvent> {
-        let mut event = ptr::null_mut();
         // SAFETY: `event` is a valid place for an event.
-        self.check(unsafe { self.symbols.event_create.call(&mut event, flags) })?;
-        Ok(RawEvent(event.addr()))
+        self.written(|event| unsafe { self.symbols.event_create.call(event, flags) }).map(RawEvent)
     }
 
     /// Makes an extent for these uses.
     fn create_for(&self, location: MemoryLocation, bytes: u64, extent_use: ExtentUse) -> Result<Extent> {
         let properties = AllocationProperties::new(V::location(self, location)?, extent_use);
-        let mut extent = 0;
-        // SAFETY: `extent` is a valid place for one, the properties are whole, and 0 are the only flags.
-        self.check(unsafe { self.symbols.extent_create.call(&mut extent, bytes as usize, &properties, 0) })?;
-        Ok(Extent(extent))
+        let create = |extent: &mut u64| {
+            // SAFETY: `extent` is a valid place for one, the properties are whole, and 0 are the only flags.
+            unsafe { self.symbols.extent_create.call(extent, bytes as usize, &properties, 0) }
+        };
+        self.written(create).map(Extent)
     }
 
     /// Returns what is mapped in a range, in pieces that the driver takes. A copy, so that no call is made under the lock.
@@ -271,17 +269,15 @@ impl<V: DriverVendor> DriverCalls for Driver<V> {
     }
 
     fn device_uuid(&self, device: Device) -> Result<DeviceUuid> {
-        let mut uuid = [0; 16];
+        let handle = self.handle(device)?;
         // SAFETY: `uuid` is a valid place for a UUID, 16 bytes; that of a MIG instance is its own, not its GPU's.
-        self.check(unsafe { self.symbols.device_uuid.call(&mut uuid, self.handle(device)?) })?;
-        Ok(uuid)
+        self.written(|uuid| unsafe { self.symbols.device_uuid.call(uuid, handle) })
     }
 
     fn stream_create(&self) -> Result<RawStream> {
-        let mut stream = ptr::null_mut();
         // SAFETY: `stream` is a valid place for a stream.
-        self.check(unsafe { self.symbols.stream_create.call(&mut stream, NON_BLOCKING) })?;
-        Ok(RawStream::from_address(stream.addr()))
+        let made = self.written(|stream| unsafe { self.symbols.stream_create.call(stream, NON_BLOCKING) });
+        made.map(RawStream::from_address)
     }
 
     unsafe fn stream_destroy(&self, stream: RawStream) -> Result<()> {
@@ -340,10 +336,9 @@ impl<V: DriverVendor> DriverCalls for Driver<V> {
     }
 
     fn event_import(&self, exported: ExportedEvent) -> Result<RawEvent> {
-        let mut event = ptr::null_mut();
+        let handle = EventHandle(exported.name);
         // SAFETY: `event` is a valid place for an event; the driver refuses a handle that names none.
-        self.check(unsafe { self.symbols.event_import.call(&mut event, EventHandle(exported.name)) })?;
-        Ok(RawEvent(event.addr()))
+        self.written(|event| unsafe { self.symbols.event_import.call(event, handle) }).map(RawEvent)
     }
 
     fn context_synchronize(&self) -> Result<()> {
@@ -376,25 +371,20 @@ impl<V: DriverVendor> DriverCalls for Driver<V> {
     }
 
     fn memory_info(&self) -> Result<MemoryInfo> {
-        let (mut free, mut total) = (0, 0);
         // SAFETY: both are valid places for a size.
-        self.check(unsafe { self.symbols.memory_info.call(&mut free, &mut total) })?;
-        Ok(MemoryInfo { free: free as u64, total: total as u64 })
+        self.written(|MemoryInfo { free, total }| unsafe { self.symbols.memory_info.call(free, total) })
     }
 
     fn total_memory(&self, location: MemoryLocation) -> Result<u64> {
         let MemoryLocation::Device(device) = location else { return Ok(most_memory()) };
-        let mut bytes = 0;
+        let handle = self.handle(device)?;
         // SAFETY: `bytes` is a valid place for a size, and the handle is a device's.
-        self.check(unsafe { self.symbols.device_total_memory.call(&mut bytes, self.handle(device)?) })?;
-        Ok(bytes as u64)
+        self.written(|bytes| unsafe { self.symbols.device_total_memory.call(bytes, handle) })
     }
 
     fn memory_allocate(&self, bytes: u64) -> Result<u64> {
-        let mut address = 0;
         // SAFETY: `address` is a valid place for one.
-        self.check(unsafe { self.symbols.memory_allocate.call(&mut address, bytes as usize) })?;
-        Ok(address)
+        self.written(|address| unsafe { self.symbols.memory_allocate.call(address, bytes as usize) })
     }
 
     unsafe fn memory_free(&self, address: u64) -> Result<()> {
@@ -420,10 +410,9 @@ impl<V: DriverVendor> DriverCalls for Driver<V> {
     }
 
     unsafe fn allocate_async(&self, bytes: u64, stream: RawStream) -> Result<u64> {
-        let (mut address, stream) = (0, V::stream(stream));
+        let (bytes, stream) = (bytes as usize, V::stream(stream));
         // SAFETY: `address` is a valid place for one, and the caller promises that the stream is alive.
-        self.check(unsafe { self.symbols.memory_allocate_async.call(&mut address, bytes as usize, stream) })?;
-        Ok(address)
+        self.written(|address| unsafe { self.symbols.memory_allocate_async.call(address, bytes, stream) })
     }
 
     unsafe fn free_async(&self, address: u64, stream: RawStream) -> Result<()> {
@@ -433,25 +422,21 @@ impl<V: DriverVendor> DriverCalls for Driver<V> {
 
     fn page_bytes(&self, location: MemoryLocation) -> Result<u64> {
         let properties = AllocationProperties::new(V::location(self, location)?, ExtentUse::PRIVATE);
-        let mut bytes = 0;
         // SAFETY: `bytes` is a valid place for a size, and the properties are whole.
-        self.check(unsafe { self.symbols.granularity.call(&mut bytes, &properties, LEAST_GRANULARITY) })?;
-        Ok(bytes as u64)
+        self.written(|bytes| unsafe { self.symbols.granularity.call(bytes, &properties, LEAST_GRANULARITY) })
     }
 
     fn can_access_peer(&self, device: Device, peer: Device) -> Result<bool> {
         let (device, peer) = (self.handle(device)?, self.handle(peer)?);
-        let mut can_access = 0;
-        // SAFETY: `can_access` is a valid place for an int, and the handles are devices'.
-        self.check(unsafe { self.symbols.device_can_access_peer.call(&mut can_access, device, peer) })?;
+        // SAFETY: `can` is a valid place for an int, and the handles are devices'.
+        let can_access = self.written(|can| unsafe { self.symbols.device_can_access_peer.call(can, device, peer) })?;
         Ok(can_access != 0)
     }
 
     fn address_reserve(&self, bytes: u64) -> Result<u64> {
-        let mut address = 0;
+        let bytes = bytes as usize;
         // SAFETY: `address` is a valid place for one, no address is asked for, and 0 are the only flags.
-        self.check(unsafe { self.symbols.address_reserve.call(&mut address, bytes as usize, V::ALIGNMENT, 0, 0) })?;
-        Ok(address)
+        self.written(|address| unsafe { self.symbols.address_reserve.call(address, bytes, V::ALIGNMENT, 0, 0) })
     }
 
     unsafe fn address_free(&self, address: u64, bytes: u64) -> Result<()> {
@@ -475,12 +460,10 @@ impl<V: DriverVendor> DriverCalls for Driver<V> {
     }
 
     fn extent_import(&self, exported: ExportedExtent<'_>) -> Result<Extent> {
-        let mut extent = 0;
         // A descriptor is given as a pointer of its value.
         let descriptor = ptr::without_provenance_mut(exported.as_raw_fd() as usize);
         // SAFETY: `extent` is a valid place for one, and the descriptor is open.
-        self.check(unsafe { self.symbols.extent_import.call(&mut extent, descriptor, POSIX_FD) })?;
-        Ok(Extent(extent))
+        self.written(|extent| unsafe { self.symbols.extent_import.call(extent, descriptor, POSIX_FD) }).map(Extent)
     }
 
     unsafe fn memory_map(&self, address: u64, bytes: u64, extent: Extent) -> Result<()> {

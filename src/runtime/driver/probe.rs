@@ -8,14 +8,12 @@ use std::sync::{Mutex, OnceLock};
 
 use super::cuda::{Cuda, CudaSymbols};
 use super::hip::{Hip, HipSymbols};
-use super::symbols::{CallStatus, SUCCESS, Status, Symbols};
+use super::symbols::{CallStatus, SUCCESS, Status, Symbols, look_up};
 use super::{Driver, DriverDevice, DriverVendor};
 use crate::error::{Error, Result};
 use crate::shared_object::{self, IF_LOADED, Library, NOW, file_of, is_absent};
 use crate::site_packages;
 
-/// The name of every CUDA driver's file. `libcuda.so`, without the number, may be a toolkit's stub.
-const CUDA_FILE: &str = "libcuda.so.1";
 /// The names of HIP's, which have its major version, newest first.
 const SONAMES: [&str; 4] = ["libamdhip64.so.8", "libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5"];
 /// Names the only file or folder to look at for HIP.
@@ -30,11 +28,19 @@ const KERNEL_DRIVER: &str = "/sys/class/kfd";
 
 /// How a vendor's driver is looked for, and what a user is told of one that does not work.
 pub(super) trait Probed: DriverVendor {
-    const NAME: &'static str;
+    /// Those by which the library's own file is found.
+    const FIRST_SYMBOLS: &'static [&'static CStr];
     const OLDEST: (u32, u32);
+    /// A version's number is as many of the first as its major part, and as many of the second as its minor one.
+    const VERSION_UNITS: (u32, u32);
+    const NAME: &'static str;
     const NO_DEVICE: &'static str;
+    const NOT_FOUND: (&'static str, &'static str);
+    const NOT_LOADED: &'static str;
+    const TOO_OLD: (&'static str, &'static str);
+    const SYMBOL_LACKS: &'static str;
 
-    /// Opens the library, and returns it with its file.
+    /// Opens the library, and returns it with the name of its file.
     fn open() -> Result<(Library, PathBuf)>;
 
     /// Looks up what the driver has of its own; the first symbol that the library lacks is the error.
@@ -43,11 +49,10 @@ pub(super) trait Probed: DriverVendor {
     /// The library is the vendor's, and stays loaded as long as the result is used.
     unsafe fn of(library: &Library) -> std::result::Result<Self, &'static CStr>;
 
-    fn lacks(symbol: &CStr, library: &Library, path: &Path) -> String;
-
-    fn version(number: u32) -> (u32, u32);
-
-    fn too_old(version: (u32, u32), path: &Path) -> String;
+    /// Returns what a library that lacks a symbol says of itself.
+    fn described(_library: &Library) -> String {
+        String::new()
+    }
 
     /// Returns what the driver calls a device, which may be no more than its ordinal.
     fn device(&self, ordinal: c_int) -> std::result::Result<c_int, CallStatus>;
@@ -65,13 +70,17 @@ impl<V: Probed> Driver<V> {
     /// # Errors
     /// `ErrorKind::RuntimeUnavailable` if there is no driver, no device, or the driver does not work or is too old.
     pub(super) fn probe() -> Result<Self> {
-        let (library, path) = V::open()?;
+        let (library, name) = V::open()?;
+        let path = V::FIRST_SYMBOLS.iter().find_map(|symbol| file_of(&library, symbol)).unwrap_or(name);
         // SAFETY: the file has the name of the vendor's driver, which is kept loaded for the life of the process below.
         let found = unsafe {
             // Each function has its names in the order of the kinds.
             Symbols::of(&library, V::KIND as usize).and_then(|symbols| Ok((symbols, V::of(&library)?)))
         };
-        let (symbols, vendor) = found.map_err(|symbol| Self::broken(V::lacks(symbol, &library, &path)))?;
+        let (symbols, vendor) = found.map_err(|symbol| {
+            let (path, symbol, why) = (path.display(), symbol.to_string_lossy(), V::SYMBOL_LACKS);
+            Self::broken(format!("{path}{} lacks the symbol {symbol}: {why}", V::described(&library)))
+        })?;
         mem::forget(library);
         let mappings = V::MAPS_ONE_BY_ONE.then(Mutex::default);
         let mut driver = Self { symbols, version: (0, 0), devices: Vec::new(), mappings, vendor };
@@ -103,12 +112,13 @@ impl<V: Probed> Driver<V> {
         };
         // SAFETY: the function may be called from any thread at any time; 0 is its only flag.
         check(self, unsafe { self.symbols.init.call(0) })?;
-        let mut version: c_int = 0;
+        let mut version = 0;
         // SAFETY: `version` is a valid place for an int.
         check(self, unsafe { self.symbols.driver_version.call(&mut version) })?;
-        self.version = V::version(version.unsigned_abs());
+        self.version = version_of::<V>(version);
         if self.version < V::OLDEST {
-            return Err(Self::broken(V::too_old(self.version, path)));
+            let ((what, needed), (major, minor)) = (V::TOO_OLD, self.version);
+            return Err(Self::broken(format!("{} is {what} {major}.{minor}{needed}", path.display())));
         }
         let mut count = 0;
         // SAFETY: `count` is a valid place for an int.
@@ -119,30 +129,56 @@ impl<V: Probed> Driver<V> {
         }
         if self.devices.is_empty() { Err(self.no_device()) } else { Ok(()) }
     }
+
+    /// Returns the error of files of which none could be opened, by the reasons, and whether one of the files exists.
+    fn unopened((tried, is_present): (String, bool)) -> Error {
+        if is_present {
+            return Self::broken(format!("{}'s library cannot be loaded ({tried}){}", V::NAME, V::NOT_LOADED));
+        }
+        let (what, remedy) = V::NOT_FOUND;
+        Error::runtime_unavailable(V::KIND.name(), format!("no {what} was found ({tried}); {remedy}"))
+    }
+}
+
+/// Opens the first of these files that can be; else returns what [`Driver::unopened`] is given.
+fn first_of(files: impl IntoIterator<Item = PathBuf>) -> std::result::Result<(Library, PathBuf), (String, bool)> {
+    let (mut tried, mut is_present) = (Vec::new(), false);
+    for file in files {
+        match shared_object::open(&file, NOW) {
+            Ok(library) => return Ok((library, file)),
+            Err(reason) => {
+                is_present |= !is_absent(&file, &reason);
+                tried.push(reason);
+            }
+        }
+    }
+    Err((tried.join("; "), is_present))
+}
+
+fn version_of<V: Probed>(number: c_int) -> (u32, u32) {
+    let (number, (major, minor)) = (number.unsigned_abs(), V::VERSION_UNITS);
+    (number / major, number % major / minor)
 }
 
 impl Probed for Cuda {
-    const NAME: &'static str = "the NVIDIA driver";
+    const FIRST_SYMBOLS: &'static [&'static CStr] = &[c"cuInit", c"cuDriverGetVersion"];
     const OLDEST: (u32, u32) = (12, 0);
+    const VERSION_UNITS: (u32, u32) = (1000, 10);
+    const NAME: &'static str = "the NVIDIA driver";
     const NO_DEVICE: &'static str = "the NVIDIA driver sees no device; check CUDA_VISIBLE_DEVICES";
+    const NOT_FOUND: (&'static str, &'static str) = (
+        "NVIDIA driver",
+        "install the driver, run on a machine with an NVIDIA GPU, or start the container with --gpus all",
+    );
+    const NOT_LOADED: &'static str = ": install the driver again, or take the folder of that file off LD_LIBRARY_PATH";
+    const TOO_OLD: (&'static str, &'static str) =
+        ("a driver that supports CUDA", " at most, and CUDA 12 or later is needed: update the driver");
+    const SYMBOL_LACKS: &'static str =
+        "the driver is too old, or a profiler has put its own libcuda in front; CUDA 12 or later is needed";
 
     fn open() -> Result<(Library, PathBuf)> {
-        let file = Path::new(CUDA_FILE);
-        let library = shared_object::open(file, NOW).map_err(|reason| {
-            if is_absent(file, &reason) {
-                let reason = format!(
-                    "no NVIDIA driver was found ({reason}); install the driver, run on a machine with an NVIDIA GPU, or start \
-                     the container with --gpus all"
-                );
-                return Error::runtime_unavailable("cuda", reason);
-            }
-            Driver::<Self>::broken(format!(
-                "the NVIDIA driver's library cannot be loaded ({reason}): install the driver again, or take the folder of that \
-                 file off LD_LIBRARY_PATH"
-            ))
-        })?;
-        let path = [c"cuInit", c"cuDriverGetVersion"].iter().find_map(|symbol| file_of(&library, symbol));
-        Ok((library, path.unwrap_or_else(|| file.to_owned())))
+        // `libcuda.so`, without the number, may be a toolkit's stub.
+        first_of([PathBuf::from("libcuda.so.1")]).map_err(Driver::<Self>::unopened)
     }
 
     unsafe fn of(library: &Library) -> std::result::Result<Self, &'static CStr> {
@@ -150,26 +186,16 @@ impl Probed for Cuda {
         unsafe { CudaSymbols::of(library, 0) }.map(|symbols| Self { symbols })
     }
 
-    fn lacks(symbol: &CStr, library: &Library, path: &Path) -> String {
-        let supported = version_of(library)
-            .map_or_else(String::new, |(major, minor)| format!(", a driver that supports CUDA {major}.{minor},"));
-        format!(
-            "{}{supported} lacks the symbol {}: the driver is too old, or a profiler has put its own libcuda in front; CUDA 12 or \
-             later is needed",
-            path.display(),
-            symbol.to_string_lossy()
-        )
-    }
-
-    fn version(number: u32) -> (u32, u32) {
-        (number / 1000, number % 1000 / 10)
-    }
-
-    fn too_old((major, minor): (u32, u32), path: &Path) -> String {
-        format!(
-            "{} is a driver that supports CUDA {major}.{minor} at most, and CUDA 12 or later is needed: update the driver",
-            path.display()
-        )
+    /// Returns the version of CUDA that the driver supports, if it reports one.
+    fn described(library: &Library) -> String {
+        // SAFETY: the type is the function's prototype in `cuda.h`.
+        let function = unsafe { look_up::<unsafe extern "C" fn(*mut c_int) -> Status>(library, c"cuDriverGetVersion") };
+        let Ok(function) = function else { return String::new() };
+        let mut version = 0;
+        // SAFETY: the function may be called before all others, and `version` is a valid place for an int.
+        let told = unsafe { function.call(&mut version) };
+        let (major, minor) = version_of::<Self>(version);
+        if told.status == SUCCESS { format!(", a driver that supports CUDA {major}.{minor},") } else { String::new() }
     }
 
     fn device(&self, ordinal: c_int) -> std::result::Result<c_int, CallStatus> {
@@ -209,46 +235,48 @@ impl Probed for Cuda {
     }
 }
 
-/// Returns the version of CUDA that a driver supports, if it reports one.
-fn version_of(library: &Library) -> Option<(u32, u32)> {
-    let mut version: c_int = 0;
-    // SAFETY: the type is the function's prototype in `cuda.h`; it may be called before all others, and `version` is a valid
-    // place for an int.
-    let status = unsafe {
-        let function = library.get::<unsafe extern "C" fn(*mut c_int) -> Status>(c"cuDriverGetVersion").ok()?;
-        function(&mut version)
-    };
-    (status == SUCCESS).then(|| Cuda::version(version.unsigned_abs()))
-}
-
 impl Probed for Hip {
-    const NAME: &'static str = "HIP";
+    const FIRST_SYMBOLS: &'static [&'static CStr] = &[c"hipInit"];
     const OLDEST: (u32, u32) = (5, 6);
+    const VERSION_UNITS: (u32, u32) = (10_000_000, 100_000);
+    const NAME: &'static str = "HIP";
     const NO_DEVICE: &'static str = "HIP sees no device; check HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES, and that this \
                                      user may open /dev/kfd";
+    const NOT_FOUND: (&'static str, &'static str) =
+        ("HIP library", "install ROCm, or run on a machine with an AMD GPU");
+    const NOT_LOADED: &'static str = "; install ROCm again";
+    const TOO_OLD: (&'static str, &'static str) = ("of HIP", ", which is too old; ROCm 5.6 or later is needed");
+    const SYMBOL_LACKS: &'static str = "it is too old; ROCm 5.6 or later is needed";
 
+    /// Opens a copy that the process has, those of wheels, conda, the toolkit, the system. A second copy is never loaded,
+    /// since each has devices, streams and memory of its own.
     fn open() -> Result<(Library, PathBuf)> {
-        let (library, file) = open_hip()?;
-        let path = file_of(&library, c"hipInit").unwrap_or(file);
-        Ok((library, path))
+        if let Some(wanted) = std::env::var_os(HIP_VARIABLE).filter(|wanted| !wanted.is_empty()).map(PathBuf::from) {
+            let files = if wanted.is_dir() { in_folder(&wanted) } else { vec![wanted] };
+            return first_of(files).map_err(|(tried, _)| {
+                let tried = format!("{tried}, from {HIP_VARIABLE}");
+                Driver::<Self>::broken(format!("no HIP library was found ({tried}); name another file, or unset it"))
+            });
+        }
+        for soname in SONAMES {
+            if let Ok(library) = shared_object::open(Path::new(soname), IF_LOADED) {
+                return Ok((library, soname.into()));
+            }
+        }
+        // In the order of the search for libraries, since those of a wheel work with that wheel's HIP. PyTorch's has no
+        // version in its name.
+        let torch = site_packages::below("torch/lib").into_iter().map(|folder| folder.join("libamdhip64.so"));
+        let wheels = site_packages::below("_rocm_sdk_core*/lib").into_iter().flat_map(|folder| in_folder(&folder));
+        let conda = site_packages::variables(["CONDA_PREFIX"]).map(|root| root.join("lib"));
+        let toolkit = site_packages::variables(["ROCM_PATH", "HIP_PATH"]).map(|root| root.join("lib"));
+        let here = wheels.chain(torch).chain(conda.chain(toolkit).flat_map(|folder| in_folder(&folder)));
+        let elsewhere = SONAMES.map(PathBuf::from).into_iter().chain(in_folder(Path::new("/opt/rocm/lib")));
+        first_of(here.filter(|file| file.exists()).chain(elsewhere)).map_err(Driver::<Self>::unopened)
     }
 
     unsafe fn of(library: &Library) -> std::result::Result<Self, &'static CStr> {
         // SAFETY: as the caller promises.
         unsafe { HipSymbols::of(library, 0) }.map(|symbols| Self { symbols })
-    }
-
-    fn lacks(symbol: &CStr, _library: &Library, path: &Path) -> String {
-        let symbol = symbol.to_string_lossy();
-        format!("{} lacks the symbol {symbol}: it is too old; ROCm 5.6 or later is needed", path.display())
-    }
-
-    fn version(number: u32) -> (u32, u32) {
-        (number / 10_000_000, number / 100_000 % 100)
-    }
-
-    fn too_old((major, minor): (u32, u32), path: &Path) -> String {
-        format!("{} is of HIP {major}.{minor}, which is too old; ROCm 5.6 or later is needed", path.display())
     }
 
     fn device(&self, ordinal: c_int) -> std::result::Result<c_int, CallStatus> {
@@ -265,69 +293,6 @@ impl Probed for Hip {
     }
 }
 
-struct Unopened {
-    /// Each file, with the linker's reason.
-    tried: String,
-    /// Whether one of the files exists.
-    is_present: bool,
-}
-
-impl From<Unopened> for Error {
-    fn from(Unopened { tried, is_present }: Unopened) -> Self {
-        if is_present {
-            Error::runtime_broken("hip", format!("HIP's library cannot be loaded ({tried}); install ROCm again"))
-        } else {
-            let reason =
-                format!("no HIP library was found ({tried}); install ROCm, or run on a machine with an AMD GPU");
-            Error::runtime_unavailable("hip", reason)
-        }
-    }
-}
-
-/// Opens HIP's library: a copy that the process has, those of wheels, conda, the toolkit, the system. A second copy is never
-/// loaded, since each has devices, streams and memory of its own.
-///
-/// # Errors
-/// `ErrorKind::RuntimeUnavailable` with what was tried, as a library that is broken if a file is there, or was named.
-fn open_hip() -> Result<(Library, PathBuf)> {
-    if let Some(wanted) = std::env::var_os(HIP_VARIABLE).filter(|wanted| !wanted.is_empty()).map(PathBuf::from) {
-        let files = if wanted.is_dir() { in_folder(&wanted) } else { vec![wanted] };
-        return first_of(files).map_err(|Unopened { tried, .. }| {
-            let reason =
-                format!("no HIP library was found ({tried}, from {HIP_VARIABLE}); name another file, or unset it");
-            Error::runtime_broken("hip", reason)
-        });
-    }
-    for soname in SONAMES {
-        if let Ok(library) = shared_object::open(Path::new(soname), IF_LOADED) {
-            return Ok((library, soname.into()));
-        }
-    }
-    // In the order of the search for libraries, since those of a wheel work with that wheel's HIP. PyTorch's has no
-    // version in its name.
-    let torch = site_packages::below("torch/lib").into_iter().map(|folder| folder.join("libamdhip64.so"));
-    let wheels = site_packages::below("_rocm_sdk_core*/lib").into_iter().flat_map(|folder| in_folder(&folder));
-    let conda = site_packages::variables(["CONDA_PREFIX"]).map(|root| root.join("lib"));
-    let toolkit = site_packages::variables(["ROCM_PATH", "HIP_PATH"]).map(|root| root.join("lib"));
-    let here = wheels.chain(torch).chain(conda.chain(toolkit).flat_map(|folder| in_folder(&folder)));
-    let elsewhere = SONAMES.map(PathBuf::from).into_iter().chain(in_folder(Path::new("/opt/rocm/lib")));
-    Ok(first_of(here.filter(|file| file.exists()).chain(elsewhere))?)
-}
-
 fn in_folder(folder: &Path) -> Vec<PathBuf> {
     SONAMES.iter().map(|soname| folder.join(soname)).collect()
-}
-
-fn first_of(files: impl IntoIterator<Item = PathBuf>) -> std::result::Result<(Library, PathBuf), Unopened> {
-    let (mut tried, mut is_present) = (Vec::new(), false);
-    for file in files {
-        match shared_object::open(&file, NOW) {
-            Ok(library) => return Ok((library, file)),
-            Err(reason) => {
-                is_present |= !is_absent(&file, &reason);
-                tried.push(reason);
-            }
-        }
-    }
-    Err(Unopened { tried: tried.join("; "), is_present })
 }

@@ -1,8 +1,8 @@
 //! The functions of drivers' libraries that gpupool calls: pointers, looked up once, when the library is opened. Names and
 //! prototypes are those of `cuda.h` and of `hip/hip_runtime_api.h`, which is the same from HIP 5.6 to HIP 7. What a
 //! function returns or writes is declared as a number, never as an enum: a newer driver's number in an enum is undefined
-//! behaviour. Addresses of devices' memory and extents are numbers too: HIP has pointers there, which are passed as
-//! numbers of their size are.
+//! behaviour. So are streams, events and contexts that it writes, sizes, addresses of devices' memory and extents: pointers and
+//! `size_t` are passed and written as numbers of their size are.
 
 use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
 use std::ptr;
@@ -186,27 +186,27 @@ symbols! {
         device_uuid c"cuDeviceGetUuid_v2" c"hipDeviceGetUuid" (*mut [u8; 16], c_int) -> Status;
         device_pci_bus_id c"cuDeviceGetPCIBusId" c"hipDeviceGetPCIBusId" (*mut c_char, c_int, c_int) -> Status;
         device_attribute c"cuDeviceGetAttribute" c"hipDeviceGetAttribute" (*mut c_int, c_int, c_int) -> Status;
-        device_total_memory c"cuDeviceTotalMem_v2" c"hipDeviceTotalMem" (*mut usize, c_int) -> Status;
+        device_total_memory c"cuDeviceTotalMem_v2" c"hipDeviceTotalMem" (*mut u64, c_int) -> Status;
         device_can_access_peer c"cuDeviceCanAccessPeer" c"hipDeviceCanAccessPeer" (*mut c_int, c_int, c_int) -> Status;
         context_synchronize c"cuCtxSynchronize" c"hipDeviceSynchronize" () -> Status;
-        memory_info c"cuMemGetInfo_v2" c"hipMemGetInfo" (*mut usize, *mut usize) -> Status;
+        memory_info c"cuMemGetInfo_v2" c"hipMemGetInfo" (*mut u64, *mut u64) -> Status;
         exchange_capture_mode c"cuThreadExchangeStreamCaptureMode" c"hipThreadExchangeStreamCaptureMode"
             (*mut c_int) -> Status;
-        stream_create c"cuStreamCreate" c"hipStreamCreateWithFlags" (*mut *mut c_void, c_uint) -> Status;
+        stream_create c"cuStreamCreate" c"hipStreamCreateWithFlags" (*mut usize, c_uint) -> Status;
         stream_destroy c"cuStreamDestroy_v2" c"hipStreamDestroy" (*mut c_void) -> Status;
         stream_query c"cuStreamQuery" c"hipStreamQuery" (*mut c_void) -> Status;
         stream_synchronize c"cuStreamSynchronize" c"hipStreamSynchronize" (*mut c_void) -> Status;
         stream_wait_event c"cuStreamWaitEvent" c"hipStreamWaitEvent" (*mut c_void, *mut c_void, c_uint) -> Status;
         stream_is_capturing c"cuStreamIsCapturing" c"hipStreamIsCapturing" (*mut c_void, *mut c_int) -> Status;
-        event_create c"cuEventCreate" c"hipEventCreateWithFlags" (*mut *mut c_void, c_uint) -> Status;
+        event_create c"cuEventCreate" c"hipEventCreateWithFlags" (*mut usize, c_uint) -> Status;
         event_destroy c"cuEventDestroy_v2" c"hipEventDestroy" (*mut c_void) -> Status;
         event_record c"cuEventRecord" c"hipEventRecord" (*mut c_void, *mut c_void) -> Status;
         event_query c"cuEventQuery" c"hipEventQuery" (*mut c_void) -> Status;
         event_synchronize c"cuEventSynchronize" c"hipEventSynchronize" (*mut c_void) -> Status;
         event_export c"cuIpcGetEventHandle" c"hipIpcGetEventHandle" (*mut [u8; 64], *mut c_void) -> Status;
-        event_import c"cuIpcOpenEventHandle" c"hipIpcOpenEventHandle" (*mut *mut c_void, EventHandle) -> Status;
+        event_import c"cuIpcOpenEventHandle" c"hipIpcOpenEventHandle" (*mut usize, EventHandle) -> Status;
         granularity c"cuMemGetAllocationGranularity" c"hipMemGetAllocationGranularity"
-            (*mut usize, *const AllocationProperties, c_int) -> Status;
+            (*mut u64, *const AllocationProperties, c_int) -> Status;
         address_reserve c"cuMemAddressReserve" c"hipMemAddressReserve"
             (*mut u64, usize, usize, u64, c_ulonglong) -> Status;
         address_free c"cuMemAddressFree" c"hipMemAddressFree" (u64, usize) -> Status;

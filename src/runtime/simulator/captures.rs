@@ -24,7 +24,6 @@ static CAPTURES: AtomicUsize = AtomicUsize::new(0);
 
 #[derive(Debug)]
 pub(super) struct SimulatedCapture {
-    pub(super) id: u64,
     pub(super) mode: CaptureMode,
     pub(super) thread: ThreadNumber,
     pub(super) is_valid: bool,
@@ -35,7 +34,7 @@ pub(super) struct SimulatedCapture {
 #[derive(Default)]
 pub struct Graph {
     /// The capture's; 0 for none.
-    id: u64,
+    pub(super) id: u64,
     pub(super) kept: Vec<Box<dyn Send>>,
 }
 
@@ -54,7 +53,7 @@ impl Drop for Graph {
 impl SimulatedCapture {
     pub(super) fn new(id: u64, mode: CaptureMode) -> Self {
         CAPTURES.fetch_add(1, Ordering::Relaxed);
-        Self { id, mode, thread: ThisThread::get().number(), is_valid: true, graph: Graph { id, kept: Vec::new() } }
+        Self { mode, thread: ThisThread::get().number(), is_valid: true, graph: Graph { id, kept: Vec::new() } }
     }
 }
 
@@ -109,11 +108,6 @@ impl Timeline {
         streams.into_iter().flatten().filter_map(|stream| stream.capture.as_mut())
     }
 
-    /// Returns whether the stream must not be used, beside a capture. The query spoils nothing.
-    fn is_beside_capture(&mut self, key: StreamKey) -> bool {
-        self.captures_beside(key).next().is_some()
-    }
-
     /// Refuses to use a stream beside a capture, which that spoils, in any mode.
     pub(super) fn check_not_beside_capture(&mut self, function: &str, key: StreamKey) -> Result<()> {
         match self.captures_beside(key).map(|capture| capture.is_valid = false).count() {
@@ -145,8 +139,7 @@ impl Timeline {
         if key.raw == RawStream::LEGACY {
             return Err(refused("begin_capture", CAPTURE_UNSUPPORTED));
         }
-        self.next_capture += 1;
-        let id = self.next_capture;
+        let id = self.unused() as u64;
         let stream = self.stream(key)?;
         if stream.capture.is_some() {
             return Err(refused("begin_capture", ILLEGAL_STATE));
@@ -162,14 +155,16 @@ impl Timeline {
 
     /// Returns the capture that the stream's work goes to, if it was not spoilt.
     pub(super) fn capture(&mut self, key: StreamKey) -> Result<Option<&mut SimulatedCapture>> {
-        if self.is_beside_capture(key) {
-            return Err(refused("stream_capture", CAPTURE_IMPLICIT));
+        match self.capture_status(key)? {
+            CaptureStatus::Implicit => Err(refused("stream_capture", CAPTURE_IMPLICIT)),
+            CaptureStatus::Active => Ok(self.stream(key)?.capture.as_mut()),
+            CaptureStatus::None | CaptureStatus::Invalidated => Ok(None),
         }
-        Ok(self.stream(key)?.capture.as_mut().filter(|capture| capture.is_valid))
     }
 
+    /// The query spoils nothing.
     pub(super) fn capture_status(&mut self, key: StreamKey) -> Result<CaptureStatus> {
-        if self.is_beside_capture(key) {
+        if self.captures_beside(key).next().is_some() {
             return Ok(CaptureStatus::Implicit);
         }
         Ok(match &self.stream(key)?.capture {

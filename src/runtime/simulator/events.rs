@@ -40,6 +40,17 @@ pub(super) enum Recorded {
     Captured(StreamKey, u64),
 }
 
+impl Recorded {
+    /// Returns the work that is waited for with the event.
+    fn work(self) -> Vec<(AwaitedWork, u64)> {
+        match self {
+            Self::Work(work) => work,
+            Self::Imported(word) => vec![(AwaitedWork::Elsewhere(word), word.recorded())],
+            Self::Captured(..) => Vec::new(),
+        }
+    }
+}
+
 impl Timeline {
     fn event(&mut self, event: RawEvent) -> Result<&mut Option<Recorded>> {
         self.events.get_mut(&event).ok_or_else(|| refused("the event's look-up", INVALID_HANDLE))
@@ -68,23 +79,15 @@ impl Timeline {
     fn wait_for(&mut self, key: StreamKey, event: RawEvent) -> Result<()> {
         let recorded = self.event(event)?.clone();
         let stream = self.stream(key)?;
-        let after = stream.submitted;
-        match recorded {
-            Some(Recorded::Work(work)) => {
-                // A stream's own work comes in order.
-                let others = work.into_iter().filter(|(other, _)| *other != AwaitedWork::Stream(key));
-                stream.waits.extend(others.map(|(other, until)| Wait { after, other, until }));
-            }
-            Some(Recorded::Imported(word)) => {
-                if let Some(capture) = &mut stream.capture {
-                    capture.is_valid = false;
-                    return Err(refused("stream_wait_event", CAPTURE_ISOLATION));
-                }
-                stream.waits.push(Wait { after, other: AwaitedWork::Elsewhere(word), until: word.recorded() });
-            }
-            // A captured event is an edge of the graph.
-            Some(Recorded::Captured(..)) | None => {}
+        if let (Some(Recorded::Imported(_)), Some(capture)) = (&recorded, &mut stream.capture) {
+            capture.is_valid = false;
+            return Err(refused("stream_wait_event", CAPTURE_ISOLATION));
         }
+        // A stream's own work comes in order, and a captured event is an edge of the graph.
+        let others = recorded.map_or_else(Vec::new, Recorded::work).into_iter();
+        let others = others.filter(|(other, _)| *other != AwaitedWork::Stream(key));
+        let after = stream.submitted;
+        stream.waits.extend(others.map(|(other, until)| Wait { after, other, until }));
         Ok(())
     }
 
@@ -95,7 +98,7 @@ impl Timeline {
     }
 
     pub(super) fn create_event(&mut self) -> RawEvent {
-        let event = RawEvent(self.address());
+        let event = RawEvent(self.unused());
         self.events.insert(event, None);
         event
     }
@@ -134,7 +137,7 @@ impl Timeline {
     pub(super) fn record_event(&mut self, event: RawEvent, key: StreamKey) -> Result<()> {
         self.check_not_beside_capture("event_record", key)?;
         let recorded = match &self.stream(key)?.capture {
-            Some(capture) => Recorded::Captured(key, capture.id),
+            Some(capture) => Recorded::Captured(key, capture.graph.id),
             None => Recorded::Work(self.work_so_far(key)?),
         };
         let place = self.event(event)?;
@@ -173,19 +176,16 @@ impl Timeline {
 
     /// Returns the work that the event recorded. Querying a captured event, in any mode, spoils the capture.
     fn recorded_work(&mut self, event: RawEvent) -> Result<Vec<(AwaitedWork, u64)>> {
-        match self.event(event)?.clone() {
-            None => Ok(Vec::new()),
-            Some(Recorded::Imported(word)) => Ok(vec![(AwaitedWork::Elsewhere(word), word.recorded())]),
-            Some(Recorded::Work(work)) => Ok(work),
-            Some(Recorded::Captured(key, id)) => {
-                if let Ok(SimulatedStream { capture: Some(capture), .. }) = self.stream(key)
-                    && capture.id == id
-                {
-                    capture.is_valid = false;
-                }
-                Err(refused("a question about a captured event", CAPTURED_EVENT))
+        let recorded = self.event(event)?.clone();
+        if let Some(Recorded::Captured(key, id)) = recorded {
+            if let Ok(SimulatedStream { capture: Some(capture), .. }) = self.stream(key)
+                && capture.graph.id == id
+            {
+                capture.is_valid = false;
             }
+            return Err(refused("a question about a captured event", CAPTURED_EVENT));
         }
+        Ok(recorded.map_or_else(Vec::new, Recorded::work))
     }
 
     pub(super) fn is_event_done(&mut self, event: RawEvent) -> Result<bool> {
@@ -197,7 +197,7 @@ impl Timeline {
     pub(super) fn complete_event(&mut self, event: RawEvent) -> Result<()> {
         for (source, position) in self.recorded_work(event)? {
             if self.completed(source) < position {
-                self.complete_source(source, position)?;
+                self.complete(source, position)?;
             }
         }
         Ok(())

@@ -1,21 +1,18 @@
-//! The simulated devices' memory: how many bytes of each are used, by all processes that have the devices together, and a
-//! sparse file with the real ones.
+//! How many bytes of the simulated devices' memory are used, by all processes that have the devices together.
 //!
 //! With `GPUPOOL_HOST_SHARED=FOLDER` several processes have the devices together, as they have a GPU: the memory is that of
 //! all processes with the same folder. Each process has a file there with the bytes that it uses, which it keeps locked:
 //! the system ends the lock with the process, however that ends, and a file without one counts for nothing and is
 //! removed. Another lock, which ends so too, is held for the few system calls of each change.
 
-use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
-use rustix::fs::{FallocateFlags, FlockOperation, MemfdFlags, fallocate, flock, memfd_create};
+use rustix::fs::{FlockOperation, flock};
 
 use super::fault::{out_of_memory, system_error};
 use crate::environment::text;
@@ -103,65 +100,6 @@ impl Memory {
         };
         let alone = together.alone()?;
         alone.publish(device, give_back())
-    }
-}
-
-/// A device's bytes. Places in the file are handed out first fit. It grows if no gap is large enough: as on a GPU,
-/// physical memory is never too scattered, and only [`Memory`] limits it.
-#[derive(Debug)]
-pub(super) struct Store {
-    /// None under Miri, which makes no such files.
-    file: Option<File>,
-    end: u64,
-    /// Offset and size of the gaps before `end`; no two of them touch.
-    gaps: BTreeMap<u64, u64>,
-}
-
-impl Store {
-    pub(super) fn new() -> Result<Self> {
-        if cfg!(miri) {
-            return Ok(Self { file: None, end: 0, gaps: BTreeMap::new() });
-        }
-        let made = memfd_create("gpupool", MemfdFlags::CLOEXEC).map_err(|error| system_error("memfd_create", error))?;
-        Ok(Self { file: Some(made.into()), end: 0, gaps: BTreeMap::new() })
-    }
-
-    pub(super) fn descriptor(&self) -> RawFd {
-        self.file.as_ref().map_or(-1, AsRawFd::as_raw_fd)
-    }
-
-    pub(super) fn take(&mut self, bytes: u64) -> Result<u64> {
-        if let Some((&offset, &gap)) = self.gaps.iter().find(|&(_, &gap)| gap >= bytes) {
-            self.gaps.remove(&offset);
-            if gap > bytes {
-                self.gaps.insert(offset + bytes, gap - bytes);
-            }
-            return Ok(offset);
-        }
-        let (offset, end) = (self.end, self.end.checked_add(bytes).ok_or_else(|| out_of_memory("ftruncate"))?);
-        if let Some(file) = &self.file {
-            file.set_len(end).map_err(|error| system_error("ftruncate", error))?;
-        }
-        self.end = end;
-        Ok(offset)
-    }
-
-    /// Takes a place back, and returns its memory to the machine.
-    pub(super) fn give_back(&mut self, mut offset: u64, mut bytes: u64) {
-        if let Some(file) = &self.file {
-            // If it fails, the bytes stay until the place is used again, which does no harm.
-            let _ = fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, bytes);
-        }
-        if let Some(after) = self.gaps.remove(&(offset + bytes)) {
-            bytes += after;
-        }
-        if let Some((&before, gap)) =
-            self.gaps.range(..offset).next_back().filter(|(before, gap)| *before + *gap == offset)
-        {
-            bytes += gap;
-            offset = before;
-        }
-        self.gaps.insert(offset, bytes);
     }
 }
 

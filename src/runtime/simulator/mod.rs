@@ -17,8 +17,8 @@ mod virtual_memory;
 
 use std::cell::Cell;
 use std::os::fd::OwnedFd;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{MutexGuard, OnceLock};
 use std::thread;
 use std::time::Duration;
 
@@ -30,12 +30,13 @@ use super::{
 use crate::environment::number;
 use crate::error::{Error, Result};
 use crate::ids::{CaptureMode, CaptureStatus, Device, MemoryLocation, NumaNode, RawStream};
+use captures::SimulatedCapture;
 use events::Word;
 use fault::{CAPTURE_UNSUPPORTED, Call, INVALID_HANDLE, check, invalid, refused, system_error};
 use memory::{Memory, NODES, SharedDevices};
-use timeline::{StreamKey, Work, timeline};
+use timeline::{StreamKey, Timeline, Work, timeline};
 use uses::ExtentCall;
-use virtual_memory::{PAGE, space};
+use virtual_memory::{PAGE, Space, space};
 
 /// How many devices to simulate.
 pub const DEVICES_VARIABLE: &str = "GPUPOOL_HOST_DEVICES";
@@ -87,6 +88,18 @@ impl Simulator {
     fn key(stream: RawStream) -> StreamKey {
         StreamKey::new(stream, Self::bound())
     }
+}
+
+/// Begins a call on streams and events.
+fn on_timeline(call: Call) -> Result<MutexGuard<'static, Timeline>> {
+    check(call)?;
+    Ok(timeline())
+}
+
+/// Begins a call on memory.
+fn on_space(call: Call) -> Result<MutexGuard<'static, Space>> {
+    enter_memory_call(call)?;
+    Ok(space())
 }
 
 /// What every call that makes, maps or frees memory does first.
@@ -162,13 +175,11 @@ impl DriverCalls for Simulator {
     }
 
     fn stream_create(&self) -> Result<RawStream> {
-        check(Call::StreamCreate)?;
-        Ok(timeline().create_stream(Self::bound(), false))
+        Ok(on_timeline(Call::StreamCreate)?.create_stream(Self::bound(), false))
     }
 
     unsafe fn stream_destroy(&self, stream: RawStream) -> Result<()> {
-        check(Call::StreamDestroy)?;
-        timeline().destroy_stream(Self::key(stream))
+        on_timeline(Call::StreamDestroy)?.destroy_stream(Self::key(stream))
     }
 
     unsafe fn stream_query(&self, stream: RawStream) -> Result<bool> {
@@ -188,34 +199,28 @@ impl DriverCalls for Simulator {
     }
 
     unsafe fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> Result<()> {
-        check(Call::StreamWaitEvent)?;
-        timeline().wait_event(Self::key(stream), event)
+        on_timeline(Call::StreamWaitEvent)?.wait_event(Self::key(stream), event)
     }
 
     fn event_create(&self) -> Result<RawEvent> {
-        check(Call::EventCreate)?;
-        Ok(timeline().create_event())
+        Ok(on_timeline(Call::EventCreate)?.create_event())
     }
 
     fn event_create_interprocess(&self) -> Result<RawEvent> {
-        check(Call::EventCreate)?;
-        timeline().create_interprocess_event()
+        on_timeline(Call::EventCreate)?.create_interprocess_event()
     }
 
     unsafe fn event_destroy(&self, event: RawEvent) -> Result<()> {
-        check(Call::EventDestroy)?;
-        timeline().destroy_event(event)
+        on_timeline(Call::EventDestroy)?.destroy_event(event)
     }
 
     unsafe fn event_record(&self, event: RawEvent, stream: RawStream) -> Result<()> {
-        check(Call::EventRecord)?;
-        timeline().record_event(event, Self::key(stream))
+        on_timeline(Call::EventRecord)?.record_event(event, Self::key(stream))
     }
 
     unsafe fn event_query(&self, event: RawEvent) -> Result<bool> {
         captures::check_unsafe_call()?;
-        check(Call::EventQuery)?;
-        timeline().is_event_done(event)
+        on_timeline(Call::EventQuery)?.is_event_done(event)
     }
 
     unsafe fn event_synchronize(&self, event: RawEvent) -> Result<()> {
@@ -229,8 +234,7 @@ impl DriverCalls for Simulator {
     }
 
     unsafe fn event_export(&self, event: RawEvent) -> Result<ExportedEvent> {
-        check(Call::EventExport)?;
-        let word = timeline().word(event)?;
+        let word = on_timeline(Call::EventExport)?.word(event)?;
         let (name, file) = word.export().map_err(|error| system_error("event_export", error))?;
         Ok(ExportedEvent { name, descriptor: Some(file) })
     }
@@ -244,8 +248,7 @@ impl DriverCalls for Simulator {
     }
 
     fn context_synchronize(&self) -> Result<()> {
-        check(Call::ContextSynchronize)?;
-        let mut timeline = timeline();
+        let mut timeline = on_timeline(Call::ContextSynchronize)?;
         if timeline.spoil_captures_on(Self::bound()) {
             return Err(refused("context_synchronize", CAPTURE_UNSUPPORTED));
         }
@@ -258,8 +261,7 @@ impl DriverCalls for Simulator {
     }
 
     unsafe fn stream_capture_status(&self, stream: RawStream) -> Result<CaptureStatus> {
-        check(Call::StreamCaptureStatus)?;
-        timeline().capture_status(Self::key(stream))
+        on_timeline(Call::StreamCaptureStatus)?.capture_status(Self::key(stream))
     }
 
     fn memory_info(&self) -> Result<MemoryInfo> {
@@ -273,8 +275,7 @@ impl DriverCalls for Simulator {
     }
 
     fn memory_allocate(&self, bytes: u64) -> Result<u64> {
-        enter_memory_call(Call::MemoryAllocate)?;
-        space().memory_allocate(self.memory, Self::bound(), bytes)
+        on_space(Call::MemoryAllocate)?.memory_allocate(self.memory, Self::bound(), bytes)
     }
 
     unsafe fn memory_free(&self, address: u64) -> Result<()> {
@@ -347,13 +348,11 @@ impl DriverCalls for Simulator {
     }
 
     unsafe fn extent_export(&self, extent: Extent) -> Result<OwnedFd> {
-        enter_memory_call(Call::ExtentExport)?;
-        space().extent_export(extent)
+        on_space(Call::ExtentExport)?.extent_export(extent)
     }
 
     fn extent_import(&self, exported: ExportedExtent<'_>) -> Result<Extent> {
-        enter_memory_call(Call::ExtentImport)?;
-        space().extent_import(exported)
+        on_space(Call::ExtentImport)?.extent_import(exported)
     }
 
     unsafe fn memory_map(&self, address: u64, bytes: u64, extent: Extent) -> Result<()> {
@@ -383,17 +382,9 @@ impl DriverCalls for Simulator {
 impl Runtime for Simulator {
     fn device_info(&self, device: Device) -> Result<DeviceInfo> {
         let (free, total) = (self.memory.free(device)?, self.memory.capacity);
-        Ok(DeviceInfo {
-            name: "simulated device".to_owned(),
-            uuid: None,
-            compute_capability: None,
-            pci_bus_id: None,
-            is_mig: false,
-            is_shareable: true,
-            is_rdma: false,
-            total_bytes: total,
-            free_bytes: Some(free),
-        })
+        let name = "simulated device".to_owned();
+        let shown = DeviceInfo { total_bytes: total, free_bytes: Some(free), ..DeviceInfo::default() };
+        Ok(DeviceInfo { name, is_shareable: true, ..shown })
     }
 
     fn memory_uuid(&self, device: Device) -> Result<DeviceUuid> {
@@ -432,38 +423,33 @@ impl Runtime for Simulator {
         if stream.is_default() {
             return self.current_device();
         }
-        check(Call::StreamDevice)?;
-        timeline().device(Self::key(stream))
+        on_timeline(Call::StreamDevice)?.device(Self::key(stream))
     }
 
     unsafe fn stream_id(&self, stream: RawStream) -> Result<u64> {
         check(Call::StreamId)?;
         let (key, mut timeline) = (Self::key(stream), timeline());
         timeline.check_not_captured(key)?;
-        timeline.id(key)
+        timeline.stream(key).map(|stream| stream.id)
     }
 
     unsafe fn event_record_context(&self, event: RawEvent) -> Result<()> {
-        check(Call::EventRecordContext)?;
-        timeline().record_device(event, Self::bound())
+        on_timeline(Call::EventRecordContext)?.record_device(event, Self::bound())
     }
 
     unsafe fn context_wait_event(&self, event: RawEvent) -> Result<()> {
-        check(Call::ContextWaitEvent)?;
-        timeline().device_wait_event(Self::bound(), event)
+        on_timeline(Call::ContextWaitEvent)?.device_wait_event(Self::bound(), event)
     }
 
     unsafe fn stream_capture(&self, stream: RawStream) -> Result<Option<Capture>> {
-        check(Call::StreamCapture)?;
-        let mut timeline = timeline();
+        let mut timeline = on_timeline(Call::StreamCapture)?;
         let capture = timeline.capture(Self::key(stream))?;
-        Ok(capture.map(|capture| Capture { id: capture.id, graph: RawGraph(capture.id as usize) }))
+        Ok(capture.map(|SimulatedCapture { graph, .. }| Capture { id: graph.id, graph: RawGraph(graph.id as usize) }))
     }
 
     unsafe fn graph_retain(&self, graph: RawGraph, kept: Box<dyn Send>) -> Result<()> {
-        check(Call::GraphRetain)?;
-        let mut timeline = timeline();
-        match timeline.captures().find(|capture| capture.id == graph.0 as u64) {
+        let mut timeline = on_timeline(Call::GraphRetain)?;
+        match timeline.captures().find(|capture| capture.graph.id == graph.0 as u64) {
             Some(capture) => capture.graph.kept.push(kept),
             None => return Err(refused("graph_retain", INVALID_HANDLE)),
         }
@@ -508,8 +494,7 @@ impl Runtime for Simulator {
     }
 
     fn extent_create(&self, location: MemoryLocation, bytes: u64) -> Result<Extent> {
-        enter_memory_call(Call::ExtentCreate)?;
-        space().extent_create(self.memory, location, bytes)
+        on_space(Call::ExtentCreate)?.extent_create(self.memory, location, bytes)
     }
 
     fn extent_use(&self, location: MemoryLocation) -> Result<ExtentUse> {

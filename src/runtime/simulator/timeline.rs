@@ -31,27 +31,25 @@ pub(super) struct Timeline {
     pub(super) words: FxHashMap<RawEvent, Word>,
     pub(super) pending: Vec<Pending>,
     pub(super) has_imported: bool,
-    next_address: usize,
-    pub(super) next_capture: u64,
+    next: usize,
 }
 
 impl Timeline {
     pub(super) const fn new() -> Self {
-        // Addresses are never used twice, so that a stream used after its end is always recognised.
         Self {
             streams: FxHashMap::with_hasher(FxBuildHasher),
             events: FxHashMap::with_hasher(FxBuildHasher),
             words: FxHashMap::with_hasher(FxBuildHasher),
             pending: Vec::new(),
             has_imported: false,
-            next_address: 0x1000,
-            next_capture: 0,
+            next: 0x1000,
         }
     }
 
-    pub(super) fn address(&mut self) -> usize {
-        self.next_address += 0x100;
-        self.next_address
+    /// Returns an address, or another number, that was never used, so that a stream used after its end is always recognised.
+    pub(super) fn unused(&mut self) -> usize {
+        self.next += 0x100;
+        self.next
     }
 
     pub(super) fn streams_of(&mut self, device: Option<Device>) -> Vec<StreamKey> {
@@ -67,7 +65,7 @@ impl Timeline {
     }
 
     pub(super) fn create_stream(&mut self, device: Device, is_blocking: bool) -> RawStream {
-        let raw = RawStream::from_address(self.address());
+        let raw = RawStream::from_address(self.unused());
         let id = raw.address() as u64;
         self.streams.insert(StreamKey::new(raw, device), SimulatedStream::new(device, id, is_blocking));
         raw
@@ -78,10 +76,10 @@ impl Timeline {
     #[cfg(feature = "fault-injection")]
     pub(super) fn replace_stream(&mut self, key: StreamKey) -> Result<()> {
         let SimulatedStream { device, is_blocking, .. } = *self.stream(key)?;
-        let former = StreamKey { raw: RawStream::from_address(self.address()), ..key };
-        let id = self.address() as u64;
+        let former = StreamKey { raw: RawStream::from_address(self.unused()), ..key };
+        let id = self.unused() as u64;
         if let Some(replaced) = self.streams.insert(key, SimulatedStream::new(device, id, is_blocking)) {
-            self.streams.insert(former, SimulatedStream { is_replaced: true, ..replaced });
+            self.streams.insert(former, replaced);
         }
         uses::rename(key, former);
         let rename = |source: &mut AwaitedWork| {
@@ -97,10 +95,6 @@ impl Timeline {
             }
         }
         Ok(())
-    }
-
-    pub(super) fn id(&mut self, key: StreamKey) -> Result<u64> {
-        self.stream(key).map(|stream| stream.id)
     }
 
     pub(super) fn destroy_stream(&mut self, key: StreamKey) -> Result<()> {
@@ -125,7 +119,7 @@ impl Timeline {
 
     pub(super) fn submit_using(&mut self, key: StreamKey, blocks: &[UsedBlock]) -> Result<u64> {
         let user = match &self.stream(key)?.capture {
-            Some(capture) => User::Graph(capture.id),
+            Some(capture) => User::Graph(capture.graph.id),
             None => User::Work(key, self.submit(key)?),
         };
         blocks.iter().try_for_each(|&block| self.begin_use(user, key, block))?;
@@ -209,33 +203,25 @@ impl Timeline {
 
     /// Completes work, first what it waits for, as far as other processes have done their part. This terminates, since
     /// an event is recorded before anything waits for it.
-    pub(super) fn complete(&mut self, key: StreamKey, number: u64) -> Result<()> {
+    pub(super) fn complete(&mut self, source: AwaitedWork, number: u64) -> Result<()> {
+        let AwaitedWork::Stream(key) = source else { return Ok(()) };
         for wait in self.stream(key)?.waits.clone() {
             if wait.after < number && self.completed(wait.other) < wait.until {
-                self.complete_source(wait.other, wait.until)?;
+                self.complete(wait.other, wait.until)?;
             }
         }
         self.complete_allowed(key, number)
     }
 
-    pub(super) fn complete_source(&mut self, source: AwaitedWork, number: u64) -> Result<()> {
-        match source {
-            AwaitedWork::Stream(key) => self.complete(key, number),
-            AwaitedWork::Elsewhere(_) => Ok(()),
-        }
-    }
-
     /// Completes all work of a stream, and returns whether all is done, as other processes may delay some.
     pub(super) fn complete_stream(&mut self, key: StreamKey) -> Result<bool> {
-        self.complete(key, u64::MAX)?;
+        self.complete(AwaitedWork::Stream(key), u64::MAX)?;
         self.is_idle(key)
     }
 
     pub(super) fn complete_all(&mut self, device: Option<Device>) -> Result<()> {
-        let outcome = self.streams_of(device).into_iter().try_for_each(|key| self.complete(key, u64::MAX));
-        // Nothing names these any more.
-        self.streams.retain(|_, stream| !stream.is_replaced || stream.completed < stream.submitted);
-        outcome
+        let mut sources = self.streams_of(device).into_iter().map(AwaitedWork::Stream);
+        sources.try_for_each(|source| self.complete(source, u64::MAX))
     }
 }
 
@@ -265,8 +251,6 @@ pub(super) struct SimulatedStream {
     pub(super) id: u64,
     /// Whether the legacy default stream must not be used while this one is captured. Their work is in no order.
     pub(super) is_blocking: bool,
-    /// Whether it is destroyed, and another one has its address.
-    pub(super) is_replaced: bool,
     pub(super) submitted: u64,
     pub(super) completed: u64,
     pub(super) waits: Vec<Wait>,
@@ -297,7 +281,6 @@ impl SimulatedStream {
             device,
             id,
             is_blocking,
-            is_replaced: false,
             submitted: 0,
             completed: 0,
             waits: Vec::new(),

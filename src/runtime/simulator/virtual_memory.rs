@@ -6,21 +6,22 @@
 //! Under Miri, which maps no files, addresses are numbers without memory.
 
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::ffi::c_void;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::num::NonZero;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::{mem, ptr};
 
-use rustix::fs::{fstat, seek};
+use rustc_hash::{FxBuildHasher, FxHashMap};
+use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, fstat, memfd_create, seek};
+use rustix::mm::{MprotectFlags, mprotect, munmap};
 
 use super::fault::{invalid, out_of_memory, system_error};
-use super::memory::{Memory, Store};
+use super::memory::Memory;
 use crate::error::Result;
 use crate::ids::{Device, MemoryLocation};
 use crate::runtime::Extent;
@@ -32,14 +33,17 @@ pub(super) const PAGE: u64 = 2 << 20;
 /// All addresses of the simulated platform, and what is behind them.
 #[derive(Debug)]
 pub(super) struct Space {
-    stores: BTreeMap<MemoryLocation, Store>,
+    /// The real bytes of all devices and nodes, a sparse file. Places in it are handed out one behind the other, none twice:
+    /// as on a GPU, physical memory is never too scattered, and only [`Memory`] limits it. None under Miri.
+    file: Option<File>,
+    end: u64,
     /// Address and size.
     reservations: BTreeMap<u64, u64>,
     mappings: BTreeMap<u64, SimulatedMapping>,
     /// By number.
-    extents: BTreeMap<u64, SimulatedExtent>,
+    extents: FxHashMap<u64, SimulatedExtent>,
     /// What `memory_allocate` returned.
-    allocations: BTreeMap<u64, StoreRange>,
+    allocations: BTreeMap<u64, FileRange>,
     /// The files of other processes, by device and number, each kept by the extents imported from it.
     imported: BTreeMap<(u64, u64), Weak<File>>,
     next_extent: u64,
@@ -49,10 +53,11 @@ pub(super) struct Space {
 }
 
 static SPACE: Mutex<Space> = Mutex::new(Space {
-    stores: BTreeMap::new(),
+    file: None,
+    end: 0,
     reservations: BTreeMap::new(),
     mappings: BTreeMap::new(),
-    extents: BTreeMap::new(),
+    extents: FxHashMap::with_hasher(FxBuildHasher),
     allocations: BTreeMap::new(),
     imported: BTreeMap::new(),
     next_extent: 1,
@@ -71,9 +76,9 @@ pub(super) fn space() -> MutexGuard<'static, Space> {
     lock(&SPACE)
 }
 
-/// Where in a store some bytes are.
+/// Where in the file some bytes are.
 #[derive(Clone, Copy, Debug)]
-struct StoreRange {
+struct FileRange {
     location: MemoryLocation,
     offset: u64,
     bytes: u64,
@@ -82,7 +87,7 @@ struct StoreRange {
 #[derive(Debug)]
 struct SimulatedExtent {
     /// The size of an imported one is not known before it is mapped.
-    place: StoreRange,
+    place: FileRange,
     /// The file of another process that has the bytes.
     imported: Option<Arc<File>>,
     mappings: u32,
@@ -92,24 +97,16 @@ struct SimulatedExtent {
     is_released: bool,
 }
 
-/// Physical bytes: a part of an extent or of a plain allocation.
-#[derive(Clone, PartialEq, Eq, Debug)]
+/// Physical bytes: a part of the file, or of another process's.
+#[derive(Debug)]
 pub(super) struct PhysicalBytes {
-    of: PhysicalMemory,
+    file: RawFd,
     range: Range<u64>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum PhysicalMemory {
-    /// By its number.
-    Extent(u64),
-    /// By its address.
-    Allocation(u64),
 }
 
 impl PhysicalBytes {
     pub(super) fn overlaps(&self, other: &Self) -> bool {
-        self.of == other.of && self.range.start < other.range.end && other.range.start < self.range.end
+        self.file == other.file && self.range.start < other.range.end && other.range.start < self.range.end
     }
 }
 
@@ -131,32 +128,40 @@ fn pages(function: &str, address: u64, bytes: u64) -> Result<Range<u64>> {
 }
 
 impl Space {
-    fn take(&mut self, function: &str, memory: &Memory, location: MemoryLocation, bytes: u64) -> Result<StoreRange> {
+    fn take(&mut self, function: &str, memory: &Memory, location: MemoryLocation, bytes: u64) -> Result<FileRange> {
         memory.take(function, location, bytes)?;
-        match self.take_place(location, bytes) {
-            Ok(offset) => Ok(StoreRange { location, offset, bytes }),
-            Err(error) => {
-                memory.give_back(location, bytes)?;
-                Err(error)
-            }
+        match self.grow(bytes) {
+            Ok(offset) => Ok(FileRange { location, offset, bytes }),
+            Err(error) => memory.give_back(location, bytes).and(Err(error)),
         }
     }
 
-    fn take_place(&mut self, location: MemoryLocation, bytes: u64) -> Result<u64> {
-        let store = match self.stores.entry(location) {
-            Entry::Occupied(made) => made.into_mut(),
-            Entry::Vacant(missing) => missing.insert(Store::new()?),
-        };
-        store.take(bytes)
+    /// Makes the file longer, and returns where the new place in it begins.
+    fn grow(&mut self, bytes: u64) -> Result<u64> {
+        let end = self.end.checked_add(bytes).ok_or_else(|| out_of_memory("ftruncate"))?;
+        if !cfg!(miri) {
+            let file = match &mut self.file {
+                Some(file) => file,
+                missing => {
+                    let made = memfd_create("gpupool", MemfdFlags::CLOEXEC);
+                    missing.insert(made.map_err(|error| system_error("memfd_create", error))?.into())
+                }
+            };
+            file.set_len(end).map_err(|error| system_error("ftruncate", error))?;
+        }
+        Ok(mem::replace(&mut self.end, end))
     }
 
-    /// Returns the store of every place there.
-    fn store(&mut self, location: MemoryLocation) -> Result<&mut Store> {
-        self.stores.get_mut(&location).ok_or_else(|| invalid("the location's look-up", "no memory of it was made"))
+    fn descriptor(&self) -> RawFd {
+        self.file.as_ref().map_or(-1, AsRawFd::as_raw_fd)
     }
 
-    fn give_back(&mut self, memory: &Memory, place: StoreRange) -> Result<()> {
-        self.store(place.location)?.give_back(place.offset, place.bytes);
+    /// Returns a place's memory to the machine.
+    fn give_back(&mut self, memory: &Memory, place: FileRange) -> Result<()> {
+        if let Some(file) = &self.file {
+            // If it fails, the bytes stay, which does no harm.
+            let _ = fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, place.offset, place.bytes);
+        }
         memory.give_back(place.location, place.bytes)
     }
 
@@ -201,7 +206,7 @@ impl Space {
         Ok(self.add_extent(place, None))
     }
 
-    fn add_extent(&mut self, place: StoreRange, imported: Option<Arc<File>>) -> Extent {
+    fn add_extent(&mut self, place: FileRange, imported: Option<Arc<File>>) -> Extent {
         let number = self.gone_extents.pop().unwrap_or_else(|| {
             self.next_extent += 1;
             self.next_extent - 1
@@ -212,12 +217,10 @@ impl Space {
     }
 
     /// Returns where an extent is, whether another process has its bytes, and the file that they are in.
-    fn place_of(&mut self, function: &str, extent: Extent) -> Result<(StoreRange, bool, RawFd)> {
+    fn place_of(&mut self, function: &str, extent: Extent) -> Result<(FileRange, bool, RawFd)> {
+        let own = self.descriptor();
         let SimulatedExtent { place, ref imported, .. } = *self.extent(function, extent.0)?;
-        match imported {
-            Some(file) => Ok((place, true, file.as_raw_fd())),
-            None => Ok((place, false, self.store(place.location)?.descriptor())),
-        }
+        Ok((place, imported.is_some(), imported.as_ref().map_or(own, AsRawFd::as_raw_fd)))
     }
 
     /// Returns a descriptor of the device's file whose own offset is that of the extent.
@@ -248,7 +251,7 @@ impl Space {
                 file
             }
         };
-        let place = StoreRange { location: Device::from_ordinal(0).into(), offset, bytes: 0 };
+        let place = FileRange { location: Device::from_ordinal(0).into(), offset, bytes: 0 };
         Ok(self.add_extent(place, Some(file)))
     }
 
@@ -386,7 +389,7 @@ impl Space {
         }
         let bytes = bytes.checked_next_multiple_of(PAGE).ok_or_else(|| out_of_memory(FUNCTION))?;
         let place = self.take(FUNCTION, memory, device.into(), bytes)?;
-        let file = self.store(place.location)?.descriptor();
+        let file = self.descriptor();
         // SAFETY: the system chooses the addresses.
         match unsafe { map(FUNCTION, None, bytes, Behind::Open(file, place.offset)) } {
             Ok(address) => {
@@ -439,28 +442,25 @@ impl Space {
 
     /// Returns what is behind a range, as far as something is.
     pub(super) fn bytes_behind(&self, address: u64, bytes: u64) -> Vec<PhysicalBytes> {
-        let end = address + bytes;
+        let (own, end) = (self.descriptor(), address + bytes);
         let first = self.mappings.range(..=address).next_back().map_or(address, |(start, _)| *start);
-        let mapped = self.mappings.range(first..end).map(|(start, mapping)| {
-            let (from, to) = (address.max(*start), end.min(start + mapping.bytes));
-            (PhysicalMemory::Extent(mapping.extent), *start, from, to)
+        let mapped = self.mappings.range(first..end).filter_map(|(start, mapping)| {
+            let SimulatedExtent { place, imported, .. } = self.extents.get(&mapping.extent)?;
+            let file = imported.as_ref().map_or(own, AsRawFd::as_raw_fd);
+            Some((file, place.offset, *start, end.min(start + mapping.bytes)))
         });
-        let allocated =
-            self.allocations.range(..=address).next_back().map(|(start, place)| {
-                (PhysicalMemory::Allocation(*start), *start, address, end.min(start + place.bytes))
-            });
-        let behind = mapped.chain(allocated).filter(|(.., from, to)| from < to);
-        behind.map(|(of, start, from, to)| PhysicalBytes { of, range: from - start..to - start }).collect()
+        let allocated = self.allocations.range(..=address).next_back();
+        let allocated = allocated.map(|(start, place)| (own, place.offset, *start, end.min(start + place.bytes)));
+        let behind = mapped.chain(allocated).map(|(file, offset, start, to)| PhysicalBytes {
+            file,
+            range: offset + (address.max(start) - start)..(offset + to).saturating_sub(start),
+        });
+        behind.filter(|bytes| !bytes.range.is_empty()).collect()
     }
 }
 
 fn pointer(address: u64) -> *mut c_void {
     ptr::with_exposed_provenance_mut(address as usize)
-}
-
-/// Returns the system's error, if the status of its call is one.
-fn checked(function: &str, status: i32) -> Result<()> {
-    if status == 0 { Ok(()) } else { Err(system_error(function, io::Error::last_os_error())) }
 }
 
 /// Under Miri, the next free address, far from real ones.
@@ -509,7 +509,7 @@ unsafe fn unmap(function: &str, address: u64, bytes: u64) -> Result<()> {
         return Ok(());
     }
     // SAFETY: the caller vouches for the addresses.
-    checked(function, unsafe { libc::munmap(pointer(address), bytes as usize) })
+    unsafe { munmap(pointer(address), bytes as usize) }.map_err(|error| system_error(function, error))
 }
 
 /// Lets the process read and write a range of mappings made by [`map`], where more access does no harm.
@@ -518,6 +518,6 @@ fn open(function: &str, address: u64, bytes: u64) -> Result<()> {
         return Ok(());
     }
     // SAFETY: access alone changes, of mappings of ours.
-    let status = unsafe { libc::mprotect(pointer(address), bytes as usize, libc::PROT_READ | libc::PROT_WRITE) };
-    checked(function, status)
+    let opened = unsafe { mprotect(pointer(address), bytes as usize, MprotectFlags::READ | MprotectFlags::WRITE) };
+    opened.map_err(|error| system_error(function, error))
 }
