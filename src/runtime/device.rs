@@ -42,13 +42,10 @@ pub fn device_info(device: Device) -> Result<DeviceInfo> {
 
 /// Returns the free and total memory there; for a device in a context that this makes if there is none.
 pub(crate) fn memory_info(location: impl Into<MemoryLocation>) -> Result<MemoryInfo> {
-    let (runtime, location) = (get()?, location.into());
+    let location = location.into();
     let info = match location {
-        MemoryLocation::Device(device) => {
-            let _bound = BoundDevice::of(runtime, device)?;
-            runtime.memory_info()
-        }
-        MemoryLocation::Host(node) => runtime.host_memory_info(node),
+        MemoryLocation::Device(device) => BoundDevice::on(device)?.runtime.memory_info(),
+        MemoryLocation::Host(node) => get()?.host_memory_info(node),
     };
     info.map_err(|error| error.on(location))
 }
@@ -64,29 +61,25 @@ pub(crate) enum KnownUuids {
 }
 
 impl KnownUuids {
-    fn ask(self, device: Device) -> Result<DeviceUuid> {
-        let runtime = get()?;
-        match self {
-            Self::Devices => runtime.device_uuid(device),
-            Self::Memory => runtime.memory_uuid(device),
-        }
-    }
-
     fn all(self) -> Result<&'static [DeviceUuid]> {
         static KNOWN: [OnceLock<Vec<DeviceUuid>>; 2] = [const { OnceLock::new() }; 2];
         let known = &KNOWN[self as usize];
         if let Some(all) = known.get() {
             return Ok(all);
         }
-        let all = (0..get()?.device_count()).map(|ordinal| self.ask(Device::from_ordinal(ordinal)));
+        let runtime = get()?;
+        let all = (0..runtime.device_count()).map(Device::from_ordinal).map(|device| match self {
+            Self::Devices => runtime.device_uuid(device),
+            Self::Memory => runtime.memory_uuid(device),
+        });
         let all = all.collect::<Result<_>>()?;
         Ok(known.get_or_init(|| all))
     }
 
     /// Returns the UUID of a device that exists.
     pub(crate) fn of(self, device: Device) -> Result<DeviceUuid> {
-        let known = self.all()?.get(device.ordinal()).copied();
-        known.map_or_else(|| self.ask(device), Ok)
+        let all = self.all()?;
+        all.get(device.ordinal()).copied().ok_or_else(|| no_such_device(device.ordinal() as i64, all.len()))
     }
 
     /// Returns the device with a UUID; none if this process does not see it.

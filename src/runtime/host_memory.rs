@@ -58,8 +58,8 @@ fn whole_memory() -> MemoryInfo {
 
 /// Returns the memory within the limit of the process's control group.
 fn limited(memory: MemoryInfo) -> MemoryInfo {
-    let group = control_group().map_or((u64::MAX, u64::MAX), |group| (group.free, group.total));
-    MemoryInfo { free: memory.free.min(group.0), total: memory.total.min(group.1) }
+    let group = control_group().unwrap_or(memory);
+    MemoryInfo { free: memory.free.min(group.free), total: memory.total.min(group.total) }
 }
 
 /// Returns the memory of a node, within the limit of the process's control group.
@@ -79,21 +79,8 @@ pub(super) fn most_memory() -> u64 {
     limited(whole_memory()).total
 }
 
-/// Returns the bytes that the system could provide to this process, if it reports them.
-pub(super) fn available() -> Option<u64> {
-    let text = fs::read_to_string("/proc/meminfo").ok()?;
-    let available = field(&text, "MemAvailable")?;
-    Some(control_group().map_or(available, |group| available.min(group.free)))
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct ControlGroup {
-    total: u64,
-    free: u64,
-}
-
 /// Returns the memory of the process's control group as its container sees it, if it has a limit.
-fn control_group() -> Option<ControlGroup> {
+fn control_group() -> Option<MemoryInfo> {
     let number = |file: &str| fs::read_to_string(file).ok()?.trim().parse::<u64>().ok();
     let of = |limit: &str, used: &str, stat: &str, idle: &str| {
         // Version 1 writes the largest number of pages if there is no limit.
@@ -102,7 +89,7 @@ fn control_group() -> Option<ControlGroup> {
         // Cached files are dropped when memory is needed.
         let idle = stat.lines().find_map(|line| line.strip_prefix(idle)?.trim().parse::<u64>().ok()).unwrap_or(0);
         let used = number(used).unwrap_or(0).saturating_sub(idle);
-        Some(ControlGroup { total, free: total.saturating_sub(used) })
+        Some(MemoryInfo { total, free: total.saturating_sub(used) })
     };
     of("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat", "inactive_file ")
         .or_else(|| {
@@ -178,9 +165,8 @@ fn pointer(address: u64) -> *mut c_void {
 /// `ErrorKind::Library` if the system refuses, or has less left.
 pub(super) fn map(node: NumaNode, bytes: u64, pages: PagePopulation) -> Result<u64> {
     // The system would not refuse pages that it does not have, but end a process.
-    if pages == PagePopulation::Now
-        && let Some(left) = available().filter(|&left| left < bytes)
-    {
+    let left = limited(whole_memory()).free;
+    if pages == PagePopulation::Now && left < bytes {
         let why = format!("the host has {} left", Bytes(left));
         return Err(Error::no_memory("the system", why));
     }

@@ -12,7 +12,6 @@ mod guard;
 mod host_memory;
 mod known_captures;
 mod platform;
-mod scope;
 mod simulator;
 mod stream;
 
@@ -34,7 +33,9 @@ pub use device::{device, device_info};
 pub(crate) use driver::refused_by_driver;
 pub(crate) use event::ContextRecord;
 pub use event::Event;
-pub use guard::{BoundDevice, RelaxedCapture};
+pub use guard::{BoundDevice, RelaxedCapture, StreamScope};
+#[cfg(feature = "python")]
+pub(crate) use guard::{EnteredStream, enter, leave, scoped_view};
 pub(crate) use host_memory::locking_limits;
 pub use known_captures::synchronize;
 pub(crate) use known_captures::{
@@ -46,9 +47,6 @@ pub use platform::{
     Capture, Context, DeviceInfo, DeviceUuid, DriverCalls, ExportedEvent, ExportedExtent, Extent, ExtentUse,
     GroupLimit, Kind, MemoryInfo, PoolReserved, RawEvent, RawGraph, Runtime,
 };
-pub use scope::StreamScope;
-#[cfg(feature = "python")]
-pub(crate) use scope::{EnteredStream, enter, leave, scoped_view};
 pub use simulator::host;
 pub use stream::Stream;
 pub(crate) use stream::{StreamIdentity, WeakStream, is_still};

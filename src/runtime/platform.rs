@@ -351,7 +351,9 @@ pub trait Runtime: DriverCalls + fmt::Debug + Send + Sync {
         None
     }
     /// Returns the device's compute capability, major and minor; none where devices have none, as AMD's.
-    fn compute_capability(&self, device: Device) -> Result<Option<(u32, u32)>>;
+    fn compute_capability(&self, _device: Device) -> Result<Option<(u32, u32)>> {
+        Ok(None)
+    }
     /// Returns the calling thread's current device: that of the current context, device 0 if there is none.
     fn current_device(&self) -> Result<Device>;
     /// Makes the device's primary context current for the calling thread and returns what was current before; none if

@@ -5,11 +5,12 @@
 //! captures on a device is in `known_captures.rs`.
 
 use std::ffi::c_void;
+use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex, Weak};
 
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
-use super::{BoundDevice, Capture, Event, Kind, existing, get, scope};
+use super::{BoundDevice, Capture, Event, Kind, existing, get, guard};
 use crate::error::{Error, Result};
 use crate::ids::{CaptureStatus, Device, RawStream};
 use crate::observe::nvtx;
@@ -38,23 +39,18 @@ pub struct Stream {
     owned: Option<Arc<Owned>>,
 }
 
-/// Every stream of our own that is alive, and every other that lasts: those that can be asked whether they are captured.
-/// By device and address, so that one is found among thousands.
+/// Every stream of our own that is alive, and every other that lasts, of which those that are never destroyed stay for ever:
+/// those that can be asked whether they are captured. By device and address, so that one is found among thousands.
 static OWNED: Mutex<FxHashMap<(Device, usize), Weak<Owned>>> = Mutex::new(FxHashMap::with_hasher(FxBuildHasher));
-/// Streams of other code that are never destroyed.
-static LASTING: Mutex<Vec<Arc<Owned>>> = Mutex::new(Vec::new());
 
 /// A stream of our own, or another that lasts, which this does not keep alive.
 #[derive(Clone, Debug)]
-pub(crate) struct WeakStream {
-    view: Stream,
-    owned: Weak<Owned>,
-}
+pub(crate) struct WeakStream(Weak<Owned>);
 
 impl WeakStream {
     /// Returns the stream, if it was not destroyed.
     pub(crate) fn upgrade(&self) -> Option<Stream> {
-        self.owned.upgrade().map(|owned| Stream { owned: Some(owned), ..self.view.view() })
+        self.0.upgrade().map(Stream::of_owned)
     }
 }
 
@@ -101,15 +97,16 @@ impl Stream {
     /// `ErrorKind::InvalidValue` if there is no such device; `ErrorKind::Library` if the driver refuses.
     pub fn new(device: Device) -> Result<Self> {
         let device = existing(device)?;
-        let runtime = get()?;
-        let _bound = BoundDevice::of(runtime, device)?;
-        let raw = runtime.stream_create().map_err(|e| e.on(device))?;
-        if runtime.kind() == Kind::Cuda {
+        let bound = BoundDevice::on(device)?;
+        let raw = bound.runtime.stream_create().map_err(|e| e.on(device))?;
+        if bound.runtime.kind() == Kind::Cuda {
             nvtx::name_stream(raw, c"gpupool");
         }
-        let owned = Arc::new(Owned { raw, device, end: StreamEnd::Destroyed });
-        note_owned(&owned);
-        Ok(Self { raw, device, owned: Some(owned) })
+        Ok(note_owned(Owned { raw, device, end: StreamEnd::Destroyed }))
+    }
+
+    fn of_owned(owned: Arc<Owned>) -> Self {
+        Self { raw: owned.raw, device: owned.device, owned: Some(owned) }
     }
 
     /// Returns the device's legacy default stream.
@@ -193,9 +190,7 @@ impl Stream {
             return known;
         }
         let keeper = Arc::clone(stream);
-        let owned = Arc::new(Owned { raw: view.raw, device, end: StreamEnd::Released { _keeper: keeper } });
-        note_owned(&owned);
-        Self { owned: Some(owned), ..view }
+        note_owned(Owned { raw: view.raw, device, end: StreamEnd::Released { _keeper: keeper } })
     }
 
     /// [`Stream::from_raw`] for the stream at an address. A default stream is that of `device` if one is given; any other
@@ -229,13 +224,12 @@ impl Stream {
                  streams that your code has made, and never destroys",
             ));
         }
-        let mut lasting = lock(&LASTING);
-        if self.is_lasting() || lock(&OWNED).contains_key(&(self.device, self.raw.address())) {
-            return Ok(());
+        if !self.is_lasting() {
+            lock(&OWNED).entry((self.device, self.raw.address())).or_insert_with(|| {
+                let owned = Arc::new(Owned { raw: self.raw, device: self.device, end: StreamEnd::None });
+                Arc::downgrade(&ManuallyDrop::new(owned))
+            });
         }
-        let owned = Arc::new(Owned { raw: self.raw, device: self.device, end: StreamEnd::None });
-        note_owned(&owned);
-        lasting.push(owned);
         Ok(())
     }
 
@@ -266,8 +260,7 @@ impl Stream {
 
     /// Returns the same stream without what keeps it alive; none for a foreign one, or a default stream.
     pub(crate) fn weak(&self) -> Option<WeakStream> {
-        let owned = Arc::downgrade(self.kept().owned.as_ref()?);
-        Some(WeakStream { view: self.view(), owned })
+        Some(WeakStream(Arc::downgrade(self.kept().owned.as_ref()?)))
     }
 
     /// Returns how many clones there are of a stream of our own; none for a foreign one, whose end no driver reports.
@@ -312,13 +305,13 @@ impl Stream {
     /// [`Stream::current_on`] for a device that exists.
     #[inline]
     pub(crate) fn current_of(device: Device) -> Self {
-        scope::scoped(device).unwrap_or(Self::default_of(device))
+        guard::scoped(device).unwrap_or(Self::default_of(device))
     }
 
     /// [`Stream::current_of`] for a call that ends before the thread leaves a scope.
     #[inline]
     pub(crate) fn current_view(device: Device) -> Self {
-        scope::scoped_view(device).unwrap_or(Self::default_of(device))
+        guard::scoped_view(device).unwrap_or(Self::default_of(device))
     }
 
     /// Returns the address.
@@ -434,10 +427,9 @@ impl Stream {
     /// # Safety
     /// All of both ranges is there until the copy is done, and nothing else uses the host's meanwhile.
     pub(crate) unsafe fn copy_to_host(&self, to: u64, from: u64, bytes: u64) -> Result<()> {
-        let runtime = get()?;
-        let _bound = BoundDevice::of(runtime, self.device())?;
+        let bound = BoundDevice::on(self.device)?;
         // SAFETY: a `Stream` is alive, and the caller vouches for both ranges.
-        unsafe { runtime.copy_to_host(to, from, bytes, self.raw()) }.map_err(|e| e.on(self.device()))
+        unsafe { bound.runtime.copy_to_host(to, from, bytes, self.raw()) }.map_err(|e| e.on(self.device()))
     }
 
     /// Copies pinned memory of the host to memory of the stream's device, after the work submitted to the stream.
@@ -445,10 +437,9 @@ impl Stream {
     /// # Safety
     /// All of both ranges is there until the copy is done, and nothing else uses the device's meanwhile.
     pub(crate) unsafe fn copy_to_device(&self, to: u64, from: u64, bytes: u64) -> Result<()> {
-        let runtime = get()?;
-        let _bound = BoundDevice::of(runtime, self.device())?;
+        let bound = BoundDevice::on(self.device)?;
         // SAFETY: a `Stream` is alive, and the caller vouches for both ranges.
-        unsafe { runtime.copy_to_device(to, from, bytes, self.raw()) }.map_err(|e| e.on(self.device()))
+        unsafe { bound.runtime.copy_to_device(to, from, bytes, self.raw()) }.map_err(|e| e.on(self.device()))
     }
 
     /// Default streams are found through the current context, so that must be the device's.
@@ -457,8 +448,10 @@ impl Stream {
     }
 }
 
-fn note_owned(owned: &Arc<Owned>) {
-    lock(&OWNED).insert((owned.device, owned.raw.address()), Arc::downgrade(owned));
+fn note_owned(owned: Owned) -> Stream {
+    let owned = Arc::new(owned);
+    lock(&OWNED).insert((owned.device, owned.raw.address()), Arc::downgrade(&owned));
+    Stream::of_owned(owned)
 }
 
 /// Returns the streams of the device that are known to be alive, but for default streams.
@@ -466,7 +459,7 @@ pub(super) fn alive_on(device: Device) -> Vec<Stream> {
     // No clone ends under the lock, which its end takes.
     let owned: Vec<_> = lock(&OWNED).values().filter_map(Weak::upgrade).collect();
     let of_device = owned.into_iter().filter(|owned| owned.device == device);
-    of_device.map(|owned| Stream { raw: owned.raw, device, owned: Some(owned) }).collect()
+    of_device.map(Stream::of_owned).collect()
 }
 
 /// Forgets a stream whose last clone is gone, before the driver can give its address to another.

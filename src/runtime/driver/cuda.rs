@@ -12,67 +12,63 @@
 //! Pinned memory is mapped here and registered with the driver, if every device uses registered memory at the host's
 //! address: so it is on the right node. Otherwise the driver allocates it.
 
-use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::path::Path;
 use std::ptr;
+use std::sync::OnceLock;
 
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 use log::info;
 
-use super::symbols::{CallStatus, DriverLocation, OptionalSymbol, SUCCESS, Status, Symbol, documented_name, symbols};
-use super::{
-    Driver, DriverDevice, DriverVendor, NOT_SUPPORTED, PORTABLE_AND_MAPPED, as_event, host_pointer, nvml, uuid_text,
-};
+use super::symbols::{DriverLocation, OptionalSymbol, SUCCESS, Status, Symbol, SymbolTable, documented_name, symbols};
+use super::{Driver, DriverDevice, DriverVendor, NOT_SUPPORTED, PORTABLE_AND_MAPPED, uuid_text};
 use crate::error::{Error, Result, StatusKind};
 use crate::ids::{CaptureStatus, Device, MemoryLocation, NumaNode, RawStream};
 use crate::observe::target::RUNTIME;
 use crate::runtime::host_memory::{PagePopulation, map, node_of_pci_device, unmap};
 use crate::runtime::{
-    Capture, Context, DeviceInfo, DriverCalls, Extent, ExtentUse, GroupLimit, Kind, PoolReserved, RawEvent, RawGraph,
-    Runtime,
+    Capture, Context, DeviceInfo, DeviceUuid, DriverCalls, Extent, ExtentUse, GroupLimit, Kind, PoolReserved, RawEvent,
+    RawGraph, Runtime,
 };
+use crate::shared_object::{NOW, open};
 
 /// `CUhostFn`: drops a value that a graph kept.
 type DropKept = unsafe extern "C" fn(*mut c_void);
 
+// What CUDA's driver has of its own.
 symbols! {
-    CudaSymbols
+    Cuda
     required {
         error_name c"cuGetErrorName" (Status, *mut *const c_char) -> Status;
         device c"cuDeviceGet" (*mut c_int, c_int) -> Status;
         primary_state c"cuDevicePrimaryCtxGetState" (c_int, *mut c_uint, *mut c_int) -> Status;
         primary_retain c"cuDevicePrimaryCtxRetain" (*mut usize, c_int) -> Status;
         get_context c"cuCtxGetCurrent" (*mut usize) -> Status;
-        set_context c"cuCtxSetCurrent" (*mut c_void) -> Status;
+        set_context c"cuCtxSetCurrent" (usize) -> Status;
         device_of_context c"cuCtxGetDevice" (*mut c_int) -> Status;
-        stream_id c"cuStreamGetId" (*mut c_void, *mut c_ulonglong) -> Status;
-        stream_context c"cuStreamGetCtx" (*mut c_void, *mut usize) -> Status;
-        host_register c"cuMemHostRegister_v2" (*mut c_void, usize, c_uint) -> Status;
-        host_unregister c"cuMemHostUnregister" (*mut c_void) -> Status;
+        stream_id c"cuStreamGetId" (usize, *mut c_ulonglong) -> Status;
+        stream_context c"cuStreamGetCtx" (usize, *mut usize) -> Status;
+        host_register c"cuMemHostRegister_v2" (u64, u64, c_uint) -> Status;
+        host_unregister c"cuMemHostUnregister" (u64) -> Status;
         memory_pool c"cuDeviceGetMemPool" (*mut usize, c_int) -> Status;
-        pool_get c"cuMemPoolGetAttribute" (*mut c_void, c_int, *mut u64) -> Status;
-        pool_set c"cuMemPoolSetAttribute" (*mut c_void, c_int, *mut u64) -> Status;
-        pool_trim c"cuMemPoolTrimTo" (*mut c_void, usize) -> Status;
+        pool_get c"cuMemPoolGetAttribute" (usize, c_int, *mut u64) -> Status;
+        pool_set c"cuMemPoolSetAttribute" (usize, c_int, *mut u64) -> Status;
+        pool_trim c"cuMemPoolTrimTo" (usize, u64) -> Status;
     }
     // They came after the oldest supported driver.
     optional {
         // Objects of graphs, and, with CUDA 12.3, queries of captures.
-        user_object_create c"cuUserObjectCreate" (*mut *mut c_void, *mut c_void, DropKept, c_uint, c_uint) -> Status;
-        user_object_release c"cuUserObjectRelease" (*mut c_void, c_uint) -> Status;
-        graph_retain c"cuGraphRetainUserObject" (*mut c_void, *mut c_void, c_uint, c_uint) -> Status;
+        user_object_create c"cuUserObjectCreate" (*mut usize, *mut c_void, DropKept, c_uint, c_uint) -> Status;
+        user_object_release c"cuUserObjectRelease" (usize, c_uint) -> Status;
+        graph_retain c"cuGraphRetainUserObject" (usize, usize, c_uint, c_uint) -> Status;
         capture_info c"cuStreamGetCaptureInfo_v3"
-            (*mut c_void, *mut c_int, *mut c_ulonglong, *mut *mut c_void, *mut *mut *mut c_void, *mut *mut c_void, *mut usize)
+            (usize, *mut c_int, *mut c_ulonglong, *mut usize, *mut *mut *mut c_void, *mut *mut c_void, *mut usize)
             -> Status;
         // With CUDA 12.5: events of a whole context, and the context of a stream's green context.
-        context_record_event c"cuCtxRecordEvent" (*mut c_void, *mut c_void) -> Status;
-        context_wait_event c"cuCtxWaitEvent" (*mut c_void, *mut c_void) -> Status;
-        stream_green_context c"cuStreamGetCtx_v2" (*mut c_void, *mut usize, *mut usize) -> Status;
+        context_record_event c"cuCtxRecordEvent" (usize, usize) -> Status;
+        context_wait_event c"cuCtxWaitEvent" (usize, usize) -> Status;
+        stream_green_context c"cuStreamGetCtx_v2" (usize, *mut usize, *mut usize) -> Status;
     }
-}
-
-/// What CUDA's driver has of its own.
-pub(super) struct Cuda {
-    pub(super) symbols: CudaSymbols,
 }
 
 const CONTEXT_IS_DESTROYED: Status = sys::CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED as Status;
@@ -82,19 +78,19 @@ const STREAM_DETACHED: Status = 917;
 
 impl DriverVendor for Cuda {
     const KIND: Kind = Kind::Cuda;
-    const ALIGNMENT: usize = 0;
+    const ALIGNMENT: u64 = 0;
     const MAPS_ONE_BY_ONE: bool = false;
 
-    fn stream(stream: RawStream) -> *mut c_void {
-        stream.as_ptr()
+    fn stream(stream: RawStream) -> usize {
+        stream.address()
     }
 
     fn status_name(&self, status: Status) -> Option<&CStr> {
         let mut name = ptr::null();
         // SAFETY: the function takes any status, and `name` is a valid place for a string's address.
-        let named = unsafe { self.symbols.error_name.call(status, &mut name) };
+        let named = unsafe { (self.error_name.function)(status, &mut name) };
         // SAFETY: a name that is not null is a string that lives as long as the driver.
-        (named.status == SUCCESS && !name.is_null()).then(|| unsafe { CStr::from_ptr(name) })
+        (named == SUCCESS && !name.is_null()).then(|| unsafe { CStr::from_ptr(name) })
     }
 
     fn advice_if_gone(status: Status) -> Option<&'static str> {
@@ -137,7 +133,7 @@ impl Driver<Cuda> {
     fn optional<F>(&self, symbol: OptionalSymbol<F>) -> Result<Symbol<F>> {
         symbol.map_err(|name| {
             let (major, minor) = self.version;
-            self.refused(CallStatus { name, status: NOT_SUPPORTED }).map_library(|refused| {
+            self.refused(name, NOT_SUPPORTED).map_library(|refused| {
                 refused.advice = Some(format!("This driver, which supports CUDA {major}.{minor}, is too old for it"));
             })
         })
@@ -156,7 +152,7 @@ impl Driver<Cuda> {
     #[inline]
     fn current_context(&self) -> Result<usize> {
         // SAFETY: `context` is a valid place for a context.
-        self.written(|context| unsafe { self.vendor.symbols.get_context.call(context) })
+        self.written(self.vendor.get_context, |call, context| unsafe { call(context) })
     }
 
     /// Makes the context at this address current; none for 0.
@@ -165,7 +161,7 @@ impl Driver<Cuda> {
     /// It is alive, or the driver is to find out.
     unsafe fn set_context(&self, context: usize) -> Result<()> {
         // SAFETY: the caller vouches for the context.
-        self.check(unsafe { self.vendor.symbols.set_context.call(ptr::without_provenance_mut(context)) })
+        self.check(self.vendor.set_context, |call| unsafe { call(context) })
     }
 
     /// Returns whether any code of the process has made the device's primary context active.
@@ -173,11 +169,11 @@ impl Driver<Cuda> {
         if slot.primary.get().is_some() {
             return Ok(true);
         }
-        let state = |(flags, active): &mut (c_uint, c_int)| {
+        let (_, active): (c_uint, c_int) = self.written(self.vendor.primary_state, |call, (flags, active)| {
             // SAFETY: both are valid places for ints, and the handle came from `cuDeviceGet`.
-            unsafe { self.vendor.symbols.primary_state.call(slot.handle, flags, active) }
-        };
-        Ok(self.written(state)?.1 != 0)
+            unsafe { call(slot.handle, flags, active) }
+        })?;
+        Ok(active != 0)
     }
 
     /// Returns the address of the device's primary context, retained at the first call. Two threads may both retain it,
@@ -188,7 +184,7 @@ impl Driver<Cuda> {
             return Ok(context);
         }
         // SAFETY: `context` is a valid place for a context, and the handle came from `cuDeviceGet`.
-        let retained = self.written(|context| unsafe { self.vendor.symbols.primary_retain.call(context, slot.handle) });
+        let retained = self.written(self.vendor.primary_retain, |call, context| unsafe { call(context, slot.handle) });
         let context = retained.map_err(|e| e.on(device))?;
         Ok(*slot.primary.get_or_init(|| context))
     }
@@ -214,7 +210,7 @@ impl Driver<Cuda> {
     #[cold]
     fn current_device_by_handle(&self) -> Result<Device> {
         // SAFETY: `handle` is a valid place for a device.
-        let handle = self.written(|handle| unsafe { self.vendor.symbols.device_of_context.call(handle) })?;
+        let handle = self.written(self.vendor.device_of_context, |call, handle| unsafe { call(handle) })?;
         let ordinal = self.devices.iter().position(|slot| slot.handle == handle);
         ordinal
             .map(|ordinal| Device::from_ordinal(ordinal as u32))
@@ -247,7 +243,7 @@ impl Driver<Cuda> {
         {
             return Ok(device);
         }
-        let older = if self.vendor.symbols.stream_green_context.is_ok() {
+        let older = if self.vendor.stream_green_context.is_ok() {
             ""
         } else {
             ". If it is of a green context: this driver cannot say of which, one for CUDA 12.5 or later can"
@@ -263,12 +259,11 @@ impl Driver<Cuda> {
     /// # Safety
     /// The stream is alive.
     unsafe fn parent_of_green_context(&self, stream: RawStream) -> Result<Option<usize>> {
-        let Ok(green_context) = self.vendor.symbols.stream_green_context else { return Ok(None) };
-        let ask = |(parent, green): &mut (usize, usize)| {
+        let Ok(green_context) = self.vendor.stream_green_context else { return Ok(None) };
+        let (parent, green): (usize, usize) = self.written(green_context, |call, (parent, green)| {
             // SAFETY: the caller promises that the stream is alive, and both are valid places for a context.
-            unsafe { green_context.call(stream.as_ptr(), parent, green) }
-        };
-        let (parent, green) = self.written(ask)?;
+            unsafe { call(stream.address(), parent, green) }
+        })?;
         Ok((green != 0).then_some(parent))
     }
 
@@ -301,11 +296,10 @@ impl Driver<Cuda> {
     }
 
     /// Returns the current device's pool for allocations in stream order.
-    fn memory_pool(&self) -> Result<*mut c_void> {
+    fn memory_pool(&self) -> Result<usize> {
         let handle = self.handle(self.current_device()?)?;
         // SAFETY: `pool` is a valid place for a pool.
-        let pool = self.written(|pool| unsafe { self.vendor.symbols.memory_pool.call(pool, handle) });
-        pool.map(ptr::without_provenance_mut)
+        self.written(self.vendor.memory_pool, |call, pool| unsafe { call(pool, handle) })
     }
 }
 
@@ -335,7 +329,7 @@ impl Runtime for Driver<Cuda> {
     }
 
     fn group_limit(&self, device: Device, group: &Path) -> Option<GroupLimit> {
-        nvml::group_limit(self.device_uuid(device).ok()?, group)
+        group_limit(self.device_uuid(device).ok()?, group)
     }
 
     fn compute_capability(&self, device: Device) -> Result<Option<(u32, u32)>> {
@@ -386,9 +380,9 @@ impl Runtime for Driver<Cuda> {
         if self.devices.len() == 1 {
             return Ok(Device::from_ordinal(0));
         }
-        let (stream_context, pointer) = (self.vendor.symbols.stream_context, stream.as_ptr());
         // SAFETY: the caller promises that the stream is alive, and `context` is a valid place for one.
-        let context = self.written(|context| unsafe { stream_context.call(pointer, context) })?;
+        let context =
+            self.written(self.vendor.stream_context, |call, context| unsafe { call(stream.address(), context) })?;
         match self.known_device_of(context) {
             Some(device) => Ok(device),
             // SAFETY: the caller promises that the stream is alive.
@@ -398,74 +392,72 @@ impl Runtime for Driver<Cuda> {
 
     unsafe fn stream_id(&self, stream: RawStream) -> Result<u64> {
         // SAFETY: the caller promises that the stream is alive, and `id` is a valid place for a number.
-        self.written(|id| unsafe { self.vendor.symbols.stream_id.call(stream.as_ptr(), id) })
+        self.written(self.vendor.stream_id, |call, id| unsafe { call(stream.address(), id) })
     }
 
     unsafe fn stream_is_gone(&self, stream: RawStream) -> bool {
         let mut status: c_int = 0;
         // SAFETY: the caller promises that the stream was not destroyed, and the driver finds out whether its context was.
-        let asked = unsafe { self.symbols.stream_is_capturing.call(stream.as_ptr(), &mut status) };
-        Cuda::advice_if_gone(asked.status).is_some()
+        let asked = unsafe { (self.symbols.stream_is_capturing.function)(stream.address(), &mut status) };
+        Cuda::advice_if_gone(asked).is_some()
     }
 
     unsafe fn event_record_context(&self, event: RawEvent) -> Result<()> {
-        let record = self.optional(self.vendor.symbols.context_record_event)?;
-        let context = ptr::without_provenance_mut(self.current_context()?);
+        let record = self.optional(self.vendor.context_record_event)?;
+        let context = self.current_context()?;
         // SAFETY: the context is current, and the caller promises that the event is alive.
-        self.check(unsafe { record.call(context, as_event(event)) })
+        self.check(record, |call| unsafe { call(context, event.0) })
     }
 
     unsafe fn context_wait_event(&self, event: RawEvent) -> Result<()> {
-        let wait = self.optional(self.vendor.symbols.context_wait_event)?;
-        let context = ptr::without_provenance_mut(self.current_context()?);
+        let wait = self.optional(self.vendor.context_wait_event)?;
+        let context = self.current_context()?;
         // SAFETY: the context is current, and the caller promises that the event is alive.
-        self.check(unsafe { wait.call(context, as_event(event)) })
+        self.check(wait, |call| unsafe { call(context, event.0) })
     }
 
     unsafe fn stream_capture(&self, stream: RawStream) -> Result<Option<Capture>> {
-        let Symbol { name, function: capture_info } = self.optional(self.vendor.symbols.capture_info)?;
+        let capture_info = self.optional(self.vendor.capture_info)?;
         let mut status: c_int = 0;
-        let (mut id, mut graph) = (0, ptr::null_mut());
-        // SAFETY: the caller promises that the stream is alive, the first three are valid places, and the rest may be null.
-        let asked = unsafe {
-            let none = ptr::null_mut();
-            capture_info(stream.as_ptr(), &mut status, &mut id, &mut graph, none, ptr::null_mut(), ptr::null_mut())
-        };
-        self.check(CallStatus { name, status: asked })?;
+        let (mut id, mut graph) = (0, 0);
+        self.check(capture_info, |call| {
+            let (stream, none) = (stream.address(), ptr::null_mut());
+            // SAFETY: the caller promises that the stream is alive, the first three are valid places, and the rest may be null.
+            unsafe { call(stream, &mut status, &mut id, &mut graph, none, ptr::null_mut(), ptr::null_mut()) }
+        })?;
         match CaptureStatus::known(status) {
-            Some(CaptureStatus::Active) => Ok(Some(Capture { id, graph: RawGraph(graph.addr()) })),
+            Some(CaptureStatus::Active) => Ok(Some(Capture { id, graph: RawGraph(graph) })),
             Some(_) => Ok(None),
             // There may be a capture, and what was written of it may be anything.
             None => Err(Error::unavailable(format!(
                 "{} returned the capture status {status} of stream {:#x}, which this version of gpupool \
                  does not know: end the capture first",
-                documented_name(name),
+                documented_name(capture_info.name),
                 stream.address()
             ))),
         }
     }
 
     unsafe fn graph_retain(&self, graph: RawGraph, kept: Box<dyn Send>) -> Result<()> {
-        let create = self.optional(self.vendor.symbols.user_object_create)?;
-        let release = self.optional(self.vendor.symbols.user_object_release)?;
-        let retain = self.optional(self.vendor.symbols.graph_retain)?;
+        let create = self.optional(self.vendor.user_object_create)?;
+        let release = self.optional(self.vendor.user_object_release)?;
+        let retain = self.optional(self.vendor.graph_retain)?;
         let kept: *mut Box<dyn Send> = Box::into_raw(Box::new(kept));
-        let mut object = ptr::null_mut();
+        let mut object = 0;
         let no_sync = sys::CUuserObject_flags::CU_USER_OBJECT_NO_DESTRUCTOR_SYNC as u32;
         // SAFETY: `object` is a valid place, and `drop_kept` ends what `kept` points to.
-        let created = self.check(unsafe { create.call(&mut object, kept.cast(), drop_kept, 1, no_sync) });
+        let created = self.check(create, |call| unsafe { call(&mut object, kept.cast(), drop_kept, 1, no_sync) });
         if let Err(error) = created {
             // SAFETY: the driver refused it, so the box is still this function's.
             drop(unsafe { Box::from_raw(kept) });
             return Err(error);
         }
-        let graph = ptr::without_provenance_mut(graph.0);
         let move_to_graph = sys::CUuserObjectRetain_flags::CU_GRAPH_USER_OBJECT_MOVE as u32;
         // SAFETY: the object is alive, and the caller promises that the graph is.
-        let retained = self.check(unsafe { retain.call(graph, object, 1, move_to_graph) });
+        let retained = self.check(retain, |call| unsafe { call(graph.0, object, 1, move_to_graph) });
         retained.inspect_err(|_| {
             // SAFETY: the graph did not take the only reference, which is this function's.
-            let _ = unsafe { release.call(object, 1) };
+            let _ = unsafe { (release.function)(object, 1) };
         })
     }
 
@@ -473,7 +465,7 @@ impl Runtime for Driver<Cuda> {
         let pool = self.memory_pool()?;
         let get = |attribute: sys::CUmemPool_attribute| -> Result<u64> {
             // SAFETY: the pool is the device's own, and both attributes are 64 bits wide.
-            self.written(|bytes| unsafe { self.vendor.symbols.pool_get.call(pool, attribute as c_int, bytes) })
+            self.written(self.vendor.pool_get, |call, bytes| unsafe { call(pool, attribute as c_int, bytes) })
         };
         let now = get(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?;
         let peak = get(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH)?;
@@ -483,12 +475,12 @@ impl Runtime for Driver<Cuda> {
     fn trim_pool(&self) -> Result<()> {
         let pool = self.memory_pool()?;
         // SAFETY: the pool is the device's own.
-        self.check(unsafe { self.vendor.symbols.pool_trim.call(pool, 0) })?;
+        self.check(self.vendor.pool_trim, |call| unsafe { call(pool, 0) })?;
         let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH as c_int;
         // Only 0 may be set.
         let mut bytes = 0_u64;
         // SAFETY: the pool is the device's own, and the attribute is 64 bits wide.
-        self.check(unsafe { self.vendor.symbols.pool_set.call(pool, attribute, &mut bytes) })
+        self.check(self.vendor.pool_set, |call| unsafe { call(pool, attribute, &mut bytes) })
     }
 
     fn nearest_host_node(&self, device: Device) -> Result<NumaNode> {
@@ -507,10 +499,11 @@ impl Runtime for Driver<Cuda> {
             return self.allocate_pinned(bytes);
         }
         let address = map(node, bytes, PagePopulation::Now)?;
-        let (place, symbols) = (host_pointer(address), &self.vendor.symbols);
-        // SAFETY: the range was just mapped, and stays so until it is unregistered.
-        let registered = unsafe { symbols.host_register.call(place, bytes as usize, PORTABLE_AND_MAPPED) };
-        self.check(registered).inspect_err(|_| {
+        self.check(self.vendor.host_register, |call| {
+            // SAFETY: the range was just mapped, and stays so until it is unregistered.
+            unsafe { call(address, bytes, PORTABLE_AND_MAPPED) }
+        })
+        .inspect_err(|_| {
             // SAFETY: the range was just mapped, and nothing has it.
             unsafe { unmap(address, bytes) };
         })?;
@@ -523,7 +516,7 @@ impl Runtime for Driver<Cuda> {
             return unsafe { self.free_pinned(address) };
         }
         // SAFETY: the caller owns the memory.
-        self.check(unsafe { self.vendor.symbols.host_unregister.call(host_pointer(address)) })?;
+        self.check(self.vendor.host_unregister, |call| unsafe { call(address) })?;
         // SAFETY: the driver knows the memory no more, and the caller gives it up.
         unsafe { unmap(address, bytes) };
         Ok(())
@@ -574,6 +567,90 @@ impl Runtime for Driver<Cuda> {
         let rdma = Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED;
         Ok(ExtentUse { is_shareable: self.has(shareable, device), is_rdma: self.has(rdma, device) })
     }
+}
+
+// Limits of a device's memory that NVIDIA's driver has for a control group of Linux, which NVML tells without rights and
+// without a context, from R615 on. NVML is part of the driver, and loaded when a limit is asked for. Where it or the function
+// is not there, or answers anything but a limit, there is none: a process that is not limited must not fail for that.
+//
+// The struct is `nvmlGetMemoryLimits_v1_t` of NVIDIA's reference
+// (<https://docs.nvidia.com/deploy/nvml-api/api/structnvmlGetMemoryLimits__v1__t.html>). Whose limit a group has that has none
+// of its own is up to the driver (<https://docs.nvidia.com/deploy/mps/mpsv3-memory-partitioning.html>).
+
+/// The name of every driver's file of NVML.
+const NVML_FILE: &str = "libnvidia-ml.so.1";
+/// `NVML_DEVICE_MEMORY_LIMIT_MAX`: no limit.
+const NO_LIMIT: u64 = u64::MAX;
+
+/// `nvmlGetMemoryLimits_v1_t`, with room behind it: it has no size in it by which a later driver would know.
+#[repr(C)]
+#[derive(Debug)]
+pub(super) struct MemoryLimits {
+    /// The path of the group's directory.
+    group: *const c_char,
+    soft: u64,
+    hard: u64,
+    used: u64,
+    room: [u64; 0x1c],
+}
+
+symbols! {
+    NvmlSymbols
+    required {
+        init c"nvmlInit_v2"() -> Status;
+        device_of_uuid c"nvmlDeviceGetHandleByUUID"(*const c_char, *mut *mut c_void) -> Status;
+        memory_limits c"nvmlDeviceGetMemoryLimits_v1"(*mut c_void, *mut MemoryLimits) -> Status;
+    }
+    optional {}
+}
+
+/// Returns NVML's functions; none where it has not all of them, or does not work. Looked for once, by several threads at
+/// the same time if these are the first, since no lock is held meanwhile.
+fn nvml() -> Option<&'static NvmlSymbols> {
+    static LOADED: OnceLock<Option<NvmlSymbols>> = OnceLock::new();
+    match LOADED.get() {
+        Some(loaded) => loaded.as_ref(),
+        None => {
+            let found = load_nvml();
+            LOADED.get_or_init(|| found).as_ref()
+        }
+    }
+}
+
+fn load_nvml() -> Option<NvmlSymbols> {
+    let library = open(Path::new(NVML_FILE), NOW).ok()?;
+    // SAFETY: the file has the name of NVML, which is kept loaded for the life of the process below.
+    let symbols = unsafe { NvmlSymbols::of(&library, 0) }.ok()?;
+    std::mem::forget(library);
+    // SAFETY: it may be called from any thread at any time, and more than once.
+    let started = unsafe { (symbols.init.function)() };
+    (started == SUCCESS).then_some(symbols)
+}
+
+/// Returns the limit of a device's memory in a control group, by the group's directory.
+fn group_limit(device: DeviceUuid, group: &Path) -> Option<GroupLimit> {
+    let nvml = nvml()?;
+    let group = CString::new(group.as_os_str().as_encoded_bytes()).ok()?;
+    // Instances of MIG have no such limits; no device has this UUID then.
+    let uuid = CString::new(format!("GPU-{}", uuid_text(device))).ok()?;
+    limits_in(nvml, device_in(nvml, &uuid)?, &group)
+}
+
+fn device_in(nvml: &NvmlSymbols, uuid: &CStr) -> Option<*mut c_void> {
+    let mut device = ptr::null_mut();
+    // SAFETY: NVML was initialised, the UUID is a string, and `device` is a valid place for a device.
+    let found = unsafe { (nvml.device_of_uuid.function)(uuid.as_ptr(), &mut device) };
+    (found == SUCCESS).then_some(device)
+}
+
+fn limits_in(nvml: &NvmlSymbols, device: *mut c_void, group: &CStr) -> Option<GroupLimit> {
+    let mut limits = MemoryLimits { group: group.as_ptr(), soft: 0, hard: NO_LIMIT, used: 0, room: [0; 0x1c] };
+    // SAFETY: NVML returned the device, and `limits` is a valid place for the struct, whose group is a string.
+    let told = unsafe { (nvml.memory_limits.function)(device, &mut limits) };
+    let MemoryLimits { hard, used, .. } = limits;
+    // With none at all no context could be made: nothing was written.
+    let is_limit = told == SUCCESS && hard != NO_LIMIT && hard != 0;
+    is_limit.then_some(GroupLimit { bytes: hard, used })
 }
 
 #[cfg(test)]

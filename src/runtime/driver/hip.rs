@@ -10,11 +10,11 @@
 //! whether extents can be exported, so a device's first one finds out. What is shared with other processes is written
 //! from HIP's headers (7.2), and tested only with doubles.
 
-use std::ffi::{CStr, c_char, c_int, c_ulonglong, c_void};
+use std::ffi::{CStr, c_char, c_int, c_ulonglong};
 
 use log::info;
 
-use super::symbols::{CallStatus, DriverLocation, Status, symbols};
+use super::symbols::{DriverLocation, Status, symbols};
 use super::{Driver, DriverVendor, NOT_SUPPORTED, text, uuid_text};
 use crate::environment;
 use crate::error::{Error, Result, StatusKind};
@@ -25,24 +25,20 @@ use crate::runtime::{
     Capture, Context, DeviceInfo, DriverCalls, Extent, ExtentUse, Kind, RawEvent, RawGraph, Runtime, no_such_device,
 };
 
+// What HIP has of its own.
 symbols! {
-    HipSymbols
+    Hip
     required {
         error_name c"hipGetErrorName" (Status) -> *const c_char;
         last_error c"hipGetLastError" () -> Status;
         get_device c"hipGetDevice" (*mut c_int) -> Status;
         set_device c"hipSetDevice" (c_int) -> Status;
-        stream_device c"hipStreamGetDevice" (*mut c_void, *mut c_int) -> Status;
+        stream_device c"hipStreamGetDevice" (usize, *mut c_int) -> Status;
     }
     optional {
         // Distinguishes streams of which one got the other's address.
-        stream_id c"hipStreamGetId" (*mut c_void, *mut c_ulonglong) -> Status;
+        stream_id c"hipStreamGetId" (usize, *mut c_ulonglong) -> Status;
     }
-}
-
-/// What HIP has of its own.
-pub(super) struct Hip {
-    pub(super) symbols: HipSymbols,
 }
 
 /// `hipErrorUnknown`.
@@ -57,16 +53,16 @@ const SHAREABLE: ExtentUse = ExtentUse { is_shareable: true, is_rdma: false };
 
 impl DriverVendor for Hip {
     const KIND: Kind = Kind::Hip;
-    const ALIGNMENT: usize = LARGE_PAGE as usize;
+    const ALIGNMENT: u64 = LARGE_PAGE;
     const MAPS_ONE_BY_ONE: bool = true;
 
-    fn stream(stream: RawStream) -> *mut c_void {
-        stream.by_one_name().as_ptr()
+    fn stream(stream: RawStream) -> usize {
+        stream.by_one_name().address()
     }
 
     fn status_name(&self, status: Status) -> Option<&CStr> {
         // SAFETY: the function takes any status and returns a string that lives as long as the library, or null.
-        let name = unsafe { (self.symbols.error_name.function)(status) };
+        let name = unsafe { (self.error_name.function)(status) };
         // SAFETY: a name that is not null is a string that lives as long as the library.
         let name = (!name.is_null()).then(|| unsafe { CStr::from_ptr(name) })?;
         // HIP has one name for all numbers that it does not know.
@@ -75,7 +71,7 @@ impl DriverVendor for Hip {
 
     fn forget_last_error(&self) {
         // SAFETY: the function takes nothing and may be called at any time.
-        unsafe { self.symbols.last_error.call() };
+        unsafe { (self.last_error.function)() };
     }
 
     fn location(driver: &Driver<Self>, location: MemoryLocation) -> Result<DriverLocation> {
@@ -96,7 +92,7 @@ fn uuid_of(bytes: [u8; 16]) -> Option<String> {
 impl Driver<Hip> {
     /// Returns the error of a function that HIP has not.
     fn lacks(&self, name: &'static CStr) -> Error {
-        self.refused(CallStatus { name, status: NOT_SUPPORTED })
+        self.refused(name, NOT_SUPPORTED)
     }
 
     /// Returns the device whose memory this is. HIP makes no extents of host memory.
@@ -106,7 +102,7 @@ impl Driver<Hip> {
 
     fn current_ordinal(&self) -> Result<c_int> {
         // SAFETY: `ordinal` is a valid place for an int.
-        self.written(|ordinal| unsafe { self.vendor.symbols.get_device.call(ordinal) })
+        self.written(self.vendor.get_device, |call, ordinal| unsafe { call(ordinal) })
     }
 
     /// Returns whether the device has virtual memory by its attribute, and it may be used.
@@ -164,10 +160,6 @@ impl Runtime for Driver<Hip> {
         })
     }
 
-    fn compute_capability(&self, _device: Device) -> Result<Option<(u32, u32)>> {
-        Ok(None)
-    }
-
     fn current_device(&self) -> Result<Device> {
         Ok(Device::from_ordinal(self.current_ordinal()?.unsigned_abs()))
     }
@@ -181,14 +173,14 @@ impl Runtime for Driver<Hip> {
             return Ok(None);
         }
         // SAFETY: the ordinal is a device's.
-        self.check(unsafe { self.vendor.symbols.set_device.call(wanted) })?;
+        self.check(self.vendor.set_device, |call| unsafe { call(wanted) })?;
         Ok(Some(Context(previous.unsigned_abs() as usize)))
     }
 
     fn restore(&self, previous: Context) {
         // There is nothing better to restore if it is refused.
         // SAFETY: this device was current in this thread before.
-        let _ = self.check(unsafe { self.vendor.symbols.set_device.call(previous.0 as c_int) });
+        let _ = self.check(self.vendor.set_device, |call| unsafe { call(previous.0 as c_int) });
     }
 
     unsafe fn stream_device(&self, stream: RawStream) -> Result<Device> {
@@ -199,16 +191,16 @@ impl Runtime for Driver<Hip> {
         if self.devices.len() == 1 {
             return Ok(Device::from_ordinal(0));
         }
-        let (stream_device, stream) = (self.vendor.symbols.stream_device, Hip::stream(stream));
         // SAFETY: the caller promises that the stream is alive, and `ordinal` is a valid place for an int.
-        let ordinal = self.written(|ordinal| unsafe { stream_device.call(stream, ordinal) })?;
+        let ordinal =
+            self.written(self.vendor.stream_device, |call, ordinal| unsafe { call(Hip::stream(stream), ordinal) })?;
         Ok(Device::from_ordinal(ordinal.unsigned_abs()))
     }
 
     unsafe fn stream_id(&self, stream: RawStream) -> Result<u64> {
-        let Ok(stream_id) = self.vendor.symbols.stream_id else { return Ok(0) };
+        let Ok(stream_id) = self.vendor.stream_id else { return Ok(0) };
         // SAFETY: the caller promises that the stream is alive, and `id` is a valid place for a number.
-        self.written(|id| unsafe { stream_id.call(Hip::stream(stream), id) })
+        self.written(stream_id, |call, id| unsafe { call(Hip::stream(stream), id) })
     }
 
     unsafe fn event_record_context(&self, _event: RawEvent) -> Result<()> {

@@ -3,12 +3,11 @@
 
 mod cuda;
 mod hip;
-mod nvml;
 mod probe;
 mod symbols;
 
 use std::collections::BTreeMap;
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{CStr, c_int};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::{Mutex, OnceLock};
 use std::{fmt, ptr};
@@ -24,8 +23,8 @@ use crate::sync::lock;
 use cuda::Cuda;
 use hip::Hip;
 use symbols::{
-    AccessDescription, AllocationProperties, CallStatus, DriverLocation, EventHandle, POSIX_FD, SUCCESS, Status,
-    Symbols, documented_name,
+    AccessDescription, AllocationProperties, DriverLocation, EventHandle, POSIX_FD, SUCCESS, Status, Symbol, Symbols,
+    documented_name,
 };
 
 #[cfg(feature = "cudarc")]
@@ -82,12 +81,12 @@ struct DriverDevice {
 trait DriverVendor: Send + Sync + Sized + 'static {
     const KIND: Kind;
     /// The alignment of reserved addresses; 0 for the driver's own, which is the page size.
-    const ALIGNMENT: usize;
+    const ALIGNMENT: u64;
     /// Whether a call takes one mapping, rather than a range of several.
     const MAPS_ONE_BY_ONE: bool;
 
     /// Returns the stream as the driver takes it.
-    fn stream(stream: RawStream) -> *mut c_void;
+    fn stream(stream: RawStream) -> usize;
 
     /// Returns the driver's name of a status that it knows.
     fn status_name(&self, status: Status) -> Option<&CStr>;
@@ -124,14 +123,6 @@ fn refusal<V: DriverVendor>(function: &str, name: impl Into<String>, status: Sta
     error.map_library(|refused| refused.advice = V::advice_if_gone(status).map(Into::into))
 }
 
-fn as_event(event: RawEvent) -> *mut c_void {
-    ptr::without_provenance_mut(event.0)
-}
-
-fn host_pointer(address: u64) -> *mut c_void {
-    ptr::with_exposed_provenance_mut(address as usize)
-}
-
 /// Returns a string that a driver wrote into a buffer, up to its final zero.
 fn text(buffer: &[u8]) -> String {
     String::from_utf8_lossy(buffer.split(|&byte| byte == 0).next().unwrap_or_default()).into_owned()
@@ -144,34 +135,40 @@ fn uuid_text(bytes: DeviceUuid) -> String {
 }
 
 impl<V: DriverVendor> Driver<V> {
-    /// Turns a call's status into a result that names the function.
+    /// Makes a call, and turns its status into a result that names the function.
     #[inline]
-    fn check(&self, call: CallStatus) -> Result<()> {
-        if call.status == SUCCESS { Ok(()) } else { Err(self.refused(call)) }
+    fn check<F>(&self, symbol: Symbol<F>, call: impl FnOnce(F) -> Status) -> Result<()> {
+        match call(symbol.function) {
+            SUCCESS => Ok(()),
+            status => Err(self.refused(symbol.name, status)),
+        }
     }
 
     /// Makes a call that writes a value, whose place it is given, and returns the value.
     #[inline]
-    fn written<T: Default>(&self, call: impl FnOnce(&mut T) -> CallStatus) -> Result<T> {
+    fn written<F, T: Default>(&self, symbol: Symbol<F>, call: impl FnOnce(F, &mut T) -> Status) -> Result<T> {
         let mut value = T::default();
-        self.check(call(&mut value)).map(|()| value)
+        self.check(symbol, |function| call(function, &mut value)).map(|()| value)
     }
 
     #[cold]
-    fn refused(&self, CallStatus { name: function, status }: CallStatus) -> Error {
+    fn refused(&self, function: &'static CStr, status: Status) -> Error {
         self.vendor.forget_last_error();
         let name = self.vendor.status_name(status).map_or(UNKNOWN_STATUS.into(), CStr::to_string_lossy);
         refusal::<V>(documented_name(function), name, status)
     }
 
-    /// Returns whether the queried work is done.
+    /// Makes a call that queries work, and returns whether that is done.
     #[inline]
-    fn is_ready(&self, call: CallStatus) -> Result<bool> {
-        if call.status == NOT_READY {
-            self.vendor.forget_last_error();
-            return Ok(false);
+    fn is_ready<F>(&self, symbol: Symbol<F>, query: impl FnOnce(F) -> Status) -> Result<bool> {
+        match query(symbol.function) {
+            SUCCESS => Ok(true),
+            NOT_READY => {
+                self.vendor.forget_last_error();
+                Ok(false)
+            }
+            status => Err(self.refused(symbol.name, status)),
         }
-        self.check(call).map(|()| true)
     }
 
     fn slot(&self, device: Device) -> Result<&DriverDevice> {
@@ -186,7 +183,9 @@ impl<V: DriverVendor> Driver<V> {
     fn name_and_place(&self, device: Device) -> Result<(String, String)> {
         let (mut name, handle) = ([0_u8; 256], self.handle(device)?);
         // SAFETY: `name` has the given length, which the driver keeps to, with a final zero.
-        self.check(unsafe { self.symbols.device_name.call(name.as_mut_ptr().cast(), name.len() as c_int, handle) })?;
+        self.check(self.symbols.device_name, |call| unsafe {
+            call(name.as_mut_ptr().cast(), name.len() as c_int, handle)
+        })?;
         Ok((text(&name), self.pci_bus_id(device)?))
     }
 
@@ -194,14 +193,14 @@ impl<V: DriverVendor> Driver<V> {
         let (mut place, handle) = ([0_u8; 32], self.handle(device)?);
         let (buffer, length) = (place.as_mut_ptr().cast(), place.len() as c_int);
         // SAFETY: `place` has the given length, which the driver keeps to, with a final zero.
-        self.check(unsafe { self.symbols.device_pci_bus_id.call(buffer, length, handle) })?;
+        self.check(self.symbols.device_pci_bus_id, |call| unsafe { call(buffer, length, handle) })?;
         Ok(text(&place))
     }
 
     fn attribute(&self, attribute: c_int, device: Device) -> Result<c_int> {
         let handle = self.handle(device)?;
         // SAFETY: `value` is a valid place for an int, and the handle is a device's.
-        self.written(|value| unsafe { self.symbols.device_attribute.call(value, attribute, handle) })
+        self.written(self.symbols.device_attribute, |call, value| unsafe { call(value, attribute, handle) })
     }
 
     /// Returns the memory of a device that is bound meanwhile.
@@ -219,17 +218,16 @@ impl<V: DriverVendor> Driver<V> {
 
     fn create_event(&self, flags: u32) -> Result<RawEvent> {
         // SAFETY: `event` is a valid place for an event.
-        self.written(|event| unsafe { self.symbols.event_create.call(event, flags) }).map(RawEvent)
+        self.written(self.symbols.event_create, |call, event| unsafe { call(event, flags) }).map(RawEvent)
     }
 
     /// Makes an extent for these uses.
     fn create_for(&self, location: MemoryLocation, bytes: u64, extent_use: ExtentUse) -> Result<Extent> {
         let properties = AllocationProperties::new(V::location(self, location)?, extent_use);
-        let create = |extent: &mut u64| {
-            // SAFETY: `extent` is a valid place for one, the properties are whole, and 0 are the only flags.
-            unsafe { self.symbols.extent_create.call(extent, bytes as usize, &properties, 0) }
-        };
-        self.written(create).map(Extent)
+        // SAFETY: `extent` is a valid place for one, the properties are whole, and 0 are the only flags.
+        let made =
+            self.written(self.symbols.extent_create, |call, extent| unsafe { call(extent, bytes, &properties, 0) });
+        made.map(Extent)
     }
 
     /// Returns what is mapped in a range, in pieces that the driver takes. A copy, so that no call is made under the lock.
@@ -241,17 +239,15 @@ impl<V: DriverVendor> Driver<V> {
 
     /// Allocates pinned memory of the host, of whatever node the driver chooses.
     fn allocate_pinned(&self, bytes: u64) -> Result<u64> {
-        let mut address = ptr::null_mut();
         // SAFETY: `address` is a valid place for one.
-        self.check(unsafe { self.symbols.host_allocate.call(&mut address, bytes as usize, PORTABLE_AND_MAPPED) })?;
-        Ok(address.expose_provenance() as u64)
+        self.written(self.symbols.host_allocate, |call, address| unsafe { call(address, bytes, PORTABLE_AND_MAPPED) })
     }
 
     /// # Safety
     /// The memory is of [`Driver::allocate_pinned`], was not freed before and is not used again.
     unsafe fn free_pinned(&self, address: u64) -> Result<()> {
         // SAFETY: the caller owns the memory.
-        self.check(unsafe { self.symbols.host_free.call(host_pointer(address)) })
+        self.check(self.symbols.host_free, |call| unsafe { call(address) })
     }
 }
 
@@ -271,33 +267,33 @@ impl<V: DriverVendor> DriverCalls for Driver<V> {
     fn device_uuid(&self, device: Device) -> Result<DeviceUuid> {
         let handle = self.handle(device)?;
         // SAFETY: `uuid` is a valid place for a UUID, 16 bytes; that of a MIG instance is its own, not its GPU's.
-        self.written(|uuid| unsafe { self.symbols.device_uuid.call(uuid, handle) })
+        self.written(self.symbols.device_uuid, |call, uuid| unsafe { call(uuid, handle) })
     }
 
     fn stream_create(&self) -> Result<RawStream> {
         // SAFETY: `stream` is a valid place for a stream.
-        let made = self.written(|stream| unsafe { self.symbols.stream_create.call(stream, NON_BLOCKING) });
+        let made = self.written(self.symbols.stream_create, |call, stream| unsafe { call(stream, NON_BLOCKING) });
         made.map(RawStream::from_address)
     }
 
     unsafe fn stream_destroy(&self, stream: RawStream) -> Result<()> {
         // SAFETY: the caller owns the stream.
-        self.check(unsafe { self.symbols.stream_destroy.call(V::stream(stream)) })
+        self.check(self.symbols.stream_destroy, |call| unsafe { call(V::stream(stream)) })
     }
 
     unsafe fn stream_query(&self, stream: RawStream) -> Result<bool> {
         // SAFETY: the caller promises that the stream is alive.
-        self.is_ready(unsafe { self.symbols.stream_query.call(V::stream(stream)) })
+        self.is_ready(self.symbols.stream_query, |call| unsafe { call(V::stream(stream)) })
     }
 
     unsafe fn stream_synchronize(&self, stream: RawStream) -> Result<()> {
         // SAFETY: the caller promises that the stream is alive.
-        self.check(unsafe { self.symbols.stream_synchronize.call(V::stream(stream)) })
+        self.check(self.symbols.stream_synchronize, |call| unsafe { call(V::stream(stream)) })
     }
 
     unsafe fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> Result<()> {
         // SAFETY: the caller promises that both are alive.
-        self.check(unsafe { self.symbols.stream_wait_event.call(V::stream(stream), as_event(event), 0) })
+        self.check(self.symbols.stream_wait_event, |call| unsafe { call(V::stream(stream), event.0, 0) })
     }
 
     fn event_create(&self) -> Result<RawEvent> {
@@ -310,143 +306,140 @@ impl<V: DriverVendor> DriverCalls for Driver<V> {
 
     unsafe fn event_destroy(&self, event: RawEvent) -> Result<()> {
         // SAFETY: the caller owns the event.
-        self.check(unsafe { self.symbols.event_destroy.call(as_event(event)) })
+        self.check(self.symbols.event_destroy, |call| unsafe { call(event.0) })
     }
 
     unsafe fn event_record(&self, event: RawEvent, stream: RawStream) -> Result<()> {
         // SAFETY: the caller promises that both are alive.
-        self.check(unsafe { self.symbols.event_record.call(as_event(event), V::stream(stream)) })
+        self.check(self.symbols.event_record, |call| unsafe { call(event.0, V::stream(stream)) })
     }
 
     unsafe fn event_query(&self, event: RawEvent) -> Result<bool> {
         // SAFETY: the caller promises that the event is alive.
-        self.is_ready(unsafe { self.symbols.event_query.call(as_event(event)) })
+        self.is_ready(self.symbols.event_query, |call| unsafe { call(event.0) })
     }
 
     unsafe fn event_synchronize(&self, event: RawEvent) -> Result<()> {
         // SAFETY: the caller promises that the event is alive.
-        self.check(unsafe { self.symbols.event_synchronize.call(as_event(event)) })
+        self.check(self.symbols.event_synchronize, |call| unsafe { call(event.0) })
     }
 
     unsafe fn event_export(&self, event: RawEvent) -> Result<ExportedEvent> {
         let mut name = [0_u8; 64];
         // SAFETY: `name` is a valid place for a handle, 64 bytes; the caller promises that the event is alive.
-        self.check(unsafe { self.symbols.event_export.call(&mut name, as_event(event)) })?;
+        self.check(self.symbols.event_export, |call| unsafe { call(&mut name, event.0) })?;
         Ok(ExportedEvent { name, descriptor: None })
     }
 
     fn event_import(&self, exported: ExportedEvent) -> Result<RawEvent> {
         let handle = EventHandle(exported.name);
         // SAFETY: `event` is a valid place for an event; the driver refuses a handle that names none.
-        self.written(|event| unsafe { self.symbols.event_import.call(event, handle) }).map(RawEvent)
+        self.written(self.symbols.event_import, |call, event| unsafe { call(event, handle) }).map(RawEvent)
     }
 
     fn context_synchronize(&self) -> Result<()> {
         // SAFETY: the function takes nothing; CUDA's refuses where no context is current.
-        self.check(unsafe { self.symbols.context_synchronize.call() })
+        self.check(self.symbols.context_synchronize, |call| unsafe { call() })
     }
 
     fn exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode> {
         let mut exchanged = mode.number();
         // SAFETY: the mode is a valid one, and the driver writes the previous one in its place.
-        self.check(unsafe { self.symbols.exchange_capture_mode.call(&mut exchanged) })?;
+        self.check(self.symbols.exchange_capture_mode, |call| unsafe { call(&mut exchanged) })?;
         Ok(CaptureMode::of(exchanged))
     }
 
     unsafe fn stream_capture_status(&self, stream: RawStream) -> Result<CaptureStatus> {
-        let mut status = 0;
-        // SAFETY: the caller promises that the stream is alive.
-        let asked = unsafe { self.symbols.stream_is_capturing.call(V::stream(stream), &mut status) };
-        // The end of a context ends the captures of its streams.
-        if V::advice_if_gone(asked.status).is_some() {
-            return Ok(CaptureStatus::None);
+        let (mut capture_status, Symbol { name, function }) = (0, self.symbols.stream_is_capturing);
+        // SAFETY: the caller promises that the stream is alive. The query harms no capture.
+        match unsafe { function(V::stream(stream), &mut capture_status) } {
+            SUCCESS => Ok(CaptureStatus::of(capture_status)),
+            // The end of a context ends the captures of its streams.
+            gone if V::advice_if_gone(gone).is_some() => Ok(CaptureStatus::None),
+            CAPTURE_IMPLICIT => {
+                self.vendor.forget_last_error();
+                Ok(CaptureStatus::Implicit)
+            }
+            status => Err(self.refused(name, status)),
         }
-        // The query harms no capture.
-        if asked.status == CAPTURE_IMPLICIT {
-            self.vendor.forget_last_error();
-            return Ok(CaptureStatus::Implicit);
-        }
-        self.check(asked)?;
-        Ok(CaptureStatus::of(status))
     }
 
     fn memory_info(&self) -> Result<MemoryInfo> {
         // SAFETY: both are valid places for a size.
-        self.written(|MemoryInfo { free, total }| unsafe { self.symbols.memory_info.call(free, total) })
+        self.written(self.symbols.memory_info, |call, MemoryInfo { free, total }| unsafe { call(free, total) })
     }
 
     fn total_memory(&self, location: MemoryLocation) -> Result<u64> {
         let MemoryLocation::Device(device) = location else { return Ok(most_memory()) };
         let handle = self.handle(device)?;
         // SAFETY: `bytes` is a valid place for a size, and the handle is a device's.
-        self.written(|bytes| unsafe { self.symbols.device_total_memory.call(bytes, handle) })
+        self.written(self.symbols.device_total_memory, |call, bytes| unsafe { call(bytes, handle) })
     }
 
     fn memory_allocate(&self, bytes: u64) -> Result<u64> {
         // SAFETY: `address` is a valid place for one.
-        self.written(|address| unsafe { self.symbols.memory_allocate.call(address, bytes as usize) })
+        self.written(self.symbols.memory_allocate, |call, address| unsafe { call(address, bytes) })
     }
 
     unsafe fn memory_free(&self, address: u64) -> Result<()> {
         // SAFETY: the caller owns the memory.
-        self.check(unsafe { self.symbols.memory_free.call(address) })
+        self.check(self.symbols.memory_free, |call| unsafe { call(address) })
     }
 
     unsafe fn fill(&self, address: u64, byte: u8, bytes: u64, stream: RawStream) -> Result<()> {
         // SAFETY: the caller promises that the memory and the stream last.
-        self.check(unsafe { self.symbols.fill.call(address, byte, bytes as usize, V::stream(stream)) })
+        self.check(self.symbols.fill, |call| unsafe { call(address, byte, bytes, V::stream(stream)) })
     }
 
     unsafe fn copy_to_host(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
-        let (to, stream) = (host_pointer(to), V::stream(stream));
         // SAFETY: the caller promises that the stream and both ranges are alive.
-        self.check(unsafe { self.symbols.copy_to_host.call(to, from, bytes as usize, stream) })
+        self.check(self.symbols.copy_to_host, |call| unsafe { call(to, from, bytes, V::stream(stream)) })
     }
 
     unsafe fn copy_to_device(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
-        let (from, stream) = (host_pointer(from).cast_const(), V::stream(stream));
         // SAFETY: the caller promises that the stream and both ranges are alive.
-        self.check(unsafe { self.symbols.copy_to_device.call(to, from, bytes as usize, stream) })
+        self.check(self.symbols.copy_to_device, |call| unsafe { call(to, from, bytes, V::stream(stream)) })
     }
 
     unsafe fn allocate_async(&self, bytes: u64, stream: RawStream) -> Result<u64> {
-        let (bytes, stream) = (bytes as usize, V::stream(stream));
         // SAFETY: `address` is a valid place for one, and the caller promises that the stream is alive.
-        self.written(|address| unsafe { self.symbols.memory_allocate_async.call(address, bytes, stream) })
+        self.written(self.symbols.memory_allocate_async, |call, address| unsafe {
+            call(address, bytes, V::stream(stream))
+        })
     }
 
     unsafe fn free_async(&self, address: u64, stream: RawStream) -> Result<()> {
         // SAFETY: the caller owns the memory and promises that the stream is alive.
-        self.check(unsafe { self.symbols.memory_free_async.call(address, V::stream(stream)) })
+        self.check(self.symbols.memory_free_async, |call| unsafe { call(address, V::stream(stream)) })
     }
 
     fn page_bytes(&self, location: MemoryLocation) -> Result<u64> {
         let properties = AllocationProperties::new(V::location(self, location)?, ExtentUse::PRIVATE);
         // SAFETY: `bytes` is a valid place for a size, and the properties are whole.
-        self.written(|bytes| unsafe { self.symbols.granularity.call(bytes, &properties, LEAST_GRANULARITY) })
+        self.written(self.symbols.granularity, |call, bytes| unsafe { call(bytes, &properties, LEAST_GRANULARITY) })
     }
 
     fn can_access_peer(&self, device: Device, peer: Device) -> Result<bool> {
         let (device, peer) = (self.handle(device)?, self.handle(peer)?);
         // SAFETY: `can` is a valid place for an int, and the handles are devices'.
-        let can_access = self.written(|can| unsafe { self.symbols.device_can_access_peer.call(can, device, peer) })?;
+        let can_access =
+            self.written(self.symbols.device_can_access_peer, |call, can| unsafe { call(can, device, peer) })?;
         Ok(can_access != 0)
     }
 
     fn address_reserve(&self, bytes: u64) -> Result<u64> {
-        let bytes = bytes as usize;
         // SAFETY: `address` is a valid place for one, no address is asked for, and 0 are the only flags.
-        self.written(|address| unsafe { self.symbols.address_reserve.call(address, bytes, V::ALIGNMENT, 0, 0) })
+        self.written(self.symbols.address_reserve, |call, address| unsafe { call(address, bytes, V::ALIGNMENT, 0, 0) })
     }
 
     unsafe fn address_free(&self, address: u64, bytes: u64) -> Result<()> {
         // SAFETY: the caller owns the reservation.
-        self.check(unsafe { self.symbols.address_free.call(address, bytes as usize) })
+        self.check(self.symbols.address_free, |call| unsafe { call(address, bytes) })
     }
 
     unsafe fn extent_release(&self, extent: Extent) -> Result<()> {
         // SAFETY: the caller owns the extent.
-        self.check(unsafe { self.symbols.extent_release.call(extent.0) })
+        self.check(self.symbols.extent_release, |call| unsafe { call(extent.0) })
     }
 
     unsafe fn extent_export(&self, extent: Extent) -> Result<OwnedFd> {
@@ -454,7 +447,7 @@ impl<V: DriverVendor> DriverCalls for Driver<V> {
         let place = ptr::from_mut(&mut descriptor).cast();
         // SAFETY: the caller promises that the extent is alive; `descriptor` is a valid place for one, and 0 are the only
         // flags.
-        self.check(unsafe { self.symbols.extent_export.call(place, extent.0, POSIX_FD, 0) })?;
+        self.check(self.symbols.extent_export, |call| unsafe { call(place, extent.0, POSIX_FD, 0) })?;
         // SAFETY: the driver has just made the descriptor, and only this function has it.
         Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
     }
@@ -463,12 +456,13 @@ impl<V: DriverVendor> DriverCalls for Driver<V> {
         // A descriptor is given as a pointer of its value.
         let descriptor = ptr::without_provenance_mut(exported.as_raw_fd() as usize);
         // SAFETY: `extent` is a valid place for one, and the descriptor is open.
-        self.written(|extent| unsafe { self.symbols.extent_import.call(extent, descriptor, POSIX_FD) }).map(Extent)
+        self.written(self.symbols.extent_import, |call, extent| unsafe { call(extent, descriptor, POSIX_FD) })
+            .map(Extent)
     }
 
     unsafe fn memory_map(&self, address: u64, bytes: u64, extent: Extent) -> Result<()> {
         // SAFETY: the caller promises that the addresses are free and the memory alive; 0 are the only flags.
-        self.check(unsafe { self.symbols.memory_map.call(address, bytes as usize, 0, extent.0, 0) })?;
+        self.check(self.symbols.memory_map, |call| unsafe { call(address, bytes, 0, extent.0, 0) })?;
         if let Some(mappings) = &self.mappings {
             lock(mappings).insert(address, bytes);
         }
@@ -481,7 +475,7 @@ impl<V: DriverVendor> DriverCalls for Driver<V> {
         for (address, bytes) in self.pieces(address, bytes) {
             let (access, count) = (access.as_ptr(), access.len());
             // SAFETY: the caller promises that the range is mapped, and `access` has as many entries as said.
-            self.check(unsafe { self.symbols.memory_set_access.call(address, bytes as usize, access, count) })?;
+            self.check(self.symbols.memory_set_access, |call| unsafe { call(address, bytes, access, count) })?;
         }
         Ok(())
     }
@@ -490,7 +484,7 @@ impl<V: DriverVendor> DriverCalls for Driver<V> {
     unsafe fn memory_unmap(&self, address: u64, bytes: u64) -> Result<()> {
         for (address, bytes) in self.pieces(address, bytes) {
             // SAFETY: the caller promises that nothing uses these mappings again.
-            self.check(unsafe { self.symbols.memory_unmap.call(address, bytes as usize) })?;
+            self.check(self.symbols.memory_unmap, |call| unsafe { call(address, bytes) })?;
             if let Some(mappings) = &self.mappings {
                 lock(mappings).remove(&address);
             }

@@ -6,9 +6,9 @@ use std::mem;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock};
 
-use super::cuda::{Cuda, CudaSymbols};
-use super::hip::{Hip, HipSymbols};
-use super::symbols::{CallStatus, SUCCESS, Status, Symbols, look_up};
+use super::cuda::Cuda;
+use super::hip::Hip;
+use super::symbols::{SUCCESS, Status, Symbol, SymbolTable, Symbols, look_up};
 use super::{Driver, DriverDevice, DriverVendor};
 use crate::error::{Error, Result};
 use crate::shared_object::{self, IF_LOADED, Library, NOW, file_of, is_absent};
@@ -26,8 +26,11 @@ const INVALID_DEVICE: Status = 101;
 /// Made by that driver, also visible in containers.
 const KERNEL_DRIVER: &str = "/sys/class/kfd";
 
+/// `cuDeviceGet`.
+type DeviceOf = unsafe extern "C" fn(*mut c_int, c_int) -> Status;
+
 /// How a vendor's driver is looked for, and what a user is told of one that does not work.
-pub(super) trait Probed: DriverVendor {
+pub(super) trait Probed: DriverVendor + SymbolTable {
     /// Those by which the library's own file is found.
     const FIRST_SYMBOLS: &'static [&'static CStr];
     const OLDEST: (u32, u32);
@@ -43,19 +46,15 @@ pub(super) trait Probed: DriverVendor {
     /// Opens the library, and returns it with the name of its file.
     fn open() -> Result<(Library, PathBuf)>;
 
-    /// Looks up what the driver has of its own; the first symbol that the library lacks is the error.
-    ///
-    /// # Safety
-    /// The library is the vendor's, and stays loaded as long as the result is used.
-    unsafe fn of(library: &Library) -> std::result::Result<Self, &'static CStr>;
-
     /// Returns what a library that lacks a symbol says of itself.
     fn described(_library: &Library) -> String {
         String::new()
     }
 
-    /// Returns what the driver calls a device, which may be no more than its ordinal.
-    fn device(&self, ordinal: c_int) -> std::result::Result<c_int, CallStatus>;
+    /// Returns the function by which the driver has a handle for an ordinal, if that is not the ordinal itself.
+    fn device(&self) -> Option<Symbol<DeviceOf>> {
+        None
+    }
 
     /// Returns whether a driver that starts with this status has no device.
     fn sees_no_device(status: Status) -> bool;
@@ -75,7 +74,7 @@ impl<V: Probed> Driver<V> {
         // SAFETY: the file has the name of the vendor's driver, which is kept loaded for the life of the process below.
         let found = unsafe {
             // Each function has its names in the order of the kinds.
-            Symbols::of(&library, V::KIND as usize).and_then(|symbols| Ok((symbols, V::of(&library)?)))
+            Symbols::of(&library, V::KIND as usize).and_then(|symbols| Ok((symbols, V::of(&library, 0)?)))
         };
         let (symbols, vendor) = found.map_err(|symbol| {
             let (path, symbol, why) = (path.display(), symbol.to_string_lossy(), V::SYMBOL_LACKS);
@@ -97,24 +96,27 @@ impl<V: Probed> Driver<V> {
         Error::runtime_unavailable(V::KIND.name(), V::NO_DEVICE)
     }
 
-    fn does_not_start(&self, call: CallStatus, path: &Path) -> Error {
-        if V::sees_no_device(call.status) {
+    fn does_not_start(&self, function: &'static CStr, status: Status, path: &Path) -> Error {
+        if V::sees_no_device(status) {
             return self.no_device();
         }
-        let error = self.refused(call).map_library(|refused| refused.path = Some(path.to_owned()));
-        Self::broken(format!("{} does not start ({error}); {}", V::NAME, V::remedy(call.status)))
+        let error = self.refused(function, status).map_library(|refused| refused.path = Some(path.to_owned()));
+        Self::broken(format!("{} does not start ({error}); {}", V::NAME, V::remedy(status)))
+    }
+
+    fn begin<F>(&self, path: &Path, symbol: Symbol<F>, call: impl FnOnce(F) -> Status) -> Result<()> {
+        match call(symbol.function) {
+            SUCCESS => Ok(()),
+            status => Err(self.does_not_start(symbol.name, status, path)),
+        }
     }
 
     fn start(&mut self, path: &Path) -> Result<()> {
-        let check = |driver: &Self, call: CallStatus| match call.status {
-            SUCCESS => Ok(()),
-            _ => Err(driver.does_not_start(call, path)),
-        };
         // SAFETY: the function may be called from any thread at any time; 0 is its only flag.
-        check(self, unsafe { self.symbols.init.call(0) })?;
+        self.begin(path, self.symbols.init, |call| unsafe { call(0) })?;
         let mut version = 0;
         // SAFETY: `version` is a valid place for an int.
-        check(self, unsafe { self.symbols.driver_version.call(&mut version) })?;
+        self.begin(path, self.symbols.driver_version, |call| unsafe { call(&mut version) })?;
         self.version = version_of::<V>(version);
         if self.version < V::OLDEST {
             let ((what, needed), (major, minor)) = (V::TOO_OLD, self.version);
@@ -122,9 +124,13 @@ impl<V: Probed> Driver<V> {
         }
         let mut count = 0;
         // SAFETY: `count` is a valid place for an int.
-        check(self, unsafe { self.symbols.device_count.call(&mut count) })?;
+        self.begin(path, self.symbols.device_count, |call| unsafe { call(&mut count) })?;
         for ordinal in 0..count {
-            let handle = self.vendor.device(ordinal).map_err(|refused| self.does_not_start(refused, path))?;
+            let mut handle = ordinal;
+            if let Some(device) = self.vendor.device() {
+                // SAFETY: `handle` is a valid place for a device.
+                self.begin(path, device, |call| unsafe { call(&mut handle, ordinal) })?;
+            }
             self.devices.push(DriverDevice { handle, primary: OnceLock::new(), extent_use: OnceLock::new() });
         }
         if self.devices.is_empty() { Err(self.no_device()) } else { Ok(()) }
@@ -181,11 +187,6 @@ impl Probed for Cuda {
         first_of([PathBuf::from("libcuda.so.1")]).map_err(Driver::<Self>::unopened)
     }
 
-    unsafe fn of(library: &Library) -> std::result::Result<Self, &'static CStr> {
-        // SAFETY: as the caller promises.
-        unsafe { CudaSymbols::of(library, 0) }.map(|symbols| Self { symbols })
-    }
-
     /// Returns the version of CUDA that the driver supports, if it reports one.
     fn described(library: &Library) -> String {
         // SAFETY: the type is the function's prototype in `cuda.h`.
@@ -193,16 +194,13 @@ impl Probed for Cuda {
         let Ok(function) = function else { return String::new() };
         let mut version = 0;
         // SAFETY: the function may be called before all others, and `version` is a valid place for an int.
-        let told = unsafe { function.call(&mut version) };
+        let told = unsafe { (function.function)(&mut version) };
         let (major, minor) = version_of::<Self>(version);
-        if told.status == SUCCESS { format!(", a driver that supports CUDA {major}.{minor},") } else { String::new() }
+        if told == SUCCESS { format!(", a driver that supports CUDA {major}.{minor},") } else { String::new() }
     }
 
-    fn device(&self, ordinal: c_int) -> std::result::Result<c_int, CallStatus> {
-        let mut handle = 0;
-        // SAFETY: `handle` is a valid place for a device.
-        let asked = unsafe { self.symbols.device.call(&mut handle, ordinal) };
-        if asked.status == SUCCESS { Ok(handle) } else { Err(asked) }
+    fn device(&self) -> Option<Symbol<DeviceOf>> {
+        Some(self.device)
     }
 
     fn sees_no_device(status: Status) -> bool {
@@ -272,15 +270,6 @@ impl Probed for Hip {
         let here = wheels.chain(torch).chain(conda.chain(toolkit).flat_map(|folder| in_folder(&folder)));
         let elsewhere = SONAMES.map(PathBuf::from).into_iter().chain(in_folder(Path::new("/opt/rocm/lib")));
         first_of(here.filter(|file| file.exists()).chain(elsewhere)).map_err(Driver::<Self>::unopened)
-    }
-
-    unsafe fn of(library: &Library) -> std::result::Result<Self, &'static CStr> {
-        // SAFETY: as the caller promises.
-        unsafe { HipSymbols::of(library, 0) }.map(|symbols| Self { symbols })
-    }
-
-    fn device(&self, ordinal: c_int) -> std::result::Result<c_int, CallStatus> {
-        Ok(ordinal)
     }
 
     fn sees_no_device(status: Status) -> bool {

@@ -1,8 +1,8 @@
 //! The functions of drivers' libraries that gpupool calls: pointers, looked up once, when the library is opened. Names and
 //! prototypes are those of `cuda.h` and of `hip/hip_runtime_api.h`, which is the same from HIP 5.6 to HIP 7. What a
 //! function returns or writes is declared as a number, never as an enum: a newer driver's number in an enum is undefined
-//! behaviour. So are streams, events and contexts that it writes, sizes, addresses of devices' memory and extents: pointers and
-//! `size_t` are passed and written as numbers of their size are.
+//! behaviour. Sizes, addresses of memory, extents, streams, events and contexts are numbers too: a C ABI of 64 bits passes and
+//! writes pointers and `size_t` as it does numbers of their size.
 
 use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
 use std::ptr;
@@ -24,39 +24,20 @@ pub(super) struct Symbol<F> {
 /// A function that the library may lack; then its name.
 pub(super) type OptionalSymbol<F> = Result<Symbol<F>, &'static CStr>;
 
-#[derive(Clone, Copy)]
-pub(super) struct CallStatus {
-    pub(super) name: &'static CStr,
-    pub(super) status: Status,
-}
-
 /// Returns the name by which the vendor documents a function: the header defines it as a macro for a version's symbol.
 pub(super) fn documented_name(symbol: &'static CStr) -> &'static str {
     let name = symbol.to_str().unwrap_or_default();
     name.strip_suffix("_v2").or_else(|| name.strip_suffix("_v3")).unwrap_or(name)
 }
 
-macro_rules! callable {
-    ($([$($argument:ident: $type:ident),*])*) => {
-        $(impl<$($type),*> Symbol<unsafe extern "C" fn($($type),*) -> Status> {
-            /// # Safety
-            /// That of the function.
-            #[inline]
-            pub(super) unsafe fn call(&self, $($argument: $type),*) -> CallStatus {
-                // SAFETY: the caller promises what the function needs.
-                CallStatus { name: self.name, status: unsafe { (self.function)($($argument),*) } }
-            }
-        })*
-    };
-}
-
-callable! {
-    []
-    [a: A]
-    [a: A, b: B]
-    [a: A, b: B, c: C]
-    [a: A, b: B, c: C, d: D]
-    [a: A, b: B, c: C, d: D, e: E]
+/// Functions of one library.
+pub(super) trait SymbolTable: Sized {
+    /// Looks every function up by its name in the library that has this place in the table; the first name of a required
+    /// one that the library lacks is the error.
+    ///
+    /// # Safety
+    /// The library is the driver's that the table is about, and stays loaded as long as the result is used.
+    unsafe fn of(library: &Library, place: usize) -> Result<Self, &'static CStr>;
 }
 
 /// Defines a table with a field for each function, which has a name in each of the libraries that the table is for.
@@ -76,13 +57,8 @@ macro_rules! symbols {
             >,)*
         }
 
-        impl $table {
-            /// Looks every function up by its name in the library that has this place in the table; the first name of a
-            /// required one that the library lacks is the error.
-            ///
-            /// # Safety
-            /// The library is the driver's that the table is about, and stays loaded as long as the result is used.
-            pub(super) unsafe fn of(
+        impl $crate::runtime::driver::symbols::SymbolTable for $table {
+            unsafe fn of(
                 library: &$crate::shared_object::Library,
                 place: usize,
             ) -> Result<Self, &'static std::ffi::CStr> {
@@ -193,42 +169,42 @@ symbols! {
         exchange_capture_mode c"cuThreadExchangeStreamCaptureMode" c"hipThreadExchangeStreamCaptureMode"
             (*mut c_int) -> Status;
         stream_create c"cuStreamCreate" c"hipStreamCreateWithFlags" (*mut usize, c_uint) -> Status;
-        stream_destroy c"cuStreamDestroy_v2" c"hipStreamDestroy" (*mut c_void) -> Status;
-        stream_query c"cuStreamQuery" c"hipStreamQuery" (*mut c_void) -> Status;
-        stream_synchronize c"cuStreamSynchronize" c"hipStreamSynchronize" (*mut c_void) -> Status;
-        stream_wait_event c"cuStreamWaitEvent" c"hipStreamWaitEvent" (*mut c_void, *mut c_void, c_uint) -> Status;
-        stream_is_capturing c"cuStreamIsCapturing" c"hipStreamIsCapturing" (*mut c_void, *mut c_int) -> Status;
+        stream_destroy c"cuStreamDestroy_v2" c"hipStreamDestroy" (usize) -> Status;
+        stream_query c"cuStreamQuery" c"hipStreamQuery" (usize) -> Status;
+        stream_synchronize c"cuStreamSynchronize" c"hipStreamSynchronize" (usize) -> Status;
+        stream_wait_event c"cuStreamWaitEvent" c"hipStreamWaitEvent" (usize, usize, c_uint) -> Status;
+        stream_is_capturing c"cuStreamIsCapturing" c"hipStreamIsCapturing" (usize, *mut c_int) -> Status;
         event_create c"cuEventCreate" c"hipEventCreateWithFlags" (*mut usize, c_uint) -> Status;
-        event_destroy c"cuEventDestroy_v2" c"hipEventDestroy" (*mut c_void) -> Status;
-        event_record c"cuEventRecord" c"hipEventRecord" (*mut c_void, *mut c_void) -> Status;
-        event_query c"cuEventQuery" c"hipEventQuery" (*mut c_void) -> Status;
-        event_synchronize c"cuEventSynchronize" c"hipEventSynchronize" (*mut c_void) -> Status;
-        event_export c"cuIpcGetEventHandle" c"hipIpcGetEventHandle" (*mut [u8; 64], *mut c_void) -> Status;
+        event_destroy c"cuEventDestroy_v2" c"hipEventDestroy" (usize) -> Status;
+        event_record c"cuEventRecord" c"hipEventRecord" (usize, usize) -> Status;
+        event_query c"cuEventQuery" c"hipEventQuery" (usize) -> Status;
+        event_synchronize c"cuEventSynchronize" c"hipEventSynchronize" (usize) -> Status;
+        event_export c"cuIpcGetEventHandle" c"hipIpcGetEventHandle" (*mut [u8; 64], usize) -> Status;
         event_import c"cuIpcOpenEventHandle" c"hipIpcOpenEventHandle" (*mut usize, EventHandle) -> Status;
         granularity c"cuMemGetAllocationGranularity" c"hipMemGetAllocationGranularity"
             (*mut u64, *const AllocationProperties, c_int) -> Status;
         address_reserve c"cuMemAddressReserve" c"hipMemAddressReserve"
-            (*mut u64, usize, usize, u64, c_ulonglong) -> Status;
-        address_free c"cuMemAddressFree" c"hipMemAddressFree" (u64, usize) -> Status;
+            (*mut u64, u64, u64, u64, c_ulonglong) -> Status;
+        address_free c"cuMemAddressFree" c"hipMemAddressFree" (u64, u64) -> Status;
         extent_create c"cuMemCreate" c"hipMemCreate"
-            (*mut u64, usize, *const AllocationProperties, c_ulonglong) -> Status;
+            (*mut u64, u64, *const AllocationProperties, c_ulonglong) -> Status;
         extent_release c"cuMemRelease" c"hipMemRelease" (u64) -> Status;
         extent_export c"cuMemExportToShareableHandle" c"hipMemExportToShareableHandle"
             (*mut c_void, u64, c_int, c_ulonglong) -> Status;
         extent_import c"cuMemImportFromShareableHandle" c"hipMemImportFromShareableHandle"
             (*mut u64, *mut c_void, c_int) -> Status;
-        memory_map c"cuMemMap" c"hipMemMap" (u64, usize, usize, u64, c_ulonglong) -> Status;
-        memory_set_access c"cuMemSetAccess" c"hipMemSetAccess" (u64, usize, *const AccessDescription, usize) -> Status;
-        memory_unmap c"cuMemUnmap" c"hipMemUnmap" (u64, usize) -> Status;
-        copy_to_host c"cuMemcpyDtoHAsync_v2" c"hipMemcpyDtoHAsync" (*mut c_void, u64, usize, *mut c_void) -> Status;
-        copy_to_device c"cuMemcpyHtoDAsync_v2" c"hipMemcpyHtoDAsync" (u64, *const c_void, usize, *mut c_void) -> Status;
-        host_allocate c"cuMemHostAlloc" c"hipHostMalloc" (*mut *mut c_void, usize, c_uint) -> Status;
-        host_free c"cuMemFreeHost" c"hipHostFree" (*mut c_void) -> Status;
-        memory_allocate c"cuMemAlloc_v2" c"hipMalloc" (*mut u64, usize) -> Status;
+        memory_map c"cuMemMap" c"hipMemMap" (u64, u64, u64, u64, c_ulonglong) -> Status;
+        memory_set_access c"cuMemSetAccess" c"hipMemSetAccess" (u64, u64, *const AccessDescription, usize) -> Status;
+        memory_unmap c"cuMemUnmap" c"hipMemUnmap" (u64, u64) -> Status;
+        copy_to_host c"cuMemcpyDtoHAsync_v2" c"hipMemcpyDtoHAsync" (u64, u64, u64, usize) -> Status;
+        copy_to_device c"cuMemcpyHtoDAsync_v2" c"hipMemcpyHtoDAsync" (u64, u64, u64, usize) -> Status;
+        host_allocate c"cuMemHostAlloc" c"hipHostMalloc" (*mut u64, u64, c_uint) -> Status;
+        host_free c"cuMemFreeHost" c"hipHostFree" (u64) -> Status;
+        memory_allocate c"cuMemAlloc_v2" c"hipMalloc" (*mut u64, u64) -> Status;
         memory_free c"cuMemFree_v2" c"hipFree" (u64) -> Status;
-        fill c"cuMemsetD8Async" c"hipMemsetD8Async" (u64, c_uchar, usize, *mut c_void) -> Status;
-        memory_allocate_async c"cuMemAllocAsync" c"hipMallocAsync" (*mut u64, usize, *mut c_void) -> Status;
-        memory_free_async c"cuMemFreeAsync" c"hipFreeAsync" (u64, *mut c_void) -> Status;
+        fill c"cuMemsetD8Async" c"hipMemsetD8Async" (u64, c_uchar, u64, usize) -> Status;
+        memory_allocate_async c"cuMemAllocAsync" c"hipMallocAsync" (*mut u64, u64, usize) -> Status;
+        memory_free_async c"cuMemFreeAsync" c"hipFreeAsync" (u64, usize) -> Status;
     }
     optional {}
 }

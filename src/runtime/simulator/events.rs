@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::{io, mem, process, ptr};
 
 use rustix::fs::{MemfdFlags, fstat, ftruncate, memfd_create};
+use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use rustix::process::{Pid, test_kill_process};
 
@@ -228,7 +229,6 @@ pub(super) struct Word {
 struct OwnWords {
     file: OwnedFd,
     base: usize,
-    next: u64,
     free: Vec<u64>,
 }
 
@@ -252,23 +252,15 @@ impl Word {
     pub(super) fn new() -> io::Result<Self> {
         let mut own = lock(&OWN);
         if own.is_none() {
-            let file = memfd_create(c"gpupool-events", MemfdFlags::CLOEXEC);
-            let file = file?;
+            let file = memfd_create(c"gpupool-events", MemfdFlags::CLOEXEC)?;
             ftruncate(&file, BYTES as u64)?;
             let base = map_words(file.as_fd())?;
             at(base, 0).recorded.store(process::id().into(), Ordering::Release);
-            *own = Some(OwnWords { file, base, next: 1, free: Vec::new() });
+            *own = Some(OwnWords { file, base, free: (1..=WORDS).rev().collect() });
         }
         let too_many = || io::Error::from(io::ErrorKind::OutOfMemory);
         let own = own.as_mut().ok_or_else(too_many)?;
-        let number = match own.free.pop() {
-            Some(number) => number,
-            None if own.next <= WORDS => {
-                own.next += 1;
-                own.next - 1
-            }
-            None => return Err(too_many()),
-        };
+        let number = own.free.pop().ok_or_else(too_many)?;
         Ok(Self { base: own.base, number })
     }
 
@@ -330,9 +322,10 @@ impl Word {
     /// Returns up to which record the work is done: all if its process is gone.
     pub(super) fn done(self) -> u64 {
         let owner = at(self.base, 0).recorded.load(Ordering::Acquire);
-        let is_gone = i32::try_from(owner).ok().and_then(Pid::from_raw).is_some_and(|owner| {
-            test_kill_process(owner).is_err_and(|error| io::Error::from(error).raw_os_error() == Some(libc::ESRCH))
-        });
+        let is_gone = i32::try_from(owner)
+            .ok()
+            .and_then(Pid::from_raw)
+            .is_some_and(|owner| test_kill_process(owner) == Err(Errno::SRCH));
         if is_gone { u64::MAX } else { at(self.base, self.number).done.load(Ordering::Acquire) }
     }
 }

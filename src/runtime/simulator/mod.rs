@@ -397,10 +397,6 @@ impl Runtime for Simulator {
         Ok(uuid)
     }
 
-    fn compute_capability(&self, device: Device) -> Result<Option<(u32, u32)>> {
-        self.memory.check(device).map(|()| None)
-    }
-
     fn current_device(&self) -> Result<Device> {
         check(Call::CurrentDevice)?;
         Ok(Self::bound())

@@ -453,7 +453,7 @@ impl Space {
         let allocated = allocated.map(|(start, place)| (own, place.offset, *start, end.min(start + place.bytes)));
         let behind = mapped.chain(allocated).map(|(file, offset, start, to)| PhysicalBytes {
             file,
-            range: offset + (address.max(start) - start)..(offset + to).saturating_sub(start),
+            range: offset + (address.max(start) - start)..offset + to - start,
         });
         behind.filter(|bytes| !bytes.range.is_empty()).collect()
     }
