@@ -81,25 +81,20 @@ pub(super) fn most_memory() -> u64 {
 
 /// Returns the memory of the process's control group as its container sees it, if it has a limit.
 fn control_group() -> Option<MemoryInfo> {
-    let number = |file: &str| fs::read_to_string(file).ok()?.trim().parse::<u64>().ok();
-    let of = |limit: &str, used: &str, stat: &str, idle: &str| {
+    let number = |file: String| fs::read_to_string(file).ok()?.trim().parse::<u64>().ok();
+    let versions = [
+        ("/sys/fs/cgroup/memory", "max", "current", "inactive_file "),
+        ("/sys/fs/cgroup/memory/memory", "limit_in_bytes", "usage_in_bytes", "total_inactive_file "),
+    ];
+    versions.into_iter().find_map(|(group, limit, used, idle)| {
         // Version 1 writes the largest number of pages if there is no limit.
-        let total = number(limit).filter(|&limit| limit < 1 << 60)?;
-        let stat = fs::read_to_string(stat).unwrap_or_default();
+        let total = number(format!("{group}.{limit}")).filter(|&limit| limit < 1 << 60)?;
+        let stat = fs::read_to_string(format!("{group}.stat")).unwrap_or_default();
         // Cached files are dropped when memory is needed.
         let idle = stat.lines().find_map(|line| line.strip_prefix(idle)?.trim().parse::<u64>().ok()).unwrap_or(0);
-        let used = number(used).unwrap_or(0).saturating_sub(idle);
+        let used = number(format!("{group}.{used}")).unwrap_or(0).saturating_sub(idle);
         Some(MemoryInfo { total, free: total.saturating_sub(used) })
-    };
-    of("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat", "inactive_file ")
-        .or_else(|| {
-            of(
-                "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-                "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-                "/sys/fs/cgroup/memory/memory.stat",
-                "total_inactive_file ",
-            )
-        })
+    })
 }
 
 /// Returns whether this process, or the system, can open no more files, which pinned memory needs.

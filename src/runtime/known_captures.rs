@@ -15,7 +15,6 @@ use crate::process;
 use crate::sync::{MayWait, lock, wait};
 
 /// What is announced, and the calls that must not meet it.
-#[derive(Debug)]
 struct KnownCaptures {
     /// Streams that a caller of [`note_capture`] is about to capture. The same stream may be noted again.
     captured: Vec<Arc<Stream>>,

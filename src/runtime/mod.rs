@@ -44,8 +44,8 @@ pub(crate) use known_captures::{
 };
 pub(crate) use platform::no_such_device;
 pub use platform::{
-    Capture, Context, DeviceInfo, DeviceUuid, DriverCalls, ExportedEvent, ExportedExtent, Extent, ExtentUse,
-    GroupLimit, Kind, MemoryInfo, PoolReserved, RawEvent, RawGraph, Runtime,
+    Capture, Context, DeviceCalls, DeviceInfo, DeviceUuid, ExportedEvent, ExportedExtent, Extent, ExtentUse,
+    GroupLimit, Kind, MemoryInfo, PoolReserved, RawEvent, RawGraph, Runtime, StreamCalls,
 };
 pub use simulator::host;
 pub use stream::Stream;

@@ -163,17 +163,8 @@ pub struct PoolReserved {
     pub peak: u64,
 }
 
-/// The calls that CUDA's and HIP's drivers have alike, which [`Runtime`] completes; its rules apply.
-pub trait DriverCalls {
-    /// Returns the platform.
-    fn kind(&self) -> Kind;
-    /// Returns the CUDA version that the driver supports, or HIP's own, as (major, minor); none for simulated devices.
-    fn driver_version(&self) -> Option<(u32, u32)>;
-    /// Returns how many devices the process sees.
-    fn device_count(&self) -> u32;
-    /// Returns the device's UUID, which is the same in every process, however each numbers its devices.
-    fn device_uuid(&self, device: Device) -> Result<DeviceUuid>;
-
+/// The calls on streams, events and captures that CUDA's and HIP's drivers have alike. The rules of [`Runtime`] apply.
+pub trait StreamCalls {
     /// Creates a stream on the current device that does not wait for the legacy default stream.
     fn stream_create(&self) -> Result<RawStream>;
     /// Destroys a stream; its work still completes.
@@ -224,7 +215,7 @@ pub trait DriverCalls {
     /// Returns what another process needs to wait for the event (`cuIpcGetEventHandle`).
     ///
     /// # Safety
-    /// The event is alive and was created by [`DriverCalls::event_create_interprocess`].
+    /// The event is alive and was created by [`StreamCalls::event_create_interprocess`].
     unsafe fn event_export(&self, event: RawEvent) -> Result<ExportedEvent>;
     /// Creates an event of the current device that represents another process's (`cuIpcOpenEventHandle`), which must
     /// live as long. It is not recorded here.
@@ -242,15 +233,29 @@ pub trait DriverCalls {
     /// # Safety
     /// The stream is alive and of this runtime.
     unsafe fn stream_capture_status(&self, stream: RawStream) -> Result<CaptureStatus>;
+}
+
+/// As [`StreamCalls`], on devices and memory.
+pub trait DeviceCalls {
+    /// Returns the platform.
+    fn kind(&self) -> Kind;
+    /// Returns the CUDA version that the driver supports, or HIP's own, as (major, minor); none for simulated devices.
+    fn driver_version(&self) -> Option<(u32, u32)> {
+        None
+    }
+    /// Returns how many devices the process sees.
+    fn device_count(&self) -> u32;
+    /// Returns the device's UUID, which is the same in every process, however each numbers its devices.
+    fn device_uuid(&self, device: Device) -> Result<DeviceUuid>;
 
     /// Returns the free and total memory of the current device.
     fn memory_info(&self) -> Result<MemoryInfo>;
     /// Returns the device's total memory (`cuDeviceTotalMem`); for a node of the host that of the machine, since it can
-    /// use other nodes' memory. Unlike [`DriverCalls::memory_info`] it needs no context.
+    /// use other nodes' memory. Unlike [`DeviceCalls::memory_info`] it needs no context.
     fn total_memory(&self, location: MemoryLocation) -> Result<u64>;
     /// Memory of the current device (`cuMemAlloc`).
     fn memory_allocate(&self, bytes: u64) -> Result<u64>;
-    /// Frees what [`DriverCalls::memory_allocate`] gave, after waiting for the device (`cuMemFree`).
+    /// Frees what [`DeviceCalls::memory_allocate`] gave, after waiting for the device (`cuMemFree`).
     ///
     /// # Safety
     /// The memory is of this runtime, was not freed before and is not used again.
@@ -271,7 +276,7 @@ pub trait DriverCalls {
     /// returns at once.
     ///
     /// # Safety
-    /// As [`DriverCalls::copy_to_host`].
+    /// As [`DeviceCalls::copy_to_host`].
     unsafe fn copy_to_device(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()>;
     /// Memory for the stream's later work (`cuMemAllocAsync`).
     ///
@@ -338,7 +343,7 @@ pub trait DriverCalls {
 /// Methods that take an address are unsafe: the stream, event or memory must be alive and belong to this runtime.
 /// [`Stream`](super::Stream) and [`Event`](super::Event) guarantee that for their callers. Addresses of memory are numbers (`CUdeviceptr`).
 /// Functions have the names of CUDA's driver API; HIP's have the same names except for the prefix, unless noted.
-pub trait Runtime: DriverCalls + fmt::Debug + Send + Sync {
+pub trait Runtime: StreamCalls + DeviceCalls + fmt::Debug + Send + Sync {
     /// Describes the device. It creates no context on it.
     fn device_info(&self, device: Device) -> Result<DeviceInfo>;
     /// Returns the same for the device's memory: simulated devices of one UUID have theirs in each process apart.
@@ -412,7 +417,7 @@ pub trait Runtime: DriverCalls + fmt::Debug + Send + Sync {
     /// The graph is alive and of this runtime.
     unsafe fn graph_retain(&self, graph: RawGraph, kept: Box<dyn Send>) -> Result<()>;
 
-    /// Returns the device memory that the current device's pool for [`DriverCalls::allocate_async`] has
+    /// Returns the device memory that the current device's pool for [`DeviceCalls::allocate_async`] has
     /// (`CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT` and `_HIGH`); none where it is not known.
     fn pool_reserved(&self) -> Result<Option<PoolReserved>> {
         Ok(None)

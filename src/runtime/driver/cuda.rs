@@ -27,7 +27,7 @@ use crate::ids::{CaptureStatus, Device, MemoryLocation, NumaNode, RawStream};
 use crate::observe::target::RUNTIME;
 use crate::runtime::host_memory::{PagePopulation, map, node_of_pci_device, unmap};
 use crate::runtime::{
-    Capture, Context, DeviceInfo, DeviceUuid, DriverCalls, Extent, ExtentUse, GroupLimit, Kind, PoolReserved, RawEvent,
+    Capture, Context, DeviceCalls, DeviceInfo, DeviceUuid, Extent, ExtentUse, GroupLimit, Kind, PoolReserved, RawEvent,
     RawGraph, Runtime,
 };
 use crate::shared_object::{NOW, open};
@@ -584,7 +584,6 @@ const NO_LIMIT: u64 = u64::MAX;
 
 /// `nvmlGetMemoryLimits_v1_t`, with room behind it: it has no size in it by which a later driver would know.
 #[repr(C)]
-#[derive(Debug)]
 pub(super) struct MemoryLimits {
     /// The path of the group's directory.
     group: *const c_char,

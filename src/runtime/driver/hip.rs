@@ -22,7 +22,7 @@ use crate::ids::{Device, MemoryLocation, NumaNode, RawStream};
 use crate::observe::target::RUNTIME;
 use crate::runtime::host_memory::node_of_pci_device;
 use crate::runtime::{
-    Capture, Context, DeviceInfo, DriverCalls, Extent, ExtentUse, Kind, RawEvent, RawGraph, Runtime, no_such_device,
+    Capture, Context, DeviceCalls, DeviceInfo, Extent, ExtentUse, Kind, RawEvent, RawGraph, Runtime, no_such_device,
 };
 
 // What HIP has of its own.

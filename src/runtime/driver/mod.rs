@@ -14,8 +14,8 @@ use std::{fmt, ptr};
 
 use super::host_memory::most_memory;
 use super::{
-    DeviceUuid, DriverCalls, ExportedEvent, ExportedExtent, Extent, ExtentUse, Kind, MemoryInfo, RawEvent, Runtime,
-    no_such_device,
+    DeviceCalls, DeviceUuid, ExportedEvent, ExportedExtent, Extent, ExtentUse, Kind, MemoryInfo, RawEvent, Runtime,
+    StreamCalls, no_such_device,
 };
 use crate::error::{Error, Result, StatusKind, UNKNOWN_STATUS};
 use crate::ids::{CaptureMode, CaptureStatus, Device, MemoryLocation, RawStream};
@@ -251,25 +251,7 @@ impl<V: DriverVendor> Driver<V> {
     }
 }
 
-impl<V: DriverVendor> DriverCalls for Driver<V> {
-    fn kind(&self) -> Kind {
-        V::KIND
-    }
-
-    fn driver_version(&self) -> Option<(u32, u32)> {
-        Some(self.version)
-    }
-
-    fn device_count(&self) -> u32 {
-        self.devices.len() as u32
-    }
-
-    fn device_uuid(&self, device: Device) -> Result<DeviceUuid> {
-        let handle = self.handle(device)?;
-        // SAFETY: `uuid` is a valid place for a UUID, 16 bytes; that of a MIG instance is its own, not its GPU's.
-        self.written(self.symbols.device_uuid, |call, uuid| unsafe { call(uuid, handle) })
-    }
-
+impl<V: DriverVendor> StreamCalls for Driver<V> {
     fn stream_create(&self) -> Result<RawStream> {
         // SAFETY: `stream` is a valid place for a stream.
         let made = self.written(self.symbols.stream_create, |call, stream| unsafe { call(stream, NON_BLOCKING) });
@@ -362,6 +344,26 @@ impl<V: DriverVendor> DriverCalls for Driver<V> {
             }
             status => Err(self.refused(name, status)),
         }
+    }
+}
+
+impl<V: DriverVendor> DeviceCalls for Driver<V> {
+    fn kind(&self) -> Kind {
+        V::KIND
+    }
+
+    fn driver_version(&self) -> Option<(u32, u32)> {
+        Some(self.version)
+    }
+
+    fn device_count(&self) -> u32 {
+        self.devices.len() as u32
+    }
+
+    fn device_uuid(&self, device: Device) -> Result<DeviceUuid> {
+        let handle = self.handle(device)?;
+        // SAFETY: `uuid` is a valid place for a UUID, 16 bytes; that of a MIG instance is its own, not its GPU's.
+        self.written(self.symbols.device_uuid, |call, uuid| unsafe { call(uuid, handle) })
     }
 
     fn memory_info(&self) -> Result<MemoryInfo> {

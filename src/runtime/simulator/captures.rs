@@ -16,13 +16,12 @@ use crate::ids::{CaptureMode, CaptureStatus, Device, RawStream};
 use crate::sync::{ThisThread, ThreadNumber};
 
 thread_local! {
-    static MODE: Cell<CaptureMode> = const { Cell::new(CaptureMode::Global) };
+    pub(super) static MODE: Cell<CaptureMode> = const { Cell::new(CaptureMode::Global) };
 }
 
 /// How many captures there are, so that calls outside of any need not look for one.
 static CAPTURES: AtomicUsize = AtomicUsize::new(0);
 
-#[derive(Debug)]
 pub(super) struct SimulatedCapture {
     pub(super) mode: CaptureMode,
     pub(super) thread: ThreadNumber,
@@ -61,10 +60,6 @@ impl Drop for SimulatedCapture {
     fn drop(&mut self) {
         CAPTURES.fetch_sub(1, Ordering::Relaxed);
     }
-}
-
-pub(super) fn exchange_mode(mode: CaptureMode) -> CaptureMode {
-    MODE.replace(mode)
 }
 
 /// Refuses a call such as an allocation where a capture forbids it, and spoils that capture.

@@ -1,30 +1,35 @@
-//! Events: what they record, streams that wait for them, and events of other processes.
+//! The calls on simulated streams and events: what events record, streams that wait for them, and events of other processes.
+//! Each call first applies the rules on captures and injected faults.
 //!
-//! Those are words in memory that both processes have mapped. Each process keeps its words in one memfd, so that a thousand
+//! Events of other processes are words in memory that both processes have mapped. Each process keeps its words in one memfd, so that a thousand
 //! events take one descriptor. A word counts how often its event was recorded, and how many of these are done. When a
 //! process ends, all its words count as done, as a GPU ends the work with the process.
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::{io, mem, process, ptr};
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
+use std::{io, mem, process, ptr, thread};
 
 use rustix::fs::{MemfdFlags, fstat, ftruncate, memfd_create};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use rustix::process::{Pid, test_kill_process};
 
-use super::fault::{CAPTURE_ISOLATION, CAPTURED_EVENT, INVALID_HANDLE, refused, system_error};
-use super::timeline::{AwaitedWork, SimulatedStream, StreamKey, Timeline, Wait};
+use super::captures::{MODE, check_unsafe_call};
+use super::devices::Simulator;
+use super::fault::{
+    CAPTURE_ISOLATION, CAPTURE_UNSUPPORTED, CAPTURED_EVENT, Call, INVALID_HANDLE, check, refused, system_error,
+};
+use super::timeline::{AwaitedWork, SimulatedStream, StreamKey, Timeline, Wait, timeline};
 use crate::error::Result;
-use crate::ids::Device;
-use crate::runtime::RawEvent;
+use crate::ids::{CaptureMode, CaptureStatus, RawStream};
+use crate::runtime::{ExportedEvent, RawEvent, StreamCalls};
 use crate::sync::lock;
 
 /// Work that an event for other processes has recorded, and that is not done.
-#[derive(Debug)]
 pub(super) struct Pending {
     pub(super) work: Vec<(AwaitedWork, u64)>,
     pub(super) word: Word,
@@ -53,7 +58,7 @@ impl Recorded {
 }
 
 impl Timeline {
-    fn event(&mut self, event: RawEvent) -> Result<&mut Option<Recorded>> {
+    pub(super) fn event(&mut self, event: RawEvent) -> Result<&mut Option<Recorded>> {
         self.events.get_mut(&event).ok_or_else(|| refused("the event's look-up", INVALID_HANDLE))
     }
 
@@ -72,12 +77,8 @@ impl Timeline {
         }
     }
 
-    pub(super) fn wait_event(&mut self, key: StreamKey, event: RawEvent) -> Result<()> {
-        self.check_not_beside_capture("stream_wait_event", key)?;
-        self.wait_for(key, event)
-    }
-
-    fn wait_for(&mut self, key: StreamKey, event: RawEvent) -> Result<()> {
+    /// A wait for all work of a device is one of each of its streams that are there.
+    pub(super) fn wait_for(&mut self, key: StreamKey, event: RawEvent) -> Result<()> {
         let recorded = self.event(event)?.clone();
         let stream = self.stream(key)?;
         if let (Some(Recorded::Imported(_)), Some(capture)) = (&recorded, &mut stream.capture) {
@@ -92,76 +93,10 @@ impl Timeline {
         Ok(())
     }
 
-    /// Makes all present streams of the device wait, which spoils every capture on it.
-    pub(super) fn device_wait_event(&mut self, device: Device, event: RawEvent) -> Result<()> {
-        self.spoil_captures_on(device);
-        self.streams_of(Some(device)).into_iter().try_for_each(|key| self.wait_for(key, event))
-    }
-
-    pub(super) fn create_event(&mut self) -> RawEvent {
+    fn create_event(&mut self) -> RawEvent {
         let event = RawEvent(self.unused());
         self.events.insert(event, None);
         event
-    }
-
-    /// Makes an event that can be exported to other processes.
-    pub(super) fn create_interprocess_event(&mut self) -> Result<RawEvent> {
-        let word = Word::new().map_err(|error| system_error("event_create", error))?;
-        let event = self.create_event();
-        self.words.insert(event, word);
-        Ok(event)
-    }
-
-    /// Returns the word of an event that was made for other processes.
-    pub(super) fn word(&mut self, event: RawEvent) -> Result<Word> {
-        self.words.get(&event).copied().ok_or_else(|| refused("event_export", INVALID_HANDLE))
-    }
-
-    /// Makes an event for another process's.
-    pub(super) fn import_event(&mut self, word: Word) -> RawEvent {
-        let event = self.create_event();
-        self.events.insert(event, Some(Recorded::Imported(word)));
-        self.has_imported = true;
-        event
-    }
-
-    pub(super) fn destroy_event(&mut self, event: RawEvent) -> Result<()> {
-        self.event(event)?;
-        self.events.remove(&event);
-        if let Some(word) = self.words.remove(&event) {
-            self.pending.retain(|pending| pending.word != word);
-            word.give_up();
-        }
-        Ok(())
-    }
-
-    pub(super) fn record_event(&mut self, event: RawEvent, key: StreamKey) -> Result<()> {
-        self.check_not_beside_capture("event_record", key)?;
-        let recorded = match &self.stream(key)?.capture {
-            Some(capture) => Recorded::Captured(key, capture.graph.id),
-            None => Recorded::Work(self.work_so_far(key)?),
-        };
-        let place = self.event(event)?;
-        if let Some(Recorded::Imported(_)) = place {
-            return Err(refused("event_record", INVALID_HANDLE));
-        }
-        *place = Some(recorded.clone());
-        if let (Some(&word), Recorded::Work(work)) = (self.words.get(&event), recorded) {
-            self.pending.push(Pending { work, word, number: word.record() });
-            self.publish();
-        }
-        Ok(())
-    }
-
-    /// Records the work of all streams of the device, which spoils every capture on it.
-    pub(super) fn record_device(&mut self, event: RawEvent, device: Device) -> Result<()> {
-        self.spoil_captures_on(device);
-        let mut work = Vec::new();
-        for key in self.streams_of(Some(device)) {
-            work.extend(self.work_so_far(key)?);
-        }
-        *self.event(event)? = Some(Recorded::Work(work));
-        Ok(())
     }
 
     /// Returns the work submitted to a stream, and other streams' that it waits for, with work after it or none.
@@ -194,14 +129,146 @@ impl Timeline {
         let recorded = self.recorded_work(event)?;
         Ok(self.are_done(&recorded))
     }
+}
 
-    pub(super) fn complete_event(&mut self, event: RawEvent) -> Result<()> {
-        for (source, position) in self.recorded_work(event)? {
-            if self.completed(source) < position {
-                self.complete(source, position)?;
-            }
+/// Begins a call on streams and events.
+pub(super) fn on_timeline(call: Call) -> Result<MutexGuard<'static, Timeline>> {
+    check(call)?;
+    Ok(timeline())
+}
+
+/// Completes work until it is done: another process may delay it, and is queried each millisecond.
+fn wait_for_others(mut complete: impl FnMut() -> Result<bool>) -> Result<()> {
+    while !complete()? {
+        thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
+impl StreamCalls for Simulator {
+    fn stream_create(&self) -> Result<RawStream> {
+        Ok(on_timeline(Call::StreamCreate)?.create_stream(Self::bound(), false))
+    }
+
+    unsafe fn stream_destroy(&self, stream: RawStream) -> Result<()> {
+        on_timeline(Call::StreamDestroy)?.destroy_stream(Self::key(stream))
+    }
+
+    unsafe fn stream_query(&self, stream: RawStream) -> Result<bool> {
+        check_unsafe_call()?;
+        check(Call::StreamQuery)?;
+        let (key, mut timeline) = (Self::key(stream), timeline());
+        timeline.check_not_captured(key)?;
+        timeline.is_idle(key)
+    }
+
+    unsafe fn stream_synchronize(&self, stream: RawStream) -> Result<()> {
+        check_unsafe_call()?;
+        check(Call::StreamSynchronize)?;
+        let key = Self::key(stream);
+        timeline().check_not_captured(key)?;
+        wait_for_others(|| timeline().complete_stream(key))
+    }
+
+    unsafe fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> Result<()> {
+        let (mut timeline, key) = (on_timeline(Call::StreamWaitEvent)?, Self::key(stream));
+        timeline.check_not_beside_capture("stream_wait_event", key)?;
+        timeline.wait_for(key, event)
+    }
+
+    fn event_create(&self) -> Result<RawEvent> {
+        Ok(on_timeline(Call::EventCreate)?.create_event())
+    }
+
+    fn event_create_interprocess(&self) -> Result<RawEvent> {
+        let mut timeline = on_timeline(Call::EventCreate)?;
+        let word = Word::new().map_err(|error| system_error("event_create", error))?;
+        let event = timeline.create_event();
+        timeline.words.insert(event, word);
+        Ok(event)
+    }
+
+    unsafe fn event_destroy(&self, event: RawEvent) -> Result<()> {
+        let mut timeline = on_timeline(Call::EventDestroy)?;
+        timeline.event(event)?;
+        timeline.events.remove(&event);
+        if let Some(word) = timeline.words.remove(&event) {
+            timeline.pending.retain(|pending| pending.word != word);
+            word.give_up();
         }
         Ok(())
+    }
+
+    unsafe fn event_record(&self, event: RawEvent, stream: RawStream) -> Result<()> {
+        let (mut timeline, key) = (on_timeline(Call::EventRecord)?, Self::key(stream));
+        timeline.check_not_beside_capture("event_record", key)?;
+        let recorded = match &timeline.stream(key)?.capture {
+            Some(capture) => Recorded::Captured(key, capture.graph.id),
+            None => Recorded::Work(timeline.work_so_far(key)?),
+        };
+        let place = timeline.event(event)?;
+        if let Some(Recorded::Imported(_)) = place {
+            return Err(refused("event_record", INVALID_HANDLE));
+        }
+        *place = Some(recorded.clone());
+        if let (Some(&word), Recorded::Work(work)) = (timeline.words.get(&event), recorded) {
+            timeline.pending.push(Pending { work, word, number: word.record() });
+            timeline.publish();
+        }
+        Ok(())
+    }
+
+    unsafe fn event_query(&self, event: RawEvent) -> Result<bool> {
+        check_unsafe_call()?;
+        on_timeline(Call::EventQuery)?.is_event_done(event)
+    }
+
+    unsafe fn event_synchronize(&self, event: RawEvent) -> Result<()> {
+        check_unsafe_call()?;
+        check(Call::EventSynchronize)?;
+        wait_for_others(|| {
+            let mut timeline = timeline();
+            for (source, position) in timeline.recorded_work(event)? {
+                if timeline.completed(source) < position {
+                    timeline.complete(source, position)?;
+                }
+            }
+            timeline.is_event_done(event)
+        })
+    }
+
+    unsafe fn event_export(&self, event: RawEvent) -> Result<ExportedEvent> {
+        let word = on_timeline(Call::EventExport)?.words.get(&event).copied();
+        let word = word.ok_or_else(|| refused("event_export", INVALID_HANDLE))?;
+        let (name, file) = word.export().map_err(|error| system_error("event_export", error))?;
+        Ok(ExportedEvent { name, descriptor: Some(file) })
+    }
+
+    fn event_import(&self, exported: ExportedEvent) -> Result<RawEvent> {
+        let mut timeline = on_timeline(Call::EventImport)?;
+        let file = exported.descriptor.ok_or_else(|| refused("event_import", INVALID_HANDLE))?;
+        let word = Word::import(&exported.name, file).map_err(|error| system_error("event_import", error))?;
+        let event = timeline.create_event();
+        timeline.events.insert(event, Some(Recorded::Imported(word)));
+        timeline.has_imported = true;
+        Ok(event)
+    }
+
+    fn context_synchronize(&self) -> Result<()> {
+        let mut timeline = on_timeline(Call::ContextSynchronize)?;
+        if timeline.spoil_captures_on(Self::bound()) {
+            return Err(refused("context_synchronize", CAPTURE_UNSUPPORTED));
+        }
+        timeline.complete_all(Some(Self::bound()))
+    }
+
+    fn exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode> {
+        check(Call::ExchangeCaptureMode)?;
+        Ok(MODE.replace(mode))
+    }
+
+    unsafe fn stream_capture_status(&self, stream: RawStream) -> Result<CaptureStatus> {
+        on_timeline(Call::StreamCaptureStatus)?.capture_status(Self::key(stream))
     }
 }
 
@@ -225,7 +292,6 @@ pub(super) struct Word {
 }
 
 /// This process's own words.
-#[derive(Debug)]
 struct OwnWords {
     file: OwnedFd,
     base: usize,

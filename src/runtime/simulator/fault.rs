@@ -11,7 +11,7 @@ use crate::error::{Error, StatusKind};
 type SimulatedStatus = (&'static str, i32);
 
 pub(super) const INVALID_VALUE: SimulatedStatus = ("HOST_ERROR_INVALID_VALUE", 1);
-const OUT_OF_MEMORY: SimulatedStatus = ("HOST_ERROR_OUT_OF_MEMORY", 2);
+pub(super) const OUT_OF_MEMORY: SimulatedStatus = ("HOST_ERROR_OUT_OF_MEMORY", 2);
 const OPERATING_SYSTEM: SimulatedStatus = ("HOST_ERROR_OPERATING_SYSTEM", 304);
 /// Of a stream or event that does not exist.
 pub(super) const INVALID_HANDLE: SimulatedStatus = ("HOST_ERROR_INVALID_HANDLE", 400);
@@ -29,30 +29,21 @@ pub(super) const CAPTURE_IMPLICIT: SimulatedStatus = ("HOST_ERROR_STREAM_CAPTURE
 pub(super) const CAPTURED_EVENT: SimulatedStatus = ("HOST_ERROR_CAPTURED_EVENT", 907);
 pub(super) const UNKNOWN: SimulatedStatus = ("HOST_ERROR_UNKNOWN", 999);
 
-#[cold]
 pub(super) fn refused(function: &str, status: SimulatedStatus) -> Error {
     let kind = if status == OUT_OF_MEMORY { StatusKind::OutOfMemory } else { StatusKind::Other };
     Error::refused("host", function, status.0, status.1, kind)
 }
 
 /// As [`refused`], with what the status does not say.
-#[cold]
 pub(super) fn refused_because(function: &str, status: SimulatedStatus, why: impl Into<String>) -> Error {
     refused(function, status).map_library(|refused| refused.advice = Some(why.into()))
 }
 
 /// Returns the refusal of wrong arguments.
-#[cold]
 pub(super) fn invalid(function: &str, why: impl Into<String>) -> Error {
     refused_because(function, INVALID_VALUE, why)
 }
 
-#[cold]
-pub(super) fn out_of_memory(function: &str) -> Error {
-    refused(function, OUT_OF_MEMORY)
-}
-
-#[cold]
 pub(super) fn system_error(function: &str, error: impl Into<io::Error>) -> Error {
     let error = error.into();
     let status = if error.raw_os_error() == Some(libc::ENOMEM) { OUT_OF_MEMORY } else { OPERATING_SYSTEM };

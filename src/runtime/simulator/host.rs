@@ -9,14 +9,16 @@ use std::mem;
 use std::sync::MutexGuard;
 
 use super::Simulator;
+use super::devices::space;
 use super::fault::{CAPTURE_INVALIDATED, refused};
 use super::timeline::{StreamKey, Timeline, timeline};
-use super::virtual_memory::space;
 use crate::error::Result;
 use crate::ids::{CaptureMode, Device, RawStream};
 use crate::runtime::{Kind, Stream, existing, install, require};
 
 pub use super::captures::Graph;
+#[cfg(feature = "fault-injection")]
+pub use super::devices::reuse_extent_numbers;
 #[cfg(not(feature = "fault-injection"))]
 pub(crate) use super::fault::Call;
 pub(crate) use super::fault::check;
@@ -25,8 +27,6 @@ pub use super::fault::{Call, Fault, before_call, clear_before_call, clear_faults
 pub use super::uses::UsedBlock;
 #[cfg(feature = "fault-injection")]
 pub use super::uses::{break_extents, break_moved_extents, collect as collect_mistakes, register, unregister};
-#[cfg(feature = "fault-injection")]
-pub use super::virtual_memory::reuse_extent_numbers;
 pub use super::{DEVICES_VARIABLE, MEMORY_VARIABLE, driver_calls};
 pub(crate) use super::{allocate, synchronize_and_free};
 #[cfg(schedules)]

@@ -1,33 +1,43 @@
-//! How many bytes of the simulated devices' memory are used, by all processes that have the devices together.
+//! How many bytes of the simulated devices' memory are used, by all processes that have the devices together, and what the
+//! operating system maps for it: bytes of a file, or nothing, at addresses of ours. Under Miri, which maps no files,
+//! addresses are numbers without memory.
 //!
 //! With `GPUPOOL_HOST_SHARED=FOLDER` several processes have the devices together, as they have a GPU: the memory is that of
 //! all processes with the same folder. Each process has a file there with the bytes that it uses, which it keeps locked:
 //! the system ends the lock with the process, however that ends, and a file without one counts for nothing and is
 //! removed. Another lock, which ends so too, is held for the few system calls of each change.
 
+use std::collections::BTreeMap;
+use std::ffi::c_void;
 use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::os::fd::RawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
+use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
 use rustix::fs::{FlockOperation, flock};
+use rustix::mm::{MprotectFlags, mprotect, munmap};
 
-use super::fault::{out_of_memory, system_error};
+use super::fault::{OUT_OF_MEMORY, refused, system_error};
 use crate::environment::text;
 use crate::error::{Error, Result};
-use crate::ids::MemoryLocation;
+use crate::ids::{Device, MemoryLocation, NumaNode};
 use crate::runtime::no_such_device;
 use crate::sync::lock;
+
+/// The granularity of physical memory and of mappings, as on NVIDIA GPUs.
+pub(super) const PAGE: u64 = 2 << 20;
 
 /// How many bytes the devices have and use: simulated handles, which are numbers only, and physical memory.
 #[derive(Debug)]
 pub(super) struct Memory {
     pub(super) capacity: u64,
-    used: Vec<AtomicU64>,
-    /// The same for the host's NUMA nodes, each with as many bytes as a device.
-    used_of_nodes: [AtomicU64; NODES as usize],
+    pub(super) devices: u32,
+    /// Of each device, and of each NUMA node of the host, which has as many bytes as a device.
+    used: BTreeMap<MemoryLocation, AtomicU64>,
     /// The other processes that use the same devices, if there may be some.
     together: Option<SharedDevices>,
 }
@@ -35,21 +45,15 @@ pub(super) struct Memory {
 pub(super) const NODES: u32 = 2;
 
 impl Memory {
-    pub(super) fn new(devices: u64, capacity: u64, together: Option<SharedDevices>) -> Self {
-        let used = (0..devices).map(|_| AtomicU64::new(0)).collect();
-        Self { capacity, used, used_of_nodes: Default::default(), together }
-    }
-
-    pub(super) fn devices(&self) -> usize {
-        self.used.len()
+    pub(super) fn new(devices: u32, capacity: u64, together: Option<SharedDevices>) -> Self {
+        let nodes = (0..NODES).map(|node| NumaNode::from_number(node).into());
+        let places = (0..devices).map(|ordinal| Device::from_ordinal(ordinal).into()).chain(nodes);
+        let used = places.map(|place: MemoryLocation| (place, AtomicU64::new(0))).collect();
+        Self { capacity, devices, used, together }
     }
 
     fn slot(&self, location: MemoryLocation) -> Result<&AtomicU64> {
-        let slot = match location {
-            MemoryLocation::Device(device) => self.used.get(device.ordinal()),
-            MemoryLocation::Host(node) => self.used_of_nodes.get(node.index()),
-        };
-        slot.ok_or_else(|| no_such_device(location.number(), self.used.len()))
+        self.used.get(&location).ok_or_else(|| no_such_device(location.number(), self.devices as usize))
     }
 
     /// Refuses a device, or a node, that does not exist.
@@ -83,7 +87,7 @@ impl Memory {
         let take = |left: u64| {
             let fits = |used: u64| used.checked_add(bytes).filter(|&after| after <= left);
             let taken = slot.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);
-            taken.map(|before| before + bytes).map_err(|_| out_of_memory(function))
+            taken.map(|before| before + bytes).map_err(|_| refused(function, OUT_OF_MEMORY))
         };
         let Some((together, device)) = self.shared(location) else { return take(self.capacity).map(drop) };
         let alone = together.alone()?;
@@ -123,7 +127,6 @@ pub(super) struct SharedDevices {
 }
 
 /// No other thread of any of the processes changes anything while this lives.
-#[derive(Debug)]
 pub(super) struct Alone<'a> {
     of: &'a SharedDevices,
     file: MutexGuard<'a, File>,
@@ -210,4 +213,67 @@ impl Drop for Alone<'_> {
 
 const fn place(device: usize) -> u64 {
     device as u64 * 8
+}
+
+fn pointer(address: u64) -> *mut c_void {
+    ptr::with_exposed_provenance_mut(address as usize)
+}
+
+/// Under Miri, the next free address, far from real ones.
+static NEXT_NUMBER: AtomicU64 = AtomicU64::new(1 << 46);
+
+/// What `mmap` puts at addresses.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Behind {
+    /// Nothing: the addresses are only kept from others.
+    Nothing,
+    /// Bytes of a file from an offset on, without access.
+    Closed(RawFd, u64),
+    /// Such bytes, to read and write.
+    Open(RawFd, u64),
+}
+
+/// Calls `mmap` at free addresses, or over these.
+///
+/// # Safety
+/// Nothing uses what is at `over` now.
+pub(super) unsafe fn map(function: &str, over: Option<u64>, bytes: u64, behind: Behind) -> Result<u64> {
+    if cfg!(miri) {
+        return Ok(over.unwrap_or_else(|| NEXT_NUMBER.fetch_add(bytes + PAGE, Ordering::Relaxed)));
+    }
+    const ANONYMOUS: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let (protection, flags, file, offset) = match behind {
+        Behind::Nothing => (libc::PROT_NONE, ANONYMOUS, -1, 0),
+        Behind::Closed(file, offset) => (libc::PROT_NONE, libc::MAP_SHARED, file, offset),
+        Behind::Open(file, offset) => (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, file, offset),
+    };
+    let flags = if over.is_some() { flags | libc::MAP_FIXED } else { flags };
+    let at = over.map_or(ptr::null_mut(), pointer);
+    // SAFETY: fixed addresses are ones of ours that the caller vouches for, others are chosen by the system.
+    let mapped = unsafe { libc::mmap(at, bytes as usize, protection, flags, file, offset as libc::off_t) };
+    if mapped == libc::MAP_FAILED {
+        Err(system_error(function, io::Error::last_os_error()))
+    } else {
+        Ok(mapped.expose_provenance() as u64)
+    }
+}
+
+/// # Safety
+/// These are addresses of ours that nothing uses any more.
+pub(super) unsafe fn unmap(function: &str, address: u64, bytes: u64) -> Result<()> {
+    if bytes == 0 || cfg!(miri) {
+        return Ok(());
+    }
+    // SAFETY: the caller vouches for the addresses.
+    unsafe { munmap(pointer(address), bytes as usize) }.map_err(|error| system_error(function, error))
+}
+
+/// Lets the process read and write a range of mappings made by [`map`], where more access does no harm.
+pub(super) fn open(function: &str, address: u64, bytes: u64) -> Result<()> {
+    if cfg!(miri) {
+        return Ok(());
+    }
+    // SAFETY: access alone changes, of mappings of ours.
+    let opened = unsafe { mprotect(pointer(address), bytes as usize, MprotectFlags::READ | MprotectFlags::WRITE) };
+    opened.map_err(|error| system_error(function, error))
 }

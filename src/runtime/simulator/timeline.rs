@@ -8,22 +8,28 @@ use std::sync::{Mutex, MutexGuard};
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use super::captures::SimulatedCapture;
+use super::devices::space;
 use super::events::{Pending, Recorded, Word};
 use super::fault::{CAPTURE_INVALIDATED, ILLEGAL_ADDRESS, INVALID_HANDLE, refused};
 use super::uses::{self, UsedBlock, User};
-use super::virtual_memory::space;
 use crate::error::Result;
 use crate::ids::{Device, RawStream};
 use crate::runtime::RawEvent;
 use crate::sync::{ThisThread, ThreadNumber, lock};
 
-static TIMELINE: Mutex<Timeline> = Mutex::new(Timeline::new());
+static TIMELINE: Mutex<Timeline> = Mutex::new(Timeline {
+    streams: FxHashMap::with_hasher(FxBuildHasher),
+    events: FxHashMap::with_hasher(FxBuildHasher),
+    words: FxHashMap::with_hasher(FxBuildHasher),
+    pending: Vec::new(),
+    has_imported: false,
+    next: 0x1000,
+});
 
 pub(super) fn timeline() -> MutexGuard<'static, Timeline> {
     lock(&TIMELINE)
 }
 
-#[derive(Debug)]
 pub(super) struct Timeline {
     pub(super) streams: FxHashMap<StreamKey, SimulatedStream>,
     pub(super) events: FxHashMap<RawEvent, Option<Recorded>>,
@@ -35,17 +41,6 @@ pub(super) struct Timeline {
 }
 
 impl Timeline {
-    pub(super) const fn new() -> Self {
-        Self {
-            streams: FxHashMap::with_hasher(FxBuildHasher),
-            events: FxHashMap::with_hasher(FxBuildHasher),
-            words: FxHashMap::with_hasher(FxBuildHasher),
-            pending: Vec::new(),
-            has_imported: false,
-            next: 0x1000,
-        }
-    }
-
     /// Returns an address, or another number, that was never used, so that a stream used after its end is always recognised.
     pub(super) fn unused(&mut self) -> usize {
         self.next += 0x100;
@@ -244,7 +239,6 @@ impl StreamKey {
     }
 }
 
-#[derive(Debug)]
 pub(super) struct SimulatedStream {
     pub(super) device: Device,
     /// Unique; 0 of a default one.

@@ -17,15 +17,14 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
+use super::devices::{PhysicalBytes, space};
 use super::fault::{UNKNOWN, refused_because};
 use super::timeline::StreamKey;
-use super::virtual_memory::{PhysicalBytes, space};
 use crate::error::{Error, Result};
 use crate::ids::Device;
 use crate::sync::lock;
 
 /// One piece of memory that a stream's work, or a graph, uses.
-#[derive(Debug)]
 struct NotedUse {
     by: User,
     /// The memory's block, if the test gives it; else 0.
@@ -88,7 +87,6 @@ pub(super) fn rename(from: StreamKey, to: StreamKey) {
     }
 }
 
-#[cold]
 fn mistake(table: &mut UseTable, text: String) {
     match &mut table.collected {
         Some(collected) => collected.push(text),
@@ -175,7 +173,6 @@ struct ExtentCalls {
 
 static CALLS: Mutex<ExtentCalls> = Mutex::new(ExtentCalls { busy: BTreeSet::new(), broken: BTreeSet::new() });
 
-#[cold]
 fn broken(function: &str) -> Error {
     refused_because(function, UNKNOWN, "two calls worked on this extent at once")
 }
