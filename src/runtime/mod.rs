@@ -117,21 +117,18 @@ fn choose() -> Result<&'static dyn Runtime> {
 }
 
 fn first_with_a_device() -> Result<Box<dyn Runtime>> {
-    let no_cuda = match driver::cuda() {
-        Ok(cuda) => return Ok(cuda),
-        Err(error) => PassedOver::new(Kind::Cuda, error),
-    };
-    let no_hip = match driver::hip() {
-        Ok(hip) => {
-            // A machine with AMD's GPUs needs no driver of NVIDIA's; an installed one should work.
-            if no_cuda.is_present {
-                let _ = PASSED_OVER.set(vec![no_cuda]);
+    let mut passed_over = Vec::new();
+    for (kind, probe) in [(Kind::Cuda, driver::cuda as fn() -> _), (Kind::Hip, driver::hip)] {
+        match probe() {
+            Ok(runtime) => {
+                // A machine with AMD's GPUs needs no driver of NVIDIA's; an installed one should work.
+                passed_over.retain(|passed: &PassedOver| passed.is_present);
+                let _ = PASSED_OVER.set(passed_over);
+                return Ok(runtime);
             }
-            return Ok(hip);
+            Err(error) => passed_over.push(PassedOver::new(kind, error)),
         }
-        Err(error) => PassedOver::new(Kind::Hip, error),
-    };
-    let passed_over = vec![no_cuda, no_hip];
+    }
     // Host memory in place of a GPU's would go unnoticed until something is slow, or wrong.
     if let Some(broken) = passed_over.iter().find(|passed| passed.is_present) {
         let PassedOver { kind, reason, .. } = broken;

@@ -164,6 +164,11 @@ impl Driver<Cuda> {
         self.check(self.vendor.set_context, |call| unsafe { call(context) })
     }
 
+    #[inline]
+    fn find(&self, is_meant: impl Fn(&DriverDevice) -> bool) -> Option<Device> {
+        self.devices.iter().position(is_meant).map(|ordinal| Device::from_ordinal(ordinal as u32))
+    }
+
     /// Returns whether any code of the process has made the device's primary context active.
     fn has_context(&self, slot: &DriverDevice) -> Result<bool> {
         if slot.primary.get().is_some() {
@@ -195,15 +200,14 @@ impl Driver<Cuda> {
         if self.current_context()? != 0 {
             return Ok(None);
         }
-        let active = self.devices.iter().position(|slot| self.has_context(slot).unwrap_or(false)).unwrap_or(0);
-        self.primary(Device::from_ordinal(active as u32)).map(Some)
+        let active = self.find(|slot| self.has_context(slot).unwrap_or(false));
+        self.primary(active.unwrap_or(Device::from_ordinal(0))).map(Some)
     }
 
     /// Returns the device whose primary context this is, if it was retained here.
     #[inline]
     fn known_device_of(&self, context: usize) -> Option<Device> {
-        let ordinal = self.devices.iter().position(|slot| slot.primary.get() == Some(&context))?;
-        Some(Device::from_ordinal(ordinal as u32))
+        self.find(|slot| slot.primary.get() == Some(&context))
     }
 
     /// Returns the device of a current context that is not a primary one, or not yet known.
@@ -211,9 +215,7 @@ impl Driver<Cuda> {
     fn current_device_by_handle(&self) -> Result<Device> {
         // SAFETY: `handle` is a valid place for a device.
         let handle = self.written(self.vendor.device_of_context, |call, handle| unsafe { call(handle) })?;
-        let ordinal = self.devices.iter().position(|slot| slot.handle == handle);
-        ordinal
-            .map(|ordinal| Device::from_ordinal(ordinal as u32))
+        self.find(|slot| slot.handle == handle)
             .ok_or_else(|| Error::internal("the current context is of a device that the driver did not list"))
     }
 
@@ -632,24 +634,15 @@ fn group_limit(device: DeviceUuid, group: &Path) -> Option<GroupLimit> {
     let group = CString::new(group.as_os_str().as_encoded_bytes()).ok()?;
     // Instances of MIG have no such limits; no device has this UUID then.
     let uuid = CString::new(format!("GPU-{}", uuid_text(device))).ok()?;
-    limits_in(nvml, device_in(nvml, &uuid)?, &group)
-}
-
-fn device_in(nvml: &NvmlSymbols, uuid: &CStr) -> Option<*mut c_void> {
     let mut device = ptr::null_mut();
     // SAFETY: NVML was initialised, the UUID is a string, and `device` is a valid place for a device.
     let found = unsafe { (nvml.device_of_uuid.function)(uuid.as_ptr(), &mut device) };
-    (found == SUCCESS).then_some(device)
-}
-
-fn limits_in(nvml: &NvmlSymbols, device: *mut c_void, group: &CStr) -> Option<GroupLimit> {
     let mut limits = MemoryLimits { group: group.as_ptr(), soft: 0, hard: NO_LIMIT, used: 0, room: [0; 0x1c] };
     // SAFETY: NVML returned the device, and `limits` is a valid place for the struct, whose group is a string.
-    let told = unsafe { (nvml.memory_limits.function)(device, &mut limits) };
+    let told = found == SUCCESS && unsafe { (nvml.memory_limits.function)(device, &mut limits) } == SUCCESS;
     let MemoryLimits { hard, used, .. } = limits;
     // With none at all no context could be made: nothing was written.
-    let is_limit = told == SUCCESS && hard != NO_LIMIT && hard != 0;
-    is_limit.then_some(GroupLimit { bytes: hard, used })
+    (told && hard != NO_LIMIT && hard != 0).then_some(GroupLimit { bytes: hard, used })
 }
 
 #[cfg(test)]

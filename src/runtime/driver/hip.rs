@@ -116,9 +116,20 @@ impl Driver<Hip> {
 
     /// Maps two pieces of memory side by side and one of them a second time, as the allocator does when it moves pages.
     fn rehearse(&self, device: Device) -> Result<()> {
-        let base = self.address_reserve(3 * LARGE_PAGE)?;
-        let mut pieces = Vec::new();
-        let mut outcome = self.map_pieces(device, base, &mut pieces);
+        let (base, mut pieces) = (self.address_reserve(3 * LARGE_PAGE)?, Vec::new());
+        let mut map = || {
+            for address in [base, base + LARGE_PAGE] {
+                let piece = self.extent_create(device.into(), LARGE_PAGE)?;
+                pieces.push(piece);
+                // SAFETY: the addresses were just reserved, and the extent is as long as said and alive.
+                unsafe { self.memory_map(address, LARGE_PAGE, piece) }?;
+            }
+            // SAFETY: the addresses were just reserved, and the extent is as long as said and alive.
+            unsafe { self.memory_map(base + 2 * LARGE_PAGE, LARGE_PAGE, pieces[0]) }?;
+            // SAFETY: the whole range was just mapped.
+            unsafe { self.memory_set_access(base, 3 * LARGE_PAGE, &[device.into()]) }
+        };
+        let mut outcome = map();
         // What cannot be unmapped stays: its addresses cannot be given back.
         // SAFETY: nothing uses these mappings.
         unsafe { self.memory_unmap(base, 3 * LARGE_PAGE) }?;
@@ -128,19 +139,6 @@ impl Driver<Hip> {
         }
         // SAFETY: the reservation is whole, and nothing is mapped in it.
         outcome.and(unsafe { self.address_free(base, 3 * LARGE_PAGE) })
-    }
-
-    fn map_pieces(&self, device: Device, base: u64, pieces: &mut Vec<Extent>) -> Result<()> {
-        for address in [base, base + LARGE_PAGE] {
-            let piece = self.extent_create(device.into(), LARGE_PAGE)?;
-            pieces.push(piece);
-            // SAFETY: the addresses were just reserved, and the extent is as long as said and alive.
-            unsafe { self.memory_map(address, LARGE_PAGE, piece) }?;
-        }
-        // SAFETY: the addresses were just reserved, and the extent is as long as said and alive.
-        unsafe { self.memory_map(base + 2 * LARGE_PAGE, LARGE_PAGE, pieces[0]) }?;
-        // SAFETY: the whole range was just mapped.
-        unsafe { self.memory_set_access(base, 3 * LARGE_PAGE, &[device.into()]) }
     }
 }
 

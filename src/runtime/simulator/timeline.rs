@@ -137,7 +137,7 @@ impl Timeline {
             return if capture.is_valid { Ok(()) } else { Err(refused("work", CAPTURE_INVALIDATED)) };
         }
         let number = self.submit(key)?;
-        let block = UsedBlock { number: 0, address: work.mapped(), bytes: work.bytes() };
+        let block = UsedBlock { number: 0, address: work.mapped, bytes: work.bytes };
         self.begin_use(User::Work(key, number), key, block)?;
         let stream = self.stream(key)?;
         stream.work.push_back((number, work));
@@ -298,46 +298,41 @@ impl SimulatedStream {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Work {
-    /// Copies bytes from one address to another, of which `mapped` is the device's.
-    Copy { to: u64, from: u64, bytes: u64, mapped: u64 },
-    /// Sets bytes of a device.
-    Fill { address: u64, byte: u8, bytes: u64 },
+pub(super) struct Work {
+    /// Where its device memory begins.
+    pub(super) mapped: u64,
+    pub(super) bytes: u64,
+    pub(super) change: Change,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Change {
+    /// Copies from one address to another, of which one is the device's.
+    Copy { to: u64, from: u64 },
+    /// Sets each byte.
+    Fill(u8),
 }
 
 impl Work {
-    /// Returns where its device memory begins.
-    pub(super) const fn mapped(self) -> u64 {
-        match self {
-            Self::Copy { mapped, .. } => mapped,
-            Self::Fill { address, .. } => address,
-        }
-    }
-
-    pub(super) const fn bytes(self) -> u64 {
-        let (Self::Copy { bytes, .. } | Self::Fill { bytes, .. }) = self;
-        bytes
-    }
-
     /// Runs it, unless the device has no memory there: a GPU reports that as an error of the work. Under Miri there are
     /// no bytes to change.
     pub(super) fn run(self, device: Device) -> Result<()> {
-        let bytes = self.bytes();
+        let Self { mapped, bytes, change } = self;
         // Under the lock, so that nothing is unmapped meanwhile.
         let space = space();
-        if !space.is_accessible(self.mapped(), bytes, device) {
+        if !space.is_accessible(mapped, bytes, device) {
             return Err(refused("a copy or a fill", ILLEGAL_ADDRESS).on(device));
         }
         if cfg!(miri) {
             return Ok(());
         }
         let pointer = |address: u64| ptr::with_exposed_provenance_mut::<u8>(address as usize);
-        match self {
+        match change {
             // SAFETY: the device's range is mapped, as was just seen, and the caller that submitted the copy promises that the
             // host's is there until it is done; `copy` allows them to overlap.
-            Self::Copy { to, from, .. } => unsafe { ptr::copy(pointer(from), pointer(to), bytes as usize) },
+            Change::Copy { to, from } => unsafe { ptr::copy(pointer(from), pointer(to), bytes as usize) },
             // SAFETY: the range is mapped, as was just seen.
-            Self::Fill { address, byte, .. } => unsafe { pointer(address).write_bytes(byte, bytes as usize) },
+            Change::Fill(byte) => unsafe { pointer(mapped).write_bytes(byte, bytes as usize) },
         }
         Ok(())
     }

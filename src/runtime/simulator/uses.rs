@@ -13,13 +13,13 @@ use std::collections::BTreeSet;
 use std::io::{self, Write};
 use std::ops::Range;
 use std::sync::Mutex;
-#[cfg(feature = "fault-injection")]
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use super::devices::{PhysicalBytes, space};
 use super::fault::{UNKNOWN, refused_because};
 use super::timeline::StreamKey;
+#[cfg(feature = "fault-injection")]
+use super::timeline::timeline;
 use crate::error::{Error, Result};
 use crate::ids::Device;
 use crate::sync::lock;
@@ -45,26 +45,21 @@ pub(super) enum User {
     Registration(u64),
 }
 
-struct UseTable {
-    uses: Vec<NotedUse>,
-    /// The mistakes since a test began to collect them.
-    collected: Option<Vec<String>>,
-}
-
-static TABLE: Mutex<UseTable> = Mutex::new(UseTable { uses: Vec::new(), collected: None });
+static USES: Mutex<Vec<NotedUse>> = Mutex::new(Vec::new());
+/// The mistakes since a test began to collect them.
+static COLLECTED: Mutex<Option<Vec<String>>> = Mutex::new(None);
 
 /// Collects mistakes from now on, rather than end the process, and returns those so far.
 #[cfg(feature = "fault-injection")]
 pub fn collect() -> Vec<String> {
-    lock(&TABLE).collected.replace(Vec::new()).unwrap_or_default()
+    lock(&COLLECTED).replace(Vec::new()).unwrap_or_default()
 }
 
 /// Registers memory of a device, as NCCL or a NIC does: it must stay where it is until [`unregister`] with the returned
 /// number.
 #[cfg(feature = "fault-injection")]
 pub fn register(device: Device, address: u64, bytes: u64) -> u64 {
-    static NUMBERS: AtomicU64 = AtomicU64::new(1);
-    let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
+    let number = timeline().unused() as u64;
     begin(User::Registration(number), device, UsedBlock { number: 0, address, bytes }, |_, _| true);
     number
 }
@@ -78,7 +73,7 @@ pub fn unregister(number: u64) {
 /// Moves a stream's uses to another key.
 #[cfg(feature = "fault-injection")]
 pub(super) fn rename(from: StreamKey, to: StreamKey) {
-    for other in &mut lock(&TABLE).uses {
+    for other in lock(&USES).iter_mut() {
         if let User::Work(key, _) = &mut other.by
             && *key == from
         {
@@ -87,8 +82,8 @@ pub(super) fn rename(from: StreamKey, to: StreamKey) {
     }
 }
 
-fn mistake(table: &mut UseTable, text: String) {
-    match &mut table.collected {
+fn mistake(text: String) {
+    match &mut *lock(&COLLECTED) {
         Some(collected) => collected.push(text),
         None => {
             let place = Backtrace::force_capture();
@@ -120,11 +115,10 @@ pub(super) fn begin(by: User, device: Device, block: UsedBlock, is_behind: impl 
         let space = space();
         if space.is_accessible(address, bytes, device) { Some(space.bytes_behind(address, bytes)) } else { None }
     };
-    let table = &mut *lock(&TABLE);
     let Some(behind) = behind else {
-        mistake(table, format!("{by:?} is given {bytes} bytes at {address:#x}, which {device} cannot reach"));
-        return;
+        return mistake(format!("{by:?} is given {bytes} bytes at {address:#x}, which {device} cannot reach"));
     };
+    let mut uses = lock(&USES);
     let is_ordered = |other: &NotedUse| match (by, other.by) {
         (User::Work(..) | User::Graph(_), User::Work(key, number)) => is_behind(key, number),
         // Graphs of one pool share memory, and are launched one behind the other.
@@ -132,24 +126,23 @@ pub(super) fn begin(by: User, device: Device, block: UsedBlock, is_behind: impl 
         (_, User::Graph(_) | User::Registration(_)) | (User::Registration(_), _) => true,
     };
     // Work may use what a graph has allocated, and with it what the graph had freed there before.
-    let uses_block = |by: User| table.uses.iter().any(|one| one.by == by && one.block == number);
+    let uses_block = |by: User| uses.iter().any(|one| one.by == by && one.block == number);
     let is_same = |other: &NotedUse| {
         number != 0 && (number == other.block || matches!(other.by, User::Graph(_)) && uses_block(other.by))
     };
     let overlaps = |other: &&NotedUse| other.bytes.iter().any(|old| behind.iter().any(|new| old.overlaps(new)));
-    if let Some(other) = table.uses.iter().filter(overlaps).find(|other| !is_same(other) && !is_ordered(other)) {
-        let text = format!(
-            "{by:?} is given {bytes} bytes at {address:#x}, which {:?} still uses at {:#x?}",
-            other.by, other.addresses
-        );
-        mistake(table, text);
+    if let Some(other) = uses.iter().filter(overlaps).find(|other| !is_same(other) && !is_ordered(other)) {
+        let NotedUse { by: other, addresses, .. } = other;
+        mistake(format!(
+            "{by:?} is given {bytes} bytes at {address:#x}, which {other:?} still uses at {addresses:#x?}"
+        ));
     }
-    table.uses.push(NotedUse { by, block: number, addresses: address..address + bytes, bytes: behind });
+    uses.push(NotedUse { by, block: number, addresses: address..address + bytes, bytes: behind });
 }
 
 pub(super) fn end(has_ended: impl Fn(User) -> bool) {
     if cfg!(feature = "fault-injection") {
-        lock(&TABLE).uses.retain(|one| !has_ended(one.by));
+        lock(&USES).retain(|one| !has_ended(one.by));
     }
 }
 
@@ -158,11 +151,10 @@ pub(super) fn check_unused(address: u64, bytes: u64) {
     if !cfg!(feature = "fault-injection") {
         return;
     }
-    let table = &mut *lock(&TABLE);
-    let in_use = table.uses.iter().find(|one| one.addresses.start < address + bytes && address < one.addresses.end);
-    if let Some(one) = in_use {
-        let text = format!("{bytes} bytes at {address:#x} go while {:?} uses {:#x?}", one.by, one.addresses);
-        mistake(table, text);
+    let uses = lock(&USES);
+    let in_use = uses.iter().find(|one| one.addresses.start < address + bytes && address < one.addresses.end);
+    if let Some(NotedUse { by, addresses, .. }) = in_use {
+        mistake(format!("{bytes} bytes at {address:#x} go while {by:?} uses {addresses:#x?}"));
     }
 }
 
