@@ -302,11 +302,11 @@ pub(super) struct Work {
     /// Where its device memory begins.
     pub(super) mapped: u64,
     pub(super) bytes: u64,
-    pub(super) change: Change,
+    pub(super) change: BytesChange,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Change {
+pub(super) enum BytesChange {
     /// Copies from one address to another, of which one is the device's.
     Copy { to: u64, from: u64 },
     /// Sets each byte.
@@ -330,9 +330,9 @@ impl Work {
         match change {
             // SAFETY: the device's range is mapped, as was just seen, and the caller that submitted the copy promises that the
             // host's is there until it is done; `copy` allows them to overlap.
-            Change::Copy { to, from } => unsafe { ptr::copy(pointer(from), pointer(to), bytes as usize) },
+            BytesChange::Copy { to, from } => unsafe { ptr::copy(pointer(from), pointer(to), bytes as usize) },
             // SAFETY: the range is mapped, as was just seen.
-            Change::Fill(byte) => unsafe { pointer(mapped).write_bytes(byte, bytes as usize) },
+            BytesChange::Fill(byte) => unsafe { pointer(mapped).write_bytes(byte, bytes as usize) },
         }
         Ok(())
     }
