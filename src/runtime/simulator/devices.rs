@@ -22,7 +22,7 @@ use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, fstat, memfd_create, see
 use super::captures::check_unsafe_call;
 use super::fault::{Call, OUT_OF_MEMORY, check, invalid, refused, system_error};
 use super::memory::{Behind, Memory, PAGE, SharedDevices, map, open, unmap};
-use super::timeline::{BytesChange, StreamKey, Work, timeline};
+use super::timeline::{Effect, StreamKey, Work, timeline};
 use super::uses::{self, ExtentCall};
 use crate::environment::number;
 use crate::error::{Error, Result};
@@ -443,25 +443,17 @@ impl DeviceCalls for Simulator {
 
     unsafe fn fill(&self, address: u64, byte: u8, bytes: u64, stream: RawStream) -> Result<()> {
         check(Call::Fill)?;
-        submit_work("fill", Self::key(stream), Work { mapped: address, bytes, change: BytesChange::Fill(byte) })
+        submit_work("fill", Self::key(stream), Work { mapped: address, bytes, effect: Effect::Fill(byte) })
     }
 
     unsafe fn copy_to_host(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
         check(Call::CopyToHost)?;
-        submit_work(
-            "copy_to_host",
-            Self::key(stream),
-            Work { mapped: from, bytes, change: BytesChange::Copy { to, from } },
-        )
+        submit_work("copy_to_host", Self::key(stream), Work { mapped: from, bytes, effect: Effect::Copy { to, from } })
     }
 
     unsafe fn copy_to_device(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
         check(Call::CopyToDevice)?;
-        submit_work(
-            "copy_to_device",
-            Self::key(stream),
-            Work { mapped: to, bytes, change: BytesChange::Copy { to, from } },
-        )
+        submit_work("copy_to_device", Self::key(stream), Work { mapped: to, bytes, effect: Effect::Copy { to, from } })
     }
 
     unsafe fn allocate_async(&self, bytes: u64, stream: RawStream) -> Result<u64> {

@@ -302,11 +302,11 @@ pub(super) struct Work {
     /// Where its device memory begins.
     pub(super) mapped: u64,
     pub(super) bytes: u64,
-    pub(super) change: BytesChange,
+    pub(super) effect: Effect,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) enum BytesChange {
+pub(super) enum Effect {
     /// Copies from one address to another, of which one is the device's.
     Copy { to: u64, from: u64 },
     /// Sets each byte.
@@ -317,7 +317,7 @@ impl Work {
     /// Runs it, unless the device has no memory there: a GPU reports that as an error of the work. Under Miri there are
     /// no bytes to change.
     pub(super) fn run(self, device: Device) -> Result<()> {
-        let Self { mapped, bytes, change } = self;
+        let Self { mapped, bytes, effect } = self;
         // Under the lock, so that nothing is unmapped meanwhile.
         let space = space();
         if !space.is_accessible(mapped, bytes, device) {
@@ -327,12 +327,12 @@ impl Work {
             return Ok(());
         }
         let pointer = |address: u64| ptr::with_exposed_provenance_mut::<u8>(address as usize);
-        match change {
+        match effect {
             // SAFETY: the device's range is mapped, as was just seen, and the caller that submitted the copy promises that the
             // host's is there until it is done; `copy` allows them to overlap.
-            BytesChange::Copy { to, from } => unsafe { ptr::copy(pointer(from), pointer(to), bytes as usize) },
+            Effect::Copy { to, from } => unsafe { ptr::copy(pointer(from), pointer(to), bytes as usize) },
             // SAFETY: the range is mapped, as was just seen.
-            BytesChange::Fill(byte) => unsafe { pointer(mapped).write_bytes(byte, bytes as usize) },
+            Effect::Fill(byte) => unsafe { pointer(mapped).write_bytes(byte, bytes as usize) },
         }
         Ok(())
     }
