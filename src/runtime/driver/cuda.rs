@@ -307,7 +307,8 @@ impl Driver<Cuda> {
 
 impl Runtime for Driver<Cuda> {
     fn device_info(&self, device: Device) -> Result<DeviceInfo> {
-        let (name, place) = self.name_and_place(device)?;
+        let name = self.text_of(self.symbols.device_name, device)?;
+        let place = self.pci_bus_id(device)?;
         // The driver's API shows it only in the name: "NVIDIA A100-SXM4-40GB MIG 1g.5gb".
         let is_mig = name.contains(" MIG ");
         let uuid = uuid_text(self.device_uuid(device)?);

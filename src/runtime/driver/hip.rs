@@ -15,7 +15,7 @@ use std::ffi::{CStr, c_char, c_int, c_ulonglong};
 use log::info;
 
 use super::symbols::{DriverLocation, Status, symbols};
-use super::{Driver, DriverVendor, NOT_SUPPORTED, text, uuid_text};
+use super::{Driver, DriverVendor, NOT_SUPPORTED, text_in, uuid_text};
 use crate::environment;
 use crate::error::{Error, Result, StatusKind};
 use crate::ids::{Device, MemoryLocation, NumaNode, RawStream};
@@ -81,7 +81,7 @@ impl DriverVendor for Hip {
 
 /// Returns a device's UUID as `rocminfo` writes it: HIP returns the letters after `GPU-`, `XX` for none.
 fn uuid_of(bytes: [u8; 16]) -> Option<String> {
-    let letters = text(&bytes);
+    let letters = text_in(&bytes);
     match letters.as_str() {
         "" | "XX" => None,
         _ if letters.bytes().all(|letter| letter.is_ascii_alphanumeric()) => Some(format!("GPU-{letters}")),
@@ -144,7 +144,8 @@ impl Driver<Hip> {
 
 impl Runtime for Driver<Hip> {
     fn device_info(&self, device: Device) -> Result<DeviceInfo> {
-        let (name, place) = self.name_and_place(device)?;
+        let name = self.text_of(self.symbols.device_name, device)?;
+        let place = self.pci_bus_id(device)?;
         let uuid = uuid_of(self.device_uuid(device)?);
         let memory = self.memory_of(device)?;
         Ok(DeviceInfo {

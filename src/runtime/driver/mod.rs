@@ -7,7 +7,7 @@ mod probe;
 mod symbols;
 
 use std::collections::BTreeMap;
-use std::ffi::{CStr, c_int};
+use std::ffi::{CStr, c_char, c_int};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::{Mutex, OnceLock};
 use std::{fmt, ptr};
@@ -69,6 +69,9 @@ struct Driver<V> {
     vendor: V,
 }
 
+/// `cuDeviceGetName`, and others.
+type TextOf = unsafe extern "C" fn(*mut c_char, c_int, c_int) -> Status;
+
 struct DriverDevice {
     handle: c_int,
     /// The address of CUDA's primary context, once retained.
@@ -124,7 +127,7 @@ fn refusal<V: DriverVendor>(function: &str, name: impl Into<String>, status: Sta
 }
 
 /// Returns a string that a driver wrote into a buffer, up to its final zero.
-fn text(buffer: &[u8]) -> String {
+fn text_in(buffer: &[u8]) -> String {
     String::from_utf8_lossy(buffer.split(|&byte| byte == 0).next().unwrap_or_default()).into_owned()
 }
 
@@ -179,22 +182,16 @@ impl<V: DriverVendor> Driver<V> {
         self.slot(device).map(|slot| slot.handle)
     }
 
-    /// Returns the device's name, and its PCI address.
-    fn name_and_place(&self, device: Device) -> Result<(String, String)> {
-        let (mut name, handle) = ([0_u8; 256], self.handle(device)?);
-        // SAFETY: `name` has the given length, which the driver keeps to, with a final zero.
-        self.check(self.symbols.device_name, |call| unsafe {
-            call(name.as_mut_ptr().cast(), name.len() as c_int, handle)
-        })?;
-        Ok((text(&name), self.pci_bus_id(device)?))
+    /// Returns what a function writes about a device.
+    fn text_of(&self, symbol: Symbol<TextOf>, device: Device) -> Result<String> {
+        let (mut text, handle) = ([0_u8; 256], self.handle(device)?);
+        // SAFETY: `text` has the given length, which the driver keeps to, with a final zero.
+        self.check(symbol, |call| unsafe { call(text.as_mut_ptr().cast(), text.len() as c_int, handle) })?;
+        Ok(text_in(&text))
     }
 
     fn pci_bus_id(&self, device: Device) -> Result<String> {
-        let (mut place, handle) = ([0_u8; 32], self.handle(device)?);
-        let (buffer, length) = (place.as_mut_ptr().cast(), place.len() as c_int);
-        // SAFETY: `place` has the given length, which the driver keeps to, with a final zero.
-        self.check(self.symbols.device_pci_bus_id, |call| unsafe { call(buffer, length, handle) })?;
-        Ok(text(&place))
+        self.text_of(self.symbols.device_pci_bus_id, device)
     }
 
     fn attribute(&self, attribute: c_int, device: Device) -> Result<c_int> {
@@ -507,6 +504,6 @@ mod tests {
 
     #[test]
     fn a_drivers_string_ends_at_its_zero_or_with_the_buffer() {
-        assert_eq!((text(b"0000:18:00.0\0..").as_str(), text(b"full").as_str()), ("0000:18:00.0", "full"));
+        assert_eq!((text_in(b"0000:18:00.0\0..").as_str(), text_in(b"full").as_str()), ("0000:18:00.0", "full"));
     }
 }

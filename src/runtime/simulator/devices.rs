@@ -253,33 +253,26 @@ impl Space {
         let place = self.take(FUNCTION, memory, device.into(), bytes)?;
         let file = self.descriptor();
         // SAFETY: the system chooses the addresses.
-        match unsafe { map(FUNCTION, None, bytes, Behind::Open(file, place.offset)) } {
-            Ok(address) => {
-                self.allocations.insert(address, place);
-                Ok(address)
-            }
-            Err(error) => {
-                self.give_back(memory, place)?;
-                Err(error)
-            }
+        let mapped = unsafe { map(FUNCTION, None, bytes, Behind::Open(file, place.offset)) };
+        match mapped {
+            Ok(address) => _ = self.allocations.insert(address, place),
+            Err(_) => self.give_back(memory, place)?,
         }
+        mapped
     }
 
-    pub(super) fn device_of(&self, address: u64) -> Result<Device> {
-        let place = self.allocations.get(&address);
-        place
-            .and_then(|place| place.location.device())
-            .ok_or_else(|| invalid("memory_free", "nothing was allocated there"))
+    /// Returns where what was allocated at an address is.
+    fn allocation(&self, address: u64) -> Result<FileRange> {
+        let place = self.allocations.get(&address).copied();
+        place.ok_or_else(|| invalid("memory_free", "nothing was allocated there"))
     }
 
     /// # Safety
     /// Nothing uses the memory again.
     pub(super) unsafe fn memory_free(&mut self, memory: &Memory, address: u64) -> Result<()> {
-        const FUNCTION: &str = "memory_free";
-        let place = self.allocations.get(&address).copied();
-        let place = place.ok_or_else(|| invalid(FUNCTION, "nothing was allocated there"))?;
+        let place = self.allocation(address)?;
         // SAFETY: the range was mapped here for this allocation, and its owner gives it up.
-        unsafe { unmap(FUNCTION, address, place.bytes) }?;
+        unsafe { unmap("memory_free", address, place.bytes) }?;
         self.allocations.remove(&address);
         self.give_back(memory, place)
     }
@@ -434,8 +427,8 @@ impl DeviceCalls for Simulator {
 
     unsafe fn memory_free(&self, address: u64) -> Result<()> {
         enter_memory_call(Call::MemoryFree)?;
-        let device = space().device_of(address)?;
-        timeline().complete_all(Some(device))?;
+        let place = space().allocation(address)?;
+        timeline().complete_all(place.location.device())?;
         uses::check_unused(address, 1);
         // SAFETY: the caller gives the memory up.
         unsafe { space().memory_free(self.memory, address) }

@@ -74,7 +74,7 @@ impl Memory {
 
     /// Returns a number of the processes that have the devices together.
     pub(super) fn folder_number(&self) -> Option<u64> {
-        self.together.as_ref().map(SharedDevices::folder_number)
+        self.together.as_ref().map(|together| together.number)
     }
 
     /// Returns what is to be told to the other processes that use a device.
@@ -120,14 +120,14 @@ pub(super) struct SharedDevices {
     number: u64,
     /// The name of `own`.
     name: String,
-    /// The bytes that this process uses of each device. Locked as long as the process lives.
+    /// The bytes that this process uses of each device, 8 bytes each. Locked as long as the process lives.
     own: File,
     /// Locked by the process that changes anything, and, since such a lock is the process's, by its thread.
     alone: Mutex<File>,
 }
 
 /// No other thread of any of the processes changes anything while this lives.
-pub(super) struct Alone<'a> {
+struct Alone<'a> {
     of: &'a SharedDevices,
     file: MutexGuard<'a, File>,
 }
@@ -160,11 +160,7 @@ impl SharedDevices {
         Ok(Self { folder, number, name, own, alone: Mutex::new(alone) })
     }
 
-    pub(super) const fn folder_number(&self) -> u64 {
-        self.number
-    }
-
-    pub(super) fn alone(&self) -> Result<Alone<'_>> {
+    fn alone(&self) -> Result<Alone<'_>> {
         let file = lock(&self.alone);
         flock(&*file, FlockOperation::LockExclusive).map_err(|error| system_error("flock", error))?;
         Ok(Alone { of: self, file })
@@ -173,7 +169,7 @@ impl SharedDevices {
 
 impl Alone<'_> {
     /// Returns how many bytes of a device the other living processes use.
-    pub(super) fn used_by_others(&self, device: usize) -> Result<u64> {
+    fn used_by_others(&self, device: usize) -> Result<u64> {
         self.sum(device).map_err(|error| system_error("read", error))
     }
 
@@ -190,7 +186,7 @@ impl Alone<'_> {
             }
             let mut used = [0; 8];
             // A process that has used nothing has written nothing.
-            if file.read_exact_at(&mut used, place(device)).is_ok() {
+            if file.read_exact_at(&mut used, device as u64 * 8).is_ok() {
                 sum += u64::from_le_bytes(used);
             }
         }
@@ -198,8 +194,8 @@ impl Alone<'_> {
     }
 
     /// Tells the others how many bytes this process uses.
-    pub(super) fn publish(&self, device: usize, used: u64) -> Result<()> {
-        let written = self.of.own.write_all_at(&used.to_le_bytes(), place(device));
+    fn publish(&self, device: usize, used: u64) -> Result<()> {
+        let written = self.of.own.write_all_at(&used.to_le_bytes(), device as u64 * 8);
         written.map_err(|error| system_error("write", error))
     }
 }
@@ -209,10 +205,6 @@ impl Drop for Alone<'_> {
         // It ends with the process at the latest.
         let _ = flock(&*self.file, FlockOperation::Unlock);
     }
-}
-
-const fn place(device: usize) -> u64 {
-    device as u64 * 8
 }
 
 fn pointer(address: u64) -> *mut c_void {
