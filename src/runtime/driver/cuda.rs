@@ -152,7 +152,7 @@ impl Driver<Cuda> {
     #[inline]
     fn current_context(&self) -> Result<usize> {
         // SAFETY: `context` is a valid place for a context.
-        self.written(self.vendor.get_context, |call, context| unsafe { call(context) })
+        self.written(&self.vendor.get_context, |call, context| unsafe { call(context) })
     }
 
     /// Makes the context at this address current; none for 0.
@@ -161,7 +161,7 @@ impl Driver<Cuda> {
     /// It is alive, or the driver is to find out.
     unsafe fn set_context(&self, context: usize) -> Result<()> {
         // SAFETY: the caller vouches for the context.
-        self.check(self.vendor.set_context, |call| unsafe { call(context) })
+        self.check(&self.vendor.set_context, |call| unsafe { call(context) })
     }
 
     #[inline]
@@ -174,7 +174,7 @@ impl Driver<Cuda> {
         if slot.primary.get().is_some() {
             return Ok(true);
         }
-        let (_, active): (c_uint, c_int) = self.written(self.vendor.primary_state, |call, (flags, active)| {
+        let (_, active): (c_uint, c_int) = self.written(&self.vendor.primary_state, |call, (flags, active)| {
             // SAFETY: both are valid places for ints, and the handle came from `cuDeviceGet`.
             unsafe { call(slot.handle, flags, active) }
         })?;
@@ -189,7 +189,7 @@ impl Driver<Cuda> {
             return Ok(context);
         }
         // SAFETY: `context` is a valid place for a context, and the handle came from `cuDeviceGet`.
-        let retained = self.written(self.vendor.primary_retain, |call, context| unsafe { call(context, slot.handle) });
+        let retained = self.written(&self.vendor.primary_retain, |call, context| unsafe { call(context, slot.handle) });
         let context = retained.map_err(|e| e.on(device))?;
         Ok(*slot.primary.get_or_init(|| context))
     }
@@ -214,7 +214,7 @@ impl Driver<Cuda> {
     #[cold]
     fn current_device_by_handle(&self) -> Result<Device> {
         // SAFETY: `handle` is a valid place for a device.
-        let handle = self.written(self.vendor.device_of_context, |call, handle| unsafe { call(handle) })?;
+        let handle = self.written(&self.vendor.device_of_context, |call, handle| unsafe { call(handle) })?;
         self.find(|slot| slot.handle == handle)
             .ok_or_else(|| Error::internal("the current context is of a device that the driver did not list"))
     }
@@ -262,7 +262,7 @@ impl Driver<Cuda> {
     /// The stream is alive.
     unsafe fn parent_of_green_context(&self, stream: RawStream) -> Result<Option<usize>> {
         let Ok(green_context) = self.vendor.stream_green_context else { return Ok(None) };
-        let (parent, green): (usize, usize) = self.written(green_context, |call, (parent, green)| {
+        let (parent, green): (usize, usize) = self.written(&green_context, |call, (parent, green)| {
             // SAFETY: the caller promises that the stream is alive, and both are valid places for a context.
             unsafe { call(stream.address(), parent, green) }
         })?;
@@ -301,13 +301,13 @@ impl Driver<Cuda> {
     fn memory_pool(&self) -> Result<usize> {
         let handle = self.handle(self.current_device()?)?;
         // SAFETY: `pool` is a valid place for a pool.
-        self.written(self.vendor.memory_pool, |call, pool| unsafe { call(pool, handle) })
+        self.written(&self.vendor.memory_pool, |call, pool| unsafe { call(pool, handle) })
     }
 }
 
 impl Runtime for Driver<Cuda> {
     fn device_info(&self, device: Device) -> Result<DeviceInfo> {
-        let name = self.text_of(self.symbols.device_name, device)?;
+        let name = self.text_of(&self.symbols.device_name, device)?;
         let place = self.pci_bus_id(device)?;
         // The driver's API shows it only in the name: "NVIDIA A100-SXM4-40GB MIG 1g.5gb".
         let is_mig = name.contains(" MIG ");
@@ -385,7 +385,7 @@ impl Runtime for Driver<Cuda> {
         }
         // SAFETY: the caller promises that the stream is alive, and `context` is a valid place for one.
         let context =
-            self.written(self.vendor.stream_context, |call, context| unsafe { call(stream.address(), context) })?;
+            self.written(&self.vendor.stream_context, |call, context| unsafe { call(stream.address(), context) })?;
         match self.known_device_of(context) {
             Some(device) => Ok(device),
             // SAFETY: the caller promises that the stream is alive.
@@ -395,7 +395,7 @@ impl Runtime for Driver<Cuda> {
 
     unsafe fn stream_id(&self, stream: RawStream) -> Result<u64> {
         // SAFETY: the caller promises that the stream is alive, and `id` is a valid place for a number.
-        self.written(self.vendor.stream_id, |call, id| unsafe { call(stream.address(), id) })
+        self.written(&self.vendor.stream_id, |call, id| unsafe { call(stream.address(), id) })
     }
 
     unsafe fn stream_is_gone(&self, stream: RawStream) -> bool {
@@ -409,21 +409,21 @@ impl Runtime for Driver<Cuda> {
         let record = self.optional(self.vendor.context_record_event)?;
         let context = self.current_context()?;
         // SAFETY: the context is current, and the caller promises that the event is alive.
-        self.check(record, |call| unsafe { call(context, event.0) })
+        self.check(&record, |call| unsafe { call(context, event.0) })
     }
 
     unsafe fn context_wait_event(&self, event: RawEvent) -> Result<()> {
         let wait = self.optional(self.vendor.context_wait_event)?;
         let context = self.current_context()?;
         // SAFETY: the context is current, and the caller promises that the event is alive.
-        self.check(wait, |call| unsafe { call(context, event.0) })
+        self.check(&wait, |call| unsafe { call(context, event.0) })
     }
 
     unsafe fn stream_capture(&self, stream: RawStream) -> Result<Option<Capture>> {
         let capture_info = self.optional(self.vendor.capture_info)?;
         let mut status: c_int = 0;
         let (mut id, mut graph) = (0, 0);
-        self.check(capture_info, |call| {
+        self.check(&capture_info, |call| {
             let (stream, none) = (stream.address(), ptr::null_mut());
             // SAFETY: the caller promises that the stream is alive, the first three are valid places, and the rest may be null.
             unsafe { call(stream, &mut status, &mut id, &mut graph, none, ptr::null_mut(), ptr::null_mut()) }
@@ -449,7 +449,7 @@ impl Runtime for Driver<Cuda> {
         let mut object = 0;
         let no_sync = sys::CUuserObject_flags::CU_USER_OBJECT_NO_DESTRUCTOR_SYNC as u32;
         // SAFETY: `object` is a valid place, and `drop_kept` ends what `kept` points to.
-        let created = self.check(create, |call| unsafe { call(&mut object, kept.cast(), drop_kept, 1, no_sync) });
+        let created = self.check(&create, |call| unsafe { call(&mut object, kept.cast(), drop_kept, 1, no_sync) });
         if let Err(error) = created {
             // SAFETY: the driver refused it, so the box is still this function's.
             drop(unsafe { Box::from_raw(kept) });
@@ -457,7 +457,7 @@ impl Runtime for Driver<Cuda> {
         }
         let move_to_graph = sys::CUuserObjectRetain_flags::CU_GRAPH_USER_OBJECT_MOVE as u32;
         // SAFETY: the object is alive, and the caller promises that the graph is.
-        let retained = self.check(retain, |call| unsafe { call(graph.0, object, 1, move_to_graph) });
+        let retained = self.check(&retain, |call| unsafe { call(graph.0, object, 1, move_to_graph) });
         retained.inspect_err(|_| {
             // SAFETY: the graph did not take the only reference, which is this function's.
             let _ = unsafe { (release.function)(object, 1) };
@@ -468,7 +468,7 @@ impl Runtime for Driver<Cuda> {
         let pool = self.memory_pool()?;
         let get = |attribute: sys::CUmemPool_attribute| -> Result<u64> {
             // SAFETY: the pool is the device's own, and both attributes are 64 bits wide.
-            self.written(self.vendor.pool_get, |call, bytes| unsafe { call(pool, attribute as c_int, bytes) })
+            self.written(&self.vendor.pool_get, |call, bytes| unsafe { call(pool, attribute as c_int, bytes) })
         };
         let now = get(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?;
         let peak = get(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH)?;
@@ -478,12 +478,12 @@ impl Runtime for Driver<Cuda> {
     fn trim_pool(&self) -> Result<()> {
         let pool = self.memory_pool()?;
         // SAFETY: the pool is the device's own.
-        self.check(self.vendor.pool_trim, |call| unsafe { call(pool, 0) })?;
+        self.check(&self.vendor.pool_trim, |call| unsafe { call(pool, 0) })?;
         let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH as c_int;
         // Only 0 may be set.
         let mut bytes = 0_u64;
         // SAFETY: the pool is the device's own, and the attribute is 64 bits wide.
-        self.check(self.vendor.pool_set, |call| unsafe { call(pool, attribute, &mut bytes) })
+        self.check(&self.vendor.pool_set, |call| unsafe { call(pool, attribute, &mut bytes) })
     }
 
     fn nearest_host_node(&self, device: Device) -> Result<NumaNode> {
@@ -502,7 +502,7 @@ impl Runtime for Driver<Cuda> {
             return self.allocate_pinned(bytes);
         }
         let address = map(node, bytes, PagePopulation::Now)?;
-        self.check(self.vendor.host_register, |call| {
+        self.check(&self.vendor.host_register, |call| {
             // SAFETY: the range was just mapped, and stays so until it is unregistered.
             unsafe { call(address, bytes, PORTABLE_AND_MAPPED) }
         })
@@ -519,7 +519,7 @@ impl Runtime for Driver<Cuda> {
             return unsafe { self.free_pinned(address) };
         }
         // SAFETY: the caller owns the memory.
-        self.check(self.vendor.host_unregister, |call| unsafe { call(address) })?;
+        self.check(&self.vendor.host_unregister, |call| unsafe { call(address) })?;
         // SAFETY: the driver knows the memory no more, and the caller gives it up.
         unsafe { unmap(address, bytes) };
         Ok(())

@@ -102,7 +102,7 @@ impl Driver<Hip> {
 
     fn current_ordinal(&self) -> Result<c_int> {
         // SAFETY: `ordinal` is a valid place for an int.
-        self.written(self.vendor.get_device, |call, ordinal| unsafe { call(ordinal) })
+        self.written(&self.vendor.get_device, |call, ordinal| unsafe { call(ordinal) })
     }
 
     /// Returns whether the device has virtual memory by its attribute, and it may be used.
@@ -144,7 +144,7 @@ impl Driver<Hip> {
 
 impl Runtime for Driver<Hip> {
     fn device_info(&self, device: Device) -> Result<DeviceInfo> {
-        let name = self.text_of(self.symbols.device_name, device)?;
+        let name = self.text_of(&self.symbols.device_name, device)?;
         let place = self.pci_bus_id(device)?;
         let uuid = uuid_of(self.device_uuid(device)?);
         let memory = self.memory_of(device)?;
@@ -172,14 +172,14 @@ impl Runtime for Driver<Hip> {
             return Ok(None);
         }
         // SAFETY: the ordinal is a device's.
-        self.check(self.vendor.set_device, |call| unsafe { call(wanted) })?;
+        self.check(&self.vendor.set_device, |call| unsafe { call(wanted) })?;
         Ok(Some(Context(previous.unsigned_abs() as usize)))
     }
 
     fn restore(&self, previous: Context) {
         // There is nothing better to restore if it is refused.
         // SAFETY: this device was current in this thread before.
-        let _ = self.check(self.vendor.set_device, |call| unsafe { call(previous.0 as c_int) });
+        let _ = self.check(&self.vendor.set_device, |call| unsafe { call(previous.0 as c_int) });
     }
 
     unsafe fn stream_device(&self, stream: RawStream) -> Result<Device> {
@@ -192,14 +192,14 @@ impl Runtime for Driver<Hip> {
         }
         // SAFETY: the caller promises that the stream is alive, and `ordinal` is a valid place for an int.
         let ordinal =
-            self.written(self.vendor.stream_device, |call, ordinal| unsafe { call(Hip::stream(stream), ordinal) })?;
+            self.written(&self.vendor.stream_device, |call, ordinal| unsafe { call(Hip::stream(stream), ordinal) })?;
         Ok(Device::from_ordinal(ordinal.unsigned_abs()))
     }
 
     unsafe fn stream_id(&self, stream: RawStream) -> Result<u64> {
         let Ok(stream_id) = self.vendor.stream_id else { return Ok(0) };
         // SAFETY: the caller promises that the stream is alive, and `id` is a valid place for a number.
-        self.written(stream_id, |call, id| unsafe { call(Hip::stream(stream), id) })
+        self.written(&stream_id, |call, id| unsafe { call(Hip::stream(stream), id) })
     }
 
     unsafe fn event_record_context(&self, _event: RawEvent) -> Result<()> {

@@ -140,7 +140,7 @@ fn uuid_text(bytes: DeviceUuid) -> String {
 impl<V: DriverVendor> Driver<V> {
     /// Makes a call, and turns its status into a result that names the function.
     #[inline]
-    fn check<F>(&self, symbol: Symbol<F>, call: impl FnOnce(F) -> Status) -> Result<()> {
+    fn check<F: Copy>(&self, symbol: &Symbol<F>, call: impl FnOnce(F) -> Status) -> Result<()> {
         match call(symbol.function) {
             SUCCESS => Ok(()),
             status => Err(self.refused(symbol.name, status)),
@@ -149,7 +149,7 @@ impl<V: DriverVendor> Driver<V> {
 
     /// Makes a call that writes a value, whose place it is given, and returns the value.
     #[inline]
-    fn written<F, T: Default>(&self, symbol: Symbol<F>, call: impl FnOnce(F, &mut T) -> Status) -> Result<T> {
+    fn written<F: Copy, T: Default>(&self, symbol: &Symbol<F>, call: impl FnOnce(F, &mut T) -> Status) -> Result<T> {
         let mut value = T::default();
         self.check(symbol, |function| call(function, &mut value)).map(|()| value)
     }
@@ -163,7 +163,7 @@ impl<V: DriverVendor> Driver<V> {
 
     /// Makes a call that queries work, and returns whether that is done.
     #[inline]
-    fn is_ready<F>(&self, symbol: Symbol<F>, query: impl FnOnce(F) -> Status) -> Result<bool> {
+    fn is_ready<F: Copy>(&self, symbol: &Symbol<F>, query: impl FnOnce(F) -> Status) -> Result<bool> {
         match query(symbol.function) {
             SUCCESS => Ok(true),
             NOT_READY => {
@@ -183,7 +183,7 @@ impl<V: DriverVendor> Driver<V> {
     }
 
     /// Returns what a function writes about a device.
-    fn text_of(&self, symbol: Symbol<TextOf>, device: Device) -> Result<String> {
+    fn text_of(&self, symbol: &Symbol<TextOf>, device: Device) -> Result<String> {
         let (mut text, handle) = ([0_u8; 256], self.handle(device)?);
         // SAFETY: `text` has the given length, which the driver keeps to, with a final zero.
         self.check(symbol, |call| unsafe { call(text.as_mut_ptr().cast(), text.len() as c_int, handle) })?;
@@ -191,13 +191,13 @@ impl<V: DriverVendor> Driver<V> {
     }
 
     fn pci_bus_id(&self, device: Device) -> Result<String> {
-        self.text_of(self.symbols.device_pci_bus_id, device)
+        self.text_of(&self.symbols.device_pci_bus_id, device)
     }
 
     fn attribute(&self, attribute: c_int, device: Device) -> Result<c_int> {
         let handle = self.handle(device)?;
         // SAFETY: `value` is a valid place for an int, and the handle is a device's.
-        self.written(self.symbols.device_attribute, |call, value| unsafe { call(value, attribute, handle) })
+        self.written(&self.symbols.device_attribute, |call, value| unsafe { call(value, attribute, handle) })
     }
 
     /// Returns the memory of a device that is bound meanwhile.
@@ -215,7 +215,7 @@ impl<V: DriverVendor> Driver<V> {
 
     fn create_event(&self, flags: u32) -> Result<RawEvent> {
         // SAFETY: `event` is a valid place for an event.
-        self.written(self.symbols.event_create, |call, event| unsafe { call(event, flags) }).map(RawEvent)
+        self.written(&self.symbols.event_create, |call, event| unsafe { call(event, flags) }).map(RawEvent)
     }
 
     /// Makes an extent for these uses.
@@ -223,7 +223,7 @@ impl<V: DriverVendor> Driver<V> {
         let properties = AllocationProperties::new(V::location(self, location)?, extent_use);
         // SAFETY: `extent` is a valid place for one, the properties are whole, and 0 are the only flags.
         let made =
-            self.written(self.symbols.extent_create, |call, extent| unsafe { call(extent, bytes, &properties, 0) });
+            self.written(&self.symbols.extent_create, |call, extent| unsafe { call(extent, bytes, &properties, 0) });
         made.map(Extent)
     }
 
@@ -237,42 +237,42 @@ impl<V: DriverVendor> Driver<V> {
     /// Allocates pinned memory of the host, of whatever node the driver chooses.
     fn allocate_pinned(&self, bytes: u64) -> Result<u64> {
         // SAFETY: `address` is a valid place for one.
-        self.written(self.symbols.host_allocate, |call, address| unsafe { call(address, bytes, PORTABLE_AND_MAPPED) })
+        self.written(&self.symbols.host_allocate, |call, address| unsafe { call(address, bytes, PORTABLE_AND_MAPPED) })
     }
 
     /// # Safety
     /// The memory is of [`Driver::allocate_pinned`], was not freed before and is not used again.
     unsafe fn free_pinned(&self, address: u64) -> Result<()> {
         // SAFETY: the caller owns the memory.
-        self.check(self.symbols.host_free, |call| unsafe { call(address) })
+        self.check(&self.symbols.host_free, |call| unsafe { call(address) })
     }
 }
 
 impl<V: DriverVendor> StreamCalls for Driver<V> {
     fn stream_create(&self) -> Result<RawStream> {
         // SAFETY: `stream` is a valid place for a stream.
-        let made = self.written(self.symbols.stream_create, |call, stream| unsafe { call(stream, NON_BLOCKING) });
+        let made = self.written(&self.symbols.stream_create, |call, stream| unsafe { call(stream, NON_BLOCKING) });
         made.map(RawStream::from_address)
     }
 
     unsafe fn stream_destroy(&self, stream: RawStream) -> Result<()> {
         // SAFETY: the caller owns the stream.
-        self.check(self.symbols.stream_destroy, |call| unsafe { call(V::stream(stream)) })
+        self.check(&self.symbols.stream_destroy, |call| unsafe { call(V::stream(stream)) })
     }
 
     unsafe fn stream_query(&self, stream: RawStream) -> Result<bool> {
         // SAFETY: the caller promises that the stream is alive.
-        self.is_ready(self.symbols.stream_query, |call| unsafe { call(V::stream(stream)) })
+        self.is_ready(&self.symbols.stream_query, |call| unsafe { call(V::stream(stream)) })
     }
 
     unsafe fn stream_synchronize(&self, stream: RawStream) -> Result<()> {
         // SAFETY: the caller promises that the stream is alive.
-        self.check(self.symbols.stream_synchronize, |call| unsafe { call(V::stream(stream)) })
+        self.check(&self.symbols.stream_synchronize, |call| unsafe { call(V::stream(stream)) })
     }
 
     unsafe fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> Result<()> {
         // SAFETY: the caller promises that both are alive.
-        self.check(self.symbols.stream_wait_event, |call| unsafe { call(V::stream(stream), event.0, 0) })
+        self.check(&self.symbols.stream_wait_event, |call| unsafe { call(V::stream(stream), event.0, 0) })
     }
 
     fn event_create(&self) -> Result<RawEvent> {
@@ -285,51 +285,51 @@ impl<V: DriverVendor> StreamCalls for Driver<V> {
 
     unsafe fn event_destroy(&self, event: RawEvent) -> Result<()> {
         // SAFETY: the caller owns the event.
-        self.check(self.symbols.event_destroy, |call| unsafe { call(event.0) })
+        self.check(&self.symbols.event_destroy, |call| unsafe { call(event.0) })
     }
 
     unsafe fn event_record(&self, event: RawEvent, stream: RawStream) -> Result<()> {
         // SAFETY: the caller promises that both are alive.
-        self.check(self.symbols.event_record, |call| unsafe { call(event.0, V::stream(stream)) })
+        self.check(&self.symbols.event_record, |call| unsafe { call(event.0, V::stream(stream)) })
     }
 
     unsafe fn event_query(&self, event: RawEvent) -> Result<bool> {
         // SAFETY: the caller promises that the event is alive.
-        self.is_ready(self.symbols.event_query, |call| unsafe { call(event.0) })
+        self.is_ready(&self.symbols.event_query, |call| unsafe { call(event.0) })
     }
 
     unsafe fn event_synchronize(&self, event: RawEvent) -> Result<()> {
         // SAFETY: the caller promises that the event is alive.
-        self.check(self.symbols.event_synchronize, |call| unsafe { call(event.0) })
+        self.check(&self.symbols.event_synchronize, |call| unsafe { call(event.0) })
     }
 
     unsafe fn event_export(&self, event: RawEvent) -> Result<ExportedEvent> {
         let mut name = [0_u8; 64];
         // SAFETY: `name` is a valid place for a handle, 64 bytes; the caller promises that the event is alive.
-        self.check(self.symbols.event_export, |call| unsafe { call(&mut name, event.0) })?;
+        self.check(&self.symbols.event_export, |call| unsafe { call(&mut name, event.0) })?;
         Ok(ExportedEvent { name, descriptor: None })
     }
 
     fn event_import(&self, exported: ExportedEvent) -> Result<RawEvent> {
         let handle = EventHandle(exported.name);
         // SAFETY: `event` is a valid place for an event; the driver refuses a handle that names none.
-        self.written(self.symbols.event_import, |call, event| unsafe { call(event, handle) }).map(RawEvent)
+        self.written(&self.symbols.event_import, |call, event| unsafe { call(event, handle) }).map(RawEvent)
     }
 
     fn context_synchronize(&self) -> Result<()> {
         // SAFETY: the function takes nothing; CUDA's refuses where no context is current.
-        self.check(self.symbols.context_synchronize, |call| unsafe { call() })
+        self.check(&self.symbols.context_synchronize, |call| unsafe { call() })
     }
 
     fn exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode> {
         let mut exchanged = mode.number();
         // SAFETY: the mode is a valid one, and the driver writes the previous one in its place.
-        self.check(self.symbols.exchange_capture_mode, |call| unsafe { call(&mut exchanged) })?;
+        self.check(&self.symbols.exchange_capture_mode, |call| unsafe { call(&mut exchanged) })?;
         Ok(CaptureMode::of(exchanged))
     }
 
     unsafe fn stream_capture_status(&self, stream: RawStream) -> Result<CaptureStatus> {
-        let (mut capture_status, Symbol { name, function }) = (0, self.symbols.stream_is_capturing);
+        let (mut capture_status, Symbol { name, function }) = (0, &self.symbols.stream_is_capturing);
         // SAFETY: the caller promises that the stream is alive. The query harms no capture.
         match unsafe { function(V::stream(stream), &mut capture_status) } {
             SUCCESS => Ok(CaptureStatus::of(capture_status)),
@@ -360,85 +360,85 @@ impl<V: DriverVendor> DeviceCalls for Driver<V> {
     fn device_uuid(&self, device: Device) -> Result<DeviceUuid> {
         let handle = self.handle(device)?;
         // SAFETY: `uuid` is a valid place for a UUID, 16 bytes; that of a MIG instance is its own, not its GPU's.
-        self.written(self.symbols.device_uuid, |call, uuid| unsafe { call(uuid, handle) })
+        self.written(&self.symbols.device_uuid, |call, uuid| unsafe { call(uuid, handle) })
     }
 
     fn memory_info(&self) -> Result<MemoryInfo> {
         // SAFETY: both are valid places for a size.
-        self.written(self.symbols.memory_info, |call, MemoryInfo { free, total }| unsafe { call(free, total) })
+        self.written(&self.symbols.memory_info, |call, MemoryInfo { free, total }| unsafe { call(free, total) })
     }
 
     fn total_memory(&self, location: MemoryLocation) -> Result<u64> {
         let MemoryLocation::Device(device) = location else { return Ok(most_memory()) };
         let handle = self.handle(device)?;
         // SAFETY: `bytes` is a valid place for a size, and the handle is a device's.
-        self.written(self.symbols.device_total_memory, |call, bytes| unsafe { call(bytes, handle) })
+        self.written(&self.symbols.device_total_memory, |call, bytes| unsafe { call(bytes, handle) })
     }
 
     fn memory_allocate(&self, bytes: u64) -> Result<u64> {
         // SAFETY: `address` is a valid place for one.
-        self.written(self.symbols.memory_allocate, |call, address| unsafe { call(address, bytes) })
+        self.written(&self.symbols.memory_allocate, |call, address| unsafe { call(address, bytes) })
     }
 
     unsafe fn memory_free(&self, address: u64) -> Result<()> {
         // SAFETY: the caller owns the memory.
-        self.check(self.symbols.memory_free, |call| unsafe { call(address) })
+        self.check(&self.symbols.memory_free, |call| unsafe { call(address) })
     }
 
     unsafe fn fill(&self, address: u64, byte: u8, bytes: u64, stream: RawStream) -> Result<()> {
         // SAFETY: the caller promises that the memory and the stream last.
-        self.check(self.symbols.fill, |call| unsafe { call(address, byte, bytes, V::stream(stream)) })
+        self.check(&self.symbols.fill, |call| unsafe { call(address, byte, bytes, V::stream(stream)) })
     }
 
     unsafe fn copy_to_host(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
         // SAFETY: the caller promises that the stream and both ranges are alive.
-        self.check(self.symbols.copy_to_host, |call| unsafe { call(to, from, bytes, V::stream(stream)) })
+        self.check(&self.symbols.copy_to_host, |call| unsafe { call(to, from, bytes, V::stream(stream)) })
     }
 
     unsafe fn copy_to_device(&self, to: u64, from: u64, bytes: u64, stream: RawStream) -> Result<()> {
         // SAFETY: the caller promises that the stream and both ranges are alive.
-        self.check(self.symbols.copy_to_device, |call| unsafe { call(to, from, bytes, V::stream(stream)) })
+        self.check(&self.symbols.copy_to_device, |call| unsafe { call(to, from, bytes, V::stream(stream)) })
     }
 
     unsafe fn allocate_async(&self, bytes: u64, stream: RawStream) -> Result<u64> {
         // SAFETY: `address` is a valid place for one, and the caller promises that the stream is alive.
-        self.written(self.symbols.memory_allocate_async, |call, address| unsafe {
+        self.written(&self.symbols.memory_allocate_async, |call, address| unsafe {
             call(address, bytes, V::stream(stream))
         })
     }
 
     unsafe fn free_async(&self, address: u64, stream: RawStream) -> Result<()> {
         // SAFETY: the caller owns the memory and promises that the stream is alive.
-        self.check(self.symbols.memory_free_async, |call| unsafe { call(address, V::stream(stream)) })
+        self.check(&self.symbols.memory_free_async, |call| unsafe { call(address, V::stream(stream)) })
     }
 
     fn page_bytes(&self, location: MemoryLocation) -> Result<u64> {
         let properties = AllocationProperties::new(V::location(self, location)?, ExtentUse::PRIVATE);
         // SAFETY: `bytes` is a valid place for a size, and the properties are whole.
-        self.written(self.symbols.granularity, |call, bytes| unsafe { call(bytes, &properties, LEAST_GRANULARITY) })
+        self.written(&self.symbols.granularity, |call, bytes| unsafe { call(bytes, &properties, LEAST_GRANULARITY) })
     }
 
     fn can_access_peer(&self, device: Device, peer: Device) -> Result<bool> {
         let (device, peer) = (self.handle(device)?, self.handle(peer)?);
         // SAFETY: `can` is a valid place for an int, and the handles are devices'.
         let can_access =
-            self.written(self.symbols.device_can_access_peer, |call, can| unsafe { call(can, device, peer) })?;
+            self.written(&self.symbols.device_can_access_peer, |call, can| unsafe { call(can, device, peer) })?;
         Ok(can_access != 0)
     }
 
     fn address_reserve(&self, bytes: u64) -> Result<u64> {
         // SAFETY: `address` is a valid place for one, no address is asked for, and 0 are the only flags.
-        self.written(self.symbols.address_reserve, |call, address| unsafe { call(address, bytes, V::ALIGNMENT, 0, 0) })
+        self.written(&self.symbols.address_reserve, |call, address| unsafe { call(address, bytes, V::ALIGNMENT, 0, 0) })
     }
 
     unsafe fn address_free(&self, address: u64, bytes: u64) -> Result<()> {
         // SAFETY: the caller owns the reservation.
-        self.check(self.symbols.address_free, |call| unsafe { call(address, bytes) })
+        self.check(&self.symbols.address_free, |call| unsafe { call(address, bytes) })
     }
 
     unsafe fn extent_release(&self, extent: Extent) -> Result<()> {
         // SAFETY: the caller owns the extent.
-        self.check(self.symbols.extent_release, |call| unsafe { call(extent.0) })
+        self.check(&self.symbols.extent_release, |call| unsafe { call(extent.0) })
     }
 
     unsafe fn extent_export(&self, extent: Extent) -> Result<OwnedFd> {
@@ -446,7 +446,7 @@ impl<V: DriverVendor> DeviceCalls for Driver<V> {
         let place = ptr::from_mut(&mut descriptor).cast();
         // SAFETY: the caller promises that the extent is alive; `descriptor` is a valid place for one, and 0 are the only
         // flags.
-        self.check(self.symbols.extent_export, |call| unsafe { call(place, extent.0, POSIX_FD, 0) })?;
+        self.check(&self.symbols.extent_export, |call| unsafe { call(place, extent.0, POSIX_FD, 0) })?;
         // SAFETY: the driver has just made the descriptor, and only this function has it.
         Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
     }
@@ -455,13 +455,13 @@ impl<V: DriverVendor> DeviceCalls for Driver<V> {
         // A descriptor is given as a pointer of its value.
         let descriptor = ptr::without_provenance_mut(exported.as_raw_fd() as usize);
         // SAFETY: `extent` is a valid place for one, and the descriptor is open.
-        self.written(self.symbols.extent_import, |call, extent| unsafe { call(extent, descriptor, POSIX_FD) })
+        self.written(&self.symbols.extent_import, |call, extent| unsafe { call(extent, descriptor, POSIX_FD) })
             .map(Extent)
     }
 
     unsafe fn memory_map(&self, address: u64, bytes: u64, extent: Extent) -> Result<()> {
         // SAFETY: the caller promises that the addresses are free and the memory alive; 0 are the only flags.
-        self.check(self.symbols.memory_map, |call| unsafe { call(address, bytes, 0, extent.0, 0) })?;
+        self.check(&self.symbols.memory_map, |call| unsafe { call(address, bytes, 0, extent.0, 0) })?;
         if let Some(mappings) = &self.mappings {
             lock(mappings).insert(address, bytes);
         }
@@ -474,7 +474,7 @@ impl<V: DriverVendor> DeviceCalls for Driver<V> {
         for (address, bytes) in self.pieces(address, bytes) {
             let (access, count) = (access.as_ptr(), access.len());
             // SAFETY: the caller promises that the range is mapped, and `access` has as many entries as said.
-            self.check(self.symbols.memory_set_access, |call| unsafe { call(address, bytes, access, count) })?;
+            self.check(&self.symbols.memory_set_access, |call| unsafe { call(address, bytes, access, count) })?;
         }
         Ok(())
     }
@@ -483,7 +483,7 @@ impl<V: DriverVendor> DeviceCalls for Driver<V> {
     unsafe fn memory_unmap(&self, address: u64, bytes: u64) -> Result<()> {
         for (address, bytes) in self.pieces(address, bytes) {
             // SAFETY: the caller promises that nothing uses these mappings again.
-            self.check(self.symbols.memory_unmap, |call| unsafe { call(address, bytes) })?;
+            self.check(&self.symbols.memory_unmap, |call| unsafe { call(address, bytes) })?;
             if let Some(mappings) = &self.mappings {
                 lock(mappings).remove(&address);
             }

@@ -104,7 +104,7 @@ impl<V: Probed> Driver<V> {
         Self::broken(format!("{} does not start ({error}); {}", V::NAME, V::remedy(status)))
     }
 
-    fn begin<F>(&self, path: &Path, symbol: Symbol<F>, call: impl FnOnce(F) -> Status) -> Result<()> {
+    fn begin<F: Copy>(&self, path: &Path, symbol: &Symbol<F>, call: impl FnOnce(F) -> Status) -> Result<()> {
         match call(symbol.function) {
             SUCCESS => Ok(()),
             status => Err(self.does_not_start(symbol.name, status, path)),
@@ -113,10 +113,10 @@ impl<V: Probed> Driver<V> {
 
     fn start(&mut self, path: &Path) -> Result<()> {
         // SAFETY: the function may be called from any thread at any time; 0 is its only flag.
-        self.begin(path, self.symbols.init, |call| unsafe { call(0) })?;
+        self.begin(path, &self.symbols.init, |call| unsafe { call(0) })?;
         let mut version = 0;
         // SAFETY: `version` is a valid place for an int.
-        self.begin(path, self.symbols.driver_version, |call| unsafe { call(&mut version) })?;
+        self.begin(path, &self.symbols.driver_version, |call| unsafe { call(&mut version) })?;
         self.version = version_of::<V>(version);
         if self.version < V::OLDEST {
             let ((what, needed), (major, minor)) = (V::TOO_OLD, self.version);
@@ -124,12 +124,12 @@ impl<V: Probed> Driver<V> {
         }
         let mut count = 0;
         // SAFETY: `count` is a valid place for an int.
-        self.begin(path, self.symbols.device_count, |call| unsafe { call(&mut count) })?;
+        self.begin(path, &self.symbols.device_count, |call| unsafe { call(&mut count) })?;
         for ordinal in 0..count {
             let mut handle = ordinal;
             if let Some(device) = self.vendor.device() {
                 // SAFETY: `handle` is a valid place for a device.
-                self.begin(path, device, |call| unsafe { call(&mut handle, ordinal) })?;
+                self.begin(path, &device, |call| unsafe { call(&mut handle, ordinal) })?;
             }
             self.devices.push(DriverDevice { handle, primary: OnceLock::new(), extent_use: OnceLock::new() });
         }
