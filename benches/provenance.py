@@ -28,7 +28,14 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benches" / "results"
 NAME = "measured.json"
 
-_BELOW = ("src/ids.rs", "src/sync", "src/runtime/mod.rs", "src/runtime/calls", "src/runtime/stream", "src/runtime/cuda")
+_BELOW = (
+    "src/ids.rs",
+    "src/sync",
+    "src/runtime/mod.rs",
+    "src/runtime/platform.rs",
+    "src/runtime/stream.rs",
+    "src/runtime/driver",
+)
 # The sources that decide what a request costs and what it takes, by subject.
 SUBJECTS = {
     "handles": (*_BELOW, "src/handle", "src/library"),

@@ -3,38 +3,26 @@
 //! No panic leaves them, and a call that fails returns a status; see [`Api::last_error`]. [`C_API`] is the table, where each
 //! function has its description.
 
-mod allocation;
-mod block;
-mod callback;
+mod blocks;
 mod device;
-mod event;
 #[cfg(feature = "c-api")]
 mod exports;
 mod handles;
 mod header;
-mod neighbours;
-mod oom_callbacks;
-mod pinned;
 mod pools;
 mod ranges;
 mod recording;
 mod share;
-mod sized;
-mod snapshot;
 
 use std::ffi::{c_char, c_int, c_void};
 
-pub use block::Block;
-pub use event::{Event, Observer};
+pub use blocks::{Block, Durations};
+pub use device::{ClaimHandle, OomFunction};
 pub use handles::{HandleCounts, HandleLease};
-pub use neighbours::ClaimHandle;
-pub use oom_callbacks::OomFunction;
-pub use pinned::Durations;
 pub use pools::{AllocatedFunction, Checkpoint, FreedFunction, PoolHandle, PoolOptions, PoolSource};
 pub use ranges::{DiscardFunction, RangeHandle};
-pub use recording::{Recording, TakeStack};
+pub use recording::{Event, Observer, Recording, Segment, SnapshotVisitor, TakeStack};
 pub use share::Attached;
-pub use snapshot::{Segment, SnapshotVisitor};
 
 use crate::memory::plug::{allocators, call};
 use crate::memory::pool::PoolId;
@@ -83,15 +71,15 @@ api! {
     /// Returns why the calling thread's last failed call failed: never null, and valid until its next one that fails.
     call::last_error: fn() -> *const c_char,
     /// Allocates on a stream, from the pool whose scope the calling thread is in.
-    allocation::allocate: fn(u64, c_int, *mut c_void, *mut *mut c_void) -> c_int,
+    blocks::allocate: fn(u64, c_int, *mut c_void, *mut *mut c_void) -> c_int,
     /// Frees a block in the order of the stream that it was allocated on.
-    allocation::deallocate: fn(*mut c_void) -> c_int,
+    blocks::deallocate: fn(*mut c_void) -> c_int,
     /// Prevents a block, once freed, from being reused before the work that the stream has at that time is done.
-    allocation::record_stream: fn(*mut c_void, c_int, *mut c_void) -> c_int,
+    blocks::record_stream: fn(*mut c_void, c_int, *mut c_void) -> c_int,
     /// Returns whether an address is in gpupool's memory.
-    block::owns: fn(*const c_void) -> c_int,
+    blocks::owns: fn(*const c_void) -> c_int,
     /// Describes the live block that starts at an address.
-    block::find_block: fn(*const c_void, *mut Block) -> c_int,
+    blocks::find_block: fn(*const c_void, *mut Block) -> c_int,
     /// Releases free memory of one device, or of all for -1.
     device::empty_cache: fn(c_int, *mut u64) -> c_int,
     /// Returns the fraction of the device's memory that this process may reserve.
@@ -103,9 +91,9 @@ api! {
     /// Grants the first device access to the memory of the second.
     device::enable_peer_access: fn(c_int, c_int) -> c_int,
     /// Registers a function that is called before a request fails for lack of memory.
-    oom_callbacks::add_oom_callback: fn(Option<OomFunction>, *mut c_void) -> c_int,
+    device::add_oom_callback: fn(Option<OomFunction>, *mut c_void) -> c_int,
     /// Removes it.
-    oom_callbacks::remove_oom_callback: fn(Option<OomFunction>, *mut c_void) -> c_int,
+    device::remove_oom_callback: fn(Option<OomFunction>, *mut c_void) -> c_int,
     /// Creates a pool with one use.
     pools::pool_create: fn(c_int, *const PoolOptions, *mut *mut PoolHandle) -> c_int,
     /// Releases that use.
@@ -134,13 +122,13 @@ api! {
     /// Resets a device's peaks.
     device::reset_peak_stats: fn(c_int) -> c_int,
     /// Calls a visitor for the memory and for the recorded events.
-    snapshot::snapshot: fn(c_int, *const PoolId, *const SnapshotVisitor) -> c_int,
+    recording::snapshot: fn(c_int, *const PoolId, *const SnapshotVisitor) -> c_int,
     /// Starts or stops recording.
     recording::record: fn(*const Recording) -> c_int,
     /// Calls a function for each stack that an event or a live block names.
     recording::visit_stacks: fn(*mut c_void, Option<unsafe extern "C" fn(*mut c_void, u32)>) -> c_int,
     /// Calls an observer for every event from now on.
-    event::observe: fn(Option<Observer>, *mut c_void) -> c_int,
+    recording::observe: fn(Option<Observer>, *mut c_void) -> c_int,
     /// Adds a use of the pool with an id.
     pools::pool_by_id: fn(c_int, *const PoolId, *mut *mut PoolHandle) -> c_int,
     /// Declares that a stream is never destroyed.
@@ -150,21 +138,21 @@ api! {
     /// Ends the declaration of one call of `expect_captures`.
     device::end_expecting_captures: fn(c_int) -> c_int,
     /// Allocates pinned memory on a NUMA node of the host.
-    pinned::allocate_pinned: fn(u64, c_int, *mut *mut c_void) -> c_int,
+    blocks::allocate_pinned: fn(u64, c_int, *mut *mut c_void) -> c_int,
     /// Allocates pinned memory in advance.
-    pinned::warm_pinned: fn(u64, c_int, c_int) -> c_int,
+    blocks::warm_pinned: fn(u64, c_int, c_int) -> c_int,
     /// Releases free pinned memory.
-    pinned::empty_pinned_cache: fn(*mut u64) -> c_int,
+    blocks::empty_pinned_cache: fn(*mut u64) -> c_int,
     /// Sets the maximum number of bytes of pinned memory that this process may reserve.
-    pinned::set_pinned_limit: fn(u64) -> c_int,
+    blocks::set_pinned_limit: fn(u64) -> c_int,
     /// Returns the statistics of pinned memory.
-    pinned::pinned_stats: fn(c_int, *mut DeviceStats) -> c_int,
+    blocks::pinned_stats: fn(c_int, *mut DeviceStats) -> c_int,
     /// Resets the peaks of pinned memory.
-    pinned::reset_peak_pinned_stats: fn(c_int) -> c_int,
+    blocks::reset_peak_pinned_stats: fn(c_int) -> c_int,
     /// Returns how long pinned memory took to allocate and to free.
-    pinned::pinned_times: fn(*mut Durations, *mut Durations) -> c_int,
+    blocks::pinned_times: fn(*mut Durations, *mut Durations) -> c_int,
     /// Calls a visitor for pinned memory, and for its recorded events.
-    snapshot::pinned_snapshot: fn(*const SnapshotVisitor) -> c_int,
+    recording::pinned_snapshot: fn(*const SnapshotVisitor) -> c_int,
     /// Puts a pool to sleep.
     pools::pool_sleep: fn(*mut PoolHandle, c_int, *mut u64) -> c_int,
     /// Wakes a pool.
@@ -188,7 +176,7 @@ api! {
     /// Detaches attached memory.
     share::detach: fn(*mut Attached, c_int, *mut c_void) -> c_int,
     /// Frees a block in the order of a stream.
-    allocation::deallocate_on: fn(*mut c_void, c_int, *mut c_void) -> c_int,
+    blocks::deallocate_on: fn(*mut c_void, c_int, *mut c_void) -> c_int,
     /// Routes the calling thread's requests to a pool.
     pools::pool_enter: fn(*const PoolHandle, *mut u64) -> c_int,
     /// Ends that scope.
@@ -196,7 +184,7 @@ api! {
     /// Waits for the work of a stream.
     device::synchronize: fn(c_int, *mut c_void) -> c_int,
     /// Allocates bytes at an address where they are free.
-    allocation::allocate_at: fn(*mut c_void, u64, c_int, *mut c_void) -> c_int,
+    blocks::allocate_at: fn(*mut c_void, u64, c_int, *mut c_void) -> c_int,
     /// Returns the calling thread's handle of a library, with its stream set.
     handles::handle: fn(c_int, c_int, *mut c_void, *mut *mut c_void) -> c_int,
     /// Begins a lease of a handle.
@@ -238,15 +226,15 @@ api! {
     /// Frees a range of an owner that cannot keep it.
     ranges::range_drop: fn(*mut RangeHandle) -> c_int,
     /// Makes this process a neighbour of the user's others, and sets what they are told of it.
-    neighbours::set_neighbour: fn(c_int, *const c_char, u64, u64, c_int) -> c_int,
+    device::set_neighbour: fn(c_int, *const c_char, u64, u64, c_int) -> c_int,
     /// Returns how many bytes of a device this process could have.
-    neighbours::available_memory: fn(c_int, *mut u64) -> c_int,
+    device::available_memory: fn(c_int, *mut u64) -> c_int,
     /// Claims memory before it is taken, once there is so much.
-    neighbours::claim: fn(c_int, u64, u64, *mut *mut ClaimHandle) -> c_int,
+    device::claim: fn(c_int, u64, u64, *mut *mut ClaimHandle) -> c_int,
     /// Ends a claim.
-    neighbours::claim_release: fn(*mut ClaimHandle) -> c_int,
+    device::claim_release: fn(*mut ClaimHandle) -> c_int,
     /// Allocates memory that no work uses, for any stream.
-    allocation::feed_allocate: fn(*const PoolHandle, c_int, u64, *mut *mut c_void) -> c_int,
+    blocks::feed_allocate: fn(*const PoolHandle, c_int, u64, *mut *mut c_void) -> c_int,
     /// Frees memory that any stream may have used.
-    allocation::feed_deallocate: fn(*mut c_void) -> c_int,
+    blocks::feed_deallocate: fn(*mut c_void) -> c_int,
 }

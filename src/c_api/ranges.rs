@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::{ptr, slice};
 
-use super::callback::Callback;
+use super::header::Callback;
 use super::pools::{PoolHandle, use_of};
 use crate::error::{Error, Result};
 use crate::memory::plug::call::{device_of, null, place, pointer, run, stream_of, stream_on_existing};

@@ -6,7 +6,7 @@ use super::description::{Description, StatusNames};
 use super::entry_points::EntryPoints;
 use super::find;
 use crate::error::{Error, StatusKind, UNKNOWN_STATUS};
-use crate::runtime::{self, Runtime};
+use crate::runtime::{self, DeviceCalls};
 
 #[cold]
 pub(super) fn refused(d: &Description, api: &EntryPoints, function: &CStr, code: c_int) -> Error {
@@ -52,7 +52,7 @@ fn advice(d: &Description, api: &EntryPoints, kind: StatusKind) -> Option<String
     }
     let platform = d.component.platform;
     let runtime = runtime::get().ok().filter(|runtime| runtime.kind() == platform);
-    match (runtime.and_then(Runtime::driver_version), api.loaded.cuda()) {
+    match (runtime.and_then(DeviceCalls::driver_version), api.loaded.cuda()) {
         (Some((major, minor)), Some(built_for)) if built_for > major => advice.push(format!(
             "The library is built for CUDA {built_for}, and this driver supports CUDA {major}.{minor}: update the driver, or install {}",
             find::package(d.component, major)

@@ -5,19 +5,15 @@
 //! reads it after every event, so that reading costs the timed passes nothing; peak and driver calls are then of that
 //! pass.
 
-mod lag;
 mod reserved;
 mod server;
-mod watch;
 
 use std::sync::{Barrier, mpsc};
 use std::thread;
 use std::time::Instant;
 
-use self::lag::Lag;
-use self::reserved::look;
-use self::server::{ReplayedBlock, Server};
-use self::watch::{Progress, watched};
+use self::reserved::{Progress, look, watched};
+use self::server::{Lag, ReplayedBlock, Server};
 use crate::error::{Error, Result};
 use crate::memory::memory_stats;
 use crate::runtime::{self, BoundDevice, Kind, Stream};

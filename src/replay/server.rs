@@ -1,12 +1,16 @@
-//! What serves a replay's requests: gpupool's allocator or one of the driver's.
+//! What serves a replay's requests: gpupool's allocator or one of the driver's; and a GPU that lags behind: each event of a
+//! log is a piece of work on its stream, which is done a while later.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{ReplayAllocator, Slots};
 use crate::error::Result;
 use crate::ids::Device;
 use crate::memory::{self, Allocation, empty_cache, reset_peak_memory_stats};
+use crate::runtime::host::{complete, submit};
 use crate::runtime::{self, Stream};
+use crate::sync::{Mutex, lock};
 
 /// A block of whichever allocator.
 #[derive(Clone, Copy, Debug)]
@@ -37,7 +41,7 @@ impl Server {
             ReplayAllocator::Gpupool => return memory::allocate_block(bytes, stream).map(ReplayedBlock::Ours),
             ReplayAllocator::Driver => runtime.memory_allocate(bytes)?,
             // SAFETY: the stream is the replay's own.
-            ReplayAllocator::Async => unsafe { runtime.stream_ordered_memory().allocate_async(bytes, stream.raw()) }?,
+            ReplayAllocator::Async => unsafe { runtime.allocate_async(bytes, stream.raw()) }?,
         };
         let live = self.live.fetch_add(bytes, Ordering::Relaxed) + bytes;
         self.peak.fetch_max(live, Ordering::Relaxed);
@@ -55,7 +59,7 @@ impl Server {
         let runtime = runtime::get()?;
         match self.allocator {
             // SAFETY: the address came from `allocate`, and the stream is the replay's own.
-            ReplayAllocator::Async => unsafe { runtime.stream_ordered_memory().free_async(address, stream.raw()) },
+            ReplayAllocator::Async => unsafe { runtime.free_async(address, stream.raw()) },
             // SAFETY: the address came from `allocate`.
             _ => unsafe { runtime.memory_free(address) },
         }
@@ -87,7 +91,7 @@ impl Server {
         match self.allocator {
             ReplayAllocator::Gpupool => memory::reserved_bytes(self.device),
             ReplayAllocator::Driver => Ok(self.live.load(Ordering::Relaxed)),
-            ReplayAllocator::Async => match runtime::get()?.stream_ordered_memory().pool_reserved()? {
+            ReplayAllocator::Async => match runtime::get()?.pool_reserved()? {
                 Some(pool) => Ok(pool.now),
                 None => Ok(self.live.load(Ordering::Relaxed)),
             },
@@ -99,7 +103,7 @@ impl Server {
         empty_cache()?;
         reset_peak_memory_stats(self.device)?;
         match self.allocator {
-            ReplayAllocator::Async => runtime::get()?.stream_ordered_memory().trim_pool(),
+            ReplayAllocator::Async => runtime::get()?.trim_pool(),
             _ => Ok(()),
         }
     }
@@ -108,10 +112,40 @@ impl Server {
     pub(super) fn peak_reserved(&self) -> Result<u64> {
         let peak = self.peak.load(Ordering::Relaxed);
         match self.allocator {
-            ReplayAllocator::Async => {
-                Ok(runtime::get()?.stream_ordered_memory().pool_reserved()?.map_or(peak, |pool| pool.peak))
-            }
+            ReplayAllocator::Async => Ok(runtime::get()?.pool_reserved()?.map_or(peak, |pool| pool.peak)),
             _ => Ok(peak),
         }
+    }
+}
+
+/// The work of a replay on a simulated device.
+pub(super) struct Lag {
+    /// The most pieces that are under way.
+    most: usize,
+    /// The stream of each piece and its number there, in the order in which they were submitted, and end.
+    under_way: Mutex<VecDeque<(u32, u64)>>,
+}
+
+impl Lag {
+    pub(super) fn new(most: usize) -> Self {
+        Self { most, under_way: Mutex::default() }
+    }
+
+    /// Submits a piece of work to one of the streams, and completes what is not to be under way any more.
+    pub(super) fn submit(&self, stream: u32, streams: &[Stream]) -> Result<()> {
+        if self.most == 0 {
+            return Ok(());
+        }
+        let mut under_way = lock(&self.under_way);
+        let number = submit(&streams[stream as usize])?;
+        under_way.push_back((stream, number));
+        let done = under_way.len().saturating_sub(self.most);
+        under_way.drain(..done).try_for_each(|(stream, number)| complete(&streams[stream as usize], number))
+    }
+
+    /// Completes all work.
+    pub(super) fn end(&self, streams: &[Stream]) -> Result<()> {
+        let mut under_way = lock(&self.under_way);
+        under_way.drain(..).try_for_each(|(stream, number)| complete(&streams[stream as usize], number))
     }
 }

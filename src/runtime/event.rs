@@ -1,15 +1,9 @@
 //! Events: points in a stream's work that can be queried or waited for.
 
-use super::device_waits::{Point, wait_for_work_before};
-use super::known_captures::WholeDevice;
-use super::{BoundDevice, ExportedEvent, Runtime, Stream, existing, get};
+use super::known_captures::{Point, WholeDevice, wait_for_work_before};
+use super::{BoundDevice, ExportedEvent, RawEvent, Runtime, Stream, existing, get};
 use crate::error::{Error, Result, StatusKind};
 use crate::ids::Device;
-
-/// An event's address in the vendor's API.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[repr(transparent)]
-pub struct RawEvent(pub(super) usize);
 
 /// The result of recording all work on a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -39,9 +33,8 @@ impl Event {
 
     /// Makes an event by a call that the device is bound for.
     fn by(device: Device, create: impl FnOnce(&dyn Runtime) -> Result<RawEvent>) -> Result<Self> {
-        let runtime = get()?;
-        let _bound = BoundDevice::of(runtime, device)?;
-        let raw = create(runtime).map_err(|e| e.on(device))?;
+        let bound = BoundDevice::on(device)?;
+        let raw = create(bound.runtime).map_err(|e| e.on(device))?;
         Ok(Self { raw, device })
     }
 
@@ -57,10 +50,9 @@ impl Event {
 
     /// Returns what another process needs to wait for an event of [`Event::interprocess`].
     pub(crate) fn export(&self) -> Result<ExportedEvent> {
-        let runtime = get()?;
-        let _bound = BoundDevice::of(runtime, self.device)?;
+        let bound = BoundDevice::on(self.device)?;
         // SAFETY: this event is ours.
-        unsafe { runtime.event_export(self.raw) }.map_err(|e| e.on(self.device))
+        unsafe { bound.runtime.event_export(self.raw) }.map_err(|e| e.on(self.device))
     }
 
     /// Makes an event for another process's, which must live as long, to be waited for on a stream of this device.
@@ -90,10 +82,9 @@ impl Event {
             )));
         }
         let _stream_bound = stream.begin_use()?;
-        let runtime = get()?;
-        let _bound = BoundDevice::of(runtime, self.device)?;
+        let bound = BoundDevice::on(self.device)?;
         // SAFETY: this event is ours, and a `Stream` is alive.
-        unsafe { runtime.event_record(self.raw, stream.raw()) }.map_err(|e| e.on(self.device))
+        unsafe { bound.runtime.event_record(self.raw, stream.raw()) }.map_err(|e| e.on(self.device))
     }
 
     /// Records all work on the device so far, on any stream, destroyed ones too, if that is possible now.

@@ -5,191 +5,54 @@
 //! first with a device, in that order. Devices are simulated only where there is none: a driver that is there and does
 //! not work is an error. Every pointer that reaches a driver passes through a type of this module.
 
-mod calls;
-mod copy;
-mod cuda;
-mod device_info;
-mod device_waits;
-mod driver_streams;
+mod device;
+mod driver;
 mod event;
-#[cfg(test)]
-mod forked_child;
 mod guard;
-mod hip;
-pub mod host;
 mod host_memory;
 mod known_captures;
-mod nesting;
-mod scope;
-mod sharing;
+mod platform;
+mod simulator;
 mod stream;
-mod stream_ordered_memory;
-mod symbols;
 
-use std::fmt;
-use std::path::Path;
 use std::sync::OnceLock;
 
 use log::{info, warn};
 
 use crate::environment;
 use crate::error::{Error, ErrorKind, Result};
-use crate::ids::{Device, MemoryLocation};
 use crate::observe::{nvtx, target::RUNTIME};
 use crate::process;
+use simulator::Simulator;
 
-pub use calls::{CaptureCalls, MemoryCalls, SharingCalls, StreamCalls, VirtualMemoryCalls};
+pub(crate) use device::{
+    KnownUuids, existing, host_node, memory_info, nearest_host_node, no_host_node, only_host_node,
+};
+pub use device::{device, device_info};
 #[cfg(feature = "cudarc")]
-pub(crate) use cuda::refused_by_driver;
-pub(crate) use device_info::memory_info;
-pub use device_info::{DeviceInfo, device_info};
-pub(crate) use device_waits::{Point, wait_for_work_before};
+pub(crate) use driver::refused_by_driver;
 pub(crate) use event::ContextRecord;
-pub use event::{Event, RawEvent};
-pub use guard::{BoundDevice, RelaxedCapture};
-pub(crate) use host_memory::{host_node, locking_limits, nearest_host_node, no_host_node, only_host_node};
+pub use event::Event;
+pub use guard::{BoundDevice, RelaxedCapture, StreamScope};
+#[cfg(feature = "python")]
+pub(crate) use guard::{EnteredStream, enter, leave, scoped_view};
+pub(crate) use host_memory::locking_limits;
 pub use known_captures::synchronize;
 pub(crate) use known_captures::{
-    KnownCapture, WholeDevice, end_expecting_captures, expect_captures, is_known_stream_capturing, note_capture,
-    synchronize_unless_captured,
+    KnownCapture, Point, WholeDevice, end_expecting_captures, expect_captures, is_known_stream_capturing, note_capture,
+    synchronize_unless_captured, wait_for_work_before,
 };
-pub use scope::StreamScope;
-#[cfg(feature = "python")]
-pub(crate) use scope::{EnteredStream, enter, leave, scoped_view};
-pub(crate) use sharing::KnownUuids;
-pub use sharing::{DeviceUuid, ExportedEvent, ExportedExtent, ExtentUse};
+pub(crate) use platform::no_such_device;
+pub use platform::{
+    Capture, Context, DeviceCalls, DeviceInfo, DeviceUuid, ExportedEvent, ExportedExtent, Extent, ExtentUse,
+    GroupLimit, Kind, MemoryInfo, PoolReserved, RawEvent, RawGraph, Runtime, StreamCalls,
+};
+pub use simulator::host;
 pub use stream::Stream;
 pub(crate) use stream::{StreamIdentity, WeakStream, is_still};
-pub use stream_ordered_memory::{PoolReserved, StreamOrderedMemory};
 
 /// The environment variable that chooses the runtime: `cuda`, `hip` or `host`.
 pub const RUNTIME_VARIABLE: &str = "GPUPOOL_RUNTIME";
-
-/// A GPU platform.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub enum Kind {
-    /// NVIDIA GPUs through the CUDA driver.
-    Cuda,
-    /// AMD GPUs through ROCm's HIP.
-    Hip,
-    /// Simulated devices in plain memory.
-    Host,
-}
-
-impl Kind {
-    /// Returns the name as in `GPUPOOL_RUNTIME`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Kind::Cuda => "cuda",
-            Kind::Hip => "hip",
-            Kind::Host => "host",
-        }
-    }
-}
-
-impl fmt::Display for Kind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-/// A device's memory, in bytes.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub struct MemoryInfo {
-    /// Free memory.
-    pub free: u64,
-    /// Total memory.
-    pub total: u64,
-}
-
-/// A limit of a device's memory that the driver has for all processes of a control group together, in bytes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct GroupLimit {
-    /// What they may have at most.
-    pub bytes: u64,
-    /// What they have.
-    pub used: u64,
-}
-
-/// A context, or a device with HIP, that was current before [`Runtime::bind`], to be passed to [`Runtime::restore`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Context(usize);
-
-/// An extent: one piece of physical memory as the driver allocates it (`CUmemGenericAllocationHandle`,
-/// `hipMemGenericAllocationHandle_t`). It is the unit that is mapped, moved and released.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[repr(transparent)]
-pub struct Extent(pub(super) u64);
-
-impl Extent {
-    /// Returns the extent as a number that threads can share.
-    pub(crate) const fn number(self) -> u64 {
-        self.0
-    }
-
-    pub(crate) const fn from_number(number: u64) -> Self {
-        Self(number)
-    }
-}
-
-/// A graph (`CUgraph`).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(transparent)]
-pub struct RawGraph(pub(super) usize);
-
-/// A capture in progress.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Capture {
-    /// Its id, unique in the process.
-    pub id: u64,
-    /// The graph that it builds, alive until the capture ends.
-    pub graph: RawGraph,
-}
-
-/// What the pools need from a GPU platform: its devices, and the calls of its supertraits, to which all of this applies
-/// too. No method panics.
-///
-/// Memory is of a [`MemoryLocation`]: of a device, or of a NUMA node of the host, whose memory every device reads and
-/// writes at the same address.
-///
-/// Methods that take an address are unsafe: the stream, event or memory must be alive and belong to this runtime.
-/// [`Stream`] and [`Event`] guarantee that for their callers. Addresses of memory are numbers (`CUdeviceptr`).
-/// Functions have the names of CUDA's driver API; HIP's have the same names except for the prefix, unless noted.
-pub trait Runtime:
-    StreamCalls + CaptureCalls + MemoryCalls + VirtualMemoryCalls + SharingCalls + fmt::Debug + Send + Sync
-{
-    /// Returns the platform.
-    fn kind(&self) -> Kind;
-    /// Returns the CUDA version that the driver supports, or HIP's own, as (major, minor); none for simulated devices.
-    fn driver_version(&self) -> Option<(u32, u32)>;
-    /// Returns how many devices the process sees.
-    fn device_count(&self) -> u32;
-    /// Describes the device. It creates no context on it.
-    fn device_info(&self, device: Device) -> Result<DeviceInfo>;
-    /// Returns the device's UUID, which is the same in every process, however each numbers its devices.
-    fn device_uuid(&self, device: Device) -> Result<DeviceUuid>;
-    /// Returns the same for the device's memory: simulated devices of one UUID have theirs in each process apart.
-    fn memory_uuid(&self, device: Device) -> Result<DeviceUuid> {
-        self.device_uuid(device)
-    }
-    /// Returns the limit of the device's memory that the driver has for a control group, by the group's directory. None if
-    /// it has none, or does not tell. It creates no context.
-    fn group_limit(&self, _device: Device, _group: &Path) -> Option<GroupLimit> {
-        None
-    }
-    /// Returns the device's compute capability, major and minor; none where devices have none, as AMD's.
-    fn compute_capability(&self, device: Device) -> Result<Option<(u32, u32)>>;
-    /// Returns the calling thread's current device: that of the current context, device 0 if there is none.
-    fn current_device(&self) -> Result<Device>;
-    /// Makes the device's primary context current for the calling thread and returns what was current before; none if
-    /// it was current already. HIP has no contexts, and makes the device current (`hipSetDevice`). For memory of the
-    /// host any context works: the thread's own, otherwise one that is active, so that none is created on a device that
-    /// the program does not use.
-    fn bind(&self, location: MemoryLocation) -> Result<Option<Context>>;
-    /// Undoes [`Runtime::bind`].
-    fn restore(&self, previous: Context);
-}
 
 static CHOSEN: OnceLock<Box<dyn Runtime>> = OnceLock::new();
 static PASSED_OVER: OnceLock<Vec<PassedOver>> = OnceLock::new();
@@ -240,9 +103,9 @@ fn choose() -> Result<&'static dyn Runtime> {
     let wanted = environment::text(RUNTIME_VARIABLE)?;
     let runtime: Box<dyn Runtime> = match wanted.as_deref() {
         None => first_with_a_device()?,
-        Some("cuda") => Box::new(cuda::Cuda::probe()?),
-        Some("hip") => Box::new(hip::Hip::probe()?),
-        Some("host") => Box::new(host::Host::from_environment()?),
+        Some("cuda") => driver::cuda()?,
+        Some("hip") => driver::hip()?,
+        Some("host") => Box::new(Simulator::from_environment()?),
         Some(other) => {
             return Err(Error::invalid_value(format!(
                 "GPUPOOL_RUNTIME={other:?} names no runtime; set it to cuda, hip or host, or unset it to take the first that has a device"
@@ -254,21 +117,18 @@ fn choose() -> Result<&'static dyn Runtime> {
 }
 
 fn first_with_a_device() -> Result<Box<dyn Runtime>> {
-    let no_cuda = match cuda::Cuda::probe() {
-        Ok(cuda) => return Ok(Box::new(cuda)),
-        Err(error) => PassedOver::new(Kind::Cuda, error),
-    };
-    let no_hip = match hip::Hip::probe() {
-        Ok(hip) => {
-            // A machine with AMD's GPUs needs no driver of NVIDIA's; an installed one should work.
-            if no_cuda.is_present {
-                let _ = PASSED_OVER.set(vec![no_cuda]);
+    let mut passed_over = Vec::new();
+    for (kind, probe) in [(Kind::Cuda, driver::cuda as fn() -> _), (Kind::Hip, driver::hip)] {
+        match probe() {
+            Ok(runtime) => {
+                // A machine with AMD's GPUs needs no driver of NVIDIA's; an installed one should work.
+                passed_over.retain(|passed: &PassedOver| passed.is_present);
+                let _ = PASSED_OVER.set(passed_over);
+                return Ok(runtime);
             }
-            return Ok(Box::new(hip));
+            Err(error) => passed_over.push(PassedOver::new(kind, error)),
         }
-        Err(error) => PassedOver::new(Kind::Hip, error),
-    };
-    let passed_over = vec![no_cuda, no_hip];
+    }
     // Host memory in place of a GPU's would go unnoticed until something is slow, or wrong.
     if let Some(broken) = passed_over.iter().find(|passed| passed.is_present) {
         let PassedOver { kind, reason, .. } = broken;
@@ -276,7 +136,7 @@ fn first_with_a_device() -> Result<Box<dyn Runtime>> {
         return Err(Error::runtime_broken(kind.name(), reason));
     }
     let _ = PASSED_OVER.set(passed_over);
-    Ok(Box::new(host::Host::from_environment()?))
+    Ok(Box::new(Simulator::from_environment()?))
 }
 
 impl PassedOver {
@@ -331,26 +191,24 @@ pub(crate) fn require(kind: Kind) -> Result<&'static dyn Runtime> {
     Err(Error::runtime_unavailable(kind.name(), reason))
 }
 
-/// Returns the device with this ordinal.
-///
-/// # Errors
-/// `ErrorKind::InvalidValue` if there is none; otherwise as [`get`].
-pub fn device(ordinal: i64) -> Result<Device> {
-    let count = get()?.device_count();
-    match u32::try_from(ordinal) {
-        Ok(ordinal) if ordinal < count => Ok(Device::from_ordinal(ordinal)),
-        _ => Err(no_such_device(ordinal, count as usize)),
+#[cfg(test)]
+mod forked_child {
+    /// Runs the work, which may take no lock, in a forked child, and checks that it ends.
+    #[track_caller]
+    pub(super) fn assert_ends_in_forked_child(work: impl FnOnce()) {
+        crate::process::watch_forks();
+        // SAFETY: the child does only what is tried here, which may take no lock, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: what waits for ever is ended by the alarm.
+            unsafe { libc::alarm(20) };
+            work();
+            // SAFETY: the child ends without what the parent's threads have.
+            unsafe { libc::_exit(0) };
+        }
+        let mut status = -1;
+        // SAFETY: the child is this process's, and `status` a place for how it ended.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(status, 0, "the child waited for a lock");
     }
-}
-
-/// Returns a device that a caller named, if it exists. Every public function that takes a device passes it through
-/// here.
-#[inline]
-pub(crate) fn existing(device: Device) -> Result<Device> {
-    self::device(device.ordinal() as i64)
-}
-
-#[cold]
-pub(crate) fn no_such_device(ordinal: i64, count: usize) -> Error {
-    Error::invalid_value(format!("there is no device {ordinal}: this process sees {count}, numbered from 0"))
 }

@@ -199,8 +199,8 @@ fn memory_moves_between_two_addresses_on_the_driver() {
         // Allocations, with and without a stream.
         driver.memory_free(driver.memory_allocate(100).unwrap()).unwrap();
         let stream = Stream::new(DEVICE).unwrap();
-        let address = driver.stream_ordered_memory().allocate_async(100, stream.raw()).unwrap();
-        driver.stream_ordered_memory().free_async(address, stream.raw()).unwrap();
+        let address = driver.allocate_async(100, stream.raw()).unwrap();
+        driver.free_async(address, stream.raw()).unwrap();
         stream.synchronize().unwrap();
     }
     assert!(driver.extent_create(DEVICE.into(), total * 2 / page * page).is_err());

@@ -327,10 +327,10 @@ fn the_ordered_calls_take_the_streams_device_and_do_not_wait() {
     submit(&stream).unwrap();
     // SAFETY: the stream is alive, and the memory is freed once.
     unsafe {
-        let address = driver().stream_ordered_memory().allocate_async(64, stream.raw()).unwrap();
+        let address = driver().allocate_async(64, stream.raw()).unwrap();
         assert_eq!((used(0), used(1)), (0, PAGE));
-        driver().stream_ordered_memory().free_async(address, stream.raw()).unwrap();
-        assert_code(driver().stream_ordered_memory().free_async(address, stream.raw()), 1);
+        driver().free_async(address, stream.raw()).unwrap();
+        assert_code(driver().free_async(address, stream.raw()), 1);
     }
     assert_eq!(used(1), 0);
     assert!(!stream.query().unwrap());
@@ -359,11 +359,11 @@ const ATTEMPTS: &[(&str, Attempt)] = &[
     ("memory_free", |p| free(p.allocated)),
     ("allocate_async", |p| {
         // SAFETY: the stream is alive.
-        unsafe { driver().stream_ordered_memory().allocate_async(1, p.stream.raw()) }.and_then(free)
+        unsafe { driver().allocate_async(1, p.stream.raw()) }.and_then(free)
     }),
     ("free_async", |p| {
         // SAFETY: the stream is alive, and the simulated platform checks the memory.
-        unsafe { driver().stream_ordered_memory().free_async(p.allocated, p.stream.raw()) }
+        unsafe { driver().free_async(p.allocated, p.stream.raw()) }
     }),
     ("stream_query", |p| p.stream.query().map(drop)),
     ("stream_synchronize", |p| p.stream.synchronize()),

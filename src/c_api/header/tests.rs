@@ -3,10 +3,11 @@
 use std::io::{Result, Write};
 use std::process::{Command, Stdio};
 
+use super::c_type::{CType, c_types};
 use super::{DeviceStats, HeaderStruct, PoolId, Stat};
 use crate::c_api::{
-    Api, Block, Durations, Event, HandleCounts, HandleLease, PoolOptions, PoolSource, Recording, Segment,
-    SnapshotVisitor, VERSION,
+    Api, Attached, Block, Checkpoint, ClaimHandle, Durations, Event, HandleCounts, HandleLease, PoolHandle,
+    PoolOptions, PoolSource, RangeHandle, Recording, Segment, SnapshotVisitor, VERSION,
 };
 
 const HEADER: &str = include_str!("../../../python/gpupool/include/gpupool.h");
@@ -74,4 +75,12 @@ fn what_is_not_so_fails_to_compile() -> Result<()> {
         assert!(!compiles && said.contains("error"), "{wrong}: {said}");
     }
     Ok(())
+}
+
+c_types! {
+    [] PoolHandle, of => format!("gpupool_pool {of}");
+    [] Checkpoint, of => format!("gpupool_checkpoint {of}");
+    [] Attached, of => format!("gpupool_attached {of}");
+    [] RangeHandle, of => format!("gpupool_range {of}");
+    [] ClaimHandle, of => format!("gpupool_claim {of}");
 }
