@@ -5,10 +5,10 @@ use super::extents::{map_new, out_of_addresses, retire_extents};
 use super::take::{AllocationRequest, FreeMemory, Giver, Reach, take_from};
 use super::trim::{Patience, take_out};
 use crate::error::Result;
-use crate::memory::cache::{DeviceCaches, ServingCache};
+use crate::memory::cache::ServingCache;
 use crate::memory::device::{Remains, Reserve, Run, Until};
 use crate::memory::pool::Pool;
-use crate::memory::tuning::{LARGE_EXTENT_PAGES, MANY, PAGE};
+use crate::memory::tuning::{LARGE_EXTENT_PAGES, PAGE};
 use crate::observe::Activity;
 use crate::observe::delivery::deliver;
 
@@ -96,13 +96,8 @@ fn take(request: &AllocationRequest, reserve: &Reserve, reach: &Reach, pages: u3
 /// out, else from a few. Returns whether there were any.
 fn collect(request: &AllocationRequest, reserve: &Reserve, reach: &Reach) -> Result<bool> {
     let pool = request.pool();
-    let caches = if reach.waits {
-        DeviceCaches::caches_of(pool)
-    } else {
-        DeviceCaches::numbered(pool, &pool.ledger.with_pages(MANY))
-    };
     let mut has_any = false;
-    for cache in caches {
+    for cache in reach.caches_with_pages(pool).0 {
         let select = |heap: &mut _, _: &_| {
             let taken = cache.take_reserve(heap, reserve);
             (!taken.is_empty()).then_some(OfReserve(taken))
