@@ -19,7 +19,7 @@ const EXTENT_PAGES: u32 = LARGE_EXTENT_PAGES as u32 / 2;
 /// Makes the reserve of a new pool, in whole pages.
 ///
 /// # Errors
-/// One for which [`is_no_memory`](super::is_no_memory) holds if there is not enough; any other refusal of the driver.
+/// One for which [`is_no_memory`](super::extents::is_no_memory) holds if there is not enough; any other refusal of the driver.
 /// Nothing is kept then.
 pub(super) fn make_reserve(pool: &Pool, bytes: u64) -> Result<()> {
     let memory = pool.memory;
