@@ -167,7 +167,7 @@ pub(super) fn extent_pages(memory: &DeviceMemory, bytes: u64, company: Company) 
 /// Creates so many pages, in extents of at most `most`, and maps them in a row.
 ///
 /// # Errors
-/// One for which [`is_no_memory`](super::is_no_memory) holds if there is not enough; any other refusal of the driver.
+/// One for which [`is_no_memory`] holds if there is not enough; any other refusal of the driver.
 /// Nothing is kept then.
 pub(super) fn map_new(pool: &Pool, pages: u32, most: u32) -> Result<Vec<Mapping>> {
     let memory = pool.memory;

@@ -8,7 +8,7 @@ use super::extents::{Limit, PagePlacement, create, extent_pages, limit_reached};
 use super::segments::retire;
 use super::take::{AllocationRequest, FreeMemory, Giver, NotTaken, Reach, Taken, take_from};
 use crate::error::Result;
-use crate::memory::cache::{Company, DeviceCaches, Moved, NotAdded, Portion, ServingCache, StreamCache};
+use crate::memory::cache::{Company, Moved, NotAdded, Portion, ServingCache, StreamCache};
 use crate::memory::device::{BudgetClaim, DeviceMemory, Mapping, Remains, Run, UNKNOWN, Until};
 use crate::memory::pool::Pool;
 use crate::memory::tuning::{A_FEW, MANY, PAGE};
@@ -84,45 +84,28 @@ impl<'a> Growth<'a> {
         }
     }
 
-    /// Takes free pages of other caches, until there are enough.
+    /// Takes free pages of other caches, until there are enough: of all once memory has run out, else of a few, and of more
+    /// while half of those have none any more.
     pub(super) fn gather(&mut self, reach: &Reach) -> Result<()> {
         let may_move = |pool: &&Arc<Pool>| pool.source().is_pages() && !pool.no_split();
         for pool in reach.pools.iter().filter(may_move) {
-            if !reach.waits {
-                self.gather_from_few(reach, pool)?;
-                continue;
-            }
-            for cache in DeviceCaches::caches_of(pool) {
-                if self.missing_pages() == 0 {
-                    return Ok(());
+            let (mut at_work, mut goes_on) = (0, true);
+            while goes_on {
+                let (caches, mut bare) = reach.caches_with_pages(pool);
+                for cache in caches {
+                    if self.missing_pages() == 0 || (!reach.waits && at_work >= 3 * A_FEW) {
+                        return Ok(());
+                    }
+                    match self.gather_from(reach, pool, cache)? {
+                        Some(NotTaken::Bare) => bare += 1,
+                        Some(NotTaken::AtWork) => at_work += 1,
+                        Some(NotTaken::Kept) | None => {}
+                    }
                 }
-                self.gather_from(reach, pool, cache)?;
+                goes_on = !reach.waits && bare >= MANY / 2;
             }
         }
         Ok(())
-    }
-
-    /// Takes free pages of those caches of a pool that have published some. Goes on while half of them have none any more.
-    fn gather_from_few(&mut self, reach: &Reach, pool: &Pool) -> Result<()> {
-        let mut at_work = 0;
-        loop {
-            let published = pool.ledger.with_pages(MANY);
-            let caches = DeviceCaches::numbered(pool, &published);
-            let mut bare = published.len() - caches.len();
-            for cache in caches {
-                if self.missing_pages() == 0 || at_work >= 3 * A_FEW {
-                    return Ok(());
-                }
-                match self.gather_from(reach, pool, cache)? {
-                    Some(NotTaken::Bare) => bare += 1,
-                    Some(NotTaken::AtWork) => at_work += 1,
-                    Some(NotTaken::Kept) | None => {}
-                }
-            }
-            if bare < MANY / 2 {
-                return Ok(());
-            }
-        }
     }
 
     /// Takes free pages of one cache, or returns why there are none: at most those that are missing and a little more.

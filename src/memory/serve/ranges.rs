@@ -100,7 +100,7 @@ pub(in crate::memory) fn ranges_cache(pool: &Arc<Pool>) -> Result<ServingCache> 
 /// request's cache. Returns false if something is mapped there still.
 ///
 /// # Errors
-/// One for which [`is_no_memory`](super::is_no_memory) holds if there is not enough; `ErrorKind::Asleep` or
+/// One for which [`is_no_memory`](super::extents::is_no_memory) holds if there is not enough; `ErrorKind::Asleep` or
 /// `ErrorKind::InvalidValue` if the pool fell asleep or was closed meanwhile; any other refusal of the driver. Nothing
 /// is mapped there then.
 fn grow_at(request: &AllocationRequest, reach: &Reach, run: Run, each: u32) -> Result<bool> {

@@ -5,10 +5,10 @@ use super::extents::{map_new, out_of_addresses, retire_extents};
 use super::take::{AllocationRequest, FreeMemory, Giver, Reach, take_from};
 use super::trim::{Patience, take_out};
 use crate::error::Result;
-use crate::memory::cache::{DeviceCaches, ServingCache};
+use crate::memory::cache::ServingCache;
 use crate::memory::device::{Remains, Reserve, Run, Until};
 use crate::memory::pool::Pool;
-use crate::memory::tuning::{LARGE_EXTENT_PAGES, MANY, PAGE};
+use crate::memory::tuning::{LARGE_EXTENT_PAGES, PAGE};
 use crate::observe::Activity;
 use crate::observe::delivery::deliver;
 
@@ -19,7 +19,7 @@ const EXTENT_PAGES: u32 = LARGE_EXTENT_PAGES as u32 / 2;
 /// Makes the reserve of a new pool, in whole pages.
 ///
 /// # Errors
-/// One for which [`is_no_memory`](super::is_no_memory) holds if there is not enough; any other refusal of the driver.
+/// One for which [`is_no_memory`](super::extents::is_no_memory) holds if there is not enough; any other refusal of the driver.
 /// Nothing is kept then.
 pub(super) fn make_reserve(pool: &Pool, bytes: u64) -> Result<()> {
     let memory = pool.memory;
@@ -96,13 +96,8 @@ fn take(request: &AllocationRequest, reserve: &Reserve, reach: &Reach, pages: u3
 /// out, else from a few. Returns whether there were any.
 fn collect(request: &AllocationRequest, reserve: &Reserve, reach: &Reach) -> Result<bool> {
     let pool = request.pool();
-    let caches = if reach.waits {
-        DeviceCaches::caches_of(pool)
-    } else {
-        DeviceCaches::numbered(pool, &pool.ledger.with_pages(MANY))
-    };
     let mut has_any = false;
-    for cache in caches {
+    for cache in reach.caches_with_pages(pool).0 {
         let select = |heap: &mut _, _: &_| {
             let taken = cache.take_reserve(heap, reserve);
             (!taken.is_empty()).then_some(OfReserve(taken))

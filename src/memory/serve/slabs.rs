@@ -67,8 +67,10 @@ pub(super) fn serve_from_lent_slab(request: &AllocationRequest, reach: &Reach) -
     }
     if slab.is_none() && search == HeapSearch::AFew {
         let (request, reach) = (AllocationRequest::new(lending.clone(), PAGE), Reach::of_pool(pool));
-        let grown = serve_in_place(&request, &reach)
-            .and_then(|found| found.map_or_else(|| grow_by_pages(&request, &reach, false).map(drop), |_| Ok(())));
+        let grown = match serve_in_place(&request, &reach) {
+            Ok(None) => grow_by_pages(&request, &reach, false).map(drop),
+            found => found.map(drop),
+        };
         match grown {
             Ok(()) => slab = lend(),
             Err(error) if is_no_memory(&error) => {}

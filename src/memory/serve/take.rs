@@ -17,7 +17,7 @@ use crate::ids::CaptureStatus;
 use crate::memory::cache::{DeviceCaches, Heap, HeapSearch, Service, ServingCache, StreamCache, WorkMark};
 use crate::memory::device::Until;
 use crate::memory::pool::Pool;
-use crate::memory::tuning::PAGE;
+use crate::memory::tuning::{MANY, PAGE};
 use crate::observe::delivery::deliver;
 use crate::runtime::{self, Event, RelaxedCapture, Stream};
 use crate::sync::ThisThread;
@@ -34,6 +34,18 @@ impl Reach {
     /// Reaches for ready pages of one pool.
     pub(super) fn of_pool(pool: &Arc<Pool>) -> Self {
         Self { pools: vec![Arc::clone(pool)], waits: false }
+    }
+
+    /// Returns the caches of a pool that may have free pages, all if it waits, else a few that have published some; and how
+    /// many of those are gone.
+    pub(super) fn caches_with_pages(&self, pool: &Pool) -> (Vec<&'static StreamCache>, usize) {
+        if self.waits {
+            return (DeviceCaches::caches_of(pool), 0);
+        }
+        let published = pool.ledger.with_pages(MANY);
+        let caches = DeviceCaches::numbered(pool, &published);
+        let gone = published.len() - caches.len();
+        (caches, gone)
     }
 
     /// Returns how many free blocks of a heap are looked at.
