@@ -6,6 +6,10 @@
 //! with one seed: on streams of gpupool's and of others, by two threads in turns, in pools of every kind, with
 //! captures, ranges, sleep, callbacks and calls that fail.
 
+#[macro_use]
+#[path = "../common/mod.rs"]
+mod common;
+
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::process::Command;
@@ -13,6 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
+use common::memory::{MIB, PAGE, Random};
 use gpupool::memory::memory_stats;
 use gpupool::runtime::host::{
     Call, Fault, before_call, begin_capture, clear_faults, complete, complete_all, create_stream, destroy_stream,
@@ -27,7 +32,6 @@ use gpupool::{
 const DEVICE: Device = Device::from_ordinal(0);
 const MEMORY: u64 = 256 << 20;
 const LOG_MEMORY: u64 = 140 << 30;
-const MIB: u64 = 1 << 20;
 const STREAMS: usize = 6;
 /// The first streams are gpupool's; the others may be gone at any time.
 const OWN_STREAMS: usize = 3;
@@ -45,25 +49,11 @@ fn note(call: Call) {
     before_call(call, 0, move || note(call));
 }
 
-/// xorshift.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 >> 11
-    }
-
-    fn below(&mut self, end: usize) -> usize {
-        (self.next() % end as u64) as usize
-    }
-
-    fn bytes(&mut self) -> u64 {
-        let most = [512, 8 << 10, 128 << 10, MIB, 3 * MIB, 8 * MIB, 20 * MIB, 90 * MIB];
-        1 + self.next() % most[self.below(8) * self.below(8) / 7]
-    }
+/// Returns the size of a block, small ones more often than large ones.
+fn bytes_of_block(random: &mut Random) -> u64 {
+    let most = [512, 8 << 10, 128 << 10, MIB, 3 * MIB, 8 * MIB, 20 * MIB, 90 * MIB];
+    let most = most[random.below(8) * random.below(8) / 7];
+    1 + random.below(most as usize) as u64
 }
 
 struct Digest {
@@ -234,7 +224,8 @@ impl Program {
     }
 
     fn allocate(&mut self) -> (&'static str, String, u64) {
-        let (stream, place, bytes) = (self.random.below(STREAMS), self.random.below(POOLS), self.random.bytes());
+        let (stream, place, bytes) =
+            (self.random.below(STREAMS), self.random.below(POOLS), bytes_of_block(&mut self.random));
         let by_helper = self.random.below(8) == 0 && self.capturing.is_none();
         let named = self.streams[stream].clone();
         let token = self.pool(place).map(MemPool::token);
@@ -276,7 +267,7 @@ impl Program {
     fn commit(&mut self) -> String {
         let (place, pool, stream) = (self.random.below(3), self.random.below(POOLS), self.random.below(STREAMS));
         if self.ranges[place].is_none() {
-            let page_bytes = if place == 0 { 4 * MIB } else { 2 * MIB };
+            let page_bytes = if place == 0 { 2 * PAGE } else { PAGE };
             let Some(pool) = self.pool(pool) else { return String::new() };
             self.ranges[place] = pool.reserve_range(16 * page_bytes, page_bytes).ok();
         }
@@ -327,7 +318,7 @@ impl Program {
             }
             150..165 => {
                 let left = self.submitted[stream] - self.completed[stream];
-                self.completed[stream] += left.div_ceil(1 + self.random.next() % 4);
+                self.completed[stream] += left.div_ceil(1 + self.random.below(4) as u64);
                 ("complete", outcome(&complete(&self.streams[stream], self.completed[stream])), 0)
             }
             165..173 => match self.live.last() {
