@@ -5,14 +5,13 @@
 use std::sync::{Arc, Mutex};
 
 use super::address_range::AddressRange;
-use super::address_space::AddressSpace;
+use super::address_space::{AddressSpace, Run};
 use super::elsewhere::Elsewhere;
 use super::event_pool::EventPool;
 use super::live_peak::LivePeak;
 use super::pages::Pages;
 use super::pieces::PieceCounters;
 use super::retired::Retired;
-use super::run::Run;
 use super::segments::Segments;
 use super::supply::{Budget, DriverSegments, PINNED, Source};
 use super::under_way::MovesUnderWay;

@@ -4,7 +4,7 @@
 
 use std::sync::OnceLock;
 
-use super::run::Run;
+use super::address_space::Run;
 use super::small::{Slab, Slabs};
 use crate::memory::tuning::{ALIGNMENT, PAGE, SMALL_MAX};
 use crate::runtime::Extent;

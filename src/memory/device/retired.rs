@@ -7,7 +7,7 @@ use std::{mem, thread};
 
 use super::device_memory::DeviceMemory;
 use super::pages::{Mapping, run_of};
-use super::run::Run;
+use super::address_space::Run;
 use super::supply::{PINNED_GONE, Supply};
 use super::under_way::call_out;
 use super::until::Until;

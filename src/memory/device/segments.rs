@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, RwLock};
 
-use super::address_space::AddressSpace;
-use super::run::Run;
+use super::address_space::{AddressSpace, Run};
 use crate::error::{Error, Result};
 use crate::memory::tuning::PAGE;
 use crate::sync::{lock, read, write};

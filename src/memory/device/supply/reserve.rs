@@ -4,9 +4,8 @@
 
 use std::sync::Mutex;
 
-use super::super::address_space::AddressSpace;
 use super::super::pages::{Mapping, run_of};
-use super::super::run::{Run, without_all};
+use super::super::address_space::{Run, RunSet};
 use crate::sync::lock;
 
 #[derive(Debug)]
@@ -17,7 +16,7 @@ pub(in crate::memory) struct Reserve {
 
 #[derive(Debug)]
 struct ReserveState {
-    free: AddressSpace,
+    free: RunSet,
     /// The extents that have not gone.
     extents: Vec<Mapping>,
     has_ended: bool,
@@ -38,20 +37,17 @@ impl Reserve {
     /// Makes a reserve of extents that are mapped in a row and have no other owner.
     pub(in crate::memory) fn new(extents: Vec<Mapping>) -> Self {
         let run = run_of(&extents);
-        let free = AddressSpace::new(run.first, run.pages);
-        Self { run, state: Mutex::new(ReserveState { free, extents, has_ended: false }) }
+                Self { run, state: Mutex::new(ReserveState { free: RunSet::of(run), extents, has_ended: false }) }
     }
 
     /// Takes the smallest run of so many free pages. The caller's `own` pages count as free, too; those not used stay
     /// there.
     pub(in crate::memory) fn take(&self, own: &mut Vec<Run>, pages: u32) -> Option<Run> {
         let mut state = lock(&self.state);
-        own.iter().for_each(|&run| state.free.put_back(run));
+        own.iter().for_each(|&run| state.free.insert(run));
         let taken = state.free.runs_from(pages).next().map(|run| Run { pages, ..run });
-        if let Some(taken) = taken {
-            state.free.take(taken);
-            *own = without_all(std::mem::take(own), &[taken]);
-        }
+        taken.map(|taken| state.free.take(taken));
+        *own = own.iter().flat_map(|&run| state.free.parts(run)).collect();
         own.iter().for_each(|&run| _ = state.free.take(run));
         taken
     }
@@ -60,7 +56,7 @@ impl Reserve {
     #[must_use]
     pub(in crate::memory) fn put_back(&self, runs: Vec<Run>) -> Vec<Mapping> {
         let mut state = lock(&self.state);
-        runs.into_iter().for_each(|run| state.free.put_back(run));
+        runs.into_iter().for_each(|run| state.free.insert(run));
         state.take_free_extents()
     }
 
