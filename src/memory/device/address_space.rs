@@ -302,7 +302,10 @@ mod tests {
         space.put_back(at(2, 2));
         assert!(space.map_held(at(3, 1)) && space.free_at(held.first) == 0);
         space.let_go(held);
-        assert_eq!((space.free_at(held.first), space.free_at(held.first + 3), space.free_at(held.first + 7)), (3, 0, 3));
+        assert_eq!(
+            (space.free_at(held.first), space.free_at(held.first + 3), space.free_at(held.first + 7)),
+            (3, 0, 3)
+        );
         space.put_back(at(3, 4));
         assert_eq!(all(&space), [run(0, 1000)]);
     }
