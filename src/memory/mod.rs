@@ -9,12 +9,12 @@ pub(crate) mod checkpoint;
 mod copies;
 pub(crate) mod device;
 pub(crate) mod device_buffer;
-pub(crate) mod host;
 #[cfg(feature = "python")]
 mod in_parts;
 pub(crate) mod limits;
 mod mem_pool;
 pub(crate) mod neighbour;
+pub(crate) mod pinned;
 pub(crate) mod plug;
 pub(crate) mod pool;
 mod pool_by_id;
@@ -38,8 +38,8 @@ pub(crate) use self::{
     cache::Order,
     copies::{CopyDirection, HostBytes},
     device_buffer::empty_by,
-    host::{empty_pinned_by, node_of, pinned_stats_by_node},
     in_parts::allocate_in_parts,
+    pinned::{empty_pinned_by, node_of, pinned_stats_by_node},
     plug::{TorchAllocator, fence, follow_blocking},
     pool::no_fraction,
     pool_by_id::device_of_pool,
@@ -53,10 +53,6 @@ pub use cache::{MemoryAction, MemoryEvent};
 pub(crate) use device::call_out;
 pub use device::{AllocateFunction, FreeFunction, SegmentFunctions, SegmentSource};
 pub use device_buffer::{DeviceBuffer, attach, empty};
-pub use host::{
-    PinnedBuffer, empty_pinned, empty_pinned_cache, empty_pinned_on_node, pinned_limit, pinned_stats,
-    reset_peak_pinned_stats, set_pinned_limit, warm_pinned,
-};
 pub(crate) use limits::devices_in_use;
 pub use limits::{
     empty_cache, get_per_process_memory_fraction, memory_limit, set_memory_limit, set_per_process_memory_fraction,
@@ -70,6 +66,10 @@ pub(crate) use neighbour::watch as watch_neighbours;
 pub use neighbour::{
     MemoryClaim, Neighbour, NeighbourPool, NeighbourSettings, available_memory, claim, claim_within, neighbours,
     neighbours_with_pools, set_neighbour,
+};
+pub use pinned::{
+    PinnedBuffer, empty_pinned, empty_pinned_cache, empty_pinned_on_node, pinned_limit, pinned_stats,
+    reset_peak_pinned_stats, set_pinned_limit, warm_pinned,
 };
 pub(crate) use plug::LibraryMemory;
 pub use plug::{BareAllocate, BareFree, DEVICE_MEM_HANDLER, EmptyCache, PINNED_MEM_HANDLER, bare_feed, feed};
