@@ -47,9 +47,8 @@ UNSAFE = {
     "src/python/ffi": "",
     "src/runtime": "",
     "src/observe": "nvtx.rs",
-    "src/library": "callers_struct.rs device_mem_handler.rs entry_points.rs functions.rs mod.rs refusal.rs reset.rs "
+    "src/library": "callers_struct.rs device_mem_handler.rs entry_points.rs find.rs functions.rs mod.rs refusal.rs reset.rs "
     "vendor.rs version.rs workspace.rs",
-    "src/library/find": "loader.rs",
     "src/library/vendors": "simulated.rs",
     # What the process and its threads share.
     "src": "pooled_slice.rs process.rs shared_object.rs",
@@ -65,8 +64,7 @@ UNSAFE = {
     # What was just committed is filled.
     "src/memory/range": "commit.rs",
     # Users free an address, borrow pinned memory as bytes, and copy bytes between a device and the host.
-    "src/memory": "copies.rs mod.rs staging.rs",
-    "src/memory/host": "pinned_buffer.rs",
+    "src/memory": "copies.rs mod.rs pinned.rs staging.rs",
 }
 
 # What gpupool.h and Rust's users each call so: a program in Rust that has both names the module.

@@ -6,7 +6,7 @@ use pyo3::types::{PyBool, PyDict};
 use crate::error::Result;
 use crate::ids::{Device, NumaNode};
 use crate::memory::report::{self, memory_counters, pool_counters};
-use crate::memory::{self, MemoryLimit, MemoryStats, PoolStats, PoolSummary, StreamStats, host};
+use crate::memory::{self, MemoryLimit, MemoryStats, PoolStats, PoolSummary, StreamStats, pinned};
 use crate::observe::recording::Purpose;
 use crate::python::arguments::{Address, Nbytes, Whole, number_of};
 use crate::python::device;
@@ -217,7 +217,7 @@ pub(crate) fn reset_peak_pinned_stats(py: Python<'_>, numa: Option<NumaNode>) ->
 #[doc = docstring!("pinned_times")]
 #[pyfunction]
 pub(crate) fn pinned_times(py: Python<'_>) -> PyResult<(u64, u64)> {
-    let [made, given_back] = py.detach(host::pinned_times)?;
+    let [made, given_back] = py.detach(pinned::pinned_times)?;
     Ok((made.total, given_back.total))
 }
 
