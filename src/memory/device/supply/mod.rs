@@ -10,12 +10,15 @@ mod reserve;
 mod segment_source;
 mod times;
 
+use std::mem;
 use std::sync::{Arc, OnceLock};
 
 use super::address_range::{with_device, with_limits};
+use super::under_way::call_out;
 use crate::error::{Error, Result};
 use crate::ids::NumaNode;
 use crate::runtime::Stream;
+use crate::sync::CallbackKind;
 
 pub(in crate::memory) use budget::{Budget, BudgetClaim, PINNED};
 use ready::Ready;
@@ -96,5 +99,13 @@ impl Supply {
 
     pub(in crate::memory) fn reserve(&self) -> Option<&Reserve> {
         self.reserve.get()
+    }
+}
+
+impl Drop for Supply {
+    /// The end of a pool's own source is the program's code, and often comes with the last memory on its way back.
+    fn drop(&mut self) {
+        let source = mem::take(&mut self.source);
+        call_out(CallbackKind::Allocator, || drop(source));
     }
 }
