@@ -12,11 +12,11 @@ use super::extents::{beyond_a_limit, claimed, is_no_memory};
 use super::out_of_memory::{Help, after_callbacks, no_memory_left, settle_in};
 use super::pages::Grown;
 use super::take::{AllocationRequest, Reach, other_pools};
-use super::trim::{Patience, leave_closed, settle, trim_pools};
+use super::trim::{leave_closed, settle, trim_pools};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ids::Device;
-use crate::memory::cache::{DeviceCaches, StreamCache};
-use crate::memory::device::{DeviceMemory, Moment, log_out};
+use crate::memory::cache::{DeviceCaches, StreamCache, ToDiscard};
+use crate::memory::device::{DeviceMemory, Moment, Patience, log_out};
 use crate::memory::pool::{self, Pool};
 use crate::memory::tuning::{A_FEW, MANY, PAGE, WAIT};
 use crate::observe::Activity;
@@ -222,11 +222,6 @@ impl<R> Acquisition<'_, R> {
         self.need.pool.memory
     }
 
-    /// Returns the bytes that this process has given back to the driver so far.
-    fn given_back(&self) -> u64 {
-        self.memory().pieces.get()[0][1].went
-    }
-
     fn has_ended(&self) -> bool {
         self.need.request.is_some_and(|request| !request.cache.is_serving(request.service.number))
     }
@@ -262,7 +257,7 @@ impl<R> Acquisition<'_, R> {
     /// Has the need take a step, again if another thread takes what it adds; none for want of memory, which is kept as the
     /// last refusal.
     fn find(&mut self, step: Step) -> Result<Option<R>> {
-        let given_back = self.need.request.is_none().then(|| self.given_back());
+        let given_back = self.need.request.is_none().then(|| self.memory().given_back());
         if given_back.is_some() && given_back == self.refused_after {
             return Ok(None);
         }
@@ -281,7 +276,7 @@ impl<R> Acquisition<'_, R> {
                 // Whatever a pool's own allocator refuses counts as a lack of memory.
                 Err(error) if is_no_memory(&error) || !self.has_pages() => {
                     self.refused = Some(error);
-                    self.refused_after = given_back.map(|_| self.given_back());
+                    self.refused_after = given_back.map(|_| self.memory().given_back());
                     return Ok(None);
                 }
                 Err(error) => return Err(error),
@@ -314,7 +309,7 @@ impl<R> Acquisition<'_, R> {
         for cache in pools.iter().flat_map(|pool| DeviceCaches::caches_of(pool)) {
             let _ = settle(cache, ThisThread::get(), Patience::Wait);
         }
-        let _ = self.memory().end_retired(true);
+        let _ = self.memory().end_retired(Patience::Wait);
     }
 
     /// Gives what cannot be moved into this pool back to the driver, which can then give it to this pool. With
@@ -355,7 +350,8 @@ impl<R> Acquisition<'_, R> {
         while self.left_to_discard > 0 {
             // What others give up does not help a pool at its limit.
             let only = (!pool.budget().has_room_for(bytes)).then_some(pool.number);
-            let gone = caches.discardable.discard(bytes.min(self.left_to_discard), u64::MAX, only, true);
+            let wanted = bytes.min(self.left_to_discard);
+            let gone = caches.discardable.discard(ToDiscard { wanted, most: u64::MAX, patience: Patience::Wait }, only);
             if gone == 0 {
                 break;
             }

@@ -82,7 +82,7 @@ struct NewExtents {
 pub(super) fn bring_back(pool: &Arc<Pool>, record: &mut Record, thread: ThisThread) -> Result<u64> {
     let memory = pool.memory;
     // What could not go before may still be in the way.
-    let _ = memory.end_retired(record.is_in_the_way);
+    let _ = memory.end_retired(if record.is_in_the_way { Patience::Wait } else { Patience::Ask });
     let needed = pages_asleep(pool, record, thread);
     let kept: Vec<_> = record.kept.iter().map(KeptExtents::run).collect();
     let missing = without_all(needed, &kept);
