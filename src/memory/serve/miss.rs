@@ -73,7 +73,7 @@ fn acquire_block(request: &AllocationRequest) -> Result<Option<Allocation>> {
         let refused = Error::no_memory(GPUPOOL, "No device has that many bytes: request less");
         return Err(no_memory_left(pool, bytes, refused));
     }
-    if pool.offer.is_taken() {
+    if pool.sleep.offer.is_taken() {
         wake_if_taken(pool)?;
     }
     acquire(Need { pool, bytes, request: Some(request), take: &|step, reach| take(request, step, reach) })
