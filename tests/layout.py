@@ -57,8 +57,7 @@ UNSAFE = {
     # A thread takes a heap's lock as its owner; a graph keeps what it uses.
     "src/memory/cache": "graph_use.rs stream_cache.rs",
     # Memory is mapped, unmapped and released.
-    "src/memory/device": "address_range.rs retired.rs",
-    "src/memory/device/supply": "mod.rs segment_source.rs",
+    "src/memory/device": "address_range.rs retired.rs segments.rs supply.rs",
     "src/memory/serve": "extents.rs growth.rs pools.rs reserve.rs segments.rs trim.rs",
     "src/memory/share": "mapping.rs server.rs",
     "src/memory/sleep": "asleep.rs awake.rs backup.rs",

@@ -1,7 +1,7 @@
 //! `MemoryRange`: addresses whose pages come and go.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -21,24 +21,58 @@ use crate::python::kept::{KeptObjects, PyDiscardCallback, on_discard};
 use crate::python::values::Facts;
 use crate::python::{device, stream};
 use crate::runtime::Stream;
+use crate::sync::lock;
 
 #[doc = docstring!("MemoryRange")]
 #[pyclass(name = "MemoryRange", module = "gpupool", frozen, weakref)]
 pub(crate) struct PyMemoryRange {
     /// DLPack's consumers have shares of it.
     range: Arc<MemoryRange>,
+    /// The calls that are just freeing it. Meanwhile no consumer gets a share.
+    frees: Mutex<u32>,
     /// Its callbacks.
     kept: KeptObjects,
 }
 
 impl PyMemoryRange {
     pub(crate) fn new(range: MemoryRange) -> Self {
-        Self { range: Arc::new(range), kept: KeptObjects::default() }
+        Self { range: Arc::new(range), frees: Mutex::new(0), kept: KeptObjects::default() }
     }
 
     /// Returns whether the range ends with this object.
     fn is_last(&self) -> bool {
         Arc::strong_count(&self.range) == 1
+    }
+
+    /// Begins to free it.
+    ///
+    /// # Errors
+    /// `InvalidValue` while a consumer has a share.
+    fn begin_free(&self) -> Result<()> {
+        let mut frees = lock(&self.frees);
+        if !self.is_last() {
+            return Err(Error::invalid_value(
+                "this range is shared by DLPack; it is freed when this object and the last array that uses it die",
+            ));
+        }
+        *frees += 1;
+        Ok(())
+    }
+
+    /// Returns a share for a consumer.
+    ///
+    /// # Errors
+    /// `InvalidValue` while a call frees it, and once it was freed; `Forked`.
+    fn shared(&self) -> Result<Arc<MemoryRange>> {
+        process::refuse_forked()?;
+        let shared = {
+            let frees = lock(&self.frees);
+            (*frees == 0).then(|| Arc::clone(&self.range))
+        };
+        let freeing = || Error::invalid_value("another call is just freeing this range: take no array of it");
+        let shared = shared.ok_or_else(freeing)?;
+        shared.committed_bytes()?;
+        Ok(shared)
     }
 
     /// Returns what is told of a range.
@@ -185,13 +219,10 @@ impl PyMemoryRange {
     fn free(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         process::refuse_forked()?;
         let stream = stream.map(stream::named).transpose()?;
-        if !self.is_last() {
-            return Err(Error::invalid_value(
-                "this range is shared by DLPack; it is freed when this object and the last array that uses it die",
-            )
-            .into());
-        }
-        device::detached_for(py, Purpose::Free, || self.range.free(stream.as_ref()))
+        self.begin_free()?;
+        let outcome = device::detached_for(py, Purpose::Free, || self.range.free(stream.as_ref()));
+        *lock(&self.frees) -= 1;
+        outcome
     }
 
     #[doc = docstring!("MemoryRange.__enter__")]
@@ -233,10 +264,9 @@ impl PyMemoryRange {
     ) -> PyResult<Bound<'py, PyAny>> {
         // Its pages are ordered by their commits, not by this.
         let _ = stream;
-        self.range.committed_bytes()?;
+        let range = self.shared()?;
         let memory = DLMemory { address: self.ptr(), nbytes: self.nbytes(), place: self.place() };
         let memory = memory.check("MemoryRange", dl_device, copy)?;
-        let range: Arc<MemoryRange> = Arc::clone(&self.range);
         buffers::export(py, range, memory, max_version)
     }
 

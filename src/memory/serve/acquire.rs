@@ -12,11 +12,11 @@ use super::extents::{beyond_a_limit, claimed, is_no_memory};
 use super::out_of_memory::{Help, after_callbacks, no_memory_left, settle_in};
 use super::pages::Grown;
 use super::take::{AllocationRequest, Reach, other_pools};
-use super::trim::{Patience, leave_closed, settle, trim_pools};
+use super::trim::{leave_closed, settle, trim_pools};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ids::Device;
-use crate::memory::cache::{DeviceCaches, StreamCache};
-use crate::memory::device::{DeviceMemory, Moment, log_out};
+use crate::memory::cache::{DeviceCaches, StreamCache, ToDiscard};
+use crate::memory::device::{DeviceMemory, Moment, Patience, log_out};
 use crate::memory::pool::{self, Pool};
 use crate::memory::tuning::{A_FEW, MANY, PAGE, WAIT};
 use crate::observe::Activity;
@@ -301,7 +301,7 @@ impl<R> Acquisition<'_, R> {
         for cache in pools.iter().flat_map(|pool| DeviceCaches::caches_of(pool)) {
             let _ = settle(cache, ThisThread::get(), Patience::Wait);
         }
-        let _ = self.memory().end_retired(true);
+        let _ = self.memory().end_retired(Patience::Wait);
     }
 
     /// Gives what cannot be moved into this pool back to the driver, which can then give it to this pool. With
@@ -334,7 +334,8 @@ impl<R> Acquisition<'_, R> {
         while self.left_to_discard > 0 {
             // What others give up does not help a pool at its limit.
             let only = (!pool.budget().has_room_for(bytes)).then_some(pool.number);
-            let gone = caches.discardable.discard(bytes.min(self.left_to_discard), u64::MAX, only, true);
+            let wanted = bytes.min(self.left_to_discard);
+            let gone = caches.discardable.discard(ToDiscard { wanted, most: u64::MAX, patience: Patience::Wait }, only);
             if gone == 0 {
                 break;
             }

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use crate::error::Result;
 use crate::ids::CaptureStatus;
 use crate::memory::cache::{DeviceCaches, Heap, HeapSearch, Service, ServingCache, StreamCache, WorkMark};
-use crate::memory::device::Until;
+use crate::memory::device::{Patience, Until};
 use crate::memory::pool::Pool;
 use crate::memory::tuning::{MANY, PAGE};
 use crate::observe::delivery::deliver;
@@ -54,22 +54,19 @@ impl Reach {
 
     /// Notes that so many pages could not be created.
     pub(super) fn note_refusal(&self, pages: u32) {
-        self.refused.set((pages > 0).then(|| RefusedPages { pages, went: self.given_back() }));
+        self.refused.set((pages > 0).then(|| RefusedPages { pages, went: self.pools[0].memory.given_back() }));
     }
 
     /// Returns whether as many pages, or fewer, could not be created before, and this process has given nothing back since.
     pub(super) fn would_be_refused(&self, pages: u32) -> bool {
-        self.refused.get().is_some_and(|refused| pages >= refused.pages && self.given_back() == refused.went)
+        self.refused
+            .get()
+            .is_some_and(|refused| pages >= refused.pages && self.pools[0].memory.given_back() == refused.went)
     }
 
     /// Has the driver asked again, since others may have given memory back.
     pub(super) fn ask_again(&self) {
         self.refused.set(None);
-    }
-
-    /// Returns the bytes that this process has given back to the driver so far.
-    fn given_back(&self) -> u64 {
-        self.pools[0].memory.pieces.get()[0][1].went
     }
 
     /// Returns the caches of a pool that may have free pages, all if it waits, else a few that have published some; and how
@@ -216,7 +213,8 @@ pub(super) fn take_from<T: FreeMemory>(
     if taken.is_in_order_with(request) {
         return Ok(Ok(taken));
     }
-    match taken.until.is_done(&cache.memory.events, reach.waits) {
+    let patience = if reach.waits { Patience::Wait } else { Patience::Ask };
+    match taken.until.is_done(&cache.memory.events, patience) {
         Ok(true) => Ok(Ok(taken)),
         outcome => {
             taken.put_back()?;
