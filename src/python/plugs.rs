@@ -347,8 +347,16 @@ impl PyCudaCoreMemory {
                 let _stack = hold_stack(Purpose::Free);
                 Ok(buffer.free_on(&on)?)
             }
-            // The last that has it frees it.
-            CudaCoreBuffer::Shared(buffer) => buffer.bind(stream.py()).get().record_stream(stream),
+            CudaCoreBuffer::Shared(buffer) => {
+                let shared = buffer.bind(stream.py()).get();
+                // One that Python has freed is refused below.
+                if let Ok(Err(refused)) = shared.held.read(|buffer| buffer.check_stream(&on)) {
+                    lock(&self.buffers).entry(address).or_insert(CudaCoreBuffer::Shared(buffer));
+                    return Err(refused.into());
+                }
+                // The last that has it frees it.
+                shared.record_stream(stream)
+            }
         }
     }
 
