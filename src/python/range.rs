@@ -1,7 +1,7 @@
 //! `MemoryRange`: addresses whose pages come and go.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use log::warn;
 use pyo3::exceptions::PyTypeError;
@@ -23,24 +23,58 @@ use crate::python::kept::{KeptObjects, PyDiscardCallback, callable_name};
 use crate::python::values::Facts;
 use crate::python::{device, stream};
 use crate::runtime::Stream;
+use crate::sync::lock;
 
 #[doc = docstring!("MemoryRange")]
 #[pyclass(name = "MemoryRange", module = "gpupool", frozen, weakref)]
 pub(crate) struct PyMemoryRange {
     /// DLPack's consumers have shares of it.
     range: Arc<MemoryRange>,
+    /// The calls that are just freeing it. Meanwhile no consumer gets a share.
+    frees: Mutex<u32>,
     /// Its callbacks.
     kept: KeptObjects,
 }
 
 impl PyMemoryRange {
     pub(crate) fn new(range: MemoryRange) -> Self {
-        Self { range: Arc::new(range), kept: KeptObjects::default() }
+        Self { range: Arc::new(range), frees: Mutex::new(0), kept: KeptObjects::default() }
     }
 
     /// Returns whether the range ends with this object.
     fn is_last(&self) -> bool {
         Arc::strong_count(&self.range) == 1
+    }
+
+    /// Begins to free it.
+    ///
+    /// # Errors
+    /// `InvalidValue` while a consumer has a share.
+    fn begin_free(&self) -> Result<()> {
+        let mut frees = lock(&self.frees);
+        if !self.is_last() {
+            return Err(Error::invalid_value(
+                "this range is shared by DLPack; it is freed when this object and the last array that uses it die",
+            ));
+        }
+        *frees += 1;
+        Ok(())
+    }
+
+    /// Returns a share for a consumer.
+    ///
+    /// # Errors
+    /// `InvalidValue` while a call frees it, and once it was freed; `Forked`.
+    fn shared(&self) -> Result<Arc<MemoryRange>> {
+        process::refuse_forked()?;
+        let shared = {
+            let frees = lock(&self.frees);
+            (*frees == 0).then(|| Arc::clone(&self.range))
+        };
+        let freeing = || Error::invalid_value("another call is just freeing this range: take no array of it");
+        let shared = shared.ok_or_else(freeing)?;
+        shared.committed_bytes()?;
+        Ok(shared)
     }
 
     /// Returns what is told of a range.
@@ -69,8 +103,7 @@ impl PyMemoryRange {
 
     /// Its pages are ordered by their commits, not by this.
     fn lend<'py>(&self, py: Python<'py>, asked: &DLRequest<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
-        self.range.committed_bytes()?;
-        let range: Arc<MemoryRange> = Arc::clone(&self.range);
+        let range = self.shared()?;
         let memory = DLMemory { address: range.address(), nbytes: range.nbytes(), place: self.place() };
         asked.check("MemoryRange", memory.place)?;
         asked.export(py, range, memory)
@@ -141,13 +174,10 @@ impl PyMemoryRange {
     #[pyo3(signature = (stream = None))]
     fn free(&self, py: Python<'_>, stream: Option<Stream>) -> PyResult<()> {
         process::refuse_forked()?;
-        if !self.is_last() {
-            return Err(Error::invalid_value(
-                "this range is shared by DLPack; it is freed when this object and the last array that uses it die",
-            )
-            .into());
-        }
-        device::detached_for(py, Purpose::Free, || self.range.free(stream.as_ref()))
+        self.begin_free()?;
+        let outcome = device::detached_for(py, Purpose::Free, || self.range.free(stream.as_ref()));
+        *lock(&self.frees) -= 1;
+        outcome
     }
 
     #[doc = docstring!("MemoryRange.__cuda_array_interface__")]

@@ -6,7 +6,7 @@ use pyo3::types::PyDict;
 use crate::error::Result;
 use crate::ids::{Device, NumaNode};
 use crate::memory::report::{self, memory_counters, pool_counters};
-use crate::memory::{self, MemoryLimit, MemoryStats, PoolStats, PoolSummary, StreamStats, host};
+use crate::memory::{self, MemoryLimit, MemoryStats, PoolStats, PoolSummary, StreamStats, pinned};
 use crate::observe::recording::Purpose;
 use crate::python::arguments::{Address, Nbytes, Whole, number_of};
 use crate::python::device;
@@ -60,7 +60,7 @@ functions! { py;
     fn reset_peak_pinned_stats(numa: Option<NumaNode> = None) -> Result<()> =
         py.detach(|| memory::reset_peak_pinned_stats(numa.map(NumaNode::number)));
     fn pinned_times() -> Result<(u64, u64)> =
-        py.detach(host::pinned_times).map(|[made, given_back]| (made.total, given_back.total));
+        py.detach(pinned::pinned_times).map(|[made, given_back]| (made.total, given_back.total));
     fn nearest_numa_node(device: Device) -> Result<u32> = py.detach(|| nearest_host_node(device)).map(NumaNode::number);
     fn empty_pinned_cache() -> PyResult<()> =
         device::detached_for(py, Purpose::Free, memory::empty_pinned_cache).map(drop);

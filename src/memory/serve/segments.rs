@@ -12,7 +12,7 @@ use super::pages::Grown;
 use super::take::AllocationRequest;
 use crate::error::{Bytes, Error, GPUPOOL, Result};
 use crate::memory::cache::{DeviceCaches, Moved, NotAdded, ServingCache, StreamCache};
-use crate::memory::device::{DeviceMemory, Remains, Until, call_out, log_out, overlapping};
+use crate::memory::device::{DeviceMemory, Patience, Remains, Until, call_out, log_out, overlapping};
 use crate::memory::pool::{Pool, SegmentCallback, SegmentGuard, closed, supply};
 use crate::memory::tuning::{ALIGNMENT, PAGE};
 use crate::observe::Activity;
@@ -149,7 +149,7 @@ pub(super) unsafe fn retire(pool: &Pool, mut remains: Remains, mut until: Until)
     if pool.has_fixed_segments() {
         if pool.segments.has_listeners() {
             // What the driver refuses here it refuses again when the memory is released, where a call asks for it.
-            let _ = until.is_done(&memory.events, true);
+            let _ = until.is_done(&memory.events, Patience::Wait);
         }
         remains = match remains {
             Remains::Released { mut mapped, unmapped } => {

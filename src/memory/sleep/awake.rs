@@ -38,7 +38,6 @@ pub(crate) fn wake(pool: &Arc<Pool>) -> Result<u64> {
     let record = if outcome.is_ok() { change.record.take() } else { None };
     if outcome.is_ok() {
         lock(&pool.sleep.times).awake_in = took;
-        pool.offer.let_go();
     }
     drop(change);
     drop(record);
@@ -82,7 +81,7 @@ struct NewExtents {
 pub(super) fn bring_back(pool: &Arc<Pool>, record: &mut Record, thread: ThisThread) -> Result<u64> {
     let memory = pool.memory;
     // What could not go before may still be in the way.
-    let _ = memory.end_retired(record.is_in_the_way);
+    let _ = memory.end_retired(if record.is_in_the_way { Patience::Wait } else { Patience::Ask });
     let needed = pages_asleep(pool, record, thread);
     let kept: Vec<_> = record.kept.iter().map(KeptExtents::run).collect();
     let missing = without_all(needed, &kept);
