@@ -120,7 +120,9 @@ struct RegionState {
 }
 
 /// The regions of each extent, by where it is and its number; some are gone, or have ended with another extent.
-static REGIONS: Mutex<BTreeMap<(MemoryLocation, u64), Vec<Weak<Region>>>> = Mutex::new(BTreeMap::new());
+type ByExtent = BTreeMap<(MemoryLocation, u64), Vec<Weak<Region>>>;
+
+static REGIONS: Mutex<ByExtent> = Mutex::new(BTreeMap::new());
 
 /// Counts the ended regions that another process still maps.
 static ENDED: AtomicU64 = AtomicU64::new(0);

@@ -26,7 +26,7 @@ pub(in crate::memory) use elsewhere::{
     wake, wakeup,
 };
 pub(in crate::memory) use pages::{BLOCKS_MAX, Invalid, LENT, Mapping, PageEntry, Pages, run_of};
-pub(in crate::memory) use retired::{Addresses, Remains};
+pub(in crate::memory) use retired::{EndingExtents, ExtentEnd, Remains};
 pub use segments::{AllocateFunction, FreeFunction, SegmentFunctions, SegmentSource};
 pub(in crate::memory) use segments::{DriverSegments, overlapping};
 pub(in crate::memory) use small::{CLASSES, SizeClass, Slab};

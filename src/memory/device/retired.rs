@@ -20,22 +20,46 @@ use crate::sync::{CallbackKind, lock, wait_for_driver};
 /// What is left of memory that was taken out of a cache.
 #[derive(Debug)]
 pub(in crate::memory) enum Remains {
-    /// The pages moved; `mapped` and `unmapped` extents are replaced there by others, which count in their place, and
-    /// are released.
-    Moved { moved: Vec<Mapping>, mapped: Vec<Mapping>, unmapped: Vec<Mapping> },
-    /// The physical memory is released, also that of `unmapped` mappings.
-    Released { mapped: Vec<Mapping>, unmapped: Vec<Mapping> },
-    /// As released, but the pages stay those of the pool, which is asleep.
-    Asleep { mapped: Vec<Mapping>, unmapped: Vec<Mapping> },
+    Extents(EndingExtents),
     /// Pages of the pool's reserve, which stay where they are.
     Reserve(Vec<Run>),
     /// A segment for its source, with the stream it was allocated for; none for pinned memory.
-    Segment { address: u64, bytes: u64, stream: Option<Stream> },
+    Segment {
+        address: u64,
+        bytes: u64,
+        stream: Option<Stream>,
+    },
+}
+
+/// Extents that are released, once they are unmapped.
+#[derive(Debug)]
+pub(in crate::memory) struct EndingExtents {
+    /// The places of others, which have moved and stay: only these places are unmapped.
+    pub(in crate::memory) moved: Vec<Mapping>,
+    pub(in crate::memory) mapped: Vec<Mapping>,
+    pub(in crate::memory) unmapped: Vec<Mapping>,
+    pub(in crate::memory) end: ExtentEnd,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::memory) enum ExtentEnd {
+    /// Their memory goes, and their addresses serve others.
+    Released,
+    /// As released, but others replace them, and count in their place.
+    Replaced,
+    /// As released, but the addresses stay those of the pool, which is asleep.
+    Asleep,
 }
 
 impl Remains {
     pub(in crate::memory) const fn released(mapped: Vec<Mapping>) -> Self {
-        Self::Released { mapped, unmapped: Vec::new() }
+        Self::Extents(EndingExtents::new(ExtentEnd::Released, mapped, Vec::new()))
+    }
+}
+
+impl EndingExtents {
+    pub(in crate::memory) const fn new(end: ExtentEnd, mapped: Vec<Mapping>, unmapped: Vec<Mapping>) -> Self {
+        Self { moved: Vec::new(), mapped, unmapped, end }
     }
 }
 
@@ -61,15 +85,6 @@ struct Pinned {
     waiting: Vec<RetiredMemory>,
     /// Those that a thread is just releasing.
     under_way: usize,
-}
-
-/// What becomes of the addresses at which extents are unmapped.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::memory) enum Addresses {
-    /// They serve others.
-    GoBack,
-    /// They stay those of their pool.
-    Stay,
 }
 
 impl DeviceMemory {
@@ -167,7 +182,7 @@ impl DeviceMemory {
             outcome = outcome.and_then(|released| Ok(released + ended?));
         }
         let mut pinned = lock(&retired.pinned);
-        pinned.waiting.append(&mut refused);
+        pinned.waiting.extend(refused.into_iter().rev());
         pinned.under_way -= taken;
         if pinned.under_way == 0 {
             retired.done.notify_all();
@@ -210,21 +225,8 @@ impl DeviceMemory {
     /// Ends as much as the driver allows, and returns the physical bytes given back; the rest stays in `remains`.
     fn end(&self, remains: &mut Remains, supply: &Supply) -> Result<u64> {
         match remains {
-            Remains::Moved { moved, mapped, unmapped } => {
-                while !moved.is_empty() {
-                    self.unmap_run(moved, Addresses::GoBack)?;
-                }
-                // SAFETY: by the promise of `retire` nothing else has these extents, nor uses them.
-                unsafe { self.end_extents(mapped, unmapped, Addresses::GoBack, None) }
-            }
-            Remains::Released { mapped, unmapped } => {
-                // SAFETY: by the promise of `retire` nothing else has these extents, nor uses them.
-                unsafe { self.end_extents(mapped, unmapped, Addresses::GoBack, Some(supply)) }
-            }
-            Remains::Asleep { mapped, unmapped } => {
-                // SAFETY: by the promise of `retire` nothing else has these extents, nor uses them.
-                unsafe { self.end_extents(mapped, unmapped, Addresses::Stay, Some(supply)) }
-            }
+            // SAFETY: by the promise of `retire` nothing else has these extents, nor uses them.
+            Remains::Extents(extents) => unsafe { self.end_extents(extents, supply) },
             Remains::Reserve(runs) => {
                 let runs = mem::take(runs);
                 let mapped = supply.reserve().map(|reserve| reserve.put_back(runs)).unwrap_or_default();
@@ -246,31 +248,28 @@ impl DeviceMemory {
         }
     }
 
-    /// Releases mapped and unmapped extents, and returns the bytes of those that counted as `supply`'s; without one, others
-    /// count in their place. What the driver refuses stays in the lists.
+    /// Unmaps and releases extents, and returns the bytes that counted as `supply`'s. What the driver refuses stays in the lists.
     ///
     /// # Safety
-    /// Nothing but these lists has the extents, and no work uses them.
-    pub(in crate::memory) unsafe fn end_extents(
-        &self,
-        mapped: &mut Vec<Mapping>,
-        unmapped: &mut Vec<Mapping>,
-        addresses: Addresses,
-        supply: Option<&Supply>,
-    ) -> Result<u64> {
+    /// Nothing but these lists has the extents, and no work uses them there.
+    pub(in crate::memory) unsafe fn end_extents(&self, extents: &mut EndingExtents, supply: &Supply) -> Result<u64> {
+        let EndingExtents { moved, mapped, unmapped, end } = extents;
+        while !moved.is_empty() {
+            self.unmap_run(moved, *end)?;
+        }
         let mut released = 0;
         while !(mapped.is_empty() && unmapped.is_empty()) {
             while let Some(mapping) = unmapped.last() {
                 // SAFETY: nothing but the list has the extent, as the caller promises, and it leaves the list below.
                 let release = || unsafe { self.range.release(mapping.extent) };
                 if self.is_of_host() { PINNED_GONE.time(release) } else { release() }?;
-                if let Some(supply) = supply {
+                if *end != ExtentEnd::Replaced {
                     self.uncount(mapping.bytes(), supply);
                     released += mapping.bytes();
                 }
                 unmapped.pop();
             }
-            unmapped.extend(self.unmap_run(mapped, addresses)?);
+            unmapped.extend(self.unmap_run(mapped, *end)?);
         }
         Ok(released)
     }
@@ -288,13 +287,13 @@ impl DeviceMemory {
     }
 
     /// Unmaps the last mappings of the list that are in a row, and removes them from it.
-    fn unmap_run(&self, mappings: &mut Vec<Mapping>, addresses: Addresses) -> Result<Vec<Mapping>> {
+    fn unmap_run(&self, mappings: &mut Vec<Mapping>, end: ExtentEnd) -> Result<Vec<Mapping>> {
         let mut rows = mappings.chunk_by(|one, next| one.end() == next.start());
         let from = mappings.len() - rows.next_back().map_or(0, <[_]>::len);
         // SAFETY: `until` was done, and by the promise of `retire` no other work uses these mappings.
         unsafe { self.range.unmap(&self.range.placed(&mappings[from..])) }?;
         let row = mappings.split_off(from);
-        if addresses == Addresses::GoBack {
+        if end != ExtentEnd::Asleep {
             self.put_back_pages(run_of(&row));
         }
         Ok(row)

@@ -120,10 +120,10 @@ impl MovesUnderWay {
         if moves.of(thread).count() != 1 {
             return None;
         }
-        moves.set_own(thread, MoveState::Waiting);
+        moves.each_own(thread, |one| one.set_state(MoveState::Waiting));
         CHANGED.notify_all();
         let moment = self.wait_for(moves, thread, |one| one.state == MoveState::Moving);
-        lock(&MOVES).set_own(thread, MoveState::Moving);
+        lock(&MOVES).each_own(thread, |one| one.set_state(MoveState::Moving));
         Some(moment)
     }
 
@@ -137,8 +137,7 @@ impl MovesUnderWay {
     ) -> Moment {
         let begun = moves.begun;
         let moves = self.wait_while(moves, |one| one.number <= begun && is_meant(one));
-        let is_quiet =
-            !moves.under_way.iter().any(|one| one.moves() && one.location == self.location && one.thread != thread);
+        let is_quiet = !moves.at(self.location).any(|one| one.thread != thread);
         Moment { last: self.last_of_others(), is_quiet }
     }
 
@@ -168,7 +167,7 @@ impl MovesUnderWay {
 
     /// Returns whether a thread that has memory under way has called out, which nobody waits for.
     pub(in crate::memory) fn has_called_out(&self) -> bool {
-        lock(&MOVES).under_way.iter().any(|one| one.moves() && one.location == self.location && one.callbacks > 0)
+        lock(&MOVES).at(self.location).any(|one| one.callbacks > 0)
     }
 
     /// Returns whether nothing has been under way in other threads since a moment.
@@ -188,6 +187,13 @@ impl Move {
     fn moves(&self) -> bool {
         self.state != MoveState::Repeating
     }
+
+    /// Sets the state, unless it is a repeat.
+    fn set_state(&mut self, state: MoveState) {
+        if self.moves() {
+            self.state = state;
+        }
+    }
 }
 
 impl ProcessMoves {
@@ -198,13 +204,19 @@ impl ProcessMoves {
         UnderWay { number: self.begun }
     }
 
+    /// Returns the moves of a device's memory.
+    fn at(&self, location: MemoryLocation) -> impl Iterator<Item = &Move> {
+        self.under_way.iter().filter(move |one| one.moves() && one.location == location)
+    }
+
     /// Returns the moves that a thread is in.
     fn of(&self, thread: ThreadNumber) -> impl Iterator<Item = &Move> {
         self.under_way.iter().filter(move |one| one.moves() && one.thread == thread)
     }
 
-    fn set_own(&mut self, thread: ThreadNumber, state: MoveState) {
-        self.under_way.iter_mut().filter(|one| one.moves() && one.thread == thread).for_each(|one| one.state = state);
+    /// Changes all that a thread is in, repeats too.
+    fn each_own(&mut self, thread: ThreadNumber, change: impl Fn(&mut Move)) {
+        self.under_way.iter_mut().filter(|one| one.thread == thread).for_each(change);
     }
 }
 
@@ -234,7 +246,7 @@ pub(crate) fn call_out<R>(kind: CallbackKind, call: impl FnOnce() -> R) -> R {
     impl Drop for Called {
         fn drop(&mut self) {
             if !process::is_forked() {
-                each_own(self.0, |callbacks| *callbacks -= 1);
+                lock(&MOVES).each_own(self.0, |one| one.callbacks -= 1);
             }
         }
     }
@@ -242,12 +254,7 @@ pub(crate) fn call_out<R>(kind: CallbackKind, call: impl FnOnce() -> R) -> R {
         return in_callback(kind, call);
     }
     let called = Called(ThisThread::get().number());
-    each_own(called.0, |callbacks| *callbacks += 1);
+    lock(&MOVES).each_own(called.0, |one| one.callbacks += 1);
     CHANGED.notify_all();
     in_callback(kind, call)
-}
-
-fn each_own(thread: ThreadNumber, change: impl Fn(&mut u32)) {
-    let mut moves = lock(&MOVES);
-    moves.under_way.iter_mut().filter(|one| one.thread == thread).for_each(|one| change(&mut one.callbacks));
 }

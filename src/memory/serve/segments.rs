@@ -152,12 +152,12 @@ pub(super) unsafe fn retire(pool: &Pool, mut remains: Remains, mut until: Until)
             let _ = until.is_done(&memory.events, Patience::Wait);
         }
         remains = match remains {
-            Remains::Released { mut mapped, unmapped } => {
-                mapped.retain(|mapping| {
+            Remains::Extents(mut extents) => {
+                extents.mapped.retain(|mapping| {
                     let address = memory.address(mapping.start());
                     pool.end_segment(address, Remains::released(vec![*mapping])).is_some()
                 });
-                Remains::Released { mapped, unmapped }
+                Remains::Extents(extents)
             }
             Remains::Segment { address, .. } => match pool.end_segment(address, remains) {
                 Some(remains) => remains,

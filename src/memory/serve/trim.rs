@@ -15,7 +15,7 @@ use super::segments::{retire, retire_segment};
 use super::slabs::return_slabs;
 use crate::error::{Bytes, Result};
 use crate::memory::cache::{DeviceCaches, Heap, Portion, ServingCache, StreamCache, To, Waiting, is_recorded};
-use crate::memory::device::{Addresses, Patience, Remains, Run, Until, log_out, without_all};
+use crate::memory::device::{EndingExtents, ExtentEnd, Patience, Remains, Run, Until, log_out, without_all};
 use crate::memory::pool::{Change, KeptExtents, Pool, Record, Stage};
 use crate::memory::tuning::A_FEW;
 use crate::observe::Activity;
@@ -437,12 +437,13 @@ fn give_kept_back(pool: &Pool, record: &mut Record) -> Result<()> {
         record.copies = None;
     }
     let (mapped, unmapped): (Vec<_>, Vec<_>) = mem::take(&mut record.kept).into_iter().partition(|kept| kept.is_mapped);
-    let [mut mapped, mut unmapped] =
+    let [mapped, unmapped] =
         [mapped, unmapped].map(|kept| kept.into_iter().flat_map(|kept| kept.extents).collect::<Vec<_>>());
+    let mut ending = EndingExtents::new(ExtentEnd::Asleep, mapped, unmapped);
     // SAFETY: all work that used these was waited for before the pool fell asleep, copies of them are done, and no
     // block is there that could be used.
-    let outcome = unsafe { pool.memory.end_extents(&mut mapped, &mut unmapped, Addresses::Stay, Some(&pool.supply)) };
-    for (extents, is_mapped) in [(mapped, true), (unmapped, false)] {
+    let outcome = unsafe { pool.memory.end_extents(&mut ending, &pool.supply) };
+    for (extents, is_mapped) in [(ending.mapped, true), (ending.unmapped, false)] {
         let left = extents.into_iter().map(|extent| KeptExtents { extents: vec![extent], is_mapped, is_open: false });
         record.kept.extend(left);
     }
