@@ -137,7 +137,7 @@ fn refuse_others(pool: &Pool) -> Result<()> {
     if pool.sleep.is_asleep() {
         return Err(asleep(pool));
     }
-    if !pool.is_for_graphs {
+    if !pool.is_for_graphs() {
         return Err(Error::invalid_value(format!(
             "pool {} on {} was not made for graphs, and only those have checkpoints: make it with for_graphs",
             pool.label(),

@@ -4,6 +4,7 @@
 //! kernels, unlike extents. So segments serve large needs, and go only when asked to, by a thread of gpupool's own
 //! where the caller does not need the memory.
 
+use std::mem;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use rustc_hash::FxHashMap;
@@ -13,10 +14,11 @@ use super::address_space::{Run, RunSet};
 use super::budget::Budget;
 use super::pages::{Mapping, run_of};
 use super::segments::SegmentSource;
+use super::under_way::call_out;
 use crate::error::{Error, Result};
 use crate::ids::NumaNode;
 use crate::runtime::Stream;
-use crate::sync::lock;
+use crate::sync::{CallbackKind, lock};
 
 #[derive(Clone, Debug, Default)]
 pub(crate) enum Source {
@@ -89,6 +91,14 @@ impl Supply {
 
     pub(in crate::memory) fn reserve(&self) -> Option<&Reserve> {
         self.reserve.get()
+    }
+}
+
+impl Drop for Supply {
+    /// The end of a pool's own source is the program's code, and often comes with the last memory on its way back.
+    fn drop(&mut self) {
+        let source = mem::take(&mut self.source);
+        call_out(CallbackKind::Allocator, || drop(source));
     }
 }
 

@@ -10,7 +10,7 @@ use super::pages::{Grown, fill};
 use super::take::{AllocationRequest, Reach};
 use super::trim::{self, leave_closed, settle_and_retire};
 use crate::error::{Error, Result};
-use crate::memory::cache::{Company, DeviceCaches, Portion, ServingCache, StreamCache, Waiting};
+use crate::memory::cache::{Company, DeviceCaches, MovedPages, Portion, ServingCache, StreamCache, Waiting};
 use crate::memory::device::{DeviceMemory, Invalid, Patience, Run};
 use crate::memory::pool::{self, Pool, closed};
 use crate::memory::tuning::PAGE;
@@ -115,7 +115,7 @@ fn grow_at(request: &AllocationRequest, reach: &Reach, run: Run, each: u32) -> R
     let place = PagePlacement { first: run.first, pages: run.pages, taken: run.pages };
     let mut growth = Growth::new(request, place, Company::WithMany);
     growth.each = Some(each);
-    if let Err(error) = fill(&mut growth, own.unwrap_or_default(), Some(reach), false) {
+    if let Err(error) = fill(&mut growth, own.unwrap_or_default(), reach, MovedPages::All) {
         growth.undo();
         return Err(error);
     }

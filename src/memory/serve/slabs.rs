@@ -68,7 +68,7 @@ pub(super) fn serve_from_lent_slab(request: &AllocationRequest, reach: &Reach) -
     if slab.is_none() && search == HeapSearch::AFew {
         let (request, reach) = (AllocationRequest::new(lending.clone(), PAGE), Reach::of_pool(pool));
         let grown = match serve_in_place(&request, &reach) {
-            Ok(None) => grow_by_pages(&request, &reach, false).map(drop),
+            Ok(None) => grow_by_pages(&request, &reach).map(drop),
             found => found.map(drop),
         };
         match grown {

@@ -22,18 +22,51 @@ use crate::observe::delivery::deliver;
 use crate::runtime::{self, Event, RelaxedCapture, Stream};
 use crate::sync::ThisThread;
 
-/// The pools whose free pages a request may take, its own first, and whether it waits for the work that used them. It grows
-/// once the driver or a limit has refused memory.
+/// The pools whose free pages may be taken for a need, its own first, and whether the work that used them is waited for. It
+/// grows once the driver or a limit has refused memory.
 #[derive(Debug)]
 pub(super) struct Reach {
     pub(super) pools: Vec<Arc<Pool>>,
     pub(super) waits: bool,
+    refused: Cell<Option<RefusedPages>>,
+}
+
+/// Pages that could not be created for a need. To find that out again takes as long as to create all that the driver has
+/// left, which may be milliseconds.
+#[derive(Clone, Copy, Debug)]
+struct RefusedPages {
+    pages: u32,
+    /// The bytes that this process had given back by then.
+    went: u64,
 }
 
 impl Reach {
     /// Reaches for ready pages of one pool.
     pub(super) fn of_pool(pool: &Arc<Pool>) -> Self {
-        Self { pools: vec![Arc::clone(pool)], waits: false }
+        Self { pools: vec![Arc::clone(pool)], waits: false, refused: Cell::new(None) }
+    }
+
+    /// Takes its own pool's pages alone again, and waits for the work that used them.
+    pub(super) fn wait_for_streams(&mut self) {
+        self.pools.truncate(1);
+        self.waits = true;
+    }
+
+    /// Notes that so many pages could not be created.
+    pub(super) fn note_refusal(&self, pages: u32) {
+        self.refused.set((pages > 0).then(|| RefusedPages { pages, went: self.pools[0].memory.given_back() }));
+    }
+
+    /// Returns whether as many pages, or fewer, could not be created before, and this process has given nothing back since.
+    pub(super) fn would_be_refused(&self, pages: u32) -> bool {
+        self.refused
+            .get()
+            .is_some_and(|refused| pages >= refused.pages && self.pools[0].memory.given_back() == refused.went)
+    }
+
+    /// Has the driver asked again, since others may have given memory back.
+    pub(super) fn ask_again(&self) {
+        self.refused.set(None);
     }
 
     /// Returns the caches of a pool that may have free pages, all if it waits, else a few that have published some; and how
@@ -332,16 +365,6 @@ impl Allocation {
 pub(super) struct AllocationRequest {
     of: ServingCache,
     pub(super) bytes: u64,
-    refused: Cell<Option<RefusedPages>>,
-}
-
-/// Pages that could not be created for a request. To find that out again takes as long as to create all that the driver has
-/// left, which may be milliseconds.
-#[derive(Clone, Copy, Debug)]
-struct RefusedPages {
-    pages: u32,
-    /// The bytes that this process had given back by then.
-    went: u64,
 }
 
 impl Deref for AllocationRequest {
@@ -354,22 +377,7 @@ impl Deref for AllocationRequest {
 
 impl AllocationRequest {
     pub(super) fn new(of: ServingCache, bytes: u64) -> Self {
-        Self { of, bytes, refused: Cell::new(None) }
-    }
-
-    /// Notes that so many pages could not be created.
-    pub(super) fn note_refusal(&self, pages: u32) {
-        self.refused.set((pages > 0).then(|| RefusedPages { pages, went: self.memory().given_back() }));
-    }
-
-    /// Returns whether as many pages, or fewer, could not be created before, and this process has given nothing back since.
-    pub(super) fn would_be_refused(&self, pages: u32) -> bool {
-        self.refused.get().is_some_and(|refused| pages >= refused.pages && self.memory().given_back() == refused.went)
-    }
-
-    /// Has the driver asked again, since others may have given memory back.
-    pub(super) fn ask_again(&self) {
-        self.refused.set(None);
+        Self { of, bytes }
     }
 
     /// Returns how many bytes must be free in one piece for it.

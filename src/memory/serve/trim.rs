@@ -16,7 +16,7 @@ use super::slabs::return_slabs;
 use crate::error::{Bytes, Result};
 use crate::memory::cache::{DeviceCaches, Heap, Portion, ServingCache, StreamCache, To, Waiting, is_recorded};
 use crate::memory::device::{EndingExtents, ExtentEnd, Patience, Remains, Run, Until, log_out, without_all};
-use crate::memory::pool::{Change, KeptExtents, Pool, Record};
+use crate::memory::pool::{Change, KeptExtents, Pool, Record, Stage};
 use crate::memory::tuning::A_FEW;
 use crate::observe::Activity;
 use crate::observe::delivery::{Delivery, deliver};
@@ -232,14 +232,6 @@ pub(in crate::memory) fn trim_pools(
     sum_of_all(pools.iter().filter(|pool| is_meant(pool)).map(|pool| trim(pool, thread, patience)))
 }
 
-/// Closes a pool without a driver call: it serves no request, and what is free goes when memory is next given back.
-pub(super) fn mark_closed(pool: &Pool) {
-    pool.close();
-    for cache in DeviceCaches::caches_of(pool) {
-        cache.close(pool);
-    }
-}
-
 /// Gives back the pages of a closed pool's cache in which a block was freed, unless it serves another pool by now.
 pub(super) fn leave_closed(cache: &'static StreamCache, thread: ThisThread) -> Result<()> {
     let Some(service) = cache.service().filter(|service| service.pool.is_closed()) else { return Ok(()) };
@@ -263,7 +255,7 @@ fn let_go_unneeded(pool: &Arc<Pool>, thread: ThisThread) {
         let_go_asleep(pool, thread);
     }
     let has_ended = |cache: &StreamCache| cache.end_if_empty(pool, thread);
-    let is_over = pool.is_closed() && pool.use_count() == 0 && !pool.sleep.keeps_memory();
+    let is_over = pool.life.stage() == Stage::Ended && !pool.sleep.keeps_memory();
     if is_over && DeviceCaches::caches_of(pool).into_iter().all(has_ended) {
         DeviceCaches::remove_pool(pool, thread);
     }
@@ -431,7 +423,7 @@ fn is_over(pool: &Pool, thread: ThisThread) -> bool {
     let is_idle = |cache: &StreamCache| {
         cache.waiting.is_empty() && cache.lock(thread).live_ranges(&cache.memory.pages).is_empty()
     };
-    pool.is_closed() && pool.use_count() == 0 && DeviceCaches::caches_of(pool).into_iter().all(is_idle)
+    pool.life.stage() == Stage::Ended && DeviceCaches::caches_of(pool).into_iter().all(is_idle)
 }
 
 /// Gives the driver what it did not take back when the pool fell asleep, once copies of it are done. Keeps what it

@@ -42,23 +42,19 @@ pub(in crate::memory) fn sleep_for_others(pool: &Arc<Pool>, until: Instant) -> R
     if pool.sleep.is_asleep() || !is_idle(pool, until)? {
         return Ok(0);
     }
-    let outcome = put_to_sleep(pool, Backup::Host, take_up);
-    if !pool.sleep.is_asleep() {
-        pool.offer.let_go();
-    }
-    outcome
+    put_to_sleep(pool, Backup::Host, take_up)
 }
 
 /// Takes up the pool's offer, unless a thread has a scope of it.
 fn take_up(pool: &Pool, change: &Change<'_>, thread: ThisThread) -> Result<()> {
-    if !pool.offer.take() {
+    if !pool.sleep.offer.take() {
         return Err(Error::unavailable(format!(
             "a thread has a scope of pool {} on {}, and may be about to use what it holds",
             pool.label(),
             pool.memory.location
         )));
     }
-    end_serving_others(pool, change, thread).inspect_err(|_| pool.offer.let_go())
+    end_serving_others(pool, change, thread)
 }
 
 /// Returns whether the work on the pool's streams is done, as far as they can be asked, or is so in time: falling asleep

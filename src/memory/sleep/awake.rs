@@ -38,7 +38,6 @@ pub(crate) fn wake(pool: &Arc<Pool>) -> Result<u64> {
     let record = if outcome.is_ok() { change.record.take() } else { None };
     if outcome.is_ok() {
         lock(&pool.sleep.times).awake_in = took;
-        pool.offer.let_go();
     }
     drop(change);
     drop(record);
