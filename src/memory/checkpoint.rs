@@ -158,7 +158,7 @@ fn wait_for_users(pool: &Pool) -> Result<()> {
     let events = &pool.memory.events;
     for (offset, users) in DeviceCaches::caches_of(pool).into_iter().flat_map(StreamCache::all_uses) {
         let Waiting { mut until, .. } = Waiting::for_users(offset, &users, events, Some(ThisThread::get()));
-        if !until.is_done(events, true)? {
+        if !until.is_done(events, Patience::Wait)? {
             return Err(waiting(pool));
         }
     }

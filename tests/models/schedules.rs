@@ -82,6 +82,9 @@ enum Kind {
     Decommit,
     UsePage,
     ReplaceRange,
+    /// The same of pages that all threads name, which nothing uses.
+    CommitAny,
+    DecommitAny,
 }
 
 /// Those that most programs have.
@@ -143,6 +146,8 @@ enum Theme {
     Ranges,
     /// The same while pools sleep and wake.
     RangesAsleep,
+    /// Threads commit and decommit the same pages.
+    SharedPages,
 }
 
 struct Program {
@@ -181,7 +186,7 @@ impl Program {
             Theme::Sleep => &[Kind::Fill, Kind::Sleep, Kind::Wake],
             Theme::SleepingHelpers => &[],
             Theme::Peers => &[Kind::EnablePeer, Kind::PassOn, Kind::TakeOver],
-            Theme::Ranges | Theme::RangesAsleep => &[],
+            Theme::Ranges | Theme::RangesAsleep | Theme::SharedPages => &[],
         });
         if matches!(theme, Theme::Closing) && random.below(2) == 0 {
             // Caches come and go as fast as may be.
@@ -203,7 +208,11 @@ impl Program {
         if matches!(theme, Theme::RangesAsleep) {
             kinds.extend([Kind::Sleep, Kind::Wake]);
         }
-        let more: Vec<_> = (0..random.below(if matches!(theme, Theme::Trims) { 1 } else { 4 }))
+        if matches!(theme, Theme::SharedPages) {
+            kinds = vec![Kind::CommitAny, Kind::CommitAny, Kind::DecommitAny, Kind::DecommitAny];
+            kinds.extend([Kind::Complete, Kind::Trim].into_iter().filter(|_| random.below(2) == 0));
+        }
+        let more: Vec<_> = (0..random.below(if matches!(theme, Theme::Trims | Theme::SharedPages) { 1 } else { 4 }))
             .map(|_| SELDOM[random.below(SELDOM.len())])
             .collect();
         kinds.extend(more);
@@ -226,7 +235,7 @@ impl Program {
         let sizes = match theme {
             Theme::Trims | Theme::Reserves | Theme::Lent => Sizes::Small,
             Theme::SleepingHelpers => Sizes::Parts,
-            Theme::Tight | Theme::Ranges | Theme::RangesAsleep | Theme::Own => Sizes::Pages,
+            Theme::Tight | Theme::Ranges | Theme::RangesAsleep | Theme::SharedPages | Theme::Own => Sizes::Pages,
             _ => [Sizes::Small, Sizes::Pages, Sizes::Mixed][random.below(3)],
         };
         let may_reserve = matches!(theme, Theme::Graphs | Theme::Closing | Theme::Peers);
@@ -375,7 +384,7 @@ impl World {
         let is_foreign = matches!(program.theme, Theme::Foreign | Theme::Addresses | Theme::Own);
         let stream = |_| if is_foreign { foreign_stream() } else { Stream::new(DEVICE).unwrap() };
         let streams: Vec<_> = (0..program.streams).map(stream).collect();
-        let has_ranges = matches!(program.theme, Theme::Ranges | Theme::RangesAsleep);
+        let has_ranges = matches!(program.theme, Theme::Ranges | Theme::RangesAsleep | Theme::SharedPages);
         let ranges: Vec<_> = pools.iter().filter(|_| has_ranges).map(range_of).collect();
         for range in &ranges {
             let others = (0..STREAMS_OF_RANGE[peer.ordinal() % STREAMS_OF_RANGE.len()]).map(|_| foreign_stream());
@@ -646,6 +655,7 @@ impl World {
             (Kind::Commit | Kind::Decommit | Kind::UsePage | Kind::ReplaceRange, _) => {
                 self.step_of_ranges(kind, random)
             }
+            (Kind::CommitAny | Kind::DecommitAny, _) => self.step_of_shared_pages(kind, random),
             (_, None) => {}
         }
     }
@@ -699,6 +709,17 @@ impl World {
             _ => self.use_page(&range, &own[named[0]]),
         }
         PAGES.set(own);
+    }
+
+    fn step_of_shared_pages(&self, kind: Kind, random: &mut Random) {
+        let range = self.ranges.lock().unwrap()[0].clone();
+        let (stream, pages) = (self.stream(random), [random.below(2) as u32, random.below(2) as u32]);
+        let outcome = match kind {
+            Kind::CommitAny => range.commit(&pages, &stream, CommitOptions::default()),
+            _ => range.decommit(&pages, Some(&stream)),
+        };
+        // There is memory for all of them.
+        outcome.unwrap();
     }
 
     /// Uses a page, which is pinned meanwhile, if it is there.
@@ -895,6 +916,12 @@ fn peers_that_are_let_in() {
 fn pages_of_ranges_that_come_and_go() {
     host!(1, 12 * PAGE);
     explore(Theme::Ranges);
+}
+
+#[test]
+fn pages_of_ranges_that_all_threads_name() {
+    host!(1, 12 * PAGE);
+    explore(Theme::SharedPages);
 }
 
 #[test]

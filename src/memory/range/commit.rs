@@ -131,7 +131,7 @@ impl Commit<'_> {
             } else {
                 // What is there is just leaving, moved by another thread; then nothing uses it.
                 let _ = memory.under_way.wait();
-                memory.end_retired(attempt > 1)?;
+                memory.end_retired(if attempt > 1 { Patience::Wait } else { Patience::Ask })?;
             }
             let mut still_mapped = Vec::new();
             for (first, count) in rows(&left) {
@@ -244,7 +244,11 @@ impl Commit<'_> {
         if let Until::Events(events) = &entry.until {
             return events.iter().try_for_each(|event| self.stream.wait(event));
         }
-        if entry.is_done(&self.of.memory().events, true)? { Ok(()) } else { Err(under_capture(&self.range.pool)) }
+        if entry.is_done(&self.of.memory().events, Patience::Wait)? {
+            Ok(())
+        } else {
+            Err(under_capture(&self.range.pool))
+        }
     }
 
     fn fill(&mut self, pages: &[u32], byte: Option<u8>) -> Result<()> {

@@ -10,7 +10,7 @@ use super::decommit::{by_users, depart_after, waits as waits_of};
 use super::held_range::HeldRange;
 use super::page_table::{PagePhase, RangeLife};
 use crate::error::Result;
-use crate::memory::cache::{DeviceCaches, Discardable, ServingCache, Waiting};
+use crate::memory::cache::{DeviceCaches, Discardable, ServingCache, ToDiscard, Waiting};
 use crate::memory::device::{Until, call_out, is_thread_for_others, log_out};
 use crate::memory::serve::{Patience, release_places, settle};
 use crate::process;
@@ -200,15 +200,15 @@ impl Discardable for HeldRange {
         table.pages.iter().filter(|page| page.is_discardable()).count() as u64 * self.page_bytes()
     }
 
-    fn discard(&self, priority: i32, bytes: u64, most: u64, waits: bool) -> u64 {
-        let wanted = bytes.div_ceil(self.page_bytes()).min(most / self.page_bytes());
+    fn discard(&self, priority: i32, what: ToDiscard) -> u64 {
+        let wanted = what.wanted.div_ceil(self.page_bytes()).min(what.most / self.page_bytes());
         let (mut left, mut staying) = (wanted as usize, Vec::new());
         loop {
             let kept_before = staying.len();
-            let pages = self.take_pages(priority, left, &mut staying, waits);
+            let pages = self.take_pages(priority, left, &mut staying, what.patience);
             left -= pages.len();
             if !pages.is_empty() {
-                self.release(&pages, waits);
+                self.release(&pages, what.patience);
                 if !is_thread_for_others() {
                     self.tell_discarded(&pages);
                 }
@@ -222,9 +222,9 @@ impl Discardable for HeldRange {
 }
 
 impl HeldRange {
-    /// Takes at most so many pages of this priority that no work uses, or, if it `waits`, none that cannot be waited for.
+    /// Takes at most so many pages of this priority that no work uses, or, if it waits, none that cannot be waited for.
     /// Those that were used by the streams of `staying` stay; adds to it what is found to stay.
-    fn take_pages(&self, priority: i32, count: usize, staying: &mut Vec<u64>, waits: bool) -> Vec<u32> {
+    fn take_pages(&self, priority: i32, count: usize, staying: &mut Vec<u64>, patience: Patience) -> Vec<u32> {
         let mut users = Vec::new();
         let busy = self.begin(&[], |table, _| {
             let is_meant = |page: &u32| {
@@ -240,7 +240,7 @@ impl HeldRange {
         let may_go = |waiting: &mut Waiting| {
             // What is in use by a stream that cannot be asked now, beside a capture, stays.
             matches!(waiting.until, Until::Events(_))
-                && (waits || waiting.is_done(&cache.memory.events, false).unwrap_or(false))
+                && (patience == Patience::Wait || waiting.is_done(&cache.memory.events, patience).unwrap_or(false))
         };
         let gone: Vec<_> = taken.extract_if(.., may_go).collect();
         let kept = taken;
@@ -274,13 +274,13 @@ impl HeldRange {
     }
 
     /// Gives the driver what was decommitted at these pages, once the work that used it is done.
-    fn release(&self, pages: &[u32], waits: bool) {
+    fn release(&self, pages: &[u32], patience: Patience) {
         let Some(cache) = DeviceCaches::ranges_of(&self.pool) else { return };
         let thread = ThisThread::get();
         let Some(of) = ServingCache::of_pool(cache, &self.pool, thread) else { return };
         let places: Vec<_> = pages.iter().map(|&page| self.offset(page)).collect();
         // What the driver refuses is tried again whenever memory is given back.
-        let _ = settle(cache, thread, if waits { Patience::Wait } else { Patience::Ask });
+        let _ = settle(cache, thread, patience);
         let _ = release_places(&of, &places);
     }
 }

@@ -1,7 +1,7 @@
 //! What a memory range is: a run of a device's addresses, held for a pool, and the state of its pages.
 
-use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::{fmt, mem};
 
 use super::decommit::{Ends, free};
 use super::discard::DiscardListeners;
@@ -130,13 +130,17 @@ impl HeldRange {
     }
 
     /// As [`HeldRange::begin`], for the end of a range that nobody has any more. None if another call has busy pages, which
-    /// frees the range then: the end of an object never waits.
+    /// frees the range then, or has freed it: the end of an object never waits.
     pub(super) fn begin_end(
         &self,
         pages: &[u32],
         select: impl FnOnce(&mut PageTable, &[u32]) -> Result<Vec<u32>>,
     ) -> Result<Option<BusyPages<'_>>> {
         let mut table = lock(&self.table);
+        if table.is_freed() {
+            // By another call that found itself the last.
+            return Ok(None);
+        }
         if lock(&self.busy).is_empty() {
             return self.take(table, pages, select).map(Some);
         }
@@ -187,9 +191,10 @@ fn freed() -> Error {
     Error::invalid_value("the memory range was freed: its addresses may be others' by now")
 }
 
-/// Pages that a call commits or decommits. Those that are busy still when this is dropped are empty then.
+/// Pages that a call commits or decommits. Those that it has not ended when this is dropped are empty then.
 pub(super) struct BusyPages<'a> {
     range: &'a HeldRange,
+    /// None once the call has ended: they may be busy for another one by then.
     pub(super) pages: Vec<u32>,
     thread: ThreadNumber,
     /// Other threads wait for them, and the call may call back meanwhile.
@@ -199,14 +204,14 @@ pub(super) struct BusyPages<'a> {
 impl BusyPages<'_> {
     /// Ends the call, with what `first` notes: each of the pages is in this phase, and as `change` notes.
     pub(super) fn end(
-        self,
+        mut self,
         phase: PagePhase,
         first: impl FnOnce(&mut PageTable),
         mut change: impl FnMut(&mut PageTable, u32),
     ) {
         let mut table = lock(&self.range.table);
         first(&mut table);
-        for &page in &self.pages {
+        for page in mem::take(&mut self.pages) {
             table.pages[page as usize].phase = phase;
             change(&mut table, page);
         }
@@ -217,10 +222,7 @@ impl Drop for BusyPages<'_> {
     fn drop(&mut self) {
         let mut table = lock(&self.range.table);
         for &page in &self.pages {
-            let state = &mut table.pages[page as usize];
-            if state.phase == PagePhase::Busy {
-                state.phase = PagePhase::Empty;
-            }
+            table.pages[page as usize].phase = PagePhase::Empty;
         }
         drop(table);
         let mut busy = lock(&self.range.busy);

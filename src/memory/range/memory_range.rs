@@ -266,7 +266,7 @@ impl Drop for MemoryRange {
 mod tests {
     use super::*;
     use crate::MemPool;
-    use crate::memory::range::page_table::PagePhase;
+    use crate::memory::range::page_table::{PagePhase, RangeLife};
 
     #[test]
     fn a_call_that_freed_pages_succeeds_though_one_of_them_is_not_where_it_was() -> Result<()> {
@@ -284,6 +284,22 @@ mod tests {
         range.free(None)?;
         pool.trim()?;
         assert_eq!(pool.stats()?.reserved_bytes, 0);
+        Ok(())
+    }
+
+    #[test]
+    fn of_two_calls_that_find_a_dropped_range_theirs_to_free_one_does() -> Result<()> {
+        let device = crate::device(0)?;
+        let pool = MemPool::builder().device(device).build()?;
+        let range = pool.reserve_range(4 * PAGE, PAGE)?;
+        let freeing = range.held.begin(&[], |table, _| {
+            table.life = RangeLife::Freed;
+            Ok(Vec::new())
+        })?;
+        assert!(range.held.begin_end(&[], |_, _| Ok(vec![0]))?.is_none());
+        assert_eq!(lock(&range.held.table).life, RangeLife::Freed);
+        drop(freeing);
+        lock(&range.held.memory().space).let_go(range.held.run);
         Ok(())
     }
 }

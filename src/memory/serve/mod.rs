@@ -17,6 +17,7 @@ mod slabs;
 mod take;
 mod trim;
 
+pub(crate) use super::device::Patience;
 pub(in crate::memory) use acquire::extent_for_waking;
 pub(crate) use acquire::make_room_for;
 pub(in crate::memory) use extents::{make_ready, retire_extents};
@@ -32,7 +33,7 @@ pub(in crate::memory) use ranges::{commit_run, decommit_blocks, free_places, ran
 pub(crate) use segments::on_segment;
 pub(in crate::memory) use segments::warm_by_segments;
 pub(crate) use take::Allocation;
-pub(crate) use trim::{Patience, trim};
+pub(crate) use trim::trim;
 pub(in crate::memory) use trim::{
     end_abandoned, pages_asleep, release_ready, settle, sum_of_all, trim_pools, trim_some,
 };

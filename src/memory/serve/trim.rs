@@ -15,7 +15,7 @@ use super::segments::{retire, retire_segment};
 use super::slabs::return_slabs;
 use crate::error::{Bytes, Result};
 use crate::memory::cache::{DeviceCaches, Heap, Portion, ServingCache, StreamCache, To, Waiting, is_recorded};
-use crate::memory::device::{Remains, Run, Until, log_out, without_all};
+use crate::memory::device::{EndingExtents, ExtentEnd, Patience, Remains, Run, Until, log_out, without_all};
 use crate::memory::pool::{Change, KeptExtents, Pool, Record, Stage};
 use crate::memory::tuning::A_FEW;
 use crate::observe::Activity;
@@ -44,7 +44,7 @@ pub(super) fn take_out<R>(
     };
     let mut until = of.work_so_far(None)?;
     let must_be_done = patience == Patience::Ask && of.pool().segments.has_listeners();
-    if must_be_done && !until.is_done(&memory.events, false)? {
+    if must_be_done && !until.is_done(&memory.events, Patience::Ask)? {
         until.recycle(&memory.events);
         return Ok(None);
     }
@@ -168,7 +168,7 @@ pub(in crate::memory) fn trim_some(pool: &Arc<Pool>, thread: ThisThread, wanted:
             Err(error) => outcome = outcome.and(Err(error)),
         }
     }
-    pool.memory.end_retired(false)?;
+    pool.memory.end_retired(Patience::Ask)?;
     outcome.map(|()| gone)
 }
 
@@ -186,7 +186,7 @@ pub(crate) fn trim(pool: &Arc<Pool>, thread: ThisThread, patience: Patience) -> 
     let outcome = emptied.fold(Ok(()), Result::and);
     release_ready(pool);
     let_go_unneeded(pool, thread);
-    let at_once = memory.end_retired(patience == Patience::Wait)?;
+    let at_once = memory.end_retired(patience)?;
     let released = at_once + memory.begin_ending_pinned()?;
     if released > 0 {
         let (device, took) = (memory.location, activity.took());
@@ -239,7 +239,7 @@ pub(super) fn leave_closed(cache: &'static StreamCache, thread: ThisThread) -> R
     settle_blocks(cache, thread, Patience::Ask)?;
     retire_free(&of, Patience::Ask)?;
     let_go_unneeded(of.pool(), thread);
-    cache.memory.end_retired(false).map(drop)
+    cache.memory.end_retired(Patience::Ask).map(drop)
 }
 
 /// Releases what a closed or sleeping pool does not need, and forgets a pool that nothing uses and that has nothing
@@ -261,16 +261,6 @@ fn let_go_unneeded(pool: &Arc<Pool>, thread: ThisThread) {
     }
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Patience {
-    /// It only queries.
-    Ask,
-    /// It waits only for the work on segments whose end callbacks are told of.
-    Report,
-    /// It waits for recorded work.
-    Wait,
-}
-
 /// Keeps a freed block until what it waits for is done.
 pub(super) fn wait(cache: &StreamCache, block: Waiting) {
     cache.waiting.change(|waiting| waiting.push(block));
@@ -288,7 +278,7 @@ pub(super) fn settle_blocks(cache: &StreamCache, thread: ThisThread, patience: P
     let mut asked = cache.waiting.change(std::mem::take);
     let mut outcome = Ok(());
     let is_done = |block: &mut Waiting| {
-        let asked = block.is_done(&cache.memory.events, patience == Patience::Wait);
+        let asked = block.is_done(&cache.memory.events, patience);
         asked.map_err(|error| outcome = Err(error)).unwrap_or(false)
     };
     let settled: Vec<_> = asked.extract_if(.., is_done).collect();
@@ -447,16 +437,15 @@ fn give_kept_back(pool: &Pool, record: &mut Record) -> Result<()> {
         record.copies = None;
     }
     let (mapped, unmapped): (Vec<_>, Vec<_>) = mem::take(&mut record.kept).into_iter().partition(|kept| kept.is_mapped);
-    let [mut mapped, mut unmapped] =
+    let [mapped, unmapped] =
         [mapped, unmapped].map(|kept| kept.into_iter().flat_map(|kept| kept.extents).collect::<Vec<_>>());
-    let (memory, supply) = (pool.memory, &pool.supply);
-    let count = |bytes| memory.uncount(bytes, supply, &mut 0);
+    let mut ending = EndingExtents::new(ExtentEnd::Asleep, mapped, unmapped);
     // SAFETY: all work that used these was waited for before the pool fell asleep, copies of them are done, and no
     // block is there that could be used.
-    let outcome = unsafe { memory.end_extents(&mut mapped, &mut unmapped, false, count) };
-    for (extents, is_mapped) in [(mapped, true), (unmapped, false)] {
+    let outcome = unsafe { pool.memory.end_extents(&mut ending, &pool.supply) };
+    for (extents, is_mapped) in [(ending.mapped, true), (ending.unmapped, false)] {
         let left = extents.into_iter().map(|extent| KeptExtents { extents: vec![extent], is_mapped, is_open: false });
         record.kept.extend(left);
     }
-    outcome
+    outcome.map(drop)
 }

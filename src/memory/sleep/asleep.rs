@@ -246,14 +246,15 @@ fn give_part_back(pool: &Pool, part: &mut KeptExtents, event: Option<&Event>, re
     event.map_or(Ok(()), Event::synchronize)?;
     // SAFETY: all work on the device was waited for, as was this part's copy; the caches hand out nothing of it, and
     // callers that hold blocks of it must submit no work to a sleeping pool.
-    unsafe { memory.range.unmap_row(&part.extents) }?;
+    unsafe { memory.range.unmap(&memory.range.placed(&part.extents)) }?;
     (part.is_mapped, part.is_open) = (false, false);
     memory.pages.clear_mapping(part.run().start(), part.run().bytes());
     let mut gone = 0;
     let outcome = part.extents.iter().try_for_each(|mapping| {
         // SAFETY: the pool alone has the extent, which is unmapped and forgotten after this.
         unsafe { memory.range.release(mapping.extent) }?;
-        memory.uncount(mapping.bytes(), &pool.supply, released);
+        memory.uncount(mapping.bytes(), &pool.supply);
+        *released += mapping.bytes();
         gone += 1;
         Ok(())
     });

@@ -9,7 +9,7 @@ use super::backup::copy_back;
 use super::extents::{LARGE_PAGES, LargeBlock, groups, other_pages};
 use crate::error::{Bytes, Result};
 use crate::memory::cache::DeviceCaches;
-use crate::memory::device::{Mapping, Remains, Run, Until, run_of, without_all};
+use crate::memory::device::{EndingExtents, ExtentEnd, Mapping, Remains, Run, Until, run_of, without_all};
 use crate::memory::pool::{KeptExtents, Pool, Record, Role, SleepChange};
 use crate::memory::serve::{Patience, extent_for_waking, no_memory_left, pages_asleep, retire_extents, trim};
 use crate::observe::delivery::Delivery;
@@ -81,7 +81,7 @@ struct NewExtents {
 pub(super) fn bring_back(pool: &Arc<Pool>, record: &mut Record, thread: ThisThread) -> Result<u64> {
     let memory = pool.memory;
     // What could not go before may still be in the way.
-    let _ = memory.end_retired(record.is_in_the_way);
+    let _ = memory.end_retired(if record.is_in_the_way { Patience::Wait } else { Patience::Ask });
     let needed = pages_asleep(pool, record, thread);
     let kept: Vec<_> = record.kept.iter().map(KeptExtents::run).collect();
     let missing = without_all(needed, &kept);
@@ -192,8 +192,9 @@ fn give_up(pool: &Pool, taken: NewExtents) -> bool {
     let is_done = stream.as_ref().is_none_or(|stream| wait(stream).is_ok());
     // Only this stream: a capture forbids waiting for the whole device.
     let until = stream.filter(|_| !is_done).map_or(Until::at_once(), |stream| Until::Unrecorded(vec![stream]));
+    let ending = EndingExtents::new(ExtentEnd::Asleep, mapped, unmapped);
     // SAFETY: no cache hands out anything of these pages, and `until` is all work that uses them.
-    unsafe { memory.retire(Remains::Asleep { mapped, unmapped }, until, &pool.supply) };
+    unsafe { memory.retire(Remains::Extents(ending), until, &pool.supply) };
     memory.try_end_retired();
     is_done
 }

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
 use crate::error::{Error, Result};
-use crate::memory::host::pinned_for_gpupool;
+use crate::memory::pinned::pinned_for_gpupool;
 use crate::memory::pool::BackupPiece;
 use crate::memory::tuning::{BACKUP_MOST, SIDE_BY_SIDE};
 use crate::observe::nvtx;
