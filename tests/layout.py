@@ -23,7 +23,7 @@ ARROWS = {
 # The files that may keep a function which is given to them from above, and call it: what an event, or the scope of a
 # context, is only those know who give it. In circles the functions count as uses.
 KEEPERS = [
-    "src/memory/route/context_scope.rs",
+    "src/memory/route/routes.rs",
     "src/observe/delivery.rs",
     "src/observe/recording.rs",
     "src/sync/may_wait.rs",

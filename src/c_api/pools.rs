@@ -20,7 +20,7 @@ use crate::memory::device::{SegmentSource, Source};
 use crate::memory::neighbour::join;
 use crate::memory::plug::call::{address_of, answer, answer_or_none, count, device_of, null, pointer, run, stream_on};
 use crate::memory::pool::{Pool, PoolId, Rules, UseOf, next_ticket};
-use crate::memory::route::{self, EnteredRoute, GivenPool, leave_by_ticket};
+use crate::memory::route::{self, EnteredRoute, Followers, GivenPool, RouteKind, leave_by_ticket};
 use crate::memory::serve::{self, Allocation, Patience, PoolUse, on_segment};
 use crate::memory::sleep::{self, Backup};
 use crate::observe::recording::{Purpose, hold_stack};
@@ -77,7 +77,7 @@ pub(super) unsafe extern "C" fn pool_release(pool: *mut PoolHandle) -> c_int {
 /// `ErrorKind::InvalidValue` if it is null, or was released; `ErrorKind::Forked`.
 pub(super) fn pool_of(pool: *const PoolHandle) -> Result<Arc<Pool>> {
     process::refuse_forked()?;
-    held(pool).map(|held| Arc::clone(held.in_use.pool()))
+    held(pool).map(|held| Arc::clone(&held.pool))
 }
 
 /// Returns another use of the pool of a handle.
@@ -86,7 +86,8 @@ pub(super) fn pool_of(pool: *const PoolHandle) -> Result<Arc<Pool>> {
 /// As [`pool_of`]; `ErrorKind::InvalidValue` if the pool is closed.
 pub(super) fn use_of(pool: *const PoolHandle) -> Result<PoolUse> {
     process::refuse_forked()?;
-    held(pool)?.in_use.again()
+    let pool = &held(pool)?.pool;
+    PoolUse::new(pool, pool.made_for)
 }
 
 pub(super) unsafe extern "C" fn pool_id(pool: *const PoolHandle, id: *mut PoolId) -> c_int {
@@ -146,11 +147,7 @@ fn allocate(pool: *const PoolHandle, key: GivenKey, bytes: u64, stream: &Stream)
     process::refuse_forked()?;
     let held = held(pool)?;
     let GivenKey { ticket, is_captured, .. } = key;
-    route::allocate_given(
-        bytes,
-        stream,
-        &GivenPool { pool: held.in_use.pool(), ticket, is_captured, further: &held.further },
-    )
+    route::allocate_given(bytes, stream, &GivenPool { pool: &held.pool, ticket, is_captured, uses: &held.uses })
 }
 
 /// How many handles there can be at once: as many as the lower bits of one can number.
@@ -166,9 +163,9 @@ pub struct PoolHandle {
 /// The uses that a handle owns.
 #[derive(Debug)]
 pub(super) struct HeldPool {
-    pub(super) in_use: PoolUse,
-    /// The uses of pools that are used by the graphs of this one.
-    pub(super) further: Mutex<Vec<PoolUse>>,
+    pool: Arc<Pool>,
+    /// One of the pool, and those of pools that its graphs use.
+    uses: Mutex<Vec<PoolUse>>,
 }
 
 /// An element of the table.
@@ -270,7 +267,7 @@ pub(super) fn make(in_use: PoolUse) -> Result<*mut PoolHandle> {
     slot.number.store(pool.number, Ordering::Relaxed);
     slot.device.store(pool.memory.location.number() as c_int, Ordering::Relaxed);
     slot.is_for_graphs.store(pool.is_for_graphs(), Ordering::Relaxed);
-    state.held = Some(Arc::new(HeldPool { in_use, further: Mutex::default() }));
+    state.held = Some(Arc::new(HeldPool { pool: Arc::clone(pool), uses: Mutex::new(vec![in_use]) }));
     let handle = state.handles << PLACE_BITS | place;
     slot.handle.store(handle, Ordering::Release);
     Ok(ptr::without_provenance_mut(handle))
@@ -479,7 +476,10 @@ pub(super) unsafe extern "C" fn checkpoint_release(checkpoint: *mut Checkpoint) 
 }
 
 pub(super) unsafe extern "C" fn pool_enter(pool: *const PoolHandle, scope: *mut u64) -> c_int {
-    let enter = || EnteredRoute::scope(PoolUse::new(&pool_of(pool)?, UseOf::Requests)?, false);
+    let enter = || {
+        let in_use = PoolUse::new(&pool_of(pool)?, UseOf::Requests)?;
+        EnteredRoute::with_use(in_use, RouteKind::Scope, Followers::Thread)
+    };
     // SAFETY: the caller passes a place for a number, or null.
     unsafe { answer_or_none(scope, "scope", 0, || enter().map(EnteredRoute::stay)) }
 }

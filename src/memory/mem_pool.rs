@@ -9,7 +9,7 @@ use super::pool::SegmentGuard;
 use super::pool::{Pool, PoolId, Rules, SegmentEvent, UseOf};
 use super::range::{MemoryRange, reserve_range};
 use super::report::{self, PoolStats, SegmentView};
-use super::route::{CaptureScope, PoolScope, PoolToken};
+use super::route::{CaptureScope, Followers, PoolScope, PoolToken};
 use super::serve::{self, Patience, PoolSettings, PoolUse};
 use super::sleep::{Backup, sleep_pool, wake_pool};
 use crate::error::Result;
@@ -239,7 +239,7 @@ impl MemPool {
     /// # Errors
     /// `ErrorKind::InvalidValue` while the thread ends, or if the pool is closed.
     pub fn enter(&self) -> Result<PoolScope> {
-        PoolScope::new(self.hold()?, false)
+        PoolScope::new(self.hold()?, Followers::Thread)
     }
 
     /// As [`MemPool::enter`], and also for every other thread while it has no scope of its own on this device, until
@@ -249,7 +249,7 @@ impl MemPool {
     /// # Errors
     /// `ErrorKind::InvalidValue` while the thread ends, or if the pool is closed.
     pub fn enter_all_threads(&self) -> Result<PoolScope> {
-        PoolScope::new(self.hold()?, true)
+        PoolScope::new(self.hold()?, Followers::AllThreads)
     }
 
     /// Allocates from the pool, whatever scope the calling thread is in; otherwise as [`empty`](crate::empty).

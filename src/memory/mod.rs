@@ -72,7 +72,7 @@ pub(crate) use self::{
     pool::no_fraction,
     pool_by_id::device_of_pool,
     report::stacks_in_use,
-    route::{ContextScope, EnteredCapture, EnteredRoute, set_find_context_scope},
+    route::{EnteredCapture, EnteredRoute, Followers, Route, set_find_context_route},
     serve::owns,
     share::share_at,
 };

@@ -26,10 +26,8 @@ pub fn begin_allocate_to_pool(device: Device, id: PoolId) -> Result<()> {
     let device = runtime::existing(device)?;
     // The device is in use from here on, so no driver is called under the lock.
     serve::pool_of_id(device, id)?;
-    let (of, kind) = match id.is_of_graph() {
-        true => (UseOf::Graphs, RouteKind::Capture(None)),
-        false => (UseOf::Requests, RouteKind::Scope),
-    };
+    let (of, kind) =
+        if id.is_of_graph() { (UseOf::Graphs, RouteKind::Capture(None)) } else { (UseOf::Requests, RouteKind::Scope) };
     let in_use = {
         // Two threads that begin at once get one pool.
         let _begun = lock(&BEGUN);

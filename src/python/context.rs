@@ -14,8 +14,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::PyDict;
 
 use crate::error::{Error, Result};
-use crate::ids::Device;
-use crate::memory::{ContextScope, PoolToken, set_find_context_scope};
+use crate::memory::{Followers, PoolToken, Route, set_find_context_route};
 use crate::python::error::with_exception_set_aside;
 use crate::python::ffi::interpreter::{calling_generator, if_attached};
 use crate::sync::{ThisThread, ThreadNumber, lock};
@@ -23,11 +22,11 @@ use crate::sync::{ThisThread, ThreadNumber, lock};
 /// What the variable holds: the scopes of a context, the innermost last.
 #[pyclass(frozen)]
 struct ContextScopes {
-    scopes: Vec<Arc<ContextScope>>,
+    scopes: Vec<Arc<Route>>,
 }
 
 /// A scope that a context was given, until this is dropped.
-pub(crate) struct EnteredContext(Arc<ContextScope>);
+pub(crate) struct EnteredContext(Arc<Route>);
 
 thread_local! {
     /// Whether a task of this thread has entered a scope: then requests without the GIL wait for it, to look for a scope.
@@ -40,37 +39,36 @@ static VARIABLE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 fn variable(py: Python<'_>) -> PyResult<&Bound<'_, PyAny>> {
     let make = || {
         let made = py.import("contextvars")?.getattr("ContextVar")?.call1(("gpupool.scopes",))?;
-        set_find_context_scope(find);
+        set_find_context_route(find);
         PyResult::Ok(made.unbind())
     };
     Ok(VARIABLE.get_or_try_init(py, make)?.bind(py))
 }
 
 /// Runs this with the scopes that the calling thread's context has.
-fn with_scopes<R>(py: Python<'_>, run: impl FnOnce(&[Arc<ContextScope>]) -> R) -> PyResult<R> {
+fn with_scopes<R>(py: Python<'_>, run: impl FnOnce(&[Arc<Route>]) -> R) -> PyResult<R> {
     let value = variable(py)?.call_method1(intern!(py, "get"), (py.None(),))?;
     let Ok(scopes) = value.cast::<ContextScopes>() else { return Ok(run(&[])) };
     Ok(run(&scopes.get().scopes))
 }
 
-fn set_scopes(py: Python<'_>, scopes: Vec<Arc<ContextScope>>) -> PyResult<()> {
+fn set_scopes(py: Python<'_>, scopes: Vec<Arc<Route>>) -> PyResult<()> {
     let value = if scopes.is_empty() { py.None() } else { Py::new(py, ContextScopes { scopes })?.into_any() };
     variable(py)?.call_method1(intern!(py, "set"), (value,)).map(drop)
 }
 
-fn look(py: Python<'_>, device: Device, first: u64) -> Option<Arc<ContextScope>> {
-    let innermost =
-        |scopes: &[Arc<ContextScope>]| scopes.iter().rev().find(|scope| scope.serves(device, first)).cloned();
+fn look(py: Python<'_>, may_follow: &dyn Fn(&Route) -> bool) -> Option<Arc<Route>> {
+    let innermost = |scopes: &[Arc<Route>]| scopes.iter().rev().find(|scope| may_follow(scope)).cloned();
     with_exception_set_aside(py, || with_scopes(py, innermost).ok().flatten())
 }
 
-/// Finds the scope that a request on the device is in by its context. A thread in which no task has entered a scope never
+/// Finds the scope that a request is in by its context. A thread in which no task has entered a scope never
 /// waits for the GIL here: without it, it is in none.
-fn find(device: Device, first: u64) -> Option<Arc<ContextScope>> {
+fn find(may_follow: &dyn Fn(&Route) -> bool) -> Option<Arc<Route>> {
     if HAS_ENTERED.try_with(Cell::get).unwrap_or(false) {
-        Python::try_attach(|py| look(py, device, first)).flatten()
+        Python::try_attach(|py| look(py, may_follow)).flatten()
     } else {
-        if_attached(|py| look(py, device, first)).flatten()
+        if_attached(|py| look(py, may_follow)).flatten()
     }
 }
 
@@ -103,8 +101,8 @@ pub(crate) fn current_task(py: Python<'_>) -> PyResult<Option<usize>> {
 
 impl EnteredContext {
     /// Enters the pool for the calling thread's context.
-    pub(crate) fn new(py: Python<'_>, token: &PoolToken, all_threads: bool) -> PyResult<Self> {
-        let entered = Self(token.enter_context_scope(all_threads)?);
+    pub(crate) fn new(py: Python<'_>, token: &PoolToken, followers: Followers) -> PyResult<Self> {
+        let entered = Self(token.enter_context(followers)?);
         let mut scopes = open_scopes(py)?;
         scopes.push(Arc::clone(&entered.0));
         set_scopes(py, scopes)?;
@@ -114,18 +112,18 @@ impl EnteredContext {
 
     /// Ends the scope, and lets the calling thread's context forget those that have ended.
     pub(crate) fn leave(self, py: Python<'_>) -> PyResult<()> {
-        py.detach(|| self.0.leave());
+        py.detach(|| self.0.leave_context());
         set_scopes(py, open_scopes(py)?)
     }
 }
 
 impl Drop for EnteredContext {
     fn drop(&mut self) {
-        self.0.leave();
+        self.0.leave_context();
     }
 }
 
-fn open_scopes(py: Python<'_>) -> PyResult<Vec<Arc<ContextScope>>> {
+fn open_scopes(py: Python<'_>) -> PyResult<Vec<Arc<Route>>> {
     with_scopes(py, |scopes| scopes.iter().filter(|scope| scope.is_open()).cloned().collect())
 }
 

@@ -10,7 +10,7 @@ use pyo3::types::{PyDict, PyTuple};
 
 use crate::error::{Error, Result};
 use crate::ids::Device;
-use crate::memory::{self, Backup, EnteredCapture, GraphMemory, MemPool, PoolId, PoolToken, SegmentEvent};
+use crate::memory::{self, Backup, EnteredCapture, Followers, GraphMemory, MemPool, PoolId, PoolToken, SegmentEvent};
 use crate::observe::recording::Purpose;
 use crate::observe::target::MEMORY;
 use crate::process;
@@ -206,7 +206,7 @@ impl PyMemPool {
         let stream = stream::resolve(py, stream, Some(pool.device()))?;
         let token = pool.token();
         wake_for_use(py, &token)?;
-        let _scope = token.enter_scope(false)?;
+        let _scope = token.enter_scope(Followers::Thread)?;
         PyDeviceBuffer::new(py, nbytes.0, &stream)
     }
 
@@ -226,7 +226,7 @@ impl PyMemPool {
     fn __enter__(slf: &Bound<'_, Self>) -> PyResult<Py<Self>> {
         process::refuse_forked()?;
         let this = slf.get();
-        this.blocks.enter(slf.py(), &this.pool_token()?, false)?;
+        this.blocks.enter(slf.py(), &this.pool_token()?, Followers::Thread)?;
         Ok(slf.clone().unbind())
     }
 

@@ -15,7 +15,7 @@ use rustc_hash::FxHashMap;
 
 use crate::c_api::C_API;
 use crate::error::{Error, Result};
-use crate::memory::{self, DEVICE_MEM_HANDLER, DeviceBuffer, PINNED_MEM_HANDLER, PinnedBuffer};
+use crate::memory::{self, DEVICE_MEM_HANDLER, DeviceBuffer, Followers, PINNED_MEM_HANDLER, PinnedBuffer};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
 use crate::python::arguments::{Nbytes, Size, Whole, accepted, wrong_objects};
@@ -276,7 +276,7 @@ impl PyCudaCoreMemory {
         let made = this.made()?;
         let on = made.stream(stream)?;
         let _scope = match &made.pool {
-            Some(pool) => Some(token_of(pool.bind(py), "MemoryResource")?.enter_scope(false)?),
+            Some(pool) => Some(token_of(pool.bind(py), "MemoryResource")?.enter_scope(Followers::Thread)?),
             None => None,
         };
         let buffer = allocate(py, size.extract::<Whole<Size>>()?.0, &on)?;

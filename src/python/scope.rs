@@ -5,7 +5,7 @@ use pyo3::prelude::*;
 
 use crate::error::Error;
 use crate::ids::Device;
-use crate::memory::{EnteredRoute, PoolId, PoolToken};
+use crate::memory::{EnteredRoute, Followers, PoolId, PoolToken};
 use crate::process;
 use crate::python::arguments::wrong_objects;
 use crate::python::context::{EnteredContext, Ignored, WithBlocks, current_task};
@@ -21,7 +21,7 @@ impl PyPoolToken {
     #[doc = docstring!("PoolToken.enter")]
     fn enter(&self, py: Python<'_>) -> PyResult<()> {
         wake_for_use(py, &self.0)?;
-        self.0.enter_scope(false)?.stay();
+        self.0.enter_scope(Followers::Thread)?.stay();
         Ok(())
     }
 
@@ -57,14 +57,14 @@ impl ScopeBlocks {
         Self(WithBlocks::new())
     }
 
-    pub(crate) fn enter(&self, py: Python<'_>, token: &PoolToken, all_threads: bool) -> PyResult<()> {
+    pub(crate) fn enter(&self, py: Python<'_>, token: &PoolToken, followers: Followers) -> PyResult<()> {
         wake_for_use(py, token)?;
         match current_task(py)? {
             Some(task) => {
-                let entered = EnteredContext::new(py, token, all_threads)?;
+                let entered = EnteredContext::new(py, token, followers)?;
                 self.0.enter(py, Some(task), Entered::Context(entered));
             }
-            None => self.0.enter(py, None, Entered::Thread(token.enter_scope(all_threads)?)),
+            None => self.0.enter(py, None, Entered::Thread(token.enter_scope(followers)?)),
         }
         Ok(())
     }
@@ -87,7 +87,7 @@ impl ScopeBlocks {
 pub(crate) struct PyPoolScope {
     pool: Py<PyAny>,
     token: PoolToken,
-    all_threads: bool,
+    followers: Followers,
     blocks: ScopeBlocks,
 }
 
@@ -119,7 +119,8 @@ pub(crate) fn use_mem_pool(
             Error::invalid_value(format!("pool {id} is of {own}, not of {device}: leave out the device")).into()
         );
     }
-    Ok(PyPoolScope { pool: pool.clone().unbind(), token, all_threads, blocks: ScopeBlocks::new() })
+    let followers = if all_threads { Followers::AllThreads } else { Followers::Thread };
+    Ok(PyPoolScope { pool: pool.clone().unbind(), token, followers, blocks: ScopeBlocks::new() })
 }
 
 #[pymethods]
@@ -127,7 +128,7 @@ impl PyPoolScope {
     #[doc = docstring!("PoolScope.__enter__")]
     fn __enter__(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         process::refuse_forked()?;
-        self.blocks.enter(py, &self.token, self.all_threads)?;
+        self.blocks.enter(py, &self.token, self.followers)?;
         Ok(self.pool.clone_ref(py))
     }
 
@@ -141,7 +142,7 @@ impl PyPoolScope {
     }
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
-        let all_threads = if self.all_threads { ", all_threads=True" } else { "" };
+        let all_threads = if self.followers == Followers::AllThreads { ", all_threads=True" } else { "" };
         Ok(format!("gpupool.use_mem_pool({}{all_threads})", self.pool.bind(py).repr()?))
     }
 }

@@ -16,7 +16,7 @@ use crate::ids::Device;
 use crate::memory::device::{AllocateFunction, FreeFunction};
 use crate::memory::limits;
 use crate::memory::pool::Pool;
-use crate::memory::route::{self, PoolToken, feed_from};
+use crate::memory::route::{self, EnteredRoute, PoolToken, RouteKind};
 use crate::memory::serve::{Allocation, Patience, device_caches, find, free_after_all_work, without_callbacks};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
@@ -123,7 +123,8 @@ pub(crate) fn allocate_to_feed(pool: &Arc<Pool>, bytes: u64, stream: &Stream) ->
     let is_captured = stream.is_captured()?;
     let idle = idle_stream(device)?;
     // The caller may hold a lock that a callback, which may be Python's, would wait for.
-    without_callbacks(|| feed_from(pool, is_captured, || route::allocate(bytes, &idle)))
+    let _entered = EnteredRoute::without_use(Arc::clone(pool), RouteKind::Feed { is_captured })?;
+    without_callbacks(|| route::allocate(bytes, &idle))
 }
 
 /// Frees a block that any stream may have used, unless the pointer is null: it is reused once all work so far on the device

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::ids::Device;
 use crate::library::DeviceMemHandler;
 use crate::memory::device::with_device;
-use crate::memory::route::{PoolScope, PoolToken, allocate};
+use crate::memory::route::{Followers, PoolScope, PoolToken, allocate};
 use crate::memory::serve::{Allocation, PoolUse, find, free, owns};
 use crate::runtime::Stream;
 use crate::sync::lock;
@@ -68,7 +68,7 @@ impl LibraryMemory {
     fn allocate(&self, bytes: u64, stream: &Stream) -> Result<u64> {
         let in_use = lock(&self.pool).as_ref().map(PoolUse::again).transpose()?;
         if let Some(in_use) = in_use {
-            let _scope = PoolScope::new(in_use, false)?;
+            let _scope = PoolScope::new(in_use, Followers::Thread)?;
             return allocate(bytes, stream).map(Allocation::address);
         }
         with_device(self.device, |runtime| runtime.memory_allocate(bytes))

@@ -9,7 +9,7 @@
 use std::fmt::Debug;
 use std::mem;
 use std::ops::Range;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 use super::state::Pool;
@@ -111,7 +111,7 @@ pub(in crate::memory) struct Offer {
 }
 
 /// The bit of an offer that is taken up: the pool sleeps for another process, or is about to.
-const TAKEN: u32 = 1 << 31;
+const TAKEN: u32 = 1 << 0x1f;
 
 impl Offer {
     /// Notes a use, and returns whether the offer is taken up, which is then to be waited for.
@@ -204,18 +204,12 @@ impl Sleep {
     /// # Errors
     /// `ErrorKind::InvalidValue` if this thread is changing it already, or is in a callback and may not wait.
     pub(in crate::memory) fn begin(&self, wanted: SleepChange, thread: ThisThread) -> Result<Option<Change<'_>>> {
-        let may_wait = until_changed();
-        let mut phase = lock(&self.phase);
-        loop {
-            match &*phase {
-                Phase::Changing { thread: changing, .. } if *changing == thread.number() => return Err(within_itself()),
-                Phase::Changing { .. } => phase = wait(&self.changed, &self.phase, phase, may_wait)?,
-                Phase::Awake if wanted == SleepChange::Wake => return Ok(None),
-                Phase::Asleep { .. } if wanted == SleepChange::Sleep => return Ok(None),
-                Phase::Awake | Phase::Asleep { .. } => break,
-            }
+        let mut phase = self.lock_unchanging(thread)?;
+        match (&*phase, wanted) {
+            (Phase::Changing { .. }, _) => Err(within_itself()),
+            (Phase::Awake, SleepChange::Wake) | (Phase::Asleep { .. }, SleepChange::Sleep) => Ok(None),
+            _ => Ok(Some(self.change(&mut phase, wanted, thread))),
         }
-        Ok(Some(self.change(&mut phase, wanted, thread)))
     }
 
     fn change(&self, phase: &mut Phase, wanted: SleepChange, thread: ThisThread) -> Change<'_> {
@@ -233,12 +227,17 @@ impl Sleep {
     /// # Errors
     /// `ErrorKind::InvalidValue` in a callback that may not wait.
     pub(in crate::memory) fn wait_for_change(&self, thread: ThisThread) -> Result<()> {
-        let may_wait = until_changed();
+        self.lock_unchanging(thread).map(drop)
+    }
+
+    /// Locks the phase once no other thread changes it.
+    fn lock_unchanging(&self, thread: ThisThread) -> Result<MutexGuard<'_, Phase>> {
+        let may_wait = MayWait::until("another thread has put the pool to sleep or woken it");
         let mut phase = lock(&self.phase);
         while matches!(&*phase, Phase::Changing { thread: changing, .. } if *changing != thread.number()) {
             phase = wait(&self.changed, &self.phase, phase, may_wait)?;
         }
-        Ok(())
+        Ok(phase)
     }
 
     /// Takes what is kept of a pool that is asleep and not changing. Otherwise the thread that changes it finds
@@ -324,10 +323,6 @@ pub(in crate::memory) fn asleep(pool: &Pool) -> Error {
         "{name} on {device} is asleep and serves no request: wake it first, by {wake}gpupool.wake({number})"
     ))
     .into()
-}
-
-fn until_changed() -> MayWait {
-    MayWait::until("another thread has put the pool to sleep or woken it")
 }
 
 #[cold]

@@ -2,32 +2,38 @@
 //! a ticket, larger than all before. While a pool's own allocator runs, older routes are not followed, so that the pool
 //! does not supply itself.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
+use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 
 use super::state::Pool;
 use crate::error::{Error, Result};
-use crate::sync::Ordering;
+use crate::process;
+use crate::sync::{Ordering, ThisThread, ThreadNumber, lock};
 
 static TICKETS: AtomicU64 = AtomicU64::new(1);
 
-thread_local! {
-    // Separate and without a destructor, so that a hit reads one word.
-    static CHANGES: Cell<u32> = const { Cell::new(0) };
+/// What a thread follows of its routes.
+struct Followed {
+    /// How often that has changed.
+    changes: Cell<u32>,
     /// Routes with lower tickets are not followed for now.
-    static FIRST_TICKET: Cell<u64> = const { Cell::new(0) };
-    /// The numbers of pools whose own allocators this thread is in.
-    static SUPPLIED: RefCell<Vec<u32>> = const { RefCell::new(Vec::new()) };
+    first_ticket: Cell<u64>,
+}
+
+thread_local! {
+    // Without a destructor, so that a hit reads one word; the routes, which have one, are elsewhere.
+    static FOLLOWED: Followed = const { Followed { changes: Cell::new(0), first_ticket: Cell::new(0) } };
 }
 
 #[inline]
 pub(in crate::memory) fn changes() -> u32 {
-    CHANGES.get()
+    FOLLOWED.with(|followed| followed.changes.get())
 }
 
 /// Notes that this thread's routes, or those that it follows, have changed.
 pub(in crate::memory) fn note_change() {
-    CHANGES.set(CHANGES.get().wrapping_add(1));
+    FOLLOWED.with(|followed| followed.changes.set(followed.changes.get().wrapping_add(1)));
 }
 
 /// Returns a number for a new route, larger than all before.
@@ -36,7 +42,7 @@ pub(crate) fn next_ticket() -> u64 {
 }
 
 pub(in crate::memory) fn first_ticket() -> u64 {
-    FIRST_TICKET.get()
+    FOLLOWED.with(|followed| followed.first_ticket.get())
 }
 
 /// Returns the error of a request on a thread whose thread-locals are destroyed.
@@ -44,26 +50,31 @@ pub(in crate::memory) fn ending() -> Error {
     Error::invalid_value("this thread is ending: allocate before its thread-locals are destroyed")
 }
 
-/// Makes the thread follow its routes again when dropped, also after a panic.
-#[derive(Debug)]
-pub(in crate::memory) struct Unfollowed {
-    first: u64,
+/// The threads that a pool's own allocator runs on.
+#[derive(Debug, Default)]
+pub(super) struct Suppliers(Mutex<Vec<ThreadNumber>>);
+
+/// A supply by the calling thread. It ends when dropped, also after a panic.
+struct Supplying<'a> {
+    suppliers: &'a Suppliers,
+    thread: ThreadNumber,
+    first_ticket: u64,
 }
 
-impl Unfollowed {
-    /// Stops following the present routes.
-    pub(in crate::memory) fn new() -> Self {
-        let first = FIRST_TICKET.replace(next_ticket());
-        note_change();
-        Self { first }
-    }
-}
-
-impl Drop for Unfollowed {
+impl Drop for Supplying<'_> {
     fn drop(&mut self) {
-        FIRST_TICKET.set(self.first);
-        note_change();
+        follow_from(self.first_ticket);
+        // In a forked child the lock may be held for ever.
+        if !process::is_forked() {
+            lock(&self.suppliers.0).retain(|thread| *thread != self.thread);
+        }
     }
+}
+
+/// Has the thread follow routes with this ticket or a larger one. Returns which it followed before.
+fn follow_from(ticket: u64) -> u64 {
+    note_change();
+    FOLLOWED.with(|followed| followed.first_ticket.replace(ticket))
 }
 
 /// Runs a pool's own allocator. What it allocates from gpupool does not follow this thread's routes, so that the pool
@@ -72,28 +83,17 @@ impl Drop for Unfollowed {
 /// # Errors
 /// `ErrorKind::InvalidValue` if it is asked all the same; what the allocator returns.
 pub(in crate::memory) fn supply<R>(pool: &Pool, allocator: impl FnOnce() -> Result<R>) -> Result<R> {
-    /// Ends the pool's supply when dropped, also after a panic.
-    struct Supplying;
-    impl Drop for Supplying {
-        fn drop(&mut self) {
-            let _ = SUPPLIED.try_with(|supplied| supplied.borrow_mut().pop());
+    let thread = ThisThread::get().number();
+    {
+        let mut suppliers = lock(&pool.suppliers.0);
+        if suppliers.contains(&thread) {
+            return Err(Error::invalid_value(format!(
+                "the allocator of pool {} asked for memory of pool {} itself; take it from elsewhere",
+                pool.id, pool.id
+            )));
         }
+        suppliers.push(thread);
     }
-    let is_first = SUPPLIED.try_with(|supplied| {
-        let mut supplied = supplied.borrow_mut();
-        let is_first = !supplied.contains(&pool.number);
-        if is_first {
-            supplied.push(pool.number);
-        }
-        is_first
-    });
-    if !is_first.map_err(|_| ending())? {
-        return Err(Error::invalid_value(format!(
-            "the allocator of pool {} asked for memory of pool {} itself; take it from elsewhere",
-            pool.id, pool.id
-        )));
-    }
-    let _supplying = Supplying;
-    let _unfollowed = Unfollowed::new();
+    let _supplying = Supplying { suppliers: &pool.suppliers, thread, first_ticket: follow_from(next_ticket()) };
     allocator()
 }

@@ -33,8 +33,8 @@ pub(in crate::memory) enum LifeChange {
 }
 
 /// The bit of a pool that was closed. Below are the number of uses for graphs and, from bit 0, that of all uses.
-const CLOSED: u64 = 1 << 63;
-const GRAPH: u64 = 1 << 32;
+const CLOSED: u64 = 1 << 0x3f;
+const GRAPH: u64 = 1 << 0x20;
 const USE: u64 = 1;
 
 #[derive(Debug)]

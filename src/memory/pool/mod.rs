@@ -1,4 +1,4 @@
-//! What a pool is: its id, its rules, its supply, its sleep, and what its heaps publish.
+//! What a pool is: its id, its rules, its supply, its life, its sleep, and what its heaps publish.
 
 mod asleep;
 mod followed;
@@ -12,7 +12,7 @@ mod state;
 
 pub(in crate::memory) use asleep::{BackedUp, BackupPiece, Change, KeptExtents, Record, SleepChange, asleep};
 pub(crate) use followed::next_ticket;
-pub(in crate::memory) use followed::{Unfollowed, changes, ending, first_ticket, note_change, supply};
+pub(in crate::memory) use followed::{changes, ending, first_ticket, note_change, supply};
 pub use id::{PoolId, graph_pool_handle};
 pub(in crate::memory) use ledger::Ledger;
 pub(crate) use life::UseOf;

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use super::asleep::Sleep;
+use super::followed::Suppliers;
 use super::id::PoolId;
 use super::ledger::Ledger;
 use super::life::{Life, Stage, UseOf};
@@ -28,7 +29,7 @@ pub(crate) struct Rules {
 
 /// How blocks are cut out of a pool's segments.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Cut {
+enum Cutting {
     /// A segment serves many blocks.
     Split,
     /// Each segment serves one block at a time.
@@ -46,9 +47,10 @@ pub(crate) struct Pool {
     pub(crate) made_for: UseOf,
     use_on_oom: AtomicBool,
     /// None until it is decided, by [`Pool::set_no_split`] or because a cache has begun to cut its memory.
-    cut: OnceLock<Cut>,
+    cut: OnceLock<Cutting>,
     pub(in crate::memory) life: Life,
     pub(crate) sleep: Sleep,
+    pub(super) suppliers: Suppliers,
     /// Whether the work on foreign streams is marked.
     marks_work: AtomicBool,
     /// What its caches publish.
@@ -88,9 +90,10 @@ impl Pool {
             has_own_source: rules.has_own_source,
             made_for: rules.made_for,
             use_on_oom: AtomicBool::new(rules.use_on_oom),
-            cut: if rules.no_split { OnceLock::from(Cut::Whole) } else { OnceLock::new() },
+            cut: if rules.no_split { OnceLock::from(Cutting::Whole) } else { OnceLock::new() },
             life: Life::new(first),
             sleep: Sleep::new(rules.sleeps_for_others, rules.wakes_on_use),
+            suppliers: Suppliers::default(),
             marks_work: AtomicBool::new(false),
             ledger: Arc::new(Ledger::new(memory)),
             segments: SegmentList::default(),
@@ -128,7 +131,7 @@ impl Pool {
     }
 
     pub(in crate::memory) fn no_split(&self) -> bool {
-        self.cut.get() == Some(&Cut::Whole)
+        self.cut.get() == Some(&Cutting::Whole)
     }
 
     /// Makes each segment serve one block at a time.
@@ -142,9 +145,9 @@ impl Pool {
                 "pool {label} on {device} has a reserve, which many blocks share: make the pool without one for no_split"
             )));
         }
-        match self.cut.get_or_init(|| Cut::Whole) {
-            Cut::Whole => Ok(()),
-            Cut::Split => Err(Error::invalid_value(format!(
+        match self.cut.get_or_init(|| Cutting::Whole) {
+            Cutting::Whole => Ok(()),
+            Cutting::Split => Err(Error::invalid_value(format!(
                 "pool {label} on {device} has cut segments into blocks already: set no_split before anything is \
                  allocated from it, or make another pool"
             ))),
@@ -153,7 +156,7 @@ impl Pool {
 
     /// Fixes [`Pool::no_split`], since memory is cut from now on. Returns whether segments are split.
     pub(in crate::memory) fn begin_cutting(&self) -> bool {
-        *self.cut.get_or_init(|| Cut::Split) == Cut::Split
+        *self.cut.get_or_init(|| Cutting::Split) == Cutting::Split
     }
 
     /// Returns whether its free memory serves other pools when memory is short: of the default pool, pools made for

@@ -1,230 +1,300 @@
-//! Routes: which pool the calling thread's requests go to, by its scopes and captures. The innermost of the thread's
-//! own routes and its context's scopes is followed; that of all threads if there is neither. While a thread's routes
-//! have not changed ([`changes`](crate::memory::pool::changes)), the cache for a stream is found at once.
+//! Routes: which pool a request goes to, by the scopes and captures of its thread, its context and all threads. While a
+//! thread's routes have not changed ([`changes`](crate::memory::pool::changes)), the cache for a stream is found at once.
+//!
+//! A route is its thread's, or that of a context, as of an asyncio task, which only Python knows: so Python is asked at
+//! each request while there is such a route. Then, and while there is a route of all threads, the process counts as
+//! rerouted, and every request looks for one.
 
 use std::cell::RefCell;
-use std::mem::{self, ManuallyDrop};
-use std::sync::{Arc, Mutex, Weak};
-
+use std::mem;
 #[cfg(feature = "python")]
-use super::context_scope::of_context;
-#[cfg(not(feature = "python"))]
-use super::shared_route::of_context;
-use super::shared_route::{AllThreads, Rerouted, of_all_threads};
-use super::stay::PoolStay;
-use crate::error::Result;
-use crate::ids::{Device, RawStream};
-use crate::memory::pool::{Pool, PoolId, Role, Unfollowed, UseOf, ending, first_ticket, next_ticket, note_change};
-use crate::memory::serve::PoolUse;
-use crate::process;
-use crate::runtime::Stream;
-use crate::sync::{lock, take_last};
+use std::sync::OnceLock;
+use std::sync::{Arc, Mutex, RwLock, Weak};
 
-/// A pool that the thread's requests on its device go to.
+use super::choice::{Candidate, Inputs, RouteKind, RouteOrigin, choose};
+use super::scopes::PoolStay;
+use crate::error::Result;
+use crate::ids::Device;
+use crate::memory::cache::GivenKey;
+use crate::memory::pool::{Pool, PoolId, Role, UseOf, ending, first_ticket, next_ticket, note_change};
+use crate::memory::serve::PoolUse;
+use crate::process::{self, ProcessState};
+use crate::runtime::Stream;
+use crate::sync::{lock, read, take_last, write};
+
+/// Which requests follow a route, beside those of the thread that entered it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Followers {
+    /// None.
+    Thread,
+    /// Those of the same context, and of contexts copied from it.
+    #[cfg(feature = "python")]
+    Context,
+    /// Those of every thread without a route of its own on the device.
+    AllThreads,
+}
+
+/// A way for requests to a pool, until it is ended.
 #[derive(Debug)]
-struct Route {
-    pool: Arc<Pool>,
-    kind: RouteKind,
-    /// What the route is found by when it is left.
+pub(crate) struct Route {
     ticket: u64,
-    /// None for a route that is entered and left by the pool's id.
-    open: Option<Arc<OpenRoute>>,
+    kind: RouteKind,
+    state: Mutex<RouteState>,
+}
+
+#[derive(Debug)]
+enum RouteState {
+    Open(OpenRoute),
+    /// After an end by another thread, the route's own thread looks for such routes, and takes this out, before its next
+    /// request.
+    Over {
+        _rerouted: Option<Rerouted>,
+    },
+}
+
+#[derive(Debug)]
+struct OpenRoute {
+    pool: Arc<Pool>,
+    /// Of the pool, unless that is used by its id; of a capture also of pools in whose scopes it allocated, which its graph
+    /// uses too.
+    uses: Vec<PoolUse>,
+    _rerouted: Option<Rerouted>,
     _stay: Option<PoolStay>,
 }
 
 impl Route {
-    /// Ends its uses without a driver call.
-    fn abandon(self) {
-        self.end().into_iter().for_each(PoolUse::abandon);
+    fn open(pool: Arc<Pool>, kind: RouteKind, uses: Vec<PoolUse>, followers: Followers) -> Result<Arc<Self>> {
+        let stay = PoolStay::begin(&pool)?;
+        let ticket = next_ticket();
+        let rerouted = match followers {
+            Followers::Thread => None,
+            #[cfg(feature = "python")]
+            Followers::Context => Some(Rerouted::new(ticket, None)),
+            Followers::AllThreads => Some(Rerouted::new(ticket, Some(&pool))),
+        };
+        let open = OpenRoute { pool, uses, _rerouted: rerouted, _stay: stay };
+        Ok(Arc::new(Self { ticket, kind, state: Mutex::new(RouteState::Open(open)) }))
     }
 
-    /// Ends it on its own thread, and returns its uses.
-    fn end(self) -> Vec<PoolUse> {
-        let state = self.open.map(|open| open.turn_into(RouteState::Over));
-        if let Some(RouteState::Open { uses, .. }) = state { uses } else { Vec::new() }
+    /// Returns what `f` does with an open route; none if it has ended.
+    fn with_open<R>(&self, f: impl FnOnce(&mut OpenRoute) -> R) -> Option<R> {
+        match &mut *lock(&self.state) {
+            RouteState::Open(open) => Some(f(open)),
+            RouteState::Over { .. } => None,
+        }
+    }
+
+    fn pool(&self) -> Option<Arc<Pool>> {
+        self.with_open(|open| Arc::clone(&open.pool))
+    }
+
+    /// Returns what the choice depends on, if the thread's requests on the device may follow the route.
+    fn candidate(&self, device: Device) -> Option<Candidate> {
+        let made_for = |open: &mut OpenRoute| (open.pool.memory.location == device).then_some(open.pool.made_for);
+        let made_for = self.with_open(made_for)??;
+        (self.ticket >= first_ticket()).then_some(Candidate { ticket: self.ticket, kind: self.kind, made_for })
     }
 
     fn is_over(&self) -> bool {
-        self.open.as_ref().is_some_and(|open| matches!(*lock(&open.0), RouteState::EndedElsewhere(_)))
-    }
-}
-
-/// What a scope or a capture of a thread holds, until that thread ends it, or another one by [`OpenRoute::end_elsewhere`].
-#[derive(Debug)]
-struct OpenRoute(Mutex<RouteState>);
-
-#[derive(Debug)]
-enum RouteState {
-    Open {
-        /// Of the pool; of a capture also of pools in whose scopes it allocated, which its graph uses too.
-        uses: Vec<PoolUse>,
-        /// The same route for all threads.
-        _all_threads: Option<AllThreads>,
-        _stay: Option<PoolStay>,
-    },
-    /// By another thread. The route's own thread looks for such routes, and takes this out, before its next request.
-    EndedElsewhere(Rerouted),
-    Over,
-}
-
-impl OpenRoute {
-    /// Returns what it was. That is dropped outside the lock: with the last use of a pool its memory goes back to the driver.
-    fn turn_into(&self, state: RouteState) -> RouteState {
-        mem::replace(&mut *lock(&self.0), state)
+        self.with_open(|_| ()).is_none()
     }
 
-    fn end_elsewhere(&self) {
-        drop(self.turn_into(RouteState::EndedElsewhere(Rerouted::new())));
-    }
-
-    /// Uses a pool for the graph until this is ended.
-    fn keep(&self, pool: &Arc<Pool>) -> Result<()> {
-        match &mut *lock(&self.0) {
-            RouteState::Open { uses, .. } => keep(uses, pool),
-            RouteState::EndedElsewhere(_) | RouteState::Over => Ok(()),
-        }
+    /// Ends it, and returns its uses. With the last use of a pool its memory goes back to the driver, so under no lock.
+    fn end(&self, rerouted: Option<Rerouted>) -> Vec<PoolUse> {
+        let state = mem::replace(&mut *lock(&self.state), RouteState::Over { _rerouted: rerouted });
+        if let RouteState::Open(open) = state { open.uses } else { Vec::new() }
     }
 }
 
 /// Adds a use of a pool by a graph, unless there is one.
 fn keep(uses: &mut Vec<PoolUse>, pool: &Arc<Pool>) -> Result<()> {
-    if uses.iter().all(|used| used.pool().number != pool.number) {
+    if !uses.iter().any(|used| used.is_of(pool, UseOf::Graphs)) {
         uses.push(PoolUse::new(pool, UseOf::Graphs)?);
     }
     Ok(())
 }
 
-/// What a route's memory is for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum RouteKind {
-    /// Any work of the thread.
-    Scope,
-    /// The graph of a capture, of this stream if it is known.
-    Capture(Option<RawStream>),
-    /// Another allocator, which cuts it further; with `is_captured` also for its graphs.
-    Feed { is_captured: bool },
+/// The tickets of the routes for which all requests look, with the pools of those of all threads. The innermost is the last.
+static REROUTED: RwLock<Vec<(u64, Option<Arc<Pool>>)>> = RwLock::new(Vec::new());
+
+/// Makes requests look for routes that are not their thread's own, until it is dropped.
+#[derive(Debug)]
+struct Rerouted {
+    ticket: u64,
 }
 
-impl RouteKind {
-    const fn role(self) -> Role {
-        match self {
-            Self::Scope => Role::Requests,
-            Self::Capture(_) => Role::Graphs,
-            Self::Feed { is_captured } => Role::Feed { is_captured },
+impl Rerouted {
+    fn new(ticket: u64, of_all_threads: Option<&Arc<Pool>>) -> Self {
+        let mut rerouted = write(&REROUTED);
+        rerouted.push((ticket, of_all_threads.cloned()));
+        process::set_rerouted(true);
+        Self { ticket }
+    }
+}
+
+impl Drop for Rerouted {
+    fn drop(&mut self) {
+        if process::is_forked() {
+            return;
         }
-    }
-
-    const fn is_captured(self) -> bool {
-        self.role().is_captured()
+        let ended = {
+            let mut rerouted = write(&REROUTED);
+            let ended = take_last(&mut rerouted, |(ticket, _)| *ticket == self.ticket);
+            process::set_rerouted(!rerouted.is_empty());
+            ended
+        };
+        // Outside the lock: it may be the last reference to the pool.
+        drop(ended);
     }
 }
 
+fn of_all_threads(device: Device) -> Option<Arc<Pool>> {
+    let rerouted = read(&REROUTED);
+    rerouted.iter().rev().find_map(|(_, pool)| pool.as_ref().filter(|pool| pool.memory.location == device).cloned())
+}
+
+/// The calling thread's routes; the innermost is the last.
 #[derive(Debug)]
-pub(in crate::memory) struct Destination {
-    pub(in crate::memory) pool: Arc<Pool>,
-    pub(in crate::memory) role: Role,
-}
-
-impl Destination {
-    fn new(pool: Arc<Pool>, role: Role) -> Self {
-        // All memory of a pool for graphs is part of graphs.
-        let role = if pool.is_for_graphs() { role.captured() } else { role };
-        Self { pool, role }
-    }
-}
-
-/// The thread's routes; the innermost is the last.
-#[derive(Debug)]
-struct Routes(RefCell<Vec<Route>>);
+struct ThreadRoutes(RefCell<Vec<Arc<Route>>>);
 
 thread_local! {
-    static ROUTES: Routes = const { Routes(RefCell::new(Vec::new())) };
+    static ROUTES: ThreadRoutes = const { ThreadRoutes(RefCell::new(Vec::new())) };
 }
 
-impl Drop for Routes {
+impl Drop for ThreadRoutes {
     fn drop(&mut self) {
         note_change();
-        // Scopes that were never left end with their thread.
-        self.0.get_mut().drain(..).for_each(Route::abandon);
+        // Scopes that were never left end with their thread, which may call no driver.
+        let uses = self.0.get_mut().drain(..).flat_map(|route| route.end(None));
+        uses.for_each(PoolUse::abandon);
     }
 }
 
-impl Routes {
-    /// Returns whether any of the thread's own routes is followed.
-    fn has_followed(&self) -> bool {
-        self.0.borrow().last().is_some_and(|route| route.ticket >= first_ticket())
-    }
+/// Where a request goes.
+#[derive(Debug)]
+pub(super) struct Destination {
+    pub(super) pool: Arc<Pool>,
+    pub(super) role: Role,
+}
 
-    /// Returns the ticket and pool of the innermost scope of the thread's context; none while the thread allocates for
-    /// another allocator on the device, which may hold a lock.
-    fn of_context(&self, device: Device) -> Option<(u64, Arc<Pool>)> {
-        let is_in_feed = self.0.borrow().last().is_some_and(|last| {
-            last.pool.memory.location == device
-                && matches!(last.kind, RouteKind::Feed { .. })
-                && last.ticket >= first_ticket()
-        });
-        if is_in_feed { None } else { of_context(device, first_ticket()) }
-    }
+/// Returns where a request on the stream goes by the routes of its thread, with a given pool among them; while the process
+/// is rerouted also by those of its context and of all threads, which do not count as the thread's changes. None for the
+/// default pool.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` while the thread ends, or if the pool of an inner scope is closed; what the driver refuses
+/// when it is asked about a capture.
+pub(super) fn destination(
+    stream: &Stream,
+    given: Option<&GivenPool>,
+    state: ProcessState,
+) -> Result<Option<Destination>> {
+    while state.is_rerouted() && take_route(Route::is_over).is_some() {}
+    ROUTES.try_with(|routes| routes.destination(stream, given, state)).unwrap_or_else(|_| Err(ending()))
+}
 
+/// Returns the routes that requests on the device follow, from the innermost.
+fn followed(own: &[Arc<Route>], device: Device) -> impl Iterator<Item = Candidate> + Clone {
+    own.iter().rev().filter_map(move |route| route.candidate(device))
+}
+
+impl ThreadRoutes {
     fn destination(
         &self,
         stream: &Stream,
         given: Option<&GivenPool>,
-        is_rerouted: bool,
+        state: ProcessState,
     ) -> Result<Option<Destination>> {
-        if !self.has_followed() && !is_rerouted && given.is_none() {
+        let device = stream.device();
+        let innermost = followed(&self.0.borrow(), device).next();
+        let given = given.filter(|given| given.ticket >= first_ticket());
+        if innermost.is_none() && given.is_none() && !state.is_rerouted() {
             return Ok(None);
         }
-        let (device, first) = (stream.device(), first_ticket());
-        let given = given.filter(|given| given.ticket >= first);
-        // Before the routes are borrowed, since Python may call back here.
-        let of_context = if is_rerouted { self.of_context(device) } else { None };
-        let routes = self.0.borrow();
-        let is_followed = |route: &&Route| route.ticket >= first && route.pool.memory.location == device;
-        let mut followed = routes.iter().rev().filter(is_followed).peekable();
-        let own = followed.peek().map_or(0, |own| own.ticket);
-        let of_context = of_context.filter(|(ticket, _)| *ticket > own);
-        let innermost = of_context.as_ref().map_or(own, |(ticket, _)| *ticket);
-        // The given pool counts as a scope that was entered at its ticket.
-        let is_given = given.is_some_and(|given| given.ticket > innermost);
-        let outer = given.filter(|_| !is_given);
-        let (pool, kind) = match (given.filter(|_| is_given), of_context) {
-            (Some(given), _) => (Arc::clone(given.pool), given.kind()),
-            (None, Some((_, pool))) => (pool, RouteKind::Scope),
-            (None, None) => match followed.next() {
-                Some(own) => (Arc::clone(&own.pool), own.kind),
-                None => {
-                    // A pool's own allocator follows no outer route.
-                    let shared = if is_rerouted && first == 0 { of_all_threads(device) } else { None };
-                    return Ok(shared.map(|pool| Destination::new(pool, Role::Requests)));
-                }
-            },
+        // A thread that allocates for another allocator may hold a lock of its, so that Python must not be waited for.
+        let is_in_feed = innermost.is_some_and(|own| matches!(own.kind, RouteKind::Feed { .. }));
+        // While nothing is borrowed, since Python may call back.
+        let of_context = if state.is_rerouted() && !is_in_feed { of_context(device) } else { None };
+        // A pool's own allocator follows no outer route.
+        let is_shared = state.is_rerouted() && first_ticket() == 0;
+        let of_all_threads = if is_shared { of_all_threads(device) } else { None };
+        let own = self.0.borrow();
+        let inputs = Inputs {
+            stream: stream.raw(),
+            own: followed(&own, device),
+            of_context: of_context.as_ref().and_then(|route| route.candidate(device)),
+            of_all_threads: of_all_threads.as_ref().map(|pool| Candidate {
+                ticket: 0,
+                kind: RouteKind::Scope,
+                made_for: pool.made_for,
+            }),
+            given: given.map(GivenPool::candidate),
         };
-        let to = |is_captured| {
-            let role = if is_captured { kind.role().captured() } else { kind.role() };
-            Ok(Some(Destination::new(Arc::clone(&pool), role)))
+        let Some(choice) = choose(inputs, || stream.is_captured())? else { return Ok(None) };
+        let own_of = |ticket| own.iter().find(|route| route.ticket == ticket);
+        let pool = match choice.origin {
+            RouteOrigin::Own { ticket } => own_of(ticket).and_then(|route| route.pool()),
+            RouteOrigin::Context => of_context.and_then(|route| route.pool()),
+            RouteOrigin::AllThreads => of_all_threads,
+            RouteOrigin::Given => given.map(|given| Arc::clone(given.pool)),
         };
-        if kind.is_captured() && !is_given {
-            return to(true);
+        let Some(pool) = pool else {
+            // Another thread has just ended that route.
+            drop(own);
+            return self.destination(stream, given, state);
+        };
+        if let Some(given) = given.filter(|_| choice.is_kept_by_given) {
+            keep(&mut lock(given.uses), &pool)?;
         }
-        // On a captured stream, the graph of an outer capture uses this pool as its own.
-        if let Some(outer) = outer
-            && outer.is_of_graph(stream)?
-        {
-            outer.keep(&pool)?;
-            return to(true);
+        if let Some(capture) = choice.kept_by.and_then(own_of) {
+            capture.with_open(|open| keep(&mut open.uses, &pool)).unwrap_or(Ok(()))?;
         }
-        if let Some(given) = given.filter(|_| is_given && kind.is_captured()) {
-            given.keep(&pool)?;
+        Ok(Some(Destination { pool, role: choice.role }))
+    }
+}
+
+/// Returns the innermost route of the calling thread's context that a request may follow.
+#[cfg(feature = "python")]
+pub(crate) type FindContextRoute = fn(&dyn Fn(&Route) -> bool) -> Option<Arc<Route>>;
+
+#[cfg(feature = "python")]
+static FIND: OnceLock<FindContextRoute> = OnceLock::new();
+
+/// Sets the function that finds a route of the thread's context.
+#[cfg(feature = "python")]
+pub(crate) fn set_find_context_route(find: FindContextRoute) {
+    let _ = FIND.set(find);
+}
+
+#[cfg(feature = "python")]
+fn of_context(device: Device) -> Option<Arc<Route>> {
+    FIND.get()?(&|route| !process::is_forked() && route.candidate(device).is_some())
+}
+
+/// Returns the context's route: none, as only Python has contexts.
+#[cfg(not(feature = "python"))]
+const fn of_context(_device: Device) -> Option<Arc<Route>> {
+    None
+}
+
+/// Routes of a context, which the caller notes there.
+#[cfg(feature = "python")]
+impl Route {
+    /// Enters the pool for the calling thread's context.
+    pub(crate) fn enter_context(in_use: PoolUse, followers: Followers) -> Result<Arc<Self>> {
+        let followers = if followers == Followers::Thread { Followers::Context } else { followers };
+        Self::open(Arc::clone(in_use.pool()), RouteKind::Scope, vec![in_use], followers)
+    }
+
+    /// Returns whether it is open. None is in a forked child, where the lock may be held for ever.
+    pub(crate) fn is_open(&self) -> bool {
+        !process::is_forked() && self.pool().is_some()
+    }
+
+    pub(crate) fn leave_context(&self) {
+        if !process::is_forked() {
+            drop(self.end(None));
         }
-        let captures = |route: &&Route| matches!(route.kind, RouteKind::Capture(Some(_)));
-        let Some(capture) = followed.find(captures) else { return to(kind.is_captured()) };
-        let is_captured =
-            kind.is_captured() || capture.kind == RouteKind::Capture(Some(stream.raw())) || stream.is_captured()?;
-        if is_captured && let Some(open) = &capture.open {
-            open.keep(&pool)?;
-        }
-        to(is_captured)
     }
 }
 
@@ -236,101 +306,57 @@ pub(crate) struct GivenPool<'a> {
     pub(crate) ticket: u64,
     /// Whether the request is of a captured stream.
     pub(crate) is_captured: bool,
-    /// The uses of further pools by the pool's graphs.
-    pub(crate) further: &'a Mutex<Vec<PoolUse>>,
+    /// A use of the pool, and those of pools that its graphs use.
+    pub(crate) uses: &'a Mutex<Vec<PoolUse>>,
 }
 
 impl GivenPool<'_> {
-    fn kind(&self) -> RouteKind {
-        if self.is_captured { RouteKind::Capture(None) } else { RouteKind::Scope }
+    fn candidate(&self) -> Candidate {
+        let kind = if self.is_captured { RouteKind::Capture(None) } else { RouteKind::Scope };
+        Candidate { ticket: self.ticket, kind, made_for: self.pool.made_for }
     }
 
-    /// Returns whether a request on the stream is of a graph: always in a pool for graphs, and in inner scopes only if
-    /// the stream is captured.
-    fn is_of_graph(&self, stream: &Stream) -> Result<bool> {
-        Ok(self.is_captured && (!self.pool.is_for_graphs() || stream.is_captured()?))
-    }
-
-    fn keep(&self, pool: &Arc<Pool>) -> Result<()> {
-        if pool.number == self.pool.number && pool.is_for_graphs() {
-            return Ok(());
-        }
-        keep(&mut lock(self.further), pool)
+    pub(super) fn key(&self) -> GivenKey {
+        GivenKey { pool: self.pool.number, ticket: self.ticket, is_captured: self.is_captured }
     }
 }
 
-/// Returns the pool of the thread's innermost route on the stream's device, with a given pool among them; with
-/// `is_rerouted` also the context's or all threads' one, which do not count as the thread's changes.
-///
-/// # Errors
-/// `ErrorKind::InvalidValue` while the thread ends, or if the pool of an inner scope is closed; what the driver refuses
-/// when it is asked about a capture.
-pub(in crate::memory) fn destination(
-    stream: &Stream,
-    given: Option<&GivenPool>,
-    is_rerouted: bool,
-) -> Result<Option<Destination>> {
-    while is_rerouted && let Some(ended) = take_route(Route::is_over) {
-        ended.abandon();
-    }
-    ROUTES.try_with(|routes| routes.destination(stream, given, is_rerouted)).unwrap_or_else(|_| Err(ending()))
-}
-
-/// A route of the thread that entered it, until dropped, by whichever thread.
+/// A route of the thread that entered it, until dropped, by whichever thread. It is gone with its own thread.
 #[must_use = "requests follow the route only while this lives"]
 #[derive(Debug)]
-pub(crate) struct EnteredRoute {
-    ticket: u64,
-    /// Gone with the thread.
-    open: Weak<OpenRoute>,
-}
+pub(crate) struct EnteredRoute(Weak<Route>);
 
 impl EnteredRoute {
-    /// Routes this thread's requests on the pool's device into the pool; with `all_threads` also those of every thread
-    /// without a route of its own there. The use is the thread's until the scope is left.
-    pub(crate) fn scope(in_use: PoolUse, all_threads: bool) -> Result<Self> {
-        Self::hold(in_use, RouteKind::Scope, all_threads)
+    /// Routes this thread's requests on the pool's device into the pool, and those that `followers` says. The use is the
+    /// thread's until the route is left.
+    pub(crate) fn with_use(in_use: PoolUse, kind: RouteKind, followers: Followers) -> Result<Self> {
+        Self::enter(Arc::clone(in_use.pool()), kind, vec![in_use], followers)
     }
 
-    /// Routes this thread's requests on the pool's device into the pool, for the graph that this stream's capture makes.
-    pub(super) fn capture(in_use: PoolUse, stream: RawStream) -> Result<Self> {
-        Self::hold(in_use, RouteKind::Capture(Some(stream)), false)
-    }
-
-    fn hold(in_use: PoolUse, kind: RouteKind, all_threads: bool) -> Result<Self> {
-        let (pool, stay) = (Arc::clone(in_use.pool()), PoolStay::begin(in_use.pool())?);
-        let ticket = next_ticket();
-        let all_threads = all_threads.then(|| AllThreads::new(&pool, ticket));
-        let state = RouteState::Open { uses: vec![in_use], _all_threads: all_threads, _stay: stay };
-        Self::add(Route { pool, kind, ticket, open: Some(Arc::new(OpenRoute(Mutex::new(state)))), _stay: None })
-    }
-
-    /// As [`EnteredRoute::scope`], for a pool that the caller keeps, or ends by its id.
+    /// The same for a pool that the caller keeps, or ends by its id.
     pub(in crate::memory) fn without_use(pool: Arc<Pool>, kind: RouteKind) -> Result<Self> {
-        let stay = PoolStay::begin(&pool)?;
-        Self::add(Route { pool, kind, ticket: next_ticket(), open: None, _stay: stay })
+        Self::enter(pool, kind, Vec::new(), Followers::Thread)
     }
 
-    fn add(route: Route) -> Result<Self> {
-        let ticket = route.ticket;
-        let open = route.open.as_ref().map_or_else(Weak::new, Arc::downgrade);
-        let entered = ROUTES.try_with(|routes| {
+    fn enter(pool: Arc<Pool>, kind: RouteKind, uses: Vec<PoolUse>, followers: Followers) -> Result<Self> {
+        let route = Route::open(pool, kind, uses, followers)?;
+        let entered = Self(Arc::downgrade(&route));
+        let added = ROUTES.try_with(|routes| {
             routes.0.borrow_mut().push(route);
             note_change();
         });
-        entered.map(|()| Self { ticket, open }).map_err(|_| ending())
+        added.map(|()| entered).map_err(|_| ending())
     }
 
-    /// Leaves the route entered until it is left by its ticket or its pool's id, or the thread ends.
-    pub(crate) fn stay(self) -> u64 {
-        let mut left = ManuallyDrop::new(self);
-        left.open = Weak::new();
-        left.ticket
+    /// Leaves the route entered until it is left by its ticket, which is returned, or its pool's id, or the thread ends.
+    pub(crate) fn stay(mut self) -> u64 {
+        mem::take(&mut self.0).upgrade().map_or(0, |route| route.ticket)
     }
 
     /// Ends the route, at any depth, and returns a capture's uses; none if this thread has no such route.
     pub(super) fn leave(&self) -> Option<Vec<PoolUse>> {
-        take_route(|route| route.ticket == self.ticket).map(Route::end)
+        let is_this = |route: &Route| std::ptr::eq(route, self.0.as_ptr());
+        take_route(is_this).map(|route| route.end(None))
     }
 }
 
@@ -339,45 +365,34 @@ impl Drop for EnteredRoute {
         // In a forked child a lock may be held for ever.
         if self.leave().is_none()
             && !process::is_forked()
-            && let Some(open) = self.open.upgrade()
+            && let Some(route) = self.0.upgrade()
         {
-            open.end_elsewhere();
+            let rerouted = Rerouted::new(next_ticket(), None);
+            drop(route.end(Some(rerouted)));
         }
     }
 }
 
 /// Ends a scope of this thread by its ticket; false if this thread has no such scope.
 pub(crate) fn leave_by_ticket(ticket: u64) -> bool {
-    take_route(|route| route.ticket == ticket && route.kind == RouteKind::Scope).is_some()
+    let taken = take_route(|route| route.ticket == ticket && route.kind == RouteKind::Scope);
+    taken.map(|route| route.end(None)).is_some()
 }
 
 /// Ends this thread's innermost route with this id; false if there is none.
 pub(in crate::memory) fn leave_by_id(device: Device, id: PoolId) -> bool {
-    let is_meant = |route: &Route| route.open.is_none() && route.pool.id == id && route.pool.memory.location == device;
-    take_route(is_meant).is_some()
+    let is_meant =
+        |open: &mut OpenRoute| open.uses.is_empty() && open.pool.id == id && open.pool.memory.location == device;
+    let taken = take_route(|route| route.with_open(is_meant) == Some(true));
+    taken.map(|route| route.end(None)).is_some()
 }
 
-fn take_route(is_meant: impl Fn(&Route) -> bool) -> Option<Route> {
+/// Takes the thread's innermost route that is meant. Its uses end outside the borrow.
+fn take_route(is_meant: impl Fn(&Route) -> bool) -> Option<Arc<Route>> {
     let taken = ROUTES.try_with(|routes| {
-        let taken = take_last(&mut routes.0.borrow_mut(), is_meant)?;
+        let taken = take_last(&mut routes.0.borrow_mut(), |route| is_meant(route))?;
         note_change();
         Some(taken)
     });
-    // The pool may be dropped with the route, outside the borrow.
     taken.ok().flatten()
-}
-
-/// Runs another allocator's request for memory to cut further, for a graph or for any work: from this pool, whatever
-/// scopes the thread is in.
-///
-/// # Errors
-/// `ErrorKind::InvalidValue` while the thread ends; what the allocation returns.
-pub(in crate::memory) fn feed_from<R>(
-    pool: &Arc<Pool>,
-    is_captured: bool,
-    allocate: impl FnOnce() -> Result<R>,
-) -> Result<R> {
-    let _unfollowed = Unfollowed::new();
-    let _entered = EnteredRoute::without_use(Arc::clone(pool), RouteKind::Feed { is_captured })?;
-    allocate()
 }

@@ -79,6 +79,11 @@ impl PoolUse {
         &self.pool
     }
 
+    /// Returns whether it is a use of this pool for that.
+    pub(in crate::memory) fn is_of(&self, pool: &Pool, of: UseOf) -> bool {
+        self.pool.number == pool.number && self.of == of
+    }
+
     /// Ends the use without a driver call, for an ending thread.
     pub(in crate::memory) fn abandon(mut self) {
         self.ending = Ending::Later;

@@ -1,0 +1,231 @@
+//! Requests: a free block of the cache where the routes lead, or the miss to serve. The cache is the one that served last,
+//! one that the thread or its pool knows, or a new one.
+
+use std::sync::Arc;
+
+use super::routes::{Destination, GivenPool, destination};
+use crate::error::Result;
+use crate::memory::cache::{self, CacheKey, Counts, DeviceCaches, Found, GivenKey, Order, Service, StreamCache};
+use crate::memory::pool::{self, Role};
+use crate::memory::serve::{Allocation, Miss, device_caches, end_abandoned};
+use crate::observe::delivery::Delivery;
+use crate::observe::recording::{self, Purpose};
+use crate::process::{self, ProcessState};
+use crate::runtime::{Stream, StreamIdentity};
+use crate::sync::ThisThread;
+
+/// The result of trying a request.
+#[derive(Debug)]
+pub(in crate::memory) enum AllocationAttempt {
+    Ready(Allocation),
+    /// None was ready; serving the miss may call the driver, and may wait.
+    Miss(Miss),
+}
+
+impl AllocationAttempt {
+    /// Serves a miss; none if the request must be tried again, as for [`Miss::serve`].
+    #[inline]
+    fn serve(self) -> Result<Option<Allocation>> {
+        match self {
+            Self::Ready(block) => Ok(Some(block)),
+            Self::Miss(miss) => miss.serve(),
+        }
+    }
+}
+
+/// Allocates in the order of a stream, from the pool of the calling thread's scope; or pinned memory.
+///
+/// # Errors
+/// `ErrorKind::OutOfMemory` if there is not enough also after everything was tried; `ErrorKind::InvalidValue` for 0
+/// bytes or an unknown device; `ErrorKind::Library` if the driver refuses.
+#[inline]
+pub(crate) fn allocate(bytes: u64, order: &impl Order) -> Result<Allocation> {
+    loop {
+        if let Some(block) = try_allocate(bytes, order)?.serve()? {
+            return Ok(block);
+        }
+    }
+}
+
+/// Allocates on the stream from the cache of the thread's last request for one pool, if that matches, nothing is out of
+/// the ordinary, and its service goes on.
+#[inline]
+pub(crate) fn allocate_as_last(bytes: u64, stream: &Stream, given: GivenKey) -> Option<Result<Allocation>> {
+    let found = cache::last_given(stream, given).filter(|_| process::state().is_plain())?;
+    take(found, bytes).serve().transpose()
+}
+
+/// Allocates on the stream from a pool, unless the calling thread has entered a scope since.
+///
+/// # Errors
+/// As [`allocate`]; `ErrorKind::InvalidValue` if the pool is closed.
+#[cold]
+pub(crate) fn allocate_given(bytes: u64, stream: &Stream, given: &GivenPool) -> Result<Allocation> {
+    process::refuse_forked()?;
+    let state = process::state();
+    let _delivery = Delivery::at_end();
+    let _stack = recording::hold_stack(Purpose::Allocation);
+    loop {
+        if let Some(block) = take(find(stream, Some(given), state)?, bytes).serve()? {
+            return Ok(block);
+        }
+    }
+}
+
+/// Takes a ready block of the order's cache.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` for an unknown device; `ErrorKind::Library` if the driver refuses.
+#[inline]
+pub(in crate::memory) fn try_allocate(bytes: u64, order: &impl Order) -> Result<AllocationAttempt> {
+    let state = process::state();
+    if state.is_plain() { Ok(take(cache_for(order, state)?, bytes)) } else { take_slowly(bytes, order) }
+}
+
+/// Takes a block while events are recorded, or other threads or contexts may have routed requests.
+#[cold]
+fn take_slowly(bytes: u64, order: &impl Order) -> Result<AllocationAttempt> {
+    process::refuse_forked()?;
+    let state = process::state();
+    let _delivery = Delivery::at_end();
+    // No stack is held unless something is recorded.
+    let _stack = recording::hold_stack(Purpose::Allocation);
+    Ok(take(cache_for(order, state)?, bytes))
+}
+
+#[inline]
+fn take(found: Found, bytes: u64) -> AllocationAttempt {
+    match found.cache.allocate_block(found, bytes) {
+        Some(offset) => AllocationAttempt::Ready(Allocation { cache: found.cache, offset }),
+        None => AllocationAttempt::Miss(Miss { cache: found.cache, service: found.service, bytes }),
+    }
+}
+
+/// Returns the cache for this thread's requests in this order.
+///
+/// # Errors
+/// As [`device_caches`]; `ErrorKind::InvalidValue` while the thread ends.
+#[inline]
+fn cache_for(order: &impl Order, state: ProcessState) -> Result<Found> {
+    // While another thread or the context may have routed the request, each is looked up anew.
+    match cache::last(order).filter(|_| !state.is_rerouted()) {
+        Some(last) => Ok(last),
+        None => find(order, None, state),
+    }
+}
+
+/// As [`cache_for`], in calls that are no requests.
+pub(in crate::memory) fn cache_on(order: &impl Order) -> Result<&'static StreamCache> {
+    process::refuse_forked()?;
+    cache_for(order, process::state()).map(|found| found.cache)
+}
+
+/// Finds the cache for a request, with a given pool among the routes, and remembers it where the next request is likely to
+/// be led there, too.
+#[cold]
+fn find(order: &impl Order, given: Option<&GivenPool>, state: ProcessState) -> Result<Found> {
+    let changes = pool::changes();
+    let (key, found) = find_now(order, given, state)?;
+    match given {
+        // For a pool for graphs, the capture decides whether an inner scope's memory is a graph's.
+        Some(given) if key.pool == given.pool.number => cache::remember_given(given.key(), key, changes, found),
+        None if !state.is_rerouted() => cache::remember(key, changes, found),
+        Some(_) | None => {}
+    }
+    Ok(found)
+}
+
+fn find_now(order: &impl Order, given: Option<&GivenPool>, state: ProcessState) -> Result<(CacheKey, Found)> {
+    let (thread, (location, stream)) = (ThisThread::get(), order.named());
+    // Pinned memory has no pools of users.
+    let destination = stream.map_or(Ok(None), |stream| destination(stream, given, state))?;
+    let (pool, role) = destination.as_ref().map_or((0, Role::Requests), |to| (to.pool.number, to.role));
+    let named = stream.filter(|_| !role.is_captured());
+    let stream_id = named.map_or(Ok(0), id_of)?;
+    let key = CacheKey { location, pool, role, stream: order.address(), stream_id };
+    let (cache, service) = match cache::known(key)? {
+        Some(known) => known,
+        None => {
+            let caches = device_caches(location)?;
+            if let Some(stream) = named {
+                caches.pools.note_stream(stream, stream_id);
+            }
+            // Each time a few abandoned caches end, and a few ended ones are forgotten.
+            end_abandoned(caches, thread);
+            cache::forget_some(thread)?;
+            let found = acquire(caches, thread, destination, stream, stream_id)?;
+            cache::add(key, found)?;
+            found
+        }
+    };
+    // After the thread knows the cache, so that the thread's end gives it up.
+    cache.adopt(thread);
+    Ok((key, Found { cache, service, thread }))
+}
+
+/// Returns the number by which a stream's services are told from those of earlier ones at its address: 0 for a lasting one,
+/// for a captured stream that of the last one seen there.
+fn id_of(stream: &Stream) -> Result<u64> {
+    if stream.raw().is_default() || stream.kept().is_lasting() {
+        return Ok(0);
+    }
+    let last = || DeviceCaches::known(stream.device()).map_or(0, |caches| caches.pools.last_id(stream.address()));
+    Ok(stream.id()?.unwrap_or_else(last))
+}
+
+/// Returns a cache with this service, old or new, and the service's number.
+fn acquire(
+    caches: &'static DeviceCaches,
+    thread: ThisThread,
+    destination: Option<Destination>,
+    stream: Option<&Stream>,
+    stream_id: u64,
+) -> Result<(&'static StreamCache, u64)> {
+    let (pool, role) = match destination {
+        Some(Destination { pool, role }) => (pool, role),
+        None => (Arc::clone(caches.default_pool()?), Role::Requests),
+    };
+    let identity = stream.map(|stream| StreamIdentity::numbered(stream, Some(stream_id)));
+    let service = Service { number: 0, pool, stream: stream.map(Stream::kept), identity, role };
+    loop {
+        for cache in DeviceCaches::caches_on(&service.pool, service.address()) {
+            if let Some(number) = cache.number_of(&service) {
+                return Ok((cache, number));
+            }
+        }
+        if let Some(made) = make(caches, thread, &service)? {
+            return Ok(made);
+        }
+    }
+}
+
+/// Makes a cache with this service; none if another thread has just made one.
+fn make(
+    caches: &'static DeviceCaches,
+    thread: ThisThread,
+    service: &Service,
+) -> Result<Option<(&'static StreamCache, u64)>> {
+    let pool = &service.pool;
+    let (cache, number) = caches.table.begin(&caches.memory, service.clone())?;
+    let added = caches.pools.add_cache(pool, cache);
+    if added.is_some_and(|first| !std::ptr::eq(first, cache)) {
+        caches.table.end(cache);
+        return Ok(None);
+    }
+    if caches.memory.live.begins_to_be_of_several() {
+        caches.pools.serving().iter().for_each(|cache| cache.lock(thread).publish_live());
+    }
+    if pool.marks_work() {
+        cache.mark_work_if_foreign();
+    }
+    // Read once the pool knows the cache, so that the call that closes it sees the cache, or this one sees the end.
+    if added.is_none() || pool.is_closed() {
+        // Unless the pool's end did or will do it: other threads may have added memory to it meanwhile.
+        let is_over = || cache.end_if_empty(pool, thread) && caches.pools.remove_cache(pool, cache, Counts::default());
+        if added.is_none() || is_over() {
+            caches.table.end(cache);
+        }
+        return Err(pool::closed(pool));
+    }
+    Ok(Some((cache, number)))
+}
