@@ -47,9 +47,8 @@ UNSAFE = {
     "src/python/ffi": "",
     "src/runtime": "",
     "src/observe": "nvtx.rs",
-    "src/library": "callers_struct.rs device_mem_handler.rs entry_points.rs functions.rs mod.rs refusal.rs reset.rs "
+    "src/library": "callers_struct.rs device_mem_handler.rs entry_points.rs find.rs functions.rs mod.rs refusal.rs reset.rs "
     "vendor.rs version.rs workspace.rs",
-    "src/library/find": "loader.rs",
     "src/library/vendors": "simulated.rs",
     # What the process and its threads share.
     "src": "pooled_slice.rs process.rs shared_object.rs",
@@ -58,16 +57,14 @@ UNSAFE = {
     # A thread takes a heap's lock as its owner; a graph keeps what it uses.
     "src/memory/cache": "graph_use.rs stream_cache.rs",
     # Memory is mapped, unmapped and released.
-    "src/memory/device": "address_range.rs retired.rs",
-    "src/memory/device/supply": "mod.rs segment_source.rs",
+    "src/memory/device": "address_range.rs retired.rs segments.rs supply.rs",
     "src/memory/serve": "extents.rs growth.rs pools.rs reserve.rs segments.rs trim.rs",
     "src/memory/share": "mapping.rs server.rs",
     "src/memory/sleep": "asleep.rs awake.rs backup.rs",
     # What was just committed is filled.
     "src/memory/range": "commit.rs",
     # Users free an address, borrow pinned memory as bytes, and copy bytes between a device and the host.
-    "src/memory": "copies.rs mod.rs staging.rs",
-    "src/memory/host": "pinned_buffer.rs",
+    "src/memory": "copies.rs mod.rs pinned.rs staging.rs",
 }
 
 # What gpupool.h and Rust's users each call so: a program in Rust that has both names the module.

@@ -12,7 +12,7 @@ use crate::memory::plug::call::{address_of, answer_or_none, count, device_of, ru
 use crate::memory::plug::{allocate_to_feed, default_pool, free_behind, free_in_order, free_to_feed};
 use crate::memory::pool::PoolId;
 use crate::memory::report::DeviceStats;
-use crate::memory::{device, host, report, route, serve};
+use crate::memory::{device, pinned, report, route, serve};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::runtime;
 use crate::runtime::Stream;
@@ -155,40 +155,40 @@ fn number_of_node(numa: c_int) -> Result<Option<u32>> {
 }
 
 pub(super) unsafe extern "C" fn allocate_pinned(bytes: u64, numa: c_int, place: *mut *mut c_void) -> c_int {
-    let allocate = || route::allocate(bytes, &host::node_of((numa != -1).then_some(numa.into()), None)?);
+    let allocate = || route::allocate(bytes, &pinned::node_of((numa != -1).then_some(numa.into()), None)?);
     // SAFETY: the caller passes a place for a pointer, or null.
     unsafe { answer_or_none(place, "pointer", ptr::null_mut(), || address_of(bytes, allocate)) }
 }
 
 pub(super) unsafe extern "C" fn warm_pinned(bytes: u64, numa: c_int, background: c_int) -> c_int {
-    run(|| host::warm_pinned(bytes, number_of_node(numa)?, background != 0))
+    run(|| pinned::warm_pinned(bytes, number_of_node(numa)?, background != 0))
 }
 
 pub(super) unsafe extern "C" fn empty_pinned_cache(bytes: *mut u64) -> c_int {
     let release = || {
         let _stack = hold_stack(Purpose::Free);
-        host::empty_pinned_cache()
+        pinned::empty_pinned_cache()
     };
     // SAFETY: the caller passes a place for a number, or null.
     unsafe { count(bytes, release) }
 }
 
 pub(super) unsafe extern "C" fn set_pinned_limit(bytes: u64) -> c_int {
-    run(|| host::set_pinned_limit((bytes != u64::MAX).then_some(bytes)))
+    run(|| pinned::set_pinned_limit((bytes != u64::MAX).then_some(bytes)))
 }
 
 pub(super) unsafe extern "C" fn pinned_stats(numa: c_int, stats: *mut DeviceStats) -> c_int {
     // SAFETY: the caller passes statistics of its version, whose size it has set, or null.
-    run(|| unsafe { write(stats, host::pinned_device_stats(number_of_node(numa)?)?) })
+    run(|| unsafe { write(stats, pinned::pinned_device_stats(number_of_node(numa)?)?) })
 }
 
 pub(super) unsafe extern "C" fn reset_peak_pinned_stats(numa: c_int) -> c_int {
-    run(|| host::reset_peak_pinned_stats(number_of_node(numa)?))
+    run(|| pinned::reset_peak_pinned_stats(number_of_node(numa)?))
 }
 
 pub(super) unsafe extern "C" fn pinned_times(made: *mut Durations, given_back: *mut Durations) -> c_int {
     run(|| {
-        for (place, durations) in [made, given_back].into_iter().zip(host::pinned_times()?) {
+        for (place, durations) in [made, given_back].into_iter().zip(pinned::pinned_times()?) {
             if !place.is_null() {
                 // SAFETY: the caller passes durations of its version, whose size it has set, or null.
                 unsafe { write(place, durations.into()) }?;

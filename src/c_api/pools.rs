@@ -19,9 +19,9 @@ use crate::memory::checkpoint::PoolCheckpoint;
 use crate::memory::device::{SegmentSource, Source};
 use crate::memory::neighbour::join;
 use crate::memory::plug::call::{address_of, answer, answer_or_none, count, device_of, null, pointer, run, stream_on};
-use crate::memory::pool::{Pool, PoolId, Rules, next_ticket};
-use crate::memory::route::{self, EnteredRoute, GivenPool, PoolUse, leave_by_ticket};
-use crate::memory::serve::{self, Allocation, Patience, on_segment};
+use crate::memory::pool::{Pool, PoolId, Rules, UseOf, next_ticket};
+use crate::memory::route::{self, EnteredRoute, GivenPool, leave_by_ticket};
+use crate::memory::serve::{self, Allocation, Patience, PoolUse, on_segment};
 use crate::memory::sleep::{self, Backup};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
@@ -39,9 +39,8 @@ pub(super) unsafe extern "C" fn pool_create(
     let create = || {
         let device = device_of(device)?;
         let options = options?;
-        let (is_for_graphs, is_offered) = (options.rules.is_for_graphs, options.rules.sleeps_for_others);
-        let pool = serve::make_pool(device, PoolId::next(!is_for_graphs), options)?;
-        let in_use = PoolUse::first(pool, is_for_graphs);
+        let is_offered = options.rules.sleeps_for_others;
+        let in_use = serve::make_pool(device, PoolId::next(options.first == UseOf::Requests), options)?;
         if is_offered {
             join()?;
         }
@@ -61,7 +60,7 @@ pub(super) unsafe extern "C" fn pool_by_id(device: c_int, id: *const PoolId, poo
                 "pool {id} on {device} is yet to be made: its id was handed out, and nothing has been allocated to it"
             ))
         })?;
-        make(PoolUse::new(&pool, pool.is_for_graphs)?)
+        make(PoolUse::new(&pool, pool.made_for)?)
     };
     // SAFETY: the caller passes a place for a pointer, or null.
     unsafe { answer_or_none(pool, "pool", ptr::null_mut(), take) }
@@ -270,7 +269,7 @@ pub(super) fn make(in_use: PoolUse) -> Result<*mut PoolHandle> {
     let pool = in_use.pool();
     slot.number.store(pool.number, Ordering::Relaxed);
     slot.device.store(pool.memory.location.number() as c_int, Ordering::Relaxed);
-    slot.is_for_graphs.store(pool.is_for_graphs, Ordering::Relaxed);
+    slot.is_for_graphs.store(pool.is_for_graphs(), Ordering::Relaxed);
     state.held = Some(Arc::new(HeldPool { in_use, further: Mutex::default() }));
     let handle = state.handles << PLACE_BITS | place;
     slot.handle.store(handle, Ordering::Release);
@@ -351,16 +350,17 @@ pub(super) unsafe fn read_options(options: *const PoolOptions) -> Result<serve::
     let source = unsafe { options.source.as_ref() };
     // SAFETY: the caller's promise.
     let source = source.map(|source| unsafe { CSource::new(source) }).transpose()?;
+    let made_for = if options.for_graphs != 0 { UseOf::Graphs } else { UseOf::Requests };
     let rules = Rules {
         use_on_oom: options.use_on_oom != 0,
         no_split: options.no_split != 0,
         has_own_source: source.is_some(),
-        is_for_graphs: options.for_graphs != 0,
+        made_for,
         sleeps_for_others: options.sleeps_for_others != 0,
         wakes_on_use: options.wakes_on_use != 0,
     };
     let source = source.map(|source| Source::Segments(Arc::new(source) as Arc<dyn SegmentSource>));
-    Ok(serve::PoolSettings { rules, source, limit: None, reserve: 0, name })
+    Ok(serve::PoolSettings { rules, source, limit: None, reserve: 0, name, first: made_for })
 }
 
 /// `gpupool_source`, with what it must have. It is released when it is dropped.
@@ -479,7 +479,7 @@ pub(super) unsafe extern "C" fn checkpoint_release(checkpoint: *mut Checkpoint) 
 }
 
 pub(super) unsafe extern "C" fn pool_enter(pool: *const PoolHandle, scope: *mut u64) -> c_int {
-    let enter = || EnteredRoute::scope(PoolUse::new(&pool_of(pool)?, false)?, false);
+    let enter = || EnteredRoute::scope(PoolUse::new(&pool_of(pool)?, UseOf::Requests)?, false);
     // SAFETY: the caller passes a place for a number, or null.
     unsafe { answer_or_none(scope, "scope", 0, || enter().map(EnteredRoute::stay)) }
 }

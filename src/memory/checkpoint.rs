@@ -137,7 +137,7 @@ fn refuse_others(pool: &Pool) -> Result<()> {
     if pool.sleep.is_asleep() {
         return Err(asleep(pool));
     }
-    if !pool.is_for_graphs {
+    if !pool.is_for_graphs() {
         return Err(Error::invalid_value(format!(
             "pool {} on {} was not made for graphs, and only those have checkpoints: make it with for_graphs",
             pool.label(),
@@ -158,7 +158,7 @@ fn wait_for_users(pool: &Pool) -> Result<()> {
     let events = &pool.memory.events;
     for (offset, users) in DeviceCaches::caches_of(pool).into_iter().flat_map(StreamCache::all_uses) {
         let Waiting { mut until, .. } = Waiting::for_users(offset, &users, events, Some(ThisThread::get()));
-        if !until.is_done(events, true)? {
+        if !until.is_done(events, Patience::Wait)? {
             return Err(waiting(pool));
         }
     }

@@ -3,7 +3,7 @@
 use std::mem;
 
 use super::cache::DeviceCaches;
-use super::host::empty_pinned_cache;
+use super::pinned::empty_pinned_cache;
 use super::pool::{MemoryLimit, lock_limit, refuse_no_fraction};
 use super::serve::{Patience, device_caches, sum_of_all, trim_pools};
 use super::tuning::WAIT;

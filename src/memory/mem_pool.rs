@@ -1,22 +1,24 @@
 //! Private pools of device memory.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use super::device::{DriverSegments, SegmentSource, Source};
 use super::device_buffer::{DeviceBuffer, empty};
 use super::neighbour::join;
 use super::pool::SegmentGuard;
-use super::pool::{Pool, PoolId, Rules, SegmentEvent};
+use super::pool::{Pool, PoolId, Rules, SegmentEvent, UseOf};
 use super::range::{MemoryRange, reserve_range};
 use super::report::{self, PoolStats, SegmentView};
-use super::route::{CaptureScope, PoolScope, PoolToken, PoolUse};
-use super::serve::{self, Patience, PoolSettings};
+use super::route::{CaptureScope, PoolScope, PoolToken};
+use super::serve::{self, Patience, PoolSettings, PoolUse};
 use super::sleep::{Backup, sleep_pool, wake_pool};
 use crate::error::Result;
 use crate::ids::Device;
 use crate::process;
 use crate::runtime::{self, Stream};
 use crate::sync::ThisThread;
+#[cfg(feature = "python")]
+use crate::sync::lock;
 
 /// A private pool of one device's memory.
 ///
@@ -37,7 +39,10 @@ use crate::sync::ThisThread;
 /// ```
 #[derive(Debug)]
 pub struct MemPool {
-    in_use: PoolUse,
+    pool: Arc<Pool>,
+    /// None once Python has ended it.
+    #[cfg_attr(not(feature = "python"), expect(dead_code, reason = "it ends with the pool"))]
+    owner: Mutex<Option<PoolUse>>,
     device: Device,
     allocator: Option<Arc<dyn SegmentSource>>,
 }
@@ -147,12 +152,14 @@ impl MemPoolBuilder {
         let source = self.allocator.clone().map(Source::Segments).or_else(|| self.segments.then(driver_segments));
         let rules = Rules { has_own_source: source.is_some(), ..self.rules };
         let id = PoolId::next(!self.is_for_graphs);
-        let options = PoolSettings { rules, source, limit: self.limit, reserve: self.reserve, name: None };
-        let in_use = PoolUse::first(serve::make_pool(device, id, options)?, false);
+        let options =
+            PoolSettings { rules, source, limit: self.limit, reserve: self.reserve, ..PoolSettings::default() };
+        let owner = serve::make_pool(device, id, options)?;
         if rules.sleeps_for_others {
             join()?;
         }
-        Ok(MemPool { in_use, device, allocator: self.allocator })
+        let pool = Arc::clone(owner.pool());
+        Ok(MemPool { pool, owner: Mutex::new(Some(owner)), device, allocator: self.allocator })
     }
 }
 
@@ -162,8 +169,12 @@ impl MemPool {
         MemPoolBuilder::default()
     }
 
+    fn hold(&self) -> Result<PoolUse> {
+        PoolUse::new(&self.pool, UseOf::Requests)
+    }
+
     fn pool(&self) -> &Arc<Pool> {
-        self.in_use.pool()
+        &self.pool
     }
 
     /// Returns the id of the pool, unique in the process: `(0, n)`, or `(n, 0)` for a pool made for graph capture.
@@ -194,12 +205,12 @@ impl MemPool {
 
     /// Returns whether it may be put to sleep for another process.
     pub fn sleeps_for_others(&self) -> bool {
-        self.pool().offer.is_made
+        self.pool().sleep.offer.is_made
     }
 
     /// Returns whether it is woken by its next use when it sleeps for another process.
     pub fn wakes_on_use(&self) -> bool {
-        self.pool().offer.wakes_on_use
+        self.pool().sleep.offer.wakes_on_use
     }
 
     /// Returns whether each block has its own segment.
@@ -228,7 +239,7 @@ impl MemPool {
     /// # Errors
     /// `ErrorKind::InvalidValue` while the thread ends, or if the pool is closed.
     pub fn enter(&self) -> Result<PoolScope> {
-        PoolScope::new(self.in_use.again()?, false)
+        PoolScope::new(self.hold()?, false)
     }
 
     /// As [`MemPool::enter`], and also for every other thread while it has no scope of its own on this device, until
@@ -238,7 +249,7 @@ impl MemPool {
     /// # Errors
     /// `ErrorKind::InvalidValue` while the thread ends, or if the pool is closed.
     pub fn enter_all_threads(&self) -> Result<PoolScope> {
-        PoolScope::new(self.in_use.again()?, true)
+        PoolScope::new(self.hold()?, true)
     }
 
     /// Allocates from the pool, whatever scope the calling thread is in; otherwise as [`empty`](crate::empty).
@@ -254,13 +265,17 @@ impl MemPool {
     /// Ends the owner's use, as dropping the pool does; scopes may still use it.
     #[cfg(feature = "python")]
     pub(crate) fn end(&self) {
-        self.in_use.end_now();
+        if !process::is_forked() {
+            // Dropped outside the lock: with the last use of a pool its memory goes back to the driver.
+            let owner = lock(&self.owner).take();
+            drop(owner);
+        }
     }
 
-    /// Returns whether the owner's use has not ended.
+    /// Returns whether the owner's use has not ended; false in a forked child.
     #[cfg(feature = "python")]
     pub(crate) fn is_owned(&self) -> bool {
-        !self.in_use.is_over()
+        !process::is_forked() && lock(&self.owner).is_some()
     }
 
     /// Returns whether no use and no memory of the pool is left; then there never is again.
@@ -298,7 +313,7 @@ impl MemPool {
     /// allocator, plain segments or `no_split`, or the device has no virtual memory; `ErrorKind::OutOfMemory` if so many
     /// addresses are not left.
     pub fn reserve_range(&self, nbytes: u64, page_bytes: u64) -> Result<MemoryRange> {
-        reserve_range(self.in_use.again()?, nbytes, page_bytes)
+        reserve_range(self.hold()?, nbytes, page_bytes)
     }
 
     /// Returns the statistics of the pool.

@@ -3,18 +3,46 @@
 //! A request goes to its stream's cache, and takes a free block of its heap. If none fits, the steps of `serve/acquire.rs`
 //! follow: pages move, the pool grows, and at last cached memory is released. Freed blocks are reused in stream order.
 //! Nothing here touches the memory itself.
+//!
+//! | word | what it means here, and in the pages and messages |
+//! | --- | --- |
+//! | page | 2 MiB of physical memory, or of addresses: what moves |
+//! | extent | physical memory as the driver gives it: whole pages, mapped, exported and given back together |
+//! | mapping | an extent, and the addresses that it is at |
+//! | run | pages in a row |
+//! | segment | memory of another source than extents, which stays where it is |
+//! | span | memory of a heap without a gap |
+//! | block | a part of a span: live, which a caller holds, or free |
+//! | slab | a block that is cut into slots of one size, for small blocks |
+//! | heap | the spans of a cache, and how they are cut |
+//! | cache | a heap with what waits beside it, for one pool, stream and role |
+//! | role | what a cache's memory is for: requests, graphs, another allocator, lending slabs, or ranges |
+//! | lender | a cache whose slabs other caches of its pool borrow |
+//! | pool | whose memory it is: the requests of a scope, a capture or a caller that names it |
+//! | supply | where a pool's memory comes from, with its budget: how much it has, and may have |
+//! | reserve | extents that are a pool's from its birth to its end |
+//! | stream | in whose order memory is used; its identity tells it from another one at its address |
+//! | route | what leads a thread's requests to a pool: a scope, a capture, or the stream alone |
+//! | need | what memory is asked for: a block, a run at an address, a reserve, extents of a pool that wakes |
+//! | step | one way to find memory for a need, in the order of `serve/acquire.rs` |
+//! | move | to map extents at another place, in front of the work that comes later |
+//! | under way | taken out of one place, and not yet in another: searches wait for it |
+//! | range | addresses that stay, whose pages are committed and decommitted |
+//! | asleep | of a pool: its addresses stay, and its extents are gone |
+//! | node | a NUMA node of the host, where pinned memory is; a device or a node is a location |
+//! | neighbour | another process on the device, which gives memory back when it is asked |
 
 pub(crate) mod cache;
 pub(crate) mod checkpoint;
 mod copies;
 pub(crate) mod device;
 pub(crate) mod device_buffer;
-pub(crate) mod host;
 #[cfg(feature = "python")]
 mod in_parts;
 pub(crate) mod limits;
 mod mem_pool;
 pub(crate) mod neighbour;
+pub(crate) mod pinned;
 pub(crate) mod plug;
 pub(crate) mod pool;
 mod pool_by_id;
@@ -38,8 +66,8 @@ pub(crate) use self::{
     cache::Order,
     copies::{CopyDirection, HostBytes},
     device_buffer::empty_by,
-    host::{empty_pinned_by, node_of, pinned_stats_by_node},
     in_parts::allocate_in_parts,
+    pinned::{empty_pinned_by, node_of, pinned_stats_by_node},
     plug::{TorchAllocator, fence, follow_blocking},
     pool::no_fraction,
     pool_by_id::device_of_pool,
@@ -53,10 +81,6 @@ pub use cache::{MemoryAction, MemoryEvent};
 pub(crate) use device::call_out;
 pub use device::{AllocateFunction, FreeFunction, SegmentFunctions, SegmentSource};
 pub use device_buffer::{DeviceBuffer, attach, empty};
-pub use host::{
-    PinnedBuffer, empty_pinned, empty_pinned_cache, empty_pinned_on_node, pinned_limit, pinned_stats,
-    reset_peak_pinned_stats, set_pinned_limit, warm_pinned,
-};
 pub(crate) use limits::devices_in_use;
 pub use limits::{
     empty_cache, get_per_process_memory_fraction, memory_limit, set_memory_limit, set_per_process_memory_fraction,
@@ -70,6 +94,10 @@ pub(crate) use neighbour::watch as watch_neighbours;
 pub use neighbour::{
     MemoryClaim, Neighbour, NeighbourPool, NeighbourSettings, available_memory, claim, claim_within, neighbours,
     neighbours_with_pools, set_neighbour,
+};
+pub use pinned::{
+    PinnedBuffer, empty_pinned, empty_pinned_cache, empty_pinned_on_node, pinned_limit, pinned_stats,
+    reset_peak_pinned_stats, set_pinned_limit, warm_pinned,
 };
 pub(crate) use plug::LibraryMemory;
 pub use plug::{BareAllocate, BareFree, DEVICE_MEM_HANDLER, EmptyCache, PINNED_MEM_HANDLER, bare_feed, feed};

@@ -1,14 +1,18 @@
 //! Pools used by their ids alone, as PyTorch's are: made when first begun, and released as often as begun.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use super::pool::PoolId;
-use super::route::{EnteredRoute, PoolUse, RouteKind, leave_by_id};
-use super::serve;
+use super::pool::{PoolId, UseOf};
+use super::route::{EnteredRoute, RouteKind, leave_by_id};
+use super::serve::{self, PoolSettings, PoolUse};
 use crate::error::{Error, Result};
 use crate::ids::Device;
 use crate::runtime;
 use crate::sync::lock;
+
+/// The uses that were begun and not released.
+static BEGUN: Mutex<BTreeMap<PoolId, Vec<PoolUse>>> = Mutex::new(BTreeMap::new());
 
 /// Routes the calling thread's allocations on the device to the pool with this id. The pool is created if the id was
 /// returned by [`graph_pool_handle`](super::graph_pool_handle) and has no pool yet. Adds one to the pool's use count,
@@ -22,23 +26,24 @@ pub fn begin_allocate_to_pool(device: Device, id: PoolId) -> Result<()> {
     let device = runtime::existing(device)?;
     // The device is in use from here on, so no driver is called under the lock.
     serve::pool_of_id(device, id)?;
-    let is_captured = id.is_of_graph();
+    let (of, kind) = match id.is_of_graph() {
+        true => (UseOf::Graphs, RouteKind::Capture(None)),
+        false => (UseOf::Requests, RouteKind::Scope),
+    };
     let in_use = {
         // Two threads that begin at once get one pool.
-        static BEGINNING: Mutex<()> = Mutex::new(());
-        let _beginning = lock(&BEGINNING);
+        let _begun = lock(&BEGUN);
         match serve::pool_of_id(device, id)? {
-            Some(pool) => PoolUse::new(&pool, is_captured)?,
+            Some(pool) => PoolUse::new(&pool, of)?,
             None => {
-                let pool = serve::make_pool(device, id, serve::PoolSettings::default())?;
+                let first = serve::make_pool(device, id, PoolSettings { first: of, ..PoolSettings::default() })?;
                 id.use_up();
-                PoolUse::first(pool, is_captured)
+                first
             }
         }
     };
-    let kind = if is_captured { RouteKind::Capture(None) } else { RouteKind::Scope };
     EnteredRoute::without_use(Arc::clone(in_use.pool()), kind)?.stay();
-    in_use.into_id();
+    lock(&BEGUN).entry(id).or_default().push(in_use);
     Ok(())
 }
 
@@ -63,12 +68,23 @@ pub fn end_allocate_to_pool(device: Device, id: PoolId) -> Result<()> {
 /// `ErrorKind::InvalidValue` if no use is left that [`begin_allocate_to_pool`] added; otherwise as
 /// [`begin_allocate_to_pool`].
 pub fn release_pool(device: Device, id: PoolId) -> Result<()> {
-    let in_use = serve::pool_of_id(device, id)?.and_then(|pool| PoolUse::from_id(pool, id.is_of_graph()));
-    in_use.map(drop).ok_or_else(|| {
+    serve::pool_of_id(device, id)?;
+    // Dropped outside the lock: with the last use of a pool its memory goes back to the driver.
+    take_begun(id).map(drop).ok_or_else(|| {
         Error::invalid_value(format!(
             "pool {id} on {device} has no use to release: call release_pool once for each begin_allocate_to_pool"
         ))
     })
+}
+
+fn take_begun(id: PoolId) -> Option<PoolUse> {
+    let mut begun = lock(&BEGUN);
+    let uses = begun.get_mut(&id)?;
+    let taken = uses.pop();
+    if uses.is_empty() {
+        begun.remove(&id);
+    }
+    taken
 }
 
 /// Returns the use count of the pool with this id; none if the pool is not created yet.

@@ -9,7 +9,7 @@ use std::{mem, ptr};
 
 use super::DeviceBuffer;
 use super::copies::CopyDirection;
-use super::host::{PinnedBuffer, pinned_for_gpupool};
+use super::pinned::{PinnedBuffer, pinned_for_gpupool};
 use crate::error::{ErrorKind, Result};
 use crate::memory::tuning::{COPY_LEAST, SIDE_BY_SIDE, STAGED_MOST};
 use crate::runtime::{self, Event, RelaxedCapture, Stream};

@@ -108,12 +108,15 @@ pub(crate) fn refuse_bool(argument: &Bound<'_, PyAny>, number: u64, wrong: impl 
 }
 
 /// Returns a number as Rust has it: one that is too large for that is `wrong`, and what is no number is a `TypeError` with the
-/// same text.
+/// same text. A bool is none.
 #[inline]
-pub(crate) fn number_of<'a, 'py, T>(argument: Borrowed<'a, 'py, PyAny>, wrong: impl FnOnce() -> Error) -> PyResult<T>
+pub(crate) fn number_of<'a, 'py, T>(argument: Borrowed<'a, 'py, PyAny>, wrong: impl Fn() -> Error) -> PyResult<T>
 where
     T: FromPyObject<'a, 'py, Error = PyErr>,
 {
+    if argument.is_exact_instance_of::<PyBool>() {
+        return Err(wrong().into());
+    }
     argument.extract().map_err(|error: PyErr| {
         let py = argument.py();
         if error.is_instance_of::<PyOverflowError>(py) {
@@ -149,10 +152,7 @@ impl<'py, N: ArgumentName> FromPyObject<'_, 'py> for Whole<N> {
     type Error = PyErr;
 
     fn extract(number: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        let wrong = || wrong_argument(N::NAME, &number, N::ACCEPTED);
-        let whole: u64 = number_of(number, wrong)?;
-        refuse_bool(&number, whole, wrong)?;
-        Ok(Self::new(whole))
+        number_of(number, || wrong_argument(N::NAME, &number, N::ACCEPTED)).map(Self::new)
     }
 }
 
@@ -203,7 +203,7 @@ impl<'py> FromPyObject<'_, 'py> for Timeout {
     fn extract(timeout: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
         let wrong = || wrong_argument("timeout", &timeout, "a number of seconds of at least 0");
         let seconds: f64 = number_of(timeout, wrong)?;
-        if seconds.is_nan() || seconds < 0.0 || timeout.is_exact_instance_of::<PyBool>() {
+        if seconds.is_nan() || seconds < 0.0 {
             return Err(wrong().into());
         }
         Ok(Self(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)))

@@ -16,9 +16,8 @@ use crate::process;
 use crate::python::arguments::{Byte, Nbytes, Whole};
 use crate::python::context::Ignored;
 use crate::python::ffi::address::consumer;
-use crate::python::ffi::buffers::{self, DLMemory};
+use crate::python::ffi::buffers::{self, DLMemory, DLPlace, DLRequest, lends_by_dlpack};
 use crate::python::kept::Keepers;
-use crate::python::values::with_items;
 use crate::python::{device, stream};
 use crate::runtime::{Kind, RelaxedCapture, Stream, get};
 use crate::sync::lock;
@@ -89,13 +88,19 @@ impl<B> HeldBuffer<B> {
         lock(&self.0).0.buffer().map(read).ok_or_else(freed)
     }
 
+    /// Returns the `repr` of a buffer, of which this is told.
+    pub(crate) fn repr(&self, class: &str, tell: impl FnOnce(&B) -> String) -> String {
+        let gone = |_| if process::is_forked() { "of the parent process" } else { "freed" }.to_owned();
+        format!("gpupool.{class}({})", self.read(tell).unwrap_or_else(gone))
+    }
+
     /// Records the stream of an object, which is kept as long as the buffer.
     pub(crate) fn record_stream(
         &self,
         stream: &Bound<'_, PyAny>,
         record: impl FnOnce(&B, &Stream) -> Result<()>,
     ) -> PyResult<()> {
-        let recorded = stream::named(stream)?;
+        let recorded: Stream = stream.extract()?;
         let buffer = self.shared()?;
         lock(&self.0).1.keep(stream);
         Ok(record(&buffer, &recorded)?)
@@ -167,12 +172,6 @@ fn freed() -> Error {
     Error::invalid_value("this buffer was freed; keep it as long as its memory is used")
 }
 
-/// Returns the `repr` of a buffer, of which this is told.
-pub(crate) fn repr(class: &str, told: Result<String>) -> String {
-    let gone = |_| if process::is_forked() { "of the parent process" } else { "freed" }.to_owned();
-    format!("gpupool.{class}({})", told.unwrap_or_else(gone))
-}
-
 #[doc = docstring!("DeviceBuffer")]
 #[pyclass(name = "DeviceBuffer", module = "gpupool", frozen, weakref)]
 pub(crate) struct PyDeviceBuffer {
@@ -180,31 +179,6 @@ pub(crate) struct PyDeviceBuffer {
     /// The object that keeps its stream alive, if there is one. The garbage collector does not know of it, nor of those that are
     /// held with the buffer: it might end a stream before the buffer, whose end asks its streams.
     keeper: Option<Py<PyAny>>,
-}
-
-#[doc = docstring!("empty")]
-#[pyfunction(signature = (nbytes, stream = None))]
-pub(crate) fn empty(
-    py: Python<'_>,
-    nbytes: Whole<Nbytes>,
-    stream: Option<&Bound<'_, PyAny>>,
-) -> PyResult<PyDeviceBuffer> {
-    PyDeviceBuffer::new(py, nbytes.0, &stream::resolve(py, stream, None)?)
-}
-
-#[doc = docstring!("fence")]
-#[pyfunction(signature = (stream, delay = true))]
-pub(crate) fn fence(py: Python<'_>, stream: &Bound<'_, PyAny>, delay: bool) -> PyResult<bool> {
-    let stream = stream::named(stream)?;
-    Ok(py.detach(|| memory::fence(&stream, delay))?)
-}
-
-#[doc = docstring!("follow_blocking")]
-#[pyfunction]
-pub(crate) fn follow_blocking(py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<bool> {
-    process::refuse_forked()?;
-    let stream = stream::named(stream)?;
-    Ok(py.detach(|| memory::follow_blocking(&stream))?)
 }
 
 /// Allocates a block; other threads run Python meanwhile, unless it is there at once.
@@ -240,12 +214,9 @@ impl PyDeviceBuffer {
     }
 
     /// Returns the buffer and the stream that a call names, by default the buffer's own as this thread can use it.
-    fn on(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<(Arc<DeviceBuffer>, Stream)> {
+    fn on(&self, py: Python<'_>, stream: Option<Stream>) -> Result<(Arc<DeviceBuffer>, Stream)> {
         let buffer = self.held.shared()?;
-        let stream = match stream {
-            Some(stream) => stream::named(stream)?,
-            None => py.detach(|| buffer.own_stream_here())?,
-        };
+        let stream = stream.map_or_else(|| py.detach(|| buffer.own_stream_here()), Ok)?;
         Ok((buffer, stream))
     }
 
@@ -254,12 +225,13 @@ impl PyDeviceBuffer {
     fn submit(
         &self,
         py: Python<'_>,
-        stream: Option<&Bound<'_, PyAny>>,
+        stream: Option<Stream>,
         work: impl FnOnce(&DeviceBuffer, &Stream) -> PyResult<()>,
     ) -> PyResult<()> {
+        let is_own = stream.is_none();
         let (buffer, on) = self.on(py, stream)?;
         work(&buffer, &on)?;
-        if stream.is_none() && buffer.is_of_another_threads_stream() {
+        if is_own && buffer.is_of_another_threads_stream() {
             py.detach(|| {
                 let _relaxed = RelaxedCapture::new(get()?)?;
                 on.synchronize()
@@ -269,7 +241,7 @@ impl PyDeviceBuffer {
     }
 
     /// Shares the buffer, and keeps it until it was attached if it `is_sent`.
-    fn share_on(&self, py: Python<'_>, given: Option<&Bound<'_, PyAny>>, is_sent: bool) -> PyResult<PyShareToken> {
+    fn share_on(&self, py: Python<'_>, given: Option<Stream>, is_sent: bool) -> Result<PyShareToken> {
         let (buffer, stream) = self.on(py, given)?;
         let token = py.detach(|| if is_sent { buffer.send(&stream) } else { buffer.share(&stream) })?;
         Ok(PyShareToken(token))
@@ -292,53 +264,6 @@ impl Drop for PyDeviceBuffer {
 
 #[pymethods]
 impl PyDeviceBuffer {
-    #[doc = docstring!("DeviceBuffer.ptr")]
-    #[getter]
-    fn ptr(&self) -> Result<u64> {
-        self.held.read(DeviceBuffer::address)
-    }
-
-    #[doc = docstring!("DeviceBuffer.nbytes")]
-    #[getter]
-    fn nbytes(&self) -> Result<u64> {
-        self.held.read(DeviceBuffer::nbytes)
-    }
-
-    #[doc = docstring!("DeviceBuffer.device")]
-    #[getter]
-    fn device(&self) -> Result<Device> {
-        self.held.read(DeviceBuffer::device)
-    }
-
-    #[doc = docstring!("DeviceBuffer.stream")]
-    #[getter]
-    fn stream(&self) -> Result<usize> {
-        self.held.read(|buffer| buffer.own_stream().raw().address())
-    }
-
-    #[doc = docstring!("DeviceBuffer.pool_id")]
-    #[getter]
-    fn pool_id(&self) -> Result<PoolId> {
-        self.held.read(DeviceBuffer::pool_id)
-    }
-
-    #[doc = docstring!("DeviceBuffer.is_attached")]
-    #[getter]
-    fn is_attached(&self) -> Result<bool> {
-        self.held.read(DeviceBuffer::is_attached)
-    }
-
-    #[doc = docstring!("DeviceBuffer.share")]
-    #[pyo3(signature = (stream = None))]
-    fn share(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<PyShareToken> {
-        self.share_on(py, stream, false)
-    }
-
-    #[doc = docstring!("DeviceBuffer.recall")]
-    fn recall(&self) -> Result<()> {
-        self.held.shared()?.recall()
-    }
-
     // What a pickler of `multiprocessing` writes; any other is refused.
     fn __reduce_ex__<'py>(&self, py: Python<'py>, _protocol: Ignored) -> PyResult<Bound<'py, PyTuple>> {
         process::refuse_forked()?;
@@ -360,21 +285,9 @@ impl PyDeviceBuffer {
         (native.getattr("attach")?, (token,)).into_pyobject(py)
     }
 
-    #[doc = docstring!("DeviceBuffer.copy_from")]
-    #[pyo3(signature = (host, stream = None))]
-    fn copy_from(&self, py: Python<'_>, host: &Bound<'_, PyAny>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-        self.submit(py, stream, |buffer, stream| buffers::copy(buffer, CopyDirection::ToDevice, host, stream))
-    }
-
-    #[doc = docstring!("DeviceBuffer.copy_to")]
-    #[pyo3(signature = (host, stream = None))]
-    fn copy_to(&self, py: Python<'_>, host: &Bound<'_, PyAny>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-        self.submit(py, stream, |buffer, stream| buffers::copy(buffer, CopyDirection::ToHost, host, stream))
-    }
-
     #[doc = docstring!("DeviceBuffer.fill")]
     #[pyo3(signature = (byte, stream = None))]
-    fn fill(&self, py: Python<'_>, byte: Whole<Byte>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+    fn fill(&self, py: Python<'_>, byte: Whole<Byte>, stream: Option<Stream>) -> PyResult<()> {
         let byte = byte.narrow()?;
         self.submit(py, stream, |buffer, stream| Ok(py.detach(|| buffer.fill(byte, stream))?))
     }
@@ -402,30 +315,22 @@ impl PyDeviceBuffer {
         ))
     }
 
-    #[doc = docstring!("DeviceBuffer.record_stream")]
-    pub(crate) fn record_stream(&self, stream: &Bound<'_, PyAny>) -> PyResult<()> {
-        self.held.record_stream(stream, DeviceBuffer::record_stream)
-    }
-
     #[doc = docstring!("DeviceBuffer.free")]
     #[pyo3(signature = (stream = None))]
-    fn free(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-        let stream = stream.map(stream::named).transpose()?;
+    fn free(&self, py: Python<'_>, stream: Option<Stream>) -> PyResult<()> {
         let shared = || {
             Error::invalid_value(
                 "this buffer is shared by DLPack, or another thread is copying it; it is freed when the last array that \
                  uses it dies",
             )
         };
-        let (buffer, keepers) = self.held.take(stream.as_ref(), DeviceBuffer::check_stream)?.ok_or_else(shared)?;
+        let (buffer, _keepers) = self.held.take(stream.as_ref(), DeviceBuffer::check_stream)?.ok_or_else(shared)?;
         // Its own, if that is known to be alive.
         let stream = stream.or_else(|| self.keeper.as_ref().map(|_| buffer.own_stream().view()));
-        let outcome = device::detached_for(py, Purpose::Free, || match stream {
+        device::detached_for(py, Purpose::Free, || match stream {
             Some(stream) => buffer.free_on(&stream),
             None => buffer.free(),
-        });
-        drop(keepers);
-        outcome
+        })
     }
 
     #[doc = docstring!("DeviceBuffer.__cuda_array_interface__")]
@@ -439,43 +344,51 @@ impl PyDeviceBuffer {
         Ok(interface)
     }
 
-    #[doc = docstring!("DeviceBuffer.__dlpack_device__")]
-    fn __dlpack_device__(&self) -> Result<(i32, i32)> {
-        self.held.read(|buffer| buffers::place(Some(buffer.device())))
+    fn __repr__(&self) -> String {
+        self.held.repr("DeviceBuffer", |buffer| {
+            let device = device::shown(buffer.device().ordinal());
+            format!("ptr={:#x}, nbytes={}, device={device}", buffer.address(), buffer.nbytes())
+        })
     }
+}
 
-    #[doc = docstring!("DeviceBuffer.__dlpack__")]
-    #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
-    fn __dlpack__<'py>(
-        &self,
-        py: Python<'py>,
-        stream: Option<&Bound<'py, PyAny>>,
-        max_version: Option<(u32, u32)>,
-        dl_device: Option<(i32, i32)>,
-        copy: Option<bool>,
-    ) -> PyResult<Bound<'py, PyAny>> {
+members! { PyDeviceBuffer = "DeviceBuffer" of this, py;
+    get ptr: Result<u64> = this.held.read(DeviceBuffer::address);
+    get nbytes: Result<u64> = this.held.read(DeviceBuffer::nbytes);
+    get device: Result<Device> = this.held.read(DeviceBuffer::device);
+    get stream: Result<usize> = this.held.read(|buffer| buffer.own_stream().raw().address());
+    get pool_id: Result<PoolId> = this.held.read(DeviceBuffer::pool_id);
+    get is_attached: Result<bool> = this.held.read(DeviceBuffer::is_attached);
+
+    fn share(stream: Option<Stream> = None) -> Result<PyShareToken> = this.share_on(py, stream, false);
+    fn recall() -> Result<()> = this.held.shared()?.recall();
+    fn copy_from(host: &Bound<'_, PyAny>, stream: Option<Stream> = None) -> PyResult<()> =
+        this.submit(py, stream, |buffer, stream| buffers::copy(buffer, CopyDirection::ToDevice, host, stream));
+    fn copy_to(host: &Bound<'_, PyAny>, stream: Option<Stream> = None) -> PyResult<()> =
+        this.submit(py, stream, |buffer, stream| buffers::copy(buffer, CopyDirection::ToHost, host, stream));
+    fn record_stream(stream: &Bound<'_, PyAny>) -> PyResult<()> =
+        this.held.record_stream(stream, DeviceBuffer::record_stream);
+    fn __dlpack_device__() -> Result<DLPlace> = this.held.read(|buffer| buffers::place(Some(buffer.device())));
+}
+
+impl PyDeviceBuffer {
+    fn lend<'py>(&self, py: Python<'py>, asked: &DLRequest<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
         let buffer = self.held.shared()?;
         let place = buffers::place(Some(buffer.device()));
         let memory = DLMemory { address: buffer.address(), nbytes: buffer.nbytes(), place };
-        let memory = memory.check("DeviceBuffer", dl_device, copy)?;
+        asked.check("DeviceBuffer", place)?;
         if get()?.kind() != Kind::Host
-            && let Some(consumer) = consumer(stream, Some(buffer.device()))?
+            && let Some(consumer) = consumer(asked.stream, Some(buffer.device()))?
         {
             py.detach(|| buffer.hold_back(&consumer))?;
             // A consumer ends its share when its array dies, even if its stream still has work on it.
             buffer.record_consumer(&consumer)?;
         }
-        buffers::export(py, buffer, memory, max_version)
-    }
-
-    fn __repr__(&self) -> String {
-        let told = self.held.read(|buffer| (buffer.address(), buffer.nbytes(), buffer.device()));
-        let told = told.map(|(address, nbytes, device)| {
-            format!("ptr={address:#x}, nbytes={nbytes}, device={}", device::shown(device.ordinal()))
-        });
-        repr("DeviceBuffer", told)
+        asked.export(py, buffer, memory)
     }
 }
+
+lends_by_dlpack! { PyDeviceBuffer = "DeviceBuffer" by lend }
 
 #[doc = docstring!("ShareToken")]
 #[pyclass(name = "ShareToken", module = "gpupool", frozen, eq, hash)]
@@ -490,18 +403,6 @@ impl PyShareToken {
         Ok(Self(ShareToken::from_bytes(data)?))
     }
 
-    #[doc = docstring!("ShareToken.nbytes")]
-    #[getter]
-    fn nbytes(&self) -> u64 {
-        self.0.nbytes()
-    }
-
-    #[doc = docstring!("ShareToken.process")]
-    #[getter]
-    fn process(&self) -> u32 {
-        self.0.process()
-    }
-
     #[doc = docstring!("ShareToken.__bytes__")]
     fn __bytes__<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, self.0.as_bytes())
@@ -514,6 +415,11 @@ impl PyShareToken {
     fn __repr__(&self) -> String {
         format!("gpupool.ShareToken(of {} bytes of process {})", self.0.nbytes(), self.0.process())
     }
+}
+
+members! { PyShareToken = "ShareToken" of this, py;
+    get nbytes: u64 = this.0.nbytes();
+    get process: u32 = this.0.process();
 }
 
 /// Returns the token that an argument is, or whose bytes it is.
@@ -545,11 +451,11 @@ pub(crate) fn attach(
     Ok(PyDeviceBuffer::keeping(device::detached_for(py, Purpose::Allocation, attach)?, None))
 }
 
-#[doc = docstring!("share_at")]
-#[pyfunction]
-pub(crate) fn share_at(py: Python<'_>, ptr: u64, stream: &Bound<'_, PyAny>) -> PyResult<(PyShareToken, u64)> {
-    process::refuse_forked()?;
-    let stream = stream::named(stream)?;
-    let (token, offset) = py.detach(|| memory::share_at(ptr, Some(&stream), false))?;
-    Ok((PyShareToken(token), offset))
+functions! { py;
+    fn empty(nbytes: Whole<Nbytes>, stream: Option<&Bound<'_, PyAny>> = None) -> PyResult<PyDeviceBuffer> =
+        PyDeviceBuffer::new(py, nbytes.0, &stream::resolve(py, stream, None)?);
+    fn fence(stream: Stream, delay: bool = true) -> Result<bool> = py.detach(|| memory::fence(&stream, delay));
+    fn follow_blocking(stream: Stream) -> Result<bool> = py.detach(|| memory::follow_blocking(&stream));
+    fn share_at(ptr: u64, stream: Stream) -> Result<(PyShareToken, u64)> =
+        py.detach(|| memory::share_at(ptr, Some(&stream), false)).map(|(token, offset)| (PyShareToken(token), offset));
 }

@@ -19,7 +19,6 @@ use crate::library::{
 use crate::memory::{self, Backup};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::python::arguments::{accepted, refuse_bool, wrong_objects};
-use crate::python::values::with_items;
 use crate::runtime::{self as platforms, Kind, Runtime, is_chosen, passed_over};
 
 /// The warning of a program's first call if no GPU was found.
@@ -107,28 +106,15 @@ pub(crate) fn detached_for<R: Send>(
     Ok(py.detach(run)?)
 }
 
-#[doc = docstring!("runtime")]
-#[pyfunction]
-pub(crate) fn runtime(py: Python<'_>) -> PyResult<&'static str> {
-    Ok(get(py)?.kind().name())
-}
-
-#[doc = docstring!("device_count")]
-#[pyfunction]
-pub(crate) fn device_count(py: Python<'_>) -> PyResult<u32> {
-    Ok(get(py)?.device_count())
-}
-
-#[doc = docstring!("current_device")]
-#[pyfunction]
-pub(crate) fn current_device(py: Python<'_>) -> PyResult<Device> {
-    or_current(py, None)
-}
-
-#[doc = docstring!("driver_version")]
-#[pyfunction]
-pub(crate) fn driver_version(py: Python<'_>) -> PyResult<Option<(u32, u32)>> {
-    Ok(get(py)?.driver_version())
+functions! { py;
+    fn runtime() -> PyResult<&'static str> = Ok(get(py)?.kind().name());
+    fn device_count() -> PyResult<u32> = Ok(get(py)?.device_count());
+    fn current_device() -> PyResult<Device> = or_current(py, None);
+    fn driver_version() -> PyResult<Option<(u32, u32)>> = Ok(get(py)?.driver_version());
+    fn wake(device: Option<Device> = None) -> PyResult<u64> =
+        or_current(py, device).and_then(|device| detached_for(py, Purpose::Allocation, || memory::wake(device)));
+    fn runtimes_passed_over() -> Vec<(&'static str, String, bool)> =
+        passed_over().iter().map(|passed| (passed.kind.name(), passed.reason.clone(), passed.is_present)).collect();
 }
 
 #[doc = docstring!("device_info")]
@@ -146,12 +132,6 @@ pub(crate) fn device_info(py: Python<'_>, device: Device) -> PyResult<Bound<'_, 
         "total_bytes": info.total_bytes,
         "free_bytes": info.free_bytes,
     }))
-}
-
-#[doc = docstring!("runtimes_passed_over")]
-#[pyfunction]
-pub(crate) fn runtimes_passed_over() -> Vec<(&'static str, String, bool)> {
-    passed_over().iter().map(|passed| (passed.kind.name(), passed.reason.clone(), passed.is_present)).collect()
 }
 
 #[doc = docstring!("cuda_builds")]
@@ -185,11 +165,4 @@ impl<'py> FromPyObject<'_, 'py> for Backup {
 pub(crate) fn sleep(py: Python<'_>, device: Option<Device>, backup: Backup) -> PyResult<u64> {
     let device = or_current(py, device)?;
     detached_for(py, Purpose::Allocation, || crate::sleep(device, backup))
-}
-
-#[doc = docstring!("wake")]
-#[pyfunction(signature = (device = None))]
-pub(crate) fn wake(py: Python<'_>, device: Option<Device>) -> PyResult<u64> {
-    let device = or_current(py, device)?;
-    detached_for(py, Purpose::Allocation, || memory::wake(device))
 }

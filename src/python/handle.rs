@@ -4,20 +4,19 @@ use std::time::Duration;
 
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyInt};
+use pyo3::types::{IntoPyDict, PyDict, PyInt};
 
 use crate::error::{Error, OneLine, Result, StatusKind};
 use crate::handle::{self, Claim, HandleAttempt, HandlePool, HandleStats, Lease, Unfinished, handle_counters};
 use crate::ids::Device;
 use crate::library::functions::{Create, Destroy, SetStream};
 use crate::library::{Library, Origin, RawHandle, Version, simulated};
-use crate::python::arguments::{Limit, Timeout, Whole, number_of, refuse_bool, wrong_argument};
+use crate::python::arguments::{Limit, Timeout, Whole, number_of, wrong_argument};
 use crate::python::context::Ignored;
 use crate::python::error::{call_asked, interruptible};
 use crate::python::ffi::address::PythonAddress;
 use crate::python::kept::UntilEnd;
 use crate::python::scope::{PyPoolToken, token_of};
-use crate::python::values::counts_class;
 use crate::python::{device, stream, values};
 use crate::runtime::{self, Stream};
 use crate::sync::Interruption;
@@ -88,12 +87,6 @@ impl PyHandlePool {
         Ok(PyLease { library, address, device, lease: UntilEnd::new(Some(lease)) })
     }
 
-    #[doc = docstring!("HandlePool.limit")]
-    #[getter]
-    fn limit(&self) -> Option<usize> {
-        self.0.limit()
-    }
-
     #[setter]
     fn set_limit(&self, limit: Option<Whole<Limit>>) -> PyResult<()> {
         Ok(self.0.set_limit(limit.map(|limit| usize::try_from(limit.0).unwrap_or(usize::MAX)))?)
@@ -113,19 +106,12 @@ impl PyHandlePool {
         Ok(py.detach(|| devices.into_iter().try_for_each(set))?)
     }
 
-    #[doc = docstring!("HandlePool.get_mem_pool")]
-    #[pyo3(signature = (device = None))]
-    fn get_mem_pool(&self, py: Python<'_>, device: Option<Device>) -> PyResult<Option<PyPoolToken>> {
-        Ok(device::detached(py, device, |device| self.0.mem_pool(device))?.map(PyPoolToken))
-    }
-
     #[doc = docstring!("HandlePool.warm")]
     #[pyo3(signature = (count, device = None, background = false))]
     fn warm(&self, count: &Bound<'_, PyAny>, device: Option<Device>, background: bool) -> PyResult<usize> {
         let py = count.py();
         let wrong = || wrong_argument("count", count, "a whole number of handles from 0 to 2**63 - 1");
         let number = usize::try_from(number_of::<i64>(count.as_borrowed(), wrong)?).map_err(|_| wrong())?;
-        refuse_bool(count, number as u64, wrong)?;
         let device = device::or_current(py, device)?;
         if background {
             // The handles show up in the statistics, and a failure there too.
@@ -135,66 +121,6 @@ impl PyHandlePool {
         Ok(py.detach(|| self.0.warm(number, device))?)
     }
 
-    #[doc = docstring!("HandlePool.trim")]
-    #[pyo3(signature = (device = None))]
-    fn trim(&self, py: Python<'_>, device: Option<Device>) -> PyResult<usize> {
-        Ok(py.detach(|| self.0.trim(device))?)
-    }
-
-    #[doc = docstring!("HandlePool.close")]
-    fn close(&self, py: Python<'_>) -> PyResult<usize> {
-        Ok(py.detach(|| self.0.close())?)
-    }
-
-    #[doc = docstring!("HandlePool.stats")]
-    #[pyo3(signature = (device = None))]
-    fn stats(&self, py: Python<'_>, device: Option<Device>) -> PyResult<PyHandleStats> {
-        Ok(py.detach(|| self.0.stats(device))?.into())
-    }
-
-    #[doc = docstring!("HandlePool.reset_peak_stats")]
-    #[pyo3(signature = (device = None))]
-    fn reset_peak_stats(&self, py: Python<'_>, device: Option<Device>) -> PyResult<()> {
-        Ok(py.detach(|| self.0.reset_peak_stats(device))?)
-    }
-
-    #[doc = docstring!("HandlePool.available")]
-    #[getter]
-    fn available(&self, py: Python<'_>) -> bool {
-        py.detach(|| self.0.is_available())
-    }
-
-    #[doc = docstring!("HandlePool.version")]
-    #[getter]
-    fn version(&self, py: Python<'_>) -> PyResult<Option<Version>> {
-        Ok(py.detach(|| self.0.version())?)
-    }
-
-    #[doc = docstring!("HandlePool.path")]
-    #[getter]
-    fn path(&self, py: Python<'_>) -> PyResult<Option<String>> {
-        let path = py.detach(|| self.0.path())?;
-        Ok(path.map(|path| path.to_string_lossy().into_owned()))
-    }
-
-    #[doc = docstring!("HandlePool.origin")]
-    #[getter]
-    fn origin(&self, py: Python<'_>) -> PyResult<Option<&'static str>> {
-        Ok(py.detach(|| self.0.origin())?.map(Origin::name))
-    }
-
-    #[doc = docstring!("HandlePool.loaded")]
-    #[getter]
-    fn loaded(&self) -> bool {
-        self.0.is_loaded()
-    }
-
-    #[doc = docstring!("HandlePool.name")]
-    #[getter]
-    fn name(&self) -> &'static str {
-        self.0.name()
-    }
-
     fn __repr__(&self) -> String {
         let closed = if self.0.is_closed() { " (closed)" } else { "" };
         format!("<gpupool.HandlePool {}{closed}>", OneLine(self.0.name()))
@@ -202,9 +128,9 @@ impl PyHandlePool {
 
     #[doc = docstring!("HandlePool._repr_html_")]
     fn _repr_html_(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
-        let (known, is_loaded) = (PyDict::new(py), self.loaded());
-        known.set_item("name", self.name())?;
-        if let Some(limit) = self.limit() {
+        let (known, is_loaded) = (PyDict::new(py), self.0.is_loaded());
+        known.set_item("name", self.0.name())?;
+        if let Some(limit) = self.0.limit() {
             known.set_item("handle_limit", limit)?;
         }
         // To show a pool loads no library. In a forked child these fail, and the name is all that is shown.
@@ -224,33 +150,37 @@ impl PyHandlePool {
     }
 }
 
+members! { PyHandlePool = "HandlePool" of this, py;
+    get limit: Option<usize> = this.0.limit();
+    get available: bool = py.detach(|| this.0.is_available());
+    get version: Result<Option<Version>> = py.detach(|| this.0.version());
+    get origin: Result<Option<&'static str>> = Ok(py.detach(|| this.0.origin())?.map(Origin::name));
+    get path: Result<Option<String>> =
+        Ok(py.detach(|| this.0.path())?.map(|path| path.to_string_lossy().into_owned()));
+    get loaded: bool = this.0.is_loaded();
+    get name: &'static str = this.0.name();
+
+    fn get_mem_pool(device: Option<Device> = None) -> PyResult<Option<PyPoolToken>> =
+        Ok(device::detached(py, device, |device| this.0.mem_pool(device))?.map(PyPoolToken));
+    fn trim(device: Option<Device> = None) -> Result<usize> = py.detach(|| this.0.trim(device));
+    fn close() -> Result<usize> = py.detach(|| this.0.close());
+    fn stats(device: Option<Device> = None) -> PyResult<PyHandleStats> =
+        Ok(py.detach(|| this.0.stats(device))?.into());
+    fn reset_peak_stats(device: Option<Device> = None) -> Result<()> = py.detach(|| this.0.reset_peak_stats(device));
+}
+
 // A handle for a `with` block.
 #[doc = docstring!("Lease")]
 #[pyclass(name = "Lease", module = "gpupool", frozen, weakref)]
 pub(crate) struct PyLease {
     library: &'static str,
     address: usize,
-    #[doc = docstring!("Lease.device")]
-    #[pyo3(get)]
     device: Device,
     lease: UntilEnd<Lease>,
 }
 
 #[pymethods]
 impl PyLease {
-    #[doc = docstring!("Lease.__enter__")]
-    fn __enter__(slf: PyRef<'_, Self>) -> PyResult<PyRef<'_, Self>> {
-        slf.__index__()?;
-        Ok(slf)
-    }
-
-    #[doc = docstring!("Lease.__exit__")]
-    fn __exit__(&self, _kind: Ignored, _value: Ignored, _traceback: Ignored) -> bool {
-        // In a forked child the refusal would hide what was raised in the block.
-        let _ = self.release();
-        false
-    }
-
     fn __index__(&self) -> Result<usize> {
         let over = || {
             let library = self.library;
@@ -263,17 +193,6 @@ impl PyLease {
 
     fn __int__(&self) -> Result<usize> {
         self.__index__()
-    }
-
-    #[doc = docstring!("Lease._as_parameter_")]
-    #[getter]
-    fn _as_parameter_<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        py.import(intern!(py, "ctypes"))?.getattr(intern!(py, "c_void_p"))?.call1((self.__index__()?,))
-    }
-
-    #[doc = docstring!("Lease.release")]
-    fn release(&self) -> Result<()> {
-        self.lease.end().map(drop)
     }
 
     #[doc = docstring!("Lease.discard")]
@@ -293,6 +212,16 @@ impl PyLease {
         }
     }
 }
+
+members! { PyLease = "Lease" of this, py;
+    get device: Device = this.device;
+    get _as_parameter_: PyResult<Py<PyAny>> =
+        Ok(py.import(intern!(py, "ctypes"))?.getattr(intern!(py, "c_void_p"))?.call1((this.__index__()?,))?.unbind());
+
+    fn release() -> Result<()> = this.lease.end().map(drop);
+}
+
+ends_with_block! { PyLease = "Lease" if __index__ by release() }
 
 /// A function of a user's own library: a Python callable, or a C function.
 enum Function<C> {
@@ -377,11 +306,7 @@ handle_counters! { counts_class! { PyHandleStats = "HandleStats" from stats: Han
 #[pyfunction(signature = (device = None))]
 pub(crate) fn handle_stats<'py>(py: Python<'py>, device: Option<Device>) -> PyResult<Bound<'py, PyDict>> {
     let all = py.detach(|| handle::handle_stats(device))?;
-    let dict = PyDict::new(py);
-    for (name, stats) in all {
-        dict.set_item(name, PyHandleStats::from(stats))?;
-    }
-    Ok(dict)
+    all.into_iter().map(|(name, stats)| (name, PyHandleStats::from(stats))).into_py_dict(py)
 }
 
 #[doc = docstring!("simulate_costly_handles")]

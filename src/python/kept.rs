@@ -6,7 +6,6 @@
 
 use std::sync::{Arc, Mutex, PoisonError, TryLockError, Weak};
 
-use log::warn;
 use pyo3::call::PyCallArgs;
 use pyo3::exceptions::PyReferenceError;
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -16,10 +15,7 @@ use pyo3::types::PyInt;
 
 use crate::error::{Error, Result};
 use crate::ids::Device;
-use crate::memory::{
-    self, DiscardGuard, MemPool, MemoryRange, OomGuard, PoolId, SegmentEvent, SegmentEventKind, SegmentGuard,
-};
-use crate::observe::target::MEMORY;
+use crate::memory::{self, DiscardGuard, OomGuard, PoolId, SegmentEvent, SegmentEventKind, SegmentGuard};
 use crate::process;
 use crate::python::context::Ignored;
 use crate::python::device;
@@ -75,9 +71,8 @@ impl KeptObjects {
 
     pub(crate) fn clear(&self) {
         for kept in self.all() {
-            let taken = lock(&kept.0).take();
-            // Its end may run Python.
-            drop(taken);
+            // Its end may run Python, and comes after that of the lock.
+            let _taken = lock(&kept.0).take();
         }
     }
 }
@@ -113,8 +108,7 @@ impl<T> UntilEnd<T> {
 
     /// Puts there what the object has from now on.
     pub(crate) fn begin(&self, held: T) {
-        let former = lock(&self.0).replace(held);
-        drop(former);
+        let _former = lock(&self.0).replace(held);
     }
 
     /// Takes it out; none once it is over.
@@ -145,8 +139,7 @@ impl<T> UntilEnd<T> {
     }
 
     pub(crate) fn is_over(&self) -> Result<bool> {
-        process::refuse_forked()?;
-        Ok(lock(&self.0).is_none())
+        Ok(self.read(|_| ())?.is_none())
     }
 
     /// Returns what a `repr` says of it: nothing while it is there, `over` after that.
@@ -172,6 +165,12 @@ macro_rules! callback_class {
             guard: UntilEnd<$guard>,
         }
 
+        impl $class {
+            pub(crate) fn new(name: String, guard: $guard) -> Self {
+                Self { name, guard: UntilEnd::new(Some(guard)) }
+            }
+        }
+
         /// The callback stays registered without this object: a program may not keep it.
         impl Drop for $class {
             fn drop(&mut self) {
@@ -183,29 +182,16 @@ macro_rules! callback_class {
 
         #[pymethods]
         impl $class {
-            #[doc = docstring!($name, ".remove")]
-            fn remove(&self, py: Python<'_>) -> PyResult<()> {
-                self.guard.end_detached(py)
-            }
-
-            #[doc = docstring!($name, ".__enter__")]
-            fn __enter__(slf: PyRef<'_, Self>) -> PyResult<PyRef<'_, Self>> {
-                process::refuse_forked()?;
-                Ok(slf)
-            }
-
-            #[doc = docstring!($name, ".__exit__")]
-            fn __exit__(&self, py: Python<'_>, _kind: Ignored, _value: Ignored, _traceback: Ignored) -> PyResult<bool> {
-                if !process::is_forked() {
-                    self.remove(py)?;
-                }
-                Ok(false)
-            }
-
             fn __repr__(&self) -> String {
                 format!("<gpupool.{} {}{}>", $name, self.name, self.guard.told("removed"))
             }
         }
+
+        members! { $class = $name of this, py;
+            fn remove() -> PyResult<()> = this.guard.end_detached(py);
+        }
+
+        ends_with_block! { $class = $name by remove() }
     };
 }
 
@@ -214,7 +200,7 @@ callback_class! { PySegmentCallback = "SegmentCallback" of SegmentGuard }
 callback_class! { PyDiscardCallback = "DiscardCallback" of DiscardGuard }
 
 /// Returns a callable's name for logs and a `repr`; `takes` says which function takes what, for the error if it is none.
-fn callable_name(callable: &Bound<'_, PyAny>, takes: &str) -> PyResult<String> {
+pub(crate) fn callable_name(callable: &Bound<'_, PyAny>, takes: &str) -> PyResult<String> {
     process::refuse_forked()?;
     if !callable.is_callable() {
         return Err(Error::invalid_value(format!("{takes}, not {callable}")).into());
@@ -238,41 +224,7 @@ pub(crate) fn on_oom(callback: Bound<'_, PyAny>) -> PyResult<PyOomCallback> {
         freed.unwrap_or(Ok(false))
     };
     let guard = memory::on_oom_as(name.clone(), Arc::new(call));
-    Ok(PyOomCallback { name, guard: UntilEnd::new(Some(guard)) })
-}
-
-/// Registers a callable for the pool's segments.
-pub(crate) fn on_segment(
-    pool: &MemPool,
-    kept: &KeptObjects,
-    callback: &Bound<'_, PyAny>,
-) -> PyResult<PySegmentCallback> {
-    let name = callable_name(callback, "on_segment takes a callable(event)")?;
-    let (callable, called) = (kept.keep(callback), name.clone());
-    let call = move |event: &SegmentEvent| {
-        callable.call_unasked((PySegmentEvent::from(event),), |raised| {
-            let pool = event.pool;
-            warn!(target: MEMORY, "pool {pool}: {called}, a callback of on_segment, raised {raised} for {event:?}");
-        });
-    };
-    let guard = callback.py().detach(|| pool.on_segment(call))?;
-    Ok(PySegmentCallback { name, guard: UntilEnd::new(Some(guard)) })
-}
-
-/// Registers a callable for the pages that are taken of a range.
-pub(crate) fn on_discard(
-    range: &MemoryRange,
-    kept: &KeptObjects,
-    callback: &Bound<'_, PyAny>,
-) -> PyResult<PyDiscardCallback> {
-    let name = callable_name(callback, "on_discard takes a callable(pages)")?;
-    let (callable, called) = (kept.keep(callback), name.clone());
-    let guard = range.on_discard(move |pages| {
-        callable.call_unasked((pages.to_vec(),), |raised| {
-            warn!(target: MEMORY, "{called}, a callback of on_discard, raised {raised}");
-        });
-    });
-    Ok(PyDiscardCallback { name, guard: UntilEnd::new(Some(guard)) })
+    Ok(PyOomCallback::new(name, guard))
 }
 
 #[doc = docstring!("SegmentEvent")]

@@ -217,12 +217,6 @@ pub(crate) fn set_log_level(level: i64) {
     log::set_max_level(least.map_or(LevelFilter::Off, |(least, _)| least.to_level_filter()));
 }
 
-#[doc = docstring!("start_log")]
-#[pyfunction]
-pub(crate) fn start_log(hand_over: Py<PyAny>) {
-    let _ = HAND_OVER.set(hand_over);
-}
-
 #[doc = docstring!("clear_log_records")]
 #[pyfunction]
 pub(crate) fn clear_log_records() {
@@ -234,19 +228,6 @@ pub(crate) fn clear_log_records() {
     }
 }
 
-#[doc = docstring!("pause_log")]
-#[pyfunction]
-pub(crate) fn pause_log(py: Python<'_>, patience: f64) {
-    let patience = Duration::try_from_secs_f64(patience).unwrap_or_default();
-    py.detach(|| QUEUE.pause(patience));
-}
-
-#[doc = docstring!("resume_log")]
-#[pyfunction]
-pub(crate) fn resume_log() {
-    QUEUE.resume();
-}
-
 #[doc = docstring!("end_log")]
 #[pyfunction]
 pub(crate) fn end_log(py: Python<'_>, patience: f64) {
@@ -254,4 +235,11 @@ pub(crate) fn end_log(py: Python<'_>, patience: f64) {
     if let Some(left) = py.detach(|| QUEUE.end(patience)) {
         hand_over(py, left);
     }
+}
+
+functions! { py;
+    fn start_log(hand_over: Py<PyAny>) = drop(HAND_OVER.set(hand_over));
+    fn pause_log(patience: f64) =
+        py.detach(|| QUEUE.pause(Duration::try_from_secs_f64(patience).unwrap_or_default()));
+    fn resume_log() = QUEUE.resume();
 }

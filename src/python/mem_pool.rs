@@ -2,21 +2,23 @@
 
 use std::sync::{Mutex, OnceLock};
 
+use log::warn;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PyTuple};
+use pyo3::types::{PyDict, PyTuple};
 
 use crate::error::{Error, Result};
 use crate::ids::Device;
-use crate::memory::{self, Backup, EnteredCapture, GraphMemory, MemPool, PoolId, PoolToken};
+use crate::memory::{self, Backup, EnteredCapture, GraphMemory, MemPool, PoolId, PoolToken, SegmentEvent};
 use crate::observe::recording::Purpose;
+use crate::observe::target::MEMORY;
 use crate::process;
 use crate::python::arguments::{Limit, Nbytes, PageBytes, Reserve, Whole};
 use crate::python::buffer::PyDeviceBuffer;
 use crate::python::context::Ignored;
 use crate::python::ffi::address::source;
-use crate::python::kept::{KeptObjects, PySegmentCallback, UntilEnd, on_segment};
+use crate::python::kept::{KeptObjects, PySegmentCallback, PySegmentEvent, UntilEnd, callable_name};
 use crate::python::range::PyMemoryRange;
 use crate::python::recording::{Frames, list_of_segments};
 use crate::python::scope::{PyPoolToken, ScopeBlocks, wake_for_use};
@@ -77,7 +79,13 @@ impl PyMemPool {
         Ok(&self.made()?.pool)
     }
 
-    pub(crate) fn token(&self) -> Result<PoolToken> {
+    /// Returns the pool; none of the parent's in a forked child.
+    fn own_pool(&self) -> Result<&MemPool> {
+        process::refuse_forked()?;
+        self.pool()
+    }
+
+    pub(crate) fn pool_token(&self) -> Result<PoolToken> {
         Ok(self.pool()?.token())
     }
 }
@@ -142,16 +150,10 @@ impl PyMemPool {
         this.made.set(made).map_err(|_| Error::invalid_value("this MemPool was made before; make another").into())
     }
 
-    #[doc = docstring!("MemPool.id")]
-    #[getter]
-    fn id(&self) -> PyResult<PoolId> {
-        Ok(self.pool()?.id())
-    }
-
-    #[doc = docstring!("MemPool.device")]
-    #[getter]
-    fn device(&self) -> PyResult<Device> {
-        Ok(self.pool()?.device())
+    #[setter]
+    fn set_limit(&self, limit: Option<Whole<Limit>>) -> PyResult<()> {
+        self.own_pool()?.set_limit(limit.map(|limit| limit.0));
+        Ok(())
     }
 
     #[doc = docstring!("MemPool.allocator")]
@@ -161,79 +163,6 @@ impl PyMemPool {
         Ok(self.made()?.allocator.as_ref().map(|allocator| allocator.clone_ref(py)))
     }
 
-    #[doc = docstring!("MemPool.use_on_oom")]
-    #[getter]
-    fn use_on_oom(&self) -> PyResult<bool> {
-        Ok(self.pool()?.use_on_oom())
-    }
-
-    #[doc = docstring!("MemPool.no_split")]
-    #[getter]
-    fn no_split(&self) -> PyResult<bool> {
-        Ok(self.pool()?.no_split())
-    }
-
-    #[doc = docstring!("MemPool.sleeps_for_others")]
-    #[getter]
-    fn sleeps_for_others(&self) -> PyResult<bool> {
-        Ok(self.pool()?.sleeps_for_others())
-    }
-
-    #[doc = docstring!("MemPool.wakes_on_use")]
-    #[getter]
-    fn wakes_on_use(&self) -> PyResult<bool> {
-        Ok(self.pool()?.wakes_on_use())
-    }
-
-    #[doc = docstring!("MemPool.reserve")]
-    #[getter]
-    fn reserve(&self) -> PyResult<u64> {
-        Ok(self.pool()?.reserve())
-    }
-
-    #[doc = docstring!("MemPool.use_count")]
-    fn use_count(&self) -> PyResult<u32> {
-        process::refuse_forked()?;
-        Ok(self.pool()?.use_count())
-    }
-
-    #[doc = docstring!("MemPool.limit")]
-    #[getter]
-    fn limit(&self) -> PyResult<Option<u64>> {
-        Ok(self.pool()?.limit())
-    }
-
-    #[setter]
-    fn set_limit(&self, limit: Option<Whole<Limit>>) -> PyResult<()> {
-        process::refuse_forked()?;
-        self.pool()?.set_limit(limit.map(|limit| limit.0));
-        Ok(())
-    }
-
-    #[doc = docstring!("MemPool.stats")]
-    fn stats(&self, py: Python<'_>) -> PyResult<PyPoolStats> {
-        let pool = self.pool()?;
-        Ok(py.detach(|| pool.stats())?.into())
-    }
-
-    #[doc = docstring!("MemPool.reset_peak_stats")]
-    fn reset_peak_stats(&self, py: Python<'_>) -> PyResult<()> {
-        let pool = self.pool()?;
-        Ok(py.detach(|| pool.reset_peak_stats())?)
-    }
-
-    #[doc = docstring!("MemPool.trim")]
-    fn trim(&self, py: Python<'_>) -> PyResult<u64> {
-        let pool = self.pool()?;
-        device::detached_for(py, Purpose::Free, || pool.trim())
-    }
-
-    #[doc = docstring!("MemPool.close")]
-    fn close(&self, py: Python<'_>) -> PyResult<u64> {
-        let pool = self.pool()?;
-        device::detached_for(py, Purpose::Free, || pool.close())
-    }
-
     #[doc = docstring!("MemPool.sleep")]
     #[pyo3(signature = (backup = Backup::Host), text_signature = "($self, backup='host')")]
     fn sleep(&self, py: Python<'_>, backup: Backup) -> PyResult<u64> {
@@ -241,38 +170,28 @@ impl PyMemPool {
         device::detached_for(py, Purpose::Allocation, || pool.sleep(backup))
     }
 
-    #[doc = docstring!("MemPool.wake")]
-    fn wake(&self, py: Python<'_>) -> PyResult<u64> {
-        let pool = self.pool()?;
-        device::detached_for(py, Purpose::Allocation, || pool.wake())
-    }
-
-    #[doc = docstring!("MemPool.is_asleep")]
-    #[getter]
-    fn is_asleep(&self) -> PyResult<bool> {
-        process::refuse_forked()?;
-        Ok(self.pool()?.is_asleep())
-    }
-
     #[doc = docstring!("MemPool.on_segment")]
     fn on_segment(&self, callback: &Bound<'_, PyAny>) -> PyResult<PySegmentCallback> {
-        on_segment(self.pool()?, &self.kept, callback)
+        let pool = self.pool()?;
+        let name = callable_name(callback, "on_segment takes a callable(event)")?;
+        let (callable, called) = (self.kept.keep(callback), name.clone());
+        let call = move |event: &SegmentEvent| {
+            callable.call_unasked((PySegmentEvent::from(event),), |raised| {
+                let pool = event.pool;
+                warn!(target: MEMORY, "pool {pool}: {called}, a callback of on_segment, raised {raised} for {event:?}");
+            });
+        };
+        let guard = callback.py().detach(|| pool.on_segment(call))?;
+        Ok(PySegmentCallback::new(name, guard))
     }
 
     #[doc = docstring!("MemPool.snapshot")]
     #[pyo3(signature = (include_traces = true))]
-    fn snapshot<'py>(&self, py: Python<'py>, include_traces: bool) -> PyResult<Bound<'py, PyList>> {
+    fn snapshot<'py>(&self, py: Python<'py>, include_traces: bool) -> PyResult<Vec<Bound<'py, PyDict>>> {
         let _ = include_traces;
         let pool = self.pool()?;
         let found = py.detach(|| pool.snapshot())?;
         list_of_segments(&mut Frames::new(py), &found)
-    }
-
-    #[doc = docstring!("MemPool.token")]
-    #[pyo3(name = "token")]
-    fn py_token(&self) -> PyResult<PyPoolToken> {
-        process::refuse_forked()?;
-        Ok(PyPoolToken(self.token()?))
     }
 
     #[doc = docstring!("MemPool.empty")]
@@ -307,7 +226,7 @@ impl PyMemPool {
     fn __enter__(slf: &Bound<'_, Self>) -> PyResult<Py<Self>> {
         process::refuse_forked()?;
         let this = slf.get();
-        this.blocks.enter(slf.py(), &this.token()?, false)?;
+        this.blocks.enter(slf.py(), &this.pool_token()?, false)?;
         Ok(slf.clone().unbind())
     }
 
@@ -340,9 +259,8 @@ impl PyMemPool {
     }
 
     #[doc = docstring!("MemPool.capture")]
-    fn capture(slf: &Bound<'_, Self>, stream: &Bound<'_, PyAny>) -> PyResult<PyCapture> {
-        let stream = stream::named(stream)?;
-        let (pool, token) = (slf.clone().unbind(), slf.get().token()?);
+    fn capture(slf: &Bound<'_, Self>, stream: Stream) -> Result<PyCapture> {
+        let (pool, token) = (slf.clone().unbind(), slf.get().pool_token()?);
         Ok(PyCapture { pool, token, stream: stream.kept(), state: Mutex::new(None) })
     }
 
@@ -359,35 +277,35 @@ impl PyMemPool {
     }
 }
 
-#[doc = docstring!("graph_pool_handle")]
-#[pyfunction(signature = (is_user_created = true))]
-pub(crate) fn graph_pool_handle(is_user_created: bool) -> PyResult<PoolId> {
-    process::refuse_forked()?;
-    Ok(memory::graph_pool_handle(is_user_created))
+members! { PyMemPool = "MemPool" of this, py;
+    get id: Result<PoolId> = Ok(this.pool()?.id());
+    get device: Result<Device> = Ok(this.pool()?.device());
+    get use_on_oom: Result<bool> = Ok(this.pool()?.use_on_oom());
+    get no_split: Result<bool> = Ok(this.pool()?.no_split());
+    get sleeps_for_others: Result<bool> = Ok(this.pool()?.sleeps_for_others());
+    get wakes_on_use: Result<bool> = Ok(this.pool()?.wakes_on_use());
+    get reserve: Result<u64> = Ok(this.pool()?.reserve());
+    get limit: Result<Option<u64>> = Ok(this.pool()?.limit());
+    get is_asleep: Result<bool> = Ok(this.own_pool()?.is_asleep());
+
+    fn use_count() -> Result<u32> = Ok(this.own_pool()?.use_count());
+    fn stats() -> PyResult<PyPoolStats> = Ok(py.detach(|| this.pool()?.stats())?.into());
+    fn reset_peak_stats() -> Result<()> = py.detach(|| this.pool()?.reset_peak_stats());
+    fn token() -> Result<PyPoolToken> = Ok(PyPoolToken(this.own_pool()?.token()));
+    fn trim() -> PyResult<u64> = device::detached_for(py, Purpose::Free, || this.pool()?.trim());
+    fn close() -> PyResult<u64> = device::detached_for(py, Purpose::Free, || this.pool()?.close());
+    fn wake() -> PyResult<u64> = device::detached_for(py, Purpose::Allocation, || this.pool()?.wake());
 }
 
-#[doc = docstring!("begin_allocate_to_pool")]
-#[pyfunction]
-pub(crate) fn begin_allocate_to_pool(device: Device, pool_id: PoolId) -> PyResult<()> {
-    Ok(memory::begin_allocate_to_pool(device, pool_id)?)
-}
-
-#[doc = docstring!("end_allocate_to_pool")]
-#[pyfunction]
-pub(crate) fn end_allocate_to_pool(device: Device, pool_id: PoolId) -> PyResult<()> {
-    Ok(memory::end_allocate_to_pool(device, pool_id)?)
-}
-
-#[doc = docstring!("release_pool")]
-#[pyfunction]
-pub(crate) fn release_pool(py: Python<'_>, device: Device, pool_id: PoolId) -> PyResult<()> {
-    Ok(py.detach(|| memory::release_pool(device, pool_id))?)
-}
-
-#[doc = docstring!("pool_use_count")]
-#[pyfunction]
-pub(crate) fn pool_use_count(device: Device, pool_id: PoolId) -> PyResult<Option<u32>> {
-    Ok(memory::pool_use_count(device, pool_id)?)
+functions! { py;
+    fn graph_pool_handle(is_user_created: bool = true) -> Result<PoolId> =
+        process::refuse_forked().map(|()| memory::graph_pool_handle(is_user_created));
+    fn begin_allocate_to_pool(device: Device, pool_id: PoolId) -> Result<()> =
+        memory::begin_allocate_to_pool(device, pool_id);
+    fn end_allocate_to_pool(device: Device, pool_id: PoolId) -> Result<()> =
+        memory::end_allocate_to_pool(device, pool_id);
+    fn release_pool(device: Device, pool_id: PoolId) -> Result<()> = py.detach(|| memory::release_pool(device, pool_id));
+    fn pool_use_count(device: Device, pool_id: PoolId) -> Result<Option<u32>> = memory::pool_use_count(device, pool_id);
 }
 
 // The memory of a graph, for the `with` block in which it is captured.
@@ -404,8 +322,6 @@ pub(crate) struct PyCapture {
 #[doc = docstring!("GraphMemory")]
 #[pyclass(name = "GraphMemory", module = "gpupool", frozen, weakref)]
 pub(crate) struct PyGraphMemory {
-    #[doc = docstring!("GraphMemory.pool_id")]
-    #[pyo3(get)]
     pool_id: PoolId,
     device: Device,
     /// From the end of the block until the reset.
@@ -425,15 +341,11 @@ impl PyCapture {
         let memory = Py::new(py, PyGraphMemory { pool_id, device, memory: UntilEnd::new(None) })?;
         // It waits for calls for the whole device, and they for work that may need Python.
         let entered = py.detach(|| EnteredCapture::new(&self.token, &self.stream))?;
-        let is_first = {
-            let mut state = lock(&self.state);
-            let is_first = state.is_none();
-            if is_first {
-                *state = Some((ThisThread::get().number(), entered, memory.clone_ref(py)));
-            }
-            is_first
-        };
-        if is_first { Ok(memory) } else { Err(wrong().into()) }
+        let entered = (ThisThread::get().number(), entered, memory.clone_ref(py));
+        let mut state = lock(&self.state);
+        let refused = if state.is_none() { state.replace(entered) } else { Some(entered) };
+        drop(state);
+        if refused.is_none() { Ok(memory) } else { Err(wrong().into()) }
     }
 
     #[doc = docstring!("Capture.__exit__")]
@@ -467,14 +379,15 @@ impl PyCapture {
 
 #[pymethods]
 impl PyGraphMemory {
-    #[doc = docstring!("GraphMemory.reset")]
-    fn reset(&self, py: Python<'_>) -> PyResult<()> {
-        self.memory.end_detached(py)
-    }
-
     fn __repr__(&self) -> String {
         let state = self.memory.told("without memory: its capture has not ended, or it was reset");
         let (pool_id, device) = (self.pool_id, device::shown(self.device.ordinal()));
         format!("gpupool.GraphMemory(pool_id={pool_id}, device={device}{state})")
     }
+}
+
+members! { PyGraphMemory = "GraphMemory" of this, py;
+    get pool_id: PoolId = this.pool_id;
+
+    fn reset() -> PyResult<()> = this.memory.end_detached(py);
 }

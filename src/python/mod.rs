@@ -15,6 +15,11 @@ macro_rules! docstring {
     };
 }
 
+#[macro_use]
+mod tables;
+#[macro_use]
+mod values;
+
 mod arguments;
 mod buffer;
 mod context;
@@ -35,7 +40,6 @@ mod simulation;
 mod stats;
 mod stream;
 mod traces;
-mod values;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -48,10 +52,8 @@ use pyo3::types::{PyCFunction, PyType};
 use crate::handle::pool_of_number;
 use crate::library;
 
-#[doc = docstring!("add_site_packages")]
-#[pyfunction]
-fn add_site_packages(folders: Vec<PathBuf>) {
-    library::add_site_packages(folders);
+functions! { py;
+    fn add_site_packages(folders: Vec<PathBuf>) = library::add_site_packages(folders);
 }
 
 /// Refuses a second interpreter of the process: exceptions, callbacks and handles belong to the first.

@@ -7,13 +7,11 @@ use pyo3::prelude::*;
 use crate::error::{Error, Result};
 use crate::ids::Device;
 use crate::memory::{self, MemoryClaim, Neighbour, NeighbourPool, NeighbourSettings, PoolId};
-use crate::process;
 use crate::python::arguments::{Guarantee, Most, Nbytes, Timeout, Whole};
 use crate::python::context::Ignored;
 use crate::python::device;
 use crate::python::error::interruptible;
 use crate::python::kept::UntilEnd;
-use crate::python::values::value_class;
 
 value_class! {
     #[pyclass(name = "Neighbour", module = "gpupool", frozen, get_all)]
@@ -95,57 +93,38 @@ pub(crate) fn neighbours(py: Python<'_>, device: Option<Device>, pools: bool) ->
     Ok(device::detached(py, device, list)?.into_iter().map(PyNeighbour::from).collect())
 }
 
-#[doc = docstring!("available_memory")]
-#[pyfunction(signature = (device = None))]
-pub(crate) fn available_memory(py: Python<'_>, device: Option<Device>) -> PyResult<u64> {
-    device::detached(py, device, memory::available_memory)
+functions! { py;
+    fn available_memory(device: Option<Device> = None) -> PyResult<u64> =
+        device::detached(py, device, memory::available_memory);
 }
 
 // A right to memory before it is taken, for a `with` block or until it is released.
 #[doc = docstring!("Claim")]
 #[pyclass(name = "Claim", module = "gpupool", frozen, weakref)]
 pub(crate) struct PyClaim {
-    #[doc = docstring!("Claim.device")]
-    #[pyo3(get)]
     device: Device,
-    #[doc = docstring!("Claim.nbytes")]
-    #[pyo3(get)]
     nbytes: u64,
     claim: UntilEnd<MemoryClaim>,
 }
 
 #[pymethods]
 impl PyClaim {
-    #[doc = docstring!("Claim.left")]
-    #[getter]
-    fn left(&self) -> Result<u64> {
-        Ok(self.claim.read(MemoryClaim::left)?.unwrap_or_default())
-    }
-
-    #[doc = docstring!("Claim.release")]
-    fn release(&self) -> Result<()> {
-        self.claim.end().map(drop)
-    }
-
-    #[doc = docstring!("Claim.__enter__")]
-    fn __enter__(slf: PyRef<'_, Self>) -> PyResult<PyRef<'_, Self>> {
-        process::refuse_forked()?;
-        Ok(slf)
-    }
-
-    #[doc = docstring!("Claim.__exit__")]
-    fn __exit__(&self, _kind: Ignored, _value: Ignored, _traceback: Ignored) -> bool {
-        // In a forked child the refusal would hide what was raised in the block.
-        let _ = self.release();
-        false
-    }
-
     fn __repr__(&self) -> String {
         let (device, nbytes) = (device::shown(self.device.ordinal()), self.nbytes);
         let state = if matches!(self.claim.is_over(), Ok(false)) { "" } else { ", over" };
         format!("<gpupool.Claim nbytes={nbytes}, device={device}{state}>")
     }
 }
+
+members! { PyClaim = "Claim" of this, py;
+    get device: Device = this.device;
+    get nbytes: u64 = this.nbytes;
+    get left: Result<u64> = Ok(this.claim.read(MemoryClaim::left)?.unwrap_or_default());
+
+    fn release() -> Result<()> = this.claim.end().map(drop);
+}
+
+ends_with_block! { PyClaim = "Claim" by release() }
 
 #[doc = docstring!("claim")]
 #[pyfunction(

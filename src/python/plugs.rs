@@ -6,6 +6,7 @@ use std::cell::Cell;
 use std::mem;
 use std::sync::{Mutex, OnceLock};
 
+use pyo3::exceptions::PyMemoryError;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -13,7 +14,7 @@ use pyo3::types::{PyDict, PyTuple, PyType};
 use rustc_hash::FxHashMap;
 
 use crate::c_api::C_API;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::memory::{self, DEVICE_MEM_HANDLER, DeviceBuffer, PINNED_MEM_HANDLER, PinnedBuffer};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
@@ -26,7 +27,6 @@ use crate::python::ffi::frameworks;
 use crate::python::ffi::frameworks::{CurrentStream, Memories, StreamHandles};
 use crate::python::kept::Keepers;
 use crate::python::scope::token_of;
-use crate::python::values::told_class;
 use crate::runtime::Stream;
 use crate::sync::lock;
 
@@ -89,20 +89,13 @@ impl PyCupyAllocator {
     #[doc = docstring!("CupyAllocator.current_stream")]
     #[pyo3(signature = (device, /))]
     fn current_stream<'py>(&self, py: Python<'py>, device: i32) -> PyResult<Bound<'py, PyAny>> {
-        self.current.get_on(py, device)?.getattr(intern!(py, "ptr"))
+        self.current.get(py, Some(device))?.getattr(intern!(py, "ptr"))
     }
+}
 
-    #[doc = docstring!("CupyAllocator.asks_directly")]
-    #[getter]
-    fn asks_directly(&self) -> bool {
-        self.current.is_exported()
-    }
-
-    #[doc = docstring!("CupyAllocator.makes_memory")]
-    #[getter]
-    fn makes_memory(&self) -> bool {
-        self.memories.is_some()
-    }
+members! { PyCupyAllocator = "CupyAllocator" of this, py;
+    get asks_directly: bool = this.current.is_exported();
+    get makes_memory: bool = this.memories.is_some();
 }
 
 impl PyCupyAllocator {
@@ -110,7 +103,7 @@ impl PyCupyAllocator {
     #[inline]
     fn allocate<'py>(&self, py: Python<'py>, bytes: u64) -> PyResult<(DeviceBuffer, Option<Bound<'py, PyAny>>)> {
         device::get(py)?;
-        let object = self.current.get(py)?;
+        let object = self.current.get(py, None)?;
         let address = if object.is(&self.null) {
             PythonAddress::NULL
         } else {
@@ -147,33 +140,26 @@ thread_local! {
 #[pyclass(name = "CupyPinnedMemory", module = "gpupool._native", frozen, weakref)]
 pub(crate) struct PyCupyPinnedMemory {
     held: HeldBuffer<PinnedBuffer>,
-    #[doc = docstring!("CupyPinnedMemory.ptr")]
-    #[pyo3(get)]
     ptr: u64,
-    #[doc = docstring!("CupyPinnedMemory.size")]
-    #[pyo3(get)]
     size: u64,
-}
-
-impl PyCupyPinnedMemory {
-    fn new(py: Python<'_>, nbytes: u64) -> Result<Self> {
-        let buffer = allocate_pinned(py, nbytes, None, None)?;
-        Ok(Self { ptr: buffer.address(), size: nbytes, held: HeldBuffer::new(Some(buffer), Keepers::default()) })
-    }
 }
 
 #[pymethods]
 impl PyCupyPinnedMemory {
     #[new]
-    fn allocate(py: Python<'_>, nbytes: Whole<Nbytes>) -> PyResult<Self> {
+    fn new(py: Python<'_>, nbytes: Whole<Nbytes>) -> PyResult<Self> {
         device::get(py)?;
-        Ok(Self::new(py, nbytes.0)?)
+        let buffer = allocate_pinned(py, nbytes.0, None, None)?;
+        Ok(Self { ptr: buffer.address(), size: nbytes.0, held: HeldBuffer::new(Some(buffer), Keepers::default()) })
     }
+}
 
-    #[doc = docstring!("CupyPinnedMemory.record_stream")]
-    fn record_stream(&self, stream: &Bound<'_, PyAny>) -> PyResult<()> {
-        self.held.record_stream(stream, PinnedBuffer::record_stream)
-    }
+members! { PyCupyPinnedMemory = "CupyPinnedMemory" of this, py;
+    get ptr: u64 = this.ptr;
+    get size: u64 = this.size;
+
+    fn record_stream(stream: &Bound<'_, PyAny>) -> PyResult<()> =
+        this.held.record_stream(stream, PinnedBuffer::record_stream);
 }
 
 #[doc = docstring!("CupyPinnedAllocator")]
@@ -197,25 +183,23 @@ impl PyCupyPinnedAllocator {
 
     #[doc = docstring!("CupyPinnedAllocator.malloc")]
     fn malloc<'py>(&self, py: Python<'py>, nbytes: Whole<Nbytes>) -> PyResult<Bound<'py, PyAny>> {
+        let bytes = nbytes.0;
         if let Some(otherwise) = &self.otherwise
             && BLOCKS.get() == 0
         {
-            return otherwise.bind(py).call1((nbytes.0,));
+            return otherwise.bind(py).call1((bytes,));
         }
-        device::get(py)?;
-        match PyCupyPinnedMemory::new(py, nbytes.0) {
+        match PyCupyPinnedMemory::new(py, nbytes) {
             Ok(memory) => self.pointer.bind(py).call1((memory, 0)),
-            Err(error) if matches!(error.kind(), ErrorKind::OutOfMemory(_)) => {
-                self.retry.bind(py).call1((nbytes.0, PyErr::from(error)))
-            }
-            Err(error) => Err(error.into()),
+            Err(error) if error.is_instance_of::<PyMemoryError>(py) => self.retry.bind(py).call1((bytes, error)),
+            Err(error) => Err(error),
         }
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        [Some(&self.pointer), Some(&self.retry), self.otherwise.as_ref()]
-            .into_iter()
-            .try_for_each(|kept| visit.call(kept))
+        visit.call(&self.pointer)?;
+        visit.call(&self.retry)?;
+        visit.call(&self.otherwise)
     }
 
     #[doc = docstring!("CupyPinnedAllocator.enter")]
@@ -310,8 +294,7 @@ impl PyCudaCoreMemory {
         let arguments = [pointer.as_any(), size, slf.as_any()];
         let made = frameworks::call_named(made.make_buffer.bind(py), arguments, made.names.bind(py), stream);
         if made.is_err() {
-            let refused = lock(&this.buffers).remove(&address);
-            drop(refused);
+            let _refused = lock(&this.buffers).remove(&address);
         }
         made
     }
@@ -347,8 +330,15 @@ impl PyCudaCoreMemory {
                 let _stack = hold_stack(Purpose::Free);
                 Ok(buffer.free_on(&on)?)
             }
-            // The last that has it frees it.
-            CudaCoreBuffer::Shared(buffer) => buffer.bind(stream.py()).get().record_stream(stream),
+            CudaCoreBuffer::Shared(buffer) => {
+                // One that Python has freed is refused below.
+                if let Ok(Err(refused)) = buffer.get().held.read(|buffer| buffer.check_stream(&on)) {
+                    lock(&self.buffers).entry(address).or_insert(CudaCoreBuffer::Shared(buffer));
+                    return Err(refused.into());
+                }
+                // The last that has it frees it.
+                buffer.get().held.record_stream(stream, DeviceBuffer::record_stream)
+            }
         }
     }
 
@@ -368,18 +358,11 @@ impl PyCudaCoreMemory {
         drop(buffers);
         Ok(Some(made))
     }
+}
 
-    #[doc = docstring!("CudaCoreMemory.reads_streams")]
-    #[getter]
-    fn reads_streams(&self) -> PyResult<bool> {
-        Ok(self.made()?.handles.is_some())
-    }
-
-    #[doc = docstring!("CudaCoreMemory.device_id")]
-    #[getter]
-    fn device_id(&self) -> PyResult<usize> {
-        Ok(self.made()?.device)
-    }
+members! { PyCudaCoreMemory = "CudaCoreMemory" of this, py;
+    get reads_streams: PyResult<bool> = Ok(this.made()?.handles.is_some());
+    get device_id: PyResult<usize> = Ok(this.made()?.device);
 }
 
 impl MadeResource {
@@ -402,8 +385,7 @@ impl PyCudaCoreMemory {
     /// Keeps a buffer. One that Python freed at its address before is dropped with no lock held.
     #[inline]
     fn keep(&self, address: u64, buffer: DeviceBuffer) {
-        let before = lock(&self.buffers).insert(address, CudaCoreBuffer::Alone(buffer));
-        drop(before);
+        let _before = lock(&self.buffers).insert(address, CudaCoreBuffer::Alone(buffer));
     }
 
     #[inline]

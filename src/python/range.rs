@@ -1,8 +1,9 @@
 //! `MemoryRange`: addresses whose pages come and go.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
+use log::warn;
 use pyo3::exceptions::PyTypeError;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
@@ -12,33 +13,68 @@ use crate::error::{Error, Result};
 use crate::ids::Device;
 use crate::memory::{CommitOptions, MemoryRange, PoolId, RangePages};
 use crate::observe::recording::Purpose;
+use crate::observe::target::MEMORY;
 use crate::process;
 use crate::python::arguments::{Fill, Nbytes, PageNumber, Pages, Start, Whole, accepted, type_error, wrong_objects};
 use crate::python::buffer::cuda_array_interface;
 use crate::python::context::Ignored;
-use crate::python::ffi::buffers::{self, DLMemory, lent_integers};
-use crate::python::kept::{KeptObjects, PyDiscardCallback, on_discard};
+use crate::python::ffi::buffers::{self, DLMemory, DLPlace, DLRequest, lends_by_dlpack, lent_integers};
+use crate::python::kept::{KeptObjects, PyDiscardCallback, callable_name};
 use crate::python::values::Facts;
 use crate::python::{device, stream};
 use crate::runtime::Stream;
+use crate::sync::lock;
 
 #[doc = docstring!("MemoryRange")]
 #[pyclass(name = "MemoryRange", module = "gpupool", frozen, weakref)]
 pub(crate) struct PyMemoryRange {
     /// DLPack's consumers have shares of it.
     range: Arc<MemoryRange>,
+    /// The calls that are just freeing it. Meanwhile no consumer gets a share.
+    frees: Mutex<u32>,
     /// Its callbacks.
     kept: KeptObjects,
 }
 
 impl PyMemoryRange {
     pub(crate) fn new(range: MemoryRange) -> Self {
-        Self { range: Arc::new(range), kept: KeptObjects::default() }
+        Self { range: Arc::new(range), frees: Mutex::new(0), kept: KeptObjects::default() }
     }
 
     /// Returns whether the range ends with this object.
     fn is_last(&self) -> bool {
         Arc::strong_count(&self.range) == 1
+    }
+
+    /// Begins to free it.
+    ///
+    /// # Errors
+    /// `InvalidValue` while a consumer has a share.
+    fn begin_free(&self) -> Result<()> {
+        let mut frees = lock(&self.frees);
+        if !self.is_last() {
+            return Err(Error::invalid_value(
+                "this range is shared by DLPack; it is freed when this object and the last array that uses it die",
+            ));
+        }
+        *frees += 1;
+        Ok(())
+    }
+
+    /// Returns a share for a consumer.
+    ///
+    /// # Errors
+    /// `InvalidValue` while a call frees it, and once it was freed; `Forked`.
+    fn shared(&self) -> Result<Arc<MemoryRange>> {
+        process::refuse_forked()?;
+        let shared = {
+            let frees = lock(&self.frees);
+            (*frees == 0).then(|| Arc::clone(&self.range))
+        };
+        let freeing = || Error::invalid_value("another call is just freeing this range: take no array of it");
+        let shared = shared.ok_or_else(freeing)?;
+        shared.committed_bytes()?;
+        Ok(shared)
     }
 
     /// Returns what is told of a range.
@@ -61,8 +97,16 @@ impl PyMemoryRange {
         facts
     }
 
-    fn place(&self) -> (i32, i32) {
+    fn place(&self) -> DLPlace {
         buffers::place(Some(self.range.device().unwrap_or(Device::from_ordinal(0))))
+    }
+
+    /// Its pages are ordered by their commits, not by this.
+    fn lend<'py>(&self, py: Python<'py>, asked: &DLRequest<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
+        let range = self.shared()?;
+        let memory = DLMemory { address: range.address(), nbytes: range.nbytes(), place: self.place() };
+        asked.check("MemoryRange", memory.place)?;
+        asked.export(py, range, memory)
     }
 
     fn stream_or_current(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<Stream> {
@@ -74,48 +118,6 @@ impl PyMemoryRange {
 
 #[pymethods]
 impl PyMemoryRange {
-    #[doc = docstring!("MemoryRange.ptr")]
-    #[getter]
-    fn ptr(&self) -> u64 {
-        self.range.address()
-    }
-
-    #[doc = docstring!("MemoryRange.nbytes")]
-    #[getter]
-    fn nbytes(&self) -> u64 {
-        self.range.nbytes()
-    }
-
-    #[doc = docstring!("MemoryRange.page_bytes")]
-    #[getter]
-    fn page_bytes(&self) -> u64 {
-        self.range.page_bytes()
-    }
-
-    #[doc = docstring!("MemoryRange.committed_bytes")]
-    #[getter]
-    fn committed_bytes(&self) -> Result<u64> {
-        self.range.committed_bytes()
-    }
-
-    #[doc = docstring!("MemoryRange.discardable_bytes")]
-    #[getter]
-    fn discardable_bytes(&self) -> Result<u64> {
-        self.range.discardable_bytes()
-    }
-
-    #[doc = docstring!("MemoryRange.device")]
-    #[getter]
-    fn device(&self) -> Result<Device> {
-        self.range.device()
-    }
-
-    #[doc = docstring!("MemoryRange.pool_id")]
-    #[getter]
-    fn pool_id(&self) -> PoolId {
-        self.range.pool_id()
-    }
-
     #[doc = docstring!("MemoryRange.commit")]
     #[pyo3(signature = (start, nbytes = None, stream = None, *, priority = None, fill = None))]
     fn commit(
@@ -145,27 +147,8 @@ impl PyMemoryRange {
     ) -> PyResult<()> {
         process::refuse_forked()?;
         let (named, stream) = NamedPages::of_call(start, nbytes, stream)?;
-        let stream = stream.map(stream::named).transpose()?;
+        let stream: Option<Stream> = stream.map(|stream| stream.extract()).transpose()?;
         device::detached_for(py, Purpose::Free, || self.range.decommit(named.pages(), stream.as_ref()))
-    }
-
-    #[doc = docstring!("MemoryRange.pin")]
-    #[pyo3(signature = (pages, stream = None))]
-    fn pin(&self, py: Python<'_>, pages: &Bound<'_, PyAny>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<u8>> {
-        process::refuse_forked()?;
-        let numbers = numbers(pages)?;
-        let stream = stream.map(stream::named).transpose()?;
-        // It waits for a thread that commits the pages, which may need the interpreter.
-        Ok(py.detach(|| self.range.pin(&numbers, stream.as_ref()))?)
-    }
-
-    #[doc = docstring!("MemoryRange.unpin")]
-    #[pyo3(signature = (pages, stream = None))]
-    fn unpin(&self, py: Python<'_>, pages: &Bound<'_, PyAny>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-        process::refuse_forked()?;
-        let numbers = numbers(pages)?;
-        let stream = stream.map(stream::named).transpose()?;
-        Ok(py.detach(|| self.range.unpin(&numbers, stream.as_ref()))?)
     }
 
     #[doc = docstring!("MemoryRange.prepare")]
@@ -177,35 +160,24 @@ impl PyMemoryRange {
 
     #[doc = docstring!("MemoryRange.on_discard")]
     fn on_discard(&self, callback: &Bound<'_, PyAny>) -> PyResult<PyDiscardCallback> {
-        on_discard(&self.range, &self.kept, callback)
+        let name = callable_name(callback, "on_discard takes a callable(pages)")?;
+        let (callable, called) = (self.kept.keep(callback), name.clone());
+        let guard = self.range.on_discard(move |pages| {
+            callable.call_unasked((pages.to_vec(),), |raised| {
+                warn!(target: MEMORY, "{called}, a callback of on_discard, raised {raised}");
+            });
+        });
+        Ok(PyDiscardCallback::new(name, guard))
     }
 
     #[doc = docstring!("MemoryRange.free")]
     #[pyo3(signature = (stream = None))]
-    fn free(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+    fn free(&self, py: Python<'_>, stream: Option<Stream>) -> PyResult<()> {
         process::refuse_forked()?;
-        let stream = stream.map(stream::named).transpose()?;
-        if !self.is_last() {
-            return Err(Error::invalid_value(
-                "this range is shared by DLPack; it is freed when this object and the last array that uses it die",
-            )
-            .into());
-        }
-        device::detached_for(py, Purpose::Free, || self.range.free(stream.as_ref()))
-    }
-
-    #[doc = docstring!("MemoryRange.__enter__")]
-    fn __enter__(slf: PyRef<'_, Self>) -> PyResult<PyRef<'_, Self>> {
-        process::refuse_forked()?;
-        Ok(slf)
-    }
-
-    #[doc = docstring!("MemoryRange.__exit__")]
-    fn __exit__(&self, py: Python<'_>, _kind: Ignored, _value: Ignored, _traceback: Ignored) -> PyResult<bool> {
-        if !process::is_forked() {
-            self.free(py, None)?;
-        }
-        Ok(false)
+        self.begin_free()?;
+        let outcome = device::detached_for(py, Purpose::Free, || self.range.free(stream.as_ref()));
+        *lock(&self.frees) -= 1;
+        outcome
     }
 
     #[doc = docstring!("MemoryRange.__cuda_array_interface__")]
@@ -213,31 +185,6 @@ impl PyMemoryRange {
     fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         self.range.committed_bytes()?;
         cuda_array_interface(py, self.range.address(), self.range.nbytes())
-    }
-
-    #[doc = docstring!("MemoryRange.__dlpack_device__")]
-    fn __dlpack_device__(&self) -> PyResult<(i32, i32)> {
-        process::refuse_forked()?;
-        Ok(self.place())
-    }
-
-    #[doc = docstring!("MemoryRange.__dlpack__")]
-    #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
-    fn __dlpack__<'py>(
-        &self,
-        py: Python<'py>,
-        stream: Option<&Bound<'py, PyAny>>,
-        max_version: Option<(u32, u32)>,
-        dl_device: Option<(i32, i32)>,
-        copy: Option<bool>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        // Its pages are ordered by their commits, not by this.
-        let _ = stream;
-        self.range.committed_bytes()?;
-        let memory = DLMemory { address: self.ptr(), nbytes: self.nbytes(), place: self.place() };
-        let memory = memory.check("MemoryRange", dl_device, copy)?;
-        let range: Arc<MemoryRange> = Arc::clone(&self.range);
-        buffers::export(py, range, memory, max_version)
     }
 
     #[doc = docstring!("MemoryRange.__del__")]
@@ -265,17 +212,38 @@ impl PyMemoryRange {
     }
 }
 
+members! { PyMemoryRange = "MemoryRange" of this, py;
+    get ptr: u64 = this.range.address();
+    get nbytes: u64 = this.range.nbytes();
+    get page_bytes: u64 = this.range.page_bytes();
+    get committed_bytes: Result<u64> = this.range.committed_bytes();
+    get discardable_bytes: Result<u64> = this.range.discardable_bytes();
+    get device: Result<Device> = this.range.device();
+    get pool_id: PoolId = this.range.pool_id();
+
+    fn __dlpack_device__() -> Result<DLPlace> = process::refuse_forked().map(|()| this.place());
+    // It waits for a thread that commits the pages, which may need the interpreter.
+    fn pin(pages: PageNumbers, stream: Option<Stream> = None) -> Result<Vec<u8>> =
+        py.detach(|| this.range.pin(&pages.0, stream.as_ref()));
+    fn unpin(pages: PageNumbers, stream: Option<Stream> = None) -> Result<()> =
+        py.detach(|| this.range.unpin(&pages.0, stream.as_ref()));
+}
+
+ends_with_block! { PyMemoryRange = "MemoryRange" by free(None) }
+
+lends_by_dlpack! { PyMemoryRange = "MemoryRange" by lend }
+
 /// The pages that a call's arguments name.
 enum NamedPages {
     Bytes(Range<u64>),
-    Numbers(Vec<u32>),
+    Numbers(PageNumbers),
 }
 
 impl NamedPages {
     pub(crate) fn pages(&self) -> RangePages<'_> {
         match self {
             Self::Bytes(bytes) => bytes.clone().into(),
-            Self::Numbers(numbers) => numbers.into(),
+            Self::Numbers(numbers) => (&numbers.0).into(),
         }
     }
 
@@ -289,7 +257,7 @@ impl NamedPages {
             if second.is_some() && stream.is_some() {
                 return Err(PyTypeError::new_err("page numbers take no nbytes: give the pages, and the stream alone"));
             }
-            return Ok((Self::Numbers(numbers(start)?), second.or(stream)));
+            return Ok((Self::Numbers(start.extract()?), second.or(stream)));
         }
         let start: Whole<Start> = start.extract()?;
         let nbytes = second.ok_or_else(|| {
@@ -302,20 +270,29 @@ impl NamedPages {
 
 const ACCEPTED: &str = "whole numbers of pages: a sequence of them, or an array of integers with one dimension";
 
-/// Returns the page numbers that an object has: an array's, else those it yields.
-pub(crate) fn numbers(pages: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
-    let too_large = |page: i128| Error::invalid_value(format!("page {page} is no page of a range: give {ACCEPTED}"));
-    if let Some(lent) = lent_integers(pages)? {
-        return Ok(lent.map_err(too_large)?);
+/// The page numbers that an object has: an array's, else those it yields.
+struct PageNumbers(Vec<u32>);
+
+impl<'py> FromPyObject<'_, 'py> for PageNumbers {
+    type Error = PyErr;
+
+    fn extract(pages: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        process::refuse_forked()?;
+        let too_large =
+            |page: i128| Error::invalid_value(format!("page {page} is no page of a range: give {ACCEPTED}"));
+        if let Some(lent) = lent_integers(&pages)? {
+            return Ok(Self(lent.map_err(too_large)?));
+        }
+        let mut found = Vec::new();
+        let items = accepted(pages.py(), pages.try_iter())?.ok_or_else(|| {
+            type_error(wrong_objects([&pages], |[pages]| format!("pages are {ACCEPTED}, not {pages}")))
+        })?;
+        for item in items {
+            let page: Whole<PageNumber> = item?.extract()?;
+            found.push(u32::try_from(page.0).map_err(|_| too_large(page.0.into()))?);
+        }
+        Ok(Self(found))
     }
-    let mut found = Vec::new();
-    let items = accepted(pages.py(), pages.try_iter())?
-        .ok_or_else(|| type_error(wrong_objects([pages], |[pages]| format!("pages are {ACCEPTED}, not {pages}"))))?;
-    for item in items {
-        let page: Whole<PageNumber> = item?.extract()?;
-        found.push(u32::try_from(page.0).map_err(|_| too_large(page.0.into()))?);
-    }
-    Ok(found)
 }
 
 /// Whether an argument is one number rather than several.

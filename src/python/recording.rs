@@ -14,7 +14,6 @@ use crate::memory::{BlockView, MemoryAction, MemoryEvent, PoolId, SegmentView, d
 use crate::observe::recording::Stack;
 use crate::python::arguments::{MaxEntries, Whole, wrong_argument};
 use crate::python::ffi::stacks;
-use crate::python::values::with_items;
 use crate::recording::{self, MAX_ENTRIES, Recording, StackContext};
 use crate::runtime::{get, is_chosen};
 
@@ -212,12 +211,8 @@ fn segment<'py>(frames: &mut Frames<'py>, view: &SegmentView) -> PyResult<Bound<
 pub(crate) fn list_of_segments<'a, 'py>(
     frames: &mut Frames<'py>,
     views: impl IntoIterator<Item = &'a SegmentView>,
-) -> PyResult<Bound<'py, PyList>> {
-    let list = PyList::empty(frames.py);
-    for view in views {
-        list.append(segment(frames, view)?)?;
-    }
-    Ok(list)
+) -> PyResult<Vec<Bound<'py, PyDict>>> {
+    views.into_iter().map(|view| segment(frames, view)).collect()
 }
 
 fn trace_entry<'py>(frames: &mut Frames<'py>, event: &MemoryEvent) -> PyResult<Bound<'py, PyDict>> {

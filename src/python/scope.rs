@@ -18,18 +18,6 @@ pub(crate) struct PyPoolToken(pub(crate) PoolToken);
 
 #[pymethods]
 impl PyPoolToken {
-    #[doc = docstring!("PoolToken.id")]
-    #[getter]
-    fn id(&self) -> PoolId {
-        self.0.id()
-    }
-
-    #[doc = docstring!("PoolToken.device")]
-    #[getter]
-    fn device(&self) -> Device {
-        self.0.device()
-    }
-
     #[doc = docstring!("PoolToken.enter")]
     fn enter(&self, py: Python<'_>) -> PyResult<()> {
         wake_for_use(py, &self.0)?;
@@ -40,6 +28,11 @@ impl PyPoolToken {
     fn __repr__(&self) -> String {
         format!("gpupool.PoolToken(id={}, device={})", self.0.id(), device::shown(self.0.device().ordinal()))
     }
+}
+
+members! { PyPoolToken = "PoolToken" of this, py;
+    get id: PoolId = this.0.id();
+    get device: Device = this.0.device();
 }
 
 /// Wakes a pool that sleeps for another process before it is entered, which would do so with the GIL.
@@ -102,7 +95,7 @@ pub(crate) struct PyPoolScope {
 pub(crate) fn token_of(pool: &Bound<'_, PyAny>, function: &str) -> PyResult<PoolToken> {
     process::refuse_forked()?;
     if let Ok(pool) = pool.cast::<PyMemPool>() {
-        Ok(pool.get().token()?)
+        Ok(pool.get().pool_token()?)
     } else if let Ok(token) = pool.cast::<PyPoolToken>() {
         Ok(token.get().0.clone())
     } else {

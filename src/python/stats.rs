@@ -1,42 +1,22 @@
 //! Statistics, summaries and limits of memory, also of pinned memory.
 
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyDict};
+use pyo3::types::PyDict;
 
 use crate::error::Result;
 use crate::ids::{Device, NumaNode};
 use crate::memory::report::{self, memory_counters, pool_counters};
-use crate::memory::{self, MemoryLimit, MemoryStats, PoolStats, PoolSummary, StreamStats, host};
+use crate::memory::{self, MemoryLimit, MemoryStats, PoolStats, PoolSummary, StreamStats, pinned};
 use crate::observe::recording::Purpose;
 use crate::python::arguments::{Address, Nbytes, Whole, number_of};
 use crate::python::device;
 use crate::python::handle::PyHandleStats;
-use crate::python::values::{counts_class, with_items};
 use crate::runtime::nearest_host_node;
 use crate::summary;
 
 pool_counters! { counts_class! { PyPoolStats = "PoolStats" from stats: PoolStats { stats } } }
 pool_counters! {
     memory_counters! { counts_class! { PyMemoryStats = "MemoryStats" from stats: MemoryStats { stats.total, stats } } }
-}
-
-#[doc = docstring!("empty_cache")]
-#[pyfunction]
-pub(crate) fn empty_cache(py: Python<'_>) -> PyResult<u64> {
-    device::detached_for(py, Purpose::Free, memory::empty_cache)
-}
-
-#[doc = docstring!("memory_stats")]
-#[pyfunction(signature = (device = None))]
-pub(crate) fn memory_stats(py: Python<'_>, device: Option<Device>) -> PyResult<PyMemoryStats> {
-    Ok(device::detached(py, device, memory::memory_stats)?.into())
-}
-
-#[doc = docstring!("request_counts")]
-#[pyfunction]
-pub(crate) fn request_counts(py: Python<'_>, device: Device) -> PyResult<(i64, i64, i64)> {
-    let stats = py.detach(|| report::device_stats(device))?;
-    Ok((stats.requested_bytes[0].peak, stats.alloc_retries, stats.ooms))
 }
 
 /// A fraction of a device's memory, whose range is checked where it is set.
@@ -46,26 +26,44 @@ impl<'py> FromPyObject<'_, 'py> for Fraction {
     type Error = PyErr;
 
     fn extract(fraction: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        let wrong = || memory::no_fraction(&*fraction);
-        let number = number_of(fraction, wrong)?;
-        if fraction.is_exact_instance_of::<PyBool>() { Err(wrong().into()) } else { Ok(Self(number)) }
+        number_of(fraction, || memory::no_fraction(&*fraction)).map(Self)
     }
 }
 
-#[doc = docstring!("set_per_process_memory_fraction")]
-#[pyfunction(signature = (fraction, device = None))]
-pub(crate) fn set_per_process_memory_fraction(
-    py: Python<'_>,
-    fraction: Fraction,
-    device: Option<Device>,
-) -> PyResult<()> {
-    device::detached(py, device, |device| memory::set_per_process_memory_fraction(fraction.0, device))
-}
+functions! { py;
+    fn empty_cache() -> PyResult<u64> = device::detached_for(py, Purpose::Free, memory::empty_cache);
+    fn memory_stats(device: Option<Device> = None) -> PyResult<PyMemoryStats> =
+        Ok(device::detached(py, device, memory::memory_stats)?.into());
+    fn reset_peak_memory_stats(device: Option<Device> = None) -> PyResult<()> =
+        device::detached(py, device, summary::reset_peak_stats);
+    fn set_per_process_memory_fraction(fraction: Fraction, device: Option<Device> = None) -> PyResult<()> =
+        device::detached(py, device, |device| memory::set_per_process_memory_fraction(fraction.0, device));
+    fn get_per_process_memory_fraction(device: Option<Device> = None) -> PyResult<f64> =
+        device::detached(py, device, memory::get_per_process_memory_fraction);
+    fn peers(device: Option<Device> = None) -> PyResult<Vec<Device>> = device::detached(py, device, memory::peers);
+    fn enable_peer_access(device: Device, peer: Device) -> Result<()> =
+        py.detach(|| memory::enable_peer_access(device, peer));
+    fn oom_callbacks() -> Result<Vec<String>> = memory::oom_callbacks();
+    fn devices_in_use() -> Result<Vec<Device>> = summary::devices_in_use();
+    fn request_counts(device: Device) -> Result<(i64, i64, i64)> = py
+        .detach(|| report::device_stats(device))
+        .map(|stats| (stats.requested_bytes[0].peak, stats.alloc_retries, stats.ooms));
+    fn get_memory_limit() -> Result<(Option<f64>, Option<u64>)> =
+        memory::memory_limit().map(|limit| (limit.fraction, limit.bytes));
+    fn owns(address: Whole<Address>) -> bool = memory::owns(address.0);
 
-#[doc = docstring!("get_per_process_memory_fraction")]
-#[pyfunction(signature = (device = None))]
-pub(crate) fn get_per_process_memory_fraction(py: Python<'_>, device: Option<Device>) -> PyResult<f64> {
-    device::detached(py, device, memory::get_per_process_memory_fraction)
+    fn set_pinned_limit(nbytes: Option<Whole<Nbytes>>) -> Result<()> =
+        py.detach(|| memory::set_pinned_limit(nbytes.map(|nbytes| nbytes.0)));
+    fn get_pinned_limit() -> Result<Option<u64>> = memory::pinned_limit();
+    fn pinned_stats(numa: Option<NumaNode> = None) -> PyResult<PyMemoryStats> =
+        Ok(py.detach(|| memory::pinned_stats(numa.map(NumaNode::number)))?.into());
+    fn reset_peak_pinned_stats(numa: Option<NumaNode> = None) -> Result<()> =
+        py.detach(|| memory::reset_peak_pinned_stats(numa.map(NumaNode::number)));
+    fn pinned_times() -> Result<(u64, u64)> =
+        py.detach(pinned::pinned_times).map(|[made, given_back]| (made.total, given_back.total));
+    fn nearest_numa_node(device: Device) -> Result<u32> = py.detach(|| nearest_host_node(device)).map(NumaNode::number);
+    fn empty_pinned_cache() -> PyResult<()> =
+        device::detached_for(py, Purpose::Free, memory::empty_pinned_cache).map(drop);
 }
 
 #[doc = docstring!("set_memory_limit")]
@@ -78,31 +76,6 @@ pub(crate) fn set_memory_limit(
     let limit = MemoryLimit { fraction: fraction.map(|fraction| fraction.0), bytes: nbytes.map(|nbytes| nbytes.0) };
     let former = py.detach(|| memory::set_memory_limit(limit))?;
     Ok((former.fraction, former.bytes))
-}
-
-#[doc = docstring!("get_memory_limit")]
-#[pyfunction]
-pub(crate) fn get_memory_limit() -> PyResult<(Option<f64>, Option<u64>)> {
-    let MemoryLimit { fraction, bytes } = memory::memory_limit()?;
-    Ok((fraction, bytes))
-}
-
-#[doc = docstring!("peers")]
-#[pyfunction(signature = (device = None))]
-pub(crate) fn peers(py: Python<'_>, device: Option<Device>) -> PyResult<Vec<Device>> {
-    device::detached(py, device, memory::peers)
-}
-
-#[doc = docstring!("oom_callbacks")]
-#[pyfunction]
-pub(crate) fn oom_callbacks() -> Result<Vec<String>> {
-    memory::oom_callbacks()
-}
-
-#[doc = docstring!("enable_peer_access")]
-#[pyfunction]
-pub(crate) fn enable_peer_access(py: Python<'_>, device: Device, peer: Device) -> PyResult<()> {
-    Ok(py.detach(|| memory::enable_peer_access(device, peer))?)
 }
 
 fn of_stream<'py>(py: Python<'py>, stream: &StreamStats) -> PyResult<Bound<'py, PyDict>> {
@@ -166,18 +139,6 @@ pub(crate) fn summarize<'py>(py: Python<'py>, device: Option<Device>) -> PyResul
     }))
 }
 
-#[doc = docstring!("devices_in_use")]
-#[pyfunction]
-pub(crate) fn devices_in_use() -> Result<Vec<Device>> {
-    summary::devices_in_use()
-}
-
-#[doc = docstring!("reset_peak_memory_stats")]
-#[pyfunction(signature = (device = None))]
-pub(crate) fn reset_peak_memory_stats(py: Python<'_>, device: Option<Device>) -> PyResult<()> {
-    device::detached(py, device, summary::reset_peak_stats)
-}
-
 #[doc = docstring!("warm_pinned")]
 #[pyfunction(signature = (nbytes, numa = None, background = true))]
 pub(crate) fn warm_pinned(
@@ -190,37 +151,6 @@ pub(crate) fn warm_pinned(
     Ok(py.detach(|| memory::warm_pinned(nbytes.0, numa.map(NumaNode::number), background))?)
 }
 
-#[doc = docstring!("set_pinned_limit")]
-#[pyfunction]
-pub(crate) fn set_pinned_limit(py: Python<'_>, nbytes: Option<Whole<Nbytes>>) -> PyResult<()> {
-    Ok(py.detach(|| memory::set_pinned_limit(nbytes.map(|nbytes| nbytes.0)))?)
-}
-
-#[doc = docstring!("get_pinned_limit")]
-#[pyfunction]
-pub(crate) fn get_pinned_limit() -> Result<Option<u64>> {
-    memory::pinned_limit()
-}
-
-#[doc = docstring!("pinned_stats")]
-#[pyfunction(signature = (numa = None))]
-pub(crate) fn pinned_stats(py: Python<'_>, numa: Option<NumaNode>) -> PyResult<PyMemoryStats> {
-    Ok(py.detach(|| memory::pinned_stats(numa.map(NumaNode::number)))?.into())
-}
-
-#[doc = docstring!("reset_peak_pinned_stats")]
-#[pyfunction(signature = (numa = None))]
-pub(crate) fn reset_peak_pinned_stats(py: Python<'_>, numa: Option<NumaNode>) -> PyResult<()> {
-    Ok(py.detach(|| memory::reset_peak_pinned_stats(numa.map(NumaNode::number)))?)
-}
-
-#[doc = docstring!("pinned_times")]
-#[pyfunction]
-pub(crate) fn pinned_times(py: Python<'_>) -> PyResult<(u64, u64)> {
-    let [made, given_back] = py.detach(host::pinned_times)?;
-    Ok((made.total, given_back.total))
-}
-
 #[doc = docstring!("summarize_pinned")]
 #[pyfunction]
 pub(crate) fn summarize_pinned(py: Python<'_>) -> PyResult<(Vec<Bound<'_, PyDict>>, Option<u64>)> {
@@ -228,22 +158,4 @@ pub(crate) fn summarize_pinned(py: Python<'_>) -> PyResult<(Vec<Bound<'_, PyDict
     let of_node = |(node, stats)| Ok(with_items!(PyMemoryStats::from(stats).as_dict(py)?, { "numa": node, }));
     let nodes = found.into_iter().map(of_node).collect::<PyResult<_>>()?;
     Ok((nodes, memory::pinned_limit()?))
-}
-
-#[doc = docstring!("nearest_numa_node")]
-#[pyfunction]
-pub(crate) fn nearest_numa_node(py: Python<'_>, device: Device) -> PyResult<u32> {
-    Ok(py.detach(|| nearest_host_node(device))?.number())
-}
-
-#[doc = docstring!("empty_pinned_cache")]
-#[pyfunction]
-pub(crate) fn empty_pinned_cache(py: Python<'_>) -> PyResult<()> {
-    device::detached_for(py, Purpose::Free, memory::empty_pinned_cache).map(drop)
-}
-
-#[doc = docstring!("owns")]
-#[pyfunction]
-pub(crate) fn owns(address: Whole<Address>) -> bool {
-    memory::owns(address.0)
 }

@@ -8,7 +8,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyInt;
 
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::ids::{Device, RawStream};
 use crate::process;
 use crate::python::arguments::{accepted, wrong_objects};
@@ -31,34 +31,6 @@ impl PyStream {
     #[pyo3(signature = (device = None))]
     fn new(py: Python<'_>, device: Option<Device>) -> PyResult<Self> {
         Ok(Self { stream: device::detached(py, device, Stream::new)?, blocks: WithBlocks::new() })
-    }
-
-    #[doc = docstring!("Stream.ptr")]
-    #[getter]
-    fn ptr(&self) -> PyResult<usize> {
-        process::refuse_forked()?;
-        Ok(self.stream.raw().address())
-    }
-
-    #[doc = docstring!("Stream.device")]
-    #[getter]
-    fn device(&self) -> Device {
-        self.stream.device()
-    }
-
-    #[doc = docstring!("Stream.query")]
-    fn query(&self) -> PyResult<bool> {
-        Ok(self.stream.query()?)
-    }
-
-    #[doc = docstring!("Stream.synchronize")]
-    fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
-        Ok(py.detach(|| self.stream.synchronize())?)
-    }
-
-    #[doc = docstring!("Stream.__cuda_stream__")]
-    fn __cuda_stream__(&self) -> PyResult<(u32, usize)> {
-        Ok((0, self.ptr()?))
     }
 
     #[doc = docstring!("Stream.__enter__")]
@@ -87,35 +59,32 @@ impl PyStream {
             raw if raw.is_default() => ", the legacy default stream",
             _ => "",
         };
-        let (address, device) = (self.stream.raw().address(), device::shown(self.device().ordinal()));
+        let (address, device) = (self.stream.raw().address(), device::shown(self.stream.device().ordinal()));
         format!("gpupool.Stream(ptr={address:#x}, device={device}{name})")
     }
+}
+
+members! { PyStream = "Stream" of this, py;
+    get ptr: Result<usize> = process::refuse_forked().map(|()| this.stream.raw().address());
+    get device: Device = this.stream.device();
+
+    fn query() -> Result<bool> = this.stream.query();
+    fn synchronize() -> Result<()> = py.detach(|| this.stream.synchronize());
+    fn __cuda_stream__() -> Result<(u32, usize)> = this.ptr(py).map(|address| (0, address));
 }
 
 impl PyStream {
     /// Returns the stream's device and its address, of which the legacy stream has two.
     fn identity(&self) -> (usize, usize) {
-        (self.device().ordinal(), self.stream.raw().address().max(1))
+        (self.stream.device().ordinal(), self.stream.raw().address().max(1))
     }
 }
 
-#[doc = docstring!("current_stream")]
-#[pyfunction(signature = (device = None))]
-pub(crate) fn current_stream(py: Python<'_>, device: Option<Device>) -> PyResult<PyStream> {
-    Ok(PyStream { stream: resolve(py, None, device)?.kept(), blocks: WithBlocks::new() })
-}
-
-#[doc = docstring!("is_captured")]
-#[pyfunction]
-pub(crate) fn is_captured(stream: &Bound<'_, PyAny>) -> PyResult<bool> {
-    process::refuse_forked()?;
-    Ok(named(stream)?.is_captured()?)
-}
-
-#[doc = docstring!("synchronize")]
-#[pyfunction(signature = (device = None))]
-pub(crate) fn synchronize(py: Python<'_>, device: Option<Device>) -> PyResult<()> {
-    device::detached(py, device, runtime::synchronize)
+functions! { py;
+    fn current_stream(device: Option<Device> = None) -> PyResult<PyStream> =
+        Ok(PyStream { stream: resolve(py, None, device)?.kept(), blocks: WithBlocks::new() });
+    fn is_captured(stream: Stream) -> Result<bool> = stream.is_captured();
+    fn synchronize(device: Option<Device> = None) -> PyResult<()> = device::detached(py, device, runtime::synchronize);
 }
 
 /// Ends the block of a stream that the calling thread entered last. In a forked child it does nothing.
@@ -127,8 +96,13 @@ fn leave(py: Python<'_>, blocks: &WithBlocks<runtime::EnteredStream>, name: &str
 }
 
 /// The stream that an argument names.
-pub(crate) fn named(stream: &Bound<'_, PyAny>) -> PyResult<Stream> {
-    resolve(stream.py(), Some(stream), None)
+impl<'py> FromPyObject<'_, 'py> for Stream {
+    type Error = PyErr;
+
+    fn extract(stream: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        process::refuse_forked()?;
+        resolve(stream.py(), Some(&stream), None)
+    }
 }
 
 /// The stream that a call's arguments name: `stream`, else the thread's current one on `device`, else the thread's
@@ -257,7 +231,7 @@ pub(crate) fn stream(stream: &Bound<'_, PyAny>) -> PyResult<PyStreamScope> {
 impl PyStreamScope {
     #[doc = docstring!("StreamScope.__enter__")]
     fn __enter__(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        let stream = named(self.stream.bind(py))?;
+        let stream: Stream = self.stream.extract(py)?;
         self.blocks.enter(py, None, runtime::enter(&stream)?);
         Ok(self.stream.clone_ref(py))
     }

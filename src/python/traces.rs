@@ -1,6 +1,7 @@
 //! Trace files: the replay of a log, and the reader of pickles of memory snapshots.
 
 use std::fmt::Display;
+use std::io::{self, BufReader, Read};
 
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
@@ -8,7 +9,6 @@ use pyo3::types::{PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 
 use crate::error::{Error, Result};
 use crate::python::error::asking;
-use crate::python::values::value_class;
 use crate::replay::{ReplayAllocator, ReplayEvent, ReplayResult, ReplaySettings};
 
 /// In a slot's number: the event frees it.
@@ -255,7 +255,7 @@ impl<'py> Machine<'py> {
         if count > MAX_TEXT {
             return Err(self.here(format_args!("a text of {count} bytes, more than {MAX_TEXT},")));
         }
-        let (value, times) = self.input.bytes(count, make)?;
+        let (value, times) = make(&self.input.bytes(count)?);
         self.push(value, TEXT + times * count)
     }
 
@@ -429,88 +429,69 @@ pub(crate) fn unpickle<'py>(file: Bound<'py, PyAny>, memory_limit: u64) -> PyRes
 /// How many bytes are read at a time.
 const CHUNK: usize = 1 << 18;
 
-/// A file that is read in chunks: a length without its bytes takes no memory.
-struct Input<'py> {
+/// A file of Python's, and how many bytes of it were read.
+struct PythonFile<'py> {
     file: Bound<'py, PyAny>,
-    chunk: Vec<u8>,
-    /// The place in the chunk, and the chunk's place in the file.
-    at: usize,
-    start: u64,
+    count: u64,
 }
+
+impl Read for PythonFile<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let read = self.file.call_method1("read", (into.len(),)).map_err(io::Error::other)?;
+        let mut bytes = read.cast::<PyBytes>().map_err(|wrong| io::Error::other(PyErr::from(wrong)))?.as_bytes();
+        let count = bytes.read(into)?;
+        self.count += count as u64;
+        Ok(count)
+    }
+}
+
+/// A file that is read in chunks: a length without its bytes takes no memory.
+struct Input<'py>(BufReader<PythonFile<'py>>);
 
 impl<'py> Input<'py> {
     fn new(file: Bound<'py, PyAny>) -> Self {
-        Self { file, chunk: Vec::new(), at: 0, start: 0 }
+        Self(BufReader::with_capacity(CHUNK, PythonFile { file, count: 0 }))
     }
 
     /// Returns the place in the file of the next byte.
     fn offset(&self) -> u64 {
-        self.start + self.at as u64
+        self.0.get_ref().count - self.0.buffer().len() as u64
     }
 
-    /// Reads the next chunk, of which there must be a byte.
-    fn refill(&mut self) -> PyResult<()> {
-        self.start += self.chunk.len() as u64;
-        self.at = 0;
-        let read = self.file.call_method1("read", (CHUNK,))?;
-        self.chunk.clear();
-        self.chunk.extend_from_slice(read.cast::<PyBytes>()?.as_bytes());
-        if self.chunk.is_empty() {
-            return Err(wrong(format!("cut off at byte {}", self.start)));
-        }
-        Ok(())
+    fn cut_off(&self) -> PyErr {
+        wrong(format!("cut off at byte {}", self.0.get_ref().count))
     }
 
     fn byte(&mut self) -> PyResult<u8> {
-        loop {
-            if let Some(&byte) = self.chunk.get(self.at) {
-                self.at += 1;
-                return Ok(byte);
-            }
-            self.refill()?;
-        }
+        Ok(self.number(1)? as u8)
     }
 
     /// Returns a number of so many bytes, 8 at most, the lowest first.
     fn number(&mut self, width: usize) -> PyResult<u64> {
-        let mut number = 0;
-        for place in 0..width {
-            number |= u64::from(self.byte()?) << (8 * place);
-        }
-        Ok(number)
+        let mut bytes = [0; 8];
+        self.0.read_exact(&mut bytes[..width]).map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => self.cut_off(),
+            _ => error.into(),
+        })?;
+        Ok(u64::from_le_bytes(bytes))
     }
 
-    /// Returns what `make` makes of the next bytes. They are copied only if they are in several chunks, and then as they are
-    /// read.
-    fn bytes<T>(&mut self, count: u64, make: impl FnOnce(&[u8]) -> T) -> PyResult<T> {
-        let count = usize::try_from(count).unwrap_or(usize::MAX);
-        let rest = &self.chunk[self.at..];
-        if let Some(bytes) = rest.get(..count) {
-            let made = make(bytes);
-            self.at += count;
-            return Ok(made);
-        }
-        let mut bytes = rest.to_vec();
-        while bytes.len() < count {
-            self.refill()?;
-            self.at = self.chunk.len().min(count - bytes.len());
-            bytes.extend_from_slice(&self.chunk[..self.at]);
-        }
-        Ok(make(&bytes))
+    fn bytes(&mut self, count: u64) -> PyResult<Vec<u8>> {
+        let mut bytes = Vec::with_capacity(CHUNK.min(count as usize));
+        self.0.by_ref().take(count).read_to_end(&mut bytes)?;
+        if bytes.len() as u64 == count { Ok(bytes) } else { Err(self.cut_off()) }
     }
 
     /// Returns a line in ASCII, or the start of a long one.
     fn line(&mut self, most: usize) -> PyResult<String> {
         let mut line = String::new();
-        loop {
+        while line.len() < most {
             match self.byte()? {
                 byte if byte.is_ascii_graphic() => line.push(byte.into()),
-                b'\n' => return Ok(line),
+                b'\n' => break,
                 _ => line.push('?'),
             }
-            if line.len() == most {
-                return Ok(line);
-            }
         }
+        Ok(line)
     }
 }

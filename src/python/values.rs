@@ -18,8 +18,6 @@ macro_rules! with_items {
     }};
 }
 
-pub(crate) use with_items;
-
 /// A counter's value as Python has it: a duration in seconds.
 #[derive(IntoPyObject)]
 pub(crate) enum Shown {
@@ -127,8 +125,6 @@ macro_rules! counts_class {
     };
 }
 
-pub(crate) use counts_class;
-
 // What is told of an object, in the same words by its `repr` and, as HTML, by a notebook; and what a value is copied by.
 //
 // The HTML is made by the private package `gpupool._notebook`, which is imported at the first cell that shows an object. A
@@ -217,14 +213,12 @@ macro_rules! told_class {
     };
 }
 
-pub(crate) use told_class;
-
 /// Makes such a class of values, which are made, copied and pickled by their properties; `told by` is their `repr`.
 macro_rules! value_class {
     ($(#[$about:meta])* $class:ident = $name:literal from $value:ident: $rust:ty {
         $($property:ident: $kind:ty = $found:expr,)*
     } $(told by $told:path)?) => {
-        $crate::python::values::told_class! {
+        told_class! {
             $(#[$about])* $class = $name from $value: $rust { $($property: $kind = $found,)* }
         }
 
@@ -248,5 +242,3 @@ macro_rules! value_class {
         }
     };
 }
-
-pub(crate) use value_class;

@@ -18,19 +18,19 @@ mod table;
 mod thread;
 
 #[cfg(not(any(loom, schedules)))]
-pub(crate) use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
+pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 #[cfg(not(loom))]
 pub(crate) use std::sync::{
     Condvar, Mutex, MutexGuard,
     atomic::{Ordering, fence},
 };
 #[cfg(schedules)]
-pub(crate) use stepped::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize};
+pub(crate) use stepped::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 
 #[cfg(loom)]
 pub(crate) use loom::sync::{
     Condvar, Mutex, MutexGuard,
-    atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
+    atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
 };
 
 pub(crate) use door::Door;

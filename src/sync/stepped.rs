@@ -68,7 +68,6 @@ macro_rules! stepped {
 
 stepped! {
     AtomicBool(bool) { swap }
-    AtomicU8(u8) { swap fetch_or fetch_and }
     AtomicU32(u32) { swap fetch_add fetch_sub fetch_or fetch_and }
     AtomicU64(u64) { swap fetch_add fetch_sub fetch_max fetch_or fetch_and }
     AtomicUsize(usize) { swap fetch_add fetch_sub fetch_max fetch_or fetch_and }

@@ -113,6 +113,50 @@ fn no_request_waits_for_a_callback_of_another_thread() {
     assert_all_back();
 }
 
+/// What says that it ends, and then waits to go on: the end of what a program gives to a pool may wait for any lock, whose
+/// holder may allocate.
+#[derive(Debug)]
+struct SlowEnd(Mutex<Option<(Sender<()>, Receiver<()>)>>);
+
+impl Drop for SlowEnd {
+    fn drop(&mut self) {
+        if let Some((called, go_on)) = self.0.lock().unwrap().take() {
+            called.send(()).unwrap();
+            go_on.recv().unwrap();
+        }
+    }
+}
+
+// SAFETY: the addresses are the test's own, and no memory is behind them but the simulated driver's.
+unsafe impl SegmentSource for SlowEnd {
+    fn allocate(&self, _bytes: u64, _stream: &Stream) -> Result<u64> {
+        Ok(1 << 44)
+    }
+
+    unsafe fn free(&self, _address: u64, _bytes: u64, _stream: &Stream) -> Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn no_request_waits_for_the_end_of_what_a_program_gave_to_a_pool() {
+    host!();
+    let held = empty(500 * MIB, &stream(0)).unwrap();
+    ends_beside(|called, go_on| {
+        let (source, user) = (SlowEnd(Mutex::new(Some((called, go_on)))), stream(0));
+        let pool = MemPool::builder().device(device(0)).allocator(Arc::new(source)).build().unwrap();
+        let block = empty_in(&pool, PAGE, &user).unwrap();
+        submit(&user).unwrap();
+        drop(pool);
+        // The segment is the last that has the allocator, and goes once the work is done.
+        drop(block);
+        complete_all().unwrap();
+        empty_cache().unwrap();
+    });
+    drop(held);
+    assert_all_back();
+}
+
 /// A logger that reports a line and then waits to go on: it may wait for any lock, whose holder may allocate.
 struct Slow;
 

@@ -1,7 +1,9 @@
 """cuda.core's memory from gpupool: the real package over a double of the driver."""
 
+import gpupool
 import pytest
 from framework_machine import framework_machine
+from gpupool import _native
 from running import functions_of, run_bare_program, run_program
 
 
@@ -47,3 +49,17 @@ def test_a_missing_or_old_cuda_core_is_named(tmp_path):
     (tmp_path / "cuda/core.py").write_text('__version__ = "1.1.0"\n')
     old = "cuda.core 1.1.0 is too old: 1.2 is needed"
     run_bare_program("importing/missing.py", "cuda.core", old, PYTHONPATH=str(tmp_path))
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_refused_free_leaves_the_memory_to_be_freed(is_shared):
+    memory = _native.CudaCoreMemory(lambda pointer, size, resource, stream: pointer, gpupool.Stream, 0, None)
+    stream, foreign = gpupool.Stream(0), gpupool.Stream(1)
+    pointer = memory.allocate(512, stream=stream)
+    buffer = memory.device_buffer(pointer) if is_shared else None
+    with pytest.raises(gpupool.InvalidValue, match="device 1"):
+        memory.deallocate(pointer, 512, stream=foreign)
+    memory.deallocate(pointer, 512, stream=stream)
+    with pytest.raises(gpupool.InvalidValue, match="freed before"):
+        memory.deallocate(pointer, 512, stream=stream)
+    del buffer

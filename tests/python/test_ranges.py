@@ -14,6 +14,7 @@ import gpupool
 import numpy as np
 import pytest
 from running import run_program
+from waiting import LONG, wait_for, wait_for_end
 
 PAGE = 2 << 20
 
@@ -192,6 +193,51 @@ def test_a_with_block_frees_it_and_a_second_free_does_nothing(pool, stream):
     for call in (lambda: ranged.commit([0]), lambda: ranged.committed_bytes, lambda: np.from_dlpack(ranged)):
         with pytest.raises(gpupool.InvalidValue, match="freed"):
             call()
+
+
+def test_a_range_that_is_just_freed_lends_no_array(stream):
+    ranged = gpupool.MemPool(limit=2 * PAGE).reserve_range(4 * PAGE)
+    commits, may_end, frees = threading.Event(), threading.Event(), threading.Event()
+    refused = []
+
+    def without_memory(_device, _nbytes):
+        commits.set()
+        wait_for(may_end, "the range was asked for an array")
+        return False
+
+    def commit():
+        with pytest.raises(gpupool.OutOfMemory):
+            ranged.commit(range(3), stream)
+
+    def free():
+        frees.set()
+        # It waits for the commit.
+        try:
+            ranged.free()
+        except gpupool.InvalidValue as error:
+            refused.append(error)
+
+    interval = sys.getswitchinterval()
+    with gpupool.on_oom(without_memory):
+        threads = [threading.Thread(target=commit), threading.Thread(target=free)]
+        threads[0].start()
+        wait_for(commits, "a commit has found no memory")
+        try:
+            # The thread runs on until it waits.
+            sys.setswitchinterval(LONG)
+            threads[1].start()
+            wait_for(frees, "another thread frees the range")
+        finally:
+            sys.setswitchinterval(interval)
+        try:
+            view = np.from_dlpack(ranged)
+        except gpupool.InvalidValue:
+            view = None
+        may_end.set()
+        wait_for_end(*threads)
+    # Not shown, as that would read the memory.
+    is_lent = view is not None
+    assert is_lent == bool(refused), "an array is of a range that was freed"
 
 
 def test_pinned_pages_are_neither_decommitted_nor_freed(ranged, stream):

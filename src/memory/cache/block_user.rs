@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::graph_use::GraphUse;
 use super::sharing::Sharing;
 use crate::error::Result;
-use crate::memory::device::{EventPool, Until, each_once};
+use crate::memory::device::{EventPool, Patience, Until, each_once};
 use crate::runtime::{Stream, StreamIdentity};
 use crate::sync::ThisThread;
 
@@ -151,13 +151,14 @@ impl Waiting {
         [self.offset].into_iter().chain(self.beside.iter().copied())
     }
 
-    /// Returns whether it can be used again; with `wait`, waits for what is recorded, but not for the end of graphs, nor
-    /// for other processes.
-    pub(in crate::memory) fn is_done(&mut self, events: &EventPool, wait: bool) -> Result<bool> {
+    /// Returns whether it can be used again; waits for what is recorded, but not for the end of graphs, nor for other
+    /// processes.
+    pub(in crate::memory) fn is_done(&mut self, events: &EventPool, patience: Patience) -> Result<bool> {
         self.graphs.retain(|graph| !graph.has_ended());
         self.shared.retain(|sharing| sharing.holders() > 0);
         let is_held = !self.graphs.is_empty() || !self.shared.is_empty();
-        Ok(self.until.is_done(events, wait && !is_held)? && !is_held)
+        let patience = if is_held { Patience::Ask } else { patience };
+        Ok(self.until.is_done(events, patience)? && !is_held)
     }
 
     /// Makes a block that waits for its users' work so far, or for what they have done once the driver records it,

@@ -69,7 +69,7 @@ mod sharing;
 mod stream_cache;
 
 pub(in crate::memory) use block_user::{BlockUser, Waiting};
-pub(in crate::memory) use device_caches::{DeviceCaches, Discardable};
+pub(in crate::memory) use device_caches::{DeviceCaches, Discardable, ToDiscard};
 pub(in crate::memory) use event::{
     EventCallback, To, each_event, events, is_recorded, note_oom, note_snapshot, observe,
 };

@@ -7,7 +7,7 @@ use crate::ids::{MemoryLocation, NumaNode};
 use crate::memory::device::{EventPool, Until};
 use crate::memory::pool::{Pool, Role};
 use crate::runtime::{Stream, StreamIdentity};
-use crate::sync::{Ordering, ThisThread};
+use crate::sync::ThisThread;
 
 /// What a cache serves.
 #[derive(Clone, Debug)]
@@ -98,7 +98,7 @@ impl Service {
     /// Returns whether a live graph may use what is free at any time. Under the heap's lock the answer lasts until the
     /// unlock: a capture's blocks are taken out of the heap after it begins.
     pub(in crate::memory) fn is_of_live_graph(&self) -> bool {
-        self.role.is_captured() && self.pool.captures.load(Ordering::Acquire) > 0
+        self.role.is_captured() && self.pool.life.has_graphs()
     }
 
     /// Returns whether this thread may use the stream: it lasts, or is the stream of `alive`, which a caller has just

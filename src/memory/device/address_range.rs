@@ -9,7 +9,7 @@ use rustix::process::{Resource, getrlimit};
 
 use super::access::{ExtentTurn, Mapped, Peers, Placed, reaches};
 use super::elsewhere::end_with;
-use super::pages::{Mapping, run_of};
+use super::pages::Mapping;
 use crate::error::{Error, ErrorKind, OutOfMemory, Result, StatusKind, Wanted};
 use crate::ids::{Device, MemoryLocation};
 use crate::memory::tuning::{PAGE, ROOM};
@@ -30,14 +30,9 @@ const ROOM_MOST: u64 = if cfg!(miri) { ROOM_LEAST } else { 0x1000_0000_0000 };
 /// Why a row is not open to all that are to have access.
 struct NotOpened {
     error: Error,
-    /// The mapping whose extent the driver maps nowhere else any more, if that is why. Those before are open.
-    broken: Option<usize>,
-}
-
-impl From<Error> for NotOpened {
-    fn from(error: Error) -> Self {
-        Self { error, broken: None }
-    }
+    /// How many mappings come before the one whose extent the driver maps nowhere else any more, if that is why: all if it is
+    /// not.
+    usable: usize,
 }
 
 /// Addresses reserved for a device's pages, which are at offsets in it.
@@ -118,17 +113,9 @@ fn without_addresses(error: Error, location: MemoryLocation, bytes: u64) -> Erro
     match error.on(location).into_kind() {
         ErrorKind::Library(refused) if refused.kind == StatusKind::OutOfMemory => {
             let MemoryInfo { free, total } = runtime::memory_info(location).unwrap_or_default();
-            let wanted = Wanted::Addresses(bytes);
-            ErrorKind::OutOfMemory(OutOfMemory {
-                refused,
-                location,
-                wanted,
-                free,
-                total,
-                users: Vec::new(),
-                neighbours: None,
-            })
-            .into()
+            let (wanted, users) = (Wanted::Addresses(bytes), Vec::new());
+            ErrorKind::OutOfMemory(OutOfMemory { refused, location, wanted, free, total, users, neighbours: None })
+                .into()
         }
         other => other.into(),
     }
@@ -170,11 +157,11 @@ impl AddressRange {
                 bytes = (bytes / 2).next_multiple_of(PAGE);
             }
         })?;
-        let mut range = Self::new(location, base, bytes);
+        let range = Self::new(location, base, bytes);
         if location.device().is_none() {
             // Every device uses the host's pinned memory.
             let devices = runtime::get()?.device_count();
-            range.peers = Peers::of((0..devices).map(Device::from_ordinal));
+            (0..devices).try_for_each(|ordinal| range.peers.let_in(Device::from_ordinal(ordinal), || Ok(())))?;
         }
         Ok(range)
     }
@@ -254,20 +241,14 @@ impl AddressRange {
             self.mapped.add(placed);
             drop(turn);
         }
-        let turn = ExtentTurn::take(row.iter().map(|placed| placed.extent));
+        let turn = ExtentTurn::of(row);
         // SAFETY: all of it was just mapped, and the caller alone unmaps it.
         let opened = unsafe { self.open_in_turn(row, &turn) };
         drop(turn);
-        let Err(NotOpened { error, broken }) = opened else { return (row.len(), Ok(())) };
-        let Some((first, from)) = broken.and_then(|index| Some((index, row.get(index..)?))) else {
-            return (row.len(), Err(error));
-        };
-        let bytes = from.iter().map(|placed| placed.bytes).sum();
+        let Err(NotOpened { error, usable }) = opened else { return (row.len(), Ok(())) };
         // SAFETY: no one has this place yet.
-        match unsafe { self.unmap(row[first].address, bytes, from.iter().map(|placed| placed.extent)) } {
-            Ok(()) => (first, Err(error)),
-            Err(_) => (row.len(), Err(error)),
-        }
+        let unmapped = unsafe { self.unmap(&row[usable..]) };
+        (if unmapped.is_ok() { usable } else { row.len() }, Err(error))
     }
 
     /// Opens mappings to the device and its peers, as far as they are not, once no other call works on their extents.
@@ -275,9 +256,20 @@ impl AddressRange {
     /// # Safety
     /// All of it is mapped in a row, and nothing unmaps it meanwhile.
     pub(in crate::memory) unsafe fn open(&self, row: &[Placed]) -> Result<()> {
-        let turn = ExtentTurn::take(row.iter().map(|placed| placed.extent));
+        let turn = ExtentTurn::of(row);
         // SAFETY: as the caller promises.
         unsafe { self.open_in_turn(row, &turn) }.map_err(|refused| refused.error)
+    }
+
+    /// Returns the device and those of its peers that reach the memory.
+    fn users_of(&self, placed: &Placed) -> Result<Vec<MemoryLocation>> {
+        let mut users = vec![self.location];
+        for peer in self.peers.devices() {
+            if placed.source.map_or(Ok(true), |source| reaches(peer, source))? {
+                users.push(peer.into());
+            }
+        }
+        Ok(users)
     }
 
     /// Opens mappings to the device and those peers that reach the memory.
@@ -287,24 +279,21 @@ impl AddressRange {
     /// mapping at once NVIDIA's driver 580.159 refuses one, and the peer may have no access then (`benches/results/h100-peers`).
     unsafe fn open_in_turn(&self, row: &[Placed], _turn: &ExtentTurn) -> Result<(), NotOpened> {
         let (Some(first), Some(last)) = (row.first(), row.last()) else { return Ok(()) };
-        let mut by = vec![self.location];
-        for peer in self.peers.devices() {
-            if first.source.map_or(Ok(true), |source| reaches(peer, source))? {
-                by.push(peer.into());
-            }
-        }
+        let refused = |error| NotOpened { error, usable: row.len() };
+        let by = self.users_of(first).map_err(refused)?;
         // SAFETY: the caller promises that the range is mapped.
-        let opened = unsafe { self.set_access(first.address, last.end() - first.address, &by) };
-        match opened {
-            Err(error) if by.len() > 1 && error.is_status(INVALID_VALUE) => {
-                row.iter().enumerate().try_for_each(|(index, placed)| {
-                    // SAFETY: each is mapped, and its extent's turn is this caller's.
-                    let opened = unsafe { self.open_by_another_place(placed, &by) };
-                    opened.map_err(|error| NotOpened { broken: error.is_status(UNKNOWN).then_some(index), error })
-                })
-            }
-            opened => opened.map_err(NotOpened::from),
+        let Err(error) = (unsafe { self.set_access(first.address, last.end() - first.address, &by) }) else {
+            return Ok(());
+        };
+        if by.len() == 1 || !error.is_status(INVALID_VALUE) {
+            return Err(refused(error));
         }
+        row.iter().enumerate().try_for_each(|(index, placed)| {
+            // SAFETY: each is mapped, and its extent's turn is this caller's.
+            let opened = unsafe { self.open_by_another_place(placed, &by) };
+            opened
+                .map_err(|error| NotOpened { usable: if error.is_status(UNKNOWN) { index } else { row.len() }, error })
+        })
     }
 
     /// Opens a mapping to which an extent was moved. For memory that RDMA can use, NVIDIA's driver 580.159 gives other
@@ -350,30 +339,14 @@ impl AddressRange {
         self.driver(|runtime| unsafe { runtime.memory_set_access(address, bytes, by) })
     }
 
-    /// Unmaps mappings in a row, ordered by address.
-    ///
-    /// # Safety
-    /// No work uses the memory at these pages, now or later.
-    pub(in crate::memory) unsafe fn unmap_row(&self, row: &[Mapping]) -> Result<()> {
-        if row.is_empty() {
-            return Ok(());
-        }
-        let run = run_of(row);
-        // SAFETY: as the caller promises.
-        unsafe { self.unmap(self.base + run.start(), run.bytes(), row.iter().map(|mapping| mapping.extent)) }
-    }
-
-    /// Unmaps whole mappings in a row, of these extents.
+    /// Unmaps mappings in a row, which may be none.
     ///
     /// # Safety
     /// No work uses the memory at these addresses, now or later.
-    pub(in crate::memory) unsafe fn unmap(
-        &self,
-        address: u64,
-        bytes: u64,
-        extents: impl IntoIterator<Item = Extent>,
-    ) -> Result<()> {
-        let _turn = ExtentTurn::take(extents);
+    pub(in crate::memory) unsafe fn unmap(&self, row: &[Placed]) -> Result<()> {
+        let (Some(first), Some(last)) = (row.first(), row.last()) else { return Ok(()) };
+        let (address, bytes) = (first.address, last.end() - first.address);
+        let _turn = ExtentTurn::of(row);
         // SAFETY: the caller promises that the memory is used no more there.
         self.driver(|runtime| unsafe { runtime.memory_unmap(address, bytes) })?;
         self.mapped.remove(address, bytes);
@@ -388,7 +361,7 @@ impl AddressRange {
         self.peers.let_in(peer, || {
             for row in self.mapped.rows() {
                 // The turn keeps all of it mapped.
-                let turn = ExtentTurn::take(row.iter().map(|placed| placed.extent));
+                let turn = ExtentTurn::of(&row);
                 for still in self.mapped.still(&row) {
                     // SAFETY: it is on the list of what is mapped, and what would unmap it waits for its turn.
                     unsafe { self.open_in_turn(&still, &turn) }.map_err(|refused| refused.error)?;

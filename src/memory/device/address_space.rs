@@ -1,48 +1,161 @@
-//! The unused pages of an address range.
+//! Runs of pages, and the unused ones of an address range. Memory ranges keep the addresses of some: what is mapped there
+//! comes and goes page by page, as elsewhere; only the addresses serve nothing else.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::held_runs::HeldRuns;
-use super::run::Run;
+use crate::memory::tuning::PAGE;
 
-/// Unused pages, in runs that do not touch.
-#[derive(Debug)]
-pub(in crate::memory) struct AddressSpace {
+/// Successive pages of a device's address range.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(in crate::memory) struct Run {
+    pub(in crate::memory) first: u32,
+    pub(in crate::memory) pages: u32,
+}
+
+impl Run {
+    /// Returns the whole pages between two offsets; none if there is no whole one.
+    pub(in crate::memory) const fn between(start: u64, end: u64) -> Option<Self> {
+        let (first, end) = (start.div_ceil(PAGE) as u32, (end / PAGE) as u32);
+        if first < end { Some(Self { first, pages: end - first }) } else { None }
+    }
+
+    pub(in crate::memory) const fn next(self) -> u32 {
+        self.first + self.pages
+    }
+
+    pub(in crate::memory) const fn start(self) -> u64 {
+        self.first as u64 * PAGE
+    }
+
+    pub(in crate::memory) const fn end(self) -> u64 {
+        self.next() as u64 * PAGE
+    }
+
+    pub(in crate::memory) const fn bytes(self) -> u64 {
+        self.pages as u64 * PAGE
+    }
+
+    pub(in crate::memory) fn common(self, other: Self) -> Option<Self> {
+        Self::between(self.start().max(other.start()), self.end().min(other.end()))
+    }
+
+    /// Returns the parts that are not in the other.
+    pub(in crate::memory) fn without(self, other: Self) -> impl Iterator<Item = Self> {
+        let behind = self.start().max(other.end());
+        let before = self.end().min(other.start());
+        [Self::between(self.start(), before), Self::between(behind, self.end())].into_iter().flatten()
+    }
+}
+
+/// Returns the parts of runs that are in no other run, in order.
+pub(in crate::memory) fn without_all(mut runs: Vec<Run>, others: &[Run]) -> Vec<Run> {
+    for &other in others {
+        runs = runs.into_iter().flat_map(|run| run.without(other)).collect();
+    }
+    runs
+}
+
+/// Runs that do not touch.
+#[derive(Debug, Default)]
+pub(super) struct RunSet {
     /// First page and length.
-    free: BTreeMap<u32, u32>,
+    by_first: BTreeMap<u32, u32>,
     /// The same by length and first page, so that a search stays quick with thousands of runs.
     by_length: BTreeSet<(u32, u32)>,
+}
+
+impl RunSet {
+    pub(super) fn of(run: Run) -> Self {
+        let mut set = Self::default();
+        set.insert(run);
+        set
+    }
+
+    pub(super) fn runs(&self) -> impl Iterator<Item = Run> {
+        self.by_first.iter().map(|(&first, &pages)| Run { first, pages })
+    }
+
+    /// Returns the runs of at least so many pages, the smallest first, and the first of equals.
+    pub(super) fn runs_from(&self, pages: u32) -> impl Iterator<Item = Run> {
+        self.by_length.range((pages, 0)..).map(|&(pages, first)| Run { first, pages })
+    }
+
+    /// Returns the run that this page is in.
+    fn at(&self, page: u32) -> Option<Run> {
+        let (&first, &pages) = self.by_first.range(..=page).next_back()?;
+        (first + pages > page).then_some(Run { first, pages })
+    }
+
+    /// Returns the parts of a run that are in the set, in order.
+    pub(super) fn parts(&self, run: Run) -> Vec<Run> {
+        let from = self.at(run.first).map_or(run.first, |whole| whole.first);
+        let parts = self.by_first.range(from..run.next());
+        parts.filter_map(|(&first, &pages)| Run { first, pages }.common(run)).collect()
+    }
+
+    /// Removes pages. Returns false, and removes none, if some are not in the set.
+    pub(super) fn take(&mut self, run: Run) -> bool {
+        let Some(whole) = self.at(run.first).filter(|whole| run.next() <= whole.next()) else { return false };
+        self.remove(whole);
+        whole.without(run).for_each(|rest| self.add(rest));
+        true
+    }
+
+    /// Adds pages, none of which is in the set.
+    pub(super) fn insert(&mut self, mut run: Run) {
+        debug_assert!(self.parts(run).is_empty());
+        if run.pages == 0 {
+            return;
+        }
+        let before = run.first.checked_sub(1).and_then(|page| self.at(page));
+        for beside in [before, self.at(run.next())].into_iter().flatten() {
+            self.remove(beside);
+            run = Run { first: run.first.min(beside.first), pages: run.pages + beside.pages };
+        }
+        self.add(run);
+    }
+
+    fn add(&mut self, Run { first, pages }: Run) {
+        self.by_first.insert(first, pages);
+        self.by_length.insert((pages, first));
+    }
+
+    fn remove(&mut self, Run { first, pages }: Run) {
+        self.by_first.remove(&first);
+        self.by_length.remove(&(pages, first));
+    }
+}
+
+/// The unused pages of an address range.
+#[derive(Debug)]
+pub(in crate::memory) struct AddressSpace {
+    free: RunSet,
     /// Runs of at least so many pages are room to grow for caches, not holes to fill.
     wide: u32,
-    /// Runs that stay taken, whatever is mapped there.
-    held: HeldRuns,
+    /// Pages that stay taken, whatever is mapped there.
+    held: RunSet,
+    /// Those of them at which nothing is mapped.
+    vacant: RunSet,
 }
 
 impl AddressSpace {
     /// Makes a space of `pages` unused pages from `first` on.
     pub(in crate::memory) fn new(first: u32, pages: u32) -> Self {
         Self {
-            free: BTreeMap::from([(first, pages)]),
-            by_length: BTreeSet::from([(pages, first)]),
+            free: RunSet::of(Run { first, pages }),
             wide: (pages / 256).max(1),
-            held: HeldRuns::default(),
+            held: RunSet::default(),
+            vacant: RunSet::default(),
         }
     }
 
     /// Returns how many pages are unused from this one on.
     pub(in crate::memory) fn free_at(&self, page: u32) -> u32 {
-        match self.free.range(..=page).next_back() {
-            Some((&first, &pages)) if first + pages > page => first + pages - page,
-            _ => 0,
-        }
-    }
-
-    pub(in crate::memory) fn runs(&self) -> impl Iterator<Item = Run> {
-        self.free.iter().map(|(&first, &pages)| Run { first, pages })
+        self.free.at(page).map_or(0, |run| run.next() - page)
     }
 
     pub(in crate::memory) fn runs_from(&self, pages: u32) -> impl Iterator<Item = Run> {
-        self.by_length.range((pages, 0)..).map(|&(pages, first)| Run { first, pages })
+        self.free.runs_from(pages)
     }
 
     /// Returns the smallest hole (unused pages between used ones) with so many pages, the first of equals.
@@ -52,7 +165,7 @@ impl AddressSpace {
 
     /// Returns a place far from used pages, with room to grow.
     pub(in crate::memory) fn far(&self, pages: u32) -> Option<u32> {
-        let &(length, first) = self.by_length.last()?;
+        let &(length, first) = self.free.by_length.last()?;
         let middle = if length >= self.wide { length / 2 } else { 0 };
         if length - middle >= pages { Some(first + middle) } else { (length >= pages).then_some(first) }
     }
@@ -66,15 +179,7 @@ impl AddressSpace {
 
     /// Takes unused pages. Returns false if some are used.
     pub(in crate::memory) fn take(&mut self, run: Run) -> bool {
-        let Some((&first, &length)) = self.free.range(..=run.first).next_back() else { return false };
-        let end = first + length;
-        if run.next() > end {
-            return false;
-        }
-        self.remove(first);
-        self.insert(first, run.first - first);
-        self.insert(run.next(), end - run.next());
-        true
+        self.free.take(run)
     }
 
     /// Takes so many unused pages in a row, which stay taken until [`AddressSpace::let_go`]; none if there are not so
@@ -86,58 +191,90 @@ impl AddressSpace {
         if !self.take(run) {
             return None;
         }
-        self.held.add(run);
+        self.held.insert(run);
+        self.vacant.insert(run);
         Some(run)
     }
 
     /// Notes that something will be mapped at held pages. Returns false, and notes nothing, if something is.
     pub(in crate::memory) fn map_held(&mut self, run: Run) -> bool {
-        self.held.map(run)
+        self.vacant.take(run)
     }
 
     /// Ends the hold of a run: its pages become unused, each once nothing is mapped there.
     pub(in crate::memory) fn let_go(&mut self, run: Run) {
-        self.held.remove(run).into_iter().for_each(|unmapped| self.free(unmapped));
+        self.held.take(run);
+        for vacant in self.vacant.parts(run) {
+            self.vacant.take(vacant);
+            self.free.insert(vacant);
+        }
     }
 
     /// Notes that nothing is mapped at these pages any more. Those that are not held become unused.
     pub(in crate::memory) fn put_back(&mut self, run: Run) {
-        self.held.unmap(run).into_iter().for_each(|unused| self.free(unused));
-    }
-
-    fn free(&mut self, Run { mut first, mut pages }: Run) {
-        if pages == 0 {
-            return;
-        }
-        pages += self.remove(first + pages);
-        if let Some((&before, &length)) = self.free.range(..first).next_back()
-            && before + length == first
-        {
-            self.remove(before);
-            first = before;
-            pages += length;
-        }
-        self.insert(first, pages);
-    }
-
-    fn insert(&mut self, first: u32, pages: u32) {
-        if pages > 0 {
-            self.free.insert(first, pages);
-            self.by_length.insert((pages, first));
-        }
-    }
-
-    /// Removes the run that starts at this page, and returns its length, or 0.
-    fn remove(&mut self, first: u32) -> u32 {
-        let length = self.free.remove(&first).unwrap_or(0);
-        self.by_length.remove(&(length, first));
-        length
+        let held = self.held.parts(run);
+        held.iter().for_each(|&part| self.vacant.insert(part));
+        without_all(vec![run], &held).into_iter().for_each(|unused| self.free.insert(unused));
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const fn run(first: u32, pages: u32) -> Run {
+        Run { first, pages }
+    }
+
+    #[test]
+    fn whole_pages_between_offsets() {
+        assert_eq!(Run::between(0, 3 * PAGE), Some(run(0, 3)));
+        assert_eq!(Run::between(1, 3 * PAGE - 1), Some(run(1, 1)));
+        assert_eq!(Run::between(1, 2 * PAGE - 1), None);
+        assert_eq!(Run::between(3 * PAGE, PAGE), None);
+        assert_eq!((run(2, 3).start(), run(2, 3).end(), run(2, 3).bytes()), (2 * PAGE, 5 * PAGE, 3 * PAGE));
+    }
+
+    #[test]
+    fn what_two_have_in_common_and_what_is_left() {
+        let whole = run(10, 10);
+        for (other, common, left) in [
+            (run(12, 3), Some(run(12, 3)), vec![run(10, 2), run(15, 5)]),
+            (run(5, 10), Some(run(10, 5)), vec![run(15, 5)]),
+            (run(15, 10), Some(run(15, 5)), vec![run(10, 5)]),
+            (run(0, 30), Some(whole), vec![]),
+            (run(20, 5), None, vec![whole]),
+            (run(0, 10), None, vec![whole]),
+        ] {
+            assert_eq!((whole.common(other), whole.without(other).collect()), (common, left), "{other:?}");
+        }
+        let runs = vec![run(0, 10), run(20, 10)];
+        assert_eq!(without_all(runs.clone(), &[run(2, 2), run(8, 14)]), [run(0, 2), run(4, 4), run(22, 8)]);
+        assert_eq!(without_all(runs, &[run(0, 10), run(15, 15)]), []);
+    }
+    fn all(space: &AddressSpace) -> Vec<Run> {
+        assert_eq!(space.free.by_first.len(), space.free.by_length.len());
+        space.free.runs().collect()
+    }
+
+    #[test]
+    fn what_is_put_back_is_parted_into_held_and_other_pages() {
+        let mut space = AddressSpace::new(0, 100);
+        assert_eq!([space.hold(5), space.hold(5)], [Some(run(95, 5)), Some(run(90, 5))]);
+        assert!(space.take(run(80, 10)) && space.map_held(run(95, 5)) && space.map_held(run(92, 3)));
+        assert!(!space.map_held(run(91, 2)), "only a part is vacant");
+        assert!(!space.map_held(run(80, 2)), "they are not held");
+        space.put_back(run(85, 5));
+        space.put_back(run(92, 6));
+        assert_eq!(all(&space), [run(0, 80), run(85, 5)]);
+        assert!(space.map_held(run(90, 5)) && space.map_held(run(95, 3)) && !space.map_held(run(98, 1)));
+        space.put_back(run(90, 2));
+        space.let_go(run(90, 5));
+        assert_eq!(all(&space), [run(0, 80), run(85, 7)]);
+        space.put_back(run(92, 4));
+        assert_eq!(all(&space), [run(0, 80), run(85, 10)]);
+        assert!(space.map_held(run(95, 1)) && !space.map_held(run(94, 1)));
+    }
 
     #[test]
     fn what_is_taken_comes_back_in_one_piece() {
@@ -152,36 +289,38 @@ mod tests {
         space.put_back(Run { first: 10, pages: 5 });
         space.put_back(Run { first: 20, pages: 5 });
         space.put_back(Run { first: 15, pages: 5 });
-        assert_eq!(space.free, BTreeMap::from([(10, 1000)]));
-        assert_eq!(space.by_length, BTreeSet::from([(1000, 10)]));
+        assert_eq!(all(&space), [run(10, 1000)]);
     }
 
     #[test]
     fn held_pages_stay_taken_until_they_are_let_go_and_nothing_is_mapped_there() {
         let mut space = AddressSpace::new(0, 1000);
-        let run = space.hold(10).unwrap_or(Run { first: 0, pages: 0 });
-        assert_eq!(run.pages, 10);
-        let at = |first, pages| Run { first: run.first + first, pages };
+        let held = space.hold(10).unwrap_or(Run { first: 0, pages: 0 });
+        assert_eq!(held.pages, 10);
+        let at = |first, pages| Run { first: held.first + first, pages };
         assert!(space.map_held(at(2, 5)) && !space.map_held(at(6, 2)));
         space.put_back(at(2, 2));
-        assert!(space.map_held(at(3, 1)) && space.free_at(run.first) == 0);
-        space.let_go(run);
-        assert_eq!((space.free_at(run.first), space.free_at(run.first + 3), space.free_at(run.first + 7)), (3, 0, 3));
+        assert!(space.map_held(at(3, 1)) && space.free_at(held.first) == 0);
+        space.let_go(held);
+        assert_eq!(
+            (space.free_at(held.first), space.free_at(held.first + 3), space.free_at(held.first + 7)),
+            (3, 0, 3)
+        );
         space.put_back(at(3, 4));
-        assert_eq!(space.free, BTreeMap::from([(0, 1000)]));
+        assert_eq!(all(&space), [run(0, 1000)]);
     }
 
     #[test]
     fn what_is_held_leaves_the_rest_in_one_piece() {
         let mut space = AddressSpace::new(0, 1000);
         let [first, second, third] = [100, 200, 300].map(|pages| space.hold(pages));
-        assert_eq!((first.map(|run| run.pages), space.by_length.len()), (Some(100), 1));
+        assert_eq!((first.map(|run| run.pages), space.free.by_length.len()), (Some(100), 1));
         second.into_iter().for_each(|run| space.let_go(run));
         // Into the hole, not into the rest.
         let again = space.hold(150);
         assert_eq!(again.zip(second).map(|(again, hole)| again.next() == hole.next()), Some(true));
         [first, third, again].into_iter().flatten().for_each(|run| space.let_go(run));
-        assert_eq!(space.free, BTreeMap::from([(0, 1000)]));
+        assert_eq!(all(&space), [run(0, 1000)]);
     }
 
     #[test]

@@ -5,17 +5,15 @@
 use std::sync::{Arc, Mutex};
 
 use super::address_range::AddressRange;
-use super::address_space::AddressSpace;
+use super::address_space::{AddressSpace, Run};
+use super::budget::{Budget, LivePeak, PINNED, PieceCounters};
 use super::elsewhere::Elsewhere;
-use super::event_pool::EventPool;
-use super::live_peak::LivePeak;
 use super::pages::Pages;
-use super::pieces::PieceCounters;
 use super::retired::Retired;
-use super::run::Run;
-use super::segments::Segments;
-use super::supply::{Budget, DriverSegments, PINNED, Source};
+use super::segments::{DriverSegments, Segments};
+use super::supply::Source;
 use super::under_way::MovesUnderWay;
+use super::until::EventPool;
 use crate::environment;
 use crate::error::{Error, Result};
 use crate::ids::{Device, MemoryLocation};

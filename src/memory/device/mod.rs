@@ -4,15 +4,11 @@
 mod access;
 mod address_range;
 mod address_space;
+mod budget;
 mod device_memory;
 mod elsewhere;
-mod event_pool;
-mod held_runs;
-mod live_peak;
 mod pages;
-mod pieces;
 mod retired;
-mod run;
 mod segments;
 mod small;
 mod supply;
@@ -21,24 +17,22 @@ mod until;
 
 pub(in crate::memory) use access::{Placed, reaches};
 pub(in crate::memory) use address_range::{UNKNOWN, end_left, with_device};
+pub(in crate::memory) use address_space::{Run, without_all};
+pub(crate) use budget::CallTimes;
+pub(in crate::memory) use budget::{Budget, BudgetClaim, Flow, LivePeak, PINNED, PINNED_GONE, PINNED_MADE};
 pub(in crate::memory) use device_memory::DeviceMemory;
 pub(in crate::memory) use elsewhere::{
     DescribedExtent, KeptMapping, Region, be_thread_for_others, end_where_asked, is_thread_for_others, regions_ended,
     wake, wakeup,
 };
-pub(in crate::memory) use event_pool::EventPool;
-pub(in crate::memory) use live_peak::LivePeak;
 pub(in crate::memory) use pages::{BLOCKS_MAX, Invalid, LENT, Mapping, PageEntry, Pages, run_of};
-pub(in crate::memory) use pieces::Flow;
-pub(in crate::memory) use retired::Remains;
-pub(in crate::memory) use run::{Run, without_all};
-pub(in crate::memory) use segments::overlapping;
+pub(in crate::memory) use retired::{EndingExtents, ExtentEnd, Remains};
+pub use segments::{AllocateFunction, FreeFunction, SegmentFunctions, SegmentSource};
+pub(in crate::memory) use segments::{DriverSegments, overlapping};
 pub(in crate::memory) use small::{CLASSES, SizeClass, Slab};
-pub use supply::{AllocateFunction, FreeFunction, SegmentFunctions, SegmentSource};
-pub(in crate::memory) use supply::{
-    Budget, BudgetClaim, DriverSegments, PINNED, PINNED_GONE, PINNED_MADE, Reserve, Supply,
-};
-pub(crate) use supply::{CallTimes, Source};
+pub(crate) use supply::Source;
+pub(in crate::memory) use supply::{Reserve, Supply};
 pub(crate) use under_way::call_out;
 pub(in crate::memory) use under_way::{Moment, log_out};
-pub(in crate::memory) use until::{Until, each_once};
+pub(crate) use until::Patience;
+pub(in crate::memory) use until::{EventPool, Until, each_once};

@@ -4,7 +4,7 @@
 
 use std::sync::OnceLock;
 
-use super::run::Run;
+use super::address_space::Run;
 use super::small::{Slab, Slabs};
 use crate::memory::tuning::{ALIGNMENT, PAGE, SMALL_MAX};
 use crate::runtime::Extent;
@@ -189,30 +189,28 @@ impl Pages {
         self.page(offset).map_or(0, |page| page.place.load(Ordering::Relaxed))
     }
 
+    /// Returns the pages between two offsets.
+    fn between(&self, start: u64, end: u64) -> impl Iterator<Item = &Page> {
+        (start / PAGE..end.div_ceil(PAGE)).map_while(|index| self.table.get_or_make(index as usize))
+    }
+
     /// Notes a mapping that can be moved.
     pub(in crate::memory) fn set_mapping(&self, mapping: Mapping) {
-        let run = mapping.run;
-        for index in run.first..run.next() {
-            let Some(page) = self.table.get_or_make(index as usize) else { return };
-            page.first.store(run.first, Ordering::Relaxed);
-            page.pages.store(run.pages, Ordering::Relaxed);
+        for page in self.between(mapping.start(), mapping.end()) {
+            page.first.store(mapping.run.first, Ordering::Relaxed);
+            page.pages.store(mapping.run.pages, Ordering::Relaxed);
             page.place.store(mapping.extent.number(), Ordering::Relaxed);
         }
     }
 
     /// Notes that nothing is mapped at pages that their cache keeps.
     pub(in crate::memory) fn clear_mapping(&self, start: u64, bytes: u64) {
-        for index in start / PAGE..(start + bytes) / PAGE {
-            if let Some(page) = self.table.get(index as usize) {
-                page.pages.store(0, Ordering::Relaxed);
-            }
-        }
+        self.between(start, start + bytes).for_each(|page| page.pages.store(0, Ordering::Relaxed));
     }
 
     /// Notes memory that cannot be moved, at its own address.
     pub(in crate::memory) fn set_segment(&self, start: u64, bytes: u64, address: u64) {
-        for index in start / PAGE..(start + bytes).div_ceil(PAGE) {
-            let Some(page) = self.table.get_or_make(index as usize) else { return };
+        for page in self.between(start, start + bytes) {
             page.pages.store(0, Ordering::Relaxed);
             page.place.store(address.wrapping_sub(start), Ordering::Relaxed);
         }
@@ -230,11 +228,8 @@ impl Pages {
 
     /// Sets or clears the cache of pages.
     pub(in crate::memory) fn set_cache(&self, start: u64, end: u64, cache: Option<u32>) {
-        for index in start / PAGE..end.div_ceil(PAGE) {
-            if let Some(page) = self.table.get_or_make(index as usize) {
-                page.cache.store(cache.map_or(0, |number| number + 1), Ordering::Release);
-            }
-        }
+        let number = cache.map_or(0, |number| number + 1);
+        self.between(start, end).for_each(|page| page.cache.store(number, Ordering::Release));
     }
 
     #[inline]

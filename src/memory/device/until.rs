@@ -2,10 +2,23 @@
 //! on its own stream waits for nothing. Events are queried only when a request finds no free block, or memory is given
 //! back.
 
-use super::event_pool::EventPool;
+use std::sync::Mutex;
+
 use crate::error::Result;
-use crate::ids::{CaptureStatus, Device};
+use crate::ids::{CaptureStatus, Device, MemoryLocation};
 use crate::runtime::{self, ContextRecord, Event, Point, RelaxedCapture, Stream};
+use crate::sync::lock;
+
+/// What giving memory back waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Patience {
+    /// It only queries.
+    Ask,
+    /// It waits only for the work on segments whose end callbacks are told of.
+    Report,
+    /// It waits for recorded work.
+    Wait,
+}
 
 #[derive(Debug)]
 pub(in crate::memory) enum Until {
@@ -77,9 +90,9 @@ impl Until {
         Ok(Self::Events(recorded))
     }
 
-    /// Returns whether all of it is done; with `wait`, waits for recorded work. It always waits for devices whose work
-    /// the driver cannot record. A refusal changes nothing.
-    pub(in crate::memory) fn is_done(&mut self, pool: &EventPool, wait: bool) -> Result<bool> {
+    /// Returns whether all of it is done. It always waits for devices whose work the driver cannot record. A refusal changes
+    /// nothing.
+    pub(in crate::memory) fn is_done(&mut self, pool: &EventPool, patience: Patience) -> Result<bool> {
         match self {
             // Streams that may have been destroyed meanwhile are not touched.
             Self::Unrecorded(streams) if streams.iter().all(Stream::is_lasting) => {
@@ -100,7 +113,7 @@ impl Until {
         // Querying an event spoils captures of this thread, and of others in global mode.
         let _relaxed = RelaxedCapture::new(runtime::get()?)?;
         while let Some(event) = events.last() {
-            if wait {
+            if patience == Patience::Wait {
                 event.synchronize()?;
             } else if !event.query()? {
                 return Ok(false);
@@ -117,4 +130,39 @@ pub(in crate::memory) fn each_once(devices: impl Iterator<Item = Device>) -> Vec
     devices.sort_unstable();
     devices.dedup();
     devices
+}
+
+/// Events that are reused, since the driver takes a microsecond to make one.
+#[derive(Debug)]
+pub(in crate::memory) struct EventPool {
+    /// Where the memory is that the events guard. They are of its device, and of others that use it.
+    pub(in crate::memory) location: MemoryLocation,
+    idle: Mutex<Vec<Event>>,
+}
+
+impl EventPool {
+    pub(super) const fn new(location: MemoryLocation) -> Self {
+        Self { location, idle: Mutex::new(Vec::new()) }
+    }
+
+    /// Returns an event that has recorded the stream's work so far.
+    pub(in crate::memory) fn record(&self, stream: &Stream) -> Result<Event> {
+        let event = self.take(stream.device())?;
+        event.record(stream)?;
+        Ok(event)
+    }
+
+    /// Returns an event of this device: a peer's stream takes one of the peer.
+    pub(in crate::memory) fn take(&self, device: Device) -> Result<Event> {
+        let idle = {
+            let mut idle = lock(&self.idle);
+            let place = idle.iter().rposition(|event| event.device() == device);
+            place.map(|place| idle.swap_remove(place))
+        };
+        idle.map_or_else(|| Event::of(device), Ok)
+    }
+
+    pub(in crate::memory) fn put_back(&self, events: impl IntoIterator<Item = Event>) {
+        lock(&self.idle).extend(events);
+    }
 }

@@ -70,7 +70,7 @@ impl Availability {
 /// which is to be counted once.
 fn free_and_own(device: Device) -> Result<(u64, u64)> {
     let caches = DeviceCaches::known(device);
-    let flow = || caches.map(|caches| caches.memory.pieces.get()[0][1]);
+    let flow = || caches.map(|caches| caches.memory.pieces.bytes());
     let mut found = (0, 0);
     for _ in 0..A_FEW {
         if let Some(caches) = caches {

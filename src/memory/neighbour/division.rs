@@ -60,7 +60,7 @@ impl Division {
             if is_on_offer(pool) {
                 division.offered += pool.budget().reserved().saturating_sub(free);
             }
-            if pool.offer.is_taken() {
+            if pool.sleep.offer.is_taken() {
                 division.asleep_for_others += stats.asleep_bytes;
             }
         }
@@ -86,10 +86,10 @@ impl Division {
 /// Returns whether what a pool has free may go to another process: as to another pool, but for memory that an allocator of
 /// the program's own would have to free, since the thread that serves neighbours calls no code of the program's.
 pub(super) fn gives_free_memory(pool: &Pool) -> bool {
-    (pool.gives_way() || pool.offer.is_made) && !pool.has_fixed_segments() && !pool.sleep.is_asleep()
+    (pool.gives_way() || pool.sleep.offer.is_made) && !pool.has_fixed_segments() && !pool.sleep.is_asleep()
 }
 
 /// Returns whether a pool was offered, and may be taken now.
 pub(super) fn is_on_offer(pool: &Pool) -> bool {
-    pool.offer.is_made && !pool.offer.is_in_use() && !pool.sleep.is_asleep() && !pool.is_closed()
+    pool.sleep.offer.is_made && !pool.sleep.offer.is_in_use() && !pool.sleep.is_asleep() && !pool.is_closed()
 }

@@ -12,7 +12,8 @@ use super::division::{Division, gives_free_memory, is_on_offer};
 use super::settings::limits_on;
 use super::wire::Spare;
 use crate::ids::Device;
-use crate::memory::cache::DeviceCaches;
+use crate::memory::cache::{DeviceCaches, ToDiscard};
+use crate::memory::device::Patience;
 use crate::memory::serve::{Help, trim_some, without_callbacks};
 use crate::memory::sleep::sleep_for_others;
 use crate::memory::tuning::RETRY;
@@ -42,7 +43,8 @@ pub(super) fn give(device: Device, spare: Spare, asked: u64, within: Duration) -
     let of_handles = without_callbacks(|| match spare {
         Spare::Free => give_free(caches, device, allowance, until),
         Spare::Discardable => {
-            caches.discardable.discard(allowance.wanted(), allowance.above, None, false);
+            let (wanted, most) = (allowance.wanted(), allowance.above);
+            caches.discardable.discard(ToDiscard { wanted, most, patience: Patience::Ask }, None);
             0
         }
         Spare::Offered => {
@@ -55,7 +57,7 @@ pub(super) fn give(device: Device, spare: Spare, asked: u64, within: Duration) -
 
 /// Returns what tells how many bytes have gone to the driver since now, whatever the program takes meanwhile.
 fn gone_since(caches: &'static DeviceCaches) -> impl Fn() -> u64 {
-    let went = || caches.memory.pieces.get()[0][1].went;
+    let went = || caches.memory.given_back();
     let before = went();
     move || went().saturating_sub(before)
 }

@@ -9,7 +9,7 @@ use super::call::{address_of, guard, pointer, put, stream_of};
 use crate::error::{Error, Result};
 use crate::library::DeviceMemHandler;
 use crate::memory::serve::{self, Allocation};
-use crate::memory::{self, host, route};
+use crate::memory::{self, pinned, route};
 use crate::runtime::{self, Stream};
 
 /// A memory handler that can be passed to a library: its memory comes from the pool whose scope the calling thread is
@@ -134,7 +134,7 @@ unsafe extern "C" fn pinned_handler_alloc(
     stream: *mut c_void,
 ) -> c_int {
     let allocate =
-        |size, stream: &Stream| route::allocate(size, &host::node_of(None, Some(stream))?).map(Allocation::address);
+        |size, stream: &Stream| route::allocate(size, &pinned::node_of(None, Some(stream))?).map(Allocation::address);
     // SAFETY: the library names a stream that is alive, and passes a place for a pointer.
     unsafe { handler_alloc_from(place, size, -1, stream, allocate) }
 }

@@ -12,8 +12,8 @@ use crate::error::{Error, Result};
 use crate::ids::Device;
 use crate::library::DeviceMemHandler;
 use crate::memory::device::with_device;
-use crate::memory::route::{PoolScope, PoolToken, PoolUse, allocate};
-use crate::memory::serve::{Allocation, find, free, owns};
+use crate::memory::route::{PoolScope, PoolToken, allocate};
+use crate::memory::serve::{Allocation, PoolUse, find, free, owns};
 use crate::runtime::Stream;
 use crate::sync::lock;
 

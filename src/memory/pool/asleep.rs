@@ -2,6 +2,9 @@
 //! The thread that changes it calls the driver without a lock; others that would change it wait. Requests only check
 //! whether the pool is awake, on a miss. Work with the pool's memory is submitted behind a door, which is closed from
 //! the beginning of a sleep to the end of waking.
+//!
+//! A pool may have been offered to other processes: it is put to sleep when one of them has no memory, but not while a
+//! thread has a scope of it, or copies or commits what is the pool's, since that may be about to use what it holds.
 
 use std::fmt::Debug;
 use std::mem;
@@ -13,7 +16,7 @@ use super::state::Pool;
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::device::{Mapping, Run, run_of};
 use crate::runtime::Stream;
-use crate::sync::{AtomicBool, Door, InHand, MayWait, Ordering, ThisThread, ThreadNumber, lock, wait};
+use crate::sync::{AtomicU32, Door, InHand, MayWait, Ordering, ThisThread, ThreadNumber, lock, wait};
 
 /// Pinned memory with a part of a backup. Freed when dropped.
 #[derive(Debug)]
@@ -87,8 +90,56 @@ enum Phase {
         thread: ThreadNumber,
         /// Whether other pools may still take free blocks of it.
         may_serve_others: bool,
+        /// Whether another thread wants to let go of what is kept.
+        is_to_let_go: bool,
     },
-    Asleep(Record),
+    Asleep {
+        record: Record,
+        is_to_let_go: bool,
+    },
+}
+
+/// A pool's offer to other processes. What changes is one number: who begins to use the pool sees that the offer is taken
+/// up, or who takes it up sees the use.
+#[derive(Debug, Default)]
+pub(in crate::memory) struct Offer {
+    pub(in crate::memory) is_made: bool,
+    /// Whether the pool wakes by its next request, scope, copy or commit.
+    pub(in crate::memory) wakes_on_use: bool,
+    /// How many scopes of the pool there are, and calls that use it; and [`TAKEN`].
+    uses: AtomicU32,
+}
+
+/// The bit of an offer that is taken up: the pool sleeps for another process, or is about to.
+const TAKEN: u32 = 1 << 31;
+
+impl Offer {
+    /// Notes a use, and returns whether the offer is taken up, which is then to be waited for.
+    pub(in crate::memory) fn begin_use(&self) -> bool {
+        self.uses.fetch_add(1, Ordering::AcqRel) & TAKEN != 0
+    }
+
+    pub(in crate::memory) fn end_use(&self) {
+        self.uses.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    pub(in crate::memory) fn is_in_use(&self) -> bool {
+        self.uses.load(Ordering::Acquire) & !TAKEN != 0
+    }
+
+    /// Takes the offer up until the pool is awake again; false if the pool is in use.
+    pub(in crate::memory) fn take(&self) -> bool {
+        let free = |uses: u32| (uses & !TAKEN == 0).then_some(TAKEN);
+        self.uses.fetch_update(Ordering::AcqRel, Ordering::Acquire, free).is_ok()
+    }
+
+    pub(in crate::memory) fn is_taken(&self) -> bool {
+        self.uses.load(Ordering::Acquire) & TAKEN != 0
+    }
+
+    fn let_go(&self) {
+        self.uses.fetch_and(!TAKEN, Ordering::AcqRel);
+    }
 }
 
 /// The pool's sleeps so far.
@@ -110,8 +161,7 @@ pub(crate) struct Sleep {
     phase: Mutex<Phase>,
     /// Notified when a change is over.
     changed: Condvar,
-    /// Written with the phase locked, which the end of a change locks, too.
-    is_to_let_go: AtomicBool,
+    pub(in crate::memory) offer: Offer,
     pub(in crate::memory) times: Mutex<SleepTimes>,
 }
 
@@ -132,6 +182,11 @@ pub(in crate::memory) struct Change<'a> {
 }
 
 impl Sleep {
+    pub(super) fn new(sleeps_for_others: bool, wakes_on_use: bool) -> Self {
+        let offer = Offer { is_made: sleeps_for_others, wakes_on_use, uses: AtomicU32::new(0) };
+        Self { offer, ..Self::default() }
+    }
+
     /// Returns whether the pool serves no request since it is asleep, falling asleep or waking.
     pub(crate) fn is_asleep(&self) -> bool {
         self.door.is_closed()
@@ -156,17 +211,18 @@ impl Sleep {
                 Phase::Changing { thread: changing, .. } if *changing == thread.number() => return Err(within_itself()),
                 Phase::Changing { .. } => phase = wait(&self.changed, &self.phase, phase, may_wait)?,
                 Phase::Awake if wanted == SleepChange::Wake => return Ok(None),
-                Phase::Asleep(_) if wanted == SleepChange::Sleep => return Ok(None),
-                Phase::Awake | Phase::Asleep(_) => break,
+                Phase::Asleep { .. } if wanted == SleepChange::Sleep => return Ok(None),
+                Phase::Awake | Phase::Asleep { .. } => break,
             }
         }
         Ok(Some(self.change(&mut phase, wanted, thread)))
     }
 
     fn change(&self, phase: &mut Phase, wanted: SleepChange, thread: ThisThread) -> Change<'_> {
-        let changing = Phase::Changing { thread: thread.number(), may_serve_others: wanted == SleepChange::Sleep };
+        let may_serve_others = wanted == SleepChange::Sleep;
+        let changing = Phase::Changing { thread: thread.number(), may_serve_others, is_to_let_go: false };
         let record = match mem::replace(phase, changing) {
-            Phase::Asleep(record) => Some(record),
+            Phase::Asleep { record, .. } => Some(record),
             Phase::Awake | Phase::Changing { .. } => None,
         };
         Change { sleep: self, _in_hand: InHand::begin(), record }
@@ -189,20 +245,23 @@ impl Sleep {
     /// [`Sleep::is_to_let_go`] once it has ended its change.
     pub(in crate::memory) fn try_change(&self, thread: ThisThread) -> Option<Change<'_>> {
         let mut phase = lock(&self.phase);
-        let is_asleep = matches!(*phase, Phase::Asleep(_));
-        self.is_to_let_go.store(!is_asleep, Ordering::Relaxed);
-        is_asleep.then(|| self.change(&mut phase, SleepChange::Wake, thread))
+        match &mut *phase {
+            Phase::Asleep { .. } => return Some(self.change(&mut phase, SleepChange::Wake, thread)),
+            Phase::Changing { is_to_let_go, .. } => *is_to_let_go = true,
+            Phase::Awake => {}
+        }
+        None
     }
 
-    /// Returns whether a thread wanted to let go of what is kept while another one changed the pool.
+    /// Returns whether a thread wanted to let go of what is kept while another one changed the pool, which is asleep.
     pub(in crate::memory) fn is_to_let_go(&self) -> bool {
-        self.is_to_let_go.load(Ordering::Relaxed)
+        matches!(*lock(&self.phase), Phase::Asleep { is_to_let_go: true, .. })
     }
 
     /// Returns the bytes of its backup in pinned memory; none while it changes.
     pub(in crate::memory) fn backup_bytes(&self) -> u64 {
         match &*lock(&self.phase) {
-            Phase::Asleep(record) => record.backup_bytes(),
+            Phase::Asleep { record, .. } => record.backup_bytes(),
             Phase::Awake | Phase::Changing { .. } => 0,
         }
     }
@@ -210,7 +269,7 @@ impl Sleep {
     /// Returns whether the pool may have memory outside of caches, which the driver refused or which is coming back.
     pub(in crate::memory) fn keeps_memory(&self) -> bool {
         match &*lock(&self.phase) {
-            Phase::Asleep(record) => !record.kept.is_empty(),
+            Phase::Asleep { record, .. } => !record.kept.is_empty(),
             Phase::Changing { .. } => true,
             Phase::Awake => false,
         }
@@ -236,14 +295,17 @@ impl Change<'_> {
 
 impl Drop for Change<'_> {
     fn drop(&mut self) {
-        let record = self.record.take();
-        let is_asleep = record.is_some();
         {
             let mut phase = lock(&self.sleep.phase);
-            *phase = record.map_or(Phase::Awake, Phase::Asleep);
-            if !is_asleep {
-                self.sleep.door.open();
-            }
+            let is_to_let_go = matches!(*phase, Phase::Changing { is_to_let_go: true, .. });
+            *phase = match self.record.take() {
+                Some(record) => Phase::Asleep { record, is_to_let_go },
+                None => {
+                    self.sleep.door.open();
+                    self.sleep.offer.let_go();
+                    Phase::Awake
+                }
+            };
         }
         self.sleep.changed.notify_all();
     }
@@ -274,4 +336,20 @@ fn within_itself() -> Error {
         "a callback that was asked for memory to wake a pool puts the same pool to sleep, or wakes it: leave that pool alone \
          there",
     )
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pool_in_use_is_not_taken_and_one_that_is_taken_says_so() {
+        let offer = Offer::default();
+        assert!(!offer.begin_use() && offer.is_in_use());
+        assert!(!offer.take() && !offer.is_taken());
+        offer.end_use();
+        assert!(offer.take() && offer.begin_use());
+        offer.let_go();
+        assert!(!offer.is_taken() && offer.is_in_use());
+    }
 }

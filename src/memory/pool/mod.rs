@@ -4,8 +4,8 @@ mod asleep;
 mod followed;
 mod id;
 mod ledger;
+mod life;
 mod limit;
-mod offer;
 mod role;
 mod segment_list;
 mod state;
@@ -15,6 +15,8 @@ pub(crate) use followed::next_ticket;
 pub(in crate::memory) use followed::{Unfollowed, changes, ending, first_ticket, note_change, supply};
 pub use id::{PoolId, graph_pool_handle};
 pub(in crate::memory) use ledger::Ledger;
+pub(crate) use life::UseOf;
+pub(in crate::memory) use life::{LifeChange, Stage};
 pub use limit::MemoryLimit;
 #[cfg(feature = "python")]
 pub(crate) use limit::no_fraction;

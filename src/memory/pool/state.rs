@@ -1,16 +1,16 @@
-//! A pool of device memory: its id, its rules, its supply, and its uses.
+//! A pool of device memory: its id, its rules, its supply, and its life.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use super::asleep::Sleep;
 use super::id::PoolId;
 use super::ledger::Ledger;
-use super::offer::Offer;
+use super::life::{Life, Stage, UseOf};
 use super::segment_list::SegmentList;
 use crate::error::{Error, Result};
 use crate::memory::device::{Budget, DeviceMemory, Source, Supply};
-use crate::sync::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+use crate::sync::{AtomicBool, Ordering};
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Rules {
@@ -18,18 +18,22 @@ pub(crate) struct Rules {
     pub(crate) no_split: bool,
     /// Whether its maker chose its source.
     pub(crate) has_own_source: bool,
-    /// Whether all its memory is part of graphs, whatever it was allocated for.
-    pub(crate) is_for_graphs: bool,
+    /// For graphs: all its memory is part of graphs, whatever it was allocated for.
+    pub(crate) made_for: UseOf,
     /// Whether it may be put to sleep for another process that has no memory.
     pub(crate) sleeps_for_others: bool,
     /// Whether its next request or scope wakes it then.
     pub(crate) wakes_on_use: bool,
 }
 
-/// Each segment serves one block at a time.
-const NO_SPLIT: u8 = 0b01;
-/// A cache has begun to cut its memory, by [`NO_SPLIT`] at that time.
-const CUT: u8 = 0b10;
+/// How blocks are cut out of a pool's segments.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Cut {
+    /// A segment serves many blocks.
+    Split,
+    /// Each segment serves one block at a time.
+    Whole,
+}
 
 pub(crate) struct Pool {
     pub(crate) id: PoolId,
@@ -39,18 +43,12 @@ pub(crate) struct Pool {
     pub(in crate::memory) name: Option<String>,
     pub(in crate::memory) supply: Arc<Supply>,
     has_own_source: bool,
-    pub(crate) is_for_graphs: bool,
+    pub(crate) made_for: UseOf,
     use_on_oom: AtomicBool,
-    cutting: AtomicU8,
-    /// How many use the pool: its owner, scopes, captures.
-    uses: AtomicU32,
-    /// Those uses that end by the pool's id.
-    pub(in crate::memory) uses_by_id: AtomicU32,
-    /// Captures whose graphs were not reset.
-    pub(in crate::memory) captures: AtomicU32,
-    is_closed: AtomicBool,
+    /// None until it is decided, by [`Pool::set_no_split`] or because a cache has begun to cut its memory.
+    cut: OnceLock<Cut>,
+    pub(in crate::memory) life: Life,
     pub(crate) sleep: Sleep,
-    pub(in crate::memory) offer: Offer,
     /// Whether the work on foreign streams is marked.
     marks_work: AtomicBool,
     /// What its caches publish.
@@ -79,6 +77,7 @@ impl Pool {
         rules: Rules,
         name: Option<String>,
         supply: Supply,
+        first: UseOf,
     ) -> Self {
         Self {
             id,
@@ -87,15 +86,11 @@ impl Pool {
             name,
             supply: Arc::new(supply),
             has_own_source: rules.has_own_source,
-            is_for_graphs: rules.is_for_graphs,
+            made_for: rules.made_for,
             use_on_oom: AtomicBool::new(rules.use_on_oom),
-            cutting: AtomicU8::new(if rules.no_split { NO_SPLIT } else { 0 }),
-            uses: AtomicU32::new(1),
-            uses_by_id: AtomicU32::new(0),
-            captures: AtomicU32::new(0),
-            is_closed: AtomicBool::new(false),
-            sleep: Sleep::default(),
-            offer: Offer::new(rules.sleeps_for_others, rules.wakes_on_use),
+            cut: if rules.no_split { OnceLock::from(Cut::Whole) } else { OnceLock::new() },
+            life: Life::new(first),
+            sleep: Sleep::new(rules.sleeps_for_others, rules.wakes_on_use),
             marks_work: AtomicBool::new(false),
             ledger: Arc::new(Ledger::new(memory)),
             segments: SegmentList::default(),
@@ -114,6 +109,10 @@ impl Pool {
         self.number == 0
     }
 
+    pub(crate) fn is_for_graphs(&self) -> bool {
+        self.made_for == UseOf::Graphs
+    }
+
     /// Returns the pool's name in messages: its id, and its maker's name.
     pub(crate) fn label(&self) -> String {
         self.name.as_ref().map_or_else(|| self.id.to_string(), |name| format!("{} {name:?}", self.id))
@@ -129,7 +128,7 @@ impl Pool {
     }
 
     pub(in crate::memory) fn no_split(&self) -> bool {
-        self.cutting.load(Ordering::Acquire) & NO_SPLIT != 0
+        self.cut.get() == Some(&Cut::Whole)
     }
 
     /// Makes each segment serve one block at a time.
@@ -143,19 +142,18 @@ impl Pool {
                 "pool {label} on {device} has a reserve, which many blocks share: make the pool without one for no_split"
             )));
         }
-        let is_open = |cutting: u8| (cutting & (CUT | NO_SPLIT) != CUT).then_some(cutting | NO_SPLIT);
-        let outcome = self.cutting.fetch_update(Ordering::AcqRel, Ordering::Acquire, is_open);
-        outcome.map(drop).map_err(|_| {
-            Error::invalid_value(format!(
+        match self.cut.get_or_init(|| Cut::Whole) {
+            Cut::Whole => Ok(()),
+            Cut::Split => Err(Error::invalid_value(format!(
                 "pool {label} on {device} has cut segments into blocks already: set no_split before anything is \
                  allocated from it, or make another pool"
-            ))
-        })
+            ))),
+        }
     }
 
     /// Fixes [`Pool::no_split`], since memory is cut from now on. Returns whether segments are split.
     pub(in crate::memory) fn begin_cutting(&self) -> bool {
-        self.cutting.fetch_or(CUT, Ordering::AcqRel) & NO_SPLIT == 0
+        *self.cut.get_or_init(|| Cut::Split) == Cut::Split
     }
 
     /// Returns whether its free memory serves other pools when memory is short: of the default pool, pools made for
@@ -180,28 +178,12 @@ impl Pool {
     }
 
     pub(in crate::memory) fn use_count(&self) -> u32 {
-        self.uses.load(Ordering::Acquire)
+        self.life.uses()
     }
 
-    /// Adds a use; false if the last one has ended.
-    pub(in crate::memory) fn acquire(&self) -> bool {
-        self.uses.fetch_update(Ordering::AcqRel, Ordering::Acquire, |uses| (uses > 0).then(|| uses + 1)).is_ok()
-    }
-
-    /// Ends a use. Returns whether memory is to go: the pool has ended, or was closed and gives back what the use kept.
-    #[must_use]
-    pub(in crate::memory) fn release(&self) -> bool {
-        let before = self.uses.fetch_update(Ordering::AcqRel, Ordering::Acquire, |uses| uses.checked_sub(1));
-        before == Ok(1) || self.is_closed()
-    }
-
-    /// Stops serving requests; what is freed goes.
-    pub(in crate::memory) fn close(&self) {
-        self.is_closed.store(true, Ordering::Release);
-    }
-
+    /// Returns whether it serves no more requests: it was closed, or has no use any more.
     pub(in crate::memory) fn is_closed(&self) -> bool {
-        self.is_closed.load(Ordering::Acquire)
+        self.life.stage() != Stage::InUse
     }
 
     /// Marks the work on foreign streams from now on; false if it was marked already.
@@ -218,12 +200,15 @@ impl Pool {
 #[cold]
 pub(in crate::memory) fn closed(pool: &Pool) -> Error {
     let (id, device) = (pool.label(), pool.memory.location);
-    Error::invalid_value(if pool.use_count() > 0 {
-        format!("pool {id} on {device} is closed and serves no more requests; leave its scopes, or make another pool")
-    } else {
-        format!(
+    Error::invalid_value(match pool.life.stage() {
+        Stage::InUse | Stage::Closed => {
+            format!(
+                "pool {id} on {device} is closed and serves no more requests; leave its scopes, or make another pool"
+            )
+        }
+        Stage::Ended => format!(
             "pool {id} on {device} was released, and this thread still allocates to it; end that first, by \
              end_allocate_to_pool"
-        )
+        ),
     })
 }

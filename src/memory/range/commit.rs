@@ -235,7 +235,7 @@ impl<'a, 'b> Commit<'a, 'b> {
             } else {
                 // What is there is just leaving, moved by another thread; then nothing uses it.
                 let _ = memory.under_way.wait();
-                memory.end_retired(attempt > 1)?;
+                memory.end_retired(if attempt > 1 { Patience::Wait } else { Patience::Ask })?;
             }
             for row in missing.chunk_by(|one, next| one + 1 == *next) {
                 if !self.map(row)? && row.len() > 1 {
@@ -322,7 +322,11 @@ impl<'a, 'b> Commit<'a, 'b> {
         if let Until::Events(events) = &entry.until {
             return events.iter().try_for_each(|event| self.named.stream.wait(event));
         }
-        if entry.is_done(&self.of.memory().events, true)? { Ok(()) } else { Err(under_capture(&self.range.pool)) }
+        if entry.is_done(&self.of.memory().events, Patience::Wait)? {
+            Ok(())
+        } else {
+            Err(under_capture(&self.range.pool))
+        }
     }
 
     /// Returns what still waits of a freed block without the wanted pages, if anything does.

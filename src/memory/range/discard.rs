@@ -10,7 +10,7 @@ use super::commit::leave_after;
 use super::held_range::HeldRange;
 use super::page_table::PageState;
 use crate::error::Result;
-use crate::memory::cache::{Discardable, ServingCache, StreamCache, Waiting};
+use crate::memory::cache::{Discardable, ServingCache, StreamCache, ToDiscard, Waiting};
 use crate::memory::device::{Until, call_out, is_thread_for_others, log_out};
 use crate::memory::serve::{Patience, release_places, settle};
 use crate::process;
@@ -183,12 +183,12 @@ impl Discardable for HeldRange {
         self.priorities().len() as u64 * self.page_bytes()
     }
 
-    fn discard(&self, priority: i32, bytes: u64, most: u64, waits: bool) -> u64 {
-        let wanted = bytes.div_ceil(self.page_bytes()).min(most / self.page_bytes());
+    fn discard(&self, priority: i32, what: ToDiscard) -> u64 {
+        let wanted = what.wanted.div_ceil(self.page_bytes()).min(what.most / self.page_bytes());
         let (mut left, mut staying) = (wanted as usize, Vec::new());
         loop {
             let kept_before = staying.len();
-            let pages = self.take_discardable(priority, left, &mut staying, waits);
+            let pages = self.take_discardable(priority, left, &mut staying, what.patience);
             left -= pages.len();
             if !is_thread_for_others() {
                 self.tell_discarded(&pages);
@@ -210,9 +210,9 @@ impl HeldRange {
         lock(&self.table).pages.iter().filter_map(PageState::discardable).collect()
     }
 
-    /// Gives the driver at most so many pages of this priority that no work uses, or, if it `waits`, none that cannot be
+    /// Gives the driver at most so many pages of this priority that no work uses, or, if it waits, none that cannot be
     /// waited for; returns them. Those that were used by the streams of `staying` stay; adds to it what is found to stay.
-    fn take_discardable(&self, priority: i32, count: usize, staying: &mut Vec<u64>, waits: bool) -> Vec<u32> {
+    fn take_discardable(&self, priority: i32, count: usize, staying: &mut Vec<u64>, patience: Patience) -> Vec<u32> {
         let Some((table, cache)) = self.open_table().ok().zip(self.cache()) else { return Vec::new() };
         let is_meant = |page: &u32| {
             let state = &table.pages[*page as usize];
@@ -223,7 +223,7 @@ impl HeldRange {
         let may_go = |waiting: &mut Waiting| {
             // What is in use by a stream that cannot be asked now, beside a capture, stays.
             matches!(waiting.until, Until::Events(_))
-                && (waits || waiting.is_done(&cache.memory.events, false).unwrap_or(false))
+                && (patience == Patience::Wait || waiting.is_done(&cache.memory.events, patience).unwrap_or(false))
         };
         let mut waiting = self.waits(busy.pages.iter().map(|&(page, state)| (page, state.users)), None);
         let going: Vec<_> = waiting.extract_if(.., may_go).collect();
@@ -243,17 +243,17 @@ impl HeldRange {
             self.listeners.untold.change(|untold| untold.extend(&pages));
         }
         drop(busy);
-        self.give_back(cache, &places, waits);
+        self.give_back(cache, &places, patience);
         pages
     }
 
     /// Gives the driver what was decommitted at these places, once the work that used it is done.
-    fn give_back(&self, cache: &'static StreamCache, places: &[u64], waits: bool) {
+    fn give_back(&self, cache: &'static StreamCache, places: &[u64], patience: Patience) {
         let thread = ThisThread::get();
         let of = ServingCache::of_pool(cache, &self.pool, thread).filter(|_| !places.is_empty());
         let Some(of) = of else { return };
         // What the driver refuses is tried again whenever memory is given back.
-        let _ = settle(cache, thread, if waits { Patience::Wait } else { Patience::Ask });
+        let _ = settle(cache, thread, patience);
         let _ = release_places(&of, places);
     }
 }

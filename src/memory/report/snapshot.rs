@@ -1,20 +1,23 @@
-//! Snapshots: memory, block by block, at one moment, and the recorded events before it.
+//! Memory at one moment: snapshots, block by block, with the recorded events before it; live blocks, found by address; and
+//! the beginning and the end of a recording. A reader of several caches has them stand still, so that it sees one moment.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
+use std::sync::{Mutex, MutexGuard};
 
-use super::frozen::{Frozen, FrozenCache};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ids::{Device, MemoryLocation};
 use crate::memory::cache::{
-    DeviceCaches, Heap, HeapBlock, MemoryAction, MemoryEvent, RecordedGuard, Service, StreamCache, events, is_recorded,
-    note_snapshot,
+    DeviceCaches, EventCallback, Heap, HeapBlock, MemoryAction, MemoryEvent, RecordedGuard, Service, StreamCache,
+    each_event, events, is_recorded, note_snapshot, observe,
 };
 use crate::memory::device::DeviceMemory;
 use crate::memory::pool::{Pool, PoolId};
+use crate::memory::serve::{self, Allocation};
 use crate::observe::delivery::Delivery;
-use crate::observe::recording::{self, Stack};
+use crate::observe::recording::{self, Settings, Stack};
 use crate::process;
+use crate::sync::{OwnerGuard, lock};
 
 /// A contiguous range of memory, and its blocks.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -201,4 +204,176 @@ fn name_stacks(segments: &mut [SegmentView], events: &[MemoryEvent]) {
             }
         }
     }
+}
+
+/// Returns the live block that starts at an address, and the gapless memory that it is cut from.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` if there is none; `ErrorKind::Forked` in a forked child.
+pub(crate) fn live_block(address: u64) -> Result<(SegmentView, BlockView)> {
+    process::refuse_forked()?;
+    let block = serve::find(address, None)?;
+    serve::check_live(block)?;
+    let cache = block.cache;
+    let heap = cache.lock_by_mutex();
+    let found = heap.live_block(&cache.memory.pages, block.offset).zip(cache.service());
+    let Some(((block, segment), service)) = found else {
+        return Err(Error::invalid_value(format!("the block at {address:#x} was freed meanwhile by another thread")));
+    };
+    let recorded = cache.recording.lock();
+    let segment = segment_view(cache, &heap, &service.pool, segment);
+    let mut found = block_view(cache.memory, &recorded, block);
+    // It was held when it was looked up, even if another thread has recorded its free since.
+    found.is_waiting = false;
+    Ok((segment, found))
+}
+
+/// Returns the start and the requested bytes of the live block that contains an address.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` if there is none; `ErrorKind::Forked` in a forked child.
+pub(in crate::memory) fn block_around(address: u64) -> Result<(u64, u64)> {
+    process::refuse_forked()?;
+    let Allocation { cache, offset } = serve::find(address, None)?;
+    let memory = cache.memory;
+    let heap = cache.lock_by_mutex();
+    if let Some((found, _)) = heap.live_block(&memory.pages, offset) {
+        return Ok((address, found.requested));
+    }
+    // Any address but a block's start takes a search.
+    let blocks = heap.views(&memory.pages).into_iter().flatten();
+    let held = blocks.filter(|block| block.is_live && !block.is_waiting);
+    let around = held.filter(|block| (block.start..block.start + block.requested).contains(&offset));
+    around.map(|block| (memory.address(block.start), block.requested)).next().ok_or_else(|| {
+        Error::invalid_value(format!(
+            "{address:#x} lies in no block that gpupool has handed out; give a pointer into one"
+        ))
+    })
+}
+
+/// A cache in which nothing is allocated or freed as long as this lives.
+#[derive(Debug)]
+pub(in crate::memory) struct FrozenCache {
+    pub(in crate::memory) cache: &'static StreamCache,
+    pub(in crate::memory) recorded: RecordedGuard<'static>,
+    pub(in crate::memory) heap: OwnerGuard<'static, Heap>,
+}
+
+/// Caches in which nothing is allocated or freed as long as this lives, which must be short: their threads wait.
+#[derive(Debug)]
+pub(in crate::memory) struct Frozen {
+    pub(in crate::memory) caches: Vec<FrozenCache>,
+    /// The moment. Other caches had nothing before it.
+    pub(in crate::memory) time: u64,
+    /// Only its holder locks two caches at once, so that no threads wait in a circle.
+    _alone: MutexGuard<'static, ()>,
+}
+
+static ALONE: Mutex<()> = Mutex::new(());
+
+impl Frozen {
+    /// Freezes the caches of a pool.
+    pub(in crate::memory) fn of(pool: &Pool) -> Self {
+        let mut frozen = Self::new(|| DeviceCaches::caches_of(pool));
+        // A cache begins no other service while its heap is locked.
+        frozen.caches.retain(|frozen| frozen.cache.serves_pool(pool.number));
+        frozen
+    }
+
+    /// Freezes the caches that `list` returns, also those made meanwhile.
+    pub(in crate::memory) fn new(list: impl Fn() -> Vec<&'static StreamCache>) -> Self {
+        let alone = lock(&ALONE);
+        let mut frozen = Self { caches: Vec::new(), time: 0, _alone: alone };
+        let mut known = HashSet::new();
+        loop {
+            let before = frozen.caches.len();
+            for cache in list() {
+                if known.insert(std::ptr::from_ref(cache)) {
+                    // By the mutex, also for this thread's own caches: as the owner it would block threads that only
+                    // read its cache.
+                    let heap = cache.lock_by_mutex();
+                    frozen.caches.push(FrozenCache { cache, recorded: cache.recording.lock(), heap });
+                }
+            }
+            if frozen.caches.len() == before {
+                return frozen;
+            }
+            frozen.time = recording::now();
+        }
+    }
+}
+
+/// Makes the present blocks known, at the moment of `begin`.
+fn begin_with_blocks(begin: impl FnOnce()) {
+    let mut frozen = Frozen::new(|| caches(None));
+    begin();
+    for FrozenCache { cache, recorded, heap } in &mut frozen.caches {
+        recorded.begin(heap.views(&cache.memory.pages).into_iter().flatten());
+    }
+}
+
+/// Starts to record, with room for `most` events. Under [`recording::lock_changes`].
+pub(crate) fn begin_recording(settings: Settings, most: usize) {
+    begin_with_blocks(|| recording::start(settings, most));
+}
+
+/// Ends recording, and forgets what was recorded, of handles too. Under [`recording::lock_changes`].
+pub(crate) fn end_recording() {
+    recording::stop();
+    recording::forget_events();
+    for cache in caches(None) {
+        // The observer needs the blocks' events when they are freed, but not the stacks.
+        if process::state().is_observed() {
+            cache.recording.forget_stacks(|_| true);
+        } else {
+            cache.recording.clear();
+        }
+    }
+}
+
+/// Sets the observer, which is called with each event. Under [`recording::lock_changes`].
+pub(crate) fn begin_observing(observer: EventCallback) {
+    begin_with_blocks(|| {
+        observe(Some(observer));
+        process::set_observed(true);
+    });
+}
+
+/// As [`end_recording`], but live blocks keep a plug's stacks until they are freed.
+pub(crate) fn end_recording_with_stacks() {
+    if process::state().is_observed() {
+        recording::stop();
+        caches(None).into_iter().for_each(|cache| cache.recording.forget_stacks(|stack| !stack.is_of_plug()));
+    } else {
+        end_but_for_stacks(recording::stop);
+    }
+    recording::forget_events();
+}
+
+/// Forgets all blocks from the moment of `end` on, but for the plugs' stacks of live ones.
+fn end_but_for_stacks(end: impl FnOnce()) {
+    let mut frozen = Frozen::new(|| caches(None));
+    for FrozenCache { cache, recorded, .. } in &mut frozen.caches {
+        cache.keep_stacks(recorded);
+    }
+    end();
+}
+
+/// Removes the observer. Under [`recording::lock_changes`].
+pub(crate) fn end_observing() {
+    observe(None);
+    if process::state().is_only_observed() {
+        end_but_for_stacks(|| process::set_observed(false));
+    } else {
+        process::set_observed(false);
+    }
+}
+
+pub(crate) fn stacks_in_use() -> HashSet<Stack> {
+    let mut stacks = HashSet::new();
+    each_event(|event| _ = stacks.insert(event.stack));
+    for cache in caches(None) {
+        stacks.extend(cache.recording.lock().stacks());
+    }
+    stacks
 }

@@ -4,9 +4,9 @@ use std::marker::PhantomData;
 
 use super::routes::EnteredRoute;
 use super::scope::PoolToken;
-use super::uses::PoolUse;
 use crate::error::{Error, Result};
-use crate::memory::pool::PoolId;
+use crate::memory::pool::{PoolId, UseOf};
+use crate::memory::serve::PoolUse;
 use crate::runtime::{KnownCapture, Stream, note_capture};
 
 /// A scope in which the calling thread's allocations become parts of a graph, until it is ended or dropped.
@@ -49,7 +49,7 @@ impl EnteredCapture {
                 stream.device()
             )));
         }
-        let route = EnteredRoute::capture(PoolUse::new(pool, true)?, stream.raw())?;
+        let route = EnteredRoute::capture(PoolUse::new(pool, UseOf::Graphs)?, stream.raw())?;
         Ok(Self { pool: pool.id, route, _known: note_capture(stream)? })
     }
 

@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, OnceLock};
 use super::scope::PoolToken;
 use super::shared_route::{AllThreads, Rerouted};
 use super::stay::PoolStay;
-use super::uses::PoolUse;
 use crate::error::Result;
 use crate::ids::Device;
 use crate::memory::pool::{Pool, next_ticket};
+use crate::memory::serve::PoolUse;
 use crate::process;
 use crate::sync::lock;
 

@@ -10,7 +10,6 @@ mod routes;
 mod scope;
 mod shared_route;
 mod stay;
-mod uses;
 
 #[cfg(feature = "python")]
 pub(in crate::memory) use allocate::{AllocationAttempt, try_allocate};
@@ -25,4 +24,3 @@ pub(crate) use routes::{EnteredRoute, GivenPool, RouteKind, leave_by_ticket};
 pub(in crate::memory) use routes::{feed_from, leave_by_id};
 pub use scope::{PoolScope, PoolToken};
 pub(in crate::memory) use stay::PoolStay;
-pub(crate) use uses::PoolUse;

@@ -12,10 +12,10 @@ use super::context_scope::of_context;
 use super::shared_route::of_context;
 use super::shared_route::{AllThreads, Rerouted, of_all_threads};
 use super::stay::PoolStay;
-use super::uses::PoolUse;
 use crate::error::Result;
 use crate::ids::{Device, RawStream};
-use crate::memory::pool::{Pool, PoolId, Role, Unfollowed, ending, first_ticket, next_ticket, note_change};
+use crate::memory::pool::{Pool, PoolId, Role, Unfollowed, UseOf, ending, first_ticket, next_ticket, note_change};
+use crate::memory::serve::PoolUse;
 use crate::process;
 use crate::runtime::Stream;
 use crate::sync::{lock, take_last};
@@ -89,7 +89,7 @@ impl OpenRoute {
 /// Adds a use of a pool by a graph, unless there is one.
 fn keep(uses: &mut Vec<PoolUse>, pool: &Arc<Pool>) -> Result<()> {
     if uses.iter().all(|used| used.pool().number != pool.number) {
-        uses.push(PoolUse::new(pool, true)?);
+        uses.push(PoolUse::new(pool, UseOf::Graphs)?);
     }
     Ok(())
 }
@@ -128,7 +128,7 @@ pub(in crate::memory) struct Destination {
 impl Destination {
     fn new(pool: Arc<Pool>, role: Role) -> Self {
         // All memory of a pool for graphs is part of graphs.
-        let role = if pool.is_for_graphs { role.captured() } else { role };
+        let role = if pool.is_for_graphs() { role.captured() } else { role };
         Self { pool, role }
     }
 }
@@ -248,11 +248,11 @@ impl GivenPool<'_> {
     /// Returns whether a request on the stream is of a graph: always in a pool for graphs, and in inner scopes only if
     /// the stream is captured.
     fn is_of_graph(&self, stream: &Stream) -> Result<bool> {
-        Ok(self.is_captured && (!self.pool.is_for_graphs || stream.is_captured()?))
+        Ok(self.is_captured && (!self.pool.is_for_graphs() || stream.is_captured()?))
     }
 
     fn keep(&self, pool: &Arc<Pool>) -> Result<()> {
-        if pool.number == self.pool.number && pool.is_for_graphs {
+        if pool.number == self.pool.number && pool.is_for_graphs() {
             return Ok(());
         }
         keep(&mut lock(self.further), pool)

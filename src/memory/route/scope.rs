@@ -4,10 +4,10 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use super::routes::EnteredRoute;
-use super::uses::PoolUse;
 use crate::error::Result;
 use crate::ids::Device;
-use crate::memory::pool::{Pool, PoolId};
+use crate::memory::pool::{Pool, PoolId, UseOf};
+use crate::memory::serve::PoolUse;
 #[cfg(feature = "python")]
 use crate::memory::serve::wake_if_taken;
 
@@ -42,7 +42,7 @@ impl PoolToken {
     /// # Errors
     /// `ErrorKind::InvalidValue` if the pool was dropped.
     pub(in crate::memory) fn hold(&self) -> Result<PoolUse> {
-        PoolUse::new(&self.pool, false)
+        PoolUse::new(&self.pool, UseOf::Requests)
     }
 
     pub(in crate::memory) fn pool(&self) -> &Arc<Pool> {
@@ -78,7 +78,7 @@ impl PoolToken {
     /// Returns whether entering the pool would wake it first, or wait for that: see [`PoolToken::wake_for_use`].
     #[cfg(feature = "python")]
     pub(crate) fn is_taken(&self) -> bool {
-        self.pool.offer.is_taken()
+        self.pool.sleep.offer.is_taken()
     }
 
     /// Wakes a pool that sleeps for another process, if it wakes on use.

@@ -18,10 +18,10 @@ impl PoolStay {
     /// # Errors
     /// Those of waking the pool; as that of a request, `ErrorKind::OutOfMemory`.
     pub(in crate::memory) fn begin(pool: &Arc<Pool>) -> Result<Option<Self>> {
-        if !pool.offer.is_made {
+        if !pool.sleep.offer.is_made {
             return Ok(None);
         }
-        let is_taken = pool.offer.begin_use();
+        let is_taken = pool.sleep.offer.begin_use();
         let stay = Self(Arc::clone(pool));
         if is_taken {
             wake_if_taken(pool)?;
@@ -33,7 +33,7 @@ impl PoolStay {
 impl Drop for PoolStay {
     fn drop(&mut self) {
         if !process::is_forked() {
-            self.0.offer.end_use();
+            self.0.sleep.offer.end_use();
         }
     }
 }

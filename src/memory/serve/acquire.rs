@@ -12,11 +12,11 @@ use super::extents::{beyond_a_limit, claimed, is_no_memory};
 use super::out_of_memory::{Help, after_callbacks, no_memory_left, settle_in};
 use super::pages::Grown;
 use super::take::{AllocationRequest, Reach, other_pools};
-use super::trim::{Patience, leave_closed, settle, trim_pools};
+use super::trim::{leave_closed, settle, trim_pools};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ids::Device;
-use crate::memory::cache::{DeviceCaches, StreamCache};
-use crate::memory::device::{DeviceMemory, Moment, log_out};
+use crate::memory::cache::{DeviceCaches, StreamCache, ToDiscard};
+use crate::memory::device::{DeviceMemory, Moment, Patience, log_out};
 use crate::memory::pool::{self, Pool};
 use crate::memory::tuning::{A_FEW, MANY, PAGE, WAIT};
 use crate::observe::Activity;
@@ -128,8 +128,7 @@ pub(super) fn acquire<R>(need: Need<'_, R>) -> Result<Option<R>> {
     let refused = beyond_a_limit(pool, bytes);
     let is_beyond = refused.is_some();
     let (reach, left_to_discard) = (Reach::of_pool(pool), pool.memory.total);
-    let mut acquisition =
-        Acquisition { need, reach, refused, refused_after: None, waiting: None, beginning: None, left_to_discard };
+    let mut acquisition = Acquisition { need, reach, refused, waiting: None, beginning: None, left_to_discard };
     let found = if is_beyond {
         acquisition.take_each(BEYOND_A_LIMIT)?
     } else {
@@ -160,8 +159,6 @@ struct Acquisition<'a, R> {
     reach: Reach,
     /// The last refusal for want of memory.
     refused: Option<Error>,
-    /// The bytes that this process had given back when new memory was refused to a need that takes no other.
-    refused_after: Option<u64>,
     /// The part that waits, once it has begun.
     waiting: Option<Activity>,
     /// How that part began; none inside a move of this thread.
@@ -222,11 +219,6 @@ impl<R> Acquisition<'_, R> {
         self.need.pool.memory
     }
 
-    /// Returns the bytes that this process has given back to the driver so far.
-    fn given_back(&self) -> u64 {
-        self.memory().pieces.get()[0][1].went
-    }
-
     fn has_ended(&self) -> bool {
         self.need.request.is_some_and(|request| !request.cache.is_serving(request.service.number))
     }
@@ -262,10 +254,6 @@ impl<R> Acquisition<'_, R> {
     /// Has the need take a step, again if another thread takes what it adds; none for want of memory, which is kept as the
     /// last refusal.
     fn find(&mut self, step: Step) -> Result<Option<R>> {
-        let given_back = self.need.request.is_none().then(|| self.given_back());
-        if given_back.is_some() && given_back == self.refused_after {
-            return Ok(None);
-        }
         let adds = !matches!(step, Step::SettledBlocks | Step::BlocksOfOthers);
         for _ in 0..MANY {
             match (self.need.take)(step, &self.reach) {
@@ -281,7 +269,6 @@ impl<R> Acquisition<'_, R> {
                 // Whatever a pool's own allocator refuses counts as a lack of memory.
                 Err(error) if is_no_memory(&error) || !self.has_pages() => {
                     self.refused = Some(error);
-                    self.refused_after = given_back.map(|_| self.given_back());
                     return Ok(None);
                 }
                 Err(error) => return Err(error),
@@ -305,7 +292,7 @@ impl<R> Acquisition<'_, R> {
         let own = || if self.need.request.is_none() { under_way.wait_with_own() } else { None };
         self.beginning =
             under_way.wait().or_else(own).map(|under_way| Beginning { under_way, traffic: self.traffic() });
-        self.reach = Reach { waits: true, ..Reach::of_pool(pool) };
+        self.reach.wait_for_streams();
         self.wait_for(&self.reach.pools);
     }
 
@@ -314,13 +301,13 @@ impl<R> Acquisition<'_, R> {
         for cache in pools.iter().flat_map(|pool| DeviceCaches::caches_of(pool)) {
             let _ = settle(cache, ThisThread::get(), Patience::Wait);
         }
-        let _ = self.memory().end_retired(true);
+        let _ = self.memory().end_retired(Patience::Wait);
     }
 
     /// Gives what cannot be moved into this pool back to the driver, which can then give it to this pool. With
     /// `no_split` the pool's own segments go only by its trim.
     fn give_back(&mut self) {
-        self.ask_driver_again();
+        self.reach.ask_again();
         let (memory, own) = (self.memory(), self.need.pool.number);
         if let Some(caches) = DeviceCaches::known(memory.location) {
             make_room(caches, |pool| (pool.number == own && !pool.no_split()) || pool.gives_way());
@@ -334,17 +321,9 @@ impl<R> Acquisition<'_, R> {
         memory.retries.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Has the driver asked again, since others may have given memory back.
-    fn ask_driver_again(&mut self) {
-        self.refused_after = None;
-        if let Some(request) = self.need.request {
-            request.ask_again();
-        }
-    }
-
     /// Asks the driver, or the pool's own source, once more.
     fn grow_again(&mut self) -> Result<Option<R>> {
-        self.ask_driver_again();
+        self.reach.ask_again();
         self.take_each([Step::Pages, Step::Segment])
     }
 
@@ -355,7 +334,8 @@ impl<R> Acquisition<'_, R> {
         while self.left_to_discard > 0 {
             // What others give up does not help a pool at its limit.
             let only = (!pool.budget().has_room_for(bytes)).then_some(pool.number);
-            let gone = caches.discardable.discard(bytes.min(self.left_to_discard), u64::MAX, only, true);
+            let wanted = bytes.min(self.left_to_discard);
+            let gone = caches.discardable.discard(ToDiscard { wanted, most: u64::MAX, patience: Patience::Wait }, only);
             if gone == 0 {
                 break;
             }
@@ -369,7 +349,7 @@ impl<R> Acquisition<'_, R> {
 
     /// Searches once more for all that there is, as anything may have been freed: blocks of other streams, too.
     fn search_again(&mut self) -> Result<Option<R>> {
-        self.ask_driver_again();
+        self.reach.ask_again();
         match self.search()? {
             None => self.search_while_missed(),
             found => Ok(found),
@@ -477,7 +457,14 @@ pub(crate) fn make_room_for(device: Device, bytes: u64) {
 /// # Errors
 /// One for which [`is_no_memory`] holds if there is not enough; any other refusal of the driver.
 pub(super) fn acquire_new<R>(pool: &Arc<Pool>, bytes: u64, make: impl Fn() -> Result<R>) -> Result<R> {
-    let take = |step, _: &Reach| if step == Step::Pages { make().map(Grown::Block) } else { Ok(Grown::Nothing) };
+    // Where it is refused all of it is, whatever it is made of.
+    let whole = 1;
+    let take = |step, reach: &Reach| {
+        if step != Step::Pages || reach.would_be_refused(whole) {
+            return Ok(Grown::Nothing);
+        }
+        make().map(Grown::Block).inspect_err(|_| reach.note_refusal(whole))
+    };
     let found = acquire(Need { pool, bytes, request: None, take: &take })?;
     found.ok_or_else(|| Error::internal("memory was neither made nor refused"))
 }

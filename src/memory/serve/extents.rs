@@ -6,7 +6,9 @@
 
 use crate::error::{Error, ErrorKind, GPUPOOL, Result, StatusKind};
 use crate::memory::cache::{Company, Heap};
-use crate::memory::device::{Budget, BudgetClaim, DeviceMemory, Mapping, PINNED_MADE, Remains, Run, Until};
+use crate::memory::device::{
+    Budget, BudgetClaim, DeviceMemory, EndingExtents, ExtentEnd, Mapping, PINNED_MADE, Remains, Run, Until,
+};
 use crate::memory::pool::Pool;
 use crate::memory::tuning::{EXTENT_PAGES, EXTENT_PARTS, LARGE_EXTENT_PAGES, LOWEST_BELOW, PAGE, SHARED_EXTENT_PARTS};
 use crate::sync::lock;
@@ -184,8 +186,9 @@ pub(super) fn map_new(pool: &Pool, pages: u32, most: u32) -> Result<Vec<Mapping>
     let unmapped = extents.split_off(mapped);
     let first = extents.last().map_or(run.first, |mapping| mapping.run.next());
     memory.put_back_pages(Run { first, pages: run.next() - first });
+    let unused = EndingExtents::new(ExtentEnd::Released, extents, unmapped);
     // SAFETY: no cache has got any of it, so no work uses it.
-    unsafe { memory.retire(Remains::Released { mapped: extents, unmapped }, Until::at_once(), &pool.supply) };
+    unsafe { memory.retire(Remains::Extents(unused), Until::at_once(), &pool.supply) };
     memory.try_end_retired();
     Err(error)
 }

@@ -9,7 +9,7 @@ use super::trim;
 use crate::error::{Error, Result};
 use crate::ids::Device;
 use crate::memory::cache::{BlockUser, DeviceCaches, StreamCache, Waiting, is_recorded};
-use crate::memory::device::{Invalid, log_out};
+use crate::memory::device::{Invalid, Patience, log_out};
 use crate::memory::pool;
 use crate::observe::delivery::{Delivery, deliver};
 use crate::observe::recording::{self, Purpose};
@@ -129,7 +129,7 @@ pub(in crate::memory) fn free_after_all_work(block: Allocation) -> Result<()> {
         return Ok(());
     }
     // At once if the device is idle; what the driver does not answer is asked again.
-    let _ = trim::settle(cache, thread, trim::Patience::Ask);
+    let _ = trim::settle(cache, thread, Patience::Ask);
     Ok(())
 }
 

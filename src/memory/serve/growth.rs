@@ -9,7 +9,9 @@ use super::segments::retire;
 use super::take::{AllocationRequest, FreeMemory, Giver, NotTaken, Reach, Taken, take_from};
 use crate::error::Result;
 use crate::memory::cache::{Company, Moved, NotAdded, Portion, ServingCache, StreamCache};
-use crate::memory::device::{BudgetClaim, DeviceMemory, Mapping, Remains, Run, UNKNOWN, Until};
+use crate::memory::device::{
+    BudgetClaim, DeviceMemory, EndingExtents, ExtentEnd, Mapping, Remains, Run, UNKNOWN, Until,
+};
 use crate::memory::pool::Pool;
 use crate::memory::tuning::{A_FEW, MANY, PAGE};
 use crate::observe::Activity;
@@ -234,10 +236,10 @@ impl<'a> Growth<'a> {
         for taken in self.gathered {
             let is_replaced = |mapping: &Mapping| self.replaced.iter().any(|(old, _)| *old == mapping.extent);
             let (mapped, moved) = taken.memory.into_iter().partition(is_replaced);
-            let remains = Remains::Moved { moved, mapped, unmapped: Vec::new() };
+            let ending = EndingExtents { moved, ..EndingExtents::new(ExtentEnd::Replaced, mapped, Vec::new()) };
             // SAFETY: the old mappings were taken out of their cache, and `until` is all work on the streams that used
             // them.
-            unsafe { memory.retire(remains, taken.until, &taken.from.pool().supply) };
+            unsafe { memory.retire(Remains::Extents(ending), taken.until, &taken.from.pool().supply) };
         }
         added
     }
@@ -254,13 +256,13 @@ impl<'a> Growth<'a> {
         let (mapped, moved): (Vec<_>, Vec<_>) = std::mem::take(&mut self.mapped).into_iter().partition(is_new);
         let all_new = self.replaced.iter().map(|(_, new)| *new);
         let unused = all_new.filter(|new| !mapped.contains(new)).collect();
-        let moved = Remains::Moved { moved, mapped, unmapped: unused };
+        let moved = EndingExtents { moved, ..EndingExtents::new(ExtentEnd::Replaced, mapped, unused) };
         let supply = &self.pool().supply;
         // SAFETY: no cache has got the new place, so no work uses it.
-        unsafe { memory.retire(moved, Until::at_once(), supply) };
-        let created = Remains::Released { mapped: created, unmapped };
+        unsafe { memory.retire(Remains::Extents(moved), Until::at_once(), supply) };
+        let created = EndingExtents::new(ExtentEnd::Released, created, unmapped);
         // SAFETY: no cache has got the new extents, so no work uses them.
-        unsafe { memory.retire(created, Until::at_once(), supply) };
+        unsafe { memory.retire(Remains::Extents(created), Until::at_once(), supply) };
         for taken in self.gathered {
             // No driver can refuse pages that are put back.
             let _ = taken.put_back();

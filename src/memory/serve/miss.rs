@@ -13,12 +13,12 @@ use super::reserve::serve_from_reserve;
 use super::segments::grow_by_segment;
 use super::slabs::{serve_from_empty_slabs, serve_from_lent_slab};
 use super::take::{Allocation, AllocationRequest, FreeMemory, Giver, Reach, other_pools, take_from};
-use super::trim::{Patience, settle};
+use super::trim::settle;
 use crate::error::{Error, GPUPOOL, Result};
 use crate::memory::cache::{
     BLOCK_BYTES_MAX, BlockUser, DeviceCaches, Heap, HeapSearch, Service, ServingCache, StreamCache, forget_last,
 };
-use crate::memory::device::Until;
+use crate::memory::device::{Patience, Until};
 use crate::memory::pool::{Pool, Role};
 use crate::observe::delivery::Delivery;
 use crate::observe::recording::{Purpose, hold_stack};
@@ -73,7 +73,7 @@ fn acquire_block(request: &AllocationRequest) -> Result<Option<Allocation>> {
         let refused = Error::no_memory(GPUPOOL, "No device has that many bytes: request less");
         return Err(no_memory_left(pool, bytes, refused));
     }
-    if pool.offer.is_taken() {
+    if pool.sleep.offer.is_taken() {
         wake_if_taken(pool)?;
     }
     acquire(Need { pool, bytes, request: Some(request), take: &|step, reach| take(request, step, reach) })
@@ -93,11 +93,7 @@ fn take(request: &AllocationRequest, step: Step, reach: &Reach) -> Result<Grown<
         Step::LentSlab => Grown::found(serve_from_lent_slab(request, reach)?.map(of_cache)),
         Step::EmptySlabs => Grown::found(serve_from_empty_slabs(request).map(of_cache)),
         Step::PagesInPlace => Grown::found(serve_in_place(request, reach)?.map(of_cache)),
-        Step::Pages if source.is_pages() => {
-            // Until something is refused a segment comes before many new pages.
-            let prefers_segment = !reach.waits && source.has_segments();
-            grow_by_pages(request, reach, prefers_segment)?.map(of_cache)
-        }
+        Step::Pages if source.is_pages() => grow_by_pages(request, reach)?.map(of_cache),
         Step::Segment if source.has_segments() => grow_by_segment(request)?.map(of_cache),
         _ => Grown::Nothing,
     })

@@ -17,6 +17,7 @@ mod slabs;
 mod take;
 mod trim;
 
+pub(crate) use super::device::Patience;
 pub(in crate::memory) use acquire::extent_for_waking;
 pub(crate) use acquire::make_room_for;
 pub(in crate::memory) use extents::{make_ready, retire_extents};
@@ -26,13 +27,13 @@ pub(in crate::memory) use miss::Miss;
 pub(crate) use out_of_memory::{Help, Helper, users};
 pub use out_of_memory::{OomGuard, on_oom, oom_callbacks};
 pub(in crate::memory) use out_of_memory::{no_memory_left, no_room_for_claim, wake_if_taken, without_callbacks};
-pub(in crate::memory) use pools::{Ending, close_pool, end_pool};
-pub(crate) use pools::{PoolSettings, device_caches, enable_peer, make_pool, pool_of_id};
+pub(in crate::memory) use pools::close_pool;
+pub(crate) use pools::{PoolSettings, PoolUse, device_caches, enable_peer, make_pool, pool_of_id};
 pub(in crate::memory) use ranges::{commit_run, decommit_blocks, free_places, ranges_cache, release_places};
 pub(crate) use segments::on_segment;
 pub(in crate::memory) use segments::warm_by_segments;
 pub(crate) use take::Allocation;
-pub(crate) use trim::{Patience, trim};
+pub(crate) use trim::trim;
 pub(in crate::memory) use trim::{
     end_abandoned, pages_asleep, release_ready, settle, sum_of_all, trim_pools, trim_some,
 };

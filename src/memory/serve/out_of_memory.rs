@@ -251,7 +251,7 @@ pub(super) fn asked_neighbours(location: MemoryLocation) -> Option<AskedNeighbou
 /// Those of waking it; `ErrorKind::InvalidValue` in a callback that may not wait.
 pub(in crate::memory) fn wake_if_taken(pool: &Arc<Pool>) -> Result<()> {
     pool.sleep.wait_for_change(ThisThread::get())?;
-    if !(pool.offer.is_taken() && pool.offer.wakes_on_use && pool.sleep.is_asleep()) {
+    if !(pool.sleep.offer.is_taken() && pool.sleep.offer.wakes_on_use && pool.sleep.is_asleep()) {
         return Ok(());
     }
     Help::Neighbours.with(pool.memory.location, |neighbours, _| neighbours.wake(pool)).unwrap_or(Ok(()))

@@ -45,21 +45,21 @@ impl<T> Grown<T> {
     }
 }
 
-/// Adds pages to the request's cache, and serves the request from them. With `prefers_segment` it does nothing if so
-/// many would be created that a segment is to be tried first.
+/// Adds pages to the request's cache, and serves the request from them; nothing if so many would be created that a segment
+/// is to be tried first.
 ///
 /// # Errors
 /// One for which [`is_no_memory`] holds if there is not enough; any other refusal of the driver. Everything is then as it was.
-pub(super) fn grow_by_pages(request: &AllocationRequest, reach: &Reach, prefers_segment: bool) -> Result<Grown> {
+pub(super) fn grow_by_pages(request: &AllocationRequest, reach: &Reach) -> Result<Grown> {
     let _moving = request.memory().under_way.begin();
-    match grow_beside(request, reach, prefers_segment, Beside::Counts)? {
+    match grow_beside(request, reach, Beside::Counts)? {
         // Other threads may take what is free beside the new pages, again and again.
-        Grown::TakenAway => grow_beside(request, reach, prefers_segment, Beside::CountsNot),
+        Grown::TakenAway => grow_beside(request, reach, Beside::CountsNot),
         grown => Ok(grown),
     }
 }
 
-fn grow_beside(request: &AllocationRequest, reach: &Reach, prefers_segment: bool, beside: Beside) -> Result<Grown> {
+fn grow_beside(request: &AllocationRequest, reach: &Reach, beside: Beside) -> Result<Grown> {
     let (cache, pool, memory, bytes) = (request.cache, request.pool(), request.memory(), request.bytes);
     let activity = Activity::begin_of(bytes, format_args!("grow memory pool"));
     let may_move = request.may_move()?;
@@ -90,8 +90,7 @@ fn grow_beside(request: &AllocationRequest, reach: &Reach, prefers_segment: bool
         (place, own, moved, company)
     };
     let mut growth = Growth::new(request, place, company);
-    let others = (moved == MovedPages::All).then_some(reach);
-    match fill(&mut growth, own, others, prefers_segment) {
+    match fill(&mut growth, own, reach, moved) {
         Ok(false) => {
             growth.undo();
             Ok(Grown::Nothing)
@@ -104,14 +103,14 @@ fn grow_beside(request: &AllocationRequest, reach: &Reach, prefers_segment: bool
                 return Err(error);
             }
             // What was created is given back by now.
-            request.note_refusal(missing);
+            reach.note_refusal(missing);
             if !may_move || moved == MovedPages::All {
                 return Err(error);
             }
             if let Some(mut heap) = request.lock() {
                 heap.move_again();
             }
-            match grow_beside(request, reach, prefers_segment, beside)? {
+            match grow_beside(request, reach, beside)? {
                 Grown::Nothing => Err(error),
                 grown => Ok(grown),
             }
@@ -119,21 +118,18 @@ fn grow_beside(request: &AllocationRequest, reach: &Reach, prefers_segment: bool
     }
 }
 
-/// Fills the place with pages of the cache itself, of others within the reach, if any, and with new ones. Returns false
-/// if a segment is to be tried first, or the driver has just refused as many.
-pub(super) fn fill(
-    growth: &mut Growth<'_>,
-    own: Vec<Mapping>,
-    others: Option<&Reach>,
-    prefers_segment: bool,
-) -> Result<bool> {
+/// Fills the place with pages of the cache itself, of others within the reach, if those are moved, and with new ones. Returns
+/// false if a segment is to be tried first, or the driver has just refused as many.
+pub(super) fn fill(growth: &mut Growth<'_>, own: Vec<Mapping>, reach: &Reach, moved: MovedPages) -> Result<bool> {
     growth.add_own(own)?;
-    if let Some(reach) = others {
+    if moved == MovedPages::All {
         growth.gather(reach)?;
     }
     growth.add_ready();
     let missing = growth.missing_pages();
-    if (prefers_segment && u64::from(missing) >= LARGE_EXTENT_PAGES) || growth.request.would_be_refused(missing) {
+    // Until something is refused a segment comes before many new pages.
+    let prefers_segment = !reach.waits && growth.request.pool().source().has_segments();
+    if (prefers_segment && u64::from(missing) >= LARGE_EXTENT_PAGES) || reach.would_be_refused(missing) {
         return Ok(false);
     }
     growth.create()?;

@@ -1,5 +1,5 @@
-//! Pools: how they are made, found by id, and ended with their last use; and the devices whose memory they have, each made
-//! when first needed, with the process's limit, and with other devices that may access it.
+//! Pools: how they are made, used, found by id, and ended with their last use; and the devices whose memory they have, each
+//! made when first needed, with the process's limit, and with other devices that may access it.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
@@ -7,12 +7,12 @@ use std::sync::atomic::AtomicU32;
 use super::acquire::{acquire_new, make_room};
 use super::out_of_memory::{no_memory_left, settle_in};
 use super::reserve::make_reserve;
-use super::trim::{Patience, mark_closed, trim};
+use super::trim::trim;
 use crate::error::{Error, GPUPOOL, Result};
 use crate::ids::{Device, MemoryLocation};
 use crate::memory::cache::DeviceCaches;
-use crate::memory::device::{DeviceMemory, Source, Supply, UNKNOWN, reaches};
-use crate::memory::pool::{Pool, PoolId, Rules, lock_limit};
+use crate::memory::device::{DeviceMemory, Patience, Source, Supply, UNKNOWN, reaches};
+use crate::memory::pool::{LifeChange, Pool, PoolId, Rules, Stage, UseOf, closed, lock_limit};
 use crate::memory::tuning::{A_FEW, PAGE};
 use crate::sync::{Ordering, ThisThread};
 use crate::{process, runtime};
@@ -30,20 +30,89 @@ pub(crate) struct PoolSettings {
     pub(crate) reserve: u64,
     /// Its name in messages, beside its id.
     pub(crate) name: Option<String>,
+    /// What its first use is for.
+    pub(crate) first: UseOf,
 }
 
-/// Makes a pool and adds it to its device.
+/// One of a pool's uses, until it is dropped: of its owner, a scope, a capture, a memory range, or a library. The pool ends
+/// with the last.
+#[derive(Debug)]
+pub(crate) struct PoolUse {
+    pool: Arc<Pool>,
+    of: UseOf,
+    ending: Ending,
+}
+
+/// When the memory of a pool goes after its last use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Ending {
+    /// Now, by driver calls.
+    Now,
+    /// When memory is next given back: the thread is ending, and may call no driver.
+    Later,
+}
+
+impl PoolUse {
+    /// # Errors
+    /// `ErrorKind::InvalidValue` if the pool is gone or closed; `ErrorKind::Forked` in a forked child.
+    pub(crate) fn new(pool: &Arc<Pool>, of: UseOf) -> Result<Self> {
+        process::refuse_forked()?;
+        match pool.life.change(LifeChange::Begin(of)) {
+            Ok(_) => Ok(Self { pool: Arc::clone(pool), of, ending: Ending::Now }),
+            Err(Stage::Ended) => Err(Error::invalid_value(format!(
+                "pool {} was dropped; keep the MemPool as long as it is used",
+                pool.label()
+            ))),
+            Err(Stage::InUse | Stage::Closed) => Err(closed(pool)),
+        }
+    }
+
+    /// Returns another use for the same.
+    ///
+    /// # Errors
+    /// As [`PoolUse::new`].
+    pub(crate) fn again(&self) -> Result<Self> {
+        Self::new(&self.pool, self.of)
+    }
+
+    pub(crate) fn pool(&self) -> &Arc<Pool> {
+        &self.pool
+    }
+
+    /// Ends the use without a driver call, for an ending thread.
+    pub(in crate::memory) fn abandon(mut self) {
+        self.ending = Ending::Later;
+    }
+}
+
+impl Drop for PoolUse {
+    fn drop(&mut self) {
+        if process::is_forked() {
+            return;
+        }
+        // A closed pool gives back what this use kept.
+        if let Ok(Stage::Closed | Stage::Ended) = self.pool.life.change(LifeChange::End(self.of)) {
+            close_caches(&self.pool);
+            if self.ending == Ending::Now {
+                // What the driver refuses to take back now is tried again whenever memory is given back.
+                let _ = trim(&self.pool, ThisThread::get(), Patience::Ask);
+            }
+        }
+    }
+}
+
+/// Makes a pool, adds it to its device, and returns its first use.
 ///
 /// # Errors
 /// As [`device_caches`]; `ErrorKind::Unavailable` if a pool that never sleeps is to sleep for others; `ErrorKind::OutOfMemory` if the device has not enough for the reserve, and
 /// `ErrorKind::InvalidValue` if the pool can have none.
-pub(crate) fn make_pool(device: Device, id: PoolId, options: PoolSettings) -> Result<Arc<Pool>> {
-    let PoolSettings { rules, source, limit, reserve, name } = options;
+pub(crate) fn make_pool(device: Device, id: PoolId, options: PoolSettings) -> Result<PoolUse> {
+    let PoolSettings { rules, source, limit, reserve, name, first } = options;
     refuse_offer(rules)?;
     let caches = device_caches(device)?;
     let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
     let supply = Supply::new(source.unwrap_or_else(|| caches.memory.default_source()), limit);
-    let pool = Arc::new(Pool::new(id, number, &caches.memory, rules, name, supply));
+    let pool = Arc::new(Pool::new(id, number, &caches.memory, rules, name, supply, first));
     if reserve > 0 {
         check_reserve(&pool, reserve)?;
         // First from what the device has, then from what other pools and the user's callbacks give back.
@@ -51,7 +120,7 @@ pub(crate) fn make_pool(device: Device, id: PoolId, options: PoolSettings) -> Re
         made.map_err(|error| no_memory_left(&pool, reserve, error))?;
     }
     caches.pools.add(&pool);
-    Ok(pool)
+    Ok(PoolUse { pool, of: first, ending: Ending::Now })
 }
 
 /// Refuses to offer a pool that can never sleep to other processes.
@@ -148,26 +217,14 @@ fn refuse_id(id: PoolId, device: Option<Device>) -> Error {
 /// `ErrorKind::Forked`; as [`trim`], and the pool is closed all the same where the driver refuses.
 pub(in crate::memory) fn close_pool(pool: &Arc<Pool>) -> Result<u64> {
     process::refuse_forked()?;
-    mark_closed(pool);
+    let _ = pool.life.change(LifeChange::Close);
+    close_caches(pool);
     trim(pool, ThisThread::get(), Patience::Report)
 }
 
-/// When the memory of a pool goes after its last use.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::memory) enum Ending {
-    /// Now, by driver calls.
-    Now,
-    /// When memory is next given back: the thread is ending, and may call no driver.
-    Later,
-}
-
-/// Ends a pool after its last use, or one use of a closed pool: free memory goes, the rest when it is freed.
-pub(in crate::memory) fn end_pool(pool: &Arc<Pool>, ending: Ending) {
-    mark_closed(pool);
-    if ending == Ending::Now {
-        // What the driver refuses to take back now is tried again whenever memory is given back.
-        let _ = trim(pool, ThisThread::get(), Patience::Ask);
-    }
+/// Has the caches of a pool that serves no more requests give back what is freed, without a driver call.
+fn close_caches(pool: &Pool) {
+    DeviceCaches::caches_of(pool).into_iter().for_each(|cache| cache.close(pool));
 }
 
 /// Returns the memory, pools and caches of a device, or of a node of the host.
@@ -190,7 +247,15 @@ fn make(location: MemoryLocation) -> Result<&'static DeviceCaches> {
     let caches = DeviceCaches::new(DeviceMemory::reserve(location)?);
     let memory = &caches.memory;
     let supply = Supply::new(memory.default_source(), None);
-    caches.set_default_pool(Arc::new(Pool::new(PoolId::NONE, 0, memory, Rules::default(), None, supply)));
+    caches.set_default_pool(Arc::new(Pool::new(
+        PoolId::NONE,
+        0,
+        memory,
+        Rules::default(),
+        None,
+        supply,
+        UseOf::Requests,
+    )));
     // A call that sets the limit of all devices either comes before, or finds this device.
     let limit = lock_limit();
     if !memory.is_of_host() {

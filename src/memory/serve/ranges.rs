@@ -8,10 +8,10 @@ use super::extents::{PagePlacement, retire_extents};
 use super::growth::Growth;
 use super::pages::{Grown, fill};
 use super::take::{AllocationRequest, Reach};
-use super::trim::{self, Patience, leave_closed, settle_and_retire};
+use super::trim::{self, leave_closed, settle_and_retire};
 use crate::error::{Error, Result};
-use crate::memory::cache::{Company, DeviceCaches, Portion, ServingCache, StreamCache, Waiting};
-use crate::memory::device::{DeviceMemory, Invalid, Run};
+use crate::memory::cache::{Company, DeviceCaches, MovedPages, Portion, ServingCache, StreamCache, Waiting};
+use crate::memory::device::{DeviceMemory, Invalid, Patience, Run};
 use crate::memory::pool::{self, Pool, closed};
 use crate::memory::tuning::PAGE;
 use crate::observe::Activity;
@@ -71,7 +71,7 @@ pub(in crate::memory) fn release_places(of: &ServingCache, places: &[u64]) -> Re
     let taken = of.lock().map(|mut heap| of.cache.take_mappings(&mut heap, Portion::At(places)));
     // Free blocks wait for nothing.
     retire_extents(of.pool(), taken.unwrap_or_default());
-    of.memory().end_retired(false).map(drop)
+    of.memory().end_retired(Patience::Ask).map(drop)
 }
 
 /// Gives the driver what the device's pools have free at the addresses of ranges, so that those of freed ranges serve others.
@@ -84,7 +84,7 @@ pub(in crate::memory) fn free_places(memory: &DeviceMemory, patience: Patience) 
         // What the driver refuses is tried again whenever memory is given back.
         let _ = DeviceCaches::ranges_of(&pool).map(|cache| settle_and_retire(cache, &pool, thread, patience));
     }
-    let _ = memory.end_retired(patience == Patience::Wait);
+    let _ = memory.end_retired(patience);
 }
 
 /// Returns the pool's cache for the pages of ranges; makes it when first needed.
@@ -115,7 +115,7 @@ fn grow_at(request: &AllocationRequest, reach: &Reach, run: Run, each: u32) -> R
     let place = PagePlacement { first: run.first, pages: run.pages, taken: run.pages };
     let mut growth = Growth::new(request, place, Company::WithMany);
     growth.each = Some(each);
-    if let Err(error) = fill(&mut growth, own.unwrap_or_default(), Some(reach), false) {
+    if let Err(error) = fill(&mut growth, own.unwrap_or_default(), reach, MovedPages::All) {
         growth.undo();
         return Err(error);
     }

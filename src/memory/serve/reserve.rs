@@ -3,10 +3,10 @@
 
 use super::extents::{map_new, out_of_addresses, retire_extents};
 use super::take::{AllocationRequest, FreeMemory, Giver, Reach, take_from};
-use super::trim::{Patience, take_out};
+use super::trim::take_out;
 use crate::error::Result;
 use crate::memory::cache::ServingCache;
-use crate::memory::device::{Remains, Reserve, Run, Until};
+use crate::memory::device::{Patience, Remains, Reserve, Run, Until};
 use crate::memory::pool::Pool;
 use crate::memory::tuning::{LARGE_EXTENT_PAGES, PAGE};
 use crate::observe::Activity;

@@ -12,7 +12,7 @@ use super::pages::Grown;
 use super::take::AllocationRequest;
 use crate::error::{Bytes, Error, GPUPOOL, Result};
 use crate::memory::cache::{DeviceCaches, Moved, NotAdded, ServingCache, StreamCache};
-use crate::memory::device::{DeviceMemory, Remains, Until, call_out, log_out, overlapping};
+use crate::memory::device::{DeviceMemory, Patience, Remains, Until, call_out, log_out, overlapping};
 use crate::memory::pool::{Pool, SegmentCallback, SegmentGuard, closed, supply};
 use crate::memory::tuning::{ALIGNMENT, PAGE};
 use crate::observe::Activity;
@@ -149,15 +149,15 @@ pub(super) unsafe fn retire(pool: &Pool, mut remains: Remains, mut until: Until)
     if pool.has_fixed_segments() {
         if pool.segments.has_listeners() {
             // What the driver refuses here it refuses again when the memory is released, where a call asks for it.
-            let _ = until.is_done(&memory.events, true);
+            let _ = until.is_done(&memory.events, Patience::Wait);
         }
         remains = match remains {
-            Remains::Released { mut mapped, unmapped } => {
-                mapped.retain(|mapping| {
+            Remains::Extents(mut extents) => {
+                extents.mapped.retain(|mapping| {
                     let address = memory.address(mapping.start());
                     pool.end_segment(address, Remains::released(vec![*mapping])).is_some()
                 });
-                Remains::Released { mapped, unmapped }
+                Remains::Extents(extents)
             }
             Remains::Segment { address, .. } => match pool.end_segment(address, remains) {
                 Some(remains) => remains,

@@ -9,12 +9,12 @@ use super::extents::is_no_memory;
 use super::in_place::serve_in_place;
 use super::pages::grow_by_pages;
 use super::take::{AllocationRequest, Reach};
-use super::trim::{Patience, retire_free, settle, wait};
+use super::trim::{retire_free, settle, wait};
 use crate::error::Result;
 use crate::memory::cache::{
     DeviceCaches, HeapSearch, MemoryAction, ServingCache, StreamCache, To, Waiting, is_recorded,
 };
-use crate::memory::device::{Slab, Until};
+use crate::memory::device::{Patience, Slab, Until};
 use crate::memory::tuning::{A_FEW, PAGE, SMALL_MAX};
 use crate::sync::ThisThread;
 
@@ -68,7 +68,7 @@ pub(super) fn serve_from_lent_slab(request: &AllocationRequest, reach: &Reach) -
     if slab.is_none() && search == HeapSearch::AFew {
         let (request, reach) = (AllocationRequest::new(lending.clone(), PAGE), Reach::of_pool(pool));
         let grown = match serve_in_place(&request, &reach) {
-            Ok(None) => grow_by_pages(&request, &reach, false).map(drop),
+            Ok(None) => grow_by_pages(&request, &reach).map(drop),
             found => found.map(drop),
         };
         match grown {

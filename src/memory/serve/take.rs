@@ -15,25 +15,58 @@ use std::sync::Arc;
 use crate::error::Result;
 use crate::ids::CaptureStatus;
 use crate::memory::cache::{DeviceCaches, Heap, HeapSearch, Service, ServingCache, StreamCache, WorkMark};
-use crate::memory::device::Until;
+use crate::memory::device::{Patience, Until};
 use crate::memory::pool::Pool;
 use crate::memory::tuning::{MANY, PAGE};
 use crate::observe::delivery::deliver;
 use crate::runtime::{self, Event, RelaxedCapture, Stream};
 use crate::sync::ThisThread;
 
-/// The pools whose free pages a request may take, its own first, and whether it waits for the work that used them. It grows
-/// once the driver or a limit has refused memory.
+/// The pools whose free pages may be taken for a need, its own first, and whether the work that used them is waited for. It
+/// grows once the driver or a limit has refused memory.
 #[derive(Debug)]
 pub(super) struct Reach {
     pub(super) pools: Vec<Arc<Pool>>,
     pub(super) waits: bool,
+    refused: Cell<Option<RefusedPages>>,
+}
+
+/// Pages that could not be created for a need. To find that out again takes as long as to create all that the driver has
+/// left, which may be milliseconds.
+#[derive(Clone, Copy, Debug)]
+struct RefusedPages {
+    pages: u32,
+    /// The bytes that this process had given back by then.
+    went: u64,
 }
 
 impl Reach {
     /// Reaches for ready pages of one pool.
     pub(super) fn of_pool(pool: &Arc<Pool>) -> Self {
-        Self { pools: vec![Arc::clone(pool)], waits: false }
+        Self { pools: vec![Arc::clone(pool)], waits: false, refused: Cell::new(None) }
+    }
+
+    /// Takes its own pool's pages alone again, and waits for the work that used them.
+    pub(super) fn wait_for_streams(&mut self) {
+        self.pools.truncate(1);
+        self.waits = true;
+    }
+
+    /// Notes that so many pages could not be created.
+    pub(super) fn note_refusal(&self, pages: u32) {
+        self.refused.set((pages > 0).then(|| RefusedPages { pages, went: self.pools[0].memory.given_back() }));
+    }
+
+    /// Returns whether as many pages, or fewer, could not be created before, and this process has given nothing back since.
+    pub(super) fn would_be_refused(&self, pages: u32) -> bool {
+        self.refused
+            .get()
+            .is_some_and(|refused| pages >= refused.pages && self.pools[0].memory.given_back() == refused.went)
+    }
+
+    /// Has the driver asked again, since others may have given memory back.
+    pub(super) fn ask_again(&self) {
+        self.refused.set(None);
     }
 
     /// Returns the caches of a pool that may have free pages, all if it waits, else a few that have published some; and how
@@ -180,7 +213,8 @@ pub(super) fn take_from<T: FreeMemory>(
     if taken.is_in_order_with(request) {
         return Ok(Ok(taken));
     }
-    match taken.until.is_done(&cache.memory.events, reach.waits) {
+    let patience = if reach.waits { Patience::Wait } else { Patience::Ask };
+    match taken.until.is_done(&cache.memory.events, patience) {
         Ok(true) => Ok(Ok(taken)),
         outcome => {
             taken.put_back()?;
@@ -331,16 +365,6 @@ impl Allocation {
 pub(super) struct AllocationRequest {
     of: ServingCache,
     pub(super) bytes: u64,
-    refused: Cell<Option<RefusedPages>>,
-}
-
-/// Pages that could not be created for a request. To find that out again takes as long as to create all that the driver has
-/// left, which may be milliseconds.
-#[derive(Clone, Copy, Debug)]
-struct RefusedPages {
-    pages: u32,
-    /// The bytes that this process had given back by then.
-    went: u64,
 }
 
 impl Deref for AllocationRequest {
@@ -353,27 +377,7 @@ impl Deref for AllocationRequest {
 
 impl AllocationRequest {
     pub(super) fn new(of: ServingCache, bytes: u64) -> Self {
-        Self { of, bytes, refused: Cell::new(None) }
-    }
-
-    /// Notes that so many pages could not be created.
-    pub(super) fn note_refusal(&self, pages: u32) {
-        self.refused.set((pages > 0).then(|| RefusedPages { pages, went: self.given_back() }));
-    }
-
-    /// Returns whether as many pages, or fewer, could not be created before, and this process has given nothing back since.
-    pub(super) fn would_be_refused(&self, pages: u32) -> bool {
-        self.refused.get().is_some_and(|refused| pages >= refused.pages && self.given_back() == refused.went)
-    }
-
-    /// Has the driver asked again, since others may have given memory back.
-    pub(super) fn ask_again(&self) {
-        self.refused.set(None);
-    }
-
-    /// Returns the bytes that this process has given back to the driver so far.
-    fn given_back(&self) -> u64 {
-        self.memory().pieces.get()[0][1].went
+        Self { of, bytes }
     }
 
     /// Returns how many bytes must be free in one piece for it.

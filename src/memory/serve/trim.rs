@@ -15,8 +15,8 @@ use super::segments::{retire, retire_segment};
 use super::slabs::return_slabs;
 use crate::error::{Bytes, Result};
 use crate::memory::cache::{DeviceCaches, Heap, Portion, ServingCache, StreamCache, To, Waiting, is_recorded};
-use crate::memory::device::{Remains, Run, Until, log_out, without_all};
-use crate::memory::pool::{Change, KeptExtents, Pool, Record};
+use crate::memory::device::{EndingExtents, ExtentEnd, Patience, Remains, Run, Until, log_out, without_all};
+use crate::memory::pool::{Change, KeptExtents, Pool, Record, Stage};
 use crate::memory::tuning::A_FEW;
 use crate::observe::Activity;
 use crate::observe::delivery::{Delivery, deliver};
@@ -44,7 +44,7 @@ pub(super) fn take_out<R>(
     };
     let mut until = of.work_so_far(None)?;
     let must_be_done = patience == Patience::Ask && of.pool().segments.has_listeners();
-    if must_be_done && !until.is_done(&memory.events, false)? {
+    if must_be_done && !until.is_done(&memory.events, Patience::Ask)? {
         until.recycle(&memory.events);
         return Ok(None);
     }
@@ -168,7 +168,7 @@ pub(in crate::memory) fn trim_some(pool: &Arc<Pool>, thread: ThisThread, wanted:
             Err(error) => outcome = outcome.and(Err(error)),
         }
     }
-    pool.memory.end_retired(false)?;
+    pool.memory.end_retired(Patience::Ask)?;
     outcome.map(|()| gone)
 }
 
@@ -186,7 +186,7 @@ pub(crate) fn trim(pool: &Arc<Pool>, thread: ThisThread, patience: Patience) -> 
     let outcome = emptied.fold(Ok(()), Result::and);
     release_ready(pool);
     let_go_unneeded(pool, thread);
-    let at_once = memory.end_retired(patience == Patience::Wait)?;
+    let at_once = memory.end_retired(patience)?;
     let released = at_once + memory.begin_ending_pinned()?;
     if released > 0 {
         let (device, took) = (memory.location, activity.took());
@@ -232,14 +232,6 @@ pub(in crate::memory) fn trim_pools(
     sum_of_all(pools.iter().filter(|pool| is_meant(pool)).map(|pool| trim(pool, thread, patience)))
 }
 
-/// Closes a pool without a driver call: it serves no request, and what is free goes when memory is next given back.
-pub(super) fn mark_closed(pool: &Pool) {
-    pool.close();
-    for cache in DeviceCaches::caches_of(pool) {
-        cache.close(pool);
-    }
-}
-
 /// Gives back the pages of a closed pool's cache in which a block was freed, unless it serves another pool by now.
 pub(super) fn leave_closed(cache: &'static StreamCache, thread: ThisThread) -> Result<()> {
     let Some(service) = cache.service().filter(|service| service.pool.is_closed()) else { return Ok(()) };
@@ -247,7 +239,7 @@ pub(super) fn leave_closed(cache: &'static StreamCache, thread: ThisThread) -> R
     settle_blocks(cache, thread, Patience::Ask)?;
     retire_free(&of, Patience::Ask)?;
     let_go_unneeded(of.pool(), thread);
-    cache.memory.end_retired(false).map(drop)
+    cache.memory.end_retired(Patience::Ask).map(drop)
 }
 
 /// Releases what a closed or sleeping pool does not need, and forgets a pool that nothing uses and that has nothing
@@ -263,20 +255,10 @@ fn let_go_unneeded(pool: &Arc<Pool>, thread: ThisThread) {
         let_go_asleep(pool, thread);
     }
     let has_ended = |cache: &StreamCache| cache.end_if_empty(pool, thread);
-    let is_over = pool.is_closed() && pool.use_count() == 0 && !pool.sleep.keeps_memory();
+    let is_over = pool.life.stage() == Stage::Ended && !pool.sleep.keeps_memory();
     if is_over && DeviceCaches::caches_of(pool).into_iter().all(has_ended) {
         DeviceCaches::remove_pool(pool, thread);
     }
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Patience {
-    /// It only queries.
-    Ask,
-    /// It waits only for the work on segments whose end callbacks are told of.
-    Report,
-    /// It waits for recorded work.
-    Wait,
 }
 
 /// Keeps a freed block until what it waits for is done.
@@ -296,7 +278,7 @@ pub(super) fn settle_blocks(cache: &StreamCache, thread: ThisThread, patience: P
     let mut asked = cache.waiting.change(std::mem::take);
     let mut outcome = Ok(());
     let is_done = |block: &mut Waiting| {
-        let asked = block.is_done(&cache.memory.events, patience == Patience::Wait);
+        let asked = block.is_done(&cache.memory.events, patience);
         asked.map_err(|error| outcome = Err(error)).unwrap_or(false)
     };
     let settled: Vec<_> = asked.extract_if(.., is_done).collect();
@@ -441,7 +423,7 @@ fn is_over(pool: &Pool, thread: ThisThread) -> bool {
     let is_idle = |cache: &StreamCache| {
         cache.waiting.is_empty() && cache.lock(thread).live_ranges(&cache.memory.pages).is_empty()
     };
-    pool.is_closed() && pool.use_count() == 0 && DeviceCaches::caches_of(pool).into_iter().all(is_idle)
+    pool.life.stage() == Stage::Ended && DeviceCaches::caches_of(pool).into_iter().all(is_idle)
 }
 
 /// Gives the driver what it did not take back when the pool fell asleep, once copies of it are done. Keeps what it
@@ -455,16 +437,15 @@ fn give_kept_back(pool: &Pool, record: &mut Record) -> Result<()> {
         record.copies = None;
     }
     let (mapped, unmapped): (Vec<_>, Vec<_>) = mem::take(&mut record.kept).into_iter().partition(|kept| kept.is_mapped);
-    let [mut mapped, mut unmapped] =
+    let [mapped, unmapped] =
         [mapped, unmapped].map(|kept| kept.into_iter().flat_map(|kept| kept.extents).collect::<Vec<_>>());
-    let (memory, supply) = (pool.memory, &pool.supply);
-    let count = |bytes| memory.uncount(bytes, supply, &mut 0);
+    let mut ending = EndingExtents::new(ExtentEnd::Asleep, mapped, unmapped);
     // SAFETY: all work that used these was waited for before the pool fell asleep, copies of them are done, and no
     // block is there that could be used.
-    let outcome = unsafe { memory.end_extents(&mut mapped, &mut unmapped, false, count) };
-    for (extents, is_mapped) in [(mapped, true), (unmapped, false)] {
+    let outcome = unsafe { pool.memory.end_extents(&mut ending, &pool.supply) };
+    for (extents, is_mapped) in [(ending.mapped, true), (ending.unmapped, false)] {
         let left = extents.into_iter().map(|extent| KeptExtents { extents: vec![extent], is_mapped, is_open: false });
         record.kept.extend(left);
     }
-    outcome
+    outcome.map(drop)
 }

@@ -13,7 +13,7 @@ use super::wire::Message;
 use crate::error::{Error, Result};
 use crate::ids::Device;
 use crate::memory::cache::{BlockUser, Waiting};
-use crate::memory::device::{DeviceMemory, reaches};
+use crate::memory::device::{DeviceMemory, Patience, reaches};
 use crate::process;
 use crate::runtime::Stream;
 use crate::sync::{ThisThread, lock};
@@ -144,7 +144,7 @@ impl AttachedBuffer {
         let (mut hold, memory) = (self.hold, self.memory);
         let mut until = Waiting::for_users(0, &users, &memory.events, Some(thread)).until;
         background::later(move || {
-            Ok(until.is_done(&memory.events, false)?
+            Ok(until.is_done(&memory.events, Patience::Ask)?
                 && match &mut hold {
                     BlockHold::Others(attachment) => attachment.end()?,
                     // It goes with this.

@@ -75,14 +75,7 @@ impl AttachedMapping {
         let bytes = extents.iter().map(|(_, bytes)| bytes).sum();
         self.start = with_device(self.memory.location, |runtime| runtime.address_reserve(bytes))?;
         self.reserved = bytes;
-        let mut address = self.start;
-        let source = Some(source).filter(|source| self.memory.location != *source);
-        let place = |(imported, bytes): &(Arc<ImportedExtent>, u64)| {
-            let placed = Placed { address, bytes: *bytes, extent: imported.extent, source };
-            address += bytes;
-            placed
-        };
-        let row: Vec<_> = extents.iter().map(place).collect();
+        let row = row_of(self.start, &extents, Some(source).filter(|source| self.memory.location != *source));
         // SAFETY: the addresses were just reserved, and the extents are alive and as long as their owner says.
         let (count, outcome) = unsafe { self.memory.range.map(&row) };
         self.imported.extend(extents.into_iter().take(count));
@@ -106,10 +99,8 @@ impl AttachedMapping {
     /// Unmaps it, and sends that to its owner if that knows it. If the driver refuses, it is to be called again.
     pub(super) fn end(&mut self) -> Result<()> {
         if !self.imported.is_empty() {
-            let mapped = self.imported.iter().map(|(_, bytes)| bytes).sum();
-            let extents = self.imported.iter().map(|(imported, _)| imported.extent);
             // SAFETY: the range was mapped here, and all work that uses it is done.
-            unsafe { self.memory.range.unmap(self.start, mapped, extents) }?;
+            unsafe { self.memory.range.unmap(&row_of(self.start, &self.imported, None)) }?;
             self.set_used(false);
             self.imported.clear();
         }
@@ -131,6 +122,17 @@ impl AttachedMapping {
     pub(super) fn end_now_or_later(mut self) {
         background::now_or_later(move || self.end().map(|()| true));
     }
+}
+
+/// Returns extents of these sizes mapped in a row from an address on.
+fn row_of(start: u64, extents: &[(Arc<ImportedExtent>, u64)], source: Option<Device>) -> Vec<Placed> {
+    let mut address = start;
+    let place = |(imported, bytes): &(Arc<ImportedExtent>, u64)| {
+        let placed = Placed { address, bytes: *bytes, extent: imported.extent, source };
+        address += bytes;
+        placed
+    };
+    extents.iter().map(place).collect()
 }
 
 /// Returns the message that a mapping has ended.

@@ -82,7 +82,7 @@ pub(super) fn share(block: Allocation, bytes: u64, stream: Option<&Stream>) -> R
     let memory = block.cache.memory;
     if let Some(service) = block.cache.service() {
         let pool = &service.pool;
-        if pool.is_for_graphs || service.role.is_captured() {
+        if pool.is_for_graphs() || service.role.is_captured() {
             return Err(Error::invalid_value(format!(
                 "the buffer is of pool {} on {}, which is a graph's: each replay uses its memory again, whatever another \
                  process does with it. Copy it to a buffer that was allocated outside of the capture, and share that one",

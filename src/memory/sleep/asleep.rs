@@ -43,23 +43,19 @@ pub(in crate::memory) fn sleep_for_others(pool: &Arc<Pool>, until: Instant) -> R
     if pool.sleep.is_asleep() || !is_idle(pool, until)? {
         return Ok(0);
     }
-    let outcome = put_to_sleep(pool, Backup::Host, take_up);
-    if !pool.sleep.is_asleep() {
-        pool.offer.let_go();
-    }
-    outcome
+    put_to_sleep(pool, Backup::Host, take_up)
 }
 
 /// Takes up the pool's offer, unless a thread has a scope of it.
 fn take_up(pool: &Pool, change: &Change<'_>, thread: ThisThread) -> Result<()> {
-    if !pool.offer.take() {
+    if !pool.sleep.offer.take() {
         return Err(Error::unavailable(format!(
             "a thread has a scope of pool {} on {}, and may be about to use what it holds",
             pool.label(),
             pool.memory.location
         )));
     }
-    end_serving_others(pool, change, thread).inspect_err(|_| pool.offer.let_go())
+    end_serving_others(pool, change, thread)
 }
 
 /// Returns whether the work on the pool's streams is done, as far as they can be asked, or is so in time: falling asleep
@@ -300,14 +296,15 @@ fn give_part_back(pool: &Pool, part: &mut KeptExtents, event: Option<&Event>, re
     event.map_or(Ok(()), Event::synchronize)?;
     // SAFETY: all work on the device was waited for, as was this part's copy; the caches hand out nothing of it, and
     // callers that hold blocks of it must submit no work to a sleeping pool.
-    unsafe { memory.range.unmap_row(&part.extents) }?;
+    unsafe { memory.range.unmap(&memory.range.placed(&part.extents)) }?;
     (part.is_mapped, part.is_open) = (false, false);
     memory.pages.clear_mapping(part.run().start(), part.run().bytes());
     let mut gone = 0;
     let outcome = part.extents.iter().try_for_each(|mapping| {
         // SAFETY: the pool alone has the extent, which is unmapped and forgotten after this.
         unsafe { memory.range.release(mapping.extent) }?;
-        memory.uncount(mapping.bytes(), &pool.supply, released);
+        memory.uncount(mapping.bytes(), &pool.supply);
+        *released += mapping.bytes();
         gone += 1;
         Ok(())
     });

@@ -10,7 +10,7 @@ use log::info;
 use super::backup::copy_back;
 use crate::error::{Bytes, Result};
 use crate::memory::cache::DeviceCaches;
-use crate::memory::device::{Mapping, Remains, Run, Until, run_of, without_all};
+use crate::memory::device::{EndingExtents, ExtentEnd, Mapping, Remains, Run, Until, run_of, without_all};
 use crate::memory::pool::{KeptExtents, Pool, Record, Role, SleepChange};
 use crate::memory::serve::{Patience, extent_for_waking, no_memory_left, pages_asleep, retire_extents, trim};
 use crate::memory::tuning::{EXTENT_PARTS, LARGE_EXTENT_PAGES, PAGE, WAKE_PAGES_LEAST};
@@ -48,7 +48,6 @@ pub(crate) fn wake(pool: &Arc<Pool>) -> Result<u64> {
     let record = if outcome.is_ok() { change.record.take() } else { None };
     if outcome.is_ok() {
         lock(&pool.sleep.times).awake_in = took;
-        pool.offer.let_go();
     }
     drop(change);
     drop(record);
@@ -92,7 +91,7 @@ struct NewExtents {
 pub(super) fn bring_back(pool: &Arc<Pool>, record: &mut Record, thread: ThisThread) -> Result<u64> {
     let memory = pool.memory;
     // What could not go before may still be in the way.
-    let _ = memory.end_retired(record.is_in_the_way);
+    let _ = memory.end_retired(if record.is_in_the_way { Patience::Wait } else { Patience::Ask });
     let needed = pages_asleep(pool, record, thread);
     let kept: Vec<_> = record.kept.iter().map(KeptExtents::run).collect();
     let missing = without_all(needed, &kept);
@@ -203,8 +202,9 @@ fn give_up(pool: &Pool, taken: NewExtents) -> bool {
     let is_done = stream.as_ref().is_none_or(|stream| wait(stream).is_ok());
     // Only this stream: a capture forbids waiting for the whole device.
     let until = stream.filter(|_| !is_done).map_or(Until::at_once(), |stream| Until::Unrecorded(vec![stream]));
+    let ending = EndingExtents::new(ExtentEnd::Asleep, mapped, unmapped);
     // SAFETY: no cache hands out anything of these pages, and `until` is all work that uses them.
-    unsafe { memory.retire(Remains::Asleep { mapped, unmapped }, until, &pool.supply) };
+    unsafe { memory.retire(Remains::Extents(ending), until, &pool.supply) };
     memory.try_end_retired();
     is_done
 }

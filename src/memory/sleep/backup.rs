@@ -7,7 +7,7 @@ use std::thread;
 
 use crate::error::{Error, Result};
 use crate::memory::device::{DeviceMemory, Run};
-use crate::memory::host::pinned_for_gpupool;
+use crate::memory::pinned::pinned_for_gpupool;
 use crate::memory::pool::{BackedUp, BackupPiece, KeptExtents, Record};
 use crate::memory::tuning::{BACKUP_MOST, COPY_LEAST, SIDE_BY_SIDE};
 use crate::observe::nvtx;

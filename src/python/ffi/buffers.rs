@@ -22,10 +22,10 @@ use crate::memory::{self, CopyDirection, DeviceBuffer, HostBytes, PinnedBuffer};
 use crate::observe::recording::Purpose;
 use crate::process;
 use crate::python::arguments::{Nbytes, Whole, accepted, is_refusal};
-use crate::python::buffer::{HeldBuffer, allocate_detached, array_interface, repr};
+use crate::python::buffer::{HeldBuffer, allocate_detached, array_interface};
+use crate::python::device;
 use crate::python::ffi::address::consumer;
 use crate::python::kept::Keepers;
-use crate::python::{device, stream};
 use crate::runtime::{Kind, Stream, get};
 
 /// `kDLCPU`, `kDLCUDA`, `kDLCUDAHost`, `kDLROCM`, `kDLROCMHost`.
@@ -83,17 +83,51 @@ struct TensorOwner {
     _buffer: Arc<dyn Send + Sync>,
 }
 
+/// Where memory is for DLPack: type and ordinal.
+pub(crate) type DLPlace = (i32, i32);
+
 /// Memory that is lent by DLPack.
 #[derive(Clone, Copy)]
 pub(crate) struct DLMemory {
     pub(crate) address: u64,
     pub(crate) nbytes: u64,
-    /// Where it is: type and ordinal.
-    pub(crate) place: (i32, i32),
+    pub(crate) place: DLPlace,
 }
 
+/// What a consumer asks of an object's memory.
+pub(crate) struct DLRequest<'a, 'py> {
+    /// Where the memory will be used.
+    pub(crate) stream: Option<&'a Bound<'py, PyAny>>,
+    pub(crate) max_version: Option<(u32, u32)>,
+    pub(crate) dl_device: Option<DLPlace>,
+    pub(crate) copy: Option<bool>,
+}
+
+/// Gives a class `__dlpack__`, by a method that gets the [`DLRequest`].
+macro_rules! lends_by_dlpack {
+    ($class:ident = $documented:literal by $lend:ident) => {
+        #[pymethods]
+        impl $class {
+            #[doc = docstring!($documented, ".__dlpack__")]
+            #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
+            fn __dlpack__<'py>(
+                &self,
+                py: Python<'py>,
+                stream: Option<&Bound<'py, PyAny>>,
+                max_version: Option<(u32, u32)>,
+                dl_device: Option<(i32, i32)>,
+                copy: Option<bool>,
+            ) -> PyResult<Bound<'py, PyAny>> {
+                self.$lend(py, &DLRequest { stream, max_version, dl_device, copy })
+            }
+        }
+    };
+}
+
+pub(crate) use lends_by_dlpack;
+
 /// Returns where memory of a device, or else pinned memory, is for DLPack. The simulated devices' memory is the CPU's.
-pub(crate) fn place(device: Option<Device>) -> (i32, i32) {
+pub(crate) fn place(device: Option<Device>) -> DLPlace {
     match (get().map(|runtime| runtime.kind()), device) {
         (Ok(Kind::Cuda), Some(device)) => (CUDA, device.number()),
         (Ok(Kind::Cuda), None) => (CUDA_HOST, 0),
@@ -154,39 +188,38 @@ unsafe extern "C" fn end_capsule(capsule: *mut ffi::PyObject) {
     }
 }
 
-impl DLMemory {
-    /// Refuses what a consumer asks of `__dlpack__` that no buffer does: to be copied, or moved to another device.
+impl DLRequest<'_, '_> {
+    /// Refuses what no buffer does: to be copied, or moved to another device.
     ///
     /// # Errors
     /// A `BufferError`, which names the class of the buffer.
-    pub(crate) fn check(self, class: &str, dl_device: Option<(i32, i32)>, copy: Option<bool>) -> PyResult<Self> {
-        if copy == Some(true) {
+    pub(crate) fn check(&self, class: &str, own: DLPlace) -> PyResult<()> {
+        if self.copy == Some(true) {
             return Err(PyBufferError::new_err(format!("a {class} is not copied; ask with copy=None or False")));
         }
-        let own = self.place;
-        if dl_device.is_some_and(|wanted| wanted != own) {
+        if self.dl_device.is_some_and(|wanted| wanted != own) {
             let wrong = format!("the buffer is on device {own:?}, in DLPack's terms; it is not moved to another");
             return Err(PyBufferError::new_err(wrong));
         }
-        Ok(self)
+        Ok(())
     }
-}
 
-/// The memory of a buffer as a capsule, of version 1 if the consumer knows it, or of before.
-pub(crate) fn export(
-    py: Python<'_>,
-    buffer: Arc<dyn Send + Sync>,
-    memory: DLMemory,
-    max_version: Option<(u32, u32)>,
-) -> PyResult<Bound<'_, PyAny>> {
-    let owner = own(buffer, memory);
-    // SAFETY: the owner is not null, the names live as long as the process, and the result is checked for null.
-    unsafe {
-        let (pointer, name) = match max_version {
-            Some((1.., _)) => ((&raw mut (*owner).versioned).cast(), VERSIONED_NAME),
-            _ => ((&raw mut (*owner).managed).cast(), NAME),
-        };
-        Bound::from_owned_ptr_or_err(py, ffi::PyCapsule_New(pointer, name.as_ptr(), Some(end_capsule)))
+    /// The memory of a buffer as a capsule, of version 1 if the consumer knows it, or of before.
+    pub(crate) fn export<'py>(
+        &self,
+        py: Python<'py>,
+        buffer: Arc<dyn Send + Sync>,
+        memory: DLMemory,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let owner = own(buffer, memory);
+        // SAFETY: the owner is not null, the names live as long as the process, and the result is checked for null.
+        unsafe {
+            let (pointer, name) = match self.max_version {
+                Some((1.., _)) => ((&raw mut (*owner).versioned).cast(), VERSIONED_NAME),
+                _ => ((&raw mut (*owner).managed).cast(), NAME),
+            };
+            Bound::from_owned_ptr_or_err(py, ffi::PyCapsule_New(pointer, name.as_ptr(), Some(end_capsule)))
+        }
     }
 }
 
@@ -215,7 +248,7 @@ pub(crate) fn empty_pinned(
 ) -> PyResult<PyPinnedBuffer> {
     let mut keepers = Keepers::default();
     stream.into_iter().for_each(|stream| keepers.keep(stream));
-    let stream = stream.map(stream::named).transpose()?;
+    let stream: Option<Stream> = stream.map(|stream| stream.extract()).transpose()?;
     if stream.is_none() {
         device::get(py)?;
     }
@@ -242,46 +275,20 @@ impl Drop for PyPinnedBuffer {
 
 #[pymethods]
 impl PyPinnedBuffer {
-    #[doc = docstring!("PinnedBuffer.ptr")]
-    #[getter]
-    fn ptr(&self) -> Result<u64> {
-        self.0.read(PinnedBuffer::address)
-    }
-
-    #[doc = docstring!("PinnedBuffer.nbytes")]
-    #[getter]
-    fn nbytes(&self) -> Result<u64> {
-        self.0.read(PinnedBuffer::nbytes)
-    }
-
-    #[doc = docstring!("PinnedBuffer.numa")]
-    #[getter]
-    fn numa(&self) -> Result<u32> {
-        self.0.read(PinnedBuffer::numa)
-    }
-
     fn __len__(&self) -> PyResult<usize> {
         Ok(usize::try_from(self.0.read(PinnedBuffer::nbytes)?)?)
     }
 
-    #[doc = docstring!("PinnedBuffer.record_stream")]
-    fn record_stream(&self, stream: &Bound<'_, PyAny>) -> PyResult<()> {
-        self.0.record_stream(stream, PinnedBuffer::record_stream)
-    }
-
     #[doc = docstring!("PinnedBuffer.free")]
     #[pyo3(signature = (stream = None))]
-    fn free(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-        let stream = stream.map(stream::named).transpose()?;
+    fn free(&self, py: Python<'_>, stream: Option<Stream>) -> PyResult<()> {
         let lent = || {
             PyBufferError::new_err(
                 "this buffer's memory is in use by a memoryview, an array or a DLPack consumer: delete those first",
             )
         };
-        let (buffer, keepers) = self.0.take(stream.as_ref(), PinnedBuffer::check_stream)?.ok_or_else(lent)?;
-        let outcome = device::detached_for(py, Purpose::Free, || buffer.free(stream.as_ref()));
-        drop(keepers);
-        outcome
+        let (buffer, _keepers) = self.0.take(stream.as_ref(), PinnedBuffer::check_stream)?.ok_or_else(lent)?;
+        device::detached_for(py, Purpose::Free, || buffer.free(stream.as_ref()))
     }
 
     /// # Safety
@@ -316,41 +323,41 @@ impl PyPinnedBuffer {
         array_interface(py, address, nbytes)
     }
 
-    #[doc = docstring!("PinnedBuffer.__dlpack_device__")]
-    fn __dlpack_device__(&self) -> Result<(i32, i32)> {
-        self.0.read(|_| place(None))
+    fn __repr__(&self) -> String {
+        self.0.repr("PinnedBuffer", |buffer| {
+            let numa = device::shown(buffer.numa());
+            format!("ptr={:#x}, nbytes={}, numa={numa}", buffer.address(), buffer.nbytes())
+        })
     }
+}
 
-    #[doc = docstring!("PinnedBuffer.__dlpack__")]
-    #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
-    fn __dlpack__<'py>(
-        &self,
-        py: Python<'py>,
-        stream: Option<&Bound<'py, PyAny>>,
-        max_version: Option<(u32, u32)>,
-        dl_device: Option<(i32, i32)>,
-        copy: Option<bool>,
-    ) -> PyResult<Bound<'py, PyAny>> {
+members! { PyPinnedBuffer = "PinnedBuffer" of this, py;
+    get ptr: Result<u64> = this.0.read(PinnedBuffer::address);
+    get nbytes: Result<u64> = this.0.read(PinnedBuffer::nbytes);
+    get numa: Result<u32> = this.0.read(PinnedBuffer::numa);
+
+    fn record_stream(stream: &Bound<'_, PyAny>) -> PyResult<()> =
+        this.0.record_stream(stream, PinnedBuffer::record_stream);
+    fn __dlpack_device__() -> Result<DLPlace> = this.0.read(|_| place(None));
+}
+
+impl PyPinnedBuffer {
+    fn lend<'py>(&self, py: Python<'py>, asked: &DLRequest<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
         let buffer = self.0.shared()?;
         let memory = DLMemory { address: buffer.address(), nbytes: buffer.nbytes(), place: place(None) };
-        let memory = memory.check("PinnedBuffer", dl_device, copy)?;
+        asked.check("PinnedBuffer", memory.place)?;
         // The host's memory has no stream; a consumer that names one will use it there.
-        if stream.is_some()
+        if asked.stream.is_some()
             && get()?.kind() != Kind::Host
-            && let Some(consumer) = consumer(stream, None)?
+            && let Some(consumer) = consumer(asked.stream, None)?
         {
             buffer.record_consumer(&consumer)?;
         }
-        export(py, buffer, memory, max_version)
-    }
-
-    fn __repr__(&self) -> String {
-        let told = self.0.read(|buffer| (buffer.address(), buffer.nbytes(), buffer.numa()));
-        let told = told
-            .map(|(address, nbytes, numa)| format!("ptr={address:#x}, nbytes={nbytes}, numa={}", device::shown(numa)));
-        repr("PinnedBuffer", told)
+        asked.export(py, buffer, memory)
     }
 }
+
+lends_by_dlpack! { PyPinnedBuffer = "PinnedBuffer" by lend }
 
 // Bytes of the host that Python objects lend by the buffer protocol, and copies between them and device memory.
 

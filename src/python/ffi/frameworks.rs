@@ -364,26 +364,21 @@ impl CurrentStream {
         matches!(self, Self::Exported(_))
     }
 
-    /// Returns the object of the stream.
+    /// Returns the object of the thread's current stream, on its current device or another one.
     #[inline]
-    pub(crate) fn get<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        match self {
-            // SAFETY: the thread is attached; the function returns a new reference, or null with an error set.
-            Self::Exported(function) => unsafe { Bound::from_owned_ptr_or_err(py, function(0, ptr::null())) },
-            Self::Called(function) => function.bind(py).call0(),
-        }
-    }
-
-    /// Returns the object of the thread's current stream on a device.
-    pub(crate) fn get_on<'py>(&self, py: Python<'py>, device: c_int) -> PyResult<Bound<'py, PyAny>> {
+    pub(crate) fn get<'py>(&self, py: Python<'py>, device: Option<c_int>) -> PyResult<Bound<'py, PyAny>> {
         match self {
             Self::Exported(function) => {
-                let options = Options { count: 1, device };
+                let options = device.map(|device| Options { count: 1, device });
+                let options = options.as_ref().map_or(ptr::null(), ptr::from_ref);
                 // SAFETY: the thread is attached, and the options live as long as the call; the function returns a new
                 // reference, or null with an error set.
-                unsafe { Bound::from_owned_ptr_or_err(py, function(0, &raw const options)) }
+                unsafe { Bound::from_owned_ptr_or_err(py, function(0, options)) }
             }
-            Self::Called(function) => function.bind(py).call1((device,)),
+            Self::Called(function) => match device {
+                Some(device) => function.bind(py).call1((device,)),
+                None => function.bind(py).call0(),
+            },
         }
     }
 }

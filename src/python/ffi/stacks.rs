@@ -152,6 +152,5 @@ pub(crate) fn stack_callback() -> StackCallback {
 
 /// Forgets all stacks. With the GIL held, so that their code objects end here.
 pub(crate) fn clear(_py: Python<'_>) {
-    let forgotten = lock(&STACKS_TAKEN).take();
-    drop(forgotten);
+    let _forgotten = lock(&STACKS_TAKEN).take();
 }

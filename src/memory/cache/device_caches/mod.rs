@@ -10,7 +10,7 @@ mod table;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, OnceLock};
 
-pub(in crate::memory) use self::discard_list::{DiscardList, Discardable};
+pub(in crate::memory) use self::discard_list::{DiscardList, Discardable, ToDiscard};
 use self::neighbour_counts::NeighbourCounts;
 use self::pools::PoolList;
 use self::reports::Reports;

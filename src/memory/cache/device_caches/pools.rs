@@ -10,7 +10,7 @@ use rustc_hash::FxHashMap;
 use crate::memory::cache::heap::Counts;
 use crate::memory::cache::service::{Order, Service};
 use crate::memory::cache::stream_cache::StreamCache;
-use crate::memory::pool::{Pool, PoolId};
+use crate::memory::pool::{Pool, PoolId, Stage};
 use crate::runtime::Stream;
 use crate::sync::lock;
 
@@ -79,7 +79,7 @@ impl PoolList {
     pub(in crate::memory) fn in_use(&self, id: PoolId) -> Option<Arc<Pool>> {
         let pools = lock(&self.0);
         let pool = &pools.all.get(pools.by_id.get(&id)?)?.pool;
-        (!pool.is_default() && pool.use_count() > 0).then(|| Arc::clone(pool))
+        (!pool.is_default() && pool.life.stage() != Stage::Ended).then(|| Arc::clone(pool))
     }
 
     /// Returns the pools, and the counts of those that are gone.

@@ -2,14 +2,9 @@
 //! bytes that it has given back. Each is one packet of a bounded size, with a version. Anything else ends the connection:
 //! another process may send anything.
 
-mod name;
-mod pools;
+use std::cmp::Reverse;
 
-pub(super) use name::cut;
-pub use pools::NeighbourPool;
-pub(super) use pools::{pools, read_pools, told_of};
-
-use self::name::NAME_BYTES;
+use crate::memory::pool::PoolId;
 use crate::memory::share::Reader;
 use crate::runtime::DeviceUuid;
 
@@ -170,7 +165,7 @@ impl Told {
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         let held = &self.held[..self.held.len().min(DEVICES_MOST)];
         let [process, count] = [self.process, held.len() as u32].map(u32::to_le_bytes);
-        let mut bytes = [&head()[..], &process, &count, &name::to_bytes(&self.name)].concat();
+        let mut bytes = [&head()[..], &process, &count, &name_to_bytes(&self.name)].concat();
         bytes.extend(held.iter().flat_map(|held| held.to_bytes()));
         bytes
     }
@@ -180,7 +175,7 @@ impl Told {
         let (head, rest) = bytes.split_first_chunk::<HEAD>()?;
         let mut reader = begin(head)?;
         let (process, count) = (reader.u32(), reader.u32() as usize);
-        let name = name::read(reader.take())?;
+        let name = read_name(reader.take())?;
         let (held, left) = rest.as_chunks::<HELD>();
         if !left.is_empty() || held.len() != count || count > DEVICES_MOST {
             return None;
@@ -198,6 +193,91 @@ pub(super) fn given(bytes: u64) -> Vec<u8> {
 pub(super) fn read_given(packet: &[u8]) -> Option<u64> {
     let packet: &[u8; 0x0e] = packet.try_into().ok()?;
     bytes(&mut begin(packet)?)
+}
+
+/// The most bytes of a name that travel: filled up with zeros.
+pub(super) const NAME_BYTES: usize = 0x40;
+
+/// Returns as much of a name's beginning as travels, in whole characters.
+pub(super) fn cut(name: &str) -> &str {
+    let mut end = name.len().min(NAME_BYTES);
+    while !name.is_char_boundary(end) {
+        end -= 1;
+    }
+    &name[..end]
+}
+
+fn name_to_bytes(name: &str) -> [u8; NAME_BYTES] {
+    let (name, mut bytes) = (cut(name), [0; NAME_BYTES]);
+    bytes[..name.len()].copy_from_slice(name.as_bytes());
+    bytes
+}
+
+/// Reads a name, unless it is no text.
+fn read_name(bytes: [u8; NAME_BYTES]) -> Option<String> {
+    let used = bytes.iter().position(|byte| *byte == 0).unwrap_or(NAME_BYTES);
+    let name = str::from_utf8(&bytes[..used]).ok()?;
+    Some(name.chars().map(|c| if c.is_control() { '?' } else { c }).collect())
+}
+
+/// The most pools that a process tells of.
+const POOLS_MOST: usize = 0x40;
+const POOL: usize = 0x6 * 0x8 + NAME_BYTES;
+
+/// What a pool of another process holds, in bytes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct NeighbourPool {
+    /// Its id in that process.
+    pub id: PoolId,
+    /// The name that its maker gave it, of which 64 bytes are told.
+    pub name: Option<String>,
+    /// Device memory that it has.
+    pub reserved_bytes: u64,
+    /// Bytes of live blocks.
+    pub live_bytes: u64,
+    /// Free bytes, cached for its next requests.
+    pub free_bytes: u64,
+    /// Live bytes that are asleep.
+    pub asleep_bytes: u64,
+}
+
+impl NeighbourPool {
+    fn to_bytes(&self) -> impl Iterator<Item = u8> {
+        let Self { id, reserved_bytes, live_bytes, free_bytes, asleep_bytes, .. } = *self;
+        let name = name_to_bytes(self.name.as_deref().unwrap_or_default());
+        let numbers = [id.0, id.1, reserved_bytes, live_bytes, free_bytes, asleep_bytes];
+        name.into_iter().chain(numbers.into_iter().flat_map(u64::to_le_bytes))
+    }
+
+    fn read(packed: &[u8; POOL]) -> Option<Self> {
+        let mut reader = Reader(packed);
+        let name = Some(read_name(reader.take())?).filter(|name| !name.is_empty());
+        let id = PoolId(reader.u64(), reader.u64());
+        let mut next = || bytes(&mut reader);
+        let (reserved_bytes, live_bytes, free_bytes, asleep_bytes) = (next()?, next()?, next()?, next()?);
+        Some(Self { id, name, reserved_bytes, live_bytes, free_bytes, asleep_bytes })
+    }
+}
+
+/// Returns the pools of which a process tells, in order.
+pub(super) fn told_of(mut pools: Vec<NeighbourPool>) -> Vec<NeighbourPool> {
+    pools.sort_by_key(|pool| (Reverse(pool.reserved_bytes.saturating_add(pool.asleep_bytes)), pool.id));
+    pools.truncate(POOLS_MOST);
+    pools
+}
+
+/// Returns the answer to [`Question::Pools`](super::Question::Pools).
+pub(super) fn pools(pools: Vec<NeighbourPool>) -> Vec<u8> {
+    let told = told_of(pools);
+    head().into_iter().chain(told.iter().flat_map(NeighbourPool::to_bytes)).collect()
+}
+
+/// Reads the output of [`pools`], unless it is something else.
+pub(super) fn read_pools(packet: &[u8]) -> Option<Vec<NeighbourPool>> {
+    let (pools, left) = begin(packet)?.0.as_chunks::<POOL>();
+    let is_whole = left.is_empty() && pools.len() <= POOLS_MOST;
+    is_whole.then(|| pools.iter().map(NeighbourPool::read).collect()).flatten()
 }
 
 #[cfg(test)]
@@ -302,5 +382,68 @@ mod tests {
         let would_give = |reserved, guarantee| Held { reserved, guarantee, ..held(1) }.would_give();
         assert_eq!((would_give(100, 0), would_give(100, 90), would_give(100, 200)), (18, 10, 0));
         assert_eq!(Held { reserved: u64::MAX, guarantee: 0, spare: [u64::MAX; 3], ..held(1) }.would_give(), u64::MAX);
+    }
+
+    fn travelled(name: &str) -> Option<String> {
+        read_name(name_to_bytes(name))
+    }
+
+    #[test]
+    fn a_name_arrives_without_what_controls_a_terminal() {
+        assert_eq!(travelled("caché").as_deref(), Some("caché"));
+        assert_eq!(travelled("a\u{1b}[31m\u{9b}").as_deref(), Some("a?[31m?"));
+        assert_eq!(travelled("").as_deref(), Some(""));
+        let mut other = [0; NAME_BYTES];
+        other[0] = 0xff;
+        assert_eq!(read_name(other), None);
+    }
+
+    #[test]
+    fn a_long_name_is_cut_between_characters() {
+        assert_eq!(travelled(&"n".repeat(NAME_BYTES + 1)), Some("n".repeat(NAME_BYTES)));
+        // The last character has two bytes, of which one would fit.
+        let long = format!("n{}", "é".repeat(NAME_BYTES / 2));
+        assert_eq!(travelled(&long), Some(format!("n{}", "é".repeat(NAME_BYTES / 2 - 1))));
+    }
+
+    fn pool(number: u64) -> NeighbourPool {
+        NeighbourPool {
+            id: PoolId(0, number),
+            name: None,
+            reserved_bytes: number,
+            live_bytes: 2,
+            free_bytes: 3,
+            asleep_bytes: 4,
+        }
+    }
+
+    #[test]
+    fn pools_travel_and_rubbish_is_none() {
+        let sent = [NeighbourPool { name: Some("weights".to_owned()), ..pool(9) }, pool(1)];
+        let bytes = pools(sent.to_vec());
+        assert_eq!(read_pools(&bytes), Some(sent.to_vec()));
+        assert_eq!(read_pools(&pools(Vec::new())), Some(Vec::new()));
+        for wrong in (0..bytes.len()).filter(|wrong| *wrong != head().len() && *wrong != bytes.len() - POOL) {
+            assert_eq!(read_pools(&bytes[..wrong]), None, "{wrong}");
+        }
+        // Another version, a name that is no text, and a count above any memory.
+        for place in [0, 4, head().len(), bytes.len() - 1] {
+            let mut other = bytes.clone();
+            other[place] = 0xff;
+            assert_eq!(read_pools(&other), None, "{place}");
+        }
+        let many = [&bytes[..], &vec![0; POOLS_MOST * POOL]].concat();
+        assert_eq!(read_pools(&many), None);
+    }
+
+    #[test]
+    fn of_many_pools_the_largest_travel() {
+        // What sleeps will be reserved again.
+        let asleep = NeighbourPool { asleep_bytes: 1 << 20, ..pool(0) };
+        let many = (1..2 * POOLS_MOST as u64).map(pool).chain([asleep.clone()]).collect();
+        let read = read_pools(&pools(many)).unwrap_or_default();
+        assert_eq!((read.len(), read[0].id, read[1].id), (POOLS_MOST, asleep.id, PoolId(0, 127)));
+        assert!(read[1..].is_sorted_by_key(|pool| Reverse(pool.reserved_bytes)));
+        const { assert!(0x6 + POOLS_MOST * POOL <= 0x2000, "a packet's size") };
     }
 }

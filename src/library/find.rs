@@ -11,17 +11,15 @@ use std::ffi::CStr;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use super::component::{Component, NVJITLINK, NVRTC, Variant};
-use super::origin::Origin;
-use super::places::SearchPlace;
 use crate::error::{Error, ErrorKind, Result};
 use crate::runtime::{self, Kind};
 use crate::shared_object::{IF_LOADED, Library, NOW, file_of, is_absent, missing_symbol, open};
+use crate::site_packages::{self, variables};
 use crate::sync::lock;
 
 /// A loaded library. It is never unloaded.
 #[derive(Debug)]
-pub(in crate::library) struct Loaded {
+pub(super) struct Loaded {
     library: Library,
     path: PathBuf,
     origin: Origin,
@@ -30,15 +28,15 @@ pub(in crate::library) struct Loaded {
 }
 
 impl Loaded {
-    pub(in crate::library) fn path(&self) -> &Path {
+    pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    pub(in crate::library) fn origin(&self) -> Origin {
+    pub(super) fn origin(&self) -> Origin {
         self.origin
     }
 
-    pub(in crate::library) fn cuda(&self) -> Option<u32> {
+    pub(super) fn cuda(&self) -> Option<u32> {
         self.cuda
     }
 
@@ -49,7 +47,7 @@ impl Loaded {
     ///
     /// # Safety
     /// `F` is its prototype, and the result is not used after the library is gone (it is kept in a static).
-    pub(in crate::library) unsafe fn function<F: Copy>(&self, name: &CStr) -> Result<F> {
+    pub(super) unsafe fn function<F: Copy>(&self, name: &CStr) -> Result<F> {
         // SAFETY: the caller vouches for the type.
         let symbol = unsafe { self.library.get::<F>(name) };
         symbol
@@ -61,14 +59,14 @@ impl Loaded {
     ///
     /// # Safety
     /// As [`Loaded::function`].
-    pub(in crate::library) unsafe fn optional_function<F: Copy>(&self, name: Option<&CStr>) -> Result<Option<F>> {
+    pub(super) unsafe fn optional_function<F: Copy>(&self, name: Option<&CStr>) -> Result<Option<F>> {
         // SAFETY: the caller vouches for the type.
         name.map(|name| unsafe { self.function(name) }).transpose()
     }
 }
 
 /// Returns the pip package that brings a component for a major version of CUDA.
-pub(in crate::library) fn package(component: &Component, cuda: u32) -> &'static str {
+pub(super) fn package(component: &Component, cuda: u32) -> &'static str {
     let variant = component.variants.iter().find(|v| v.cuda == Some(cuda)).or(component.variants.first());
     variant.map_or("", |variant| variant.package)
 }
@@ -77,7 +75,7 @@ pub(in crate::library) fn package(component: &Component, cuda: u32) -> &'static 
 ///
 /// # Errors
 /// `ErrorKind::LibraryNotFound` with every place tried.
-pub(in crate::library) fn load(component: &'static Component, symbols: &[&'static CStr]) -> Result<Loaded> {
+pub(super) fn load(component: &'static Component, symbols: &[&'static CStr]) -> Result<Loaded> {
     let mut search = Search { tried: Vec::new(), is_present: false, symbols, driver: driver_major(component.platform) };
     search.find(component).ok_or_else(|| {
         let remedy = format!(
@@ -310,5 +308,160 @@ fn preload(component: &Component, cuda: Option<u32>) {
         lock(&PRELOADED).push((file, place.origin()));
         // It stays loaded for the life of the process.
         std::mem::forget(library);
+    }
+}
+
+/// A shared library that is loaded for its own sake or because another one needs it.
+#[derive(Debug)]
+pub(super) struct Component {
+    /// The name in errors and, in capitals, in `GPUPOOL_<NAME>_PATH`.
+    pub(super) name: &'static str,
+    pub(super) platform: Kind,
+    /// One for each major version of CUDA, newest first.
+    pub(super) variants: &'static [Variant],
+    /// What must be loaded before it, in this order.
+    pub(super) needs: &'static [&'static Component],
+}
+
+/// The build of a component for one major version of CUDA.
+#[derive(Debug)]
+pub(super) struct Variant {
+    /// The major version of CUDA; none if it is for any version of its platform.
+    pub(super) cuda: Option<u32>,
+    /// The file names to accept, newest first. Their version is part of the name, so another ABI is never loaded.
+    pub(super) sonames: &'static [&'static str],
+    /// Where its wheels put it, below site-packages. The first part of the name may end in `*`.
+    pub(super) folders: &'static [&'static str],
+    /// The pip package that brings it.
+    pub(super) package: &'static str,
+}
+
+impl Variant {
+    pub(super) const fn of_cuda(
+        cuda: u32,
+        sonames: &'static [&'static str],
+        folders: &'static [&'static str],
+        package: &'static str,
+    ) -> Self {
+        Self { cuda: Some(cuda), sonames, folders, package }
+    }
+
+    /// Returns the one build of a library of ROCm's, which AMD's wheels bring, and PyTorch's own.
+    pub(super) const fn of_rocm(sonames: &'static [&'static str]) -> Self {
+        Self {
+            cuda: None,
+            sonames,
+            folders: &["_rocm_sdk_libraries*/lib", "torch/lib"],
+            package: "'rocm[libraries]' (from the index that AMD's installation guide names)",
+        }
+    }
+}
+
+/// The linker that cuSPARSE and cuSOLVER use at run time.
+pub(super) static NVJITLINK: Component = Component {
+    name: "nvjitlink",
+    platform: Kind::Cuda,
+    variants: &[
+        Variant::of_cuda(13, &["libnvJitLink.so.13"], &["nvidia/cu13/lib"], "nvidia-nvjitlink"),
+        Variant::of_cuda(12, &["libnvJitLink.so.12"], &["nvidia/nvjitlink/lib"], "nvidia-nvjitlink-cu12"),
+    ],
+    needs: &[],
+};
+
+/// The compiler that cuDSS uses at run time.
+pub(super) static NVRTC: Component = Component {
+    name: "nvrtc",
+    platform: Kind::Cuda,
+    variants: &[
+        Variant::of_cuda(13, &["libnvrtc.so.13"], &["nvidia/cu13/lib"], "nvidia-cuda-nvrtc"),
+        Variant::of_cuda(12, &["libnvrtc.so.12"], &["nvidia/cuda_nvrtc/lib"], "nvidia-cuda-nvrtc-cu12"),
+    ],
+    needs: &[],
+};
+
+/// A kind of place. Each is looked through for every version of CUDA before the next, so that what a user installed for a
+/// program comes before what the machine has for all.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum SearchPlace {
+    Wheels,
+    Conda,
+    /// `CUDA_HOME` and `CUDA_PATH`, `ROCM_PATH` and `HIP_PATH`.
+    Toolkit,
+    /// A bare name: the dynamic linker's own search, `LD_LIBRARY_PATH` included.
+    Linker,
+    /// Where the toolkit's installer puts it.
+    Installed,
+}
+
+impl SearchPlace {
+    /// In the order to look.
+    pub(super) const ALL: [SearchPlace; 5] =
+        [SearchPlace::Wheels, SearchPlace::Conda, SearchPlace::Toolkit, SearchPlace::Linker, SearchPlace::Installed];
+
+    pub(super) const fn origin(self) -> Origin {
+        match self {
+            SearchPlace::Wheels => Origin::Wheel,
+            SearchPlace::Conda => Origin::Conda,
+            SearchPlace::Toolkit | SearchPlace::Installed => Origin::Toolkit,
+            SearchPlace::Linker => Origin::System,
+        }
+    }
+
+    /// Returns the files that could be the variant. Bare names are for the linker to find.
+    pub(super) fn files(self, platform: Kind, variant: &Variant) -> Vec<PathBuf> {
+        let folders = match self {
+            SearchPlace::Wheels => variant.folders.iter().flat_map(|folder| site_packages::below(folder)).collect(),
+            SearchPlace::Conda => site_packages::all().iter().filter_map(|packages| conda_folder(packages)).collect(),
+            SearchPlace::Toolkit => {
+                let roots = if platform == Kind::Hip { ["ROCM_PATH", "HIP_PATH"] } else { ["CUDA_HOME", "CUDA_PATH"] };
+                variables(roots).flat_map(|root| [root.join("lib64"), root.join("lib")]).collect()
+            }
+            SearchPlace::Linker => vec![PathBuf::new()],
+            SearchPlace::Installed => match (platform, variant.cuda) {
+                (Kind::Hip, _) => vec!["/opt/rocm/lib".into()],
+                (_, Some(cuda)) => {
+                    vec![format!("/usr/local/cuda-{cuda}/lib64").into(), "/usr/local/cuda/lib64".into()]
+                }
+                (_, None) => vec!["/usr/local/cuda/lib64".into()],
+            },
+        };
+        folders.iter().flat_map(|folder| variant.sonames.iter().map(move |soname| folder.join(soname))).collect()
+    }
+}
+
+/// Conda puts libraries in `<environment>/lib`, and packages in `<environment>/lib/python3.x/site-packages`.
+fn conda_folder(packages: &Path) -> Option<PathBuf> {
+    packages.ends_with("site-packages").then(|| packages.ancestors().nth(2).map(Path::to_owned)).flatten()
+}
+
+/// How a library was found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Origin {
+    /// `GPUPOOL_<NAME>_PATH` names the file.
+    Environment,
+    /// Other code had loaded it into the process.
+    Process,
+    /// A pip wheel's folder below `site-packages`.
+    Wheel,
+    /// The `lib` folder of a conda environment.
+    Conda,
+    /// `CUDA_HOME`, `CUDA_PATH`, `ROCM_PATH` or `HIP_PATH`, or where the toolkit's installer puts it.
+    Toolkit,
+    /// The dynamic linker found it: `LD_LIBRARY_PATH`, or the system's folders.
+    System,
+}
+
+impl Origin {
+    /// Returns the name in Python and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Environment => "environment",
+            Self::Process => "process",
+            Self::Wheel => "wheel",
+            Self::Conda => "conda",
+            Self::Toolkit => "toolkit",
+            Self::System => "system",
+        }
     }
 }
