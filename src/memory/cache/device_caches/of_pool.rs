@@ -9,6 +9,7 @@ use crate::memory::cache::heap::{Counts, Heap};
 use crate::memory::cache::service::Service;
 use crate::memory::cache::stream_cache::StreamCache;
 use crate::memory::pool::Pool;
+use crate::runtime::Stream;
 use crate::sync::ThisThread;
 
 impl DeviceCaches {
@@ -27,6 +28,13 @@ impl DeviceCaches {
     pub(in crate::memory) fn services_of(pool: &Pool) -> Vec<(&'static StreamCache, Service)> {
         let of_pool = |cache: &'static StreamCache| Some((cache, cache.service_of(pool)?));
         Self::caches_of(pool).into_iter().filter_map(of_pool).collect()
+    }
+
+    /// Returns the streams of the pool's caches that the calling thread can touch now.
+    pub(in crate::memory) fn usable_streams_of(pool: &Pool, thread: ThisThread) -> Vec<Stream> {
+        let usable =
+            |(_, service): (_, Service)| service.stream.clone().filter(|_| service.is_stream_usable(thread, None));
+        Self::services_of(pool).into_iter().filter_map(usable).collect()
     }
 
     /// Calls `f` with the heap of each cache that is asleep in the pool's service.
