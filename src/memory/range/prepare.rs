@@ -18,10 +18,10 @@ use crate::sync::lock;
 const THREAD: &str = "gpupool-ready";
 
 /// Extents of so many pages of a pool, which are to be made.
-type Wanted = (Weak<Pool>, u32);
+type WantedExtents = (Weak<Pool>, u32);
 
 /// The way to the thread; none before its first work.
-static WORKER: Mutex<Option<Sender<Wanted>>> = Mutex::new(None);
+static WORKER: Mutex<Option<Sender<WantedExtents>>> = Mutex::new(None);
 
 /// Has a thread of gpupool's own make what a pool lacks of ready extents of so many pages.
 ///
@@ -52,7 +52,7 @@ pub(super) fn make_missing(pool: &Arc<Pool>, pages: u32) -> Result<()> {
 
 /// Makes what is missing. Nothing while the pool is asleep, or once memory has run out: the next commit makes its own, and
 /// asks again.
-fn make((pool, pages): &Wanted) {
+fn make((pool, pages): &WantedExtents) {
     while let Some(pool) = pool.upgrade() {
         let is_out_of_service = || pool.is_closed() || pool.sleep.is_asleep();
         if is_out_of_service() || !pool.supply.ready.lacks(*pages) {
