@@ -20,6 +20,7 @@ use crate::observe::delivery::{Delivery, deliver};
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
 use crate::runtime::{self, BoundDevice, Stream, StreamIdentity};
+use crate::sync::ThisThread;
 
 /// Commits pages, given in order, for use in the order of a stream.
 pub(super) fn commit(range: &Arc<HeldRange>, pages: &[u32], stream: &Stream, options: CommitOptions) -> Result<()> {
@@ -104,7 +105,7 @@ fn commit_empty(
 /// A commit under way.
 struct Commit<'a> {
     range: &'a HeldRange,
-    of: ServingCache,
+    of: Arc<ServingCache>,
     stream: &'a Stream,
     bit: u64,
     /// The pages that have memory by now, and whether work may use it: it was taken back, or is being filled.
@@ -127,7 +128,7 @@ impl Commit<'_> {
             }
             if attempt == 0 {
                 // So that what is free by now serves.
-                settle(self.of.cache, self.of.thread, Patience::Ask)?;
+                settle(self.of.cache, ThisThread::get(), Patience::Ask)?;
             } else {
                 // What is there is just leaving, moved by another thread; then nothing uses it.
                 let _ = memory.under_way.wait();
@@ -184,7 +185,7 @@ impl Commit<'_> {
             deliver();
         }
         let bytes = range.page_bytes();
-        let found = self.of.lock().map(|mut heap| {
+        let found = self.of.lock_awake().map(|mut heap| {
             let mut found = cache.resume_each(&mut heap, resumed.iter().copied(), bytes);
             let places: Vec<_> = left.iter().map(|&page| range.offset(page)).collect();
             found.extend(cache.allocate_each(&mut heap, &places, bytes));
@@ -229,7 +230,7 @@ impl Commit<'_> {
             }
             resumed.extend(back);
             match rest.split_first() {
-                None => entry.until.recycle(&self.of.memory().events),
+                None => entry.until.recycle(&self.of.memory.events),
                 Some((&offset, beside)) => {
                     (entry.offset, entry.beside) = (offset, beside.to_vec());
                     others.push(entry);
@@ -244,7 +245,7 @@ impl Commit<'_> {
         if let Until::Events(events) = &entry.until {
             return events.iter().try_for_each(|event| self.stream.wait(event));
         }
-        if entry.is_done(&self.of.memory().events, true)? { Ok(()) } else { Err(under_capture(&self.range.pool)) }
+        if entry.is_done(&self.of.memory.events, true)? { Ok(()) } else { Err(under_capture(&self.range.pool)) }
     }
 
     fn fill(&mut self, pages: &[u32], byte: Option<u8>) -> Result<()> {
@@ -278,7 +279,7 @@ impl Commit<'_> {
         let groups = by_users(self.range, committed.iter().map(used));
         depart(self.range, groups, named);
         // What the driver does not answer is asked again.
-        let _ = settle(self.of.cache, self.of.thread, Patience::Ask);
+        let _ = settle(self.of.cache, ThisThread::get(), Patience::Ask);
     }
 }
 

@@ -96,7 +96,7 @@ pub(super) fn by_users(range: &HeldRange, users: impl Iterator<Item = (u32, u64)
 /// Frees busy pages, each once its users are done.
 pub(super) fn depart(range: &HeldRange, groups: ByUsers, named: Option<(StreamIdentity, &Stream)>) {
     if let Some(cache) = DeviceCaches::ranges_of(&range.pool) {
-        depart_after(cache, waits(range, cache, groups, named));
+        depart_after(&cache, waits(range, &cache, groups, named));
     }
 }
 
@@ -122,7 +122,7 @@ pub(super) fn waits(
 
 /// Frees busy pages, each once what it waits for is done. The call has freed the others if the cache does not have one, so it
 /// succeeds.
-pub(super) fn depart_after(cache: &'static StreamCache, waits: Vec<Waiting>) {
+pub(super) fn depart_after(cache: &StreamCache, waits: Vec<Waiting>) {
     for waiting in waits {
         if decommit_blocks(cache, waiting, ThisThread::get()).is_err() {
             log_out(
@@ -160,7 +160,7 @@ pub(super) fn free(range: &HeldRange, stream: Option<&Stream>, what: Ends) -> Re
     }
     if let Some(cache) = DeviceCaches::ranges_of(&range.pool) {
         // At once where no work uses it; what the driver does not answer is asked again.
-        let _ = settle(cache, ThisThread::get(), Patience::Ask);
+        let _ = settle(&cache, ThisThread::get(), Patience::Ask);
     }
     keep(range, 0);
     lock(&range.memory().space).let_go(range.run);

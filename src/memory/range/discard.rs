@@ -10,7 +10,7 @@ use super::decommit::{by_users, depart_after, waits as waits_of};
 use super::held_range::HeldRange;
 use super::page_table::{PagePhase, RangeLife};
 use crate::error::Result;
-use crate::memory::cache::{DeviceCaches, Discardable, ServingCache, Waiting};
+use crate::memory::cache::{DeviceCaches, Discardable, Waiting};
 use crate::memory::device::{Until, call_out, is_thread_for_others, log_out};
 use crate::memory::serve::{Patience, release_places, settle};
 use crate::process;
@@ -236,7 +236,7 @@ impl HeldRange {
             Ok(chosen)
         });
         let Some((busy, cache)) = busy.ok().zip(DeviceCaches::ranges_of(&self.pool)) else { return Vec::new() };
-        let mut taken = waits_of(self, cache, by_users(self, users.iter().copied()), None);
+        let mut taken = waits_of(self, &cache, by_users(self, users.iter().copied()), None);
         let may_go = |waiting: &mut Waiting| {
             // What is in use by a stream that cannot be asked now, beside a capture, stays.
             matches!(waiting.until, Until::Events(_))
@@ -249,7 +249,7 @@ impl HeldRange {
         };
         let (mut pages, kept) = (pages_of(&gone), pages_of(&kept));
         pages.sort_unstable();
-        depart_after(cache, gone);
+        depart_after(&cache, gone);
         let is_kept = |page: u32| kept.contains(&page);
         staying.extend(users.iter().filter(|(page, _)| is_kept(*page)).map(|(_, users)| users));
         let is_untold = is_thread_for_others();
@@ -277,10 +277,9 @@ impl HeldRange {
     fn release(&self, pages: &[u32], waits: bool) {
         let Some(cache) = DeviceCaches::ranges_of(&self.pool) else { return };
         let thread = ThisThread::get();
-        let Some(of) = ServingCache::of_pool(cache, &self.pool, thread) else { return };
         let places: Vec<_> = pages.iter().map(|&page| self.offset(page)).collect();
         // What the driver refuses is tried again whenever memory is given back.
-        let _ = settle(cache, thread, if waits { Patience::Wait } else { Patience::Ask });
-        let _ = release_places(&of, &places);
+        let _ = settle(&cache, thread, if waits { Patience::Wait } else { Patience::Ask });
+        let _ = release_places(&cache, &places);
     }
 }

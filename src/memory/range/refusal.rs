@@ -56,7 +56,8 @@ pub(super) fn refuse_change(range: &HeldRange, on: Option<&Stream>) -> Result<()
         refuse_captured(pool, stream)?;
     }
     let thread = ThisThread::get();
-    for (_, service) in DeviceCaches::services_of(pool) {
+    for cache in DeviceCaches::caches_of(pool) {
+        let service = &cache.service;
         if let Some(stream) = service.stream.as_ref().filter(|_| service.is_stream_usable(thread, None)) {
             refuse_captured(pool, stream)?;
         }

@@ -1,9 +1,9 @@
 //! Caches that stand still, so that a reader of several sees one moment.
 
 use std::collections::HashSet;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 
-use crate::memory::cache::{DeviceCaches, Heap, RecordedGuard, StreamCache};
+use crate::memory::cache::{DeviceCaches, Heap, RecordedGuard, ServingCache};
 use crate::memory::pool::Pool;
 use crate::observe::recording;
 use crate::sync::{OwnerGuard, lock};
@@ -11,7 +11,7 @@ use crate::sync::{OwnerGuard, lock};
 /// A cache in which nothing is allocated or freed as long as this lives.
 #[derive(Debug)]
 pub(in crate::memory) struct FrozenCache {
-    pub(in crate::memory) cache: &'static StreamCache,
+    pub(in crate::memory) cache: Arc<ServingCache>,
     pub(in crate::memory) recorded: RecordedGuard<'static>,
     pub(in crate::memory) heap: OwnerGuard<'static, Heap>,
 }
@@ -24,6 +24,8 @@ pub(in crate::memory) struct Frozen {
     pub(in crate::memory) time: u64,
     /// Only its holder locks two caches at once, so that no threads wait in a circle.
     _alone: MutexGuard<'static, ()>,
+    /// Dropped after the locks: the last name of a cache that has ended drops its stream.
+    named: Vec<Arc<ServingCache>>,
 }
 
 static ALONE: Mutex<()> = Mutex::new(());
@@ -31,25 +33,23 @@ static ALONE: Mutex<()> = Mutex::new(());
 impl Frozen {
     /// Freezes the caches of a pool.
     pub(in crate::memory) fn of(pool: &Pool) -> Self {
-        let mut frozen = Self::new(|| DeviceCaches::caches_of(pool));
-        // A cache begins no other service while its heap is locked.
-        frozen.caches.retain(|frozen| frozen.cache.serves_pool(pool.number));
-        frozen
+        Self::new(|| DeviceCaches::caches_of(pool))
     }
 
     /// Freezes the caches that `list` returns, also those made meanwhile.
-    pub(in crate::memory) fn new(list: impl Fn() -> Vec<&'static StreamCache>) -> Self {
+    pub(in crate::memory) fn new(list: impl Fn() -> Vec<Arc<ServingCache>>) -> Self {
         let alone = lock(&ALONE);
-        let mut frozen = Self { caches: Vec::new(), time: 0, _alone: alone };
+        let mut frozen = Self { caches: Vec::new(), time: 0, _alone: alone, named: Vec::new() };
         let mut known = HashSet::new();
         loop {
             let before = frozen.caches.len();
             for cache in list() {
-                if known.insert(std::ptr::from_ref(cache)) {
+                if known.insert(Arc::as_ptr(&cache)) {
                     // By the mutex, also for this thread's own caches: as the owner it would block threads that only
                     // read its cache.
-                    let heap = cache.lock_by_mutex();
-                    frozen.caches.push(FrozenCache { cache, recorded: cache.recording.lock(), heap });
+                    let (heap, recorded) = (cache.cache.lock_by_mutex(), cache.cache.recording.lock());
+                    frozen.named.push(Arc::clone(&cache));
+                    frozen.caches.push(FrozenCache { cache, recorded, heap });
                 }
             }
             if frozen.caches.len() == before {

@@ -15,12 +15,12 @@ pub(crate) fn live_block(address: u64) -> Result<(SegmentView, BlockView)> {
     serve::check_live(block)?;
     let cache = block.cache;
     let heap = cache.lock_by_mutex();
-    let found = heap.live_block(&cache.memory.pages, block.offset).zip(cache.service());
-    let Some(((block, segment), service)) = found else {
+    let found = heap.live_block(&cache.memory.pages, block.offset).zip(cache.serving());
+    let Some(((block, segment), of)) = found else {
         return Err(Error::invalid_value(format!("the block at {address:#x} was freed meanwhile by another thread")));
     };
     let recorded = cache.recording.lock();
-    let segment = segment_view(cache, &heap, &service.pool, segment);
+    let segment = segment_view(&of, &heap, segment);
     let mut found = block_view(cache.memory, &recorded, block);
     // It was held when it was looked up, even if another thread has recorded its free since.
     found.is_waiting = false;

@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 use super::frozen::{Frozen, FrozenCache};
 use crate::error::Result;
 use crate::ids::{Device, MemoryLocation};
 use crate::memory::cache::{
-    DeviceCaches, Heap, HeapBlock, MemoryAction, MemoryEvent, RecordedGuard, Service, StreamCache, events, is_recorded,
+    DeviceCaches, Heap, HeapBlock, MemoryAction, MemoryEvent, RecordedGuard, ServingCache, events, is_recorded,
     note_snapshot,
 };
 use crate::memory::device::DeviceMemory;
@@ -78,8 +79,8 @@ fn segments(frozen: &Frozen) -> Vec<SegmentView> {
 }
 
 /// Returns the view of gapless memory, without blocks.
-pub(super) fn segment_view(cache: &StreamCache, heap: &Heap, pool: &Pool, range: Range<u64>) -> SegmentView {
-    let memory = cache.memory;
+pub(super) fn segment_view(cache: &ServingCache, heap: &Heap, range: Range<u64>) -> SegmentView {
+    let (memory, pool) = (cache.memory, cache.pool());
     SegmentView {
         location: memory.location,
         address: memory.address(range.start),
@@ -110,16 +111,13 @@ pub(super) fn block_view(memory: &DeviceMemory, recorded: &RecordedGuard<'_>, bl
 }
 
 fn segments_of(FrozenCache { cache, recorded, heap }: &FrozenCache) -> Vec<SegmentView> {
-    let views = |service: &Service| {
-        let view = |span: Vec<HeapBlock>| {
-            let start = span.first()?.start;
-            let range = start..start + span.iter().map(|block| block.size).sum::<u64>();
-            let blocks = span.into_iter().map(|block| block_view(cache.memory, recorded, block)).collect();
-            Some(SegmentView { blocks, ..segment_view(cache, heap, &service.pool, range) })
-        };
-        heap.views(&cache.memory.pages).into_iter().filter_map(view).collect()
+    let view = |span: Vec<HeapBlock>| {
+        let start = span.first()?.start;
+        let range = start..start + span.iter().map(|block| block.size).sum::<u64>();
+        let blocks = span.into_iter().map(|block| block_view(cache.memory, recorded, block)).collect();
+        Some(SegmentView { blocks, ..segment_view(cache, heap, range) })
     };
-    cache.look_at_service(views).unwrap_or_default()
+    heap.views(&cache.memory.pages).into_iter().filter_map(view).collect()
 }
 
 pub(in crate::memory) fn segments_of_pool(pool: &Pool) -> Vec<SegmentView> {
@@ -127,7 +125,7 @@ pub(in crate::memory) fn segments_of_pool(pool: &Pool) -> Vec<SegmentView> {
 }
 
 /// Returns the serving caches of a device, or of all.
-pub(super) fn caches(device: Option<Device>) -> Vec<&'static StreamCache> {
+pub(super) fn caches(device: Option<Device>) -> Vec<Arc<ServingCache>> {
     let wanted = DeviceCaches::all().filter(|caches| device.is_none_or(|device| caches.memory.location == device));
     wanted.flat_map(|caches| caches.pools.serving()).collect()
 }

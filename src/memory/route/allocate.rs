@@ -44,7 +44,7 @@ pub(crate) fn allocate(bytes: u64, order: &impl Order) -> Result<Allocation> {
 }
 
 /// Allocates on the stream from the cache of the thread's last request for one pool, if that matches, nothing is out of
-/// the ordinary, and its service goes on.
+/// the ordinary, and the cache has not ended.
 #[inline]
 pub(crate) fn allocate_as_last(bytes: u64, stream: &Stream, given: GivenKey) -> Option<Result<Allocation>> {
     let found = cache::last_given(stream, given).filter(|_| process::state().is_plain())?;
@@ -92,8 +92,8 @@ fn take_slowly(bytes: u64, order: &impl Order) -> Result<AllocationAttempt> {
 
 #[inline]
 fn take(found: Found, bytes: u64) -> AllocationAttempt {
-    match found.cache.allocate_block(found, bytes) {
+    match found.cache.allocate_block(found.thread, bytes) {
         Some(offset) => AllocationAttempt::Ready(Allocation { cache: found.cache, offset }),
-        None => AllocationAttempt::Miss(Miss { cache: found.cache, service: found.service, bytes }),
+        None => AllocationAttempt::Miss(Miss::new(found.cache, bytes)),
     }
 }

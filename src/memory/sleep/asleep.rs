@@ -67,7 +67,8 @@ fn is_idle(pool: &Pool, until: Instant) -> Result<bool> {
     let _relaxed = RelaxedCapture::new(runtime::get()?)?;
     let thread = ThisThread::get();
     refuse_captures(pool, thread)?;
-    for (_, service) in DeviceCaches::services_of(pool) {
+    for cache in DeviceCaches::caches_of(pool) {
+        let service = &cache.service;
         let Some(stream) = service.stream.as_ref().filter(|_| service.is_stream_usable(thread, None)) else { continue };
         while !stream.query()? {
             if Instant::now() >= until {
@@ -187,10 +188,8 @@ fn wait_for_work(pool: &Pool, thread: ThisThread) -> Result<()> {
         debug!(target: MEMORY, "pool {} on {}: falls asleep after work that is just being submitted", pool.label(), memory.location);
         pool.sleep.door.wait_until_empty();
     }
-    for (cache, service) in DeviceCaches::services_of(pool) {
-        if let Some(mut heap) = cache.lock_in(&service, thread) {
-            heap.fall_asleep();
-        }
+    for cache in DeviceCaches::caches_of(pool) {
+        cache.lock(thread).fall_asleep();
     }
     release_ready(pool);
     // A process that attaches from now on finds the pool asleep.
@@ -204,7 +203,7 @@ fn wait_for_work(pool: &Pool, thread: ThisThread) -> Result<()> {
         }
     }
     for cache in DeviceCaches::caches_of(pool) {
-        settle(cache, thread, Patience::Wait)?;
+        settle(&cache, thread, Patience::Wait)?;
     }
     // So that retired memory is not in the way once the pool wakes.
     memory.try_end_retired();

@@ -31,7 +31,8 @@ pub(super) fn refuse_captures(pool: &Pool, thread: ThisThread) -> Result<()> {
             return Err(captured(pool, device));
         }
     }
-    for (_, service) in DeviceCaches::services_of(pool) {
+    for cache in DeviceCaches::caches_of(pool) {
+        let service = &cache.service;
         if let Some(stream) = &service.stream
             && service.is_stream_usable(thread, None)
             && stream.capture_status()? != CaptureStatus::None
@@ -46,11 +47,10 @@ pub(super) fn refuse_captures(pool: &Pool, thread: ThisThread) -> Result<()> {
 /// can take none meanwhile.
 pub(super) fn refuse_serving_others(pool: &Pool, thread: ThisThread) -> Result<()> {
     let mut blocks = Vec::new();
-    for (cache, service) in DeviceCaches::services_of(pool) {
+    for cache in DeviceCaches::caches_of(pool) {
         // A block that was just taken is noted by the time the heap can be locked.
-        if let Some(_heap) = cache.lock_in(&service, thread) {
-            blocks.extend(cache.used_by_other_pools());
-        }
+        let _heap = cache.lock(thread);
+        blocks.extend(cache.used_by_other_pools());
     }
     let Some(first) = blocks.iter().min() else { return Ok(()) };
     let device = pool.memory.location;
