@@ -100,7 +100,7 @@ fn take_back(lender: &StreamCache, thread: ThisThread, slab: &'static Slab, unti
     let offset = slab.start();
     {
         let mut heap = lender.lock(thread);
-        record(&lender, MemoryAction::SegmentMap, slab);
+        record(lender, MemoryAction::SegmentMap, slab);
         heap.take_back(&lender.memory.pages, slab);
     }
     wait(lender, Waiting::new(offset, until));
