@@ -2,6 +2,7 @@
 //! once the streams that used them are done; and the end of a range.
 
 use std::mem;
+use std::sync::Arc;
 
 use log::Level;
 
@@ -106,7 +107,7 @@ impl HeldRange {
         }
         if let Some(cache) = self.cache() {
             // At once where no work uses it; what the driver does not answer is asked again.
-            let _ = settle(cache, ThisThread::get(), Patience::Ask);
+            let _ = settle(&cache, ThisThread::get(), Patience::Ask);
         }
         self.keep_ready(&mut lock(&self.table), 0);
         lock(&self.memory().space).let_go(self.run);
@@ -142,7 +143,7 @@ impl HeldRange {
     /// Frees busy pages, each once the users that are given with it are done.
     fn leave(&self, pages: impl Iterator<Item = (u32, u64)>, named: Option<NamedStream<'_>>) {
         if let Some(cache) = self.cache() {
-            self.waits(pages, named).into_iter().for_each(|waiting| leave_after(cache, waiting));
+            self.waits(pages, named).into_iter().for_each(|waiting| leave_after(&cache, waiting));
         }
     }
 
@@ -184,7 +185,7 @@ impl HeldRange {
 
 /// Frees busy pages once what they wait for is done. The call has freed the others if the cache does not have one, so it
 /// succeeds.
-pub(super) fn leave_after(cache: &'static StreamCache, waiting: Waiting) {
+pub(super) fn leave_after(cache: &StreamCache, waiting: Waiting) {
     if decommit_blocks(cache, waiting, ThisThread::get()).is_err() {
         log_out(Level::Warn, format_args!("a committed page of a range is not where it was, a fault of gpupool's own"));
     }
@@ -194,7 +195,7 @@ pub(super) fn leave_after(cache: &'static StreamCache, waiting: Waiting) {
 /// the memory has.
 struct Commit<'a, 'b> {
     range: &'a HeldRange,
-    of: ServingCache,
+    of: Arc<ServingCache>,
     busy: &'b mut BusyPages<'a>,
     named: NamedStream<'b>,
     /// The bit of the stream.
@@ -231,7 +232,7 @@ impl<'a, 'b> Commit<'a, 'b> {
             }
             if attempt == 0 {
                 // So that what is free by now serves.
-                settle(self.of.cache, self.of.thread, Patience::Ask)?;
+                settle(self.of.cache, ThisThread::get(), Patience::Ask)?;
             } else {
                 // What is there is just leaving, moved by another thread; then nothing uses it.
                 let _ = memory.under_way.wait();
@@ -292,7 +293,7 @@ impl<'a, 'b> Commit<'a, 'b> {
             cache.waiting.change(|waiting| waiting.extract_if(.., has_wanted).collect())
         };
         let in_order = freed.iter_mut().try_for_each(|entry| self.order(entry, is_wanted));
-        let heap = in_order.and_then(|()| self.of.lock().ok_or_else(|| range.out_of_service()));
+        let heap = in_order.and_then(|()| self.of.lock_awake().ok_or_else(|| range.out_of_service()));
         let found = heap.map(|mut heap| {
             let bytes = range.page_bytes();
             let waiting = freed.iter().flat_map(Waiting::offsets).filter(is_wanted);
@@ -322,7 +323,7 @@ impl<'a, 'b> Commit<'a, 'b> {
         if let Until::Events(events) = &entry.until {
             return events.iter().try_for_each(|event| self.named.stream.wait(event));
         }
-        if entry.is_done(&self.of.memory().events, Patience::Wait)? {
+        if entry.is_done(&self.of.memory.events, Patience::Wait)? {
             Ok(())
         } else {
             Err(under_capture(&self.range.pool))
@@ -333,7 +334,7 @@ impl<'a, 'b> Commit<'a, 'b> {
     fn rest(&self, mut entry: Waiting, is_wanted: impl Fn(&u64) -> bool) -> Option<Waiting> {
         let left: Vec<_> = entry.offsets().filter(|offset| !is_wanted(offset)).collect();
         let Some((&offset, beside)) = left.split_first() else {
-            entry.until.recycle(&self.of.memory().events);
+            entry.until.recycle(&self.of.memory.events);
             return None;
         };
         (entry.offset, entry.beside) = (offset, beside.to_vec());
@@ -374,7 +375,7 @@ impl<'a, 'b> Commit<'a, 'b> {
         }
         self.range.leave(committed.into_iter(), Some(self.named));
         // What the driver does not answer is asked again.
-        let _ = settle(self.of.cache, self.of.thread, Patience::Ask);
+        let _ = settle(self.of.cache, ThisThread::get(), Patience::Ask);
     }
 }
 

@@ -10,7 +10,7 @@ use super::commit::leave_after;
 use super::held_range::HeldRange;
 use super::page_table::PageState;
 use crate::error::Result;
-use crate::memory::cache::{Discardable, ServingCache, StreamCache, ToDiscard, Waiting};
+use crate::memory::cache::{Discardable, ServingCache, ToDiscard, Waiting};
 use crate::memory::device::{Until, call_out, is_thread_for_others, log_out};
 use crate::memory::serve::{Patience, release_places, settle};
 use crate::process;
@@ -229,7 +229,7 @@ impl HeldRange {
         let going: Vec<_> = waiting.extract_if(.., may_go).collect();
         let mut places: Vec<_> = going.iter().flat_map(Waiting::offsets).collect();
         places.sort_unstable();
-        going.into_iter().for_each(|waiting| leave_after(cache, waiting));
+        going.into_iter().for_each(|waiting| leave_after(&cache, waiting));
         for (page, state) in &mut busy.pages {
             if places.binary_search(&self.offset(*page)).is_ok() {
                 *state = PageState::empty(state.users);
@@ -243,17 +243,18 @@ impl HeldRange {
             self.listeners.untold.change(|untold| untold.extend(&pages));
         }
         drop(busy);
-        self.give_back(cache, &places, patience);
+        Self::give_back(&cache, &places, patience);
         pages
     }
 
     /// Gives the driver what was decommitted at these places, once the work that used it is done.
-    fn give_back(&self, cache: &'static StreamCache, places: &[u64], patience: Patience) {
+    fn give_back(of: &ServingCache, places: &[u64], patience: Patience) {
         let thread = ThisThread::get();
-        let of = ServingCache::of_pool(cache, &self.pool, thread).filter(|_| !places.is_empty());
-        let Some(of) = of else { return };
+        if places.is_empty() {
+            return;
+        }
         // What the driver refuses is tried again whenever memory is given back.
-        let _ = settle(cache, thread, patience);
-        let _ = release_places(&of, places);
+        let _ = settle(of, thread, patience);
+        let _ = release_places(of, places);
     }
 }

@@ -8,7 +8,7 @@ use super::discard::DiscardListeners;
 use super::page_table::{PagePhase, PageState, PageTable};
 use crate::error::{Error, Result};
 use crate::ids::CaptureStatus;
-use crate::memory::cache::{DeviceCaches, StreamCache};
+use crate::memory::cache::{DeviceCaches, ServingCache};
 use crate::memory::device::{DeviceMemory, Run};
 use crate::memory::pool::{self, Pool};
 use crate::memory::tuning::PAGE;
@@ -53,7 +53,7 @@ impl HeldRange {
     }
 
     /// Returns the cache that has its committed pages, if the pool has one by now.
-    pub(super) fn cache(&self) -> Option<&'static StreamCache> {
+    pub(super) fn cache(&self) -> Option<Arc<ServingCache>> {
         DeviceCaches::ranges_of(&self.pool)
     }
 

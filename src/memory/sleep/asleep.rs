@@ -233,10 +233,8 @@ fn wait_for_work(pool: &Pool, thread: ThisThread) -> Result<()> {
         debug!(target: MEMORY, "pool {} on {}: falls asleep after work that is just being submitted", pool.label(), memory.location);
         pool.sleep.door.wait_until_empty();
     }
-    for (cache, service) in DeviceCaches::services_of(pool) {
-        if let Some(mut heap) = cache.lock_in(&service, thread) {
-            heap.fall_asleep();
-        }
+    for cache in DeviceCaches::caches_of(pool) {
+        cache.lock(thread).fall_asleep();
     }
     release_ready(pool);
     // A process that attaches from now on finds the pool asleep.
@@ -250,7 +248,7 @@ fn wait_for_work(pool: &Pool, thread: ThisThread) -> Result<()> {
         }
     }
     for cache in DeviceCaches::caches_of(pool) {
-        settle(cache, thread, Patience::Wait)?;
+        settle(&cache, thread, Patience::Wait)?;
     }
     // So that retired memory is not in the way once the pool wakes.
     memory.try_end_retired();
@@ -343,11 +341,10 @@ fn refuse_captures(pool: &Pool, thread: ThisThread) -> Result<()> {
 /// can take none meanwhile.
 fn refuse_serving_others(pool: &Pool, thread: ThisThread) -> Result<()> {
     let mut blocks = Vec::new();
-    for (cache, service) in DeviceCaches::services_of(pool) {
+    for cache in DeviceCaches::caches_of(pool) {
         // A block that was just taken is noted by the time the heap can be locked.
-        if let Some(_heap) = cache.lock_in(&service, thread) {
-            blocks.extend(cache.used_by_other_pools());
-        }
+        let _heap = cache.lock(thread);
+        blocks.extend(cache.used_by_other_pools());
     }
     let Some(first) = blocks.iter().min() else { return Ok(()) };
     let device = pool.memory.location;
