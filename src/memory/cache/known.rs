@@ -7,9 +7,8 @@ use std::sync::Arc;
 
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
-use super::device_caches::CacheName;
 use super::service::Order;
-use super::stream_cache::{ServingCache, StreamCache};
+use super::stream_cache::{CacheName, ServingCache, StreamCache};
 use crate::error::{Error, Result};
 use crate::ids::MemoryLocation;
 use crate::memory::pool::{self, Role, ending};

@@ -1,47 +1,28 @@
 //! The caches of a device by number: from an offset to the cache that holds the block there are two array loads.
 
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use super::too_many;
 use crate::error::Result;
 use crate::memory::cache::service::Service;
-use crate::memory::cache::stream_cache::{ServingCache, StreamCache};
+use crate::memory::cache::stream_cache::{ServingCache, StreamCache, UnnamedCaches};
 use crate::memory::device::DeviceMemory;
-use crate::process;
-use crate::sync::{AtomicU32, Ordering, Table, lock};
+use crate::sync::{AtomicU32, Ordering, Table};
 
 /// How many caches a device can have.
 const CACHES_MAX: usize = 0x10_0000;
 
-/// Every cache of a device, and those that have ended and that nothing names.
+/// Every cache of a device.
 #[derive(Debug)]
 pub(in crate::memory) struct CacheTable {
     caches: Table<OnceLock<StreamCache>, 4>,
     numbers: AtomicU32,
-    unnamed: Mutex<Vec<&'static StreamCache>>,
-}
-
-/// Keeps a cache from being born again: the pool's list, threads that know it, and whoever works with it have one. It keeps
-/// neither the pool nor the stream.
-#[derive(Debug)]
-pub(in crate::memory) struct CacheName {
-    pub(in crate::memory) cache: &'static StreamCache,
-    table: &'static CacheTable,
-}
-
-impl Drop for CacheName {
-    /// The cache has ended, and is born again when one is needed. It may be a thread's end that drops the last name.
-    fn drop(&mut self) {
-        // In a forked child a thread that is gone may have the lock, for ever.
-        if !process::is_forked() {
-            lock(&self.table.unnamed).push(self.cache);
-        }
-    }
+    unnamed: UnnamedCaches,
 }
 
 impl CacheTable {
     pub(super) fn new() -> Self {
-        Self { caches: Table::new(CACHES_MAX), numbers: AtomicU32::new(0), unnamed: Mutex::default() }
+        Self { caches: Table::new(CACHES_MAX), numbers: AtomicU32::new(0), unnamed: UnnamedCaches::default() }
     }
 
     #[inline]
@@ -58,8 +39,7 @@ impl CacheTable {
         memory: &'static DeviceMemory,
         service: Service,
     ) -> Result<Arc<ServingCache>> {
-        let unnamed = lock(&self.unnamed).pop();
-        let cache = match unnamed {
+        let cache = match self.unnamed.take() {
             Some(cache) => cache,
             None => {
                 let number = self.numbers.fetch_add(1, Ordering::Relaxed);
@@ -68,7 +48,7 @@ impl CacheTable {
                 place.get_or_init(|| StreamCache::new(number, memory))
             }
         };
-        Ok(cache.begin(service, Arc::new(CacheName { cache, table: self })))
+        Ok(cache.begin(service, &self.unnamed))
     }
 }
 
@@ -78,7 +58,7 @@ mod tests {
     use super::*;
     use crate::ids::Device;
     use crate::memory::device::Supply;
-    use crate::memory::pool::{Pool, PoolId, Rules};
+    use crate::memory::pool::{Pool, PoolId, Rules, UseOf};
 
     #[test]
     fn a_name_keeps_a_cache_that_has_ended_from_being_born_again() {
@@ -86,7 +66,7 @@ mod tests {
         let memory = &caches.memory;
         let pool = |number| {
             let supply = Supply::new(memory.default_source(), None);
-            Arc::new(Pool::new(PoolId::NONE, number, memory, Rules::default(), None, supply))
+            Arc::new(Pool::new(PoolId::NONE, number, memory, Rules::default(), None, supply, UseOf::Requests))
         };
         let born_for = |pool: &Arc<Pool>| caches.table.begin(memory, Service::of_lender(pool)).unwrap();
         let (one, other) = (pool(1), pool(2));
