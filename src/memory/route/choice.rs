@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn the_innermost_route_is_followed_and_its_memory_is_kept_by_the_graphs_around_it() {
+    fn the_innermost_route_is_followed_and_its_memory_is_kept_by_the_graphs_around_it() -> Result<()> {
         use RouteOrigin::{AllThreads, Context, Given};
         let none = None::<Candidate>;
         let graphs = |ticket| to(own(ticket), Graphs);
@@ -251,8 +251,9 @@ mod tests {
                 is_asked.set(true);
                 Ok(stream == Captured)
             };
-            assert_eq!(choose(inputs.clone(), is_captured).unwrap(), choice, "row {row}: {inputs:?}");
+            assert_eq!(choose(inputs.clone(), is_captured)?, choice, "row {row}: {inputs:?}");
             assert_eq!(is_asked.get(), stream != Not, "row {row}: {inputs:?}");
         }
+        Ok(())
     }
 }
