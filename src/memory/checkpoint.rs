@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use super::cache::{BlockUser, DeviceCaches, LivePiece, Misfit, Restoration, StreamCache, Waiting, is_recorded};
+use super::cache::{BlockUser, DeviceCaches, LivePiece, Misfit, Restoration, ServingCache, Waiting, is_recorded};
 use super::pool::{Pool, asleep, closed};
 use super::report::{Frozen, FrozenCache};
 use super::serve::{Patience, settle};
@@ -149,14 +149,14 @@ fn refuse_others(pool: &Pool) -> Result<()> {
 
 /// Frees what was freed and waits for streams, after waiting for them.
 fn settle_all(pool: &Pool) -> Result<()> {
-    let settle = |cache| settle(cache, ThisThread::get(), Patience::Wait).map(drop);
+    let settle = |cache: Arc<ServingCache>| settle(&cache, ThisThread::get(), Patience::Wait).map(drop);
     DeviceCaches::caches_of(pool).into_iter().try_for_each(settle)
 }
 
 /// Waits for the work of further streams with live blocks.
 fn wait_for_users(pool: &Pool) -> Result<()> {
     let events = &pool.memory.events;
-    for (offset, users) in DeviceCaches::caches_of(pool).into_iter().flat_map(StreamCache::all_uses) {
+    for (offset, users) in DeviceCaches::caches_of(pool).into_iter().flat_map(|cache| cache.all_uses()) {
         let Waiting { mut until, .. } = Waiting::for_users(offset, &users, events, Some(ThisThread::get()));
         if !until.is_done(events, Patience::Wait)? {
             return Err(waiting(pool));

@@ -150,10 +150,10 @@ impl DeviceBuffer {
         if self.nbytes() == 0 {
             return Ok(());
         }
-        let service = self.block().and_then(|block| block.cache.service());
-        let _stay = service.as_ref().map(|on| PoolStay::begin(&on.pool)).transpose()?;
+        let serving = self.block().and_then(|block| block.cache.serving());
+        let _stay = serving.as_ref().map(|of| PoolStay::begin(of.pool())).transpose()?;
         // Until the work is submitted the pool does not fall asleep, and then it waits for the work.
-        let inside = service.as_ref().map(|on| on.pool.sleep.door.enter().ok_or_else(|| pool::asleep(&on.pool)));
+        let inside = serving.as_ref().map(|of| of.pool().sleep.door.enter().ok_or_else(|| pool::asleep(of.pool())));
         let _inside = inside.transpose()?;
         self.record_consumer(stream)?;
         let runtime = get()?;

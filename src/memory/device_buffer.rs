@@ -195,7 +195,7 @@ impl DeviceBuffer {
 
     /// Returns the pool that it came from; [`PoolId::NONE`] for attached memory.
     pub fn pool_id(&self) -> PoolId {
-        self.block().and_then(|block| block.cache.service()).map_or(PoolId::NONE, |service| service.pool.id)
+        self.block().and_then(|block| block.cache.serving()).map_or(PoolId::NONE, |of| of.pool().id)
     }
 
     /// Prevents the memory, once freed, from being reused before the work that this stream has at that time is done.

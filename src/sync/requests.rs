@@ -6,12 +6,10 @@ use crate::sync::{AtomicU64, Ordering};
 
 const PLACES: usize = if cfg!(loom) { 1 } else { 16 };
 
-/// The low bits of a place: vacant, being written, a request, an answer; the rest is the request's number or the
-/// answer.
+/// The low bits of a place: vacant, a request, an answer; the rest is the request's number or the answer.
 const VACANT: u64 = 0;
-const TAKEN: u64 = 1;
-const REQUEST: u64 = 2;
-const ANSWER: u64 = 3;
+const REQUEST: u64 = 1;
+const ANSWER: u64 = 2;
 const KIND: u64 = 3;
 const KIND_BITS: u32 = 2;
 /// The answer of no result.
@@ -20,12 +18,9 @@ const NOTHING: u64 = u64::MAX >> KIND_BITS;
 /// A place for one request. It shares neither its cache line nor the next one, which processors fetch along.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct RequestSlot {
-    state: AtomicU64,
-    service: AtomicU64,
-}
+struct RequestSlot(AtomicU64);
 
-/// Requests of a number each, for a service, with a number as the answer.
+/// Requests of a number each, with a number as the answer.
 #[derive(Debug, Default)]
 pub(crate) struct Requests {
     places: [RequestSlot; PLACES],
@@ -37,29 +32,28 @@ pub(crate) struct LeftRequest<'a>(&'a RequestSlot);
 
 impl Requests {
     /// Leaves a request at a thread's place; none if another is there, or its number has too many bits.
-    pub(crate) fn leave(&self, thread: u64, service: u64, number: u64) -> Option<LeftRequest<'_>> {
+    pub(crate) fn leave(&self, thread: u64, number: u64) -> Option<LeftRequest<'_>> {
         let place = &self.places[thread as usize % PLACES];
         if number > u64::MAX >> KIND_BITS {
             return None;
         }
+        let request = number << KIND_BITS | REQUEST;
         // Acquire: pairs with the release of the place's last user.
-        place.state.compare_exchange(VACANT, TAKEN, Ordering::Acquire, Ordering::Relaxed).ok()?;
-        place.service.store(service, Ordering::Relaxed);
-        place.state.store(number << KIND_BITS | REQUEST, Ordering::Release);
+        place.0.compare_exchange(VACANT, request, Ordering::AcqRel, Ordering::Relaxed).ok()?;
         Some(LeftRequest(place))
     }
 
-    /// Answers each request with `answer` of its service and number. To be called with the lock that the requests wait
-    /// for. Returns whether there were any.
-    pub(crate) fn answer(&self, mut answer: impl FnMut(u64, u64) -> Option<u64>) -> bool {
+    /// Answers each request with `answer` of its number. To be called with the lock that the requests wait for. Returns
+    /// whether there were any.
+    pub(crate) fn answer(&self, mut answer: impl FnMut(u64) -> Option<u64>) -> bool {
         // All are read before the first is answered, so that the cores that wrote them are queried in parallel. A
         // request stays unchanged while the lock is held.
-        let states = self.places.each_ref().map(|place| place.state.load(Ordering::Acquire));
+        let states = self.places.each_ref().map(|place| place.0.load(Ordering::Acquire));
         let mut was_asked = false;
         for (place, state) in self.places.iter().zip(states).filter(|(_, state)| state & KIND == REQUEST) {
             was_asked = true;
-            let answer = answer(place.service.load(Ordering::Relaxed), state >> KIND_BITS);
-            place.state.store(answer.unwrap_or(NOTHING) << KIND_BITS | ANSWER, Ordering::Release);
+            let answer = answer(state >> KIND_BITS);
+            place.0.store(answer.unwrap_or(NOTHING) << KIND_BITS | ANSWER, Ordering::Release);
         }
         was_asked
     }
@@ -68,11 +62,11 @@ impl Requests {
 impl LeftRequest<'_> {
     /// Returns the answer, if there is one, which vacates the place.
     pub(crate) fn take_answer(&self) -> Option<Option<u64>> {
-        let state = self.0.state.load(Ordering::Acquire);
+        let state = self.0.0.load(Ordering::Acquire);
         if state & KIND != ANSWER {
             return None;
         }
-        self.0.state.store(VACANT, Ordering::Release);
+        self.0.0.store(VACANT, Ordering::Release);
         Some(Some(state >> KIND_BITS).filter(|&answer| answer != NOTHING))
     }
 
@@ -80,7 +74,7 @@ impl LeftRequest<'_> {
     pub(crate) fn take_back(self) -> Option<Option<u64>> {
         let answer = self.take_answer();
         if answer.is_none() {
-            self.0.state.store(VACANT, Ordering::Release);
+            self.0.0.store(VACANT, Ordering::Release);
         }
         answer
     }
@@ -94,10 +88,10 @@ mod tests {
     fn a_number_is_left_whole_or_not_at_all() {
         let requests = Requests::default();
         for number in [1 << 62, (1 << 62) + 512, u64::MAX] {
-            assert!(requests.leave(1, 1, number).is_none(), "{number}");
+            assert!(requests.leave(1, number).is_none(), "{number}");
         }
-        let request = requests.leave(1, 1, (1 << 62) - 1);
-        assert!(requests.answer(|service, number| Some(service).filter(|_| number == (1 << 62) - 1)));
+        let request = requests.leave(1, (1 << 62) - 1);
+        assert!(requests.answer(|number| Some(1).filter(|_| number == (1 << 62) - 1)));
         assert_eq!(request.and_then(|request| request.take_answer()), Some(Some(1)));
     }
 }
@@ -127,8 +121,8 @@ mod models {
             self.is_held.store(true, Ordering::Relaxed);
             *next += 1;
             let taken = *next;
-            self.requests.answer(|service, bytes| {
-                assert_eq!(service, bytes);
+            self.requests.answer(|thread| {
+                assert!((1..=3).contains(&thread));
                 *next += 1;
                 Some(*next)
             });
@@ -140,7 +134,7 @@ mod models {
             if !self.is_held.load(Ordering::Relaxed) {
                 return self.take_and_answer(lock(&self.next));
             }
-            let request = self.requests.leave(number, number, number);
+            let request = self.requests.leave(number, number);
             if let Some(answer) = request.as_ref().and_then(|request| request.take_answer()) {
                 return answer.unwrap();
             }

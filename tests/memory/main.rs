@@ -8,6 +8,7 @@ mod bad_input;
 mod bookkeeping;
 mod broken_extents;
 mod copies;
+mod ended_caches;
 mod faults;
 mod few;
 mod foreign_captures;

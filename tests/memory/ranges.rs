@@ -8,8 +8,8 @@ use crate::common::memory::{MIB, PAGE, assert_all_back, deallocate, empty_in, ou
 use crate::common::{MEMORY, device, stream, wait_until};
 use gpupool::memory::{memory_snapshot, record_stream};
 use gpupool::runtime::host::{
-    Call, Fault, UsedBlock, accessible, begin_capture, clear_faults, collect_mistakes, complete_all, end_capture,
-    inject, submit, submit_using,
+    Call, Fault, UsedBlock, accessible, before_call, begin_capture, clear_before_call, clear_faults, collect_mistakes,
+    complete_all, end_capture, inject, submit, submit_using,
 };
 use gpupool::{
     Backup, CaptureMode, CommitOptions, ErrorKind, MemPool, MemoryRange, Result, StatusKind, Stream, empty,
@@ -398,6 +398,24 @@ fn a_page_that_the_driver_does_not_unmap_at_once_serves_whom_it_was_taken_for() 
         empty_cache().unwrap();
     }
     drop((range, other, pool, other_pool));
+    assert_all_back();
+}
+
+#[test]
+fn a_range_that_is_dropped_while_its_pages_are_taken_tells_nobody_and_goes_with_that_call() {
+    const PAGES: u64 = 4;
+    host!(1, PAGES * PAGE);
+    let (pool, own) = (pool(), stream(0));
+    let range = pool.reserve_range(PAGES * PAGE, PAGE).unwrap();
+    let told = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&told);
+    range.on_discard(move |_| _ = count.fetch_add(1, Ordering::Relaxed)).keep();
+    range.commit(0..PAGES * PAGE, &own, priority(0)).unwrap();
+    before_call(Call::MemoryUnmap, 0, move || drop(range));
+    let block = empty(PAGE, &own).unwrap();
+    assert_eq!((clear_before_call(), told.load(Ordering::Relaxed), pool.use_count()), (0, 0, 1));
+    assert_eq!((pool.trim().unwrap(), used(0)), (3 * PAGE, PAGE));
+    drop((block, pool));
     assert_all_back();
 }
 

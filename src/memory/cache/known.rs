@@ -1,13 +1,15 @@
 //! The caches that the calling thread knows, and the one that served it last. A request for the same stream in the same
-//! scope as the last one finds its cache with one comparison. Each is known with its service then, which another thread
-//! may end.
+//! scope as the last one finds its cache with one comparison. Another thread may end it, but it is born again for another
+//! pool only once no thread knows it: so what a thread finds is its cache, or one that has ended.
 
 use std::cell::{Cell, RefCell};
+use std::sync::Arc;
 
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
+use super::device_caches::CacheName;
 use super::service::Order;
-use super::stream_cache::StreamCache;
+use super::stream_cache::{ServingCache, StreamCache};
 use crate::error::{Error, Result};
 use crate::ids::MemoryLocation;
 use crate::memory::pool::{self, Role, ending};
@@ -42,9 +44,8 @@ pub(crate) struct GivenKey {
 /// A cache that was found for a request of the calling thread.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::memory) struct Found {
+    /// One that the thread knows, and so names.
     pub(in crate::memory) cache: &'static StreamCache,
-    /// The [`Service::number`] that it must have, which is compared under the heap's lock.
-    pub(in crate::memory) service: u64,
     pub(in crate::memory) thread: ThisThread,
 }
 
@@ -65,12 +66,9 @@ struct Last {
 #[derive(Debug)]
 struct KnownCaches(RefCell<Known>);
 
-/// A cache, and the number of the service that it was in.
-type InService = (&'static StreamCache, u64);
-
 #[derive(Debug)]
 struct Known {
-    caches: Vec<(CacheKey, InService)>,
+    caches: Vec<(CacheKey, Arc<CacheName>)>,
     places: FxHashMap<CacheKey, usize>,
     /// Where [`forget_some`] goes on.
     next: usize,
@@ -81,27 +79,29 @@ impl Known {
         Self { caches: Vec::new(), places: FxHashMap::with_hasher(FxBuildHasher), next: 0 }
     }
 
-    fn get(&self, key: CacheKey) -> Option<InService> {
-        self.places.get(&key).map(|&place| self.caches[place].1)
+    fn get(&self, key: CacheKey) -> Option<&'static StreamCache> {
+        self.places.get(&key).map(|&place| self.caches[place].1.cache)
     }
 
-    fn add(&mut self, key: CacheKey, cache: InService) {
+    /// Adds a cache, in place of one with this key that has ended.
+    fn add(&mut self, key: CacheKey, name: Arc<CacheName>) {
         if let Some(&place) = self.places.get(&key) {
-            self.caches[place].1 = cache;
-            return;
+            self.remove(place);
         }
         self.places.insert(key, self.caches.len());
-        self.caches.push((key, cache));
+        self.caches.push((key, name));
     }
 
-    /// Removes the cache at a place, which the last one of the list then takes.
-    fn remove(&mut self, place: usize) -> &'static StreamCache {
-        let (key, (cache, _)) = self.caches.swap_remove(place);
+    /// Forgets the cache at a place, which the last one of the list then takes.
+    fn remove(&mut self, place: usize) {
+        // First, since nothing else names what those find.
+        forget_last();
+        let (key, name) = self.caches.swap_remove(place);
+        name.cache.give_up(ThisThread::get());
         self.places.remove(&key);
         if let Some((moved, _)) = self.caches.get(place) {
             self.places.insert(*moved, place);
         }
-        cache
     }
 }
 
@@ -115,9 +115,10 @@ thread_local! {
 
 impl Drop for KnownCaches {
     fn drop(&mut self) {
-        forget_last();
-        let thread = ThisThread::get();
-        self.0.get_mut().caches.iter().for_each(|(_, (cache, _))| cache.give_up(thread));
+        let known = self.0.get_mut();
+        while !known.caches.is_empty() {
+            known.remove(0);
+        }
     }
 }
 
@@ -180,35 +181,44 @@ fn with_known<R>(f: impl FnOnce(&mut Known) -> R) -> Result<R> {
     }
 }
 
-/// Returns the thread's cache with this key and the number of its service, unless that has ended.
+/// Returns the thread's cache with this key, unless that has ended.
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` while the thread ends.
-pub(in crate::memory) fn known(key: CacheKey) -> Result<Option<InService>> {
-    with_known(|known| known.get(key).filter(|(cache, service)| cache.is_serving(*service)))
+pub(in crate::memory) fn known(key: CacheKey) -> Result<Option<&'static StreamCache>> {
+    with_known(|known| known.get(key).filter(|cache| !cache.has_ended()))
 }
 
 /// # Errors
 /// `ErrorKind::InvalidValue` while the thread ends.
-pub(in crate::memory) fn add(key: CacheKey, cache: InService) -> Result<()> {
-    with_known(|known| known.add(key, cache))
+pub(in crate::memory) fn add(cache: &ServingCache) -> Result<()> {
+    with_known(|known| known.add(cache.key(), Arc::clone(&cache.name)))
 }
 
-/// Among the next few caches that the thread knows, forgets those that have ended their service, and those of closed
-/// pools without memory. Called for each new cache, it comes to all in turn.
+/// Forgets a cache that the calling thread has ended, so that it is born again when the thread needs one, unless others know
+/// it.
+pub(super) fn forget(cache: &ServingCache) {
+    let forgotten = with_known(|known| {
+        let place = known.places.get(&cache.key()).copied();
+        let is_it = |place: &usize| Arc::ptr_eq(&known.caches[*place].1, &cache.name);
+        place.filter(is_it).map(|place| known.remove(place))
+    });
+    // A thread that ends forgets all that it knows.
+    let _ = forgotten;
+}
+
+/// Among the next few caches that the thread knows, forgets those that have ended, and those of closed pools without memory.
+/// Called for each new cache, it comes to all in turn.
 ///
 /// # Errors
 /// `ErrorKind::InvalidValue` while the thread ends.
 pub(in crate::memory) fn forget_some(thread: ThisThread) -> Result<()> {
-    forget_last();
-    let is_gone = |cache: &StreamCache| cache.is_closing() && cache.lock(thread).mapped() == 0;
+    let is_gone = |cache: &StreamCache| cache.has_ended() || cache.is_closing() && cache.lock(thread).mapped() == 0;
     with_known(|known| {
         for _ in 0..A_FEW.min(known.caches.len()) {
             known.next = if known.next < known.caches.len() { known.next } else { 0 };
             match known.caches.get(known.next) {
-                Some(&(_, (cache, service))) if !cache.is_serving(service) || is_gone(cache) => {
-                    known.remove(known.next).give_up(thread);
-                }
+                Some((_, name)) if is_gone(name.cache) => known.remove(known.next),
                 _ => known.next += 1,
             }
         }

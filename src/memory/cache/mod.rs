@@ -1,13 +1,39 @@
 //! What a pool has for each stream, and how threads share it.
 //!
+//! ```text
+//! thread --> what it knows --> name --.                pool --> its caches --> ServingCache (pool, stream, role; a name)
+//!                                     v                                             |
+//!                                StreamCache <--------------------------------------'
+//!                                     |
+//!                                     '--> Heap --> spans --> blocks, slabs
+//!
+//! address --> page --> number --> StreamCache          without a name
+//! ```
+//!
 //! **Ownership.** A [`DeviceCaches`] has a device's memory, its pools, and a table of caches, for the life of the
-//! process. A [`StreamCache`] serves one pool, stream and [`Role`](super::pool::Role) at a time, its numbered
-//! [`Service`]; pinned memory and a pool's lender of slabs have no stream. Its [`Heap`] has the pages with the cache's
+//! process. A [`StreamCache`] serves one pool, stream and [`Role`](super::pool::Role), its [`Service`], from its birth to its
+//! end; pinned memory and a pool's lender of slabs have no stream. Its [`Heap`] has the pages with the cache's
 //! number and the slabs that it borrows from a lender, and cuts them into blocks: a small block is a slot of a slab, a
 //! larger one is cut to size, or is all of its memory where a pool must not split. A live block is its caller's, by its
 //! address alone; a free one is the heap's, for whichever thread asks next. Physical memory comes in extents, mostly of
 //! a few pages, which the device maps where a heap needs them; an extent leaves a heap only when all of it is free, but
-//! for a reserve's. A thread owns no memory: it knows caches, each with the service's number at that time (`known`).
+//! for a reserve's. A thread owns no memory: it knows caches (`known`).
+//!
+//! **Birth and end.** A cache ends, under its heap's lock, when it has no memory and its pool or its stream is gone, or may
+//! be: its heap gets no memory any more, its pool no longer lists it, and pool and stream are dropped with the last
+//! [`ServingCache`]. It is born again, for any pool, only once nothing *names* it: its pool's list does, the list that a walk
+//! through caches goes through, a request on its way, and each thread that knows it. So whoever has a name has the cache that
+//! was found, or an ended one, which has nothing to give and takes nothing: a request that finds it so starts anew. The thread
+//! that ends a cache forgets it at once; others do as they look for caches that they do not know, and when they end. Only what
+//! goes by an address, a free above all, has no name: it compares, under the heap's lock, whose page it is (`has_block_at`).
+//!
+//! *An example.* Thread A asks pool P for 3 MiB on stream S. It knows no such cache; P's list has none; so one is born, with
+//! number 7, and P and A name it. Its heap is empty: the request is a miss, which names it, too, on its way through the steps,
+//! and adds two pages of 2 MiB, which get the number 7. Thread B frees the block: address, page, number 7; B locks that heap,
+//! sees that the page is still 7's and the block live, and joins it with what is free beside it. S is dropped, and thread C, which
+//! needs a new cache, finds that only cache 7 still has it: C takes its pages out, ends it and takes it off P's list, by which
+//! S is destroyed. But A knows it still, so C's new cache has another number. A's next request on S would find an ended cache,
+//! and look for another; as it needs a cache that it does not know, A forgets number 7, which is born again when one is needed.
 //!
 //! **A request** is led to a cache by the thread's scopes and captures (`route`), most often to the one that served the
 //! thread last. There it locks the heap and takes a free block, without a driver call, unless a stream of other code
@@ -44,10 +70,9 @@
 //! waits for them (`waiting`).
 //!
 //! **Locks**, from the outer to the inner: the lock for reading all heaps (`report/frozen.rs`); a heap; what its cache
-//! keeps beside it (service, uses, waiting blocks, recorded blocks), a device's free addresses and slab numbers; a
-//! device's list of pools; a pool's ledger. No driver call, callback or Python runs under any. A heap's service begins
-//! and ends under its lock: a thread that found a cache compares the service's number there (`lock_in`, `is_in`), a free the
-//! number of the page's cache (`has_block_at`); each gives up if it is another one.
+//! keeps beside it (what it serves, uses, waiting blocks, recorded blocks), a device's free addresses and slab numbers; a
+//! device's list of pools; a pool's ledger; the list of caches that nothing names. No driver call, callback or Python runs
+//! under any, so no [`ServingCache`] is dropped under one, which may be the last to have a stream.
 //!
 //! **Orderings.** The heap's lock is cheap for its owner, the thread that came first (`OwnerLock`): it stores that it
 //! is inside, and loads whether another thread has come; the other stores that it has come, makes every core pass a

@@ -1,4 +1,4 @@
-//! What a cache serves: one pool, one stream or the host, and one role.
+//! What a cache serves from its birth to its end: one pool, one stream or the host, and one role.
 
 use std::sync::Arc;
 
@@ -12,8 +12,6 @@ use crate::sync::ThisThread;
 /// What a cache serves.
 #[derive(Clone, Debug)]
 pub(in crate::memory) struct Service {
-    /// Its number, as [`Heap::service`](super::heap::Heap::service); 0 before it begins.
-    pub(in crate::memory) number: u64,
     pub(in crate::memory) pool: Arc<Pool>,
     /// The stream in whose order the memory is used; none where free memory waits for no stream: pinned memory, which
     /// the host writes next, a lender's, and that of ranges.
@@ -59,7 +57,7 @@ impl Service {
     }
 
     fn without_stream(pool: &Arc<Pool>, role: Role) -> Self {
-        Self { number: 0, pool: Arc::clone(pool), stream: None, identity: None, role }
+        Self { pool: Arc::clone(pool), stream: None, identity: None, role }
     }
 
     pub(in crate::memory) fn address(&self) -> usize {

@@ -1,12 +1,12 @@
 //! A cache: the memory of one pool and one stream. All threads cut blocks from it, so that each reuses what others
 //! free, and a program's peak does not depend on which thread asks. The first thread to use it locks it cheaply. The
-//! others lock a mutex, or, if that is taken, leave their request to the thread that has it. A cache whose service has
-//! ended serves another pool or stream: a thread that found it compares the service's number under the heap's lock.
+//! others lock a mutex, or, if that is taken, leave their request to the thread that has it.
 
 mod frees;
 #[cfg(all(test, loom))]
 mod models;
 mod range_pages;
+mod serving;
 mod spans;
 mod uses;
 
@@ -16,43 +16,45 @@ use std::hint;
 use std::sync::{Arc, RwLock};
 
 use super::block_user::{BlockUser, Waiting};
+use super::device_caches::CacheName;
 use super::event::is_recorded;
-use super::heap::{Counts, Heap, HeapLedger, HeapSearch};
-use super::known::Found;
+use super::heap::{Heap, HeapSearch};
 use super::last_work::LastWork;
 use super::recorded_blocks::CacheRecording;
 use super::service::{Order, Service};
 use crate::ids::RawStream;
 use crate::memory::device::{DeviceMemory, LENT};
-use crate::memory::pool::{Pool, Role};
+use crate::memory::pool::Role;
 use crate::memory::tuning::{A_FEW, LOOKS};
 use crate::runtime::Stream;
 use crate::sync::{
     AtomicU32, AtomicU64, AtomicUsize, Ordering, OwnerGuard, OwnerLock, Requests, SharedList, ThisThread, read, write,
 };
-pub(in crate::memory) use spans::ServingCache;
+pub(in crate::memory) use serving::ServingCache;
 
 /// The pool was closed or dropped: what is freed leaves at once.
-const CLOSING: u32 = 0b0001;
+const CLOSING: u32 = 0b0_0001;
+/// It has no memory, and gets none: whoever finds it so needs another cache.
+const ENDED: u32 = 0b0_0010;
 /// The work on its stream is marked when memory is freed there.
-const MARKS_WORK: u32 = 0b0010;
+const MARKS_WORK: u32 = 0b0_0100;
 /// It lends slabs to the pool's other caches; see [`Service::of_lender`].
-const LENDER: u32 = 0b0100;
+const LENDER: u32 = 0b0_1000;
 /// Live blocks have stacks of a recording that has ended.
-const KEEPS_STACKS: u32 = 0b1000;
+const KEEPS_STACKS: u32 = 0b1_0000;
 
-/// A cache. It is never moved nor dropped: when its stream or pool is gone it serves another. It shares neither its
-/// cache lines nor the next one, which processors fetch along.
+/// A cache. It is never moved nor dropped: what is found by a wrong address is a cache all the same. Once it has ended, and
+/// nothing names it any more, it is born again for another pool or stream. It shares neither its cache lines nor the next
+/// one, which processors fetch along.
 #[repr(align(128))]
 pub(in crate::memory) struct StreamCache {
     pub(in crate::memory) number: u32,
     pub(in crate::memory) memory: &'static DeviceMemory,
     /// The number of the thread for which the heap's lock is cheap, or 0. Only that thread resets it.
     owner: AtomicU64,
-    /// The number of its service, or 0, for readers without the heap's lock.
-    serving: AtomicU64,
     heap: OwnerLock<Heap>,
-    service: RwLock<Option<Service>>,
+    /// None once it has ended.
+    serving: RwLock<Option<Arc<ServingCache>>>,
     /// The address of the stream that it serves.
     stream: AtomicUsize,
     /// Requests of threads that wait for the heap's lock.
@@ -63,38 +65,38 @@ pub(in crate::memory) struct StreamCache {
     pub(in crate::memory) waiting: SharedList<Vec<Waiting>>,
     /// The last work on a stream that may be gone.
     pub(in crate::memory) last_work: LastWork,
-    /// Extra work when a block is freed: [`CLOSING`], [`MARKS_WORK`], [`KEEPS_STACKS`].
+    /// Extra work when a block is freed.
     duties: AtomicU32,
     pub(in crate::memory) recording: CacheRecording,
 }
 
-/// Memory was not added to a cache: its service has ended, or it has the most blocks that it can.
+/// Memory was not added to a cache: it has ended or is asleep, or it has the most blocks that it can.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::memory) struct NotAdded;
 
 /// A thread's request to a heap.
 #[derive(Clone, Copy, Debug)]
 enum Asked {
-    /// A block of at least so many bytes, if the cache is in this service.
-    Block { service: u64, bytes: u64 },
+    /// A block of at least so many bytes.
+    Block { bytes: u64 },
     /// To free the block there.
     Free { offset: u64 },
 }
 
 impl Asked {
-    /// No service's number: they begin with 1.
-    const NO_SERVICE: u64 = 0;
-
-    /// The request as two numbers, to be left for another thread.
-    const fn to_numbers(self) -> (u64, u64) {
+    /// Returns the request as one number, to be left for another thread; none if it is too large.
+    const fn to_number(self) -> Option<u64> {
         match self {
-            Self::Block { service, bytes } => (service, bytes),
-            Self::Free { offset } => (Self::NO_SERVICE, offset),
+            Self::Block { bytes } => bytes.checked_mul(2),
+            Self::Free { offset } => match offset.checked_mul(2) {
+                Some(number) => Some(number + 1),
+                None => None,
+            },
         }
     }
 
-    const fn from_numbers(service: u64, number: u64) -> Self {
-        if service == Self::NO_SERVICE { Self::Free { offset: number } } else { Self::Block { service, bytes: number } }
+    const fn from_number(number: u64) -> Self {
+        if number.is_multiple_of(2) { Self::Block { bytes: number / 2 } } else { Self::Free { offset: number / 2 } }
     }
 }
 
@@ -111,9 +113,8 @@ impl StreamCache {
             number,
             memory,
             owner: AtomicU64::new(0),
-            serving: AtomicU64::new(0),
             heap: OwnerLock::new(Heap::new(true)),
-            service: RwLock::new(None),
+            serving: RwLock::new(None),
             stream: AtomicUsize::new(0),
             requests: Requests::default(),
             uses: SharedList::default(),
@@ -124,48 +125,30 @@ impl StreamCache {
         }
     }
 
-    /// Begins a service of an empty cache, and returns its number.
-    pub(in crate::memory) fn serve(&self, mut service: Service) -> u64 {
-        let ledger = HeapLedger { ledger: Arc::clone(&service.pool.ledger), cache: self.number };
-        let (is_lender, is_of_ranges) = (service.role == Role::Lender, service.role == Role::Ranges);
-        {
-            let mut heap = self.heap.lock();
-            service.number = heap.restart(service.pool.begin_cutting(), is_lender, ledger);
-            // Under the heap's lock, so that the former service is not closed meanwhile.
-            self.duties.store(if is_lender { LENDER } else { 0 }, Ordering::Relaxed);
-        }
+    /// Begins the life of a cache that nothing but `name` names.
+    pub(super) fn begin(&'static self, service: Service, name: Arc<CacheName>) -> Arc<ServingCache> {
+        *self.heap.lock() = Heap::born(&service.pool, service.role, self.number);
+        self.duties.store(if service.role == Role::Lender { LENDER } else { 0 }, Ordering::Relaxed);
+        self.memory.events.put_back(self.last_work.take().map(|mark| mark.event));
         self.recording.set_pool(service.pool.id);
-        if is_of_ranges {
+        if service.role == Role::Ranges {
             self.hold_for_ranges();
         }
         self.stream.store(service.address(), Ordering::Relaxed);
-        let number = service.number;
-        *write(&self.service) = Some(service);
-        self.serving.store(number, Ordering::Relaxed);
-        number
+        let born = Arc::new(ServingCache { cache: self, service, name });
+        *write(&self.serving) = Some(Arc::clone(&born));
+        born
     }
 
-    /// Ends the service of an empty cache, and drops its stream.
-    pub(in crate::memory) fn end_service(&self) {
-        self.serving.store(0, Ordering::Relaxed);
-        let ended = write(&self.service).take();
-        self.end_hold_for_ranges();
-        // Outside the lock: the last clone of a stream destroys it.
-        drop(ended);
+    /// Returns the cache with what it serves; none once it has ended. One that was found by an address may have been born
+    /// again since, for another pool.
+    pub(in crate::memory) fn serving(&self) -> Option<Arc<ServingCache>> {
+        read(&self.serving).clone()
     }
 
-    pub(in crate::memory) fn service(&self) -> Option<Service> {
-        read(&self.service).clone()
-    }
-
-    /// Looks at its service, which it keeps meanwhile. No copy is made, whose end could be that of a stream or a pool.
-    pub(in crate::memory) fn look_at_service<T>(&self, look: impl FnOnce(&Service) -> T) -> Option<T> {
-        read(&self.service).as_ref().map(look)
-    }
-
-    /// Returns its service if that is of this pool: a cache found by its pool may serve another by now.
-    pub(in crate::memory) fn service_of(&self, pool: &Pool) -> Option<Service> {
-        self.service().filter(|service| service.pool.number == pool.number)
+    /// Looks at what it serves. No copy is made, whose end could be that of a stream or a pool.
+    fn look_at_service<T>(&self, look: impl FnOnce(&Service) -> T) -> Option<T> {
+        read(&self.serving).as_ref().map(|of| look(&of.service))
     }
 
     /// Returns whether its blocks are used in the order of this stream, as the calling thread names it, or of one that had
@@ -196,26 +179,9 @@ impl StreamCache {
         self.stream.load(Ordering::Relaxed)
     }
 
-    /// Returns whether it is in this service, as far as a thread without the heap's lock can see.
-    #[inline]
-    pub(in crate::memory) fn is_serving(&self, service: u64) -> bool {
-        self.serving.load(Ordering::Relaxed) == service
-    }
-
     #[inline]
     pub(in crate::memory) fn is_owned_by(&self, thread: ThisThread) -> bool {
         self.owner.load(Ordering::Relaxed) == thread.number().get()
-    }
-
-    /// Returns the number of its present service, if that serves the same as `wanted`.
-    pub(in crate::memory) fn number_of(&self, wanted: &Service) -> Option<u64> {
-        let service = read(&self.service);
-        let same = service.as_ref().filter(|service| service.is_as(wanted) && self.is_serving(service.number));
-        same.map(|service| service.number)
-    }
-
-    pub(in crate::memory) fn serves_pool(&self, number: u32) -> bool {
-        read(&self.service).as_ref().is_some_and(|service| service.pool.number == number)
     }
 
     /// Makes the calling thread the heap lock's owner, if there is none.
@@ -232,47 +198,6 @@ impl StreamCache {
         let _ = self.owner.compare_exchange(thread.number().get(), 0, Ordering::Release, Ordering::Relaxed);
     }
 
-    /// Closes the cache for this pool: it serves no more requests, and what is freed leaves at once.
-    pub(in crate::memory) fn close(&self, pool: &Pool) {
-        let Some(service) = self.service_of(pool) else { return };
-        let mut heap = self.lock_by_mutex();
-        if heap.is_in(service.number) {
-            // Under the heap's lock, so that no other service has begun.
-            self.duties.fetch_or(CLOSING, Ordering::Release);
-            heap.close();
-        }
-    }
-
-    /// Ends its service of this pool unless it has memory. Returns whether it serves the pool no more.
-    pub(in crate::memory) fn end_if_empty(&self, pool: &Pool, thread: ThisThread) -> bool {
-        let Some(service) = self.service_of(pool) else { return true };
-        let mut heap = self.lock(thread);
-        !heap.is_in(service.number) || self.end_locked(&mut heap)
-    }
-
-    /// Ends this service if it has no memory and nothing waits, and returns its counts; none otherwise, and in another
-    /// service.
-    pub(in crate::memory) fn end_idle(&self, service: &Service, thread: ThisThread) -> Option<Counts> {
-        let mut heap = self.lock(thread);
-        (heap.is_in(service.number) && self.end_locked(&mut heap)).then(|| heap.counts())
-    }
-
-    fn end_locked(&self, heap: &mut Heap) -> bool {
-        let has_ended = heap.end_if_empty();
-        if has_ended {
-            // Under the heap's lock, so that readers there are right.
-            self.serving.store(0, Ordering::Relaxed);
-        }
-        has_ended
-    }
-
-    /// Marks the work on its stream from now on, if that may end at any time.
-    pub(in crate::memory) fn mark_work_if_foreign(&self) {
-        if self.look_at_service(|service| !service.lasts() && !service.role.is_captured()) == Some(true) {
-            self.duties.fetch_or(MARKS_WORK, Ordering::Relaxed);
-        }
-    }
-
     /// Returns whether freeing a block takes extra work.
     #[inline]
     pub(in crate::memory) fn has_duties(&self) -> bool {
@@ -282,6 +207,12 @@ impl StreamCache {
     #[inline]
     pub(in crate::memory) fn is_closing(&self) -> bool {
         self.duties.load(Ordering::Acquire) & CLOSING != 0
+    }
+
+    /// Returns whether it has ended, as far as a thread without the heap's lock can see.
+    #[inline]
+    pub(in crate::memory) fn has_ended(&self) -> bool {
+        self.duties.load(Ordering::Relaxed) & ENDED != 0
     }
 
     pub(in crate::memory) fn marks_work(&self) -> bool {
@@ -360,11 +291,6 @@ impl StreamCache {
         }
     }
 
-    /// Locks the heap as [`StreamCache::lock`], if the cache is in this service and that has not ended.
-    pub(in crate::memory) fn lock_in(&self, service: &Service, thread: ThisThread) -> Option<OwnerGuard<'_, Heap>> {
-        Some(self.lock(thread)).filter(|heap| heap.service() == Some(service.number))
-    }
-
     /// Locks the heap by the mutex, also for the owner: a thread that waits for a long reader then sleeps.
     pub(in crate::memory) fn lock_by_mutex(&self) -> OwnerGuard<'_, Heap> {
         let mut heap = self.heap.lock();
@@ -372,25 +298,19 @@ impl StreamCache {
         heap
     }
 
-    /// Returns a block of at least this many bytes if one is free and the service that the caller found has not ended.
+    /// Returns a block of at least this many bytes, if one is free; none of a cache that has ended.
     #[inline]
-    pub(in crate::memory) fn allocate_block(&self, found: Found, bytes: u64) -> Option<u64> {
-        let Found { service, thread, .. } = found;
+    pub(in crate::memory) fn allocate_block(&self, thread: ThisThread, bytes: u64) -> Option<u64> {
         match self.lock_fast(thread) {
-            Some(mut heap) => self.allocate_in(service, &mut heap, bytes),
-            None => self.allocate_beside_others(found, bytes),
+            Some(mut heap) => self.allocate_locked(&mut heap, bytes, HeapSearch::AFew),
+            None => self.allocate_beside_others(thread, bytes),
         }
     }
 
-    #[inline]
-    fn allocate_in(&self, service: u64, heap: &mut Heap, bytes: u64) -> Option<u64> {
-        if heap.is_in(service) { self.allocate_locked(heap, bytes, HeapSearch::AFew) } else { None }
-    }
-
     #[cold]
-    fn allocate_beside_others(&self, found: Found, bytes: u64) -> Option<u64> {
-        self.adopt(found.thread);
-        self.serve_beside_others(found.thread, Asked::Block { service: found.service, bytes })
+    fn allocate_beside_others(&self, thread: ThisThread, bytes: u64) -> Option<u64> {
+        self.adopt(thread);
+        self.serve_beside_others(thread, Asked::Block { bytes })
     }
 
     /// Serves a request beside other threads: locks the heap if it is free, else leaves the request to the thread that has it.
@@ -403,8 +323,8 @@ impl StreamCache {
         if let Some(heap) = self.try_lock(thread) {
             return by_itself(heap);
         }
-        let (service, number) = asked.to_numbers();
-        let Some(request) = self.requests.leave(thread.number().get(), service, number) else {
+        let left = asked.to_number().and_then(|number| self.requests.leave(thread.number().get(), number));
+        let Some(request) = left else {
             return by_itself(self.lock_for_block(thread));
         };
         for look in 0..LOOKS {
@@ -425,7 +345,7 @@ impl StreamCache {
 
     fn serve_locked(&self, heap: &mut Heap, asked: Asked) -> Option<u64> {
         match asked {
-            Asked::Block { service, bytes } => self.allocate_in(service, heap, bytes),
+            Asked::Block { bytes } => self.allocate_locked(heap, bytes, HeapSearch::AFew),
             Asked::Free { offset } => self.free_locked(heap, offset),
         }
     }
@@ -434,7 +354,7 @@ impl StreamCache {
     /// cache. While memory is recorded each thread serves itself, as an event names its thread.
     fn answer_requests(&self, heap: &mut Heap) {
         for _ in 0..A_FEW {
-            let serve = |service, number| self.serve_locked(heap, Asked::from_numbers(service, number));
+            let serve = |number| self.serve_locked(heap, Asked::from_number(number));
             if is_recorded() || !self.requests.answer(serve) {
                 return;
             }

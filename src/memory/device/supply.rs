@@ -231,10 +231,7 @@ impl Reserve {
 
     /// Takes all free pages, which have no extents, since their pool is asleep.
     pub(in crate::memory) fn take_free(&self) -> Vec<Run> {
-        let mut state = lock(&self.state);
-        let runs: Vec<_> = state.free.runs().collect();
-        runs.iter().for_each(|&run| _ = state.free.take(run));
-        runs
+        std::mem::take(&mut lock(&self.state).free).runs().collect()
     }
 
     pub(in crate::memory) fn free(&self) -> Vec<Run> {

@@ -1,293 +1,382 @@
-//! Committing: what is there still is taken back where it is; for the rest memory is mapped.
+//! Committing: what is there still is taken back where it is; for the rest memory is mapped. Decommitting: pages are freed,
+//! once the streams that used them are done; and the end of a range.
 
+use std::mem;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
-use super::decommit::{by_users, depart};
-use super::held_range::{HeldRange, rows};
+use log::Level;
+
+use super::held_range::{BusyPages, HeldRange};
 use super::memory_range::CommitOptions;
-use super::page_table::{PagePhase, PageState, is_behind};
-use super::prepare::refill;
-use super::refusal::refuse_change;
+use super::page_table::{NamedStream, PagePhase, PageState, RangeLife, is_behind};
+use super::prepare::make_missing;
 use crate::error::{Error, Result};
-use crate::memory::cache::{ServingCache, To, Waiting};
-use crate::memory::device::Until;
+use crate::memory::cache::{ServingCache, StreamCache, Waiting};
+use crate::memory::device::{Run, Until, log_out};
 use crate::memory::pool::{self, Pool};
 use crate::memory::route::PoolStay;
-use crate::memory::serve::{Patience, commit_run, ranges_cache, settle};
+use crate::memory::serve::{Patience, commit_run, decommit_blocks, ranges_cache, settle};
 use crate::memory::tuning::A_FEW;
-use crate::observe::delivery::{Delivery, deliver};
+use crate::observe::delivery::Delivery;
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
-use crate::runtime::{self, BoundDevice, Stream, StreamIdentity};
+use crate::runtime::{self, BoundDevice, Stream};
+use crate::sync::{ThisThread, lock};
 
-/// Commits pages, given in order, for use in the order of a stream.
-pub(super) fn commit(range: &Arc<HeldRange>, pages: &[u32], stream: &Stream, options: CommitOptions) -> Result<()> {
-    let _delivery = Delivery::at_end();
-    let _stack = hold_stack(Purpose::Allocation);
-    process::refuse_forked()?;
-    if range.pool.is_closed() {
-        return Err(pool::closed(&range.pool));
-    }
-    let _stay = PoolStay::begin(&range.pool)?;
-    refuse_change(range, Some(stream))?;
-    let named = StreamIdentity::of(stream)?;
-    let mut users = Vec::new();
-    let (mut bit, mut there) = (0, Vec::new());
-    let busy = range.begin(pages, |table, pages| {
-        bit = table.bit_of(named, stream);
+/// What ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Ends {
+    Pages,
+    /// All pages, and with them the range.
+    Range,
+    /// The same with the range's callbacks; refused where a running one would have to be waited for, and may not.
+    RangeAndCallbacks,
+}
+
+impl HeldRange {
+    /// Commits pages, given in order, for use in the order of a stream.
+    pub(super) fn commit(&self, pages: &[u32], stream: &Stream, options: CommitOptions) -> Result<()> {
+        let _delivery = Delivery::at_end();
+        let _stack = hold_stack(Purpose::Allocation);
+        process::refuse_forked()?;
+        if self.pool.is_closed() {
+            return Err(pool::closed(&self.pool));
+        }
+        let _stay = PoolStay::begin(&self.pool)?;
+        self.refuse_change(Some(stream))?;
+        let named = NamedStream::of(stream)?;
+        let mut table = self.table_to_change(pages)?;
+        let user = table.bit_of(Some(named));
+        let (mut there, mut empty) = (Vec::new(), Vec::new());
         for &page in pages {
             let state = &mut table.pages[page as usize];
-            if state.phase == PagePhase::Committed {
-                // It is not taken for this very call.
-                state.named += 1;
-                state.users |= bit;
-                there.push(page);
+            match &mut state.phase {
+                PagePhase::Committed { named, .. } => {
+                    *named += 1;
+                    state.users |= user;
+                    there.push(page);
+                }
+                _ => empty.push(page),
             }
         }
-        let empty = |page: &u32| table.pages[*page as usize].phase == PagePhase::Empty;
-        let wanted: Vec<_> = pages.iter().copied().filter(empty).collect();
-        users = wanted.iter().map(|&page| table.pages[page as usize].users).collect();
-        Ok(wanted)
-    })?;
-    let outcome =
-        if busy.pages.is_empty() { Ok(()) } else { commit_empty(range, &busy.pages, &users, (stream, bit), options) };
-    let priority = options.priority;
-    let is_done = outcome.is_ok();
-    busy.end(
-        if is_done { PagePhase::Committed } else { PagePhase::Empty },
-        |table| {
-            for page in there {
-                let state = &mut table.pages[page as usize];
-                // Another thread may have decommitted it meanwhile.
-                state.named = state.named.saturating_sub(1);
-                if is_done {
-                    state.priority = priority;
+        let mut busy = self.take(table, &empty);
+        let outcome = if empty.is_empty() { Ok(()) } else { Commit::of(&mut busy, named, user, options) };
+        self.end_naming(&there, outcome.is_ok().then_some(options));
+        drop(busy);
+        outcome?;
+        if !empty.is_empty() && self.pool.supply.ready.lacks(self.each) {
+            // The thread is there; where it has ended, pages are made by the commits themselves.
+            let _ = make_missing(&self.pool, self.each);
+        }
+        Ok(())
+    }
+
+    /// Ends that a commit names pages that were committed before, which then have its priority if it succeeded.
+    fn end_naming(&self, pages: &[u32], succeeded: Option<CommitOptions>) {
+        let mut table = lock(&self.table);
+        for &page in pages {
+            // Another thread may have decommitted it meanwhile, and committed it again.
+            if let PagePhase::Committed { named, priority, .. } = &mut table.pages[page as usize].phase {
+                *named = named.saturating_sub(1);
+                *priority = succeeded.map_or(*priority, |options| options.priority);
+            }
+        }
+    }
+
+    /// Decommits pages, given in order. A page that is not committed stays so.
+    pub(super) fn decommit(&self, pages: &[u32], stream: Option<&Stream>) -> Result<()> {
+        self.refuse_change(stream)?;
+        self.end(pages, stream, Ends::Pages)
+    }
+
+    /// Ends a range: its pages are freed, and its addresses are others', each once nothing is mapped there.
+    ///
+    /// # Errors
+    /// `ErrorKind::InvalidValue` if a page is pinned, or in a callback that may not wait; `ErrorKind::Forked`.
+    pub(super) fn free(&self, stream: Option<&Stream>, what: Ends) -> Result<()> {
+        process::refuse_forked()?;
+        if lock(&self.table).is_freed() {
+            return Ok(());
+        }
+        self.refuse_stream(stream)?;
+        let all: Vec<_> = (0..self.count()).collect();
+        match self.end(&all, stream, what) {
+            // Another thread has freed it meanwhile.
+            Err(_) if lock(&self.table).is_freed() => return Ok(()),
+            outcome => outcome?,
+        }
+        if let Some(cache) = self.cache() {
+            // At once where no work uses it; what the driver does not answer is asked again.
+            let _ = settle(&cache, ThisThread::get(), Patience::Ask);
+        }
+        self.keep_ready(&mut lock(&self.table), 0);
+        lock(&self.memory().space).let_go(self.run);
+        Ok(())
+    }
+
+    /// Frees committed pages. A refusal, as of pinned pages, changes nothing.
+    fn end(&self, pages: &[u32], stream: Option<&Stream>, what: Ends) -> Result<()> {
+        let _stack = hold_stack(Purpose::Free);
+        let named = stream.map(NamedStream::of).transpose()?;
+        let mut table = self.table_to_change(pages)?;
+        let is_committed = |page: &u32| table.phase(*page).is_committed();
+        let chosen: Vec<_> = pages.iter().copied().filter(is_committed).collect();
+        let is_pinned = |page: &&u32| matches!(table.phase(**page), PagePhase::Committed { pins: 1.., .. });
+        if let Some(pinned) = chosen.iter().find(is_pinned) {
+            return Err(Error::invalid_value(format!("page {pinned} of the range is pinned: unpin it first")));
+        }
+        if what == Ends::RangeAndCallbacks {
+            self.listeners.refuse_to_wait()?;
+        }
+        if what != Ends::Pages {
+            table.life = RangeLife::Freed;
+        }
+        let user = table.bit_of(named);
+        let mut busy = self.take(table, &chosen);
+        for (_, state) in &mut busy.pages {
+            *state = PageState::empty(state.users | user);
+        }
+        self.leave(busy.pages.iter().map(|&(page, state)| (page, state.users)), named);
+        Ok(())
+    }
+
+    /// Frees busy pages, each once the users that are given with it are done.
+    fn leave(&self, pages: impl Iterator<Item = (u32, u64)>, named: Option<NamedStream<'_>>) {
+        if let Some(cache) = self.cache() {
+            self.waits(pages, named).into_iter().for_each(|waiting| leave_after(&cache, waiting));
+        }
+    }
+
+    /// Returns what pages wait for, each given with its users: those with the same together.
+    pub(super) fn waits(
+        &self,
+        pages: impl Iterator<Item = (u32, u64)>,
+        named: Option<NamedStream<'_>>,
+    ) -> Vec<Waiting> {
+        let mut groups: Vec<(u64, u64, Vec<u64>)> = Vec::new();
+        for (page, users) in pages {
+            let offset = self.offset(page);
+            match groups.iter_mut().find(|(known, ..)| *known == users) {
+                Some((.., beside)) => beside.push(offset),
+                None => groups.push((users, offset, Vec::new())),
+            }
+        }
+        let events = &self.memory().events;
+        let of_group = |(bits, first, beside)| {
+            let users = lock(&self.table).users(bits, named);
+            let mut waiting = match users {
+                Some(users) => Waiting::for_users(first, &users, events, Some(ThisThread::get())),
+                None => {
+                    let devices = self.memory().location.device();
+                    let all_work = Until::all_work(events, devices.as_slice());
+                    Waiting::new(first, all_work.unwrap_or_else(|_| Until::recorded_later(devices)))
                 }
-            }
-        },
-        |table, page| {
-            let state = &mut table.pages[page as usize];
-            if is_done {
-                *state = PageState { users: bit, phase: PagePhase::Committed, priority, ..PageState::default() };
-                table.committed += 1;
-            } else {
-                // It may be being filled.
-                state.users |= bit;
-            }
-        },
-    );
-    outcome?;
-    if range.kept_ready.load(Ordering::Relaxed) > 0 {
-        refill(range);
+            };
+            waiting.beside = beside;
+            waiting
+        };
+        groups.into_iter().map(of_group).collect()
     }
-    Ok(())
+
+    fn out_of_service(&self) -> Error {
+        if self.pool.is_closed() { pool::closed(&self.pool) } else { pool::asleep(&self.pool) }
+    }
 }
 
-/// Commits busy pages; on failure none.
-fn commit_empty(
-    range: &HeldRange,
-    pages: &[u32],
-    users: &[u64],
-    (stream, bit): (&Stream, u64),
-    options: CommitOptions,
-) -> Result<()> {
-    let mut commit = Commit { range, of: ranges_cache(&range.pool)?, stream, bit, committed: Vec::new() };
-    let outcome = commit.all(pages, users).and_then(|()| commit.fill(pages, options.fill));
-    if outcome.is_err() {
-        // What this call committed is free again, once the streams that it waits for are done.
-        commit.undo(pages, users);
+/// Frees busy pages once what they wait for is done. The call has freed the others if the cache does not have one, so it
+/// succeeds.
+pub(super) fn leave_after(cache: &StreamCache, waiting: Waiting) {
+    if decommit_blocks(cache, waiting, ThisThread::get()).is_err() {
+        log_out(Level::Warn, format_args!("a committed page of a range is not where it was, a fault of gpupool's own"));
     }
-    outcome
 }
 
-/// A commit under way.
-struct Commit<'a> {
+/// A commit of busy pages under way. Each that has memory by now is committed in the call's own states, with the users that
+/// the memory has.
+struct Commit<'a, 'b> {
     range: &'a HeldRange,
-    of: ServingCache,
-    stream: &'a Stream,
-    bit: u64,
-    /// The pages that have memory by now, and whether work may use it: it was taken back, or is being filled.
-    committed: Vec<(u32, bool)>,
+    of: Arc<ServingCache>,
+    busy: &'b mut BusyPages<'a>,
+    named: NamedStream<'b>,
+    /// The bit of the stream.
+    user: u64,
+    options: CommitOptions,
 }
 
-impl Commit<'_> {
-    /// Commits pages, of which each was used by the streams that its bits stand for.
-    fn all(&mut self, pages: &[u32], users: &[u64]) -> Result<()> {
-        let memory = self.range.memory();
-        let mut left = pages.to_vec();
+impl<'a, 'b> Commit<'a, 'b> {
+    /// Commits all pages, and fills them; on failure none.
+    fn of(busy: &'b mut BusyPages<'a>, named: NamedStream<'b>, user: u64, options: CommitOptions) -> Result<()> {
+        let range = busy.range;
+        let mut commit = Self { range, of: ranges_cache(&range.pool)?, busy, named, user, options };
+        let outcome = commit.all().and_then(|()| options.fill.map_or(Ok(()), |byte| commit.fill(byte)));
+        match outcome {
+            // It comes after whoever used the memory before.
+            Ok(()) => commit.busy.pages.iter_mut().for_each(|(_, state)| state.users = user),
+            Err(_) => commit.undo(),
+        }
+        outcome
+    }
+
+    fn all(&mut self) -> Result<()> {
+        let pool = &self.range.pool;
+        let memory = pool.memory;
         for attempt in 0..A_FEW {
             // After the cache was found: a pool that falls asleep from now on, or is closed, finds it, too.
-            if self.range.pool.is_closed() || self.range.pool.sleep.is_asleep() {
-                return Err(out_of_service(&self.range.pool));
+            if pool.is_closed() || pool.sleep.is_asleep() {
+                return Err(self.range.out_of_service());
             }
-            self.take_back(&mut left, |page| users[pages.partition_point(|&other| other < page)])?;
-            if left.is_empty() {
+            self.take_back()?;
+            let missing = self.missing();
+            if missing.is_empty() {
                 return Ok(());
             }
             if attempt == 0 {
                 // So that what is free by now serves.
-                settle(self.of.cache, self.of.thread, Patience::Ask)?;
+                settle(self.of.cache, ThisThread::get(), Patience::Ask)?;
             } else {
                 // What is there is just leaving, moved by another thread; then nothing uses it.
                 let _ = memory.under_way.wait();
                 memory.end_retired(if attempt > 1 { Patience::Wait } else { Patience::Ask })?;
             }
-            let mut still_mapped = Vec::new();
-            for (first, count) in rows(&left) {
-                let run = self.range.run_of(first, count);
-                if commit_run(&self.of, run, self.range.each)? {
-                    self.committed.extend((first..first + count).map(|page| (page, false)));
-                    continue;
-                }
-                for page in first..first + count {
+            for row in missing.chunk_by(|one, next| one + 1 == *next) {
+                if !self.map(row)? && row.len() > 1 {
                     // Some of the row may be empty.
-                    if count > 1 && commit_run(&self.of, self.range.run_of(page, 1), self.range.each)? {
-                        self.committed.push((page, false));
-                    } else {
-                        still_mapped.push(page);
-                    }
+                    row.chunks(1).try_for_each(|page| self.map(page).map(drop))?;
                 }
             }
-            left = still_mapped;
-            if left.is_empty() {
+            if self.missing().is_empty() {
                 return Ok(());
             }
         }
         Err(if memory.under_way.has_called_out() {
-            in_hand(&self.range.pool)
+            in_hand(pool)
         } else {
             Error::internal("memory stays mapped at pages of a range that nobody has")
         })
     }
 
-    /// Takes back those pages whose memory is there still, and removes them from the list: at once what is free, and in
-    /// stream order what waits for streams.
-    fn take_back(&mut self, left: &mut Vec<u32>, users: impl Fn(u32) -> u64) -> Result<()> {
-        let (range, cache) = (self.range, self.of.cache);
+    /// Returns the pages that have no memory yet.
+    fn missing(&self) -> Vec<u32> {
+        let is_missing = |(_, state): &&(u32, PageState)| !state.phase.is_committed();
+        self.busy.pages.iter().filter(is_missing).map(|(page, _)| *page).collect()
+    }
+
+    fn note_committed(&mut self, pages: impl Iterator<Item = u32>, users: impl Fn(u64) -> u64) {
+        for page in pages {
+            if let Some(place) = self.busy.place(page) {
+                let state = &mut self.busy.pages[place].1;
+                *state = PageState::committed(users(state.users), self.options.priority);
+            }
+        }
+    }
+
+    /// Maps memory at a row of pages. Returns false if something is mapped there still.
+    fn map(&mut self, row: &[u32]) -> Result<bool> {
+        let (run, each) = (self.range.run, self.range.each);
+        let run = Run { first: run.first + row[0] * each, pages: row.len() as u32 * each };
+        let is_mapped = commit_run(&self.of, run, each)?;
+        if is_mapped {
+            self.note_committed(row.iter().copied(), |_| 0);
+        }
+        Ok(is_mapped)
+    }
+
+    /// Takes back those pages whose memory is there still: at once what is free, and in stream order what waits for streams.
+    fn take_back(&mut self) -> Result<()> {
+        let (range, cache, missing) = (self.range, self.of.cache, self.missing());
         let _moving = cache.memory.under_way.begin();
-        let is_wanted = |offset: u64| {
-            let is_in_range = (range.run.start()..range.run.end()).contains(&offset);
-            is_in_range && left.binary_search(&range.page_at(offset)).is_ok()
-        };
-        let has_wanted = |entry: &mut Waiting| entry.offsets().any(is_wanted);
-        let freed: Vec<_> = if cache.waiting.is_empty() {
+        let is_wanted = |offset: &u64| range.page_at(*offset).is_some_and(|page| missing.binary_search(&page).is_ok());
+        let has_wanted = |entry: &mut Waiting| entry.offsets().any(|offset| is_wanted(&offset));
+        let mut freed: Vec<_> = if cache.waiting.is_empty() {
             Vec::new()
         } else {
             cache.waiting.change(|waiting| waiting.extract_if(.., has_wanted).collect())
         };
-        let (mut others, resumed, outcome) = self.order(freed, is_wanted, users);
-        // Before an observer is called, which may commit the others.
-        cache.waiting.change(|waiting| waiting.append(&mut others));
-        if process::state().is_observed() {
-            resumed.iter().for_each(|&offset| cache.note_completed(offset, To::Observer));
-            deliver();
-        }
-        let bytes = range.page_bytes();
-        let found = self.of.lock().map(|mut heap| {
-            let mut found = cache.resume_each(&mut heap, resumed.iter().copied(), bytes);
-            let places: Vec<_> = left.iter().map(|&page| range.offset(page)).collect();
+        let in_order = freed.iter_mut().try_for_each(|entry| self.order(entry, is_wanted));
+        let heap = in_order.and_then(|()| self.of.lock_awake().ok_or_else(|| range.out_of_service()));
+        let found = heap.map(|mut heap| {
+            let bytes = range.page_bytes();
+            let waiting = freed.iter().flat_map(Waiting::offsets).filter(is_wanted);
+            let mut found = cache.resume_each(&mut heap, waiting, bytes);
+            let places: Vec<_> = missing.iter().map(|&page| range.offset(page)).collect();
             found.extend(cache.allocate_each(&mut heap, &places, bytes));
+            drop(heap);
+            freed = mem::take(&mut freed).into_iter().filter_map(|entry| self.rest(entry, is_wanted)).collect();
             found
         });
-        if found.is_none() {
-            let later = || Until::recorded_later(cache.memory.location.device());
-            let again = resumed.iter().map(|&offset| Waiting::new(offset, later()));
-            cache.waiting.change(|waiting| waiting.extend(again));
-        }
-        let Some(found) = found else { return Err(out_of_service(&range.pool)) };
-        let mut taken: Vec<_> = found.into_iter().map(|offset| range.page_at(offset)).collect();
-        taken.sort_unstable();
-        left.retain(|page| taken.binary_search(page).is_err());
-        self.committed.extend(taken.into_iter().map(|page| (page, true)));
-        outcome
+        cache.waiting.change(|waiting| waiting.append(&mut freed));
+        let (found, user) = (found?, self.user);
+        self.note_committed(found.into_iter().filter_map(|offset| range.page_at(offset)), |users| users | user);
+        Ok(())
     }
 
-    /// Orders the stream behind what the wanted pages among freed blocks wait for. Returns the blocks that still wait, and
-    /// the wanted ones that do not.
-    fn order(
-        &self,
-        freed: Vec<Waiting>,
-        is_wanted: impl Fn(u64) -> bool,
-        users: impl Fn(u32) -> u64,
-    ) -> (Vec<Waiting>, Vec<u64>, Result<()>) {
-        let range = self.range;
-        let (mut others, mut resumed, mut outcome) = (Vec::new(), Vec::new(), Ok(()));
-        for mut entry in freed {
-            let (back, rest): (Vec<_>, Vec<_>) = entry.offsets().partition(|&offset| is_wanted(offset));
-            if outcome.is_err() {
-                others.push(entry);
-                continue;
-            }
-            // Later work of the stream comes after its own.
-            let is_in_order = back.iter().all(|&offset| is_behind(self.bit, users(range.page_at(offset))));
-            let ordered = if is_in_order { Ok(()) } else { self.wait_for(&mut entry) };
-            if ordered.is_err() {
-                outcome = ordered;
-                others.push(entry);
-                continue;
-            }
-            resumed.extend(back);
-            match rest.split_first() {
-                None => entry.until.recycle(&self.of.memory().events),
-                Some((&offset, beside)) => {
-                    (entry.offset, entry.beside) = (offset, beside.to_vec());
-                    others.push(entry);
-                }
-            }
+    /// Orders the stream behind what the wanted pages of a freed block wait for; waits here for what the driver could not
+    /// record.
+    fn order(&self, entry: &mut Waiting, is_wanted: impl Fn(&u64) -> bool) -> Result<()> {
+        let pages = entry.offsets().filter(is_wanted).filter_map(|offset| self.range.page_at(offset));
+        let mut users = pages.filter_map(|page| self.busy.place(page)).map(|place| self.busy.pages[place].1.users);
+        // Later work of the stream comes after its own.
+        if users.all(|users| is_behind(self.user, users)) {
+            return Ok(());
         }
-        (others, resumed, outcome)
-    }
-
-    /// Makes the stream wait for what a freed block waits for; waits here for what the driver could not record.
-    fn wait_for(&self, entry: &mut Waiting) -> Result<()> {
+        drop(users);
         if let Until::Events(events) = &entry.until {
-            return events.iter().try_for_each(|event| self.stream.wait(event));
+            return events.iter().try_for_each(|event| self.named.stream.wait(event));
         }
-        if entry.is_done(&self.of.memory().events, Patience::Wait)? {
+        if entry.is_done(&self.of.memory.events, Patience::Wait)? {
             Ok(())
         } else {
             Err(under_capture(&self.range.pool))
         }
     }
 
-    fn fill(&mut self, pages: &[u32], byte: Option<u8>) -> Result<()> {
-        let Some(byte) = byte else { return Ok(()) };
-        self.committed.iter_mut().for_each(|(_, is_used)| *is_used = true);
-        let range = self.range;
+    /// Returns what still waits of a freed block without the wanted pages, if anything does.
+    fn rest(&self, mut entry: Waiting, is_wanted: impl Fn(&u64) -> bool) -> Option<Waiting> {
+        let left: Vec<_> = entry.offsets().filter(|offset| !is_wanted(offset)).collect();
+        let Some((&offset, beside)) = left.split_first() else {
+            entry.until.recycle(&self.of.memory.events);
+            return None;
+        };
+        (entry.offset, entry.beside) = (offset, beside.to_vec());
+        Some(entry)
+    }
+
+    /// Fills all pages.
+    fn fill(&mut self, byte: u8) -> Result<()> {
+        let (range, stream, user) = (self.range, self.named.stream, self.user);
+        self.busy.pages.iter_mut().for_each(|(_, state)| state.users |= user);
         let pool = &range.pool;
         // Until the work is submitted the pool does not fall asleep, and then it waits for the work.
         let _inside = pool.sleep.door.enter().ok_or_else(|| pool::asleep(pool))?;
         let runtime = runtime::get()?;
-        let _bound = BoundDevice::of(runtime, self.stream.device())?;
-        let _used = self.stream.begin_use()?;
-        for (first, count) in rows(pages) {
-            let (address, bytes) = (range.memory().address(range.offset(first)), u64::from(count) * range.page_bytes());
+        let _bound = BoundDevice::of(runtime, stream.device())?;
+        let _used = stream.begin_use()?;
+        for row in self.busy.pages.chunk_by(|(one, _), (next, _)| one + 1 == *next) {
+            let (address, bytes) =
+                (range.memory().address(range.offset(row[0].0)), row.len() as u64 * range.page_bytes());
             // SAFETY: the pages were just committed for this call, and stay until the stream's work is done, as their
             // decommit waits for it.
-            unsafe { runtime.fill(address, byte, bytes, self.stream.raw()) }.map_err(|e| e.on(self.stream.device()))?;
+            unsafe { runtime.fill(address, byte, bytes, stream.raw()) }.map_err(|e| e.on(stream.device()))?;
         }
         Ok(())
     }
 
-    /// Frees what was committed so far.
-    fn undo(&mut self, pages: &[u32], users: &[u64]) {
-        let committed = std::mem::take(&mut self.committed);
+    /// Frees what was committed so far, once the streams that it waits for are done.
+    fn undo(&mut self) {
+        let mut committed = Vec::new();
+        for (page, state) in &mut self.busy.pages {
+            if state.phase.is_committed() {
+                committed.push((*page, state.users));
+            }
+            *state = PageState::empty(state.users);
+        }
         if committed.is_empty() {
             return;
         }
-        let used = |page: u32| users[pages.partition_point(|&other| other < page)] | self.bit;
-        let used = |&(page, is_used): &(u32, bool)| (page, if is_used { used(page) } else { 0 });
-        let named = StreamIdentity::of(self.stream).ok().map(|named| (named, self.stream));
-        let groups = by_users(self.range, committed.iter().map(used));
-        depart(self.range, groups, named);
+        self.range.leave(committed.into_iter(), Some(self.named));
         // What the driver does not answer is asked again.
-        let _ = settle(self.of.cache, self.of.thread, Patience::Ask);
+        let _ = settle(self.of.cache, ThisThread::get(), Patience::Ask);
     }
-}
-
-fn out_of_service(pool: &Pool) -> Error {
-    if pool.is_closed() { pool::closed(pool) } else { pool::asleep(pool) }
 }
 
 #[cold]

@@ -1,20 +1,20 @@
 //! Discardable pages: those committed with a priority go back to the driver when memory is short, the lowest first.
 
-use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, Weak};
+use std::{fmt, mem};
 
 use log::Level;
 
-use super::decommit::{by_users, depart_after, waits as waits_of};
+use super::commit::leave_after;
 use super::held_range::HeldRange;
-use super::page_table::{PagePhase, RangeLife};
+use super::page_table::PageState;
 use crate::error::Result;
-use crate::memory::cache::{DeviceCaches, Discardable, ServingCache, ToDiscard, Waiting};
+use crate::memory::cache::{Discardable, ServingCache, ToDiscard, Waiting};
 use crate::memory::device::{Until, call_out, is_thread_for_others, log_out};
 use crate::memory::serve::{Patience, release_places, settle};
 use crate::process;
-use crate::sync::{AtomicBool, CallbackKind, MayWait, Ordering, ThisThread, ThreadNumber, lock, take_last, wait};
+use crate::sync::{CallbackKind, MayWait, SharedList, ThisThread, ThreadNumber, lock, take_last, wait};
 
 /// Called with the numbers of the pages that were taken.
 pub(super) type DiscardCallback = Box<dyn Fn(&[u32]) + Send + Sync>;
@@ -26,9 +26,7 @@ pub(super) struct DiscardListeners {
     /// Notified when a thread has called all.
     called: Condvar,
     /// Pages that the thread for other processes took, which calls nobody: they are told by the range's next call.
-    untold: Mutex<Vec<u32>>,
-    /// Whether there are some, so that a call that has nothing to tell takes no lock.
-    has_untold: AtomicBool,
+    untold: SharedList<Vec<u32>>,
 }
 
 #[derive(Default)]
@@ -38,28 +36,25 @@ struct ListedCallbacks {
     callers: Vec<ThreadNumber>,
 }
 
-impl fmt::Debug for DiscardListeners {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("DiscardListeners").field(&lock(&self.registered).callbacks.len()).finish()
-    }
-}
-
 impl DiscardListeners {
-    /// Waits until no other thread calls one of the callbacks of a range that has ended, for which none is called any more,
-    /// and removes all.
+    /// Removes the callbacks of a range that ends. None is called from now on.
+    pub(super) fn remove_all(&self) {
+        let removed = mem::take(&mut lock(&self.registered).callbacks);
+        // Without the lock: a callback may hold anything.
+        drop(removed);
+    }
+
+    /// The same, and waits until no other thread calls one.
     ///
     /// # Errors
     /// As [`DiscardListeners::refuse_to_wait`].
     pub(super) fn end(&self) -> Result<()> {
+        self.remove_all();
         let (thread, may_wait) = (ThisThread::get().number(), until_called());
         let mut registered = lock(&self.registered);
         while registered.is_called_by_others(thread) {
             registered = wait(&self.called, &self.registered, registered, may_wait)?;
         }
-        let ended = std::mem::take(&mut registered.callbacks);
-        drop(registered);
-        // Without the lock: a callback may hold anything.
-        drop(ended);
         Ok(())
     }
 
@@ -131,16 +126,13 @@ impl Drop for DiscardGuard {
 impl HeldRange {
     /// Tells of the pages that were taken for another process.
     pub(super) fn tell_untold(&self) {
-        if !self.listeners.has_untold.load(Ordering::Relaxed) || process::is_forked() {
+        if self.listeners.untold.is_empty() || process::is_forked() {
             return;
         }
-        self.listeners.has_untold.store(false, Ordering::Relaxed);
-        let mut untold = std::mem::take(&mut *lock(&self.listeners.untold));
-        if !untold.is_empty() {
-            untold.sort_unstable();
-            untold.dedup();
-            self.tell_discarded(&untold);
-        }
+        let mut untold = self.listeners.untold.change(mem::take);
+        untold.sort_unstable();
+        untold.dedup();
+        self.tell_discarded(&untold);
     }
 
     fn tell_discarded(&self, pages: &[u32]) {
@@ -148,7 +140,7 @@ impl HeldRange {
         let callbacks = {
             let table = lock(&self.table);
             // Who ends the range, with the table locked, waits for those that are called by then.
-            if table.life != RangeLife::Held {
+            if pages.is_empty() || table.is_freed() {
                 return;
             }
             let mut registered = lock(&self.listeners.registered);
@@ -184,20 +176,11 @@ impl Discardable for HeldRange {
         if lock(&self.listeners.registered).callers.contains(&ThisThread::get().number()) {
             return None;
         }
-        let table = lock(&self.table);
-        if table.is_freed() || self.pool.sleep.is_asleep() {
-            return None;
-        }
-        let priorities = table.pages.iter().filter(|page| page.is_discardable()).filter_map(|page| page.priority);
-        priorities.filter(|&priority| above.is_none_or(|above| priority > above)).min()
+        self.priorities().into_iter().filter(|&priority| above.is_none_or(|above| priority > above)).min()
     }
 
     fn bytes(&self) -> u64 {
-        let table = lock(&self.table);
-        if table.is_freed() || self.pool.sleep.is_asleep() {
-            return 0;
-        }
-        table.pages.iter().filter(|page| page.is_discardable()).count() as u64 * self.page_bytes()
+        self.priorities().len() as u64 * self.page_bytes()
     }
 
     fn discard(&self, priority: i32, what: ToDiscard) -> u64 {
@@ -205,13 +188,10 @@ impl Discardable for HeldRange {
         let (mut left, mut staying) = (wanted as usize, Vec::new());
         loop {
             let kept_before = staying.len();
-            let pages = self.take_pages(priority, left, &mut staying, what.patience);
+            let pages = self.take_discardable(priority, left, &mut staying, what.patience);
             left -= pages.len();
-            if !pages.is_empty() {
-                self.release(&pages, what.patience);
-                if !is_thread_for_others() {
-                    self.tell_discarded(&pages);
-                }
+            if !is_thread_for_others() {
+                self.tell_discarded(&pages);
             }
             // There may be others that can go.
             if left == 0 || staying.len() == kept_before {
@@ -222,65 +202,59 @@ impl Discardable for HeldRange {
 }
 
 impl HeldRange {
-    /// Takes at most so many pages of this priority that no work uses, or, if it waits, none that cannot be waited for.
-    /// Those that were used by the streams of `staying` stay; adds to it what is found to stay.
-    fn take_pages(&self, priority: i32, count: usize, staying: &mut Vec<u64>, patience: Patience) -> Vec<u32> {
-        let mut users = Vec::new();
-        let busy = self.begin(&[], |table, _| {
-            let is_meant = |page: &u32| {
-                let state = table.pages[*page as usize];
-                state.is_discardable() && state.priority == Some(priority) && !staying.contains(&state.users)
-            };
-            let chosen: Vec<_> = (0..self.count()).filter(is_meant).take(count).collect();
-            users.extend(chosen.iter().map(|&page| (page, table.pages[page as usize].users)));
-            Ok(chosen)
-        });
-        let Some((busy, cache)) = busy.ok().zip(DeviceCaches::ranges_of(&self.pool)) else { return Vec::new() };
-        let mut taken = waits_of(self, cache, by_users(self, users.iter().copied()), None);
+    /// Returns the priority of each page that may be taken now.
+    fn priorities(&self) -> Vec<i32> {
+        if self.pool.sleep.is_asleep() {
+            return Vec::new();
+        }
+        lock(&self.table).pages.iter().filter_map(PageState::discardable).collect()
+    }
+
+    /// Gives the driver at most so many pages of this priority that no work uses, or, if it waits, none that cannot be
+    /// waited for; returns them. Those that were used by the streams of `staying` stay; adds to it what is found to stay.
+    fn take_discardable(&self, priority: i32, count: usize, staying: &mut Vec<u64>, patience: Patience) -> Vec<u32> {
+        let Some((table, cache)) = self.open_table().ok().zip(self.cache()) else { return Vec::new() };
+        let is_meant = |page: &u32| {
+            let state = &table.pages[*page as usize];
+            state.discardable() == Some(priority) && !staying.contains(&state.users)
+        };
+        let chosen: Vec<_> = (0..self.count()).filter(is_meant).take(count).collect();
+        let mut busy = self.take(table, &chosen);
         let may_go = |waiting: &mut Waiting| {
             // What is in use by a stream that cannot be asked now, beside a capture, stays.
             matches!(waiting.until, Until::Events(_))
                 && (patience == Patience::Wait || waiting.is_done(&cache.memory.events, patience).unwrap_or(false))
         };
-        let gone: Vec<_> = taken.extract_if(.., may_go).collect();
-        let kept = taken;
-        let pages_of = |waits: &[Waiting]| -> Vec<u32> {
-            waits.iter().flat_map(Waiting::offsets).map(|offset| self.page_at(offset)).collect()
-        };
-        let (mut pages, kept) = (pages_of(&gone), pages_of(&kept));
-        pages.sort_unstable();
-        depart_after(cache, gone);
-        let is_kept = |page: u32| kept.contains(&page);
-        staying.extend(users.iter().filter(|(page, _)| is_kept(*page)).map(|(_, users)| users));
-        let is_untold = is_thread_for_others();
-        busy.end(
-            PagePhase::Empty,
-            |_| {
-                // Before anybody finds the pages empty: a commit that does tells of them.
-                if is_untold && !pages.is_empty() {
-                    lock(&self.listeners.untold).extend(&pages);
-                    self.listeners.has_untold.store(true, Ordering::Relaxed);
-                }
-            },
-            |table, page| {
-                if is_kept(page) {
-                    table.pages[page as usize].phase = PagePhase::Committed;
-                } else {
-                    table.committed -= 1;
-                }
-            },
-        );
+        let mut waiting = self.waits(busy.pages.iter().map(|&(page, state)| (page, state.users)), None);
+        let going: Vec<_> = waiting.extract_if(.., may_go).collect();
+        let mut places: Vec<_> = going.iter().flat_map(Waiting::offsets).collect();
+        places.sort_unstable();
+        going.into_iter().for_each(|waiting| leave_after(&cache, waiting));
+        for (page, state) in &mut busy.pages {
+            if places.binary_search(&self.offset(*page)).is_ok() {
+                *state = PageState::empty(state.users);
+            } else {
+                staying.push(state.users);
+            }
+        }
+        let pages: Vec<_> = places.iter().filter_map(|&offset| self.page_at(offset)).collect();
+        if is_thread_for_others() {
+            // Before anybody finds the pages empty: a commit that does tells of them.
+            self.listeners.untold.change(|untold| untold.extend(&pages));
+        }
+        drop(busy);
+        Self::give_back(&cache, &places, patience);
         pages
     }
 
-    /// Gives the driver what was decommitted at these pages, once the work that used it is done.
-    fn release(&self, pages: &[u32], patience: Patience) {
-        let Some(cache) = DeviceCaches::ranges_of(&self.pool) else { return };
+    /// Gives the driver what was decommitted at these places, once the work that used it is done.
+    fn give_back(of: &ServingCache, places: &[u64], patience: Patience) {
         let thread = ThisThread::get();
-        let Some(of) = ServingCache::of_pool(cache, &self.pool, thread) else { return };
-        let places: Vec<_> = pages.iter().map(|&page| self.offset(page)).collect();
+        if places.is_empty() {
+            return;
+        }
         // What the driver refuses is tried again whenever memory is given back.
-        let _ = settle(cache, thread, patience);
-        let _ = release_places(&of, &places);
+        let _ = settle(of, thread, patience);
+        let _ = release_places(of, places);
     }
 }

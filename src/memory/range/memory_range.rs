@@ -1,19 +1,18 @@
-//! A memory range, as users have it.
+//! A memory range, as users have it, and how they name its pages.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, Weak};
 
-use super::commit::commit;
-use super::decommit::{Ends, decommit, free};
+use super::commit::Ends;
 use super::discard::DiscardGuard;
 use super::held_range::HeldRange;
-use super::page_set::RangePages;
-use super::pins::{pin, unpin};
-use super::prepare::prepare;
-use super::refusal::{refuse_pool, refuse_sizes};
+use super::page_table::{NamedStream, PageState};
+use super::prepare::make_missing;
 use crate::error::{Error, GPUPOOL, Result};
 use crate::ids::Device;
+use crate::memory::cache::DeviceCaches;
 use crate::memory::device::{DeviceMemory, Run};
-use crate::memory::pool::PoolId;
+use crate::memory::pool::{Pool, PoolId, closed};
 use crate::memory::serve::{Patience, PoolUse, free_places, no_memory_left};
 use crate::memory::tuning::PAGE;
 use crate::process;
@@ -81,7 +80,7 @@ pub(crate) fn reserve_range(in_use: PoolUse, nbytes: u64, page_bytes: u64) -> Re
         return refuse_pool(pool).and(Err(Error::internal("a pool that does not cut its memory has a range")));
     }
     let held = Arc::new(HeldRange::new(pool, run, (page_bytes / PAGE) as u32));
-    if let Some(caches) = held.caches() {
+    if let Some(caches) = DeviceCaches::known(memory.location) {
         let weak: Weak<HeldRange> = Arc::downgrade(&held);
         caches.discardable.add(weak);
     }
@@ -142,7 +141,7 @@ impl MemoryRange {
     /// `ErrorKind::InvalidValue` once it was freed; `ErrorKind::Forked`.
     pub fn discardable_bytes(&self) -> Result<u64> {
         let table = self.held.open_table()?;
-        Ok(table.pages.iter().filter(|page| page.is_discardable()).count() as u64 * self.page_bytes())
+        Ok(table.pages.iter().filter_map(PageState::discardable).count() as u64 * self.page_bytes())
     }
 
     /// Commits pages: bytes of the range, or page numbers in one call. Later work of the stream may use them. A page that
@@ -157,8 +156,7 @@ impl MemoryRange {
     /// that has their former memory in hand is in a callback; `ErrorKind::Asleep` while the pool is asleep;
     /// `ErrorKind::Library` if the driver refuses.
     pub fn commit<'a>(&self, pages: impl Into<RangePages<'a>>, stream: &Stream, options: CommitOptions) -> Result<()> {
-        self.held.tell_untold();
-        let outcome = commit(&self.held, &self.sorted(pages.into())?, stream, options);
+        let outcome = self.told().commit(&self.sorted(pages.into())?, stream, options);
         // Also of a page that was taken beside this call, which has committed it anew, for its caller to find as it was.
         self.held.tell_untold();
         outcome
@@ -170,8 +168,13 @@ impl MemoryRange {
     /// # Errors
     /// As [`MemoryRange::commit`], and `ErrorKind::InvalidValue` if a page is pinned.
     pub fn decommit<'a>(&self, pages: impl Into<RangePages<'a>>, stream: Option<&Stream>) -> Result<()> {
+        self.told().decommit(&self.sorted(pages.into())?, stream)
+    }
+
+    /// Returns the range, once it has told of pages that were taken.
+    fn told(&self) -> &HeldRange {
         self.held.tell_untold();
-        decommit(&self.held, &self.sorted(pages.into())?, stream)
+        &self.held
     }
 
     fn sorted(&self, pages: RangePages<'_>) -> Result<Vec<u32>> {
@@ -186,8 +189,12 @@ impl MemoryRange {
     /// `ErrorKind::InvalidValue` for a page that the range does not have, a freed range, a stream of a device that is no peer,
     /// or in a callback as for [`MemoryRange::commit`]; `ErrorKind::Forked`.
     pub fn pin<'a>(&self, pages: impl Into<RangePages<'a>>, stream: Option<&Stream>) -> Result<Vec<u8>> {
-        self.held.tell_untold();
-        pin(&self.held, &pages.into(), stream)
+        let (held, pages) = (self.told(), pages.into());
+        let named = named(held, stream)?;
+        let listed = pages.listed(held.count(), held.page_bytes())?;
+        let mut table = held.settled_table(listed.clone())?;
+        let user = table.bit_of(named);
+        Ok(table.pin(listed, user))
     }
 
     /// Ends one pin of each page. It may be taken again, once the work so far on the stream is done.
@@ -195,8 +202,12 @@ impl MemoryRange {
     /// # Errors
     /// As [`MemoryRange::pin`], and `ErrorKind::InvalidValue` if a page has no pin: then none is changed.
     pub fn unpin<'a>(&self, pages: impl Into<RangePages<'a>>, stream: Option<&Stream>) -> Result<()> {
-        self.held.tell_untold();
-        unpin(&self.held, &pages.into(), stream)
+        let (held, pages) = (self.told(), pages.into());
+        let named = named(held, stream)?;
+        let listed = pages.listed(held.count(), held.page_bytes())?;
+        let mut table = held.open_table()?;
+        let user = table.bit_of(named);
+        table.unpin(listed, user)
     }
 
     /// Keeps so many pages of physical memory ready from now on, made by a thread of gpupool's own: a commit then only maps
@@ -207,8 +218,20 @@ impl MemoryRange {
     /// `ErrorKind::Unavailable` if the system has no thread to give; `ErrorKind::InvalidValue` for more pages than the range
     /// has, or a freed range; `ErrorKind::Forked`.
     pub fn prepare(&self, pages: u32) -> Result<()> {
-        self.held.tell_untold();
-        prepare(&self.held, pages)
+        let held = self.told();
+        if pages > held.count() {
+            let count = held.count();
+            return Err(Error::invalid_value(format!(
+                "{pages} pages cannot be kept ready for a range of {count}: prepare {count} at most"
+            )));
+        }
+        // The table is locked, so that a range that is freed keeps nothing.
+        let before = held.keep_ready(&mut *held.open_table()?, pages);
+        let asked = if pages == 0 { Ok(()) } else { make_missing(&held.pool, held.each) };
+        if asked.is_err() {
+            held.keep_ready(&mut *held.open_table()?, before);
+        }
+        asked
     }
 
     /// Calls the callback with the numbers of the pages that were taken for want of memory, until the guard is dropped. It
@@ -231,9 +254,7 @@ impl MemoryRange {
     /// The same for the end of an object, which nothing can refuse: pages are freed with their pins, and in a callback that
     /// may not wait those of other threads go on.
     pub(crate) fn give_up(self) {
-        let held = Arc::clone(&self.held);
-        drop(self);
-        let _ = held.listeners.end();
+        let _ = self.held.listeners.end();
     }
 
     /// Frees all of it, in the order of the streams that used it and of this one. A second call does nothing.
@@ -245,7 +266,7 @@ impl MemoryRange {
     }
 
     fn end(&self, stream: Option<&Stream>, what: Ends) -> Result<()> {
-        free(&self.held, stream, what)?;
+        self.held.free(stream, what)?;
         // Dropped without the lock: it may be the pool's last use.
         let ended = lock(&self.in_use).take();
         drop(ended);
@@ -255,18 +276,143 @@ impl MemoryRange {
 
 impl Drop for MemoryRange {
     fn drop(&mut self) {
-        // In a forked child the locks may be held for ever.
+        // A thread that is just taking pages of it frees it then, and tells nobody. In a forked child the lock may be held for
+        // ever.
         if !process::is_forked() {
-            let _ = free(&self.held, None, Ends::Dropped);
+            self.held.listeners.remove_all();
         }
     }
+}
+
+/// Pages of a range: bytes of it, or numbers of pages.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum RangePages<'a> {
+    /// Bytes from the range's start, both multiples of its page size.
+    Bytes(Range<u64>),
+    /// Numbers of pages, in any order; one that is named twice counts once.
+    Numbers(&'a [u32]),
+}
+
+impl From<Range<u64>> for RangePages<'_> {
+    fn from(bytes: Range<u64>) -> Self {
+        Self::Bytes(bytes)
+    }
+}
+
+impl<'a> From<&'a [u32]> for RangePages<'a> {
+    fn from(numbers: &'a [u32]) -> Self {
+        Self::Numbers(numbers)
+    }
+}
+
+impl<'a, const N: usize> From<&'a [u32; N]> for RangePages<'a> {
+    fn from(numbers: &'a [u32; N]) -> Self {
+        Self::Numbers(numbers)
+    }
+}
+
+impl<'a> From<&'a Vec<u32>> for RangePages<'a> {
+    fn from(numbers: &'a Vec<u32>) -> Self {
+        Self::Numbers(numbers)
+    }
+}
+
+impl RangePages<'_> {
+    /// Returns the numbers of the pages in order, each once.
+    fn sorted(&self, count: u32, page_bytes: u64) -> Result<Vec<u32>> {
+        let mut sorted: Vec<_> = self.listed(count, page_bytes)?.collect();
+        if !sorted.is_sorted_by(|one, next| one < next) {
+            sorted.sort_unstable();
+            sorted.dedup();
+        }
+        Ok(sorted)
+    }
+
+    /// Returns each page in the order given, as often as it is named.
+    fn listed(&self, count: u32, page_bytes: u64) -> Result<impl Iterator<Item = u32> + Clone> {
+        let (row, numbers): (_, &[u32]) = match self {
+            Self::Bytes(bytes) => {
+                check_bytes(bytes, count, page_bytes)?;
+                ((bytes.start / page_bytes) as u32..(bytes.end / page_bytes) as u32, &[])
+            }
+            Self::Numbers(numbers) => {
+                // Without an early end, several are compared at once.
+                if !numbers.iter().fold(true, |are_there, page| are_there & (*page < count)) {
+                    let page = numbers.iter().max().unwrap_or(&count);
+                    return Err(Error::invalid_value(format!(
+                        "the range has {count} pages and no page {page}: give numbers below {count}"
+                    )));
+                }
+                (0..0, numbers)
+            }
+        };
+        Ok(row.chain(numbers.iter().copied()))
+    }
+}
+
+fn check_bytes(bytes: &Range<u64>, count: u32, page_bytes: u64) -> Result<()> {
+    let Range { start, end } = *bytes;
+    let nbytes = u64::from(count) * page_bytes;
+    if start.is_multiple_of(page_bytes) && end.is_multiple_of(page_bytes) && start <= end && end <= nbytes {
+        return Ok(());
+    }
+    Err(Error::invalid_value(format!(
+        "bytes {start} to {end} are not whole pages of the range: give multiples of its page size, {page_bytes} bytes, of which \
+         it has {count}, {nbytes} bytes together"
+    )))
+}
+
+/// Refuses pools that can have no ranges.
+fn refuse_pool(pool: &Pool) -> Result<()> {
+    process::refuse_forked()?;
+    if pool.is_closed() {
+        return Err(closed(pool));
+    }
+    let Some(reason) = why_fixed(pool, "have ranges") else { return Ok(()) };
+    let (label, device) = (pool.label(), pool.memory.location);
+    Err(Error::unavailable(format!("pool {label} on {device} has no memory ranges: {reason}")))
+}
+
+/// Returns why a pool's memory does not come and go page by page, if so, for a pool that is to do what needs that.
+pub(crate) fn why_fixed(pool: &Pool, purpose: &str) -> Option<String> {
+    if pool.has_fixed_segments() {
+        Some(format!(
+            "its segments stay where they are, for they may be registered elsewhere or came from its own allocator. Leave out \
+             allocator, segments and no_split for a pool that is to {purpose}"
+        ))
+    } else if !pool.source().is_pages() || pool.source().has_segments() {
+        Some("that needs virtual memory management, which the device or its driver does not have".to_owned())
+    } else {
+        None
+    }
+}
+
+/// Refuses sizes that are no whole pages.
+fn refuse_sizes(nbytes: u64, page_bytes: u64) -> Result<()> {
+    if page_bytes == 0 || !page_bytes.is_multiple_of(PAGE) {
+        return Err(Error::invalid_value(format!(
+            "a page of {page_bytes} bytes is no multiple of {PAGE} bytes, which physical memory is mapped by: give one"
+        )));
+    }
+    if nbytes == 0 || !nbytes.is_multiple_of(page_bytes) {
+        return Err(Error::invalid_value(format!(
+            "a range of {nbytes} bytes has no whole pages of {page_bytes} bytes: give a multiple of that"
+        )));
+    }
+    Ok(())
+}
+
+/// Returns the stream that a call names, which must be one that can use the range.
+fn named<'a>(range: &HeldRange, stream: Option<&'a Stream>) -> Result<Option<NamedStream<'a>>> {
+    range.refuse_stream(stream)?;
+    stream.map(NamedStream::of).transpose()
 }
 
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use crate::MemPool;
-    use crate::memory::range::page_table::{PagePhase, RangeLife};
 
     #[test]
     fn a_call_that_freed_pages_succeeds_though_one_of_them_is_not_where_it_was() -> Result<()> {
@@ -275,31 +421,13 @@ mod tests {
         let range = pool.reserve_range(4 * PAGE, PAGE)?;
         range.commit(&[1, 3], &stream, CommitOptions::default())?;
         for lost in [0, 2] {
-            let mut table = lock(&range.held.table);
-            table.pages[lost].phase = PagePhase::Committed;
-            table.committed += 1;
+            lock(&range.held.table).put(lost, PageState::committed(0, None));
         }
         range.decommit(&[0, 1], None)?;
         assert_eq!(range.committed_bytes()?, 2 * PAGE);
         range.free(None)?;
         pool.trim()?;
         assert_eq!(pool.stats()?.reserved_bytes, 0);
-        Ok(())
-    }
-
-    #[test]
-    fn of_two_calls_that_find_a_dropped_range_theirs_to_free_one_does() -> Result<()> {
-        let device = crate::device(0)?;
-        let pool = MemPool::builder().device(device).build()?;
-        let range = pool.reserve_range(4 * PAGE, PAGE)?;
-        let freeing = range.held.begin(&[], |table, _| {
-            table.life = RangeLife::Freed;
-            Ok(Vec::new())
-        })?;
-        assert!(range.held.begin_end(&[], |_, _| Ok(vec![0]))?.is_none());
-        assert_eq!(lock(&range.held.table).life, RangeLife::Freed);
-        drop(freeing);
-        lock(&range.held.memory().space).let_go(range.held.run);
         Ok(())
     }
 }

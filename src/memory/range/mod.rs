@@ -6,21 +6,16 @@
 //! range's. Committed again before that, it is taken back where it is. So no call waits for the GPU while there is
 //! memory, and limits, statistics, snapshots and sleep need to know nothing of ranges.
 //!
-//! `page_table.rs` has the state of each page. A page that a call commits or decommits is busy meanwhile, and other calls
-//! wait for it; no lock is held during a driver call.
+//! `page_table.rs` has the state of each page. A page that a call commits, decommits or takes is busy meanwhile: the call has its
+//! state until it ends (`BusyPages`), and other calls wait for it; no lock is held during a driver call.
 
 mod commit;
-mod decommit;
 mod discard;
 mod held_range;
 mod memory_range;
-mod page_set;
 mod page_table;
-mod pins;
 mod prepare;
-mod refusal;
 
 pub use discard::DiscardGuard;
-pub(crate) use memory_range::reserve_range;
-pub use memory_range::{CommitOptions, MemoryRange};
-pub use page_set::RangePages;
+pub use memory_range::{CommitOptions, MemoryRange, RangePages};
+pub(crate) use memory_range::{reserve_range, why_fixed};

@@ -3,13 +3,13 @@
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::error::{Error, Result};
 use crate::ids::{Device, MemoryLocation};
 use crate::memory::cache::{
-    DeviceCaches, EventCallback, Heap, HeapBlock, MemoryAction, MemoryEvent, RecordedGuard, Service, StreamCache,
-    each_event, events, is_recorded, note_snapshot, observe,
+    DeviceCaches, EventCallback, Heap, HeapBlock, MemoryAction, MemoryEvent, RecordedGuard, ServingCache, each_event,
+    events, is_recorded, note_snapshot, observe,
 };
 use crate::memory::device::DeviceMemory;
 use crate::memory::pool::{Pool, PoolId};
@@ -81,8 +81,8 @@ fn segments(frozen: &Frozen) -> Vec<SegmentView> {
 }
 
 /// Returns the view of gapless memory, without blocks.
-pub(super) fn segment_view(cache: &StreamCache, heap: &Heap, pool: &Pool, range: Range<u64>) -> SegmentView {
-    let memory = cache.memory;
+pub(super) fn segment_view(cache: &ServingCache, heap: &Heap, range: Range<u64>) -> SegmentView {
+    let (memory, pool) = (cache.memory, cache.pool());
     SegmentView {
         location: memory.location,
         address: memory.address(range.start),
@@ -113,16 +113,13 @@ pub(super) fn block_view(memory: &DeviceMemory, recorded: &RecordedGuard<'_>, bl
 }
 
 fn segments_of(FrozenCache { cache, recorded, heap }: &FrozenCache) -> Vec<SegmentView> {
-    let views = |service: &Service| {
-        let view = |span: Vec<HeapBlock>| {
-            let start = span.first()?.start;
-            let range = start..start + span.iter().map(|block| block.size).sum::<u64>();
-            let blocks = span.into_iter().map(|block| block_view(cache.memory, recorded, block)).collect();
-            Some(SegmentView { blocks, ..segment_view(cache, heap, &service.pool, range) })
-        };
-        heap.views(&cache.memory.pages).into_iter().filter_map(view).collect()
+    let view = |span: Vec<HeapBlock>| {
+        let start = span.first()?.start;
+        let range = start..start + span.iter().map(|block| block.size).sum::<u64>();
+        let blocks = span.into_iter().map(|block| block_view(cache.memory, recorded, block)).collect();
+        Some(SegmentView { blocks, ..segment_view(cache, heap, range) })
     };
-    cache.look_at_service(views).unwrap_or_default()
+    heap.views(&cache.memory.pages).into_iter().filter_map(view).collect()
 }
 
 pub(in crate::memory) fn segments_of_pool(pool: &Pool) -> Vec<SegmentView> {
@@ -130,7 +127,7 @@ pub(in crate::memory) fn segments_of_pool(pool: &Pool) -> Vec<SegmentView> {
 }
 
 /// Returns the serving caches of a device, or of all.
-pub(super) fn caches(device: Option<Device>) -> Vec<&'static StreamCache> {
+pub(super) fn caches(device: Option<Device>) -> Vec<Arc<ServingCache>> {
     let wanted = DeviceCaches::all().filter(|caches| device.is_none_or(|device| caches.memory.location == device));
     wanted.flat_map(|caches| caches.pools.serving()).collect()
 }
@@ -216,12 +213,12 @@ pub(crate) fn live_block(address: u64) -> Result<(SegmentView, BlockView)> {
     serve::check_live(block)?;
     let cache = block.cache;
     let heap = cache.lock_by_mutex();
-    let found = heap.live_block(&cache.memory.pages, block.offset).zip(cache.service());
-    let Some(((block, segment), service)) = found else {
+    let found = heap.live_block(&cache.memory.pages, block.offset).zip(cache.serving());
+    let Some(((block, segment), of)) = found else {
         return Err(Error::invalid_value(format!("the block at {address:#x} was freed meanwhile by another thread")));
     };
     let recorded = cache.recording.lock();
-    let segment = segment_view(cache, &heap, &service.pool, segment);
+    let segment = segment_view(&of, &heap, segment);
     let mut found = block_view(cache.memory, &recorded, block);
     // It was held when it was looked up, even if another thread has recorded its free since.
     found.is_waiting = false;
@@ -254,7 +251,7 @@ pub(in crate::memory) fn block_around(address: u64) -> Result<(u64, u64)> {
 /// A cache in which nothing is allocated or freed as long as this lives.
 #[derive(Debug)]
 pub(in crate::memory) struct FrozenCache {
-    pub(in crate::memory) cache: &'static StreamCache,
+    pub(in crate::memory) cache: Arc<ServingCache>,
     pub(in crate::memory) recorded: RecordedGuard<'static>,
     pub(in crate::memory) heap: OwnerGuard<'static, Heap>,
 }
@@ -267,6 +264,8 @@ pub(in crate::memory) struct Frozen {
     pub(in crate::memory) time: u64,
     /// Only its holder locks two caches at once, so that no threads wait in a circle.
     _alone: MutexGuard<'static, ()>,
+    /// Dropped after the locks: the last name of a cache that has ended drops its stream.
+    named: Vec<Arc<ServingCache>>,
 }
 
 static ALONE: Mutex<()> = Mutex::new(());
@@ -274,25 +273,23 @@ static ALONE: Mutex<()> = Mutex::new(());
 impl Frozen {
     /// Freezes the caches of a pool.
     pub(in crate::memory) fn of(pool: &Pool) -> Self {
-        let mut frozen = Self::new(|| DeviceCaches::caches_of(pool));
-        // A cache begins no other service while its heap is locked.
-        frozen.caches.retain(|frozen| frozen.cache.serves_pool(pool.number));
-        frozen
+        Self::new(|| DeviceCaches::caches_of(pool))
     }
 
     /// Freezes the caches that `list` returns, also those made meanwhile.
-    pub(in crate::memory) fn new(list: impl Fn() -> Vec<&'static StreamCache>) -> Self {
+    pub(in crate::memory) fn new(list: impl Fn() -> Vec<Arc<ServingCache>>) -> Self {
         let alone = lock(&ALONE);
-        let mut frozen = Self { caches: Vec::new(), time: 0, _alone: alone };
+        let mut frozen = Self { caches: Vec::new(), time: 0, _alone: alone, named: Vec::new() };
         let mut known = HashSet::new();
         loop {
             let before = frozen.caches.len();
             for cache in list() {
-                if known.insert(std::ptr::from_ref(cache)) {
+                if known.insert(Arc::as_ptr(&cache)) {
                     // By the mutex, also for this thread's own caches: as the owner it would block threads that only
                     // read its cache.
-                    let heap = cache.lock_by_mutex();
-                    frozen.caches.push(FrozenCache { cache, recorded: cache.recording.lock(), heap });
+                    let (heap, recorded) = (cache.cache.lock_by_mutex(), cache.cache.recording.lock());
+                    frozen.named.push(Arc::clone(&cache));
+                    frozen.caches.push(FrozenCache { cache, recorded, heap });
                 }
             }
             if frozen.caches.len() == before {

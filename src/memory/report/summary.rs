@@ -79,8 +79,8 @@ impl PoolSummary {
             stats.asleep_bytes += asleep;
 
             let address = cache.stream_address();
-            let role = cache.look_at_service(|service| service.role);
-            let (is_feed, is_ranges) = (role.is_some_and(Role::is_feed), role == Some(Role::Ranges));
+            let role = cache.service.role;
+            let (is_feed, is_ranges) = (role.is_feed(), role == Role::Ranges);
             let of_none = StreamStats { stream: address, is_feed, is_ranges, ..Default::default() };
             let stream = streams.entry((address, is_ranges)).or_insert(of_none);
             let live = counts.now[ALL];

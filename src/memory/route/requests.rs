@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::routes::{Destination, GivenPool, destination};
 use crate::error::Result;
-use crate::memory::cache::{self, CacheKey, Counts, DeviceCaches, Found, GivenKey, Order, Service, StreamCache};
+use crate::memory::cache::{self, CacheKey, DeviceCaches, Found, GivenKey, Order, Service, ServingCache, StreamCache};
 use crate::memory::pool::{self, Role};
 use crate::memory::serve::{Allocation, Miss, device_caches, end_abandoned};
 use crate::observe::delivery::Delivery;
@@ -48,7 +48,7 @@ pub(crate) fn allocate(bytes: u64, order: &impl Order) -> Result<Allocation> {
 }
 
 /// Allocates on the stream from the cache of the thread's last request for one pool, if that matches, nothing is out of
-/// the ordinary, and its service goes on.
+/// the ordinary, and the cache has not ended.
 #[inline]
 pub(crate) fn allocate_as_last(bytes: u64, stream: &Stream, given: GivenKey) -> Option<Result<Allocation>> {
     let found = cache::last_given(stream, given).filter(|_| process::state().is_plain())?;
@@ -95,9 +95,9 @@ fn take_slowly(bytes: u64, order: &impl Order) -> Result<AllocationAttempt> {
 
 #[inline]
 fn take(found: Found, bytes: u64) -> AllocationAttempt {
-    match found.cache.allocate_block(found, bytes) {
+    match found.cache.allocate_block(found.thread, bytes) {
         Some(offset) => AllocationAttempt::Ready(Allocation { cache: found.cache, offset }),
-        None => AllocationAttempt::Miss(Miss { cache: found.cache, service: found.service, bytes }),
+        None => AllocationAttempt::Miss(Miss::new(found.cache, bytes)),
     }
 }
 
@@ -143,7 +143,7 @@ fn find_now(order: &impl Order, given: Option<&GivenPool>, state: ProcessState) 
     let named = stream.filter(|_| !role.is_captured());
     let stream_id = named.map_or(Ok(0), id_of)?;
     let key = CacheKey { location, pool, role, stream: order.address(), stream_id };
-    let (cache, service) = match cache::known(key)? {
+    let cache = match cache::known(key)? {
         Some(known) => known,
         None => {
             let caches = device_caches(location)?;
@@ -154,13 +154,13 @@ fn find_now(order: &impl Order, given: Option<&GivenPool>, state: ProcessState) 
             end_abandoned(caches, thread);
             cache::forget_some(thread)?;
             let found = acquire(caches, thread, destination, stream, stream_id)?;
-            cache::add(key, found)?;
-            found
+            cache::add(&found)?;
+            found.cache
         }
     };
     // After the thread knows the cache, so that the thread's end gives it up.
     cache.adopt(thread);
-    Ok((key, Found { cache, service, thread }))
+    Ok((key, Found { cache, thread }))
 }
 
 /// Returns the number by which a stream's services are told from those of earlier ones at its address: 0 for a lasting one,
@@ -173,25 +173,24 @@ fn id_of(stream: &Stream) -> Result<u64> {
     Ok(stream.id()?.unwrap_or_else(last))
 }
 
-/// Returns a cache with this service, old or new, and the service's number.
+/// Returns the cache for a destination and a stream, old or new.
 fn acquire(
     caches: &'static DeviceCaches,
     thread: ThisThread,
     destination: Option<Destination>,
     stream: Option<&Stream>,
     stream_id: u64,
-) -> Result<(&'static StreamCache, u64)> {
+) -> Result<Arc<ServingCache>> {
     let (pool, role) = match destination {
         Some(Destination { pool, role }) => (pool, role),
         None => (Arc::clone(caches.default_pool()?), Role::Requests),
     };
     let identity = stream.map(|stream| StreamIdentity::numbered(stream, Some(stream_id)));
-    let service = Service { number: 0, pool, stream: stream.map(Stream::kept), identity, role };
+    let service = Service { pool, stream: stream.map(Stream::kept), identity, role };
     loop {
-        for cache in DeviceCaches::caches_on(&service.pool, service.address()) {
-            if let Some(number) = cache.number_of(&service) {
-                return Ok((cache, number));
-            }
+        let mut same = DeviceCaches::caches_on(&service.pool, service.address()).into_iter();
+        if let Some(cache) = same.find(|cache| cache.is_for(&service)) {
+            return Ok(cache);
         }
         if let Some(made) = make(caches, thread, &service)? {
             return Ok(made);
@@ -199,17 +198,13 @@ fn acquire(
     }
 }
 
-/// Makes a cache with this service; none if another thread has just made one.
-fn make(
-    caches: &'static DeviceCaches,
-    thread: ThisThread,
-    service: &Service,
-) -> Result<Option<(&'static StreamCache, u64)>> {
+/// Makes a cache for this service; none if another thread has just made one.
+fn make(caches: &'static DeviceCaches, thread: ThisThread, service: &Service) -> Result<Option<Arc<ServingCache>>> {
     let pool = &service.pool;
-    let (cache, number) = caches.table.begin(&caches.memory, service.clone())?;
-    let added = caches.pools.add_cache(pool, cache);
-    if added.is_some_and(|first| !std::ptr::eq(first, cache)) {
-        caches.table.end(cache);
+    let cache = caches.table.begin(&caches.memory, service.clone())?;
+    let added = caches.pools.add_cache(&cache);
+    if added.as_ref().is_some_and(|first| !Arc::ptr_eq(first, &cache)) {
+        DeviceCaches::end_if_empty(&cache);
         return Ok(None);
     }
     if caches.memory.live.begins_to_be_of_several() {
@@ -220,12 +215,9 @@ fn make(
     }
     // Read once the pool knows the cache, so that the call that closes it sees the cache, or this one sees the end.
     if added.is_none() || pool.is_closed() {
-        // Unless the pool's end did or will do it: other threads may have added memory to it meanwhile.
-        let is_over = || cache.end_if_empty(pool, thread) && caches.pools.remove_cache(pool, cache, Counts::default());
-        if added.is_none() || is_over() {
-            caches.table.end(cache);
-        }
+        // Unless the pool's end will do it: other threads may have added memory to it meanwhile.
+        DeviceCaches::end_if_empty(&cache);
         return Err(pool::closed(pool));
     }
-    Ok(Some((cache, number)))
+    Ok(Some(cache))
 }

@@ -15,7 +15,7 @@ use super::take::{AllocationRequest, Reach, other_pools};
 use super::trim::{leave_closed, settle, trim_pools};
 use crate::error::{Error, ErrorKind, Result};
 use crate::ids::Device;
-use crate::memory::cache::{DeviceCaches, StreamCache, ToDiscard};
+use crate::memory::cache::{DeviceCaches, ServingCache, ToDiscard};
 use crate::memory::device::{DeviceMemory, Moment, Patience, log_out};
 use crate::memory::pool::{self, Pool};
 use crate::memory::tuning::{A_FEW, MANY, PAGE, WAIT};
@@ -117,7 +117,7 @@ const STEPS: [(WaitsFor, Step); 27] = [
 /// What is left to a need that is larger than a limit, which a callback may raise.
 const BEYOND_A_LIMIT: [Step; 2] = [Step::OwnBlocks, Step::Callbacks];
 
-/// Finds memory for a need. None if the cache that asked for it has ended its service: then the need must start anew.
+/// Finds memory for a need. None if the cache that asked for it has ended: then the need must start anew.
 ///
 /// # Errors
 /// If nothing is left to try, that of a request that found no memory, or, without a request, the last refusal, for which
@@ -168,7 +168,7 @@ struct Acquisition<'a, R> {
 }
 
 impl<R> Acquisition<'_, R> {
-    /// Returns what the first step finds that finds anything; none if no step does or the cache has ended its service.
+    /// Returns what the first step finds that finds anything; none if no step does or the cache has ended.
     fn take_each(&mut self, steps: impl IntoIterator<Item = Step>) -> Result<Option<R>> {
         for step in steps {
             self.refuse_out_of_service()?;
@@ -220,7 +220,7 @@ impl<R> Acquisition<'_, R> {
     }
 
     fn has_ended(&self) -> bool {
-        self.need.request.is_some_and(|request| !request.cache.is_serving(request.service.number))
+        self.need.request.is_some_and(|request| request.has_ended())
     }
 
     /// Refuses a request to a pool that was closed or put to sleep, also meanwhile.
@@ -231,9 +231,7 @@ impl<R> Acquisition<'_, R> {
             return if pool.sleep.is_asleep() { Err(pool::asleep(pool)) } else { Ok(()) };
         }
         // Pages added since then leave again; a refusal of the driver is not this request's error.
-        if request.cache.serves_pool(pool.number) {
-            let _ = leave_closed(request.cache, request.thread);
-        }
+        let _ = leave_closed(request.cache, request.thread);
         Err(pool::closed(pool))
     }
 
@@ -299,7 +297,7 @@ impl<R> Acquisition<'_, R> {
     /// Waits for the streams of these pools' waiting blocks and pages. A refusal for another pool does not end this.
     fn wait_for(&self, pools: &[Arc<Pool>]) {
         for cache in pools.iter().flat_map(|pool| DeviceCaches::caches_of(pool)) {
-            let _ = settle(cache, ThisThread::get(), Patience::Wait);
+            let _ = settle(&cache, ThisThread::get(), Patience::Wait);
         }
         let _ = self.memory().end_retired(Patience::Wait);
     }
@@ -390,7 +388,7 @@ impl<R> Acquisition<'_, R> {
     /// Returns how many blocks of the device were taken and freed so far.
     fn traffic(&self) -> u64 {
         let caches = DeviceCaches::known(self.memory().location).map(|caches| caches.pools.serving());
-        let traffic = |cache: &StreamCache| {
+        let traffic = |cache: Arc<ServingCache>| {
             let counts = cache.lock(ThisThread::get()).counts();
             counts.allocations() + counts.frees()
         };

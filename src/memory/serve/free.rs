@@ -74,12 +74,12 @@ fn free_slowly(block: Allocation, on: Option<&Stream>) -> Result<()> {
     note_free(block, users.is_empty());
     if users.is_empty() {
         let own = own.filter(|_| cache.marks_work());
-        // Read while the block is live: afterwards the cache may serve another stream.
-        let marked = own.and_then(|own| Some((own, cache.service().filter(|service| service.is_of(own))?)));
+        // Named while the block is live: afterwards the cache may end, and be born again for another stream.
+        let marked = own.and_then(|own| Some((own, cache.serving().filter(|of| of.service.is_of(own))?)));
         cache.free(thread, offset).map_err(|reason| refuse(block, reason))?;
-        if let Some((own, service)) = marked {
+        if let Some((own, of)) = marked {
             // Without a mark the pages serve no other stream.
-            let _ = mark_work(cache, &service, own, thread);
+            let _ = mark_work(&of, own, thread);
         }
     } else {
         wait_for(block, &users, thread, Some(thread))?;
@@ -270,8 +270,8 @@ pub(crate) fn allocate_at(address: u64, bytes: u64, stream: &Stream) -> Result<A
             cache.memory.location
         ))
     };
-    let service =
-        cache.service().filter(|_| !cache.is_lender()).ok_or_else(|| refused("the pool gave the memory up"))?;
+    let of = cache.serving().filter(|_| !cache.is_lender()).ok_or_else(|| refused("the pool gave the memory up"))?;
+    let service = &of.service;
     // A graph's memory is its graph's, whatever stream is named.
     let may_use = service.role.is_captured() || service.is_of(stream);
     if !may_use {
@@ -280,7 +280,7 @@ pub(crate) fn allocate_at(address: u64, bytes: u64, stream: &Stream) -> Result<A
     if service.pool.sleep.is_asleep() {
         return Err(pool::asleep(&service.pool));
     }
-    let allocated = cache.lock_in(&service, ThisThread::get()).and_then(|mut heap| {
+    let allocated = of.lock_awake().and_then(|mut heap| {
         // The page may have left the cache before the lock.
         let is_there = cache.has_block_at(block.offset);
         let offset = is_there.then(|| heap.allocate_at(&cache.memory.pages, block.offset, bytes)).flatten()?;

@@ -8,7 +8,7 @@ use super::extents::{Limit, PagePlacement, create, extent_pages, limit_reached};
 use super::segments::retire;
 use super::take::{AllocationRequest, FreeMemory, Giver, NotTaken, Reach, Taken, take_from};
 use crate::error::Result;
-use crate::memory::cache::{Company, Moved, NotAdded, Portion, ServingCache, StreamCache};
+use crate::memory::cache::{Company, Moved, NotAdded, Portion, ServingCache};
 use crate::memory::device::{
     BudgetClaim, DeviceMemory, EndingExtents, ExtentEnd, Mapping, Remains, Run, UNKNOWN, Until,
 };
@@ -37,7 +37,7 @@ pub(super) struct Growth<'a> {
 impl<'a> Growth<'a> {
     pub(super) fn new(request: &'a AllocationRequest, place: PagePlacement, company: Company) -> Self {
         let (gathered, created, mapped, replaced) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Self { request, memory: request.memory(), place, company, each: None, gathered, created, mapped, replaced }
+        Self { request, memory: request.memory, place, company, each: None, gathered, created, mapped, replaced }
     }
 
     fn pool(&self) -> &'a Arc<Pool> {
@@ -71,7 +71,7 @@ impl<'a> Growth<'a> {
     /// `ErrorKind::Library` if the driver does not record the work so far. The cache has them back.
     pub(super) fn add_own(&mut self, mappings: Vec<Mapping>) -> Result<()> {
         if !mappings.is_empty() {
-            let own = ServingCache::clone(self.request);
+            let own = Arc::clone(&self.request.of);
             self.gathered.push(Taken::after_work_so_far(own, mappings, self.request)?);
         }
         Ok(())
@@ -82,7 +82,7 @@ impl<'a> Growth<'a> {
         let Some(each) = self.each else { return };
         let memory = self.pool().supply.ready.take(each, self.missing_pages() / each);
         if !memory.is_empty() {
-            self.gathered.push(Taken { from: ServingCache::clone(self.request), memory, until: Until::at_once() });
+            self.gathered.push(Taken { from: Arc::clone(&self.request.of), memory, until: Until::at_once() });
         }
     }
 
@@ -98,7 +98,7 @@ impl<'a> Growth<'a> {
                     if self.missing_pages() == 0 || (!reach.waits && at_work >= 3 * A_FEW) {
                         return Ok(());
                     }
-                    match self.gather_from(reach, pool, cache)? {
+                    match self.gather_from(reach, &cache)? {
                         Some(NotTaken::Bare) => bare += 1,
                         Some(NotTaken::AtWork) => at_work += 1,
                         Some(NotTaken::Kept) | None => {}
@@ -111,7 +111,7 @@ impl<'a> Growth<'a> {
     }
 
     /// Takes free pages of one cache, or returns why there are none: at most those that are missing and a little more.
-    fn gather_from(&mut self, reach: &Reach, pool: &Pool, cache: &'static StreamCache) -> Result<Option<NotTaken>> {
+    fn gather_from(&mut self, reach: &Reach, cache: &Arc<ServingCache>) -> Result<Option<NotTaken>> {
         let missing = self.missing_pages();
         let slack = u64::from(self.place.taken.saturating_sub(self.gathered_pages() + missing)) * PAGE;
         let wanted = u64::from(missing) * PAGE;
@@ -120,7 +120,7 @@ impl<'a> Growth<'a> {
             None => Portion::Bytes { wanted, slack, kept: None },
         };
         let select = |heap: &mut _, _: &_| Some(cache.take_mappings(heap, portion)).filter(|taken| !taken.is_empty());
-        let taken = take_from(self.request, reach, Giver { cache, pool, least: 1, drops_slabs: true }, select)?;
+        let taken = take_from(self.request, reach, Giver { cache, least: 1, drops_slabs: true }, select)?;
         Ok(taken.map(|taken| self.gathered.push(taken)).err())
     }
 
@@ -279,7 +279,7 @@ impl FreeMemory for Vec<Mapping> {
         if !self.is_empty() {
             // SAFETY: these mappings were taken out of the cache, and `until` is all work on the stream that it served, or
             // on the device.
-            unsafe { from.memory().retire(Remains::released(self), until, &from.pool().supply) };
+            unsafe { from.memory.retire(Remains::released(self), until, &from.pool().supply) };
         }
         Ok(())
     }

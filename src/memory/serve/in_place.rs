@@ -2,6 +2,8 @@
 //! hands without a driver call, once the GPU is done with them, so this comes before any move, until the stream has as much
 //! as it has needed at its most.
 
+use std::sync::Arc;
+
 use super::take::{AllocationRequest, Giver, NotTaken, Reach, Taken, take_from};
 use crate::error::Result;
 use crate::memory::cache::{DeviceCaches, Moved, Portion, Service};
@@ -19,7 +21,7 @@ pub(super) fn serve_in_place(request: &AllocationRequest, reach: &Reach) -> Resu
         return Ok(None);
     }
     let (pool, needed) = (request.pool(), request.needed().max(PAGE));
-    let Some(mut heap) = request.lock() else { return Ok(None) };
+    let Some(mut heap) = request.lock_awake() else { return Ok(None) };
     let lacking = heap.note_need(needed);
     drop(heap);
     // Others would have to create what this one gets beyond its need, while its own free pages are out of their reach.
@@ -27,14 +29,14 @@ pub(super) fn serve_in_place(request: &AllocationRequest, reach: &Reach) -> Resu
         return Ok(None);
     }
     let mut others = DeviceCaches::numbered(pool, &pool.ledger.with_pages(MANY));
-    others.retain(|cache| !std::ptr::eq(*cache, request.cache));
+    others.retain(|cache| !Arc::ptr_eq(cache, &request.of));
     if others.is_empty() {
         return Ok(None);
     }
-    let _moving = request.memory().under_way.begin();
+    let _moving = request.memory.under_way.begin();
     let mut at_work = 0;
-    for cache in others {
-        let giver = Giver { cache, pool, least: needed, drops_slabs: false };
+    for cache in &others {
+        let giver = Giver { cache, least: needed, drops_slabs: false };
         // The addresses of a range's pages are the range's.
         let select = |heap: &mut _, service: &Service| {
             let is_of_range = service.role == Role::Ranges;
@@ -61,6 +63,6 @@ fn hand_over(request: &AllocationRequest, row: Taken<Vec<Mapping>>) -> Option<u6
         let _ = row.put_back();
         return None;
     };
-    row.until.recycle(&request.memory().events);
+    row.until.recycle(&request.memory.events);
     offset
 }

@@ -23,40 +23,39 @@ use crate::memory::pool::{Pool, Role};
 use crate::observe::delivery::Delivery;
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::observe::target::MEMORY;
-use crate::sync::ThisThread;
 
 /// A request that found no free block in its cache. [`Miss::serve`] continues it on the same thread.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 #[must_use = "nothing is allocated before it is served"]
 pub(crate) struct Miss {
-    pub(in crate::memory) cache: &'static StreamCache,
-    /// The number of the service that the cache was in.
-    pub(in crate::memory) service: u64,
-    pub(in crate::memory) bytes: u64,
+    /// None if it has ended. What is called on the way may have the thread forget it.
+    cache: Option<Arc<ServingCache>>,
+    bytes: u64,
 }
 
 impl Miss {
-    /// Continues the request on the thread that made it. None if the cache serves another pool or stream by now: then
-    /// the request must start anew.
+    /// Makes the miss of a request to a cache that the thread knows.
+    #[cold]
+    pub(in crate::memory) fn new(cache: &StreamCache, bytes: u64) -> Self {
+        Self { cache: cache.serving(), bytes }
+    }
+
+    /// Continues the request on the thread that made it. None if the cache has ended: then the request must start anew.
     ///
     /// # Errors
     /// `ErrorKind::OutOfMemory` once nothing is left to try; `ErrorKind::InvalidValue` for 0 bytes, or if the pool has
     /// ended; any other refusal of the driver.
     #[cold]
-    pub(in crate::memory) fn serve(self) -> Result<Option<Allocation>> {
-        let Self { cache, service: number, bytes } = self;
+    pub(in crate::memory) fn serve(&self) -> Result<Option<Allocation>> {
+        let Self { cache, bytes } = self;
         let _delivery = Delivery::at_end();
         let _stack = hold_stack(Purpose::Allocation);
-        if bytes == 0 {
+        if *bytes == 0 {
             return Err(Error::invalid_value("an allocation of 0 bytes has no address"));
         }
-        let is_serving = |service: &Service| service.number == number && cache.is_serving(number);
-        let found = match cache.service().filter(is_serving) {
-            Some(service) => {
-                let of = ServingCache { cache, service, thread: ThisThread::get() };
-                acquire_block(&AllocationRequest::new(of, bytes))
-                    .inspect_err(|error| info!(target: MEMORY, "{error}"))?
-            }
+        let found = match cache {
+            Some(cache) => acquire_block(&AllocationRequest::new(Arc::clone(cache), *bytes))
+                .inspect_err(|error| info!(target: MEMORY, "{error}"))?,
             None => None,
         };
         if found.is_none() {
@@ -68,7 +67,7 @@ impl Miss {
 
 fn acquire_block(request: &AllocationRequest) -> Result<Option<Allocation>> {
     let (pool, bytes) = (request.pool(), request.bytes);
-    if bytes > request.memory().total.min(BLOCK_BYTES_MAX) {
+    if bytes > request.memory.total.min(BLOCK_BYTES_MAX) {
         note(pool, request.cache.stream_address(), bytes);
         let refused = Error::no_memory(GPUPOOL, "No device has that many bytes: request less");
         return Err(no_memory_left(pool, bytes, refused));
@@ -119,9 +118,9 @@ fn block_of_others(request: &AllocationRequest, reach: &Reach) -> Result<Option<
     if service.pool.budget().limit().is_none() && !service.pool.keeps_segments() {
         pools.extend(other_pools(&service.pool, Pool::helps_others));
     }
-    for (cache, other) in pools.iter().flat_map(|pool| DeviceCaches::services_of(pool)) {
-        if other.role == Role::Requests
-            && let Some(found) = block_of(request, reach, cache, &other.pool)?
+    for other in pools.iter().flat_map(|pool| DeviceCaches::caches_of(pool)) {
+        if other.service.role == Role::Requests
+            && let Some(found) = block_of(request, reach, &other)?
         {
             return Ok(Some(found));
         }
@@ -130,12 +129,8 @@ fn block_of_others(request: &AllocationRequest, reach: &Reach) -> Result<Option<
 }
 
 /// Returns a free block of another cache, which is reused there once the request's stream is done with it.
-fn block_of(
-    request: &AllocationRequest,
-    reach: &Reach,
-    cache: &'static StreamCache,
-    pool: &Pool,
-) -> Result<Option<Allocation>> {
+fn block_of(request: &AllocationRequest, reach: &Reach, of: &Arc<ServingCache>) -> Result<Option<Allocation>> {
+    let cache = of.cache;
     let _moving = cache.memory.under_way.begin();
     // Not of another pool that is about to sleep.
     let select = |heap: &mut Heap, other: &Service| {
@@ -151,7 +146,7 @@ fn block_of(
         }
         Some(FreeBlock(offset))
     };
-    let giver = Giver { cache, pool, least: request.bytes, drops_slabs: false };
+    let giver = Giver { cache: of, least: request.bytes, drops_slabs: false };
     let Ok(taken) = take_from(request, reach, giver, select)? else { return Ok(None) };
     let offset = taken.memory.0;
     if let Some(stream) = &request.service.stream

@@ -51,7 +51,7 @@ impl<T> Grown<T> {
 /// # Errors
 /// One for which [`is_no_memory`] holds if there is not enough; any other refusal of the driver. Everything is then as it was.
 pub(super) fn grow_by_pages(request: &AllocationRequest, reach: &Reach) -> Result<Grown> {
-    let _moving = request.memory().under_way.begin();
+    let _moving = request.memory.under_way.begin();
     match grow_beside(request, reach, Beside::Counts)? {
         // Other threads may take what is free beside the new pages, again and again.
         Grown::TakenAway => grow_beside(request, reach, Beside::CountsNot),
@@ -60,11 +60,11 @@ pub(super) fn grow_by_pages(request: &AllocationRequest, reach: &Reach) -> Resul
 }
 
 fn grow_beside(request: &AllocationRequest, reach: &Reach, beside: Beside) -> Result<Grown> {
-    let (cache, pool, memory, bytes) = (request.cache, request.pool(), request.memory(), request.bytes);
+    let (cache, pool, memory, bytes) = (request.cache, request.pool(), request.memory, request.bytes);
     let activity = Activity::begin_of(bytes, format_args!("grow memory pool"));
     let may_move = request.may_move()?;
     let (place, own, moved, company) = {
-        let Some(mut heap) = request.lock() else { return Ok(Grown::TakenAway) };
+        let Some(mut heap) = request.lock_awake() else { return Ok(Grown::TakenAway) };
         if reach.waits {
             heap.drop_empty_slabs(&memory.pages);
         }
@@ -107,7 +107,7 @@ fn grow_beside(request: &AllocationRequest, reach: &Reach, beside: Beside) -> Re
             if !may_move || moved == MovedPages::All {
                 return Err(error);
             }
-            if let Some(mut heap) = request.lock() {
+            if let Some(mut heap) = request.lock_awake() {
                 heap.move_again();
             }
             match grow_beside(request, reach, beside)? {
@@ -138,7 +138,7 @@ pub(super) fn fill(growth: &mut Growth<'_>, own: Vec<Mapping>, reach: &Reach, mo
 
 /// Serves the request from the new pages, and logs it.
 fn finish(growth: Growth<'_>, request: &AllocationRequest, activity: &Activity) -> Grown {
-    let (memory, pool, bytes) = (request.memory(), request.pool(), request.bytes);
+    let (memory, pool, bytes) = (request.memory, request.pool(), request.bytes);
     let (created, moved) = (Bytes(growth.created_bytes()), Bytes(growth.moved_bytes()));
     let offset = growth.finish();
     let (id, on, took, reserved) = (pool.id, memory.location, activity.took(), Bytes(pool.budget().reserved()));

@@ -229,7 +229,7 @@ pub(in crate::memory) fn close_pool(pool: &Arc<Pool>) -> Result<u64> {
 
 /// Has the caches of a pool that serves no more requests give back what is freed, without a driver call.
 fn close_caches(pool: &Pool) {
-    DeviceCaches::caches_of(pool).into_iter().for_each(|cache| cache.close(pool));
+    DeviceCaches::caches_of(pool).into_iter().for_each(|cache| cache.close());
 }
 
 /// Returns the memory, pools and caches of a device, or of a node of the host.

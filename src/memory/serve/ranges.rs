@@ -25,9 +25,9 @@ use crate::sync::{ThisThread, lock};
 /// # Errors
 /// `ErrorKind::OutOfMemory` if there is not enough; `ErrorKind::Asleep` or `ErrorKind::InvalidValue` if the pool fell
 /// asleep or was closed meanwhile; any other refusal of the driver. Nothing is mapped there then.
-pub(in crate::memory) fn commit_run(of: &ServingCache, run: Run, each: u32) -> Result<bool> {
+pub(in crate::memory) fn commit_run(of: &Arc<ServingCache>, run: Run, each: u32) -> Result<bool> {
     let _delivery = Delivery::at_end();
-    let (pool, request) = (of.pool(), AllocationRequest::new(of.clone(), run.bytes()));
+    let (pool, request) = (of.pool(), AllocationRequest::new(Arc::clone(of), run.bytes()));
     let take = |step, reach: &Reach| match step {
         Step::Pages => grow_at(&request, reach, run, each).map(Grown::Block),
         _ => Ok(Grown::Nothing),
@@ -45,7 +45,7 @@ fn out_of_service(pool: &Pool) -> Error {
 /// # Errors
 /// `Invalid` if one is not live.
 pub(in crate::memory) fn decommit_blocks(
-    cache: &'static StreamCache,
+    cache: &StreamCache,
     waiting: Waiting,
     thread: ThisThread,
 ) -> Result<(), Invalid> {
@@ -67,11 +67,11 @@ pub(in crate::memory) fn decommit_blocks(
 /// # Errors
 /// `ErrorKind::Library` if the driver refuses.
 pub(in crate::memory) fn release_places(of: &ServingCache, places: &[u64]) -> Result<()> {
-    let _moving = of.memory().under_way.begin();
-    let taken = of.lock().map(|mut heap| of.cache.take_mappings(&mut heap, Portion::At(places)));
+    let _moving = of.memory.under_way.begin();
+    let taken = of.lock_awake().map(|mut heap| of.cache.take_mappings(&mut heap, Portion::At(places)));
     // Free blocks wait for nothing.
     retire_extents(of.pool(), taken.unwrap_or_default());
-    of.memory().end_retired(Patience::Ask).map(drop)
+    of.memory.end_retired(Patience::Ask).map(drop)
 }
 
 /// Gives the driver what the device's pools have free at the addresses of ranges, so that those of freed ranges serve others.
@@ -82,7 +82,7 @@ pub(in crate::memory) fn free_places(memory: &DeviceMemory, patience: Patience) 
     let _ = memory.under_way.wait();
     for pool in caches.pools.all() {
         // What the driver refuses is tried again whenever memory is given back.
-        let _ = DeviceCaches::ranges_of(&pool).map(|cache| settle_and_retire(cache, &pool, thread, patience));
+        let _ = DeviceCaches::ranges_of(&pool).map(|cache| settle_and_retire(&cache, thread, patience));
     }
     let _ = memory.end_retired(patience);
 }
@@ -91,9 +91,8 @@ pub(in crate::memory) fn free_places(memory: &DeviceMemory, patience: Patience) 
 ///
 /// # Errors
 /// `ErrorKind::Unavailable` if there are too many caches; `ErrorKind::InvalidValue` if the pool is gone.
-pub(in crate::memory) fn ranges_cache(pool: &Arc<Pool>) -> Result<ServingCache> {
-    let cache = DeviceCaches::make_ranges_of(pool)?;
-    cache.and_then(|cache| ServingCache::of_pool(cache, pool, ThisThread::get())).ok_or_else(|| closed(pool))
+pub(in crate::memory) fn ranges_cache(pool: &Arc<Pool>) -> Result<Arc<ServingCache>> {
+    DeviceCaches::make_ranges_of(pool)?.ok_or_else(|| closed(pool))
 }
 
 /// Maps memory at held addresses where nothing is mapped, and makes each extent of `each` pages a live block of the
@@ -104,14 +103,14 @@ pub(in crate::memory) fn ranges_cache(pool: &Arc<Pool>) -> Result<ServingCache> 
 /// `ErrorKind::InvalidValue` if the pool fell asleep or was closed meanwhile; any other refusal of the driver. Nothing
 /// is mapped there then.
 fn grow_at(request: &AllocationRequest, reach: &Reach, run: Run, each: u32) -> Result<bool> {
-    let memory = request.memory();
+    let memory = request.memory;
     let _moving = memory.under_way.begin();
     if !lock(&memory.space).map_held(run) {
         return Ok(false);
     }
     let _activity = Activity::begin_of(request.bytes, format_args!("commit memory"));
     let of_each = Portion::Each { most: run.pages / each, pages: each };
-    let own = request.lock().map(|mut heap| request.cache.take_mappings(&mut heap, of_each));
+    let own = request.lock_awake().map(|mut heap| request.cache.take_mappings(&mut heap, of_each));
     let place = PagePlacement { first: run.first, pages: run.pages, taken: run.pages };
     let mut growth = Growth::new(request, place, Company::WithMany);
     growth.each = Some(each);

@@ -39,7 +39,7 @@ struct OfReserve(Vec<Run>);
 
 impl FreeMemory for OfReserve {
     fn put_back(self, from: &ServingCache, until: Until) -> Result<()> {
-        let left = match from.lock() {
+        let left = match from.lock_awake() {
             Some(mut heap) => from.cache.add_reserve(&mut heap, self.0),
             None => self.0,
         };
@@ -66,7 +66,7 @@ pub(super) fn serve_from_reserve(request: &AllocationRequest, reach: &Reach) -> 
     if needed > reserve.run.bytes() {
         return Ok(None);
     }
-    let _moving = request.memory().under_way.begin();
+    let _moving = request.memory.under_way.begin();
     let pages = needed.div_ceil(PAGE) as u32;
     if let Some(found) = take(request, reserve, reach, pages) {
         return Ok(Some(found));
@@ -80,7 +80,7 @@ pub(super) fn serve_from_reserve(request: &AllocationRequest, reach: &Reach) -> 
 /// Takes so many pages in a row for the request's cache, counting its own as free, and the block from them.
 fn take(request: &AllocationRequest, reserve: &Reserve, reach: &Reach, pages: u32) -> Option<u64> {
     let cache = request.cache;
-    let mut heap = request.lock()?;
+    let mut heap = request.lock_awake()?;
     if reach.waits {
         heap.drop_empty_slabs(&cache.memory.pages);
     }
@@ -102,7 +102,7 @@ fn collect(request: &AllocationRequest, reserve: &Reserve, reach: &Reach) -> Res
             let taken = cache.take_reserve(heap, reserve);
             (!taken.is_empty()).then_some(OfReserve(taken))
         };
-        let giver = Giver { cache, pool, least: PAGE, drops_slabs: false };
+        let giver = Giver { cache: &cache, least: PAGE, drops_slabs: false };
         let Ok(taken) = take_from(request, reach, giver, select)? else { continue };
         has_any = true;
         if taken.is_in_order_with(request) {
@@ -120,7 +120,7 @@ fn collect(request: &AllocationRequest, reserve: &Reserve, reach: &Reach) -> Res
 /// Takes a cache's free pages of its pool's reserve, to return them once the stream is done.
 pub(super) fn retire_reserve(of: &ServingCache) -> Result<()> {
     let Some(reserve) = of.pool().supply.reserve() else { return Ok(()) };
-    let memory = of.memory();
+    let memory = of.memory;
     let _moving = memory.under_way.begin();
     let taken = take_out(of, Patience::Ask, |heap| of.cache.take_reserve(heap, reserve))?;
     let Some((runs, until)) = taken else { return Ok(()) };

@@ -19,7 +19,7 @@ use crate::observe::Activity;
 use crate::observe::delivery::Delivery;
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::process;
-use crate::sync::{CallbackKind, ThisThread};
+use crate::sync::CallbackKind;
 
 /// Adds a segment of the pool's own source to the request's cache, and serves the request from it.
 ///
@@ -27,7 +27,7 @@ use crate::sync::{CallbackKind, ThisThread};
 /// What the source refuses, or the pool's limit, or the process's.
 pub(super) fn grow_by_segment(request: &AllocationRequest) -> Result<Grown> {
     let pool = request.pool();
-    let _moving = request.memory().under_way.begin();
+    let _moving = request.memory.under_way.begin();
     // Whole pages, so that small requests share one.
     let wanted = request.needed().next_multiple_of(PAGE);
     let activity = Activity::begin_of(wanted, format_args!("grow memory pool"));
@@ -35,7 +35,7 @@ pub(super) fn grow_by_segment(request: &AllocationRequest) -> Result<Grown> {
         request.add_and_allocate(start, wanted, Moved::default(), request.bytes)
     })?;
     let Some(offset) = added else { return Ok(Grown::TakenAway) };
-    let (id, device, took) = (pool.id, request.memory().location, activity.took());
+    let (id, device, took) = (pool.id, request.memory.location, activity.took());
     let (segment, reserved) = (Bytes(wanted), Bytes(pool.budget().reserved()));
     log_out(
         Level::Debug,
@@ -47,7 +47,7 @@ pub(super) fn grow_by_segment(request: &AllocationRequest) -> Result<Grown> {
 /// Makes a segment for a cache, which gets it by `add`, with its offset. Returns what that returns; none if the cache cannot
 /// have it.
 fn make_segment<R>(of: &ServingCache, bytes: u64, add: impl FnOnce(u64) -> Result<R, NotAdded>) -> Result<Option<R>> {
-    let (pool, memory, source, stream) = (of.pool(), of.memory(), of.pool().source(), of.service.stream.as_ref());
+    let (pool, memory, source, stream) = (of.pool(), of.memory, of.pool().source(), of.service.stream.as_ref());
     let start = claimed(pool, bytes, || {
         memory.range.count_driver_call();
         let address = supply(pool, || call_out(CallbackKind::Allocator, || source.allocate(bytes, stream)))?;
@@ -73,10 +73,9 @@ fn make_segment<R>(of: &ServingCache, bytes: u64, add: impl FnOnce(u64) -> Resul
 ///
 /// # Errors
 /// `ErrorKind::OutOfMemory` if there is not enough; any other refusal of the driver.
-pub(in crate::memory) fn warm_by_segments(cache: &'static StreamCache, bytes: u64, most: u64) -> Result<()> {
+pub(in crate::memory) fn warm_by_segments(cache: &StreamCache, bytes: u64, most: u64) -> Result<()> {
     let (largest, free) = cache.lock_by_mutex().free_bytes();
-    let Some(service) = cache.service().filter(|_| largest < bytes.min(most) || free < bytes) else { return Ok(()) };
-    let of = ServingCache { cache, service, thread: ThisThread::get() };
+    let Some(of) = cache.serving().filter(|_| largest < bytes.min(most) || free < bytes) else { return Ok(()) };
     let _delivery = Delivery::at_end();
     let _stack = hold_stack(Purpose::Allocation);
     let activity = Activity::begin_of(bytes, format_args!("warm memory pool"));
@@ -175,7 +174,7 @@ pub(super) unsafe fn retire(pool: &Pool, mut remains: Remains, mut until: Until)
 /// # Safety
 /// As for [`DeviceMemory::retire`].
 pub(super) unsafe fn retire_segment(of: &ServingCache, offset: u64, bytes: u64, until: Until) {
-    let (memory, stream) = (of.memory(), of.service.stream.clone());
+    let (memory, stream) = (of.memory, of.service.stream.clone());
     let address = memory.address(offset);
     memory.segments.remove(address, offset, bytes);
     // SAFETY: the caller's promise.

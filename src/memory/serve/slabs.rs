@@ -5,6 +5,8 @@
 //! lasting streams take part: their work is recorded when a slab is returned, which may be long after its last use.
 //! Pools begin to with many caches; captures never do, since a graph's memory is its own.
 
+use std::sync::Arc;
+
 use super::extents::is_no_memory;
 use super::in_place::serve_in_place;
 use super::pages::grow_by_pages;
@@ -24,7 +26,7 @@ pub(super) fn serve_from_empty_slabs(request: &AllocationRequest) -> Option<u64>
     if bytes <= SMALL_MAX || cache.is_lender() || !request.pool().source().is_pages() {
         return None;
     }
-    let mut heap = request.lock()?;
+    let mut heap = request.lock_awake()?;
     if !heap.drop_empty_slabs_at_times(&cache.memory.pages) {
         return None;
     }
@@ -39,7 +41,7 @@ pub(super) fn serve_from_empty_slabs(request: &AllocationRequest) -> Option<u64>
 pub(super) fn serve_from_lent_slab(request: &AllocationRequest, reach: &Reach) -> Result<Option<u64>> {
     let (cache, pool, bytes, search) = (request.cache, request.pool(), request.bytes, reach.search());
     let may_borrow = pool.source().is_pages() && request.service.may_borrow();
-    if !may_borrow || !request.lock().is_some_and(|heap| heap.borrows_for(bytes, search)) {
+    if !may_borrow || !request.lock_awake().is_some_and(|heap| heap.borrows_for(bytes, search)) {
         return Ok(None);
     }
     let _moving = cache.memory.under_way.begin();
@@ -53,20 +55,18 @@ pub(super) fn serve_from_lent_slab(request: &AllocationRequest, reach: &Reach) -
     if pool.is_closed() || pool.sleep.is_asleep() {
         return Ok(None);
     }
-    // A lender whose pool has ended may lend for another.
-    let Some(lending) = ServingCache::of_pool(lender, pool, request.thread) else { return Ok(None) };
     let lend = || {
-        let mut heap = lending.lock()?;
+        let mut heap = lender.lock_awake()?;
         let slab = heap.lend(&lender.memory.pages, bytes, cache.number)?;
-        record(lender, MemoryAction::SegmentUnmap, slab);
+        record(&lender, MemoryAction::SegmentUnmap, slab);
         Some(slab)
     };
     let mut slab = lend();
-    if slab.is_none() && settle(lender, request.thread, Patience::Ask)? {
+    if slab.is_none() && settle(&lender, request.thread, Patience::Ask)? {
         slab = lend();
     }
     if slab.is_none() && search == HeapSearch::AFew {
-        let (request, reach) = (AllocationRequest::new(lending.clone(), PAGE), Reach::of_pool(pool));
+        let (request, reach) = (AllocationRequest::new(Arc::clone(&lender), PAGE), Reach::of_pool(pool));
         let grown = match serve_in_place(&request, &reach) {
             Ok(None) => grow_by_pages(&request, &reach).map(drop),
             found => found.map(drop),
@@ -78,9 +78,9 @@ pub(super) fn serve_from_lent_slab(request: &AllocationRequest, reach: &Reach) -
         }
     }
     let Some(slab) = slab else { return Ok(None) };
-    let Some(mut heap) = request.lock() else {
+    let Some(mut heap) = request.lock_awake() else {
         // It was lent for no work.
-        take_back(lender, request.thread, slab, Until::at_once());
+        take_back(&lender, request.thread, slab, Until::at_once());
         return Ok(None);
     };
     heap.borrow(slab);
@@ -108,11 +108,11 @@ fn take_back(lender: &StreamCache, thread: ThisThread, slab: &'static Slab, unti
 
 /// Returns a cache's empty borrowed slabs to the lender, to be lent again once the work so far on its stream is done.
 pub(super) fn return_slabs(of: &ServingCache) -> Result<()> {
-    let ServingCache { cache, thread, .. } = *of;
+    let (cache, thread) = (of.cache, ThisThread::get());
     // From before any slab leaves the cache until all are the lender's.
     let _moving = cache.memory.under_way.begin();
     let returned = {
-        let Some(mut heap) = of.lock().filter(|heap| heap.has_borrowed()) else { return Ok(()) };
+        let Some(mut heap) = of.lock_awake().filter(|heap| heap.has_borrowed()) else { return Ok(()) };
         let returned = heap.take_borrowed();
         returned.iter().for_each(|slab| record(cache, MemoryAction::SegmentUnmap, slab));
         returned
@@ -120,12 +120,12 @@ pub(super) fn return_slabs(of: &ServingCache) -> Result<()> {
     let Some(lender) = DeviceCaches::lender_of(of.pool()) else { return Ok(()) };
     for slab in returned {
         // Recorded after they were taken, so that it is all work that used them.
-        take_back(lender, thread, slab, of.work_so_far_or_later());
+        take_back(&lender, thread, slab, of.work_so_far_or_later());
     }
     if !of.pool().is_closed() {
         return Ok(());
     }
     // Nothing else would give its pages back.
-    settle(lender, thread, Patience::Ask)?;
-    ServingCache::of_pool(lender, of.pool(), thread).map_or(Ok(()), |lender| retire_free(&lender, Patience::Ask))
+    settle(&lender, thread, Patience::Ask)?;
+    retire_free(&lender, Patience::Ask)
 }

@@ -71,7 +71,7 @@ impl Reach {
 
     /// Returns the caches of a pool that may have free pages, all if it waits, else a few that have published some; and how
     /// many of those are gone.
-    pub(super) fn caches_with_pages(&self, pool: &Pool) -> (Vec<&'static StreamCache>, usize) {
+    pub(super) fn caches_with_pages(&self, pool: &Pool) -> (Vec<Arc<ServingCache>>, usize) {
         if self.waits {
             return (DeviceCaches::caches_of(pool), 0);
         }
@@ -95,7 +95,7 @@ pub(super) fn other_pools(own: &Pool, is_meant: fn(&Pool) -> bool) -> impl Itera
 
 /// Free memory that can be taken out of a cache, and given back to it.
 pub(super) trait FreeMemory {
-    /// Puts it back into its cache, or gives it to its pool once `until` is done if that cache has ended its service.
+    /// Puts it back into its cache, or gives it to its pool once `until` is done if that cache has ended.
     ///
     /// # Errors
     /// `ErrorKind::Library` if the driver refuses to take back memory of a pool that is gone; the caller has lost it anyway.
@@ -105,8 +105,7 @@ pub(super) trait FreeMemory {
 /// What was taken out of a cache.
 #[derive(Debug)]
 pub(super) struct Taken<T> {
-    /// The cache, in its service then.
-    pub(super) from: ServingCache,
+    pub(super) from: Arc<ServingCache>,
     pub(super) memory: T,
     /// When the work that used it is done.
     pub(super) until: Until,
@@ -114,12 +113,12 @@ pub(super) struct Taken<T> {
 
 impl<T: FreeMemory> Taken<T> {
     /// Records the work so far that may use what was just taken. On a refusal the memory goes back.
-    pub(super) fn after_work_so_far(from: ServingCache, memory: T, request: &AllocationRequest) -> Result<Self> {
+    pub(super) fn after_work_so_far(from: Arc<ServingCache>, memory: T, request: &AllocationRequest) -> Result<Self> {
         match from.work_so_far(Some(&request.service)) {
             Ok(until) => Ok(Self { from, memory, until }),
             Err(error) => {
                 // Waits for all work if the driver does not record the stream's.
-                memory.put_back(&from, Until::recorded_later(from.memory().location.device()))?;
+                memory.put_back(&from, Until::recorded_later(from.memory.location.device()))?;
                 Err(error)
             }
         }
@@ -139,9 +138,7 @@ impl<T: FreeMemory> Taken<T> {
 /// A cache that something may be taken from.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Giver<'a> {
-    pub(super) cache: &'static StreamCache,
-    /// The pool that it must serve.
-    pub(super) pool: &'a Pool,
+    pub(super) cache: &'a Arc<ServingCache>,
     /// The unused bytes that it must have before its stream is queried.
     pub(super) least: u64,
     /// Whether its empty slabs are dropped now and then, also by a request that does not wait.
@@ -172,11 +169,13 @@ impl NotTaken {
 pub(super) fn take_from<T: FreeMemory>(
     request: &AllocationRequest,
     reach: &Reach,
-    Giver { cache, pool, least, drops_slabs }: Giver<'_>,
+    Giver { cache: from, least, drops_slabs }: Giver<'_>,
     select: impl FnOnce(&mut Heap, &Service) -> Option<T>,
 ) -> Result<std::result::Result<Taken<T>, NotTaken>> {
-    let from = ServingCache::of_pool(cache, pool, request.thread).filter(|_| !std::ptr::eq(cache, request.cache));
-    let Some(from) = from else { return Ok(Err(NotTaken::Kept)) };
+    let cache = from.cache;
+    if std::ptr::eq(cache, request.cache) {
+        return Ok(Err(NotTaken::Kept));
+    }
     // A look into a cache that this thread locks cheaply costs less than querying its stream.
     if cache.is_owned_by(request.thread) {
         let mut heap = cache.lock(request.thread);
@@ -185,7 +184,7 @@ pub(super) fn take_from<T: FreeMemory>(
             return Ok(Err(NotTaken::of(is_bare)));
         }
     }
-    let readiness = readiness(&from, request, reach)?;
+    let readiness = readiness(from, request, reach)?;
     let (memory, is_bare) = {
         let heap = match readiness {
             Readiness::Never => None,
@@ -207,9 +206,9 @@ pub(super) fn take_from<T: FreeMemory>(
     // Before any thread can have it.
     deliver();
     if let Readiness::Done { .. } = readiness {
-        return Ok(Ok(Taken { from, memory, until: Until::at_once() }));
+        return Ok(Ok(Taken { from: Arc::clone(from), memory, until: Until::at_once() }));
     }
-    let mut taken = Taken::after_work_so_far(from, memory, request)?;
+    let mut taken = Taken::after_work_so_far(Arc::clone(from), memory, request)?;
     if taken.is_in_order_with(request) {
         return Ok(Ok(taken));
     }
@@ -260,7 +259,7 @@ fn readiness(from: &ServingCache, request: &AllocationRequest, reach: &Reach) ->
             && service.pool.begin_marking_work()
         {
             // From now on, when memory is freed on the pool's foreign streams.
-            DeviceCaches::caches_of(&service.pool).into_iter().for_each(StreamCache::mark_work_if_foreign);
+            DeviceCaches::caches_of(&service.pool).iter().for_each(|cache| cache.mark_work_if_foreign());
         }
         let turnover = finished_turnover(cache)?;
         return Ok(turnover.map_or(Readiness::Never, |turnover| Readiness::Done { turnover }));
@@ -281,14 +280,11 @@ fn readiness(from: &ServingCache, request: &AllocationRequest, reach: &Reach) ->
 }
 
 /// Marks the work so far on a service's stream, which the caller names and so keeps alive, if its cache's free pages
-/// have changed since the last mark; nothing if that service has ended. A refusal leaves the old, outdated mark.
-pub(super) fn mark_work(cache: &StreamCache, service: &Service, stream: &Stream, thread: ThisThread) -> Result<()> {
+/// have changed since the last mark. A refusal leaves the old, outdated mark.
+pub(super) fn mark_work(cache: &ServingCache, stream: &Stream, thread: ThisThread) -> Result<()> {
     // Read first: what is freed after this is not in the mark.
     let turnover = {
         let mut heap = cache.lock(thread);
-        if !heap.is_in(service.number) {
-            return Ok(());
-        }
         if heap.live() == 0 {
             // The stream may be at its end, and nothing of it is to stay behind.
             heap.drop_empty_slabs(&cache.memory.pages);
@@ -312,8 +308,8 @@ pub(super) fn mark_work(cache: &StreamCache, service: &Service, stream: &Stream,
 /// Marks all work so far on the device, if the cache's free pages have changed since the last mark, unless that would
 /// spoil a known capture.
 fn mark_all_work(from: &ServingCache) -> Result<()> {
-    let (cache, memory) = (from.cache, from.memory());
-    let turnover = cache.lock(from.thread).turnover();
+    let (cache, memory) = (from.cache, from.memory);
+    let turnover = cache.lock(ThisThread::get()).turnover();
     if cache.last_work.turnover() == Some(turnover) {
         return Ok(());
     }
@@ -360,10 +356,11 @@ impl Allocation {
     }
 }
 
-/// A request of a cache in its service.
+/// A request of a cache, which may end meanwhile.
 #[derive(Debug)]
 pub(super) struct AllocationRequest {
-    of: ServingCache,
+    pub(super) of: Arc<ServingCache>,
+    pub(super) thread: ThisThread,
     pub(super) bytes: u64,
 }
 
@@ -376,8 +373,8 @@ impl Deref for AllocationRequest {
 }
 
 impl AllocationRequest {
-    pub(super) fn new(of: ServingCache, bytes: u64) -> Self {
-        Self { of, bytes }
+    pub(super) fn new(of: Arc<ServingCache>, bytes: u64) -> Self {
+        Self { of, thread: ThisThread::get(), bytes }
     }
 
     /// Returns how many bytes must be free in one piece for it.
@@ -403,11 +400,11 @@ impl AllocationRequest {
         Allocation { cache: self.cache, offset }
     }
 
-    /// Searches the cache's heap once for a free block, if it is still in the service.
+    /// Searches the cache's heap once for a free block.
     pub(super) fn search(&self, search: HeapSearch) -> Option<Allocation> {
-        let mut heap = self.lock()?;
+        let mut heap = self.lock_awake()?;
         if search == HeapSearch::Whole {
-            heap.drop_empty_slabs(&self.memory().pages);
+            heap.drop_empty_slabs(&self.memory.pages);
         }
         let offset = self.cache.allocate_locked(&mut heap, self.bytes, search)?;
         Some(self.allocation(offset))

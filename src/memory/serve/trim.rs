@@ -24,7 +24,7 @@ use crate::process;
 use crate::runtime::{self, RelaxedCapture, Stream};
 use crate::sync::ThisThread;
 
-/// Takes free memory out of a cache's heap. Returns it, and when all work that may use it is done; none if that service
+/// Takes free memory out of a cache's heap. Returns it, and when all work that may use it is done; none if the cache
 /// has ended, live graphs may use the memory, or the memory is segments whose work would have to be waited for with more
 /// patience, as callbacks are told of their end. Empty slabs are dropped before the work is recorded, since slots that are
 /// used and freed leave no trace in the heap.
@@ -36,7 +36,7 @@ pub(super) fn take_out<R>(
     patience: Patience,
     take: impl FnOnce(&mut Heap) -> R,
 ) -> Result<Option<(R, Until)>> {
-    let memory = of.memory();
+    let memory = of.memory;
     let turnover = {
         let Some(mut heap) = of.lock_to_take() else { return Ok(None) };
         heap.drop_empty_slabs(&memory.pages);
@@ -70,15 +70,9 @@ enum HowMuch {
 
 /// Frees the waiting blocks of a pool's cache whose streams are done, and takes all free memory out of it, also if the driver
 /// refuses the first.
-pub(super) fn settle_and_retire(
-    cache: &'static StreamCache,
-    pool: &Pool,
-    thread: ThisThread,
-    patience: Patience,
-) -> Result<()> {
+pub(super) fn settle_and_retire(cache: &ServingCache, thread: ThisThread, patience: Patience) -> Result<()> {
     let settled = settle_blocks(cache, thread, patience).map(drop);
-    let of = ServingCache::of_pool(cache, pool, thread);
-    settled.and(of.map_or(Ok(()), |of| retire_free(&of, patience)))
+    settled.and(retire_free(cache, patience))
 }
 
 /// Takes all free memory out of a cache, to go once the stream is done.
@@ -88,13 +82,13 @@ pub(super) fn retire_free(of: &ServingCache, patience: Patience) -> Result<()> {
 
 /// As [`retire_free`], for so much, and returns the bytes.
 fn retire_some(of: &ServingCache, how_much: HowMuch, patience: Patience) -> Result<u64> {
-    let (cache, pool, memory) = (of.cache, of.pool(), of.memory());
+    let (cache, pool, memory) = (of.cache, of.pool(), of.memory);
     // A sleeping pool has nothing to give.
     if pool.sleep.is_asleep() {
         return Ok(0);
     }
     {
-        let mut heap = cache.lock(of.thread);
+        let mut heap = cache.lock(ThisThread::get());
         // Most of thousands of streams may have nothing, and are not queried.
         if !heap.has_memory() {
             heap.move_again();
@@ -159,11 +153,13 @@ pub(in crate::memory) fn trim_some(pool: &Arc<Pool>, thread: ThisThread, wanted:
         gone = 0;
     }
     for cache in DeviceCaches::caches_of(pool) {
-        outcome = outcome.and(settle(cache, thread, Patience::Ask).map(drop));
-        let Some(of) = ServingCache::of_pool(cache, pool, thread).filter(|_| gone < wanted) else { continue };
+        outcome = outcome.and(settle(&cache, thread, Patience::Ask).map(drop));
+        if gone >= wanted {
+            continue;
+        }
         let all_fits = pool.source().has_segments() && cache.lock(thread).unused() <= most - gone;
         let how_much = if all_fits { HowMuch::All } else { HowMuch::Bytes { wanted: wanted - gone, slack } };
-        match retire_some(&of, how_much, Patience::Ask) {
+        match retire_some(&cache, how_much, Patience::Ask) {
             Ok(bytes) => gone += bytes,
             Err(error) => outcome = outcome.and(Err(error)),
         }
@@ -181,8 +177,7 @@ pub(crate) fn trim(pool: &Arc<Pool>, thread: ThisThread, patience: Patience) -> 
     let memory = pool.memory;
     let activity = Activity::begin(format_args!("trim memory pool"));
     let _delivery = Delivery::at_end();
-    let emptied =
-        DeviceCaches::caches_of(pool).into_iter().map(|cache| settle_and_retire(cache, pool, thread, patience));
+    let emptied = DeviceCaches::caches_of(pool).into_iter().map(|cache| settle_and_retire(&cache, thread, patience));
     let outcome = emptied.fold(Ok(()), Result::and);
     release_ready(pool);
     let_go_unneeded(pool, thread);
@@ -208,7 +203,7 @@ pub(in crate::memory) fn release_ready(pool: &Pool) {
 ///
 /// # Errors
 /// As [`settle_blocks`].
-pub(in crate::memory) fn settle(cache: &'static StreamCache, thread: ThisThread, patience: Patience) -> Result<bool> {
+pub(in crate::memory) fn settle(cache: &StreamCache, thread: ThisThread, patience: Patience) -> Result<bool> {
     let outcome = settle_blocks(cache, thread, patience);
     if matches!(outcome, Ok(true)) && cache.is_closing() {
         leave_closed(cache, thread)?;
@@ -232,10 +227,9 @@ pub(in crate::memory) fn trim_pools(
     sum_of_all(pools.iter().filter(|pool| is_meant(pool)).map(|pool| trim(pool, thread, patience)))
 }
 
-/// Gives back the pages of a closed pool's cache in which a block was freed, unless it serves another pool by now.
-pub(super) fn leave_closed(cache: &'static StreamCache, thread: ThisThread) -> Result<()> {
-    let Some(service) = cache.service().filter(|service| service.pool.is_closed()) else { return Ok(()) };
-    let of = ServingCache { cache, service, thread };
+/// Gives back the pages of a closed pool's cache in which a block was freed.
+pub(super) fn leave_closed(cache: &StreamCache, thread: ThisThread) -> Result<()> {
+    let Some(of) = cache.serving().filter(|of| of.pool().is_closed()) else { return Ok(()) };
     settle_blocks(cache, thread, Patience::Ask)?;
     retire_free(&of, Patience::Ask)?;
     let_go_unneeded(of.pool(), thread);
@@ -254,10 +248,10 @@ fn let_go_unneeded(pool: &Arc<Pool>, thread: ThisThread) {
     if pool.sleep.is_asleep() {
         let_go_asleep(pool, thread);
     }
-    let has_ended = |cache: &StreamCache| cache.end_if_empty(pool, thread);
+    let has_ended = |cache: Arc<ServingCache>| DeviceCaches::end_if_empty(&cache);
     let is_over = pool.life.stage() == Stage::Ended && !pool.sleep.keeps_memory();
     if is_over && DeviceCaches::caches_of(pool).into_iter().all(has_ended) {
-        DeviceCaches::remove_pool(pool, thread);
+        DeviceCaches::remove_pool(pool);
     }
 }
 
@@ -312,14 +306,13 @@ pub(super) fn settle_blocks(cache: &StreamCache, thread: ThisThread, patience: P
 
 /// Ends the abandoned caches without live blocks among the next few, and goes on while half of them are abandoned.
 pub(in crate::memory) fn end_abandoned(caches: &DeviceCaches, thread: ThisThread) {
-    let ends = |&cache: &&'static StreamCache| {
-        let Some(service) = cache.service() else { return false };
-        let is_abandoned = match service.stream.as_ref().and_then(Stream::clones) {
-            // Each cache holds one clone, and `service` another.
-            Some(clones) => clones == caches.pools.count_on(&service) + 1,
-            None => caches.pools.is_stream_gone(&service) || cache.marks_work() && is_bare(cache, thread),
+    let ends = |cache: &Arc<ServingCache>| {
+        let is_abandoned = match cache.service.stream.as_ref().and_then(Stream::clones) {
+            // Each cache holds one clone.
+            Some(clones) => clones == caches.pools.count_on(&cache.service),
+            None => caches.pools.is_stream_gone(&cache.service) || cache.marks_work() && is_bare(cache, thread),
         };
-        is_abandoned && end(caches, &ServingCache { cache, service, thread })
+        is_abandoned && end(cache, thread)
     };
     loop {
         let ended = caches.pools.next_serving(A_FEW).into_iter().filter(ends).count();
@@ -343,18 +336,12 @@ fn leave_memory(of: &ServingCache) -> Result<()> {
 }
 
 /// Takes a cache without memory out of its pool. False if it has live blocks or memory that the pool keeps.
-fn end(caches: &DeviceCaches, of: &ServingCache) -> bool {
-    let ServingCache { cache, ref service, thread } = *of;
+fn end(cache: &ServingCache, thread: ThisThread) -> bool {
     let is_idle = cache.waiting.is_empty() && cache.lock(thread).live() == 0;
-    if !is_idle || !is_bare(cache, thread) && leave_memory(of).is_err() {
+    if !is_idle || !is_bare(cache, thread) && leave_memory(cache).is_err() {
         return false;
     }
-    let Some(counts) = cache.end_idle(service, thread) else { return false };
-    let is_ended = caches.pools.remove_cache(&service.pool, cache, counts);
-    if is_ended {
-        caches.table.end(cache);
-    }
-    is_ended
+    DeviceCaches::end_if_empty(cache)
 }
 
 /// Returns the pages that a sleeping pool needs when it wakes, in order: each run is of one cache, or of the pool's
@@ -420,7 +407,7 @@ fn let_go_of(pool: &Arc<Pool>, mut change: Change<'_>, thread: ThisThread) {
 
 /// Returns whether nothing uses the pool or any of its blocks.
 fn is_over(pool: &Pool, thread: ThisThread) -> bool {
-    let is_idle = |cache: &StreamCache| {
+    let is_idle = |cache: Arc<ServingCache>| {
         cache.waiting.is_empty() && cache.lock(thread).live_ranges(&cache.memory.pages).is_empty()
     };
     pool.life.stage() == Stage::Ended && DeviceCaches::caches_of(pool).into_iter().all(is_idle)

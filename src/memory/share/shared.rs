@@ -80,9 +80,9 @@ pub(super) fn share(block: Allocation, bytes: u64, stream: Option<&Stream>) -> R
     static NEXT: AtomicU64 = AtomicU64::new(1);
     check_live(block)?;
     let memory = block.cache.memory;
-    if let Some(service) = block.cache.service() {
-        let pool = &service.pool;
-        if pool.is_for_graphs() || service.role.is_captured() {
+    if let Some(of) = block.cache.serving() {
+        let pool = of.pool();
+        if pool.is_for_graphs() || of.service.role.is_captured() {
             return Err(Error::invalid_value(format!(
                 "the buffer is of pool {} on {}, which is a graph's: each replay uses its memory again, whatever another \
                  process does with it. Copy it to a buffer that was allocated outside of the capture, and share that one",
@@ -199,8 +199,7 @@ pub(in crate::memory) fn recall(block: Allocation) {
 /// Refuses if another process holds a block of the pool.
 pub(in crate::memory) fn refuse_held(pool: &Pool) -> Result<()> {
     let is_held = |shared: &&Arc<SharedBlock>| {
-        shared.sharing.holders() > 0
-            && shared.block.cache.service().is_some_and(|service| std::ptr::eq(&*service.pool, pool))
+        shared.sharing.holders() > 0 && shared.block.cache.serving().is_some_and(|of| std::ptr::eq(&**of.pool(), pool))
     };
     let blocks = all();
     let held: Vec<_> = blocks.iter().filter(is_held).collect();
@@ -258,10 +257,10 @@ impl SharedBlock {
 
     /// Returns the place of a block that is held.
     pub(super) fn place(&self) -> Result<InRegion> {
-        if let Some(service) = self.block.cache.service()
-            && service.pool.sleep.is_asleep()
+        if let Some(of) = self.block.cache.serving()
+            && of.pool().sleep.is_asleep()
         {
-            return Err(pool::asleep(&service.pool));
+            return Err(pool::asleep(of.pool()));
         }
         // A block stays where it is as long as its extents do.
         if let Some(known) = self.known_place().filter(|place| !place.region.has_ended()) {
@@ -283,7 +282,7 @@ impl SharedBlock {
 /// Returns where bytes of a live block start in their first extent, and the extents.
 fn extents_of(block: Allocation, bytes: u64) -> Result<(u64, Vec<DescribedExtent>)> {
     let memory = block.cache.memory;
-    let of_reserve = block.cache.service().and_then(|service| service.pool.supply.reserve().map(Reserve::extents));
+    let of_reserve = block.cache.serving().and_then(|of| of.pool().supply.reserve().map(Reserve::extents));
     let of_reserve = of_reserve.unwrap_or_default();
     let wanted: Range<u64> = block.offset..block.offset + bytes;
     let (mut at, mut lead, mut extents) = (wanted.start, 0, Vec::new());

@@ -1,4 +1,5 @@
-//! Falling asleep: streams are waited for, live memory is copied, and memory goes part by part.
+//! Falling asleep: streams are waited for, live memory is copied, and memory goes part by part; and what cannot sleep, and
+//! when.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,15 +10,15 @@ use log::{debug, info};
 
 use super::awake::{bring_back, trim_if_closed, wake_caches};
 use super::backup::{Backup, Copying, to_copy};
-use super::parts::parts_and_live;
-use super::refusal::{captured, refuse_captures, refuse_serving_others, why_not};
 use crate::error::{Bytes, Error, Result};
+use crate::ids::{CaptureStatus, Device};
 use crate::memory::cache::DeviceCaches;
-use crate::memory::device::DeviceMemory;
+use crate::memory::device::{DeviceMemory, Mapping, Reserve, without_all};
 use crate::memory::pool::{Change, KeptExtents, Pool, Record, SleepChange};
+use crate::memory::range::why_fixed;
 use crate::memory::serve::{Patience, release_ready, settle};
 use crate::memory::share::refuse_held;
-use crate::memory::tuning::{RETRY, WAIT_ASLEEP};
+use crate::memory::tuning::{LARGE_EXTENT_PAGES, PAGE, RETRY, WAIT_ASLEEP};
 use crate::observe::delivery::Delivery;
 use crate::observe::target::MEMORY;
 use crate::observe::{Activity, Took};
@@ -63,8 +64,7 @@ fn is_idle(pool: &Pool, until: Instant) -> Result<bool> {
     let _relaxed = RelaxedCapture::new(runtime::get()?)?;
     let thread = ThisThread::get();
     refuse_captures(pool, thread)?;
-    for (_, service) in DeviceCaches::services_of(pool) {
-        let Some(stream) = service.stream.as_ref().filter(|_| service.is_stream_usable(thread, None)) else { continue };
+    for stream in DeviceCaches::usable_streams_of(pool, thread) {
         while !stream.query()? {
             if Instant::now() >= until {
                 return Ok(false);
@@ -161,6 +161,56 @@ fn fall_asleep(pool: &Arc<Pool>, backup: Backup, thread: ThisThread, kept: &mut 
     }
 }
 
+/// Returns all memory of a pool whose caches are asleep, in parts that one call each unmaps, and its live ranges, in
+/// order. The pool's reserve gives up its extents.
+///
+/// # Errors
+/// `ErrorKind::InternalError` if pages of it have no extent.
+fn parts_and_live(pool: &Pool, thread: ThisThread) -> Result<(Vec<KeptExtents>, Vec<Range<u64>>)> {
+    let memory = pool.memory;
+    let end = memory.range.bytes;
+    let reserve = pool.supply.reserve();
+    let (mut extents, mut live, mut spans) = (Vec::new(), Vec::new(), Vec::new());
+    DeviceCaches::each_asleep(pool, thread, |_, heap| {
+        heap.drop_empty_slabs(&memory.pages);
+        live.extend(heap.live_ranges(&memory.pages));
+        spans.extend(heap.spans_below(end));
+    });
+    if let Some(reserve) = reserve {
+        spans = without_all(spans, &[reserve.run]);
+    }
+    for span in spans {
+        let mut at = span.start();
+        while at < span.end() {
+            let Some(extent) = memory.pages.mapping(at) else {
+                return Err(Error::internal("a page of a pool that falls asleep has no memory of its own"));
+            };
+            at = extent.end();
+            extents.push(extent);
+        }
+    }
+    extents.extend(reserve.map(Reserve::take_extents).unwrap_or_default());
+    extents.sort_unstable_by_key(|extent| extent.run.first);
+    live.sort_unstable_by_key(|range: &Range<u64>| range.start);
+    Ok((parts(extents), live))
+}
+
+/// Groups extents in a row into parts.
+fn parts(extents: Vec<Mapping>) -> Vec<KeptExtents> {
+    let mut parts: Vec<KeptExtents> = Vec::new();
+    for extent in extents {
+        let has_room = |part: &&mut KeptExtents| {
+            let run = part.run();
+            run.end() == extent.start() && extent.end() - run.start() <= LARGE_EXTENT_PAGES * PAGE
+        };
+        match parts.last_mut().filter(has_room) {
+            Some(last) => last.extents.push(extent),
+            None => parts.push(KeptExtents { extents: vec![extent], is_mapped: true, is_open: true }),
+        }
+    }
+    parts
+}
+
 /// Copies what is live, gives back the record's parts, and returns the bytes. On failure the record has all that is
 /// needed to bring them back.
 fn empty(pool: &Pool, live: &[Range<u64>], backup: Backup, record: &mut Record) -> Result<u64> {
@@ -183,10 +233,8 @@ fn wait_for_work(pool: &Pool, thread: ThisThread) -> Result<()> {
         debug!(target: MEMORY, "pool {} on {}: falls asleep after work that is just being submitted", pool.label(), memory.location);
         pool.sleep.door.wait_until_empty();
     }
-    for (cache, service) in DeviceCaches::services_of(pool) {
-        if let Some(mut heap) = cache.lock_in(&service, thread) {
-            heap.fall_asleep();
-        }
+    for cache in DeviceCaches::caches_of(pool) {
+        cache.lock(thread).fall_asleep();
     }
     release_ready(pool);
     // A process that attaches from now on finds the pool asleep.
@@ -200,7 +248,7 @@ fn wait_for_work(pool: &Pool, thread: ThisThread) -> Result<()> {
         }
     }
     for cache in DeviceCaches::caches_of(pool) {
-        settle(cache, thread, Patience::Wait)?;
+        settle(&cache, thread, Patience::Wait)?;
     }
     // So that retired memory is not in the way once the pool wakes.
     memory.try_end_retired();
@@ -260,4 +308,60 @@ fn give_part_back(pool: &Pool, part: &mut KeptExtents, event: Option<&Event>, re
     });
     part.extents.drain(..gone);
     outcome
+}
+
+/// Returns why a pool can never sleep, if it cannot.
+pub(super) fn why_not(pool: &Pool) -> Option<String> {
+    let reason = if pool.segments.has_listeners() {
+        "callbacks of on_segment were called for its segments, which may be registered where they are. Remove the callbacks, and use \
+         a pool without no_split, segments and allocator for what is to sleep"
+    } else {
+        &why_fixed(pool, "sleep")?
+    };
+    Some(format!("pool {} on {} cannot sleep: {reason}", pool.label(), pool.memory.location))
+}
+
+/// Refuses while a stream of the device, or of a peer, is known to be captured: waiting for it would spoil the capture,
+/// and its graph would use memory that goes.
+fn refuse_captures(pool: &Pool, thread: ThisThread) -> Result<()> {
+    for device in pool.memory.location.device().into_iter().chain(pool.memory.range.peers.devices()) {
+        if runtime::is_known_stream_capturing(runtime::get()?, device)? {
+            return Err(captured(pool, device));
+        }
+    }
+    for stream in DeviceCaches::usable_streams_of(pool, thread) {
+        if stream.capture_status()? != CaptureStatus::None {
+            return Err(captured(pool, stream.device()));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses while other pools, which had no memory, have blocks of the pool: their users have not asked for sleep. They
+/// can take none meanwhile.
+fn refuse_serving_others(pool: &Pool, thread: ThisThread) -> Result<()> {
+    let mut blocks = Vec::new();
+    for cache in DeviceCaches::caches_of(pool) {
+        // A block that was just taken is noted by the time the heap can be locked.
+        let _heap = cache.lock(thread);
+        blocks.extend(cache.used_by_other_pools());
+    }
+    let Some(first) = blocks.iter().min() else { return Ok(()) };
+    let device = pool.memory.location;
+    Err(Error::unavailable(format!(
+        "pool {} on {device} cannot fall asleep: other pools, which had no memory, have {} of its blocks, the first at {:#x}, and \
+         still use them. Free those first, or put all memory of the device to sleep, by gpupool.sleep({})",
+        pool.label(),
+        blocks.len(),
+        pool.memory.address(*first),
+        device.number()
+    )))
+}
+
+#[cold]
+fn captured(pool: &Pool, device: Device) -> Error {
+    Error::invalid_value(format!(
+        "a stream of {device} is captured, and pool {} cannot fall asleep meanwhile: end the capture first",
+        pool.label()
+    ))
 }

@@ -14,6 +14,7 @@ pub(in crate::memory) use self::discard_list::{DiscardList, Discardable, ToDisca
 use self::neighbour_counts::NeighbourCounts;
 use self::pools::PoolList;
 use self::reports::Reports;
+pub(in crate::memory) use self::table::CacheName;
 use self::table::CacheTable;
 use super::stream_cache::StreamCache;
 use crate::error::{Error, Result};

@@ -7,8 +7,9 @@ use super::pools::PoolCaches;
 use crate::error::Result;
 use crate::memory::cache::heap::{Counts, Heap};
 use crate::memory::cache::service::Service;
-use crate::memory::cache::stream_cache::StreamCache;
+use crate::memory::cache::stream_cache::ServingCache;
 use crate::memory::pool::Pool;
+use crate::runtime::Stream;
 use crate::sync::ThisThread;
 
 impl DeviceCaches {
@@ -18,44 +19,46 @@ impl DeviceCaches {
         caches.and_then(|caches| caches.pools.with(pool, f)).unwrap_or_default()
     }
 
-    pub(in crate::memory) fn caches_of(pool: &Pool) -> Vec<&'static StreamCache> {
+    pub(in crate::memory) fn caches_of(pool: &Pool) -> Vec<Arc<ServingCache>> {
         Self::caches_and_past_of(pool).0
     }
 
-    /// Returns the pool's caches with their services. Lock each by [`StreamCache::lock_in`]: it may serve another pool
-    /// by then.
-    pub(in crate::memory) fn services_of(pool: &Pool) -> Vec<(&'static StreamCache, Service)> {
-        let of_pool = |cache: &'static StreamCache| Some((cache, cache.service_of(pool)?));
-        Self::caches_of(pool).into_iter().filter_map(of_pool).collect()
+    /// Returns the streams of the pool's caches that the calling thread can touch now.
+    pub(in crate::memory) fn usable_streams_of(pool: &Pool, thread: ThisThread) -> Vec<Stream> {
+        let usable = |cache: Arc<ServingCache>| {
+            let service = &cache.service;
+            service.stream.clone().filter(|_| service.is_stream_usable(thread, None))
+        };
+        Self::caches_of(pool).into_iter().filter_map(usable).collect()
     }
 
-    /// Calls `f` with the heap of each cache that is asleep in the pool's service.
+    /// Calls `f` with the heap of each cache of the pool that is asleep.
     pub(in crate::memory) fn each_asleep(pool: &Pool, thread: ThisThread, mut f: impl FnMut(&Service, &mut Heap)) {
-        for (cache, service) in Self::services_of(pool) {
+        for cache in Self::caches_of(pool) {
             let mut heap = cache.lock(thread);
-            if heap.is_asleep_in(service.number) {
-                f(&service, &mut heap);
+            if heap.is_asleep() {
+                f(&cache.service, &mut heap);
             }
         }
     }
 
     /// Returns the pool's caches, and the counts of those that are gone.
-    pub(in crate::memory) fn caches_and_past_of(pool: &Pool) -> (Vec<&'static StreamCache>, Counts) {
+    pub(in crate::memory) fn caches_and_past_of(pool: &Pool) -> (Vec<Arc<ServingCache>>, Counts) {
         Self::of_pool(pool, |entry| (entry.all().collect(), entry.past))
     }
 
     /// Returns the pool's caches for the streams at an address, of all threads.
-    pub(in crate::memory) fn caches_on(pool: &Pool, address: usize) -> Vec<&'static StreamCache> {
+    pub(in crate::memory) fn caches_on(pool: &Pool, address: usize) -> Vec<Arc<ServingCache>> {
         Self::of_pool(pool, |entry| entry.by_stream.get(&address).cloned().unwrap_or_default())
     }
 
-    pub(in crate::memory) fn lender_of(pool: &Pool) -> Option<&'static StreamCache> {
-        Self::of_pool(pool, |entry| entry.lender)
+    pub(in crate::memory) fn lender_of(pool: &Pool) -> Option<Arc<ServingCache>> {
+        Self::of_pool(pool, |entry| entry.lender.clone())
     }
 
     /// Returns the pool's lender; makes it once the pool has more than `many` other caches.
-    pub(in crate::memory) fn lender_for_many(pool: &Arc<Pool>, many: usize) -> Result<Option<&'static StreamCache>> {
-        let (count, lender) = Self::of_pool(pool, |entry| (entry.caches.len(), entry.lender));
+    pub(in crate::memory) fn lender_for_many(pool: &Arc<Pool>, many: usize) -> Result<Option<Arc<ServingCache>>> {
+        let (count, lender) = Self::of_pool(pool, |entry| (entry.caches.len(), entry.lender.clone()));
         if count <= many || lender.is_some() {
             return Ok(lender);
         }
@@ -63,12 +66,12 @@ impl DeviceCaches {
     }
 
     /// Returns the cache of the pages of the pool's memory ranges, if it has one.
-    pub(in crate::memory) fn ranges_of(pool: &Pool) -> Option<&'static StreamCache> {
-        Self::of_pool(pool, |entry| entry.ranges)
+    pub(in crate::memory) fn ranges_of(pool: &Pool) -> Option<Arc<ServingCache>> {
+        Self::of_pool(pool, |entry| entry.ranges.clone())
     }
 
     /// Returns the cache of the pages of the pool's memory ranges; makes it when first needed. None if the pool is gone.
-    pub(in crate::memory) fn make_ranges_of(pool: &Arc<Pool>) -> Result<Option<&'static StreamCache>> {
+    pub(in crate::memory) fn make_ranges_of(pool: &Arc<Pool>) -> Result<Option<Arc<ServingCache>>> {
         match Self::ranges_of(pool) {
             None => Self::make_of_no_stream(pool, Service::of_ranges(pool), |entry| &mut entry.ranges),
             found => Ok(found),
@@ -78,22 +81,23 @@ impl DeviceCaches {
     fn make_of_no_stream(
         pool: &Pool,
         service: Service,
-        place: impl FnOnce(&mut PoolCaches) -> &mut Option<&'static StreamCache>,
-    ) -> Result<Option<&'static StreamCache>> {
+        place: impl FnOnce(&mut PoolCaches) -> &mut Option<Arc<ServingCache>>,
+    ) -> Result<Option<Arc<ServingCache>>> {
         let Some(caches) = Self::known(pool.memory.location) else { return Ok(None) };
-        let (made, _) = caches.table.begin(&caches.memory, service)?;
-        let found = Self::of_pool(pool, |entry| Some(*place(entry).get_or_insert(made)));
-        if found.is_none_or(|found| !std::ptr::eq(found, made)) {
-            caches.table.end(made);
+        let made = caches.table.begin(&caches.memory, service)?;
+        let found =
+            Self::of_pool(pool, |entry| Some(Arc::clone(place(entry).get_or_insert_with(|| Arc::clone(&made)))));
+        if found.as_ref().is_none_or(|found| !Arc::ptr_eq(found, &made)) {
+            Self::end_if_empty(&made);
         }
         Ok(found)
     }
 
     /// Returns the pool's caches with these numbers. Drops the other numbers from its ledger.
-    pub(in crate::memory) fn numbered(pool: &Pool, numbers: &[u32]) -> Vec<&'static StreamCache> {
+    pub(in crate::memory) fn numbered(pool: &Pool, numbers: &[u32]) -> Vec<Arc<ServingCache>> {
         let of_number = |entry: &mut PoolCaches, number: u32| {
-            let of_no_stream = || [entry.lender, entry.ranges].into_iter().flatten().find(|one| one.number == number);
-            let cache = entry.caches.get(&number).copied().or_else(of_no_stream);
+            let of_no_stream = || [&entry.lender, &entry.ranges].into_iter().flatten().find(|one| one.number == number);
+            let cache = entry.caches.get(&number).or_else(of_no_stream).cloned();
             if cache.is_none() {
                 pool.ledger.remove_with_pages(number);
             }
@@ -109,12 +113,19 @@ impl DeviceCaches {
         counts
     }
 
-    /// Removes a pool without live blocks, but keeps its counts. Its caches serve other pools then.
-    pub(in crate::memory) fn remove_pool(pool: &Pool, thread: ThisThread) {
-        let Some(caches) = Self::known(pool.memory.location) else { return };
-        if let Some(removed) = caches.pools.remove(pool, Self::counts_of(pool, thread)) {
-            removed.all().for_each(|cache| caches.table.end(cache));
+    /// Ends a cache if it has no memory: its pool keeps its counts alone. Returns whether it has ended, now or before.
+    pub(in crate::memory) fn end_if_empty(cache: &ServingCache) -> bool {
+        let Some(counts) = cache.end() else { return false };
+        if let Some(caches) = Self::known(cache.memory.location) {
+            caches.pools.remove_cache(cache, counts);
         }
+        true
+    }
+
+    /// Removes a pool whose caches have ended, but keeps its counts.
+    pub(in crate::memory) fn remove_pool(pool: &Pool) {
+        let removed = Self::known(pool.memory.location).and_then(|caches| caches.pools.remove(pool));
+        drop(removed);
     }
 
     /// Resets the peak of the pool's caches that are gone.

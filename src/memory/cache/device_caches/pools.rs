@@ -9,7 +9,7 @@ use rustc_hash::FxHashMap;
 
 use crate::memory::cache::heap::Counts;
 use crate::memory::cache::service::{Order, Service};
-use crate::memory::cache::stream_cache::StreamCache;
+use crate::memory::cache::stream_cache::ServingCache;
 use crate::memory::pool::{Pool, PoolId, Stage};
 use crate::runtime::Stream;
 use crate::sync::lock;
@@ -25,7 +25,7 @@ struct Pools {
     by_id: FxHashMap<PoolId, u32>,
     past: Counts,
     /// Every cache that serves a pool, by number.
-    serving: BTreeMap<u32, &'static StreamCache>,
+    serving: BTreeMap<u32, Arc<ServingCache>>,
     /// How many of them serve the streams at an address.
     on_stream: FxHashMap<usize, usize>,
     /// The number of the last stream seen at each address.
@@ -39,34 +39,36 @@ struct Pools {
 pub(super) struct PoolCaches {
     pool: Arc<Pool>,
     /// By number.
-    pub(super) caches: BTreeMap<u32, &'static StreamCache>,
+    pub(super) caches: BTreeMap<u32, Arc<ServingCache>>,
     /// The same caches by their stream's [`Order::address`].
-    pub(super) by_stream: FxHashMap<usize, Vec<&'static StreamCache>>,
+    pub(super) by_stream: FxHashMap<usize, Vec<Arc<ServingCache>>>,
     /// The cache that lends slabs to the others, if they are many.
-    pub(super) lender: Option<&'static StreamCache>,
+    pub(super) lender: Option<Arc<ServingCache>>,
     /// The cache of the pages of its memory ranges, if it has any.
-    pub(super) ranges: Option<&'static StreamCache>,
+    pub(super) ranges: Option<Arc<ServingCache>>,
     pub(super) past: Counts,
 }
 
 impl PoolCaches {
     /// Returns every cache, the lender last, since the others return slabs to it.
-    pub(super) fn all(&self) -> impl Iterator<Item = &'static StreamCache> {
-        self.caches.values().copied().chain(self.ranges).chain(self.lender)
+    pub(super) fn all(&self) -> impl Iterator<Item = Arc<ServingCache>> {
+        self.caches.values().chain(&self.ranges).chain(&self.lender).cloned()
     }
-}
 
-impl Pools {
-    /// Removes a cache of a pool from the indexes before its clone of the stream is dropped.
-    fn forget(&mut self, cache: &StreamCache) {
-        self.serving.remove(&cache.number);
+    /// Removes a cache; false if it is not there.
+    fn remove(&mut self, cache: &ServingCache) -> bool {
+        let is_it = |one: &mut Arc<ServingCache>| std::ptr::eq(&raw const **one, cache);
+        if self.ranges.take_if(is_it).is_some() || self.lender.take_if(is_it).is_some() {
+            return true;
+        }
         let stream = cache.stream_address();
-        if let Some(count) = self.on_stream.get_mut(&stream) {
-            *count -= 1;
-            if *count == 0 {
-                self.on_stream.remove(&stream);
+        if let Some(same) = self.by_stream.get_mut(&stream) {
+            same.retain(|other| other.number != cache.number);
+            if same.is_empty() {
+                self.by_stream.remove(&stream);
             }
         }
+        self.caches.remove(&cache.number).is_some()
     }
 }
 
@@ -102,32 +104,30 @@ impl PoolList {
         pools.by_id.insert(pool.id, pool.number);
     }
 
-    /// Removes a pool without live blocks, but keeps its counts. Returns it with its caches, which no longer serve it.
-    pub(super) fn remove(&self, pool: &Pool, counts: Counts) -> Option<PoolCaches> {
+    /// Removes a pool whose caches have ended, but keeps its counts. Returns it, to be dropped without locks: this may be
+    /// the last reference to the pool and to what its allocator holds.
+    #[must_use]
+    pub(super) fn remove(&self, pool: &Pool) -> Option<PoolCaches> {
         let mut pools = lock(&self.0);
-        // Dropped after the lock: this may be the last reference to the pool and to what its allocator holds.
-        let removed = pools.all.remove(&pool.number);
-        if let Some(removed) = &removed {
-            pools.past.add(counts);
-            removed.caches.values().for_each(|cache| pools.forget(cache));
-            if pools.by_id.get(&pool.id) == Some(&pool.number) {
-                pools.by_id.remove(&pool.id);
-            }
+        let removed = pools.all.remove(&pool.number)?;
+        pools.past.add(removed.past);
+        if pools.by_id.get(&pool.id) == Some(&pool.number) {
+            pools.by_id.remove(&pool.id);
         }
-        removed
+        Some(removed)
     }
 
-    pub(in crate::memory) fn serving(&self) -> Vec<&'static StreamCache> {
+    pub(in crate::memory) fn serving(&self) -> Vec<Arc<ServingCache>> {
         lock(&self.0).all.values().flat_map(PoolCaches::all).collect()
     }
 
     /// Returns the next few caches of any pool: those after the ones returned last.
-    pub(in crate::memory) fn next_serving(&self, most: usize) -> Vec<&'static StreamCache> {
+    pub(in crate::memory) fn next_serving(&self, most: usize) -> Vec<Arc<ServingCache>> {
         let mut pools = lock(&self.0);
         let last = pools.last_seen;
         let (after, before) =
             (pools.serving.range((Bound::Excluded(last), Bound::Unbounded)), pools.serving.range(..=last));
-        let next: Vec<_> = after.chain(before).take(most).map(|(_, cache)| *cache).collect();
+        let next: Vec<_> = after.chain(before).take(most).map(|(_, cache)| Arc::clone(cache)).collect();
         pools.last_seen = next.last().map_or(0, |cache| cache.number);
         next
     }
@@ -158,46 +158,40 @@ impl PoolList {
         lock(&self.0).all.get_mut(&pool.number).map(f)
     }
 
-    /// Adds a cache that serves the pool, and returns it, or an existing one with the same service. None if the pool is
-    /// gone.
-    pub(in crate::memory) fn add_cache(
-        &self,
-        pool: &Pool,
-        cache: &'static StreamCache,
-    ) -> Option<&'static StreamCache> {
+    /// Adds a cache to its pool, and returns it, or an existing one that serves the same. None if the pool is gone.
+    pub(in crate::memory) fn add_cache(&self, cache: &Arc<ServingCache>) -> Option<Arc<ServingCache>> {
         let mut pools = lock(&self.0);
-        let entry = pools.all.get_mut(&pool.number)?;
+        let entry = pools.all.get_mut(&cache.pool().number)?;
         let stream = cache.stream_address();
-        if let Some(same) = entry.by_stream.get(&stream)
-            && let Some(service) = cache.service()
-            && let Some(first) = same.iter().find(|other| other.number_of(&service).is_some())
-        {
-            return Some(first);
+        let same = entry.by_stream.entry(stream).or_default();
+        if let Some(first) = same.iter().find(|other| other.is_for(&cache.service)) {
+            return Some(Arc::clone(first));
         }
-        entry.caches.insert(cache.number, cache);
-        entry.by_stream.entry(stream).or_default().push(cache);
-        pools.serving.insert(cache.number, cache);
+        same.push(Arc::clone(cache));
+        entry.caches.insert(cache.number, Arc::clone(cache));
+        pools.serving.insert(cache.number, Arc::clone(cache));
         *pools.on_stream.entry(stream).or_default() += 1;
-        Some(cache)
+        Some(Arc::clone(cache))
     }
 
-    /// Removes a cache without live blocks, but keeps its counts. False if the pool does not have it.
-    pub(in crate::memory) fn remove_cache(&self, pool: &Pool, cache: &StreamCache, counts: Counts) -> bool {
+    /// Removes a cache that has ended from its pool, which keeps its counts.
+    pub(super) fn remove_cache(&self, cache: &ServingCache, counts: Counts) {
         let mut pools = lock(&self.0);
-        let Some(entry) = pools.all.get_mut(&pool.number) else { return false };
-        if entry.caches.remove(&cache.number).is_none() {
-            return false;
+        if let Some(entry) = pools.all.get_mut(&cache.pool().number)
+            && entry.remove(cache)
+        {
+            entry.past.add(counts);
+        }
+        if pools.serving.remove(&cache.number).is_none() {
+            return;
         }
         let stream = cache.stream_address();
-        if let Some(same) = entry.by_stream.get_mut(&stream) {
-            same.retain(|other| !std::ptr::eq(*other, cache));
-            if same.is_empty() {
-                entry.by_stream.remove(&stream);
+        if let Some(count) = pools.on_stream.get_mut(&stream) {
+            *count -= 1;
+            if *count == 0 {
+                pools.on_stream.remove(&stream);
             }
         }
-        entry.past.add(counts);
-        pools.forget(cache);
-        true
     }
 
     /// Resets the peak of the pools that are gone.

@@ -1,9 +1,9 @@
 //! What was reported of a device's memory: counts that only grow, and peaks that only looking finds.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use crate::memory::cache::heap::{Amounts, most};
-use crate::memory::cache::stream_cache::StreamCache;
+use crate::memory::cache::stream_cache::ServingCache;
 use crate::memory::device::Flow;
 use crate::sync::{ThisThread, lock};
 
@@ -28,7 +28,7 @@ impl Reports {
     /// Looks for free blocks beside held ones, and returns those found so far: all, small ones, large ones.
     pub(in crate::memory) fn find_free_beside_held(
         &self,
-        caches: Vec<&'static StreamCache>,
+        caches: Vec<Arc<ServingCache>>,
         thread: ThisThread,
     ) -> [(Flow, Flow); 3] {
         let mut found = [(0, 0); 3];

@@ -1,29 +1,47 @@
 //! The caches of a device by number: from an offset to the cache that holds the block there are two array loads.
 
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use super::too_many;
 use crate::error::Result;
 use crate::memory::cache::service::Service;
-use crate::memory::cache::stream_cache::StreamCache;
+use crate::memory::cache::stream_cache::{ServingCache, StreamCache};
 use crate::memory::device::DeviceMemory;
+use crate::process;
 use crate::sync::{AtomicU32, Ordering, Table, lock};
 
 /// How many caches a device can have.
 const CACHES_MAX: usize = 0x10_0000;
 
-/// Every cache of a device, and those that serve nothing.
+/// Every cache of a device, and those that have ended and that nothing names.
 #[derive(Debug)]
 pub(in crate::memory) struct CacheTable {
     caches: Table<OnceLock<StreamCache>, 4>,
     numbers: AtomicU32,
-    /// Empty caches whose service has ended.
-    idle: Mutex<Vec<&'static StreamCache>>,
+    unnamed: Mutex<Vec<&'static StreamCache>>,
+}
+
+/// Keeps a cache from being born again: the pool's list, threads that know it, and whoever works with it have one. It keeps
+/// neither the pool nor the stream.
+#[derive(Debug)]
+pub(in crate::memory) struct CacheName {
+    pub(in crate::memory) cache: &'static StreamCache,
+    table: &'static CacheTable,
+}
+
+impl Drop for CacheName {
+    /// The cache has ended, and is born again when one is needed. It may be a thread's end that drops the last name.
+    fn drop(&mut self) {
+        // In a forked child a thread that is gone may have the lock, for ever.
+        if !process::is_forked() {
+            lock(&self.table.unnamed).push(self.cache);
+        }
+    }
 }
 
 impl CacheTable {
     pub(super) fn new() -> Self {
-        Self { caches: Table::new(CACHES_MAX), numbers: AtomicU32::new(0), idle: Mutex::default() }
+        Self { caches: Table::new(CACHES_MAX), numbers: AtomicU32::new(0), unnamed: Mutex::default() }
     }
 
     #[inline]
@@ -31,7 +49,7 @@ impl CacheTable {
         self.caches.get(number as usize)?.get()
     }
 
-    /// Begins a service with an idle cache or a new one. Returns the cache and the service's number.
+    /// Begins the life of a cache, of a new one or of one that nothing names any more.
     ///
     /// # Errors
     /// `ErrorKind::Unavailable` if there are too many.
@@ -39,9 +57,9 @@ impl CacheTable {
         &'static self,
         memory: &'static DeviceMemory,
         service: Service,
-    ) -> Result<(&'static StreamCache, u64)> {
-        let idle = lock(&self.idle).pop();
-        let cache = match idle {
+    ) -> Result<Arc<ServingCache>> {
+        let unnamed = lock(&self.unnamed).pop();
+        let cache = match unnamed {
             Some(cache) => cache,
             None => {
                 let number = self.numbers.fetch_add(1, Ordering::Relaxed);
@@ -50,14 +68,41 @@ impl CacheTable {
                 place.get_or_init(|| StreamCache::new(number, memory))
             }
         };
-        let number = cache.serve(service);
-        Ok((cache, number))
+        Ok(cache.begin(service, Arc::new(CacheName { cache, table: self })))
     }
+}
 
-    /// Ends the service of an empty cache that no pool knows any more, and keeps it for another. A thread that still
-    /// knows it names a service that has ended.
-    pub(in crate::memory) fn end(&self, cache: &'static StreamCache) {
-        cache.end_service();
-        lock(&self.idle).push(cache);
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::super::DeviceCaches;
+    use super::*;
+    use crate::ids::Device;
+    use crate::memory::device::Supply;
+    use crate::memory::pool::{Pool, PoolId, Rules};
+
+    #[test]
+    fn a_name_keeps_a_cache_that_has_ended_from_being_born_again() {
+        let caches = DeviceCaches::new(DeviceMemory::for_model(Device::from_ordinal(0).into()));
+        let memory = &caches.memory;
+        let pool = |number| {
+            let supply = Supply::new(memory.default_source(), None);
+            Arc::new(Pool::new(PoolId::NONE, number, memory, Rules::default(), None, supply))
+        };
+        let born_for = |pool: &Arc<Pool>| caches.table.begin(memory, Service::of_lender(pool)).unwrap();
+        let (one, other) = (pool(1), pool(2));
+        let first = born_for(&one);
+        let name = Arc::clone(&first.name);
+        assert!(!first.has_ended() && first.end().is_some() && first.has_ended());
+        assert!(first.cache.serving().is_none() && Arc::strong_count(&one) == 2, "whoever has it still has its pool");
+        drop(first);
+        assert_eq!(Arc::strong_count(&one), 1, "a name keeps no pool");
+        let second = born_for(&other);
+        assert_ne!(second.number, name.cache.number);
+        assert!(name.cache.has_ended() && name.cache.lock_by_mutex().counts().allocations() == 0);
+        let number = name.cache.number;
+        drop(name);
+        let third = born_for(&other);
+        assert!(third.number == number && !third.has_ended());
+        assert_eq!(third.cache.serving().unwrap().pool().number, 2);
     }
 }

@@ -1,33 +1,28 @@
 //! A heap whose memory is away: its blocks stay and may be freed, and none is handed out. It serves requests as a
-//! closed heap does, so they need no check of their own. A thread that adds or takes memory sees a service that has ended.
+//! closed heap does, so they need no check of their own. A thread that adds or takes memory finds it as one that has ended.
 
 use std::ops::Range;
 
 use super::block::BlockState;
-use super::{Cut, Heap};
+use super::{Cut, Heap, Life, Serving};
 use crate::memory::device::{Pages, Run, Slab};
 
 impl Heap {
     pub(in crate::memory) fn fall_asleep(&mut self) {
-        if self.serving.asleep.is_none() && !self.serving.has_ended {
-            self.serving.asleep = Some(self.serving.cut);
+        if self.is_awake() {
+            self.serving.life = Life::Asleep(self.serving.cut);
             self.serving.cut = Cut::Nothing;
         }
     }
 
     pub(in crate::memory) fn wake(&mut self) {
-        if let Some(cut) = self.serving.asleep.take() {
-            self.serving.cut = cut;
+        if let Life::Asleep(cut) = self.serving.life {
+            self.serving = Serving { cut, life: Life::Awake };
         }
     }
 
-    /// Returns whether it is asleep, in the service with this number.
-    pub(in crate::memory) fn is_asleep_in(&self, service: u64) -> bool {
-        self.serving.asleep.is_some() && self.is_in(service)
-    }
-
     pub(in crate::memory) fn is_asleep(&self) -> bool {
-        self.serving.asleep.is_some()
+        matches!(self.serving.life, Life::Asleep(_))
     }
 
     /// Takes whole free pages below an offset out of the sleeping heap.

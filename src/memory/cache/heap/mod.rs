@@ -17,7 +17,10 @@ mod tests;
 mod transfer;
 mod view;
 
+use std::sync::Arc;
+
 use crate::memory::device::{Invalid, PageEntry, Pages, SizeClass};
+use crate::memory::pool::{Pool, Role};
 use crate::memory::tuning::{ALIGNMENT, SMALL_MAX};
 pub(in crate::memory) use block::BLOCK_BYTES_MAX;
 use block::{BlockNode, BlockState, NONE};
@@ -26,8 +29,7 @@ pub(in crate::memory) use counts::{ALL, Amount, Amounts, Counts, most};
 use counts::{LARGE, RunningCounts, SMALL};
 use moves::Moves;
 pub(in crate::memory) use moves::{Company, Moved, MovedPages};
-pub(in crate::memory) use published::HeapLedger;
-use published::Published;
+use published::{HeapLedger, Published};
 pub(in crate::memory) use restore::{LivePiece, Misfit, Restoration};
 use slabs::HeapSlabs;
 pub(in crate::memory) use transfer::Portion;
@@ -54,15 +56,21 @@ pub(in crate::memory) enum HeapSearch {
     Whole,
 }
 
-/// The service that a heap is in, and how it serves there.
+/// Where a heap is in its life.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Life {
+    Awake,
+    /// Its memory is away; with how it cuts once it is awake again.
+    Asleep(Cut),
+    /// It has no memory, and gets none.
+    Ended,
+}
+
+/// How a heap serves requests, and whether it gets memory.
 #[derive(Debug)]
 struct Serving {
-    number: u64,
     cut: Cut,
-    /// How it cuts blocks once it is awake again; none if it is awake.
-    asleep: Option<Cut>,
-    /// Whether the service has ended, so that no memory is added.
-    has_ended: bool,
+    life: Life,
 }
 
 /// The blocks of one cache.
@@ -93,39 +101,31 @@ impl Heap {
             slabs: HeapSlabs::default(),
             mapped: 0,
             is_lender: false,
-            serving: Serving { number: 0, cut, asleep: None, has_ended: false },
+            serving: Serving { cut, life: Life::Awake },
             counts: RunningCounts::new(),
             published: Published::default(),
             moves: Moves::default(),
         }
     }
 
-    /// Resets the heap for a new service, whose number it returns. The turnover goes on, since it is never the same
-    /// twice.
-    pub(in crate::memory) fn restart(&mut self, is_split: bool, is_lender: bool, ledger: HeapLedger) -> u64 {
-        let (number, turnover) = (self.serving.number + 1, self.map.turnover + 1);
-        *self = Self::new(is_split);
-        (self.is_lender, self.serving.number, self.map.turnover) = (is_lender, number, turnover);
-        self.begin_publishing(ledger);
-        number
+    /// Makes the heap of a cache that is born, which publishes in its pool's ledger.
+    pub(in crate::memory) fn born(pool: &Pool, role: Role, cache: u32) -> Self {
+        let mut heap = Self { is_lender: role == Role::Lender, ..Self::new(pool.begin_cutting()) };
+        heap.begin_publishing(HeapLedger { ledger: Arc::clone(&pool.ledger), cache });
+        heap
     }
 
-    /// Returns the number of its service; none once that has ended, or while the heap is asleep.
-    pub(in crate::memory) fn service(&self) -> Option<u64> {
-        (!self.serving.has_ended && self.serving.asleep.is_none()).then_some(self.serving.number)
+    /// Returns whether it gets memory: it is neither asleep nor at its end.
+    pub(in crate::memory) fn is_awake(&self) -> bool {
+        self.serving.life == Life::Awake
     }
 
-    /// Returns whether it is in the service with this number, awake or asleep.
-    pub(in crate::memory) fn is_in(&self, service: u64) -> bool {
-        !self.serving.has_ended && self.serving.number == service
-    }
-
-    /// Ends the service if the heap has no memory, and returns whether it did. None is added afterwards.
+    /// Ends the heap if it has no memory, and returns whether it is at its end. It gets none afterwards.
     pub(in crate::memory) fn end_if_empty(&mut self) -> bool {
         if self.has_memory() {
             return false;
         }
-        self.serving.has_ended = true;
+        self.serving.life = Life::Ended;
         self.set_needed(0);
         true
     }
@@ -133,7 +133,9 @@ impl Heap {
     /// Serves no more requests, whatever is or becomes free.
     pub(in crate::memory) fn close(&mut self) {
         self.serving.cut = Cut::Nothing;
-        self.serving.asleep = self.serving.asleep.map(|_| Cut::Nothing);
+        if self.is_asleep() {
+            self.serving.life = Life::Asleep(Cut::Nothing);
+        }
     }
 
     /// Returns a number that changes unless free pages stay as they are or are only taken out.

@@ -183,7 +183,9 @@ impl Heap {
         request: u64,
         borrower: u32,
     ) -> Option<&'static Slab> {
-        self.service()?;
+        if !self.is_awake() {
+            return None;
+        }
         let class = SizeClass::of(request);
         let bytes = class.slab_bytes();
         let id = self.map.find(bytes);

@@ -55,11 +55,11 @@ impl Heap {
         spans.filter_map(|(_, span)| Run::between(span.start, span.end)).collect()
     }
 
-    /// Adds free memory and joins it with its free neighbours. False if the service has ended, the heap is asleep, or
-    /// blocks run out.
+    /// Adds free memory and joins it with its free neighbours. False if the heap has ended or is asleep, or blocks
+    /// run out.
     #[must_use]
     pub(in crate::memory) fn add_span(&mut self, start: u64, size: u64) -> bool {
-        if self.service().is_none() {
+        if !self.is_awake() {
             return false;
         }
         let Some(id) = self.map.add(start, size, self.serving.cut == Cut::ToSize) else { return false };

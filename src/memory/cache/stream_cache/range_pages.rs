@@ -49,6 +49,7 @@ impl StreamCache {
         let resumed: Vec<_> = places.filter(|&offset| heap.resume(&self.memory.pages, offset)).collect();
         if is_recorded() {
             for &offset in &resumed {
+                self.note_completed(offset, To::Observer);
                 self.note_completed(offset, To::Recording);
                 self.record_alloc(offset, bytes);
             }

@@ -1,65 +1,20 @@
 //! Free memory that enters and leaves a cache: pages, which move, and segments, which stay. Each event is recorded and
 //! observed: an arrival before any thread can have the memory, a departure once none can.
 
-use std::sync::Arc;
-
-use super::{NotAdded, StreamCache};
-use crate::error::Result;
+use super::{NotAdded, ServingCache, StreamCache};
 use crate::memory::cache::event::{MemoryAction, To, is_recorded};
 use crate::memory::cache::heap::{Heap, Moved, Portion};
-use crate::memory::cache::service::Service;
-use crate::memory::device::{DeviceMemory, Mapping, Reserve, Run, Until};
-use crate::memory::pool::Pool;
+use crate::memory::device::{Mapping, Reserve, Run};
 use crate::observe::delivery;
 use crate::process;
-use crate::sync::{OwnerGuard, ThisThread, read};
-
-/// A cache in one of its services, for the calling thread. Once that service has ended, nothing is done by this.
-#[derive(Clone, Debug)]
-pub(in crate::memory) struct ServingCache {
-    pub(in crate::memory) cache: &'static StreamCache,
-    pub(in crate::memory) service: Service,
-    pub(in crate::memory) thread: ThisThread,
-}
+use crate::sync::OwnerGuard;
 
 impl ServingCache {
-    /// Returns the cache in its service of this pool, which it may have left.
-    pub(in crate::memory) fn of_pool(cache: &'static StreamCache, pool: &Pool, thread: ThisThread) -> Option<Self> {
-        cache.service_of(pool).map(|service| Self { cache, service, thread })
-    }
-
-    pub(in crate::memory) fn pool(&self) -> &Arc<Pool> {
-        &self.service.pool
-    }
-
-    pub(in crate::memory) fn memory(&self) -> &'static DeviceMemory {
-        self.cache.memory
-    }
-
-    pub(in crate::memory) fn lock(&self) -> Option<OwnerGuard<'static, Heap>> {
-        self.cache.lock_in(&self.service, self.thread)
-    }
-
-    /// Locks the heap to take free memory out of the cache: none if live graphs may use it.
-    pub(in crate::memory) fn lock_to_take(&self) -> Option<OwnerGuard<'static, Heap>> {
-        self.lock().filter(|_| !self.service.is_of_live_graph())
-    }
-
-    /// As [`Service::work_so_far`].
-    pub(in crate::memory) fn work_so_far(&self, alive: Option<&Service>) -> Result<Until> {
-        self.service.work_so_far(&self.memory().events, self.thread, alive)
-    }
-
-    /// As [`ServingCache::work_so_far`]; if the driver cannot record it, waits for all work on the device, recorded later.
-    pub(in crate::memory) fn work_so_far_or_later(&self) -> Until {
-        self.work_so_far(None).unwrap_or_else(|_| Until::recorded_later(self.memory().location.device()))
-    }
-
     /// Adds free memory, of which the `moved` was moved here, and allocates at once, before another thread takes the
     /// pages. A lender only adds it.
     ///
     /// # Errors
-    /// [`NotAdded`] if the service has ended, or there are too many blocks.
+    /// [`NotAdded`] if the cache has ended or sleeps, or there are too many blocks.
     pub(in crate::memory) fn add_and_allocate(
         &self,
         start: u64,
@@ -88,7 +43,7 @@ impl ServingCache {
     /// Adds free memory to the heap.
     ///
     /// # Errors
-    /// [`NotAdded`] if the service has ended, or there are too many blocks.
+    /// [`NotAdded`] if the cache has ended or sleeps, or there are too many blocks.
     pub(in crate::memory) fn add(&self, start: u64, bytes: u64) -> Result<(), NotAdded> {
         self.add_observed(start, bytes).map(drop)
     }
@@ -96,7 +51,7 @@ impl ServingCache {
     /// Adds memory that is mapped at a range's addresses as live blocks of `each` bytes.
     ///
     /// # Errors
-    /// [`NotAdded`] if the service has ended or sleeps, or there are too many blocks. The cache has none of it then.
+    /// [`NotAdded`] if the cache has ended or sleeps, or there are too many blocks. The cache has none of it then.
     pub(in crate::memory) fn add_live(&self, start: u64, bytes: u64, each: u64) -> Result<(), NotAdded> {
         let cache = self.cache;
         let mut heap = self.add_observed(start, bytes)?;
@@ -119,7 +74,7 @@ impl ServingCache {
     fn add_observed(&self, start: u64, bytes: u64) -> Result<OwnerGuard<'static, Heap>, NotAdded> {
         let cache = self.cache;
         cache.observe_segment(cache.coming(start), start, bytes);
-        let added = self.lock().ok_or(NotAdded).and_then(|mut heap| {
+        let added = self.lock_awake().ok_or(NotAdded).and_then(|mut heap| {
             cache.add_span(To::Recording, &mut heap, start, bytes)?;
             Ok(heap)
         });
@@ -159,7 +114,7 @@ impl StreamCache {
 
     /// Returns whether each mapping of the cache is a segment for one block.
     fn has_segments(&self) -> bool {
-        read(&self.service).as_ref().is_some_and(|service| service.pool.no_split())
+        self.look_at_service(|service| service.pool.no_split()) == Some(true)
     }
 
     /// Passes the arrival or departure of memory to the observer, if there is one. No lock is held.

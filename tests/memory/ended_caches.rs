@@ -1,0 +1,85 @@
+//! Caches end while threads know them: what such a thread gets next is its own pool's.
+
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::thread;
+
+use crate::common::memory::{PAGE, assert_all_back, empty_in};
+use crate::common::{device, on_thread, stream};
+use gpupool::memory::empty_cache;
+use gpupool::runtime::host::{complete_all, create_stream};
+use gpupool::{DeviceBuffer, ErrorKind, MemPool, PoolId, Stream, empty};
+
+fn foreign() -> Stream {
+    let raw = create_stream(device(0)).unwrap();
+    // SAFETY: the stream is never destroyed.
+    unsafe { Stream::from_raw_on(raw.as_ptr(), device(0)).unwrap() }
+}
+
+fn live_in(pool: &MemPool) -> u64 {
+    pool.stats().unwrap().live_bytes
+}
+
+/// Makes requests of a pool, each with a cache of its own: so caches of others end, and are used again if nobody names them.
+fn blocks_on_new_streams(pool: &MemPool) -> Vec<(Stream, DeviceBuffer)> {
+    let with_block = || {
+        let stream = stream(0);
+        let block = empty_in(pool, 512, &stream).unwrap();
+        (stream, block)
+    };
+    (0..20).map(|_| with_block()).collect()
+}
+
+#[test]
+fn a_thread_whose_cache_was_ended_by_another_one_gets_a_new_one_of_its_pool() {
+    host!(1, 64 * PAGE);
+    let foreign = foreign();
+    // This thread knows the cache, and had its last request there.
+    drop(empty(4 * PAGE, &foreign).unwrap());
+    let pool = Arc::new(MemPool::builder().device(device(0)).build().unwrap());
+    let others = {
+        let pool = Arc::clone(&pool);
+        on_thread(move || {
+            // A request passes over what a foreign stream has free, whose work is marked from then on; then that goes.
+            drop(empty(PAGE, &stream(0)).unwrap());
+            complete_all().unwrap();
+            empty_cache().unwrap();
+            blocks_on_new_streams(&pool)
+        })
+    };
+    let before = live_in(&pool);
+    let block = empty(512, &foreign).unwrap();
+    assert_eq!((block.pool_id(), live_in(&pool)), (PoolId::NONE, before));
+    drop((block, others, pool));
+    complete_all().unwrap();
+    assert_all_back();
+}
+
+#[test]
+fn a_thread_in_the_scope_of_a_pool_that_ends_gets_nothing_of_another_one() {
+    host!(1, 64 * PAGE);
+    let (stream, (to_thread, from_main), (to_main, from_thread)) = (stream(0), channel(), channel());
+    let first = Arc::new(MemPool::builder().device(device(0)).build().unwrap());
+    let thread = {
+        let (first, stream) = (Arc::clone(&first), stream.clone());
+        thread::spawn(move || {
+            let _scope = first.enter().unwrap();
+            drop(empty(512, &stream).unwrap());
+            to_main.send(()).unwrap();
+            from_main.recv().unwrap();
+            empty(512, &stream).map(drop).map_err(|error| matches!(error.kind(), ErrorKind::InvalidValue(_)))
+        })
+    };
+    from_thread.recv().unwrap();
+    first.close().unwrap();
+    complete_all().unwrap();
+    let second = MemPool::builder().device(device(0)).build().unwrap();
+    let (others, before) = (blocks_on_new_streams(&second), live_in(&second));
+    to_thread.send(()).unwrap();
+    let refused = thread.join().unwrap();
+    assert_eq!(refused, Err(true), "an invalid value");
+    assert_eq!(live_in(&second), before);
+    drop((others, first, second));
+    complete_all().unwrap();
+    assert_all_back();
+}
