@@ -3,7 +3,6 @@
 //! does not supply itself.
 
 use std::cell::Cell;
-use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 
 use super::state::Pool;
@@ -50,13 +49,9 @@ pub(in crate::memory) fn ending() -> Error {
     Error::invalid_value("this thread is ending: allocate before its thread-locals are destroyed")
 }
 
-/// The threads that a pool's own allocator runs on.
-#[derive(Debug, Default)]
-pub(super) struct Suppliers(Mutex<Vec<ThreadNumber>>);
-
 /// A supply by the calling thread. It ends when dropped, also after a panic.
 struct Supplying<'a> {
-    suppliers: &'a Suppliers,
+    pool: &'a Pool,
     thread: ThreadNumber,
     first_ticket: u64,
 }
@@ -66,7 +61,7 @@ impl Drop for Supplying<'_> {
         follow_from(self.first_ticket);
         // In a forked child the lock may be held for ever.
         if !process::is_forked() {
-            lock(&self.suppliers.0).retain(|thread| *thread != self.thread);
+            lock(&self.pool.suppliers).retain(|thread| *thread != self.thread);
         }
     }
 }
@@ -85,7 +80,7 @@ fn follow_from(ticket: u64) -> u64 {
 pub(in crate::memory) fn supply<R>(pool: &Pool, allocator: impl FnOnce() -> Result<R>) -> Result<R> {
     let thread = ThisThread::get().number();
     {
-        let mut suppliers = lock(&pool.suppliers.0);
+        let mut suppliers = lock(&pool.suppliers);
         if suppliers.contains(&thread) {
             return Err(Error::invalid_value(format!(
                 "the allocator of pool {} asked for memory of pool {} itself; take it from elsewhere",
@@ -94,6 +89,6 @@ pub(in crate::memory) fn supply<R>(pool: &Pool, allocator: impl FnOnce() -> Resu
         }
         suppliers.push(thread);
     }
-    let _supplying = Supplying { suppliers: &pool.suppliers, thread, first_ticket: follow_from(next_ticket()) };
+    let _supplying = Supplying { pool, thread, first_ticket: follow_from(next_ticket()) };
     allocator()
 }

@@ -1,17 +1,16 @@
 //! A pool of device memory: its id, its rules, its supply, and its life.
 
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use super::asleep::Sleep;
-use super::followed::Suppliers;
 use super::id::PoolId;
 use super::ledger::Ledger;
 use super::life::{PoolLife, Stage, UseOf};
 use super::segment_list::SegmentList;
 use crate::error::{Error, Result};
 use crate::memory::device::{Budget, DeviceMemory, Source, Supply};
-use crate::sync::{AtomicBool, Ordering};
+use crate::sync::{AtomicBool, Ordering, ThreadNumber};
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Rules {
@@ -50,7 +49,8 @@ pub(crate) struct Pool {
     cut: OnceLock<Cutting>,
     pub(in crate::memory) life: PoolLife,
     pub(crate) sleep: Sleep,
-    pub(super) suppliers: Suppliers,
+    /// The threads that its own allocator runs on.
+    pub(super) suppliers: Mutex<Vec<ThreadNumber>>,
     /// Whether the work on foreign streams is marked.
     marks_work: AtomicBool,
     /// What its caches publish.
@@ -93,7 +93,7 @@ impl Pool {
             cut: if rules.no_split { OnceLock::from(Cutting::Whole) } else { OnceLock::new() },
             life: PoolLife::new(first),
             sleep: Sleep::new(rules.sleeps_for_others, rules.wakes_on_use),
-            suppliers: Suppliers::default(),
+            suppliers: Mutex::default(),
             marks_work: AtomicBool::new(false),
             ledger: Arc::new(Ledger::new(memory)),
             segments: SegmentList::default(),
