@@ -63,9 +63,9 @@ fn docstrings(stubs: &str) -> Vec<(String, String)> {
         } else if let Some(name) = defined(line, "    def ") {
             owner = Some(format!("{class}.{name}"));
         }
-        // What the module has for its own tests has none.
+        // What the module has for its own tests is told of nowhere else.
         if line.starts_with("def ") && line.ends_with(": ...") {
-            found.extend(owner.take().map(|owner| (owner, String::new())));
+            found.extend(owner.take().map(|owner| (owner, "For the tests of gpupool itself.".to_owned())));
         }
         let Some(first) = line.trim_start().strip_prefix(QUOTES) else { continue };
         let indentation = line.len() - line.trim_start().len();
