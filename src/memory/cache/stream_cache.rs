@@ -2,13 +2,11 @@
 //! free, and a program's peak does not depend on which thread asks. The first thread to use it locks it cheaply. The
 //! others lock a mutex, or, if that is taken, leave their request to the thread that has it.
 
-mod frees;
+mod blocks;
 #[cfg(all(test, loom))]
 mod models;
-mod range_pages;
 mod serving;
 mod spans;
-mod uses;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -16,7 +14,6 @@ use std::hint;
 use std::sync::{Arc, RwLock};
 
 use super::block_user::{BlockUser, Waiting};
-use super::device_caches::CacheName;
 use super::event::is_recorded;
 use super::heap::{Heap, HeapSearch};
 use super::last_work::LastWork;
@@ -30,7 +27,7 @@ use crate::runtime::Stream;
 use crate::sync::{
     AtomicU32, AtomicU64, AtomicUsize, Ordering, OwnerGuard, OwnerLock, Requests, SharedList, ThisThread, read, write,
 };
-pub(in crate::memory) use serving::ServingCache;
+pub(in crate::memory) use serving::{CacheName, ServingCache, UnnamedCaches};
 
 /// The pool was closed or dropped: what is freed leaves at once.
 const CLOSING: u32 = 0b0_0001;
@@ -125,8 +122,8 @@ impl StreamCache {
         }
     }
 
-    /// Begins the life of a cache that nothing but `name` names.
-    pub(super) fn begin(&'static self, service: Service, name: Arc<CacheName>) -> Arc<ServingCache> {
+    /// Begins the life of a cache that nothing names. At the end of its last name it is one of `unnamed`.
+    pub(super) fn begin(&'static self, service: Service, unnamed: &'static UnnamedCaches) -> Arc<ServingCache> {
         *self.heap.lock() = Heap::born(&service.pool, service.role, self.number);
         self.duties.store(if service.role == Role::Lender { LENDER } else { 0 }, Ordering::Relaxed);
         self.memory.events.put_back(self.last_work.take().map(|mark| mark.event));
@@ -135,6 +132,7 @@ impl StreamCache {
             self.hold_for_ranges();
         }
         self.stream.store(service.address(), Ordering::Relaxed);
+        let name = Arc::new(CacheName { cache: self, unnamed });
         let born = Arc::new(ServingCache { cache: self, service, name });
         *write(&self.serving) = Some(Arc::clone(&born));
         born

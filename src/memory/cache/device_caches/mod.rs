@@ -2,7 +2,6 @@
 
 mod discard_list;
 mod neighbour_counts;
-mod of_pool;
 mod pools;
 mod reports;
 mod table;
@@ -14,7 +13,6 @@ pub(in crate::memory) use self::discard_list::{DiscardList, Discardable};
 use self::neighbour_counts::NeighbourCounts;
 use self::pools::PoolList;
 use self::reports::Reports;
-pub(in crate::memory) use self::table::CacheName;
 use self::table::CacheTable;
 use super::stream_cache::StreamCache;
 use crate::error::{Error, Result};

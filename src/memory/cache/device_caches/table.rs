@@ -1,14 +1,13 @@
 //! The caches of a device by number: from an offset to the cache that holds the block there are two array loads.
 
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use super::too_many;
 use crate::error::Result;
 use crate::memory::cache::service::Service;
-use crate::memory::cache::stream_cache::{ServingCache, StreamCache};
+use crate::memory::cache::stream_cache::{ServingCache, StreamCache, UnnamedCaches};
 use crate::memory::device::DeviceMemory;
-use crate::process;
-use crate::sync::{AtomicU32, Ordering, Table, lock};
+use crate::sync::{AtomicU32, Ordering, Table};
 
 /// How many caches a device can have.
 const CACHES_MAX: usize = 0x10_0000;
@@ -18,30 +17,12 @@ const CACHES_MAX: usize = 0x10_0000;
 pub(in crate::memory) struct CacheTable {
     caches: Table<OnceLock<StreamCache>, 4>,
     numbers: AtomicU32,
-    unnamed: Mutex<Vec<&'static StreamCache>>,
-}
-
-/// Keeps a cache from being born again: the pool's list, threads that know it, and whoever works with it have one. It keeps
-/// neither the pool nor the stream.
-#[derive(Debug)]
-pub(in crate::memory) struct CacheName {
-    pub(in crate::memory) cache: &'static StreamCache,
-    table: &'static CacheTable,
-}
-
-impl Drop for CacheName {
-    /// The cache has ended, and is born again when one is needed. It may be a thread's end that drops the last name.
-    fn drop(&mut self) {
-        // In a forked child a thread that is gone may have the lock, for ever.
-        if !process::is_forked() {
-            lock(&self.table.unnamed).push(self.cache);
-        }
-    }
+    unnamed: UnnamedCaches,
 }
 
 impl CacheTable {
     pub(super) fn new() -> Self {
-        Self { caches: Table::new(CACHES_MAX), numbers: AtomicU32::new(0), unnamed: Mutex::default() }
+        Self { caches: Table::new(CACHES_MAX), numbers: AtomicU32::new(0), unnamed: UnnamedCaches::default() }
     }
 
     #[inline]
@@ -58,8 +39,7 @@ impl CacheTable {
         memory: &'static DeviceMemory,
         service: Service,
     ) -> Result<Arc<ServingCache>> {
-        let unnamed = lock(&self.unnamed).pop();
-        let cache = match unnamed {
+        let cache = match self.unnamed.take() {
             Some(cache) => cache,
             None => {
                 let number = self.numbers.fetch_add(1, Ordering::Relaxed);
@@ -68,7 +48,7 @@ impl CacheTable {
                 place.get_or_init(|| StreamCache::new(number, memory))
             }
         };
-        Ok(cache.begin(service, Arc::new(CacheName { cache, table: self })))
+        Ok(cache.begin(service, &self.unnamed))
     }
 }
 

@@ -1,17 +1,44 @@
 //! A cache with what it serves, from its birth to its end.
 
 use std::ops::Deref;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use super::{CLOSING, ENDED, MARKS_WORK, StreamCache};
 use crate::error::Result;
-use crate::memory::cache::device_caches::CacheName;
 use crate::memory::cache::heap::{Counts, Heap};
-use crate::memory::cache::known::{CacheKey, forget};
 use crate::memory::cache::service::Service;
 use crate::memory::device::Until;
 use crate::memory::pool::Pool;
-use crate::sync::{Ordering, OwnerGuard, ThisThread, write};
+use crate::process;
+use crate::sync::{Ordering, OwnerGuard, ThisThread, lock, write};
+
+/// Caches that have ended and that nothing names, for the next ones to be born.
+#[derive(Debug, Default)]
+pub(in crate::memory) struct UnnamedCaches(Mutex<Vec<&'static StreamCache>>);
+
+impl UnnamedCaches {
+    pub(in crate::memory) fn take(&self) -> Option<&'static StreamCache> {
+        lock(&self.0).pop()
+    }
+}
+
+/// Keeps a cache from being born again: the pool's list, threads that know it, and whoever works with it have one. It keeps
+/// neither the pool nor the stream.
+#[derive(Debug)]
+pub(in crate::memory) struct CacheName {
+    pub(in crate::memory) cache: &'static StreamCache,
+    pub(super) unnamed: &'static UnnamedCaches,
+}
+
+impl Drop for CacheName {
+    /// The cache has ended, and is born again when one is needed. It may be a thread's end that drops the last name.
+    fn drop(&mut self) {
+        // In a forked child a thread that is gone may have the lock, for ever.
+        if !process::is_forked() {
+            lock(&self.unnamed.0).push(self.cache);
+        }
+    }
+}
 
 /// A cache in its life. Whoever has this names the cache: at its end, which comes at any time that it has no memory, it is
 /// given up, and it is born again only once nobody names it.
@@ -33,18 +60,6 @@ impl Deref for ServingCache {
 impl ServingCache {
     pub(in crate::memory) fn pool(&self) -> &Arc<Pool> {
         &self.service.pool
-    }
-
-    /// Returns the key by which threads know it.
-    pub(in crate::memory) fn key(&self) -> CacheKey {
-        let Service { pool, identity, role, .. } = &self.service;
-        CacheKey {
-            location: self.memory.location,
-            pool: pool.number,
-            role: *role,
-            stream: self.service.address(),
-            stream_id: identity.and_then(|own| own.number()).unwrap_or(0),
-        }
     }
 
     /// Returns whether a request for this service gets this cache.
@@ -80,7 +95,6 @@ impl ServingCache {
             heap.counts()
         };
         self.end_hold_for_ranges();
-        forget(self);
         let ended = write(&self.serving).take();
         // Outside the lock, though the caller has another one: the last one drops the stream, which is destroyed then.
         drop(ended);
