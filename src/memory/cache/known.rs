@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
-use super::service::Order;
+use super::service::{Order, Service};
 use super::stream_cache::{CacheName, ServingCache, StreamCache};
 use crate::error::{Error, Result};
 use crate::ids::MemoryLocation;
@@ -27,6 +27,19 @@ pub(in crate::memory) struct CacheKey {
     pub(in crate::memory) stream: usize,
     /// The stream's number, 0 for a lasting one and for graphs.
     pub(in crate::memory) stream_id: u64,
+}
+
+impl CacheKey {
+    fn of(cache: &ServingCache) -> Self {
+        let Service { pool, identity, role, .. } = &cache.service;
+        Self {
+            location: cache.memory.location,
+            pool: pool.number,
+            role: *role,
+            stream: cache.service.address(),
+            stream_id: identity.and_then(|own| own.number()).unwrap_or(0),
+        }
+    }
 }
 
 /// The key by which a thread finds the cache of its last request for one given pool.
@@ -191,14 +204,14 @@ pub(in crate::memory) fn known(key: CacheKey) -> Result<Option<&'static StreamCa
 /// # Errors
 /// `ErrorKind::InvalidValue` while the thread ends.
 pub(in crate::memory) fn add(cache: &ServingCache) -> Result<()> {
-    with_known(|known| known.add(cache.key(), Arc::clone(&cache.name)))
+    with_known(|known| known.add(CacheKey::of(cache), Arc::clone(&cache.name)))
 }
 
 /// Forgets a cache that the calling thread has ended, so that it is born again when the thread needs one, unless others know
 /// it.
 pub(super) fn forget(cache: &ServingCache) {
     let forgotten = with_known(|known| {
-        let place = known.places.get(&cache.key()).copied();
+        let place = known.places.get(&CacheKey::of(cache)).copied();
         let is_it = |place: &usize| Arc::ptr_eq(&known.caches[*place].1, &cache.name);
         place.filter(is_it).map(|place| known.remove(place))
     });

@@ -43,7 +43,7 @@
 //!
 //! **A free** (`serve/free.rs`) goes from the address to its page, and from there to the cache and the block
 //! (`device/pages.rs`). It is done under the heap's lock, by the freeing thread or the one that has the lock, as for a
-//! request (`stream_cache/frees.rs`). There it is checked that the block is live; a free that does not own the block's
+//! request (`stream_cache/blocks.rs`). There it is checked that the block is live; a free that does not own the block's
 //! cache also checks that the page is still that cache's. So of two threads that free one block the second gets an
 //! error, unless the block was handed out again meanwhile. A block that other streams use waits for them
 //! (`serve/trim.rs`).
@@ -90,10 +90,9 @@ mod known;
 mod last_work;
 mod recorded_blocks;
 mod service;
-mod sharing;
 mod stream_cache;
 
-pub(in crate::memory) use block_user::{BlockUser, Waiting};
+pub(in crate::memory) use block_user::{BlockUser, Sharing, Waiting};
 pub(in crate::memory) use device_caches::{DeviceCaches, Discardable, ToDiscard};
 pub(in crate::memory) use event::{
     EventCallback, To, each_event, events, is_recorded, note_oom, note_snapshot, observe,
@@ -111,5 +110,4 @@ pub(in crate::memory) use last_work::WorkMark;
 pub(in crate::memory) use recorded_blocks::RecordedGuard;
 pub(crate) use service::Order;
 pub(in crate::memory) use service::Service;
-pub(in crate::memory) use sharing::Sharing;
 pub(in crate::memory) use stream_cache::{NotAdded, ServingCache, StreamCache};

@@ -2,13 +2,11 @@
 //! free, and a program's peak does not depend on which thread asks. The first thread to use it locks it cheaply. The
 //! others lock a mutex, or, if that is taken, leave their request to the thread that has it.
 
-mod frees;
+mod blocks;
 #[cfg(all(test, loom))]
 mod models;
-mod range_pages;
 mod serving;
 mod spans;
-mod uses;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -29,8 +27,7 @@ use crate::runtime::Stream;
 use crate::sync::{
     AtomicU32, AtomicU64, AtomicUsize, Ordering, OwnerGuard, OwnerLock, Requests, SharedList, ThisThread, read, write,
 };
-pub(super) use serving::UnnamedCaches;
-pub(in crate::memory) use serving::{CacheName, ServingCache};
+pub(in crate::memory) use serving::{CacheName, ServingCache, UnnamedCaches};
 
 /// The pool was closed or dropped: what is freed leaves at once.
 const CLOSING: u32 = 0b0_0001;
@@ -125,7 +122,7 @@ impl StreamCache {
         }
     }
 
-    /// Begins the life of a cache that nothing names; it is among `unnamed` again after its end.
+    /// Begins the life of a cache that nothing names. At the end of its last name it is one of `unnamed`.
     pub(super) fn begin(&'static self, service: Service, unnamed: &'static UnnamedCaches) -> Arc<ServingCache> {
         *self.heap.lock() = Heap::born(&service.pool, service.role, self.number);
         self.duties.store(if service.role == Role::Lender { LENDER } else { 0 }, Ordering::Relaxed);

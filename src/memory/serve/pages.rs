@@ -25,7 +25,7 @@ use crate::observe::Activity;
 pub(super) enum Grown<T = u64> {
     /// The offset of a block for the request, or what else was needed.
     Block(T),
-    /// Another thread took what the request was to use, or the cache has ended its service.
+    /// Another thread took what the request was to use, or the cache has ended.
     TakenAway,
     /// This step has nothing for the request; the next is to be tried.
     Nothing,

@@ -1,5 +1,5 @@
 //! A request of a cache, and taking another cache's free memory for it: the one way in which a request gets memory of another stream or pool. Check that
-//! it is ready, lock the cache in its service, check that nothing changed, take it, record the work so far, and put
+//! it is ready, lock the cache, check that nothing changed, take it, record the work so far, and put
 //! back what that work still uses. The work is recorded after the memory was taken, so that it is all that ever used
 //! it, and no lock is held during driver calls.
 //!

@@ -2,7 +2,6 @@
 
 mod discard_list;
 mod neighbour_counts;
-mod of_pool;
 mod pools;
 mod reports;
 mod table;

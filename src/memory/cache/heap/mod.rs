@@ -11,7 +11,6 @@ mod moves;
 mod published;
 mod restore;
 mod slabs;
-mod span;
 #[cfg(test)]
 mod tests;
 mod transfer;

@@ -4,7 +4,7 @@ use std::iter;
 use std::ops::Range;
 
 use super::block::{BlockNode, BlockState, EDGE, NONE};
-use super::span::Span;
+use super::block_map::Span;
 use super::{Cut, Heap};
 use crate::memory::device::{Mapping, Pages, Run};
 use crate::memory::tuning::PAGE;

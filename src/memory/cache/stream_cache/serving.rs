@@ -6,19 +6,18 @@ use std::sync::{Arc, Mutex};
 use super::{CLOSING, ENDED, MARKS_WORK, StreamCache};
 use crate::error::Result;
 use crate::memory::cache::heap::{Counts, Heap};
-use crate::memory::cache::known::{CacheKey, forget};
 use crate::memory::cache::service::Service;
 use crate::memory::device::Until;
 use crate::memory::pool::Pool;
 use crate::process;
 use crate::sync::{Ordering, OwnerGuard, ThisThread, lock, write};
 
-/// The caches of a device that have ended and that nothing names.
-#[derive(Default, Debug)]
-pub(in crate::memory::cache) struct UnnamedCaches(Mutex<Vec<&'static StreamCache>>);
+/// Caches that have ended and that nothing names, for the next ones to be born.
+#[derive(Debug, Default)]
+pub(in crate::memory) struct UnnamedCaches(Mutex<Vec<&'static StreamCache>>);
 
 impl UnnamedCaches {
-    pub(in crate::memory::cache) fn take(&self) -> Option<&'static StreamCache> {
+    pub(in crate::memory) fn take(&self) -> Option<&'static StreamCache> {
         lock(&self.0).pop()
     }
 }
@@ -63,18 +62,6 @@ impl ServingCache {
         &self.service.pool
     }
 
-    /// Returns the key by which threads know it.
-    pub(in crate::memory) fn key(&self) -> CacheKey {
-        let Service { pool, identity, role, .. } = &self.service;
-        CacheKey {
-            location: self.memory.location,
-            pool: pool.number,
-            role: *role,
-            stream: self.service.address(),
-            stream_id: identity.and_then(|own| own.number()).unwrap_or(0),
-        }
-    }
-
     /// Returns whether a request for this service gets this cache.
     pub(in crate::memory) fn is_for(&self, wanted: &Service) -> bool {
         self.service.is_as(wanted) && !self.has_ended()
@@ -108,7 +95,6 @@ impl ServingCache {
             heap.counts()
         };
         self.end_hold_for_ranges();
-        forget(self);
         let ended = write(&self.serving).take();
         // Outside the lock, though the caller has another one: the last one drops the stream, which is destroyed then.
         drop(ended);
