@@ -38,7 +38,7 @@ const GRAPH: u64 = 1 << 0x20;
 const USE: u64 = 1;
 
 #[derive(Debug)]
-pub(in crate::memory) struct Life(AtomicU64);
+pub(in crate::memory) struct PoolLife(AtomicU64);
 
 impl UseOf {
     const fn weight(self) -> u64 {
@@ -49,7 +49,7 @@ impl UseOf {
     }
 }
 
-impl Life {
+impl PoolLife {
     /// Begins with one use.
     pub(super) fn new(first: UseOf) -> Self {
         Self(AtomicU64::new(first.weight()))
@@ -104,7 +104,7 @@ mod tests {
     #[test]
     fn a_pool_ends_with_its_last_use_and_gets_none_after_it_was_closed() {
         let (begin, end) = (LifeChange::Begin(UseOf::Requests), LifeChange::End(UseOf::Requests));
-        let life = Life::new(UseOf::Requests);
+        let life = PoolLife::new(UseOf::Requests);
         assert_eq!((life.change(begin), life.uses()), (Ok(Stage::InUse), 2));
         assert_eq!((life.change(LifeChange::Close), life.uses()), (Ok(Stage::Closed), 2));
         assert_eq!(life.change(begin), Err(Stage::Closed));
@@ -116,7 +116,7 @@ mod tests {
 
     #[test]
     fn a_pool_has_graphs_while_one_of_them_uses_it() {
-        let life = Life::new(UseOf::Requests);
+        let life = PoolLife::new(UseOf::Requests);
         assert!(!life.has_graphs());
         assert_eq!(life.change(LifeChange::Begin(UseOf::Graphs)), Ok(Stage::InUse));
         assert_eq!((life.change(LifeChange::End(UseOf::Requests)), life.has_graphs()), (Ok(Stage::InUse), true));

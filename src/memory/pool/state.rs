@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use super::asleep::Sleep;
 use super::id::PoolId;
 use super::ledger::Ledger;
-use super::life::{Life, Stage, UseOf};
+use super::life::{PoolLife, Stage, UseOf};
 use super::segment_list::SegmentList;
 use crate::error::{Error, Result};
 use crate::memory::device::{Budget, DeviceMemory, Source, Supply};
@@ -47,7 +47,7 @@ pub(crate) struct Pool {
     use_on_oom: AtomicBool,
     /// None until it is decided, by [`Pool::set_no_split`] or because a cache has begun to cut its memory.
     cut: OnceLock<Cutting>,
-    pub(in crate::memory) life: Life,
+    pub(in crate::memory) life: PoolLife,
     pub(crate) sleep: Sleep,
     /// The threads that its own allocator runs on.
     pub(super) suppliers: Mutex<Vec<ThreadNumber>>,
@@ -91,7 +91,7 @@ impl Pool {
             made_for: rules.made_for,
             use_on_oom: AtomicBool::new(rules.use_on_oom),
             cut: if rules.no_split { OnceLock::from(Cutting::Whole) } else { OnceLock::new() },
-            life: Life::new(first),
+            life: PoolLife::new(first),
             sleep: Sleep::new(rules.sleeps_for_others, rules.wakes_on_use),
             suppliers: Mutex::default(),
             marks_work: AtomicBool::new(false),
