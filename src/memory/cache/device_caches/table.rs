@@ -78,7 +78,7 @@ mod tests {
     use super::*;
     use crate::ids::Device;
     use crate::memory::device::Supply;
-    use crate::memory::pool::{Pool, PoolId, Rules};
+    use crate::memory::pool::{Pool, PoolId, Rules, UseOf};
 
     #[test]
     fn a_name_keeps_a_cache_that_has_ended_from_being_born_again() {
@@ -86,7 +86,7 @@ mod tests {
         let memory = &caches.memory;
         let pool = |number| {
             let supply = Supply::new(memory.default_source(), None);
-            Arc::new(Pool::new(PoolId::NONE, number, memory, Rules::default(), None, supply))
+            Arc::new(Pool::new(PoolId::NONE, number, memory, Rules::default(), None, supply, UseOf::Requests))
         };
         let born_for = |pool: &Arc<Pool>| caches.table.begin(memory, Service::of_lender(pool)).unwrap();
         let (one, other) = (pool(1), pool(2));
