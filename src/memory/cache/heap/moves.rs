@@ -2,7 +2,7 @@
 //! pages serve it where they are. Free pages are moved to it, its own first, as long as those of others are rare; from then on it
 //! gets new ones until it has what it has needed, and then what its own free pages lack. So heaps have no more together than if
 //! none took from others. A heap that has moved its own again and again, as sizes are random, may have half more than it has
-//! needed, and gets new ones while it has less.
+//! needed, and in the end twice as much, and gets new ones while it has less.
 
 use super::Heap;
 use crate::memory::pool::Pool;
@@ -103,7 +103,7 @@ impl Heap {
         self.moves.are_frequent |= beyond.others > self.mapped;
         if beyond.own > most {
             beyond.own = 0;
-            self.moves.spare += self.moves.needed / 2;
+            self.moves.spare = (self.moves.spare + self.moves.needed / 2).min(self.moves.needed);
         }
     }
 
