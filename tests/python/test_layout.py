@@ -212,12 +212,12 @@ def test_unsafe_code_is_where_it_may_be(tmp_path):
     }
     assert check(tmp_path, GOOD | allowed | told) == []
     broken = {
-        "src/memory/pinned/other.rs": block,
+        "src/memory/other.rs": block,
         "src/runtime/stream.rs": block.replace("it is alive", "as above, and it is alive"),
         "src/process.rs": "",
     }
     assert check(tmp_path, broken) == [
-        "src/memory/pinned/other.rs has unsafe code, which may only be where UNSAFE says",
+        "src/memory/other.rs has unsafe code, which may only be where UNSAFE says",
         "src/runtime/stream.rs has a SAFETY comment that refers to another: each names its invariant",
         "src/process.rs has no unsafe code, and needs no place in UNSAFE",
     ]
