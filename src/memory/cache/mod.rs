@@ -22,8 +22,8 @@
 //! **Birth and end.** A cache ends, under its heap's lock, when it has no memory and its pool or its stream is gone, or may
 //! be: its heap gets no memory any more, its pool no longer lists it, and pool and stream are dropped with the last
 //! [`ServingCache`]. It is born again, for any pool, only once nothing *names* it: its pool's list does, the list that a walk
-//! through caches goes through, a request on its way, and each thread that knows it. So whoever has a name has the cache that
-//! was found, or an ended one, which has nothing to give and takes nothing: a request that finds it so starts anew. The thread
+//! through caches goes through, a request on its way, and each thread that knows it. So a thread that has a name has the cache that
+//! it found, or an ended one, which has nothing to give and takes nothing: a request that finds it so starts anew. The thread
 //! that ends a cache forgets it at once; others do as they look for caches that they do not know, and when they end. Only what
 //! goes by an address, a free above all, has no name: it compares, under the heap's lock, whose page it is (`has_block_at`).
 //!
@@ -69,7 +69,7 @@
 //! or before, if nothing has changed there since. Other streams that used a block are noted (`uses`), and a freed block
 //! waits for them (`waiting`).
 //!
-//! **Locks**, from the outer to the inner: the lock for reading all heaps (`report/frozen.rs`); a heap; what its cache
+//! **Locks**, from the outer to the inner: the lock for reading all heaps (`Frozen` in `report/snapshot.rs`); a heap; what its cache
 //! keeps beside it (what it serves, uses, waiting blocks, recorded blocks), a device's free addresses and slab numbers; a
 //! device's list of pools; a pool's ledger; the list of caches that nothing names. No driver call, callback or Python runs
 //! under any, so no [`ServingCache`] is dropped under one, which may be the last to have a stream.

@@ -31,7 +31,7 @@ pub(in crate::memory) use serving::{CacheName, ServingCache, UnnamedCaches};
 
 /// The pool was closed or dropped: what is freed leaves at once.
 const CLOSING: u32 = 0b0_0001;
-/// It has no memory, and gets none: whoever finds it so needs another cache.
+/// It has no memory, and gets none: a request that finds it so needs another cache.
 const ENDED: u32 = 0b0_0010;
 /// The work on its stream is marked when memory is freed there.
 const MARKS_WORK: u32 = 0b0_0100;

@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
-use super::state::Pool;
+use super::state::{Pool, closed};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::device::{Mapping, Run, run_of};
 use crate::runtime::Stream;
@@ -308,6 +308,12 @@ impl Drop for Change<'_> {
         }
         self.sleep.changed.notify_all();
     }
+}
+
+/// Returns the error of a call on a pool that was closed or put to sleep.
+#[cold]
+pub(in crate::memory) fn out_of_service(pool: &Pool) -> Error {
+    if pool.is_closed() { closed(pool) } else { asleep(pool) }
 }
 
 #[cold]

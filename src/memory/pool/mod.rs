@@ -10,7 +10,9 @@ mod role;
 mod segment_list;
 mod state;
 
-pub(in crate::memory) use asleep::{BackedUp, BackupPiece, Change, KeptExtents, Record, SleepChange, asleep};
+pub(in crate::memory) use asleep::{
+    BackedUp, BackupPiece, Change, KeptExtents, Record, SleepChange, asleep, out_of_service,
+};
 pub(crate) use followed::next_ticket;
 pub(in crate::memory) use followed::{changes, ending, first_ticket, note_change, supply};
 pub use id::{PoolId, graph_pool_handle};

@@ -177,10 +177,6 @@ impl HeldRange {
         };
         groups.into_iter().map(of_group).collect()
     }
-
-    fn out_of_service(&self) -> Error {
-        if self.pool.is_closed() { pool::closed(&self.pool) } else { pool::asleep(&self.pool) }
-    }
 }
 
 /// Frees busy pages once what they wait for is done. The call has freed the others if the cache does not have one, so it
@@ -210,7 +206,7 @@ impl<'a, 'b> Commit<'a, 'b> {
         let mut commit = Self { range, of: ranges_cache(&range.pool)?, busy, named, user, options };
         let outcome = commit.all().and_then(|()| options.fill.map_or(Ok(()), |byte| commit.fill(byte)));
         match outcome {
-            // It comes after whoever used the memory before.
+            // Its stream comes after those that used the memory before.
             Ok(()) => commit.busy.pages.iter_mut().for_each(|(_, state)| state.users = user),
             Err(_) => commit.undo(),
         }
@@ -223,7 +219,7 @@ impl<'a, 'b> Commit<'a, 'b> {
         for attempt in 0..A_FEW {
             // After the cache was found: a pool that falls asleep from now on, or is closed, finds it, too.
             if pool.is_closed() || pool.sleep.is_asleep() {
-                return Err(self.range.out_of_service());
+                return Err(pool::out_of_service(pool));
             }
             self.take_back()?;
             let missing = self.missing();
@@ -293,7 +289,7 @@ impl<'a, 'b> Commit<'a, 'b> {
             cache.waiting.change(|waiting| waiting.extract_if(.., has_wanted).collect())
         };
         let in_order = freed.iter_mut().try_for_each(|entry| self.order(entry, is_wanted));
-        let heap = in_order.and_then(|()| self.of.lock_awake().ok_or_else(|| range.out_of_service()));
+        let heap = in_order.and_then(|()| self.of.lock_awake().ok_or_else(|| pool::out_of_service(&range.pool)));
         let found = heap.map(|mut heap| {
             let bytes = range.page_bytes();
             let waiting = freed.iter().flat_map(Waiting::offsets).filter(is_wanted);

@@ -9,10 +9,10 @@ use super::growth::Growth;
 use super::pages::{Grown, fill};
 use super::take::{AllocationRequest, Reach};
 use super::trim::{self, leave_closed, settle_and_retire};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::memory::cache::{Company, DeviceCaches, MovedPages, Portion, ServingCache, StreamCache, Waiting};
 use crate::memory::device::{DeviceMemory, Invalid, Patience, Run};
-use crate::memory::pool::{self, Pool, closed};
+use crate::memory::pool::{Pool, closed, out_of_service};
 use crate::memory::tuning::PAGE;
 use crate::observe::Activity;
 use crate::observe::delivery::Delivery;
@@ -34,10 +34,6 @@ pub(in crate::memory) fn commit_run(of: &Arc<ServingCache>, run: Run, each: u32)
     };
     let committed = acquire(Need { pool, bytes: request.bytes, request: Some(&request), take: &take })?;
     committed.ok_or_else(|| out_of_service(pool))
-}
-
-fn out_of_service(pool: &Pool) -> Error {
-    if pool.is_closed() { closed(pool) } else { pool::asleep(pool) }
 }
 
 /// Frees blocks of a cache of ranges, which are free once what `waiting` waits for is done.

@@ -73,7 +73,10 @@ mod tests {
         let first = born_for(&one)?;
         let name = Arc::clone(&first.name);
         assert!(!first.has_ended() && first.end().is_some() && first.has_ended());
-        assert!(first.cache.serving().is_none() && Arc::strong_count(&one) == 2, "whoever has it still has its pool");
+        assert!(
+            first.cache.serving().is_none() && Arc::strong_count(&one) == 2,
+            "what has the ended cache still has its pool"
+        );
         drop(first);
         assert_eq!(Arc::strong_count(&one), 1, "a name keeps no pool");
         let second = born_for(&other)?;

@@ -22,7 +22,7 @@ impl UnnamedCaches {
     }
 }
 
-/// Keeps a cache from being born again: the pool's list, threads that know it, and whoever works with it have one. It keeps
+/// Keeps a cache from being born again: the pool's list, threads that know it, and its `ServingCache` have one. It keeps
 /// neither the pool nor the stream.
 #[derive(Debug)]
 pub(in crate::memory) struct CacheName {
@@ -40,8 +40,8 @@ impl Drop for CacheName {
     }
 }
 
-/// A cache in its life. Whoever has this names the cache: at its end, which comes at any time that it has no memory, it is
-/// given up, and it is born again only once nobody names it.
+/// A cache in its life, with the name that keeps it: at its end, which comes at any time that it has no memory, the pool
+/// gives it up, and it is born again only once nothing names it.
 #[derive(Debug)]
 pub(in crate::memory) struct ServingCache {
     pub(in crate::memory) cache: &'static StreamCache,
