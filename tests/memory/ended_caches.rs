@@ -83,3 +83,50 @@ fn a_thread_in_the_scope_of_a_pool_that_ends_gets_nothing_of_another_one() {
     complete_all().unwrap();
     assert_all_back();
 }
+
+/// Who knows a cache as it ends, besides the thread that ends it.
+#[derive(Clone, Copy)]
+enum Knower {
+    Nobody,
+    AnotherThread,
+}
+
+/// Ends a cache, then has free memory on two streams, the second of which may get what the cache was; returns whether a third
+/// stream's request gets the first one's memory.
+fn is_first_asked_first(knower: Knower) -> bool {
+    let pool = || MemPool::builder().device(device(0)).build().unwrap();
+    let (ending, lasting) = (Arc::new(pool()), pool());
+    let (old, first, second, third) = (stream(0), stream(0), stream(0), stream(0));
+    drop(empty_in(&ending, PAGE, &old).unwrap());
+    let (until, end) = channel::<()>();
+    let thread = matches!(knower, Knower::AnotherThread).then(|| {
+        let ((to_main, known), pool, old) = (channel(), Arc::clone(&ending), old.clone());
+        let thread = thread::spawn(move || {
+            drop(empty_in(&pool, PAGE, &old).unwrap());
+            drop((pool, old));
+            to_main.send(()).unwrap();
+            let _ = end.recv();
+        });
+        known.recv().unwrap();
+        thread
+    });
+    let of_first = empty_in(&lasting, 4 * PAGE, &first).unwrap();
+    drop((ending, old));
+    let of_second = empty_in(&lasting, 4 * PAGE, &second).unwrap();
+    let place = of_first.address()..of_first.address() + of_first.nbytes();
+    drop((of_first, of_second));
+    complete_all().unwrap();
+    let of_third = empty_in(&lasting, 4 * PAGE, &third).unwrap();
+    let is_of_first = place.contains(&of_third.address());
+    drop((of_third, until));
+    thread.into_iter().for_each(|thread| thread.join().unwrap());
+    is_of_first
+}
+
+#[test]
+fn which_stream_gives_memory_first_does_not_depend_on_who_knows_a_cache_that_ended() {
+    host!(1, 64 * PAGE);
+    assert!(is_first_asked_first(Knower::Nobody), "nobody");
+    assert!(is_first_asked_first(Knower::AnotherThread), "another thread");
+    assert_all_back();
+}

@@ -26,6 +26,7 @@
 //! it found, or an ended one, which has nothing to give and takes nothing: a request that finds it so starts anew. The thread
 //! that ends a cache forgets it at once; others do as they look for caches that they do not know, and when they end. Only what
 //! goes by an address, a free above all, has no name: it compares, under the heap's lock, whose page it is (`has_block_at`).
+//! Caches are asked for free memory in the order of their births, whatever numbers they were born with.
 //!
 //! *An example.* Thread A asks pool P for 3 MiB on stream S. It knows no such cache; P's list has none; so one is born, with
 //! number 7, and P and A name it. Its heap is empty: the request is a miss, which names it, too, on its way through the steps,

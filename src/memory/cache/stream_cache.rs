@@ -123,8 +123,13 @@ impl StreamCache {
     }
 
     /// Begins the life of a cache that nothing names. At the end of its last name it is one of `unnamed`.
-    pub(super) fn begin(&'static self, service: Service, unnamed: &'static UnnamedCaches) -> Arc<ServingCache> {
-        *self.heap.lock() = Heap::born(&service.pool, service.role, self.number);
+    pub(super) fn begin(
+        &'static self,
+        service: Service,
+        unnamed: &'static UnnamedCaches,
+        birth: u64,
+    ) -> Arc<ServingCache> {
+        *self.heap.lock() = Heap::born(&service.pool, service.role, birth);
         self.duties.store(if service.role == Role::Lender { LENDER } else { 0 }, Ordering::Relaxed);
         self.memory.events.put_back(self.last_work.take().map(|mark| mark.event));
         self.recording.set_pool(service.pool.id);
@@ -133,7 +138,7 @@ impl StreamCache {
         }
         self.stream.store(service.address(), Ordering::Relaxed);
         let name = Arc::new(CacheName { cache: self, unnamed });
-        let born = Arc::new(ServingCache { cache: self, service, name });
+        let born = Arc::new(ServingCache { cache: self, service, name, birth });
         *write(&self.serving) = Some(Arc::clone(&born));
         born
     }

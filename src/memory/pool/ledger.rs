@@ -18,12 +18,12 @@ pub(in crate::memory) struct Ledger {
     with_pages: Mutex<WithPages>,
 }
 
-/// The numbers of caches that may have free pages.
+/// The caches that may have free pages, by their births.
 #[derive(Debug, Default)]
 struct WithPages {
-    caches: BTreeSet<u32>,
-    /// The number returned last, if not all were.
-    last: u32,
+    caches: BTreeSet<u64>,
+    /// The one returned last, if not all were.
+    last: u64,
 }
 
 impl Ledger {
@@ -59,17 +59,17 @@ impl Ledger {
         self.needed.load(Ordering::Relaxed)
     }
 
-    pub(in crate::memory) fn add_with_pages(&self, cache: u32) {
-        lock(&self.with_pages).caches.insert(cache);
+    pub(in crate::memory) fn add_with_pages(&self, birth: u64) {
+        lock(&self.with_pages).caches.insert(birth);
     }
 
     /// Notes that a cache has no free pages; returns whether it was listed.
-    pub(in crate::memory) fn remove_with_pages(&self, cache: u32) -> bool {
-        lock(&self.with_pages).caches.remove(&cache)
+    pub(in crate::memory) fn remove_with_pages(&self, birth: u64) -> bool {
+        lock(&self.with_pages).caches.remove(&birth)
     }
 
-    /// Returns the numbers of caches that may have free pages: all in order, or `most`, after those returned last.
-    pub(in crate::memory) fn with_pages(&self, most: usize) -> Vec<u32> {
+    /// Returns the births of caches that may have free pages: all in order, or `most`, after those returned last.
+    pub(in crate::memory) fn with_pages(&self, most: usize) -> Vec<u64> {
         let mut with_pages = lock(&self.with_pages);
         if with_pages.caches.len() <= most {
             return with_pages.caches.iter().copied().collect();

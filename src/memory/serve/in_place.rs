@@ -28,7 +28,7 @@ pub(super) fn serve_in_place(request: &AllocationRequest, reach: &Reach) -> Resu
     if !reach.waits && lacking < needed {
         return Ok(None);
     }
-    let mut others = DeviceCaches::numbered(pool, &pool.ledger.with_pages(MANY));
+    let mut others = DeviceCaches::of_births(pool, &pool.ledger.with_pages(MANY));
     others.retain(|cache| !Arc::ptr_eq(cache, &request.of));
     if others.is_empty() {
         return Ok(None);

@@ -76,7 +76,7 @@ impl Reach {
             return (DeviceCaches::caches_of(pool), 0);
         }
         let published = pool.ledger.with_pages(MANY);
-        let caches = DeviceCaches::numbered(pool, &published);
+        let caches = DeviceCaches::of_births(pool, &published);
         let gone = published.len() - caches.len();
         (caches, gone)
     }
@@ -179,7 +179,7 @@ pub(super) fn take_from<T: FreeMemory>(
     // A look into a cache that this thread locks cheaply costs less than querying its stream.
     if cache.is_owned_by(request.thread) {
         let mut heap = cache.lock(request.thread);
-        let is_bare = cache.withdraw_if_no_pages(&mut heap);
+        let is_bare = heap.withdraw_if_no_pages();
         if heap.unused() < least || (is_bare && !reach.waits) {
             return Ok(Err(NotTaken::of(is_bare)));
         }
@@ -200,7 +200,7 @@ pub(super) fn take_from<T: FreeMemory>(
             heap.drop_empty_slabs_at_times(&cache.memory.pages);
         }
         let memory = select(&mut heap, &from.service);
-        (memory, cache.withdraw_if_no_pages(&mut heap))
+        (memory, heap.withdraw_if_no_pages())
     };
     let Some(memory) = memory else { return Ok(Err(NotTaken::of(is_bare))) };
     // Before any thread can have it.

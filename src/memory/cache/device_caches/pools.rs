@@ -27,22 +27,22 @@ struct Pools {
     /// The number of the newest pool with an id.
     by_id: FxHashMap<PoolId, u32>,
     past: Counts,
-    /// Every cache that serves a pool, by number.
-    serving: BTreeMap<u32, Arc<ServingCache>>,
+    /// Every cache that serves a pool, by its birth.
+    serving: BTreeMap<u64, Arc<ServingCache>>,
     /// How many of them serve the streams at an address.
     on_stream: FxHashMap<usize, usize>,
     /// The number of the last stream seen at each address.
     last_ids: FxHashMap<usize, u64>,
-    /// The number of the cache that [`PoolList::next_serving`] returned last.
-    last_seen: u32,
+    /// The birth of the cache that [`PoolList::next_serving`] returned last.
+    last_seen: u64,
 }
 
 /// A pool, its caches, and the counts of those that are gone.
 #[derive(Debug)]
 pub(super) struct PoolCaches {
     pool: Arc<Pool>,
-    /// By number.
-    pub(super) caches: BTreeMap<u32, Arc<ServingCache>>,
+    /// By their births.
+    pub(super) caches: BTreeMap<u64, Arc<ServingCache>>,
     /// The same caches by their stream's [`Order::address`].
     pub(super) by_stream: FxHashMap<usize, Vec<Arc<ServingCache>>>,
     /// The cache that lends slabs to the others, if they are many.
@@ -66,12 +66,12 @@ impl PoolCaches {
         }
         let stream = cache.stream_address();
         if let Some(same) = self.by_stream.get_mut(&stream) {
-            same.retain(|other| other.number != cache.number);
+            same.retain(|other| other.birth != cache.birth);
             if same.is_empty() {
                 self.by_stream.remove(&stream);
             }
         }
-        self.caches.remove(&cache.number).is_some()
+        self.caches.remove(&cache.birth).is_some()
     }
 }
 
@@ -131,7 +131,7 @@ impl PoolList {
         let (after, before) =
             (pools.serving.range((Bound::Excluded(last), Bound::Unbounded)), pools.serving.range(..=last));
         let next: Vec<_> = after.chain(before).take(most).map(|(_, cache)| Arc::clone(cache)).collect();
-        pools.last_seen = next.last().map_or(0, |cache| cache.number);
+        pools.last_seen = next.last().map_or(0, |cache| cache.birth);
         next
     }
 
@@ -171,8 +171,8 @@ impl PoolList {
             return Some(Arc::clone(first));
         }
         same.push(Arc::clone(cache));
-        entry.caches.insert(cache.number, Arc::clone(cache));
-        pools.serving.insert(cache.number, Arc::clone(cache));
+        entry.caches.insert(cache.birth, Arc::clone(cache));
+        pools.serving.insert(cache.birth, Arc::clone(cache));
         *pools.on_stream.entry(stream).or_default() += 1;
         Some(Arc::clone(cache))
     }
@@ -185,7 +185,7 @@ impl PoolList {
         {
             entry.past.add(counts);
         }
-        if pools.serving.remove(&cache.number).is_none() {
+        if pools.serving.remove(&cache.birth).is_none() {
             return;
         }
         let stream = cache.stream_address();
@@ -284,17 +284,17 @@ impl DeviceCaches {
         Ok(found)
     }
 
-    /// Returns the pool's caches with these numbers. Drops the other numbers from its ledger.
-    pub(in crate::memory) fn numbered(pool: &Pool, numbers: &[u32]) -> Vec<Arc<ServingCache>> {
-        let of_number = |entry: &mut PoolCaches, number: u32| {
-            let of_no_stream = || [&entry.lender, &entry.ranges].into_iter().flatten().find(|one| one.number == number);
-            let cache = entry.caches.get(&number).or_else(of_no_stream).cloned();
+    /// Returns the pool's caches of these births. Drops the others from its ledger.
+    pub(in crate::memory) fn of_births(pool: &Pool, births: &[u64]) -> Vec<Arc<ServingCache>> {
+        let of_birth = |entry: &mut PoolCaches, birth: u64| {
+            let of_no_stream = || [&entry.lender, &entry.ranges].into_iter().flatten().find(|one| one.birth == birth);
+            let cache = entry.caches.get(&birth).or_else(of_no_stream).cloned();
             if cache.is_none() {
-                pool.ledger.remove_with_pages(number);
+                pool.ledger.remove_with_pages(birth);
             }
             cache
         };
-        Self::of_pool(pool, |entry| numbers.iter().filter_map(|&number| of_number(entry, number)).collect())
+        Self::of_pool(pool, |entry| births.iter().filter_map(|&birth| of_birth(entry, birth)).collect())
     }
 
     /// Returns the counts of all caches of the pool, including those that are gone.

@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::memory::cache::service::Service;
 use crate::memory::cache::stream_cache::{ServingCache, StreamCache, UnnamedCaches};
 use crate::memory::device::DeviceMemory;
-use crate::sync::{AtomicU32, Ordering, Table};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, Table};
 
 /// How many caches a device can have.
 const CACHES_MAX: usize = 0x10_0000;
@@ -17,12 +17,18 @@ const CACHES_MAX: usize = 0x10_0000;
 pub(in crate::memory) struct CacheTable {
     caches: Table<OnceLock<StreamCache>, 4>,
     numbers: AtomicU32,
+    births: AtomicU64,
     unnamed: UnnamedCaches,
 }
 
 impl CacheTable {
     pub(super) fn new() -> Self {
-        Self { caches: Table::new(CACHES_MAX), numbers: AtomicU32::new(0), unnamed: UnnamedCaches::default() }
+        Self {
+            caches: Table::new(CACHES_MAX),
+            numbers: AtomicU32::new(0),
+            births: AtomicU64::new(1),
+            unnamed: UnnamedCaches::default(),
+        }
     }
 
     #[inline]
@@ -48,7 +54,7 @@ impl CacheTable {
                 place.get_or_init(|| StreamCache::new(number, memory))
             }
         };
-        Ok(cache.begin(service, &self.unnamed))
+        Ok(cache.begin(service, &self.unnamed, self.births.fetch_add(1, Ordering::Relaxed)))
     }
 }
 

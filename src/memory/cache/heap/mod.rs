@@ -108,9 +108,9 @@ impl Heap {
     }
 
     /// Makes the heap of a cache that is born, which publishes in its pool's ledger.
-    pub(in crate::memory) fn born(pool: &Pool, role: Role, cache: u32) -> Self {
+    pub(in crate::memory) fn born(pool: &Pool, role: Role, birth: u64) -> Self {
         let mut heap = Self { is_lender: role == Role::Lender, ..Self::new(pool.begin_cutting()) };
-        heap.begin_publishing(HeapLedger { ledger: Arc::clone(&pool.ledger), cache });
+        heap.begin_publishing(HeapLedger { ledger: Arc::clone(&pool.ledger), birth });
         heap
     }
 

@@ -11,11 +11,11 @@ use super::block::NONE;
 use crate::memory::pool::Ledger;
 use crate::memory::tuning::{PAGE, PUBLISHED_AHEAD_PARTS, PUBLISHED_SLACK};
 
-/// The ledger of a heap's pool, and the heap's number there, which is its cache's.
+/// The ledger of a heap's pool, and the heap's number there, which is its cache's [`birth`](super::super::ServingCache::birth).
 #[derive(Debug)]
 pub(in crate::memory) struct HeapLedger {
     pub(in crate::memory) ledger: Arc<Ledger>,
-    pub(in crate::memory) cache: u32,
+    pub(in crate::memory) birth: u64,
 }
 
 /// What a heap has published, and when it publishes next.
@@ -95,8 +95,8 @@ impl Heap {
     #[cold]
     pub(super) fn publish_pages(&mut self) {
         self.published.from = u64::MAX;
-        if let Some(HeapLedger { ledger, cache }) = &self.published.ledger {
-            ledger.add_with_pages(*cache);
+        if let Some(HeapLedger { ledger, birth }) = &self.published.ledger {
+            ledger.add_with_pages(*birth);
         }
     }
 
@@ -105,10 +105,13 @@ impl Heap {
         self.map.find(PAGE) != NONE
     }
 
-    /// Ends the publication of free pages unless there are some, and returns the ledger to remove the heap from.
-    pub(in crate::memory) fn withdraw_pages(&mut self) -> Option<Arc<Ledger>> {
-        let to = self.published.ledger.as_ref().filter(|_| !self.has_free_page())?;
+    /// Ends the publication of free pages unless there are some. Returns whether they were published.
+    pub(in crate::memory) fn withdraw_if_no_pages(&mut self) -> bool {
+        let Some(HeapLedger { ledger, birth }) = self.published.ledger.as_ref().filter(|_| !self.has_free_page())
+        else {
+            return false;
+        };
         self.published.from = PAGE;
-        Some(Arc::clone(&to.ledger))
+        ledger.remove_with_pages(*birth)
     }
 }

@@ -59,11 +59,6 @@ impl StreamCache {
         if self.has_block_at(offset) { heap.begin_waiting(&self.memory.pages, offset) } else { Err(Invalid::Freed) }
     }
 
-    /// Removes the cache from the ledger's list of those with free pages, if it has none. Returns whether it was on it.
-    pub(in crate::memory) fn withdraw_if_no_pages(&self, heap: &mut Heap) -> bool {
-        heap.withdraw_pages().is_some_and(|ledger| ledger.remove_with_pages(self.number))
-    }
-
     /// Refuses an offset at which no block starts that a caller holds.
     pub(in crate::memory) fn check_live(&self, offset: u64) -> Result<(), Invalid> {
         self.memory.pages.entry(offset).check_live()

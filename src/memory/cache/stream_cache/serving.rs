@@ -47,6 +47,9 @@ pub(in crate::memory) struct ServingCache {
     pub(in crate::memory) cache: &'static StreamCache,
     pub(in crate::memory) service: Service,
     pub(in crate::memory) name: Arc<CacheName>,
+    /// Its place among all caches of the device, in the order of their births: the order in which they are asked for free
+    /// memory, which must not depend on which storage was free.
+    pub(in crate::memory) birth: u64,
 }
 
 impl Deref for ServingCache {

@@ -33,7 +33,7 @@ impl ServingCache {
         }
         let offset = heap.allocate_grown(&cache.memory.pages, request);
         // Most often the request takes all of it.
-        cache.withdraw_if_no_pages(&mut heap);
+        heap.withdraw_if_no_pages();
         if let Some(offset) = offset.filter(|_| is_recorded()) {
             cache.record_alloc(offset, request);
         }
@@ -57,7 +57,7 @@ impl ServingCache {
         let mut heap = self.add_observed(start, bytes)?;
         let places: Vec<_> = (0..bytes / each).map(|index| start + index * each).collect();
         let live = cache.allocate_each(&mut heap, &places, each);
-        cache.withdraw_if_no_pages(&mut heap);
+        heap.withdraw_if_no_pages();
         if live.len() == places.len() {
             return Ok(());
         }
@@ -137,7 +137,7 @@ impl StreamCache {
             }
         }
         if !taken.is_empty() {
-            self.withdraw_if_no_pages(heap);
+            heap.withdraw_if_no_pages();
         }
         taken
     }
