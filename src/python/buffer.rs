@@ -114,10 +114,13 @@ impl<B> HeldBuffer<B> {
         check: impl FnOnce(&B, &Stream) -> Result<()>,
     ) -> Result<Option<(B, Keepers)>> {
         process::refuse_forked()?;
-        let mut held = lock(&self.0);
-        if let (Some(buffer), Some(stream)) = (held.0.buffer(), stream) {
-            check(buffer, stream)?;
+        if let Some(stream) = stream
+            && let Ok(buffer) = self.shared()
+        {
+            // Without the lock, since the driver is asked.
+            check(&buffer, stream)?;
         }
+        let mut held = lock(&self.0);
         let taken = held.0.take()?;
         Ok(taken.map(|buffer| (buffer, mem::take(&mut held.1))))
     }

@@ -91,5 +91,5 @@ pub(super) fn gives_free_memory(pool: &Pool) -> bool {
 
 /// Returns whether a pool was offered, and may be taken now.
 pub(super) fn is_on_offer(pool: &Pool) -> bool {
-    pool.sleep.offer.is_made && !pool.sleep.offer.is_in_use() && !pool.sleep.is_asleep() && !pool.is_closed()
+    pool.sleep.offer.is_made && !pool.sleep.offer.is_in_use() && pool.is_in_service()
 }

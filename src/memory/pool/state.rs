@@ -189,6 +189,11 @@ impl Pool {
         self.life.stage() != Stage::InUse
     }
 
+    /// Returns whether it serves requests: it is neither closed nor asleep.
+    pub(in crate::memory) fn is_in_service(&self) -> bool {
+        !self.is_closed() && !self.sleep.is_asleep()
+    }
+
     /// Marks the work on foreign streams from now on; false if it was marked already.
     pub(in crate::memory) fn begin_marking_work(&self) -> bool {
         !self.marks_work.swap(true, Ordering::AcqRel)

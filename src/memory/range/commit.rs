@@ -218,7 +218,7 @@ impl<'a, 'b> Commit<'a, 'b> {
         let memory = pool.memory;
         for attempt in 0..A_FEW {
             // After the cache was found: a pool that falls asleep from now on, or is closed, finds it, too.
-            if pool.is_closed() || pool.sleep.is_asleep() {
+            if !pool.is_in_service() {
                 return Err(pool::out_of_service(pool));
             }
             self.take_back()?;

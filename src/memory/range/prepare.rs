@@ -54,15 +54,14 @@ pub(super) fn make_missing(pool: &Arc<Pool>, pages: u32) -> Result<()> {
 /// asks again.
 fn make((pool, pages): &WantedExtents) {
     while let Some(pool) = pool.upgrade() {
-        let is_out_of_service = || pool.is_closed() || pool.sleep.is_asleep();
-        if is_out_of_service() || !pool.supply.ready.lacks(*pages) {
+        if !pool.is_in_service() || !pool.supply.ready.lacks(*pages) {
             return;
         }
         if let Err(error) = make_ready(&pool, *pages) {
             debug!(target: MEMORY, "no page made ready for a range of pool {}: {error}", pool.label());
             return;
         }
-        if is_out_of_service() {
+        if !pool.is_in_service() {
             // Since then; what was made ready before went with that.
             release_ready(&pool);
             pool.memory.try_end_retired();

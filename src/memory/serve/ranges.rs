@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::acquire::{Need, Step, acquire};
-use super::extents::{PagePlacement, retire_extents};
+use super::extents::{PagePlacement, is_no_memory, retire_extents};
 use super::growth::Growth;
 use super::pages::{Grown, fill};
 use super::take::{AllocationRequest, Reach};
@@ -29,7 +29,7 @@ pub(in crate::memory) fn commit_run(of: &Arc<ServingCache>, run: Run, each: u32)
     let _delivery = Delivery::at_end();
     let (pool, request) = (of.pool(), AllocationRequest::new(Arc::clone(of), run.bytes()));
     let take = |step, reach: &Reach| match step {
-        Step::Pages => grow_at(&request, reach, run, each).map(Grown::Block),
+        Step::Pages => grow_at(&request, reach, run, each),
         _ => Ok(Grown::Nothing),
     };
     let committed = acquire(Need { pool, bytes: request.bytes, request: Some(&request), take: &take })?;
@@ -92,17 +92,17 @@ pub(in crate::memory) fn ranges_cache(pool: &Arc<Pool>) -> Result<Arc<ServingCac
 }
 
 /// Maps memory at held addresses where nothing is mapped, and makes each extent of `each` pages a live block of the
-/// request's cache. Returns false if something is mapped there still.
+/// request's cache: false if something is mapped there still, nothing if the driver has just refused as many.
 ///
 /// # Errors
-/// One for which [`is_no_memory`](super::extents::is_no_memory) holds if there is not enough; `ErrorKind::Asleep` or
+/// One for which [`is_no_memory`] holds if there is not enough; `ErrorKind::Asleep` or
 /// `ErrorKind::InvalidValue` if the pool fell asleep or was closed meanwhile; any other refusal of the driver. Nothing
 /// is mapped there then.
-fn grow_at(request: &AllocationRequest, reach: &Reach, run: Run, each: u32) -> Result<bool> {
+fn grow_at(request: &AllocationRequest, reach: &Reach, run: Run, each: u32) -> Result<Grown<bool>> {
     let memory = request.memory;
     let _moving = memory.under_way.begin();
     if !lock(&memory.space).map_held(run) {
-        return Ok(false);
+        return Ok(Grown::Block(false));
     }
     let _activity = Activity::begin_of(request.bytes, format_args!("commit memory"));
     let of_each = Portion::Each { most: run.pages / each, pages: each };
@@ -110,10 +110,15 @@ fn grow_at(request: &AllocationRequest, reach: &Reach, run: Run, each: u32) -> R
     let place = PagePlacement { first: run.first, pages: run.pages, taken: run.pages };
     let mut growth = Growth::new(request, place, Company::WithMany);
     growth.each = Some(each);
-    if let Err(error) = fill(&mut growth, own.unwrap_or_default(), reach, MovedPages::All) {
+    let filled = fill(&mut growth, own.unwrap_or_default(), reach, MovedPages::All);
+    if !matches!(filled, Ok(true)) {
+        let missing = growth.missing_pages();
         growth.undo();
-        return Err(error);
+        if filled.as_ref().is_err_and(is_no_memory) {
+            reach.note_refusal(missing);
+        }
+        return filled.map(|_| Grown::Nothing);
     }
     let added = growth.finish_by(|of, start, bytes, _| of.add_live(start, bytes, u64::from(each) * PAGE));
-    added.map(|()| true).map_err(|_| out_of_service(request.pool()))
+    added.map(|()| Grown::Block(true)).map_err(|_| out_of_service(request.pool()))
 }

@@ -52,7 +52,7 @@ pub(super) fn serve_from_lent_slab(request: &AllocationRequest, reach: &Reach) -
     let Some(lender) = lender else { return Ok(None) };
     // Read once the pool knows the lender, so that the call that ends the pool or puts it to sleep sees it, or this one
     // sees that.
-    if pool.is_closed() || pool.sleep.is_asleep() {
+    if !pool.is_in_service() {
         return Ok(None);
     }
     let lend = || {
