@@ -63,7 +63,6 @@ mod guide {}
 
 pub mod c_api;
 mod counters;
-mod device_sleep;
 mod devices;
 mod environment;
 mod error;
@@ -85,8 +84,7 @@ mod site_packages;
 mod summary;
 mod sync;
 
-pub use device_sleep::sleep;
-pub use devices::device;
+pub use devices::{device, sleep};
 pub use error::{
     AskedNeighbours, Cause, Error, ErrorKind, LibraryError, MemoryUse, NeighbourUse, OutOfMemory, PoolExhausted,
     Result, StatusKind, Wanted,

@@ -55,7 +55,7 @@ UNSAFE = {
     "src/replay": "server.rs",
     "src/sync": "owner_lock.rs schedule.rs thread.rs",
     # A thread takes a heap's lock as its owner; a graph keeps what it uses.
-    "src/memory/cache": "graph_use.rs stream_cache.rs",
+    "src/memory/cache": "block_user.rs stream_cache.rs",
     # Memory is mapped, unmapped and released.
     "src/memory/device": "address_range.rs retired.rs segments.rs supply.rs",
     "src/memory/serve": "extents.rs growth.rs pools.rs reserve.rs segments.rs trim.rs",

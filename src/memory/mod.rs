@@ -37,8 +37,6 @@ pub(crate) mod checkpoint;
 mod copies;
 pub(crate) mod device;
 pub(crate) mod device_buffer;
-#[cfg(feature = "python")]
-mod in_parts;
 pub(crate) mod limits;
 mod mem_pool;
 pub(crate) mod neighbour;
@@ -66,13 +64,12 @@ pub(crate) use self::{
     cache::Order,
     copies::{CopyDirection, HostBytes},
     device_buffer::empty_by,
-    in_parts::allocate_in_parts,
     pinned::{empty_pinned_by, node_of, pinned_stats_by_node},
     plug::{TorchAllocator, fence, follow_blocking},
     pool::no_fraction,
     pool_by_id::device_of_pool,
     report::stacks_in_use,
-    route::{EnteredCapture, EnteredRoute, Followers, Route, set_find_context_route},
+    route::{EnteredCapture, EnteredRoute, Followers, Route, allocate_in_parts, set_find_context_route},
     serve::owns,
     share::share_at,
 };

@@ -7,11 +7,11 @@ use std::sync::Arc;
 
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
-use super::service::{Order, Service};
+use super::service::{Order, Role, Service};
 use super::stream_cache::{CacheName, ServingCache, StreamCache};
 use crate::error::{Error, Result};
 use crate::ids::MemoryLocation;
-use crate::memory::pool::{self, Role, ending};
+use crate::memory::pool::{self, ending};
 use crate::memory::tuning::A_FEW;
 use crate::runtime::{Stream, is_still};
 use crate::sync::ThisThread;

@@ -85,10 +85,8 @@
 mod block_user;
 mod device_caches;
 mod event;
-mod graph_use;
 mod heap;
 mod known;
-mod last_work;
 mod recorded_blocks;
 mod service;
 mod stream_cache;
@@ -107,8 +105,7 @@ pub(crate) use known::GivenKey;
 pub(in crate::memory) use known::{
     CacheKey, Found, add, forget_last, forget_some, known, last, last_given, remember, remember_given,
 };
-pub(in crate::memory) use last_work::WorkMark;
 pub(in crate::memory) use recorded_blocks::RecordedGuard;
 pub(crate) use service::Order;
-pub(in crate::memory) use service::Service;
-pub(in crate::memory) use stream_cache::{NotAdded, ServingCache, StreamCache};
+pub(in crate::memory) use service::{Role, Service};
+pub(in crate::memory) use stream_cache::{NotAdded, ServingCache, StreamCache, WorkMark};

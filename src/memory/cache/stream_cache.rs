@@ -16,18 +16,17 @@ use std::sync::{Arc, RwLock};
 use super::block_user::{BlockUser, Waiting};
 use super::event::is_recorded;
 use super::heap::{Heap, HeapSearch};
-use super::last_work::LastWork;
 use super::recorded_blocks::CacheRecording;
-use super::service::{Order, Service};
+use super::service::{Order, Role, Service};
 use crate::ids::RawStream;
 use crate::memory::device::{DeviceMemory, LENT};
-use crate::memory::pool::Role;
 use crate::memory::tuning::{A_FEW, LOOKS};
 use crate::runtime::Stream;
 use crate::sync::{
     AtomicU32, AtomicU64, AtomicUsize, Ordering, OwnerGuard, OwnerLock, Requests, SharedList, ThisThread, read, write,
 };
-pub(in crate::memory) use serving::{CacheName, ServingCache, UnnamedCaches};
+use serving::LastWork;
+pub(in crate::memory) use serving::{CacheName, ServingCache, UnnamedCaches, WorkMark};
 
 /// The pool was closed or dropped: what is freed leaves at once.
 const CLOSING: u32 = 0b0_0001;

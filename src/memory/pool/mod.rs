@@ -6,7 +6,6 @@ mod id;
 mod ledger;
 mod life;
 mod limit;
-mod role;
 mod segment_list;
 mod state;
 
@@ -23,7 +22,6 @@ pub use limit::MemoryLimit;
 #[cfg(feature = "python")]
 pub(crate) use limit::no_fraction;
 pub(in crate::memory) use limit::{lock_limit, refuse_no_fraction};
-pub(in crate::memory) use role::Role;
 pub(in crate::memory) use segment_list::SegmentCallback;
 pub use segment_list::{SegmentEvent, SegmentEventKind, SegmentGuard};
 pub(in crate::memory) use state::closed;

@@ -9,8 +9,8 @@ use std::time::Duration;
 use super::stats::{MemoryStats, PoolStats};
 use crate::counters::Sum;
 use crate::ids::Device;
-use crate::memory::cache::{ALL, Counts, DeviceCaches};
-use crate::memory::pool::{Pool, PoolId, Role};
+use crate::memory::cache::{ALL, Counts, DeviceCaches, Role};
+use crate::memory::pool::{Pool, PoolId};
 use crate::sync::{ThisThread, lock};
 
 /// The memory of a pool that serves the requests of one stream, whichever threads they come from.

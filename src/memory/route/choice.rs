@@ -3,7 +3,8 @@
 
 use crate::error::Result;
 use crate::ids::RawStream;
-use crate::memory::pool::{Role, UseOf};
+use crate::memory::cache::Role;
+use crate::memory::pool::UseOf;
 
 /// What a route's memory is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -129,7 +130,7 @@ mod tests {
     use std::cell::Cell;
 
     use super::*;
-    use crate::memory::pool::Role::{Feed, Graphs, Requests};
+    use crate::memory::cache::Role::{Feed, Graphs, Requests};
 
     const STREAM: RawStream = RawStream::from_address(0x100);
     const OTHER: RawStream = RawStream::from_address(0x200);

@@ -7,9 +7,9 @@ mod routes;
 mod scopes;
 
 pub(crate) use choice::RouteKind;
-pub(in crate::memory) use requests::cache_on;
 #[cfg(feature = "python")]
-pub(in crate::memory) use requests::{AllocationAttempt, try_allocate};
+pub(crate) use requests::allocate_in_parts;
+pub(in crate::memory) use requests::cache_on;
 pub(crate) use requests::{allocate, allocate_as_last, allocate_given};
 pub(in crate::memory) use routes::leave_by_id;
 pub(crate) use routes::{EnteredRoute, Followers, GivenPool, leave_by_ticket};

@@ -5,8 +5,10 @@ use std::sync::Arc;
 
 use super::routes::{Destination, GivenPool, destination};
 use crate::error::Result;
-use crate::memory::cache::{self, CacheKey, DeviceCaches, Found, GivenKey, Order, Service, ServingCache, StreamCache};
-use crate::memory::pool::{self, Role};
+use crate::memory::cache::{
+    self, CacheKey, DeviceCaches, Found, GivenKey, Order, Role, Service, ServingCache, StreamCache,
+};
+use crate::memory::pool;
 use crate::memory::serve::{Allocation, Miss, device_caches, end_abandoned};
 use crate::observe::delivery::Delivery;
 use crate::observe::recording::{self, Purpose};
@@ -16,7 +18,7 @@ use crate::sync::ThisThread;
 
 /// The result of trying a request.
 #[derive(Debug)]
-pub(in crate::memory) enum AllocationAttempt {
+enum AllocationAttempt {
     Ready(Allocation),
     /// None was ready; serving the miss may call the driver, and may wait.
     Miss(Miss),
@@ -77,7 +79,7 @@ pub(crate) fn allocate_given(bytes: u64, stream: &Stream, given: &GivenPool) -> 
 /// # Errors
 /// `ErrorKind::InvalidValue` for an unknown device; `ErrorKind::Library` if the driver refuses.
 #[inline]
-pub(in crate::memory) fn try_allocate(bytes: u64, order: &impl Order) -> Result<AllocationAttempt> {
+fn try_allocate(bytes: u64, order: &impl Order) -> Result<AllocationAttempt> {
     let state = process::state();
     if state.is_plain() { Ok(take(cache_for(order, state)?, bytes)) } else { take_slowly(bytes, order) }
 }
@@ -161,6 +163,27 @@ fn find_now(order: &impl Order, given: Option<&GivenPool>, state: ProcessState) 
     // After the thread knows the cache, so that the thread's end gives it up.
     cache.adopt(thread);
     Ok((key, Found { cache, thread }))
+}
+
+/// The rest of a request that found no free block.
+#[cfg(feature = "python")]
+pub(crate) type Rest<'a> = &'a mut (dyn FnMut() -> Result<Allocation> + Send);
+
+/// Allocates a block in two parts, so that a caller can let others work during driver calls. What may call the driver or wait is left to `serve`, which runs it on the same thread.
+#[cfg(feature = "python")]
+#[inline]
+pub(crate) fn allocate_in_parts(
+    bytes: u64,
+    order: &(impl Order + Sync),
+    serve: impl FnOnce(Rest<'_>) -> Result<Allocation>,
+) -> Result<Allocation> {
+    match try_allocate(bytes, order)? {
+        AllocationAttempt::Ready(block) => Ok(block),
+        AllocationAttempt::Miss(miss) => serve(&mut || match miss.serve()? {
+            Some(block) => Ok(block),
+            None => allocate(bytes, order),
+        }),
+    }
 }
 
 /// Returns the number by which a stream's services are told from those of earlier ones at its address: 0 for a lasting one,

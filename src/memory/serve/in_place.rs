@@ -6,9 +6,8 @@ use std::sync::Arc;
 
 use super::take::{AllocationRequest, Giver, NotTaken, Reach, Taken, take_from};
 use crate::error::Result;
-use crate::memory::cache::{DeviceCaches, Moved, Portion, Service};
+use crate::memory::cache::{DeviceCaches, Moved, Portion, Role, Service};
 use crate::memory::device::Mapping;
-use crate::memory::pool::Role;
 use crate::memory::tuning::{A_FEW, MANY, PAGE};
 
 /// Serves the request from ready free pages in a row of another cache of its pool: the offset of the block. None if no

@@ -16,10 +16,10 @@ use super::take::{Allocation, AllocationRequest, FreeMemory, Giver, Reach, other
 use super::trim::settle;
 use crate::error::{Error, GPUPOOL, Result};
 use crate::memory::cache::{
-    BLOCK_BYTES_MAX, BlockUser, DeviceCaches, Heap, HeapSearch, Service, ServingCache, StreamCache, forget_last,
+    BLOCK_BYTES_MAX, BlockUser, DeviceCaches, Heap, HeapSearch, Role, Service, ServingCache, StreamCache, forget_last,
 };
 use crate::memory::device::{Patience, Until};
-use crate::memory::pool::{Pool, Role};
+use crate::memory::pool::Pool;
 use crate::observe::delivery::Delivery;
 use crate::observe::recording::{Purpose, hold_stack};
 use crate::observe::target::MEMORY;

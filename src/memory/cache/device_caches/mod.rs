@@ -1,7 +1,6 @@
 //! A device's memory with the pools and caches that share it. Made when first needed and never dropped.
 
 mod discard_list;
-mod neighbour_counts;
 mod pools;
 mod reports;
 mod table;
@@ -10,9 +9,8 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, OnceLock};
 
 pub(in crate::memory) use self::discard_list::{DiscardList, Discardable, ToDiscard};
-use self::neighbour_counts::NeighbourCounts;
 use self::pools::PoolList;
-use self::reports::Reports;
+use self::reports::{NeighbourCounts, Reports};
 use self::table::CacheTable;
 use super::stream_cache::StreamCache;
 use crate::error::{Error, Result};

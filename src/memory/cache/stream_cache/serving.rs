@@ -1,4 +1,5 @@
-//! A cache with what it serves, from its birth to its end.
+//! A cache with what it serves, from its birth to its end, and the work so far on its stream, marked while that was alive: a
+//! stream that gpupool did not make can be touched only in a call that names it; its mark serves when it may be gone.
 
 use std::ops::Deref;
 use std::sync::{Arc, Mutex};
@@ -10,6 +11,7 @@ use crate::memory::cache::service::Service;
 use crate::memory::device::Until;
 use crate::memory::pool::Pool;
 use crate::process;
+use crate::runtime::Event;
 use crate::sync::{Ordering, OwnerGuard, ThisThread, lock, write};
 
 /// Caches that have ended and that nothing names, for the next ones to be born.
@@ -119,5 +121,38 @@ impl ServingCache {
     /// As [`ServingCache::work_so_far`]; if the driver cannot record it, waits for all work on the device, recorded later.
     pub(in crate::memory) fn work_so_far_or_later(&self) -> Until {
         self.work_so_far(None).unwrap_or_else(|_| Until::recorded_later(self.memory.location.device()))
+    }
+}
+
+/// A stream's work at a time when the cache's heap was as it was.
+#[derive(Debug)]
+pub(in crate::memory) struct WorkMark {
+    pub(in crate::memory) event: Event,
+    pub(in crate::memory) is_done: bool,
+    /// The heap's turnover then.
+    pub(in crate::memory) turnover: u64,
+}
+
+/// The last mark of one cache, taken out for work with it, so that no driver call is made under the lock.
+#[derive(Debug, Default)]
+pub(in crate::memory) struct LastWork(Mutex<Option<WorkMark>>);
+
+impl LastWork {
+    pub(in crate::memory) fn turnover(&self) -> Option<u64> {
+        lock(&self.0).as_ref().map(|mark| mark.turnover)
+    }
+
+    pub(in crate::memory) fn take(&self) -> Option<WorkMark> {
+        lock(&self.0).take()
+    }
+
+    /// Keeps the newer of two marks, and returns the other's event.
+    pub(in crate::memory) fn put(&self, mark: WorkMark) -> Option<Event> {
+        let mut last = lock(&self.0);
+        let older = match &*last {
+            Some(newer) if newer.turnover >= mark.turnover => Some(mark),
+            _ => last.replace(mark),
+        };
+        older.map(|mark| mark.event)
     }
 }
