@@ -93,7 +93,7 @@ def let_go() -> int:
 
 def offer(nbytes: int) -> None:
     """Have a pool that sleeps for others, in use and with known words, and warm pinned memory for it."""
-    gpupool.warm_pinned(nbytes, background=False)
+    gpupool.warm_pinned(nbytes)
     kept["pool"] = gpupool.MemPool(sleeps_for_others=True)
     kept["pieces"] = [kept["pool"].empty(nbytes // PIECES) for _ in range(PIECES)]
     for number, piece in enumerate(kept["pieces"]):
@@ -191,7 +191,7 @@ def stand_in(steps: int, seed: int, nbytes: int, before_step: "Turns | None") ->
 def train(steps: int, seed: int, nbytes: int, peak: int = 0, turn: int = 0) -> dict[str, Any]:
     """Train, in turns if a peak is given, and return the most memory that it had and what failed."""
     let_go()
-    gpupool.reset_peak_memory_stats()
+    gpupool.reset_peak_stats()
     error = None
     turns = Turns(peak, turn) if peak else None
     try:

@@ -49,7 +49,7 @@ class Gpupool(Way):
 
         self._gpupool = gpupool
         self.allocate = gpupool.empty_pinned
-        self.ready = lambda nbytes: gpupool.warm_pinned(nbytes, background=False)
+        self.ready = lambda nbytes: gpupool.warm_pinned(nbytes)
         self.give_back = gpupool.empty_cache
 
     def held(self) -> int:

@@ -66,7 +66,7 @@ def compare(steps):
     pool.free_all_blocks()
     with gpupool.cupy.using():
         gpupool.empty_cache()
-        gpupool.reset_peak_memory_stats()
+        gpupool.reset_peak_stats()
         pooled = measure(steps, lambda: gpupool.memory_stats().peak_reserved_bytes)
     return own, pooled
 

@@ -112,7 +112,7 @@ class RegisteredPool:
         self.pool = gpupool.MemPool(no_split=True)
         self._callback = self.pool.on_segment(self._follow)
 
-    def _follow(self, event: gpupool.SegmentEvent) -> None:
+    def _follow(self, event: gpupool.typing.SegmentEvent) -> None:
         if event.kind == "added":
             self._handles[event.address] = self._nccl.register(event.address, event.nbytes, self._windows)
         else:

@@ -168,7 +168,7 @@ def stream_through(gpu, total):
         return int(wrong)
 
     # The first pieces find pinned memory ready.
-    gpupool.warm_pinned(gpu.loaders * (AHEAD + 1) * gpu.piece_bytes, background=False)
+    gpupool.warm_pinned(gpu.loaders * (AHEAD + 1) * gpu.piece_bytes)
     begin = time.perf_counter()
     with ThreadPoolExecutor(gpu.loaders) as executor:
         wrong = sum(executor.map(lambda _: load(), range(gpu.loaders)))

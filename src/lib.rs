@@ -108,7 +108,7 @@ pub use memory::{
 };
 pub use memory::{
     PinnedBuffer, empty_pinned, empty_pinned_cache, empty_pinned_on_node, pinned_limit, pinned_stats, set_pinned_limit,
-    warm_pinned,
+    warm_pinned, warm_pinned_in_background,
 };
 pub use memory::{ShareToken, attach};
 #[cfg(feature = "cudarc")]

@@ -7,6 +7,27 @@
 
 A thread keeps its handles until it ends; then they return to the pool, and the next thread gets them. Importing this
 package loads no GPU library: that happens at the first call that needs one.
+
+What is here, by what it is for; frameworks have modules of their own, as ``gpupool.torch``, and results classes, in
+``gpupool.typing``:
+
+- libraries' handles: ``HandlePool``, ``cublas``, ``cublaslt``, ``cudnn``, ``cudss``, ``cusolver``, ``cusparse``,
+  ``cusparselt``, ``custatevec``, ``cutensor``, ``cutensornet``, ``hipblas``, ``hipblaslt``, ``hipsolver``,
+  ``hipsparse``, ``miopen``, ``simulated``
+- device memory: ``DeviceBuffer``, ``MemPool``, ``MemoryRange``, ``empty``, ``graph_pool_handle``, ``use_mem_pool``
+- pinned memory of the host: ``PinnedBuffer``, ``empty_pinned``, ``get_pinned_limit``, ``set_pinned_limit``,
+  ``warm_pinned``
+- devices and streams: ``Stream``, ``current_device``, ``current_stream``, ``device_count``, ``enable_peer_access``,
+  ``peers``, ``runtime``, ``stream``, ``synchronize``
+- other processes: ``attach``, ``available_memory``, ``claim``, ``neighbours``, ``set_neighbour``
+- making room: ``empty_cache``, ``get_per_process_memory_fraction``, ``on_oom``, ``oom_callbacks``,
+  ``set_per_process_memory_fraction``, ``sleep``, ``wake``
+- what is held, and what happened: ``dump_snapshot``, ``get_memory_history``, ``handle_stats``, ``info``,
+  ``memory_snapshot``, ``memory_stats``, ``memory_summary``, ``pinned_stats``, ``plot``, ``record_memory_history``,
+  ``reset_peak_pinned_stats``, ``reset_peak_stats``
+- programs in C and C++: ``c_api``, ``get_include``, ``get_library``
+- errors: ``Asleep``, ``Error``, ``Forked``, ``InternalError``, ``InvalidValue``, ``LibraryError``,
+  ``LibraryNotFound``, ``OutOfMemory``, ``PoolExhausted``, ``RuntimeUnavailable``, ``Unavailable``
 """
 
 import importlib
@@ -16,44 +37,24 @@ import sys
 from gpupool import _logging, _native
 from gpupool._native import (
     Asleep,
-    CApi,
-    Capture,
-    Claim,
     DeviceBuffer,
-    DiscardCallback,
     Error,
     Forked,
-    GraphMemory,
     HandlePool,
-    HandleStats,
     InternalError,
     InvalidValue,
-    Lease,
     LibraryError,
     LibraryNotFound,
     MemoryRange,
-    MemoryStats,
     MemPool,
-    Neighbour,
-    NeighbourPool,
-    OomCallback,
     OutOfMemory,
     PinnedBuffer,
     PoolExhausted,
-    PoolScope,
-    PoolStats,
-    PoolToken,
     RuntimeUnavailable,
-    SegmentCallback,
-    SegmentEvent,
-    ShareToken,
     Stream,
-    StreamScope,
     Unavailable,
-    __version__,
     attach,
     available_memory,
-    begin_allocate_to_pool,
     c_api,
     claim,
     cublas,
@@ -73,9 +74,7 @@ from gpupool._native import (
     empty_cache,
     empty_pinned,
     enable_peer_access,
-    end_allocate_to_pool,
     get_memory_history,
-    get_memory_limit,
     get_per_process_memory_fraction,
     get_pinned_limit,
     graph_pool_handle,
@@ -92,11 +91,9 @@ from gpupool._native import (
     oom_callbacks,
     peers,
     pinned_stats,
-    pool_use_count,
     record_memory_history,
-    release_pool,
-    reset_peak_memory_stats,
     reset_peak_pinned_stats,
+    reset_peak_stats,
     runtime,
     set_neighbour,
     set_per_process_memory_fraction,
@@ -109,120 +106,106 @@ from gpupool._native import (
     wake,
     warm_pinned,
 )
+from gpupool._native import (
+    __version__ as __version__,
+)
 
 # Type checkers take this for True; the typing module takes longer to import than it is worth here.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from gpupool._notebook.plot import Plot, plot
-    from gpupool._report.info import Info, info
-    from gpupool._report.summary import MemorySummary, memory_summary
+    from gpupool._notebook.plot import plot
+    from gpupool._report.info import info
+    from gpupool._report.summary import memory_summary
     from gpupool._traces.dump import dump_snapshot
 
-__all__ = [
-    "Asleep",
-    "CApi",
-    "Capture",
-    "Claim",
-    "DeviceBuffer",
-    "DiscardCallback",
-    "Error",
-    "Forked",
-    "GraphMemory",
+# By what they are for, as `help(gpupool)` and the guide have them.
+__all__ = [  # noqa: RUF022
+    # Libraries' handles.
     "HandlePool",
-    "HandleStats",
-    "Info",
-    "InternalError",
-    "InvalidValue",
-    "Lease",
-    "LibraryError",
-    "LibraryNotFound",
-    "MemPool",
-    "MemoryRange",
-    "MemoryStats",
-    "MemorySummary",
-    "Neighbour",
-    "NeighbourPool",
-    "OomCallback",
-    "OutOfMemory",
-    "PinnedBuffer",
-    "Plot",
-    "PoolExhausted",
-    "PoolScope",
-    "PoolStats",
-    "PoolToken",
-    "RuntimeUnavailable",
-    "SegmentCallback",
-    "SegmentEvent",
-    "ShareToken",
-    "Stream",
-    "StreamScope",
-    "Unavailable",
-    "__version__",
-    "attach",
-    "available_memory",
-    "begin_allocate_to_pool",
-    "c_api",
-    "claim",
     "cublas",
     "cublaslt",
     "cudnn",
     "cudss",
-    "current_device",
-    "current_stream",
     "cusolver",
     "cusparse",
     "cusparselt",
     "custatevec",
     "cutensor",
     "cutensornet",
-    "device_count",
-    "dump_snapshot",
-    "empty",
-    "empty_cache",
-    "empty_pinned",
-    "enable_peer_access",
-    "end_allocate_to_pool",
-    "get_include",
-    "get_library",
-    "get_memory_history",
-    "get_memory_limit",
-    "get_per_process_memory_fraction",
-    "get_pinned_limit",
-    "graph_pool_handle",
-    "handle_stats",
     "hipblas",
     "hipblaslt",
     "hipsolver",
     "hipsparse",
+    "miopen",
+    "simulated",
+    # Device memory.
+    "DeviceBuffer",
+    "MemPool",
+    "MemoryRange",
+    "empty",
+    "graph_pool_handle",
+    "use_mem_pool",
+    # Pinned memory of the host.
+    "PinnedBuffer",
+    "empty_pinned",
+    "get_pinned_limit",
+    "set_pinned_limit",
+    "warm_pinned",
+    # Devices and streams.
+    "Stream",
+    "current_device",
+    "current_stream",
+    "device_count",
+    "enable_peer_access",
+    "peers",
+    "runtime",
+    "stream",
+    "synchronize",
+    # Other processes.
+    "attach",
+    "available_memory",
+    "claim",
+    "neighbours",
+    "set_neighbour",
+    # Making room.
+    "empty_cache",
+    "get_per_process_memory_fraction",
+    "on_oom",
+    "oom_callbacks",
+    "set_per_process_memory_fraction",
+    "sleep",
+    "wake",
+    # What is held, and what happened.
+    "dump_snapshot",
+    "get_memory_history",
+    "handle_stats",
     "info",
     "memory_snapshot",
     "memory_stats",
     "memory_summary",
-    "miopen",
-    "neighbours",
-    "on_oom",
-    "oom_callbacks",
-    "peers",
     "pinned_stats",
     "plot",
-    "pool_use_count",
     "record_memory_history",
-    "release_pool",
-    "reset_peak_memory_stats",
     "reset_peak_pinned_stats",
-    "runtime",
-    "set_neighbour",
-    "set_per_process_memory_fraction",
-    "set_pinned_limit",
-    "simulated",
-    "sleep",
-    "stream",
-    "synchronize",
-    "use_mem_pool",
-    "wake",
-    "warm_pinned",
+    "reset_peak_stats",
+    # Programs in C and C++.
+    "c_api",
+    "get_include",
+    "get_library",
+    # Errors.
+    "Asleep",
+    "Error",
+    "Forked",
+    "InternalError",
+    "InvalidValue",
+    "LibraryError",
+    "LibraryNotFound",
+    "OutOfMemory",
+    "PoolExhausted",
+    "RuntimeUnavailable",
+    "Unavailable",
 ]
 
 # The folders where wheels of NVIDIA's libraries may be, searched when a library is first needed. Those of the standard
@@ -245,9 +228,6 @@ _MODULES = (
 )
 # Public names and the private modules that define them, which are imported when first used.
 _NAMES = {
-    "Info": "_report.info",
-    "MemorySummary": "_report.summary",
-    "Plot": "_notebook.plot",
     "dump_snapshot": "_traces.dump",
     "info": "_report.info",
     "memory_summary": "_report.summary",

@@ -369,7 +369,7 @@ class HandlePool:
     def reset_peak_stats(self, device: SupportsIndex | None = None) -> None:
         """Reset the peaks of :meth:`stats` to the current counts, on one device or on all.
 
-        :func:`reset_peak_memory_stats` does this for every pool, and for the peaks of memory.
+        :func:`reset_peak_stats` does this for every pool, and for the peaks of memory.
 
         Args:
             device: The device's ordinal; all devices by default.
@@ -422,7 +422,7 @@ class Lease:
     >>> handle = int(lease)
     >>> lease.release()
     >>> lease
-    <gpupool.Lease simulated (over)>
+    <gpupool.typing.Lease simulated (over)>
     """
 
     def __enter__(self) -> Lease:
@@ -655,7 +655,7 @@ class ShareToken:
 
     >>> buffer = gpupool.empty(1 << 20)
     >>> token = buffer.share()
-    >>> gpupool.ShareToken(bytes(token)) == token
+    >>> gpupool.typing.ShareToken(bytes(token)) == token
     True
     """
 
@@ -1077,7 +1077,7 @@ def empty_pinned(
             there are, and how to raise them.
     """
 
-def warm_pinned(nbytes: SupportsIndex, numa: SupportsIndex | None = None, background: bool = True) -> None:
+def warm_pinned(nbytes: SupportsIndex, numa: SupportsIndex | None = None, background: bool = False) -> None:
     """Allocate this many bytes of pinned memory in advance, in one piece, unless one such piece is free already.
 
     It takes some 0.1 s for a GiB on an H100 with 16 cores, and nothing waits for the GPU.
@@ -2373,11 +2373,11 @@ def graph_pool_handle(is_user_created: bool = True) -> PoolId:
     See https://docs.pytorch.org/docs/stable/generated/torch.cuda.graphs.graph_pool_handle.html
 
     >>> pool_id = gpupool.graph_pool_handle()
-    >>> gpupool.begin_allocate_to_pool(0, pool_id)
+    >>> gpupool.torch.begin_allocate_to_pool(0, pool_id)
     >>> gpupool.empty(1000).pool_id == pool_id
     True
-    >>> gpupool.end_allocate_to_pool(0, pool_id)
-    >>> gpupool.release_pool(0, pool_id)
+    >>> gpupool.torch.end_allocate_to_pool(0, pool_id)
+    >>> gpupool.torch.release_pool(0, pool_id)
 
     Args:
         is_user_created: True for an id like those of private pools, ``(0, n)``, False for one like those of pools for
@@ -2678,7 +2678,7 @@ def neighbours(device: DeviceLike | None = None, *, pools: bool = False) -> list
     """
 
 @final
-class Claim:
+class MemoryClaim:
     """Memory that this process is about to take, as :func:`claim` returns it, until it is released or dropped.
 
     What the process keeps more than when the claim was made uses it up, the oldest claim first, and what it keeps less
@@ -2715,7 +2715,7 @@ class Claim:
     ) -> Literal[False]:
         """End the claim, as :meth:`release` does."""
 
-def claim(nbytes: SupportsIndex, device: DeviceLike | None = None, timeout: float = 0) -> Claim:
+def claim(nbytes: SupportsIndex, device: DeviceLike | None = None, timeout: float = 0) -> MemoryClaim:
     """Claim memory before it is taken, so that programs that measure what is free at the same time see each other.
 
     The neighbours count it in :func:`available_memory` and in their own claims. Of two that claim the same memory at
@@ -2777,7 +2777,7 @@ def memory_stats(device: SupportsIndex | None = None) -> MemoryStats:
         InvalidValue: There is no such device.
     """
 
-def reset_peak_memory_stats(device: SupportsIndex | None = None) -> None:
+def reset_peak_stats(device: SupportsIndex | None = None) -> None:
     """Reset all peaks of a device to the current values: those of its memory pools, and of handles there.
 
     Counters, such as the number of allocations, are never reset.
@@ -3161,7 +3161,7 @@ def get_memory_limit() -> tuple[float | None, int | None]:
     A fraction of a device's memory and a number of bytes, of which the lower one applies; None for no limit. A limit of
     one device alone is :func:`get_per_process_memory_fraction`'s. The driver is not called.
 
-    >>> gpupool.get_memory_limit()
+    >>> gpupool._native.get_memory_limit()
     (None, None)
     """
 

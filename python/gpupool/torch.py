@@ -22,10 +22,22 @@ from typing import Any
 import gpupool
 from gpupool._frameworks import plug as _plug
 from gpupool._frameworks import sent_tensors as _sent_tensors
+from gpupool._native import begin_allocate_to_pool, end_allocate_to_pool, pool_use_count, release_pool
 from gpupool._torch import place as _place
 from gpupool._torch import pools as _pools
 
-__all__ = ["disable", "empty_cache", "enable", "is_enabled", "mem_pool", "using"]
+__all__ = [
+    "begin_allocate_to_pool",
+    "disable",
+    "empty_cache",
+    "enable",
+    "end_allocate_to_pool",
+    "is_enabled",
+    "mem_pool",
+    "pool_use_count",
+    "release_pool",
+    "using",
+]
 
 # The oldest PyTorch that gpupool was tried with.
 _MINIMUM = (2, 11)
@@ -92,7 +104,9 @@ def mem_pool(
 
 
 @contextlib.contextmanager
-def using(pool: gpupool.MemPool | gpupool.PoolToken | None = None, *, all_threads: bool = False) -> Iterator[Any]:
+def using(
+    pool: gpupool.MemPool | gpupool.typing.PoolToken | None = None, *, all_threads: bool = False
+) -> Iterator[Any]:
     """Let what this thread allocates in PyTorch come from the pool, for a ``with`` block, which gets the pool.
 
     This applies to the pool's device; allocations on other devices do not change. Any number of threads may use one
@@ -119,7 +133,7 @@ def using(pool: gpupool.MemPool | gpupool.PoolToken | None = None, *, all_thread
     if pool is not None:
         _plug.device_of(pool)
     if not _place.is_taken():
-        if isinstance(pool, gpupool.PoolToken):
+        if isinstance(pool, gpupool.typing.PoolToken):
             raise gpupool.InvalidValue(
                 "pool is a token, which needs gpupool.torch.enable(): PyTorch's own allocator takes a MemPool alone"
             )

@@ -161,7 +161,8 @@ pub(super) unsafe extern "C" fn allocate_pinned(bytes: u64, numa: c_int, place: 
 }
 
 pub(super) unsafe extern "C" fn warm_pinned(bytes: u64, numa: c_int, background: c_int) -> c_int {
-    run(|| pinned::warm_pinned(bytes, number_of_node(numa)?, background != 0))
+    let warm = if background == 0 { pinned::warm_pinned } else { pinned::warm_pinned_in_background };
+    run(|| warm(bytes, number_of_node(numa)?))
 }
 
 pub(super) unsafe extern "C" fn empty_pinned_cache(bytes: *mut u64) -> c_int {

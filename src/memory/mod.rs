@@ -94,7 +94,7 @@ pub use neighbour::{
 };
 pub use pinned::{
     PinnedBuffer, empty_pinned, empty_pinned_cache, empty_pinned_on_node, pinned_limit, pinned_stats,
-    reset_peak_pinned_stats, set_pinned_limit, warm_pinned,
+    reset_peak_pinned_stats, set_pinned_limit, warm_pinned, warm_pinned_in_background,
 };
 pub(crate) use plug::LibraryMemory;
 pub use plug::{BareAllocate, BareFree, DEVICE_MEM_HANDLER, EmptyCache, PINNED_MEM_HANDLER, bare_feed, feed};

@@ -225,18 +225,22 @@ const SEGMENT_MOST: u64 = 0x40_0000_0000;
 const THREAD: &str = "gpupool-pin";
 
 /// Makes sure that so many contiguous bytes of pinned memory are free, on the NUMA node with this number, otherwise on
-/// the one nearest to the calling thread's current device: allocates them if needed. With `background` a separate
-/// thread does so, requests are served as usual meanwhile, and a failure is logged.
+/// the one nearest to the calling thread's current device: allocates them if needed.
 ///
 /// # Errors
 /// `ErrorKind::OutOfMemory` if there is not enough memory, or this process can lock no more; `ErrorKind::InvalidValue`
-/// if the host has no such node; `ErrorKind::Unavailable` if the system cannot start a thread.
-pub fn warm_pinned(nbytes: u64, numa: Option<u32>, background: bool) -> Result<()> {
+/// if the host has no such node.
+pub fn warm_pinned(nbytes: u64, numa: Option<u32>) -> Result<()> {
+    serve::warm_by_segments(route::cache_on(&node_of(numa.map(i64::from), None)?)?, nbytes, SEGMENT_MOST)
+}
+
+/// As [`warm_pinned`], on a thread of its own: requests are served as usual meanwhile, and a failure is logged.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` if the host has no such node; `ErrorKind::Unavailable` if the system cannot start a thread.
+pub fn warm_pinned_in_background(nbytes: u64, numa: Option<u32>) -> Result<()> {
     // That of the calling thread, which is to have the memory.
     let cache = route::cache_on(&node_of(numa.map(i64::from), None)?)?;
-    if !background {
-        return serve::warm_by_segments(cache, nbytes, SEGMENT_MOST);
-    }
     let work = move || {
         nvtx::name_thread(THREAD);
         if let Err(error) = serve::warm_by_segments(cache, nbytes, SEGMENT_MOST) {

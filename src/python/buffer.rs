@@ -394,7 +394,7 @@ impl PyDeviceBuffer {
 lends_by_dlpack! { PyDeviceBuffer = "DeviceBuffer" by lend }
 
 #[doc = docstring!("ShareToken")]
-#[pyclass(name = "ShareToken", module = "gpupool", frozen, eq, hash)]
+#[pyclass(name = "ShareToken", module = "gpupool.typing", frozen, eq, hash)]
 #[derive(PartialEq, Eq, Hash)]
 pub(crate) struct PyShareToken(pub(crate) ShareToken);
 
@@ -416,7 +416,7 @@ impl PyShareToken {
     }
 
     fn __repr__(&self) -> String {
-        format!("gpupool.ShareToken(of {} bytes of process {})", self.0.nbytes(), self.0.process())
+        format!("gpupool.typing.ShareToken(of {} bytes of process {})", self.0.nbytes(), self.0.process())
     }
 }
 

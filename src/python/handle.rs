@@ -171,7 +171,7 @@ members! { PyHandlePool = "HandlePool" of this, py;
 
 // A handle for a `with` block.
 #[doc = docstring!("Lease")]
-#[pyclass(name = "Lease", module = "gpupool", frozen, weakref)]
+#[pyclass(name = "Lease", module = "gpupool.typing", frozen, weakref)]
 pub(crate) struct PyLease {
     library: &'static str,
     address: usize,
@@ -206,9 +206,9 @@ impl PyLease {
     fn __repr__(&self) -> String {
         let (library, device) = (OneLine(self.library), device::shown(self.device.ordinal()));
         match self.lease.is_over() {
-            Ok(false) => format!("<gpupool.Lease {library} {:#x}, device={device}>", self.address),
-            Ok(true) => format!("<gpupool.Lease {library} (over)>"),
-            Err(_) => format!("<gpupool.Lease {library} (of the parent process)>"),
+            Ok(false) => format!("<gpupool.typing.Lease {library} {:#x}, device={device}>", self.address),
+            Ok(true) => format!("<gpupool.typing.Lease {library} (over)>"),
+            Err(_) => format!("<gpupool.typing.Lease {library} (of the parent process)>"),
         }
     }
 }

@@ -159,7 +159,7 @@ impl<T> UntilEnd<T> {
 macro_rules! callback_class {
     ($class:ident = $name:literal of $guard:ty) => {
         #[doc = docstring!($name)]
-        #[pyclass(name = $name, module = "gpupool", frozen, weakref)]
+        #[pyclass(name = $name, module = "gpupool.typing", frozen, weakref)]
         pub(crate) struct $class {
             name: String,
             guard: UntilEnd<$guard>,
@@ -183,7 +183,7 @@ macro_rules! callback_class {
         #[pymethods]
         impl $class {
             fn __repr__(&self) -> String {
-                format!("<gpupool.{} {}{}>", $name, self.name, self.guard.told("removed"))
+                format!("<gpupool.typing.{} {}{}>", $name, self.name, self.guard.told("removed"))
             }
         }
 
@@ -228,7 +228,7 @@ pub(crate) fn on_oom(callback: Bound<'_, PyAny>) -> PyResult<PyOomCallback> {
 }
 
 #[doc = docstring!("SegmentEvent")]
-#[pyclass(name = "SegmentEvent", module = "gpupool", frozen, get_all, eq, hash)]
+#[pyclass(name = "SegmentEvent", module = "gpupool.typing", frozen, get_all, eq, hash)]
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct PySegmentEvent {
     #[doc = docstring!("SegmentEvent.kind")]
@@ -273,7 +273,7 @@ impl PySegmentEvent {
         let Self { kind, address, nbytes, pool_id, .. } = self;
         let device = device::shown(self.device);
         format!(
-            "gpupool.SegmentEvent(kind='{kind}', address={address:#x}, nbytes={nbytes}, device={device}, \
+            "gpupool.typing.SegmentEvent(kind='{kind}', address={address:#x}, nbytes={nbytes}, device={device}, \
              pool_id={pool_id})"
         )
     }

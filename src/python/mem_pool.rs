@@ -310,7 +310,7 @@ functions! { py;
 
 // The memory of a graph, for the `with` block in which it is captured.
 #[doc = docstring!("Capture")]
-#[pyclass(name = "Capture", module = "gpupool", frozen, weakref)]
+#[pyclass(name = "Capture", module = "gpupool.typing", frozen, weakref)]
 pub(crate) struct PyCapture {
     /// Kept as long as it may be entered.
     pool: Py<PyMemPool>,
@@ -320,7 +320,7 @@ pub(crate) struct PyCapture {
 }
 
 #[doc = docstring!("GraphMemory")]
-#[pyclass(name = "GraphMemory", module = "gpupool", frozen, weakref)]
+#[pyclass(name = "GraphMemory", module = "gpupool.typing", frozen, weakref)]
 pub(crate) struct PyGraphMemory {
     pool_id: PoolId,
     device: Device,
@@ -373,7 +373,7 @@ impl PyCapture {
     fn __repr__(&self) -> String {
         let (pool_id, stream) = (self.token.id(), self.stream.raw().address());
         let device = device::shown(self.stream.device().ordinal());
-        format!("gpupool.Capture(pool_id={pool_id}, stream={stream:#x}, device={device})")
+        format!("gpupool.typing.Capture(pool_id={pool_id}, stream={stream:#x}, device={device})")
     }
 }
 
@@ -382,7 +382,7 @@ impl PyGraphMemory {
     fn __repr__(&self) -> String {
         let state = self.memory.told("without memory: its capture has not ended, or it was reset");
         let (pool_id, device) = (self.pool_id, device::shown(self.device.ordinal()));
-        format!("gpupool.GraphMemory(pool_id={pool_id}, device={device}{state})")
+        format!("gpupool.typing.GraphMemory(pool_id={pool_id}, device={device}{state})")
     }
 }
 

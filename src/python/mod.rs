@@ -104,8 +104,8 @@ mod _native {
         stats::{
             PyMemoryStats, PyPoolStats, devices_in_use, empty_cache, empty_pinned_cache, enable_peer_access,
             get_memory_limit, get_per_process_memory_fraction, get_pinned_limit, memory_stats, nearest_numa_node,
-            oom_callbacks, owns, peers, pinned_stats, pinned_times, request_counts, reset_peak_memory_stats,
-            reset_peak_pinned_stats, set_memory_limit, set_per_process_memory_fraction, set_pinned_limit, summarize,
+            oom_callbacks, owns, peers, pinned_stats, pinned_times, request_counts, reset_peak_pinned_stats,
+            reset_peak_stats, set_memory_limit, set_per_process_memory_fraction, set_pinned_limit, summarize,
             summarize_pinned, warm_pinned,
         },
         stream::{PyStream, PyStreamScope, current_stream, is_captured, set_stream_source, stream, synchronize},

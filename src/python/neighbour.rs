@@ -14,7 +14,7 @@ use crate::python::error::interruptible;
 use crate::python::kept::UntilEnd;
 
 value_class! {
-    #[pyclass(name = "Neighbour", module = "gpupool", frozen, get_all)]
+    #[pyclass(name = "Neighbour", module = "gpupool.typing", frozen, get_all)]
     PyNeighbour = "Neighbour" from neighbour: Neighbour {
         pid: u32 = neighbour.process,
         name: String = neighbour.name,
@@ -37,7 +37,7 @@ value_class! {
 
 // What a pool of another process holds.
 value_class! {
-    #[pyclass(name = "NeighbourPool", module = "gpupool", frozen, get_all, from_py_object)]
+    #[pyclass(name = "NeighbourPool", module = "gpupool.typing", frozen, get_all, from_py_object)]
     #[derive(Clone)]
     PyNeighbourPool = "NeighbourPool" from pool: NeighbourPool {
         id: PoolId = pool.id,
@@ -53,7 +53,7 @@ fn told(neighbour: &PyNeighbour) -> String {
     let PyNeighbour { pid, name, reserved_bytes, live_bytes, priority, is_self, .. } = neighbour;
     let (device, this) = (device::shown(neighbour.device), if *is_self { ", this process" } else { "" });
     format!(
-        "<gpupool.Neighbour {pid} {name:?}, device={device}, reserved_bytes={reserved_bytes}, live_bytes={live_bytes}, \
+        "<gpupool.typing.Neighbour {pid} {name:?}, device={device}, reserved_bytes={reserved_bytes}, live_bytes={live_bytes}, \
          priority={priority}{this}>"
     )
 }
@@ -61,7 +61,7 @@ fn told(neighbour: &PyNeighbour) -> String {
 fn pool_told(pool: &PyNeighbourPool) -> String {
     let PyNeighbourPool { id, given_name, reserved_bytes, live_bytes, .. } = pool;
     let name = given_name.as_ref().map_or_else(String::new, |name| format!(" {name:?}"));
-    format!("<gpupool.NeighbourPool {id}{name}, reserved_bytes={reserved_bytes}, live_bytes={live_bytes}>")
+    format!("<gpupool.typing.NeighbourPool {id}{name}, reserved_bytes={reserved_bytes}, live_bytes={live_bytes}>")
 }
 
 #[doc = docstring!("set_neighbour")]
@@ -99,8 +99,8 @@ functions! { py;
 }
 
 // A right to memory before it is taken, for a `with` block or until it is released.
-#[doc = docstring!("Claim")]
-#[pyclass(name = "Claim", module = "gpupool", frozen, weakref)]
+#[doc = docstring!("MemoryClaim")]
+#[pyclass(name = "MemoryClaim", module = "gpupool.typing", frozen, weakref)]
 pub(crate) struct PyClaim {
     device: Device,
     nbytes: u64,
@@ -112,11 +112,11 @@ impl PyClaim {
     fn __repr__(&self) -> String {
         let (device, nbytes) = (device::shown(self.device.ordinal()), self.nbytes);
         let state = if matches!(self.claim.is_over(), Ok(false)) { "" } else { ", over" };
-        format!("<gpupool.Claim nbytes={nbytes}, device={device}{state}>")
+        format!("<gpupool.typing.MemoryClaim nbytes={nbytes}, device={device}{state}>")
     }
 }
 
-members! { PyClaim = "Claim" of this, py;
+members! { PyClaim = "MemoryClaim" of this, py;
     get device: Device = this.device;
     get nbytes: u64 = this.nbytes;
     get left: Result<u64> = Ok(this.claim.read(MemoryClaim::left)?.unwrap_or_default());
@@ -124,7 +124,7 @@ members! { PyClaim = "Claim" of this, py;
     fn release() -> Result<()> = this.claim.end().map(drop);
 }
 
-ends_with_block! { PyClaim = "Claim" by release() }
+ends_with_block! { PyClaim = "MemoryClaim" by release() }
 
 #[doc = docstring!("claim")]
 #[pyfunction(

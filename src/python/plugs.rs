@@ -407,7 +407,7 @@ fn address_of(pointer: &Bound<'_, PyAny>) -> PyResult<u64> {
 }
 
 told_class! {
-    #[pyclass(name = "CApi", module = "gpupool", frozen, get_all)]
+    #[pyclass(name = "CApi", module = "gpupool.typing", frozen, get_all)]
     PyCApi = "CApi" from table: Py<PyAny> {
         malloc: usize = C_API.malloc as usize,
         free: usize = C_API.free as usize,
@@ -440,6 +440,6 @@ impl PyCApi {
     }
 
     fn __repr__(&self) -> String {
-        format!("<gpupool.CApi: addresses of C functions, malloc={:#x}, free={:#x}>", self.malloc, self.free)
+        format!("<gpupool.typing.CApi: addresses of C functions, malloc={:#x}, free={:#x}>", self.malloc, self.free)
     }
 }

@@ -13,7 +13,7 @@ use crate::python::device;
 use crate::python::mem_pool::PyMemPool;
 
 #[doc = docstring!("PoolToken")]
-#[pyclass(name = "PoolToken", module = "gpupool", frozen, weakref)]
+#[pyclass(name = "PoolToken", module = "gpupool.typing", frozen, weakref)]
 pub(crate) struct PyPoolToken(pub(crate) PoolToken);
 
 #[pymethods]
@@ -26,7 +26,7 @@ impl PyPoolToken {
     }
 
     fn __repr__(&self) -> String {
-        format!("gpupool.PoolToken(id={}, device={})", self.0.id(), device::shown(self.0.device().ordinal()))
+        format!("gpupool.typing.PoolToken(id={}, device={})", self.0.id(), device::shown(self.0.device().ordinal()))
     }
 }
 
@@ -83,7 +83,7 @@ impl ScopeBlocks {
 }
 
 #[doc = docstring!("PoolScope")]
-#[pyclass(name = "PoolScope", module = "gpupool", frozen, weakref)]
+#[pyclass(name = "PoolScope", module = "gpupool.typing", frozen, weakref)]
 pub(crate) struct PyPoolScope {
     pool: Py<PyAny>,
     token: PoolToken,

@@ -34,7 +34,7 @@ functions! { py;
     fn empty_cache() -> PyResult<u64> = device::detached_for(py, Purpose::Free, memory::empty_cache);
     fn memory_stats(device: Option<Device> = None) -> PyResult<PyMemoryStats> =
         Ok(device::detached(py, device, memory::memory_stats)?.into());
-    fn reset_peak_memory_stats(device: Option<Device> = None) -> PyResult<()> =
+    fn reset_peak_stats(device: Option<Device> = None) -> PyResult<()> =
         device::detached(py, device, summary::reset_peak_stats);
     fn set_per_process_memory_fraction(fraction: Fraction, device: Option<Device> = None) -> PyResult<()> =
         device::detached(py, device, |device| memory::set_per_process_memory_fraction(fraction.0, device));
@@ -140,7 +140,7 @@ pub(crate) fn summarize<'py>(py: Python<'py>, device: Option<Device>) -> PyResul
 }
 
 #[doc = docstring!("warm_pinned")]
-#[pyfunction(signature = (nbytes, numa = None, background = true))]
+#[pyfunction(signature = (nbytes, numa = None, background = false))]
 pub(crate) fn warm_pinned(
     py: Python<'_>,
     nbytes: Whole<Nbytes>,
@@ -148,7 +148,8 @@ pub(crate) fn warm_pinned(
     background: bool,
 ) -> PyResult<()> {
     device::get(py)?;
-    Ok(py.detach(|| memory::warm_pinned(nbytes.0, numa.map(NumaNode::number), background))?)
+    let warm = if background { memory::warm_pinned_in_background } else { memory::warm_pinned };
+    Ok(py.detach(|| warm(nbytes.0, numa.map(NumaNode::number)))?)
 }
 
 #[doc = docstring!("summarize_pinned")]

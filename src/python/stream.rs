@@ -210,7 +210,7 @@ fn valid_ordinal(ordinal: &Bound<'_, PyAny>) -> PyResult<Option<Device>> {
 }
 
 #[doc = docstring!("StreamScope")]
-#[pyclass(name = "StreamScope", module = "gpupool", frozen, weakref)]
+#[pyclass(name = "StreamScope", module = "gpupool.typing", frozen, weakref)]
 pub(crate) struct PyStreamScope {
     stream: Py<PyAny>,
     blocks: WithBlocks<runtime::EnteredStream>,

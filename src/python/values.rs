@@ -69,7 +69,7 @@ macro_rules! counts_class {
         $([$($counter:ident as $shown:ident,)*])*
     ) => {
         #[doc = docstring!($name)]
-        #[pyclass(name = $name, module = "gpupool", frozen, eq)]
+        #[pyclass(name = $name, module = "gpupool.typing", frozen, eq)]
         #[derive(PartialEq)]
         pub(crate) struct $class($rust);
 

@@ -17,7 +17,7 @@ use gpupool::runtime::{self, BoundDevice};
 use gpupool::{
     Device, Error, ErrorKind, Event, MemPool, PoolId, PoolScope, PoolStats, Pooled, RawStream, Result, Simulated,
     StatusKind, Stream, Wanted, empty, empty_cache, empty_pinned, empty_pinned_on_node, enable_peer_access,
-    graph_pool_handle, memory_snapshot, memory_stats, pinned_stats, warm_pinned,
+    graph_pool_handle, memory_snapshot, memory_stats, pinned_stats, warm_pinned, warm_pinned_in_background,
 };
 
 /// A slot of a slab, a block cut to size in a page, one of several pages.
@@ -295,7 +295,7 @@ fn sizes_beyond_any_host_and_nodes_that_are_none_are_refused_by_name() {
             assert!(matches!(error.kind(), ErrorKind::OutOfMemory(_)), "{error}");
             assert_says(&error, &[&format!("({bytes} bytes)"), "NUMA node 0"]);
         }
-        let error = warm_pinned(bytes, None, false).expect_err("there is not so much");
+        let error = warm_pinned(bytes, None).expect_err("there is not so much");
         assert!(matches!(error.kind(), ErrorKind::OutOfMemory(_)), "{error}");
         let error = MemPool::builder().device(device(0)).reserve(bytes).build().expect_err("there is not so much");
         assert!(matches!(error.kind(), ErrorKind::OutOfMemory(_)), "{error}");
@@ -304,8 +304,8 @@ fn sizes_beyond_any_host_and_nodes_that_are_none_are_refused_by_name() {
         let words = &[&*format!("no NUMA node {node}:")];
         assert_refused(|| empty_pinned_on_node(1, node, None), words);
         assert_refused(|| empty_pinned_on_node(1, node, Some(&own)), words);
-        assert_refused(|| warm_pinned(1, Some(node), false), words);
-        assert_refused(|| warm_pinned(1, Some(node), true), words);
+        assert_refused(|| warm_pinned(1, Some(node)), words);
+        assert_refused(|| warm_pinned_in_background(1, Some(node)), words);
         assert_refused(|| pinned_stats(Some(node)), words);
         assert_refused(|| reset_peak_pinned_stats(Some(node)), words);
     }

@@ -198,14 +198,14 @@ fn buffers_of_random_sizes_leave_little_unused() {
 #[test]
 fn warmed_memory_serves_every_thread() {
     host!(2, 8 * GIB);
-    gpupool::warm_pinned(GIB, None, true).unwrap();
+    gpupool::warm_pinned_in_background(GIB, None).unwrap();
     wait_until("the memory is made", || pinned_stats(None).unwrap().total.cached_bytes == GIB);
     let calls = host::driver_calls();
     let own = empty_pinned(300 * MIB, None).unwrap();
     let other = std::thread::spawn(|| empty_pinned(300 * MIB, None).unwrap()).join().unwrap();
     assert_eq!((host::driver_calls(), pinned_stats(None).unwrap().total.reserved_bytes), (calls, GIB));
     drop((own, other));
-    gpupool::warm_pinned(GIB, None, false).unwrap();
+    gpupool::warm_pinned(GIB, None).unwrap();
     assert_eq!(pinned_stats(None).unwrap().total.reserved_bytes, GIB);
 }
 

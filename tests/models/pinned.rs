@@ -290,7 +290,7 @@ impl Model {
                 graph.and_then(|graph| self.graphs.remove(&graph));
             }
             Op::EmptyCache => drop(empty_cache()),
-            Op::Warm { bytes } => drop(warm_pinned(bytes, Some(0), false)),
+            Op::Warm { bytes } => drop(warm_pinned(bytes, Some(0))),
             Op::Limit { bytes } => set_pinned_limit(bytes).unwrap(),
             Op::Fail(fault) => inject(fault),
             Op::Submit { .. } | Op::Capture { .. } => {}

@@ -61,7 +61,7 @@ def nothing_left() -> Iterator[None]:
     wait_until(lambda: not more_than(before), f"no more was left than before the test: {before}")
 
 
-def more_than(before: gpupool.MemoryStats) -> bool:
+def more_than(before: gpupool.typing.MemoryStats) -> bool:
     """Return whether more is held than then, once what can go has gone."""
     gc.collect()
     gpupool.empty_cache()

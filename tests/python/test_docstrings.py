@@ -67,6 +67,14 @@ def public_objects():
 
 
 OBJECTS = public_objects()
+# The classes of objects, by their names: protocols are for annotations alone.
+CLASSES = {
+    value: name
+    for name, value in OBJECTS.items()
+    if isinstance(value, type)
+    and name.removeprefix("typing.").count(".") == 0
+    and not getattr(value, "_is_protocol", False)
+}
 # Numbers and texts have docstrings of their own classes, type aliases those of what they stand for, if any.
 UNDOCUMENTED = str | int | tuple | dict | types.GenericAlias | types.UnionType
 DOCUMENTED = {name: value for name, value in OBJECTS.items() if not isinstance(value, UNDOCUMENTED)}
@@ -147,7 +155,7 @@ def examples():
 def has_own(name):
     """Return whether an object's docstring is its own, not its class's."""
     value = OBJECTS[name]
-    return not isinstance(value, gpupool.HandlePool | gpupool.CApi)
+    return not isinstance(value, gpupool.HandlePool | gpupool.typing.CApi)
 
 
 EXAMPLES = examples()
@@ -216,9 +224,9 @@ def objects():
         (own, r"<gpupool.HandlePool own>", own.close, r"<gpupool.HandlePool own \(closed\)>"),
         (
             lease := gpupool.simulated.lease(),
-            r"<gpupool.Lease simulated 0x\w+, device=0 \(simulated\)>",
+            r"<gpupool.typing.Lease simulated 0x\w+, device=0 \(simulated\)>",
             lease.release,
-            r"<gpupool.Lease simulated \(over\)>",
+            r"<gpupool.typing.Lease simulated \(over\)>",
         ),
         (gpupool.simulated.stats(), r"HandleStats\(created=\d+, .*\)", None, None),
         (stream, rf"gpupool.Stream\(ptr={stream.ptr:#x}, device=0 \(simulated\)\)", None, None),
@@ -229,7 +237,7 @@ def objects():
             None,
         ),
         (gpupool.stream(2), r"gpupool.stream\(2\)", None, None),
-        (gpupool.empty(6).share(), rf"gpupool.ShareToken\(of 6 bytes of process {os.getpid()}\)", None, None),
+        (gpupool.empty(6).share(), rf"gpupool.typing.ShareToken\(of 6 bytes of process {os.getpid()}\)", None, None),
         (
             buffer := gpupool.empty(5),
             r"gpupool.DeviceBuffer\(ptr=0x\w+, nbytes=5, device=0 \(simulated\)\)",
@@ -244,15 +252,20 @@ def objects():
         ),
         (
             graph_memory,
-            rf"gpupool.GraphMemory\(pool_id={pool_id}, device=0 \(simulated\)\)",
+            rf"gpupool.typing.GraphMemory\(pool_id={pool_id}, device=0 \(simulated\)\)",
             graph_memory.reset,
             r".*without memory.*it was reset\)",
         ),
-        (capture, rf"gpupool.Capture\(pool_id={pool_id}, stream={stream.ptr:#x}, device=0 \(simulated\)\)", None, None),
-        (pool.token(), rf"gpupool.PoolToken\(id={pool_id}, device=0 \(simulated\)\)", None, None),
+        (
+            capture,
+            rf"gpupool.typing.Capture\(pool_id={pool_id}, stream={stream.ptr:#x}, device=0 \(simulated\)\)",
+            None,
+            None,
+        ),
+        (pool.token(), rf"gpupool.typing.PoolToken\(id={pool_id}, device=0 \(simulated\)\)", None, None),
         (
             scope,
-            rf"gpupool.use_mem_pool\(gpupool.PoolToken\(id={pool_id}, device=0 \(simulated\)\), all_threads=True\)",
+            rf"gpupool.use_mem_pool\(gpupool.typing.PoolToken\(id={pool_id}, device=0 .*\), all_threads=True\)",
             None,
             None,
         ),
@@ -264,24 +277,29 @@ def objects():
         ),
         (pool.stats(), r"PoolStats\(live_bytes=\d+, .*\)", None, None),
         (gpupool.memory_stats(), r"MemoryStats\(live_bytes=\d+, .*\)", None, None),
-        (callback, r"<gpupool.OomCallback repr>", callback.remove, r"<gpupool.OomCallback repr, removed>"),
+        (
+            callback,
+            r"<gpupool.typing.OomCallback repr>",
+            callback.remove,
+            r"<gpupool.typing.OomCallback repr, removed>",
+        ),
         (
             segment_callback,
-            r"<gpupool.SegmentCallback list.append>",
+            r"<gpupool.typing.SegmentCallback list.append>",
             segment_callback.remove,
-            r"<gpupool.SegmentCallback list.append, removed>",
+            r"<gpupool.typing.SegmentCallback list.append, removed>",
         ),
         (
             told[0],
-            r"gpupool.SegmentEvent\(kind='added', address=0x\w+, nbytes=2097152, device=0 \(simulated\), .*\)",
+            r"gpupool.typing.SegmentEvent\(kind='added', address=0x\w+, nbytes=2097152, device=0 \(simulated\), .*\)",
             None,
             None,
         ),
         (
             discard_callback,
-            r"<gpupool.DiscardCallback list.append>",
+            r"<gpupool.typing.DiscardCallback list.append>",
             discard_callback.remove,
-            r"<gpupool.DiscardCallback list.append, removed>",
+            r"<gpupool.typing.DiscardCallback list.append, removed>",
         ),
         (
             ranged,
@@ -289,28 +307,28 @@ def objects():
             ranged.free,
             r"gpupool.MemoryRange\(freed\)",
         ),
-        (gpupool.c_api, r"<gpupool.CApi: addresses of C functions, malloc=0x\w+, free=0x\w+>", None, None),
+        (gpupool.c_api, r"<gpupool.typing.CApi: addresses of C functions, malloc=0x\w+, free=0x\w+>", None, None),
         (
             claim := gpupool.claim(5),
-            r"<gpupool.Claim nbytes=5, device=0 \(simulated\)>",
+            r"<gpupool.typing.MemoryClaim nbytes=5, device=0 \(simulated\)>",
             claim.release,
-            r"<gpupool.Claim nbytes=5, device=0 \(simulated\), over>",
+            r"<gpupool.typing.MemoryClaim nbytes=5, device=0 \(simulated\), over>",
         ),
         (
             next(each for each in gpupool.neighbours() if each.is_self),
-            rf"<gpupool.Neighbour {os.getpid()} \".*\", device=0 \(simulated\), reserved_bytes=.*, this process>",
+            rf"<gpupool.typing.Neighbour {os.getpid()} \".*\", device=0 .*, reserved_bytes=.*, this process>",
             None,
             None,
         ),
         (
             next(pool for each in gpupool.neighbours(pools=True) if each.is_self for pool in each.pools),
-            r"<gpupool.NeighbourPool \(\d+, \d+\), reserved_bytes=\d+, live_bytes=\d+>",
+            r"<gpupool.typing.NeighbourPool \(\d+, \d+\), reserved_bytes=\d+, live_bytes=\d+>",
             None,
             None,
         ),
         (gpupool.info(), r"Info\(.*", None, None),
         (gpupool.memory_summary(), r"MemorySummary\(.*", None, None),
-        (gpupool.plot(), r"<gpupool.Plot of this process: a memory snapshot, device 0.*>", None, None),
+        (gpupool.plot(), r"<gpupool.typing.Plot of this process: a memory snapshot, device 0.*>", None, None),
     ]
 
 
@@ -320,10 +338,10 @@ def test_every_object_says_what_it_is_and_shows_public_names_alone():
         assert re.fullmatch(said, repr(value)), repr(value)
         shown = [name for name in dir(value) if not name.startswith("_")]
         fields = getattr(value, "__dataclass_fields__", {})
-        assert [name for name in shown if f"{type(value).__name__}.{name}" not in OBJECTS and name not in fields] == []
+        name = CLASSES[type(value)]
+        assert [member for member in shown if f"{name}.{member}" not in OBJECTS and member not in fields] == []
         if end is not None:
             end()
             assert re.fullmatch(said_then, repr(value)), repr(value)
     classes = {type(value) for value, *_ in found}
-    public = {value for name, value in OBJECTS.items() if "." not in name and isinstance(value, type)}
-    assert {value for value in public if not issubclass(value, gpupool.Error)} == classes
+    assert {value for value in CLASSES if not issubclass(value, gpupool.Error)} == classes

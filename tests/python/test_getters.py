@@ -42,10 +42,10 @@ def test_the_limit_of_all_devices():
     settings = worker.Settings(memory_fraction=0.5, memory_bytes=64 * MIB)
     try:
         worker.set_up(settings)
-        assert gpupool.get_memory_limit() == (0.5, 64 * MIB)
+        assert gpupool._native.get_memory_limit() == (0.5, 64 * MIB)
     finally:
         worker.tear_down()
-    assert gpupool.get_memory_limit() == (None, None)
+    assert gpupool._native.get_memory_limit() == (None, None)
 
 
 def test_the_callbacks_in_the_order_in_which_they_are_called():

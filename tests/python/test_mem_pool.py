@@ -68,19 +68,19 @@ def test_a_pool_for_graphs_has_what_others_have():
         allocate_in(pool, 9 * MIB)
     # A graph that was captured into it by its id keeps its memory until its release.
     pool.trim()
-    gpupool.begin_allocate_to_pool(0, pool.id)
+    gpupool.torch.begin_allocate_to_pool(0, pool.id)
     gpupool.empty(4 * MIB)
-    gpupool.end_allocate_to_pool(0, pool.id)
+    gpupool.torch.end_allocate_to_pool(0, pool.id)
     assert (pool.use_count(), pool.trim(), len(own.live)) == (2, 0, 1)
-    gpupool.release_pool(0, pool.id)
+    gpupool.torch.release_pool(0, pool.id)
     assert (pool.use_count(), pool.trim(), own.live) == (1, 4 * MIB, {})
 
 
 CALLS = {
-    "begin_allocate_to_pool": gpupool.begin_allocate_to_pool,
-    "end_allocate_to_pool": gpupool.end_allocate_to_pool,
-    "release_pool": gpupool.release_pool,
-    "pool_use_count": gpupool.pool_use_count,
+    "begin_allocate_to_pool": gpupool.torch.begin_allocate_to_pool,
+    "end_allocate_to_pool": gpupool.torch.end_allocate_to_pool,
+    "release_pool": gpupool.torch.release_pool,
+    "pool_use_count": gpupool.torch.pool_use_count,
     "memory_snapshot": lambda device, pool_id: gpupool.memory_snapshot(pool_id, device=device),
 }
 
@@ -183,7 +183,7 @@ def test_a_closed_pool_serves_nothing_more():
         lambda: pool.capture(stream).__enter__(),
         lambda: pool.token().enter(),
         lambda: gpupool.use_mem_pool(pool.token(), all_threads=True).__enter__(),
-        lambda: gpupool.begin_allocate_to_pool(0, pool.id),
+        lambda: gpupool.torch.begin_allocate_to_pool(0, pool.id),
         lambda: gpupool.c_api.feed(pool),
     ):
         with pytest.raises(gpupool.InvalidValue, match="is closed"):
@@ -290,4 +290,4 @@ def test_a_pool_has_attributes_and_weak_references_and_ends_in_cycles():
     gc.collect()
     assert reference() is None
     with pytest.raises(gpupool.InvalidValue, match="is gone"):
-        gpupool.pool_use_count(0, pool_id)
+        gpupool.torch.pool_use_count(0, pool_id)

@@ -271,17 +271,17 @@ def test_a_failed_capture_releases_everything():
 
 def test_pools_by_id():
     pool_id = gpupool.graph_pool_handle()
-    gpupool.begin_allocate_to_pool(0, pool_id)
+    gpupool.torch.begin_allocate_to_pool(0, pool_id)
     assert gpupool.empty(MIB).pool_id == pool_id
-    gpupool.end_allocate_to_pool(0, pool_id)
-    assert gpupool.pool_use_count(0, pool_id) == 1
-    gpupool.release_pool(0, pool_id)
+    gpupool.torch.end_allocate_to_pool(0, pool_id)
+    assert gpupool.torch.pool_use_count(0, pool_id) == 1
+    gpupool.torch.release_pool(0, pool_id)
     with pytest.raises(gpupool.InvalidValue, match=r"pool \(0, \d+\) on device 0 is gone"):
-        gpupool.pool_use_count(0, pool_id)
+        gpupool.torch.pool_use_count(0, pool_id)
     with pytest.raises(gpupool.InvalidValue, match="is gone"):
-        gpupool.end_allocate_to_pool(0, pool_id)
+        gpupool.torch.end_allocate_to_pool(0, pool_id)
     with pytest.raises(gpupool.InvalidValue):
-        gpupool.begin_allocate_to_pool(0, (0, 0))
+        gpupool.torch.begin_allocate_to_pool(0, (0, 0))
 
 
 def test_empty_cache_works_inside_a_scope():
@@ -508,9 +508,9 @@ def test_ending_a_pool_by_its_id_leaves_its_scopes():
     pool = gpupool.MemPool()
     with gpupool.use_mem_pool(pool):
         with pytest.raises(gpupool.InvalidValue, match="does not allocate"):
-            gpupool.end_allocate_to_pool(0, pool.id)
+            gpupool.torch.end_allocate_to_pool(0, pool.id)
         with pytest.raises(gpupool.InvalidValue, match="no use to release"):
-            gpupool.release_pool(0, pool.id)
+            gpupool.torch.release_pool(0, pool.id)
         assert gpupool.empty(MIB).pool_id == pool.id
     assert pool.use_count() == 1
 
@@ -520,7 +520,7 @@ def test_numbers_out_of_range_are_invalid_values(number):
     for call in (
         lambda: gpupool.MemPool(limit=number),
         lambda: setattr(gpupool.MemPool(), "limit", number),
-        lambda: gpupool.begin_allocate_to_pool(0, (0, number)),
+        lambda: gpupool.torch.begin_allocate_to_pool(0, (0, number)),
     ):
         with pytest.raises(gpupool.InvalidValue, match=f"is {number}: give a whole number"):
             call()

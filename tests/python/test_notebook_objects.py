@@ -234,7 +234,7 @@ def test_a_plot_of_this_process(pool):
         kept = [gpupool.empty(MIB) for _ in range(3)]
     plot = gpupool.plot()
     gpupool.record_memory_history(None)
-    assert repr(plot).startswith("<gpupool.Plot of this process: a memory snapshot, device 0")
+    assert repr(plot).startswith("<gpupool.typing.Plot of this process: a memory snapshot, device 0")
     shown = text_of(plot._repr_html_())
     assert f"pool {pool.id}" in shown
     assert "Memory over time" in shown

@@ -123,9 +123,9 @@ def test_in_a_capture_it_is_the_graphs():
 
 
 def test_warm_memory_is_made_once_and_serves_all_threads():
-    gpupool.warm_pinned(GIB)
+    gpupool.warm_pinned(GIB, background=True)
     wait_until(lambda: gpupool.pinned_stats().cached_bytes == GIB, "it is made")
-    gpupool.warm_pinned(GIB // 2, background=False)
+    gpupool.warm_pinned(GIB // 2)
     calls = gpupool.pinned_stats().driver_calls
     buffers = [gpupool.empty_pinned(100 * MIB)]
     thread = threading.Thread(target=lambda: buffers.append(gpupool.empty_pinned(100 * MIB)))
@@ -146,7 +146,7 @@ def test_the_limit_is_named_where_it_is_reached():
     assert "set_pinned_limit" in said
     assert (raised.value.device, raised.value.requested_bytes) == (None, 9 * MIB)
     with pytest.raises(gpupool.OutOfMemory):
-        gpupool.warm_pinned(9 * MIB, background=False)
+        gpupool.warm_pinned(9 * MIB)
     gpupool.set_pinned_limit(None)
     assert gpupool.empty_pinned(9 * MIB).nbytes == 9 * MIB
 

@@ -91,14 +91,14 @@ def test_a_capture_that_cannot_begin_leaves_the_use_count():
 def test_a_pool_released_too_often_is_refused_and_crashes_nothing():
     """pytorch#189126: an assertion on the use count ended the process."""
     pool_id = gpupool.graph_pool_handle()
-    gpupool.begin_allocate_to_pool(0, pool_id)
-    gpupool.end_allocate_to_pool(0, pool_id)
-    gpupool.release_pool(0, pool_id)
+    gpupool.torch.begin_allocate_to_pool(0, pool_id)
+    gpupool.torch.end_allocate_to_pool(0, pool_id)
+    gpupool.torch.release_pool(0, pool_id)
     with pytest.raises(gpupool.InvalidValue, match="is gone"):
-        gpupool.release_pool(0, pool_id)
+        gpupool.torch.release_pool(0, pool_id)
     pool = gpupool.MemPool()
     with pytest.raises(gpupool.InvalidValue, match="no use to release"):
-        gpupool.release_pool(0, pool.id)
+        gpupool.torch.release_pool(0, pool.id)
     assert pool.use_count() == 1
     assert allocate_in(pool, MIB).pool_id == pool.id
 
@@ -448,11 +448,11 @@ def test_pools_made_and_dropped_in_cycles_leave_nothing():
 
 def test_a_pool_released_before_its_allocations_end_loses_no_memory():
     pool_id = gpupool.graph_pool_handle()
-    gpupool.begin_allocate_to_pool(0, pool_id)
-    gpupool.release_pool(0, pool_id)
+    gpupool.torch.begin_allocate_to_pool(0, pool_id)
+    gpupool.torch.release_pool(0, pool_id)
     with pytest.raises(gpupool.InvalidValue, match="was released"):
         gpupool.empty(8 * MIB)
-    gpupool.end_allocate_to_pool(0, pool_id)
+    gpupool.torch.end_allocate_to_pool(0, pool_id)
 
 
 @pytest.mark.parametrize("segments", [False, True])
@@ -469,7 +469,7 @@ def test_memory_cached_on_a_stream_is_given_up_during_a_capture_elsewhere(segmen
 def test_an_id_that_was_never_handed_out_is_refused():
     ahead = (0, gpupool.MemPool().id[1] + 1)
     with pytest.raises(gpupool.InvalidValue, match="not a pool's id"):
-        gpupool.begin_allocate_to_pool(0, ahead)
+        gpupool.torch.begin_allocate_to_pool(0, ahead)
     assert gpupool.MemPool().id == ahead
 
 

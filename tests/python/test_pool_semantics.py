@@ -329,16 +329,16 @@ def test_a_scope_inside_a_capture_is_not_the_graphs():
 def test_a_thread_allocates_to_a_graphs_pool_by_its_id():
     pool_id = gpupool.graph_pool_handle(is_user_created=False)
     with other_thread() as run:
-        run(gpupool.begin_allocate_to_pool, 0, pool_id)
+        run(gpupool.torch.begin_allocate_to_pool, 0, pool_id)
         buffers = [run(gpupool.empty, 4 * MIB), run(gpupool.empty, 4 * MIB), gpupool.empty(4 * MIB)]
-        run(gpupool.end_allocate_to_pool, 0, pool_id)
+        run(gpupool.torch.end_allocate_to_pool, 0, pool_id)
         buffers.append(run(gpupool.empty, 4 * MIB))
     assert [buffer.pool_id for buffer in buffers] == [pool_id, pool_id, (0, 0), (0, 0)]
     kept = buffers.pop(0)
     buffers.clear()
     # What the thread has freed may still be written by the graph.
     assert gpupool.empty_cache() == 8 * MIB
-    gpupool.release_pool(0, pool_id)
+    gpupool.torch.release_pool(0, pool_id)
     gpupool.empty_cache()
     assert gpupool.memory_stats().reserved_bytes == 4 * MIB
     assert kept.pool_id == pool_id
@@ -446,7 +446,7 @@ def test_peaks_start_anew_from_what_is_held():
     allocate_in(pool, 8 * MIB)
     assert pool.stats().peak_live_bytes == 12 * MIB
     pool.trim()
-    gpupool.reset_peak_memory_stats()
+    gpupool.reset_peak_stats()
     stats = pool.stats()
     assert (stats.peak_live_bytes, stats.peak_reserved_bytes) == (4 * MIB, 4 * MIB)
     assert gpupool.memory_stats().peak_reserved_bytes == 4 * MIB

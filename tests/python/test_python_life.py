@@ -66,7 +66,7 @@ def a_graph():
 # What there is once, and is asked about by weak references.
 OWNERS = {
     "Capture": lambda: gpupool.MemPool().capture(gpupool.Stream()),
-    "Claim": lambda: gpupool.claim(MIB),
+    "MemoryClaim": lambda: gpupool.claim(MIB),
     "CudaCoreMemory": lambda: _native.CudaCoreMemory(print, gpupool.Stream, 0, None),
     "CupyPinnedAllocator": lambda: _native.CupyPinnedAllocator(
         lambda memory, offset: memory, lambda nbytes, error: None
@@ -137,7 +137,7 @@ def test_counts_that_lack_one_are_refused():
     counts = gpupool.memory_stats().as_dict()
     del counts["live_bytes"]
     with pytest.raises(gpupool.InvalidValue, match="MemoryStats needs live_bytes"):
-        gpupool.MemoryStats(counts)
+        gpupool.typing.MemoryStats(counts)
 
 
 @pytest.mark.parametrize("name", OWNERS)

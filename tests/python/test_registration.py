@@ -50,7 +50,7 @@ def test_an_event_shows_what_it_is():
     with pool.on_segment(told.append):
         buffer = pool.empty(2 * MIB)
     text = f"kind='added', address={buffer.ptr:#x}, nbytes={2 * MIB}, device=0 (simulated), pool_id={pool.id}"
-    assert repr(told[0]) == f"gpupool.SegmentEvent({text})"
+    assert repr(told[0]) == f"gpupool.typing.SegmentEvent({text})"
     again = []
     pool.on_segment(again.append)
     assert again == told

@@ -31,7 +31,7 @@ SYNONYMS = {
 }
 # Functions with the arguments of others.
 OF_OTHERS = {
-    "gpupool.begin_allocate_to_pool": "PyTorch's",
+    "gpupool.torch.begin_allocate_to_pool": "PyTorch's",
     "gpupool.cuda_core.MemoryResource": "cuda.core's resources begin with the device",
     "gpupool.cuda_core.PinnedMemoryResource.allocate": "cuda.core's",
     "gpupool.cuda_core.PinnedMemoryResource.deallocate": "cuda.core's",

@@ -120,7 +120,7 @@ def test_it_is_plain_values_too():
     assert hash(summary) == hash(summary)
     with pytest.raises(dataclasses.FrozenInstanceError):
         summary.devices[0].live_bytes = 0
-    assert isinstance(summary, gpupool.MemorySummary)
+    assert isinstance(summary, gpupool.typing.MemorySummary)
     buffer.free()
 
 
@@ -203,9 +203,9 @@ def test_peaks_are_reset_for_memory_and_handles_at_once(nothing_left):
     gpupool.empty_cache()
     gpupool.simulated.trim()
     assert (of_library("simulated").peak_in_use >= 3, of_device(0).peak_reserved_bytes >= 32 * MIB) == (True, True)
-    gpupool.reset_peak_memory_stats(1)
+    gpupool.reset_peak_stats(1)
     assert of_library("simulated").peak_in_use >= 3
-    gpupool.reset_peak_memory_stats(0)
+    gpupool.reset_peak_stats(0)
     library = of_library("simulated")
     assert (library.peak_in_use, library.peak_device_bytes) == (library.held, library.device_bytes)
     assert of_device(0).peak_reserved_bytes == of_device(0).reserved_bytes

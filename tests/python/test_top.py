@@ -34,7 +34,7 @@ MIB, GIB = 1 << 20, 1 << 30
 
 
 def neighbour(pid=1, name="one", device=0, reserved=0, **more):
-    """Return what stands for a `gpupool.Neighbour`."""
+    """Return what stands for a `gpupool.typing.Neighbour`."""
     told = dict.fromkeys(
         (f"{name}_bytes" for name in ("live", "free", "asleep", "discardable", "offered", "claimed")), 0
     )
@@ -334,7 +334,7 @@ def test_order(key, is_reversed, order):
 
 
 def pool(*pool_id, name=None, **sizes):
-    """Return what stands for a `gpupool.NeighbourPool`."""
+    """Return what stands for a `gpupool.typing.NeighbourPool`."""
     return SimpleNamespace(id=pool_id, given_name=name, **sizes)
 
 

@@ -82,7 +82,7 @@ def test_names_find_their_place_in_the_reference_first():
     ("method", "place"),
     [
         ("handle", "api/handles/#gpupool.HandlePool.handle"),
-        ("lease", "api/handles/#gpupool.Lease"),
+        ("lease", "api/handles/#gpupool.typing.Lease"),
         ("copy_from", "api/memory/#gpupool.DeviceBuffer.copy_from"),
         ("trim", "api/memory/#gpupool.MemPool.trim"),
     ],

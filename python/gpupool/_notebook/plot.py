@@ -40,7 +40,7 @@ class Plot:
     def __repr__(self) -> str:
         """Return what the picture is of, and its most important numbers."""
         told = [self._picture.subtitle, *(f"{name} {value}" for name, value in self._picture.facts)]
-        return f"<gpupool.Plot of {self._picture.title}: {'; '.join(told)}>"
+        return f"<gpupool.typing.Plot of {self._picture.title}: {'; '.join(told)}>"
 
     def _repr_html_(self) -> str:
         """Return the picture as HTML, for a notebook."""
@@ -59,7 +59,7 @@ def plot(
 
     >>> buffer = gpupool.empty(1 << 20)
     >>> gpupool.plot()
-    <gpupool.Plot of this process: ...>
+    <gpupool.typing.Plot of this process: ...>
 
     Args:
         file: A snapshot or a log, as for ``gpupool plot``. It is read in a process of its own, in which devices are

@@ -49,7 +49,7 @@ class StreamSummary:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Counts:
-    """The counters of a pool, of a device or of a NUMA node, as in :class:`gpupool.PoolStats`."""
+    """The counters of a pool, of a device or of a NUMA node, as in :class:`gpupool.typing.PoolStats`."""
 
     live_bytes: int
     peak_live_bytes: int
@@ -73,7 +73,7 @@ class PoolSummary(_Counts):
     ``is_closed`` was closed or dropped, and waits for its live blocks to be freed. ``streams`` has the largest first;
     their live and cached bytes add up to the pool's. ``sleeps`` is how often the pool was put to sleep,
     ``sleep_seconds`` and ``wake_seconds`` what that and waking took the last time. The rest is as in
-    :class:`gpupool.PoolStats`.
+    :class:`gpupool.typing.PoolStats`.
     """
 
     id: tuple[int, int]
@@ -96,7 +96,7 @@ class PoolSummary(_Counts):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LibrarySummary:
-    """The counts of one library's handles on a device, as in :class:`gpupool.HandleStats`."""
+    """The counts of one library's handles on a device, as in :class:`gpupool.typing.HandleStats`."""
 
     library: str
     created: int
@@ -150,7 +150,7 @@ class DeviceSummary(_Counts):
     be done; should they be too many, ``other_bytes`` is 0.
 
     ``reserved_bytes`` is the sum of ``live_bytes``, ``cached_bytes`` and ``releasing_bytes``, less ``asleep_bytes``;
-    these, the peaks and the counters are as in :class:`gpupool.MemoryStats`.
+    these, the peaks and the counters are as in :class:`gpupool.typing.MemoryStats`.
 
     ``shared`` has the blocks that other processes have attached, or were sent; ``attached_bytes`` are other processes'
     memory, which is none of this one's, and ``sent_bytes`` what was sent and not received, which is live.
@@ -203,7 +203,7 @@ class DeviceSummary(_Counts):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PinnedSummary(_Counts):
-    """The counts of the pinned memory on one NUMA node of the host, as in :class:`gpupool.MemoryStats`."""
+    """The counts of the pinned memory on one NUMA node of the host, as in :class:`gpupool.typing.MemoryStats`."""
 
     numa: int
     driver_calls: int

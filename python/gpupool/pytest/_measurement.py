@@ -99,7 +99,7 @@ class Measurement:
                 with contextlib.suppress(gpupool.Error):
                     gpupool.synchronize(device)
                     gpupool.empty_cache()
-            gpupool.reset_peak_memory_stats(device)
+            gpupool.reset_peak_stats(device)
             self._base[device] = gpupool.memory_stats(device).live_bytes
         self._before = held_blocks()
         self._since = time.time_ns() // 1000
@@ -125,7 +125,7 @@ class Measurement:
             self._before += new_blocks(held_blocks(), held)
             for device, nbytes in self._live().items():
                 self._base[device] = self._base.get(device, 0) + nbytes - live.get(device, 0)
-                gpupool.reset_peak_memory_stats(device)
+                gpupool.reset_peak_stats(device)
 
     def end(self, left: list[Block]) -> None:
         """Keep the figures, with the blocks that are left, and stop recording."""

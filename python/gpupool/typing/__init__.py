@@ -1,4 +1,7 @@
-"""Types of the arguments and results of gpupool's calls, for annotations; they are not used at run time.
+"""Types of the arguments and results of gpupool's calls, for annotations.
+
+Those of results are classes, such as :class:`MemoryStats`, whose objects only gpupool's calls make; the others are
+not used at run time.
 
 ``StreamLike`` is any stream: a :class:`gpupool.Stream`, a stream of cuda.core, CuPy, PyTorch, Numba or any
 object that has one of the attributes of the four classes here, or an address as an int. The ints 0 and 1 are the legacy
@@ -24,23 +27,74 @@ of C functions, or a PyTorch allocator.
 1000
 """
 
+import importlib
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol, SupportsIndex, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, TypeAlias
+
+from gpupool._native import (
+    CApi,
+    Capture,
+    DiscardCallback,
+    GraphMemory,
+    HandleStats,
+    Lease,
+    MemoryClaim,
+    MemoryStats,
+    Neighbour,
+    NeighbourPool,
+    OomCallback,
+    PoolScope,
+    PoolStats,
+    PoolToken,
+    SegmentCallback,
+    SegmentEvent,
+    ShareToken,
+    StreamScope,
+)
+
+if TYPE_CHECKING:
+    from gpupool._notebook.plot import Plot
+    from gpupool._report.info import Info
+    from gpupool._report.summary import MemorySummary
 
 __all__ = [
     "AllocatorLike",
+    "CApi",
+    "Capture",
     "CuPyStream",
     "CudaStream",
     "DeviceLike",
+    "DiscardCallback",
+    "GraphMemory",
+    "HandleStats",
+    "Info",
+    "Lease",
+    "MemoryClaim",
+    "MemoryStats",
+    "MemorySummary",
+    "Neighbour",
+    "NeighbourPool",
     "NumbaStream",
+    "OomCallback",
     "PageNumbers",
+    "Plot",
     "PoolId",
+    "PoolScope",
+    "PoolStats",
+    "PoolToken",
+    "SegmentCallback",
+    "SegmentEvent",
+    "ShareToken",
     "StreamLike",
+    "StreamScope",
     "TorchDevice",
     "TorchPluggableAllocator",
     "TorchRawAllocator",
     "TorchStream",
 ]
+
+# Results of calls in Python, and the private modules that define them, which are imported when first used.
+_MODULES = {"Info": "_report.info", "MemorySummary": "_report.summary", "Plot": "_notebook.plot"}
 
 
 class CudaStream(Protocol):
@@ -139,6 +193,12 @@ AllocatorLike: TypeAlias = (
 )
 """Where a pool takes its memory from: ``malloc(size, device, stream)`` and ``free(address, size, device, stream)``, as
 callables or addresses of C functions, or an allocator of PyTorch's."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"gpupool.{_MODULES[name]}"), name)
+    raise AttributeError(f"module 'gpupool.typing' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

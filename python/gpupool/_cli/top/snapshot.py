@@ -14,7 +14,7 @@ from gpupool import _native
 class Holder:
     """Who holds memory of a device: a process, or a pool of one. Sizes are in bytes, and None is unknown or not set.
 
-    The fields are named as those of `gpupool.Neighbour`.
+    The fields are named as those of `gpupool.typing.Neighbour`.
     """
 
     name: str
@@ -124,7 +124,7 @@ class Watch:
             ),
         )
 
-    def _device(self, ordinal: int, neighbours: Iterable[gpupool.Neighbour]) -> Device:
+    def _device(self, ordinal: int, neighbours: Iterable[gpupool.typing.Neighbour]) -> Device:
         processes = tuple(_holder(each) for each in neighbours)
         try:
             info = _native.device_info(ordinal)
@@ -165,15 +165,15 @@ _ASKED = (
 )
 
 
-def _holder(neighbour: gpupool.Neighbour) -> Holder:
+def _holder(neighbour: gpupool.typing.Neighbour) -> Holder:
     pools = None if neighbour.pools is None else tuple(_pool(each) for each in neighbour.pools)
     return Holder(name=neighbour.name, pid=neighbour.pid, pools=pools, **_sizes(neighbour))
 
 
-def _pool(pool: gpupool.NeighbourPool) -> Holder:
+def _pool(pool: gpupool.typing.NeighbourPool) -> Holder:
     name = "default pool" if pool.id == (0, 0) else f"pool {pool.id}"
     return Holder(name=pool.given_name or name, **_sizes(pool))
 
 
-def _sizes(told: gpupool.Neighbour | gpupool.NeighbourPool) -> dict[str, Any]:
+def _sizes(told: gpupool.typing.Neighbour | gpupool.typing.NeighbourPool) -> dict[str, Any]:
     return {name: getattr(told, name, None) for name in _ASKED}

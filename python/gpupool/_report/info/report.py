@@ -46,7 +46,7 @@ class Runtime:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Neighbours:
-    """What this process has asked its neighbours for and given them so far, as :class:`gpupool.MemoryStats` has it."""
+    """What this process has asked its neighbours for and given them, as in :class:`gpupool.typing.MemoryStats`."""
 
     asked_neighbours: int
     received_bytes: int

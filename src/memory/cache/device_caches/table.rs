@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn a_name_keeps_a_cache_that_has_ended_from_being_born_again() -> Result<()> {
-        let caches = DeviceCaches::new(DeviceMemory::for_model(Device::from_ordinal(0).into()));
+        let caches = DeviceCaches::new(DeviceMemory::for_model(Device::from_ordinal(0xc0).into())).install()?;
         let memory = &caches.memory;
         let pool = |number| {
             let supply = Supply::new(memory.default_source(), None);

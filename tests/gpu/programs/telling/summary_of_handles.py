@@ -33,7 +33,7 @@ def main(name):
     pool.trim()
     library = of(name)
     assert library.device_bytes < library.peak_device_bytes, f"trim gave nothing back: {library}"
-    gpupool.reset_peak_memory_stats(0)
+    gpupool.reset_peak_stats(0)
     library = of(name)
     assert library.device_bytes == library.peak_device_bytes, f"the peak was not reset: {library}"
 

@@ -71,7 +71,7 @@ def a_pool_is_kept_as_long_as_a_library_takes_from_it():
     del mine
     handle = pool.handle(stream)
     address = allocate(handle)
-    assert gpupool.pool_use_count(0, number) == 1, "the library does not keep the pool"
+    assert gpupool.torch.pool_use_count(0, number) == 1, "the library does not keep the pool"
     pool.set_mem_pool(None)
     # The last use is over: what is alive stays, what is freed goes.
     assert gpupool.memory_stats().live_bytes == MIB, "live memory went with its pool"

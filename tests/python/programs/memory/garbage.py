@@ -20,7 +20,7 @@ def a_pool_whose_class_has_a_finalizer() -> None:
 
     pool = Pool(no_split=True)
 
-    def listen(event: gpupool.SegmentEvent) -> None:
+    def listen(event: gpupool.typing.SegmentEvent) -> None:
         called.append(event.kind)
 
     listen.pool = pool

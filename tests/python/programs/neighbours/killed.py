@@ -14,7 +14,7 @@ from waiting import wait_until
 DEVICE = 64 * MIB
 
 
-def others() -> list[gpupool.Neighbour]:
+def others() -> list[gpupool.typing.Neighbour]:
     return [each for each in gpupool.neighbours() if not each.is_self]
 
 

@@ -35,7 +35,7 @@ class PoolOptions(ctypes.Structure):
     )
 
 
-def others(*, pools: bool = False) -> list[gpupool.Neighbour]:
+def others(*, pools: bool = False) -> list[gpupool.typing.Neighbour]:
     return [each for each in gpupool.neighbours(pools=pools) if not each.is_self]
 
 
@@ -85,7 +85,7 @@ def what_each_holds_is_told() -> None:
         (this,) = [each for each in gpupool.neighbours() if each.is_self]
         assert this.pid == os.getpid()
         assert this.reserved_bytes == 0
-        assert repr(it).startswith(f'<gpupool.Neighbour {it.pid} "server", device=0 (simulated)')
+        assert repr(it).startswith(f'<gpupool.typing.Neighbour {it.pid} "server", device=0 (simulated)')
 
 
 def pools_are_told_to_who_asks_for_them() -> None:
@@ -107,7 +107,7 @@ def pools_are_told_to_who_asks_for_them() -> None:
         assert [each.given_name for each in pools] == [None, None, "é" * 32, None]
         assert pools[1].id == (0, 0)
         assert len({each.id for each in pools}) == 4
-        begin = f"<gpupool.NeighbourPool {pools[2].id}"
+        begin = f"<gpupool.typing.NeighbourPool {pools[2].id}"
         assert repr(pools[2]) == f'{begin} "{"é" * 32}", reserved_bytes=2097152, live_bytes=2097152>'
         (this,) = [each for each in gpupool.neighbours(pools=True) if each.is_self]
         assert this.pools == []
@@ -322,7 +322,7 @@ def wrong_settings_are_refused() -> None:
     with gpupool.claim(DEVICE) as claim:
         assert_says(raised(gpupool.OutOfMemory, gpupool.claim, 1), "could have 0")
     assert claim.left == 0
-    assert repr(claim) == f"<gpupool.Claim nbytes={DEVICE}, device=0 (simulated), over>"
+    assert repr(claim) == f"<gpupool.typing.MemoryClaim nbytes={DEVICE}, device=0 (simulated), over>"
     claim.release()
     assert gpupool.available_memory() == DEVICE
     assert reserved({}) == 0

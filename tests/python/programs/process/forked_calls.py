@@ -111,7 +111,7 @@ def public_calls():
         is_own = name in gpupool.__all__ or getattr(value, "__name__", "").startswith("gpupool.")
         if name.startswith("_") or not is_own:
             continue
-        if isinstance(value, gpupool.HandlePool | gpupool.CApi):
+        if isinstance(value, gpupool.HandlePool | gpupool.typing.CApi):
             # Known by their classes.
             continue
         if isinstance(value, type) and not issubclass(value, gpupool.Error) and name not in ANSWERED:
@@ -252,7 +252,7 @@ def refused_calls():
         "Stream.synchronize": stream.synchronize,
         "StreamScope.__enter__": stream_scope.__enter__,
         "_native.set_stream_source": lambda: gpupool._native.set_stream_source(None),
-        "begin_allocate_to_pool": lambda: gpupool.begin_allocate_to_pool(0, mem_pool.id),
+        "begin_allocate_to_pool": lambda: gpupool.torch.begin_allocate_to_pool(0, mem_pool.id),
         "current_device": gpupool.current_device,
         "current_stream": gpupool.current_stream,
         "attach": lambda: gpupool.attach(shared),
@@ -266,9 +266,9 @@ def refused_calls():
         "empty_pinned on a stream": lambda: gpupool.empty_pinned(1, stream),
         "empty_pinned on a node": lambda: gpupool.empty_pinned(1, numa=0),
         "enable_peer_access": lambda: gpupool.enable_peer_access(0, 0),
-        "end_allocate_to_pool": lambda: gpupool.end_allocate_to_pool(0, mem_pool.id),
+        "end_allocate_to_pool": lambda: gpupool.torch.end_allocate_to_pool(0, mem_pool.id),
         "get_memory_history": gpupool.get_memory_history,
-        "get_memory_limit": gpupool.get_memory_limit,
+        "get_memory_limit": gpupool._native.get_memory_limit,
         "get_per_process_memory_fraction": gpupool.get_per_process_memory_fraction,
         "get_pinned_limit": gpupool.get_pinned_limit,
         "graph_pool_handle": gpupool.graph_pool_handle,
@@ -285,10 +285,10 @@ def refused_calls():
         "peers": gpupool.peers,
         "pinned_stats": gpupool.pinned_stats,
         "plot": gpupool.plot,
-        "pool_use_count": lambda: gpupool.pool_use_count(0, mem_pool.id),
+        "pool_use_count": lambda: gpupool.torch.pool_use_count(0, mem_pool.id),
         "record_memory_history": gpupool.record_memory_history,
-        "release_pool": lambda: gpupool.release_pool(0, mem_pool.id),
-        "reset_peak_memory_stats": gpupool.reset_peak_memory_stats,
+        "release_pool": lambda: gpupool.torch.release_pool(0, mem_pool.id),
+        "reset_peak_stats": gpupool.reset_peak_stats,
         "reset_peak_pinned_stats": gpupool.reset_peak_pinned_stats,
         "runtime": gpupool.runtime,
         "set_per_process_memory_fraction": lambda: gpupool.set_per_process_memory_fraction(0.5),
@@ -299,8 +299,8 @@ def refused_calls():
         "use_mem_pool": lambda: gpupool.use_mem_pool(mem_pool),
         "use_mem_pool of a token": lambda: gpupool.use_mem_pool(token),
         "wake": gpupool.wake,
-        "warm_pinned": lambda: gpupool.warm_pinned(1),
-        "warm_pinned at once": lambda: gpupool.warm_pinned(1, background=False),
+        "warm_pinned": lambda: gpupool.warm_pinned(1, background=True),
+        "warm_pinned at once": lambda: gpupool.warm_pinned(1),
     }
 
 

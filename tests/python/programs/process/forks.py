@@ -52,7 +52,7 @@ def memory():
             lambda: buffer.record_stream(stream),
             buffer.free,
             gpupool.MemPool,
-            lambda: gpupool.begin_allocate_to_pool(0, (0, 99)),
+            lambda: gpupool.torch.begin_allocate_to_pool(0, (0, 99)),
         )
         del buffer, pool
         os._exit(0)

@@ -12,7 +12,7 @@ lent = memoryview(gpupool.empty_pinned(1 << 20))
 gpupool.empty_pinned(1 << 20, stream).free()
 gpupool.empty_pinned(1 << 28).free()
 gpupool.empty_cache()
-gpupool.warm_pinned(1 << 30)
+gpupool.warm_pinned(1 << 30, background=True)
 
 
 def work() -> None:

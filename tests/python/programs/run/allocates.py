@@ -37,7 +37,7 @@ def late():
 def with_peaks_that_were_reset():
     take()
     gpupool.empty_cache()
-    gpupool.reset_peak_memory_stats()
+    gpupool.reset_peak_stats()
 
 
 def with_a_recording_of_its_own():

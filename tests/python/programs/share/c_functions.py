@@ -56,7 +56,7 @@ def main() -> None:
             for offset in (0, 8, buffer.nbytes - 8):
                 ctypes.c_uint64.from_address(buffer.ptr + offset).value = offset + 77
                 status, token, found = share(buffer.ptr + offset)
-                assert (status, found, gpupool.ShareToken(token).nbytes) == (0, offset, buffer.nbytes), why()
+                assert (status, found, gpupool.typing.ShareToken(token).nbytes) == (0, offset, buffer.nbytes), why()
                 for device in (0, -1):
                     assert other.call(attach, token, device) == (0, "")
                     assert other.call(word_at, offset) == offset + 77

@@ -43,7 +43,7 @@ def empty_cache(kept: dict) -> None:
     gpupool.empty_cache()
 
 
-def attach_behind(kept: dict, token: gpupool.ShareToken) -> None:
+def attach_behind(kept: dict, token: gpupool.typing.ShareToken) -> None:
     stream = gpupool.Stream()
     kept["stream"] = stream
     kept["buffer"] = gpupool.attach(token, stream=stream)

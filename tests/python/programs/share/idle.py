@@ -69,14 +69,14 @@ def wait_until_idle(other: OtherProcess) -> None:
     wait_until(lambda: shared_blocks() == [], "the owner has it back")
 
 
-def attach_and_let_go(other: OtherProcess, token: gpupool.ShareToken, **arguments: int) -> int:
+def attach_and_let_go(other: OtherProcess, token: gpupool.typing.ShareToken, **arguments: int) -> int:
     address = other.call(attach_with, token, arguments)
     other.call(free)
     wait_until_idle(other)
     return address
 
 
-def attach_with(kept: dict, token: gpupool.ShareToken, arguments: dict[str, int]) -> int:
+def attach_with(kept: dict, token: gpupool.typing.ShareToken, arguments: dict[str, int]) -> int:
     return attach(kept, token, **arguments)
 
 
@@ -93,7 +93,7 @@ def empty_cache(kept: dict) -> None:
     gpupool.empty_cache()
 
 
-def needs_a_mapping(other: OtherProcess, token: gpupool.ShareToken) -> bool:
+def needs_a_mapping(other: OtherProcess, token: gpupool.typing.ShareToken) -> bool:
     """Return whether attaching maps anything; the buffer stays attached where it does not."""
     other.call(refuse_to_map)
     try:
@@ -443,7 +443,7 @@ def free_all(kept: dict) -> None:
         buffer.free()
 
 
-def own_buffer(kept: dict) -> gpupool.ShareToken:
+def own_buffer(kept: dict) -> gpupool.typing.ShareToken:
     kept["own"] = in_pieces(7)
     return kept["own"].share()
 
@@ -494,7 +494,7 @@ def a_forked_child_leaves_it_alone() -> None:
         assert other.call(content) == {1}
 
 
-def fork_and_try(kept: dict, token: gpupool.ShareToken) -> int:
+def fork_and_try(kept: dict, token: gpupool.typing.ShareToken) -> int:
     child = os.fork()
     if child == 0:
         code = 1
@@ -546,7 +546,7 @@ def a_process_without_room_for_an_event_holds_nothing() -> None:
         _native.host_complete(stream, number)
 
 
-def attach_with_few_files(kept: dict, token: gpupool.ShareToken, files: int) -> None:
+def attach_with_few_files(kept: dict, token: gpupool.typing.ShareToken, files: int) -> None:
     # What this opens once.
     own = gpupool.empty(1)
     gpupool.attach(own.share()).free()

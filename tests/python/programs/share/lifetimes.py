@@ -140,7 +140,7 @@ def receive(kept: dict, connection) -> set[int]:
     return content(kept)
 
 
-def own_buffer(kept: dict, nbytes: int) -> gpupool.ShareToken:
+def own_buffer(kept: dict, nbytes: int) -> gpupool.typing.ShareToken:
     kept["own"] = gpupool.empty(nbytes)
     kept["own"].fill(7)
     return kept["own"].share()

@@ -11,7 +11,7 @@ from waiting import wait_until
 LARGE = 40 * MIB
 
 
-def attach_on(kept: dict, token: gpupool.ShareToken) -> bool:
+def attach_on(kept: dict, token: gpupool.typing.ShareToken) -> bool:
     """Attach on a stream, put a fill on it, and say whether that is done."""
     kept["stream"] = gpupool.Stream()
     kept["buffer"] = gpupool.attach(token, stream=kept["stream"])
@@ -77,14 +77,14 @@ def a_dead_owner_is_not_waited_for() -> None:
         assert values(buffer) == {3}
 
 
-def share_behind_work(kept: dict) -> gpupool.ShareToken:
+def share_behind_work(kept: dict) -> gpupool.typing.ShareToken:
     kept["stream"] = gpupool.Stream()
     kept["buffer"] = gpupool.empty(MIB, kept["stream"])
     _native.host_submit(kept["stream"])
     return kept["buffer"].share(kept["stream"])
 
 
-def share_idle(kept: dict) -> gpupool.ShareToken:
+def share_idle(kept: dict) -> gpupool.typing.ShareToken:
     kept["buffer"] = gpupool.empty(MIB)
     return kept["buffer"].share()
 

@@ -20,7 +20,7 @@ from waiting import wait_until
 LARGE = 10 * MIB
 
 
-def share(kept: dict, nbytes: int) -> gpupool.ShareToken:
+def share(kept: dict, nbytes: int) -> gpupool.typing.ShareToken:
     """Share a buffer of device 0, and keep it."""
     kept["buffer"] = gpupool.empty(nbytes, gpupool.Stream(0))
     kept["buffer"].fill(1)
@@ -73,7 +73,7 @@ def the_owner_ends_first() -> None:
             gpupool.empty_cache()
 
 
-def attach_for(kept: dict, token: gpupool.ShareToken, device: int) -> None:
+def attach_for(kept: dict, token: gpupool.typing.ShareToken, device: int) -> None:
     """Attach a buffer for a device, and keep it."""
     kept["buffer"] = gpupool.attach(token, device=device)
 

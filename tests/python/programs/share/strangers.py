@@ -23,21 +23,21 @@ FORMAT, VERSION, KIND, BOOT, USER, PROCESS, NAME, SECRET, BLOCK, SIZE, DEVICE = 
 HOLD, DESCRIBE, EXTENTS, LET_GO = 1, 2, 3, 5
 
 
-def changed(token: gpupool.ShareToken, at: int, data: bytes) -> bytes:
+def changed(token: gpupool.typing.ShareToken, at: int, data: bytes) -> bytes:
     """Return a token's bytes with some of them changed."""
     copy = bytearray(bytes(token))
     copy[at : at + len(data)] = data
     return bytes(copy)
 
 
-def connected(token: gpupool.ShareToken) -> socket.socket:
+def connected(token: gpupool.typing.ShareToken) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.connect(address_of(token))
     connection.settimeout(40)
     return connection
 
 
-def request(token: gpupool.ShareToken, ask: int, secret: bytes | None = None, block: int | None = None) -> bytes:
+def request(token: gpupool.typing.ShareToken, ask: int, secret: bytes | None = None, block: int | None = None) -> bytes:
     secret = bytes(token)[SECRET : SECRET + 16] if secret is None else secret
     block = struct.unpack_from("<Q", bytes(token), BLOCK)[0] if block is None else block
     return struct.pack("<II16sQQI", 0x68737067, ask, secret, block, 0, 8)
@@ -48,7 +48,7 @@ def descriptors(connection: socket.socket) -> tuple[bytes, list[int]]:
     return data, received
 
 
-def others_are_served(token: gpupool.ShareToken) -> None:
+def others_are_served(token: gpupool.typing.ShareToken) -> None:
     """Check that a well-behaved process still gets the buffer."""
     with other_process() as other:
         other.call(attach, token)
@@ -56,7 +56,7 @@ def others_are_served(token: gpupool.ShareToken) -> None:
         other.call(free)
 
 
-def shared() -> tuple[gpupool.DeviceBuffer, gpupool.ShareToken]:
+def shared() -> tuple[gpupool.DeviceBuffer, gpupool.typing.ShareToken]:
     buffer = gpupool.empty(MIB)
     buffer.fill(1)
     return buffer, buffer.share()
@@ -180,7 +180,7 @@ def extents_that_have_gone_back_are_not_given() -> None:
     others_are_served(token)
 
 
-def share_one(kept: dict) -> gpupool.ShareToken:
+def share_one(kept: dict) -> gpupool.typing.ShareToken:
     kept["shared"], token = shared()
     return token
 

@@ -30,7 +30,7 @@ def by_tokens() -> None:
             buffer = gpupool.empty(nbytes)
             buffer.fill(1)
             token = buffer.share()
-            assert (token.nbytes, gpupool.ShareToken(bytes(token))) == (nbytes, token)
+            assert (token.nbytes, gpupool.typing.ShareToken(bytes(token))) == (nbytes, token)
             assert pickle.loads(pickle.dumps(token)) == token == copy.copy(token)
             other.call(attach, token)
             assert other.call(content) == {1}

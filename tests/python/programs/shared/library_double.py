@@ -61,7 +61,7 @@ class LibraryDouble:
         """Return whether a handle was destroyed."""
         return bool(self.file.double_is_destroyed(int(handle)))
 
-    def leased(self, count: int) -> tuple[list[gpupool.Lease], list[int]]:
+    def leased(self, count: int) -> tuple[list[gpupool.typing.Lease], list[int]]:
         """Return leases on device 1, and their handles."""
         leases = [self.pool.lease(device=1) for _ in range(count)]
         return leases, [int(lease) for lease in leases]

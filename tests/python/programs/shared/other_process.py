@@ -145,12 +145,12 @@ def state(process: int) -> str:
     return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def address_of(token: gpupool.ShareToken) -> bytes:
+def address_of(token: gpupool.typing.ShareToken) -> bytes:
     """Return the name that the owner listens under."""
     return b"\0gpupool-share-" + bytes(token)[36:52].hex().encode()
 
 
-def attach(kept: dict, token: gpupool.ShareToken, name: str = "buffer", **arguments: Any) -> int:
+def attach(kept: dict, token: gpupool.typing.ShareToken, name: str = "buffer", **arguments: Any) -> int:
     """Attach a buffer, keep it, and return its address."""
     kept[name] = gpupool.attach(token, **arguments)
     return kept[name].ptr
