@@ -23,6 +23,13 @@ ENDS_A_BLOCK = "ends the block that the child was forked in, quietly, as a refus
 REPR = "tells what the repr tells, which asks for nothing that the child does not have"
 VALUES = "are plain values, taken before"
 
+# The classes of results. The other types are for annotations alone.
+RESULTS = [
+    name
+    for name in gpupool.typing.__all__
+    if isinstance(value := getattr(gpupool.typing, name), type) and not getattr(value, "_is_protocol", False)
+]
+
 # What is not refused, and why.
 ANSWERED = {
     "CApi.capsule": "is an address; the functions behind it refuse",
@@ -35,9 +42,9 @@ ANSWERED = {
     "CApi.malloc": "is an address; the function behind it fails in a child",
     "CApi.pinned_handler": "is an address; the functions behind it refuse",
     "Capture.__exit__": ENDS_A_BLOCK,
-    "Claim.__exit__": ENDS_A_BLOCK,
-    "Claim.device": FACT,
-    "Claim.nbytes": FACT,
+    "MemoryClaim.__exit__": ENDS_A_BLOCK,
+    "MemoryClaim.device": FACT,
+    "MemoryClaim.nbytes": FACT,
     "DiscardCallback.__exit__": ENDS_A_BLOCK,
     "GraphMemory.pool_id": FACT,
     "HandlePool._repr_html_": REPR,
@@ -104,13 +111,17 @@ ANSWERED = {
 }
 
 
+# All that users can name, without the types that are for annotations alone.
+PUBLIC = {
+    **{name: getattr(gpupool, name) for name in dir(gpupool)},
+    **{name: getattr(gpupool.torch, name) for name in gpupool.torch.__all__ if hasattr(gpupool._native, name)},
+    **{name: getattr(gpupool.typing, name) for name in RESULTS},
+}
+
+
 def public_calls():
     """Return the names of all that users can call or ask for."""
-    for name in dir(gpupool):
-        value = getattr(gpupool, name)
-        is_own = name in gpupool.__all__ or getattr(value, "__name__", "").startswith("gpupool.")
-        if name.startswith("_") or not is_own:
-            continue
+    for name, value in PUBLIC.items():
         if isinstance(value, gpupool.HandlePool | gpupool.typing.CApi):
             # Known by their classes.
             continue
@@ -148,9 +159,9 @@ def refused_calls():
         "CApi.feed": lambda: gpupool.c_api.feed(mem_pool),
         "CApi.feed of no pool": lambda: gpupool.c_api.feed(),
         "Capture.__enter__": capture.__enter__,
-        "Claim.__enter__": claim.__enter__,
-        "Claim.left": lambda: claim.left,
-        "Claim.release": claim.release,
+        "MemoryClaim.__enter__": claim.__enter__,
+        "MemoryClaim.left": lambda: claim.left,
+        "MemoryClaim.release": claim.release,
         "DeviceBuffer.__cuda_array_interface__": lambda: buffer.__cuda_array_interface__,
         "DeviceBuffer.__dlpack__": buffer.__dlpack__,
         "DeviceBuffer.__array__": lambda: buffer.__array__(),
@@ -349,7 +360,7 @@ def main():
     calls = set(public_calls())
     unknown = calls - refused.keys() - ANSWERED.keys()
     assert not unknown, f"say of these whether a forked child may use them: {sorted(unknown)}"
-    gone = {name for name in ANSWERED if name.partition(".")[0] not in dir(gpupool)}
+    gone = {name for name in ANSWERED if name.partition(".")[0] not in PUBLIC}
     assert not gone, f"these are no calls any more: {gone}"
     child = os.fork()
     if child == 0:
