@@ -1,17 +1,14 @@
-// The allocators for TensorRT, OpenCV and ONNX Runtime in C++, called as those call one, against what they use without:
-// TensorRT cudaMallocAsync and cudaFreeAsync, OpenCV cudaMallocPitch and cudaFree, ONNX Runtime, if it is told to use no arena
-// of its own, cudaMallocAsync or cudaMalloc.
+// The allocator for ONNX Runtime in C++, called as ONNX Runtime calls one, against what it uses without, if it is told to use no
+// arena of its own: cudaMallocAsync or cudaMalloc.
 //
 //     cpp_peers [ROUNDS] [PAIRS]
 //
 // Prints one JSON object a line: what memory of a size takes that is allocated and freed at once on one stream, in
 // nanoseconds, the median of so many rounds, 15 by default, of so many pairs, 2000 by default. The ways take turns.
-// TensorRT, OpenCV and ONNX Runtime are the tests' doubles, which call nothing else. benches/cpp_peers.sh builds it.
+// ONNX Runtime is the tests' double, which calls nothing else. benches/cpp_peers.sh builds it.
 #include <cuda_runtime_api.h>
 
 #include <gpupool_onnxruntime.hpp>
-#include <gpupool_opencv.hpp>
-#include <gpupool_tensorrt.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -57,39 +54,11 @@ int main(int count, char **arguments) {
   int pairs = count > 2 ? std::atoi(arguments[2]) : 2000;
   cudaStream_t stream = nullptr;
   check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
-  gpupool::tensorrt_allocator tensorrt(0);
-  nvinfer1::IGpuAllocator &as_tensorrt_does = tensorrt;
-  gpupool::opencv_allocator waits(0), in_order(0);
-  in_order.set_stream(stream);
   OrtApi api = ort();
   gpupool::onnxruntime_allocator onnxruntime(std::make_shared<gpupool::pool>(0), "Cuda", &api);
   OrtAllocator *as_onnxruntime_does = &onnxruntime;
 
-  auto matrix = [](gpupool::opencv_allocator &allocator, std::size_t bytes) {
-    cv::cuda::GpuMat made(2, int(bytes / 2), CV_8UC1, &allocator);
-  };
   std::vector<Way> ways = {
-      {"tensorrt", "gpupool",
-       [&](std::size_t bytes) {
-         void *memory = as_tensorrt_does.allocateAsync(bytes, 256, 0, stream);
-         check(memory && as_tensorrt_does.deallocateAsync(memory, stream), "gpupool");
-       }},
-      {"tensorrt", "cudaMallocAsync",
-       [&](std::size_t bytes) {
-         void *memory = nullptr;
-         check(cudaMallocAsync(&memory, bytes, stream), "cudaMallocAsync");
-         check(cudaFreeAsync(memory, stream), "cudaFreeAsync");
-       }},
-      {"opencv", "gpupool", [&](std::size_t bytes) { matrix(waits, bytes); }},
-      {"opencv", "gpupool on a stream", [&](std::size_t bytes) { matrix(in_order, bytes); }},
-      {"opencv", "cudaMallocPitch",
-       [&](std::size_t bytes) {
-         void *memory = nullptr;
-         std::size_t step = 0;
-         check(cudaMallocPitch(&memory, &step, bytes / 2, 2), "cudaMallocPitch");
-         check(cudaFree(memory), "cudaFree");
-         check(step == (bytes / 2 + 511) / 512 * 512, "the step of gpupool_opencv.hpp, which is another here,");
-       }},
       {"onnxruntime", "gpupool",
        [&](std::size_t bytes) {
          void *memory = as_onnxruntime_does->AllocOnStream(as_onnxruntime_does, bytes, reinterpret_cast<OrtSyncStream *>(stream));

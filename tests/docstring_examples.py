@@ -69,13 +69,6 @@ SETUPS = {
         """,
         "del session",
     ),
-    "tensorrt": (
-        """
-        import tensorrt
-        runtime = tensorrt.Runtime(tensorrt.Logger())
-        """,
-        "del runtime",
-    ),
     "warp": ("import warp as wp", ""),
     "worker": ("", ""),
 }

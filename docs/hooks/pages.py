@@ -117,7 +117,7 @@ def program(name: str) -> str:
         lines = itertools.takewhile(lambda line: line.startswith("//!"), text.splitlines())
         head = "\n".join(line.removeprefix("//!").removeprefix(" ") for line in lines)
     head = COMMAND.sub(r"\n```\n\1\n```\n\n", head)
-    return f"## {name}\n\n{head}\n\n[The program, {len(text.splitlines())} lines]({EXAMPLES}{name})"
+    return f"## {Path(name).name}\n\n{head}\n\n[The program, {len(text.splitlines())} lines]({EXAMPLES}{name})"
 
 
 def printed(name: str) -> str:

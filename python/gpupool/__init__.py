@@ -223,7 +223,7 @@ _logging.start()
 
 # Public modules that are imported when first used: one for each framework, and others that few programs need.
 _MODULES = (
-    *("cuda_core", "cupy", "dask", "numba", "nvmath", "onnxruntime", "prometheus", "ray", "rmm", "tensorrt"),
+    *("cuda_core", "cupy", "dask", "numba", "nvmath", "onnxruntime", "prometheus", "ray", "rmm"),
     *("torch", "typing", "warp", "worker"),
 )
 # Public names and the private modules that define them, which are imported when first used.

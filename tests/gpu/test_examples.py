@@ -135,12 +135,6 @@ def test_solves_of_nvmath(examples):
     assert "pip install 'nvmath-python[cu13]'" in output or "with gpupool" in output
 
 
-def test_an_engine_of_tensorrt(examples):
-    output = run_python(str(examples / "engine_tensorrt.py"))
-    # It says so where TensorRT is missing.
-    assert "pip install tensorrt" in output or "still in use      0 blocks" in output
-
-
 def test_a_session_of_onnx_runtime(examples):
     # Without its CUDA provider the example calls the functions that it would be given.
     assert "still in use      0 blocks" in run_python(str(examples / "session_onnxruntime.py"))

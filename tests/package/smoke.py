@@ -39,7 +39,7 @@ def is_whole() -> None:
     assert (Path(gpupool.get_include()) / "gpupool.h").is_file(), gpupool.get_include()
     for name in ("_gpupool_enable.py", "gpupool_enable.pth"):
         assert (package.parent / name).is_file(), name
-    for name in ("", "_callbacks", "_handles", "_mr", "_onnxruntime", "_opencv", "_rmm", "_tensorrt"):
+    for name in ("", "_callbacks", "_handles", "_mr", "_onnxruntime", "_rmm"):
         assert (Path(gpupool.get_include()) / f"gpupool{name}.hpp").is_file(), name
     for name in ("pkgconfig/gpupool.pc", "cmake/gpupool/gpupool-config.cmake"):
         assert (package / "lib" / name).is_file(), name

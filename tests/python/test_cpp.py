@@ -12,7 +12,7 @@ from pathlib import Path
 
 import gpupool
 import pytest
-from cpp_programs import INCLUDE, ROOT, STRICT, build, find_library, folder_of, link, run, sanitizer
+from cpp_programs import INCLUDE, ROOT, STRICT, build, find_library, folder_of, headers_of, link, run, sanitizer
 from machines import Machine
 from pytorch.fetch import CannotFetch, extract
 from running import run_program
@@ -60,6 +60,16 @@ def test_handles_come_from_their_pools_and_go_back(library, tmp_path, standard):
     source = ROOT / "tests" / "cpp" / "handles.cpp"
     options = [f"-std={standard}", *STRICT, *sanitizer(), *link(library)]
     assert run(build("c++", source, tmp_path / "program", *options)) == ""
+
+
+@pytest.mark.parametrize("framework", ["tensorrt", "opencv"])
+def test_a_sample_of_an_allocator_for_a_framework_that_none_is_shipped_for(library, tmp_path, framework):
+    """Over doubles of their headers, or their own, where GPUPOOL_TENSORRT_INCLUDE or GPUPOOL_OPENCV_INCLUDE says."""
+    sample = ROOT / "examples" / "cpp" / f"allocator_{framework}.cpp"
+    doubles = (ROOT / "tests" / "doubles" / framework).glob("*.cpp")
+    headers = headers_of(framework, f"GPUPOOL_{framework.upper()}_INCLUDE")
+    options = [*map(str, doubles), "-std=c++17", *STRICT, *headers, *sanitizer(), *link(library)]
+    assert run(build("c++", sample, tmp_path / "program", *options)) == ""
 
 
 def test_cublas_says_which_stream_its_handles_have(library, tmp_path):

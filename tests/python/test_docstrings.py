@@ -21,7 +21,7 @@ from gpupool import _native
 MODULES = sorted(set(dir(gpupool)) - set(gpupool.__all__))
 # Modules whose examples need a framework, most of them a GPU too.
 NEED_A_FRAMEWORK = {
-    *("cuda_core", "cupy", "dask", "numba", "nvmath", "onnxruntime", "prometheus", "ray", "rmm", "tensorrt"),
+    *("cuda_core", "cupy", "dask", "numba", "nvmath", "onnxruntime", "prometheus", "ray", "rmm"),
     *("torch", "warp", "worker"),
 }
 # What Python itself gives a class, and the operators that `help` shows by their own words.

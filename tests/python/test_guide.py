@@ -80,7 +80,8 @@ def text_of_all_pages():
 
 def test_every_example_is_on_its_page():
     text = (guide.ROOT / "docs/examples.md").read_text()
-    programs = [path.name for path in guide.ROOT.glob("examples/*.*") if path.suffix != ".ipynb"]
+    folder = guide.ROOT / "examples"
+    programs = [str(path.relative_to(folder)) for path in folder.rglob("*.*") if path.suffix in (".py", ".rs", ".cpp")]
     assert sorted(re.findall(r"^<!-- program: (.+) -->$", text, re.MULTILINE)) == sorted(programs)
     assert [path.name for path in guide.ROOT.glob("examples/*.ipynb") if path.name not in text] == []
 

@@ -8,9 +8,7 @@ from pathlib import Path
 import gpupool
 import pytest
 
-FRAMEWORKS = (
-    *("torch", "cupy", "numba", "cuda_core", "rmm", "warp", "nvmath", "tensorrt", "onnxruntime", "dask", "ray"),
-)
+FRAMEWORKS = (*("torch", "cupy", "numba", "cuda_core", "rmm", "warp", "nvmath", "onnxruntime", "dask", "ray"),)
 # What each framework's module has, unless the reference says otherwise.
 COMMON = {
     "enable": "(*, pinned=None)",
@@ -40,7 +38,6 @@ OF_OTHERS = {
     "gpupool.cupy.PinnedMemoryPool.malloc": "CuPy's",
     "gpupool.nvmath.MemoryManager": "nvmath-python's",
     "gpupool.nvmath.MemoryManager.memalloc_async": "nvmath-python's",
-    "gpupool.tensorrt.Allocator.allocate_async": "TensorRT's",
 }
 
 

@@ -4,7 +4,7 @@ import pydoc
 import sys
 
 for framework in (
-    *("torch", "cupy", "numba", "numba_cuda", "cuda", "cuda.core", "rmm", "warp", "nvmath", "tensorrt", "onnxruntime"),
+    *("torch", "cupy", "numba", "numba_cuda", "cuda", "cuda.core", "rmm", "warp", "nvmath", "onnxruntime"),
     *("distributed", "ray"),
 ):
     # What stands here cannot be imported.
@@ -18,7 +18,7 @@ for name in ("torch", "cupy", "numba", "cuda_core", "rmm", "warp", "nvmath", "on
     text = pydoc.plain(pydoc.render_doc(module))
     assert_says(text, f"gpupool.{name}", "FUNCTIONS", module.__doc__.splitlines()[0])
 
-for module, name in ((gpupool.cuda_core, "MemoryResource"), (gpupool.dask, "Plugin"), (gpupool.tensorrt, "Allocator")):
+for module, name in ((gpupool.cuda_core, "MemoryResource"), (gpupool.dask, "Plugin")):
     assert not hasattr(module, name), f"{name} is there without its framework"
     error = raised(gpupool.LibraryNotFound, lambda module=module, name=name: getattr(module, name))
     assert_says(error, "cannot be imported", "pip install")

@@ -15,7 +15,6 @@ NEEDS = {
     "prometheus_client": [lambda: gpupool.prometheus.Collector()],
     "ray": [lambda: gpupool.ray.stats([])],
     "rmm": [lambda: gpupool.rmm.resource()],
-    "tensorrt": [lambda: gpupool.tensorrt.Allocator()],
     "warp": [lambda: gpupool.warp.enable(), lambda: gpupool.warp.using().__enter__()],
 }
 

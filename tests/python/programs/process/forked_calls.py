@@ -103,7 +103,7 @@ ANSWERED = {
     "worker": "has settings, which are plain values, and otherwise does what it does by the calls above",
     **dict.fromkeys(
         (
-            *("cuda_core", "cupy", "dask", "numba", "nvmath", "onnxruntime", "prometheus", "ray", "rmm", "tensorrt"),
+            *("cuda_core", "cupy", "dask", "numba", "nvmath", "onnxruntime", "prometheus", "ray", "rmm"),
             *("torch", "warp"),
         ),
         "does what it does by the calls above",
