@@ -221,11 +221,11 @@ impl Gate<'_> {
     /// Applies it and waits for it.
     fn apply(&self) {
         let (address, given) = match &self.workspace {
-            Some(workspace) => (ptr::without_provenance_mut(workspace.address() as usize), workspace.nbytes() as usize),
+            Some(workspace) => (ptr::without_provenance_mut(workspace.ptr() as usize), workspace.nbytes() as usize),
             None => (ptr::null_mut(), 0),
         };
         let raw = self.handle.as_ptr();
-        let state = ptr::without_provenance_mut(self.state.address() as usize);
+        let state = ptr::without_provenance_mut(self.state.ptr() as usize);
         let (targets, count) = (self.targets.as_ptr(), self.targets.len() as u32);
         // SAFETY: the state and the workspace are as large as cuStateVec asks for, and used on this stream alone.
         let status = unsafe {

@@ -101,7 +101,7 @@ impl<T> PooledSlice<T> {
         // It panics if the driver refuses to make the events by which it follows streams.
         let slice = panic::catch_unwind(AssertUnwindSafe(|| {
             // SAFETY: the memory is that long and lives as long as the slice, which is not read before it is written.
-            unsafe { stream.upgrade_device_ptr(buffer.address(), length) }
+            unsafe { stream.upgrade_device_ptr(buffer.ptr(), length) }
         }));
         match slice {
             Ok(slice) => {

@@ -10,7 +10,7 @@ use super::header::{self, Callback, SizedStruct};
 use crate::error::Error;
 use crate::memory::plug::call::{answer, answer_or_none, count, device_of, null, one_or_all, run, stream_on_existing};
 use crate::memory::report::{self, DeviceStats};
-use crate::memory::serve::{self, OomGuard, Patience, on_oom};
+use crate::memory::serve::{self, OomGuard, Patience};
 use crate::memory::{
     MemoryClaim, NeighbourSettings, available_memory as available, claim_within, limits, set_neighbour as set,
 };
@@ -31,13 +31,13 @@ pub(super) unsafe extern "C" fn empty_cache(device: c_int, bytes: *mut u64) -> c
     unsafe { count(bytes, release) }
 }
 
-pub(super) unsafe extern "C" fn get_memory_fraction(device: c_int, fraction: *mut f64) -> c_int {
+pub(super) unsafe extern "C" fn get_per_process_memory_fraction(device: c_int, fraction: *mut f64) -> c_int {
     let ask = || limits::get_per_process_memory_fraction(device_of(device)?);
     // SAFETY: the caller passes a place for a number, or null.
     unsafe { answer(fraction, "fraction", ask) }
 }
 
-pub(super) unsafe extern "C" fn set_memory_fraction(device: c_int, fraction: f64) -> c_int {
+pub(super) unsafe extern "C" fn set_per_process_memory_fraction(device: c_int, fraction: f64) -> c_int {
     run(|| limits::set_per_process_memory_fraction(fraction, device_of(device)?))
 }
 
@@ -149,10 +149,10 @@ impl Callback<OomFunction> {
 
 static REGISTERED: Mutex<Vec<(Callback<OomFunction>, OomGuard)>> = Mutex::new(Vec::new());
 
-pub(super) unsafe extern "C" fn add_oom_callback(function: Option<OomFunction>, context: *mut c_void) -> c_int {
+pub(super) unsafe extern "C" fn on_oom(function: Option<OomFunction>, context: *mut c_void) -> c_int {
     run(|| {
         let callback = Callback::new(function, context)?;
-        let guard = on_oom(move |device, bytes| callback.call(device.ordinal() as c_int, bytes));
+        let guard = serve::on_oom(move |device, bytes| callback.call(device.ordinal() as c_int, bytes));
         lock(&REGISTERED).push((callback, guard));
         Ok(())
     })

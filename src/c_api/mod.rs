@@ -83,15 +83,15 @@ api! {
     /// Releases free memory of one device, or of all for -1.
     device::empty_cache: fn(c_int, *mut u64) -> c_int,
     /// Returns the fraction of the device's memory that this process may reserve.
-    device::get_memory_fraction: fn(c_int, *mut f64) -> c_int,
+    device::get_per_process_memory_fraction: fn(c_int, *mut f64) -> c_int,
     /// Sets the fraction of the device's memory that this process may reserve.
-    device::set_memory_fraction: fn(c_int, f64) -> c_int,
+    device::set_per_process_memory_fraction: fn(c_int, f64) -> c_int,
     /// Returns the size of the largest block that could be allocated without releasing anything.
     device::largest_block: fn(c_int, *mut u64) -> c_int,
     /// Grants the first device access to the memory of the second.
     device::enable_peer_access: fn(c_int, c_int) -> c_int,
     /// Registers a function that is called before a request fails for lack of memory.
-    device::add_oom_callback: fn(Option<OomFunction>, *mut c_void) -> c_int,
+    device::on_oom: fn(Option<OomFunction>, *mut c_void) -> c_int,
     /// Removes it.
     device::remove_oom_callback: fn(Option<OomFunction>, *mut c_void) -> c_int,
     /// Creates a pool with one use.
@@ -164,7 +164,7 @@ api! {
     /// Wakes all memory of a device.
     pools::wake_device: fn(c_int, *mut u64) -> c_int,
     /// Registers a function that is called for a pool's segments.
-    pools::pool_add_segment_callback: fn(*mut PoolHandle, Option<Observer>, *mut c_void) -> c_int,
+    pools::pool_on_segment: fn(*mut PoolHandle, Option<Observer>, *mut c_void) -> c_int,
     /// Removes it.
     pools::pool_remove_segment_callback: fn(*mut PoolHandle, Option<Observer>, *mut c_void) -> c_int,
     /// Shares the block that contains an address with other processes.

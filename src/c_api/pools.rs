@@ -501,7 +501,7 @@ type PoolCallback = (Weak<Pool>, Callback<Observer>, SegmentGuard);
 
 static REGISTERED: Mutex<Vec<PoolCallback>> = Mutex::new(Vec::new());
 
-pub(super) unsafe extern "C" fn pool_add_segment_callback(
+pub(super) unsafe extern "C" fn pool_on_segment(
     pool: *mut PoolHandle,
     function: Option<Observer>,
     context: *mut c_void,

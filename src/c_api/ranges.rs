@@ -32,7 +32,7 @@ pub(super) unsafe extern "C" fn pool_reserve_range(
         let address = unsafe { place(address, "pointer") }?;
         (*range, *address) = (ptr::null_mut(), ptr::null_mut());
         let made = reserve_range_of(use_of(pool)?, bytes, page_bytes)?;
-        *address = pointer(made.address());
+        *address = pointer(made.ptr());
         *range = Box::into_raw(Box::new(RangeHandle(made)));
         Ok(())
     })

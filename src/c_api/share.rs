@@ -83,7 +83,7 @@ pub(super) unsafe extern "C" fn attach(
         // SAFETY: the caller promises that the stream is alive and of the device.
         let stream = unsafe { named(device, stream) }?;
         let buffer = device_buffer::attach(&token, None, stream.as_ref())?;
-        *address = pointer(buffer.address());
+        *address = pointer(buffer.ptr());
         *attached = Box::into_raw(Box::new(Attached(buffer)));
         Ok(())
     })

@@ -69,7 +69,7 @@ impl DeviceBuffer {
     /// # Errors
     /// As [`DeviceBuffer::copy_from`]; a captured stream is allowed.
     pub fn copy_from_pinned(&self, host: &PinnedBuffer, stream: &Stream) -> Result<()> {
-        let host = HostBytes { address: host.address(), bytes: host.nbytes(), pinned: Some(host) };
+        let host = HostBytes { address: host.ptr(), bytes: host.nbytes(), pinned: Some(host) };
         // SAFETY: the memory is the pinned buffer's.
         unsafe { self.copy(CopyDirection::ToDevice, host, stream) }
     }
@@ -80,7 +80,7 @@ impl DeviceBuffer {
     /// # Errors
     /// As [`DeviceBuffer::copy_from`]; a captured stream is allowed.
     pub fn copy_to_pinned(&self, host: &PinnedBuffer, stream: &Stream) -> Result<()> {
-        let host = HostBytes { address: host.address(), bytes: host.nbytes(), pinned: Some(host) };
+        let host = HostBytes { address: host.ptr(), bytes: host.nbytes(), pinned: Some(host) };
         // SAFETY: the memory is the pinned buffer's.
         unsafe { self.copy(CopyDirection::ToHost, host, stream) }
     }
@@ -92,7 +92,7 @@ impl DeviceBuffer {
     /// beside a capture; `ErrorKind::Asleep` while its pool is asleep; `ErrorKind::Library` if the driver refuses.
     pub fn fill(&self, byte: u8, stream: &Stream) -> Result<()> {
         // SAFETY: the buffer is as large as it says, and stays until the stream's work is done, as `submit` records.
-        self.submit(stream, |runtime| unsafe { runtime.fill(self.address(), byte, self.nbytes(), stream.raw()) })
+        self.submit(stream, |runtime| unsafe { runtime.fill(self.ptr(), byte, self.nbytes(), stream.raw()) })
     }
 
     /// Copies as [`DeviceBuffer::copy_from`], [`DeviceBuffer::copy_to`] and those for pinned memory, by address.
@@ -135,7 +135,7 @@ impl DeviceBuffer {
         bytes: u64,
         stream: &Stream,
     ) -> Result<()> {
-        let part = self.address() + at;
+        let part = self.ptr() + at;
         self.submit(stream, |runtime| match way {
             // SAFETY: as the caller promises, and the buffer stays until the stream's work is done, as `submit` records.
             CopyDirection::ToDevice => unsafe { runtime.copy_to_device(part, host, bytes, stream.raw()) },

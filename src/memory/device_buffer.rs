@@ -26,7 +26,7 @@ use crate::sync::ThisThread;
 /// let device = gpupool::device(0)?;
 /// let (stream, other) = (Stream::new(device)?, Stream::new(device)?);
 /// let buffer = gpupool::empty(1 << 20, &stream)?;
-/// // Give `buffer.address()` to work on `stream`, and on `other` too, which is said here:
+/// // Give `buffer.ptr()` to work on `stream`, and on `other` too, which is said here:
 /// buffer.record_stream(&other)?;
 /// drop(buffer); // used again once the work so far on both is done; nothing waits here
 /// # Ok::<(), gpupool::Error>(())
@@ -95,7 +95,7 @@ impl DeviceBuffer {
 
     /// Returns the address on the device; 0 for an empty buffer.
     #[inline]
-    pub fn address(&self) -> u64 {
+    pub fn ptr(&self) -> u64 {
         match &self.held {
             BufferMemory::Block(block) => block.address(),
             BufferMemory::Attached(attached) => attached.address,
@@ -263,7 +263,7 @@ impl DeviceBuffer {
 
     /// Passes ownership to a caller that frees the memory by its address; see [`deallocate`](super::deallocate).
     /// Attached memory cannot be passed on: it is freed, and 0 is returned.
-    pub fn into_address(mut self) -> u64 {
+    pub fn into_ptr(mut self) -> u64 {
         let Some(block) = self.block() else { return 0 };
         self.held = BufferMemory::Nothing;
         block.address()

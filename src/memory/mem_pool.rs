@@ -375,10 +375,10 @@ impl MemPool {
     ///     let _scope = pool.enter()?;
     ///     gpupool::empty(64 << 20, &stream)?
     /// };
-    /// let address = weights.address();
+    /// let address = weights.ptr();
     /// pool.sleep(Backup::Host)?; // another program, or another pool, has the device memory now
     /// pool.wake()?;
-    /// assert_eq!(weights.address(), address); // and holds what it held
+    /// assert_eq!(weights.ptr(), address); // and holds what it held
     /// # Ok::<(), gpupool::Error>(())
     /// ```
     ///

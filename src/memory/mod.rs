@@ -144,17 +144,17 @@ pub fn allocate(nbytes: u64, stream: &Stream) -> Result<u64> {
 ///
 /// ```compile_fail,E0133
 /// let pinned = gpupool::empty_pinned(4096, None)?;
-/// gpupool::memory::deallocate(pinned.address(), None)?;
+/// gpupool::memory::deallocate(pinned.ptr(), None)?;
 /// # Ok::<(), gpupool::Error>(())
 /// ```
 /// ```compile_fail,E0133
 /// let stream = gpupool::Stream::new(gpupool::device(0)?)?;
 /// let buffer = gpupool::empty(4096, &stream)?;
-/// gpupool::memory::deallocate(buffer.address(), None)?;
+/// gpupool::memory::deallocate(buffer.ptr(), None)?;
 /// # Ok::<(), gpupool::Error>(())
 /// ```
 /// ```compile_fail,E0133
-/// let address = gpupool::empty_pinned(4096, None)?.into_address();
+/// let address = gpupool::empty_pinned(4096, None)?.into_ptr();
 /// // SAFETY: the block is this program's.
 /// unsafe { gpupool::memory::deallocate(address, None) }?;
 /// gpupool::memory::deallocate(address, None)?;
@@ -166,7 +166,7 @@ pub fn allocate(nbytes: u64, stream: &Stream) -> Result<u64> {
 /// for its own work, or the stream's device cannot reach it. After an error the block is as it was.
 ///
 /// # Safety
-/// The block at the address is the caller's: it came from [`allocate`], from a buffer's `into_address`, or from a function of
+/// The block at the address is the caller's: it came from [`allocate`], from a buffer's `into_ptr`, or from a function of
 /// [`C_API`](crate::c_api::C_API), no other code frees it, and nothing uses it later but the work that its streams have by then. A block that was
 /// freed before may be another owner's by now, which no error can show.
 #[inline]

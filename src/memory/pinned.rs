@@ -101,14 +101,14 @@ pub(crate) fn empty_pinned_by(
 impl PinnedBuffer {
     /// Returns the address, for the host and for devices; 0 for an empty buffer.
     #[inline]
-    pub fn address(&self) -> u64 {
+    pub fn ptr(&self) -> u64 {
         self.block.map_or(0, Allocation::address)
     }
 
     /// Returns the address as a pointer; null for an empty buffer.
     #[inline]
     pub fn as_ptr(&self) -> *mut u8 {
-        ptr::with_exposed_provenance_mut(self.address() as usize)
+        ptr::with_exposed_provenance_mut(self.ptr() as usize)
     }
 
     /// Returns the requested size in bytes.
@@ -184,7 +184,7 @@ impl PinnedBuffer {
 
     /// Passes ownership to a caller that frees the memory by its address; see
     /// [`deallocate`](crate::memory::deallocate).
-    pub fn into_address(mut self) -> u64 {
+    pub fn into_ptr(mut self) -> u64 {
         self.block.take().map_or(0, Allocation::address)
     }
 }

@@ -93,7 +93,7 @@ impl<'a> StagedPart<'a> {
     }
 
     fn address(&self) -> u64 {
-        self.pinned.as_ref().map_or(0, PinnedBuffer::address)
+        self.pinned.as_ref().map_or(0, PinnedBuffer::ptr)
     }
 
     /// Begins to copy a part, from bytes of the host or to them.

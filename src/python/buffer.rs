@@ -340,7 +340,7 @@ impl PyDeviceBuffer {
     #[getter]
     fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let buffer = self.held.shared()?;
-        let interface = cuda_array_interface(py, buffer.address(), buffer.nbytes())?;
+        let interface = cuda_array_interface(py, buffer.ptr(), buffer.nbytes())?;
         let stream = py.detach(|| buffer.own_stream_here())?;
         // 0 would be ambiguous: 1 is the legacy default stream, 2 the per-thread one.
         interface.set_item("stream", stream.raw().address().max(1))?;
@@ -350,13 +350,13 @@ impl PyDeviceBuffer {
     fn __repr__(&self) -> String {
         self.held.repr("DeviceBuffer", |buffer| {
             let device = device::shown(buffer.device().ordinal());
-            format!("ptr={:#x}, nbytes={}, device={device}", buffer.address(), buffer.nbytes())
+            format!("ptr={:#x}, nbytes={}, device={device}", buffer.ptr(), buffer.nbytes())
         })
     }
 }
 
 members! { PyDeviceBuffer = "DeviceBuffer" of this, py;
-    get ptr: Result<u64> = this.held.read(DeviceBuffer::address);
+    get ptr: Result<u64> = this.held.read(DeviceBuffer::ptr);
     get nbytes: Result<u64> = this.held.read(DeviceBuffer::nbytes);
     get device: Result<Device> = this.held.read(DeviceBuffer::device);
     get stream: Result<usize> = this.held.read(|buffer| buffer.own_stream().raw().address());
@@ -378,7 +378,7 @@ impl PyDeviceBuffer {
     fn lend<'py>(&self, py: Python<'py>, asked: &DLRequest<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
         let buffer = self.held.shared()?;
         let place = buffers::place(Some(buffer.device()));
-        let memory = DLMemory { address: buffer.address(), nbytes: buffer.nbytes(), place };
+        let memory = DLMemory { address: buffer.ptr(), nbytes: buffer.nbytes(), place };
         asked.check("DeviceBuffer", place)?;
         if get()?.kind() != Kind::Host
             && let Some(consumer) = consumer(asked.stream, Some(buffer.device()))?

@@ -123,7 +123,7 @@ impl PyCupyAllocator {
         buffer: DeviceBuffer,
         keeper: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let (address, bytes, device) = (buffer.address(), buffer.nbytes(), buffer.device().ordinal());
+        let (address, bytes, device) = (buffer.ptr(), buffer.nbytes(), buffer.device().ordinal());
         let owner = PyDeviceBuffer::keeping(buffer, keeper.map(Bound::unbind));
         // Without the device CuPy would ask the driver for it.
         let memory = self.unowned.bind(py).call1((address, bytes, owner, device))?;
@@ -150,7 +150,7 @@ impl PyCupyPinnedMemory {
     fn new(py: Python<'_>, nbytes: Whole<Nbytes>) -> PyResult<Self> {
         device::get(py)?;
         let buffer = allocate_pinned(py, nbytes.0, None, None)?;
-        Ok(Self { ptr: buffer.address(), size: nbytes.0, held: HeldBuffer::new(Some(buffer), Keepers::default()) })
+        Ok(Self { ptr: buffer.ptr(), size: nbytes.0, held: HeldBuffer::new(Some(buffer), Keepers::default()) })
     }
 }
 
@@ -286,7 +286,7 @@ impl PyCudaCoreMemory {
                 |[stream]: [String; 1]| format!("{stream} is a stream of {device}, and the memory of device {own}");
             return Err(wrong_objects([stream], text).into());
         }
-        let address = buffer.address();
+        let address = buffer.ptr();
         if address != 0 {
             this.keep(address, buffer);
         }

@@ -86,7 +86,7 @@ impl PyMemoryRange {
         }
         match self.range.committed_bytes() {
             Ok(committed) => {
-                facts.add("ptr", format_args!("{:#x}", self.range.address()));
+                facts.add("ptr", format_args!("{:#x}", self.range.ptr()));
                 facts.add("nbytes", self.range.nbytes());
                 facts.add("committed_bytes", committed);
                 let device = self.range.device().map(|on| device::shown(on.ordinal()));
@@ -104,7 +104,7 @@ impl PyMemoryRange {
     /// Its pages are ordered by their commits, not by this.
     fn lend<'py>(&self, py: Python<'py>, asked: &DLRequest<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
         let range = self.shared()?;
-        let memory = DLMemory { address: range.address(), nbytes: range.nbytes(), place: self.place() };
+        let memory = DLMemory { address: range.ptr(), nbytes: range.nbytes(), place: self.place() };
         asked.check("MemoryRange", memory.place)?;
         asked.export(py, range, memory)
     }
@@ -184,7 +184,7 @@ impl PyMemoryRange {
     #[getter]
     fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         self.range.committed_bytes()?;
-        cuda_array_interface(py, self.range.address(), self.range.nbytes())
+        cuda_array_interface(py, self.range.ptr(), self.range.nbytes())
     }
 
     #[doc = docstring!("MemoryRange.__del__")]
@@ -213,7 +213,7 @@ impl PyMemoryRange {
 }
 
 members! { PyMemoryRange = "MemoryRange" of this, py;
-    get ptr: u64 = this.range.address();
+    get ptr: u64 = this.range.ptr();
     get nbytes: u64 = this.range.nbytes();
     get page_bytes: u64 = this.range.page_bytes();
     get committed_bytes: Result<u64> = this.range.committed_bytes();

@@ -227,10 +227,10 @@ CALL(time_pairs, int which, size_t bytes, int pairs) {
 }
 
 // Settings and what is there.
-CALL(get_memory_fraction, int which, int device) {
+CALL(get_per_process_memory_fraction, int which, int device) {
   return answer([=] { return allocator(which)->getMemoryFraction(static_cast<c10::DeviceIndex>(device)); });
 }
-CALL(set_memory_fraction, int which, double fraction, int device) {
+CALL(set_per_process_memory_fraction, int which, double fraction, int device) {
   return answer([=] { allocator(which)->setMemoryFraction(fraction, static_cast<c10::DeviceIndex>(device)); });
 }
 CALL(enable, int which, int value) {

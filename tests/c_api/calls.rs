@@ -117,11 +117,15 @@ fn wrong_calls_are_refused_with_a_reason() {
         assert_failed((C_API.find_block)(inside, ptr::null_mut()), INVALID_VALUE, &["not the start"]);
         assert_failed((C_API.record_stream)(inside, 0, raw), INVALID_VALUE, &["not the start"]);
         assert_failed((C_API.empty_cache)(9, ptr::null_mut()), INVALID_VALUE, &["no device 9"]);
-        assert_failed((C_API.get_memory_fraction)(0, ptr::null_mut()), INVALID_VALUE, &["fraction is a null pointer"]);
-        assert_failed((C_API.set_memory_fraction)(0, 1.5), INVALID_VALUE, &["1.5 is no fraction"]);
+        assert_failed(
+            (C_API.get_per_process_memory_fraction)(0, ptr::null_mut()),
+            INVALID_VALUE,
+            &["fraction is a null pointer"],
+        );
+        assert_failed((C_API.set_per_process_memory_fraction)(0, 1.5), INVALID_VALUE, &["1.5 is no fraction"]);
         assert_failed((C_API.largest_block)(2, &raw mut bytes), INVALID_VALUE, &["no device 2"]);
         assert_failed((C_API.enable_peer_access)(0, 5), INVALID_VALUE, &["no device 5"]);
-        assert_failed((C_API.add_oom_callback)(None, ptr::null_mut()), INVALID_VALUE, &["callback is a null"]);
+        assert_failed((C_API.on_oom)(None, ptr::null_mut()), INVALID_VALUE, &["callback is a null"]);
         assert_failed((C_API.remove_oom_callback)(Some(free_nothing), ptr::null_mut()), INVALID_VALUE, &["callback"]);
     }
     // SAFETY: numbers and pointers, all of which may be zero.
@@ -312,11 +316,11 @@ fn limits_caches_and_the_largest_block_are_those_of_the_device() {
     // SAFETY: the places are good.
     unsafe {
         let (mut fraction, mut bytes) = (0.0, 0);
-        assert_eq!((C_API.get_memory_fraction)(1, &raw mut fraction), 0);
+        assert_eq!((C_API.get_per_process_memory_fraction)(1, &raw mut fraction), 0);
         assert_eq!(fraction.to_bits(), 1.0_f64.to_bits());
         assert_eq!((C_API.largest_block)(1, &raw mut bytes), 0);
         assert_eq!(bytes, MEMORY);
-        assert_eq!((C_API.set_memory_fraction)(1, 0.25), 0);
+        assert_eq!((C_API.set_per_process_memory_fraction)(1, 0.25), 0);
         assert_eq!((C_API.largest_block)(1, &raw mut bytes), 0);
         assert_eq!(bytes, MEMORY / 4);
         assert_failed(
@@ -334,7 +338,7 @@ fn limits_caches_and_the_largest_block_are_those_of_the_device() {
         assert_eq!(bytes, 0, "another device's");
         assert_eq!((C_API.empty_cache)(-1, &raw mut bytes), 0);
         assert_eq!(bytes, MEMORY / 4);
-        assert_eq!((C_API.set_memory_fraction)(1, 1.0), 0);
+        assert_eq!((C_API.set_per_process_memory_fraction)(1, 1.0), 0);
     }
 }
 
@@ -395,9 +399,9 @@ fn callbacks_are_asked_before_a_request_fails() {
     let context = (&raw mut held).cast();
     // SAFETY: the functions and the context stay until they are removed.
     unsafe {
-        assert_eq!((C_API.add_oom_callback)(Some(free_nothing), ptr::null_mut()), 0);
+        assert_eq!((C_API.on_oom)(Some(free_nothing), ptr::null_mut()), 0);
         assert_failed(allocate(MEMORY / 2, &stream).unwrap_err(), OUT_OF_MEMORY, &["out of memory on device 0"]);
-        assert_eq!((C_API.add_oom_callback)(Some(free_block), context), 0);
+        assert_eq!((C_API.on_oom)(Some(free_block), context), 0);
         let pointer = allocate(MEMORY / 2, &stream).unwrap();
         assert_eq!(deallocate(pointer), 0);
         assert_eq!((C_API.remove_oom_callback)(Some(free_block), context), 0);

@@ -32,7 +32,7 @@ fn context(number: usize) -> *mut c_void {
 
 fn add(pool: CPool, function: Option<Observer>, number: usize) -> c_int {
     // SAFETY: the function takes any context, from any thread.
-    unsafe { (C_API.pool_add_segment_callback)(pool.0, function, context(number)) }
+    unsafe { (C_API.pool_on_segment)(pool.0, function, context(number)) }
 }
 
 fn remove(pool: CPool, function: Option<Observer>, number: usize) -> c_int {

@@ -70,7 +70,7 @@ fn a_pool_that_served_another_sleeps_once_that_has_freed_the_block() {
     let served = empty(MIB / 2, &own).unwrap();
     // SAFETY: the pool is alive.
     succeeded(unsafe { (C_API.pool_set_use_on_oom)(pool.0, 0) });
-    let words = ["1 of its blocks", &format!("{:#x}", served.address())];
+    let words = ["1 of its blocks", &format!("{:#x}", served.ptr())];
     // SAFETY: null is allowed for what is not asked.
     failed(unsafe { (C_API.pool_sleep)(pool.0, HOST, ptr::null_mut()) }, UNAVAILABLE, &words);
     assert!(!is_asleep(pool));

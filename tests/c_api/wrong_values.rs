@@ -88,8 +88,8 @@ fn a_device_that_is_none_is_refused_by_every_function_that_takes_one() {
             names(wrong, (C_API.allocate)(MIB, wrong, raw, &raw mut pointer));
             names(wrong, (C_API.record_stream)(block, wrong, raw));
             names(wrong, (C_API.deallocate_on)(block, wrong, raw));
-            names(wrong, (C_API.get_memory_fraction)(wrong, &raw mut fraction));
-            names(wrong, (C_API.set_memory_fraction)(wrong, 0.5));
+            names(wrong, (C_API.get_per_process_memory_fraction)(wrong, &raw mut fraction));
+            names(wrong, (C_API.set_per_process_memory_fraction)(wrong, 0.5));
             names(wrong, (C_API.largest_block)(wrong, &raw mut bytes));
             names(wrong, (C_API.enable_peer_access)(wrong, 0));
             names(wrong, (C_API.enable_peer_access)(0, wrong));
@@ -216,9 +216,9 @@ fn a_null_pointer_is_refused_by_its_name() {
     unsafe {
         refused((C_API.allocate)(1, 0, raw, null_mut()), "pointer");
         refused((C_API.find_block)(block, null_mut()), "gpupool_block");
-        refused((C_API.get_memory_fraction)(0, null_mut()), "fraction");
+        refused((C_API.get_per_process_memory_fraction)(0, null_mut()), "fraction");
         refused((C_API.largest_block)(0, null_mut()), "bytes");
-        refused((C_API.add_oom_callback)(None, null_mut()), "callback");
+        refused((C_API.on_oom)(None, null_mut()), "callback");
         refused((C_API.remove_oom_callback)(None, null_mut()), "callback");
         refused((C_API.pool_create)(0, null(), &raw mut made), "gpupool_pool_options");
         refused((C_API.pool_create)(0, &raw const plain, null_mut()), "pool");
@@ -230,7 +230,7 @@ fn a_null_pointer_is_refused_by_its_name() {
         refused((C_API.pool_restore)(pool.0, null(), null_mut(), None, None), "checkpoint");
         refused((C_API.pool_is_asleep)(pool.0, null_mut()), "is_asleep");
         refused((C_API.pool_enter)(pool.0, null_mut()), "scope");
-        refused((C_API.pool_add_segment_callback)(pool.0, None, null_mut()), "callback");
+        refused((C_API.pool_on_segment)(pool.0, None, null_mut()), "callback");
         refused((C_API.pool_remove_segment_callback)(pool.0, None, null_mut()), "callback");
         refused((C_API.device_stats)(0, null_mut()), "gpupool_device_stats");
         refused((C_API.snapshot)(0, null(), null()), "gpupool_snapshot_visitor");
@@ -337,7 +337,11 @@ fn numbers_out_of_range_are_refused_by_name() {
         }
         assert!((C_API.malloc)(0, 0, raw).is_null());
         for wrong in [-0.5, 1.5, f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
-            failed((C_API.set_memory_fraction)(0, wrong), INVALID_VALUE, &[&wrong.to_string(), "no fraction"]);
+            failed(
+                (C_API.set_per_process_memory_fraction)(0, wrong),
+                INVALID_VALUE,
+                &[&wrong.to_string(), "no fraction"],
+            );
         }
         for wrong in [-1, 2, c_int::MIN, c_int::MAX] {
             failed((C_API.pool_sleep)(pool.0, wrong, &raw mut number), INVALID_VALUE, &[&wrong.to_string()]);

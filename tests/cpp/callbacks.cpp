@@ -136,7 +136,7 @@ void memory_that_is_there_after_all_is_no_failure() {
   // It fails once; by then what the pool had free was released, and the request tries again.
   memory.failures = 1;
   memory.on_allocate = memory::own_type;
-  EXPECT(gpupool::device_buffer(pool, 80 * MIB).size() == 80 * MIB);
+  EXPECT(gpupool::device_buffer(pool, 80 * MIB).nbytes() == 80 * MIB);
   EXPECT(memory.failures == 0 && refused::alive == 0 && reported.empty());
 }
 
@@ -184,7 +184,7 @@ void a_snapshot_ends_with_what_its_visitor_throws() {
   bool seen = false;
   gpupool::snapshot_visitor visitor;
   visitor.segment = [&](const gpupool_segment &) { ++segments; };
-  visitor.block = [&](const gpupool_block &block) { seen |= block.address == one.data(); };
+  visitor.block = [&](const gpupool_block &block) { seen |= block.address == one.ptr(); };
   gpupool::snapshot(visitor);
   EXPECT(segments >= 1 && seen);
   for (int i = 0; i < 3; ++i) {
@@ -198,7 +198,7 @@ void a_snapshot_ends_with_what_its_visitor_throws() {
     EXPECT(thrown_by<refused>([&] { gpupool::pinned_snapshot(visitor); }) == "seen enough");
   }
   EXPECT(thrown_by<gpupool::error>([&] { gpupool::snapshot(visitor, 99); }).find("99") != std::string::npos);
-  EXPECT(gpupool::device_buffer(MIB).size() == MIB && reported.empty());
+  EXPECT(gpupool::device_buffer(MIB).nbytes() == MIB && reported.empty());
 }
 
 void what_an_oom_callback_throws_comes_out_of_the_request() {
@@ -229,7 +229,7 @@ void a_request_gives_back_what_it_got_where_a_listener_throws() {
   std::vector<int> actions;
   bool fails = false;
   {
-    gpupool::segment_listener listener(pool, [&](const gpupool_event &event) {
+    gpupool::segment_callback listener(pool, [&](const gpupool_event &event) {
       actions.push_back(event.action);
       if (fails) throw refused("cannot register");
     });
@@ -241,7 +241,7 @@ void a_request_gives_back_what_it_got_where_a_listener_throws() {
     EXPECT(thrown_by<refused>([&] { gpupool::device_buffer buffer(pool, 50 * MIB); }) == "cannot register");
     EXPECT(live() == before);
     // Its constructor throws what it throws of the segments that are there, and then it is not called again.
-    auto listen = [&] { gpupool::segment_listener other(pool, [](const gpupool_event &) { throw refused("no"); }); };
+    auto listen = [&] { gpupool::segment_callback other(pool, [](const gpupool_event &) { throw refused("no"); }); };
     EXPECT(thrown_by<refused>(listen) == "no");
     fails = false;
     actions.clear();
@@ -253,7 +253,7 @@ void a_request_gives_back_what_it_got_where_a_listener_throws() {
   EXPECT(actions.empty() && refused::alive == 0 && reported.empty());
   EXPECT(thrown_by<gpupool::error>([] {
     gpupool::pool plain;
-    gpupool::segment_listener refused(plain, [](const gpupool_event &) {});
+    gpupool::segment_callback refused(plain, [](const gpupool_event &) {});
   }) != "nothing was thrown");
 }
 
@@ -298,7 +298,7 @@ void a_range_ends_in_a_callback_while_another_thread_is_in_one_of_its_own() {
   whole.no_split = true;
   gpupool::pool registered(0, whole);
   {
-    gpupool::segment_listener listener(registered, [&](const gpupool_event &) { range.reset(); });
+    gpupool::segment_callback listener(registered, [&](const gpupool_event &) { range.reset(); });
     gpupool::device_buffer buffer(registered, MIB);
   }
   EXPECT(!range);

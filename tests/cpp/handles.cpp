@@ -80,7 +80,7 @@ void a_lease_ends_with_its_scope() {
     EXPECT(other.get() != handle && there.device() == 1 && pool.stats().leased == 3);
     auto moved = std::move(lease);
     EXPECT(!lease && lease.get() == nullptr && moved.get() == handle);
-    lease.end();
+    lease.release();
     lease.discard();
     other = std::move(moved);
     EXPECT(other.get() == handle && moved);
@@ -88,7 +88,7 @@ void a_lease_ends_with_its_scope() {
   EXPECT(pool.stats().leased == 0);
   gpupool::lease<simulated> again;
   EXPECT(again.get() == handle);
-  again.end();
+  again.release();
   EXPECT(!again && pool.stats().leased == 0);
   // It may end on another thread.
   gpupool::lease<simulated> sent;
@@ -126,7 +126,7 @@ void a_limit_is_kept() {
     });
     auto next = std::async(std::launch::async, [] { return gpupool::lease<simulated>().operator bool(); });
     while (pool.stats(0).waits < 2) std::this_thread::yield();
-    lease.end();
+    lease.release();
     EXPECT(next.get());
   }
   pool.set_limit(std::nullopt);
@@ -160,7 +160,7 @@ void a_forked_child_is_refused() {
   if (child == 0) {
     throws(GPUPOOL_ERROR_FORKED, "fork", [] { (void)gpupool::handle<simulated>(); });
     throws(GPUPOOL_ERROR_FORKED, "fork", [] { gpupool::lease<simulated>(); });
-    throws(GPUPOOL_ERROR_FORKED, "fork", [&] { lease.end(); });
+    throws(GPUPOOL_ERROR_FORKED, "fork", [&] { lease.release(); });
     throws(GPUPOOL_ERROR_FORKED, "fork", [] { pool.stats(); });
     {
       auto ends = std::move(lease);

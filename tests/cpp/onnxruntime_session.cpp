@@ -82,7 +82,7 @@ int main(int, char **arguments) {
   EXPECT(allocator.last_error().empty());
 
   gpupool::empty_cache();
-  gpupool::check(gpupool::api().set_memory_fraction(0, 0));
+  gpupool::check(gpupool::api().set_per_process_memory_fraction(0, 0));
   auto why = run(session, x, numbers.size());
   EXPECT(live() == weights);
   std::printf("%s\n", why.c_str());

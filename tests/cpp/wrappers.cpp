@@ -36,19 +36,19 @@ void buffers_free_what_they_hold() {
   auto before = live();
   {
     gpupool::device_buffer buffer(MIB);
-    EXPECT(buffer && buffer.size() == MIB && buffer.device() == 0 && buffer.stream() == nullptr);
-    std::memset(buffer.data(), 7, MIB);
+    EXPECT(buffer && buffer.nbytes() == MIB && buffer.device() == 0 && buffer.stream() == nullptr);
+    std::memset(buffer.ptr(), 7, MIB);
     EXPECT(live() == before + std::int64_t(MIB));
     auto moved = std::move(buffer);
-    EXPECT(!buffer && buffer.size() == 0 && moved.size() == MIB);
+    EXPECT(!buffer && buffer.nbytes() == 0 && moved.nbytes() == MIB);
     gpupool::device_buffer other(2 * MIB);
     other = std::move(moved);
-    EXPECT(other.size() == MIB);
+    EXPECT(other.nbytes() == MIB);
     void *given_up = other.release();
     EXPECT(!other && gpupool::api().owns(given_up));
     gpupool::deallocate(given_up);
     gpupool::device_buffer on_another(1000, nullptr, 1);
-    EXPECT(block_at(on_another.data()).device == 1);
+    EXPECT(block_at(on_another.ptr()).device == 1);
   }
   EXPECT(live() == before);
   gpupool::device_buffer nothing(0);
@@ -63,7 +63,7 @@ void buffers_free_what_they_hold() {
   } catch (const gpupool::error &error) {
     EXPECT(error.status() == GPUPOOL_ERROR_INVALID_VALUE);
   }
-  EXPECT(not_on_another && not_on_another.size() == 1000);
+  EXPECT(not_on_another && not_on_another.nbytes() == 1000);
   on_its_own = std::move(not_on_another);
   EXPECT(on_its_own.device() == 1);
   on_its_own.free(nullptr);
@@ -76,12 +76,12 @@ void buffers_free_what_they_hold() {
 
 void pinned_memory_is_the_hosts() {
   gpupool::pinned_buffer buffer(32 * MIB);
-  std::memset(buffer.data(), 7, MIB);
-  EXPECT(block_at(buffer.data()).device < 0);
+  std::memset(buffer.ptr(), 7, MIB);
+  EXPECT(block_at(buffer.ptr()).device < 0);
   buffer.record_stream(nullptr);
-  auto *address = buffer.data();
+  auto *address = buffer.ptr();
   buffer.free(nullptr, 0);
-  EXPECT(gpupool::pinned_buffer(32 * MIB).data() == address);
+  EXPECT(gpupool::pinned_buffer(32 * MIB).ptr() == address);
 }
 
 void scopes_lead_into_pools() {
@@ -92,14 +92,14 @@ void scopes_lead_into_pools() {
     gpupool::device_buffer first(MIB);
     {
       gpupool::scope two(inner);
-      EXPECT(is_of(gpupool::device_buffer(MIB).data(), inner));
-      EXPECT(is_of(gpupool::device_buffer(outer, MIB).data(), outer));
+      EXPECT(is_of(gpupool::device_buffer(MIB).ptr(), inner));
+      EXPECT(is_of(gpupool::device_buffer(outer, MIB).ptr(), outer));
     }
-    EXPECT(is_of(first.data(), outer) && is_of(gpupool::device_buffer(MIB).data(), outer));
+    EXPECT(is_of(first.ptr(), outer) && is_of(gpupool::device_buffer(MIB).ptr(), outer));
     // A scope is its thread's own.
-    std::thread([&] { EXPECT(!is_of(gpupool::device_buffer(MIB).data(), outer)); }).join();
+    std::thread([&] { EXPECT(!is_of(gpupool::device_buffer(MIB).ptr(), outer)); }).join();
   }
-  EXPECT(!is_of(gpupool::device_buffer(MIB).data(), outer));
+  EXPECT(!is_of(gpupool::device_buffer(MIB).ptr(), outer));
   EXPECT(outer.trim() > 0);
   auto kept = std::move(outer);
   EXPECT(outer.handle() == nullptr && kept.handle() != nullptr);
@@ -119,7 +119,7 @@ void a_scope_is_left_once_on_its_thread() {
 void pools_sleep() {
   gpupool::pool pool;
   gpupool::device_buffer buffer(pool, MIB);
-  std::memset(buffer.data(), 7, MIB);
+  std::memset(buffer.ptr(), 7, MIB);
   EXPECT(!pool.is_asleep() && pool.sleep() > 0 && pool.is_asleep());
   try {
     gpupool::device_buffer(pool, MIB);
@@ -127,7 +127,7 @@ void pools_sleep() {
   } catch (const gpupool::error &error) {
     EXPECT(error.status() == GPUPOOL_ERROR_ASLEEP);
   }
-  EXPECT(pool.wake() > 0 && static_cast<char *>(buffer.data())[MIB - 1] == 7);
+  EXPECT(pool.wake() > 0 && static_cast<char *>(buffer.ptr())[MIB - 1] == 7);
 }
 
 // Throws an invalid value that names the pointer and says why.
@@ -146,7 +146,7 @@ template <class Function> void is_refused(const void *pointer, const char *why, 
 void what_is_no_block_is_refused_by_its_address() {
   gpupool::device_buffer buffer(MIB);
   static int others;
-  auto *inner = static_cast<char *>(buffer.data()) + 512;
+  auto *inner = static_cast<char *>(buffer.ptr()) + 512;
   for (auto [wrong, why] : {std::pair<void *, const char *>{&others, "not memory that gpupool handed out"},
                             {inner, "not the start of a block"}}) {
     is_refused(wrong, why, [wrong = wrong] { gpupool::deallocate(wrong); });
@@ -158,14 +158,14 @@ void what_is_no_block_is_refused_by_its_address() {
   is_refused(data, "free", [data] { gpupool::deallocate(data, nullptr); });
   // Freed behind the back of its owner.
   gpupool::device_buffer owner(MIB);
-  data = owner.data();
+  data = owner.ptr();
   gpupool::check(gpupool::api().deallocate(data));
   is_refused(data, "free", [&] { owner.record_stream(nullptr); });
   is_refused(data, "free", [&] { owner.free(); });
   EXPECT(!owner);
   // A destructor throws nothing.
   gpupool::device_buffer second(MIB);
-  gpupool::check(gpupool::api().deallocate(second.data()));
+  gpupool::check(gpupool::api().deallocate(second.ptr()));
   gpupool::pinned_buffer pinned(MIB);
   data = pinned.release();
   gpupool::deallocate(data);
@@ -177,9 +177,9 @@ void ranges_hold_addresses() {
   gpupool::memory_range range(pool, 64 * 2 * MIB);
   range.commit({1, 3}, nullptr, 5);
   range.commit_discardable({4}, 1);
-  EXPECT(range.committed_bytes() == 3 * 2 * MIB && range.size() == 64 * 2 * MIB && range.page_bytes() == 2 * MIB);
+  EXPECT(range.committed_bytes() == 3 * 2 * MIB && range.nbytes() == 64 * 2 * MIB && range.page_bytes() == 2 * MIB);
   gpupool::synchronize();
-  EXPECT(static_cast<unsigned char *>(range.data())[3 * 2 * MIB] == 5);
+  EXPECT(static_cast<unsigned char *>(range.ptr())[3 * 2 * MIB] == 5);
   EXPECT((range.pin({0, 1, 4}) == std::vector<bool>{false, true, true}));
   range.unpin({1, 4});
   gpupool::memory_range same(std::move(range));

@@ -329,13 +329,13 @@ fn segments_that_may_be_registered_stay_where_they_are() {
     for builder in [MemPool::builder().no_split(true), MemPool::builder().segments(true)] {
         let pool = builder.device(DEVICE).build().unwrap();
         let first = filled_in(&pool, kernels, &a, 256 * MIB, 1).unwrap();
-        let address = first.buffer.address();
+        let address = first.buffer.ptr();
         first.check(kernels);
         drop(first);
         assert_eq!(empty_cache().unwrap(), 0);
         assert!(Filled::new(kernels, &b, 300 * MIB, 2).is_err());
         let again = filled_in(&pool, kernels, &a, 256 * MIB, 3).unwrap();
-        assert_eq!(again.buffer.address(), address);
+        assert_eq!(again.buffer.ptr(), address);
         again.check(kernels);
         drop(again);
         synchronize();
@@ -356,7 +356,7 @@ fn a_reserve_is_there_from_birth_to_end_in_one_piece() {
     assert_eq!(reserved(), RESERVE);
     let before = memory_stats(DEVICE).unwrap().driver_calls;
     let whole = filled_in(&pool, kernels, &streams[0], RESERVE, 1).unwrap();
-    let address = whole.buffer.address();
+    let address = whole.buffer.ptr();
     whole.check(kernels);
     drop(whole);
     for round in 0..20 {
@@ -367,7 +367,7 @@ fn a_reserve_is_there_from_birth_to_end_in_one_piece() {
         // What the other streams have still to do is done before the whole of it is one block.
         kernels.spin(&streams[1], 1_000_000);
         let whole = filled_in(&pool, kernels, &streams[round as usize % 4], RESERVE, 77).unwrap();
-        assert_eq!(whole.buffer.address(), address);
+        assert_eq!(whole.buffer.ptr(), address);
         whole.check(kernels);
         drop(whole);
         pool.trim().unwrap();
@@ -526,10 +526,10 @@ fn a_graphs_memory_is_its_own_until_it_is_reset() {
         // Freed inside the capture: the graph may use it again, nobody else.
         let temporary = Filled::new(kernels, &stream, 8 * MIB, 4).unwrap();
         temporary.check(kernels);
-        let freed = temporary.buffer.address();
+        let freed = temporary.buffer.ptr();
         drop(temporary);
         let reused = Filled::new(kernels, &stream, 8 * MIB, 5).unwrap();
-        assert_eq!(reused.buffer.address(), freed, "{mode:?}");
+        assert_eq!(reused.buffer.ptr(), freed, "{mode:?}");
         blocks.iter().chain([&reused]).for_each(|filled| filled.check(kernels));
         assert_eq!(stream.capture_status().unwrap(), CaptureStatus::Active, "{mode:?}");
         let memory = scope.end().unwrap();
@@ -538,7 +538,7 @@ fn a_graphs_memory_is_its_own_until_it_is_reset() {
         let ranges: Vec<_> = blocks
             .into_iter()
             .chain([reused])
-            .map(|filled| (filled.buffer.address(), filled.buffer.nbytes() as usize / 4, filled.seed))
+            .map(|filled| (filled.buffer.ptr(), filled.buffer.nbytes() as usize / 4, filled.seed))
             .collect();
 
         let stop = AtomicBool::new(false);
@@ -706,12 +706,12 @@ fn memory_of_plain_allocations_and_uncut_segments_holds_data() {
         };
         for (buffer, seed) in buffers.iter().zip(0..) {
             let words: Vec<u32> = (0..buffer.nbytes() as usize / 4).map(|index| word(index, seed)).collect();
-            write(buffer.address(), &words);
+            write(buffer.ptr(), &words);
         }
         for (buffer, seed) in buffers.iter().zip(0..) {
-            kernels.check(&stream, buffer.address(), buffer.nbytes(), seed);
+            kernels.check(&stream, buffer.ptr(), buffer.nbytes(), seed);
             stream.synchronize().unwrap();
-            let found = read(buffer.address(), buffer.nbytes() as usize / 4);
+            let found = read(buffer.ptr(), buffer.nbytes() as usize / 4);
             assert!(found.iter().enumerate().all(|(index, &value)| value == word(index, seed)));
         }
         let views = pool.snapshot().unwrap();
@@ -763,14 +763,14 @@ fn another_gpu_reads_memory_once_it_may() {
     for filled in [&before, &after] {
         filled.check_on(kernels, &stream);
         // It can tell right from wrong there.
-        kernels.check(&stream, filled.buffer.address(), 400, 17);
+        kernels.check(&stream, filled.buffer.ptr(), 400, 17);
     }
     assert_eq!(kernels.wrong_words(), 200);
     // And write.
-    kernels.fill(&stream, before.buffer.address(), 8 * MIB, 5);
+    kernels.fill(&stream, before.buffer.ptr(), 8 * MIB, 5);
     synchronize();
     let _bound = bind(DEVICE);
-    assert_eq!(read(before.buffer.address(), 2), [word(0, 5), word(1, 5)]);
+    assert_eq!(read(before.buffer.ptr(), 2), [word(0, 5), word(1, 5)]);
 }
 
 #[test]

@@ -155,7 +155,7 @@ impl<'a> Worker<'a> {
         if self.one_in(2) {
             held.filled.seed = self.soak.seeds.fetch_add(1, Ordering::Relaxed);
             let _bound = bind(self.soak.devices[user]);
-            let (address, bytes) = (held.buffer().address(), held.buffer().nbytes());
+            let (address, bytes) = (held.buffer().ptr(), held.buffer().nbytes());
             self.soak.kernels[user].fill(&stream, address, bytes, held.filled.seed);
         }
         let done = Event::new(self.soak.devices[user]).unwrap();
@@ -315,7 +315,7 @@ fn tells_right_from_wrong(devices: &[Device; 2], kernels: &[&Kernels; 2], home: 
     let _bound = bind(devices[1 - home]);
     let stream = Stream::new(devices[1 - home]).unwrap();
     kernels[1 - home].reset();
-    kernels[1 - home].check(&stream, filled.buffer.address(), 400, 2);
+    kernels[1 - home].check(&stream, filled.buffer.ptr(), 400, 2);
     assert_eq!(kernels[1 - home].wrong_words(), 100);
 }
 

@@ -71,15 +71,15 @@ fn copy_both_ways(kernels: &Kernels, thread: u64, operations: u64) -> u64 {
         words(&mut going).iter_mut().enumerate().for_each(|(index, place)| *place = word(index, seed));
         let device = empty(bytes, stream).unwrap();
         // SAFETY: both ranges are as long as said, and stay until the copy is done.
-        ok(unsafe { sys::cuMemcpyHtoDAsync_v2(device.address(), going.as_ptr().cast(), bytes as usize, raw(stream)) });
+        ok(unsafe { sys::cuMemcpyHtoDAsync_v2(device.ptr(), going.as_ptr().cast(), bytes as usize, raw(stream)) });
         // While the copy is under way.
         drop(going);
-        kernels.check(stream, device.address(), bytes, seed);
+        kernels.check(stream, device.ptr(), bytes, seed);
         let seed = random.next() as u32;
-        kernels.fill(stream, device.address(), bytes, seed);
+        kernels.fill(stream, device.ptr(), bytes, seed);
         let buffer = empty_pinned(bytes, Some(stream)).unwrap();
         // SAFETY: both ranges are as long as said, and stay until the copy is done.
-        ok(unsafe { sys::cuMemcpyDtoHAsync_v2(buffer.as_ptr().cast(), device.address(), bytes as usize, raw(stream)) });
+        ok(unsafe { sys::cuMemcpyDtoHAsync_v2(buffer.as_ptr().cast(), device.ptr(), bytes as usize, raw(stream)) });
         if random.below(4) > 0 {
             coming.push_back(Coming { stream, buffer, seed });
         }
@@ -148,12 +148,12 @@ fn what_a_kernel_uses_is_not_given_out_before_it_is_done() {
     let stream = Stream::new(DEVICE).unwrap();
     kernels.spin(&stream, 500_000_000);
     let buffer = empty_pinned(MIB, Some(&stream)).unwrap();
-    let address = buffer.address();
+    let address = buffer.ptr();
     kernels.fill(&stream, address, MIB, 7);
     drop(buffer);
     let mut other = empty_pinned(MIB, None).unwrap();
     assert!(!stream.query().unwrap());
-    assert_ne!(other.address(), address);
+    assert_ne!(other.ptr(), address);
     words(&mut other).fill(1);
     stream.synchronize().unwrap();
     assert!(words(&mut other).iter().all(|&found| found == 1));

@@ -69,7 +69,7 @@ impl<'a> Worker<'a> {
     }
 
     fn address(&self, committed: &Committed) -> u64 {
-        self.of.ranges[committed.range].address() + u64::from(committed.page) * PAGE
+        self.of.ranges[committed.range].ptr() + u64::from(committed.page) * PAGE
     }
 
     fn below(&mut self, end: u64) -> u64 {
@@ -169,8 +169,8 @@ impl<'a> Worker<'a> {
             self.of.refused.fetch_add(1, Ordering::Relaxed);
             return;
         };
-        self.of.kernels.fill(&self.streams[stream], block.address(), bytes, seed);
-        self.of.kernels.check(&self.streams[stream], block.address(), bytes, seed);
+        self.of.kernels.fill(&self.streams[stream], block.ptr(), bytes, seed);
+        self.of.kernels.check(&self.streams[stream], block.ptr(), bytes, seed);
     }
 }
 
@@ -246,7 +246,7 @@ fn pages_come_and_go_while_a_kernel_runs_and_what_it_uses_stays() {
     let pool = MemPool::builder().device(DEVICE).build().unwrap();
     let (busy, other) = (Stream::new(DEVICE).unwrap(), Stream::new(DEVICE).unwrap());
     let range = pool.reserve_range(1024 * PAGE, PAGE).unwrap();
-    let at = |page: u64| range.address() + page * PAGE;
+    let at = |page: u64| range.ptr() + page * PAGE;
     range.commit(0..8 * PAGE, &busy, CommitOptions::default()).unwrap();
     kernels.fill(&busy, at(0), 8 * PAGE, 3);
     kernels.spin(&busy, 1_000_000_000);
@@ -284,7 +284,7 @@ fn a_sleeping_pool_brings_the_words_of_its_ranges_back() {
     let range = pool.reserve_range(1024 * PAGE, PAGE).unwrap();
     let pages: Vec<u32> = (0..200).map(|page| page * 5).collect();
     range.commit(&pages, &stream, CommitOptions::default()).unwrap();
-    let at = |page: u32| range.address() + u64::from(page) * PAGE;
+    let at = |page: u32| range.ptr() + u64::from(page) * PAGE;
     pages.iter().for_each(|&page| kernels.fill(&stream, at(page), PAGE, page));
     pool.sleep(Backup::Host).unwrap();
     assert_eq!(pool.stats().unwrap().reserved_bytes, 0);

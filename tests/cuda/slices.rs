@@ -83,10 +83,10 @@ fn a_slice_dropped_after_work_on_another_stream_is_used_again_behind_it() {
         kernels.fill(&stream, &mut slice, seed);
         kernels.spin(&other, 2_000_000);
         kernels.check(&other, &slice, seed, &mut wrong);
-        let address = slice.buffer().address();
+        let address = slice.buffer().ptr();
         drop(slice);
         let mut next = PooledSlice::<u32>::zeros(&stream, WORDS).unwrap();
-        assert_eq!(next.buffer().address(), address, "what is freed is used again at once");
+        assert_eq!(next.buffer().ptr(), address, "what is freed is used again at once");
         kernels.fill(&stream, &mut next, seed + 1);
     }
     assert_eq!(other.clone_dtoh(&wrong).unwrap(), [0]);
@@ -115,7 +115,7 @@ fn slices_of_a_capture_are_the_graphs_until_it_is_reset() {
         let mut slice = unsafe { PooledSlice::<u32>::empty(&stream, WORDS) }.unwrap();
         kernels.fill(&stream, &mut slice, seed);
         kernels.check(&stream, &slice, seed, &mut wrong);
-        addresses.push(slice.buffer().address());
+        addresses.push(slice.buffer().ptr());
     }
     let memory = scope.end().unwrap();
     let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
@@ -126,7 +126,7 @@ fn slices_of_a_capture_are_the_graphs_until_it_is_reset() {
     );
 
     let taken: Vec<_> = (0..8).map(|_| PooledSlice::<u32>::zeros(&stream, WORDS).unwrap()).collect();
-    assert!(taken.iter().all(|slice| slice.buffer().address() != addresses[0]));
+    assert!(taken.iter().all(|slice| slice.buffer().ptr() != addresses[0]));
     for _ in 0..100 {
         graph.launch().unwrap();
     }

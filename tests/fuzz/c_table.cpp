@@ -653,10 +653,10 @@ class Worker {
       }
       default:
         int (*callback)(void *, int, std::uint64_t) = give_nothing;
-        succeeded(api->add_oom_callback(callback, this), "add_oom_callback");
+        succeeded(api->on_oom(callback, this), "on_oom");
         succeeded(api->remove_oom_callback(callback, this), "remove_oom_callback");
         refused(api->remove_oom_callback(callback, this), "remove_oom_callback");
-        refused(api->add_oom_callback(nullptr, this), "add_oom_callback");
+        refused(api->on_oom(nullptr, this), "on_oom");
     }
   }
 
@@ -717,7 +717,7 @@ class Worker {
     auto on = device();
     for (auto *worker : workers)
       if (worker->has_sleeping()) return;
-    succeeded(api->set_memory_fraction(on, 1), "set_memory_fraction");
+    succeeded(api->set_per_process_memory_fraction(on, 1), "set_per_process_memory_fraction");
     if (api->sleep_device(on, GPUPOOL_BACKUP_HOST, nullptr)) return;
     // Of the default pool, which gives way: a pool of a scope may stay awake, and keep what the others need to wake.
     if (scopes_.empty()) {
@@ -843,9 +843,9 @@ class Worker {
       case 4: succeeded(api->empty_cache(one_in(2) ? -1 : on, &bytes), "empty_cache"); return refused(api->empty_cache(99, nullptr), "empty_cache");
       case 5: return succeeded(api->empty_pinned_cache(nullptr), "empty_pinned_cache");
       case 6:
-        succeeded(api->set_memory_fraction(on, 0.5 + 0.5 * double(below(3)) / 2), "set_memory_fraction");
-        refused(api->set_memory_fraction(on, one_in(2) ? -0.1 : one_in(2) ? 1.5 : std::nan("")), "set_memory_fraction");
-        return succeeded(api->get_memory_fraction(on, &fraction), "get_memory_fraction");
+        succeeded(api->set_per_process_memory_fraction(on, 0.5 + 0.5 * double(below(3)) / 2), "set_per_process_memory_fraction");
+        refused(api->set_per_process_memory_fraction(on, one_in(2) ? -0.1 : one_in(2) ? 1.5 : std::nan("")), "set_per_process_memory_fraction");
+        return succeeded(api->get_per_process_memory_fraction(on, &fraction), "get_per_process_memory_fraction");
       case 7: return succeeded(api->largest_block(on, &bytes), "largest_block");
       case 8: return refused(api->enable_peer_access(on, 99), "enable_peer_access");
       case 9: return succeeded(api->synchronize(on, stream()), "synchronize");
@@ -1320,7 +1320,7 @@ void round(std::uint64_t round_seed, int threads) {
          static_cast<unsigned long long>(handles.held), static_cast<unsigned long long>(handles.leased));
   api->record(nullptr);
   api->observe(nullptr, nullptr);
-  for (int device = 0; device < DEVICES; ++device) api->set_memory_fraction(device, 1);
+  for (int device = 0; device < DEVICES; ++device) api->set_per_process_memory_fraction(device, 1);
   if (api->empty_cache(-1, nullptr) || api->empty_pinned_cache(nullptr)) fail("caches are not emptied");
   for (int device = -1; device < DEVICES; ++device) {
     gpupool_device_stats stats{};

@@ -15,7 +15,7 @@ fn hold(all_hold: &Barrier, stream: &Stream) {
     let lease = Simulated::pool().lease(stream).unwrap();
     let buffer = empty(1 << 20, stream).unwrap();
     all_hold.wait();
-    assert_ne!((handle.as_ptr(), buffer.address()), (lease.as_ptr(), 0));
+    assert_ne!((handle.as_ptr(), buffer.ptr()), (lease.as_ptr(), 0));
     loop {
         thread::park();
     }

@@ -125,7 +125,7 @@ fn what_a_library_had_from_the_driver_goes_back_there_and_what_neither_gave_is_r
     }
     // What is gpupool's is not the driver's to free.
     let buffer = mem_pool.empty(1 << 20, &stream).unwrap();
-    let inner = ptr::without_provenance_mut(buffer.address() as usize + 512);
+    let inner = ptr::without_provenance_mut(buffer.ptr() as usize + 512);
     let why = refusal(&handler, inner, &stream);
     assert!(why.contains(&format!("{inner:p}")) && why.contains("not the start of a block"), "{why}");
     assert_eq!(mem_pool.stats().unwrap().live_bytes, 1 << 20);

@@ -90,7 +90,7 @@ fn an_address_that_gpupool_never_gave_is_refused() {
     let stack = std::ptr::from_ref(&on_stack).addr() as u64;
     // Not memory of any device; in the device's addresses, where nothing is mapped; past the end of what is.
     let mapped_end = gpupool::memory_snapshot().unwrap().iter().map(|view| view.address + view.nbytes).max().unwrap();
-    for address in [0, 1, 511, stack, large.address() - (1 << 30), mapped_end, u64::MAX - 511, u64::MAX] {
+    for address in [0, 1, 511, stack, large.ptr() - (1 << 30), mapped_end, u64::MAX - 511, u64::MAX] {
         let name = hex(address);
         assert_refused(|| deallocate(address, None), &[&name, "any device"]);
         assert_refused(|| deallocate(address, Some(&stream)), &[&name, "any device"]);
@@ -108,7 +108,7 @@ fn an_address_inside_a_block_is_refused_and_the_block_stays() {
         let block = empty(bytes, &stream).unwrap();
         for step in [1, 8, 256, 511, 512, 4096, 64 << 10, (64 << 10) + 512, 2 << 20, 4 << 20, bytes - 1] {
             if step < bytes {
-                let address = block.address() + step;
+                let address = block.ptr() + step;
                 let name = hex(address);
                 assert_refused(|| deallocate(address, None), &[&name, "device 0"]);
                 assert_refused(|| deallocate(address, Some(&other)), &[&name, "device 0"]);
@@ -117,7 +117,7 @@ fn an_address_inside_a_block_is_refused_and_the_block_stays() {
                 assert_refused(|| from_afar, &[&name, "device 0"]);
             }
         }
-        deallocate(block.into_address(), None).unwrap();
+        deallocate(block.into_ptr(), None).unwrap();
     }
     assert_all_back();
 }
@@ -129,7 +129,7 @@ fn the_free_memory_beside_a_block_is_not_a_block() {
     for bytes in SIZES {
         let block = empty(bytes, &stream).unwrap();
         // The next slot, or what was left when the block was cut.
-        let next = block.address() + bytes.next_multiple_of(1024);
+        let next = block.ptr() + bytes.next_multiple_of(1024);
         assert_refused(|| deallocate(next, None), &[&hex(next), "device 0"]);
     }
     assert_all_back();
@@ -216,7 +216,7 @@ fn blocks_outlive_their_pool_and_are_then_freed_once() {
     let (stream, user) = (stream(0), stream(0));
     for bytes in SIZES {
         for pool in pools() {
-            let blocks = [0; 3].map(|_| empty_in(&pool, bytes, &stream).unwrap().into_address());
+            let blocks = [0; 3].map(|_| empty_in(&pool, bytes, &stream).unwrap().into_ptr());
             record_stream(blocks[1], &user).unwrap();
             drop(pool);
             assert_refused(|| deallocate(blocks[0] + 8, None), &[&hex(blocks[0] + 8)]);
@@ -237,13 +237,13 @@ fn no_bytes_have_no_address() {
     assert_refused(|| allocate(0, &stream), &["0 bytes"]);
     let before = stats();
     let none = empty(0, &stream).unwrap();
-    assert_eq!((none.address(), none.nbytes(), none.pool_id()), (0, 0, PoolId::NONE));
+    assert_eq!((none.ptr(), none.nbytes(), none.pool_id()), (0, 0, PoolId::NONE));
     none.record_stream(&stream).unwrap();
     none.free_on(&stream).unwrap();
     for pool in pools() {
         let _scope = pool.enter().unwrap();
         assert_refused(|| allocate(0, &stream), &["0 bytes"]);
-        assert_eq!(empty(0, &stream).unwrap().into_address(), 0);
+        assert_eq!(empty(0, &stream).unwrap().into_ptr(), 0);
     }
     assert_eq!(stats(), before);
     assert_all_back();
@@ -254,13 +254,13 @@ fn one_byte_is_a_block() {
     host!();
     let stream = stream(0);
     let blocks = [0; 2].map(|_| empty(1, &stream).unwrap());
-    assert!(blocks[0].address().abs_diff(blocks[1].address()) >= 512);
+    assert!(blocks[0].ptr().abs_diff(blocks[1].ptr()) >= 512);
     assert_eq!((stats()[0].requested_bytes, stats()[0].live_bytes), (2, 1024));
     drop(blocks);
     for pool in pools() {
         let block = empty_in(&pool, 1, &stream).unwrap();
         assert_eq!(
-            (block.address() % 512, pool.stats().unwrap().live_blocks, pool.stats().unwrap().requested_bytes),
+            (block.ptr() % 512, pool.stats().unwrap().live_blocks, pool.stats().unwrap().requested_bytes),
             (0, 1, 1)
         );
     }
@@ -319,7 +319,7 @@ fn an_address_that_is_no_streams_is_named() {
     let block = empty(4096, &own).unwrap();
     let raw = own.raw().as_ptr();
     let odd = [3, 7, 4096, raw.addr() + 1, raw.addr() ^ (1 << 40), usize::MAX / 2, usize::MAX - 7, usize::MAX];
-    for address in odd.into_iter().chain([block.address() as usize]) {
+    for address in odd.into_iter().chain([block.ptr() as usize]) {
         // SAFETY: the simulated devices recognise what is no stream.
         let error = unsafe { Stream::from_raw(std::ptr::without_provenance_mut(address)) }.unwrap_err();
         assert_says(&error, &[&format!("{address:#x}"), "not the address of a stream"]);
@@ -721,9 +721,9 @@ fn memory_that_somebody_holds_is_not_taken_from_an_allocator() {
     let (pool, other) = (pool_of(&source), pool_of(&source));
     let block = empty_in(&pool, 4 << 20, &stream).unwrap();
     let paged = empty(4 << 20, &stream).unwrap();
-    let start = block.address();
+    let start = block.ptr();
     // Its middle, what reaches into it from below, and gpupool's own.
-    for address in [start + (2 << 20), start - 512, paged.address(), paged.address() + (64 << 20)] {
+    for address in [start + (2 << 20), start - 512, paged.ptr(), paged.ptr() + (64 << 20)] {
         source.answer(|| Ok(address));
         for pool in [&pool, &other] {
             let before = pool.stats().unwrap().reserved_bytes;
@@ -738,7 +738,7 @@ fn memory_that_somebody_holds_is_not_taken_from_an_allocator() {
     let asked = 100 - source.answer_again();
     assert_eq!((asked > 0, source.held().len()), (true, 1 + asked));
     source.held.lock().unwrap().retain(|&given| given == (start, 4 << 20));
-    deallocate(block.into_address(), None).unwrap();
+    deallocate(block.into_ptr(), None).unwrap();
     drop((paged, pool, other));
     assert_eq!(source.held(), []);
     assert_all_back();
@@ -765,7 +765,7 @@ fn an_allocator_that_does_not_take_memory_back_is_heard_and_the_memory_gone() {
     let last = empty_in(&pool, 700, &stream).unwrap();
     drop(pool);
     // Freed all the same, so that nobody frees it once more.
-    let address = last.into_address();
+    let address = last.into_ptr();
     deallocate(address, None).unwrap();
     assert_refused(|| deallocate(address, None), &[&hex(address)]);
     assert_eq!(source.held(), []);
@@ -816,7 +816,7 @@ fn allocators_of_two_devices_cannot_give_the_same_memory() {
     let (pool, paged) = (pool_of(&source), empty(4 << 20, &stream(0)).unwrap());
     let block = empty_in(&pool, 4 << 20, &stream(0)).unwrap();
     let elsewhere = MemPool::builder().device(device(1)).allocator(Arc::<Fake>::clone(&source)).build().unwrap();
-    for address in [block.address(), paged.address()] {
+    for address in [block.ptr(), paged.ptr()] {
         source.answer(|| Ok(address));
         assert_refused(|| empty_in(&elsewhere, 4 << 20, &stream(1)), &[&hex(address), "overlaps"]);
         source.answer_again();
@@ -871,11 +871,11 @@ fn what_holds_memory_can_be_printed() {
 fn free_a_buffer_s_block_by_its_address(bytes: u64) {
     let (first, second) = (stream(0), stream(0));
     let buffer = empty(bytes, &first).unwrap();
-    let address = buffer.address();
+    let address = buffer.ptr();
     deallocate(address, None).unwrap();
     empty_cache().unwrap();
     let other = empty(bytes, &second).unwrap();
-    assert_eq!(other.address(), address);
+    assert_eq!(other.ptr(), address);
     // Until this thread has the heap's lock cheaply again, into which others have looked.
     (0..200).for_each(|_| drop(empty(100 << 10, &first).unwrap()));
     assert_says(&buffer.free_on(&first).unwrap_err(), &["freed before"]);

@@ -75,8 +75,8 @@ fn pages_that_cannot_be_opened_to_a_peer_are_replaced() {
         before_call(Call::MemorySetAccess, 0, break_moved_extents);
         let block = empty(70 * MIB, &own).unwrap();
         trimming.join().unwrap();
-        let end = block.address() + block.nbytes();
-        assert!((block.address()..end).step_by(PAGE as usize).all(|at| accessible(at, device(1))));
+        let end = block.ptr() + block.nbytes();
+        assert!((block.ptr()..end).step_by(PAGE as usize).all(|at| accessible(at, device(1))));
         block.fill(3, &own).unwrap();
         drop(block);
     });
@@ -99,11 +99,11 @@ fn pages_that_cannot_be_opened_to_a_new_peer_go_once_they_are_free() {
     break_moved_extents();
     let refused = enable_peer_access(device(0), device(1)).unwrap_err().to_string();
     assert!(refused.contains("(999)") && refused.contains("free blocks of device 0 and call again"), "{refused}");
-    assert!(!accessible(moved.address(), device(1)));
+    assert!(!accessible(moved.ptr(), device(1)));
     drop(moved);
     enable_peer_access(device(0), device(1)).unwrap();
     let again = empty(50 * MIB, &own).unwrap();
-    assert!([again.address(), kept.address()].iter().all(|&at| accessible(at, device(1))));
+    assert!([again.ptr(), kept.ptr()].iter().all(|&at| accessible(at, device(1))));
     drop((again, kept));
     assert_all_back();
 }

@@ -113,11 +113,11 @@ fn is_first_asked_first(knower: Knower) -> bool {
     let of_first = empty_in(&lasting, 4 * PAGE, &first).unwrap();
     drop((ending, old));
     let of_second = empty_in(&lasting, 4 * PAGE, &second).unwrap();
-    let place = of_first.address()..of_first.address() + of_first.nbytes();
+    let place = of_first.ptr()..of_first.ptr() + of_first.nbytes();
     drop((of_first, of_second));
     complete_all().unwrap();
     let of_third = empty_in(&lasting, 4 * PAGE, &third).unwrap();
-    let is_of_first = place.contains(&of_third.address());
+    let is_of_first = place.contains(&of_third.ptr());
     drop((of_third, until));
     thread.into_iter().for_each(|thread| thread.join().unwrap());
     is_of_first

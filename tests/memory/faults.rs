@@ -83,7 +83,7 @@ struct Held {
 
 impl Held {
     fn ends(&self) -> [*mut u64; 2] {
-        let start = self.buffer.address();
+        let start = self.buffer.ptr();
         let last = (start + self.buffer.nbytes().max(8) - 8) & !7;
         [start, last].map(|address| std::ptr::with_exposed_provenance_mut(address as usize))
     }
@@ -100,7 +100,7 @@ impl Held {
         for end in self.ends() {
             // SAFETY: both are inside the block, which has bytes behind it.
             let found = self.mark.map(|_| unsafe { end.read_volatile() });
-            assert_eq!(found, self.mark, "somebody else wrote to a block at {:#x}", self.buffer.address());
+            assert_eq!(found, self.mark, "somebody else wrote to a block at {:#x}", self.buffer.ptr());
         }
         self.buffer
     }
@@ -128,9 +128,9 @@ impl Run {
 
     fn keep(&mut self, outcome: Result<DeviceBuffer>, has_bytes: bool) {
         let Some(buffer) = self.try_to(outcome) else { return };
-        let (start, end) = (buffer.address(), buffer.address() + buffer.nbytes());
+        let (start, end) = (buffer.ptr(), buffer.ptr() + buffer.nbytes());
         for other in &self.held {
-            let (first, last) = (other.buffer.address(), other.buffer.address() + other.buffer.nbytes());
+            let (first, last) = (other.buffer.ptr(), other.buffer.ptr() + other.buffer.nbytes());
             assert!(end <= first || last <= start, "{start:#x} was handed out twice");
         }
         self.marks += 1;
@@ -146,7 +146,7 @@ impl Run {
 
     fn free(&mut self) {
         if let Some(buffer) = self.take() {
-            let outcome = deallocate(buffer.into_address(), None);
+            let outcome = deallocate(buffer.into_ptr(), None);
             self.try_to(outcome);
         }
     }
@@ -184,7 +184,7 @@ fn streams(run: &mut Run, first: &Stream, second: &Stream) {
         }
         let done = submit(second).unwrap();
         if let Some(buffer) = run.take() {
-            run.try_to(record_stream(buffer.address(), second));
+            run.try_to(record_stream(buffer.ptr(), second));
             drop(buffer);
         }
         if let Some(buffer) = run.take() {
@@ -250,7 +250,7 @@ fn threads(run: &mut Run, first: &Stream, second: &Stream) {
         let (made, freed) = thread::scope(|scope| {
             let there = scope.spawn(|| {
                 let made = [first, second].map(|stream| empty(bytes, stream));
-                (made, sent.map_or(Ok(()), |buffer| deallocate(buffer.into_address(), None)))
+                (made, sent.map_or(Ok(()), |buffer| deallocate(buffer.into_ptr(), None)))
             });
             there.join().expect("nothing panics")
         });

@@ -31,7 +31,7 @@ fn what_one_thread_allocates_others_use_free_and_look_for() {
             for buffer in passed_on {
                 submit(&own).unwrap();
                 buffer.record_stream(&own).unwrap();
-                deallocate(buffer.into_address(), None).unwrap();
+                deallocate(buffer.into_ptr(), None).unwrap();
                 drop(empty(900, &theirs).unwrap());
             }
         });

@@ -380,7 +380,7 @@ fn a_block_goes_on_waiting_for_the_legacy_stream_until_the_capture_ends() {
     host!();
     let (pool, own, legacy) = (pool(), stream(0), Stream::legacy(device(0)).unwrap());
     let block = empty_in(&pool, 4 * MIB, &own).unwrap();
-    let address = block.address();
+    let address = block.ptr();
     block.record_stream(&legacy).unwrap();
     submit(&legacy).unwrap();
     let (beside, is_right) = captured(Captured::Blocking, CaptureMode::Global, By::ThisThread, || {
@@ -392,7 +392,7 @@ fn a_block_goes_on_waiting_for_the_legacy_stream_until_the_capture_ends() {
         beside
     });
     assert!(is_right);
-    assert_ne!(beside.address(), address);
+    assert_ne!(beside.ptr(), address);
     drop(empty_in(&pool, 100 * MIB, &own).unwrap());
     assert_eq!(pool.stats().unwrap().waiting_blocks, 0);
     drop((beside, pool));
@@ -405,9 +405,9 @@ fn a_request_on_the_legacy_stream_is_no_graphs() {
     let (pool, legacy) = (pool(), Stream::legacy(device(0)).unwrap());
     let (addresses, is_right) = captured(Captured::Blocking, CaptureMode::Global, By::AnotherThread, || {
         let _scope = pool.enter().unwrap();
-        let first = empty(4 * MIB, &legacy).unwrap().address();
+        let first = empty(4 * MIB, &legacy).unwrap().ptr();
         let again = empty(4 * MIB, &legacy).unwrap();
-        (first, again.address(), again)
+        (first, again.ptr(), again)
     });
     assert!(is_right);
     // Work of the stream comes in order, so the memory is used again at once, and is the pool's after the capture.

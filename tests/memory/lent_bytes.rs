@@ -72,7 +72,7 @@ fn consists_of(bytes: &[u8], byte: u8) -> bool {
 
 /// Returns whether the device has this byte in all of the buffer, once its work is done.
 fn is_filled(buffer: &DeviceBuffer, byte: u8) -> bool {
-    let start = ptr::with_exposed_provenance::<u8>(buffer.address() as usize);
+    let start = ptr::with_exposed_provenance::<u8>(buffer.ptr() as usize);
     // SAFETY: the simulated device's memory is read as the host's is, and no work is under way.
     consists_of(unsafe { std::slice::from_raw_parts(start, buffer.nbytes() as usize) }, byte)
 }

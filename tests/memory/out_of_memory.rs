@@ -46,7 +46,7 @@ fn a_block_whose_streams_are_done_serves_without_a_driver_call() {
     host!();
     let (own, user) = (stream(0), stream(0));
     let (freed, held) = (empty(600 * MIB, &own).unwrap(), empty(400 * MIB, &own).unwrap());
-    let address = freed.address();
+    let address = freed.ptr();
     freed.record_stream(&user).unwrap();
     let first = submit(&user).unwrap();
     drop(freed);
@@ -54,7 +54,7 @@ fn a_block_whose_streams_are_done_serves_without_a_driver_call() {
     complete(&user, first).unwrap();
     let before = work();
     let found = empty(600 * MIB, &own).unwrap();
-    assert_eq!((found.address(), work()), (address, before));
+    assert_eq!((found.ptr(), work()), (address, before));
     assert!(!user.query().unwrap(), "later work was waited for");
     drop((found, held));
     assert_all_back();
@@ -65,7 +65,7 @@ fn a_block_that_others_still_use_is_waited_for_and_nothing_else_is() {
     host!();
     let (own, user, other) = (stream(0), stream(0), stream(0));
     let (freed, held) = (empty(600 * MIB, &own).unwrap(), empty(400 * MIB, &own).unwrap());
-    let address = freed.address();
+    let address = freed.ptr();
     freed.record_stream(&user).unwrap();
     submit(&user).unwrap();
     submit(&other).unwrap();
@@ -74,7 +74,7 @@ fn a_block_that_others_still_use_is_waited_for_and_nothing_else_is() {
     let before = work().1;
     let found = empty(600 * MIB, &own).unwrap();
     // The very block, where it was: no page was moved.
-    assert_eq!((found.address(), work().1), (address, before));
+    assert_eq!((found.ptr(), work().1), (address, before));
     assert!(!user.query().unwrap() && !other.query().unwrap(), "more was waited for than needed");
     drop((found, held));
     assert_all_back();
@@ -314,7 +314,7 @@ fn segments_that_may_be_registered_go_by_their_pools_trim_alone() {
         for builder in [builder.clone(), builder.use_on_oom(true)] {
             let pool = builder.build().unwrap();
             let block = empty_in(&pool, 600 * MIB, &own).unwrap();
-            let address = block.address();
+            let address = block.ptr();
             drop(block);
             assert_eq!(empty_cache().unwrap(), 0);
             out_of_memory(empty(900 * MIB, &own));
@@ -325,7 +325,7 @@ fn segments_that_may_be_registered_go_by_their_pools_trim_alone() {
             let limit = Some(600 * MIB);
             pool.set_limit(limit);
             let again = empty_in(&pool, 500 * MIB, &other).unwrap();
-            assert_eq!((again.address(), own.query().unwrap()), (address, true));
+            assert_eq!((again.ptr(), own.query().unwrap()), (address, true));
             drop(again);
             complete_all().unwrap();
             assert_eq!(pool.trim().unwrap(), 600 * MIB);
@@ -630,7 +630,7 @@ fn work_that_is_not_done_keeps_only_its_own_block() {
     let (own, slow, quick) = (stream(0), stream(0), stream(0));
     let (first, second, held) =
         (empty(300 * MIB, &own).unwrap(), empty(400 * MIB, &own).unwrap(), empty(300 * MIB, &own).unwrap());
-    let address = second.address();
+    let address = second.ptr();
     first.record_stream(&slow).unwrap();
     second.record_stream(&quick).unwrap();
     submit(&slow).unwrap();
@@ -639,7 +639,7 @@ fn work_that_is_not_done_keeps_only_its_own_block() {
     complete(&quick, done).unwrap();
     let before = work();
     let found = empty(400 * MIB, &own).unwrap();
-    assert_eq!((found.address(), work()), (address, before));
+    assert_eq!((found.ptr(), work()), (address, before));
     assert!(!slow.query().unwrap());
     assert_eq!(memory_stats(device(0)).unwrap().total.waiting_blocks, 1);
     drop((found, held));
@@ -837,7 +837,7 @@ fn peers_reach_memory_that_was_moved_or_made_after_a_refusal() {
     host!();
     let (own, other) = (stream(0), stream(0));
     let reach = |block: &DeviceBuffer| {
-        let pages = (block.address()..block.address() + block.nbytes()).step_by(PAGE as usize);
+        let pages = (block.ptr()..block.ptr() + block.nbytes()).step_by(PAGE as usize);
         pages.map(|at| accessible(at, device(1))).collect::<Vec<_>>()
     };
     let early = empty(64 * MIB, &own).unwrap();
@@ -852,10 +852,10 @@ fn peers_reach_memory_that_was_moved_or_made_after_a_refusal() {
     out_of_memory(empty(64 * MIB, &other));
     assert!(reach(&moved).into_iter().all(|is| is));
     assert!(held.iter().flat_map(reach).all(|is| is));
-    assert!((moved.address()..moved.address() + moved.nbytes()).step_by(1 << 21).all(|at| accessible(at, device(0))));
+    assert!((moved.ptr()..moved.ptr() + moved.nbytes()).step_by(1 << 21).all(|at| accessible(at, device(0))));
     // The other way was not asked for.
     let theirs = empty(PAGE, &stream(1)).unwrap();
-    assert!(!accessible(theirs.address(), device(0)));
+    assert!(!accessible(theirs.ptr(), device(0)));
     drop((moved, held, theirs));
     assert_all_back();
 }

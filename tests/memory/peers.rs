@@ -46,8 +46,8 @@ fn reaches(block: &DeviceBuffer) -> bool {
 }
 
 fn reaches_from(block: &DeviceBuffer, peer: u32) -> bool {
-    let end = block.address() + block.nbytes();
-    (block.address()..end).step_by(PAGE as usize).chain([end - 1]).all(|at| accessible(at, device(peer)))
+    let end = block.ptr() + block.nbytes();
+    (block.ptr()..end).step_by(PAGE as usize).chain([end - 1]).all(|at| accessible(at, device(peer)))
 }
 
 #[test]
@@ -161,7 +161,7 @@ fn memory_that_goes_meanwhile_is_no_error() {
     let mut blocks: Vec<_> = (0..3).map(|_| empty(40 * MIB, &stream(0)).unwrap()).collect();
     assert_eq!(reserved(), 120 * MIB);
     // In whichever order they are looked at, one of the last two is not the first.
-    blocks[1..].sort_unstable_by_key(DeviceBuffer::address);
+    blocks[1..].sort_unstable_by_key(DeviceBuffer::ptr);
     let gone = blocks.pop();
     before_call(Call::MemorySetAccess, 0, move || {
         drop(gone);

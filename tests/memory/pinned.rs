@@ -29,8 +29,8 @@ fn the_host_writes_and_reads_what_every_device_has_access_to() {
     fill(&mut buffer, 7);
     // SAFETY: no device uses the memory.
     assert!(unsafe { buffer.as_slice() }.iter().all(|&byte| byte == 7));
-    assert!(host::accessible(buffer.address(), device(0)) && host::accessible(buffer.address(), device(1)));
-    assert_eq!((buffer.nbytes(), buffer.numa(), buffer.address() % 512), (3 * MIB, 0, 0));
+    assert!(host::accessible(buffer.ptr(), device(0)) && host::accessible(buffer.ptr(), device(1)));
+    assert_eq!((buffer.nbytes(), buffer.numa(), buffer.ptr() % 512), (3 * MIB, 0, 0));
 }
 
 #[test]
@@ -61,9 +61,9 @@ fn other_nodes_help_one_that_has_no_more() {
 fn with_no_stream_recorded_it_is_used_again_at_once() {
     host!(2, 8 * GIB);
     let first = empty_pinned(5 * MIB, None).unwrap();
-    let address = first.address();
+    let address = first.ptr();
     drop(first);
-    assert_eq!(empty_pinned(5 * MIB, None).unwrap().address(), address);
+    assert_eq!(empty_pinned(5 * MIB, None).unwrap().ptr(), address);
 }
 
 #[test]
@@ -73,16 +73,16 @@ fn it_waits_for_the_work_of_every_stream_that_was_named() {
     let works = streams.each_ref().map(|stream| host::submit(stream).unwrap());
     let buffer = empty_pinned(32 * MIB, Some(&streams[0])).unwrap();
     buffer.record_stream(&streams[1]).unwrap();
-    let address = buffer.address();
+    let address = buffer.ptr();
     buffer.free(Some(&streams[2])).unwrap();
     let mut others = Vec::new();
     for (stream, work) in streams.iter().zip(works) {
         let other = empty_pinned(32 * MIB, None).unwrap();
-        assert_ne!(other.address(), address, "before the work of {stream:?} is done");
+        assert_ne!(other.ptr(), address, "before the work of {stream:?} is done");
         others.push(other);
         host::complete(stream, work).unwrap();
     }
-    assert_eq!(empty_pinned(32 * MIB, None).unwrap().address(), address);
+    assert_eq!(empty_pinned(32 * MIB, None).unwrap().ptr(), address);
 }
 
 #[test]
@@ -91,12 +91,12 @@ fn a_captured_block_is_the_graphs_until_that_is_gone() {
     let stream = Stream::new(device(0)).unwrap();
     host::begin_capture(&stream, CaptureMode::Global).unwrap();
     let buffer = empty_pinned(32 * MIB, Some(&stream)).unwrap();
-    let address = buffer.address();
+    let address = buffer.ptr();
     drop(buffer);
     let mut others = Vec::new();
     let mut again = || {
         others.push(empty_pinned(32 * MIB, None).unwrap());
-        others.last().unwrap().address() == address
+        others.last().unwrap().ptr() == address
     };
     assert!(!again(), "while the stream is captured");
     let graph = host::end_capture(&stream).unwrap();
@@ -110,12 +110,12 @@ fn a_block_used_before_a_capture_and_freed_in_it_is_the_graphs_too() {
     host!(2, 8 * GIB);
     let stream = Stream::new(device(0)).unwrap();
     let buffer = empty_pinned(32 * MIB, Some(&stream)).unwrap();
-    let address = buffer.address();
+    let address = buffer.ptr();
     host::begin_capture(&stream, CaptureMode::Relaxed).unwrap();
     buffer.free(None).unwrap();
     let graph = host::end_capture(&stream).unwrap();
     let other = empty_pinned(32 * MIB, None).unwrap();
-    assert_ne!(other.address(), address);
+    assert_ne!(other.ptr(), address);
     drop((graph, other));
 }
 
@@ -131,7 +131,7 @@ fn a_captured_block_is_the_graphs_though_the_driver_refuses_to_say_whether_the_s
     for is_recorded_before in [false, true] {
         let stream = Stream::new(device(0)).unwrap();
         let buffer = empty_pinned(32 * MIB, is_recorded_before.then_some(&stream)).unwrap();
-        let address = buffer.address();
+        let address = buffer.ptr();
         host::begin_capture(&stream, CaptureMode::Relaxed).unwrap();
         refuse_capture_status();
         let kept = if is_recorded_before {
@@ -146,7 +146,7 @@ fn a_captured_block_is_the_graphs_though_the_driver_refuses_to_say_whether_the_s
         drop(kept);
         let mut again = || {
             others.push(empty_pinned(32 * MIB, None).unwrap());
-            others.last().unwrap().address() == address
+            others.last().unwrap().ptr() == address
         };
         assert!(!again(), "while the graph may run; recorded before: {is_recorded_before}");
         drop(graph);
@@ -160,10 +160,10 @@ fn a_block_of_no_capture_comes_back_though_the_driver_refuses_to_say_whether_the
     let stream = Stream::new(device(0)).unwrap();
     refuse_capture_status();
     let buffer = empty_pinned(32 * MIB, Some(&stream)).unwrap();
-    let address = buffer.address();
+    let address = buffer.ptr();
     drop(buffer);
     host::clear_faults();
-    assert_eq!(empty_pinned(32 * MIB, None).unwrap().address(), address);
+    assert_eq!(empty_pinned(32 * MIB, None).unwrap().ptr(), address);
 }
 
 #[test]
@@ -227,11 +227,11 @@ fn a_limit_is_of_all_nodes_and_what_is_free_gives_way() {
 fn it_is_freed_and_recorded_by_its_address_alone() {
     host!(2, 8 * GIB);
     let stream = Stream::new(device(0)).unwrap();
-    let address = empty_pinned(32 * MIB, None).unwrap().into_address();
+    let address = empty_pinned(32 * MIB, None).unwrap().into_ptr();
     let work = host::submit(&stream).unwrap();
     gpupool::memory::record_stream(address, &stream).unwrap();
     deallocate(address, None).unwrap();
     assert!(deallocate(address, None).unwrap_err().to_string().contains("freed before"));
-    assert_ne!(empty_pinned(32 * MIB, None).unwrap().address(), address);
+    assert_ne!(empty_pinned(32 * MIB, None).unwrap().ptr(), address);
     host::complete(&stream, work).unwrap();
 }

@@ -37,7 +37,7 @@ fn filled(byte: u8) -> CommitOptions {
 }
 
 fn page(range: &MemoryRange, page: u32) -> u64 {
-    range.address() + u64::from(page) * range.page_bytes()
+    range.ptr() + u64::from(page) * range.page_bytes()
 }
 
 fn word(range: &MemoryRange, number: u32) -> *mut u64 {
@@ -193,7 +193,7 @@ fn a_decommitted_page_stays_mapped_for_running_work_and_then_serves_others() {
     let block = empty_in(&pool, PAGE, &own).unwrap();
     assert_eq!(used(0), 4 * PAGE);
     assert!([0, 1, 2].iter().all(|&number| !accessible(page(&range, number), device(0))));
-    assert!(!(range.address()..range.address() + range.nbytes()).contains(&block.address()));
+    assert!(!(range.ptr()..range.ptr() + range.nbytes()).contains(&block.ptr()));
     drop((block, second, range, pool));
     assert_all_back();
 }
@@ -548,7 +548,7 @@ fn a_range_that_is_dropped_frees_itself_in_stream_order_and_its_addresses_are_us
     let (pool, stream) = (pool(), stream(0));
     for backwards in [false, true] {
         let range = pool.reserve_range(64 * PAGE, PAGE).unwrap();
-        let address = range.address();
+        let address = range.ptr();
         range.commit(0..4 * PAGE, &stream, plain()).unwrap();
         range.pin(&[1], Some(&stream)).unwrap();
         use_page(&range, 1, &stream);

@@ -129,7 +129,7 @@ fn a_block_s_life_is_three_events_with_the_bytes_asked_for() {
     let stream = stream(0);
     let _recorded = Recorded::start(Recording::new());
     let buffer = empty(100, &stream).unwrap();
-    let address = buffer.address();
+    let address = buffer.ptr();
     drop(buffer);
     let events = taken().events;
     assert_eq!(

@@ -222,7 +222,7 @@ const STEPS: &[(&str, Step)] = &[
         Ok(held([empty(700, &made.other)?, made.pool.empty(9 * MIB, &made.stream)?]))
     }),
     ("free elsewhere", |made, arm| {
-        let address = empty(9 * MIB, &made.stream)?.into_address();
+        let address = empty(9 * MIB, &made.stream)?.into_ptr();
         submit(&made.other)?;
         arm();
         again(|| deallocate(address, Some(&made.other))).map(held)
@@ -230,7 +230,7 @@ const STEPS: &[(&str, Step)] = &[
     ("record", |made, arm| {
         let block = empty(9 * MIB, &made.stream)?;
         arm();
-        again(|| record_stream(block.address(), &made.other))?;
+        again(|| record_stream(block.ptr(), &made.other))?;
         Ok(held(block))
     }),
     ("allocate pinned memory and free it", |made, arm| {

@@ -104,7 +104,7 @@ fn segments_are_no_larger_where_threads_grow_at_once() {
         });
         is_ready.recv().unwrap();
         let small = pool.empty(3 * MIB, &own).unwrap();
-        assert!(registered.all().contains(&(small.address(), 4 * MIB)), "{registered:?}");
+        assert!(registered.all().contains(&(small.ptr(), 4 * MIB)), "{registered:?}");
         done.send(()).unwrap();
     });
     drop((large, pool));
@@ -119,7 +119,7 @@ fn nothing_but_the_pools_trim_gives_its_segments_back() {
     let (registered, _guard) = Registered::of(&pool);
     let buffer = empty_in(&pool, 600 * MIB, &own).unwrap();
     let segments = registered.all();
-    assert_eq!(segments, [(buffer.address(), 600 * MIB)]);
+    assert_eq!(segments, [(buffer.ptr(), 600 * MIB)]);
     drop(buffer);
     assert_eq!(empty_cache().unwrap(), 0);
     out_of_memory(empty(900 * MIB, &own));
@@ -156,9 +156,9 @@ fn a_block_that_outlives_its_pool_stays_registered_and_awake() {
             drop(pool);
             None
         };
-        assert_eq!(registered.all(), [(second.address(), 8 * MIB)]);
+        assert_eq!(registered.all(), [(second.ptr(), 8 * MIB)]);
         gpupool::sleep(device(0), Backup::None).unwrap();
-        assert!(accessible(second.address(), device(0)));
+        assert!(accessible(second.ptr(), device(0)));
         gpupool::wake(device(0)).unwrap();
         drop(second);
         assert!(registered.all().is_empty());
@@ -196,9 +196,9 @@ fn pools_with_segments_of_their_own_report_them_too() {
             let pool = builder.build().unwrap();
             let early = pool.empty(4 * MIB, &stream).unwrap();
             let (registered, _guard) = Registered::of(&pool);
-            assert!(registered.has(early.address(), early.nbytes()), "those that are there are reported at once");
+            assert!(registered.has(early.ptr(), early.nbytes()), "those that are there are reported at once");
             let late = pool.empty(64 * MIB, &stream).unwrap();
-            assert!(registered.has(late.address(), late.nbytes()));
+            assert!(registered.has(late.ptr(), late.nbytes()));
             drop((early, late));
             pool.trim().unwrap();
             assert!(registered.all().is_empty());
@@ -254,7 +254,7 @@ fn the_blocks_of_a_closed_pool_do_not_sleep_either() {
     let error = pool.sleep(Backup::Host).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Unavailable(_)), "{error}");
     gpupool::sleep(device(0), Backup::Host).unwrap();
-    assert!(accessible(buffer.address(), device(0)));
+    assert!(accessible(buffer.ptr(), device(0)));
     gpupool::wake(device(0)).unwrap();
     drop((buffer, pool));
     assert_all_back();
@@ -295,7 +295,7 @@ fn the_end_of_a_block_or_a_pool_waits_for_no_work_though_callbacks_are_told_of_i
         let (registered, guard) = Registered::of(&pool);
         guard.keep();
         let buffer = pool.empty(8 * MIB, &stream).unwrap();
-        let address = buffer.address();
+        let address = buffer.ptr();
         let pool = if ends_pool {
             submit(&stream).unwrap();
             drop(buffer);
@@ -331,7 +331,7 @@ fn a_callback_that_was_removed_is_called_no_more() {
     drop(buffer);
     let other = pool.empty(16 * MIB, &stream).unwrap();
     pool.trim().unwrap();
-    assert_eq!((first.all(), second.all()), (registered, vec![(other.address(), 16 * MIB)]));
+    assert_eq!((first.all(), second.all()), (registered, vec![(other.ptr(), 16 * MIB)]));
     drop((other, pool));
     assert!(second.all().is_empty());
     assert_all_back();
@@ -372,7 +372,7 @@ fn a_callback_that_panics_fails_no_request() {
     let guard = pool.on_segment(|_| panic!("it cannot register"));
     let (registered, _guard) = Registered::of(&pool);
     let buffer = pool.empty(8 * MIB, &stream).unwrap();
-    assert_eq!(registered.all(), [(buffer.address(), 8 * MIB)]);
+    assert_eq!(registered.all(), [(buffer.ptr(), 8 * MIB)]);
     drop(buffer);
     assert_eq!(pool.trim().unwrap(), 8 * MIB);
     assert!(registered.all().is_empty());
@@ -423,7 +423,7 @@ fn whatever_the_driver_refuses_callbacks_know_what_is_there() {
             let mut held = Vec::new();
             for bytes in [8 * MIB, 3 * MIB] {
                 held.extend(pool.empty(bytes, &stream));
-                assert!(held.iter().all(|buffer| registered.has(buffer.address(), buffer.nbytes())), "{call:?}");
+                assert!(held.iter().all(|buffer| registered.has(buffer.ptr(), buffer.nbytes())), "{call:?}");
             }
             let live = held.len();
             assert_eq!(registered.all().len(), live, "{call:?} {kind:?} {after}");
@@ -433,7 +433,7 @@ fn whatever_the_driver_refuses_callbacks_know_what_is_there() {
             // What is reported as gone is gone from the pool, though the driver has yet to take it back.
             assert!(registered.all().is_empty());
             let again = pool.empty(8 * MIB, &stream).unwrap();
-            assert!(registered.has(again.address(), again.nbytes()));
+            assert!(registered.has(again.ptr(), again.nbytes()));
             drop((again, pool));
             assert!(registered.all().is_empty());
             assert_all_back();
@@ -456,7 +456,7 @@ fn threads_find_every_block_registered_while_others_trim_and_register() {
                     for step in 0..200_u64 {
                         let bytes = (1 + (step * 7 + number * 3) % 24) * MIB;
                         let buffer = pool.empty(bytes, &own).unwrap();
-                        assert!(registered.has(buffer.address(), buffer.nbytes()));
+                        assert!(registered.has(buffer.ptr(), buffer.nbytes()));
                         drop(buffer);
                         if step % 5 == number {
                             pool.trim().unwrap();

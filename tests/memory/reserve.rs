@@ -38,12 +38,12 @@ fn it_is_there_from_birth_and_serves_without_a_driver_call() {
     );
     let before = driver_calls();
     let whole = empty_in(&pool, RESERVE, &stream).unwrap();
-    let start = whole.address();
+    let start = whole.ptr();
     assert_eq!((whole.pool_id(), pool.stats().unwrap().cached_bytes), (pool.id(), 0));
     drop(whole);
     for bytes in [700, 100 << 10, 5 * MIB, 60 * MIB] {
         let blocks: Vec<_> = (0..4).map(|_| empty_in(&pool, bytes, &stream).unwrap()).collect();
-        let is_inside = |block: &DeviceBuffer| (start..start + RESERVE).contains(&block.address());
+        let is_inside = |block: &DeviceBuffer| (start..start + RESERVE).contains(&block.ptr());
         assert!(blocks.iter().all(is_inside));
     }
     drop(empty_in(&pool, RESERVE, &stream).unwrap());
@@ -101,7 +101,7 @@ fn all_of_it_is_in_one_piece_again_after_many_streams_used_it() {
             let before = driver_calls();
             let whole = empty_in(&pool, RESERVE, &streams[3]).unwrap();
             assert_eq!(driver_calls(), before);
-            whole.address()
+            whole.ptr()
         })
         .collect();
     assert_eq!(addresses, [addresses[0]; 3]);
@@ -116,13 +116,13 @@ fn what_one_stream_freed_serves_another_once_its_work_is_done() {
     for has_limit in [true, false] {
         let pool = if has_limit { reserved() } else { builder().reserve(RESERVE).build().unwrap() };
         let first = empty_in(&pool, RESERVE, &own).unwrap();
-        let address = first.address();
+        let address = first.ptr();
         submit(&own).unwrap();
         submit(&bystander).unwrap();
         drop(first);
         let second = empty_in(&pool, RESERVE, &other).unwrap();
         // Without a limit there is more, and nothing is waited for.
-        assert_eq!((second.address() == address, own.query().unwrap()), (has_limit, has_limit));
+        assert_eq!((second.ptr() == address, own.query().unwrap()), (has_limit, has_limit));
         assert!(!bystander.query().unwrap());
         complete_all().unwrap();
         drop((second, pool));
@@ -281,11 +281,11 @@ fn peers_reach_what_is_reserved_before_and_after() {
     let own = stream(0);
     let early = reserved();
     let block = empty_in(&early, 100 * MIB, &own).unwrap();
-    let start = empty_in(&early, RESERVE - 100 * MIB, &own).unwrap().address().min(block.address());
+    let start = empty_in(&early, RESERVE - 100 * MIB, &own).unwrap().ptr().min(block.ptr());
     enable_peer_access(device(0), device(1)).unwrap();
     let late = reserved();
     let whole = empty_in(&late, RESERVE, &own).unwrap();
-    for start in [start, whole.address()] {
+    for start in [start, whole.ptr()] {
         assert!(
             (start..start + RESERVE).step_by(2 << 20).all(|at| accessible(at, device(1)) && accessible(at, device(0)))
         );

@@ -44,7 +44,7 @@ fn streams_that_hold_little_share_pages() {
     let held = crowd(400);
     // Sixteen with a page each and some more, the others 32 to a page.
     assert!(reserved() <= 40 * PAGE, "{}", reserved());
-    let pages: HashSet<_> = held[300..].iter().map(|(_, buffer)| page_of(buffer.address())).collect();
+    let pages: HashSet<_> = held[300..].iter().map(|(_, buffer)| page_of(buffer.ptr())).collect();
     assert!(pages.len() <= 5, "{pages:?}");
     // With a block of another size each has two slabs, 16 streams to a page.
     let others: Vec<_> = held.iter().map(|(stream, _)| empty(1024, stream).unwrap()).collect();
@@ -74,9 +74,9 @@ fn a_stream_that_holds_more_has_pages_of_its_own() {
     let held = crowd(40);
     let stream = stream(0);
     let buffers: Vec<_> = (0..4000).map(|_| empty(512, &stream).unwrap()).collect();
-    let pages = |buffers: &[DeviceBuffer]| page_of(buffers[buffers.len() - 1].address());
+    let pages = |buffers: &[DeviceBuffer]| page_of(buffers[buffers.len() - 1].ptr());
     let own = pages(&buffers);
-    assert!(held.iter().all(|(_, buffer)| page_of(buffer.address()) != own));
+    assert!(held.iter().all(|(_, buffer)| page_of(buffer.ptr()) != own));
     drop((held, buffers));
     empty_cache().unwrap();
     assert_eq!(reserved(), 0);
@@ -88,20 +88,20 @@ fn a_slab_serves_another_stream_once_the_work_of_the_first_is_done() {
     let held = crowd(40);
     let (first, second) = (stream(0), stream(0));
     let buffer = empty(1, &first).unwrap();
-    let address = buffer.address();
+    let address = buffer.ptr();
     let work = submit(&first).unwrap();
     drop(buffer);
     // Its own stream has it again at once.
     let buffer = empty(1, &first).unwrap();
-    assert_eq!(buffer.address(), address);
+    assert_eq!(buffer.ptr(), address);
     drop(buffer);
     empty_cache().unwrap();
     let other = empty(1, &second).unwrap();
-    assert_ne!(other.address(), address, "another stream has memory that is still worked with");
+    assert_ne!(other.ptr(), address, "another stream has memory that is still worked with");
     drop(other);
     complete(&first, work).unwrap();
     empty_cache().unwrap();
-    let addresses: Vec<_> = crowd(40).iter().map(|(_, buffer)| buffer.address()).collect();
+    let addresses: Vec<_> = crowd(40).iter().map(|(_, buffer)| buffer.ptr()).collect();
     assert!(addresses.contains(&address), "what is done serves others");
     drop(held);
     empty_cache().unwrap();
@@ -129,7 +129,7 @@ fn blocks_of_shared_pages_are_freed_by_address_from_any_thread_and_once() {
     let stream = stream(0);
     let addresses: Vec<_> = (0..20).map(|_| allocate(512, &stream).unwrap()).collect();
     let beside = crowd(31);
-    let mut others = held.iter().chain(&beside).map(|(_, buffer)| page_of(buffer.address()));
+    let mut others = held.iter().chain(&beside).map(|(_, buffer)| page_of(buffer.ptr()));
     assert!(others.any(|page| page == page_of(addresses[0])));
     let refusal = |address: u64| {
         let error = deallocate(address, None).unwrap_err();
@@ -168,7 +168,7 @@ fn snapshots_and_statistics_have_every_byte_of_shared_pages_once() {
     for (stream, buffer) in &held {
         let segment = segments.iter().find(|segment| segment.stream == stream.raw().address()).unwrap();
         let block = segment.blocks.iter().find(|block| block.is_live).unwrap();
-        assert_eq!((block.address, block.requested), (buffer.address(), 1));
+        assert_eq!((block.address, block.requested), (buffer.ptr(), 1));
     }
     drop(held);
     // Returned slabs that wait for nothing are cached.
@@ -238,9 +238,9 @@ fn threads_with_streams_of_their_own_share_pages_while_memory_is_given_back() {
                     let buffers: Vec<_> =
                         (0..20).map(|n| empty(512 * (1 + (n * number + round) % 12), &stream).unwrap()).collect();
                     let mark = number << 32 | round;
-                    buffers.iter().for_each(|buffer| write(buffer.address(), mark));
+                    buffers.iter().for_each(|buffer| write(buffer.ptr(), mark));
                     thread::yield_now();
-                    assert!(buffers.iter().all(|buffer| read(buffer.address()) == mark), "a block was given out twice");
+                    assert!(buffers.iter().all(|buffer| read(buffer.ptr()) == mark), "a block was given out twice");
                 }
             })
         })
@@ -378,7 +378,7 @@ impl Model {
                 let buffer = empty(bytes, &self.streams[stream].1).unwrap();
                 let name = self.streams[stream].0;
                 let number = self.blocks.len() as u64;
-                for place in (buffer.address()..buffer.address() + bytes).step_by(512) {
+                for place in (buffer.ptr()..buffer.ptr() + bytes).step_by(512) {
                     self.check(read(place), name);
                     write(place, MARK | number);
                 }
@@ -389,7 +389,7 @@ impl Model {
                 let Some(number) = self.pick(which) else { return };
                 let block = &mut self.blocks[number];
                 let buffer = block.buffer.take().unwrap();
-                let places = (buffer.address()..buffer.address() + block.bytes).step_by(512);
+                let places = (buffer.ptr()..buffer.ptr() + block.bytes).step_by(512);
                 assert!(
                     places.into_iter().all(|place| read(place) == MARK | number as u64),
                     "{number} was overwritten"

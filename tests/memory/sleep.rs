@@ -22,7 +22,7 @@ fn builder() -> MemPoolBuilder {
 fn fill(buffer: &DeviceBuffer, number: u64) {
     for at in (0..buffer.nbytes().saturating_sub(7)).step_by(512) {
         // SAFETY: the place is in the block, whose memory is there.
-        unsafe { std::ptr::with_exposed_provenance_mut::<u64>((buffer.address() + at) as usize).write(number + at) };
+        unsafe { std::ptr::with_exposed_provenance_mut::<u64>((buffer.ptr() + at) as usize).write(number + at) };
     }
 }
 
@@ -30,7 +30,7 @@ fn fill(buffer: &DeviceBuffer, number: u64) {
 fn assert_filled(buffer: &DeviceBuffer, number: u64) {
     for at in (0..buffer.nbytes().saturating_sub(7)).step_by(512) {
         // SAFETY: the place is in the block, whose memory is there.
-        let found = unsafe { std::ptr::with_exposed_provenance::<u64>((buffer.address() + at) as usize).read() };
+        let found = unsafe { std::ptr::with_exposed_provenance::<u64>((buffer.ptr() + at) as usize).read() };
         assert_eq!(found, number + at, "at {at} of a block of {} bytes", buffer.nbytes());
     }
 }
@@ -77,7 +77,7 @@ fn what_is_live_comes_back_at_the_same_addresses() {
     assert_eq!(pool.sleep(Backup::Host).unwrap(), had.reserved_bytes);
     assert!(pool.is_asleep());
     assert_eq!((used(0), reserved(), pool.stats().unwrap().reserved_bytes), (0, 0, 0));
-    assert!(blocks.iter().all(|block| !accessible(block.address(), device(0))));
+    assert!(blocks.iter().all(|block| !accessible(block.ptr(), device(0))));
     let slept = pool.stats().unwrap();
     assert_eq!((slept.live_bytes, slept.asleep_bytes, slept.cached_bytes), (had.live_bytes, had.live_bytes, 0));
     assert!((had.live_bytes..had.live_bytes + MIB).contains(&slept.backup_bytes), "{slept:?}");
@@ -201,7 +201,7 @@ fn what_a_graph_may_use_is_there_again_also_where_it_is_free() {
     begin_capture(&stream, CaptureMode::Relaxed).unwrap();
     let input = empty(3 * MIB, &stream).unwrap();
     let between = empty(8 * MIB, &stream).unwrap();
-    let address = between.address();
+    let address = between.ptr();
     drop(between);
     drop(end_capture(&stream).unwrap());
     let memory = scope.end().unwrap();
@@ -465,7 +465,7 @@ fn peers_may_use_what_has_come_back() {
     pool.sleep(Backup::Host).unwrap();
     gpupool::enable_peer_access(device(0), device(1)).unwrap();
     pool.wake().unwrap();
-    assert!(accessible(block.address(), device(1)));
+    assert!(accessible(block.ptr(), device(1)));
     // What they capture refuses sleep too, and their work is waited for.
     let peer = crate::common::stream(1);
     begin_capture(&peer, CaptureMode::Global).unwrap();
@@ -712,7 +712,7 @@ fn blocks_of_a_pool_that_is_gone_sleep_and_wake_also_where_they_stand_beside_its
     let pool = builder().reserve(16 * PAGE).build().unwrap();
     let others = blocks_of(&[9 * PAGE], &pool, &other);
     let blocks = blocks_of(&[7 * PAGE, 2 * PAGE], &pool, &stream);
-    assert_eq!(blocks[1].address(), others[0].address() + 16 * PAGE);
+    assert_eq!(blocks[1].ptr(), others[0].ptr() + 16 * PAGE);
     drop(pool);
     for _ in 0..2 {
         gpupool::sleep(device(0), Backup::Host).unwrap();

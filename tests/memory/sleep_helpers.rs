@@ -65,7 +65,7 @@ fn a_block_that_serves_another_pool_keeps_its_pool_awake() {
     let (helper, kept) = helper(&own);
     let block = served(&helper, MIB / 2, &own);
     let error = refused(helper.sleep(Backup::Host));
-    for word in [&helper.id().to_string(), "1 of its blocks", &format!("{:#x}", block.address()), "gpupool.sleep(0)"] {
+    for word in [&helper.id().to_string(), "1 of its blocks", &format!("{:#x}", block.ptr()), "gpupool.sleep(0)"] {
         assert!(error.contains(word), "{word} in {error}");
     }
     assert!(!helper.is_asleep());
@@ -87,7 +87,7 @@ fn blocks_of_every_size_on_every_stream_are_counted_where_they_lie() {
         assert_eq!((stats.0.live_blocks, stats.1.total.live_blocks), (3, 3));
         for backup in [Backup::Host, Backup::None] {
             let error = refused(helper.sleep(backup));
-            let first = blocks.iter().map(DeviceBuffer::address).min().unwrap();
+            let first = blocks.iter().map(DeviceBuffer::ptr).min().unwrap();
             assert!(error.contains("2 of its blocks") && error.contains(&format!("{first:#x}")), "{error}");
         }
         blocks.iter().for_each(|block| assert_usable(block, on));
@@ -125,7 +125,7 @@ fn however_it_is_freed_the_pool_may_sleep_then() {
     let frees: [fn(DeviceBuffer, &Stream); 6] = [
         |block, _| drop(block),
         // SAFETY: nothing else has the block.
-        |block, _| unsafe { deallocate(block.into_address(), None) }.unwrap(),
+        |block, _| unsafe { deallocate(block.into_ptr(), None) }.unwrap(),
         |block, other| block.free_on(other).unwrap(),
         |block, _| on_thread(move || drop(block)),
         |block, other| {
@@ -134,7 +134,7 @@ fn however_it_is_freed_the_pool_may_sleep_then() {
             drop(block);
         },
         // SAFETY: nothing else has the block.
-        |block, other| unsafe { deallocate(block.into_address(), Some(other)) }.unwrap(),
+        |block, other| unsafe { deallocate(block.into_ptr(), Some(other)) }.unwrap(),
     ];
     for free in frees {
         for (bytes, on) in [(300, &own), (MIB / 2, &own), (300, &other), (MIB / 2, &other)] {

@@ -303,7 +303,7 @@ fn a_request_at_each_call_that_it_makes_finds_the_pool_awake_or_is_refused() {
                 let what = format!("{number}: {call:?} {after}");
                 match &outcome {
                     Ok(block) if is_over => block.fill(1, &own).unwrap(),
-                    Ok(block) => panic!("{what}: served {:#x} of a pool that is asleep", block.address()),
+                    Ok(block) => panic!("{what}: served {:#x} of a pool that is asleep", block.ptr()),
                     Err(error) => assert!(matches!(error.kind(), ErrorKind::Asleep(_)), "{what}: {error}"),
                 }
                 if !is_over {

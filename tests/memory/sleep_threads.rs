@@ -13,12 +13,12 @@ fn check(pool: &MemPool, block: &DeviceBuffer, number: u64) {
     // The pool is this thread's to wake: nothing puts it to sleep meanwhile.
     pool.wake().unwrap();
     // SAFETY: the block is there, and its memory at least 8 bytes.
-    assert_eq!(unsafe { std::ptr::with_exposed_provenance::<u64>(block.address() as usize).read() }, number);
+    assert_eq!(unsafe { std::ptr::with_exposed_provenance::<u64>(block.ptr() as usize).read() }, number);
 }
 
 fn write(block: &DeviceBuffer, number: u64) {
     // SAFETY: the block is there, and its memory at least 8 bytes.
-    unsafe { std::ptr::with_exposed_provenance_mut::<u64>(block.address() as usize).write(number) };
+    unsafe { std::ptr::with_exposed_provenance_mut::<u64>(block.ptr() as usize).write(number) };
 }
 
 #[test]

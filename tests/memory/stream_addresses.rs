@@ -30,7 +30,7 @@ fn replaced(stream: &Stream) -> Stream {
 /// Submits work with a buffer, which the simulated device sees used by no other work before that is done, or ends the process.
 fn use_buffer(stream: &Stream, buffer: &DeviceBuffer) {
     let block =
-        UsedBlock { number: LAST.fetch_add(1, Ordering::Relaxed), address: buffer.address(), bytes: buffer.nbytes() };
+        UsedBlock { number: LAST.fetch_add(1, Ordering::Relaxed), address: buffer.ptr(), bytes: buffer.nbytes() };
     submit_using(stream, &[block]).unwrap();
 }
 

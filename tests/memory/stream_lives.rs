@@ -88,7 +88,7 @@ fn a_range_keeps_no_stream() {
     let raws = [first.raw(), pinned_on.raw()];
     range.commit(&[0, 1], &first, CommitOptions::default()).unwrap();
     range.pin(&[0], Some(&pinned_on)).unwrap();
-    let used = UsedBlock { number: 1, address: range.address(), bytes: PAGE };
+    let used = UsedBlock { number: 1, address: range.ptr(), bytes: PAGE };
     submit_using(&pinned_on, &[used]).unwrap();
     range.unpin(&[0], Some(&pinned_on)).unwrap();
     drop((first, pinned_on));
@@ -171,7 +171,7 @@ fn assert_all_back_but_streams() {
 }
 
 fn used_as(number: u64, block: &DeviceBuffer) -> [UsedBlock; 1] {
-    [UsedBlock { number, address: block.address(), bytes: block.nbytes() }]
+    [UsedBlock { number, address: block.ptr(), bytes: block.nbytes() }]
 }
 
 #[test]

@@ -25,7 +25,7 @@ fn memory_of_streams_that_were_dropped_is_used_by_others() {
 fn a_buffer_outlives_its_stream() {
     host!();
     let buffers: Vec<DeviceBuffer> = (0..20).map(|_| empty(1 << 20, &stream(0)).unwrap()).collect();
-    let addresses: std::collections::HashSet<u64> = buffers.iter().map(DeviceBuffer::address).collect();
+    let addresses: std::collections::HashSet<u64> = buffers.iter().map(DeviceBuffer::ptr).collect();
     assert_eq!(addresses.len(), 20);
     drop(buffers);
     empty_cache().unwrap();

@@ -120,7 +120,7 @@ fn forward_and_backward_passes_on_two_threads_need_no_more_memory_than_on_one() 
 /// Allocates and frees a block on a thread, and returns its address.
 fn pair(worker: &Worker, bytes: u64, stream: &Stream) -> u64 {
     let stream = stream.clone();
-    worker.run(move || empty(bytes, &stream).unwrap().address())
+    worker.run(move || empty(bytes, &stream).unwrap().ptr())
 }
 
 /// A step of a program: the place of the block that it frees, or the bytes that it allocates.
@@ -245,14 +245,14 @@ fn a_graph_takes_nothing_of_other_threads_and_leaves_them_nothing() {
         let pool = Arc::clone(&pool);
         workers[1].run(move || {
             let capture = pool.capture(&of).unwrap();
-            let captured = empty(4 * MIB, &of).unwrap().address();
+            let captured = empty(4 * MIB, &of).unwrap().ptr();
             (capture.end().unwrap(), captured)
         })
     };
     assert_ne!(captured, plain);
     let of = stream.clone();
     let two = workers[0].run(move || [(); 2].map(|()| empty(4 * MIB, &of).unwrap()));
-    assert!(two.iter().all(|block| block.address() != captured));
+    assert!(two.iter().all(|block| block.ptr() != captured));
     drop(two);
     memory.reset();
     drop((workers, pool));

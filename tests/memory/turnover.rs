@@ -50,7 +50,7 @@ impl Worker<'_> {
         match empty(bytes, stream) {
             Ok(buffer) => {
                 // SAFETY: the block has at least eight bytes, of real memory.
-                unsafe { word(&buffer).write_volatile(buffer.address()) };
+                unsafe { word(&buffer).write_volatile(buffer.ptr()) };
                 self.bytes += bytes;
                 self.live.push(buffer);
             }
@@ -67,7 +67,7 @@ impl Worker<'_> {
         }
         let buffer = self.live.swap_remove(self.random.below(self.live.len()));
         // SAFETY: the block has at least eight bytes, of real memory.
-        assert_eq!(unsafe { word(&buffer).read_volatile() }, buffer.address(), "two callers had one block");
+        assert_eq!(unsafe { word(&buffer).read_volatile() }, buffer.ptr(), "two callers had one block");
         self.bytes = self.bytes.saturating_sub(buffer.nbytes());
         match self.random.below(6) {
             0 => buffer.free_on(&self.streams[self.random.below(STREAMS)]).unwrap(),
@@ -105,7 +105,7 @@ impl Worker<'_> {
 }
 
 fn word(buffer: &DeviceBuffer) -> *mut u64 {
-    std::ptr::with_exposed_provenance_mut(buffer.address() as usize)
+    std::ptr::with_exposed_provenance_mut(buffer.ptr() as usize)
 }
 
 #[test]

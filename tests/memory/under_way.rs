@@ -39,7 +39,7 @@ unsafe impl SegmentSource for Held {
             self.called.send(()).unwrap();
             go_on.recv().unwrap();
         }
-        empty(900 * MIB, stream).map(DeviceBuffer::into_address)
+        empty(900 * MIB, stream).map(DeviceBuffer::into_ptr)
     }
 
     unsafe fn free(&self, _address: u64, _bytes: u64, _stream: &Stream) -> Result<()> {
@@ -522,7 +522,7 @@ unsafe impl SegmentSource for Busy {
         {
             held.allocate(bytes, stream)?;
         }
-        empty(900 * MIB, stream).map(DeviceBuffer::into_address)
+        empty(900 * MIB, stream).map(DeviceBuffer::into_ptr)
     }
 
     unsafe fn free(&self, _address: u64, _bytes: u64, _stream: &Stream) -> Result<()> {

@@ -81,7 +81,7 @@ fn a_segment_behind_twenty_smaller_ones_is_found() {
     let pool = builder().no_split(true).limit(20 * smaller + larger).build().unwrap();
     let mut blocks: Vec<_> = (0..20).map(|_| empty_in(&pool, smaller, &own).unwrap()).collect();
     blocks.push(empty_in(&pool, larger, &own).unwrap());
-    blocks.sort_unstable_by_key(|block| (block.nbytes(), block.address()));
+    blocks.sort_unstable_by_key(|block| (block.nbytes(), block.ptr()));
     blocks.into_iter().rev().for_each(drop);
     drop(empty_in(&pool, larger, &own).unwrap());
 }
@@ -109,10 +109,10 @@ fn a_small_block_is_found_wherever_there_is_room() {
         let held = page_of(&pool, &own, sizes);
         let found = empty_in(&pool, bytes, &own);
         assert!(found.is_ok(), "{what}: {}", found.unwrap_err());
-        let (address, stats) = (found.as_ref().unwrap().address(), pool.stats().unwrap());
+        let (address, stats) = (found.as_ref().unwrap().ptr(), pool.stats().unwrap());
         assert_eq!(stats.requested_bytes, held.iter().map(DeviceBuffer::nbytes).sum::<u64>() + bytes, "{what}");
         drop(found);
-        assert_eq!(empty_in(&pool, bytes, &own).unwrap().address(), address, "{what}");
+        assert_eq!(empty_in(&pool, bytes, &own).unwrap().ptr(), address, "{what}");
         drop(held);
         drop(empty_in(&pool, PAGE, &own).unwrap());
     }

@@ -8,7 +8,7 @@ use gpupool::{Backup, ErrorKind, MemPool, PinnedBuffer, Result, StatusKind, empt
 
 /// The address of pinned memory that was freed, which the next request for as much gets.
 fn freed(bytes: u64) -> u64 {
-    let address = empty_pinned(bytes, None).unwrap().into_address();
+    let address = empty_pinned(bytes, None).unwrap().into_ptr();
     deallocate(address, None).unwrap();
     address
 }
@@ -42,7 +42,7 @@ fn a_second_free_does_not_free_the_backup_of_a_sleeping_pool() {
     assert_gpupools(on_thread(move || deallocate(address, None)), address);
     assert_gpupools(record_stream(address, &stream), address);
     let mut other = empty_pinned(4 * MIB, None).unwrap();
-    assert_ne!(other.address(), address);
+    assert_ne!(other.ptr(), address);
     fill(&mut other, 1);
     pool.wake().unwrap();
     let mut found = vec![0; 4 << 20];
@@ -77,7 +77,7 @@ fn a_block_whose_free_is_refused_is_as_it_was_and_a_buffer_is_freed_as_by_droppi
     let error = empty(40 * MIB, &own).unwrap().free_on(&elsewhere).unwrap_err();
     assert!(is_of_stream(&error), "{error}");
     assert_eq!(live(), 0);
-    let address = empty(40 * MIB, &own).unwrap().into_address();
+    let address = empty(40 * MIB, &own).unwrap().into_ptr();
     let error = deallocate(address, Some(&elsewhere)).unwrap_err();
     assert!(is_of_stream(&error), "{error}");
     assert_eq!(live(), 1);
@@ -92,7 +92,7 @@ fn a_free_that_the_driver_keeps_memory_of_is_one() {
     for call in [Call::MemoryUnmap, Call::ExtentRelease, Call::Bind, Call::ExchangeCaptureMode] {
         for is_elsewhere in [false, true] {
             let pool = MemPool::builder().device(device(0)).build().unwrap();
-            let address = pool.empty(4 * MIB, &stream).unwrap().into_address();
+            let address = pool.empty(4 * MIB, &stream).unwrap().into_ptr();
             pool.close().unwrap();
             inject(Fault { call, kind: StatusKind::Other, after: 0, times: 1 });
             // Whoever is told that it failed would free it once more.

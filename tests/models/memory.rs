@@ -581,7 +581,7 @@ impl Model {
                         drop(buffer);
                         Ok(())
                     }
-                    By::Address => deallocate(buffer.into_address(), None),
+                    By::Address => deallocate(buffer.into_ptr(), None),
                     By::Stream(stream) => buffer.free_on(&self.streams[stream]),
                 };
                 clear_faults();
@@ -822,7 +822,7 @@ impl Model {
             self.hold(id, 1);
         }
         let of = self.ranges[place].as_ref().unwrap();
-        let (id, unique, start, page_bytes) = (of.pool, of.unique, of.range.address(), of.range.page_bytes());
+        let (id, unique, start, page_bytes) = (of.pool, of.unique, of.range.ptr(), of.range.page_bytes());
         let is_there = |model: &Self, page: u32| {
             model.live().find(|&number| {
                 matches!(model.blocks[number].held, Some(Held::Page(held)) if held.range == (place, unique) && held.page == page)
@@ -960,7 +960,7 @@ impl Model {
     fn take(&mut self, held: Held, stream: usize, is_captured: bool) {
         let asked = self.scopes.last().map_or(PoolId::NONE, Scope::pool);
         let (address, bytes, pool, asked) = match &held {
-            Held::Buffer(buffer) => (buffer.address(), buffer.nbytes(), buffer.pool_id(), asked),
+            Held::Buffer(buffer) => (buffer.ptr(), buffer.nbytes(), buffer.pool_id(), asked),
             Held::Page(page) => {
                 let of = self.ranges[page.range.0].as_ref().unwrap();
                 (page.address, of.range.page_bytes(), of.pool, of.pool)

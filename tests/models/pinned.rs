@@ -191,9 +191,9 @@ impl Model {
     }
 
     fn add(&mut self, mut buffer: PinnedBuffer, stream: Option<usize>) {
-        let (start, end) = (buffer.address(), buffer.address() + buffer.nbytes());
+        let (start, end) = (buffer.ptr(), buffer.ptr() + buffer.nbytes());
         for Block { buffer: other, .. } in &self.blocks {
-            assert!(other.address() + other.nbytes() <= start || end <= other.address(), "two live blocks overlap");
+            assert!(other.ptr() + other.nbytes() <= start || end <= other.ptr(), "two live blocks overlap");
         }
         for freed in &self.freed {
             let overlaps = freed.start < end && start < freed.end;
@@ -227,7 +227,7 @@ impl Model {
             work
         });
         let works = works.collect();
-        let (start, end) = (buffer.address(), buffer.address() + buffer.nbytes());
+        let (start, end) = (buffer.ptr(), buffer.ptr() + buffer.nbytes());
         self.freed.push(Freed { start, end, uses: Uses { works, graphs } });
         let on = stream.map(|stream| self.streams[stream].clone());
         let free = move || buffer.free(on.as_ref());

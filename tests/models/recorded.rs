@@ -21,7 +21,7 @@ const BYTES: u64 = 512 << 10;
 fn is_shown(block: &DeviceBuffer) -> bool {
     let segments = snapshot(None).unwrap().memory.segments;
     let mut views = segments.iter().flat_map(|segment| &segment.blocks);
-    views.any(|view| view.address == block.address() && view.is_live && !view.is_waiting)
+    views.any(|view| view.address == block.ptr() && view.is_live && !view.is_waiting)
 }
 
 #[test]
@@ -89,7 +89,7 @@ fn a_block_freed_while_a_recording_ends_leaves_nothing_to_the_next_one_there() {
     for seed in turns(50) {
         record(&raw const settings);
         let block = empty(BYTES, &stream).unwrap();
-        let address = block.address();
+        let address = block.ptr();
         // So that it waits once it is freed.
         block.record_stream(&other).unwrap();
         submit(&other).unwrap();
@@ -98,7 +98,7 @@ fn a_block_freed_while_a_recording_ends_leaves_nothing_to_the_next_one_there() {
         assert!(schedule::run(seed, vec![freeing, ending]).is_ok(), "schedule {seed}");
         complete_all().unwrap();
         let held: Vec<_> = iter::from_fn(|| empty(BYTES, &stream).ok()).collect();
-        let next = held.iter().find(|block| block.address() == address).expect("a block where that one was");
+        let next = held.iter().find(|block| block.ptr() == address).expect("a block where that one was");
         record(&raw const settings);
         assert!(is_shown(next), "schedule {seed}: a live block is said to be free");
         record(ptr::null());

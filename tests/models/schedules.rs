@@ -304,7 +304,7 @@ impl Block {
     }
 
     fn used(&self) -> UsedBlock {
-        UsedBlock { number: self.number, address: self.buffer.address(), bytes: self.buffer.nbytes() }
+        UsedBlock { number: self.number, address: self.buffer.ptr(), bytes: self.buffer.nbytes() }
     }
 }
 
@@ -587,7 +587,7 @@ impl World {
                 (0..if is_attached { 100 } else { 0 }).for_each(|_| std::thread::yield_now());
             }
             (Kind::FreeByAddress, Some(at)) if held[at].buffer.is_attached() => drop(held.swap_remove(at)),
-            (Kind::FreeByAddress, Some(at)) => deallocate(held.swap_remove(at).buffer.into_address(), None).unwrap(),
+            (Kind::FreeByAddress, Some(at)) => deallocate(held.swap_remove(at).buffer.into_ptr(), None).unwrap(),
             (Kind::FreeElsewhere, Some(at)) => {
                 let stream = self.use_elsewhere(&held[at], random);
                 held.swap_remove(at).buffer.free_on(&stream).unwrap();
@@ -730,7 +730,7 @@ impl World {
         if range.pin(&[*page], Some(stream)).unwrap() != [1] {
             return;
         }
-        let address = range.address() + u64::from(*page) * range.page_bytes();
+        let address = range.ptr() + u64::from(*page) * range.page_bytes();
         let used = UsedBlock { number: *number, address, bytes: range.page_bytes() };
         self.submitted.fetch_max(submit_using(stream, &[used]).unwrap(), Ordering::Relaxed);
         range.unpin(&[*page], Some(stream)).unwrap();
@@ -745,7 +745,7 @@ impl World {
         for _ in 0..self.program.steps {
             let kind = self.program.kinds[random.below(self.program.kinds.len())];
             if IS_SHOWN.load(Ordering::Relaxed) {
-                let blocks: Vec<_> = held.iter().map(|block: &Block| (block.number, block.buffer.address())).collect();
+                let blocks: Vec<_> = held.iter().map(|block: &Block| (block.number, block.buffer.ptr())).collect();
                 println!("{:?} {kind:?} of {blocks:x?}", std::thread::current().id());
             }
             self.step(kind, &mut random, &mut held);

@@ -66,7 +66,7 @@ impl Digest {
     /// The first block is in the middle of gpupool's range.
     fn new() -> Self {
         let first = empty(1, &Stream::new(DEVICE).expect("a stream")).expect("memory");
-        Self { hasher: DefaultHasher::new(), steps: 0, base: first.address() }
+        Self { hasher: DefaultHasher::new(), steps: 0, base: first.ptr() }
     }
 
     /// Returns where an address is in gpupool's range. Where a segment is no two processes have alike.
@@ -235,7 +235,7 @@ impl Program {
         };
         let made = if by_helper { self.helper.run(work) } else { work() };
         let said = outcome(&made);
-        let address = made.as_ref().map_or(0, DeviceBuffer::address);
+        let address = made.as_ref().map_or(0, DeviceBuffer::ptr);
         self.submit(stream);
         match made {
             Ok(buffer) if self.random.below(200) == 0 => self.spare.lock().expect("no panic").push(buffer),
@@ -251,11 +251,11 @@ impl Program {
         }
         let place = self.random.below(self.live.len());
         let buffer = self.live.swap_remove(place);
-        let (address, stream) = (buffer.address(), self.random.below(STREAMS));
+        let (address, stream) = (buffer.ptr(), self.random.below(STREAMS));
         let said = match self.random.below(4) {
             0 if !self.is_captured(stream) => outcome(&buffer.free_on(&self.streams[stream])),
             // SAFETY: nothing uses it any more.
-            1 => outcome(&unsafe { gpupool::memory::deallocate(buffer.into_address(), None) }),
+            1 => outcome(&unsafe { gpupool::memory::deallocate(buffer.into_ptr(), None) }),
             _ => {
                 drop(buffer);
                 String::new()
@@ -427,7 +427,7 @@ fn log_steps(path: &str, lag: usize) {
         }
         if fields[2] == "allocate" {
             let buffer = empty(fields[4].parse().expect("bytes"), stream).expect("memory");
-            let address = buffer.address();
+            let address = buffer.ptr();
             live.insert(fields[3].to_owned(), buffer);
             digest.add("allocate", "", address);
         } else if let Some(buffer) = live.remove(fields[3]) {

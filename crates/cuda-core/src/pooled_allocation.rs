@@ -60,7 +60,7 @@ impl PooledAllocation {
 // SAFETY: the memory stays where it is, and is that long, until this is dropped, and the stream keeps the context.
 unsafe impl DeviceAllocation for PooledAllocation {
     fn device_ptr(&self) -> sys::CUdeviceptr {
-        self.memory.address()
+        self.memory.ptr()
     }
 
     fn len_bytes(&self) -> usize {

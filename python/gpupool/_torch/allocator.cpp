@@ -99,7 +99,7 @@ C10_NOINLINE void report_allocation(void *pointer, DeviceIndex device) {
   auto [free, total] = native->getMemoryInfo(device);
   if (!observers.empty()) {
     double fraction = 1;
-    check(api.get_memory_fraction(device, &fraction));
+    check(api.get_per_process_memory_fraction(device, &fraction));
     auto allowed = fraction < 1 ? static_cast<size_t>(fraction * static_cast<double>(total)) : total;
     for (auto &observer : observers) observer(device, bytes, allowed, free);
   }
@@ -222,20 +222,20 @@ class Allocator final : public CUDAAllocator {
   // What PyTorch knows of the environment's settings is for gpupool too.
   void follow(DeviceIndex device) {
     if (double fraction = native->getMemoryFraction(device); fraction < 1)
-      check(api.set_memory_fraction(device, fraction));
+      check(api.set_per_process_memory_fraction(device, fraction));
     statistics_.note_native(device);
   }
 
   double getMemoryFraction(DeviceIndex device) override {
     check_initialized(device);
     double fraction = 1;
-    check(api.get_memory_fraction(device, &fraction));
+    check(api.get_per_process_memory_fraction(device, &fraction));
     return fraction;
   }
   void setMemoryFraction(double fraction, DeviceIndex device) override {
     check_initialized(device);
     native->setMemoryFraction(fraction, device);
-    check(api.set_memory_fraction(device, fraction));
+    check(api.set_per_process_memory_fraction(device, fraction));
   }
 
   std::vector<CA::StreamSegmentSize> getExpandableSegmentSizes(DeviceIndex device) override {
@@ -650,7 +650,7 @@ void install(const gpupool_api *table) {
     if (native->initialized())
       for (int device = 0; device < c10::cuda::device_count(); device++)
         allocator->follow(static_cast<DeviceIndex>(device));
-    check(api.add_oom_callback(Allocator::give_memory, nullptr));
+    check(api.on_oom(Allocator::give_memory, nullptr));
     installed = allocator;
   }
   TORCH_CHECK(CA::allocator.load() == installed || CA::allocator.load() == native,

@@ -294,9 +294,9 @@ typedef struct gpupool_api {
    * cudaFree does; `bytes` may be null. */
   int (*empty_cache)(int device, uint64_t *bytes);
   /* The fraction of the device's memory that this process may reserve, 1 for all of it. */
-  int (*get_memory_fraction)(int device, double *fraction);
+  int (*get_per_process_memory_fraction)(int device, double *fraction);
   /* Sets it, from 0 to 1. Memory above it is kept, and no more is reserved while there is more. */
-  int (*set_memory_fraction)(int device, double fraction);
+  int (*set_per_process_memory_fraction)(int device, double fraction);
   /* The largest block that could be allocated without releasing anything, as far as is known: free memory of the default
    * pool, and of the driver. */
   int (*largest_block)(int device, uint64_t *bytes);
@@ -304,7 +304,7 @@ typedef struct gpupool_api {
   int (*enable_peer_access)(int device, int peer);
   /* Registers a callback that is called before a request fails, after everything else was tried; it returns whether it freed
    * memory. It is called with no lock held, on the requesting thread, and must not throw or longjmp. */
-  int (*add_oom_callback)(int (*callback)(void *context, int device, uint64_t bytes), void *context);
+  int (*on_oom)(int (*callback)(void *context, int device, uint64_t bytes), void *context);
   /* Removes a callback that was added with the same two arguments. */
   int (*remove_oom_callback)(int (*callback)(void *context, int device, uint64_t bytes), void *context);
 
@@ -417,7 +417,7 @@ typedef struct gpupool_api {
    * It is called while gpupool holds no lock, on the thread whose call adds or releases the segment, until the pool ends, or
    * until `pool_remove_segment_callback` with the same two arguments: then it is not called again, except for running calls
    * on other threads. It must not throw or longjmp. Refused for other pools. */
-  int (*pool_add_segment_callback)(gpupool_pool *pool, void (*callback)(void *context, const gpupool_event *event),
+  int (*pool_on_segment)(gpupool_pool *pool, void (*callback)(void *context, const gpupool_event *event),
                                    void *context);
   /* Removes a callback that was added with the same two arguments. */
   int (*pool_remove_segment_callback)(gpupool_pool *pool, void (*callback)(void *context, const gpupool_event *event),

@@ -435,8 +435,8 @@ class memory_range {
     if (handle_) api().range_drop(handle_);
   }
 
-  void *data() const noexcept { return pointer_; }
-  std::uint64_t size() const noexcept { return bytes_; }
+  void *ptr() const noexcept { return pointer_; }
+  std::uint64_t nbytes() const noexcept { return bytes_; }
   std::uint64_t page_bytes() const noexcept { return page_bytes_; }
   int device() const noexcept { return device_; }
   gpupool_range *handle() const noexcept { return handle_; }
@@ -498,17 +498,17 @@ inline std::uint64_t available_memory(int device = 0) {
 
 // Memory that this process is about to take, of which its neighbours know as long as this lives; it becomes one itself. Waits
 // so many milliseconds until so much is available, UINT64_MAX for no end.
-class claim {
+class memory_claim {
  public:
-  explicit claim(std::uint64_t bytes, int device = 0, std::uint64_t timeout_ms = 0) {
+  explicit memory_claim(std::uint64_t bytes, int device = 0, std::uint64_t timeout_ms = 0) {
     check(api().claim(device, bytes, timeout_ms, &handle_));
   }
-  claim(claim &&other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
-  claim &operator=(claim &&other) noexcept {
+  memory_claim(memory_claim &&other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  memory_claim &operator=(memory_claim &&other) noexcept {
     std::swap(handle_, other.handle_);
     return *this;
   }
-  ~claim() {
+  ~memory_claim() {
     // Refused in a forked child.
     if (handle_) api().claim_release(handle_);
   }
@@ -532,8 +532,8 @@ class block {
   block(const block &) = delete;
   block &operator=(const block &) = delete;
 
-  void *data() const noexcept { return pointer_; }
-  std::size_t size() const noexcept { return size_; }
+  void *ptr() const noexcept { return pointer_; }
+  std::size_t nbytes() const noexcept { return size_; }
   explicit operator bool() const noexcept { return pointer_; }
 
   // Makes sure that the block, once freed, is not reused before the stream's work at that time is done. The stream is of the

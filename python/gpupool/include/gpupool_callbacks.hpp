@@ -2,7 +2,7 @@
 //
 //   gpupool::snapshot({{}, [](const gpupool_block &block) { std::printf("%p\n", block.address); }, {}});
 //   gpupool::oom_callback callback([&](int device, std::uint64_t bytes) { return cache.drop(device, bytes); });
-//   gpupool::segment_listener listener(pool, [](const gpupool_event &event) { ... });
+//   gpupool::segment_callback listener(pool, [](const gpupool_event &event) { ... });
 //
 // What a callback throws is thrown again by the function of gpupool's headers that led to it; see gpupool.hpp.
 #ifndef GPUPOOL_CALLBACKS_HPP
@@ -110,7 +110,7 @@ class oom_callback {
   using function = std::function<bool(int device, std::uint64_t bytes)>;
 
   explicit oom_callback(function callback) : number_(functions::add(std::move(callback))) {
-    if (int status = api().add_oom_callback(run, number_)) {
+    if (int status = api().on_oom(run, number_)) {
       functions::remove(number_);
       check(status);
     }
@@ -141,22 +141,22 @@ class oom_callback {
 // GPUPOOL_SEGMENT_ALLOC immediately for existing segments, then for each new one before it is used, and with
 // GPUPOOL_SEGMENT_FREE before it is released. It may be called on any thread, and when this is destroyed still be running on
 // another. What it throws for a new segment is thrown by the request, which then has no memory; the segment stays in the pool.
-class segment_listener {
+class segment_callback {
  public:
   using function = std::function<void(const gpupool_event &)>;
 
   // The pool's handle must be valid when this is destroyed, or the pool have ended.
-  segment_listener(const pool &pool, function callback) : pool_(pool.handle()), number_(functions::add(std::move(callback))) {
+  segment_callback(const pool &pool, function callback) : pool_(pool.handle()), number_(functions::add(std::move(callback))) {
     try {
-      check(detail::call([&] { return api().pool_add_segment_callback(pool_, run, number_); }));
+      check(detail::call([&] { return api().pool_on_segment(pool_, run, number_); }));
     } catch (...) {
       remove();
       throw;
     }
   }
-  segment_listener(const segment_listener &) = delete;
-  segment_listener &operator=(const segment_listener &) = delete;
-  ~segment_listener() { remove(); }
+  segment_callback(const segment_callback &) = delete;
+  segment_callback &operator=(const segment_callback &) = delete;
+  ~segment_callback() { remove(); }
 
  private:
   using functions = detail::registry<function>;

@@ -131,7 +131,7 @@ template <class Library> class [[nodiscard]] lease {
   int device() const noexcept { return own_.device; }
 
   // Returns the handle to the pool now. Does nothing once the lease has ended.
-  void end() {
+  void release() {
     if (own_.pooled) check(api().lease_release(&own_));
   }
   // Ends the lease of a handle that was changed in a way that the pool cannot reset: no request gets it again.

@@ -100,7 +100,7 @@ fn hold(memory: &'static DeviceMemory, pages: u32) -> Option<Run> {
 
 impl MemoryRange {
     /// Returns the address of its first byte on the device.
-    pub fn address(&self) -> u64 {
+    pub fn ptr(&self) -> u64 {
         self.held.memory().address(self.held.run.start())
     }
 

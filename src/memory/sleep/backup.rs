@@ -125,11 +125,7 @@ fn make(node: u32, left: &AtomicU64) -> Option<Result<BackupPiece>> {
     let take = |left: u64| (left > 0).then(|| left - left.min(BACKUP_MOST));
     let before = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).ok()?;
     let buffer = pinned_for_gpupool(before.min(BACKUP_MOST), node);
-    Some(buffer.map(|buffer| BackupPiece {
-        address: buffer.address(),
-        bytes: buffer.nbytes(),
-        _memory: Box::new(buffer),
-    }))
+    Some(buffer.map(|buffer| BackupPiece { address: buffer.ptr(), bytes: buffer.nbytes(), _memory: Box::new(buffer) }))
 }
 
 /// Starts a thread that makes pieces until there are enough, one fails, or no thread waits for more; false if the system

@@ -319,20 +319,20 @@ impl PyPinnedBuffer {
     #[doc = docstring!("PinnedBuffer.__array_interface__")]
     #[getter]
     fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let (address, nbytes) = self.0.read(|buffer| (buffer.address(), buffer.nbytes()))?;
+        let (address, nbytes) = self.0.read(|buffer| (buffer.ptr(), buffer.nbytes()))?;
         array_interface(py, address, nbytes)
     }
 
     fn __repr__(&self) -> String {
         self.0.repr("PinnedBuffer", |buffer| {
             let numa = device::shown(buffer.numa());
-            format!("ptr={:#x}, nbytes={}, numa={numa}", buffer.address(), buffer.nbytes())
+            format!("ptr={:#x}, nbytes={}, numa={numa}", buffer.ptr(), buffer.nbytes())
         })
     }
 }
 
 members! { PyPinnedBuffer = "PinnedBuffer" of this, py;
-    get ptr: Result<u64> = this.0.read(PinnedBuffer::address);
+    get ptr: Result<u64> = this.0.read(PinnedBuffer::ptr);
     get nbytes: Result<u64> = this.0.read(PinnedBuffer::nbytes);
     get numa: Result<u32> = this.0.read(PinnedBuffer::numa);
 
@@ -344,7 +344,7 @@ members! { PyPinnedBuffer = "PinnedBuffer" of this, py;
 impl PyPinnedBuffer {
     fn lend<'py>(&self, py: Python<'py>, asked: &DLRequest<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
         let buffer = self.0.shared()?;
-        let memory = DLMemory { address: buffer.address(), nbytes: buffer.nbytes(), place: place(None) };
+        let memory = DLMemory { address: buffer.ptr(), nbytes: buffer.nbytes(), place: place(None) };
         asked.check("PinnedBuffer", memory.place)?;
         // The host's memory has no stream; a consumer that names one will use it there.
         if asked.stream.is_some()
@@ -426,8 +426,8 @@ impl<'py> Lent<'py> {
         for _ in 0..MOST_BETWEEN {
             if let Ok(pinned) = object.cast::<PyPinnedBuffer>() {
                 let buffer = pinned.get().0.shared()?;
-                let end = buffer.address() + buffer.nbytes();
-                let is_inside = buffer.address() <= self.address() && self.address() + self.bytes() <= end;
+                let end = buffer.ptr() + buffer.nbytes();
+                let is_inside = buffer.ptr() <= self.address() && self.address() + self.bytes() <= end;
                 return Ok(is_inside.then_some(buffer));
             }
             let next = match object.getattr_opt(intern!(py, "obj"))? {

@@ -107,7 +107,7 @@ impl Memories {
         buffer: DeviceBuffer,
         keeper: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let (address, bytes, device) = (buffer.address(), buffer.nbytes(), buffer.device().ordinal() as c_int);
+        let (address, bytes, device) = (buffer.ptr(), buffer.nbytes(), buffer.device().ordinal() as c_int);
         let held = CupyBuffer { buffer, keeper: keeper.map(Bound::unbind) };
         // SAFETY: the class is alive, and its objects are of one size.
         let object = unsafe { ffi::PyType_GenericAlloc(self.class.as_ptr().cast(), 0) };

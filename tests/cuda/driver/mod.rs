@@ -188,13 +188,13 @@ impl Filled {
     /// Allocates and fills, in stream order.
     pub fn new(kernels: &Kernels, stream: &Stream, bytes: u64, seed: u32) -> gpupool::Result<Self> {
         let buffer = gpupool::empty(bytes, stream)?;
-        kernels.fill(stream, buffer.address(), bytes, seed);
+        kernels.fill(stream, buffer.ptr(), bytes, seed);
         Ok(Self { buffer, seed })
     }
 
     /// Checks it in the order of a stream, which is one that runs after the filling.
     pub fn check_on(&self, kernels: &Kernels, stream: &Stream) {
-        kernels.check(stream, self.buffer.address(), self.buffer.nbytes(), self.seed);
+        kernels.check(stream, self.buffer.ptr(), self.buffer.nbytes(), self.seed);
     }
 
     /// Checks it in the order of its own stream.

@@ -48,15 +48,15 @@ def compare_memory_given_back(allocator):
 
 
 def compare_fraction(allocator):
-    seen = [allocator.get_memory_fraction(0)]
-    allocator.set_memory_fraction(0.25, 0)
-    seen.append(allocator.get_memory_fraction(0))
-    seen.append(allocator.get_memory_fraction(1))
+    seen = [allocator.get_per_process_memory_fraction(0)]
+    allocator.set_per_process_memory_fraction(0.25, 0)
+    seen.append(allocator.get_per_process_memory_fraction(0))
+    seen.append(allocator.get_per_process_memory_fraction(1))
     seen.append((allocator.kind_of_error("allocate", 300 * MIB), allocator.kind_of_error("allocate", 200 * MIB)))
     for fraction, device in ((1.5, 0), (-0.1, 0), (0.5, 2)):
-        seen.append(allocator.kind_of_error("set_memory_fraction", fraction, device))
-    seen.append(allocator.kind_of_error("get_memory_fraction", 2))
-    allocator.set_memory_fraction(1.0, 0)
+        seen.append(allocator.kind_of_error("set_per_process_memory_fraction", fraction, device))
+    seen.append(allocator.kind_of_error("get_per_process_memory_fraction", 2))
+    allocator.set_per_process_memory_fraction(1.0, 0)
     drop(*allocator.blocks(300 * MIB))
     return seen
 
