@@ -208,8 +208,8 @@ docs: .venv/built .venv/docs ## site: the guide as web pages; a broken link, a n
 	$(BIN)/python -m pytest --quiet $(if $(SKIPS),--skips $(SKIPS)) tests/site
 
 .PHONY: figures
-figures: .venv/ready ## the figures in README.md and docs, anew from benches/results; and the list of files that they are from
-	$(BIN)/python benches/quoted.py README.md $$(find docs -name '*.md')
+figures: .venv/built ## the figures, tables, programs and outputs in README.md and docs, anew; and the list of files that they are from
+	$(BIN)/python benches/parts.py
 	$(BIN)/python benches/provenance.py
 
 .PHONY: pictures

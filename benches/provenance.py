@@ -161,16 +161,10 @@ def differences(file: str) -> list[str]:
 
 def used() -> list[str]:
     """Return the files of results whose figures the README or a page has."""
-    # Not above: the hook of the pages loads this file by its path.
-    from quoted import files
-    from table import TABLES
+    # Not above: those import this.
+    from parts import files
 
-    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
-    text = "\n".join(path.read_text() for path in pages)
-    # Figures of pictures are of the simulated device, and made anew with them.
-    quoted = re.findall(r"<!-- (?:output|figure): (\w[\w./*-]*\.(?:txt|json))", text)
-    tables = [file for name in re.findall(r"<!-- table: (\w+) -->", text) for file in TABLES[name].files]
-    return sorted({*(file for name in quoted for file in files(name)), *tables})
+    return files()
 
 
 def code() -> dict[str, Any]:

@@ -10,6 +10,11 @@ ADDRESS = re.compile(r"(?<![<\"`\w])(?<!\]\()(https://[^\s<>)`]*[^\s<>)`.,;:])")
 PROMPT = re.compile(r"^((?:>>>|\.\.\.)(?: .*)?)$")
 
 
+NATIVE = "gpupool._native."
+# Where what the compiled part has is public, if not in the package itself: by its names there.
+PUBLIC: dict[str, str] = {}
+
+
 def target(name: str, place: griffe.Object) -> str | None:
     """Return the reference's name for what a name in an object's docstring means; None for what it does not have."""
     scope: griffe.Object | None = place
@@ -19,7 +24,9 @@ def target(name: str, place: griffe.Object) -> str | None:
             found = found.members.get(part) if found is not None else None
         # The reference has what has a docstring.
         if found is not None and found.docstring is not None:
-            return f"{scope.path}.{name.removeprefix('gpupool.')}".replace("gpupool._native.", "gpupool.")
+            path = f"{scope.path}.{name.removeprefix('gpupool.')}"
+            own, dot, member = path.removeprefix(NATIVE).partition(".")
+            return PUBLIC.get(own, f"gpupool.{own}") + dot + member if path.startswith(NATIVE) else path
         scope = scope.parent
     return None
 
@@ -49,6 +56,10 @@ class Docstrings(griffe.Extension):
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
         """Begin with the package itself."""
+        for module in ("typing", "torch"):
+            for name, member in pkg.members[module].members.items():
+                if isinstance(member, griffe.Alias) and member.target_path.startswith(NATIVE):
+                    PUBLIC[name] = f"gpupool.{module}.{name}"
         self.rewrite(pkg)
 
     def rewrite(self, place: griffe.Object) -> None:

@@ -11,7 +11,7 @@ PLACES = {
     "docs": ("**/*.md", "**/*.py"),
     "src": ("**/*.rs",),
     "python": ("**/*.py", "**/*.pyi"),
-    "benches": ("*.py", "*.rs", "*.cpp"),
+    "benches": ("*.py", "*.rs", "*.cpp", "*.toml"),
     "examples": ("*.*",),
     "tests": ("**/*.py", "**/*.rs", "**/*.sh"),
 }

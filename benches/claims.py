@@ -1,20 +1,24 @@
-"""Figures that stand in the text of the README and the pages, each computed from a file of benches/results.
+"""Claims: figures in the text of the README and the pages, each computed from a file of benches/results.
 
-A figure is written as a comment that says where it is from, what it is, and an end:
+A page has the number alone. What it is stands in claims.toml, an entry each: the ``page``, the ``words`` around the
+number, which are on the page once, with ``{}`` in its place and ``{*}`` in that of other figures, the ``file``, the
+``field`` and the ``format``.
 
-    <!-- figure: FILE: FIELD [KEY=VALUE]... [/ FIELD [KEY=VALUE]...] as FORMAT [HOW]... -->1.23<!-- /figure -->
+FILE has one JSON object, or one a line; with a ``*`` it is all files so named, as of several runs. A field is
 
-FILE has one JSON object, or one a line; with a ``*`` it is all files so named, as of several runs. FIELD is a key, or
-keys joined by ``>``, of which ``~REGEX`` stands for several; lines are chosen by KEY=VALUE, KEY!VALUE or KEY~REGEX.
-Behind ``/`` is what the figures are divided by: another field of the same line, or, where something is said anew of the
-lines, that field of those, one by one if they are as many, else by their median. For a file of text FIELD is a regex in
-quotes, whose first group is the figure; a second one says which lines it is sought in.
+    FIELD [KEY=VALUE]... [/ FIELD [KEY=VALUE]...]
 
-FORMAT is one of Python's, such as ``.3f``. HOW says what becomes of several figures, ``median``, ``min``, ``max``,
-or how far they are apart, ``spread``; else it is their range. ``*NUMBER`` multiplies them, and
+where FIELD is a key, or keys joined by ``>``, of which ``~REGEX`` stands for several; lines are chosen by KEY=VALUE,
+KEY!VALUE or KEY~REGEX. Behind ``/`` is what the figures are divided by: another field of the same line, or, where
+something is said anew of the lines, that field of those, one by one if they are as many, else by their median. For a
+file of text FIELD is a regex in quotes, whose first group is the figure; a second one says which lines it is sought
+in.
+
+The format is one of Python's, such as ``.3f``, and words that say what becomes of several figures: ``median``,
+``min``, ``max``, or how far they are apart, ``spread``; else it is their range. ``*NUMBER`` multiplies them, and
 ``more`` has them in percent above one.
 
-Usage: quoted.py PAGE... writes each figure anew. A test fails where one is not what its file says.
+`make figures` writes each figure anew. A test fails where one is not what its file says.
 """
 
 import glob
@@ -22,12 +26,16 @@ import json
 import re
 import shlex
 import statistics
-import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results"
-FIGURE = re.compile(r"<!-- figure: ([^\s:]+): (.+?) -->(.*?)<!-- /figure -->", re.DOTALL)
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benches/results"
+CLAIMS = ROOT / "benches/claims.toml"
+# A figure, or a range of them.
+_ONE = r"-?\d(?:[\d.,]*\d)?"
+_NUMBER = f"{_ONE}(?: to {_ONE})?"
 _REDUCED = {
     "median": statistics.median,
     "min": min,
@@ -109,17 +117,16 @@ def _values(file: str, asked: str) -> list[float]:
     return values
 
 
-def figure(file: str, what: str) -> str:
+def figure(file: str, field: str, format: str) -> str:
     """Return the text of a figure.
 
     Raises:
         ValueError: No line is chosen.
     """
-    asked, how = what.rsplit(" as ", 1)
-    values = _values(file, asked)
+    values = _values(file, field)
     if not values:
-        raise ValueError(f"{file} has nothing of {asked}")
-    spec, *words = how.split()
+        raise ValueError(f"{file} has nothing of {field}")
+    spec, *words = format.split()
     for word in words:
         if word == "more":
             values = [(value - 1) * 100 for value in values]
@@ -127,25 +134,35 @@ def figure(file: str, what: str) -> str:
             values = [_REDUCED[word](values)]
         else:
             values = [value * float(word.removeprefix("*")) for value in values]
-    least, most = format(min(values), spec), format(max(values), spec)
+    least, most = f"{min(values):{spec}}", f"{max(values):{spec}}"
     return least if least == most else f"{least} to {most}"
 
 
-def filled(page: str) -> str:
-    """Return the text of a page with each figure as its file has it."""
-
-    def anew(found: re.Match[str]) -> str:
-        return f"<!-- figure: {found[1]}: {found[2]} -->{figure(found[1], found[2])}<!-- /figure -->"
-
-    return FIGURE.sub(anew, page)
-
-
-def plain(page: str) -> str:
-    """Return the text of a page with each figure in place of its comments."""
-    return FIGURE.sub(lambda found: figure(found[1], found[2]), page)
+def claims() -> dict[str, list[dict[str, str]]]:
+    """Return the claims of each page, by the page's path."""
+    found: dict[str, list[dict[str, str]]] = {}
+    for claim in tomllib.loads(CLAIMS.read_text())["claims"]:
+        found.setdefault(claim["page"], []).append(claim)
+    return found
 
 
-if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        path = Path(name)
-        path.write_text(filled(path.read_text()))
+def pattern(words: str) -> re.Pattern[str]:
+    """Return what finds the words of a claim, with the figure as its group, whatever the figures are."""
+    parts = [re.sub(r"(?:\\[ \n]|\s)+", r"\\s+", re.escape(part)) for part in re.split(r"(\{\*?\})", words)]
+    figures = {re.escape("{}"): f"({_NUMBER})", re.escape("{*}"): f"(?:{_NUMBER})"}
+    return re.compile("".join(figures.get(part, part) for part in parts))
+
+
+def filled(page: str, claims: list[dict[str, str]]) -> str:
+    """Return the text of a page with each figure as its file has it.
+
+    Raises:
+        ValueError: The words of a claim are not on the page, or more than once.
+    """
+    for claim in claims:
+        found = list(pattern(claim["words"]).finditer(page))
+        if len(found) != 1:
+            raise ValueError(f"{claim['page']} has {len(found)} times, and not once: {claim['words']}")
+        begin, end = found[0].span(1)
+        page = page[:begin] + figure(claim["file"], claim["field"], claim["format"]) + page[end:]
+    return page
