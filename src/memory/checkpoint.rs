@@ -6,7 +6,9 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use super::cache::{BlockUser, DeviceCaches, LivePiece, Misfit, Restoration, ServingCache, Waiting, is_recorded};
+use super::cache::{
+    BlockUser, DeviceCaches, Freed, LivePiece, Misfit, Restoration, ServingCache, Waiting, is_recorded,
+};
 use super::pool::{Pool, asleep, closed};
 use super::report::{Frozen, FrozenCache};
 use super::serve::{Patience, settle};
@@ -113,7 +115,7 @@ fn apply(frozen: FrozenCache, restoration: Restoration, restored: &mut Restored)
     let is_recorded = is_recorded();
     let blocks = |pieces: Vec<LivePiece>| pieces.into_iter().flat_map(|piece| piece.blocks());
     for (offset, _) in blocks(heap.pieces(&memory.pages)) {
-        cache.note_free(offset, true);
+        cache.note_free(offset, Freed::AtOnce);
         restored.freed.push(memory.address(offset));
     }
     heap.restore(&memory.pages, restoration);

@@ -105,7 +105,7 @@ pub(crate) use known::GivenKey;
 pub(in crate::memory) use known::{
     CacheKey, Found, add, forget_last, forget_some, known, last, last_given, remember, remember_given,
 };
-pub(in crate::memory) use recorded_blocks::RecordedGuard;
+pub(in crate::memory) use recorded_blocks::{Freed, RecordedGuard};
 pub(crate) use service::Order;
 pub(in crate::memory) use service::{Role, Service};
 pub(in crate::memory) use stream_cache::{NotAdded, ServingCache, StreamCache, WorkMark};

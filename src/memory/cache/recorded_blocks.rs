@@ -20,6 +20,14 @@ struct RecordedBlock {
     freed: Option<Stack>,
 }
 
+/// When a freed block can be had again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::memory) enum Freed {
+    AtOnce,
+    /// Once what it waits for is done.
+    Later,
+}
+
 /// What is recorded of one cache's blocks, by offset.
 #[derive(Debug, Default)]
 pub(in crate::memory) struct RecordedBlocks {
@@ -111,9 +119,9 @@ impl StreamCache {
 
     /// Notes the free of a live block before it can be had again: records it, or forgets the stack that an ended
     /// recording left.
-    pub(in crate::memory) fn note_free(&self, offset: u64, is_completed: bool) {
+    pub(in crate::memory) fn note_free(&self, offset: u64, freed: Freed) {
         if is_recorded() {
-            self.record_free(offset, is_completed);
+            self.record_free(offset, freed);
         } else if self.keeps_stacks() {
             self.forget_stack(offset);
         }
@@ -140,7 +148,7 @@ impl StreamCache {
     }
 
     #[cold]
-    fn record_free(&self, offset: u64, is_completed: bool) {
+    fn record_free(&self, offset: u64, freed: Freed) {
         let stack = recording::stack_if(Settings::get().has_free_stacks);
         let mut recorded = self.recording.lock();
         // A recording that has ended since keeps nothing but stacks of live blocks.
@@ -153,7 +161,7 @@ impl StreamCache {
         block.freed = Some(stack);
         let requested = block.requested;
         recorded.note(self, MemoryAction::FreeRequested, offset, requested, stack, To::Both);
-        if is_completed {
+        if freed == Freed::AtOnce {
             recorded.blocks.remove(&offset);
             recorded.note(self, MemoryAction::FreeCompleted, offset, requested, stack, To::Both);
         }

@@ -15,7 +15,7 @@ use std::sync::{Arc, RwLock};
 
 use super::block_user::{BlockUser, Waiting};
 use super::event::is_recorded;
-use super::heap::{Heap, HeapSearch};
+use super::heap::{Cut, Heap, HeapSearch};
 use super::recorded_blocks::CacheRecording;
 use super::service::{Order, Role, Service};
 use crate::ids::RawStream;
@@ -109,7 +109,7 @@ impl StreamCache {
             number,
             memory,
             owner: AtomicU64::new(0),
-            heap: OwnerLock::new(Heap::new(true)),
+            heap: OwnerLock::new(Heap::new(Cut::ToSize)),
             serving: RwLock::new(None),
             stream: AtomicUsize::new(0),
             requests: Requests::default(),

@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
-use super::state::{Pool, closed};
+use super::state::{Pool, Rules, closed};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::device::{Mapping, Run, run_of};
 use crate::runtime::Stream;
@@ -182,8 +182,9 @@ pub(in crate::memory) struct Change<'a> {
 }
 
 impl Sleep {
-    pub(super) fn new(sleeps_for_others: bool, wakes_on_use: bool) -> Self {
-        let offer = Offer { is_made: sleeps_for_others, wakes_on_use, uses: AtomicU32::new(0) };
+    pub(super) fn new(rules: &Rules) -> Self {
+        let (is_made, wakes_on_use) = (rules.sleeps_for_others, rules.wakes_on_use);
+        let offer = Offer { is_made, wakes_on_use, uses: AtomicU32::new(0) };
         Self { offer, ..Self::default() }
     }
 

@@ -92,7 +92,7 @@ impl Pool {
             use_on_oom: AtomicBool::new(rules.use_on_oom),
             cut: if rules.no_split { OnceLock::from(Cutting::Whole) } else { OnceLock::new() },
             life: PoolLife::new(first),
-            sleep: Sleep::new(rules.sleeps_for_others, rules.wakes_on_use),
+            sleep: Sleep::new(&rules),
             suppliers: Mutex::default(),
             marks_work: AtomicBool::new(false),
             ledger: Arc::new(Ledger::new(memory)),

@@ -8,7 +8,7 @@ use super::take::{Allocation, mark_work};
 use super::trim;
 use crate::error::{Error, Result};
 use crate::ids::Device;
-use crate::memory::cache::{BlockUser, DeviceCaches, StreamCache, Waiting, is_recorded};
+use crate::memory::cache::{BlockUser, DeviceCaches, Freed, StreamCache, Waiting, is_recorded};
 use crate::memory::device::{Invalid, Patience, log_out};
 use crate::memory::pool;
 use crate::observe::delivery::{Delivery, deliver};
@@ -71,7 +71,7 @@ fn free_slowly(block: Allocation, on: Option<&Stream>) -> Result<()> {
     let mut users = if cache.has_uses() { cache.take_uses(offset) } else { Vec::new() };
     users.retain(BlockUser::is_left);
     users.extend(other.filter(|on| users.iter().all(|user| !user.is(on))));
-    note_free(block, users.is_empty());
+    note_free(block, if users.is_empty() { Freed::AtOnce } else { Freed::Later });
     if users.is_empty() {
         let own = own.filter(|_| cache.marks_work());
         // Named while the block is live: afterwards the cache may end, and be born again for another stream.
@@ -110,9 +110,9 @@ fn wait_for(block: Allocation, users: &[BlockUser], thread: ThisThread, named_by
     Ok(())
 }
 
-fn note_free(block: Allocation, is_completed: bool) {
+fn note_free(block: Allocation, freed: Freed) {
     let _stack = recording::hold_stack(Purpose::Free);
-    block.cache.note_free(block.offset, is_completed);
+    block.cache.note_free(block.offset, freed);
     deliver();
 }
 
@@ -121,7 +121,7 @@ pub(in crate::memory) fn free_after_all_work(block: Allocation) -> Result<()> {
     let Allocation { cache, offset } = block;
     check_live(block)?;
     let users = cache.take_uses(offset);
-    note_free(block, false);
+    note_free(block, Freed::Later);
     let thread = ThisThread::get();
     wait_for(block, &users, thread, None)?;
     if cache.is_closing() {

@@ -10,7 +10,7 @@ use super::pages::{Grown, fill};
 use super::take::{AllocationRequest, Reach};
 use super::trim::{self, leave_closed, settle_and_retire};
 use crate::error::Result;
-use crate::memory::cache::{Company, DeviceCaches, MovedPages, Portion, ServingCache, StreamCache, Waiting};
+use crate::memory::cache::{Company, DeviceCaches, Freed, MovedPages, Portion, ServingCache, StreamCache, Waiting};
 use crate::memory::device::{DeviceMemory, Invalid, Patience, Run};
 use crate::memory::pool::{Pool, closed, out_of_service};
 use crate::memory::tuning::PAGE;
@@ -46,7 +46,7 @@ pub(in crate::memory) fn decommit_blocks(
     thread: ThisThread,
 ) -> Result<(), Invalid> {
     let _delivery = Delivery::at_end();
-    waiting.offsets().for_each(|offset| cache.note_free(offset, false));
+    waiting.offsets().for_each(|offset| cache.note_free(offset, Freed::Later));
     let outcome = cache.begin_waiting_each(thread, &waiting);
     trim::wait(cache, waiting);
     // What earlier commits moved is unmapped where it was here, so that a commit, which work waits for, is not longer.

@@ -48,16 +48,17 @@ impl BlockMap {
         self.free.at_least(&self.all, size)
     }
 
-    /// Adds a block with the next new number, free if it `is_free`.
-    pub(super) fn push(&mut self, block: BlockNode, is_free: bool) -> u32 {
+    /// Adds a block, which is not listed as free, with the next new number.
+    pub(super) fn push(&mut self, block: BlockNode) -> u32 {
         let id = self.all.len() as u32;
         let previous = block.previous;
         self.all.push(block);
         self.set_next(previous, id);
-        if is_free {
-            self.free.insert(&mut self.all, id);
-        }
         id
+    }
+
+    pub(super) fn list_free(&mut self, id: u32) {
+        self.free.insert(&mut self.all, id);
     }
 
     /// Removes all blocks. The spans stay, empty until each is filled anew.

@@ -42,7 +42,7 @@ const CUT_LEAST: u64 = SMALL_MAX + ALIGNMENT;
 
 /// How a heap serves requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Cut {
+pub(in crate::memory) enum Cut {
     /// By blocks of the size asked for.
     ToSize,
     Whole,
@@ -94,9 +94,7 @@ pub(in crate::memory) struct Heap {
 }
 
 impl Heap {
-    /// Makes a heap that cuts blocks to size, or hands out whole spans.
-    pub(in crate::memory) fn new(is_split: bool) -> Self {
-        let cut = if is_split { Cut::ToSize } else { Cut::Whole };
+    pub(in crate::memory) fn new(cut: Cut) -> Self {
         Self {
             map: BlockMap::new(0),
             unjoined: NONE,
@@ -112,7 +110,8 @@ impl Heap {
 
     /// Makes the heap of a cache that is born, which publishes in its pool's ledger.
     pub(in crate::memory) fn born(pool: &Pool, role: Role, birth: u64) -> Self {
-        let mut heap = Self { is_lender: role == Role::Lender, ..Self::new(pool.begin_cutting()) };
+        let cut = if pool.begin_cutting() { Cut::ToSize } else { Cut::Whole };
+        let mut heap = Self { is_lender: role == Role::Lender, ..Self::new(cut) };
         heap.begin_publishing(HeapLedger { ledger: Arc::clone(&pool.ledger), birth });
         heap
     }

@@ -130,7 +130,7 @@ impl Heap {
             let mut builder = SpanBuilder { at: span.start, last: edge };
             while let Some(piece) = pieces.next_if(|piece| piece.end() <= span.end) {
                 builder.add_gap(self, piece.start());
-                let id = builder.add(self, piece.end(), false);
+                let id = builder.add(self, piece.end());
                 match piece {
                     LivePiece::Block { start, size, requested } => {
                         self.hand_out(pages, id, start, size, requested);
@@ -201,10 +201,10 @@ struct SpanBuilder {
 
 impl SpanBuilder {
     /// Adds a block from the current offset to `end`.
-    fn add(&mut self, heap: &mut Heap, end: u64, is_free: bool) -> u32 {
+    fn add(&mut self, heap: &mut Heap, end: u64) -> u32 {
         let mut block = BlockNode::free(self.at, end - self.at);
         block.previous = self.last;
-        self.last = heap.map.push(block, is_free);
+        self.last = heap.map.push(block);
         self.at = end;
         self.last
     }
@@ -213,7 +213,8 @@ impl SpanBuilder {
     fn add_gap(&mut self, heap: &mut Heap, end: u64) {
         debug_assert!(end.is_multiple_of(ALIGNMENT));
         if end > self.at {
-            self.add(heap, end, true);
+            let id = self.add(heap, end);
+            heap.map.list_free(id);
         }
     }
 }

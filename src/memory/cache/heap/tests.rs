@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use proptest::prelude::*;
 
 use super::block::{BlockNode, BlockState};
-use super::{Heap, HeapBlock, HeapSearch};
+use super::{Cut, Heap, HeapBlock, HeapSearch};
 use crate::memory::device::{BLOCKS_MAX, Pages};
 use crate::memory::tuning::{ALIGNMENT, LOWEST_BELOW, PAGE};
 
@@ -37,7 +37,7 @@ fn blocks(heap: &mut Heap) -> Vec<Vec<(u64, u64, bool)>> {
 #[test]
 fn memory_that_comes_in_one_piece_is_free_in_one_piece_however_large_it_is() {
     for bytes in [2 * TIB - ALIGNMENT, 2 * TIB, 2 * TIB + ALIGNMENT, 9 * TIB] {
-        let mut heap = Heap::new(true);
+        let mut heap = Heap::new(Cut::ToSize);
         assert!(heap.add_span(0, bytes));
         assert_eq!(blocks(&mut heap), [[(0, bytes, false)]]);
         assert_eq!(heap.free_bytes(), (bytes, bytes / PAGE * PAGE));
@@ -46,7 +46,7 @@ fn memory_that_comes_in_one_piece_is_free_in_one_piece_however_large_it_is() {
 
 #[test]
 fn free_neighbours_of_more_than_two_tebibytes_are_one() {
-    let (pages, mut heap) = (no_pages(), Heap::new(true));
+    let (pages, mut heap) = (no_pages(), Heap::new(Cut::ToSize));
     let size = 3 * TIB / 2;
     assert!(heap.add_span(0, size) && heap.add_span(2 * size, size) && heap.add_span(size, size));
     assert_eq!(blocks(&mut heap), [[(0, 3 * size, false)]]);
@@ -62,7 +62,7 @@ fn what_is_taken_out_leaves_the_rest_as_it_was() {
     let places = [0..1, 1..2, 2..3, 0..2, 1..3, 0..3];
     for (live, taken) in (0..8).flat_map(|live: u64| places.clone().map(|taken| (live, taken))) {
         let is_live = |place: &u64| live >> place & 1 == 1;
-        let (pages, mut heap, mut model) = (no_pages(), Heap::new(true), Model::default());
+        let (pages, mut heap, mut model) = (no_pages(), Heap::new(Cut::ToSize), Model::default());
         assert!(heap.add_span(0, 3 * TIB) && model.add(0, 3 * TIB));
         model.live.extend((0..3).filter_map(|_| heap.allocate(pages, TIB, HeapSearch::AFew)).map(|start| (start, TIB)));
         for place in (0..3).filter(|place| !is_live(place)) {
@@ -87,7 +87,7 @@ fn a_request_goes_to_the_lowest_place_and_a_large_one_to_the_smallest() {
         if !is_free {
             continue;
         }
-        let (pages, mut heap) = (no_pages(), Heap::new(true));
+        let (pages, mut heap) = (no_pages(), Heap::new(Cut::ToSize));
         assert!(heap.add_span(0, row.iter().map(|(size, _)| size).sum()));
         let starts = row.map(|(size, _)| heap.allocate(pages, size, HeapSearch::AFew).unwrap_or(END));
         (0..4).filter(|&place| place != last && row[place].1).for_each(|place| free(&mut heap, starts[place]));
@@ -115,7 +115,7 @@ fn a_request_goes_to_the_lowest_place_and_a_large_one_to_the_smallest() {
 
 #[test]
 fn a_request_for_which_numbers_run_out_changes_nothing() {
-    let (pages, mut heap) = (no_pages(), Heap::new(true));
+    let (pages, mut heap) = (no_pages(), Heap::new(Cut::ToSize));
     assert!(heap.add_span(0, END));
     let starts: Vec<_> = std::iter::from_fn(|| heap.allocate(pages, PAGE, HeapSearch::AFew)).collect();
     // What is left is a block, too.
@@ -213,7 +213,7 @@ impl Model {
 proptest! {
     #[test]
     fn a_heap_of_many_tebibytes_loses_none(ops in ops()) {
-        let (pages, mut heap, mut model) = (no_pages(), Heap::new(true), Model::default());
+        let (pages, mut heap, mut model) = (no_pages(), Heap::new(Cut::ToSize), Model::default());
         for op in ops {
             match op {
                 Op::Add { start, size } => {

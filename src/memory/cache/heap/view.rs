@@ -80,7 +80,7 @@ impl Heap {
             for block in of_span.blocks(&self.map.all) {
                 match block.state() {
                     BlockState::Live if self.is_lender => match pages.entry(block.start) {
-                        PageEntry::Freed(_) => span.push(HeapBlock::gap(block.start, block.end(), false)),
+                        PageEntry::Freed(_) => span.push(HeapBlock::gap(block.start, block.end())),
                         _ => spans.push(std::mem::take(&mut span)),
                     },
                     BlockState::Slab => {
@@ -91,7 +91,7 @@ impl Heap {
                         span.push(HeapBlock::large(block.start, block.size(), block.requested(), is_waiting));
                     }
                     BlockState::Free | BlockState::Vacant => {
-                        span.push(HeapBlock::gap(block.start, block.end(), false));
+                        span.push(HeapBlock::gap(block.start, block.end()));
                     }
                 }
             }
@@ -116,8 +116,12 @@ impl HeapBlock {
     }
 
     /// Bytes that no caller holds.
-    const fn gap(start: u64, end: u64, is_small: bool) -> Self {
-        Self { start, size: end - start, requested: 0, is_live: false, is_waiting: false, is_small }
+    const fn gap(start: u64, end: u64) -> Self {
+        Self { start, size: end - start, requested: 0, is_live: false, is_waiting: false, is_small: false }
+    }
+
+    const fn gap_in_slab(start: u64, end: u64) -> Self {
+        Self { is_small: true, ..Self::gap(start, end) }
     }
 }
 
@@ -125,12 +129,12 @@ impl HeapBlock {
 fn push_slots(span: &mut Vec<HeapBlock>, mut at: u64, end: u64, slab: Option<&Slab>) {
     for (start, size, requested, is_waiting) in slab.into_iter().flat_map(Slab::live_slots) {
         if start > at {
-            span.push(HeapBlock::gap(at, start, true));
+            span.push(HeapBlock::gap_in_slab(at, start));
         }
         span.push(HeapBlock::slot(start, size, requested, is_waiting));
         at = start + size;
     }
     if end > at {
-        span.push(HeapBlock::gap(at, end, true));
+        span.push(HeapBlock::gap_in_slab(at, end));
     }
 }
