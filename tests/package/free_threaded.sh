@@ -18,7 +18,7 @@ environment=$(realpath "$out/venv")
 .venv/bin/python -m pip --python "$environment" install --quiet --upgrade pip
 grep -E '^(maturin|numpy|pytest|pytest-timeout|pyyaml)==' requirements/dev.txt >"$out/requirements.txt"
 install() { "$environment/bin/python" -m pip install --quiet --disable-pip-version-check "$@"; }
-install -r "$out/requirements.txt" cython prometheus-client
+install -r "$out/requirements.txt" cython prometheus-client pyte textual
 # The newest of these that has a wheel: the tests are content with it.
 install --only-binary matplotlib,cuda-bindings matplotlib cuda-bindings
 # A framework itself is a wheel; what it needs may be compiled.

@@ -2,18 +2,17 @@
 
 import argparse
 import math
+import os
 import shutil
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
-import gpupool
-from gpupool._cli.output import say
+from gpupool._cli.output import complain, say
 from gpupool._cli.top.columns import KEYS
 from gpupool._cli.top.snapshot import Snapshot, Watch
-from gpupool._cli.top.table import as_text
-from gpupool._cli.top.view import LEAST, MOST, View
+from gpupool._cli.top.view import LEAST, MOST, View, plain
 
 
 def add(commands: Any) -> None:
@@ -61,21 +60,19 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     """Show devices and processes as the options say until the person ends it, and return the exit code."""
     look = Watch(options.device).look
     view = View(sort=options.sort, device=options.device, interval=options.interval, has_pools=options.pools)
-    # Both, since the one shows the table and the other has the keys.
-    has_terminal = all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
-    if options.once or options.json or not has_terminal:
+    # Textual reads keys from the first and draws on the last; the table belongs to the second.
+    streams = (sys.stdin, sys.stdout, sys.stderr)
+    has_terminal = all(stream is not None and stream.isatty() for stream in streams)
+    if options.once or options.json or not has_terminal or os.environ.get("TERM", "") in ("", "dumb", "unknown"):
         _print(look, view, as_json=options.json, once=options.once)
         return 0
     try:
-        # Here, since no other command needs curses, and some Pythons are built without it.
-        from gpupool._cli.top import screen, terminal
-    except ImportError as error:
-        raise gpupool.Unavailable(f"the live table needs Python's curses, use --once or --json: {error}") from error
-    if terminal.can_place_lines():
-        screen.watch(look, view)
-    else:
+        from gpupool._cli.top.screen import watch
+    except ImportError:
+        complain("gpupool: the live table, with keys and colours, comes with: pip install 'gpupool[cli]'")
         _print(look, view, as_json=False, once=False)
-    return 0
+        return 0
+    return watch(look, view)
 
 
 def _print(look: Callable[..., Snapshot], view: View, *, as_json: bool, once: bool) -> None:
@@ -87,10 +84,18 @@ def _print(look: Callable[..., Snapshot], view: View, *, as_json: bool, once: bo
         else:
             # Without a terminal, and without COLUMNS, nothing is left out.
             room = shutil.get_terminal_size((0, 0)).columns or None
-            say(as_text(snapshot, view, room) + ("" if once else "\n"))
+            say(_as_text(snapshot, view, room) + ("" if once else "\n"))
         if once:
             return
         _pause(view.interval)
+
+
+def _as_text(snapshot: Snapshot, view: View, room: int | None) -> str:
+    try:
+        from gpupool._cli.top.table import as_text
+    except ImportError:
+        return plain(snapshot, view)
+    return as_text(snapshot, view, room)
 
 
 def _pause(seconds: float) -> None:

@@ -70,6 +70,11 @@ class Snapshot:
     runtime: str
     devices: tuple[Device, ...]
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no process told of itself."""
+        return not any(device.processes for device in self.devices)
+
     def only(self, device: int | None) -> "Snapshot":
         """Return this with one device, or with all of them for None."""
         if device is None:

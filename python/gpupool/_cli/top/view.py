@@ -1,42 +1,24 @@
-"""What a person has chosen to see, and the keys that choose it."""
+"""What a person has chosen to see, and what is seen of that: lines and rows of texts, whatever shows them."""
 
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-from gpupool._cli.top.columns import KEYS
-from gpupool._cli.top.snapshot import Snapshot
+from gpupool._cli.top.columns import Column, ordered, shown
+from gpupool._cli.top.snapshot import Device, Holder, Snapshot
+from gpupool._report.printable import printable
+from gpupool._report.units import size
 
-# The least and the most seconds from one look to the next, and those that the keys choose from.
+# The least and the most seconds from one look to the next.
 LEAST, MOST = 0.1, 3600.0
-_INTERVALS = (LEAST, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, MOST)
-
-# The keys with what they do: those at the foot in a word, and all in more words.
-FOOT = (
-    ("q", "quit"),
-    ("h", "help"),
-    ("s", "sort"),
-    ("r", "reverse"),
-    ("d", "device"),
-    ("+", "slower"),
-    ("-", "faster"),
-    ("p", "pools"),
+# The most columns of a terminal that names take where its width is not known.
+MOST_NAME = 40
+# How long a bar is, and from which part of its memory on a device is nearly full.
+_BAR = 20
+_NEARLY_FULL = 0.9
+NOBODY = (
+    "No process tells of itself: gpupool.set_neighbour(), or GPUPOOL_NEIGHBOURS=1 in its environment, has it do so."
 )
-EVERY = (
-    ("q", "quit, as does Ctrl-C"),
-    ("s, S", "sort by the next or the previous column"),
-    ("r", "reverse the order"),
-    ("d", "show the next device alone, and after the last one all"),
-    ("+, -", "look less often, more often"),
-    ("p", "ask the processes for their pools and show them, or hide them"),
-    ("space", "look now"),
-    ("arrows, j, k", "scroll by a line; pages, home and end by more"),
-    ("h, ?", "show this help; any key leaves it"),
-)
-
-# By how many lines or pages a key scrolls.
-_LINES = {"KEY_DOWN": 1, "j": 1, "KEY_UP": -1, "k": -1}
-_PAGES = {"KEY_NPAGE": 1, "KEY_PPAGE": -1}
-# More lines than there are.
-_END = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -50,42 +32,57 @@ class View:
     # The seconds from one look to the next.
     interval: float = 1.0
     has_pools: bool = False
-    is_help: bool = False
-    # The line of the devices and processes that stands first.
-    first: int = 0
 
 
-def press(view: View, key: str, snapshot: Snapshot, page: int) -> View:
-    """Return the view after a key. `page` is how many lines of devices and processes there is room for."""
-    if view.is_help:
-        return replace(view, is_help=False)
-    if key in ("h", "?"):
-        return replace(view, is_help=True)
-    if key in ("s", "S"):
-        step = 1 if key == "s" else -1
-        return replace(view, sort=KEYS[(KEYS.index(view.sort) + step) % len(KEYS)], is_reversed=False)
-    if key == "r":
-        return replace(view, is_reversed=not view.is_reversed)
-    if key == "d":
-        return replace(view, device=_next(view.device, [each.device for each in snapshot.devices]), first=0)
-    if key in ("+", "="):
-        return replace(view, interval=min((each for each in _INTERVALS if each > view.interval), default=MOST))
-    if key == "-":
-        return replace(view, interval=max((each for each in _INTERVALS if each < view.interval), default=LEAST))
-    if key == "p":
-        return replace(view, has_pools=not view.has_pools)
-    if key in _LINES:
-        return replace(view, first=max(0, view.first + _LINES[key]))
-    if key in _PAGES:
-        return replace(view, first=max(0, view.first + _PAGES[key] * page))
-    if key in ("KEY_HOME", "KEY_END"):
-        return replace(view, first=0 if key == "KEY_HOME" else _END)
-    return view
+def title(snapshot: Snapshot, view: View) -> str:
+    """Return the line above the table."""
+    runtime = "host (simulated)" if snapshot.runtime == "host" else snapshot.runtime
+    moment = time.strftime("%H:%M:%S", time.localtime(snapshot.time))
+    order = f"by {view.sort}{', reversed' if view.is_reversed else ''}"
+    return f"gpupool {snapshot.version}, {runtime}, {moment}, {order}"
 
 
-def _next(device: int | None, devices: list[int]) -> int | None:
-    """Return the device after this one, None after the last, and the first after None."""
-    if device is None:
-        return devices[0] if devices else None
-    later = [each for each in devices if each > device]
-    return later[0] if later else None
+def device_line(device: Device) -> tuple[str, str]:
+    """Return the kind of a device's line, device, full or error, and the line: its memory first, its name last."""
+    if device.error is not None:
+        return "error", f"{device.device}: {printable(device.error)}"
+    name = printable(device.name or "unknown")
+    if device.total_bytes is None or device.used_bytes is None:
+        total = "" if device.total_bytes is None else f"{size(device.total_bytes)}, "
+        return "device", f"{device.device}: {total}the driver does not count what is used, {name}"
+    part = device.used_bytes / device.total_bytes if device.total_bytes else 0.0
+    full = round(_BAR * min(1.0, part))
+    bar = f"[{'#' * full}{'.' * (_BAR - full)}]"
+    claimed = f", {size(device.claimed_bytes)} claimed" if device.claimed_bytes else ""
+    used = f"{size(device.used_bytes)} of {size(device.total_bytes)} used"
+    line = f"{device.device}: {used} {bar} {size(device.free_bytes or 0)} free{claimed}, {name}"
+    return "full" if part >= _NEARLY_FULL else "device", line
+
+
+def rows(device: Device, view: View) -> Iterator[tuple[str, Holder]]:
+    """Yield who holds a device's memory, each with its kind: processes, below them pools if asked for, and others."""
+    for process in ordered(device.processes, view.sort, view.is_reversed):
+        yield ("over" if process.is_over else "process"), process
+        if view.has_pools:
+            for pool in process.pools or ():
+                yield "pool", pool
+    if device.others_bytes is not None:
+        yield "others", Holder(name="others (driver's count)", reserved_bytes=device.others_bytes)
+
+
+def plain(snapshot: Snapshot, view: View) -> str:
+    """Return the table as plain lines, with all columns and as wide as it gets."""
+    columns = shown(None)
+    lines = [title(snapshot, view), _plain([column.heading for column in columns], columns)]
+    for device in snapshot.devices:
+        lines.append(device_line(device)[1])
+        lines += [_plain([column.cell(holder) for column in columns], columns) for _, holder in rows(device, view)]
+    return "\n".join([*lines, NOBODY] if snapshot.is_empty else lines)
+
+
+def _plain(cells: list[str], columns: list[Column]) -> str:
+    filled = (
+        cell.ljust(MOST_NAME) if column.is_name else cell.rjust(column.width)
+        for cell, column in zip(cells, columns, strict=True)
+    )
+    return " ".join(filled).rstrip()
