@@ -23,9 +23,8 @@ os.environ.update(GPUPOOL_RUNTIME="host", GPUPOOL_HOST_DEVICES="1", GPUPOOL_HOST
 sys.path.append(str(Path(__file__).parents[1] / "python"))
 
 with atheris.instrument_imports(include=["gpupool._cli", "gpupool._plot", "gpupool._report", "gpupool._traces"]):
-    import matplotlib.figure  # noqa: F401
     from gpupool.__main__ import main
-    from gpupool._plot import figure  # noqa: F401
+    from gpupool._plot import output, spec
 
 import mutations
 import seeds
@@ -37,6 +36,10 @@ COMMANDS = [
     *(["plot", "-o", "OUT.html", *more] for more in ([], ["--at", "peak"], ["--at", "0.00003"], ["--device", "1"])),
     ["plot", "-o", "OUT.html", "--at", "9000000000", "--device", "0"],
 ]
+RENDER = output.render
+output.render = lambda picture, form: (
+    RENDER(picture, form) if form == ".png" else spec.text(picture, spec.Use.PAGE).encode()
+)
 NAMES = [b"a.csv", b"a.pickle.gz", b"caf\xe9\n\x1b.csv"]
 GZIP, PNG = 0x80, 0x40
 # Files of 20 kB take a tenth of a second, and memory that does not show beside what is loaded.
@@ -51,11 +54,11 @@ def run(data: bytes, folder: Path) -> None:
     path = os.path.join(folder, os.fsdecode(NAMES[flags[0] % len(NAMES)]))
     with open(path, "wb") as file:
         file.write(gzip.compress(content, 1) if flags[0] & GZIP else content)
-    # Pictures as PNG take long, so there are few.
+    # To render takes a process, and a second, so few pictures are.
     suffix = "png" if flags[0] & GZIP and flags[0] & PNG and content[-1:] < b"\x10" else "html"
-    output = os.path.join(folder, f"out.{suffix}")
+    picture = os.path.join(folder, f"out.{suffix}")
     name, *options = COMMANDS[choice[0] % len(COMMANDS)]
-    arguments = [name, path, *(output if option == "OUT.html" else option for option in options)]
+    arguments = [name, path, *(picture if option == "OUT.html" else option for option in options)]
     told, complaint = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(told), contextlib.redirect_stderr(complaint):
         code = main(arguments)

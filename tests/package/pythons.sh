@@ -16,7 +16,7 @@ if [ -n "${PYTHON_SOURCES:-}" ] && [ ! -x "$built/bin/python$newest" ]; then
   GIL=1 bash tests/package/build_python.sh "$PYTHON_SOURCES" "$built"
 fi
 cat requirements/dev.txt requirements/frameworks.txt |
-  grep -E '^(markdown-it-py|matplotlib|numpy|prometheus-client|pyte|pytest|pytest-timeout|pytest-xdist|pyyaml|textual)==' >"$out/requirements.txt"
+  grep -E '^(markdown-it-py|numpy|prometheus-client|pyte|pytest|pytest-timeout|pytest-xdist|pyyaml|textual|vl-convert-python)==' >"$out/requirements.txt"
 
 # find VERSION: prints the path of that Python, if it is anywhere.
 find_python() {

@@ -20,11 +20,11 @@ from gpupool._traces import trace as _trace
 from gpupool._traces.bounds import MAX_LAG
 from running import PROGRAMS
 from snapshots import block, entry, segment, write
-from test_plot import page
+from test_plot import layers, legend, lines_of, page, rows_of
 
 DATA = Path(__file__).parents[1] / "data"
 LOG = str(DATA / "two_streams-1.csv.gz")
-MIB = 1 << 20
+MIB, GIB = 1 << 20, 1 << 30
 
 
 @pytest.fixture
@@ -84,26 +84,28 @@ def test_picture(snapshot, tmp_path, capsys):
     output = tmp_path / "out.html"
     assert main(["replay", "--compare", snapshot, LOG, "-o", str(output)]) == 0
     assert capsys.readouterr().out.endswith(f"wrote {output}\n")
-    first, second = page(output)["panels"]
-    assert [first["title"], second["title"]] == ["torch.pickle", "two_streams-1.csv.gz"]
-    assert first["areas"][0]["label"] == "live: peak 6.00 MiB"
-    assert first["areas"][0]["y"] == [3 * MIB, 6 * MIB, 3 * MIB, 0, MIB]
-    ours, torch, expandable, recorded = first["lines"]
-    assert ours["label"].startswith("reserved by gpupool: peak ")
+    first, second = page(output)["vconcat"]
+    assert [first["title"]["text"], second["title"]["text"]] == ["torch.pickle", "two_streams-1.csv.gz"]
+    assert legend(first, "fill") == ["live: peak 6.00 MiB"]
+    # The value of the last point holds until the end.
+    assert [row["top0"] for row in rows_of(first)] == [3, 6, 3, 0, 1, 1]
+    lines = lines_of(first)
+    ours, torch, expandable, recorded = lines
+    assert ours.startswith("reserved by gpupool: peak ")
     # PyTorch takes 20 MiB for requests of 1 to 10 MiB, and 2 MiB for those of up to 1 MiB.
-    assert torch["label"] == "by PyTorch (simulated): peak 22.0 MiB, ratio 3.667"
-    assert list(zip(torch["x"], torch["y"], strict=True)) == [(0, 20 * MIB), (6, 22 * MIB)]
-    assert expandable["label"] == "by PyTorch, expandable segments (simulated): peak 22.0 MiB, ratio 3.667"
-    assert recorded["label"] == "as recorded: peak 40.0 MiB, ratio 6.667"
-    assert list(zip(recorded["x"], recorded["y"], strict=True)) == [(0, 20 * MIB), (2, 40 * MIB), (5, 20 * MIB)]
-    assert [line["label"].split(":")[0] for line in second["lines"]] == [
+    assert torch == "by PyTorch (simulated): peak 22.0 MiB, ratio 3.667"
+    assert lines[torch] == [(0, 20), (6, 22), (6, 22)]
+    assert expandable == "by PyTorch, expandable segments (simulated): peak 22.0 MiB, ratio 3.667"
+    assert recorded == "as recorded: peak 40.0 MiB, ratio 6.667"
+    assert lines[recorded] == [(0, 20), (2, 40), (5, 20), (6, 20)]
+    assert [line.split(":")[0] for line in lines_of(second)] == [
         "reserved by gpupool",
         "by PyTorch (simulated)",
         "by PyTorch, expandable segments (simulated)",
     ]
     # Each has its own axis.
-    assert first["link"] == second["link"] == ""
-    assert max(second["lines"][0]["y"]) >= 4843126792
+    assert [zoom["views"] for zoom in page(output)["params"]] == [["panel0"], ["panel1"]]
+    assert max(y for _, y in next(iter(lines_of(second).values()))) * GIB >= 4843126792
 
 
 def test_one_replay_is_enough_for_the_table_and_all_pictures(tmp_path, monkeypatch, capsys):
@@ -120,8 +122,9 @@ def test_one_replay_is_enough_for_the_table_and_all_pictures(tmp_path, monkeypat
     assert main(["replay", "--json", LOG, "-o", str(outputs[0]), "-o", str(outputs[1])]) == 0
     (row,) = map(json.loads, capsys.readouterr().out.splitlines())
     assert len(replays) == 1
-    # What is drawn is what the table says, to the byte.
-    assert max(page(outputs[0])["panels"][0]["lines"][0]["y"]) == row["peak_reserved"]
+    # What is drawn is what the table says.
+    ((_, line),) = lines_of(page(outputs[0])["vconcat"][0]).items()
+    assert max(y for _, y in line) == round(row["peak_reserved"] / GIB, 6)
     assert outputs[1].read_bytes().startswith(b"\x89PNG")
 
 
@@ -144,8 +147,8 @@ def test_every_allocator_of_a_gpu(snapshot, tmp_path, monkeypatch, capsys):
     told = [line.split()[1] for line in table.splitlines()[3:-1]]
     assert told == ["gpupool", "driver", "async", "torch", "torch-exp", "recorded"]
     assert asked == ["gpupool", "driver", "async"]
-    lines = page(output)["panels"][0]["lines"]
-    assert [line["label"].split(":")[0] for line in lines] == [
+    chart = page(output)["vconcat"][0]
+    assert [line.split(":")[0] for line in lines_of(chart)] == [
         "reserved by gpupool",
         "by the driver (cuMemAlloc)",
         "by the driver's pool (cuMemAllocAsync)",
@@ -154,7 +157,9 @@ def test_every_allocator_of_a_gpu(snapshot, tmp_path, monkeypatch, capsys):
         "as recorded",
     ]
     # Told apart without colours too.
-    assert len({line["dash"] for line in lines}) == len({line["colour"] for line in lines}) == 6
+    encoding = layers(chart, "line")[0]["encoding"]
+    assert len(set(map(str, encoding["strokeDash"]["scale"]["range"]))) == 6
+    assert len(set(encoding["stroke"]["scale"]["range"])) == 6
 
 
 @pytest.fixture
@@ -180,13 +185,13 @@ def test_what_does_not_fit_on_a_device(pieces, tmp_path):
         "44.0 MiB reserved and free, in pieces of at most 3.00 MiB, 6.00 MiB not reserved"
     )
     assert "ran out" not in "".join(lines[:6])
-    (chart,) = page(output)["panels"]
-    ours, torch, _ = chart["lines"]
-    assert torch["label"] == "by PyTorch (simulated): peak 80.0 MiB, ratio 1.111, out of memory"
+    (chart,) = page(output)["vconcat"]
+    ours, torch, _ = lines_of(chart)
+    assert torch == "by PyTorch (simulated): peak 80.0 MiB, ratio 1.111, out of memory"
     # It ends there.
-    assert (torch["x"][-1], torch["y"][-1]) == (36, 0)
-    assert chart["marks"][0] == {"x": 36, "label": "out of memory: by PyTorch (simulated)"}
-    assert "out of memory" not in ours["label"]
+    assert lines_of(chart)[torch][-2] == (36, 0)
+    assert layers(chart, "rule")[0]["data"]["values"][0] == {"x": 36, "told": "out of memory: by PyTorch (simulated)"}
+    assert "out of memory" not in ours
 
 
 def test_a_device_that_is_too_small_for_all(pieces):
@@ -248,7 +253,7 @@ def test_options_that_do_not_go_together(arguments, message, capsys):
 
 def test_output_is_checked_before_the_work(capsys):
     assert main(["replay", LOG, "-o", "x.gif"]) == 1
-    assert capsys.readouterr() == ("", "gpupool: x.gif: a picture is a .html or a .png file; name it so\n")
+    assert capsys.readouterr() == ("", "gpupool: x.gif: a picture is a .html, .png or .svg file; name it so\n")
 
 
 def test_what_was_there_before_the_history_counts(tmp_path):

@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from array import array
 from itertools import pairwise
 from pathlib import Path
@@ -10,12 +9,13 @@ from pathlib import Path
 import pytest
 from gpupool.__main__ import main
 from gpupool._plot import draw as _plot
-from gpupool._plot import figure as _figure
 from gpupool._plot import output as _output
 from gpupool._plot import picture as _picture
 from gpupool._plot import sampling as _sampling
+from gpupool._plot import spec as _spec
+from gpupool._plot import thin as _thin
 from gpupool._traces import trace as _trace
-from running import run_program
+from running import run_program, start_program
 from snapshots import FRAMES, ZERO, block, entry, handle, segment, write
 
 DATA = Path(__file__).parents[1] / "data"
@@ -33,9 +33,29 @@ def draw():
 
 
 def page(path):
-    """Return the data of a page."""
+    """Return the specification that a page draws."""
     text = Path(path).read_text(encoding="utf-8")
-    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)[1])
+    return json.loads(re.search(r"^const spec = (.*);$", text, re.MULTILINE)[1])
+
+
+def rows_of(layer):
+    """Return the rows that a layer's columns stand for."""
+    (columns,) = layer["data"]["values"]
+    assert layer["transform"][0] == {"flatten": list(columns)}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def layers(panel, kind):
+    """Return the layers of a panel with marks of a kind."""
+    return [layer for layer in panel["layer"] if layer["mark"]["type"] == kind]
+
+
+def lines_of(panel):
+    """Return the points of each line of a chart, by its label."""
+    return {
+        layer["encoding"]["stroke"]["datum"]: [(row["x"], row["y"]) for row in rows_of(layer)]
+        for layer in layers(panel, "line")
+    }
 
 
 def steps(line):
@@ -207,7 +227,8 @@ def test_log_without_times_is_drawn_by_event(draw, tmp_path, time):
 
 
 def test_pointers_that_are_no_numbers_have_no_address_map(draw, tmp_path):
-    assert [panel.kind for panel in draw(log(tmp_path / "a.csv", "1,allocate,a!,512,0")).panels] == ["chart"]
+    (panel,) = draw(log(tmp_path / "a.csv", "1,allocate,a!,512,0")).panels
+    assert isinstance(panel, _picture.Chart)
 
 
 def test_one_event_is_seen(draw, tmp_path):
@@ -247,7 +268,9 @@ def test_long_traces_keep_their_peaks_in_a_small_page(draw, tmp_path):
     assert re.fullmatch(r"Drawn from [\d,]+ of 120,000 events; no peak is lost\.", memory.note)
     output = tmp_path / "long.html"
     _output.write(str(output), picture)
-    assert output.stat().st_size < 1_000_000
+    assert len(json.dumps(page(output))) < 1_000_000
+    # Of that the library is the larger part.
+    assert output.stat().st_size < 2_000_000
 
 
 def test_many_pools_share_the_last_colour(draw, tmp_path):
@@ -290,7 +313,8 @@ def test_sampling_keeps_extremes_and_ends():
 
 def test_snapshot_in_which_nothing_was_allocated(draw, tmp_path):
     path = write(tmp_path / "s", [entry("snapshot", 0, 0)], segments=[segment(0, block(MIB))])
-    assert [panel.kind for panel in draw(path).panels] == ["map"]
+    (panel,) = draw(path).panels
+    assert isinstance(panel, _picture.AddressMap)
     with pytest.raises(_trace.TraceError, match="nothing to replay"):
         _trace.read(path)
 
@@ -331,14 +355,31 @@ def test_page_stands_alone(draw, snapshot, tmp_path):
     output = tmp_path / "out.html"
     _output.write(str(output), draw(snapshot))
     text = output.read_text()
-    assert not re.search(r'(src|href)\s*=\s*"(?!data:)', text)
+    assert not re.search(r'<[^>]*(src|href)\s*=\s*"(?!data:)', text.split("<body>")[0])
     assert "default-src 'none'" in text
-    assert not re.search(r"@(TITLE|DATA)@", text)
-    data = page(output)
-    assert [panel["kind"] for panel in data["panels"]] == ["chart", "map", "chart"]
-    assert data["panels"][1]["regions"][1]["address"] == "0x800000"
-    assert data["panels"][1]["blocks"][3] == [1152 * KIB, 512 * KIB, "live", 0, 1, 1000, 0, 1, 1, 0]
-    assert data["panels"][0]["lines"][0]["x"] == [10, 20]
+    assert "unsafe-eval" not in text
+    memory, addresses, handles = page(output)["vconcat"]
+    assert [panel["title"]["text"] for panel in (memory, addresses, handles)] == [
+        "Memory over time",
+        "Address map when the snapshot was written",
+        "Handles over time",
+    ]
+    # In the units of the axes.
+    assert lines_of(memory) == {"reserved: peak 3.12 MiB, ratio 49.249": [(10, 1.125), (20, 3.125), (90, 3.125)]}
+    (blocks,) = layers(addresses, "rect")
+    assert rows_of(blocks)[-2] | {"left": 0, "right": 0, "row": 0} == {
+        "row": 0,
+        "left": 0,
+        "right": 0,
+        "pool": "free, cached by the allocator",
+        "size": "1.50 MiB",
+        "address": "0x880000, in a large segment of 2.00 MiB",
+        "requested": "",
+        "stream": "0x0",
+        "stack": 0,
+    }
+    # The charts have one axis, and zoom together.
+    assert [zoom["views"] for zoom in page(output)["params"]] == [["panel0", "panel2"], ["panel1"]]
 
 
 def test_names_cannot_break_out_of_the_page(draw, tmp_path):
@@ -351,31 +392,61 @@ def test_names_cannot_break_out_of_the_page(draw, tmp_path):
     text = output.read_text()
     assert "<title>x&lt;b&gt;&amp;.pickle - gpupool</title>" in text
     assert text.count("</script>") == 2
-    assert page(output)["panels"][0]["stacks"][1] == [f"{name}  </script><!--:1"]
+    (texts,) = [
+        each["from"]["data"]["values"] for each in layers(page(output)["vconcat"][0], "rect")[0]["transform"][2:]
+    ]
+    assert texts[1]["text"] == f"{name}  </script><!--:1"
 
 
-def test_figure(draw, snapshot):
-    figure = _figure.figure(draw(snapshot))
-    memory, addresses, handles = figure.axes
-    assert memory.get_title("left") == "Memory over time"
-    assert (memory.get_xlabel(), memory.get_ylabel()) == ("time (µs)", "MiB")
-    texts = [text.get_text() for text in memory.get_legend().get_texts()]
-    assert texts[:2] == ["pool (0, 1): peak 0.977 KiB", "default pool: peak 64.0 KiB"]
-    assert texts[3:] == ["out of memory"]
-    reserved, mark = memory.get_lines()
-    assert list(reserved.get_xdata()) == [10, 20, 90]
-    assert reserved.get_ydata()[-1] == pytest.approx(3.125)
-    assert mark.get_xdata() == [40, 40]
-    assert addresses.get_ylabel() == "MiB"
-    names = [text.get_text() for text in addresses.get_legend().get_texts()]
-    assert names == [
+def legend(panel, channel):
+    """Return the labels that a panel's legend of colours or lines has."""
+    channels = [layer["encoding"][channel] for layer in panel["layer"] if channel in layer["encoding"]]
+    (found,) = [each["scale"]["domain"] for each in channels if "scale" in each]
+    return found
+
+
+def test_what_is_told_of_a_picture(draw, snapshot):
+    memory, addresses, handles = _spec.of(draw(snapshot), _spec.Use.IMAGE)["vconcat"]
+    area = layers(memory, "area")[0]["encoding"]
+    assert (area["x"]["axis"]["title"], area["y"]["axis"]["title"]) == ("time (µs)", "MiB")
+    assert legend(memory, "fill") == ["pool (0, 1): peak 0.977 KiB", "default pool: peak 64.0 KiB"]
+    assert legend(memory, "stroke")[1:] == ["out of memory"]
+    ((mark,),) = [layer["data"]["values"] for layer in layers(memory, "rule")]
+    assert (mark["x"], mark["told"]) == (40, "out of memory: 8.00 GiB asked for, 1.00 MiB free")
+    assert layers(addresses, "rect")[0]["encoding"]["y"]["axis"]["title"] == "MiB"
+    assert legend(addresses, "fill") == [
         "pool (0, 1)",
         "default pool",
         "freed, awaiting other streams",
         "free, cached by the allocator",
-        "a segment begins",
     ]
-    assert handles.get_ylabel() == "handles"
+    assert legend(addresses, "stroke") == ["a segment begins"]
+    assert layers(handles, "line")[0]["encoding"]["y"]["axis"]["title"] == "handles"
+
+
+def test_an_area_lies_on_those_below_it(draw, snapshot):
+    memory = _spec.of(draw(snapshot), _spec.Use.PAGE)["vconcat"][0]
+    last = rows_of(memory)[-1]
+    assert (last["top0"], last["top1"]) == (round(1000 / MIB, 6), round((1000 + 64 * KIB) / MIB, 6))
+    (over,) = layers(memory, "rect")
+    assert [each["calculate"] for each in over["transform"]] == ["datum.top0", "datum.top1 - datum.top0"]
+
+
+def test_few_numbers_keep_the_peaks_and_what_holds_for_long(draw, tmp_path):
+    lines = ["1,allocate,999,5000,0"]
+    # After a tenth of the time nothing happens for half of it, and then most of what does.
+    for place in range(6000):
+        time = 10 + place if place < 1000 else 50_000 + 10 * place
+        nbytes = 77_777 if place == 4001 else 1000 + place % 7
+        lines += [f"{time},allocate,{place % 50},{nbytes},0", f"{time + 1},free,{place % 50},{nbytes},0"]
+    picture = draw(log(tmp_path / "long.csv", *lines))
+    memory = _thin.thin(picture).panels[0]
+    assert len(memory.x) < 1300 < len(picture.panels[0].x)
+    assert (90_009, 82_777) in rows(memory)
+    assert max(memory.lines[0].y) == max(picture.panels[0].lines[0].y)
+    held = [y for x, y in rows(memory) if x < 30_000]
+    assert held[-1] == 5000
+    assert memory.note == "Drawn from fewer numbers than there are; no peak is lost."
 
 
 @pytest.mark.parametrize("nbytes", [1, 5 << 20, (24 << 20) + 1, 18_008_818_688])
@@ -383,12 +454,15 @@ def test_rows_of_an_address_map_begin_at_round_addresses(nbytes):
     per_row = _picture.row_size(nbytes)
     assert per_row.bit_count() == 1
     assert 1 <= -(-nbytes // per_row) <= _picture.ROWS
-    found = _picture.AddressMap("", nbytes, [], [], [], [()], "", "", "")
-    (addresses,) = _figure.figure(_picture.Picture("", "", [], [found])).axes
-    for axis in (addresses.get_xticklabels(), addresses.get_yticklabels()):
-        labels = [float(label.get_text().replace(",", "")) for label in axis]
-        assert labels == [step * labels[1] for step in range(len(labels))] if len(labels) > 1 else labels == [0]
-    assert all(label.get_text().replace(",", "").isdecimal() for label in addresses.get_yticklabels())
+    found = _picture.AddressMap("", nbytes, [("live", "sky", True)], [], [], [()], "", "", "")
+    place = layers(_spec.of(_picture.Picture("", "", [], [found]), _spec.Use.IMAGE)["vconcat"][0], "rect")[0][
+        "encoding"
+    ]
+    across = place["x"]["axis"]["values"]
+    assert across == [step * across[1] for step in range(9)]
+    assert place["y"]["axis"]["values"] == [*range(0, -(-nbytes // per_row) + 1, 4)]
+    multiple, unit = map(int, re.findall(r"\d+", place["y"]["axis"]["labelExpr"]))
+    assert (4 * multiple) % unit == 0
 
 
 # The command.
@@ -398,7 +472,7 @@ def test_default_output(snapshot, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["plot", snapshot]) == 0
     assert capsys.readouterr().out == ("device 0, which has most; --device 1 draws another\nwrote snap.html\n")
-    assert page("snap.html")["title"] == "snap.pickle"
+    assert page("snap.html")["title"]["text"] == "snap.pickle"
     # A page of ours may be written again, a stranger's not.
     assert main(["plot", snapshot, "--device", "0"]) == 0
     assert capsys.readouterr().out == "wrote snap.html\n"
@@ -417,28 +491,36 @@ def test_png(snapshot, tmp_path, capsys):
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".gpupool")] == []
 
 
-def test_page_and_png_of_one_command(snapshot, tmp_path, capsys):
-    outputs = [tmp_path / "out.html", tmp_path / "out.png"]
+def test_all_forms_of_one_command(snapshot, tmp_path, capsys):
+    outputs = [tmp_path / "out.html", tmp_path / "out.png", tmp_path / "out.svg"]
     assert main(["plot", snapshot, "--device", "0", *(word for path in outputs for word in ("-o", str(path)))]) == 0
     assert capsys.readouterr().out == "".join(f"wrote {path}\n" for path in outputs)
-    assert page(outputs[0])["title"] == "snap.pickle"
+    assert page(outputs[0])["title"]["text"] == "snap.pickle"
     assert outputs[1].read_bytes().startswith(b"\x89PNG")
+    assert outputs[2].read_text().startswith("<svg ")
 
 
-def test_png_without_matplotlib(snapshot, tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert main(["plot", snapshot, "-o", str(tmp_path / "out.png")]) == 1
-    error = capsys.readouterr().err
-    assert "PNG needs matplotlib, which cannot be imported" in error
-    assert "pip install matplotlib; or write a .html file" in error
-    assert main(["plot", snapshot, "-o", str(tmp_path / "out.html")]) == 0
+def test_without_the_library_it_says_which_command_brings_it(snapshot, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(_output.importlib.util, "find_spec", lambda name: None)
+    for output in ("out.html", "out.png", "out.svg"):
+        assert main(["plot", snapshot, "-o", str(tmp_path / output)]) == 1
+        error = "gpupool: pictures need vl-convert, which is missing: pip install 'gpupool[plot]'\n"
+        assert capsys.readouterr().err == error
+
+
+def test_a_renderer_that_ends_says_so(snapshot, tmp_path):
+    # It has room for gpupool, and none for an engine of JavaScript.
+    done = start_program("command_line/little_memory.py", 300, "plot", snapshot, "-o", tmp_path / "out.png")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert done.stderr.startswith("gpupool: vl-convert, which renders pictures, ended with ")
+    assert not (tmp_path / "out.png").exists()
 
 
 @pytest.mark.parametrize(
     ("output", "message"),
     [
-        ("out.pdf", "out.pdf: a picture is a .html or a .png file; name it so"),
-        ("out", "out: a picture is a .html or a .png file; name it so"),
+        ("out.pdf", "out.pdf: a picture is a .html, .png or .svg file; name it so"),
+        ("out", "out: a picture is a .html, .png or .svg file; name it so"),
         ("nowhere/out.html", "cannot be written: there is no folder {folder}/nowhere; make it first"),
     ],
 )
@@ -478,12 +560,11 @@ def test_log_has_no_devices(tmp_path, capsys):
 
 def test_own_snapshot(tmp_path):
     run_program("command_line/plot_of_its_own_snapshot.py", tmp_path / "own.pickle", tmp_path / "o.html")
-    (found,) = page(tmp_path / "o.html")["panels"]
-    assert [name for name, _, _ in found["names"]] == ["default pool", "pool (0, 1)"] or [
-        name for name, _, _ in found["names"]
-    ] == ["pool (0, 1)", "default pool"]
-    live = [size for _, size, state, *_ in found["blocks"] if state == "live"]
-    assert sorted(live) == [1 << 20, 1 << 20, 1 << 20, 5 << 20]
+    (found,) = page(tmp_path / "o.html")["vconcat"]
+    assert sorted(legend(found, "fill")[:2]) == ["default pool", "pool (0, 1)"]
+    # A block has a part in each row.
+    live = {row["address"]: row["size"] for row in rows_of(layers(found, "rect")[0]) if "pool" in row["pool"]}
+    assert sorted(live.values()) == ["1.00 MiB"] * 3 + ["5.00 MiB"]
 
 
 def test_nothing_is_imported_for_a_page(snapshot, tmp_path):

@@ -23,7 +23,7 @@ def add(commands: Any) -> None:
         help="draw a trace file: memory over time, the address map of a moment, handles over time",
         description="Draw a trace file: memory over time, the address map of a moment, handles over time.",
         epilog="A log of RMM does not contain the reserved bytes; they come from a replay with gpupool on a simulated "
-        "device. PNG needs matplotlib: pip install matplotlib.",
+        "device. Pictures need vl-convert: pip install 'gpupool[plot]'.",
     )
     parser.add_argument(
         "file",
@@ -37,7 +37,8 @@ def add(commands: Any) -> None:
         metavar="OUT",
         action="append",
         default=[],
-        help="a .html or a .png file, or both by giving it twice (default: FILE's name with .html, in this folder)",
+        help="a .html, .png or .svg file, or several by giving it again (default: FILE's name with .html, in this "
+        "folder)",
     )
     parser.add_argument("--device", type=int, help="which device of a snapshot (default: the one with most events)")
     parser.add_argument(

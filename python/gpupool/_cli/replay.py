@@ -83,7 +83,7 @@ def add(commands: Any) -> None:
         metavar="FILE",
         action="append",
         default=[],
-        help="also draw it: a .html or a .png file, or both by giving it twice",
+        help="also draw it: a .html, .png or .svg file, or several by giving it again",
     )
 
 

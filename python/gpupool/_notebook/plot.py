@@ -11,6 +11,7 @@ from gpupool import _native
 from gpupool._frameworks import plug as _plug
 from gpupool._plot import draw as _draw
 from gpupool._plot import output as _output
+from gpupool._plot import thin as _thin
 from gpupool._plot.picture import Picture
 from gpupool._traces import trace as _trace
 from gpupool._traces.bounds import MAX_TIME
@@ -26,11 +27,11 @@ class Plot:
         self._picture = picture
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the picture to a file: ``.html``, a page that zooms and tells of each block, or ``.png``.
+        """Write the picture to a file: ``.html``, a page that zooms and tells of each block, ``.png`` or ``.svg``.
 
         Raises:
             gpupool.InvalidValue: The name has another suffix, or its folder is missing.
-            gpupool.LibraryNotFound: PNG needs matplotlib, which is missing.
+            gpupool.LibraryNotFound: vl-convert is missing: ``pip install 'gpupool[plot]'``.
             gpupool.Error: The file cannot be written.
         """
         name = os.fsdecode(path)
@@ -43,10 +44,14 @@ class Plot:
         return f"<gpupool.typing.Plot of {self._picture.title}: {'; '.join(told)}>"
 
     def _repr_html_(self) -> str:
-        """Return the picture as HTML, for a notebook."""
-        from gpupool._notebook import drawing
+        """Return the picture as HTML with a drawing in SVG, for a notebook."""
+        from gpupool._notebook.markup import around, box, element
 
-        return drawing.html(self._picture)
+        try:
+            _output.need()
+        except gpupool.LibraryNotFound as error:
+            return box(element("pre", f"{self!r}\n{error}"))
+        return box(around("div", _output.render(_thin.thin(self._picture), ".svg").decode(), "color:inherit"))
 
 
 def plot(

@@ -108,7 +108,7 @@ def _map(
     live = sum(block.size for block in blocks if block.state != "free")
     count = sum(block.state != "free" for block in blocks)
     note = f"{size(live)} of {size(nbytes)} in use, in {_count(count, 'block')} of {_count(len(regions), what)}."
-    merged = _merge(blocks, nbytes)
+    merged = merge(blocks, nbytes, MOST)
     if len(merged) < len(blocks):
         note += " Blocks too small to be seen are drawn together."
     # The map has only the call stacks that are drawn.
@@ -134,11 +134,11 @@ def _count(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
-def _merge(blocks: list[Place], nbytes: int) -> list[Place]:
-    """Return the blocks, with neighbours that are too small to be seen made one, if there are too many."""
-    if len(blocks) <= MOST:
+def merge(blocks: list[Place], nbytes: int, most: int) -> list[Place]:
+    """Return the blocks; if there are more than `most`, with neighbours that are too small to be seen made one."""
+    if len(blocks) <= most:
         return blocks
-    small = max(1, 2 * nbytes // MOST)
+    small = max(1, 2 * nbytes // most)
     merged: list[Place] = []
     for block in blocks:
         last = merged[-1] if merged else None

@@ -1,37 +1,52 @@
-"""A picture as a web page: one file that needs no network, with `page.html` as its frame."""
+"""A picture as a web page: one file that needs no network, in which Vega zooms and tells what is under the cursor."""
 
 import html as markup
-import json
 import os
-from importlib import resources
 
 import gpupool
-from gpupool._plot.picture import PALETTE, ROWS, Picture, Place, Region
 
 # The line near the start of a page by which it is known as one of gpupool's.
 GENERATOR = '<meta name="generator" content="gpupool">'
+_STYLE = """
+body { margin: 20px 28px; background: Canvas; color: CanvasText; font: 13px system-ui, sans-serif; }
+#vg-tooltip-element td { white-space: pre-wrap; max-width: 50em; overflow-wrap: anywhere; }
+"""
+# Expressions are interpreted (`ast`), since the page allows no code that is made of text.
+_SCRIPT = """
+for (const panel of spec.vconcat) panel.width = Math.max(300, Math.min(1400, innerWidth - 160));
+const theme = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+vegaEmbed("#picture", spec, { ast: true, actions: false, tooltip: { theme } });
+"""
 
 
-def html(picture: Picture) -> str:
-    """Return the page."""
-    template = resources.files("gpupool._plot").joinpath("page.html").read_text(encoding="utf-8")
-    palette = " ".join(f"--{name}: {colour};" for name, colour in PALETTE.items())
-    template = template.replace("@PALETTE@", palette).replace("@ROWS@", str(ROWS))
+def html(title: str, spec: str, library: str) -> str:
+    """Return the page with a specification, and the library that draws it."""
     # Only a less-than sign could end the script element.
-    data = json.dumps(picture, default=_packed, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
-    head, rest = template.split("@TITLE@")
-    middle, tail = rest.split("@DATA@")
-    return f"{head}{markup.escape(picture.title)}{middle}{data}{tail}"
-
-
-def _packed(part: object) -> object:
-    if isinstance(part, Place):
-        # There are many blocks: without the names of their fields they take a third.
-        return list(vars(part).values())
-    if isinstance(part, Region):
-        # JavaScript's numbers do not hold every address.
-        return {**vars(part), "address": f"{part.address:#x}"}
-    return vars(part)
+    data = spec.replace("<", "\\u003c")
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+{GENERATOR}
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy"
+  content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:">
+<link rel="icon" href="data:,">
+<title>{markup.escape(title)} - gpupool</title>
+<style>{_STYLE}</style>
+</head>
+<body>
+<p>Scroll over a picture to zoom, drag to move, double-click to see everything again.</p>
+<div id="picture"></div>
+<noscript>The pictures are drawn by JavaScript, which is switched off.</noscript>
+<script>{library}</script>
+<script>
+const spec = {data};
+{_SCRIPT}</script>
+</body>
+</html>
+"""
 
 
 def name_for(path: str) -> str:

@@ -1,7 +1,7 @@
-"""The content of a picture: panels of numbers and names, which `page` and `figure` draw.
+"""The content of a picture: panels of numbers and names, which `spec` tells Vega-Lite of.
 
 Bytes and microseconds are whole numbers. Colours are names of the Okabe-Ito palette, which colour-blind people tell
-apart too; a page has a few others on a dark ground.
+apart too.
 """
 
 from dataclasses import dataclass, field
@@ -71,7 +71,14 @@ class Chart:
     note: str = ""
     link: str = ""
     """A text that charts with the same axis share."""
-    kind: str = "chart"
+
+    @property
+    def tops(self) -> list[list[int]]:
+        """The upper edge of each area, which lies on those below it."""
+        tops: list[list[int]] = []
+        for area in self.areas:
+            tops.append([below + value for below, value in zip(tops[-1], area.y, strict=True)] if tops else area.y)
+        return tops
 
 
 @dataclass
@@ -120,7 +127,6 @@ class AddressMap:
     free_label: str
     region_label: str
     note: str
-    kind: str = "map"
 
 
 @dataclass
