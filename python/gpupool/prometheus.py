@@ -1,12 +1,13 @@
 """gpupool's statistics for Prometheus.
 
->>> gpupool.prometheus.text()  # the text format, for any web server; nothing else is needed
+>>> gpupool.prometheus.text()  # the text format, for any web server
 
 >>> prometheus_client.REGISTRY.register(gpupool.prometheus.Collector())  # if prometheus_client serves the metrics
 
-Both report only devices that the process has used through gpupool, so that a scrape never initialises a driver. A
-process that cannot report its statistics, such as a forked child, has ``gpupool_up 0`` and no other metric of gpupool,
-so that the program's own metrics are still served. The names are stable; :obj:`METRICS` lists them with their meanings.
+prometheus_client writes both. They report only devices that the process has used through gpupool, so that a scrape
+never initialises a driver. A process that cannot report its statistics, such as a forked child, has ``gpupool_up 0``
+and no other metric of gpupool, so that the program's own metrics are still served. The names are stable; :obj:`METRICS`
+lists them with their meanings.
 
 https://prometheus.io/docs/instrumenting/exposition_formats/
 """
@@ -128,17 +129,14 @@ def text(*, pools: int = _POOLS, streams: int = 0) -> str:
             be thousands of short-lived streams, and each would be a permanent series.
 
     Raises:
+        gpupool.LibraryNotFound: prometheus_client is missing.
         gpupool.InvalidValue: A number is invalid.
     """
-    lines = []
-    for name, samples in _samples(_count("pools", pools), _count("streams", streams)).items():
-        kind, meaning = METRICS[name]
-        lines.append(f"# HELP {name} {_escaped(meaning)}")
-        lines.append(f"# TYPE {name} {'gauge' if kind == 'info' else kind}")
-        for labels, value in samples:
-            given = ",".join(f'{label}="{_quoted(content)}"' for label, content in labels.items())
-            lines.append(f"{name}{{{given}}} {value}" if given else f"{name} {value}")
-    return "\n".join([*lines, ""])
+    collector = Collector(pools=pools, streams=streams)
+    from prometheus_client import generate_latest
+
+    written: bytes = generate_latest(collector)
+    return written.decode()
 
 
 class Collector:
@@ -184,14 +182,6 @@ def _count(what: str, number: Any) -> int:
     if count < 0 or isinstance(number, bool):
         raise gpupool.InvalidValue(f"{what} must be a whole number from 0, not {number!r}")
     return count
-
-
-def _escaped(content: str) -> str:
-    return content.replace("\\", r"\\").replace("\n", r"\n")
-
-
-def _quoted(content: str) -> str:
-    return _escaped(content).replace('"', r"\"")
 
 
 def _samples(pools: int, streams: int) -> dict[str, list[_Sample]]:

@@ -61,7 +61,7 @@ def test_the_text_is_valid_and_says_what_the_summary_says(client, busy):
     text = prometheus.text()
     (device, *_) = gpupool.memory_summary().devices
     assert values(text, "gpupool_up") == {(): 1}
-    assert values(text, "gpupool_info") == {(gpupool.__version__, "host"): 1}
+    assert values(text, "gpupool_info") == {("host", gpupool.__version__): 1}
     held = values(text, "gpupool_device_memory_bytes", device="0")
     assert held == {
         ("live",): device.live_bytes,
@@ -260,8 +260,7 @@ def test_a_forked_child_says_that_it_cannot_tell_and_serves_the_rest(client):
     run_program("telling/scrape_of_a_fork.py")
 
 
-def test_text_needs_no_prometheus_client_and_the_collector_says_how_to_get_it():
-    run_bare_program("telling/scrapes.py", "needs_no_prometheus_client")
+def test_without_prometheus_client_it_says_how_to_get_it():
     run_bare_program("importing/missing.py", "prometheus_client", "pip install 'prometheus-client'")
 
 

@@ -12,7 +12,7 @@ NEEDS = {
     "distributed": [lambda: gpupool.dask.Plugin],
     "numba_cuda": [lambda: gpupool.numba.enable()],
     "nvmath": [lambda: gpupool.nvmath.options(gpupool.cudss).__enter__()],
-    "prometheus_client": [lambda: gpupool.prometheus.Collector()],
+    "prometheus_client": [lambda: gpupool.prometheus.text(), lambda: gpupool.prometheus.Collector()],
     "ray": [lambda: gpupool.ray.stats([])],
     "rmm": [lambda: gpupool.rmm.resource()],
     "warp": [lambda: gpupool.warp.enable(), lambda: gpupool.warp.using().__enter__()],

@@ -35,7 +35,7 @@ def what_is_asked_and_given_is_counted() -> None:
         assert here["received_bytes"] == there["given_bytes"] == 24 * MIB
         assert here["asking_seconds"] > 0 == there["asking_seconds"]
         text = gpupool.prometheus.text()
-        assert 'gpupool_device_asked_neighbours_total{device="0"} 1\n' in text
+        assert 'gpupool_device_asked_neighbours_total{device="0"} 1.0\n' in text
         assert "from neighbours" in str(gpupool.memory_summary())
         of_this, of_other = gpupool.info(), other.call(info)
         device = of_this.devices[0]
