@@ -1,5 +1,7 @@
-//! The structs of `gpupool.h`: each is declared once, with its name there. In the test, a C compiler compares all fields
-//! with the header's: their places, and their types with those of functions' arguments.
+//! The structs of `gpupool.h`, compared with it by a C compiler in a test: bindgen needs libclang at builds.
+//!
+//! Each is declared once, with its name there. The test compares all fields with the header's: their places, and their
+//! types with those of functions' arguments.
 
 #[cfg(test)]
 mod tests;

@@ -1,11 +1,11 @@
-//! NVTX: ranges and names that a profiler such as Nsight Systems shows, in a domain of our own.
+//! NVTX without its headers or the crates over them, which need a C compiler at every build: ranges and names that a
+//! profiler such as Nsight Systems shows, in a domain of our own.
 //!
 //! Off unless the process was started with `GPUPOOL_NVTX=1`. NVTX is a protocol rather than a library: the profiler
-//! names its library in `NVTX_INJECTION64_PATH`, which the program loads and gives a table of places for functions; the
-//! program calls those that the profiler fills in. NVIDIA does this in C headers, and the crates over them need a C
-//! compiler and libclang at every build, so the few functions needed are called directly. The numbers and layouts are
-//! those of version 3: `nvtx3/nvToolsExt.h`, `nvtxDetail/nvtxTypes.h` and `nvtxInit.h` of
-//! <https://github.com/NVIDIA/NVTX>.
+//! names its library in `NVTX_INJECTION64_PATH`, which the program loads and gives a table of places for functions;
+//! the program calls those that the profiler fills in. NVIDIA does this in C headers, and the crates need libclang
+//! besides, so the few functions needed are called directly. The numbers and layouts are those of version 3:
+//! `nvtx3/nvToolsExt.h`, `nvtxDetail/nvtxTypes.h` and `nvtxInit.h` of <https://github.com/NVIDIA/NVTX>.
 
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_uint, c_void};
 use std::fmt;

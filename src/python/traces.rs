@@ -1,4 +1,4 @@
-//! Trace files: the replay of a log, and the reader of pickles of memory snapshots.
+//! Trace files: the replay of a log, and a reader of snapshots' pickles, our own since no library's bounds its memory.
 
 use std::fmt::Display;
 use std::io::{self, BufReader, Read};

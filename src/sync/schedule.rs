@@ -1,8 +1,10 @@
-//! Random schedules of the real code, for tests: of a few threads one runs at a time, and the next is chosen at every
-//! lock, atomic and call of the simulated driver. So orders that come up once in a million runs come within some
-//! thousands, and a seed repeats one. A thread that waits for another's lock or condition lets others run first. One
-//! that blocks in the operating system, such as waiting for a thread of no schedule, is noticed after a while, and
-//! others go on. Threads of no schedule pay for one load.
+//! Random schedules of the real code, for tests, which is too large for loom to run in every interleaving.
+//!
+//! Of a few threads one runs at a time, and the next is chosen at every lock, atomic and call of the simulated driver.
+//! So orders that come up once in a million runs come within some thousands, and a seed repeats one. A thread that
+//! waits for another's lock or condition lets others run first. One that blocks in the operating system, such as
+//! waiting for a thread of no schedule, is noticed after a while, and others go on. Threads of no schedule pay for one
+//! load.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
