@@ -40,6 +40,7 @@ def html(title: str, spec: str, library: str) -> str:
 <p>Scroll over a picture to zoom, drag to move, double-click to see everything again.</p>
 <div id="picture"></div>
 <noscript>The pictures are drawn by JavaScript, which is switched off.</noscript>
+<!-- Vega, Vega-Lite and Vega-Embed, under the BSD 3-Clause License: https://github.com/vega -->
 <script>{library}</script>
 <script>
 const spec = {data};
