@@ -147,6 +147,7 @@ models: ## every interleaving of the lock-free parts, by loom
 long-random: ## Rust's tests of random work, schedules and faults, each for SECONDS (5)
 	GPUPOOL_TEST_SECONDS=$(SECONDS) cargo test --quiet --test models --test memory --test handles -- \
 	  $$(grep -l 'turns(' tests/*/*.rs | sed 's,.*/\(.*\)\.rs,\1::,')
+	GPUPOOL_TEST_SECONDS=$(SECONDS) cargo test --quiet --lib codec::
 
 .PHONY: user-crate
 user-crate: ## a program that depends on gpupool, with its default features alone

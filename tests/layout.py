@@ -17,7 +17,7 @@ CIRCLES = {"src": 5, "src/handle": 4}
 ARROWS = {
     "src": "python -> c_api -> replay, summary, recording -> handle -> memory -> library -> runtime "
     "-> process & observe -> sync & ids & error",
-    "src/memory": "plug -> neighbour -> sleep -> share -> host -> report -> range -> route -> serve -> cache -> pool "
+    "src/memory": "plug -> peer -> sleep -> host -> report -> range -> route -> serve -> cache -> pool "
     "-> device",
 }
 # The files that may keep a function which is given to them from above, and call it: what an event, or the scope of a
@@ -59,7 +59,7 @@ UNSAFE = {
     # Memory is mapped, unmapped and released.
     "src/memory/device": "address_range.rs retired.rs segments.rs supply.rs",
     "src/memory/serve": "extents.rs growth.rs pools.rs reserve.rs segments.rs trim.rs",
-    "src/memory/share": "mapping.rs server.rs",
+    "src/memory/peer": "mapping.rs sharing.rs",
     "src/memory/sleep": "asleep.rs awake.rs backup.rs",
     # What was just committed is filled.
     "src/memory/range": "commit.rs",

@@ -17,7 +17,7 @@ use crate::memory::SegmentGuard;
 use crate::memory::cache::GivenKey;
 use crate::memory::checkpoint::PoolCheckpoint;
 use crate::memory::device::{SegmentSource, Source};
-use crate::memory::neighbour::join;
+use crate::memory::peer::join;
 use crate::memory::plug::call::{address_of, answer, answer_or_none, count, device_of, null, pointer, run, stream_on};
 use crate::memory::pool::{Pool, PoolId, Rules, UseOf, next_ticket};
 use crate::memory::route::{self, EnteredRoute, Followers, GivenPool, RouteKind, leave_by_ticket};

@@ -5,8 +5,8 @@ use std::{ptr, slice};
 
 use crate::error::{Error, Result};
 use crate::memory::device_buffer::{self, DeviceBuffer};
+use crate::memory::peer::{self, ShareToken};
 use crate::memory::plug::call::{device_of, null, place, pointer, run, stream_of, stream_on_existing};
-use crate::memory::share::{self, ShareToken};
 use crate::process;
 use crate::runtime::Stream;
 
@@ -52,7 +52,7 @@ pub(super) unsafe extern "C" fn share(
                 ShareToken::BYTES
             )));
         }
-        let (shared, lead) = share::share_at(pointer.addr() as u64, stream.as_ref(), is_sent != 0)?;
+        let (shared, lead) = peer::share_at(pointer.addr() as u64, stream.as_ref(), is_sent != 0)?;
         // SAFETY: the caller passes room for as many bytes as it says, which are enough.
         unsafe { slice::from_raw_parts_mut(token.cast::<u8>(), ShareToken::BYTES) }.copy_from_slice(shared.as_bytes());
         *offset = lead;
@@ -77,7 +77,7 @@ pub(super) unsafe extern "C" fn attach(
         if token.is_null() {
             return Err(null("token"));
         }
-        let bytes = isize::try_from(bytes).map_err(|_| share::wrong_size(bytes))?;
+        let bytes = isize::try_from(bytes).map_err(|_| peer::wrong_size(bytes))?;
         // SAFETY: the caller passes a token of so many bytes.
         let token = ShareToken::from_bytes(unsafe { slice::from_raw_parts(token.cast(), bytes.cast_unsigned()) })?;
         // SAFETY: the caller promises that the stream is alive and of the device.

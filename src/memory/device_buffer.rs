@@ -2,10 +2,11 @@
 
 use std::mem;
 
+use super::peer::{self, AttachedBuffer, ShareToken};
 use super::pool::PoolId;
 use super::route;
 use super::serve::{self, Allocation};
-use super::share::{self, AttachedBuffer, ShareToken};
+use super::shared_block;
 use crate::error::{Error, Result};
 use crate::ids::Device;
 use crate::process;
@@ -312,7 +313,7 @@ impl DeviceBuffer {
     pub fn recall(&self) -> Result<()> {
         process::refuse_forked()?;
         if let BufferMemory::Block(block) = &self.held {
-            share::recall(*block);
+            shared_block::recall(*block);
         }
         Ok(())
     }
@@ -320,7 +321,7 @@ impl DeviceBuffer {
     fn share_as(&self, stream: &Stream, is_sent: bool) -> Result<ShareToken> {
         process::refuse_forked()?;
         match &self.held {
-            BufferMemory::Block(block) => share::share(*block, self.bytes, Some(stream), is_sent),
+            BufferMemory::Block(block) => peer::share(*block, self.bytes, Some(stream), is_sent),
             BufferMemory::Attached(attached) => Err(Error::invalid_value(format!(
                 "{:#x} is memory of another process, which alone can share it: pass its token on, or copy the {} bytes to a \
                  buffer of this process",
@@ -345,7 +346,7 @@ impl DeviceBuffer {
 /// a device that cannot access the memory, or if the stream is captured; `ErrorKind::Unavailable` if its owner has
 /// ended or does not answer, or this process can open no more files; `ErrorKind::Library` if the driver refuses.
 pub fn attach(token: &ShareToken, device: Option<Device>, stream: Option<&Stream>) -> Result<DeviceBuffer> {
-    let (attached, stream) = share::attach(token, device, stream)?;
+    let (attached, stream) = peer::attach(token, device, stream)?;
     Ok(DeviceBuffer { bytes: attached.bytes, held: BufferMemory::Attached(Box::new(attached)), stream })
 }
 

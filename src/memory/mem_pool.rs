@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use super::device::{DriverSegments, SegmentSource, Source};
 use super::device_buffer::{DeviceBuffer, empty};
-use super::neighbour::join;
+use super::peer::join;
 use super::pool::SegmentGuard;
 use super::pool::{Pool, PoolId, Rules, SegmentEvent, UseOf};
 use super::range::{MemoryRange, reserve_range};

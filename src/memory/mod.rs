@@ -39,7 +39,7 @@ pub(crate) mod device;
 pub(crate) mod device_buffer;
 pub(crate) mod limits;
 mod mem_pool;
-pub(crate) mod neighbour;
+pub(crate) mod peer;
 pub(crate) mod pinned;
 pub(crate) mod plug;
 pub(crate) mod pool;
@@ -48,7 +48,7 @@ mod range;
 pub(crate) mod report;
 pub(crate) mod route;
 pub(crate) mod serve;
-pub(crate) mod share;
+mod shared_block;
 pub(crate) mod sleep;
 mod staging;
 mod tuning;
@@ -64,6 +64,7 @@ pub(crate) use self::{
     cache::Order,
     copies::{CopyDirection, HostBytes},
     device_buffer::empty_by,
+    peer::share_at,
     pinned::{empty_pinned_by, node_of, pinned_stats_by_node},
     plug::{TorchAllocator, fence, follow_blocking},
     pool::no_fraction,
@@ -71,7 +72,6 @@ pub(crate) use self::{
     report::stacks_in_use,
     route::{EnteredCapture, EnteredRoute, Followers, Route, allocate_in_parts, set_find_context_route},
     serve::owns,
-    share::share_at,
 };
 pub use crate::library::DeviceMemHandler;
 pub use cache::{MemoryAction, MemoryEvent};
@@ -84,13 +84,13 @@ pub use limits::{
 };
 pub use mem_pool::{MemPool, MemPoolBuilder};
 #[cfg(feature = "python")]
-pub(crate) use neighbour::claim_unless_interrupted;
+pub(crate) use peer::claim_unless_interrupted;
 #[cfg(all(feature = "fault-injection", feature = "python"))]
-pub(crate) use neighbour::set_clock;
-pub(crate) use neighbour::watch as watch_neighbours;
-pub use neighbour::{
-    MemoryClaim, Neighbour, NeighbourPool, NeighbourSettings, available_memory, claim, claim_within, neighbours,
-    neighbours_with_pools, set_neighbour,
+pub(crate) use peer::set_clock;
+pub(crate) use peer::watch as watch_neighbours;
+pub use peer::{
+    MemoryClaim, Neighbour, NeighbourPool, NeighbourSettings, ShareToken, SharedSummary, available_memory, claim,
+    claim_within, neighbours, neighbours_with_pools, set_neighbour, shared_blocks,
 };
 pub use pinned::{
     PinnedBuffer, empty_pinned, empty_pinned_cache, empty_pinned_on_node, pinned_limit, pinned_stats,
@@ -113,7 +113,6 @@ pub use route::{CaptureScope, GraphMemory, PoolScope, PoolToken};
 pub(crate) use serve::on_oom_as;
 pub(crate) use serve::{Allocation, Help, Helper, free as free_block, make_room_for, users};
 pub use serve::{OomGuard, on_oom, oom_callbacks};
-pub use share::{ShareToken, SharedSummary, shared_blocks};
 pub(crate) use sleep::sleep_pools;
 pub use sleep::{Backup, wake};
 

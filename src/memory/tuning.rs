@@ -104,7 +104,7 @@ pub(in crate::memory) const BACKUP_MOST: u64 = 1 << 30;
 /// The most extents of idle mappings of others' memory. To unmap and release one takes 43 to 62 us
 /// (`h200-sleep/by_hand.txt`: 2,048 in 88 to 127 ms), so an owner that falls asleep has its memory back in two seconds.
 pub(in crate::memory) const IDLE_EXTENTS_MOST: usize = 32 << 10;
-/// How long another process may take to answer; half as long to send its request, as it holds a descriptor meanwhile.
+/// How long another process may take to ask, and to answer; half as long to take an answer, as there are descriptors in it.
 pub(in crate::memory) const PATIENCE: Duration = Duration::from_secs(10);
 /// How long a pool that falls asleep waits for other processes: what unmapping the most idle mappings takes
 /// (`h200-sleep/by_hand.txt`).

@@ -17,7 +17,7 @@ use crate::memory::device::{DeviceMemory, Mapping, Reserve, without_all};
 use crate::memory::pool::{Change, KeptExtents, Pool, Record, SleepChange};
 use crate::memory::range::why_fixed;
 use crate::memory::serve::{Patience, release_ready, settle};
-use crate::memory::share::refuse_held;
+use crate::memory::shared_block::refuse_held;
 use crate::memory::tuning::{LARGE_EXTENT_PAGES, PAGE, RETRY, WAIT_ASLEEP};
 use crate::observe::delivery::Delivery;
 use crate::observe::target::MEMORY;

@@ -10,10 +10,24 @@ import threading
 from pathlib import Path
 
 import gpupool
+from messages import (
+    GIVEN,
+    HEAD,
+    PASSED_BY,
+    POOLS,
+    TELL,
+    answer,
+    give,
+    held,
+    memory_question,
+    pool,
+    pools,
+    told,
+)
+from messages import number as packed
 from neighbour_work import cache, reserved
 from other_process import MIB, other_process
 
-MAGIC, FORMAT = 0x6E707067, 1
 FOLDER = Path(os.environ["GPUPOOL_NEIGHBOURS"])
 DEVICE = struct.pack("<QQ", os.stat(os.environ["GPUPOOL_HOST_SHARED"]).st_ino, 0)
 # What is at an edge somewhere.
@@ -43,26 +57,32 @@ def device(chance: random.Random) -> bytes:
 
 
 def question(chance: random.Random) -> bytes:
-    what, within = chance.choice((0, 1, 2, 3, 4, 5, 6, 65535)), chance.choice((0, 1))
-    packet = struct.pack("<IHH16sQI", MAGIC, FORMAT, what, device(chance), number(chance), within)
-    return mutated(chance, packet)
+    questions = (
+        lambda: memory_question(TELL, packed(number(chance))),
+        lambda: give(chance.choice((0, 1, 2, 3)), device(chance), number(chance), chance.choice((0, 1))),
+        lambda: memory_question(POOLS, device(chance)),
+        lambda: memory_question(PASSED_BY, device(chance), packed(number(chance))),
+        lambda: memory_question(chance.choice((4, 65535))),
+    )
+    return mutated(chance, chance.choice(questions)())
 
 
-def answer(chance: random.Random, asked: bytes) -> bytes:
+def some(chance: random.Random, count: int) -> list[int]:
+    return [number(chance) for _ in range(count)]
+
+
+def lie(chance: random.Random, asked: bytes) -> bytes:
     """Return what a neighbour might tell, or may not."""
-    (what,) = struct.unpack_from("<H", asked, 6)
-    head = struct.pack("<IH", MAGIC, FORMAT)
-    if what == 0:
-        count = chance.randrange(4)
-        numbers = [[number(chance) for _ in range(12)] for _ in range(count)]
-        for each in numbers:
-            each[10] = chance.randrange(2**31)
-        held = b"".join(device(chance) + struct.pack("<12Q", *each) for each in numbers)
-        return mutated(chance, head + struct.pack("<II64s", chance.randrange(2**32), count, chance.randbytes(8)) + held)
-    if what == 4:
-        pools = b"".join(struct.pack("<64s6Q", b"pool", *(number(chance) for _ in range(6))) for _ in range(3))
-        return mutated(chance, head + pools)
-    return mutated(chance, head + struct.pack("<Q", number(chance)))
+    what = asked[len(HEAD) + 1]
+    if what == TELL:
+        of_devices = [
+            held(device(chance), some(chance, 9), number(chance), chance.randrange(-(2**31), 2**31), number(chance))
+            for _ in range(chance.randrange(4))
+        ]
+        return mutated(chance, told(chance.randrange(2**32), chance.randbytes(8), *of_devices))
+    if what == POOLS:
+        return mutated(chance, pools(*(pool((0, number(chance)), "pool", some(chance, 4)) for _ in range(3))))
+    return mutated(chance, answer(GIVEN, packed(number(chance))))
 
 
 def questions(seed: int, count: int) -> None:
@@ -122,7 +142,7 @@ class Liar(threading.Thread):
                 if asked and self._chance.random() < 0.98:
                     # Whoever asked may not wait for it.
                     with contextlib.suppress(OSError):
-                        connection.send(answer(self._chance, asked))
+                        connection.send(lie(self._chance, asked))
 
 
 def answers(seed: int, count: int) -> None:

@@ -9,17 +9,33 @@ import threading
 from pathlib import Path
 
 import gpupool
+from messages import (
+    FREE,
+    GIVEN,
+    HEAD,
+    OFFERED,
+    POOLS,
+    TELL,
+    TOLD_POOLS,
+    answer,
+    give,
+    held,
+    kind_of,
+    memory_question,
+    number,
+    numbers,
+    pool,
+    pools,
+    read_numbers,
+    told,
+)
 from neighbour_work import cache, reserved
-from other_process import MIB, other_process
+from other_process import MIB, attach, content, other_process
 
-MAGIC, FORMAT = 0x6E707067, 1
-TELL, FREE, OFFERED, POOLS = 0, 1, 3, 4
+# The question that every neighbour asks.
+ALL = memory_question(TELL, number(2**64 - 1))
 # That of the simulated device.
 DEVICE = struct.pack("<QQ", os.stat(os.environ["GPUPOOL_HOST_SHARED"]).st_ino, 0)
-
-
-def question(what: int, device: bytes = DEVICE, number: int = 0, within: int = 1, form: int = FORMAT) -> bytes:
-    return struct.pack("<IHH16sQI", MAGIC, form, what, device, number, within)
 
 
 def connected() -> socket.socket:
@@ -54,11 +70,12 @@ def rubbish() -> None:
         b"GET / HTTP/1.1",
         os.urandom(8192),
         os.urandom(60_000),
-        question(6),
-        question(65535),
-        question(TELL, form=2),
-        question(TELL) + b"x",
-        question(TELL)[:-1],
+        memory_question(4),
+        memory_question(65535),
+        give(3, DEVICE, 1, 1),
+        HEAD[:-1] + b"\1" + ALL[len(HEAD) :],
+        ALL + b"x",
+        ALL[:-1],
     )
     for data in wrong:
         with connected() as connection:
@@ -72,11 +89,12 @@ def questions_out_of_place() -> None:
     cache({}, 24 * MIB)
     with connected() as connection:
 
-        def given(*what) -> int:
-            connection.send(question(*what))
-            magic, form, number = struct.unpack("<IHQ", connection.recv(100))
-            assert (magic, form) == (MAGIC, FORMAT)
-            return number
+        def given(spare: int, device: bytes, nbytes: int, within: int = 1) -> int:
+            connection.send(give(spare, device, nbytes, within))
+            packet = connection.recv(100)
+            assert kind_of(packet) == GIVEN
+            (nbytes,) = read_numbers(packet[len(HEAD) + 1 :])
+            return nbytes
 
         assert given(FREE, b"\xff" * 16, 1 << 20) == 0
         assert given(OFFERED, DEVICE, 2**64 - 1, 2**32 - 1) == 0
@@ -88,6 +106,29 @@ def questions_out_of_place() -> None:
     gpupool.empty_cache()
     gpupool.set_neighbour()
     a_neighbour_is_served()
+
+
+def what_is_shared_is_handed_out_while_memory_is_given() -> None:
+    gpupool.set_neighbour()
+    shared, stream = gpupool.empty(2 * MIB), gpupool.Stream()
+    shared.fill(1)
+    token = shared.share()
+    used = gpupool.empty(8 * MIB, stream)
+    number = gpupool._native.host_submit(stream)
+    used.free()
+    with other_process() as other, connected() as connection:
+        # What is free is in use until the work is done, which is waited for.
+        connection.send(give(FREE, DEVICE, 8 * MIB, 10_000))
+        other.call(attach, token)
+        assert other.call(content) == {1}
+        connection.setblocking(False)
+        try:
+            raise AssertionError(f"it was given before: {connection.recv(100)!r}")
+        except BlockingIOError:
+            pass
+        connection.settimeout(40)
+        gpupool._native.host_complete(stream, number)
+        assert connection.recv(100) == answer(GIVEN, numbers(8 * MIB))
 
 
 def many_that_are_silent() -> None:
@@ -104,7 +145,7 @@ def many_that_do_not_read() -> None:
         connection.setblocking(False)
         try:
             while True:
-                connection.send(question(TELL))
+                connection.send(ALL)
         except OSError:
             # It was disconnected, or waits.
             pass
@@ -127,9 +168,8 @@ class Stranger(threading.Thread):
     def run(self) -> None:
         connection, _ = self._listener.accept()
         with connection:
-            assert connection.recv(100) == question(TELL, bytes(16), 2**64 - 1, 0)
-            held = struct.pack("<16s12Q", DEVICE, *(1, 0, 0, 0, 0, 0, 0, 0, 0), *(2**64 - 1, 0, 2**64 - 1))
-            connection.send(struct.pack("<IHII64s", MAGIC, FORMAT, 7, 1, b"stranger") + held)
+            assert connection.recv(100) == ALL
+            connection.send(told(7, "stranger", held(DEVICE, (1, 0, 0, 0, 0, 0, 0, 0, 0), None, 0, None)))
         connection, _ = self._listener.accept()
         with connection:
             self.asked = connection.recv(100)
@@ -139,14 +179,27 @@ class Stranger(threading.Thread):
 
 def pools_that_are_told_wrongly() -> None:
     gpupool.set_neighbour()
-    head = struct.pack("<IH", MAGIC, FORMAT)
-    for answer in (None, b"x", os.urandom(8192), head + bytes(111), head + b"\xff" * 112, head + bytes(65 * 112)):
-        stranger = Stranger(answer)
+    one = pool((0, 1), "pool", (1, 1, 1, 1))
+    wrong = (
+        None,
+        b"x",
+        os.urandom(8192),
+        pools(one)[:-1],
+        pools(one) + b"\0",
+        answer(TOLD_POOLS, b"\xff" * 112),
+        pools(pool((0, 1), b"\xff", (1, 1, 1, 1))),
+        pools(pool((0, 1), "n" * 65, (1, 1, 1, 1))),
+        pools(pool((0, 1), None, (1, 1, 1, 2**47 + 1))),
+        pools(*[one] * 65),
+        answer(GIVEN, number(1)),
+    )
+    for data in wrong:
+        stranger = Stranger(data)
         stranger.start()
         (it,) = [each for each in gpupool.neighbours(pools=True) if not each.is_self]
-        assert (it.name, it.pools) == ("stranger", None), answer
+        assert (it.name, it.pools) == ("stranger", None), data
         stranger.join()
-        assert stranger.asked == question(POOLS, within=0)
+        assert stranger.asked == memory_question(POOLS, DEVICE)
         stranger.path.unlink()
     a_neighbour_is_served()
 
@@ -170,7 +223,7 @@ def another_user() -> None:
         "assert answer == b'', answer\n"
     )
     subprocess.run(
-        [sys.executable, "-c", ask, str(path.parent), path.name, question(TELL).hex()], check=True, timeout=60
+        [sys.executable, "-c", ask, str(path.parent), path.name, ALL.hex()], check=True, timeout=60
     )
     a_neighbour_is_served()
 

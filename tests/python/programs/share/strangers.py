@@ -12,6 +12,7 @@ import warnings
 
 import gpupool
 from errors import assert_says, raised
+from messages import DESCRIBE, EXTENTS, GIVEN_EXTENTS, HELD, HOLD, LET_GO, REFUSED, VERSION, block_question, kind_of
 from other_process import MIB, address_of, attach, content, free, other_process, shared_blocks, stopped
 from waiting import wait_until
 
@@ -20,7 +21,8 @@ warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)
 
 # Where a token has what.
 FORMAT, VERSION, KIND, BOOT, USER, PROCESS, NAME, SECRET, BLOCK, SIZE, DEVICE = 4, 6, 9, 12, 28, 32, 36, 52, 68, 84, 92
-HOLD, DESCRIBE, EXTENTS, LET_GO = 1, 2, 3, 5
+# What follows a question, where it is about the first few.
+VALUES = {HOLD: (0,), DESCRIBE: (0,), EXTENTS: (0, 8), LET_GO: (0,)}
 
 
 def changed(token: gpupool.typing.ShareToken, at: int, data: bytes) -> bytes:
@@ -40,7 +42,7 @@ def connected(token: gpupool.typing.ShareToken) -> socket.socket:
 def request(token: gpupool.typing.ShareToken, ask: int, secret: bytes | None = None, block: int | None = None) -> bytes:
     secret = bytes(token)[SECRET : SECRET + 16] if secret is None else secret
     block = struct.unpack_from("<Q", bytes(token), BLOCK)[0] if block is None else block
-    return struct.pack("<II16sQQI", 0x68737067, ask, secret, block, 0, 8)
+    return block_question(secret, block, ask, *VALUES.get(ask, ()))
 
 
 def descriptors(connection: socket.socket) -> tuple[bytes, list[int]]:
@@ -64,7 +66,19 @@ def shared() -> tuple[gpupool.DeviceBuffer, gpupool.typing.ShareToken]:
 
 def rubbish() -> None:
     _buffer, token = shared()
-    for data in (b"x", b"\0" * 44, b"GET / HTTP/1.1", os.urandom(8192), os.urandom(60_000), request(token, 77)):
+    right = request(token, HOLD)
+    for data in (
+        b"x",
+        b"\0" * 44,
+        b"GET / HTTP/1.1",
+        os.urandom(8192),
+        os.urandom(60_000),
+        request(token, 77),
+        right[:-1],
+        right + b"\0",
+        # A longer form of the last number, 0.
+        right[:-1] + b"\x80\0",
+    ):
         with connected(token) as connection:
             connection.send(data)
             assert connection.recv(100) == b"", "rubbish was answered"
@@ -135,15 +149,15 @@ def guesses() -> None:
         ):
             connection.send(wrong)
             data, received = descriptors(connection)
-            assert (data[0], received) == (1, []), data
+            assert (kind_of(data), received) == (REFUSED, []), data
         connection.send(request(token, HOLD))
         data, received = descriptors(connection)
-        assert (data[0], received) == (0, [])
+        assert (kind_of(data), received) == (HELD, [])
         connection.send(request(token, EXTENTS, secret=secrets.token_bytes(16)))
-        assert descriptors(connection)[0][0] == 1
+        assert kind_of(descriptors(connection)[0]) == REFUSED
         connection.send(request(token, EXTENTS))
         data, received = descriptors(connection)
-        assert data[0] == 0
+        assert kind_of(data) == GIVEN_EXTENTS
         assert len(received) == 1
         os.close(received[0])
     others_are_served(token)
@@ -156,26 +170,26 @@ def extents_that_have_gone_back_are_not_given() -> None:
     token = buffer.share()
     with connected(token) as first, connected(token) as second:
         first.send(request(token, HOLD))
-        assert descriptors(first)[0][0] == 0
+        assert kind_of(descriptors(first)[0]) == HELD
         # One process: what the first connection holds the second lets go.
         second.send(request(token, LET_GO))
         second.send(request(token, EXTENTS))
-        assert descriptors(second)[0][0] == 1
+        assert kind_of(descriptors(second)[0]) == REFUSED
         pool.sleep()
         pool.wake()
         # The block is held again, and lies in other memory.
         second.send(request(token, HOLD))
-        assert descriptors(second)[0][0] == 0
+        assert kind_of(descriptors(second)[0]) == HELD
         for ask in (EXTENTS, DESCRIBE):
             first.send(request(token, ask))
             data, received = descriptors(first)
-            assert (data[0], received) == (1, []), data
+            assert (kind_of(data), received) == (REFUSED, []), data
         for connection in (second, first):
             connection.send(request(token, HOLD))
-            assert descriptors(connection)[0][0] == 0
+            assert kind_of(descriptors(connection)[0]) == HELD
             connection.send(request(token, EXTENTS))
             data, received = descriptors(connection)
-            assert (data[0], len(received)) == (0, 1), data
+            assert (kind_of(data), len(received)) == (GIVEN_EXTENTS, 1), data
             os.close(received[0])
     others_are_served(token)
 
@@ -198,16 +212,16 @@ def an_answer_that_is_not_waited_for_holds_nothing() -> None:
         with connected(token) as connection:
             # Answered after the first.
             connection.send(request(token, EXTENTS))
-            assert descriptors(connection)[0][0] == 1
+            assert kind_of(descriptors(connection)[0]) == REFUSED
             assert owner.call(holders) == []
             # One that is held stays so, whatever becomes of another request.
             connection.send(request(token, HOLD))
-            assert descriptors(connection)[0][0] == 0
+            assert kind_of(descriptors(connection)[0]) == HELD
             with stopped(owner.process.pid), connected(token) as impatient:
                 impatient.send(request(token, HOLD))
             connection.send(request(token, EXTENTS))
             data, received = descriptors(connection)
-            assert data[0] == 0
+            assert kind_of(data) == GIVEN_EXTENTS
             os.close(received[0])
             assert owner.call(holders) == [os.getpid()]
 
@@ -221,7 +235,7 @@ def what_was_let_go_by_a_connection_that_is_ended_is_let_go() -> None:
         token = owner.call(share_one)
         with connected(token) as holding:
             holding.send(request(token, HOLD))
-            assert descriptors(holding)[0][0] == 0
+            assert kind_of(descriptors(holding)[0]) == HELD
             assert owner.call(holders) == [os.getpid()]
             limits = resource.prlimit(owner.process.pid, resource.RLIMIT_NOFILE)
             # The owner has a descriptor for one more connection, and then for none.
@@ -245,7 +259,7 @@ def tokens_of_elsewhere() -> None:
         (changed(token, BOOT, secrets.token_bytes(16)), ("another machine", "send the content")),
         (changed(token, USER, user), (f"made by user {os.geteuid() + 1}", "one user")),
         (changed(token, KIND, b"\1"), ("runtime cuda", "GPUPOOL_RUNTIME")),
-        (changed(token, FORMAT, b"\3\0\x09\x08\x07"), ("made by gpupool 9.8.7", "same version")),
+        (changed(token, FORMAT, struct.pack("<H", VERSION + 1) + b"\x09\x08\x07"), ("made by gpupool 9.8.7", "same version")),
         (changed(token, 0, b"ABCD"), ("not a token",)),
         (bytes(token)[:-1], ("107",)),
         (b"", ("not a token",)),

@@ -1,12 +1,13 @@
 //! The list of all neighbours, for people and for tools.
 
 use super::ask::{WaitFor, what_their_pools_hold, what_they_hold};
-use super::membership::membership;
+use super::codec::{Held, PoolHeld, Told};
+use super::place::membership;
 use super::settings::name;
 use super::status::{held_of, pools_of};
-use super::wire::{Held, NeighbourPool, Told, told_of};
 use crate::error::Result;
 use crate::ids::Device;
+use crate::memory::pool::PoolId;
 use crate::process;
 use crate::runtime::{self, KnownUuids};
 
@@ -48,8 +49,33 @@ pub struct Neighbour {
     pub pools: Option<Vec<NeighbourPool>>,
 }
 
+/// What a pool of another process holds, in bytes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct NeighbourPool {
+    /// Its id in that process.
+    pub id: PoolId,
+    /// The name that its maker gave it, of which 64 bytes are told.
+    pub name: Option<String>,
+    /// Device memory that it has.
+    pub reserved_bytes: u64,
+    /// Bytes of live blocks.
+    pub live_bytes: u64,
+    /// Free bytes, cached for its next requests.
+    pub free_bytes: u64,
+    /// Live bytes that are asleep.
+    pub asleep_bytes: u64,
+}
+
+impl From<PoolHeld> for NeighbourPool {
+    fn from(PoolHeld { id: (first, second), name, bytes }: PoolHeld) -> Self {
+        let ([reserved_bytes, live_bytes, free_bytes, asleep_bytes], id) = (bytes, PoolId(first, second));
+        Self { id, name, reserved_bytes, live_bytes, free_bytes, asleep_bytes }
+    }
+}
+
 impl Neighbour {
-    fn new(told: &Told, pools: Option<Vec<NeighbourPool>>, held: &Held, device: Device, is_self: bool) -> Self {
+    fn new(told: &Told, pools: Option<Vec<PoolHeld>>, held: &Held, device: Device, is_self: bool) -> Self {
         let Held {
             reserved,
             live,
@@ -79,7 +105,7 @@ impl Neighbour {
             priority,
             system_limit,
             is_self,
-            pools,
+            pools: pools.map(|pools| pools.into_iter().map(NeighbourPool::from).collect()),
         }
     }
 }
@@ -119,7 +145,7 @@ fn list(device: Device, has_pools: bool) -> Result<Vec<Neighbour>> {
     let held = || held_of(device, u64::MAX).into_iter().collect();
     let own = membership().map(|_| {
         let told = Told { process: std::process::id(), name: name(), held: held() };
-        (told, has_pools.then(|| told_of(pools_of(device))), true)
+        (told, has_pools.then(|| pools_of(device)), true)
     });
     let on_device = others.chain(own).filter_map(|(told, pools, is_self)| {
         let held = told.held.iter().find(|held| held.device == uuid)?;

@@ -1,19 +1,19 @@
 //! Attached memory: what a buffer of it has instead of a block of its own, and how it is let go. Once a buffer is
-//! freed, the broker's thread lets its memory go as soon as its work is done: no caller waits, and the owner can reuse
+//! freed, the thread that talks to other processes lets its memory go as soon as its work is done: no caller waits, and the owner can reuse
 //! the memory at once. The memory stays mapped for the next time, or is unmapped.
 
 use std::sync::{Arc, Mutex};
 
-use super::background;
-use super::client::OwnerProcess;
+use super::codec::{BlockKey, BlockQuestion, Question};
 use super::mapping::AttachedMapping;
 use super::mapping_cache::{self, MappedBlock};
-use super::shared::Hold;
-use super::wire::Message;
+use super::owner::OwnerProcess;
+use super::tasks;
 use crate::error::{Error, Result};
 use crate::ids::Device;
 use crate::memory::cache::{BlockUser, Waiting};
 use crate::memory::device::{DeviceMemory, Patience, reaches};
+use crate::memory::shared_block::Hold;
 use crate::process;
 use crate::runtime::Stream;
 use crate::sync::{ThisThread, lock};
@@ -46,13 +46,17 @@ pub(super) struct Attachment {
     /// The device that has it.
     pub(super) source: Device,
     pub(super) owner: Arc<OwnerProcess>,
-    /// The message that lets it go, where no mapping stays.
-    pub(super) let_go: Message,
+    pub(super) key: BlockKey,
     /// Its mapping, once that was taken out of the cache: it ends before the block is let go.
     pub(super) ending: Option<Box<AttachedMapping>>,
 }
 
 impl Attachment {
+    /// Returns what lets it go, with the number of the mapping that stays, or 0.
+    const fn let_go(&self, mapping: u64) -> Question {
+        Question::OfBlock(self.key, BlockQuestion::LetGo { mapping })
+    }
+
     /// Lets the block go. Its region stays mapped if possible; otherwise it is unmapped before. False if there is no
     /// room for the message to the owner: then this is to be called again.
     ///
@@ -64,7 +68,7 @@ impl Attachment {
             && mapping_cache::may_stay(&self.block)
         {
             // If this fails, the owner could not ask for the end of the mapping any more, so that does not stay.
-            if let Ok(is_sent) = channel.send(&Message { from: self.block.mapping, ..self.let_go }) {
+            if let Ok(is_sent) = channel.send(&self.let_go(self.block.mapping)) {
                 if is_sent {
                     mapping_cache::end_use(&self.block, true);
                 }
@@ -78,7 +82,7 @@ impl Attachment {
             mapping.end()?;
             self.ending = None;
         }
-        let is_let_go = self.owner.notify(&self.let_go);
+        let is_let_go = self.owner.notify(&self.let_go(0));
         if is_let_go {
             mapping_cache::end_use(&self.block, false);
         }
@@ -143,7 +147,7 @@ impl AttachedBuffer {
         users.extend(on);
         let (mut hold, memory) = (self.hold, self.memory);
         let mut until = Waiting::for_users(0, &users, &memory.events, Some(thread)).until;
-        background::later(move || {
+        tasks::later(move || {
             Ok(until.is_done(&memory.events, Patience::Ask)?
                 && match &mut hold {
                     BlockHold::Others(attachment) => attachment.end()?,

@@ -1,35 +1,28 @@
-//! Becoming a neighbour: the process listens from then on, and the broker's thread answers. It stays one until it ends.
+//! Becoming a neighbour: the process listens in a directory from then on, and its thread answers there too. It stays one until it ends.
 //! A process that is none may look at those that are: it asks them where the environment says that they meet.
 
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::Mutex;
 
 use log::debug;
 
-use super::address::{Listening, OpenPlace, Place, name};
+use super::help::watch;
+use super::place::{Listening, OpenPlace, Place, membership, name};
+use super::service;
 use super::settings::{Limits, NeighbourSettings, environment, set};
 use super::system_limit::system_limit;
-use super::vicinity::watch;
-use super::visitors::Visitors;
 use crate::error::{Error, Result};
 use crate::ids::Device;
-use crate::memory::share::{admit, random};
+use crate::memory::shared_block::random;
 use crate::observe::target::MEMORY;
 use crate::process::peer_of;
 use crate::sync::lock;
 use crate::{process, runtime};
 
-/// Where this process listens, once it is a neighbour.
-static MEMBERSHIP: OnceLock<Arc<Listening>> = OnceLock::new();
 /// Held while the process becomes one.
 static JOINING: Mutex<()> = Mutex::new(());
-
-/// Returns where this process listens; none if it is no neighbour.
-pub(super) fn membership() -> Option<&'static Arc<Listening>> {
-    MEMBERSHIP.get().filter(|_| !process::is_forked())
-}
 
 /// All neighbours but this process, which need not be one.
 #[derive(Debug)]
@@ -82,24 +75,22 @@ pub(crate) fn join() -> Result<()> {
     process::refuse_forked()?;
     // A forked child is none.
     runtime::get()?;
-    if MEMBERSHIP.get().is_some() {
+    if membership().is_some() {
         return Ok(());
     }
     let place = environment()?.place.clone().unwrap_or(Place::Own);
     // Loads what tells of limits: the first answer must not wait for that.
     let _ = system_limit(Device::from_ordinal(0));
     let joining = lock(&JOINING);
-    if MEMBERSHIP.get().is_some() {
+    if membership().is_some() {
         return Ok(());
     }
     let name = name(random()?);
     let listening = Listening::begin(place.clone(), name).map_err(|error| unreachable(&place, &error))?;
     // A neighbour compares users, so where the system does not tell them it could be asked nothing.
     peer_of(listening.socket().as_fd()).map_err(|error| unreachable(&place, &error))?;
-    let listening = Arc::new(listening);
-    admit(Arc::new(Visitors::new(Arc::clone(&listening))?))?;
-    listening.close_in_children();
-    let _ = MEMBERSHIP.set(listening);
+    service::start()?;
+    listening.begin_to_answer();
     // A logger is others' code, which may wait for a thread that waits for the lock.
     drop(joining);
     watch();

@@ -1,4 +1,5 @@
-//! The blocks that this process shares, by number, and the events for the work before. A freed one is reused once no
+//! The blocks that this process shares, by number, and the events for the work before: what `peer` gives others, and what a
+//! pool that falls asleep looks for. A freed one is reused once no
 //! process holds it, as a block waits for streams. A sent one is in flight, and held, until another process has
 //! attached it, so the sender need not keep it. The events are recorded again and again: none is destroyed, as another
 //! process may be about to import it.
@@ -8,23 +9,53 @@ use std::mem;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::{fmt, hint};
 
-use super::token::{Secret, random};
+use rustix::rand::{GetRandomFlags, getrandom};
+use serde::{Deserialize, Serialize};
+
+use super::cache::Sharing;
+use super::device::{DescribedExtent, DeviceMemory, Region, Reserve};
+use super::pool::{self, Pool};
+use super::serve::{Allocation, check_live};
 use crate::error::{Error, Result};
-use crate::memory::cache::Sharing;
-use crate::memory::device::{DescribedExtent, DeviceMemory, Region, Reserve};
-use crate::memory::pool::{self, Pool};
-use crate::memory::serve::{Allocation, check_live};
 use crate::runtime::{Event, RelaxedCapture, Stream, get};
 use crate::sync::lock;
 
+/// 128 bits that no other process can guess.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+pub(in crate::memory) struct Secret(pub(in crate::memory) [u8; 16]);
+
+impl Secret {
+    /// Returns whether two are equal, in constant time.
+    pub(in crate::memory) fn is(&self, other: &[u8; 16]) -> bool {
+        let differing = self.0.iter().zip(other).fold(0, |differing, (one, other)| differing | (one ^ other));
+        hint::black_box(differing) == 0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret")
+    }
+}
+
+pub(in crate::memory) fn random() -> Result<[u8; 16]> {
+    let mut bytes = [0; 16];
+    // So few come whole, or not at all.
+    getrandom(&mut bytes, GetRandomFlags::empty()).map_err(|error| {
+        Error::unavailable(format!("the system gave no random bytes for a share's secret: {error}"))
+    })?;
+    Ok(bytes)
+}
+
 #[derive(Debug)]
-pub(super) struct SharedBlock {
-    pub(super) number: u64,
-    pub(super) secret: Secret,
-    pub(super) block: Allocation,
-    pub(super) bytes: u64,
-    pub(super) sharing: Arc<Sharing>,
+pub(in crate::memory) struct SharedBlock {
+    pub(in crate::memory) number: u64,
+    pub(in crate::memory) secret: Secret,
+    pub(in crate::memory) block: Allocation,
+    pub(in crate::memory) bytes: u64,
+    pub(in crate::memory) sharing: Arc<Sharing>,
     /// Work before it was shared that may not be done.
     events: Mutex<Vec<Arc<Event>>>,
     /// Where it was when a process held it last.
@@ -35,7 +66,7 @@ pub(super) struct SharedBlock {
 
 /// Keeps a block from reuse until this is dropped.
 #[derive(Debug)]
-pub(super) struct Hold(Arc<Sharing>);
+pub(in crate::memory) struct Hold(Arc<Sharing>);
 
 impl Drop for Hold {
     fn drop(&mut self) {
@@ -45,10 +76,10 @@ impl Drop for Hold {
 
 /// Where a block is.
 #[derive(Clone, Debug)]
-pub(super) struct InRegion {
-    pub(super) region: Arc<Region>,
+pub(in crate::memory) struct InRegion {
+    pub(in crate::memory) region: Arc<Region>,
     /// Its start in the region's first extent, in bytes.
-    pub(super) lead: u64,
+    pub(in crate::memory) lead: u64,
 }
 
 /// Every shared block, and at how many to look for gone ones next.
@@ -76,7 +107,7 @@ impl SharedBlocks {
 /// # Errors
 /// `ErrorKind::InvalidValue` for memory that cannot be shared, or a captured stream; `ErrorKind::Asleep`;
 /// `ErrorKind::Library` if the driver refuses.
-pub(super) fn share(block: Allocation, bytes: u64, stream: Option<&Stream>) -> Result<Arc<SharedBlock>> {
+pub(in crate::memory) fn share(block: Allocation, bytes: u64, stream: Option<&Stream>) -> Result<Arc<SharedBlock>> {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     check_live(block)?;
     let memory = block.cache.memory;
@@ -176,11 +207,11 @@ fn is_done(event: &Event) -> Result<bool> {
     event.query()
 }
 
-pub(super) fn find(number: u64) -> Option<Arc<SharedBlock>> {
+pub(in crate::memory) fn find(number: u64) -> Option<Arc<SharedBlock>> {
     lock(&BLOCKS).by_number.get(&number).cloned()
 }
 
-pub(super) fn all() -> Vec<Arc<SharedBlock>> {
+pub(in crate::memory) fn all() -> Vec<Arc<SharedBlock>> {
     let mut blocks = lock(&BLOCKS);
     blocks.forget_gone();
     blocks.by_number.values().cloned().collect()
@@ -215,12 +246,12 @@ pub(in crate::memory) fn refuse_held(pool: &Pool) -> Result<()> {
 }
 
 impl SharedBlock {
-    pub(super) fn memory(&self) -> &'static DeviceMemory {
+    pub(in crate::memory) fn memory(&self) -> &'static DeviceMemory {
         self.block.cache.memory
     }
 
     /// Holds the block until the returned number [`arrived`](SharedBlock::arrived); none if it was freed.
-    pub(super) fn send(&self) -> Option<u64> {
+    pub(in crate::memory) fn send(&self) -> Option<u64> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         // No number in flight is 0.
         let hold = self.hold(0)?;
@@ -232,21 +263,21 @@ impl SharedBlock {
 
     /// Holds the block for a process with its token; none if it was freed, unless the token's number is still in
     /// flight.
-    pub(super) fn hold(&self, in_flight: u64) -> Option<Hold> {
+    pub(in crate::memory) fn hold(&self, in_flight: u64) -> Option<Hold> {
         let is_in_flight = lock(&self.in_flight).contains_key(&in_flight);
         let is_held = if is_in_flight { self.sharing.hold_again() } else { self.sharing.hold() };
         is_held.then(|| Hold(Arc::clone(&self.sharing)))
     }
 
     /// Ends the hold of [`SharedBlock::send`] under a number.
-    pub(super) fn arrived(&self, in_flight: u64) {
+    pub(in crate::memory) fn arrived(&self, in_flight: u64) {
         if lock(&self.in_flight).remove(&in_flight).is_some() {
             self.memory().sent.fetch_sub(self.bytes, Ordering::Relaxed);
         }
     }
 
     /// Forgets the events whose work is done, and returns the others.
-    pub(super) fn events(&self) -> Vec<Arc<Event>> {
+    pub(in crate::memory) fn events(&self) -> Vec<Arc<Event>> {
         let events = lock(&self.events).clone();
         // Queried without a lock; an event that cannot be queried stays.
         let done: Vec<_> = events.into_iter().filter(|event| is_done(event).unwrap_or(false)).collect();
@@ -256,7 +287,7 @@ impl SharedBlock {
     }
 
     /// Returns the place of a block that is held.
-    pub(super) fn place(&self) -> Result<InRegion> {
+    pub(in crate::memory) fn place(&self) -> Result<InRegion> {
         if let Some(of) = self.block.cache.serving()
             && of.pool().sleep.is_asleep()
         {
@@ -274,7 +305,7 @@ impl SharedBlock {
     }
 
     /// Returns where the block was when a process held it last.
-    pub(super) fn known_place(&self) -> Option<InRegion> {
+    pub(in crate::memory) fn known_place(&self) -> Option<InRegion> {
         lock(&self.place).clone()
     }
 }
@@ -307,4 +338,20 @@ fn no_extents(block: Allocation) -> Error {
         block.address(),
         block.cache.memory.location
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_secret_is_itself_alone() -> Result<()> {
+        let (one, other) = (Secret(random()?), Secret(random()?));
+        assert!(one.is(&one.0) && !one.is(&other.0));
+        let mut last = one.0;
+        last[15] ^= 1;
+        assert!(!one.is(&last));
+        assert_eq!(format!("{one:?}"), "Secret");
+        Ok(())
+    }
 }

@@ -7,11 +7,12 @@ use std::time::Instant;
 
 use log::warn;
 
-use super::ask::{Outcome, WaitFor, ask, deadline, what_they_hold};
+use super::ask::{Outcome, WaitFor, ask_for_memory, deadline, what_they_hold};
 use super::available::free_on;
 use super::claims::{held_on, lost_on};
 use super::division::Division;
-use super::membership::{join, membership};
+use super::member::join;
+use super::place::membership;
 use super::settings::environment;
 use crate::error::{AskedNeighbours, NeighbourUse, Result};
 use crate::ids::Device;
@@ -28,7 +29,7 @@ const WITHHELD_LEAST: u64 = A_FEW as u64 * PAGE;
 const WITHHELD_MOST: u64 = MANY as u64 * PAGE;
 
 #[derive(Debug)]
-struct Neighbourhood;
+struct HelpOfNeighbours;
 
 /// What the driver did not hand out though it said that it was free, as far as was seen, on any device.
 static WITHHELD: AtomicU64 = AtomicU64::new(0);
@@ -53,10 +54,10 @@ static LAST: Mutex<Option<(Instant, Outcome)>> = Mutex::new(None);
 
 /// Lets requests ask neighbours once this process is one. Cheap: every program calls it as it begins.
 pub(crate) fn watch() {
-    Help::Neighbours.is_from(&Neighbourhood);
+    Help::Neighbours.is_from(&HelpOfNeighbours);
 }
 
-impl Helper for Neighbourhood {
+impl Helper for HelpOfNeighbours {
     fn settle_on(&self, device: Device) {
         let wanted = environment().and_then(|read| if read.place.is_some() { join() } else { Ok(()) });
         if let Err(error) = wanted {
@@ -73,7 +74,7 @@ impl Helper for Neighbourhood {
         let claimed = held_on(device, &division).map_or(0, |held| held.saturating_sub(division.free));
         let (missing, withheld) = missing(bytes.max(claimed), free, WITHHELD.load(Ordering::Relaxed));
         WITHHELD.fetch_max(withheld, Ordering::Relaxed);
-        let outcome = ask(device, uuid, missing);
+        let outcome = ask_for_memory(device, uuid, missing);
         let (given, is_one_late) = (outcome.given, outcome.is_one_late);
         *lock(&LAST) = Some((Instant::now(), outcome));
         (given > 0 || is_one_late).then_some(given)

@@ -7,9 +7,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
-use super::client::{Channel, end_channel};
-use super::mapping::{AttachedMapping, RegionKey, unmapped};
-use super::wire::HeldBlock;
+use super::codec::HeldBlock;
+use super::mapping::{AttachedMapping, RegionKey};
+use super::owner::{Channel, end_channel};
 use crate::ids::MemoryLocation;
 use crate::memory::device::DeviceMemory;
 use crate::memory::tuning::IDLE_EXTENTS_MOST;
@@ -173,7 +173,7 @@ pub(super) fn follow(channel: &Arc<Channel>, has_ended: bool) {
     for number in numbers {
         if !note_end(number) {
             // It has ended before, which its owner may not know.
-            channel.send_in_time(unmapped(number));
+            channel.send_unmapped(number);
         }
     }
     // The others end with their last uses.
@@ -204,8 +204,10 @@ fn take_idle(is_meant: impl Fn(&AttachedMapping) -> bool) -> Vec<AttachedMapping
 mod tests {
     use super::*;
     use crate::ids::Device;
-    use crate::memory::share::client::OwnerProcess;
-    use crate::memory::share::token::{Secret, TokenFields, random};
+    use crate::memory::peer::codec::BlockKey;
+    use crate::memory::peer::owner::OwnerProcess;
+    use crate::memory::peer::token::TokenFields;
+    use crate::memory::shared_block::{Secret, random};
 
     type Outcome<T> = Result<T, &'static str>;
 
@@ -272,8 +274,7 @@ mod tests {
             user: 0,
             process: 0,
             name,
-            secret,
-            block: 0,
+            key: BlockKey { block: 0, secret },
             in_flight: 0,
             bytes: 1,
             device,

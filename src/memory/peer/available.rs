@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use super::ask::{Heard, WaitFor, what_they_hold};
 use super::claims::{MemoryClaim, Standing, claimed_on, make};
+use super::codec::Held;
 use super::division::Division;
-use super::membership::join;
+use super::member::join;
 use super::system_limit::{SystemLimit, system_limits};
-use super::wire::Held;
 use crate::error::{Bytes, Error, GPUPOOL, Result};
 use crate::ids::Device;
 use crate::memory::cache::DeviceCaches;

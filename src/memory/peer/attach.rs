@@ -11,23 +11,21 @@ use log::debug;
 use rustix::process::geteuid;
 
 use super::attached::{AttachedBuffer, Attachment, BlockHold};
-use super::client::{Link, OwnerAnswer, OwnerProcess};
+use super::codec::{Answer, BlockQuestion, DESCRIBED, DESCRIPTORS, EVENT_NAME, HeldBlock, Question, extents_in};
 use super::mapping::{AttachedMapping, ImportedExtent, RegionKey};
 use super::mapping_cache::{self, MappedBlock};
+use super::owner::{Link, OwnerAnswer, OwnerProcess, unknown};
 use super::token::{ShareToken, TokenFields, device_with};
-use super::wire::{Ask, DESCRIBED, DESCRIPTORS, HeldBlock, described};
-use super::{background, broker, shared};
+use super::{service, tasks};
 use crate::error::{Error, Result};
 use crate::ids::Device;
 use crate::memory::device::{DescribedExtent, DeviceMemory, reaches};
 use crate::memory::serve::device_caches;
+use crate::memory::shared_block::find;
 use crate::memory::tuning::SIDE_BY_SIDE;
 use crate::observe::target::MEMORY;
 use crate::process;
 use crate::runtime::{self, DeviceUuid, Event, ExportedEvent, KnownUuids, Stream, get};
-
-/// The most extents of a block: each is a page at least, of the addresses that a GPU has.
-const EXTENTS_MOST: u64 = 0x100_0000;
 
 /// Attaches a block for the given device or that of the stream, and makes the stream wait for what was submitted before
 /// the block was shared.
@@ -63,7 +61,7 @@ pub(in crate::memory) fn attach(
         ));
     }
     let memory = &device_caches(on)?.memory;
-    let buffer = if broker::start()? == fields.name {
+    let buffer = if service::start()? == fields.name {
         attach_own(&fields, memory, &stream)?
     } else {
         attach_others(&fields, owned_by, memory, &stream)?
@@ -73,7 +71,7 @@ pub(in crate::memory) fn attach(
 
 /// Attaches a block of this process itself: the same memory, kept until this use is freed as well.
 fn attach_own(token: &TokenFields, memory: &'static DeviceMemory, stream: &Stream) -> Result<AttachedBuffer> {
-    let block = shared::find(token.block).filter(|block| block.secret.is(&token.secret.0));
+    let block = find(token.key.block).filter(|block| block.secret.is(&token.key.secret.0));
     let held = block.and_then(|block| Some((block.hold(token.in_flight)?, block)));
     let (hold, block) = held.ok_or_else(|| {
         Error::invalid_value(format!(
@@ -112,24 +110,25 @@ fn attach_others(
     memory: &'static DeviceMemory,
     stream: &Stream,
 ) -> Result<AttachedBuffer> {
-    let link = OwnerProcess::of(token).connect(token)?;
-    let held = link.ask(Ask::Hold, token.in_flight, 0)?;
-    let let_go = token.message(Ask::LetGo, 0, 0);
+    let (link, in_flight) = (OwnerProcess::of(token).connect(token)?, token.in_flight);
+    let held = link.ask(BlockQuestion::Hold { in_flight })?;
     let attaching = Attaching { link, source, memory };
     match attaching.find_or_map(held, stream) {
         Ok(block) => {
-            if token.in_flight > 0 {
+            if in_flight > 0 {
                 // If the owner has ended, nothing is to be sent.
-                let _ = attaching.link.send(Ask::Arrived, token.in_flight, 0);
+                let _ = attaching.link.send(BlockQuestion::Arrived { in_flight });
             }
             let address = block.address;
-            let attachment = Attachment { block, source, owner: attaching.link.put_back(), let_go, ending: None };
+            let attachment =
+                Attachment { block, source, owner: attaching.link.put_back(), key: token.key, ending: None };
             Ok(AttachedBuffer::new(BlockHold::Others(attachment), address, token.bytes, memory, stream))
         }
         Err(error) => {
             // The connection is closed, as answers may still come by it.
             let owner = attaching.link.owner;
-            background::now_or_later(move || Ok(owner.notify(&let_go)));
+            let let_go = Question::OfBlock(token.key, BlockQuestion::LetGo { mapping: 0 });
+            tasks::now_or_later(move || Ok(owner.notify(&let_go)));
             Err(error)
         }
     }
@@ -145,21 +144,21 @@ struct Attaching {
 }
 
 impl Attaching {
-    /// Makes the stream wait for the owner's events, and returns the block in its region's mapping. `held` is the
-    /// answer to [`Ask::Hold`].
-    fn find_or_map(&self, (held, descriptors): OwnerAnswer, stream: &Stream) -> Result<MappedBlock> {
-        let (held, names) = HeldBlock::from_bytes(&held)
-            .filter(|(held, _)| held.extents <= EXTENTS_MOST)
-            .ok_or_else(|| Error::internal("a process that shares memory describes it in a way that is not known"))?;
-        self.wait_for(names, descriptors?, stream)?;
-        for from in (names.len() as u64 / 64..held.events).step_by(DESCRIPTORS) {
-            let (names, descriptors) = self.link.ask(Ask::Events, from, DESCRIPTORS as u32)?;
+    /// Makes the stream wait for the owner's events, and returns the block in its region's mapping. `answer` is that to
+    /// [`BlockQuestion::Hold`].
+    fn find_or_map(&self, (answer, descriptors): OwnerAnswer, stream: &Stream) -> Result<MappedBlock> {
+        let Answer::Held(held, names) = answer else { return Err(unknown()) };
+        self.wait_for(&names, descriptors?, stream)?;
+        for from in ((names.len() / EVENT_NAME) as u64..held.events).step_by(DESCRIPTORS) {
+            let (Answer::Events(names), descriptors) = self.link.ask(BlockQuestion::Events { from })? else {
+                return Err(unknown());
+            };
             self.wait_for(&names, descriptors?, stream)?;
         }
         let Link { owner, token, .. } = &self.link;
         check(token, held.bytes, held.device)?;
         let region = RegionKey { owner: owner.name, region: held.region, location: self.memory.location };
-        if let Some(block) = mapping_cache::find(&region, token.block, &held) {
+        if let Some(block) = mapping_cache::find(&region, token.key.block, &held) {
             return Ok(block);
         }
         let mapping = self.map(&held, region)?;
@@ -168,7 +167,7 @@ impl Attaching {
         if let Err(error) = owner.open_channel(token) {
             debug!(target: MEMORY, "attached memory will not stay mapped: {error}");
         }
-        Ok(mapping_cache::add(mapping, token.block, &held))
+        Ok(mapping_cache::add(mapping, token.key.block, &held))
     }
 
     /// Makes the stream wait for events with these names and descriptors.
@@ -203,8 +202,10 @@ impl Attaching {
     fn described(&self, extents: u64) -> Result<Vec<DescribedExtent>> {
         let mut all = Vec::new();
         for from in (0..extents).step_by(DESCRIBED) {
-            let (packet, _) = self.link.ask(Ask::Describe, from, DESCRIBED as u32)?;
-            all.extend(described(&packet).into_iter().flatten());
+            let (Answer::Described(described), _) = self.link.ask(BlockQuestion::Describe { from })? else {
+                return Err(unknown());
+            };
+            all.extend(extents_in(&described));
         }
         if all.len() as u64 == extents {
             Ok(all)
@@ -225,7 +226,7 @@ impl Attaching {
             while asked.len() < SIDE_BY_SIDE
                 && let Some(run) = runs.next()
             {
-                self.link.send(Ask::Extents, run[0] as u64, run.len() as u32)?;
+                self.link.send(BlockQuestion::Extents { from: run[0] as u64, count: run.len() as u32 })?;
                 asked.push_back(run);
             }
             let Some(run) = asked.pop_front() else { return Ok(()) };

@@ -6,10 +6,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, Weak};
 
-use super::background;
-use super::client::OwnerProcess;
-use super::token::Secret;
-use super::wire::{Ask, Message};
+use super::owner::OwnerProcess;
+use super::tasks;
 use crate::error::Result;
 use crate::ids::{Device, MemoryLocation};
 use crate::memory::device::{DeviceMemory, Placed, end_left, with_device};
@@ -113,14 +111,14 @@ impl AttachedMapping {
         if std::mem::take(&mut self.is_known)
             && let Some(channel) = self.owner.channel()
         {
-            channel.send_in_time(unmapped(self.number));
+            channel.send_unmapped(self.number);
         }
         Ok(())
     }
 
     /// Unmaps it, which nothing uses, at once or, if the driver refuses, later.
     pub(super) fn end_now_or_later(mut self) {
-        background::now_or_later(move || self.end().map(|()| true));
+        tasks::now_or_later(move || self.end().map(|()| true));
     }
 }
 
@@ -133,11 +131,6 @@ fn row_of(start: u64, extents: &[(Arc<ImportedExtent>, u64)], source: Option<Dev
         placed
     };
     extents.iter().map(place).collect()
-}
-
-/// Returns the message that a mapping has ended.
-pub(super) const fn unmapped(number: u64) -> Message {
-    Message { ask: Ask::Unmapped, secret: Secret([0; 16]), block: 0, from: number, count: 0 }
 }
 
 /// An extent of another process, released with the last mapping that needs it.
@@ -186,7 +179,7 @@ impl Drop for ImportedExtent {
         }
         drop(imported);
         let (extent, location) = (self.extent, self.location);
-        background::now_or_later(move || {
+        tasks::now_or_later(move || {
             // SAFETY: the extent's only owner gives it up, so no other call works on it.
             unsafe { end_left(extent) }?;
             // SAFETY: `extent_import` made the extent, and its only owner gives it up.

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
-use super::address::Place;
-use super::wire::{BYTES_MOST, cut};
+use super::codec::{BYTES_MOST, cut_name};
+use super::place::Place;
 use crate::environment::{integer, number, text};
 use crate::error::{Error, Result};
 use crate::ids::Device;
@@ -144,5 +144,5 @@ fn program() -> &'static str {
 /// Returns the name that the neighbours are told: what was set, or the program's.
 pub(super) fn name() -> String {
     let set = lock(&SET).name.clone().or_else(|| environment().ok().and_then(|read| read.name.clone()));
-    cut(&set.unwrap_or_else(|| program().to_owned())).to_owned()
+    cut_name(&set.unwrap_or_else(|| program().to_owned())).to_owned()
 }

@@ -1,4 +1,4 @@
-//! Tasks of the broker's thread besides talking to other processes, which are tried until they are done. A caller that
+//! Tasks of the thread that talks to other processes, besides that, which are tried until they are done. A caller that
 //! frees attached memory leaves a task here and goes on: the memory's work may not be done, the driver may refuse, and
 //! there may be no room for a message to the owner. So the owner gets its memory back even if this process never calls
 //! gpupool again.
@@ -17,13 +17,13 @@ type Task = Box<dyn FnMut() -> Result<bool> + Send>;
 
 static TASKS: Mutex<Vec<Task>> = Mutex::new(Vec::new());
 
-/// Leaves a task to the broker's thread.
+/// Leaves a task to that thread.
 pub(super) fn later(task: impl FnMut() -> Result<bool> + Send + 'static) {
     lock(&TASKS).push(Box::new(task));
     wake();
 }
 
-/// Tries a task at once, and leaves it to the broker's thread if it is not done. Does nothing in a forked child.
+/// Tries a task at once, and leaves it to that thread if it is not done. Does nothing in a forked child.
 pub(super) fn now_or_later(mut task: impl FnMut() -> Result<bool> + Send + 'static) {
     if !process::is_forked() && !is_done(&mut task) {
         later(task);
@@ -38,7 +38,7 @@ fn is_done(task: &mut dyn FnMut() -> Result<bool>) -> bool {
 }
 
 /// Tries all tasks, and returns whether some are left.
-pub(super) fn try_tasks() -> bool {
+pub(super) fn try_all() -> bool {
     let mut tasks = std::mem::take(&mut *lock(&TASKS));
     tasks.retain_mut(|task| !is_done(task));
     let mut new = lock(&TASKS);

@@ -1,35 +1,57 @@
-//! Blocks that other processes use: a process shares one by a token, and others of the same user attach it.
+//! Other processes of the same user. One shares blocks with them by tokens, which others attach; and neighbours, which use
+//! gpupool on the same device, give memory back before one of them fails.
 //!
-//! The owner knows the blocks that it shares (`shared.rs`), and which processes hold them (`server.rs`). A freed one is
-//! reused once every process has let it go, as a block waits for streams. The other side asks for a block (`client.rs`,
-//! `attach.rs`), maps its region (`mapping.rs`), and lets it go once its work is done (`attached.rs`). The region stays
-//! mapped for the next block there (`mapping_cache.rs`), until the owner sends that an extent goes back to the driver.
-//! Both sides share the broker's thread (`broker.rs`, `background.rs`), which listens under a random name, answers
-//! processes that show the token's secret (`token.rs`), and sees by pidfds (`socket.rs`) which have ended. It also does
-//! the work of a guest (`guest.rs`).
+//! What both need is here once: sockets, descriptors and pidfds (`socket.rs`), the table of what processes say to each other
+//! (`codec.rs`), one thread that answers (`service.rs`) by one kind of connection (`connection.rs`), and what it tries until
+//! it is done (`tasks.rs`). Two modules handle what is asked.
+//!
+//! Sharing (`sharing.rs`) hands out descriptors of blocks (`shared_block.rs`, below this module, as a pool that falls asleep looks
+//! there), and knows which processes hold them. A freed block is reused once every process has let it go, as a block
+//! waits for streams. The other side asks for a block (`owner.rs`, `attach.rs`), maps its region (`mapping.rs`), and lets it
+//! go once its work is done (`attached.rs`). The region stays mapped for the next block there (`mapping_cache.rs`), until
+//! the owner sends that an extent goes back to the driver. A token (`token.rs`) has the secret that the owner asks for.
+//!
+//! Giving (`giving.rs`) tells what this process holds (`status.rs`, `division.rs`, `claims.rs`), with what it was told to keep
+//! (`settings.rs`) and what the system lets it have (`system_limit/`), and gives memory back. Nothing is kept about neighbours but
+//! which are stopped: a process that needs to know finds where the others listen (`place.rs`), connects, asks (`ask.rs`), and
+//! knows what they answer in time: one that has ended is not there, and one that is stopped is passed by. Requests
+//! come here by `help.rs`. Off until a program uses it, or the environment asks for it (`member.rs`); who only looks at the
+//! others (`listing.rs`, `available.rs`) is none of them.
 
+mod ask;
 mod attach;
 mod attached;
-mod background;
-mod broker;
-mod client;
-mod guest;
+mod available;
+mod claims;
+mod codec;
+mod connection;
+mod division;
+mod giving;
+mod help;
+mod listing;
 mod mapping;
 mod mapping_cache;
-mod server;
-mod shared;
+mod member;
+mod owner;
+mod place;
+mod service;
+mod settings;
+mod sharing;
 mod socket;
+mod status;
+mod system_limit;
+mod tasks;
 mod token;
-mod wire;
 
 use std::sync::Arc;
 
 use rustix::process::geteuid;
 
-use self::shared::SharedBlock;
+use self::codec::BlockKey;
 use self::token::TokenFields;
 use super::report;
 use super::serve::{self, Allocation};
+use super::shared_block::{self, SharedBlock};
 use crate::error::{Error, Result};
 use crate::ids::Device;
 use crate::process;
@@ -37,14 +59,19 @@ use crate::runtime::{self, KnownUuids, Stream, get};
 
 pub(in crate::memory) use attach::attach;
 pub(in crate::memory) use attached::AttachedBuffer;
-pub(in crate::memory) use guest::{Guest, admit};
-pub(in crate::memory) use shared::{recall, refuse_held};
-pub(in crate::memory) use socket::{
-    Packet, accepted, connected_to, is_ready, listener_at, pidfd, receive, send, timespec,
-};
+#[cfg(feature = "python")]
+pub(crate) use available::claim_unless_interrupted;
+pub use available::{available_memory, claim, claim_within};
+pub use claims::MemoryClaim;
+#[cfg(all(feature = "fault-injection", feature = "python"))]
+pub(crate) use claims::set_clock;
+pub(crate) use help::watch;
+pub use listing::{Neighbour, NeighbourPool, neighbours, neighbours_with_pools};
+pub(crate) use member::join;
+pub use member::set_neighbour;
+pub use settings::NeighbourSettings;
 pub use token::ShareToken;
 pub(crate) use token::wrong_size;
-pub(in crate::memory) use token::{Reader, random};
 
 /// Shares a block of so many bytes. A process that attaches it waits for what was submitted to the stream so far, if
 /// one is given. If it `is_sent` it is held until another process has attached it.
@@ -56,10 +83,10 @@ pub(in crate::memory) fn share(
 ) -> Result<ShareToken> {
     process::refuse_forked()?;
     let (memory, runtime) = (block.cache.memory, get()?);
-    let name = broker::start()?;
+    let name = service::start()?;
     let boot = token::boot()?;
     let device = KnownUuids::Devices.of(memory.device()?)?;
-    let shared = shared::share(block, bytes, stream)?;
+    let shared = shared_block::share(block, bytes, stream)?;
     let in_flight = if is_sent {
         shared.send().ok_or_else(|| Error::invalid_value("the buffer was freed while it was sent"))?
     } else {
@@ -71,8 +98,7 @@ pub(in crate::memory) fn share(
         user: geteuid().as_raw(),
         process: std::process::id(),
         name,
-        secret: shared.secret,
-        block: shared.number,
+        key: BlockKey { block: shared.number, secret: shared.secret },
         in_flight,
         bytes,
         device,
@@ -114,7 +140,7 @@ pub fn shared_blocks(device: Device) -> Result<Vec<SharedSummary>> {
         address: shared.block.address(),
         nbytes: shared.bytes,
         is_freed: shared.sharing.is_freed(),
-        processes: server::holders(shared.number),
+        processes: sharing::holders(shared.number),
     };
-    Ok(shared::all().into_iter().filter(on_device).map(summarize).collect())
+    Ok(shared_block::all().into_iter().filter(on_device).map(summarize).collect())
 }

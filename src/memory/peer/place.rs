@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use rustix::fs::{AtFlags, Mode, OFlags, Stat, fstat, mkdir, open, renameat, stat, statat, unlinkat};
@@ -16,9 +16,9 @@ use rustix::io::Errno;
 use rustix::net::SocketAddrUnix;
 use rustix::process::geteuid;
 
+use super::socket::{Contact, listener};
 use crate::memory::device::wake;
-use crate::memory::share::{connected_to, listener_at};
-use crate::process::{ListeningFor, close_in_children, is_own_user};
+use crate::process::{self, ListeningFor, close_in_children, is_own_user};
 use crate::sync::lock;
 
 /// The start of the name of every neighbour's socket; the user's number and random digits follow.
@@ -90,7 +90,7 @@ impl Place {
         let open = self.open()?;
         // Nobody may find it before it is listened to, and take it for one that was left.
         let unfinished = format!("{name}{UNFINISHED}");
-        let listener = listener_at(&open.address(&unfinished)?)?;
+        let listener = listener(&open.address(&unfinished)?)?;
         let about = statat(&open.0, &unfinished, AtFlags::SYMLINK_NOFOLLOW)?;
         renameat(&open.0, unfinished, &open.0, name)?;
         Ok((listener, about))
@@ -112,6 +112,14 @@ pub(super) struct Listening {
     pub(super) name: String,
     /// With what the system says of its file.
     socket: Mutex<(Arc<OwnedFd>, Stat)>,
+}
+
+/// Where this process listens, once it is a neighbour.
+static MEMBERSHIP: OnceLock<Listening> = OnceLock::new();
+
+/// Returns where this process listens; none if it is no neighbour.
+pub(super) fn membership() -> Option<&'static Listening> {
+    MEMBERSHIP.get().filter(|_| !process::is_forked())
 }
 
 impl Listening {
@@ -140,19 +148,22 @@ impl Listening {
         Ok(())
     }
 
-    /// Has forked children close the socket, which is open from now on.
-    pub(super) fn close_in_children(&self) {
-        close_in_children(ListeningFor::Neighbours, lock(&self.socket).0.as_raw_fd());
+    /// Makes the process one that answers here from now on, unless it has another place.
+    pub(super) fn begin_to_answer(self) {
+        let listening = MEMBERSHIP.get_or_init(|| self);
+        // Forked children answer nobody.
+        close_in_children(ListeningFor::Neighbours, listening.socket().as_raw_fd());
+        wake();
     }
 }
 
-/// What came of connecting to a neighbour.
+/// What came of connecting to a neighbour, or of asking it.
 #[derive(Debug)]
 pub(super) enum Reached {
-    Connected(OwnedFd),
+    Connected(Contact),
     /// Too many others wait for it.
     Busy,
-    /// Nobody listens there any more.
+    /// Nobody of this user listens there any more.
     Nobody,
 }
 
@@ -192,8 +203,9 @@ impl OpenPlace {
     /// # Errors
     /// What keeps this process from connecting, whoever listens.
     pub(super) fn connect(&self, name: &str) -> io::Result<Reached> {
-        match connected_to(&self.address(name)?) {
-            Ok(socket) => Ok(Reached::Connected(socket)),
+        match Contact::to(&self.address(name)?) {
+            Ok(contact) if contact.peer.is_of_own_user() => Ok(Reached::Connected(contact)),
+            Ok(_) => Ok(Reached::Nobody),
             Err(error) => match Errno::from_io_error(&error) {
                 Some(Errno::AGAIN | Errno::INTR) => Ok(Reached::Busy),
                 Some(Errno::CONNREFUSED) => {

@@ -4,22 +4,20 @@
 //! this process reports mappings that it keeps or has unmapped. Nothing waits for an open channel.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 use std::{io, iter};
 
-use rustix::io::Errno;
 use rustix::process::geteuid;
 
-use super::socket::{self, Packet};
+use super::codec::{Answer, BlockQuestion, Message, Question};
+use super::socket::{self, Contact, Packet, abstract_address};
 use super::token::TokenFields;
-use super::wire::{Ask, GIVEN, Message, REFUSED, read_numbers};
 use crate::error::{Error, Result};
 use crate::memory::device::wake;
 use crate::memory::tuning::{PATIENCE, RETRY, RETRY_MOST};
-use crate::process::peer_of;
 use crate::sync::lock;
 
 const SILENT: &str = "did not answer within 10 s: it is stopped, or the machine has no time for it";
@@ -37,7 +35,7 @@ pub(super) struct OwnerProcess {
 
 impl Drop for OwnerProcess {
     fn drop(&mut self) {
-        // The broker's thread waits for the channel, and keeps it open meanwhile.
+        // The thread waits for the channel, and keeps it open meanwhile.
         if lock(&self.channel).is_some() {
             wake();
         }
@@ -79,10 +77,11 @@ impl OwnerProcess {
     /// # Errors
     /// `ErrorKind::Unavailable` if the process has ended, or cannot be reached.
     pub(super) fn connect(self: &Arc<Self>, token: &TokenFields) -> Result<Link> {
-        match self.take_idle() {
-            Some(socket) => Ok(Link { owner: Arc::clone(self), socket, token: *token }),
-            None => self.connect_anew(token),
-        }
+        let socket = match self.take_idle() {
+            Some(socket) => socket,
+            None => self.connect_anew()?.socket,
+        };
+        Ok(Link { owner: Arc::clone(self), socket, token: *token })
     }
 
     /// Takes an idle connection. One that was closed meanwhile is ready to be read.
@@ -91,27 +90,29 @@ impl OwnerProcess {
         idle.find(|socket| !socket::is_ready(socket, Duration::ZERO))
     }
 
-    fn connect_anew(self: &Arc<Self>, token: &TokenFields) -> Result<Link> {
+    fn contact(&self) -> io::Result<Contact> {
+        Contact::to(&abstract_address(&self.name)?)
+    }
+
+    fn connect_anew(&self) -> Result<Contact> {
         let begun = Instant::now();
-        let socket = loop {
-            match socket::connected(&self.name) {
-                Ok(socket) => break socket,
+        let contact = loop {
+            match self.contact() {
+                Ok(contact) => break contact,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock && begun.elapsed() < PATIENCE => {
                     thread::sleep(RETRY)
                 }
                 Err(error) => return Err(self.unreachable(&error)),
             }
         };
-        let peer = peer_of(socket.as_fd()).map_err(|error| self.unreachable(&error))?;
-        let own = geteuid().as_raw();
-        if !peer.is_of_own_user() {
-            return Err(Error::invalid_value(format!(
-                "the process that listens for this token is user {}'s, and this one is user {own}'s: memory is shared between \
-                 processes of one user",
-                peer.user
-            )));
+        if contact.peer.is_of_own_user() {
+            return Ok(contact);
         }
-        Ok(Link { owner: Arc::clone(self), socket, token: *token })
+        let (other, own) = (contact.peer.user, geteuid().as_raw());
+        Err(Error::invalid_value(format!(
+            "the process that listens for this token is user {other}'s, and this one is user {own}'s: memory is shared between \
+             processes of one user"
+        )))
     }
 
     pub(super) fn channel(&self) -> Option<Arc<Channel>> {
@@ -126,34 +127,32 @@ impl OwnerProcess {
         if self.channel().is_some() {
             return Ok(());
         }
-        let link = self.connect_anew(token)?;
-        let pidfd = peer_of(link.socket.as_fd()).and_then(|peer| Ok(socket::pidfd(peer.process)?));
-        let pidfd = pidfd.map_err(|error| self.failed(&format!("cannot be watched (pidfd_open: {error})")))?;
-        let _ = link.ask(Ask::Channel, 0, 0)?;
-        let new = || Arc::new(Channel { owner: self.name, socket: link.socket, pidfd, unsent: Mutex::default() });
+        let Contact { socket, peer } = self.connect_anew()?;
+        let pidfd = socket::pidfd(peer.process)
+            .map_err(|error| self.failed(&format!("cannot be watched (pidfd_open: {error})")))?;
+        let link = Link { owner: Arc::clone(self), socket, token: *token };
+        let _ = link.ask(BlockQuestion::Channel)?;
+        let new = || Arc::new(Channel { owner: self.name, socket: link.socket, pidfd, unmapped: Mutex::default() });
         lock(&self.channel).get_or_insert_with(new);
         wake();
         Ok(())
     }
 
-    /// Sends a message that has no answer, without waiting; false if there is no room for it now. If the process has
+    /// Sends a question that has no answer, without waiting; false if there is no room for it now. If the process has
     /// ended, nothing is to be sent.
-    pub(super) fn notify(&self, message: &Message) -> bool {
-        let socket = match self.take_idle().map_or_else(|| socket::connected(&self.name), Ok) {
+    pub(super) fn notify(&self, question: &Question) -> bool {
+        let socket = match self.take_idle().map_or_else(|| self.contact().map(|contact| contact.socket), Ok) {
             Ok(socket) => socket,
             Err(error) => return error.kind() == io::ErrorKind::ConnectionRefused || self.has_ended(),
         };
-        let Ok(is_sent) = socket::send(&socket, &message.to_bytes(), &[]) else { return self.has_ended() };
+        let Ok(is_sent) = socket::send(&socket, question, &[]) else { return self.has_ended() };
         lock(&self.idle).push(socket);
         is_sent
     }
 
     /// Returns whether the process is gone, as far as this one can see.
     fn has_ended(&self) -> bool {
-        match i32::try_from(self.process).map_err(|_| Errno::SRCH).and_then(socket::pidfd) {
-            Ok(pidfd) => socket::is_ready(&pidfd, Duration::ZERO),
-            Err(error) => error == Errno::SRCH,
-        }
+        socket::has_ended(self.process.cast_signed())
     }
 
     #[cold]
@@ -191,7 +190,7 @@ impl OwnerProcess {
 }
 
 /// What was asked for, with descriptors, or why there are none.
-pub(super) type OwnerAnswer = (Vec<u8>, Result<Vec<OwnedFd>>);
+pub(super) type OwnerAnswer = (Answer, Result<Vec<OwnedFd>>);
 
 /// A connection in use, to ask for the block of a token.
 #[derive(Debug)]
@@ -202,14 +201,14 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// Sends a message that names the block.
+    /// Sends a question about the block.
     ///
     /// # Errors
     /// `ErrorKind::Unavailable` if the connection is over, or the owner does not take it.
-    pub(super) fn send(&self, ask: Ask, from: u64, count: u32) -> Result<()> {
-        let (packet, begun) = (self.token.message(ask, from, count).to_bytes(), Instant::now());
+    pub(super) fn send(&self, question: BlockQuestion) -> Result<()> {
+        let (question, begun) = (Question::OfBlock(self.token.key, question), Instant::now());
         loop {
-            match socket::send(&self.socket, &packet, &[]) {
+            match socket::send(&self.socket, &question, &[]) {
                 Ok(true) => return Ok(()),
                 Ok(false) if begun.elapsed() < PATIENCE => thread::sleep(RETRY),
                 Ok(false) => return Err(self.owner.failed(SILENT)),
@@ -222,7 +221,7 @@ impl Link {
     ///
     /// # Errors
     /// `ErrorKind::InvalidValue` if the owner refuses; `ErrorKind::Unavailable` if the connection is over, the owner
-    /// has ended, is silent or cannot give it.
+    /// has ended, is silent or cannot give it; `ErrorKind::Internal` if it is none.
     pub(super) fn answer(&self) -> Result<OwnerAnswer> {
         let begun = Instant::now();
         let Packet { bytes, descriptors, is_cut } = loop {
@@ -242,27 +241,26 @@ impl Link {
                 }
             }
         };
-        let Some((status, rest)) = bytes.split_first() else {
+        if bytes.is_empty() {
             return Err(self.broken(&io::ErrorKind::UnexpectedEof.into()));
-        };
-        let descriptors = if is_cut {
-            Err(Error::unavailable(
-                "memory cannot be attached: this process may open no more files; raise the limit (ulimit -n)",
-            ))
-        } else {
-            Ok(descriptors)
-        };
-        let (process, why) = (self.owner.process, String::from_utf8_lossy(rest));
-        match *status {
-            GIVEN => Ok((rest.to_vec(), descriptors)),
-            REFUSED => Err(Error::invalid_value(format!("process {process} does not share the buffer: {why}"))),
-            _ => Err(Error::unavailable(format!("process {process} could not share the buffer: {why}"))),
+        }
+        let process = self.owner.process;
+        match Answer::from_packet(&bytes) {
+            None => Err(unknown()),
+            Some(Answer::Refused(why)) => {
+                Err(Error::invalid_value(format!("process {process} does not share the buffer: {why}")))
+            }
+            Some(Answer::Failed(why)) => {
+                Err(Error::unavailable(format!("process {process} could not share the buffer: {why}")))
+            }
+            Some(answer) if is_cut => Ok((answer, Err(no_more_files()))),
+            Some(answer) => Ok((answer, Ok(descriptors))),
         }
     }
 
-    /// Sends a message, and receives the answer.
-    pub(super) fn ask(&self, ask: Ask, from: u64, count: u32) -> Result<OwnerAnswer> {
-        self.send(ask, from, count)?;
+    /// Sends a question, and receives the answer.
+    pub(super) fn ask(&self, question: BlockQuestion) -> Result<OwnerAnswer> {
+        self.send(question)?;
         self.answer()
     }
 
@@ -281,6 +279,17 @@ impl Link {
     }
 }
 
+/// Returns the error of an answer that no owner gives.
+#[cold]
+pub(super) fn unknown() -> Error {
+    Error::internal("a process that shares memory describes it in a way that is not known")
+}
+
+#[cold]
+fn no_more_files() -> Error {
+    Error::unavailable("memory cannot be attached: this process may open no more files; raise the limit (ulimit -n)")
+}
+
 /// The connection by which an owner names mappings to end.
 #[derive(Debug)]
 pub(super) struct Channel {
@@ -289,31 +298,31 @@ pub(super) struct Channel {
     pub(super) socket: OwnedFd,
     /// Ready once the owner has ended, even if a child of it keeps the socket open.
     pub(super) pidfd: OwnedFd,
-    /// Messages that wait for room.
-    unsent: Mutex<VecDeque<Message>>,
+    /// Mappings that have ended, whose numbers wait for room.
+    unmapped: Mutex<VecDeque<u64>>,
 }
 
 impl Channel {
-    /// Sends a message at once; false if there is no room, and an error once the connection is over.
-    pub(super) fn send(&self, message: &Message) -> io::Result<bool> {
-        socket::send(&self.socket, &message.to_bytes(), &[])
+    /// Sends a question at once; false if there is no room, and an error once the connection is over.
+    pub(super) fn send(&self, question: &Question) -> io::Result<bool> {
+        socket::send(&self.socket, question, &[])
     }
 
-    /// Sends a message as soon as there is room.
-    pub(super) fn send_in_time(&self, message: Message) {
-        lock(&self.unsent).push_back(message);
+    /// Sends as soon as there is room that a mapping has ended.
+    pub(super) fn send_unmapped(&self, mapping: u64) {
+        lock(&self.unmapped).push_back(mapping);
         self.go_on();
     }
 
-    /// Sends unsent messages while there is room; false if some are left.
+    /// Sends what waits while there is room; false if something is left.
     pub(super) fn go_on(&self) -> bool {
-        let mut unsent = lock(&self.unsent);
-        while let Some(message) = unsent.front() {
+        let mut unmapped = lock(&self.unmapped);
+        while let Some(mapping) = unmapped.front().copied() {
             // If the connection is over, nothing is to be sent.
-            if !self.send(message).unwrap_or(true) {
+            if !self.send(&Question::Unmapped { mapping }).unwrap_or(true) {
                 return false;
             }
-            unsent.pop_front();
+            unmapped.pop_front();
         }
         true
     }
@@ -322,8 +331,9 @@ impl Channel {
     pub(super) fn receive(&self) -> Option<Vec<u64>> {
         let mut all = Vec::new();
         while let Some(packet) = socket::receive(&self.socket).ok()? {
-            // Neither the end nor garbage reads as numbers.
-            all.extend(packet.bytes.strip_prefix(&[GIVEN]).and_then(read_numbers)?);
+            // Neither the end nor garbage names mappings.
+            let Some(Answer::ToEnd(numbers)) = Answer::from_packet(&packet.bytes) else { return None };
+            all.extend(numbers);
         }
         Some(all)
     }

@@ -7,7 +7,6 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -15,40 +14,46 @@ use log::Level;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
-use super::address::Reached;
-use super::give::kind_of;
-use super::membership::{Others, others};
+use super::codec::{Answer, Held, MemoryQuestion, Message, PoolHeld, Question, Spare, Told};
+use super::giving::kind_of;
+use super::member::{Others, others};
+use super::place::Reached;
 use super::settings::environment;
-use super::wire::{Held, NeighbourPool, Question, Spare, Told, read_given, read_pools};
+use super::socket::{self, Contact, is_ready, timespec};
 use crate::error::{Bytes, Result};
 use crate::ids::Device;
 use crate::memory::cache::DeviceCaches;
 use crate::memory::device::log_out;
-use crate::memory::share::{Packet, is_ready, pidfd, receive, send, timespec};
 use crate::memory::tuning::{A_FEW, GIVEN_WITHIN, PAGE, RETRY_MOST};
 use crate::observe::Activity;
-use crate::process::{peer_of, share_of_descriptors};
+use crate::process::share_of_descriptors;
 use crate::runtime::DeviceUuid;
 use crate::sync::lock;
 
-/// A neighbour that is connected, to be sent a question.
+/// A neighbour that was asked what it holds.
 #[derive(Debug)]
-struct Contacted {
+struct Awaited {
     /// Of its socket.
     name: String,
-    socket: OwnedFd,
-    /// Its id; 0 in another PID namespace.
-    process: i32,
+    contact: Contact,
 }
 
-/// What came of connecting, or of sending a question.
-#[derive(Debug)]
-enum Contact {
-    Made(Contacted),
-    /// Too many others wait for it.
-    Busy,
-    /// It has ended, or is another user's.
-    Nobody,
+/// Asks a process that is connected; false if there is no room.
+///
+/// # Errors
+/// What keeps this process from asking, whoever is asked.
+fn ask(contact: &Contact, question: MemoryQuestion) -> io::Result<bool> {
+    match socket::send(&contact.socket, &Question::OfMemory(question), &[]) {
+        // It has disconnected this process, which reads that as its answer.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(true),
+        outcome => outcome,
+    }
+}
+
+/// Returns what a process has answered: none that there is nothing yet, an error for the end or something else.
+fn answer(contact: &Contact) -> io::Result<Option<Answer>> {
+    let Some(packet) = socket::receive(&contact.socket)? else { return Ok(None) };
+    Answer::from_packet(&packet.bytes).map(Some).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
 impl Others {
@@ -56,34 +61,24 @@ impl Others {
     ///
     /// # Errors
     /// What keeps this process from asking, whoever is asked.
-    fn connect(&self, name: String) -> io::Result<Contact> {
-        let Some(open) = &self.open else { return Ok(Contact::Nobody) };
-        let socket = match open.connect(&name)? {
-            Reached::Connected(socket) => socket,
-            Reached::Busy => return Ok(Contact::Busy),
-            Reached::Nobody => return Ok(Contact::Nobody),
-        };
-        let peer = peer_of(socket.as_fd())?;
-        if !peer.is_of_own_user() {
-            return Ok(Contact::Nobody);
-        }
-        Ok(Contact::Made(Contacted { name, socket, process: peer.process }))
+    fn connect(&self, name: &str) -> io::Result<Reached> {
+        self.open.as_ref().map_or(Ok(Reached::Nobody), |open| open.connect(name))
     }
 
-    /// Sends a neighbour a question.
+    /// Connects to a neighbour and asks it.
     ///
     /// # Errors
     /// As [`Others::connect`].
-    fn send(&self, name: String, question: Question) -> io::Result<Contact> {
+    fn ask(&self, name: &str, question: MemoryQuestion) -> io::Result<Reached> {
         match self.connect(name)? {
-            Contact::Made(reached) => reached.send(question),
-            other => Ok(other),
+            Reached::Connected(contact) if !ask(&contact, question)? => Ok(Reached::Busy),
+            reached => Ok(reached),
         }
     }
 
     /// Asks as many more what they hold as this process's descriptors allow, but for those that are still stopped, and returns
     /// those for which too many others wait.
-    fn ask_more(&mut self, before: u64, waiting: &mut Vec<Contacted>, silent: &mut Vec<String>) -> Result<Vec<String>> {
+    fn ask_more(&mut self, before: u64, waiting: &mut Vec<Awaited>, silent: &mut Vec<String>) -> Result<Vec<String>> {
         let mut busy = Vec::new();
         while waiting.len() < share_of_descriptors()
             && let Some(name) = self.names.pop_front()
@@ -92,11 +87,11 @@ impl Others {
                 silent.push(name);
                 continue;
             }
-            let sent = self.send(name.clone(), Question::Tell { before });
-            match sent.map_err(|error| self.cannot_be_asked(&error))? {
-                Contact::Made(asked) => waiting.push(asked),
-                Contact::Busy => busy.push(name),
-                Contact::Nobody => {}
+            let asked = self.ask(&name, MemoryQuestion::Tell { before });
+            match asked.map_err(|error| self.cannot_be_asked(&error))? {
+                Reached::Connected(contact) => waiting.push(Awaited { name, contact }),
+                Reached::Busy => busy.push(name),
+                Reached::Nobody => {}
             }
         }
         Ok(busy)
@@ -104,33 +99,14 @@ impl Others {
 
     /// Returns whether a neighbour has ended, as far as this process can see it. Its socket may stay open in a child of it, and
     /// fill with questions: it is removed.
-    fn has_ended(&self, asked: &Contacted) -> bool {
-        let has_ended = has_ended(asked.process);
+    fn has_ended(&self, asked: &Awaited) -> bool {
+        let process = asked.contact.peer.process;
+        let has_ended = process > 0 && socket::has_ended(process);
         if has_ended && let Some(open) = &self.open {
             open.remove(&asked.name);
         }
         has_ended
     }
-}
-
-impl Contacted {
-    fn send(self, question: Question) -> io::Result<Contact> {
-        match send(&self.socket, &question.to_bytes(), &[]) {
-            Ok(false) => Ok(Contact::Busy),
-            // It has disconnected this process, which reads that as its answer.
-            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error),
-            _ => Ok(Contact::Made(self)),
-        }
-    }
-}
-
-/// Returns whether a process has ended, as far as this one can see it.
-fn has_ended(process: i32) -> bool {
-    process > 0
-        && match pidfd(process) {
-            Ok(pidfd) => is_ready(&pidfd, Duration::ZERO),
-            Err(error) => error == Errno::SRCH,
-        }
 }
 
 /// Returns the letter of a process's state, if the system shows one.
@@ -216,15 +192,16 @@ impl Heard {
         }
         let (others, mut reached) = (others()?, Vec::new());
         for name in std::mem::take(&mut self.silent) {
-            match others.connect(name).map_err(|error| others.cannot_be_asked(&error))? {
-                Contact::Made(silent) => reached.push(silent),
-                Contact::Busy => self.unasked += 1,
-                Contact::Nobody => {}
+            match others.connect(&name).map_err(|error| others.cannot_be_asked(&error))? {
+                Reached::Connected(silent) => reached.push(silent),
+                Reached::Busy => self.unasked += 1,
+                Reached::Nobody => {}
             }
         }
         let room = room / reached.len().max(1) as u64;
         for silent in reached.into_iter().filter(|_| self.unasked == 0) {
-            silent.send(Question::PassedBy { device, room }).map_err(|error| others.cannot_be_asked(&error))?;
+            let passed_by = MemoryQuestion::PassedBy { device, room };
+            ask(&silent, passed_by).map_err(|error| others.cannot_be_asked(&error))?;
         }
         Ok(self.unasked == 0)
     }
@@ -251,10 +228,11 @@ fn ask_what_they_hold(before: u64, silence: Duration, most: Duration, wait_for: 
                 break;
             }
             let is_waited_for =
-                |asked: &Contacted| wait_for == WaitFor::TheRunning && !left.is_zero() && is_running(asked.process);
-            for asked in waiting.extract_if(.., |asked| !is_waited_for(asked)) {
-                if is_stopped(asked.process) {
-                    lock(&STOPPED).insert(asked.name.clone(), asked.process);
+                |process: i32| wait_for == WaitFor::TheRunning && !left.is_zero() && is_running(process);
+            for asked in waiting.extract_if(.., |asked| !is_waited_for(asked.contact.peer.process)) {
+                let process = asked.contact.peer.process;
+                if is_stopped(process) {
+                    lock(&STOPPED).insert(asked.name.clone(), process);
                 }
                 heard.silent.push(asked.name);
             }
@@ -263,7 +241,8 @@ fn ask_what_they_hold(before: u64, silence: Duration, most: Duration, wait_for: 
         if left.is_zero() || (waiting.is_empty() && others.names.is_empty()) {
             break;
         }
-        let mut polled: Vec<_> = waiting.iter().map(|asked| PollFd::new(&asked.socket, PollFlags::IN)).collect();
+        let mut polled: Vec<_> =
+            waiting.iter().map(|asked| PollFd::new(&asked.contact.socket, PollFlags::IN)).collect();
         let outcome = poll(&mut polled, Some(&timespec(left.min(quiet).min(pause))));
         let ready: Vec<_> = polled.iter().map(|polled| !polled.revents().is_empty()).collect();
         match outcome {
@@ -271,10 +250,10 @@ fn ask_what_they_hold(before: u64, silence: Duration, most: Duration, wait_for: 
             Ok(_) => {
                 let mut ready = ready.into_iter();
                 for asked in std::mem::take(&mut waiting) {
-                    let answer = if ready.next().unwrap_or(false) { receive(&asked.socket) } else { Ok(None) };
-                    match answer.map(|packet| packet.map(|Packet { bytes, .. }| Told::from_bytes(&bytes))) {
+                    let answer = if ready.next().unwrap_or(false) { answer(&asked.contact) } else { Ok(None) };
+                    match answer {
                         Ok(None) => waiting.push(asked),
-                        Ok(Some(Some(told))) => heard.told.push((asked.name, told)),
+                        Ok(Some(Answer::Told(told))) => heard.told.push((asked.name, told)),
                         // Something else, or the end.
                         _ if others.has_ended(&asked) => {}
                         _ => heard.silent.push(asked.name),
@@ -309,26 +288,25 @@ pub(super) fn what_they_hold(before: u64, wait_for: WaitFor) -> Result<Heard> {
 ///
 /// # Errors
 /// Those of [`what_they_hold`].
-pub(super) fn what_their_pools_hold(device: DeviceUuid) -> Result<Vec<(Told, Option<Vec<NeighbourPool>>)>> {
+pub(super) fn what_their_pools_hold(device: DeviceUuid) -> Result<Vec<(Told, Option<Vec<PoolHeld>>)>> {
     let heard = what_they_hold(u64::MAX, WaitFor::Nobody)?;
     let (others, until) = (others()?, Instant::now() + deadline());
     let ask = |(name, told): &(String, Told)| {
         told.held.iter().find(|held| held.device == device)?;
-        match others.send(name.clone(), Question::Pools { device }) {
-            Ok(Contact::Made(asked)) => Some(asked.socket),
+        match others.ask(name, MemoryQuestion::Pools { device }) {
+            Ok(Reached::Connected(contact)) => Some(contact),
             _ => None,
         }
     };
-    let answer = |socket: OwnedFd| {
-        let left = until.saturating_duration_since(Instant::now());
-        let packet = if is_ready(&socket, left) { receive(&socket).ok().flatten() } else { None };
-        packet.and_then(|packet| read_pools(&packet.bytes))
+    let pools = |contact: Contact| {
+        is_ready(&contact.socket, until.saturating_duration_since(Instant::now()));
+        if let Ok(Some(Answer::Pools(pools))) = answer(&contact) { Some(pools) } else { None }
     };
     let mut found = Vec::new();
     // All at once, as far as descriptors allow, and then each is waited for.
     for some in heard.told.chunks(share_of_descriptors()) {
         let asked: Vec<_> = some.iter().map(ask).collect();
-        found.extend(some.iter().zip(asked).map(|((_, told), socket)| (told.clone(), socket.and_then(answer))));
+        found.extend(some.iter().zip(asked).map(|((_, told), contact)| (told.clone(), contact.and_then(pools))));
     }
     Ok(found)
 }
@@ -369,7 +347,7 @@ pub(super) struct Outcome {
 }
 
 /// Asks the neighbours to give back so many bytes of a device.
-pub(super) fn ask(device: Device, uuid: DeviceUuid, wanted: u64) -> Outcome {
+pub(super) fn ask_for_memory(device: Device, uuid: DeviceUuid, wanted: u64) -> Outcome {
     let begun = Instant::now();
     let until = begun + deadline();
     let activity = Activity::begin_of(wanted, format_args!("ask neighbours for memory"));
@@ -422,17 +400,16 @@ impl Giving {
         }
         let bytes = wanted.next_multiple_of(PAGE);
         let within_ms = u32::try_from(within.as_millis()).unwrap_or(u32::MAX);
-        let question = Question::Give { spare, device: uuid, bytes, within_ms };
-        let answering = match others.send(self.socket.clone(), question) {
-            Ok(Contact::Made(asked)) if is_ready(&asked.socket, within) => asked.socket,
+        let question = MemoryQuestion::Give { spare, device: uuid, bytes, within_ms };
+        let answering = match others.ask(&self.socket, question) {
+            Ok(Reached::Connected(contact)) if is_ready(&contact.socket, within) => contact,
             _ => {
                 // Stopped, at work for another one, or gone: it is passed by, for what comes next, too.
                 self.is_passed_by = true;
                 return 0;
             }
         };
-        let packet = receive(&answering).ok().flatten();
-        let given = packet.and_then(|packet| read_given(&packet.bytes)).unwrap_or(0);
+        let given = if let Ok(Some(Answer::Given(bytes))) = answer(&answering) { bytes } else { 0 };
         self.above = self.above.saturating_sub(given);
         if given > 0 {
             let (process, name, kind) = (self.process, &self.name, kind_of(spare));

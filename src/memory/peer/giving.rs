@@ -1,0 +1,285 @@
+//! What neighbours ask, and how memory is given back for them: what one asks for, at most, and never below what this process
+//! is guaranteed. What takes no time is answered at once. Giving takes as long as the driver does, so a thread of its own
+//! does that, one question after the other, while the one that talks to other processes goes on handing out what is shared. It
+//! is started when a neighbour asks for memory, and lives as long as there is something to give: while others have asked
+//! lately, a process that holds more than its most also gives back unasked what it has free. Nothing here calls the
+//! program's own code or waits longer than the neighbour does, except for what the driver takes.
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use log::{debug, info};
+
+use super::claims::{held_on, pass_by};
+use super::codec::{Answer, BYTES_MOST, MemoryQuestion, Spare};
+use super::connection::Handled;
+use super::division::{Division, gives_free_memory, is_on_offer, reserved_on};
+use super::place::membership;
+use super::settings::limits_on;
+use super::socket;
+use super::status::{pools_of, tell};
+use crate::error::Bytes;
+use crate::ids::Device;
+use crate::memory::cache::{DeviceCaches, ToDiscard};
+use crate::memory::device::{Patience, be_thread_for_others, wake};
+use crate::memory::serve::{Help, trim_some, without_callbacks};
+use crate::memory::sleep::sleep_for_others;
+use crate::memory::tuning::{ASKED_LATELY, PATIENCE, RETRY, RETRY_MOST};
+use crate::observe::Activity;
+use crate::observe::nvtx;
+use crate::observe::target::MEMORY;
+use crate::runtime::KnownUuids;
+use crate::sync::{ThisThread, lock};
+
+/// The name of the thread; the system keeps 15 bytes.
+const THREAD: &str = "gpupool-give";
+
+/// Handles what a process asks by a connection. One that is no neighbour answers nobody.
+pub(super) fn handle(question: MemoryQuestion, socket: &Arc<OwnedFd>, process: i32) -> Handled {
+    if membership().is_none() {
+        return Handled::Wrong;
+    }
+    let known = |uuid| KnownUuids::Memory.device_with(&uuid).ok().flatten();
+    let answer = match question {
+        MemoryQuestion::Tell { before } => Answer::Told(tell(before)),
+        MemoryQuestion::Pools { device } => Answer::Pools(known(device).map_or_else(Vec::new, pools_of)),
+        MemoryQuestion::PassedBy { device, room } => {
+            if let Some(device) = known(device) {
+                pass_by(device, room);
+            }
+            return Handled::Unanswered;
+        }
+        MemoryQuestion::Give { spare, device, bytes, within_ms } => {
+            let until = Instant::now() + Duration::from_millis(within_ms.into()).min(PATIENCE);
+            let socket = Arc::clone(socket);
+            give_later(AskedGive { socket, process, spare, device: known(device), bytes, until });
+            return Handled::Unanswered;
+        }
+    };
+    Handled::Reply(answer.into())
+}
+
+/// A neighbour that waits for memory.
+#[derive(Debug)]
+struct AskedGive {
+    /// By which it is answered.
+    socket: Arc<OwnedFd>,
+    process: i32,
+    spare: Spare,
+    /// None if this process does not know it.
+    device: Option<Device>,
+    bytes: u64,
+    until: Instant,
+}
+
+impl AskedGive {
+    fn answer(self) {
+        let given = self.device.map_or(0, |device| self.give(device));
+        // Where there is no room for it the neighbour does not read, and is not waited for.
+        let _ = socket::send(&self.socket, &Answer::Given(given.min(BYTES_MOST)), &[]);
+        drop(self);
+        // From now on what it asks next is read.
+        wake();
+    }
+
+    fn give(&self, device: Device) -> u64 {
+        let activity = Activity::begin_of(self.bytes, format_args!("give memory to a neighbour"));
+        let given = give(device, self.spare, self.bytes, self.until);
+        if let Some(caches) = DeviceCaches::known(device) {
+            caches.neighbours.give(given);
+        }
+        if given > 0 {
+            let (process, took, kind) = (self.process, activity.took(), kind_of(self.spare));
+            let (asked, given) = (Bytes(self.bytes), Bytes(given));
+            info!(target: MEMORY, "{device}: process {process} asked for {asked}, and was given {given} of {kind} in {took}");
+        }
+        given
+    }
+}
+
+/// What is asked for, in order, and whether a thread gives it.
+#[derive(Debug)]
+struct Gives {
+    asked: VecDeque<AskedGive>,
+    thread: GivingThread,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum GivingThread {
+    None,
+    Runs,
+}
+
+static GIVES: Mutex<Gives> = Mutex::new(Gives { asked: VecDeque::new(), thread: GivingThread::None });
+/// Notified when something is asked for.
+static ASKED: Condvar = Condvar::new();
+
+/// Leaves it to the thread, which is started if it does not run. Where the system has no thread left, the calling one does it.
+fn give_later(asked: AskedGive) {
+    let before = {
+        let mut gives = lock(&GIVES);
+        gives.asked.push_back(asked);
+        std::mem::replace(&mut gives.thread, GivingThread::Runs)
+    };
+    if before == GivingThread::Runs {
+        ASKED.notify_one();
+    } else if let Err(error) = thread::Builder::new().name(THREAD.to_owned()).spawn(run) {
+        debug!(target: MEMORY, "no thread to give memory to neighbours: {error}");
+        while let Some(asked) = next(Duration::ZERO) {
+            asked.answer();
+        }
+    }
+}
+
+fn run() {
+    nvtx::name_thread(THREAD);
+    be_thread_for_others();
+    let mut until = Instant::now();
+    loop {
+        let pause = until.saturating_duration_since(Instant::now()).min(RETRY_MOST * 0x10);
+        match next(pause) {
+            Some(asked) => {
+                asked.answer();
+                until = Instant::now() + ASKED_LATELY;
+            }
+            None if pause.is_zero() => return,
+            None => give_unasked(),
+        }
+    }
+}
+
+/// Returns what is asked for next, once it is within a time. Without any time, and with nothing to do, the thread is over.
+fn next(patience: Duration) -> Option<AskedGive> {
+    let waited = ASKED.wait_timeout_while(lock(&GIVES), patience, |gives| gives.asked.is_empty());
+    let (mut gives, _) = waited.unwrap_or_else(PoisonError::into_inner);
+    let asked = gives.asked.pop_front();
+    if asked.is_none() && patience.is_zero() {
+        gives.thread = GivingThread::None;
+    }
+    asked
+}
+
+/// Gives back what is free of what this process holds beyond its most.
+fn give_unasked() {
+    for device in DeviceCaches::of_devices().filter_map(|caches| caches.memory.location.device()) {
+        let held = reserved_on(device);
+        if let Some(most) = limits_on(device).most.filter(|most| held > *most) {
+            give(device, Spare::Free, held - most, Instant::now());
+        }
+    }
+}
+
+/// Gives back at most about so many bytes of a device, and returns how many the driver has by then.
+fn give(device: Device, spare: Spare, asked: u64, until: Instant) -> u64 {
+    let Some(caches) = DeviceCaches::known(device) else { return 0 };
+    let gone = gone_since(caches);
+    let division = Division::of(device);
+    let held = held_on(device, &division);
+    let above = division.reserved.saturating_sub(limits_on(device).guarantee);
+    let above = match spare {
+        // What a claim is to be taken from, in this process's cache, it keeps.
+        Spare::Free => above.min(division.free.saturating_sub(held.unwrap_or(0))),
+        Spare::Discardable => above,
+        Spare::Offered if held.is_some() => 0,
+        Spare::Offered => above,
+    };
+    let allowance = Allowance { asked, above };
+    // Idle handles are beside what is guaranteed.
+    if allowance.wanted() == 0 && spare != Spare::Free {
+        return 0;
+    }
+    let of_handles = without_callbacks(|| match spare {
+        Spare::Free => give_free(caches, device, allowance, until),
+        Spare::Discardable => {
+            let (wanted, most) = (allowance.wanted(), allowance.above);
+            caches.discardable.discard(ToDiscard { wanted, most, patience: Patience::Ask }, None);
+            0
+        }
+        Spare::Offered => {
+            give_offered(caches, allowance, until);
+            0
+        }
+    });
+    gone() + of_handles
+}
+
+/// Returns what tells how many bytes have gone to the driver since now, whatever the program takes meanwhile.
+fn gone_since(caches: &'static DeviceCaches) -> impl Fn() -> u64 {
+    let went = || caches.memory.given_back();
+    let before = went();
+    move || went().saturating_sub(before)
+}
+
+pub(super) const fn kind_of(spare: Spare) -> &'static str {
+    match spare {
+        Spare::Free => "free memory",
+        Spare::Discardable => "discardable pages",
+        Spare::Offered => "pools that sleep for others",
+    }
+}
+
+/// How much may go.
+#[derive(Clone, Copy, Debug)]
+struct Allowance {
+    asked: u64,
+    /// What this process has above its guarantee.
+    above: u64,
+}
+
+impl Allowance {
+    fn wanted(self) -> u64 {
+        self.asked.min(self.above)
+    }
+
+    fn less(self, gone: u64) -> Self {
+        Self { asked: self.asked.saturating_sub(gone), above: self.above.saturating_sub(gone) }
+    }
+}
+
+/// Gives back free memory, and then idle handles, of which it returns the bytes. Pages that the GPU may be using go as
+/// soon as it is done, which is waited for as long as the neighbour waits.
+fn give_free(caches: &'static DeviceCaches, device: Device, allowance: Allowance, until: Instant) -> u64 {
+    let thread = ThisThread::get();
+    let gone = gone_since(caches);
+    let mut going = 0;
+    for pool in caches.pools.all().iter().filter(|pool| gives_free_memory(pool)) {
+        let left = allowance.less(going);
+        if left.wanted() == 0 {
+            break;
+        }
+        // What the driver refuses is tried again whenever memory is given back.
+        going += trim_some(pool, thread, left.wanted(), left.above - left.wanted()).unwrap_or(0);
+    }
+    while gone() < going && Instant::now() < until {
+        caches.memory.try_end_retired();
+        if !caches.memory.has_retired() {
+            // Another thread ends it, or has it in use again.
+            let _ = caches.memory.under_way.wait();
+            break;
+        }
+        thread::sleep(RETRY);
+    }
+    if going >= allowance.asked {
+        return 0;
+    }
+    Help::IdleHandles.give(device, allowance.asked).unwrap_or(0)
+}
+
+fn give_offered(caches: &'static DeviceCaches, allowance: Allowance, until: Instant) {
+    let gone = gone_since(caches);
+    for pool in caches.pools.all().iter().filter(|pool| is_on_offer(pool)) {
+        let left = allowance.less(gone());
+        if left.wanted() == 0 || Instant::now() >= until {
+            break;
+        }
+        // It goes as a whole, or not at all.
+        if pool.budget().reserved() <= left.above
+            && let Err(error) = sleep_for_others(pool, until)
+        {
+            info!(target: MEMORY, "pool {} does not sleep for a neighbour: {error}", pool.label());
+        }
+    }
+}
