@@ -59,7 +59,7 @@ UNSAFE = {
     # Memory is mapped, unmapped and released.
     "src/memory/device": "address_range.rs retired.rs segments.rs supply.rs",
     "src/memory/serve": "extents.rs growth.rs pools.rs reserve.rs segments.rs trim.rs",
-    "src/memory/peer": "mapping.rs sharing.rs",
+    "src/memory/peer": "mapping_cache.rs sharing.rs",
     "src/memory/sleep": "asleep.rs awake.rs backup.rs",
     # What was just committed is filled.
     "src/memory/range": "commit.rs",

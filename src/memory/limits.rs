@@ -58,6 +58,11 @@ pub fn memory_limit() -> Result<MemoryLimit> {
     Ok(*lock_limit())
 }
 
+/// Returns what this process has reserved of a device.
+pub(in crate::memory) fn reserved_on(device: Device) -> u64 {
+    DeviceCaches::known(device).map_or(0, |caches| caches.memory.budget.reserved())
+}
+
 /// Returns the devices whose memory this process has used. It asks no driver.
 ///
 /// # Errors

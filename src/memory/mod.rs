@@ -51,6 +51,7 @@ pub(crate) mod serve;
 mod shared_block;
 pub(crate) mod sleep;
 mod staging;
+mod system_limit;
 mod tuning;
 
 use crate::error::Result;

@@ -78,6 +78,7 @@ def test_work_of_both_sides_comes_in_order(case):
         "tokens_of_elsewhere",
         "tokens_that_say_more_than_is_there",
         "nothing_is_left_in_the_file_system",
+        "owners_that_lie_harm_nobody",
         pytest.param(
             "another_user", marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
         ),

@@ -16,8 +16,7 @@ use rustix::io::Errno;
 
 use super::codec::{Answer, Held, MemoryQuestion, Message, PoolHeld, Question, Spare, Told};
 use super::giving::kind_of;
-use super::member::{Others, others};
-use super::place::Reached;
+use super::place::{Others, Reached, others};
 use super::settings::environment;
 use super::socket::{self, Contact, is_ready, timespec};
 use crate::error::{Bytes, Result};

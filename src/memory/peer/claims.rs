@@ -10,7 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use log::warn;
 
-use super::division::Division;
+use super::status::Division;
 use crate::error::Bytes;
 use crate::ids::Device;
 use crate::observe::target::MEMORY;

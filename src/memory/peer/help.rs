@@ -1,27 +1,31 @@
-//! How requests come to ask the neighbours: `serve` calls what is put there by `watch`, which every program does as it
-//! begins. If the environment asks for neighbours, this process becomes one with the first device that it uses.
+//! Becoming a neighbour, and how requests come to ask the others. The process listens from then on, and stays one until it ends.
+//! `serve` calls what is put there by `watch`, which every program does as it begins: if the environment asks for
+//! neighbours, this process becomes one with the first device that it uses.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use log::warn;
+use log::{debug, warn};
 
 use super::ask::{Outcome, WaitFor, ask_for_memory, deadline, what_they_hold};
 use super::available::free_on;
 use super::claims::{held_on, lost_on};
-use super::division::Division;
-use super::member::join;
-use super::place::membership;
-use super::settings::environment;
-use crate::error::{AskedNeighbours, NeighbourUse, Result};
+use super::place::{Listening, Place, membership, name};
+use super::service;
+use super::settings::{Limits, NeighbourSettings, environment, set};
+use super::status::Division;
+use crate::error::{AskedNeighbours, Error, NeighbourUse, Result};
 use crate::ids::Device;
 use crate::memory::pool::Pool;
 use crate::memory::serve::{Help, Helper};
+use crate::memory::shared_block::random;
 use crate::memory::sleep::wake_pool;
+use crate::memory::system_limit::system_limit;
 use crate::memory::tuning::{A_FEW, MANY, PAGE};
 use crate::observe::target::MEMORY;
-use crate::runtime::KnownUuids;
+use crate::process;
+use crate::runtime::{self, KnownUuids};
 use crate::sync::lock;
 
 /// The least and the most that a driver may withhold: 32 and 512 MiB.
@@ -113,6 +117,62 @@ impl Helper for HelpOfNeighbours {
     fn wake(&self, pool: &Arc<Pool>) -> Result<()> {
         wake_pool(pool).map(drop)
     }
+}
+
+/// Held while the process becomes a neighbour.
+static JOINING: Mutex<()> = Mutex::new(());
+
+/// Makes this process a neighbour, if it is none.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` if a variable of the environment is wrong; `ErrorKind::Unavailable` if the system has no thread
+/// or descriptor left, or the directory cannot be used; `ErrorKind::Forked`.
+pub(crate) fn join() -> Result<()> {
+    process::refuse_forked()?;
+    // A forked child is none.
+    runtime::get()?;
+    if membership().is_some() {
+        return Ok(());
+    }
+    let place = environment()?.place.clone().unwrap_or(Place::Own);
+    // Loads what tells of limits: the first answer must not wait for that.
+    let _ = system_limit(Device::from_ordinal(0));
+    let joining = lock(&JOINING);
+    if membership().is_some() {
+        return Ok(());
+    }
+    let listening = Listening::begin(place, name(random()?))?;
+    service::start()?;
+    listening.begin_to_answer();
+    // A logger is others' code, which may wait for a thread that waits for the lock.
+    drop(joining);
+    watch();
+    debug!(target: MEMORY, "neighbours: listening for the user's other processes on the same devices");
+    Ok(())
+}
+
+/// Makes this process a neighbour of the user's other processes that use gpupool on the same devices, and sets what they
+/// are told of it: its name, and for this device what it is guaranteed, what it should stay below, and its priority. From
+/// then on those that lack memory ask it for what it can do without, as it asks them.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` if there is no such device, the guarantee is above the most, or a variable of the environment is
+/// wrong; `ErrorKind::Unavailable` if the system has no thread or descriptor left, or the directory of
+/// `GPUPOOL_NEIGHBOURS` cannot be used; `ErrorKind::Forked`.
+pub fn set_neighbour(settings: NeighbourSettings, device: Device) -> Result<()> {
+    process::refuse_forked()?;
+    let device = runtime::existing(device)?;
+    let NeighbourSettings { name, guarantee, most, priority } = settings;
+    let limits = Limits { guarantee, most, priority };
+    if let Some(most) = limits.most_below_guarantee() {
+        return Err(Error::invalid_value(format!(
+            "a process cannot be guaranteed {guarantee} bytes of {device} and have at most {most}: lower the guarantee, or raise \
+             the most"
+        )));
+    }
+    join()?;
+    set(name, limits, device);
+    Ok(())
 }
 
 #[cfg(test)]

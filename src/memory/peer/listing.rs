@@ -76,34 +76,22 @@ impl From<PoolHeld> for NeighbourPool {
 
 impl Neighbour {
     fn new(told: &Told, pools: Option<Vec<PoolHeld>>, held: &Held, device: Device, is_self: bool) -> Self {
-        let Held {
-            reserved,
-            live,
-            free,
-            asleep,
-            spare: [_, discardable, offered],
-            claimed,
-            guarantee,
-            most,
-            priority,
-            system_limit,
-            ..
-        } = *held;
+        let [_, discardable_bytes, offered_bytes] = held.spare;
         Self {
             process: told.process,
             name: told.name.clone(),
             device,
-            reserved_bytes: reserved,
-            live_bytes: live,
-            free_bytes: free,
-            asleep_bytes: asleep,
-            discardable_bytes: discardable,
-            offered_bytes: offered,
-            claimed_bytes: claimed,
-            guarantee,
-            most,
-            priority,
-            system_limit,
+            reserved_bytes: held.reserved,
+            live_bytes: held.live,
+            free_bytes: held.free,
+            asleep_bytes: held.asleep,
+            discardable_bytes,
+            offered_bytes,
+            claimed_bytes: held.claimed,
+            guarantee: held.guarantee,
+            most: held.most,
+            priority: held.priority,
+            system_limit: held.system_limit,
             is_self,
             pools: pools.map(|pools| pools.into_iter().map(NeighbourPool::from).collect()),
         }

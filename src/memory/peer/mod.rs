@@ -7,31 +7,27 @@
 //!
 //! Sharing (`sharing.rs`) hands out descriptors of blocks (`shared_block.rs`, below this module, as a pool that falls asleep looks
 //! there), and knows which processes hold them. A freed block is reused once every process has let it go, as a block
-//! waits for streams. The other side asks for a block (`owner.rs`, `attach.rs`), maps its region (`mapping.rs`), and lets it
-//! go once its work is done (`attached.rs`). The region stays mapped for the next block there (`mapping_cache.rs`), until
+//! waits for streams. The other side asks for a block (`owner.rs`, `attach.rs`), maps its region, and lets it
+//! go once its work is done. The region stays mapped for the next block there (`mapping_cache.rs`), until
 //! the owner sends that an extent goes back to the driver. A token (`token.rs`) has the secret that the owner asks for.
 //!
-//! Giving (`giving.rs`) tells what this process holds (`status.rs`, `division.rs`, `claims.rs`), with what it was told to keep
-//! (`settings.rs`) and what the system lets it have (`system_limit/`), and gives memory back. Nothing is kept about neighbours but
+//! Giving (`giving.rs`) tells what this process holds (`status.rs`, `claims.rs`), with what it was told to keep
+//! (`settings.rs`) and what the system lets it have (`system_limit.rs` above), and gives memory back. Nothing is kept about neighbours but
 //! which are stopped: a process that needs to know finds where the others listen (`place.rs`), connects, asks (`ask.rs`), and
 //! knows what they answer in time: one that has ended is not there, and one that is stopped is passed by. Requests
-//! come here by `help.rs`. Off until a program uses it, or the environment asks for it (`member.rs`); who only looks at the
+//! come here by `help.rs`. Off until a program uses it, or the environment asks for it; who only looks at the
 //! others (`listing.rs`, `available.rs`) is none of them.
 
 mod ask;
 mod attach;
-mod attached;
 mod available;
 mod claims;
 mod codec;
 mod connection;
-mod division;
 mod giving;
 mod help;
 mod listing;
-mod mapping;
 mod mapping_cache;
-mod member;
 mod owner;
 mod place;
 mod service;
@@ -39,7 +35,6 @@ mod settings;
 mod sharing;
 mod socket;
 mod status;
-mod system_limit;
 mod tasks;
 mod token;
 
@@ -57,18 +52,16 @@ use crate::ids::Device;
 use crate::process;
 use crate::runtime::{self, KnownUuids, Stream, get};
 
-pub(in crate::memory) use attach::attach;
-pub(in crate::memory) use attached::AttachedBuffer;
+pub(in crate::memory) use attach::{AttachedBuffer, attach};
 #[cfg(feature = "python")]
 pub(crate) use available::claim_unless_interrupted;
 pub use available::{available_memory, claim, claim_within};
 pub use claims::MemoryClaim;
 #[cfg(all(feature = "fault-injection", feature = "python"))]
 pub(crate) use claims::set_clock;
-pub(crate) use help::watch;
+pub use help::set_neighbour;
+pub(crate) use help::{join, watch};
 pub use listing::{Neighbour, NeighbourPool, neighbours, neighbours_with_pools};
-pub(crate) use member::join;
-pub use member::set_neighbour;
 pub use settings::NeighbourSettings;
 pub use token::ShareToken;
 pub(crate) use token::wrong_size;

@@ -3,7 +3,7 @@
 //! an owner's channel, open as long as anything of the owner is mapped here: by it the owner names mappings to end, and
 //! this process reports mappings that it keeps or has unmapped. Nothing waits for an open channel.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, Weak};
 use std::thread;
@@ -132,7 +132,7 @@ impl OwnerProcess {
             .map_err(|error| self.failed(&format!("cannot be watched (pidfd_open: {error})")))?;
         let link = Link { owner: Arc::clone(self), socket, token: *token };
         let _ = link.ask(BlockQuestion::Channel)?;
-        let new = || Arc::new(Channel { owner: self.name, socket: link.socket, pidfd, unmapped: Mutex::default() });
+        let new = || Arc::new(Channel { owner: self.name, socket: link.socket, pidfd });
         lock(&self.channel).get_or_insert_with(new);
         wake();
         Ok(())
@@ -298,33 +298,12 @@ pub(super) struct Channel {
     pub(super) socket: OwnedFd,
     /// Ready once the owner has ended, even if a child of it keeps the socket open.
     pub(super) pidfd: OwnedFd,
-    /// Mappings that have ended, whose numbers wait for room.
-    unmapped: Mutex<VecDeque<u64>>,
 }
 
 impl Channel {
     /// Sends a question at once; false if there is no room, and an error once the connection is over.
     pub(super) fn send(&self, question: &Question) -> io::Result<bool> {
         socket::send(&self.socket, question, &[])
-    }
-
-    /// Sends as soon as there is room that a mapping has ended.
-    pub(super) fn send_unmapped(&self, mapping: u64) {
-        lock(&self.unmapped).push_back(mapping);
-        self.go_on();
-    }
-
-    /// Sends what waits while there is room; false if something is left.
-    pub(super) fn go_on(&self) -> bool {
-        let mut unmapped = lock(&self.unmapped);
-        while let Some(mapping) = unmapped.front().copied() {
-            // If the connection is over, nothing is to be sent.
-            if !self.send(&Question::Unmapped { mapping }).unwrap_or(true) {
-                return false;
-            }
-            unmapped.pop_front();
-        }
-        true
     }
 
     /// Returns the numbers of mappings that are to end; none once the connection is over.

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::env;
 use std::fs::{self, DirEntry};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -16,9 +16,11 @@ use rustix::io::Errno;
 use rustix::net::SocketAddrUnix;
 use rustix::process::geteuid;
 
+use super::settings::environment;
 use super::socket::{Contact, listener};
+use crate::error::{Error, Result};
 use crate::memory::device::wake;
-use crate::process::{self, ListeningFor, close_in_children, is_own_user};
+use crate::process::{self, ListeningFor, close_in_children, is_own_user, peer_of};
 use crate::sync::lock;
 
 /// The start of the name of every neighbour's socket; the user's number and random digits follow.
@@ -27,6 +29,7 @@ const PREFIX: &str = "gpupool-neighbour-";
 const RUNTIME_FOLDER: &str = "XDG_RUNTIME_DIR";
 /// A file of this name is not listened to yet. It becomes a socket's within microseconds.
 const UNFINISHED: &str = ".new";
+const NO_SOCKET: &str = "this process cannot be a neighbour of others: no socket";
 const UNFINISHED_FOR: Duration = Duration::from_secs(0x3c);
 
 /// Where neighbours meet.
@@ -79,6 +82,22 @@ impl Place {
         Ok(OpenPlace(open))
     }
 
+    /// Returns the error of a process that cannot meet others here.
+    #[cold]
+    fn refused(&self, what: &str, error: &io::Error) -> Error {
+        let advice = match self {
+            Self::Own => {
+                "Neighbours need a directory of this user's own, with mode 0700: XDG_RUNTIME_DIR says below which, by default \
+                 /tmp; descriptors (ulimit -n), and Unix sockets with SO_PEERCRED, which a container's seccomp may refuse"
+            }
+            Self::Folder(_) => {
+                "GPUPOOL_NEIGHBOURS names a directory that exists, and that may be read and written to; descriptors (ulimit -n) \
+                 and Unix sockets with SO_PEERCRED (seccomp) are needed as well"
+            }
+        };
+        Error::unavailable(format!("{what} in {:?}: {error}. {advice}", self.folder()))
+    }
+
     /// Opens a socket of this name, and returns it with what the system says of its file.
     fn listen(&self, name: &str) -> io::Result<(OwnedFd, Stat)> {
         if *self == Self::Own {
@@ -108,8 +127,8 @@ impl Place {
 /// Where this process listens.
 #[derive(Debug)]
 pub(super) struct Listening {
-    pub(super) place: Place,
-    pub(super) name: String,
+    place: Place,
+    name: String,
     /// With what the system says of its file.
     socket: Mutex<(Arc<OwnedFd>, Stat)>,
 }
@@ -123,9 +142,17 @@ pub(super) fn membership() -> Option<&'static Listening> {
 }
 
 impl Listening {
-    pub(super) fn begin(place: Place, name: String) -> io::Result<Self> {
-        let (listener, about) = place.listen(&name)?;
-        Ok(Self { place, name, socket: Mutex::new((Arc::new(listener), about)) })
+    /// # Errors
+    /// `ErrorKind::Unavailable` if there can be no socket, or the system does not tell who connects: a neighbour compares users, so
+    /// it could be asked nothing.
+    pub(super) fn begin(place: Place, name: String) -> Result<Self> {
+        let listen = || {
+            let (listener, about) = place.listen(&name)?;
+            peer_of(listener.as_fd())?;
+            Ok((Arc::new(listener), about))
+        };
+        let socket = listen().map_err(|error| place.refused(NO_SOCKET, &error))?;
+        Ok(Self { place, name, socket: Mutex::new(socket) })
     }
 
     pub(super) fn socket(&self) -> Arc<OwnedFd> {
@@ -233,5 +260,47 @@ fn remove_unfinished(folder: &Path, names: &[String]) {
         if age.is_ok_and(|age| age > UNFINISHED_FOR) {
             let _ = fs::remove_file(path);
         }
+    }
+}
+
+/// All neighbours but this process, which need not be one: it may look at them where the environment says that they meet.
+#[derive(Debug)]
+pub(super) struct Others {
+    /// None if there are none.
+    pub(super) open: Option<OpenPlace>,
+    pub(super) names: VecDeque<String>,
+    place: &'static Place,
+}
+
+/// Looks for all neighbours but this process, and sees to it that they find this one.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue` if a variable of the environment is wrong; `ErrorKind::Unavailable` if the system does not tell
+/// who is there.
+pub(super) fn others() -> Result<Others> {
+    let (place, own) = match membership() {
+        Some(own) => {
+            own.stay_to_be_found().map_err(|error| own.place.refused(NO_SOCKET, &error))?;
+            (&own.place, own.name.as_str())
+        }
+        None => (environment()?.place.as_ref().unwrap_or(&Place::Own), ""),
+    };
+    let look = || {
+        let open = place.look()?;
+        let names = open.as_ref().map(|open| open.others(own)).transpose()?.unwrap_or_default();
+        Ok(Others { open, names, place })
+    };
+    look().map_err(|error| place.refused("no neighbours can be found", &error))
+}
+
+impl Others {
+    /// Returns the error of one that cannot be asked, whoever that is.
+    #[cold]
+    pub(super) fn cannot_be_asked(&self, error: &io::Error) -> Error {
+        Error::unavailable(format!(
+            "not all neighbours in {:?} can be asked: {error}. Let the process open more descriptors (ulimit -n), and its \
+             container allow Unix sockets and SO_PEERCRED (seccomp)",
+            self.place.folder()
+        ))
     }
 }

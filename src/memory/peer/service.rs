@@ -19,7 +19,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::{Errno, read};
 
 use super::connection::Connection;
-use super::owner::{self, Channel};
+use super::owner;
 use super::place::{Listening, membership};
 use super::socket::{self, Contact};
 use super::{mapping_cache, sharing, tasks};
@@ -124,7 +124,7 @@ impl PeerThread {
         let (channels, processes) = (owner::channels(), sharing::watched());
         self.spare = self.spare.take().or_else(|| spare().ok());
         let listeners: Vec<_> = self.listeners().collect();
-        let is_behind = !self.notify(&channels);
+        let is_behind = !self.notify();
         let waited_for = iter::once(self.wakeup.as_fd())
             .chain(listeners.iter().map(|listener| listener.as_fd()))
             .chain(processes.iter().map(|(_, pidfd)| pidfd.as_fd()))
@@ -165,15 +165,13 @@ impl PeerThread {
     }
 
     /// Sends the notifications to other processes; false if there is no room for some.
-    fn notify(&mut self, channels: &[Arc<Channel>]) -> bool {
+    fn notify(&mut self) -> bool {
         let ended = regions_ended();
         if std::mem::replace(&mut self.ended, ended) != ended {
             self.connections.iter_mut().for_each(Connection::look_for_ended);
         }
-        let mut is_all_sent = true;
-        self.connections.iter_mut().for_each(|connection| is_all_sent &= connection.notify());
-        channels.iter().for_each(|channel| is_all_sent &= channel.go_on());
-        is_all_sent
+        let notify = |behind: usize, connection: &mut Connection| behind + usize::from(!connection.notify());
+        self.connections.iter_mut().fold(0, notify) == 0
     }
 
     /// Returns how long to wait at most.

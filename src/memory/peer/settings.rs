@@ -21,8 +21,6 @@ const GUARANTEE: &str = "GPUPOOL_NEIGHBOUR_GUARANTEE";
 const MOST: &str = "GPUPOOL_NEIGHBOUR_MOST";
 const PRIORITY: &str = "GPUPOOL_NEIGHBOUR_PRIORITY";
 const DEADLINE: &str = "GPUPOOL_NEIGHBOUR_DEADLINE_MS";
-/// CUDA's own, by which the Multi-Process Service limits a process's memory.
-const MPS_LIMIT: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
 /// A day.
 const DEADLINE_MOST: u64 = 0x526_5c00;
 
@@ -72,7 +70,6 @@ pub(super) struct FromEnvironment {
     limits: Limits,
     /// How long asking for memory may take in all.
     pub(super) deadline: Duration,
-    pub(super) mps_limit: Option<String>,
 }
 
 impl FromEnvironment {
@@ -98,8 +95,7 @@ impl FromEnvironment {
             )));
         }
         let deadline = number(DEADLINE, 1..=DEADLINE_MOST, GIVEN_WITHIN.as_millis() as u64)?;
-        let (deadline, mps_limit) = (Duration::from_millis(deadline), std::env::var(MPS_LIMIT).ok());
-        Ok(Self { place, name: text(NAME)?, limits, deadline, mps_limit })
+        Ok(Self { place, name: text(NAME)?, limits, deadline: Duration::from_millis(deadline) })
     }
 }
 

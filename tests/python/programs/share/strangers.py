@@ -2,17 +2,45 @@
 
 import contextlib
 import os
+import random
 import resource
 import secrets
 import socket
 import struct
 import subprocess
 import sys
+import threading
 import warnings
 
 import gpupool
 from errors import assert_says, raised
-from messages import DESCRIBE, EXTENTS, GIVEN_EXTENTS, HELD, HOLD, LET_GO, REFUSED, VERSION, block_question, kind_of
+from messages import (
+    CHANNEL,
+    DESCRIBE,
+    DESCRIBED,
+    EVENTS,
+    EXTENTS,
+    FAILED,
+    GIVEN_EVENTS,
+    GIVEN_EXTENTS,
+    HEAD,
+    HELD,
+    HOLD,
+    IS_CHANNEL,
+    LET_GO,
+    REFUSED,
+    TELL,
+    TO_END,
+    VERSION,
+    answer,
+    block_question,
+    give,
+    kind_of,
+    memory_question,
+    number,
+    numbers,
+    text,
+)
 from other_process import MIB, address_of, attach, content, free, other_process, shared_blocks, stopped
 from waiting import wait_until
 
@@ -20,7 +48,7 @@ from waiting import wait_until
 warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)
 
 # Where a token has what.
-FORMAT, VERSION, KIND, BOOT, USER, PROCESS, NAME, SECRET, BLOCK, SIZE, DEVICE = 4, 6, 9, 12, 28, 32, 36, 52, 68, 84, 92
+FORMAT, KIND, BOOT, USER, PROCESS, NAME, SECRET, BLOCK, SIZE, DEVICE = 4, 9, 12, 28, 32, 36, 52, 68, 84, 92
 # What follows a question, where it is about the first few.
 VALUES = {HOLD: (0,), DESCRIBE: (0,), EXTENTS: (0, 8), LET_GO: (0,)}
 
@@ -78,6 +106,9 @@ def rubbish() -> None:
         right + b"\0",
         # A longer form of the last number, 0.
         right[:-1] + b"\x80\0",
+        # This process is no neighbour.
+        memory_question(TELL, number(2**64 - 1)),
+        give(0, bytes(token)[DEVICE:], MIB, 1),
     ):
         with connected(token) as connection:
             connection.send(data)
@@ -87,6 +118,9 @@ def rubbish() -> None:
 
 def stalling() -> None:
     _buffer, token = shared()
+    # An eighth of them is for processes that hold no block.
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, limits[1]))
     silent = [connected(token) for _ in range(200)]
     # One that asks and asks, and takes no answer.
     greedy = connected(token)
@@ -101,7 +135,7 @@ def stalling() -> None:
     assert len(os.listdir("/proc/self/fd")) < 1000
     for connection in silent[1:]:
         connection.close()
-    # The rest is put out when it has taken too long.
+    # Those that came first made room.
     assert silent[0].recv(100) == b""
     greedy.close()
 
@@ -316,6 +350,87 @@ def nothing_is_left_in_the_file_system() -> None:
     _buffer, token = shared()
     with open("/proc/net/unix") as sockets:
         assert any(("@" + address_of(token)[1:].decode()) in line for line in sockets)
+
+
+class Liar(threading.Thread):
+    """A process that shares nothing, and answers whatever it is asked with what chance makes."""
+
+    def __init__(self, chance: random.Random, token: gpupool.ShareToken) -> None:
+        super().__init__(daemon=True)
+        self._chance = chance
+        self._device = bytes(token)[DEVICE:]
+        self.token = changed(token, NAME, chance.randbytes(16))
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(address_of(self.token))
+        self._listener.listen()
+
+    def run(self) -> None:
+        while True:
+            connection, _ = self._listener.accept()
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            while asked := connection.recv(9000):
+                packet, count = self._lie(asked)
+                if packet is not None:
+                    files = [os.memfd_create("lie") for _ in range(count)]
+                    try:
+                        socket.send_fds(connection, [packet], files)
+                    finally:
+                        for file in files:
+                            os.close(file)
+
+    def _lie(self, asked: bytes) -> tuple[bytes | None, int]:
+        """Return an answer, and how many descriptors come along; none where none is waited for."""
+        chance, at = self._chance, len(HEAD) + 1
+        # Behind the number of the block and the secret.
+        while asked[at] > 0x7F:
+            at += 1
+        what = asked[at + 17 : at + 18]
+        if not what or what[0] >= LET_GO:
+            return None, 0
+        sizes = (0, 1, 4096, MIB, 2 * MIB, 64 * MIB, 2**47, 2**63, 2**64 - 1)
+        size, few = lambda: chance.choice(sizes), lambda: chance.choice((0, 1, 1, 2, 3))
+        names = text(chance.randbytes(64 * few() + chance.choice((0, 0, 0, 1))))
+        lead, nbytes = chance.choice((0, 0, size())), chance.choice((MIB, MIB, size()))
+        place = numbers(lead, nbytes, chance.randrange(3), chance.choice((1, 2, 300, size())), chance.choice((0, 0, few(), size())))
+        extents = [numbers(chance.randrange(4), chance.choice((2 * MIB, size()))) for _ in range(few())]
+        right = {
+            HOLD: answer(HELD, place, self._device, names if chance.random() < 0.5 else text(b"")),
+            DESCRIBE: answer(DESCRIBED, number(len(extents)), *extents),
+            EXTENTS: answer(GIVEN_EXTENTS),
+            EVENTS: answer(GIVEN_EVENTS, names),
+            CHANNEL: answer(IS_CHANNEL),
+        }
+        packet = right[what[0]]
+        if chance.random() < 0.15:
+            packet = chance.choice([*right.values(), answer(chance.choice((REFUSED, FAILED)), text("no"))])
+        elif chance.random() < 0.15:
+            broken = bytearray(packet)
+            broken[chance.randrange(len(broken))] = chance.randrange(256)
+            packet = bytes(broken[: chance.randrange(1, len(broken) + 1)])
+        elif what[0] == CHANNEL and chance.random() < 0.5:
+            packet = answer(TO_END, number(2), numbers(1, 2**64 - 1))
+        return packet, few() if what[0] != DESCRIBE else 0
+
+
+def owners_that_lie_harm_nobody() -> None:
+    _buffer, token = shared()
+    liar = Liar(random.Random(7), token)
+    liar.start()
+    before = gpupool.memory_stats().reserved_bytes
+    refused = 0
+    for _ in range(300):
+        try:
+            gpupool.attach(liar.token).free()
+        except gpupool.Error as error:
+            str(error)
+            refused += 1
+    assert refused > 100
+    wait_until(lambda: gpupool.memory_stats().attached_bytes == 0, "nothing that a liar told of is attached")
+    assert gpupool.memory_stats().reserved_bytes == before
+    others_are_served(token)
 
 
 def another_user() -> None:
