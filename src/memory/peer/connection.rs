@@ -41,10 +41,10 @@ pub(super) enum Handled {
 
 #[derive(Debug)]
 pub(super) struct Connection {
-    /// Another thread has it as well while that answers.
+    /// Another thread knows it while that is to answer.
     socket: Arc<OwnedFd>,
     /// What the process has of this one's memory by this connection.
-    borrower: Borrower,
+    pub(super) borrower: Borrower,
     reply: Option<Reply>,
     /// When it is disconnected, if it has shown no token or a reply waits for room.
     until: Instant,
@@ -73,7 +73,7 @@ impl Connection {
 
     /// Returns whether another thread answers.
     fn is_answered_elsewhere(&self) -> bool {
-        Arc::strong_count(&self.socket) > 1
+        Arc::weak_count(&self.socket) > 0
     }
 
     /// Returns when it is to go on at the latest.
@@ -91,11 +91,6 @@ impl Connection {
     pub(super) fn polled(&self) -> PollFd<'_> {
         let is_busy = self.is_answering() || self.is_answered_elsewhere();
         PollFd::from_borrowed_fd(self.socket.as_fd(), if is_busy { PollFlags::empty() } else { PollFlags::IN })
-    }
-
-    /// Looks for mappings of the process whose regions have ended.
-    pub(super) fn look_for_ended(&mut self) {
-        self.borrower.look_for_ended();
     }
 
     /// Notifies the process of mappings that are to end; false where there was no room for all.

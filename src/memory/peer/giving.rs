@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -54,7 +54,7 @@ pub(super) fn handle(question: MemoryQuestion, socket: &Arc<OwnedFd>, process: i
         }
         MemoryQuestion::Give { spare, device, bytes, within_ms } => {
             let until = Instant::now() + Duration::from_millis(within_ms.into()).min(PATIENCE);
-            let socket = Arc::clone(socket);
+            let socket = Arc::downgrade(socket);
             give_later(AskedGive { socket, process, spare, device: known(device), bytes, until });
             return Handled::Unanswered;
         }
@@ -65,8 +65,8 @@ pub(super) fn handle(question: MemoryQuestion, socket: &Arc<OwnedFd>, process: i
 /// A neighbour that waits for memory.
 #[derive(Debug)]
 struct AskedGive {
-    /// By which it is answered.
-    socket: Arc<OwnedFd>,
+    /// By which it is answered, unless it has been disconnected.
+    socket: Weak<OwnedFd>,
     process: i32,
     spare: Spare,
     /// None if this process does not know it.
@@ -77,12 +77,21 @@ struct AskedGive {
 
 impl AskedGive {
     fn answer(self) {
+        if !self.is_awaited() {
+            return;
+        }
         let given = self.device.map_or(0, |device| self.give(device));
-        // Where there is no room for it the neighbour does not read, and is not waited for.
-        let _ = socket::send(&self.socket, &Answer::Given(given.min(BYTES_MOST)), &[]);
+        if let Some(socket) = self.socket.upgrade() {
+            // Where there is no room for it the neighbour does not read, and is not waited for.
+            let _ = socket::send(&socket, &Answer::Given(given.min(BYTES_MOST)), &[]);
+        }
         drop(self);
         // From now on what it asks next is read.
         wake();
+    }
+
+    fn is_awaited(&self) -> bool {
+        self.socket.strong_count() > 0
     }
 
     fn give(&self, device: Device) -> u64 {
@@ -121,6 +130,8 @@ static ASKED: Condvar = Condvar::new();
 fn give_later(asked: AskedGive) {
     let before = {
         let mut gives = lock(&GIVES);
+        // So there are no more than connections.
+        gives.asked.retain(AskedGive::is_awaited);
         gives.asked.push_back(asked);
         std::mem::replace(&mut gives.thread, GivingThread::Runs)
     };

@@ -168,7 +168,7 @@ impl PeerThread {
     fn notify(&mut self) -> bool {
         let ended = regions_ended();
         if std::mem::replace(&mut self.ended, ended) != ended {
-            self.connections.iter_mut().for_each(Connection::look_for_ended);
+            self.connections.iter_mut().for_each(|connection| connection.borrower.look_for_ended());
         }
         let notify = |behind: usize, connection: &mut Connection| behind + usize::from(!connection.notify());
         self.connections.iter_mut().fold(0, notify) == 0
