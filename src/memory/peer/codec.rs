@@ -227,6 +227,15 @@ impl Held {
     }
 }
 
+impl PoolHeld {
+    /// Returns what is told of it.
+    pub(super) fn limited(mut self) -> Self {
+        self.name = self.name.map(|name| cut_name(&name).to_owned());
+        self.bytes = self.bytes.map(|count| count.min(BYTES_MOST));
+        self
+    }
+}
+
 impl Message for Answer {
     fn checked(mut self) -> Option<Self> {
         let are_names =

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use log::{debug, info};
 
 use super::claims::{held_on, pass_by};
-use super::codec::{Answer, BYTES_MOST, MemoryQuestion, Spare};
+use super::codec::{Answer, BYTES_MOST, MemoryQuestion, PoolHeld, Spare};
 use super::connection::Handled;
 use super::place::membership;
 use super::settings::limits_on;
@@ -45,7 +45,10 @@ pub(super) fn handle(question: MemoryQuestion, socket: &Arc<OwnedFd>, process: i
     let known = |uuid| KnownUuids::Memory.device_with(&uuid).ok().flatten();
     let answer = match question {
         MemoryQuestion::Tell { before } => Answer::Told(tell(before)),
-        MemoryQuestion::Pools { device } => Answer::Pools(known(device).map_or_else(Vec::new, pools_of)),
+        MemoryQuestion::Pools { device } => {
+            let pools = known(device).map_or_else(Vec::new, pools_of);
+            Answer::Pools(pools.into_iter().map(PoolHeld::limited).collect())
+        }
         MemoryQuestion::PassedBy { device, room } => {
             if let Some(device) = known(device) {
                 pass_by(device, room);

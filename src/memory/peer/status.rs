@@ -4,7 +4,7 @@
 use std::cmp::Reverse;
 
 use super::claims::{claimed_on, devices_claimed, is_claim_held, next};
-use super::codec::{DEVICES_MOST, Held, POOLS_MOST, PoolHeld, Told, cut_name};
+use super::codec::{DEVICES_MOST, Held, POOLS_MOST, PoolHeld, Told};
 use super::settings::{Limits, devices_set, limits_on, name};
 use crate::ids::Device;
 use crate::memory::cache::DeviceCaches;
@@ -105,7 +105,12 @@ pub(super) fn tell(before: u64) -> Told {
     devices.extend(devices_claimed());
     devices.sort_unstable();
     devices.dedup();
-    let held = devices.into_iter().filter_map(|device| held_of(device, before)).take(DEVICES_MOST).collect();
+    let held = devices
+        .into_iter()
+        .filter_map(|device| held_of(device, before))
+        .map(Held::limited)
+        .take(DEVICES_MOST)
+        .collect();
     Told { process: std::process::id(), name: name(), held }
 }
 
@@ -114,7 +119,7 @@ pub(super) fn held_of(device: Device, before: u64) -> Option<Held> {
     let Limits { guarantee, most, priority } = limits_on(device);
     let division = Division::of(device);
     let Division { reserved, live, cached, asleep, free, discardable, offered, .. } = division;
-    let held = Held {
+    Some(Held {
         device: KnownUuids::Memory.of(device).ok()?,
         reserved,
         live,
@@ -126,16 +131,15 @@ pub(super) fn held_of(device: Device, before: u64) -> Option<Held> {
         most,
         priority,
         system_limit: system_limit(device),
-    };
-    Some(held.limited())
+    })
 }
 
-/// Returns what the pools of this process hold of a device, as it is told.
+/// Returns what the pools of this process hold of a device, as many as are told.
 pub(super) fn pools_of(device: Device) -> Vec<PoolHeld> {
     let pools = DeviceCaches::known(device).map_or_else(Vec::new, |caches| summarize(caches).1);
     let told = |PoolSummary { id, name, stats, .. }: PoolSummary| PoolHeld {
         id: (id.0, id.1),
-        name: name.map(|name| cut_name(&name).to_owned()).filter(|name| !name.is_empty()),
+        name: name.map(|name| name.to_string()).filter(|name| !name.is_empty()),
         bytes: [stats.reserved_bytes, stats.live_bytes, stats.cached_bytes, stats.asleep_bytes],
     };
     largest(pools.into_iter().map(told).collect())

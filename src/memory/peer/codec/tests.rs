@@ -70,6 +70,7 @@ fn answers() -> Vec<Answer> {
         Answer::Given(BYTES_MOST),
         Answer::Pools(vec![pool(Some("weights")), pool(None)]),
         Answer::Pools(vec![PoolHeld { bytes: [BYTES_MOST; 4], ..pool(Some(&"n".repeat(NAME_BYTES))) }; POOLS_MOST]),
+        Answer::Pools(vec![PoolHeld { bytes: [u64::MAX; 4], ..pool(Some(&"é".repeat(NAME_BYTES))) }.limited()]),
         Answer::Pools(Vec::new()),
     ]
 }

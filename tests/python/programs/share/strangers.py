@@ -355,7 +355,7 @@ def nothing_is_left_in_the_file_system() -> None:
 class Liar(threading.Thread):
     """A process that shares nothing, and answers whatever it is asked with what chance makes."""
 
-    def __init__(self, chance: random.Random, token: gpupool.ShareToken) -> None:
+    def __init__(self, chance: random.Random, token: gpupool.typing.ShareToken) -> None:
         super().__init__(daemon=True)
         self._chance = chance
         self._device = bytes(token)[DEVICE:]
