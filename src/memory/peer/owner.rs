@@ -141,9 +141,14 @@ impl OwnerProcess {
     /// Sends a question that has no answer, without waiting; false if there is no room for it now. If the process has
     /// ended, nothing is to be sent.
     pub(super) fn notify(&self, question: &Question) -> bool {
-        let socket = match self.take_idle().map_or_else(|| self.contact().map(|contact| contact.socket), Ok) {
-            Ok(socket) => socket,
-            Err(error) => return error.kind() == io::ErrorKind::ConnectionRefused || self.has_ended(),
+        let socket = match self.take_idle() {
+            Some(idle) => idle,
+            None => match self.contact() {
+                Ok(contact) if contact.peer.is_of_own_user() => contact.socket,
+                // Another user has taken the name.
+                Ok(_) => return self.has_ended(),
+                Err(error) => return error.kind() == io::ErrorKind::ConnectionRefused || self.has_ended(),
+            },
         };
         let Ok(is_sent) = socket::send(&socket, question, &[]) else { return self.has_ended() };
         lock(&self.idle).push(socket);

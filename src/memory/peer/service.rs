@@ -55,8 +55,8 @@ pub(super) fn start() -> Result<[u8; 16]> {
     }
     let refused = |what: &str, error: &dyn std::fmt::Display| {
         Error::unavailable(format!(
-            "memory cannot be shared with other processes: {what}: {error}. Raise the limit of threads (ulimit -u) or of open \
-             files (ulimit -n)"
+            "this process can neither share memory with others nor be their neighbour: {what}: {error}. Raise the limit of \
+             threads (ulimit -u) or of open files (ulimit -n)"
         ))
     };
     let name = random()?;
@@ -82,7 +82,7 @@ pub(super) fn start() -> Result<[u8; 16]> {
     *started = Some(name);
     // A logger is others' code, which may wait for a thread that waits for the lock.
     drop(started);
-    debug!(target: MEMORY, "other processes: listening for those that attach memory");
+    debug!(target: MEMORY, "other processes: listening for those that attach memory, or are neighbours");
     Ok(name)
 }
 
