@@ -17,8 +17,7 @@ CIRCLES = {"src": 5, "src/handle": 4}
 ARROWS = {
     "src": "python -> c_api -> replay, summary, recording -> handle -> memory -> library -> runtime "
     "-> process & observe -> sync & ids & error",
-    "src/memory": "plug -> peer -> sleep -> host -> report -> range -> route -> serve -> cache -> pool "
-    "-> device",
+    "src/memory": "plug -> peer -> sleep -> host -> report -> range -> route -> serve -> cache -> pool -> device",
 }
 # The files that may keep a function which is given to them from above, and call it: what an event, or the scope of a
 # context, is only those know who give it. In circles the functions count as uses.

@@ -2612,7 +2612,7 @@ class Neighbour:
 
     @property
     def pools(self) -> list[NeighbourPool] | None:
-        """Its pools on the device, the largest first, at most 64; None if it was not asked, or did not answer."""
+        """Its pools on the device, the largest first, at most 64; None if it was not asked for them."""
 
 @final
 class NeighbourPool:

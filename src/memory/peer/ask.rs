@@ -14,7 +14,7 @@ use log::Level;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
-use super::codec::{Answer, Held, MemoryQuestion, Message, PoolHeld, Question, Spare, Told};
+use super::codec::{Answer, Held, MemoryQuestion, Message, Question, Spare, Told};
 use super::giving::kind_of;
 use super::place::{Others, Reached, others};
 use super::settings::environment;
@@ -77,7 +77,12 @@ impl Others {
 
     /// Asks as many more what they hold as this process's descriptors allow, but for those that are still stopped, and returns
     /// those for which too many others wait.
-    fn ask_more(&mut self, before: u64, waiting: &mut Vec<Awaited>, silent: &mut Vec<String>) -> Result<Vec<String>> {
+    fn ask_more(
+        &mut self,
+        tell: MemoryQuestion,
+        waiting: &mut Vec<Awaited>,
+        silent: &mut Vec<String>,
+    ) -> Result<Vec<String>> {
         let mut busy = Vec::new();
         while waiting.len() < share_of_descriptors()
             && let Some(name) = self.names.pop_front()
@@ -86,7 +91,7 @@ impl Others {
                 silent.push(name);
                 continue;
             }
-            let asked = self.ask(&name, MemoryQuestion::Tell { before });
+            let asked = self.ask(&name, tell);
             match asked.map_err(|error| self.cannot_be_asked(&error))? {
                 Reached::Connected(contact) => waiting.push(Awaited { name, contact }),
                 Reached::Busy => busy.push(name),
@@ -206,18 +211,17 @@ impl Heard {
     }
 }
 
-/// Asks all neighbours what they hold; of their claims those made before a time. It ends when no one has answered for so
-/// long, or after `most`: hundreds that all ask each other need longer.
+/// Asks all neighbours a question for what they hold. It ends when no one has answered for so long, or after `most`: hundreds that all ask each other need longer.
 ///
 /// # Errors
 /// Those of [`others`]; `ErrorKind::Unavailable` if this process can connect to no more of them.
-fn ask_what_they_hold(before: u64, silence: Duration, most: Duration, wait_for: WaitFor) -> Result<Heard> {
+fn ask_what_they_hold(tell: MemoryQuestion, silence: Duration, most: Duration, wait_for: WaitFor) -> Result<Heard> {
     let begun = Instant::now();
     let mut others = others()?;
     let (mut heard, mut waiting, mut last) = (Heard::default(), Vec::new(), begun);
     lock(&STOPPED).retain(|name, _| others.names.contains(name));
     loop {
-        let busy = others.ask_more(before, &mut waiting, &mut heard.silent)?;
+        let busy = others.ask_more(tell, &mut waiting, &mut heard.silent)?;
         let pause = if busy.is_empty() { silence / 4 } else { RETRY_MOST };
         others.names.extend(busy);
         let left = most.saturating_sub(begun.elapsed());
@@ -274,40 +278,12 @@ pub(super) fn deadline() -> Duration {
 }
 
 /// Returns what the neighbours tell, also where hundreds all ask each other, until none has answered for half of the
-/// deadline; of their claims those made before a time.
+/// deadline; of their claims those made before a time, and if a device is given what they and their pools hold of that alone.
 ///
 /// # Errors
 /// Those of [`others`]; `ErrorKind::Unavailable` if this process can connect to no more of them.
-pub(super) fn what_they_hold(before: u64, wait_for: WaitFor) -> Result<Heard> {
-    ask_what_they_hold(before, deadline() / 2, deadline() * A_FEW as u32, wait_for)
-}
-
-/// Returns what the neighbours tell, and for each that holds something of a device its pools there; none of one that does
-/// not answer that within the deadline.
-///
-/// # Errors
-/// Those of [`what_they_hold`].
-pub(super) fn what_their_pools_hold(device: DeviceUuid) -> Result<Vec<(Told, Option<Vec<PoolHeld>>)>> {
-    let heard = what_they_hold(u64::MAX, WaitFor::Nobody)?;
-    let (others, until) = (others()?, Instant::now() + deadline());
-    let ask = |(name, told): &(String, Told)| {
-        told.held.iter().find(|held| held.device == device)?;
-        match others.ask(name, MemoryQuestion::Pools { device }) {
-            Ok(Reached::Connected(contact)) => Some(contact),
-            _ => None,
-        }
-    };
-    let pools = |contact: Contact| {
-        is_ready(&contact.socket, until.saturating_duration_since(Instant::now()));
-        if let Ok(Some(Answer::Pools(pools))) = answer(&contact) { Some(pools) } else { None }
-    };
-    let mut found = Vec::new();
-    // All at once, as far as descriptors allow, and then each is waited for.
-    for some in heard.told.chunks(share_of_descriptors()) {
-        let asked: Vec<_> = some.iter().map(ask).collect();
-        found.extend(some.iter().zip(asked).map(|((_, told), contact)| (told.clone(), contact.and_then(pools))));
-    }
-    Ok(found)
+pub(super) fn what_they_hold(before: u64, with_pools: Option<DeviceUuid>, wait_for: WaitFor) -> Result<Heard> {
+    ask_what_they_hold(MemoryQuestion::Tell { before, with_pools }, deadline() / 2, deadline() * A_FEW as u32, wait_for)
 }
 
 /// A neighbour that may give memory of the device, and what it tells of that.
@@ -350,7 +326,8 @@ pub(super) fn ask_for_memory(device: Device, uuid: DeviceUuid, wanted: u64) -> O
     let begun = Instant::now();
     let until = begun + deadline();
     let activity = Activity::begin_of(wanted, format_args!("ask neighbours for memory"));
-    let heard = ask_what_they_hold(u64::MAX, deadline() / 2, deadline() / 2, WaitFor::Nobody);
+    let tell = MemoryQuestion::Tell { before: u64::MAX, with_pools: None };
+    let heard = ask_what_they_hold(tell, deadline() / 2, deadline() / 2, WaitFor::Nobody);
     let on_device = |(socket, told): &(String, Told)| {
         let held = *told.held.iter().find(|held| held.device == uuid)?;
         let (socket, name, above) = (socket.clone(), told.name.clone(), held.above_guarantee());

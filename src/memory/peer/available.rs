@@ -37,7 +37,7 @@ pub fn available_memory(device: Device) -> Result<u64> {
 fn available(device: Device, before: u64, wait_for: WaitFor) -> Result<(u64, Heard)> {
     let uuid = KnownUuids::Memory.of(device)?;
     let at_first = free_and_own(device)?;
-    let heard = what_they_hold(before, wait_for)?;
+    let heard = what_they_hold(before, None, wait_for)?;
     // What another process takes or gives back meanwhile must not count as free and as its own to give.
     let at_last = free_and_own(device)?;
     let (free, own_free) = if at_first.0 + at_first.1 < at_last.0 + at_last.1 { at_first } else { at_last };

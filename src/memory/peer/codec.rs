@@ -99,12 +99,10 @@ pub(super) enum BlockQuestion {
 /// What a neighbour asks.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub(super) enum MemoryQuestion {
-    /// What the process holds; of its claims those made before this time.
-    Tell { before: u64 },
+    /// What the process holds, of its claims those made before this time: of all devices, or of one with its pools there.
+    Tell { before: u64, with_pools: Option<DeviceUuid> },
     /// To give back so many bytes of a device within a time.
     Give { spare: Spare, device: DeviceUuid, bytes: u64, within_ms: u32 },
-    /// Its pools of a device.
-    Pools { device: DeviceUuid },
     /// None, but a word that it did not answer while the sender claimed memory of a device, beside which there is room for
     /// so many bytes. It is not answered.
     PassedBy { device: DeviceUuid, room: u64 },
@@ -150,7 +148,6 @@ pub(super) enum Answer {
     Told(Told),
     /// So many bytes are the driver's.
     Given(u64),
-    Pools(Vec<PoolHeld>),
 }
 
 /// The names of events, [`EVENT_NAME`] bytes each.
@@ -176,6 +173,8 @@ pub(super) struct Told {
     pub(super) process: u32,
     pub(super) name: String,
     pub(super) held: Vec<Held>,
+    /// If they were asked for.
+    pub(super) pools: Vec<PoolHeld>,
 }
 
 /// What a process holds of a device. All numbers but the priority are bytes.
@@ -249,15 +248,13 @@ impl Message for Answer {
             Self::Refused(why) | Self::Failed(why) => why.len() <= REASON_BYTES,
             Self::Told(told) => {
                 told.held.len() <= DEVICES_MOST
+                    && told.pools.len() <= POOLS_MOST
                     && make_printable(&mut told.name)
+                    && told.pools.iter_mut().filter_map(|pool| pool.name.as_mut()).all(make_printable)
                     && told.held.iter_mut().flat_map(Held::counts).all(|count| *count <= BYTES_MOST)
+                    && told.pools.iter().flat_map(|pool| pool.bytes).all(|count| count <= BYTES_MOST)
             }
             Self::Given(bytes) => *bytes <= BYTES_MOST,
-            Self::Pools(pools) => {
-                pools.len() <= POOLS_MOST
-                    && pools.iter_mut().all(|pool| pool.name.as_mut().is_none_or(make_printable))
-                    && pools.iter().flat_map(|pool| pool.bytes).all(|count| count <= BYTES_MOST)
-            }
         };
         is_bounded.then_some(self)
     }

@@ -14,12 +14,12 @@ use std::time::{Duration, Instant};
 use log::{debug, info};
 
 use super::claims::{held_on, pass_by};
-use super::codec::{Answer, BYTES_MOST, MemoryQuestion, PoolHeld, Spare};
+use super::codec::{Answer, BYTES_MOST, MemoryQuestion, Spare};
 use super::connection::Handled;
 use super::place::membership;
 use super::settings::limits_on;
 use super::socket;
-use super::status::{Division, gives_free_memory, is_on_offer, pools_of, tell};
+use super::status::{Division, gives_free_memory, is_on_offer, tell};
 use crate::error::Bytes;
 use crate::ids::Device;
 use crate::memory::cache::{DeviceCaches, ToDiscard};
@@ -44,11 +44,7 @@ pub(super) fn handle(question: MemoryQuestion, socket: &Arc<OwnedFd>, process: i
     }
     let known = |uuid| KnownUuids::Memory.device_with(&uuid).ok().flatten();
     let answer = match question {
-        MemoryQuestion::Tell { before } => Answer::Told(tell(before)),
-        MemoryQuestion::Pools { device } => {
-            let pools = known(device).map_or_else(Vec::new, pools_of);
-            Answer::Pools(pools.into_iter().map(PoolHeld::limited).collect())
-        }
+        MemoryQuestion::Tell { before, with_pools } => Answer::Told(tell(before, with_pools)),
         MemoryQuestion::PassedBy { device, room } => {
             if let Some(device) = known(device) {
                 pass_by(device, room);

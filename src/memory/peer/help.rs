@@ -91,7 +91,7 @@ impl Helper for HelpOfNeighbours {
         let (heard, took) = last.map_or_else(
             || {
                 let begun = Instant::now();
-                (what_they_hold(u64::MAX, WaitFor::Nobody), begun.elapsed())
+                (what_they_hold(u64::MAX, None, WaitFor::Nobody), begun.elapsed())
             },
             |(_, Outcome { heard, took, .. })| (heard, took),
         );

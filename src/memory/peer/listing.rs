@@ -1,6 +1,6 @@
 //! The list of all neighbours, for people and for tools.
 
-use super::ask::{WaitFor, what_their_pools_hold, what_they_hold};
+use super::ask::{WaitFor, what_they_hold};
 use super::codec::{Held, PoolHeld, Told};
 use super::place::membership;
 use super::settings::name;
@@ -45,7 +45,7 @@ pub struct Neighbour {
     pub system_limit: Option<u64>,
     /// Whether it is this process.
     pub is_self: bool,
-    /// Its pools there, the largest first, of which 64 are told; none if it was not asked, or did not answer.
+    /// Its pools there, the largest first, of which 64 are told; none if it was not asked for them.
     pub pools: Option<Vec<NeighbourPool>>,
 }
 
@@ -67,15 +67,16 @@ pub struct NeighbourPool {
     pub asleep_bytes: u64,
 }
 
-impl From<PoolHeld> for NeighbourPool {
-    fn from(PoolHeld { id: (first, second), name, bytes }: PoolHeld) -> Self {
-        let ([reserved_bytes, live_bytes, free_bytes, asleep_bytes], id) = (bytes, PoolId(first, second));
+impl From<&PoolHeld> for NeighbourPool {
+    fn from(PoolHeld { id: (first, second), name, bytes }: &PoolHeld) -> Self {
+        let [reserved_bytes, live_bytes, free_bytes, asleep_bytes] = *bytes;
+        let (id, name) = (PoolId(*first, *second), name.clone());
         Self { id, name, reserved_bytes, live_bytes, free_bytes, asleep_bytes }
     }
 }
 
 impl Neighbour {
-    fn new(told: &Told, pools: Option<Vec<PoolHeld>>, held: &Held, device: Device, is_self: bool) -> Self {
+    fn new(told: &Told, held: &Held, device: Device, is_self: bool) -> Self {
         let [_, discardable_bytes, offered_bytes] = held.spare;
         Self {
             process: told.process,
@@ -93,7 +94,7 @@ impl Neighbour {
             priority: held.priority,
             system_limit: held.system_limit,
             is_self,
-            pools: pools.map(|pools| pools.into_iter().map(NeighbourPool::from).collect()),
+            pools: None,
         }
     }
 }
@@ -110,8 +111,7 @@ pub fn neighbours(device: Device) -> Result<Vec<Neighbour>> {
     list(device, false)
 }
 
-/// Returns the neighbours with the pools of each. Asking for these takes as long again: with those that do not answer, up to
-/// the deadline in all.
+/// Returns the neighbours with the pools of each.
 ///
 /// # Errors
 /// Those of [`neighbours`].
@@ -123,23 +123,21 @@ fn list(device: Device, has_pools: bool) -> Result<Vec<Neighbour>> {
     process::refuse_forked()?;
     let device = runtime::existing(device)?;
     let uuid = KnownUuids::Memory.of(device)?;
-    let others: Vec<_> = if has_pools {
-        what_their_pools_hold(uuid)?
-    } else {
-        what_they_hold(u64::MAX, WaitFor::Nobody)?.told().map(|told| (told.clone(), None)).collect()
-    };
-    let others = others.into_iter().map(|(told, pools)| (told, pools, false));
+    let heard = what_they_hold(u64::MAX, has_pools.then_some(uuid), WaitFor::Nobody)?;
     // Also of a device that this process has not used yet.
-    let held = || held_of(device, u64::MAX).into_iter().collect();
-    let own = membership().map(|_| {
-        let told = Told { process: std::process::id(), name: name(), held: held() };
-        (told, has_pools.then(|| pools_of(device)), true)
+    let own = membership().map(|_| Told {
+        process: std::process::id(),
+        name: name(),
+        held: held_of(device, u64::MAX).into_iter().collect(),
+        pools: pools_of(device),
     });
-    let on_device = others.chain(own).filter_map(|(told, pools, is_self)| {
+    let on_device = |(told, is_self): (&Told, bool)| {
         let held = told.held.iter().find(|held| held.device == uuid)?;
-        Some(Neighbour::new(&told, pools, held, device, is_self))
-    });
-    let mut found: Vec<_> = on_device.collect();
+        let pools = has_pools.then(|| told.pools.iter().map(NeighbourPool::from).collect());
+        Some(Neighbour { pools, ..Neighbour::new(told, held, device, is_self) })
+    };
+    let others = heard.told().map(|told| (told, false));
+    let mut found: Vec<_> = others.chain(own.iter().map(|own| (own, true))).filter_map(on_device).collect();
     found.sort_by_key(|neighbour| (neighbour.process, !neighbour.is_self));
     Ok(found)
 }

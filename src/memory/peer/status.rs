@@ -12,7 +12,7 @@ use crate::memory::limits::devices_in_use;
 use crate::memory::pool::Pool;
 use crate::memory::report::{PoolStats, PoolSummary, summarize};
 use crate::memory::system_limit::system_limit;
-use crate::runtime::KnownUuids;
+use crate::runtime::{DeviceUuid, KnownUuids};
 
 /// What a process has of a device, in bytes.
 #[derive(Clone, Copy, Default, Debug)]
@@ -97,21 +97,19 @@ pub(super) fn is_on_offer(pool: &Pool) -> bool {
     pool.sleep.offer.is_made && !pool.sleep.offer.is_in_use() && pool.is_in_service()
 }
 
-/// Returns what this process holds of every device that it uses or has said something about; of its claims those made
-/// before a time.
-pub(super) fn tell(before: u64) -> Told {
-    let mut devices = devices_in_use().unwrap_or_default();
-    devices.extend(devices_set());
-    devices.extend(devices_claimed());
+/// Returns what this process tells of every device that it uses or has said something about, or of one with its pools there; of
+/// its claims those made before a time.
+pub(super) fn tell(before: u64, with_pools: Option<DeviceUuid>) -> Told {
+    let with_pools = with_pools.map(|uuid| KnownUuids::Memory.device_with(&uuid).ok().flatten());
+    let mut devices = match with_pools {
+        Some(device) => Vec::from_iter(device),
+        None => devices_in_use().into_iter().flatten().chain(devices_set()).chain(devices_claimed()).collect(),
+    };
     devices.sort_unstable();
     devices.dedup();
-    let held = devices
-        .into_iter()
-        .filter_map(|device| held_of(device, before))
-        .map(Held::limited)
-        .take(DEVICES_MOST)
-        .collect();
-    Told { process: std::process::id(), name: name(), held }
+    let held = devices.into_iter().filter_map(|device| held_of(device, before)).map(Held::limited);
+    let pools = with_pools.flatten().into_iter().flat_map(pools_of).map(PoolHeld::limited).collect();
+    Told { process: std::process::id(), name: name(), held: held.take(DEVICES_MOST).collect(), pools }
 }
 
 /// Returns what this process holds of a device; none if the driver does not tell which that is.

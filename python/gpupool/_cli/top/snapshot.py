@@ -30,7 +30,7 @@ class Holder:
     most: int | None = None
     priority: int | None = None
     system_limit: int | None = None
-    # None if the process was not asked for them, or did not answer.
+    # None if the process was not asked for them.
     pools: tuple["Holder", ...] | None = None
 
     @property

@@ -17,7 +17,11 @@ fn held(device: u8) -> Held {
 }
 
 fn told(name: &str, held: Vec<Held>) -> Answer {
-    Answer::Told(Told { process: 77, name: name.to_owned(), held })
+    Answer::Told(Told { process: 77, name: name.to_owned(), held, pools: Vec::new() })
+}
+
+fn told_pools(pools: Vec<PoolHeld>) -> Answer {
+    Answer::Told(Told { process: 77, name: "n".repeat(NAME_BYTES), held: vec![held(1)], pools })
 }
 
 fn pool(name: Option<&str>) -> PoolHeld {
@@ -38,8 +42,8 @@ fn questions() -> Vec<Question> {
     ];
     let give = |spare| MemoryQuestion::Give { spare, device: [3; 16], bytes: 1 << 40, within_ms: 77 };
     let of_memory = [
-        MemoryQuestion::Tell { before: 1 << 60 },
-        MemoryQuestion::Pools { device: [7; 16] },
+        MemoryQuestion::Tell { before: 1 << 60, with_pools: None },
+        MemoryQuestion::Tell { before: u64::MAX, with_pools: Some([7; 16]) },
         MemoryQuestion::PassedBy { device: [8; 16], room: 1 << 41 },
     ];
     let of_block = of_block.map(|question| Question::OfBlock(key, question));
@@ -68,10 +72,9 @@ fn answers() -> Vec<Answer> {
         told("trainer", vec![held(1), no_limits]),
         told(&"n".repeat(NAME_BYTES), vec![most; DEVICES_MOST]),
         Answer::Given(BYTES_MOST),
-        Answer::Pools(vec![pool(Some("weights")), pool(None)]),
-        Answer::Pools(vec![PoolHeld { bytes: [BYTES_MOST; 4], ..pool(Some(&"n".repeat(NAME_BYTES))) }; POOLS_MOST]),
-        Answer::Pools(vec![PoolHeld { bytes: [u64::MAX; 4], ..pool(Some(&"é".repeat(NAME_BYTES))) }.limited()]),
-        Answer::Pools(Vec::new()),
+        told_pools(vec![pool(Some("weights")), pool(None)]),
+        told_pools(vec![PoolHeld { bytes: [BYTES_MOST; 4], ..pool(Some(&"n".repeat(NAME_BYTES))) }; POOLS_MOST]),
+        told_pools(vec![PoolHeld { bytes: [u64::MAX; 4], ..pool(Some(&"é".repeat(NAME_BYTES))) }.limited()]),
     ]
 }
 
@@ -132,9 +135,9 @@ fn what_is_more_than_there_can_be_is_no_answer() {
         told("", vec![Held { most: Some(more), ..held(1) }]),
         told("", vec![Held { system_limit: Some(u64::MAX), ..held(1) }]),
         Answer::Given(more),
-        Answer::Pools(vec![pool(None); POOLS_MOST + 1]),
-        Answer::Pools(vec![pool(Some(&too_long))]),
-        Answer::Pools(vec![PoolHeld { bytes: [0, 0, 0, more], ..pool(None) }]),
+        told_pools(vec![pool(None); POOLS_MOST + 1]),
+        told_pools(vec![pool(Some(&too_long))]),
+        told_pools(vec![PoolHeld { bytes: [0, 0, 0, more], ..pool(None) }]),
     ];
     for answer in wrong {
         assert!(read::<Answer>(&answer.to_packet()).is_none(), "{answer:?}");
@@ -153,8 +156,8 @@ fn a_name_arrives_without_what_controls_a_terminal() {
     assert_eq!(travelled("caché").as_deref(), Some("caché"));
     assert_eq!(travelled("a\u{1b}[31m\u{9b}").as_deref(), Some("a?[31m?"));
     assert_eq!(travelled("").as_deref(), Some(""));
-    let pools = Answer::from_packet(&Answer::Pools(vec![pool(Some("\u{7}"))]).to_packet());
-    assert!(matches!(pools, Some(Answer::Pools(pools)) if pools[0].name.as_deref() == Some("?")));
+    let pools = Answer::from_packet(&told_pools(vec![pool(Some("\u{7}"))]).to_packet());
+    assert!(matches!(pools, Some(Answer::Told(told)) if told.pools[0].name.as_deref() == Some("?")));
     // What is no text.
     let mut packet = told("x", Vec::new()).to_packet();
     for byte in packet.iter_mut().filter(|byte| **byte == b'x') {

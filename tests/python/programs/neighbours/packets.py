@@ -14,14 +14,13 @@ from messages import (
     GIVEN,
     HEAD,
     PASSED_BY,
-    POOLS,
     TELL,
     answer,
     give,
     held,
     memory_question,
     pool,
-    pools,
+    tell,
     told,
 )
 from messages import number as packed
@@ -58,11 +57,11 @@ def device(chance: random.Random) -> bytes:
 
 def question(chance: random.Random) -> bytes:
     questions = (
-        lambda: memory_question(TELL, packed(number(chance))),
+        lambda: memory_question(TELL, packed(number(chance)), b"\0"),
+        lambda: tell(device(chance)),
         lambda: give(chance.choice((0, 1, 2, 3)), device(chance), number(chance), chance.choice((0, 1))),
-        lambda: memory_question(POOLS, device(chance)),
         lambda: memory_question(PASSED_BY, device(chance), packed(number(chance))),
-        lambda: memory_question(chance.choice((4, 65535))),
+        lambda: memory_question(chance.choice((3, 65535))),
     )
     return mutated(chance, chance.choice(questions)())
 
@@ -79,9 +78,8 @@ def lie(chance: random.Random, asked: bytes) -> bytes:
             held(device(chance), some(chance, 9), number(chance), chance.randrange(-(2**31), 2**31), number(chance))
             for _ in range(chance.randrange(4))
         ]
-        return mutated(chance, told(chance.randrange(2**32), chance.randbytes(8), *of_devices))
-    if what == POOLS:
-        return mutated(chance, pools(*(pool((0, number(chance)), "pool", some(chance, 4)) for _ in range(3))))
+        of_pools = [pool((0, number(chance)), "pool", some(chance, 4)) for _ in range(chance.randrange(4))]
+        return mutated(chance, told(chance.randrange(2**32), chance.randbytes(8), of_devices, of_pools))
     return mutated(chance, answer(GIVEN, packed(number(chance))))
 
 

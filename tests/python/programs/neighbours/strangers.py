@@ -14,9 +14,6 @@ from messages import (
     GIVEN,
     HEAD,
     OFFERED,
-    POOLS,
-    TELL,
-    TOLD_POOLS,
     answer,
     give,
     held,
@@ -25,15 +22,14 @@ from messages import (
     number,
     numbers,
     pool,
-    pools,
     read_numbers,
+    tell,
     told,
 )
 from neighbour_work import cache, reserved
 from other_process import MIB, attach, content, other_process
 
-# The question that every neighbour asks.
-ALL = memory_question(TELL, number(2**64 - 1))
+ALL = tell()
 # That of the simulated device.
 DEVICE = struct.pack("<QQ", os.stat(os.environ["GPUPOOL_HOST_SHARED"]).st_ino, 0)
 
@@ -70,7 +66,7 @@ def rubbish() -> None:
         b"GET / HTTP/1.1",
         os.urandom(8192),
         os.urandom(60_000),
-        memory_question(4),
+        memory_question(3),
         memory_question(65535),
         give(3, DEVICE, 1, 1),
         HEAD[:-1] + b"\1" + ALL[len(HEAD) :],
@@ -153,7 +149,7 @@ def many_that_do_not_read() -> None:
 
 
 class Stranger(threading.Thread):
-    """A process that tells of itself, and answers the question for its pools with something else, or not at all."""
+    """A process that is asked once, and answers with something."""
 
     def __init__(self, answer: bytes | None) -> None:
         super().__init__(daemon=True)
@@ -168,39 +164,43 @@ class Stranger(threading.Thread):
     def run(self) -> None:
         connection, _ = self._listener.accept()
         with connection:
-            assert connection.recv(100) == ALL
-            connection.send(told(7, "stranger", held(DEVICE, (1, 0, 0, 0, 0, 0, 0, 0, 0), None, 0, None)))
-        connection, _ = self._listener.accept()
-        with connection:
             self.asked = connection.recv(100)
             if self._answer is not None:
                 connection.send(self._answer)
 
 
-def pools_that_are_told_wrongly() -> None:
+def what_is_told_wrongly_is_not_listed() -> None:
     gpupool.set_neighbour()
-    one = pool((0, 1), "pool", (1, 1, 1, 1))
+    here, one = held(DEVICE, (1, 0, 0, 0, 0, 0, 0, 0, 0), None, 0, None), pool((0, 1), "pool", (1, 1, 1, 1))
+
+    def named(answer: bytes | None, **arguments: bool) -> list:
+        stranger = Stranger(answer)
+        stranger.start()
+        others = [each for each in gpupool.neighbours(**arguments) if not each.is_self]
+        stranger.join()
+        assert stranger.asked == tell(DEVICE if arguments else None)
+        stranger.path.unlink()
+        return [(each.name, [of.reserved_bytes for of in each.pools or ()]) for each in others]
+
+    right = told(7, "stranger", [here], [one])
+    assert named(right, pools=True) == [("stranger", [1])]
+    assert named(right) == [("stranger", [])]
     wrong = (
         None,
         b"x",
         os.urandom(8192),
-        pools(one)[:-1],
-        pools(one) + b"\0",
-        answer(TOLD_POOLS, b"\xff" * 112),
-        pools(pool((0, 1), b"\xff", (1, 1, 1, 1))),
-        pools(pool((0, 1), "n" * 65, (1, 1, 1, 1))),
-        pools(pool((0, 1), None, (1, 1, 1, 2**47 + 1))),
-        pools(*[one] * 65),
+        right[:-1],
+        right + b"\0",
+        told(7, "stranger", [here], [pool((0, 1), b"\xff", (1, 1, 1, 1))]),
+        told(7, "stranger", [here], [pool((0, 1), "n" * 65, (1, 1, 1, 1))]),
+        told(7, "stranger", [here], [pool((0, 1), None, (1, 1, 1, 2**47 + 1))]),
+        told(7, "stranger", [here], [one] * 65),
+        told(7, "stranger", [here] * 33),
+        told(7, "n" * 65, [here]),
         answer(GIVEN, number(1)),
     )
     for data in wrong:
-        stranger = Stranger(data)
-        stranger.start()
-        (it,) = [each for each in gpupool.neighbours(pools=True) if not each.is_self]
-        assert (it.name, it.pools) == ("stranger", None), data
-        stranger.join()
-        assert stranger.asked == memory_question(POOLS, DEVICE)
-        stranger.path.unlink()
+        assert named(data, pools=True) == [], data
     a_neighbour_is_served()
 
 
@@ -222,9 +222,7 @@ def another_user() -> None:
         "    answer = b''\n"
         "assert answer == b'', answer\n"
     )
-    subprocess.run(
-        [sys.executable, "-c", ask, str(path.parent), path.name, ALL.hex()], check=True, timeout=60
-    )
+    subprocess.run([sys.executable, "-c", ask, str(path.parent), path.name, ALL.hex()], check=True, timeout=60)
     a_neighbour_is_served()
 
 

@@ -29,16 +29,15 @@ from messages import (
     IS_CHANNEL,
     LET_GO,
     REFUSED,
-    TELL,
     TO_END,
     VERSION,
     answer,
     block_question,
     give,
     kind_of,
-    memory_question,
     number,
     numbers,
+    tell,
     text,
 )
 from other_process import MIB, address_of, attach, content, free, other_process, shared_blocks, stopped
@@ -107,7 +106,7 @@ def rubbish() -> None:
         # A longer form of the last number, 0.
         right[:-1] + b"\x80\0",
         # This process is no neighbour.
-        memory_question(TELL, number(2**64 - 1)),
+        tell(),
         give(0, bytes(token)[DEVICE:], MIB, 1),
     ):
         with connected(token) as connection:
@@ -289,11 +288,15 @@ def what_was_let_go_by_a_connection_that_is_ended_is_let_go() -> None:
 def tokens_of_elsewhere() -> None:
     _buffer, token = shared()
     user = struct.pack("<I", os.geteuid() + 1)
+    another_version = struct.pack("<H", VERSION + 1) + b"\x09\x08\x07"
     for data, words in (
         (changed(token, BOOT, secrets.token_bytes(16)), ("another machine", "send the content")),
         (changed(token, USER, user), (f"made by user {os.geteuid() + 1}", "one user")),
         (changed(token, KIND, b"\1"), ("runtime cuda", "GPUPOOL_RUNTIME")),
-        (changed(token, FORMAT, struct.pack("<H", VERSION + 1) + b"\x09\x08\x07"), ("made by gpupool 9.8.7", "same version")),
+        (
+            changed(token, FORMAT, another_version),
+            ("made by gpupool 9.8.7", "same version"),
+        ),
         (changed(token, 0, b"ABCD"), ("not a token",)),
         (bytes(token)[:-1], ("107",)),
         (b"", ("not a token",)),
@@ -394,11 +397,13 @@ class Liar(threading.Thread):
         size, few = lambda: chance.choice(sizes), lambda: chance.choice((0, 1, 1, 2, 3))
         names = text(chance.randbytes(64 * few() + chance.choice((0, 0, 0, 1))))
         lead, nbytes = chance.choice((0, 0, size())), chance.choice((MIB, MIB, size()))
-        place = numbers(lead, nbytes, chance.randrange(3), chance.choice((1, 2, 300, size())), chance.choice((0, 0, few(), size())))
-        extents = [numbers(chance.randrange(4), chance.choice((2 * MIB, size()))) for _ in range(few())]
+        place = numbers(
+            lead, nbytes, chance.randrange(3), chance.choice((1, 2, 300, size())), chance.choice((0, 0, few(), size()))
+        )
+        described = [numbers(chance.randrange(4), chance.choice((2 * MIB, size()))) for _ in range(few())]
         right = {
             HOLD: answer(HELD, place, self._device, names if chance.random() < 0.5 else text(b"")),
-            DESCRIBE: answer(DESCRIBED, number(len(extents)), *extents),
+            DESCRIBE: answer(DESCRIBED, number(len(described)), *described),
             EXTENTS: answer(GIVEN_EXTENTS),
             EVENTS: answer(GIVEN_EVENTS, names),
             CHANNEL: answer(IS_CHANNEL),

@@ -9,11 +9,11 @@ HEAD = b"gppl" + struct.pack("<H", VERSION)
 # Kinds of questions, and of what is asked of a block and of a neighbour.
 OF_BLOCK, UNMAPPED, OF_MEMORY = range(3)
 HOLD, DESCRIBE, EXTENTS, EVENTS, CHANNEL, LET_GO, ARRIVED = range(7)
-TELL, GIVE, POOLS, PASSED_BY = range(4)
+TELL, GIVE, PASSED_BY = range(3)
 # What there is to give.
 FREE, DISCARDABLE, OFFERED = range(3)
 # Kinds of answers.
-HELD, DESCRIBED, GIVEN_EXTENTS, GIVEN_EVENTS, IS_CHANNEL, TO_END, REFUSED, FAILED, TOLD, GIVEN, TOLD_POOLS = range(11)
+HELD, DESCRIBED, GIVEN_EXTENTS, GIVEN_EVENTS, IS_CHANNEL, TO_END, REFUSED, FAILED, TOLD, GIVEN = range(10)
 
 
 def number(value: int) -> bytes:
@@ -46,6 +46,11 @@ def memory_question(ask: int, *fields: bytes) -> bytes:
     return HEAD + numbers(OF_MEMORY, ask) + b"".join(fields)
 
 
+def tell(with_pools: bytes | None = None) -> bytes:
+    """Return the question that every neighbour asks: of all claims, and for the pools of a device."""
+    return memory_question(TELL, number(2**64 - 1), b"\0" if with_pools is None else b"\1" + with_pools)
+
+
 def give(spare: int, device: bytes, nbytes: int, within: int) -> bytes:
     return memory_question(GIVE, number(spare), device, numbers(nbytes, within))
 
@@ -75,12 +80,8 @@ def held(device: bytes, counts: Iterable[int], most: int | None, priority: int, 
     return device + numbers(*counts) + optional(most) + number(priority * 2 ^ priority >> 31) + optional(limit)
 
 
-def told(process: int, name: str | bytes, *of_devices: bytes) -> bytes:
-    return answer(TOLD, number(process), text(name), number(len(of_devices)), *of_devices)
-
-
-def pools(*each: bytes) -> bytes:
-    return answer(TOLD_POOLS, number(len(each)), *each)
+def told(process: int, name: str | bytes, of_devices: list[bytes], pools: list[bytes] = ()) -> bytes:
+    return answer(TOLD, number(process), text(name), number(len(of_devices)), *of_devices, number(len(pools)), *pools)
 
 
 def pool(identity: tuple[int, int], name: str | bytes | None, counts: Iterable[int]) -> bytes:
