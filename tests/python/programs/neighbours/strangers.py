@@ -1,6 +1,7 @@
 """Processes that send a neighbour rubbish, too much, or nothing: they get nothing, and harm no other."""
 
 import os
+import resource
 import socket
 import struct
 import subprocess
@@ -125,6 +126,31 @@ def what_is_shared_is_handed_out_while_memory_is_given() -> None:
         connection.settimeout(40)
         gpupool._native.host_complete(stream, number)
         assert connection.recv(100) == answer(GIVEN, numbers(8 * MIB))
+
+
+def those_that_wait_for_memory_keep_few_descriptors() -> None:
+    # An eighth of them is for processes that hold no block.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    gpupool.set_neighbour()
+    stream = gpupool.Stream()
+    used = gpupool.empty(8 * MIB, stream)
+    number = gpupool._native.host_submit(stream)
+    used.free()
+    asked = give(FREE, DEVICE, 8 * MIB, 10_000)
+    before = len(os.listdir("/proc/self/fd"))
+    waiting = []
+    for _ in range(90):
+        waiting.append(connected())
+        waiting[-1].send(asked)
+    # Those that came first make room, also the one that is being given to.
+    assert waiting[0].recv(100) == b""
+    assert len(os.listdir("/proc/self/fd")) <= before + len(waiting) + 256 // 8 + 2
+    gpupool._native.host_complete(stream, number)
+    # It asked last, and nothing is left for it.
+    assert waiting[-1].recv(100) == answer(GIVEN, numbers(0))
+    for connection in waiting:
+        connection.close()
+    a_neighbour_is_served()
 
 
 def many_that_are_silent() -> None:
