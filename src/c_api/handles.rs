@@ -168,7 +168,7 @@ pub(super) unsafe extern "C" fn lease(
 /// The struct is one that [`lease`] filled or all zero, and no other has the same lease; or it is null.
 ///
 /// # Errors
-/// `ErrorKind::InvalidValue` if there is none in it, or the caller has changed its library or device.
+/// `ErrorKind::InvalidValue` if there is none in it, or the caller has changed its library.
 unsafe fn take(lease: *mut HandleLease) -> Result<Lease> {
     // SAFETY: as the caller promises.
     let lease = unsafe { place(lease, "lease") }?;
@@ -177,10 +177,10 @@ unsafe fn take(lease: *mut HandleLease) -> Result<Lease> {
             "the lease has ended already, or was never begun; end each lease once, by lease_release or lease_discard",
         ));
     }
-    let (pool, device) = (pool_of(lease.library)?, Device::from_ordinal(lease.device.cast_unsigned()));
+    pool_of(lease.library)?;
     let pooled = std::mem::replace(lease, HandleLease::NONE).pooled.cast::<PooledHandle>().cast_const();
     // SAFETY: the struct owned the reference that `lease` made by `Arc::into_raw`, and was just cleared.
-    Ok(pool.lease_of(device, unsafe { Arc::from_raw(pooled) }))
+    Ok(Lease::of(unsafe { Arc::from_raw(pooled) }))
 }
 
 pub(super) unsafe extern "C" fn lease_release(lease: *mut HandleLease) -> c_int {

@@ -1,8 +1,7 @@
 //! The pools of the libraries that gpupool knows, by type.
 
-use super::handle_pool::HandlePool;
 use super::lease::Lease;
-use super::pool::{BUILT_IN, LibraryPool};
+use super::pool::{BUILT_IN, HandlePool, PoolState};
 use super::window::Handle;
 use crate::error::Result;
 use crate::library::{self, Library};
@@ -64,7 +63,7 @@ macro_rules! built_in {
             #[derive(Debug, Clone, Copy)]
             pub struct $name;
 
-            static $pool: LibraryPool = LibraryPool::new($id, $library as &dyn Library);
+            static $pool: PoolState = PoolState::new($id, $library as &dyn Library);
 
             impl Pooled for $name {
                 #[inline]
@@ -75,7 +74,7 @@ macro_rules! built_in {
         )*
 
         /// By their ids.
-        static EVERY: [&LibraryPool; BUILT_IN] = [$(&$pool),*];
+        static EVERY: [&PoolState; BUILT_IN] = [$(&$pool),*];
 
         const _: () = assert!([$($id),*].len() == BUILT_IN, "the ids of other pools begin where these end");
         const _: () = {

@@ -2,134 +2,183 @@
 //! context current and the thread's capture mode relaxed, so that no capture, here or in another thread, is spoilt;
 //! both leave the thread as they found it.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::mem;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::error::{Error, ErrorKind, OneLine, OutOfMemory, Result, StatusKind, Wanted};
-use crate::ids::Device;
-use crate::library::{Library, RawHandle};
+use log::info;
+
+use super::device_pool::DevicePool;
+use super::events::HandleAction;
+use super::pooled_handle::PooledHandle;
+use super::pools;
+use crate::error::{Bytes, Error, ErrorKind, LibraryError, OutOfMemory, Result, StatusKind, Wanted};
+use crate::library::{Named, RawHandle};
 use crate::memory;
-use crate::observe::Activity;
+use crate::observe::{Activity, Took, target::HANDLE};
 use crate::runtime::{self, BoundDevice, MemoryInfo, RelaxedCapture, Runtime, WholeDevice};
 use crate::sync::{CallbackKind, InHand, in_callback};
 
 /// A handle just created.
-pub(super) struct Created {
-    pub(super) handle: RawHandle,
-    pub(super) time: Duration,
+struct Created {
+    handle: RawHandle,
+    time: Duration,
     /// Device memory it took; none if other creations ran meanwhile, which the difference would include.
-    pub(super) bytes: Option<u64>,
+    bytes: Option<u64>,
 }
 
-/// Creations begun so far, and those under way: a creation's memory is measured only if it ran alone.
-static BEGUN: AtomicUsize = AtomicUsize::new(0);
-static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
+/// The creations that are under way, and from [`BEGUN`] on how many have begun: one's memory is measured if it runs alone.
+static CREATIONS: AtomicU64 = AtomicU64::new(0);
+const BEGUN: u64 = 1 << 32;
 
-struct CreationUnderWay;
+struct CreationUnderWay {
+    /// What there was before it began.
+    before: u64,
+}
 
 impl CreationUnderWay {
-    fn new() -> Self {
-        BEGUN.fetch_add(1, Ordering::Relaxed);
-        UNDER_WAY.fetch_add(1, Ordering::Relaxed);
-        Self
+    fn begin() -> Self {
+        Self { before: CREATIONS.fetch_add(BEGUN + 1, Ordering::Relaxed) }
+    }
+
+    /// Returns whether there was no other since it began.
+    fn is_alone(&self) -> bool {
+        self.before as u32 == 0 && CREATIONS.load(Ordering::Relaxed) == self.before.wrapping_add(BEGUN + 1)
     }
 }
 
 impl Drop for CreationUnderWay {
     fn drop(&mut self) {
-        UNDER_WAY.fetch_sub(1, Ordering::Relaxed);
+        CREATIONS.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// A thread ready to create and destroy: the device's context current, the capture mode relaxed.
-pub(super) struct Prepared {
-    runtime: &'static dyn Runtime,
-    device: Device,
-    // Dropped in this order: the mode is the thread's, whatever its context.
-    _relaxed: RelaxedCapture,
-    _bound: BoundDevice,
+/// Room for a handle being made, which others get if that fails, also by a panic of a user's library.
+struct Room<'a>(&'a DevicePool);
+
+impl Drop for Room<'_> {
+    fn drop(&mut self) {
+        self.0.count_failure();
+        self.0.idle.leave_room();
+    }
 }
 
-impl Prepared {
-    pub(super) fn new(runtime: &'static dyn Runtime, device: Device) -> Result<Self> {
-        let _bound = BoundDevice::of(runtime, device)?;
-        let _relaxed = RelaxedCapture::new(runtime).map_err(|e| e.on(device))?;
-        Ok(Self { runtime, device, _relaxed, _bound })
+impl DevicePool {
+    /// Creates a handle in room made for it. If memory runs out, idle handles and gpupool's free memory are given back first.
+    pub(super) fn create(&'static self, runtime: &'static dyn Runtime) -> Result<Arc<PooledHandle>> {
+        let room = Room(self);
+        let created = self.call_create(runtime).or_else(|error| {
+            if !matches!(error.kind(), ErrorKind::Library(refused) if self.is_for_want_of_memory(refused)) {
+                return Err(error);
+            }
+            let _activity = Activity::begin(format_args!("free memory for {} handle", self.name()));
+            info!(target: HANDLE, "giving back what is not in use for a handle, as there was no memory for it: {error}");
+            pools::release_idle(self.device);
+            memory::make_room_for(self.device, self.library.handle_bytes());
+            self.call_create(runtime).map_err(|error| self.explained(error))
+        });
+        let Created { handle, time, bytes } = match created {
+            Ok(created) => created,
+            Err(error) => {
+                drop(room);
+                info!(target: HANDLE, "no handle could be made: {error}");
+                return Err(error);
+            }
+        };
+        mem::forget(room);
+        self.note(HandleAction::Create, &handle);
+        let (pooled, number) = self.add(handle, time, bytes);
+        let (library, device, took) = (Named(self.library), self.device, Took(Some(time)));
+        match bytes.map(Bytes) {
+            Some(taken) => {
+                info!(target: HANDLE, "{library}: handle {number} created on {device} in {took}, {taken} of the device")
+            }
+            None => info!(target: HANDLE, "{library}: handle {number} created on {device} in {took}"),
+        }
+        Ok(pooled)
     }
 
-    pub(super) fn create(&self, library: &dyn Library) -> Result<Created> {
-        let _activity = Activity::begin(format_args!("create {} handle", OneLine(library.name())));
-        let _under_way = CreationUnderWay::new();
-        let begun = BEGUN.load(Ordering::Relaxed);
-        let was_alone = UNDER_WAY.load(Ordering::Relaxed) == 1;
+    fn call_create(&self, runtime: &'static dyn Runtime) -> Result<Created> {
+        let _bound = BoundDevice::of(runtime, self.device)?;
+        let _relaxed = RelaxedCapture::new(runtime).map_err(|e| e.on(self.device))?;
+        let _activity = Activity::begin(format_args!("create {} handle", self.name()));
+        let under_way = CreationUnderWay::begin();
         // Only statistics need it, so a driver that cannot report it does not stop the creation.
-        let before = self.runtime.memory_info().ok();
+        let before = runtime.memory_info().ok();
         let start = Instant::now();
-        let handle = library.create(self.device).map_err(|e| e.on(self.device))?;
+        let handle = self.library.create(self.device).map_err(|e| e.on(self.device))?;
         let time = start.elapsed();
-        let after = self.runtime.memory_info().ok();
-        let is_alone = was_alone && BEGUN.load(Ordering::Relaxed) == begun;
-        let taken = before.zip(after).map(|(before, after)| before.free.saturating_sub(after.free));
-        Ok(Created { handle, time, bytes: taken.filter(|_| is_alone) })
+        let taken =
+            before.zip(runtime.memory_info().ok()).map(|(before, after)| before.free.saturating_sub(after.free));
+        Ok(Created { handle, time, bytes: taken.filter(|_| under_way.is_alone()) })
     }
 
-    /// Destroys all of the handles, and returns the first refusal.
-    pub(super) fn destroy(&self, library: &dyn Library, handles: Vec<RawHandle>) -> Result<()> {
-        let mut result = Ok(());
+    /// Returns whether a creation was probably refused for lack of memory: the library reports so, or "not initialized" while
+    /// less is free than a handle takes.
+    fn is_for_want_of_memory(&self, refused: &LibraryError) -> bool {
+        let needed = self.library.handle_bytes();
+        match refused.kind {
+            StatusKind::OutOfMemory => true,
+            StatusKind::NotInitialized => runtime::memory_info(self.device).is_ok_and(|memory| memory.free < needed),
+            StatusKind::NotSupported | StatusKind::Other => false,
+        }
+    }
+
+    /// Turns a refusal for lack of memory into an error with the bytes needed and the holders of the memory.
+    fn explained(&self, error: Error) -> Error {
+        let refused = match error.into_kind() {
+            ErrorKind::Library(refused) if self.is_for_want_of_memory(&refused) => refused,
+            other => return other.into(),
+        };
+        let MemoryInfo { free, total } = runtime::memory_info(self.device).unwrap_or_default();
+        let (location, wanted) = (self.device.into(), Wanted::Handle(self.library.handle_bytes()));
+        let users = memory::users(location);
+        ErrorKind::OutOfMemory(OutOfMemory { refused, location, wanted, free, total, users, neighbours: None }).into()
+    }
+
+    /// Destroys the idle and discarded handles, with their workspaces and those of graphs that are gone, and returns how many.
+    pub(super) fn trim(&self, runtime: &'static dyn Runtime) -> Result<usize> {
+        let destroyed = self.destroy_unused(runtime);
+        let released = self.library.release_workspaces(self.device).inspect_err(|_| self.count_failure());
+        destroyed.and_then(|count| released.map(|()| count))
+    }
+
+    /// Destroys the idle and discarded handles, unless a known capture would be spoilt, and returns how many, or the first
+    /// refusal.
+    fn destroy_unused(&self, runtime: &'static dyn Runtime) -> Result<usize> {
+        if !self.has_unused() {
+            return Ok(0);
+        }
+        let device = self.device;
+        // No announced capture begins meanwhile: it waits, and a program's own library is called.
+        let whole = if self.library.synchronizes_on_destroy() {
+            let Some(whole) = WholeDevice::begin(runtime, device)? else { return Ok(0) };
+            Some((whole, InHand::begin()))
+        } else {
+            None
+        };
+        // Before any handle leaves the pool, so that a refusal loses none.
+        let bound = BoundDevice::of(runtime, device)?;
+        let relaxed = RelaxedCapture::new(runtime).map_err(|e| e.on(device))?;
+        let handles = self.remove_unused();
+        let (count, name) = (handles.len(), self.name());
+        handles.iter().for_each(|handle| self.note(HandleAction::Destroy, handle));
+        let activity = Activity::begin(format_args!("trim {name} handles"));
+        let mut destroyed = Ok(());
         for handle in handles {
-            let destroyed = in_callback(CallbackKind::Library, || library.destroy(handle));
-            let destroyed = destroyed.map_err(|e| e.on(self.device));
-            result = result.and(destroyed);
+            let refused = in_callback(CallbackKind::Library, || self.library.destroy(handle));
+            destroyed = destroyed.and(refused.map_err(|error| error.on(device)));
         }
-        result
-    }
-}
-
-pub(super) fn create(runtime: &'static dyn Runtime, library: &dyn Library, device: Device) -> Result<Created> {
-    Prepared::new(runtime, device)?.create(library)
-}
-
-/// A time in which handles may be destroyed: no announced capture that this would spoil begins meanwhile.
-pub(super) struct Destroying {
-    /// A capture waits for it, and a program's own library is called meanwhile.
-    _whole: Option<(WholeDevice, InHand)>,
-}
-
-impl Destroying {
-    /// Begins it; none if a known capture would be spoilt by destroying this library's handles.
-    pub(super) fn begin(runtime: &'static dyn Runtime, library: &dyn Library, device: Device) -> Result<Option<Self>> {
-        if !library.synchronizes_on_destroy() {
-            return Ok(Some(Self { _whole: None }));
+        // A logger may begin a capture.
+        drop((relaxed, bound, whole));
+        if destroyed.is_err() {
+            self.count_failure();
         }
-        Ok(WholeDevice::begin(runtime, device)?.map(|whole| Self { _whole: Some((whole, InHand::begin())) }))
+        // A pool that wakes has memory under way meanwhile.
+        memory::call_out(CallbackKind::Logger, || {
+            info!(target: HANDLE, "{name}: {count} idle handles destroyed on {device} in {}", activity.took());
+        });
+        destroyed.map(|()| count)
     }
-}
-
-/// Returns whether a creation was probably refused for lack of memory: the library reports so, or "not initialized" while
-/// less is free than a handle takes.
-pub(super) fn is_for_want_of_memory(library: &dyn Library, device: Device, error: &Error) -> bool {
-    let ErrorKind::Library(refused) = error.kind() else { return false };
-    match refused.kind {
-        StatusKind::OutOfMemory => true,
-        StatusKind::NotInitialized => {
-            runtime::memory_info(device).is_ok_and(|memory| memory.free < library.handle_bytes())
-        }
-        StatusKind::NotSupported | StatusKind::Other => false,
-    }
-}
-
-/// Turns a refusal for lack of memory into an error with the bytes needed and the holders of the memory.
-pub(super) fn explain(library: &dyn Library, device: Device, error: Error) -> Error {
-    if !is_for_want_of_memory(library, device, &error) {
-        return error;
-    }
-    let refused = match error.into_kind() {
-        ErrorKind::Library(refused) => refused,
-        other => return other.into(),
-    };
-    let MemoryInfo { free, total } = runtime::memory_info(device).unwrap_or_default();
-    let location = device.into();
-    let users = memory::users(location);
-    let wanted = Wanted::Handle(library.handle_bytes());
-    ErrorKind::OutOfMemory(OutOfMemory { refused, location, wanted, free, total, users, neighbours: None }).into()
 }

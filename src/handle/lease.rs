@@ -4,14 +4,11 @@ use std::ffi::c_void;
 use std::fmt;
 use std::sync::Arc;
 
-use super::device_pool::{Holder, PooledHandle};
-use super::events::{self, HandleAction};
-use super::pool::LibraryPool;
-use super::request::Claim;
-use crate::error::Result;
+use super::events::HandleAction;
+use super::pooled_handle::PooledHandle;
 use crate::ids::Device;
 use crate::process;
-use crate::runtime::Stream;
+use crate::sync::ThisThread;
 
 /// A handle that only its holder uses until the lease is dropped, with its stream set.
 ///
@@ -19,44 +16,16 @@ use crate::runtime::Stream;
 /// that many handles are needed. Use it from one thread at a time, as the libraries require.
 #[must_use = "the handle goes back to the pool when this is dropped"]
 pub struct Lease {
-    pool: &'static LibraryPool,
     device: Device,
     /// None only while it is dropped.
     pooled: Option<Arc<PooledHandle>>,
 }
 
 impl Lease {
-    pub(super) const fn new(pool: &'static LibraryPool, device: Device, pooled: Arc<PooledHandle>) -> Self {
-        Self { pool, device, pooled: Some(pooled) }
-    }
-
-    /// Returns the handle that this thread gave back last, for a lease, if it last ran on this stream and no request
-    /// waits. Not inlined and not a lease yet, so that it is returned in a register and the lease is made in the
-    /// caller's place.
-    #[inline(never)]
-    pub(super) fn take_own(pool: &'static LibraryPool, stream: &Stream) -> Option<Result<Arc<PooledHandle>>> {
-        let state = process::state();
-        if state.is_forked() || pool.is_closed() {
-            return None;
-        }
-        let device = stream.device();
-        let on_device = pool.devices().get(device.ordinal())?;
-        let pooled = on_device.take_own(stream)?;
-        let ready = match pool.make_ready(on_device, pooled, stream) {
-            Ok(Some(pooled)) => pooled,
-            Ok(None) => {
-                on_device.leave_room();
-                return None;
-            }
-            Err(error) => return Some(Err(error)),
-        };
-        ready.hold(Holder::lease());
-        ready.count_hit();
-        on_device.begin_use(&ready);
-        if state.is_recorded() {
-            events::note(pool.library, device, HandleAction::Take, &ready.handle);
-        }
-        Some(Ok(ready))
+    /// Makes a lease of a handle that is held so.
+    #[inline]
+    pub(crate) fn of(pooled: Arc<PooledHandle>) -> Self {
+        Self { device: pooled.home.device, pooled: Some(pooled) }
     }
 
     /// Returns the handle as the library's C API takes it.
@@ -70,8 +39,7 @@ impl Lease {
         self.device
     }
 
-    /// Returns the handle, which the caller keeps until [`HandlePool::lease_of`](super::HandlePool::lease_of) makes a lease of it
-    /// again.
+    /// Returns the handle, which the caller keeps until [`Lease::of`] makes a lease of it again.
     #[inline]
     pub(crate) fn into_pooled(mut self) -> Option<Arc<PooledHandle>> {
         self.pooled.take()
@@ -80,17 +48,13 @@ impl Lease {
     /// Ends the lease of a handle that was changed in a way that the pool cannot reset: no request gets it again, and
     /// [`HandlePool::trim`](super::HandlePool::trim) destroys it.
     pub fn discard(mut self) {
-        if let Some(pooled) = self.pooled.take() {
-            self.pool.retire(self.device, pooled);
+        if let Some(pooled) = self.pooled.take()
+            && !process::is_forked()
+        {
+            let home = pooled.home;
+            home.retire(pooled);
+            home.idle.leave_room();
         }
-    }
-}
-
-impl Claim for Lease {
-    fn claim(pool: &'static LibraryPool, stream: &Stream, pooled: Arc<PooledHandle>) -> Result<Self> {
-        pooled.hold(Holder::lease());
-        events::note(pool.library, stream.device(), HandleAction::Take, &pooled.handle);
-        Ok(Self::new(pool, stream.device(), pooled))
     }
 }
 
@@ -107,10 +71,12 @@ impl Drop for Lease {
         if let Some(pooled) = self.pooled.take()
             && !state.is_forked()
         {
+            let home = pooled.home;
             if state.is_recorded() {
-                events::note(self.pool.library, self.device, HandleAction::GiveBack, &pooled.handle);
+                home.note(HandleAction::GiveBack, &pooled.handle);
             }
-            self.pool.end_lease(self.device, pooled);
+            pooled.release();
+            home.idle.put_own(ThisThread::get().number(), pooled);
         }
     }
 }

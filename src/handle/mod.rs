@@ -6,10 +6,10 @@ mod built_in;
 mod create;
 mod device_pool;
 mod events;
-mod hand_over;
-mod handle_pool;
+mod idle_queue;
 mod lease;
 mod pool;
+mod pooled_handle;
 mod pools;
 mod request;
 mod stats;
@@ -20,15 +20,13 @@ pub use built_in::{
     Cublas, CublasLt, Cudnn, Cudss, Cusolver, Cusparse, CusparseLt, Custatevec, Cutensor, Cutensornet, Hipblas,
     HipblasLt, Hipsolver, Hipsparse, Miopen, Pooled, Simulated, handle, lease,
 };
-pub(crate) use device_pool::PooledHandle;
 pub(crate) use events::events;
 pub use events::{HandleAction, HandleEvent};
-pub use handle_pool::HandlePool;
 pub use lease::Lease;
+pub use pool::HandlePool;
+pub(crate) use pooled_handle::PooledHandle;
 pub use pools::handle_stats;
 pub(crate) use pools::{devices_in_use, release_idle, reset_peak_stats};
-#[cfg(feature = "python")]
-pub(crate) use request::{Claim, HandleAttempt, Unfinished};
 pub use stats::HandleStats;
 pub(crate) use stats::handle_counters;
 pub use window::Handle;

@@ -1,409 +1,490 @@
-//! A pool: all handles of one library in the process, on each device. No lock is held while a handle is created,
-//! destroyed, or made ready.
+//! `HandlePool`: all handles of one library in the process, on each device. The hit path takes no lock and calls only the
+//! library's own stream function, and for cuBLAS the driver, to learn whether the stream is captured. The miss path locks one
+//! device's list to pop from it; no lock is held while a handle is created, destroyed, or made ready.
 
+use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
-use log::{info, warn};
-
-use super::create;
-use super::device_pool::{DevicePool, PooledHandle};
-use super::events::{self, HandleAction};
+use super::device_pool::DevicePool;
+use super::events::HandleAction;
+use super::lease::Lease;
+use super::pooled_handle::{HoldKind, PooledHandle};
 use super::pools;
+use super::request;
 use super::stats::HandleStats;
-use crate::error::{Bytes, Error, OneLine, Result};
+use super::window::{self, Handle};
+use crate::error::{Error, OneLine, Result};
 use crate::ids::Device;
-use crate::library::in_use::{count_destroyed, count_made};
-use crate::library::{Library, Named};
-use crate::memory::{self, LibraryMemory, PoolToken};
-use crate::observe::{Activity, Took, target::HANDLE};
+use crate::library::{self, Library};
+use crate::memory::PoolToken;
+use crate::observe::nvtx;
 use crate::process;
 use crate::runtime::{self, Runtime, Stream};
-use crate::sync::CallbackKind;
+use crate::sync::Interruption;
 
 /// How many pools are gpupool's own. Their ids are the numbers below this one.
 pub(super) const BUILT_IN: usize = 16;
 
-/// How many of them, by lowest ids, have a place in a window's array: one for each device. If the library keeps scratch
-/// memory in its handles that is not enough, since a thread has a handle for each stream.
-pub(super) const NEAR: usize = 8;
+/// How many pools a process can have: as many as a byte can number. Pools are never dropped.
+const MAX_POOLS: usize = 1 << u8::BITS;
 
-pub(crate) struct LibraryPool {
+const NO_LIMIT: usize = usize::MAX;
+
+/// What the copies of a [`HandlePool`] refer to.
+pub(super) struct PoolState {
     id: u8,
-    pub(super) library: &'static dyn Library,
+    library: &'static dyn Library,
     is_closed: AtomicBool,
-    /// Whether the user has set for any device where handles take memory from.
-    has_memory: AtomicBool,
     limit: AtomicUsize,
     /// By ordinal, made when the runtime is known.
     devices: OnceLock<Box<[DevicePool]>>,
 }
 
-const NO_LIMIT: usize = usize::MAX;
-
-/// A handle during a call of a user's library, which may panic: then it goes back. gpupool's own do not.
-struct InUse<'a> {
-    on_device: &'a DevicePool,
-    pooled: Option<Arc<PooledHandle>>,
-}
-
-impl<'a> InUse<'a> {
-    fn during<R>(on_device: &'a DevicePool, pooled: Arc<PooledHandle>, call: impl FnOnce(Arc<PooledHandle>) -> R) -> R {
-        let mut in_use = Self { on_device, pooled: Some(Arc::clone(&pooled)) };
-        let result = call(pooled);
-        in_use.pooled = None;
-        result
-    }
-}
-
-impl Drop for InUse<'_> {
-    fn drop(&mut self) {
-        self.pooled.take().into_iter().for_each(|pooled| self.on_device.put_back(pooled));
-    }
-}
-
-/// Room for a handle being made, which others get if that fails.
-struct Room<'a>(Option<&'a DevicePool>);
-
-impl Drop for Room<'_> {
-    fn drop(&mut self) {
-        if let Some(on_device) = self.0 {
-            on_device.count_failure();
-            on_device.leave_room();
-        }
-    }
-}
-
-impl LibraryPool {
+impl PoolState {
     pub(super) const fn new(id: u8, library: &'static dyn Library) -> Self {
-        Self {
-            id,
-            library,
-            is_closed: AtomicBool::new(false),
-            has_memory: AtomicBool::new(false),
-            limit: AtomicUsize::new(NO_LIMIT),
-            devices: OnceLock::new(),
-        }
+        let (is_closed, limit) = (AtomicBool::new(false), AtomicUsize::new(NO_LIMIT));
+        Self { id, library, is_closed, limit, devices: OnceLock::new() }
+    }
+}
+
+/// A pool of one library's handles. Copies are cheap references to the same pool, which lives as long as the process.
+///
+/// ```
+/// use gpupool::{Cublas, Simulated, Pooled, Stream};
+///
+/// let device = gpupool::device(0)?;
+/// let stream = Stream::new(device)?;
+/// // The simulated library, where there is no cuBLAS.
+/// let pool = if Cublas::pool().is_available() { Cublas::pool() } else { Simulated::pool() };
+///
+/// pool.warm(2, device)?; // create them in advance
+/// let handle = pool.handle(&stream)?; // this thread's until it ends
+/// let lease = pool.lease(&stream)?; // this scope's
+/// assert_ne!(handle.as_ptr(), lease.as_ptr());
+///
+/// let stats = pool.stats(Some(device))?;
+/// println!("{} created, {} held, {} leased", stats.created, stats.held, stats.leased); // 2, 1, 1
+/// # Ok::<(), gpupool::Error>(())
+/// ```
+#[derive(Clone, Copy)]
+pub struct HandlePool(&'static PoolState);
+
+static NEXT_ID: AtomicUsize = AtomicUsize::new(BUILT_IN);
+
+impl fmt::Debug for HandlePool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HandlePool").field("library", &self.name()).field("id", &self.0.id).finish_non_exhaustive()
+    }
+}
+
+impl HandlePool {
+    pub(super) const fn built_in(pool: &'static PoolState) -> Self {
+        Self(pool)
     }
 
-    #[inline]
-    pub(super) fn id(&self) -> usize {
-        usize::from(self.id)
+    /// Creates a pool for a library that gpupool does not know. Create it once: pools live as long as the process.
+    ///
+    /// # Errors
+    /// `ErrorKind::Unavailable` if the process has created 256 pools; `ErrorKind::Forked` in a forked child.
+    pub fn new(library: impl Library + 'static) -> Result<Self> {
+        process::refuse_forked()?;
+        let id = NEXT_ID.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |id| (id < MAX_POOLS).then_some(id + 1));
+        let Some(id) = id.ok().and_then(|id| u8::try_from(id).ok()) else {
+            return Err(Error::unavailable(format!(
+                "a process can have {MAX_POOLS} handle pools, and they are never dropped; make each once, not in a loop"
+            )));
+        };
+        Ok(Self(Box::leak(Box::new(PoolState::new(id, Box::leak(Box::new(library)))))))
     }
 
-    /// Returns whether this is a pool of gpupool's own, which is never closed.
-    pub(super) fn is_built_in(&self) -> bool {
-        self.id() < BUILT_IN
+    pub(super) fn id(self) -> u8 {
+        self.0.id
     }
 
-    #[inline]
-    pub(super) fn is_closed(&self) -> bool {
-        self.is_closed.load(Ordering::Relaxed)
-    }
-
-    /// Closes the pool: it serves no more requests.
-    pub(super) fn close(&self) {
-        self.is_closed.store(true, Ordering::Relaxed);
-    }
-
-    /// Returns the runtime, if handles can be requested.
-    pub(super) fn require_usable(&self) -> Result<&'static dyn Runtime> {
-        let runtime = match self.library.runtime() {
+    /// Returns the runtime, with the pool ready to make handles.
+    fn require_usable(self) -> Result<&'static dyn Runtime> {
+        let runtime = match self.0.library.runtime() {
             Some(kind) => runtime::require(kind)?,
             None => runtime::get()?,
         };
         if self.is_closed() {
-            let name = OneLine(self.library.name());
+            let name = OneLine(self.name());
             return Err(Error::invalid_value(format!("the {name} pool is closed; make another HandlePool")));
         }
+        self.make_devices(runtime);
         Ok(runtime)
     }
 
-    /// Makes the pool's parts for the runtime's devices, if there are none. `begin` runs once, before the first handle.
-    #[inline]
-    pub(super) fn make_devices(&self, runtime: &dyn Runtime, begin: impl FnOnce()) {
-        self.devices.get_or_init(|| {
-            begin();
-            let pools: Box<[DevicePool]> = (0..runtime.device_count()).map(|_| DevicePool::default()).collect();
-            pools.iter().for_each(|pool| pool.set_limit(self.limit()));
-            pools
+    /// Makes the pool's parts for the runtime's devices, if there are none.
+    fn make_devices(self, runtime: &dyn Runtime) {
+        self.0.devices.get_or_init(|| {
+            pools::add(self);
+            let (library, limit) = (self.0.library, self.0.limit.load(Ordering::Relaxed));
+            let devices = (0..runtime.device_count()).map(Device::from_ordinal);
+            devices.map(|device| DevicePool::new(library, device, limit)).collect()
         });
     }
 
     /// Returns the pool's parts by ordinal; none before the first request.
     #[inline]
-    pub(super) fn devices(&self) -> &[DevicePool] {
-        self.devices.get().map(AsRef::as_ref).unwrap_or_default()
+    pub(super) fn devices(self) -> &'static [DevicePool] {
+        self.0.devices.get().map(AsRef::as_ref).unwrap_or_default()
     }
 
-    pub(super) fn on(&self, device: Device) -> Result<&DevicePool> {
-        match self.devices().get(device.ordinal()) {
-            Some(on_device) => Ok(on_device),
-            None => Err(self.not_on(device)),
+    pub(super) fn on(self, device: Device) -> Result<&'static DevicePool> {
+        let no_such_device = || {
+            let unmade = || runtime::no_such_device(device.ordinal() as i64, self.devices().len());
+            runtime::existing(device).map_or_else(|error| error, |_| unmade())
+        };
+        self.devices().get(device.ordinal()).ok_or_else(no_such_device)
+    }
+
+    /// Returns the parts for one device, or for all.
+    fn one_or_all(self, device: Option<Device>) -> Result<&'static [DevicePool]> {
+        match device {
+            Some(device) => {
+                self.make_devices(runtime::get()?);
+                self.on(device).map(std::slice::from_ref)
+            }
+            None => Ok(self.devices()),
         }
     }
 
+    /// Returns the library's name.
+    pub fn name(&self) -> &'static str {
+        self.0.library.name()
+    }
+
+    /// Returns the library's version, if it reports one.
+    ///
+    /// # Errors
+    /// `ErrorKind::LibraryNotFound` if it cannot be loaded; `ErrorKind::Forked` in a forked child.
+    pub fn version(&self) -> Result<Option<library::Version>> {
+        process::refuse_forked()?;
+        self.0.library.version()
+    }
+
+    /// Returns the file that the library was loaded from, if it was loaded from one.
+    ///
+    /// # Errors
+    /// As [`HandlePool::version`].
+    pub fn path(&self) -> Result<Option<std::path::PathBuf>> {
+        process::refuse_forked()?;
+        self.0.library.path()
+    }
+
+    /// Returns how that file was found: a wheel, the toolkit, ...
+    ///
+    /// # Errors
+    /// As [`HandlePool::version`].
+    pub fn origin(&self) -> Result<Option<library::Origin>> {
+        process::refuse_forked()?;
+        self.0.library.origin()
+    }
+
+    /// Returns whether the library has been loaded; it is loaded when first needed. This call does not load it.
+    pub fn is_loaded(&self) -> bool {
+        self.0.library.is_loaded()
+    }
+
+    /// Returns whether [`HandlePool::close`] was called.
+    #[inline]
+    pub fn is_closed(&self) -> bool {
+        self.0.is_closed.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether handles can be requested: the library can be loaded and its runtime is the one in use.
+    pub fn is_available(&self) -> bool {
+        self.require_usable().is_ok() && self.path().is_ok()
+    }
+
+    /// Returns the calling thread's handle on the stream's device, with the stream set. Call it inside a capture, not
+    /// before: memory that a graph needs for the handle, such as cuBLAS's workspace, then belongs to the graph.
+    ///
+    /// If a library [keeps scratch memory](Library::keeps_scratch) in its handles, as ROCm's, cuStateVec and cuTensorNet do, a
+    /// thread has a handle for each of up to eight streams; a further stream gets the handle that was assigned to its stream
+    /// the longest time ago, and waits for the work of that stream.
+    ///
+    /// # Errors
+    /// `ErrorKind::LibraryNotFound`, `ErrorKind::RuntimeUnavailable`, `ErrorKind::Library` or `ErrorKind::OutOfMemory`
+    /// if there is no handle; `ErrorKind::InvalidValue` for a device that does not exist or a closed pool;
+    /// `ErrorKind::Forked`.
+    #[inline]
+    pub fn handle(&self, stream: &Stream) -> Result<Handle> {
+        self.held(stream).unwrap_or_else(|| self.handle_with(stream, Interruption::default()))
+    }
+
+    /// As [`HandlePool::handle`], if that takes no longer than a hit.
+    #[cfg(feature = "python")]
+    #[inline]
+    pub(crate) fn handle_at_once(&self, stream: &Stream) -> Option<Result<Handle>> {
+        let at_once =
+            || self.serve_at_once(stream, HoldKind::Window).map(|served| served.map(|pooled| Handle::of(&pooled)));
+        self.held(stream).or_else(at_once)
+    }
+
+    /// As [`HandlePool::handle`], for a request that missed.
     #[cold]
-    fn not_on(&self, device: Device) -> Error {
-        let unmade = || runtime::no_such_device(device.ordinal() as i64, self.devices().len());
-        runtime::existing(device).map_or_else(|error| error, |_| unmade())
+    pub(crate) fn handle_with(&self, stream: &Stream, interruption: Interruption<'_>) -> Result<Handle> {
+        self.serve(stream, HoldKind::Window, None, interruption).map(|pooled| Handle::of(&pooled))
     }
 
-    pub(super) fn limit(&self) -> Option<usize> {
-        Some(self.limit.load(Ordering::Relaxed)).filter(|&limit| limit != NO_LIMIT)
+    /// Returns the pool's part on a device; none for all rare cases, which are left to the miss path.
+    #[inline]
+    fn usable_on(self, device: Device) -> Option<&'static DevicePool> {
+        if process::is_forked() || self.is_closed() { None } else { self.devices().get(device.ordinal()) }
     }
 
-    pub(super) fn set_limit(&self, limit: Option<usize>) {
-        self.limit.store(limit.unwrap_or(NO_LIMIT), Ordering::Relaxed);
-        self.devices().iter().for_each(|pool| pool.set_limit(limit));
-    }
-
-    pub(super) fn stats(&self, device: Device) -> Result<HandleStats> {
-        Ok(self.on(device)?.stats(self.library.workspace_bytes(device)))
-    }
-
-    pub(super) fn total_stats(&self) -> Result<HandleStats> {
-        let devices = 0..self.devices().len() as u32;
-        devices.map(|ordinal| self.stats(Device::from_ordinal(ordinal))).sum()
-    }
-
-    /// Counts a failed request.
-    #[cold]
-    pub(super) fn refused(&self, device: Device, error: Error) -> Error {
-        if let Ok(pool) = self.on(device) {
-            pool.count_failure();
-        }
-        error.on(device)
-    }
-
-    /// Resets what the former owner of a handle may have changed, and sets the stream. On a refusal the handle is where it was:
-    /// idle, or held. Returns none if it has no use for the request, since something of its former owner's is in use: then
-    /// there is room for another, which the caller uses or leaves.
-    #[inline(always)]
-    pub(super) fn make_ready(
-        &self,
-        on_device: &DevicePool,
-        pooled: Arc<PooledHandle>,
-        stream: &Stream,
-    ) -> Result<Option<Arc<PooledHandle>>> {
-        if self.is_built_in() {
-            self.reset(on_device, pooled, stream)
-        } else {
-            InUse::during(on_device, pooled, |pooled| self.reset(on_device, pooled, stream))
-        }
-    }
-
-    #[inline(always)]
-    fn reset(
-        &self,
-        on_device: &DevicePool,
-        pooled: Arc<PooledHandle>,
-        stream: &Stream,
-    ) -> Result<Option<Arc<PooledHandle>>> {
-        match self.library.reset(&pooled.handle).and_then(|()| self.give(&pooled, stream.device())) {
-            Ok(()) => self.set_stream(on_device, pooled, stream).map(Some),
-            Err(error) => self.give_up(on_device, pooled, stream, error),
-        }
-    }
-
-    /// Sets a new handle's memory and stream. On a refusal the handle is idle.
-    pub(super) fn set_up(
-        &self,
-        on_device: &DevicePool,
-        pooled: Arc<PooledHandle>,
-        stream: &Stream,
-    ) -> Result<Arc<PooledHandle>> {
-        InUse::during(on_device, pooled, |pooled| match self.give(&pooled, stream.device()) {
-            Ok(()) => self.set_stream(on_device, pooled, stream),
-            Err(error) => Err(self.put_back(on_device, pooled, stream, error)),
+    /// Returns this thread's handle, if it holds one for the stream.
+    #[inline]
+    fn held(self, stream: &Stream) -> Option<Result<Handle>> {
+        let on = self.usable_on(stream.device())?;
+        let held = window::held(on, stream)?;
+        let pooled: &PooledHandle = &held.0;
+        let set = on.give_missing_memory(&pooled.handle).and_then(|()| on.library.set_stream(&pooled.handle, stream));
+        Some(match set {
+            Ok(()) => {
+                pooled.note_stream(stream.raw());
+                pooled.count_hit();
+                Ok(Handle::of(pooled))
+            }
+            Err(error) => {
+                on.count_failure();
+                Err(error.on(on.device))
+            }
         })
     }
 
-    #[inline(always)]
-    fn give(&self, pooled: &PooledHandle, device: Device) -> Result<()> {
-        if self.has_memory() { self.give_memory(pooled, device) } else { Ok(()) }
-    }
-
-    #[inline(always)]
-    fn set_stream(
-        &self,
-        on_device: &DevicePool,
-        pooled: Arc<PooledHandle>,
-        stream: &Stream,
-    ) -> Result<Arc<PooledHandle>> {
-        match self.library.set_stream(&pooled.handle, stream) {
-            Ok(()) => Ok(pooled),
-            Err(error) => Err(self.put_back(on_device, pooled, stream, error)),
-        }
-    }
-
-    /// Ends a refused hand-over: no request gets the handle again if the reason is what its former owner has in use, who may
-    /// hold it still and goes on with it.
-    #[cold]
-    fn give_up(
-        &self,
-        on_device: &DevicePool,
-        pooled: Arc<PooledHandle>,
-        stream: &Stream,
-        error: Error,
-    ) -> Result<Option<Arc<PooledHandle>>> {
-        let is_held = pooled.holder().is_some();
-        if !self.library.cannot_be_reset(&pooled.handle) || (is_held && !on_device.make_room()) {
-            return Err(self.put_back(on_device, pooled, stream, error));
-        }
-        if is_held {
-            return Ok(None);
-        }
-        let (name, error) = (OneLine(self.library.name()), error.on(stream.device()));
-        warn!(target: HANDLE, "{name}: a handle is given up, as something of its former owner's is in use: {error}");
-        events::note(self.library, stream.device(), HandleAction::Discard, &pooled.handle);
-        on_device.replace(pooled);
-        Ok(None)
-    }
-
-    #[cold]
-    fn put_back(&self, on_device: &DevicePool, pooled: Arc<PooledHandle>, stream: &Stream, error: Error) -> Error {
-        on_device.put_back(pooled);
-        self.refused(stream.device(), error)
-    }
-
-    /// Returns whether [`LibraryPool::give_memory`] may have something to do.
+    /// Leases the handle that this thread gave back last, if it last ran on this stream and no request waits.
     #[inline]
-    pub(super) fn has_memory(&self) -> bool {
-        self.has_memory.load(Ordering::Relaxed)
+    fn given_back(self, stream: &Stream) -> Option<Result<Lease>> {
+        self.take_given_back(stream).map(|taken| taken.map(Lease::of))
     }
 
-    /// Sets where handles on the device take device memory from: this `MemPool`, or the driver. Handles that take it
-    /// from gpupool already need no further call.
-    pub(super) fn set_memory(&self, device: Device, pool: Option<&PoolToken>) -> Result<()> {
-        let on_device = self.on(device)?;
-        if pool.is_none() && on_device.memory.get().is_none() {
-            return Ok(());
+    /// Not inlined and not a lease yet, so that it is returned in a register and the lease is made in the caller's place.
+    #[inline(never)]
+    fn take_given_back(self, stream: &Stream) -> Option<Result<Arc<PooledHandle>>> {
+        let on = self.usable_on(stream.device())?;
+        match request::make_ready(on.take_own(stream)?, stream) {
+            Ok(Some(pooled)) => {
+                pooled.hold(HoldKind::Lease);
+                pooled.count_hit();
+                on.begin_use(&pooled);
+                on.note(HandleAction::Take, &pooled.handle);
+                Some(Ok(pooled))
+            }
+            Ok(None) => {
+                on.idle.leave_room();
+                None
+            }
+            Err(error) => Some(Err(error.on(on.device))),
         }
-        if !self.library.takes_memory()? {
-            let name = OneLine(self.library.name());
-            return Err(Error::invalid_value(format!("{name} cannot allocate its device memory from a MemPool")));
-        }
-        on_device.memory.get_or_init(|| LibraryMemory::new(device)).set(pool)?;
-        self.has_memory.store(true, Ordering::Release);
-        Ok(())
     }
 
-    /// Returns the `MemPool` that handles on the device take device memory from; none for plain memory of the driver.
-    pub(super) fn memory(&self, device: Device) -> Result<Option<PoolToken>> {
-        Ok(self.on(device)?.memory.get().and_then(|memory| memory.pool()))
+    /// Serves a request that missed, if that takes no longer than a hit.
+    #[cfg(feature = "python")]
+    fn serve_at_once(self, stream: &Stream, hold: HoldKind) -> Option<Result<Arc<PooledHandle>>> {
+        let served = self.usable_on(stream.device())?.serve_at_once(stream, hold)?;
+        Some(served.map_err(|error| error.on(stream.device())))
     }
 
-    /// Sets again where a handle takes device memory from, as its owner may have set another source.
+    /// Serves a request that missed, for a caller that may wait.
+    #[cold]
+    fn serve(
+        self,
+        stream: &Stream,
+        hold: HoldKind,
+        timeout: Option<Duration>,
+        interruption: Interruption<'_>,
+    ) -> Result<Arc<PooledHandle>> {
+        let runtime = self.require_usable()?;
+        let on = self.on(stream.device())?;
+        on.serve(runtime, stream, hold, timeout, interruption).map_err(|error| error.on(on.device))
+    }
+
+    /// Returns a handle for a scope, which only its holder uses until the lease is dropped. With a
+    /// [limit](HandlePool::set_limit) it waits up to 30 s for one.
     ///
-    /// A handle that ever took memory from gpupool keeps doing so, since it must return what it has: without a
-    /// `MemPool` it then gets the driver's memory through gpupool.
+    /// # Errors
+    /// As [`HandlePool::handle`]; `ErrorKind::PoolExhausted` if the maximum number of handles is in use for that long.
+    #[inline]
+    pub fn lease(&self, stream: &Stream) -> Result<Lease> {
+        self.given_back(stream).unwrap_or_else(|| self.lease_with(stream, None, Interruption::default()))
+    }
+
+    /// As [`HandlePool::lease`], but waits at most so long.
+    ///
+    /// # Errors
+    /// As [`HandlePool::lease`]; `ErrorKind::InvalidValue` in a callback, if it would have to wait and the time never ends.
+    #[inline]
+    pub fn lease_within(&self, stream: &Stream, timeout: Duration) -> Result<Lease> {
+        self.given_back(stream).unwrap_or_else(|| self.lease_with(stream, Some(timeout), Interruption::default()))
+    }
+
+    /// As [`HandlePool::lease`], if that takes no longer than a hit.
+    #[cfg(feature = "python")]
+    #[inline]
+    pub(crate) fn lease_at_once(&self, stream: &Stream) -> Option<Result<Lease>> {
+        let at_once = || self.serve_at_once(stream, HoldKind::Lease).map(|served| served.map(Lease::of));
+        self.given_back(stream).or_else(at_once)
+    }
+
+    /// As [`HandlePool::lease`], for a request that missed.
     #[cold]
-    pub(super) fn give_memory(&self, pooled: &PooledHandle, device: Device) -> Result<()> {
-        let Some(memory) = self.on(device)?.memory.get() else { return Ok(()) };
-        if memory.has_pool() || pooled.takes_our_memory() {
-            self.library.set_memory(&pooled.handle, &memory.handler())?;
-            pooled.note_our_memory();
+    pub(crate) fn lease_with(
+        &self,
+        stream: &Stream,
+        timeout: Option<Duration>,
+        interruption: Interruption<'_>,
+    ) -> Result<Lease> {
+        self.serve(stream, HoldKind::Lease, timeout, interruption).map(Lease::of)
+    }
+
+    /// Returns the maximum number of handles on each device, if there is a limit.
+    pub fn limit(&self) -> Option<usize> {
+        Some(self.0.limit.load(Ordering::Relaxed)).filter(|&limit| limit != NO_LIMIT)
+    }
+
+    /// Sets or removes the maximum number of handles on each device. Requests beyond it wait until a lease or a thread
+    /// ends. Handles beyond a new limit are kept.
+    ///
+    /// # Errors
+    /// `ErrorKind::InvalidValue` for 0.
+    pub fn set_limit(&self, limit: Option<usize>) -> Result<()> {
+        if limit == Some(0) {
+            return Err(Error::invalid_value(
+                "a pool of at most 0 handles could serve no request; give 1 or more, or none",
+            ));
         }
+        process::refuse_forked()?;
+        let limit = limit.unwrap_or(NO_LIMIT);
+        self.0.limit.store(limit, Ordering::Relaxed);
+        self.devices().iter().for_each(|on| on.idle.set_limit(limit));
         Ok(())
     }
 
-    #[inline]
-    pub(super) fn end_lease(&self, device: Device, pooled: Arc<PooledHandle>) {
-        if let Ok(pool) = self.on(device) {
-            pool.put_own(pooled);
-        }
+    /// Lets the handles on the pool's device allocate their device memory from a [`MemPool`](crate::MemPool)
+    /// (`mem_pool.token()`), or with none from the driver again. cuDSS, cuStateVec and cuTensorNet
+    /// support this.
+    ///
+    /// It takes effect at the next request for a handle: then everything that the handle allocates comes from there, also for
+    /// existing objects. It can be changed at any time: memory is freed to where it came from, in the order of the handle's
+    /// stream, so destroy cuDSS's objects while that stream exists. The `MemPool` is kept until another is set. A memory
+    /// handler that the owner of a handle sets itself stays until the handle has a new owner.
+    ///
+    /// # Errors
+    /// `ErrorKind::InvalidValue` if the library does not support this, or the `MemPool` was dropped or is another
+    /// device's; otherwise as [`HandlePool::handle`].
+    pub fn set_mem_pool(&self, device: Device, pool: Option<&PoolToken>) -> Result<()> {
+        self.require_usable()?;
+        self.on(device)?.set_memory(pool)
     }
 
-    /// Takes back a handle that no request may get again.
-    pub(super) fn retire(&self, device: Device, pooled: Arc<PooledHandle>) {
-        if !process::is_forked()
-            && let Ok(pool) = self.on(device)
-        {
-            events::note(self.library, device, HandleAction::Discard, &pooled.handle);
-            pool.retire(pooled);
-        }
+    /// Returns the `MemPool` that [`set_mem_pool`](HandlePool::set_mem_pool) has set for the device; none without one.
+    ///
+    /// # Errors
+    /// As [`HandlePool::handle`].
+    pub fn mem_pool(&self, device: Device) -> Result<Option<PoolToken>> {
+        self.require_usable()?;
+        Ok(self.on(device)?.memory())
     }
 
-    /// Takes a handle back. Called as a thread ends: no call of a library or driver, and nothing that can fail.
-    pub(super) fn give_back(&self, device: Device, pooled: Arc<PooledHandle>) {
-        if !process::is_forked()
-            && let Ok(pool) = self.on(device)
-        {
-            events::note(self.library, device, HandleAction::GiveBack, &pooled.handle);
-            pool.put_idle([pooled]);
+    /// Creates handles until `count` are idle on the device, or as many as a limit allows, and returns how many were
+    /// created.
+    ///
+    /// # Errors
+    /// As [`HandlePool::handle`]; the handles created before the failure are kept.
+    pub fn warm(&self, count: usize, device: Device) -> Result<usize> {
+        let runtime = self.require_usable()?;
+        let on = self.on(device)?;
+        let missing = count.saturating_sub(on.idle.idle_count());
+        // Kept aside until all are made: if memory is short, each creation destroys idle ones.
+        let mut created = Vec::new();
+        let mut refused = Ok(());
+        while refused.is_ok() && created.len() < missing && on.idle.make_room() {
+            refused = on.create(runtime).map(|pooled| created.push(pooled));
         }
+        let count = created.len();
+        created.into_iter().for_each(|pooled| on.put_idle(pooled));
+        refused.map(|()| count)
     }
 
-    /// Creates a handle in room made for it, and holds it. If memory runs out, idle handles and gpupool's free memory
-    /// are given back first.
-    pub(super) fn create(
-        &self,
-        runtime: &'static dyn Runtime,
-        on_device: &DevicePool,
-        device: Device,
-    ) -> Result<Arc<PooledHandle>> {
-        // A user's library may panic.
-        let mut room = Room(Some(on_device));
-        let created = create::create(runtime, self.library, device).or_else(|error| {
-            if !create::is_for_want_of_memory(self.library, device, &error) {
-                return Err(error);
-            }
-            let _activity = Activity::begin(format_args!("free memory for {} handle", OneLine(self.library.name())));
-            info!(target: HANDLE, "giving back what is not in use for a handle, as there was no memory for it: {error}");
-            pools::release_idle(device);
-            memory::make_room_for(device, self.library.handle_bytes());
-            create::create(runtime, self.library, device).map_err(|error| create::explain(self.library, device, error))
-        });
-        let created = match created {
-            Ok(created) => created,
-            Err(error) => {
-                drop(room);
-                info!(target: HANDLE, "no handle could be made: {error}");
-                return Err(error);
-            }
+    /// As [`HandlePool::warm`], on a separate thread. The statistics count a failure.
+    ///
+    /// # Errors
+    /// `ErrorKind::InvalidValue` if there is no such device; `ErrorKind::Unavailable` if the system cannot start a thread.
+    pub fn warm_in_background(self, count: usize, device: Device) -> Result<JoinHandle<Result<usize>>> {
+        let device = runtime::existing(device)?;
+        let name = format!("gpupool-warm-{}", self.name());
+        let thread = thread::Builder::new().name(name.clone());
+        let warm = move || {
+            // The system keeps 15 bytes of the name above.
+            nvtx::name_thread(&name);
+            self.warm(count, device)
         };
-        room.0 = None;
-        events::note(self.library, device, HandleAction::Create, &created.handle);
-        let known_bytes = self.library.handle_bytes();
-        let (pooled, number) = on_device.add(created.handle, created.time, created.bytes, known_bytes);
-        count_made(self.library, device, pooled.bytes);
-        let (library, took) = (Named(self.library), Took(Some(created.time)));
-        match created.bytes {
-            Some(bytes) => {
-                let taken = Bytes(bytes);
-                info!(target: HANDLE, "{library}: handle {number} created on {device} in {took}, {taken} of the device")
-            }
-            None => info!(target: HANDLE, "{library}: handle {number} created on {device} in {took}"),
-        }
-        Ok(pooled)
+        thread.spawn(warm).map_err(|e| {
+            Error::unavailable(format!("no thread could be started to warm the {} pool: {e}", OneLine(self.name())))
+        })
     }
 
-    /// Destroys the idle and discarded handles of a device, and returns how many.
-    pub(super) fn trim(&self, runtime: &'static dyn Runtime, device: Device) -> Result<usize> {
-        let Ok(pool) = self.on(device) else { return Ok(0) };
-        let released = self.library.release_workspaces(device).inspect_err(|_| pool.count_failure());
-        if !pool.has_unused() {
-            return released.map(|()| 0);
+    /// Destroys the idle handles of one device, or of all, with their workspaces, and returns how many. Workspaces of
+    /// graphs that no longer exist are freed too.
+    ///
+    /// Some libraries wait for the whole device when a handle is destroyed, which invalidates every capture on it: cuBLAS,
+    /// cuBLASLt, cuSOLVER and cuDSS do, and ROCm's libraries, cuStateVec, cuTensorNet, cuTENSOR and cuSPARSELt are assumed to.
+    /// Their handles are not destroyed while gpupool knows of a capture: one on a [`Stream`] of gpupool, on the calling
+    /// thread's current stream, or on any blocking stream. The driver does not report others, so do not trim while another
+    /// library captures on its own non-blocking stream.
+    ///
+    /// # Errors
+    /// The first error of the library or driver; the other idle handles are destroyed nevertheless.
+    pub fn trim(&self, device: Option<Device>) -> Result<usize> {
+        let runtime = runtime::get()?;
+        self.make_devices(runtime);
+        let mut destroyed = Ok(0);
+        for on in self.one_or_all(device)? {
+            let trimmed = on.trim(runtime);
+            destroyed = destroyed.and_then(|sum| trimmed.map(|count| sum + count));
         }
-        let Some(destroying) = create::Destroying::begin(runtime, self.library, device)? else {
-            return released.map(|()| 0);
-        };
-        // Before any handle leaves the pool, so that a refusal loses none.
-        let prepared = create::Prepared::new(runtime, device)?;
-        let (handles, bytes) = pool.remove_unused();
-        let count = handles.len();
-        count_destroyed(self.library, device, count, bytes);
-        handles.iter().for_each(|handle| events::note(self.library, device, HandleAction::Destroy, handle));
-        let name = OneLine(self.library.name());
-        let activity = Activity::begin(format_args!("trim {name} handles"));
-        let destroyed = prepared.destroy(self.library, handles).inspect_err(|_| pool.count_failure());
-        // A logger may begin a capture.
-        drop(destroying);
-        // A pool that wakes has memory under way meanwhile.
-        memory::call_out(CallbackKind::Logger, || {
-            info!(target: HANDLE, "{name}: {count} idle handles destroyed on {device} in {}", activity.took());
-        });
-        released.and(destroyed).map(|()| count)
+        destroyed
+    }
+
+    /// Closes the pool: it returns no more handles, and its idle ones and the calling thread's own are destroyed. Other
+    /// threads' handles return when the threads end; then [`HandlePool::trim`] destroys them.
+    ///
+    /// # Errors
+    /// As [`HandlePool::trim`]; `ErrorKind::InvalidValue` for one of gpupool's own pools, which are shared.
+    pub fn close(&self) -> Result<usize> {
+        if usize::from(self.0.id) < BUILT_IN {
+            return Err(Error::invalid_value(format!(
+                "the {} pool is shared by the whole process and cannot be closed; trim() frees its idle handles",
+                OneLine(self.name())
+            )));
+        }
+        self.0.is_closed.store(true, Ordering::Relaxed);
+        self.devices().iter().for_each(window::release);
+        self.trim(None)
+    }
+
+    /// Returns the pool's counts, on one device or summed over all.
+    ///
+    /// # Errors
+    /// `ErrorKind::InvalidValue` for a device that does not exist; `ErrorKind::Forked` in a forked child.
+    pub fn stats(&self, device: Option<Device>) -> Result<HandleStats> {
+        process::refuse_forked()?;
+        Ok(self.one_or_all(device)?.iter().map(DevicePool::stats).sum())
+    }
+
+    /// Resets the peaks of the pool's counts to the current values, on one device or on all.
+    ///
+    /// # Errors
+    /// As [`HandlePool::stats`].
+    pub fn reset_peak_stats(&self, device: Option<Device>) -> Result<()> {
+        process::refuse_forked()?;
+        self.one_or_all(device)?.iter().for_each(DevicePool::reset_peaks);
+        Ok(())
     }
 }

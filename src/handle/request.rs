@@ -1,19 +1,22 @@
-//! A request that the thread's own handles do not serve: what it finds at once, and what is left to do. The idle
-//! handles are searched once, under a short lock. What takes longer (to wait, to create, to make a stream wait for
-//! another) is left to [`Unfinished::finish`], so that a caller may release a lock of its own before, as Python does.
+//! A request that the thread's own handles do not serve: it takes an idle handle and makes it ready, creates one, or waits for
+//! one.
 
-use std::fmt;
-use std::marker::PhantomData;
+use std::mem;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::device_pool::{DevicePool, PlaceInLine, PooledHandle, Turn};
-use super::hand_over;
-use super::pool::LibraryPool;
-use crate::error::{Error, ErrorKind, OneLine, PoolExhausted, Result};
-use crate::ids::Device;
-use crate::runtime::{Runtime, Stream};
-use crate::sync::{Interrupted, Interruption, MayWait};
+use log::{info, warn};
+
+use super::device_pool::DevicePool;
+use super::events::HandleAction;
+use super::idle_queue::Turn;
+use super::pooled_handle::{HoldKind, PooledHandle};
+use super::window;
+use crate::error::{Error, ErrorKind, PoolExhausted, Result};
+use crate::ids::CaptureStatus;
+use crate::observe::{Activity, target::HANDLE};
+use crate::runtime::{BoundDevice, Event, RelaxedCapture, Runtime, Stream};
+use crate::sync::{FOREVER, Interrupted, Interruption, MayWait};
 
 /// How long a request waits for a handle of a pool with a limit, unless it gives a time. Not for ever: the holders of
 /// handles may be waiting for the thread that requests one. The length is a choice, and rests on no measurement.
@@ -23,180 +26,206 @@ const WAIT: Duration = Duration::from_secs(30);
 /// device. A choice: no library so far keeps scratch memory, so there is nothing to measure it with.
 const IDLE_ENOUGH: usize = 4;
 
-pub(crate) trait Claim: Sized {
-    /// Holds a handle that is ready.
-    ///
-    /// # Errors
-    /// If it cannot be held; it is idle then.
-    fn claim(pool: &'static LibraryPool, stream: &Stream, pooled: Arc<PooledHandle>) -> Result<Self>;
+/// A handle that is being made ready. If a library refuses that or panics, the handle goes back, unless it is held still, and
+/// the request has failed.
+struct Unready<'a>(&'a Arc<PooledHandle>);
 
-    /// Returns a handle that the caller holds for another stream, if it may hold no more. It holds it until this request has
-    /// it.
-    fn own(_pool: &'static LibraryPool, _device: Device) -> Option<Arc<PooledHandle>> {
-        None
-    }
-}
-
-/// What a request gets without waiting.
-#[derive(Debug)]
-pub(crate) enum HandleAttempt<'s, T> {
-    Ready(T),
-    Unfinished(Unfinished<'s, T>),
-}
-
-/// A request after its search. If dropped it gives back what it found.
-#[must_use = "the request is given up when this is dropped"]
-pub(crate) struct Unfinished<'s, T> {
-    pool: &'static LibraryPool,
-    on_device: &'static DevicePool,
-    runtime: &'static dyn Runtime,
-    stream: &'s Stream,
-    /// None once it is used.
-    turn: Option<Result<Turn<PooledHandle>, PlaceInLine>>,
-    wanted: PhantomData<fn() -> T>,
-}
-
-impl<T> fmt::Debug for Unfinished<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Unfinished").field("stream", self.stream).finish_non_exhaustive()
-    }
-}
-
-impl<T> Drop for Unfinished<'_, T> {
+impl Drop for Unready<'_> {
     fn drop(&mut self) {
-        if let Some(turn) = self.turn.take() {
-            self.on_device.give_up(turn);
+        self.0.home.count_failure();
+        self.0.home.put_back(Arc::clone(self.0));
+    }
+}
+
+/// Resets what the former owner of a handle may have changed, and sets its memory and stream. Returns none if it has no use for
+/// the request, since something of its former owner's is in use: then there is room for another, which the caller uses or
+/// leaves.
+///
+/// # Errors
+/// The library's. The handle is where it was then: idle, or held.
+#[inline(always)]
+pub(super) fn make_ready(pooled: Arc<PooledHandle>, stream: &Stream) -> Result<Option<Arc<PooledHandle>>> {
+    let (on, unready) = (pooled.home, Unready(&pooled));
+    if let Err(error) = on.library.reset(&pooled.handle).and_then(|()| on.give_memory(&pooled.handle)) {
+        return give_up(unready, error).map(|()| None);
+    }
+    on.library.set_stream(&pooled.handle, stream)?;
+    mem::forget(unready);
+    Ok(Some(pooled))
+}
+
+/// Ends a refused hand-over: no request gets the handle again if the reason is what its former owner has in use, who may
+/// hold it still and goes on with it.
+#[cold]
+fn give_up(unready: Unready<'_>, error: Error) -> Result<()> {
+    let (pooled, on) = (unready.0, unready.0.home);
+    let is_held = pooled.holder().is_some();
+    if !on.library.cannot_be_reset(&pooled.handle) || (is_held && !on.idle.make_room()) {
+        return Err(error);
+    }
+    mem::forget(unready);
+    if !is_held {
+        let (name, error) = (on.name(), error.on(on.device));
+        warn!(target: HANDLE, "{name}: a handle is given up, as something of its former owner's is in use: {error}");
+        on.retire(Arc::clone(pooled));
+    }
+    Ok(())
+}
+
+impl DevicePool {
+    /// Takes a handle back that its request does not use, unless it has a holder still.
+    fn put_back(&self, pooled: Arc<PooledHandle>) {
+        if pooled.holder().is_none() {
+            self.idle.put(pooled);
         }
     }
-}
 
-/// Begins a request: searches the idle handles, preferably for one that last ran on the stream, and makes it ready if
-/// that takes no longer than a hit.
-pub(super) fn begin<'s, T: Claim>(
-    pool: &'static LibraryPool,
-    runtime: &'static dyn Runtime,
-    stream: &'s Stream,
-) -> Result<HandleAttempt<'s, T>> {
-    let on_device = pool.on(stream.device())?;
-    let turn = match T::own(pool, stream.device()) {
-        Some(own) => Ok(on_device.take_held(own)),
-        None => on_device.take(stream.raw()),
-    };
-    let turn = match turn {
-        Ok(Turn::Handle(pooled)) if !pool.library.keeps_scratch() => {
-            match pool.make_ready(on_device, pooled, stream)? {
-                Some(pooled) => {
-                    on_device.count_hand_over();
-                    return claim(pool, on_device, stream, pooled).map(HandleAttempt::Ready);
-                }
-                None => Ok(Turn::Room),
-            }
+    /// Serves a request for which a handle lies idle, preferably one that last ran on the stream, if that takes no longer
+    /// than a hit. None if it does: to wait, to create, or to make a stream wait for another.
+    pub(super) fn serve_at_once(&self, stream: &Stream, hold: HoldKind) -> Option<Result<Arc<PooledHandle>>> {
+        if self.has_handle_for_each_stream {
+            return None;
         }
-        turn => turn,
-    };
-    let turn = Some(turn);
-    Ok(HandleAttempt::Unfinished(Unfinished { pool, on_device, runtime, stream, turn, wanted: PhantomData }))
-}
-
-fn claim<T: Claim>(
-    pool: &'static LibraryPool,
-    on_device: &DevicePool,
-    stream: &Stream,
-    pooled: Arc<PooledHandle>,
-) -> Result<T> {
-    pooled.note_stream(stream.raw());
-    if pool.library.keeps_scratch() {
-        pooled.note_ready_for(stream);
-    }
-    on_device.begin_use(&pooled);
-    T::claim(pool, stream, pooled)
-}
-
-impl<T: Claim> Unfinished<'_, T> {
-    /// Returns whether the request has to wait its turn.
-    #[cfg(feature = "python")]
-    pub(crate) fn must_wait(&self) -> bool {
-        matches!(self.turn, Some(Err(_)))
+        let pooled = self.idle.take(|pooled| pooled.last_ran_on(stream.raw()))?;
+        let ready = make_ready(pooled, stream).transpose().or_else(|| {
+            self.idle.leave_room();
+            None
+        })?;
+        self.count(|counts| counts.misses += 1);
+        Some(ready.and_then(|pooled| self.handed_over(pooled, stream, hold)))
     }
 
-    /// Does the rest: waits for the request's turn, and makes the handle ready or creates one.
+    /// Serves a request, for a caller that may wait.
     ///
     /// # Errors
     /// `ErrorKind::Unavailable` if the wait was interrupted; `ErrorKind::InvalidValue` for one without an end in a callback;
-    /// else as the request it finishes.
-    #[cold]
-    pub(crate) fn finish(mut self, timeout: Option<Duration>, interruption: Interruption<'_>) -> Result<T> {
-        let timeout = timeout.unwrap_or(WAIT);
-        let name = OneLine(self.pool.library.name());
-        if matches!(self.turn, Some(Err(_))) {
-            let may_wait = MayWait::until_callbacks_end("a handle is free, without a timeout");
-            may_wait.check_for(timeout).map_err(|refused| self.pool.refused(self.stream.device(), refused))?;
+    /// `ErrorKind::PoolExhausted` after the timeout; what the library or the driver refused.
+    pub(super) fn serve(
+        &'static self,
+        runtime: &'static dyn Runtime,
+        stream: &Stream,
+        hold: HoldKind,
+        timeout: Option<Duration>,
+        interruption: Interruption<'_>,
+    ) -> Result<Arc<PooledHandle>> {
+        if let Some(served) = self.serve_at_once(stream, hold) {
+            return served;
         }
-        let turn = match self.turn.take() {
-            Some(Ok(turn)) => Some(turn),
-            Some(Err(place)) => {
-                let waited = self.on_device.wait(place, &name, self.stream, timeout, interruption);
-                waited.map_err(|Interrupted| {
-                    Error::unavailable(format!("the wait for a {name} handle was interrupted"))
-                })?
-            }
-            None => None,
+        self.count(|counts| counts.misses += 1);
+        let oldest = if hold == HoldKind::Window { window::to_reuse(self) } else { None };
+        let idle = oldest.or_else(|| self.idle.take(|pooled| pooled.last_ran_on(stream.raw())));
+        let turn = match idle {
+            Some(pooled) => Turn::Handle(pooled),
+            None if self.idle.make_room() => Turn::Room,
+            None => self.wait(timeout.unwrap_or(WAIT), interruption)?,
         };
         let pooled = match turn {
-            Some(Turn::Handle(pooled)) => self.hand_over(pooled)?,
-            Some(Turn::Room) => self.create()?,
-            None => return Err(self.exhausted(timeout)),
-        };
-        claim(self.pool, self.on_device, self.stream, pooled)
-    }
-
-    /// Makes an idle handle ready for the stream. If that might harm a capture a new one is made instead, while few are
-    /// idle.
-    fn hand_over(&self, pooled: Arc<PooledHandle>) -> Result<Arc<PooledHandle>> {
-        match self.wait_for_former(&pooled) {
-            Ok(true) => match self.pool.make_ready(self.on_device, pooled, self.stream)? {
-                Some(pooled) => {
-                    self.on_device.count_hand_over();
-                    Ok(pooled)
+            Turn::Room => None,
+            Turn::Handle(pooled) => {
+                let unready = Unready(&pooled);
+                if self.order(runtime, &pooled, stream)? {
+                    mem::forget(unready);
+                    make_ready(pooled, stream)?
+                } else {
+                    mem::forget(unready);
+                    // Another one, which need not wait.
+                    self.put_back(pooled);
+                    if !self.idle.make_room() {
+                        return Err(self.exhausted(Duration::ZERO));
+                    }
+                    None
                 }
-                None => self.create(),
-            },
-            Ok(false) => {
-                self.on_device.put_back(pooled);
-                if self.on_device.make_room() { self.create() } else { Err(self.exhausted(Duration::ZERO)) }
             }
-            Err(error) => {
-                self.on_device.put_back(pooled);
-                Err(self.pool.refused(self.stream.device(), error))
-            }
-        }
-    }
-
-    /// Returns whether no work of the handle's former stream can meet the new stream's, after making it wait if needed.
-    fn wait_for_former(&self, pooled: &PooledHandle) -> Result<bool> {
-        let wait = |at_all_costs| {
-            hand_over::wait_for_former(self.runtime, self.pool.library, pooled, self.stream, at_all_costs)
         };
-        if wait(false)? {
-            return Ok(true);
+        match pooled {
+            Some(pooled) => self.handed_over(pooled, stream, hold),
+            None => self.begin(self.create_for(runtime, stream)?, stream, hold),
         }
-        let must = self.on_device.idle_count() >= IDLE_ENOUGH || self.on_device.is_full();
-        if must { wait(true) } else { Ok(false) }
     }
 
-    fn create(&self) -> Result<Arc<PooledHandle>> {
-        let created = self.pool.create(self.runtime, self.on_device, self.stream.device())?;
-        self.pool.set_up(self.on_device, created, self.stream)
+    fn handed_over(&self, pooled: Arc<PooledHandle>, stream: &Stream, hold: HoldKind) -> Result<Arc<PooledHandle>> {
+        self.count(|counts| counts.hand_overs += 1);
+        self.begin(pooled, stream, hold)
+    }
+
+    /// Begins the hold of a handle that is ready.
+    fn begin(&self, pooled: Arc<PooledHandle>, stream: &Stream, hold: HoldKind) -> Result<Arc<PooledHandle>> {
+        pooled.note_stream(stream.raw());
+        if self.has_handle_for_each_stream {
+            pooled.note_ready_for(stream);
+        }
+        self.begin_use(&pooled);
+        self.note(HandleAction::Take, &pooled.handle);
+        match hold {
+            HoldKind::Window => window::hold(&pooled)?,
+            HoldKind::Lease => pooled.hold(hold),
+        }
+        Ok(pooled)
+    }
+
+    /// Waits for the request's turn.
+    fn wait(&self, timeout: Duration, interruption: Interruption<'_>) -> Result<Turn<PooledHandle>> {
+        let may_wait = MayWait::until_callbacks_end("a handle is free, without a timeout");
+        may_wait.check_for(timeout).inspect_err(|_| self.count_failure())?;
+        self.count(|counts| counts.waits += 1);
+        let name = self.name();
+        let waiting = Activity::begin(format_args!("wait for {name} handle"));
+        let now = Instant::now();
+        let deadline = now.checked_add(timeout).unwrap_or_else(|| now + FOREVER);
+        let turn = self.idle.wait(deadline, interruption);
+        let in_vain = if matches!(turn, Ok(Some(_))) { "" } else { " in vain" };
+        let (took, device) = (waiting.took(), self.device);
+        info!(target: HANDLE, "{name}: waited {took}{in_vain} for a handle on {device}, all of its limit in use");
+        match turn {
+            Ok(turn) => turn.ok_or_else(|| self.exhausted(timeout)),
+            Err(Interrupted) => Err(Error::unavailable(format!("the wait for a {name} handle was interrupted"))),
+        }
+    }
+
+    /// Creates a handle, and sets its memory and stream.
+    fn create_for(&'static self, runtime: &'static dyn Runtime, stream: &Stream) -> Result<Arc<PooledHandle>> {
+        let pooled = self.create(runtime)?;
+        let unready = Unready(&pooled);
+        self.give_memory(&pooled.handle)?;
+        self.library.set_stream(&pooled.handle, stream)?;
+        mem::forget(unready);
+        Ok(pooled)
+    }
+
+    /// Makes the stream wait for the work of the handle's former stream, where that may use its scratch memory. False if it
+    /// cannot now, or if few handles are idle and it would be by way of the whole device, for a foreign stream that may be
+    /// gone: that spoils captures unknown to gpupool. Then another handle is to be used.
+    fn order(&self, runtime: &'static dyn Runtime, pooled: &PooledHandle, stream: &Stream) -> Result<bool> {
+        let former = pooled.ready_for().filter(|_| self.has_handle_for_each_stream && !pooled.is_ready_for(stream));
+        let Some(former) = former else { return Ok(true) };
+        let _activity = Activity::begin(format_args!("hand over {} handle", self.name()));
+        let _bound = BoundDevice::of(runtime, self.device)?;
+        let _relaxed = RelaxedCapture::new(runtime)?;
+        // A captured stream cannot wait for work outside of its graph, nor the legacy default one beside a capture.
+        if stream.capture_status()? != CaptureStatus::None {
+            return Ok(false);
+        }
+        let event = Event::of(self.device)?;
+        let must = || self.idle.idle_count() >= IDLE_ENOUGH || self.idle.is_full();
+        // Another stream may have its address by now, also one of gpupool's.
+        match former.lasting().filter(|alive| former.is_named_by(alive)) {
+            Some(former) if former.capture_status()? != CaptureStatus::None => return Ok(false),
+            Some(former) => event.record(&former)?,
+            // It may be destroyed by now, so this waits for all work on the device.
+            None if must() && event.record_or_await_context()? => {}
+            None => return Ok(false),
+        }
+        stream.wait(&event).map(|()| true)
     }
 
     fn exhausted(&self, waited: Duration) -> Error {
-        self.on_device.count_failure();
+        self.count_failure();
         ErrorKind::PoolExhausted(PoolExhausted {
-            library: self.pool.library.name().to_owned(),
-            device: self.stream.device(),
-            limit: self.on_device.limit().unwrap_or(usize::MAX),
+            library: self.library.name().to_owned(),
+            device: self.device,
+            limit: self.idle.limit(),
             waited,
-            holders: self.on_device.holders().iter().map(ToString::to_string).collect(),
+            holders: self.holders().iter().map(ToString::to_string).collect(),
         })
         .into()
     }

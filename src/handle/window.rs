@@ -1,20 +1,16 @@
-//! The window: what one thread holds of every pool. A thread's handle is one array look-up away. Nothing here calls a
-//! library or a driver, and the end of the thread only moves handles to their pools. If a library keeps scratch memory
-//! in its handles, a thread has one for each stream.
+//! The window: what one thread holds of every pool until it ends. Nothing here calls a library or a driver, and the end of the
+//! thread only moves handles to their pools. If a library keeps scratch memory in its handles, a thread has one for each stream.
 
-use std::cell::{Cell, OnceCell, RefCell};
+use std::cell::RefCell;
 use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::device_pool::{Holder, PooledHandle};
-use super::events::{self, HandleAction};
-use super::pool::{LibraryPool, NEAR};
-use super::request::Claim;
+use super::device_pool::DevicePool;
+use super::pooled_handle::{HoldKind, PooledHandle};
 use crate::error::{Error, Result};
-use crate::ids::Device;
 use crate::runtime::Stream;
 
 /// A handle that the calling thread holds until it ends, with its stream set.
@@ -41,210 +37,91 @@ impl Handle {
     }
 }
 
-impl Claim for Handle {
-    fn claim(pool: &'static LibraryPool, stream: &Stream, pooled: Arc<PooledHandle>) -> Result<Self> {
-        let (handle, device) = (Self::of(&pooled), stream.device());
-        let own = far_slots(pool, device);
-        let place = own.iter().find(|slot| slot.has(&pooled));
-        if place.is_some_and(|of_another_stream| of_another_stream.take().is_some()) {
-            events::note(pool.library, device, HandleAction::GiveBack, &pooled.handle);
-        }
-        events::note(pool.library, device, HandleAction::Take, &pooled.handle);
-        if let Err((error, pooled)) = hold(pool, stream, pooled) {
-            pool.give_back(device, pooled);
-            return Err(error);
-        }
-        let is_one_too_many = place.is_none() && own.len() >= STREAMS;
-        if let Some(oldest) = own.first().filter(|_| is_one_too_many).and_then(|oldest| oldest.take()) {
-            pool.give_back(device, oldest);
-        }
-        Ok(handle)
-    }
-
-    fn own(pool: &'static LibraryPool, device: Device) -> Option<Arc<PooledHandle>> {
-        if !pool.library.keeps_scratch() {
-            return None;
-        }
-        let (own, on_device) = (far_slots(pool, device), pool.on(device).ok()?);
-        // If others hold the rest of the limit, waiting for them might be waiting for this thread.
-        let is_last = || on_device.is_full() && on_device.idle_count() == 0;
-        own.first().filter(|_| own.len() >= STREAMS || is_last())?.unused()
-    }
-}
-
 /// How many handles a thread gets on a device if it has one for each stream: as many as a handle of cuBLAS has
 /// workspaces. After that the one with the longest-held stream goes to the next stream, since no driver reports when a
 /// stream is gone. A choice, which rests on no measurement.
 const STREAMS: usize = 8;
 
-/// How many devices have a place in the array; most machines have no more.
-const NEAR_DEVICES: usize = 8;
+/// A handle in a window. It goes back to its pool when it is out of the window and no call uses it any more.
+pub(super) struct HeldHandle(pub(super) Arc<PooledHandle>);
 
-/// A place for a handle of one of gpupool's own pools, which are never closed: the thread keeps it to its end.
-type NearSlot = OnceCell<Arc<PooledHandle>>;
-
-struct NearPool {
-    /// The pool; none before the first handle.
-    pool: Cell<Option<&'static LibraryPool>>,
-    slots: [NearSlot; NEAR_DEVICES],
-}
-
-/// A place for any other handle. Closing a user's pool takes the handle out again, as does another stream.
-struct FarSlot {
-    pool: &'static LibraryPool,
-    device: Device,
-    pooled: RefCell<Option<Arc<PooledHandle>>>,
-}
-
-impl FarSlot {
-    fn is_of(&self, pool: &LibraryPool, device: Device) -> bool {
-        self.pool.id() == pool.id() && self.device == device
-    }
-
-    fn is_empty(&self) -> bool {
-        self.pooled.try_borrow().is_ok_and(|pooled| pooled.is_none())
-    }
-
-    /// Returns the handle, unless it is in use.
-    fn unused(&self) -> Option<Arc<PooledHandle>> {
-        self.pooled.try_borrow_mut().ok()?.clone()
-    }
-
-    fn has(&self, pooled: &Arc<PooledHandle>) -> bool {
-        self.unused().is_some_and(|own| Arc::ptr_eq(&own, pooled))
-    }
-
-    /// Takes the handle out, unless it is in use.
-    fn take(&self) -> Option<Arc<PooledHandle>> {
-        self.pooled.try_borrow_mut().ok()?.take()
-    }
-
-    /// Returns whether a request for the stream uses this place. `by_stream`: the library has a handle for each stream.
-    fn is_for(&self, stream: &Stream, by_stream: bool) -> bool {
-        let is_ready = |pooled: &PooledHandle| pooled.is_ready_for(stream);
-        !by_stream || self.pooled.try_borrow().is_ok_and(|pooled| pooled.as_deref().is_some_and(is_ready))
+impl Drop for HeldHandle {
+    fn drop(&mut self) {
+        self.0.home.give_back(Arc::clone(&self.0));
     }
 }
 
-/// Without a heap allocation until a far handle is held: a thread may live for no more than two handles.
-struct Window {
-    near: [NearPool; NEAR],
-    far: RefCell<Vec<Rc<FarSlot>>>,
-}
+/// A thread's handles by the number of their pool on the device, those of each with the longest-held stream first.
+struct Window(RefCell<Vec<Vec<Rc<HeldHandle>>>>);
 
 thread_local! {
-    static WINDOW: Window = const {
-        Window {
-            near: [const { NearPool { pool: Cell::new(None), slots: [const { NearSlot::new() }; NEAR_DEVICES] } }; NEAR],
-            far: RefCell::new(Vec::new()),
+    static WINDOW: Window = const { Window(RefCell::new(Vec::new())) };
+}
+
+/// Returns this thread's handle for the stream, if it holds one. It cannot go away meanwhile, though the window is free for
+/// requests for others.
+#[inline]
+pub(super) fn held(on: &DevicePool, stream: &Stream) -> Option<Rc<HeldHandle>> {
+    let find = |window: &Window| {
+        let window = window.0.try_borrow().ok()?;
+        let mut own = window.get(on.number)?.iter();
+        if on.has_handle_for_each_stream { own.find(|held| held.0.is_ready_for(stream)) } else { own.next() }.cloned()
+    };
+    WINDOW.try_with(find).ok().flatten()
+}
+
+/// Returns a handle that the thread holds for another stream, if it may hold no more. It holds it until a request has it.
+pub(super) fn to_reuse(on: &DevicePool) -> Option<Arc<PooledHandle>> {
+    let find = |window: &Window| {
+        let window = window.0.try_borrow().ok()?;
+        let own = window.get(on.number).filter(|_| on.has_handle_for_each_stream)?;
+        // If others hold the rest of the limit, waiting for them might be waiting for this thread.
+        let is_last = || on.idle.is_full() && on.idle.idle_count() == 0;
+        own.first().filter(|_| own.len() >= STREAMS || is_last()).map(|held| Arc::clone(&held.0))
+    };
+    WINDOW.try_with(find).ok().flatten()
+}
+
+/// Holds a handle, as its pool's newest of this thread's.
+///
+/// # Errors
+/// `ErrorKind::InvalidValue`, and the handle goes back, if the window is gone, which happens while the thread's locals are
+/// destroyed, or if the pool was asked for a handle in the midst of another request.
+pub(super) fn hold(pooled: &Arc<PooledHandle>) -> Result<()> {
+    pooled.hold(HoldKind::Window);
+    let on = pooled.home;
+    let kept = WINDOW.try_with(|window| {
+        let mut window = window.0.try_borrow_mut().ok()?;
+        let missing = (on.number + 1).saturating_sub(window.len());
+        window.extend(std::iter::repeat_n(Vec::new(), missing));
+        let own = window.get_mut(on.number)?;
+        let place = own.iter().position(|held| Arc::ptr_eq(&held.0, pooled));
+        if place.is_none() && !own.is_empty() && !on.has_handle_for_each_stream {
+            return None;
+        }
+        let held = place.map_or_else(|| Rc::new(HeldHandle(Arc::clone(pooled))), |place| own.remove(place));
+        own.push(held);
+        let oldest = (own.len() > STREAMS).then(|| own.remove(0));
+        Some(oldest)
+    });
+    let error = match kept {
+        // Another one may have gone back for it, now that the window is free.
+        Ok(Some(_oldest)) => return Ok(()),
+        Ok(None) => "a create or set_stream callback asked its own pool for a handle; it must not",
+        Err(_) => {
+            "this thread is ending and its handles have gone back to their pools; \
+             ask for handles before its thread-locals are destroyed"
         }
     };
+    on.give_back(Arc::clone(pooled));
+    Err(Error::invalid_value(error))
 }
 
-impl Window {
-    #[inline]
-    fn near_slot(&self, pool: &LibraryPool, device: Device) -> Option<&NearSlot> {
-        self.near.get(pool.id())?.slots.get(device.ordinal())
-    }
-
-    /// Returns the place of a far handle. Shared, so that the list is free while the place is used.
-    fn far_slot(&self, pool: &LibraryPool, stream: &Stream) -> Option<Rc<FarSlot>> {
-        let by_stream = pool.library.keeps_scratch();
-        let is_wanted = |slot: &&Rc<FarSlot>| slot.is_of(pool, stream.device()) && slot.is_for(stream, by_stream);
-        self.far.try_borrow().ok()?.iter().find(is_wanted).map(Rc::clone)
-    }
-
-    fn far_slot_or_new(&self, pool: &'static LibraryPool, stream: &Stream) -> Option<Rc<FarSlot>> {
-        self.far_slot(pool, stream).or_else(|| {
-            let slot = Rc::new(FarSlot { pool, device: stream.device(), pooled: RefCell::new(None) });
-            let mut far = self.far.try_borrow_mut().ok()?;
-            // Drops places whose handles went over to other streams.
-            far.retain(|slot| !slot.is_of(pool, stream.device()) || !slot.is_empty());
-            far.push(Rc::clone(&slot));
-            Some(slot)
-        })
-    }
-}
-
-impl Drop for Window {
-    fn drop(&mut self) {
-        for near in &mut self.near {
-            let Some(pool) = near.pool.get() else { continue };
-            for (ordinal, slot) in (0..).zip(&mut near.slots) {
-                if let Some(pooled) = slot.take() {
-                    pool.give_back(Device::from_ordinal(ordinal), pooled);
-                }
-            }
-        }
-        for slot in self.far.get_mut() {
-            let pooled = slot.pooled.try_borrow_mut().ok().and_then(|mut pooled| pooled.take());
-            if let Some(pooled) = pooled {
-                slot.pool.give_back(slot.device, pooled);
-            }
-        }
-    }
-}
-
-/// Runs `f` on this thread's handle for the stream, if it holds one. Meanwhile the handle cannot go away, though `f`
-/// may request others.
-#[inline]
-pub(super) fn with_held<R>(pool: &LibraryPool, stream: &Stream, f: impl FnOnce(&PooledHandle) -> R) -> Option<R> {
-    let held = WINDOW.try_with(|window| match window.near_slot(pool, stream.device()) {
-        Some(slot) => slot.get().map(|pooled| f(pooled)),
-        None => window.far_slot(pool, stream)?.pooled.try_borrow().ok()?.as_deref().map(f),
+/// Takes this thread's handles of a pool out of its window. One in use goes back after that.
+pub(super) fn release(on: &DevicePool) {
+    let own = WINDOW.try_with(|window| {
+        let mut window = window.0.try_borrow_mut().ok()?;
+        window.get_mut(on.number).map(std::mem::take)
     });
-    held.ok().flatten()
-}
-
-/// # Errors
-/// The handle comes back with the error if the window is gone, which happens while the thread's locals are destroyed.
-fn hold(
-    pool: &'static LibraryPool,
-    stream: &Stream,
-    pooled: Arc<PooledHandle>,
-) -> Result<(), (Error, Arc<PooledHandle>)> {
-    pooled.hold(Holder::window());
-    let mut pooled = Some(pooled);
-    let held = WINDOW.try_with(|window| {
-        if let Some(slot) = window.near_slot(pool, stream.device()) {
-            if let Some(pooled) = pooled.take_if(|_| slot.get().is_none()) {
-                window.near[pool.id()].pool.set(Some(pool));
-                // It is empty, so this cannot fail.
-                let _ = slot.set(pooled);
-            }
-        } else {
-            let slot = window.far_slot_or_new(pool, stream)?;
-            let mut place = slot.pooled.try_borrow_mut().ok()?;
-            if place.is_none() {
-                *place = pooled.take();
-            }
-        }
-        Some(())
-    });
-    match (held, pooled) {
-        (_, None) => Ok(()),
-        (Err(_), Some(pooled)) => {
-            let gone = "this thread is ending and its handles have gone back to their pools; \
-                        ask for handles before its thread-locals are destroyed";
-            Err((Error::invalid_value(gone), pooled))
-        }
-        (Ok(_), Some(pooled)) => {
-            let reentered = "a create or set_stream callback asked its own pool for a handle; it must not";
-            Err((Error::invalid_value(reentered), pooled))
-        }
-    }
-}
-
-/// Returns the places of this thread's far handles of a pool on a device, oldest first.
-fn far_slots(pool: &LibraryPool, device: Device) -> Vec<Rc<FarSlot>> {
-    let slots = WINDOW.try_with(|window| {
-        let is_own = |slot: &&Rc<FarSlot>| slot.is_of(pool, device) && !slot.is_empty();
-        window.far.try_borrow().map(|far| far.iter().filter(is_own).map(Rc::clone).collect())
-    });
-    slots.ok().and_then(Result::ok).unwrap_or_default()
-}
-
-/// Takes this thread's handles of a user's pool out of their slots, except those in use.
-pub(super) fn release(pool: &LibraryPool, device: Device) -> Vec<Arc<PooledHandle>> {
-    far_slots(pool, device).iter().filter_map(|slot| slot.take()).collect()
+    drop(own);
 }

@@ -10,7 +10,6 @@ mod entry_points;
 mod find;
 #[cfg(feature = "python")]
 pub(crate) mod functions;
-pub(crate) mod in_use;
 mod named;
 mod refusal;
 mod reset;
@@ -72,11 +71,11 @@ impl RawHandle {
     }
 
     #[inline]
-    fn takes_our_memory(&self) -> bool {
+    pub(crate) fn takes_our_memory(&self) -> bool {
         self.takes_our_memory.load(Ordering::Relaxed)
     }
 
-    fn note_our_memory(&self, takes_our_memory: bool) {
+    pub(crate) fn note_our_memory(&self, takes_our_memory: bool) {
         self.takes_our_memory.store(takes_our_memory, Ordering::Relaxed);
     }
 

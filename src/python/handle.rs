@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyDict, PyInt};
 
 use crate::error::{Error, OneLine, Result, StatusKind};
-use crate::handle::{self, Claim, HandleAttempt, HandlePool, HandleStats, Lease, Unfinished, handle_counters};
+use crate::handle::{self, HandlePool, HandleStats, Lease, handle_counters};
 use crate::ids::Device;
 use crate::library::functions::{Create, Destroy, SetStream};
 use crate::library::{Library, Origin, RawHandle, Version, simulated};
@@ -19,24 +19,10 @@ use crate::python::kept::UntilEnd;
 use crate::python::scope::{PyPoolToken, token_of};
 use crate::python::{device, stream, values};
 use crate::runtime::{self, Stream};
-use crate::sync::Interruption;
 
 #[doc = docstring!("HandlePool")]
 #[pyclass(name = "HandlePool", module = "gpupool", frozen, weakref)]
 pub(crate) struct PyHandlePool(pub(crate) HandlePool);
-
-/// Does what is left of a request, without the GIL, and returns what is made of what it gets.
-fn finish<T: Claim, R: Send>(
-    py: Python<'_>,
-    left: Unfinished<'_, T>,
-    timeout: Option<Duration>,
-    made: impl FnOnce(T) -> R + Send,
-) -> PyResult<R> {
-    if left.must_wait() {
-        return interruptible(py, |interruption| left.finish(timeout, interruption).map(made));
-    }
-    Ok(py.detach(|| left.finish(timeout, Interruption::default()).map(made))?)
-}
 
 #[pymethods]
 impl PyHandlePool {
@@ -63,10 +49,10 @@ impl PyHandlePool {
     fn handle(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>, device: Option<Device>) -> PyResult<usize> {
         let stream = stream::resolve(py, stream, device)?;
         // To give the GIL up and get it back takes longer than to take an idle handle.
-        match self.0.try_handle(&stream)? {
-            HandleAttempt::Ready(handle) => Ok(handle.as_ptr().addr()),
-            HandleAttempt::Unfinished(left) => finish(py, left, None, |handle| handle.as_ptr().addr()),
+        if let Some(handle) = self.0.handle_at_once(&stream) {
+            return Ok(handle?.as_ptr().addr());
         }
+        interruptible(py, |interruption| self.0.handle_with(&stream, interruption).map(|handle| handle.as_ptr().addr()))
     }
 
     #[doc = docstring!("HandlePool.lease")]
@@ -79,9 +65,11 @@ impl PyHandlePool {
         timeout: Option<Timeout>,
     ) -> PyResult<PyLease> {
         let stream = stream::resolve(py, stream, device)?;
-        let lease = match self.0.try_lease(&stream)? {
-            HandleAttempt::Ready(lease) => lease,
-            HandleAttempt::Unfinished(left) => finish(py, left, timeout.map(|timeout| timeout.0), |lease| lease)?,
+        let lease = match self.0.lease_at_once(&stream) {
+            Some(lease) => lease?,
+            None => interruptible(py, |interruption| {
+                self.0.lease_with(&stream, timeout.map(|timeout| timeout.0), interruption)
+            })?,
         };
         let (library, address, device) = (self.0.name(), lease.as_ptr().addr(), lease.device());
         Ok(PyLease { library, address, device, lease: UntilEnd::new(Some(lease)) })

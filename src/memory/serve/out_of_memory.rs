@@ -10,7 +10,6 @@ use std::sync::{Arc, Mutex, OnceLock};
 use super::extents::is_no_memory;
 use crate::error::{AskedNeighbours, Bytes, Error, ErrorKind, MemoryUse, OutOfMemory, Result, Wanted};
 use crate::ids::{Device, MemoryLocation};
-use crate::library::in_use::handles_in_use;
 use crate::memory::cache::{ALL, DeviceCaches, is_recorded, note_oom};
 use crate::memory::device::call_out;
 use crate::memory::pool::Pool;
@@ -189,6 +188,11 @@ pub(crate) trait Helper: Sync {
     /// is known; none if nothing has gone, nor may go late.
     fn give(&self, device: Device, bytes: u64) -> Option<u64>;
 
+    /// Returns what else of the process holds memory of a device.
+    fn users(&self, _device: Device) -> Vec<MemoryUse> {
+        Vec::new()
+    }
+
     /// Called once this process has memory on a device.
     fn settle_on(&self, _device: Device) {}
 
@@ -271,5 +275,6 @@ pub(crate) fn users(location: MemoryLocation) -> Vec<MemoryUse> {
     };
     let pools = DeviceCaches::known(location).map(|caches| caches.pools.all()).unwrap_or_default();
     let used = pools.into_iter().map(describe).filter(|used| used.bytes > 0);
-    used.chain(location.device().into_iter().flat_map(handles_in_use)).collect()
+    let handles = Help::IdleHandles.with(location, |pools, device| pools.users(device));
+    used.chain(handles.unwrap_or_default()).collect()
 }

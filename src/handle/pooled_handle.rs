@@ -1,62 +1,94 @@
-//! A handle of a pool, with its state.
+//! A handle of a pool, with its state, and who holds it.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::fmt;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 
-use super::holder::Holder;
+use super::device_pool::DevicePool;
+use crate::error::OneLine;
 use crate::ids::RawStream;
 use crate::library::RawHandle;
 use crate::runtime::{Stream, StreamIdentity};
-use crate::sync::lock;
+use crate::sync::{ThisThread, lock};
+
+/// How a handle is held.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum HoldKind {
+    /// By a thread until it ends.
+    Window = 1,
+    /// By a lease until that ends.
+    Lease = 2,
+}
+
+/// The holder of a handle.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Holder {
+    pub(super) hold: HoldKind,
+    /// The thread that requested it, by its `gettid`.
+    thread: u32,
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.hold {
+            HoldKind::Window => "thread ",
+            HoldKind::Lease => "a lease of thread ",
+        })?;
+        match std::fs::read_to_string(format!("/proc/self/task/{}/comm", self.thread)) {
+            Ok(name) => write!(f, "{} ({})", self.thread, OneLine(name.trim_end())),
+            Err(_) => write!(f, "{} (ended)", self.thread),
+        }
+    }
+}
 
 /// A handle with its state. Only its holder writes to it, so plain stores suffice; others read the counters for statistics.
 /// Alone in its cache lines, so that threads with different handles do not slow each other down.
-#[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct PooledHandle {
-    pub(in crate::handle) handle: RawHandle,
-    pub(in crate::handle) bytes: u64,
+    /// The pool that it goes back to.
+    pub(super) home: &'static DevicePool,
+    pub(super) handle: RawHandle,
+    pub(super) bytes: u64,
     /// The address of the stream that it last ran on, plus one; 0 if it never ran. A request prefers a handle by it, which
     /// needs not be the right one.
     last_stream: AtomicUsize,
     /// The only stream that uses its scratch memory, if it has some and ever ran.
     ready_for: OnceLock<Mutex<StreamIdentity>>,
     hits: AtomicU64,
+    /// The holder's thread, and how it holds the handle in the bits above; 0 for none.
     holder: AtomicU64,
-    /// Whether the library takes this handle's device memory from gpupool.
-    takes_our_memory: AtomicBool,
     /// The round of peaks that last counted this handle as in use; 0 for none.
     counted_round: AtomicU64,
 }
 
 impl PooledHandle {
-    pub(in crate::handle) fn new(handle: RawHandle, bytes: u64) -> Self {
+    pub(super) fn new(home: &'static DevicePool, handle: RawHandle, bytes: u64) -> Self {
         Self {
+            home,
             handle,
             bytes,
             last_stream: AtomicUsize::new(0),
             ready_for: OnceLock::new(),
             hits: AtomicU64::new(0),
-            holder: AtomicU64::new(Holder::NONE),
-            takes_our_memory: AtomicBool::new(false),
+            holder: AtomicU64::new(0),
             counted_round: AtomicU64::new(0),
         }
     }
 
     #[inline]
-    pub(in crate::handle) fn note_stream(&self, stream: RawStream) {
+    pub(super) fn note_stream(&self, stream: RawStream) {
         self.last_stream.store(stream.address().wrapping_add(1), Ordering::Relaxed);
     }
 
     /// Returns whether the handle last ran on a stream of this address. Per-thread default streams differ by thread.
     #[inline]
-    pub(in crate::handle) fn last_ran_on(&self, stream: RawStream) -> bool {
+    pub(super) fn last_ran_on(&self, stream: RawStream) -> bool {
         stream != RawStream::PER_THREAD && self.last_stream.load(Ordering::Relaxed) == stream.address().wrapping_add(1)
     }
 
     /// Notes the only stream that uses the handle's scratch memory. Without its number now, the next hand-over waits
     /// for it.
-    pub(in crate::handle) fn note_ready_for(&self, stream: &Stream) {
+    pub(super) fn note_ready_for(&self, stream: &Stream) {
         let identity = StreamIdentity::of(stream).unwrap_or_else(|_| StreamIdentity::numbered(stream, None));
         *lock(self.ready_for.get_or_init(|| Mutex::new(identity))) = identity;
     }
@@ -64,56 +96,54 @@ impl PooledHandle {
     /// Returns the only stream that uses the handle's scratch memory, if it has some and ever ran. Not inlined: most libraries'
     /// handles have none.
     #[inline(never)]
-    pub(in crate::handle) fn ready_for(&self) -> Option<StreamIdentity> {
+    pub(super) fn ready_for(&self) -> Option<StreamIdentity> {
         self.ready_for.get().map(|stream| *lock(stream))
     }
 
     /// Returns whether only this stream uses the handle's scratch memory; if it has none, whether it last ran on a stream of
     /// this address.
     #[inline]
-    pub(in crate::handle) fn is_ready_for(&self, stream: &Stream) -> bool {
+    pub(super) fn is_ready_for(&self, stream: &Stream) -> bool {
         if self.ready_for.get().is_none() {
             return self.last_ran_on(stream.raw());
         }
         self.ready_for().is_some_and(|known| known.is_named_by(stream))
     }
 
-    /// Notes that the library takes this handle's device memory from gpupool.
-    pub(in crate::handle) fn note_our_memory(&self) {
-        self.takes_our_memory.store(true, Ordering::Relaxed);
-    }
-
-    /// Returns whether this handle takes its device memory from gpupool, and may have some.
+    /// Notes that the calling thread holds the handle.
     #[inline]
-    pub(in crate::handle) fn takes_our_memory(&self) -> bool {
-        self.takes_our_memory.load(Ordering::Relaxed)
-    }
-
-    #[inline]
-    pub(in crate::handle) fn hold(&self, holder: u64) {
+    pub(super) fn hold(&self, hold: HoldKind) {
+        let holder = (hold as u64) << 32 | u64::from(ThisThread::get().system_id());
         self.holder.store(holder, Ordering::Relaxed);
     }
 
+    #[inline]
+    pub(super) fn release(&self) {
+        self.holder.store(0, Ordering::Relaxed);
+    }
+
     /// Returns the handle's holder; none while it is idle.
-    pub(in crate::handle) fn holder(&self) -> Option<Holder> {
-        Holder::from_bits(self.holder.load(Ordering::Relaxed))
+    pub(super) fn holder(&self) -> Option<Holder> {
+        let holder = self.holder.load(Ordering::Relaxed);
+        let hold = if holder >> 32 == HoldKind::Lease as u64 { HoldKind::Lease } else { HoldKind::Window };
+        (holder != 0).then_some(Holder { hold, thread: holder as u32 })
     }
 
     #[inline]
-    pub(in crate::handle) fn is_counted(&self, round: u64) -> bool {
+    pub(super) fn is_counted(&self, round: u64) -> bool {
         self.counted_round.load(Ordering::Relaxed) == round
     }
 
-    pub(in crate::handle) fn note_counted(&self, round: u64) {
+    pub(super) fn note_counted(&self, round: u64) {
         self.counted_round.store(round, Ordering::Relaxed);
     }
 
     #[inline]
-    pub(in crate::handle) fn count_hit(&self) {
+    pub(super) fn count_hit(&self) {
         self.hits.store(self.hits.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
 
-    pub(in crate::handle) fn hits(&self) -> u64 {
+    pub(super) fn hits(&self) -> u64 {
         self.hits.load(Ordering::Relaxed)
     }
 }

@@ -2,7 +2,6 @@
 //! from a thread's own slot, whose lock no other thread wants. While one does, one lock keeps the order: first come, first
 //! served. The queue knows of handles only that they are shared, so that every interleaving can be tried with numbers.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -32,53 +31,30 @@ struct SlotContent<T> {
     is_active: bool,
 }
 
-/// What a request gets.
+/// What a request that waited gets.
 #[derive(Debug)]
-pub(in crate::handle) enum Turn<T> {
+pub(super) enum Turn<T> {
     Handle(Arc<T>),
     /// Room for a new one, to be ended with [`IdleQueue::leave_room`] if none is made.
     Room,
 }
 
-/// A place in the queue of waiting requests; [`IdleQueue::wait`] or [`IdleQueue::give_up`] ends it.
-#[derive(Debug)]
-#[must_use = "a handle that is given to this place is lost with it"]
-pub(in crate::handle) struct QueuePlace<T> {
-    waiter: Arc<Waiter<T>>,
-}
-
+/// A request that waits. It leaves the queue by itself, so that nothing given to it is lost.
 #[derive(Debug)]
 struct Waiter<T> {
-    turn: Mutex<Option<Turn<T>>>,
-    is_served: Condvar,
-}
-
-impl<T> Waiter<T> {
-    fn wait(&self, deadline: Instant) -> Option<Turn<T>> {
-        let mut turn = lock(&self.turn);
-        loop {
-            if let Some(turn) = turn.take() {
-                return Some(turn);
-            }
-            turn = wait_until(&self.is_served, turn, deadline).ok()?;
-        }
-    }
+    is_served: Arc<Condvar>,
+    turn: Option<Turn<T>>,
 }
 
 #[derive(Debug)]
 struct QueueState<T> {
     idle: Vec<Arc<T>>,
-    waiters: VecDeque<Arc<Waiter<T>>>,
+    /// In the order in which they came; also those that are served and have not noticed it.
+    waiters: Vec<Waiter<T>>,
     /// Handles that exist, and those being made.
     live: usize,
-    limit: Option<usize>,
-}
-
-impl<T> QueueState<T> {
-    /// Returns whether there may be no further handle.
-    fn is_full(&self) -> bool {
-        self.limit.is_some_and(|limit| self.live >= limit)
-    }
+    /// The most of them; `usize::MAX` without a limit.
+    limit: usize,
 }
 
 #[derive(Debug)]
@@ -95,7 +71,7 @@ impl<T> Default for IdleQueue<T> {
         Self {
             slots: std::array::from_fn(empty),
             waiting: AtomicUsize::new(0),
-            state: Mutex::new(QueueState { idle: Vec::new(), waiters: VecDeque::new(), live: 0, limit: None }),
+            state: Mutex::new(QueueState { idle: Vec::new(), waiters: Vec::new(), live: 0, limit: usize::MAX }),
         }
     }
 }
@@ -165,42 +141,27 @@ impl<T> IdleQueue<T> {
 
     /// Serves waiting requests in order, while there are handles or room.
     fn serve(&self, state: &mut QueueState<T>) {
-        while let Some(waiter) = state.waiters.front() {
+        for waiter in state.waiters.iter_mut().filter(|waiter| waiter.turn.is_none()) {
             let turn = match state.idle.pop().or_else(|| self.take_inactive_slot()) {
                 Some(item) => Turn::Handle(item),
-                None if !state.is_full() => {
+                None if state.live < state.limit => {
                     state.live += 1;
                     Turn::Room
                 }
                 None => return,
             };
-            *lock(&waiter.turn) = Some(turn);
+            waiter.turn = Some(turn);
             waiter.is_served.notify_one();
-            state.waiters.pop_front();
             self.waiting.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
-    /// Returns an idle handle, one that it `prefers` if there is one; else room for a new one.
-    ///
-    /// # Errors
-    /// A place in the queue if as many as the limit are in use.
-    pub(super) fn take(&self, prefers: impl Fn(&T) -> bool) -> Result<Turn<T>, QueuePlace<T>> {
+    /// Returns an idle handle, one that it `prefers` if there is one; none if others wait for it.
+    pub(super) fn take(&self, prefers: impl Fn(&T) -> bool) -> Option<Arc<T>> {
         let mut state = self.lock();
-        if state.waiters.is_empty()
-            && let Some(turn) = self.turn(&mut state, &prefers)
-        {
-            return Ok(turn);
+        if self.waiting.load(Ordering::Relaxed) > 0 {
+            return None;
         }
-        let waiter = Arc::new(Waiter { turn: Mutex::new(None), is_served: Condvar::new() });
-        state.waiters.push_back(Arc::clone(&waiter));
-        self.waiting.fetch_add(1, Ordering::Relaxed);
-        // For what was given back between the search and the line above.
-        self.serve(&mut state);
-        Err(QueuePlace { waiter })
-    }
-
-    fn find(&self, state: &mut QueueState<T>, prefers: &impl Fn(&T) -> bool) -> Option<Arc<T>> {
         let preferred = state.idle.iter().rposition(|item| prefers(item)).map(|index| state.idle.remove(index));
         preferred
             .or_else(|| self.take_any_slot(prefers))
@@ -208,73 +169,61 @@ impl<T> IdleQueue<T> {
             .or_else(|| self.take_inactive_slot())
     }
 
-    fn turn(&self, state: &mut QueueState<T>, prefers: &impl Fn(&T) -> bool) -> Option<Turn<T>> {
-        if let Some(item) = self.find(state, prefers) {
-            return Some(Turn::Handle(item));
-        }
-        if state.is_full() {
-            return None;
-        }
-        state.live += 1;
-        Some(Turn::Room)
-    }
-
     /// Waits in the queue until the deadline, and returns what the request was given.
     ///
     /// # Errors
-    /// [`Interrupted`] if the wait was; the request has left the queue then, and has nothing.
+    /// [`Interrupted`] if the wait was, and the request has nothing.
     pub(super) fn wait(
         &self,
-        place: QueuePlace<T>,
         deadline: Instant,
         mut interruption: Interruption<'_>,
     ) -> Result<Option<Turn<T>>, Interrupted> {
-        loop {
-            // The place is kept during the check, so no turn is lost and the order stays.
-            if let Some(turn) = place.waiter.wait(interruption.next(deadline)) {
-                return Ok(Some(turn));
-            }
-            if interruption.is_due() {
-                self.give_up(Err(place));
-                return Err(Interrupted);
-            }
-            if Instant::now() >= deadline {
-                return Ok(self.leave(place));
-            }
-        }
-    }
-
-    /// Gives back a turn that its request does not use, or its place in the queue.
-    pub(super) fn give_up(&self, turn: Result<Turn<T>, QueuePlace<T>>) {
-        match turn.map_or_else(|place| self.leave(place), Some) {
-            Some(Turn::Handle(item)) => self.put(item),
-            Some(Turn::Room) => self.leave_room(),
-            None => {}
-        }
-    }
-
-    /// Leaves the queue, and returns what the request was given at the last moment.
-    fn leave(&self, place: QueuePlace<T>) -> Option<Turn<T>> {
-        // Under the lock, so that the request is not served after it has left.
+        let is_served = Arc::new(Condvar::new());
         let mut state = self.lock();
-        if let Some(index) = state.waiters.iter().position(|other| Arc::ptr_eq(other, &place.waiter)) {
-            state.waiters.remove(index);
+        state.waiters.push(Waiter { is_served: Arc::clone(&is_served), turn: None });
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        // For what was given back since the request looked for it.
+        self.serve(&mut state);
+        let (mut is_interrupted, mut next_check) = (false, interruption.next(deadline));
+        let turn = loop {
+            let is_over = is_interrupted || Instant::now() >= deadline;
+            let is_own = |waiter: &mut Waiter<T>| Arc::ptr_eq(&waiter.is_served, &is_served);
+            let has_ended = |waiter: &mut Waiter<T>| is_own(waiter) && (is_over || waiter.turn.is_some());
+            if let Some(ended) = state.waiters.extract_if(.., has_ended).next() {
+                break ended.turn;
+            }
+            state = match wait_until(&is_served, state, next_check) {
+                Ok(state) => state,
+                Err(state) => {
+                    // The request keeps its place during the check.
+                    drop(state);
+                    is_interrupted = interruption.is_due();
+                    next_check = interruption.next(deadline);
+                    self.lock()
+                }
+            };
+        };
+        if turn.is_none() {
             self.waiting.fetch_sub(1, Ordering::Relaxed);
         }
-        drop(state);
-        lock(&place.waiter.turn).take()
+        if !is_interrupted {
+            return Ok(turn);
+        }
+        match turn {
+            Some(Turn::Handle(item)) => state.idle.push(item),
+            Some(Turn::Room) => state.live -= 1,
+            None => {}
+        }
+        self.serve(&mut state);
+        Err(Interrupted)
     }
 
     /// Makes room for a new handle, and returns whether there was any.
     pub(super) fn make_room(&self) -> bool {
         let mut state = self.lock();
-        let has_room = !state.is_full();
+        let has_room = state.live < state.limit;
         state.live += usize::from(has_room);
         has_room
-    }
-
-    pub(super) fn is_full(&self) -> bool {
-        self.lock().is_full()
     }
 
     /// Gives up the room of a handle that was not made, or is gone.
@@ -284,7 +233,7 @@ impl<T> IdleQueue<T> {
         self.serve(&mut state);
     }
 
-    /// Removes every idle handle; the room stays with the caller.
+    /// Removes every idle handle, and its room.
     pub(super) fn remove_idle(&self) -> Vec<Arc<T>> {
         let mut state = self.lock();
         let mut idle = std::mem::take(&mut state.idle);
@@ -299,11 +248,18 @@ impl<T> IdleQueue<T> {
         state.idle.len() + self.slots.iter().filter(|slot| lock(&slot.content).item.is_some()).count()
     }
 
-    pub(super) fn limit(&self) -> Option<usize> {
+    /// Returns whether the limit allows no further handle.
+    pub(super) fn is_full(&self) -> bool {
+        let state = self.lock();
+        state.live >= state.limit
+    }
+
+    pub(super) fn limit(&self) -> usize {
         self.lock().limit
     }
 
-    pub(super) fn set_limit(&self, limit: Option<usize>) {
+    /// Sets the most handles there may be; `usize::MAX` for no limit.
+    pub(super) fn set_limit(&self, limit: usize) {
         let mut state = self.lock();
         state.limit = limit;
         self.serve(&mut state);
@@ -325,7 +281,7 @@ impl<T> IdleSlot<T> {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use super::{Arc, IdleQueue, SLOTS, ThreadNumber, Turn};
+    use super::{Arc, IdleQueue, SLOTS, ThreadNumber};
 
     /// A thread that leases again and again, a step at a time.
     #[derive(Default)]
@@ -353,14 +309,7 @@ mod tests {
         }
         worker.away -= 1;
         if worker.away == 0 {
-            worker.leased = match queue.take(|_| false) {
-                Ok(Turn::Handle(handle)) => Some(handle),
-                Ok(Turn::Room) => {
-                    queue.leave_room();
-                    None
-                }
-                Err(_) => unreachable!("there is no limit"),
-            };
+            worker.leased = queue.take(|_| false);
         }
         worker.leased.is_some()
     }
@@ -409,7 +358,7 @@ mod models {
     /// Returns a queue with one idle handle, which is its limit.
     fn one_handle() -> LoomArc<IdleQueue<AtomicUsize>> {
         let queue = IdleQueue::default();
-        queue.set_limit(Some(1));
+        queue.set_limit(1);
         assert!(queue.make_room());
         queue.put(Arc::new(AtomicUsize::new(0)));
         LoomArc::new(queue)
@@ -422,8 +371,8 @@ mod models {
     }
 
     fn take(queue: &IdleQueue<AtomicUsize>, deadline: fn() -> Instant) -> Option<Turn<AtomicUsize>> {
-        let waited = |place| queue.wait(place, deadline(), Interruption::default()).unwrap();
-        queue.take(|_| false).map_or_else(waited, Some)
+        let idle = queue.take(|_| false).map(Turn::Handle);
+        idle.or_else(|| queue.wait(deadline(), Interruption::default()).unwrap())
     }
 
     fn lease(queue: &IdleQueue<AtomicUsize>, thread: ThreadNumber, deadline: fn() -> Instant) -> bool {
@@ -472,11 +421,12 @@ mod models {
             let queue = one_handle();
             let other = LoomArc::clone(&queue);
             let thread = thread::spawn(move || {
-                let turn = match other.take(|_| false) {
-                    Ok(turn) => Some(turn),
-                    Err(place) => other.wait(place, never(), Interruption::when(&mut || true)).unwrap_or_default(),
-                };
-                turn.into_iter().for_each(|turn| other.give_up(Ok(turn)));
+                let wait = || other.wait(never(), Interruption::when(&mut || true)).unwrap_or_default();
+                match other.take(|_| false).map(Turn::Handle).or_else(wait) {
+                    Some(Turn::Handle(handle)) => other.put(handle),
+                    Some(Turn::Room) => panic!("there is one handle already"),
+                    None => {}
+                }
             });
             assert!(lease(&queue, first(), never));
             thread.join().unwrap();
@@ -488,7 +438,7 @@ mod models {
     fn room_that_is_left_goes_to_the_request_that_waits() {
         loom::model(|| {
             let queue = LoomArc::new(IdleQueue::<AtomicUsize>::default());
-            queue.set_limit(Some(1));
+            queue.set_limit(1);
             assert!(queue.make_room());
             let other = LoomArc::clone(&queue);
             let thread = thread::spawn(move || {
