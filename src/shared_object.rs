@@ -31,7 +31,7 @@ pub(crate) fn is_absent(file: &Path, reason: &str) -> bool {
 }
 
 /// Returns the first of these symbols that the library lacks.
-pub(crate) fn missing_symbol(library: &Library, symbols: &[&'static CStr]) -> Option<&'static CStr> {
+pub(crate) fn missing_symbol<'a>(library: &Library, symbols: &[&'a CStr]) -> Option<&'a CStr> {
     let is_missing = |symbol: &CStr| {
         // SAFETY: the symbol is only looked up here, not called.
         unsafe { library.get::<unsafe extern "C" fn()>(symbol) }.is_err()

@@ -20,13 +20,14 @@ pub(super) struct Description {
     pub(super) set_stream: Option<&'static CStr>,
     /// Whether setting the stream looks at the thread's current context, and makes one current where there is none.
     pub(super) set_stream_uses_context: bool,
-    /// Given where asking is cheaper than setting, or where setting has side effects.
-    pub(super) get_stream: Option<&'static CStr>,
+    /// Whether asking for the stream is cheaper than setting it, or setting has side effects.
+    pub(super) asks_for_stream: bool,
     /// The functions that reset what an owner may have changed by a public function. Each library's file names those that
     /// change a handle and are not here, with the reason; tests/python/test_setters.py compares with the vendors' headers.
     pub(super) resets: &'static [Reset],
-    /// Given where handles can take device memory from gpupool.
-    pub(super) set_memory: Option<HandlerCalls>,
+    /// Given where handles can take device memory from gpupool: `status f(handle, const DeviceMemHandler *)`. Null is the
+    /// library's own, which has to be set between two others, as for [`Reset::Handler`].
+    pub(super) set_memory: Option<&'static CStr>,
     /// Given where handles take a workspace of ours.
     pub(super) workspace: Option<WorkspaceCall>,
     /// As [`Library::keeps_scratch`](super::Library::keeps_scratch): for none of the toolkit's libraries, nor cuDNN and cuDSS,
@@ -57,13 +58,13 @@ impl Description {
             is_callers_struct: false,
             set_stream: None,
             set_stream_uses_context: false,
-            get_stream: None,
+            asks_for_stream: false,
             resets: &[],
             set_memory: None,
             workspace: None,
             keeps_scratch: true,
             version: VersionCall::None,
-            status_names: StatusNames::Table(&[]),
+            status_names: StatusNames::List("", ""),
             last_error: None,
             not_initialized: &[1],
             out_of_memory: &[2],
@@ -75,73 +76,25 @@ impl Description {
 }
 
 /// A function that sets one setting of a handle back to a new handle's value. Versions of a library that lack the function
-/// lack the setting.
+/// lack the setting. Functions that get a setting are named as those that set it, with `Get` for `Set`.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Reset {
-    pub(super) function: &'static CStr,
-    pub(super) kind: ResetKind,
-}
-
-/// How a function sets a setting back.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum ResetKind {
+pub(super) enum Reset {
     /// `status f(handle, int)`, with this value.
-    Value(c_int),
+    Value(&'static CStr, c_int),
     /// The same, if `status get(handle, int *)` returns another value: for libraries where asking costs less than setting.
-    ValueIfOther(c_int, &'static CStr),
-    /// `status f(handle, pointer)`, with null.
-    Null,
-    /// `status f(handle, function, function, void *)`, with nulls.
-    ThreeNulls,
-    /// `status f(handle, const handler *)`, with null. It is refused while memory that the handler allocated is in use: then
-    /// `status get(handle, handler *)` returns the handler.
-    Handler { get: &'static CStr },
-    /// `status f(handle, int)`, with what `status get(handle, int *)` returns for a new handle, where versions or the
-    /// environment differ.
+    IfOther(&'static CStr, c_int),
+    /// The same, with what `get` returns for a new handle, where versions or the environment differ.
     AsNew(&'static CStr),
+    /// `status f(handle, pointer)`, with null.
+    Null(&'static CStr),
+    /// `status f(handle, const handler *)`, with null, if `status get(handle, handler *)` returns a handler. It is refused while
+    /// memory that the handler allocated is in use.
+    Handler(&'static CStr),
+    /// `status f(handle, function, function, void *)`, with nulls.
+    ThreeNulls(&'static CStr),
     /// `status f(handle, void *, size_t)`, with no workspace of the owner's. If `bool g(handle)` of one of these is true, the
     /// handle has the library's own, which must not be set again: that would free it, and wait for the device.
-    OwnWorkspace(&'static [&'static CStr]),
-}
-
-impl Reset {
-    pub(super) const fn new(function: &'static CStr, value: c_int) -> Self {
-        Self { function, kind: ResetKind::Value(value) }
-    }
-
-    pub(super) const fn if_other(function: &'static CStr, get: &'static CStr, value: c_int) -> Self {
-        Self { function, kind: ResetKind::ValueIfOther(value, get) }
-    }
-
-    pub(super) const fn null(function: &'static CStr) -> Self {
-        Self { function, kind: ResetKind::Null }
-    }
-
-    pub(super) const fn three_nulls(function: &'static CStr) -> Self {
-        Self { function, kind: ResetKind::ThreeNulls }
-    }
-
-    pub(super) const fn handler(function: &'static CStr, get: &'static CStr) -> Self {
-        Self { function, kind: ResetKind::Handler { get } }
-    }
-
-    pub(super) const fn as_new(function: &'static CStr, get: &'static CStr) -> Self {
-        Self { function, kind: ResetKind::AsNew(get) }
-    }
-
-    pub(super) const fn own_workspace(function: &'static CStr, is_own: &'static [&'static CStr]) -> Self {
-        Self { function, kind: ResetKind::OwnWorkspace(is_own) }
-    }
-}
-
-/// How a handle's handler of device memory is set and read.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct HandlerCalls {
-    /// `status f(handle, const DeviceMemHandler *)`. Null is the library's own, which has to be set between two others. It is
-    /// refused while memory that the present handler allocated is in use.
-    pub(super) set: &'static CStr,
-    /// `status f(handle, DeviceMemHandler *)`, which refuses where there is none.
-    pub(super) get: &'static CStr,
+    OwnWorkspace(&'static CStr, &'static [&'static CStr]),
 }
 
 #[derive(Debug)]
@@ -169,11 +122,21 @@ pub(super) enum VersionCall {
     None,
 }
 
+impl VersionCall {
+    /// Returns the function's name.
+    pub(super) const fn name(&self) -> Option<&'static CStr> {
+        match *self {
+            Self::Property(name) | Self::Number(name) | Self::Three(name) | Self::OfHandle(name) => Some(name),
+            Self::None => None,
+        }
+    }
+}
+
 /// How a library names its statuses.
 #[derive(Debug)]
 pub(super) enum StatusNames {
     /// `const char* f(status)`.
     Function(&'static CStr),
-    /// It does not.
-    Table(&'static [(c_int, &'static str)]),
+    /// It does not: what all begin with, and the names after that by their numbers, from 1 on.
+    List(&'static str, &'static str),
 }

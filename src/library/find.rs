@@ -7,11 +7,11 @@
 //!
 //! What a library needs is loaded first, by full path, so that it meets the copies found here.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{ErrorKind, Result};
 use crate::runtime::{self, Kind};
 use crate::shared_object::{IF_LOADED, Library, NOW, file_of, is_absent, missing_symbol, open};
 use crate::site_packages::{self, variables};
@@ -21,48 +21,35 @@ use crate::sync::lock;
 #[derive(Debug)]
 pub(super) struct Loaded {
     library: Library,
-    path: PathBuf,
-    origin: Origin,
+    pub(super) path: PathBuf,
+    pub(super) origin: Origin,
     /// The major version of CUDA it was built for, if its name or folder shows that.
-    cuda: Option<u32>,
+    pub(super) cuda: Option<u32>,
 }
 
 impl Loaded {
-    pub(super) fn path(&self) -> &Path {
-        &self.path
-    }
-
-    pub(super) fn origin(&self) -> Origin {
-        self.origin
-    }
-
-    pub(super) fn cuda(&self) -> Option<u32> {
-        self.cuda
-    }
-
-    /// Returns the function of this name, one of those that [`load`] asked for.
-    ///
-    /// # Errors
-    /// `ErrorKind::InternalError` if the library lacks it: [`load`] should have refused it.
+    /// Returns the function of this name; none in a version that lacks it.
     ///
     /// # Safety
     /// `F` is its prototype, and the result is not used after the library is gone (it is kept in a static).
-    pub(super) unsafe fn function<F: Copy>(&self, name: &CStr) -> Result<F> {
+    pub(super) unsafe fn function<F: Copy>(&self, name: &CStr) -> Option<F> {
         // SAFETY: the caller vouches for the type.
-        let symbol = unsafe { self.library.get::<F>(name) };
-        symbol
-            .map(|symbol| *symbol)
-            .map_err(|e| Error::internal(format!("{} was taken without a symbol: {e}", self.path.display())))
+        unsafe { self.library.get::<F>(name) }.ok().map(|symbol| *symbol)
     }
 
-    /// As [`Loaded::function`], for a function that not every library has.
+    /// Returns the function that gets what the one of this name sets.
     ///
     /// # Safety
     /// As [`Loaded::function`].
-    pub(super) unsafe fn optional_function<F: Copy>(&self, name: Option<&CStr>) -> Result<Option<F>> {
+    pub(super) unsafe fn getter<F: Copy>(&self, setter: &CStr) -> Option<F> {
         // SAFETY: the caller vouches for the type.
-        name.map(|name| unsafe { self.function(name) }).transpose()
+        unsafe { self.function(&getter(setter)?) }
     }
+}
+
+/// Returns the name of the function that gets what the one of this name sets.
+pub(super) fn getter(setter: &CStr) -> Option<CString> {
+    CString::new(setter.to_str().ok()?.replacen("Set", "Get", 1)).ok()
 }
 
 /// Returns the pip package that brings a component for a major version of CUDA.
@@ -75,7 +62,7 @@ pub(super) fn package(component: &Component, cuda: u32) -> &'static str {
 ///
 /// # Errors
 /// `ErrorKind::LibraryNotFound` with every place tried.
-pub(super) fn load(component: &'static Component, symbols: &[&'static CStr]) -> Result<Loaded> {
+pub(super) fn load(component: &'static Component, symbols: &[&CStr]) -> Result<Loaded> {
     let mut search = Search { tried: Vec::new(), is_present: false, symbols, driver: driver_major(component.platform) };
     search.find(component).ok_or_else(|| {
         let remedy = format!(
@@ -112,7 +99,7 @@ struct Search<'a> {
     tried: Vec<String>,
     /// Whether a file was there, though none that can be used.
     is_present: bool,
-    symbols: &'a [&'static CStr],
+    symbols: &'a [&'a CStr],
     driver: Option<u32>,
 }
 
@@ -130,21 +117,14 @@ impl Search<'_> {
             }
         }
         let variants = self.supported_variants(component);
-        for place in SearchPlace::ALL {
-            for variant in &variants {
-                for file in place.files(component.platform, variant) {
-                    let loaded = match place {
-                        // The linker finds what its own libraries need.
-                        SearchPlace::Linker => self.try_file(component, &file, place.origin()),
-                        _ => self.try_existing(component, variant.cuda, &file, place.origin()),
-                    };
-                    if loaded.is_some() {
-                        return loaded;
-                    }
-                }
+        candidates(component, variants).iter().find_map(|Candidate { file, variant, origin }| {
+            // The linker finds what its own libraries need.
+            if file.is_absolute() {
+                self.try_existing(component, variant.cuda, file, *origin)
+            } else {
+                self.try_file(component, file, *origin)
             }
-        }
-        None
+        })
     }
 
     /// Finds the library at the place that the user named, and nowhere else.
@@ -257,13 +237,10 @@ fn cuda_in_use() -> Option<u32> {
 /// Returns the major version of CUDA that the libraries are built for which a component needs, or which most wheels bring,
 /// if those that are installed are of just one.
 fn cuda_installed(component: &Component) -> Option<u32> {
-    let is_there = |component: &Component, variant: &Variant| {
-        let files = SearchPlace::ALL.into_iter().flat_map(|place| place.files(component.platform, variant));
-        files.into_iter().any(|file| file.is_absolute() && cuda_of(component, &file) == variant.cuda && file.exists())
-    };
     let beside = component.needs.iter().copied().chain([&NVJITLINK, &NVRTC]);
     let mut found = beside.flat_map(|component| {
-        component.variants.iter().filter(move |variant| is_there(component, variant)).filter_map(|variant| variant.cuda)
+        let there = installed(component, component.variants.iter().collect());
+        there.filter_map(|found| found.variant.cuda.filter(|cuda| cuda_of(component, &found.file) == Some(*cuda)))
     });
     let cuda = found.next()?;
     found.all(|other| other == cuda).then_some(cuda)
@@ -295,17 +272,12 @@ fn preload(component: &Component, cuda: Option<u32>) {
         if variant.sonames.iter().any(|soname| already_loaded(soname).is_some()) {
             continue;
         }
-        let files = SearchPlace::ALL
-            .into_iter()
-            .flat_map(|place| place.files(component.platform, variant).into_iter().map(move |file| (file, place)))
-            .filter(|(file, _)| file.is_absolute() && file.exists());
-        let Some((library, file, place)) =
-            files.into_iter().find_map(|(file, place)| Some((open(&file, NOW).ok()?, file, place)))
-        else {
+        let mut there = installed(need, vec![variant]);
+        let Some((library, found)) = there.find_map(|found| Some((open(&found.file, NOW).ok()?, found))) else {
             continue;
         };
-        let file = file.canonicalize().unwrap_or(file);
-        lock(&PRELOADED).push((file, place.origin()));
+        let file = found.file.canonicalize().unwrap_or(found.file);
+        lock(&PRELOADED).push((file, found.origin));
         // It stays loaded for the life of the process.
         std::mem::forget(library);
     }
@@ -382,7 +354,7 @@ pub(super) static NVRTC: Component = Component {
 /// A kind of place. Each is looked through for every version of CUDA before the next, so that what a user installed for a
 /// program comes before what the machine has for all.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum SearchPlace {
+enum SearchPlace {
     Wheels,
     Conda,
     /// `CUDA_HOME` and `CUDA_PATH`, `ROCM_PATH` and `HIP_PATH`.
@@ -395,10 +367,10 @@ pub(super) enum SearchPlace {
 
 impl SearchPlace {
     /// In the order to look.
-    pub(super) const ALL: [SearchPlace; 5] =
+    const ALL: [SearchPlace; 5] =
         [SearchPlace::Wheels, SearchPlace::Conda, SearchPlace::Toolkit, SearchPlace::Linker, SearchPlace::Installed];
 
-    pub(super) const fn origin(self) -> Origin {
+    const fn origin(self) -> Origin {
         match self {
             SearchPlace::Wheels => Origin::Wheel,
             SearchPlace::Conda => Origin::Conda,
@@ -407,9 +379,9 @@ impl SearchPlace {
         }
     }
 
-    /// Returns the files that could be the variant. Bare names are for the linker to find.
-    pub(super) fn files(self, platform: Kind, variant: &Variant) -> Vec<PathBuf> {
-        let folders = match self {
+    /// Returns the folders that could have the variant. An empty one leaves it to the linker.
+    fn folders(self, platform: Kind, variant: &Variant) -> Vec<PathBuf> {
+        match self {
             SearchPlace::Wheels => variant.folders.iter().flat_map(|folder| site_packages::below(folder)).collect(),
             SearchPlace::Conda => site_packages::all().iter().filter_map(|packages| conda_folder(packages)).collect(),
             SearchPlace::Toolkit => {
@@ -417,16 +389,40 @@ impl SearchPlace {
                 variables(roots).flat_map(|root| [root.join("lib64"), root.join("lib")]).collect()
             }
             SearchPlace::Linker => vec![PathBuf::new()],
-            SearchPlace::Installed => match (platform, variant.cuda) {
-                (Kind::Hip, _) => vec!["/opt/rocm/lib".into()],
-                (_, Some(cuda)) => {
-                    vec![format!("/usr/local/cuda-{cuda}/lib64").into(), "/usr/local/cuda/lib64".into()]
-                }
-                (_, None) => vec!["/usr/local/cuda/lib64".into()],
-            },
-        };
-        folders.iter().flat_map(|folder| variant.sonames.iter().map(move |soname| folder.join(soname))).collect()
+            SearchPlace::Installed if platform == Kind::Hip => vec!["/opt/rocm/lib".into()],
+            SearchPlace::Installed => {
+                let of_version = variant.cuda.map(|cuda| format!("/usr/local/cuda-{cuda}/lib64").into());
+                of_version.into_iter().chain(["/usr/local/cuda/lib64".into()]).collect()
+            }
+        }
     }
+}
+
+/// A file that could be a variant of a component.
+struct Candidate {
+    /// A full path, or for the linker to find a bare name.
+    file: PathBuf,
+    variant: &'static Variant,
+    origin: Origin,
+}
+
+/// Returns the files that could be one of the variants, in the order to look.
+fn candidates(component: &Component, variants: Vec<&'static Variant>) -> Vec<Candidate> {
+    let mut found = Vec::new();
+    for place in SearchPlace::ALL {
+        for &variant in &variants {
+            for folder in place.folders(component.platform, variant) {
+                let file = |soname: &&str| Candidate { file: folder.join(soname), variant, origin: place.origin() };
+                found.extend(variant.sonames.iter().map(file));
+            }
+        }
+    }
+    found
+}
+
+/// Returns those of the candidates with a full path that exist.
+fn installed(component: &Component, variants: Vec<&'static Variant>) -> impl Iterator<Item = Candidate> + use<> {
+    candidates(component, variants).into_iter().filter(|found| found.file.is_absolute() && found.file.exists())
 }
 
 /// Conda puts libraries in `<environment>/lib`, and packages in `<environment>/lib/python3.x/site-packages`.

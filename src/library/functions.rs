@@ -7,12 +7,9 @@ use std::ffi::{c_int, c_void};
 use std::ptr::{self, NonNull};
 
 use super::RawHandle;
-pub(crate) use super::entry_points::{CreateFn, SetStreamFn};
+pub(crate) use super::api::{CreateFn, DestroyFn, SetStreamFn};
 use crate::error::{Error, Result, StatusKind};
 use crate::ids::RawStream;
-
-/// `int destroy(void* handle)`.
-pub(crate) type DestroyFn = unsafe extern "C" fn(*mut c_void) -> c_int;
 
 /// A function of a user's library.
 #[derive(Clone, Copy, Debug)]

@@ -3,19 +3,17 @@
 //! The vendors' libraries have C interfaces of the same form, so each file is a table of names for one implementation.
 //! To add a library that gpupool does not know, implement [`Library`].
 
+mod api;
 mod callers_struct;
 mod description;
 mod device_mem_handler;
-mod entry_points;
 mod find;
 #[cfg(feature = "python")]
 pub(crate) mod functions;
 mod named;
-mod refusal;
 mod reset;
 mod vendor;
 mod vendors;
-mod version;
 mod workspace;
 
 use std::ffi::c_void;

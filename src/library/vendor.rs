@@ -10,12 +10,11 @@ use std::sync::OnceLock;
 
 use log::info;
 
+use super::api::Api;
 use super::callers_struct::CallersStruct;
-use super::description::{Description, HandlerCalls};
-use super::entry_points::{EntryPoints, SetStreamFn};
-use super::refusal::refused;
-use super::reset::{LoadedReset, handler_of};
-use super::workspace::{HandleWorkspaces, Workspace};
+use super::description::Description;
+use super::reset::LoadedHandler;
+use super::workspace::HandleWorkspaces;
 use super::{DeviceMemHandler, Library, Named, Origin, RawHandle, Version};
 use crate::error::Result;
 use crate::ids::{Device, RawStream};
@@ -31,7 +30,7 @@ const OTHER_HANDLER: &str =
 pub struct Vendor {
     description: Description,
     /// Only success is kept, so that a library installed later is found.
-    api: OnceLock<EntryPoints>,
+    api: OnceLock<Api>,
     /// As the first handle reported it, if only handles report it.
     version_of_handle: OnceLock<Version>,
 }
@@ -42,7 +41,7 @@ impl Vendor {
     }
 
     #[inline]
-    fn api(&self) -> Result<&EntryPoints> {
+    fn api(&self) -> Result<&Api> {
         match self.api.get() {
             Some(api) => Ok(api),
             None => self.load(),
@@ -51,17 +50,17 @@ impl Vendor {
 
     /// Loads outside any lock: two threads may both do it, and the loader gives both the same copy.
     #[cold]
-    fn load(&self) -> Result<&EntryPoints> {
+    fn load(&self) -> Result<&Api> {
         let activity = Activity::begin(format_args!("load {}", self.name()));
-        let api = EntryPoints::load(&self.description)?;
+        let api = Api::load(&self.description)?;
         let mut is_first = false;
         let api = self.api.get_or_init(|| {
             is_first = true;
             api
         });
         if is_first {
-            let how = if api.loaded.origin() == Origin::Process { "already loaded" } else { "loaded" };
-            let (path, took) = (api.loaded.path().display(), activity.took());
+            let how = if api.loaded.origin == Origin::Process { "already loaded" } else { "loaded" };
+            let (path, took) = (api.loaded.path.display(), activity.took());
             info!(target: LIBRARY, "{}: {how} from {path} in {took}", Named(self));
         }
         Ok(api)
@@ -69,14 +68,8 @@ impl Vendor {
 
     /// Turns a call's status into a result that names the function.
     #[inline]
-    fn check(&self, api: &EntryPoints, function: &CStr, status: c_int) -> Result<()> {
-        if status == 0 { Ok(()) } else { Err(refused(&self.description, api, function, status)) }
-    }
-
-    /// As [`Vendor::check`]. On the hit path the name is not looked up.
-    #[inline]
-    fn check_set_stream(&self, api: &EntryPoints, status: c_int) -> Result<()> {
-        if status == 0 { Ok(()) } else { self.check(api, self.description.set_stream.unwrap_or_default(), status) }
+    fn check(&self, api: &Api, status: c_int, function: &CStr) -> Result<()> {
+        if status == 0 { Ok(()) } else { Err(api.refused(&self.description, function, status)) }
     }
 
     /// Returns the stream as the library's platform knows it.
@@ -87,72 +80,42 @@ impl Vendor {
         if raw.is_default() && self.description.component.platform == Kind::Hip { raw.by_one_name() } else { raw }
     }
 
+    /// Sets the stream, if the library's handles have one.
     #[inline]
-    fn call_set_stream(
-        &self,
-        api: &EntryPoints,
-        set_stream: SetStreamFn,
-        handle: &RawHandle,
-        stream: &Stream,
-    ) -> Result<()> {
+    fn call_set_stream(&self, api: &Api, handle: &RawHandle, stream: RawStream) -> Result<()> {
+        let Some(set_stream) = api.set_stream else { return Ok(()) };
         // SAFETY: the handle is live, and the stream is alive by the contract of `Stream::from_raw`.
-        self.check_set_stream(api, unsafe { set_stream(handle.as_ptr(), self.raw(stream).as_ptr()) })
+        let status = unsafe { set_stream(handle.as_ptr(), stream.as_ptr()) };
+        // On the hit path the name is not looked up.
+        if status == 0 { Ok(()) } else { self.check(api, status, self.description.set_stream.unwrap_or_default()) }
     }
 
     /// The same with the context of the stream's device current. Apart, to keep the guard out of the hit path.
     #[cold]
-    fn call_set_stream_bound(
-        &self,
-        api: &EntryPoints,
-        set_stream: SetStreamFn,
-        handle: &RawHandle,
-        stream: &Stream,
-    ) -> Result<()> {
+    fn call_set_stream_bound(&self, api: &Api, handle: &RawHandle, stream: &Stream) -> Result<()> {
         let _bound = BoundDevice::of(runtime::get()?, stream.device())?;
-        self.call_set_stream(api, set_stream, handle, stream)
+        self.call_set_stream(api, handle, self.raw(stream))
     }
 
     /// Sets the stream, if asking does not show that it is set, and returns whether it had to.
     #[inline]
-    fn set_stream_if_other(
-        &self,
-        api: &EntryPoints,
-        set_stream: SetStreamFn,
-        handle: &RawHandle,
-        stream: &Stream,
-    ) -> Result<bool> {
+    fn set_stream_if_other(&self, api: &Api, handle: &RawHandle, stream: &Stream) -> Result<bool> {
+        let raw = self.raw(stream);
         if let Some(get_stream) = api.get_stream {
             let mut current = ptr::null_mut();
             // SAFETY: the handle is live and `current` is a valid place for a stream.
-            if unsafe { get_stream(handle.as_ptr(), &mut current) } == 0 && current.addr() == self.raw(stream).address()
-            {
+            if unsafe { get_stream(handle.as_ptr(), &mut current) } == 0 && current.addr() == raw.address() {
                 return Ok(false);
             }
         }
         if self.description.set_stream_uses_context {
-            return self.call_set_stream_bound(api, set_stream, handle, stream).map(|()| true);
+            return self.call_set_stream_bound(api, handle, stream).map(|()| true);
         }
-        self.call_set_stream(api, set_stream, handle, stream).map(|()| true)
-    }
-
-    /// Reads what only a new handle has: its defaults, and for some libraries their version.
-    fn read_new(&self, api: &EntryPoints, new: &RawHandle) {
-        api.resets.iter().for_each(|reset| reset.read_new(new));
-        if let Some(version) = api.version.read_of(new) {
-            self.version_of_handle.get_or_init(|| version);
-        }
-    }
-
-    #[cold]
-    fn call_set_workspace(&self, api: &EntryPoints, handle: &RawHandle, workspace: Workspace) -> Result<()> {
-        let (Some(set), Some(call)) = (api.set_workspace, &self.description.workspace) else { return Ok(()) };
-        let address = ptr::without_provenance_mut(workspace.address as usize);
-        // SAFETY: the handle is live, and the workspace is its alone for as long as it, or a graph, has it.
-        self.check(api, call.set, unsafe { set(handle.as_ptr(), address, workspace.bytes as usize) })
+        self.call_set_stream(api, handle, raw).map(|()| true)
     }
 
     /// Calls the function that creates a handle, and returns its status and the handle, which is null if there is none.
-    fn call_create(&self, api: &EntryPoints) -> (c_int, *mut c_void) {
+    fn call_create(&self, api: &Api) -> (c_int, *mut c_void) {
         if self.description.is_callers_struct {
             let handle = CallersStruct::allocate();
             // SAFETY: the function fills the struct, which is as large as that of any version.
@@ -170,38 +133,22 @@ impl Vendor {
         (status, handle)
     }
 
-    /// Takes the handler of device memory off a handle that has one. Not every library documents what it does when there is
-    /// none to take off.
-    fn take_off_handler(&self, api: &EntryPoints, handle: &RawHandle) -> Result<()> {
+    /// Takes a handler of memory off a handle that has one.
+    fn take_off(&self, api: &Api, handler: &LoadedHandler, handle: &RawHandle) -> Result<()> {
         // SAFETY: the handle is live and only its holder uses it.
-        match api.get_memory.is_some_and(|get| unsafe { handler_of(get, handle) }.is_none()) {
-            true => Ok(()),
-            false => self.call_set_memory(api, handle, None),
-        }
+        self.check(api, unsafe { handler.take_off(handle) }, handler.name)
     }
 
-    /// Sets the handler of device memory, or with none the library's own.
-    #[inline]
-    fn call_set_memory(&self, api: &EntryPoints, handle: &RawHandle, memory: Option<&DeviceMemHandler>) -> Result<()> {
-        let (Some(set), Some(HandlerCalls { set: name, .. })) = (api.set_memory, self.description.set_memory) else {
-            return Ok(());
-        };
-        // SAFETY: the handle is live, only its holder uses it, and the library copies the handler.
-        self.check(api, name, unsafe { set(handle.as_ptr(), memory.map_or(ptr::null(), ptr::from_ref)) })
-    }
-
-    /// Restores the library's own workspace on a handle that has none of ours, by setting a stream. Each request sets its own
-    /// stream afterwards.
-    #[cold]
-    fn reset_workspace(&self, api: &EntryPoints, set_stream: SetStreamFn, handle: &RawHandle) -> Result<()> {
-        // SAFETY: the handle is live, and the legacy default stream lasts.
-        self.check_set_stream(api, unsafe { set_stream(handle.as_ptr(), ptr::null_mut()) })
+    /// Returns the handlers that a handle's next owner does not want. One that takes our memory keeps our handler, which
+    /// `set_memory` checks.
+    fn unwanted_handlers<'a>(api: &'a Api, handle: &RawHandle) -> impl Iterator<Item = &'a LoadedHandler> {
+        api.handlers.iter().chain(api.memory.as_ref().filter(|_| !handle.takes_our_memory()))
     }
 
     /// Destroys the handle that a refused creation left, if the library's documentation asks for that and no known capture
     /// would be spoilt.
     #[cold]
-    fn destroy_unfinished(&self, api: &EntryPoints, handle: NonNull<c_void>, device: Device) {
+    fn destroy_unfinished(&self, api: &Api, handle: NonNull<c_void>, device: Device) {
         let since = self.description.leaves_unfinished_since;
         let is_asked_for = since.is_some_and(|since| matches!(self.version(), Ok(Some(version)) if version >= since));
         if !is_asked_for {
@@ -218,7 +165,7 @@ impl Vendor {
     /// Returns the major version of CUDA that the loaded file is built for, where its name or folder says.
     #[cfg(feature = "python")]
     pub(crate) fn cuda(&self) -> Option<u32> {
-        self.api.get().and_then(|api| api.loaded.cuda())
+        self.api.get().and_then(|api| api.loaded.cuda)
     }
 
     /// Returns the pip packages that bring the library, by the major version of CUDA.
@@ -245,7 +192,10 @@ impl Library for Vendor {
             Some(handle) if status == 0 => {
                 // SAFETY: the library just made it, and only this call knows it.
                 let handle = unsafe { RawHandle::from_ptr(handle) };
-                self.read_new(api, &handle);
+                api.resets.iter().for_each(|reset| reset.read_new(&handle));
+                if let Some(version) = api.version_of(&self.description.version, &handle) {
+                    self.version_of_handle.get_or_init(|| version);
+                }
                 let workspace = self.description.workspace.as_ref().filter(|_| api.set_workspace.is_some());
                 Ok(match workspace.map(|call| (call, (call.bytes)(device))) {
                     Some((call, bytes)) if bytes > 0 => handle.with_workspaces(HandleWorkspaces::new(call.all, bytes)),
@@ -253,7 +203,7 @@ impl Library for Vendor {
                 })
             }
             unfinished => {
-                let error = refused(&self.description, api, self.description.create, status).on(device);
+                let error = api.refused(&self.description, self.description.create, status).on(device);
                 if let Some(handle) = unfinished {
                     self.destroy_unfinished(api, handle, device);
                 }
@@ -264,33 +214,38 @@ impl Library for Vendor {
 
     fn destroy(&self, handle: RawHandle) -> Result<()> {
         let api = self.api()?;
-        if let (Some(set_stream), Some(_)) = (api.set_stream, api.set_memory) {
+        if let (Some(set_stream), Some(_)) = (api.set_stream, &api.memory) {
             // The handle's own memory goes back in the order of its stream, and the last one may be gone by now.
             // SAFETY: the handle is live and owned by this call, and the legacy default stream lasts.
             unsafe { set_stream(handle.as_ptr(), ptr::null_mut()) };
         }
         // SAFETY: the handle is live and owned by this call.
-        let destroyed = self.check(api, self.description.destroy, unsafe { (api.destroy)(handle.as_ptr()) });
+        let destroyed = self.check(api, unsafe { (api.destroy)(handle.as_ptr()) }, self.description.destroy);
         // One that the library would not end stays, for the library may use it still.
         if self.description.is_callers_struct && destroyed.is_ok() {
             // SAFETY: `create` allocated it, and the library is done with it.
             unsafe { CallersStruct::free(handle.as_non_null()) };
         }
-        destroyed.and(handle.workspaces.map_or(Ok(()), |workspaces| workspaces.free()))
+        destroyed
     }
 
     #[inline]
     fn set_stream(&self, handle: &RawHandle, stream: &Stream) -> Result<()> {
         let api = self.api()?;
-        let Some(set_stream) = api.set_stream else { return Ok(()) };
-        let was_stream_set = self.set_stream_if_other(api, set_stream, handle, stream)?;
-        match &handle.workspaces {
-            None => Ok(()),
-            Some(workspaces) => workspaces.fit(stream, was_stream_set, |workspace| match workspace {
-                Some(workspace) => self.call_set_workspace(api, handle, workspace),
-                None => self.call_set_stream(api, set_stream, handle, stream),
-            }),
+        if api.set_stream.is_none() {
+            return Ok(());
         }
+        let was_stream_set = self.set_stream_if_other(api, handle, stream)?;
+        let Some(workspaces) = &handle.workspaces else { return Ok(()) };
+        workspaces.fit(stream, was_stream_set, |workspace| {
+            let (Some(workspace), Some(set)) = (workspace, api.set_workspace) else {
+                return self.call_set_stream(api, handle, self.raw(stream));
+            };
+            let address = ptr::without_provenance_mut(workspace.address as usize);
+            // SAFETY: the handle is live, and the workspace is its alone for as long as it, or a graph, has it.
+            let status = unsafe { set(handle.as_ptr(), address, workspace.bytes as usize) };
+            self.check(api, status, self.description.workspace.as_ref().map_or(c"", |call| call.set))
+        })
     }
 
     #[inline]
@@ -298,50 +253,44 @@ impl Library for Vendor {
         let api = self.api()?;
         for reset in &api.resets {
             // SAFETY: the handle is live and only its holder uses it.
-            self.check(api, reset.function, unsafe { reset.call(handle) })?;
+            self.check(api, unsafe { reset.call(handle) }, reset.name)?;
         }
-        // A handle that takes our memory keeps our handler, which `set_memory` checks next.
-        if !handle.takes_our_memory() {
-            self.take_off_handler(api, handle)?;
+        Self::unwanted_handlers(api, handle).try_for_each(|handler| self.take_off(api, handler, handle))?;
+        match &handle.workspaces {
+            Some(workspaces) => workspaces.forget(),
+            // Setting any stream restores the library's own workspace. Each request sets its own stream afterwards.
+            None if api.set_workspace.is_some() => self.call_set_stream(api, handle, RawStream::LEGACY)?,
+            None => {}
         }
-        match (&handle.workspaces, api.set_stream, api.set_workspace) {
-            (Some(workspaces), ..) => {
-                workspaces.forget();
-                Ok(())
-            }
-            (None, Some(set_stream), Some(_)) => self.reset_workspace(api, set_stream, handle),
-            _ => Ok(()),
-        }
+        Ok(())
     }
 
     #[cold]
     fn cannot_be_reset(&self, handle: &RawHandle) -> bool {
-        let Ok(api) = self.api() else { return false };
         // SAFETY: the handle is live and only its holder uses it.
-        let has_handler = |reset: &LoadedReset| unsafe { reset.has_handler(handle) };
-        let get_memory = api.get_memory.filter(|_| !handle.takes_our_memory());
-        // SAFETY: the handle is live and only its holder uses it.
-        api.resets.iter().any(has_handler) || get_memory.is_some_and(|get| unsafe { handler_of(get, handle) }.is_some())
+        let has = |handler: &LoadedHandler| unsafe { handler.of(handle) }.is_some();
+        self.api().is_ok_and(|api| Self::unwanted_handlers(api, handle).any(has))
     }
 
     fn takes_memory(&self) -> Result<bool> {
-        Ok(self.api()?.set_memory.is_some())
+        Ok(self.api()?.memory.is_some())
     }
 
     #[cold]
     fn set_memory(&self, handle: &RawHandle, memory: &DeviceMemHandler) -> Result<()> {
         let api = self.api()?;
+        let Some(handler) = &api.memory else { return Ok(()) };
         // SAFETY: the handle is live and only its holder uses it.
-        let current = api.get_memory.and_then(|get| unsafe { handler_of(get, handle) });
+        let current = unsafe { handler.of(handle) };
         if !current.is_some_and(|current| current.is(memory)) {
             handle.note_our_memory(false);
-            self.take_off_handler(api, handle).map_err(|error| {
+            self.take_off(api, handler, handle).map_err(|error| {
                 let advice = current.map(|_| OTHER_HANDLER.to_owned());
                 error.map_library(|refused| refused.advice = advice.or(refused.advice.take()))
             })?;
-            self.call_set_memory(api, handle, Some(memory))?;
+            // SAFETY: the handle is live and only its holder uses it.
+            self.check(api, unsafe { handler.set(handle, memory) }, handler.name)?;
         }
-        handle.note_our_memory(true);
         Ok(())
     }
 
@@ -351,20 +300,19 @@ impl Library for Vendor {
 
     fn version(&self) -> Result<Option<Version>> {
         let api = self.api()?;
-        match api.version.read() {
-            Ok(version) => Ok(version.or_else(|| self.version_of_handle.get().copied())),
-            Err(status) => {
-                Err(refused(&self.description, api, self.description.version.name().unwrap_or_default(), status))
-            }
+        let (d, of_handle) = (&self.description, self.version_of_handle.get());
+        match api.version(&d.version) {
+            Ok(version) => Ok(version.or(of_handle.copied())),
+            Err(status) => Err(api.refused(d, d.version.name().unwrap_or_default(), status)),
         }
     }
 
     fn path(&self) -> Result<Option<PathBuf>> {
-        Ok(Some(self.api()?.loaded.path().to_owned()))
+        Ok(Some(self.api()?.loaded.path.clone()))
     }
 
     fn origin(&self) -> Result<Option<Origin>> {
-        Ok(Some(self.api()?.loaded.origin()))
+        Ok(Some(self.api()?.loaded.origin))
     }
 
     fn is_loaded(&self) -> bool {

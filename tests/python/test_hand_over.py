@@ -50,7 +50,6 @@ def test_where_asking_is_cheaper_nothing_is_set_that_is_as_it_was(machine_of):
         ("cublas", "cublasSetMathMode"),
         ("cublas", "cublasSetFixedPointEmulationMantissaBitCountPointer"),
         ("cusparse", "cusparseSetPointerMode"),
-        ("cudss", "cudssSetPinnedMemHandler"),
         ("cudss", "cudssSetJitCacheDir"),
         ("miopen", "miopenSetAllocator"),
     ],

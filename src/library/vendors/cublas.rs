@@ -53,39 +53,27 @@ fn configured_bytes(config: &str) -> Option<u64> {
 /// cuBLAS.
 pub static CUBLAS: Vendor = Vendor::new(Description {
     set_stream: Some(c"cublasSetStream_v2"),
-    get_stream: Some(c"cublasGetStream_v2"),
+    asks_for_stream: true,
     // Of cublas_api.h up to 13.10. What `cublasCreate` sets: pointers on the host, no atomics, the default math, all
     // multiprocessors, and of emulation the defaults, which leave it to the user's environment variables.
     //
     // Not here: cublasSetStream_v2, as every request sets the stream; cublasSetWorkspace_v2, whose workspace every hand-over
     // takes back; cublasSetLoggerCallback and cublasLoggerConfigure, which are the process's.
     resets: &[
-        Reset::new(c"cublasSetPointerMode_v2", 0),
-        Reset::new(c"cublasSetAtomicsMode", 0),
-        Reset::new(c"cublasSetMathMode", 0),
-        Reset::new(c"cublasSetSmCountTarget", 0),
+        Reset::Value(c"cublasSetPointerMode_v2", 0),
+        Reset::Value(c"cublasSetAtomicsMode", 0),
+        Reset::Value(c"cublasSetMathMode", 0),
+        Reset::Value(c"cublasSetSmCountTarget", 0),
         // CUBLAS_EMULATION_STRATEGY_DEFAULT, CUDA_EMULATION_SPECIAL_VALUES_SUPPORT_DEFAULT and
         // CUDA_EMULATION_MANTISSA_CONTROL_DYNAMIC: from CUDA 12.9 on, and all but the first from 13.0 on. To ask costs what
         // setting does, 4 ns, and is refused nowhere, also not for a GPU without emulation.
-        Reset::if_other(c"cublasSetEmulationStrategy", c"cublasGetEmulationStrategy", 0),
-        Reset::if_other(c"cublasSetEmulationSpecialValuesSupport", c"cublasGetEmulationSpecialValuesSupport", 0xFFFF),
-        Reset::if_other(
-            c"cublasSetFixedPointEmulationMantissaControl",
-            c"cublasGetFixedPointEmulationMantissaControl",
-            0,
-        ),
-        Reset::if_other(
-            c"cublasSetFixedPointEmulationMaxMantissaBitCount",
-            c"cublasGetFixedPointEmulationMaxMantissaBitCount",
-            0,
-        ),
-        Reset::if_other(
-            c"cublasSetFixedPointEmulationMantissaBitOffset",
-            c"cublasGetFixedPointEmulationMantissaBitOffset",
-            0,
-        ),
+        Reset::IfOther(c"cublasSetEmulationStrategy", 0),
+        Reset::IfOther(c"cublasSetEmulationSpecialValuesSupport", 0xFFFF),
+        Reset::IfOther(c"cublasSetFixedPointEmulationMantissaControl", 0),
+        Reset::IfOther(c"cublasSetFixedPointEmulationMaxMantissaBitCount", 0),
+        Reset::IfOther(c"cublasSetFixedPointEmulationMantissaBitOffset", 0),
         // An address that products write to.
-        Reset::null(c"cublasSetFixedPointEmulationMantissaBitCountPointer"),
+        Reset::Null(c"cublasSetFixedPointEmulationMantissaBitCountPointer"),
     ],
     workspace: Some(WorkspaceCall { set: c"cublasSetWorkspace_v2", bytes: workspace_bytes, all: &WORKSPACES }),
     keeps_scratch: false,

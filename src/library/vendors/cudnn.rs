@@ -21,7 +21,7 @@ static COMPONENT: Component = Component {
 pub static CUDNN: Vendor = Vendor::new(Description {
     set_stream: Some(c"cudnnSetStream"),
     set_stream_uses_context: true,
-    get_stream: Some(c"cudnnGetStream"),
+    asks_for_stream: true,
     // Of cudnn.h up to 9.27: cudnnSetStream alone changes a handle, and every request sets the stream; cudnnSetTensor and
     // cudnnSetDropoutDescriptor change what they name. cudnnSetCallback is the process's.
     resets: &[],

@@ -1,7 +1,7 @@
 //! cuDSS: <https://docs.nvidia.com/cuda/cudss/>. It has no call that returns a handle's stream, nor the name of a status.
 
 use super::{cublas, cublaslt};
-use crate::library::description::{Description, HandlerCalls, Reset, StatusNames, VersionCall};
+use crate::library::description::{Description, Reset, StatusNames, VersionCall};
 use crate::library::find::{Component, NVRTC, Variant};
 use crate::library::vendor::Vendor;
 use crate::runtime::Kind;
@@ -25,22 +25,14 @@ pub static CUDSS: Vendor = Vendor::new(Description {
     // to be discarded; cudssSetStream, as every request sets the stream, and cudssSetMgStreams, which for a handle of one
     // device sets the same; cudssDataSet, which changes what it names; cudssLoggerSetCallback, cudssLoggerSetFile,
     // cudssLoggerOpenFile, cudssLoggerSetLevel, cudssLoggerSetMask and cudssLoggerForceDisable, which are the process's.
-    resets: &[
-        Reset::handler(c"cudssSetPinnedMemHandler", c"cudssGetPinnedMemHandler"),
-        Reset::null(c"cudssSetJitCacheDir"),
-    ],
-    set_memory: Some(HandlerCalls { set: c"cudssSetDeviceMemHandler", get: c"cudssGetDeviceMemHandler" }),
+    resets: &[Reset::Handler(c"cudssSetPinnedMemHandler"), Reset::Null(c"cudssSetJitCacheDir")],
+    set_memory: Some(c"cudssSetDeviceMemHandler"),
     keeps_scratch: false,
     version: VersionCall::Property(c"cudssGetProperty"),
-    status_names: StatusNames::Table(&[
-        (1, "CUDSS_STATUS_NOT_INITIALIZED"),
-        (2, "CUDSS_STATUS_ALLOC_FAILED"),
-        (3, "CUDSS_STATUS_INVALID_VALUE"),
-        (4, "CUDSS_STATUS_NOT_SUPPORTED"),
-        (5, "CUDSS_STATUS_EXECUTION_FAILED"),
-        (6, "CUDSS_STATUS_INTERNAL_ERROR"),
-        (7, "CUDSS_STATUS_IR_FAILED"),
-    ]),
+    status_names: StatusNames::List(
+        "CUDSS_STATUS_",
+        "NOT_INITIALIZED ALLOC_FAILED INVALID_VALUE NOT_SUPPORTED EXECUTION_FAILED INTERNAL_ERROR IR_FAILED",
+    ),
     leaves_unfinished_since: Some((1, 0, 0)),
     handle_bytes: 64 << 20,
     ..Description::of(&COMPONENT, c"cudssCreate", c"cudssDestroy")

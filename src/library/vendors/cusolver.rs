@@ -19,7 +19,7 @@ pub(super) static COMPONENT: Component = Component {
 /// cuSOLVER's dense part.
 pub static CUSOLVER: Vendor = Vendor::new(Description {
     set_stream: Some(c"cusolverDnSetStream"),
-    get_stream: Some(c"cusolverDnGetStream"),
+    asks_for_stream: true,
     // Of cusolverDn.h up to 12.4, as a new handle has it. A call that asks takes 2 ns, one that sets 6 to 7, for it sets the
     // handle's own handle of cuBLAS too.
     //
@@ -29,44 +29,22 @@ pub static CUSOLVER: Vendor = Vendor::new(Description {
     // are the process's.
     resets: &[
         // CUSOLVER_DETERMINISTIC_RESULTS.
-        Reset::if_other(c"cusolverDnSetDeterministicMode", c"cusolverDnGetDeterministicMode", 1),
+        Reset::IfOther(c"cusolverDnSetDeterministicMode", 1),
         // CUSOLVER_DEFAULT_MATH, and the defaults of CUDA's emulation: from CUDA 13.0 on, of fixed point from 13.2 on.
-        Reset::if_other(c"cusolverDnSetMathMode", c"cusolverDnGetMathMode", 1),
-        Reset::if_other(c"cusolverDnSetEmulationStrategy", c"cusolverDnGetEmulationStrategy", 0),
-        Reset::if_other(
-            c"cusolverDnSetEmulationSpecialValuesSupport",
-            c"cusolverDnGetEmulationSpecialValuesSupport",
-            0xFFFF,
-        ),
-        Reset::if_other(
-            c"cusolverDnSetFixedPointEmulationMantissaControl",
-            c"cusolverDnGetFixedPointEmulationMantissaControl",
-            0,
-        ),
-        Reset::if_other(
-            c"cusolverDnSetFixedPointEmulationMaxMantissaBitCount",
-            c"cusolverDnGetFixedPointEmulationMaxMantissaBitCount",
-            0,
-        ),
-        Reset::if_other(
-            c"cusolverDnSetFixedPointEmulationMantissaBitOffset",
-            c"cusolverDnGetFixedPointEmulationMantissaBitOffset",
-            0,
-        ),
+        Reset::IfOther(c"cusolverDnSetMathMode", 1),
+        Reset::IfOther(c"cusolverDnSetEmulationStrategy", 0),
+        Reset::IfOther(c"cusolverDnSetEmulationSpecialValuesSupport", 0xFFFF),
+        Reset::IfOther(c"cusolverDnSetFixedPointEmulationMantissaControl", 0),
+        Reset::IfOther(c"cusolverDnSetFixedPointEmulationMaxMantissaBitCount", 0),
+        Reset::IfOther(c"cusolverDnSetFixedPointEmulationMantissaBitOffset", 0),
     ],
     keeps_scratch: false,
     version: VersionCall::Property(c"cusolverGetProperty"),
-    status_names: StatusNames::Table(&[
-        (1, "CUSOLVER_STATUS_NOT_INITIALIZED"),
-        (2, "CUSOLVER_STATUS_ALLOC_FAILED"),
-        (3, "CUSOLVER_STATUS_INVALID_VALUE"),
-        (4, "CUSOLVER_STATUS_ARCH_MISMATCH"),
-        (5, "CUSOLVER_STATUS_MAPPING_ERROR"),
-        (6, "CUSOLVER_STATUS_EXECUTION_FAILED"),
-        (7, "CUSOLVER_STATUS_INTERNAL_ERROR"),
-        (8, "CUSOLVER_STATUS_MATRIX_TYPE_NOT_SUPPORTED"),
-        (9, "CUSOLVER_STATUS_NOT_SUPPORTED"),
-    ]),
+    status_names: StatusNames::List(
+        "CUSOLVER_STATUS_",
+        "NOT_INITIALIZED ALLOC_FAILED INVALID_VALUE ARCH_MISMATCH MAPPING_ERROR EXECUTION_FAILED \
+         INTERNAL_ERROR MATRIX_TYPE_NOT_SUPPORTED NOT_SUPPORTED",
+    ),
     handle_bytes: 96 << 20,
     ..Description::of(&COMPONENT, c"cusolverDnCreate", c"cusolverDnDestroy")
 });

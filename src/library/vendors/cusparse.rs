@@ -24,7 +24,7 @@ pub static CUSPARSE: Vendor = Vendor::new(Description {
     // Not here: cusparseSetStream, as every request sets the stream; cusparseLoggerSetCallback, cusparseLoggerSetFile,
     // cusparseLoggerOpenFile, cusparseLoggerSetLevel, cusparseLoggerSetMask and cusparseLoggerForceDisable, which are the
     // process's.
-    resets: &[Reset::new(c"cusparseSetPointerMode", 0)],
+    resets: &[Reset::Value(c"cusparseSetPointerMode", 0)],
     keeps_scratch: false,
     version: VersionCall::Property(c"cusparseGetProperty"),
     status_names: StatusNames::Function(c"cusparseGetErrorName"),

@@ -38,19 +38,11 @@ pub static CUSPARSELT: Vendor = Vendor::new(Description {
     keeps_scratch: false,
     version: VersionCall::Property(c"cusparseLtGetProperty"),
     // Versions before 0.7 have no function for it.
-    status_names: StatusNames::Table(&[
-        (1, "CUSPARSE_STATUS_NOT_INITIALIZED"),
-        (2, "CUSPARSE_STATUS_ALLOC_FAILED"),
-        (3, "CUSPARSE_STATUS_INVALID_VALUE"),
-        (4, "CUSPARSE_STATUS_ARCH_MISMATCH"),
-        (5, "CUSPARSE_STATUS_MAPPING_ERROR"),
-        (6, "CUSPARSE_STATUS_EXECUTION_FAILED"),
-        (7, "CUSPARSE_STATUS_INTERNAL_ERROR"),
-        (8, "CUSPARSE_STATUS_MATRIX_TYPE_NOT_SUPPORTED"),
-        (9, "CUSPARSE_STATUS_ZERO_PIVOT"),
-        (10, "CUSPARSE_STATUS_NOT_SUPPORTED"),
-        (11, "CUSPARSE_STATUS_INSUFFICIENT_RESOURCES"),
-    ]),
+    status_names: StatusNames::List(
+        "CUSPARSE_STATUS_",
+        "NOT_INITIALIZED ALLOC_FAILED INVALID_VALUE ARCH_MISMATCH MAPPING_ERROR EXECUTION_FAILED \
+         INTERNAL_ERROR MATRIX_TYPE_NOT_SUPPORTED ZERO_PIVOT NOT_SUPPORTED INSUFFICIENT_RESOURCES",
+    ),
     out_of_memory: &[2, 11],
     ..Description::of(&COMPONENT, c"cusparseLtInit", c"cusparseLtDestroy")
 });

@@ -4,7 +4,7 @@
 //! Written from custatevec.h 1.15; tested with test doubles and on a GPU.
 
 use super::{cublas, cublaslt};
-use crate::library::description::{Description, HandlerCalls, Reset, StatusNames, VersionCall};
+use crate::library::description::{Description, Reset, StatusNames, VersionCall};
 use crate::library::find::{Component, Variant};
 use crate::library::vendor::Vendor;
 use crate::runtime::Kind;
@@ -23,7 +23,7 @@ static COMPONENT: Component = Component {
 pub static CUSTATEVEC: Vendor = Vendor::new(Description {
     set_stream: Some(c"custatevecSetStream"),
     // What setting a stream does beside is not documented, so it is set only where it differs.
-    get_stream: Some(c"custatevecGetStream"),
+    asks_for_stream: true,
     // Of custatevec.h up to 1.15: CUSTATEVEC_MATH_MODE_DEFAULT; 1.3 has no math mode.
     //
     // Not here: custatevecSetWorkspace, which has no way back to the library's own workspace, so that handles that got
@@ -34,8 +34,8 @@ pub static CUSTATEVEC: Vendor = Vendor::new(Description {
     // custatevecSVSwapWorkerSetParameters, which change objects of the caller's; custatevecLoggerSetCallback,
     // custatevecLoggerSetCallbackData, custatevecLoggerSetFile, custatevecLoggerOpenFile, custatevecLoggerSetLevel,
     // custatevecLoggerSetMask and custatevecLoggerForceDisable, which are the process's.
-    resets: &[Reset::if_other(c"custatevecSetMathMode", c"custatevecGetMathMode", 0)],
-    set_memory: Some(HandlerCalls { set: c"custatevecSetDeviceMemHandler", get: c"custatevecGetDeviceMemHandler" }),
+    resets: &[Reset::IfOther(c"custatevecSetMathMode", 0)],
+    set_memory: Some(c"custatevecSetDeviceMemHandler"),
     version: VersionCall::Property(c"custatevecGetProperty"),
     status_names: StatusNames::Function(c"custatevecGetErrorName"),
     out_of_memory: &[2, 11],

@@ -5,7 +5,7 @@
 //! handles that compute nothing, so that making one is no proof of a GPU.
 
 use super::{cublas, cublaslt, cusolver, cusparse, cutensor};
-use crate::library::description::{Description, HandlerCalls, StatusNames, VersionCall};
+use crate::library::description::{Description, StatusNames, VersionCall};
 use crate::library::find::{Component, NVJITLINK, Variant};
 use crate::library::vendor::Vendor;
 use crate::runtime::Kind;
@@ -44,7 +44,7 @@ pub static CUTENSORNET: Vendor = Vendor::new(Description {
     // cutensornetLoggerSetCallbackData, cutensornetLoggerSetFile, cutensornetLoggerOpenFile, cutensornetLoggerSetLevel,
     // cutensornetLoggerSetMask and cutensornetLoggerForceDisable, which are the process's.
     resets: &[],
-    set_memory: Some(HandlerCalls { set: c"cutensornetSetDeviceMemHandler", get: c"cutensornetGetDeviceMemHandler" }),
+    set_memory: Some(c"cutensornetSetDeviceMemHandler"),
     version: VersionCall::Number(c"cutensornetGetVersion"),
     status_names: StatusNames::Function(c"cutensornetGetErrorString"),
     out_of_memory: &[3, 26],

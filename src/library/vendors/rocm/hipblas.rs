@@ -23,19 +23,19 @@ static COMPONENT: Component = Component {
 /// hipBLAS.
 pub static HIPBLAS: Vendor = Vendor::new(Description {
     set_stream: Some(c"hipblasSetStream"),
-    get_stream: Some(c"hipblasGetStream"),
+    asks_for_stream: true,
     // Of hipblas.h of ROCm 5.6 to 7, as `hipblasCreate` sets it: pointers on the host, the default math, rocBLAS's own memory.
     //
     // Not here: hipblasSetStream, as every request sets the stream; hipblasSetVector, hipblasSetMatrix and their Async, which
     // copy. rocBLAS's own setters take the same handle: one that they changed is to be discarded.
     resets: &[
-        Reset::new(c"hipblasSetPointerMode", 0),
+        Reset::Value(c"hipblasSetPointerMode", 0),
         // Since ROCm 6.1.
-        Reset::new(c"hipblasSetMathMode", 0),
+        Reset::Value(c"hipblasSetMathMode", 0),
         // Allowed up to ROCm 6, not since ROCm 7, unless ROCBLAS_DEFAULT_ATOMICS_MODE says otherwise.
-        Reset::as_new(c"hipblasSetAtomicsMode", c"hipblasGetAtomicsMode"),
+        Reset::AsNew(c"hipblasSetAtomicsMode"),
         // Since ROCm 7. hipBLAS has no function that reads the setting; rocBLAS, which it brings with it, has.
-        Reset::own_workspace(
+        Reset::OwnWorkspace(
             c"hipblasSetWorkspace",
             &[c"rocblas_is_managing_device_memory", c"rocblas_is_user_managing_device_memory"],
         ),

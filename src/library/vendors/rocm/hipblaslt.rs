@@ -18,22 +18,14 @@ static COMPONENT: Component = Component {
 /// hipBLASLt.
 pub static HIPBLASLT: Vendor = Vendor::new(Description {
     // Of hipblaslt.h, as `hipblasLtCreate` sets it; ROCm 6 has neither. Products take the rest by descriptors.
-    resets: &[Reset::new(c"hipblasLtSetSmCountTarget", 0), Reset::new(c"hipblasLtSetUniformSummationOrder", 0)],
+    resets: &[Reset::Value(c"hipblasLtSetSmCountTarget", 0), Reset::Value(c"hipblasLtSetUniformSummationOrder", 0)],
     version: VersionCall::OfHandle(c"hipblasLtGetVersion"),
     // `hipblasStatus_t`, whose names hipBLAS alone returns.
-    status_names: StatusNames::Table(&[
-        (1, "HIPBLAS_STATUS_NOT_INITIALIZED"),
-        (2, "HIPBLAS_STATUS_ALLOC_FAILED"),
-        (3, "HIPBLAS_STATUS_INVALID_VALUE"),
-        (4, "HIPBLAS_STATUS_MAPPING_ERROR"),
-        (5, "HIPBLAS_STATUS_EXECUTION_FAILED"),
-        (6, "HIPBLAS_STATUS_INTERNAL_ERROR"),
-        (7, "HIPBLAS_STATUS_NOT_SUPPORTED"),
-        (8, "HIPBLAS_STATUS_ARCH_MISMATCH"),
-        (9, "HIPBLAS_STATUS_HANDLE_IS_NULLPTR"),
-        (10, "HIPBLAS_STATUS_INVALID_ENUM"),
-        (11, "HIPBLAS_STATUS_UNKNOWN"),
-    ]),
+    status_names: StatusNames::List(
+        "HIPBLAS_STATUS_",
+        "NOT_INITIALIZED ALLOC_FAILED INVALID_VALUE MAPPING_ERROR EXECUTION_FAILED INTERNAL_ERROR \
+         NOT_SUPPORTED ARCH_MISMATCH HANDLE_IS_NULLPTR INVALID_ENUM UNKNOWN",
+    ),
     // hipblaslt.h says so.
     synchronizes_on_destroy: true,
     ..Description::of(&COMPONENT, c"hipblasLtCreate", c"hipblasLtDestroy")

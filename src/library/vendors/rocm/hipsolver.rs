@@ -17,7 +17,7 @@ static COMPONENT: Component = Component {
 /// hipSOLVER's dense part.
 pub static HIPSOLVER: Vendor = Vendor::new(Description {
     set_stream: Some(c"hipsolverSetStream"),
-    get_stream: Some(c"hipsolverGetStream"),
+    asks_for_stream: true,
     // Of hipsolver-functions.h.
     //
     // Not here: hipsolverSetStream, as every request sets the stream; the functions for syevj and gesvdj, whose options are in
@@ -27,23 +27,14 @@ pub static HIPSOLVER: Vendor = Vendor::new(Description {
     // hipsolverSetFixedPointEmulationMantissaBitOffset.
     resets: &[
         // Since ROCm 6.3. It is rocBLAS's atomics mode, whose default depends on the version.
-        Reset::as_new(c"hipsolverSetDeterministicMode", c"hipsolverGetDeterministicMode"),
+        Reset::AsNew(c"hipsolverSetDeterministicMode"),
     ],
-    status_names: StatusNames::Table(&[
-        (1, "HIPSOLVER_STATUS_NOT_INITIALIZED"),
-        (2, "HIPSOLVER_STATUS_ALLOC_FAILED"),
-        (3, "HIPSOLVER_STATUS_INVALID_VALUE"),
-        (4, "HIPSOLVER_STATUS_MAPPING_ERROR"),
-        (5, "HIPSOLVER_STATUS_EXECUTION_FAILED"),
-        (6, "HIPSOLVER_STATUS_INTERNAL_ERROR"),
-        (7, "HIPSOLVER_STATUS_NOT_SUPPORTED"),
-        (8, "HIPSOLVER_STATUS_ARCH_MISMATCH"),
-        (9, "HIPSOLVER_STATUS_HANDLE_IS_NULLPTR"),
-        (10, "HIPSOLVER_STATUS_INVALID_ENUM"),
-        (11, "HIPSOLVER_STATUS_UNKNOWN"),
-        (12, "HIPSOLVER_STATUS_ZERO_PIVOT"),
-        (13, "HIPSOLVER_STATUS_MATRIX_TYPE_NOT_SUPPORTED"),
-    ]),
+    status_names: StatusNames::List(
+        "HIPSOLVER_STATUS_",
+        "NOT_INITIALIZED ALLOC_FAILED INVALID_VALUE MAPPING_ERROR EXECUTION_FAILED INTERNAL_ERROR \
+         NOT_SUPPORTED ARCH_MISMATCH HANDLE_IS_NULLPTR INVALID_ENUM UNKNOWN ZERO_PIVOT \
+         MATRIX_TYPE_NOT_SUPPORTED",
+    ),
     // `rocblas_destroy_handle` frees device memory.
     synchronizes_on_destroy: true,
     ..Description::of(&COMPONENT, c"hipsolverCreate", c"hipsolverDestroy")

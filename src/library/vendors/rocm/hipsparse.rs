@@ -17,26 +17,18 @@ static COMPONENT: Component = Component {
 /// hipSPARSE.
 pub static HIPSPARSE: Vendor = Vendor::new(Description {
     set_stream: Some(c"hipsparseSetStream"),
-    get_stream: Some(c"hipsparseGetStream"),
+    asks_for_stream: true,
     // Of hipsparse-auxiliary.h: pointers on the host, as `hipsparseCreate` sets it.
     //
     // Not here: hipsparseSetStream, as every request sets the stream; hipsparseSetMat*, which change what they name.
-    resets: &[Reset::new(c"hipsparseSetPointerMode", 0)],
+    resets: &[Reset::Value(c"hipsparseSetPointerMode", 0)],
     version: VersionCall::OfHandle(c"hipsparseGetVersion"),
     // `hipsparseGetErrorName` came with ROCm 6, and returns rocSPARSE's names.
-    status_names: StatusNames::Table(&[
-        (1, "HIPSPARSE_STATUS_NOT_INITIALIZED"),
-        (2, "HIPSPARSE_STATUS_ALLOC_FAILED"),
-        (3, "HIPSPARSE_STATUS_INVALID_VALUE"),
-        (4, "HIPSPARSE_STATUS_ARCH_MISMATCH"),
-        (5, "HIPSPARSE_STATUS_MAPPING_ERROR"),
-        (6, "HIPSPARSE_STATUS_EXECUTION_FAILED"),
-        (7, "HIPSPARSE_STATUS_INTERNAL_ERROR"),
-        (8, "HIPSPARSE_STATUS_MATRIX_TYPE_NOT_SUPPORTED"),
-        (9, "HIPSPARSE_STATUS_ZERO_PIVOT"),
-        (10, "HIPSPARSE_STATUS_NOT_SUPPORTED"),
-        (11, "HIPSPARSE_STATUS_INSUFFICIENT_RESOURCES"),
-    ]),
+    status_names: StatusNames::List(
+        "HIPSPARSE_STATUS_",
+        "NOT_INITIALIZED ALLOC_FAILED INVALID_VALUE ARCH_MISMATCH MAPPING_ERROR EXECUTION_FAILED \
+         INTERNAL_ERROR MATRIX_TYPE_NOT_SUPPORTED ZERO_PIVOT NOT_SUPPORTED INSUFFICIENT_RESOURCES",
+    ),
     out_of_memory: &[2, 11],
     // `rocsparse_destroy_handle` frees device memory.
     synchronizes_on_destroy: true,

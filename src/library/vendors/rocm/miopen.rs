@@ -20,16 +20,16 @@ static COMPONENT: Component = Component {
 pub static MIOPEN: Vendor = Vendor::new(Description {
     set_stream: Some(c"miopenSetStream"),
     set_stream_uses_context: true,
-    get_stream: Some(c"miopenGetStream"),
+    asks_for_stream: true,
     // Of miopen.h up to 3.5, as `miopenCreate` sets it: MIOpen's own allocator, no profiling, and, from ROCm 7 on,
     // miopenTuningPolicyNone.
     //
     // Not here: miopenSetStream, as every request sets the stream; miopenSetTensor, miopenSetRNNLayerParam and
     // miopenSetRNNLayerBias, which write to tensors.
     resets: &[
-        Reset::three_nulls(c"miopenSetAllocator"),
-        Reset::new(c"miopenEnableProfiling", 0),
-        Reset::new(c"miopenSetTuningPolicy", 1),
+        Reset::ThreeNulls(c"miopenSetAllocator"),
+        Reset::Value(c"miopenEnableProfiling", 0),
+        Reset::Value(c"miopenSetTuningPolicy", 1),
     ],
     keeps_scratch: false,
     version: VersionCall::Three(c"miopenGetVersion"),
