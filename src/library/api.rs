@@ -25,7 +25,7 @@ type ThreeFn = unsafe extern "C" fn(*mut usize, *mut usize, *mut usize) -> c_int
 type OfHandleFn = unsafe extern "C" fn(*mut c_void, *mut c_int) -> c_int;
 
 #[derive(Debug)]
-pub(super) struct Api {
+pub(super) struct VendorApi {
     pub(super) loaded: Loaded,
     pub(super) create: CreateFn,
     pub(super) destroy: DestroyFn,
@@ -39,7 +39,7 @@ pub(super) struct Api {
     pub(super) set_workspace: Option<SetWorkspaceFn>,
 }
 
-impl Api {
+impl VendorApi {
     /// Loads the library.
     ///
     /// # Errors
@@ -115,7 +115,7 @@ impl Api {
                 advice.push(format!("The library says: {message}"));
             }
         }
-        let platform = d.component.platform;
+        let platform = d.component.platform();
         let runtime = runtime::get().ok().filter(|runtime| runtime.kind() == platform);
         match (runtime.and_then(DeviceCalls::driver_version), self.loaded.cuda) {
             (Some((major, minor)), Some(built_for)) if built_for > major => advice.push(format!(

@@ -3,9 +3,9 @@
 use std::ffi::{CStr, c_int};
 
 use super::Version;
-use super::find::Component;
 use super::workspace::Workspaces;
 use crate::ids::Device;
+use crate::runtime::Kind;
 
 #[derive(Debug)]
 pub(super) struct Description {
@@ -140,3 +140,78 @@ pub(super) enum StatusNames {
     /// It does not: what all begin with, and the names after that by their numbers, from 1 on.
     List(&'static str, &'static str),
 }
+
+/// A shared library that is loaded for its own sake or because another one needs it.
+#[derive(Debug)]
+pub(super) struct Component {
+    /// The name in errors and, in capitals, in `GPUPOOL_<NAME>_PATH`.
+    pub(super) name: &'static str,
+    /// One for each major version of CUDA, newest first.
+    pub(super) variants: &'static [Variant],
+    /// What must be loaded before it, in this order.
+    pub(super) needs: &'static [&'static Component],
+}
+
+impl Component {
+    #[inline]
+    pub(super) const fn platform(&self) -> Kind {
+        match self.variants {
+            [Variant { cuda: Some(_), .. }, ..] => Kind::Cuda,
+            _ => Kind::Hip,
+        }
+    }
+}
+
+/// The build of a component for one major version of CUDA.
+#[derive(Debug)]
+pub(super) struct Variant {
+    /// The major version of CUDA; none if it is for any version of its platform.
+    pub(super) cuda: Option<u32>,
+    /// The file names to accept, newest first. Their version is part of the name, so another ABI is never loaded.
+    pub(super) sonames: &'static [&'static str],
+    /// Where its wheels put it, below site-packages. The first part of the name may end in `*`.
+    pub(super) folders: &'static [&'static str],
+    /// The pip package that brings it.
+    pub(super) package: &'static str,
+}
+
+impl Variant {
+    pub(super) const fn of_cuda(
+        cuda: u32,
+        sonames: &'static [&'static str],
+        folders: &'static [&'static str],
+        package: &'static str,
+    ) -> Self {
+        Self { cuda: Some(cuda), sonames, folders, package }
+    }
+
+    /// Returns the one build of a library of ROCm's, which AMD's wheels bring, and PyTorch's own.
+    pub(super) const fn of_rocm(sonames: &'static [&'static str]) -> Self {
+        Self {
+            cuda: None,
+            sonames,
+            folders: &["_rocm_sdk_libraries*/lib", "torch/lib"],
+            package: "'rocm[libraries]' (from the index that AMD's installation guide names)",
+        }
+    }
+}
+
+/// The linker that cuSPARSE and cuSOLVER use at run time.
+pub(super) static NVJITLINK: Component = Component {
+    name: "nvjitlink",
+    variants: &[
+        Variant::of_cuda(13, &["libnvJitLink.so.13"], &["nvidia/cu13/lib"], "nvidia-nvjitlink"),
+        Variant::of_cuda(12, &["libnvJitLink.so.12"], &["nvidia/nvjitlink/lib"], "nvidia-nvjitlink-cu12"),
+    ],
+    needs: &[],
+};
+
+/// The compiler that cuDSS uses at run time.
+pub(super) static NVRTC: Component = Component {
+    name: "nvrtc",
+    variants: &[
+        Variant::of_cuda(13, &["libnvrtc.so.13"], &["nvidia/cu13/lib"], "nvidia-cuda-nvrtc"),
+        Variant::of_cuda(12, &["libnvrtc.so.12"], &["nvidia/cuda_nvrtc/lib"], "nvidia-cuda-nvrtc-cu12"),
+    ],
+    needs: &[],
+};

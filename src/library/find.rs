@@ -11,6 +11,7 @@ use std::ffi::{CStr, CString};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
+use super::description::{Component, NVJITLINK, NVRTC, Variant};
 use crate::error::{ErrorKind, Result};
 use crate::runtime::{self, Kind};
 use crate::shared_object::{IF_LOADED, Library, NOW, file_of, is_absent, missing_symbol, open};
@@ -63,20 +64,16 @@ pub(super) fn package(component: &Component, cuda: u32) -> &'static str {
 /// # Errors
 /// `ErrorKind::LibraryNotFound` with every place tried.
 pub(super) fn load(component: &'static Component, symbols: &[&CStr]) -> Result<Loaded> {
-    let mut search = Search { tried: Vec::new(), is_present: false, symbols, driver: driver_major(component.platform) };
-    search.find(component).ok_or_else(|| {
+    let driver = driver_major(component.platform());
+    let mut search = Search { component, symbols, driver, tried: Vec::new(), is_present: false };
+    search.find().ok_or_else(|| {
         let remedy = format!(
             "Install it with: pip install {}\nor set {} to its file or folder",
-            package(component, search.cuda_to_install(component)),
+            package(component, search.cuda_to_install()),
             variable(component)
         );
-        ErrorKind::LibraryNotFound {
-            library: component.name,
-            tried: search.tried,
-            remedy,
-            is_present: search.is_present,
-        }
-        .into()
+        let (tried, is_present) = (search.tried, search.is_present);
+        ErrorKind::LibraryNotFound { library: component.name, tried, remedy, is_present }.into()
     })
 }
 
@@ -96,95 +93,70 @@ fn already_loaded(soname: &str) -> Option<Library> {
 }
 
 struct Search<'a> {
+    component: &'static Component,
+    symbols: &'a [&'a CStr],
+    driver: Option<u32>,
     tried: Vec<String>,
     /// Whether a file was there, though none that can be used.
     is_present: bool,
-    symbols: &'a [&'a CStr],
-    driver: Option<u32>,
 }
 
 impl Search<'_> {
-    fn find(&mut self, component: &'static Component) -> Option<Loaded> {
-        if let Some(wanted) = std::env::var_os(variable(component)) {
-            return self.find_override(component, Path::new(&wanted));
-        }
-        for variant in component.variants {
-            for soname in variant.sonames {
-                if let Some(library) = already_loaded(soname) {
-                    // Even if this copy lacks a symbol: two copies in a process would be worse.
-                    return self.accept(component, library, Path::new(soname), Origin::Process);
+    fn find(&mut self) -> Option<Loaded> {
+        let files = match std::env::var_os(variable(self.component)) {
+            Some(wanted) => files_at(self.component, Path::new(&wanted)),
+            None => {
+                let sonames = self.component.variants.iter().flat_map(|variant| variant.sonames);
+                for soname in sonames {
+                    if let Some(library) = already_loaded(soname) {
+                        // Even if this copy lacks a symbol: two copies in a process would be worse.
+                        return self.accept(library, Path::new(soname), Origin::Process);
+                    }
                 }
+                files_of(self.component, self.supported_variants())
             }
-        }
-        let variants = self.supported_variants(component);
-        candidates(component, variants).iter().find_map(|Candidate { file, variant, origin }| {
-            // The linker finds what its own libraries need.
-            if file.is_absolute() {
-                self.try_existing(component, variant.cuda, file, *origin)
-            } else {
-                self.try_file(component, file, *origin)
+        };
+        files.iter().find_map(|file| self.try_file(file))
+    }
+
+    fn try_file(&mut self, LibraryFile { path, cuda, origin }: &LibraryFile) -> Option<Loaded> {
+        // The linker finds what its own libraries need.
+        if *origin != Origin::System {
+            if !path.exists() {
+                self.note_file(path, *origin, ": no such file");
+                return None;
             }
-        })
-    }
-
-    /// Finds the library at the place that the user named, and nowhere else.
-    fn find_override(&mut self, component: &'static Component, wanted: &Path) -> Option<Loaded> {
-        let sonames = component.variants.iter().flat_map(|variant| variant.sonames);
-        let files: Vec<PathBuf> =
-            if wanted.is_dir() { sonames.map(|soname| wanted.join(soname)).collect() } else { vec![wanted.to_owned()] };
-        files.iter().find_map(|file| {
-            let newest = component.variants.first().and_then(|variant| variant.cuda);
-            self.try_existing(component, cuda_of(component, file).or(newest), file, Origin::Environment)
-        })
-    }
-
-    /// Tries a full path, after what the component needs.
-    fn try_existing(
-        &mut self,
-        component: &'static Component,
-        cuda: Option<u32>,
-        file: &Path,
-        origin: Origin,
-    ) -> Option<Loaded> {
-        if !file.exists() {
-            self.note(format!("{}{}: no such file", file.display(), named_by(component, origin)));
-            return None;
+            preload(self.component, *cuda);
         }
-        preload(component, cuda);
-        self.try_file(component, file, origin)
-    }
-
-    fn try_file(&mut self, component: &'static Component, file: &Path, origin: Origin) -> Option<Loaded> {
-        match open(file, NOW) {
-            Ok(library) => self.accept(component, library, file, origin),
+        match open(path, NOW) {
+            Ok(library) => self.accept(library, path, *origin),
             Err(reason) => {
-                self.is_present |= !is_absent(file, &reason);
-                self.note(format!("{}{}: {reason}", file.display(), named_by(component, origin)));
+                self.is_present |= !is_absent(path, &reason);
+                self.note_file(path, *origin, &format!(": {reason}"));
                 None
             }
         }
     }
 
     /// Takes the library if it has every symbol.
-    fn accept(&mut self, component: &Component, library: Library, file: &Path, origin: Origin) -> Option<Loaded> {
+    fn accept(&mut self, library: Library, file: &Path, origin: Origin) -> Option<Loaded> {
         let path = self.symbols.iter().find_map(|symbol| file_of(&library, symbol)).unwrap_or_else(|| file.to_owned());
         if let Some(symbol) = missing_symbol(&library, self.symbols) {
             let symbol = symbol.to_string_lossy();
             let how = if origin == Origin::Process { "already loaded" } else { "loaded" };
             self.is_present = true;
-            let source = named_by(component, origin);
-            self.note(format!("{}{source} ({how}): lacks the symbol {symbol}, so it is too old", path.display()));
+            self.note_file(&path, origin, &format!(" ({how}): lacks the symbol {symbol}, so it is too old"));
             return None;
         }
-        let cuda = cuda_of(component, &path);
+        let cuda = cuda_of(self.component, &path);
         let origin = if origin == Origin::Process { preloaded_from(&path).unwrap_or(origin) } else { origin };
         Some(Loaded { library, path, origin, cuda })
     }
 
     /// Those that the driver supports: first the CUDA that is in use in this process, then the newest.
-    fn supported_variants(&mut self, component: &'static Component) -> Vec<&'static Variant> {
+    fn supported_variants(&mut self) -> Vec<&'static Variant> {
         let in_use = cuda_in_use();
-        let mut variants: Vec<_> = component.variants.iter().collect();
+        let mut variants: Vec<_> = self.component.variants.iter().collect();
         variants.sort_by_key(|variant| (variant.cuda != in_use, std::cmp::Reverse(variant.cuda)));
         if let Some(driver) = self.driver {
             for variant in variants.extract_if(.., |variant| variant.cuda > Some(driver)) {
@@ -200,11 +172,19 @@ impl Search<'_> {
 
     /// Returns the major version of CUDA that a missing component fits to: the one that is in use in this process, else the
     /// one that libraries beside it are installed for, else the newest that the driver supports.
-    fn cuda_to_install(&self, component: &Component) -> u32 {
+    fn cuda_to_install(&self) -> u32 {
+        let component = self.component;
         let newest = component.variants.first().and_then(|variant| variant.cuda);
         let is_supported = |cuda: &u32| self.driver.is_none_or(|driver| *cuda <= driver);
         let fitting = cuda_in_use().or_else(|| cuda_installed(component)).filter(is_supported);
         fitting.or(self.driver).or(newest).unwrap_or_default()
+    }
+
+    /// Notes a file, by which variable of the user's, and why it is not the one.
+    fn note_file(&mut self, file: &Path, origin: Origin, why: &str) {
+        let variable = variable(self.component);
+        let named = if origin == Origin::Environment { format!(" (from {variable})") } else { String::new() };
+        self.note(format!("{}{named}{why}", file.display()));
     }
 
     /// Notes a place that was tried, once: two versions of CUDA may share one.
@@ -213,11 +193,6 @@ impl Search<'_> {
             self.tried.push(tried);
         }
     }
-}
-
-/// Returns what an error says of a file that the user's variable names; nothing of any other.
-fn named_by(component: &Component, origin: Origin) -> String {
-    if origin == Origin::Environment { format!(" (from {})", variable(component)) } else { String::new() }
 }
 
 /// Returns the major version of CUDA that other code in this process uses, if it uses just one.
@@ -240,7 +215,7 @@ fn cuda_installed(component: &Component) -> Option<u32> {
     let beside = component.needs.iter().copied().chain([&NVJITLINK, &NVRTC]);
     let mut found = beside.flat_map(|component| {
         let there = installed(component, component.variants.iter().collect());
-        there.filter_map(|found| found.variant.cuda.filter(|cuda| cuda_of(component, &found.file) == Some(*cuda)))
+        there.filter_map(|file| file.cuda.filter(|cuda| cuda_of(component, &file.path) == Some(*cuda)))
     });
     let cuda = found.next()?;
     found.all(|other| other == cuda).then_some(cuda)
@@ -273,156 +248,67 @@ fn preload(component: &Component, cuda: Option<u32>) {
             continue;
         }
         let mut there = installed(need, vec![variant]);
-        let Some((library, found)) = there.find_map(|found| Some((open(&found.file, NOW).ok()?, found))) else {
-            continue;
-        };
-        let file = found.file.canonicalize().unwrap_or(found.file);
-        lock(&PRELOADED).push((file, found.origin));
+        let Some((library, file)) = there.find_map(|file| Some((open(&file.path, NOW).ok()?, file))) else { continue };
+        lock(&PRELOADED).push((file.path.canonicalize().unwrap_or(file.path), file.origin));
         // It stays loaded for the life of the process.
         std::mem::forget(library);
     }
 }
 
-/// A shared library that is loaded for its own sake or because another one needs it.
-#[derive(Debug)]
-pub(super) struct Component {
-    /// The name in errors and, in capitals, in `GPUPOOL_<NAME>_PATH`.
-    pub(super) name: &'static str,
-    pub(super) platform: Kind,
-    /// One for each major version of CUDA, newest first.
-    pub(super) variants: &'static [Variant],
-    /// What must be loaded before it, in this order.
-    pub(super) needs: &'static [&'static Component],
-}
-
-/// The build of a component for one major version of CUDA.
-#[derive(Debug)]
-pub(super) struct Variant {
-    /// The major version of CUDA; none if it is for any version of its platform.
-    pub(super) cuda: Option<u32>,
-    /// The file names to accept, newest first. Their version is part of the name, so another ABI is never loaded.
-    pub(super) sonames: &'static [&'static str],
-    /// Where its wheels put it, below site-packages. The first part of the name may end in `*`.
-    pub(super) folders: &'static [&'static str],
-    /// The pip package that brings it.
-    pub(super) package: &'static str,
-}
-
-impl Variant {
-    pub(super) const fn of_cuda(
-        cuda: u32,
-        sonames: &'static [&'static str],
-        folders: &'static [&'static str],
-        package: &'static str,
-    ) -> Self {
-        Self { cuda: Some(cuda), sonames, folders, package }
-    }
-
-    /// Returns the one build of a library of ROCm's, which AMD's wheels bring, and PyTorch's own.
-    pub(super) const fn of_rocm(sonames: &'static [&'static str]) -> Self {
-        Self {
-            cuda: None,
-            sonames,
-            folders: &["_rocm_sdk_libraries*/lib", "torch/lib"],
-            package: "'rocm[libraries]' (from the index that AMD's installation guide names)",
-        }
-    }
-}
-
-/// The linker that cuSPARSE and cuSOLVER use at run time.
-pub(super) static NVJITLINK: Component = Component {
-    name: "nvjitlink",
-    platform: Kind::Cuda,
-    variants: &[
-        Variant::of_cuda(13, &["libnvJitLink.so.13"], &["nvidia/cu13/lib"], "nvidia-nvjitlink"),
-        Variant::of_cuda(12, &["libnvJitLink.so.12"], &["nvidia/nvjitlink/lib"], "nvidia-nvjitlink-cu12"),
-    ],
-    needs: &[],
-};
-
-/// The compiler that cuDSS uses at run time.
-pub(super) static NVRTC: Component = Component {
-    name: "nvrtc",
-    platform: Kind::Cuda,
-    variants: &[
-        Variant::of_cuda(13, &["libnvrtc.so.13"], &["nvidia/cu13/lib"], "nvidia-cuda-nvrtc"),
-        Variant::of_cuda(12, &["libnvrtc.so.12"], &["nvidia/cuda_nvrtc/lib"], "nvidia-cuda-nvrtc-cu12"),
-    ],
-    needs: &[],
-};
-
-/// A kind of place. Each is looked through for every version of CUDA before the next, so that what a user installed for a
-/// program comes before what the machine has for all.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum SearchPlace {
-    Wheels,
-    Conda,
-    /// `CUDA_HOME` and `CUDA_PATH`, `ROCM_PATH` and `HIP_PATH`.
-    Toolkit,
-    /// A bare name: the dynamic linker's own search, `LD_LIBRARY_PATH` included.
-    Linker,
-    /// Where the toolkit's installer puts it.
-    Installed,
-}
-
-impl SearchPlace {
-    /// In the order to look.
-    const ALL: [SearchPlace; 5] =
-        [SearchPlace::Wheels, SearchPlace::Conda, SearchPlace::Toolkit, SearchPlace::Linker, SearchPlace::Installed];
-
-    const fn origin(self) -> Origin {
-        match self {
-            SearchPlace::Wheels => Origin::Wheel,
-            SearchPlace::Conda => Origin::Conda,
-            SearchPlace::Toolkit | SearchPlace::Installed => Origin::Toolkit,
-            SearchPlace::Linker => Origin::System,
-        }
-    }
-
-    /// Returns the folders that could have the variant. An empty one leaves it to the linker.
-    fn folders(self, platform: Kind, variant: &Variant) -> Vec<PathBuf> {
-        match self {
-            SearchPlace::Wheels => variant.folders.iter().flat_map(|folder| site_packages::below(folder)).collect(),
-            SearchPlace::Conda => site_packages::all().iter().filter_map(|packages| conda_folder(packages)).collect(),
-            SearchPlace::Toolkit => {
-                let roots = if platform == Kind::Hip { ["ROCM_PATH", "HIP_PATH"] } else { ["CUDA_HOME", "CUDA_PATH"] };
-                variables(roots).flat_map(|root| [root.join("lib64"), root.join("lib")]).collect()
-            }
-            SearchPlace::Linker => vec![PathBuf::new()],
-            SearchPlace::Installed if platform == Kind::Hip => vec!["/opt/rocm/lib".into()],
-            SearchPlace::Installed => {
-                let of_version = variant.cuda.map(|cuda| format!("/usr/local/cuda-{cuda}/lib64").into());
-                of_version.into_iter().chain(["/usr/local/cuda/lib64".into()]).collect()
-            }
-        }
-    }
-}
-
-/// A file that could be a variant of a component.
-struct Candidate {
-    /// A full path, or for the linker to find a bare name.
-    file: PathBuf,
-    variant: &'static Variant,
+/// A file that could be a component.
+struct LibraryFile {
+    /// A bare name is for the linker to find.
+    path: PathBuf,
+    /// The major version of CUDA that what it needs is to be of.
+    cuda: Option<u32>,
     origin: Origin,
 }
 
-/// Returns the files that could be one of the variants, in the order to look.
-fn candidates(component: &Component, variants: Vec<&'static Variant>) -> Vec<Candidate> {
-    let mut found = Vec::new();
-    for place in SearchPlace::ALL {
-        for &variant in &variants {
-            for folder in place.folders(component.platform, variant) {
-                let file = |soname: &&str| Candidate { file: folder.join(soname), variant, origin: place.origin() };
-                found.extend(variant.sonames.iter().map(file));
-            }
-        }
-    }
-    found
+/// Returns the files at the place that the user named.
+fn files_at(component: &Component, wanted: &Path) -> Vec<LibraryFile> {
+    let sonames = component.variants.iter().flat_map(|variant| variant.sonames);
+    let paths =
+        if wanted.is_dir() { sonames.map(|soname| wanted.join(soname)).collect() } else { vec![wanted.to_owned()] };
+    let newest = component.variants.first().and_then(|variant| variant.cuda);
+    let file =
+        |path: PathBuf| LibraryFile { cuda: cuda_of(component, &path).or(newest), path, origin: Origin::Environment };
+    paths.into_iter().map(file).collect()
 }
 
-/// Returns those of the candidates with a full path that exist.
-fn installed(component: &Component, variants: Vec<&'static Variant>) -> impl Iterator<Item = Candidate> + use<> {
-    candidates(component, variants).into_iter().filter(|found| found.file.is_absolute() && found.file.exists())
+/// Returns the kinds of places in the order to look, with the folders of each that could have the variant.
+fn places_of(platform: Kind, variant: &Variant) -> [(Origin, Vec<PathBuf>); 5] {
+    let is_hip = platform == Kind::Hip;
+    let roots = if is_hip { ["ROCM_PATH", "HIP_PATH"] } else { ["CUDA_HOME", "CUDA_PATH"] };
+    let of_version = variant.cuda.map(|cuda| format!("/usr/local/cuda-{cuda}/lib64").into());
+    let by_installer = if is_hip { "/opt/rocm/lib" } else { "/usr/local/cuda/lib64" };
+    [
+        (Origin::Wheel, variant.folders.iter().flat_map(|folder| site_packages::below(folder)).collect()),
+        (Origin::Conda, site_packages::all().iter().filter_map(|packages| conda_folder(packages)).collect()),
+        (Origin::Toolkit, variables(roots).flat_map(|root| [root.join("lib64"), root.join("lib")]).collect()),
+        // A bare name: the dynamic linker's own search, `LD_LIBRARY_PATH` included.
+        (Origin::System, vec![PathBuf::new()]),
+        // Where the toolkit's installer puts it.
+        (Origin::Toolkit, of_version.into_iter().chain([by_installer.into()]).collect()),
+    ]
+}
+
+/// Returns the files that could be one of the variants, in the order to look. Each kind of place is looked through for every
+/// variant before the next, so that what a user installed for a program comes before what the machine has for all.
+fn files_of(component: &Component, variants: Vec<&'static Variant>) -> Vec<LibraryFile> {
+    let mut found = Vec::new();
+    for variant in variants {
+        for (kind, (origin, folders)) in places_of(component.platform(), variant).into_iter().enumerate() {
+            let paths = folders.iter().flat_map(|folder| variant.sonames.iter().map(move |soname| folder.join(soname)));
+            found.extend(paths.map(|path| (kind, LibraryFile { path, cuda: variant.cuda, origin })));
+        }
+    }
+    found.sort_by_key(|(kind, _)| *kind);
+    found.into_iter().map(|(_, file)| file).collect()
+}
+
+/// Returns those files of a component's variants that exist.
+fn installed(component: &Component, variants: Vec<&'static Variant>) -> impl Iterator<Item = LibraryFile> + use<> {
+    files_of(component, variants).into_iter().filter(|file| file.path.is_absolute() && file.path.exists())
 }
 
 /// Conda puts libraries in `<environment>/lib`, and packages in `<environment>/lib/python3.x/site-packages`.

@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 
 use log::info;
 
-use super::api::Api;
+use super::api::VendorApi;
 use super::callers_struct::CallersStruct;
 use super::description::Description;
 use super::reset::LoadedHandler;
@@ -30,7 +30,7 @@ const OTHER_HANDLER: &str =
 pub struct Vendor {
     description: Description,
     /// Only success is kept, so that a library installed later is found.
-    api: OnceLock<Api>,
+    api: OnceLock<VendorApi>,
     /// As the first handle reported it, if only handles report it.
     version_of_handle: OnceLock<Version>,
 }
@@ -41,7 +41,7 @@ impl Vendor {
     }
 
     #[inline]
-    fn api(&self) -> Result<&Api> {
+    fn api(&self) -> Result<&VendorApi> {
         match self.api.get() {
             Some(api) => Ok(api),
             None => self.load(),
@@ -50,9 +50,9 @@ impl Vendor {
 
     /// Loads outside any lock: two threads may both do it, and the loader gives both the same copy.
     #[cold]
-    fn load(&self) -> Result<&Api> {
+    fn load(&self) -> Result<&VendorApi> {
         let activity = Activity::begin(format_args!("load {}", self.name()));
-        let api = Api::load(&self.description)?;
+        let api = VendorApi::load(&self.description)?;
         let mut is_first = false;
         let api = self.api.get_or_init(|| {
             is_first = true;
@@ -68,7 +68,7 @@ impl Vendor {
 
     /// Turns a call's status into a result that names the function.
     #[inline]
-    fn check(&self, api: &Api, status: c_int, function: &CStr) -> Result<()> {
+    fn check(&self, api: &VendorApi, status: c_int, function: &CStr) -> Result<()> {
         if status == 0 { Ok(()) } else { Err(api.refused(&self.description, function, status)) }
     }
 
@@ -77,12 +77,12 @@ impl Vendor {
     fn raw(&self, stream: &Stream) -> RawStream {
         let raw = stream.raw();
         // The address first: it needs no load.
-        if raw.is_default() && self.description.component.platform == Kind::Hip { raw.by_one_name() } else { raw }
+        if raw.is_default() && self.description.component.platform() == Kind::Hip { raw.by_one_name() } else { raw }
     }
 
     /// Sets the stream, if the library's handles have one.
     #[inline]
-    fn call_set_stream(&self, api: &Api, handle: &RawHandle, stream: RawStream) -> Result<()> {
+    fn call_set_stream(&self, api: &VendorApi, handle: &RawHandle, stream: RawStream) -> Result<()> {
         let Some(set_stream) = api.set_stream else { return Ok(()) };
         // SAFETY: the handle is live, and the stream is alive by the contract of `Stream::from_raw`.
         let status = unsafe { set_stream(handle.as_ptr(), stream.as_ptr()) };
@@ -92,14 +92,14 @@ impl Vendor {
 
     /// The same with the context of the stream's device current. Apart, to keep the guard out of the hit path.
     #[cold]
-    fn call_set_stream_bound(&self, api: &Api, handle: &RawHandle, stream: &Stream) -> Result<()> {
+    fn call_set_stream_bound(&self, api: &VendorApi, handle: &RawHandle, stream: &Stream) -> Result<()> {
         let _bound = BoundDevice::of(runtime::get()?, stream.device())?;
         self.call_set_stream(api, handle, self.raw(stream))
     }
 
     /// Sets the stream, if asking does not show that it is set, and returns whether it had to.
     #[inline]
-    fn set_stream_if_other(&self, api: &Api, handle: &RawHandle, stream: &Stream) -> Result<bool> {
+    fn set_stream_if_other(&self, api: &VendorApi, handle: &RawHandle, stream: &Stream) -> Result<bool> {
         let raw = self.raw(stream);
         if let Some(get_stream) = api.get_stream {
             let mut current = ptr::null_mut();
@@ -115,7 +115,7 @@ impl Vendor {
     }
 
     /// Calls the function that creates a handle, and returns its status and the handle, which is null if there is none.
-    fn call_create(&self, api: &Api) -> (c_int, *mut c_void) {
+    fn call_create(&self, api: &VendorApi) -> (c_int, *mut c_void) {
         if self.description.is_callers_struct {
             let handle = CallersStruct::allocate();
             // SAFETY: the function fills the struct, which is as large as that of any version.
@@ -134,21 +134,21 @@ impl Vendor {
     }
 
     /// Takes a handler of memory off a handle that has one.
-    fn take_off(&self, api: &Api, handler: &LoadedHandler, handle: &RawHandle) -> Result<()> {
+    fn take_off(&self, api: &VendorApi, handler: &LoadedHandler, handle: &RawHandle) -> Result<()> {
         // SAFETY: the handle is live and only its holder uses it.
         self.check(api, unsafe { handler.take_off(handle) }, handler.name)
     }
 
     /// Returns the handlers that a handle's next owner does not want. One that takes our memory keeps our handler, which
     /// `set_memory` checks.
-    fn unwanted_handlers<'a>(api: &'a Api, handle: &RawHandle) -> impl Iterator<Item = &'a LoadedHandler> {
+    fn unwanted_handlers<'a>(api: &'a VendorApi, handle: &RawHandle) -> impl Iterator<Item = &'a LoadedHandler> {
         api.handlers.iter().chain(api.memory.as_ref().filter(|_| !handle.takes_our_memory()))
     }
 
     /// Destroys the handle that a refused creation left, if the library's documentation asks for that and no known capture
     /// would be spoilt.
     #[cold]
-    fn destroy_unfinished(&self, api: &Api, handle: NonNull<c_void>, device: Device) {
+    fn destroy_unfinished(&self, api: &VendorApi, handle: NonNull<c_void>, device: Device) {
         let since = self.description.leaves_unfinished_since;
         let is_asked_for = since.is_some_and(|since| matches!(self.version(), Ok(Some(version)) if version >= since));
         if !is_asked_for {
@@ -182,7 +182,7 @@ impl Library for Vendor {
     }
 
     fn runtime(&self) -> Option<Kind> {
-        Some(self.description.component.platform)
+        Some(self.description.component.platform())
     }
 
     fn create(&self, device: Device) -> Result<RawHandle> {

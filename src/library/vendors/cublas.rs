@@ -6,15 +6,13 @@
 
 use super::cublaslt;
 use crate::ids::Device;
-use crate::library::description::{Description, Reset, StatusNames, VersionCall, WorkspaceCall};
-use crate::library::find::{Component, Variant};
+use crate::library::description::{Component, Description, Reset, StatusNames, Variant, VersionCall, WorkspaceCall};
 use crate::library::vendor::Vendor;
 use crate::library::workspace::Workspaces;
-use crate::runtime::{self, Kind};
+use crate::runtime;
 
 pub(super) static COMPONENT: Component = Component {
     name: "cublas",
-    platform: Kind::Cuda,
     variants: &[
         Variant::of_cuda(13, &["libcublas.so.13"], &["nvidia/cu13/lib"], "nvidia-cublas"),
         Variant::of_cuda(12, &["libcublas.so.12"], &["nvidia/cublas/lib"], "nvidia-cublas-cu12"),

@@ -1,14 +1,11 @@
 //! cuBLASLt: <https://docs.nvidia.com/cuda/cublas/#using-the-cublaslt-api>. Its handles have no stream: each call takes
 //! one.
 
-use crate::library::description::{Description, StatusNames, VersionCall};
-use crate::library::find::{Component, Variant};
+use crate::library::description::{Component, Description, StatusNames, Variant, VersionCall};
 use crate::library::vendor::Vendor;
-use crate::runtime::Kind;
 
 pub(super) static COMPONENT: Component = Component {
     name: "cublaslt",
-    platform: Kind::Cuda,
     variants: &[
         Variant::of_cuda(13, &["libcublasLt.so.13"], &["nvidia/cu13/lib"], "nvidia-cublas"),
         Variant::of_cuda(12, &["libcublasLt.so.12"], &["nvidia/cublas/lib"], "nvidia-cublas-cu12"),

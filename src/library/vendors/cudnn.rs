@@ -2,14 +2,11 @@
 //! makes device 0's context current in a thread that has none, and refuses another device's default stream.
 
 use super::{cublas, cublaslt};
-use crate::library::description::{Description, StatusNames, VersionCall};
-use crate::library::find::{Component, Variant};
+use crate::library::description::{Component, Description, StatusNames, Variant, VersionCall};
 use crate::library::vendor::Vendor;
-use crate::runtime::Kind;
 
 static COMPONENT: Component = Component {
     name: "cudnn",
-    platform: Kind::Cuda,
     variants: &[
         Variant::of_cuda(13, &["libcudnn.so.9"], &["nvidia/cudnn/lib", "nvidia/cudnn_jit/lib"], "nvidia-cudnn-cu13"),
         Variant::of_cuda(12, &["libcudnn.so.9"], &["nvidia/cudnn/lib", "nvidia/cudnn_jit/lib"], "nvidia-cudnn-cu12"),

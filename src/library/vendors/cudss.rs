@@ -1,14 +1,11 @@
 //! cuDSS: <https://docs.nvidia.com/cuda/cudss/>. It has no call that returns a handle's stream, nor the name of a status.
 
 use super::{cublas, cublaslt};
-use crate::library::description::{Description, Reset, StatusNames, VersionCall};
-use crate::library::find::{Component, NVRTC, Variant};
+use crate::library::description::{Component, Description, NVRTC, Reset, StatusNames, Variant, VersionCall};
 use crate::library::vendor::Vendor;
-use crate::runtime::Kind;
 
 static COMPONENT: Component = Component {
     name: "cudss",
-    platform: Kind::Cuda,
     variants: &[
         Variant::of_cuda(13, &["libcudss.so.1", "libcudss.so.0"], &["nvidia/cu13/lib"], "nvidia-cudss-cu13"),
         Variant::of_cuda(12, &["libcudss.so.1", "libcudss.so.0"], &["nvidia/cu12/lib"], "nvidia-cudss-cu12"),

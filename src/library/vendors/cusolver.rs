@@ -1,14 +1,11 @@
 //! cuSOLVERDn: <https://docs.nvidia.com/cuda/cusolver/>. Asking for a handle's stream costs an eighth of setting it.
 
 use super::{cublas, cublaslt, cusparse};
-use crate::library::description::{Description, Reset, StatusNames, VersionCall};
-use crate::library::find::{Component, NVJITLINK, Variant};
+use crate::library::description::{Component, Description, NVJITLINK, Reset, StatusNames, Variant, VersionCall};
 use crate::library::vendor::Vendor;
-use crate::runtime::Kind;
 
 pub(super) static COMPONENT: Component = Component {
     name: "cusolver",
-    platform: Kind::Cuda,
     variants: &[
         Variant::of_cuda(13, &["libcusolver.so.12"], &["nvidia/cu13/lib"], "nvidia-cusolver"),
         Variant::of_cuda(12, &["libcusolver.so.11"], &["nvidia/cusolver/lib"], "nvidia-cusolver-cu12"),

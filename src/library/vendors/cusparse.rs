@@ -1,13 +1,10 @@
 //! cuSPARSE: <https://docs.nvidia.com/cuda/cusparse/>. Setting a handle's stream costs no more than asking for it.
 
-use crate::library::description::{Description, Reset, StatusNames, VersionCall};
-use crate::library::find::{Component, NVJITLINK, Variant};
+use crate::library::description::{Component, Description, NVJITLINK, Reset, StatusNames, Variant, VersionCall};
 use crate::library::vendor::Vendor;
-use crate::runtime::Kind;
 
 pub(super) static COMPONENT: Component = Component {
     name: "cusparse",
-    platform: Kind::Cuda,
     variants: &[
         Variant::of_cuda(13, &["libcusparse.so.12"], &["nvidia/cu13/lib"], "nvidia-cusparse"),
         Variant::of_cuda(12, &["libcusparse.so.12"], &["nvidia/cusparse/lib"], "nvidia-cusparse-cu12"),

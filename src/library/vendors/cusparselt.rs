@@ -3,14 +3,11 @@
 //!
 //! Written from cusparseLt.h 0.6 to 0.10; tested with test doubles and on a GPU.
 
-use crate::library::description::{Description, StatusNames, VersionCall};
-use crate::library::find::{Component, Variant};
+use crate::library::description::{Component, Description, StatusNames, Variant, VersionCall};
 use crate::library::vendor::Vendor;
-use crate::runtime::Kind;
 
 static COMPONENT: Component = Component {
     name: "cusparselt",
-    platform: Kind::Cuda,
     variants: &[
         Variant::of_cuda(
             13,

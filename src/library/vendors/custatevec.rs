@@ -4,14 +4,11 @@
 //! Written from custatevec.h 1.15; tested with test doubles and on a GPU.
 
 use super::{cublas, cublaslt};
-use crate::library::description::{Description, Reset, StatusNames, VersionCall};
-use crate::library::find::{Component, Variant};
+use crate::library::description::{Component, Description, Reset, StatusNames, Variant, VersionCall};
 use crate::library::vendor::Vendor;
-use crate::runtime::Kind;
 
 static COMPONENT: Component = Component {
     name: "custatevec",
-    platform: Kind::Cuda,
     variants: &[
         Variant::of_cuda(13, &["libcustatevec.so.1"], &["cuquantum/lib"], "custatevec-cu13"),
         Variant::of_cuda(12, &["libcustatevec.so.1"], &["cuquantum/lib"], "custatevec-cu12"),

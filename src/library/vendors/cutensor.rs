@@ -4,14 +4,11 @@
 //! Written from cutensor.h 2.8; tested with test doubles and on a GPU.
 
 use super::cublaslt;
-use crate::library::description::{Description, StatusNames, VersionCall};
-use crate::library::find::{Component, Variant};
+use crate::library::description::{Component, Description, StatusNames, Variant, VersionCall};
 use crate::library::vendor::Vendor;
-use crate::runtime::Kind;
 
 pub(super) static COMPONENT: Component = Component {
     name: "cutensor",
-    platform: Kind::Cuda,
     variants: &[
         Variant::of_cuda(13, &["libcutensor.so.2"], &["cutensor/lib"], "cutensor-cu13"),
         Variant::of_cuda(12, &["libcutensor.so.2"], &["cutensor/lib"], "cutensor-cu12"),

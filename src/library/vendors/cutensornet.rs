@@ -5,14 +5,11 @@
 //! handles that compute nothing, so that making one is no proof of a GPU.
 
 use super::{cublas, cublaslt, cusolver, cusparse, cutensor};
-use crate::library::description::{Description, StatusNames, VersionCall};
-use crate::library::find::{Component, NVJITLINK, Variant};
+use crate::library::description::{Component, Description, NVJITLINK, StatusNames, Variant, VersionCall};
 use crate::library::vendor::Vendor;
-use crate::runtime::Kind;
 
 static COMPONENT: Component = Component {
     name: "cutensornet",
-    platform: Kind::Cuda,
     variants: &[
         Variant::of_cuda(13, &["libcutensornet.so.2"], &["cuquantum/lib"], "cutensornet-cu13"),
         Variant::of_cuda(12, &["libcutensornet.so.2"], &["cuquantum/lib"], "cutensornet-cu12"),

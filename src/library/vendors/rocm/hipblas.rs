@@ -7,14 +7,11 @@
 //! on one stream, and rocBLAS's variable ROCBLAS_DEVICE_MEMORY_SIZE sizes what it has. No GPU of AMD's was at hand to measure
 //! on: where something is not known, the safe value stands.
 
-use crate::library::description::{Description, Reset, StatusNames};
-use crate::library::find::{Component, Variant};
+use crate::library::description::{Component, Description, Reset, StatusNames, Variant};
 use crate::library::vendor::Vendor;
-use crate::runtime::Kind;
 
 static COMPONENT: Component = Component {
     name: "hipblas",
-    platform: Kind::Hip,
     // ROCm 7, 6 and 5. What is called here is the same in all, as in PyTorch's copy, whose name has no version.
     variants: &[Variant::of_rocm(&["libhipblas.so.3", "libhipblas.so.2", "libhipblas.so.1", "libhipblas.so"])],
     needs: &[],

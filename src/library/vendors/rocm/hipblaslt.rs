@@ -2,14 +2,11 @@
 //! device memory by which the parts of a product wait for each other, and hipblaslt.h asks for one handle for each stream.
 //! No GPU of AMD's was at hand to measure on.
 
-use crate::library::description::{Description, Reset, StatusNames, VersionCall};
-use crate::library::find::{Component, Variant};
+use crate::library::description::{Component, Description, Reset, StatusNames, Variant, VersionCall};
 use crate::library::vendor::Vendor;
-use crate::runtime::Kind;
 
 static COMPONENT: Component = Component {
     name: "hipblaslt",
-    platform: Kind::Hip,
     // ROCm 7, and 5 and 6. What is called here is the same in both, as in PyTorch's copy, whose name has no version.
     variants: &[Variant::of_rocm(&["libhipblaslt.so.1", "libhipblaslt.so.0", "libhipblaslt.so"])],
     needs: &[],

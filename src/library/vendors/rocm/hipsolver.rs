@@ -1,14 +1,11 @@
 //! hipSOLVER's dense part: <https://rocm.docs.amd.com/projects/hipSOLVER/>. Its handles are rocBLAS's, with all that the
 //! head of `hipblas.rs` says of them. No GPU of AMD's was at hand to measure on.
 
-use crate::library::description::{Description, Reset, StatusNames};
-use crate::library::find::{Component, Variant};
+use crate::library::description::{Component, Description, Reset, StatusNames, Variant};
 use crate::library::vendor::Vendor;
-use crate::runtime::Kind;
 
 static COMPONENT: Component = Component {
     name: "hipsolver",
-    platform: Kind::Hip,
     // ROCm 7, and 5 and 6. What is called here is the same in both, as in PyTorch's copy, whose name has no version.
     variants: &[Variant::of_rocm(&["libhipsolver.so.1", "libhipsolver.so.0", "libhipsolver.so"])],
     needs: &[],

@@ -1,14 +1,11 @@
 //! hipSPARSE: <https://rocm.docs.amd.com/projects/hipSPARSE/>. Its handles are rocSPARSE's, which have scratch memory for one
 //! stream at a time, and a handle of rocBLAS whose stream is set too. No GPU of AMD's was at hand to measure on.
 
-use crate::library::description::{Description, Reset, StatusNames, VersionCall};
-use crate::library::find::{Component, Variant};
+use crate::library::description::{Component, Description, Reset, StatusNames, Variant, VersionCall};
 use crate::library::vendor::Vendor;
-use crate::runtime::Kind;
 
 static COMPONENT: Component = Component {
     name: "hipsparse",
-    platform: Kind::Hip,
     // ROCm 7, 6 and 5. What is called here is the same in all, as in PyTorch's copy, whose name has no version.
     variants: &[Variant::of_rocm(&["libhipsparse.so.4", "libhipsparse.so.1", "libhipsparse.so.0", "libhipsparse.so"])],
     needs: &[],

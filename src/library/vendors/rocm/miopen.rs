@@ -2,14 +2,11 @@
 //! sets rocBLAS's stream too and keeps something for each new one, so the stream is asked for first. No GPU of AMD's
 //! was at hand to measure on: where something is not known, the safe value stands.
 
-use crate::library::description::{Description, Reset, StatusNames, VersionCall};
-use crate::library::find::{Component, Variant};
+use crate::library::description::{Component, Description, Reset, StatusNames, Variant, VersionCall};
 use crate::library::vendor::Vendor;
-use crate::runtime::Kind;
 
 static COMPONENT: Component = Component {
     name: "miopen",
-    platform: Kind::Hip,
     // PyTorch's wheels carry it without its version, of which there has been one.
     variants: &[Variant::of_rocm(&["libMIOpen.so.1", "libMIOpen.so"])],
     // It names what it needs by the place where its wheel or package puts that.
