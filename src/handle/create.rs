@@ -60,7 +60,7 @@ struct Room<'a>(&'a DevicePool);
 impl Drop for Room<'_> {
     fn drop(&mut self) {
         self.0.count_failure();
-        self.0.idle.leave_room();
+        self.0.queue.leave_room();
     }
 }
 

@@ -6,16 +6,16 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 use super::events::{self, HandleAction};
-use super::idle_queue::IdleQueue;
-use super::pooled_handle::{HoldKind, Holder, PooledHandle};
+use super::handle_queue::HandleQueue;
+use super::hold::{HoldKind, Holder};
+use super::pooled_handle::PooledHandle;
 use super::stats::HandleStats;
 use crate::error::{Error, OneLine, Result};
 use crate::ids::Device;
 use crate::library::{Library, RawHandle};
 use crate::memory::{LibraryMemory, PoolToken};
 use crate::process;
-use crate::runtime::Stream;
-use crate::sync::{ThisThread, lock};
+use crate::sync::lock;
 
 pub(super) struct DevicePool {
     pub(super) library: &'static dyn Library,
@@ -24,7 +24,7 @@ pub(super) struct DevicePool {
     pub(super) number: usize,
     /// Whether two streams must not share a handle, so that a thread has one for each.
     pub(super) has_handle_for_each_stream: bool,
-    pub(super) idle: IdleQueue<PooledHandle>,
+    pub(super) queue: HandleQueue<PooledHandle>,
     table: Mutex<HandleTable>,
     round: Round,
     /// Where the handles take device memory from, once the user has set it.
@@ -39,7 +39,6 @@ struct Round {
 
 #[derive(Default)]
 struct HandleTable {
-    all: Vec<Arc<PooledHandle>>,
     /// Handles that no request may get any more, to be destroyed.
     retired: Vec<Arc<PooledHandle>>,
     /// Those that only grow, and the peaks; of hits, those of handles that were destroyed.
@@ -74,14 +73,12 @@ static NEXT_NUMBER: AtomicUsize = AtomicUsize::new(0);
 
 impl DevicePool {
     pub(super) fn new(library: &'static dyn Library, device: Device, limit: usize) -> Self {
-        let idle = IdleQueue::default();
-        idle.set_limit(limit);
         Self {
             library,
             device,
             number: NEXT_NUMBER.fetch_add(1, Ordering::Relaxed),
             has_handle_for_each_stream: library.keeps_scratch(),
-            idle,
+            queue: HandleQueue::new(limit),
             table: Mutex::default(),
             round: Round { number: AtomicU64::new(1) },
             memory: OnceLock::new(),
@@ -111,18 +108,6 @@ impl DevicePool {
         events::note(self.library, self.device, action, handle);
     }
 
-    /// Returns the idle handle of the calling thread's own slot, if it last ran on this stream.
-    #[inline]
-    pub(super) fn take_own(&self, stream: &Stream) -> Option<Arc<PooledHandle>> {
-        let thread = ThisThread::get().number();
-        let pooled = self.idle.take_own(thread)?;
-        if pooled.is_ready_for(stream) {
-            return Some(pooled);
-        }
-        self.idle.put_own(thread, pooled);
-        None
-    }
-
     #[inline]
     pub(super) fn begin_use(&self, pooled: &PooledHandle) {
         if !pooled.is_counted(self.round()) {
@@ -148,14 +133,15 @@ impl DevicePool {
         let round = self.round.number.fetch_add(1, Ordering::Relaxed) + 1;
         (table.counts.peak_in_use, table.vacated) = (0, 0);
         table.counts.peak_device_bytes = table.counts.device_bytes;
-        for pooled in table.all.clone().iter().filter(|pooled| pooled.holder().is_some()) {
-            table.count_in_use(pooled, round);
-        }
+        self.queue.with_all(|all| {
+            let held = all.iter().filter(|pooled| pooled.state.holder().is_some());
+            held.for_each(|pooled| table.count_in_use(pooled, round));
+        });
     }
 
     /// Takes a handle back whose holder is done with it. Called as a thread ends: no call of a library or driver, and nothing
     /// that can fail.
-    pub(super) fn give_back(&self, pooled: Arc<PooledHandle>) {
+    pub(super) fn give_back(&self, pooled: &PooledHandle) {
         if !process::is_forked() {
             self.note(HandleAction::GiveBack, &pooled.handle);
             self.put_idle(pooled);
@@ -163,23 +149,22 @@ impl DevicePool {
     }
 
     /// Takes a handle back that has no holder any more.
-    pub(super) fn put_idle(&self, pooled: Arc<PooledHandle>) {
-        pooled.release();
-        self.idle.put(pooled);
+    pub(super) fn put_idle(&self, pooled: &PooledHandle) {
+        pooled.state.release();
+        self.queue.note_idle();
     }
 
     /// Takes a handle back that no request may get again, and leaves its room to the caller.
     pub(super) fn retire(&self, pooled: Arc<PooledHandle>) {
         self.note(HandleAction::Discard, &pooled.handle);
-        pooled.release();
+        self.queue.remove(&pooled);
         let mut table = self.table();
         table.vacate(&pooled, self.round());
-        table.all.retain(|other| !Arc::ptr_eq(other, &pooled));
         table.retired.push(pooled);
     }
 
     pub(super) fn has_unused(&self) -> bool {
-        !self.table().retired.is_empty() || self.idle.idle_count() > 0
+        !self.table().retired.is_empty() || self.queue.idle_count() > 0
     }
 
     /// Adds a new handle. Its memory is as measured, else as last measured, else as known. Returns how many were created, too.
@@ -193,7 +178,7 @@ impl DevicePool {
         let mut table = self.table();
         table.measured_bytes = measured_bytes.or(table.measured_bytes);
         let pooled = Arc::new(PooledHandle::new(self, handle, table.measured_bytes.unwrap_or(known_bytes)));
-        table.all.push(Arc::clone(&pooled));
+        self.queue.add(Arc::clone(&pooled));
         let counts = &mut table.counts;
         counts.created += 1;
         counts.create_time += time;
@@ -202,12 +187,10 @@ impl DevicePool {
         (pooled, counts.created)
     }
 
-    /// Removes every idle and retired handle, to be destroyed. One that a request has in hand as it puts it back stays, as
-    /// retired.
+    /// Removes every idle and retired handle, to be destroyed. One that a thread just looks at stays, as retired.
     pub(super) fn remove_unused(&self) -> Vec<RawHandle> {
-        let idle = self.idle.remove_idle();
+        let idle = self.queue.remove_idle();
         let mut table = self.table();
-        table.all.retain(|pooled| !idle.iter().any(|gone| Arc::ptr_eq(gone, pooled)));
         // Retired ones have left their places before.
         idle.iter().for_each(|pooled| table.vacate(pooled, self.round()));
         let mut handles = Vec::new();
@@ -231,25 +214,26 @@ impl DevicePool {
 
     /// Returns the holders of all handles that are held.
     pub(super) fn holders(&self) -> Vec<Holder> {
-        self.table().all.iter().filter_map(|pooled| pooled.holder()).collect()
+        self.queue.with_all(|all| all.iter().filter_map(|pooled| pooled.state.holder()).collect())
     }
 
     pub(super) fn stats(&self) -> HandleStats {
-        let (idle, workspace_bytes) = (self.idle.idle_count() as u64, self.library.workspace_bytes(self.device));
+        let workspace_bytes = self.library.workspace_bytes(self.device);
         let table = self.table();
-        let holders = table.all.iter().filter_map(|pooled| pooled.holder());
-        let leased = holders.filter(|holder| holder.hold == HoldKind::Lease).count() as u64;
-        let every = table.all.iter().chain(&table.retired);
-        HandleStats {
-            retired: table.retired.len() as u64,
-            idle,
-            // Also those being made ready for a request.
-            held: (table.all.len() as u64).saturating_sub(idle + leased),
-            leased,
-            hits: table.counts.hits + every.map(|pooled| pooled.hits()).sum::<u64>(),
-            workspace_bytes,
-            ..table.counts
-        }
+        let mut stats = HandleStats { retired: table.retired.len() as u64, workspace_bytes, ..table.counts };
+        stats.hits += table.retired.iter().map(|pooled| pooled.hits()).sum::<u64>();
+        self.queue.with_all(|all| {
+            for pooled in all {
+                stats.hits += pooled.hits();
+                match pooled.state.holder() {
+                    Some(Holder { hold: HoldKind::Lease, .. }) => stats.leased += 1,
+                    None if pooled.state.is_idle() => stats.idle += 1,
+                    // Also those being made ready for a request.
+                    _ => stats.held += 1,
+                }
+            }
+        });
+        stats
     }
 
     /// Sets where handles take device memory from: this `MemPool`, or the driver. Handles that take it from gpupool already
@@ -296,16 +280,17 @@ impl DevicePool {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use super::{Arc, DevicePool, Duration, Result};
+    use super::{Arc, DevicePool, Duration, PooledHandle, Result};
     use crate::library::Library;
     use crate::library::simulated::SimulatedLibrary;
 
     #[test]
     fn a_handle_that_its_request_has_in_hand_is_destroyed_by_a_later_call() -> Result<()> {
         let device = crate::device(0)?;
-        for give_back in [DevicePool::retire, DevicePool::put_idle] {
+        let put_idle = |pool: &DevicePool, pooled: Arc<PooledHandle>| pool.put_idle(&pooled);
+        for give_back in [DevicePool::retire, put_idle] {
             let pool: &DevicePool = Box::leak(Box::new(DevicePool::new(&SimulatedLibrary, device, usize::MAX)));
-            assert!(pool.idle.make_room());
+            assert!(pool.queue.make_room());
             let (pooled, _) = pool.add(SimulatedLibrary.create(device)?, Duration::ZERO, Some(100));
             let in_hand = Arc::clone(&pooled);
             give_back(pool, pooled);

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use super::events::HandleAction;
 use super::pooled_handle::PooledHandle;
+use super::window;
 use crate::ids::Device;
 use crate::process;
-use crate::sync::ThisThread;
 
 /// A handle that only its holder uses until the lease is dropped, with its stream set.
 ///
@@ -53,7 +53,7 @@ impl Lease {
         {
             let home = pooled.home;
             home.retire(pooled);
-            home.idle.leave_room();
+            home.queue.leave_room();
         }
     }
 }
@@ -75,8 +75,9 @@ impl Drop for Lease {
             if state.is_recorded() {
                 home.note(HandleAction::GiveBack, &pooled.handle);
             }
-            pooled.release();
-            home.idle.put_own(ThisThread::get().number(), pooled);
+            window::note_given_back(&pooled);
+            pooled.state.release_active();
+            home.queue.note_idle();
         }
     }
 }

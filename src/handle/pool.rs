@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use super::device_pool::DevicePool;
 use super::events::HandleAction;
+use super::hold::HoldKind;
 use super::lease::Lease;
-use super::pooled_handle::{HoldKind, PooledHandle};
+use super::pooled_handle::PooledHandle;
 use super::pools;
 use super::request;
 use super::stats::HandleStats;
@@ -268,16 +269,16 @@ impl HandlePool {
     #[inline(never)]
     fn take_given_back(self, stream: &Stream) -> Option<Result<Arc<PooledHandle>>> {
         let on = self.usable_on(stream.device())?;
-        match request::make_ready(on.take_own(stream)?, stream) {
+        match request::make_ready(window::take_given_back(on, stream)?, stream) {
             Ok(Some(pooled)) => {
-                pooled.hold(HoldKind::Lease);
+                pooled.state.hold(HoldKind::Lease);
                 pooled.count_hit();
                 on.begin_use(&pooled);
                 on.note(HandleAction::Take, &pooled.handle);
                 Some(Ok(pooled))
             }
             Ok(None) => {
-                on.idle.leave_room();
+                on.queue.leave_room();
                 None
             }
             Err(error) => Some(Err(error.on(on.device))),
@@ -362,7 +363,7 @@ impl HandlePool {
         process::refuse_forked()?;
         let limit = limit.unwrap_or(NO_LIMIT);
         self.0.limit.store(limit, Ordering::Relaxed);
-        self.devices().iter().for_each(|on| on.idle.set_limit(limit));
+        self.devices().iter().for_each(|on| on.queue.set_limit(limit));
         Ok(())
     }
 
@@ -400,15 +401,15 @@ impl HandlePool {
     pub fn warm(&self, count: usize, device: Device) -> Result<usize> {
         let runtime = self.require_usable()?;
         let on = self.on(device)?;
-        let missing = count.saturating_sub(on.idle.idle_count());
+        let missing = count.saturating_sub(on.queue.idle_count());
         // Kept aside until all are made: if memory is short, each creation destroys idle ones.
         let mut created = Vec::new();
         let mut refused = Ok(());
-        while refused.is_ok() && created.len() < missing && on.idle.make_room() {
+        while refused.is_ok() && created.len() < missing && on.queue.make_room() {
             refused = on.create(runtime).map(|pooled| created.push(pooled));
         }
         let count = created.len();
-        created.into_iter().for_each(|pooled| on.put_idle(pooled));
+        created.into_iter().for_each(|pooled| on.put_idle(&pooled));
         refused.map(|()| count)
     }
 

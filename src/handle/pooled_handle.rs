@@ -1,45 +1,15 @@
-//! A handle of a pool, with its state, and who holds it.
+//! A handle of a pool, with its state.
 
-use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 
 use super::device_pool::DevicePool;
-use crate::error::OneLine;
+use super::handle_queue::Queued;
+use super::hold::HandleState;
 use crate::ids::RawStream;
 use crate::library::RawHandle;
 use crate::runtime::{Stream, StreamIdentity};
-use crate::sync::{ThisThread, lock};
-
-/// How a handle is held.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum HoldKind {
-    /// By a thread until it ends.
-    Window = 1,
-    /// By a lease until that ends.
-    Lease = 2,
-}
-
-/// The holder of a handle.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Holder {
-    pub(super) hold: HoldKind,
-    /// The thread that requested it, by its `gettid`.
-    thread: u32,
-}
-
-impl fmt::Display for Holder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self.hold {
-            HoldKind::Window => "thread ",
-            HoldKind::Lease => "a lease of thread ",
-        })?;
-        match std::fs::read_to_string(format!("/proc/self/task/{}/comm", self.thread)) {
-            Ok(name) => write!(f, "{} ({})", self.thread, OneLine(name.trim_end())),
-            Err(_) => write!(f, "{} (ended)", self.thread),
-        }
-    }
-}
+use crate::sync::lock;
 
 /// A handle with its state. Only its holder writes to it, so plain stores suffice; others read the counters for statistics.
 /// Alone in its cache lines, so that threads with different handles do not slow each other down.
@@ -55,10 +25,16 @@ pub(crate) struct PooledHandle {
     /// The only stream that uses its scratch memory, if it has some and ever ran.
     ready_for: OnceLock<Mutex<StreamIdentity>>,
     hits: AtomicU64,
-    /// The holder's thread, and how it holds the handle in the bits above; 0 for none.
-    holder: AtomicU64,
+    pub(super) state: HandleState,
     /// The round of peaks that last counted this handle as in use; 0 for none.
     counted_round: AtomicU64,
+}
+
+impl Queued for PooledHandle {
+    #[inline]
+    fn state(&self) -> &HandleState {
+        &self.state
+    }
 }
 
 impl PooledHandle {
@@ -70,7 +46,7 @@ impl PooledHandle {
             last_stream: AtomicUsize::new(0),
             ready_for: OnceLock::new(),
             hits: AtomicU64::new(0),
-            holder: AtomicU64::new(0),
+            state: HandleState::new(),
             counted_round: AtomicU64::new(0),
         }
     }
@@ -108,25 +84,6 @@ impl PooledHandle {
             return self.last_ran_on(stream.raw());
         }
         self.ready_for().is_some_and(|known| known.is_named_by(stream))
-    }
-
-    /// Notes that the calling thread holds the handle.
-    #[inline]
-    pub(super) fn hold(&self, hold: HoldKind) {
-        let holder = (hold as u64) << 32 | u64::from(ThisThread::get().system_id());
-        self.holder.store(holder, Ordering::Relaxed);
-    }
-
-    #[inline]
-    pub(super) fn release(&self) {
-        self.holder.store(0, Ordering::Relaxed);
-    }
-
-    /// Returns the handle's holder; none while it is idle.
-    pub(super) fn holder(&self) -> Option<Holder> {
-        let holder = self.holder.load(Ordering::Relaxed);
-        let hold = if holder >> 32 == HoldKind::Lease as u64 { HoldKind::Lease } else { HoldKind::Window };
-        (holder != 0).then_some(Holder { hold, thread: holder as u32 })
     }
 
     #[inline]

@@ -9,8 +9,9 @@ use log::{info, warn};
 
 use super::device_pool::DevicePool;
 use super::events::HandleAction;
-use super::idle_queue::Turn;
-use super::pooled_handle::{HoldKind, PooledHandle};
+use super::handle_queue::Turn;
+use super::hold::HoldKind;
+use super::pooled_handle::PooledHandle;
 use super::window;
 use crate::error::{Error, ErrorKind, PoolExhausted, Result};
 use crate::ids::CaptureStatus;
@@ -33,7 +34,7 @@ struct Unready<'a>(&'a Arc<PooledHandle>);
 impl Drop for Unready<'_> {
     fn drop(&mut self) {
         self.0.home.count_failure();
-        self.0.home.put_back(Arc::clone(self.0));
+        self.0.home.put_back(self.0);
     }
 }
 
@@ -59,8 +60,8 @@ pub(super) fn make_ready(pooled: Arc<PooledHandle>, stream: &Stream) -> Result<O
 #[cold]
 fn give_up(unready: Unready<'_>, error: Error) -> Result<()> {
     let (pooled, on) = (unready.0, unready.0.home);
-    let is_held = pooled.holder().is_some();
-    if !on.library.cannot_be_reset(&pooled.handle) || (is_held && !on.idle.make_room()) {
+    let is_held = pooled.state.holder().is_some();
+    if !on.library.cannot_be_reset(&pooled.handle) || (is_held && !on.queue.make_room()) {
         return Err(error);
     }
     mem::forget(unready);
@@ -74,9 +75,9 @@ fn give_up(unready: Unready<'_>, error: Error) -> Result<()> {
 
 impl DevicePool {
     /// Takes a handle back that its request does not use, unless it has a holder still.
-    fn put_back(&self, pooled: Arc<PooledHandle>) {
-        if pooled.holder().is_none() {
-            self.idle.put(pooled);
+    fn put_back(&self, pooled: &PooledHandle) {
+        if pooled.state.holder().is_none() {
+            self.put_idle(pooled);
         }
     }
 
@@ -86,9 +87,9 @@ impl DevicePool {
         if self.has_handle_for_each_stream {
             return None;
         }
-        let pooled = self.idle.take(|pooled| pooled.last_ran_on(stream.raw()))?;
+        let pooled = self.queue.take(|pooled| pooled.last_ran_on(stream.raw()))?;
         let ready = make_ready(pooled, stream).transpose().or_else(|| {
-            self.idle.leave_room();
+            self.queue.leave_room();
             None
         })?;
         self.count(|counts| counts.misses += 1);
@@ -113,10 +114,10 @@ impl DevicePool {
         }
         self.count(|counts| counts.misses += 1);
         let oldest = if hold == HoldKind::Window { window::to_reuse(self) } else { None };
-        let idle = oldest.or_else(|| self.idle.take(|pooled| pooled.last_ran_on(stream.raw())));
+        let idle = oldest.or_else(|| self.queue.take(|pooled| pooled.last_ran_on(stream.raw())));
         let turn = match idle {
             Some(pooled) => Turn::Handle(pooled),
-            None if self.idle.make_room() => Turn::Room,
+            None if self.queue.make_room() => Turn::Room,
             None => self.wait(timeout.unwrap_or(WAIT), interruption)?,
         };
         let pooled = match turn {
@@ -129,8 +130,8 @@ impl DevicePool {
                 } else {
                     mem::forget(unready);
                     // Another one, which need not wait.
-                    self.put_back(pooled);
-                    if !self.idle.make_room() {
+                    self.put_back(&pooled);
+                    if !self.queue.make_room() {
                         return Err(self.exhausted(Duration::ZERO));
                     }
                     None
@@ -158,7 +159,7 @@ impl DevicePool {
         self.note(HandleAction::Take, &pooled.handle);
         match hold {
             HoldKind::Window => window::hold(&pooled)?,
-            HoldKind::Lease => pooled.hold(hold),
+            HoldKind::Lease => pooled.state.hold(hold),
         }
         Ok(pooled)
     }
@@ -172,7 +173,7 @@ impl DevicePool {
         let waiting = Activity::begin(format_args!("wait for {name} handle"));
         let now = Instant::now();
         let deadline = now.checked_add(timeout).unwrap_or_else(|| now + FOREVER);
-        let turn = self.idle.wait(deadline, interruption);
+        let turn = self.queue.wait(deadline, interruption);
         let in_vain = if matches!(turn, Ok(Some(_))) { "" } else { " in vain" };
         let (took, device) = (waiting.took(), self.device);
         info!(target: HANDLE, "{name}: waited {took}{in_vain} for a handle on {device}, all of its limit in use");
@@ -206,7 +207,7 @@ impl DevicePool {
             return Ok(false);
         }
         let event = Event::of(self.device)?;
-        let must = || self.idle.idle_count() >= IDLE_ENOUGH || self.idle.is_full();
+        let must = || self.queue.idle_count() >= IDLE_ENOUGH || self.queue.is_full();
         // Another stream may have its address by now, also one of gpupool's.
         match former.lasting().filter(|alive| former.is_named_by(alive)) {
             Some(former) if former.capture_status()? != CaptureStatus::None => return Ok(false),
@@ -223,7 +224,7 @@ impl DevicePool {
         ErrorKind::PoolExhausted(PoolExhausted {
             library: self.library.name().to_owned(),
             device: self.device,
-            limit: self.idle.limit(),
+            limit: self.queue.limit(),
             waited,
             holders: self.holders().iter().map(ToString::to_string).collect(),
         })

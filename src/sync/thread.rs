@@ -16,12 +16,6 @@ impl ThreadNumber {
     pub(crate) const fn get(self) -> u64 {
         self.0
     }
-
-    /// Returns the thread with this number, if there is one.
-    #[cfg(test)]
-    pub(crate) const fn from_word(word: u64) -> Option<Self> {
-        if word == 0 { None } else { Some(Self(word)) }
-    }
 }
 
 /// Proof that its holder runs on the thread with this number.
