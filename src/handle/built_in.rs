@@ -4,7 +4,7 @@ use super::lease::Lease;
 use super::pool::{BUILT_IN, HandlePool, PoolState};
 use super::window::Handle;
 use crate::error::Result;
-use crate::library::{self, Library};
+use crate::library;
 use crate::runtime::Stream;
 
 /// A library whose pool is found by its type: `gpupool::handle::<Cudnn>(&stream)`.
@@ -53,55 +53,48 @@ pub fn lease<L: Pooled>(stream: &Stream) -> Result<Lease> {
 /// Returns the pool of the library with this number, which `gpupool.h` has too; none if there is no such library.
 #[inline]
 pub(crate) fn pool_of_number(number: usize) -> Option<HandlePool> {
-    EVERY.get(number).map(|pool| HandlePool::built_in(pool))
+    EVERY.get(number).map(HandlePool::built_in)
 }
 
 macro_rules! built_in {
-    ($($id:literal $name:ident $pool:ident $library:expr, $doc:literal;)*) => {
+    ($($name:ident $library:expr, $doc:literal;)*) => {
+        /// Their places, which are the numbers of `gpupool_library`.
+        enum BuiltIn {
+            $($name,)*
+        }
+
+        static EVERY: [PoolState; BUILT_IN] = [$(PoolState::new(BuiltIn::$name as u8, $library)),*];
+
         $(
             #[doc = $doc]
             #[derive(Debug, Clone, Copy)]
             pub struct $name;
 
-            static $pool: PoolState = PoolState::new($id, $library as &dyn Library);
-
             impl Pooled for $name {
                 #[inline]
                 fn pool() -> HandlePool {
-                    HandlePool::built_in(&$pool)
+                    HandlePool::built_in(&EVERY[BuiltIn::$name as usize])
                 }
             }
         )*
-
-        /// By their ids.
-        static EVERY: [&PoolState; BUILT_IN] = [$(&$pool),*];
-
-        const _: () = assert!([$($id),*].len() == BUILT_IN, "the ids of other pools begin where these end");
-        const _: () = {
-            let (ids, mut place) = ([$($id),*], 0);
-            while place < BUILT_IN {
-                assert!(ids[place] == place, "the ids are in order: C finds a pool by its place");
-                place += 1;
-            }
-        };
     };
 }
 
 built_in! {
-    0 Cudnn CUDNN &library::CUDNN, "cuDNN's pool.";
-    1 Cusparse CUSPARSE &library::CUSPARSE, "cuSPARSE's pool.";
-    2 Cudss CUDSS &library::CUDSS, "cuDSS's pool.";
-    3 Cublas CUBLAS &library::CUBLAS, "cuBLAS's pool.";
-    4 CublasLt CUBLASLT &library::CUBLASLT, "cuBLASLt's pool. Its handles have no stream: each call takes one.";
-    5 Cusolver CUSOLVER &library::CUSOLVER, "cuSOLVERDn's pool.";
-    6 Miopen MIOPEN &library::MIOPEN, "MIOpen's pool, for AMD GPUs.";
-    7 Simulated SIMULATED &library::simulated::SimulatedLibrary, "The pool of the simulated library.";
-    8 Hipblas HIPBLAS &library::HIPBLAS, "hipBLAS's pool, for AMD GPUs. A thread has a handle for each stream.";
-    9 HipblasLt HIPBLASLT &library::HIPBLASLT, "hipBLASLt's pool, for AMD GPUs. Its handles have no stream: each call takes one. But they cannot be shared by streams, so a thread has a handle for each.";
-    10 Hipsolver HIPSOLVER &library::HIPSOLVER, "hipSOLVER's pool, for AMD GPUs. A thread has a handle for each stream.";
-    11 Hipsparse HIPSPARSE &library::HIPSPARSE, "hipSPARSE's pool, for AMD GPUs. A thread has a handle for each stream.";
-    12 Custatevec CUSTATEVEC &library::CUSTATEVEC, "cuStateVec's pool. A thread has a handle for each stream.";
-    13 Cutensornet CUTENSORNET &library::CUTENSORNET, "cuTensorNet's pool. Its handles have no stream: each call takes one. A thread has a handle for each stream.";
-    14 Cutensor CUTENSOR &library::CUTENSOR, "cuTENSOR's pool. Its handles have no stream: each call takes one.";
-    15 CusparseLt CUSPARSELT &library::CUSPARSELT, "cuSPARSELt's pool. Its handles, which are `cusparseLtHandle_t *`, have no stream: each call takes one.";
+    Cudnn &library::CUDNN, "cuDNN's pool.";
+    Cusparse &library::CUSPARSE, "cuSPARSE's pool.";
+    Cudss &library::CUDSS, "cuDSS's pool.";
+    Cublas &library::CUBLAS, "cuBLAS's pool.";
+    CublasLt &library::CUBLASLT, "cuBLASLt's pool. Its handles have no stream: each call takes one.";
+    Cusolver &library::CUSOLVER, "cuSOLVERDn's pool.";
+    Miopen &library::MIOPEN, "MIOpen's pool, for AMD GPUs.";
+    Simulated &library::simulated::SimulatedLibrary, "The pool of the simulated library.";
+    Hipblas &library::HIPBLAS, "hipBLAS's pool, for AMD GPUs. A thread has a handle for each stream.";
+    HipblasLt &library::HIPBLASLT, "hipBLASLt's pool, for AMD GPUs. Its handles have no stream: each call takes one. But they cannot be shared by streams, so a thread has a handle for each.";
+    Hipsolver &library::HIPSOLVER, "hipSOLVER's pool, for AMD GPUs. A thread has a handle for each stream.";
+    Hipsparse &library::HIPSPARSE, "hipSPARSE's pool, for AMD GPUs. A thread has a handle for each stream.";
+    Custatevec &library::CUSTATEVEC, "cuStateVec's pool. A thread has a handle for each stream.";
+    Cutensornet &library::CUTENSORNET, "cuTensorNet's pool. Its handles have no stream: each call takes one. A thread has a handle for each stream.";
+    Cutensor &library::CUTENSOR, "cuTENSOR's pool. Its handles have no stream: each call takes one.";
+    CusparseLt &library::CUSPARSELT, "cuSPARSELt's pool. Its handles, which are `cusparseLtHandle_t *`, have no stream: each call takes one.";
 }

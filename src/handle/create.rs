@@ -5,7 +5,7 @@
 use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use log::info;
 
@@ -14,19 +14,11 @@ use super::events::HandleAction;
 use super::pooled_handle::PooledHandle;
 use super::pools;
 use crate::error::{Bytes, Error, ErrorKind, LibraryError, OutOfMemory, Result, StatusKind, Wanted};
-use crate::library::{Named, RawHandle};
+use crate::library::named;
 use crate::memory;
 use crate::observe::{Activity, Took, target::HANDLE};
 use crate::runtime::{self, BoundDevice, MemoryInfo, RelaxedCapture, Runtime, WholeDevice};
 use crate::sync::{CallbackKind, InHand, in_callback};
-
-/// A handle just created.
-struct Created {
-    handle: RawHandle,
-    time: Duration,
-    /// Device memory it took; none if other creations ran meanwhile, which the difference would include.
-    bytes: Option<u64>,
-}
 
 /// The creations that are under way, and from [`BEGUN`] on how many have begun: one's memory is measured if it runs alone.
 static CREATIONS: AtomicU64 = AtomicU64::new(0);
@@ -78,40 +70,37 @@ impl DevicePool {
             memory::make_room_for(self.device, self.library.handle_bytes());
             self.call_create(runtime).map_err(|error| self.explained(error))
         });
-        let Created { handle, time, bytes } = match created {
-            Ok(created) => created,
+        match &created {
+            Ok(_) => mem::forget(room),
             Err(error) => {
                 drop(room);
                 info!(target: HANDLE, "no handle could be made: {error}");
-                return Err(error);
             }
-        };
-        mem::forget(room);
-        self.note(HandleAction::Create, &handle);
-        let (pooled, number) = self.add(handle, time, bytes);
-        let (library, device, took) = (Named(self.library), self.device, Took(Some(time)));
-        match bytes.map(Bytes) {
-            Some(taken) => {
-                info!(target: HANDLE, "{library}: handle {number} created on {device} in {took}, {taken} of the device")
-            }
-            None => info!(target: HANDLE, "{library}: handle {number} created on {device} in {took}"),
         }
-        Ok(pooled)
+        created
     }
 
-    fn call_create(&self, runtime: &'static dyn Runtime) -> Result<Created> {
-        let _bound = BoundDevice::of(runtime, self.device)?;
-        let _relaxed = RelaxedCapture::new(runtime).map_err(|e| e.on(self.device))?;
+    fn call_create(&'static self, runtime: &'static dyn Runtime) -> Result<Arc<PooledHandle>> {
+        let device = self.device;
+        let _bound = BoundDevice::of(runtime, device)?;
+        let _relaxed = RelaxedCapture::new(runtime).map_err(|e| e.on(device))?;
         let _activity = Activity::begin(format_args!("create {} handle", self.name()));
         let under_way = CreationUnderWay::begin();
         // Only statistics need it, so a driver that cannot report it does not stop the creation.
         let before = runtime.memory_info().ok();
         let start = Instant::now();
-        let handle = self.library.create(self.device).map_err(|e| e.on(self.device))?;
+        let handle = self.library.create(device).map_err(|e| e.on(device))?;
         let time = start.elapsed();
         let taken =
             before.zip(runtime.memory_info().ok()).map(|(before, after)| before.free.saturating_sub(after.free));
-        Ok(Created { handle, time, bytes: taken.filter(|_| under_way.is_alone()) })
+        // Other creations would be in the difference.
+        let bytes = taken.filter(|_| under_way.is_alone());
+        self.note(HandleAction::Create, &handle);
+        let (pooled, number) = self.add(handle, time, bytes);
+        let taken = bytes.map(|bytes| format!(", {} of the device", Bytes(bytes))).unwrap_or_default();
+        let (library, took) = (named(self.library), Took(Some(time)));
+        info!(target: HANDLE, "{library}: handle {number} created on {device} in {took}{taken}");
+        Ok(pooled)
     }
 
     /// Returns whether a creation was probably refused for lack of memory: the library reports so, or "not initialized" while

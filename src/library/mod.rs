@@ -10,7 +10,6 @@ mod device_mem_handler;
 mod find;
 #[cfg(feature = "python")]
 pub(crate) mod functions;
-mod named;
 mod reset;
 mod vendor;
 mod vendors;
@@ -21,13 +20,12 @@ use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::error::Result;
+use crate::error::{OneLine, Result};
 use crate::ids::Device;
 use crate::runtime::{Kind, Stream};
 
 pub use device_mem_handler::{DeviceAllocFn, DeviceFreeFn, DeviceMemHandler};
 pub use find::Origin;
-pub(crate) use named::Named;
 pub use vendor::Vendor;
 pub use vendors::{
     CUBLAS, CUBLASLT, CUDNN, CUDSS, CUSOLVER, CUSPARSE, CUSPARSELT, CUSTATEVEC, CUTENSOR, CUTENSORNET, HIPBLAS,
@@ -258,5 +256,14 @@ pub trait Library: Send + Sync {
     /// The driver's error.
     fn release_workspaces(&self, _device: Device) -> Result<()> {
         Ok(())
+    }
+}
+
+/// Returns a library's name as logs write it, with its version if it reports one.
+pub(crate) fn named(library: &dyn Library) -> String {
+    let name = OneLine(library.name());
+    match library.version() {
+        Ok(Some((major, minor, patch))) => format!("{name} {major}.{minor}.{patch}"),
+        _ => name.to_string(),
     }
 }

@@ -15,7 +15,7 @@ use super::callers_struct::CallersStruct;
 use super::description::Description;
 use super::reset::LoadedHandler;
 use super::workspace::HandleWorkspaces;
-use super::{DeviceMemHandler, Library, Named, Origin, RawHandle, Version};
+use super::{DeviceMemHandler, Library, Origin, RawHandle, Version, named};
 use crate::error::Result;
 use crate::ids::{Device, RawStream};
 use crate::observe::{Activity, target::LIBRARY};
@@ -61,7 +61,7 @@ impl Vendor {
         if is_first {
             let how = if api.loaded.origin == Origin::Process { "already loaded" } else { "loaded" };
             let (path, took) = (api.loaded.path.display(), activity.took());
-            info!(target: LIBRARY, "{}: {how} from {path} in {took}", Named(self));
+            info!(target: LIBRARY, "{}: {how} from {path} in {took}", named(self));
         }
         Ok(api)
     }
@@ -116,20 +116,19 @@ impl Vendor {
 
     /// Calls the function that creates a handle, and returns its status and the handle, which is null if there is none.
     fn call_create(&self, api: &VendorApi) -> (c_int, *mut c_void) {
-        if self.description.is_callers_struct {
-            let handle = CallersStruct::allocate();
-            // SAFETY: the function fills the struct, which is as large as that of any version.
-            let status = unsafe { (api.create)(handle.as_ptr().cast()) };
-            if status == 0 {
-                return (status, handle.as_ptr());
-            }
-            // SAFETY: it was just allocated, and the library has refused it.
-            unsafe { CallersStruct::free(handle) };
-            return (status, ptr::null_mut());
-        }
         let mut handle = ptr::null_mut();
-        // SAFETY: `handle` is a valid place for a handle.
-        let status = unsafe { (api.create)(&mut handle) };
+        if !self.description.is_callers_struct {
+            // SAFETY: `handle` is a valid place for a handle.
+            return (unsafe { (api.create)(&mut handle) }, handle);
+        }
+        let filled = CallersStruct::allocate();
+        // SAFETY: the function fills the struct, which is as large as that of any version.
+        let status = unsafe { (api.create)(filled.as_ptr().cast()) };
+        if status == 0 {
+            return (status, filled.as_ptr());
+        }
+        // SAFETY: it was just allocated, and the library has refused it.
+        unsafe { CallersStruct::free(filled) };
         (status, handle)
     }
 

@@ -100,34 +100,15 @@ impl Drop for LentWorkspace {
     }
 }
 
-/// The stream whose workspace a handle has set, outside of captures. Only the handle's holder reads and writes it.
-#[derive(Debug)]
-struct CurrentUse {
-    /// One more than the stream's address; 0 if what the workspace is for is not known.
-    stream_and_one: AtomicUsize,
-    /// The stream's own number: another one may get its address.
-    number: AtomicU64,
-}
-
-impl CurrentUse {
-    #[inline]
-    fn is(&self, stream: RawStream, number: u64) -> bool {
-        self.stream_and_one.load(Ordering::Relaxed) == stream.address().wrapping_add(1)
-            && self.number.load(Ordering::Relaxed) == number
-    }
-
-    fn set(&self, stream: RawStream, number: u64) {
-        self.stream_and_one.store(stream.address().wrapping_add(1), Ordering::Relaxed);
-        self.number.store(number, Ordering::Relaxed);
-    }
-}
-
 /// The workspaces of one handle, which only its holder asks for.
 #[derive(Debug)]
 pub(super) struct HandleWorkspaces {
     home: &'static Workspaces,
     bytes: u64,
-    current_use: CurrentUse,
+    /// One more than the address of the stream whose workspace is set, outside of captures; 0 if that is not known.
+    stream_and_one: AtomicUsize,
+    /// That stream's own number: another one may get its address.
+    number: AtomicU64,
     kept: Mutex<KeptWorkspaces>,
 }
 
@@ -147,13 +128,19 @@ struct KeptByGraph {
 
 impl HandleWorkspaces {
     pub(super) fn new(home: &'static Workspaces, bytes: u64) -> Self {
-        let current_use = CurrentUse { stream_and_one: AtomicUsize::new(0), number: AtomicU64::new(0) };
-        Self { home, bytes, current_use, kept: Mutex::default() }
+        let (stream_and_one, number) = (AtomicUsize::new(0), AtomicU64::new(0));
+        Self { home, bytes, stream_and_one, number, kept: Mutex::default() }
     }
 
     /// Forgets which workspace is set, for the owner may have set another.
     pub(super) fn forget(&self) {
-        self.current_use.stream_and_one.store(0, Ordering::Relaxed);
+        self.stream_and_one.store(0, Ordering::Relaxed);
+    }
+
+    #[inline]
+    fn is_set_for(&self, stream: &Stream, number: u64) -> bool {
+        self.stream_and_one.load(Ordering::Relaxed) == stream.raw().address().wrapping_add(1)
+            && self.number.load(Ordering::Relaxed) == number
     }
 
     /// Ensures that the handle has the stream's workspace, or the capture's if the stream is captured. `set` sets one on the
@@ -168,7 +155,7 @@ impl HandleWorkspaces {
         // The legacy default stream is never captured itself.
         let status = if stream.raw().is_legacy() { CaptureStatus::None } else { stream.capture_status()? };
         let number = if status == CaptureStatus::None { stream.id_outside_captures()? } else { 0 };
-        if status == CaptureStatus::None && !was_stream_set && self.current_use.is(stream.raw(), number) {
+        if status == CaptureStatus::None && !was_stream_set && self.is_set_for(stream, number) {
             return Ok(());
         }
         self.change(stream, number, status, was_stream_set, set)
@@ -196,7 +183,8 @@ impl HandleWorkspaces {
             set(workspace)?;
         }
         if status != CaptureStatus::Active {
-            self.current_use.set(stream.raw(), number);
+            self.stream_and_one.store(stream.raw().address().wrapping_add(1), Ordering::Relaxed);
+            self.number.store(number, Ordering::Relaxed);
         }
         Ok(())
     }
